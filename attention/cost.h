@@ -1,0 +1,25 @@
+// What a Problem costs: floating-point operations and bytes. Limits, admission, batching and
+// metrics all ask here.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/problem.h"
+
+namespace attnd {
+
+// Pairs (row, key) that causal, window and lengths leave, over all batch entries and heads. Bool
+// masks and biases are not looked into.
+int64_t VisiblePairs(const Problem& problem);
+
+// 2·pairs·(qk_head_dim + v_head_dim) forward; 2.5 times that backward (five products for two).
+double Flops(const Problem& problem, Direction direction);
+
+// Payload bytes: what the caller sends (residuals included for backward) and what comes back.
+struct PayloadBytes {
+  int64_t input = 0;
+  int64_t output = 0;
+};
+PayloadBytes BytesOf(const Problem& problem, Direction direction);
+
+}  // namespace attnd
