@@ -1,0 +1,57 @@
+// ClientOptions: whom an AttentionClient calls, how it proves who it is, and how hard it tries.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace attnd {
+
+enum class Priority : uint8_t { kLow = 1, kNormal = 2, kHigh = 3 };
+
+// PEM files. All empty: the server is checked against the system's certificate authorities.
+struct TlsOptions {
+  std::string ca_file;
+  std::string certificate_file;  // with key_file: the client's own, for mutual TLS
+  std::string key_file;
+  std::string server_name;  // expected in the server's certificate; empty: the address's host
+};
+
+// Only UNAVAILABLE is retried. A retry goes to another address at once if there is one that the
+// shard has not tried; otherwise it waits: as long as the server says (RetryInfo or
+// grpc-retry-pushback-ms), else a random time below initial_backoff·2ⁿ, at most max_backoff.
+struct RetryPolicy {
+  int max_attempts = 3;  // of one shard, the first included; 1: no retries
+  absl::Duration initial_backoff = absl::Milliseconds(50);
+  absl::Duration max_backoff = absl::Seconds(2);
+  // A retry takes one token, a success gives this back; without a token there is no retry, so a
+  // server in trouble sees at most a tenth more calls.
+  double budget = 10;
+  double budget_per_success = 0.1;
+};
+
+struct ClientOptions {
+  // "host:port", "unix:path", or any gRPC target ("dns:///name:port"). At least one; several are
+  // replicas that any shard may go to.
+  std::vector<std::string> addresses;
+  int channels_per_address = 4;  // connections; 1..64
+  std::optional<TlsOptions> tls;
+  // Sent as "authorization: Bearer ...". Refused without TLS unless the address is loopback or a
+  // unix socket.
+  std::string bearer_token;
+  absl::Duration timeout = absl::Seconds(30);  // of a call that names none
+  Priority priority = Priority::kNormal;
+  RetryPolicy retry;
+  // Waits for a connection until the deadline, instead of UNAVAILABLE when there is none: a
+  // training job then outlives a restart of its daemon.
+  bool wait_for_ready = false;
+  // Size of a shard's larger message that PlanShards aims at; the servers' limits hold beside it.
+  int64_t shard_bytes = int64_t{8} << 20;
+  // Largest reply that is accepted.
+  int64_t max_reply_bytes = int64_t{256} << 20;
+};
+
+}  // namespace attnd
