@@ -1,0 +1,79 @@
+// Random valid Problems over the whole option set, and random tensors for any Problem: for the
+// conformance table, `attnctl check` and benchmarks. A seed gives the same problem and the same
+// bytes on every machine. Any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#include "attention/problem.h"
+
+namespace attnd {
+
+// Random: a small seeded generator (SplitMix64) whose draws do not depend on the standard library.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t Bits();
+  int64_t Between(int64_t low, int64_t high);  // both inclusive
+  bool Chance(double probability) { return Uniform() < probability; }
+  double Uniform();  // [0, 1)
+  double Normal();   // mean 0, deviation 1
+
+ private:
+  uint64_t state_;
+};
+
+// AlignedBytes: exactly `size` zeroed bytes on a 64-byte boundary. Move-only.
+class AlignedBytes {
+ public:
+  AlignedBytes() = default;
+  explicit AlignedBytes(int64_t size);
+  std::byte* data() { return data_.get(); }
+  const std::byte* data() const { return data_.get(); }
+  int64_t size() const { return size_; }
+  template <class T>
+  T* as() {
+    return reinterpret_cast<T*>(data_.get());
+  }
+  template <class T>
+  const T* as() const {
+    return reinterpret_cast<const T*>(data_.get());
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { ::operator delete (data, std::align_val_t{64}); }
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  int64_t size_ = 0;
+};
+
+struct RandomProblemLimits {
+  int64_t max_pairs = 1 << 14;  // of q_heads · Σ q_len·kv_len over batch entries, masks not counted
+  int64_t max_head_dim = kMaxHeadDim;
+};
+
+// A Problem that Validate accepts; every option of the contract appears among the seeds.
+Problem RandomProblem(uint64_t seed, const RandomProblemLimits& limits = {});
+
+// How values are drawn.
+enum class Values {
+  kNormal,   // mean 0, deviation 1
+  kUniform,  // [0, 1)
+  kHuge,     // q and k so large that logits reach ±6e4; the rest normal
+};
+
+// What both directions of a problem read, in its layout and element types.
+struct ProblemInputs {
+  AlignedBytes q, k, v;
+  AlignedBytes mask_bits;  // empty without a bool mask; 3 of 4 keys attend, some rows have none
+  AlignedBytes bias;       // empty without a bias; 1 of 16 values is −infinity
+  AlignedBytes d_o;
+  AlignedBytes d_lse;  // float32
+};
+ProblemInputs RandomInputs(const Problem& problem, uint64_t seed, Values values = Values::kNormal);
+
+}  // namespace attnd
