@@ -1,0 +1,107 @@
+// What a launch of the device kernels is told: an array of problems (ProblemDesc), each with its
+// sequences, and a list of tiles to work on (TileWork), one per block. All PODs, filled by the
+// host, read by every architecture's kernels and by the emulator. Device pointers on a device, host
+// pointers in the emulator.
+//
+// Launch     grid.x = tile_count, block b works on tiles[b]. A block's result depends on its
+// problem
+//            alone. Forward: longest tiles first (any order is right).
+// Backward   tiles[] of one (problem, batch, kv head) must stand in *descending* order of `tile`
+//            (key tiles): dQ is added in that order, and a block may wait for an earlier one.
+// Rows       of Q, K, V, O and their gradients start 16-byte aligned and hold whole 16-byte chunks
+//            (8 float16): where head_dim is not a multiple of 8 the host pads copies with zeros.
+// Errors     none here: the host has refused what a kernel cannot do.
+#pragma once
+
+#include "base/hd.h"
+
+namespace attnd {
+
+// Rows of float16: element (b, h, row, d) is at data[b·batch + h·head + row·row_stride + d].
+struct RowTensor {
+  void* data;
+  int64_t batch, head, row_stride;  // in elements, multiples of 8
+};
+
+// One batch entry or one packed sequence. Row i sees keys [i + low, i + high] inside [0, kv_len).
+struct SequenceDesc {
+  int32_t q_begin, q_len;    // rows of this sequence: q_begin + i within (batch index, head)
+  int32_t kv_begin, kv_len;  // likewise keys; key padding is already cut off
+  int32_t low, high;         // diagonal and window, clamped to ±kUnboundedKeys
+  int32_t diagonal;          // row i is aligned with key i + diagonal (ALiBi)
+  int32_t batch;             // index into the tensors' batch stride: b if dense, 0 if packed
+};
+inline constexpr int32_t kUnboundedKeys = 1 << 29;
+
+enum DenominatorCode : int32_t { kDenominatorSoftmax, kDenominatorZeroRest, kDenominatorSink };
+enum BiasElementCode : int32_t { kBiasNone, kBiasFloat16, kBiasBFloat16, kBiasFloat32 };
+
+// A tensor over (b, h, i, j) whose broadcast dimensions have stride 0.
+struct BroadcastTensor {
+  const void* data;
+  int64_t batch, head, row;  // elements (bias) or bytes (mask bits)
+  int32_t column;            // 1, or 0 where every key shares one value
+  int32_t element;           // BiasElementCode; unused by mask bits
+};
+
+struct ProblemDesc {
+  RowTensor q, k, v, o;
+  float* lse;                   // (b, h, i): lse[seq.batch·lse_batch + h·lse_head + q_begin + i]
+  int64_t lse_batch, lse_head;  // delta has the same strides
+  const SequenceDesc* sequences;
+  int32_t q_heads, kv_heads, group;  // group = q_heads / kv_heads
+  int32_t qk_chunks, v_chunks;       // 16-byte chunks that a row of Q, K (V, O, dO) really has
+  float scale, scale_log2;           // scale_log2 = scale·log2(e)
+  float softcap;                     // 0: none
+  BroadcastTensor mask;              // data null: none; bit j&7 of byte j>>3
+  BroadcastTensor bias;
+  const float* alibi_slopes;  // null, or (b, h): alibi_slopes[b·alibi_batch + h]
+  int64_t alibi_batch;
+  int32_t denominator;       // DenominatorCode
+  const float* sink_logits;  // [q_heads]
+  // Dropout (attention/dropout.h): head index of (b, h) is dropout_head + b·dropout_batch + h.
+  uint32_t dropout_threshold;  // 0: none
+  float dropout_scale;         // 256/(256 − threshold)
+  uint32_t dropout_key_lo, dropout_key_hi, dropout_offset_lo;
+  uint32_t dropout_head, dropout_batch;
+  // Backward only.
+  RowTensor d_o, d_q, d_k, d_v;
+  float* delta;        // workspace, strides of lse: rowsum(dO∘O) − dlse, written by Delta
+  const float* d_lse;  // null: zero; strides of lse
+  float* dq_sums;      // workspace, zeroed: float32 dQ in lane order, see DqSums below
+  int64_t dq_head;     // floats per (b, q head): DqSumFloats(longest q_len, tile head_dim)
+  int32_t* dq_turns;   // workspace, zeroed: how many key tiles were added, per 64 queries
+  int64_t turns_head;  // ints per (b, q head): DqBlocks(longest q_len)
+  float* d_bias;       // float32 of the bias's shape with the bias's strides, or null
+  float* d_sink;       // [batch, q_heads], or null
+};
+
+// dQ is summed in blocks of 64 queries, each 64·head_dim floats of the *tile's* head_dim; block n
+// of (b, h) starts at dq_sums + (b·q_heads + h)·dq_head + n·64·head_dim. b counts entries or
+// sequences.
+inline constexpr int32_t kDqBlockRows = 64;
+ATTN_HD constexpr int64_t DqBlocks(int64_t q_len) {
+  return (q_len + kDqBlockRows - 1) / kDqBlockRows;
+}
+ATTN_HD constexpr int64_t DqSumFloats(int64_t q_len, int64_t tile_head_dim) {
+  return DqBlocks(q_len) * kDqBlockRows * tile_head_dim;
+}
+
+// What one block does. Forward: rows [tile·q_rows, +q_rows) of query head `head`. Backward: keys
+// [tile·kv_rows, +kv_rows) of KV head `head`. Delta and dQ kernels: 64 rows of query head `head`.
+struct TileWork {
+  int32_t problem, batch, head, tile;
+};
+
+struct LaunchParams {
+  const ProblemDesc* problems;
+  const TileWork* tiles;
+  int32_t tile_count;
+};
+
+// Which thread of which block this is: made by entry.cu (or the emulator), read from nowhere else.
+struct ThreadIndex {
+  int thread, block;
+};
+
+}  // namespace attnd
