@@ -1,0 +1,88 @@
+// Block: runs the threads of a GPU block on one host thread, each a fiber. Lanes of a warp wait for
+// each other at warp-wide operations, threads of a block at barriers; between those a thread runs
+// on alone, as Volta's threads may. Blocks of a grid run one after another in ascending order, so
+// that a block may wait for what an earlier one publishes.
+//
+// A kernel that breaks the rules (see shared_memory.h, global_memory.h), or whose threads wait for
+// what cannot come, ends the launch with INTERNAL: what, which thread, where in the source. The
+// fibers are then abandoned: kernel code owns nothing that needs a destructor.
+//
+// The free functions below are for the host bodies of device instructions (sm70_ptx.h) and act for
+// the running thread. One launch at a time per host thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <source_location>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/emulator/global_memory.h"
+#include "kernels/emulator/shared_memory.h"
+
+namespace attnd::emulator {
+
+using SourceLocation = std::source_location;
+
+struct Dimensions {
+  uint32_t x = 1, y = 1, z = 1;
+};
+
+// Where the running thread stands, as %tid and %ctaid would say.
+struct Place {
+  int thread = 0;  // in the block
+  Dimensions block{0, 0, 0};
+  std::byte* shared = nullptr;  // 128-byte aligned
+};
+
+struct LaunchOptions {
+  Dimensions grid;
+  int threads = kWarpSize;  // per block, a multiple of 32
+  int64_t shared_bytes = 0;
+  GlobalMemory* memory = nullptr;  // null: global accesses are not checked
+  SharedMemory::Options shared;
+  int64_t stack_bytes = 64 << 10;  // per thread
+  int64_t spin_limit = 1 << 16;    // polls in a row, nothing else happening, before giving up
+};
+
+struct LaunchReport {
+  std::vector<BankReport> banks;  // if counted
+  int64_t warp_operations = 0;    // shuffles, votes, matrix products
+  int64_t barriers = 0;
+};
+
+using Kernel = std::function<void(const Place&)>;
+
+absl::StatusOr<LaunchReport> Launch(const LaunchOptions& options, const Kernel& kernel);
+
+// True while a kernel runs on this host thread.
+bool InKernel();
+
+// Lane of the running thread.
+int CurrentLane();
+
+// Waits until each lane of `mask` has called this with the same `run`, `mask` and source line, then
+// calls run(arguments, mask) once: arguments[lane] is what that lane gave. INTERNAL if a lane never
+// comes.
+using WarpOperation = void (*)(void* const* arguments, uint32_t mask);
+void MeetInWarp(WarpOperation run, void* argument, uint32_t mask, const SourceLocation& where);
+
+// A warp-level synchronisation that also orders shared memory.
+void SynchroniseWarp(uint32_t mask, const SourceLocation& where);
+
+// bar.sync id, threads (0: all that have not returned) and bar.arrive.
+void WaitAtBarrier(int id, int threads, const SourceLocation& where);
+void ArriveAtBarrier(int id, int threads, const SourceLocation& where);
+
+// Checks an access of the running thread; ends the launch if it is illegal.
+void CheckShared(const void* address, int bytes, Access access, const SourceLocation& where);
+void CheckGlobal(const void* address, int bytes, Access access, const SourceLocation& where);
+
+// One turn of a loop that polls memory: lets the others run.
+void Poll(const SourceLocation& where);
+
+// Ends the launch with INTERNAL.
+[[noreturn]] void Fail(const std::string& what, const SourceLocation& where);
+
+}  // namespace attnd::emulator
