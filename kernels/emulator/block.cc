@@ -80,7 +80,7 @@ class Block {
   void CheckShared(const void* address, int bytes, Access access, const SourceLocation& where);
   void CheckGlobal(const void* address, int bytes, Access access, const SourceLocation& where);
   void Poll(const SourceLocation& where);
-  [[noreturn]] void Fail(const std::string& what, const SourceLocation& where);
+  [[noreturn]] void Fail(absl::string_view what, const SourceLocation& where);
 
  private:
   static void LaneMain(void* lane);
@@ -107,6 +107,7 @@ class Block {
   int current_ = 0;
   int live_ = 0;  // threads that have not returned
   int64_t polls_ = 0;
+  std::string wrong_;  // what Fail is about to say: a string on an abandoned stack would leak
   std::string failure_;
   LaunchReport report_;
 };
@@ -222,21 +223,18 @@ void Block::SynchroniseWarp(uint32_t mask, const SourceLocation& where) {
 }
 
 void Block::CheckBarrierUse(int id, int threads, const SourceLocation& where) {
-  if (id < 0 || id >= kBarriers) Fail(absl::StrCat("barrier ", id, " of ", kBarriers), where);
-  if (threads % kWarpSize != 0 || threads > options_.threads) {
-    Fail(absl::StrCat("barrier ", id, " for ", threads, " of ", options_.threads, " threads"),
-         where);
+  wrong_.clear();
+  if (id < 0 || id >= kBarriers) {
+    wrong_ = absl::StrCat("barrier ", id, " of ", kBarriers);
+  } else if (threads % kWarpSize != 0 || threads > options_.threads) {
+    wrong_ = absl::StrCat("barrier ", id, " for ", threads, " of ", options_.threads, " threads");
+  } else if (const Barrier& b = barriers_[id]; b.arrived > 0 && b.expected != threads) {
+    wrong_ = absl::StrCat("barrier ", id, " is awaited for ", threads, " threads here and for ",
+                          b.expected, " by a thread before");
+  } else if (b.arrived_lanes[current_ / kWarpSize] >> current_ % kWarpSize & 1) {
+    wrong_ = absl::StrCat("arrived twice at barrier ", id, " before it opened");
   }
-  Barrier& barrier = barriers_[id];
-  if (barrier.arrived > 0 && barrier.expected != threads) {
-    Fail(absl::StrCat("barrier ", id, " is awaited for ", threads, " threads here and for ",
-                      barrier.expected, " by a thread before"),
-         where);
-  }
-  uint32_t bit = 1u << current_ % kWarpSize;
-  if (barrier.arrived_lanes[current_ / kWarpSize] & bit) {
-    Fail(absl::StrCat("arrived twice at barrier ", id, " before it opened"), where);
-  }
+  if (!wrong_.empty()) Fail(wrong_, where);
 }
 
 void Block::ArriveAtBarrier(int id, int threads, bool wait, const SourceLocation& where) {
@@ -354,20 +352,20 @@ std::string Block::Deadlock() const {
 
 void Block::CheckShared(const void* address, int bytes, Access access,
                         const SourceLocation& where) {
-  std::string wrong = shared_.Check(address, bytes, access, current_, where);
-  if (!wrong.empty()) [[unlikely]]
-    Fail(wrong, where);
+  wrong_ = shared_.Check(address, bytes, access, current_, where);
+  if (!wrong_.empty()) [[unlikely]]
+    Fail(wrong_, where);
 }
 
 void Block::CheckGlobal(const void* address, int bytes, Access access,
                         const SourceLocation& where) {
   if (options_.memory == nullptr) return;
-  std::string wrong = options_.memory->Check(address, bytes, access);
-  if (!wrong.empty()) [[unlikely]]
-    Fail(wrong, where);
+  wrong_ = options_.memory->Check(address, bytes, access);
+  if (!wrong_.empty()) [[unlikely]]
+    Fail(wrong_, where);
 }
 
-void Block::Fail(const std::string& what, const SourceLocation& where) {
+void Block::Fail(absl::string_view what, const SourceLocation& where) {
   failure_ = absl::StrCat("thread ", current_, " at ", Describe(where), ": ", what);
   Fiber::Switch(current().fiber, host_);
   CHECK(false) << "an abandoned thread was continued";
@@ -415,6 +413,6 @@ void CheckGlobal(const void* address, int bytes, Access access, const SourceLoca
   running->CheckGlobal(address, bytes, access, where);
 }
 void Poll(const SourceLocation& where) { running->Poll(where); }
-void Fail(const std::string& what, const SourceLocation& where) { running->Fail(what, where); }
+void Fail(absl::string_view what, const SourceLocation& where) { running->Fail(what, where); }
 
 }  // namespace attnd::emulator

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "kernels/emulator/global_memory.h"
 #include "kernels/emulator/shared_memory.h"
 
@@ -83,6 +84,6 @@ void CheckGlobal(const void* address, int bytes, Access access, const SourceLoca
 void Poll(const SourceLocation& where);
 
 // Ends the launch with INTERNAL.
-[[noreturn]] void Fail(const std::string& what, const SourceLocation& where);
+[[noreturn]] void Fail(absl::string_view what, const SourceLocation& where);
 
 }  // namespace attnd::emulator

@@ -8,6 +8,7 @@
 #include "base/check.h"
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -72,13 +73,22 @@ FiberStacks::FiberStacks(int count, size_t bytes_each) {
   }
 }
 
-FiberStacks::~FiberStacks() { munmap(memory_, total_); }
+FiberStacks::~FiberStacks() {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(memory_, total_);
+#endif
+  munmap(memory_, total_);
+}
 
 void Fiber::Reset(std::byte* stack_bottom, size_t stack_bytes, void (*entry)(void*),
                   void* argument) {
   bottom_ = stack_bottom;
   bytes_ = stack_bytes;
   fake_stack_ = nullptr;
+#if defined(__SANITIZE_ADDRESS__)
+  // A fiber that was left for good kept its frames' red zones.
+  __asan_unpoison_memory_region(stack_bottom, stack_bytes);
+#endif
 #if defined(__x86_64__)
   // At a function's first instruction the stack pointer is 8 above a multiple of 16: the slot left
   // free is where a return address would stand.
