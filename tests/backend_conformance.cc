@@ -408,14 +408,14 @@ bool RegisterBackendConformance(const std::string& name,
   for (ConformanceCase& random : RandomConformanceCases(options)) cases.push_back(random);
   std::erase_if(cases,
                 [&](const ConformanceCase& c) { return Pairs(c.problem) > options.max_pairs; });
-  std::string suite = name + "Conformance";
+  std::string suite = name + "Conformance", support_suite = name + "Support";
   for (const ConformanceCase& test_case : cases) {
     testing::RegisterTest(suite.c_str(), test_case.name.c_str(), nullptr, nullptr, __FILE__,
                           __LINE__,
                           [=] { return new ConformanceTest(backend, test_case, options); });
   }
-  testing::RegisterTest(suite.c_str(), "RefusesNoMoreThanStated", nullptr, nullptr, __FILE__,
-                        __LINE__,
+  testing::RegisterTest(support_suite.c_str(), "RefusesNoMoreThanStated", nullptr, nullptr,
+                        __FILE__, __LINE__,
                         [=] { return new SupportTest(backend, cases, options.max_unsupported); });
   return true;
 }
