@@ -137,7 +137,11 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
   return Next("cuDeviceGetAttribute");
 }
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
-  return Create("cuDevicePrimaryCtxRetain", context);
+  CUresult result = Next("cuDevicePrimaryCtxRetain");
+  if (result != CUDA_SUCCESS) return result;
+  *context = reinterpret_cast<CUcontext>(&script());
+  Count(1);
+  return CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) {
   Count(-1);
