@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Makes the self-contained folder: attnd, attnctl and every shared library that is not glibc's, found
+# by $ORIGIN. Called by `./dev bundle` after the build.
+#
+#     deploy/bundle.sh [--output FOLDER]      default dist/attnd-VERSION-linux-x86_64
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+
+version=$(sed -n 's/.*kVersion = "\(.*\)";/\1/p' base/version.h)
+output=dist/attnd-$version-linux-x86_64
+case ${1:-} in
+  --output) output=${2:?--output needs a folder} ;;
+  '') ;;
+  *) echo "bundle.sh: unknown option $1" >&2; exit 2 ;;
+esac
+programs=(bazel-bin/server/attnd bazel-bin/client/attnctl)
+# What belongs to the machine it runs on: glibc and the kernel's own.
+glibc='^(ld-linux-x86-64|libc|libm|libdl|libpthread|librt|libresolv|linux-vdso)\.so'
+limit_mb=80
+
+rm -rf "$output"
+mkdir -p "$output/lib"
+for program in "${programs[@]}"; do
+  install -m 755 "$program" "$output/"
+  strip "$output/${program##*/}"
+  patchelf --set-rpath '$ORIGIN/lib' "$output/${program##*/}"
+done
+ldd "${programs[@]}" | awk '$2 == "=>" { print $1, $3 }' | sort -u | while read -r name path; do
+  [[ $name =~ $glibc ]] && continue
+  [ "$path" != not ] || { echo "bundle.sh: $name is not installed here" >&2; exit 1; }
+  install -m 644 "$path" "$output/lib/$name"
+  strip --strip-unneeded "$output/lib/$name"
+  patchelf --set-rpath '$ORIGIN' "$output/lib/$name"
+done
+install -m 644 LICENSE README.md SECURITY.md "$output/"
+cp -r deploy/systemd deploy/prometheus deploy/grafana "$output/"
+
+# Nothing but the folder and glibc may be needed.
+for file in "$output"/attnd "$output"/attnctl "$output"/lib/*; do
+  env -i LD_LIBRARY_PATH= ldd "$file" | awk '$2 == "=>" { print $1, $3 }' | while read -r name path; do
+    case $path in
+      "$(readlink -f "$output")"/lib/*) ;;
+      *) [[ $name =~ $glibc ]] || { echo "bundle.sh: ${file##*/} takes $name from $path" >&2; exit 1; } ;;
+    esac
+  done
+done
+size_mb=$(du -sm "$output" | cut -f1)
+[ "$size_mb" -le $limit_mb ] || { echo "bundle.sh: $size_mb MB, more than $limit_mb" >&2; exit 1; }
+echo "$output: $(ls "$output/lib" | wc -l) libraries, $size_mb MB"

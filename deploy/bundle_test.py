@@ -1,0 +1,79 @@
+"""The bundle of ./dev bundle, run in an empty root with glibc alone and an empty environment (pytest)."""
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+GLIBC = ("ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1",
+         "libresolv.so.2")
+
+
+@pytest.fixture(scope="module")
+def empty_root(tmp_path_factory):
+    """A folder with /bundle, glibc and the four things every container has."""
+    root = tmp_path_factory.mktemp("root")
+    subprocess.run(["deploy/bundle.sh", "--output", str(root / "bundle")], cwd=ROOT, check=True)
+    for folder in ("lib64", "lib/x86_64-linux-gnu", "tmp", "dev"):
+        (root / folder).mkdir(parents=True)
+    for name in GLIBC:
+        shutil.copy(f"/lib/x86_64-linux-gnu/{name}", root / "lib/x86_64-linux-gnu")
+    shutil.copy("/lib64/ld-linux-x86-64.so.2", root / "lib64")
+    (root / "dev/null").write_bytes(b"")
+    (root / "dev/urandom").write_bytes(os.urandom(4096))
+    return root
+
+
+def inside(root, *command):
+    """The command line that runs `command` with `root` as / (as root, or in a user name space)."""
+    chroot = ["chroot", str(root), *command]
+    return chroot if os.geteuid() == 0 else ["unshare", "--map-root-user", *chroot]
+
+
+def run_inside(root, *command):
+    return subprocess.run(inside(root, *command), env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, capture_output=True,
+                          text=True, stdin=subprocess.DEVNULL, timeout=60)
+
+
+def test_programs_start_with_nothing_installed(empty_root):
+    for program in ("attnd", "attnctl"):
+        done = run_inside(empty_root, f"/bundle/{program}", "--version")
+        assert done.returncode == 0, done.stderr
+        assert "0.1.0 (" in done.stdout
+
+
+def test_a_missing_library_is_noticed(empty_root):
+    """What the test above rests on: the programs do load the bundle's libraries."""
+    library = glob.glob(str(empty_root / "bundle/lib/libgrpc++.so*"))[0]
+    os.rename(library, library + ".away")
+    try:
+        assert run_inside(empty_root, "/bundle/attnd", "--version").returncode != 0
+    finally:
+        os.rename(library + ".away", library)
+
+
+def wait_for(path, process):
+    for _ in range(300):
+        if path.exists() and path.read_text().strip():
+            return path.read_text().strip()
+        assert process.poll() is None, "attnd ended early"
+        time.sleep(0.1)
+    raise AssertionError(f"no {path}")
+
+
+def test_daemon_serves_a_call_and_drains(empty_root):
+    daemon = subprocess.Popen(
+        inside(empty_root, "/bundle/attnd", "--listen", "127.0.0.1:0", "--port_file", "/tmp/port", "--metrics_listen",
+               "127.0.0.1:0", "--metrics_port_file", "/tmp/metrics_port", "--backend", "cpu"),
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, stdin=subprocess.DEVNULL)
+    try:
+        port = wait_for(empty_root / "tmp/port", daemon)
+        done = run_inside(empty_root, "/bundle/attnctl", "--address", f"127.0.0.1:{port}", "info")
+        assert done.returncode == 0 and "cpu" in done.stdout, done.stdout + done.stderr
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(timeout=60) == 0

@@ -1,0 +1,304 @@
+"""The deployment files, checked without a cluster (pytest): what they promise, that what they name exists, and that
+the alerts fire. Metric names are those of docs/METRICS.md."""
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+
+
+def read(*path):
+    with open(os.path.join(ROOT, *path)) as file:
+        return file.read()
+
+
+def documented_metrics():
+    """Rows of docs/METRICS.md: | `name` | type | ..."""
+    return dict(re.findall(r"^\| `(\w+)` \| (\w+)", read("docs", "METRICS.md"), re.M))
+
+
+def unknown_metrics(expression, known):
+    without_labels = re.sub(r"\{[^}]*\}|\"[^\"]*\"", "", expression)
+    for name in re.findall(r"\b(?:attnd|process)_\w+", without_labels):
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        if name not in known and not (base in known and known[base] == "histogram"):
+            yield name
+
+
+def test_unknown_metric_is_found():
+    known = {"attnd_a_total": "counter", "attnd_b_seconds": "histogram"}
+    assert not list(unknown_metrics('rate(attnd_a_total{job="attnd_x"}[5m]) + attnd_b_seconds_bucket', known))
+    assert list(unknown_metrics("attnd_a_total_sum + attnd_c", known)) == ["attnd_a_total_sum", "attnd_c"]
+
+
+# ---- Prometheus.
+
+def promtool(*arguments):
+    done = subprocess.run(["promtool", *arguments], cwd=os.path.join(HERE, "prometheus"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_scrape_configuration_is_valid():
+    promtool("check", "config", "prometheus.yml")
+
+
+def test_alerts_fire_when_they_should():
+    promtool("test", "rules", "alerts_test.yml")
+
+
+def alert_rules():
+    return [r for g in yaml.safe_load(read("deploy", "prometheus", "alerts.yml"))["groups"] for r in g["rules"]]
+
+
+def test_each_alert_has_a_test_a_severity_and_advice():
+    tested = read("deploy", "prometheus", "alerts_test.yml")
+    for rule in filter(lambda r: "alert" in r, alert_rules()):
+        assert f"alertname: {rule['alert']}" in tested, rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"] and rule["annotations"]["description"]
+
+
+def test_alerts_name_metrics_that_exist():
+    known = documented_metrics()
+    for rule in alert_rules():
+        assert not list(unknown_metrics(rule["expr"], known)), rule
+
+
+# ---- Grafana.
+
+def dashboard():
+    return json.loads(read("deploy", "grafana", "attnd.json"))
+
+
+def panels():
+    return [p for p in dashboard()["panels"] if p["type"] != "row"]
+
+
+def expressions():
+    return [t["expr"] for p in panels() for t in p["targets"]]
+
+
+def test_dashboard_names_metrics_that_exist():
+    known = documented_metrics()
+    assert expressions()
+    for expression in expressions():
+        assert not list(unknown_metrics(expression, known)), expression
+
+
+def test_dashboard_shows_each_kind_of_trouble():
+    """Every metric that an alert rests on is on the dashboard too."""
+    shown = " ".join(expressions())
+    for rule in alert_rules():
+        for name in re.findall(r"\battnd_\w+_(?:total|seconds)\b", rule["expr"]):
+            assert name in shown, (rule, name)
+
+
+def test_each_panel_is_labelled_and_selects_job_and_instance():
+    ids = [p["id"] for p in dashboard()["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in panels():
+        assert panel["title"] and panel["description"] and panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        for target in panel["targets"]:
+            selectors = re.findall(r"\{([^}]*)\}", target["expr"])
+            assert selectors and all('job=~"$job",instance=~"$instance"' in s for s in selectors), target["expr"]
+            assert not re.search(r"\[\d+[smh]\]", target["expr"]), target["expr"]
+            for counter in re.findall(r"(\S{0,6})\battnd_\w+_total\b", target["expr"]):
+                assert counter.endswith("rate("), target["expr"]
+    assert not dashboard()["editable"]
+
+
+def test_panels_do_not_overlap():
+    cells = set()
+    for panel in dashboard()["panels"]:
+        at = panel["gridPos"]
+        covered = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not covered & cells, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        cells |= covered
+
+
+def test_each_expression_parses(tmp_path):
+    rules = [{"record": f"check:{i}", "expr": e.replace("$__rate_interval", "1m").replace("$job", "a")
+              .replace("$instance", "b")} for i, e in enumerate(expressions())]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    promtool("check", "rules", str(path))
+
+
+# ---- Kubernetes. The patches of the overlays are applied here as kustomize does (RFC 6902 "add" and "replace").
+
+KUBERNETES = os.path.join(HERE, "kubernetes")
+
+
+def apply_patch(document, operations):
+    for operation in operations:
+        *parents, last = [p.replace("~1", "/") for p in operation["path"].strip("/").split("/")]
+        at = document
+        for part in parents:
+            at = at[int(part)] if isinstance(at, list) else at[part]
+        if isinstance(at, list):
+            assert operation["op"] == "add" or int(last) < len(at), operation
+            if operation["op"] == "replace":
+                at[int(last)] = operation["value"]
+            else:
+                at.insert(len(at) if last == "-" else int(last), operation["value"])
+        else:
+            assert operation["op"] == "add" or last in at, operation
+            at[last] = operation["value"]
+
+
+def render(folder):
+    """The resources of one kustomization, {kind: document}; each kind stands once."""
+    with open(os.path.join(folder, "kustomization.yaml")) as file:
+        kustomization = yaml.safe_load(file)
+    resources = {}
+    for name in kustomization["resources"]:
+        path = os.path.normpath(os.path.join(folder, name))
+        if os.path.isdir(path):
+            resources.update(render(path))
+        else:
+            with open(path) as file:
+                for document in yaml.safe_load_all(file):
+                    assert document["kind"] not in resources
+                    resources[document["kind"]] = document
+    for patch in kustomization.get("patches", []):
+        apply_patch(resources[patch["target"]["kind"]], yaml.safe_load(patch["patch"]))
+    if "namespace" in kustomization:
+        for document in resources.values():
+            document["metadata"]["namespace"] = kustomization["namespace"]
+    return resources
+
+
+OVERLAYS = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob(f"{KUBERNETES}/overlays/*/kustomization.yaml"))
+
+
+@pytest.fixture(params=OVERLAYS)
+def resources(request):
+    return render(os.path.join(KUBERNETES, "overlays", request.param))
+
+
+def pod(resources):
+    return resources["Deployment"]["spec"]["template"]["spec"]
+
+
+def container(resources):
+    (only,) = pod(resources)["containers"]
+    return only
+
+
+def test_overlays_are_all_there():
+    assert OVERLAYS == ["cpu", "mtls", "v100"]
+
+
+def test_nothing_runs_with_more_rights_than_it_needs(resources):
+    context = container(resources)["securityContext"]
+    assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"]
+    assert context["capabilities"] == {"drop": ["ALL"]} and "privileged" not in context
+    assert pod(resources)["securityContext"]["runAsNonRoot"]
+    assert pod(resources)["securityContext"]["runAsUser"] == 65532
+    assert pod(resources)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not pod(resources)["automountServiceAccountToken"] and not pod(resources).get("hostNetwork")
+
+
+def test_probes_name_ports_and_services_that_exist(resources):
+    ports = {p["name"]: p["containerPort"] for p in container(resources)["ports"]}
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = container(resources)[kind]
+        if "grpc" in probe:
+            assert probe["grpc"]["port"] in ports.values()
+            assert probe["grpc"].get("service", "") in ("", "attnd.v1.Attention")
+            assert "--insecure" in container(resources)["args"], "the kubelet's gRPC probe cannot speak TLS"
+        elif "tcpSocket" in probe:
+            assert probe["tcpSocket"]["port"] in ports
+        else:
+            assert probe["exec"]["command"][0] == "/opt/attnd/attnctl"
+
+
+def test_services_policies_and_monitors_select_the_pods(resources):
+    labels = resources["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert resources["Deployment"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert resources["Service"]["spec"]["selector"].items() <= labels.items()
+    assert resources["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert resources["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert resources["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items() <= \
+        resources["Service"]["metadata"]["labels"].items()
+    ports = {p["name"] for p in container(resources)["ports"]}
+    assert {p["targetPort"] for p in resources["Service"]["spec"]["ports"]} <= ports
+    assert {e["port"] for e in resources["ServiceMonitor"]["spec"]["endpoints"]} <= ports
+    assert {p["port"] for rule in resources["NetworkPolicy"]["spec"]["ingress"] for p in rule["ports"]} <= ports
+    assert all(rule["from"] for rule in resources["NetworkPolicy"]["spec"]["ingress"])
+    assert resources["Service"]["spec"]["clusterIP"] == "None"
+
+
+def test_a_replica_is_never_missing_during_an_update(resources):
+    deployment = resources["Deployment"]["spec"]
+    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0 and deployment["replicas"] >= 2
+    assert resources["PodDisruptionBudget"]["spec"]["maxUnavailable"] < deployment["replicas"]
+
+
+def test_the_daemon_accepts_the_arguments(resources, tmp_path):
+    """attnd's own check; files that a secret would mount are made here."""
+    arguments = list(container(resources)["args"])
+    if any(a.startswith("--tls_") for a in arguments):
+        make_certificate(tmp_path)
+        arguments = [re.sub(r"/etc/attnd/tls/", f"{tmp_path}/", a) for a in arguments]
+    arguments = [a for a in arguments if a != "--backend=cuda"]  # there is no GPU here
+    done = subprocess.run([os.path.join(ROOT, "bazel-bin", "server", "attnd"), *arguments, "--check_config"],
+                          capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+
+
+def make_certificate(folder):
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                    "-days", "1", "-subj", "/CN=attnd", "-keyout", f"{folder}/tls.key", "-out", f"{folder}/tls.crt"],
+                   check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    shutil.copy(f"{folder}/tls.crt", f"{folder}/ca.crt")
+
+
+def test_kustomize_renders_the_same(resources, request):
+    """Where kubectl is installed: its rendering agrees with the one above."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl here")
+    overlay = request.node.callspec.params["resources"]
+    done = subprocess.run(["kubectl", "kustomize", os.path.join(KUBERNETES, "overlays", overlay)], check=True,
+                          capture_output=True, text=True)
+    rendered = {d["kind"]: d for d in yaml.safe_load_all(done.stdout)}
+    assert rendered == resources
+
+
+# ---- systemd and the container.
+
+def unit_options():
+    text = read("deploy", "systemd", "attnd.service")
+    return dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
+
+
+def test_unit_is_hardened_and_drains():
+    options = unit_options()
+    for key, value in {"Type": "notify", "DynamicUser": "yes", "NoNewPrivileges": "yes", "ProtectSystem": "strict",
+                       "KillSignal": "SIGTERM", "Restart": "on-failure", "CapabilityBoundingSet": ""}.items():
+        assert options[key] == value, key
+    assert int(options["TimeoutStopSec"]) >= 60
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(["systemd-analyze", "verify", "--man=no",
+                               os.path.join(HERE, "systemd", "attnd.service")], capture_output=True, text=True)
+        assert "Unknown" not in done.stderr, done.stderr
+
+
+def test_container_runs_as_nobody_and_holds_the_bundle_alone():
+    text = read("deploy", "Containerfile")
+    last_stage = text[text.rindex("\nFROM "):]
+    assert "USER 65532:65532" in last_stage and "RUN" not in last_stage
+    assert re.findall(r"^COPY (.*)$", last_stage, re.M) == ["--from=build /bundle /opt/attnd"]
+    assert 'ENTRYPOINT ["/opt/attnd/attnd"]' in last_stage
+    exposed = re.search(r"^EXPOSE (.*)$", last_stage, re.M).group(1).split()
+    ports = container(render(os.path.join(KUBERNETES, "overlays", "cpu")))["ports"]
+    assert exposed == [str(p["containerPort"]) for p in ports]
