@@ -6,9 +6,11 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "attention/problem_text.h"
 #include "attention/tensor_view.h"
 #include "kernels/reference_backend.h"
@@ -393,6 +395,18 @@ int64_t Pairs(const Problem& p) {
   return pairs * p.q_heads;
 }
 
+// Names lose the element that they end with and gain the new one.
+void ConvertAll(ElementType element, std::vector<ConformanceCase>& cases) {
+  std::set<std::string> names;
+  std::erase_if(cases, [&](ConformanceCase& c) {
+    c.name =
+        absl::StrCat(absl::StripSuffix(c.name, absl::StrCat("_", ElementName(c.problem.element))),
+                     "_", ElementName(element));
+    c.problem.element = element;
+    return !names.insert(c.name).second;
+  });
+}
+
 }  // namespace
 
 CaseReport CheckCase(Backend& backend, const ConformanceCase& test_case,
@@ -406,6 +420,7 @@ bool RegisterBackendConformance(const std::string& name,
   auto backend = std::make_shared<LazyBackend>(std::move(make_backend));
   std::vector<ConformanceCase> cases = NamedConformanceCases();
   for (ConformanceCase& random : RandomConformanceCases(options)) cases.push_back(random);
+  if (options.element.has_value()) ConvertAll(*options.element, cases);
   std::erase_if(cases,
                 [&](const ConformanceCase& c) { return Pairs(c.problem) > options.max_pairs; });
   std::string suite = name + "Conformance", support_suite = name + "Support";

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,9 @@ struct ConformanceOptions {
   int random_problems = 60;  // beside the named cases
   int64_t random_max_pairs = 6000;
   uint64_t random_seed = 1;
+  // Every case in this element type, for an engine that has one natively; cases that differ in
+  // nothing else stand once. Absent: the elements that the table names.
+  std::optional<ElementType> element;
   EnginePrecision precision;
   int max_unsupported = 0;  // (case, direction) pairs that Supports may refuse
   // NaN in a key or value that some rows see must not reach rows that do not see it, even inside
