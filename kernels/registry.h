@@ -1,0 +1,34 @@
+// Registry: from a name on the command line to an engine.
+//
+//   reference   float64 on one core, the oracle
+//   cpu         this machine's processors
+//   cuda        one NVIDIA GPU of compute capability 7.0 (native) or newer (correct, slow)
+//   auto        cuda where a GPU is usable, else cpu; why not is told by the caller's `note`
+//
+// Errors: INVALID_ARGUMENT for a name that is not in the list; FAILED_PRECONDITION, one line that
+// says what is missing, where the engine cannot run here. Called at start-up, by one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "kernels/backend.h"
+
+namespace attnd {
+
+struct BackendOptions {
+  int cpu_threads = 0;  // 0: every CPU that this process may use
+  int device = 0;       // the GPU's ordinal, as CUDA_VISIBLE_DEVICES leaves them
+  // Where kernels compiled at run time are kept; empty: $XDG_CACHE_HOME/attnd or ~/.cache/attnd.
+  std::string kernel_cache;
+};
+
+// `note`, if given, receives one line for the log when "auto" falls back, else stays empty.
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(absl::string_view name,
+                                                     const BackendOptions& options,
+                                                     std::string* note = nullptr);
+
+}  // namespace attnd
