@@ -1,0 +1,215 @@
+#include "client/cpp/shard.h"
+
+#include <algorithm>
+
+namespace attnd {
+namespace {
+
+using Loop = StridedRuns::Loop;
+
+struct Rows {
+  int64_t begin, count;
+};
+
+// The rows of Q (or of K and V) that the range's entries hold within one batch entry's extent:
+// all of them in dense layouts, the sequences' in packed ones.
+Rows RowsOf(const Problem& p, const ShardRange& r, const std::vector<int32_t>& cu, int64_t length) {
+  if (!IsPacked(p.layout)) return {0, length};
+  return {cu[r.batch_begin], cu[r.batch_begin + r.batch_count] - cu[r.batch_begin]};
+}
+
+template <class T>
+std::vector<T> Slice(const std::vector<T>& values, int64_t begin, int64_t count) {
+  return std::vector<T>(values.begin() + begin, values.begin() + begin + count);
+}
+
+std::vector<int32_t> SliceCuSeqlens(const std::vector<int32_t>& cu, const ShardRange& r) {
+  std::vector<int32_t> slice = Slice(cu, r.batch_begin, r.batch_count + 1);
+  for (int32_t& value : slice) value -= cu[r.batch_begin];
+  return slice;
+}
+
+// Per-head values, or values per batch entry and head.
+std::vector<float> SliceSlopes(const Problem& whole, const Problem& sub, const ShardRange& r) {
+  const std::vector<float>& all = whole.alibi_slopes;
+  int64_t head_begin = r.kv_head_begin * whole.group_size();
+  if (all.empty()) return {};
+  if (static_cast<int64_t>(all.size()) == whole.q_heads) {
+    return Slice(all, head_begin, sub.q_heads);
+  }
+  std::vector<float> slice;
+  for (int64_t b = r.batch_begin; b < r.batch_begin + r.batch_count; ++b) {
+    auto first = all.begin() + b * whole.q_heads + head_begin;
+    slice.insert(slice.end(), first, first + sub.q_heads);
+  }
+  return slice;
+}
+
+// Broadcast dimensions stay broadcast; full ones become the shard's.
+BroadcastShape SubShape(const BroadcastShape& whole, const Problem& sub) {
+  BroadcastShape shape = whole;
+  if (whole.batch != 1) shape.batch = sub.batch;
+  if (whole.heads != 1) shape.heads = sub.q_heads;
+  if (whole.rows != 1) shape.rows = sub.MaxQueryLength();
+  if (whole.columns != 1) shape.columns = sub.MaxKeyLength();
+  return shape;
+}
+
+void SliceMaskAndBias(const Problem& whole, const ShardRange& r, Problem& sub) {
+  if (whole.bool_mask) sub.bool_mask->shape = SubShape(whole.bool_mask->shape, sub);
+  if (!whole.bias) return;
+  sub.bias->shape = SubShape(whole.bias->shape, sub);
+  if (r.expand_bias_batch) sub.bias->shape.batch = sub.batch;
+  if (r.expand_bias_heads) sub.bias->shape.heads = sub.q_heads;
+}
+
+void SliceLengths(const Problem& whole, const ShardRange& r, Problem& sub) {
+  if (IsPacked(whole.layout)) {
+    sub.cu_seqlens_q = SliceCuSeqlens(whole.cu_seqlens_q, r);
+    sub.cu_seqlens_k = SliceCuSeqlens(whole.cu_seqlens_k, r);
+    sub.q_len = sub.cu_seqlens_q.back();
+    sub.kv_len = sub.cu_seqlens_k.back();
+  }
+  if (!whole.kv_lengths.empty()) {
+    sub.kv_lengths = Slice(whole.kv_lengths, r.batch_begin, r.batch_count);
+  }
+  sub.offsets = whole.offsets.size() > 1 ? Slice(whole.offsets, r.batch_begin, r.batch_count)
+                                         : whole.offsets;
+}
+
+// The range's part of a [batch, heads, length, dim] tensor.
+StridedRuns TensorRuns(const Problem& whole, const ShardRange& r, int64_t heads, Rows heads_range,
+                       Rows rows, int64_t length, int64_t row_bytes) {
+  int64_t h0 = heads_range.begin, nh = heads_range.count;
+  switch (whole.layout) {
+    case Layout::kBhld:
+      return StridedRuns::Make((r.batch_begin * heads + h0) * length * row_bytes,
+                               {Loop{}, Loop{},
+                                Loop{r.batch_count, heads * length * row_bytes}},
+                               nh * length * row_bytes);
+    case Layout::kBlhd:
+      return StridedRuns::Make((r.batch_begin * length * heads + h0) * row_bytes,
+                               {Loop{}, Loop{}, Loop{r.batch_count * length, heads * row_bytes}},
+                               nh * row_bytes);
+    case Layout::kPackedThd:
+      return StridedRuns::Make((rows.begin * heads + h0) * row_bytes,
+                               {Loop{}, Loop{}, Loop{rows.count, heads * row_bytes}},
+                               nh * row_bytes);
+    case Layout::kPackedHtd:
+      return StridedRuns::Make((h0 * length + rows.begin) * row_bytes,
+                               {Loop{}, Loop{}, Loop{nh, length * row_bytes}},
+                               rows.count * row_bytes);
+  }
+  return {};
+}
+
+StridedRuns LseRuns(const Problem& whole, const ShardRange& r, Rows heads, Rows rows) {
+  constexpr int64_t kBytes = sizeof(float);
+  if (IsPacked(whole.layout)) {
+    return StridedRuns::Make((heads.begin * whole.q_len + rows.begin) * kBytes,
+                             {Loop{}, Loop{}, Loop{heads.count, whole.q_len * kBytes}},
+                             rows.count * kBytes);
+  }
+  return StridedRuns::Make((r.batch_begin * whole.q_heads + heads.begin) * whole.q_len * kBytes,
+                           {Loop{}, Loop{}, Loop{r.batch_count, whole.q_heads * whole.q_len * kBytes}},
+                           heads.count * whole.q_len * kBytes);
+}
+
+// A broadcast tensor's part; rows and columns shrink to the shard's longest sequence, whose numbers
+// of bytes a row are `row_bytes` of `sub_row_bytes`.
+StridedRuns BroadcastRuns(const BroadcastShape& whole, const BroadcastShape& sub,
+                          const ShardRange& r, int64_t head_begin, int64_t row_bytes,
+                          int64_t sub_row_bytes) {
+  int64_t plane = whole.rows * row_bytes;
+  int64_t b = whole.batch == 1 ? 0 : r.batch_begin, h = whole.heads == 1 ? 0 : head_begin;
+  return StridedRuns::Make((b * whole.heads + h) * plane,
+                           {Loop{sub.batch, whole.batch == 1 ? 0 : whole.heads * plane},
+                            Loop{sub.heads, whole.heads == 1 ? 0 : plane},
+                            Loop{sub.rows, row_bytes}},
+                           sub_row_bytes);
+}
+
+// What no range changes: everything but the lists, which may be long.
+Problem WithoutLists(const Problem& p) {
+  Problem copy;
+  copy.q_len = p.q_len;
+  copy.kv_len = p.kv_len;
+  copy.qk_head_dim = p.qk_head_dim;
+  copy.v_head_dim = p.v_head_dim;
+  copy.element = p.element;
+  copy.layout = p.layout;
+  copy.scale = p.scale;
+  copy.softcap = p.softcap;
+  copy.alignment = p.alignment;
+  copy.causal = p.causal;
+  copy.window_left = p.window_left;
+  copy.window_right = p.window_right;
+  copy.bool_mask = p.bool_mask;
+  copy.bias = p.bias;
+  copy.dropout = p.dropout;
+  copy.denominator = p.denominator;
+  copy.accumulate = p.accumulate;
+  copy.allow_nondeterministic = p.allow_nondeterministic;
+  return copy;
+}
+
+}  // namespace
+
+Problem SubProblem(const Problem& whole, const ShardRange& r) {
+  Problem sub = WithoutLists(whole);
+  int64_t head_begin = r.kv_head_begin * whole.group_size();
+  sub.batch = r.batch_count;
+  sub.kv_heads = r.kv_head_count;
+  sub.q_heads = r.kv_head_count * whole.group_size();
+  SliceLengths(whole, r, sub);
+  sub.alibi_slopes = SliceSlopes(whole, sub, r);
+  if (!whole.sink_logits.empty()) {
+    sub.sink_logits = Slice(whole.sink_logits, head_begin, sub.q_heads);
+  }
+  SliceMaskAndBias(whole, r, sub);
+  sub.shard.batch_offset = whole.shard.batch_offset + r.batch_begin;
+  sub.shard.q_head_offset = whole.shard.q_head_offset + head_begin;
+  sub.shard.total_q_heads = whole.shard.total_q_heads != 0
+                                ? whole.shard.total_q_heads
+                                : whole.shard.q_head_offset + whole.q_heads;
+  return sub;
+}
+
+bool IsTrivial(const Problem& whole, const ShardRange& r) {
+  return RowsOf(whole, r, whole.cu_seqlens_q, whole.q_len).count == 0 ||
+         RowsOf(whole, r, whole.cu_seqlens_k, whole.kv_len).count == 0;
+}
+
+ShardRuns ShardRunsOf(const Problem& whole, const ShardRange& r) {
+  Problem sub = SubProblem(whole, r);
+  Rows q_rows = RowsOf(whole, r, whole.cu_seqlens_q, whole.q_len);
+  Rows kv_rows = RowsOf(whole, r, whole.cu_seqlens_k, whole.kv_len);
+  Rows kv_heads{r.kv_head_begin, r.kv_head_count};
+  Rows q_heads{r.kv_head_begin * whole.group_size(), sub.q_heads};
+  int64_t element = ElementBytes(whole.element);
+  int64_t qk_bytes = whole.qk_head_dim * element, v_bytes = whole.v_head_dim * element;
+  ShardRuns runs;
+  runs.q = TensorRuns(whole, r, whole.q_heads, q_heads, q_rows, whole.q_len, qk_bytes);
+  runs.k = TensorRuns(whole, r, whole.kv_heads, kv_heads, kv_rows, whole.kv_len, qk_bytes);
+  runs.v = TensorRuns(whole, r, whole.kv_heads, kv_heads, kv_rows, whole.kv_len, v_bytes);
+  runs.o = TensorRuns(whole, r, whole.q_heads, q_heads, q_rows, whole.q_len, v_bytes);
+  runs.lse = LseRuns(whole, r, q_heads, q_rows);
+  if (whole.bool_mask) {
+    runs.mask_bits = BroadcastRuns(whole.bool_mask->shape, sub.bool_mask->shape, r, q_heads.begin,
+                                   whole.bool_mask->row_bytes(), sub.bool_mask->row_bytes());
+  }
+  if (whole.bias) {
+    const BroadcastShape &from = whole.bias->shape, &to = sub.bias->shape;
+    int64_t bytes = ElementBytes(whole.bias->element);
+    runs.bias = BroadcastRuns(from, to, r, q_heads.begin, from.columns * bytes, to.columns * bytes);
+    runs.d_bias = BroadcastRuns(from, to, r, q_heads.begin, from.columns * int64_t{sizeof(float)},
+                                to.columns * int64_t{sizeof(float)});
+  }
+  runs.d_sink = StridedRuns::Make(
+      (r.batch_begin * whole.q_heads + q_heads.begin) * int64_t{sizeof(float)},
+      {Loop{}, Loop{}, Loop{r.batch_count, whole.q_heads * int64_t{sizeof(float)}}},
+      q_heads.count * int64_t{sizeof(float)});
+  return runs;
+}
+
+}  // namespace attnd
