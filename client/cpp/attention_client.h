@@ -80,7 +80,7 @@ struct Progress {
 struct CallOptions {
   std::optional<absl::Duration> timeout;  // absent: ClientOptions::timeout
   std::stop_token stop;                   // a stop request ends the call with CANCELLED
-  std::optional<Priority> priority;       // absent: ClientOptions::priority
+  std::optional<CallPriority> priority;   // absent: ClientOptions::priority
   std::string request_id;                 // ≤ 64 bytes, in the server's logs; empty: a random one
   // Called after each shard, one call at a time, from any thread; must not block.
   std::function<void(const Progress&)> progress;

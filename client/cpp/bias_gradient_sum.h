@@ -1,7 +1,7 @@
 // BiasGradientSum: rebuilds the gradient of a broadcast bias from the shards' addends, bitwise as
-// one unsharded call gives it: T_b = Σ_h u_bh one head after the other, then Σ_b T_b one batch entry
-// after the other, in float32. Shards may arrive in any order; each is added when all before it
-// have been, so at most the early ones are held.
+// one unsharded call gives it: T_b = Σ_h u_bh one head after the other, then Σ_b T_b one batch
+// entry after the other, in float32. Shards may arrive in any order; each is added when all before
+// it have been, so at most the early ones are held.
 //
 // Threads: Add may be called from any thread.
 #pragma once

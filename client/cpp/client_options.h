@@ -10,7 +10,7 @@
 
 namespace attnd {
 
-enum class Priority : uint8_t { kLow = 1, kNormal = 2, kHigh = 3 };
+enum class CallPriority : uint8_t { kLow = 1, kNormal = 2, kHigh = 3 };
 
 // PEM files. All empty: the server is checked against the system's certificate authorities.
 struct TlsOptions {
@@ -43,7 +43,7 @@ struct ClientOptions {
   // unix socket.
   std::string bearer_token;
   absl::Duration timeout = absl::Seconds(30);  // of a call that names none
-  Priority priority = Priority::kNormal;
+  CallPriority priority = CallPriority::kNormal;
   RetryPolicy retry;
   // Waits for a connection until the deadline, instead of UNAVAILABLE when there is none: a
   // training job then outlives a restart of its daemon.

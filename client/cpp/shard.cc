@@ -73,8 +73,8 @@ void SliceLengths(const Problem& whole, const ShardRange& r, Problem& sub) {
   if (!whole.kv_lengths.empty()) {
     sub.kv_lengths = Slice(whole.kv_lengths, r.batch_begin, r.batch_count);
   }
-  sub.offsets = whole.offsets.size() > 1 ? Slice(whole.offsets, r.batch_begin, r.batch_count)
-                                         : whole.offsets;
+  sub.offsets =
+      whole.offsets.size() > 1 ? Slice(whole.offsets, r.batch_begin, r.batch_count) : whole.offsets;
 }
 
 // The range's part of a [batch, heads, length, dim] tensor.
@@ -84,8 +84,7 @@ StridedRuns TensorRuns(const Problem& whole, const ShardRange& r, int64_t heads,
   switch (whole.layout) {
     case Layout::kBhld:
       return StridedRuns::Make((r.batch_begin * heads + h0) * length * row_bytes,
-                               {Loop{}, Loop{},
-                                Loop{r.batch_count, heads * length * row_bytes}},
+                               {Loop{}, Loop{}, Loop{r.batch_count, heads * length * row_bytes}},
                                nh * length * row_bytes);
     case Layout::kBlhd:
       return StridedRuns::Make((r.batch_begin * length * heads + h0) * row_bytes,
@@ -110,9 +109,10 @@ StridedRuns LseRuns(const Problem& whole, const ShardRange& r, Rows heads, Rows 
                              {Loop{}, Loop{}, Loop{heads.count, whole.q_len * kBytes}},
                              rows.count * kBytes);
   }
-  return StridedRuns::Make((r.batch_begin * whole.q_heads + heads.begin) * whole.q_len * kBytes,
-                           {Loop{}, Loop{}, Loop{r.batch_count, whole.q_heads * whole.q_len * kBytes}},
-                           heads.count * whole.q_len * kBytes);
+  return StridedRuns::Make(
+      (r.batch_begin * whole.q_heads + heads.begin) * whole.q_len * kBytes,
+      {Loop{}, Loop{}, Loop{r.batch_count, whole.q_heads * whole.q_len * kBytes}},
+      heads.count * whole.q_len * kBytes);
 }
 
 // A broadcast tensor's part; rows and columns shrink to the shard's longest sequence, whose numbers
@@ -122,11 +122,11 @@ StridedRuns BroadcastRuns(const BroadcastShape& whole, const BroadcastShape& sub
                           int64_t sub_row_bytes) {
   int64_t plane = whole.rows * row_bytes;
   int64_t b = whole.batch == 1 ? 0 : r.batch_begin, h = whole.heads == 1 ? 0 : head_begin;
-  return StridedRuns::Make((b * whole.heads + h) * plane,
-                           {Loop{sub.batch, whole.batch == 1 ? 0 : whole.heads * plane},
-                            Loop{sub.heads, whole.heads == 1 ? 0 : plane},
-                            Loop{sub.rows, row_bytes}},
-                           sub_row_bytes);
+  return StridedRuns::Make(
+      (b * whole.heads + h) * plane,
+      {Loop{sub.batch, whole.batch == 1 ? 0 : whole.heads * plane},
+       Loop{sub.heads, whole.heads == 1 ? 0 : plane}, Loop{sub.rows, row_bytes}},
+      sub_row_bytes);
 }
 
 // What no range changes: everything but the lists, which may be long.

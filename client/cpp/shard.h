@@ -33,10 +33,10 @@ bool IsTrivial(const Problem& whole, const ShardRange& range);
 struct ShardRuns {
   StridedRuns q, k, v, o;
   StridedRuns lse;
-  StridedRuns mask_bits;       // iff bool_mask
-  StridedRuns bias;            // iff bias
-  StridedRuns d_bias;          // iff bias; where the gradient lies when it is not summed here
-  StridedRuns d_sink;          // [batch, q_heads]
+  StridedRuns mask_bits;  // iff bool_mask
+  StridedRuns bias;       // iff bias
+  StridedRuns d_bias;     // iff bias; where the gradient lies when it is not summed here
+  StridedRuns d_sink;     // [batch, q_heads]
 };
 
 ShardRuns ShardRunsOf(const Problem& whole, const ShardRange& range);

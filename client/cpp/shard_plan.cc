@@ -147,7 +147,8 @@ bool MayCutHeadsOfWholeBatch(const Problem& p, Direction direction) {
 }
 
 bool IsBetter(const Plan& a, const Plan& b, int64_t target) {
-  int64_t over_a = std::max(a.largest_message, target), over_b = std::max(b.largest_message, target);
+  int64_t over_a = std::max(a.largest_message, target),
+          over_b = std::max(b.largest_message, target);
   if (over_a != over_b) return over_a < over_b;
   if (a.total_bytes != b.total_bytes) return a.total_bytes < b.total_bytes;
   return false;

@@ -16,7 +16,7 @@
 namespace attnd {
 
 struct PlanLimits {
-  int64_t target_bytes = int64_t{8} << 20;       // of a shard's larger message
+  int64_t target_bytes = int64_t{8} << 20;        // of a shard's larger message
   int64_t max_message_bytes = int64_t{16} << 20;  // header included; what the servers take
 };
 

@@ -1,0 +1,282 @@
+#include "client/cpp/call_runner.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/async_unary_call.h>
+
+#include <algorithm>
+#include <limits>
+#include <stop_token>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/cpu_quota.h"
+#include "client/cpp/error_detail.h"
+#include "client/cpp/grpc_status.h"
+#include "client/cpp/send_ledger.h"
+
+namespace attnd {
+namespace {
+
+// Two RPCs in flight keep a connection busy while one is encoded or landed; more gained nothing.
+constexpr size_t kInFlightPerLane = 2;
+// How long slices may take to come back before their connection is given up.
+constexpr absl::Duration kSliceGrace = absl::Milliseconds(200);
+
+std::chrono::system_clock::time_point ToGrpcTime(absl::Time time) {
+  if (time == absl::InfiniteFuture()) return std::chrono::system_clock::time_point::max();
+  return absl::ToChronoTime(time);
+}
+
+std::vector<int64_t> ShardsThatNeedAServer(LogicalCall& call) {
+  std::vector<int64_t> shards;
+  for (int64_t n = 0; n < call.shard_count(); ++n) {
+    if (!call.FillIfTrivial(n)) shards.push_back(n);
+  }
+  return shards;
+}
+
+Progress StartOf(const LogicalCall& call, const std::vector<int64_t>& pending) {
+  Progress progress;
+  progress.shards_total = call.shard_count();
+  progress.shards_done = call.shard_count() - static_cast<int64_t>(pending.size());
+  progress.bytes_total = call.total_bytes();
+  return progress;
+}
+
+// LaneGate: lets helpers into a call while it lasts. A helper that comes late finds it closed, so
+// the call need not wait for threads that are busy elsewhere.
+class LaneGate {
+ public:
+  bool Enter() {
+    absl::MutexLock lock(&mutex_);
+    if (closed_) return false;
+    ++inside_;
+    return true;
+  }
+  void Leave() {
+    absl::MutexLock lock(&mutex_);
+    --inside_;
+  }
+  void CloseAndWait() {
+    absl::MutexLock lock(&mutex_);
+    closed_ = true;
+    auto empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return inside_ == 0; };
+    mutex_.Await(absl::Condition(&empty));
+  }
+
+ private:
+  absl::Mutex mutex_;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  int inside_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace
+
+void PrepareContext(const ClientOptions& options, absl::Time deadline,
+                    grpc::ClientContext& context) {
+  context.set_deadline(ToGrpcTime(deadline));
+  context.set_wait_for_ready(options.wait_for_ready);
+  if (!options.bearer_token.empty()) {
+    context.AddMetadata("authorization", absl::StrCat("Bearer ", options.bearer_token));
+  }
+}
+
+// One try of one shard. Members die in reverse order: the reader before its context.
+struct CallRunner::Attempt {
+  int64_t shard = 0;
+  SendLedger ledger;
+  std::shared_ptr<Connection> connection;
+  int64_t bytes = 0;
+  std::unique_ptr<grpc::ClientContext> context;
+  std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
+  grpc::ByteBuffer reply;
+  grpc::Status status;
+};
+
+class CallRunner::Lane {
+ public:
+  explicit Lane(CallRunner& runner) : runner_(runner), borrowed_(runner.core_.queues) {}
+
+  void Run() {
+    while (true) {
+      while (in_flight_.size() < kInFlightPerLane && StartOne()) {
+      }
+      if (!in_flight_.empty()) {
+        FinishOne();
+      } else if (!runner_.state_.WaitUntilDue()) {
+        break;
+      }
+    }
+    TakeSlicesBack();
+  }
+
+ private:
+  bool StartOne() {
+    std::optional<int64_t> shard = runner_.state_.TakeReady();
+    if (!shard.has_value()) return false;
+    auto attempt = std::make_unique<Attempt>();
+    attempt->shard = *shard;
+    attempt->context = std::make_unique<grpc::ClientContext>();
+    PrepareContext(runner_.core_.options, runner_.deadline_, *attempt->context);
+    if (!runner_.state_.Register(attempt->context.get())) return true;  // the call has failed
+    EncodedRequest request = runner_.call_.Encode(*shard, attempt->ledger);
+    attempt->bytes = request.payload_bytes;
+    attempt->connection = runner_.core_.connections.Acquire(attempt->bytes, runner_.tried_[*shard]);
+    attempt->connection->Enter(attempt->context.get());
+    runner_.state_.CountSent(request.payload_bytes, request.copied_bytes);
+    grpc::GenericStub stub(attempt->connection->channel());
+    attempt->reader = stub.PrepareUnaryCall(attempt->context.get(), runner_.call_.method(),
+                                            request.message, &borrowed_.queue());
+    attempt->reader->StartCall();
+    attempt->reader->Finish(&attempt->reply, &attempt->status, attempt.get());
+    in_flight_.push_back(std::move(attempt));
+    return true;
+  }
+
+  // Waits for an RPC to end, or for a delayed shard to become due.
+  void FinishOne() {
+    void* tag;
+    bool ok;
+    absl::Time until =
+        in_flight_.size() < kInFlightPerLane ? runner_.state_.NextDue() : absl::InfiniteFuture();
+    if (borrowed_.queue().AsyncNext(&tag, &ok, ToGrpcTime(until)) !=
+        grpc::CompletionQueue::GOT_EVENT) {
+      return;
+    }
+    auto it = std::find_if(in_flight_.begin(), in_flight_.end(),
+                           [&](const auto& attempt) { return attempt.get() == tag; });
+    std::unique_ptr<Attempt> attempt = std::move(*it);
+    in_flight_.erase(it);
+    attempt->connection->Leave(attempt->context.get());
+    runner_.state_.Unregister(attempt->context.get());
+    runner_.core_.connections.Release(*attempt->connection, attempt->bytes);
+    runner_.Handle(*attempt);
+    attempt->reader.reset();
+    attempt->context.reset();
+    attempt->reply.Clear();
+    if (!attempt->ledger.AllReturned()) lending_.push_back(std::move(attempt));
+  }
+
+  // The arrays are the caller's again only when gRPC has dropped every slice. It does so when the
+  // bytes are written, or when the connection goes.
+  void TakeSlicesBack() {
+    absl::Time give_up = absl::Now() + kSliceGrace;
+    while (!lending_.empty()) {
+      std::erase_if(lending_, [](const auto& a) { return a->ledger.AllReturned(); });
+      if (lending_.empty()) return;
+      if (absl::Now() > give_up) {
+        for (auto& attempt : lending_) {
+          if (attempt->connection == nullptr) continue;
+          runner_.core_.connections.Replace(attempt->connection);
+          attempt->connection.reset();
+        }
+      }
+      void* tag;
+      bool ok;  // nothing is pending: this only lets gRPC do its reading and writing
+      borrowed_.queue().AsyncNext(&tag, &ok, ToGrpcTime(absl::Now() + absl::Milliseconds(1)));
+    }
+  }
+
+  CallRunner& runner_;
+  CompletionQueues::Borrowed borrowed_;
+  std::vector<std::unique_ptr<Attempt>> in_flight_;
+  std::vector<std::unique_ptr<Attempt>> lending_;  // ended, slices not yet back
+};
+
+CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOptions& options,
+                       absl::Time deadline)
+    : core_(core),
+      call_(call),
+      deadline_(deadline),
+      pending_(ShardsThatNeedAServer(call)),
+      state_(pending_, StartOf(call, pending_), options.progress, core.clock),
+      options_(options),
+      attempts_(call.shard_count(), 0),
+      tried_(call.shard_count(), std::vector<bool>(core.connections.address_count(), false)) {}
+
+absl::StatusOr<CallReceipt> CallRunner::Run() {
+  absl::Time start = core_.clock.Now();
+  {
+    std::stop_callback cancel(options_.stop, [this] {
+      state_.Fail(absl::CancelledError("the caller cancelled the call"));
+    });
+    RunLanes();
+  }
+  absl::StatusOr<CallReceipt> receipt = state_.Result();
+  if (receipt.ok()) receipt->elapsed = core_.clock.Now() - start;
+  return receipt;
+}
+
+int CallRunner::LaneCount() const {
+  size_t wanted = (pending_.size() + kInFlightPerLane - 1) / kInFlightPerLane;
+  size_t most = std::min(core_.connections.count(), std::max(2, AvailableCpus()));
+  return static_cast<int>(std::min(wanted, most));
+}
+
+void CallRunner::RunLanes() {
+  // shared_ptr: a helper that starts after the call has ended still looks at the gate.
+  std::shared_ptr<LaneGate> gate;
+  for (int lane = 1; lane < LaneCount(); ++lane) {
+    if (gate == nullptr) gate = std::make_shared<LaneGate>();
+    core_.helpers.Offer([this, gate] {
+      if (!gate->Enter()) return;
+      Lane(*this).Run();
+      gate->Leave();
+    });
+  }
+  Lane(*this).Run();
+  if (gate != nullptr) gate->CloseAndWait();
+}
+
+void CallRunner::Handle(Attempt& attempt) {
+  if (!attempt.status.ok()) return HandleFailure(attempt);
+  core_.connections.ReportAlive(attempt.connection->address_index());
+  core_.budget.OnSuccess();
+  if (state_.failed()) return;
+  v1::Receipt receipt;
+  absl::StatusOr<int64_t> bytes = call_.Land(attempt.shard, attempt.reply, receipt);
+  if (!bytes.ok()) return state_.Fail(bytes.status());
+  state_.Done(receipt, *bytes);
+}
+
+void CallRunner::HandleFailure(Attempt& attempt) {
+  if (state_.failed()) return;
+  absl::Status status = FromGrpc(attempt.status);
+  if (absl::IsCancelled(status) && attempt.connection->retired()) {
+    status = absl::UnavailableError("the connection was closed because its peer stopped reading");
+  }
+  int address = attempt.connection->address_index();
+  std::vector<bool>& tried = tried_[attempt.shard];
+  tried[address] = true;
+  if (absl::IsUnavailable(status)) core_.connections.ReportUnavailable(address);
+  Pushback pushback = PushbackOf(*attempt.context);
+  if (!pushback.delay.has_value()) {
+    std::optional<ErrorDetail> detail = DetailOf(status);
+    if (detail.has_value()) pushback.delay = detail->retry_delay;
+  }
+  bool other = std::find(tried.begin(), tried.end(), false) != tried.end();
+  absl::BitGen random;
+  std::optional<absl::Duration> delay = RetryDelay(
+      core_.options.retry,
+      {status, ++attempts_[attempt.shard], other, pushback.forbids_retry, pushback.delay},
+      absl::Uniform(random, 0.0, 1.0));
+  if (!delay.has_value() || core_.clock.Now() + *delay >= deadline_ || !core_.budget.Take()) {
+    return state_.Fail(WithProgress(status));
+  }
+  state_.CountRetry();
+  state_.Delay(attempt.shard, *delay);
+}
+
+absl::Status CallRunner::WithProgress(const absl::Status& status) {
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  absl::Status longer(status.code(),
+                      absl::StrCat(status.message(), " (", state_.shards_done(), " of ",
+                                   call_.shard_count(), " shards were done)"));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { longer.SetPayload(url, payload); });
+  return longer;
+}
+
+}  // namespace attnd

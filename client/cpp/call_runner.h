@@ -1,0 +1,71 @@
+// CallRunner: drives a LogicalCall's shards over the connections until all are done or one has
+// failed for good. Each lane is one thread with a completion queue of its own and a few RPCs in
+// flight; the caller's thread is the first lane, helpers are the others.
+//
+//     lane: take a shard → Encode → best connection → unary RPC → Land, or delay for a retry
+//
+// When Run returns no RPC is running and no slice of the caller's arrays is held any more: a
+// connection whose peer has stopped reading is closed for that, if need be.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "client/cpp/attention_client.h"
+#include "client/cpp/call_state.h"
+#include "client/cpp/completion_queues.h"
+#include "client/cpp/connections.h"
+#include "client/cpp/helper_threads.h"
+#include "client/cpp/logical_call.h"
+#include "client/cpp/retry.h"
+
+namespace attnd {
+
+// What all calls of one client share; the client owns it.
+struct ClientCore {
+  const ClientOptions& options;
+  const Clock& clock;
+  Connections& connections;
+  RetryBudget& budget;
+  CompletionQueues& queues;
+  HelperThreads& helpers;
+};
+
+// Deadline, token and waiting of one RPC.
+void PrepareContext(const ClientOptions& options, absl::Time deadline,
+                    grpc::ClientContext& context);
+
+class CallRunner {
+ public:
+  // All outlive it.
+  CallRunner(const ClientCore& core, LogicalCall& call, const CallOptions& options,
+             absl::Time deadline);
+  absl::StatusOr<CallReceipt> Run();
+
+ private:
+  class Lane;
+  struct Attempt;
+
+  void RunLanes();
+  int LaneCount() const;
+  // A shard's RPC has ended: lands it, delays it, or fails the call.
+  void Handle(Attempt& attempt);
+  void HandleFailure(Attempt& attempt);
+  absl::Status WithProgress(const absl::Status& status);
+
+  const ClientCore& core_;
+  LogicalCall& call_;
+  const absl::Time deadline_;
+  std::vector<int64_t> pending_;  // shards that need a server
+  CallState state_;
+  const CallOptions& options_;
+  // Of each shard; touched by the lane that holds it.
+  std::vector<int> attempts_;
+  std::vector<std::vector<bool>> tried_;  // [shard][address]
+};
+
+}  // namespace attnd

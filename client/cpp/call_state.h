@@ -1,0 +1,73 @@
+// CallState: what the lanes of one logical call share: which shards are to be sent, which have
+// failed and wait, what the call has come to so far, and how to stop it. CallRunner's lanes take
+// shards from it and report back. Pure but for its Clock.
+//
+// Invariant: each unfinished shard is ready, delayed, or in the hands of exactly one lane.
+// Threads: any.
+#pragma once
+
+#include <grpcpp/client_context.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "client/cpp/attention_client.h"
+#include "client/cpp/receipt_merger.h"
+
+namespace attnd {
+
+class CallState {
+ public:
+  CallState(std::vector<int64_t> shards, Progress progress,
+            std::function<void(const Progress&)> on_progress, const Clock& clock);
+
+  // The next shard to send, if one is due.
+  std::optional<int64_t> TakeReady();
+  // When the first delayed shard is due; infinite future without one.
+  absl::Time NextDue();
+  // Waits until a shard is due; false at once when there is nothing left to take, and when the call
+  // ends meanwhile.
+  bool WaitUntilDue();
+
+  void Delay(int64_t shard, absl::Duration delay);
+  void Done(const v1::Receipt& receipt, int64_t bytes_received);
+  // The first failure is the call's; running RPCs are cancelled, waiting shards dropped.
+  void Fail(absl::Status status);
+  bool failed();
+
+  // An RPC that Fail cancels; false when the call has failed already.
+  bool Register(grpc::ClientContext* context);
+  void Unregister(grpc::ClientContext* context);
+
+  void CountSent(int64_t bytes, int64_t copied);
+  void CountRetry();
+  int64_t shards_done();
+  absl::StatusOr<CallReceipt> Result();
+
+ private:
+  void PromoteDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Clock& clock_;
+  const std::function<void(const Progress&)> on_progress_;
+  absl::Mutex progress_mutex_;  // taken before mutex_: one callback at a time, in order
+  absl::Mutex mutex_;
+  std::deque<int64_t> ready_ ABSL_GUARDED_BY(mutex_);
+  std::multimap<absl::Time, int64_t> delayed_ ABSL_GUARDED_BY(mutex_);
+  std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  Progress progress_ ABSL_GUARDED_BY(mutex_);
+  ReceiptMerger receipt_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace attnd

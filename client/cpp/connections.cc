@@ -1,0 +1,174 @@
+#include "client/cpp/connections.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "base/version.h"
+#include "client/cpp/credentials.h"
+
+namespace attnd {
+namespace {
+
+constexpr absl::Duration kFirstSuspension = absl::Milliseconds(100);
+constexpr absl::Duration kLongestSuspension = absl::Seconds(5);
+
+absl::Status OutOfRange(absl::string_view option, absl::string_view expected, int64_t got) {
+  return absl::InvalidArgumentError(absl::StrCat(option, ": expected ", expected, ", got ", got));
+}
+
+absl::Status ValidateOptions(const ClientOptions& o) {
+  if (o.addresses.empty()) return OutOfRange("addresses", "at least one", 0);
+  for (const std::string& address : o.addresses) {
+    if (address.empty()) {
+      return absl::InvalidArgumentError("addresses: expected host:port or unix:path, got \"\"");
+    }
+  }
+  if (o.channels_per_address < 1 || o.channels_per_address > 64) {
+    return OutOfRange("channels_per_address", "1..64", o.channels_per_address);
+  }
+  if (o.retry.max_attempts < 1)
+    return OutOfRange("retry.max_attempts", "1 or more", o.retry.max_attempts);
+  if (o.shard_bytes < 1) return OutOfRange("shard_bytes", "1 or more", o.shard_bytes);
+  if (o.max_reply_bytes < 1 || o.max_reply_bytes > INT32_MAX) {
+    return OutOfRange("max_reply_bytes", "1..2147483647", o.max_reply_bytes);
+  }
+  if (o.timeout <= absl::ZeroDuration()) {
+    return OutOfRange("timeout", "above 0", absl::ToInt64Nanoseconds(o.timeout));
+  }
+  return absl::OkStatus();
+}
+
+// Measured with gRPC 1.51.1 on loopback: without the BDP probe and with 1 MiB frames an 8-channel
+// echo moves 40 % more at a quarter less CPU. gRPC's own retries are off: they would hold slices of
+// the caller's arrays, and cover only requests below 256 KiB.
+grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection for each channel
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_reply_bytes));
+  arguments.SetMaxSendMessageSize(-1);  // PlanShards keeps to the server's limit
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  arguments.SetUserAgentPrefix(absl::StrCat("attnd-cpp/", kVersion));
+  if (options.tls.has_value() && !options.tls->server_name.empty()) {
+    arguments.SetSslTargetNameOverride(options.tls->server_name);
+  }
+  return arguments;
+}
+
+}  // namespace
+
+void Connection::Enter(grpc::ClientContext* context) {
+  absl::MutexLock lock(&mutex_);
+  contexts_.insert(context);
+  if (retired_) context->TryCancel();
+}
+
+void Connection::Leave(grpc::ClientContext* context) {
+  absl::MutexLock lock(&mutex_);
+  contexts_.erase(context);
+}
+
+void Connection::Retire() {
+  absl::MutexLock lock(&mutex_);
+  retired_ = true;
+  for (grpc::ClientContext* context : contexts_) context->TryCancel();
+}
+
+bool Connection::retired() const {
+  absl::MutexLock lock(&mutex_);
+  return retired_;
+}
+
+absl::StatusOr<std::unique_ptr<Connections>> Connections::Create(const ClientOptions& options,
+                                                                 const Clock& clock) {
+  RETURN_IF_ERROR(ValidateOptions(options));
+  ASSIGN_OR_RETURN(auto credentials, MakeCredentials(options));
+  return std::unique_ptr<Connections>(new Connections(options, std::move(credentials), clock));
+}
+
+Connections::Connections(const ClientOptions& options,
+                         std::shared_ptr<grpc::ChannelCredentials> credentials, const Clock& clock)
+    : options_(options), credentials_(std::move(credentials)), clock_(clock) {
+  for (const std::string& target : options.addresses) addresses_.push_back({target});
+  for (int n = 0; n < address_count() * options.channels_per_address; ++n) {
+    slots_.push_back({Open(n % address_count())});
+  }
+}
+
+std::shared_ptr<Connection> Connections::Open(int address_index) const {
+  return std::make_shared<Connection>(
+      grpc::CreateCustomChannel(options_.addresses[address_index], credentials_,
+                                MakeArguments(options_)),
+      address_index);
+}
+
+std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vector<bool>& tried) {
+  absl::MutexLock lock(&mutex_);
+  absl::Time now = clock_.Now();
+  auto rank = [&](const Slot& slot) {
+    int a = slot.connection->address_index();
+    return std::make_tuple(static_cast<bool>(tried[a]), addresses_[a].suspended_until > now,
+                           slot.outstanding_bytes, addresses_[a].last_picked);
+  };
+  Slot& best = *std::min_element(slots_.begin(), slots_.end(),
+                                 [&](const Slot& x, const Slot& y) { return rank(x) < rank(y); });
+  best.outstanding_bytes += bytes;
+  addresses_[best.connection->address_index()].last_picked = ++picks_;
+  return best.connection;
+}
+
+void Connections::Release(const Connection& connection, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  for (Slot& slot : slots_) {
+    if (slot.connection.get() == &connection) slot.outstanding_bytes -= bytes;
+  }
+}
+
+void Connections::ReportUnavailable(int address_index) {
+  absl::MutexLock lock(&mutex_);
+  Address& address = addresses_[address_index];
+  absl::Duration pause = kFirstSuspension * (1 << std::min(address.failures, 6));
+  address.suspended_until = clock_.Now() + std::min(pause, kLongestSuspension);
+  ++address.failures;
+}
+
+void Connections::ReportAlive(int address_index) {
+  absl::MutexLock lock(&mutex_);
+  addresses_[address_index].failures = 0;
+  addresses_[address_index].suspended_until = absl::InfinitePast();
+}
+
+void Connections::Replace(const std::shared_ptr<Connection>& stuck) {
+  {
+    absl::MutexLock lock(&mutex_);
+    for (Slot& slot : slots_) {
+      if (slot.connection == stuck) slot = {Open(stuck->address_index())};
+    }
+  }
+  stuck->Retire();
+}
+
+std::shared_ptr<Connection> Connections::Of(int address_index) {
+  absl::MutexLock lock(&mutex_);
+  for (const Slot& slot : slots_) {
+    if (slot.connection->address_index() == address_index) return slot.connection;
+  }
+  CHECK(false) << "no connection to address " << address_index;
+  return nullptr;
+}
+
+}  // namespace attnd

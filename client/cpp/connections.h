@@ -1,0 +1,102 @@
+// Connections: the client's gRPC channels, several to each address, each with a TCP connection of
+// its own (one connection is worth about one core). A shard goes to the connection with the fewest
+// outstanding bytes, away from addresses that it has tried or that have just been unavailable.
+//
+// Threads: any.
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/security/credentials.h>
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "client/cpp/client_options.h"
+
+namespace attnd {
+
+// Connection: one channel and the calls that run on it. shared_ptr: the pool owns it, and each
+// attempt keeps it until the attempt's slices are back.
+class Connection {
+ public:
+  Connection(std::shared_ptr<grpc::Channel> channel, int address_index)
+      : channel_(std::move(channel)), address_index_(address_index) {}
+
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  int address_index() const { return address_index_; }
+
+  void Enter(grpc::ClientContext* context);  // cancels it at once when retired
+  void Leave(grpc::ClientContext* context);
+  // Ends every call on it with CANCELLED; once they have gone the channel goes too, and with it the
+  // bytes in its write buffer.
+  void Retire();
+  bool retired() const;
+
+ private:
+  const std::shared_ptr<grpc::Channel> channel_;
+  const int address_index_;
+  mutable absl::Mutex mutex_;
+  std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
+  bool retired_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+class Connections {
+ public:
+  // Checks the options and reads the TLS files; INVALID_ARGUMENT or NOT_FOUND naming the option.
+  // `clock` outlives it.
+  static absl::StatusOr<std::unique_ptr<Connections>> Create(const ClientOptions& options,
+                                                             const Clock& clock);
+
+  // The best connection for `bytes` more bytes; Release gives them back. `tried[a]`: the shard has
+  // been at address a.
+  std::shared_ptr<Connection> Acquire(int64_t bytes, const std::vector<bool>& tried);
+  void Release(const Connection& connection, int64_t bytes);
+
+  // The address was unavailable: others come first for a while, longer each time in a row.
+  void ReportUnavailable(int address_index);
+  void ReportAlive(int address_index);
+
+  // Puts a fresh connection in the place of one whose peer no longer reads, and retires that.
+  void Replace(const std::shared_ptr<Connection>& stuck);
+
+  // The first connection of an address, for small calls about it.
+  std::shared_ptr<Connection> Of(int address_index);
+
+  int address_count() const { return static_cast<int>(addresses_.size()); }
+  int count() const { return static_cast<int>(slots_.size()); }
+
+ private:
+  struct Address {
+    std::string target;
+    absl::Time suspended_until = absl::InfinitePast();
+    int failures = 0;          // in a row
+    uint64_t last_picked = 0;  // sequence number
+  };
+  struct Slot {
+    std::shared_ptr<Connection> connection;
+    int64_t outstanding_bytes = 0;
+  };
+
+  Connections(const ClientOptions& options, std::shared_ptr<grpc::ChannelCredentials> credentials,
+              const Clock& clock);
+  std::shared_ptr<Connection> Open(int address_index) const;
+
+  const ClientOptions options_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  const Clock& clock_;
+  absl::Mutex mutex_;
+  std::vector<Address> addresses_;  // its targets never change; the rest ABSL_GUARDED_BY(mutex_)
+  std::vector<Slot> slots_;         // its size never changes; the rest ABSL_GUARDED_BY(mutex_)
+  uint64_t picks_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace attnd

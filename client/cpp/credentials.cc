@@ -1,0 +1,66 @@
+#include "client/cpp/credentials.h"
+
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/status_macros.h"
+
+namespace attnd {
+namespace {
+
+absl::StatusOr<std::string> ReadFile(absl::string_view option, const std::string& path) {
+  if (path.empty()) return std::string();
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream contents;
+  contents << file.rdbuf();
+  if (!file || contents.str().empty()) {
+    return absl::NotFoundError(absl::StrCat(option, ": cannot read ", path));
+  }
+  return contents.str();
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTls(const TlsOptions& tls) {
+  if (tls.certificate_file.empty() != tls.key_file.empty()) {
+    return absl::InvalidArgumentError(
+        "tls: expected certificate_file and key_file together, got one of them");
+  }
+  grpc::SslCredentialsOptions pem;
+  ASSIGN_OR_RETURN(pem.pem_root_certs, ReadFile("tls.ca_file", tls.ca_file));
+  ASSIGN_OR_RETURN(pem.pem_cert_chain, ReadFile("tls.certificate_file", tls.certificate_file));
+  ASSIGN_OR_RETURN(pem.pem_private_key, ReadFile("tls.key_file", tls.key_file));
+  return grpc::SslCredentials(pem);
+}
+
+}  // namespace
+
+bool IsLocalAddress(absl::string_view address) {
+  for (absl::string_view scheme : {"unix:", "unix-abstract:"}) {
+    if (absl::StartsWith(address, scheme)) return true;
+  }
+  for (absl::string_view scheme : {"dns:///", "dns:", "ipv4:", "ipv6:"}) {
+    if (absl::ConsumePrefix(&address, scheme)) break;
+  }
+  return absl::StartsWith(address, "127.") || absl::StartsWith(address, "localhost:") ||
+         absl::StartsWith(address, "[::1]");
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
+    const ClientOptions& options) {
+  if (options.tls.has_value()) return MakeTls(*options.tls);
+  if (!options.bearer_token.empty()) {
+    for (const std::string& address : options.addresses) {
+      if (IsLocalAddress(address)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("bearer_token: expected TLS or a local address, since anyone between could "
+                       "read the token, got ",
+                       address, " without TLS"));
+    }
+  }
+  return grpc::InsecureChannelCredentials();
+}
+
+}  // namespace attnd

@@ -1,0 +1,172 @@
+#include "client/cpp/logical_call.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "attention/cost.h"
+#include "base/status_macros.h"
+#include "client/cpp/problem_to_proto.h"
+#include "client/cpp/request_encoder.h"
+#include "client/cpp/shard_plan.h"
+
+namespace attnd {
+namespace {
+
+using Request = v1::BackwardRequest;  // its field numbers are forward's too
+
+static_assert(v1::ForwardRequest::kQFieldNumber == Request::kQFieldNumber &&
+              v1::ForwardRequest::kKFieldNumber == Request::kKFieldNumber &&
+              v1::ForwardRequest::kVFieldNumber == Request::kVFieldNumber &&
+              v1::ForwardRequest::kBiasFieldNumber == Request::kBiasFieldNumber &&
+              v1::ForwardRequest::kMaskBitsFieldNumber == Request::kMaskBitsFieldNumber);
+
+void FillRuns(const StridedRuns& runs, void* tensor) {
+  if (tensor == nullptr) return;
+  for (int64_t run = 0; run < runs.run_count(); ++run) {
+    std::memset(static_cast<std::byte*>(tensor) + runs.RunOffset(run), 0, runs.run_bytes);
+  }
+}
+
+void FillMinusInfinity(const StridedRuns& runs, float* tensor) {
+  if (tensor == nullptr) return;
+  for (int64_t run = 0; run < runs.run_count(); ++run) {
+    float* first = tensor + runs.RunOffset(run) / int64_t{sizeof(float)};
+    std::fill(first, first + runs.run_bytes / int64_t{sizeof(float)},
+              -std::numeric_limits<float>::infinity());
+  }
+}
+
+}  // namespace
+
+LogicalCall::LogicalCall(const Problem& problem, std::vector<ShardRange> shards,
+                         v1::CallOptions header, const ForwardTensors& in,
+                         const ForwardOutputs& out)
+    : problem_(problem),
+      shards_(std::move(shards)),
+      direction_(Direction::kForward),
+      method_("/attnd.v1.Attention/Forward"),
+      options_(std::move(header)),
+      in_{.q = in.q, .k = in.k, .v = in.v, .mask_bits = in.mask_bits, .bias = in.bias},
+      forward_out_(out) {
+  CountBytes();
+}
+
+LogicalCall::LogicalCall(const Problem& problem, std::vector<ShardRange> shards,
+                         v1::CallOptions header, const BackwardTensors& in,
+                         const BackwardOutputs& out)
+    : problem_(problem),
+      shards_(std::move(shards)),
+      direction_(Direction::kBackward),
+      method_("/attnd.v1.Attention/Backward"),
+      options_(std::move(header)),
+      in_(in),
+      backward_out_(out) {
+  if (NeedsBiasGradientSum(problem_, shards_)) {
+    bias_sum_.emplace(problem_, shards_, backward_out_.d_bias);
+  }
+  CountBytes();
+}
+
+void LogicalCall::CountBytes() {
+  for (const ShardRange& range : shards_) {
+    if (IsTrivial(problem_, range)) continue;
+    PayloadBytes bytes = BytesOf(SubProblem(problem_, range), direction_);
+    total_bytes_ += bytes.input + bytes.output;
+  }
+}
+
+bool LogicalCall::FillIfTrivial(int64_t shard) {
+  const ShardRange& range = shards_[shard];
+  if (!IsTrivial(problem_, range)) return false;
+  ShardRuns runs = ShardRunsOf(problem_, range);
+  if (direction_ == Direction::kForward) {
+    FillRuns(runs.o, forward_out_.o);
+    FillMinusInfinity(runs.lse, forward_out_.lse);
+    return true;
+  }
+  FillRuns(runs.q, backward_out_.d_q);
+  FillRuns(runs.k, backward_out_.d_k);
+  FillRuns(runs.v, backward_out_.d_v);
+  FillRuns(runs.d_sink, backward_out_.d_sink);
+  if (SumsBiasGradient()) bias_sum_->Add(shard, {});
+  return true;
+}
+
+std::string LogicalCall::Header(const Problem& sub) const {
+  if (direction_ == Direction::kForward) {
+    v1::ForwardRequest header;
+    *header.mutable_problem() = ToProto(sub);
+    *header.mutable_options() = options_;
+    header.set_want_lse(forward_out_.lse != nullptr);
+    return header.SerializeAsString();
+  }
+  v1::BackwardRequest header;
+  *header.mutable_problem() = ToProto(sub);
+  *header.mutable_options() = options_;
+  return header.SerializeAsString();
+}
+
+EncodedRequest LogicalCall::Encode(int64_t shard, SendLedger& ledger) const {
+  ShardRuns runs = ShardRunsOf(problem_, shards_[shard]);
+  RequestEncoder encoder(Header(SubProblem(problem_, shards_[shard])), ledger);
+  if (problem_.bool_mask) {
+    encoder.AddPayload(Request::kMaskBitsFieldNumber, runs.mask_bits, in_.mask_bits);
+  }
+  if (problem_.bias) encoder.AddPayload(Request::kBiasFieldNumber, runs.bias, in_.bias);
+  encoder.AddPayload(Request::kKFieldNumber, runs.k, in_.k);
+  encoder.AddPayload(Request::kVFieldNumber, runs.v, in_.v);
+  encoder.AddPayload(Request::kQFieldNumber, runs.q, in_.q);
+  if (direction_ == Direction::kBackward) {
+    encoder.AddPayload(Request::kLseFieldNumber, runs.lse, in_.lse);
+    encoder.AddPayload(Request::kOFieldNumber, runs.o, in_.o);
+    encoder.AddPayload(Request::kDOFieldNumber, runs.o, in_.d_o);
+    if (in_.d_lse != nullptr) encoder.AddPayload(Request::kDLseFieldNumber, runs.lse, in_.d_lse);
+  }
+  grpc::ByteBuffer message = encoder.Finish();
+  return {std::move(message), encoder.payload_bytes(), encoder.copied_bytes()};
+}
+
+std::vector<ReplyPayload> LogicalCall::ReplyPayloads(const ShardRuns& runs) {
+  std::vector<ReplyPayload> payloads;
+  if (direction_ == Direction::kForward) {
+    payloads.push_back({v1::ForwardResponse::kOFieldNumber, "o", runs.o, forward_out_.o});
+    if (forward_out_.lse != nullptr) {
+      payloads.push_back({v1::ForwardResponse::kLseFieldNumber, "lse", runs.lse, forward_out_.lse});
+    }
+    return payloads;
+  }
+  using Reply = v1::BackwardResponse;
+  payloads.push_back({Reply::kDKFieldNumber, "d_k", runs.k, backward_out_.d_k});
+  payloads.push_back({Reply::kDVFieldNumber, "d_v", runs.v, backward_out_.d_v});
+  payloads.push_back({Reply::kDQFieldNumber, "d_q", runs.q, backward_out_.d_q});
+  if (problem_.bias && problem_.bias->want_gradient) {
+    payloads.push_back({Reply::kDBiasFieldNumber, "d_bias", runs.d_bias, backward_out_.d_bias});
+  }
+  if (problem_.denominator == DenominatorKind::kSink) {
+    payloads.push_back({Reply::kDSinkFieldNumber, "d_sink", runs.d_sink, backward_out_.d_sink});
+  }
+  return payloads;
+}
+
+absl::StatusOr<int64_t> LogicalCall::Land(int64_t shard, const grpc::ByteBuffer& reply,
+                                          v1::Receipt& receipt) {
+  std::vector<ReplyPayload> payloads = ReplyPayloads(ShardRunsOf(problem_, shards_[shard]));
+  std::vector<float> addends;
+  int64_t bytes = 0;
+  for (ReplyPayload& payload : payloads) {
+    bytes += payload.runs.total_bytes();
+    if (payload.field_number != v1::BackwardResponse::kDBiasFieldNumber || !SumsBiasGradient()) {
+      continue;
+    }
+    int64_t size = payload.runs.total_bytes();
+    addends.resize(size / sizeof(float));
+    payload.runs = StridedRuns::Make(0, {}, size);
+    payload.tensor = addends.data();
+  }
+  RETURN_IF_ERROR(DecodeReply(reply, payloads, receipt));
+  if (SumsBiasGradient()) bias_sum_->Add(shard, std::move(addends));
+  return bytes;
+}
+
+}  // namespace attnd

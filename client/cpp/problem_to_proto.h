@@ -1,0 +1,13 @@
+// Problem → its message on the wire. Only what differs from a field's absence is set, so that the
+// header of a plain call is a few dozen bytes. Any thread.
+#pragma once
+
+#include "attention/problem.h"
+#include "proto/attnd/v1/attention.pb.h"
+
+namespace attnd {
+
+// `problem` is valid.
+v1::Problem ToProto(const Problem& problem);
+
+}  // namespace attnd

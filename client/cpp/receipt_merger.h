@@ -1,0 +1,19 @@
+// ReceiptMerger: the receipts of a call's shards as one. Not thread-safe: CallRunner holds a lock.
+#pragma once
+
+#include "client/cpp/attention_client.h"
+#include "proto/attnd/v1/attention.pb.h"
+
+namespace attnd {
+
+class ReceiptMerger {
+ public:
+  void Add(const v1::Receipt& shard);
+  CallReceipt& receipt() { return receipt_; }
+
+ private:
+  CallReceipt receipt_;
+  bool first_ = true;
+};
+
+}  // namespace attnd

@@ -1,0 +1,117 @@
+#include "client/cpp/reply_decoder.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+#include <grpcpp/support/proto_buffer_reader.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace attnd {
+namespace {
+
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedInputStream;
+
+constexpr int kReceiptField = v1::ForwardResponse::kReceiptFieldNumber;
+static_assert(kReceiptField == v1::BackwardResponse::kReceiptFieldNumber);
+
+absl::Status Malformed(absl::string_view what) {
+  return absl::DataLossError(absl::StrCat("reply: ", what));
+}
+
+class ReplyParser {
+ public:
+  ReplyParser(CodedInputStream& in, absl::Span<const ReplyPayload> payloads, v1::Receipt& receipt)
+      : in_(in), payloads_(payloads), seen_(payloads.size(), false), receipt_(receipt) {}
+
+  absl::Status Parse() {
+    while (uint32_t tag = in_.ReadTag()) {
+      if (tag == Tag(kReceiptField)) {
+        RETURN_IF_ERROR(ParseReceipt());
+      } else if (int n = PayloadOf(tag); n >= 0) {
+        RETURN_IF_ERROR(LandPayload(n));
+      } else if (!WireFormatLite::SkipField(&in_, tag)) {
+        return Malformed("a field that cannot be skipped");
+      }
+    }
+    if (!in_.ConsumedEntireMessage()) return Malformed("ends inside a field");
+    return CheckComplete();
+  }
+
+ private:
+  static uint32_t Tag(int field) {
+    return WireFormatLite::MakeTag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+  }
+
+  int PayloadOf(uint32_t tag) const {
+    for (size_t n = 0; n < payloads_.size(); ++n) {
+      if (tag == Tag(payloads_[n].field_number)) return static_cast<int>(n);
+    }
+    return -1;
+  }
+
+  absl::Status ParseReceipt() {
+    uint32_t size;
+    std::string bytes;
+    if (!in_.ReadVarint32(&size) || !in_.ReadString(&bytes, static_cast<int>(size)) ||
+        !receipt_.ParseFromString(bytes)) {
+      return Malformed("receipt: cannot be parsed");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LandPayload(int n) {
+    const ReplyPayload& payload = payloads_[n];
+    if (seen_[n]) return Malformed(absl::StrCat(payload.name, ": stands twice"));
+    seen_[n] = true;
+    uint64_t size;
+    if (!in_.ReadVarint64(&size)) return Malformed(absl::StrCat(payload.name, ": no length"));
+    if (size != static_cast<uint64_t>(payload.runs.total_bytes())) {
+      return Malformed(absl::StrCat(payload.name, ": expected ", payload.runs.total_bytes(),
+                                    " bytes, got ", size));
+    }
+    RunCursor cursor(payload.runs, static_cast<std::byte*>(payload.tensor));
+    for (int64_t left = static_cast<int64_t>(size); left > 0;) {
+      const void* piece;
+      int piece_bytes;
+      if (!in_.GetDirectBufferPointer(&piece, &piece_bytes)) {
+        return Malformed(absl::StrCat(payload.name, ": is cut off"));
+      }
+      int64_t step = std::min<int64_t>(left, piece_bytes);
+      cursor.Scatter(static_cast<const std::byte*>(piece), step);
+      in_.Skip(static_cast<int>(step));
+      left -= step;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckComplete() const {
+    for (size_t n = 0; n < payloads_.size(); ++n) {
+      if (!seen_[n]) return Malformed(absl::StrCat(payloads_[n].name, ": is missing"));
+    }
+    return absl::OkStatus();
+  }
+
+  CodedInputStream& in_;
+  absl::Span<const ReplyPayload> payloads_;
+  std::vector<bool> seen_;
+  v1::Receipt& receipt_;
+};
+
+}  // namespace
+
+absl::Status DecodeReply(const grpc::ByteBuffer& message, absl::Span<const ReplyPayload> payloads,
+                         v1::Receipt& receipt) {
+  grpc::ByteBuffer slices = message;  // the reader consumes its buffer
+  grpc::ProtoBufferReader reader(&slices);
+  if (!reader.status().ok()) return Malformed(reader.status().error_message());
+  CodedInputStream in(&reader);
+  return ReplyParser(in, payloads, receipt).Parse();
+}
+
+}  // namespace attnd

@@ -1,0 +1,28 @@
+// DecodeReply: lands one reply message in the caller's arrays, with one copy from gRPC's slices to
+// where each byte is wanted. Fields may come in any order; those unknown are skipped, since a newer
+// server may say more. A payload that is missing, stands twice, was not asked for or has another
+// size than the problem implies is DATA_LOSS naming it: what has been written so far is then
+// meaningless. Any thread.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "client/cpp/strided_runs.h"
+#include "proto/attnd/v1/attention.pb.h"
+
+namespace attnd {
+
+// A payload that the reply must hold, and where it goes.
+struct ReplyPayload {
+  int field_number;
+  const char* name;  // the wire's, for errors
+  StridedRuns runs;
+  void* tensor;
+};
+
+absl::Status DecodeReply(const grpc::ByteBuffer& message, absl::Span<const ReplyPayload> payloads,
+                         v1::Receipt& receipt);
+
+}  // namespace attnd

@@ -1,0 +1,26 @@
+// Small calls about one address, without shards or retries: GetServerInfo and health.
+#pragma once
+
+#include <google/protobuf/message_lite.h>
+
+#include <stop_token>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/cpp/attention_client.h"
+#include "client/cpp/call_runner.h"
+
+namespace attnd {
+
+// `request`: a serialised message.
+absl::Status CallUnary(const ClientCore& core, int address, const std::string& method,
+                       const std::string& request, absl::Time deadline, std::stop_token stop,
+                       google::protobuf::MessageLite& reply);
+
+// grpc.health.v1.Health/Check of the whole server.
+absl::StatusOr<Health> CallHealthCheck(const ClientCore& core, int address, absl::Time deadline,
+                                       std::stop_token stop);
+
+}  // namespace attnd
