@@ -19,8 +19,8 @@ namespace attnd {
 
 class BiasGradientSum {
  public:
-  // `problem` and `shards` outlive it, as does `d_bias` (of the bias's shape), which is cleared
-  // here. Shards are in the planner's order.
+  // `problem` and `shards` outlive it, as does `d_bias` (of the bias's shape). Shards are in
+  // the planner's order.
   BiasGradientSum(const Problem& problem, const std::vector<ShardRange>& shards, float* d_bias);
 
   // The d_bias of shard `index`, of its own bias shape; empty for zeros. Once for each shard.
@@ -29,8 +29,9 @@ class BiasGradientSum {
  private:
   void AddShard(const ShardRange& range, const std::vector<float>& gradient)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Adds a [rows, columns] plane into one of the bias's shape, whose rows may be longer.
-  void AddPlane(const BroadcastShape& from_shape, const float* from, float* to);
+  // Adds a [rows, columns] plane, or copies the first. The bias's own planes may be larger: there
+  // the addend is zero.
+  void AddPlane(const BroadcastShape& from_shape, const float* from, bool first, float* to);
 
   const Problem& problem_;
   const std::vector<ShardRange>& shards_;
