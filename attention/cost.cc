@@ -1,16 +1,29 @@
 #include "attention/cost.h"
 
+#include <algorithm>
+
 namespace attnd {
 namespace {
 
+// Σ of clamp(first + n, 0, most) over n in [0, count): a stretch of zeros, a ramp and a plateau.
+int64_t SumOfClamped(int64_t first, int64_t count, int64_t most) {
+  int64_t zeros = std::clamp<int64_t>(-first, 0, count);
+  int64_t ramp_end = std::clamp<int64_t>(most - first, zeros, count);
+  int64_t ramp = ramp_end - zeros;
+  int64_t ramp_first = first + zeros;
+  return ramp * ramp_first + ramp * (ramp - 1) / 2 + (count - ramp_end) * most;
+}
+
+// Row i sees [clamp(i + offset − left), clamp(i + offset + right + 1)), both clamped to 0..kv_len,
+// where an absent bound is 0 or kv_len; the sums over rows of both ends have closed forms.
 int64_t PairsOfSequence(const Problem& p, const Sequence& s) {
-  if (!p.IsBounded()) return s.q_len * s.kv_len;
-  int64_t pairs = 0;
-  for (int64_t row = 0; row < s.q_len; ++row) {
-    KeyRange keys = p.VisibleRange(s, row);
-    pairs += keys.end - keys.begin;
+  int64_t ends = s.q_len * s.kv_len, begins = 0;
+  if (p.causal || p.window_right >= 0) {
+    int64_t right = p.causal ? 0 : p.window_right;
+    ends = SumOfClamped(s.offset + right + 1, s.q_len, s.kv_len);
   }
-  return pairs;
+  if (p.window_left >= 0) begins = SumOfClamped(s.offset - p.window_left, s.q_len, s.kv_len);
+  return ends - begins;
 }
 
 }  // namespace

@@ -212,8 +212,13 @@ absl::Status ValidateDropoutAndShard(const Problem& p) {
   RETURN_IF_ERROR(InRange("problem.shard.batch_offset", p.shard.batch_offset, 0, kMaxBatch));
   RETURN_IF_ERROR(InRange("problem.shard.q_head_offset", p.shard.q_head_offset, 0, kMaxHeads));
   if (p.shard.total_q_heads != 0) {
-    return InRange("problem.shard.total_q_heads", p.shard.total_q_heads,
-                   p.shard.q_head_offset + p.q_heads, 2 * kMaxHeads);
+    RETURN_IF_ERROR(InRange("problem.shard.total_q_heads", p.shard.total_q_heads,
+                            p.shard.q_head_offset + p.q_heads, 2 * kMaxHeads));
+  }
+  // Beyond it two heads of the whole tensors would silently drop the same scores.
+  int64_t heads = (p.shard.batch_offset + p.batch) * p.TotalQueryHeads();
+  if (p.dropout.threshold > 0 && heads > int64_t{1} << 32) {
+    return Wrong("problem.dropout", "at most 4294967296 heads over the whole batch", heads);
   }
   return absl::OkStatus();
 }
@@ -268,9 +273,13 @@ float Problem::AlibiSlope(int64_t b, int64_t h) const {
   return alibi_slopes[per_batch ? b * q_heads + h : h];
 }
 
+int64_t Problem::TotalQueryHeads() const {
+  return shard.total_q_heads != 0 ? shard.total_q_heads : shard.q_head_offset + q_heads;
+}
+
 uint32_t Problem::DropoutHeadIndex(int64_t b, int64_t h) const {
-  int64_t total = shard.total_q_heads != 0 ? shard.total_q_heads : shard.q_head_offset + q_heads;
-  return static_cast<uint32_t>((b + shard.batch_offset) * total + h + shard.q_head_offset);
+  return static_cast<uint32_t>((b + shard.batch_offset) * TotalQueryHeads() + h +
+                               shard.q_head_offset);
 }
 
 namespace {

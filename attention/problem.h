@@ -156,6 +156,7 @@ struct Problem {
   int64_t MaxKeyLength() const;
 
   float AlibiSlope(int64_t batch_index, int64_t q_head) const;  // 0 when there are none
+  int64_t TotalQueryHeads() const;                              // of the caller's whole tensors
   // b·total_q_heads + h in the caller's whole tensors, for the dropout generator.
   uint32_t DropoutHeadIndex(int64_t batch_index, int64_t q_head) const;
 
