@@ -1,0 +1,374 @@
+// Backward of the CPU engine. Rows that share a KV head are cut into slots (tiles.h); one item takes
+// a slot and walks over the keys, tile by tile, and over the slot's query tiles inside:
+//   dV_j += (P∘Z)ᵀ·dO_i    dK_j += scale·dSᵀ·Q_i    dQ_i += scale·dS·K_j
+// so each of the five products of a pair of tiles is computed once, dQ_i belongs to one item, and dK,
+// dV of the slots are added in ascending order afterwards. Nothing depends on which thread runs what.
+// The bias's gradient is a pass of its own over the bias's tiles, since its sums run over heads and
+// batch entries in a fixed order and a sum per head would take as much memory as S.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/backward.cc"
+#include "kernels/cpu/targets.h"
+//
+#include <hwy/foreach_target.h>
+//
+#include <hwy/highway.h>
+
+#include <cmath>
+
+#include "kernels/cpu/backward_tile-inl.h"
+#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/scores-inl.h"
+#include "kernels/cpu/workspace.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnd {
+namespace HWY_NAMESPACE {
+
+inline uint8_t* At(void* data, int64_t index, int64_t element_bytes) {
+  return static_cast<uint8_t*>(data) + index * element_bytes;
+}
+
+template <ElementType kElement>
+float DotRows(const void* a, const void* b, int64_t at, int count) {
+  const FloatTag d;
+  FloatVector sum = hn::Zero(d);
+  for (int c = 0; c < count; c += kLanes) {
+    sum = hn::MulAdd(LoadFirst<kElement>(a, at + c, count - c),
+                     LoadFirst<kElement>(b, at + c, count - c), sum);
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+inline float DotRows(ElementType element, const void* a, const void* b, int64_t at, int count) {
+  switch (element) {
+    case ElementType::kFloat16:
+      return DotRows<ElementType::kFloat16>(a, b, at, count);
+    case ElementType::kBFloat16:
+      return DotRows<ElementType::kBFloat16>(a, b, at, count);
+    default:
+      return DotRows<ElementType::kFloat32>(a, b, at, count);
+  }
+}
+
+// delta = rowsum(dO ∘ O) − dlse, and d_sink = −Σ rows exp(logit − lse)·delta.
+void RowSumsImpl(const BackwardCall& call, int64_t b, int64_t h) {
+  const Problem& p = *call.problem;
+  const BackwardWorkspace work(p, call.workspace);
+  const Sequence s = p.SequenceAt(b);
+  const TensorStrides strides = OutputStrides(p);
+  double d_sink = 0;
+  for (int64_t row = 0; row < s.q_len; ++row) {
+    if (row % 1024 == 0 && call.stop.stop_requested()) return;
+    const int64_t at = p.LseIndex(b, h, s, row);
+    float delta = DotRows(p.element, call.d_o, call.o, strides.Row(b, h, s.q_begin + row),
+                          static_cast<int>(p.v_head_dim));
+    if (call.d_lse != nullptr) delta -= call.d_lse[at];
+    work.delta[at] = delta;
+    if (call.d_sink == nullptr || call.lse[at] == -std::numeric_limits<float>::infinity()) continue;
+    d_sink -= std::exp(double{p.sink_logits[h]} - call.lse[at]) * delta;
+  }
+  if (call.d_sink != nullptr) call.d_sink[b * p.q_heads + h] = static_cast<float>(d_sink);
+}
+
+// GradientPass: one item, a slot of one KV head.
+class GradientPass {
+ public:
+  GradientPass(const BackwardCall& call, int64_t b, int64_t kv_head, int64_t slot, float* scratch)
+      : call_(call),
+        p_(*call.problem),
+        work_(p_, call.workspace),
+        sequence_(p_.SequenceAt(b)),
+        batch_index_(b),
+        kv_head_(kv_head),
+        slot_(slot),
+        slots_(GradientSlots(p_, sequence_.q_len)),
+        q_stride_(PaddedDim(p_.qk_head_dim)),
+        v_stride_(PaddedDim(p_.v_head_dim)),
+        tile_(call, scratch) {
+    const CpuTile& size = tile_.size();
+    d_k_ = tile_.rest();
+    d_v_ = d_k_ + size.kv_rows * q_stride_;
+    d_q_ = d_v_ + size.kv_rows * v_stride_;
+    CHECK(d_q_ + size.q_rows * q_stride_ <= tile_.end());
+    q_tiles_ = (sequence_.q_len + size.q_rows - 1) / size.q_rows;
+  }
+
+  void Run() {
+    if (slot_ >= slots_) return;
+    ForEachRow([&](float* sum, void*) { std::memset(sum, 0, sizeof(float) * p_.qk_head_dim); });
+    const int64_t step = tile_.size().kv_rows;
+    for (int64_t key = 0; key < sequence_.kv_len; key += step) {
+      if (!VisitKeys(key / step)) return;
+      WriteKeyGradients(key, HWY_MIN(step, sequence_.kv_len - key));
+    }
+    if (p_.element != ElementType::kFloat32) {
+      ForEachRow([&](float* sum, void* out) {
+        StoreRow(p_.element, sum, 1.0f, static_cast<int>(p_.qk_head_dim), out);
+      });
+    }
+    if (slot_ == 0) ClearPadding();
+  }
+
+ private:
+  // Query tiles of all heads of the group, in order; every slots_-th is ours.
+  template <class Body>
+  void ForEachTile(const Body& body) const {
+    for (int64_t unit = slot_; unit < p_.group_size() * q_tiles_; unit += slots_) {
+      body(kv_head_ * p_.group_size() + unit / q_tiles_, unit % q_tiles_);
+    }
+  }
+
+  // The float32 sum of dQ of each of our rows, and its place in the result.
+  template <class Body>
+  void ForEachRow(const Body& body) const {
+    const int64_t q_rows = tile_.size().q_rows;
+    ForEachTile([&](int64_t head, int64_t q_tile) {
+      const int64_t end = HWY_MIN(sequence_.q_len, (q_tile + 1) * q_rows);
+      for (int64_t row = q_tile * q_rows; row < end; ++row) {
+        const int64_t at =
+            QueryStrides(p_).Row(batch_index_, head, sequence_.q_begin + row);
+        body(Sums() + at, At(call_.d_q, at, ElementBytes(p_.element)));
+      }
+    });
+  }
+
+  float* Sums() const {
+    return p_.element == ElementType::kFloat32 ? static_cast<float*>(call_.d_q) : work_.d_q;
+  }
+
+  bool VisitKeys(int64_t kv_tile) {
+    const CpuTile& size = tile_.size();
+    std::memset(d_k_, 0, sizeof(float) * size.kv_rows * q_stride_);
+    std::memset(d_v_, 0, sizeof(float) * size.kv_rows * v_stride_);
+    bool stopped = false;
+    ForEachTile([&](int64_t head, int64_t q_tile) {
+      stopped = stopped || call_.stop.stop_requested();
+      if (stopped || !tile_.Select(batch_index_, head, q_tile, kv_tile)) return;
+      tile_.Compute(/*for_bias=*/false);
+      tile_.AddKeyGradients(d_k_, d_v_);
+      tile_.QueryGradient(d_q_);
+      AddQueryGradient();
+    });
+    return !stopped;
+  }
+
+  void AddQueryGradient() const {
+    const FloatTag d;
+    const ScoreTile& tile = tile_.tile();
+    const int count = static_cast<int>(p_.qk_head_dim);
+    const FloatVector scale = hn::Set(d, tile_.rules().scale);
+    const int64_t first = QueryStrides(p_).Row(batch_index_, tile_.rules().q_head,
+                                               sequence_.q_begin + tile.first_row);
+    for (int r = 0; r < tile.rows; ++r) {
+      const float* from = d_q_ + r * q_stride_;
+      float* to = Sums() + first + r * QueryStrides(p_).row;
+      for (int c = 0; c < count; c += kLanes) {
+        FloatVector sum = LoadFirst<ElementType::kFloat32>(to, c, count - c);
+        sum = hn::MulAdd(scale, hn::LoadU(d, from + c), sum);
+        StoreFirst<ElementType::kFloat32>(sum, to, c, count - c);
+      }
+    }
+  }
+
+  // dK, dV of a tile of keys: the result itself, or this slot's share.
+  void WriteKeyGradients(int64_t first, int64_t rows) const {
+    const bool last = slots_ == 1;
+    const ElementType element = last ? p_.element : ElementType::kFloat32;
+    void* d_k = last ? call_.d_k : work_.d_k_slots + slot_ * p_.KeyElements();
+    void* d_v = last ? call_.d_v : work_.d_v_slots + slot_ * p_.ValueElements();
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t row = sequence_.kv_begin + first + r, bytes = ElementBytes(element);
+      StoreRow(element, d_k_ + r * q_stride_, p_.ResolvedScale(), static_cast<int>(p_.qk_head_dim),
+               At(d_k, KeyStrides(p_).Row(batch_index_, kv_head_, row), bytes));
+      StoreRow(element, d_v_ + r * v_stride_, 1.0f, static_cast<int>(p_.v_head_dim),
+               At(d_v, ValueStrides(p_).Row(batch_index_, kv_head_, row), bytes));
+    }
+  }
+
+  // Keys cut off by key lengths have no gradient.
+  void ClearPadding() const {
+    if (IsPacked(p_.layout)) return;
+    const int64_t bytes = ElementBytes(p_.element);
+    for (int64_t row = sequence_.kv_len; row < p_.kv_len; ++row) {
+      std::memset(At(call_.d_k, KeyStrides(p_).Row(batch_index_, kv_head_, row), bytes), 0,
+                  p_.qk_head_dim * bytes);
+      std::memset(At(call_.d_v, ValueStrides(p_).Row(batch_index_, kv_head_, row), bytes), 0,
+                  p_.v_head_dim * bytes);
+    }
+  }
+
+  const BackwardCall& call_;
+  const Problem& p_;
+  const BackwardWorkspace work_;
+  const Sequence sequence_;
+  const int64_t batch_index_, kv_head_, slot_, slots_;
+  const int64_t q_stride_, v_stride_;
+  int64_t q_tiles_;
+  BackwardTile tile_;
+  float *d_k_, *d_v_;  // [keys][q_stride], [keys][v_stride]: sums over the slot
+  float* d_q_;         // [rows][q_stride]: of one tile
+};
+
+void GradientItemImpl(const BackwardCall& call, int64_t b, int64_t kv_head, int64_t slot,
+                      float* scratch) {
+  GradientPass(call, b, kv_head, slot, scratch).Run();
+}
+
+// out = Σ slots, ascending. `slots` lie `distance` floats apart.
+inline void SumSlots(const float* slots, int64_t distance, int64_t count, ElementType element,
+                     int dim, void* out) {
+  const FloatTag d;
+  alignas(64) float sum[kMaxHeadDim + kMaxLanes];
+  for (int c = 0; c < dim; c += kLanes) {
+    FloatVector total = LoadFirst<ElementType::kFloat32>(slots, c, dim - c);
+    for (int64_t n = 1; n < count; ++n) {
+      total = hn::Add(total, LoadFirst<ElementType::kFloat32>(slots + n * distance, c, dim - c));
+    }
+    hn::StoreU(total, d, sum + c);
+  }
+  StoreRow(element, sum, 1.0f, dim, out);
+}
+
+void ReduceSlotsImpl(const BackwardCall& call, int64_t b, int64_t kv_head, int64_t tile) {
+  const Problem& p = *call.problem;
+  const BackwardWorkspace work(p, call.workspace);
+  const Sequence s = p.SequenceAt(b);
+  const int64_t slots = GradientSlots(p, s.q_len), bytes = ElementBytes(p.element);
+  const int64_t step = kMaxKeyRows, end = HWY_MIN(s.kv_len, (tile + 1) * step);
+  if (slots == 1 || call.stop.stop_requested()) return;
+  for (int64_t row = tile * step; row < end; ++row) {
+    const int64_t k_at = KeyStrides(p).Row(b, kv_head, s.kv_begin + row);
+    const int64_t v_at = ValueStrides(p).Row(b, kv_head, s.kv_begin + row);
+    SumSlots(work.d_k_slots + k_at, p.KeyElements(), slots, p.element,
+             static_cast<int>(p.qk_head_dim), At(call.d_k, k_at, bytes));
+    SumSlots(work.d_v_slots + v_at, p.ValueElements(), slots, p.element,
+             static_cast<int>(p.v_head_dim), At(call.d_v, v_at, bytes));
+  }
+}
+
+// BiasPass: one tile of d_bias. Sums run over keys and rows, then heads, then batch entries.
+class BiasPass {
+ public:
+  BiasPass(const BackwardCall& call, const BiasTile& place, float* scratch)
+      : call_(call), p_(*call.problem), shape_(p_.bias->shape), place_(place), tile_(call, scratch) {
+    const int64_t floats = int64_t{tile_.size().q_rows} * tile_.size().kv_rows;
+    head_ = tile_.rest();
+    entry_ = head_ + floats;
+    total_ = entry_ + floats;
+    CHECK(total_ + floats <= tile_.end());
+    rows_ = Extent(shape_.rows, place.row_tile, tile_.size().q_rows);
+    columns_ = Extent(shape_.columns, place.column_tile, tile_.size().kv_rows);
+  }
+
+  void Run() {
+    Clear(total_);
+    const bool all_entries = shape_.batch == 1, all_heads = shape_.heads == 1;
+    for (int64_t b = all_entries ? 0 : place_.batch; b < (all_entries ? p_.batch : place_.batch + 1);
+         ++b) {
+      Clear(entry_);
+      for (int64_t h = all_heads ? 0 : place_.head; h < (all_heads ? p_.q_heads : place_.head + 1);
+           ++h) {
+        Clear(head_);
+        if (!SumHead(b, h)) return;
+        AddTo(entry_, head_);
+      }
+      AddTo(total_, entry_);
+    }
+    Write();
+  }
+
+ private:
+  static int Extent(int64_t size, int64_t tile, int64_t step) {
+    return static_cast<int>(HWY_MIN(step, size - tile * step));
+  }
+  void Clear(float* sums) const { std::fill_n(sums, rows_ * columns_, 0.0f); }
+  void AddTo(float* sums, const float* terms) const {
+    for (int n = 0; n < rows_ * columns_; ++n) sums[n] += terms[n];
+  }
+
+  // False if the call was cancelled.
+  bool SumHead(int64_t b, int64_t h) {
+    const Sequence s = p_.SequenceAt(b);
+    const CpuTile& size = tile_.size();
+    const int64_t last_column = shape_.columns == 1 ? (s.kv_len - 1) / size.kv_rows
+                                                    : place_.column_tile;
+    const int64_t last_row = shape_.rows == 1 ? (s.q_len - 1) / size.q_rows : place_.row_tile;
+    for (int64_t column = shape_.columns == 1 ? 0 : place_.column_tile; column <= last_column;
+         ++column) {
+      for (int64_t row = shape_.rows == 1 ? 0 : place_.row_tile; row <= last_row; ++row) {
+        if (call_.stop.stop_requested()) return false;
+        if (!tile_.Select(b, h, row, column)) continue;
+        tile_.Compute(/*for_bias=*/true);
+        AddTile();
+      }
+    }
+    return true;
+  }
+
+  void AddTile() {
+    for (int r = 0; r < tile_.tile().rows; ++r) {
+      const float* d_s = tile_.d_s() + r * tile_.size().kv_rows;
+      float* sums = head_ + (shape_.rows == 1 ? 0 : r * columns_);
+      if (shape_.columns == 1) {
+        float sum = 0;
+        for (int c = 0; c < tile_.tile().columns; ++c) sum += d_s[c];
+        sums[0] += sum;
+      } else {
+        for (int c = 0; c < tile_.tile().columns; ++c) sums[c] += d_s[c];
+      }
+    }
+  }
+
+  void Write() const {
+    for (int r = 0; r < rows_; ++r) {
+      const int64_t row = place_.row_tile * tile_.size().q_rows + r;
+      const int64_t column = place_.column_tile * tile_.size().kv_rows;
+      const int64_t at = BroadcastIndex(shape_, place_.batch, place_.head, row, column);
+      std::copy_n(total_ + r * columns_, columns_, call_.d_bias + at);
+    }
+  }
+
+  const BackwardCall& call_;
+  const Problem& p_;
+  const BroadcastShape shape_;
+  const BiasTile place_;
+  BackwardTile tile_;
+  float *head_, *entry_, *total_;  // [rows][columns]
+  int rows_, columns_;
+};
+
+void BiasGradientItemImpl(const BackwardCall& call, const BiasTile& tile, float* scratch) {
+  BiasPass(call, tile, scratch).Run();
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace attnd {
+
+HWY_EXPORT(RowSumsImpl);
+HWY_EXPORT(GradientItemImpl);
+HWY_EXPORT(ReduceSlotsImpl);
+HWY_EXPORT(BiasGradientItemImpl);
+
+void RowSums(const BackwardCall& call, int64_t batch_index, int64_t q_head) {
+  HWY_DYNAMIC_DISPATCH(RowSumsImpl)(call, batch_index, q_head);
+}
+
+void GradientItem(const BackwardCall& call, int64_t batch_index, int64_t kv_head, int64_t slot,
+                  float* scratch) {
+  HWY_DYNAMIC_DISPATCH(GradientItemImpl)(call, batch_index, kv_head, slot, scratch);
+}
+
+void ReduceSlots(const BackwardCall& call, int64_t batch_index, int64_t kv_head, int64_t tile) {
+  HWY_DYNAMIC_DISPATCH(ReduceSlotsImpl)(call, batch_index, kv_head, tile);
+}
+
+void BiasGradientItem(const BackwardCall& call, const BiasTile& tile, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(BiasGradientItemImpl)(call, tile, scratch);
+}
+
+}  // namespace attnd
+#endif

@@ -1,0 +1,137 @@
+#include "kernels/cpu/cpu_backend.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/cpu_quota.h"
+#include "base/thread_pool.h"
+#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/tiles.h"
+#include "kernels/cpu/work_items.h"
+#include "kernels/cpu/workspace.h"
+
+namespace attnd {
+namespace {
+
+using Instant = std::chrono::steady_clock::time_point;
+
+std::string ProcessorName() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (!absl::StartsWith(line, "model name")) continue;
+    absl::string_view name = absl::string_view(line).substr(line.find(':') + 1);
+    return std::string(absl::StripAsciiWhitespace(name));
+  }
+  return "unknown processor";
+}
+
+int64_t PhysicalMemory() { return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE); }
+
+// Scratch: the aligned floats of one thread.
+class Scratch {
+ public:
+  Scratch() : floats_(static_cast<float*>(std::aligned_alloc(64, kScratchFloats * 4))) {
+    CHECK(floats_ != nullptr);
+  }
+  ~Scratch() { std::free(floats_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  float* floats() const { return floats_; }
+
+ private:
+  float* floats_;
+};
+
+class CpuBackend : public Backend {
+ public:
+  explicit CpuBackend(const CpuBackendOptions& options)
+      : pool_(options.threads > 0 ? options.threads : AvailableCpus()), scratch_(pool_.threads()) {
+    info_.backend = "cpu";
+    info_.device = ProcessorName();
+    info_.architecture = CpuTargetName();
+    info_.memory_bytes = options.memory_bytes > 0 ? options.memory_bytes : PhysicalMemory();
+    info_.threads = pool_.threads();
+    info_.flops_per_second = MeasureFlopsPerSecond(scratch_[0].floats()) * pool_.threads();
+  }
+
+  const BackendInfo& info() const override { return info_; }
+  absl::Status Supports(const Problem&, Direction) const override { return absl::OkStatus(); }
+
+  int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override {
+    return direction == Direction::kForward ? ForwardWorkspace(problem, nullptr).bytes
+                                            : BackwardWorkspace(problem, nullptr).bytes;
+  }
+
+  absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override {
+    const Instant start = std::chrono::steady_clock::now();
+    Run(calls, PackItems(calls), [](const ForwardCall& call, const WorkItem& item, float* scratch) {
+      PackKeys(call, item.batch_index, item.head, item.tile, scratch);
+    });
+    Run(calls, ForwardItems(calls),
+        [](const ForwardCall& call, const WorkItem& item, float* scratch) {
+          ForwardItem(call, item.batch_index, item.head, item.tile, scratch);
+        });
+    return Report("cpu_forward", calls.empty() ? nullptr : calls[0].problem, start);
+  }
+
+  absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override {
+    const Instant start = std::chrono::steady_clock::now();
+    Run(calls, RowSumItems(calls), [](const BackwardCall& call, const WorkItem& item, float*) {
+      RowSums(call, item.batch_index, item.head);
+    });
+    Run(calls, GradientItems(calls),
+        [](const BackwardCall& call, const WorkItem& item, float* scratch) {
+          GradientItem(call, item.batch_index, item.head, item.tile, scratch);
+        });
+    Run(calls, ReductionItems(calls), [](const BackwardCall& call, const WorkItem& item, float*) {
+      ReduceSlots(call, item.batch_index, item.head, item.tile);
+    });
+    Run(calls, BiasItems(calls), [](const BackwardCall& call, const WorkItem& item, float* scratch) {
+      const int64_t columns = BiasColumnTiles(*call.problem);
+      BiasGradientItem(
+          call, {item.batch_index, item.head, item.tile / columns, item.tile % columns}, scratch);
+    });
+    return Report("cpu_backward", calls.empty() ? nullptr : calls[0].problem, start);
+  }
+
+ private:
+  // body(call, item, scratch) for each item whose call is still wanted.
+  template <class Call, class Body>
+  void Run(absl::Span<const Call> calls, const WorkList& list, const Body& body) {
+    pool_.ParallelFor(list.size(), [&](int64_t index, int thread) {
+      const Call& call = calls[list[index].call];
+      if (call.stop.stop_requested()) return;
+      body(call, list[index], scratch_[thread].floats());
+    });
+  }
+
+  static LaunchReport Report(absl::string_view kernel, const Problem* first, Instant start) {
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    LaunchReport report;
+    report.kernel = first == nullptr ? std::string(kernel)
+                                     : absl::StrCat(kernel, "_", ElementName(first->element));
+    report.seconds = spent.count();
+    return report;
+  }
+
+  BackendInfo info_;
+  ThreadPool pool_;
+  std::vector<Scratch> scratch_;  // one per thread
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> MakeCpuBackend(const CpuBackendOptions& options) {
+  return std::make_unique<CpuBackend>(options);
+}
+
+}  // namespace attnd

@@ -1,0 +1,42 @@
+// The work items of the CPU engine. Each is done by one thread with a scratch of its own, reads and
+// writes nothing that another item of the same phase writes, and looks at its call's stop token.
+// Arithmetic is float32; compiled once per Highway target and chosen at run time.
+//
+// Forward    phase 1: PackKeys for each (batch entry, KV head, key tile) into the call's workspace
+//            phase 2: ForwardItem for each (batch entry, query head, query tile)
+// Backward   phase 1: RowSums for each (batch entry, query head): delta and d_sink
+//            phase 2: GradientItem for each (batch entry, KV head, slot): dQ, and dK, dV of its rows
+//            phase 3: ReduceSlots for each (batch entry, KV head, key tile), where slots are several
+//                     BiasGradientItem for each tile of the bias, if its gradient is wanted
+// Workspaces are laid out by ForwardWorkspace and BackwardWorkspace (workspace.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/tiles.h"
+
+namespace attnd {
+
+void PackKeys(const ForwardCall& call, int64_t batch_index, int64_t kv_head, int64_t tile,
+              float* scratch);
+void ForwardItem(const ForwardCall& call, int64_t batch_index, int64_t q_head, int64_t tile,
+                 float* scratch);
+
+void RowSums(const BackwardCall& call, int64_t batch_index, int64_t q_head);
+void GradientItem(const BackwardCall& call, int64_t batch_index, int64_t kv_head, int64_t slot,
+                  float* scratch);
+void ReduceSlots(const BackwardCall& call, int64_t batch_index, int64_t kv_head, int64_t tile);
+
+// One tile of d_bias: [rows, columns] of (batch, head) of the bias's own shape.
+struct BiasTile {
+  int64_t batch, head, row_tile, column_tile;
+};
+void BiasGradientItem(const BackwardCall& call, const BiasTile& tile, float* scratch);
+
+// The vector target in use, e.g. "AVX3", and what its matrix product reaches in one thread.
+std::string CpuTargetName();
+double MeasureFlopsPerSecond(float* scratch);
+
+}  // namespace attnd

@@ -1,0 +1,330 @@
+// Forward of the CPU engine: one item is a tile of queries of one head, in one pass over the keys.
+//   S = scale·Q·Kᵀ, masked      P = exp2(S − m)      O = P·V      lse = ln 2·(m + log2(l))
+// (m, l, O) describe the keys seen so far, in units of log2: m is the row maximum, l the sum of P. A
+// new tile rescales l and O by exp2(m_old − m_new). (Dao 2023, FlashAttention-2, Algorithm 1)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/forward.cc"
+#include "kernels/cpu/targets.h"
+//
+#include <hwy/foreach_target.h>
+//
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/scores-inl.h"
+#include "kernels/cpu/workspace.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnd {
+namespace HWY_NAMESPACE {
+
+void PackKeysImpl(const ForwardCall& call, int64_t b, int64_t kv_head, int64_t tile,
+                  float* scratch) {
+  const Problem& p = *call.problem;
+  const Sequence s = p.SequenceAt(b);
+  const int64_t first = tile * ForwardTileSize(p).kv_rows;
+  const int rows = static_cast<int>(HWY_MIN(s.kv_len - first, int64_t{ForwardTileSize(p).kv_rows}));
+  if (rows <= 0 || call.stop.stop_requested()) return;
+  ForwardWorkspace work(p, call.workspace);
+  const int64_t place = kv_head * work.rows + ForwardWorkspace::FirstRow(p, b, s) + first;
+  const int dim = static_cast<int>(p.qk_head_dim), v_dim = static_cast<int>(p.v_head_dim);
+  auto rows_of = [&](const void* data, const TensorStrides& strides, int64_t row, int count, int n) {
+    int64_t at = strides.Row(b, kv_head, s.kv_begin + row) * ElementBytes(p.element);
+    return RowsOf{static_cast<const uint8_t*>(data) + at, strides.row, count, n};
+  };
+  const int64_t padded = PaddedDim(dim);
+  CopyRows(p.element, rows_of(call.k, KeyStrides(p), first, rows, dim), scratch, padded);
+  TransposeToPanels(scratch, padded, rows, dim, work.keys + place * dim);
+  for (int r = 0; r < rows; r += ForwardWorkspace::kUnit) {
+    const int count = HWY_MIN(static_cast<int>(ForwardWorkspace::kUnit), rows - r);
+    work.finite[(place + r) / ForwardWorkspace::kUnit] =
+        CopyRows(p.element, rows_of(call.v, ValueStrides(p), first + r, count, v_dim),
+                 work.values + (place + r) * PaddedDim(v_dim), PaddedDim(v_dim));
+  }
+}
+
+// ForwardPass: the state of one item while it walks over the keys.
+class ForwardPass {
+ public:
+  ForwardPass(const ForwardCall& call, int64_t b, int64_t h, int64_t tile, float* scratch)
+      : call_(call),
+        p_(*call.problem),
+        rules_(call, b, h),
+        work_(p_, call.workspace),
+        first_row_(tile * ForwardTileSize(p_).q_rows),
+        dim_(static_cast<int>(p_.qk_head_dim)),
+        v_stride_(PaddedDim(p_.v_head_dim)) {
+    const int64_t q_stride = PaddedDim(dim_);
+    rows_ = static_cast<int>(
+        HWY_MIN(rules_.sequence.q_len - first_row_, int64_t{ForwardTileSize(p_).q_rows}));
+    q_ = scratch;
+    s_ = q_ + kMaxQueryRows * q_stride;
+    o_ = s_ + kMaxQueryRows * kMaxKeyRows;
+    keep_ = reinterpret_cast<uint8_t*>(o_ + kMaxQueryRows * v_stride_);
+  }
+
+  void Run() {
+    if (rows_ <= 0) return;
+    Start();
+    const int64_t step = ForwardTileSize(p_).kv_rows;
+    for (int64_t key = 0; key < rules_.sequence.kv_len; key += step) {
+      if (call_.stop.stop_requested()) return;
+      tile_.first_row = first_row_;
+      tile_.first_column = key;
+      tile_.rows = rows_;
+      tile_.columns = static_cast<int>(HWY_MIN(rules_.sequence.kv_len - key, step));
+      if (FindSpans(rules_, tile_)) VisitTile();
+    }
+    Finish();
+  }
+
+ private:
+  void Start() {
+    const TensorStrides strides = QueryStrides(p_);
+    const int64_t at = strides.Row(rules_.batch_index, rules_.q_head,
+                                   rules_.sequence.q_begin + first_row_);
+    const uint8_t* q = static_cast<const uint8_t*>(call_.q) + at * ElementBytes(p_.element);
+    CopyRows(p_.element, {q, strides.row, rows_, dim_}, q_, PaddedDim(dim_));
+    std::memset(o_, 0, sizeof(float) * rows_ * v_stride_);
+    for (int r = 0; r < rows_; ++r) {
+      max_[r] = kHidden;
+      sum_[r] = 0;
+      visible_[r] = 0;
+    }
+  }
+
+  void VisitTile() {
+    const int64_t place = p_.KvHead(rules_.q_head) * work_.rows +
+                          ForwardWorkspace::FirstRow(p_, rules_.batch_index, rules_.sequence) +
+                          tile_.first_column;
+    const float* keys = work_.keys + place * dim_;
+    Multiply({.a = q_,
+              .a_row = PaddedDim(dim_),
+              .a_k = 1,
+              .b = keys,
+              .b_k = kPanelColumns,
+              .b_panel = int64_t{dim_} * kPanelColumns,
+              .c = s_,
+              .c_row = kMaxKeyRows,
+              .rows = rows_,
+              .columns = tile_.columns,
+              .depth = dim_,
+              .accumulate = false,
+              .column_limits = tile_.full ? nullptr : tile_.columns_of_rows});
+    if (p_.dropout.threshold > 0) {
+      FillDropout(rules_, tile_, keep_, kMaxKeyRows);
+      tile_.full ? Softmax<false, true>() : Softmax<true, true>();
+    } else {
+      tile_.full ? Softmax<false, false>() : Softmax<true, false>();
+    }
+    AccumulateValues(place);
+  }
+
+  void AccumulateValues(int64_t place) {
+    bool finite = true;
+    for (int c = 0; c < tile_.columns; c += ForwardWorkspace::kUnit) {
+      finite &= work_.finite[(place + c) / ForwardWorkspace::kUnit] != 0;
+    }
+    Product product = {.a = s_,
+                       .a_row = kMaxKeyRows,
+                       .a_k = 1,
+                       .b = work_.values + place * v_stride_,
+                       .b_k = v_stride_,
+                       .b_panel = kPanelColumns,
+                       .c = o_,
+                       .c_row = v_stride_,
+                       .rows = rows_,
+                       .columns = static_cast<int>(p_.v_head_dim),
+                       .depth = tile_.columns,
+                       .accumulate = true,
+                       .depth_limits = tile_.full ? nullptr : tile_.columns_of_rows};
+    tile_.full || finite ? Multiply(product) : MultiplyVisible(product);
+  }
+
+  // S → P in place, row by row, and the recurrence of (m, l, O).
+  template <bool kMasked, bool kDropout>
+  void Softmax() {
+    for (int r = 0; r < rows_; ++r) {
+      float* s = s_ + r * kMaxKeyRows;
+      if (kMasked || !rules_.plain) {
+        visible_[r] += PrepareRow(rules_, tile_, r, s);
+      } else {
+        visible_[r] += tile_.columns;
+      }
+      const Span whole = WholeVectors(tile_.row(r));
+      if (!whole.empty()) {
+        UpdateMaximum(r, s, whole);
+        sum_[r] += ExponentialRow<kMasked, kDropout>(r, s, whole);
+      }
+      if (kMasked) {
+        FillHidden(s, 0, whole.begin);
+        FillHidden(s, whole.end, tile_.columns);
+      }
+    }
+  }
+
+  void UpdateMaximum(int r, const float* s, const Span& whole) {
+    const FloatTag d;
+    FloatVector most = hn::LoadU(d, s + whole.begin);
+    for (int c = whole.begin + kLanes; c < whole.end; c += kLanes) {
+      most = hn::Max(most, hn::LoadU(d, s + c));
+    }
+    float row_max = hn::GetLane(hn::MaxOfLanes(d, most)) * rules_.factor();
+    if (!(row_max > max_[r])) return;  // a NaN among the scores shows in P
+    const float rescale = Exp2One(max_[r] - row_max);
+    max_[r] = row_max;
+    if (sum_[r] == 0) return;  // O is still zero
+    sum_[r] *= rescale;
+    float* o = o_ + r * v_stride_;
+    for (int n = 0; n < p_.v_head_dim; n += kLanes) {
+      hn::StoreU(hn::Mul(hn::Set(d, rescale), hn::LoadU(d, o + n)), d, o + n);
+    }
+  }
+
+  template <bool kMasked, bool kDropout>
+  float ExponentialRow(int r, float* s, const Span& whole) {
+    const FloatTag d;
+    const FloatVector factor = hn::Set(d, rules_.factor()), max = hn::Set(d, max_[r]);
+    const uint8_t* keep = keep_ + r * kMaxKeyRows;
+    FloatVector sum = hn::Zero(d);
+    for (int c = whole.begin; c < whole.end; c += kLanes) {
+      FloatVector score = hn::LoadU(d, s + c);
+      FloatVector probability = Exp2(hn::MulSub(score, factor, max));
+      auto hidden = hn::Eq(score, hn::Set(d, kHidden));
+      if (kMasked) probability = hn::IfThenElse(hidden, hn::Zero(d), probability);
+      sum = hn::Add(sum, probability);
+      // A product, so that a dropped NaN stays one.
+      if (kDropout) {
+        probability = hn::Mul(probability, hn::IfThenElseZero(Kept(keep + c, p_.dropout.threshold),
+                                                              hn::Set(d, 1.0f)));
+      }
+      if (kMasked) probability = hn::IfThenElse(hidden, hn::Set(d, kHiddenZero), probability);
+      hn::StoreU(probability, d, s + c);
+    }
+    return hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+
+  // Normalises and writes O and lse.
+  void Finish() {
+    const TensorStrides strides = OutputStrides(p_);
+    const float kept = DropoutScale(p_.dropout.threshold);
+    const int count = static_cast<int>(p_.v_head_dim);
+    for (int r = 0; r < rows_; ++r) {
+      const int64_t row = first_row_ + r;
+      const int64_t at = strides.Row(rules_.batch_index, rules_.q_head,
+                                     rules_.sequence.q_begin + row);
+      uint8_t* out = static_cast<uint8_t*>(call_.o) + at * ElementBytes(p_.element);
+      float& lse = call_.lse[p_.LseIndex(rules_.batch_index, rules_.q_head, rules_.sequence, row)];
+      float* o = o_ + r * v_stride_;
+      if (visible_[r] == 0) {
+        lse = -std::numeric_limits<float>::infinity();
+        StoreRow(p_.element, o, 0.0f, count, out);
+        continue;
+      }
+      const float rescale = AddToDenominator(r);
+      lse = sum_[r] == 0 ? std::numeric_limits<float>::quiet_NaN()
+                         : static_cast<float>((std::log2(double{sum_[r]}) + max_[r]) * kLn2);
+      StoreRow(p_.element, o, rescale * kept / sum_[r], count, out);
+    }
+  }
+
+  // Adds the sink or the keys counted as logit 0 to l; returns what O must be multiplied by for it.
+  float AddToDenominator(int r) {
+    float logit = 0, count = 0;
+    if (p_.denominator == DenominatorKind::kSink) {
+      logit = p_.sink_logits[rules_.q_head] * kLog2E;
+      count = 1;
+    } else if (p_.denominator == DenominatorKind::kZeroRest) {
+      count = static_cast<float>(rules_.sequence.kv_len - visible_[r]);
+    }
+    if (count == 0) return 1.0f;
+    const float max = HWY_MAX(max_[r], logit);
+    const float rescale = Exp2One(max_[r] - max);
+    sum_[r] = sum_[r] * rescale + count * Exp2One(logit - max);
+    max_[r] = max;
+    return rescale;
+  }
+
+  const ForwardCall& call_;
+  const Problem& p_;
+  const HeadRules rules_;
+  const ForwardWorkspace work_;
+  const int64_t first_row_;
+  const int dim_;
+  const int64_t v_stride_;
+  int rows_;
+  float* q_;       // [rows][PaddedDim(dim)]
+  float* s_;       // [rows][kMaxKeyRows]
+  float* o_;       // [rows][v_stride]
+  uint8_t* keep_;  // [rows][kMaxKeyRows]
+  ScoreTile tile_;
+  float max_[kMaxQueryRows], sum_[kMaxQueryRows];
+  int64_t visible_[kMaxQueryRows];
+};
+
+void ForwardItemImpl(const ForwardCall& call, int64_t b, int64_t h, int64_t tile, float* scratch) {
+  ForwardPass(call, b, h, tile, scratch).Run();
+}
+
+// Multiplies for some milliseconds: the rate that a thread reaches in the products of a tile.
+double MeasureFlopsPerSecondImpl(float* scratch) {
+  constexpr int kRows = 96, kColumns = 256, kDepth = 64, kRepeats = 3;
+  std::fill_n(scratch, kScratchFloats, 0.5f);
+  const Product product = {.a = scratch,
+                           .a_row = kDepth,
+                           .a_k = 1,
+                           .b = scratch + kRows * kDepth,
+                           .b_k = kPanelColumns,
+                           .b_panel = kDepth * kPanelColumns,
+                           .c = scratch + kRows * kDepth + kColumns * kDepth,
+                           .c_row = kColumns,
+                           .rows = kRows,
+                           .columns = kColumns,
+                           .depth = kDepth,
+                           .accumulate = false};
+  double best = 0;
+  for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int n = 0; n < 16; ++n) Multiply(product);
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    best = HWY_MAX(best, 16 * 2.0 * kRows * kColumns * kDepth / HWY_MAX(spent.count(), 1e-9));
+  }
+  return best;
+}
+
+const char* TargetNameImpl() { return hwy::TargetName(HWY_TARGET); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace attnd {
+
+HWY_EXPORT(PackKeysImpl);
+HWY_EXPORT(ForwardItemImpl);
+HWY_EXPORT(TargetNameImpl);
+HWY_EXPORT(MeasureFlopsPerSecondImpl);
+
+void PackKeys(const ForwardCall& call, int64_t batch_index, int64_t kv_head, int64_t tile,
+              float* scratch) {
+  HWY_DYNAMIC_DISPATCH(PackKeysImpl)(call, batch_index, kv_head, tile, scratch);
+}
+
+void ForwardItem(const ForwardCall& call, int64_t batch_index, int64_t q_head, int64_t tile,
+                 float* scratch) {
+  HWY_DYNAMIC_DISPATCH(ForwardItemImpl)(call, batch_index, q_head, tile, scratch);
+}
+
+std::string CpuTargetName() { return HWY_DYNAMIC_DISPATCH(TargetNameImpl)(); }
+
+double MeasureFlopsPerSecond(float* scratch) {
+  return HWY_DYNAMIC_DISPATCH(MeasureFlopsPerSecondImpl)(scratch);
+}
+
+}  // namespace attnd
+#endif

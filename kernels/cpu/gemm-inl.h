@@ -1,0 +1,155 @@
+// Small matrix products for one thread, the inner loop of the CPU engine:
+//     C[m][n] (+)= Σ_k A(m, k)·B[k][n]        m < rows, n < columns, k < depth, all float32
+// A is read element by element, so rows or columns of it may be contiguous (dV and dK take P and dS
+// transposed in place). B is read in vectors: row-major with rows of `b_k` floats, cut into panels of
+// kPanelColumns columns that lie `b_panel` floats apart. C is row-major. B and C are padded: columns
+// are computed up to the next whole vector.
+//
+// A register tile is kTileRows × kPanelVectors vectors: on AVX-512 6 × 4 accumulators of 32
+// registers, so each step of k reads 4 vectors and 6 broadcasts for 24 multiply-adds.
+// The order of the sums over k depends on the shape alone.
+//
+// Included once per Highway target; kernels/cpu only.
+#if defined(ATTND_KERNELS_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTND_KERNELS_CPU_GEMM_INL_H_
+#undef ATTND_KERNELS_CPU_GEMM_INL_H_
+#else
+#define ATTND_KERNELS_CPU_GEMM_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "kernels/cpu/tiles.h"
+#include "kernels/cpu/vector_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr int kTileRows = 6;
+// 16 registers hold 6 × 2 accumulators, 32 hold 6 × 4.
+constexpr int kPanelVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
+constexpr int kPanelColumns = kPanelVectors * kLanes;
+static_assert(kMaxPanelColumns % kPanelColumns == 0);
+// Rows of a panel read before the next row tile: 64·64 floats, half of a 32 KiB first-level cache.
+constexpr int kDepthStep = 64;
+
+struct Product {
+  const float* a;
+  int64_t a_row, a_k;  // A(m, k) = a[m·a_row + k·a_k]
+  const float* b;
+  int64_t b_k, b_panel;
+  float* c;
+  int64_t c_row;
+  int rows, columns, depth;
+  bool accumulate;  // otherwise C is overwritten
+  // Optional, one span per kTileRows rows of C: the columns that are wanted (others stay as they
+  // were), and the k that contribute (A is zero elsewhere, or B must not be read).
+  const Span* column_limits = nullptr;
+  const Span* depth_limits = nullptr;
+};
+
+template <int kRows, int kVectors>
+void RegisterTile(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_k,
+                  const float* HWY_RESTRICT b, int64_t b_k, int depth, float* HWY_RESTRICT c,
+                  int64_t c_row, bool accumulate) {
+  const FloatTag d;
+  FloatVector sum[kRows][kVectors];
+  HWY_UNROLL(6)
+  for (int m = 0; m < kRows; ++m) {
+    HWY_UNROLL(4)
+    for (int n = 0; n < kVectors; ++n) sum[m][n] = hn::Zero(d);
+  }
+  for (int k = 0; k < depth; ++k, a += a_k, b += b_k) {
+    FloatVector row[kVectors];
+    HWY_UNROLL(4)
+    for (int n = 0; n < kVectors; ++n) row[n] = hn::LoadU(d, b + n * kLanes);
+    HWY_UNROLL(6)
+    for (int m = 0; m < kRows; ++m) {
+      FloatVector scalar = hn::Set(d, a[m * a_row]);
+      HWY_UNROLL(4)
+      for (int n = 0; n < kVectors; ++n) sum[m][n] = hn::MulAdd(scalar, row[n], sum[m][n]);
+    }
+  }
+  HWY_UNROLL(6)
+  for (int m = 0; m < kRows; ++m) {
+    HWY_UNROLL(4)
+    for (int n = 0; n < kVectors; ++n) {
+      float* place = c + m * c_row + n * kLanes;
+      if (accumulate) sum[m][n] = hn::Add(sum[m][n], hn::LoadU(d, place));
+      hn::StoreU(sum[m][n], d, place);
+    }
+  }
+}
+
+using RegisterTileFunction = void (*)(const float*, int64_t, int64_t, const float*, int64_t, int,
+                                      float*, int64_t, bool);
+
+template <int kVectors>
+RegisterTileFunction ChooseRows(int rows) {
+  switch (rows) {
+    case 1:
+      return &RegisterTile<1, kVectors>;
+    case 2:
+      return &RegisterTile<2, kVectors>;
+    case 3:
+      return &RegisterTile<3, kVectors>;
+    case 4:
+      return &RegisterTile<4, kVectors>;
+    case 5:
+      return &RegisterTile<5, kVectors>;
+    default:
+      return &RegisterTile<6, kVectors>;
+  }
+}
+
+inline RegisterTileFunction ChooseTile(int rows, int vectors) {
+#if HWY_TARGET == HWY_AVX3
+  if (vectors == 3) return ChooseRows<3>(rows);
+  if (vectors == 4) return ChooseRows<4>(rows);
+#endif
+  return vectors == 1 ? ChooseRows<1>(rows) : ChooseRows<2>(rows);
+}
+
+// One panel, one stretch [k_begin, k_end) of the depth: every row tile.
+inline void MultiplyPanel(const Product& p, int column, int k_begin, int k_end) {
+  int width = HWY_MIN(kPanelColumns, p.columns - column);
+  int vectors = (width + kLanes - 1) / kLanes;
+  const float* b = p.b + (column / kPanelColumns) * p.b_panel;
+  RegisterTileFunction whole = ChooseTile(kTileRows, vectors);
+  for (int row = 0, group = 0; row < p.rows; row += kTileRows, ++group) {
+    if (p.column_limits != nullptr && (p.column_limits[group].end <= column ||
+                                       p.column_limits[group].begin >= column + width)) {
+      continue;
+    }
+    bool accumulate = p.accumulate || k_begin > 0;
+    int from = k_begin, to = k_end;
+    if (p.depth_limits != nullptr) {
+      from = HWY_MAX(from, p.depth_limits[group].begin);
+      to = HWY_MIN(to, p.depth_limits[group].end);
+      if (from >= to && accumulate) continue;
+      to = HWY_MAX(from, to);
+    }
+    int rows = HWY_MIN(kTileRows, p.rows - row);
+    RegisterTileFunction tile = rows == kTileRows ? whole : ChooseTile(rows, vectors);
+    tile(p.a + row * p.a_row + from * p.a_k, p.a_row, p.a_k, b + from * p.b_k, p.b_k, to - from,
+         p.c + row * p.c_row + column, p.c_row, accumulate);
+  }
+}
+
+inline void Multiply(const Product& p) {
+  for (int column = 0; column < p.columns; column += kPanelColumns) {
+    int k = 0;
+    do {
+      int end = HWY_MIN(p.depth, k + kDepthStep);
+      MultiplyPanel(p, column, k, end);
+      k = end;
+    } while (k < p.depth);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnd
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,285 @@
+// The score rules on one tile of S, row by row: scale, softcap, bias, ALiBi, visibility. A row leaves
+// in units of log2 (times log2 e), with kHidden where a key is not visible.
+//
+//     S → softcap·tanh(scale·S / softcap) + bias − slope·|i + offset − j|
+//
+// Plain problems (no softcap, bias, ALiBi or bool mask, scale above 0) leave S raw: the factor
+// scale·log2 e joins the exponential. Included once per Highway target; kernels/cpu only.
+#if defined(ATTND_KERNELS_CPU_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTND_KERNELS_CPU_SCORES_INL_H_
+#undef ATTND_KERNELS_CPU_SCORES_INL_H_
+#else
+#define ATTND_KERNELS_CPU_SCORES_INL_H_
+#endif
+
+#include <hwy/highway.h>
+//
+#include <hwy/contrib/math/math-inl.h>
+
+#include <limits>
+
+#include "attention/dropout.h"
+#include "attention/tensor_view.h"
+#include "kernels/cpu/rows-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr float kLog2E = 1.44269504088896340736f;
+constexpr double kLn2 = 0.69314718055994530942;
+// Stands for "not visible" among scores. Not −infinity: a visible key may have that score, and its
+// NaN and infinities must still surface.
+constexpr float kHidden = -std::numeric_limits<float>::max();
+
+// What all tiles of one (batch entry, query head) share.
+struct HeadRules {
+  const Problem& problem;
+  int64_t batch_index, q_head;
+  Sequence sequence;
+  const uint8_t* mask_bits;
+  const void* bias;
+  float scale, slope;
+  bool plain;
+  DropoutStream dropout;
+
+  template <class Call>
+  HeadRules(const Call& call, int64_t b, int64_t h)
+      : problem(*call.problem),
+        batch_index(b),
+        q_head(h),
+        sequence(problem.SequenceAt(b)),
+        mask_bits(call.mask_bits),
+        bias(call.bias),
+        scale(problem.ResolvedScale()),
+        slope(problem.AlibiSlope(b, h)),
+        plain(scale > 0 && problem.softcap == 0 && !problem.bias && !problem.bool_mask &&
+              slope == 0),
+        dropout(MakeDropoutStream(problem.dropout.seed, problem.dropout.offset,
+                                  problem.DropoutHeadIndex(b, h))) {}
+
+  // What a score is multiplied by after PrepareRow to be in units of log2.
+  float factor() const { return plain ? scale * kLog2E : 1.0f; }
+};
+
+// One tile: `rows` queries from `first_row`, `columns` keys from `first_column`.
+struct ScoreTile {
+  int64_t first_row, first_column;
+  int rows, columns;
+  bool full;  // every row sees every column
+  Span spans[kMaxQueryRows];  // unless full: what the diagonal leaves of each row
+  // Unless full: per kTileRows rows, the columns of any of them; per kTileRows columns, the rows.
+  Span columns_of_rows[kMaxQueryRows / kTileRows + 1];
+  Span rows_of_columns[kMaxKeyRows / kTileRows + 1];
+
+  Span row(int r) const { return full ? Span{0, columns} : spans[r]; }
+};
+
+inline Span Cut(const KeyRange& range, int64_t first, int count) {
+  int64_t begin = HWY_MAX(range.begin - first, int64_t{0});
+  int64_t end = HWY_MIN(range.end - first, int64_t{count});
+  return begin < end ? Span{static_cast<int>(begin), static_cast<int>(end)} : Span{};
+}
+
+inline Span Union(const Span& a, const Span& b) {
+  if (a.empty()) return b;
+  if (b.empty()) return a;
+  return {HWY_MIN(a.begin, b.begin), HWY_MAX(a.end, b.end)};
+}
+
+inline void SummariseSpans(ScoreTile& tile) {
+  int column_groups = (tile.columns + kTileRows - 1) / kTileRows;
+  for (int g = 0; g < column_groups; ++g) tile.rows_of_columns[g] = Span{};
+  for (int r = 0; r < tile.rows; ++r) {
+    Span& group = tile.columns_of_rows[r / kTileRows];
+    group = r % kTileRows == 0 ? tile.spans[r] : Union(group, tile.spans[r]);
+    if (tile.spans[r].empty()) continue;
+    for (int g = tile.spans[r].begin / kTileRows; g * kTileRows < tile.spans[r].end; ++g) {
+      tile.rows_of_columns[g] = Union(tile.rows_of_columns[g], {r, r + 1});
+    }
+  }
+}
+
+// Fills `tile`, whose place and size are set. False if no row sees any of it.
+inline bool FindSpans(const HeadRules& rules, ScoreTile& tile) {
+  const Problem& p = rules.problem;
+  auto span = [&](int r) {
+    return Cut(p.VisibleRange(rules.sequence, tile.first_row + r), tile.first_column, tile.columns);
+  };
+  // Bounds only move right from row to row: the first row's end and the last row's begin decide.
+  bool unbounded = span(0).end == tile.columns && span(0).begin == 0 &&
+                   span(tile.rows - 1).begin == 0 && span(tile.rows - 1).end == tile.columns;
+  // A ragged last vector has keys to hide too.
+  tile.full = unbounded && !p.bias && !p.bool_mask && tile.columns % kLanes == 0;
+  if (tile.full) return true;
+  bool any = false;
+  for (int r = 0; r < tile.rows; ++r) {
+    tile.spans[r] = span(r);
+    any |= !tile.spans[r].empty();
+  }
+  if (any) SummariseSpans(tile);
+  return any;
+}
+
+// Whole vectors around a span.
+inline Span WholeVectors(const Span& span) {
+  if (span.empty()) return Span{};
+  return {span.begin / kLanes * kLanes, static_cast<int>(RoundUp(span.end, kLanes))};
+}
+
+inline hn::Mask<FloatTag> Inside(const Span& span, int column) {
+  const hn::RebindToSigned<FloatTag> di;
+  auto at = hn::Iota(di, column);
+  auto inside = hn::And(hn::Gt(at, hn::Set(di, span.begin - 1)), hn::Lt(at, hn::Set(di, span.end)));
+  return hn::RebindMask(FloatTag(), inside);
+}
+
+// kHidden in the lanes of the first and last vector that lie outside the span.
+inline void HideEdges(const Span& span, float* s) {
+  const FloatTag d;
+  Span whole = WholeVectors(span);
+  for (int c : {whole.begin, whole.end - kLanes}) {
+    if (c >= span.begin && c + kLanes <= span.end) continue;
+    hn::StoreU(hn::IfThenElse(Inside(span, c), hn::LoadU(d, s + c), hn::Set(d, kHidden)), d, s + c);
+  }
+}
+
+// Bias of kLanes keys from `column`, of which `count` exist. Columns of 1 stand for all keys.
+inline FloatVector LoadBias(const HeadRules& rules, int64_t row, int64_t column, int64_t count) {
+  const Bias& bias = *rules.problem.bias;
+  int64_t index =
+      BroadcastIndex(bias.shape, rules.batch_index, rules.q_head, row, column);
+  if (bias.shape.columns == 1) {
+    return hn::Set(FloatTag(), LoadElement(bias.element, rules.bias, index));
+  }
+  switch (bias.element) {
+    case ElementType::kFloat16:
+      return LoadFirst<ElementType::kFloat16>(rules.bias, index, count);
+    case ElementType::kBFloat16:
+      return LoadFirst<ElementType::kBFloat16>(rules.bias, index, count);
+    default:
+      return LoadFirst<ElementType::kFloat32>(rules.bias, index, count);
+  }
+}
+
+// The bool mask's bits of kLanes keys from `column`, a multiple of kLanes, of which `count` exist.
+inline hn::Mask<FloatTag> LoadMaskBits(const HeadRules& rules, int64_t row, int64_t column,
+                                       int64_t count) {
+  const FloatTag d;
+  const BoolMask& mask = *rules.problem.bool_mask;
+  const BroadcastShape& s = mask.shape;
+  int64_t line = ((s.batch == 1 ? 0 : rules.batch_index) * s.heads + (s.heads == 1 ? 0 : rules.q_head)) *
+                     s.rows +
+                 (s.rows == 1 ? 0 : row);
+  const uint8_t* bits = rules.mask_bits + line * mask.row_bytes();
+  uint64_t word = 0;
+  if (s.columns == 1) {
+    word = (bits[0] & 1) ? ~uint64_t{0} : 0;
+  } else {
+    int64_t bytes = ((column & 7) + HWY_MIN(count, int64_t{kLanes}) + 7) / 8;
+    for (int64_t n = 0; n < bytes; ++n) word |= uint64_t{bits[(column >> 3) + n]} << (8 * n);
+    word >>= column & 7;
+  }
+  uint8_t copy[8];
+  std::memcpy(copy, &word, sizeof(copy));
+  return hn::LoadMaskBits(d, copy);
+}
+
+// All rules on one row's scores. Returns how many keys are visible. `slope_factor`, if not null,
+// gets 1 − tanh², what softcap multiplies dS by.
+inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, float* s,
+                      float* slope_factor) {
+  const FloatTag d;
+  const Problem& p = rules.problem;
+  const int64_t row = tile.first_row + r;
+  const Span span = tile.row(r), whole = WholeVectors(span);
+  const FloatVector scale = hn::Set(d, rules.scale), cap = hn::Set(d, p.softcap);
+  const FloatVector inverse_cap = hn::Set(d, p.softcap > 0 ? 1.0f / p.softcap : 0.0f);
+  int visible = 0;
+  for (int c = whole.begin; c < whole.end; c += kLanes) {
+    FloatVector x = hn::Mul(scale, hn::LoadU(d, s + c));
+    auto shown = Inside(span, c);
+    const int64_t column = tile.first_column + c, count = span.end - c;
+    if (p.softcap > 0) {
+      FloatVector tanh = hn::Tanh(d, hn::Mul(x, inverse_cap));
+      x = hn::Mul(cap, tanh);
+      if (slope_factor != nullptr) {
+        hn::StoreU(hn::NegMulAdd(tanh, tanh, hn::Set(d, 1.0f)), d, slope_factor + c);
+      }
+    }
+    if (p.bias) {
+      FloatVector bias = LoadBias(rules, row, column, count);
+      x = hn::Add(x, bias);
+      auto masks = hn::Eq(bias, hn::Set(d, -std::numeric_limits<float>::infinity()));
+      shown = hn::AndNot(masks, shown);
+    }
+    if (rules.slope != 0) {
+      // |row + offset − column| is at most 2^21, so float holds it exactly.
+      FloatVector distance = hn::Sub(hn::Set(d, static_cast<float>(row + rules.sequence.offset - column)),
+                                     hn::Iota(d, 0.0f));
+      x = hn::NegMulAdd(hn::Set(d, rules.slope), hn::Abs(distance), x);
+    }
+    if (p.bool_mask) shown = hn::And(shown, LoadMaskBits(rules, row, column, count));
+    visible += static_cast<int>(hn::CountTrue(d, shown));
+    x = hn::IfThenElse(shown, hn::Mul(x, hn::Set(d, kLog2E)), hn::Set(d, kHidden));
+    hn::StoreU(x, d, s + c);
+  }
+  return visible;
+}
+
+// Brings row `r` of S into the form above: afterwards its whole vectors hold scores, to be multiplied
+// by rules.factor(), or kHidden. Returns how many keys are visible.
+inline int PrepareRow(const HeadRules& rules, const ScoreTile& tile, int r, float* s,
+                      float* slope_factor = nullptr) {
+  Span span = tile.row(r);
+  if (span.empty()) return 0;
+  if (!rules.plain) return ApplyRules(rules, tile, r, s, slope_factor);
+  HideEdges(span, s);
+  return span.end - span.begin;
+}
+
+// The dropout bytes of a tile, [rows][stride], where any row of 16 sees the columns.
+inline void FillDropout(const HeadRules& rules, const ScoreTile& tile, uint8_t* bytes,
+                        int64_t stride) {
+  for (int row = 0; row < tile.rows; row += 16) {
+    Span wanted;
+    for (int r = row; r < HWY_MIN(row + 16, tile.rows); ++r) wanted = Union(wanted, tile.row(r));
+    for (int column = wanted.begin / 32 * 32; column < wanted.end; column += 32) {
+      DropoutBlock(rules.dropout, static_cast<uint32_t>((tile.first_row + row) >> 4),
+                   static_cast<uint32_t>((tile.first_column + column) >> 5),
+                   bytes + row * stride + column, stride);
+    }
+  }
+}
+
+// Where a key is not visible, P and dS are −0: adds nothing to a sum, and tells MultiplyVisible to
+// leave the key out. A visible key's zero is +0.
+constexpr float kHiddenZero = -0.0f;
+
+inline void FillHidden(float* row, int begin, int end) {
+  for (int c = begin; c < end; ++c) row[c] = kHiddenZero;
+}
+
+// Multiply where B may hold infinities and NaN in rows that some row of A must not see.
+inline void MultiplyVisible(const Product& p) {
+  const FloatTag d;
+  for (int m = 0; m < p.rows; ++m) {
+    float* c_row = p.c + m * p.c_row;
+    for (int n = 0; n < p.columns && !p.accumulate; n += kLanes) hn::StoreU(hn::Zero(d), d, c_row + n);
+    for (int k = 0; k < p.depth; ++k) {
+      float a = p.a[m * p.a_row + k * p.a_k];
+      if (BitsOf(a) == 0x80000000u) continue;
+      for (int n = 0; n < p.columns; n += kLanes) {
+        const float* b = p.b + k * p.b_k + (n / kPanelColumns) * p.b_panel + n % kPanelColumns;
+        FloatVector sum = hn::MulAdd(hn::Set(d, a), hn::LoadU(d, b), hn::LoadU(d, c_row + n));
+        hn::StoreU(sum, d, c_row + n);
+      }
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnd
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,56 @@
+// Tiles of the CPU engine and the memory around them. Sizes follow from the head dimensions alone,
+// so that a row's arithmetic never depends on threads, batch or the launch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "attention/problem.h"
+
+namespace attnd {
+
+// The widest vector of any target and the widest panel of B (gemm-inl.h), in floats: buffers are
+// padded to these whatever the target.
+inline constexpr int kMaxLanes = 16;
+inline constexpr int kMaxPanelColumns = 64;
+
+constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+constexpr int64_t PaddedDim(int64_t dim) { return RoundUp(dim, kMaxLanes); }
+
+// A half-open range of rows or columns of a tile.
+struct Span {
+  int begin = 0, end = 0;
+  bool empty() const { return begin >= end; }
+};
+
+// q_rows and kv_rows are multiples of 16 and 32, so that dropout blocks start with the tile, and
+// kv_rows of kMaxPanelColumns.
+struct CpuTile {
+  int q_rows, kv_rows;
+};
+inline constexpr int kMaxQueryRows = 128;
+inline constexpr int kMaxKeyRows = 256;
+
+constexpr CpuTile ForwardTileSize(const Problem&) { return {.q_rows = 128, .kv_rows = 256}; }
+
+// Backward keeps five float matrices of kv_rows rows: at most 64·256 or 128·128 floats each, so that
+// they fit a 1 MiB second-level cache.
+constexpr CpuTile BackwardTileSize(const Problem& p) {
+  int64_t dim = std::max(p.qk_head_dim, p.v_head_dim);
+  return {.q_rows = 64, .kv_rows = dim <= 64 ? 256 : dim <= 128 ? 128 : 64};
+}
+
+// Backward divides the rows that share a KV head into this many parts, which run in parallel, each
+// with its own sum of dK and dV: one per 512 rows, at most 4.
+constexpr int64_t kRowsPerSlot = 512;
+constexpr int64_t kMaxSlots = 4;
+inline int64_t GradientSlots(const Problem& p, int64_t q_len) {
+  return std::clamp<int64_t>(p.group_size() * q_len / kRowsPerSlot, 1, kMaxSlots);
+}
+
+// A thread's scratch, in floats: no smaller than what any item lays out in it (checked there).
+inline constexpr int64_t kScratchFloats = 288 * 1024;
+
+}  // namespace attnd

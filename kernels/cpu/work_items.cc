@@ -1,0 +1,137 @@
+#include "kernels/cpu/work_items.h"
+
+#include <algorithm>
+
+#include "kernels/cpu/tiles.h"
+
+namespace attnd {
+namespace {
+
+int64_t Tiles(int64_t length, int64_t step) { return (length + step - 1) / step; }
+
+WorkItem MakeItem(size_t call, int64_t batch_index, int64_t head, int64_t tile) {
+  return {static_cast<int32_t>(call), static_cast<int32_t>(batch_index),
+          static_cast<int32_t>(head), static_cast<int32_t>(tile)};
+}
+
+// About how many pairs rows [begin, end) of a sequence see, from its first, middle and last row.
+int64_t PairsOfRows(const Problem& p, const Sequence& s, int64_t begin, int64_t end) {
+  auto seen = [&](int64_t row) {
+    KeyRange range = p.VisibleRange(s, row);
+    return range.end - range.begin;
+  };
+  return (end - begin) * (seen(begin) + 2 * seen((begin + end) / 2) + seen(end - 1)) / 4;
+}
+
+// Calls body(call index, problem, batch index, its sequence, KV head), each in a group of its own.
+template <class Call, class Body>
+WorkList ForEachKvHead(absl::Span<const Call> calls, const Body& body) {
+  WorkList list;
+  for (size_t n = 0; n < calls.size(); ++n) {
+    const Problem& p = *calls[n].problem;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const Sequence s = p.SequenceAt(b);
+      for (int64_t kv_head = 0; kv_head < p.kv_heads; ++kv_head) {
+        list.BeginGroup();
+        body(list, n, p, b, s, kv_head);
+      }
+    }
+  }
+  list.Sort();
+  return list;
+}
+
+}  // namespace
+
+void WorkList::Sort() {
+  for (size_t begin = 0, end; begin < entries_.size(); begin = end) {
+    int64_t longest = 0;
+    for (end = begin; end < entries_.size() && entries_[end].group == entries_[begin].group;) {
+      longest = std::max(longest, entries_[end++].cost);
+    }
+    for (size_t n = begin; n < end; ++n) entries_[n].longest = longest;
+  }
+  std::stable_sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) {
+    if (a.longest != b.longest) return a.longest > b.longest;
+    return a.group != b.group ? a.group < b.group : a.cost > b.cost;
+  });
+}
+
+WorkList PackItems(absl::Span<const ForwardCall> calls) {
+  return ForEachKvHead(calls, [](WorkList& list, size_t n, const Problem& p, int64_t b,
+                                 const Sequence& s, int64_t kv_head) {
+    for (int64_t tile = 0; tile < Tiles(s.kv_len, ForwardTileSize(p).kv_rows); ++tile) {
+      list.Add(MakeItem(n, b, kv_head, tile), p.qk_head_dim + p.v_head_dim);
+    }
+  });
+}
+
+WorkList ForwardItems(absl::Span<const ForwardCall> calls) {
+  return ForEachKvHead(calls, [](WorkList& list, size_t n, const Problem& p, int64_t b,
+                                 const Sequence& s, int64_t kv_head) {
+    const int64_t step = ForwardTileSize(p).q_rows, dims = p.qk_head_dim + p.v_head_dim;
+    for (int64_t g = 0; g < p.group_size(); ++g) {
+      for (int64_t row = 0; row < s.q_len; row += step) {
+        list.Add(MakeItem(n, b, kv_head * p.group_size() + g, row / step),
+                 dims * PairsOfRows(p, s, row, std::min(row + step, s.q_len)));
+      }
+    }
+  });
+}
+
+WorkList RowSumItems(absl::Span<const BackwardCall> calls) {
+  return ForEachKvHead(calls, [](WorkList& list, size_t n, const Problem& p, int64_t b,
+                                 const Sequence& s, int64_t kv_head) {
+    for (int64_t g = 0; g < p.group_size(); ++g) {
+      list.Add(MakeItem(n, b, kv_head * p.group_size() + g, 0), s.q_len * p.v_head_dim);
+    }
+  });
+}
+
+WorkList GradientItems(absl::Span<const BackwardCall> calls) {
+  return ForEachKvHead(calls, [](WorkList& list, size_t n, const Problem& p, int64_t b,
+                                 const Sequence& s, int64_t kv_head) {
+    const int64_t slots = GradientSlots(p, s.q_len), dims = p.qk_head_dim + p.v_head_dim;
+    const int64_t pairs = s.q_len > 0 ? PairsOfRows(p, s, 0, s.q_len) : 0;
+    for (int64_t slot = 0; slot < slots; ++slot) {
+      list.Add(MakeItem(n, b, kv_head, slot), dims * p.group_size() * pairs / slots);
+    }
+  });
+}
+
+WorkList ReductionItems(absl::Span<const BackwardCall> calls) {
+  return ForEachKvHead(calls, [](WorkList& list, size_t n, const Problem& p, int64_t b,
+                                 const Sequence& s, int64_t kv_head) {
+    const int64_t slots = GradientSlots(p, s.q_len), dims = p.qk_head_dim + p.v_head_dim;
+    if (slots == 1) return;
+    for (int64_t tile = 0; tile < Tiles(s.kv_len, kMaxKeyRows); ++tile) {
+      list.Add(MakeItem(n, b, kv_head, tile), slots * dims);
+    }
+  });
+}
+
+int64_t BiasColumnTiles(const Problem& p) {
+  return Tiles(p.bias->shape.columns, BackwardTileSize(p).kv_rows);
+}
+
+WorkList BiasItems(absl::Span<const BackwardCall> calls) {
+  WorkList list;
+  for (size_t n = 0; n < calls.size(); ++n) {
+    if (calls[n].d_bias == nullptr) continue;
+    const Problem& p = *calls[n].problem;
+    const BroadcastShape& shape = p.bias->shape;
+    const int64_t tiles = Tiles(shape.rows, BackwardTileSize(p).q_rows) * BiasColumnTiles(p);
+    const int64_t pairs = p.batch * p.q_heads * p.MaxQueryLength() * p.MaxKeyLength();
+    list.BeginGroup();
+    for (int64_t place = 0; place < shape.batch * shape.heads; ++place) {
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        list.Add(MakeItem(n, place / shape.heads, place % shape.heads, tile),
+                 pairs / (shape.batch * shape.heads * tiles));
+      }
+    }
+  }
+  list.Sort();
+  return list;
+}
+
+}  // namespace attnd
