@@ -1,10 +1,10 @@
-// Backward of the CPU engine. Rows that share a KV head are cut into slots (tiles.h); one item takes
-// a slot and walks over the keys, tile by tile, and over the slot's query tiles inside:
+// Backward of the CPU engine. Rows that share a KV head are cut into slots (tiles.h); one item
+// takes a slot and walks over the keys, tile by tile, and over the slot's query tiles inside:
 //   dV_j += (P∘Z)ᵀ·dO_i    dK_j += scale·dSᵀ·Q_i    dQ_i += scale·dS·K_j
-// so each of the five products of a pair of tiles is computed once, dQ_i belongs to one item, and dK,
-// dV of the slots are added in ascending order afterwards. Nothing depends on which thread runs what.
-// The bias's gradient is a pass of its own over the bias's tiles, since its sums run over heads and
-// batch entries in a fixed order and a sum per head would take as much memory as S.
+// so each of the five products of a pair of tiles is computed once, dQ_i belongs to one item, and
+// dK, dV of the slots are added in ascending order afterwards. Nothing depends on which thread runs
+// what. The bias's gradient is a pass of its own over the bias's tiles, since its sums run over
+// heads and batch entries in a fixed order and a sum per head would take as much memory as S.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/backward.cc"
 #include "kernels/cpu/targets.h"
@@ -125,8 +125,7 @@ class GradientPass {
     ForEachTile([&](int64_t head, int64_t q_tile) {
       const int64_t end = HWY_MIN(sequence_.q_len, (q_tile + 1) * q_rows);
       for (int64_t row = q_tile * q_rows; row < end; ++row) {
-        const int64_t at =
-            QueryStrides(p_).Row(batch_index_, head, sequence_.q_begin + row);
+        const int64_t at = QueryStrides(p_).Row(batch_index_, head, sequence_.q_begin + row);
         body(Sums() + at, At(call_.d_q, at, ElementBytes(p_.element)));
       }
     });
@@ -250,7 +249,11 @@ void ReduceSlotsImpl(const BackwardCall& call, int64_t b, int64_t kv_head, int64
 class BiasPass {
  public:
   BiasPass(const BackwardCall& call, const BiasTile& place, float* scratch)
-      : call_(call), p_(*call.problem), shape_(p_.bias->shape), place_(place), tile_(call, scratch) {
+      : call_(call),
+        p_(*call.problem),
+        shape_(p_.bias->shape),
+        place_(place),
+        tile_(call, scratch) {
     const int64_t floats = int64_t{tile_.size().q_rows} * tile_.size().kv_rows;
     head_ = tile_.rest();
     entry_ = head_ + floats;
@@ -263,8 +266,8 @@ class BiasPass {
   void Run() {
     Clear(total_);
     const bool all_entries = shape_.batch == 1, all_heads = shape_.heads == 1;
-    for (int64_t b = all_entries ? 0 : place_.batch; b < (all_entries ? p_.batch : place_.batch + 1);
-         ++b) {
+    for (int64_t b = all_entries ? 0 : place_.batch;
+         b < (all_entries ? p_.batch : place_.batch + 1); ++b) {
       Clear(entry_);
       for (int64_t h = all_heads ? 0 : place_.head; h < (all_heads ? p_.q_heads : place_.head + 1);
            ++h) {
@@ -290,8 +293,8 @@ class BiasPass {
   bool SumHead(int64_t b, int64_t h) {
     const Sequence s = p_.SequenceAt(b);
     const CpuTile& size = tile_.size();
-    const int64_t last_column = shape_.columns == 1 ? (s.kv_len - 1) / size.kv_rows
-                                                    : place_.column_tile;
+    const int64_t last_column =
+        shape_.columns == 1 ? (s.kv_len - 1) / size.kv_rows : place_.column_tile;
     const int64_t last_row = shape_.rows == 1 ? (s.q_len - 1) / size.q_rows : place_.row_tile;
     for (int64_t column = shape_.columns == 1 ? 0 : place_.column_tile; column <= last_column;
          ++column) {

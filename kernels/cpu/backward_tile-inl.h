@@ -44,7 +44,8 @@ class BackwardTile {
     tile_.first_row = q_tile * size_.q_rows;
     tile_.first_column = kv_tile * size_.kv_rows;
     tile_.rows = static_cast<int>(HWY_MIN(s.q_len - tile_.first_row, int64_t{size_.q_rows}));
-    tile_.columns = static_cast<int>(HWY_MIN(s.kv_len - tile_.first_column, int64_t{size_.kv_rows}));
+    tile_.columns =
+        static_cast<int>(HWY_MIN(s.kv_len - tile_.first_column, int64_t{size_.kv_rows}));
     return tile_.rows > 0 && tile_.columns > 0 && FindSpans(*rules_, tile_);
   }
 
@@ -136,8 +137,8 @@ class BackwardTile {
     CHECK(rest_ <= end_);
   }
 
-  RowsOf RowsAt(const void* data, const TensorStrides& strides, int64_t head, int64_t row,
-                int rows, int count) const {
+  RowsOf RowsAt(const void* data, const TensorStrides& strides, int64_t head, int64_t row, int rows,
+                int count) const {
     const int64_t at = strides.Row(rules_->batch_index, head, row) * ElementBytes(p_.element);
     return {static_cast<const uint8_t*>(data) + at, strides.row, rows, count};
   }
@@ -149,19 +150,17 @@ class BackwardTile {
     std::copy(identity, identity + 3, loaded_);
     const int64_t row = rules_->sequence.kv_begin + tile_.first_column;
     const int rows = tile_.columns;
-    keys_finite_ = CopyRows(p_.element, RowsAt(call_.k, KeyStrides(p_), head, row, rows, dim_), k_,
-                            q_stride_);
+    keys_finite_ =
+        CopyRows(p_.element, RowsAt(call_.k, KeyStrides(p_), head, row, rows, dim_), k_, q_stride_);
     TransposeToPanels(k_, q_stride_, rows, dim_, k_panels_);
-    // V is needed transposed only; its rows pass through the space of S and dS.
-    float* v = s_;
-    const int64_t step = size_.q_rows * size_.kv_rows * 2 / v_stride_ / kMaxPanelColumns *
-                         kMaxPanelColumns;
-    CHECK(step >= kMaxPanelColumns) << step;
-    for (int r = 0; r < rows; r += static_cast<int>(step)) {
-      const int count = HWY_MIN(static_cast<int>(step), rows - r);
-      keys_finite_ &= CopyRows(
-          p_.element, RowsAt(call_.v, ValueStrides(p_), head, row + r, count, v_dim_), v, v_stride_);
-      TransposeToPanels(v, v_stride_, count, v_dim_, v_panels_ + int64_t{r} * v_dim_);
+    // V is needed transposed only; its rows pass through the space of dO, which is read afterwards.
+    constexpr int kStep = kMaxPanelColumns;
+    CHECK(kStep <= size_.q_rows);
+    for (int r = 0; r < rows; r += kStep) {
+      const int count = HWY_MIN(kStep, rows - r);
+      const RowsOf v = RowsAt(call_.v, ValueStrides(p_), head, row + r, count, v_dim_);
+      keys_finite_ &= CopyRows(p_.element, v, d_o_, v_stride_);
+      TransposeToPanels(d_o_, v_stride_, count, v_dim_, v_panels_ + int64_t{r} * v_dim_);
     }
   }
 
@@ -235,8 +234,8 @@ class BackwardTile {
   template <bool kMasked, bool kDropout>
   void GradientRow(int r, const Span& whole) {
     const FloatTag d;
-    const int64_t at = p_.LseIndex(rules_->batch_index, rules_->q_head, rules_->sequence,
-                                   tile_.first_row + r);
+    const int64_t at =
+        p_.LseIndex(rules_->batch_index, rules_->q_head, rules_->sequence, tile_.first_row + r);
     const FloatVector factor = hn::Set(d, rules_->factor());
     const FloatVector lse = hn::Set(d, call_.lse[at] * kLog2E);
     const FloatVector delta = hn::Set(d, work_.delta[at]);
@@ -273,7 +272,7 @@ class BackwardTile {
   const CpuTile size_;
   const int dim_, v_dim_;
   const int64_t q_stride_, v_stride_;
-  float* k_panels_;      // Kᵀ and Vᵀ in panels
+  float* k_panels_;  // Kᵀ and Vᵀ in panels
   float* v_panels_;
   float* k_;             // [keys][q_stride]
   float* q_;             // [rows][q_stride]

@@ -95,11 +95,13 @@ class CpuBackend : public Backend {
     Run(calls, ReductionItems(calls), [](const BackwardCall& call, const WorkItem& item, float*) {
       ReduceSlots(call, item.batch_index, item.head, item.tile);
     });
-    Run(calls, BiasItems(calls), [](const BackwardCall& call, const WorkItem& item, float* scratch) {
-      const int64_t columns = BiasColumnTiles(*call.problem);
-      BiasGradientItem(
-          call, {item.batch_index, item.head, item.tile / columns, item.tile % columns}, scratch);
-    });
+    Run(calls, BiasItems(calls),
+        [](const BackwardCall& call, const WorkItem& item, float* scratch) {
+          const int64_t columns = BiasColumnTiles(*call.problem);
+          BiasGradientItem(call,
+                           {item.batch_index, item.head, item.tile / columns, item.tile % columns},
+                           scratch);
+        });
     return Report("cpu_backward", calls.empty() ? nullptr : calls[0].problem, start);
   }
 

@@ -5,8 +5,9 @@
 // Forward    phase 1: PackKeys for each (batch entry, KV head, key tile) into the call's workspace
 //            phase 2: ForwardItem for each (batch entry, query head, query tile)
 // Backward   phase 1: RowSums for each (batch entry, query head): delta and d_sink
-//            phase 2: GradientItem for each (batch entry, KV head, slot): dQ, and dK, dV of its rows
-//            phase 3: ReduceSlots for each (batch entry, KV head, key tile), where slots are several
+//            phase 2: GradientItem for each (batch entry, KV head, slot): dQ, and dK, dV of its
+//            rows phase 3: ReduceSlots for each (batch entry, KV head, key tile), where slots are
+//            several
 //                     BiasGradientItem for each tile of the bias, if its gradient is wanted
 // Workspaces are laid out by ForwardWorkspace and BackwardWorkspace (workspace.h).
 #pragma once

@@ -1,7 +1,7 @@
 // Forward of the CPU engine: one item is a tile of queries of one head, in one pass over the keys.
 //   S = scale·Q·Kᵀ, masked      P = exp2(S − m)      O = P·V      lse = ln 2·(m + log2(l))
-// (m, l, O) describe the keys seen so far, in units of log2: m is the row maximum, l the sum of P. A
-// new tile rescales l and O by exp2(m_old − m_new). (Dao 2023, FlashAttention-2, Algorithm 1)
+// (m, l, O) describe the keys seen so far, in units of log2: m is the row maximum, l the sum of P.
+// A new tile rescales l and O by exp2(m_old − m_new). (Dao 2023, FlashAttention-2, Algorithm 1)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/forward.cc"
 #include "kernels/cpu/targets.h"
@@ -32,7 +32,8 @@ void PackKeysImpl(const ForwardCall& call, int64_t b, int64_t kv_head, int64_t t
   ForwardWorkspace work(p, call.workspace);
   const int64_t place = kv_head * work.rows + ForwardWorkspace::FirstRow(p, b, s) + first;
   const int dim = static_cast<int>(p.qk_head_dim), v_dim = static_cast<int>(p.v_head_dim);
-  auto rows_of = [&](const void* data, const TensorStrides& strides, int64_t row, int count, int n) {
+  auto rows_of = [&](const void* data, const TensorStrides& strides, int64_t row, int count,
+                     int n) {
     int64_t at = strides.Row(b, kv_head, s.kv_begin + row) * ElementBytes(p.element);
     return RowsOf{static_cast<const uint8_t*>(data) + at, strides.row, count, n};
   };
@@ -85,8 +86,8 @@ class ForwardPass {
  private:
   void Start() {
     const TensorStrides strides = QueryStrides(p_);
-    const int64_t at = strides.Row(rules_.batch_index, rules_.q_head,
-                                   rules_.sequence.q_begin + first_row_);
+    const int64_t at =
+        strides.Row(rules_.batch_index, rules_.q_head, rules_.sequence.q_begin + first_row_);
     const uint8_t* q = static_cast<const uint8_t*>(call_.q) + at * ElementBytes(p_.element);
     CopyRows(p_.element, {q, strides.row, rows_, dim_}, q_, PaddedDim(dim_));
     std::memset(o_, 0, sizeof(float) * rows_ * v_stride_);
@@ -215,8 +216,8 @@ class ForwardPass {
     const int count = static_cast<int>(p_.v_head_dim);
     for (int r = 0; r < rows_; ++r) {
       const int64_t row = first_row_ + r;
-      const int64_t at = strides.Row(rules_.batch_index, rules_.q_head,
-                                     rules_.sequence.q_begin + row);
+      const int64_t at =
+          strides.Row(rules_.batch_index, rules_.q_head, rules_.sequence.q_begin + row);
       uint8_t* out = static_cast<uint8_t*>(call_.o) + at * ElementBytes(p_.element);
       float& lse = call_.lse[p_.LseIndex(rules_.batch_index, rules_.q_head, rules_.sequence, row)];
       float* o = o_ + r * v_stride_;

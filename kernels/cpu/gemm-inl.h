@@ -1,13 +1,16 @@
 // Small matrix products for one thread, the inner loop of the CPU engine:
 //     C[m][n] (+)= Σ_k A(m, k)·B[k][n]        m < rows, n < columns, k < depth, all float32
 // A is read element by element, so rows or columns of it may be contiguous (dV and dK take P and dS
-// transposed in place). B is read in vectors: row-major with rows of `b_k` floats, cut into panels of
-// kPanelColumns columns that lie `b_panel` floats apart. C is row-major. B and C are padded: columns
-// are computed up to the next whole vector.
+// transposed in place). B is read in vectors: row-major with rows of `b_k` floats, cut into panels
+// of kPanelColumns columns that lie `b_panel` floats apart. C is row-major. B and C are padded:
+// columns are computed up to the next whole vector.
 //
 // A register tile is kTileRows × kPanelVectors vectors: on AVX-512 6 × 4 accumulators of 32
 // registers, so each step of k reads 4 vectors and 6 broadcasts for 24 multiply-adds.
-// The order of the sums over k depends on the shape alone.
+// Where a key is not visible, P and dS hold kHiddenZero, −0: it adds nothing to a sum, and tells
+// MultiplyVisible to leave the term out, for B that may hold infinities and NaN in rows that some
+// row of A must not see. A visible key's zero is +0. Both give the same bits where all of B is
+// finite. The order of the sums over k depends on the shape alone.
 //
 // Included once per Highway target; kernels/cpu only.
 #if defined(ATTND_KERNELS_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -19,6 +22,7 @@
 
 #include <hwy/highway.h>
 
+#include "attention/element.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/vector_math-inl.h"
 
@@ -112,15 +116,37 @@ inline RegisterTileFunction ChooseTile(int rows, int vectors) {
   return vectors == 1 ? ChooseRows<1>(rows) : ChooseRows<2>(rows);
 }
 
+constexpr float kHiddenZero = -0.0f;
+
+// RegisterTile<rows, vectors> without the terms whose A is kHiddenZero; slow.
+inline void VisibleTile(int rows, int vectors, const Product& p, const float* a, const float* b,
+                        int depth, float* c, bool accumulate) {
+  const FloatTag d;
+  for (int m = 0; m < rows; ++m) {
+    for (int n = 0; n < vectors * kLanes; n += kLanes) {
+      FloatVector sum = hn::Zero(d);
+      for (int k = 0; k < depth; ++k) {
+        const float factor = a[m * p.a_row + k * p.a_k];
+        if (BitsOf(factor) == BitsOf(kHiddenZero)) continue;
+        sum = hn::MulAdd(hn::Set(d, factor), hn::LoadU(d, b + k * p.b_k + n), sum);
+      }
+      float* place = c + m * p.c_row + n;
+      if (accumulate) sum = hn::Add(sum, hn::LoadU(d, place));
+      hn::StoreU(sum, d, place);
+    }
+  }
+}
+
 // One panel, one stretch [k_begin, k_end) of the depth: every row tile.
-inline void MultiplyPanel(const Product& p, int column, int k_begin, int k_end) {
+template <bool kVisibleOnly>
+void MultiplyPanel(const Product& p, int column, int k_begin, int k_end) {
   int width = HWY_MIN(kPanelColumns, p.columns - column);
   int vectors = (width + kLanes - 1) / kLanes;
   const float* b = p.b + (column / kPanelColumns) * p.b_panel;
   RegisterTileFunction whole = ChooseTile(kTileRows, vectors);
   for (int row = 0, group = 0; row < p.rows; row += kTileRows, ++group) {
-    if (p.column_limits != nullptr && (p.column_limits[group].end <= column ||
-                                       p.column_limits[group].begin >= column + width)) {
+    if (p.column_limits != nullptr &&
+        (p.column_limits[group].end <= column || p.column_limits[group].begin >= column + width)) {
       continue;
     }
     bool accumulate = p.accumulate || k_begin > 0;
@@ -132,22 +158,31 @@ inline void MultiplyPanel(const Product& p, int column, int k_begin, int k_end) 
       to = HWY_MAX(from, to);
     }
     int rows = HWY_MIN(kTileRows, p.rows - row);
-    RegisterTileFunction tile = rows == kTileRows ? whole : ChooseTile(rows, vectors);
-    tile(p.a + row * p.a_row + from * p.a_k, p.a_row, p.a_k, b + from * p.b_k, p.b_k, to - from,
-         p.c + row * p.c_row + column, p.c_row, accumulate);
+    const float* a = p.a + row * p.a_row + from * p.a_k;
+    float* c = p.c + row * p.c_row + column;
+    if constexpr (kVisibleOnly) {
+      VisibleTile(rows, vectors, p, a, b + from * p.b_k, to - from, c, accumulate);
+    } else {
+      RegisterTileFunction tile = rows == kTileRows ? whole : ChooseTile(rows, vectors);
+      tile(a, p.a_row, p.a_k, b + from * p.b_k, p.b_k, to - from, c, p.c_row, accumulate);
+    }
   }
 }
 
-inline void Multiply(const Product& p) {
+template <bool kVisibleOnly>
+void MultiplyAll(const Product& p) {
   for (int column = 0; column < p.columns; column += kPanelColumns) {
     int k = 0;
     do {
       int end = HWY_MIN(p.depth, k + kDepthStep);
-      MultiplyPanel(p, column, k, end);
+      MultiplyPanel<kVisibleOnly>(p, column, k, end);
       k = end;
     } while (k < p.depth);
   }
 }
+
+inline void Multiply(const Product& p) { MultiplyAll<false>(p); }
+inline void MultiplyVisible(const Product& p) { MultiplyAll<true>(p); }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace attnd

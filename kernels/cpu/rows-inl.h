@@ -178,8 +178,8 @@ inline void StoreRow(ElementType element, const float* row, float factor, int co
   }
 }
 
-// Row-major floats [keys][stride] → panels [keys / kPanelColumns][dim][kPanelColumns], columns beyond
-// `keys` zero up to a whole panel: B of a product with the transposed matrix.
+// Row-major floats [keys][stride] → panels [keys / kPanelColumns][dim][kPanelColumns], columns
+// beyond `keys` zero up to a whole panel: B of a product with the transposed matrix.
 inline void TransposeToPanels(const float* HWY_RESTRICT rows, int64_t stride, int keys, int dim,
                               float* HWY_RESTRICT panels) {
   for (int first = 0; first < keys; first += kPanelColumns, panels += dim * kPanelColumns) {

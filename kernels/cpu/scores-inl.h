@@ -1,5 +1,5 @@
-// The score rules on one tile of S, row by row: scale, softcap, bias, ALiBi, visibility. A row leaves
-// in units of log2 (times log2 e), with kHidden where a key is not visible.
+// The score rules on one tile of S, row by row: scale, softcap, bias, ALiBi, visibility. A row
+// leaves in units of log2 (times log2 e), with kHidden where a key is not visible.
 //
 //     S → softcap·tanh(scale·S / softcap) + bias − slope·|i + offset − j|
 //
@@ -67,7 +67,7 @@ struct HeadRules {
 struct ScoreTile {
   int64_t first_row, first_column;
   int rows, columns;
-  bool full;  // every row sees every column
+  bool full;                  // every row sees every column
   Span spans[kMaxQueryRows];  // unless full: what the diagonal leaves of each row
   // Unless full: per kTileRows rows, the columns of any of them; per kTileRows columns, the rows.
   Span columns_of_rows[kMaxQueryRows / kTileRows + 1];
@@ -148,8 +148,7 @@ inline void HideEdges(const Span& span, float* s) {
 // Bias of kLanes keys from `column`, of which `count` exist. Columns of 1 stand for all keys.
 inline FloatVector LoadBias(const HeadRules& rules, int64_t row, int64_t column, int64_t count) {
   const Bias& bias = *rules.problem.bias;
-  int64_t index =
-      BroadcastIndex(bias.shape, rules.batch_index, rules.q_head, row, column);
+  int64_t index = BroadcastIndex(bias.shape, rules.batch_index, rules.q_head, row, column);
   if (bias.shape.columns == 1) {
     return hn::Set(FloatTag(), LoadElement(bias.element, rules.bias, index));
   }
@@ -169,9 +168,10 @@ inline hn::Mask<FloatTag> LoadMaskBits(const HeadRules& rules, int64_t row, int6
   const FloatTag d;
   const BoolMask& mask = *rules.problem.bool_mask;
   const BroadcastShape& s = mask.shape;
-  int64_t line = ((s.batch == 1 ? 0 : rules.batch_index) * s.heads + (s.heads == 1 ? 0 : rules.q_head)) *
-                     s.rows +
-                 (s.rows == 1 ? 0 : row);
+  int64_t line =
+      ((s.batch == 1 ? 0 : rules.batch_index) * s.heads + (s.heads == 1 ? 0 : rules.q_head)) *
+          s.rows +
+      (s.rows == 1 ? 0 : row);
   const uint8_t* bits = rules.mask_bits + line * mask.row_bytes();
   uint64_t word = 0;
   if (s.columns == 1) {
@@ -187,7 +187,7 @@ inline hn::Mask<FloatTag> LoadMaskBits(const HeadRules& rules, int64_t row, int6
 }
 
 // All rules on one row's scores. Returns how many keys are visible. `slope_factor`, if not null,
-// gets 1 − tanh², what softcap multiplies dS by.
+// gets 1 − tanh², what softcap multiplies dS by (1 where not visible).
 inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, float* s,
                       float* slope_factor) {
   const FloatTag d;
@@ -198,15 +198,12 @@ inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, floa
   const FloatVector inverse_cap = hn::Set(d, p.softcap > 0 ? 1.0f / p.softcap : 0.0f);
   int visible = 0;
   for (int c = whole.begin; c < whole.end; c += kLanes) {
-    FloatVector x = hn::Mul(scale, hn::LoadU(d, s + c));
+    FloatVector x = hn::Mul(scale, hn::LoadU(d, s + c)), tanh = hn::Zero(d);
     auto shown = Inside(span, c);
     const int64_t column = tile.first_column + c, count = span.end - c;
     if (p.softcap > 0) {
-      FloatVector tanh = hn::Tanh(d, hn::Mul(x, inverse_cap));
+      tanh = hn::Tanh(d, hn::Mul(x, inverse_cap));
       x = hn::Mul(cap, tanh);
-      if (slope_factor != nullptr) {
-        hn::StoreU(hn::NegMulAdd(tanh, tanh, hn::Set(d, 1.0f)), d, slope_factor + c);
-      }
     }
     if (p.bias) {
       FloatVector bias = LoadBias(rules, row, column, count);
@@ -216,20 +213,24 @@ inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, floa
     }
     if (rules.slope != 0) {
       // |row + offset − column| is at most 2^21, so float holds it exactly.
-      FloatVector distance = hn::Sub(hn::Set(d, static_cast<float>(row + rules.sequence.offset - column)),
-                                     hn::Iota(d, 0.0f));
+      FloatVector distance = hn::Sub(
+          hn::Set(d, static_cast<float>(row + rules.sequence.offset - column)), hn::Iota(d, 0.0f));
       x = hn::NegMulAdd(hn::Set(d, rules.slope), hn::Abs(distance), x);
     }
     if (p.bool_mask) shown = hn::And(shown, LoadMaskBits(rules, row, column, count));
     visible += static_cast<int>(hn::CountTrue(d, shown));
     x = hn::IfThenElse(shown, hn::Mul(x, hn::Set(d, kLog2E)), hn::Set(d, kHidden));
     hn::StoreU(x, d, s + c);
+    if (slope_factor != nullptr) {
+      tanh = hn::IfThenElseZero(shown, tanh);
+      hn::StoreU(hn::NegMulAdd(tanh, tanh, hn::Set(d, 1.0f)), d, slope_factor + c);
+    }
   }
   return visible;
 }
 
-// Brings row `r` of S into the form above: afterwards its whole vectors hold scores, to be multiplied
-// by rules.factor(), or kHidden. Returns how many keys are visible.
+// Brings row `r` of S into the form above: afterwards its whole vectors hold scores, to be
+// multiplied by rules.factor(), or kHidden. Returns how many keys are visible.
 inline int PrepareRow(const HeadRules& rules, const ScoreTile& tile, int r, float* s,
                       float* slope_factor = nullptr) {
   Span span = tile.row(r);
@@ -253,30 +254,8 @@ inline void FillDropout(const HeadRules& rules, const ScoreTile& tile, uint8_t* 
   }
 }
 
-// Where a key is not visible, P and dS are −0: adds nothing to a sum, and tells MultiplyVisible to
-// leave the key out. A visible key's zero is +0.
-constexpr float kHiddenZero = -0.0f;
-
 inline void FillHidden(float* row, int begin, int end) {
   for (int c = begin; c < end; ++c) row[c] = kHiddenZero;
-}
-
-// Multiply where B may hold infinities and NaN in rows that some row of A must not see.
-inline void MultiplyVisible(const Product& p) {
-  const FloatTag d;
-  for (int m = 0; m < p.rows; ++m) {
-    float* c_row = p.c + m * p.c_row;
-    for (int n = 0; n < p.columns && !p.accumulate; n += kLanes) hn::StoreU(hn::Zero(d), d, c_row + n);
-    for (int k = 0; k < p.depth; ++k) {
-      float a = p.a[m * p.a_row + k * p.a_k];
-      if (BitsOf(a) == 0x80000000u) continue;
-      for (int n = 0; n < p.columns; n += kLanes) {
-        const float* b = p.b + k * p.b_k + (n / kPanelColumns) * p.b_panel + n % kPanelColumns;
-        FloatVector sum = hn::MulAdd(hn::Set(d, a), hn::LoadU(d, b), hn::LoadU(d, c_row + n));
-        hn::StoreU(sum, d, c_row + n);
-      }
-    }
-  }
 }
 
 }  // namespace HWY_NAMESPACE

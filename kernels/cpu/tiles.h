@@ -35,8 +35,8 @@ inline constexpr int kMaxKeyRows = 256;
 
 constexpr CpuTile ForwardTileSize(const Problem&) { return {.q_rows = 128, .kv_rows = 256}; }
 
-// Backward keeps five float matrices of kv_rows rows: at most 64·256 or 128·128 floats each, so that
-// they fit a 1 MiB second-level cache.
+// Backward keeps five float matrices of kv_rows rows: at most 64·256 or 128·128 floats each, so
+// that they fit a 1 MiB second-level cache.
 constexpr CpuTile BackwardTileSize(const Problem& p) {
   int64_t dim = std::max(p.qk_head_dim, p.v_head_dim);
   return {.q_rows = 64, .kv_rows = dim <= 64 ? 256 : dim <= 128 ? 128 : 64};

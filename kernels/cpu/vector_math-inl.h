@@ -46,8 +46,9 @@ HWY_INLINE FloatVector Exp2(FloatVector x) {
 
 HWY_INLINE float Exp2One(float x) { return hn::GetLane(Exp2(hn::Set(FloatTag(), x))); }
 
-// Philox4x32-7 for some lanes of one 16×32 block at once. Each 32-bit word stands in the low half of
-// a 64-bit lane, whose high half is never looked at: a widening product gives high and low at once.
+// Philox4x32-7 for some lanes of one 16×32 block at once. Each 32-bit word stands in the low half
+// of a 64-bit lane, whose high half is never looked at: a widening product gives high and low at
+// once.
 using WideTag = hn::ScalableTag<uint64_t>;
 using WideVector = hn::Vec<WideTag>;
 

@@ -10,8 +10,8 @@ namespace {
 int64_t Tiles(int64_t length, int64_t step) { return (length + step - 1) / step; }
 
 WorkItem MakeItem(size_t call, int64_t batch_index, int64_t head, int64_t tile) {
-  return {static_cast<int32_t>(call), static_cast<int32_t>(batch_index),
-          static_cast<int32_t>(head), static_cast<int32_t>(tile)};
+  return {static_cast<int32_t>(call), static_cast<int32_t>(batch_index), static_cast<int32_t>(head),
+          static_cast<int32_t>(tile)};
 }
 
 // About how many pairs rows [begin, end) of a sequence see, from its first, middle and last row.

@@ -1,5 +1,6 @@
-// The lists of work of a launch's phases, longest first, so that threads finish together. Items of one
-// KV head follow each other: they read the same keys. The order decides speed only, never results.
+// The lists of work of a launch's phases, longest first, so that threads finish together. Items of
+// one KV head follow each other: they read the same keys. The order decides speed only, never
+// results.
 #pragma once
 
 #include <cstdint>
