@@ -1,0 +1,95 @@
+// The CPU engine behind three C functions, so that cpu_against_pytorch.py can time it in PyTorch's own
+// process, in turn with PyTorch. Not installed; tensors are dense bhld. One thread at a time.
+#include <memory>
+#include <vector>
+
+#include "kernels/cpu/cpu_backend.h"
+
+namespace {
+
+using attnd::Backend;
+using attnd::Problem;
+
+struct Engine {
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<std::byte[]> workspace;
+  int64_t workspace_bytes = 0;
+
+  std::byte* Workspace(const Problem& problem, attnd::Direction direction) {
+    const int64_t bytes = backend->WorkspaceBytes(problem, direction) + 64;
+    if (bytes > workspace_bytes) {
+      workspace.reset(new std::byte[bytes]);
+      workspace_bytes = bytes;
+    }
+    return workspace.get() + (64 - reinterpret_cast<uintptr_t>(workspace.get()) % 64) % 64;
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Laid out alike in cpu_against_pytorch.py.
+struct BenchmarkProblem {
+  int64_t batch, q_heads, kv_heads, q_len, kv_len, dim;
+  int32_t element, causal, dropout_threshold, padding;
+};
+
+void* attnd_benchmark_open(int threads) {
+  auto* engine = new Engine;
+  engine->backend = attnd::MakeCpuBackend({.threads = threads});
+  return engine;
+}
+
+void attnd_benchmark_close(void* engine) { delete static_cast<Engine*>(engine); }
+
+const char* attnd_benchmark_architecture(void* engine) {
+  return static_cast<Engine*>(engine)->backend->info().architecture.c_str();
+}
+
+static Problem ProblemOf(const BenchmarkProblem& from) {
+  Problem p;
+  p.batch = from.batch;
+  p.q_heads = from.q_heads;
+  p.kv_heads = from.kv_heads;
+  p.q_len = from.q_len;
+  p.kv_len = from.kv_len;
+  p.qk_head_dim = p.v_head_dim = from.dim;
+  p.element = static_cast<attnd::ElementType>(from.element);
+  p.alignment = attnd::Alignment::kTopLeft;
+  p.causal = from.causal != 0;
+  p.dropout.threshold = static_cast<uint32_t>(from.dropout_threshold);
+  p.dropout.seed = 1;
+  return p;
+}
+
+int64_t attnd_benchmark_workspace_bytes(void* engine, const BenchmarkProblem* problem,
+                                        int backward) {
+  return static_cast<Engine*>(engine)->backend->WorkspaceBytes(
+      ProblemOf(*problem), backward ? attnd::Direction::kBackward : attnd::Direction::kForward);
+}
+
+int attnd_benchmark_forward(void* handle, const BenchmarkProblem* problem, const void* q,
+                            const void* k, const void* v, void* o, float* lse) {
+  auto* engine = static_cast<Engine*>(handle);
+  const Problem p = ProblemOf(*problem);
+  attnd::ForwardCall call;
+  call.problem = &p;
+  call.q = q, call.k = k, call.v = v, call.o = o, call.lse = lse;
+  call.workspace = engine->Workspace(p, attnd::Direction::kForward);
+  return engine->backend->Forward({&call, 1}).ok() ? 0 : 1;
+}
+
+int attnd_benchmark_backward(void* handle, const BenchmarkProblem* problem, const void* q,
+                             const void* k, const void* v, const void* o, const float* lse,
+                             const void* d_o, void* d_q, void* d_k, void* d_v) {
+  auto* engine = static_cast<Engine*>(handle);
+  const Problem p = ProblemOf(*problem);
+  attnd::BackwardCall call;
+  call.problem = &p;
+  call.q = q, call.k = k, call.v = v, call.o = o, call.lse = lse, call.d_o = d_o;
+  call.d_q = d_q, call.d_k = d_k, call.d_v = d_v;
+  call.workspace = engine->Workspace(p, attnd::Direction::kBackward);
+  return engine->backend->Backward({&call, 1}).ok() ? 0 : 1;
+}
+}
