@@ -1,0 +1,137 @@
+// Admission: decides from a decoded call, before a byte of it is copied, whether this server will
+// run it, and keeps memory and time for it while its Ticket lives.
+//
+//   larger than the budget can ever hold → OUT_OF_RANGE     full now → UNAVAILABLE with RetryInfo
+//   the caller's own quota → RESOURCE_EXHAUSTED             too late already → DEADLINE_EXCEEDED
+//   what the engine cannot run → UNIMPLEMENTED              draining → UNAVAILABLE
+//
+// "Full" looks at the work ahead of a call, not at the call itself: a single call of any length is
+// taken by an idle server, and the wait in front of it never exceeds max_queue_seconds.
+// Any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "kernels/backend.h"
+#include "server/call.h"
+#include "server/cost_model.h"
+
+namespace attnd {
+
+class ReplySink;
+
+struct AdmissionLimits {
+  int64_t memory_bytes = int64_t{1} << 30;  // staging of inputs, workspace and outputs together
+  int64_t max_calls = 1024;                 // admitted and not yet computed
+  double max_queue_seconds = 30;            // estimated work ahead of a new call
+  int64_t caller_max_calls = 1024;          // of max_calls, by one caller
+  int64_t caller_max_bytes = int64_t{1} << 30;
+  int64_t max_reply_bytes = int64_t{16} << 20;
+  absl::Duration max_deadline = absl::Minutes(10);  // of a call that brings none, or a later one
+};
+
+// A snapshot for metrics.
+struct AdmissionUse {
+  int64_t calls = 0;
+  int64_t bytes = 0;
+  double seconds = 0;
+};
+
+class AdmissionLedger;
+
+// Ticket: a promise that bytes of staging memory and seconds of device time are kept for one call.
+// Destroying it gives both back, so that no path, error and cancel included, can leak budget. It
+// may outlive the server inside a reply's slices. Any thread, one at a time; move-only.
+class Ticket {
+ public:
+  Ticket() = default;
+  Ticket(Ticket&& other) noexcept { *this = std::move(other); }
+  Ticket& operator=(Ticket&& other) noexcept;
+  ~Ticket();
+
+  int64_t bytes() const { return bytes_; }
+  double seconds() const { return seconds_; }
+  // The device is done with the call: its time and its place in the queue are free.
+  void ReleaseWork();
+  // Keeps `bytes` of the memory and gives the rest back.
+  void ShrinkTo(int64_t bytes);
+
+ private:
+  friend class Admission;
+  std::shared_ptr<AdmissionLedger> ledger_;  // shared with Admission and every other ticket
+  std::string caller_;
+  int64_t bytes_ = 0;
+  double seconds_ = 0;
+  bool working_ = false;
+};
+
+// Who calls, and until when the answer matters.
+struct CallContext {
+  uint64_t id = 0;  // unique in this process
+  std::string caller;
+  absl::Time deadline = absl::InfiniteFuture();
+  absl::Time received_at;
+  ReplySink* sink = nullptr;  // answered exactly once
+};
+
+// AdmittedCall: a call and its Ticket: memory and time are kept for it while it lives. Made only by
+// Admission; move-only.
+class AdmittedCall {
+ public:
+  AdmittedCall(AdmittedCall&&) = default;
+  AdmittedCall& operator=(AdmittedCall&&) = default;
+
+  const AttentionCall& call() const { return call_; }
+  AttentionCall& call() { return call_; }
+  const CallContext& context() const { return context_; }
+  Ticket& ticket() { return ticket_; }
+  int64_t bytes() const { return ticket_.bytes(); }
+  double seconds() const { return ticket_.seconds(); }
+  int64_t workspace_bytes() const { return workspace_bytes_; }
+  int64_t input_bytes() const { return input_bytes_; }    // aligned, as they will lie in staging
+  int64_t output_bytes() const { return output_bytes_; }  // aligned
+  absl::Time admitted_at() const { return admitted_at_; }
+
+ private:
+  friend class Admission;
+  AdmittedCall(AttentionCall call, CallContext context)
+      : call_(std::move(call)), context_(std::move(context)) {}
+
+  AttentionCall call_;
+  CallContext context_;
+  Ticket ticket_;
+  int64_t workspace_bytes_ = 0;
+  int64_t input_bytes_ = 0;
+  int64_t output_bytes_ = 0;
+  absl::Time admitted_at_;
+};
+
+class Admission {
+ public:
+  Admission(const AdmissionLimits& limits, const Backend& backend, const CostModel& cost,
+            const Clock& clock);
+
+  absl::StatusOr<AdmittedCall> Admit(AttentionCall call, CallContext context);
+
+  // From now on every call is refused with DRAINING.
+  void StartDraining();
+  AdmissionUse Use() const;
+  const AdmissionLimits& limits() const { return limits_; }
+
+ private:
+  absl::Status Refuse(const AdmittedCall& call, double seconds, absl::Time now) const;
+
+  const AdmissionLimits limits_;
+  const Backend& backend_;
+  const CostModel& cost_;
+  const Clock& clock_;
+  std::shared_ptr<AdmissionLedger> ledger_;  // shared with every ticket
+};
+
+}  // namespace attnd

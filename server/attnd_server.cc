@@ -1,0 +1,218 @@
+#include "server/attnd_server.h"
+
+#include <grpcpp/ext/channelz_service_plugin.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <grpcpp/server_builder.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status_macros.h"
+#include "server/self_test.h"
+#include "server/server_info.h"
+
+namespace attnd {
+namespace {
+
+// Measured on loopback, docs/PERFORMANCE.md: probing for the bandwidth-delay product costs 40 % of
+// throughput, so the window is fixed; larger frames mean fewer, larger slices.
+constexpr int kStreamLookaheadBytes = 4 << 20;
+constexpr int kMaxFrameBytes = 1 << 20;
+constexpr int kMinPingIntervalMs = 10000;
+constexpr int kMaxMetadataBytes = 16 << 10;
+constexpr unsigned kCertificateRefreshSeconds = 10;
+
+int Milliseconds(absl::Duration duration) {
+  return static_cast<int>(absl::ToInt64Milliseconds(duration));
+}
+
+void SetTransport(const TransportOptions& transport, grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(static_cast<int>(transport.max_message_bytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(transport.max_message_bytes));
+  // Compressed requests are refused: 16-bit tensors do not shrink, and a bomb would.
+  builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamLookaheadBytes);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, transport.max_concurrent_streams);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
+                             Milliseconds(transport.max_connection_age));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
+                             Milliseconds(transport.max_connection_age_grace));
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                             Milliseconds(transport.handshake_timeout));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(transport.keepalive_time));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                             Milliseconds(transport.keepalive_timeout));
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kMinPingIntervalMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two daemons on one port: an error
+  grpc::ResourceQuota quota("attnd");
+  quota.Resize(static_cast<size_t>(transport.receive_memory_bytes));
+  builder.SetResourceQuota(quota);
+}
+
+// "127.0.0.1:0" with the port that was bound.
+std::string BoundAddress(const std::string& asked, int port) {
+  if (IsUnixAddress(asked)) return asked;
+  return absl::StrCat(asked.substr(0, asked.rfind(':')), ":", port);
+}
+
+}  // namespace
+
+AttndServer::AttndServer(const ServerOptions& options, std::unique_ptr<Backend> backend,
+                         StagingPool staging, const Clock& clock, Logger& log)
+    : options_(options),
+      clock_(clock),
+      log_(log),
+      engine_(std::move(backend)),
+      cost_(engine_->info().flops_per_second),
+      staging_(std::move(staging)) {
+  metrics_.SetEngine(engine_->info());
+  metrics_.SetBuildInfo(options_.version, options_.revision, engine_->info().architecture);
+  backend_ = std::make_unique<MeteredBackend>(*engine_, metrics_);
+}
+
+absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOptions& options,
+                                                                std::unique_ptr<Backend> backend,
+                                                                const Clock& clock, Logger& log) {
+  ASSIGN_OR_RETURN(StagingPool staging, StagingPool::Create(options.admission.memory_bytes));
+  auto server = std::unique_ptr<AttndServer>(
+      new AttndServer(options, std::move(backend), std::move(staging), clock, log));
+  RETURN_IF_ERROR(SelfTest(*server->engine_, server->cost_));
+  if (!options.token_file.empty()) {
+    ASSIGN_OR_RETURN(server->auth_, Authenticator::FromTokenFile(options.token_file));
+  }
+  AdmissionLimits limits = options.admission;
+  limits.max_reply_bytes = options.transport.max_message_bytes - kReplyHeaderBytes;
+  server->admission_ = std::make_unique<Admission>(limits, *server->backend_, server->cost_, clock);
+  server->worker_ = std::make_unique<DeviceWorker>(
+      DeviceWorkerDeps{*server->backend_, server->staging_, server->cost_, server->metrics_, clock},
+      options.worker);
+  server->SampleState();
+  server->server_info_ = DescribeServer(options, *server->engine_);
+  RETURN_IF_ERROR(server->StartMetrics());
+  RETURN_IF_ERROR(server->StartGrpc());
+  server->SetServing(true);
+  return server;
+}
+
+void AttndServer::SampleState() {
+  SampledMetrics& sampled = *metrics_.sampled();
+  std::map<std::string, std::string> device = {{"device", engine_->info().backend}};
+  sampled.AddGauge("attnd_queue_estimated_seconds",
+                   "Estimated work of all admitted requests that are not computed yet.", device,
+                   [this] { return admission_->Use().seconds; });
+  sampled.AddGauge("attnd_admitted_bytes",
+                   "Staging memory promised to requests, from admission until their reply is sent.",
+                   {}, [this] { return static_cast<double>(admission_->Use().bytes); });
+  sampled.AddGauge("attnd_staging_pool_capacity_bytes", "Size of the staging memory.", {},
+                   [this] { return static_cast<double>(staging_.capacity()); });
+  sampled.AddGauge("attnd_staging_pool_used_bytes", "Staging memory that tensors lie in.", {},
+                   [this] { return static_cast<double>(staging_.used()); });
+  sampled.AddGauge("attnd_staging_pool_peak_used_bytes",
+                   "Most staging memory in use at once since the start.", {},
+                   [this] { return static_cast<double>(staging_.peak_used()); });
+}
+
+absl::Status AttndServer::StartMetrics() {
+  if (options_.metrics_listen.empty()) return absl::OkStatus();
+  try {  // prometheus-cpp reports a port in use by throwing
+    exposer_ = std::make_unique<prometheus::Exposer>(options_.metrics_listen, 2);
+    exposer_->RegisterCollectable(metrics_.registry());
+    exposer_->RegisterCollectable(metrics_.sampled());
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen for metrics on ", options_.metrics_listen, ": ", error.what()));
+  }
+  metrics_port_ = exposer_->GetListeningPorts().front();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AttndServer::Credentials(
+    const std::string& address) {
+  if (options_.tls.certificate.empty() || IsUnixAddress(address)) {
+    return grpc::InsecureServerCredentials();
+  }
+  if (certificates_ == nullptr) {
+    certificates_ = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+        options_.tls.key, options_.tls.certificate, options_.tls.client_ca,
+        kCertificateRefreshSeconds);
+  }
+  grpc::experimental::TlsServerCredentialsOptions tls(certificates_);
+  tls.watch_identity_key_cert_pairs();
+  if (!options_.tls.client_ca.empty()) {
+    tls.watch_root_certs();
+    tls.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  }
+  return grpc::experimental::TlsServerCredentials(tls);
+}
+
+absl::Status AttndServer::StartGrpc() {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  // channelz shows every peer's address: only to callers on this machine.
+  if (std::all_of(options_.listen.begin(), options_.listen.end(), IsLoopbackAddress)) {
+    grpc::channelz::experimental::InitChannelzService();
+  }
+  service_ = std::make_unique<AttentionService>(ServiceDeps{*admission_, *worker_, metrics_, auth_,
+                                                            clock_, log_, engine_->info(),
+                                                            server_info_, options_.slow_call});
+  grpc::ServerBuilder builder;
+  SetTransport(options_.transport, builder);
+  std::vector<int> ports(options_.listen.size(), 0);
+  for (size_t n = 0; n < options_.listen.size(); ++n) {
+    ASSIGN_OR_RETURN(auto credentials, Credentials(options_.listen[n]));
+    builder.AddListeningPort(options_.listen[n], credentials, &ports[n]);
+  }
+  builder.RegisterService(service_.get());
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", absl::StrJoin(options_.listen, ", ")));
+  }
+  for (size_t n = 0; n < ports.size(); ++n) {
+    addresses_.push_back(BoundAddress(options_.listen[n], ports[n]));
+  }
+  return absl::OkStatus();
+}
+
+void AttndServer::SetServing(bool serving) {
+  metrics_.SetReady(serving);
+  grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
+  health->SetServingStatus("", serving);
+  health->SetServingStatus("attnd.v1.Attention", serving);
+  health->SetServingStatus("liveness", true);  // a draining process is alive: do not restart it
+}
+
+void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
+                        const std::function<bool(absl::Duration)>& wait) {
+  metrics_.SetDraining();
+  SetServing(false);
+  if (!wait(delay)) return StopNow();  // balancers notice meanwhile
+  admission_->StartDraining();
+  absl::Time deadline = absl::Now() + timeout;
+  server_->Shutdown(absl::ToChronoTime(deadline));
+}
+
+void AttndServer::StopNow() {
+  admission_->StartDraining();
+  server_->Shutdown(std::chrono::system_clock::now());
+}
+
+AttndServer::~AttndServer() {
+  if (server_ != nullptr) StopNow();
+  worker_.reset();  // answers what is left, before the service goes
+  server_.reset();
+}
+
+}  // namespace attnd

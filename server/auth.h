@@ -1,0 +1,41 @@
+// Authenticator: who calls. With a token file every call of service Attention brings one of its
+// tokens ("authorization: Bearer ..."), compared in constant time; with client certificates the
+// certificate's name; otherwise the peer's address without its port. The name serves quotas and
+// fair queueing and stands in logs; tokens never do. Any thread.
+#pragma once
+
+#include <grpcpp/server_context.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace attnd {
+
+class Authenticator {
+ public:
+  // Takes every caller by its address or certificate.
+  Authenticator() = default;
+  // One "name token" per line, "#" begins a comment; a token has at least 16 bytes.
+  // INVALID_ARGUMENT naming the line, NOT_FOUND when the file cannot be read.
+  static absl::StatusOr<Authenticator> FromTokenFile(const std::string& path);
+  static absl::StatusOr<Authenticator> FromTokenText(absl::string_view text);
+
+  // The caller's name, or UNAUTHENTICATED TOKEN_MISSING or TOKEN_INVALID.
+  absl::StatusOr<std::string> Identify(const grpc::CallbackServerContext& context) const;
+  // The token check alone: `header` is the value of "authorization".
+  absl::StatusOr<std::string> CheckToken(absl::string_view header) const;
+
+ private:
+  struct Entry {
+    std::string name, token;
+  };
+  std::vector<Entry> entries_;
+};
+
+// "ipv4:10.0.0.1:4711" → "10.0.0.1", "unix:..." → "unix".
+std::string CallerOfPeer(absl::string_view peer);
+
+}  // namespace attnd

@@ -1,0 +1,81 @@
+// Batcher: holds admitted calls and closes a batch each time a device slot is free. Pure and not
+// thread-safe: DeviceWorker drives it under its own lock.
+//
+// Order: deficit round robin (Shreedhar and Varghese, 1995) over flows; a flow is one caller at one
+// priority, its weight 1, 4 or 16 for low, normal, high, its cost the estimated seconds (flops and
+// bytes together). The flow at the front leads a batch; calls of the same BatchKey join in the
+// same order while the batch stays within its limits, and their flows pay for them.
+// Invariants: (1) a batch has at most max_calls calls and, unless it is a single call, at most
+// max_bytes and max_seconds; (2) Take never returns nothing while a call is here; (3) calls of one
+// flow and one key leave in the order in which they came; (4) no flow waits for more than the
+// others' shares: a large call delays its own flow's next call, not the others'.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/batch.h"
+
+namespace attnd {
+
+// Calls that agree on this may share a launch.
+struct BatchKey {
+  Direction direction;
+  ElementType element;
+  int16_t qk_head_dim, v_head_dim;
+  bool bounded, bool_mask, bias, alibi, dropout, softcap;
+  DenominatorKind denominator;
+  AccumulateType accumulate;
+  bool packed, nondeterministic;
+
+  static BatchKey Of(const AttentionCall& call);
+  friend bool operator==(const BatchKey&, const BatchKey&) = default;
+};
+
+struct BatcherLimits {
+  int max_calls = 64;
+  int64_t max_bytes = int64_t{16} << 20;
+  double max_seconds = 0.02;
+};
+
+class Batcher {
+ public:
+  explicit Batcher(const BatcherLimits& limits) : limits_(limits) {}
+
+  void Add(AdmittedCall call);
+  std::optional<Batch> Take();
+  // Calls that could not be run after all go back in front, in their order.
+  void PutBack(std::vector<AdmittedCall> calls);
+  // Takes a waiting call out, for its caller is gone.
+  std::optional<AdmittedCall> Remove(uint64_t id);
+
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+
+ private:
+  struct Flow {
+    std::string caller;
+    Priority priority;
+    double credit = 0;  // seconds it may still use; below 0 it has joined others' batches
+    std::deque<AdmittedCall> calls;
+  };
+  using Flows = std::list<Flow>;  // in the order of their turns
+
+  Flow& FlowOf(const AdmittedCall& call);
+  Flows::iterator NextFlow();
+  void Fill(Batch& batch, const BatchKey& key);
+  void DropEmptyFlows();
+
+  const BatcherLimits limits_;
+  Flows flows_;
+  size_t size_ = 0;
+};
+
+}  // namespace attnd

@@ -1,0 +1,104 @@
+// AttentionCall: one forward or backward call whose every field is valid. Made only by Decoder,
+// immutable; its tensors are ranges of the request's bytes, which it keeps alive until landing.
+// Any thread may read one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "attention/cost.h"
+#include "attention/problem.h"
+#include "server/message_bytes.h"
+
+namespace attnd {
+
+enum class Priority : uint8_t { kLow, kNormal, kHigh };
+inline constexpr int kPriorities = 3;
+
+constexpr absl::string_view PriorityName(Priority priority) {
+  constexpr absl::string_view kNames[] = {"low", "normal", "high"};
+  return kNames[static_cast<int>(priority)];
+}
+
+constexpr absl::string_view DirectionName(Direction direction) {
+  return direction == Direction::kForward ? "forward" : "backward";
+}
+
+// The tensors that travel, in either direction.
+enum class Tensor : uint8_t {
+  kMaskBits,
+  kBias,
+  kK,
+  kV,
+  kQ,
+  kLse,
+  kO,
+  kDO,
+  kDLse,  // inputs (lse and o also forward's outputs)
+  kDK,
+  kDV,
+  kDQ,
+  kDBias,
+  kDSink,  // outputs
+};
+inline constexpr int kTensors = 14;
+
+absl::string_view TensorName(Tensor tensor);
+
+// A tensor of a call and its bytes.
+struct TensorSize {
+  Tensor tensor;
+  int64_t bytes;
+};
+using TensorList = absl::InlinedVector<TensorSize, 9>;
+
+// What the caller must send and what the engine writes (lse always, whether asked for or not).
+// Sizes of a validated problem fit 64 bits. d_lse is not listed: it may be absent.
+TensorList InputsOf(const Problem& problem, Direction direction);
+TensorList OutputsOf(const Problem& problem, Direction direction);
+
+// A tensor of the request and where its bytes lie.
+struct TensorSource {
+  Tensor tensor;
+  ByteRange range;
+};
+
+class AttentionCall {
+ public:
+  const Problem& problem() const { return *problem_; }
+  Direction direction() const { return direction_; }
+  bool want_lse() const { return want_lse_; }
+  Priority priority() const { return priority_; }
+  const std::string& request_id() const { return request_id_; }
+  absl::Span<const TensorSource> inputs() const { return inputs_; }
+  const MessageBytes& message() const { return message_; }
+  double flops() const { return flops_; }
+  int64_t input_bytes() const { return input_bytes_; }
+  int64_t output_bytes() const { return output_bytes_; }
+
+  // Gives the received bytes back once they have been copied out; inputs() has no meaning after.
+  void DropMessage() { message_ = MessageBytes(); }
+
+ private:
+  friend class Decoder;
+  AttentionCall() = default;
+
+  std::unique_ptr<const Problem> problem_;  // on the heap: launches point to it
+  Direction direction_ = Direction::kForward;
+  bool want_lse_ = false;
+  Priority priority_ = Priority::kNormal;
+  std::string request_id_;
+  absl::InlinedVector<TensorSource, 9> inputs_;
+  MessageBytes message_;
+  double flops_ = 0;
+  int64_t input_bytes_ = 0;
+  int64_t output_bytes_ = 0;
+};
+
+}  // namespace attnd

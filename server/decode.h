@@ -1,0 +1,25 @@
+// Decode: bytes of a stranger → AttentionCall. All distrust ends here: what comes out is valid,
+// its payloads have exactly the sizes that its Problem implies, and nothing was allocated from a
+// declared size before that was known. Payload bytes are not touched.
+//
+// A header (problem and options) and its payload sizes are decoded apart from where the payloads
+// lie, so that a streamed call can share all but the last step.
+// Errors: INVALID_ARGUMENT "field: expected ..., got ..."; UNIMPLEMENTED for mask patterns and
+// residuals, naming the field. Any thread.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "attention/problem.h"
+#include "server/call.h"
+#include "server/message_bytes.h"
+#include "server/wire_check.h"
+
+namespace attnd {
+
+class Decoder {
+ public:
+  // `message` is an attnd.v1.ForwardRequest or BackwardRequest on the wire.
+  static absl::StatusOr<AttentionCall> Decode(MessageBytes message, Direction direction);
+};
+
+}  // namespace attnd

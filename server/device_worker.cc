@@ -1,0 +1,338 @@
+#include "server/device_worker.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/landing.h"
+#include "server/status_details.h"
+
+namespace attnd {
+
+DeviceWorker::DeviceWorker(const DeviceWorkerDeps& deps, const DeviceWorkerOptions& options)
+    : deps_(deps),
+      copy_pool_(std::max(1, options.copy_threads)),
+      batcher_(options.batcher),
+      timer_([this](uint64_t id) { Cancel(id, StopCause::kExpired); }) {
+  for (int n = 0; n < options.slots; ++n) slots_.emplace_back([this] { SlotMain(); });
+}
+
+DeviceWorker::~DeviceWorker() {
+  std::vector<AdmittedCall> waiting;
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    while (std::optional<Batch> batch = batcher_.Take()) {
+      for (AdmittedCall& call : batch->calls()) waiting.push_back(std::move(call));
+    }
+    for (auto& [id, state] : running_) {
+      state.cause = StopCause::kCancelled;
+      state.source.request_stop();
+    }
+  }
+  for (AdmittedCall& call : waiting) {
+    deps_.metrics.QueueChanged(call.call().direction(), call.call().priority(), -1, -call.bytes());
+    Fail(std::move(call), Failure(absl::StatusCode::kCancelled, reason::kDraining,
+                                  "the server stopped before this call ran"));
+  }
+  for (std::thread& slot : slots_) slot.join();
+}
+
+size_t DeviceWorker::queued() const {
+  absl::MutexLock lock(&mutex_);
+  return batcher_.size();
+}
+
+void DeviceWorker::Submit(AdmittedCall call) {
+  timer_.Add(call.context().id, call.context().deadline);
+  deps_.metrics.QueueChanged(call.call().direction(), call.call().priority(), +1, call.bytes());
+  absl::MutexLock lock(&mutex_);
+  batcher_.Add(std::move(call));
+}
+
+void DeviceWorker::Cancel(uint64_t id, StopCause cause) {
+  std::optional<AdmittedCall> waiting;
+  {
+    absl::MutexLock lock(&mutex_);
+    auto running = running_.find(id);
+    if (running != running_.end()) {
+      if (running->second.cause == StopCause::kNone) running->second.cause = cause;
+      running->second.source.request_stop();
+      return;
+    }
+    waiting = batcher_.Remove(id);
+  }
+  if (!waiting.has_value()) return;
+  deps_.metrics.QueueChanged(waiting->call().direction(), waiting->call().priority(), -1,
+                             -waiting->bytes());
+  deps_.metrics.CallStopped(WorkStage::kQueue, cause == StopCause::kExpired);
+  Fail(*std::move(waiting),
+       cause == StopCause::kExpired
+           ? Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineExceededQueue,
+                     "the deadline passed in the queue", {{"stage", "queue"}})
+           : Failure(absl::StatusCode::kCancelled, reason::kCancelled,
+                     "the caller cancelled in the queue", {{"stage", "queue"}}));
+}
+
+void DeviceWorker::SlotMain() {
+  for (Launch launch = NextLaunch(); !launch.empty(); launch = NextLaunch()) {
+    Run(std::move(launch));
+  }
+}
+
+DeviceWorker::Launch DeviceWorker::NextLaunch() {
+  absl::MutexLock lock(&mutex_);
+  auto ready = [this]()
+                   ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !batcher_.empty(); };
+  mutex_.Await(absl::Condition(&ready));
+  std::optional<Batch> batch = batcher_.Take();
+  Launch launch;
+  if (!batch.has_value()) return launch;
+  absl::Time now = deps_.clock.Now();
+  for (AdmittedCall& call : batch->calls()) {
+    StopState& state = running_[call.context().id];
+    if (stopping_) state.source.request_stop();
+    Running running(std::move(call), state.source.get_token());
+    running.times.received = running.call.context().received_at;
+    running.times.admitted = running.call.admitted_at();
+    running.times.taken = now;
+    launch.push_back(std::move(running));
+  }
+  return launch;
+}
+
+void DeviceWorker::Run(Launch launch) {
+  for (Running& running : launch) {
+    deps_.metrics.QueueChanged(running.call.call().direction(), running.call.call().priority(), -1,
+                               -running.call.bytes());
+  }
+  DropLate(launch, WorkStage::kQueue);
+  LandAll(launch);
+  DropLate(launch, WorkStage::kLanding);
+  if (launch.empty()) return;
+  absl::StatusOr<LaunchReport> report = LaunchReport();
+  {
+    absl::MutexLock lock(&kernel_mutex_);
+    DropLate(launch, WorkStage::kKernel);  // the other slot may have computed for long
+    if (launch.empty()) return;
+    absl::Time begin = deps_.clock.Now();
+    report = Compute(launch);
+    absl::Time end = deps_.clock.Now();
+    for (Running& running : launch) {
+      running.times.kernel_begin = begin;
+      running.times.kernel_end = end;
+    }
+  }
+  AnswerAll(std::move(launch), report);
+}
+
+absl::Status DeviceWorker::LateStatus(const Running& running, WorkStage stage) {
+  bool stopped = running.stop.stop_requested();
+  bool expired = deps_.clock.Now() >= running.call.context().deadline;
+  if (!stopped && !expired) return absl::OkStatus();
+  if (stopped) {
+    absl::MutexLock lock(&mutex_);
+    auto state = running_.find(running.call.context().id);
+    expired = state != running_.end() && state->second.cause == StopCause::kExpired;
+  }
+  deps_.metrics.CallStopped(stage, expired);
+  absl::string_view where = WorkStageName(stage);
+  if (!expired) {
+    return Failure(absl::StatusCode::kCancelled, reason::kCancelled,
+                   absl::StrCat("the caller cancelled at stage ", where), {{"stage", where}});
+  }
+  bool queue = stage == WorkStage::kQueue || stage == WorkStage::kLanding;
+  return Failure(absl::StatusCode::kDeadlineExceeded,
+                 queue ? reason::kDeadlineExceededQueue : reason::kDeadlineExceededKernel,
+                 absl::StrCat("the deadline passed at stage ", where), {{"stage", where}});
+}
+
+void DeviceWorker::DropLate(Launch& launch, WorkStage stage) {
+  Launch kept;
+  for (Running& running : launch) {
+    absl::Status late = LateStatus(running, stage);
+    if (late.ok()) {
+      kept.push_back(std::move(running));
+      continue;
+    }
+    running.inputs.Release();
+    running.outputs.Release();
+    Fail(std::move(running.call), std::move(late));
+  }
+  launch = std::move(kept);
+}
+
+// The first call may wait for memory; the others join only if there is some.
+void DeviceWorker::LandAll(Launch& launch) {
+  for (size_t n = 0; n < launch.size(); ++n) {
+    Running& running = launch[n];
+    if (!AcquireMemory(running, n == 0)) {
+      // The first gave up because it is late: the next DropLate answers it.
+      size_t first_back = n == 0 ? 1 : n;
+      PutBackFrom(launch, first_back);
+      return;
+    }
+    PlaceTensors(running);
+    int64_t bytes = Land(running.call.call(), running.at.data(), copy_pool_);
+    deps_.metrics.HostCopied(bytes);
+    running.call.call().DropMessage();
+    running.times.landed = deps_.clock.Now();
+  }
+}
+
+bool DeviceWorker::AcquireMemory(Running& running, bool wait) {
+  int64_t in = running.call.input_bytes() + running.call.workspace_bytes();
+  int64_t out = running.call.output_bytes();
+  std::optional<StagingBlock> block = deps_.staging.TryAcquire(in + out);
+  if (!block.has_value() && wait) {
+    absl::Time begin = absl::Now();
+    // A little past the deadline, so that giving up always means being late.
+    block = deps_.staging.Acquire(in + out, running.call.context().deadline + absl::Milliseconds(1),
+                                  running.stop);
+    deps_.metrics.StagingWaited(running.call.call().direction(), absl::Now() - begin);
+  }
+  if (!block.has_value()) return false;
+  running.outputs = block->SplitOff(in);
+  running.inputs = *std::move(block);
+  return true;
+}
+
+void DeviceWorker::PutBackFrom(Launch& launch, size_t first) {
+  std::vector<AdmittedCall> back;
+  absl::MutexLock lock(&mutex_);
+  for (size_t n = first; n < launch.size(); ++n) {
+    AdmittedCall& call = launch[n].call;
+    deps_.metrics.QueueChanged(call.call().direction(), call.call().priority(), +1, call.bytes());
+    if (!launch[n].stop.stop_requested()) running_.erase(call.context().id);
+    back.push_back(std::move(call));
+  }
+  launch.erase(launch.begin() + static_cast<std::ptrdiff_t>(first), launch.end());
+  batcher_.PutBack(std::move(back));
+}
+
+void DeviceWorker::PlaceTensors(Running& running) {
+  const AttentionCall& call = running.call.call();
+  std::byte* next = running.inputs.data();
+  for (const TensorSource& input : call.inputs()) {
+    running.at[static_cast<int>(input.tensor)] = next;
+    next += AlignedSize(input.range.size);
+  }
+  running.workspace = running.call.workspace_bytes() == 0 ? nullptr : next;
+  next = running.outputs.data();
+  for (const TensorSize& output : OutputsOf(call.problem(), call.direction())) {
+    running.at[static_cast<int>(output.tensor)] = next;
+    next += AlignedSize(output.bytes);
+  }
+}
+
+absl::StatusOr<LaunchReport> DeviceWorker::Compute(const Launch& launch) {
+  Direction direction = launch.front().call.call().direction();
+  absl::StatusOr<LaunchReport> report =
+      direction == Direction::kForward ? ComputeForward(launch) : ComputeBackward(launch);
+  if (!report.ok()) return report;
+  double flops = 0;
+  int64_t bytes = 0;
+  bool whole = true;  // a kernel that was stopped early says nothing about the rate
+  for (const Running& running : launch) {
+    flops += running.call.call().flops();
+    bytes += running.call.call().input_bytes() + running.call.call().output_bytes();
+    whole = whole && !running.stop.stop_requested();
+  }
+  ElementType element = launch.front().call.call().problem().element;
+  if (whole) deps_.cost.Learn(direction, element, flops, bytes, report->seconds);
+  deps_.metrics.BatchRun(direction, static_cast<int>(launch.size()));
+  return report;
+}
+
+absl::StatusOr<LaunchReport> DeviceWorker::ComputeForward(const Launch& launch) {
+  std::vector<ForwardCall> calls;
+  calls.reserve(launch.size());
+  for (const Running& running : launch) {
+    auto at = [&](Tensor tensor) { return running.at[static_cast<int>(tensor)]; };
+    calls.push_back({.problem = &running.call.call().problem(),
+                     .q = at(Tensor::kQ),
+                     .k = at(Tensor::kK),
+                     .v = at(Tensor::kV),
+                     .mask_bits = reinterpret_cast<const uint8_t*>(at(Tensor::kMaskBits)),
+                     .bias = at(Tensor::kBias),
+                     .o = at(Tensor::kO),
+                     .lse = reinterpret_cast<float*>(at(Tensor::kLse)),
+                     .workspace = running.workspace,
+                     .stop = running.stop});
+  }
+  return deps_.backend.Forward(calls);
+}
+
+absl::StatusOr<LaunchReport> DeviceWorker::ComputeBackward(const Launch& launch) {
+  std::vector<BackwardCall> calls;
+  calls.reserve(launch.size());
+  for (const Running& running : launch) {
+    auto at = [&](Tensor tensor) { return running.at[static_cast<int>(tensor)]; };
+    auto floats = [&](Tensor tensor) { return reinterpret_cast<float*>(at(tensor)); };
+    calls.push_back({.problem = &running.call.call().problem(),
+                     .q = at(Tensor::kQ),
+                     .k = at(Tensor::kK),
+                     .v = at(Tensor::kV),
+                     .mask_bits = reinterpret_cast<const uint8_t*>(at(Tensor::kMaskBits)),
+                     .bias = at(Tensor::kBias),
+                     .o = at(Tensor::kO),
+                     .lse = floats(Tensor::kLse),
+                     .d_o = at(Tensor::kDO),
+                     .d_lse = floats(Tensor::kDLse),
+                     .d_q = at(Tensor::kDQ),
+                     .d_k = at(Tensor::kDK),
+                     .d_v = at(Tensor::kDV),
+                     .d_bias = floats(Tensor::kDBias),
+                     .d_sink = floats(Tensor::kDSink),
+                     .workspace = running.workspace,
+                     .stop = running.stop});
+  }
+  return deps_.backend.Backward(calls);
+}
+
+void DeviceWorker::AnswerAll(Launch launch, const absl::StatusOr<LaunchReport>& report) {
+  int count = static_cast<int>(launch.size());
+  DropLate(launch, WorkStage::kAnswer);
+  for (Running& running : launch) {
+    running.inputs.Release();
+    if (report.ok()) {
+      Answer(std::move(running), *report, count);
+    } else {
+      running.outputs.Release();
+      Fail(std::move(running.call), Classified(report.status()));
+    }
+  }
+}
+
+void DeviceWorker::Answer(Running running, const LaunchReport& report, int batched_with) {
+  ReplySink* sink = running.call.context().sink;
+  Forget(running.call.context().id);
+  timer_.Remove(running.call.context().id, running.call.context().deadline);
+  Result result(std::move(running.call.call()));
+  result.report_ = report;
+  result.times_ = running.times;
+  result.batched_with_ = batched_with;
+  for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {
+    result.outputs_[static_cast<int>(output.tensor)] = running.at[static_cast<int>(output.tensor)];
+  }
+  result.memory_ = std::move(running.outputs);
+  result.ticket_ = std::move(running.call.ticket());
+  result.ticket_.ReleaseWork();
+  result.ticket_.ShrinkTo(result.memory_.size());
+  sink->OnResult(std::move(result));
+}
+
+void DeviceWorker::Fail(AdmittedCall call, absl::Status status) {
+  ReplySink* sink = call.context().sink;
+  Forget(call.context().id);
+  timer_.Remove(call.context().id, call.context().deadline);
+  { AdmittedCall gone = std::move(call); }  // memory and budget are back before the answer is out
+  sink->OnResult(std::move(status));
+}
+
+void DeviceWorker::Forget(uint64_t id) {
+  absl::MutexLock lock(&mutex_);
+  running_.erase(id);
+}
+
+}  // namespace attnd

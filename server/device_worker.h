@@ -1,0 +1,109 @@
+// DeviceWorker: drives one engine. Each of its slots is a thread that takes a batch, lands its
+// tensors, launches, and answers; launches take turns, so one slot lands while the other computes.
+// Late and cancelled calls are dropped at each boundary (queue, landing, kernel, answer), and a
+// running kernel is told by its stop token; memory is back as soon as the call is answered.
+//
+// Submit, Cancel: any thread. Each submitted call is answered exactly once, on any thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "base/thread_pool.h"
+#include "kernels/backend.h"
+#include "server/admission.h"
+#include "server/batcher.h"
+#include "server/cost_model.h"
+#include "server/deadline_timer.h"
+#include "server/metrics.h"
+#include "server/result.h"
+#include "server/staging_pool.h"
+
+namespace attnd {
+
+struct DeviceWorkerOptions {
+  BatcherLimits batcher;
+  int slots = 2;         // batches in work at once; only one of them computes
+  int copy_threads = 1;  // that share the landing of a large call, the slot's own included
+};
+
+// What a worker needs and does not own; all outlive it.
+struct DeviceWorkerDeps {
+  Backend& backend;
+  StagingPool& staging;
+  CostModel& cost;
+  Metrics& metrics;
+  const Clock& clock;
+};
+
+enum class StopCause : uint8_t { kNone, kCancelled, kExpired };
+
+class DeviceWorker {
+ public:
+  DeviceWorker(const DeviceWorkerDeps& deps, const DeviceWorkerOptions& options);
+  // Answers what still waits with CANCELLED and stops what runs.
+  ~DeviceWorker();
+
+  void Submit(AdmittedCall call);
+  // The caller is gone, or its time is up. No effect on a call that has been answered.
+  void Cancel(uint64_t id, StopCause cause);
+  size_t queued() const;
+
+ private:
+  // A call that a slot works on.
+  struct Running {
+    Running(AdmittedCall admitted, std::stop_token token)
+        : call(std::move(admitted)), stop(std::move(token)) {}
+    AdmittedCall call;
+    std::stop_token stop;
+    CallTimes times;
+    StagingBlock inputs;  // inputs and workspace
+    StagingBlock outputs;
+    std::array<std::byte*, kTensors> at = {};  // where each tensor lies
+    std::byte* workspace = nullptr;
+  };
+  using Launch = std::vector<Running>;
+  struct StopState {
+    std::stop_source source;
+    StopCause cause = StopCause::kNone;
+  };
+
+  void SlotMain();
+  Launch NextLaunch() ABSL_LOCKS_EXCLUDED(mutex_);  // empty when the worker stops
+  void Run(Launch launch);
+  void LandAll(Launch& launch);
+  bool AcquireMemory(Running& running, bool wait);
+  void PutBackFrom(Launch& launch, size_t first);
+  void PlaceTensors(Running& running);
+  void DropLate(Launch& launch, WorkStage stage);
+  absl::Status LateStatus(const Running& running, WorkStage stage);
+  absl::StatusOr<LaunchReport> Compute(const Launch& launch);
+  absl::StatusOr<LaunchReport> ComputeForward(const Launch& launch);
+  absl::StatusOr<LaunchReport> ComputeBackward(const Launch& launch);
+  void AnswerAll(Launch launch, const absl::StatusOr<LaunchReport>& report);
+  void Answer(Running running, const LaunchReport& report, int batched_with);
+  void Fail(AdmittedCall call, absl::Status status);
+  void Forget(uint64_t id);
+
+  const DeviceWorkerDeps deps_;
+  ThreadPool copy_pool_;
+  absl::Mutex kernel_mutex_;  // one launch at a time
+  mutable absl::Mutex mutex_;
+  Batcher batcher_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint64_t, StopState> running_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> slots_;
+  DeadlineTimer timer_;  // last: its thread calls Cancel until it is destroyed
+};
+
+}  // namespace attnd

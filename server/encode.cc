@@ -1,0 +1,115 @@
+#include "server/encode.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention/dropout.h"
+#include "proto/attnd/v1/attention.pb.h"
+
+namespace attnd {
+namespace {
+
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedOutputStream;
+
+// Keeps the outputs' memory, and the budget it counts against, until the last slice is gone.
+struct SentMemory {
+  StagingBlock block;
+  Ticket ticket;
+};
+
+int FieldNumber(Tensor tensor) {
+  switch (tensor) {
+    case Tensor::kLse:
+      return v1::ForwardResponse::kLseFieldNumber;
+    case Tensor::kO:
+      return v1::ForwardResponse::kOFieldNumber;
+    case Tensor::kDK:
+      return v1::BackwardResponse::kDKFieldNumber;
+    case Tensor::kDV:
+      return v1::BackwardResponse::kDVFieldNumber;
+    case Tensor::kDQ:
+      return v1::BackwardResponse::kDQFieldNumber;
+    case Tensor::kDBias:
+      return v1::BackwardResponse::kDBiasFieldNumber;
+    default:
+      return v1::BackwardResponse::kDSinkFieldNumber;
+  }
+}
+
+void AppendTag(int field_number, uint64_t length, std::string& out) {
+  uint8_t bytes[20];
+  uint32_t tag = WireFormatLite::MakeTag(field_number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+  uint8_t* end = CodedOutputStream::WriteVarint32ToArray(tag, bytes);
+  end = CodedOutputStream::WriteVarint64ToArray(length, end);
+  out.append(reinterpret_cast<char*>(bytes), static_cast<size_t>(end - bytes));
+}
+
+void AddStage(absl::string_view name, absl::Duration duration, v1::Receipt& receipt) {
+  v1::Stage* stage = receipt.add_stage();
+  stage->set_name(std::string(name));
+  stage->set_nanoseconds(
+      static_cast<uint64_t>(std::max<int64_t>(0, absl::ToInt64Nanoseconds(duration))));
+}
+
+v1::Receipt MakeReceipt(const Result& result, const BackendInfo& engine, absl::Time now) {
+  const CallTimes& t = result.times();
+  const LaunchReport& report = result.report();
+  v1::Receipt receipt;
+  receipt.set_backend(engine.backend);
+  receipt.set_device(engine.device);
+  receipt.set_kernel(report.kernel);
+  receipt.set_accumulate(report.accumulate == AccumulateType::kFloat16 ? v1::ACCUMULATE_FLOAT16
+                                                                       : v1::ACCUMULATE_FLOAT32);
+  receipt.set_dropout_p_effective(static_cast<float>(result.call().problem().dropout.threshold) /
+                                  256.0f);
+  receipt.set_batched_with(static_cast<uint32_t>(result.batched_with()));
+  receipt.set_deterministic(report.deterministic);
+  AddStage("receive", t.admitted - t.received, receipt);
+  AddStage("queue", (t.taken - t.admitted) + (t.kernel_begin - t.landed), receipt);
+  AddStage("h2d", t.landed - t.taken, receipt);
+  AddStage("kernel", t.kernel_end - t.kernel_begin, receipt);
+  AddStage("send", now - t.kernel_end, receipt);
+  return receipt;
+}
+
+grpc::Slice Wrap(const std::byte* data, int64_t size, const std::shared_ptr<SentMemory>& memory) {
+  auto* owner = new std::shared_ptr<SentMemory>(memory);  // this slice's own share
+  return grpc::Slice(
+      const_cast<std::byte*>(data), static_cast<size_t>(size),
+      [](void* share) { delete static_cast<std::shared_ptr<SentMemory>*>(share); }, owner);
+}
+
+}  // namespace
+
+Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
+  std::string text;
+  std::string receipt = MakeReceipt(result, engine, now).SerializeAsString();
+  AppendTag(v1::ForwardResponse::kReceiptFieldNumber, receipt.size(), text);
+  text += receipt;
+
+  auto [block, ticket] = result.TakeMemory();
+  // Shared by the slices of one reply: gRPC may let go of them one by one, on any thread.
+  auto memory = std::make_shared<SentMemory>(SentMemory{std::move(block), std::move(ticket)});
+  Reply reply;
+  std::vector<grpc::Slice> slices;
+  for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {
+    bool wanted = output.tensor != Tensor::kLse || result.call().want_lse();
+    if (!wanted || output.bytes == 0) continue;
+    AppendTag(FieldNumber(output.tensor), static_cast<uint64_t>(output.bytes), text);
+    slices.emplace_back(text);
+    slices.push_back(Wrap(result.output(output.tensor), output.bytes, memory));
+    reply.payload_bytes += output.bytes;
+    text.clear();
+  }
+  reply.bytes = grpc::ByteBuffer(slices.data(), slices.size());
+  return reply;
+}
+
+}  // namespace attnd

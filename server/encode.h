@@ -1,0 +1,21 @@
+// Encode: Result → Reply, a protobuf message as gRPC slices: one small slice with the receipt and
+// the tags, and slices that wrap the staging memory itself. Nothing of a tensor is copied; memory
+// and ticket come back when gRPC lets go of the last slice. Any thread.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/strings/string_view.h"
+#include "kernels/backend.h"
+#include "server/result.h"
+
+namespace attnd {
+
+struct Reply {
+  grpc::ByteBuffer bytes;  // attnd.v1.ForwardResponse or BackwardResponse
+  int64_t payload_bytes = 0;
+};
+
+Reply Encode(Result result, const BackendInfo& engine, absl::Time now);
+
+}  // namespace attnd

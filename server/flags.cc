@@ -1,0 +1,206 @@
+#include "server/flags.h"
+
+#include <map>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "base/cpu_quota.h"
+#include "base/status_macros.h"
+
+namespace attnd {
+namespace {
+
+constexpr char kDescription[] =
+    "attnd computes exact multi-head attention, forward and backward, for remote callers over "
+    "gRPC.\n"
+    "Exit codes: 0 drained or printed, 1 failed while starting or --check_config found a fault,\n"
+    "2 bad options, 3 the engine gave a wrong answer. SIGTERM drains; a second one stops at once.";
+
+// Numbers as people write them; the options hold bytes and durations.
+struct RawFlags {
+  double memory_mib, caller_memory_mib, max_batch_mib, max_message_mib, receive_memory_mib;
+  double max_deadline_s, drain_delay_s, drain_timeout_s, slow_call_s;
+  double connection_age_s, keepalive_s;
+  bool check_config = false;
+  std::string log_format = "text", log_level = "info";
+};
+
+double Mib(int64_t bytes) { return static_cast<double>(bytes) / double{1 << 20}; }
+int64_t BytesOfMib(double mib) { return static_cast<int64_t>(mib * double{1 << 20}); }
+
+RawFlags DefaultsOf(const ServerOptions& o) {
+  RawFlags raw;
+  raw.memory_mib = Mib(o.admission.memory_bytes);
+  raw.caller_memory_mib = 0;
+  raw.max_batch_mib = Mib(o.worker.batcher.max_bytes);
+  raw.max_message_mib = Mib(o.transport.max_message_bytes);
+  raw.receive_memory_mib = Mib(o.transport.receive_memory_bytes);
+  raw.max_deadline_s = absl::ToDoubleSeconds(o.admission.max_deadline);
+  raw.drain_delay_s = absl::ToDoubleSeconds(o.drain_delay);
+  raw.drain_timeout_s = absl::ToDoubleSeconds(o.drain_timeout);
+  raw.slow_call_s = absl::ToDoubleSeconds(o.slow_call);
+  raw.connection_age_s = absl::ToDoubleSeconds(o.transport.max_connection_age);
+  raw.keepalive_s = absl::ToDoubleSeconds(o.transport.keepalive_time);
+  return raw;
+}
+
+void AddAddresses(CLI::App& app, ServerOptions& o) {
+  const char* group = "Addresses";
+  app.add_option("--listen", o.listen,
+                 "host:port, unix:PATH or a list of them; port 0 picks a free one")
+      ->delimiter(',')
+      ->take_all()
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--port_file", o.port_file,
+                 "written once serving: one line with the port of each TCP address")
+      ->group(group);
+  app.add_option("--metrics_listen", o.metrics_listen,
+                 "host:port of Prometheus' /metrics; empty: none")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--metrics_port_file", o.metrics_port_file, "as --port_file, of /metrics")
+      ->group(group);
+}
+
+void AddEngine(CLI::App& app, ServerOptions& o) {
+  const char* group = "Engine";
+  app.add_option("--backend", o.backend, "auto, cpu, cuda or reference")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--cpu_threads", o.cpu_threads, "threads of the cpu engine; 0: all it may use")
+      ->capture_default_str()
+      ->group(group);
+}
+
+void AddSecurity(CLI::App& app, ServerOptions& o) {
+  const char* group = "Security";
+  app.add_option("--tls_cert,--tls_certificate", o.tls.certificate,
+                 "PEM certificate chain; TLS on every TCP address; read again when it changes")
+      ->group(group);
+  app.add_option("--tls_key", o.tls.key, "PEM private key of --tls_cert")->group(group);
+  app.add_option("--tls_client_ca", o.tls.client_ca,
+                 "PEM: callers must show a certificate signed by it")
+      ->group(group);
+  app.add_option("--token_file", o.token_file,
+                 "lines \"name token\"; callers must send one as a bearer token")
+      ->group(group);
+  app.add_flag("--insecure", o.insecure,
+               "allow addresses that others reach without TLS or without authentication")
+      ->group(group);
+}
+
+void AddLimits(CLI::App& app, ServerOptions& o, RawFlags& raw) {
+  const char* group = "Limits";
+  auto add = [&](const char* name, auto& value, const char* help) {
+    app.add_option(name, value, help)->capture_default_str()->group(group);
+  };
+  add("--memory_limit_mib", raw.memory_mib, "memory for tensors in work; beyond: MEMORY_PRESSURE");
+  add("--max_calls", o.admission.max_calls, "admitted calls not yet computed; beyond: QUEUE_FULL");
+  add("--max_queue_seconds", o.admission.max_queue_seconds,
+      "estimated work ahead of a new call; beyond: QUEUE_FULL");
+  add("--caller_max_calls", o.admission.caller_max_calls, "of --max_calls, by one caller");
+  add("--caller_memory_mib", raw.caller_memory_mib,
+      "of --memory_limit_mib, by one caller; 0: all of it");
+  add("--max_deadline_seconds", raw.max_deadline_s, "cap on a call's time; also when it sets none");
+  add("--max_batch_calls", o.worker.batcher.max_calls, "calls in one launch");
+  add("--max_batch_mib", raw.max_batch_mib, "memory of one launch of several calls");
+  add("--max_batch_seconds", o.worker.batcher.max_seconds,
+      "estimated time of one launch of several calls");
+  add("--slots", o.worker.slots, "batches in work at once: one computes, others land");
+  add("--copy_threads", o.worker.copy_threads, "threads that share a large landing copy");
+  add("--max_message_mib", raw.max_message_mib, "largest request and reply");
+  add("--max_concurrent_streams", o.transport.max_concurrent_streams, "calls of one connection");
+  add("--receive_memory_mib", raw.receive_memory_mib, "memory of requests while they arrive");
+  add("--max_connection_age_seconds", raw.connection_age_s,
+      "connections are renewed after this, to rebalance");
+  add("--keepalive_seconds", raw.keepalive_s, "an idle connection is probed after this");
+}
+
+void AddOperation(CLI::App& app, RawFlags& raw) {
+  const char* group = "Operation";
+  app.add_option("--drain_delay,--drain_delay_seconds", raw.drain_delay_s,
+                 "seconds of NOT_SERVING while calls are still taken")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--drain_timeout,--drain_timeout_seconds", raw.drain_timeout_s,
+                 "seconds for calls in flight to finish")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--log_format", raw.log_format, "text or json")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"text", "json"}))
+      ->group(group);
+  app.add_option("--log_level", raw.log_level, "debug, info, warning or error")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+      ->group(group);
+  app.add_option("--slow_call_seconds", raw.slow_call_s, "calls that take longer are logged")
+      ->capture_default_str()
+      ->group(group);
+  app.add_flag("--check_config", raw.check_config, "check the options, say what is wrong, and stop")
+      ->configurable(false)
+      ->group(group);
+}
+
+Severity ParseSeverity(const std::string& level) {
+  static const std::map<std::string, Severity> severities = {{"debug", Severity::kDebug},
+                                                             {"info", Severity::kInfo},
+                                                             {"warning", Severity::kWarning},
+                                                             {"error", Severity::kError}};
+  return severities.at(level);
+}
+
+void Apply(const RawFlags& raw, ServerOptions& o) {
+  o.admission.memory_bytes = BytesOfMib(raw.memory_mib);
+  o.admission.caller_max_bytes =
+      raw.caller_memory_mib == 0 ? o.admission.memory_bytes : BytesOfMib(raw.caller_memory_mib);
+  o.admission.max_deadline = absl::Seconds(raw.max_deadline_s);
+  o.worker.batcher.max_bytes = BytesOfMib(raw.max_batch_mib);
+  o.transport.max_message_bytes = BytesOfMib(raw.max_message_mib);
+  o.transport.receive_memory_bytes = BytesOfMib(raw.receive_memory_mib);
+  o.transport.max_connection_age = absl::Seconds(raw.connection_age_s);
+  o.transport.max_connection_age_grace = 2 * o.admission.max_deadline;
+  o.transport.keepalive_time = absl::Seconds(raw.keepalive_s);
+  o.drain_delay = absl::Seconds(raw.drain_delay_s);
+  o.drain_timeout = absl::Seconds(raw.drain_timeout_s);
+  o.slow_call = absl::Seconds(raw.slow_call_s);
+  o.log_format = raw.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
+  o.log_level = ParseSeverity(raw.log_level);
+}
+
+}  // namespace
+
+absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string_view version,
+                                 std::ostream& out) {
+  Flags flags;
+  ServerOptions& o = flags.options;
+  o.admission.memory_bytes = DefaultMemoryBytes();
+  o.worker.copy_threads = std::max(1, std::min(4, AvailableCpus() / 4));
+  RawFlags raw = DefaultsOf(o);
+  CLI::App app(kDescription, "attnd");
+  app.set_version_flag("--version", "attnd " + std::string(version));
+  app.set_config("--config", "", "file of flags, one \"flag = value\" a line");
+  app.allow_config_extras(CLI::config_extras_mode::error);
+  AddAddresses(app, o);
+  AddEngine(app, o);
+  AddSecurity(app, o);
+  AddLimits(app, o, raw);
+  AddOperation(app, raw);
+  try {  // CLI11 reports by throwing
+    app.parse(argc, argv);
+  } catch (const CLI::Success& done) {
+    app.exit(done, out, out);
+    flags.action = FlagAction::kPrinted;
+    return flags;
+  } catch (const CLI::Error& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  Apply(raw, o);
+  if (raw.check_config) flags.action = FlagAction::kCheckConfig;
+  RETURN_IF_ERROR(CheckOptions(o));
+  return flags;
+}
+
+}  // namespace attnd

@@ -1,0 +1,91 @@
+#include "server/landing.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "absl/container/inlined_vector.h"
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace attnd {
+namespace {
+
+constexpr int64_t kPieceBytes = int64_t{1} << 20;
+
+// Below this an input still lies in cache when the kernel reads it.
+int64_t CacheBytes() {
+  static const int64_t bytes = [] {
+    int64_t level3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return level3 > 0 ? level3 / 2 : int64_t{16} << 20;
+  }();
+  return bytes;
+}
+
+void CopyRange(const MessageBytes& message, ByteRange range, std::byte* to, bool non_temporal) {
+  message.ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
+    const auto* from = reinterpret_cast<const std::byte*>(piece.data());
+    if (non_temporal) {
+      CopyNonTemporal(to, from, piece.size());
+    } else {
+      std::memcpy(to, from, piece.size());
+    }
+    to += piece.size();
+  });
+}
+
+struct Piece {
+  ByteRange range;
+  std::byte* to;
+};
+
+}  // namespace
+
+void CopyNonTemporal(std::byte* to, const std::byte* from, size_t size) {
+#if defined(__SSE2__)
+  size_t head = std::min(size, -reinterpret_cast<uintptr_t>(to) % 16);
+  std::memcpy(to, from, head);
+  size_t done = head;
+  for (; done + 64 <= size; done += 64) {
+    const auto* in = reinterpret_cast<const __m128i*>(from + done);
+    auto* out = reinterpret_cast<__m128i*>(to + done);
+    __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1);
+    __m128i c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
+    _mm_stream_si128(out, a);
+    _mm_stream_si128(out + 1, b);
+    _mm_stream_si128(out + 2, c);
+    _mm_stream_si128(out + 3, d);
+  }
+  std::memcpy(to + done, from + done, size - done);
+  _mm_sfence();  // the copy is visible to other threads before this returns
+#else
+  std::memcpy(to, from, size);
+#endif
+}
+
+int64_t Land(const AttentionCall& call, std::byte* const* destination, ThreadPool& pool) {
+  bool non_temporal = call.input_bytes() > CacheBytes();
+  absl::InlinedVector<Piece, 16> pieces;
+  for (const TensorSource& input : call.inputs()) {
+    std::byte* to = destination[static_cast<int>(input.tensor)];
+    for (int64_t done = 0; done < input.range.size; done += kPieceBytes) {
+      int64_t size = std::min(kPieceBytes, input.range.size - done);
+      pieces.push_back({{input.range.offset + done, size}, to + done});
+    }
+  }
+  auto copy = [&](int64_t n, int) {
+    CopyRange(call.message(), pieces[n].range, pieces[n].to, non_temporal);
+  };
+  if (call.input_bytes() <= kPieceBytes) {  // not worth waking anybody
+    for (size_t n = 0; n < pieces.size(); ++n) copy(static_cast<int64_t>(n), 0);
+  } else {
+    pool.ParallelFor(static_cast<int64_t>(pieces.size()), copy);
+  }
+  return call.input_bytes();
+}
+
+}  // namespace attnd

@@ -1,0 +1,157 @@
+// attnd: flags → parts → signals → drain. Exit codes: docs/FLAGS.md.
+
+#include <malloc.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <memory>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/service_notify.h"
+#include "base/status_macros.h"
+#include "base/version.h"
+#include "server/attnd_server.h"
+#include "server/engine.h"
+#include "server/flags.h"
+
+namespace attnd {
+namespace {
+
+constexpr int kExitFailed = 1;
+constexpr int kExitBadOptions = 2;
+constexpr int kExitWrongAnswer = 3;
+
+// gRPC's receive slices come from malloc: without these, glibc returns and faults in their pages
+// for every message (23 to 65 % of throughput). Debian's abseil runs its deadlock detector on each
+// lock (half of a small call's latency).
+void TuneProcess() {
+  mallopt(M_TRIM_THRESHOLD, 2000000000);
+  mallopt(M_TOP_PAD, 64 << 20);
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  signal(SIGPIPE, SIG_IGN);
+  rlimit no_core{0, 0};  // a core would hold callers' tensors
+  setrlimit(RLIMIT_CORE, &no_core);
+}
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+// Waits for SIGTERM or SIGINT; true when `time` passed without one.
+bool QuietFor(absl::Duration time) {
+  sigset_t signals = StopSignals();
+  absl::Time end = absl::Now() + time;
+  for (absl::Duration left = time; left > absl::ZeroDuration(); left = end - absl::Now()) {
+    timespec wait = absl::ToTimespec(left);
+    if (sigtimedwait(&signals, nullptr, &wait) > 0) return false;
+  }
+  return true;
+}
+
+// Readers see either no file or all of it.
+absl::Status WriteAtomically(const std::string& path, const std::string& text) {
+  std::string temporary = absl::StrCat(path, ".tmp");
+  std::ofstream file(temporary);
+  file << text;
+  file.close();
+  if (file.fail() || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot write ", path));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WritePortFiles(const ServerOptions& options, const AttndServer& server) {
+  std::string ports;
+  for (const std::string& address : server.addresses()) {
+    if (IsUnixAddress(address)) continue;
+    absl::StrAppend(&ports, address.substr(address.rfind(':') + 1), "\n");
+  }
+  if (!options.port_file.empty()) RETURN_IF_ERROR(WriteAtomically(options.port_file, ports));
+  if (options.metrics_port_file.empty()) return absl::OkStatus();
+  return WriteAtomically(options.metrics_port_file, absl::StrCat(server.metrics_port(), "\n"));
+}
+
+void Notify(const char* state, Logger& log) {
+  absl::Status status = NotifyServiceManager(state);
+  if (!status.ok()) log.Warning("notify_failed", {{"message", status.message()}});
+}
+
+void DrainOnSignal(const ServerOptions& options, AttndServer& server, Logger& log) {
+  sigset_t signals = StopSignals();
+  int received = 0;
+  sigwait(&signals, &received);
+  log.Info("draining", {{"signal", received},
+                        {"delay_seconds", absl::ToDoubleSeconds(options.drain_delay)},
+                        {"timeout_seconds", absl::ToDoubleSeconds(options.drain_timeout)}});
+  Notify("STOPPING=1", log);
+  server.Drain(options.drain_delay, options.drain_timeout, QuietFor);
+  log.Info("stopped");
+}
+
+int Fail(Logger& log, const absl::Status& status) {
+  log.Error("start_failed",
+            {{"code", absl::StatusCodeToString(status.code())}, {"message", status.message()}});
+  return absl::StartsWith(status.message(), "self test") ? kExitWrongAnswer : kExitFailed;
+}
+
+int Serve(const ServerOptions& options) {
+  Logger log(stderr, options.log_format, options.log_level);
+  RealClock clock;
+  absl::StatusOr<std::unique_ptr<Backend>> engine =
+      MakeEngine(options.backend, options.cpu_threads, options.admission.memory_bytes);
+  if (!engine.ok()) return Fail(log, engine.status());
+  BackendInfo info = (*engine)->info();
+  auto server = AttndServer::Start(options, *std::move(engine), clock, log);
+  if (!server.ok()) return Fail(log, server.status());
+  absl::Status written = WritePortFiles(options, **server);
+  if (!written.ok()) return Fail(log, written);
+  log.Info("serving", {{"version", VersionString()},
+                       {"listen", absl::StrJoin((*server)->addresses(), ",")},
+                       {"metrics_port", (*server)->metrics_port()},
+                       {"backend", info.backend},
+                       {"device", info.device},
+                       {"architecture", info.architecture},
+                       {"threads", info.threads},
+                       {"memory_bytes", options.admission.memory_bytes}});
+  Notify("READY=1", log);
+  DrainOnSignal(options, **server, log);
+  return 0;
+}
+
+int Main(int argc, char** argv) {
+  TuneProcess();
+  // Before any thread starts, so that only DrainOnSignal ever sees them.
+  sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  absl::StatusOr<Flags> flags = ParseFlags(argc, argv, VersionString(), std::cout);
+  if (!flags.ok()) {
+    std::fprintf(stderr, "attnd: %s\n", std::string(flags.status().message()).c_str());
+    return kExitBadOptions;
+  }
+  if (flags->action == FlagAction::kPrinted) return 0;
+  if (flags->action == FlagAction::kCheckConfig) {
+    std::printf("attnd: options are valid\n");
+    return 0;
+  }
+  flags->options.version = std::string(kVersion);
+  flags->options.revision = std::string(Commit());
+  return Serve(flags->options);
+}
+
+}  // namespace
+}  // namespace attnd
+
+int main(int argc, char** argv) { return attnd::Main(argc, argv); }

@@ -1,0 +1,51 @@
+// MeteredBackend: an engine whose launches are counted. A decorator, so that metrics never touch
+// logic. Threads as of Backend.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "attention/cost.h"
+#include "kernels/backend.h"
+#include "server/metrics.h"
+
+namespace attnd {
+
+class MeteredBackend final : public Backend {
+ public:
+  // `backend` and `metrics` outlive this; metrics.SetEngine has been called.
+  MeteredBackend(Backend& backend, Metrics& metrics) : backend_(backend), metrics_(metrics) {}
+
+  const BackendInfo& info() const override { return backend_.info(); }
+  absl::Status Supports(const Problem& problem, Direction direction) const override {
+    return backend_.Supports(problem, direction);
+  }
+  int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override {
+    return backend_.WorkspaceBytes(problem, direction);
+  }
+  absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override {
+    return Count(Direction::kForward, calls, backend_.Forward(calls));
+  }
+  absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override {
+    return Count(Direction::kBackward, calls, backend_.Backward(calls));
+  }
+
+ private:
+  template <class Call>
+  absl::StatusOr<LaunchReport> Count(Direction direction, absl::Span<const Call> calls,
+                                     absl::StatusOr<LaunchReport> report) {
+    if (!report.ok()) {
+      metrics_.KernelFailed(direction);
+      return report;
+    }
+    double flops = 0;
+    for (const Call& call : calls) flops += Flops(*call.problem, direction);
+    metrics_.KernelRan(direction, calls.front().problem->element, report->seconds, flops);
+    return report;
+  }
+
+  Backend& backend_;
+  Metrics& metrics_;
+};
+
+}  // namespace attnd

@@ -1,0 +1,345 @@
+#include "server/metrics.h"
+
+#include <utility>
+
+#include "server/status_details.h"
+
+namespace attnd {
+namespace {
+
+using prometheus::BuildCounter;
+using prometheus::BuildGauge;
+using prometheus::BuildHistogram;
+using prometheus::Histogram;
+using Buckets = Histogram::BucketBoundaries;
+
+const Buckets& KernelBuckets() {
+  static const Buckets buckets = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3,
+                                  1e-2, 2e-2, 5e-2, 0.1,  0.2,  0.5,  1,    2,    5};
+  return buckets;
+}
+const Buckets& QueueBuckets() {
+  static const Buckets buckets = {0,    1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3,
+                                  5e-3, 1e-2, 2e-2, 5e-2, 0.1,  0.2,  0.5,  1};
+  return buckets;
+}
+const Buckets& RequestBuckets() {
+  static const Buckets buckets = {1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2,
+                                  0.1,  0.2,  0.5,  1,    2,    5,    10,   20,   60};
+  return buckets;
+}
+Buckets PowersOfTwo(double first, double last) {
+  Buckets buckets;
+  for (double bound = first; bound <= last; bound *= 2) buckets.push_back(bound);
+  return buckets;
+}
+
+constexpr const char* kCodes[] = {
+    "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+    "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+    "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED"};
+constexpr int kCodeCount = 17;
+constexpr const char* kStageNames[kRequestStages] = {"receive", "queue", "h2d", "kernel", "send"};
+constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
+constexpr ElementType kElements[] = {ElementType::kFloat16, ElementType::kBFloat16,
+                                     ElementType::kFloat32};
+constexpr Priority kPriorityList[] = {Priority::kLow, Priority::kNormal, Priority::kHigh};
+
+// Reasons of refusal → the label's value.
+constexpr std::pair<absl::string_view, const char*> kRejectLabels[] = {
+    {reason::kQueueFull, "queue_full"},
+    {reason::kMemoryPressure, "staging_exhausted"},
+    {reason::kTenantQuota, "tenant_quota"},
+    {reason::kDeadlineUnmeetable, "deadline_unmeetable"},
+    {reason::kDraining, "draining"},
+    {reason::kTooLargeForDevice, "too_large"},
+    {reason::kReplyTooLarge, "too_large"},
+    {reason::kMaskUnsupported, "unsupported"},
+    {reason::kResidualUnsupported, "unsupported"},
+    {reason::kProblemUnsupported, "unsupported"},
+    {reason::kTokenMissing, "unauthenticated"},
+    {reason::kTokenInvalid, "unauthenticated"},
+};
+
+int At(Direction direction, Priority priority) {
+  return static_cast<int>(direction) * kPriorities + static_cast<int>(priority);
+}
+int At(Direction direction, ElementType element) {
+  return static_cast<int>(direction) * 3 + static_cast<int>(element) - 1;
+}
+std::string Name(absl::string_view text) { return std::string(text); }
+
+}  // namespace
+
+absl::string_view MethodName(Method method) {
+  constexpr absl::string_view kNames[kMethods] = {"Forward", "Backward", "GetServerInfo",
+                                                  "RenewResidual", "ReleaseResidual"};
+  return kNames[static_cast<int>(method)];
+}
+
+absl::string_view WorkStageName(WorkStage stage) {
+  constexpr absl::string_view kNames[kWorkStages] = {"queue", "h2d", "kernel", "send"};
+  return kNames[static_cast<int>(stage)];
+}
+
+Metrics::Metrics()
+    : registry_(std::make_shared<prometheus::Registry>()),
+      sampled_(std::make_shared<SampledMetrics>()) {
+  MakeRequestSeries();
+  MakeQueueSeries();
+  MakeMemorySeries();
+  MakeStateSeries();
+  AddProcessMetrics(*sampled_);
+}
+
+void Metrics::MakeRequestSeries() {
+  auto& requests = BuildCounter()
+                       .Name("attnd_requests_total")
+                       .Help("Requests answered, by method and gRPC code.")
+                       .Register(*registry_);
+  auto& durations = BuildHistogram()
+                        .Name("attnd_request_duration_seconds")
+                        .Help("From the arrival of the whole request to the end of its answer.")
+                        .Register(*registry_);
+  auto& stages = BuildHistogram()
+                     .Name("attnd_request_stage_duration_seconds")
+                     .Help("Parts of a successful request's time; their sum is the request.")
+                     .Register(*registry_);
+  auto& in_flight = BuildGauge()
+                        .Name("attnd_requests_in_flight")
+                        .Help("Requests that have arrived and are not answered yet.")
+                        .Register(*registry_);
+  auto& tokens = BuildHistogram()
+                     .Name("attnd_request_tokens")
+                     .Help("Query rows of an admitted request, over its batch.")
+                     .Register(*registry_);
+  for (int m = 0; m < kMethods; ++m) {
+    std::string method = Name(MethodName(static_cast<Method>(m)));
+    for (const char* code : kCodes)
+      requests_.push_back(&requests.Add({{"method", method}, {"code", code}}));
+    durations_.push_back(&durations.Add({{"method", method}}, RequestBuckets()));
+    in_flight_.push_back(&in_flight.Add({{"method", method}}));
+    if (m > static_cast<int>(Method::kBackward)) continue;
+    for (const char* stage : kStageNames) {
+      stages_.push_back(&stages.Add({{"method", method}, {"stage", stage}}, KernelBuckets()));
+    }
+    tokens_.push_back(&tokens.Add({{"method", method}}, PowersOfTwo(128, 1 << 20)));
+  }
+  auto& rejected = BuildCounter()
+                       .Name("attnd_rejected_requests_total")
+                       .Help("Requests refused before any work, by reason.")
+                       .Register(*registry_);
+  for (const auto& [reason, label] : kRejectLabels) {
+    rejected_[Name(reason)] = &rejected.Add({{"reason", label}});
+  }
+  rejected_["invalid"] = &rejected.Add({{"reason", "invalid"}});
+}
+
+void Metrics::MakeQueueSeries() {
+  auto& cancelled = BuildCounter()
+                        .Name("attnd_cancelled_requests_total")
+                        .Help("Admitted requests whose caller went away, by where they were.")
+                        .Register(*registry_);
+  auto& expired = BuildCounter()
+                      .Name("attnd_expired_requests_total")
+                      .Help("Admitted requests whose deadline passed, by where they were.")
+                      .Register(*registry_);
+  for (int n = 0; n < kWorkStages; ++n) {
+    std::string stage = Name(WorkStageName(static_cast<WorkStage>(n)));
+    cancelled_.push_back(&cancelled.Add({{"stage", stage}}));
+    expired_.push_back(&expired.Add({{"stage", stage}}));
+  }
+  auto& depth = BuildGauge()
+                    .Name("attnd_queue_depth")
+                    .Help("Admitted requests that wait for a device slot.")
+                    .Register(*registry_);
+  auto& bytes = BuildGauge()
+                    .Name("attnd_queue_bytes")
+                    .Help("Staging memory that waiting requests will need.")
+                    .Register(*registry_);
+  auto& duration = BuildHistogram()
+                       .Name("attnd_queue_duration_seconds")
+                       .Help("From admission until a device slot takes the request.")
+                       .Register(*registry_);
+  auto& batch = BuildHistogram()
+                    .Name("attnd_batch_requests")
+                    .Help("Requests in one launch.")
+                    .Register(*registry_);
+  for (Direction direction : kDirections) {
+    std::string name = Name(DirectionName(direction));
+    queue_bytes_.push_back(&bytes.Add({{"direction", name}}));
+    batch_.push_back(&batch.Add({{"direction", name}}, PowersOfTwo(1, 512)));
+    for (Priority priority : kPriorityList) {
+      prometheus::Labels labels = {{"direction", name}, {"priority", Name(PriorityName(priority))}};
+      queue_depth_.push_back(&depth.Add(labels));
+      queue_duration_.push_back(&duration.Add(labels, QueueBuckets()));
+    }
+  }
+}
+
+void Metrics::MakeMemorySeries() {
+  auto& wait = BuildHistogram()
+                   .Name("attnd_staging_wait_seconds")
+                   .Help("Waits for staging memory; only requests that had to wait are counted.")
+                   .Register(*registry_);
+  for (Direction direction : kDirections) {
+    staging_wait_.push_back(
+        &wait.Add({{"direction", Name(DirectionName(direction))}}, QueueBuckets()));
+  }
+  auto& received = BuildCounter()
+                       .Name("attnd_received_bytes_total")
+                       .Help("Bytes of request messages of Forward and Backward.")
+                       .Register(*registry_);
+  auto& sent = BuildCounter()
+                   .Name("attnd_sent_bytes_total")
+                   .Help("Bytes of reply messages of Forward and Backward.")
+                   .Register(*registry_);
+  for (const char* transport : {"tcp", "uds"}) {
+    received_.push_back(&received.Add({{"transport", transport}}));
+    sent_.push_back(&sent.Add({{"transport", transport}}));
+  }
+  copied_ = &BuildCounter()
+                 .Name("attnd_host_copy_bytes_total")
+                 .Help("Payload bytes copied by the daemon itself, by site.")
+                 .Register(*registry_)
+                 .Add({{"site", "landing"}});
+}
+
+void Metrics::MakeStateSeries() {
+  auto& auth = BuildCounter()
+                   .Name("attnd_auth_failures_total")
+                   .Help("Requests refused for a missing or wrong token.")
+                   .Register(*registry_);
+  for (absl::string_view reason : {reason::kTokenMissing, reason::kTokenInvalid}) {
+    auth_failures_[Name(reason)] = &auth.Add(
+        {{"reason", reason == reason::kTokenMissing ? "token_missing" : "token_invalid"}});
+  }
+  ready_ = &BuildGauge()
+                .Name("attnd_ready")
+                .Help("1 when the engine gave a known answer and the server takes calls.")
+                .Register(*registry_)
+                .Add({});
+  draining_ = &BuildGauge()
+                   .Name("attnd_draining")
+                   .Help("1 from the first SIGTERM on.")
+                   .Register(*registry_)
+                   .Add({});
+}
+
+void Metrics::SetBuildInfo(absl::string_view version, absl::string_view revision,
+                           absl::string_view cpu_target) {
+  BuildGauge()
+      .Name("attnd_build_info")
+      .Help("Always 1; what runs stands in the labels.")
+      .Register(*registry_)
+      .Add({{"version", Name(version)},
+            {"revision", Name(revision)},
+            {"cpu_target", Name(cpu_target)}})
+      .Set(1);
+}
+
+void Metrics::SetEngine(const BackendInfo& engine) {
+  auto& duration = BuildHistogram()
+                       .Name("attnd_kernel_duration_seconds")
+                       .Help("Time of one launch on the engine.")
+                       .Register(*registry_);
+  auto& launches = BuildCounter()
+                       .Name("attnd_kernel_launches_total")
+                       .Help("Launches that succeeded.")
+                       .Register(*registry_);
+  auto& flops = BuildCounter()
+                    .Name("attnd_kernel_flops_total")
+                    .Help("Floating-point operations of launches; its rate is the achieved FLOP/s.")
+                    .Register(*registry_);
+  auto& failures = BuildCounter()
+                       .Name("attnd_kernel_failures_total")
+                       .Help("Launches that the engine failed.")
+                       .Register(*registry_);
+  for (Direction direction : kDirections) {
+    prometheus::Labels labels = {{"device", engine.backend},
+                                 {"direction", Name(DirectionName(direction))}};
+    kernel_flops_.push_back(&flops.Add(labels));
+    kernel_failures_.push_back(&failures.Add(labels));
+    for (ElementType element : kElements) {
+      labels["dtype"] = Name(ElementName(element));
+      kernel_duration_.push_back(&duration.Add(labels, KernelBuckets()));
+      kernel_launches_.push_back(&launches.Add(labels));
+    }
+  }
+}
+
+void Metrics::CallStarted(Method method) { in_flight_[static_cast<int>(method)]->Increment(); }
+
+void Metrics::CallFinished(Method method, absl::StatusCode code, absl::string_view reason,
+                           absl::Duration duration) {
+  int m = static_cast<int>(method);
+  in_flight_[m]->Decrement();
+  requests_[m * kCodeCount + static_cast<int>(code)]->Increment();
+  durations_[m]->Observe(absl::ToDoubleSeconds(duration));
+  auto rejected = rejected_.find(reason);
+  if (rejected != rejected_.end()) rejected->second->Increment();
+  if (code == absl::StatusCode::kInvalidArgument) rejected_.find("invalid")->second->Increment();
+}
+
+void Metrics::StageTook(Method method, RequestStage stage, absl::Duration duration) {
+  int index = static_cast<int>(method) * kRequestStages + static_cast<int>(stage);
+  stages_[index]->Observe(absl::ToDoubleSeconds(duration));
+}
+
+void Metrics::CallAdmitted(const AttentionCall& call) {
+  const Problem& p = call.problem();
+  int64_t rows = IsPacked(p.layout) ? p.q_len : p.batch * p.q_len;
+  tokens_[static_cast<int>(call.direction())]->Observe(static_cast<double>(rows));
+}
+
+void Metrics::CallQueued(Direction direction, Priority priority, absl::Duration waited) {
+  queue_duration_[At(direction, priority)]->Observe(absl::ToDoubleSeconds(waited));
+}
+
+void Metrics::CallStopped(WorkStage stage, bool expired) {
+  (expired ? expired_ : cancelled_)[static_cast<int>(stage)]->Increment();
+}
+
+void Metrics::QueueChanged(Direction direction, Priority priority, int calls, int64_t bytes) {
+  queue_depth_[At(direction, priority)]->Increment(calls);
+  queue_bytes_[static_cast<int>(direction)]->Increment(static_cast<double>(bytes));
+}
+
+void Metrics::BatchRun(Direction direction, int calls) {
+  batch_[static_cast<int>(direction)]->Observe(calls);
+}
+
+void Metrics::StagingWaited(Direction direction, absl::Duration waited) {
+  staging_wait_[static_cast<int>(direction)]->Observe(absl::ToDoubleSeconds(waited));
+}
+
+void Metrics::HostCopied(int64_t bytes) { copied_->Increment(static_cast<double>(bytes)); }
+
+void Metrics::Received(bool unix_socket, int64_t bytes) {
+  received_[unix_socket]->Increment(static_cast<double>(bytes));
+}
+
+void Metrics::Sent(bool unix_socket, int64_t bytes) {
+  sent_[unix_socket]->Increment(static_cast<double>(bytes));
+}
+
+void Metrics::AuthFailed(absl::string_view reason) {
+  auto failure = auth_failures_.find(reason);
+  if (failure != auth_failures_.end()) failure->second->Increment();
+}
+
+void Metrics::SetReady(bool ready) { ready_->Set(ready ? 1 : 0); }
+void Metrics::SetDraining() { draining_->Set(1); }
+
+void Metrics::KernelRan(Direction direction, ElementType element, double seconds, double flops) {
+  kernel_duration_[At(direction, element)]->Observe(seconds);
+  kernel_launches_[At(direction, element)]->Increment();
+  kernel_flops_[static_cast<int>(direction)]->Increment(flops);
+}
+
+void Metrics::KernelFailed(Direction direction) {
+  kernel_failures_[static_cast<int>(direction)]->Increment();
+}
+
+}  // namespace attnd

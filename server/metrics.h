@@ -1,0 +1,119 @@
+// Metrics: every series that the daemon exposes, its name, unit, labels and buckets;
+// docs/METRICS.md explains them. All children exist from the start, so the request path only adds
+// to a number (prometheus-cpp takes a mutex for a histogram, none for a counter or gauge). Prefix
+// attnd_. Any thread.
+#pragma once
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "kernels/backend.h"
+#include "server/call.h"
+#include "server/sampled_metrics.h"
+
+namespace attnd {
+
+enum class Method : uint8_t {
+  kForward,
+  kBackward,
+  kGetServerInfo,
+  kRenewResidual,
+  kReleaseResidual
+};
+inline constexpr int kMethods = 5;
+absl::string_view MethodName(Method method);
+constexpr Method MethodOf(Direction direction) {
+  return direction == Direction::kForward ? Method::kForward : Method::kBackward;
+}
+
+// Parts of a request's time; their sum is the request.
+enum class RequestStage : uint8_t { kReceive, kQueue, kLanding, kKernel, kSend };
+inline constexpr int kRequestStages = 5;
+
+// Where a call was when it was found late or cancelled.
+enum class WorkStage : uint8_t { kQueue, kLanding, kKernel, kAnswer };
+inline constexpr int kWorkStages = 4;
+absl::string_view WorkStageName(WorkStage stage);
+
+class Metrics {
+ public:
+  Metrics();
+
+  const std::shared_ptr<prometheus::Registry>& registry() const { return registry_; }
+
+  void CallStarted(Method method);
+  // `reason` is empty for OK; it chooses the series of rejected requests.
+  void CallFinished(Method method, absl::StatusCode code, absl::string_view reason,
+                    absl::Duration duration);
+  void StageTook(Method method, RequestStage stage, absl::Duration duration);
+  void CallAdmitted(const AttentionCall& call);
+  void CallQueued(Direction direction, Priority priority, absl::Duration waited);
+  void CallStopped(WorkStage stage, bool expired);
+  void QueueChanged(Direction direction, Priority priority, int calls, int64_t bytes);
+  void BatchRun(Direction direction, int calls);
+  void StagingWaited(Direction direction, absl::Duration waited);
+  void HostCopied(int64_t bytes);
+  void Received(bool unix_socket, int64_t bytes);
+  void Sent(bool unix_socket, int64_t bytes);
+  void AuthFailed(absl::string_view reason);
+  void SetReady(bool ready);
+  void SetDraining();
+  void SetBuildInfo(absl::string_view version, absl::string_view revision,
+                    absl::string_view cpu_target);
+
+  // What MeteredBackend adds, for the engine named once by SetEngine.
+  void SetEngine(const BackendInfo& engine);
+  void KernelRan(Direction direction, ElementType element, double seconds, double flops);
+  void KernelFailed(Direction direction);
+
+  // For series that are read when they are scraped.
+  const std::shared_ptr<SampledMetrics>& sampled() const { return sampled_; }
+
+ private:
+  using Counters = std::vector<prometheus::Counter*>;
+  using Gauges = std::vector<prometheus::Gauge*>;
+  using Histograms = std::vector<prometheus::Histogram*>;
+
+  void MakeRequestSeries();
+  void MakeQueueSeries();
+  void MakeMemorySeries();
+  void MakeStateSeries();
+
+  std::shared_ptr<prometheus::Registry> registry_;  // shared with the exposer
+  std::shared_ptr<SampledMetrics> sampled_;         // shared with the exposer
+
+  Counters requests_;     // [method][code]
+  Histograms durations_;  // [method]
+  Histograms stages_;     // [method][stage], Forward and Backward
+  Gauges in_flight_;      // [method]
+  Histograms tokens_;     // [direction]
+  std::map<std::string, prometheus::Counter*, std::less<>> rejected_;  // by reason, fixed
+  Counters cancelled_, expired_;                                       // [work stage]
+  Gauges queue_depth_;                                                 // [direction][priority]
+  Gauges queue_bytes_;                                                 // [direction]
+  Histograms queue_duration_;                                          // [direction][priority]
+  Histograms batch_;                                                   // [direction]
+  Histograms staging_wait_;                                            // [direction]
+  Counters received_, sent_;                                           // [tcp, uds]
+  prometheus::Counter* copied_ = nullptr;
+  std::map<std::string, prometheus::Counter*, std::less<>> auth_failures_;
+  prometheus::Gauge* ready_ = nullptr;
+  prometheus::Gauge* draining_ = nullptr;
+  Histograms kernel_duration_;  // [direction][element]
+  Counters kernel_launches_;    // [direction][element]
+  Counters kernel_flops_;       // [direction]
+  Counters kernel_failures_;    // [direction]
+};
+
+}  // namespace attnd

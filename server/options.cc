@@ -1,0 +1,135 @@
+#include "server/options.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace attnd {
+namespace {
+
+template <class Expected, class Got>
+absl::Status Wrong(absl::string_view flag, const Expected& expected, const Got& got) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, ": expected ", expected, ", got ", got));
+}
+
+absl::Status InRange(absl::string_view flag, double value, double low, double high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return Wrong(flag, absl::StrCat(low, "..", high), value);
+}
+
+absl::Status CheckTcpAddress(absl::string_view flag, absl::string_view address) {
+  size_t colon = address.rfind(':');
+  int port = -1;
+  bool has_port = colon != absl::string_view::npos && colon > 0 &&
+                  absl::SimpleAtoi(address.substr(colon + 1), &port);
+  if (has_port && port >= 0 && port <= 65535) return absl::OkStatus();
+  return Wrong(flag, "host:port with a port of 0..65535", absl::StrCat("\"", address, "\""));
+}
+
+absl::Status CheckAddress(absl::string_view address) {
+  if (!IsUnixAddress(address)) return CheckTcpAddress("listen", address);
+  size_t name = address.find(':') + 1;
+  // A unix socket's path has room for 107 bytes (unix(7)).
+  if (address.size() > name && address.size() - name <= 107) return absl::OkStatus();
+  return Wrong("listen", "unix:PATH of at most 107 bytes", absl::StrCat("\"", address, "\""));
+}
+
+absl::Status CheckSecurity(const ServerOptions& o) {
+  if (o.tls.certificate.empty() != o.tls.key.empty()) {
+    return Wrong(o.tls.key.empty() ? "tls_key" : "tls_cert", "both --tls_cert and --tls_key",
+                 "only one of them");
+  }
+  if (!o.tls.client_ca.empty() && o.tls.certificate.empty()) {
+    return Wrong("tls_client_ca", "--tls_cert and --tls_key beside it", "none");
+  }
+  for (const std::string& address : o.listen) {
+    if (IsLoopbackAddress(address) || o.insecure) continue;
+    if (o.tls.certificate.empty()) {
+      return Wrong("listen",
+                   "TLS (--tls_cert and --tls_key) or --insecure for an address that others reach",
+                   absl::StrCat("\"", address, "\" without either"));
+    }
+    if (o.tls.client_ca.empty() && o.token_file.empty()) {
+      return Wrong("listen",
+                   "--tls_client_ca, --token_file or --insecure for an address that others reach",
+                   absl::StrCat("\"", address, "\" open to every caller"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLimits(const ServerOptions& o) {
+  const double tib = double{1ull << 40};
+  const double most_seconds = 7 * 24 * 3600.0;
+  auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
+  RETURN_IF_ERROR(InRange("memory_limit_mib", double(o.admission.memory_bytes), 1 << 20, tib));
+  RETURN_IF_ERROR(InRange("max_calls", double(o.admission.max_calls), 1, 1 << 20));
+  RETURN_IF_ERROR(InRange("max_queue_seconds", o.admission.max_queue_seconds, 0, most_seconds));
+  RETURN_IF_ERROR(InRange("caller_max_calls", double(o.admission.caller_max_calls), 1, 1 << 20));
+  RETURN_IF_ERROR(InRange("caller_memory_mib", double(o.admission.caller_max_bytes), 1 << 20, tib));
+  RETURN_IF_ERROR(
+      InRange("max_deadline_seconds", seconds(o.admission.max_deadline), 0.001, most_seconds));
+  RETURN_IF_ERROR(InRange("max_batch_calls", o.worker.batcher.max_calls, 1, 4096));
+  RETURN_IF_ERROR(InRange("max_batch_mib", double(o.worker.batcher.max_bytes), 1 << 20, tib));
+  RETURN_IF_ERROR(InRange("max_batch_seconds", o.worker.batcher.max_seconds, 0, 3600));
+  RETURN_IF_ERROR(InRange("slots", o.worker.slots, 1, 16));
+  RETURN_IF_ERROR(InRange("copy_threads", o.worker.copy_threads, 1, 64));
+  RETURN_IF_ERROR(InRange("cpu_threads", o.cpu_threads, 0, 4096));
+  RETURN_IF_ERROR(
+      InRange("max_message_mib", double(o.transport.max_message_bytes), 1 << 20, double{1 << 30}));
+  RETURN_IF_ERROR(InRange("max_concurrent_streams", o.transport.max_concurrent_streams, 1, 65536));
+  RETURN_IF_ERROR(
+      InRange("receive_memory_mib", double(o.transport.receive_memory_bytes), 16 << 20, tib));
+  RETURN_IF_ERROR(InRange("drain_delay_seconds", seconds(o.drain_delay), 0, most_seconds));
+  return InRange("drain_timeout_seconds", seconds(o.drain_timeout), 0, most_seconds);
+}
+
+// The first number of a file, or `otherwise`.
+int64_t NumberIn(const char* path, int64_t otherwise) {
+  std::ifstream file(path);
+  std::string word;
+  int64_t value = 0;
+  return file >> word && absl::SimpleAtoi(word, &value) ? value : otherwise;
+}
+
+}  // namespace
+
+bool IsUnixAddress(absl::string_view address) {
+  return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:");
+}
+
+bool IsLoopbackAddress(absl::string_view address) {
+  if (IsUnixAddress(address)) return true;
+  absl::string_view host = address.substr(0, address.rfind(':'));
+  return absl::StartsWith(host, "127.") || host == "localhost" || host == "[::1]" || host == "::1";
+}
+
+int64_t DefaultMemoryBytes() {
+  int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  memory = std::min(memory, NumberIn("/sys/fs/cgroup/memory.max", memory));
+  memory = std::min(memory, NumberIn("/sys/fs/cgroup/memory/memory.limit_in_bytes", memory));
+  return std::clamp(memory / 4, int64_t{256} << 20, int64_t{4} << 30);
+}
+
+absl::Status CheckOptions(const ServerOptions& o) {
+  if (o.listen.empty()) return Wrong("listen", "at least one address", "none");
+  for (const std::string& address : o.listen) RETURN_IF_ERROR(CheckAddress(address));
+  if (!o.metrics_listen.empty()) {
+    RETURN_IF_ERROR(CheckTcpAddress("metrics_listen", o.metrics_listen));
+  }
+  bool known =
+      o.backend == "auto" || o.backend == "cpu" || o.backend == "cuda" || o.backend == "reference";
+  if (!known) return Wrong("backend", "auto, cpu, cuda or reference", o.backend);
+  RETURN_IF_ERROR(CheckSecurity(o));
+  return CheckLimits(o);
+}
+
+}  // namespace attnd

@@ -1,0 +1,74 @@
+// ServerOptions: everything that can be set on attnd, with its default; docs/FLAGS.md explains
+// each. ParseFlags fills it from the command line, CheckOptions says what is wrong with it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "base/log.h"
+#include "server/admission.h"
+#include "server/device_worker.h"
+
+namespace attnd {
+
+struct TlsOptions {
+  std::string certificate;  // PEM chain; empty: no TLS
+  std::string key;          // PEM
+  std::string client_ca;    // PEM; set: clients must show a certificate signed by it
+};
+
+// What gRPC itself enforces. Measured values and reasons: docs/ARCHITECTURE.md.
+struct TransportOptions {
+  int64_t max_message_bytes = int64_t{16} << 20;    // request or reply, header included
+  int max_concurrent_streams = 64;                  // calls of one connection at a time
+  int64_t receive_memory_bytes = int64_t{1} << 30;  // ResourceQuota: requests while they arrive
+  absl::Duration max_connection_age = absl::Minutes(30);
+  absl::Duration max_connection_age_grace = absl::Minutes(20);
+  absl::Duration handshake_timeout = absl::Seconds(10);
+  absl::Duration keepalive_time = absl::Minutes(2);
+  absl::Duration keepalive_timeout = absl::Seconds(20);
+};
+
+struct ServerOptions {
+  std::vector<std::string> listen = {"127.0.0.1:7070"};
+  std::string port_file;
+  std::string metrics_listen = "127.0.0.1:9464";  // empty: no metrics port
+  std::string metrics_port_file;
+  std::string backend = "auto";
+  int cpu_threads = 0;  // 0: as many as the process may use
+
+  TlsOptions tls;
+  bool insecure = false;  // allow other than loopback without TLS
+  std::string token_file;
+
+  AdmissionLimits admission;
+  DeviceWorkerOptions worker;
+  TransportOptions transport;
+  absl::Duration drain_delay = absl::Seconds(5);
+  absl::Duration drain_timeout = absl::Seconds(60);
+
+  LogFormat log_format = LogFormat::kText;
+  Severity log_level = Severity::kInfo;
+  absl::Duration slow_call = absl::Seconds(10);  // calls that take longer get a line
+
+  std::string version = "unknown";   // of the release
+  std::string revision = "unknown";  // the commit
+};
+
+// OK, or InvalidArgument "flag: expected ..., got ...". Reads no file and opens no socket.
+absl::Status CheckOptions(const ServerOptions& options);
+
+// "unix:/path" and "unix-abstract:name" are sockets of this machine.
+bool IsUnixAddress(absl::string_view address);
+// Unix sockets, 127.0.0.0/8, ::1 and localhost.
+bool IsLoopbackAddress(absl::string_view address);
+
+// A quarter of the memory that this process may use (cgroup limit or physical memory), between
+// 256 MiB and 4 GiB: the default of the memory limit.
+int64_t DefaultMemoryBytes();
+
+}  // namespace attnd

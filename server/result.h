@@ -1,0 +1,64 @@
+// Result: what a launch made of one call: O and lse, or the gradients, in staging memory. Made only
+// by DeviceWorker; Encode turns it into a Reply. ReplySink: who waits for it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/backend.h"
+#include "server/admission.h"
+#include "server/call.h"
+#include "server/staging_pool.h"
+
+namespace attnd {
+
+// When a call passed each stage boundary.
+struct CallTimes {
+  absl::Time received;      // the whole request had arrived
+  absl::Time admitted;      // decoded and admitted
+  absl::Time taken;         // a device slot took its batch
+  absl::Time landed;        // its tensors lie in staging memory
+  absl::Time kernel_begin;  // the engine was free
+  absl::Time kernel_end;
+};
+
+class Result {
+ public:
+  Result(Result&&) = default;
+  Result& operator=(Result&&) = default;
+
+  const AttentionCall& call() const { return call_; }
+  const LaunchReport& report() const { return report_; }
+  const CallTimes& times() const { return times_; }
+  int batched_with() const { return batched_with_; }
+  // Null for a tensor that this call does not give back.
+  const std::byte* output(Tensor tensor) const { return outputs_[static_cast<int>(tensor)]; }
+
+  // The memory that outputs point into and the ticket that pays for it, for whoever sends them.
+  std::pair<StagingBlock, Ticket> TakeMemory() { return {std::move(memory_), std::move(ticket_)}; }
+
+ private:
+  friend class DeviceWorker;
+  explicit Result(AttentionCall call) : call_(std::move(call)) {}
+
+  AttentionCall call_;
+  LaunchReport report_;
+  CallTimes times_;
+  int batched_with_ = 1;
+  std::array<const std::byte*, kTensors> outputs_ = {};
+  StagingBlock memory_;
+  Ticket ticket_;
+};
+
+// Answered exactly once, from any thread; gone afterwards.
+class ReplySink {
+ public:
+  virtual ~ReplySink() = default;
+  virtual void OnResult(absl::StatusOr<Result> result) = 0;
+};
+
+}  // namespace attnd

@@ -1,0 +1,106 @@
+#include "server/server_info.h"
+
+#include <algorithm>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace attnd {
+namespace {
+
+Problem SmallProblem() {
+  Problem p;
+  p.batch = 1;
+  p.q_heads = p.kv_heads = 2;
+  p.q_len = p.kv_len = 32;
+  p.qk_head_dim = p.v_head_dim = 64;
+  return p;
+}
+
+struct Feature {
+  const char* name;
+  std::function<void(Problem&)> use;
+};
+
+const std::vector<Feature>& Features() {
+  static const std::vector<Feature> features = {
+      {"float16", [](Problem& p) { p.element = ElementType::kFloat16; }},
+      {"bfloat16", [](Problem& p) { p.element = ElementType::kBFloat16; }},
+      {"float32", [](Problem& p) { p.element = ElementType::kFloat32; }},
+      {"grouped_heads", [](Problem& p) { p.kv_heads = 1; }},
+      {"v_head_dim", [](Problem& p) { p.v_head_dim = 32; }},
+      {"head_dim_256", [](Problem& p) { p.qk_head_dim = p.v_head_dim = 256; }},
+      {"causal", [](Problem& p) { p.causal = true; }},
+      {"window", [](Problem& p) { p.window_left = 8; }},
+      {"softcap", [](Problem& p) { p.softcap = 30; }},
+      {"kv_lengths", [](Problem& p) { p.kv_lengths = {16}; }},
+      {"packed",
+       [](Problem& p) {
+         p.layout = Layout::kPackedThd;
+         p.cu_seqlens_q = p.cu_seqlens_k = {0, 32};
+       }},
+      {"bool_mask",
+       [](Problem& p) {
+         p.bool_mask = BoolMask{{1, 1, 32, 32}};
+       }},
+      {"bias",
+       [](Problem& p) {
+         p.bias = Bias{ElementType::kFloat32, {1, 1, 32, 32}, false};
+       }},
+      {"bias_gradient",
+       [](Problem& p) {
+         p.bias = Bias{ElementType::kFloat32, {1, 1, 32, 32}, true};
+       }},
+      {"alibi",
+       [](Problem& p) {
+         p.alibi_slopes = {0.5f, 0.25f};
+       }},
+      {"dropout", [](Problem& p) { p.dropout.threshold = 26; }},
+      {"zero_rest", [](Problem& p) { p.denominator = DenominatorKind::kZeroRest; }},
+      {"sink",
+       [](Problem& p) {
+         p.denominator = DenominatorKind::kSink;
+         p.sink_logits = {0, 0};
+       }},
+  };
+  return features;
+}
+
+// 16 hexadecimal digits that the next start will not repeat.
+std::string NewEpoch() {
+  std::random_device random;
+  return absl::StrFormat("%08x%08x", random(), random());
+}
+
+}  // namespace
+
+v1::GetServerInfoResponse DescribeServer(const ServerOptions& options, const Backend& backend) {
+  v1::GetServerInfoResponse reply;
+  reply.set_version(absl::StrCat(options.version, " (", options.revision, ")"));
+  reply.set_boot_epoch(NewEpoch());
+  reply.set_max_message_bytes(static_cast<uint64_t>(options.transport.max_message_bytes));
+  const BackendInfo& info = backend.info();
+  v1::Device* device = reply.add_device();
+  device->set_name(info.device);
+  device->set_uuid(info.uuid);
+  device->set_backend(info.backend);
+  device->set_architecture(info.architecture);
+  device->set_memory_bytes(static_cast<uint64_t>(options.admission.memory_bytes));
+  device->set_serving(true);
+  device->set_threads(static_cast<uint32_t>(std::max(0, info.threads)));
+  for (const Feature& feature : Features()) {
+    Problem problem = SmallProblem();
+    feature.use(problem);
+    if (backend.Supports(problem, Direction::kForward).ok() &&
+        backend.Supports(problem, Direction::kBackward).ok()) {
+      reply.add_feature(feature.name);
+    }
+  }
+  return reply;
+}
+
+}  // namespace attnd

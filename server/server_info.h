@@ -1,0 +1,15 @@
+// What GetServerInfo answers. Features are found by asking the engine, not by a list.
+#pragma once
+
+#include "kernels/backend.h"
+#include "proto/attnd/v1/attention.pb.h"
+#include "server/options.h"
+
+namespace attnd {
+
+// Room in a reply for the receipt and the tags.
+inline constexpr int64_t kReplyHeaderBytes = 4096;
+
+v1::GetServerInfoResponse DescribeServer(const ServerOptions& options, const Backend& backend);
+
+}  // namespace attnd

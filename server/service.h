@@ -1,0 +1,66 @@
+// AttentionService: the gRPC methods. Forward and Backward take and give raw bytes, so that no
+// tensor passes through protobuf; a reactor lives as long as its call, hands it over and returns.
+// It owns nothing but the call. Threads: gRPC's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "proto/attnd/v1/attention.grpc.pb.h"
+#include "server/admission.h"
+#include "server/auth.h"
+#include "server/device_worker.h"
+#include "server/metrics.h"
+
+namespace attnd {
+
+// What the service uses and does not own; all outlive it.
+struct ServiceDeps {
+  Admission& admission;
+  DeviceWorker& worker;
+  Metrics& metrics;
+  const Authenticator& auth;
+  const Clock& clock;
+  Logger& log;
+  const BackendInfo& engine;
+  const v1::GetServerInfoResponse& server_info;
+  absl::Duration slow_call;
+};
+
+using AttentionServiceBase = v1::Attention::WithRawCallbackMethod_Forward<
+    v1::Attention::WithRawCallbackMethod_Backward<v1::Attention::WithCallbackMethod_GetServerInfo<
+        v1::Attention::WithCallbackMethod_RenewResidual<
+            v1::Attention::WithCallbackMethod_ReleaseResidual<v1::Attention::Service>>>>>;
+
+class AttentionService final : public AttentionServiceBase {
+ public:
+  explicit AttentionService(const ServiceDeps& deps) : deps_(deps) {}
+
+  grpc::ServerUnaryReactor* Forward(grpc::CallbackServerContext* context,
+                                    const grpc::ByteBuffer* request,
+                                    grpc::ByteBuffer* reply) override;
+  grpc::ServerUnaryReactor* Backward(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* reply) override;
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
+                                          const v1::GetServerInfoRequest* request,
+                                          v1::GetServerInfoResponse* reply) override;
+  grpc::ServerUnaryReactor* RenewResidual(grpc::CallbackServerContext* context,
+                                          const v1::RenewResidualRequest* request,
+                                          v1::RenewResidualResponse* reply) override;
+  grpc::ServerUnaryReactor* ReleaseResidual(grpc::CallbackServerContext* context,
+                                            const v1::ReleaseResidualRequest* request,
+                                            v1::ReleaseResidualResponse* reply) override;
+
+ private:
+  grpc::ServerUnaryReactor* FinishSmall(grpc::CallbackServerContext* context, Method method,
+                                        absl::Time begin, absl::Status status);
+
+  const ServiceDeps deps_;
+  std::atomic<uint64_t> next_id_{1};
+};
+
+}  // namespace attnd

@@ -1,0 +1,168 @@
+#include "server/staging_pool.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/check.h"
+
+namespace attnd {
+
+// Gaps by offset and by size. A std::mutex, because waiting also ends by a stop token.
+class StagingArena {
+ public:
+  StagingArena(std::byte* base, int64_t capacity) : base_(base), capacity_(capacity) {
+    AddGap(0, capacity);
+  }
+  ~StagingArena() { munmap(base_, static_cast<size_t>(capacity_)); }
+
+  std::byte* TryTake(int64_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return Take(bytes);
+  }
+
+  std::byte* WaitAndTake(int64_t bytes, absl::Time deadline, std::stop_token stop) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    std::byte* data = nullptr;
+    freed_.wait_until(lock, stop, absl::ToChronoTime(deadline),
+                      [&] { return (data = Take(bytes)) != nullptr; });
+    return data;
+  }
+
+  void Give(std::byte* data, int64_t bytes) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      used_ -= bytes;
+      GiveLocked(data - base_, bytes);
+    }
+    freed_.notify_all();
+  }
+
+  int64_t capacity() const { return capacity_; }
+  int64_t used() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return used_;
+  }
+  int64_t peak_used() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return peak_used_;
+  }
+
+ private:
+  std::byte* Take(int64_t bytes) {
+    auto gap = by_size_.lower_bound({bytes, 0});
+    if (gap == by_size_.end()) return nullptr;
+    auto [size, offset] = *gap;
+    RemoveGap(offset, size);
+    if (size > bytes) AddGap(offset + bytes, size - bytes);
+    used_ += bytes;
+    peak_used_ = std::max(peak_used_, used_);
+    return base_ + offset;
+  }
+
+  void GiveLocked(int64_t offset, int64_t size) {
+    auto next = by_offset_.lower_bound(offset);
+    if (next != by_offset_.end() && next->first == offset + size) {
+      auto [gap_offset, gap_size] = *next;
+      RemoveGap(gap_offset, gap_size);
+      size += gap_size;
+    }
+    auto after = by_offset_.lower_bound(offset);
+    if (after != by_offset_.begin()) {
+      auto [gap_offset, gap_size] = *std::prev(after);
+      if (gap_offset + gap_size == offset) {
+        RemoveGap(gap_offset, gap_size);
+        offset = gap_offset;
+        size += gap_size;
+      }
+    }
+    AddGap(offset, size);
+  }
+
+  void AddGap(int64_t offset, int64_t size) {
+    by_offset_.emplace(offset, size);
+    by_size_.emplace(size, offset);
+  }
+  void RemoveGap(int64_t offset, int64_t size) {
+    by_offset_.erase(offset);
+    by_size_.erase({size, offset});
+  }
+
+  std::byte* const base_;
+  const int64_t capacity_;
+  mutable std::mutex mutex_;  // guards all below
+  std::condition_variable_any freed_;
+  std::map<int64_t, int64_t> by_offset_;           // offset → size
+  std::set<std::pair<int64_t, int64_t>> by_size_;  // (size, offset)
+  int64_t used_ = 0;
+  int64_t peak_used_ = 0;
+};
+
+StagingBlock& StagingBlock::operator=(StagingBlock&& other) noexcept {
+  if (this == &other) return *this;
+  Release();
+  arena_ = std::move(other.arena_);
+  data_ = std::exchange(other.data_, nullptr);
+  size_ = std::exchange(other.size_, 0);
+  return *this;
+}
+
+void StagingBlock::Release() {
+  if (arena_ != nullptr) arena_->Give(data_, size_);
+  arena_.reset();
+  data_ = nullptr;
+  size_ = 0;
+}
+
+StagingBlock StagingBlock::SplitOff(int64_t bytes) {
+  CHECK(bytes % kStagingAlignment == 0 && bytes >= 0 && bytes <= size_);
+  if (bytes == size_) return StagingBlock();
+  StagingBlock rest(arena_, data_ + bytes, size_ - bytes);
+  size_ = bytes;
+  if (bytes == 0) {
+    arena_.reset();
+    data_ = nullptr;
+  }
+  return rest;
+}
+
+absl::StatusOr<StagingPool> StagingPool::Create(int64_t capacity_bytes) {
+  int64_t capacity = AlignedSize(capacity_bytes);
+  CHECK(capacity > 0);
+  void* base = mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot reserve ", capacity, " bytes of staging memory: ", strerror(errno)));
+  }
+  // Advice only: huge pages save page faults, and a core dump shall not hold callers' tensors.
+  madvise(base, static_cast<size_t>(capacity), MADV_HUGEPAGE);
+  madvise(base, static_cast<size_t>(capacity), MADV_DONTDUMP);
+  return StagingPool(std::make_shared<StagingArena>(static_cast<std::byte*>(base), capacity));
+}
+
+std::optional<StagingBlock> StagingPool::TryAcquire(int64_t bytes) {
+  if (bytes == 0) return StagingBlock();
+  std::byte* data = arena_->TryTake(AlignedSize(bytes));
+  if (data == nullptr) return std::nullopt;
+  return StagingBlock(arena_, data, AlignedSize(bytes));
+}
+
+std::optional<StagingBlock> StagingPool::Acquire(int64_t bytes, absl::Time deadline,
+                                                 std::stop_token stop) {
+  if (bytes == 0) return StagingBlock();
+  std::byte* data = arena_->WaitAndTake(AlignedSize(bytes), deadline, std::move(stop));
+  if (data == nullptr) return std::nullopt;
+  return StagingBlock(arena_, data, AlignedSize(bytes));
+}
+
+int64_t StagingPool::capacity() const { return arena_->capacity(); }
+int64_t StagingPool::used() const { return arena_->used(); }
+int64_t StagingPool::peak_used() const { return arena_->peak_used(); }
+
+}  // namespace attnd

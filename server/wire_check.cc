@@ -1,0 +1,279 @@
+#include "server/wire_check.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format.h>
+
+#include <limits>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "server/status_details.h"
+
+namespace attnd {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::internal::WireFormat;
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedInputStream;
+
+// Where we are, for error texts: a list on the stack, turned into a string only when needed.
+struct Path {
+  const Path* parent = nullptr;
+  const FieldDescriptor* field = nullptr;
+
+  std::string Text() const {
+    if (field == nullptr) return "";
+    std::string above = parent->Text();
+    return above.empty() ? field->name() : absl::StrCat(above, ".", field->name());
+  }
+  // The message itself has no field's name.
+  std::string TextOrMessage() const { return field == nullptr ? "message" : Text(); }
+};
+
+constexpr absl::string_view WireTypeName(int wire_type) {
+  switch (wire_type) {
+    case WireFormatLite::WIRETYPE_VARINT:
+      return "varint";
+    case WireFormatLite::WIRETYPE_FIXED64:
+      return "fixed64";
+    case WireFormatLite::WIRETYPE_LENGTH_DELIMITED:
+      return "length-delimited";
+    case WireFormatLite::WIRETYPE_FIXED32:
+      return "fixed32";
+    default:
+      return "a group or an invalid wire type";
+  }
+}
+
+class Checker {
+ public:
+  Checker(CodedInputStream& in, FieldTable& table) : in_(in), table_(table) {}
+
+  // Checks fields until the current limit.
+  absl::Status Message(const Descriptor& type, const Path& path, int depth);
+
+ private:
+  // Which singular fields and oneofs of one message have been seen.
+  struct Seen {
+    uint64_t fields = 0;
+    uint32_t oneofs = 0;
+  };
+  absl::Status Field(const FieldDescriptor& field, int wire_type, const Path& path, int depth);
+  absl::Status Once(const FieldDescriptor& field, const Path& path, Seen& seen);
+  absl::Status LengthDelimited(const FieldDescriptor& field, const Path& path, int depth);
+  absl::Status Length(const Path& path, int* size);
+  absl::Status SubMessage(const FieldDescriptor& field, const Path& path, int depth);
+  absl::Status PackedList(const FieldDescriptor& field, const Path& path);
+  absl::Status Varint(const FieldDescriptor& field, const Path& path, uint64_t* value);
+  absl::Status VarintInRange(const FieldDescriptor& field, const Path& path, uint64_t value);
+  absl::Status CountEntry(const Path& path);
+  absl::Status Truncated(const Path& path, int64_t wanted);
+  void Note(const FieldDescriptor& field, const Path& path, int depth);
+
+  CodedInputStream& in_;
+  FieldTable& table_;
+  int64_t nodes_ = 0;
+  int64_t entries_ = 0;
+};
+
+absl::Status Checker::Truncated(const Path& path, int64_t wanted) {
+  return FieldError(reason::kMalformedMessage, path.TextOrMessage(), absl::StrCat(wanted, " bytes"),
+                    absl::StrCat(in_.BytesUntilLimit(), " before the message ends"));
+}
+
+absl::Status Checker::Message(const Descriptor& type, const Path& path, int depth) {
+  Seen seen;
+  while (in_.BytesUntilLimit() > 0) {
+    uint32_t tag = in_.ReadTagNoLastTag();
+    int number = WireFormatLite::GetTagFieldNumber(tag);
+    if (number == 0) {
+      return FieldError(reason::kMalformedMessage, path.TextOrMessage(), "a field's tag",
+                        "bytes that are none");
+    }
+    const FieldDescriptor* field = type.FindFieldByNumber(number);
+    if (field == nullptr) {
+      std::string name = path.field == nullptr ? absl::StrCat("field_", number)
+                                               : absl::StrCat(path.Text(), ".field_", number);
+      return FieldError(reason::kUnknownField, name,
+                        absl::StrCat("a field of ", type.full_name(), " that this server knows"),
+                        absl::StrCat("number ", number));
+    }
+    Path here{&path, field};
+    RETURN_IF_ERROR(Once(*field, here, seen));
+    Note(*field, here, depth);
+    RETURN_IF_ERROR(Field(*field, WireFormatLite::GetTagWireType(tag), here, depth));
+  }
+  return absl::OkStatus();
+}
+
+void Checker::Note(const FieldDescriptor& field, const Path& path, int depth) {
+  if (field.number() > kMaxFieldNumber) return;
+  if (depth == 0) table_.present |= uint32_t{1} << field.number();
+  if (depth == 1 && path.parent->field->number() <= kMaxFieldNumber) {
+    table_.nested_present[path.parent->field->number()] |= uint32_t{1} << field.number();
+  }
+}
+
+absl::Status Checker::Once(const FieldDescriptor& field, const Path& path, Seen& seen) {
+  if (field.is_repeated()) return absl::OkStatus();
+  uint64_t bit = uint64_t{1} << field.index();
+  if (seen.fields & bit) {
+    return FieldError(reason::kMalformedMessage, path.Text(), "at most one value", "two");
+  }
+  seen.fields |= bit;
+  const auto* oneof = field.real_containing_oneof();
+  if (oneof == nullptr) return absl::OkStatus();
+  uint32_t oneof_bit = uint32_t{1} << oneof->index();
+  if (seen.oneofs & oneof_bit) {
+    return FieldError(reason::kMalformedMessage, path.parent->TextOrMessage(),
+                      absl::StrCat("one member of ", oneof->name()), "two");
+  }
+  seen.oneofs |= oneof_bit;
+  return absl::OkStatus();
+}
+
+absl::Status Checker::Field(const FieldDescriptor& field, int wire_type, const Path& path,
+                            int depth) {
+  if (field.is_packable() && wire_type == WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
+    return PackedList(field, path);
+  }
+  int expected = WireFormat::WireTypeForFieldType(field.type());
+  if (wire_type != expected) {
+    return FieldError(reason::kMalformedMessage, path.Text(),
+                      absl::StrCat("wire type ", WireTypeName(expected)), WireTypeName(wire_type));
+  }
+  if (field.is_repeated()) RETURN_IF_ERROR(CountEntry(path));
+  switch (wire_type) {
+    case WireFormatLite::WIRETYPE_VARINT: {
+      uint64_t value = 0;
+      RETURN_IF_ERROR(Varint(field, path, &value));
+      if (depth == 0 && field.number() <= kMaxFieldNumber) table_.varint[field.number()] = value;
+      return absl::OkStatus();
+    }
+    case WireFormatLite::WIRETYPE_FIXED32:
+      return in_.Skip(4) ? absl::OkStatus() : Truncated(path, 4);
+    case WireFormatLite::WIRETYPE_FIXED64:
+      return in_.Skip(8) ? absl::OkStatus() : Truncated(path, 8);
+    default:
+      return LengthDelimited(field, path, depth);
+  }
+}
+
+// The length before a string, a list or a message; never more than what is there.
+absl::Status Checker::Length(const Path& path, int* size) {
+  if (in_.ReadVarintSizeAsInt(size) && *size <= in_.BytesUntilLimit()) return absl::OkStatus();
+  return Truncated(path, *size);
+}
+
+absl::Status Checker::LengthDelimited(const FieldDescriptor& field, const Path& path, int depth) {
+  if (field.type() == FieldDescriptor::TYPE_MESSAGE) return SubMessage(field, path, depth);
+  int size = 0;
+  RETURN_IF_ERROR(Length(path, &size));
+  if (field.type() == FieldDescriptor::TYPE_STRING && size > kMaxStringBytes) {
+    return FieldError(reason::kBadField, path.Text(),
+                      absl::StrCat("at most ", kMaxStringBytes, " bytes"), absl::StrCat(size));
+  }
+  if (depth == 0 && field.number() <= kMaxFieldNumber) {
+    table_.range[field.number()] = {in_.CurrentPosition(), size};
+  }
+  return in_.Skip(size) ? absl::OkStatus() : Truncated(path, size);
+}
+
+absl::Status Checker::SubMessage(const FieldDescriptor& field, const Path& path, int depth) {
+  int size = 0;
+  RETURN_IF_ERROR(Length(path, &size));
+  if (depth + 1 > kMaxDepth) {
+    return FieldError(reason::kBadField, path.parent->TextOrMessage(),
+                      absl::StrCat("at most ", kMaxDepth, " levels of nesting"), "more");
+  }
+  if (++nodes_ > kMaxNodes) {
+    return FieldError(reason::kBadField, path.Text(),
+                      absl::StrCat("at most ", kMaxNodes, " messages inside one"), "more");
+  }
+  if (depth == 0 && field.number() <= kMaxFieldNumber) {
+    table_.range[field.number()] = {in_.CurrentPosition(), size};
+  }
+  CodedInputStream::Limit outer = in_.PushLimit(size);
+  RETURN_IF_ERROR(Message(*field.message_type(), path, depth + 1));
+  in_.PopLimit(outer);
+  return absl::OkStatus();
+}
+
+absl::Status Checker::PackedList(const FieldDescriptor& field, const Path& path) {
+  int size = 0;
+  RETURN_IF_ERROR(Length(path, &size));
+  int expected = WireFormat::WireTypeForFieldType(field.type());
+  CodedInputStream::Limit outer = in_.PushLimit(size);
+  while (in_.BytesUntilLimit() > 0) {
+    RETURN_IF_ERROR(CountEntry(path));
+    uint64_t value = 0;
+    int width = expected == WireFormatLite::WIRETYPE_FIXED32 ? 4 : 8;
+    if (expected == WireFormatLite::WIRETYPE_VARINT) {
+      RETURN_IF_ERROR(Varint(field, path, &value));
+    } else if (!in_.Skip(width)) {
+      return Truncated(path, width);
+    }
+  }
+  in_.PopLimit(outer);
+  return absl::OkStatus();
+}
+
+absl::Status Checker::CountEntry(const Path& path) {
+  if (++entries_ <= kMaxListEntries) return absl::OkStatus();
+  return FieldError(reason::kBadField, path.Text(),
+                    absl::StrCat("at most ", kMaxListEntries, " list entries in a message"),
+                    "more");
+}
+
+absl::Status Checker::Varint(const FieldDescriptor& field, const Path& path, uint64_t* value) {
+  if (!in_.ReadVarint64(value)) {
+    return FieldError(reason::kMalformedMessage, path.Text(), "a varint", "truncated bytes");
+  }
+  return VarintInRange(field, path, *value);
+}
+
+// protobuf would drop the upper bits: 2^32 + 1 would become 1.
+absl::Status Checker::VarintInRange(const FieldDescriptor& field, const Path& path,
+                                    uint64_t value) {
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_BOOL:
+      if (value <= 1) return absl::OkStatus();
+      return FieldError(reason::kBadField, path.Text(), "0 or 1", absl::StrCat(value));
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      bool known = value <= std::numeric_limits<int32_t>::max() &&
+                   field.enum_type()->FindValueByNumber(static_cast<int>(value)) != nullptr;
+      if (known) return absl::OkStatus();
+      return Classified(absl::InvalidArgumentError(
+          absl::StrCat(path.Text(), ": expected a value of ", field.enum_type()->name(), ", got ",
+                       static_cast<int64_t>(value))));
+    }
+    case FieldDescriptor::CPPTYPE_UINT32:
+    case FieldDescriptor::CPPTYPE_INT32:  // only sint32 stands in the proto: zigzag, 32 bits
+      if (value <= std::numeric_limits<uint32_t>::max()) return absl::OkStatus();
+      return Classified(absl::InvalidArgumentError(
+          absl::StrCat(path.Text(), ": expected a number of 32 bits, got ", value)));
+    default:
+      return absl::OkStatus();
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, const Descriptor& type) {
+  if (message.size() > std::numeric_limits<int>::max()) {
+    return FieldError(reason::kMalformedMessage, "message", "at most 2147483647 bytes",
+                      absl::StrCat(message.size()));
+  }
+  FieldTable table;
+  MessageBytes::Stream stream(message, {0, message.size()});
+  CodedInputStream in(&stream);
+  in.PushLimit(static_cast<int>(message.size()));
+  RETURN_IF_ERROR(Checker(in, table).Message(type, Path{}, 0));
+  return table;
+}
+
+}  // namespace attnd

@@ -1,0 +1,39 @@
+// Walks a protobuf message by its descriptor before anything is parsed, and refuses what protobuf
+// itself would silently drop, merge or truncate: unknown fields and enum values, wrong wire types,
+// singular fields and oneofs given twice, numbers too wide for their type, truncated messages,
+// absurd nesting and counts. Payload fields (top-level `bytes`) are noted as ranges and skipped.
+// Errors: INVALID_ARGUMENT naming the field's path. Allocates only for an error. Any thread.
+#pragma once
+
+#include <google/protobuf/descriptor.h>
+
+#include <array>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "server/message_bytes.h"
+
+namespace attnd {
+
+inline constexpr int kMaxFieldNumber = 31;           // of the messages checked here
+inline constexpr int64_t kMaxListEntries = 1 << 22;  // of one repeated scalar field
+inline constexpr int64_t kMaxNodes = 4096;           // sub-messages of one message
+inline constexpr int kMaxDepth = 48;
+inline constexpr int64_t kMaxStringBytes = 64;
+
+// The top-level fields of one message, by number.
+struct FieldTable {
+  std::array<ByteRange, kMaxFieldNumber + 1> range = {};  // contents of length-delimited fields
+  std::array<uint64_t, kMaxFieldNumber + 1> varint = {};
+  uint32_t present = 0;  // bit n: field n was there
+  // Bit m of [n]: sub-message n had field m.
+  std::array<uint32_t, kMaxFieldNumber + 1> nested_present = {};
+
+  bool Has(int number) const { return (present >> number) & 1; }
+  bool NestedHas(int number, int nested) const { return (nested_present[number] >> nested) & 1; }
+};
+
+absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message,
+                                     const google::protobuf::Descriptor& type);
+
+}  // namespace attnd
