@@ -38,6 +38,7 @@ void BiasGradientItem(const BackwardCall& call, const BiasTile& tile, float* scr
 
 // The vector target in use, e.g. "AVX3", and what its matrix product reaches in one thread.
 std::string CpuTargetName();
+int64_t CompiledCpuTargets();  // Highway's bits of all targets in this binary
 double MeasureFlopsPerSecond(float* scratch);
 
 }  // namespace attnd

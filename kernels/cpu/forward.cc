@@ -323,6 +323,8 @@ void ForwardItem(const ForwardCall& call, int64_t batch_index, int64_t q_head, i
 
 std::string CpuTargetName() { return HWY_DYNAMIC_DISPATCH(TargetNameImpl)(); }
 
+int64_t CompiledCpuTargets() { return HWY_TARGETS; }
+
 double MeasureFlopsPerSecond(float* scratch) {
   return HWY_DYNAMIC_DISPATCH(MeasureFlopsPerSecondImpl)(scratch);
 }

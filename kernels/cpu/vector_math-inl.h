@@ -27,8 +27,12 @@ constexpr int kLanes = HWY_LANES(float);
 HWY_INLINE FloatVector Exp2(FloatVector x) {
   const FloatTag d;
   const hn::RebindToUnsigned<FloatTag> du;
-  // Max returns its second operand when one is NaN, so NaN stays.
-  x = hn::Max(hn::Set(d, -127.0f), x);
+  const FloatVector lowest = hn::Set(d, -127.0f);
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+  x = hn::Max(lowest, x);  // the second operand when one is NaN: NaN stays
+#else
+  x = hn::IfThenElse(hn::Lt(x, lowest), lowest, x);
+#endif
   // Adding 1.5·2^23 + 127 rounds to an integer and leaves n + 127 in the low bits.
   const FloatVector magic = hn::Set(d, 12582912.0f + 127.0f);
   FloatVector shifted = hn::Add(x, magic);

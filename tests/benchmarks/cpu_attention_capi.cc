@@ -1,5 +1,5 @@
-// The CPU engine behind three C functions, so that cpu_against_pytorch.py can time it in PyTorch's own
-// process, in turn with PyTorch. Not installed; tensors are dense bhld. One thread at a time.
+// The CPU engine behind three C functions, so that cpu_against_pytorch.py can time it in PyTorch's
+// own process, in turn with PyTorch. Not installed; tensors are dense bhld. One thread at a time.
 #include <memory>
 #include <vector>
 

@@ -1,0 +1,58 @@
+// The conformance table's smaller cases on every vector target that this processor has, not the
+// best alone: AVX2 and SSE4 run where AVX-512 would be chosen, and the scalar fallback anywhere.
+#include <gtest/gtest.h>
+#include <hwy/highway.h>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/cpu_kernels.h"
+#include "tests/backend_conformance.h"
+
+namespace attnd {
+namespace {
+
+class CpuTargets : public testing::TestWithParam<int64_t> {
+ protected:
+  void SetUp() override { Choose(GetParam()); }
+  void TearDown() override { Choose(0); }
+
+ private:
+  static void Choose(int64_t target) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+
+TEST_P(CpuTargets, Conforms) {
+  std::unique_ptr<Backend> backend = MakeCpuBackend({.threads = 2});
+  ASSERT_EQ(backend->info().architecture, hwy::TargetName(GetParam()));
+  ConformanceOptions options;
+  options.max_pairs = 8000;
+  options.random_problems = 20;
+  std::vector<ConformanceCase> cases = NamedConformanceCases();
+  for (ConformanceCase& c : RandomConformanceCases(options)) cases.push_back(std::move(c));
+  int checked = 0;
+  for (const ConformanceCase& test_case : cases) {
+    const Problem& p = test_case.problem;
+    if (p.batch * p.q_heads * p.q_len * p.kv_len > options.max_pairs) continue;
+    for (const std::string& failure : CheckCase(*backend, test_case, options).failures) {
+      ADD_FAILURE() << test_case.name << ": " << failure;
+    }
+    ++checked;
+  }
+  EXPECT_GT(checked, 100);
+}
+
+std::vector<int64_t> Targets() {
+  std::vector<int64_t> targets;
+  const int64_t compiled = CompiledCpuTargets();
+  for (int64_t bit = 1; bit <= compiled && bit > 0; bit <<= 1) {
+    if ((compiled & hwy::SupportedTargets() & bit) != 0) targets.push_back(bit);
+  }
+  return targets;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CpuTargets, testing::ValuesIn(Targets()),
+                         [](const auto& info) { return std::string(hwy::TargetName(info.param)); });
+
+}  // namespace
+}  // namespace attnd
