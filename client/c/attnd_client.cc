@@ -1,0 +1,159 @@
+#include "client/c/attnd_client.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/status_macros.h"
+#include "base/version.h"
+#include "client/c/call.h"
+#include "client/c/conversions.h"
+#include "client/cpp/attention_client.h"
+
+struct attnd_client {
+  std::unique_ptr<attnd::AttentionClient> client;
+};
+
+namespace attnd {
+namespace {
+
+// Runs `operation`, which gives a Status, and turns what it throws into a Status.
+template <class Operation>
+absl::Status Guard(Operation operation) {
+  try {
+    return operation();
+  } catch (const std::exception& error) {
+    return absl::InternalError(absl::StrCat("client library: ", error.what()));
+  }
+}
+
+absl::Status RunForward(attnd_client& client, const Problem& problem,
+                        const attnd_forward_tensors& tensors, attnd_call& call) {
+  ForwardTensors in{tensors.q, tensors.k, tensors.v, tensors.mask_bits, tensors.bias};
+  auto receipt =
+      client.client->Forward(problem, in, {tensors.o, tensors.lse}, call.MakeCallOptions());
+  if (receipt.ok()) call.SetResult(ReceiptJson(*receipt));
+  return receipt.status();
+}
+
+absl::Status RunBackward(attnd_client& client, const Problem& problem,
+                         const attnd_backward_tensors& t, attnd_call& call) {
+  BackwardTensors in{t.q, t.k, t.v, t.mask_bits, t.bias, t.o, t.lse, t.d_o, t.d_lse};
+  BackwardOutputs out{t.d_q, t.d_k, t.d_v, t.d_bias, t.d_sink};
+  auto receipt = client.client->Backward(problem, in, out, call.MakeCallOptions());
+  if (receipt.ok()) call.SetResult(ReceiptJson(*receipt));
+  return receipt.status();
+}
+
+absl::Status NewClient(const attnd_client_options& options,
+                       std::unique_ptr<AttentionClient>& client) {
+  ASSIGN_OR_RETURN(client, AttentionClient::Connect(ToClientOptions(options)));
+  return absl::OkStatus();
+}
+
+absl::Status RunServerInfo(attnd_client& client, int index, attnd_call& call) {
+  ASSIGN_OR_RETURN(ServerInfo info, client.client->GetServerInfo(index, call.MakeCallOptions()));
+  call.SetResult(ServerInfoJson(info));
+  return absl::OkStatus();
+}
+
+absl::Status RunHealth(attnd_client& client, int index, attnd_call& call, int32_t& health) {
+  ASSIGN_OR_RETURN(Health answer, client.client->CheckHealth(index, call.MakeCallOptions()));
+  health = answer == Health::kServing;
+  return absl::OkStatus();
+}
+
+// Debian's abseil runs its deadlock detector in every lock, which doubles a small call's time, and
+// its global lock must not be held by another thread when a process forks.
+[[maybe_unused]] const bool kNoDeadlockDetector = [] {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  return true;
+}();
+
+}  // namespace
+}  // namespace attnd
+
+using attnd::FullStructure;
+using attnd::Guard;
+using attnd::Problem;
+using attnd::ToProblem;
+
+int attnd_abi_version(void) { return ATTND_ABI_VERSION; }
+
+const char* attnd_version(void) {
+  static const std::string* version = new std::string(attnd::VersionString());
+  return version->c_str();
+}
+
+attnd_call* attnd_call_new(const char* request_id, double timeout_seconds, int32_t priority) {
+  return new attnd_call(request_id == nullptr ? "" : request_id, timeout_seconds, priority);
+}
+
+void attnd_call_free(attnd_call* call) { delete call; }
+void attnd_call_cancel(attnd_call* call) { call->Cancel(); }
+void attnd_call_get_progress(const attnd_call* call, attnd_progress* progress) {
+  *progress = call->GetProgress();
+}
+const char* attnd_call_message(const attnd_call* call) { return call->message(); }
+const char* attnd_call_detail_json(const attnd_call* call) { return call->detail_json(); }
+const char* attnd_call_result_json(const attnd_call* call) { return call->result_json(); }
+
+attnd_client* attnd_client_new(const attnd_client_options* options, attnd_call* call) {
+  attnd_client_options full = FullStructure(*options);
+  auto client = std::make_unique<attnd_client>();
+  int code =
+      call->Run([&] { return Guard([&] { return attnd::NewClient(full, client->client); }); });
+  return code == ATTND_OK ? client.release() : nullptr;
+}
+
+void attnd_client_free(attnd_client* client) { delete client; }
+
+int attnd_forward(attnd_client* client, const attnd_problem* problem,
+                  const attnd_forward_tensors* tensors, attnd_call* call) {
+  attnd_forward_tensors full = FullStructure(*tensors);
+  return call->Run([&] {
+    return Guard([&] { return attnd::RunForward(*client, ToProblem(*problem), full, *call); });
+  });
+}
+
+int attnd_backward(attnd_client* client, const attnd_problem* problem,
+                   const attnd_backward_tensors* tensors, attnd_call* call) {
+  attnd_backward_tensors full = FullStructure(*tensors);
+  return call->Run([&] {
+    return Guard([&] { return attnd::RunBackward(*client, ToProblem(*problem), full, *call); });
+  });
+}
+
+void attnd_start_forward(attnd_client* client, const attnd_problem* problem,
+                         const attnd_forward_tensors* tensors, attnd_call* call) {
+  call->Start([client, call, full = FullStructure(*tensors), whole = ToProblem(*problem)] {
+    return Guard([&] { return attnd::RunForward(*client, whole, full, *call); });
+  });
+}
+
+void attnd_start_backward(attnd_client* client, const attnd_problem* problem,
+                          const attnd_backward_tensors* tensors, attnd_call* call) {
+  call->Start([client, call, full = FullStructure(*tensors), whole = ToProblem(*problem)] {
+    return Guard([&] { return attnd::RunBackward(*client, whole, full, *call); });
+  });
+}
+
+int attnd_call_wait(attnd_call* call, double seconds) { return call->Wait(seconds); }
+
+int attnd_server_info(attnd_client* client, int32_t address_index, attnd_call* call) {
+  return call->Run(
+      [&] { return Guard([&] { return attnd::RunServerInfo(*client, address_index, *call); }); });
+}
+
+int attnd_check_health(attnd_client* client, int32_t address_index, attnd_call* call,
+                       int32_t* health) {
+  return call->Run([&] {
+    return Guard([&] { return attnd::RunHealth(*client, address_index, *call, *health); });
+  });
+}

@@ -1,0 +1,175 @@
+/* attnd_client: exact attention on remote daemons from any language that can call C.
+ *
+ *     attnd_call* call = attnd_call_new(NULL, 30.0, ATTND_PRIORITY_NORMAL);
+ *     attnd_client* client = attnd_client_new(&options, call);
+ *     if (attnd_forward(client, &problem, &tensors, call) != ATTND_OK)
+ * puts(attnd_call_message(call));
+ *
+ * Structures begin with struct_size = sizeof(the structure) as the caller compiled it: later
+ * versions append fields, and what an older caller lacks is zero. Zero is each field's default
+ * unless said otherwise. Nothing is kept of a structure or an array after its function has
+ * returned, except by attnd_start_*, which keep the tensors and the client until attnd_call_wait
+ * has returned a code.
+ *
+ * Shapes, layouts, units and the meaning of each problem field are those of attention/problem.h.
+ * Errors: a function that returns int gives ATTND_OK or gRPC's status code (3 INVALID_ARGUMENT,
+ * 4 DEADLINE_EXCEEDED, 14 UNAVAILABLE, ...), and the call then holds message and detail. No C++
+ * exception crosses this interface. After an error the contents of the outputs are unspecified.
+ * Threads: every function may be called from any thread; one attnd_call serves one operation at a
+ * time. A client must not be used in a process forked from the one that made it.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ATTND_API __attribute__((visibility("default")))
+
+/* Grows when the meaning of something existing changes; a caller refuses another number. */
+#define ATTND_ABI_VERSION 1
+
+enum { ATTND_OK = 0, ATTND_PENDING = -1 };
+enum { ATTND_FLOAT16 = 1, ATTND_BFLOAT16 = 2, ATTND_FLOAT32 = 3 };
+enum { ATTND_BHLD = 1, ATTND_BLHD = 2, ATTND_PACKED_THD = 3, ATTND_PACKED_HTD = 4 };
+enum { ATTND_ALIGN_NONE = 0, ATTND_TOP_LEFT = 1, ATTND_BOTTOM_RIGHT = 2, ATTND_OFFSETS = 3 };
+enum { ATTND_SOFTMAX = 0, ATTND_ZERO_REST = 1, ATTND_SINK = 2 };
+enum {
+  ATTND_PRIORITY_DEFAULT = 0,
+  ATTND_PRIORITY_LOW = 1,
+  ATTND_PRIORITY_NORMAL = 2,
+  ATTND_PRIORITY_HIGH = 3
+};
+
+typedef struct attnd_client attnd_client;
+typedef struct attnd_call attnd_call;
+
+typedef struct attnd_int32_array {
+  const int32_t* data;
+  int64_t count;
+} attnd_int32_array;
+
+typedef struct attnd_float_array {
+  const float* data;
+  int64_t count;
+} attnd_float_array;
+
+typedef struct attnd_client_options {
+  size_t struct_size;
+  const char* const* addresses; /* "host:port", "unix:path", or a gRPC target; replicas */
+  int64_t address_count;
+  int32_t channels_per_address; /* connections; 0: 4 */
+  int32_t use_tls;
+  const char* tls_ca_file; /* PEM; NULL: the system's authorities */
+  const char* tls_certificate_file;
+  const char* tls_key_file;
+  const char* tls_server_name;
+  const char* bearer_token;
+  double timeout_seconds;  /* of a call that names none; 0: 30 */
+  int32_t max_attempts;    /* of one shard, the first included; 0: 3 */
+  int32_t wait_for_ready;  /* 1: wait for a connection until the deadline */
+  int64_t shard_bytes;     /* 0: 8 MiB */
+  int64_t max_reply_bytes; /* 0: 256 MiB */
+} attnd_client_options;
+
+typedef struct attnd_problem {
+  size_t struct_size;
+  int64_t batch, q_heads, kv_heads, q_len, kv_len, qk_head_dim, v_head_dim;
+  int32_t element, layout;
+  int32_t has_scale;
+  float scale;
+  float softcap;
+  int32_t alignment;
+  attnd_int32_array offsets;
+  int32_t causal;
+  int32_t has_window;
+  int64_t window_left, window_right; /* −1: unbounded */
+  attnd_int32_array kv_lengths, cu_seqlens_q, cu_seqlens_k;
+  int32_t has_bool_mask;
+  int32_t has_bias;
+  int64_t bool_mask_shape[4];
+  int64_t bias_shape[4];
+  int32_t bias_element;
+  int32_t bias_want_gradient;
+  attnd_float_array alibi_slopes;
+  uint64_t dropout_seed, dropout_offset;
+  uint32_t dropout_threshold; /* p·256, 0..255 */
+  int32_t denominator;
+  attnd_float_array sink_logits;
+  int32_t accumulate_float16;
+  int32_t allow_nondeterministic;
+} attnd_problem;
+
+typedef struct attnd_forward_tensors {
+  size_t struct_size;
+  const void *q, *k, *v;
+  const uint8_t* mask_bits; /* iff has_bool_mask */
+  const void* bias;         /* iff has_bias */
+  void* o;
+  float* lse; /* NULL: not wanted */
+} attnd_forward_tensors;
+
+typedef struct attnd_backward_tensors {
+  size_t struct_size;
+  const void *q, *k, *v;
+  const uint8_t* mask_bits;
+  const void* bias;
+  const void* o;
+  const float* lse;
+  const void* d_o;
+  const float* d_lse; /* NULL: zero */
+  void *d_q, *d_k, *d_v;
+  float* d_bias; /* of the bias's shape, iff bias_want_gradient */
+  float* d_sink; /* [batch, q_heads], iff the denominator is a sink */
+} attnd_backward_tensors;
+
+typedef struct attnd_progress {
+  int64_t shards_done, shards_total, bytes_sent, bytes_received, bytes_total;
+} attnd_progress;
+
+ATTND_API int attnd_abi_version(void);
+ATTND_API const char* attnd_version(void); /* release and commit */
+
+/* A call: how long, under which name, whether cancelled; and then what came of it.
+ * request_id: at most 64 bytes, NULL: a random one. timeout_seconds: negative: the client's. */
+ATTND_API attnd_call* attnd_call_new(const char* request_id, double timeout_seconds,
+                                     int32_t priority);
+ATTND_API void attnd_call_free(attnd_call* call);   /* waits for what attnd_start_* started */
+ATTND_API void attnd_call_cancel(attnd_call* call); /* ends with 1 CANCELLED, if not done yet */
+ATTND_API void attnd_call_get_progress(const attnd_call* call, attnd_progress* progress);
+/* After the operation has ended; valid until the next one or attnd_call_free. Texts are UTF-8.
+ * detail: {"reason", "domain", "metadata": {...}, "retry_after": seconds}, "{}" without any.
+ * result: of forward and backward the receipt, of attnd_server_info the information; "{}" after an
+ * error. */
+ATTND_API const char* attnd_call_message(const attnd_call* call);
+ATTND_API const char* attnd_call_detail_json(const attnd_call* call);
+ATTND_API const char* attnd_call_result_json(const attnd_call* call);
+
+/* NULL after an error. Connects when the first call needs it. */
+ATTND_API attnd_client* attnd_client_new(const attnd_client_options* options, attnd_call* call);
+ATTND_API void attnd_client_free(attnd_client* client); /* no call may be running */
+
+ATTND_API int attnd_forward(attnd_client* client, const attnd_problem* problem,
+                            const attnd_forward_tensors* tensors, attnd_call* call);
+ATTND_API int attnd_backward(attnd_client* client, const attnd_problem* problem,
+                             const attnd_backward_tensors* tensors, attnd_call* call);
+
+/* The same on a thread of the library, so that the caller can look after other things (signals). */
+ATTND_API void attnd_start_forward(attnd_client* client, const attnd_problem* problem,
+                                   const attnd_forward_tensors* tensors, attnd_call* call);
+ATTND_API void attnd_start_backward(attnd_client* client, const attnd_problem* problem,
+                                    const attnd_backward_tensors* tensors, attnd_call* call);
+/* The code once it has ended, ATTND_PENDING if it has not within `seconds`. */
+ATTND_API int attnd_call_wait(attnd_call* call, double seconds);
+
+/* Of the address with this index. health: 1 serving, 0 not. */
+ATTND_API int attnd_server_info(attnd_client* client, int32_t address_index, attnd_call* call);
+ATTND_API int attnd_check_health(attnd_client* client, int32_t address_index, attnd_call* call,
+                                 int32_t* health);
+
+#ifdef __cplusplus
+}
+#endif

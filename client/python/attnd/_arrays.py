@@ -1,0 +1,181 @@
+"""Arrays of the caller, taken without a copy: NumPy and anything with DLPack on the CPU.
+
+Inside the package a tensor is its bits: float32 and float16 arrays as they are, bfloat16 as uint16, since NumPy
+has no bfloat16 of its own.
+"""
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import wrong, wrong_type
+
+Array = npt.NDArray[Any]
+
+_BITS = {"f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32)}
+_EXPECTED = "an array of float16, float32 or ml_dtypes.bfloat16 on the CPU"
+
+
+class Tensor(NamedTuple):
+    """A tensor's bits and what they mean. `element` is "f16", "bf16" or "f32"."""
+
+    bits: Array
+    element: str
+
+
+def bits_dtype(element: str) -> np.dtype[Any]:
+    """The NumPy type that holds the bits of an element."""
+    return _BITS[element]
+
+
+def take(field: str, value: object) -> Tensor:
+    """The caller's floating-point array. Raises InvalidType or InvalidArgument naming `field`."""
+    if isinstance(value, np.ndarray):
+        return _from_numpy(field, value)
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        return _from_dlpack(field, value)
+    raise wrong_type(field, _EXPECTED, value)
+
+
+def give(tensor: Tensor) -> Array:
+    """An array for the caller: bfloat16 becomes ml_dtypes.bfloat16 where that package is installed."""
+    if tensor.element != "bf16":
+        return tensor.bits
+    bfloat16 = _bfloat16_dtype()
+    return tensor.bits if bfloat16 is None else tensor.bits.view(bfloat16)
+
+
+def cast(tensor: Tensor, element: str) -> Tensor:
+    """The same numbers as another element, rounded to nearest even."""
+    if tensor.element == element:
+        return tensor
+    floats = to_float32(tensor)
+    if element == "bf16":
+        return Tensor(_bfloat16_bits(floats), element)
+    return Tensor(floats.astype(_BITS[element]), element)
+
+
+def to_float32(tensor: Tensor) -> Array:
+    """The numbers as float32, exactly."""
+    if tensor.element == "bf16":
+        return (tensor.bits.astype(np.uint32) << 16).view(np.float32)
+    return tensor.bits.astype(np.float32, copy=False)
+
+
+def integers(field: str, value: object, low: int, high: int, shape: Optional[Tuple[int, ...]] = None) -> Array:
+    """A list or array of integers as contiguous int32, each within low..high."""
+    if hasattr(value, "detach"):  # a torch tensor
+        value = value.detach().cpu().numpy()
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu":
+        raise wrong(field, "integers", f"an array of {array.dtype}")
+    if shape is not None and array.shape != shape:
+        raise wrong(field, f"shape {shape}", array.shape)
+    if array.size and (int(array.min()) < low or int(array.max()) > high):
+        outside = array[(array < low) | (array > high)]
+        raise wrong(field, f"{low}..{high}", int(outside.flat[0]))
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def finite_floats(field: str, value: object) -> Array:
+    """A list or array of finite numbers as contiguous float32."""
+    if hasattr(value, "detach"):  # a torch tensor
+        value = value.detach().cpu().float().numpy()
+    try:
+        array = np.ascontiguousarray(np.asarray(value), dtype=np.float32)
+    except (TypeError, ValueError):
+        raise wrong_type(field, "an array of numbers", value) from None
+    if not np.isfinite(array).all():
+        raise wrong(field, "finite numbers", array[~np.isfinite(array)].flat[0])
+    return array
+
+
+def without_broadcast(array: Array) -> Array:
+    """The array with each dimension that a broadcast repeated (stride 0) cut to 1."""
+    index = tuple(slice(0, 1) if stride == 0 and size > 1 else slice(None)
+                  for size, stride in zip(array.shape, array.strides))
+    return array[index]
+
+
+def _from_numpy(field: str, array: Array) -> Tensor:
+    if not array.dtype.isnative:
+        raise wrong(field, "native (little) endian numbers", array.dtype.str)
+    if array.dtype == np.float32:
+        return Tensor(array, "f32")
+    if array.dtype == np.float16:
+        return Tensor(array, "f16")
+    if array.dtype.name == "bfloat16":
+        return Tensor(array.view(np.uint16), "bf16")
+    raise wrong(field, _EXPECTED, f"an array of {array.dtype}")
+
+
+def _bfloat16_bits(floats: Array) -> Array:
+    bits = np.ascontiguousarray(floats).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
+    quiet = (bits >> 16) | np.uint32(0x40)
+    return np.where(np.isnan(floats), quiet, rounded).astype(np.uint16)
+
+
+def _bfloat16_dtype() -> Optional[np.dtype[Any]]:
+    try:
+        import ml_dtypes
+    except ImportError:
+        return None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+# ---- DLPack, read here because NumPy's own reader refuses bfloat16. (dmlc/dlpack, include/dlpack/dlpack.h)
+
+class _DLDevice(ctypes.Structure):
+    _fields_ = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
+
+
+class _DLDataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", _DLDevice), ("ndim", ctypes.c_int32), ("dtype", _DLDataType),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64)]
+
+
+_ON_HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
+_DL_ELEMENTS = {(2, 16): "f16", (2, 32): "f32", (4, 16): "bf16"}  # (code, bits)
+
+
+def _from_dlpack(field: str, value: Any) -> Tensor:
+    device = int(value.__dlpack_device__()[0])
+    if device not in _ON_HOST:
+        raise wrong(field, _EXPECTED, f"an array on DLPack device type {device}; move it to the CPU first")
+    try:
+        capsule = value.__dlpack__()
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise wrong(field, "an array that DLPack can export", f"{type(value).__name__} ({error})") from error
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    source = _DLTensor.from_address(get_pointer(capsule, b"dltensor"))
+    element = _DL_ELEMENTS.get((source.dtype.code, source.dtype.bits))
+    if element is None or source.dtype.lanes != 1:
+        raise wrong(field, _EXPECTED, f"DLPack type code {source.dtype.code} of {source.dtype.bits} bits")
+    shape = tuple(source.shape[n] for n in range(source.ndim))
+    strides = tuple(source.strides[n] for n in range(source.ndim)) if source.strides else None
+    return Tensor(_view_memory(source.data + source.byte_offset if source.data else 0, shape, strides,
+                               _BITS[element], capsule), element)
+
+
+def _view_memory(address: int, shape: Tuple[int, ...], strides: Optional[Sequence[int]], dtype: np.dtype[Any],
+                 owner: object) -> Array:
+    """An array over foreign memory that keeps `owner` alive. `strides` count elements."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    if strides is None:
+        sizes = np.cumprod((1,) + shape[:0:-1])[::-1]
+        strides = [int(size) for size in sizes]
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
+    memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(address)
+    memory.owner = owner  # type: ignore[attr-defined]
+    return np.ndarray(shape, dtype, memory, 0, tuple(stride * dtype.itemsize for stride in strides))

@@ -1,0 +1,120 @@
+"""One native call: starts it, waits so that Ctrl-C works, and turns what comes back into values or exceptions."""
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from typing import Any, Callable, Dict, NamedTuple, Optional
+
+from . import _native
+from .errors import from_status, wrong, wrong_type
+
+_SLICE_SECONDS = 0.1  # between two looks at signals and progress
+
+
+class Progress(NamedTuple):
+    """Payload bytes of a call so far; retried bytes count again."""
+
+    shards_done: int
+    shards_total: int
+    bytes_sent: int
+    bytes_received: int
+    bytes_total: int
+
+
+class CallOptions(NamedTuple):
+    """timeout: seconds for the whole call; None: the client's. progress: called several times a second."""
+
+    timeout: Optional[float] = None
+    priority: str = "normal"
+    request_id: Optional[str] = None
+    progress: Optional[Callable[[Progress], None]] = None
+
+
+class Handle:
+    """A native client, freed when nobody holds it any more; never in a process that did not make it."""
+
+    def __init__(self, options: _native.ClientOptions) -> None:
+        self._library, self.generation, self.pointer = _native.library(), _native.generation(), None
+        call = Call(self._library, CallOptions())
+        self.pointer = self._library.attnd_client_new(ctypes.byref(options), call.pointer)
+        if not self.pointer:
+            call.finish(call.wait(0))
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        return self._library
+
+    def __del__(self) -> None:
+        if self.pointer and self.generation == _native.generation():
+            self._library.attnd_client_free(self.pointer)
+
+
+class Call:
+    """One operation at a time on a Handle."""
+
+    def __init__(self, library: ctypes.CDLL, options: CallOptions) -> None:
+        self._library, self._progress, self.pointer = library, options.progress, None
+        self.pointer = library.attnd_call_new(*_native_options(options))
+
+    def __del__(self) -> None:
+        if self.pointer:
+            self._library.attnd_call_free(self.pointer)  # waits for an operation that still runs
+
+    def run(self, name: str, handle: Handle, problem: ctypes.Structure, tensors: ctypes.Structure) -> Dict[str, Any]:
+        """Runs "forward" or "backward" and gives its receipt. An exception here (Ctrl-C) cancels it."""
+        arguments = handle.pointer, ctypes.byref(problem), ctypes.byref(tensors), self.pointer
+        if self._progress is None and threading.current_thread() is not threading.main_thread():
+            return self.finish(getattr(self._library, "attnd_" + name)(*arguments))
+        try:
+            getattr(self._library, "attnd_start_" + name)(*arguments)
+            code = _native.PENDING
+            while code == _native.PENDING:
+                code = self.wait(_SLICE_SECONDS)
+                if self._progress is not None:
+                    self._progress(self.progress())
+        except BaseException:
+            self._library.attnd_call_cancel(self.pointer)
+            self._end()
+            raise
+        return self.finish(code)
+
+    def wait(self, seconds: float) -> int:
+        return int(self._library.attnd_call_wait(self.pointer, seconds))
+
+    def progress(self) -> Progress:
+        now = _native.Progress()
+        self._library.attnd_call_get_progress(self.pointer, ctypes.byref(now))
+        return Progress(now.shards_done, now.shards_total, now.bytes_sent, now.bytes_received, now.bytes_total)
+
+    def finish(self, code: int) -> Dict[str, Any]:
+        """The operation's result, or its error raised."""
+        if code == 0:
+            result: Dict[str, Any] = json.loads(self._library.attnd_call_result_json(self.pointer))
+            return result
+        detail = json.loads(self._library.attnd_call_detail_json(self.pointer))
+        message = self._library.attnd_call_message(self.pointer).decode("utf-8", "replace")
+        raise from_status(code, message, reason=detail.get("reason", ""), metadata=detail.get("metadata"),
+                          retry_after=detail.get("retry_after"))
+
+    def _end(self) -> None:
+        pointer, self.pointer = self.pointer, None
+        self._library.attnd_call_free(pointer)  # returns once nothing touches the arrays any more
+
+
+def check_timeout(field: str, timeout: object) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise wrong_type(field, "a number of seconds above 0", timeout)
+    if not 0 < timeout < 1e9:
+        raise wrong(field, "a number of seconds above 0", timeout)
+    return float(timeout)
+
+
+def _native_options(options: CallOptions) -> Any:
+    timeout = -1.0 if options.timeout is None else check_timeout("timeout", options.timeout)
+    if options.priority not in _native.PRIORITIES:
+        raise wrong("priority", '"low", "normal" or "high"', repr(options.priority))
+    request_id = None if options.request_id is None else options.request_id.encode()
+    if request_id is not None and not 0 < len(request_id) <= 64:
+        raise wrong("request_id", "1 to 64 bytes", len(request_id))
+    return request_id, timeout, _native.PRIORITIES[options.priority]

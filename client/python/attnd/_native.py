@@ -1,0 +1,177 @@
+"""libattnd_client.so by ctypes: structures, loading, and the copy that a forked process needs.
+
+The library's header is client/c/attnd_client.h. ctypes releases the GIL while a function runs.
+
+A forked child has none of its parent's threads, so the gRPC that the parent used is dead in it. The child
+therefore loads the library and what it depends on a second time under other names, with globals of their own.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import List, Optional, Tuple
+
+from .errors import Internal
+
+ABI_VERSION = 1
+PENDING = -1
+ELEMENTS = {"f16": 1, "bf16": 2, "f32": 3}
+LAYOUTS = {"bhld": 1, "blhd": 2, "thd": 3, "htd": 4}
+ALIGNMENTS = {"none": 0, "top_left": 1, "bottom_right": 2, "offsets": 3}
+SOFTMAX, ZERO_REST, SINK = 0, 1, 2
+PRIORITIES = {"low": 1, "normal": 2, "high": 3}
+
+_MARK = b"-attnd0"  # in the names of the bundled libraries; a copy's names have another digit
+_COPIES = "123456789abcdefghijklmnopqrstuvwxyz"
+_pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+
+class _Sized(ctypes.Structure):
+    """A structure that says its own size, as the header demands."""
+
+    def __init__(self, **values: object) -> None:
+        super().__init__(struct_size=ctypes.sizeof(type(self)), **values)
+
+
+class NumberArray(ctypes.Structure):
+    _fields_ = [("data", _pointer), ("count", _int64)]
+
+
+class ClientOptions(_Sized):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("addresses", ctypes.POINTER(ctypes.c_char_p)),
+                ("address_count", _int64), ("channels_per_address", _int32), ("use_tls", _int32),
+                ("tls_ca_file", ctypes.c_char_p), ("tls_certificate_file", ctypes.c_char_p),
+                ("tls_key_file", ctypes.c_char_p), ("tls_server_name", ctypes.c_char_p),
+                ("bearer_token", ctypes.c_char_p), ("timeout_seconds", ctypes.c_double), ("max_attempts", _int32),
+                ("wait_for_ready", _int32), ("shard_bytes", _int64), ("max_reply_bytes", _int64)]
+
+
+class Problem(_Sized):
+    _fields_ = [("struct_size", ctypes.c_size_t),
+                *[(name, _int64) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "qk_head_dim",
+                                              "v_head_dim")],
+                ("element", _int32), ("layout", _int32), ("has_scale", _int32), ("scale", ctypes.c_float),
+                ("softcap", ctypes.c_float), ("alignment", _int32), ("offsets", NumberArray), ("causal", _int32),
+                ("has_window", _int32), ("window_left", _int64), ("window_right", _int64),
+                ("kv_lengths", NumberArray), ("cu_seqlens_q", NumberArray), ("cu_seqlens_k", NumberArray),
+                ("has_bool_mask", _int32), ("has_bias", _int32), ("bool_mask_shape", _int64 * 4),
+                ("bias_shape", _int64 * 4), ("bias_element", _int32), ("bias_want_gradient", _int32),
+                ("alibi_slopes", NumberArray), ("dropout_seed", ctypes.c_uint64),
+                ("dropout_offset", ctypes.c_uint64), ("dropout_threshold", ctypes.c_uint32), ("denominator", _int32),
+                ("sink_logits", NumberArray), ("accumulate_float16", _int32), ("allow_nondeterministic", _int32)]
+
+
+def _tensors(*names: str) -> List[Tuple[str, type]]:
+    return [("struct_size", ctypes.c_size_t), *[(name, _pointer) for name in names]]
+
+
+class ForwardTensors(_Sized):
+    _fields_ = _tensors("q", "k", "v", "mask_bits", "bias", "o", "lse")
+
+
+class BackwardTensors(_Sized):
+    _fields_ = _tensors("q", "k", "v", "mask_bits", "bias", "o", "lse", "d_o", "d_lse", "d_q", "d_k", "d_v", "d_bias",
+                        "d_sink")
+
+
+class Progress(ctypes.Structure):
+    _fields_ = [(name, _int64) for name in ("shards_done", "shards_total", "bytes_sent", "bytes_received",
+                                            "bytes_total")]
+
+
+_PROTOTYPES = {  # name: (result, arguments)
+    "attnd_abi_version": (ctypes.c_int, []),
+    "attnd_version": (ctypes.c_char_p, []),
+    "attnd_call_new": (_pointer, [ctypes.c_char_p, ctypes.c_double, _int32]),
+    "attnd_call_free": (None, [_pointer]),
+    "attnd_call_cancel": (None, [_pointer]),
+    "attnd_call_get_progress": (None, [_pointer, ctypes.POINTER(Progress)]),
+    "attnd_call_message": (ctypes.c_char_p, [_pointer]),
+    "attnd_call_detail_json": (ctypes.c_char_p, [_pointer]),
+    "attnd_call_result_json": (ctypes.c_char_p, [_pointer]),
+    "attnd_client_new": (_pointer, [ctypes.POINTER(ClientOptions), _pointer]),
+    "attnd_client_free": (None, [_pointer]),
+    "attnd_call_wait": (ctypes.c_int, [_pointer, ctypes.c_double]),
+    "attnd_server_info": (ctypes.c_int, [_pointer, _int32, _pointer]),
+    "attnd_check_health": (ctypes.c_int, [_pointer, _int32, _pointer, ctypes.POINTER(_int32)]),
+}
+for _start, _result in (("attnd_", ctypes.c_int), ("attnd_start_", None)):
+    for _name, _structure in (("forward", ForwardTensors), ("backward", BackwardTensors)):
+        _PROTOTYPES[_start + _name] = (_result, [_pointer, ctypes.POINTER(Problem), ctypes.POINTER(_structure),
+                                                 _pointer])
+
+_lock = threading.RLock()
+_library: Optional[ctypes.CDLL] = None
+_generation = 0  # forks between the process that imported this module and this one
+
+
+def library() -> ctypes.CDLL:
+    """The library of this process, loaded when first asked for."""
+    global _library
+    with _lock:
+        if _library is None:
+            path = find()
+            if _generation == 0:
+                _library = _load(path)
+            else:
+                with tempfile.TemporaryDirectory(prefix="attnd-") as folder:
+                    _library = _load(_copy(path, Path(folder), _generation))
+        return _library
+
+
+def lock() -> threading.RLock:
+    """Guards the making of native objects; a new one in each forked child, where the parent's may be held for ever."""
+    return _lock
+
+
+def generation() -> int:
+    """Changes when the process forks: native handles of another generation must not be used."""
+    return _generation
+
+
+def find() -> Path:
+    """Where the library lies: the file that ATTND_CLIENT_LIBRARY names, else beside this module."""
+    named = os.environ.get("ATTND_CLIENT_LIBRARY")
+    path = Path(named) if named else Path(__file__).with_name("native") / f"libattnd_client{_MARK.decode()}.so"
+    if not path.exists():
+        raise Internal(f"attnd's native library is not at {path}: install the wheel, or set ATTND_CLIENT_LIBRARY")
+    return path
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _PROTOTYPES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    if loaded.attnd_abi_version() != ABI_VERSION:
+        raise Internal(f"{path} has C interface {loaded.attnd_abi_version()}, this package needs {ABI_VERSION}: "
+                       "install library and package from the same wheel")
+    return loaded
+
+
+def _copy(path: Path, folder: Path, generation: int) -> Path:
+    """A copy of the library and its bundled dependencies under names that nothing loaded has."""
+    if _MARK.decode() not in path.name:
+        raise Internal(f"{path} cannot be used after a fork, since it is not the wheel's; use the start method "
+                       '"spawn" or "forkserver"')
+    if generation > len(_COPIES):
+        raise Internal(f"forked {generation} times from the process that loaded attnd; at most {len(_COPIES)}")
+    mark = _MARK[:-1] + _COPIES[generation - 1].encode()
+    for source in path.parent.iterdir():
+        copied = folder / source.name.replace(_MARK.decode(), mark.decode())
+        copied.write_bytes(source.read_bytes().replace(_MARK, mark))
+    return folder / path.name.replace(_MARK.decode(), mark.decode())
+
+
+def _forget_parent() -> None:
+    """Runs in each forked child: its locks and its library are new."""
+    global _lock, _library, _generation
+    _lock = threading.RLock()
+    if _library is not None:
+        _library, _generation = None, _generation + 1
+
+
+os.register_at_fork(after_in_child=_forget_parent)

@@ -1,0 +1,123 @@
+"""A Problem as the native library takes it: contiguous arrays in one layout, and the C structures over them.
+
+Nothing is copied that already lies in a layout of the contract: a transposed view of [batch, length, heads, dim] goes
+out as it lies. Of several tensors that disagree, those with the fewest bytes are copied.
+"""
+from __future__ import annotations
+
+import ctypes
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from . import _arrays, _native
+from ._arrays import Array, Tensor
+from ._problem import Problem
+
+_ORDERS: Dict[int, Dict[str, Tuple[int, ...]]] = {4: {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3)}, 3: {"htd": (0, 1, 2), "thd": (1, 0, 2)}}
+
+
+class Wire(NamedTuple):
+    """The order in memory of q, k, v, o and their gradients; `axes` turn heads-first arrays into it and back."""
+
+    layout: str
+    axes: Tuple[int, ...]
+
+    def pack(self, array: Array) -> Array:
+        """Contiguous in this layout; the array itself where it already is."""
+        return np.ascontiguousarray(array.transpose(self.axes))
+
+    def fits(self, array: Array) -> bool:
+        return bool(array.transpose(self.axes).flags.c_contiguous)
+
+    def empty(self, shape: Sequence[int], element: str) -> Array:
+        """A new heads-first array whose memory is in this layout."""
+        inner = np.empty([shape[axis] for axis in self.axes], _arrays.bits_dtype(element))
+        return inner.transpose(self.axes)
+
+
+def choose(problem: Problem, arrays: Sequence[Array]) -> Wire:
+    """The layout in which the fewest bytes of these heads-first arrays have to be copied; a tie is the caller's."""
+    orders = _ORDERS[problem.q.bits.ndim]
+    wires = sorted((Wire(*item) for item in orders.items()), key=lambda wire: wire.layout != problem.layout)
+    return min(wires, key=lambda wire: sum(a.nbytes for a in arrays if not wire.fits(a)))
+
+
+class Packed(NamedTuple):
+    """The C problem, what it points to, and the arrays that every call sends."""
+
+    problem: _native.Problem
+    q: Array
+    k: Array
+    v: Array
+    mask_bits: Optional[Array]
+    bias: Optional[Array]
+    keep: List[object]  # memory that the C structure points to
+
+
+def pack(problem: Problem, wire: Wire, bias_gradient: bool) -> Packed:
+    mask_bits = None if problem.mask is None else np.packbits(problem.mask, axis=-1, bitorder="little")
+    bias = None if problem.bias is None else np.ascontiguousarray(problem.bias.bits)
+    keep: List[object] = []
+    structure = _native.Problem(
+        batch=problem.batch, q_heads=problem.q_heads, kv_heads=problem.kv_heads, q_len=problem.q_len,
+        kv_len=problem.kv_len, qk_head_dim=problem.qk_head_dim, v_head_dim=problem.v_head_dim,
+        element=_native.ELEMENTS[problem.element], layout=_native.LAYOUTS[wire.layout],
+        has_scale=problem.scale is not None, scale=problem.scale or 0.0, softcap=problem.softcap,
+        alignment=_native.ALIGNMENTS[problem.alignment], causal=problem.causal, has_window=1,
+        window_left=problem.window[0], window_right=problem.window[1],
+        dropout_seed=problem.seed, dropout_offset=problem.offset, dropout_threshold=problem.dropout_threshold,
+        denominator=_denominator(problem), accumulate_float16=problem.accumulate == "f16",
+        allow_nondeterministic=problem.allow_nondeterministic)
+    for name, numbers in (("offsets", problem.offsets), ("kv_lengths", problem.kv_lengths),
+                          ("cu_seqlens_q", problem.cu_seqlens_q), ("cu_seqlens_k", problem.cu_seqlens_k),
+                          ("alibi_slopes", problem.alibi_slopes), ("sink_logits", problem.sink)):
+        if numbers is not None:
+            setattr(structure, name, _native.NumberArray(address(numbers), numbers.size))
+            keep.append(numbers)
+    if problem.mask is not None:
+        structure.has_bool_mask, structure.bool_mask_shape = 1, _shape4(problem.mask)
+    if problem.bias is not None:
+        structure.has_bias, structure.bias_shape = 1, _shape4(problem.bias.bits)
+        structure.bias_element = _native.ELEMENTS[problem.bias.element]
+        structure.bias_want_gradient = bias_gradient
+    return Packed(structure, wire.pack(problem.q.bits), wire.pack(problem.k.bits), wire.pack(problem.v.bits),
+                  mask_bits, bias, keep)
+
+
+def address(array: Optional[Array]) -> Optional[int]:
+    """Of the first number; None for None."""
+    return None if array is None else int(array.__array_interface__["data"][0])
+
+
+class Destination:
+    """Where a result tensor lands: the caller's array where its memory fits, else new memory and a copy at the end."""
+
+    def __init__(self, field: str, problem: Problem, wire: Wire, shape: Tuple[int, ...], callers: Optional[Tensor],
+                 inputs: Sequence[Optional[Array]]) -> None:
+        self._problem, self._callers = problem, callers
+        direct = (callers is not None and callers.element == problem.element and wire.fits(callers.bits)
+                  and not any(a is not None and np.may_share_memory(callers.bits, a) for a in inputs))
+        if callers is not None and direct:
+            self.array = callers.bits
+        else:
+            self.array = wire.empty(shape, problem.element)
+
+    def finish(self) -> Tensor:
+        """The result in the caller's element, heads first, in the caller's memory if he gave any."""
+        result = _arrays.cast(Tensor(self.array, self._problem.element), self._problem.result_element)
+        if self._callers is None:
+            return result
+        if self._callers.bits is not self.array:
+            np.copyto(self._callers.bits, result.bits)
+        return self._callers
+
+
+def _shape4(array: Array) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * 4)(*array.shape)
+
+
+def _denominator(problem: Problem) -> int:
+    if problem.sink is not None:
+        return _native.SINK
+    return _native.ZERO_REST if problem.zero_rest else _native.SOFTMAX

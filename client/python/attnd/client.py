@@ -1,0 +1,308 @@
+"""Client: attention on remote daemons as a function call, on NumPy arrays."""
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+
+import numpy as np
+
+from . import _arrays, _native, _wire, local
+from ._arrays import Array, Tensor
+from ._call import Call, CallOptions, Handle, Progress, check_timeout
+from ._problem import Problem, resolve, resolve_lse, resolve_out, resolve_rows
+from .errors import Unavailable, Unimplemented, wrong, wrong_type
+from .results import Device, ForwardResult, Gradients, Receipt, ServerInfo
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._problem import Options
+
+
+class TLS(NamedTuple):
+    """PEM files. ca: authorities that may sign the server's certificate, None: the system's. cert, key: the client's
+    own, for mutual TLS. server_name: expected in the server's certificate, None: the address's host."""
+
+    ca: Optional[str] = None
+    cert: Optional[str] = None
+    key: Optional[str] = None
+    server_name: Optional[str] = None
+
+
+def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
+            token: Optional[str] = None, channels: int = 4, timeout: float = 30.0, retries: int = 2,
+            fallback: str = "error", wait_for_ready: bool = False) -> Client:
+    """A client of one daemon, or of several replicas. Connections are made when the first call needs them.
+
+    address: "host:port", "unix:/run/attnd.sock", any gRPC target, or several of them.
+    tls: None (plaintext), True (system's authorities), the path of a CA file, or a TLS.
+    token: sent as bearer token; needs TLS unless the address is loopback or a Unix socket.
+    channels: connections per address, 1..64.
+    timeout: seconds of a whole call that names none.
+    retries: further attempts at each piece of a call after UNAVAILABLE.
+    fallback: "error", or "local": when no server is available, compute here in NumPy and warn.
+    wait_for_ready: wait for a connection until the timeout rather than failing when there is none; a training run
+        then outlives a restart of its daemon.
+
+    Raises InvalidArgument naming the argument, NotFound for a file.
+    """
+    return Client(address, tls=tls, token=token, channels=channels, timeout=timeout, retries=retries,
+                  fallback=fallback, wait_for_ready=wait_for_ready)
+
+
+class Client:
+    """Attention on the daemons at some addresses. Made by attnd.connect.
+
+    Any thread may call any method at the same time. After a fork the child's first call connects anew. Arrays are
+    NumPy's (float16, float32, ml_dtypes.bfloat16) or anything with DLPack on the CPU; they are read in place, and no
+    array is read or written after a call has returned or raised.
+    """
+
+    def __init__(self, address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
+                 token: Optional[str] = None, channels: int = 4, timeout: float = 30.0, retries: int = 2,
+                 fallback: str = "error", wait_for_ready: bool = False) -> None:
+        if fallback not in ("error", "local"):
+            raise wrong("fallback", '"error" or "local"', repr(fallback))
+        self.addresses = _addresses(address)
+        self.fallback = fallback
+        self._native_options = _native.ClientOptions(
+            addresses=(ctypes.c_char_p * len(self.addresses))(*[a.encode() for a in self.addresses]),
+            address_count=len(self.addresses), channels_per_address=_integer("channels", channels, 1, 64),
+            bearer_token=None if token is None else _ascii("token", token),
+            timeout_seconds=check_timeout("timeout", timeout), max_attempts=1 + _integer("retries", retries, 0, 100),
+            wait_for_ready=bool(wait_for_ready), **_tls_options(tls))
+        self._current: Optional[Handle] = None
+        self._closed = False
+        self._handle()
+
+    def forward(self, q: object, k: object, v: object, *, return_lse: bool = True, keep: bool = False,
+                out: object = None, timeout: Optional[float] = None, priority: str = "normal",
+                request_id: Optional[str] = None, progress: Optional[Callable[[Progress], None]] = None,
+                **options: Unpack[Options]) -> ForwardResult:
+        """O = softmax(scale·QKᵀ + bias, masked) V, and its log-sum-exp.
+
+        q [batch, q_heads, q_len, dim], k [batch, kv_heads, kv_len, dim], v [batch, kv_heads, kv_len, v_dim] of one
+        element type, in `layout`; kv_heads divides q_heads. `options` are attnd.Options.
+        out: an array of O's shape and q's type that receives it; the result's `out` is then this array.
+        keep: would keep the tensors on the server for backward; no server does yet, so True raises Unimplemented.
+        timeout, priority ("low", "normal", "high"), request_id (for the server's logs) and progress (a function of
+        attnd.Progress) are this call's.
+
+        Raises InvalidArgument or InvalidType before a byte is sent, else what the server says (attnd.errors).
+        """
+        problem = resolve(q, k, v, **options)
+        if keep:
+            raise Unimplemented("keep: expected False, got True: no server keeps tensors between calls yet",
+                                reason="RESIDUAL_UNSUPPORTED", field="keep")
+        destination = None if out is None else resolve_out(problem, "out", out, problem.o_shape)
+        calls = CallOptions(timeout, priority, request_id, progress)
+        try:
+            o, lse, receipt = self._forward(problem, destination, return_lse, calls)
+        except Unavailable as error:
+            self._may_fall_back(error)
+            o, lse, receipt = _forward_locally(problem, destination)
+        given = out if isinstance(out, np.ndarray) else _arrays.give(Tensor(problem.in_callers_order(o.bits), o.element))
+        return ForwardResult(given, lse if return_lse else None, receipt)
+
+    def backward(self, dout: object, q: object, k: object, v: object, o: object, lse: object, *, dlse: object = None,
+                 bias_grad: bool = False, out: Optional[Tuple[object, object, object]] = None,
+                 timeout: Optional[float] = None, priority: str = "normal", request_id: Optional[str] = None,
+                 progress: Optional[Callable[[Progress], None]] = None, **options: Unpack[Options]) -> Gradients:
+        """dQ, dK, dV of the forward call with the same q, k, v and options, which gave o and lse.
+
+        dout: the gradient with respect to o, of its shape and type. dlse: with respect to lse, float32; None: zero.
+        bias_grad: also return dbias, float32 of the bias's shape, summed over broadcast dimensions.
+        out: three arrays (dq, dk, dv) that receive the results. The rest as for forward.
+        """
+        problem = resolve(q, k, v, bias_grad, **options)
+        inputs = _BackwardInputs(resolve_rows(problem, "o", o), resolve_lse(problem, "lse", lse),
+                                 resolve_rows(problem, "dout", dout),
+                                 None if dlse is None else resolve_lse(problem, "dlse", dlse))
+        destinations = _gradient_destinations(problem, out)
+        calls = CallOptions(timeout, priority, request_id, progress)
+        try:
+            found, d_bias, d_sink, receipt = self._backward(problem, inputs, destinations, bias_grad, calls)
+        except Unavailable as error:
+            self._may_fall_back(error)
+            found, d_bias, d_sink, receipt = _backward_locally(problem, inputs, destinations)
+        dq, dk, dv = [_arrays.give(Tensor(problem.in_callers_order(t.bits), t.element)) for t in found]
+        if out is not None:
+            dq, dk, dv = [given if isinstance(given, np.ndarray) else made for given, made in zip(out, (dq, dk, dv))]
+        return Gradients(dq, dk, dv, d_bias.reshape(problem.bias_shape) if bias_grad and d_bias is not None else None,
+                         d_sink, receipt)
+
+    def info(self, index: int = 0, *, timeout: Optional[float] = None) -> ServerInfo:
+        """What the daemon at addresses[index] is and can do."""
+        index, handle = _integer("index", index, 0, len(self.addresses) - 1), self._handle()
+        call = Call(handle.library, CallOptions(timeout))
+        found = call.finish(handle.library.attnd_server_info(handle.pointer, index, call.pointer))
+        return ServerInfo(**{**found, "devices": [Device(**device) for device in found["devices"]]})
+
+    def serving(self, index: int = 0, *, timeout: Optional[float] = None) -> bool:
+        """Whether the daemon at addresses[index] says that it is ready (grpc.health.v1)."""
+        index, handle = _integer("index", index, 0, len(self.addresses) - 1), self._handle()
+        call, health = Call(handle.library, CallOptions(timeout)), ctypes.c_int32()
+        call.finish(handle.library.attnd_check_health(handle.pointer, index, call.pointer, ctypes.byref(health)))
+        return bool(health.value)
+
+    def close(self) -> None:
+        """Disconnects once calls that still run have ended. Closing twice is fine."""
+        with _native.lock():
+            self._closed, self._current = True, None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise wrong_type("client", "connect() in each process, since connections cannot be pickled", self)
+
+    def __repr__(self) -> str:
+        return f"<attnd.Client of {', '.join(self.addresses)}{' (closed)' if self._closed else ''}>"
+
+    def _handle(self) -> Handle:
+        with _native.lock():
+            if self._closed:
+                raise wrong("client", "an open client", "one that was closed")
+            if self._current is None or self._current.generation != _native.generation():
+                self._current = Handle(self._native_options)
+            return self._current
+
+    def _may_fall_back(self, error: Unavailable) -> None:
+        if self.fallback != "local":
+            raise error
+        warnings.warn(f"attnd: no server is available ({error}); computing locally", RuntimeWarning, stacklevel=3)
+
+    def _forward(self, problem: Problem, callers: Optional[Tensor], return_lse: bool, calls: CallOptions
+                 ) -> Tuple[Tensor, Optional[Array], Receipt]:
+        handle = self._handle()
+        wire = _wire.choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits,
+                                              callers and callers.bits))
+        packed = _wire.pack(problem, wire, bias_gradient=False)
+        inputs = packed.q, packed.k, packed.v, packed.bias
+        o = _wire.Destination("out", problem, wire, problem.o_shape, callers, inputs)
+        lse = np.empty(problem.lse_shape, np.float32) if return_lse else None
+        tensors = _native.ForwardTensors(**_addresses_of(q=packed.q, k=packed.k, v=packed.v,
+                                                         mask_bits=packed.mask_bits, bias=packed.bias, o=o.array,
+                                                         lse=lse))
+        receipt = Call(handle.library, calls).run("forward", handle, packed.problem, tensors)
+        return o.finish(), lse, Receipt(**receipt)
+
+    def _backward(self, problem: Problem, inputs: _BackwardInputs, callers: Sequence[Optional[Tensor]], bias_grad: bool,
+                  calls: CallOptions) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Receipt]:
+        handle = self._handle()
+        wire = _wire.choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits, inputs.o.bits,
+                                              inputs.d_o.bits, *[c and c.bits for c in callers]))
+        packed = _wire.pack(problem, wire, bias_grad)
+        o, d_o = wire.pack(inputs.o.bits), wire.pack(inputs.d_o.bits)
+        sent = packed.q, packed.k, packed.v, packed.bias, o, d_o, inputs.lse, inputs.d_lse
+        shapes = problem.q.bits.shape, problem.k.bits.shape, problem.v.bits.shape
+        d_q, d_k, d_v = [_wire.Destination("out", problem, wire, shape, caller, sent)
+                         for shape, caller in zip(shapes, callers)]
+        d_bias = np.empty(packed.bias.shape, np.float32) if packed.bias is not None and bias_grad else None
+        d_sink = None if problem.sink is None else np.empty((problem.batch, problem.q_heads), np.float32)
+        tensors = _native.BackwardTensors(**_addresses_of(
+            q=packed.q, k=packed.k, v=packed.v, mask_bits=packed.mask_bits, bias=packed.bias, o=o, lse=inputs.lse,
+            d_o=d_o, d_lse=inputs.d_lse, d_q=d_q.array, d_k=d_k.array, d_v=d_v.array, d_bias=d_bias, d_sink=d_sink))
+        receipt = Call(handle.library, calls).run("backward", handle, packed.problem, tensors)
+        return ([d.finish() for d in (d_q, d_k, d_v)], d_bias, None if d_sink is None else d_sink.sum(0),
+                Receipt(**receipt))
+
+
+class _BackwardInputs(NamedTuple):
+    o: Tensor
+    lse: Array
+    d_o: Tensor
+    d_lse: Optional[Array]
+
+
+def _forward_locally(problem: Problem, callers: Optional[Tensor]) -> Tuple[Tensor, Optional[Array], Receipt]:
+    o, lse = local.forward_arrays(problem)
+    return _land(problem, o, callers), lse, local.receipt(problem)
+
+
+def _backward_locally(problem: Problem, inputs: _BackwardInputs, callers: Sequence[Optional[Tensor]]
+                      ) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Receipt]:
+    found = local.backward_arrays(problem, inputs.o, inputs.lse, inputs.d_o, inputs.d_lse)
+    tensors = [_land(problem, array, caller) for array, caller in zip(found[:3], callers)]
+    return tensors, found.d_bias, found.d_sink, local.receipt(problem)
+
+
+def _land(problem: Problem, array: Array, callers: Optional[Tensor]) -> Tensor:
+    result = _arrays.cast(_arrays.cast(Tensor(array, "f32"), problem.element), problem.result_element)
+    if callers is None:
+        return result
+    np.copyto(callers.bits, result.bits)
+    return callers
+
+
+def _gradient_destinations(problem: Problem, out: Optional[Tuple[object, object, object]]) -> List[Optional[Tensor]]:
+    if out is None:
+        return [None, None, None]
+    if not isinstance(out, (tuple, list)) or len(out) != 3:
+        raise wrong_type("out", "three arrays (dq, dk, dv)", out)
+    return [resolve_out(problem, f"out[{n}]", given, tensor.bits.shape)
+            for n, (given, tensor) in enumerate(zip(out, (problem.q, problem.k, problem.v)))]
+
+
+def _present(*arrays: Optional[Array]) -> List[Array]:
+    return [array for array in arrays if array is not None]
+
+
+def _addresses_of(**arrays: Optional[Array]) -> Any:
+    return {name: _wire.address(array) for name, array in arrays.items()}
+
+
+def _addresses(address: Union[str, Sequence[str]]) -> List[str]:
+    given = [address] if isinstance(address, str) else list(address) if isinstance(address, (list, tuple)) else None
+    if given is None:
+        raise wrong_type("address", 'a string such as "127.0.0.1:7070", or several', address)
+    if not given:
+        raise wrong("address", "at least one", "none")
+    for one in given:
+        if not isinstance(one, str):
+            raise wrong_type("address", 'a string such as "127.0.0.1:7070"', one)
+        host, colon, port = one.rpartition(":")
+        scheme = one.partition(":")[0] in ("unix", "unix-abstract", "dns", "ipv4", "ipv6", "xds")
+        if not scheme and not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+            raise wrong("address", '"host:port", "unix:PATH" or a gRPC target', repr(one))
+        _ascii("address", one)
+    return given
+
+
+def _ascii(field: str, text: object) -> bytes:
+    if not isinstance(text, str):
+        raise wrong_type(field, "a string", text)
+    if not text.isascii() or not text.isprintable():
+        raise wrong(field, "printable ASCII", "other characters")
+    return text.encode()
+
+
+def _integer(field: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise wrong_type(field, f"an int of {low}..{high}", value)
+    if not low <= value <= high:
+        raise wrong(field, f"{low}..{high}", value)
+    return int(value)
+
+
+def _tls_options(tls: Union[None, bool, str, TLS]) -> Any:
+    if tls is None or tls is False:
+        return {}
+    if isinstance(tls, (str, os.PathLike)):
+        tls = TLS(ca=os.fspath(tls))
+    if tls is True:
+        tls = TLS()
+    if not isinstance(tls, TLS):
+        raise wrong_type("tls", "None, True, the path of a CA file, or attnd.TLS(...)", tls)
+    if (tls.cert is None) != (tls.key is None):
+        raise wrong("tls", "cert and key together", "one of them")
+    paths = {"tls_ca_file": tls.ca, "tls_certificate_file": tls.cert, "tls_key_file": tls.key,
+             "tls_server_name": tls.server_name}
+    return {"use_tls": 1, **{name: None if path is None else os.fsencode(path) for name, path in paths.items()}}

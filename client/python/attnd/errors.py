@@ -1,0 +1,145 @@
+"""What attnd raises. Each error carries a machine-readable `code`, `reason`, `field` and `metadata`.
+
+AttndError is the base. Every subclass is also the built-in exception that Python programs already catch:
+a wrong argument is a ValueError (or TypeError), a daemon that cannot be reached a ConnectionError, a call past
+its timeout a TimeoutError.
+"""
+from __future__ import annotations
+
+from typing import Mapping, Optional, Type
+
+
+class AttndError(Exception):
+    """Base of all errors of this package.
+
+    Attributes:
+        code: gRPC's name of the status, e.g. "INVALID_ARGUMENT".
+        reason: what happened, for programs, e.g. "QUEUE_FULL"; "" when none was given.
+        field: the argument or wire field that is wrong; "" when none is.
+        metadata: further facts, e.g. {"expected": "1..256", "got": "300"}.
+        retry_after: seconds after which the server says a retry may succeed, or None.
+    """
+
+    code = "UNKNOWN"
+
+    def __init__(self, message: str, *, reason: str = "", field: str = "",
+                 metadata: Optional[Mapping[str, str]] = None, retry_after: Optional[float] = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.metadata = dict(metadata or {})
+        self.field = field or self.metadata.get("field", "")
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidArgument(AttndError, ValueError):
+    """An argument has a wrong value: the message says which, what was expected, and what it was."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class InvalidType(InvalidArgument, TypeError):
+    """An argument has a wrong type."""
+
+
+class OutOfRange(AttndError, ValueError):
+    """The problem is larger than the server or a message can ever hold; the message names the limit."""
+
+    code = "OUT_OF_RANGE"
+
+
+class Unimplemented(AttndError, NotImplementedError):
+    """This server cannot do what was asked; `field` names it."""
+
+    code = "UNIMPLEMENTED"
+
+
+class Unavailable(AttndError, ConnectionError):
+    """No server could take the call: it is down, restarting, draining or full, and retries were used up."""
+
+    code = "UNAVAILABLE"
+
+
+class DeadlineExceeded(AttndError, TimeoutError):
+    """The call did not end within its timeout."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(AttndError):
+    """The call was cancelled."""
+
+    code = "CANCELLED"
+
+
+class ResourceExhausted(AttndError):
+    """The caller's quota on the server is used up."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class PermissionDenied(AttndError, PermissionError):
+    """The server knows the caller and refuses the call."""
+
+    code = "PERMISSION_DENIED"
+
+
+class Unauthenticated(AttndError, PermissionError):
+    """The server wants a token or a client certificate."""
+
+    code = "UNAUTHENTICATED"
+
+
+class NotFound(AttndError, FileNotFoundError):
+    """A file (TLS) or a server's object does not exist."""
+
+    code = "NOT_FOUND"
+
+
+class FailedPrecondition(AttndError):
+    """The server's state does not allow the call, e.g. a lost lease."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class Internal(AttndError):
+    """A defect of the server or of this library. Please report it."""
+
+    code = "INTERNAL"
+
+
+class DataLoss(AttndError):
+    """The server noticed corrupted data."""
+
+    code = "DATA_LOSS"
+
+
+# By gRPC's status code.
+_BY_CODE: Mapping[int, Type[AttndError]] = {
+    1: Cancelled, 3: InvalidArgument, 4: DeadlineExceeded, 5: NotFound, 7: PermissionDenied, 8: ResourceExhausted,
+    9: FailedPrecondition, 11: OutOfRange, 12: Unimplemented, 13: Internal, 14: Unavailable, 15: DataLoss,
+    16: Unauthenticated,
+}
+
+
+def from_status(code: int, message: str, *, reason: str = "", metadata: Optional[Mapping[str, str]] = None,
+                retry_after: Optional[float] = None) -> AttndError:
+    """The exception of a gRPC status code."""
+    kind = _BY_CODE.get(code, AttndError)
+    return kind(message or kind.code, reason=reason, metadata=metadata, retry_after=retry_after)
+
+
+def wrong(field: str, expected: object, got: object) -> InvalidArgument:
+    """The exception for an argument with a wrong value."""
+    return InvalidArgument(f"{field}: expected {expected}, got {got}", reason="INVALID_ARGUMENT", field=field,
+                           metadata={"field": field, "expected": str(expected), "got": str(got)})
+
+
+def wrong_type(field: str, expected: object, got: object) -> InvalidType:
+    """The exception for an argument of a wrong type; `got` is the argument itself."""
+    name = type(got).__name__
+    return InvalidType(f"{field}: expected {expected}, got {name}", reason="INVALID_ARGUMENT", field=field,
+                       metadata={"field": field, "expected": str(expected), "got": name})
