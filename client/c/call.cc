@@ -44,7 +44,7 @@ attnd::CallOptions attnd_call::MakeCallOptions() {
   attnd::CallOptions options;
   if (timeout_seconds_ >= 0) options.timeout = absl::Seconds(timeout_seconds_);
   if (priority_ != ATTND_PRIORITY_DEFAULT) {
-    options.priority = static_cast<attnd::Priority>(priority_);
+    options.priority = static_cast<attnd::CallPriority>(priority_);
   }
   options.request_id = request_id_;
   options.stop = stop_.get_token();

@@ -6,7 +6,7 @@ has no bfloat16 of its own.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from .errors import wrong, wrong_type
 
 Array = npt.NDArray[Any]
 
-_BITS = {"f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32)}
+_BITS: Dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32)}
 _EXPECTED = "an array of float16, float32 or ml_dtypes.bfloat16 on the CPU"
 
 
@@ -116,7 +116,8 @@ def _bfloat16_bits(floats: Array) -> Array:
     bits = np.ascontiguousarray(floats).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
     quiet = (bits >> 16) | np.uint32(0x40)
-    return np.where(np.isnan(floats), quiet, rounded).astype(np.uint16)
+    result: Array = np.where(np.isnan(floats), quiet, rounded).astype(np.uint16)
+    return result
 
 
 def _bfloat16_dtype() -> Optional[np.dtype[Any]]:
@@ -124,7 +125,8 @@ def _bfloat16_dtype() -> Optional[np.dtype[Any]]:
         import ml_dtypes
     except ImportError:
         return None
-    return np.dtype(ml_dtypes.bfloat16)
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return found
 
 
 # ---- DLPack, read here because NumPy's own reader refuses bfloat16. (dmlc/dlpack, include/dlpack/dlpack.h)
@@ -176,6 +178,7 @@ def _view_memory(address: int, shape: Tuple[int, ...], strides: Optional[Sequenc
         sizes = np.cumprod((1,) + shape[:0:-1])[::-1]
         strides = [int(size) for size in sizes]
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
-    memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(address)
-    memory.owner = owner  # type: ignore[attr-defined]
-    return np.ndarray(shape, dtype, memory, 0, tuple(stride * dtype.itemsize for stride in strides))
+    memory: Any = (ctypes.c_char * (extent * dtype.itemsize)).from_address(address)
+    memory.owner = owner
+    view: Array = np.ndarray(shape, dtype, memory, 0, tuple(stride * dtype.itemsize for stride in strides))
+    return view

@@ -47,7 +47,8 @@ def dropout_bytes(seed: int, offset: int, heads: Array, rows: range, columns: in
     split = packed.reshape(len(heads), last - first, 8, 4, wide, 2, 4, 2)
     whole = split.transpose(0, 1, 5, 2, 4, 6, 3, 7).reshape(len(heads), (last - first) * 16, wide * 32)
     start = rows.start - first * 16
-    return whole[:, start:start + len(rows), :columns]
+    wanted: Array = whole[:, start:start + len(rows), :columns]
+    return wanted
 
 
 def threshold(p: float) -> int:

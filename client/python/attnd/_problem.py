@@ -174,7 +174,8 @@ class Problem:
 
     def in_callers_order(self, array: Array) -> Array:
         """A tensor with heads before length, seen in the caller's layout."""
-        return array.transpose(_TO_HEADS_FIRST[self.layout])
+        seen: Array = array.transpose(_TO_HEADS_FIRST[self.layout])
+        return seen
 
     def callers_shape(self, shape: Tuple[int, ...]) -> Tuple[int, ...]:
         return tuple(shape[axis] for axis in _TO_HEADS_FIRST[self.layout])
@@ -191,7 +192,7 @@ def resolve(q: object, k: object, v: object, bias_grad: bool = False, **options:
     tensors = [_heads_first(name, value, layout) for name, value in (("q", q), ("k", k), ("v", v))]
     result_element = tensors[0].element
     _check_elements(tensors)
-    _check_shapes(*[tensor.bits.shape for tensor in tensors], layout=layout)
+    _check_shapes(tensors[0].bits.shape, tensors[1].bits.shape, tensors[2].bits.shape, layout)
     tensors = [_arrays.cast(tensor, _wire_element(tensor.element, options)) for tensor in tensors]
     sizes = _Sizes.of(tensors, options)
     alignment, offsets = _alignment(options, sizes)

@@ -25,7 +25,8 @@ class Wire(NamedTuple):
 
     def pack(self, array: Array) -> Array:
         """Contiguous in this layout; the array itself where it already is."""
-        return np.ascontiguousarray(array.transpose(self.axes))
+        packed: Array = np.ascontiguousarray(array.transpose(self.axes))
+        return packed
 
     def fits(self, array: Array) -> bool:
         return bool(array.transpose(self.axes).flags.c_contiguous)
@@ -33,7 +34,8 @@ class Wire(NamedTuple):
     def empty(self, shape: Sequence[int], element: str) -> Array:
         """A new heads-first array whose memory is in this layout."""
         inner = np.empty([shape[axis] for axis in self.axes], _arrays.bits_dtype(element))
-        return inner.transpose(self.axes)
+        outer: Array = inner.transpose(self.axes)
+        return outer
 
 
 def choose(problem: Problem, arrays: Sequence[Array]) -> Wire:

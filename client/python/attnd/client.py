@@ -1,11 +1,12 @@
 """Client: attention on remote daemons as a function call, on NumPy arrays."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import warnings
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 
@@ -100,7 +101,8 @@ class Client:
         destination = None if out is None else resolve_out(problem, "out", out, problem.o_shape)
         calls = CallOptions(timeout, priority, request_id, progress)
         try:
-            o, lse, receipt = self._forward(problem, destination, return_lse, calls)
+            with self._explained():
+                o, lse, receipt = self._forward(problem, destination, return_lse, calls)
         except Unavailable as error:
             self._may_fall_back(error)
             o, lse, receipt = _forward_locally(problem, destination)
@@ -124,7 +126,8 @@ class Client:
         destinations = _gradient_destinations(problem, out)
         calls = CallOptions(timeout, priority, request_id, progress)
         try:
-            found, d_bias, d_sink, receipt = self._backward(problem, inputs, destinations, bias_grad, calls)
+            with self._explained():
+                found, d_bias, d_sink, receipt = self._backward(problem, inputs, destinations, bias_grad, calls)
         except Unavailable as error:
             self._may_fall_back(error)
             found, d_bias, d_sink, receipt = _backward_locally(problem, inputs, destinations)
@@ -138,14 +141,16 @@ class Client:
         """What the daemon at addresses[index] is and can do."""
         index, handle = _integer("index", index, 0, len(self.addresses) - 1), self._handle()
         call = Call(handle.library, CallOptions(timeout))
-        found = call.finish(handle.library.attnd_server_info(handle.pointer, index, call.pointer))
+        with self._explained():
+            found = call.finish(handle.library.attnd_server_info(handle.pointer, index, call.pointer))
         return ServerInfo(**{**found, "devices": [Device(**device) for device in found["devices"]]})
 
     def serving(self, index: int = 0, *, timeout: Optional[float] = None) -> bool:
         """Whether the daemon at addresses[index] says that it is ready (grpc.health.v1)."""
         index, handle = _integer("index", index, 0, len(self.addresses) - 1), self._handle()
         call, health = Call(handle.library, CallOptions(timeout)), ctypes.c_int32()
-        call.finish(handle.library.attnd_check_health(handle.pointer, index, call.pointer, ctypes.byref(health)))
+        with self._explained():
+            call.finish(handle.library.attnd_check_health(handle.pointer, index, call.pointer, ctypes.byref(health)))
         return bool(health.value)
 
     def close(self) -> None:
@@ -173,6 +178,22 @@ class Client:
             if self._current is None or self._current.generation != _native.generation():
                 self._current = Handle(self._native_options)
             return self._current
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Errors that gRPC, not a server, gave say what to do."""
+        try:
+            yield
+        except Unavailable as error:
+            if error.reason:
+                raise
+            raise Unavailable(f"no attnd server at {', '.join(self.addresses)}: {error}; is attnd running there?",
+                              reason="UNREACHABLE", retry_after=error.retry_after) from None
+        except Unimplemented as error:
+            if error.reason:
+                raise
+            raise Unimplemented(f"the server at {', '.join(self.addresses)} does not know this call: it is another "
+                                f"program, or an older attnd than this client ({error})", reason="UNKNOWN_CALL") from None
 
     def _may_fall_back(self, error: Unavailable) -> None:
         if self.fallback != "local":

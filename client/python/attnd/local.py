@@ -198,10 +198,8 @@ def _per_q_head(problem: Problem, array: Array) -> Array:
 
 def _select_matmul(weights: Array, values: Array, visible: Array) -> Array:
     """Σ over visible columns of weights · values: NaN and infinity in what is not visible never leak."""
-    finite = np.isfinite(values).all(-1)
-    if finite.all():
-        return np.matmul(weights, values)
-    result = np.matmul(weights, np.where(finite[..., None], values, 0))
+    finite: Array = np.asarray(np.isfinite(values).all(-1))
+    result: Array = np.matmul(weights, values if finite.all() else np.where(finite[..., None], values, 0))
     for head, column in np.argwhere(~finite):
         seen = visible[head, :, column]
         result[head, seen] += weights[head, seen, column, None] * values[head, column]
@@ -245,7 +243,7 @@ def _bounds(problem: Problem, distance: Array) -> Array:
 
 def _window_of(entry: _Entry, rows: range, array: Array) -> Array:
     """What a mask or bias of 4 dimensions says about these rows: broadcasts to [Hq, rows, keys]."""
-    part = array[entry.batch_index if array.shape[0] > 1 else 0]
+    part: Array = array[entry.batch_index if array.shape[0] > 1 else 0]
     if part.shape[1] > 1:
         part = part[:, rows.start:rows.stop]
     return part[:, :, :entry.sequence.kv_len] if part.shape[2] > 1 else part

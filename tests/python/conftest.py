@@ -1,0 +1,121 @@
+"""Fixtures of the Python tests: the package from the source tree, its native library, and live daemons.
+
+Needs bazel-bin/server/attnd and bazel-bin/client/c/libattnd_client.so (`./dev test` builds both) and patchelf.
+ATTND_TEST_BACKEND picks the daemon's engine (default: cpu).
+"""
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+SERVER = os.environ.get("ATTND_TEST_SERVER", os.path.join(ROOT, "bazel-bin/server/attnd"))
+LIBRARY = os.path.join(ROOT, "bazel-bin/client/c/libattnd_client.so")
+NATIVE = os.path.join(ROOT, ".build/python/native")
+SOURCE = os.path.join(ROOT, "client/python")
+BUNDLED = os.path.join(NATIVE, "libattnd_client-attnd0.so")
+
+sys.path.insert(0, SOURCE)
+os.environ["ATTND_CLIENT_LIBRARY"] = BUNDLED
+os.environ["PYTHONPATH"] = SOURCE
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes more than a second")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def native_library():
+    """The library as the wheel has it, made anew when the build is newer."""
+    stale = not os.path.exists(BUNDLED) or os.path.getmtime(BUNDLED) < os.path.getmtime(LIBRARY)
+    if stale:
+        subprocess.run([sys.executable, os.path.join(SOURCE, "build_native.py"), LIBRARY, NATIVE], check=True)
+    return BUNDLED
+
+
+class Daemon:
+    """An attnd process. `start` after `kill` takes the same port again."""
+
+    def __init__(self, *flags, backend=None, listen="127.0.0.1:0"):
+        self._flags, self._listen, self.process = flags, listen, None
+        self._backend = backend or os.environ.get("ATTND_TEST_BACKEND", "cpu")
+        self._folder = tempfile.TemporaryDirectory(prefix="attnd-test-")
+        self.address = None
+        self.start()
+
+    def start(self):
+        port_file = os.path.join(self._folder.name, "port")
+        if os.path.exists(port_file):
+            os.remove(port_file)
+        self.log = open(os.path.join(self._folder.name, "log"), "a+")
+        self.process = subprocess.Popen(
+            [SERVER, "--listen", self.address or self._listen, "--port_file", port_file, "--metrics_listen", "",
+             "--backend", self._backend, *self._flags], stdout=self.log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + 60
+        while not (os.path.exists(port_file) and open(port_file).read().endswith("\n")):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"attnd did not start: {self.read_log()}")
+            time.sleep(0.01)
+        self.address = "127.0.0.1:" + open(port_file).read().split()[0]
+
+    def read_log(self):
+        self.log.seek(0)
+        return self.log.read()
+
+    def kill(self, how=signal.SIGKILL):
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        return self.process.wait(timeout=60)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGCONT)
+        self.kill()
+        self.log.close()
+        self._folder.cleanup()
+
+
+@pytest.fixture(scope="session")
+def daemon():
+    made = Daemon()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def own_daemon():
+    """For tests that kill or stop it."""
+    made = Daemon()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def client(daemon):
+    import attnd
+    with attnd.connect(daemon.address, timeout=60) as made:
+        yield made
+
+
+@pytest.fixture
+def rng(request):
+    """Random numbers whose seed a failure shows; ATTND_TEST_SEED repeats it."""
+    seed = int(os.environ.get("ATTND_TEST_SEED", time.time_ns() % 2**32))
+    print(f"ATTND_TEST_SEED={seed}")
+    return np.random.default_rng(seed)
+
+
+def close(got, expected, element="f32", scale=1.0):
+    """Whether `got` differs from the float64 result by no more than its element's rounding and a float32 computation
+    allow (docs/NUMERICS.md); NaN and infinities must agree. `element` is "f32", "f16" or "bf16"."""
+    unit = {"f32": 2.0**-18, "f16": 2.0**-10, "bf16": 2.0**-7}[element]
+    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    assert got.shape == expected.shape, (got.shape, expected.shape)
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(got[~finite], expected[~finite])
+    largest = np.abs(expected[finite]).max(initial=0)
+    np.testing.assert_allclose(got[finite], expected[finite], rtol=2 * unit, atol=scale * unit * max(largest, 1e-3))

@@ -1,0 +1,169 @@
+"""A daemon that is down, killed, restarted, stopped; time limits, Ctrl-C, threads and forks."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import Daemon
+
+import attnd
+
+
+def tensors(rng, *shape):
+    return [rng.standard_normal(shape or (2, 2, 16, 8)).astype(np.float32) for _ in range(3)]
+
+
+def test_no_daemon_says_where_it_looked_and_what_to_do(native_library, rng):
+    with attnd.connect(["127.0.0.1:1", "127.0.0.1:2"], timeout=5) as client, pytest.raises(attnd.Unavailable) as caught:
+        client.forward(*tensors(rng))
+    assert "127.0.0.1:1" in str(caught.value) and "is attnd running there?" in str(caught.value)
+
+
+def test_fallback_computes_locally_and_warns(native_library, rng):
+    q, k, v = tensors(rng)
+    with attnd.connect("127.0.0.1:1", timeout=5, retries=0, fallback="local") as client:
+        with pytest.warns(RuntimeWarning, match="computing locally"):
+            r = client.forward(q, k, v, causal="top_left")
+        with pytest.warns(RuntimeWarning, match="computing locally"):
+            g = client.backward(r.out, q, k, v, r.out, r.lse, causal="top_left", bias=np.zeros((16, 16), np.float32),
+                                bias_grad=True)
+    expected = attnd.local.forward(q, k, v, causal="top_left")
+    np.testing.assert_array_equal(r.out, expected.out)
+    assert r.receipt.backend == "local" and g.dbias.shape == (16, 16)
+
+
+def test_killed_daemon_is_unavailable_and_its_successor_serves_the_same_client(own_daemon, rng):
+    q, k, v = tensors(rng)
+    with attnd.connect(own_daemon.address, timeout=30, retries=0) as client:
+        before, epoch = client.forward(q, k, v).out, client.info().boot_epoch
+        own_daemon.kill()
+        with pytest.raises(attnd.Unavailable):
+            client.forward(q, k, v)
+        own_daemon.start()
+        with attnd.connect(own_daemon.address, timeout=30, wait_for_ready=True) as waiting:
+            np.testing.assert_array_equal(waiting.forward(q, k, v).out, before)
+            assert waiting.info().boot_epoch != epoch
+
+
+def test_waiting_client_outlives_a_restart(own_daemon, rng):
+    q, k, v = tensors(rng)
+    with attnd.connect(own_daemon.address, timeout=60, wait_for_ready=True) as client:
+        before = client.forward(q, k, v).out
+        own_daemon.kill()
+        restart = threading.Timer(0.5, own_daemon.start)
+        restart.start()
+        np.testing.assert_array_equal(client.forward(q, k, v).out, before)
+        restart.join()
+
+
+def test_stopped_daemon_ends_in_deadline_exceeded(own_daemon, rng):
+    q, k, v = tensors(rng)
+    with attnd.connect(own_daemon.address, timeout=30) as client:
+        client.forward(q, k, v)
+        own_daemon.process.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        with pytest.raises(attnd.DeadlineExceeded) as caught:
+            client.forward(q, k, v, timeout=0.3)
+        assert isinstance(caught.value, TimeoutError) and time.monotonic() - begin < 20
+
+
+def test_interrupt_cancels_the_call(own_daemon, rng):
+    q, k, v = tensors(rng)
+    with attnd.connect(own_daemon.address, timeout=60) as client:
+        client.forward(q, k, v)
+        own_daemon.process.send_signal(signal.SIGSTOP)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            client.forward(q, k, v)
+        assert time.monotonic() - begin < 30
+        own_daemon.process.send_signal(signal.SIGCONT)
+        client.forward(q, k, v)
+
+
+def test_exception_in_progress_function_cancels_the_call(client, rng):
+    def fail(progress):
+        raise RuntimeError("enough")
+    with pytest.raises(RuntimeError, match="enough"):
+        client.forward(*tensors(rng, 4, 4, 256, 64), progress=fail)
+
+
+def test_threads_share_a_client(client, rng):
+    cases = [(tensors(rng, 2, 2, 10 + n, 8), n) for n in range(8)]
+    expected = [client.forward(*given, causal="top_left", dropout_p=0.2, seed=seed).out for given, seed in cases]
+    wrong = []
+
+    def work(index):
+        given, seed = cases[index]
+        for _ in range(10):
+            got = client.forward(*given, causal="top_left", dropout_p=0.2, seed=seed).out
+            if not np.array_equal(got, expected[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == [] and not any(thread.is_alive() for thread in threads)
+
+
+FORK = """
+import os, sys
+import numpy as np
+import attnd
+
+q, k, v = np.random.default_rng(0).standard_normal((3, 2, 2, 16, 8)).astype(np.float32)
+client = attnd.connect(sys.argv[1], timeout=30)
+expected = client.forward(q, k, v).out
+
+def family(depth):
+    children = []
+    for _ in range(2 if depth else 0):
+        child = os.fork()
+        if child == 0:
+            same = np.array_equal(client.forward(q, k, v).out, expected)
+            family(depth - 1)
+            same = same and np.array_equal(client.forward(q, k, v).out, expected)
+            sys.stdout.write("same\\n" if same else "different\\n")
+            sys.stdout.flush()
+            sys.exit(0 if same else 1)
+        children.append(child)
+    for child in children:
+        if os.waitpid(child, 0)[1] != 0:
+            sys.exit(3)
+
+family(2)
+assert np.array_equal(client.forward(q, k, v).out, expected)
+"""
+
+
+def test_forked_children_and_their_children_connect_anew(daemon):
+    done = subprocess.run([sys.executable, "-c", FORK, daemon.address], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, ["same"] * 6), done.stderr
+
+
+def test_interpreter_ends_while_clients_are_open(daemon):
+    program = "import attnd, sys; c = attnd.connect(sys.argv[1]); c.info(); d = attnd.connect(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", program, daemon.address], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_unix_socket_and_token(tmp_path, rng):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("trainer s3cret-s3cret-s3cret\n")
+    tokens.chmod(0o600)
+    path = f"unix:{tmp_path}/attnd.sock"
+    made = Daemon("--token_file", str(tokens), "--listen", path)
+    try:
+        with attnd.connect(path, token="s3cret-s3cret-s3cret", timeout=30) as client:
+            client.forward(*tensors(rng))
+        with attnd.connect(path, token="wrong", timeout=30) as client, pytest.raises(attnd.Unauthenticated) as caught:
+            client.forward(*tensors(rng))
+        assert isinstance(caught.value, PermissionError)
+    finally:
+        made.stop()
