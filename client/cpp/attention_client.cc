@@ -100,8 +100,8 @@ class AttentionClient::Impl {
         connections_(std::move(connections)),
         budget_(options_.retry),
         limits_(connections_->address_count()),
-        helpers_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
-        core_{options_, *clock_, *connections_, budget_, queues_, helpers_} {}
+        lane_threads_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
+        core_{options_, *clock_, *connections_, budget_, queues_, lane_threads_} {}
 
   const ClientOptions& options() const { return options_; }
 
@@ -163,7 +163,7 @@ class AttentionClient::Impl {
 
   absl::StatusOr<std::vector<ShardRange>> Plan(const Problem& problem, Direction direction,
                                                absl::Time deadline, const CallOptions& options) {
-    MessageBytes whole = MessageBytesOf(problem, direction);
+    MessageSizes whole = MessageSizesOf(problem, direction);
     int64_t larger = std::max(whole.request, whole.reply);
     PlanLimits limits;
     limits.max_message_bytes = options_.max_reply_bytes;
@@ -188,7 +188,7 @@ class AttentionClient::Impl {
   RetryBudget budget_;
   MessageLimits limits_;
   CompletionQueues queues_;
-  HelperThreads helpers_;
+  LaneThreads lane_threads_;
   const ClientCore core_;
 };
 

@@ -21,8 +21,10 @@ namespace {
 
 // Two RPCs in flight keep a connection busy while one is encoded or landed; more gained nothing.
 constexpr size_t kInFlightPerLane = 2;
-// How long slices may take to come back before their connection is given up.
-constexpr absl::Duration kSliceGrace = absl::Milliseconds(200);
+// How long RPCs that should have ended, and their slices, may take before their connection is
+// closed; and how often a lane looks.
+constexpr absl::Duration kEndingGrace = absl::Milliseconds(200);
+constexpr absl::Duration kLookAround = absl::Milliseconds(50);
 
 std::chrono::system_clock::time_point ToGrpcTime(absl::Time time) {
   if (time == absl::InfiniteFuture()) return std::chrono::system_clock::time_point::max();
@@ -135,15 +137,15 @@ class CallRunner::Lane {
     return true;
   }
 
-  // Waits for an RPC to end, or for a delayed shard to become due.
+  // Waits for an RPC to end, for a delayed shard to become due, or for a while.
   void FinishOne() {
     void* tag;
     bool ok;
-    absl::Time until =
-        in_flight_.size() < kInFlightPerLane ? runner_.state_.NextDue() : absl::InfiniteFuture();
+    absl::Time until = absl::Now() + kLookAround;
+    if (in_flight_.size() < kInFlightPerLane) until = std::min(until, runner_.state_.NextDue());
     if (borrowed_.queue().AsyncNext(&tag, &ok, ToGrpcTime(until)) !=
         grpc::CompletionQueue::GOT_EVENT) {
-      return;
+      return CloseStuckConnections(in_flight_);
     }
     auto it = std::find_if(in_flight_.begin(), in_flight_.end(),
                            [&](const auto& attempt) { return attempt.get() == tag; });
@@ -162,27 +164,31 @@ class CallRunner::Lane {
   // The arrays are the caller's again only when gRPC has dropped every slice. It does so when the
   // bytes are written, or when the connection goes.
   void TakeSlicesBack() {
-    absl::Time give_up = absl::Now() + kSliceGrace;
-    while (!lending_.empty()) {
+    while (true) {
       std::erase_if(lending_, [](const auto& a) { return a->ledger.AllReturned(); });
       if (lending_.empty()) return;
-      if (absl::Now() > give_up) {
-        for (auto& attempt : lending_) {
-          if (attempt->connection == nullptr) continue;
-          runner_.core_.connections.Replace(attempt->connection);
-          attempt->connection.reset();
-        }
-      }
+      CloseStuckConnections(lending_);
       void* tag;
       bool ok;  // nothing is pending: this only lets gRPC do its reading and writing
       borrowed_.queue().AsyncNext(&tag, &ok, ToGrpcTime(absl::Now() + absl::Milliseconds(1)));
     }
   }
 
+  // gRPC ends a cancelled or late RPC only after the write in which it takes part. An RPC that is
+  // still there a while after it should have ended waits for a peer that does not read.
+  void CloseStuckConnections(std::vector<std::unique_ptr<Attempt>>& attempts) {
+    bool ending = in_flight_.empty() || runner_.state_.failed() || absl::Now() > runner_.deadline_;
+    if (!ending) return;
+    if (ending_since_ == absl::InfiniteFuture()) ending_since_ = absl::Now();
+    if (absl::Now() < ending_since_ + kEndingGrace) return;
+    for (auto& attempt : attempts) runner_.core_.connections.Replace(attempt->connection);
+  }
+
   CallRunner& runner_;
   CompletionQueues::Borrowed borrowed_;
   std::vector<std::unique_ptr<Attempt>> in_flight_;
   std::vector<std::unique_ptr<Attempt>> lending_;  // ended, slices not yet back
+  absl::Time ending_since_ = absl::InfiniteFuture();
 };
 
 CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOptions& options,
@@ -220,7 +226,7 @@ void CallRunner::RunLanes() {
   std::shared_ptr<LaneGate> gate;
   for (int lane = 1; lane < LaneCount(); ++lane) {
     if (gate == nullptr) gate = std::make_shared<LaneGate>();
-    core_.helpers.Offer([this, gate] {
+    core_.lane_threads.Offer([this, gate] {
       if (!gate->Enter()) return;
       Lane(*this).Run();
       gate->Leave();
@@ -241,27 +247,40 @@ void CallRunner::Handle(Attempt& attempt) {
   state_.Done(receipt, *bytes);
 }
 
-void CallRunner::HandleFailure(Attempt& attempt) {
-  if (state_.failed()) return;
+absl::Status CallRunner::StatusOf(const Attempt& attempt) const {
   absl::Status status = FromGrpc(attempt.status);
   if (absl::IsCancelled(status) && attempt.connection->retired()) {
     status = absl::UnavailableError("the connection was closed because its peer stopped reading");
   }
+  bool late = core_.clock.Now() >= deadline_;
+  if (late && absl::IsUnavailable(status)) return absl::DeadlineExceededError(status.message());
+  return status;
+}
+
+Pushback CallRunner::PushbackFor(const Attempt& attempt, const absl::Status& status) const {
+  Pushback pushback = PushbackOf(*attempt.context);
+  if (pushback.delay.has_value()) return pushback;
+  std::optional<ErrorDetail> detail = DetailOf(status);
+  if (detail.has_value()) pushback.delay = detail->retry_delay;
+  return pushback;
+}
+
+void CallRunner::HandleFailure(Attempt& attempt) {
+  if (state_.failed()) return;
+  absl::Status status = StatusOf(attempt);
   int address = attempt.connection->address_index();
   std::vector<bool>& tried = tried_[attempt.shard];
   tried[address] = true;
   if (absl::IsUnavailable(status)) core_.connections.ReportUnavailable(address);
-  Pushback pushback = PushbackOf(*attempt.context);
-  if (!pushback.delay.has_value()) {
-    std::optional<ErrorDetail> detail = DetailOf(status);
-    if (detail.has_value()) pushback.delay = detail->retry_delay;
-  }
-  bool other = std::find(tried.begin(), tried.end(), false) != tried.end();
+  Pushback pushback = PushbackFor(attempt, status);
+  FailedAttempt failed{.status = status,
+                       .attempts = ++attempts_[attempt.shard],
+                       .other_address = std::find(tried.begin(), tried.end(), false) != tried.end(),
+                       .retry_forbidden = pushback.forbids_retry,
+                       .server_delay = pushback.delay};
   absl::BitGen random;
-  std::optional<absl::Duration> delay = RetryDelay(
-      core_.options.retry,
-      {status, ++attempts_[attempt.shard], other, pushback.forbids_retry, pushback.delay},
-      absl::Uniform(random, 0.0, 1.0));
+  std::optional<absl::Duration> delay =
+      RetryDelay(core_.options.retry, failed, absl::Uniform(random, 0.0, 1.0));
   if (!delay.has_value() || core_.clock.Now() + *delay >= deadline_ || !core_.budget.Take()) {
     return state_.Fail(WithProgress(status));
   }

@@ -19,7 +19,8 @@
 #include "client/cpp/call_state.h"
 #include "client/cpp/completion_queues.h"
 #include "client/cpp/connections.h"
-#include "client/cpp/helper_threads.h"
+#include "client/cpp/grpc_status.h"
+#include "client/cpp/lane_threads.h"
 #include "client/cpp/logical_call.h"
 #include "client/cpp/retry.h"
 
@@ -32,7 +33,7 @@ struct ClientCore {
   Connections& connections;
   RetryBudget& budget;
   CompletionQueues& queues;
-  HelperThreads& helpers;
+  LaneThreads& lane_threads;
 };
 
 // Deadline, token and waiting of one RPC.
@@ -55,6 +56,8 @@ class CallRunner {
   // A shard's RPC has ended: lands it, delays it, or fails the call.
   void Handle(Attempt& attempt);
   void HandleFailure(Attempt& attempt);
+  absl::Status StatusOf(const Attempt& attempt) const;
+  Pushback PushbackFor(const Attempt& attempt, const absl::Status& status) const;
   absl::Status WithProgress(const absl::Status& status);
 
   const ClientCore& core_;

@@ -13,7 +13,7 @@ namespace attnd {
 enum class CallPriority : uint8_t { kLow = 1, kNormal = 2, kHigh = 3 };
 
 // PEM files. All empty: the server is checked against the system's certificate authorities.
-struct TlsOptions {
+struct ClientTlsOptions {
   std::string ca_file;
   std::string certificate_file;  // with key_file: the client's own, for mutual TLS
   std::string key_file;
@@ -38,7 +38,7 @@ struct ClientOptions {
   // replicas that any shard may go to.
   std::vector<std::string> addresses;
   int channels_per_address = 4;  // connections; 1..64
-  std::optional<TlsOptions> tls;
+  std::optional<ClientTlsOptions> tls;
   // Sent as "authorization: Bearer ...". Refused without TLS unless the address is loopback or a
   // unix socket.
   std::string bearer_token;

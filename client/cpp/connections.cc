@@ -83,9 +83,12 @@ void Connection::Leave(grpc::ClientContext* context) {
 }
 
 void Connection::Retire() {
-  absl::MutexLock lock(&mutex_);
-  retired_ = true;
-  for (grpc::ClientContext* context : contexts_) context->TryCancel();
+  {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(retired_, true)) return;
+    for (grpc::ClientContext* context : contexts_) context->TryCancel();
+  }
+  sockets_->Shutdown();
 }
 
 bool Connection::retired() const {
@@ -110,10 +113,12 @@ Connections::Connections(const ClientOptions& options,
 }
 
 std::shared_ptr<Connection> Connections::Open(int address_index) const {
-  return std::make_shared<Connection>(
-      grpc::CreateCustomChannel(options_.addresses[address_index], credentials_,
-                                MakeArguments(options_)),
-      address_index);
+  auto sockets = std::make_shared<ConnectionSockets>();
+  grpc::ChannelArguments arguments = MakeArguments(options_);
+  ConnectionSockets::Watch(sockets, arguments);
+  auto channel =
+      grpc::CreateCustomChannel(options_.addresses[address_index], credentials_, arguments);
+  return std::make_shared<Connection>(std::move(channel), std::move(sockets), address_index);
 }
 
 std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vector<bool>& tried) {

@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "client/cpp/client_options.h"
+#include "client/cpp/connection_sockets.h"
 
 namespace attnd {
 
@@ -28,21 +29,23 @@ namespace attnd {
 // attempt keeps it until the attempt's slices are back.
 class Connection {
  public:
-  Connection(std::shared_ptr<grpc::Channel> channel, int address_index)
-      : channel_(std::move(channel)), address_index_(address_index) {}
+  Connection(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<ConnectionSockets> sockets,
+             int address_index)
+      : channel_(std::move(channel)), sockets_(std::move(sockets)), address_index_(address_index) {}
 
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
   int address_index() const { return address_index_; }
 
   void Enter(grpc::ClientContext* context);  // cancels it at once when retired
   void Leave(grpc::ClientContext* context);
-  // Ends every call on it with CANCELLED; once they have gone the channel goes too, and with it the
-  // bytes in its write buffer.
+  // Ends every call on it with CANCELLED and shuts its socket down, so that gRPC drops the bytes in
+  // its write buffer.
   void Retire();
   bool retired() const;
 
  private:
   const std::shared_ptr<grpc::Channel> channel_;
+  const std::shared_ptr<ConnectionSockets> sockets_;  // the channel's too
   const int address_index_;
   mutable absl::Mutex mutex_;
   std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);

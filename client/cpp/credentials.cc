@@ -23,7 +23,7 @@ absl::StatusOr<std::string> ReadFile(absl::string_view option, const std::string
   return contents.str();
 }
 
-absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTls(const TlsOptions& tls) {
+absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTls(const ClientTlsOptions& tls) {
   if (tls.certificate_file.empty() != tls.key_file.empty()) {
     return absl::InvalidArgumentError(
         "tls: expected certificate_file and key_file together, got one of them");

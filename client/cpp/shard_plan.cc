@@ -12,7 +12,7 @@ constexpr int64_t kHeaderBytes = 1024;
 
 int64_t LargerMessage(const Problem& whole, const ShardRange& range, Direction direction) {
   if (IsTrivial(whole, range)) return 0;
-  MessageBytes bytes = MessageBytesOf(SubProblem(whole, range), direction);
+  MessageSizes bytes = MessageSizesOf(SubProblem(whole, range), direction);
   return std::max(bytes.request, bytes.reply);
 }
 
@@ -101,7 +101,7 @@ Plan Costed(const Problem& p, Direction direction, std::vector<ShardRange> shard
   Plan plan{std::move(shards)};
   for (const ShardRange& range : plan.shards) {
     if (IsTrivial(p, range)) continue;
-    MessageBytes bytes = MessageBytesOf(SubProblem(p, range), direction);
+    MessageSizes bytes = MessageSizesOf(SubProblem(p, range), direction);
     plan.largest_message = std::max({plan.largest_message, bytes.request, bytes.reply});
     plan.total_bytes += bytes.request + bytes.reply;
   }
@@ -164,7 +164,7 @@ absl::Status TooLarge(const Problem& p, const Plan& plan, const PlanLimits& limi
 
 }  // namespace
 
-MessageBytes MessageBytesOf(const Problem& p, Direction direction) {
+MessageSizes MessageSizesOf(const Problem& p, Direction direction) {
   PayloadBytes payload = BytesOf(p, direction);
   int64_t numbers = p.kv_lengths.size() + p.offsets.size() + p.cu_seqlens_q.size() +
                     p.cu_seqlens_k.size() + p.alibi_slopes.size() + p.sink_logits.size();
@@ -177,11 +177,12 @@ absl::StatusOr<std::vector<ShardRange>> PlanShards(const Problem& p, Direction d
   int64_t target = std::min(limits.target_bytes, limits.max_message_bytes);
   Plan best = PlanByBatch(p, direction, target);
   if (best.shards.size() == 1 && best.largest_message <= target) return std::move(best.shards);
+  bool cut_entries = best.largest_message > target || WantsBiasGradient(p, direction);
   if (MayCutHeadsOfWholeBatch(p, direction)) {
     Plan other = PlanByHeads(p, direction, target);
     if (IsBetter(other, best, target)) best = std::move(other);
   }
-  if (best.largest_message > target || WantsBiasGradient(p, direction)) {
+  if (cut_entries) {
     Plan other = PlanByBatchAndHeads(p, direction, target);
     if (IsBetter(other, best, target)) best = std::move(other);
   }

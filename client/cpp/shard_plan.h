@@ -20,13 +20,13 @@ struct PlanLimits {
   int64_t max_message_bytes = int64_t{16} << 20;  // header included; what the servers take
 };
 
-struct MessageBytes {
+struct MessageSizes {
   int64_t request = 0, reply = 0;  // payload and an upper bound of the header
 };
 
 // Of the shard's two messages. `want_lse` and `d_lse` count lse of a forward reply and d_lse of a
 // backward request.
-MessageBytes MessageBytesOf(const Problem& sub_problem, Direction direction);
+MessageSizes MessageSizesOf(const Problem& sub_problem, Direction direction);
 
 // In ascending order of batch entry, then head. At least one; together they cover the problem. The
 // problem is valid. Errors: OUT_OF_RANGE when one batch entry's KV-head group alone is above

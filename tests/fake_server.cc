@@ -1,4 +1,4 @@
-#include "client/cpp/fake_server.h"
+#include "tests/fake_server.h"
 
 #include <grpcpp/server_builder.h>
 

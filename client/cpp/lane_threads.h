@@ -1,4 +1,4 @@
-// HelperThreads: threads that help calls with many shards. They are started when first needed. A
+// LaneThreads: threads that help calls with many shards. They are started when first needed. A
 // task that no thread is free for waits in a queue; callers never wait for a task to begin, so it
 // must do nothing when it comes too late. Threads: any.
 #pragma once
@@ -13,10 +13,10 @@
 
 namespace attnd {
 
-class HelperThreads {
+class LaneThreads {
  public:
-  explicit HelperThreads(int most) : most_(most) {}
-  ~HelperThreads();  // waits for running tasks, drops queued ones
+  explicit LaneThreads(int most) : most_(most) {}
+  ~LaneThreads();  // waits for running tasks, drops queued ones
   void Offer(std::function<void()> task);
 
  private:

@@ -1,10 +1,10 @@
-#include "client/cpp/helper_threads.h"
+#include "client/cpp/lane_threads.h"
 
 #include <utility>
 
 namespace attnd {
 
-HelperThreads::~HelperThreads() {
+LaneThreads::~LaneThreads() {
   std::vector<std::thread> threads;
   {
     absl::MutexLock lock(&mutex_);
@@ -15,7 +15,7 @@ HelperThreads::~HelperThreads() {
   for (std::thread& thread : threads) thread.join();
 }
 
-void HelperThreads::Offer(std::function<void()> task) {
+void LaneThreads::Offer(std::function<void()> task) {
   absl::MutexLock lock(&mutex_);
   queue_.push_back(std::move(task));
   if (queue_.size() > idle_ && threads_.size() < most_) {
@@ -23,7 +23,7 @@ void HelperThreads::Offer(std::function<void()> task) {
   }
 }
 
-void HelperThreads::ThreadMain() {
+void LaneThreads::ThreadMain() {
   while (true) {
     std::function<void()> task;
     {

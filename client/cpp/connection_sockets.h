@@ -1,0 +1,47 @@
+// ConnectionSockets: a hold on the sockets of one gRPC channel, so that they can be shut down.
+//
+// gRPC 1.51 closes a connection only when its running write has ended, and a write to a peer that
+// has stopped reading ends when TCP gives up, or over a unix socket never. Its buffer may hold
+// slices of a caller's array. Shutting the socket down ends the write at once.
+//
+// gRPC offers every new socket to a "socket mutator". Its type is opaque in the installed headers;
+// the layout here is gRPC 1.51's (src/core/lib/iomgr/socket_mutator.h).
+//
+// Threads: any.
+#pragma once
+
+#include <grpcpp/support/channel_arguments.h>
+
+#include <deque>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace attnd {
+
+class ConnectionSockets {
+ public:
+  ConnectionSockets() = default;
+  ~ConnectionSockets();
+  ConnectionSockets(const ConnectionSockets&) = delete;
+  ConnectionSockets& operator=(const ConnectionSockets&) = delete;
+
+  // Makes channels created with `arguments` tell `sockets` of each socket they open. shared_ptr:
+  // the channel keeps it as long as it may open one.
+  static void Watch(std::shared_ptr<ConnectionSockets> sockets, grpc::ChannelArguments& arguments);
+
+  // Ends reading and writing on the sockets, and on any opened later.
+  void Shutdown();
+
+  // Of gRPC: a socket was opened. False when it must not be used.
+  bool OnOpen(int socket);
+
+ private:
+  absl::Mutex mutex_;
+  // Duplicates of the newest sockets: their numbers stay ours when gRPC closes its own.
+  std::deque<int> duplicates_ ABSL_GUARDED_BY(mutex_);
+  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace attnd
