@@ -20,7 +20,7 @@ class Random {
   int64_t Between(int64_t low, int64_t high);  // both inclusive
   bool Chance(double probability) { return Uniform() < probability; }
   double Uniform();  // [0, 1)
-  double Normal();   // mean 0, deviation 1
+  double Normal();   // mean 0, deviation 1, bell-shaped, within ±3.5
 
  private:
   uint64_t state_;

@@ -126,7 +126,7 @@ void AddHeadsAndLayouts(Table& table) {
   static constexpr int64_t kHeads[][2] = {{1, 1}, {4, 4}, {4, 2}, {8, 1}, {6, 3}};
   for (const auto& [q_heads, kv_heads] : kHeads) {
     for (Layout layout : {Layout::kBhld, Layout::kBlhd}) {
-      Problem p = Causal(Plain(), Alignment::kBottomRight);
+      Problem p = Causal(Sized(19, 37, 16), Alignment::kBottomRight);
       p.batch = 2;
       p.q_heads = q_heads;
       p.kv_heads = kv_heads;
@@ -276,6 +276,7 @@ void AddSoftmaxOptions(Table& table) {
     Problem rest = p;
     rest.denominator = DenominatorKind::kZeroRest;
     rest.kv_lengths = {40};
+    rest.bool_mask = BoolMask{{1, 1, 33, 47}};
     table.AddInEachElement(prefix + "zero_rest", rest);
     rest.window_left = 4;
     rest.scale = 8.0f;
@@ -319,8 +320,8 @@ void AddDropout(Table& table) {
   Problem p = Sized(70, 130, 64);
   p.dropout = {26, 42, 0};
   table.AddInEachElement("dropout_over_tiles", p);
-  Problem shard = p;
-  shard.q_len = 33;
+  Problem shard = Plain();
+  shard.dropout = {26, 42, 0};
   shard.batch = 2;
   shard.shard = {3, 5, 16};
   table.AddInSomeElement("dropout_of_a_shard", shard);
