@@ -1,23 +1,22 @@
-/* attnd_client: exact attention on remote daemons from any language that can call C.
- *
- *     attnd_call* call = attnd_call_new(NULL, 30.0, ATTND_PRIORITY_NORMAL);
- *     attnd_client* client = attnd_client_new(&options, call);
- *     if (attnd_forward(client, &problem, &tensors, call) != ATTND_OK)
- * puts(attnd_call_message(call));
- *
- * Structures begin with struct_size = sizeof(the structure) as the caller compiled it: later
- * versions append fields, and what an older caller lacks is zero. Zero is each field's default
- * unless said otherwise. Nothing is kept of a structure or an array after its function has
- * returned, except by attnd_start_*, which keep the tensors and the client until attnd_call_wait
- * has returned a code.
- *
- * Shapes, layouts, units and the meaning of each problem field are those of attention/problem.h.
- * Errors: a function that returns int gives ATTND_OK or gRPC's status code (3 INVALID_ARGUMENT,
- * 4 DEADLINE_EXCEEDED, 14 UNAVAILABLE, ...), and the call then holds message and detail. No C++
- * exception crosses this interface. After an error the contents of the outputs are unspecified.
- * Threads: every function may be called from any thread; one attnd_call serves one operation at a
- * time. A client must not be used in a process forked from the one that made it.
- */
+// attnd_client: exact attention on remote daemons from any language that can call C.
+//
+//     attnd_call* call = attnd_call_new(NULL, 30.0, ATTND_PRIORITY_NORMAL);
+//     attnd_client* client = attnd_client_new(&options, call);
+//     if (attnd_forward(client, &problem, &tensors, call) != ATTND_OK)
+// puts(attnd_call_message(call));
+//
+// Structures begin with struct_size = sizeof(the structure) as the caller compiled it: later
+// versions append fields, and what an older caller lacks is zero. Zero is each field's default
+// unless said otherwise. Nothing is kept of a structure or an array after its function has
+// returned, except by attnd_start_*, which keep the tensors and the client until attnd_call_wait
+// has returned a code.
+//
+// Shapes, layouts, units and the meaning of each problem field are those of attention/problem.h.
+// Errors: a function that returns int gives ATTND_OK or gRPC's status code (3 INVALID_ARGUMENT,
+// 4 DEADLINE_EXCEEDED, 14 UNAVAILABLE, ...), and the call then holds message and detail. No C++
+// exception crosses this interface. After an error the contents of the outputs are unspecified.
+// Threads: every function may be called from any thread; one attnd_call serves one operation at a
+// time. A client must not be used in a process forked from the one that made it.
 #pragma once
 
 #include <stddef.h>

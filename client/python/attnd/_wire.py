@@ -14,7 +14,8 @@ from . import _arrays, _native
 from ._arrays import Array, Tensor
 from ._problem import Problem
 
-_ORDERS: Dict[int, Dict[str, Tuple[int, ...]]] = {4: {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3)}, 3: {"htd": (0, 1, 2), "thd": (1, 0, 2)}}
+_ORDERS: Dict[int, Dict[str, Tuple[int, ...]]] = {  # by number of dimensions
+    4: {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3)}, 3: {"htd": (0, 1, 2), "thd": (1, 0, 2)}}
 
 
 class Wire(NamedTuple):

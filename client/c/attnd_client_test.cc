@@ -1,0 +1,133 @@
+// The C interface without a server: what it refuses, how errors come back, and structures of
+// callers that were compiled against an older header.
+#include "client/c/attnd_client.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace {
+
+struct FreeCall {
+  void operator()(attnd_call* call) const { attnd_call_free(call); }
+};
+struct FreeClient {
+  void operator()(attnd_client* client) const { attnd_client_free(client); }
+};
+using CallPointer = std::unique_ptr<attnd_call, FreeCall>;
+using ClientPointer = std::unique_ptr<attnd_client, FreeClient>;
+
+CallPointer NewCall(double timeout_seconds = 5) {
+  return CallPointer(attnd_call_new(nullptr, timeout_seconds, ATTND_PRIORITY_DEFAULT));
+}
+
+// Port 1 of loopback: nobody listens there.
+attnd_client_options Nowhere() {
+  static const char* const kAddresses[] = {"127.0.0.1:1"};
+  attnd_client_options options = {};
+  options.struct_size = sizeof(options);
+  options.addresses = kAddresses;
+  options.address_count = 1;
+  options.max_attempts = 1;
+  return options;
+}
+
+attnd_problem SmallProblem() {
+  attnd_problem problem = {};
+  problem.struct_size = sizeof(problem);
+  problem.batch = problem.q_heads = problem.kv_heads = 1;
+  problem.q_len = problem.kv_len = 2;
+  problem.qk_head_dim = problem.v_head_dim = 4;
+  problem.element = ATTND_FLOAT32;
+  problem.layout = ATTND_BHLD;
+  return problem;
+}
+
+struct Small {
+  std::vector<float> q = std::vector<float>(8), k = q, v = q, o = q, lse = std::vector<float>(2);
+  attnd_forward_tensors Forward() {
+    attnd_forward_tensors tensors = {};
+    tensors.struct_size = sizeof(tensors);
+    tensors.q = q.data();
+    tensors.k = k.data();
+    tensors.v = v.data();
+    tensors.o = o.data();
+    tensors.lse = lse.data();
+    return tensors;
+  }
+};
+
+TEST(CInterface, SaysItsVersion) {
+  EXPECT_EQ(attnd_abi_version(), ATTND_ABI_VERSION);
+  EXPECT_EQ(std::string(attnd_version()).substr(0, 2), "0.");
+}
+
+TEST(CInterface, RefusesAProblemBeforeAByteIsSent) {
+  CallPointer call = NewCall();
+  attnd_client_options options = Nowhere();
+  ClientPointer client(attnd_client_new(&options, call.get()));
+  ASSERT_NE(client, nullptr) << attnd_call_message(call.get());
+  Small small;
+  attnd_forward_tensors tensors = small.Forward();
+  attnd_problem problem = SmallProblem();
+  problem.softcap = -1;
+  EXPECT_EQ(attnd_forward(client.get(), &problem, &tensors, call.get()), 3);
+  EXPECT_NE(std::string(attnd_call_message(call.get())).find("softcap"), std::string::npos);
+  EXPECT_STREQ(attnd_call_result_json(call.get()), "{}");
+}
+
+TEST(CInterface, IsUnavailableWhenNobodyListens) {
+  CallPointer call = NewCall();
+  attnd_client_options options = Nowhere();
+  ClientPointer client(attnd_client_new(&options, call.get()));
+  Small small;
+  attnd_forward_tensors tensors = small.Forward();
+  attnd_problem problem = SmallProblem();
+  EXPECT_EQ(attnd_forward(client.get(), &problem, &tensors, call.get()), 14);
+  attnd_start_forward(client.get(), &problem, &tensors, call.get());
+  int code = ATTND_PENDING;
+  while (code == ATTND_PENDING) code = attnd_call_wait(call.get(), 1);
+  EXPECT_EQ(code, 14);
+  int32_t health = 7;
+  EXPECT_EQ(attnd_check_health(client.get(), 0, call.get(), &health), 14);
+  EXPECT_EQ(health, 7);
+}
+
+TEST(CInterface, GivesNoClientWhenAnOptionIsWrong) {
+  CallPointer call = NewCall();
+  attnd_client_options options = Nowhere();
+  options.channels_per_address = 1000;
+  EXPECT_EQ(attnd_client_new(&options, call.get()), nullptr);
+  EXPECT_NE(std::string(attnd_call_message(call.get())).find("channels"), std::string::npos);
+}
+
+TEST(CInterface, EndsACancelledCall) {
+  CallPointer call = NewCall(60);
+  attnd_client_options options = Nowhere();
+  options.wait_for_ready = 1;
+  ClientPointer client(attnd_client_new(&options, call.get()));
+  Small small;
+  attnd_forward_tensors tensors = small.Forward();
+  attnd_problem problem = SmallProblem();
+  attnd_start_forward(client.get(), &problem, &tensors, call.get());
+  EXPECT_EQ(attnd_call_wait(call.get(), 0.05), ATTND_PENDING);
+  attnd_call_cancel(call.get());
+  int code = ATTND_PENDING;
+  while (code == ATTND_PENDING) code = attnd_call_wait(call.get(), 1);
+  EXPECT_EQ(code, 1);
+}
+
+TEST(CInterface, TakesWhatAnOlderCallerLacksAsZero) {
+  CallPointer call = NewCall();
+  attnd_client_options options = Nowhere();
+  options.max_reply_bytes = -1;  // refused when read
+  EXPECT_EQ(attnd_client_new(&options, call.get()), nullptr);
+  options.struct_size = offsetof(attnd_client_options, max_reply_bytes);
+  ClientPointer client(attnd_client_new(&options, call.get()));
+  EXPECT_NE(client, nullptr) << attnd_call_message(call.get());
+}
+
+}  // namespace
