@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "base/version.h"
 #include "client/cpp/credentials.h"
 
 namespace attnd {
@@ -62,7 +61,7 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);  // a connection attempt's time limit
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
-  arguments.SetUserAgentPrefix(absl::StrCat("attnd-cpp/", kVersion));
+  arguments.SetUserAgentPrefix("attnd-cpp");
   if (options.tls.has_value() && !options.tls->server_name.empty()) {
     arguments.SetSslTargetNameOverride(options.tls->server_name);
   }
