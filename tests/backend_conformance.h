@@ -5,10 +5,10 @@
 //         "Cpu", [] { return attnd::MakeCpuBackend(...); }, {});
 //
 // which adds a GoogleTest for each named case and each random problem. A case checks, forward and
-// backward: every element within the bound of tests/error_bounds.h; nothing unwritten (outputs and
-// workspace start as NaN) and nothing written past an end; the same bits on repeat and beside other
-// calls in a launch; and that NaN in keys and values no row sees changes no bit. A case is left out
-// only where Supports answers UNIMPLEMENTED, which is counted against `max_unsupported`.
+// backward: every element within the bound of attention/error_bounds.h; nothing unwritten (outputs
+// and workspace start as NaN) and nothing written past an end; the same bits on repeat and beside
+// other calls in a launch; and that NaN in keys and values no row sees changes no bit. A case is
+// left out only where Supports answers UNIMPLEMENTED, which is counted against `max_unsupported`.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@
 #include <string>
 #include <vector>
 
+#include "attention/error_bounds.h"
 #include "attention/random_problem.h"
 #include "kernels/backend.h"
-#include "tests/error_bounds.h"
 
 namespace attnd {
 

@@ -1,4 +1,4 @@
-#include "tests/error_bounds.h"
+#include "attention/error_bounds.h"
 
 #include <algorithm>
 #include <cmath>
