@@ -87,18 +87,30 @@ ATTN_PTX float Exp2(float x) {
 }
 ATTN_PTX float Log2(float x) {
   float y;
-  asm("lg2.approx.f32 %0,%1;" : "=f"(y) : "f"(x));
+  asm("lg2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
   return y;
 }
 ATTN_PTX float Reciprocal(float x) {
   float y;
-  asm("rcp.rn.f32 %0,%1;" : "=f"(y) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
   return y;
 }
 ATTN_PTX float Fma(float a, float b, float c) {
   float y;
   asm("fma.rn.f32 %0,%1,%2,%3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
   return y;
+}
+// base + count·bytes (signed 32-bit factors), one instruction.
+ATTN_PTX const char* Offset(const void* base, int count, int bytes) {
+  const char* p;
+  asm("mad.wide.s32 %0,%1,%2,%3;" : "=l"(p) : "r"(count), "r"(bytes), "l"(base));
+  return p;
+}
+// Makes `value` opaque here: the compiler keeps it in a register instead of working it out again
+// wherever it is used.
+ATTN_PTX int Keep(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 // A NaN operand loses against a number.
 ATTN_PTX float Max(float a, float b) {
@@ -153,6 +165,12 @@ ATTN_PTX uint4 LoadConstant128(const void* p) {
                : "l"(p));
   return v;
 }
+// The same if `condition`; otherwise `v` stays as it is. One predicated instruction, no branch.
+ATTN_PTX void LoadConstant128If(uint4& v, const void* p, bool condition) {
+  asm volatile("{.reg .pred q; setp.ne.b32 q,%5,0; @q ld.global.nc.v4.u32 {%0,%1,%2,%3},[%4];}"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(p), "r"(static_cast<int>(condition)));
+}
 ATTN_PTX float LoadConstantFloat(const void* p) {
   float v;
   asm volatile("ld.global.nc.f32 %0,[%1];" : "=f"(v) : "l"(p));
@@ -176,6 +194,11 @@ ATTN_PTX uint32_t LoadConstant8(const void* p) {
 ATTN_PTX float LoadGlobalFloat(const void* p) {
   float v;
   asm volatile("ld.global.f32 %0,[%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+}
+ATTN_PTX uint32_t LoadGlobal32(const void* p) {
+  uint32_t v;
+  asm volatile("ld.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
 ATTN_PTX void StoreGlobal32(void* p, uint32_t v) {

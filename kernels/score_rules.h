@@ -1,0 +1,115 @@
+// Rules on score tiles, as types because they change the inner loop. Scores leave a rule in units
+// of log2, so that P = 2^(score − stabiliser); −infinity means not visible.
+//   LinearScores    scale·s; causal, window and lengths cut tiles, and only PARTIAL tiles run Apply
+//   GeneralScores   also softcap, bias, ALiBi, bool mask and any scale, decided at run time; every
+//                   tile runs Apply
+// Positions: (row, key) count inside a sequence. Errors: none. Threads: pure functions.
+#pragma once
+
+#include "attention/score_rule.h"
+#include "kernels/params.h"
+#include "kernels/sm70/ptx.h"
+
+namespace attnd {
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kLowest = -3.402823466e38f;
+ATTN_HD float Infinity() { return ptx::BitsFloat(0x7f800000u); }
+
+ATTN_HD Visibility VisibilityOf(const SequenceDesc& s) {
+  return {s.q_len, s.kv_len, s.low, s.high};
+}
+
+// A score in units of log2, and whether its key is visible at all (a visible one may be −infinity).
+struct Scored {
+  float score;
+  bool visible;
+};
+
+// Where a score tile stands.
+struct ScoreContext {
+  const ProblemDesc& problem;
+  const SequenceDesc& sequence;
+  int batch, head;  // batch entry or sequence; query head
+};
+
+struct LinearScores {
+  static constexpr bool kEveryTile = false;
+  // What a raw product is multiplied by after Apply.
+  ATTN_HD static float Multiplier(const ProblemDesc& problem) { return problem.scale_log2; }
+  ATTN_HD static bool AllPartial(const ProblemDesc&) { return false; }
+  ATTN_HD static bool IsVisible(const ScoreContext& at, int row, int key) {
+    return attnd::IsVisible(VisibilityOf(at.sequence), row, key);
+  }
+  ATTN_HD static Scored Apply(const ScoreContext& at, int row, int key, float product) {
+    bool visible = IsVisible(at, row, key);
+    return {visible ? product : -Infinity(), visible};
+  }
+  // Keys that `row` sees, for the denominator; `counted` is what the loop counted.
+  ATTN_HD static int VisibleCount(const ScoreContext& at, int row, int /*counted*/) {
+    Range keys = VisibleKeys(VisibilityOf(at.sequence), row, row + 1);
+    return MaxInt(0, keys.end - keys.begin);
+  }
+};
+
+struct GeneralScores {
+  static constexpr bool kEveryTile = true;
+  ATTN_HD static float Multiplier(const ProblemDesc&) { return 1.0f; }
+  ATTN_HD static bool AllPartial(const ProblemDesc& problem) {
+    return problem.mask.data != nullptr || problem.bias.data != nullptr;
+  }
+
+  // Index of (b, h, i, j); broadcast dimensions have stride 0.
+  ATTN_HD static int64_t Index(const BroadcastTensor& t, const ScoreContext& at, int row, int key) {
+    return at.batch * t.batch + at.head * t.head + row * t.row + int64_t{key} * t.column;
+  }
+  ATTN_HD static bool MaskAllows(const ScoreContext& at, int row, int key) {
+    const BroadcastTensor& mask = at.problem.mask;
+    if (mask.data == nullptr) return true;
+    int column = mask.column * key;
+    int64_t byte = at.batch * mask.batch + at.head * mask.head + row * mask.row + (column >> 3);
+    return (ptx::LoadConstant8(static_cast<const char*>(mask.data) + byte) >> (column & 7)) & 1;
+  }
+  // 0 where there is none.
+  ATTN_HD static float BiasAt(const ScoreContext& at, int row, int key) {
+    const BroadcastTensor& bias = at.problem.bias;
+    if (bias.data == nullptr) return 0;
+    const char* data = static_cast<const char*>(bias.data);
+    int64_t index = Index(bias, at, row, key);
+    if (bias.element == kBiasFloat32) return ptx::LoadConstantFloat(data + index * 4);
+    uint32_t half = ptx::LoadConstant16(data + index * 2);
+    return bias.element == kBiasFloat16 ? ptx::LowHalf(half) : ptx::BitsFloat(half << 16);
+  }
+  ATTN_HD static float Softcap(float cap, float score) {
+    if (cap == 0) return score;
+    float power = ptx::Exp2(score * (2 * kLog2E / cap));
+    return SoftcapFromInverse(cap, ptx::Reciprocal(1.0f + power));
+  }
+  ATTN_HD static float Alibi(const ScoreContext& at, int row, int key) {
+    if (at.problem.alibi_slopes == nullptr) return 0;
+    float slope = ptx::LoadConstantFloat(at.problem.alibi_slopes +
+                                         at.batch * at.problem.alibi_batch + at.head);
+    return AlibiBias(slope, at.sequence.diagonal, row, key);
+  }
+  ATTN_HD static bool IsVisible(const ScoreContext& at, int row, int key) {
+    return LinearScores::IsVisible(at, row, key) && MaskAllows(at, row, key) &&
+           BiasAt(at, row, key) != -Infinity();
+  }
+  // A bias of the type's lowest number, as masks are often written, stays finite in units of log2:
+  // a row of nothing else is then a plain average, as in the reference.
+  ATTN_HD static Scored Apply(const ScoreContext& at, int row, int key, float product) {
+    const Scored kHidden = {-Infinity(), false};
+    if (row >= at.sequence.q_len || !LinearScores::IsVisible(at, row, key)) return kHidden;
+    if (!MaskAllows(at, row, key)) return kHidden;
+    float bias = BiasAt(at, row, key);
+    if (bias == -Infinity()) return kHidden;
+    float score = Softcap(at.problem.softcap, product * at.problem.scale);
+    float added = (bias + Alibi(at, row, key)) * kLog2E;
+    if (added < 0.9f * kLowest) added = 0.9f * kLowest;
+    return {ptx::Fma(score, kLog2E, added), true};
+  }
+  ATTN_HD static int VisibleCount(const ScoreContext&, int /*row*/, int counted) { return counted; }
+};
+
+}  // namespace attnd

@@ -1,0 +1,619 @@
+// Exact attention for one tile of 128 queries, in one pass over K and V.
+//   S = scale·Q·Kᵀ, masked      P = softmax(S)      O = (P∘Z)·V      lse = m + log(l)
+// Roles: warps 0-3 make scores and probabilities (Q in registers), warps 4-7 the output (O in
+// registers), each pair for the same 32 queries; output warps work one 32-key step behind, one
+// barrier a step. Warps w and w + 4 share a sub-core, so softmax runs under the other's products.
+// A step handles 32 keys in two groups of 16.
+//
+// P reaches its reader as A operand through shared memory: two STS.64 (or one STS.128) a lane, one
+// LDS.128, no shuffles. When a group's scores outgrow the stabiliser by 2^8 (one vote, rare after
+// the first steps), row factors follow the same way and O is rescaled.
+// Inputs    float16; rows as kernels/params.h says. Errors: none.
+// Rows      with no visible key give O = 0 and lse = −inf. What an invisible V row holds never
+//           reaches O: on their way in, rows beyond the sequence and, in PARTIAL tiles, infinities
+//           and NaN become zero; RestoreNonFinite puts them into O where they are visible.
+// Source    Dao 2023 (FlashAttention-2), Algorithm 1; docs/KERNELS.md has figures and what lost.
+#pragma once
+
+#include "attention/dropout.h"
+#include "kernels/online_softmax.h"
+#include "kernels/sm70/dropout.h"
+#include "kernels/sm70/pipeline.h"
+#include "kernels/tile_iterator.h"
+
+namespace attnd::sm70 {
+
+template <TileMath Math, Tile kTile, class Rule, class Dropper>
+struct ForwardKernel {
+  static constexpr int kThreads = 256;
+  static constexpr int kChunks = kTile.head_dim / 8;
+  static constexpr int kRowTiles = 2;  // of 16 rows, for a warp
+  static constexpr int kWarpRows = 16 * kRowTiles;
+  static constexpr int kPairs = 4;  // of a score warp and an output warp
+  static constexpr int kStepKeys = 32, kGroupKeys = 16, kGroups = 2;
+  static_assert(kTile.q_rows == kPairs * kWarpRows && kTile.kv_rows == kStepKeys);
+
+  // Groups of 16 keys go round in rings: two steps of K, three of V, four groups of P.
+  static constexpr int kKeyRing = 4, kValueRing = 6, kPRing = 4;
+  static constexpr int kGroupBytes = kGroupKeys * kChunks * 16;
+  static constexpr int kTileBytes = kGroups * kGroupBytes;
+  static constexpr int kLineTileBytes = 32 * 16;  // lines of one 16×16 tile of P
+  static constexpr int kPBytes = kRowTiles * kLineTileBytes;
+  struct alignas(128) Shared {
+    uint4 k[kKeyRing * kGroupKeys * kChunks];
+    uint4 v[kValueRing * kGroupKeys * kChunks];
+    uint4 p[kPRing][kPairs][kRowTiles][32];  // lines of P, see Line
+    float factor[kPRing][kPairs][kWarpRows];
+    int grown[kPRing][kPairs];  // 1 + the last group of this slot for which factor was written
+    float end_factor[kPairs][kWarpRows];
+    int left_out;  // whether an infinity or NaN of a PARTIAL tile of V was left out
+  };
+  static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
+
+  // Named barriers. Turn: a score warp has made its products of one group, so the P of the group
+  // before is complete and the tensor cores are free for its output warp (64 threads; by parity of
+  // the group). KeysReady: a step's K is there, and output warps are at most one group behind.
+  // KeysRead: all of a step's K has been read, and all output warps are done with the step before.
+  // Arriving does not wait, so scores never wait for the output of their own step; since a warp may
+  // then arrive for the next step before others have met for this one, both alternate by step.
+  static constexpr int kTurn = 1, kKeysReady = kTurn + 2 * kPairs, kKeysRead = kKeysReady + 2,
+                       kOutputOnly = kKeysRead + 2;
+
+  // What both roles know.
+  struct Work {
+    ScoreContext at;
+    KeyTiles tiles;
+    int first_row;  // of this warp
+    Lane lane;
+    int pair, thread;  // thread: 0..127 within the role
+  };
+
+  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
+    const TileWork& tile = params.tiles[at.block];
+    const ProblemDesc& problem = params.problems[tile.problem];
+    const SequenceDesc& sequence = problem.sequences[tile.batch];
+    int first_row = tile.tile * kTile.q_rows;
+    int end_row = MinInt(first_row + kTile.q_rows, sequence.q_len);
+    int pair = (at.thread >> 5) & (kPairs - 1);
+    Work work = {
+        {problem, sequence, tile.batch, tile.head},
+        KeyTiles(VisibilityOf(sequence), first_row, end_row, kStepKeys, Rule::AllPartial(problem)),
+        first_row + pair * kWarpRows,
+        {at.thread & 31},
+        pair,
+        at.thread & (kStageThreads - 1)};
+    if (work.tiles.count() == 0) {
+      WriteEmptyRows(work, at.thread < kStageThreads);
+    } else if (at.thread < kStageThreads) {
+      MakeScores(work, shared);
+    } else {
+      MakeOutput(work, shared);
+    }
+  }
+
+ private:
+  // ---- Both roles.
+  ATTN_HD static const char* RowsOf(const RowTensor& t, int64_t batch, int64_t head, int64_t row) {
+    return static_cast<const char*>(t.data) +
+           2 * (batch * t.batch + head * t.head + row * t.row_stride);
+  }
+  ATTN_HD static RowStager<kChunks> Stager(const Work& work, const RowTensor& t, int live_chunks) {
+    const SequenceDesc& s = work.at.sequence;
+    int kv_head = work.at.head / work.at.problem.group;
+    return RowStager<kChunks>(RowsOf(t, s.batch, kv_head, s.kv_begin),
+                              static_cast<int>(t.row_stride * 2), s.kv_len, live_chunks,
+                              work.thread);
+  }
+  ATTN_HD static int NextFetch(const Work& work, int step) {
+    return work.tiles.First(MinInt(step, work.tiles.count() - 1));
+  }
+  ATTN_HD static float* LseOf(const Work& work) {
+    const SequenceDesc& s = work.at.sequence;
+    const ProblemDesc& problem = work.at.problem;
+    return problem.lse + s.batch * problem.lse_batch + work.at.head * problem.lse_head + s.q_begin;
+  }
+
+  // ---- Score role: S = Q·Kᵀ, P, row statistics.
+  struct RowState {
+    float stabilizer[kRowTiles][Math::kRows];
+    float sum[kRowTiles][Math::kRows];
+    int visible[kRowTiles][Math::kRows];  // counted by rules that cannot know it otherwise
+  };
+
+  ATTN_HD static void MakeScores(const Work& work, Shared& shared) {
+    uint32_t rQ[kRowTiles][kChunks * 4];
+    LoadQueries(work, rQ);
+    RowState rows;
+    Clear(rows);
+    const float multiplier = Rule::Multiplier(work.at.problem);
+    Dropper dropper(work.at, work.lane.index);
+    const int from = ptx::Keep(ChunkOffset(work.lane.OperandKey(), 0, kChunks));
+    const int to = ptx::Keep(WriterLine(work));
+    const int turn = ptx::Keep(kTurn + work.pair);
+    if (work.lane.index < kPRing) {
+      ptx::StoreShared32(&shared.grown[work.lane.index][work.pair], 0);
+    }
+    ptx::SyncThreads();  // the first K is there
+    for (int step = 0; step < work.tiles.count(); ++step) {
+      if (step > 0) ptx::BarrierSync(kKeysReady + (step & 1), kThreads);
+      const int first_key = work.tiles.First(step);
+      dropper.StartStep(work.first_row + Math::Row(0, work.lane.index), first_key);
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) {
+        const int slot = (step & 1) * kGroups + group;
+        float rS[kRowTiles][8];
+        ScoresQK(rQ, shared.k, from + slot * kGroupBytes, rS);
+        ptx::BarrierArrive(turn + group * kPairs, 64);
+        if (Rule::kEveryTile || work.tiles.IsPartial(step)) {
+          ApplyRule(work, first_key + group * kGroupKeys, rS, rows);
+        }
+        Grow(rS, multiplier, work, step * kGroups + group, shared, rows);
+        MakeProbabilities(rS, multiplier, group, dropper, rows, shared.p,
+                          to + slot * kPairs * kPBytes);
+      }
+      ptx::BarrierArrive(kKeysRead + (step & 1), kThreads);
+    }
+    FinishRows(work, rows, shared);
+    ptx::SyncThreads();
+  }
+
+  ATTN_HD static void LoadQueries(const Work& work, uint32_t (&rQ)[kRowTiles][kChunks * 4]) {
+    const ProblemDesc& problem = work.at.problem;
+    const SequenceDesc& s = work.at.sequence;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      int row = MinInt(work.first_row + m * 16 + work.lane.OperandRow(), s.q_len - 1);
+      const char* data = RowsOf(problem.q, s.batch, work.at.head, s.q_begin + row);
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) {
+        uint4 chunk = make_uint4(0, 0, 0, 0);
+        if (c < problem.qk_chunks) chunk = ptx::LoadConstant128(data + c * 16);
+        rQ[m][c * 4] = chunk.x;
+        rQ[m][c * 4 + 1] = chunk.y;
+        rQ[m][c * 4 + 2] = chunk.z;
+        rQ[m][c * 4 + 3] = chunk.w;
+      }
+    }
+  }
+
+  ATTN_HD static void Clear(RowState& rows) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        rows.stabilizer[m][r] = kLowest;
+        rows.sum[m][r] = 0;
+        rows.visible[m][r] = 0;
+      }
+    }
+  }
+
+  // `offset`: of this lane's key row, chunk 0, within both slots of K. One LDS.128 is the B operand
+  // of two k steps for both row tiles.
+  ATTN_HD static void ScoresQK(const uint32_t (&rQ)[kRowTiles][kChunks * 4], const void* sK,
+                               int offset, float (&rS)[kRowTiles][8]) {
+    typename Math::Accumulator c[kRowTiles];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) Math::Zero(c[m]);
+#pragma unroll
+    for (int n = 0; n < kChunks; ++n) {
+      uint4 b = ptx::LoadShared128(At(sK, offset ^ (n & 7) * 16, (n >> 3) * 128));
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        Math::Multiply(c[m], rQ[m][n * 4], rQ[m][n * 4 + 1], b.x, b.y);
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        Math::Multiply(c[m], rQ[m][n * 4 + 2], rQ[m][n * 4 + 3], b.z, b.w);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) Math::ToScores(c[m], rS[m]);
+  }
+  ATTN_HD static const char* At(const void* base, int offset, int constant) {
+    return static_cast<const char*>(base) + offset + constant;
+  }
+  ATTN_HD static char* At(void* base, int offset, int constant) {
+    return static_cast<char*>(base) + offset + constant;
+  }
+
+  ATTN_HD static void ApplyRule(const Work& work, int first_key, float (&rS)[kRowTiles][8],
+                                RowState& rows) {
+    const int lane = ptx::Keep(work.lane.index);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        const int row = work.first_row + PlaceOf(m, r, {lane});
+#pragma unroll
+        for (int c = 0; c < Math::kColumns; ++c) {
+          const int e = Math::Element(r, c);
+          Scored scored = Rule::Apply(work.at, row, first_key + Math::Col(e, lane), rS[m][e]);
+          rS[m][e] = scored.score;
+          rows.visible[m][r] += scored.visible;
+        }
+      }
+    }
+  }
+
+  // Moves the stabilisers if any row of the warp outgrew its own by 2^kLag.
+  ATTN_HD static void Grow(const float (&rS)[kRowTiles][8], float multiplier, const Work& work,
+                           int group, Shared& shared, RowState& rows) {
+    float largest[kRowTiles][Math::kRows];
+    float excess = 0;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        float x = rS[m][Math::Element(r, 0)];
+#pragma unroll
+        for (int c = 1; c < Math::kColumns; ++c) x = ptx::Max(x, rS[m][Math::Element(r, c)]);
+        largest[m][r] = x;
+        float over = ptx::Fma(x, multiplier, -rows.stabilizer[m][r]);
+        excess = m + r == 0 ? over : ptx::Max(excess, over);
+      }
+    }
+    if (ptx::VoteAny(excess > kLag)) Rescale(largest, multiplier, work, group, shared, rows);
+  }
+
+  ATTN_HD static void Rescale(const float (&largest)[kRowTiles][Math::kRows], float multiplier,
+                              const Work& work, int group, Shared& shared, RowState& rows) {
+    const int slot = group & (kPRing - 1);
+    const Lane lane = {ptx::Keep(work.lane.index)};
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        float target = Math::RowMax(largest[m][r]) * multiplier - kTruncationBias;
+        float stabilizer = ptx::Max(target, rows.stabilizer[m][r]);
+        float factor = ptx::Exp2(rows.stabilizer[m][r] - stabilizer);
+        rows.stabilizer[m][r] = stabilizer;
+        rows.sum[m][r] *= factor;
+        bool is_writer = Math::Col(0, lane.index) == 0;
+        float* place = &shared.factor[slot][work.pair][PlaceOf(m, r, lane)];
+        if (is_writer) ptx::StoreSharedFloat(place, factor);
+      }
+    }
+    if (lane.index == 0) ptx::StoreShared32(&shared.grown[slot][work.pair], group + 1);
+  }
+
+  ATTN_HD static void MakeProbabilities(const float (&rS)[kRowTiles][8], float multiplier,
+                                        int group, const Dropper& dropper, RowState& rows, void* sP,
+                                        int offset) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      float rP[8];
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+#pragma unroll
+        for (int c = 0; c < Math::kColumns; ++c) {
+          const int e = Math::Element(r, c);
+          rP[e] = ptx::Exp2(ptx::Fma(rS[m][e], multiplier, -rows.stabilizer[m][r]));
+          rows.sum[m][r] += rP[e];
+        }
+      }
+      StoreP(rP, m, group, dropper, sP, offset);
+    }
+  }
+
+  // A row's line holds keys (0 1)(8 9)(2 3)(10 11) of its column half, counted within the group's
+  // 16: the first two words are the A operand of k step 0, the others of k step 1.
+  ATTN_HD static void StoreP(const float (&rP)[8], int m, int group, const Dropper& dropper,
+                             void* sP, int offset) {
+    if constexpr (Math::kRows == 2) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        uint2 words = make_uint2(ptx::PackTruncated(rP[2 * r], rP[2 * r + 1]),
+                                 ptx::PackTruncated(rP[2 * r + 4], rP[2 * r + 5]));
+        words.x &= dropper.KeepPair(m, group, r, 0);
+        words.y &= dropper.KeepPair(m, group, r, 1);
+        ptx::StoreShared64(At(sP, offset ^ r * kSecondRow, m * kLineTileBytes), words);
+      }
+    } else {
+      uint4 words;
+      words.x = ptx::PackTruncated(rP[0], rP[1]) & dropper.KeepPair(m, group, 0, 0);
+      words.y = ptx::PackTruncated(rP[4], rP[5]) & dropper.KeepPair(m, group, 0, 1);
+      words.z = ptx::PackTruncated(rP[2], rP[3]) & dropper.KeepPair(m, group, 1, 0);
+      words.w = ptx::PackTruncated(rP[6], rP[7]) & dropper.KeepPair(m, group, 1, 1);
+      ptx::StoreShared128(At(sP, offset, m * kLineTileBytes), words);
+    }
+  }
+
+  // The 16-byte line of P that belongs to row `row` (0..3) of a quad-pair's half and to `half` of
+  // the columns. No bank conflicts, written by halves or read whole.
+  ATTN_HD static constexpr int Line(int row, int row_half, int upper, int half) {
+    return (row & 1) | half << 1 | (row_half ^ (row >> 1)) << 2 | (row >> 1) << 3 | upper << 4;
+  }
+  static constexpr int kSecondRow = Line(2, 0, 0, 0) * 16;  // offset ^ this: the lane's second row
+  static constexpr int kOtherHalf = Line(0, 0, 0, 1) * 16;  // offset ^ this: the other columns
+  // Byte offsets within slot 0 of P, row tile 0: where this lane writes, and what it reads.
+  ATTN_HD static int WriterLine(const Work& work) {
+    const Lane lane = work.lane;
+    const int row = Math::kRows == 2 ? lane.index & 1 : lane.quad();
+    const int half_line = Math::kRows == 2 ? (lane.index & 2) * 4 : 0;
+    return work.pair * kPBytes + half_line +
+           Line(row, lane.row_half(), lane.upper(), lane.column_half()) * 16;
+  }
+  ATTN_HD static int ReaderLine(const Work& work) {
+    const Lane lane = work.lane;
+    return work.pair * kPBytes +
+           Line(lane.quad(), lane.row_half(), lane.upper(), lane.column_half()) * 16;
+  }
+
+  ATTN_HD static void FinishRows(const Work& work, RowState& rows, Shared& shared) {
+    float* lse = LseOf(work);
+    const int q_len = work.at.sequence.q_len;
+    RowEnd ends[kRowTiles][Math::kRows];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        float sum = Math::RowSum(rows.sum[m][r]);
+        int counted = static_cast<int>(Math::RowSum(static_cast<float>(rows.visible[m][r])));
+        const int row = work.first_row + PlaceOf(m, r, work.lane);
+        ends[m][r] = FinishRow(work.at, rows.stabilizer[m][r], sum,
+                               Rule::VisibleCount(work.at, row, counted));
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        const int place = PlaceOf(m, r, work.lane), row = work.first_row + place;
+        ptx::StoreSharedFloat(&shared.end_factor[work.pair][place], ends[m][r].factor);
+        bool is_writer = Math::Col(0, work.lane.index) == 0;
+        if (is_writer && row < q_len) ptx::StoreGlobalFloat(lse + row, ends[m][r].lse);
+      }
+    }
+  }
+  // Row of the warp's 32 that this lane's r-th row of tile m is.
+  ATTN_HD static int PlaceOf(int m, int r, Lane lane) {
+    return m * 16 + Math::Row(Math::Element(r, 0), lane.index);
+  }
+
+  // ---- Output role: O = P·V.
+  using OutputTiles = float[kRowTiles][kTile.head_dim / 16][8];
+
+  ATTN_HD static void MakeOutput(const Work& work, Shared& shared) {
+    OutputTiles rO;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int x = 0; x < kTile.head_dim / 16; ++x) Float32Accumulate::Zero(rO[m][x]);
+    }
+    Stagers stagers = {Stager(work, work.at.problem.k, work.at.problem.qk_chunks),
+                       Stager(work, work.at.problem.v, work.at.problem.v_chunks)};
+    if (work.thread == 0) ptx::StoreShared32(&shared.left_out, 0);
+    ptx::BarrierSync(kOutputOnly, kStageThreads);
+    const int count = work.tiles.count();
+    stagers.Fetch(work, 0);
+    PutTiles(work, stagers, 0, 0, shared);
+    stagers.Fetch(work, 1);
+    Operands operands(work);
+    const int turn = ptx::Keep(kTurn + work.pair);
+    ptx::SyncThreads();
+    int put = kTileBytes;  // where the next step's V goes in its ring
+    for (int step = 0; step <= count; ++step) {
+      if (step > 0) ptx::BarrierSync(kKeysRead + ((step - 1) & 1), kThreads);
+      if (step + 1 < count) PutTiles(work, stagers, step + 1, put, shared);
+      put = put == (kValueRing - kGroups) * kGroupBytes ? 0 : put + kTileBytes;
+      stagers.Fetch(work, step + 2);
+      // The last group of the step before, then the first of this one.
+#pragma unroll 1
+      for (int n = 0; n < 2; ++n) {
+        if (step < count) ptx::BarrierSync(turn + n * kPairs, 64);
+        if (n == 1 && step + 1 < count) {
+          ptx::BarrierArrive(kKeysReady + ((step + 1) & 1), kThreads);
+        }
+        const int group = 2 * step + n - 1;
+        if (group >= 0 && group < 2 * count) AddGroup(work, group, operands, shared, rO);
+      }
+    }
+    ptx::SyncThreads();  // end_factor is there
+    WriteOutput(work, shared, rO);
+    if (ptx::LoadShared32(&shared.left_out)) {
+      ptx::BarrierSync(kOutputOnly, kStageThreads);  // all of the block's O is written
+      RestoreNonFinite(work);
+    }
+  }
+
+  struct Stagers {
+    RowStager<kChunks> k, v;
+    ATTN_HD void Fetch(const Work& work, int step) {
+      int first = NextFetch(work, step);
+      k.Fetch(first);
+      v.Fetch(first);
+    }
+  };
+
+  ATTN_HD static void PutTiles(const Work& work, const Stagers& stagers, int step, int value_offset,
+                               Shared& shared) {
+    stagers.k.Put(shared.k, (step & 1) * kTileBytes);
+    if (!work.tiles.IsPartial(step)) {
+      stagers.v.Put(shared.v, value_offset);
+      return;
+    }
+    if (stagers.v.PutFinite(shared.v, value_offset, work.tiles.First(step))) {
+      ptx::StoreShared32(&shared.left_out, 1);
+    }
+  }
+
+  // Byte offsets of this lane's operands of the group at hand.
+  struct Operands {
+    int line;        // of P, the own column half's keys; ^ kOtherHalf: the other's
+    int own, other;  // of V, within the group: key of k step 0, the lane's chunk
+    int p, v;        // of the group in the rings
+
+    ATTN_HD explicit Operands(const Work& work) : p(0), v(0) {
+      const int chunk = work.lane.column_half() * 2 + work.lane.upper();
+      line = ptx::Keep(ReaderLine(work));
+      own = ptx::Keep(ChunkOffset(work.lane.ValueKey(0, 0), chunk, kChunks));
+      other = ptx::Keep(ChunkOffset(work.lane.ValueKey(0, 1), chunk, kChunks));
+    }
+    ATTN_HD void Next() {
+      p = (p + kPairs * kPBytes) & (kPRing * kPairs * kPBytes - 1);
+      v = v == (kValueRing - 1) * kGroupBytes ? 0 : v + kGroupBytes;
+    }
+  };
+
+  ATTN_HD static void AddGroup(const Work& work, int group, Operands& at, const Shared& shared,
+                               OutputTiles& rO) {
+    const int slot = group & (kPRing - 1);
+    if (ptx::LoadShared32(&shared.grown[slot][work.pair]) == static_cast<uint32_t>(group + 1)) {
+      RescaleOutput(shared.factor[slot][work.pair], {ptx::Keep(work.lane.index)}, rO);
+    }
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      AddPV(shared.p, at.p + (half ? at.line ^ kOtherHalf : at.line), shared.v,
+            at.v + (half ? at.other : at.own), rO);
+    }
+    at.Next();
+  }
+
+  // Eight keys of each column half: `line` of P, `row` of V as byte offsets.
+  ATTN_HD static void AddPV(const void* sP, int line, const void* sV, int row, OutputTiles& rO) {
+    uint4 a[kRowTiles];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      a[m] = ptx::LoadShared128(At(sP, line, m * kLineTileBytes));
+    }
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+#pragma unroll
+      for (int n = 0; n < kChunks / 4; ++n) {
+        // k step 1 is two rows on, which twists by two chunks; n two steps of four chunks.
+        const int twist = ((n & 1) * 4) ^ (k * 2);
+        uint4 b =
+            ptx::LoadShared128(At(sV, row ^ twist * 16, (n >> 1) * 128 + k * 2 * kChunks * 16));
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          ptx::MmaRowRow(rO[m][2 * n], k ? a[m].z : a[m].x, k ? a[m].w : a[m].y, b.x, b.y);
+        }
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+          ptx::MmaRowRow(rO[m][2 * n + 1], k ? a[m].z : a[m].x, k ? a[m].w : a[m].y, b.z, b.w);
+        }
+      }
+    }
+  }
+
+  ATTN_HD static void RescaleOutput(const float* factor, Lane lane, OutputTiles& rO) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = Float32Accumulate::Row(2 * r, lane.index);
+        float f = ptx::LoadSharedFloat(&factor[m * 16 + row]);
+#pragma unroll
+        for (int x = 0; x < kTile.head_dim / 16; ++x) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) rO[m][x][Float32Accumulate::Element(r, c)] *= f;
+        }
+      }
+    }
+  }
+
+  // Column of O that element e of tile x holds: chunks of 8, four in turn over the lanes.
+  ATTN_HD static int OutputColumn(int x, int e, Lane lane) {
+    const int chunk = (x >> 1) * 4 + lane.column_half() * 2 + (e >> 2);
+    return chunk * 8 + (x & 1) * 4 + (lane.index & 2) + (e & 1);
+  }
+
+  // Two lanes (n, n ^ 2) hold two rows in halves of a 16-byte chunk: they swap, so that each stores
+  // whole chunks of one row.
+  ATTN_HD static void WriteOutput(const Work& work, const Shared& shared, const OutputTiles& rO) {
+    const ProblemDesc& problem = work.at.problem;
+    const SequenceDesc& s = work.at.sequence;
+    const RowTensor o = problem.o;
+    const int live_chunks = problem.v_chunks, q_len = s.q_len;
+    const bool second = work.lane.index & 2;
+    const char* first = RowsOf(o, s.batch, work.at.head, s.q_begin);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      float factor[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int place = m * 16 + Float32Accumulate::Row(2 * r, work.lane.index);
+        factor[r] = ptx::LoadSharedFloat(&shared.end_factor[work.pair][place]);
+      }
+      const int row = work.first_row + m * 16 + Float32Accumulate::Row(second * 2, work.lane.index);
+      char* out = const_cast<char*>(ptx::Offset(first, row, static_cast<int>(o.row_stride * 2)));
+#pragma unroll
+      for (int n = 0; n < kChunks / 4; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int chunk = OutputColumn(2 * n, 4 * half, work.lane) >> 3;
+          uint4 words = SwapRows(rO[m][2 * n], rO[m][2 * n + 1], half, factor, second);
+          if (row < q_len && chunk < live_chunks) ptx::StoreGlobal128(out + chunk * 16, words);
+        }
+      }
+    }
+  }
+  // `low`, `high`: columns 0..3 and 4..7 of the chunk.
+  ATTN_HD static uint4 SwapRows(const float (&low)[8], const float (&high)[8], int half,
+                                const float (&factor)[2], bool second) {
+    uint32_t words[2][2];  // row, low or high
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int e = Float32Accumulate::Element(r, 2 * half);
+      words[r][0] = ptx::PackRounded(low[e] * factor[r], low[e + 1] * factor[r]);
+      words[r][1] = ptx::PackRounded(high[e] * factor[r], high[e + 1] * factor[r]);
+    }
+    uint32_t own0 = second ? words[1][0] : words[0][0], own1 = second ? words[1][1] : words[0][1];
+    uint32_t got0 = ptx::ShuffleXor(second ? words[0][0] : words[1][0], 2);
+    uint32_t got1 = ptx::ShuffleXor(second ? words[0][1] : words[1][1], 2);
+    return second ? make_uint4(got0, own0, got1, own1) : make_uint4(own0, got0, own1, got1);
+  }
+
+  // Gives O what PutFinite left out, where it is visible: slow, rare, and far from the hot loop,
+  // whose registers it would crowd. One row a thread.
+  ATTN_HD static void RestoreNonFinite(const Work& work) {
+    const ProblemDesc& problem = work.at.problem;
+    const SequenceDesc& s = work.at.sequence;
+    const int row = work.first_row - work.pair * kWarpRows + work.thread;
+    if (row >= s.q_len) return;
+    char* out = const_cast<char*>(RowsOf(problem.o, s.batch, work.at.head, s.q_begin + row));
+    for (int step = 0; step < work.tiles.count(); ++step) {
+      if (!work.tiles.IsPartial(step)) continue;
+      const int first = work.tiles.First(step), end = MinInt(first + kStepKeys, s.kv_len);
+      for (int key = first; key < end; ++key) {
+        if (!Rule::IsVisible(work.at, row, key)) continue;
+        const char* value =
+            RowsOf(problem.v, s.batch, work.at.head / problem.group, int64_t{s.kv_begin} + key);
+        AddNonFinite(value, problem.v_chunks * 4, Dropper::Drops(work.at, row, key), out);
+      }
+    }
+  }
+  // Pairs of float16: an infinity counts as it is (its P is positive, however small), or as 0·∞ if
+  // it was dropped.
+  ATTN_HD static void AddNonFinite(const char* value, int pairs, bool dropped, char* out) {
+    for (int n = 0; n < pairs; ++n) {
+      const uint32_t word = ptx::LoadConstant32(value + n * 4);
+      if (NonFiniteHalves(word) == 0) continue;
+      const uint32_t old = ptx::LoadGlobal32(out + n * 4);
+      const float factor = dropped ? 0.0f : 1.0f;
+      float low = ptx::LowHalf(old), high = ptx::HighHalf(old);
+      if (NonFiniteHalves(word) & 0xffffu) low += factor * ptx::LowHalf(word);
+      if (NonFiniteHalves(word) >> 16) high += factor * ptx::HighHalf(word);
+      ptx::StoreGlobal32(out + n * 4, ptx::PackRounded(low, high));
+    }
+  }
+
+  // No key is visible to any row of this tile.
+  ATTN_HD static void WriteEmptyRows(const Work& work, bool is_score_role) {
+    const ProblemDesc& problem = work.at.problem;
+    const SequenceDesc& s = work.at.sequence;
+    const int row = work.first_row + work.lane.index;
+    if (row >= s.q_len) return;
+    if (is_score_role) {
+      ptx::StoreGlobalFloat(LseOf(work) + row, -Infinity());
+      return;
+    }
+    char* out = const_cast<char*>(RowsOf(problem.o, s.batch, work.at.head, s.q_begin + row));
+    for (int c = 0; c < problem.v_chunks; ++c) {
+      ptx::StoreGlobal128(out + c * 16, make_uint4(0, 0, 0, 0));
+    }
+  }
+};
+
+}  // namespace attnd::sm70

@@ -1,0 +1,89 @@
+// Global memory → registers → shared memory, without cp.async: 128 threads bring 32 rows of 16-byte
+// chunks at a time. Fetch is issued before a barrier, for the tile after next, so that it is far
+// from the loads of operands (the assembler would share their scoreboard); Put stores what was
+// fetched one step before. Rows beyond the sequence repeat its last row (Put) or become zero
+// (PutFinite: what a masked row holds must not reach a product, even as 0·NaN).
+#pragma once
+
+#include "kernels/params.h"
+#include "kernels/sm70/tile_math.h"
+
+namespace attnd::sm70 {
+
+inline constexpr int kStageRows = 32;
+inline constexpr int kStageThreads = 128;
+
+// All ones in those halves of a word that are an infinity or NaN: an exponent of all ones carries
+// into the sign's place, which is then spread.
+ATTN_HD uint32_t NonFiniteHalves(uint32_t word) {
+  return ptx::Permute((word & 0x7c007c00u) + 0x04000400u, 0, 0xbb99u);
+}
+
+template <int kChunks>
+class RowStager {
+ public:
+  // `rows` (at least 1) rows starting at `data`, `row_bytes` apart, of which `live_chunks` chunks
+  // exist; the rest of a tile's row is zero.
+  ATTN_HD RowStager(const void* data, int row_bytes, int rows, int live_chunks, int thread)
+      : row_bytes_(row_bytes),
+        last_row_(rows - 1),
+        row_(thread / kChunks),
+        is_live_(thread % kChunks < live_chunks) {
+    int chunk = thread % kChunks;
+    data_ = static_cast<const char*>(data) + chunk * 16;
+    place_ = ChunkOffset(row_, chunk, kChunks);
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) held_[n] = make_uint4(0, 0, 0, 0);
+  }
+
+  ATTN_HD void Fetch(int first_row) {
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      int row = MinInt(first_row + row_ + n * kRowsPerPass, last_row_);
+      ptx::LoadConstant128If(held_[n], ptx::Offset(data_, row, row_bytes_), is_live_);
+    }
+  }
+  // `tiles` + `offset`: 32 rows of kChunks chunks in shared memory.
+  ATTN_HD void Put(void* tiles, int offset) const {
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) ptx::StoreShared128(PlaceOf(tiles, offset, n), held_[n]);
+  }
+  // The same, but rows beyond the sequence, infinities and NaN become zero. Returns whether this
+  // thread met one of the latter.
+  ATTN_HD bool PutFinite(void* tiles, int offset, int first_row) const {
+    uint32_t met = 0;
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      const bool exists = first_row + row_ + n * kRowsPerPass <= last_row_;
+      uint4 words = exists ? held_[n] : make_uint4(0, 0, 0, 0);
+      ptx::StoreShared128(PlaceOf(tiles, offset, n),
+                          make_uint4(Finite(words.x, met), Finite(words.y, met),
+                                     Finite(words.z, met), Finite(words.w, met)));
+    }
+    return met != 0;
+  }
+
+ private:
+  static constexpr int kRowsPerPass = kStageThreads / kChunks;
+  static constexpr int kPasses = kStageRows / kRowsPerPass;
+  static_assert(kRowsPerPass % 4 == 0 && kChunks >= 8, "PlaceOf needs both");
+
+  // row_ < kRowsPerPass, so what a later pass adds to the row only flips bits of the twist.
+  ATTN_HD char* PlaceOf(void* tiles, int offset, int pass) const {
+    const int rows = pass * kRowsPerPass;
+    return static_cast<char*>(tiles) + ((offset + place_) ^ (Twist(rows) * 16)) +
+           rows * kChunks * 16;
+  }
+  ATTN_HD static uint32_t Finite(uint32_t word, uint32_t& met) {
+    const uint32_t bad = NonFiniteHalves(word);
+    met |= bad;
+    return word & ~bad;
+  }
+
+  const char* data_;
+  int row_bytes_, last_row_, row_, place_;
+  bool is_live_;
+  uint4 held_[kPasses];
+};
+
+}  // namespace attnd::sm70
