@@ -33,6 +33,8 @@ def bits_dtype(element: str) -> np.dtype[Any]:
 
 def take(field: str, value: object) -> Tensor:
     """The caller's floating-point array. Raises InvalidType or InvalidArgument naming `field`."""
+    if isinstance(value, Tensor):
+        return value
     if isinstance(value, np.ndarray):
         return _from_numpy(field, value)
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):

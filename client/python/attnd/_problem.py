@@ -203,7 +203,7 @@ def resolve(q: object, k: object, v: object, bias_grad: bool = False, **options:
         causal=options.get("causal") not in (None, False),
         alignment=alignment, offsets=offsets, window=_window(options.get("window")), kv_lengths=sizes.kv_lengths,
         cu_seqlens_q=sizes.cu_seqlens_q, cu_seqlens_k=sizes.cu_seqlens_k, mask=_mask(options.get("mask"), sizes),
-        bias=_bias(options.get("bias"), sizes, bias_grad), bias_shape=tuple(getattr(options.get("bias"), "shape", ())),
+        bias=_bias(options.get("bias"), sizes, bias_grad), bias_shape=_shape_of(options.get("bias")),
         alibi_slopes=_slopes(options.get("alibi_slopes"), sizes),
         dropout_threshold=_dropout_threshold(options.get("dropout_p", 0.0)), seed=_uint64("seed", options),
         offset=_uint64("offset", options), sink=_sink(options.get("sink"), sizes),
@@ -218,7 +218,7 @@ def resolve_rows(problem: Problem, field: str, value: object) -> Tensor:
     """o, dout: a tensor of O's shape in the caller's layout, in the problem's element, heads first."""
     tensor = _heads_first(field, value, problem.layout)
     if tensor.bits.shape != problem.o_shape:
-        raise wrong(field, f"shape {problem.callers_shape(problem.o_shape)}", tuple(getattr(value, "shape")))
+        raise wrong(field, f"shape {problem.callers_shape(problem.o_shape)}", _shape_of(value))
     if tensor.element not in (problem.result_element, problem.element):
         raise wrong(field, f"{_NAMES[problem.result_element]}, as q is", _NAMES[tensor.element])
     return _arrays.cast(tensor, problem.element)
@@ -228,7 +228,7 @@ def resolve_out(problem: Problem, field: str, value: object, shape: Tuple[int, .
     """A result's array of the caller: writable, of the caller's element and this heads-first shape."""
     tensor = _heads_first(field, value, problem.layout)
     if tensor.bits.shape != shape:
-        raise wrong(field, f"shape {problem.callers_shape(shape)}", tuple(getattr(value, "shape")))
+        raise wrong(field, f"shape {problem.callers_shape(shape)}", _shape_of(value))
     if tensor.element != problem.result_element:
         raise wrong(field, f"{_NAMES[problem.result_element]}, as q is", _NAMES[tensor.element])
     if not tensor.bits.flags.writeable:
@@ -431,6 +431,10 @@ def _bias(value: object, sizes: _Sizes, want_gradient: bool) -> Optional[Tensor]
     tensor = _arrays.take("bias", value)
     bits = _fit("bias", tensor.bits, sizes)
     return Tensor(bits if want_gradient else _arrays.without_broadcast(bits), tensor.element)
+
+
+def _shape_of(value: object) -> Tuple[int, ...]:
+    return tuple(value.bits.shape if isinstance(value, Tensor) else getattr(value, "shape", ()))
 
 
 def _slopes(value: object, sizes: _Sizes) -> Optional[Array]:

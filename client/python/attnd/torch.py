@@ -1,0 +1,356 @@
+"""Attention of PyTorch tensors on a remote daemon, with autograd.
+
+    import attnd.torch
+    attnd.torch.connect("127.0.0.1:7070")
+    out = attnd.torch.scaled_dot_product_attention(q, k, v, is_causal=True)   # PyTorch's signature and semantics
+    out = attnd.torch.attention(q, k, v, causal="top_left", window=(511, 0))  # everything that attnd can do
+    attnd.torch.replace()       # torch.nn.functional.scaled_dot_product_attention is ours from here on
+
+The work is two custom operators, attnd::forward and attnd::backward, opaque to torch.compile. Elements are float16,
+bfloat16 and float32. Dropout's seeds are drawn from torch's generator, so that torch.manual_seed and activation
+checkpointing repeat them. CUDA tensors travel through pinned host memory. Needs torch 2.4 or later.
+"""
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, Union
+
+import torch
+from torch import Tensor
+
+from ._arrays import Tensor as Bits
+from .client import Client
+from .client import connect as _connect
+from .errors import Unavailable, wrong, wrong_type
+
+__all__ = ["attention", "client", "connect", "disconnect", "replace", "scaled_dot_product_attention"]
+
+_ELEMENTS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+_original = torch.nn.functional.scaled_dot_product_attention
+_clients: Dict[str, Client] = {}
+_lock = threading.Lock()
+
+
+def connect(address: Union[str, Sequence[str], Client], *, name: str = "", **options: Any) -> Client:
+    """Connects this module: attnd.connect's arguments, or a Client that exists. Connecting again replaces.
+
+    name: several connections can exist beside each other; functions here take it as `server`.
+    """
+    made = address if isinstance(address, Client) else _connect(address, **options)
+    with _lock:
+        _clients[name] = made
+    return made
+
+
+def disconnect(name: str = "") -> None:
+    """Forgets a connection; its Client is closed once calls that run have ended."""
+    with _lock:
+        found = _clients.pop(name, None)
+    if found is not None:
+        found.close()
+
+
+def client(name: str = "") -> Client:
+    """The Client of a connection."""
+    found = _clients.get(name)
+    if found is None:
+        raise Unavailable('not connected: call attnd.torch.connect("host:port") first', reason="NOT_CONNECTED")
+    return found
+
+
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = None,
+                                 dropout_p: float = 0.0, is_causal: bool = False, scale: Optional[float] = None,
+                                 enable_gqa: bool = False, *, server: str = "") -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention on a daemon.
+
+    query [..., q_heads, q_len, dim], key [..., kv_heads, kv_len, dim], value [..., kv_heads, kv_len, v_dim] of at
+    least 2 dimensions; leading dimensions broadcast. attn_mask: bool (True = attend) or float (added, with gradient),
+    broadcastable to [..., q_heads, q_len, kv_len]. is_causal is aligned to the top left. dropout_p is applied always,
+    rounded to 256ths. A row that may attend to nothing gives 0.
+    """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() < 2:
+            raise wrong(name, "at least 2 dimensions", f"shape {tuple(tensor.shape)}")
+    if is_causal and attn_mask is not None:
+        raise wrong("attn_mask", "None when is_causal=True", "a tensor")
+    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+    q, k, v, lead = _four_dimensions(query, key, value, enable_gqa)
+    mask = bias = None
+    if attn_mask is not None:
+        scores = (*lead, query.shape[-2], key.shape[-2])
+        shaped = _mask_dimensions(attn_mask, scores)
+        mask, bias = (shaped, None) if attn_mask.dtype == torch.bool else (None, shaped)
+    out = attention(q, k, v, causal="top_left" if is_causal else None, mask=mask, bias=bias, scale=scale,
+                    dropout_p=dropout_p, server=server)
+    assert isinstance(out, Tensor)
+    return out.reshape(*lead, query.shape[-2], value.shape[-1])
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
+              causal: Union[None, bool, str] = None, align: Union[None, str, int, Tensor] = None,
+              window: Optional[Sequence[Optional[int]]] = None, mask: Optional[Tensor] = None,
+              bias: Optional[Tensor] = None, scale: Optional[float] = None, softcap: float = 0.0,
+              dropout_p: float = 0.0, seed: Optional[Tensor] = None, sink: Optional[Tensor] = None,
+              zero_rest: bool = False, kv_lengths: Optional[Tensor] = None, cu_seqlens_q: Optional[Tensor] = None,
+              cu_seqlens_k: Optional[Tensor] = None, alibi_slopes: Optional[Tensor] = None, accumulate: str = "f32",
+              precision: Optional[str] = None, return_lse: bool = False, server: str = ""
+              ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    """Attention with every option of attnd.Options, differentiable in q, k, v, bias, sink and through lse.
+
+    q [batch, q_heads, q_len, dim] (layout "bhld"), or as `layout` says. seed: int64 of one number, None: drawn from
+    torch's generator when dropout_p > 0. Returns out, or (out, lse) with lse float32 [batch, q_heads, q_len].
+    """
+    if dropout_p > 0 and seed is None:
+        seed = torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64)
+    offsets = None
+    if isinstance(align, Tensor):
+        align, offsets = None, align
+    layout = layout or ("bhld" if cu_seqlens_q is None else "thd")
+    if window is not None and len(window) != 2:
+        raise wrong("window", "(left, right)", window)
+    left, right = (None, None) if window is None else window
+    options = f"{layout}|{causal}|{align}|{left}|{right}|{zero_rest}|{accumulate}|{precision}|{server}"
+    out, lse = torch.ops.attnd.forward(q, k, v, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k,
+                                       offsets, seed, scale, float(softcap), float(dropout_p), options)
+    return (out, lse) if return_lse else out
+
+
+class replace:
+    """Puts scaled_dot_product_attention in place of torch.nn.functional's; as a context manager, for its block.
+
+        attnd.torch.replace()            # from here on; .restore() of the result ends it
+        with attnd.torch.replace(): ...  # here
+    """
+
+    def __init__(self, server: str = "") -> None:
+        self._before = torch.nn.functional.scaled_dot_product_attention
+        ours = scaled_dot_product_attention
+        if server:
+            def named(*arguments: Any, **keywords: Any) -> Tensor:
+                return scaled_dot_product_attention(*arguments, server=server, **keywords)
+            ours = named
+        torch.nn.functional.scaled_dot_product_attention = ours
+
+    def restore(self) -> None:
+        torch.nn.functional.scaled_dot_product_attention = self._before
+
+    def __enter__(self) -> replace:
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException],
+                 traceback: Optional[TracebackType]) -> None:
+        self.restore()
+
+
+# ---- Shapes of scaled_dot_product_attention.
+
+def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor]
+              ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
+    device = query.device.type
+    if not torch.is_autocast_enabled(device):
+        return query, key, value, mask
+    to = torch.get_autocast_dtype(device)
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(to)
+    return query.to(to), key.to(to), value.to(to), mask
+
+
+def _four_dimensions(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
+                     ) -> Tuple[Tensor, Tensor, Tensor, Tuple[int, ...]]:
+    """q, k, v as [batch, heads, length, dim], and the leading dimensions of the output, heads included."""
+    leads = [list(tensor.shape[:-2]) or [1] for tensor in (query, key, value)]
+    width = max(len(lead) for lead in leads)
+    leads = [[1] * (width - len(lead)) + lead for lead in leads]
+    if enable_gqa:
+        heads = [lead[-1] for lead in leads]
+        if heads[1] != heads[2] or heads[0] % heads[1] != 0:
+            raise wrong("key", f"as many heads as value, dividing query's {heads[0]}", f"{heads[1]} and {heads[2]}")
+    else:
+        heads = _broadcast_heads([lead[-1] for lead in leads])
+    batch = _broadcast("leading dimensions", [lead[:-1] for lead in leads])
+    shaped = []
+    for tensor, count in zip((query, key, value), heads):
+        whole = tensor.expand(*batch, count, *tensor.shape[-2:])
+        shaped.append(whole.reshape(-1, count, *tensor.shape[-2:]))
+    lead = (*batch, heads[0])
+    out_lead = lead if max(query.dim(), key.dim(), value.dim()) > 2 else ()
+    return shaped[0], shaped[1], shaped[2], out_lead
+
+
+def _broadcast_heads(heads: List[int]) -> List[int]:
+    """Heads broadcast; one key head for all query heads needs no copies of it."""
+    most = _broadcast("heads", [[count] for count in heads])[0]
+    return [most, 1, 1] if heads[1] == heads[2] == 1 else [most, most, most]
+
+
+def _broadcast(what: str, shapes: Sequence[Sequence[int]]) -> List[int]:
+    result = []
+    for sizes in zip(*shapes):
+        others = {int(size) for size in sizes if size != 1}
+        if len(others) > 1:
+            raise wrong("query, key, value", f"{what} that broadcast", [list(shape) for shape in shapes])
+        result.append(others.pop() if others else 1)
+    return result
+
+
+def _mask_dimensions(mask: Tensor, scores: Tuple[int, ...]) -> Tensor:
+    """The mask with at most 4 dimensions; what it repeats stays unrepeated where a view can say so."""
+    shape = (1,) * (len(scores) - mask.dim()) + tuple(mask.shape)
+    if len(shape) != len(scores) or any(size not in (1, most) for size, most in zip(shape, scores)):
+        raise wrong("attn_mask", f"a shape that broadcasts to {tuple(scores)}", tuple(mask.shape))
+    batch = shape[:-3]
+    if len(batch) <= 1:
+        return mask.reshape(shape)
+    if all(size == 1 for size in batch):
+        return mask.reshape(1, *shape[-3:])
+    return mask.expand(*scores[:-3], *shape[-3:]).reshape(-1, *shape[-3:])
+
+
+# ---- The operators. Tensors are [batch, heads, length, dim] or as options' layout says.
+
+@torch.library.custom_op("attnd::forward", mutates_args=())
+def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Optional[Tensor], sink: Optional[Tensor],
+             alibi_slopes: Optional[Tensor], kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
+             cu_seqlens_k: Optional[Tensor], offsets: Optional[Tensor], seed: Optional[Tensor],
+             scale: Optional[float], softcap: float, dropout_p: float, options: str) -> Tuple[Tensor, Tensor]:
+    chosen, server = _options(options, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k, offsets,
+                              seed, scale, softcap, dropout_p)
+    o = _empty_like(q, chosen["layout"], v.shape[-1], host=True)
+    result = client(server).forward(_bits("q", q), _bits("k", k), _bits("v", v), out=_bits("out", o), **chosen)
+    return o.to(q.device), torch.from_numpy(result.lse).to(q.device)
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tuple[Tensor, Tensor]:
+    layout = _layout(rest[-1])
+    lse = q.new_empty(_lse_shape(q, layout), dtype=torch.float32)
+    return _empty_like(q, layout, v.shape[-1]), lse
+
+
+@torch.library.custom_op("attnd::backward", mutates_args=())
+def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, want_bias_gradient: bool, q: Tensor,
+              k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Optional[Tensor], sink: Optional[Tensor],
+              alibi_slopes: Optional[Tensor], kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
+              cu_seqlens_k: Optional[Tensor], offsets: Optional[Tensor], seed: Optional[Tensor],
+              scale: Optional[float], softcap: float, dropout_p: float, options: str
+              ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    chosen, server = _options(options, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k, offsets,
+                              seed, scale, softcap, dropout_p)
+    made = [_empty_like(tensor, chosen["layout"], tensor.shape[-1], host=True) for tensor in (q, k, v)]
+    out = tuple(_bits("out", tensor) for tensor in made)
+    g = client(server).backward(_bits("dout", d_o), _bits("q", q), _bits("k", k), _bits("v", v), _bits("o", o),
+                                _bits("lse", lse), dlse=None if d_lse is None else _bits("dlse", d_lse),
+                                bias_grad=want_bias_gradient, out=(out[0], out[1], out[2]), **chosen)
+    d_q, d_k, d_v = [tensor.to(q.device) for tensor in made]
+    d_bias, d_sink = _empty_gradients(q, bias if want_bias_gradient else None, sink)
+    if g.dbias is not None and bias is not None:
+        d_bias = torch.from_numpy(g.dbias).to(q.device, bias.dtype)
+    if g.dsink is not None and sink is not None:
+        d_sink = torch.from_numpy(g.dsink).to(q.device, sink.dtype)
+    return d_q, d_k, d_v, d_bias, d_sink
+
+
+@_backward.register_fake
+def _(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, want_bias_gradient: bool, q: Tensor, k: Tensor,
+      v: Tensor, bias: Optional[Tensor], mask: Optional[Tensor], sink: Optional[Tensor], *rest: Any
+      ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    layout = _layout(rest[-1])
+    d_q, d_k, d_v = [_empty_like(tensor, layout, tensor.shape[-1]) for tensor in (q, k, v)]
+    d_bias, d_sink = _empty_gradients(q, bias if want_bias_gradient else None, sink)
+    return d_q, d_k, d_v, d_bias, d_sink
+
+
+def _setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
+    tensors, ctx.numbers = inputs[:12], inputs[12:]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output, *tensors)
+
+
+def _differentiate(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    o, lse, *tensors = ctx.saved_tensors
+    if d_o is None and d_lse is None:
+        return (None,) * 16
+    if d_o is None:
+        d_o = torch.zeros_like(o)
+    want_bias_gradient = bool(ctx.needs_input_grad[3])
+    d_q, d_k, d_v, d_bias, d_sink = torch.ops.attnd.backward(d_o, d_lse, o, lse, want_bias_gradient, *tensors,
+                                                             *ctx.numbers)
+    return (d_q, d_k, d_v, d_bias if want_bias_gradient else None, None, d_sink if tensors[5] is not None else None,
+            *(None,) * 10)
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+def _options(options: str, bias: Optional[Tensor], mask: Optional[Tensor], sink: Optional[Tensor],
+             alibi_slopes: Optional[Tensor], kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
+             cu_seqlens_k: Optional[Tensor], offsets: Optional[Tensor], seed: Optional[Tensor],
+             scale: Optional[float], softcap: float, dropout_p: float) -> Tuple[Dict[str, Any], str]:
+    """Keywords for Client.forward, and the connection's name."""
+    layout, causal, align, left, right, zero_rest, accumulate, precision, server = options.split("|", 8)
+    window = (_constant(left), _constant(right))
+    chosen: Dict[str, Any] = dict(
+        layout=layout, causal=_constant(causal), align=_constant(align) if offsets is None else offsets,
+        window=None if window == (None, None) else window, zero_rest=_constant(zero_rest), accumulate=accumulate,
+        precision=_constant(precision), bias=None if bias is None else _bits("bias", bias), mask=mask, sink=sink,
+        alibi_slopes=alibi_slopes, kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        scale=scale, softcap=softcap, dropout_p=dropout_p, seed=0 if seed is None else int(seed))
+    return chosen, server
+
+
+def _layout(options: str) -> str:
+    return options.partition("|")[0]
+
+
+def _constant(text: str) -> Any:
+    """None, a bool, an int or a word, from its str."""
+    words = {"None": None, "True": True, "False": False}
+    if text in words:
+        return words[text]
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def _bits(field: str, tensor: Tensor) -> Bits:
+    """The tensor's memory for the client, on the host."""
+    element = _ELEMENTS.get(tensor.dtype)
+    if element is None:
+        raise wrong(field, "a tensor of float16, bfloat16 or float32", f"one of {tensor.dtype}")
+    host = _on_host(field, tensor.detach())
+    if tensor.dtype == torch.bfloat16:
+        return Bits(host.view(torch.int16).numpy().view("uint16"), element)
+    return Bits(host.numpy(), element)
+
+
+def _on_host(field: str, tensor: Tensor) -> Tensor:
+    if tensor.device.type == "cpu":
+        return tensor.resolve_neg()
+    if tensor.device.type != "cuda":
+        raise wrong_type(field, "a tensor on the CPU or a CUDA device", tensor)
+    host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return host
+
+
+def _empty_like(tensor: Tensor, layout: str, last: int, host: bool = False) -> Tensor:
+    """A new tensor of this shape but for its last dimension. Its memory has the order of the tensor's where that is
+    another layout of the contract ([batch, length, heads, dim] seen as [batch, heads, length, dim]), else its own."""
+    first = 1 if len(layout) == 4 else 0  # of the two dimensions that the layouts exchange
+    shape = [*tensor.shape[:-1], last]
+    device = torch.device("cpu") if host else tensor.device
+    if tensor.is_contiguous() or not tensor.transpose(first, first + 1).is_contiguous():
+        return torch.empty(shape, dtype=tensor.dtype, device=device)
+    shape[first], shape[first + 1] = shape[first + 1], shape[first]
+    return torch.empty(shape, dtype=tensor.dtype, device=device).transpose(first, first + 1)
+
+
+def _lse_shape(q: Tensor, layout: str) -> List[int]:
+    heads, length = layout.index("h"), max(layout.find("l"), layout.find("t"))
+    return [*([q.shape[0]] if len(layout) == 4 else []), q.shape[heads], q.shape[length]]
+
+
+def _empty_gradients(q: Tensor, bias: Optional[Tensor], sink: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+    """dbias and dsink; without numbers where there are none."""
+    return (q.new_empty([0]) if bias is None else torch.empty(bias.shape, dtype=bias.dtype, device=q.device),
+            q.new_empty([0]) if sink is None else torch.empty(sink.shape, dtype=sink.dtype, device=q.device))

@@ -1,0 +1,290 @@
+"""attnd.torch against PyTorch itself: values and gradients, dtypes, shapes, autocast, compile, checkpointing, threads."""
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+import attnd  # noqa: E402
+import attnd.torch as remote  # noqa: E402
+
+UNIT = {torch.float32: 2.0**-17, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+original = F.scaled_dot_product_attention
+
+
+@pytest.fixture(autouse=True)
+def connected(client):
+    remote.connect(client)
+    torch.manual_seed(int(torch.initial_seed()) % 2**31)
+    yield
+
+
+def make(*shape, dtype=torch.float32):
+    return torch.randn(shape, dtype=torch.float32).to(dtype).requires_grad_()
+
+
+def exact(function, tensors, **options):
+    """The float64 result and gradients of `function`, for a fixed weighting of the output."""
+    wide = [t.detach().double().requires_grad_() if t.is_floating_point() else t for t in tensors]
+    return function(*wide, **options), wide
+
+
+def check(ours, tensors, theirs, wide, scale=1.0, floor=1e-3):
+    """Compares output and all gradients with the float64 ones, within the element's rounding of the largest number, or
+    of `floor` where that is more."""
+    unit = scale * UNIT[tensors[0].dtype]
+    assert ours.dtype == tensors[0].dtype and ours.shape == theirs.shape
+    torch.testing.assert_close(ours.double(), theirs, rtol=2 * unit, atol=unit * float(theirs.detach().abs().max().clamp(min=1e-3)))
+    weight = torch.randn(ours.shape).to(ours.dtype)
+    leaves = [t for t in tensors if t.requires_grad]
+    got = torch.autograd.grad(ours, leaves, weight)
+    expected = torch.autograd.grad(theirs, [w for w in wide if w.requires_grad], weight.double())
+    for mine, leaf, other in zip(got, leaves, expected):
+        assert mine.shape == leaf.shape and mine.dtype == leaf.dtype
+        torch.testing.assert_close(mine.double(), other, rtol=4 * unit,
+                                   atol=4 * unit * float(other.abs().max().clamp(min=floor)))
+
+
+SHAPES = {  # q, k, v, options
+    "four": ((2, 4, 9, 16), (2, 4, 9, 16), (2, 4, 9, 16), {}),
+    "three": ((4, 9, 16), (4, 7, 16), (4, 7, 24), {}),
+    "two": ((9, 16), (7, 16), (7, 24), {}),
+    "five": ((2, 3, 4, 5, 8), (2, 3, 4, 6, 8), (2, 3, 4, 6, 8), {}),
+    "causal": ((2, 4, 9, 16), (2, 4, 9, 16), (2, 4, 9, 16), {"is_causal": True}),
+    "causal wide": ((1, 2, 5, 16), (1, 2, 9, 16), (1, 2, 9, 16), {"is_causal": True}),
+    "causal tall": ((1, 2, 9, 16), (1, 2, 5, 16), (1, 2, 5, 16), {"is_causal": True}),
+    "grouped": ((2, 8, 9, 16), (2, 2, 9, 16), (2, 2, 9, 16), {"enable_gqa": True}),
+    "broadcast batch": ((2, 1, 9, 8), (3, 1, 1, 7, 8), (1, 2, 1, 7, 8), {}),
+    "broadcast heads": ((2, 4, 9, 8), (2, 1, 7, 8), (2, 1, 7, 8), {}),
+    "broadcast query": ((9, 8), (2, 4, 7, 8), (2, 4, 7, 8), {}),
+    "scale": ((2, 4, 9, 16), (2, 4, 9, 16), (2, 4, 9, 16), {"scale": -0.7}),
+    "one": ((1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1), {}),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+def test_agrees_with_pytorch(name, dtype):
+    *shapes, options = SHAPES[name]
+    tensors = [make(*shape, dtype=dtype) for shape in shapes]
+    ours = remote.scaled_dot_product_attention(*tensors, **options)
+    check(ours, tensors, *exact(original, tensors, **options))
+
+
+@pytest.mark.parametrize("shape", [(9, 7), (1, 7), (9, 1), (4, 9, 7), (2, 1, 9, 7), (2, 4, 9, 7), (2, 1, 1, 7), (1, 1, 1, 1)])
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+def test_float_mask_and_its_gradient_agree_with_pytorch(shape, dtype):
+    tensors = [make(2, 4, 9, 16, dtype=dtype), make(2, 4, 7, 16, dtype=dtype), make(2, 4, 7, 16, dtype=dtype),
+               make(*shape, dtype=dtype)]
+    ours = remote.scaled_dot_product_attention(*tensors)
+    # What is the same for all keys of a row has no influence: its gradient is a sum that cancels to zero.
+    check(ours, tensors, *exact(original, tensors), scale=2, floor=4 if shape[-1] == 1 else 1e-3)
+
+
+@pytest.mark.parametrize("shape", [(9, 7), (2, 1, 1, 7), (2, 4, 9, 7), (7,)])
+def test_bool_mask_agrees_with_pytorch_rows_without_keys_included(shape):
+    tensors = [make(2, 4, 9, 16), make(2, 4, 7, 16), make(2, 4, 7, 16)]
+    mask = torch.rand(shape) < 0.7
+    mask[..., 0] = True
+    if len(shape) == 4 and shape[2] > 1:
+        mask[:, :, 3] = False
+    theirs, wide = exact(lambda q, k, v: original(q, k, v, attn_mask=mask.expand(2, 4, 9, 7)), tensors)
+    check(remote.scaled_dot_product_attention(*tensors, attn_mask=mask), tensors, theirs, wide)
+
+
+def test_five_dimensional_masks_broadcast():
+    tensors = [make(2, 3, 4, 5, 8), make(2, 3, 4, 6, 8), make(2, 3, 4, 6, 8)]
+    for shape in ((5, 6), (1, 1, 1, 5, 6), (3, 1, 5, 6), (2, 3, 1, 5, 6), (2, 1, 4, 1, 6)):
+        mask = torch.rand(shape) < 0.8
+        mask[..., 0] = True
+        theirs, wide = exact(lambda q, k, v: original(q, k, v, attn_mask=mask), tensors)
+        check(remote.scaled_dot_product_attention(*tensors, attn_mask=mask), tensors, theirs, wide)
+
+
+def test_transposed_memory_keeps_its_order_and_is_not_copied():
+    q, k, v = [torch.randn(2, 9, 4, 16).transpose(1, 2) for _ in range(3)]
+    out = remote.scaled_dot_product_attention(q, k, v)
+    assert out.transpose(1, 2).is_contiguous() and not out.is_contiguous()
+    torch.testing.assert_close(out, original(q, k, v), rtol=1e-4, atol=1e-5)
+
+
+def test_attention_has_windows_softcap_sinks_and_lse_with_gradients():
+    q, k, v, sink = make(2, 4, 9, 16), make(2, 2, 12, 16), make(2, 2, 12, 8), make(4)
+
+    def plain(q, k, v, sink):
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        scores = 3.0 * torch.tanh(q @ k.mT / 4 / 3.0)
+        distance = torch.arange(12)[None] - torch.arange(9)[:, None] - 3
+        scores = scores.masked_fill((distance > 1) | (distance < -4), -torch.inf)
+        lse = torch.logsumexp(torch.cat([scores, sink[None, :, None, None].expand(2, 4, 9, 1)], -1), -1)
+        return torch.cat([(scores - lse[..., None]).exp() @ v, lse[..., None]], -1)
+
+    ours, lse = remote.attention(q, k, v, window=(4, 1), align="bottom_right", softcap=3.0, sink=sink, return_lse=True)
+    theirs, wide = exact(plain, [q, k, v, sink])
+    check(torch.cat([ours, lse[..., None]], -1), [q, k, v, sink], theirs, wide, scale=2)
+
+
+def test_directional_derivatives_through_dropout():
+    q, k, v = make(1, 2, 17, 8), make(1, 2, 33, 8), make(1, 2, 33, 8)
+    seed = torch.tensor([1234567890123])
+
+    def value(*tensors):
+        return remote.attention(*tensors, causal="bottom_right", dropout_p=0.3, seed=seed).double().square().sum()
+
+    gradients = torch.autograd.grad(value(q, k, v), (q, k, v))
+    directions = [torch.randn_like(t) for t in (q, k, v)]
+    step = 2.0**-7
+    with torch.no_grad():
+        ends = [float(value(*[t + sign * step * d for t, d in zip((q, k, v), directions)])) for sign in (1, -1)]
+    expected = (ends[0] - ends[1]) / (2 * step)
+    got = sum(float((g * d).sum()) for g, d in zip(gradients, directions))
+    assert got == pytest.approx(expected, rel=1e-2, abs=1e-2)
+
+
+def test_packed_sequences():
+    q, k, v = make(20, 4, 8), make(20, 2, 8), make(20, 2, 8)
+    cu = torch.tensor([0, 6, 20], dtype=torch.int32)
+    ours = remote.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, causal="top_left")
+
+    def plain(q, k, v):
+        parts = [original(q[a:b].transpose(0, 1), k[a:b].transpose(0, 1), v[a:b].transpose(0, 1), is_causal=True,
+                          enable_gqa=True).transpose(0, 1) for a, b in ((0, 6), (6, 20))]
+        return torch.cat(parts)
+    check(ours, [q, k, v], *exact(plain, [q, k, v]))
+
+
+def test_dropout_follows_torchs_generator_and_drops_as_often_as_said():
+    q, k = torch.zeros(1, 1, 64, 8), torch.zeros(1, 1, 64, 8)
+    v = torch.eye(64)[None, None]
+    torch.manual_seed(5)
+    first, second = [remote.scaled_dot_product_attention(q, k, v, dropout_p=0.5) for _ in range(2)]
+    torch.manual_seed(5)
+    again = remote.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    assert torch.equal(first, again) and not torch.equal(first, second)
+    assert set(first.unique().tolist()) == {0.0, 2 / 64}
+    assert abs(float((first == 0).float().mean()) - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("case", ["plain", "mask", "bias", "everything"])
+def test_opcheck_passes(case):
+    bias = make(2, 1, 9, 7) if case in ("bias", "everything") else None
+    mask = torch.rand(9, 7) < 0.9 if case in ("mask", "everything") else None
+    extra = (make(4), torch.rand(4), torch.tensor([7, 5]), None, None, torch.tensor([1, 2]), torch.tensor([9])) \
+        if case == "everything" else (None,) * 7
+    window = "5|3" if case == "everything" else "None|None"
+    options = f"bhld|None|None|{window}|False|f32|None|"
+    arguments = (make(2, 4, 9, 8), make(2, 2, 7, 8), make(2, 2, 7, 12), bias, mask, *extra, None, 0.0,
+                 0.25 if case == "everything" else 0.0, options)
+    result = torch.library.opcheck(torch.ops.attnd.forward, arguments)
+    assert set(result.values()) == {"SUCCESS"}
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+
+    def forward(self, x, dropout_p=0.0):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 8).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout_p)
+        return self.out(y.transpose(1, 2).reshape(x.shape))
+
+
+def test_replace_puts_it_in_place_and_takes_it_back():
+    block, x = Block(), torch.randn(2, 11, 32)
+    expected = block(x)
+    with remote.replace():
+        assert F.scaled_dot_product_attention is remote.scaled_dot_product_attention
+        torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-5)
+        mha = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+        mha(x, x, x, need_weights=False)
+    assert F.scaled_dot_product_attention is original
+    held = remote.replace()
+    held.restore()
+    assert F.scaled_dot_product_attention is original
+
+
+def test_compiles_without_a_graph_break():
+    block, x = Block(), torch.randn(2, 11, 32, requires_grad=True)
+    with remote.replace():
+        expected = block(x)
+        expected_gradient = torch.autograd.grad(expected.sum(), x)[0]
+        compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+        got = compiled(x)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.autograd.grad(got.sum(), x)[0], expected_gradient, rtol=1e-4, atol=1e-5)
+        longer = torch.randn(3, 17, 32)
+        torch.testing.assert_close(compiled(longer), block(longer), rtol=1e-4, atol=1e-5)
+    torch._dynamo.reset()
+
+
+def test_checkpointing_replays_dropout():
+    from torch.utils.checkpoint import checkpoint
+    block, x = Block(), torch.randn(2, 11, 32, requires_grad=True)
+    gradients = []
+    with remote.replace():
+        for run in (lambda: block(x, 0.4), lambda: checkpoint(block, x, 0.4, use_reentrant=False)):
+            torch.manual_seed(3)
+            gradients.append(torch.autograd.grad(run().square().sum(), x)[0])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_autocast_computes_in_its_type():
+    q, k, v = make(2, 4, 9, 16), make(2, 4, 9, 16), make(2, 4, 9, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = remote.scaled_dot_product_attention(q, k, v), original(q, k, v)
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    ours.float().sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+def test_threads_run_forward_and_backward_at_the_same_time():
+    blocks = [Block() for _ in range(4)]
+    inputs = [torch.randn(2, 11, 32) for _ in blocks]
+    expected = [torch.autograd.grad(b(x).square().sum(), list(b.parameters())) for b, x in zip(blocks, inputs)]
+    got = [None] * 4
+
+    def work(n):
+        got[n] = torch.autograd.grad(blocks[n](inputs[n]).square().sum(), list(blocks[n].parameters()))
+
+    with remote.replace():
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    for mine, theirs in zip(got, expected):
+        for a, b in zip(mine, theirs):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("arguments, field", [
+    ((torch.zeros(4), torch.zeros(2, 4), torch.zeros(2, 4)), "query"),
+    ((torch.zeros(2, 4, dtype=torch.float64),) * 3, "q"),
+    ((torch.zeros(1, 3, 2, 4), torch.zeros(1, 2, 2, 4), torch.zeros(1, 2, 2, 4)), "query, key, value"),
+    ((torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(3, 2)), "attn_mask"),
+    ((torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 2), 0.0, True), "attn_mask"),
+    ((torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 4), None, 1.5), "dropout_p"),
+    ((torch.zeros(2, 4), torch.zeros(2, 5), torch.zeros(2, 4)), "k"),
+])
+def test_wrong_arguments_are_named(arguments, field):
+    with pytest.raises(attnd.InvalidArgument) as caught:
+        remote.scaled_dot_product_attention(*arguments)
+    assert caught.value.field == field
+
+
+def test_without_a_connection_it_says_how_to_connect():
+    with pytest.raises(attnd.Unavailable, match="attnd.torch.connect"):
+        remote.attention(*[torch.zeros(1, 1, 2, 4)] * 3, server="elsewhere")
+
+
+def test_named_connections_exist_beside_each_other(daemon):
+    remote.connect(daemon.address, name="second", timeout=30)
+    tensors = [torch.randn(1, 1, 5, 4) for _ in range(3)]
+    with remote.replace(server="second"):
+        got = F.scaled_dot_product_attention(*tensors)
+    torch.testing.assert_close(got, original(*tensors), rtol=1e-4, atol=1e-5)
+    remote.disconnect("second")
+    with pytest.raises(attnd.Unavailable):
+        remote.client("second")
