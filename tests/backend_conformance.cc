@@ -15,6 +15,7 @@
 #include "attention/tensor_view.h"
 #include "kernels/reference_backend.h"
 #include "tests/conformance_launch.h"
+#include "tests/conformance_shards.h"
 
 namespace attnd {
 namespace {
@@ -116,7 +117,10 @@ class CaseChecker {
     exact_ = reference_->Forward();
     if (Supported(Direction::kForward)) CheckForward();
     if (Supported(Direction::kBackward)) CheckBackward();
-    if (report_.failures.empty() && case_.poison == Poison::kNone) CheckUnseenKeys();
+    if (report_.failures.empty() && case_.poison == Poison::kNone) {
+      CheckUnseenKeys();
+      CheckShards();
+    }
     return std::move(report_);
   }
 
@@ -313,6 +317,15 @@ class CaseChecker {
     bool comparable = outcome.ok() && outcome->report.deterministic;
     if (!outcome.ok() || (comparable && outcome->results[0] != backward_)) {
       Fail("backward: NaN in keys that no row sees changes the result");
+    }
+  }
+
+  void CheckShards() {
+    bool cut = problem_.batch * problem_.kv_heads > 1;
+    if (!cut || problem_.allow_nondeterministic) return;
+    for (std::string& difference :
+         CompareShards(backend_, *memory_, problem_, inputs_, forward_, backward_)) {
+      Fail(std::move(difference));
     }
   }
 

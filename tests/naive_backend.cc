@@ -150,7 +150,8 @@ class Head {
 
   // Gradients of one row; sums of dK, dV and the rest go to float32 arrays of the tensors' shapes.
   struct Sums {
-    std::vector<float> d_k, d_v, d_bias, d_sink;
+    std::vector<float> d_k, d_v, d_sink;
+    std::vector<float> d_bias;  // of this head alone: [rows or 1, columns or 1]
   };
   void Backward(int64_t i, const Residuals& residuals, void* d_q_out, Sums& sums) const {
     Row row = Scores(i, !Is(Mistake::kDropoutNotReplayed));
@@ -243,7 +244,8 @@ class Head {
     float p = std::exp(row.score[j] - r.lse[p_.LseIndex(b_, h_, s_, i)]);
     float d_s = p * (Dot(d_o, &t_.v[ValueRow(j)], p_.v_head_dim) * row.z[j] - delta);
     if (!sums.d_bias.empty()) {
-      float& sum = sums.d_bias[BroadcastIndex(p_.bias->shape, b_, h_, i, j)];
+      const BroadcastShape& shape = p_.bias->shape;
+      float& sum = sums.d_bias[BroadcastIndex({1, 1, shape.rows, shape.columns}, 0, 0, i, j)];
       sum = Is(Mistake::kBiasGradientOverwritten) ? d_s : sum + d_s;
     }
     float t = p_.softcap > 0 ? std::tanh(row.product[j] / p_.softcap) : 0;
@@ -301,35 +303,65 @@ absl::StatusOr<LaunchReport> NaiveBackend::Forward(absl::Span<const ForwardCall>
   return LaunchReport{.kernel = "naive_forward_f32"};
 }
 
-absl::StatusOr<LaunchReport> NaiveBackend::Backward(absl::Span<const BackwardCall> calls) {
-  for (const BackwardCall& call : calls) {
-    const Problem& p = *call.problem;
-    Tensors tensors = TensorsOf(call);
-    Residuals residuals{ToFloats(p.element, call.o, p.OutputElements()),
-                        ToFloats(p.element, call.d_o, p.OutputElements()), call.lse, call.d_lse};
-    Head::Sums sums{std::vector<float>(p.KeyElements()),
-                    std::vector<float>(p.ValueElements()),
-                    {},
-                    std::vector<float>(p.batch * p.q_heads)};
-    if (p.bias && p.bias->want_gradient) sums.d_bias.resize(p.bias->shape.elements());
-    for (int64_t b = 0; b < p.batch; ++b) {
-      for (int64_t h = 0; h < p.q_heads; ++h) {
-        if (mistake_ == Mistake::kGroupOverwritten && b == 0 && h == p.q_heads - 1) {
-          std::fill(sums.d_k.begin(), sums.d_k.end(), 0.0f);
-        }
-        Head head(p, tensors, b, h, mistake_, rounds_operands_);
-        for (int64_t i = 0; i < head.sequence().q_len; ++i) {
-          head.Backward(i, residuals, call.d_q, sums);
-        }
+namespace {
+
+void AddTo(const float* addend, int64_t count, bool first, float* sum) {
+  for (int64_t n = 0; n < count; ++n) sum[n] = first ? addend[n] : sum[n] + addend[n];
+}
+
+// Adds a head's bias gradient in the contract's order: to its batch entry's sum, and that to the
+// total when the entry's last head is done.
+void AddBiasGradient(const Problem& p, int64_t b, int64_t h, Mistake mistake,
+                     const std::vector<float>& share, std::vector<float>& entry, float* total) {
+  const BroadcastShape& shape = p.bias->shape;
+  int64_t count = static_cast<int64_t>(share.size());
+  int64_t head = shape.heads == 1 ? 0 : h;
+  float* of_entry = total + (shape.batch == 1 ? 0 : b) * shape.heads * count;
+  if (mistake == Mistake::kBiasGradientOrder) {
+    bool first = (b == 0 || shape.batch != 1) && (h == 0 || shape.heads != 1);
+    return AddTo(share.data(), count, first, of_entry + head * count);
+  }
+  entry.resize(shape.heads * count);
+  AddTo(share.data(), count, h == 0 || shape.heads != 1, &entry[head * count]);
+  if (h != p.q_heads - 1) return;
+  AddTo(entry.data(), shape.heads * count, b == 0 || shape.batch != 1, of_entry);
+}
+
+void BackwardOne(const BackwardCall& call, Mistake mistake, bool rounds_operands) {
+  const Problem& p = *call.problem;
+  Tensors tensors = TensorsOf(call);
+  Residuals residuals{ToFloats(p.element, call.o, p.OutputElements()),
+                      ToFloats(p.element, call.d_o, p.OutputElements()), call.lse, call.d_lse};
+  Head::Sums sums{std::vector<float>(p.KeyElements()),
+                  std::vector<float>(p.ValueElements()),
+                  std::vector<float>(p.batch * p.q_heads),
+                  {}};
+  bool wants_bias = p.bias && p.bias->want_gradient;
+  std::vector<float> entry;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.q_heads; ++h) {
+      if (mistake == Mistake::kGroupOverwritten && b == 0 && h == p.q_heads - 1) {
+        std::fill(sums.d_k.begin(), sums.d_k.end(), 0.0f);
       }
-    }
-    StoreAll(p.element, sums.d_k, call.d_k);
-    StoreAll(p.element, sums.d_v, call.d_v);
-    StoreAll(ElementType::kFloat32, sums.d_bias, call.d_bias);
-    if (p.denominator == DenominatorKind::kSink) {
-      StoreAll(ElementType::kFloat32, sums.d_sink, call.d_sink);
+      if (wants_bias) sums.d_bias.assign(p.bias->shape.rows * p.bias->shape.columns, 0.0f);
+      Head head(p, tensors, b, h, mistake, rounds_operands);
+      for (int64_t i = 0; i < head.sequence().q_len; ++i) {
+        head.Backward(i, residuals, call.d_q, sums);
+      }
+      if (wants_bias) AddBiasGradient(p, b, h, mistake, sums.d_bias, entry, call.d_bias);
     }
   }
+  StoreAll(p.element, sums.d_k, call.d_k);
+  StoreAll(p.element, sums.d_v, call.d_v);
+  if (p.denominator == DenominatorKind::kSink) {
+    StoreAll(ElementType::kFloat32, sums.d_sink, call.d_sink);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<LaunchReport> NaiveBackend::Backward(absl::Span<const BackwardCall> calls) {
+  for (const BackwardCall& call : calls) BackwardOne(call, mistake_, rounds_operands_);
   return LaunchReport{.kernel = "naive_backward_f32"};
 }
 

@@ -42,6 +42,7 @@ enum class Mistake {
   kDeltaIgnored,
   kGroupOverwritten,         // dK of a group is its last head's
   kBiasGradientOverwritten,  // dbias is the last score's
+  kBiasGradientOrder,        // dbias is added head by head over all batch entries
   // Behaviour.
   kUnwrittenEmptyRow,
   kWritesBehindEnd,
