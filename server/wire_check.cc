@@ -70,6 +70,7 @@ class Checker {
   absl::Status PackedList(const FieldDescriptor& field, const Path& path);
   absl::Status Varint(const FieldDescriptor& field, const Path& path, uint64_t* value);
   absl::Status VarintInRange(const FieldDescriptor& field, const Path& path, uint64_t value);
+  absl::Status SkipFixed(const Path& path, int width);
   absl::Status CountEntry(const Path& path);
   absl::Status Truncated(const Path& path, int64_t wanted);
   void Note(const FieldDescriptor& field, const Path& path, int depth);
@@ -155,9 +156,9 @@ absl::Status Checker::Field(const FieldDescriptor& field, int wire_type, const P
       return absl::OkStatus();
     }
     case WireFormatLite::WIRETYPE_FIXED32:
-      return in_.Skip(4) ? absl::OkStatus() : Truncated(path, 4);
+      return SkipFixed(path, 4);
     case WireFormatLite::WIRETYPE_FIXED64:
-      return in_.Skip(8) ? absl::OkStatus() : Truncated(path, 8);
+      return SkipFixed(path, 8);
     default:
       return LengthDelimited(field, path, depth);
   }
@@ -206,20 +207,26 @@ absl::Status Checker::SubMessage(const FieldDescriptor& field, const Path& path,
 absl::Status Checker::PackedList(const FieldDescriptor& field, const Path& path) {
   int size = 0;
   RETURN_IF_ERROR(Length(path, &size));
-  int expected = WireFormat::WireTypeForFieldType(field.type());
+  int wire_type = WireFormat::WireTypeForFieldType(field.type());
+  if (wire_type != WireFormatLite::WIRETYPE_VARINT) {
+    int width = wire_type == WireFormatLite::WIRETYPE_FIXED32 ? 4 : 8;
+    if (size % width == 0 && in_.Skip(size)) return absl::OkStatus();
+    return FieldError(reason::kMalformedMessage, path.Text(),
+                      absl::StrCat("a multiple of ", width, " bytes"), absl::StrCat(size));
+  }
   CodedInputStream::Limit outer = in_.PushLimit(size);
   while (in_.BytesUntilLimit() > 0) {
-    RETURN_IF_ERROR(CountEntry(path));
     uint64_t value = 0;
-    int width = expected == WireFormatLite::WIRETYPE_FIXED32 ? 4 : 8;
-    if (expected == WireFormatLite::WIRETYPE_VARINT) {
-      RETURN_IF_ERROR(Varint(field, path, &value));
-    } else if (!in_.Skip(width)) {
-      return Truncated(path, width);
-    }
+    RETURN_IF_ERROR(CountEntry(path));
+    RETURN_IF_ERROR(Varint(field, path, &value));
   }
   in_.PopLimit(outer);
   return absl::OkStatus();
+}
+
+absl::Status Checker::SkipFixed(const Path& path, int width) {
+  if (in_.BytesUntilLimit() < width) return Truncated(path, width);
+  return in_.Skip(width) ? absl::OkStatus() : Truncated(path, width);
 }
 
 absl::Status Checker::CountEntry(const Path& path) {

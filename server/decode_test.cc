@@ -1,0 +1,665 @@
+#include "server/decode.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "attention/random_problem.h"
+#include "proto/attnd/v1/attention.pb.h"
+#include "server/status_details.h"
+#include "tests/wire_request.h"
+
+namespace attnd {
+namespace {
+
+// The message cut into slices of `slice_bytes`, as gRPC may deliver it.
+MessageBytes InSlices(const std::string& message, size_t slice_bytes) {
+  std::vector<grpc::Slice> slices;
+  for (size_t at = 0; at < message.size(); at += slice_bytes) {
+    slices.emplace_back(message.substr(at, slice_bytes));
+  }
+  return MessageBytes(std::move(slices));
+}
+
+absl::StatusOr<AttentionCall> DecodeText(const std::string& message,
+                                         Direction direction = Direction::kForward,
+                                         size_t slice_bytes = 1 << 16) {
+  return Decoder::Decode(InSlices(message, slice_bytes), direction);
+}
+
+std::string PayloadOf(const AttentionCall& call, Tensor tensor) {
+  std::string bytes;
+  for (const TensorSource& source : call.inputs()) {
+    if (source.tensor != tensor) continue;
+    call.message().ForEachPiece(source.range, [&](absl::Span<const uint8_t> piece) {
+      bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+    });
+  }
+  return bytes;
+}
+
+std::string Varint(uint64_t value) {
+  std::string out;
+  for (; value >= 0x80; value >>= 7) out.push_back(static_cast<char>(value | 0x80));
+  out.push_back(static_cast<char>(value));
+  return out;
+}
+std::string Tag(int number, int wire_type) {
+  return Varint(static_cast<uint64_t>(number) << 3 | static_cast<uint64_t>(wire_type));
+}
+std::string VarintField(int number, uint64_t value) { return Tag(number, 0) + Varint(value); }
+std::string BytesField(int number, const std::string& value) {
+  return Tag(number, 2) + Varint(value.size()) + value;
+}
+
+v1::ForwardRequest Valid() { return MakeForward(SmallProblem(), 7); }
+
+v1::BackwardRequest ValidBackward() {
+  Problem p = SmallProblem();
+  v1::ForwardResponse forward;
+  forward.set_o(std::string(static_cast<size_t>(p.OutputElements() * 4), '\0'));
+  forward.set_lse(std::string(static_cast<size_t>(p.LseElements() * 4), '\0'));
+  return MakeBackward(p, 7, forward);
+}
+
+// A valid request with `problem_suffix` appended to the bytes of its problem.
+std::string WithProblemBytes(const std::string& problem_suffix) {
+  v1::ForwardRequest request = Valid();
+  std::string problem = request.problem().SerializeAsString() + problem_suffix;
+  request.clear_problem();
+  return BytesField(1, problem) + request.SerializeAsString();
+}
+
+TEST(Decode, FindsEveryTensorWhenProblemsAreRandomAndSlicesAreSmall) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    Problem problem = RandomProblem(seed, {.max_pairs = 1 << 9, .max_head_dim = 16});
+    v1::ForwardRequest request = MakeForward(problem, seed);
+    auto call = DecodeText(request.SerializeAsString(), Direction::kForward, 1 + seed % 97);
+    ASSERT_TRUE(call.ok()) << "seed " << seed << ": " << call.status();
+    EXPECT_EQ(PayloadOf(*call, Tensor::kQ), request.q()) << "seed " << seed;
+    EXPECT_EQ(PayloadOf(*call, Tensor::kK), request.k()) << "seed " << seed;
+    EXPECT_EQ(PayloadOf(*call, Tensor::kV), request.v()) << "seed " << seed;
+    EXPECT_EQ(PayloadOf(*call, Tensor::kBias), request.bias()) << "seed " << seed;
+    EXPECT_EQ(PayloadOf(*call, Tensor::kMaskBits), request.mask_bits()) << "seed " << seed;
+    EXPECT_EQ(call->problem().ResolvedScale(), problem.ResolvedScale()) << "seed " << seed;
+    EXPECT_EQ(call->problem().offsets, problem.offsets) << "seed " << seed;
+    EXPECT_EQ(call->problem().dropout.threshold, problem.dropout.threshold) << "seed " << seed;
+    EXPECT_EQ(call->flops(), Flops(problem, Direction::kForward)) << "seed " << seed;
+    EXPECT_TRUE(call->want_lse());
+  }
+}
+
+TEST(Decode, AcceptsFieldsInAnyOrder) {
+  v1::ForwardRequest request = Valid();
+  std::string message =
+      BytesField(22, request.q()) + VarintField(3, 1) + BytesField(21, request.v()) +
+      BytesField(1, request.problem().SerializeAsString()) + BytesField(20, request.k());
+  auto call = DecodeText(message);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(PayloadOf(*call, Tensor::kQ), request.q());
+  EXPECT_EQ(PayloadOf(*call, Tensor::kK), request.k());
+}
+
+TEST(Decode, TakesOptionsWhenGiven) {
+  v1::ForwardRequest request = Valid();
+  request.mutable_options()->set_priority(v1::PRIORITY_HIGH);
+  request.mutable_options()->set_request_id("a-call");
+  auto call = DecodeText(request.SerializeAsString());
+  ASSERT_TRUE(call.ok());
+  EXPECT_EQ(call->priority(), Priority::kHigh);
+  EXPECT_EQ(call->request_id(), "a-call");
+}
+
+TEST(Decode, ListsDLseOnlyWhenItIsSent) {
+  v1::BackwardRequest request = ValidBackward();
+  auto with = DecodeText(request.SerializeAsString(), Direction::kBackward);
+  ASSERT_TRUE(with.ok()) << with.status();
+  EXPECT_EQ(PayloadOf(*with, Tensor::kDLse), request.d_lse());
+  EXPECT_EQ(with->inputs().size(), 7u);
+  request.clear_d_lse();
+  auto without = DecodeText(request.SerializeAsString(), Direction::kBackward);
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ(without->inputs().size(), 6u);
+}
+
+// ---- Everything wrong that a generated message can say.
+
+struct BadForward {
+  const char* name;
+  std::function<void(v1::ForwardRequest&)> spoil;
+  const char* message;  // a part of the status message, naming the field
+  absl::string_view reason;
+  absl::StatusCode code = absl::StatusCode::kInvalidArgument;
+};
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+void SetPacked(v1::Problem& p, std::vector<uint32_t> q, std::vector<uint32_t> k) {
+  p.set_layout(v1::LAYOUT_PACKED_THD);
+  p.set_batch(2);
+  for (uint32_t n : q) p.mutable_lengths()->add_cu_seqlens_q(n);
+  for (uint32_t n : k) p.mutable_lengths()->add_cu_seqlens_k(n);
+}
+
+#define SPOIL [](v1::ForwardRequest & r)
+
+const std::vector<BadForward>& BadForwards() {
+  static const std::vector<BadForward> cases = {{"ProblemAbsent", SPOIL{r.clear_problem();
+}
+, "problem: expected a problem", reason::kBadField
+}  // namespace
+, {"BatchZero", SPOIL{r.mutable_problem()->set_batch(0);
+}  // namespace attnd
+, "problem.batch: expected 1..1048576, got 0", reason::kBadShape
+}
+, {"BatchHuge", SPOIL{r.mutable_problem()->set_batch(4000000000u);
+}
+, "problem.batch: expected 1..1048576, got 4000000000", reason::kBadShape
+}
+, {"QHeadsZero", SPOIL{r.mutable_problem()->set_q_heads(0);
+}
+, "problem.q_heads:", reason::kBadShape
+}
+, {"QHeadsHuge", SPOIL{r.mutable_problem()->set_q_heads(65537);
+}
+, "problem.q_heads: expected 1..65536, got 65537", reason::kBadShape
+}
+, {"KvHeadsZero", SPOIL{r.mutable_problem()->set_kv_heads(0);
+}
+, "problem.kv_heads:", reason::kBadShape
+}
+, {"KvHeadsNoDivisor", SPOIL{r.mutable_problem()->set_q_heads(3);
+}
+, "problem.kv_heads: expected a divisor of q_heads = 3, got 2", reason::kBadShape
+}
+, {"QLenZero", SPOIL{r.mutable_problem()->set_q_len(0);
+}
+, "problem.q_len: expected 1..1048576, got 0", reason::kBadShape
+}
+, {"QLenNegative", SPOIL{r.mutable_problem()->set_q_len(static_cast<uint32_t>(-1));
+}
+, "problem.q_len: expected 1..1048576, got 4294967295", reason::kBadShape
+}
+, {"QLenTwoTo31", SPOIL{r.mutable_problem()->set_q_len(1u << 31);
+}
+, "problem.q_len:", reason::kBadShape
+}
+, {"KvLenZero", SPOIL{r.mutable_problem()->set_kv_len(0);
+}
+, "problem.kv_len:", reason::kBadShape
+}
+, {"KvLenHuge", SPOIL{r.mutable_problem()->set_kv_len((1u << 20) + 1);
+}
+, "problem.kv_len:", reason::kBadShape
+}
+, {"QkHeadDimZero", SPOIL{r.mutable_problem()->set_qk_head_dim(0);
+}
+, "problem.qk_head_dim: expected 1..256, got 0", reason::kBadShape
+}
+, {"QkHeadDimHuge", SPOIL{r.mutable_problem()->set_qk_head_dim(257);
+}
+, "problem.qk_head_dim: expected 1..256, got 257", reason::kBadShape
+}
+, {"VHeadDimZero", SPOIL{r.mutable_problem()->set_v_head_dim(0);
+}
+, "problem.v_head_dim:", reason::kBadShape
+}
+, {"VHeadDimHuge", SPOIL{r.mutable_problem()->set_v_head_dim(257);
+}
+, "problem.v_head_dim:", reason::kBadShape
+}
+, {"ProductOverflow", SPOIL{r.mutable_problem()->set_batch(1 << 20);
+r.mutable_problem()->set_q_heads(1 << 16);
+r.mutable_problem()->set_kv_heads(1 << 16);
+r.mutable_problem()->set_q_len(1 << 20);
+r.mutable_problem()->set_qk_head_dim(256);
+}
+, "q: expected at most 1099511627776 elements", reason::kBadShape
+}
+, {"DeclaredFarLargerThanSent", SPOIL{r.mutable_problem()->set_q_len(1 << 20);
+}
+, "q: expected 67108864 bytes, got 1024 bytes", reason::kSizeMismatch
+}
+, {"ElementUnspecified", SPOIL{r.mutable_problem()->set_element(v1::ELEMENT_UNSPECIFIED);
+}
+, "problem.element:", reason::kBadDtype
+}
+, {"ElementUnknown", SPOIL{r.mutable_problem()->set_element(static_cast<v1::Element>(9));
+}
+, "problem.element: expected a value of Element, got 9", reason::kBadDtype
+}
+, {"ElementNegative", SPOIL{r.mutable_problem()->set_element(static_cast<v1::Element>(-1));
+}
+, "problem.element: expected a value of Element, got -1", reason::kBadDtype
+}
+, {"LayoutUnspecified", SPOIL{r.mutable_problem()->set_layout(v1::LAYOUT_UNSPECIFIED);
+}
+, "problem.layout:", reason::kBadShape
+}
+, {"LayoutUnknown", SPOIL{r.mutable_problem()->set_layout(static_cast<v1::Layout>(5));
+}
+, "problem.layout:", reason::kBadShape
+}
+, {"AccumulateUnknown", SPOIL{r.mutable_problem()->set_accumulate(static_cast<v1::Accumulate>(3));
+}
+, "problem.accumulate:", reason::kBadField
+}
+, {"ScaleNan", SPOIL{r.mutable_problem()->set_scale(kNan);
+}
+, "problem.scale: expected a finite number, got nan", reason::kBadField
+}
+, {"ScaleInfinite", SPOIL{r.mutable_problem()->set_scale(kInfinity);
+}
+, "problem.scale:", reason::kBadField
+}
+, {"SoftcapNegative", SPOIL{r.mutable_problem()->set_softcap(-1);
+}
+, "problem.softcap: expected 0 or above, got -1", reason::kBadField
+}
+, {"SoftcapNan", SPOIL{r.mutable_problem()->set_softcap(kNan);
+}
+, "problem.softcap:", reason::kBadField
+}
+, {"AlignmentEmpty", SPOIL{r.mutable_problem()->mutable_alignment();
+}
+, "problem.alignment: expected one of", reason::kBadField
+}
+, {"AlignmentTopLeftFalse", SPOIL{r.mutable_problem()->mutable_alignment()->set_top_left(false);
+}
+, "problem.alignment.top_left: expected true", reason::kBadField
+}
+, {"AlignmentBottomRightFalse",
+   SPOIL{r.mutable_problem()->mutable_alignment()->set_bottom_right(false);
+}
+, "problem.alignment.bottom_right: expected true", reason::kBadField
+}
+, {"OffsetsNone", SPOIL{r.mutable_problem()->mutable_alignment()->mutable_offsets();
+}
+, "problem.alignment.offsets: expected 1 or batch", reason::kBadShape
+}
+, {"OffsetsTooMany", SPOIL{for (int n = 0; n < 3; ++n) r.mutable_problem()
+                               ->mutable_alignment()
+                               ->mutable_offsets()
+                               ->add_offset(n);
+}
+, "problem.alignment.offsets: expected 1 or batch", reason::kBadShape
+}
+, {"OffsetHuge",
+   SPOIL{r.mutable_problem()->mutable_alignment()->mutable_offsets()->add_offset(-(1 << 20) - 1);
+}
+, "problem.alignment.offsets.offset[0]:", reason::kBadShape
+}
+, {"WindowBelowMinusOne", SPOIL{r.mutable_problem()->mutable_window()->set_left(-2);
+}
+, "problem.window.left: expected -1..2147483647, got -2", reason::kBadField
+}
+, {"WindowRightBelowMinusOne", SPOIL{r.mutable_problem()->mutable_window()->set_right(-9);
+}
+, "problem.window.right:", reason::kBadField
+}
+, {"KvLengthsWrongCount", SPOIL{r.mutable_problem()->mutable_lengths()->add_kv_len(3);
+r.mutable_problem()->mutable_lengths()->add_kv_len(3);
+}
+, "problem.lengths.kv_len: expected batch = 1 entries, got 2", reason::kBadShape
+}
+, {"KvLengthTooLong", SPOIL{r.mutable_problem()->mutable_lengths()->add_kv_len(17);
+}
+, "problem.lengths.kv_len[0]: expected 0..16, got 17", reason::kBadShape
+}
+, {"KvLengthNegative", SPOIL{r.mutable_problem()->mutable_lengths()->add_kv_len(1u << 31);
+}
+, "problem.lengths.kv_len[0]: expected 0..1048576, got 2147483648", reason::kBadShape
+}
+, {"KvLengthsInPackedLayout", SPOIL{SetPacked(*r.mutable_problem(), {0, 8, 16}, {0, 8, 16});
+r.mutable_problem()->mutable_lengths()->add_kv_len(3);
+}
+, "problem.lengths.kv_len: expected none in a packed layout", reason::kBadShape
+}
+, {"CuSeqlensInDenseLayout", SPOIL{r.mutable_problem()->mutable_lengths()->add_cu_seqlens_q(0);
+}
+, "problem.lengths.cu_seqlens_q: expected none in a dense layout", reason::kBadShape
+}
+, {"CuSeqlensAbsentInPackedLayout", SPOIL{r.mutable_problem()->set_layout(v1::LAYOUT_PACKED_THD);
+}
+, "problem.lengths.cu_seqlens_q: expected batch + 1 = 2 entries, got 0", reason::kBadShape
+}
+, {"CuSeqlensFirstNotZero", SPOIL{SetPacked(*r.mutable_problem(), {1, 8, 16}, {0, 8, 16});
+}
+, "problem.lengths.cu_seqlens_q[0]: expected 0, got 1", reason::kBadShape
+}
+, {"CuSeqlensFalling", SPOIL{SetPacked(*r.mutable_problem(), {0, 17, 16}, {0, 8, 16});
+}
+, "problem.lengths.cu_seqlens_q[2]: expected at least 17, got 16", reason::kBadShape
+}
+, {"CuSeqlensKFalling", SPOIL{SetPacked(*r.mutable_problem(), {0, 8, 16}, {0, 20, 16});
+}
+, "problem.lengths.cu_seqlens_k[2]:", reason::kBadShape
+}
+, {"CuSeqlensWrongTotal", SPOIL{SetPacked(*r.mutable_problem(), {0, 8, 15}, {0, 8, 16});
+}
+, "problem.lengths.cu_seqlens_q[2]: expected the total length 16, got 15", reason::kBadShape
+}
+, {"MaskVersionZero", SPOIL{r.mutable_problem()->mutable_mask();
+}
+, "problem.mask: mask patterns", reason::kMaskUnsupported, absl::StatusCode::kUnimplemented
+}
+, {"MaskAndBoolMask", SPOIL{r.mutable_problem()->mutable_mask()->set_version(1);
+r.mutable_problem()->mutable_bool_mask();
+}
+, "problem.mask: expected one of mask and bool_mask, got both", reason::kBadField
+}
+, {"BoolMaskWrongRank",
+   SPOIL{for (int n = 0; n < 3; ++n) r.mutable_problem()->mutable_bool_mask()->add_shape(1);
+}
+, "problem.bool_mask.shape: expected 4 entries, got 3", reason::kBadShape
+}
+, {"BoolMaskWrongShape", SPOIL{for (int n
+                                    : {1, 1, 15, 16}) r.mutable_problem()
+                                   ->mutable_bool_mask()
+                                   ->add_shape(static_cast<uint32_t>(n));
+}
+, "problem.bool_mask.shape[2]: expected 1 or 16, got 15", reason::kBadShape
+}
+, {"BoolMaskZeroDimension", SPOIL{for (int n
+                                       : {0, 1, 16, 16}) r.mutable_problem()
+                                      ->mutable_bool_mask()
+                                      ->add_shape(static_cast<uint32_t>(n));
+}
+, "problem.bool_mask.shape[0]: expected 1 or 1, got 0", reason::kBadShape
+}
+, {"BoolMaskWithoutBits", SPOIL{for (int n
+                                     : {1, 1, 16, 16}) r.mutable_problem()
+                                    ->mutable_bool_mask()
+                                    ->add_shape(static_cast<uint32_t>(n));
+}
+, "mask_bits: expected 32 bytes, got 0 bytes", reason::kSizeMismatch
+}
+, {"BitsWithoutBoolMask", SPOIL{r.set_mask_bits("x");
+}
+, "mask_bits: expected none without problem.bool_mask, got 1 bytes", reason::kSizeMismatch
+}
+, {"BiasWrongRank", SPOIL{r.mutable_problem()->mutable_bias()->set_element(v1::ELEMENT_FLOAT32);
+}
+, "problem.bias.shape: expected 4 entries, got 0", reason::kBadShape
+}
+, {"BiasElementUnspecified",
+   SPOIL{for (int n = 0; n < 4; ++n) r.mutable_problem()->mutable_bias()->add_shape(1);
+}
+, "problem.bias.element:", reason::kBadDtype
+}
+, {"BiasWithoutPayload",
+   SPOIL{for (int n = 0; n < 4; ++n) r.mutable_problem()->mutable_bias()->add_shape(1);
+r.mutable_problem()->mutable_bias()->set_element(v1::ELEMENT_FLOAT16);
+}
+, "bias: expected 2 bytes, got 0 bytes", reason::kSizeMismatch
+}
+, {"PayloadWithoutBias", SPOIL{r.set_bias("1234");
+}
+, "bias: expected none without problem.bias, got 4 bytes", reason::kSizeMismatch
+}
+, {"AlibiEmpty", SPOIL{r.mutable_problem()->mutable_alibi();
+}
+, "problem.alibi.slope:", reason::kBadShape
+}
+, {"AlibiWrongCount",
+   SPOIL{for (int n = 0; n < 3; ++n) r.mutable_problem()->mutable_alibi()->add_slope(1);
+}
+, "problem.alibi.slope: expected q_heads = 2", reason::kBadShape
+}
+, {"AlibiNan",
+   SPOIL{for (int n = 0; n < 2; ++n) r.mutable_problem()->mutable_alibi()->add_slope(kNan);
+}
+, "problem.alibi.slope[0]: expected a finite number", reason::kBadShape
+}
+, {"DropoutOne", SPOIL{r.mutable_problem()->mutable_dropout()->set_p(1);
+}
+, "problem.dropout.p:", reason::kBadField
+}
+, {"DropoutAboveOne", SPOIL{r.mutable_problem()->mutable_dropout()->set_p(1e30f);
+}
+, "problem.dropout.p:", reason::kBadField
+}
+, {"DropoutRoundsToOne", SPOIL{r.mutable_problem()->mutable_dropout()->set_p(0.9985f);
+}
+, "problem.dropout.p:", reason::kBadField
+}
+, {"DropoutNegative", SPOIL{r.mutable_problem()->mutable_dropout()->set_p(-0.01f);
+}
+, "problem.dropout.p:", reason::kBadField
+}
+, {"DropoutNan", SPOIL{r.mutable_problem()->mutable_dropout()->set_p(kNan);
+}
+, "problem.dropout.p:", reason::kBadField
+}
+, {"DenominatorEmpty", SPOIL{r.mutable_problem()->mutable_denominator();
+}
+, "problem.denominator: expected one of", reason::kBadField
+}
+, {"SinkWrongCount", SPOIL{r.mutable_problem()->mutable_denominator()->mutable_sink()->add_logit(0);
+}
+, "problem.denominator.sink.logit: expected q_heads = 2 entries, got 1", reason::kBadShape
+}
+, {"SinkNan", SPOIL{for (int n = 0; n < 2; ++n) r.mutable_problem()
+                        ->mutable_denominator()
+                        ->mutable_sink()
+                        ->add_logit(kNan);
+}
+, "problem.denominator.sink.logit[0]:", reason::kBadShape
+}
+, {"ShardHeadOffsetHuge", SPOIL{r.mutable_problem()->mutable_shard()->set_q_head_offset(65537);
+}
+, "problem.shard.q_head_offset:", reason::kBadShape
+}
+, {"ShardTotalTooSmall", SPOIL{r.mutable_problem()->mutable_shard()->set_total_q_heads(1);
+}
+, "problem.shard.total_q_heads:", reason::kBadShape
+}
+, {"QOneByteShort", SPOIL{r.mutable_q()->pop_back();
+}
+, "q: expected 1024 bytes, got 1023 bytes", reason::kSizeMismatch
+}
+, {"QOneByteLong", SPOIL{r.mutable_q()->push_back('x');
+}
+, "q: expected 1024 bytes, got 1025 bytes", reason::kSizeMismatch
+}
+, {"KOneByteShort", SPOIL{r.mutable_k()->pop_back();
+}
+, "k: expected 1024 bytes, got 1023 bytes", reason::kSizeMismatch
+}
+, {"VOneByteLong", SPOIL{r.mutable_v()->push_back('x');
+}
+, "v: expected 1024 bytes, got 1025 bytes", reason::kSizeMismatch
+}
+, {"QAbsent", SPOIL{r.clear_q();
+}
+, "q: expected 1024 bytes, got 0 bytes", reason::kSizeMismatch
+}
+, {"CausalWithoutAlignment", SPOIL{r.mutable_problem()->set_kv_len(8);
+r.mutable_problem()->set_causal(true);
+}
+, "problem.alignment: expected top_left, bottom_right or offsets", reason::kBadField
+}
+, {"KeepResidual", SPOIL{r.mutable_options()->set_keep_residual(true);
+}
+, "options.keep_residual:", reason::kResidualUnsupported, absl::StatusCode::kUnimplemented
+}
+, {"PriorityUnknown", SPOIL{r.mutable_options()->set_priority(static_cast<v1::Priority>(4));
+}
+, "options.priority: expected a value of Priority, got 4", reason::kBadField
+}
+, {"RequestIdTooLong", SPOIL{r.mutable_options()->set_request_id(std::string(65, 'x'));
+}
+, "options.request_id: expected at most 64 bytes, got 65", reason::kBadField
+}
+,
+}
+;
+return cases;
+}
+
+class DecodeBadForward : public testing::TestWithParam<size_t> {};
+
+TEST_P(DecodeBadForward, NamesTheField) {
+  const BadForward& bad = BadForwards()[GetParam()];
+  v1::ForwardRequest request = Valid();
+  bad.spoil(request);
+  absl::Status status = DecodeText(request.SerializeAsString()).status();
+  EXPECT_EQ(status.code(), bad.code) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), bad.message)) << status;
+  EXPECT_EQ(ReasonOf(status), bad.reason) << status;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DecodeBadForward, testing::Range<size_t>(0, BadForwards().size()),
+                         [](const auto& info) { return BadForwards()[info.param].name; });
+
+TEST(Decode, NamesTheTensorWhenABackwardPayloadIsOneByteOff) {
+  struct Payload {
+    const char* name;
+    std::function<std::string*(v1::BackwardRequest&)> field;
+  };
+  const Payload payloads[] = {
+      {"q", [](v1::BackwardRequest& r) { return r.mutable_q(); }},
+      {"k", [](v1::BackwardRequest& r) { return r.mutable_k(); }},
+      {"v", [](v1::BackwardRequest& r) { return r.mutable_v(); }},
+      {"o", [](v1::BackwardRequest& r) { return r.mutable_o(); }},
+      {"lse", [](v1::BackwardRequest& r) { return r.mutable_lse(); }},
+      {"d_o", [](v1::BackwardRequest& r) { return r.mutable_d_o(); }},
+      {"d_lse", [](v1::BackwardRequest& r) { return r.mutable_d_lse(); }},
+  };
+  for (const Payload& payload : payloads) {
+    for (bool longer : {false, true}) {
+      v1::BackwardRequest request = ValidBackward();
+      std::string* bytes = payload.field(request);
+      longer ? bytes->push_back('x') : bytes->pop_back();
+      absl::Status status = DecodeText(request.SerializeAsString(), Direction::kBackward).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << payload.name;
+      EXPECT_TRUE(absl::StartsWith(status.message(), absl::StrCat(payload.name, ": expected ")))
+          << status;
+      EXPECT_EQ(ReasonOf(status), reason::kSizeMismatch);
+    }
+  }
+}
+
+TEST(Decode, RefusesAResidualTokenByName) {
+  v1::BackwardRequest request = ValidBackward();
+  request.set_residual_token("t");
+  absl::Status status = DecodeText(request.SerializeAsString(), Direction::kBackward).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_TRUE(absl::StartsWith(status.message(), "residual_token:")) << status;
+}
+
+// ---- Everything wrong that only bytes can say.
+
+struct BadBytes {
+  const char* name;
+  std::string bytes;
+  const char* message;
+};
+
+std::vector<BadBytes> BadByteCases() {
+  std::string valid = Valid().SerializeAsString();
+  std::string deep;  // problem.mask.pattern.expr.negate.negate...
+  for (int n = 0; n < 80; ++n) deep = BytesField(13, deep);
+  std::string patterns;
+  for (int n = 0; n < 5000; ++n) patterns += BytesField(4, "");
+  return {
+      {"DuplicatedProblem", valid + BytesField(1, Valid().problem().SerializeAsString()),
+       "problem: expected at most one value, got two"},
+      {"DuplicatedPayload", valid + BytesField(20, Valid().k()), "k: expected at most one value"},
+      {"DuplicatedBool", valid + VarintField(3, 1), "want_lse: expected at most one value"},
+      {"DuplicatedScalar", WithProblemBytes(VarintField(4, 16)),
+       "problem.q_len: expected at most one value"},
+      {"DuplicatedSubMessage", WithProblemBytes(BytesField(19, "") + BytesField(19, "")),
+       "problem.dropout: expected at most one value"},
+      {"TwoMembersOfOneof", WithProblemBytes(BytesField(12, VarintField(1, 1) + VarintField(2, 1))),
+       "problem.alignment: expected one member of kind, got two"},
+      {"UnknownTopLevelField", valid + VarintField(30, 1),
+       "field_30: expected a field of attnd.v1.ForwardRequest"},
+      {"UnknownProblemField", WithProblemBytes(VarintField(99, 1)),
+       "problem.field_99: expected a field of attnd.v1.Problem"},
+      {"BackwardsFieldInForward", valid + BytesField(25, "x"), "field_25: expected a field"},
+      {"ReservedField", WithProblemBytes(BytesField(18, BytesField(2, "x"))),
+       "problem.alibi.field_2: expected a field"},
+      {"WrongWireType", WithProblemBytes(Tag(19, 0) + Varint(1)),
+       "problem.dropout: expected wire type length-delimited, got varint"},
+      {"PayloadAsVarint", VarintField(22, 5) + valid,
+       "q: expected wire type length-delimited, got varint"},
+      {"Group", valid + Tag(22, 3), "q: expected "},
+      {"EndGroup", valid + Tag(22, 4), "q: expected "},
+      {"FieldNumberZero", valid + std::string(1, '\0'), "message: expected a field's tag"},
+      {"TrailingGarbage", valid + "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+       "message: expected a field's tag"},
+      {"TruncatedPayload", valid.substr(0, valid.size() - 1), "bytes, got "},
+      {"TruncatedAtTag", Tag(1, 2), "problem: expected "},
+      {"TruncatedVarint", Tag(3, 0) + "\x80", "want_lse: expected a varint"},
+      {"LengthBeyondMessage", Tag(22, 2) + Varint(1u << 30), "q: expected 1073741824 bytes"},
+      {"LengthBeyond32Bits", Tag(22, 2) + Varint((uint64_t{1} << 32) + 1) + "x", "q: expected "},
+      {"LengthBeyond63Bits", Tag(22, 2) + Varint(~uint64_t{0}), "q: expected "},
+      {"NestedLengthBeyondParent", BytesField(1, Tag(12, 2) + Varint(100)),
+       "problem.alignment: expected 100 bytes, got 0"},
+      {"NumberTooWide", BytesField(1, VarintField(4, (uint64_t{1} << 32) + 16)),
+       "problem.q_len: expected a number of 32 bits, got 4294967312"},
+      {"NumberTwoTo63", BytesField(1, VarintField(1, uint64_t{1} << 63)),
+       "problem.batch: expected a number of 32 bits"},
+      {"BoolTwo", VarintField(3, 2), "want_lse: expected 0 or 1, got 2"},
+      {"PackedFixed32Ragged", WithProblemBytes(BytesField(18, BytesField(1, "12345"))),
+       "problem.alibi.slope: expected a multiple of 4 bytes, got 5"},
+      {"PackedVarintTruncated", WithProblemBytes(BytesField(15, BytesField(1, "\x80"))),
+       "problem.lengths.kv_len: expected a varint"},
+      {"NestedTooDeep", WithProblemBytes(BytesField(16, BytesField(4, BytesField(1, deep)))),
+       "levels of nesting"},
+      {"TooManyNodes", WithProblemBytes(BytesField(16, patterns)),
+       "expected at most 4096 messages inside one, got more"},
+      {"InvalidUtf8", valid + BytesField(2, BytesField(1, "\xff\xfe")),
+       "options: expected a protobuf message with UTF-8"},
+      {"Empty", "", "problem: expected a problem, got none"},
+  };
+}
+
+TEST(Decode, NamesWhatIsWrongWhenBytesAreMalformed) {
+  for (const BadBytes& bad : BadByteCases()) {
+    for (size_t slice_bytes : {size_t{1}, size_t{7}, size_t{1} << 16}) {
+      absl::Status status = DecodeText(bad.bytes, Direction::kForward, slice_bytes).status();
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad.name << ": " << status;
+      EXPECT_TRUE(absl::StrContains(status.message(), bad.message)) << bad.name << ": " << status;
+      EXPECT_FALSE(ReasonOf(status).empty()) << bad.name;
+    }
+  }
+}
+
+TEST(Decode, GivesAStatusForEveryPrefixAndEveryFlippedByteOfAHeader) {
+  v1::ForwardRequest request = MakeForward(SmallProblem(2, 1), 3);
+  request.mutable_problem()->mutable_alignment()->set_top_left(true);
+  request.mutable_problem()->mutable_dropout()->set_p(0.1f);
+  std::string message = request.SerializeAsString();
+  for (size_t length = 0; length < message.size(); ++length) {
+    EXPECT_FALSE(DecodeText(message.substr(0, length)).ok()) << length;
+  }
+  for (size_t at = 0; at < message.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string flipped = message;
+      flipped[at] = static_cast<char>(flipped[at] ^ (1 << bit));
+      absl::Status status = DecodeText(flipped).status();
+      EXPECT_TRUE(status.ok() || !ReasonOf(status).empty()) << at << " " << status;
+    }
+  }
+}
+
+TEST(Decode, RefusesLongListsBeforeTheyAreParsed) {
+  std::string zeros(size_t{1} << 23, '\0');
+  absl::Status status = DecodeText(WithProblemBytes(BytesField(15, BytesField(1, zeros)))).status();
+  EXPECT_TRUE(
+      absl::StrContains(status.message(), "problem.lengths.kv_len: expected at most 2097154"))
+      << status;
+}
+
+}  // namespace
+}  // namespace attnd
