@@ -1,0 +1,200 @@
+#include "server/admission.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "base/clock.h"
+#include "server/status_details.h"
+#include "tests/gated_backend.h"
+#include "tests/pipeline_fixture.h"
+
+namespace attnd {
+namespace {
+
+class AdmissionTest : public testing::Test {
+ protected:
+  AdmissionTest() : cost_(1e9) {}
+
+  void Make(const AdmissionLimits& limits) {
+    admission_ = std::make_unique<Admission>(limits, backend_, cost_, clock_);
+  }
+  absl::StatusOr<AdmittedCall> Admit(const std::string& caller = "a",
+                                     absl::Time deadline = absl::InfiniteFuture(),
+                                     int64_t length = 16) {
+    return admission_->Admit(DecodedCall(SmallProblem(length)),
+                             {.id = ++ids_, .caller = caller, .deadline = deadline});
+  }
+  // What one call of SmallProblem takes: q, k, v, o of 1 KiB each and lse of 128 bytes.
+  static constexpr int64_t kCallBytes = 4 * 1024 + 128;
+
+  GatedBackend backend_;
+  CostModel cost_;
+  FakeClock clock_{absl::UnixEpoch() + absl::Hours(1)};
+  std::unique_ptr<Admission> admission_;
+  uint64_t ids_ = 0;
+};
+
+TEST_F(AdmissionTest, CountsExactlyWhatTheCallTakes) {
+  Make({});
+  backend_.SetWorkspace(100);
+  auto call = Admit();
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->bytes(), kCallBytes + 128);  // workspace rounded up to 64 bytes
+  EXPECT_EQ(admission_->Use().bytes, kCallBytes + 128);
+  EXPECT_EQ(admission_->Use().calls, 1);
+  EXPECT_GT(admission_->Use().seconds, 0);
+}
+
+TEST_F(AdmissionTest, ReturnsBudgetWhenTheCallDies) {
+  Make({});
+  { auto call = Admit(); }
+  EXPECT_EQ(admission_->Use().bytes, 0);
+  EXPECT_EQ(admission_->Use().calls, 0);
+  EXPECT_EQ(admission_->Use().seconds, 0);
+}
+
+TEST_F(AdmissionTest, ReturnsWorkAndMemoryApart) {
+  Make({});
+  auto call = Admit();
+  call->ticket().ReleaseWork();
+  EXPECT_EQ(admission_->Use().calls, 0);
+  EXPECT_EQ(admission_->Use().bytes, kCallBytes);
+  call->ticket().ShrinkTo(1024);
+  EXPECT_EQ(admission_->Use().bytes, 1024);
+  Ticket moved = std::move(call->ticket());
+  EXPECT_EQ(admission_->Use().bytes, 1024);
+  moved = Ticket();
+  EXPECT_EQ(admission_->Use().bytes, 0);
+}
+
+TEST_F(AdmissionTest, TicketOutlivesAdmission) {
+  Make({});
+  Ticket ticket = std::move(Admit()->ticket());
+  admission_.reset();
+  ticket.ShrinkTo(0);
+}
+
+TEST_F(AdmissionTest, TakesTheLastCallAndRefusesOneAbove) {
+  Make({.max_calls = 2});
+  auto first = Admit(), second = Admit();
+  ASSERT_TRUE(second.ok());
+  auto third = Admit();
+  EXPECT_EQ(third.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(third.status()), reason::kQueueFull);
+  EXPECT_TRUE(RetryAfterOf(third.status()).has_value());
+  first = absl::CancelledError();
+  EXPECT_TRUE(Admit().ok());
+}
+
+TEST_F(AdmissionTest, TakesTheLastByteAndRefusesOneAbove) {
+  Make({.memory_bytes = 2 * kCallBytes});
+  auto first = Admit(), second = Admit();
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(admission_->Use().bytes, 2 * kCallBytes);
+  auto third = Admit();
+  EXPECT_EQ(third.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(third.status()), reason::kMemoryPressure);
+  EXPECT_TRUE(absl::StrContains(third.status().message(), "at most 8448")) << third.status();
+}
+
+TEST_F(AdmissionTest, TakesACallAsLargeAsTheLimitAndRefusesOneAbove) {
+  Make({.memory_bytes = kCallBytes});
+  EXPECT_TRUE(Admit().ok());
+  Make({.memory_bytes = kCallBytes - 64});
+  auto call = Admit();
+  EXPECT_EQ(call.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(ReasonOf(call.status()), reason::kTooLargeForDevice);
+}
+
+TEST_F(AdmissionTest, RefusesAReplyAboveTheMessageLimit) {
+  Make({.max_reply_bytes = 1024 + 128});
+  EXPECT_TRUE(Admit().ok());
+  Make({.max_reply_bytes = 1024 + 127});
+  auto call = Admit();
+  EXPECT_EQ(call.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(ReasonOf(call.status()), reason::kReplyTooLarge);
+}
+
+TEST_F(AdmissionTest, TakesALongCallWhenIdleAndRefusesTheNextBehindIt) {
+  Make({.max_queue_seconds = 1e-6});
+  auto first = Admit();  // more than a microsecond of work, but nothing ahead of it
+  ASSERT_TRUE(first.ok());
+  auto second = Admit();
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(second.status()), reason::kQueueFull);
+}
+
+TEST_F(AdmissionTest, KeepsOneCallersQuotaApartFromOthers) {
+  Make({.caller_max_calls = 1});
+  auto first = Admit("a");
+  auto second = Admit("a");
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(second.status()), reason::kTenantQuota);
+  EXPECT_TRUE(Admit("b").ok());
+  first = absl::CancelledError();
+  EXPECT_TRUE(Admit("a").ok());
+}
+
+TEST_F(AdmissionTest, CountsACallersBytesUntilItsRepliesAreSent) {
+  Make({.caller_max_bytes = kCallBytes});
+  auto first = Admit("a");
+  first->ticket().ReleaseWork();
+  first->ticket().ShrinkTo(64);
+  auto second = Admit("a");
+  EXPECT_EQ(ReasonOf(second.status()), reason::kTenantQuota);
+  first->ticket().ShrinkTo(0);
+  EXPECT_TRUE(Admit("a").ok());
+}
+
+TEST_F(AdmissionTest, RefusesADeadlineThatCannotBeMet) {
+  Make({});
+  auto late = Admit("a", clock_.Now() + absl::Microseconds(1));
+  EXPECT_EQ(late.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ReasonOf(late.status()), reason::kDeadlineUnmeetable);
+  EXPECT_TRUE(Admit("a", clock_.Now() + absl::Seconds(1)).ok());
+}
+
+TEST_F(AdmissionTest, CountsTheQueueAheadAgainstADeadline) {
+  Make({});
+  // About 4.2e9 flops at 1e9 a second: four seconds of work.
+  Problem large = SmallProblem(4096, 8);
+  auto ahead = admission_->Admit(DecodedCall(large), {.id = 1, .caller = "a"});
+  ASSERT_TRUE(ahead.ok()) << ahead.status();
+  ASSERT_GT(admission_->Use().seconds, 3);
+  EXPECT_EQ(ReasonOf(Admit("b", clock_.Now() + absl::Seconds(1)).status()),
+            reason::kDeadlineUnmeetable);
+  EXPECT_TRUE(Admit("b", clock_.Now() + absl::Seconds(10)).ok());
+}
+
+TEST_F(AdmissionTest, CapsACallWithoutDeadline) {
+  Make({.max_deadline = absl::Seconds(3)});
+  auto call = Admit("a", absl::InfiniteFuture());
+  EXPECT_EQ(call->context().deadline, clock_.Now() + absl::Seconds(3));
+}
+
+TEST_F(AdmissionTest, AsksTheEngineFirst) {
+  Make({});
+  backend_.RefuseWith(absl::UnimplementedError("problem.element: float16 is not built in"));
+  auto call = Admit();
+  EXPECT_EQ(call.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(ReasonOf(call.status()), reason::kProblemUnsupported);
+}
+
+TEST_F(AdmissionTest, RefusesEverythingOnceDraining) {
+  Make({});
+  auto before = Admit();
+  admission_->StartDraining();
+  auto after = Admit();
+  EXPECT_EQ(after.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(after.status()), reason::kDraining);
+  EXPECT_TRUE(RetryAfterOf(after.status()).has_value());
+  EXPECT_EQ(admission_->Use().calls, 1);
+}
+
+}  // namespace
+}  // namespace attnd

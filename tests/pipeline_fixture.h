@@ -1,0 +1,61 @@
+// Calls and answers for tests of the stages behind Decode, without gRPC.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "server/admission.h"
+#include "server/decode.h"
+#include "server/result.h"
+#include "tests/wire_request.h"
+
+namespace attnd {
+
+// A decoded forward call.
+inline AttentionCall DecodedCall(const Problem& problem, Priority priority = Priority::kNormal,
+                                 uint64_t seed = 1) {
+  v1::ForwardRequest request = MakeForward(problem, seed);
+  request.mutable_options()->set_priority(
+      static_cast<v1::Priority>(static_cast<int>(priority) + 1));
+  absl::StatusOr<AttentionCall> call = Decoder::Decode(
+      MessageBytes({grpc::Slice(request.SerializeAsString())}), Direction::kForward);
+  CHECK(call.ok()) << call.status();
+  return *std::move(call);
+}
+
+// Keeps one answer and lets a test wait for it.
+class KeptAnswer final : public ReplySink {
+ public:
+  void OnResult(absl::StatusOr<Result> result) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++answers_;
+    status_ = result.status();
+    if (result.ok()) result_.emplace(*std::move(result));
+    changed_.notify_all();
+  }
+  const absl::Status& Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return answers_ > 0; });
+    return status_;
+  }
+  int answers() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return answers_;
+  }
+  Result& result() { return *result_; }
+  void DropResult() { result_.reset(); }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  int answers_ = 0;
+  absl::Status status_;
+  std::optional<Result> result_;
+};
+
+}  // namespace attnd
