@@ -15,7 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "server/self_test.h"
-#include "server/server_info.h"
+#include "server/encode_server_info.h"
 
 namespace attnd {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/server_info.h"
+#include "server/encode_server_info.h"
 
 #include <algorithm>
 #include <functional>
