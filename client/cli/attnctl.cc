@@ -1,0 +1,62 @@
+// attnctl: the command line of attnd. Each command stands in a file of its own.
+
+#include <malloc.h>
+
+#include <iostream>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/version.h"
+#include "client/cli/check_command.h"
+#include "client/cli/completion_command.h"
+#include "client/cli/info_command.h"
+#include "client/cli/session.h"
+
+namespace attnd {
+namespace {
+
+// gRPC's receive slices come from malloc: without these glibc returns and faults in their pages for
+// every message. Debian's abseil runs its deadlock detector on each lock.
+void TuneProcess() {
+  mallopt(M_TRIM_THRESHOLD, 2000000000);
+  mallopt(M_TOP_PAD, 64 << 20);
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+}
+
+int Main(int argc, char** argv) {
+  TuneProcess();
+  CLI::App app("attnctl: look at, check, measure and use an attnd daemon", "attnctl");
+  app.set_version_flag("--version", absl::StrCat("attnctl ", VersionString()));
+  app.require_subcommand(1);
+  app.fallthrough();  // global flags may stand after the command too
+  app.footer(
+      "Exit codes: 0 done; 1 the answer is no (check found a deviation, the daemon is not "
+      "serving);\n"
+      "2 wrong usage; 3 the daemon cannot be reached or did not answer in time; 4 a call or a "
+      "file\n"
+      "failed.\n\n"
+      "Examples:\n"
+      "  attnctl info\n"
+      "  attnctl --address unix:/run/attnd/attnd.sock check\n"
+      "  attnctl bench --shape 2,8,2048,64 --causal --direction both --duration 5\n"
+      "  attnctl run --in tensors.safetensors --out result.safetensors --causal bottom_right\n"
+      "  attnctl top --metrics http://127.0.0.1:9464/metrics");
+  Session session(app);
+  AddInfoCommand(app, session);
+  AddHealthCommand(app, session);
+  AddCheckCommand(app, session);
+  AddCompletionCommand(app);
+  try {  // CLI11 tells of wrong usage, --help and --version by exceptions
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  return session.exit_code();
+}
+
+}  // namespace
+}  // namespace attnd
+
+int main(int argc, char** argv) { return attnd::Main(argc, argv); }

@@ -1,0 +1,90 @@
+#include "client/cli/session.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+
+namespace attnd {
+
+Session::Session(CLI::App& app)
+    : color_(isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr),
+      shows_progress_(isatty(STDERR_FILENO) != 0) {
+  app.add_option("-a,--address", addresses_,
+                 "host:port or unix:path of the daemon; several, separated by commas, are replicas")
+      ->envname("ATTND_ADDRESS")
+      ->capture_default_str();
+  app.add_option("-o,--output", output_, "table or json")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->capture_default_str();
+  app.add_option("--timeout", timeout_seconds_, "seconds that one call may take")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_flag("--tls", tls_, "TLS with the system's certificate authorities");
+  app.add_option("--tls-ca", ca_file_, "TLS with this authority (PEM file)");
+  app.add_option("--tls-cert", certificate_file_, "client certificate for mutual TLS (PEM file)");
+  app.add_option("--tls-key", key_file_, "its private key (PEM file)");
+  app.add_option("--tls-server-name", server_name_, "name expected in the server's certificate");
+  app.add_option("--token-file", token_file_, "file with a bearer token")
+      ->envname("ATTND_TOKEN_FILE");
+  app.add_option("--channels", channels_, "connections to each address")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--shard-bytes", shard_bytes_, "size that calls are cut to")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+}
+
+absl::StatusOr<ClientOptions> Session::MakeClientOptions() const {
+  ClientOptions options;
+  options.addresses = absl::StrSplit(addresses_, ',', absl::SkipEmpty());
+  options.timeout = absl::Seconds(timeout_seconds_);
+  options.channels_per_address = channels_;
+  options.shard_bytes = shard_bytes_;
+  if (tls_ || !ca_file_.empty() || !certificate_file_.empty() || !key_file_.empty()) {
+    options.tls = ClientTlsOptions{.ca_file = ca_file_,
+                                   .certificate_file = certificate_file_,
+                                   .key_file = key_file_,
+                                   .server_name = server_name_};
+  }
+  if (!token_file_.empty()) {
+    std::ifstream file(token_file_);
+    std::ostringstream text;
+    text << file.rdbuf();
+    if (!file) return absl::NotFoundError(absl::StrCat("--token-file: cannot read ", token_file_));
+    options.bearer_token = std::string(absl::StripAsciiWhitespace(text.str()));
+  }
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<AttentionClient>> Session::Connect() {
+  ASSIGN_OR_RETURN(ClientOptions options, MakeClientOptions());
+  return AttentionClient::Connect(std::move(options));
+}
+
+void Session::Fail(const absl::Status& status) {
+  std::cerr << "attnctl: " << absl::StatusCodeToString(status.code()) << ": " << status.message()
+            << "\n";
+  std::optional<ErrorDetail> detail = DetailOf(status);
+  if (detail.has_value()) {
+    std::cerr << "  reason: " << detail->reason << "\n";
+    for (const auto& [key, value] : detail->metadata) {
+      std::cerr << "  " << key << ": " << value << "\n";
+    }
+  }
+  if (absl::IsUnavailable(status) && !detail.has_value()) {
+    std::cerr << "  is a daemon listening on " << addresses_ << "?\n";
+  }
+  bool unreachable = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+  Exit(unreachable ? kExitUnreachable : kExitFailed);
+}
+
+}  // namespace attnd
