@@ -134,6 +134,10 @@ inline float Log2(float x) { return std::log2(x); }
 inline float Reciprocal(float x) { return 1 / x; }
 inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float Max(float a, float b) { return std::fmax(a, b); }
+inline int Keep(int value) { return value; }
+inline const char* Offset(const void* base, int count, int bytes) {
+  return static_cast<const char*>(base) + int64_t{count} * bytes;
+}
 inline uint32_t Permute(uint32_t a, uint32_t b, uint32_t selector) {
   uint64_t bytes = uint64_t{b} << 32 | a;
   uint32_t result = 0;
@@ -188,6 +192,9 @@ inline void StoreShared128(void* p, uint4 v, ATTN_WHERE) { host::Store(p, v, whe
 inline uint4 LoadConstant128(const void* p, ATTN_WHERE) {
   return host::Load<uint4>(p, where, false);
 }
+inline void LoadConstant128If(uint4& v, const void* p, bool condition, ATTN_WHERE) {
+  if (condition) v = host::Load<uint4>(p, where, false);
+}
 inline float LoadConstantFloat(const void* p, ATTN_WHERE) {
   return host::Load<float>(p, where, false);
 }
@@ -202,6 +209,9 @@ inline uint32_t LoadConstant8(const void* p, ATTN_WHERE) {
 }
 inline float LoadGlobalFloat(const void* p, ATTN_WHERE) {
   return host::Load<float>(p, where, false);
+}
+inline uint32_t LoadGlobal32(const void* p, ATTN_WHERE) {
+  return host::Load<uint32_t>(p, where, false);
 }
 inline void StoreGlobal32(void* p, uint32_t v, ATTN_WHERE) { host::Store(p, v, where, false); }
 inline void StoreGlobalFloat(void* p, float v, ATTN_WHERE) { host::Store(p, v, where, false); }

@@ -1,0 +1,30 @@
+// The cuda engine's host code and the sm70 kernels, run in the emulator over the conformance table.
+#include <memory>
+
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/emulated_device.h"
+#include "tests/backend_conformance.h"
+
+namespace attnd::cuda {
+namespace {
+
+std::unique_ptr<Backend> MakeEmulated() {
+  return std::make_unique<CudaBackend>(MakeEmulatedDevice({}));
+}
+
+const bool kHalf = RegisterBackendConformance("EmulatedHalf", MakeEmulated,
+                                              {.random_problems = 40,
+                                               .random_max_pairs = 3000,
+                                               .element = ElementType::kFloat16,
+                                               .precision = EnginePrecision::HalfOperands(),
+                                               .max_unsupported = 500});
+
+const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulated,
+                                                  {.random_problems = 20,
+                                                   .random_max_pairs = 3000,
+                                                   .element = ElementType::kBFloat16,
+                                                   .precision = EnginePrecision::HalfOperands(),
+                                                   .max_unsupported = 500});
+
+}  // namespace
+}  // namespace attnd::cuda

@@ -1,0 +1,340 @@
+#include "kernels/cuda/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "attention/dropout.h"
+#include "attention/score_rule.h"
+#include "attention/tensor_view.h"
+
+namespace attnd::cuda {
+namespace {
+
+int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+int64_t Tiles(int64_t length, int64_t rows) { return (length + rows - 1) / rows; }
+
+int32_t Clamp(int64_t keys) {
+  return static_cast<int32_t>(std::clamp<int64_t>(keys, -kUnboundedKeys, kUnboundedKeys));
+}
+
+SequenceDesc DescribeSequence(const Problem& p, int64_t batch_index) {
+  Sequence s = p.SequenceAt(batch_index);
+  int64_t low = p.window_left < 0 ? -kUnboundedKeys : s.offset - p.window_left;
+  int64_t high = p.window_right < 0 ? kUnboundedKeys : s.offset + p.window_right;
+  if (p.causal) high = std::min(high, s.offset);
+  SequenceDesc desc;
+  desc.q_begin = static_cast<int32_t>(s.q_begin);
+  desc.q_len = static_cast<int32_t>(s.q_len);
+  desc.kv_begin = static_cast<int32_t>(s.kv_begin);
+  desc.kv_len = static_cast<int32_t>(s.kv_len);
+  desc.low = Clamp(low);
+  desc.high = Clamp(high);
+  desc.diagonal = Clamp(s.offset);
+  desc.batch = IsPacked(p.layout) ? 0 : static_cast<int32_t>(batch_index);
+  return desc;
+}
+
+BroadcastTensor Broadcast(const BroadcastShape& s, int64_t row_units) {
+  BroadcastTensor t = {};
+  t.row = s.rows == 1 ? 0 : row_units;
+  t.head = s.heads == 1 ? 0 : s.rows * row_units;
+  t.batch = s.batch == 1 ? 0 : s.heads * s.rows * row_units;
+  t.column = s.columns == 1 ? 0 : 1;
+  return t;
+}
+
+// A device address plus elements, as the pointer that a descriptor holds.
+template <class T>
+T* At(uint64_t arena, int64_t offset, int64_t elements = 0) {
+  return reinterpret_cast<T*>(arena + static_cast<uint64_t>(offset) +
+                              static_cast<uint64_t>(elements) * sizeof(T));
+}
+
+// The first row of head `head` of a part, in the padded tensor at `offset`.
+RowTensor Rows(const RowShape& shape, uint64_t arena, int64_t offset, int64_t batch, int64_t head) {
+  TensorStrides strides = shape.PaddedStrides();
+  return {At<uint16_t>(arena, offset, strides.Row(batch, head, 0)), strides.batch, strides.head,
+          strides.row};
+}
+
+int32_t BiasCode(ElementType element) {
+  switch (element) {
+    case ElementType::kFloat16:
+      return kBiasFloat16;
+    case ElementType::kBFloat16:
+      return kBiasBFloat16;
+    case ElementType::kFloat32:
+      return kBiasFloat32;
+  }
+  return kBiasNone;
+}
+
+int32_t DenominatorCodeOf(DenominatorKind kind) {
+  switch (kind) {
+    case DenominatorKind::kSoftmax:
+      return kDenominatorSoftmax;
+    case DenominatorKind::kZeroRest:
+      return kDenominatorZeroRest;
+    case DenominatorKind::kSink:
+      return kDenominatorSink;
+  }
+  return kDenominatorSoftmax;
+}
+
+int64_t LseBatchStride(const Problem& p) { return IsPacked(p.layout) ? 0 : p.q_heads * p.q_len; }
+
+// Where a part begins in the call's tensors.
+struct Origin {
+  int64_t batch;  // of the dense tensors' batch stride; 0 in packed layouts
+  int64_t entry;  // batch entry or sequence
+  int64_t q_head, kv_head;
+};
+Origin OriginOf(const Problem& p, const Part& part) {
+  return {IsPacked(p.layout) ? 0 : part.batch_begin, part.batch_begin,
+          part.kv_head_begin * p.group_size(), part.kv_head_begin};
+}
+
+void DescribeScores(const CallLayout& at, const Origin& from, uint64_t arena, ProblemDesc& desc) {
+  const Problem& p = *at.problem;
+  desc.softcap = p.softcap;
+  if (p.bool_mask.has_value()) {
+    desc.mask = Broadcast(p.bool_mask->shape, p.bool_mask->row_bytes());
+    desc.mask.data =
+        At<uint8_t>(arena, at.mask, from.entry * desc.mask.batch + from.q_head * desc.mask.head);
+  }
+  if (p.bias.has_value()) {
+    desc.bias = Broadcast(p.bias->shape, p.bias->shape.columns);
+    int64_t first = from.entry * desc.bias.batch + from.q_head * desc.bias.head;
+    desc.bias.data = At<uint8_t>(arena, at.bias, first * ElementBytes(p.bias->element));
+    desc.bias.element = BiasCode(p.bias->element);
+    if (at.d_bias >= 0) desc.d_bias = At<float>(arena, at.d_bias, first);
+  }
+  if (!p.alibi_slopes.empty()) {
+    desc.alibi_batch = static_cast<int64_t>(p.alibi_slopes.size()) == p.q_heads ? 0 : p.q_heads;
+    desc.alibi_slopes = At<float>(arena, at.alibi, from.entry * desc.alibi_batch + from.q_head);
+  }
+  desc.denominator = DenominatorCodeOf(p.denominator);
+  if (at.sink >= 0) desc.sink_logits = At<float>(arena, at.sink, from.q_head);
+  if (at.d_sink >= 0) {
+    desc.d_sink = At<float>(arena, at.d_sink, from.entry * p.q_heads + from.q_head);
+  }
+}
+
+void DescribeDropout(const Problem& p, const Origin& from, ProblemDesc& desc) {
+  DropoutStream stream = MakeDropoutStream(p.dropout.seed, p.dropout.offset, 0);
+  desc.dropout_threshold = p.dropout.threshold;
+  desc.dropout_scale = DropoutScale(p.dropout.threshold);
+  desc.dropout_key_lo = stream.key_lo;
+  desc.dropout_key_hi = stream.key_hi;
+  desc.dropout_offset_lo = stream.offset_lo;
+  desc.dropout_head = p.DropoutHeadIndex(from.entry, from.q_head);
+  desc.dropout_batch = p.DropoutHeadIndex(1, 0) - p.DropoutHeadIndex(0, 0);
+}
+
+void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
+                       ProblemDesc& desc) {
+  const Problem& p = *at.problem;
+  int64_t lse = from.batch * desc.lse_batch + from.q_head * desc.lse_head;
+  desc.d_o = Rows(OutputRows(p), arena, at.d_o, from.batch, from.q_head);
+  desc.d_q = Rows(QueryRows(p), arena, at.d_q, from.batch, from.q_head);
+  desc.d_k = Rows(KeyRows(p), arena, at.d_k, from.batch, from.kv_head);
+  desc.d_v = Rows(ValueRows(p), arena, at.d_v, from.batch, from.kv_head);
+  desc.delta = At<float>(arena, at.delta, lse);
+  if (at.d_lse >= 0) desc.d_lse = At<float>(arena, at.d_lse, lse);
+  int64_t head = from.entry * p.q_heads + from.q_head;
+  desc.dq_sums = At<float>(arena, at.dq_sums, head * at.dq_head);
+  desc.dq_head = at.dq_head;
+  desc.dq_turns = At<int32_t>(arena, at.dq_turns, head * at.turns_head);
+  desc.turns_head = at.turns_head;
+}
+
+// What both directions bring to the device, and the outputs of forward as outputs or inputs.
+CallLayout LayOutCommon(const Problem& p, RegionUse results, ArenaLayout& arena) {
+  CallLayout at;
+  at.problem = &p;
+  at.q = arena.Add("q", QueryRows(p).padded_bytes(), RegionUse::kInput);
+  at.k = arena.Add("k", KeyRows(p).padded_bytes(), RegionUse::kInput);
+  at.v = arena.Add("v", ValueRows(p).padded_bytes(), RegionUse::kInput);
+  at.o = arena.Add("o", OutputRows(p).padded_bytes(), results);
+  at.lse = arena.Add("lse", p.LseElements() * 4, results);
+  if (p.bool_mask) at.mask = arena.Add("mask", p.bool_mask->bytes(), RegionUse::kInput);
+  if (p.bias) {
+    at.bias = arena.Add("bias", p.bias->shape.elements() * ElementBytes(p.bias->element),
+                        RegionUse::kInput);
+  }
+  if (!p.alibi_slopes.empty()) {
+    at.alibi =
+        arena.Add("alibi", static_cast<int64_t>(p.alibi_slopes.size()) * 4, RegionUse::kInput);
+  }
+  if (p.denominator == DenominatorKind::kSink) {
+    at.sink = arena.Add("sink", p.q_heads * 4, RegionUse::kInput);
+  }
+  at.sequences = arena.Add("sequences", p.batch * static_cast<int64_t>(sizeof(SequenceDesc)),
+                           RegionUse::kInput);
+  return at;
+}
+
+// Calls visit(part index, entry within the part, query head within the part, its sequence).
+template <class Visit>
+void ForEachQueryHead(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
+                      const Visit& visit) {
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const Problem& p = *problems[parts[n].call];
+    for (int64_t b = 0; b < parts[n].batches; ++b) {
+      SequenceDesc sequence = DescribeSequence(p, parts[n].batch_begin + b);
+      for (int64_t h = 0; h < parts[n].kv_heads * p.group_size(); ++h) {
+        visit(static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), sequence);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int64_t ArenaLayout::Add(std::string name, int64_t bytes, RegionUse use) {
+  int64_t offset = bytes_;
+  bytes_ += RoundUp(bytes, kRegionAlignment);
+  regions_.push_back({std::move(name), offset, bytes, use});
+  return offset;
+}
+
+RowShape QueryRows(const Problem& p) {
+  return {p.layout, p.batch, p.q_heads, p.q_len, p.qk_head_dim};
+}
+RowShape KeyRows(const Problem& p) {
+  return {p.layout, p.batch, p.kv_heads, p.kv_len, p.qk_head_dim};
+}
+RowShape ValueRows(const Problem& p) {
+  return {p.layout, p.batch, p.kv_heads, p.kv_len, p.v_head_dim};
+}
+RowShape OutputRows(const Problem& p) {
+  return {p.layout, p.batch, p.q_heads, p.q_len, p.v_head_dim};
+}
+
+CallLayout LayOutForward(const Problem& problem, ArenaLayout& arena) {
+  return LayOutCommon(problem, RegionUse::kOutput, arena);
+}
+
+CallLayout LayOutBackward(const Problem& p, int tile_head_dim, ArenaLayout& arena) {
+  CallLayout at = LayOutCommon(p, RegionUse::kInput, arena);
+  at.d_o = arena.Add("d_o", OutputRows(p).padded_bytes(), RegionUse::kInput);
+  at.d_lse = arena.Add("d_lse", p.LseElements() * 4, RegionUse::kInput);
+  at.d_q = arena.Add("d_q", QueryRows(p).padded_bytes(), RegionUse::kOutput);
+  at.d_k = arena.Add("d_k", KeyRows(p).padded_bytes(), RegionUse::kOutput);
+  at.d_v = arena.Add("d_v", ValueRows(p).padded_bytes(), RegionUse::kOutput);
+  if (p.bias && p.bias->want_gradient) {
+    at.d_bias = arena.Add("d_bias", p.bias->shape.elements() * 4, RegionUse::kZeroed);
+  }
+  if (p.denominator == DenominatorKind::kSink) {
+    at.d_sink = arena.Add("d_sink", p.batch * p.q_heads * 4, RegionUse::kZeroed);
+  }
+  at.delta = arena.Add("delta", p.LseElements() * 4, RegionUse::kOutput);
+  at.dq_head = DqSumFloats(p.MaxQueryLength(), tile_head_dim);
+  at.turns_head = DqBlocks(p.MaxQueryLength());
+  int64_t heads = p.batch * p.q_heads;
+  at.dq_sums = arena.Add("dq_sums", heads * at.dq_head * 4, RegionUse::kZeroed);
+  at.dq_turns = arena.Add("dq_turns", heads * at.turns_head * 4, RegionUse::kZeroed);
+  return at;
+}
+
+std::vector<Part> PartsOf(const Problem& p, int call) {
+  if (p.element != ElementType::kBFloat16) return {{call, 0, p.batch, 0, p.kv_heads, {}}};
+  std::vector<Part> parts;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.kv_heads; ++h) parts.push_back({call, b, 1, h, 1, {}});
+  }
+  return parts;
+}
+
+std::vector<SequenceDesc> SequencesOf(const Problem& p) {
+  std::vector<SequenceDesc> sequences;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    sequences.push_back(DescribeSequence(p, b));
+    if (p.element == ElementType::kBFloat16) sequences.back().batch = 0;  // parts of one entry
+  }
+  return sequences;
+}
+
+ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
+  const Problem& p = *at.problem;
+  const Origin from = OriginOf(p, part);
+  ProblemDesc desc = {};
+  desc.q = Rows(QueryRows(p), arena, at.q, from.batch, from.q_head);
+  desc.k = Rows(KeyRows(p), arena, at.k, from.batch, from.kv_head);
+  desc.v = Rows(ValueRows(p), arena, at.v, from.batch, from.kv_head);
+  desc.o = Rows(OutputRows(p), arena, at.o, from.batch, from.q_head);
+  desc.lse_batch = LseBatchStride(p);
+  desc.lse_head = p.q_len;
+  desc.lse = At<float>(arena, at.lse, from.batch * desc.lse_batch + from.q_head * desc.lse_head);
+  desc.sequences = At<SequenceDesc>(arena, at.sequences, part.batch_begin);
+  desc.kv_heads = static_cast<int32_t>(part.kv_heads);
+  desc.group = static_cast<int32_t>(p.group_size());
+  desc.q_heads = desc.kv_heads * desc.group;
+  desc.qk_chunks = static_cast<int32_t>(PaddedDim(p.qk_head_dim) / kChunk);
+  desc.v_chunks = static_cast<int32_t>(PaddedDim(p.v_head_dim) / kChunk);
+  double scale = std::ldexp(double{p.ResolvedScale()}, part.exponents.q + part.exponents.k);
+  desc.scale = static_cast<float>(scale);
+  desc.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
+  DescribeScores(at, from, arena, desc);
+  DescribeDropout(p, from, desc);
+  if (at.d_o >= 0) DescribeGradients(at, from, arena, desc);
+  return desc;
+}
+
+std::vector<TileWork> ForwardTiles(absl::Span<const Problem* const> problems,
+                                   absl::Span<const Part> parts, int q_rows) {
+  std::vector<std::pair<int64_t, TileWork>> tiles;  // keys to visit, tile
+  ForEachQueryHead(problems, parts, [&](int32_t n, int32_t b, int32_t h, const SequenceDesc& s) {
+    Visibility visibility = {s.q_len, s.kv_len, s.low, s.high};
+    for (int32_t tile = 0; tile < Tiles(s.q_len, q_rows); ++tile) {
+      int begin = tile * q_rows, end = std::min(begin + q_rows, s.q_len);
+      Range keys = VisibleKeys(visibility, begin, end);
+      tiles.push_back({std::max(0, keys.end - keys.begin), {n, b, h, tile}});
+    }
+  });
+  std::stable_sort(tiles.begin(), tiles.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<TileWork> ordered;
+  ordered.reserve(tiles.size());
+  for (const auto& [keys, tile] : tiles) ordered.push_back(tile);
+  return ordered;
+}
+
+std::vector<TileWork> BackwardTiles(absl::Span<const Problem* const> problems,
+                                    absl::Span<const Part> parts, int kv_rows) {
+  // Round r holds each head's r-th tile from the front; rounds go out last first, so that the heads
+  // with the most keys begin first and blocks that wait for each other stand far apart.
+  std::vector<std::pair<int32_t, TileWork>> tiles;
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const Problem& p = *problems[parts[n].call];
+    for (int64_t b = 0; b < parts[n].batches; ++b) {
+      SequenceDesc s = DescribeSequence(p, parts[n].batch_begin + b);
+      for (int64_t h = 0; h < parts[n].kv_heads; ++h) {
+        for (int32_t tile = 0; tile < Tiles(s.kv_len, kv_rows); ++tile) {
+          tiles.push_back(
+              {tile,
+               {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), tile}});
+        }
+      }
+    }
+  }
+  std::stable_sort(tiles.begin(), tiles.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<TileWork> ordered;
+  ordered.reserve(tiles.size());
+  for (const auto& [round, tile] : tiles) ordered.push_back(tile);
+  return ordered;
+}
+
+std::vector<TileWork> RowBlockTiles(absl::Span<const Problem* const> problems,
+                                    absl::Span<const Part> parts) {
+  std::vector<TileWork> tiles;
+  ForEachQueryHead(problems, parts, [&](int32_t n, int32_t b, int32_t h, const SequenceDesc& s) {
+    for (int32_t tile = 0; tile < DqBlocks(s.q_len); ++tile) tiles.push_back({n, b, h, tile});
+  });
+  return tiles;
+}
+
+}  // namespace attnd::cuda

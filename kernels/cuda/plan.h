@@ -1,0 +1,85 @@
+// Plan: how calls become one launch: where each tensor lies in the device's arena, which parts each
+// call is cut into, and the descriptors and tile lists that the kernels read (kernels/params.h).
+//
+// A part is what one ProblemDesc describes: a whole call, or in bfloat16 one (batch entry, KV head)
+// of it, because each of those has powers of two of its own (staging.h).
+//
+// Use: lay out (LayOut…), reserve the arena, then describe (Describe…) with its address. Nothing
+// here touches a device. Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "attention/problem.h"
+#include "kernels/cuda/kernel_device.h"
+#include "kernels/cuda/staging.h"
+#include "kernels/params.h"
+
+namespace attnd::cuda {
+
+// Offsets into the arena; −1: this call has no such tensor.
+struct CallLayout {
+  const Problem* problem = nullptr;
+  int64_t q = -1, k = -1, v = -1, o = -1, lse = -1;
+  int64_t mask = -1, bias = -1, alibi = -1, sink = -1, sequences = -1;
+  int64_t d_o = -1, d_lse = -1, d_q = -1, d_k = -1, d_v = -1, d_bias = -1, d_sink = -1;
+  int64_t delta = -1, dq_sums = -1, dq_turns = -1;
+  int64_t dq_head = 0, turns_head = 0;  // see ProblemDesc
+};
+
+// The powers of two that a part's tensors were divided by; 0 in float16.
+struct Exponents {
+  int q = 0, k = 0, v = 0, d_o = 0;
+};
+
+struct Part {
+  int call = 0;  // index in the launch
+  int64_t batch_begin = 0, batches = 0;
+  int64_t kv_head_begin = 0, kv_heads = 0;
+  Exponents exponents;
+};
+
+class ArenaLayout {
+ public:
+  int64_t Add(std::string name, int64_t bytes, RegionUse use);  // the region's offset
+  absl::Span<const Region> regions() const { return regions_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::vector<Region> regions_;
+  int64_t bytes_ = 0;
+};
+
+RowShape QueryRows(const Problem& problem);
+RowShape KeyRows(const Problem& problem);
+RowShape ValueRows(const Problem& problem);
+RowShape OutputRows(const Problem& problem);
+
+// Where a call's tensors go. `tile_head_dim` is of the backward kernel's tile.
+CallLayout LayOutForward(const Problem& problem, ArenaLayout& arena);
+CallLayout LayOutBackward(const Problem& problem, int tile_head_dim, ArenaLayout& arena);
+
+// Float16: the call itself. Bfloat16: its (batch entry or sequence, KV head) pairs, exponents 0.
+std::vector<Part> PartsOf(const Problem& problem, int call);
+
+// What the sequences' region holds: one for each batch entry or sequence of the call, as the
+// kernels of PartsOf read them.
+std::vector<SequenceDesc> SequencesOf(const Problem& problem);
+
+// `arena` is the arena's device address.
+ProblemDesc Describe(const CallLayout& layout, const Part& part, uint64_t arena);
+
+// Tiles of rows of every (part, batch entry, query head), most visible keys first.
+std::vector<TileWork> ForwardTiles(absl::Span<const Problem* const> problems,
+                                   absl::Span<const Part> parts, int q_rows);
+// Tiles of keys of every (part, batch entry, KV head), in descending order within each.
+std::vector<TileWork> BackwardTiles(absl::Span<const Problem* const> problems,
+                                    absl::Span<const Part> parts, int kv_rows);
+// 64 rows of every (part, batch entry, query head): what the Delta and dQ kernels visit.
+std::vector<TileWork> RowBlockTiles(absl::Span<const Problem* const> problems,
+                                    absl::Span<const Part> parts);
+
+}  // namespace attnd::cuda

@@ -1,0 +1,26 @@
+// Selection: from a Problem to the kernels that compute it.
+// Errors: UNIMPLEMENTED naming the field and what would work. Pure functions; any thread.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "attention/problem.h"
+#include "kernels/tiles.h"
+
+namespace attnd::cuda {
+
+// Whether the plain rule serves: a positive, normal scale and nothing else on scores.
+bool NeedsGeneralScores(const Problem& problem);
+
+struct ForwardKernels {
+  KernelRow forward;
+};
+struct BackwardKernels {
+  KernelRow delta, backward, query_gradient;
+};
+absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows,
+                                             const Problem& problem);
+absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
+                                               const Problem& problem);
+
+}  // namespace attnd::cuda

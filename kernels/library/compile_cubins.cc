@@ -1,0 +1,135 @@
+// compile_cubins: the build's kernel compiler. Compiles every shipped row of the kernel table for
+// one target and writes a KernelArchive; prints registers, shared bytes and spills of each.
+//
+//     compile_cubins --nvrtc libnvrtc.so.12 --target sm_70 --out kernels.cubins [--jobs N] [--only
+//     S]
+//
+// --only compiles the rows whose name contains S. Exit code 1, with the compiler's log, when a row
+// does not compile. Rows are compiled by processes of their own: the compiler takes one at a time.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/library/kernel_archive.h"
+#include "kernels/library/nvrtc.h"
+#include "kernels/tiles.h"
+
+ABSL_FLAG(std::string, nvrtc, "", "the compiler's shared library");
+ABSL_FLAG(std::string, target, "sm_70", "architecture of the machine code");
+ABSL_FLAG(std::string, out, "", "archive to write");
+ABSL_FLAG(std::string, only, "", "compile only rows whose name contains this");
+ABSL_FLAG(int, jobs, 2, "processes at a time");
+
+namespace attnd {
+namespace {
+
+struct Job {
+  KernelRow row;
+  std::string file;  // an archive of this row alone
+  pid_t process = 0;
+};
+
+std::string ReadFile(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+bool WriteFile(const std::string& path, const std::string& bytes) {
+  std::ofstream file(path, std::ios::binary);
+  file << bytes;
+  return file.good();
+}
+
+// In a process of its own: the exit code.
+int CompileOne(const Job& job) {
+  const std::string target = absl::GetFlag(FLAGS_target);
+  auto nvrtc = Nvrtc::Load(absl::GetFlag(FLAGS_nvrtc));
+  if (!nvrtc.ok()) {
+    std::cerr << nvrtc.status().message() << "\n";
+    return 1;
+  }
+  auto kernel = (*nvrtc)->Compile(job.row, target);
+  if (!kernel.ok()) {
+    std::cerr << kernel.status().message() << "\n";
+    return 1;
+  }
+  KernelArchive archive;
+  archive.target = target;
+  archive.kernels.push_back({NameOf(job.row), kernel->entry, kernel->cubin, kernel->threads,
+                             kernel->shared_bytes, kernel->registers, kernel->spill_bytes});
+  return WriteFile(job.file, FormatKernelArchive(archive)) ? 0 : 1;
+}
+
+bool WaitForOne(std::vector<Job>& jobs) {
+  int state = 0;
+  pid_t ended = wait(&state);
+  for (Job& job : jobs) {
+    if (job.process == ended) job.process = 0;
+  }
+  return ended > 0 && WIFEXITED(state) && WEXITSTATUS(state) == 0;
+}
+
+bool CompileAll(std::vector<Job>& jobs) {
+  int running = 0;
+  bool ok = true;
+  for (Job& job : jobs) {
+    if (running == absl::GetFlag(FLAGS_jobs)) {
+      ok = WaitForOne(jobs) && ok;
+      --running;
+    }
+    if (!ok) break;
+    std::fflush(nullptr);
+    job.process = fork();
+    if (job.process == 0) _exit(CompileOne(job));
+    ++running;
+  }
+  for (; running > 0; --running) ok = WaitForOne(jobs) && ok;
+  return ok;
+}
+
+int Main() {
+  const std::string out = absl::GetFlag(FLAGS_out);
+  std::vector<Job> jobs;
+  for (const KernelRow& row : KernelRows()) {
+    if (!row.shipped || !absl::StrContains(NameOf(row), absl::GetFlag(FLAGS_only))) continue;
+    jobs.push_back({row, absl::StrCat(out, ".", jobs.size()), 0});
+  }
+  const bool ok = CompileAll(jobs);
+  KernelArchive all;
+  all.target = absl::GetFlag(FLAGS_target);
+  std::vector<std::string> files;
+  files.reserve(jobs.size());  // the archives point into them
+  for (const Job& job : jobs) {
+    files.push_back(ReadFile(job.file));
+    std::remove(job.file.c_str());
+    auto archive = ParseKernelArchive(files.back());
+    if (archive.ok()) all.kernels.push_back(archive->kernels.at(0));
+  }
+  if (!ok || all.kernels.size() != jobs.size()) return 1;
+  for (const ArchivedKernel& k : all.kernels) {
+    absl::PrintF("%-48s %3d threads %3d registers %6d shared bytes %4d spilled %7d code bytes\n",
+                 k.name, k.threads, k.registers, k.shared_bytes, k.spill_bytes, k.cubin.size());
+  }
+  return WriteFile(out, FormatKernelArchive(all)) ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace attnd
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  return attnd::Main();
+}

@@ -1,0 +1,50 @@
+#include "kernels/library/kernel_source.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace attnd {
+namespace {
+
+std::string TileExpression(const Tile& tile) {
+  return absl::StrCat("attnd::Tile{", tile.q_rows, ", ", tile.kv_rows, ", ", tile.head_dim, ", ",
+                      tile.blocks_per_sm, "}");
+}
+
+std::string KernelExpression(const KernelRow& row) {
+  const char* math = row.half_accumulate ? "Float16Accumulate" : "Float32Accumulate";
+  const char* rule = row.general ? "attnd::GeneralScores" : "attnd::LinearScores";
+  const char* dropper = row.dropout ? "PhiloxDropout" : "NoDropout";
+  std::string tile = TileExpression(row.tile);
+  switch (row.kind) {
+    case KernelKind::kForward:
+      return absl::StrCat("ForwardKernel<", math, ", ", tile, ", ", rule, ", ", dropper, ">");
+    case KernelKind::kBackward:
+      return absl::StrCat("BackwardKernel<", math, ", ", tile, ", ", rule, ", ", dropper, ", ",
+                          row.ordered ? "OrderedSums" : "AtomicSums", ">");
+    case KernelKind::kDelta:
+      return absl::StrCat("DeltaKernel<", tile, ">");
+    case KernelKind::kQueryGradient:
+      return absl::StrCat("QueryGradientKernel<", tile, ">");
+  }
+  return "";
+}
+
+}  // namespace
+
+KernelSource SourceOf(const KernelRow& row) {
+  KernelSource source;
+  absl::StrAppend(&source.text, "#include \"kernels/sm70/entry.cuh\"\n",
+                  "namespace attnd::sm70 {\nusing Chosen = ", KernelExpression(row), ";\n",
+                  "__device__ int ", kThreadsFact, " = Chosen::kThreads;\n__device__ int ",
+                  kSharedFact, " = static_cast<int>(sizeof(Chosen::Shared));\n}\n");
+  source.expression =
+      absl::StrCat("attnd::sm70::Entry<attnd::sm70::Chosen, ", row.tile.blocks_per_sm, ">");
+  return source;
+}
+
+std::vector<std::string> CompilerOptions(const std::string& target) {
+  return {absl::StrCat("--gpu-architecture=", target), "--std=c++20", "-default-device",
+          "--ptxas-options=-v"};
+}
+
+}  // namespace attnd

@@ -1,0 +1,37 @@
+// tiles.h: the kernels that exist, one row each: what they can do and how they cut their work. The
+// build compiles each row, the cuda engine picks among them (kernels/cuda/selection.h), the
+// emulator runs them. Host code; device code takes its Tile from a row as a template argument.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/tile_math.h"
+
+namespace attnd {
+
+enum class KernelKind : unsigned char {
+  kForward,
+  kDelta,          // backward's first step: rowsum(dO∘O) − dlse
+  kBackward,       // dK, dV, and dQ in pieces
+  kQueryGradient,  // dQ's pieces into place
+};
+
+struct KernelRow {
+  KernelKind kind = KernelKind::kForward;
+  int head_dim = 0;              // both head dimensions are at most this
+  bool half_accumulate = false;  // products accumulate in float16
+  bool general = false;  // softcap, bias, ALiBi, bool mask, any scale; else a positive scale
+  bool dropout = false;
+  bool ordered = true;           // backward: dQ added in a fixed order
+  bool shipped = true;           // compiled at build time; else at run time, where a compiler is
+  Tile tile = {};       // see tile_math.h; kDelta and kQueryGradient: q_rows only
+};
+
+// "forward_f32_d64_linear_dropout": the kernel's name in messages, receipts and the index.
+std::string NameOf(const KernelRow& row);
+
+// Every row that is built.
+const std::vector<KernelRow>& KernelRows();
+
+}  // namespace attnd
