@@ -76,8 +76,8 @@ ClientOptions ToClientOptions(const attnd_client_options& from) {
   for (int64_t n = 0; n < from.address_count; ++n) to.addresses.push_back(from.addresses[n]);
   if (from.channels_per_address != 0) to.channels_per_address = from.channels_per_address;
   if (from.use_tls) {
-    to.tls = TlsOptions{Text(from.tls_ca_file), Text(from.tls_certificate_file),
-                        Text(from.tls_key_file), Text(from.tls_server_name)};
+    to.tls = ClientTlsOptions{Text(from.tls_ca_file), Text(from.tls_certificate_file),
+                              Text(from.tls_key_file), Text(from.tls_server_name)};
   }
   to.bearer_token = Text(from.bearer_token);
   if (from.timeout_seconds != 0) to.timeout = absl::Seconds(from.timeout_seconds);
