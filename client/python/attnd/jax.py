@@ -1,0 +1,156 @@
+"""jax.nn.dot_product_attention on a remote daemon, differentiable, inside jit and vmap.
+
+    import attnd.jax
+    attnd.jax.connect("127.0.0.1:7070")
+    out = attnd.jax.dot_product_attention(q, k, v, is_causal=True)
+
+The call leaves the compiled program through jax.pure_callback. Nothing may be raised in there, so a call that fails
+gives NaN and its error is raised by the next attnd.jax call, or by attnd.jax.check().
+"""
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, Union
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .client import Client
+from .client import connect as _connect
+from .errors import Unavailable, wrong
+
+__all__ = ["check", "connect", "dot_product_attention"]
+
+_result: Any = jax.ShapeDtypeStruct
+_clients: Dict[str, Client] = {}
+_errors: Dict[str, BaseException] = {}
+_lock = threading.Lock()
+
+
+def connect(address: Union[str, Sequence[str], Client], *, name: str = "", **options: Any) -> Client:
+    """Connects this module: attnd.connect's arguments, or a Client that exists. `name` is dot_product_attention's
+    `server`."""
+    made = address if isinstance(address, Client) else _connect(address, **options)
+    with _lock:
+        _clients[name] = made
+    return made
+
+
+def check(server: str = "") -> None:
+    """Raises the error of a call that has failed since the last check, if any."""
+    with _lock:
+        error = _errors.pop(server, None)
+    if error is not None:
+        raise error
+
+
+def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *,
+                          scale: Optional[float] = None, is_causal: bool = False, query_seq_lengths: Any = None,
+                          key_value_seq_lengths: Any = None,
+                          local_window_size: Union[None, int, Tuple[int, int]] = None, return_residual: bool = False,
+                          server: str = "") -> Any:
+    """As jax.nn.dot_product_attention.
+
+    query [batch, q_len, q_heads, dim], key and value [batch, kv_len, kv_heads, dim], or all without batch; bias (with
+    gradient) and mask (True = attend) broadcast to [batch, q_heads, q_len, kv_len]. Returns an array like query, and
+    with return_residual the log-sum-exp, float32 [batch, q_len, q_heads], which is differentiable too. Rows beyond
+    query_seq_lengths are 0. float16, bfloat16 or float32.
+    """
+    check(server)
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    if query.ndim not in (3, 4) or not query.ndim == key.ndim == value.ndim:
+        raise wrong("query, key, value", "3 or 4 dimensions each", [x.shape for x in (query, key, value)])
+    single = query.ndim == 3
+    if single:
+        query, key, value = query[None], key[None], value[None]
+    window = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+    if query_seq_lengths is not None:
+        rows = jnp.arange(query.shape[1])[None, None, :, None] < jnp.asarray(query_seq_lengths)[:, None, None, None]
+        mask = rows if mask is None else jnp.logical_and(mask, rows)
+    statics = _Statics(scale, bool(is_causal), window, server)
+    four = [None if x is None else jnp.asarray(x)[(None,) * (4 - jnp.ndim(x))] for x in (bias, mask)]
+    lengths = None if key_value_seq_lengths is None else jnp.asarray(key_value_seq_lengths, jnp.int32)
+    out, lse = _attend(statics, query, key, value, four[0], four[1], lengths)
+    residual = jnp.swapaxes(lse, 1, 2)
+    if single:
+        out, residual = out[0], residual[0]
+    return (out, residual) if return_residual else out
+
+
+class _Statics(NamedTuple):
+    """What is known while tracing."""
+
+    scale: Optional[float]
+    is_causal: bool
+    window: Optional[Tuple[int, int]]
+    server: str
+
+    def options(self) -> Dict[str, Any]:
+        return {"layout": "blhd", "scale": self.scale, "causal": self.is_causal, "align": "top_left",
+                "window": self.window}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(statics: _Statics, q: Any, k: Any, v: Any, bias: Any, mask: Any, lengths: Any) -> Tuple[Any, Any]:
+    batch, q_len, heads = q.shape[:3]
+    shapes = (_result((*q.shape[:3], v.shape[3]), q.dtype),
+              _result((batch, heads, q_len), jnp.float32))
+
+    def run(client: Client, q: Any, k: Any, v: Any, bias: Any, mask: Any, lengths: Any) -> Tuple[Any, ...]:
+        r = client.forward(q, k, v, bias=bias, mask=mask, kv_lengths=lengths, **statics.options())
+        return r.out, r.lse
+
+    out, lse = _call(statics, run, shapes, q, k, v, bias, mask, lengths)
+    return out, lse
+
+
+def _attend_forward(statics: _Statics, *arguments: Any) -> Tuple[Any, Any]:
+    out, lse = _attend(statics, *arguments)
+    return (out, lse), (*arguments, out, lse)
+
+
+def _attend_backward(statics: _Statics, saved: Any, cotangents: Any) -> Tuple[Any, ...]:
+    q, k, v, bias, mask, lengths, o, lse = saved
+    shapes = [_result(x.shape, x.dtype) for x in (q, k, v)]
+    shapes.append(_result((0,) if bias is None else bias.shape, jnp.float32))
+
+    def run(client: Client, q: Any, k: Any, v: Any, bias: Any, mask: Any, lengths: Any, o: Any, lse: Any, d_o: Any,
+            d_lse: Any) -> Tuple[Any, ...]:
+        g = client.backward(d_o, q, k, v, o, lse, dlse=d_lse, bias=bias, bias_grad=bias is not None, mask=mask,
+                            kv_lengths=lengths, **statics.options())
+        return g.dq, g.dk, g.dv, np.zeros((len(q), 0), np.float32) if g.dbias is None else g.dbias
+
+    dq, dk, dv, d_bias = _call(statics, run, shapes, *saved, *cotangents)
+    return dq, dk, dv, None if bias is None else d_bias.astype(bias.dtype), None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _call(statics: _Statics, run: Callable[..., Tuple[Any, ...]], shapes: Sequence[Any], *arguments: Any
+          ) -> Sequence[Any]:
+    """`run` on the host. Under vmap the arguments come with one more leading dimension each, one call for each entry."""
+    def on_host(*arguments: Any) -> Tuple[Any, ...]:
+        given = [None if x is None else np.asarray(x) for x in arguments]
+        lead = np.shape(given[0])[:-4]
+        results = [np.full((*lead, *shape.shape), np.nan, shape.dtype) for shape in shapes]
+        try:
+            with _lock:
+                client = _clients.get(statics.server)
+            if client is None:
+                raise Unavailable('not connected: call attnd.jax.connect("host:port") first', reason="NOT_CONNECTED")
+            for index in np.ndindex(lead):
+                for result, part in zip(results, run(client, *[None if x is None else x[index] for x in given])):
+                    if result.size:
+                        result[index] = part
+        except Exception as error:
+            logging.getLogger("attnd.jax").error("a call failed and gave NaN: %s", error)
+            with _lock:
+                _errors.setdefault(statics.server, error)
+            return tuple(np.full_like(result, np.nan) for result in results)
+        return tuple(results)
+
+    return tuple(jax.pure_callback(on_host, tuple(shapes), *arguments, vmap_method="broadcast_all"))

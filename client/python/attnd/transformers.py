@@ -1,0 +1,71 @@
+"""attn_implementation="attnd" for Hugging Face transformers: attention and mask, registered under one name.
+
+    import attnd.transformers
+    attnd.transformers.register("127.0.0.1:7070")
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="attnd")
+
+What a model asks of its attention is done: grouped heads, sliding windows, softcap, sinks, position bias, padding on
+either side, caches, packed positions. Masks are transformers' own bool masks and travel as bits. Needs a transformers
+with AttentionMaskInterface (4.53 or later).
+"""
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Sequence, Tuple, Union
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from . import torch as remote
+from .client import Client
+from .errors import Unimplemented, wrong_type
+
+__all__ = ["register"]
+
+
+def register(address: Union[str, Sequence[str], Client], *, name: str = "attnd", **options: Any) -> Client:
+    """Connects to a daemon (attnd.connect's arguments, or a Client) and registers attention and mask under `name`.
+
+    Registering a name again replaces its connection. Several names may exist, each with its own daemon.
+    """
+    client = remote.connect(address, name=f"transformers:{name}", **options)
+    AttentionInterface.register(name, _attention_of(f"transformers:{name}"))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    return client
+
+
+def _attention_of(server: str) -> Callable[..., Tuple[Tensor, None]]:
+    def attend(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Optional[Tensor],
+               dropout: float = 0.0, scaling: Optional[float] = None, is_causal: Optional[bool] = None,
+               softcap: Optional[float] = None, s_aux: Optional[Tensor] = None, position_bias: Optional[Tensor] = None,
+               cache: Any = None, **others: Any) -> Tuple[Tensor, None]:
+        """query [batch, q_heads, q_len, dim], key and value [batch, kv_heads, kv_len, dim] → [batch, q_len, q_heads,
+        dim], as transformers' sdpa_attention_forward, with softcap and sinks besides."""
+        if type(cache).__name__ == "PagedAttentionCache":
+            raise Unimplemented("cache: expected none, got a PagedAttentionCache: continuous batching runs with "
+                                'attn_implementation="sdpa_paged"', field="cache")
+        if attention_mask is not None and not isinstance(attention_mask, Tensor):
+            raise wrong_type("attention_mask", "a tensor as transformers.masking_utils.sdpa_mask makes", attention_mask)
+        wanted = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        causal = bool(query.shape[2] > 1 and attention_mask is None and wanted)
+        if causal and key.shape[2] > query.shape[2]:  # an empty static cache: no row sees what lies behind
+            key, value = key[:, :, :query.shape[2]], value[:, :, :query.shape[2]]
+            position_bias = None if position_bias is None else position_bias[..., :query.shape[2]]
+        q, k, v, _ = remote._four_dimensions(query, key, value, enable_gqa=True)
+        mask, bias = _mask_and_bias(attention_mask, position_bias, k.shape[2])
+        out = remote.attention(q, k, v, causal="top_left" if causal else None, mask=mask, bias=bias, scale=scaling,
+                               softcap=softcap or 0.0, sink=s_aux, dropout_p=dropout, server=server)
+        assert isinstance(out, Tensor)
+        return out.transpose(1, 2).contiguous(), None
+    return attend
+
+
+def _mask_and_bias(attention_mask: Optional[Tensor], position_bias: Optional[Tensor], kv_len: int
+                   ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    if attention_mask is None:
+        return None, position_bias
+    attention_mask = attention_mask[..., :kv_len]
+    if attention_mask.dtype == torch.bool:
+        return attention_mask, position_bias
+    return None, attention_mask if position_bias is None else attention_mask + position_bias

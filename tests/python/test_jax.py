@@ -1,0 +1,97 @@
+"""attnd.jax.dot_product_attention against jax.nn.dot_product_attention: values, gradients, jit, vmap, errors."""
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+import attnd  # noqa: E402
+import attnd.jax as remote  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def connected(client):
+    remote.connect(client)
+
+
+def tensors(rng, dtype=jnp.float32, kv_len=9):
+    shapes = (2, 9, 4, 8), (2, kv_len, 2, 8), (2, kv_len, 2, 8)
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
+
+
+CASES = {
+    "plain": lambda rng: {}, "causal": lambda rng: {"is_causal": True}, "scale": lambda rng: {"scale": 0.3},
+    "window": lambda rng: {"local_window_size": (3, 1)}, "one window": lambda rng: {"local_window_size": 2},
+    "bias": lambda rng: {"bias": jnp.asarray(rng.standard_normal((2, 1, 9, 9)), jnp.float32)},
+    "mask": lambda rng: {"mask": jnp.asarray(rng.random((1, 4, 9, 9)) < 0.8).at[..., 0].set(True)},
+    "lengths": lambda rng: {"key_value_seq_lengths": jnp.array([9, 4]), "query_seq_lengths": jnp.array([5, 9])},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_agree_with_jax(name, rng):
+    q, k, v = tensors(rng)
+    options = CASES[name](rng)
+    bias = options.pop("bias", None)
+    weight = jnp.asarray(rng.standard_normal(q.shape), jnp.float32)
+
+    def objective(function):
+        return lambda q, k, v, bias: (function(q, k, v, bias, **options) * weight).sum()
+
+    which = (0, 1, 2) if bias is None else (0, 1, 2, 3)
+    np.testing.assert_allclose(remote.dot_product_attention(q, k, v, bias, **options),
+                               jax.nn.dot_product_attention(q, k, v, bias, **options), rtol=1e-4, atol=1e-5)
+    got = jax.grad(objective(remote.dot_product_attention), which)(q, k, v, bias)
+    expected = jax.grad(objective(jax.nn.dot_product_attention), which)(q, k, v, bias)
+    for mine, theirs in zip(got, expected):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_sixteen_bit_elements(dtype, rng):
+    q, k, v = tensors(rng, dtype)
+    got = remote.dot_product_attention(q, k, v, is_causal=True)
+    assert got.dtype == dtype
+    expected = jax.nn.dot_product_attention(*[x.astype(jnp.float32) for x in (q, k, v)], is_causal=True)
+    np.testing.assert_allclose(got.astype(jnp.float32), expected, rtol=0.01, atol=0.01)
+
+
+def test_residual_is_the_log_sum_exp_and_differentiable(rng):
+    q, k, v = tensors(rng)
+
+    def plain(q, k):
+        scores = jnp.einsum("bqhd,bkhd->bqhk", q, jnp.repeat(k, 2, 2)) / np.sqrt(8)
+        return jax.nn.logsumexp(scores, -1)
+
+    out, lse = remote.dot_product_attention(q, k, v, return_residual=True)
+    assert lse.shape == (2, 9, 4) and out.shape == q.shape
+    np.testing.assert_allclose(lse, plain(q, k), rtol=1e-4, atol=1e-5)
+    got = jax.grad(lambda q, k: remote.dot_product_attention(q, k, v, return_residual=True)[1].sum(), (0, 1))(q, k)
+    expected = jax.grad(lambda q, k: plain(q, k).sum(), (0, 1))(q, k)
+    for mine, theirs in zip(got, expected):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_works_inside_jit_and_vmap_and_without_a_batch(rng):
+    q, k, v = tensors(rng)
+    expected = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    attend = jax.jit(lambda q, k, v: remote.dot_product_attention(q, k, v, is_causal=True))
+    np.testing.assert_allclose(attend(q, k, v), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.vmap(attend)(q, k, v), expected, rtol=1e-4, atol=1e-5)
+    shared = jax.vmap(attend, in_axes=(0, None, None))(q, k[0], v[0])
+    np.testing.assert_allclose(shared[1], attend(q[1], k[0], v[0]), rtol=1e-4, atol=1e-5)
+    gradient = jax.vmap(jax.grad(lambda q, k, v: attend(q, k, v).sum()))(q, k, v)
+    np.testing.assert_allclose(gradient, jax.grad(lambda q: attend(q, k, v).sum())(q), rtol=1e-4, atol=1e-5)
+
+
+def test_failed_call_gives_nan_and_raises_afterwards(rng):
+    q, k, v = tensors(rng)
+    remote.connect("127.0.0.1:1", name="dead", timeout=2, retries=0)
+    out = jax.jit(lambda q: remote.dot_product_attention(q, k, v, server="dead"))(q)
+    assert np.isnan(out).all()
+    with pytest.raises(attnd.Unavailable):
+        remote.check("dead")
+    remote.check("dead")

@@ -1,0 +1,152 @@
+"""attn_implementation="attnd" on small random models, against "eager" (what each model itself defines) and "sdpa"."""
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+import attnd.transformers  # noqa: E402
+
+SMALL = dict(vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             max_position_embeddings=64)
+GROUPED = dict(SMALL, num_key_value_heads=2, head_dim=8)
+
+
+def model_of(name):
+    """A causal language model with every kind of attention that its family has."""
+    configs = {
+        "gpt2": lambda: transformers.GPT2Config(vocab_size=99, n_embd=32, n_layer=2, n_head=4, n_positions=64,
+                                                attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0),
+        "llama": lambda: transformers.LlamaConfig(**GROUPED),
+        "mistral": lambda: transformers.MistralConfig(**GROUPED, sliding_window=6),
+        "gemma2": lambda: transformers.Gemma2Config(**GROUPED, sliding_window=6, query_pre_attn_scalar=8,
+                                                    attn_logit_softcapping=5.0),
+        "gpt_oss": lambda: transformers.GptOssConfig(**GROUPED, sliding_window=6, num_local_experts=2,
+                                                     num_experts_per_tok=1),
+        "qwen3": lambda: transformers.Qwen3Config(**GROUPED),
+    }
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(configs[name]())
+    for parameter_name, parameter in model.named_parameters():
+        if parameter_name.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
+    return model.eval()
+
+
+@pytest.fixture(autouse=True)
+def registered(client):
+    attnd.transformers.register(client)
+
+
+def both(model, **inputs):
+    """Logits and the gradients of all parameters, by eager attention and by ours."""
+    results = []
+    keep = inputs["attention_mask"].bool() if "attention_mask" in inputs else ...
+    for implementation in ("eager", "attnd"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        logits = model(**inputs).logits[keep]
+        logits.float().log_softmax(-1)[..., 7].sum().backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        results.append((logits.detach(), gradients))
+    return results
+
+
+def compare(results):
+    (expected, expected_gradients), (got, gradients) = results
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert gradients.keys() == expected_gradients.keys()
+    for name, gradient in gradients.items():
+        scale = float(expected_gradients[name].abs().max().clamp(min=1e-3))
+        torch.testing.assert_close(gradient, expected_gradients[name], rtol=1e-3, atol=1e-4 * max(scale, 1), msg=name)
+
+
+MODELS = ["gpt2", "llama", "mistral", "gemma2", "gpt_oss", "qwen3"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+def test_model_and_its_gradients_agree_with_eager(name, padding):
+    model, tokens = model_of(name), torch.randint(0, 99, (3, 17))
+    inputs = {"input_ids": tokens}
+    if padding != "none":
+        mask = torch.ones_like(tokens)
+        mask[1, (slice(0, 4) if padding == "left" else slice(13, None))] = 0
+        inputs["attention_mask"] = mask
+    compare(both(model, **inputs))
+
+
+@pytest.mark.parametrize("name, cache", [(name, "dynamic") for name in MODELS] + [("mistral", "static")])
+def test_generation_with_a_cache_gives_eager_tokens(name, cache):
+    model, tokens = model_of(name), torch.randint(0, 99, (2, 9))
+    mask = torch.ones_like(tokens)
+    mask[1, :3] = 0
+    texts = []
+    for implementation in ("eager", "attnd"):
+        model.set_attn_implementation(implementation)
+        more = {"cache_implementation": "static", "disable_compile": True} if cache == "static" else {}
+        texts.append(model.generate(tokens, attention_mask=mask, max_new_tokens=12, do_sample=False, pad_token_id=0,
+                                    **more))
+    assert torch.equal(*texts)
+
+
+def test_packed_positions_keep_documents_apart():
+    model = model_of("llama")
+    first, second = torch.randint(0, 99, (1, 7)), torch.randint(0, 99, (1, 10))
+    model.set_attn_implementation("attnd")
+    with torch.no_grad():
+        packed = model(torch.cat([first, second], 1), position_ids=torch.cat([torch.arange(7), torch.arange(10)])[None],
+                       use_cache=False).logits
+        apart = torch.cat([model(first).logits, model(second).logits], 1)
+    torch.testing.assert_close(packed, apart, rtol=1e-4, atol=1e-4)
+
+
+def test_t5_with_its_position_bias_and_cross_attention():
+    torch.manual_seed(2)
+    config = transformers.T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+                                   dropout_rate=0.0, decoder_start_token_id=0)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    mask = torch.ones(2, 11, dtype=torch.long)
+    mask[1, 6:] = 0
+    inputs = {"input_ids": torch.randint(1, 99, (2, 11)), "attention_mask": mask,
+              "labels": torch.randint(1, 99, (2, 5))}
+    results = []
+    for implementation in ("eager", "attnd"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        result = model(**inputs)
+        result.loss.backward()
+        results.append((result.logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters()
+                                                 if p.grad is not None}))
+    compare(results)
+    assert any("relative_attention_bias" in name for name in results[1][1])
+
+
+def test_dropout_in_training_is_ours_and_repeats_with_the_seed():
+    model, tokens = model_of("gpt2").train(), torch.randint(0, 99, (2, 9))
+    for block in model.transformer.h:
+        block.attn.attn_dropout.p = 0.5
+    model.set_attn_implementation("attnd")
+    runs = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        runs.append(model(tokens).logits.detach())
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+
+
+def test_bfloat16_model_agrees_with_sdpa():
+    model, tokens = model_of("llama").to(torch.bfloat16), torch.randint(0, 99, (2, 17))
+    logits = []
+    for implementation in ("sdpa", "attnd"):
+        model.set_attn_implementation(implementation)
+        logits.append(model(tokens).logits.detach().float())
+    torch.testing.assert_close(*logits, rtol=0.05, atol=0.05)
+
+
+def test_models_of_two_names_use_their_own_daemons(daemon):
+    attnd.transformers.register(daemon.address, name="attnd_second", timeout=30)
+    model, tokens = model_of("llama"), torch.randint(0, 99, (1, 5))
+    other = copy.deepcopy(model)
+    model.set_attn_implementation("attnd")
+    other.set_attn_implementation("attnd_second")
+    torch.testing.assert_close(model(tokens).logits, other(tokens).logits)
