@@ -128,20 +128,22 @@ absl::StatusOr<LaunchReport> RunGroups(const std::map<std::string, Group<Kernels
 
 }  // namespace
 
-CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device) : device_(std::move(device)) {
-  for (const KernelRow& row : KernelRows()) {
-    if (device_->Has(row)) rows_.push_back(row);
-  }
-}
+CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device) : device_(std::move(device)) {}
 
 absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) const {
-  return direction == Direction::kForward ? SelectForward(rows_, problem).status()
-                                          : SelectBackward(rows_, problem).status();
+  if (direction == Direction::kForward) {
+    ASSIGN_OR_RETURN(ForwardKernels kernels, SelectForward(KernelRows(), problem));
+    return device_->Check(kernels.forward);
+  }
+  ASSIGN_OR_RETURN(BackwardKernels kernels, SelectBackward(KernelRows(), problem));
+  RETURN_IF_ERROR(device_->Check(kernels.delta));
+  RETURN_IF_ERROR(device_->Check(kernels.backward));
+  return device_->Check(kernels.query_gradient);
 }
 
 absl::StatusOr<LaunchReport> CudaBackend::Forward(absl::Span<const ForwardCall> calls) {
   auto groups = GroupCalls<ForwardKernels>(
-      calls, [this](const Problem& problem) { return SelectForward(rows_, problem); });
+      calls, [](const Problem& problem) { return SelectForward(KernelRows(), problem); });
   return RunGroups(groups, "cuda_", [this](const ForwardKernels& kernels, const auto& group) {
     return RunForward(kernels, group);
   });
@@ -149,7 +151,7 @@ absl::StatusOr<LaunchReport> CudaBackend::Forward(absl::Span<const ForwardCall> 
 
 absl::StatusOr<LaunchReport> CudaBackend::Backward(absl::Span<const BackwardCall> calls) {
   auto groups = GroupCalls<BackwardKernels>(
-      calls, [this](const Problem& problem) { return SelectBackward(rows_, problem); });
+      calls, [](const Problem& problem) { return SelectBackward(KernelRows(), problem); });
   return RunGroups(groups, "cuda_", [this](const BackwardKernels& kernels, const auto& group) {
     return RunBackward(kernels, group);
   });

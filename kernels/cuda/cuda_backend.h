@@ -39,7 +39,6 @@ class CudaBackend final : public Backend {
                                      absl::Span<const BackwardCall* const> calls);
 
   std::unique_ptr<KernelDevice> device_;
-  std::vector<KernelRow> rows_;  // that the device has
 };
 
 }  // namespace attnd::cuda

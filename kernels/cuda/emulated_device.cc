@@ -26,8 +26,9 @@ class EmulatedDevice final : public KernelDevice {
   }
 
   const BackendInfo& info() const override { return info_; }
-  bool Has(const KernelRow& row) const override {
-    return sm70::FindEmulatedKernel(row).run != nullptr;
+  absl::Status Check(const KernelRow& row) const override {
+    if (sm70::FindEmulatedKernel(row).run != nullptr) return absl::OkStatus();
+    return absl::UnimplementedError(absl::StrCat("the emulator lacks ", NameOf(row)));
   }
 
   absl::StatusOr<uint64_t> Reserve(int64_t bytes, absl::Span<const Region> regions) override {

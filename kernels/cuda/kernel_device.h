@@ -38,8 +38,8 @@ class KernelDevice {
  public:
   virtual ~KernelDevice() = default;
   virtual const BackendInfo& info() const = 0;
-  // "sm_70": which build of the kernels runs here.
-  virtual bool Has(const KernelRow& row) const = 0;
+  // OK where Run can run this row, else UNIMPLEMENTED saying what is missing.
+  virtual absl::Status Check(const KernelRow& row) const = 0;
 
   // The arena's address, at least as long as the regions; its old contents are lost.
   virtual absl::StatusOr<uint64_t> Reserve(int64_t bytes, absl::Span<const Region> regions) = 0;
