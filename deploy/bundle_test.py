@@ -9,6 +9,8 @@ import time
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# The loader finds $ORIGIN through /proc, which this root does not have; LD_ORIGIN_PATH stands in for it.
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LD_ORIGIN_PATH": "/bundle"}
 GLIBC = ("ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1",
          "libresolv.so.2")
 
@@ -35,7 +37,7 @@ def inside(root, *command):
 
 
 def run_inside(root, *command):
-    return subprocess.run(inside(root, *command), env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, capture_output=True,
+    return subprocess.run(inside(root, *command), env=ENVIRONMENT, capture_output=True,
                           text=True, stdin=subprocess.DEVNULL, timeout=60)
 
 
@@ -68,8 +70,8 @@ def wait_for(path, process):
 def test_daemon_serves_a_call_and_drains(empty_root):
     daemon = subprocess.Popen(
         inside(empty_root, "/bundle/attnd", "--listen", "127.0.0.1:0", "--port_file", "/tmp/port", "--metrics_listen",
-               "127.0.0.1:0", "--metrics_port_file", "/tmp/metrics_port", "--backend", "cpu"),
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, stdin=subprocess.DEVNULL)
+               "127.0.0.1:0", "--metrics_port_file", "/tmp/metrics_port", "--backend", "cpu", "--drain_delay", "0"),
+        env=ENVIRONMENT, stdin=subprocess.DEVNULL)
     try:
         port = wait_for(empty_root / "tmp/port", daemon)
         done = run_inside(empty_root, "/bundle/attnctl", "--address", f"127.0.0.1:{port}", "info")
