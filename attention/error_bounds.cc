@@ -30,9 +30,10 @@ double OutputUnderflow(ElementType element) {
 // Relative error of a sum of n products, to the sum of their magnitudes.
 double SumUnit(double count, double unit) { return (2 * std::sqrt(count) + 8) * unit; }
 
-// The same for sums along a row of keys, which the online softmax rescales once a tile of 16 or
-// more.
-double RowSumUnit(double keys, double unit) { return SumUnit(keys, unit) + (8 + keys / 16) * unit; }
+// The same for sums along a row of keys, which the online softmax rescales as its maximum grows.
+// Each rescaling rounds once; a row whose maximum grows in every tile weighs down what came before
+// it.
+double RowSumUnit(double keys, double unit) { return SumUnit(keys, unit) + 8 * unit; }
 
 double AbsoluteDot(const double* a, const double* b, int64_t count) {
   double sum = 0;
@@ -248,6 +249,8 @@ class BackwardBounder {
     RowErrors e = bounder_.Errors(at);
     if (!e.row.any_visible) return;
     Uncertain delta = Delta(at);
+    double to_given = std::exp(e.row.lse - exact_.lse[at.lse_index]);
+    for (double& probability : e.row.probability) probability *= to_given;
     double lse_error = e.lse + 4 * kFloatUnit * std::fabs(e.row.lse);
     for (int64_t j = 0; j < at.s.kv_len; ++j) {
       if (bounder_.Counts(e.row, j)) AddScore(at, e, j, delta, lse_error);
@@ -256,8 +259,8 @@ class BackwardBounder {
     double logit = p_.sink_logits[at.h];
     double relative = lse_error + 4 * kFloatUnit * (std::fabs(e.row.lse) + std::fabs(logit) + 2) +
                       SumUnit(static_cast<double>(p_.q_len), kFloatUnit);
-    bounds_.d_sink[at.b * p_.q_heads + at.h] +=
-        std::exp(logit - e.row.lse) * (delta.error + std::fabs(delta.value) * relative);
+    bounds_.d_sink[at.b * p_.q_heads + at.h] += std::exp(logit - exact_.lse[at.lse_index]) *
+                                                (delta.error + std::fabs(delta.value) * relative);
   }
 
   void AddScore(const RowPlace& at, const RowErrors& e, int64_t j, Uncertain delta,

@@ -39,7 +39,7 @@ struct BackwardBounds {
 
 // Bounds for outputs rounded to the problem's element type (lse, d_bias and d_sink to float32).
 // A bound is NaN where a non-finite input makes it meaningless. `exact` are the reference's
-// results.
+// results; for backward, the o and lse from which `gradients` were computed.
 ForwardBounds BoundForward(const Reference& reference, const ReferenceOutputs& exact,
                            const EnginePrecision& precision);
 BackwardBounds BoundBackward(const Reference& reference, const ReferenceOutputs& exact,

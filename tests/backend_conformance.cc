@@ -186,13 +186,31 @@ class CaseChecker {
     auto outcome = LaunchBackward(backend_, *memory_, {item});
     if (!outcome.ok()) return Fail(absl::StrCat("backward: ", outcome.status().ToString()));
     backward_ = outcome->results[0];
-    CompareGradients(PrecisionOf(outcome->report));
+    CompareGradients(backward_, nullptr, PrecisionOf(outcome->report));
     if (!outcome->report.deterministic) {
       if (!problem_.allow_nondeterministic) Fail("backward: nondeterministic without leave");
       return;
     }
     CheckSameBits(item);
     CheckAbsentLseGradient(item);
+    if (case_.poison == Poison::kNone) CheckGivenResults(item);
+  }
+
+  // Backward must use the o and lse that it is given: who splits the keys gives merged ones.
+  void CheckGivenResults(LaunchItem item) {
+    for (size_t n = 0; n < exact_.lse.size(); ++n) {
+      float lse = LoadElement(ElementType::kFloat32, item.lse.data(), n);
+      StoreElement(ElementType::kFloat32, item.lse.data(), n, lse + 0.75f);
+    }
+    for (size_t n = 0; n < exact_.o.size(); ++n) {
+      float o = LoadElement(problem_.element, item.o.data(), n);
+      StoreElement(problem_.element, item.o.data(), n, 0.5f * o);
+    }
+    auto outcome = LaunchBackward(backend_, *memory_, {item});
+    if (!outcome.ok()) return Fail(absl::StrCat("backward: ", outcome.status().ToString()));
+    ReferenceOutputs given = {ToDoubles(problem_.element, item.o.data(), exact_.o.size()),
+                              ToDoubles(ElementType::kFloat32, item.lse.data(), exact_.lse.size())};
+    CompareGradients(outcome->results[0], &given, PrecisionOf(outcome->report));
   }
 
   void CheckSameBits(const LaunchItem& item) {
@@ -219,14 +237,16 @@ class CaseChecker {
     }
   }
 
-  void CompareGradients(const EnginePrecision& precision) {
+  // With `given`, the exact gradients are those of the o and lse that backward was given.
+  void CompareGradients(const BackwardResults& got, const ReferenceOutputs* given,
+                        const EnginePrecision& precision) {
     const float* d_lse = inputs_.d_lse.as<float>();
     std::vector<double> d_o =
         ToDoubles(problem_.element, inputs_.d_o.data(), problem_.OutputElements());
-    ReferenceGradients exact = reference_->Backward(inputs_.d_o.data(), d_lse);
-    BackwardBounds bounds = BoundBackward(*reference_, exact_, exact, d_o, d_lse, precision);
+    ReferenceGradients exact = reference_->Backward(inputs_.d_o.data(), d_lse, given);
+    BackwardBounds bounds = BoundBackward(*reference_, given != nullptr ? *given : exact_, exact,
+                                          d_o, d_lse, precision);
     ElementType element = problem_.element, f32 = ElementType::kFloat32;
-    const BackwardResults& got = backward_;
     for (const Comparison& c :
          {Comparison{"d_q", element, got.d_q, exact.d_q, bounds.d_q, Leaks()},
           {"d_k", element, got.d_k, exact.d_k, bounds.d_k, Leaks()},

@@ -6,9 +6,11 @@
 //
 // which adds a GoogleTest for each named case and each random problem. A case checks, forward and
 // backward: every element within the bound of attention/error_bounds.h; nothing unwritten (outputs
-// and workspace start as NaN) and nothing written past an end; the same bits on repeat and beside
-// other calls in a launch; and that NaN in keys and values no row sees changes no bit. A case is
-// left out only where Supports answers UNIMPLEMENTED, which is counted against `max_unsupported`.
+// and workspace start as NaN) and nothing written past an end; the same bits on repeat, beside
+// other calls in a launch, and cut into shards by batch entry and key head; backward with another o
+// and lse than its own, which it must use; and NaN in keys and values that no row sees, which must
+// change no bit. A case is left out only where Supports answers UNIMPLEMENTED, which is counted
+// against `max_unsupported`.
 #pragma once
 
 #include <cstdint>

@@ -74,6 +74,7 @@ const Control kControls[] = {
     {Mistake::kNoSoftcapSlope, {"softcap_5_float16", "softcap_50_bfloat16"}},
     {Mistake::kLseGradientIgnored, {"head_dim_16", "usual_64_float16"}},
     {Mistake::kDeltaIgnored, {"head_dim_16", "causal_zero_rest_float32"}},
+    {Mistake::kOwnLse, {"head_dim_16", "one_of_everything_float32"}},
     {Mistake::kGroupOverwritten, {"head_dim_16", "bhld_heads_8_1"}},
     {Mistake::kBiasGradientOverwritten, {"bias_1_1_1_47", "bias_1_2_1_1"}},
     {Mistake::kBiasGradientOrder, {"bias_1_1_1_47", "bias_1_1_33_1"}},

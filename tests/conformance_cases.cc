@@ -103,6 +103,16 @@ void AddLengths(Table& table) {
   }
 }
 
+void AddLongRows(Table& table) {
+  table.AddInEachElement("long_row", Sized(1, 20001, 16));
+  table.AddInSomeElement("long_columns", Sized(20001, 3, 16));
+  Problem rising = Sized(2, 5000, 16);  // each tile has a larger maximum than the one before
+  rising.alignment = Alignment::kOffsets;
+  rising.offsets = {5000};
+  rising.alibi_slopes = {0.01f, 0.5f};
+  table.AddInEachElement("long_row_with_rising_scores", rising);
+}
+
 void AddHeadDims(Table& table) {
   for (int64_t dim : {1,  2,  3,  7,  8,  15,  16,  17,  24,  31,  32,  33,  40,  48,  63,
                       64, 65, 72, 80, 96, 100, 112, 127, 128, 129, 160, 192, 224, 255, 256}) {
@@ -387,6 +397,7 @@ void AddPoisons(Table& table) {
 std::vector<ConformanceCase> NamedConformanceCases() {
   Table table;
   AddLengths(table);
+  AddLongRows(table);
   AddHeadDims(table);
   AddHeadsAndLayouts(table);
   AddDiagonals(table);

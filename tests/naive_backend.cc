@@ -241,7 +241,9 @@ class Head {
   void AddScore(int64_t i, int64_t j, const Row& row, const Residuals& r, float delta, Sums& sums,
                 std::vector<float>& d_q) const {
     const float* d_o = &r.d_o[OutputRow(i)];
-    float p = std::exp(row.score[j] - r.lse[p_.LseIndex(b_, h_, s_, i)]);
+    float lse = r.lse[p_.LseIndex(b_, h_, s_, i)];
+    if (Is(Mistake::kOwnLse)) lse = Lse(row, Most(row), Denominator(row, Most(row)));
+    float p = std::exp(row.score[j] - lse);
     float d_s = p * (Dot(d_o, &t_.v[ValueRow(j)], p_.v_head_dim) * row.z[j] - delta);
     if (!sums.d_bias.empty()) {
       const BroadcastShape& shape = p_.bias->shape;

@@ -40,6 +40,7 @@ enum class Mistake {
   kNoSoftcapSlope,
   kLseGradientIgnored,
   kDeltaIgnored,
+  kOwnLse,                   // lse is computed again instead of taken
   kGroupOverwritten,         // dK of a group is its last head's
   kBiasGradientOverwritten,  // dbias is the last score's
   kBiasGradientOrder,        // dbias is added head by head over all batch entries
