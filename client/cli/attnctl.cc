@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/version.h"
+#include "client/cli/bench_command.h"
 #include "client/cli/check_command.h"
 #include "client/cli/completion_command.h"
 #include "client/cli/info_command.h"
@@ -47,6 +48,7 @@ int Main(int argc, char** argv) {
   AddInfoCommand(app, session);
   AddHealthCommand(app, session);
   AddCheckCommand(app, session);
+  AddBenchCommand(app, session);
   AddCompletionCommand(app);
   try {  // CLI11 tells of wrong usage, --help and --version by exceptions
     app.parse(argc, argv);

@@ -1,0 +1,187 @@
+#include "client/cli/bench_report.h"
+
+#include <sys/utsname.h>
+
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "attention/cost.h"
+#include "attention/problem_text.h"
+#include "base/cpu_quota.h"
+#include "base/version.h"
+#include "client/cli/table.h"
+
+namespace attnd {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kPercentiles[] = {50, 90, 95, 99, 99.9};
+
+const char* NameOf(Direction direction) {
+  return direction == Direction::kForward ? "forward" : "backward";
+}
+
+std::string LoadText(const Load& load) {
+  if (load.requests_per_second > 0) {
+    return absl::StrCat(load.requests_per_second, "/s ", load.poisson ? "poisson" : "constant");
+  }
+  return absl::StrCat(load.callers, load.callers == 1 ? " caller" : " callers");
+}
+
+std::string CpuName() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    size_t colon = line.find(": ");
+    if (absl::StartsWith(line, "model name") && colon != std::string::npos) {
+      return line.substr(colon + 2);
+    }
+  }
+  return "unknown";
+}
+
+Json Environment(const ServerInfo& server) {
+  utsname system = {};
+  uname(&system);
+  Json devices = Json::array();
+  for (const DeviceInfo& d : server.devices) {
+    devices.push_back(absl::StrCat(d.backend, " ", d.name, " ", d.architecture));
+  }
+  return {{"attnctl", VersionString()},
+          {"server", server.version},
+          {"address", server.address},
+          {"devices", devices},
+          {"cpu", CpuName()},
+          {"cpus", AvailableCpus()},
+          {"system", absl::StrCat(system.sysname, " ", system.release)},
+          {"time", absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone())}};
+}
+
+int ErrorCount(const Measured& measured) {
+  int count = 0;
+  for (const auto& [code, errors] : measured.errors) count += errors;
+  return count;
+}
+
+}  // namespace
+
+void BenchReport::Add(const Load& load, const LoadResult& result) {
+  if (load.forward) rows_.push_back({Direction::kForward, load, result.forward});
+  if (load.backward) rows_.push_back({Direction::kBackward, load, result.backward});
+}
+
+bool BenchReport::has_errors() const {
+  for (const BenchRow& row : rows_) {
+    if (!row.measured.errors.empty() || row.measured.latencies.empty()) return true;
+  }
+  return false;
+}
+
+double BenchReport::SentPerSecond(const BenchRow& row) const {
+  return row.measured.RequestsPerSecond() *
+         static_cast<double>(row.measured.last_receipt.bytes_sent);
+}
+double BenchReport::ReceivedPerSecond(const BenchRow& row) const {
+  return row.measured.RequestsPerSecond() *
+         static_cast<double>(row.measured.last_receipt.bytes_received);
+}
+double BenchReport::FlopsPerSecond(const BenchRow& row) const {
+  return row.measured.RequestsPerSecond() * Flops(p_, row.direction);
+}
+
+void BenchReport::PrintTable(std::ostream& out, bool color) const {
+  out << ProblemText(p_) << "\n\n";
+  Table table({"direction", "load", "calls/s", "p50", "p90", "p95", "p99", "p99.9", "sent/s",
+               "received/s", "compute", "errors"});
+  for (const BenchRow& row : rows_) {
+    std::vector<Cell> cells = {NameOf(row.direction), LoadText(row.load),
+                               NumberText(row.measured.RequestsPerSecond())};
+    for (double percent : kPercentiles) {
+      cells.push_back(SecondsText(row.measured.Percentile(percent)));
+    }
+    cells.push_back(BytesText(SentPerSecond(row)));
+    cells.push_back(BytesText(ReceivedPerSecond(row)));
+    cells.push_back(FlopsText(FlopsPerSecond(row)));
+    int errors = ErrorCount(row.measured);
+    cells.push_back(Cell(absl::StrCat(errors), errors == 0 ? Color::kNone : Color::kRed));
+    table.Add(std::move(cells));
+  }
+  table.Print(out, color);
+  for (const BenchRow& row : rows_) {
+    if (row.measured.errors.empty()) continue;
+    out << NameOf(row.direction) << ", " << LoadText(row.load) << ": "
+        << absl::StrJoin(row.measured.errors, ", ", absl::PairFormatter(" ")) << "\n";
+  }
+}
+
+Json BenchReport::RowJson(const BenchRow& row) const {
+  const Measured& m = row.measured;
+  Json latency;
+  for (double percent : kPercentiles) {
+    latency[absl::StrCat("p", percent)] = m.Percentile(percent);
+  }
+  latency["max"] = m.latencies.empty() ? 0 : m.latencies.back();
+  Json stages = Json::object();
+  for (const CallReceipt::Stage& stage : m.last_receipt.stages) {
+    stages[stage.name] = absl::ToDoubleSeconds(stage.total);
+  }
+  return {{"direction", NameOf(row.direction)},
+          {"callers", row.load.callers},
+          {"requests_per_second_offered", row.load.requests_per_second},
+          {"arrivals", row.load.requests_per_second == 0 ? "closed"
+                       : row.load.poisson                ? "poisson"
+                                                         : "constant"},
+          {"calls", m.latencies.size()},
+          {"seconds", m.seconds},
+          {"calls_per_second", m.RequestsPerSecond()},
+          {"latency_seconds", latency},
+          {"sent_bytes_per_second", SentPerSecond(row)},
+          {"received_bytes_per_second", ReceivedPerSecond(row)},
+          {"flops_per_second", FlopsPerSecond(row)},
+          {"errors", m.errors},
+          {"last_receipt",
+           {{"backend", m.last_receipt.backend},
+            {"kernel", m.last_receipt.kernel},
+            {"shards", m.last_receipt.shards},
+            {"retries", m.last_receipt.retries},
+            {"bytes_sent", m.last_receipt.bytes_sent},
+            {"bytes_received", m.last_receipt.bytes_received},
+            {"bytes_copied_before_sending", m.last_receipt.bytes_copied},
+            {"stage_seconds", stages}}}};
+}
+
+Json BenchReport::ToJson() const {
+  Json rows = Json::array();
+  for (const BenchRow& row : rows_) rows.push_back(RowJson(row));
+  return {{"environment", Environment(server_)}, {"problem", ProblemText(p_)}, {"rows", rows}};
+}
+
+std::string BenchReport::ToCsv() const {
+  std::string csv =
+      "direction,callers,offered_per_second,calls,calls_per_second,p50_s,p90_s,p95_s,p99_s,p99.9_s,"
+      "sent_bytes_per_second,received_bytes_per_second,flops_per_second,errors\n";
+  for (const BenchRow& row : rows_) {
+    absl::StrAppend(&csv, NameOf(row.direction), ",", row.load.callers, ",",
+                    row.load.requests_per_second, ",", row.measured.latencies.size(), ",",
+                    row.measured.RequestsPerSecond());
+    for (double percent : kPercentiles) {
+      absl::StrAppend(&csv, ",", row.measured.Percentile(percent));
+    }
+    absl::StrAppend(&csv, ",", SentPerSecond(row), ",", ReceivedPerSecond(row), ",",
+                    FlopsPerSecond(row), ",", ErrorCount(row.measured), "\n");
+  }
+  return csv;
+}
+
+absl::Status BenchReport::Write(const std::string& path) const {
+  std::ofstream file(path);
+  file << (absl::EndsWith(path, ".csv") ? ToCsv() : ToJson().dump(2) + "\n");
+  file.close();
+  if (file.fail()) return absl::NotFoundError(absl::StrCat("--export: cannot write ", path));
+  return absl::OkStatus();
+}
+
+}  // namespace attnd

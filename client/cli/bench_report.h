@@ -1,0 +1,47 @@
+// BenchReport: the loads that attnctl bench has measured, as a table, JSON or CSV. JSON carries the
+// environment, so that a file tells what its figures are figures of.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "attention/problem.h"
+#include "client/cli/load_generator.h"
+
+namespace attnd {
+
+// One direction at one load.
+struct BenchRow {
+  Direction direction;
+  Load load;
+  Measured measured;
+};
+
+class BenchReport {
+ public:
+  BenchReport(const Problem& problem, const ServerInfo& server) : p_(problem), server_(server) {}
+  void Add(const Load& load, const LoadResult& result);
+  bool has_errors() const;
+
+  void PrintTable(std::ostream& out, bool color) const;
+  nlohmann::ordered_json ToJson() const;
+  std::string ToCsv() const;
+  // JSON, or CSV when the path ends so.
+  absl::Status Write(const std::string& path) const;
+
+ private:
+  nlohmann::ordered_json RowJson(const BenchRow& row) const;
+  // Payload bytes a second each way, and floating-point operations.
+  double SentPerSecond(const BenchRow& row) const;
+  double ReceivedPerSecond(const BenchRow& row) const;
+  double FlopsPerSecond(const BenchRow& row) const;
+
+  const Problem& p_;
+  const ServerInfo server_;
+  std::vector<BenchRow> rows_;
+};
+
+}  // namespace attnd

@@ -1,0 +1,151 @@
+#include "client/cli/problem_flags.h"
+
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "attention/dropout.h"
+#include "base/status_macros.h"
+
+namespace attnd {
+namespace {
+
+struct Flag {
+  const char* name;
+  const char* help;
+};
+
+constexpr Flag kFlags[] = {
+    {"layout", "bhld, blhd, packed_thd or packed_htd (bhld)"},
+    {"scale", "factor of Q·Kᵀ (1/sqrt(head dim))"},
+    {"softcap", "c of c·tanh(S/c); 0: none (0)"},
+    {"causal", "top_left or bottom_right (none)"},
+    {"align", "top_left, bottom_right or an offset; for a window or ALiBi (none)"},
+    {"window", "keys before and after, as LEFT,RIGHT; -1: unbounded (none)"},
+    {"dropout", "probability (0)"},
+    {"dropout-seed", "seed of dropout (0)"},
+    {"dropout-offset", "offset of dropout's generator (0)"},
+    {"denominator", "softmax or zero_rest (softmax)"},
+    {"accumulate", "f32, or f16 where the engine has it (f32)"},
+};
+
+absl::Status Wrong(const std::string& name, absl::string_view expected, const std::string& got) {
+  return absl::InvalidArgumentError(absl::StrCat(name, ": expected ", expected, ", got ", got));
+}
+
+template <class Number>
+absl::Status ParseInteger(const std::string& name, absl::string_view text, Number& number) {
+  if (absl::SimpleAtoi(text, &number)) return absl::OkStatus();
+  return Wrong(name, "an integer", std::string(text));
+}
+
+absl::Status ParseFloat(const std::string& name, const std::string& text, float& number) {
+  if (absl::SimpleAtof(text, &number)) return absl::OkStatus();
+  return Wrong(name, "a number", text);
+}
+
+absl::Status ParseLayout(const std::string& text, Layout& layout) {
+  const std::map<std::string, Layout> kLayouts = {{"bhld", Layout::kBhld},
+                                                  {"blhd", Layout::kBlhd},
+                                                  {"packed_thd", Layout::kPackedThd},
+                                                  {"packed_htd", Layout::kPackedHtd}};
+  auto it = kLayouts.find(text);
+  if (it == kLayouts.end()) return Wrong("layout", "bhld, blhd, packed_thd or packed_htd", text);
+  layout = it->second;
+  return absl::OkStatus();
+}
+
+absl::Status ParseAlignment(const std::string& name, const std::string& text, Problem& p) {
+  if (text == "top_left") {
+    p.alignment = Alignment::kTopLeft;
+  } else if (text == "bottom_right") {
+    p.alignment = Alignment::kBottomRight;
+  } else {
+    int32_t offset;
+    if (name == "causal" || !absl::SimpleAtoi(text, &offset)) {
+      return Wrong(name, "top_left, bottom_right or (align) an offset", text);
+    }
+    p.alignment = Alignment::kOffsets;
+    p.offsets = {offset};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ParseWindow(const std::string& text, Problem& p) {
+  std::vector<std::string> sides = absl::StrSplit(text, ',');
+  if (sides.size() != 2) return Wrong("window", "LEFT,RIGHT", text);
+  RETURN_IF_ERROR(ParseInteger("window", sides[0], p.window_left));
+  return ParseInteger("window", sides[1], p.window_right);
+}
+
+absl::Status ParseDropout(const std::string& text, Problem& p) {
+  float probability;
+  RETURN_IF_ERROR(ParseFloat("dropout", text, probability));
+  if (!(probability >= 0) || probability >= 1 || DropoutThreshold(probability) > 255) {
+    return Wrong("dropout", "0 to below 511/512", text);
+  }
+  p.dropout.threshold = DropoutThreshold(probability);
+  return absl::OkStatus();
+}
+
+absl::Status Set(const std::string& name, const std::string& text, Problem& p) {
+  if (name == "layout") return ParseLayout(text, p.layout);
+  if (name == "scale") return ParseFloat(name, text, p.scale.emplace());
+  if (name == "softcap") return ParseFloat(name, text, p.softcap);
+  if (name == "align") return ParseAlignment(name, text, p);
+  if (name == "window") return ParseWindow(text, p);
+  if (name == "dropout") return ParseDropout(text, p);
+  if (name == "dropout-seed") return ParseInteger(name, text, p.dropout.seed);
+  if (name == "dropout-offset") return ParseInteger(name, text, p.dropout.offset);
+  if (name == "causal") {
+    p.causal = true;
+    return ParseAlignment(name, text, p);
+  }
+  if (name == "denominator") {
+    if (text != "softmax" && text != "zero_rest") return Wrong(name, "softmax or zero_rest", text);
+    if (text == "zero_rest") p.denominator = DenominatorKind::kZeroRest;
+    return absl::OkStatus();
+  }
+  if (text != "f32" && text != "f16") return Wrong(name, "f32 or f16", text);
+  if (text == "f16") p.accumulate = AccumulateType::kFloat16;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void ProblemFlags::AddTo(CLI::App& command) {
+  for (const Flag& flag : kFlags) {
+    std::string name = flag.name;
+    CLI::Option* option = command.add_option_function<std::string>(
+        "--" + name, [this, name](const std::string& value) { values_[name] = value; }, flag.help);
+    option->group("Problem");
+    // "--causal" alone means the diagonal that starts at the first key.
+    if (name == "causal") option->expected(0, 1)->default_str("top_left");
+  }
+}
+
+absl::Status ProblemFlags::Merge(const std::map<std::string, std::string>& metadata) {
+  for (const auto& [name, value] : metadata) {
+    bool known = false;
+    for (const Flag& flag : kFlags) known |= flag.name == name;
+    if (!known) return Wrong(name, "the name of a problem flag in the file's metadata", name);
+    values_.emplace(name, value);  // keeps what the command line says
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProblemFlags::Apply(Problem& p) const {
+  for (const auto& [name, text] : values_) RETURN_IF_ERROR(Set(name, text, p));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ElementType> ParseElement(const std::string& name) {
+  if (name == "float16" || name == "f16") return ElementType::kFloat16;
+  if (name == "bfloat16" || name == "bf16") return ElementType::kBFloat16;
+  if (name == "float32" || name == "f32") return ElementType::kFloat32;
+  return Wrong("dtype", "float16, bfloat16 or float32", name);
+}
+
+}  // namespace attnd
