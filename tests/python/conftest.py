@@ -72,6 +72,11 @@ class Daemon:
             self.process.send_signal(how)
         return self.process.wait(timeout=60)
 
+    def pause(self):
+        """SIGSTOP, and waits until every thread stands still: the signal alone is not at once."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
     def stop(self):
         self.process.send_signal(signal.SIGCONT)
         self.kill()

@@ -64,7 +64,7 @@ def test_stopped_daemon_ends_in_deadline_exceeded(own_daemon, rng):
     q, k, v = tensors(rng)
     with attnd.connect(own_daemon.address, timeout=30) as client:
         client.forward(q, k, v)
-        own_daemon.process.send_signal(signal.SIGSTOP)
+        own_daemon.pause()
         begin = time.monotonic()
         with pytest.raises(attnd.DeadlineExceeded) as caught:
             client.forward(q, k, v, timeout=0.3)
@@ -75,7 +75,7 @@ def test_interrupt_cancels_the_call(own_daemon, rng):
     q, k, v = tensors(rng)
     with attnd.connect(own_daemon.address, timeout=60) as client:
         client.forward(q, k, v)
-        own_daemon.process.send_signal(signal.SIGSTOP)
+        own_daemon.pause()
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
