@@ -36,6 +36,9 @@ struct ScoreContext {
 
 struct LinearScores {
   static constexpr bool kEveryTile = false;
+  // dS of the raw product over dS of the score, where it is not constant (softcap).
+  ATTN_HD static bool HasSlope(const ProblemDesc&) { return false; }
+  ATTN_HD static float Slope(const ScoreContext&, float) { return 1; }
   // What a raw product is multiplied by after Apply.
   ATTN_HD static float Multiplier(const ProblemDesc& problem) { return problem.scale_log2; }
   ATTN_HD static bool AllPartial(const ProblemDesc&) { return false; }
@@ -55,6 +58,13 @@ struct LinearScores {
 
 struct GeneralScores {
   static constexpr bool kEveryTile = true;
+  ATTN_HD static bool HasSlope(const ProblemDesc& problem) { return problem.softcap != 0; }
+  ATTN_HD static float Slope(const ScoreContext& at, float product) {
+    const float cap = at.problem.softcap;
+    if (cap == 0) return 1;
+    const float inverse = ptx::Reciprocal(1.0f + SoftcapPower(cap, product * at.problem.scale));
+    return 4.0f * inverse * (1.0f - inverse);  // 1 − tanh², tanh = 1 − 2·inverse
+  }
   ATTN_HD static float Multiplier(const ProblemDesc&) { return 1.0f; }
   ATTN_HD static bool AllPartial(const ProblemDesc& problem) {
     return problem.mask.data != nullptr || problem.bias.data != nullptr;
@@ -83,8 +93,10 @@ struct GeneralScores {
   }
   ATTN_HD static float Softcap(float cap, float score) {
     if (cap == 0) return score;
-    float power = ptx::Exp2(score * (2 * kLog2E / cap));
-    return SoftcapFromInverse(cap, ptx::Reciprocal(1.0f + power));
+    return SoftcapFromInverse(cap, ptx::Reciprocal(1.0f + SoftcapPower(cap, score)));
+  }
+  ATTN_HD static float SoftcapPower(float cap, float score) {
+    return ptx::Exp2(score * (2 * kLog2E / cap));
   }
   ATTN_HD static float Alibi(const ScoreContext& at, int row, int key) {
     if (at.problem.alibi_slopes == nullptr) return 0;

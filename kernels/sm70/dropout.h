@@ -19,18 +19,27 @@ struct NoDropout {
   ATTN_HD static bool Drops(const ScoreContext&, int, int) { return false; }
 };
 
-// Bytes that are at least `threshold`, as masks of two float16: `pair` 0 or 1 names the two lower
-// or upper bytes. Four bytes are compared at once; PRMT then spreads their sign bits.
-ATTN_HD uint32_t KeepMask(uint32_t bytes, uint32_t threshold_bytes, int pair) {
+// The sign of each byte tells whether that byte of `bytes` is at least the threshold (unsigned).
+ATTN_HD uint32_t KeepSigns(uint32_t bytes, uint32_t threshold_bytes) {
   uint32_t low7 = (bytes | 0x80808080u) - (threshold_bytes & 0x7f7f7f7fu);
-  uint32_t keep = (bytes & ~threshold_bytes) | (~(bytes ^ threshold_bytes) & low7);
-  return ptx::Permute(keep, 0, pair ? 0xbbaau : 0x9988u);
+  return (bytes & ~threshold_bytes) | (~(bytes ^ threshold_bytes) & low7);
+}
+// Masks of two float16: `pair` 0 or 1 names the two lower or upper bytes. Four bytes are compared
+// at once; PRMT then spreads their signs.
+ATTN_HD uint32_t KeepMask(uint32_t bytes, uint32_t threshold_bytes, int pair) {
+  return ptx::Permute(KeepSigns(bytes, threshold_bytes), 0, pair ? 0xbbaau : 0x9988u);
 }
 
 // For Float32Accumulate: the lane's rows r (bit 3 of the row) and keys (bits 0, 3, 4) are what one
 // call serves, so word 2r + group holds [k step][pair] of that row and group.
 class PhiloxDropout {
  public:
+  ATTN_HD static DropoutStream StreamOf(const ScoreContext& at) {
+    const ProblemDesc& p = at.problem;
+    return {p.dropout_key_lo, p.dropout_key_hi, p.dropout_offset_lo,
+            p.dropout_head + at.batch * p.dropout_batch + at.head};
+  }
+
   ATTN_HD PhiloxDropout(const ScoreContext& at, int lane)
       : threshold_bytes_(at.problem.dropout_threshold * 0x01010101u),
         stream_(StreamOf(at)),
@@ -53,12 +62,6 @@ class PhiloxDropout {
   }
 
  private:
-  ATTN_HD static DropoutStream StreamOf(const ScoreContext& at) {
-    const ProblemDesc& p = at.problem;
-    return {p.dropout_key_lo, p.dropout_key_hi, p.dropout_offset_lo,
-            p.dropout_head + at.batch * p.dropout_batch + at.head};
-  }
-
   uint32_t threshold_bytes_;
   DropoutStream stream_;
   int column_;
