@@ -218,11 +218,11 @@ def documents_are_indexed(tree):
 
 
 def dev_commands(tree):
-    return set(re.findall(r"^cmd_([a-z_]+)\(\)", tree.get("dev", ""), re.M))
+    return {name.replace("_", "-") for name in re.findall(r"^cmd_([a-z_]+)\(\)", tree.get("dev", ""), re.M)}
 
 
 def dev_commands_have_help(tree):
-    described = set(re.findall(r"^#@ ([a-z_]+) ", tree.get("dev", ""), re.M))
+    described = set(re.findall(r"^#@ ([a-z-]+) ", tree.get("dev", ""), re.M))
     for command in sorted(dev_commands(tree) ^ described):
         yield f"dev: {command}: a command without help, or help without a command"
     for command in sorted(dev_commands(tree)):
@@ -231,7 +231,7 @@ def dev_commands_have_help(tree):
 
 
 def documents_name_existing_commands(tree):
-    commands = {c.replace("_", "-") for c in dev_commands(tree)} | dev_commands(tree)
+    commands = dev_commands(tree)
     for name, number, line in lines_of(tree, lambda n: n.endswith(".md")):
         for command in re.findall(r"\./dev ([a-z][a-z-]*)", line):
             if command not in commands:

@@ -135,7 +135,7 @@ def _call(statics: _Statics, run: Callable[..., Tuple[Any, ...]], shapes: Sequen
     """`run` on the host. Under vmap the arguments come with one more leading dimension each, one call for each entry."""
     def on_host(*arguments: Any) -> Tuple[Any, ...]:
         given = [None if x is None else np.asarray(x) for x in arguments]
-        lead = np.shape(given[0])[:-4]
+        lead = np.asarray(given[0]).shape[:-4]
         results = [np.full((*lead, *shape.shape), np.nan, shape.dtype) for shape in shapes]
         try:
             with _lock:

@@ -1,0 +1,135 @@
+#!/usr/bin/env python3
+"""Builds the wheel: one file for every CPython 3.9 or later on x86_64 Linux.
+
+    python3 client/python/build_wheel.py LIBRARY FOLDER      (LIBRARY: bazel-bin/client/c/libattnd_client.so)
+
+Pure Python, the native library and what it needs (build_native.py), and the licences of what is bundled. The platform
+tag is computed from the symbol versions of glibc and libstdc++ that the bundled libraries ask for. The same sources and
+libraries give the same bytes.
+"""
+import base64
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+import build_native
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+EPOCH = (1980, 1, 1, 0, 0, 0)
+
+METADATA = """Metadata-Version: 2.1
+Name: attnd
+Version: {version}
+Summary: Exact multi-head attention, forward and backward, computed by a remote daemon
+License: {license}
+Requires-Python: >=3.9
+Requires-Dist: numpy>=1.22
+Provides-Extra: torch
+Requires-Dist: torch>=2.4; extra == "torch"
+Provides-Extra: transformers
+Requires-Dist: torch>=2.4; extra == "transformers"
+Requires-Dist: transformers>=4.53; extra == "transformers"
+Provides-Extra: jax
+Requires-Dist: jax>=0.4.34; extra == "jax"
+Classifier: Operating System :: POSIX :: Linux
+Classifier: Typing :: Typed
+Description-Content-Type: text/markdown
+
+{description}
+"""
+
+
+def release():
+    """The version in base/version.h."""
+    with open(os.path.join(ROOT, "base/version.h")) as file:
+        return re.search(r'kVersion = "([^"]+)"', file.read()).group(1)
+
+
+# The manylinux policy, the release of glibc, that first grants a release of libstdc++ (pypa/auditwheel,
+# manylinux-policy.json).
+LIBSTDCXX_POLICY = {(3, 4, 29): (2, 34), (3, 4, 30): (2, 35), (3, 4, 31): (2, 38), (3, 4, 32): (2, 39)}
+
+
+def manylinux_policy(folder):
+    """The first manylinux policy, as (2, 35), that grants the symbol versions which the folder's libraries ask for."""
+    newest = (2, 17)
+    for name in os.listdir(folder):
+        listing = subprocess.run(["objdump", "-T", os.path.join(folder, name)], check=True, capture_output=True,
+                                 text=True).stdout
+        glibc = [(int(major), int(minor)) for major, minor in re.findall(r"\bGLIBC_(\d+)\.(\d+)", listing)]
+        libstdcxx = [tuple(map(int, found)) for found in re.findall(r"\bGLIBCXX_(\d+)\.(\d+)\.(\d+)", listing)]
+        granted = [LIBSTDCXX_POLICY[version] for version in libstdcxx if version >= (3, 4, 29)]
+        newest = max([newest, *glibc, *granted])
+    return newest
+
+
+def licences(library):
+    """{name in the wheel: text}: the product's own and those of the Debian packages that are bundled."""
+    with open(os.path.join(ROOT, "LICENSE")) as file:
+        texts = {"LICENSE": file.read()}
+    for path in build_native.dependencies(library).values():
+        owner = subprocess.run(["dpkg", "-S", os.path.realpath(path)], capture_output=True, text=True).stdout
+        package = owner.partition(":")[0]
+        copyright_file = f"/usr/share/doc/{package}/copyright"
+        if package and os.path.exists(copyright_file):
+            with open(copyright_file, errors="replace") as file:
+                texts[f"{package}.txt"] = file.read()
+    return texts
+
+
+def package_files():
+    folder = os.path.join(HERE, "attnd")
+    names = sorted(name for name in os.listdir(folder) if name.endswith(".py") or name == "py.typed")
+    return {f"attnd/{name}": open(os.path.join(folder, name), "rb").read() for name in names}
+
+
+def write_wheel(path, files, info):
+    """Writes the zip with its RECORD; modes and times are fixed so that the bytes repeat."""
+    record = []
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
+        for name, data in sorted(files.items()):
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            record.append(f"{name},sha256={digest},{len(data)}\n")
+            add(wheel, name, data)
+        add(wheel, f"{info}/RECORD", ("".join(record) + f"{info}/RECORD,,\n").encode())
+
+
+def add(wheel, name, data):
+    entry = zipfile.ZipInfo(name, EPOCH)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = (0o755 if ".so" in name else 0o644) << 16
+    wheel.writestr(entry, data)
+
+
+def main(library, folder):
+    version = release()
+    info = f"attnd-{version}.dist-info"
+    with open(os.path.join(ROOT, "docs/python.md")) as file:
+        description = file.read()
+    with open(os.path.join(ROOT, "LICENSE")) as file:
+        licence = "Apache-2.0" if "Apache License" in file.read() else "see LICENSE"
+    files = package_files()
+    with tempfile.TemporaryDirectory() as native:
+        build_native.main(library, native)
+        tag = "py3-none-manylinux_%d_%d_x86_64" % manylinux_policy(native)
+        for name in os.listdir(native):
+            with open(os.path.join(native, name), "rb") as file:
+                files[f"attnd/native/{name}"] = file.read()
+    files[f"{info}/METADATA"] = METADATA.format(version=version, license=licence, description=description).encode()
+    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: attnd\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+    files.update({f"{info}/licenses/{name}": text.encode() for name, text in licences(library).items()})
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, f"attnd-{version}-{tag}.whl")
+    write_wheel(path, files, info)
+    print(f"{path}: {os.path.getsize(path) / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    main(*sys.argv[1:])

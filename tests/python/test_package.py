@@ -1,0 +1,125 @@
+"""The wheel as a user gets it: installed elsewhere, imported, run; and the package's own promises."""
+import os
+import re
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from conftest import LIBRARY, ROOT, SOURCE
+
+import attnd
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([sys.executable, "-B", os.path.join(SOURCE, "build_wheel.py"), LIBRARY, str(folder)], check=True)
+    name, = os.listdir(folder)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """What an installer does with this wheel, and an environment in which nothing of the source tree is seen."""
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(folder)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("ATTND_")}
+    return {**environment, "PYTHONPATH": str(folder)}
+
+
+def run(environment, *arguments):
+    return subprocess.run([sys.executable, *arguments], env=environment, cwd="/", capture_output=True, text=True,
+                          timeout=120)
+
+
+def test_wheel_is_small_and_says_where_it_runs(wheel):
+    assert os.path.getsize(wheel) < 25 * 2**20
+    assert re.fullmatch(r"attnd-\d+\.\d+\.\d+-py3-none-manylinux_2_\d+_x86_64\.whl", wheel.name)
+    with zipfile.ZipFile(wheel) as files:
+        names = files.namelist()
+        assert files.testzip() is None
+        record = files.read(next(n for n in names if n.endswith("RECORD"))).decode().splitlines()
+    assert sorted(line.partition(",")[0] for line in record) == sorted(names)
+    assert "attnd/py.typed" in names and any("libssl" in n for n in names if "/licenses/" in n)
+
+
+def test_installed_wheel_computes_and_survives_a_fork(installed, daemon):
+    program = """
+import os, sys, numpy as np, attnd
+assert "site" in attnd.__file__
+q = np.ones((1, 1, 4, 8), np.float32)
+client = attnd.connect(sys.argv[1])
+assert (client.forward(q, q, q).out == 1).all()
+if os.fork() == 0:
+    assert (client.forward(q, q, q).out == 1).all()
+    sys.exit(0)
+assert os.wait()[1] == 0
+"""
+    done = run(installed, "-c", program, daemon.address)
+    assert done.returncode == 0, done.stderr
+
+
+def test_check_finds_the_daemon_right(installed, daemon):
+    done = run(installed, "-m", "attnd", "check", daemon.address)
+    assert done.returncode == 0 and "36 cases, 0 wrong" in done.stdout, done.stdout + done.stderr
+
+
+def test_check_finds_a_wrong_result(daemon, monkeypatch, capsys):
+    from attnd import __main__ as program
+    forward = attnd.Client.forward
+    monkeypatch.setattr(attnd.Client, "forward", lambda self, q, k, v, **o: forward(self, q, k, v, **{**o, "scale": 0.2}))
+    assert program.main(["check", daemon.address]) == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_bench_prints_a_row_for_each_size_and_direction(installed, daemon):
+    done = run(installed, "-m", "attnd", "bench", daemon.address, "--seconds", "0.01", "--json")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 8, done.stderr
+    done = run(installed, "-m", "attnd", "bench", "127.0.0.1:1", "--timeout", "2")
+    assert done.returncode == 1 and "is attnd running there?" in done.stderr
+
+
+def test_import_leaves_big_packages_alone(installed):
+    done = run(installed, "-c", "import attnd, sys; print([m for m in ('torch', 'jax', 'transformers', 'ml_dtypes') "
+                                "if m in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_version_is_the_products():
+    with open(os.path.join(ROOT, "base/version.h")) as file:
+        assert f'kVersion = "{attnd.__version__}"' in file.read()
+
+
+def test_structures_are_the_headers():
+    """Field for field, in order, so that an edit of one side alone is seen."""
+    import ctypes
+
+    from attnd import _native
+    with open(os.path.join(ROOT, "client/c/attnd_client.h")) as file:
+        header = re.sub(r"/\*.*?\*/|//[^\n]*", "", file.read(), flags=re.S)
+    names = {"attnd_client_options": _native.ClientOptions, "attnd_problem": _native.Problem,
+             "attnd_forward_tensors": _native.ForwardTensors, "attnd_backward_tensors": _native.BackwardTensors,
+             "attnd_progress": _native.Progress}
+    for name, structure in names.items():
+        body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", header, re.S).group(1)
+        fields = [re.findall(r"\w+", part.replace("[4]", ""))[-1] for line in body.split(";") if line.strip()
+                  for part in line.split(",")]
+        assert fields == [field[0] for field in structure._fields_], name
+        assert ctypes.sizeof(structure) % 8 == 0
+
+
+def test_types_are_strictly_checked():
+    pytest.importorskip("mypy")
+    for package in ("torch", "transformers", "jax"):
+        pytest.importorskip(package)
+    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", os.path.join(ROOT, ".build/mypy"),
+                           os.path.join(SOURCE, "attnd")], capture_output=True, text=True, cwd=SOURCE)
+    assert done.returncode == 0, done.stdout
+
+
+def test_results_of_both_sides_are_numpy_arrays(client):
+    q = np.ones((1, 1, 4, 8), np.float16)
+    assert type(client.forward(q, q, q).out) is np.ndarray

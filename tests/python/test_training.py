@@ -1,0 +1,66 @@
+"""The training example at a small size: the daemon's run follows the local one, through a kill and with dropout."""
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT, SERVER
+
+torch = pytest.importorskip("torch")
+EXAMPLES = os.path.join(ROOT, "client/python/examples")
+sys.path.insert(0, EXAMPLES)
+import plot  # noqa: E402
+import train_gpt  # noqa: E402
+
+SMALL = dict(steps=30, layers=2, heads=2, dim=32, length=24, batch=4)
+TEXT = open(os.path.join(ROOT, "LICENSE"), encoding="utf-8").read()
+
+
+@pytest.fixture
+def killable():
+    daemon = train_gpt.Daemon(SERVER, "cpu")
+    yield daemon
+    daemon.stop()
+
+
+def test_daemon_killed_in_mid_run_ends_with_the_local_loss(killable):
+    settings = train_gpt.Settings(**SMALL)
+    local = train_gpt.train(settings, TEXT)
+    remote = train_gpt.train_remotely(settings, TEXT, killable.address,
+                                      lambda step: killable.kill_and_restart() if step == 12 else None)
+    np.testing.assert_allclose(remote, local, rtol=1e-4)
+    assert local[-5:].mean() < local[:5].mean() - 0.3
+
+
+def test_dropout_repeats_bitwise_with_the_same_seed_and_differs_with_another(daemon):
+    curves = [train_gpt.train_remotely(train_gpt.Settings(**{**SMALL, "steps": 8}, dropout=0.2, seed=seed), TEXT,
+                                       daemon.address) for seed in (1, 1, 2)]
+    assert np.array_equal(curves[0], curves[1]) and not np.array_equal(curves[0], curves[2])
+
+
+def test_program_prints_and_plots_the_curves(tmp_path):
+    sizes = [f"--{name}={value}" for name, value in {**SMALL, "steps": 6}.items()]
+    done = subprocess.run([sys.executable, os.path.join(EXAMPLES, "train_gpt.py"), "--daemon", SERVER, "--backend", "cpu",
+                           "--kill-at", "3", "--plot", str(tmp_path / "loss.png"), *sizes],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "attention in a daemon" in done.stdout and "final losses differ by" in done.stdout
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_chart_shows_each_curve_in_its_colour(tmp_path):
+    plot.write_curves(tmp_path / "a.png", {"falls": np.linspace(3, 1, 50), "rises": np.linspace(1, 3, 50)})
+    import struct
+    import zlib
+    data = (tmp_path / "a.png").read_bytes()
+    at, body = 8, b""
+    while at < len(data):
+        length, kind = struct.unpack_from(">I4s", data, at)
+        body += data[at + 8:at + 8 + length] if kind == b"IDAT" else b""
+        at += 12 + length
+    pixels = np.frombuffer(zlib.decompress(body), np.uint8).reshape(plot.HEIGHT, -1)[:, 1:].reshape(plot.HEIGHT, -1, 3)
+    left, right = pixels[:, plot.MARGIN + 2], pixels[:, -plot.MARGIN - 3]
+    for colour, upper in ((plot.COLOURS[0], left), (plot.COLOURS[1], right)):
+        rows = np.flatnonzero((upper == colour).all(-1))
+        assert rows.size and rows.max() < plot.HEIGHT / 2
