@@ -59,7 +59,7 @@ heading "attnctl check: random problems against float64 arithmetic on this machi
 "${attnctl[@]}" check
 
 heading "attnctl bench: a few seconds of load"
-"${attnctl[@]}" bench
+"${attnctl[@]}" bench --shape 1,8,1024,64 --causal --direction both --concurrency-range 2 --warmup 1 --duration 4
 
 heading "Metrics: http://127.0.0.1:$metrics_port/metrics (docs/METRICS.md), for example"
 fetch 127.0.0.1 "$metrics_port" /metrics >"$folder/metrics"
