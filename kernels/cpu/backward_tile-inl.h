@@ -126,9 +126,9 @@ class BackwardTile {
     const int64_t keys = size_.kv_rows, rows = size_.q_rows;
     k_panels_ = take(dim_ * keys);
     v_panels_ = take(v_dim_ * keys);
-    k_ = take(q_stride_ * keys);
-    q_ = take(q_stride_ * rows);
-    d_o_ = take(v_stride_ * rows);
+    k_copy_ = take(q_stride_ * keys);
+    q_copy_ = take(q_stride_ * rows);
+    d_o_copy_ = take(v_stride_ * rows);
     s_ = take(rows * keys);
     d_s_ = take(rows * keys);
     slope_factor_ = take(rows * keys);
@@ -149,28 +149,40 @@ class BackwardTile {
     if (std::equal(identity, identity + 3, loaded_)) return;
     std::copy(identity, identity + 3, loaded_);
     const int64_t row = rules_->sequence.kv_begin + tile_.first_column;
-    const int rows = tile_.columns;
-    keys_finite_ =
-        CopyRows(p_.element, RowsAt(call_.k, KeyStrides(p_), head, row, rows, dim_), k_, q_stride_);
-    TransposeToPanels(k_, q_stride_, rows, dim_, k_panels_);
+    const RowsOf keys = RowsAt(call_.k, KeyStrides(p_), head, row, tile_.columns, dim_);
+    keys_finite_ = true;
+    k_ = FloatRows(keys, k_copy_, &keys_finite_);
+    TransposeToPanels(k_, q_stride_, tile_.columns, dim_, k_panels_);
     // V is needed transposed only; its rows pass through the space of dO, which is read afterwards.
     constexpr int kStep = kMaxPanelColumns;
     CHECK(kStep <= size_.q_rows);
-    for (int r = 0; r < rows; r += kStep) {
-      const int count = HWY_MIN(kStep, rows - r);
-      const RowsOf v = RowsAt(call_.v, ValueStrides(p_), head, row + r, count, v_dim_);
-      keys_finite_ &= CopyRows(p_.element, v, d_o_, v_stride_);
-      TransposeToPanels(d_o_, v_stride_, count, v_dim_, v_panels_ + int64_t{r} * v_dim_);
+    for (int r = 0; r < tile_.columns; r += kStep) {
+      const int count = HWY_MIN(kStep, tile_.columns - r);
+      const RowsOf values = RowsAt(call_.v, ValueStrides(p_), head, row + r, count, v_dim_);
+      const float* v = FloatRows(values, d_o_copy_, &keys_finite_);
+      TransposeToPanels(v, v_stride_, count, v_dim_, v_panels_ + int64_t{r} * v_dim_);
     }
   }
 
   void LoadQueries() {
     const int64_t row = rules_->sequence.q_begin + tile_.first_row, head = rules_->q_head;
-    queries_finite_ = CopyRows(
-        p_.element, RowsAt(call_.q, QueryStrides(p_), head, row, tile_.rows, dim_), q_, q_stride_);
-    queries_finite_ &=
-        CopyRows(p_.element, RowsAt(call_.d_o, OutputStrides(p_), head, row, tile_.rows, v_dim_),
-                 d_o_, v_stride_);
+    queries_finite_ = true;
+    bool* finite = tile_.full ? nullptr : &queries_finite_;
+    q_ = FloatRows(RowsAt(call_.q, QueryStrides(p_), head, row, tile_.rows, dim_), q_copy_, finite);
+    d_o_ = FloatRows(RowsAt(call_.d_o, OutputStrides(p_), head, row, tile_.rows, v_dim_), d_o_copy_,
+                     finite);
+  }
+
+  // The rows as padded float32: themselves if they are, else copied. `finite`, if wanted, becomes
+  // false at an infinity or NaN.
+  const float* FloatRows(const RowsOf& from, float* copy, bool* finite) const {
+    if (IsReadInPlace(p_, {.row = from.stride}, from.count)) {
+      if (finite != nullptr) *finite = *finite && AreFinite(from);
+      return static_cast<const float*>(from.data);
+    }
+    const bool copied = CopyRows(p_.element, from, copy, PaddedDim(from.count));
+    if (finite != nullptr) *finite = *finite && copied;
+    return copy;
   }
 
   // A masked-out key or query must not leak through 0·NaN.
@@ -274,13 +286,14 @@ class BackwardTile {
   const int64_t q_stride_, v_stride_;
   float* k_panels_;  // Kᵀ and Vᵀ in panels
   float* v_panels_;
-  float* k_;             // [keys][q_stride]
-  float* q_;             // [rows][q_stride]
-  float* d_o_;           // [rows][v_stride]
-  float* s_;             // [rows][keys]: S, then P∘Z
-  float* d_s_;           // [rows][keys]: dP, then dS
-  float* slope_factor_;  // [rows][keys], with softcap
-  uint8_t* keep_;        // [rows][keys], with dropout
+  float* k_copy_;               // [keys][q_stride]
+  float* q_copy_;               // [rows][q_stride]
+  float* d_o_copy_;             // [rows][v_stride]
+  const float *k_, *q_, *d_o_;  // those copies, or the tensors themselves
+  float* s_;                    // [rows][keys]: S, then P∘Z
+  float* d_s_;                  // [rows][keys]: dP, then dS
+  float* slope_factor_;         // [rows][keys], with softcap
+  uint8_t* keep_;               // [rows][keys], with dropout
   float *rest_, *end_;
   std::optional<HeadRules> rules_;
   ScoreTile tile_;

@@ -22,29 +22,41 @@ HWY_BEFORE_NAMESPACE();
 namespace attnd {
 namespace HWY_NAMESPACE {
 
+RowsOf RowsAt(const Problem& p, const void* data, const TensorStrides& strides, int64_t first,
+              int rows, int64_t count) {
+  return {static_cast<const uint8_t*>(data) + first * ElementBytes(p.element), strides.row, rows,
+          static_cast<int>(count)};
+}
+
 void PackKeysImpl(const ForwardCall& call, int64_t b, int64_t kv_head, int64_t tile,
                   float* scratch) {
   const Problem& p = *call.problem;
   const Sequence s = p.SequenceAt(b);
   const int64_t first = tile * ForwardTileSize(p).kv_rows;
   const int rows = static_cast<int>(HWY_MIN(s.kv_len - first, int64_t{ForwardTileSize(p).kv_rows}));
-  if (rows <= 0 || call.stop.stop_requested()) return;
-  ForwardWorkspace work(p, call.workspace);
+  const ForwardWorkspace work(p, call.workspace);
   const int64_t place = kv_head * work.rows + ForwardWorkspace::FirstRow(p, b, s) + first;
-  const int dim = static_cast<int>(p.qk_head_dim), v_dim = static_cast<int>(p.v_head_dim);
-  auto rows_of = [&](const void* data, const TensorStrides& strides, int64_t row, int count,
-                     int n) {
-    int64_t at = strides.Row(b, kv_head, s.kv_begin + row) * ElementBytes(p.element);
-    return RowsOf{static_cast<const uint8_t*>(data) + at, strides.row, count, n};
-  };
-  const int64_t padded = PaddedDim(dim);
-  CopyRows(p.element, rows_of(call.k, KeyStrides(p), first, rows, dim), scratch, padded);
-  TransposeToPanels(scratch, padded, rows, dim, work.keys + place * dim);
-  for (int r = 0; r < rows; r += ForwardWorkspace::kUnit) {
-    const int count = HWY_MIN(static_cast<int>(ForwardWorkspace::kUnit), rows - r);
-    work.finite[(place + r) / ForwardWorkspace::kUnit] =
-        CopyRows(p.element, rows_of(call.v, ValueStrides(p), first + r, count, v_dim),
-                 work.values + (place + r) * PaddedDim(v_dim), PaddedDim(v_dim));
+  const TensorStrides k_strides = KeyStrides(p), v_strides = ValueStrides(p);
+  const RowsOf keys = RowsAt(p, call.k, k_strides, k_strides.Row(b, kv_head, s.kv_begin + first),
+                             rows, p.qk_head_dim);
+  const float* k = static_cast<const float*>(keys.data);
+  int64_t k_stride = keys.stride;
+  if (p.element != ElementType::kFloat32) {
+    k = scratch;
+    k_stride = PaddedDim(keys.count);
+    CopyRows(p.element, keys, scratch, k_stride);
+  }
+  TransposeToPanels(k, k_stride, rows, keys.count, work.keys + place * keys.count);
+  constexpr int kUnit = ForwardWorkspace::kUnit;
+  for (int r = 0; r < rows; r += kUnit) {
+    const RowsOf values =
+        RowsAt(p, call.v, v_strides, v_strides.Row(b, kv_head, s.kv_begin + first + r),
+               HWY_MIN(kUnit, rows - r), p.v_head_dim);
+    float* copy = work.values + (place + r) * PaddedDim(p.v_head_dim);
+    work.finite[(place + r) / kUnit] =
+        IsReadInPlace(p, v_strides, p.v_head_dim)
+            ? AreFinite(values)
+            : CopyRows(p.element, values, copy, PaddedDim(p.v_head_dim));
   }
 }
 
@@ -62,8 +74,8 @@ class ForwardPass {
     const int64_t q_stride = PaddedDim(dim_);
     rows_ = static_cast<int>(
         HWY_MIN(rules_.sequence.q_len - first_row_, int64_t{ForwardTileSize(p_).q_rows}));
-    q_ = scratch;
-    s_ = q_ + kMaxQueryRows * q_stride;
+    q_copy_ = scratch;
+    s_ = q_copy_ + kMaxQueryRows * q_stride;
     o_ = s_ + kMaxQueryRows * kMaxKeyRows;
     keep_ = reinterpret_cast<uint8_t*>(o_ + kMaxQueryRows * v_stride_);
   }
@@ -86,10 +98,17 @@ class ForwardPass {
  private:
   void Start() {
     const TensorStrides strides = QueryStrides(p_);
-    const int64_t at =
-        strides.Row(rules_.batch_index, rules_.q_head, rules_.sequence.q_begin + first_row_);
-    const uint8_t* q = static_cast<const uint8_t*>(call_.q) + at * ElementBytes(p_.element);
-    CopyRows(p_.element, {q, strides.row, rows_, dim_}, q_, PaddedDim(dim_));
+    const RowsOf queries =
+        RowsAt(p_, call_.q, strides,
+               strides.Row(rules_.batch_index, rules_.q_head, rules_.sequence.q_begin + first_row_),
+               rows_, dim_);
+    q_ = static_cast<const float*>(queries.data);
+    q_stride_ = queries.stride;
+    if (p_.element != ElementType::kFloat32) {
+      q_ = q_copy_;
+      q_stride_ = PaddedDim(dim_);
+      CopyRows(p_.element, queries, q_copy_, q_stride_);
+    }
     std::memset(o_, 0, sizeof(float) * rows_ * v_stride_);
     for (int r = 0; r < rows_; ++r) {
       max_[r] = kHidden;
@@ -104,7 +123,7 @@ class ForwardPass {
                           tile_.first_column;
     const float* keys = work_.keys + place * dim_;
     Multiply({.a = q_,
-              .a_row = PaddedDim(dim_),
+              .a_row = q_stride_,
               .a_k = 1,
               .b = keys,
               .b_k = kPanelColumns,
@@ -133,7 +152,7 @@ class ForwardPass {
     Product product = {.a = s_,
                        .a_row = kMaxKeyRows,
                        .a_k = 1,
-                       .b = work_.values + place * v_stride_,
+                       .b = Values(place),
                        .b_k = v_stride_,
                        .b_panel = kPanelColumns,
                        .c = o_,
@@ -146,30 +165,42 @@ class ForwardPass {
     tile_.full || finite ? Multiply(product) : MultiplyVisible(product);
   }
 
-  // S → P in place, row by row, and the recurrence of (m, l, O).
+  // V of the tile, in place or in the workspace: rows of v_stride_ either way.
+  const float* Values(int64_t place) const {
+    const TensorStrides strides = ValueStrides(p_);
+    if (!IsReadInPlace(p_, strides, p_.v_head_dim)) return work_.values + place * v_stride_;
+    return static_cast<const float*>(call_.v) +
+           strides.Row(rules_.batch_index, p_.KvHead(rules_.q_head),
+                       rules_.sequence.kv_begin + tile_.first_column);
+  }
+
+  // Some rows at a time: while one row's maximum is reduced, the exponentials of others can run.
   template <bool kMasked, bool kDropout>
   void Softmax() {
-    for (int r = 0; r < rows_; ++r) {
-      float* s = s_ + r * kMaxKeyRows;
-      if (kMasked || !rules_.plain) {
-        visible_[r] += PrepareRow(rules_, tile_, r, s);
-      } else {
-        visible_[r] += tile_.columns;
+    constexpr int kStep = 8;
+    for (int first = 0; first < rows_; first += kStep) {
+      const int end = HWY_MIN(rows_, first + kStep);
+      for (int r = first; r < end; ++r) {
+        float* s = s_ + r * kMaxKeyRows;
+        const bool as_is = !kMasked && rules_.plain;
+        visible_[r] += as_is ? tile_.columns : PrepareRow(rules_, tile_, r, s);
+        UpdateMaximum(r, s, WholeVectors(tile_.row(r)));
       }
-      const Span whole = WholeVectors(tile_.row(r));
-      if (!whole.empty()) {
-        UpdateMaximum(r, s, whole);
+      for (int r = first; r < end; ++r) {
+        float* s = s_ + r * kMaxKeyRows;
+        const Span whole = WholeVectors(tile_.row(r));
         sum_[r] += ExponentialRow<kMasked, kDropout>(r, s, whole);
-      }
-      if (kMasked) {
-        FillHidden(s, 0, whole.begin);
-        FillHidden(s, whole.end, tile_.columns);
+        if (kMasked) {
+          FillHidden(s, 0, whole.begin);
+          FillHidden(s, whole.end, tile_.columns);
+        }
       }
     }
   }
 
   void UpdateMaximum(int r, const float* s, const Span& whole) {
     const FloatTag d;
+    if (whole.empty()) return;
     FloatVector most = hn::LoadU(d, s + whole.begin);
     for (int c = whole.begin + kLanes; c < whole.end; c += kLanes) {
       most = hn::Max(most, hn::LoadU(d, s + c));
@@ -258,7 +289,9 @@ class ForwardPass {
   const int dim_;
   const int64_t v_stride_;
   int rows_;
-  float* q_;       // [rows][PaddedDim(dim)]
+  float* q_copy_;   // [rows][PaddedDim(dim)], unless Q is float32
+  const float* q_;  // [rows][q_stride]: the copy, or Q itself
+  int64_t q_stride_;
   float* s_;       // [rows][kMaxKeyRows]
   float* o_;       // [rows][v_stride]
   uint8_t* keep_;  // [rows][kMaxKeyRows]

@@ -37,7 +37,7 @@ constexpr int kPanelVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
 constexpr int kPanelColumns = kPanelVectors * kLanes;
 static_assert(kMaxPanelColumns % kPanelColumns == 0);
 // Rows of a panel read before the next row tile: 64·64 floats, half of a 32 KiB first-level cache.
-constexpr int kDepthStep = 64;
+constexpr int kDepthStep = 256;
 
 struct Product {
   const float* a;

@@ -178,19 +178,64 @@ inline void StoreRow(ElementType element, const float* row, float factor, int co
   }
 }
 
+// True if all numbers of float32 rows are finite.
+inline bool AreFinite(const RowsOf& from) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const auto exponent = hn::Set(di, 0x7f800000);
+  auto largest = hn::Zero(di);
+  for (int r = 0; r < from.rows; ++r) {
+    const float* row = static_cast<const float*>(from.data) + r * from.stride;
+    for (int c = 0; c < from.count; c += kLanes) {
+      FloatVector value = LoadFirst<ElementType::kFloat32>(row, c, from.count - c);
+      largest = hn::Max(largest, hn::And(hn::BitCast(di, value), exponent));
+    }
+  }
+  return hn::AllFalse(di, hn::Eq(largest, exponent));
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// out[n·kPanelColumns + m] = rows[m·stride + n], m, n < 4.
+HWY_INLINE void Transpose4x4(const float* HWY_RESTRICT rows, int64_t stride,
+                             float* HWY_RESTRICT out) {
+  const hn::FixedTag<float, 4> d;
+  const auto r0 = hn::LoadU(d, rows), r1 = hn::LoadU(d, rows + stride);
+  const auto r2 = hn::LoadU(d, rows + 2 * stride), r3 = hn::LoadU(d, rows + 3 * stride);
+  const auto low01 = hn::InterleaveLower(d, r0, r1), low23 = hn::InterleaveLower(d, r2, r3);
+  const auto high01 = hn::InterleaveUpper(d, r0, r1), high23 = hn::InterleaveUpper(d, r2, r3);
+  hn::StoreU(hn::ConcatLowerLower(d, low23, low01), d, out);
+  hn::StoreU(hn::ConcatUpperUpper(d, low23, low01), d, out + kPanelColumns);
+  hn::StoreU(hn::ConcatLowerLower(d, high23, high01), d, out + 2 * kPanelColumns);
+  hn::StoreU(hn::ConcatUpperUpper(d, high23, high01), d, out + 3 * kPanelColumns);
+}
+#endif
+
+// One panel of `count` keys.
+inline void TransposePanel(const float* HWY_RESTRICT rows, int64_t stride, int count, int dim,
+                           float* HWY_RESTRICT panel) {
+  int key = 0;
+#if HWY_TARGET != HWY_SCALAR
+  for (; key + 4 <= count; key += 4) {
+    const float* four = rows + key * stride;
+    int n = 0;
+    for (; n + 4 <= dim; n += 4) Transpose4x4(four + n, stride, panel + n * kPanelColumns + key);
+    for (; n < dim; ++n) {
+      for (int m = 0; m < 4; ++m) panel[n * kPanelColumns + key + m] = four[m * stride + n];
+    }
+  }
+#endif
+  for (; key < count; ++key) {
+    for (int n = 0; n < dim; ++n) panel[n * kPanelColumns + key] = rows[key * stride + n];
+  }
+}
+
 // Row-major floats [keys][stride] → panels [keys / kPanelColumns][dim][kPanelColumns], columns
 // beyond `keys` zero up to a whole panel: B of a product with the transposed matrix.
-inline void TransposeToPanels(const float* HWY_RESTRICT rows, int64_t stride, int keys, int dim,
-                              float* HWY_RESTRICT panels) {
+inline void TransposeToPanels(const float* rows, int64_t stride, int keys, int dim, float* panels) {
   for (int first = 0; first < keys; first += kPanelColumns, panels += dim * kPanelColumns) {
-    int count = HWY_MIN(kPanelColumns, keys - first);
-    if (count < kPanelColumns) {
-      std::memset(panels, 0, sizeof(float) * dim * kPanelColumns);
-    }
-    for (int key = 0; key < count; ++key) {
-      const float* row = rows + (first + key) * stride;
-      for (int n = 0; n < dim; ++n) panels[n * kPanelColumns + key] = row[n];
-    }
+    const int count = HWY_MIN(kPanelColumns, keys - first);
+    if (count < kPanelColumns) std::memset(panels, 0, sizeof(float) * dim * kPanelColumns);
+    TransposePanel(rows + first * stride, stride, count, dim, panels);
   }
 }
 

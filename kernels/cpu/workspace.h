@@ -1,7 +1,8 @@
 // Where the CPU engine keeps what a call needs between phases. All sizes are linear in the lengths.
 //
 // Forward   keys:   K transposed into panels, float32      [kv_heads][padded rows / 64][dim][64]
-//           values: V as padded float32 rows               [kv_heads][padded rows][PaddedDim]
+//           values: V as padded float32 rows, unless it is
+//                   read in place                          [kv_heads][padded rows][PaddedDim]
 //           finite: whether V is finite, per 64 rows       [kv_heads][padded rows / 64]
 //           Sequences start on multiples of 64 rows.
 // Backward  delta:  rowsum(dO ∘ O) − dlse                  as lse
@@ -13,9 +14,16 @@
 #include <cstdint>
 
 #include "attention/problem.h"
+#include "attention/tensor_view.h"
 #include "kernels/cpu/tiles.h"
 
 namespace attnd {
+
+// Whether matrix products may read a tensor's rows where they lie: float32, in whole vectors,
+// without gaps.
+inline bool IsReadInPlace(const Problem& p, const TensorStrides& strides, int64_t dim) {
+  return p.element == ElementType::kFloat32 && dim % kMaxLanes == 0 && strides.row == dim;
+}
 
 struct ForwardWorkspace {
   float* keys;
@@ -30,7 +38,9 @@ struct ForwardWorkspace {
     rows = IsPacked(p.layout) ? RoundUp(p.kv_len, kUnit) + 2 * kUnit * p.batch
                               : p.batch * RoundUp(p.kv_len, kUnit);
     int64_t key_bytes = p.kv_heads * rows * p.qk_head_dim * 4;
-    int64_t value_bytes = p.kv_heads * rows * PaddedDim(p.v_head_dim) * 4;
+    int64_t value_bytes = IsReadInPlace(p, ValueStrides(p), p.v_head_dim)
+                              ? 0
+                              : p.kv_heads * rows * PaddedDim(p.v_head_dim) * 4;
     keys = reinterpret_cast<float*>(base);
     values = reinterpret_cast<float*>(base + key_bytes);
     finite = reinterpret_cast<uint8_t*>(base + key_bytes + value_bytes);
