@@ -77,19 +77,19 @@ class Case:
                          self.d_k, self.d_v)
 
 
-def seconds(function):
+def seconds(function, clock):
     time.sleep(0.004)  # the other side's threads stop spinning
-    start = time.perf_counter()
+    start = clock()
     function()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def compare(case, repeats):
+def compare(case, repeats, clock):
     """{direction: (PyTorch's best, attnd's best, median ratio)}"""
     times = {name: [] for name in ("torch_forward", "torch_backward", "attnd_forward", "attnd_backward")}
     for repeat in range(repeats + 1):
         for name in ("torch_forward", "attnd_forward", "torch_backward", "attnd_backward"):
-            spent = seconds(getattr(case, name))
+            spent = seconds(getattr(case, name), clock)
             if repeat > 0:  # the first run warms up
                 times[name].append(spent)
     result = {}
@@ -119,7 +119,10 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--library", default=LIBRARY)
+    parser.add_argument("--processor_time", action="store_true",
+                        help="count processor time, not time that passes: for a busy machine, with --threads 1")
     args = parser.parse_args()
+    clock = time.process_time if args.processor_time else time.perf_counter
     torch.set_num_threads(args.threads)
     engine = Engine(args.library, args.threads)
     print(f"PyTorch {torch.__version__}, attnd {engine.architecture()}, {args.threads} threads, batch {args.batch}, "
@@ -130,7 +133,7 @@ def main():
         for dim in args.dims:
             for causal in (False, True):
                 case = Case(engine, args, length, dim, causal)
-                for direction, (theirs, ours, ratio) in compare(case, args.repeats).items():
+                for direction, (theirs, ours, ratio) in compare(case, args.repeats, clock).items():
                     flops = case.flops * (2.5 if direction == "backward" else 1)
                     print(f"| {length} | {dim} | {'causal' if causal else 'full'} | {direction} | {theirs * 1e3:.2f} | "
                           f"{ours * 1e3:.2f} | {flops / ours / 1e9:.0f} | {ratio:.2f} | {check(case):.1e} |", flush=True)
