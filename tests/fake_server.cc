@@ -3,6 +3,7 @@
 #include <grpcpp/server_builder.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -157,6 +158,7 @@ class FakeServer::Service final : public v1::Attention::Service {
     call.lse = static_cast<float*>(Resized(&lse, p.LseElements() * 4));
     absl::StatusOr<LaunchReport> report = ReferenceBackend().Forward({call});
     if (request->want_lse()) reply->set_lse(lse);
+    if (corrupts_) StoreElement(p.element, reply->mutable_o()->data(), 0, 1234);
     FillReceipt(*report, *reply->mutable_receipt());
     return grpc::Status::OK;
   }
@@ -186,6 +188,7 @@ class FakeServer::Service final : public v1::Attention::Service {
       call.d_sink = static_cast<float*>(Resized(reply->mutable_d_sink(), p.batch * p.q_heads * 4));
     }
     FillReceipt(*ReferenceBackend().Backward({call}), *reply->mutable_receipt());
+    if (corrupts_) StoreElement(p.element, reply->mutable_d_q()->data(), 0, 1234);
     return grpc::Status::OK;
   }
 
@@ -197,6 +200,7 @@ class FakeServer::Service final : public v1::Attention::Service {
     absl::MutexLock lock(&mutex_);
     script_ = std::move(script);
   }
+  void CorruptReplies() { corrupts_ = true; }
 
  private:
   template <class Request>
@@ -224,6 +228,7 @@ class FakeServer::Service final : public v1::Attention::Service {
   absl::Mutex mutex_;
   Script script_ ABSL_GUARDED_BY(mutex_);
   const int64_t max_message_bytes_;
+  std::atomic<bool> corrupts_{false};
   std::vector<SeenCall> calls_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -257,6 +262,7 @@ void FakeServer::Stop() {
 }
 
 std::vector<SeenCall> FakeServer::calls() { return service_->calls(); }
+void FakeServer::CorruptReplies() { service_->CorruptReplies(); }
 void FakeServer::SetScript(Script script) { service_->SetScript(std::move(script)); }
 
 grpc::Status StatusWithReason(grpc::StatusCode code, const std::string& message,

@@ -47,6 +47,8 @@ class FakeServer {
   std::vector<SeenCall> calls();
   int call_count() { return static_cast<int>(calls().size()); }
   void SetScript(Script script);
+  // From now on each reply's o or d_q has one wrong number.
+  void CorruptReplies();
 
  private:
   class Service;

@@ -12,7 +12,9 @@
 #include "client/cli/check_command.h"
 #include "client/cli/completion_command.h"
 #include "client/cli/info_command.h"
+#include "client/cli/run_command.h"
 #include "client/cli/session.h"
+#include "client/cli/top_command.h"
 
 namespace attnd {
 namespace {
@@ -49,6 +51,8 @@ int Main(int argc, char** argv) {
   AddHealthCommand(app, session);
   AddCheckCommand(app, session);
   AddBenchCommand(app, session);
+  AddRunCommand(app, session);
+  AddTopCommand(app, session);
   AddCompletionCommand(app);
   try {  // CLI11 tells of wrong usage, --help and --version by exceptions
     app.parse(argc, argv);

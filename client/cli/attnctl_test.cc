@@ -1,0 +1,109 @@
+// The binary itself, against a fake server: what it prints and its exit codes.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/fake_server.h"
+
+namespace attnd {
+namespace {
+
+struct Outcome {
+  int exit_code;
+  std::string output;  // both streams
+};
+
+Outcome RunAttnctl(const std::string& arguments) {
+  FILE* pipe = popen(absl::StrCat("client/attnctl ", arguments, " 2>&1").c_str(), "r");
+  std::string output;
+  std::array<char, 4096> buffer;
+  while (size_t got = fread(buffer.data(), 1, buffer.size(), pipe)) {
+    output.append(buffer.data(), got);
+  }
+  return {WEXITSTATUS(pclose(pipe)), output};
+}
+
+TEST(Attnctl, TellsItsVersionAndHelpsWithExamples) {
+  Outcome version = RunAttnctl("--version");
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_TRUE(absl::StartsWith(version.output, "attnctl 0.")) << version.output;
+  Outcome help = RunAttnctl("--help");
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_TRUE(absl::StrContains(help.output, "Exit codes:")) << help.output;
+  for (const char* command : {"info", "health", "check", "bench", "run", "top", "completion"}) {
+    Outcome one = RunAttnctl(absl::StrCat(command, " --help"));
+    EXPECT_EQ(one.exit_code, 0) << command;
+    EXPECT_TRUE(absl::StrContains(help.output, absl::StrCat("  ", command, " "))) << command;
+  }
+}
+
+TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
+  EXPECT_EQ(RunAttnctl("").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("nothing").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("info --no-such-flag").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("-o yaml info").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("bench --shape 1,2").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("bench --dtype int8").exit_code, 2);
+  for (const char* command : {"info", "health", "check", "bench"}) {
+    Outcome outcome = RunAttnctl(absl::StrCat("--address 127.0.0.1:1 ", command));
+    EXPECT_EQ(outcome.exit_code, 3) << outcome.output;
+    EXPECT_TRUE(absl::StrContains(outcome.output, "UNAVAILABLE")) << outcome.output;
+  }
+  EXPECT_EQ(RunAttnctl("top --once --metrics http://127.0.0.1:1/").exit_code, 3);
+  EXPECT_EQ(RunAttnctl("run --in /no/such --out /no/where").exit_code, 4);
+}
+
+TEST(Attnctl, ChecksAServerAndFindsAWrongOne) {
+  FakeServer server("127.0.0.1:0");
+  std::string at = absl::StrCat("--address ", server.address());
+  Outcome good = RunAttnctl(at + " check --count 20 --max-size 256 --max-head-dim 16");
+  EXPECT_EQ(good.exit_code, 0) << good.output;
+  EXPECT_TRUE(absl::StrContains(good.output, "verdict")) << good.output;
+  EXPECT_EQ(good.output.find('\033'), std::string::npos) << "colour without a terminal";
+  server.CorruptReplies();
+  Outcome bad = RunAttnctl(at + " -o json check --count 20 --max-size 256 --max-head-dim 16");
+  EXPECT_EQ(bad.exit_code, 1);
+  auto json = nlohmann::json::parse(bad.output);
+  EXPECT_FALSE(json["failures"].empty());
+}
+
+TEST(Attnctl, BenchesWithItsEnvironmentInTheJson) {
+  FakeServer server("127.0.0.1:0");
+  Outcome outcome = RunAttnctl(absl::StrCat("bench --address ", server.address(),
+                                            " --shape 1,1,8,8 --duration 0.2 --warmup 0 -o json"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  auto json = nlohmann::json::parse(outcome.output);
+  EXPECT_EQ(json["environment"]["server"], "fake");
+  EXPECT_GT(json["rows"][0]["calls"], 0);
+  EXPECT_GT(json["rows"][0]["latency_seconds"]["p50"], 0);
+}
+
+TEST(Attnctl, CompletesItsCommandsInBash) {
+  std::string path = absl::StrCat(testing::TempDir(), "/completion.bash");
+  Outcome script = RunAttnctl("completion bash");
+  EXPECT_EQ(script.exit_code, 0);
+  std::ofstream(path) << script.output
+                      << "complete_line() { COMP_WORDS=(attnctl \"$@\"); COMP_CWORD=$#; _attnctl; "
+                         "echo \"${COMPREPLY[@]}\"; }\n";
+  auto completed = [&](const std::string& words) {
+    FILE* pipe =
+        popen(absl::StrCat("bash -c 'source ", path, "; complete_line ", words, "'").c_str(), "r");
+    char line[4096] = "";
+    EXPECT_NE(fgets(line, sizeof(line), pipe), nullptr);
+    pclose(pipe);
+    return std::string(line);
+  };
+  EXPECT_EQ(completed("be"), "bench\n");
+  EXPECT_EQ(completed("bench --conc"), "--concurrency-range\n");
+  EXPECT_EQ(completed("-o js"), "json\n");
+  EXPECT_TRUE(absl::StrContains(completed("check --"), "--max-size"));
+}
+
+}  // namespace
+}  // namespace attnd

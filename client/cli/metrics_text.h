@@ -1,0 +1,48 @@
+// MetricsText: Prometheus's text format, as far as `attnctl top` reads it: samples with labels, and
+// quantiles of classic histograms.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+
+namespace attnd {
+
+using Labels = std::map<std::string, std::string>;
+
+struct MetricSample {
+  std::string name;
+  Labels labels;
+  double value;
+};
+
+class MetricsText {
+ public:
+  // INVALID_ARGUMENT with the line that cannot be read.
+  static absl::StatusOr<MetricsText> Parse(absl::string_view text);
+
+  // The sum of the samples with this name whose labels include `labels`.
+  double Sum(absl::string_view name, const Labels& labels = {}) const;
+  // The values that a label takes under a name.
+  std::vector<std::string> ValuesOf(absl::string_view name, const std::string& label) const;
+  // Cumulative counts by upper bound, over all samples of a histogram that match.
+  std::map<double, double> Buckets(absl::string_view histogram, const Labels& labels) const;
+
+ private:
+  std::vector<MetricSample> samples_;
+};
+
+// The q-quantile of what came between two looks at a histogram, interpolated within its bucket as
+// Prometheus does; NaN when nothing came.
+double QuantileBetween(const std::map<double, double>& before, const std::map<double, double>& now,
+                       double q);
+
+// GET of "http://host:port/path". UNAVAILABLE when nobody answers; at most 16 MiB.
+absl::StatusOr<std::string> FetchMetrics(const std::string& url, absl::Duration timeout);
+
+}  // namespace attnd

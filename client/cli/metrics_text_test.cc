@@ -1,0 +1,109 @@
+#include "client/cli/metrics_text.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "absl/strings/match.h"
+#include "client/cli/top_frame.h"
+
+namespace attnd {
+namespace {
+
+constexpr char kBefore[] = R"(
+# HELP attnd_requests_total Calls answered.
+# TYPE attnd_requests_total counter
+attnd_requests_total{method="Forward",code="OK"} 100
+attnd_requests_total{method="Forward",code="UNAVAILABLE"} 2
+attnd_requests_in_flight{method="Forward"} 0
+attnd_request_duration_seconds_bucket{method="Forward",le="0.001"} 50
+attnd_request_duration_seconds_bucket{method="Forward",le="0.01"} 100
+attnd_request_duration_seconds_bucket{method="Forward",le="+Inf"} 102
+attnd_received_bytes_total{transport="tcp"} 1000
+attnd_received_bytes_total{transport="uds"} 500
+attnd_ready{device="0"} 1
+)";
+
+constexpr char kAfter[] = R"(
+attnd_requests_total{method="Forward",code="OK"} 120 1700000000000
+attnd_requests_total{method="Forward",code="UNAVAILABLE"} 6
+attnd_requests_in_flight{method="Forward"} 3
+attnd_request_duration_seconds_bucket{method="Forward",le="0.001"} 60
+attnd_request_duration_seconds_bucket{method="Forward",le="0.01"} 122
+attnd_request_duration_seconds_bucket{method="Forward",le="+Inf"} 126
+attnd_received_bytes_total{transport="tcp"} 3000
+attnd_received_bytes_total{transport="uds"} 500
+attnd_ready{device="0"} 1
+)";
+
+MetricsText Parsed(absl::string_view text) {
+  absl::StatusOr<MetricsText> metrics = MetricsText::Parse(text);
+  EXPECT_TRUE(metrics.ok()) << metrics.status();
+  return *std::move(metrics);
+}
+
+TEST(MetricsText, SumsSamplesThatMatch) {
+  MetricsText metrics = Parsed(kBefore);
+  EXPECT_EQ(metrics.Sum("attnd_requests_total"), 102);
+  EXPECT_EQ(metrics.Sum("attnd_requests_total", {{"code", "OK"}}), 100);
+  EXPECT_EQ(metrics.Sum("attnd_requests_total", {{"code", "NONE"}}), 0);
+  EXPECT_EQ(metrics.Sum("attnd_received_bytes_total"), 1500);
+  EXPECT_EQ(metrics.ValuesOf("attnd_requests_total", "code"),
+            (std::vector<std::string>{"OK", "UNAVAILABLE"}));
+}
+
+TEST(MetricsText, ReadsEscapedLabelsAndRefusesWhatIsNoSample) {
+  MetricsText metrics = Parsed("a{x=\"q\\\"\\\\\\n}\",y=\"2\"} 1e3\nb 2\n");
+  EXPECT_EQ(metrics.Sum("a", {{"x", "q\"\\\n}"}, {"y", "2"}}), 1000);
+  EXPECT_EQ(metrics.Sum("b"), 2);
+  for (const char* wrong : {"a", "a{x=\"1\" 2", "a{x=1} 2", "a{x=\"1\"}", "{} 1", "a x"}) {
+    EXPECT_FALSE(MetricsText::Parse(wrong).ok()) << wrong;
+  }
+}
+
+TEST(Quantile, InterpolatesWithinItsBucket) {
+  std::map<double, double> before = {{1, 0}, {2, 0}, {INFINITY, 0}};
+  std::map<double, double> now = {{1, 50}, {2, 100}, {INFINITY, 100}};
+  EXPECT_DOUBLE_EQ(QuantileBetween(before, now, 0.5), 1);
+  EXPECT_DOUBLE_EQ(QuantileBetween(before, now, 0.75), 1.5);
+  EXPECT_DOUBLE_EQ(QuantileBetween(before, now, 0.99), 1.98);
+  EXPECT_TRUE(std::isnan(QuantileBetween(now, now, 0.5)));
+  now[INFINITY] = 1000;  // beyond the last bound: that bound
+  EXPECT_DOUBLE_EQ(QuantileBetween(before, now, 0.99), 2);
+  // After a restart the counts are smaller: all of them are new.
+  EXPECT_DOUBLE_EQ(QuantileBetween({{1, 500}, {2, 500}}, {{1, 10}, {2, 20}}, 0.75), 1.5);
+}
+
+TEST(TopFrame, TellsRatesBetweenTwoLooks) {
+  TopFrame frame = TopFrame::Between(Parsed(kBefore), Parsed(kAfter), absl::Seconds(2));
+  ASSERT_EQ(frame.methods.size(), 1u);
+  const MethodRow& row = frame.methods[0];
+  EXPECT_EQ(row.method, "Forward");
+  EXPECT_DOUBLE_EQ(row.calls_per_second, 12);
+  EXPECT_DOUBLE_EQ(row.errors_per_second, 2);
+  EXPECT_DOUBLE_EQ(row.in_flight, 3);
+  EXPECT_NEAR(row.p50_seconds, 0.001 + 0.009 * 2 / 12, 1e-12);
+  EXPECT_DOUBLE_EQ(frame.received_per_second, 1000);
+  EXPECT_TRUE(frame.ready);
+  std::ostringstream text;
+  frame.Print(text, false);
+  EXPECT_TRUE(absl::StrContains(text.str(), "READY")) << text.str();
+  EXPECT_TRUE(absl::StrContains(text.str(), "Forward")) << text.str();
+  EXPECT_EQ(text.str().find('\033'), std::string::npos);
+  EXPECT_EQ(frame.ToJson()["methods"][0]["calls_per_second"], 12);
+  // Nothing has happened: no quantiles, and none in the JSON.
+  TopFrame quiet = TopFrame::Between(Parsed(kAfter), Parsed(kAfter), absl::Seconds(2));
+  EXPECT_TRUE(std::isnan(quiet.methods[0].p50_seconds));
+  EXPECT_TRUE(quiet.ToJson()["methods"][0]["p50_seconds"].is_null());
+}
+
+TEST(FetchMetrics, SaysWhoDoesNotAnswer) {
+  EXPECT_EQ(FetchMetrics("http://127.0.0.1:1/metrics", absl::Seconds(1)).status(),
+            absl::UnavailableError("--metrics: nobody answers at 127.0.0.1:1"));
+  EXPECT_EQ(FetchMetrics("https://127.0.0.1:1/metrics", absl::Seconds(1)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace attnd

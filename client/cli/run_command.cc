@@ -1,0 +1,95 @@
+#include "client/cli/run_command.h"
+
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "attention/problem_text.h"
+#include "base/status_macros.h"
+#include "client/cli/problem_flags.h"
+#include "client/cli/progress_bar.h"
+#include "client/cli/table.h"
+#include "client/cli/tensor_job.h"
+
+namespace attnd {
+namespace {
+
+struct RunFlags {
+  std::string in, out;
+  ProblemFlags problem;
+};
+
+absl::Status WriteResults(const TensorJob& job, const std::string& path) {
+  std::map<std::string, std::string> metadata = {{"problem", ProblemText(job.problem())},
+                                                 {"backend", job.receipt().backend},
+                                                 {"kernel", job.receipt().kernel}};
+  std::string bytes = SerializeSafetensors(job.Results(), metadata);
+  std::ofstream file(path, std::ios::binary);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file.close();
+  if (file.fail()) return absl::NotFoundError(absl::StrCat("cannot write ", path));
+  return absl::OkStatus();
+}
+
+void PrintSummary(const Session& session, const TensorJob& job, const std::string& path) {
+  const CallReceipt& r = job.receipt();
+  if (session.json()) {
+    nlohmann::ordered_json out = {{"problem", ProblemText(job.problem())},
+                                  {"out", path},
+                                  {"backend", r.backend},
+                                  {"kernel", r.kernel},
+                                  {"shards", r.shards},
+                                  {"seconds", absl::ToDoubleSeconds(r.elapsed)}};
+    for (const auto& [name, tensor] : job.Results()) out["tensors"][name] = tensor.shape;
+    std::cout << out.dump(2) << "\n";
+    return;
+  }
+  std::cout << ProblemText(job.problem()) << "\n" << path << ":";
+  for (const auto& [name, tensor] : job.Results()) std::cout << " " << name;
+  std::cout << "\n"
+            << r.backend << " " << r.kernel << ", " << r.shards << " shards, "
+            << SecondsText(absl::ToDoubleSeconds(r.elapsed)) << "\n";
+}
+
+absl::Status RunFile(Session& session, const RunFlags& flags) {
+  ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Read(flags.in));
+  ASSIGN_OR_RETURN(TensorJob job, TensorJob::Make(file, flags.problem));
+  ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
+  {
+    ProgressBar bar("shards", 100, session.shows_progress());
+    CallOptions options{.progress = [&](const Progress& now) {
+      bar.Show(100 * now.shards_done / now.shards_total);
+    }};
+    RETURN_IF_ERROR(job.Run(*client, options));
+  }
+  RETURN_IF_ERROR(WriteResults(job, flags.out));
+  PrintSummary(session, job, flags.out);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddRunCommand(CLI::App& app, Session& session) {
+  auto flags = std::make_shared<RunFlags>();  // shared with the callback, which outlives this
+  CLI::App* command = app.add_subcommand("run", "Attention on the tensors of a safetensors file");
+  command->add_option("--in", flags->in, "file with q, k, v and what else applies")->required();
+  command->add_option("--out", flags->out, "file for the results")->required();
+  flags->problem.AddTo(*command);
+  command->footer(
+      "Tensors read: q, k, v; optional bias, mask, kv_lengths, offsets, cu_seqlens_q, "
+      "cu_seqlens_k,\n"
+      "alibi_slopes, sink_logits. With dout (and optionally o, lse, dlse) gradients are computed.\n"
+      "Tensors written: o, lse, and dq, dk, dv, dbias, dsink with dout. The file's __metadata__ "
+      "may\n"
+      "hold the flags above (\"causal\": \"bottom_right\"); the command line wins.\n\n"
+      "Example:\n  attnctl run --in x.safetensors --out y.safetensors --causal bottom_right");
+  command->callback([&session, flags] {
+    absl::Status status = RunFile(session, *flags);
+    if (!status.ok()) session.Fail(status);
+  });
+}
+
+}  // namespace attnd

@@ -1,0 +1,36 @@
+// TopFrame: what happened between two looks at a daemon's metrics, as numbers, text and JSON.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "client/cli/metrics_text.h"
+
+namespace attnd {
+
+struct MethodRow {
+  std::string method;
+  double calls_per_second = 0, errors_per_second = 0, in_flight = 0;
+  double p50_seconds = 0, p99_seconds = 0;  // NaN: no calls
+};
+
+struct TopFrame {
+  std::vector<MethodRow> methods;
+  double received_per_second = 0, sent_per_second = 0;  // payload bytes
+  double flops_per_second = 0, launches_per_second = 0, calls_per_launch = 0;
+  double queue_depth = 0, queue_estimated_seconds = 0;
+  double admitted_bytes = 0, staging_used_bytes = 0, staging_capacity_bytes = 0;
+  double rejected_per_second = 0, resident_bytes = 0;
+  bool ready = false, draining = false;
+
+  // `interval`: between the two.
+  static TopFrame Between(const MetricsText& before, const MetricsText& now,
+                          absl::Duration interval);
+  void Print(std::ostream& out, bool color) const;
+  nlohmann::ordered_json ToJson() const;
+};
+
+}  // namespace attnd
