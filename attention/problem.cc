@@ -25,6 +25,21 @@ absl::Status Finite(absl::string_view field, float value) {
   return Wrong(field, "a finite number", value);
 }
 
+// The same for one entry of a list. The name is put together for a wrong one alone: lists may have
+// millions of entries.
+absl::Status InRangeAt(absl::string_view list, int64_t index, int64_t value, int64_t low,
+                       int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return InRange(absl::StrCat(list, "[", index, "]"), value, low, high);
+}
+
+absl::Status AllFinite(absl::string_view list, const std::vector<float>& values) {
+  for (size_t n = 0; n < values.size(); ++n) {
+    if (!std::isfinite(values[n])) return Finite(absl::StrCat(list, "[", n, "]"), values[n]);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateSizes(const Problem& p) {
   RETURN_IF_ERROR(InRange("problem.batch", p.batch, 1, kMaxBatch));
   RETURN_IF_ERROR(InRange("problem.q_heads", p.q_heads, 1, kMaxHeads));
@@ -99,8 +114,7 @@ absl::Status ValidateKvLengths(const Problem& p) {
                  p.kv_lengths.size());
   }
   for (int64_t b = 0; b < p.batch; ++b) {
-    RETURN_IF_ERROR(
-        InRange(absl::StrCat("problem.lengths.kv_len[", b, "]"), p.kv_lengths[b], 0, p.kv_len));
+    RETURN_IF_ERROR(InRangeAt("problem.lengths.kv_len", b, p.kv_lengths[b], 0, p.kv_len));
   }
   return absl::OkStatus();
 }
@@ -137,8 +151,8 @@ absl::Status ValidateAlignment(const Problem& p) {
                    count);
     }
     for (int64_t n = 0; n < count; ++n) {
-      RETURN_IF_ERROR(InRange(absl::StrCat("problem.alignment.offsets.offset[", n, "]"),
-                              p.offsets[n], -kMaxLength, kMaxLength));
+      RETURN_IF_ERROR(
+          InRangeAt("problem.alignment.offsets.offset", n, p.offsets[n], -kMaxLength, kMaxLength));
     }
     return absl::OkStatus();
   }
@@ -185,10 +199,7 @@ absl::Status ValidateMaskAndBias(const Problem& p) {
                               " entries"),
                  slopes);
   }
-  for (int64_t n = 0; n < slopes; ++n) {
-    RETURN_IF_ERROR(Finite(absl::StrCat("problem.alibi.slope[", n, "]"), p.alibi_slopes[n]));
-  }
-  return absl::OkStatus();
+  return AllFinite("problem.alibi.slope", p.alibi_slopes);
 }
 
 absl::Status ValidateDenominator(const Problem& p) {
@@ -200,11 +211,7 @@ absl::Status ValidateDenominator(const Problem& p) {
     return Wrong("problem.denominator.sink.logit",
                  absl::StrCat("q_heads = ", p.q_heads, " entries"), count);
   }
-  for (int64_t n = 0; n < count; ++n) {
-    RETURN_IF_ERROR(
-        Finite(absl::StrCat("problem.denominator.sink.logit[", n, "]"), p.sink_logits[n]));
-  }
-  return absl::OkStatus();
+  return AllFinite("problem.denominator.sink.logit", p.sink_logits);
 }
 
 absl::Status ValidateDropoutAndShard(const Problem& p) {
