@@ -1,0 +1,34 @@
+// The cuda engine on a GPU over the conformance table. Fails without a usable device.
+#include <iostream>
+#include <memory>
+
+#include "base/check.h"
+#include "kernels/registry.h"
+#include "tests/backend_conformance.h"
+
+namespace attnd {
+namespace {
+
+std::unique_ptr<Backend> MakeGpu() {
+  auto backend = MakeBackend("cuda", {});
+  CHECK(backend.ok()) << backend.status();
+  const BackendInfo& info = (*backend)->info();
+  std::cout << "device: " << info.device << " " << info.architecture << " " << info.uuid << "\n";
+  return *std::move(backend);
+}
+
+const bool kHalf = RegisterBackendConformance("GpuHalf", MakeGpu,
+                                              {.random_problems = 200,
+                                               .random_max_pairs = 20000,
+                                               .element = ElementType::kFloat16,
+                                               .precision = EnginePrecision::HalfOperands(),
+                                               .max_unsupported = 500});
+const bool kBFloat16 = RegisterBackendConformance("GpuBFloat16", MakeGpu,
+                                                  {.random_problems = 100,
+                                                   .random_max_pairs = 20000,
+                                                   .element = ElementType::kBFloat16,
+                                                   .precision = EnginePrecision::HalfOperands(),
+                                                   .max_unsupported = 500});
+
+}  // namespace
+}  // namespace attnd
