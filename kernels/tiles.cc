@@ -17,6 +17,25 @@ const char* KindName(KernelKind kind) {
   return "unknown";
 }
 
+void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
+  const int kv_rows = head_dim == 64 ? 128 : 64;
+  for (bool ordered : {true, false}) {
+    for (bool general : {false, true}) {
+      for (bool dropout : {false, true}) {
+        rows.push_back({.kind = KernelKind::kBackward,
+                        .head_dim = head_dim,
+                        .general = general,
+                        .dropout = dropout,
+                        .ordered = ordered,
+                        .tile = {32, kv_rows, head_dim, 1}});
+      }
+    }
+  }
+  for (KernelKind kind : {KernelKind::kDelta, KernelKind::kQueryGradient}) {
+    rows.push_back({.kind = kind, .head_dim = head_dim, .tile = {64, 0, head_dim, 1}});
+  }
+}
+
 std::vector<KernelRow> MakeRows() {
   std::vector<KernelRow> rows;
   for (int head_dim : {64, 128}) {
@@ -29,6 +48,7 @@ std::vector<KernelRow> MakeRows() {
                         .tile = {128, 32, head_dim, head_dim == 64 ? 2 : 1}});
       }
     }
+    AddBackward(head_dim, rows);
   }
   return rows;
 }

@@ -222,8 +222,10 @@ CallLayout LayOutBackward(const Problem& p, int tile_head_dim, ArenaLayout& aren
   at.d_o = arena.Add("d_o", OutputRows(p).padded_bytes(), RegionUse::kInput);
   at.d_lse = arena.Add("d_lse", p.LseElements() * 4, RegionUse::kInput);
   at.d_q = arena.Add("d_q", QueryRows(p).padded_bytes(), RegionUse::kOutput);
-  at.d_k = arena.Add("d_k", KeyRows(p).padded_bytes(), RegionUse::kOutput);
-  at.d_v = arena.Add("d_v", ValueRows(p).padded_bytes(), RegionUse::kOutput);
+  // Kernels do not visit keys beyond a key length: their gradients are zero.
+  const RegionUse keys = p.kv_lengths.empty() ? RegionUse::kOutput : RegionUse::kZeroed;
+  at.d_k = arena.Add("d_k", KeyRows(p).padded_bytes(), keys);
+  at.d_v = arena.Add("d_v", ValueRows(p).padded_bytes(), keys);
   if (p.bias && p.bias->want_gradient) {
     at.d_bias = arena.Add("d_bias", p.bias->shape.elements() * 4, RegionUse::kZeroed);
   }

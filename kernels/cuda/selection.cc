@@ -68,6 +68,14 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, c
 
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p) {
   RETURN_IF_ERROR(CheckElement(p));
+  if (p.bias && p.bias->want_gradient) {
+    return absl::UnimplementedError(
+        "bias.want_gradient: the cuda engine has no bias gradient; use the cpu engine");
+  }
+  if (p.denominator == DenominatorKind::kSink) {
+    return absl::UnimplementedError(
+        "denominator.sink: the cuda engine has no gradient of the sink; use the cpu engine");
+  }
   auto backward_with = [&](bool ordered) {
     return Narrowest(rows, p, [&](const KernelRow& r) {
       return r.kind == KernelKind::kBackward && r.ordered == ordered && FitsScores(r, p);

@@ -19,12 +19,13 @@ std::string KernelExpression(const KernelRow& row) {
     case KernelKind::kForward:
       return absl::StrCat("ForwardKernel<", math, ", ", tile, ", ", rule, ", ", dropper, ">");
     case KernelKind::kBackward:
-      return absl::StrCat("BackwardKernel<", math, ", ", tile, ", ", rule, ", ", dropper, ", ",
-                          row.ordered ? "OrderedSums" : "AtomicSums", ">");
+      return absl::StrCat("BackwardKernel<", tile, ", ", rule, ", ",
+                          row.dropout ? "ReplayDropout" : "KeepAll", ", ",
+                          row.ordered ? "InKeyOrder" : "AnyOrder", ">");
     case KernelKind::kDelta:
-      return absl::StrCat("DeltaKernel<", tile, ">");
+      return "DeltaKernel";
     case KernelKind::kQueryGradient:
-      return absl::StrCat("QueryGradientKernel<", tile, ">");
+      return absl::StrCat("DqKernel<", row.head_dim, ">");
   }
   return "";
 }

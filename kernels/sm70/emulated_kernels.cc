@@ -1,5 +1,6 @@
 #include "kernels/sm70/emulated_kernels.h"
 
+#include "kernels/sm70/backward.h"
 #include "kernels/sm70/forward.h"
 
 namespace attnd::sm70 {
@@ -28,12 +29,44 @@ EmulatedKernel Forward(const KernelRow& row) {
                      : Entry<ForwardKernel<Math, kTile, LinearScores, NoDropout>>();
 }
 
+template <class Rule, class Dropper, Tile kTile>
+EmulatedKernel BackwardInOrder(bool ordered) {
+  return ordered ? Entry<BackwardKernel<kTile, Rule, Dropper, InKeyOrder>>()
+                 : Entry<BackwardKernel<kTile, Rule, Dropper, AnyOrder>>();
+}
+
+template <int kHeadDim, int kKeys>
+EmulatedKernel Backward(const KernelRow& row) {
+  static constexpr Tile kTile = {32, kKeys, kHeadDim, 1};
+  if (row.general) {
+    return row.dropout ? BackwardInOrder<GeneralScores, ReplayDropout, kTile>(row.ordered)
+                       : BackwardInOrder<GeneralScores, KeepAll, kTile>(row.ordered);
+  }
+  return row.dropout ? BackwardInOrder<LinearScores, ReplayDropout, kTile>(row.ordered)
+                     : BackwardInOrder<LinearScores, KeepAll, kTile>(row.ordered);
+}
+
+template <int kHeadDim, int kKeys, int kForwardBlocks>
+EmulatedKernel OfHeadDim(const KernelRow& row) {
+  switch (row.kind) {
+    case KernelKind::kForward:
+      return Forward<kHeadDim, kForwardBlocks>(row);
+    case KernelKind::kBackward:
+      return Backward<kHeadDim, kKeys>(row);
+    case KernelKind::kDelta:
+      return Entry<DeltaKernel>();
+    case KernelKind::kQueryGradient:
+      return Entry<DqKernel<kHeadDim>>();
+  }
+  return {};
+}
+
 }  // namespace
 
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
-  if (row.kind != KernelKind::kForward || row.half_accumulate) return {};
-  if (row.head_dim == 64) return Forward<64, 2>(row);
-  if (row.head_dim == 128) return Forward<128, 1>(row);
+  if (row.half_accumulate) return {};
+  if (row.head_dim == 64) return OfHeadDim<64, 128, 2>(row);
+  if (row.head_dim == 128) return OfHeadDim<128, 64, 1>(row);
   return {};
 }
 
