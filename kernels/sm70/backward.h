@@ -93,6 +93,7 @@ struct BackwardKernel {
     uint4 p[2][4][kHandBytes / 16];
     uint4 ds[2][kDsBytes / 16];
     float rows[kSlots][2][kStepRows];  // stabiliser of P, then delta
+    Descriptors descriptors;
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
 
@@ -119,9 +120,11 @@ struct BackwardKernel {
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const TileWork& tile = params.tiles[at.block];
-    const ProblemDesc& problem = params.problems[tile.problem];
-    const SequenceDesc& sequence = problem.sequences[tile.batch];
+    const TileWork tile = params.tiles[at.block];
+    BringDescriptors(params, tile, at.thread, kThreads, shared.descriptors);
+    ptx::SyncThreads();
+    const ProblemDesc& problem = shared.descriptors.problem;
+    const SequenceDesc& sequence = shared.descriptors.sequence;
     const int first_key = tile.tile * kKeys;
     const int end_key = MinInt(first_key + kKeys, sequence.kv_len);
     Work work = {problem,
