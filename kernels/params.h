@@ -66,14 +66,16 @@ struct ProblemDesc {
   uint32_t dropout_head, dropout_batch;
   // Backward only.
   RowTensor d_o, d_q, d_k, d_v;
-  float* delta;        // workspace, strides of lse: rowsum(dO∘O) − dlse, written by Delta
-  const float* d_lse;  // null: zero; strides of lse
-  float* dq_sums;      // workspace, zeroed: float32 dQ in lane order, see DqSums below
-  int64_t dq_head;     // floats per (b, q head): DqSumFloats(longest q_len, tile head_dim)
-  int32_t* dq_turns;   // workspace, zeroed: how many key tiles were added, per 64 queries
-  int64_t turns_head;  // ints per (b, q head): DqBlocks(longest q_len)
-  float* d_bias;       // float32 of the bias's shape with the bias's strides, or null
-  float* d_sink;       // [batch, q_heads], or null
+  float* delta;         // workspace, strides of lse: rowsum(dO∘O) − dlse, written by Delta
+  const float* d_lse;   // null: zero; strides of lse
+  float* dq_sums;       // workspace, zeroed: float32 dQ in lane order, see DqSums below
+  int64_t dq_head;      // floats per (b, q head): DqSumFloats(longest q_len, tile head_dim)
+  int32_t* dq_turns;    // workspace, zeroed: how many key tiles were added, per 64 queries
+  int64_t turns_head;   // ints per (b, q head): DqBlocks(longest q_len)
+  float* d_bias;        // float32 of the bias's shape with the bias's strides, or null
+  float* d_sink;        // [batch, q_heads], or null
+  int32_t batch_count;  // entries or sequences
+  int64_t bias_rows, bias_columns;  // the bias's last two dimensions
 };
 
 // dQ is summed in blocks of 64 queries, each 64·head_dim floats of the *tile's* head_dim; block n
