@@ -22,7 +22,7 @@ namespace attnd {
 inline ServerOptions TestOptions() {
   ServerOptions options;
   options.listen = {"127.0.0.1:0"};
-  options.metrics_listen = "127.0.0.1:0";
+  options.metrics_listen = "";
   options.admission.memory_bytes = int64_t{64} << 20;
   options.admission.caller_max_bytes = int64_t{64} << 20;
   options.drain_delay = absl::ZeroDuration();
