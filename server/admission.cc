@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "server/staging_pool.h"
 #include "server/status_details.h"
@@ -15,6 +17,9 @@ namespace {
 
 // An estimate may be wrong by this factor; only what misses its deadline by more is refused.
 constexpr double kEstimateSlack = 2;
+
+// A draining one will not come back: longer than its ports stay open.
+constexpr absl::Duration kDrainingRetryDelay = absl::Seconds(1);
 
 // A full server asks to be left alone for the time its queue needs, within reason.
 absl::Duration RetryDelay(double seconds_ahead) {
@@ -94,6 +99,7 @@ class AdmissionLedger {
   }
 
   std::atomic<bool> draining{false};
+  std::atomic<int64_t> last_refused_nanos{std::numeric_limits<int64_t>::min()};
 
  private:
   void Add(const std::string& caller, const AdmissionUse& part)
@@ -183,9 +189,10 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext
 
 absl::Status Admission::Refuse(const AdmittedCall& admitted, double seconds, absl::Time now) const {
   if (ledger_->draining.load(std::memory_order_relaxed)) {
+    ledger_->last_refused_nanos.store(absl::ToUnixNanos(absl::Now()), std::memory_order_relaxed);
     return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kDraining,
                                   "this server is draining; another replica can take the call"),
-                          absl::Milliseconds(50));
+                          kDrainingRetryDelay);
   }
   if (admitted.call().output_bytes() > limits_.max_reply_bytes) {
     return TooLarge(reason::kReplyTooLarge, "reply", limits_.max_reply_bytes,
@@ -202,6 +209,12 @@ absl::Status Admission::Refuse(const AdmittedCall& admitted, double seconds, abs
 }
 
 void Admission::StartDraining() { ledger_->draining = true; }
+absl::Time Admission::last_refused_at() const {
+  int64_t nanos = ledger_->last_refused_nanos.load(std::memory_order_relaxed);
+  return nanos == std::numeric_limits<int64_t>::min() ? absl::InfinitePast()
+                                                      : absl::FromUnixNanos(nanos);
+}
+
 AdmissionUse Admission::Use() const { return ledger_->use(); }
 
 }  // namespace attnd

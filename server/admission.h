@@ -121,6 +121,8 @@ class Admission {
 
   // From now on every call is refused with DRAINING.
   void StartDraining();
+  // When the last one was; InfinitePast when none was.
+  absl::Time last_refused_at() const;
   AdmissionUse Use() const;
   const AdmissionLimits& limits() const { return limits_; }
 

@@ -14,8 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "server/self_test.h"
 #include "server/encode_server_info.h"
+#include "server/self_test.h"
 
 namespace attnd {
 namespace {
@@ -27,6 +27,9 @@ constexpr int kMaxFrameBytes = 1 << 20;
 constexpr int kMinPingIntervalMs = 10000;
 constexpr int kMaxMetadataBytes = 16 << 10;
 constexpr unsigned kCertificateRefreshSeconds = 10;
+
+constexpr absl::Duration kQuietBeforeClosing = absl::Milliseconds(300);
+constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
 
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
@@ -201,7 +204,24 @@ void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
   if (!wait(delay)) return StopNow();  // balancers notice meanwhile
   admission_->StartDraining();
   absl::Time deadline = absl::Now() + timeout;
+  if (!WaitUntilCallersLeave(deadline, wait)) return StopNow();
   server_->Shutdown(absl::ToChronoTime(deadline));
+}
+
+bool AttndServer::WaitOut(absl::Duration time) {
+  absl::SleepFor(time);
+  return true;
+}
+
+bool AttndServer::WaitUntilCallersLeave(absl::Time deadline,
+                                        const std::function<bool(absl::Duration)>& wait) {
+  absl::Time begin = absl::Now();
+  for (absl::Time now = begin; now < deadline; now = absl::Now()) {
+    absl::Time quiet_since = std::max(begin, admission_->last_refused_at());
+    if (now - quiet_since >= kQuietBeforeClosing) return true;
+    if (!wait(std::min(kDrainPoll, deadline - now))) return false;
+  }
+  return true;
 }
 
 void AttndServer::StopNow() {

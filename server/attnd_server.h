@@ -2,8 +2,10 @@
 // owns one; tests build it in-process with an engine and options of their own.
 //
 //   Start        engine self-test → pools → worker → metrics port → gRPC ports → SERVING
-//   Drain        NOT_SERVING, still takes calls for `delay`; then refuses new ones (DRAINING),
-//                stops accepting, and finishes what runs for at most `timeout`
+//   Drain        NOT_SERVING, still takes calls for `delay`; then refuses new ones (DRAINING) until
+//                none has come for a while, closes the ports, and finishes what runs; all of it
+//                within `timeout`. gRPC cancels a call that arrives while it closes, so it closes
+//                only when callers have left.
 // Any thread may ask for addresses; Start and Drain by one.
 #pragma once
 
@@ -51,13 +53,15 @@ class AttndServer {
   // cancelled). `wait(delay)` waits; it returns false to cut the drain short, as a second SIGTERM
   // does.
   void Drain(absl::Duration delay, absl::Duration timeout,
-             const std::function<bool(absl::Duration)>& wait);
+             const std::function<bool(absl::Duration)>& wait = WaitOut);
   // Without the courtesy: cancels what runs.
   void StopNow();
 
  private:
   AttndServer(const ServerOptions& options, std::unique_ptr<Backend> backend, StagingPool staging,
               const Clock& clock, Logger& log);
+  static bool WaitOut(absl::Duration time);
+  bool WaitUntilCallersLeave(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
   absl::Status StartMetrics();
   absl::Status StartGrpc();
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Credentials(const std::string& address);

@@ -1,5 +1,6 @@
 // attnd: flags → parts → signals → drain. Exit codes: docs/FLAGS.md.
 
+#include <google/protobuf/stubs/logging.h>
 #include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -37,6 +38,7 @@ void TuneProcess() {
   mallopt(M_TOP_PAD, 64 << 20);
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  google::protobuf::SetLogHandler(nullptr);  // a caller's bad UTF-8 is answered, not logged
   signal(SIGPIPE, SIG_IGN);
   rlimit no_core{0, 0};  // a core would hold callers' tensors
   setrlimit(RLIMIT_CORE, &no_core);
@@ -131,6 +133,13 @@ int Serve(const ServerOptions& options) {
   return 0;
 }
 
+bool AsksForCheck(int argc, char** argv) {
+  for (int n = 1; n < argc; ++n) {
+    if (absl::string_view(argv[n]) == "--check_config") return true;
+  }
+  return false;
+}
+
 int Main(int argc, char** argv) {
   TuneProcess();
   // Before any thread starts, so that only DrainOnSignal ever sees them.
@@ -139,7 +148,7 @@ int Main(int argc, char** argv) {
   absl::StatusOr<Flags> flags = ParseFlags(argc, argv, VersionString(), std::cout);
   if (!flags.ok()) {
     std::fprintf(stderr, "attnd: %s\n", std::string(flags.status().message()).c_str());
-    return kExitBadOptions;
+    return AsksForCheck(argc, argv) ? kExitFailed : kExitBadOptions;
   }
   if (flags->action == FlagAction::kPrinted) return 0;
   if (flags->action == FlagAction::kCheckConfig) {

@@ -1,0 +1,386 @@
+// Start, health, reflection, drain: in process, and the binary itself with its signals, port files,
+// flags and exit codes.
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "proto/grpc/health/v1/health.grpc.pb.h"
+#include "tests/daemon_fixture.h"
+#include "tests/gated_backend.h"
+#include "tests/wire_request.h"
+
+namespace attnd {
+namespace {
+
+namespace health = grpc::health::v1;
+using Serving = health::HealthCheckResponse;
+
+extern "C" char** environ;
+
+Serving::ServingStatus Check(const std::shared_ptr<grpc::Channel>& channel,
+                             const std::string& service) {
+  auto stub = health::Health::NewStub(channel);
+  health::HealthCheckRequest request;
+  request.set_service(service);
+  Serving reply;
+  grpc::ClientContext context;
+  grpc::Status status = stub->Check(&context, request, &reply);
+  return status.ok() ? reply.status() : Serving::SERVICE_UNKNOWN;
+}
+
+TEST(DaemonHealth, ServesUnderEachNameOnceItIsUp) {
+  Daemon daemon(MakeCpuBackend({.threads = 1}));
+  auto channel = daemon.NewChannel();
+  EXPECT_EQ(Check(channel, ""), Serving::SERVING);
+  EXPECT_EQ(Check(channel, "attnd.v1.Attention"), Serving::SERVING);
+  EXPECT_EQ(Check(channel, "liveness"), Serving::SERVING);
+  EXPECT_EQ(Check(channel, "nobody"), Serving::SERVICE_UNKNOWN);
+}
+
+TEST(DaemonHealth, StopsServingWhenItDrainsButStaysAliveAndTakesCalls) {
+  Daemon daemon(MakeCpuBackend({.threads = 1}));
+  auto channel = daemon.NewChannel();
+  std::promise<void> draining, checked;
+  std::thread drain([&] {
+    bool first = true;
+    daemon.server().Drain(absl::ZeroDuration(), absl::Seconds(10), [&](absl::Duration) {
+      if (!std::exchange(first, false)) return true;
+      draining.set_value();
+      checked.get_future().wait();
+      return true;
+    });
+  });
+  draining.get_future().wait();
+  EXPECT_EQ(Check(channel, ""), Serving::NOT_SERVING);
+  EXPECT_EQ(Check(channel, "attnd.v1.Attention"), Serving::NOT_SERVING);
+  EXPECT_EQ(Check(channel, "liveness"), Serving::SERVING);
+  v1::ForwardResponse reply;
+  grpc::ClientContext context;
+  EXPECT_TRUE(daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply).ok());
+  checked.set_value();
+  drain.join();
+}
+
+TEST(DaemonHealth, TellsWatchersWhenItDrains) {
+  Daemon daemon(MakeCpuBackend({.threads = 1}));
+  auto stub = health::Health::NewStub(daemon.NewChannel());
+  grpc::ClientContext context;
+  auto reader = stub->Watch(&context, {});
+  Serving seen;
+  ASSERT_TRUE(reader->Read(&seen));
+  EXPECT_EQ(seen.status(), Serving::SERVING);
+  std::thread drain([&] { daemon.server().Drain(absl::ZeroDuration(), absl::Milliseconds(200)); });
+  ASSERT_TRUE(reader->Read(&seen));
+  EXPECT_EQ(seen.status(), Serving::NOT_SERVING);
+  drain.join();
+}
+
+TEST(DaemonStart, RefusesAnEngineThatGivesAWrongAnswer) {
+  class WrongBackend final : public Backend {
+   public:
+    const BackendInfo& info() const override { return right_.info(); }
+    absl::Status Supports(const Problem&, Direction) const override { return absl::OkStatus(); }
+    int64_t WorkspaceBytes(const Problem&, Direction) const override { return 0; }
+    absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override {
+      auto report = right_.Forward(calls);
+      static_cast<float*>(calls.front().o)[7] += 0.01f;
+      return report;
+    }
+    absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override {
+      return right_.Backward(calls);
+    }
+
+   private:
+    ReferenceBackend right_;
+  };
+  RealClock clock;
+  Logger log(stderr, LogFormat::kText, Severity::kError);
+  auto server = AttndServer::Start(TestOptions(), std::make_unique<WrongBackend>(), clock, log);
+  ASSERT_FALSE(server.ok());
+  EXPECT_TRUE(absl::StrContains(server.status().message(), "self test: o is wrong"))
+      << server.status();
+}
+
+TEST(DaemonStart, RefusesAPortInUse) {
+  Daemon daemon(MakeCpuBackend({.threads = 1}));
+  ServerOptions options = TestOptions();
+  options.listen = {daemon.address()};
+  RealClock clock;
+  Logger log(stderr, LogFormat::kText, Severity::kError);
+  auto server = AttndServer::Start(options, MakeCpuBackend({.threads = 1}), clock, log);
+  ASSERT_FALSE(server.ok());
+  EXPECT_TRUE(absl::StrContains(server.status().message(), "cannot listen on")) << server.status();
+}
+
+TEST(DaemonDrain, FinishesWhatRunsAndRefusesWhatIsNew) {
+  auto backend = std::make_unique<GatedBackend>();
+  GatedBackend* engine = backend.get();
+  Daemon daemon(std::move(backend));
+  int before = static_cast<int>(engine->launches().size());
+  engine->Close();
+  grpc::Status status;
+  std::thread caller([&] {
+    grpc::ClientContext context;
+    v1::ForwardResponse reply;
+    status = daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply);
+  });
+  engine->WaitForLaunches(before + 1);
+  std::thread drain([&] { daemon.server().Drain(absl::ZeroDuration(), absl::Seconds(60)); });
+  // New calls end with UNAVAILABLE, by the DRAINING answer or because the port is closed.
+  grpc::StatusCode code = grpc::StatusCode::OK;
+  while (code == grpc::StatusCode::OK || code == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
+    v1::ForwardResponse reply;
+    code = daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply).error_code();
+  }
+  EXPECT_EQ(code, grpc::StatusCode::UNAVAILABLE);
+  engine->Open();
+  drain.join();
+  caller.join();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST(DaemonDrain, CancelsWhatStillRunsAtTheTimeout) {
+  auto backend = std::make_unique<GatedBackend>();
+  GatedBackend* engine = backend.get();
+  Daemon daemon(std::move(backend));
+  int before = static_cast<int>(engine->launches().size());
+  engine->Close();
+  grpc::Status status;
+  std::thread caller([&] {
+    grpc::ClientContext context;
+    v1::ForwardResponse reply;
+    status = daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply);
+  });
+  engine->WaitForLaunches(before + 1);
+  daemon.server().Drain(absl::ZeroDuration(), absl::Milliseconds(50));
+  caller.join();
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(daemon.server().use().bytes, 0);
+}
+
+TEST(DaemonDrain, LosesNoCallWhenOneOfTwoReplicasRestartsUnderLoad) {
+  auto stays = std::make_unique<Daemon>(MakeCpuBackend({.threads = 1}));
+  auto leaves = std::make_unique<Daemon>(MakeCpuBackend({.threads = 1}));
+  std::atomic<bool> stop{false};
+  std::atomic<int> done{0}, failed{0}, moved{0};
+  std::vector<std::thread> callers;
+  for (int t = 0; t < 4; ++t) {
+    callers.emplace_back([&] {
+      std::unique_ptr<v1::Attention::Stub> stubs[] = {leaves->NewStub(), stays->NewStub()};
+      v1::ForwardRequest request = MakeForward(SmallProblem(64), 1);
+      int replica = 0;
+      while (!stop) {
+        // What every client does: UNAVAILABLE means the next replica, and staying there.
+        grpc::Status status(grpc::StatusCode::UNAVAILABLE, "");
+        for (; status.error_code() == grpc::StatusCode::UNAVAILABLE && replica < 2;) {
+          grpc::ClientContext context;
+          v1::ForwardResponse reply;
+          status = stubs[replica]->Forward(&context, request, &reply);
+          if (status.error_code() != grpc::StatusCode::UNAVAILABLE) break;
+          ++replica;
+          ++moved;
+        }
+        status.ok() ? ++done : ++failed;
+        if (!status.ok()) ADD_FAILURE() << status.error_code() << " " << status.error_message();
+      }
+    });
+  }
+  while (done < 50) std::this_thread::yield();
+  leaves->server().Drain(absl::ZeroDuration(), absl::Seconds(30));
+  EXPECT_EQ(leaves->server().use().calls, 0);
+  int at_drain = done;
+  while (done < at_drain + 50) std::this_thread::yield();
+  stop = true;
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(failed, 0);
+  EXPECT_EQ(moved, 4);  // each caller was told once
+}
+
+// ---- The binary.
+
+// A child process whose stderr and stdout go to files.
+class Child {
+ public:
+  explicit Child(const std::vector<std::string>& flags) {
+    out_ = absl::StrCat(testing::TempDir(), "/attnd_out_", getpid(), "_", counter_++);
+    std::vector<std::string> words = {"server/attnd"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 1, out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_adddup2(&actions, 1, 2);
+    CHECK(posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ) == 0);
+    posix_spawn_file_actions_destroy(&actions);
+  }
+  ~Child() {
+    if (pid_ == 0) return;
+    kill(pid_, SIGKILL);
+    Wait();
+  }
+  void Signal(int signal) { kill(pid_, signal); }
+  // Its exit code; −1 when a signal ended it.
+  int Wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  std::string Output() const {
+    std::ifstream file(out_);
+    std::stringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
+
+ private:
+  static inline int counter_ = 0;
+  pid_t pid_ = 0;
+  std::string out_;
+};
+
+std::string TempPath(const std::string& name) {
+  return absl::StrCat(testing::TempDir(), "/", name, "_", getpid());
+}
+
+// Waits for a port file and reads its first line.
+std::string WaitForPort(const std::string& path) {
+  while (true) {
+    std::ifstream file(path);
+    std::string port;
+    if (file >> port) return port;
+    std::this_thread::yield();
+  }
+}
+
+std::vector<std::string> Lines(const std::string& text) { return absl::StrSplit(text, '\n'); }
+
+struct RunningDaemon {
+  RunningDaemon(const std::string& name, std::vector<std::string> flags)
+      : port_file(TempPath(name)), metrics_port_file(TempPath(name + "_metrics")) {
+    flags.insert(flags.end(),
+                 {"--listen", "127.0.0.1:0", "--port_file", port_file, "--metrics_listen",
+                  "127.0.0.1:0", "--metrics_port_file", metrics_port_file});
+    child = std::make_unique<Child>(flags);
+    port = WaitForPort(port_file);
+  }
+  std::unique_ptr<v1::Attention::Stub> Stub() const {
+    return v1::Attention::NewStub(
+        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
+  }
+  std::string port_file, metrics_port_file, port;
+  std::unique_ptr<Child> child;
+};
+
+TEST(DaemonBinary, ServesDrainsAndExitsWithZero) {
+  RunningDaemon daemon("serves", {"--drain_delay", "0.1", "--log_format", "json"});
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  EXPECT_TRUE(daemon.Stub()->Forward(&context, MakeForward(SmallProblem(), 1), &reply).ok());
+  EXPECT_EQ(reply.receipt().backend(), "cpu");
+  daemon.child->Signal(SIGPIPE);  // ignored
+  daemon.child->Signal(SIGTERM);
+  EXPECT_EQ(daemon.child->Wait(), 0);
+  std::string output = daemon.child->Output();
+  for (const char* event :
+       {"\"event\":\"serving\"", "\"event\":\"draining\"", "\"event\":\"stopped\""}) {
+    EXPECT_TRUE(absl::StrContains(output, event)) << output;
+  }
+}
+
+TEST(DaemonBinary, StopsAtOnceAtTheSecondSignal) {
+  RunningDaemon daemon("second", {"--drain_delay", "3600"});
+  daemon.child->Signal(SIGTERM);
+  while (!absl::StrContains(daemon.child->Output(), "draining")) std::this_thread::yield();
+  daemon.child->Signal(SIGINT);
+  EXPECT_EQ(daemon.child->Wait(), 0);
+}
+
+TEST(DaemonBinary, ExposesMetricsThatPromtoolAccepts) {
+  RunningDaemon daemon("metrics", {"--drain_delay", "0"});
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  ASSERT_TRUE(daemon.Stub()->Forward(&context, MakeForward(SmallProblem(), 1), &reply).ok());
+  std::string text_file = TempPath("metrics.txt");
+  std::string url =
+      absl::StrCat("http://127.0.0.1:", WaitForPort(daemon.metrics_port_file), "/metrics");
+  ASSERT_EQ(std::system(absl::StrCat("curl -sf ", url, " > ", text_file).c_str()), 0);
+  EXPECT_EQ(std::system(absl::StrCat("promtool check metrics < ", text_file).c_str()), 0);
+  std::ifstream file(text_file);
+  std::stringstream text;
+  text << file.rdbuf();
+  for (const char* line :
+       {"attnd_requests_total{code=\"OK\",method=\"Forward\"} 1", "attnd_ready 1",
+        "attnd_batch_requests_count{direction=\"forward\"} 1", "attnd_draining 0",
+        "attnd_host_copy_bytes_total{site=\"landing\"} 3072", "process_open_fds "}) {
+    EXPECT_TRUE(absl::StrContains(text.str(), line)) << line;
+  }
+  // Each series stands in the documentation, and the other way round.
+  std::ifstream doc_file("docs/METRICS.md");
+  std::stringstream doc;
+  doc << doc_file.rdbuf();
+  for (const std::string& line : Lines(text.str())) {
+    if (!absl::StartsWith(line, "# TYPE ")) continue;
+    std::vector<std::string> words = absl::StrSplit(line, ' ');
+    EXPECT_TRUE(absl::StrContains(doc.str(), absl::StrCat("| `", words[2], "` | ", words[3], " |")))
+        << words[2] << " " << words[3];
+  }
+  for (const std::string& line : Lines(doc.str())) {
+    if (!absl::StartsWith(line, "| `")) continue;
+    std::string name = line.substr(3, line.find('`', 3) - 3);
+    EXPECT_TRUE(absl::StrContains(text.str(), absl::StrCat("# TYPE ", name, " "))) << name;
+  }
+}
+
+TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
+  struct Case {
+    std::vector<std::string> flags;
+    const char* message;
+    int code;
+  };
+  const Case cases[] = {
+      {{"--no_such_flag"}, "no_such_flag", 2},
+      {{"--slots", "0"}, "--slots: expected 1..16, got 0", 2},
+      {{"--listen", "0.0.0.0:7070"}, "--listen: expected TLS", 2},
+      {{"--listen", "0.0.0.0:7070", "--check_config"}, "--listen: expected TLS", 1},
+      {{"--check_config"}, "options are valid", 0},
+      {{"--version"}, "attnd 0.", 0},
+      {{"--help"}, "--listen", 0},
+      {{"--backend", "abacus"}, "--backend: expected auto, cpu, cuda or reference, got abacus", 2},
+      {{"--listen", "127.0.0.1:0", "--metrics_listen", "", "--token_file", "/nonexistent"},
+       "cannot read /nonexistent",
+       1},
+  };
+  for (const Case& one : cases) {
+    Child child(one.flags);
+    EXPECT_EQ(child.Wait(), one.code) << child.Output();
+    EXPECT_TRUE(absl::StrContains(child.Output(), one.message)) << child.Output();
+  }
+}
+
+}  // namespace
+}  // namespace attnd

@@ -1,0 +1,202 @@
+// Who may call: TLS, client certificates, tokens. Certificates are made by openssl for each run.
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/reference_backend.h"
+#include "tests/daemon_fixture.h"
+#include "tests/wire_request.h"
+
+namespace attnd {
+namespace {
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// A folder with ca.pem, server.pem, client.pem, other_ca.pem, stranger.pem and their keys.
+class Certificates {
+ public:
+  Certificates() : folder_(absl::StrCat(testing::TempDir(), "/certificates_", getpid())) {
+    Run(absl::StrCat("mkdir -p ", folder_));
+    Authority("ca");
+    Authority("other_ca");
+    Issue("server", "ca", "localhost");
+    Issue("client", "ca", "trainer-7");
+    Issue("stranger", "other_ca", "trainer-7");
+  }
+  std::string Path(const std::string& name) const {
+    return absl::StrCat(folder_, "/", name, ".pem");
+  }
+  std::string KeyPath(const std::string& name) const {
+    return absl::StrCat(folder_, "/", name, ".key");
+  }
+  void Issue(const std::string& name, const std::string& authority, const std::string& subject) {
+    std::string request = absl::StrCat(folder_, "/", name, ".csr"), at = absl::StrCat(folder_, "/");
+    Run(absl::StrCat("openssl req -newkey rsa:2048 -nodes -keyout ", at, name, ".key.new -out ",
+                     request, " -subj /CN=", subject));
+    Run(absl::StrCat("printf 'subjectAltName=DNS:", subject, "' > ", at, name, ".ext"));
+    Run(absl::StrCat("openssl x509 -req -in ", request, " -CA ", Path(authority), " -CAkey ",
+                     KeyPath(authority), " -CAcreateserial -days 2 -extfile ", at, name,
+                     ".ext -out ", at, name, ".pem.new"));
+    Run(absl::StrCat("mv ", at, name, ".key.new ", KeyPath(name)));
+    Run(absl::StrCat("mv ", at, name, ".pem.new ", Path(name)));
+  }
+
+ private:
+  void Authority(const std::string& name) {
+    Run(absl::StrCat("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -keyout ", KeyPath(name),
+                     " -out ", Path(name), " -subj /CN=", name));
+  }
+  static void Run(const std::string& command) {
+    CHECK(std::system(absl::StrCat(command, " > /dev/null 2>&1").c_str()) == 0) << command;
+  }
+  const std::string folder_;
+};
+
+const Certificates& Shared() {
+  static const auto* certificates = new Certificates();
+  return *certificates;
+}
+
+ServerOptions TlsServer(bool client_certificates) {
+  ServerOptions options = TestOptions();
+  options.tls.certificate = Shared().Path("server");
+  options.tls.key = Shared().KeyPath("server");
+  if (client_certificates) options.tls.client_ca = Shared().Path("ca");
+  return options;
+}
+
+// A call over TLS; `client` names the certificate to show, "" for none.
+grpc::Status CallOverTls(const std::string& address, const std::string& authority,
+                         const std::string& client, const std::string& token = "") {
+  grpc::SslCredentialsOptions ssl;
+  ssl.pem_root_certs = ReadFile(Shared().Path(authority));
+  if (!client.empty()) {
+    ssl.pem_cert_chain = ReadFile(Shared().Path(client));
+    ssl.pem_private_key = ReadFile(Shared().KeyPath(client));
+  }
+  grpc::ChannelArguments arguments;
+  arguments.SetSslTargetNameOverride("localhost");
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  auto stub = v1::Attention::NewStub(
+      grpc::CreateCustomChannel(address, grpc::SslCredentials(ssl), arguments));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  if (!token.empty()) context.AddMetadata("authorization", absl::StrCat("Bearer ", token));
+  v1::ForwardResponse reply;
+  return stub->Forward(&context, MakeForward(SmallProblem(), 1), &reply);
+}
+
+grpc::Status CallPlain(Daemon& daemon, const std::string& authorization) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  if (!authorization.empty()) context.AddMetadata("authorization", authorization);
+  v1::ForwardResponse reply;
+  return daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply);
+}
+
+TEST(DaemonTls, ServesCallersThatTrustItAndNobodyElse) {
+  Daemon daemon(std::make_unique<ReferenceBackend>(), TlsServer(false));
+  grpc::Status status = CallOverTls(daemon.address(), "ca", "");
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(CallOverTls(daemon.address(), "other_ca", "").error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(CallPlain(daemon, "").error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST(DaemonTls, DemandsACertificateOfItsAuthorityWhenAsked) {
+  Daemon daemon(std::make_unique<ReferenceBackend>(), TlsServer(true));
+  grpc::Status status = CallOverTls(daemon.address(), "ca", "client");
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(CallOverTls(daemon.address(), "ca", "").error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(CallOverTls(daemon.address(), "ca", "stranger").error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST(DaemonTls, NamesTheCallerByItsCertificate) {
+  ServerOptions options = TlsServer(true);
+  options.admission.caller_max_bytes = 64;
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  grpc::Status status = CallOverTls(daemon.address(), "ca", "client");
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ((*ErrorInfoOf(status).mutable_metadata())["caller"], "trainer-7");
+}
+
+TEST(DaemonTls, LeavesUnixSocketsPlain) {
+  ServerOptions options = TlsServer(true);
+  options.listen = {absl::StrCat("unix:/tmp/attnd_security_", getpid(), ".sock"), "127.0.0.1:0"};
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  EXPECT_TRUE(CallPlain(daemon, "").ok());
+  EXPECT_TRUE(CallOverTls(daemon.server().addresses()[1], "ca", "client").ok());
+}
+
+TEST(DaemonTls, RefusesFilesThatAreNoCertificates) {
+  ServerOptions options = TlsServer(false);
+  options.tls.certificate = "/nonexistent.pem";
+  RealClock clock;
+  Logger log(stderr, LogFormat::kText, Severity::kError);
+  EXPECT_FALSE(AttndServer::Start(options, std::make_unique<ReferenceBackend>(), clock, log).ok());
+}
+
+class DaemonToken : public testing::Test {
+ protected:
+  DaemonToken() {
+    options_.token_file = absl::StrCat(testing::TempDir(), "/tokens_", getpid());
+    std::ofstream(options_.token_file)
+        << "# callers\nalice 0123456789abcdef\nbob fedcba9876543210\n";
+  }
+  ServerOptions options_ = TestOptions();
+};
+
+TEST_F(DaemonToken, AcceptsKnownTokensAndRefusesTheRest) {
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options_);
+  EXPECT_TRUE(CallPlain(daemon, "Bearer 0123456789abcdef").ok());
+  EXPECT_TRUE(CallPlain(daemon, "bearer fedcba9876543210").ok());
+  struct Refused {
+    const char* header;
+    const char* reason;
+  };
+  for (const Refused& refused :
+       {Refused{"", "TOKEN_MISSING"}, Refused{"Basic YTpi", "TOKEN_MISSING"},
+        Refused{"Bearer ", "TOKEN_INVALID"}, Refused{"Bearer 0123456789abcdeF", "TOKEN_INVALID"},
+        Refused{"Bearer 0123456789abcde", "TOKEN_INVALID"},
+        Refused{"Bearer 0123456789abcdef0", "TOKEN_INVALID"}}) {
+    grpc::Status status = CallPlain(daemon, refused.header);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << refused.header;
+    EXPECT_EQ(ErrorInfoOf(status).reason(), refused.reason) << refused.header;
+  }
+}
+
+TEST_F(DaemonToken, IsNeededForServerInfoToo) {
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options_);
+  v1::GetServerInfoResponse reply;
+  grpc::ClientContext without, with;
+  EXPECT_EQ(daemon.stub().GetServerInfo(&without, {}, &reply).error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(reply.device_size(), 0);
+  with.AddMetadata("authorization", "Bearer 0123456789abcdef");
+  EXPECT_TRUE(daemon.stub().GetServerInfo(&with, {}, &reply).ok());
+}
+
+TEST_F(DaemonToken, NamesTheCallerAndKeepsQuotasApart) {
+  options_.admission.caller_max_bytes = 64;
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options_);
+  grpc::Status status = CallPlain(daemon, "Bearer fedcba9876543210");
+  EXPECT_EQ((*ErrorInfoOf(status).mutable_metadata())["caller"], "bob");
+}
+
+}  // namespace
+}  // namespace attnd

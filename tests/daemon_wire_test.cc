@@ -1,0 +1,199 @@
+// What a hostile or broken client can do on a connection: malformed bytes, compressed and endless
+// messages, connections cut in the middle, readers that never read. Others go on.
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "attention/random_problem.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/reference_backend.h"
+#include "tests/daemon_fixture.h"
+#include "tests/wire_request.h"
+
+namespace attnd {
+namespace {
+
+// One unary call with raw bytes.
+grpc::Status CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::string& message,
+                     const std::string& method = "/attnd.v1.Attention/Forward",
+                     grpc::ByteBuffer* reply = nullptr) {
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  grpc::Slice slice(message);
+  grpc::ByteBuffer request(&slice, 1), own_reply;
+  auto call = stub.PrepareUnaryCall(&context, method, request, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(reply != nullptr ? reply : &own_reply, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+void ExpectHealthy(Daemon& daemon) {
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  grpc::Status status = daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+// A plain TCP connection to the daemon.
+class Socket {
+ public:
+  explicit Socket(const Daemon& daemon) {
+    int port = 0;
+    CHECK(absl::SimpleAtoi(daemon.address().substr(daemon.address().rfind(':') + 1), &port));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    fd_ = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+  }
+  ~Socket() { close(fd_); }
+  void Send(const std::string& bytes) {
+    (void)!send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+
+ private:
+  int fd_;
+};
+
+TEST(DaemonWire, AnswersRandomBytesWithAStatusOnOneConnection) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  auto channel = daemon.NewChannel();
+  std::string valid = MakeForward(SmallProblem(4, 1), 1).SerializeAsString();
+  Random random(11);
+  for (int n = 0; n < 300; ++n) {
+    std::string bytes = valid;
+    for (int64_t flips = random.Between(1, 5); flips > 0; --flips) {
+      bytes[static_cast<size_t>(random.Between(0, static_cast<int64_t>(bytes.size()) - 1))] =
+          static_cast<char>(random.Bits());
+    }
+    bytes.resize(static_cast<size_t>(random.Between(0, static_cast<int64_t>(bytes.size()))));
+    grpc::Status status = CallRaw(
+        channel, bytes,
+        random.Chance(0.5) ? "/attnd.v1.Attention/Forward" : "/attnd.v1.Attention/Backward");
+    if (!status.ok()) EXPECT_FALSE(ErrorInfoOf(status).reason().empty()) << status.error_message();
+    EXPECT_NE(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  }
+  EXPECT_EQ(channel->GetState(false), GRPC_CHANNEL_READY);
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonWire, RepliesAreValidProtobufOfTheGeneratedMessage) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  grpc::ByteBuffer raw;
+  ASSERT_TRUE(CallRaw(daemon.NewChannel(), MakeForward(SmallProblem(), 1).SerializeAsString(),
+                      "/attnd.v1.Attention/Forward", &raw)
+                  .ok());
+  grpc::Slice flat;
+  ASSERT_TRUE(raw.DumpToSingleSlice(&flat).ok());
+  v1::ForwardResponse reply;
+  ASSERT_TRUE(reply.ParseFromArray(flat.begin(), static_cast<int>(flat.size())));
+  EXPECT_EQ(reply.o().size(), 1024u);
+  EXPECT_EQ(reply.lse().size(), 128u);
+}
+
+TEST(DaemonWire, RefusesCompressedMessages) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  grpc::ClientContext context;
+  context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  v1::ForwardRequest request = MakeForward(SmallProblem(1024), 1);
+  request.set_q(std::string(request.q().size(), '\0'));  // so that gzip really shrinks it
+  request.set_k(std::string(request.k().size(), '\0'));
+  v1::ForwardResponse reply;
+  EXPECT_EQ(daemon.stub().Forward(&context, request, &reply).error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonWire, RefusesUnknownMethods) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  EXPECT_EQ(CallRaw(daemon.NewChannel(), "", "/attnd.v1.Attention/Sideways").error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST(DaemonWire, GoesOnBesideConnectionsThatSpeakNonsenseOrStopHalfway) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  const std::string preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+  std::vector<std::unique_ptr<Socket>> sockets;
+  for (int n = 0; n < 40; ++n) {
+    sockets.push_back(std::make_unique<Socket>(daemon));
+    if (n % 4 == 0) sockets.back()->Send("GET / HTTP/1.1\r\n\r\n");
+    if (n % 4 == 1)
+      sockets.back()->Send(preface.substr(0, static_cast<size_t>(n) % preface.size()));
+    if (n % 4 == 2) sockets.back()->Send(preface + std::string(1000, '\xff'));
+  }
+  ExpectHealthy(daemon);
+  sockets.clear();
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonWire, KeepsMemoryBoundedForReadersThatNeverRead) {
+  ServerOptions options = TestOptions();
+  options.admission.max_deadline = absl::Seconds(1);
+  Daemon daemon(MakeCpuBackend({.threads = 1}), options);
+  Problem problem = SmallProblem(16384, 1);  // an o of 8 MiB, more than the windows hold
+  problem.kv_len = 1;
+  problem.v_head_dim = 128;
+  problem.qk_head_dim = 1;
+  v1::ForwardRequest request = MakeForward(problem, 1);
+  std::vector<std::thread> readers;
+  for (int n = 0; n < 3; ++n) {
+    readers.emplace_back([&] {
+      // A stream whose reply is never read: gRPC's client takes no more than its windows.
+      grpc::GenericStub stub(daemon.NewChannel());
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
+      grpc::CompletionQueue queue;
+      void* tag = nullptr;
+      bool ok = false;
+      auto call = stub.PrepareCall(&context, "/attnd.v1.Attention/Forward", &queue);
+      call->StartCall(nullptr);
+      queue.Next(&tag, &ok);
+      grpc::Slice slice(request.SerializeAsString());
+      call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+      queue.Next(&tag, &ok);
+      ExpectHealthy(daemon);
+      context.TryCancel();
+      grpc::Status status;
+      call->Finish(&status, nullptr);
+      queue.Next(&tag, &ok);
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+  while (daemon.server().use().bytes != 0 || daemon.server().staging_used() != 0) {
+    std::this_thread::yield();
+  }
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonWire, TakesManyCallsOnOneConnection) {
+  ServerOptions options = TestOptions();
+  options.transport.max_concurrent_streams = 4;  // the others wait in the client
+  Daemon daemon(MakeCpuBackend({.threads = 2}), options);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 16; ++t) {
+    threads.emplace_back([&daemon] {
+      for (int n = 0; n < 10; ++n) ExpectHealthy(daemon);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace attnd

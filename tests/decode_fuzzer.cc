@@ -1,0 +1,41 @@
+// Any bytes → a Status, never a crash: libFuzzer's entry. The first byte chooses the direction and
+// the size of the slices in which the rest arrives.
+//
+//   clang build:  ./dev fuzz decode      replay of the corpus: //tests:decode_corpus_test
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "server/decode.h"
+#include "server/status_details.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  size_t slice_bytes = size_t{1} << ((data[0] >> 1) % 16);
+  std::vector<grpc::Slice> slices;
+  for (size_t at = 1; at < size; at += slice_bytes) {
+    slices.emplace_back(data + at, std::min(slice_bytes, size - at));
+  }
+  auto direction = data[0] & 1 ? attnd::Direction::kBackward : attnd::Direction::kForward;
+  auto call = attnd::Decoder::Decode(attnd::MessageBytes(std::move(slices)), direction);
+  if (!call.ok()) {
+    // Whose fault it is decides the form, and the form is complete.
+    CHECK(call.status().code() == absl::StatusCode::kInvalidArgument ||
+          call.status().code() == absl::StatusCode::kUnimplemented)
+        << call.status().message();
+    CHECK(!attnd::ReasonOf(call.status()).empty());
+    return 0;
+  }
+  int64_t bytes = 0;
+  for (const attnd::TensorSource& input : call->inputs()) {
+    call->message().ForEachPiece(input.range, [&](absl::Span<const uint8_t> piece) {
+      bytes += static_cast<int64_t>(piece.size());
+    });
+  }
+  CHECK(bytes == call->input_bytes());
+  CHECK(call->flops() >= 0);
+  return 0;
+}
