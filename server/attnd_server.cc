@@ -9,8 +9,11 @@
 #include <grpcpp/server_builder.h>
 
 #include <algorithm>
+#include <fstream>
+#include <sstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -26,7 +29,6 @@ constexpr int kStreamLookaheadBytes = 4 << 20;
 constexpr int kMaxFrameBytes = 1 << 20;
 constexpr int kMinPingIntervalMs = 10000;
 constexpr int kMaxMetadataBytes = 16 << 10;
-constexpr unsigned kCertificateRefreshSeconds = 10;
 
 constexpr absl::Duration kQuietBeforeClosing = absl::Milliseconds(300);
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
@@ -62,6 +64,23 @@ void SetTransport(const TransportOptions& transport, grpc::ServerBuilder& builde
   grpc::ResourceQuota quota("attnd");
   quota.Resize(static_cast<size_t>(transport.receive_memory_bytes));
   builder.SetResourceQuota(quota);
+}
+
+// gRPC's file watcher would wait for a missing file for ever, and serve nobody.
+absl::Status CheckPem(absl::string_view flag, const std::string& path, absl::string_view marker) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (absl::StrContains(text.str(), marker)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, ": expected a PEM file with ", marker, ", got ", path));
+}
+
+absl::Status CheckTlsFiles(const TlsOptions& tls) {
+  RETURN_IF_ERROR(CheckPem("tls_cert", tls.certificate, "BEGIN CERTIFICATE"));
+  RETURN_IF_ERROR(CheckPem("tls_key", tls.key, "PRIVATE KEY"));
+  if (tls.client_ca.empty()) return absl::OkStatus();
+  return CheckPem("tls_client_ca", tls.client_ca, "BEGIN CERTIFICATE");
 }
 
 // "127.0.0.1:0" with the port that was bound.
@@ -147,9 +166,10 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AttndServer::Credential
     return grpc::InsecureServerCredentials();
   }
   if (certificates_ == nullptr) {
+    RETURN_IF_ERROR(CheckTlsFiles(options_.tls));
     certificates_ = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
         options_.tls.key, options_.tls.certificate, options_.tls.client_ca,
-        kCertificateRefreshSeconds);
+        static_cast<unsigned>(absl::ToInt64Seconds(options_.tls.refresh)));
   }
   grpc::experimental::TlsServerCredentialsOptions tls(certificates_);
   tls.watch_identity_key_cert_pairs();

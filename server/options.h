@@ -19,6 +19,7 @@ struct TlsOptions {
   std::string certificate;  // PEM chain; empty: no TLS
   std::string key;          // PEM
   std::string client_ca;    // PEM; set: clients must show a certificate signed by it
+  absl::Duration refresh = absl::Seconds(10);  // how often the files are looked at; whole seconds
 };
 
 // What gRPC itself enforces. Measured values and reasons: docs/ARCHITECTURE.md.

@@ -29,7 +29,8 @@ std::string ReadFile(const std::string& path) {
 // A folder with ca.pem, server.pem, client.pem, other_ca.pem, stranger.pem and their keys.
 class Certificates {
  public:
-  Certificates() : folder_(absl::StrCat(testing::TempDir(), "/certificates_", getpid())) {
+  Certificates()
+      : folder_(absl::StrCat(testing::TempDir(), "/certificates_", getpid(), "_", count_++)) {
     Run(absl::StrCat("mkdir -p ", folder_));
     Authority("ca");
     Authority("other_ca");
@@ -63,6 +64,7 @@ class Certificates {
   static void Run(const std::string& command) {
     CHECK(std::system(absl::StrCat(command, " > /dev/null 2>&1").c_str()) == 0) << command;
   }
+  static inline int count_ = 0;
   const std::string folder_;
 };
 
@@ -80,13 +82,14 @@ ServerOptions TlsServer(bool client_certificates) {
 }
 
 // A call over TLS; `client` names the certificate to show, "" for none.
-grpc::Status CallOverTls(const std::string& address, const std::string& authority,
-                         const std::string& client, const std::string& token = "") {
+grpc::Status CallOverTls(const Certificates& files, const std::string& address,
+                         const std::string& authority, const std::string& client,
+                         const std::string& token = "") {
   grpc::SslCredentialsOptions ssl;
-  ssl.pem_root_certs = ReadFile(Shared().Path(authority));
+  ssl.pem_root_certs = ReadFile(files.Path(authority));
   if (!client.empty()) {
-    ssl.pem_cert_chain = ReadFile(Shared().Path(client));
-    ssl.pem_private_key = ReadFile(Shared().KeyPath(client));
+    ssl.pem_cert_chain = ReadFile(files.Path(client));
+    ssl.pem_private_key = ReadFile(files.KeyPath(client));
   }
   grpc::ChannelArguments arguments;
   arguments.SetSslTargetNameOverride("localhost");
@@ -110,19 +113,20 @@ grpc::Status CallPlain(Daemon& daemon, const std::string& authorization) {
 
 TEST(DaemonTls, ServesCallersThatTrustItAndNobodyElse) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), TlsServer(false));
-  grpc::Status status = CallOverTls(daemon.address(), "ca", "");
+  grpc::Status status = CallOverTls(Shared(), daemon.address(), "ca", "");
   EXPECT_TRUE(status.ok()) << status.error_message();
-  EXPECT_EQ(CallOverTls(daemon.address(), "other_ca", "").error_code(),
+  EXPECT_EQ(CallOverTls(Shared(), daemon.address(), "other_ca", "").error_code(),
             grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(CallPlain(daemon, "").error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
 TEST(DaemonTls, DemandsACertificateOfItsAuthorityWhenAsked) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), TlsServer(true));
-  grpc::Status status = CallOverTls(daemon.address(), "ca", "client");
+  grpc::Status status = CallOverTls(Shared(), daemon.address(), "ca", "client");
   EXPECT_TRUE(status.ok()) << status.error_message();
-  EXPECT_EQ(CallOverTls(daemon.address(), "ca", "").error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_EQ(CallOverTls(daemon.address(), "ca", "stranger").error_code(),
+  EXPECT_EQ(CallOverTls(Shared(), daemon.address(), "ca", "").error_code(),
+            grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(CallOverTls(Shared(), daemon.address(), "ca", "stranger").error_code(),
             grpc::StatusCode::UNAVAILABLE);
 }
 
@@ -130,7 +134,7 @@ TEST(DaemonTls, NamesTheCallerByItsCertificate) {
   ServerOptions options = TlsServer(true);
   options.admission.caller_max_bytes = 64;
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
-  grpc::Status status = CallOverTls(daemon.address(), "ca", "client");
+  grpc::Status status = CallOverTls(Shared(), daemon.address(), "ca", "client");
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ((*ErrorInfoOf(status).mutable_metadata())["caller"], "trainer-7");
 }
@@ -140,7 +144,21 @@ TEST(DaemonTls, LeavesUnixSocketsPlain) {
   options.listen = {absl::StrCat("unix:/tmp/attnd_security_", getpid(), ".sock"), "127.0.0.1:0"};
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
   EXPECT_TRUE(CallPlain(daemon, "").ok());
-  EXPECT_TRUE(CallOverTls(daemon.server().addresses()[1], "ca", "client").ok());
+  EXPECT_TRUE(CallOverTls(Shared(), daemon.server().addresses()[1], "ca", "client").ok());
+}
+
+TEST(DaemonTls, TakesANewCertificateWithoutARestart) {
+  Certificates own;
+  ServerOptions options = TestOptions();
+  options.tls = {.certificate = own.Path("server"),
+                 .key = own.KeyPath("server"),
+                 .client_ca = "",
+                 .refresh = absl::Seconds(1)};
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  EXPECT_TRUE(CallOverTls(own, daemon.address(), "ca", "").ok());
+  own.Issue("server", "other_ca", "localhost");
+  while (!CallOverTls(own, daemon.address(), "other_ca", "").ok()) std::this_thread::yield();
+  EXPECT_FALSE(CallOverTls(own, daemon.address(), "ca", "").ok());
 }
 
 TEST(DaemonTls, RefusesFilesThatAreNoCertificates) {

@@ -1,0 +1,87 @@
+#include "server/encode.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "proto/attnd/v1/attention.pb.h"
+#include "server/device_worker.h"
+#include "tests/gated_backend.h"
+#include "tests/pipeline_fixture.h"
+
+namespace attnd {
+namespace {
+
+// Runs one call and gives its Result, which only a DeviceWorker can make.
+class EncodeTest : public testing::Test {
+ protected:
+  EncodeTest()
+      : staging_(*StagingPool::Create(1 << 20)),
+        cost_(1e9),
+        admission_({}, backend_, cost_, clock_) {}
+
+  Result Run(const Problem& problem) {
+    DeviceWorker worker({backend_, staging_, cost_, metrics_, clock_}, {});
+    KeptAnswer answer;
+    auto call =
+        admission_.Admit(DecodedCall(problem),
+                         {.id = 1, .caller = "a", .received_at = clock_.Now(), .sink = &answer});
+    worker.Submit(*std::move(call));
+    CHECK(answer.Wait().ok());
+    return std::move(answer.result());
+  }
+
+  RealClock clock_;
+  GatedBackend backend_;
+  Metrics metrics_;
+  StagingPool staging_;
+  CostModel cost_;
+  Admission admission_;
+};
+
+TEST_F(EncodeTest, WrapsTheStagingMemoryWithoutCopyingIt) {
+  Result result = Run(SmallProblem());
+  const std::byte* o = result.output(Tensor::kO);
+  Reply reply = Encode(std::move(result), backend_.info(), clock_.Now());
+  std::vector<grpc::Slice> slices;
+  ASSERT_TRUE(reply.bytes.Dump(&slices).ok());
+  bool found = false;
+  for (const grpc::Slice& slice : slices) {
+    found = found || reinterpret_cast<const std::byte*>(slice.begin()) == o;
+  }
+  EXPECT_TRUE(found);
+  EXPECT_EQ(reply.payload_bytes, 1024 + 128);
+}
+
+TEST_F(EncodeTest, GivesMemoryAndBudgetBackWithTheLastSlice) {
+  Reply reply = Encode(Run(SmallProblem()), backend_.info(), clock_.Now());
+  std::vector<grpc::Slice> slices;
+  ASSERT_TRUE(reply.bytes.Dump(&slices).ok());
+  reply.bytes.Clear();
+  while (slices.size() > 1) {
+    slices.erase(slices.begin());
+    EXPECT_EQ(staging_.used(), 1024 + 128);
+    EXPECT_EQ(admission_.Use().bytes, 1024 + 128);
+  }
+  slices.clear();
+  EXPECT_EQ(staging_.used(), 0);
+  EXPECT_EQ(admission_.Use().bytes, 0);
+}
+
+TEST_F(EncodeTest, IsTheGeneratedMessage) {
+  Problem problem = SmallProblem();
+  v1::ForwardResponse expected = ComputeForward(backend_, problem, MakeForward(problem, 1));
+  Reply reply = Encode(Run(problem), backend_.info(), clock_.Now());
+  grpc::Slice flat;
+  ASSERT_TRUE(reply.bytes.DumpToSingleSlice(&flat).ok());
+  v1::ForwardResponse got;
+  ASSERT_TRUE(got.ParseFromArray(flat.begin(), static_cast<int>(flat.size())));
+  EXPECT_EQ(got.receipt().backend(), "gated");
+  got.clear_receipt();
+  EXPECT_EQ(got.SerializeAsString(), expected.SerializeAsString());
+}
+
+}  // namespace
+}  // namespace attnd
