@@ -249,7 +249,7 @@ class BackwardTile {
     const int64_t at =
         p_.LseIndex(rules_->batch_index, rules_->q_head, rules_->sequence, tile_.first_row + r);
     const FloatVector factor = hn::Set(d, rules_->factor());
-    const FloatVector lse = hn::Set(d, call_.lse[at] * kLog2E);
+    const FloatVector lse = hn::Set(d, call_.lse[at]);
     const FloatVector delta = hn::Set(d, work_.delta[at]);
     const FloatVector kept = hn::Set(d, DropoutScale(p_.dropout.threshold));
     float* s = s_ + r * size_.kv_rows;
@@ -257,7 +257,9 @@ class BackwardTile {
     const uint8_t* keep = keep_ + r * size_.kv_rows;
     for (int c = whole.begin; c < whole.end; c += kLanes) {
       FloatVector score = hn::LoadU(d, s + c);
-      FloatVector probability = Exp2(hn::MulSub(score, factor, lse));
+      // The difference first: rounding lse·log2 e would cost P more than the product does here.
+      FloatVector exponent = hn::MulSub(score, factor, lse);
+      FloatVector probability = Exp2(hn::Mul(exponent, hn::Set(d, kLog2E)));
       FloatVector d_p = hn::LoadU(d, d_s + c);
       FloatVector dropped = probability;
       if (kDropout) {

@@ -67,6 +67,7 @@ class ForwardPass {
       : call_(call),
         p_(*call.problem),
         rules_(call, b, h),
+        factor_(rules_.factor() * kLog2E),
         work_(p_, call.workspace),
         first_row_(tile * ForwardTileSize(p_).q_rows),
         dim_(static_cast<int>(p_.qk_head_dim)),
@@ -205,7 +206,7 @@ class ForwardPass {
     for (int c = whole.begin + kLanes; c < whole.end; c += kLanes) {
       most = hn::Max(most, hn::LoadU(d, s + c));
     }
-    float row_max = hn::GetLane(hn::MaxOfLanes(d, most)) * rules_.factor();
+    float row_max = hn::GetLane(hn::MaxOfLanes(d, most)) * factor_;
     if (!(row_max > max_[r])) return;  // a NaN among the scores shows in P
     const float rescale = Exp2One(max_[r] - row_max);
     max_[r] = row_max;
@@ -220,7 +221,7 @@ class ForwardPass {
   template <bool kMasked, bool kDropout>
   float ExponentialRow(int r, float* s, const Span& whole) {
     const FloatTag d;
-    const FloatVector factor = hn::Set(d, rules_.factor()), max = hn::Set(d, max_[r]);
+    const FloatVector factor = hn::Set(d, factor_), max = hn::Set(d, max_[r]);
     const uint8_t* keep = keep_ + r * kMaxKeyRows;
     FloatVector sum = hn::Zero(d);
     for (int c = whole.begin; c < whole.end; c += kLanes) {
@@ -284,6 +285,7 @@ class ForwardPass {
   const ForwardCall& call_;
   const Problem& p_;
   const HeadRules rules_;
+  const float factor_;  // of scores, to units of log2
   const ForwardWorkspace work_;
   const int64_t first_row_;
   const int dim_;

@@ -1,10 +1,10 @@
 // The score rules on one tile of S, row by row: scale, softcap, bias, ALiBi, visibility. A row
-// leaves in units of log2 (times log2 e), with kHidden where a key is not visible.
+// leaves with kHidden where a key is not visible.
 //
 //     S → softcap·tanh(scale·S / softcap) + bias − slope·|i + offset − j|
 //
-// Plain problems (no softcap, bias, ALiBi or bool mask, scale above 0) leave S raw: the factor
-// scale·log2 e joins the exponential. Included once per Highway target; kernels/cpu only.
+// Plain problems (no softcap, bias, ALiBi or bool mask, scale above 0) leave S raw: the scale joins
+// the exponential. Included once per Highway target; kernels/cpu only.
 #if defined(ATTND_KERNELS_CPU_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTND_KERNELS_CPU_SCORES_INL_H_
 #undef ATTND_KERNELS_CPU_SCORES_INL_H_
@@ -59,8 +59,8 @@ struct HeadRules {
         dropout(MakeDropoutStream(problem.dropout.seed, problem.dropout.offset,
                                   problem.DropoutHeadIndex(b, h))) {}
 
-  // What a score is multiplied by after PrepareRow to be in units of log2.
-  float factor() const { return plain ? scale * kLog2E : 1.0f; }
+  // What a score must still be multiplied by after PrepareRow.
+  float factor() const { return plain ? scale : 1.0f; }
 };
 
 // One tile: `rows` queries from `first_row`, `columns` keys from `first_column`.
@@ -219,7 +219,7 @@ inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, floa
     }
     if (p.bool_mask) shown = hn::And(shown, LoadMaskBits(rules, row, column, count));
     visible += static_cast<int>(hn::CountTrue(d, shown));
-    x = hn::IfThenElse(shown, hn::Mul(x, hn::Set(d, kLog2E)), hn::Set(d, kHidden));
+    x = hn::IfThenElse(shown, x, hn::Set(d, kHidden));
     hn::StoreU(x, d, s + c);
     if (slope_factor != nullptr) {
       tanh = hn::IfThenElseZero(shown, tanh);

@@ -1,0 +1,88 @@
+#include "kernels/cpu/work_items.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <tuple>
+
+#include "kernels/cpu/tiles.h"
+
+namespace attnd {
+namespace {
+
+Problem Sized(int64_t batch, int64_t q_heads, int64_t kv_heads, int64_t length) {
+  Problem p;
+  p.batch = batch;
+  p.q_heads = q_heads;
+  p.kv_heads = kv_heads;
+  p.q_len = p.kv_len = length;
+  p.qk_head_dim = p.v_head_dim = 64;
+  return p;
+}
+
+using Key = std::tuple<int, int, int, int>;
+Key KeyOf(const WorkItem& item) { return {item.call, item.batch_index, item.head, item.tile}; }
+
+TEST(WorkItems, CoverEachQueryTileOfEachCallOnce) {
+  const Problem problems[] = {Sized(2, 4, 2, 300), Sized(1, 1, 1, 1)};
+  ForwardCall calls[2];
+  for (int n = 0; n < 2; ++n) calls[n].problem = &problems[n];
+  const WorkList list = ForwardItems(calls);
+  std::map<Key, int> seen;
+  for (int64_t n = 0; n < list.size(); ++n) ++seen[KeyOf(list[n])];
+  int expected = 0;
+  for (int call = 0; call < 2; ++call) {
+    const Problem& p = problems[call];
+    for (int b = 0; b < p.batch; ++b) {
+      for (int h = 0; h < p.q_heads; ++h) {
+        for (int t = 0; t * ForwardTileSize(p).q_rows < p.q_len; ++t, ++expected) {
+          EXPECT_EQ(1, (seen[Key{call, b, h, t}])) << call << b << h << t;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(list.size(), expected);
+}
+
+TEST(WorkItems, PutTheLongestHeadFirstAndItsLongestTileFirst) {
+  Problem packed = Sized(2, 1, 1, 1300);
+  packed.layout = Layout::kPackedThd;
+  packed.cu_seqlens_q = packed.cu_seqlens_k = {0, 300, 1300};
+  packed.causal = true;
+  ForwardCall call;
+  call.problem = &packed;
+  const WorkList list = ForwardItems({&call, 1});
+  EXPECT_EQ(list[0].batch_index, 1);
+  EXPECT_EQ(list[0].tile, 1000 / ForwardTileSize(packed).q_rows - 1) << "the last whole tile";
+  for (int64_t n = 1; n < list.size(); ++n) {
+    EXPECT_LE(list[n].batch_index, list[n - 1].batch_index) << "heads are interleaved";
+  }
+  EXPECT_EQ(list[list.size() - 1].batch_index, 0);
+}
+
+TEST(WorkItems, GiveEachGradientSlotOneItem) {
+  Problem p = Sized(1, 8, 2, 1024);
+  BackwardCall call;
+  call.problem = &p;
+  const WorkList list = GradientItems({&call, 1});
+  EXPECT_EQ(list.size(), 2 * GradientSlots(p, p.q_len));
+  EXPECT_GT(ReductionItems({&call, 1}).size(), 0);
+  p.q_len = p.kv_len = 64;
+  EXPECT_EQ(GradientItems({&call, 1}).size(), 2);
+  EXPECT_EQ(ReductionItems({&call, 1}).size(), 0) << "one slot writes the result itself";
+}
+
+TEST(WorkItems, CoverTheBiasOnlyWhereItsGradientIsWanted) {
+  Problem p = Sized(2, 2, 2, 100);
+  p.bias = Bias{ElementType::kFloat32, {1, 2, 100, 1}, true};
+  float gradient[200];
+  BackwardCall calls[2];
+  for (BackwardCall& call : calls) call.problem = &p;
+  calls[1].d_bias = gradient;
+  const WorkList list = BiasItems(calls);
+  EXPECT_EQ(list.size(), 2 * 2);  // two heads, two tiles of rows
+  for (int64_t n = 0; n < list.size(); ++n) EXPECT_EQ(list[n].call, 1);
+}
+
+}  // namespace
+}  // namespace attnd
