@@ -100,8 +100,9 @@ class AttentionClient::Impl {
         connections_(std::move(connections)),
         budget_(options_.retry),
         limits_(connections_->address_count()),
-        lane_threads_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
-        core_{options_, *clock_, *connections_, budget_, queues_, lane_threads_} {}
+        max_lanes_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
+        lane_threads_(max_lanes_),
+        core_{options_, *clock_, *connections_, budget_, queues_, lane_threads_, max_lanes_} {}
 
   const ClientOptions& options() const { return options_; }
 
@@ -188,6 +189,7 @@ class AttentionClient::Impl {
   RetryBudget budget_;
   MessageLimits limits_;
   CompletionQueues queues_;
+  const int max_lanes_;
   LaneThreads lane_threads_;
   const ClientCore core_;
 };

@@ -11,7 +11,6 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "base/cpu_quota.h"
 #include "client/cpp/error_detail.h"
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/send_ledger.h"
@@ -217,14 +216,13 @@ absl::StatusOr<CallReceipt> CallRunner::Run() {
 
 int CallRunner::LaneCount() const {
   size_t wanted = (pending_.size() + kInFlightPerLane - 1) / kInFlightPerLane;
-  size_t most = std::min(core_.connections.count(), std::max(2, AvailableCpus()));
-  return static_cast<int>(std::min(wanted, most));
+  return static_cast<int>(std::min<size_t>(wanted, core_.max_lanes));
 }
 
 void CallRunner::RunLanes() {
   // shared_ptr: a helper that starts after the call has ended still looks at the gate.
   std::shared_ptr<LaneGate> gate;
-  for (int lane = 1; lane < LaneCount(); ++lane) {
+  for (int lane = LaneCount(); lane > 1; --lane) {
     if (gate == nullptr) gate = std::make_shared<LaneGate>();
     core_.lane_threads.Offer([this, gate] {
       if (!gate->Enter()) return;

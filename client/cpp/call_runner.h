@@ -34,6 +34,7 @@ struct ClientCore {
   RetryBudget& budget;
   CompletionQueues& queues;
   LaneThreads& lane_threads;
+  int max_lanes;  // of one call, the caller's thread included
 };
 
 // Deadline, token and waiting of one RPC.

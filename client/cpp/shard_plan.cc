@@ -159,7 +159,8 @@ absl::Status TooLarge(const Problem& p, const Plan& plan, const PlanLimits& limi
       "problem: expected messages of at most max_message_bytes = ", limits.max_message_bytes,
       " bytes for one batch entry and KV head with its ", p.group_size(),
       " query heads (the smallest piece that a call is cut into), got ", plan.largest_message,
-      ": raise the server's limit or shorten q_len = ", p.q_len, " and kv_len = ", p.kv_len));
+      ": raise the server's limit (attnd --max_message_mib) or shorten q_len = ", p.q_len,
+      " and kv_len = ", p.kv_len));
 }
 
 }  // namespace
