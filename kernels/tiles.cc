@@ -13,6 +13,10 @@ const char* KindName(KernelKind kind) {
       return "backward";
     case KernelKind::kQueryGradient:
       return "query_gradient";
+    case KernelKind::kSinkGradient:
+      return "sink_gradient";
+    case KernelKind::kBiasGradient:
+      return "bias_gradient";
   }
   return "unknown";
 }
@@ -47,8 +51,16 @@ std::vector<KernelRow> MakeRows() {
                         .dropout = dropout,
                         .tile = {128, 32, head_dim, head_dim == 64 ? 2 : 1}});
       }
+      rows.push_back({.kind = KernelKind::kForward,
+                      .head_dim = head_dim,
+                      .half_accumulate = true,
+                      .general = general,
+                      .tile = {128, 32, head_dim, head_dim == 64 ? 2 : 1}});
     }
     AddBackward(head_dim, rows);
+  }
+  for (KernelKind kind : {KernelKind::kSinkGradient, KernelKind::kBiasGradient}) {
+    rows.push_back({.kind = kind, .tile = {16, 16, 0, 1}});
   }
   return rows;
 }
@@ -57,6 +69,7 @@ std::vector<KernelRow> MakeRows() {
 
 std::string NameOf(const KernelRow& row) {
   std::string name = KindName(row.kind);
+  if (row.head_dim == 0) return name;
   name += "_d" + std::to_string(row.head_dim);
   if (row.kind == KernelKind::kDelta || row.kind == KernelKind::kQueryGradient) return name;
   name += row.half_accumulate ? "_f16" : "_f32";

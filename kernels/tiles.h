@@ -15,16 +15,18 @@ enum class KernelKind : unsigned char {
   kDelta,          // backward's first step: rowsum(dO∘O) − dlse
   kBackward,       // dK, dV, and dQ in pieces
   kQueryGradient,  // dQ's pieces into place
+  kSinkGradient,   // one block for each (problem, batch entry, query head)
+  kBiasGradient,   // one block for each 16×16 numbers of the gradient
 };
 
 struct KernelRow {
   KernelKind kind = KernelKind::kForward;
-  int head_dim = 0;              // both head dimensions are at most this
+  int head_dim = 0;              // both head dimensions are at most this; 0: any
   bool half_accumulate = false;  // products accumulate in float16
   bool general = false;  // softcap, bias, ALiBi, bool mask, any scale; else a positive scale
   bool dropout = false;
-  bool ordered = true;           // backward: dQ added in a fixed order
-  bool shipped = true;           // compiled at build time; else at run time, where a compiler is
+  bool ordered = true;  // backward: dQ added in a fixed order
+  bool shipped = true;  // compiled at build time; else at run time, where a compiler is
   Tile tile = {};       // see tile_math.h; kDelta and kQueryGradient: q_rows only
 };
 

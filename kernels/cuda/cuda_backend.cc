@@ -85,7 +85,7 @@ absl::Status ZeroRegions(KernelDevice& device, uint64_t arena, const ArenaLayout
   return absl::OkStatus();
 }
 
-// Calls that share kernels, by the main kernel's name. Those that nobody waits for are left out.
+// Calls that share kernels, by their names. Those that nobody waits for are left out.
 template <class Kernels, class Call>
 struct Group {
   Kernels kernels;
@@ -94,6 +94,11 @@ struct Group {
 
 const KernelRow& MainRow(const ForwardKernels& kernels) { return kernels.forward; }
 const KernelRow& MainRow(const BackwardKernels& kernels) { return kernels.backward; }
+std::string KeyOf(const ForwardKernels& kernels) { return NameOf(kernels.forward); }
+std::string KeyOf(const BackwardKernels& kernels) {
+  return absl::StrCat(NameOf(kernels.backward), kernels.sink_gradient ? "+sink" : "",
+                      kernels.bias_gradient ? "+bias" : "");
+}
 
 template <class Kernels, class Call, class Select>
 std::map<std::string, Group<Kernels, Call>> GroupCalls(absl::Span<const Call> calls,
@@ -103,7 +108,7 @@ std::map<std::string, Group<Kernels, Call>> GroupCalls(absl::Span<const Call> ca
     if (call.stop.stop_requested()) continue;
     absl::StatusOr<Kernels> kernels = select(*call.problem);
     CHECK(kernels.ok()) << "a launch of what Supports refuses: " << kernels.status();
-    Group<Kernels, Call>& group = groups[NameOf(MainRow(*kernels))];
+    Group<Kernels, Call>& group = groups[KeyOf(*kernels)];
     group.kernels = *kernels;
     group.calls.push_back(&call);
   }
@@ -118,7 +123,7 @@ absl::StatusOr<LaunchReport> RunGroups(const std::map<std::string, Group<Kernels
   for (const auto& [name, group] : groups) {
     ASSIGN_OR_RETURN(double seconds, run(group.kernels, group.calls));
     report.seconds += seconds;
-    if (report.kernel.empty()) report.kernel = absl::StrCat(prefix, name);
+    if (report.kernel.empty()) report.kernel = absl::StrCat(prefix, NameOf(MainRow(group.kernels)));
     const KernelRow& row = MainRow(group.kernels);
     if (row.half_accumulate) report.accumulate = AccumulateType::kFloat16;
     report.deterministic = report.deterministic && row.ordered;
@@ -138,6 +143,8 @@ absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) 
   ASSIGN_OR_RETURN(BackwardKernels kernels, SelectBackward(KernelRows(), problem));
   RETURN_IF_ERROR(device_->Check(kernels.delta));
   RETURN_IF_ERROR(device_->Check(kernels.backward));
+  if (kernels.sink_gradient) RETURN_IF_ERROR(device_->Check(*kernels.sink_gradient));
+  if (kernels.bias_gradient) RETURN_IF_ERROR(device_->Check(*kernels.bias_gradient));
   return device_->Check(kernels.query_gradient);
 }
 
@@ -189,10 +196,20 @@ absl::StatusOr<double> CudaBackend::RunBackward(const BackwardKernels& kernels,
   for (const BackwardCall* call : calls) {
     layouts.push_back(LayOutBackward(*call->problem, kernels.backward.tile.head_dim, arena));
   }
-  TileList rows = {RowBlockTiles(parts.problems, parts.all)};
-  TileList keys = {BackwardTiles(parts.problems, parts.all, kernels.backward.tile.kv_rows)};
-  AddTiles(rows, "row tiles", arena);
-  AddTiles(keys, "key tiles", arena);
+  // The kernels in order, each with its tiles.
+  std::vector<std::pair<KernelRow, TileList>> steps;
+  const std::vector<TileWork> rows = RowBlockTiles(parts.problems, parts.all);
+  steps.push_back({kernels.delta, {rows}});
+  steps.push_back({kernels.backward,
+                   {BackwardTiles(parts.problems, parts.all, kernels.backward.tile.kv_rows)}});
+  steps.push_back({kernels.query_gradient, {rows}});
+  if (kernels.sink_gradient) {
+    steps.push_back({*kernels.sink_gradient, {HeadTiles(parts.problems, parts.all)}});
+  }
+  if (kernels.bias_gradient) {
+    steps.push_back({*kernels.bias_gradient, {BiasTiles(parts.problems, parts.all)}});
+  }
+  for (auto& [row, tiles] : steps) AddTiles(tiles, "tiles", arena);
   const int64_t problems = AddDescriptors(parts, arena);
   ASSIGN_OR_RETURN(const uint64_t base, device_->Reserve(arena.bytes(), arena.regions()));
   Transfer transfer(*device_, base);
@@ -201,11 +218,10 @@ absl::StatusOr<double> CudaBackend::RunBackward(const BackwardKernels& kernels,
   }
   RETURN_IF_ERROR(ZeroRegions(*device_, base, arena));
   RETURN_IF_ERROR(CopyDescriptors(*device_, base, problems, layouts, parts.all));
-  RETURN_IF_ERROR(CopyTiles(*device_, base, rows));
-  RETURN_IF_ERROR(CopyTiles(*device_, base, keys));
-  RETURN_IF_ERROR(RunTiles(*device_, kernels.delta, base, problems, rows));
-  RETURN_IF_ERROR(RunTiles(*device_, kernels.backward, base, problems, keys));
-  RETURN_IF_ERROR(RunTiles(*device_, kernels.query_gradient, base, problems, rows));
+  for (auto& [row, tiles] : steps) RETURN_IF_ERROR(CopyTiles(*device_, base, tiles));
+  for (auto& [row, tiles] : steps) {
+    RETURN_IF_ERROR(RunTiles(*device_, row, base, problems, tiles));
+  }
   ASSIGN_OR_RETURN(const double seconds, device_->Finish());
   for (size_t n = 0; n < calls.size(); ++n) {
     RETURN_IF_ERROR(transfer.Out(layouts[n], *calls[n], parts.Of(n)));

@@ -83,6 +83,13 @@ int32_t DenominatorCodeOf(DenominatorKind kind) {
   return kDenominatorSoftmax;
 }
 
+// Whether the call's parts are its (batch entry, KV head) pairs.
+bool IsCut(const Problem& p) {
+  if (p.element != ElementType::kBFloat16) return false;
+  if (!p.bias || !p.bias->want_gradient) return true;
+  return p.bias->shape.batch == p.batch && p.bias->shape.heads == p.q_heads;
+}
+
 int64_t LseBatchStride(const Problem& p) { return IsPacked(p.layout) ? 0 : p.q_heads * p.q_len; }
 
 // Where a part begins in the call's tensors.
@@ -114,6 +121,10 @@ void DescribeScores(const CallLayout& at, const Origin& from, uint64_t arena, Pr
   if (!p.alibi_slopes.empty()) {
     desc.alibi_batch = static_cast<int64_t>(p.alibi_slopes.size()) == p.q_heads ? 0 : p.q_heads;
     desc.alibi_slopes = At<float>(arena, at.alibi, from.entry * desc.alibi_batch + from.q_head);
+  }
+  if (p.bias.has_value()) {
+    desc.bias_rows = p.bias->shape.rows;
+    desc.bias_columns = p.bias->shape.columns;
   }
   desc.denominator = DenominatorCodeOf(p.denominator);
   if (at.sink >= 0) desc.sink_logits = At<float>(arena, at.sink, from.q_head);
@@ -242,7 +253,7 @@ CallLayout LayOutBackward(const Problem& p, int tile_head_dim, ArenaLayout& aren
 }
 
 std::vector<Part> PartsOf(const Problem& p, int call) {
-  if (p.element != ElementType::kBFloat16) return {{call, 0, p.batch, 0, p.kv_heads, {}}};
+  if (!IsCut(p)) return {{call, 0, p.batch, 0, p.kv_heads, {}}};
   std::vector<Part> parts;
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t h = 0; h < p.kv_heads; ++h) parts.push_back({call, b, 1, h, 1, {}});
@@ -254,7 +265,7 @@ std::vector<SequenceDesc> SequencesOf(const Problem& p) {
   std::vector<SequenceDesc> sequences;
   for (int64_t b = 0; b < p.batch; ++b) {
     sequences.push_back(DescribeSequence(p, b));
-    if (p.element == ElementType::kBFloat16) sequences.back().batch = 0;  // parts of one entry
+    if (IsCut(p)) sequences.back().batch = 0;  // parts of one entry
   }
   return sequences;
 }
@@ -271,6 +282,7 @@ ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
   desc.lse_head = p.q_len;
   desc.lse = At<float>(arena, at.lse, from.batch * desc.lse_batch + from.q_head * desc.lse_head);
   desc.sequences = At<SequenceDesc>(arena, at.sequences, part.batch_begin);
+  desc.batch_count = static_cast<int32_t>(part.batches);
   desc.kv_heads = static_cast<int32_t>(part.kv_heads);
   desc.group = static_cast<int32_t>(p.group_size());
   desc.q_heads = desc.kv_heads * desc.group;
@@ -328,6 +340,38 @@ std::vector<TileWork> BackwardTiles(absl::Span<const Problem* const> problems,
   ordered.reserve(tiles.size());
   for (const auto& [round, tile] : tiles) ordered.push_back(tile);
   return ordered;
+}
+
+std::vector<TileWork> HeadTiles(absl::Span<const Problem* const> problems,
+                                absl::Span<const Part> parts) {
+  std::vector<TileWork> tiles;
+  ForEachQueryHead(problems, parts, [&](int32_t n, int32_t b, int32_t h, const SequenceDesc&) {
+    tiles.push_back({n, b, h, 0});
+  });
+  return tiles;
+}
+
+std::vector<TileWork> BiasTiles(absl::Span<const Problem* const> problems,
+                                absl::Span<const Part> parts) {
+  constexpr int64_t kEdge = 16;
+  std::vector<TileWork> tiles;
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const Problem& p = *problems[parts[n].call];
+    if (!p.bias || !p.bias->want_gradient) continue;
+    const BroadcastShape& shape = p.bias->shape;
+    const int64_t batches = shape.batch == 1 ? 1 : parts[n].batches;
+    const int64_t heads = shape.heads == 1 ? 1 : parts[n].kv_heads * p.group_size();
+    const int64_t count = Tiles(shape.rows, kEdge) * Tiles(shape.columns, kEdge);
+    for (int64_t b = 0; b < batches; ++b) {
+      for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t tile = 0; tile < count; ++tile) {
+          tiles.push_back({static_cast<int32_t>(n), static_cast<int32_t>(b),
+                           static_cast<int32_t>(h), static_cast<int32_t>(tile)});
+        }
+      }
+    }
+  }
+  return tiles;
 }
 
 std::vector<TileWork> RowBlockTiles(absl::Span<const Problem* const> problems,

@@ -62,7 +62,8 @@ RowShape OutputRows(const Problem& problem);
 CallLayout LayOutForward(const Problem& problem, ArenaLayout& arena);
 CallLayout LayOutBackward(const Problem& problem, int tile_head_dim, ArenaLayout& arena);
 
-// Float16: the call itself. Bfloat16: its (batch entry or sequence, KV head) pairs, exponents 0.
+// Float16: the call itself. Bfloat16: its (batch entry or sequence, KV head) pairs, exponents 0;
+// where a bias gradient sums over entries or heads, the call itself again, with common exponents.
 std::vector<Part> PartsOf(const Problem& problem, int call);
 
 // What the sequences' region holds: one for each batch entry or sequence of the call, as the
@@ -78,6 +79,12 @@ std::vector<TileWork> ForwardTiles(absl::Span<const Problem* const> problems,
 // Tiles of keys of every (part, batch entry, KV head), in descending order within each.
 std::vector<TileWork> BackwardTiles(absl::Span<const Problem* const> problems,
                                     absl::Span<const Part> parts, int kv_rows);
+// Every (part, batch entry, query head).
+std::vector<TileWork> HeadTiles(absl::Span<const Problem* const> problems,
+                                absl::Span<const Part> parts);
+// 16×16 numbers of every wanted bias gradient; those of a part of a call are the part's own.
+std::vector<TileWork> BiasTiles(absl::Span<const Problem* const> problems,
+                                absl::Span<const Part> parts);
 // 64 rows of every (part, batch entry, query head): what the Delta and dQ kernels visit.
 std::vector<TileWork> RowBlockTiles(absl::Span<const Problem* const> problems,
                                     absl::Span<const Part> parts);

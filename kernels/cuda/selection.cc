@@ -68,14 +68,6 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, c
 
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p) {
   RETURN_IF_ERROR(CheckElement(p));
-  if (p.bias && p.bias->want_gradient) {
-    return absl::UnimplementedError(
-        "bias.want_gradient: the cuda engine has no bias gradient; use the cpu engine");
-  }
-  if (p.denominator == DenominatorKind::kSink) {
-    return absl::UnimplementedError(
-        "denominator.sink: the cuda engine has no gradient of the sink; use the cpu engine");
-  }
   auto backward_with = [&](bool ordered) {
     return Narrowest(rows, p, [&](const KernelRow& r) {
       return r.kind == KernelKind::kBackward && r.ordered == ordered && FitsScores(r, p);
@@ -84,16 +76,28 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   std::optional<KernelRow> backward = backward_with(!p.allow_nondeterministic);
   if (!backward) backward = backward_with(true);
   if (!backward) return NoKernel(p, "backward");
-  auto of_same_tile = [&](KernelKind kind) {
+  BackwardKernels kernels;
+  kernels.backward = *backward;
+  auto find = [&](KernelKind kind, int head_dim) {
     auto found = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
-      return r.kind == kind && r.head_dim == backward->head_dim;
+      return r.kind == kind && r.head_dim == head_dim;
     });
     return found == rows.end() ? std::nullopt : std::optional<KernelRow>(*found);
   };
-  std::optional<KernelRow> delta = of_same_tile(KernelKind::kDelta);
-  std::optional<KernelRow> query_gradient = of_same_tile(KernelKind::kQueryGradient);
+  std::optional<KernelRow> delta = find(KernelKind::kDelta, backward->head_dim);
+  std::optional<KernelRow> query_gradient = find(KernelKind::kQueryGradient, backward->head_dim);
   if (!delta || !query_gradient) return NoKernel(p, "backward");
-  return BackwardKernels{*delta, *backward, *query_gradient};
+  kernels.delta = *delta;
+  kernels.query_gradient = *query_gradient;
+  if (p.denominator == DenominatorKind::kSink) {
+    kernels.sink_gradient = find(KernelKind::kSinkGradient, 0);
+    if (!kernels.sink_gradient) return NoKernel(p, "sink gradient");
+  }
+  if (p.bias && p.bias->want_gradient) {
+    kernels.bias_gradient = find(KernelKind::kBiasGradient, 0);
+    if (!kernels.bias_gradient) return NoKernel(p, "bias gradient");
+  }
+  return kernels;
 }
 
 }  // namespace attnd::cuda

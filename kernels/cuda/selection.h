@@ -2,6 +2,8 @@
 // Errors: UNIMPLEMENTED naming the field and what would work. Pure functions; any thread.
 #pragma once
 
+#include <optional>
+
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "attention/problem.h"
@@ -17,6 +19,7 @@ struct ForwardKernels {
 };
 struct BackwardKernels {
   KernelRow delta, backward, query_gradient;
+  std::optional<KernelRow> sink_gradient, bias_gradient;  // where the problem wants them
 };
 absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows,
                                              const Problem& problem);

@@ -34,7 +34,7 @@ int LargestExponent(const RowShape& shape, const uint16_t* bfloat16, const RowBl
       if (magnitude < 0x7f80) largest = std::max(largest, magnitude);
     }
   });
-  return largest == 0 ? 0 : std::ilogb(FloatFromBFloat16(largest));
+  return largest == 0 ? kNoExponent : std::ilogb(FloatFromBFloat16(largest));
 }
 
 void HalvesFromBFloat16(const RowShape& shape, const uint16_t* in, const RowBlock& block,

@@ -39,7 +39,9 @@ struct RowBlock {
   int64_t batch, head_begin, heads, row_begin, rows;
 };
 
-// Largest finite magnitude's exponent e: 2^e ≤ max < 2^(e+1); 0 if all are zero or not finite.
+// Largest finite magnitude's exponent e: 2^e ≤ max < 2^(e+1); kNoExponent if all are zero or not
+// finite.
+inline constexpr int kNoExponent = -1000;
 int LargestExponent(const RowShape& shape, const uint16_t* bfloat16, const RowBlock& block);
 
 // out = float16 of value·2^−exponent, rows padded with zeros.

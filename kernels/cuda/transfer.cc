@@ -1,5 +1,6 @@
 #include "kernels/cuda/transfer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -22,19 +23,23 @@ int OutputGradientBits(const Problem& p) { return 4 - DropoutBits(p); }
 
 bool IsBFloat16(const Problem& p) { return p.element == ElementType::kBFloat16; }
 
-// The rows of a part in a tensor of its call.
-RowBlock BlockOf(const Problem& p, const Part& part, bool is_query) {
-  Sequence s = p.SequenceAt(part.batch_begin);
+// The rows of a part in a tensor of its call, one block for each of its batch entries.
+std::vector<RowBlock> BlocksOf(const Problem& p, const Part& part, bool is_query) {
   const bool packed = IsPacked(p.layout);
   const int64_t heads = is_query ? p.group_size() : 1;
-  RowBlock block;
-  block.batch = packed ? 0 : part.batch_begin;
-  block.head_begin = part.kv_head_begin * heads;
-  block.heads = part.kv_heads * heads;
-  block.row_begin = packed ? (is_query ? s.q_begin : s.kv_begin) : 0;
-  // Dense rows beyond a key length are never seen, but they are copied with the rest.
-  block.rows = is_query ? s.q_len : (packed ? s.kv_len : p.kv_len);
-  return block;
+  std::vector<RowBlock> blocks;
+  for (int64_t b = part.batch_begin; b < part.batch_begin + part.batches; ++b) {
+    Sequence s = p.SequenceAt(b);
+    RowBlock block;
+    block.batch = packed ? 0 : b;
+    block.head_begin = part.kv_head_begin * heads;
+    block.heads = part.kv_heads * heads;
+    block.row_begin = packed ? (is_query ? s.q_begin : s.kv_begin) : 0;
+    // Dense rows beyond a key length are never seen, but they are copied with the rest.
+    block.rows = is_query ? s.q_len : (packed ? s.kv_len : p.kv_len);
+    blocks.push_back(block);
+  }
+  return blocks;
 }
 
 template <class Pick>
@@ -44,9 +49,14 @@ std::vector<int> ExponentsOf(absl::Span<const Part> parts, const Pick& pick) {
   return exponents;
 }
 
+// The largest of the part's numbers decides.
 int ExponentIn(const Problem& p, const Part& part, const RowShape& shape, bool is_query,
                const void* data) {
-  return LargestExponent(shape, static_cast<const uint16_t*>(data), BlockOf(p, part, is_query));
+  int largest = kNoExponent;
+  for (const RowBlock& block : BlocksOf(p, part, is_query)) {
+    largest = std::max(largest, LargestExponent(shape, static_cast<const uint16_t*>(data), block));
+  }
+  return largest == kNoExponent ? 0 : largest;
 }
 
 // Each part's rows of an array shaped like lse, times 2^−(d_o + v).
@@ -54,14 +64,32 @@ void ScaleLse(const Problem& p, absl::Span<const Part> parts, std::vector<float>
   for (const Part& part : parts) {
     const int exponent = -(part.exponents.d_o + part.exponents.v);
     if (exponent == 0) continue;
-    Sequence s = p.SequenceAt(part.batch_begin);
-    RowBlock block = BlockOf(p, part, true);
-    for (int64_t h = block.head_begin; h < block.head_begin + block.heads; ++h) {
-      for (int64_t i = 0; i < block.rows; ++i) {
-        float& value = values[p.LseIndex(part.batch_begin, h, s, i)];
-        value = std::ldexp(value, exponent);
+    for (int64_t b = part.batch_begin; b < part.batch_begin + part.batches; ++b) {
+      Sequence s = p.SequenceAt(b);
+      const int64_t first = part.kv_head_begin * p.group_size();
+      for (int64_t h = first; h < first + part.kv_heads * p.group_size(); ++h) {
+        for (int64_t i = 0; i < s.q_len; ++i) {
+          float& value = values[p.LseIndex(b, h, s, i)];
+          value = std::ldexp(value, exponent);
+        }
       }
     }
+  }
+}
+
+// A bias gradient's numbers times 2^(d_o + v): each part's own, or all of a call that is one part.
+void ScaleBiasGradient(const Problem& p, absl::Span<const Part> parts, float* d_bias) {
+  const BroadcastShape& shape = p.bias->shape;
+  for (const Part& part : parts) {
+    const int exponent = part.exponents.d_o + part.exponents.v;
+    if (exponent == 0) continue;
+    const int64_t slice = shape.rows * shape.columns;
+    int64_t first = 0, count = shape.elements();
+    if (parts.size() > 1) {
+      first = (part.batch_begin * shape.heads + part.kv_head_begin * p.group_size()) * slice;
+      count = part.kv_heads * p.group_size() * slice;
+    }
+    for (int64_t n = first; n < first + count; ++n) d_bias[n] = std::ldexp(d_bias[n], exponent);
   }
 }
 
@@ -93,8 +121,9 @@ absl::Status Transfer::RowsIn(const RowShape& shape, bool is_query, const void* 
     PadRows(shape, data, scratch_.data());
   } else {
     for (size_t n = 0; n < parts.size(); ++n) {
-      HalvesFromBFloat16(shape, data, BlockOf(p, parts[n], is_query), exponents[n],
-                         scratch_.data());
+      for (const RowBlock& block : BlocksOf(p, parts[n], is_query)) {
+        HalvesFromBFloat16(shape, data, block, exponents[n], scratch_.data());
+      }
     }
   }
   return device_.CopyIn(arena_ + offset, scratch_.data(), shape.padded_bytes());
@@ -115,7 +144,9 @@ absl::Status Transfer::RowsOut(const RowShape& shape, bool is_query, void* to, i
     return absl::OkStatus();
   }
   for (size_t n = 0; n < parts.size(); ++n) {
-    BFloat16FromHalves(shape, scratch_.data(), BlockOf(p, parts[n], is_query), exponents[n], data);
+    for (const RowBlock& block : BlocksOf(p, parts[n], is_query)) {
+      BFloat16FromHalves(shape, scratch_.data(), block, exponents[n], data);
+    }
   }
   return absl::OkStatus();
 }
@@ -219,6 +250,7 @@ absl::Status Transfer::Out(const CallLayout& at, const BackwardCall& call,
   RETURN_IF_ERROR(RowsOut(ValueRows(p), false, call.d_v, at.d_v, p, parts, v));
   if (at.d_bias >= 0) {
     RETURN_IF_ERROR(FloatsOut(call.d_bias, at.d_bias, p.bias->shape.elements()));
+    ScaleBiasGradient(p, parts, call.d_bias);
   }
   if (at.d_sink >= 0) {
     RETURN_IF_ERROR(FloatsOut(call.d_sink, at.d_sink, p.batch * p.q_heads));

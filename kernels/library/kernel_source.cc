@@ -26,6 +26,10 @@ std::string KernelExpression(const KernelRow& row) {
       return "DeltaKernel";
     case KernelKind::kQueryGradient:
       return absl::StrCat("DqKernel<", row.head_dim, ">");
+    case KernelKind::kSinkGradient:
+      return "attnd::SinkGradientKernel";
+    case KernelKind::kBiasGradient:
+      return "attnd::BiasGradientKernel";
   }
   return "";
 }

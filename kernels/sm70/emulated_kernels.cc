@@ -1,5 +1,6 @@
 #include "kernels/sm70/emulated_kernels.h"
 
+#include "kernels/parameter_gradients.h"
 #include "kernels/sm70/backward.h"
 #include "kernels/sm70/forward.h"
 
@@ -20,6 +21,10 @@ EmulatedKernel Entry() {
 template <int kHeadDim, int kBlocks>
 EmulatedKernel Forward(const KernelRow& row) {
   static constexpr Tile kTile = {128, 32, kHeadDim, kBlocks};
+  if (row.half_accumulate) {
+    return row.general ? Entry<ForwardKernel<Float16Accumulate, kTile, GeneralScores, NoDropout>>()
+                       : Entry<ForwardKernel<Float16Accumulate, kTile, LinearScores, NoDropout>>();
+  }
   using Math = Float32Accumulate;
   if (row.general) {
     return row.dropout ? Entry<ForwardKernel<Math, kTile, GeneralScores, PhiloxDropout>>()
@@ -57,6 +62,9 @@ EmulatedKernel OfHeadDim(const KernelRow& row) {
       return Entry<DeltaKernel>();
     case KernelKind::kQueryGradient:
       return Entry<DqKernel<kHeadDim>>();
+    case KernelKind::kSinkGradient:
+    case KernelKind::kBiasGradient:
+      break;
   }
   return {};
 }
@@ -64,7 +72,8 @@ EmulatedKernel OfHeadDim(const KernelRow& row) {
 }  // namespace
 
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
-  if (row.half_accumulate) return {};
+  if (row.kind == KernelKind::kSinkGradient) return Entry<SinkGradientKernel>();
+  if (row.kind == KernelKind::kBiasGradient) return Entry<BiasGradientKernel>();
   if (row.head_dim == 64) return OfHeadDim<64, 128, 2>(row);
   if (row.head_dim == 128) return OfHeadDim<128, 64, 1>(row);
   return {};
