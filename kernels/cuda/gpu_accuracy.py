@@ -1,0 +1,139 @@
+"""Errors of the cuda engine and of PyTorch's float16 attention against float64, on one GPU.
+
+    python3 gpu_accuracy.py path/to/attention_on_files [--largest N]
+
+The grid is SparkAttention's: head_dim 64 and 128, 512 to 16384 tokens, causal and not, inputs from
+N(0,1) and U(0,1). Prints one row a case: mean relative error (mean of |x - exact| / |exact|), mean
+absolute error, and PyTorch's beside them. Exits with 1 where a bound is missed: the paper's figures,
+and twice PyTorch's own error in the same run. Needs torch with CUDA.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+
+FORWARD_BOUND = {"f32": (3.5e-4, 1.9e-5), "f16": (7.6e-3, 1e-4)}
+BACKWARD_BOUND = (2.3e-3, 2.2e-5)
+
+
+def exact(q, k, v, d_o, causal):
+    """Forward and gradients in float64, head by head and in blocks of rows."""
+    q, k, v, d_o = (t.double() for t in (q, k, v, d_o))
+    o, d_q = torch.empty_like(q), torch.empty_like(q)
+    d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
+    scale, length = q.shape[-1] ** -0.5, q.shape[2]
+    columns = torch.arange(length, device=q.device)
+    for begin in range(0, length, 1024):
+        rows = slice(begin, min(begin + 1024, length))
+        s = scale * q[:, :, rows] @ k.transpose(-1, -2)
+        if causal:
+            s.masked_fill_(columns[None, :] > columns[rows, None], float("-inf"))
+        p = torch.softmax(s, -1)
+        o[:, :, rows] = p @ v
+        d_v += p.transpose(-1, -2) @ d_o[:, :, rows]
+        d_p = d_o[:, :, rows] @ v.transpose(-1, -2)
+        d_s = p * (d_p - (p * d_p).sum(-1, keepdim=True)) * scale
+        d_q[:, :, rows] = d_s @ k
+        d_k += d_s.transpose(-1, -2) @ q[:, :, rows]
+    return o, d_q, d_k, d_v
+
+
+def errors(got, want):
+    difference = (got.double() - want).abs()
+    relative = difference / want.abs().clamp_min(1e-30)
+    return relative.mean().item(), difference.mean().item()
+
+
+def torch_results(q, k, v, d_o, causal):
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    o = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
+    o.backward(d_o)
+    return o.detach(), *(t.grad for t in leaves)
+
+
+def engine_results(tool, q, k, v, d_o, causal, accumulate):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for name, tensor in {"q": q, "k": k, "v": v, "d_o": d_o}.items():
+            tensor.cpu().numpy().tofile(pathlib.Path(folder) / name)
+        _, heads, length, head_dim = q.shape
+        command = [tool, f"--folder={folder}", f"--heads={heads}", f"--length={length}",
+                   f"--head_dim={head_dim}", f"--causal={str(causal).lower()}",
+                   f"--accumulate={accumulate}"]
+        subprocess.run(command, check=True, capture_output=True)
+        read = lambda name: torch.from_file(  # noqa: E731
+            f"{folder}/{name}", size=q.numel(), dtype=torch.float16).reshape(q.shape).to(q.device)
+        return tuple(read(name).clone() for name in ("o", "d_q", "d_k", "d_v"))
+
+
+def draw(shape, distribution, generator):
+    random = torch.randn if distribution == "N(0,1)" else torch.rand
+    return random(shape, generator=generator, device="cuda").half()
+
+
+def run_case(tool, head_dim, length, causal, distribution, accumulate):
+    generator = torch.Generator("cuda").manual_seed(length * 4 + head_dim + causal)
+    tensors = [draw((1, 2, length, head_dim), distribution, generator) for _ in range(3)]
+    # As in training: gradients of a mean are small; here of the size that keeps dQ near 1e-2.
+    tensors.append(draw((1, 2, length, head_dim), "N(0,1)", generator))
+    wanted = exact(*tensors, causal)
+    names = ("o", "d_q", "d_k", "d_v")
+    row = {"head_dim": head_dim, "length": length, "causal": causal, "inputs": distribution,
+           "accumulate": accumulate}
+    for who, got in (("attnd", engine_results(tool, *tensors, causal, accumulate)),
+                     ("torch", torch_results(*tensors, causal))):
+        row[who] = {name: errors(x, want) for name, x, want in zip(names, got, wanted)}
+        backward = [row[who][name] for name in names[1:]]
+        row[who]["backward"] = [sum(e[i] for e in backward) / 3 for i in range(2)]
+    return row
+
+
+def misses(row):
+    """What of a row is beyond a bound."""
+    found = []
+    for part, bound in (("o", FORWARD_BOUND[row["accumulate"]]), ("backward", BACKWARD_BOUND)):
+        for index, what in enumerate(("relative", "absolute")):
+            got, torch_error = row["attnd"][part][index], row["torch"][part][index]
+            if got > bound[index]:
+                found.append(f"{part} {what} {got:.3g} > {bound[index]:.3g}")
+            if got > 2 * torch_error and row["accumulate"] == "f32":
+                found.append(f"{part} {what} {got:.3g} > 2x torch {torch_error:.3g}")
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tool")
+    parser.add_argument("--largest", type=int, default=16384)
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+    rows = []
+    for accumulate in ("f32", "f16"):
+        for head_dim in (64, 128):
+            length = 512
+            while length <= options.largest:
+                for causal in (False, True):
+                    for distribution in ("N(0,1)", "U(0,1)"):
+                        rows.append(run_case(options.tool, head_dim, length, causal, distribution,
+                                             accumulate))
+                        show(rows[-1])
+                length *= 2
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(rows, indent=1))
+    return 1 if any(misses(row) for row in rows) else 0
+
+
+def show(row):
+    pair = lambda who, part: "{:.2e} {:.2e}".format(*row[who][part])  # noqa: E731
+    print(row["accumulate"], row["head_dim"], row["length"], "causal" if row["causal"] else "full",
+          row["inputs"], "| o", pair("attnd", "o"), "torch", pair("torch", "o"), "| grads",
+          pair("attnd", "backward"), "torch", pair("torch", "backward"), "|",
+          "; ".join(misses(row)) or "ok", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
