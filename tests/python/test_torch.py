@@ -111,6 +111,28 @@ def test_transposed_memory_keeps_its_order_and_is_not_copied():
     torch.testing.assert_close(out, original(q, k, v), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("precision", [None, "f16", "bf16"])
+def test_attention_takes_length_before_heads_and_sixteen_bits_on_the_wire(precision):
+    tensors = [make(2, 9, 4, 16), make(2, 7, 2, 16), make(2, 7, 2, 16)]
+    ours = remote.attention(*tensors, layout="blhd", causal="bottom_right", precision=precision)
+    bound = torch.ones(9, 7).tril(-2).bool()
+
+    def plain(q, k, v):
+        q, k, v = [x.transpose(1, 2) for x in (q, k, v)]
+        return original(q, k, v, attn_mask=bound, enable_gqa=True).nan_to_num(0).transpose(1, 2)
+    check(ours, tensors, *exact(plain, tensors), scale={None: 1, "f16": 2.0**9, "bf16": 2.0**12}[precision])
+
+
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+def test_numpy_client_takes_tensors_by_dlpack(client, dtype):
+    tensors = [torch.randn(2, 9, 4, 16).to(dtype).transpose(1, 2) for _ in range(3)]
+    got = torch.from_dlpack(client.forward(*tensors).out) if dtype != torch.bfloat16 else \
+        torch.from_numpy(client.forward(*tensors).out.view("int16")).view(torch.bfloat16)
+    assert torch.equal(got, remote.scaled_dot_product_attention(*tensors))
+    with pytest.raises(attnd.InvalidArgument, match="q: expected an array that DLPack can export"):
+        client.forward(tensors[0].clone().requires_grad_(), *tensors[1:])
+
+
 def test_attention_has_windows_softcap_sinks_and_lse_with_gradients():
     q, k, v, sink = make(2, 4, 9, 16), make(2, 2, 12, 16), make(2, 2, 12, 8), make(4)
 

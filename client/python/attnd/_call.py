@@ -35,7 +35,8 @@ class Handle:
     """A native client, freed when nobody holds it any more; never in a process that did not make it."""
 
     def __init__(self, options: _native.ClientOptions) -> None:
-        self._library, self.generation, self.pointer = _native.library(), _native.generation(), None
+        self.pointer = None  # first, for __del__
+        self._library, self.generation = _native.library(), _native.generation()
         call = Call(self._library, CallOptions())
         self.pointer = self._library.attnd_client_new(ctypes.byref(options), call.pointer)
         if not self.pointer:
@@ -54,7 +55,7 @@ class Call:
     """One operation at a time on a Handle."""
 
     def __init__(self, library: ctypes.CDLL, options: CallOptions) -> None:
-        self._library, self._progress, self.pointer = library, options.progress, None
+        self._library, self._progress, self.pointer = library, options.progress, None  # for __del__
         self.pointer = library.attnd_call_new(*_native_options(options))
 
     def __del__(self) -> None:

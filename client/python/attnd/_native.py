@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import tempfile
 import threading
 from pathlib import Path
 from typing import List, Optional, Tuple
@@ -117,6 +116,7 @@ def library() -> ctypes.CDLL:
             if _generation == 0:
                 _library = _load(path)
             else:
+                import tempfile
                 with tempfile.TemporaryDirectory(prefix="attnd-") as folder:
                     _library = _load(_copy(path, Path(folder), _generation))
         return _library

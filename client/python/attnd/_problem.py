@@ -5,7 +5,6 @@ was expected and what it got. The mathematics is docs/NUMERICS.md's.
 """
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 from dataclasses import dataclass
@@ -185,6 +184,7 @@ def resolve(q: object, k: object, v: object, bias_grad: bool = False, **options:
     """Checks everything and resolves every default. Raises InvalidArgument or InvalidType."""
     unknown = next((name for name in options if name not in Options.__annotations__), None)
     if unknown is not None:
+        import difflib
         close = difflib.get_close_matches(unknown, Options.__annotations__, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise wrong_type(unknown, f"no such option{hint}", options[unknown])  # type: ignore[literal-required]
