@@ -122,6 +122,11 @@ def test_out_receives_the_result_and_is_returned(client, rng):
 
 def test_out_may_be_an_input(client, rng):
     q, k, v = tensors(rng, v_dim=16)
+    from attnd import _problem, _wire
+    problem = _problem.resolve(q, k, v)
+    wire = _wire.choose(problem, [q, k, v])
+    place = _wire.Destination("out", problem, wire, problem.o_shape, problem.q, (problem.q.bits, k, v))
+    assert not np.shares_memory(place.array, q)  # a later shard, or a retry, still reads q
     expected = client.forward(q, k, v).out
     np.testing.assert_array_equal(client.forward(q, k, v, out=q).out, expected)
 

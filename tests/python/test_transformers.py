@@ -20,7 +20,7 @@ def model_of(name):
         "llama": lambda: transformers.LlamaConfig(**GROUPED),
         "mistral": lambda: transformers.MistralConfig(**GROUPED, sliding_window=6),
         "gemma2": lambda: transformers.Gemma2Config(**GROUPED, sliding_window=6, query_pre_attn_scalar=8,
-                                                    attn_logit_softcapping=5.0),
+                                                    attn_logit_softcapping=1.5),
         "gpt_oss": lambda: transformers.GptOssConfig(**GROUPED, sliding_window=6, num_local_experts=2,
                                                      num_experts_per_tok=1),
         "qwen3": lambda: transformers.Qwen3Config(**GROUPED),
@@ -30,6 +30,8 @@ def model_of(name):
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("sinks"):
             torch.nn.init.normal_(parameter)
+        if any(part in parameter_name for part in ("q_proj.weight", "k_proj.weight", "c_attn.weight")):
+            torch.nn.init.normal_(parameter, std=0.4)  # scores of a few units: attention that is far from uniform
     return model.eval()
 
 

@@ -113,12 +113,7 @@ def library() -> ctypes.CDLL:
     with _lock:
         if _library is None:
             path = find()
-            if _generation == 0:
-                _library = _load(path)
-            else:
-                import tempfile
-                with tempfile.TemporaryDirectory(prefix="attnd-") as folder:
-                    _library = _load(_copy(path, Path(folder), _generation))
+            _library = _load(path) if _generation == 0 else _load_copy(path)
         return _library
 
 
@@ -150,6 +145,20 @@ def _load(path: Path) -> ctypes.CDLL:
         raise Internal(f"{path} has C interface {loaded.attnd_abi_version()}, this package needs {ABI_VERSION}: "
                        "install library and package from the same wheel")
     return loaded
+
+
+def _load_copy(path: Path) -> ctypes.CDLL:
+    """Loads a copy, which need not exist longer than that, from the first folder that allows programs."""
+    import tempfile
+    failures = []
+    for parent in (tempfile.gettempdir(), "/dev/shm", os.getcwd()):
+        try:
+            with tempfile.TemporaryDirectory(prefix="attnd-", dir=parent) as folder:
+                return _load(_copy(path, Path(folder), _generation))
+        except OSError as error:
+            failures.append(f"{parent}: {error}")
+    raise Internal(f"no place for the copy of the library that a forked process needs ({'; '.join(failures)}): let "
+                   "TMPDIR name a folder with 30 MB that is not mounted noexec")
 
 
 def _copy(path: Path, folder: Path, generation: int) -> Path:
