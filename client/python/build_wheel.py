@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Builds the wheel: one file for every CPython 3.9 or later on x86_64 Linux.
 
-    python3 client/python/build_wheel.py LIBRARY FOLDER      (LIBRARY: bazel-bin/client/c/libattnd_client.so)
+    python3 client/python/build_wheel.py LIBRARY FOLDER [NATIVE]
+
+LIBRARY is bazel-bin/client/c/libattnd_client.so, NATIVE a folder that build_native.py has already made from it.
 
 Pure Python, the native library and what it needs (build_native.py), and the licences of what is bundled. The platform
 tag is computed from the symbol versions of glibc and libstdc++ that the bundled libraries ask for. The same sources and
@@ -91,7 +93,7 @@ def package_files():
 def write_wheel(path, files, info):
     """Writes the zip with its RECORD; modes and times are fixed so that the bytes repeat."""
     record = []
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as wheel:
         for name, data in sorted(files.items()):
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             record.append(f"{name},sha256={digest},{len(data)}\n")
@@ -106,7 +108,11 @@ def add(wheel, name, data):
     wheel.writestr(entry, data)
 
 
-def main(library, folder):
+def main(library, folder, native=None):
+    if native is None:
+        with tempfile.TemporaryDirectory() as native:
+            build_native.main(library, native)
+            return main(library, folder, native)
     version = release()
     info = f"attnd-{version}.dist-info"
     with open(os.path.join(ROOT, "docs/python.md")) as file:
@@ -114,12 +120,10 @@ def main(library, folder):
     with open(os.path.join(ROOT, "LICENSE")) as file:
         licence = "Apache-2.0" if "Apache License" in file.read() else "see LICENSE"
     files = package_files()
-    with tempfile.TemporaryDirectory() as native:
-        build_native.main(library, native)
-        tag = "py3-none-manylinux_%d_%d_x86_64" % manylinux_policy(native)
-        for name in os.listdir(native):
-            with open(os.path.join(native, name), "rb") as file:
-                files[f"attnd/native/{name}"] = file.read()
+    tag = "py3-none-manylinux_%d_%d_x86_64" % manylinux_policy(native)
+    for name in os.listdir(native):
+        with open(os.path.join(native, name), "rb") as file:
+            files[f"attnd/native/{name}"] = file.read()
     files[f"{info}/METADATA"] = METADATA.format(version=version, license=licence, description=description).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: attnd\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     files.update({f"{info}/licenses/{name}": text.encode() for name, text in licences(library).items()})
@@ -127,9 +131,10 @@ def main(library, folder):
     path = os.path.join(folder, f"attnd-{version}-{tag}.whl")
     write_wheel(path, files, info)
     print(f"{path}: {os.path.getsize(path) / 2**20:.1f} MiB")
+    return path
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         raise SystemExit(__doc__)
     main(*sys.argv[1:])

@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import LIBRARY, ROOT, SOURCE
+from conftest import LIBRARY, NATIVE, ROOT, SOURCE
 
 import attnd
 
@@ -15,7 +15,8 @@ import attnd
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-B", os.path.join(SOURCE, "build_wheel.py"), LIBRARY, str(folder)], check=True)
+    subprocess.run([sys.executable, "-B", os.path.join(SOURCE, "build_wheel.py"), LIBRARY, str(folder), NATIVE],
+                   check=True)
     name, = os.listdir(folder)
     return folder / name
 
