@@ -72,6 +72,12 @@ void AddEngine(CLI::App& app, ServerOptions& o) {
   app.add_option("--cpu_threads", o.cpu_threads, "threads of the cpu engine; 0: all it may use")
       ->capture_default_str()
       ->group(group);
+  app.add_option("--device", o.device, "ordinal of the GPU of the cuda engine")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--kernel_cache", o.kernel_cache,
+                 "folder for kernels compiled at run time; empty: ~/.cache/attnd")
+      ->group(group);
 }
 
 void AddSecurity(CLI::App& app, ServerOptions& o) {

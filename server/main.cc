@@ -19,8 +19,8 @@
 #include "base/service_notify.h"
 #include "base/status_macros.h"
 #include "base/version.h"
+#include "kernels/registry.h"
 #include "server/attnd_server.h"
-#include "server/engine.h"
 #include "server/flags.h"
 
 namespace attnd {
@@ -112,9 +112,15 @@ int Fail(Logger& log, const absl::Status& status) {
 int Serve(const ServerOptions& options) {
   Logger log(stderr, options.log_format, options.log_level);
   RealClock clock;
+  std::string note;
   absl::StatusOr<std::unique_ptr<Backend>> engine =
-      MakeEngine(options.backend, options.cpu_threads, options.admission.memory_bytes);
+      MakeBackend(options.backend,
+                  {.cpu_threads = options.cpu_threads,
+                   .device = options.device,
+                   .kernel_cache = options.kernel_cache},
+                  &note);
   if (!engine.ok()) return Fail(log, engine.status());
+  if (!note.empty()) log.Info("engine_choice", {{"message", note}});
   BackendInfo info = (*engine)->info();
   auto server = AttndServer::Start(options, *std::move(engine), clock, log);
   if (!server.ok()) return Fail(log, server.status());

@@ -83,6 +83,7 @@ absl::Status CheckLimits(const ServerOptions& o) {
   RETURN_IF_ERROR(InRange("slots", o.worker.slots, 1, 16));
   RETURN_IF_ERROR(InRange("copy_threads", o.worker.copy_threads, 1, 64));
   RETURN_IF_ERROR(InRange("cpu_threads", o.cpu_threads, 0, 4096));
+  RETURN_IF_ERROR(InRange("device", o.device, 0, 1023));
   RETURN_IF_ERROR(
       InRange("max_message_mib", double(o.transport.max_message_bytes), 1 << 20, double{1 << 30}));
   RETURN_IF_ERROR(InRange("max_concurrent_streams", o.transport.max_concurrent_streams, 1, 65536));

@@ -40,7 +40,9 @@ struct ServerOptions {
   std::string metrics_listen = "127.0.0.1:9464";  // empty: no metrics port
   std::string metrics_port_file;
   std::string backend = "auto";
-  int cpu_threads = 0;  // 0: as many as the process may use
+  int cpu_threads = 0;       // 0: as many as the process may use
+  int device = 0;            // ordinal of the GPU of the cuda engine
+  std::string kernel_cache;  // folder of kernels compiled at run time; empty: the user's cache
 
   TlsOptions tls;
   bool insecure = false;  // allow other than loopback without TLS
