@@ -26,7 +26,7 @@ class DriverDevice final : public KernelDevice {
   }
   ~DriverDevice() override {
     // Members free device memory: their context must be this thread's.
-    if (driver_ != nullptr) context_.MakeCurrent().IgnoreError();
+    if (context_) context_.MakeCurrent().IgnoreError();
   }
 
   const BackendInfo& info() const override { return info_; }

@@ -11,8 +11,7 @@ namespace attnd::cuda {
 namespace {
 
 TEST(PadRows, AddsZerosAndUnpadTakesThemAway) {
-  for (Layout layout :
-       {Layout::kBhld, Layout::kBlhd, Layout::kPackedThd, Layout::kPackedHtd}) {
+  for (Layout layout : {Layout::kBhld, Layout::kBlhd, Layout::kPackedThd, Layout::kPackedHtd}) {
     RowShape shape = {layout, 2, 3, 5, 13};
     std::vector<uint16_t> in(shape.rows() * 13), out(shape.padded_bytes() / 2, 0xffff), back(in);
     for (size_t n = 0; n < in.size(); ++n) in[n] = static_cast<uint16_t>(n + 1);

@@ -63,6 +63,7 @@ class Context {
   // Free and total bytes of device memory.
   absl::StatusOr<std::pair<int64_t, int64_t>> MemoryInfo() const;
   const Driver& driver() const { return *driver_; }
+  explicit operator bool() const { return context_ != nullptr; }
 
  private:
   const Driver* driver_ = nullptr;
