@@ -359,7 +359,7 @@ struct BackwardKernel {
       } else {
         MakeDs(work, partial, rS, rows, hand, At(shared.ds, ds), words);
       }
-      AddProduct(work.lane, words, work.role ? At(shared.ds, ds) : nullptr, shared.slots,
+      AddProduct(work.lane, words, work.role == 1, At(shared.ds, ds), shared.slots,
                  second + group * kGroupRows * kRowBytes, places, sums);
     }
   }
@@ -477,13 +477,25 @@ struct BackwardKernel {
           const uint32_t positive = Dropper::Unmarked(pair);
           words[m][k * 2 + r] =
               ptx::PackTruncated(ptx::LowHalf(positive) * low, ptx::HighHalf(positive) * high);
-          if (partial) words[m][k * 2 + r] &= NonZeroHalves(positive);
         }
       }
-      if (partial && Rule::HasSlope(work.problem)) MultiplySlope(ds + m * 16 * 128, words[m]);
+    }
+    if (partial) HideZeros(work, hand, ds, words);
+  }
+  // PARTIAL tiles: 0·NaN of an invisible score is no gradient; and the softcap's derivative.
+  ATTN_HD static void HideZeros(const Work& work, const char* hand, const char* ds,
+                                uint32_t (&words)[kKeyTiles][4]) {
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+      // Opaque, so that this stays a branch of its own.
+      const uint4 handed = ptx::LoadShared128(hand + ptx::Keep(m * 512));
+      const uint32_t p[4] = {handed.x, handed.y, handed.z, handed.w};
+#pragma unroll
+      for (int n = 0; n < 4; ++n) words[m][n] &= NonZeroHalves(p[n] & 0x7fff7fffu);
+      if (Rule::HasSlope(work.problem)) MultiplySlope(ds + m * 16 * 128, words[m]);
     }
   }
-  // All ones where a non-negative float16 is not zero: 0·NaN of an invisible score is no gradient.
+  // All ones where a non-negative float16 is not zero.
   ATTN_HD static uint32_t NonZeroHalves(uint32_t word) {
     return (word & 0xffffu ? 0xffffu : 0u) | (word >> 16 ? 0xffff0000u : 0u);
   }
@@ -500,8 +512,9 @@ struct BackwardKernel {
 
   // dV += (P∘Z)ᵀ·dO or dK += dSᵀ·Q. Lanes n and n ^ 2 swap rows and n ^ 4 the other column half's
   // queries, which turns accumulators into an A operand; dS is stored on the way.
-  ATTN_HD static void AddProduct(Lane lane, const uint32_t (&words)[kKeyTiles][4], char* ds,
-                                 const void* tiles, int offset, const Places& places, Sums& sums) {
+  ATTN_HD static void AddProduct(Lane lane, const uint32_t (&words)[kKeyTiles][4], bool stores_ds,
+                                 char* ds, const void* tiles, int offset, const Places& places,
+                                 Sums& sums) {
     const bool second = lane.index & 2;
     uint32_t a[kKeyTiles][2][2][2];  // own or other queries, k step, register
 #pragma unroll
@@ -515,7 +528,7 @@ struct BackwardKernel {
         a[m][1][k][0] = ptx::ShuffleXor(a[m][0][k][0], 4);
         a[m][1][k][1] = ptx::ShuffleXor(a[m][0][k][1], 4);
       }
-      if (ds != nullptr) {
+      if (stores_ds) {
         ptx::StoreShared128(ds + m * 16 * 128,
                             make_uint4(a[m][0][0][0], a[m][0][0][1], a[m][0][1][0], a[m][0][1][1]));
       }
