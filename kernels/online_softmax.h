@@ -35,7 +35,9 @@ ATTN_HD RowEnd FinishRow(const ScoreContext& at, float stabilizer, float sum, in
     total = sum * shrink + count * ptx::Exp2(extra - top);
   }
   float factor = shrink * (1.0f + kTruncationLoss) * problem.dropout_scale;
-  return {factor * ptx::Reciprocal(total), (top + ptx::Log2(total)) * kLn2};
+  // Nothing but −infinity among visible scores: 0/0, as in the reference.
+  const float lse = total == 0 ? ptx::BitsFloat(0x7fffffffu) : (top + ptx::Log2(total)) * kLn2;
+  return {factor * ptx::Reciprocal(total), lse};
 }
 
 }  // namespace attnd

@@ -42,8 +42,9 @@ struct LinearScores {
   // What a raw product is multiplied by after Apply.
   ATTN_HD static float Multiplier(const ProblemDesc& problem) { return problem.scale_log2; }
   ATTN_HD static bool AllPartial(const ProblemDesc&) { return false; }
+  // Rows beyond the sequence, which fill up tiles, see nothing.
   ATTN_HD static bool IsVisible(const ScoreContext& at, int row, int key) {
-    return attnd::IsVisible(VisibilityOf(at.sequence), row, key);
+    return row < at.sequence.q_len && attnd::IsVisible(VisibilityOf(at.sequence), row, key);
   }
   ATTN_HD static Scored Apply(const ScoreContext& at, int row, int key, float product) {
     bool visible = IsVisible(at, row, key);
@@ -112,7 +113,7 @@ struct GeneralScores {
   // a row of nothing else is then a plain average, as in the reference.
   ATTN_HD static Scored Apply(const ScoreContext& at, int row, int key, float product) {
     const Scored kHidden = {-Infinity(), false};
-    if (row >= at.sequence.q_len || !LinearScores::IsVisible(at, row, key)) return kHidden;
+    if (!LinearScores::IsVisible(at, row, key)) return kHidden;
     if (!MaskAllows(at, row, key)) return kHidden;
     float bias = BiasAt(at, row, key);
     if (bias == -Infinity()) return kHidden;

@@ -94,6 +94,7 @@ struct BackwardKernel {
     uint4 ds[2][kDsBytes / 16];
     float rows[kSlots][2][kStepRows];  // stabiliser of P, then delta
     Descriptors descriptors;
+    int left_out;  // whether K held an infinity or NaN
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
 
@@ -122,6 +123,7 @@ struct BackwardKernel {
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const TileWork tile = params.tiles[at.block];
     BringDescriptors(params, tile, at.thread, kThreads, shared.descriptors);
+    if (at.thread == 0) ptx::StoreShared32(&shared.left_out, 0);
     ptx::SyncThreads();
     const ProblemDesc& problem = shared.descriptors.problem;
     const SequenceDesc& sequence = shared.descriptors.sequence;
@@ -226,24 +228,30 @@ struct BackwardKernel {
     }
   };
 
-  // K for dQ's product. Rows beyond the sequence, infinities and NaN are zero there: a row that
-  // sees such a key has a NaN in lse and delta anyway.
+  // K for dQ's product. Rows beyond the sequence, infinities and NaN are zero there; SpoilDq tells
+  // the rows that see the latter.
   ATTN_HD static void BringKeys(const Work& work, Shared& shared) {
-    const SequenceDesc& s = work.sequence;
-    const RowTensor& k = work.problem.k;
+    uint32_t met = 0;
 #pragma unroll 1
     for (int n = work.thread; n < kKeys * kChunks; n += kThreads) {
       const int row = n / kChunks, chunk = n % kChunks;
-      uint4 words = make_uint4(0, 0, 0, 0);
-      if (work.first_key + row < s.kv_len && chunk < work.problem.qk_chunks) {
-        words = ptx::LoadConstant128(
-            RowsOf(k, s.batch, work.kv_head, int64_t{s.kv_begin} + work.first_key + row) +
-            chunk * 16);
-      }
-      words = make_uint4(words.x & ~NonFiniteHalves(words.x), words.y & ~NonFiniteHalves(words.y),
-                         words.z & ~NonFiniteHalves(words.z), words.w & ~NonFiniteHalves(words.w));
+      uint4 words = KeyChunk(work, row, chunk);
+      const uint4 bad = make_uint4(NonFiniteHalves(words.x), NonFiniteHalves(words.y),
+                                   NonFiniteHalves(words.z), NonFiniteHalves(words.w));
+      met |= bad.x | bad.y | bad.z | bad.w;
+      words = make_uint4(words.x & ~bad.x, words.y & ~bad.y, words.z & ~bad.z, words.w & ~bad.w);
       ptx::StoreShared128(At(shared.k, ChunkOffset(row, chunk, kChunks)), words);
     }
+    if (met) ptx::StoreShared32(&shared.left_out, 1);
+  }
+  ATTN_HD static uint4 KeyChunk(const Work& work, int row, int chunk) {
+    const SequenceDesc& s = work.sequence;
+    if (work.first_key + row >= s.kv_len || chunk >= work.problem.qk_chunks) {
+      return make_uint4(0, 0, 0, 0);
+    }
+    return ptx::LoadConstant128(
+        RowsOf(work.problem.k, s.batch, work.kv_head, int64_t{s.kv_begin} + work.first_key + row) +
+        chunk * 16);
   }
 
   using Operand = uint32_t[kKeyTiles][kChunks * 4];  // K or V of this warp's keys, as A by rows
@@ -336,6 +344,7 @@ struct BackwardKernel {
     }
     ptx::SyncThreads();
     if (work.thread == 0) PassTurn(work, pairs - 1);
+    if (ptx::LoadShared32(&shared.left_out)) SpoilDq(work);
   }
 
   // `half` of pair `pair` (64 queries), in `slot`.
@@ -597,10 +606,7 @@ struct BackwardKernel {
       const char* k = At(shared.k, (from_k ^ twist) + n * 4 * kRowBytes);
       MultiplyDq(a, k, rQ);
     }
-    const ProblemDesc& p = work.problem;
-    float* to = p.dq_sums + (int64_t{work.batch} * p.q_heads + pair.head) * p.dq_head +
-                static_cast<int64_t>(DqBlock(work, pair)) * Dq::kFloats +
-                work.warp * Dq::kSums * 32 + lane.index;
+    float* to = DqSum(work, pair);
 #pragma unroll
     for (int n = 0; n < Dq::kSums; ++n) ptx::ReduceAdd(to + n * 32, rQ[n >> 3][n & 7]);
   }
@@ -617,6 +623,44 @@ struct BackwardKernel {
       ptx::MmaColRow(rQ[0], a.x, a.y, b.x, b.y);
       ptx::MmaColRow(rQ[1], a.z, a.w, b.x, b.y);
     }
+  }
+
+  // A row that sees an infinite or NaN number of K has 0·∞ or NaN in that column of dQ, whatever
+  // its P. Slow and rare; NaN is NaN in any order.
+  ATTN_HD static void SpoilDq(const Work& work) {
+    Pair pair = work.First();
+#pragma unroll 1
+    for (int n = 0; n < work.pairs(); ++n, pair = work.After(pair)) {
+#pragma unroll 1
+      for (int sum = 0; sum < Dq::kSums; ++sum) {
+        const int row = work.tiles.First(pair.visit) + Dq::Query(sum, work.warp, work.lane);
+        const int column = Dq::Column(sum, work.warp, work.lane);
+        if (SeesNonFinite(work, pair.head, row, column)) {
+          ptx::ReduceAdd(DqSum(work, pair) + sum * 32, ptx::BitsFloat(0x7fffffffu));
+        }
+      }
+    }
+  }
+  ATTN_HD static bool SeesNonFinite(const Work& work, int head, int row, int column) {
+    const ScoreContext at = work.At(head);
+    bool sees = false;
+#pragma unroll 1
+    for (int key = 0; key < kKeys; ++key) {
+      const uint4 chunk = KeyChunk(work, key, column >> 3);
+      const uint32_t word =
+          (column & 4) ? (column & 2 ? chunk.w : chunk.z) : (column & 2 ? chunk.y : chunk.x);
+      if (NonFiniteHalves(word) & (column & 1 ? 0xffff0000u : 0xffffu)) {
+        sees |= Rule::IsVisible(at, row, work.first_key + key);
+      }
+    }
+    return sees;
+  }
+  // This lane's first sum of a block of dQ.
+  ATTN_HD static float* DqSum(const Work& work, Pair pair) {
+    const ProblemDesc& p = work.problem;
+    return p.dq_sums + (int64_t{work.batch} * p.q_heads + pair.head) * p.dq_head +
+           static_cast<int64_t>(DqBlock(work, pair)) * Dq::kFloats + work.warp * Dq::kSums * 32 +
+           work.lane.index;
   }
 
   // ---- dK, dV.
