@@ -63,7 +63,7 @@ void RowSumsImpl(const BackwardCall& call, int64_t b, int64_t h) {
     float delta = DotRows(p.element, call.d_o, call.o, strides.Row(b, h, s.q_begin + row),
                           static_cast<int>(p.v_head_dim));
     if (call.d_lse != nullptr) delta -= call.d_lse[at];
-    work.delta[at] = delta;
+    work.delta()[at] = delta;
     if (call.d_sink == nullptr || call.lse[at] == -std::numeric_limits<float>::infinity()) continue;
     d_sink -= std::exp(double{p.sink_logits[h]} - call.lse[at]) * delta;
   }
@@ -132,7 +132,7 @@ class GradientPass {
   }
 
   float* Sums() const {
-    return p_.element == ElementType::kFloat32 ? static_cast<float*>(call_.d_q) : work_.d_q;
+    return p_.element == ElementType::kFloat32 ? static_cast<float*>(call_.d_q) : work_.d_q();
   }
 
   bool VisitKeys(int64_t kv_tile) {
@@ -173,8 +173,8 @@ class GradientPass {
   void WriteKeyGradients(int64_t first, int64_t rows) const {
     const bool last = slots_ == 1;
     const ElementType element = last ? p_.element : ElementType::kFloat32;
-    void* d_k = last ? call_.d_k : work_.d_k_slots + slot_ * p_.KeyElements();
-    void* d_v = last ? call_.d_v : work_.d_v_slots + slot_ * p_.ValueElements();
+    void* d_k = last ? call_.d_k : work_.d_k(slot_);
+    void* d_v = last ? call_.d_v : work_.d_v(slot_);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t row = sequence_.kv_begin + first + r, bytes = ElementBytes(element);
       StoreRow(element, d_k_ + r * q_stride_, p_.ResolvedScale(), static_cast<int>(p_.qk_head_dim),
@@ -238,9 +238,9 @@ void ReduceSlotsImpl(const BackwardCall& call, int64_t b, int64_t kv_head, int64
   for (int64_t row = tile * step; row < end; ++row) {
     const int64_t k_at = KeyStrides(p).Row(b, kv_head, s.kv_begin + row);
     const int64_t v_at = ValueStrides(p).Row(b, kv_head, s.kv_begin + row);
-    SumSlots(work.d_k_slots + k_at, p.KeyElements(), slots, p.element,
+    SumSlots(work.d_k(0) + k_at, work.slot_floats(), slots, p.element,
              static_cast<int>(p.qk_head_dim), At(call.d_k, k_at, bytes));
-    SumSlots(work.d_v_slots + v_at, p.ValueElements(), slots, p.element,
+    SumSlots(work.d_v(0) + v_at, work.slot_floats(), slots, p.element,
              static_cast<int>(p.v_head_dim), At(call.d_v, v_at, bytes));
   }
 }

@@ -250,7 +250,7 @@ class BackwardTile {
         p_.LseIndex(rules_->batch_index, rules_->q_head, rules_->sequence, tile_.first_row + r);
     const FloatVector factor = hn::Set(d, rules_->factor());
     const FloatVector lse = hn::Set(d, call_.lse[at]);
-    const FloatVector delta = hn::Set(d, work_.delta[at]);
+    const FloatVector delta = hn::Set(d, work_.delta()[at]);
     const FloatVector kept = hn::Set(d, DropoutScale(p_.dropout.threshold));
     float* s = s_ + r * size_.kv_rows;
     float* d_s = d_s_ + r * size_.kv_rows;

@@ -67,8 +67,8 @@ class CpuBackend : public Backend {
   absl::Status Supports(const Problem&, Direction) const override { return absl::OkStatus(); }
 
   int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override {
-    return direction == Direction::kForward ? ForwardWorkspace(problem, nullptr).bytes
-                                            : BackwardWorkspace(problem, nullptr).bytes;
+    return direction == Direction::kForward ? ForwardWorkspace(problem, nullptr).bytes()
+                                            : BackwardWorkspace::Bytes(problem);
   }
 
   absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override {

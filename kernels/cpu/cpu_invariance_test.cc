@@ -3,6 +3,7 @@
 // nothing.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -73,7 +74,7 @@ class Trial {
  private:
   static AlignedBytes Nan(int64_t size) {
     AlignedBytes bytes(size);
-    std::memset(bytes.data(), 0xff, size);
+    std::fill_n(bytes.data(), size, std::byte{0xff});
     return bytes;
   }
 
@@ -85,7 +86,7 @@ class Trial {
 const char* const kResultNames[] = {"o", "lse", "d_q", "d_k", "d_v", "d_bias", "d_sink"};
 
 bool SameBytes(const AlignedBytes& a, const AlignedBytes& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+  return std::equal(a.data(), a.data() + a.size(), b.data(), b.data() + b.size());
 }
 
 void ExpectSameResults(const Trial& a, const Trial& b, const std::string& what) {
@@ -159,7 +160,7 @@ TEST(CpuInvariance, GivesTheSameBitsForRandomProblemsInOneLaunch) {
 // Bytes [part·size/parts, +size/parts) of a tensor.
 AlignedBytes Part(const AlignedBytes& whole, int64_t part, int64_t parts) {
   AlignedBytes out(whole.size() / parts);
-  std::memcpy(out.data(), whole.data() + part * out.size(), out.size());
+  std::copy_n(whole.data() + part * out.size(), out.size(), out.data());
   return out;
 }
 

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "base/check.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/scores-inl.h"
 #include "kernels/cpu/workspace.h"
@@ -28,6 +29,20 @@ RowsOf RowsAt(const Problem& p, const void* data, const TensorStrides& strides, 
           static_cast<int>(count)};
 }
 
+struct FloatRows {
+  const float* data;
+  int64_t stride;
+};
+
+// Rows as float32: where they lie, or copied with padding. Enough for reading number by number.
+FloatRows AsFloats(const Problem& p, const RowsOf& from, float* copy) {
+  if (p.element == ElementType::kFloat32) {
+    return {static_cast<const float*>(from.data), from.stride};
+  }
+  CopyRows(p.element, from, copy, PaddedDim(from.count));
+  return {copy, PaddedDim(from.count)};
+}
+
 void PackKeysImpl(const ForwardCall& call, int64_t b, int64_t kv_head, int64_t tile,
                   float* scratch) {
   const Problem& p = *call.problem;
@@ -35,25 +50,21 @@ void PackKeysImpl(const ForwardCall& call, int64_t b, int64_t kv_head, int64_t t
   const int64_t first = tile * ForwardTileSize(p).kv_rows;
   const int rows = static_cast<int>(HWY_MIN(s.kv_len - first, int64_t{ForwardTileSize(p).kv_rows}));
   const ForwardWorkspace work(p, call.workspace);
-  const int64_t place = kv_head * work.rows + ForwardWorkspace::FirstRow(p, b, s) + first;
+  const int64_t place = kv_head * work.rows() + ForwardWorkspace::FirstRow(p, b, s) + first;
   const TensorStrides k_strides = KeyStrides(p), v_strides = ValueStrides(p);
-  const RowsOf keys = RowsAt(p, call.k, k_strides, k_strides.Row(b, kv_head, s.kv_begin + first),
-                             rows, p.qk_head_dim);
-  const float* k = static_cast<const float*>(keys.data);
-  int64_t k_stride = keys.stride;
-  if (p.element != ElementType::kFloat32) {
-    k = scratch;
-    k_stride = PaddedDim(keys.count);
-    CopyRows(p.element, keys, scratch, k_stride);
+  if (s.q_len > kFewQueries) {
+    const RowsOf keys = RowsAt(p, call.k, k_strides, k_strides.Row(b, kv_head, s.kv_begin + first),
+                               rows, p.qk_head_dim);
+    const FloatRows k = AsFloats(p, keys, scratch);
+    TransposeToPanels(k.data, k.stride, rows, keys.count, work.keys() + place * keys.count);
   }
-  TransposeToPanels(k, k_stride, rows, keys.count, work.keys + place * keys.count);
   constexpr int kUnit = ForwardWorkspace::kUnit;
   for (int r = 0; r < rows; r += kUnit) {
     const RowsOf values =
         RowsAt(p, call.v, v_strides, v_strides.Row(b, kv_head, s.kv_begin + first + r),
                HWY_MIN(kUnit, rows - r), p.v_head_dim);
-    float* copy = work.values + (place + r) * PaddedDim(p.v_head_dim);
-    work.finite[(place + r) / kUnit] =
+    float* copy = work.values() + (place + r) * PaddedDim(p.v_head_dim);
+    work.finite()[(place + r) / kUnit] =
         IsReadInPlace(p, v_strides, p.v_head_dim)
             ? AreFinite(values)
             : CopyRows(p.element, values, copy, PaddedDim(p.v_head_dim));
@@ -72,13 +83,10 @@ class ForwardPass {
         first_row_(tile * ForwardTileSize(p_).q_rows),
         dim_(static_cast<int>(p_.qk_head_dim)),
         v_stride_(PaddedDim(p_.v_head_dim)) {
-    const int64_t q_stride = PaddedDim(dim_);
     rows_ = static_cast<int>(
         HWY_MIN(rules_.sequence.q_len - first_row_, int64_t{ForwardTileSize(p_).q_rows}));
-    q_copy_ = scratch;
-    s_ = q_copy_ + kMaxQueryRows * q_stride;
-    o_ = s_ + kMaxQueryRows * kMaxKeyRows;
-    keep_ = reinterpret_cast<uint8_t*>(o_ + kMaxQueryRows * v_stride_);
+    few_ = rules_.sequence.q_len <= kFewQueries;
+    Layout(scratch);
   }
 
   void Run() {
@@ -97,19 +105,31 @@ class ForwardPass {
   }
 
  private:
+  void Layout(float* scratch) {
+    const float* end = scratch + kScratchFloats;
+    auto take = [&](int64_t floats) {
+      float* place = scratch;
+      scratch += floats;
+      return place;
+    };
+    q_copy_ = take(kMaxQueryRows * PaddedDim(dim_));
+    s_ = take(kMaxQueryRows * kMaxKeyRows);
+    o_ = take(kMaxQueryRows * v_stride_);
+    keep_ = reinterpret_cast<uint8_t*>(take(kMaxQueryRows * kMaxKeyRows / 4));
+    q_panels_ = take(int64_t{dim_} * kMaxPanelColumns);
+    k_copy_ = take(kMaxKeyRows * PaddedDim(dim_));
+    s_transposed_ = take(kMaxKeyRows * kFewQueries);
+    CHECK(scratch <= end);
+  }
+
   void Start() {
     const TensorStrides strides = QueryStrides(p_);
     const RowsOf queries =
         RowsAt(p_, call_.q, strides,
                strides.Row(rules_.batch_index, rules_.q_head, rules_.sequence.q_begin + first_row_),
                rows_, dim_);
-    q_ = static_cast<const float*>(queries.data);
-    q_stride_ = queries.stride;
-    if (p_.element != ElementType::kFloat32) {
-      q_ = q_copy_;
-      q_stride_ = PaddedDim(dim_);
-      CopyRows(p_.element, queries, q_copy_, q_stride_);
-    }
+    q_ = AsFloats(p_, queries, q_copy_);
+    if (few_) TransposeToPanels(q_.data, q_.stride, rows_, dim_, q_panels_);
     std::memset(o_, 0, sizeof(float) * rows_ * v_stride_);
     for (int r = 0; r < rows_; ++r) {
       max_[r] = kHidden;
@@ -119,23 +139,10 @@ class ForwardPass {
   }
 
   void VisitTile() {
-    const int64_t place = p_.KvHead(rules_.q_head) * work_.rows +
+    const int64_t place = p_.KvHead(rules_.q_head) * work_.rows() +
                           ForwardWorkspace::FirstRow(p_, rules_.batch_index, rules_.sequence) +
                           tile_.first_column;
-    const float* keys = work_.keys + place * dim_;
-    Multiply({.a = q_,
-              .a_row = q_stride_,
-              .a_k = 1,
-              .b = keys,
-              .b_k = kPanelColumns,
-              .b_panel = int64_t{dim_} * kPanelColumns,
-              .c = s_,
-              .c_row = kMaxKeyRows,
-              .rows = rows_,
-              .columns = tile_.columns,
-              .depth = dim_,
-              .accumulate = false,
-              .column_limits = tile_.full ? nullptr : tile_.columns_of_rows});
+    few_ ? ScoresOfFew() : Scores(place);
     if (p_.dropout.threshold > 0) {
       FillDropout(rules_, tile_, keep_, kMaxKeyRows);
       tile_.full ? Softmax<false, true>() : Softmax<true, true>();
@@ -145,10 +152,53 @@ class ForwardPass {
     AccumulateValues(place);
   }
 
+  void Scores(int64_t place) {
+    Multiply({.a = q_.data,
+              .a_row = q_.stride,
+              .a_k = 1,
+              .b = work_.keys() + place * dim_,
+              .b_k = kPanelColumns,
+              .b_panel = int64_t{dim_} * kPanelColumns,
+              .c = s_,
+              .c_row = kMaxKeyRows,
+              .rows = rows_,
+              .columns = tile_.columns,
+              .depth = dim_,
+              .accumulate = false,
+              .column_limits = tile_.full ? nullptr : tile_.columns_of_rows});
+  }
+
+  // Sᵀ = K·Qᵀ, turned around.
+  void ScoresOfFew() {
+    const TensorStrides strides = KeyStrides(p_);
+    const RowsOf keys = RowsAt(p_, call_.k, strides,
+                               strides.Row(rules_.batch_index, p_.KvHead(rules_.q_head),
+                                           rules_.sequence.kv_begin + tile_.first_column),
+                               tile_.columns, dim_);
+    const FloatRows k = AsFloats(p_, keys, k_copy_);
+    Multiply({.a = k.data,
+              .a_row = k.stride,
+              .a_k = 1,
+              .b = q_panels_,
+              .b_k = kPanelColumns,
+              .b_panel = int64_t{dim_} * kPanelColumns,
+              .c = s_transposed_,
+              .c_row = kFewQueries,
+              .rows = tile_.columns,
+              .columns = rows_,
+              .depth = dim_,
+              .accumulate = false});
+    for (int r = 0; r < rows_; ++r) {
+      for (int c = 0; c < tile_.columns; ++c) {
+        s_[r * kMaxKeyRows + c] = s_transposed_[c * kFewQueries + r];
+      }
+    }
+  }
+
   void AccumulateValues(int64_t place) {
     bool finite = true;
     for (int c = 0; c < tile_.columns; c += ForwardWorkspace::kUnit) {
-      finite &= work_.finite[(place + c) / ForwardWorkspace::kUnit] != 0;
+      finite &= work_.finite()[(place + c) / ForwardWorkspace::kUnit] != 0;
     }
     Product product = {.a = s_,
                        .a_row = kMaxKeyRows,
@@ -169,7 +219,7 @@ class ForwardPass {
   // V of the tile, in place or in the workspace: rows of v_stride_ either way.
   const float* Values(int64_t place) const {
     const TensorStrides strides = ValueStrides(p_);
-    if (!IsReadInPlace(p_, strides, p_.v_head_dim)) return work_.values + place * v_stride_;
+    if (!IsReadInPlace(p_, strides, p_.v_head_dim)) return work_.values() + place * v_stride_;
     return static_cast<const float*>(call_.v) +
            strides.Row(rules_.batch_index, p_.KvHead(rules_.q_head),
                        rules_.sequence.kv_begin + tile_.first_column);
@@ -291,9 +341,12 @@ class ForwardPass {
   const int dim_;
   const int64_t v_stride_;
   int rows_;
-  float* q_copy_;   // [rows][PaddedDim(dim)], unless Q is float32
-  const float* q_;  // [rows][q_stride]: the copy, or Q itself
-  int64_t q_stride_;
+  bool few_;         // K is not packed
+  float* q_copy_;    // [rows][PaddedDim(dim)], unless Q is float32
+  FloatRows q_;      // the copy, or Q itself
+  float* q_panels_;  // Qᵀ, k_copy_ [keys][PaddedDim(dim)] and s_transposed_ [keys][kFewQueries]:
+  float* k_copy_;    // for few queries
+  float* s_transposed_;
   float* s_;       // [rows][kMaxKeyRows]
   float* o_;       // [rows][v_stride]
   uint8_t* keep_;  // [rows][kMaxKeyRows]

@@ -180,7 +180,6 @@ inline void StoreRow(ElementType element, const float* row, float factor, int co
 
 // True if all numbers of float32 rows are finite.
 inline bool AreFinite(const RowsOf& from) {
-  const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
   const auto exponent = hn::Set(di, 0x7f800000);
   auto largest = hn::Zero(di);

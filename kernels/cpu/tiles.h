@@ -42,6 +42,10 @@ constexpr CpuTile BackwardTileSize(const Problem& p) {
   return {.q_rows = 64, .kv_rows = dim <= 64 ? 256 : dim <= 128 ? 128 : 64};
 }
 
+// Sequences with no more queries than this are not worth packing K for: forward multiplies K where
+// it lies by Qᵀ, one vector wide. The sums and their order are the same.
+inline constexpr int64_t kFewQueries = kMaxLanes;
+
 // Backward divides the rows that share a KV head into this many parts, which run in parallel, each
 // with its own sum of dK and dV: one per 512 rows, at most 4.
 constexpr int64_t kRowsPerSlot = 512;
