@@ -28,6 +28,12 @@
 
 namespace attnd::sm70 {
 
+// float16 reaches down to 6e-8 only, so P and dS are kept larger: P·2^10 (at most 1025) and dS·2^3
+// (right up to |dS| = 8188); the last factors take it back. Powers of two, so no bits are lost.
+inline constexpr float kProbabilityShift = 10, kProbabilityGain = 1024;
+inline constexpr float kGradientGain = 8;
+inline constexpr float kGainOfDp = kGradientGain / kProbabilityGain;
+
 // How blocks take turns at 64 queries of dQ; `turn` counts the key tiles added so far.
 struct InKeyOrder {
   ATTN_HD static void Wait(const int32_t* turn, int expected) {
@@ -218,13 +224,14 @@ struct BackwardKernel {
       }
       if (work.thread < 2 * kStepRows) {
         const bool is_lse = work.thread < kStepRows, exists = (work.thread & 31) < rows;
-        ptx::StoreSharedFloat(&shared.rows[slot][is_lse ? 0 : 1][work.thread & 31],
-                              is_lse ? StabilizerOf(value, exists) : (exists ? value : 0.0f));
+        ptx::StoreSharedFloat(
+            &shared.rows[slot][is_lse ? 0 : 1][work.thread & 31],
+            is_lse ? StabilizerOf(value, exists) : (exists ? value * kGainOfDp : 0.0f));
       }
     }
     ATTN_HD static float StabilizerOf(float lse, bool exists) {
       if (!exists || lse == -Infinity()) return Infinity();
-      return ptx::Fma(lse, kLog2E, -kTruncationBias);
+      return ptx::Fma(lse, kLog2E, -(kTruncationBias + kProbabilityShift));
     }
   };
 
@@ -455,7 +462,9 @@ struct BackwardKernel {
         const int key = work.first_key + work.role_warp() * kWarpKeys + m * 16 + Math::Row(e, lane);
         const int row = first_row + Math::Col(e, lane);
         slope[e] = Rule::Slope(at, rS[m][e]);
-        rS[m][e] = Rule::Apply(at, row, key, rS[m][e]).score;
+        const Scored scored = Rule::Apply(at, row, key, rS[m][e]);
+        // −infinity now means invisible, so a visible one becomes a number with P = 0.
+        rS[m][e] = scored.visible && scored.score == -Infinity() ? kLowest : scored.score;
       }
       if (Rule::HasSlope(work.problem)) {
         ptx::StoreShared128(
@@ -481,8 +490,10 @@ struct BackwardKernel {
         for (int r = 0; r < 2; ++r) {
           const int e = Math::Element(r, 2 * k);
           const uint32_t pair = p[k * 2 + r];
-          float low = Dropper::Scale(work.problem, pair & 0x8000u, rS[m][e]) - delta.x;
-          float high = Dropper::Scale(work.problem, pair & 0x80000000u, rS[m][e + 1]) - delta.y;
+          float low =
+              ptx::Fma(Dropper::Scale(work.problem, pair & 0x8000u, rS[m][e]), kGainOfDp, -delta.x);
+          float high = ptx::Fma(Dropper::Scale(work.problem, pair & 0x80000000u, rS[m][e + 1]),
+                                kGainOfDp, -delta.y);
           const uint32_t positive = Dropper::Unmarked(pair);
           words[m][k * 2 + r] =
               ptx::PackTruncated(ptx::LowHalf(positive) * low, ptx::HighHalf(positive) * high);
@@ -499,9 +510,9 @@ struct BackwardKernel {
       // Opaque, so that this stays a branch of its own.
       const uint4 handed = ptx::LoadShared128(hand + ptx::Keep(m * 512));
       const uint32_t p[4] = {handed.x, handed.y, handed.z, handed.w};
+      if (Rule::HasSlope(work.problem)) MultiplySlope(ds + m * 16 * 128, words[m]);
 #pragma unroll
       for (int n = 0; n < 4; ++n) words[m][n] &= NonZeroHalves(p[n] & 0x7fff7fffu);
-      if (Rule::HasSlope(work.problem)) MultiplySlope(ds + m * 16 * 128, words[m]);
     }
   }
   // All ones where a non-negative float16 is not zero.
@@ -669,7 +680,8 @@ struct BackwardKernel {
     const SequenceDesc& s = work.sequence;
     const RowTensor t = work.role ? p.d_k : p.d_v;
     const int live_chunks = work.role ? p.qk_chunks : p.v_chunks;
-    const float factor = work.role ? p.scale * (1.0f + kTruncationLoss) : p.dropout_scale;
+    const float factor = work.role ? p.scale * ((1.0f + kTruncationLoss) / kGradientGain)
+                                   : p.dropout_scale / kProbabilityGain;
     const char* first = RowsOf(t, s.batch, work.kv_head, s.kv_begin);
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
@@ -749,7 +761,7 @@ struct DqKernel {
     const SequenceDesc& s = p.sequences[tile.batch];
     const Lane lane = {at.thread & 31};
     const int warp = at.thread >> 5;
-    const float factor = p.scale * (1.0f + kTruncationLoss);
+    const float factor = p.scale * ((1.0f + kTruncationLoss) / kGradientGain);
     const float* from = p.dq_sums + (int64_t{tile.batch} * p.q_heads + tile.head) * p.dq_head +
                         int64_t{tile.tile} * Dq::kFloats + warp * Dq::kSums * 32 + lane.index;
     char* out =
