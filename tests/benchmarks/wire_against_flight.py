@@ -78,9 +78,9 @@ def flight_rate(port, mib, connections, seconds):
 
 def attnd_rate(attnctl, port, mib, connections, seconds):
     """GB/s each way of attnd's forwards in a closed loop."""
-    rows = (mib << 20) // (4 * 64)
+    rows = (mib << 20) // (4 * 256)
     out = subprocess.run([attnctl, "--address", f"127.0.0.1:{port}", "--channels", str(connections), "-o", "json", "bench",
-                          "--shape", f"1,1,{rows},64", "--kv-len", "1", "--concurrency-range", str(connections),
+                          "--shape", f"1,1,{rows},256", "--kv-len", "1", "--concurrency-range", str(connections),
                           "--warmup", "0.5", "--duration", str(seconds)], check=True, capture_output=True, text=True)
     row = json.loads(out.stdout)["rows"][0]
     assert row["last_receipt"]["bytes_received"] == mib << 20
