@@ -13,20 +13,6 @@
 namespace attnd {
 namespace {
 
-TEST(Landing, CopiesNonTemporallyAtEveryAlignmentAndLength) {
-  std::vector<std::byte> from(400), to(400);
-  for (size_t n = 0; n < from.size(); ++n) from[n] = static_cast<std::byte>(n * 7 + 1);
-  for (size_t at = 0; at < 18; ++at) {
-    for (size_t size = 0; size < 260; ++size) {
-      std::fill(to.begin(), to.end(), std::byte{0xee});
-      CopyNonTemporal(to.data() + at, from.data() + 3, size);
-      ASSERT_EQ(std::memcmp(to.data() + at, from.data() + 3, size), 0) << at << " " << size;
-      ASSERT_EQ(to[at + size], std::byte{0xee});
-      if (at > 0) ASSERT_EQ(to[at - 1], std::byte{0xee});
-    }
-  }
-}
-
 TEST(Landing, PutsEachTensorInItsPlace) {
   for (int64_t length : {3, 40000}) {  // one piece, and several that the pool shares
     Problem problem = SmallProblem(length);

@@ -3,7 +3,7 @@
 // repeats a run (a broadcast bias that a shard needs once per head). Values; any thread.
 //
 // RunCursor walks the runs when bytes come in pieces of any size: it scatters a reply's slices into
-// the caller's array with one copy.
+// the caller's array with one copy, past the caches where the tensor is too large for them.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+#include "base/non_temporal_copy.h"
 
 namespace attnd {
 
@@ -56,13 +58,19 @@ inline void Gather(const StridedRuns& runs, const std::byte* source, std::byte* 
 
 class RunCursor {
  public:
-  RunCursor(const StridedRuns& runs, std::byte* tensor) : runs_(runs), tensor_(tensor) {}
+  // Tensors from here on land past the caches.
+  static constexpr int64_t kCacheBytes = int64_t{4} << 20;
+
+  RunCursor(const StridedRuns& runs, std::byte* tensor)
+      : runs_(runs), tensor_(tensor), non_temporal_(runs.total_bytes() >= kCacheBytes) {}
 
   // The next `bytes` bytes of the wire's order. The caller has checked that they fit.
   void Scatter(const std::byte* data, int64_t bytes) {
     while (bytes > 0) {
       int64_t step = std::min(bytes, runs_.run_bytes - within_run_);
-      std::memcpy(tensor_ + runs_.RunOffset(run_) + within_run_, data, step);
+      std::byte* to = tensor_ + runs_.RunOffset(run_) + within_run_;
+      non_temporal_ ? CopyNonTemporal(to, data, static_cast<size_t>(step))
+                    : static_cast<void>(std::memcpy(to, data, static_cast<size_t>(step)));
       data += step;
       bytes -= step;
       within_run_ += step;
@@ -76,6 +84,7 @@ class RunCursor {
  private:
   StridedRuns runs_;
   std::byte* tensor_;
+  bool non_temporal_;
   int64_t run_ = 0;
   int64_t within_run_ = 0;
 };

@@ -1,0 +1,26 @@
+#include "base/non_temporal_copy.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace attnd {
+namespace {
+
+TEST(CopyNonTemporal, CopiesExactlyTheBytesAtAnyAlignmentAndSize) {
+  std::vector<std::byte> from(400);
+  for (size_t n = 0; n < from.size(); ++n) from[n] = static_cast<std::byte>(n * 7 + 1);
+  for (size_t offset = 0; offset < 17; ++offset) {
+    for (size_t size : {0, 1, 15, 16, 17, 63, 64, 65, 200, 333}) {
+      std::vector<std::byte> to(400, std::byte{0xaa});
+      CopyNonTemporal(to.data() + offset, from.data() + 3, size);
+      for (size_t n = 0; n < to.size(); ++n) {
+        bool inside = n >= offset && n < offset + size;
+        ASSERT_EQ(to[n], inside ? from[n - offset + 3] : std::byte{0xaa}) << offset << " " << size;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attnd
