@@ -187,9 +187,9 @@ absl::Status AttndServer::StartGrpc() {
   if (std::all_of(options_.listen.begin(), options_.listen.end(), IsLoopbackAddress)) {
     grpc::channelz::experimental::InitChannelzService();
   }
-  service_ = std::make_unique<AttentionService>(ServiceDeps{*admission_, *worker_, metrics_, auth_,
-                                                            clock_, log_, engine_->info(),
-                                                            server_info_, options_.slow_call});
+  service_ = std::make_unique<AttentionService>(
+      ServiceDeps{*admission_, *worker_, metrics_, auth_, clock_, log_, engine_->info(),
+                  server_info_, options_.slow_call, log_limit_});
   grpc::ServerBuilder builder;
   SetTransport(options_.transport, builder);
   std::vector<int> ports(options_.listen.size(), 0);

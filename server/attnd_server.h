@@ -80,6 +80,7 @@ class AttndServer {
   v1::GetServerInfoResponse server_info_;
   std::unique_ptr<Admission> admission_;
   std::unique_ptr<DeviceWorker> worker_;
+  CallLogLimit log_limit_;
   std::unique_ptr<AttentionService> service_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> certificates_;  // and gRPC
   std::unique_ptr<grpc::Server> server_;

@@ -119,6 +119,8 @@ class CallReactor final : public grpc::ServerUnaryReactor, public ReplySink {
     if (!status_.ok()) severity = Severity::kInfo;
     if (slow || status_.code() == absl::StatusCode::kInternal) severity = Severity::kWarning;
     if (!deps_.log.Writes(severity)) return;
+    std::optional<int64_t> left_out = deps_.log_limit.Take(deps_.clock.Now());
+    if (!left_out.has_value()) return;
     deps_.log.Log(severity, slow ? "slow_call" : "call",
                   {{"method", MethodName(MethodOf(direction_))},
                    {"code", absl::StatusCodeToString(status_.code())},
@@ -126,7 +128,8 @@ class CallReactor final : public grpc::ServerUnaryReactor, public ReplySink {
                    {"message", status_.message()},
                    {"caller", caller_},
                    {"request_id", request_id_},
-                   {"milliseconds", absl::ToDoubleMilliseconds(took)}});
+                   {"milliseconds", absl::ToDoubleMilliseconds(took)},
+                   {"lines_left_out", *left_out}});
   }
 
   const ServiceDeps& deps_;
@@ -149,6 +152,18 @@ absl::Status NoResiduals() {
 }
 
 }  // namespace
+
+std::optional<int64_t> CallLogLimit::Take(absl::Time now) {
+  int64_t second = absl::ToUnixSeconds(now);
+  absl::MutexLock lock(&mutex_);
+  if (second != second_) lines_ = 0;
+  second_ = second;
+  if (++lines_ > kLinesPerSecond) {
+    ++left_out_;
+    return std::nullopt;
+  }
+  return std::exchange(left_out_, 0);
+}
 
 grpc::ServerUnaryReactor* AttentionService::Forward(grpc::CallbackServerContext* context,
                                                     const grpc::ByteBuffer* request,

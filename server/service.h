@@ -5,8 +5,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "proto/attnd/v1/attention.grpc.pb.h"
@@ -16,6 +20,21 @@
 #include "server/metrics.h"
 
 namespace attnd {
+
+// At most kLinesPerSecond lines about failed calls a second, so that a caller who repeats a mistake
+// cannot fill the disk; the next line that is written tells how many were left out. Any thread.
+class CallLogLimit {
+ public:
+  static constexpr int64_t kLinesPerSecond = 20;
+  // Lines left out since the last one, or nothing when this one is too many.
+  std::optional<int64_t> Take(absl::Time now);
+
+ private:
+  absl::Mutex mutex_;
+  int64_t second_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t lines_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t left_out_ ABSL_GUARDED_BY(mutex_) = 0;
+};
 
 // What the service uses and does not own; all outlive it.
 struct ServiceDeps {
@@ -28,6 +47,7 @@ struct ServiceDeps {
   const BackendInfo& engine;
   const v1::GetServerInfoResponse& server_info;
   absl::Duration slow_call;
+  CallLogLimit& log_limit;
 };
 
 using AttentionServiceBase = v1::Attention::WithRawCallbackMethod_Forward<
