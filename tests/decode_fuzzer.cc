@@ -1,7 +1,7 @@
 // Any bytes → a Status, never a crash: libFuzzer's entry. The first byte chooses the direction and
 // the size of the slices in which the rest arrives.
 //
-//   clang build:  ./dev fuzz decode      replay of the corpus: //tests:decode_corpus_test
+//   tests/fuzz_decode.sh -max_total_time=60      replay of the corpus: //tests:decode_corpus_test
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
