@@ -12,6 +12,7 @@ clang++ -std=c++20 -O1 -g -UNDEBUG -fsanitize=fuzzer,address,undefined -fno-sani
     bazel-bin/proto/attnd/v1/attention.pb.cc bazel-bin/proto/google/rpc/error_details.pb.cc \
     bazel-bin/proto/google/rpc/status.pb.cc \
     -lgrpc++ -lgrpc -lgpr -lprotobuf -labsl_status -labsl_statusor -labsl_cord -labsl_cordz_info -labsl_strings \
-    -labsl_str_format_internal -labsl_int128 -labsl_throw_delegate -labsl_time -labsl_synchronization -labsl_raw_logging_internal
+    -labsl_str_format_internal -labsl_int128 -labsl_throw_delegate -labsl_time -labsl_synchronization \
+    -labsl_raw_logging_internal
 mkdir "$build/corpus"
 "$build/decode_fuzzer" -max_len=8192 "$@" "$build/corpus" tests/decode_corpus
