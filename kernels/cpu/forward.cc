@@ -52,22 +52,21 @@ void PackKeysImpl(const ForwardCall& call, int64_t b, int64_t kv_head, int64_t t
   const ForwardWorkspace work(p, call.workspace);
   const int64_t place = kv_head * work.rows() + ForwardWorkspace::FirstRow(p, b, s) + first;
   const TensorStrides k_strides = KeyStrides(p), v_strides = ValueStrides(p);
-  if (s.q_len > kFewQueries) {
+  if (PacksKeys(p, s.q_len)) {
     const RowsOf keys = RowsAt(p, call.k, k_strides, k_strides.Row(b, kv_head, s.kv_begin + first),
                                rows, p.qk_head_dim);
     const FloatRows k = AsFloats(p, keys, scratch);
     TransposeToPanels(k.data, k.stride, rows, keys.count, work.keys() + place * keys.count);
   }
+  if (IsReadInPlace(p, v_strides, p.v_head_dim)) return;
   constexpr int kUnit = ForwardWorkspace::kUnit;
   for (int r = 0; r < rows; r += kUnit) {
     const RowsOf values =
         RowsAt(p, call.v, v_strides, v_strides.Row(b, kv_head, s.kv_begin + first + r),
                HWY_MIN(kUnit, rows - r), p.v_head_dim);
-    float* copy = work.values() + (place + r) * PaddedDim(p.v_head_dim);
     work.finite()[(place + r) / kUnit] =
-        IsReadInPlace(p, v_strides, p.v_head_dim)
-            ? AreFinite(values)
-            : CopyRows(p.element, values, copy, PaddedDim(p.v_head_dim));
+        CopyRows(p.element, values, work.values() + (place + r) * PaddedDim(p.v_head_dim),
+                 PaddedDim(p.v_head_dim));
   }
 }
 
@@ -85,7 +84,7 @@ class ForwardPass {
         v_stride_(PaddedDim(p_.v_head_dim)) {
     rows_ = static_cast<int>(
         HWY_MIN(rules_.sequence.q_len - first_row_, int64_t{ForwardTileSize(p_).q_rows}));
-    few_ = rules_.sequence.q_len <= kFewQueries;
+    few_ = !PacksKeys(p_, rules_.sequence.q_len);
     Layout(scratch);
   }
 
@@ -196,14 +195,11 @@ class ForwardPass {
   }
 
   void AccumulateValues(int64_t place) {
-    bool finite = true;
-    for (int c = 0; c < tile_.columns; c += ForwardWorkspace::kUnit) {
-      finite &= work_.finite()[(place + c) / ForwardWorkspace::kUnit] != 0;
-    }
+    const float* values = Values(place);
     Product product = {.a = s_,
                        .a_row = kMaxKeyRows,
                        .a_k = 1,
-                       .b = Values(place),
+                       .b = values,
                        .b_k = v_stride_,
                        .b_panel = kPanelColumns,
                        .c = o_,
@@ -213,7 +209,7 @@ class ForwardPass {
                        .depth = tile_.columns,
                        .accumulate = true,
                        .depth_limits = tile_.full ? nullptr : tile_.columns_of_rows};
-    tile_.full || finite ? Multiply(product) : MultiplyVisible(product);
+    tile_.full || AreValuesFinite(values, place) ? Multiply(product) : MultiplyVisible(product);
   }
 
   // V of the tile, in place or in the workspace: rows of v_stride_ either way.
@@ -223,6 +219,17 @@ class ForwardPass {
     return static_cast<const float*>(call_.v) +
            strides.Row(rules_.batch_index, p_.KvHead(rules_.q_head),
                        rules_.sequence.kv_begin + tile_.first_column);
+  }
+
+  bool AreValuesFinite(const float* values, int64_t place) const {
+    if (IsReadInPlace(p_, ValueStrides(p_), p_.v_head_dim)) {
+      return AreFinite({values, v_stride_, tile_.columns, static_cast<int>(p_.v_head_dim)});
+    }
+    bool finite = true;
+    for (int c = 0; c < tile_.columns; c += ForwardWorkspace::kUnit) {
+      finite &= work_.finite()[(place + c) / ForwardWorkspace::kUnit] != 0;
+    }
+    return finite;
   }
 
   // Some rows at a time: while one row's maximum is reduced, the exponentials of others can run.

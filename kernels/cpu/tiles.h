@@ -42,9 +42,13 @@ constexpr CpuTile BackwardTileSize(const Problem& p) {
   return {.q_rows = 64, .kv_rows = dim <= 64 ? 256 : dim <= 128 ? 128 : 64};
 }
 
-// Sequences with no more queries than this are not worth packing K for: forward multiplies K where
-// it lies by Qᵀ, one vector wide. The sums and their order are the same.
+// With few queries packing K costs more than it saves: forward multiplies K where it lies by Qᵀ,
+// one vector of kFewQueries wide. It pays if the unused lanes of all heads of the group make no
+// more than one vector. The sums and their order are the same either way.
 inline constexpr int64_t kFewQueries = kMaxLanes;
+inline bool PacksKeys(const Problem& p, int64_t q_len) {
+  return q_len > kFewQueries || p.group_size() * (kFewQueries - q_len) > kFewQueries;
+}
 
 // Backward divides the rows that share a KV head into this many parts, which run in parallel, each
 // with its own sum of dK and dV: one per 512 rows, at most 4.

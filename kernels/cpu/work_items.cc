@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/tiles.h"
+#include "kernels/cpu/workspace.h"
 
 namespace attnd {
 namespace {
@@ -60,6 +61,7 @@ void WorkList::Sort() {
 WorkList PackItems(absl::Span<const ForwardCall> calls) {
   return ForEachKvHead(calls, [](WorkList& list, size_t n, const Problem& p, int64_t b,
                                  const Sequence& s, int64_t kv_head) {
+    if (!PacksKeys(p, s.q_len) && IsReadInPlace(p, ValueStrides(p), p.v_head_dim)) return;
     for (int64_t tile = 0; tile < Tiles(s.kv_len, ForwardTileSize(p).kv_rows); ++tile) {
       list.Add(MakeItem(n, b, kv_head, tile), p.qk_head_dim + p.v_head_dim);
     }

@@ -4,7 +4,7 @@
 //                   unless queries are few                 [kv_heads][padded rows / 64][dim][64]
 //           values: V as padded float32 rows, unless it is
 //                   read in place                          [kv_heads][padded rows][PaddedDim]
-//           finite: whether V is finite, per 64 rows       [kv_heads][padded rows / 64]
+//           finite: whether V is, per 64 rows, if copied    [kv_heads][padded rows / 64]
 //           Sequences start on multiples of 64 rows.
 // Backward  delta:  rowsum(dO ∘ O) − dlse                  as lse
 //           d_q:    float32 sums, unless q is float32      as q
@@ -35,8 +35,8 @@ class ForwardWorkspace {
   ForwardWorkspace(const Problem& p, std::byte* base) : base_(base) {
     rows_ = IsPacked(p.layout) ? RoundUp(p.kv_len, kUnit) + 2 * kUnit * p.batch
                                : p.batch * RoundUp(p.kv_len, kUnit);
-    const bool few_queries = !IsPacked(p.layout) && p.q_len <= kFewQueries;
-    values_at_ = few_queries ? 0 : p.kv_heads * rows_ * p.qk_head_dim * 4;
+    const bool packs = IsPacked(p.layout) || PacksKeys(p, p.q_len);
+    values_at_ = packs ? p.kv_heads * rows_ * p.qk_head_dim * 4 : 0;
     finite_at_ = values_at_;
     if (!IsReadInPlace(p, ValueStrides(p), p.v_head_dim)) {
       finite_at_ += p.kv_heads * rows_ * PaddedDim(p.v_head_dim) * 4;
