@@ -360,8 +360,10 @@ struct ForwardKernel {
 #pragma unroll
       for (int r = 0; r < Math::kRows; ++r) {
         const int place = PlaceOf(m, r, work.lane), row = work.first_row + place;
-        ptx::StoreSharedFloat(&shared.end_factor[work.pair][place], ends[m][r].factor);
         bool is_writer = Math::Col(0, work.lane.index) == 0;
+        if (is_writer) {
+          ptx::StoreSharedFloat(&shared.end_factor[work.pair][place], ends[m][r].factor);
+        }
         if (is_writer && row < q_len) ptx::StoreGlobalFloat(lse + row, ends[m][r].lse);
       }
     }

@@ -1,0 +1,108 @@
+// What only an emulator sees of the sm70 kernels: accesses of shared memory that nothing orders,
+// and bank conflicts of every memory instruction.
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "attention/random_problem.h"
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/emulated_device.h"
+
+namespace attnd::cuda {
+namespace {
+
+// Two rounds of the pipelines' slots and a ragged end, in every direction.
+Problem Causal(int64_t head_dim) {
+  Problem p;
+  p.batch = 1;
+  p.q_heads = 2;
+  p.kv_heads = 1;
+  p.q_len = 150;
+  p.kv_len = 170;
+  p.qk_head_dim = p.v_head_dim = head_dim;
+  p.element = ElementType::kFloat16;
+  p.causal = true;
+  p.alignment = Alignment::kBottomRight;
+  return p;
+}
+
+absl::Status RunBothWays(Backend& backend, const Problem& p) {
+  ProblemInputs inputs = RandomInputs(p, 1, Values::kNormal);
+  AlignedBytes o(p.OutputElements() * 2), lse(p.LseElements() * 4);
+  ForwardCall forward;
+  forward.problem = &p;
+  forward.q = inputs.q.data();
+  forward.k = inputs.k.data();
+  forward.v = inputs.v.data();
+  forward.mask_bits = inputs.mask_bits.as<uint8_t>();
+  forward.bias = inputs.bias.data();
+  forward.o = o.data();
+  forward.lse = lse.as<float>();
+  auto report = backend.Forward({forward});
+  if (!report.ok()) return report.status();
+  AlignedBytes d_q(p.QueryElements() * 2), d_k(p.KeyElements() * 2), d_v(p.ValueElements() * 2);
+  BackwardCall backward;
+  backward.problem = &p;
+  backward.q = inputs.q.data();
+  backward.k = inputs.k.data();
+  backward.v = inputs.v.data();
+  backward.mask_bits = forward.mask_bits;
+  backward.bias = forward.bias;
+  backward.o = o.data();
+  backward.lse = lse.as<float>();
+  backward.d_o = inputs.d_o.data();
+  backward.d_q = d_q.data();
+  backward.d_k = d_k.data();
+  backward.d_v = d_v.data();
+  return backend.Backward({backward}).status();
+}
+
+TEST(Hazards, EveryAccessOfSharedMemoryIsOrdered) {
+  EmulatedDeviceOptions options;
+  options.shared.detect_races = true;
+  CudaBackend backend(MakeEmulatedDevice(options));
+  for (int64_t head_dim : {64, 128}) {
+    for (uint32_t threshold : {0u, 26u}) {
+      for (bool general : {false, true}) {
+        Problem p = Causal(head_dim);
+        p.dropout.threshold = threshold;
+        if (general) p.softcap = 20;
+        absl::Status status = RunBothWays(backend, p);
+        EXPECT_TRUE(status.ok()) << head_dim << " " << threshold << " " << general << ": "
+                                 << status;
+      }
+    }
+  }
+}
+
+TEST(Hazards, LoadsOfOperandsHaveNoBankConflicts) {
+  std::map<std::string, int64_t> conflicts, instructions;
+  EmulatedDeviceOptions options;
+  options.shared.count_conflicts = true;
+  options.observer = [&](const KernelRow& row, const emulator::LaunchReport& report) {
+    for (const emulator::BankReport& bank : report.banks) {
+      if (bank.bytes != 16 || bank.access != emulator::Access::kLoad) continue;
+      absl::string_view file = bank.site.file_name();
+      std::string site = NameOf(row) + " " + std::string(file.substr(file.rfind('/') + 1)) + ":" +
+                         std::to_string(bank.site.line());
+      conflicts[site] += bank.conflicts;
+      instructions[site] += bank.instructions;
+    }
+  };
+  CudaBackend backend(MakeEmulatedDevice(options));
+  for (int64_t head_dim : {64, 128}) {
+    ASSERT_TRUE(RunBothWays(backend, Causal(head_dim)).ok());
+  }
+  int64_t loads = 0;
+  for (const auto& [site, count] : conflicts) {
+    EXPECT_EQ(count, 0) << site << ", of " << instructions[site] << " instructions";
+    loads += instructions[site];
+  }
+  EXPECT_GT(loads, 10000);
+}
+
+}  // namespace
+}  // namespace attnd::cuda
