@@ -38,7 +38,7 @@ absl::Status RunForward(attnd_client& client, const Problem& problem,
   ForwardTensors in{tensors.q, tensors.k, tensors.v, tensors.mask_bits, tensors.bias};
   auto receipt =
       client.client->Forward(problem, in, {tensors.o, tensors.lse}, call.MakeCallOptions());
-  if (receipt.ok()) call.SetResult(ReceiptJson(*receipt));
+  if (receipt.ok()) call.SetResult([r = *receipt] { return ReceiptJson(r); });
   return receipt.status();
 }
 
@@ -47,7 +47,7 @@ absl::Status RunBackward(attnd_client& client, const Problem& problem,
   BackwardTensors in{t.q, t.k, t.v, t.mask_bits, t.bias, t.o, t.lse, t.d_o, t.d_lse};
   BackwardOutputs out{t.d_q, t.d_k, t.d_v, t.d_bias, t.d_sink};
   auto receipt = client.client->Backward(problem, in, out, call.MakeCallOptions());
-  if (receipt.ok()) call.SetResult(ReceiptJson(*receipt));
+  if (receipt.ok()) call.SetResult([r = *receipt] { return ReceiptJson(r); });
   return receipt.status();
 }
 
@@ -59,7 +59,7 @@ absl::Status NewClient(const attnd_client_options& options,
 
 absl::Status RunServerInfo(attnd_client& client, int index, attnd_call& call) {
   ASSIGN_OR_RETURN(ServerInfo info, client.client->GetServerInfo(index, call.MakeCallOptions()));
-  call.SetResult(ServerInfoJson(info));
+  call.SetResult([info] { return ServerInfoJson(info); });
   return absl::OkStatus();
 }
 
@@ -102,7 +102,7 @@ void attnd_call_get_progress(const attnd_call* call, attnd_progress* progress) {
 }
 const char* attnd_call_message(const attnd_call* call) { return call->message(); }
 const char* attnd_call_detail_json(const attnd_call* call) { return call->detail_json(); }
-const char* attnd_call_result_json(const attnd_call* call) { return call->result_json(); }
+const char* attnd_call_result_json(attnd_call* call) { return call->result_json(); }
 
 attnd_client* attnd_client_new(const attnd_client_options* options, attnd_call* call) {
   attnd_client_options full = FullStructure(*options);

@@ -145,7 +145,7 @@ ATTND_API void attnd_call_get_progress(const attnd_call* call, attnd_progress* p
  * error. */
 ATTND_API const char* attnd_call_message(const attnd_call* call);
 ATTND_API const char* attnd_call_detail_json(const attnd_call* call);
-ATTND_API const char* attnd_call_result_json(const attnd_call* call);
+ATTND_API const char* attnd_call_result_json(attnd_call* call);
 
 /* NULL after an error. Connects when the first call needs it. */
 ATTND_API attnd_client* attnd_client_new(const attnd_client_options* options, attnd_call* call);

@@ -120,6 +120,24 @@ TEST(CInterface, EndsACancelledCall) {
   EXPECT_EQ(code, 1);
 }
 
+TEST(CInterface, RunsStartedCallsOneAfterTheOtherAndManyAtOnce) {
+  attnd_client_options options = Nowhere();
+  CallPointer first = NewCall();
+  ClientPointer client(attnd_client_new(&options, first.get()));
+  Small small;
+  attnd_forward_tensors tensors = small.Forward();
+  attnd_problem problem = SmallProblem();
+  for (int round = 0; round < 20; ++round) {
+    std::vector<CallPointer> calls;
+    for (int n = 0; n < 5; ++n) {
+      calls.push_back(NewCall());
+      attnd_start_forward(client.get(), &problem, &tensors, calls.back().get());
+    }
+    if (round % 2 == 0) continue;  // freeing a call waits for it
+    for (const CallPointer& call : calls) EXPECT_EQ(attnd_call_wait(call.get(), 60), 14);
+  }
+}
+
 TEST(CInterface, TakesWhatAnOlderCallerLacksAsZero) {
   CallPointer call = NewCall();
   attnd_client_options options = Nowhere();

@@ -4,26 +4,35 @@
 
 #include "absl/time/time.h"
 #include "client/c/conversions.h"
+#include "client/c/parked_thread.h"
 
 attnd_call::attnd_call(std::string request_id, double timeout_seconds, int32_t priority)
     : request_id_(std::move(request_id)), timeout_seconds_(timeout_seconds), priority_(priority) {}
 
 attnd_call::~attnd_call() {
-  if (thread_.joinable()) thread_.join();
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(this, &attnd_call::IsIdle));
 }
 
 int attnd_call::Run(const Operation& operation) {
-  result_json_ = "{}";
+  make_result_json_ = nullptr;
   return Finish(operation());
 }
 
 void attnd_call::Start(Operation operation) {
-  if (thread_.joinable()) thread_.join();
   {
     absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(this, &attnd_call::IsIdle));
+    started_ = true;
     code_ = ATTND_PENDING;
   }
-  thread_ = std::thread([this, operation = std::move(operation)] { Run(operation); });
+  attnd::RunOnParkedThread([this, operation = std::move(operation)] { Run(operation); });
+}
+
+const char* attnd_call::result_json() {
+  absl::MutexLock lock(&mutex_);
+  if (result_json_.empty()) result_json_ = make_result_json_ ? make_result_json_() : "{}";
+  return result_json_.c_str();
 }
 
 int attnd_call::Wait(double seconds) {
@@ -58,8 +67,9 @@ attnd::CallOptions attnd_call::MakeCallOptions() {
 int attnd_call::Finish(const absl::Status& status) {
   message_ = std::string(status.message());
   detail_json_ = attnd::DetailJson(status);
-  if (!status.ok()) result_json_ = "{}";
+  if (!status.ok()) make_result_json_ = nullptr;
   absl::MutexLock lock(&mutex_);
+  result_json_.clear();
   code_ = static_cast<int>(status.code());
   return code_;
 }

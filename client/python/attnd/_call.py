@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 
 from . import _native
 from .errors import from_status, wrong, wrong_type
+from .results import Receipt
 
 _SLICE_SECONDS = 0.1  # between two looks at signals and progress
 
@@ -62,11 +63,12 @@ class Call:
         if self.pointer:
             self._library.attnd_call_free(self.pointer)  # waits for an operation that still runs
 
-    def run(self, name: str, handle: Handle, problem: ctypes.Structure, tensors: ctypes.Structure) -> Dict[str, Any]:
-        """Runs "forward" or "backward" and gives its receipt. An exception here (Ctrl-C) cancels it."""
+    def run(self, name: str, handle: Handle, problem: ctypes.Structure, tensors: ctypes.Structure) -> None:
+        """Runs "forward" or "backward". An exception here (Ctrl-C) cancels it."""
         arguments = handle.pointer, ctypes.byref(problem), ctypes.byref(tensors), self.pointer
         if self._progress is None and threading.current_thread() is not threading.main_thread():
-            return self.finish(getattr(self._library, "attnd_" + name)(*arguments))
+            self._raise(getattr(self._library, "attnd_" + name)(*arguments))
+            return
         try:
             getattr(self._library, "attnd_start_" + name)(*arguments)
             code = _native.PENDING
@@ -78,7 +80,7 @@ class Call:
             self._library.attnd_call_cancel(self.pointer)
             self._end()
             raise
-        return self.finish(code)
+        self._raise(code)
 
     def wait(self, seconds: float) -> int:
         return int(self._library.attnd_call_wait(self.pointer, seconds))
@@ -90,9 +92,17 @@ class Call:
 
     def finish(self, code: int) -> Dict[str, Any]:
         """The operation's result, or its error raised."""
+        self._raise(code)
+        result: Dict[str, Any] = json.loads(self._library.attnd_call_result_json(self.pointer))
+        return result
+
+    def receipt(self) -> Receipt:
+        """Of a forward or backward that went well."""
+        return Receipt(**self.finish(0))
+
+    def _raise(self, code: int) -> None:
         if code == 0:
-            result: Dict[str, Any] = json.loads(self._library.attnd_call_result_json(self.pointer))
-            return result
+            return
         detail = json.loads(self._library.attnd_call_detail_json(self.pointer))
         message = self._library.attnd_call_message(self.pointer).decode("utf-8", "replace")
         raise from_status(code, message, reason=detail.get("reason", ""), metadata=detail.get("metadata"),

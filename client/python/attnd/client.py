@@ -100,6 +100,7 @@ class Client:
                                 reason="RESIDUAL_UNSUPPORTED", field="keep")
         destination = None if out is None else resolve_out(problem, "out", out, problem.o_shape)
         calls = CallOptions(timeout, priority, request_id, progress)
+        receipt: Union[Receipt, Callable[[], Receipt]]
         try:
             with self._explained():
                 o, lse, receipt = self._forward(problem, destination, return_lse, calls)
@@ -125,6 +126,7 @@ class Client:
                                  None if dlse is None else resolve_lse(problem, "dlse", dlse))
         destinations = _gradient_destinations(problem, out)
         calls = CallOptions(timeout, priority, request_id, progress)
+        receipt: Union[Receipt, Callable[[], Receipt]]
         try:
             with self._explained():
                 found, d_bias, d_sink, receipt = self._backward(problem, inputs, destinations, bias_grad, calls)
@@ -201,7 +203,7 @@ class Client:
         warnings.warn(f"attnd: no server is available ({error}); computing locally", RuntimeWarning, stacklevel=3)
 
     def _forward(self, problem: Problem, callers: Optional[Tensor], return_lse: bool, calls: CallOptions
-                 ) -> Tuple[Tensor, Optional[Array], Receipt]:
+                 ) -> Tuple[Tensor, Optional[Array], Callable[[], Receipt]]:
         handle = self._handle()
         wire = _wire.choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits,
                                               callers and callers.bits))
@@ -212,11 +214,13 @@ class Client:
         tensors = _native.ForwardTensors(**_addresses_of(q=packed.q, k=packed.k, v=packed.v,
                                                          mask_bits=packed.mask_bits, bias=packed.bias, o=o.array,
                                                          lse=lse))
-        receipt = Call(handle.library, calls).run("forward", handle, packed.problem, tensors)
-        return o.finish(), lse, Receipt(**receipt)
+        call = Call(handle.library, calls)
+        call.run("forward", handle, packed.problem, tensors)
+        return o.finish(), lse, call.receipt
 
     def _backward(self, problem: Problem, inputs: _BackwardInputs, callers: Sequence[Optional[Tensor]], bias_grad: bool,
-                  calls: CallOptions) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Receipt]:
+                  calls: CallOptions
+                  ) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Callable[[], Receipt]]:
         handle = self._handle()
         wire = _wire.choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits, inputs.o.bits,
                                               inputs.d_o.bits, *[c and c.bits for c in callers]))
@@ -231,9 +235,9 @@ class Client:
         tensors = _native.BackwardTensors(**_addresses_of(
             q=packed.q, k=packed.k, v=packed.v, mask_bits=packed.mask_bits, bias=packed.bias, o=o, lse=inputs.lse,
             d_o=d_o, d_lse=inputs.d_lse, d_q=d_q.array, d_k=d_k.array, d_v=d_v.array, d_bias=d_bias, d_sink=d_sink))
-        receipt = Call(handle.library, calls).run("backward", handle, packed.problem, tensors)
-        return ([d.finish() for d in (d_q, d_k, d_v)], d_bias, None if d_sink is None else d_sink.sum(0),
-                Receipt(**receipt))
+        call = Call(handle.library, calls)
+        call.run("backward", handle, packed.problem, tensors)
+        return ([d.finish() for d in (d_q, d_k, d_v)], d_bias, None if d_sink is None else d_sink.sum(0), call.receipt)
 
 
 class _BackwardInputs(NamedTuple):

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from ._arrays import Array
 
@@ -25,28 +25,50 @@ class Receipt:
     stages: Dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class ForwardResult:
+class _Result:
+    """What has a receipt, which is read from the native call when it is first asked for."""
+
+    __slots__ = ("_receipt",)
+
+    def __init__(self, receipt: Union[Receipt, Callable[[], Receipt]]) -> None:
+        self._receipt = receipt
+
+    @property
+    def receipt(self) -> Receipt:
+        """What was done, and how long it took."""
+        if not isinstance(self._receipt, Receipt):
+            self._receipt = self._receipt()
+        return self._receipt
+
+
+class ForwardResult(_Result):
     """out: q's element type, in q's layout, head dim of v. lse: float32 [batch, q_heads, q_len] (packed
     [q_heads, total rows]), natural logarithm, before dropout; None unless asked for."""
 
-    out: Array
-    lse: Optional[Array]
-    receipt: Receipt
-    residual: None = None
+    __slots__ = ("out", "lse")
+    residual = None  # no server keeps tensors between calls yet
+
+    def __init__(self, out: Array, lse: Optional[Array], receipt: Union[Receipt, Callable[[], Receipt]]) -> None:
+        super().__init__(receipt)
+        self.out, self.lse = out, lse
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return ForwardResult, (self.out, self.lse, self.receipt)
 
 
-@dataclass(frozen=True)
-class Gradients:
+class Gradients(_Result):
     """dq, dk, dv: of q, k, v. dbias: float32 of the bias's shape, if asked for. dsink: float32 [q_heads], if there
     is a sink."""
 
-    dq: Array
-    dk: Array
-    dv: Array
-    dbias: Optional[Array]
-    dsink: Optional[Array]
-    receipt: Receipt
+    __slots__ = ("dq", "dk", "dv", "dbias", "dsink")
+
+    def __init__(self, dq: Array, dk: Array, dv: Array, dbias: Optional[Array], dsink: Optional[Array],
+                 receipt: Union[Receipt, Callable[[], Receipt]]) -> None:
+        super().__init__(receipt)
+        self.dq, self.dk, self.dv, self.dbias, self.dsink = dq, dk, dv, dbias, dsink
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return Gradients, (self.dq, self.dk, self.dv, self.dbias, self.dsink, self.receipt)
 
 
 @dataclass(frozen=True)
