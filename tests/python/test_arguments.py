@@ -95,6 +95,26 @@ def test_a_correct_call_gets_as_far_as_the_wire(nowhere):
     assert "127.0.0.1:1" in str(caught.value) and isinstance(caught.value, ConnectionError)
 
 
+def test_a_wrong_type_is_found_after_the_right_one_that_compares_equal(nowhere):
+    for good, bad in (({"causal": True}, {"causal": 1}), ({"zero_rest": False}, {"zero_rest": 0}),
+                      ({"seed": 1}, {"seed": 1.0})):
+        for _ in range(2):
+            with pytest.raises(attnd.Unavailable):
+                nowhere.forward(Q, Q, Q, **good)
+        with pytest.raises(attnd.InvalidArgument):
+            nowhere.forward(Q, Q, Q, **bad)
+
+
+def test_another_program_or_an_older_server_is_called_that(nowhere, monkeypatch):
+    from attnd import client as module
+
+    def unknown(*arguments):
+        raise attnd.Unimplemented("")
+    monkeypatch.setattr(module.Call, "run", unknown)
+    with pytest.raises(attnd.Unimplemented, match="does not know this call: it is another program, or an older attnd"):
+        nowhere.forward(Q, K, V)
+
+
 @pytest.mark.parametrize("changed, field, text", [
     ({"dout": OUT[..., :3]}, "dout", "expected shape (2, 4, 5, 6)"),
     ({"o": OUT.astype(np.float16)}, "o", "expected float32, as q is, got float16"),

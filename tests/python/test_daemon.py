@@ -186,6 +186,31 @@ def test_large_call_is_cut_into_shards_with_the_same_bits(client, rng):
     close(r.out[:2], expected.out)
 
 
+def test_calls_of_the_same_shapes_have_their_own_numbers_strides_and_options(client, rng):
+    """The second call of a kind takes a shorter way: each kind here is called twice, between the others."""
+    for _ in range(2):
+        for element in ("f32", "f16"):
+            for options in ({}, {"causal": "top_left"}, {"scale": 0.5}, {"scale": 1}, {"scale": True}, {"window": (2, 1)}):
+                given = tensors(rng, element, q_len=21, kv_len=21)
+                given[0] = given[0].swapaxes(1, 2).copy().swapaxes(1, 2) if "scale" in options else given[0]
+                got = client.forward(*given, **options)
+                close(got.out, local.forward(*given, compute="float64", **options).out, element)
+                g = client.backward(got.out, *given, got.out, got.lse, **options)
+                e = local.backward(got.out, *given, got.out, got.lse, compute="float64", **options)
+                close(g.dk, e.dk, element, scale=4)
+
+
+def test_results_can_be_pickled_with_their_receipts(client, rng):
+    import pickle
+    q, k, v = tensors(rng)
+    r = client.forward(q, k, v)
+    again = pickle.loads(pickle.dumps(r))
+    np.testing.assert_array_equal(again.out, r.out)
+    assert again.receipt == r.receipt and r.receipt.backend
+    g = client.backward(r.out, q, k, v, r.out, r.lse)
+    assert pickle.loads(pickle.dumps(g)).receipt.bytes_sent == g.receipt.bytes_sent > 0
+
+
 def test_results_repeat_bitwise(client, rng):
     q, k, v = tensors(rng)
     options = dict(causal="top_left", dropout_p=0.25, seed=1)
@@ -211,7 +236,7 @@ def test_errors_of_the_server_carry_reason_and_metadata(client, rng, monkeypatch
     from attnd import _problem
     problem = _problem.resolve(*tensors(rng))
     import dataclasses
-    monkeypatch.setattr(module, "resolve", lambda *a, **o: dataclasses.replace(problem, softcap=-1.0))
+    monkeypatch.setattr(module, "resolve", lambda *a, **o: dataclasses.replace(problem, softcap=-1.0, memo={}))
     with pytest.raises(attnd.InvalidArgument) as caught:
         client.forward(*tensors(rng))
     assert "softcap" in str(caught.value)

@@ -49,6 +49,15 @@ def test_killed_daemon_is_unavailable_and_its_successor_serves_the_same_client(o
             assert waiting.info().boot_epoch != epoch
 
 
+def test_drained_daemon_ends_well_and_is_unavailable_afterwards(own_daemon, rng):
+    q, k, v = tensors(rng)
+    with attnd.connect(own_daemon.address, timeout=30, retries=0) as client:
+        client.forward(q, k, v)
+        assert own_daemon.kill(signal.SIGTERM) == 0
+        with pytest.raises(attnd.Unavailable):
+            client.forward(q, k, v)
+
+
 def test_waiting_client_outlives_a_restart(own_daemon, rng):
     q, k, v = tensors(rng)
     with attnd.connect(own_daemon.address, timeout=60, wait_for_ready=True) as client:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence, Tuple, TypedDict, Union
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict, Union, cast
 
 import numpy as np
 
@@ -114,6 +114,7 @@ class Problem:
     accumulate: str
     allow_nondeterministic: bool
     result_element: str  # of the caller's tensors: what results are cast to
+    memo: Dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # what follows from all but numbers
 
     @property
     def packed(self) -> bool:
@@ -181,7 +182,52 @@ class Problem:
 
 
 def resolve(q: object, k: object, v: object, bias_grad: bool = False, **options: Unpack[Options]) -> Problem:
-    """Checks everything and resolves every default. Raises InvalidArgument or InvalidType."""
+    """Checks everything and resolves every default. Raises InvalidArgument or InvalidType.
+
+    A training calls with the same shapes again and again: where no option is an array, what was found for the same
+    shapes, strides and options is found again by one look-up, at a third of the time.
+    """
+    key = _template_key(q, k, v, bias_grad, options)
+    if key is None:
+        return _resolve(q, k, v, bias_grad, options)
+    template = _templates.get(key)
+    if template is None:
+        problem = _resolve(q, k, v, bias_grad, options)
+        if len(_templates) >= _MOST_TEMPLATES:
+            _templates.clear()
+        if problem.element == problem.result_element:
+            _templates[key] = {**vars(problem), "q": None, "k": None, "v": None}
+        return problem
+    problem = object.__new__(Problem)
+    axes, element = _TO_HEADS_FIRST[template["layout"]], template["result_element"]
+    vars(problem).update(template)
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        bits = cast(Array, array) if element != "bf16" else cast(Array, array).view(np.uint16)
+        vars(problem)[name] = Tensor(bits.transpose(axes), element)
+    return problem
+
+
+_MOST_TEMPLATES = 256
+_templates: Dict[Any, Dict[str, Any]] = {}
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def _template_key(q: object, k: object, v: object, bias_grad: bool, options: Options) -> Any:
+    """What a Problem follows from but for its numbers; None where an option has numbers of its own."""
+    if not (type(q) is type(k) is type(v) is np.ndarray):
+        return None
+    key: List[Any] = [bias_grad]
+    for array in (q, k, v):
+        key += (array.shape, array.strides, array.dtype)
+    for name, value in options.items():
+        parts = value if type(value) is tuple else (value,)
+        if not all(type(part) in _PLAIN for part in parts):
+            return None
+        key += (name, type(value), value, *map(type, parts))  # True, 1 and 1.0 are equal as keys
+    return tuple(key)
+
+
+def _resolve(q: object, k: object, v: object, bias_grad: bool, options: Options) -> Problem:
     unknown = next((name for name in options if name not in Options.__annotations__), None)
     if unknown is not None:
         import difflib

@@ -41,6 +41,15 @@ class Wire(NamedTuple):
 
 def choose(problem: Problem, arrays: Sequence[Array]) -> Wire:
     """The layout in which the fewest bytes of these heads-first arrays have to be copied; a tie is the caller's."""
+    if len(arrays) > 3:  # more than the problem's own
+        return _choose(problem, arrays)
+    found: Optional[Wire] = problem.memo.get("wire")
+    if found is None:
+        found = problem.memo["wire"] = _choose(problem, arrays)
+    return found
+
+
+def _choose(problem: Problem, arrays: Sequence[Array]) -> Wire:
     orders = _ORDERS[problem.q.bits.ndim]
     wires = sorted((Wire(*item) for item in orders.items()), key=lambda wire: wire.layout != problem.layout)
     return min(wires, key=lambda wire: sum(a.nbytes for a in arrays if not wire.fits(a)))
@@ -59,8 +68,17 @@ class Packed(NamedTuple):
 
 
 def pack(problem: Problem, wire: Wire, bias_gradient: bool) -> Packed:
+    structure, keep = problem.memo.get(wire.layout) or _structure(problem, wire, bias_gradient)
+    if not keep and problem.mask is None and problem.bias is None:
+        problem.memo[wire.layout] = structure, keep
     mask_bits = None if problem.mask is None else np.packbits(problem.mask, axis=-1, bitorder="little")
     bias = None if problem.bias is None else np.ascontiguousarray(problem.bias.bits)
+    return Packed(structure, wire.pack(problem.q.bits), wire.pack(problem.k.bits), wire.pack(problem.v.bits),
+                  mask_bits, bias, keep)
+
+
+def _structure(problem: Problem, wire: Wire, bias_gradient: bool) -> Tuple[_native.Problem, List[object]]:
+    """The C problem and the arrays that it points to."""
     keep: List[object] = []
     structure = _native.Problem(
         batch=problem.batch, q_heads=problem.q_heads, kv_heads=problem.kv_heads, q_len=problem.q_len,
@@ -84,8 +102,7 @@ def pack(problem: Problem, wire: Wire, bias_gradient: bool) -> Packed:
         structure.has_bias, structure.bias_shape = 1, _shape4(problem.bias.bits)
         structure.bias_element = _native.ELEMENTS[problem.bias.element]
         structure.bias_want_gradient = bias_gradient
-    return Packed(structure, wire.pack(problem.q.bits), wire.pack(problem.k.bits), wire.pack(problem.v.bits),
-                  mask_bits, bias, keep)
+    return structure, keep
 
 
 def address(array: Optional[Array]) -> Optional[int]:

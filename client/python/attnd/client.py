@@ -1,12 +1,11 @@
 """Client: attention on remote daemons as a function call, on NumPy arrays."""
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import warnings
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from . import _arrays, _native, _wire, local
 from ._arrays import Array, Tensor
 from ._call import Call, CallOptions, Handle, Progress, check_timeout
 from ._problem import Problem, resolve, resolve_lse, resolve_out, resolve_rows
-from .errors import Unavailable, Unimplemented, wrong, wrong_type
+from .errors import AttndError, Unavailable, Unimplemented, wrong, wrong_type
 from .results import Device, ForwardResult, Gradients, Receipt, ServerInfo
 
 if TYPE_CHECKING:
@@ -102,10 +101,9 @@ class Client:
         calls = CallOptions(timeout, priority, request_id, progress)
         receipt: Union[Receipt, Callable[[], Receipt]]
         try:
-            with self._explained():
-                o, lse, receipt = self._forward(problem, destination, return_lse, calls)
-        except Unavailable as error:
-            self._may_fall_back(error)
+            o, lse, receipt = self._forward(problem, destination, return_lse, calls)
+        except AttndError as error:
+            self._may_fall_back(self._explain(error))
             o, lse, receipt = _forward_locally(problem, destination)
         given = out if isinstance(out, np.ndarray) else _arrays.give(Tensor(problem.in_callers_order(o.bits), o.element))
         return ForwardResult(given, lse if return_lse else None, receipt)
@@ -128,10 +126,9 @@ class Client:
         calls = CallOptions(timeout, priority, request_id, progress)
         receipt: Union[Receipt, Callable[[], Receipt]]
         try:
-            with self._explained():
-                found, d_bias, d_sink, receipt = self._backward(problem, inputs, destinations, bias_grad, calls)
-        except Unavailable as error:
-            self._may_fall_back(error)
+            found, d_bias, d_sink, receipt = self._backward(problem, inputs, destinations, bias_grad, calls)
+        except AttndError as error:
+            self._may_fall_back(self._explain(error))
             found, d_bias, d_sink, receipt = _backward_locally(problem, inputs, destinations)
         dq, dk, dv = [_arrays.give(Tensor(problem.in_callers_order(t.bits), t.element)) for t in found]
         if out is not None:
@@ -143,16 +140,20 @@ class Client:
         """What the daemon at addresses[index] is and can do."""
         index, handle = _integer("index", index, 0, len(self.addresses) - 1), self._handle()
         call = Call(handle.library, CallOptions(timeout))
-        with self._explained():
+        try:
             found = call.finish(handle.library.attnd_server_info(handle.pointer, index, call.pointer))
+        except AttndError as error:
+            raise self._explain(error) from None
         return ServerInfo(**{**found, "devices": [Device(**device) for device in found["devices"]]})
 
     def serving(self, index: int = 0, *, timeout: Optional[float] = None) -> bool:
         """Whether the daemon at addresses[index] says that it is ready (grpc.health.v1)."""
         index, handle = _integer("index", index, 0, len(self.addresses) - 1), self._handle()
         call, health = Call(handle.library, CallOptions(timeout)), ctypes.c_int32()
-        with self._explained():
+        try:
             call.finish(handle.library.attnd_check_health(handle.pointer, index, call.pointer, ctypes.byref(health)))
+        except AttndError as error:
+            raise self._explain(error) from None
         return bool(health.value)
 
     def close(self) -> None:
@@ -181,25 +182,21 @@ class Client:
                 self._current = Handle(self._native_options)
             return self._current
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Errors that gRPC, not a server, gave say what to do."""
-        try:
-            yield
-        except Unavailable as error:
-            if error.reason:
-                raise
-            raise Unavailable(f"no attnd server at {', '.join(self.addresses)}: {error}; is attnd running there?",
-                              reason="UNREACHABLE", retry_after=error.retry_after) from None
-        except Unimplemented as error:
-            if error.reason:
-                raise
-            raise Unimplemented(f"the server at {', '.join(self.addresses)} does not know this call: it is another "
-                                f"program, or an older attnd than this client ({error})", reason="UNKNOWN_CALL") from None
+    def _explain(self, error: AttndError) -> AttndError:
+        """An error that gRPC, not a server, gave, with what to do."""
+        where = ", ".join(self.addresses)
+        if isinstance(error, Unavailable) and not error.reason:
+            return Unavailable(f"no attnd server at {where}: {error}; is attnd running there?", reason="UNREACHABLE",
+                               retry_after=error.retry_after)
+        if isinstance(error, Unimplemented) and not error.reason:
+            return Unimplemented(f"the server at {where} does not know this call: it is another program, or an older "
+                                 f"attnd than this client ({error})", reason="UNKNOWN_CALL")
+        return error
 
-    def _may_fall_back(self, error: Unavailable) -> None:
-        if self.fallback != "local":
-            raise error
+    def _may_fall_back(self, error: AttndError) -> None:
+        """Raises the error unless the call is to be computed here instead."""
+        if self.fallback != "local" or not isinstance(error, Unavailable):
+            raise error from None
         warnings.warn(f"attnd: no server is available ({error}); computing locally", RuntimeWarning, stacklevel=3)
 
     def _forward(self, problem: Problem, callers: Optional[Tensor], return_lse: bool, calls: CallOptions
