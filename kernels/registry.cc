@@ -20,6 +20,17 @@ std::unique_ptr<Backend> MakeCpu(const BackendOptions& options) {
   return MakeCpuBackend({.threads = options.cpu_threads});
 }
 
+// The GPUs that the kernels are made for. Elsewhere Volta's instructions run exactly but slowly, so
+// the cuda engine there has to be asked for.
+constexpr absl::string_view kAutomaticArchitecture = "sm_70";
+
+std::string WhyNotCuda(const absl::StatusOr<std::unique_ptr<Backend>>& cuda) {
+  if (!cuda.ok()) return std::string(cuda.status().message());
+  const BackendInfo& info = (*cuda)->info();
+  return absl::StrCat(info.device, " is ", info.architecture, ", where kernels for ",
+                      kAutomaticArchitecture, " are slow; --backend cuda takes it all the same");
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(absl::string_view name,
@@ -34,8 +45,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(absl::string_view name,
         absl::StrCat("backend: expected auto, cpu, cuda or reference, got ", name));
   }
   absl::StatusOr<std::unique_ptr<Backend>> cuda = MakeCuda(options);
-  if (cuda.ok()) return cuda;
-  if (note != nullptr) *note = absl::StrCat("cpu engine: ", cuda.status().message());
+  if (cuda.ok() && (*cuda)->info().architecture == kAutomaticArchitecture) return cuda;
+  if (note != nullptr) *note = absl::StrCat("cpu engine: ", WhyNotCuda(cuda));
   return MakeCpu(options);
 }
 

@@ -3,7 +3,7 @@
 //   reference   float64 on one core, the oracle
 //   cpu         this machine's processors
 //   cuda        one NVIDIA GPU of compute capability 7.0 (native) or newer (correct, slow)
-//   auto        cuda where a GPU is usable, else cpu; why not is told by the caller's `note`
+//   auto        cuda on a usable V100 (sm_70), else cpu; why not is told by the caller's `note`
 //
 // Errors: INVALID_ARGUMENT for a name that is not in the list; FAILED_PRECONDITION, one line that
 // says what is missing, where the engine cannot run here. Called at start-up, by one thread.

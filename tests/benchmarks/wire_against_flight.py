@@ -112,7 +112,7 @@ def main():
     import pyarrow
     with tempfile.TemporaryDirectory() as folder:
         attnd_file, flight_file = os.path.join(folder, "attnd"), os.path.join(folder, "flight")
-        servers = [subprocess.Popen([flags.attnd, "--listen", "127.0.0.1:0", "--port_file", attnd_file,
+        servers = [subprocess.Popen([flags.attnd, "--backend", "cpu", "--listen", "127.0.0.1:0", "--port_file", attnd_file,
                                      "--metrics_listen", "127.0.0.1:0", "--drain_delay", "0",
                                      "--max_message_mib", str(flags.mib + 1)],
                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
