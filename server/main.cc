@@ -1,7 +1,6 @@
 // attnd: flags → parts → signals → drain. Exit codes: docs/FLAGS.md.
 
 #include <google/protobuf/stubs/logging.h>
-#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 
@@ -13,11 +12,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/synchronization/mutex.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/service_notify.h"
 #include "base/status_macros.h"
+#include "base/transport_tuning.h"
 #include "base/version.h"
 #include "kernels/registry.h"
 #include "server/attnd_server.h"
@@ -30,14 +29,8 @@ constexpr int kExitFailed = 1;
 constexpr int kExitBadOptions = 2;
 constexpr int kExitWrongAnswer = 3;
 
-// gRPC's receive slices come from malloc: without these, glibc returns and faults in their pages
-// for every message (23 to 65 % of throughput). Debian's abseil runs its deadlock detector on each
-// lock (half of a small call's latency).
 void TuneProcess() {
-  mallopt(M_TRIM_THRESHOLD, 2000000000);
-  mallopt(M_TOP_PAD, 64 << 20);
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  TuneForTransport();
   google::protobuf::SetLogHandler(nullptr);  // a caller's bad UTF-8 is answered, not logged
   signal(SIGPIPE, SIG_IGN);
   rlimit no_core{0, 0};  // a core would hold callers' tensors

@@ -6,7 +6,6 @@
 #include <benchmark/benchmark.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
-#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,9 +16,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/transport_tuning.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/daemon_fixture.h"
 #include "tests/wire_request.h"
@@ -138,10 +137,7 @@ BENCHMARK(Echo)->Arg(1)->Arg(4)->Arg(8)->UseRealTime()->Iterations(1)->Unit(benc
 }  // namespace attnd
 
 int main(int argc, char** argv) {
-  mallopt(M_TRIM_THRESHOLD, 2000000000);  // as attnd's main does
-  mallopt(M_TOP_PAD, 64 << 20);
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  attnd::TuneForTransport();
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -1,12 +1,10 @@
 // attnctl: the command line of attnd. Each command stands in a file of its own.
 
-#include <malloc.h>
-
 #include <iostream>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
+#include "base/transport_tuning.h"
 #include "base/version.h"
 #include "client/cli/bench_command.h"
 #include "client/cli/check_command.h"
@@ -19,17 +17,8 @@
 namespace attnd {
 namespace {
 
-// gRPC's receive slices come from malloc: without these glibc returns and faults in their pages for
-// every message. Debian's abseil runs its deadlock detector on each lock.
-void TuneProcess() {
-  mallopt(M_TRIM_THRESHOLD, 2000000000);
-  mallopt(M_TOP_PAD, 64 << 20);
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-}
-
 int Main(int argc, char** argv) {
-  TuneProcess();
+  TuneForTransport();
   CLI::App app("attnctl: look at, check, measure and use an attnd daemon", "attnctl");
   app.set_version_flag("--version", absl::StrCat("attnctl ", VersionString()));
   app.require_subcommand(1);

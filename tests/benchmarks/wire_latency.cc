@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
+#include "base/transport_tuning.h"
 #include "client/cpp/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
 
@@ -139,7 +139,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s path/to/attnd\n", argv[0]);
     return 2;
   }
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  TuneForTransport();
   DaemonProcess daemon(argv[1]);
   Comparison comparison(daemon.address());
   comparison.Run();

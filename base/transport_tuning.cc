@@ -1,0 +1,16 @@
+#include "base/transport_tuning.h"
+
+#include <malloc.h>
+
+#include "absl/synchronization/mutex.h"
+
+namespace attnd {
+
+void TuneForTransport() {
+  mallopt(M_TRIM_THRESHOLD, 2000000000);
+  mallopt(M_TOP_PAD, 64 << 20);
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+}
+
+}  // namespace attnd
