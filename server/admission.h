@@ -21,6 +21,7 @@
 #include "kernels/backend.h"
 #include "server/call.h"
 #include "server/cost_model.h"
+#include "server/staged_tensors.h"
 
 namespace attnd {
 
@@ -91,6 +92,8 @@ class AdmittedCall {
   AttentionCall& call() { return call_; }
   const CallContext& context() const { return context_; }
   Ticket& ticket() { return ticket_; }
+  const StagedTensors& staged() const { return staged_; }
+  StagedTensors& staged() { return staged_; }
   int64_t bytes() const { return ticket_.bytes(); }
   double seconds() const { return ticket_.seconds(); }
   int64_t workspace_bytes() const { return workspace_bytes_; }
@@ -106,6 +109,7 @@ class AdmittedCall {
   AttentionCall call_;
   CallContext context_;
   Ticket ticket_;
+  StagedTensors staged_;  // after the ticket: its memory is back before the promise
   int64_t workspace_bytes_ = 0;
   int64_t input_bytes_ = 0;
   int64_t output_bytes_ = 0;

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/cpu_quota.h"
 #include "base/status_macros.h"
 #include "server/encode_server_info.h"
 #include "server/self_test.h"
@@ -83,6 +84,8 @@ absl::Status CheckTlsFiles(const TlsOptions& tls) {
   return CheckPem("tls_client_ca", tls.client_ca, "BEGIN CERTIFICATE");
 }
 
+int ReplyThreadCount() { return std::clamp(AvailableCpus() / 2, 1, 8); }
+
 // "127.0.0.1:0" with the port that was bound.
 std::string BoundAddress(const std::string& asked, int port) {
   if (IsUnixAddress(asked)) return asked;
@@ -117,9 +120,9 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOpti
   AdmissionLimits limits = options.admission;
   limits.max_reply_bytes = options.transport.max_message_bytes - kReplyHeaderBytes;
   server->admission_ = std::make_unique<Admission>(limits, *server->backend_, server->cost_, clock);
+  server->reply_threads_ = std::make_unique<ReplyThreads>(ReplyThreadCount());
   server->worker_ = std::make_unique<DeviceWorker>(
-      DeviceWorkerDeps{*server->backend_, server->staging_, server->cost_, server->metrics_, clock},
-      options.worker);
+      DeviceWorkerDeps{*server->backend_, server->cost_, server->metrics_, clock}, options.worker);
   server->SampleState();
   server->server_info_ = DescribeServer(options, *server->engine_);
   RETURN_IF_ERROR(server->StartMetrics());
@@ -188,8 +191,8 @@ absl::Status AttndServer::StartGrpc() {
     grpc::channelz::experimental::InitChannelzService();
   }
   service_ = std::make_unique<AttentionService>(
-      ServiceDeps{*admission_, *worker_, metrics_, auth_, clock_, log_, engine_->info(),
-                  server_info_, options_.slow_call, log_limit_});
+      ServiceDeps{*admission_, staging_, *worker_, *reply_threads_, metrics_, auth_, clock_, log_,
+                  engine_->info(), server_info_, options_.slow_call, log_limit_});
   grpc::ServerBuilder builder;
   SetTransport(options_.transport, builder);
   std::vector<int> ports(options_.listen.size(), 0);
@@ -252,6 +255,7 @@ void AttndServer::StopNow() {
 AttndServer::~AttndServer() {
   if (server_ != nullptr) StopNow();
   worker_.reset();  // answers what is left, before the service goes
+  reply_threads_.reset();
   server_.reset();
 }
 

@@ -29,6 +29,7 @@
 #include "server/metered_backend.h"
 #include "server/metrics.h"
 #include "server/options.h"
+#include "server/reply_threads.h"
 #include "server/service.h"
 #include "server/staging_pool.h"
 
@@ -79,6 +80,7 @@ class AttndServer {
   Authenticator auth_;
   v1::GetServerInfoResponse server_info_;
   std::unique_ptr<Admission> admission_;
+  std::unique_ptr<ReplyThreads> reply_threads_;  // before the worker, which hands them replies
   std::unique_ptr<DeviceWorker> worker_;
   CallLogLimit log_limit_;
   std::unique_ptr<AttentionService> service_;

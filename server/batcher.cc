@@ -51,15 +51,6 @@ void Batcher::Add(AdmittedCall call) {
   ++size_;
 }
 
-void Batcher::PutBack(std::vector<AdmittedCall> calls) {
-  for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
-    Flow& flow = FlowOf(*call);
-    flow.credit += call->seconds();
-    flow.calls.push_front(std::move(*call));
-    ++size_;
-  }
-}
-
 std::optional<AdmittedCall> Batcher::Remove(uint64_t id) {
   for (Flow& flow : flows_) {
     auto found = std::find_if(flow.calls.begin(), flow.calls.end(),

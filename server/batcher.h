@@ -51,8 +51,6 @@ class Batcher {
 
   void Add(AdmittedCall call);
   std::optional<Batch> Take();
-  // Calls that could not be run after all go back in front, in their order.
-  void PutBack(std::vector<AdmittedCall> calls);
   // Takes a waiting call out, for its caller is gone.
   std::optional<AdmittedCall> Remove(uint64_t id);
 

@@ -174,19 +174,6 @@ TEST_F(BatcherTest, RemovesACallThatWaits) {
   EXPECT_EQ(Drain(batcher), (IdList{2}));
 }
 
-TEST_F(BatcherTest, PutsCallsBackInFront) {
-  Batcher batcher({.max_calls = 3});
-  for (uint64_t id = 1; id <= 4; ++id) batcher.Add(Call(id));
-  std::optional<Batch> batch = batcher.Take();
-  std::vector<AdmittedCall> back;
-  for (AdmittedCall& call : batch->calls()) {
-    if (call.context().id != 1) back.push_back(std::move(call));
-  }
-  batcher.PutBack(std::move(back));
-  EXPECT_EQ(batcher.size(), 3u);
-  EXPECT_EQ(Drain(batcher), (IdList{2, 3, 4}));
-}
-
 TEST_F(BatcherTest, KeepsItsInvariantsWhenCallsAreRandom) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);

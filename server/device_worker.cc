@@ -4,14 +4,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/landing.h"
+#include "base/check.h"
 #include "server/status_details.h"
 
 namespace attnd {
 
 DeviceWorker::DeviceWorker(const DeviceWorkerDeps& deps, const DeviceWorkerOptions& options)
     : deps_(deps),
-      copy_pool_(std::max(1, options.copy_threads)),
       batcher_(options.batcher),
       timer_([this](uint64_t id) { Cancel(id, StopCause::kExpired); }) {
   for (int n = 0; n < options.slots; ++n) slots_.emplace_back([this] { SlotMain(); });
@@ -44,6 +43,7 @@ size_t DeviceWorker::queued() const {
 }
 
 void DeviceWorker::Submit(AdmittedCall call) {
+  CHECK(call.staged().landed_at <= deps_.clock.Now());
   timer_.Add(call.context().id, call.context().deadline);
   deps_.metrics.QueueChanged(call.call().direction(), call.call().priority(), +1, call.bytes());
   absl::MutexLock lock(&mutex_);
@@ -95,6 +95,7 @@ DeviceWorker::Launch DeviceWorker::NextLaunch() {
     Running running(std::move(call), state.source.get_token());
     running.times.received = running.call.context().received_at;
     running.times.admitted = running.call.admitted_at();
+    running.times.landed = running.call.staged().landed_at;
     running.times.taken = now;
     launch.push_back(std::move(running));
   }
@@ -107,8 +108,6 @@ void DeviceWorker::Run(Launch launch) {
                                -running.call.bytes());
   }
   DropLate(launch, WorkStage::kQueue);
-  LandAll(launch);
-  DropLate(launch, WorkStage::kLanding);
   if (launch.empty()) return;
   absl::StatusOr<LaunchReport> report = LaunchReport();
   {
@@ -141,10 +140,10 @@ absl::Status DeviceWorker::LateStatus(const Running& running, WorkStage stage) {
     return Failure(absl::StatusCode::kCancelled, reason::kCancelled,
                    absl::StrCat("the caller cancelled at stage ", where), {{"stage", where}});
   }
-  bool queue = stage == WorkStage::kQueue || stage == WorkStage::kLanding;
-  return Failure(absl::StatusCode::kDeadlineExceeded,
-                 queue ? reason::kDeadlineExceededQueue : reason::kDeadlineExceededKernel,
-                 absl::StrCat("the deadline passed at stage ", where), {{"stage", where}});
+  return Failure(
+      absl::StatusCode::kDeadlineExceeded,
+      stage == WorkStage::kQueue ? reason::kDeadlineExceededQueue : reason::kDeadlineExceededKernel,
+      absl::StrCat("the deadline passed at stage ", where), {{"stage", where}});
 }
 
 void DeviceWorker::DropLate(Launch& launch, WorkStage stage) {
@@ -155,74 +154,9 @@ void DeviceWorker::DropLate(Launch& launch, WorkStage stage) {
       kept.push_back(std::move(running));
       continue;
     }
-    running.inputs.Release();
-    running.outputs.Release();
     Fail(std::move(running.call), std::move(late));
   }
   launch = std::move(kept);
-}
-
-// The first call may wait for memory; the others join only if there is some.
-void DeviceWorker::LandAll(Launch& launch) {
-  for (size_t n = 0; n < launch.size(); ++n) {
-    Running& running = launch[n];
-    if (!AcquireMemory(running, n == 0)) {
-      // The first gave up because it is late: the next DropLate answers it.
-      size_t first_back = n == 0 ? 1 : n;
-      PutBackFrom(launch, first_back);
-      return;
-    }
-    PlaceTensors(running);
-    int64_t bytes = Land(running.call.call(), running.at.data(), copy_pool_);
-    deps_.metrics.HostCopied(bytes);
-    running.call.call().DropMessage();
-    running.times.landed = deps_.clock.Now();
-  }
-}
-
-bool DeviceWorker::AcquireMemory(Running& running, bool wait) {
-  int64_t in = running.call.input_bytes() + running.call.workspace_bytes();
-  int64_t out = running.call.output_bytes();
-  std::optional<StagingBlock> block = deps_.staging.TryAcquire(in + out);
-  if (!block.has_value() && wait) {
-    absl::Time begin = absl::Now();
-    // A little past the deadline, so that giving up always means being late.
-    block = deps_.staging.Acquire(in + out, running.call.context().deadline + absl::Milliseconds(1),
-                                  running.stop);
-    deps_.metrics.StagingWaited(running.call.call().direction(), absl::Now() - begin);
-  }
-  if (!block.has_value()) return false;
-  running.outputs = block->SplitOff(in);
-  running.inputs = *std::move(block);
-  return true;
-}
-
-void DeviceWorker::PutBackFrom(Launch& launch, size_t first) {
-  std::vector<AdmittedCall> back;
-  absl::MutexLock lock(&mutex_);
-  for (size_t n = first; n < launch.size(); ++n) {
-    AdmittedCall& call = launch[n].call;
-    deps_.metrics.QueueChanged(call.call().direction(), call.call().priority(), +1, call.bytes());
-    if (!launch[n].stop.stop_requested()) running_.erase(call.context().id);
-    back.push_back(std::move(call));
-  }
-  launch.erase(launch.begin() + static_cast<std::ptrdiff_t>(first), launch.end());
-  batcher_.PutBack(std::move(back));
-}
-
-void DeviceWorker::PlaceTensors(Running& running) {
-  const AttentionCall& call = running.call.call();
-  std::byte* next = running.inputs.data();
-  for (const TensorSource& input : call.inputs()) {
-    running.at[static_cast<int>(input.tensor)] = next;
-    next += AlignedSize(input.range.size);
-  }
-  running.workspace = running.call.workspace_bytes() == 0 ? nullptr : next;
-  next = running.outputs.data();
-  for (const TensorSize& output : OutputsOf(call.problem(), call.direction())) {
-    running.at[static_cast<int>(output.tensor)] = next;
-    next += AlignedSize(output.bytes);
-  }
 }
 
 absl::StatusOr<LaunchReport> DeviceWorker::Compute(const Launch& launch) {
@@ -248,16 +182,16 @@ absl::StatusOr<LaunchReport> DeviceWorker::ComputeForward(const Launch& launch) 
   std::vector<ForwardCall> calls;
   calls.reserve(launch.size());
   for (const Running& running : launch) {
-    auto at = [&](Tensor tensor) { return running.at[static_cast<int>(tensor)]; };
+    const StagedTensors& at = running.call.staged();
     calls.push_back({.problem = &running.call.call().problem(),
-                     .q = at(Tensor::kQ),
-                     .k = at(Tensor::kK),
-                     .v = at(Tensor::kV),
-                     .mask_bits = reinterpret_cast<const uint8_t*>(at(Tensor::kMaskBits)),
-                     .bias = at(Tensor::kBias),
-                     .o = at(Tensor::kO),
-                     .lse = reinterpret_cast<float*>(at(Tensor::kLse)),
-                     .workspace = running.workspace,
+                     .q = at[Tensor::kQ],
+                     .k = at[Tensor::kK],
+                     .v = at[Tensor::kV],
+                     .mask_bits = reinterpret_cast<const uint8_t*>(at[Tensor::kMaskBits]),
+                     .bias = at[Tensor::kBias],
+                     .o = at[Tensor::kO],
+                     .lse = reinterpret_cast<float*>(at[Tensor::kLse]),
+                     .workspace = at.workspace,
                      .stop = running.stop});
   }
   return deps_.backend.Forward(calls);
@@ -267,24 +201,24 @@ absl::StatusOr<LaunchReport> DeviceWorker::ComputeBackward(const Launch& launch)
   std::vector<BackwardCall> calls;
   calls.reserve(launch.size());
   for (const Running& running : launch) {
-    auto at = [&](Tensor tensor) { return running.at[static_cast<int>(tensor)]; };
-    auto floats = [&](Tensor tensor) { return reinterpret_cast<float*>(at(tensor)); };
+    const StagedTensors& at = running.call.staged();
+    auto floats = [&](Tensor tensor) { return reinterpret_cast<float*>(at[tensor]); };
     calls.push_back({.problem = &running.call.call().problem(),
-                     .q = at(Tensor::kQ),
-                     .k = at(Tensor::kK),
-                     .v = at(Tensor::kV),
-                     .mask_bits = reinterpret_cast<const uint8_t*>(at(Tensor::kMaskBits)),
-                     .bias = at(Tensor::kBias),
-                     .o = at(Tensor::kO),
+                     .q = at[Tensor::kQ],
+                     .k = at[Tensor::kK],
+                     .v = at[Tensor::kV],
+                     .mask_bits = reinterpret_cast<const uint8_t*>(at[Tensor::kMaskBits]),
+                     .bias = at[Tensor::kBias],
+                     .o = at[Tensor::kO],
                      .lse = floats(Tensor::kLse),
-                     .d_o = at(Tensor::kDO),
+                     .d_o = at[Tensor::kDO],
                      .d_lse = floats(Tensor::kDLse),
-                     .d_q = at(Tensor::kDQ),
-                     .d_k = at(Tensor::kDK),
-                     .d_v = at(Tensor::kDV),
+                     .d_q = at[Tensor::kDQ],
+                     .d_k = at[Tensor::kDK],
+                     .d_v = at[Tensor::kDV],
                      .d_bias = floats(Tensor::kDBias),
                      .d_sink = floats(Tensor::kDSink),
-                     .workspace = running.workspace,
+                     .workspace = at.workspace,
                      .stop = running.stop});
   }
   return deps_.backend.Backward(calls);
@@ -294,11 +228,10 @@ void DeviceWorker::AnswerAll(Launch launch, const absl::StatusOr<LaunchReport>& 
   int count = static_cast<int>(launch.size());
   DropLate(launch, WorkStage::kAnswer);
   for (Running& running : launch) {
-    running.inputs.Release();
+    running.call.staged().inputs.Release();
     if (report.ok()) {
       Answer(std::move(running), *report, count);
     } else {
-      running.outputs.Release();
       Fail(std::move(running.call), Classified(report.status()));
     }
   }
@@ -308,14 +241,15 @@ void DeviceWorker::Answer(Running running, const LaunchReport& report, int batch
   ReplySink* sink = running.call.context().sink;
   Forget(running.call.context().id);
   timer_.Remove(running.call.context().id, running.call.context().deadline);
+  StagedTensors& staged = running.call.staged();
   Result result(std::move(running.call.call()));
   result.report_ = report;
   result.times_ = running.times;
   result.batched_with_ = batched_with;
   for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {
-    result.outputs_[static_cast<int>(output.tensor)] = running.at[static_cast<int>(output.tensor)];
+    result.outputs_[static_cast<int>(output.tensor)] = staged[output.tensor];
   }
-  result.memory_ = std::move(running.outputs);
+  result.memory_ = std::move(staged.outputs);
   result.ticket_ = std::move(running.call.ticket());
   result.ticket_.ReleaseWork();
   result.ticket_.ShrinkTo(result.memory_.size());

@@ -1,12 +1,11 @@
-// DeviceWorker: drives one engine. Each of its slots is a thread that takes a batch, lands its
-// tensors, launches, and answers; launches take turns, so one slot lands while the other computes.
-// Late and cancelled calls are dropped at each boundary (queue, landing, kernel, answer), and a
+// DeviceWorker: drives one engine. Each of its slots is a thread that takes a batch of landed
+// calls, launches, and answers; launches take turns.
+// Late and cancelled calls are dropped at each boundary (queue, kernel, answer), and a
 // running kernel is told by its stop token; memory is back as soon as the call is answered.
 //
 // Submit, Cancel: any thread. Each submitted call is answered exactly once, on any thread.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -19,7 +18,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "base/clock.h"
-#include "base/thread_pool.h"
 #include "kernels/backend.h"
 #include "server/admission.h"
 #include "server/batcher.h"
@@ -27,20 +25,17 @@
 #include "server/deadline_timer.h"
 #include "server/metrics.h"
 #include "server/result.h"
-#include "server/staging_pool.h"
 
 namespace attnd {
 
 struct DeviceWorkerOptions {
   BatcherLimits batcher;
-  int slots = 2;         // batches in work at once; only one of them computes
-  int copy_threads = 1;  // that share the landing of a large call, the slot's own included
+  int slots = 2;  // batches in work at once; only one of them computes
 };
 
 // What a worker needs and does not own; all outlive it.
 struct DeviceWorkerDeps {
   Backend& backend;
-  StagingPool& staging;
   CostModel& cost;
   Metrics& metrics;
   const Clock& clock;
@@ -54,7 +49,7 @@ class DeviceWorker {
   // Answers what still waits with CANCELLED and stops what runs.
   ~DeviceWorker();
 
-  void Submit(AdmittedCall call);
+  void Submit(AdmittedCall call);  // its inputs have landed
   // The caller is gone, or its time is up. No effect on a call that has been answered.
   void Cancel(uint64_t id, StopCause cause);
   size_t queued() const;
@@ -67,10 +62,6 @@ class DeviceWorker {
     AdmittedCall call;
     std::stop_token stop;
     CallTimes times;
-    StagingBlock inputs;  // inputs and workspace
-    StagingBlock outputs;
-    std::array<std::byte*, kTensors> at = {};  // where each tensor lies
-    std::byte* workspace = nullptr;
   };
   using Launch = std::vector<Running>;
   struct StopState {
@@ -81,10 +72,6 @@ class DeviceWorker {
   void SlotMain();
   Launch NextLaunch() ABSL_LOCKS_EXCLUDED(mutex_);  // empty when the worker stops
   void Run(Launch launch);
-  void LandAll(Launch& launch);
-  bool AcquireMemory(Running& running, bool wait);
-  void PutBackFrom(Launch& launch, size_t first);
-  void PlaceTensors(Running& running);
   void DropLate(Launch& launch, WorkStage stage);
   absl::Status LateStatus(const Running& running, WorkStage stage);
   absl::StatusOr<LaunchReport> Compute(const Launch& launch);
@@ -96,7 +83,6 @@ class DeviceWorker {
   void Forget(uint64_t id);
 
   const DeviceWorkerDeps deps_;
-  ThreadPool copy_pool_;
   absl::Mutex kernel_mutex_;  // one launch at a time
   mutable absl::Mutex mutex_;
   Batcher batcher_ ABSL_GUARDED_BY(mutex_);

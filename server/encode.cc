@@ -20,8 +20,8 @@ using google::protobuf::io::CodedOutputStream;
 
 // Keeps the outputs' memory, and the budget it counts against, until the last slice is gone.
 struct SentMemory {
-  StagingBlock block;
   Ticket ticket;
+  StagingBlock block;  // after the ticket: it is back before the promise
 };
 
 int FieldNumber(Tensor tensor) {
@@ -72,8 +72,8 @@ v1::Receipt MakeReceipt(const Result& result, const BackendInfo& engine, absl::T
   receipt.set_batched_with(static_cast<uint32_t>(result.batched_with()));
   receipt.set_deterministic(report.deterministic);
   AddStage("receive", t.admitted - t.received, receipt);
-  AddStage("queue", (t.taken - t.admitted) + (t.kernel_begin - t.landed), receipt);
-  AddStage("h2d", t.landed - t.taken, receipt);
+  AddStage("queue", t.kernel_begin - t.landed, receipt);
+  AddStage("h2d", t.landed - t.admitted, receipt);
   AddStage("kernel", t.kernel_end - t.kernel_begin, receipt);
   AddStage("send", now - t.kernel_end, receipt);
   return receipt;
@@ -96,7 +96,7 @@ Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
 
   auto [block, ticket] = result.TakeMemory();
   // Shared by the slices of one reply: gRPC may let go of them one by one, on any thread.
-  auto memory = std::make_shared<SentMemory>(SentMemory{std::move(block), std::move(ticket)});
+  auto memory = std::make_shared<SentMemory>(SentMemory{std::move(ticket), std::move(block)});
   Reply reply;
   std::vector<grpc::Slice> slices;
   for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {

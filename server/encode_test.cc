@@ -23,12 +23,12 @@ class EncodeTest : public testing::Test {
         admission_({}, backend_, cost_, clock_) {}
 
   Result Run(const Problem& problem) {
-    DeviceWorker worker({backend_, staging_, cost_, metrics_, clock_}, {});
+    DeviceWorker worker({backend_, cost_, metrics_, clock_}, {});
     KeptAnswer answer;
     auto call =
         admission_.Admit(DecodedCall(problem),
                          {.id = 1, .caller = "a", .received_at = clock_.Now(), .sink = &answer});
-    worker.Submit(*std::move(call));
+    worker.Submit(Landed(std::move(call), staging_));
     CHECK(answer.Wait().ok());
     return std::move(answer.result());
   }

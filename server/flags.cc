@@ -114,8 +114,7 @@ void AddLimits(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   add("--max_batch_mib", raw.max_batch_mib, "memory of one launch of several calls");
   add("--max_batch_seconds", o.worker.batcher.max_seconds,
       "estimated time of one launch of several calls");
-  add("--slots", o.worker.slots, "batches in work at once: one computes, others land");
-  add("--copy_threads", o.worker.copy_threads, "threads that share a large landing copy");
+  add("--slots", o.worker.slots, "batches in work at once; one computes");
   add("--max_message_mib", raw.max_message_mib, "largest request and reply");
   add("--max_concurrent_streams", o.transport.max_concurrent_streams, "calls of one connection");
   add("--receive_memory_mib", raw.receive_memory_mib, "memory of requests while they arrive");
@@ -183,7 +182,6 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   Flags flags;
   ServerOptions& o = flags.options;
   o.admission.memory_bytes = DefaultMemoryBytes();
-  o.worker.copy_threads = std::max(1, std::min(4, AvailableCpus() / 4));
   RawFlags raw = DefaultsOf(o);
   CLI::App app(kDescription, "attnd");
   app.set_version_flag("--version", "attnd " + std::string(version));

@@ -1,66 +1,79 @@
 #include "server/landing.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstdint>
 #include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
 
-#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
 #include "base/non_temporal_copy.h"
+#include "server/status_details.h"
 
 namespace attnd {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{1} << 20;
+// From here on a call's inputs would push each other out of a core's cache before the engine reads
+// them.
+constexpr int64_t kCacheBytes = int64_t{2} << 20;
 
-// Below this an input still lies in cache when the kernel reads it.
-int64_t CacheBytes() {
-  static const int64_t bytes = [] {
-    int64_t level3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    return level3 > 0 ? level3 / 2 : int64_t{16} << 20;
-  }();
-  return bytes;
+constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
+
+absl::Status NoGap(int64_t bytes) {
+  std::string wanted = absl::StrCat(bytes);
+  return WithRetryAfter(
+      Failure(absl::StatusCode::kUnavailable, reason::kMemoryPressure,
+              absl::StrCat("full now: no ", wanted, " bytes of staging memory in one piece"),
+              {{"wanted", wanted}}),
+      kRetryDelay);
 }
 
-void CopyRange(const MessageBytes& message, ByteRange range, std::byte* to, bool non_temporal) {
-  message.ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
-    const auto* from = reinterpret_cast<const std::byte*>(piece.data());
-    if (non_temporal) {
-      CopyNonTemporal(to, from, piece.size());
-    } else {
-      std::memcpy(to, from, piece.size());
-    }
-    to += piece.size();
-  });
+void SetPlaces(AdmittedCall& call, StagingBlock block) {
+  StagedTensors& staged = call.staged();
+  staged.outputs = block.SplitOff(call.input_bytes() + call.workspace_bytes());
+  staged.inputs = std::move(block);
+  std::byte* next = staged.inputs.data();
+  for (const TensorSource& input : call.call().inputs()) {
+    staged.at[static_cast<int>(input.tensor)] = next;
+    next += AlignedSize(input.range.size);
+  }
+  staged.workspace = call.workspace_bytes() == 0 ? nullptr : next;
+  next = staged.outputs.data();
+  for (const TensorSize& output : OutputsOf(call.call().problem(), call.call().direction())) {
+    staged.at[static_cast<int>(output.tensor)] = next;
+    next += AlignedSize(output.bytes);
+  }
 }
-
-struct Piece {
-  ByteRange range;
-  std::byte* to;
-};
 
 }  // namespace
 
-int64_t Land(const AttentionCall& call, std::byte* const* destination, ThreadPool& pool) {
-  bool non_temporal = call.input_bytes() > CacheBytes();
-  absl::InlinedVector<Piece, 16> pieces;
+absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging) {
+  int64_t bytes = call.input_bytes() + call.workspace_bytes() + call.output_bytes();
+  std::optional<StagingBlock> block = staging.TryAcquire(bytes);
+  if (!block.has_value()) return NoGap(bytes);
+  SetPlaces(call, *std::move(block));
+  return absl::OkStatus();
+}
+
+int64_t Land(AdmittedCall& admitted) {
+  AttentionCall& call = admitted.call();
   for (const TensorSource& input : call.inputs()) {
-    std::byte* to = destination[static_cast<int>(input.tensor)];
-    for (int64_t done = 0; done < input.range.size; done += kPieceBytes) {
-      int64_t size = std::min(kPieceBytes, input.range.size - done);
-      pieces.push_back({{input.range.offset + done, size}, to + done});
-    }
+    std::byte* to = admitted.staged()[input.tensor];
+    call.message().ForEachPiece(input.range, [&](absl::Span<const uint8_t> piece) {
+      LandPiece(to, piece, call.input_bytes());
+      to += piece.size();
+    });
   }
-  auto copy = [&](int64_t n, int) {
-    CopyRange(call.message(), pieces[n].range, pieces[n].to, non_temporal);
-  };
-  if (call.input_bytes() <= kPieceBytes) {  // not worth waking anybody
-    for (size_t n = 0; n < pieces.size(); ++n) copy(static_cast<int64_t>(n), 0);
-  } else {
-    pool.ParallelFor(static_cast<int64_t>(pieces.size()), copy);
-  }
+  call.DropMessage();
   return call.input_bytes();
+}
+
+void LandPiece(std::byte* to, absl::Span<const uint8_t> from, int64_t call_bytes) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(from.data());
+  if (call_bytes > kCacheBytes) {
+    CopyNonTemporal(to, bytes, from.size());
+  } else {
+    std::memcpy(to, bytes, from.size());
+  }
 }
 
 }  // namespace attnd

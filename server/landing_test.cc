@@ -2,33 +2,76 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstring>
 #include <string>
-#include <vector>
+#include <utility>
 
-#include "attention/random_problem.h"
+#include "kernels/reference_backend.h"
+#include "server/status_details.h"
 #include "tests/pipeline_fixture.h"
 
 namespace attnd {
 namespace {
 
-TEST(Landing, PutsEachTensorInItsPlace) {
-  for (int64_t length : {3, 40000}) {  // one piece, and several that the pool shares
+class LandingTest : public testing::Test {
+ protected:
+  LandingTest() : cost_(1e9), admission_({}, backend_, cost_, clock_) {}
+
+  AdmittedCall Admitted(const Problem& problem) {
+    auto call = admission_.Admit(DecodedCall(problem, Priority::kNormal, 5), {.id = 1});
+    CHECK(call.ok()) << call.status();
+    return *std::move(call);
+  }
+  void ExpectEqual(const AdmittedCall& call, Tensor tensor, const std::string& expected) {
+    EXPECT_EQ(std::memcmp(call.staged()[tensor], expected.data(), expected.size()), 0)
+        << TensorName(tensor);
+  }
+
+  RealClock clock_;
+  ReferenceBackend backend_;
+  CostModel cost_;
+  Admission admission_;
+};
+
+TEST_F(LandingTest, PutsEachTensorInItsPlace) {
+  for (int64_t length : {3, 40000}) {  // through the caches, and past them
+    StagingPool staging = *StagingPool::Create(int64_t{64} << 20);
     Problem problem = SmallProblem(length);
     v1::ForwardRequest request = MakeForward(problem, 5);
-    AttentionCall call = DecodedCall(problem, Priority::kNormal, 5);
-    AlignedBytes q(static_cast<int64_t>(request.q().size())), k(q.size()), v(q.size());
-    std::array<std::byte*, kTensors> at = {};
-    at[static_cast<int>(Tensor::kQ)] = q.data();
-    at[static_cast<int>(Tensor::kK)] = k.data();
-    at[static_cast<int>(Tensor::kV)] = v.data();
-    ThreadPool pool(2);
-    EXPECT_EQ(Land(call, at.data(), pool), 3 * q.size());
-    EXPECT_EQ(std::memcmp(q.data(), request.q().data(), request.q().size()), 0);
-    EXPECT_EQ(std::memcmp(k.data(), request.k().data(), request.k().size()), 0);
-    EXPECT_EQ(std::memcmp(v.data(), request.v().data(), request.v().size()), 0);
+    AdmittedCall call = Admitted(problem);
+    ASSERT_TRUE(TakePlaces(call, staging).ok());
+    EXPECT_EQ(Land(call), 3 * request.q().size());
+    ExpectEqual(call, Tensor::kQ, request.q());
+    ExpectEqual(call, Tensor::kK, request.k());
+    ExpectEqual(call, Tensor::kV, request.v());
+    EXPECT_EQ(call.call().message().size(), 0);  // given back
   }
+}
+
+TEST_F(LandingTest, LeavesNoTensorOnAnother) {
+  StagingPool staging = *StagingPool::Create(1 << 20);
+  Problem problem = SmallProblem(5, 3);
+  AdmittedCall call = Admitted(problem);
+  ASSERT_TRUE(TakePlaces(call, staging).ok());
+  const StagedTensors& at = call.staged();
+  EXPECT_EQ(at[Tensor::kV] - at[Tensor::kK], 5 * 3 * 8 * 4 + 32);  // rounded up to 64 bytes
+  EXPECT_EQ(at[Tensor::kQ] - at[Tensor::kV], 5 * 3 * 8 * 4 + 32);
+  EXPECT_EQ(at[Tensor::kLse], at.outputs.data());
+  EXPECT_EQ(at.outputs.data() - at[Tensor::kQ], 5 * 3 * 8 * 4 + 32);
+  EXPECT_EQ(at.workspace, nullptr);
+}
+
+TEST_F(LandingTest, SaysFullNowWhenFreeMemoryLiesInPieces) {
+  StagingPool staging = *StagingPool::Create(4224);
+  StagingBlock first = *staging.TryAcquire(64);
+  AdmittedCall call = Admitted(SmallProblem());  // needs 4224 bytes
+  absl::Status status = TakePlaces(call, staging);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(status), reason::kMemoryPressure);
+  EXPECT_TRUE(RetryAfterOf(status).has_value());
+  first.Release();
+  EXPECT_TRUE(TakePlaces(call, staging).ok());
+  EXPECT_EQ(staging.used(), 4224);
 }
 
 }  // namespace

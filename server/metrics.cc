@@ -179,14 +179,6 @@ void Metrics::MakeQueueSeries() {
 }
 
 void Metrics::MakeMemorySeries() {
-  auto& wait = BuildHistogram()
-                   .Name("attnd_staging_wait_seconds")
-                   .Help("Waits for staging memory; only requests that had to wait are counted.")
-                   .Register(*registry_);
-  for (Direction direction : kDirections) {
-    staging_wait_.push_back(
-        &wait.Add({{"direction", Name(DirectionName(direction))}}, QueueBuckets()));
-  }
   auto& received = BuildCounter()
                        .Name("attnd_received_bytes_total")
                        .Help("Bytes of request messages of Forward and Backward.")
@@ -308,10 +300,6 @@ void Metrics::QueueChanged(Direction direction, Priority priority, int calls, in
 
 void Metrics::BatchRun(Direction direction, int calls) {
   batch_[static_cast<int>(direction)]->Observe(calls);
-}
-
-void Metrics::StagingWaited(Direction direction, absl::Duration waited) {
-  staging_wait_[static_cast<int>(direction)]->Observe(absl::ToDoubleSeconds(waited));
 }
 
 void Metrics::HostCopied(int64_t bytes) { copied_->Increment(static_cast<double>(bytes)); }

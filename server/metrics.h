@@ -62,7 +62,6 @@ class Metrics {
   void CallStopped(WorkStage stage, bool expired);
   void QueueChanged(Direction direction, Priority priority, int calls, int64_t bytes);
   void BatchRun(Direction direction, int calls);
-  void StagingWaited(Direction direction, absl::Duration waited);
   void HostCopied(int64_t bytes);
   void Received(bool unix_socket, int64_t bytes);
   void Sent(bool unix_socket, int64_t bytes);
@@ -104,7 +103,6 @@ class Metrics {
   Gauges queue_bytes_;                                                 // [direction]
   Histograms queue_duration_;                                          // [direction][priority]
   Histograms batch_;                                                   // [direction]
-  Histograms staging_wait_;                                            // [direction]
   Counters received_, sent_;                                           // [tcp, uds]
   prometheus::Counter* copied_ = nullptr;
   std::map<std::string, prometheus::Counter*, std::less<>> auth_failures_;

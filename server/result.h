@@ -18,10 +18,10 @@ namespace attnd {
 
 // When a call passed each stage boundary.
 struct CallTimes {
-  absl::Time received;      // the whole request had arrived
+  absl::Time received;      // the whole request had arrived; of a streamed call: its header
   absl::Time admitted;      // decoded and admitted
-  absl::Time taken;         // a device slot took its batch
   absl::Time landed;        // its tensors lie in staging memory
+  absl::Time taken;         // a device slot took its batch
   absl::Time kernel_begin;  // the engine was free
   absl::Time kernel_end;
 };
@@ -50,8 +50,8 @@ class Result {
   CallTimes times_;
   int batched_with_ = 1;
   std::array<const std::byte*, kTensors> outputs_ = {};
-  StagingBlock memory_;
   Ticket ticket_;
+  StagingBlock memory_;  // after the ticket: it is back before the promise
 };
 
 // Answered exactly once, from any thread; gone afterwards.

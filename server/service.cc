@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "server/decode.h"
 #include "server/encode.h"
+#include "server/landing.h"
 #include "server/message_bytes.h"
 #include "server/status_details.h"
 
@@ -27,6 +28,9 @@ absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
   if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
   return absl::FromChrono(deadline);
 }
+
+// A reply up to this is sent by the slot that computed it: a socket takes it at once.
+constexpr int64_t kReplyBytesAtOnce = 256 << 10;
 
 // One Forward or Backward. Deletes itself when gRPC is done with the call.
 class CallReactor final : public grpc::ServerUnaryReactor, public ReplySink {
@@ -50,21 +54,27 @@ class CallReactor final : public grpc::ServerUnaryReactor, public ReplySink {
     // gRPC's own reference to the request would keep its slices until the end of the call.
     const_cast<grpc::ByteBuffer&>(request).Clear();
     if (!call.ok()) return FinishWith(call.status());
-    deps_.metrics.CallAdmitted(call->call());
     deps_.worker.Submit(*std::move(call));
   }
 
   void OnResult(absl::StatusOr<Result> result) override {
     if (!result.ok()) return FinishWith(result.status());
-    times_ = result->times();
-    priority_ = result->call().priority();
-    Reply reply = Encode(*std::move(result), deps_.engine, deps_.clock.Now());
+    if (result->call().output_bytes() <= kReplyBytesAtOnce) return Send(*std::move(result));
+    // shared_ptr: std::function wants what it holds to be copyable.
+    auto shared = std::make_shared<Result>(*std::move(result));
+    deps_.reply_threads.Run([this, shared] { Send(std::move(*shared)); });
+  }
+
+ private:
+  void Send(Result result) {
+    times_ = result.times();
+    priority_ = result.call().priority();
+    Reply reply = Encode(std::move(result), deps_.engine, deps_.clock.Now());
     deps_.metrics.Sent(unix_socket_, static_cast<int64_t>(reply.bytes.Length()));
     reply_.Swap(&reply.bytes);
     Finish(grpc::Status::OK);  // nothing of this object may be touched after it
   }
 
- private:
   absl::StatusOr<AdmittedCall> Accept(const grpc::ByteBuffer& request) {
     deps_.metrics.Received(unix_socket_, static_cast<int64_t>(request.Length()));
     ASSIGN_OR_RETURN(caller_, deps_.auth.Identify(context_));
@@ -76,7 +86,13 @@ class CallReactor final : public grpc::ServerUnaryReactor, public ReplySink {
                         .deadline = DeadlineOf(context_),
                         .received_at = received_at_,
                         .sink = this};
-    return deps_.admission.Admit(std::move(call), std::move(context));
+    ASSIGN_OR_RETURN(AdmittedCall admitted,
+                     deps_.admission.Admit(std::move(call), std::move(context)));
+    deps_.metrics.CallAdmitted(admitted.call());
+    RETURN_IF_ERROR(TakePlaces(admitted, deps_.staging));
+    deps_.metrics.HostCopied(Land(admitted));
+    admitted.staged().landed_at = deps_.clock.Now();
+    return admitted;
   }
 
   void FinishWith(const absl::Status& status) {
@@ -102,15 +118,13 @@ class CallReactor final : public grpc::ServerUnaryReactor, public ReplySink {
 
   void ReportStages(absl::Time now) {
     Method method = MethodOf(direction_);
-    absl::Duration queued =
-        (times_.taken - times_.admitted) + (times_.kernel_begin - times_.landed);
     Metrics& metrics = deps_.metrics;
     metrics.StageTook(method, RequestStage::kReceive, times_.admitted - times_.received);
-    metrics.StageTook(method, RequestStage::kQueue, queued);
-    metrics.StageTook(method, RequestStage::kLanding, times_.landed - times_.taken);
+    metrics.StageTook(method, RequestStage::kQueue, times_.kernel_begin - times_.landed);
+    metrics.StageTook(method, RequestStage::kLanding, times_.landed - times_.admitted);
     metrics.StageTook(method, RequestStage::kKernel, times_.kernel_end - times_.kernel_begin);
     metrics.StageTook(method, RequestStage::kSend, now - times_.kernel_end);
-    metrics.CallQueued(direction_, priority_, times_.taken - times_.admitted);
+    metrics.CallQueued(direction_, priority_, times_.taken - times_.landed);
   }
 
   void LogCall(absl::Duration took, absl::string_view reason) {

@@ -18,6 +18,8 @@
 #include "server/auth.h"
 #include "server/device_worker.h"
 #include "server/metrics.h"
+#include "server/reply_threads.h"
+#include "server/staging_pool.h"
 
 namespace attnd {
 
@@ -39,7 +41,9 @@ class CallLogLimit {
 // What the service uses and does not own; all outlive it.
 struct ServiceDeps {
   Admission& admission;
+  StagingPool& staging;
   DeviceWorker& worker;
+  ReplyThreads& reply_threads;
   Metrics& metrics;
   const Authenticator& auth;
   const Clock& clock;

@@ -6,55 +6,48 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <map>
+#include <set>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/synchronization/mutex.h"
 #include "base/check.h"
 
 namespace attnd {
 
-// Gaps by offset and by size. A std::mutex, because waiting also ends by a stop token.
+// Gaps by offset and by size.
 class StagingArena {
  public:
   StagingArena(std::byte* base, int64_t capacity) : base_(base), capacity_(capacity) {
+    absl::MutexLock lock(&mutex_);
     AddGap(0, capacity);
   }
   ~StagingArena() { munmap(base_, static_cast<size_t>(capacity_)); }
 
   std::byte* TryTake(int64_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    absl::MutexLock lock(&mutex_);
     return Take(bytes);
   }
 
-  std::byte* WaitAndTake(int64_t bytes, absl::Time deadline, std::stop_token stop) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    std::byte* data = nullptr;
-    freed_.wait_until(lock, stop, absl::ToChronoTime(deadline),
-                      [&] { return (data = Take(bytes)) != nullptr; });
-    return data;
-  }
-
   void Give(std::byte* data, int64_t bytes) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      used_ -= bytes;
-      GiveLocked(data - base_, bytes);
-    }
-    freed_.notify_all();
+    absl::MutexLock lock(&mutex_);
+    used_ -= bytes;
+    GiveLocked(data - base_, bytes);
   }
 
   int64_t capacity() const { return capacity_; }
   int64_t used() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    absl::MutexLock lock(&mutex_);
     return used_;
   }
   int64_t peak_used() const {
-    std::lock_guard<std::mutex> lock(mutex_);
+    absl::MutexLock lock(&mutex_);
     return peak_used_;
   }
 
  private:
-  std::byte* Take(int64_t bytes) {
+  std::byte* Take(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     auto gap = by_size_.lower_bound({bytes, 0});
     if (gap == by_size_.end()) return nullptr;
     auto [size, offset] = *gap;
@@ -65,7 +58,7 @@ class StagingArena {
     return base_ + offset;
   }
 
-  void GiveLocked(int64_t offset, int64_t size) {
+  void GiveLocked(int64_t offset, int64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     auto next = by_offset_.lower_bound(offset);
     if (next != by_offset_.end() && next->first == offset + size) {
       auto [gap_offset, gap_size] = *next;
@@ -84,23 +77,22 @@ class StagingArena {
     AddGap(offset, size);
   }
 
-  void AddGap(int64_t offset, int64_t size) {
+  void AddGap(int64_t offset, int64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     by_offset_.emplace(offset, size);
     by_size_.emplace(size, offset);
   }
-  void RemoveGap(int64_t offset, int64_t size) {
+  void RemoveGap(int64_t offset, int64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     by_offset_.erase(offset);
     by_size_.erase({size, offset});
   }
 
   std::byte* const base_;
   const int64_t capacity_;
-  mutable std::mutex mutex_;  // guards all below
-  std::condition_variable_any freed_;
-  std::map<int64_t, int64_t> by_offset_;           // offset → size
-  std::set<std::pair<int64_t, int64_t>> by_size_;  // (size, offset)
-  int64_t used_ = 0;
-  int64_t peak_used_ = 0;
+  mutable absl::Mutex mutex_;
+  std::map<int64_t, int64_t> by_offset_ ABSL_GUARDED_BY(mutex_);           // offset → size
+  std::set<std::pair<int64_t, int64_t>> by_size_ ABSL_GUARDED_BY(mutex_);  // (size, offset)
+  int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t peak_used_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 StagingBlock& StagingBlock::operator=(StagingBlock&& other) noexcept {
@@ -149,14 +141,6 @@ absl::StatusOr<StagingPool> StagingPool::Create(int64_t capacity_bytes) {
 std::optional<StagingBlock> StagingPool::TryAcquire(int64_t bytes) {
   if (bytes == 0) return StagingBlock();
   std::byte* data = arena_->TryTake(AlignedSize(bytes));
-  if (data == nullptr) return std::nullopt;
-  return StagingBlock(arena_, data, AlignedSize(bytes));
-}
-
-std::optional<StagingBlock> StagingPool::Acquire(int64_t bytes, absl::Time deadline,
-                                                 std::stop_token stop) {
-  if (bytes == 0) return StagingBlock();
-  std::byte* data = arena_->WaitAndTake(AlignedSize(bytes), deadline, std::move(stop));
   if (data == nullptr) return std::nullopt;
   return StagingBlock(arena_, data, AlignedSize(bytes));
 }

@@ -5,19 +5,13 @@
 // it. Any thread.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <set>
-#include <stop_token>
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 
 namespace attnd {
 
@@ -60,8 +54,6 @@ class StagingPool {
 
   // Nothing when no gap is large enough right now. `bytes` of 0 gives an empty block.
   std::optional<StagingBlock> TryAcquire(int64_t bytes);
-  // Waits for memory; nothing after `deadline` or once `stop` is requested.
-  std::optional<StagingBlock> Acquire(int64_t bytes, absl::Time deadline, std::stop_token stop);
 
   int64_t capacity() const;
   int64_t used() const;

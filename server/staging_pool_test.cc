@@ -74,24 +74,6 @@ TEST(StagingPool, SplitsABlockIntoTwoThatReturnApart) {
   EXPECT_EQ(rest.size(), 128);
 }
 
-TEST(StagingPool, WaitsUntilMemoryReturns) {
-  StagingPool pool = *StagingPool::Create(4096);
-  StagingBlock held = *pool.TryAcquire(4096);
-  std::thread giver([&held] { held.Release(); });
-  EXPECT_TRUE(pool.Acquire(64, absl::Now() + absl::Minutes(1), {}).has_value());
-  giver.join();
-}
-
-TEST(StagingPool, GivesUpAtTheDeadlineAndWhenStopped) {
-  StagingPool pool = *StagingPool::Create(4096);
-  StagingBlock held = *pool.TryAcquire(4096);
-  EXPECT_FALSE(pool.Acquire(64, absl::Now(), {}).has_value());
-  std::stop_source stop;
-  std::thread stopper([&stop] { stop.request_stop(); });
-  EXPECT_FALSE(pool.Acquire(64, absl::Now() + absl::Minutes(1), stop.get_token()).has_value());
-  stopper.join();
-}
-
 TEST(StagingPool, BlocksOutliveThePool) {
   StagingBlock block;
   {

@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "server/admission.h"
 #include "server/decode.h"
+#include "server/landing.h"
 #include "server/result.h"
 #include "tests/wire_request.h"
 
@@ -25,6 +26,15 @@ inline AttentionCall DecodedCall(const Problem& problem, Priority priority = Pri
   absl::StatusOr<AttentionCall> call = Decoder::Decode(
       MessageBytes({grpc::Slice(request.SerializeAsString())}), Direction::kForward);
   CHECK(call.ok()) << call.status();
+  return *std::move(call);
+}
+
+// Its payloads in staging memory, as the service does before it submits a call.
+inline AdmittedCall Landed(absl::StatusOr<AdmittedCall> call, StagingPool& staging) {
+  CHECK(call.ok()) << call.status();
+  CHECK(TakePlaces(*call, staging).ok());
+  Land(*call);
+  call->staged().landed_at = absl::Now();
   return *std::move(call);
 }
 
