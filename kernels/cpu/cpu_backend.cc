@@ -67,18 +67,14 @@ class CpuBackend : public Backend {
   absl::Status Supports(const Problem&, Direction) const override { return absl::OkStatus(); }
 
   int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override {
-    return direction == Direction::kForward ? ForwardWorkspace(problem, nullptr).bytes()
-                                            : BackwardWorkspace::Bytes(problem);
+    return direction == Direction::kForward ? 0 : BackwardWorkspace::Bytes(problem);
   }
 
   absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override {
     const Instant start = std::chrono::steady_clock::now();
-    Run(calls, PackItems(calls), [](const ForwardCall& call, const WorkItem& item, float* scratch) {
-      PackKeys(call, item.batch_index, item.head, item.tile, scratch);
-    });
-    Run(calls, ForwardItems(calls),
+    Run(calls, ForwardItems(calls, pool_.threads()),
         [](const ForwardCall& call, const WorkItem& item, float* scratch) {
-          ForwardItem(call, item.batch_index, item.head, item.tile, scratch);
+          ForwardItem(call, {item.batch_index, item.head, item.tile, item.count}, scratch);
         });
     return Report("cpu_forward", calls.empty() ? nullptr : calls[0].problem, start);
   }

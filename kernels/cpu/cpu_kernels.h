@@ -2,14 +2,13 @@
 // writes nothing that another item of the same phase writes, and looks at its call's stop token.
 // Arithmetic is float32; compiled once per Highway target and chosen at run time.
 //
-// Forward    phase 1: PackKeys for each (batch entry, KV head, key tile) into the call's workspace
-//            phase 2: ForwardItem for each (batch entry, query head, query tile)
+// Forward    ForwardItem for each ForwardRange
 // Backward   phase 1: RowSums for each (batch entry, query head): delta and d_sink
 //            phase 2: GradientItem for each (batch entry, KV head, slot): dQ, and dK, dV of its
 //            rows phase 3: ReduceSlots for each (batch entry, KV head, key tile), where slots are
 //            several
 //                     BiasGradientItem for each tile of the bias, if its gradient is wanted
-// Workspaces are laid out by ForwardWorkspace and BackwardWorkspace (workspace.h).
+// Backward's workspace is laid out by BackwardWorkspace (workspace.h).
 #pragma once
 
 #include <cstdint>
@@ -20,10 +19,13 @@
 
 namespace attnd {
 
-void PackKeys(const ForwardCall& call, int64_t batch_index, int64_t kv_head, int64_t tile,
-              float* scratch);
-void ForwardItem(const ForwardCall& call, int64_t batch_index, int64_t q_head, int64_t tile,
-                 float* scratch);
+// Query tiles [first, first + count) of those that share a KV head: head by head, QueryTiles(q_len)
+// of each. How they are cut into ranges changes no result.
+struct ForwardRange {
+  int64_t batch_index, kv_head, first;
+  int count;
+};
+void ForwardItem(const ForwardCall& call, const ForwardRange& range, float* scratch);
 
 void RowSums(const BackwardCall& call, int64_t batch_index, int64_t q_head);
 void GradientItem(const BackwardCall& call, int64_t batch_index, int64_t kv_head, int64_t slot,

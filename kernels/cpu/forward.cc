@@ -1,4 +1,5 @@
-// Forward of the CPU engine: one item is a tile of queries of one head, in one pass over the keys.
+// Forward of the CPU engine: one item is some tiles of queries that share a KV head, in one pass
+// over the keys.
 //   S = scale·Q·Kᵀ, masked      P = exp2(S − m)      O = P·V      lse = ln 2·(m + log2(l))
 // (m, l, O) describe the keys seen so far, in units of log2: m is the row maximum, l the sum of P.
 // A new tile rescales l and O by exp2(m_old − m_new). (Dao 2023, FlashAttention-2, Algorithm 1)
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 
 #include "base/check.h"
 #include "kernels/cpu/cpu_kernels.h"
@@ -43,64 +45,58 @@ FloatRows AsFloats(const Problem& p, const RowsOf& from, float* copy) {
   return {copy, PaddedDim(from.count)};
 }
 
-void PackKeysImpl(const ForwardCall& call, int64_t b, int64_t kv_head, int64_t tile,
-                  float* scratch) {
-  const Problem& p = *call.problem;
-  const Sequence s = p.SequenceAt(b);
-  const int64_t first = tile * ForwardTileSize(p).kv_rows;
-  const int rows = static_cast<int>(HWY_MIN(s.kv_len - first, int64_t{ForwardTileSize(p).kv_rows}));
-  const ForwardWorkspace work(p, call.workspace);
-  const int64_t place = kv_head * work.rows() + ForwardWorkspace::FirstRow(p, b, s) + first;
-  const TensorStrides k_strides = KeyStrides(p), v_strides = ValueStrides(p);
-  if (PacksKeys(p, s.q_len)) {
-    const RowsOf keys = RowsAt(p, call.k, k_strides, k_strides.Row(b, kv_head, s.kv_begin + first),
-                               rows, p.qk_head_dim);
-    const FloatRows k = AsFloats(p, keys, scratch);
-    TransposeToPanels(k.data, k.stride, rows, keys.count, work.keys() + place * keys.count);
-  }
-  if (IsReadInPlace(p, v_strides, p.v_head_dim)) return;
-  constexpr int kUnit = ForwardWorkspace::kUnit;
-  for (int r = 0; r < rows; r += kUnit) {
-    const RowsOf values =
-        RowsAt(p, call.v, v_strides, v_strides.Row(b, kv_head, s.kv_begin + first + r),
-               HWY_MIN(kUnit, rows - r), p.v_head_dim);
-    work.finite()[(place + r) / kUnit] =
-        CopyRows(p.element, values, work.values() + (place + r) * PaddedDim(p.v_head_dim),
-                 PaddedDim(p.v_head_dim));
-  }
-}
+constexpr int kForwardDepthStep = 2 * kDepthStep;
 
-// ForwardPass: the state of one item while it walks over the keys.
+// QueryTile: some rows of one head, and what an item knows of them so far.
+struct QueryTile {
+  QueryTile(const ForwardCall& call, int64_t b, int64_t head, int64_t tile)
+      : rules(call, b, head),
+        first_row(tile * kMaxQueryRows),
+        rows(static_cast<int>(HWY_MIN(rules.sequence.q_len - first_row, int64_t{kMaxQueryRows}))),
+        factor(rules.factor() * kLog2E) {}
+
+  HeadRules rules;
+  int64_t first_row;
+  int rows;
+  float factor;   // of scores, to units of log2
+  FloatRows q;    // Q itself, or its copy
+  float* panels;  // Qᵀ, for few queries
+  float* o;       // [rows][v_stride]
+  float max[kMaxQueryRows], sum[kMaxQueryRows];
+  int64_t visible[kMaxQueryRows];
+};
+
+// ForwardPass: one item. K and V of a tile of keys are brought into place once and used by all of
+// the item's query tiles while they are in the second-level cache.
 class ForwardPass {
  public:
-  ForwardPass(const ForwardCall& call, int64_t b, int64_t h, int64_t tile, float* scratch)
+  ForwardPass(const ForwardCall& call, const ForwardRange& range, float* scratch)
       : call_(call),
         p_(*call.problem),
-        rules_(call, b, h),
-        factor_(rules_.factor() * kLog2E),
-        work_(p_, call.workspace),
-        first_row_(tile * ForwardTileSize(p_).q_rows),
+        range_(range),
+        sequence_(p_.SequenceAt(range.batch_index)),
+        few_(HasFewQueries(p_, sequence_.q_len)),
         dim_(static_cast<int>(p_.qk_head_dim)),
-        v_stride_(PaddedDim(p_.v_head_dim)) {
-    rows_ = static_cast<int>(
-        HWY_MIN(rules_.sequence.q_len - first_row_, int64_t{ForwardTileSize(p_).q_rows}));
-    few_ = !PacksKeys(p_, rules_.sequence.q_len);
+        v_dim_(static_cast<int>(p_.v_head_dim)),
+        q_stride_(PaddedDim(dim_)),
+        v_stride_(PaddedDim(v_dim_)) {
     Layout(scratch);
   }
 
   void Run() {
-    if (rows_ <= 0) return;
-    Start();
-    const int64_t step = ForwardTileSize(p_).kv_rows;
-    for (int64_t key = 0; key < rules_.sequence.kv_len; key += step) {
-      if (call_.stop.stop_requested()) return;
-      tile_.first_row = first_row_;
-      tile_.first_column = key;
-      tile_.rows = rows_;
-      tile_.columns = static_cast<int>(HWY_MIN(rules_.sequence.kv_len - key, step));
-      if (FindSpans(rules_, tile_)) VisitTile();
+    const int64_t tiles_of_head = QueryTiles(sequence_.q_len);
+    for (int n = 0; n < range_.count; ++n) {
+      const int64_t unit = range_.first + n;
+      tiles_[n].emplace(call_, range_.batch_index,
+                        range_.kv_head * p_.group_size() + unit / tiles_of_head,
+                        unit % tiles_of_head);
+      Start(n);
     }
-    Finish();
+    for (int64_t key = 0; key < sequence_.kv_len; key += kMaxKeyRows) {
+      if (call_.stop.stop_requested()) return;
+      VisitKeys(key);
+    }
+    for (int n = 0; n < range_.count; ++n) Finish(*tiles_[n]);
   }
 
  private:
@@ -111,174 +107,204 @@ class ForwardPass {
       scratch += floats;
       return place;
     };
-    q_copy_ = take(kMaxQueryRows * PaddedDim(dim_));
+    q_copies_ = take(range_.count * kMaxQueryRows * q_stride_);
+    o_ = take(range_.count * kMaxQueryRows * v_stride_);
     s_ = take(kMaxQueryRows * kMaxKeyRows);
-    o_ = take(kMaxQueryRows * v_stride_);
     keep_ = reinterpret_cast<uint8_t*>(take(kMaxQueryRows * kMaxKeyRows / 4));
-    q_panels_ = take(int64_t{dim_} * kMaxPanelColumns);
-    k_copy_ = take(kMaxKeyRows * PaddedDim(dim_));
+    k_ = take(kMaxKeyRows * q_stride_);
+    v_copy_ = take(kMaxKeyRows * v_stride_);
     s_transposed_ = take(kMaxKeyRows * kFewQueries);
     CHECK(scratch <= end);
   }
 
-  void Start() {
+  void Start(int n) {
+    QueryTile& tile = *tiles_[n];
     const TensorStrides strides = QueryStrides(p_);
-    const RowsOf queries =
-        RowsAt(p_, call_.q, strides,
-               strides.Row(rules_.batch_index, rules_.q_head, rules_.sequence.q_begin + first_row_),
-               rows_, dim_);
-    q_ = AsFloats(p_, queries, q_copy_);
-    if (few_) TransposeToPanels(q_.data, q_.stride, rows_, dim_, q_panels_);
-    std::memset(o_, 0, sizeof(float) * rows_ * v_stride_);
-    for (int r = 0; r < rows_; ++r) {
-      max_[r] = kHidden;
-      sum_[r] = 0;
-      visible_[r] = 0;
+    const RowsOf queries = RowsAt(
+        p_, call_.q, strides,
+        strides.Row(range_.batch_index, tile.rules.q_head, sequence_.q_begin + tile.first_row),
+        tile.rows, dim_);
+    float* copy = q_copies_ + n * kMaxQueryRows * q_stride_;
+    tile.panels = copy;
+    tile.q = AsFloats(p_, queries, few_ ? copy + kMaxPanelColumns * q_stride_ : copy);
+    if (few_) TransposeToPanels(tile.q.data, tile.q.stride, tile.rows, dim_, tile.panels);
+    tile.o = o_ + n * kMaxQueryRows * v_stride_;
+    std::memset(tile.o, 0, sizeof(float) * tile.rows * v_stride_);
+    std::fill_n(tile.max, tile.rows, kHidden);
+    std::fill_n(tile.sum, tile.rows, 0.0f);
+    std::fill_n(tile.visible, tile.rows, 0);
+  }
+
+  void VisitKeys(int64_t key) {
+    bool loaded = false;
+    for (int n = 0; n < range_.count; ++n) {
+      QueryTile& tile = *tiles_[n];
+      scores_.first_row = tile.first_row;
+      scores_.rows = tile.rows;
+      scores_.first_column = key;
+      scores_.columns = static_cast<int>(HWY_MIN(sequence_.kv_len - key, int64_t{kMaxKeyRows}));
+      if (!FindSpans(tile.rules, scores_)) continue;
+      if (!loaded) LoadKeys();
+      loaded = true;
+      VisitTile(tile);
     }
   }
 
-  void VisitTile() {
-    const int64_t place = p_.KvHead(rules_.q_head) * work_.rows() +
-                          ForwardWorkspace::FirstRow(p_, rules_.batch_index, rules_.sequence) +
-                          tile_.first_column;
-    few_ ? ScoresOfFew() : Scores(place);
+  // Brings K into panels, or with few queries into float rows, and V into float rows. Where K is
+  // packed and not float32 its rows pass through the space of S.
+  void LoadKeys() {
+    const int64_t row = sequence_.kv_begin + scores_.first_column;
+    const TensorStrides k_strides = KeyStrides(p_), v_strides = ValueStrides(p_);
+    const RowsOf keys =
+        RowsAt(p_, call_.k, k_strides, k_strides.Row(range_.batch_index, range_.kv_head, row),
+               scores_.columns, dim_);
+    keys_ = few_ ? AsFloats(p_, keys, k_) : FloatRows{k_, 0};
+    if (!few_) PackKeys(keys);
+    const RowsOf values =
+        RowsAt(p_, call_.v, v_strides, v_strides.Row(range_.batch_index, range_.kv_head, row),
+               scores_.columns, v_dim_);
+    values_ = static_cast<const float*>(values.data);
+    finite_ = Finite::kUnknown;
+    if (IsReadInPlace(p_, v_strides, v_dim_)) return;
+    values_ = v_copy_;
+    finite_ = CopyRows(p_.element, values, v_copy_, v_stride_) ? Finite::kYes : Finite::kNo;
+  }
+
+  void PackKeys(const RowsOf& keys) {
+    const int64_t row_bytes = keys.stride * ElementBytes(p_.element);
+    for (int r = 0; r < keys.rows; r += kMaxPanelColumns) {
+      const RowsOf some = {static_cast<const uint8_t*>(keys.data) + r * row_bytes, keys.stride,
+                           HWY_MIN(kMaxPanelColumns, keys.rows - r), dim_};
+      const FloatRows k = AsFloats(p_, some, s_);
+      TransposeToPanels(k.data, k.stride, some.rows, dim_, k_ + int64_t{r} * dim_);
+    }
+  }
+
+  void VisitTile(QueryTile& tile) {
+    few_ ? ScoresOfFew(tile) : Scores(tile);
+    const bool full = scores_.full;
     if (p_.dropout.threshold > 0) {
-      FillDropout(rules_, tile_, keep_, kMaxKeyRows);
-      tile_.full ? Softmax<false, true>() : Softmax<true, true>();
+      FillDropout(tile.rules, scores_, keep_, kMaxKeyRows);
+      full ? Softmax<false, true>(tile) : Softmax<true, true>(tile);
     } else {
-      tile_.full ? Softmax<false, false>() : Softmax<true, false>();
+      full ? Softmax<false, false>(tile) : Softmax<true, false>(tile);
     }
-    AccumulateValues(place);
+    AccumulateValues(tile);
   }
 
-  void Scores(int64_t place) {
-    Multiply({.a = q_.data,
-              .a_row = q_.stride,
+  void Scores(const QueryTile& tile) {
+    Multiply({.a = tile.q.data,
+              .a_row = tile.q.stride,
               .a_k = 1,
-              .b = work_.keys() + place * dim_,
+              .b = k_,
               .b_k = kPanelColumns,
               .b_panel = int64_t{dim_} * kPanelColumns,
               .c = s_,
               .c_row = kMaxKeyRows,
-              .rows = rows_,
-              .columns = tile_.columns,
+              .rows = tile.rows,
+              .columns = scores_.columns,
               .depth = dim_,
               .accumulate = false,
-              .column_limits = tile_.full ? nullptr : tile_.columns_of_rows});
+              .column_limits = scores_.full ? nullptr : scores_.columns_of_rows,
+              .depth_step = kForwardDepthStep});
   }
 
   // Sᵀ = K·Qᵀ, turned around.
-  void ScoresOfFew() {
-    const TensorStrides strides = KeyStrides(p_);
-    const RowsOf keys = RowsAt(p_, call_.k, strides,
-                               strides.Row(rules_.batch_index, p_.KvHead(rules_.q_head),
-                                           rules_.sequence.kv_begin + tile_.first_column),
-                               tile_.columns, dim_);
-    const FloatRows k = AsFloats(p_, keys, k_copy_);
-    Multiply({.a = k.data,
-              .a_row = k.stride,
+  void ScoresOfFew(const QueryTile& tile) {
+    Multiply({.a = keys_.data,
+              .a_row = keys_.stride,
               .a_k = 1,
-              .b = q_panels_,
+              .b = tile.panels,
               .b_k = kPanelColumns,
               .b_panel = int64_t{dim_} * kPanelColumns,
               .c = s_transposed_,
               .c_row = kFewQueries,
-              .rows = tile_.columns,
-              .columns = rows_,
+              .rows = scores_.columns,
+              .columns = tile.rows,
               .depth = dim_,
-              .accumulate = false});
-    for (int r = 0; r < rows_; ++r) {
-      for (int c = 0; c < tile_.columns; ++c) {
+              .accumulate = false,
+              .depth_step = kForwardDepthStep});
+    for (int r = 0; r < tile.rows; ++r) {
+      for (int c = 0; c < scores_.columns; ++c) {
         s_[r * kMaxKeyRows + c] = s_transposed_[c * kFewQueries + r];
       }
     }
   }
 
-  void AccumulateValues(int64_t place) {
-    const float* values = Values(place);
+  void AccumulateValues(QueryTile& tile) {
     Product product = {.a = s_,
                        .a_row = kMaxKeyRows,
                        .a_k = 1,
-                       .b = values,
+                       .b = values_,
                        .b_k = v_stride_,
                        .b_panel = kPanelColumns,
-                       .c = o_,
+                       .c = tile.o,
                        .c_row = v_stride_,
-                       .rows = rows_,
-                       .columns = static_cast<int>(p_.v_head_dim),
-                       .depth = tile_.columns,
+                       .rows = tile.rows,
+                       .columns = v_dim_,
+                       .depth = scores_.columns,
                        .accumulate = true,
-                       .depth_limits = tile_.full ? nullptr : tile_.columns_of_rows};
-    tile_.full || AreValuesFinite(values, place) ? Multiply(product) : MultiplyVisible(product);
+                       .depth_limits = scores_.full ? nullptr : scores_.columns_of_rows,
+                       .depth_step = kForwardDepthStep};
+    scores_.full || AreValuesFinite() ? Multiply(product) : MultiplyVisible(product);
   }
 
-  // V of the tile, in place or in the workspace: rows of v_stride_ either way.
-  const float* Values(int64_t place) const {
-    const TensorStrides strides = ValueStrides(p_);
-    if (!IsReadInPlace(p_, strides, p_.v_head_dim)) return work_.values() + place * v_stride_;
-    return static_cast<const float*>(call_.v) +
-           strides.Row(rules_.batch_index, p_.KvHead(rules_.q_head),
-                       rules_.sequence.kv_begin + tile_.first_column);
-  }
-
-  bool AreValuesFinite(const float* values, int64_t place) const {
-    if (IsReadInPlace(p_, ValueStrides(p_), p_.v_head_dim)) {
-      return AreFinite({values, v_stride_, tile_.columns, static_cast<int>(p_.v_head_dim)});
+  // Looked for once a tile of keys, where a query tile sees some of them only.
+  bool AreValuesFinite() {
+    if (finite_ == Finite::kUnknown) {
+      const bool finite = AreFinite({values_, v_stride_, scores_.columns, v_dim_});
+      finite_ = finite ? Finite::kYes : Finite::kNo;
     }
-    bool finite = true;
-    for (int c = 0; c < tile_.columns; c += ForwardWorkspace::kUnit) {
-      finite &= work_.finite()[(place + c) / ForwardWorkspace::kUnit] != 0;
-    }
-    return finite;
+    return finite_ == Finite::kYes;
   }
 
   // Some rows at a time: while one row's maximum is reduced, the exponentials of others can run.
   template <bool kMasked, bool kDropout>
-  void Softmax() {
+  void Softmax(QueryTile& tile) {
     constexpr int kStep = 8;
-    for (int first = 0; first < rows_; first += kStep) {
-      const int end = HWY_MIN(rows_, first + kStep);
+    for (int first = 0; first < tile.rows; first += kStep) {
+      const int end = HWY_MIN(tile.rows, first + kStep);
       for (int r = first; r < end; ++r) {
         float* s = s_ + r * kMaxKeyRows;
-        const bool as_is = !kMasked && rules_.plain;
-        visible_[r] += as_is ? tile_.columns : PrepareRow(rules_, tile_, r, s);
-        UpdateMaximum(r, s, WholeVectors(tile_.row(r)));
+        const bool as_is = !kMasked && tile.rules.plain;
+        tile.visible[r] += as_is ? scores_.columns : PrepareRow(tile.rules, scores_, r, s);
+        UpdateMaximum(tile, r, s, WholeVectors(scores_.row(r)));
       }
       for (int r = first; r < end; ++r) {
         float* s = s_ + r * kMaxKeyRows;
-        const Span whole = WholeVectors(tile_.row(r));
-        sum_[r] += ExponentialRow<kMasked, kDropout>(r, s, whole);
+        const Span whole = WholeVectors(scores_.row(r));
+        tile.sum[r] += ExponentialRow<kMasked, kDropout>(tile, r, s, whole);
         if (kMasked) {
           FillHidden(s, 0, whole.begin);
-          FillHidden(s, whole.end, tile_.columns);
+          FillHidden(s, whole.end, scores_.columns);
         }
       }
     }
   }
 
-  void UpdateMaximum(int r, const float* s, const Span& whole) {
+  void UpdateMaximum(QueryTile& tile, int r, const float* s, const Span& whole) {
     const FloatTag d;
     if (whole.empty()) return;
     FloatVector most = hn::LoadU(d, s + whole.begin);
     for (int c = whole.begin + kLanes; c < whole.end; c += kLanes) {
       most = hn::Max(most, hn::LoadU(d, s + c));
     }
-    float row_max = hn::GetLane(hn::MaxOfLanes(d, most)) * factor_;
-    if (!(row_max > max_[r])) return;  // a NaN among the scores shows in P
-    const float rescale = Exp2One(max_[r] - row_max);
-    max_[r] = row_max;
-    if (sum_[r] == 0) return;  // O is still zero
-    sum_[r] *= rescale;
-    float* o = o_ + r * v_stride_;
-    for (int n = 0; n < p_.v_head_dim; n += kLanes) {
+    float row_max = hn::GetLane(hn::MaxOfLanes(d, most)) * tile.factor;
+    if (!(row_max > tile.max[r])) return;  // a NaN among the scores shows in P
+    const float rescale = Exp2One(tile.max[r] - row_max);
+    tile.max[r] = row_max;
+    if (tile.sum[r] == 0) return;  // O is still zero
+    tile.sum[r] *= rescale;
+    float* o = tile.o + r * v_stride_;
+    for (int n = 0; n < v_dim_; n += kLanes) {
       hn::StoreU(hn::Mul(hn::Set(d, rescale), hn::LoadU(d, o + n)), d, o + n);
     }
   }
 
   template <bool kMasked, bool kDropout>
-  float ExponentialRow(int r, float* s, const Span& whole) {
+  float ExponentialRow(const QueryTile& tile, int r, float* s, const Span& whole) const {
     const FloatTag d;
-    const FloatVector factor = hn::Set(d, factor_), max = hn::Set(d, max_[r]);
+    const FloatVector factor = hn::Set(d, tile.factor), max = hn::Set(d, tile.max[r]);
     const uint8_t* keep = keep_ + r * kMaxKeyRows;
     FloatVector sum = hn::Zero(d);
     for (int c = whole.begin; c < whole.end; c += kLanes) {
@@ -299,71 +325,72 @@ class ForwardPass {
   }
 
   // Normalises and writes O and lse.
-  void Finish() {
+  void Finish(QueryTile& tile) const {
     const TensorStrides strides = OutputStrides(p_);
     const float kept = DropoutScale(p_.dropout.threshold);
-    const int count = static_cast<int>(p_.v_head_dim);
-    for (int r = 0; r < rows_; ++r) {
-      const int64_t row = first_row_ + r;
-      const int64_t at =
-          strides.Row(rules_.batch_index, rules_.q_head, rules_.sequence.q_begin + row);
+    const int64_t head = tile.rules.q_head;
+    for (int r = 0; r < tile.rows; ++r) {
+      const int64_t row = tile.first_row + r;
+      const int64_t at = strides.Row(range_.batch_index, head, sequence_.q_begin + row);
       uint8_t* out = static_cast<uint8_t*>(call_.o) + at * ElementBytes(p_.element);
-      float& lse = call_.lse[p_.LseIndex(rules_.batch_index, rules_.q_head, rules_.sequence, row)];
-      float* o = o_ + r * v_stride_;
-      if (visible_[r] == 0) {
+      float& lse = call_.lse[p_.LseIndex(range_.batch_index, head, sequence_, row)];
+      const float* o = tile.o + r * v_stride_;
+      if (tile.visible[r] == 0) {
         lse = -std::numeric_limits<float>::infinity();
-        StoreRow(p_.element, o, 0.0f, count, out);
+        StoreRow(p_.element, o, 0.0f, v_dim_, out);
         continue;
       }
-      const float rescale = AddToDenominator(r);
-      lse = sum_[r] == 0 ? std::numeric_limits<float>::quiet_NaN()
-                         : static_cast<float>((std::log2(double{sum_[r]}) + max_[r]) * kLn2);
-      StoreRow(p_.element, o, rescale * kept / sum_[r], count, out);
+      const float rescale = AddToDenominator(tile, r);
+      const float sum = tile.sum[r];
+      lse = sum == 0 ? std::numeric_limits<float>::quiet_NaN()
+                     : static_cast<float>((std::log2(double{sum}) + tile.max[r]) * kLn2);
+      StoreRow(p_.element, o, rescale * kept / sum, v_dim_, out);
     }
   }
 
   // Adds the sink or the keys counted as logit 0 to l; returns what O must be multiplied by for it.
-  float AddToDenominator(int r) {
+  float AddToDenominator(QueryTile& tile, int r) const {
     float logit = 0, count = 0;
     if (p_.denominator == DenominatorKind::kSink) {
-      logit = p_.sink_logits[rules_.q_head] * kLog2E;
+      logit = p_.sink_logits[tile.rules.q_head] * kLog2E;
       count = 1;
     } else if (p_.denominator == DenominatorKind::kZeroRest) {
-      count = static_cast<float>(rules_.sequence.kv_len - visible_[r]);
+      count = static_cast<float>(sequence_.kv_len - tile.visible[r]);
     }
     if (count == 0) return 1.0f;
-    const float max = HWY_MAX(max_[r], logit);
-    const float rescale = Exp2One(max_[r] - max);
-    sum_[r] = sum_[r] * rescale + count * Exp2One(logit - max);
-    max_[r] = max;
+    const float max = HWY_MAX(tile.max[r], logit);
+    const float rescale = Exp2One(tile.max[r] - max);
+    tile.sum[r] = tile.sum[r] * rescale + count * Exp2One(logit - max);
+    tile.max[r] = max;
     return rescale;
   }
 
+  enum class Finite : uint8_t { kUnknown, kYes, kNo };
+
   const ForwardCall& call_;
   const Problem& p_;
-  const HeadRules rules_;
-  const float factor_;  // of scores, to units of log2
-  const ForwardWorkspace work_;
-  const int64_t first_row_;
-  const int dim_;
-  const int64_t v_stride_;
-  int rows_;
-  bool few_;         // K is not packed
-  float* q_copy_;    // [rows][PaddedDim(dim)], unless Q is float32
-  FloatRows q_;      // the copy, or Q itself
-  float* q_panels_;  // Qᵀ, k_copy_ [keys][PaddedDim(dim)] and s_transposed_ [keys][kFewQueries]:
-  float* k_copy_;    // for few queries
-  float* s_transposed_;
-  float* s_;       // [rows][kMaxKeyRows]
-  float* o_;       // [rows][v_stride]
-  uint8_t* keep_;  // [rows][kMaxKeyRows]
-  ScoreTile tile_;
-  float max_[kMaxQueryRows], sum_[kMaxQueryRows];
-  int64_t visible_[kMaxQueryRows];
+  const ForwardRange range_;
+  const Sequence sequence_;
+  const bool few_;  // K is not packed
+  const int dim_, v_dim_;
+  const int64_t q_stride_, v_stride_;
+  std::optional<QueryTile> tiles_[kMaxTilesPerItem];
+  float* q_copies_;      // [tiles][kMaxQueryRows][q_stride]: Q unless it is float32, or panels
+  float* o_;             // [tiles][kMaxQueryRows][v_stride]
+  float* s_;             // [kMaxQueryRows][kMaxKeyRows]
+  uint8_t* keep_;        // [kMaxQueryRows][kMaxKeyRows]
+  float* k_;             // K in panels; as rows [keys][q_stride] with few queries
+  float* v_copy_;        // [keys][v_stride], unless V is read in place
+  float* s_transposed_;  // [keys][kFewQueries], with few queries
+  // Of the tile of keys in work:
+  FloatRows keys_ = {};            // with few queries
+  const float* values_ = nullptr;  // [keys][v_stride]
+  Finite finite_ = Finite::kUnknown;
+  ScoreTile scores_;
 };
 
-void ForwardItemImpl(const ForwardCall& call, int64_t b, int64_t h, int64_t tile, float* scratch) {
-  ForwardPass(call, b, h, tile, scratch).Run();
+void ForwardItemImpl(const ForwardCall& call, const ForwardRange& range, float* scratch) {
+  ForwardPass(call, range, scratch).Run();
 }
 
 // Multiplies for some milliseconds: the rate that a thread reaches in the products of a tile.
@@ -401,19 +428,12 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace attnd {
 
-HWY_EXPORT(PackKeysImpl);
 HWY_EXPORT(ForwardItemImpl);
 HWY_EXPORT(TargetNameImpl);
 HWY_EXPORT(MeasureFlopsPerSecondImpl);
 
-void PackKeys(const ForwardCall& call, int64_t batch_index, int64_t kv_head, int64_t tile,
-              float* scratch) {
-  HWY_DYNAMIC_DISPATCH(PackKeysImpl)(call, batch_index, kv_head, tile, scratch);
-}
-
-void ForwardItem(const ForwardCall& call, int64_t batch_index, int64_t q_head, int64_t tile,
-                 float* scratch) {
-  HWY_DYNAMIC_DISPATCH(ForwardItemImpl)(call, batch_index, q_head, tile, scratch);
+void ForwardItem(const ForwardCall& call, const ForwardRange& range, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(ForwardItemImpl)(call, range, scratch);
 }
 
 std::string CpuTargetName() { return HWY_DYNAMIC_DISPATCH(TargetNameImpl)(); }

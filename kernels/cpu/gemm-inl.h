@@ -36,9 +36,9 @@ constexpr int kTileRows = 6;
 constexpr int kPanelVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
 constexpr int kPanelColumns = kPanelVectors * kLanes;
 static_assert(kMaxPanelColumns % kPanelColumns == 0);
-// Rows of a panel read before the next row tile: 64·64 floats, half of a 32 KiB first-level cache.
-// It is also how many products a register adds up before C takes the sum. With 256 D 128 runs up to
-// 5 % faster forward, but float32 errors reach 2.4 times PyTorch's largest (docs/PERFORMANCE.md).
+// Rows of a panel read before the next row tile, and how many products a register adds up before C
+// takes the sum: 64·64 floats are half of a 32 KiB first-level cache. More rows move C less often
+// and round more (figures: docs/PERFORMANCE.md).
 constexpr int kDepthStep = 64;
 
 struct Product {
@@ -54,6 +54,7 @@ struct Product {
   // were), and the k that contribute (A is zero elsewhere, or B must not be read).
   const Span* column_limits = nullptr;
   const Span* depth_limits = nullptr;
+  int depth_step = kDepthStep;
 };
 
 template <int kRows, int kVectors>
@@ -78,13 +79,20 @@ void RegisterTile(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_k,
       for (int n = 0; n < kVectors; ++n) sum[m][n] = hn::MulAdd(scalar, row[n], sum[m][n]);
     }
   }
-  HWY_UNROLL(6)
-  for (int m = 0; m < kRows; ++m) {
-    HWY_UNROLL(4)
-    for (int n = 0; n < kVectors; ++n) {
-      float* place = c + m * c_row + n * kLanes;
-      if (accumulate) sum[m][n] = hn::Add(sum[m][n], hn::LoadU(d, place));
-      hn::StoreU(sum[m][n], d, place);
+  // A loop for each case, and one pointer that steps: otherwise compilers keep 24 addresses.
+  if (accumulate) {
+    HWY_UNROLL(6)
+    for (int m = 0; m < kRows; ++m, c += c_row) {
+      HWY_UNROLL(4)
+      for (int n = 0; n < kVectors; ++n) {
+        hn::StoreU(hn::Add(sum[m][n], hn::LoadU(d, c + n * kLanes)), d, c + n * kLanes);
+      }
+    }
+  } else {
+    HWY_UNROLL(6)
+    for (int m = 0; m < kRows; ++m, c += c_row) {
+      HWY_UNROLL(4)
+      for (int n = 0; n < kVectors; ++n) hn::StoreU(sum[m][n], d, c + n * kLanes);
     }
   }
 }
@@ -176,7 +184,7 @@ void MultiplyAll(const Product& p) {
   for (int column = 0; column < p.columns; column += kPanelColumns) {
     int k = 0;
     do {
-      int end = HWY_MIN(p.depth, k + kDepthStep);
+      int end = HWY_MIN(p.depth, k + p.depth_step);
       MultiplyPanel<kVisibleOnly>(p, column, k, end);
       k = end;
     } while (k < p.depth);

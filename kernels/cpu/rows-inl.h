@@ -209,22 +209,35 @@ HWY_INLINE void Transpose4x4(const float* HWY_RESTRICT rows, int64_t stride,
 }
 #endif
 
-// One panel of `count` keys.
-inline void TransposePanel(const float* HWY_RESTRICT rows, int64_t stride, int count, int dim,
-                           float* HWY_RESTRICT panel) {
+// Some keys, some numbers of each.
+inline void TransposeBlock(const float* HWY_RESTRICT rows, int64_t stride, int keys, int numbers,
+                           float* HWY_RESTRICT out) {
   int key = 0;
 #if HWY_TARGET != HWY_SCALAR
-  for (; key + 4 <= count; key += 4) {
+  for (; key + 4 <= keys; key += 4) {
     const float* four = rows + key * stride;
     int n = 0;
-    for (; n + 4 <= dim; n += 4) Transpose4x4(four + n, stride, panel + n * kPanelColumns + key);
-    for (; n < dim; ++n) {
-      for (int m = 0; m < 4; ++m) panel[n * kPanelColumns + key + m] = four[m * stride + n];
+    for (; n + 4 <= numbers; n += 4) Transpose4x4(four + n, stride, out + n * kPanelColumns + key);
+    for (; n < numbers; ++n) {
+      for (int m = 0; m < 4; ++m) out[n * kPanelColumns + key + m] = four[m * stride + n];
     }
   }
 #endif
-  for (; key < count; ++key) {
-    for (int n = 0; n < dim; ++n) panel[n * kPanelColumns + key] = rows[key * stride + n];
+  for (; key < keys; ++key) {
+    for (int n = 0; n < numbers; ++n) out[n * kPanelColumns + key] = rows[key * stride + n];
+  }
+}
+
+// One panel of `count` keys, in blocks of whole cache lines on both sides: rows of K and of a panel
+// lie so far apart that a first-level cache keeps few of either.
+inline void TransposePanel(const float* HWY_RESTRICT rows, int64_t stride, int count, int dim,
+                           float* HWY_RESTRICT panel) {
+  constexpr int kBlock = 16;
+  for (int key = 0; key < count; key += kBlock) {
+    for (int n = 0; n < dim; n += kBlock) {
+      TransposeBlock(rows + key * stride + n, stride, HWY_MIN(kBlock, count - key),
+                     HWY_MIN(kBlock, dim - n), panel + n * kPanelColumns + key);
+    }
   }
 }
 

@@ -24,6 +24,22 @@ int64_t PairsOfRows(const Problem& p, const Sequence& s, int64_t begin, int64_t 
   return (end - begin) * (seen(begin) + 2 * seen((begin + end) / 2) + seen(end - 1)) / 4;
 }
 
+int64_t PairsOfTile(const Problem& p, const Sequence& s, int64_t tile) {
+  const int64_t row = tile * kMaxQueryRows;
+  return PairsOfRows(p, s, row, std::min(row + kMaxQueryRows, s.q_len));
+}
+
+// The most that leaves each thread kItemsPerThread items, so that they finish together.
+int64_t TilesPerItem(absl::Span<const ForwardCall> calls, int threads) {
+  constexpr int64_t kItemsPerThread = 4;
+  int64_t tiles = 0;
+  for (const ForwardCall& call : calls) {
+    const Problem& p = *call.problem;
+    for (int64_t b = 0; b < p.batch; ++b) tiles += p.q_heads * QueryTiles(p.SequenceAt(b).q_len);
+  }
+  return std::clamp<int64_t>(tiles / (kItemsPerThread * threads), 1, kMaxTilesPerItem);
+}
+
 // Calls body(call index, problem, batch index, its sequence, KV head), each in a group of its own.
 template <class Call, class Body>
 WorkList ForEachKvHead(absl::Span<const Call> calls, const Body& body) {
@@ -58,25 +74,20 @@ void WorkList::Sort() {
   });
 }
 
-WorkList PackItems(absl::Span<const ForwardCall> calls) {
-  return ForEachKvHead(calls, [](WorkList& list, size_t n, const Problem& p, int64_t b,
-                                 const Sequence& s, int64_t kv_head) {
-    if (!PacksKeys(p, s.q_len) && IsReadInPlace(p, ValueStrides(p), p.v_head_dim)) return;
-    for (int64_t tile = 0; tile < Tiles(s.kv_len, ForwardTileSize(p).kv_rows); ++tile) {
-      list.Add(MakeItem(n, b, kv_head, tile), p.qk_head_dim + p.v_head_dim);
-    }
-  });
-}
-
-WorkList ForwardItems(absl::Span<const ForwardCall> calls) {
-  return ForEachKvHead(calls, [](WorkList& list, size_t n, const Problem& p, int64_t b,
-                                 const Sequence& s, int64_t kv_head) {
-    const int64_t step = ForwardTileSize(p).q_rows, dims = p.qk_head_dim + p.v_head_dim;
-    for (int64_t g = 0; g < p.group_size(); ++g) {
-      for (int64_t row = 0; row < s.q_len; row += step) {
-        list.Add(MakeItem(n, b, kv_head * p.group_size() + g, row / step),
-                 dims * PairsOfRows(p, s, row, std::min(row + step, s.q_len)));
+WorkList ForwardItems(absl::Span<const ForwardCall> calls, int threads) {
+  const int64_t wanted = TilesPerItem(calls, threads);
+  return ForEachKvHead(calls, [&](WorkList& list, size_t n, const Problem& p, int64_t b,
+                                  const Sequence& s, int64_t kv_head) {
+    const int64_t step = std::min<int64_t>(wanted, MaxTilesPerItem(p));
+    const int64_t tiles = QueryTiles(s.q_len), units = p.group_size() * tiles;
+    for (int64_t first = 0; first < units; first += step) {
+      WorkItem item = MakeItem(n, b, kv_head, first);
+      item.count = static_cast<int32_t>(std::min(step, units - first));
+      int64_t pairs = 0;
+      for (int64_t unit = first; unit < first + item.count; ++unit) {
+        pairs += PairsOfTile(p, s, unit % tiles);
       }
+      list.Add(item, (p.qk_head_dim + p.v_head_dim) * pairs);
     }
   });
 }

@@ -11,12 +11,13 @@
 
 namespace attnd {
 
-// `head` and `tile` mean what the phase's function in cpu_kernels.h says.
+// `head`, `tile` and `count` mean what the phase's function in cpu_kernels.h says.
 struct WorkItem {
   int32_t call;
   int32_t batch_index;
   int32_t head;
   int32_t tile;
+  int32_t count = 1;
 };
 
 // Adds items group by group, then puts the groups with the longest item first, and inside a group
@@ -40,8 +41,8 @@ class WorkList {
   int64_t group_ = 0;
 };
 
-WorkList PackItems(absl::Span<const ForwardCall> calls);
-WorkList ForwardItems(absl::Span<const ForwardCall> calls);
+// Items of as many query tiles as leave each thread some items.
+WorkList ForwardItems(absl::Span<const ForwardCall> calls, int threads);
 
 WorkList RowSumItems(absl::Span<const BackwardCall> calls);
 WorkList GradientItems(absl::Span<const BackwardCall> calls);

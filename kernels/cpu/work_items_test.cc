@@ -21,39 +21,56 @@ Problem Sized(int64_t batch, int64_t q_heads, int64_t kv_heads, int64_t length) 
 }
 
 using Key = std::tuple<int, int, int, int>;
-Key KeyOf(const WorkItem& item) { return {item.call, item.batch_index, item.head, item.tile}; }
 
-TEST(WorkItems, CoverEachQueryTileOfEachCallOnce) {
-  const Problem problems[] = {Sized(2, 4, 2, 300), Sized(1, 1, 1, 1)};
+TEST(WorkItems, CoverEachQueryTileOfEachCallOnceForAnyNumberOfThreads) {
+  const Problem problems[] = {Sized(2, 6, 2, 300), Sized(1, 1, 1, 1)};
   ForwardCall calls[2];
   for (int n = 0; n < 2; ++n) calls[n].problem = &problems[n];
-  const WorkList list = ForwardItems(calls);
-  std::map<Key, int> seen;
-  for (int64_t n = 0; n < list.size(); ++n) ++seen[KeyOf(list[n])];
-  int expected = 0;
-  for (int call = 0; call < 2; ++call) {
-    const Problem& p = problems[call];
-    for (int b = 0; b < p.batch; ++b) {
-      for (int h = 0; h < p.q_heads; ++h) {
-        for (int t = 0; t * ForwardTileSize(p).q_rows < p.q_len; ++t, ++expected) {
-          EXPECT_EQ(1, (seen[Key{call, b, h, t}])) << call << b << h << t;
+  for (int threads : {1, 2, 64}) {
+    const WorkList list = ForwardItems(calls, threads);
+    std::map<Key, int> seen;  // call, batch entry, KV head, tile of those that share it
+    for (int64_t n = 0; n < list.size(); ++n) {
+      const WorkItem& item = list[n];
+      EXPECT_LE(item.count, MaxTilesPerItem(problems[item.call]));
+      for (int t = 0; t < item.count; ++t) {
+        ++seen[Key{item.call, item.batch_index, item.head, item.tile + t}];
+      }
+    }
+    size_t expected = 0;
+    for (int call = 0; call < 2; ++call) {
+      const Problem& p = problems[call];
+      const int tiles = static_cast<int>(p.group_size() * QueryTiles(p.q_len));
+      for (int b = 0; b < p.batch; ++b) {
+        for (int h = 0; h < p.kv_heads; ++h) {
+          for (int t = 0; t < tiles; ++t, ++expected) {
+            EXPECT_EQ(1, (seen[Key{call, b, h, t}])) << call << " " << b << " " << h << " " << t;
+          }
         }
       }
     }
+    EXPECT_EQ(seen.size(), expected) << "and nothing else";
   }
-  EXPECT_EQ(list.size(), expected);
 }
 
-TEST(WorkItems, PutTheLongestHeadFirstAndItsLongestTileFirst) {
+TEST(WorkItems, AreSmallerWhereThreadsAreMany) {
+  const Problem p = Sized(1, 4, 4, 4096);
+  ForwardCall call;
+  call.problem = &p;
+  EXPECT_EQ(ForwardItems({&call, 1}, 1).size(), 4 * QueryTiles(4096) / MaxTilesPerItem(p));
+  EXPECT_GE(ForwardItems({&call, 1}, 8).size(), 4 * 8);
+  EXPECT_EQ(ForwardItems({&call, 1}, 256).size(), 4 * QueryTiles(4096));
+}
+
+TEST(WorkItems, PutTheLongestHeadFirstAndItsLongestItemFirst) {
   Problem packed = Sized(2, 1, 1, 1300);
   packed.layout = Layout::kPackedThd;
   packed.cu_seqlens_q = packed.cu_seqlens_k = {0, 300, 1300};
   packed.causal = true;
   ForwardCall call;
   call.problem = &packed;
-  const WorkList list = ForwardItems({&call, 1});
+  const WorkList list = ForwardItems({&call, 1}, /*threads=*/16);
   EXPECT_EQ(list[0].batch_index, 1);
-  EXPECT_EQ(list[0].tile, 1000 / ForwardTileSize(packed).q_rows - 1) << "the last whole tile";
+  EXPECT_EQ(list[0].tile, 1000 / kMaxQueryRows - 1) << "the last whole tile";
   for (int64_t n = 1; n < list.size(); ++n) {
     EXPECT_LE(list[n].batch_index, list[n - 1].batch_index) << "heads are interleaved";
   }
