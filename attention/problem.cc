@@ -316,4 +316,11 @@ absl::Status Validate(const Problem& p) {
   return ValidateDropoutAndShard(p);
 }
 
+bool SameForward(const Problem& a, const Problem& b) {
+  if (!a.bias || !b.bias || a.bias->want_gradient == b.bias->want_gradient) return a == b;
+  Problem same = a;
+  same.bias->want_gradient = b.bias->want_gradient;
+  return same == b;
+}
+
 }  // namespace attnd

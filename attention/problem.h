@@ -73,6 +73,7 @@ struct BoolMask {
   BroadcastShape shape;
   int64_t row_bytes() const { return (shape.columns + 7) / 8; }
   int64_t bytes() const { return shape.batch * shape.heads * shape.rows * row_bytes(); }
+  friend bool operator==(const BoolMask&, const BoolMask&) = default;
 };
 
 // A tensor added to S; −infinity masks. Its gradient, if wanted, is float32 of the same shape,
@@ -82,12 +83,14 @@ struct Bias {
   ElementType element = ElementType::kFloat32;
   BroadcastShape shape;
   bool want_gradient = false;
+  friend bool operator==(const Bias&, const Bias&) = default;
 };
 
 struct Dropout {
   uint32_t threshold = 0;  // p·256, 0..255; 0 = none
   uint64_t seed = 0;
   uint64_t offset = 0;
+  friend bool operator==(const Dropout&, const Dropout&) = default;
 };
 
 // This problem's place in the caller's whole tensors: dropout depends on it and nothing else does.
@@ -95,6 +98,7 @@ struct Shard {
   int64_t batch_offset = 0;
   int64_t q_head_offset = 0;
   int64_t total_q_heads = 0;  // 0: q_head_offset + q_heads
+  friend bool operator==(const Shard&, const Shard&) = default;
 };
 
 // One batch entry, or one packed sequence.
@@ -169,10 +173,15 @@ struct Problem {
   int64_t LseElements() const;
   int64_t LseIndex(int64_t batch_index, int64_t q_head, const Sequence& sequence,
                    int64_t row) const;
+
+  friend bool operator==(const Problem&, const Problem&) = default;
 };
 
 // OK, or InvalidArgument "field: expected ..., got ..." naming the wire's field. Looks at every
 // number, overflow of products included, and allocates nothing.
 absl::Status Validate(const Problem& problem);
+
+// Whether forward gives the same for both: all fields but bias.want_gradient agree.
+bool SameForward(const Problem& a, const Problem& b);
 
 }  // namespace attnd

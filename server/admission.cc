@@ -61,8 +61,9 @@ absl::Status TooLarge(absl::string_view reason, absl::string_view what, int64_t 
 // What is taken now, in total and by each caller. Any thread.
 class AdmissionLedger {
  public:
+  // When leases stand in the way, `missing` tells how many of their bytes would have to go.
   absl::Status Take(const AdmissionLimits& limits, const std::string& caller, int64_t bytes,
-                    double seconds) {
+                    double seconds, int64_t* missing) {
     absl::MutexLock lock(&mutex_);
     if (use_.calls + 1 > limits.max_calls) {
       return Full(reason::kQueueFull, "calls", limits.max_calls, use_.calls + 1, use_.seconds);
@@ -72,9 +73,11 @@ class AdmissionLedger {
                   static_cast<int64_t>(limits.max_queue_seconds * 1e3),
                   static_cast<int64_t>(use_.seconds * 1e3), use_.seconds);
     }
-    if (use_.bytes + bytes > limits.memory_bytes) {
-      return Full(reason::kMemoryPressure, "bytes of staging memory", limits.memory_bytes,
-                  use_.bytes + bytes, use_.seconds);
+    int64_t wanted = use_.bytes + use_.lease_bytes + bytes;
+    if (wanted > limits.memory_bytes) {
+      *missing = std::min(wanted - limits.memory_bytes, use_.lease_bytes);
+      return Full(reason::kMemoryPressure, "bytes of staging memory", limits.memory_bytes, wanted,
+                  use_.seconds);
     }
     auto own = callers_.find(caller);
     AdmissionUse mine = own == callers_.end() ? AdmissionUse{} : own->second;
@@ -84,13 +87,19 @@ class AdmissionLedger {
     if (mine.bytes + bytes > limits.caller_max_bytes) {
       return OverQuota(caller, "bytes", limits.caller_max_bytes, mine.bytes + bytes);
     }
-    Add(caller, {1, bytes, seconds});
+    Add(caller, {.calls = 1, .bytes = bytes, .seconds = seconds});
     return absl::OkStatus();
   }
 
   void GiveBack(const std::string& caller, const AdmissionUse& part) {
     absl::MutexLock lock(&mutex_);
-    Add(caller, {-part.calls, -part.bytes, -part.seconds});
+    Add(caller, {-part.calls, -part.bytes, -part.lease_bytes, -part.seconds});
+  }
+
+  // From the caller's account to the leases'.
+  void BecomeLease(const std::string& caller, int64_t bytes) {
+    absl::MutexLock lock(&mutex_);
+    Add(caller, {.bytes = -bytes, .lease_bytes = bytes});
   }
 
   AdmissionUse use() const {
@@ -110,6 +119,7 @@ class AdmissionLedger {
       use->bytes += part.bytes;
       use->seconds += part.seconds;
     }
+    use_.lease_bytes += part.lease_bytes;
     if (use_.calls == 0) use_.seconds = 0;  // sums of doubles drift; an empty queue is empty
     if (mine.calls == 0 && mine.bytes == 0) callers_.erase(caller);
   }
@@ -128,6 +138,7 @@ Ticket& Ticket::operator=(Ticket&& other) noexcept {
   bytes_ = std::exchange(other.bytes_, 0);
   seconds_ = std::exchange(other.seconds_, 0);
   working_ = std::exchange(other.working_, false);
+  lease_ = std::exchange(other.lease_, false);
   return *this;
 }
 
@@ -139,21 +150,32 @@ Ticket::~Ticket() {
 void Ticket::ReleaseWork() {
   if (!working_) return;
   working_ = false;
-  ledger_->GiveBack(caller_, {1, 0, seconds_});
+  ledger_->GiveBack(caller_, {.calls = 1, .seconds = seconds_});
 }
 
 void Ticket::ShrinkTo(int64_t bytes) {
   if (bytes >= bytes_) return;
-  ledger_->GiveBack(caller_, {0, bytes_ - bytes, 0});
+  int64_t back = bytes_ - bytes;
+  ledger_->GiveBack(caller_,
+                    lease_ ? AdmissionUse{.lease_bytes = back} : AdmissionUse{.bytes = back});
   bytes_ = bytes;
 }
 
+void Ticket::BecomeLease(int64_t bytes) {
+  ReleaseWork();
+  ShrinkTo(bytes);
+  if (lease_ || ledger_ == nullptr) return;
+  ledger_->BecomeLease(caller_, bytes_);
+  lease_ = true;
+}
+
 Admission::Admission(const AdmissionLimits& limits, const Backend& backend, const CostModel& cost,
-                     const Clock& clock)
+                     const Clock& clock, MemoryReclaimer* reclaimer)
     : limits_(limits),
       backend_(backend),
       cost_(cost),
       clock_(clock),
+      reclaimer_(reclaimer),
       ledger_(std::make_shared<AdmissionLedger>()) {}
 
 absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext context) {
@@ -178,13 +200,26 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext
   if (bytes > limits_.memory_bytes) {
     return TooLarge(reason::kTooLargeForDevice, "staging memory", limits_.memory_bytes, bytes);
   }
-  RETURN_IF_ERROR(ledger_->Take(limits_, admitted.context_.caller, bytes, seconds));
+  RETURN_IF_ERROR(Take(admitted, bytes, seconds));
   admitted.ticket_.ledger_ = ledger_;
   admitted.ticket_.caller_ = admitted.context_.caller;
   admitted.ticket_.bytes_ = bytes;
   admitted.ticket_.seconds_ = seconds;
   admitted.ticket_.working_ = true;
   return admitted;
+}
+
+// Leases are asked to give way once for what is missing; more than once when others took what they
+// gave, but not for ever.
+absl::Status Admission::Take(const AdmittedCall& call, int64_t bytes, double seconds) {
+  constexpr int kTries = 4;
+  absl::Status status;
+  for (int n = 0; n < kTries; ++n) {
+    int64_t missing = 0;
+    status = ledger_->Take(limits_, call.context().caller, bytes, seconds, &missing);
+    if (missing == 0 || reclaimer_ == nullptr || reclaimer_->Reclaim(missing) == 0) return status;
+  }
+  return status;
 }
 
 absl::Status Admission::Refuse(const AdmittedCall& admitted, double seconds, absl::Time now) const {

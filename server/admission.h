@@ -5,6 +5,7 @@
 //   the caller's own quota → RESOURCE_EXHAUSTED             too late already → DEADLINE_EXCEEDED
 //   what the engine cannot run → UNIMPLEMENTED              draining → UNAVAILABLE
 //
+// Leases count against the memory too, but give way: they are evicted before a call is refused.
 // "Full" looks at the work ahead of a call, not at the call itself: a single call of any length is
 // taken by an idle server, and the wait in front of it never exceeds max_queue_seconds.
 // Any thread.
@@ -40,8 +41,19 @@ struct AdmissionLimits {
 // A snapshot for metrics.
 struct AdmissionUse {
   int64_t calls = 0;
-  int64_t bytes = 0;
+  int64_t bytes = 0;        // of calls, until their reply is sent
+  int64_t lease_bytes = 0;  // of what calls left behind; of memory_bytes too
   double seconds = 0;
+};
+
+// Who can give back memory that was kept as a favour. Any thread.
+class MemoryReclaimer {
+ public:
+  virtual ~MemoryReclaimer() = default;
+  // Tries to free `bytes`; gives how many it freed.
+  virtual int64_t Reclaim(int64_t bytes) = 0;
+  // Frees one piece, even if it is young; false when there is none.
+  virtual bool EvictOne() = 0;
 };
 
 class AdmissionLedger;
@@ -62,6 +74,9 @@ class Ticket {
   void ReleaseWork();
   // Keeps `bytes` of the memory and gives the rest back.
   void ShrinkTo(int64_t bytes);
+  // ReleaseWork, ShrinkTo, and from now on the bytes are a lease's: no longer the caller's quota's,
+  // but still of the memory.
+  void BecomeLease(int64_t bytes);
 
  private:
   friend class Admission;
@@ -70,6 +85,7 @@ class Ticket {
   int64_t bytes_ = 0;
   double seconds_ = 0;
   bool working_ = false;
+  bool lease_ = false;
 };
 
 // Who calls, and until when the answer matters.
@@ -118,8 +134,9 @@ class AdmittedCall {
 
 class Admission {
  public:
+  // `reclaimer` may be null.
   Admission(const AdmissionLimits& limits, const Backend& backend, const CostModel& cost,
-            const Clock& clock);
+            const Clock& clock, MemoryReclaimer* reclaimer = nullptr);
 
   absl::StatusOr<AdmittedCall> Admit(AttentionCall call, CallContext context);
 
@@ -131,12 +148,14 @@ class Admission {
   const AdmissionLimits& limits() const { return limits_; }
 
  private:
+  absl::Status Take(const AdmittedCall& call, int64_t bytes, double seconds);
   absl::Status Refuse(const AdmittedCall& call, double seconds, absl::Time now) const;
 
   const AdmissionLimits limits_;
   const Backend& backend_;
   const CostModel& cost_;
   const Clock& clock_;
+  MemoryReclaimer* const reclaimer_;
   std::shared_ptr<AdmissionLedger> ledger_;  // shared with every ticket
 };
 

@@ -119,12 +119,19 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOpti
   }
   AdmissionLimits limits = options.admission;
   limits.max_reply_bytes = options.transport.max_message_bytes - kReplyHeaderBytes;
-  server->admission_ = std::make_unique<Admission>(limits, *server->backend_, server->cost_, clock);
+  uint64_t boot_epoch = NewBootEpoch();
+  server->leases_ =
+      std::make_unique<LeaseTable>(options.leases, boot_epoch, server->metrics_, clock);
+  server->admission_ = std::make_unique<Admission>(limits, *server->backend_, server->cost_, clock,
+                                                   server->leases_.get());
   server->reply_threads_ = std::make_unique<ReplyThreads>(ReplyThreadCount());
   server->worker_ = std::make_unique<DeviceWorker>(
-      DeviceWorkerDeps{*server->backend_, server->cost_, server->metrics_, clock}, options.worker);
+      DeviceWorkerDeps{*server->backend_, server->cost_, server->metrics_, clock,
+                       server->leases_.get()},
+      options.worker);
+  server->reaper_ = std::make_unique<LeaseReaper>(*server->leases_);
   server->SampleState();
-  server->server_info_ = DescribeServer(options, *server->engine_);
+  server->server_info_ = DescribeServer(options, *server->engine_, boot_epoch);
   RETURN_IF_ERROR(server->StartMetrics());
   RETURN_IF_ERROR(server->StartGrpc());
   server->SetServing(true);
@@ -140,6 +147,10 @@ void AttndServer::SampleState() {
   sampled.AddGauge("attnd_admitted_bytes",
                    "Staging memory promised to requests, from admission until their reply is sent.",
                    {}, [this] { return static_cast<double>(admission_->Use().bytes); });
+  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", device,
+                   [this] { return static_cast<double>(leases_->Use().leases); });
+  sampled.AddGauge("attnd_lease_bytes", "Memory of the residuals kept now.", device,
+                   [this] { return static_cast<double>(leases_->Use().bytes); });
   sampled.AddGauge("attnd_staging_pool_capacity_bytes", "Size of the staging memory.", {},
                    [this] { return static_cast<double>(staging_.capacity()); });
   sampled.AddGauge("attnd_staging_pool_used_bytes", "Staging memory that tensors lie in.", {},
@@ -191,8 +202,8 @@ absl::Status AttndServer::StartGrpc() {
     grpc::channelz::experimental::InitChannelzService();
   }
   service_ = std::make_unique<AttentionService>(
-      ServiceDeps{*admission_, staging_, *worker_, *reply_threads_, metrics_, auth_, clock_, log_,
-                  engine_->info(), server_info_, options_.slow_call, log_limit_});
+      ServiceDeps{*admission_, staging_, *worker_, *leases_, *reply_threads_, metrics_, auth_,
+                  clock_, log_, engine_->info(), server_info_, options_.slow_call, log_limit_});
   grpc::ServerBuilder builder;
   SetTransport(options_.transport, builder);
   std::vector<int> ports(options_.listen.size(), 0);

@@ -26,6 +26,8 @@
 #include "server/auth.h"
 #include "server/cost_model.h"
 #include "server/device_worker.h"
+#include "server/lease_reaper.h"
+#include "server/lease_table.h"
 #include "server/metered_backend.h"
 #include "server/metrics.h"
 #include "server/options.h"
@@ -49,6 +51,7 @@ class AttndServer {
   int metrics_port() const { return metrics_port_; }  // 0: none
   AdmissionUse use() const { return admission_->Use(); }
   int64_t staging_used() const { return staging_.used(); }
+  LeaseUse leases() const { return leases_->Use(); }
 
   // Returns when every call is answered or `timeout` has passed (what then still runs is
   // cancelled). `wait(delay)` waits; it returns false to cut the drain short, as a second SIGTERM
@@ -79,10 +82,12 @@ class AttndServer {
   StagingPool staging_;
   Authenticator auth_;
   v1::GetServerInfoResponse server_info_;
+  std::unique_ptr<LeaseTable> leases_;
   std::unique_ptr<Admission> admission_;
   std::unique_ptr<ReplyThreads> reply_threads_;  // before the worker, which hands them replies
   std::unique_ptr<DeviceWorker> worker_;
   CallLogLimit log_limit_;
+  std::unique_ptr<LeaseReaper> reaper_;
   std::unique_ptr<AttentionService> service_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> certificates_;  // and gRPC
   std::unique_ptr<grpc::Server> server_;

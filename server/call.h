@@ -11,6 +11,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "attention/cost.h"
 #include "attention/problem.h"
@@ -69,6 +70,8 @@ struct TensorSource {
   ByteRange range;
 };
 
+class Residual;
+
 class AttentionCall {
  public:
   const Problem& problem() const { return *problem_; }
@@ -82,6 +85,15 @@ class AttentionCall {
   int64_t input_bytes() const { return input_bytes_; }
   int64_t output_bytes() const { return output_bytes_; }
 
+  // A forward whose tensors shall be kept, for so long (0: the server's choice).
+  bool keep_residual() const { return keep_residual_; }
+  absl::Duration residual_ttl() const { return residual_ttl_; }
+  // A backward whose token is not empty brings d_o (and d_lse) alone; its other tensors lie in
+  // residual(), once the token has been looked up. shared_ptr: see Residual.
+  const std::string& residual_token() const { return residual_token_; }
+  const std::shared_ptr<const Residual>& residual() const { return residual_; }
+  void UseResidual(std::shared_ptr<const Residual> residual) { residual_ = std::move(residual); }
+
   // Gives the received bytes back once they have been copied out; inputs() has no meaning after.
   void DropMessage() { message_ = MessageBytes(); }
 
@@ -94,6 +106,10 @@ class AttentionCall {
   bool want_lse_ = false;
   Priority priority_ = Priority::kNormal;
   std::string request_id_;
+  bool keep_residual_ = false;
+  absl::Duration residual_ttl_;
+  std::string residual_token_;
+  std::shared_ptr<const Residual> residual_;
   absl::InlinedVector<TensorSource, 9> inputs_;
   MessageBytes message_;
   double flops_ = 0;

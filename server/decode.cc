@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kProblemField = v1::ForwardRequest::kProblemFieldNumber;
 constexpr int kOptionsField = v1::ForwardRequest::kOptionsFieldNumber;
+constexpr int64_t kMaxTokenBytes = 256;
 static_assert(kProblemField == v1::BackwardRequest::kProblemFieldNumber);
 static_assert(kOptionsField == v1::BackwardRequest::kOptionsFieldNumber);
 
@@ -56,7 +57,7 @@ absl::StatusOr<Message> ParseRange(const MessageBytes& bytes, ByteRange range,
 }
 
 // Before the problem is parsed: patterns may be large and would be parsed for nothing.
-absl::Status RefuseUnimplemented(const FieldTable& table, Direction direction) {
+absl::Status RefuseUnimplemented(const FieldTable& table) {
   bool mask = table.NestedHas(kProblemField, v1::Problem::kMaskFieldNumber);
   if (mask && table.NestedHas(kProblemField, v1::Problem::kBoolMaskFieldNumber)) {
     return FieldError(reason::kBadField, "problem.mask", "one of mask and bool_mask", "both");
@@ -66,26 +67,36 @@ absl::Status RefuseUnimplemented(const FieldTable& table, Direction direction) {
                    "problem.mask: mask patterns are not supported by this server; send bool_mask",
                    {{"field", "problem.mask"}});
   }
-  if (direction == Direction::kBackward &&
-      table.Has(v1::BackwardRequest::kResidualTokenFieldNumber)) {
-    return Failure(absl::StatusCode::kUnimplemented, reason::kResidualUnsupported,
-                   "residual_token: residuals are not supported by this server; send the tensors",
-                   {{"field", "residual_token"}});
-  }
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::CallOptions> DecodeOptions(const MessageBytes& bytes, const FieldTable& table) {
+absl::StatusOr<v1::CallOptions> DecodeOptions(const MessageBytes& bytes, const FieldTable& table,
+                                              Direction direction) {
   v1::CallOptions options;
   if (!table.Has(kOptionsField)) return options;
   ASSIGN_OR_RETURN(options,
                    ParseRange<v1::CallOptions>(bytes, table.range[kOptionsField], "options"));
-  if (options.keep_residual()) {
-    return Failure(absl::StatusCode::kUnimplemented, reason::kResidualUnsupported,
-                   "options.keep_residual: residuals are not supported by this server",
-                   {{"field", "options.keep_residual"}});
+  if (options.keep_residual() && direction == Direction::kBackward) {
+    return FieldError(reason::kBadField, "options.keep_residual", "false in Backward", "true");
   }
   return options;
+}
+
+// Empty when there is none. What it opens, if anything, is LeaseTable's to say.
+absl::StatusOr<std::string> DecodeToken(const MessageBytes& bytes, const FieldTable& table,
+                                        Direction direction) {
+  constexpr int kField = v1::BackwardRequest::kResidualTokenFieldNumber;
+  std::string token;
+  if (direction == Direction::kForward) return token;
+  ByteRange range = table.range[kField];
+  if (range.size > kMaxTokenBytes) {
+    return FieldError(reason::kBadField, "residual_token",
+                      absl::StrCat("at most ", kMaxTokenBytes, " bytes"), absl::StrCat(range.size));
+  }
+  bytes.ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
+    token.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  });
+  return token;
 }
 
 Priority DecodePriority(v1::Priority priority) {
@@ -113,14 +124,24 @@ absl::Status RefuseUndeclared(const FieldTable& table, const Problem& problem) {
 
 using Sources = absl::InlinedVector<TensorSource, 9>;
 
+// What must come: with a token d_o alone.
+TensorList ExpectedInputs(const Problem& problem, Direction direction, bool leased) {
+  TensorList inputs = InputsOf(problem, direction);
+  if (!leased) return inputs;
+  for (TensorSize& input : inputs) {
+    if (input.tensor != Tensor::kDO) input.bytes = 0;
+  }
+  return inputs;
+}
+
 absl::StatusOr<Sources> FindPayloads(const FieldTable& table, const Problem& problem,
-                                     Direction direction) {
+                                     Direction direction, bool leased) {
   RETURN_IF_ERROR(RefuseUndeclared(table, problem));
   Sources sources;
-  for (const TensorSize& input : InputsOf(problem, direction)) {
+  for (const TensorSize& input : ExpectedInputs(problem, direction, leased)) {
     ByteRange range = table.range[FieldNumber(input.tensor)];
     RETURN_IF_ERROR(CheckSize(input.tensor, input.bytes, range));
-    sources.push_back({input.tensor, range});
+    if (!leased || input.tensor == Tensor::kDO) sources.push_back({input.tensor, range});
   }
   ByteRange d_lse = table.range[FieldNumber(Tensor::kDLse)];
   if (direction == Direction::kBackward && d_lse.size != 0) {
@@ -146,12 +167,13 @@ absl::StatusOr<AttentionCall> Decoder::Decode(MessageBytes message, Direction di
   if (!table.Has(kProblemField)) {
     return FieldError(reason::kBadField, "problem", "a problem", "none");
   }
-  RETURN_IF_ERROR(RefuseUnimplemented(table, direction));
-  ASSIGN_OR_RETURN(v1::CallOptions options, DecodeOptions(message, table));
+  RETURN_IF_ERROR(RefuseUnimplemented(table));
+  ASSIGN_OR_RETURN(v1::CallOptions options, DecodeOptions(message, table, direction));
+  ASSIGN_OR_RETURN(std::string token, DecodeToken(message, table, direction));
   ASSIGN_OR_RETURN(v1::Problem wire,
                    ParseRange<v1::Problem>(message, table.range[kProblemField], "problem"));
   ASSIGN_OR_RETURN(Problem problem, DecodeProblem(wire));
-  ASSIGN_OR_RETURN(Sources sources, FindPayloads(table, problem, direction));
+  ASSIGN_OR_RETURN(Sources sources, FindPayloads(table, problem, direction, !token.empty()));
 
   AttentionCall call;
   call.direction_ = direction;
@@ -159,6 +181,9 @@ absl::StatusOr<AttentionCall> Decoder::Decode(MessageBytes message, Direction di
                    table.varint[v1::ForwardRequest::kWantLseFieldNumber] != 0;
   call.priority_ = DecodePriority(options.priority());
   call.request_id_ = options.request_id();
+  call.keep_residual_ = options.keep_residual();
+  call.residual_ttl_ = absl::Milliseconds(options.residual_ttl_ms());
+  call.residual_token_ = std::move(token);
   for (const TensorSource& source : sources) call.input_bytes_ += source.range.size;
   call.output_bytes_ = Total(OutputsOf(problem, direction));
   // Only now: the work of counting visible pairs is bounded by the payload that has arrived.

@@ -4,8 +4,8 @@
 //
 // A header (problem and options) and its payload sizes are decoded apart from where the payloads
 // lie, so that a streamed call can share all but the last step.
-// Errors: INVALID_ARGUMENT "field: expected ..., got ..."; UNIMPLEMENTED for mask patterns and
-// residuals, naming the field. Any thread.
+// Errors: INVALID_ARGUMENT "field: expected ..., got ..."; UNIMPLEMENTED for mask patterns,
+// naming the field. Any thread.
 #pragma once
 
 #include "absl/status/statusor.h"

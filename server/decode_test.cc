@@ -487,10 +487,6 @@ r.mutable_problem()->set_causal(true);
 }
 , "problem.alignment: expected top_left, bottom_right or offsets", reason::kBadField
 }
-, {"KeepResidual", SPOIL{r.mutable_options()->set_keep_residual(true);
-}
-, "options.keep_residual:", reason::kResidualUnsupported, absl::StatusCode::kUnimplemented
-}
 , {"PriorityUnknown", SPOIL{r.mutable_options()->set_priority(static_cast<v1::Priority>(4));
 }
 , "options.priority: expected a value of Priority, got 4", reason::kBadField
@@ -548,12 +544,68 @@ TEST(Decode, NamesTheTensorWhenABackwardPayloadIsOneByteOff) {
   }
 }
 
-TEST(Decode, RefusesAResidualTokenByName) {
+TEST(Decode, PassesOnTheWishToKeepAResidual) {
+  v1::ForwardRequest request = Valid();
+  request.mutable_options()->set_keep_residual(true);
+  request.mutable_options()->set_residual_ttl_ms(1500);
+  absl::StatusOr<AttentionCall> call = DecodeText(request.SerializeAsString());
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_TRUE(call->keep_residual());
+  EXPECT_EQ(call->residual_ttl(), absl::Milliseconds(1500));
+}
+
+TEST(Decode, RefusesTheWishToKeepABackward) {
   v1::BackwardRequest request = ValidBackward();
-  request.set_residual_token("t");
+  request.mutable_options()->set_keep_residual(true);
   absl::Status status = DecodeText(request.SerializeAsString(), Direction::kBackward).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_TRUE(absl::StartsWith(status.message(), "residual_token:")) << status;
+  EXPECT_EQ(status.message(), "options.keep_residual: expected false in Backward, got true");
+}
+
+// With a token the gradient of o comes alone.
+v1::BackwardRequest Leased() {
+  v1::BackwardRequest request = ValidBackward();
+  for (std::string* bytes :
+       {request.mutable_q(), request.mutable_k(), request.mutable_v(), request.mutable_o(),
+        request.mutable_lse(), request.mutable_mask_bits(), request.mutable_bias()}) {
+    bytes->clear();
+  }
+  request.set_residual_token(std::string("to\0ken", 6));
+  return request;
+}
+
+TEST(Decode, ReadsTheGradientsAloneBesideAToken) {
+  for (bool with_d_lse : {false, true}) {
+    v1::BackwardRequest request = Leased();
+    if (!with_d_lse) request.clear_d_lse();
+    absl::StatusOr<AttentionCall> call =
+        DecodeText(request.SerializeAsString(), Direction::kBackward);
+    ASSERT_TRUE(call.ok()) << call.status();
+    EXPECT_EQ(call->residual_token(), std::string("to\0ken", 6));
+    ASSERT_EQ(call->inputs().size(), with_d_lse ? 2u : 1u);
+    EXPECT_EQ(call->inputs()[0].tensor, Tensor::kDO);
+    EXPECT_EQ(call->input_bytes(), request.d_o().size() + request.d_lse().size());
+  }
+}
+
+TEST(Decode, RefusesOtherTensorsBesideAToken) {
+  v1::BackwardRequest request = Leased();
+  request.set_k(ValidBackward().k());
+  absl::Status status = DecodeText(request.SerializeAsString(), Direction::kBackward).status();
+  EXPECT_TRUE(absl::StartsWith(status.message(), "k: expected 0 bytes, got ")) << status;
+  EXPECT_EQ(ReasonOf(status), reason::kSizeMismatch);
+  request = Leased();
+  request.clear_d_o();
+  status = DecodeText(request.SerializeAsString(), Direction::kBackward).status();
+  EXPECT_TRUE(absl::StartsWith(status.message(), "d_o: expected ")) << status;
+}
+
+TEST(Decode, RefusesATokenThatIsTooLong) {
+  v1::BackwardRequest request = Leased();
+  request.set_residual_token(std::string(256, 't'));
+  EXPECT_TRUE(DecodeText(request.SerializeAsString(), Direction::kBackward).ok());
+  request.set_residual_token(std::string(257, 't'));
+  absl::Status status = DecodeText(request.SerializeAsString(), Direction::kBackward).status();
+  EXPECT_EQ(status.message(), "residual_token: expected at most 256 bytes, got 257");
 }
 
 // ---- Everything wrong that only bytes can say.

@@ -228,7 +228,6 @@ void DeviceWorker::AnswerAll(Launch launch, const absl::StatusOr<LaunchReport>& 
   int count = static_cast<int>(launch.size());
   DropLate(launch, WorkStage::kAnswer);
   for (Running& running : launch) {
-    running.call.staged().inputs.Release();
     if (report.ok()) {
       Answer(std::move(running), *report, count);
     } else {
@@ -249,11 +248,45 @@ void DeviceWorker::Answer(Running running, const LaunchReport& report, int batch
   for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {
     result.outputs_[static_cast<int>(output.tensor)] = staged[output.tensor];
   }
-  result.memory_ = std::move(staged.outputs);
-  result.ticket_ = std::move(running.call.ticket());
-  result.ticket_.ReleaseWork();
-  result.ticket_.ShrinkTo(result.memory_.size());
+  if (!KeepResidual(running, result)) KeepOutputs(running, result);
   sink->OnResult(std::move(result));
+}
+
+// Until they are sent.
+void DeviceWorker::KeepOutputs(Running& running, Result& result) {
+  struct Outputs {
+    Ticket ticket;  // returned after the memory
+    StagingBlock block;
+  };
+  StagedTensors& staged = running.call.staged();
+  staged.inputs.Release();
+  auto kept = std::make_shared<Outputs>(
+      Outputs{std::move(running.call.ticket()), std::move(staged.outputs)});
+  kept->ticket.ReleaseWork();
+  kept->ticket.ShrinkTo(kept->block.size());
+  result.memory_ = std::move(kept);
+}
+
+// Of a forward whose caller asked for it: its outputs are sent from the residual, and the lease, if
+// there is room for one, holds that too.
+bool DeviceWorker::KeepResidual(Running& running, Result& result) {
+  const AttentionCall& call = result.call();
+  if (!call.keep_residual() || deps_.leases == nullptr) return false;
+  const Shard& shard = call.problem().shard;
+  LeaseWish wish{.owner = running.call.context().caller, .ttl = call.residual_ttl()};
+  if (!call.request_id().empty()) {  // which all shards of a logical call share
+    wish.request =
+        absl::StrCat(call.request_id(), "/", shard.batch_offset, "/", shard.q_head_offset);
+  }
+  StagedTensors& staged = running.call.staged();
+  staged.inputs.SplitOff(running.call.input_bytes());  // the workspace
+  Ticket ticket = std::move(running.call.ticket());
+  ticket.BecomeLease(staged.inputs.size() + staged.outputs.size());
+  auto residual =
+      std::make_shared<const Residual>(call.problem(), std::move(staged), std::move(ticket));
+  result.memory_ = residual;
+  result.lease_ = deps_.leases->Grant(wish, std::move(residual));
+  return true;
 }
 
 void DeviceWorker::Fail(AdmittedCall call, absl::Status status) {

@@ -23,6 +23,7 @@
 #include "server/batcher.h"
 #include "server/cost_model.h"
 #include "server/deadline_timer.h"
+#include "server/lease_table.h"
 #include "server/metrics.h"
 #include "server/result.h"
 
@@ -39,6 +40,7 @@ struct DeviceWorkerDeps {
   CostModel& cost;
   Metrics& metrics;
   const Clock& clock;
+  LeaseTable* leases = nullptr;  // null: nothing is kept
 };
 
 enum class StopCause : uint8_t { kNone, kCancelled, kExpired };
@@ -79,6 +81,8 @@ class DeviceWorker {
   absl::StatusOr<LaunchReport> ComputeBackward(const Launch& launch);
   void AnswerAll(Launch launch, const absl::StatusOr<LaunchReport>& report);
   void Answer(Running running, const LaunchReport& report, int batched_with);
+  void KeepOutputs(Running& running, Result& result);
+  bool KeepResidual(Running& running, Result& result);
   void Fail(AdmittedCall call, absl::Status status);
   void Forget(uint64_t id);
 

@@ -10,19 +10,12 @@
 #include <vector>
 
 #include "attention/dropout.h"
-#include "proto/attnd/v1/attention.pb.h"
 
 namespace attnd {
 namespace {
 
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedOutputStream;
-
-// Keeps the outputs' memory, and the budget it counts against, until the last slice is gone.
-struct SentMemory {
-  Ticket ticket;
-  StagingBlock block;  // after the ticket: it is back before the promise
-};
 
 int FieldNumber(Tensor tensor) {
   switch (tensor) {
@@ -79,24 +72,42 @@ v1::Receipt MakeReceipt(const Result& result, const BackendInfo& engine, absl::T
   return receipt;
 }
 
-grpc::Slice Wrap(const std::byte* data, int64_t size, const std::shared_ptr<SentMemory>& memory) {
-  auto* owner = new std::shared_ptr<SentMemory>(memory);  // this slice's own share
+void AppendMessage(int field_number, const google::protobuf::MessageLite& message,
+                   std::string& out) {
+  std::string bytes = message.SerializeAsString();
+  AppendTag(field_number, bytes.size(), out);
+  out += bytes;
+}
+
+// What stands before the payloads.
+std::string MakeHeader(const Result& result, const BackendInfo& engine, absl::Time now) {
+  std::string header;
+  AppendMessage(v1::ForwardResponse::kReceiptFieldNumber, MakeReceipt(result, engine, now), header);
+  if (result.lease().has_value()) {
+    AppendMessage(v1::ForwardResponse::kResidualFieldNumber, EncodeLease(*result.lease()), header);
+  }
+  return header;
+}
+
+grpc::Slice Wrap(const std::byte* data, int64_t size, const std::shared_ptr<const void>& memory) {
+  auto* owner = new std::shared_ptr<const void>(memory);  // this slice's own share
   return grpc::Slice(
       const_cast<std::byte*>(data), static_cast<size_t>(size),
-      [](void* share) { delete static_cast<std::shared_ptr<SentMemory>*>(share); }, owner);
+      [](void* share) { delete static_cast<std::shared_ptr<const void>*>(share); }, owner);
 }
 
 }  // namespace
 
-Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
-  std::string text;
-  std::string receipt = MakeReceipt(result, engine, now).SerializeAsString();
-  AppendTag(v1::ForwardResponse::kReceiptFieldNumber, receipt.size(), text);
-  text += receipt;
+v1::Residual EncodeLease(const LeaseGrant& lease) {
+  v1::Residual residual;
+  residual.set_token(lease.token);
+  residual.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(lease.expires)));
+  residual.set_bytes_held(static_cast<uint64_t>(lease.bytes));
+  return residual;
+}
 
-  auto [block, ticket] = result.TakeMemory();
-  // Shared by the slices of one reply: gRPC may let go of them one by one, on any thread.
-  auto memory = std::make_shared<SentMemory>(SentMemory{std::move(ticket), std::move(block)});
+Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
+  std::string text = MakeHeader(result, engine, now);
   Reply reply;
   std::vector<grpc::Slice> slices;
   for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {
@@ -104,7 +115,7 @@ Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
     if (!wanted || output.bytes == 0) continue;
     AppendTag(FieldNumber(output.tensor), static_cast<uint64_t>(output.bytes), text);
     slices.emplace_back(text);
-    slices.push_back(Wrap(result.output(output.tensor), output.bytes, memory));
+    slices.push_back(Wrap(result.output(output.tensor), output.bytes, result.memory()));
     reply.payload_bytes += output.bytes;
     text.clear();
   }

@@ -1,12 +1,14 @@
-// Encode: Result → Reply, a protobuf message as gRPC slices: one small slice with the receipt and
-// the tags, and slices that wrap the staging memory itself. Nothing of a tensor is copied; memory
-// and ticket come back when gRPC lets go of the last slice. Any thread.
+// Encode: Result → Reply, a protobuf message as gRPC slices: one small slice with the receipt, the
+// lease and the tags, and slices that wrap the staging memory itself. Nothing of a tensor is
+// copied; memory and ticket come back when gRPC lets go of the last slice. Any thread.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
 
 #include "absl/strings/string_view.h"
 #include "kernels/backend.h"
+#include "proto/attnd/v1/attention.pb.h"
+#include "server/lease_table.h"
 #include "server/result.h"
 
 namespace attnd {
@@ -15,6 +17,8 @@ struct Reply {
   grpc::ByteBuffer bytes;  // attnd.v1.ForwardResponse or BackwardResponse
   int64_t payload_bytes = 0;
 };
+
+v1::Residual EncodeLease(const LeaseGrant& lease);
 
 Reply Encode(Result result, const BackendInfo& engine, absl::Time now);
 

@@ -70,18 +70,29 @@ const std::vector<Feature>& Features() {
   return features;
 }
 
-// 16 hexadecimal digits that the next start will not repeat.
-std::string NewEpoch() {
-  std::random_device random;
-  return absl::StrFormat("%08x%08x", random(), random());
+void DescribeLeases(const LeaseLimits& limits, v1::GetServerInfoResponse& reply) {
+  if (limits.memory_bytes > 0) reply.add_feature("residual");
+  v1::ResidualLimits& out = *reply.mutable_residual();
+  out.set_memory_bytes(static_cast<uint64_t>(limits.memory_bytes));
+  out.set_caller_memory_bytes(static_cast<uint64_t>(limits.caller_bytes));
+  out.set_max_leases(static_cast<uint64_t>(limits.max_leases));
+  out.set_ttl_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(limits.ttl)));
+  out.set_max_ttl_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(limits.max_ttl)));
+  out.set_min_hold_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(limits.min_hold)));
 }
 
 }  // namespace
 
-v1::GetServerInfoResponse DescribeServer(const ServerOptions& options, const Backend& backend) {
+uint64_t NewBootEpoch() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
+}
+
+v1::GetServerInfoResponse DescribeServer(const ServerOptions& options, const Backend& backend,
+                                         uint64_t boot_epoch) {
   v1::GetServerInfoResponse reply;
   reply.set_version(absl::StrCat(options.version, " (", options.revision, ")"));
-  reply.set_boot_epoch(NewEpoch());
+  reply.set_boot_epoch(absl::StrFormat("%016x", boot_epoch));
   reply.set_max_message_bytes(static_cast<uint64_t>(options.transport.max_message_bytes));
   const BackendInfo& info = backend.info();
   v1::Device* device = reply.add_device();
@@ -100,6 +111,7 @@ v1::GetServerInfoResponse DescribeServer(const ServerOptions& options, const Bac
       reply.add_feature(feature.name);
     }
   }
+  DescribeLeases(options.leases, reply);
   return reply;
 }
 

@@ -22,6 +22,8 @@ struct RawFlags {
   double memory_mib, caller_memory_mib, max_batch_mib, max_message_mib, receive_memory_mib;
   double max_deadline_s, drain_delay_s, drain_timeout_s, slow_call_s;
   double connection_age_s, keepalive_s;
+  double lease_memory_mib = -1, caller_lease_memory_mib = 0;
+  double lease_ttl_s, lease_max_ttl_s, lease_min_hold_s;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
 };
@@ -42,6 +44,9 @@ RawFlags DefaultsOf(const ServerOptions& o) {
   raw.slow_call_s = absl::ToDoubleSeconds(o.slow_call);
   raw.connection_age_s = absl::ToDoubleSeconds(o.transport.max_connection_age);
   raw.keepalive_s = absl::ToDoubleSeconds(o.transport.keepalive_time);
+  raw.lease_ttl_s = absl::ToDoubleSeconds(o.leases.ttl);
+  raw.lease_max_ttl_s = absl::ToDoubleSeconds(o.leases.max_ttl);
+  raw.lease_min_hold_s = absl::ToDoubleSeconds(o.leases.min_hold);
   return raw;
 }
 
@@ -123,6 +128,23 @@ void AddLimits(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   add("--keepalive_seconds", raw.keepalive_s, "an idle connection is probed after this");
 }
 
+void AddLeases(CLI::App& app, ServerOptions& o, RawFlags& raw) {
+  const char* group = "Residual leases";
+  auto add = [&](const char* name, auto& value, const char* help) {
+    app.add_option(name, value, help)->capture_default_str()->group(group);
+  };
+  add("--lease_memory_mib", raw.lease_memory_mib,
+      "of --memory_limit_mib, for tensors kept between forward and backward; they give way to "
+      "calls; 0: keep nothing, -1: half of it");
+  add("--caller_lease_memory_mib", raw.caller_lease_memory_mib,
+      "of --lease_memory_mib, by one caller; 0: all of it");
+  add("--max_leases", o.leases.max_leases, "kept forward calls");
+  add("--lease_ttl_seconds", raw.lease_ttl_s, "life of a lease, after the forward and each use");
+  add("--lease_max_ttl_seconds", raw.lease_max_ttl_s, "the longest life that a caller may ask for");
+  add("--lease_min_hold_seconds", raw.lease_min_hold_s,
+      "a lease used within this time is not evicted for a new call");
+}
+
 void AddOperation(CLI::App& app, RawFlags& raw) {
   const char* group = "Operation";
   app.add_option("--drain_delay,--drain_delay_seconds", raw.drain_delay_s,
@@ -157,6 +179,17 @@ Severity ParseSeverity(const std::string& level) {
   return severities.at(level);
 }
 
+void ApplyLeases(const RawFlags& raw, ServerOptions& o) {
+  o.leases.memory_bytes =
+      raw.lease_memory_mib == -1 ? o.admission.memory_bytes / 2 : BytesOfMib(raw.lease_memory_mib);
+  o.leases.caller_bytes = raw.caller_lease_memory_mib == 0
+                              ? o.leases.memory_bytes
+                              : BytesOfMib(raw.caller_lease_memory_mib);
+  o.leases.ttl = absl::Seconds(raw.lease_ttl_s);
+  o.leases.max_ttl = absl::Seconds(raw.lease_max_ttl_s);
+  o.leases.min_hold = absl::Seconds(raw.lease_min_hold_s);
+}
+
 void Apply(const RawFlags& raw, ServerOptions& o) {
   o.admission.memory_bytes = BytesOfMib(raw.memory_mib);
   o.admission.caller_max_bytes =
@@ -173,6 +206,7 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.slow_call = absl::Seconds(raw.slow_call_s);
   o.log_format = raw.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
   o.log_level = ParseSeverity(raw.log_level);
+  ApplyLeases(raw, o);
 }
 
 }  // namespace
@@ -191,6 +225,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddEngine(app, o);
   AddSecurity(app, o);
   AddLimits(app, o, raw);
+  AddLeases(app, o, raw);
   AddOperation(app, raw);
   try {  // CLI11 reports by throwing
     app.parse(argc, argv);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/non_temporal_copy.h"
+#include "server/residual.h"
 #include "server/status_details.h"
 
 namespace attnd {
@@ -29,6 +30,7 @@ absl::Status NoGap(int64_t bytes) {
 
 void SetPlaces(AdmittedCall& call, StagingBlock block) {
   StagedTensors& staged = call.staged();
+  if (call.call().residual() != nullptr) staged.at = call.call().residual()->places();
   staged.outputs = block.SplitOff(call.input_bytes() + call.workspace_bytes());
   staged.inputs = std::move(block);
   std::byte* next = staged.inputs.data();
@@ -46,9 +48,12 @@ void SetPlaces(AdmittedCall& call, StagingBlock block) {
 
 }  // namespace
 
-absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging) {
+absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging, MemoryReclaimer* leases) {
   int64_t bytes = call.input_bytes() + call.workspace_bytes() + call.output_bytes();
   std::optional<StagingBlock> block = staging.TryAcquire(bytes);
+  while (!block.has_value() && leases != nullptr && leases->EvictOne()) {
+    block = staging.TryAcquire(bytes);
+  }
   if (!block.has_value()) return NoGap(bytes);
   SetPlaces(call, *std::move(block));
   return absl::OkStatus();

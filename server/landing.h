@@ -14,10 +14,12 @@
 
 namespace attnd {
 
-// Takes memory for the call's inputs, workspace and outputs, and gives each its place there.
-// UNAVAILABLE when there is no gap large enough right now: admission has seen to the sum, but free
-// memory may lie in pieces.
-absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging);
+// Takes memory for the call's inputs, workspace and outputs, and gives each its place there; what a
+// lease holds for it has its place already. Admission has seen to the sum, but free memory may lie
+// in pieces: then leases that lie between are evicted (`leases` may be null), and if no gap is
+// large enough even so, it is UNAVAILABLE.
+absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging,
+                        MemoryReclaimer* leases = nullptr);
 
 // Copies the payloads of a call that has its places, and gives the received message back. Returns
 // the bytes copied.

@@ -56,8 +56,11 @@ constexpr std::pair<absl::string_view, const char*> kRejectLabels[] = {
     {reason::kTooLargeForDevice, "too_large"},
     {reason::kReplyTooLarge, "too_large"},
     {reason::kMaskUnsupported, "unsupported"},
-    {reason::kResidualUnsupported, "unsupported"},
     {reason::kProblemUnsupported, "unsupported"},
+    {reason::kLeaseLost, "lease_lost"},
+    {reason::kEpochChanged, "lease_lost"},
+    {reason::kLeaseMismatch, "lease_lost"},
+    {reason::kLeaseNotOwned, "permission_denied"},
     {reason::kTokenMissing, "unauthenticated"},
     {reason::kTokenInvalid, "unauthenticated"},
 };
@@ -83,12 +86,18 @@ absl::string_view WorkStageName(WorkStage stage) {
   return kNames[static_cast<int>(stage)];
 }
 
+absl::string_view LeaseEndName(LeaseEnd how) {
+  constexpr absl::string_view kNames[kLeaseEnds] = {"released", "expired", "evicted", "replaced"};
+  return kNames[static_cast<int>(how)];
+}
+
 Metrics::Metrics()
     : registry_(std::make_shared<prometheus::Registry>()),
       sampled_(std::make_shared<SampledMetrics>()) {
   MakeRequestSeries();
   MakeQueueSeries();
   MakeMemorySeries();
+  MakeLeaseSeries();
   MakeStateSeries();
   AddProcessMetrics(*sampled_);
 }
@@ -196,6 +205,35 @@ void Metrics::MakeMemorySeries() {
                  .Help("Payload bytes copied by the daemon itself, by site.")
                  .Register(*registry_)
                  .Add({{"site", "landing"}});
+}
+
+void Metrics::MakeLeaseSeries() {
+  auto counter = [this](const char* name, const char* help) -> auto& {
+    return BuildCounter().Name(name).Help(help).Register(*registry_);
+  };
+  leases_granted_ =
+      &counter("attnd_leases_granted_total", "Residuals kept for a backward.").Add({});
+  leases_refused_ = &counter("attnd_leases_refused_total",
+                             "Wishes to keep a residual for which there was no room.")
+                         .Add({});
+  auto& ended = counter("attnd_leases_ended_total", "Residuals given back, by how.");
+  for (int n = 0; n < kLeaseEnds; ++n) {
+    leases_ended_.push_back(&ended.Add({{"reason", Name(LeaseEndName(static_cast<LeaseEnd>(n)))}}));
+  }
+  auto& lookups =
+      counter("attnd_lease_lookups_total", "Backward requests with a residual's token, by result.");
+  for (const char* result : {"hit", "expired", "evicted", "released", "unknown", "wrong_replica",
+                             "forbidden", "mismatch"}) {
+    lease_lookups_.push_back(&lookups.Add({{"result", result}}));
+  }
+  upload_saved_ = &counter("attnd_upload_bytes_saved_total",
+                           "Tensor bytes that backward requests with a token did not send.")
+                       .Add({});
+  lease_lifetime_ = &BuildHistogram()
+                         .Name("attnd_lease_lifetime_seconds")
+                         .Help("From the grant of a residual to its end.")
+                         .Register(*registry_)
+                         .Add({}, RequestBuckets());
 }
 
 void Metrics::MakeStateSeries() {
@@ -316,6 +354,20 @@ void Metrics::AuthFailed(absl::string_view reason) {
   auto failure = auth_failures_.find(reason);
   if (failure != auth_failures_.end()) failure->second->Increment();
 }
+
+void Metrics::LeaseGranted() { leases_granted_->Increment(); }
+void Metrics::LeaseRefused() { leases_refused_->Increment(); }
+
+void Metrics::LeaseEnded(LeaseEnd how, absl::Duration lifetime) {
+  leases_ended_[static_cast<int>(how)]->Increment();
+  lease_lifetime_->Observe(absl::ToDoubleSeconds(lifetime));
+}
+
+void Metrics::LeaseLookedUp(LeaseLookup result) {
+  lease_lookups_[static_cast<int>(result)]->Increment();
+}
+
+void Metrics::UploadSaved(int64_t bytes) { upload_saved_->Increment(static_cast<double>(bytes)); }
 
 void Metrics::SetReady(bool ready) { ready_->Set(ready ? 1 : 0); }
 void Metrics::SetDraining() { draining_->Set(1); }

@@ -46,6 +46,24 @@ enum class WorkStage : uint8_t { kQueue, kLanding, kKernel, kAnswer };
 inline constexpr int kWorkStages = 4;
 absl::string_view WorkStageName(WorkStage stage);
 
+// How a residual lease ended.
+enum class LeaseEnd : uint8_t { kReleased, kExpired, kEvicted, kReplaced };
+inline constexpr int kLeaseEnds = 4;
+absl::string_view LeaseEndName(LeaseEnd how);
+
+// What became of a backward's token.
+enum class LeaseLookup : uint8_t {
+  kHit,
+  kExpired,
+  kEvicted,
+  kReleased,
+  kUnknown,
+  kWrongReplica,
+  kForbidden,
+  kMismatch
+};
+inline constexpr int kLeaseLookups = 8;
+
 class Metrics {
  public:
   Metrics();
@@ -66,6 +84,11 @@ class Metrics {
   void Received(bool unix_socket, int64_t bytes);
   void Sent(bool unix_socket, int64_t bytes);
   void AuthFailed(absl::string_view reason);
+  void LeaseGranted();
+  void LeaseRefused();
+  void LeaseEnded(LeaseEnd how, absl::Duration lifetime);
+  void LeaseLookedUp(LeaseLookup result);
+  void UploadSaved(int64_t bytes);
   void SetReady(bool ready);
   void SetDraining();
   void SetBuildInfo(absl::string_view version, absl::string_view revision,
@@ -87,6 +110,7 @@ class Metrics {
   void MakeRequestSeries();
   void MakeQueueSeries();
   void MakeMemorySeries();
+  void MakeLeaseSeries();
   void MakeStateSeries();
 
   std::shared_ptr<prometheus::Registry> registry_;  // shared with the exposer
@@ -106,6 +130,12 @@ class Metrics {
   Counters received_, sent_;                                           // [tcp, uds]
   prometheus::Counter* copied_ = nullptr;
   std::map<std::string, prometheus::Counter*, std::less<>> auth_failures_;
+  prometheus::Counter* leases_granted_ = nullptr;
+  prometheus::Counter* leases_refused_ = nullptr;
+  Counters leases_ended_;   // [LeaseEnd]
+  Counters lease_lookups_;  // [LeaseLookup]
+  prometheus::Histogram* lease_lifetime_ = nullptr;
+  prometheus::Counter* upload_saved_ = nullptr;
   prometheus::Gauge* ready_ = nullptr;
   prometheus::Gauge* draining_ = nullptr;
   Histograms kernel_duration_;  // [direction][element]

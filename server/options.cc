@@ -66,6 +66,20 @@ absl::Status CheckSecurity(const ServerOptions& o) {
   return absl::OkStatus();
 }
 
+absl::Status CheckLeases(const ServerOptions& o) {
+  const double most_seconds = 24 * 3600.0;
+  auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
+  double memory = double(o.leases.memory_bytes);
+  RETURN_IF_ERROR(InRange("lease_memory_mib", memory, 0, double(o.admission.memory_bytes)));
+  RETURN_IF_ERROR(InRange("caller_lease_memory_mib", double(o.leases.caller_bytes), 0, memory));
+  RETURN_IF_ERROR(InRange("max_leases", double(o.leases.max_leases), 1, 1 << 20));
+  RETURN_IF_ERROR(InRange("lease_max_ttl_seconds", seconds(o.leases.max_ttl), 1, most_seconds));
+  RETURN_IF_ERROR(
+      InRange("lease_ttl_seconds", seconds(o.leases.ttl), 1, seconds(o.leases.max_ttl)));
+  return InRange("lease_min_hold_seconds", seconds(o.leases.min_hold), 0,
+                 seconds(o.leases.max_ttl));
+}
+
 absl::Status CheckLimits(const ServerOptions& o) {
   const double tib = double{1ull << 40};
   const double most_seconds = 7 * 24 * 3600.0;
@@ -129,6 +143,7 @@ absl::Status CheckOptions(const ServerOptions& o) {
       o.backend == "auto" || o.backend == "cpu" || o.backend == "cuda" || o.backend == "reference";
   if (!known) return Wrong("backend", "auto, cpu, cuda or reference", o.backend);
   RETURN_IF_ERROR(CheckSecurity(o));
+  RETURN_IF_ERROR(CheckLeases(o));
   return CheckLimits(o);
 }
 

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "server/admission.h"
 #include "server/device_worker.h"
+#include "server/lease_table.h"
 
 namespace attnd {
 
@@ -49,6 +50,7 @@ struct ServerOptions {
   std::string token_file;
 
   AdmissionLimits admission;
+  LeaseLimits leases;
   DeviceWorkerOptions worker;
   TransportOptions transport;
   absl::Duration drain_delay = absl::Seconds(5);

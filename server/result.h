@@ -5,6 +5,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -12,7 +14,7 @@
 #include "kernels/backend.h"
 #include "server/admission.h"
 #include "server/call.h"
-#include "server/staging_pool.h"
+#include "server/lease_table.h"
 
 namespace attnd {
 
@@ -38,8 +40,12 @@ class Result {
   // Null for a tensor that this call does not give back.
   const std::byte* output(Tensor tensor) const { return outputs_[static_cast<int>(tensor)]; }
 
-  // The memory that outputs point into and the ticket that pays for it, for whoever sends them.
-  std::pair<StagingBlock, Ticket> TakeMemory() { return {std::move(memory_), std::move(ticket_)}; }
+  // Set when the caller asked for the call's tensors to be kept, and they were.
+  const std::optional<LeaseGrant>& lease() const { return lease_; }
+
+  // Owns what outputs point into and pays for it: shared by the slices that send them, and by the
+  // lease if there is one.
+  const std::shared_ptr<const void>& memory() const { return memory_; }
 
  private:
   friend class DeviceWorker;
@@ -50,8 +56,8 @@ class Result {
   CallTimes times_;
   int batched_with_ = 1;
   std::array<const std::byte*, kTensors> outputs_ = {};
-  Ticket ticket_;
-  StagingBlock memory_;  // after the ticket: it is back before the promise
+  std::shared_ptr<const void> memory_;
+  std::optional<LeaseGrant> lease_;
 };
 
 // Answered exactly once, from any thread; gone afterwards.

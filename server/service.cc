@@ -81,6 +81,7 @@ class CallReactor final : public grpc::ServerUnaryReactor, public ReplySink {
     ASSIGN_OR_RETURN(MessageBytes bytes, MessageBytes::From(request));
     ASSIGN_OR_RETURN(AttentionCall call, Decoder::Decode(std::move(bytes), direction_));
     request_id_ = call.request_id();
+    RETURN_IF_ERROR(AttachResidual(deps_.leases, caller_, call));
     CallContext context{.id = id_,
                         .caller = caller_,
                         .deadline = DeadlineOf(context_),
@@ -89,7 +90,7 @@ class CallReactor final : public grpc::ServerUnaryReactor, public ReplySink {
     ASSIGN_OR_RETURN(AdmittedCall admitted,
                      deps_.admission.Admit(std::move(call), std::move(context)));
     deps_.metrics.CallAdmitted(admitted.call());
-    RETURN_IF_ERROR(TakePlaces(admitted, deps_.staging));
+    RETURN_IF_ERROR(TakePlaces(admitted, deps_.staging, &deps_.leases));
     deps_.metrics.HostCopied(Land(admitted));
     admitted.staged().landed_at = deps_.clock.Now();
     return admitted;
@@ -159,11 +160,7 @@ class CallReactor final : public grpc::ServerUnaryReactor, public ReplySink {
   Priority priority_ = Priority::kNormal;
 };
 
-absl::Status NoResiduals() {
-  return Failure(absl::StatusCode::kUnimplemented, reason::kResidualUnsupported,
-                 "token: residuals are not supported by this server; send the tensors",
-                 {{"field", "token"}});
-}
+constexpr int kMaxReleases = 1024;  // of one call
 
 }  // namespace
 
@@ -195,15 +192,14 @@ grpc::ServerUnaryReactor* AttentionService::Backward(grpc::CallbackServerContext
   return reactor;
 }
 
-grpc::ServerUnaryReactor* AttentionService::FinishSmall(grpc::CallbackServerContext* context,
-                                                        Method method, absl::Time begin,
-                                                        absl::Status status) {
+grpc::ServerUnaryReactor* AttentionService::AnswerSmall(
+    grpc::CallbackServerContext* context, Method method,
+    const std::function<absl::Status(const std::string& caller)>& work) {
+  absl::Time begin = deps_.clock.Now();
   deps_.metrics.CallStarted(method);
   absl::StatusOr<std::string> caller = deps_.auth.Identify(*context);
-  if (!caller.ok()) {
-    status = caller.status();
-    deps_.metrics.AuthFailed(ReasonOf(status));
-  }
+  if (!caller.ok()) deps_.metrics.AuthFailed(ReasonOf(caller.status()));
+  absl::Status status = caller.ok() ? work(*caller) : caller.status();
   deps_.metrics.CallFinished(method, status.code(), ReasonOf(status), deps_.clock.Now() - begin);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(ToGrpcStatus(status));
@@ -213,21 +209,39 @@ grpc::ServerUnaryReactor* AttentionService::FinishSmall(grpc::CallbackServerCont
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
                                                           const v1::GetServerInfoRequest*,
                                                           v1::GetServerInfoResponse* reply) {
-  absl::Time begin = deps_.clock.Now();
-  *reply = deps_.server_info;
-  return FinishSmall(context, Method::kGetServerInfo, begin, absl::OkStatus());
+  return AnswerSmall(context, Method::kGetServerInfo, [&](const std::string&) {
+    *reply = deps_.server_info;
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* AttentionService::RenewResidual(grpc::CallbackServerContext* context,
-                                                          const v1::RenewResidualRequest*,
-                                                          v1::RenewResidualResponse*) {
-  return FinishSmall(context, Method::kRenewResidual, deps_.clock.Now(), NoResiduals());
+                                                          const v1::RenewResidualRequest* request,
+                                                          v1::RenewResidualResponse* reply) {
+  return AnswerSmall(context, Method::kRenewResidual, [&](const std::string& caller) {
+    absl::StatusOr<LeaseGrant> lease =
+        deps_.leases.Renew(request->token(), caller, absl::Milliseconds(request->ttl_ms()));
+    if (lease.ok()) *reply->mutable_residual() = EncodeLease(*lease);
+    return lease.status();
+  });
 }
 
-grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServerContext* context,
-                                                            const v1::ReleaseResidualRequest*,
-                                                            v1::ReleaseResidualResponse*) {
-  return FinishSmall(context, Method::kReleaseResidual, deps_.clock.Now(), NoResiduals());
+grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(
+    grpc::CallbackServerContext* context, const v1::ReleaseResidualRequest* request,
+    v1::ReleaseResidualResponse*) {
+  return AnswerSmall(context, Method::kReleaseResidual, [&](const std::string& caller) {
+    if (request->tokens_size() > kMaxReleases) {
+      return FieldError(reason::kBadField, "tokens", absl::StrCat("at most ", kMaxReleases),
+                        absl::StrCat(request->tokens_size()));
+    }
+    if (!request->token().empty() || request->tokens().empty()) {
+      RETURN_IF_ERROR(deps_.leases.Release(request->token(), caller));
+    }
+    for (const std::string& token : request->tokens()) {
+      RETURN_IF_ERROR(deps_.leases.Release(token, caller));
+    }
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace attnd

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -17,6 +18,7 @@
 #include "server/admission.h"
 #include "server/auth.h"
 #include "server/device_worker.h"
+#include "server/lease_table.h"
 #include "server/metrics.h"
 #include "server/reply_threads.h"
 #include "server/staging_pool.h"
@@ -43,6 +45,7 @@ struct ServiceDeps {
   Admission& admission;
   StagingPool& staging;
   DeviceWorker& worker;
+  LeaseTable& leases;
   ReplyThreads& reply_threads;
   Metrics& metrics;
   const Authenticator& auth;
@@ -80,8 +83,10 @@ class AttentionService final : public AttentionServiceBase {
                                             v1::ReleaseResidualResponse* reply) override;
 
  private:
-  grpc::ServerUnaryReactor* FinishSmall(grpc::CallbackServerContext* context, Method method,
-                                        absl::Time begin, absl::Status status);
+  // Answers a small call with what `work(caller)` says.
+  grpc::ServerUnaryReactor* AnswerSmall(
+      grpc::CallbackServerContext* context, Method method,
+      const std::function<absl::Status(const std::string& caller)>& work);
 
   const ServiceDeps deps_;
   std::atomic<uint64_t> next_id_{1};

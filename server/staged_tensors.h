@@ -12,10 +12,13 @@
 
 namespace attnd {
 
+// Where each tensor lies; null: not of this call.
+using TensorPlaces = std::array<std::byte*, kTensors>;
+
 struct StagedTensors {
   StagingBlock inputs;  // and workspace
   StagingBlock outputs;
-  std::array<std::byte*, kTensors> at = {};       // where each tensor lies; null: not of this call
+  TensorPlaces at = {};
   std::byte* workspace = nullptr;                 // null: none needed
   absl::Time landed_at = absl::InfiniteFuture();  // since when the inputs hold what was sent
 

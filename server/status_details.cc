@@ -103,6 +103,17 @@ void AddQuotaFailure(const google::rpc::ErrorInfo& info, const absl::Status& sta
   out.add_details()->PackFrom(failure);
 }
 
+// Only a residual's loss is FAILED_PRECONDITION.
+void AddPreconditionFailure(const google::rpc::ErrorInfo& info, const absl::Status& status,
+                            google::rpc::Status& out) {
+  google::rpc::PreconditionFailure failure;
+  auto* violation = failure.add_violations();
+  violation->set_type(info.reason());
+  violation->set_subject("residual_token");
+  violation->set_description(std::string(status.message()));
+  out.add_details()->PackFrom(failure);
+}
+
 }  // namespace
 
 absl::Status Failure(absl::StatusCode code, absl::string_view reason, absl::string_view message,
@@ -166,6 +177,7 @@ grpc::Status ToGrpcStatus(const absl::Status& unclassified) {
   auto retry = Payload<google::rpc::RetryInfo>(status, kRetryInfoUrl);
   if (retry.has_value()) out.add_details()->PackFrom(*retry);
   if (status.code() == absl::StatusCode::kResourceExhausted) AddQuotaFailure(info, status, out);
+  if (absl::IsFailedPrecondition(status)) AddPreconditionFailure(info, status, out);
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), out.message(),
                       out.SerializeAsString());
 }

@@ -1,7 +1,7 @@
 // From absl::Status to what goes over the wire: every non-OK status carries google.rpc.Status in
 // grpc-status-details-bin with one ErrorInfo (reason, domain "attnd", metadata) and, where they
-// apply, BadRequest, RetryInfo and QuotaFailure. docs/ERRORS.md lists codes, reasons and cures.
-// Inside the daemon the details travel as payloads of absl::Status. Any thread.
+// apply, BadRequest, RetryInfo, QuotaFailure and PreconditionFailure. docs/ERRORS.md lists codes,
+// reasons and cures. Inside the daemon the details travel as payloads of absl::Status. Any thread.
 #pragma once
 
 #include <grpcpp/support/status.h>
@@ -27,7 +27,6 @@ inline constexpr absl::string_view kSizeMismatch = "SIZE_MISMATCH";
 inline constexpr absl::string_view kUnknownField = "UNKNOWN_FIELD";
 inline constexpr absl::string_view kMalformedMessage = "MALFORMED_MESSAGE";
 inline constexpr absl::string_view kMaskUnsupported = "MASK_UNSUPPORTED";
-inline constexpr absl::string_view kResidualUnsupported = "RESIDUAL_UNSUPPORTED";
 inline constexpr absl::string_view kProblemUnsupported = "PROBLEM_UNSUPPORTED";
 inline constexpr absl::string_view kTooLargeForDevice = "TOO_LARGE_FOR_DEVICE";
 inline constexpr absl::string_view kReplyTooLarge = "REPLY_TOO_LARGE";
@@ -41,6 +40,10 @@ inline constexpr absl::string_view kDeadlineExceededKernel = "DEADLINE_EXCEEDED_
 inline constexpr absl::string_view kCancelled = "CANCELLED_BY_CALLER";
 inline constexpr absl::string_view kTokenMissing = "TOKEN_MISSING";
 inline constexpr absl::string_view kTokenInvalid = "TOKEN_INVALID";
+inline constexpr absl::string_view kLeaseLost = "LEASE_LOST";
+inline constexpr absl::string_view kEpochChanged = "EPOCH_CHANGED";
+inline constexpr absl::string_view kLeaseMismatch = "LEASE_MISMATCH";
+inline constexpr absl::string_view kLeaseNotOwned = "LEASE_NOT_OWNED";
 inline constexpr absl::string_view kEngineFailed = "ENGINE_FAILED";
 }  // namespace reason
 

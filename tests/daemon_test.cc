@@ -241,25 +241,13 @@ TEST(DaemonErrors, SaysWhichReasonForWhichField) {
   ExpectError(Forward(daemon.stub(), request), grpc::StatusCode::INVALID_ARGUMENT, "UNKNOWN_FIELD");
 }
 
-TEST(DaemonErrors, RefusesPatternsAndResidualsByName) {
+TEST(DaemonErrors, RefusesPatternsByName) {
   Daemon daemon(std::make_unique<ReferenceBackend>());
   v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
   request.mutable_problem()->mutable_mask()->set_version(1);
   grpc::Status status = Forward(daemon.stub(), request);
   ExpectError(status, grpc::StatusCode::UNIMPLEMENTED, "MASK_UNSUPPORTED");
   EXPECT_EQ((*ErrorInfoOf(status).mutable_metadata())["field"], "problem.mask");
-
-  request = MakeForward(SmallProblem(), 1);
-  request.mutable_options()->set_keep_residual(true);
-  ExpectError(Forward(daemon.stub(), request), grpc::StatusCode::UNIMPLEMENTED,
-              "RESIDUAL_UNSUPPORTED");
-  grpc::ClientContext renew_context, release_context;
-  v1::RenewResidualResponse renewed;
-  v1::ReleaseResidualResponse released;
-  ExpectError(daemon.stub().RenewResidual(&renew_context, {}, &renewed),
-              grpc::StatusCode::UNIMPLEMENTED, "RESIDUAL_UNSUPPORTED");
-  ExpectError(daemon.stub().ReleaseResidual(&release_context, {}, &released),
-              grpc::StatusCode::UNIMPLEMENTED, "RESIDUAL_UNSUPPORTED");
 }
 
 TEST(DaemonErrors, PassesOnWhatTheEngineCannotDo) {

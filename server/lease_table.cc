@@ -1,0 +1,273 @@
+#include "server/lease_table.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "server/status_details.h"
+
+namespace attnd {
+namespace {
+
+absl::Status Lost(LeaseEnd how) {
+  absl::string_view cause = LeaseEndName(how);
+  return Failure(absl::StatusCode::kFailedPrecondition, reason::kLeaseLost,
+                 absl::StrCat("residual_token: this lease is gone (", cause, "); send the tensors"),
+                 {{"cause", cause}});
+}
+
+absl::Status Forgotten() {
+  return Failure(absl::StatusCode::kFailedPrecondition, reason::kLeaseLost,
+                 "residual_token: this lease is gone; send the tensors", {{"cause", "unknown"}});
+}
+
+absl::Status Mismatch() {
+  return Failure(absl::StatusCode::kFailedPrecondition, reason::kLeaseMismatch,
+                 "residual_token: made by a forward of another problem; send the tensors",
+                 {{"field", "problem"}});
+}
+
+LeaseLookup LookupOf(LeaseEnd how) {
+  if (how == LeaseEnd::kExpired) return LeaseLookup::kExpired;
+  return how == LeaseEnd::kEvicted ? LeaseLookup::kEvicted : LeaseLookup::kReleased;
+}
+
+std::string RequestKey(const std::string& owner, const std::string& request) {
+  return absl::StrCat(owner, absl::string_view("\0", 1), request);
+}
+
+// What the caller would have sent without the lease.
+int64_t BytesNotSent(const Problem& problem) {
+  int64_t bytes = 0;
+  for (const TensorSize& input : InputsOf(problem, Direction::kBackward)) {
+    if (input.tensor != Tensor::kDO) bytes += input.bytes;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+LeaseTable::LeaseTable(const LeaseLimits& limits, uint64_t boot_epoch, Metrics& metrics,
+                       const Clock& clock)
+    : limits_(limits), tokens_(boot_epoch), metrics_(metrics), clock_(clock), ended_(kRemembered) {}
+
+absl::Duration LeaseTable::TtlOf(absl::Duration wished) const {
+  if (wished <= absl::ZeroDuration()) return limits_.ttl;
+  return std::min(wished, limits_.max_ttl);
+}
+
+LeaseGrant LeaseTable::GrantOf(uint64_t id, const Lease& lease) const {
+  return {tokens_.Make(id, lease.owner), lease.expires, lease.residual->bytes()};
+}
+
+std::optional<LeaseGrant> LeaseTable::Grant(const LeaseWish& wish,
+                                            std::shared_ptr<const Residual> residual) {
+  absl::Time now = clock_.Now();
+  Held gone;
+  absl::MutexLock lock(&mutex_);
+  ExpireDue(now, gone);
+  if (!wish.request.empty()) {
+    auto earlier = requests_.find(RequestKey(wish.owner, wish.request));
+    if (earlier != requests_.end()) {
+      End(leases_.find(earlier->second), LeaseEnd::kReplaced, gone);
+    }
+  }
+  int64_t bytes = residual->bytes();
+  if (!MakeRoom(wish, bytes, now, gone)) {
+    metrics_.LeaseRefused();
+    return std::nullopt;
+  }
+  uint64_t id = next_lease_++;
+  Owner& own = owners_[wish.owner];
+  Lease& lease = leases_[id];
+  lease = {.owner = wish.owner,
+           .request = wish.request,
+           .residual = std::move(residual),
+           .granted = now,
+           .used = now,
+           .expires = absl::InfinitePast(),
+           .ttl = TtlOf(wish.ttl),
+           .place = by_use_.insert(by_use_.end(), id),
+           .own_place = own.by_use.insert(own.by_use.end(), id)};
+  Prolong(id, lease);
+  bytes_ += bytes;
+  own.bytes += bytes;
+  if (!wish.request.empty()) requests_[RequestKey(wish.owner, wish.request)] = id;
+  metrics_.LeaseGranted();
+  return GrantOf(id, lease);
+}
+
+bool LeaseTable::MakeRoom(const LeaseWish& wish, int64_t bytes, absl::Time now, Held& gone) {
+  if (bytes > std::min(limits_.memory_bytes, limits_.caller_bytes)) return false;
+  absl::Time before = now - limits_.min_hold;
+  for (auto own = owners_.find(wish.owner);
+       own != owners_.end() && own->second.bytes + bytes > limits_.caller_bytes;
+       own = owners_.find(wish.owner)) {
+    if (Evict(own->second.by_use, before, gone) == 0) return false;
+  }
+  while (bytes_ + bytes > limits_.memory_bytes ||
+         static_cast<int64_t>(leases_.size()) + 1 > limits_.max_leases) {
+    if (Evict(by_use_, before, gone) == 0) return false;
+  }
+  return true;
+}
+
+absl::StatusOr<uint64_t> LeaseTable::CheckToken(absl::string_view token, absl::string_view owner) {
+  absl::StatusOr<uint64_t> id = tokens_.Check(token, owner);
+  if (id.ok()) return id;
+  bool forbidden = absl::IsPermissionDenied(id.status());
+  bool elsewhere = absl::IsFailedPrecondition(id.status());
+  metrics_.LeaseLookedUp(forbidden   ? LeaseLookup::kForbidden
+                         : elsewhere ? LeaseLookup::kWrongReplica
+                                     : LeaseLookup::kUnknown);
+  return id;
+}
+
+absl::StatusOr<LeaseTable::Leases::iterator> LeaseTable::Look(uint64_t id, Held& gone) {
+  ExpireDue(clock_.Now(), gone);
+  auto lease = leases_.find(id);
+  if (lease != leases_.end()) return lease;
+  size_t slot = id % kRemembered;
+  bool known = slot < ended_.size() && ended_[slot].lease == id;
+  metrics_.LeaseLookedUp(known ? LookupOf(ended_[slot].how) : LeaseLookup::kUnknown);
+  return known ? Lost(ended_[slot].how) : Forgotten();
+}
+
+absl::StatusOr<std::shared_ptr<const Residual>> LeaseTable::Find(absl::string_view token,
+                                                                 absl::string_view owner,
+                                                                 const Problem& problem) {
+  ASSIGN_OR_RETURN(uint64_t id, CheckToken(token, owner));
+  Held gone;
+  absl::MutexLock lock(&mutex_);
+  ASSIGN_OR_RETURN(auto found, Look(id, gone));
+  Lease& lease = found->second;
+  if (!SameForward(lease.residual->problem(), problem)) {
+    metrics_.LeaseLookedUp(LeaseLookup::kMismatch);
+    return Mismatch();
+  }
+  Prolong(id, lease);
+  MarkUsed(lease);
+  metrics_.LeaseLookedUp(LeaseLookup::kHit);
+  metrics_.UploadSaved(BytesNotSent(problem));
+  return lease.residual;
+}
+
+absl::StatusOr<LeaseGrant> LeaseTable::Renew(absl::string_view token, absl::string_view owner,
+                                             absl::Duration ttl) {
+  ASSIGN_OR_RETURN(uint64_t id, CheckToken(token, owner));
+  Held gone;
+  absl::MutexLock lock(&mutex_);
+  ASSIGN_OR_RETURN(auto found, Look(id, gone));
+  Lease& lease = found->second;
+  if (ttl > absl::ZeroDuration()) lease.ttl = TtlOf(ttl);
+  Prolong(id, lease);
+  return GrantOf(id, lease);
+}
+
+absl::Status LeaseTable::Release(absl::string_view token, absl::string_view owner) {
+  absl::StatusOr<uint64_t> id = tokens_.Check(token, owner);
+  if (absl::IsFailedPrecondition(id.status())) return absl::OkStatus();  // went with its process
+  RETURN_IF_ERROR(id.status());
+  Held gone;
+  absl::MutexLock lock(&mutex_);
+  ExpireDue(clock_.Now(), gone);
+  auto lease = leases_.find(*id);
+  if (lease != leases_.end()) End(lease, LeaseEnd::kReleased, gone);
+  return absl::OkStatus();
+}
+
+void LeaseTable::Prolong(uint64_t id, Lease& lease) {
+  by_expiry_.erase({lease.expires, id});
+  lease.expires = clock_.Now() + lease.ttl;
+  by_expiry_.insert({lease.expires, id});
+}
+
+void LeaseTable::MarkUsed(Lease& lease) {
+  lease.used = clock_.Now();
+  by_use_.splice(by_use_.end(), by_use_, lease.place);
+  ByUse& own = owners_.find(lease.owner)->second.by_use;
+  own.splice(own.end(), own, lease.own_place);
+}
+
+void LeaseTable::End(Leases::iterator found, LeaseEnd how, Held& gone) {
+  auto& [id, lease] = *found;
+  int64_t bytes = lease.residual->bytes();
+  bytes_ -= bytes;
+  auto own = owners_.find(lease.owner);
+  own->second.bytes -= bytes;
+  own->second.by_use.erase(lease.own_place);
+  if (own->second.by_use.empty()) owners_.erase(own);
+  if (!lease.request.empty()) requests_.erase(RequestKey(lease.owner, lease.request));
+  by_use_.erase(lease.place);
+  by_expiry_.erase({lease.expires, id});
+  size_t slot = id % kRemembered;
+  if (ended_.size() <= slot) ended_.resize(slot + 1);
+  ended_[slot] = {id, how};
+  metrics_.LeaseEnded(how, clock_.Now() - lease.granted);
+  gone.push_back(std::move(lease.residual));
+  leases_.erase(found);
+}
+
+void LeaseTable::ExpireDue(absl::Time now, Held& gone) {
+  while (!by_expiry_.empty() && by_expiry_.begin()->first <= now) {
+    End(leases_.find(by_expiry_.begin()->second), LeaseEnd::kExpired, gone);
+  }
+}
+
+int64_t LeaseTable::Evict(const ByUse& by_use, absl::Time before, Held& gone) {
+  for (uint64_t id : by_use) {
+    auto found = leases_.find(id);
+    const Lease& lease = found->second;
+    if (lease.used > before) return 0;  // and so are all that follow
+    // Only this table hands out shares, under its lock, so one that is its alone stays so.
+    if (lease.residual.use_count() > 1) continue;
+    int64_t bytes = lease.residual->bytes();
+    End(found, LeaseEnd::kEvicted, gone);
+    return bytes;
+  }
+  return 0;
+}
+
+int64_t LeaseTable::Reclaim(int64_t bytes) {
+  Held gone;
+  absl::MutexLock lock(&mutex_);
+  absl::Time now = clock_.Now();
+  int64_t freed = 0;
+  ExpireDue(now, gone);
+  for (const auto& residual : gone) freed += residual->bytes();
+  while (freed < bytes) {
+    int64_t more = Evict(by_use_, now - limits_.min_hold, gone);
+    if (more == 0) break;
+    freed += more;
+  }
+  return freed;
+}
+
+bool LeaseTable::EvictOne() {
+  Held gone;
+  absl::MutexLock lock(&mutex_);
+  absl::Time now = clock_.Now();
+  if (Evict(by_use_, now - limits_.min_hold, gone) != 0) return true;
+  return Evict(by_use_, absl::InfiniteFuture(), gone) != 0;
+}
+
+void LeaseTable::Expire() {
+  Held gone;
+  absl::MutexLock lock(&mutex_);
+  ExpireDue(clock_.Now(), gone);
+}
+
+LeaseUse LeaseTable::Use() const {
+  absl::MutexLock lock(&mutex_);
+  return {static_cast<int64_t>(leases_.size()), bytes_};
+}
+
+absl::Status AttachResidual(LeaseTable& leases, absl::string_view caller, AttentionCall& call) {
+  if (call.residual_token().empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(std::shared_ptr<const Residual> residual,
+                   leases.Find(call.residual_token(), caller, call.problem()));
+  call.UseResidual(std::move(residual));
+  return absl::OkStatus();
+}
+
+}  // namespace attnd

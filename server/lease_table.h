@@ -1,0 +1,162 @@
+// LeaseTable: who may use which Residual until when. A lease is born when a Forward that asked for
+// it has been computed, lives until it is released, has not been used for its time to live, or is
+// evicted, and is known to its owner by a token (LeaseTokens).
+//
+//   Grant → held ── Find, Renew: lives on ──┬── Release          released
+//                                           ├── ttl passed       expired
+//                                           ├── memory is short  evicted (unused for min_hold,
+//                                           oldest use first) └── the same request again  replaced
+//
+// Granting is a favour: what does not fit beside younger leases is not kept, and the Forward
+// succeeds all the same. Eviction happens only when somebody needs the memory: a call that would
+// otherwise be refused, a new lease beyond the budget (oldest of all) or the owner's quota (oldest
+// of his), or an admitted call for which the memory is in pieces (then even within min_hold). What
+// a call or a send still reads is never evicted.
+//
+// Invariants: (1) the leases' bytes never exceed memory_bytes, an owner's never caller_bytes, their
+// number never max_leases; (2) a lease's memory is free once it has ended and nobody reads it;
+// (3) a token opens its own lease or nothing.
+// Errors of Find, Renew: those of LeaseTokens; FAILED_PRECONDITION LEASE_LOST with how it ended, as
+// far as that is remembered, LEASE_MISMATCH for another problem. Any thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "server/admission.h"
+#include "server/lease_token.h"
+#include "server/metrics.h"
+#include "server/residual.h"
+
+namespace attnd {
+
+struct LeaseLimits {
+  int64_t memory_bytes = int64_t{512} << 20;  // of all leases; 0: nothing is ever kept
+  int64_t caller_bytes = int64_t{512} << 20;  // of one owner's
+  int64_t max_leases = 1 << 16;
+  absl::Duration ttl = absl::Minutes(2);    // after the grant and after each use, unless asked
+  absl::Duration max_ttl = absl::Hours(1);  // the most that a caller gets
+  absl::Duration min_hold = absl::Seconds(5);
+};
+
+// What the caller is told of his lease.
+struct LeaseGrant {
+  std::string token;
+  absl::Time expires;
+  int64_t bytes = 0;
+};
+
+// Who wants a lease. `request` names the call among its owner's (empty: no name): a second grant of
+// one request replaces the first, so that a retried Forward does not hold its memory twice.
+struct LeaseWish {
+  std::string owner;
+  std::string request;
+  absl::Duration ttl = absl::ZeroDuration();  // 0: the default
+};
+
+struct LeaseUse {
+  int64_t leases = 0;
+  int64_t bytes = 0;
+};
+
+class LeaseTable final : public MemoryReclaimer {
+ public:
+  // `metrics` and `clock` outlive it.
+  LeaseTable(const LeaseLimits& limits, uint64_t boot_epoch, Metrics& metrics, const Clock& clock);
+
+  // Nothing when it does not fit; `residual` is then the caller's alone again.
+  std::optional<LeaseGrant> Grant(const LeaseWish& wish, std::shared_ptr<const Residual> residual);
+  // The residual of `token` for a Backward of `problem`; prolongs the lease.
+  absl::StatusOr<std::shared_ptr<const Residual>> Find(absl::string_view token,
+                                                       absl::string_view owner,
+                                                       const Problem& problem);
+  // ttl 0: the default.
+  absl::StatusOr<LeaseGrant> Renew(absl::string_view token, absl::string_view owner,
+                                   absl::Duration ttl);
+  // OK also for a lease that is gone, in whatever way.
+  absl::Status Release(absl::string_view token, absl::string_view owner);
+
+  // Evicts leases unused for min_hold, the longest unused first, until `bytes` are free or none is
+  // left. Gives the bytes freed.
+  int64_t Reclaim(int64_t bytes) override;
+  // Evicts one, within min_hold if need be; false when there is none to evict.
+  bool EvictOne() override;
+  // Ends leases whose time is over.
+  void Expire();
+
+  LeaseUse Use() const;
+  const LeaseLimits& limits() const { return limits_; }
+
+ private:
+  using Held = std::vector<std::shared_ptr<const Residual>>;  // let go of outside the lock
+  using ByUse = std::list<uint64_t>;                          // the longest unused first
+  struct Lease {
+    std::string owner, request;
+    std::shared_ptr<const Residual> residual;
+    absl::Time granted, used, expires;
+    absl::Duration ttl;
+    ByUse::iterator place, own_place;  // in by_use_ and in its owner's
+  };
+  struct Owner {
+    int64_t bytes = 0;
+    ByUse by_use;
+  };
+  struct Ended {
+    uint64_t lease = 0;
+    LeaseEnd how = LeaseEnd::kReleased;
+  };
+  using Leases = absl::flat_hash_map<uint64_t, Lease>;
+  static constexpr size_t kRemembered = 1 << 14;  // ends of leases
+
+  absl::Duration TtlOf(absl::Duration wished) const;
+  absl::StatusOr<uint64_t> CheckToken(absl::string_view token, absl::string_view owner);
+  absl::StatusOr<Leases::iterator> Look(uint64_t lease, Held& gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Prolong(uint64_t id, Lease& lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MarkUsed(Lease& lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void End(Leases::iterator lease, LeaseEnd how, Held& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ExpireDue(absl::Time now, Held& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the longest unused lease of a list that nobody reads and that was last used at `before` or
+  // earlier. Gives its bytes, 0 when there is none.
+  int64_t Evict(const ByUse& by_use, absl::Time before, Held& gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MakeRoom(const LeaseWish& wish, int64_t bytes, absl::Time now, Held& gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  LeaseGrant GrantOf(uint64_t id, const Lease& lease) const;
+
+  const LeaseLimits limits_;
+  const LeaseTokens tokens_;
+  Metrics& metrics_;
+  const Clock& clock_;
+
+  mutable absl::Mutex mutex_;
+  Leases leases_ ABSL_GUARDED_BY(mutex_);
+  ByUse by_use_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::pair<absl::Time, uint64_t>> by_expiry_ ABSL_GUARDED_BY(mutex_);
+  absl::node_hash_map<std::string, Owner> owners_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, uint64_t> requests_ ABSL_GUARDED_BY(mutex_);  // owner + request
+  std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);  // [lease % kRemembered]
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t next_lease_ ABSL_GUARDED_BY(mutex_) = 1;
+};
+
+// Between Decode and Admit: gives a Backward by token its residual. Errors: those of Find.
+absl::Status AttachResidual(LeaseTable& leases, absl::string_view caller, AttentionCall& call);
+
+}  // namespace attnd
