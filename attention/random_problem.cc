@@ -178,11 +178,12 @@ Problem RandomProblem(uint64_t seed, const RandomProblemLimits& limits) {
 
 namespace {
 
-AlignedBytes RandomTensor(Random& random, ElementType type, int64_t count, Values values) {
+AlignedBytes RandomTensor(Random& random, ElementType type, int64_t count, Values values,
+                          double factor = 1) {
   AlignedBytes tensor(count * ElementBytes(type));
   for (int64_t n = 0; n < count; ++n) {
     double value = values == Values::kUniform ? random.Uniform() : random.Normal();
-    StoreElement(type, tensor.data(), n, static_cast<float>(value));
+    StoreElement(type, tensor.data(), n, static_cast<float>(value * factor));
   }
   return tensor;
 }
@@ -242,8 +243,10 @@ ProblemInputs RandomInputs(const Problem& p, uint64_t seed, Values values) {
   in.v = RandomTensor(random, p.element, p.ValueElements(), values);
   if (p.bool_mask) in.mask_bits = RandomMask(random, *p.bool_mask);
   if (p.bias) in.bias = RandomBias(random, *p.bias);
-  in.d_o = RandomTensor(random, p.element, p.OutputElements(), values);
-  in.d_lse = RandomTensor(random, ElementType::kFloat32, p.LseElements(), values);
+  double factor = 1;
+  if (values == Values::kLargeGradients) factor = p.element == ElementType::kFloat16 ? 2048 : 1e6;
+  in.d_o = RandomTensor(random, p.element, p.OutputElements(), values, factor);
+  in.d_lse = RandomTensor(random, ElementType::kFloat32, p.LseElements(), values, factor);
   return in;
 }
 

@@ -61,9 +61,11 @@ Problem RandomProblem(uint64_t seed, const RandomProblemLimits& limits = {});
 
 // How values are drawn.
 enum class Values {
-  kNormal,   // mean 0, deviation 1
-  kUniform,  // [0, 1)
-  kHuge,     // q and k so large that logits reach ±6e4; the rest normal
+  kNormal,          // mean 0, deviation 1
+  kUniform,         // [0, 1)
+  kHuge,            // q and k so large that logits reach ±6e4; the rest normal
+  kLargeGradients,  // d_o and d_lse times 2^11 (float16) or 10^6, as scaled losses have; else
+                    // normal
 };
 
 // What both directions of a problem read, in its layout and element types.

@@ -76,7 +76,11 @@ struct ProblemDesc {
   float* d_sink;        // [batch, q_heads], or null
   int32_t batch_count;  // entries or sequences
   int64_t bias_rows, bias_columns;  // the bias's last two dimensions
+  // dQ, dK and dV leave in the call's element type, times these powers of two (0 in float16).
+  int32_t bfloat16_gradients, d_q_exponent, d_k_exponent, d_v_exponent;
+  uint32_t* gradient_bounds;  // workspace, zeroed: see kernels/gradient_scale.h
 };
+inline constexpr int32_t kGradientBoundWords = 4;  // per (b, KV head)
 
 // dQ is summed in blocks of 64 queries, each 64·head_dim floats of the *tile's* head_dim; block n
 // of (b, h) starts at dq_sums + (b·q_heads + h)·dq_head + n·64·head_dim. b counts entries or

@@ -66,7 +66,7 @@ def problem_desc(length, head_dim, heads, dropout):
     d += struct.pack("<QQ", TENSORS + (9 << 32), 0)
     blocks = (length + 63) // 64
     d += struct.pack("<QqQq", TENSORS + (10 << 32), blocks * 64 * head_dim, TENSORS + (11 << 32), blocks)
-    return d + b"\0" * 64
+    return d + b"\0" * 128
 
 
 class Shape:

@@ -344,6 +344,16 @@ void AddExtremes(Table& table) {
   table.AddInEachElement("huge_logits_causal", Causal(Sized(65, 70, 64), Alignment::kBottomRight),
                          Values::kHuge);
   table.AddInSomeElement("uniform_values", Sized(129, 130, 64), Values::kUniform);
+  table.AddInEachElement("large_gradients", Sized(65, 70, 64), Values::kLargeGradients);
+  Problem grouped = Causal(Sized(40, 50, 32), Alignment::kBottomRight);
+  grouped.batch = 2;
+  grouped.q_heads = 6;
+  grouped.kv_heads = 2;
+  grouped.dropout = {230, 3, 4};
+  grouped.bias = Bias{ElementType::kFloat32, {1, 6, 40, 50}, true};
+  grouped.denominator = DenominatorKind::kSink;
+  grouped.sink_logits = {0, 1, 2, 3, -1, -2};
+  table.AddInEachElement("large_gradients_grouped_dropout", grouped, Values::kLargeGradients);
   Problem half = Sized(65, 70, 64);
   half.accumulate = AccumulateType::kFloat16;
   half.element = ElementType::kFloat16;

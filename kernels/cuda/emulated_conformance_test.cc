@@ -13,17 +13,19 @@ std::unique_ptr<Backend> MakeEmulated() {
   return std::make_unique<CudaBackend>(MakeEmulatedDevice({}));
 }
 
-// Head dimensions above 128 have no kernel yet: 11 cases, both directions.
-constexpr int kWiderHeads = 22;
+// Head dimensions above 128 have no kernel yet: these (case, direction) pairs.
+constexpr int kWiderHeads = 70;
 
 const bool kHalf = RegisterBackendConformance("EmulatedHalf", MakeEmulated,
-                                              {.random_problems = 0,
+                                              {.random_problems = 40,
+                                               .random_max_pairs = 20000,
                                                .element = ElementType::kFloat16,
                                                .precision = EnginePrecision::HalfOperands(),
                                                .max_unsupported = kWiderHeads});
 const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulated,
-                                                  {.max_pairs = 4000,
-                                                   .random_problems = 0,
+                                                  {.max_pairs = 6000,
+                                                   .random_problems = 40,
+                                                   .random_max_pairs = 20000,
                                                    .element = ElementType::kBFloat16,
                                                    .precision = EnginePrecision::HalfOperands(),
                                                    .max_unsupported = kWiderHeads});

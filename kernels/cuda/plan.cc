@@ -159,6 +159,18 @@ void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
   desc.dq_head = at.dq_head;
   desc.dq_turns = At<int32_t>(arena, at.dq_turns, head * at.turns_head);
   desc.turns_head = at.turns_head;
+  desc.gradient_bounds =
+      At<uint32_t>(arena, at.gradient_bounds,
+                   (from.entry * p.kv_heads + from.kv_head) * int64_t{kGradientBoundWords});
+}
+
+// Gradients of the scaled problem times these are those of the call: with L' = L·2^−(d_o + v),
+// dX = dX'·2^(d_o + v − x) and dV = dV'·2^d_o.
+void DescribeGradientElement(const Problem& p, const Exponents& exponents, ProblemDesc& desc) {
+  desc.bfloat16_gradients = p.element == ElementType::kBFloat16;
+  desc.d_q_exponent = exponents.d_o + exponents.v - exponents.q;
+  desc.d_k_exponent = exponents.d_o + exponents.v - exponents.k;
+  desc.d_v_exponent = exponents.d_o;
 }
 
 // What both directions bring to the device, and the outputs of forward as outputs or inputs.
@@ -249,6 +261,9 @@ CallLayout LayOutBackward(const Problem& p, int tile_head_dim, ArenaLayout& aren
   int64_t heads = p.batch * p.q_heads;
   at.dq_sums = arena.Add("dq_sums", heads * at.dq_head * 4, RegionUse::kZeroed);
   at.dq_turns = arena.Add("dq_turns", heads * at.turns_head * 4, RegionUse::kZeroed);
+  at.gradient_bounds =
+      arena.Add("gradient_bounds", p.batch * p.kv_heads * int64_t{kGradientBoundWords} * 4,
+                RegionUse::kZeroed);
   return at;
 }
 
@@ -293,7 +308,10 @@ ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
   desc.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
   DescribeScores(at, from, arena, desc);
   DescribeDropout(p, from, desc);
-  if (at.d_o >= 0) DescribeGradients(at, from, arena, desc);
+  if (at.d_o >= 0) {
+    DescribeGradients(at, from, arena, desc);
+    DescribeGradientElement(p, part.exponents, desc);
+  }
   return desc;
 }
 

@@ -26,7 +26,7 @@ struct CallLayout {
   int64_t q = -1, k = -1, v = -1, o = -1, lse = -1;
   int64_t mask = -1, bias = -1, alibi = -1, sink = -1, sequences = -1;
   int64_t d_o = -1, d_lse = -1, d_q = -1, d_k = -1, d_v = -1, d_bias = -1, d_sink = -1;
-  int64_t delta = -1, dq_sums = -1, dq_turns = -1;
+  int64_t delta = -1, dq_sums = -1, dq_turns = -1, gradient_bounds = -1;
   int64_t dq_head = 0, turns_head = 0;  // see ProblemDesc
 };
 

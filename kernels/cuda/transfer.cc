@@ -129,22 +129,24 @@ absl::Status Transfer::RowsIn(const RowShape& shape, bool is_query, const void* 
   return device_.CopyIn(arena_ + offset, scratch_.data(), shape.padded_bytes());
 }
 
-absl::Status Transfer::RowsOut(const RowShape& shape, bool is_query, void* to, int64_t offset,
-                               const Problem& p, absl::Span<const Part> parts,
-                               absl::Span<const int> exponents) {
+absl::Status Transfer::RowsOut(const RowShape& shape, void* to, int64_t offset) {
   if (shape.rows() == 0) return absl::OkStatus();
-  auto* data = static_cast<uint16_t*>(to);
-  if (!IsBFloat16(p) && shape.dim % kChunk == 0) {
-    return device_.CopyOut(data, arena_ + offset, shape.padded_bytes());
-  }
+  if (shape.dim % kChunk == 0) return device_.CopyOut(to, arena_ + offset, shape.padded_bytes());
   scratch_.resize(shape.padded_bytes() / 2);
   RETURN_IF_ERROR(device_.CopyOut(scratch_.data(), arena_ + offset, shape.padded_bytes()));
-  if (!IsBFloat16(p)) {
-    UnpadRows(shape, scratch_.data(), data);
-    return absl::OkStatus();
-  }
+  UnpadRows(shape, scratch_.data(), static_cast<uint16_t*>(to));
+  return absl::OkStatus();
+}
+
+absl::Status Transfer::OutputOut(const RowShape& shape, void* to, int64_t offset, const Problem& p,
+                                 absl::Span<const Part> parts, absl::Span<const int> exponents) {
+  if (!IsBFloat16(p)) return RowsOut(shape, to, offset);
+  if (shape.rows() == 0) return absl::OkStatus();
+  auto* data = static_cast<uint16_t*>(to);
+  scratch_.resize(shape.padded_bytes() / 2);
+  RETURN_IF_ERROR(device_.CopyOut(scratch_.data(), arena_ + offset, shape.padded_bytes()));
   for (size_t n = 0; n < parts.size(); ++n) {
-    for (const RowBlock& block : BlocksOf(p, parts[n], is_query)) {
+    for (const RowBlock& block : BlocksOf(p, parts[n], true)) {
       BFloat16FromHalves(shape, scratch_.data(), block, exponents[n], data);
     }
   }
@@ -208,7 +210,7 @@ absl::Status Transfer::Out(const CallLayout& at, const ForwardCall& call,
                            absl::Span<const Part> parts) {
   const Problem& p = *at.problem;
   std::vector<int> v = ExponentsOf(parts, [](const Exponents& e) { return e.v; });
-  RETURN_IF_ERROR(RowsOut(OutputRows(p), true, call.o, at.o, p, parts, v));
+  RETURN_IF_ERROR(OutputOut(OutputRows(p), call.o, at.o, p, parts, v));
   return FloatsOut(call.lse, at.lse, p.LseElements());
 }
 
@@ -241,13 +243,9 @@ absl::Status Transfer::In(const CallLayout& at, const BackwardCall& call, absl::
 absl::Status Transfer::Out(const CallLayout& at, const BackwardCall& call,
                            absl::Span<const Part> parts) {
   const Problem& p = *at.problem;
-  // With L' = L·2^−(d_o + v): dX = dX'·2^(d_o + v − x), and dV = dV'·2^d_o.
-  std::vector<int> q = ExponentsOf(parts, [](const Exponents& e) { return e.d_o + e.v - e.q; });
-  std::vector<int> k = ExponentsOf(parts, [](const Exponents& e) { return e.d_o + e.v - e.k; });
-  std::vector<int> v = ExponentsOf(parts, [](const Exponents& e) { return e.d_o; });
-  RETURN_IF_ERROR(RowsOut(QueryRows(p), true, call.d_q, at.d_q, p, parts, q));
-  RETURN_IF_ERROR(RowsOut(KeyRows(p), false, call.d_k, at.d_k, p, parts, k));
-  RETURN_IF_ERROR(RowsOut(ValueRows(p), false, call.d_v, at.d_v, p, parts, v));
+  RETURN_IF_ERROR(RowsOut(QueryRows(p), call.d_q, at.d_q));
+  RETURN_IF_ERROR(RowsOut(KeyRows(p), call.d_k, at.d_k));
+  RETURN_IF_ERROR(RowsOut(ValueRows(p), call.d_v, at.d_v));
   if (at.d_bias >= 0) {
     RETURN_IF_ERROR(FloatsOut(call.d_bias, at.d_bias, p.bias->shape.elements()));
     ScaleBiasGradient(p, parts, call.d_bias);

@@ -33,9 +33,11 @@ class Transfer {
   absl::Status RowsIn(const RowShape& shape, bool is_query, const void* from, int64_t offset,
                       const Problem& p, absl::Span<const Part> parts,
                       absl::Span<const int> exponents);
-  absl::Status RowsOut(const RowShape& shape, bool is_query, void* to, int64_t offset,
-                       const Problem& p, absl::Span<const Part> parts,
-                       absl::Span<const int> exponents);
+  // Rows that the kernels wrote in the call's element type.
+  absl::Status RowsOut(const RowShape& shape, void* to, int64_t offset);
+  // O, which is float16 times powers of two where the call is bfloat16.
+  absl::Status OutputOut(const RowShape& shape, void* to, int64_t offset, const Problem& p,
+                         absl::Span<const Part> parts, absl::Span<const int> exponents);
   absl::Status ScoreInputs(const CallLayout& at, const uint8_t* mask_bits, const void* bias);
   absl::Status BytesIn(int64_t offset, const void* from, int64_t bytes);
   absl::Status FloatsOut(float* to, int64_t offset, int64_t count);

@@ -221,6 +221,10 @@ inline void ReduceAdd(float* p, float v, ATTN_WHERE) {
   emulator::CheckGlobal(p, sizeof(float), host::Access::kAtomic, where);
   *p += v;
 }
+inline void ReduceMax(uint32_t* p, uint32_t v, ATTN_WHERE) {
+  emulator::CheckGlobal(p, sizeof(uint32_t), host::Access::kAtomic, where);
+  if (*p < v) *p = v;
+}
 inline int32_t LoadAcquire(const int32_t* p, ATTN_WHERE) {
   emulator::CheckGlobal(p, sizeof(int32_t), host::Access::kLoad, where);
   emulator::Poll(where);

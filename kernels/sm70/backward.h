@@ -23,16 +23,15 @@
 
 #include "kernels/online_softmax.h"
 #include "kernels/sm70/backward_dropout.h"
+#include "kernels/sm70/backward_passes.h"
 #include "kernels/sm70/pipeline.h"
 #include "kernels/tile_iterator.h"
 
 namespace attnd::sm70 {
 
-// float16 reaches down to 6e-8 only, so P and dS are kept larger: P·2^10 (at most 1025) and dS·2^3
-// (right up to |dS| = 8188); the last factors take it back. Powers of two, so no bits are lost.
-inline constexpr float kProbabilityShift = 10, kProbabilityGain = 1024;
-inline constexpr float kGradientGain = 8;
-inline constexpr float kGainOfDp = kGradientGain / kProbabilityGain;
+// float16 reaches down to 6e-8 only, so P is kept as P·2^10 (at most 1025) and dS as
+// kernels/gradient_scale.h says; the last factors take it back. Powers of two, so no bits are lost.
+inline constexpr int kProbabilityShift = 10;
 
 // How blocks take turns at 64 queries of dQ; `turn` counts the key tiles added so far.
 struct InKeyOrder {
@@ -45,34 +44,6 @@ struct InKeyOrder {
 struct AnyOrder {
   ATTN_HD static void Wait(const int32_t*, int) {}
   ATTN_HD static void Pass(int32_t*, int) {}
-};
-
-// Where dQ's float32 sums lie: 64 queries × head_dim, cut over eight warps, register by register.
-template <int kHeadDim>
-struct DqLayout {
-  static constexpr int kWarps = 8;
-  static constexpr int kSums = kHeadDim / 4;  // on a lane
-  static constexpr int kFloats = kWarps * kSums * 32;
-  // Query (0..63) and column of sum n: sets of 8 accumulators; for wide heads an LDS.128 of K feeds
-  // two sets side by side, for narrow ones an LDS.64 feeds one.
-  static constexpr bool kWide = kHeadDim >= 128;
-  ATTN_HD static int Query(int n, int warp, Lane lane) {
-    const int set = kWide ? n >> 4 & 1 : n >> 3;
-    return (warp >> 2) * 32 + lane.upper() * 16 + set * 8 + lane.row_half() * 4 + (lane.index & 1) +
-           (n & 2);
-  }
-  ATTN_HD static int Column(int n, int warp, Lane lane) {
-    const int in_quad = (lane.index & 2) + (n & 1);
-    if (!kWide) return Chunk(warp, lane) * 8 + (n & 4) + in_quad;
-    return (Chunk(warp, lane) + (n >> 2 & 1)) * 8 + (n >> 3 & 1) * 4 + in_quad;
-  }
-  // First chunk of K that this lane's column half multiplies; bit 2 by the half, so that loads do
-  // not conflict.
-  ATTN_HD static int Chunk(int warp, Lane lane) {
-    const int group = warp & 3;
-    if (!kWide) return lane.column_half() * 4 + group;
-    return lane.column_half() * 4 + (group & 1) * 2 + (group >> 1) * 8;
-  }
 };
 
 template <Tile kTile, class Rule, class Dropper, class Order>
@@ -114,6 +85,7 @@ struct BackwardKernel {
     const SequenceDesc& sequence;
     int batch, kv_head, first_key;
     RowTiles tiles;
+    float gain;              // dS is P·2^kProbabilityShift times (Z∘dP − delta)·gain
     int thread, warp, role;  // role 0: P and dV, 1: dS and dK
     Lane lane;
     ATTN_HD int role_warp() const { return warp & 3; }
@@ -142,6 +114,7 @@ struct BackwardKernel {
                  first_key,
                  RowTiles(VisibilityOf(sequence), first_key, end_key, kDqBlockRows,
                           Rule::AllPartial(problem)),
+                 PowerOfTwo(GradientExponent(problem, tile.batch, tile.head) - kProbabilityShift),
                  at.thread,
                  at.thread >> 5,
                  at.thread >> 7,
@@ -226,7 +199,7 @@ struct BackwardKernel {
         const bool is_lse = work.thread < kStepRows, exists = (work.thread & 31) < rows;
         ptx::StoreSharedFloat(
             &shared.rows[slot][is_lse ? 0 : 1][work.thread & 31],
-            is_lse ? StabilizerOf(value, exists) : (exists ? value * kGainOfDp : 0.0f));
+            is_lse ? StabilizerOf(value, exists) : (exists ? value * work.gain : 0.0f));
       }
     }
     ATTN_HD static float StabilizerOf(float lse, bool exists) {
@@ -479,6 +452,7 @@ struct BackwardKernel {
   ATTN_HD static void MakeDs(const Work& work, bool partial, const float (&rS)[kKeyTiles][8],
                              const float* rows, const char* hand, const char* ds,
                              uint32_t (&words)[kKeyTiles][4]) {
+    const float gain = work.gain * Dropper::Factor(work.problem);
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
       const uint4 handed = ptx::LoadShared128(hand + m * 512);
@@ -490,10 +464,8 @@ struct BackwardKernel {
         for (int r = 0; r < 2; ++r) {
           const int e = Math::Element(r, 2 * k);
           const uint32_t pair = p[k * 2 + r];
-          float low =
-              ptx::Fma(Dropper::Scale(work.problem, pair & 0x8000u, rS[m][e]), kGainOfDp, -delta.x);
-          float high = ptx::Fma(Dropper::Scale(work.problem, pair & 0x80000000u, rS[m][e + 1]),
-                                kGainOfDp, -delta.y);
+          float low = ptx::Fma(Dropper::Kept(pair & 0x8000u, rS[m][e]), gain, -delta.x);
+          float high = ptx::Fma(Dropper::Kept(pair & 0x80000000u, rS[m][e + 1]), gain, -delta.y);
           const uint32_t positive = Dropper::Unmarked(pair);
           words[m][k * 2 + r] =
               ptx::PackTruncated(ptx::LowHalf(positive) * low, ptx::HighHalf(positive) * high);
@@ -680,8 +652,10 @@ struct BackwardKernel {
     const SequenceDesc& s = work.sequence;
     const RowTensor t = work.role ? p.d_k : p.d_v;
     const int live_chunks = work.role ? p.qk_chunks : p.v_chunks;
-    const float factor = work.role ? p.scale * ((1.0f + kTruncationLoss) / kGradientGain)
-                                   : p.dropout_scale / kProbabilityGain;
+    const GradientWriter writer =
+        work.role ? GradientWriter(p, p.scale * (1.0f + kTruncationLoss),
+                                   p.d_k_exponent - GradientExponent(p, work.batch, work.kv_head))
+                  : GradientWriter(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift);
     const char* first = RowsOf(t, s.batch, work.kv_head, s.kv_begin);
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
@@ -697,85 +671,11 @@ struct BackwardKernel {
             const int e = Math::Element(r, 2 * half);
             const int chunk = (x >> 1) * 4 + work.lane.column_half() * 2 + half;
             const int column = chunk * 8 + (x & 1) * 4 + (work.lane.index & 2);
-            const uint32_t word =
-                ptx::PackRounded(sums[m][x][e] * factor, sums[m][x][e + 1] * factor);
+            const uint32_t word = writer.Pack(sums[m][x][e], sums[m][x][e + 1]);
             if (row < s.kv_len && chunk < live_chunks) ptx::StoreGlobal32(out + column * 2, word);
           }
         }
       }
-    }
-  }
-};
-
-// delta = rowsum(dO∘O) − dlse: 64 rows of a query head, four lanes a row.
-struct DeltaKernel {
-  static constexpr int kThreads = 256;
-  struct Shared {};
-
-  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
-    const TileWork& tile = params.tiles[at.block];
-    const ProblemDesc& p = params.problems[tile.problem];
-    const SequenceDesc& s = p.sequences[tile.batch];
-    const int row = tile.tile * kDqBlockRows + (at.thread >> 2);
-    const bool exists = row < s.q_len;
-    const int64_t at_row = int64_t{s.q_begin} + (exists ? row : 0);
-    const char* o = RowOf(p.o, s.batch, tile.head, at_row);
-    const char* d_o = RowOf(p.d_o, s.batch, tile.head, at_row);
-    float sum = 0;
-    if (exists) {
-      for (int c = at.thread & 3; c < p.v_chunks; c += 4) {
-        sum += Dot(ptx::LoadConstant128(o + c * 16), ptx::LoadConstant128(d_o + c * 16));
-      }
-    }
-    sum += ptx::ShuffleXor(sum, 1);
-    sum += ptx::ShuffleXor(sum, 2);
-    if (!exists || (at.thread & 3) != 0) return;
-    const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + at_row;
-    if (p.d_lse != nullptr) sum -= ptx::LoadConstantFloat(p.d_lse + index);
-    ptx::StoreGlobalFloat(p.delta + index, sum);
-  }
-
- private:
-  ATTN_HD static const char* RowOf(const RowTensor& t, int64_t batch, int64_t head, int64_t row) {
-    return static_cast<const char*>(t.data) +
-           2 * (batch * t.batch + head * t.head + row * t.row_stride);
-  }
-  ATTN_HD static float Dot(uint4 a, uint4 b) {
-    return Dot(a.x, b.x) + Dot(a.y, b.y) + (Dot(a.z, b.z) + Dot(a.w, b.w));
-  }
-  ATTN_HD static float Dot(uint32_t a, uint32_t b) {
-    return ptx::Fma(ptx::LowHalf(a), ptx::LowHalf(b), ptx::HighHalf(a) * ptx::HighHalf(b));
-  }
-};
-
-// dQ's float32 sums into place: 64 rows of a query head.
-template <int kHeadDim>
-struct DqKernel {
-  static constexpr int kThreads = 256;
-  struct Shared {};
-  using Dq = DqLayout<kHeadDim>;
-
-  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
-    const TileWork& tile = params.tiles[at.block];
-    const ProblemDesc& p = params.problems[tile.problem];
-    const SequenceDesc& s = p.sequences[tile.batch];
-    const Lane lane = {at.thread & 31};
-    const int warp = at.thread >> 5;
-    const float factor = p.scale * ((1.0f + kTruncationLoss) / kGradientGain);
-    const float* from = p.dq_sums + (int64_t{tile.batch} * p.q_heads + tile.head) * p.dq_head +
-                        int64_t{tile.tile} * Dq::kFloats + warp * Dq::kSums * 32 + lane.index;
-    char* out =
-        static_cast<char*>(p.d_q.data) + 2 * (s.batch * p.d_q.batch + tile.head * p.d_q.head +
-                                              int64_t{s.q_begin} * p.d_q.row_stride);
-#pragma unroll
-    for (int n = 0; n < Dq::kSums; n += 2) {
-      const int row = tile.tile * kDqBlockRows + Dq::Query(n, warp, lane);
-      const int column = Dq::Column(n, warp, lane);
-      if (row >= s.q_len || column >= p.qk_chunks * 8) continue;
-      const float low = ptx::LoadGlobalFloat(from + n * 32);
-      const float high = ptx::LoadGlobalFloat(from + (n + 1) * 32);
-      ptx::StoreGlobal32(out + 2 * (int64_t{row} * p.d_q.row_stride + column),
-                         ptx::PackRounded(low * factor, high * factor));
     }
   }
 };

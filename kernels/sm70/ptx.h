@@ -218,6 +218,9 @@ ATTN_PTX void StoreGlobal128(void* p, uint4 v) {
 ATTN_PTX void ReduceAdd(float* p, float v) {
   asm volatile("red.global.add.f32 [%0],%1;" ::"l"(p), "f"(v) : "memory");
 }
+ATTN_PTX void ReduceMax(uint32_t* p, uint32_t v) {
+  asm volatile("red.global.max.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
+}
 ATTN_PTX int32_t LoadAcquire(const int32_t* p) {
   int32_t v;
   asm volatile("ld.acquire.gpu.global.s32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
