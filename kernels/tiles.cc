@@ -40,25 +40,32 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
-std::vector<KernelRow> MakeRows() {
-  std::vector<KernelRow> rows;
-  for (int head_dim : {64, 128}) {
-    for (bool general : {false, true}) {
-      for (bool dropout : {false, true}) {
-        rows.push_back({.kind = KernelKind::kForward,
-                        .head_dim = head_dim,
-                        .general = general,
-                        .dropout = dropout,
-                        .tile = {128, 32, head_dim, head_dim == 64 ? 2 : 1}});
-      }
+// What fits: 256 registers × 256 threads hold Q and O of 128 rows up to 128 wide, of 64 beyond.
+Tile ForwardTile(int head_dim) {
+  return {head_dim > 128 ? 64 : 128, 32, head_dim, head_dim <= 64 ? 2 : 1};
+}
+
+void AddForward(int head_dim, std::vector<KernelRow>& rows) {
+  for (bool general : {false, true}) {
+    for (bool dropout : {false, true}) {
       rows.push_back({.kind = KernelKind::kForward,
                       .head_dim = head_dim,
-                      .half_accumulate = true,
                       .general = general,
-                      .tile = {128, 32, head_dim, head_dim == 64 ? 2 : 1}});
+                      .dropout = dropout,
+                      .tile = ForwardTile(head_dim)});
     }
-    AddBackward(head_dim, rows);
+    rows.push_back({.kind = KernelKind::kForward,
+                    .head_dim = head_dim,
+                    .half_accumulate = true,
+                    .general = general,
+                    .tile = ForwardTile(head_dim)});
   }
+}
+
+std::vector<KernelRow> MakeRows() {
+  std::vector<KernelRow> rows;
+  for (int head_dim : {32, 64, 96, 128, 256}) AddForward(head_dim, rows);
+  for (int head_dim : {64, 128}) AddBackward(head_dim, rows);
   for (KernelKind kind : {KernelKind::kSinkGradient, KernelKind::kBiasGradient}) {
     rows.push_back({.kind = kind, .tile = {16, 16, 0, 1}});
   }

@@ -31,7 +31,10 @@ std::string BackwardName(const Problem& p) {
 
 TEST(Selection, TakesTheNarrowestHeadDimensionThatHoldsBoth) {
   EXPECT_EQ(ForwardName(Plain(64)), "forward_d64_f32_linear");
-  EXPECT_EQ(ForwardName(Plain(65)), "forward_d128_f32_linear");
+  EXPECT_EQ(ForwardName(Plain(1)), "forward_d32_f32_linear");
+  EXPECT_EQ(ForwardName(Plain(65)), "forward_d96_f32_linear");
+  EXPECT_EQ(ForwardName(Plain(97)), "forward_d128_f32_linear");
+  EXPECT_EQ(ForwardName(Plain(129)), "forward_d256_f32_linear");
   Problem mixed = Plain(16);
   mixed.v_head_dim = 100;
   EXPECT_EQ(BackwardName(mixed), "backward_d128_f32_linear");

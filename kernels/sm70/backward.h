@@ -84,7 +84,7 @@ struct BackwardKernel {
     const ProblemDesc& problem;
     const SequenceDesc& sequence;
     int batch, kv_head, first_key;
-    RowTiles tiles;
+    TileVisits tiles;
     float gain;              // dS is P·2^kProbabilityShift times (Z∘dP − delta)·gain
     int thread, warp, role;  // role 0: P and dV, 1: dS and dK
     Lane lane;

@@ -2,8 +2,10 @@
 // (attention/dropout.h), so that no random byte is made twice or thrown away.
 //   NoDropout         keeps everything; costs nothing
 //   PhiloxDropout     two row tiles × 32 keys a step: one call for each row tile
-// KeepPair(m, group, r, k) is the mask of one half2 of P: row tile m, 16-key group, the lane's row
-// r (float32 accumulators; for float16 ones the pair of keys r), k step k.
+// The output role, which has instruction slots to spare, runs the generator for the score warp of
+// its number one step ahead and leaves the decisions in shared memory (Store); the score role loads
+// those of a row tile and 16-key group (Load) and takes the mask of one half2 of P (Mask): the
+// lane's row r, k step k.
 #pragma once
 
 #include "attention/dropout.h"
@@ -13,9 +15,19 @@
 namespace attnd::sm70 {
 
 struct NoDropout {
-  ATTN_HD NoDropout(const ScoreContext&, int) {}
-  ATTN_HD void StartStep(int, int) {}
-  ATTN_HD uint32_t KeepPair(int, int, int, int) const { return 0xffffffffu; }
+  template <int kRowTiles>
+  struct Words {
+    static constexpr int kStep = 0, kWarp = 0;
+  };
+  struct Keep {};
+  ATTN_HD NoDropout(const ScoreContext&, int, int) {}
+  template <int kRowTiles>
+  ATTN_HD void Store(void*, int) const {}
+  template <class Words>
+  ATTN_HD static Keep Load(const Words&, int, int, int, int) {
+    return {};
+  }
+  ATTN_HD static uint32_t Mask(Keep, int, int) { return 0xffffffffu; }
   ATTN_HD static bool Drops(const ScoreContext&, int, int) { return false; }
 };
 
@@ -24,48 +36,63 @@ ATTN_HD uint32_t KeepSigns(uint32_t bytes, uint32_t threshold_bytes) {
   uint32_t low7 = (bytes | 0x80808080u) - (threshold_bytes & 0x7f7f7f7fu);
   return (bytes & ~threshold_bytes) | (~(bytes ^ threshold_bytes) & low7);
 }
-// Masks of two float16: `pair` 0 or 1 names the two lower or upper bytes. Four bytes are compared
-// at once; PRMT then spreads their signs.
-ATTN_HD uint32_t KeepMask(uint32_t bytes, uint32_t threshold_bytes, int pair) {
-  return ptx::Permute(KeepSigns(bytes, threshold_bytes), 0, pair ? 0xbbaau : 0x9988u);
-}
-
 // For Float32Accumulate: the lane's rows r (bit 3 of the row) and keys (bits 0, 3, 4) are what one
 // call serves, so word 2r + group holds [k step][pair] of that row and group.
 class PhiloxDropout {
  public:
+  // Of two steps in turn: the words of a lane's two rows; the sign of a byte says keep.
+  template <int kRowTiles>
+  struct Words {
+    static constexpr int kGroup = 4 * kRowTiles * 256, kStep = 2 * kGroup, kWarp = kRowTiles * 256;
+    uint2 signs[4][4][kRowTiles][32];  // [2·step + group][warp][tile][lane]
+  };
+  using Keep = uint2;
+
   ATTN_HD static DropoutStream StreamOf(const ScoreContext& at) {
     const ProblemDesc& p = at.problem;
     return {p.dropout_key_lo, p.dropout_key_hi, p.dropout_offset_lo,
             p.dropout_head + at.batch * p.dropout_batch + at.head};
   }
 
-  ATTN_HD PhiloxDropout(const ScoreContext& at, int lane)
-      : threshold_bytes_(at.problem.dropout_threshold * 0x01010101u),
-        stream_(StreamOf(at)),
-        column_(Float32Accumulate::Col(0, lane)) {}
+  // `first_row`: of the score warp.
+  ATTN_HD PhiloxDropout(const ScoreContext& at, int first_row, int lane)
+      : threshold_bytes_(at.problem.dropout_threshold * 0x01010101u), stream_(StreamOf(at)) {
+    using Math = Float32Accumulate;
+    row_block_ = first_row >> 4;
+    place_ = (Math::Row(0, lane) & 7) * 4 + (Math::Col(0, lane) >> 1);
+  }
 
-  // `row`: of the lane's element 0 of row tile 0. `first_key`: of the step's 32.
-  ATTN_HD void StartStep(int row, int first_key) {
-    uint32_t lane = (row & 7) * 4 + (column_ >> 1);
+  // `first_key`: of the step's 32. `words`: this lane's of the warp and step.
+  template <int kRowTiles>
+  ATTN_HD void Store(void* words, int first_key) const {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      calls_[m] = DropoutBytes(stream_, (row >> 4) + m, first_key >> 5, lane);
+    for (int m = 0; m < kRowTiles; ++m) {
+      const PhiloxBlock bytes = DropoutBytes(stream_, row_block_ + m, first_key >> 5, place_);
+#pragma unroll
+      for (int group = 0; group < 2; ++group) {
+        ptx::StoreShared64(static_cast<char*>(words) + m * 256 + group * Words<kRowTiles>::kGroup,
+                           make_uint2(KeepSigns(bytes.word[group], threshold_bytes_),
+                                      KeepSigns(bytes.word[2 + group], threshold_bytes_)));
+      }
     }
+  }
+  // `slot`: 2·step + group.
+  template <int kRowTiles>
+  ATTN_HD static Keep Load(const Words<kRowTiles>& words, int slot, int warp, int m, int lane) {
+    return ptx::LoadShared64(&words.signs[slot][warp][m][lane]);
+  }
+  // PRMT spreads the signs of the lower or upper two bytes.
+  ATTN_HD static uint32_t Mask(Keep keep, int r, int k) {
+    return ptx::Permute(r ? keep.y : keep.x, 0, k ? 0xbbaau : 0x9988u);
   }
   ATTN_HD static bool Drops(const ScoreContext& at, int row, int key) {
     return DropoutByte(StreamOf(at), row, key) < at.problem.dropout_threshold;
-  }
-  ATTN_HD uint32_t KeepPair(int m, int group, int r, int k) const {
-    const uint32_t* word = calls_[m].word;
-    return KeepMask(group ? word[2 * r + 1] : word[2 * r], threshold_bytes_, k);
   }
 
  private:
   uint32_t threshold_bytes_;
   DropoutStream stream_;
-  int column_;
-  PhiloxBlock calls_[2];
+  int row_block_, place_;
 };
 
 }  // namespace attnd::sm70

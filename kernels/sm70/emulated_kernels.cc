@@ -18,9 +18,9 @@ EmulatedKernel Entry() {
   return {&RunAt<Kernel>, Kernel::kThreads, sizeof(typename Kernel::Shared)};
 }
 
-template <int kHeadDim, int kBlocks>
+template <int kRows, int kHeadDim, int kBlocks>
 EmulatedKernel Forward(const KernelRow& row) {
-  static constexpr Tile kTile = {128, 32, kHeadDim, kBlocks};
+  static constexpr Tile kTile = {kRows, 32, kHeadDim, kBlocks};
   if (row.half_accumulate) {
     return row.general ? Entry<ForwardKernel<Float16Accumulate, kTile, GeneralScores, NoDropout>>()
                        : Entry<ForwardKernel<Float16Accumulate, kTile, LinearScores, NoDropout>>();
@@ -55,7 +55,7 @@ template <int kHeadDim, int kKeys, int kForwardBlocks>
 EmulatedKernel OfHeadDim(const KernelRow& row) {
   switch (row.kind) {
     case KernelKind::kForward:
-      return Forward<kHeadDim, kForwardBlocks>(row);
+      return Forward<128, kHeadDim, kForwardBlocks>(row);
     case KernelKind::kBackward:
       return Backward<kHeadDim, kKeys>(row);
     case KernelKind::kDelta:
@@ -74,6 +74,11 @@ EmulatedKernel OfHeadDim(const KernelRow& row) {
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kSinkGradient) return Entry<SinkGradientKernel>();
   if (row.kind == KernelKind::kBiasGradient) return Entry<BiasGradientKernel>();
+  if (row.kind == KernelKind::kForward) {
+    if (row.head_dim == 32) return Forward<128, 32, 2>(row);
+    if (row.head_dim == 96) return Forward<128, 96, 1>(row);
+    if (row.head_dim == 256) return Forward<64, 256, 1>(row);
+  }
   if (row.head_dim == 64) return OfHeadDim<64, 128, 2>(row);
   if (row.head_dim == 128) return OfHeadDim<128, 64, 1>(row);
   return {};

@@ -1,9 +1,10 @@
-// Exact attention for one tile of 128 queries, in one pass over K and V.
+// Exact attention for one tile of 128 queries (64 of wide heads), in one pass over K and V.
 //   S = scale·Q·Kᵀ, masked      P = softmax(S)      O = (P∘Z)·V      lse = m + log(l)
 // Roles: warps 0-3 make scores and probabilities (Q in registers), warps 4-7 the output (O in
-// registers), each pair for the same 32 queries; output warps work one 32-key step behind, one
-// barrier a step. Warps w and w + 4 share a sub-core, so softmax runs under the other's products.
-// A step handles 32 keys in two groups of 16.
+// registers). A team of one of each works on the same 32 queries; where a row of O is too long for
+// one warp's registers, a team is two of each: a score warp has 16 of the queries, an output warp
+// half of the columns. Warps w and w + 4 share a sub-core, so softmax runs under the other's
+// products. A step handles 32 keys in two groups of 16; output warps lag one group behind.
 //
 // P reaches its reader as A operand through shared memory: two STS.64 (or one STS.128) a lane, one
 // LDS.128, no shuffles. When a group's scores outgrow the stabiliser by 2^8 (one vote, rare after
@@ -26,46 +27,62 @@ namespace attnd::sm70 {
 template <TileMath Math, Tile kTile, class Rule, class Dropper>
 struct ForwardKernel {
   static constexpr int kThreads = 256;
-  static constexpr int kChunks = kTile.head_dim / 8;
-  static constexpr int kRowTiles = 2;  // of 16 rows, for a warp
+  static constexpr int kRoleWarps = 4;
+  static constexpr int kRowTiles = kTile.q_rows / (16 * kRoleWarps);  // of a score warp, 16 rows
   static constexpr int kWarpRows = 16 * kRowTiles;
-  static constexpr int kPairs = 4;  // of a score warp and an output warp
+  static constexpr int kTeamTiles = 2, kTeamRows = 16 * kTeamTiles;
+  static constexpr int kTeamWarps = kTeamTiles / kRowTiles;  // of each role
+  static constexpr int kTeams = kRoleWarps / kTeamWarps;
   static constexpr int kStepKeys = 32, kGroupKeys = 16, kGroups = 2;
-  static_assert(kTile.q_rows == kPairs * kWarpRows && kTile.kv_rows == kStepKeys);
+  static_assert((kRowTiles == 1 || kRowTiles == 2) && kTile.kv_rows == kStepKeys);
+
+  // 16-byte chunks of a row: what is multiplied, what an output warp has of them, and how far rows
+  // stand apart in shared memory (whole 128-byte lines, a power of two).
+  static constexpr int kChunks = kTile.head_dim / 8, kOutputChunks = kChunks / kTeamWarps;
+  static constexpr int kPitch = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;
+  static_assert(kOutputChunks % 4 == 0);
 
   // Groups of 16 keys go round in rings: two steps of K, three of V, four groups of P.
   static constexpr int kKeyRing = 4, kValueRing = 6, kPRing = 4;
-  static constexpr int kGroupBytes = kGroupKeys * kChunks * 16;
+  static constexpr int kGroupBytes = kGroupKeys * kPitch * 16;
   static constexpr int kTileBytes = kGroups * kGroupBytes;
-  static constexpr int kLineTileBytes = 32 * 16;  // lines of one 16×16 tile of P
-  static constexpr int kPBytes = kRowTiles * kLineTileBytes;
+  static constexpr int kLineTileBytes = 32 * 16;               // lines of one 16×16 tile of P
+  static constexpr int kPBytes = kTeamTiles * kLineTileBytes;  // of a team
+  using Words = typename Dropper::template Words<kRowTiles>;
   struct alignas(128) Shared {
-    uint4 k[kKeyRing * kGroupKeys * kChunks];
-    uint4 v[kValueRing * kGroupKeys * kChunks];
-    uint4 p[kPRing][kPairs][kRowTiles][32];  // lines of P, see Line
-    float factor[kPRing][kPairs][kWarpRows];
-    int grown[kPRing][kPairs];  // 1 + the last group of this slot for which factor was written
-    float end_factor[kPairs][kWarpRows];
+    uint4 k[kKeyRing * kGroupKeys * kPitch];
+    uint4 v[kValueRing * kGroupKeys * kPitch];
+    uint4 p[kPRing][kTeams][kTeamTiles][32];  // lines of P, see Line
+    float factor[kPRing][kRoleWarps][kWarpRows];
+    // 1 + the last group of this slot for which a score warp wrote factor.
+    int grown[kPRing][kRoleWarps];
+    float end_factor[kRoleWarps][kWarpRows];
+    Words keep;
     int left_out;  // whether an infinity or NaN of a PARTIAL tile of V was left out
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
 
-  // Named barriers. Turn: a score warp has made its products of one group, so the P of the group
-  // before is complete and the tensor cores are free for its output warp (64 threads; by parity of
+  // Named barriers. Turn: a team's score warps have made their products of one group, so the P of
+  // the group before is complete and the tensor cores are free for its output warps (by parity of
   // the group). KeysReady: a step's K is there, and output warps are at most one group behind.
   // KeysRead: all of a step's K has been read, and all output warps are done with the step before.
   // Arriving does not wait, so scores never wait for the output of their own step; since a warp may
   // then arrive for the next step before others have met for this one, both alternate by step.
-  static constexpr int kTurn = 1, kKeysReady = kTurn + 2 * kPairs, kKeysRead = kKeysReady + 2,
+  static constexpr int kTurn = 1, kKeysReady = kTurn + 2 * kTeams, kKeysRead = kKeysReady + 2,
                        kOutputOnly = kKeysRead + 2;
+  static constexpr int kTurnThreads = 64 * kTeamWarps;
 
   // What both roles know.
   struct Work {
     ScoreContext at;
-    KeyTiles tiles;
-    int first_row;  // of this warp
+    TileVisits tiles;
+    int block_row;  // the block's first
     Lane lane;
-    int pair, thread;  // thread: 0..127 within the role
+    int warp, thread;  // within the role
+    ATTN_HD int team() const { return warp / kTeamWarps; }
+    ATTN_HD int part() const { return warp % kTeamWarps; }  // of a team
+    ATTN_HD int score_row() const { return block_row + warp * kWarpRows; }
+    ATTN_HD int team_row() const { return block_row + team() * kTeamRows; }
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
@@ -74,14 +91,15 @@ struct ForwardKernel {
     const SequenceDesc& sequence = problem.sequences[tile.batch];
     int first_row = tile.tile * kTile.q_rows;
     int end_row = MinInt(first_row + kTile.q_rows, sequence.q_len);
-    int pair = (at.thread >> 5) & (kPairs - 1);
     Work work = {
         {problem, sequence, tile.batch, tile.head},
         KeyTiles(VisibilityOf(sequence), first_row, end_row, kStepKeys, Rule::AllPartial(problem)),
-        first_row + pair * kWarpRows,
+        first_row,
         {at.thread & 31},
-        pair,
+        (at.thread >> 5) & (kRoleWarps - 1),
         at.thread & (kStageThreads - 1)};
+    if (at.thread == 0) ptx::StoreShared32(&shared.left_out, 0);
+    ptx::SyncThreads();
     if (work.tiles.count() == 0) {
       WriteEmptyRows(work, at.thread < kStageThreads);
     } else if (at.thread < kStageThreads) {
@@ -97,12 +115,12 @@ struct ForwardKernel {
     return static_cast<const char*>(t.data) +
            2 * (batch * t.batch + head * t.head + row * t.row_stride);
   }
-  ATTN_HD static RowStager<kChunks> Stager(const Work& work, const RowTensor& t, int live_chunks) {
+  ATTN_HD static RowStager<kPitch> Stager(const Work& work, const RowTensor& t, int live_chunks) {
     const SequenceDesc& s = work.at.sequence;
     int kv_head = work.at.head / work.at.problem.group;
-    return RowStager<kChunks>(RowsOf(t, s.batch, kv_head, s.kv_begin),
-                              static_cast<int>(t.row_stride * 2), s.kv_len, live_chunks,
-                              work.thread);
+    return RowStager<kPitch>(RowsOf(t, s.batch, kv_head, s.kv_begin),
+                             static_cast<int>(t.row_stride * 2), s.kv_len, live_chunks,
+                             work.thread);
   }
   ATTN_HD static int NextFetch(const Work& work, int step) {
     return work.tiles.First(MinInt(step, work.tiles.count() - 1));
@@ -126,30 +144,27 @@ struct ForwardKernel {
     RowState rows;
     Clear(rows);
     const float multiplier = Rule::Multiplier(work.at.problem);
-    Dropper dropper(work.at, work.lane.index);
-    const int from = ptx::Keep(ChunkOffset(work.lane.OperandKey(), 0, kChunks));
+    const int from = ptx::Keep(ChunkOffset(work.lane.OperandKey(), 0, kPitch));
     const int to = ptx::Keep(WriterLine(work));
-    const int turn = ptx::Keep(kTurn + work.pair);
+    const int turn = ptx::Keep(kTurn + work.team());
     if (work.lane.index < kPRing) {
-      ptx::StoreShared32(&shared.grown[work.lane.index][work.pair], 0);
+      ptx::StoreShared32(&shared.grown[work.lane.index][work.warp], 0);
     }
     ptx::SyncThreads();  // the first K is there
     for (int step = 0; step < work.tiles.count(); ++step) {
       if (step > 0) ptx::BarrierSync(kKeysReady + (step & 1), kThreads);
       const int first_key = work.tiles.First(step);
-      dropper.StartStep(work.first_row + Math::Row(0, work.lane.index), first_key);
 #pragma unroll 1
       for (int group = 0; group < kGroups; ++group) {
         const int slot = (step & 1) * kGroups + group;
         float rS[kRowTiles][8];
         ScoresQK(rQ, shared.k, from + slot * kGroupBytes, rS);
-        ptx::BarrierArrive(turn + group * kPairs, 64);
+        ptx::BarrierArrive(turn + group * kTeams, kTurnThreads);
         if (Rule::kEveryTile || work.tiles.IsPartial(step)) {
           ApplyRule(work, first_key + group * kGroupKeys, rS, rows);
         }
         Grow(rS, multiplier, work, step * kGroups + group, shared, rows);
-        MakeProbabilities(rS, multiplier, group, dropper, rows, shared.p,
-                          to + slot * kPairs * kPBytes);
+        MakeProbabilities(rS, multiplier, slot, work, rows, shared, to + slot * kTeams * kPBytes);
       }
       ptx::BarrierArrive(kKeysRead + (step & 1), kThreads);
     }
@@ -162,7 +177,7 @@ struct ForwardKernel {
     const SequenceDesc& s = work.at.sequence;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      int row = MinInt(work.first_row + m * 16 + work.lane.OperandRow(), s.q_len - 1);
+      int row = MinInt(work.score_row() + m * 16 + work.lane.OperandRow(), s.q_len - 1);
       const char* data = RowsOf(problem.q, s.batch, work.at.head, s.q_begin + row);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
@@ -224,7 +239,7 @@ struct ForwardKernel {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < Math::kRows; ++r) {
-        const int row = work.first_row + PlaceOf(m, r, {lane});
+        const int row = work.score_row() + PlaceOf(m, r, {lane});
 #pragma unroll
         for (int c = 0; c < Math::kColumns; ++c) {
           const int e = Math::Element(r, c);
@@ -270,15 +285,16 @@ struct ForwardKernel {
         rows.stabilizer[m][r] = stabilizer;
         rows.sum[m][r] *= factor;
         bool is_writer = Math::Col(0, lane.index) == 0;
-        float* place = &shared.factor[slot][work.pair][PlaceOf(m, r, lane)];
+        float* place = &shared.factor[slot][work.warp][PlaceOf(m, r, lane)];
         if (is_writer) ptx::StoreSharedFloat(place, factor);
       }
     }
-    if (lane.index == 0) ptx::StoreShared32(&shared.grown[slot][work.pair], group + 1);
+    if (lane.index == 0) ptx::StoreShared32(&shared.grown[slot][work.warp], group + 1);
   }
 
-  ATTN_HD static void MakeProbabilities(const float (&rS)[kRowTiles][8], float multiplier,
-                                        int group, const Dropper& dropper, RowState& rows, void* sP,
+  // `slot`: of the group in the ring of K. `offset`: of this lane's line in P's.
+  ATTN_HD static void MakeProbabilities(const float (&rS)[kRowTiles][8], float multiplier, int slot,
+                                        const Work& work, RowState& rows, Shared& shared,
                                         int offset) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -292,30 +308,30 @@ struct ForwardKernel {
           rows.sum[m][r] += rP[e];
         }
       }
-      StoreP(rP, m, group, dropper, sP, offset);
+      StoreP(rP, Dropper::Load(shared.keep, slot, work.warp, m, work.lane.index), shared.p,
+             offset + m * kLineTileBytes);
     }
   }
 
   // A row's line holds keys (0 1)(8 9)(2 3)(10 11) of its column half, counted within the group's
   // 16: the first two words are the A operand of k step 0, the others of k step 1.
-  ATTN_HD static void StoreP(const float (&rP)[8], int m, int group, const Dropper& dropper,
-                             void* sP, int offset) {
-    if constexpr (Math::kRows == 2) {
+  ATTN_HD static void StoreP(const float (&rP)[8], typename Dropper::Keep keep, void* sP,
+                             int offset) {
+    uint32_t words[2][2];  // row (float16 accumulators: pair of keys), k step
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        uint2 words = make_uint2(ptx::PackTruncated(rP[2 * r], rP[2 * r + 1]),
-                                 ptx::PackTruncated(rP[2 * r + 4], rP[2 * r + 5]));
-        words.x &= dropper.KeepPair(m, group, r, 0);
-        words.y &= dropper.KeepPair(m, group, r, 1);
-        ptx::StoreShared64(At(sP, offset ^ r * kSecondRow, m * kLineTileBytes), words);
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int e = 2 * r + 4 * k;
+        words[r][k] = ptx::PackTruncated(rP[e], rP[e + 1]) & Dropper::Mask(keep, r, k);
       }
+    }
+    if constexpr (Math::kRows == 2) {
+      ptx::StoreShared64(At(sP, offset, 0), make_uint2(words[0][0], words[0][1]));
+      ptx::StoreShared64(At(sP, offset ^ kSecondRow, 0), make_uint2(words[1][0], words[1][1]));
     } else {
-      uint4 words;
-      words.x = ptx::PackTruncated(rP[0], rP[1]) & dropper.KeepPair(m, group, 0, 0);
-      words.y = ptx::PackTruncated(rP[4], rP[5]) & dropper.KeepPair(m, group, 0, 1);
-      words.z = ptx::PackTruncated(rP[2], rP[3]) & dropper.KeepPair(m, group, 1, 0);
-      words.w = ptx::PackTruncated(rP[6], rP[7]) & dropper.KeepPair(m, group, 1, 1);
-      ptx::StoreShared128(At(sP, offset, m * kLineTileBytes), words);
+      ptx::StoreShared128(At(sP, offset, 0),
+                          make_uint4(words[0][0], words[0][1], words[1][0], words[1][1]));
     }
   }
 
@@ -331,12 +347,12 @@ struct ForwardKernel {
     const Lane lane = work.lane;
     const int row = Math::kRows == 2 ? lane.index & 1 : lane.quad();
     const int half_line = Math::kRows == 2 ? (lane.index & 2) * 4 : 0;
-    return work.pair * kPBytes + half_line +
+    return work.team() * kPBytes + work.part() * kLineTileBytes + half_line +
            Line(row, lane.row_half(), lane.upper(), lane.column_half()) * 16;
   }
   ATTN_HD static int ReaderLine(const Work& work) {
     const Lane lane = work.lane;
-    return work.pair * kPBytes +
+    return work.team() * kPBytes +
            Line(lane.quad(), lane.row_half(), lane.upper(), lane.column_half()) * 16;
   }
 
@@ -350,7 +366,7 @@ struct ForwardKernel {
       for (int r = 0; r < Math::kRows; ++r) {
         float sum = Math::RowSum(rows.sum[m][r]);
         int counted = static_cast<int>(Math::RowSum(static_cast<float>(rows.visible[m][r])));
-        const int row = work.first_row + PlaceOf(m, r, work.lane);
+        const int row = work.score_row() + PlaceOf(m, r, work.lane);
         ends[m][r] = FinishRow(work.at, rows.stabilizer[m][r], sum,
                                Rule::VisibleCount(work.at, row, counted));
       }
@@ -359,51 +375,57 @@ struct ForwardKernel {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < Math::kRows; ++r) {
-        const int place = PlaceOf(m, r, work.lane), row = work.first_row + place;
+        const int place = PlaceOf(m, r, work.lane), row = work.score_row() + place;
         bool is_writer = Math::Col(0, work.lane.index) == 0;
         if (is_writer) {
-          ptx::StoreSharedFloat(&shared.end_factor[work.pair][place], ends[m][r].factor);
+          ptx::StoreSharedFloat(&shared.end_factor[work.warp][place], ends[m][r].factor);
         }
         if (is_writer && row < q_len) ptx::StoreGlobalFloat(lse + row, ends[m][r].lse);
       }
     }
   }
-  // Row of the warp's 32 that this lane's r-th row of tile m is.
+  // Row of the score warp's that this lane's r-th row of tile m is.
   ATTN_HD static int PlaceOf(int m, int r, Lane lane) {
     return m * 16 + Math::Row(Math::Element(r, 0), lane.index);
   }
 
   // ---- Output role: O = P·V.
-  using OutputTiles = float[kRowTiles][kTile.head_dim / 16][8];
+  static constexpr int kOutputTiles = kOutputChunks / 2;
+  using OutputTiles = float[kTeamTiles][kOutputTiles][8];
 
   ATTN_HD static void MakeOutput(const Work& work, Shared& shared) {
     OutputTiles rO;
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
+    for (int m = 0; m < kTeamTiles; ++m) {
 #pragma unroll
-      for (int x = 0; x < kTile.head_dim / 16; ++x) Float32Accumulate::Zero(rO[m][x]);
+      for (int x = 0; x < kOutputTiles; ++x) Float32Accumulate::Zero(rO[m][x]);
     }
     Stagers stagers = {Stager(work, work.at.problem.k, work.at.problem.qk_chunks),
                        Stager(work, work.at.problem.v, work.at.problem.v_chunks)};
-    if (work.thread == 0) ptx::StoreShared32(&shared.left_out, 0);
-    ptx::BarrierSync(kOutputOnly, kStageThreads);
     const int count = work.tiles.count();
     stagers.Fetch(work, 0);
     PutTiles(work, stagers, 0, 0, shared);
     stagers.Fetch(work, 1);
+    Dropper dropper(work.at, work.score_row(), work.lane.index);
+    int words = ptx::Keep(work.warp * Words::kWarp + work.lane.index * 8);
+    dropper.template Store<kRowTiles>(At(&shared.keep, words, 0), work.tiles.First(0));
     Operands operands(work);
-    const int turn = ptx::Keep(kTurn + work.pair);
+    const int turn = ptx::Keep(kTurn + work.team());
     ptx::SyncThreads();
     int put = kTileBytes;  // where the next step's V goes in its ring
     for (int step = 0; step <= count; ++step) {
       if (step > 0) ptx::BarrierSync(kKeysRead + ((step - 1) & 1), kThreads);
-      if (step + 1 < count) PutTiles(work, stagers, step + 1, put, shared);
+      words ^= Words::kStep;
+      if (step + 1 < count) {
+        PutTiles(work, stagers, step + 1, put, shared);
+        dropper.template Store<kRowTiles>(At(&shared.keep, words, 0), work.tiles.First(step + 1));
+      }
       put = put == (kValueRing - kGroups) * kGroupBytes ? 0 : put + kTileBytes;
       stagers.Fetch(work, step + 2);
       // The last group of the step before, then the first of this one.
 #pragma unroll 1
       for (int n = 0; n < 2; ++n) {
-        if (step < count) ptx::BarrierSync(turn + n * kPairs, 64);
+        if (step < count) ptx::BarrierSync(turn + n * kTeams, kTurnThreads);
         if (n == 1 && step + 1 < count) {
           ptx::BarrierArrive(kKeysReady + ((step + 1) & 1), kThreads);
         }
@@ -420,7 +442,7 @@ struct ForwardKernel {
   }
 
   struct Stagers {
-    RowStager<kChunks> k, v;
+    RowStager<kPitch> k, v;
     ATTN_HD void Fetch(const Work& work, int step) {
       int first = NextFetch(work, step);
       k.Fetch(first);
@@ -449,11 +471,12 @@ struct ForwardKernel {
     ATTN_HD explicit Operands(const Work& work) : p(0), v(0) {
       const int chunk = work.lane.column_half() * 2 + work.lane.upper();
       line = ptx::Keep(ReaderLine(work));
-      own = ptx::Keep(ChunkOffset(work.lane.ValueKey(0, 0), chunk, kChunks));
-      other = ptx::Keep(ChunkOffset(work.lane.ValueKey(0, 1), chunk, kChunks));
+      const int column = work.part() * kOutputChunks * 16;
+      own = ptx::Keep(ChunkOffset(work.lane.ValueKey(0, 0), chunk, kPitch) + column);
+      other = ptx::Keep(ChunkOffset(work.lane.ValueKey(0, 1), chunk, kPitch) + column);
     }
     ATTN_HD void Next() {
-      p = (p + kPairs * kPBytes) & (kPRing * kPairs * kPBytes - 1);
+      p = (p + kTeams * kPBytes) & (kPRing * kTeams * kPBytes - 1);
       v = v == (kValueRing - 1) * kGroupBytes ? 0 : v + kGroupBytes;
     }
   };
@@ -461,8 +484,12 @@ struct ForwardKernel {
   ATTN_HD static void AddGroup(const Work& work, int group, Operands& at, const Shared& shared,
                                OutputTiles& rO) {
     const int slot = group & (kPRing - 1);
-    if (ptx::LoadShared32(&shared.grown[slot][work.pair]) == static_cast<uint32_t>(group + 1)) {
-      RescaleOutput(shared.factor[slot][work.pair], {ptx::Keep(work.lane.index)}, rO);
+#pragma unroll
+    for (int n = 0; n < kTeamWarps; ++n) {
+      const int warp = work.team() * kTeamWarps + n;
+      if (ptx::LoadShared32(&shared.grown[slot][warp]) == static_cast<uint32_t>(group + 1)) {
+        RescaleOutput(shared.factor[slot][warp], n * kRowTiles, {ptx::Keep(work.lane.index)}, rO);
+      }
     }
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
@@ -474,32 +501,34 @@ struct ForwardKernel {
 
   // Eight keys of each column half: `line` of P, `row` of V as byte offsets.
   ATTN_HD static void AddPV(const void* sP, int line, const void* sV, int row, OutputTiles& rO) {
-    uint4 a[kRowTiles];
+    uint4 a[kTeamTiles];
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
+    for (int m = 0; m < kTeamTiles; ++m) {
       a[m] = ptx::LoadShared128(At(sP, line, m * kLineTileBytes));
     }
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
 #pragma unroll
-      for (int n = 0; n < kChunks / 4; ++n) {
+      for (int n = 0; n < kOutputChunks / 4; ++n) {
         // k step 1 is two rows on, which twists by two chunks; n two steps of four chunks.
         const int twist = ((n & 1) * 4) ^ (k * 2);
         uint4 b =
-            ptx::LoadShared128(At(sV, row ^ twist * 16, (n >> 1) * 128 + k * 2 * kChunks * 16));
+            ptx::LoadShared128(At(sV, row ^ twist * 16, (n >> 1) * 128 + k * 2 * kPitch * 16));
 #pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
+        for (int m = 0; m < kTeamTiles; ++m) {
           ptx::MmaRowRow(rO[m][2 * n], k ? a[m].z : a[m].x, k ? a[m].w : a[m].y, b.x, b.y);
         }
 #pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
+        for (int m = 0; m < kTeamTiles; ++m) {
           ptx::MmaRowRow(rO[m][2 * n + 1], k ? a[m].z : a[m].x, k ? a[m].w : a[m].y, b.z, b.w);
         }
       }
     }
   }
 
-  ATTN_HD static void RescaleOutput(const float* factor, Lane lane, OutputTiles& rO) {
+  // The tiles of one score warp, from `first_tile` on.
+  ATTN_HD static void RescaleOutput(const float* factor, int first_tile, Lane lane,
+                                    OutputTiles& rO) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -507,18 +536,17 @@ struct ForwardKernel {
         const int row = Float32Accumulate::Row(2 * r, lane.index);
         float f = ptx::LoadSharedFloat(&factor[m * 16 + row]);
 #pragma unroll
-        for (int x = 0; x < kTile.head_dim / 16; ++x) {
+        for (int x = 0; x < kOutputTiles; ++x) {
 #pragma unroll
-          for (int c = 0; c < 4; ++c) rO[m][x][Float32Accumulate::Element(r, c)] *= f;
+          for (int c = 0; c < 4; ++c) rO[first_tile + m][x][Float32Accumulate::Element(r, c)] *= f;
         }
       }
     }
   }
 
-  // Column of O that element e of tile x holds: chunks of 8, four in turn over the lanes.
-  ATTN_HD static int OutputColumn(int x, int e, Lane lane) {
-    const int chunk = (x >> 1) * 4 + lane.column_half() * 2 + (e >> 2);
-    return chunk * 8 + (x & 1) * 4 + (lane.index & 2) + (e & 1);
+  // Chunk of O's row that element e of tile x lies in: four in turn over the lanes.
+  ATTN_HD static int OutputChunk(int x, int e, const Work& work) {
+    return work.part() * kOutputChunks + (x >> 1) * 4 + work.lane.column_half() * 2 + (e >> 2);
   }
 
   // Two lanes (n, n ^ 2) hold two rows in halves of a 16-byte chunk: they swap, so that each stores
@@ -531,20 +559,21 @@ struct ForwardKernel {
     const bool second = work.lane.index & 2;
     const char* first = RowsOf(o, s.batch, work.at.head, s.q_begin);
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
+    for (int m = 0; m < kTeamTiles; ++m) {
       float factor[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int place = m * 16 + Float32Accumulate::Row(2 * r, work.lane.index);
-        factor[r] = ptx::LoadSharedFloat(&shared.end_factor[work.pair][place]);
+        factor[r] = ptx::LoadSharedFloat(&shared.end_factor[0][work.team() * kTeamRows + place]);
       }
-      const int row = work.first_row + m * 16 + Float32Accumulate::Row(second * 2, work.lane.index);
+      const int row =
+          work.team_row() + m * 16 + Float32Accumulate::Row(second * 2, work.lane.index);
       char* out = const_cast<char*>(ptx::Offset(first, row, static_cast<int>(o.row_stride * 2)));
 #pragma unroll
-      for (int n = 0; n < kChunks / 4; ++n) {
+      for (int n = 0; n < kOutputChunks / 4; ++n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int chunk = OutputColumn(2 * n, 4 * half, work.lane) >> 3;
+          const int chunk = OutputChunk(2 * n, 4 * half, work);
           uint4 words = SwapRows(rO[m][2 * n], rO[m][2 * n + 1], half, factor, second);
           if (row < q_len && chunk < live_chunks) ptx::StoreGlobal128(out + chunk * 16, words);
         }
@@ -572,8 +601,8 @@ struct ForwardKernel {
   ATTN_HD static void RestoreNonFinite(const Work& work) {
     const ProblemDesc& problem = work.at.problem;
     const SequenceDesc& s = work.at.sequence;
-    const int row = work.first_row - work.pair * kWarpRows + work.thread;
-    if (row >= s.q_len) return;
+    const int row = work.block_row + work.thread;
+    if (work.thread >= kTile.q_rows || row >= s.q_len) return;
     char* out = const_cast<char*>(RowsOf(problem.o, s.batch, work.at.head, s.q_begin + row));
     for (int step = 0; step < work.tiles.count(); ++step) {
       if (!work.tiles.IsPartial(step)) continue;
@@ -605,8 +634,8 @@ struct ForwardKernel {
   ATTN_HD static void WriteEmptyRows(const Work& work, bool is_score_role) {
     const ProblemDesc& problem = work.at.problem;
     const SequenceDesc& s = work.at.sequence;
-    const int row = work.first_row + work.lane.index;
-    if (row >= s.q_len) return;
+    const int row = work.block_row + work.thread;
+    if (work.thread >= kTile.q_rows || row >= s.q_len) return;
     if (is_score_role) {
       ptx::StoreGlobalFloat(LseOf(work) + row, -Infinity());
       return;

@@ -1,8 +1,9 @@
 // Global memory → registers → shared memory, without cp.async: 128 threads bring 32 rows of 16-byte
 // chunks at a time. Fetch is issued before a barrier, for the tile after next, so that it is far
 // from the loads of operands (the assembler would share their scoreboard); Put stores what was
-// fetched one step before. Rows beyond the sequence repeat its last row (Put) or become zero
-// (PutFinite: what a masked row holds must not reach a product, even as 0·NaN).
+// fetched one step before. Rows beyond the sequence hold whatever the place held before (Put: their
+// scores are masked by selection) or become zero (PutFinite: what a masked row of V holds must not
+// reach a product, even as 0·NaN).
 #pragma once
 
 #include "kernels/params.h"
@@ -46,21 +47,21 @@ class RowStager {
   // exist; the rest of a tile's row is zero.
   ATTN_HD RowStager(const void* data, int row_bytes, int rows, int live_chunks, int thread)
       : row_bytes_(row_bytes),
-        last_row_(rows - 1),
-        row_(thread / kChunks),
-        is_live_(thread % kChunks < live_chunks) {
-    int chunk = thread % kChunks;
-    data_ = static_cast<const char*>(data) + chunk * 16;
-    place_ = ChunkOffset(row_, chunk, kChunks);
+        left_(thread % kChunks < live_chunks ? rows - thread / kChunks : -kUnboundedKeys) {
+    const int row = thread / kChunks, chunk = thread % kChunks;
+    data_ = ptx::Offset(static_cast<const char*>(data) + chunk * 16, row, row_bytes);
+    place_ = ChunkOffset(row, chunk, kChunks);
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) held_[n] = make_uint4(0, 0, 0, 0);
   }
 
   ATTN_HD void Fetch(int first_row) {
+    const char* from = ptx::Offset(data_, first_row, row_bytes_);
+    const int left = left_ - first_row;
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
-      int row = MinInt(first_row + row_ + n * kRowsPerPass, last_row_);
-      ptx::LoadConstant128If(held_[n], ptx::Offset(data_, row, row_bytes_), is_live_);
+      const int rows = n * kRowsPerPass;
+      ptx::LoadConstant128If(held_[n], ptx::Offset(from, rows, row_bytes_), rows < left);
     }
   }
   // `tiles` + `offset`: 32 rows of kChunks chunks in shared memory.
@@ -74,7 +75,7 @@ class RowStager {
     uint32_t met = 0;
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
-      const bool exists = first_row + row_ + n * kRowsPerPass <= last_row_;
+      const bool exists = n * kRowsPerPass < left_ - first_row;
       uint4 words = exists ? held_[n] : make_uint4(0, 0, 0, 0);
       ptx::StoreShared128(PlaceOf(tiles, offset, n),
                           make_uint4(Finite(words.x, met), Finite(words.y, met),
@@ -88,7 +89,8 @@ class RowStager {
   static constexpr int kPasses = kStageRows / kRowsPerPass;
   static_assert(kRowsPerPass % 4 == 0 && kChunks >= 8, "PlaceOf needs both");
 
-  // row_ < kRowsPerPass, so what a later pass adds to the row only flips bits of the twist.
+  // The thread's first row is below kRowsPerPass, so what a later pass adds to the row only flips
+  // bits of the twist.
   ATTN_HD char* PlaceOf(void* tiles, int offset, int pass) const {
     const int rows = pass * kRowsPerPass;
     return static_cast<char*>(tiles) + ((offset + place_) ^ (Twist(rows) * 16)) +
@@ -101,8 +103,8 @@ class RowStager {
   }
 
   const char* data_;
-  int row_bytes_, last_row_, row_, place_;
-  bool is_live_;
+  int row_bytes_, place_;
+  int left_;  // rows of the sequence from this thread's first on; none if its chunk does not exist
   uint4 held_[kPasses];
 };
 
