@@ -70,7 +70,7 @@ struct TensorSource {
   ByteRange range;
 };
 
-class Residual;
+class ResidualTensors;
 
 class AttentionCall {
  public:
@@ -89,10 +89,12 @@ class AttentionCall {
   bool keep_residual() const { return keep_residual_; }
   absl::Duration residual_ttl() const { return residual_ttl_; }
   // A backward whose token is not empty brings d_o (and d_lse) alone; its other tensors lie in
-  // residual(), once the token has been looked up. shared_ptr: see Residual.
+  // residual(), once the token has been looked up. shared_ptr: see ResidualTensors.
   const std::string& residual_token() const { return residual_token_; }
-  const std::shared_ptr<const Residual>& residual() const { return residual_; }
-  void UseResidual(std::shared_ptr<const Residual> residual) { residual_ = std::move(residual); }
+  const std::shared_ptr<const ResidualTensors>& residual() const { return residual_; }
+  void UseResidual(std::shared_ptr<const ResidualTensors> residual) {
+    residual_ = std::move(residual);
+  }
 
   // Gives the received bytes back once they have been copied out; inputs() has no meaning after.
   void DropMessage() { message_ = MessageBytes(); }
@@ -109,7 +111,7 @@ class AttentionCall {
   bool keep_residual_ = false;
   absl::Duration residual_ttl_;
   std::string residual_token_;
-  std::shared_ptr<const Residual> residual_;
+  std::shared_ptr<const ResidualTensors> residual_;
   absl::InlinedVector<TensorSource, 9> inputs_;
   MessageBytes message_;
   double flops_ = 0;

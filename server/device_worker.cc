@@ -283,7 +283,7 @@ bool DeviceWorker::KeepResidual(Running& running, Result& result) {
   Ticket ticket = std::move(running.call.ticket());
   ticket.BecomeLease(staged.inputs.size() + staged.outputs.size());
   auto residual =
-      std::make_shared<const Residual>(call.problem(), std::move(staged), std::move(ticket));
+      std::make_shared<const ResidualTensors>(call.problem(), std::move(staged), std::move(ticket));
   result.memory_ = residual;
   result.lease_ = deps_.leases->Grant(wish, std::move(residual));
   return true;

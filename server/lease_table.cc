@@ -61,7 +61,7 @@ LeaseGrant LeaseTable::GrantOf(uint64_t id, const Lease& lease) const {
 }
 
 std::optional<LeaseGrant> LeaseTable::Grant(const LeaseWish& wish,
-                                            std::shared_ptr<const Residual> residual) {
+                                            std::shared_ptr<const ResidualTensors> residual) {
   absl::Time now = clock_.Now();
   Held gone;
   absl::MutexLock lock(&mutex_);
@@ -133,9 +133,9 @@ absl::StatusOr<LeaseTable::Leases::iterator> LeaseTable::Look(uint64_t id, Held&
   return known ? Lost(ended_[slot].how) : Forgotten();
 }
 
-absl::StatusOr<std::shared_ptr<const Residual>> LeaseTable::Find(absl::string_view token,
-                                                                 absl::string_view owner,
-                                                                 const Problem& problem) {
+absl::StatusOr<std::shared_ptr<const ResidualTensors>> LeaseTable::Find(absl::string_view token,
+                                                                        absl::string_view owner,
+                                                                        const Problem& problem) {
   ASSIGN_OR_RETURN(uint64_t id, CheckToken(token, owner));
   Held gone;
   absl::MutexLock lock(&mutex_);
@@ -259,12 +259,14 @@ void LeaseTable::Expire() {
 
 LeaseUse LeaseTable::Use() const {
   absl::MutexLock lock(&mutex_);
-  return {static_cast<int64_t>(leases_.size()), bytes_};
+  LeaseUse use{.leases = static_cast<int64_t>(leases_.size()), .bytes = bytes_};
+  if (!by_expiry_.empty()) use.next_end = by_expiry_.begin()->first;
+  return use;
 }
 
 absl::Status AttachResidual(LeaseTable& leases, absl::string_view caller, AttentionCall& call) {
   if (call.residual_token().empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(std::shared_ptr<const Residual> residual,
+  ASSIGN_OR_RETURN(std::shared_ptr<const ResidualTensors> residual,
                    leases.Find(call.residual_token(), caller, call.problem()));
   call.UseResidual(std::move(residual));
   return absl::OkStatus();

@@ -1,6 +1,6 @@
-// LeaseTable: who may use which Residual until when. A lease is born when a Forward that asked for
-// it has been computed, lives until it is released, has not been used for its time to live, or is
-// evicted, and is known to its owner by a token (LeaseTokens).
+// LeaseTable: who may use which ResidualTensors until when. A lease is born when a Forward that
+// asked for it has been computed, lives until it is released, has not been used for its time to
+// live, or is evicted, and is known to its owner by a token (LeaseTokens).
 //
 //   Grant → held ── Find, Renew: lives on ──┬── Release          released
 //                                           ├── ttl passed       expired
@@ -73,6 +73,7 @@ struct LeaseWish {
 struct LeaseUse {
   int64_t leases = 0;
   int64_t bytes = 0;
+  absl::Time next_end = absl::InfiniteFuture();  // of the lease whose time is over first
 };
 
 class LeaseTable final : public MemoryReclaimer {
@@ -81,11 +82,12 @@ class LeaseTable final : public MemoryReclaimer {
   LeaseTable(const LeaseLimits& limits, uint64_t boot_epoch, Metrics& metrics, const Clock& clock);
 
   // Nothing when it does not fit; `residual` is then the caller's alone again.
-  std::optional<LeaseGrant> Grant(const LeaseWish& wish, std::shared_ptr<const Residual> residual);
+  std::optional<LeaseGrant> Grant(const LeaseWish& wish,
+                                  std::shared_ptr<const ResidualTensors> residual);
   // The residual of `token` for a Backward of `problem`; prolongs the lease.
-  absl::StatusOr<std::shared_ptr<const Residual>> Find(absl::string_view token,
-                                                       absl::string_view owner,
-                                                       const Problem& problem);
+  absl::StatusOr<std::shared_ptr<const ResidualTensors>> Find(absl::string_view token,
+                                                              absl::string_view owner,
+                                                              const Problem& problem);
   // ttl 0: the default.
   absl::StatusOr<LeaseGrant> Renew(absl::string_view token, absl::string_view owner,
                                    absl::Duration ttl);
@@ -104,11 +106,11 @@ class LeaseTable final : public MemoryReclaimer {
   const LeaseLimits& limits() const { return limits_; }
 
  private:
-  using Held = std::vector<std::shared_ptr<const Residual>>;  // let go of outside the lock
-  using ByUse = std::list<uint64_t>;                          // the longest unused first
+  using Held = std::vector<std::shared_ptr<const ResidualTensors>>;  // let go of outside the lock
+  using ByUse = std::list<uint64_t>;                                 // the longest unused first
   struct Lease {
     std::string owner, request;
-    std::shared_ptr<const Residual> residual;
+    std::shared_ptr<const ResidualTensors> residual;
     absl::Time granted, used, expires;
     absl::Duration ttl;
     ByUse::iterator place, own_place;  // in by_use_ and in its owner's

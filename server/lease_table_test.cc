@@ -41,10 +41,10 @@ struct World {
     static Metrics* metrics = new Metrics;
     return *metrics;
   }
-  std::shared_ptr<const Residual> NewResidual(const Problem& problem = SmallProblem()) {
+  std::shared_ptr<const ResidualTensors> NewResidual(const Problem& problem = SmallProblem()) {
     StagedTensors staged{.inputs = *pool.TryAcquire(kBlock / 2),
                          .outputs = *pool.TryAcquire(kBlock / 2)};
-    return std::make_shared<const Residual>(problem, std::move(staged), Ticket());
+    return std::make_shared<const ResidualTensors>(problem, std::move(staged), Ticket());
   }
   std::optional<LeaseGrant> Grant(const std::string& owner, const std::string& request = "",
                                   absl::Duration ttl = absl::ZeroDuration()) {
@@ -67,7 +67,7 @@ void ExpectLost(const absl::Status& status, absl::string_view cause) {
 
 TEST(LeaseTable, FindsWhatItWasGiven) {
   World t;
-  std::shared_ptr<const Residual> residual = t.NewResidual();
+  std::shared_ptr<const ResidualTensors> residual = t.NewResidual();
   std::optional<LeaseGrant> grant = t.table.Grant({.owner = "alice"}, residual);
   ASSERT_TRUE(grant.has_value());
   EXPECT_EQ(grant->bytes, kBlock);
@@ -124,7 +124,7 @@ TEST(LeaseTable, LivesAsLongAsWishedWithinTheLimit) {
 TEST(LeaseTable, KeepsTheMemoryWhileABackwardRunsOnAnExpiredLease) {
   World t;
   std::string token = t.Grant("alice")->token;
-  std::shared_ptr<const Residual> running = *t.table.Find(token, "alice", SmallProblem());
+  std::shared_ptr<const ResidualTensors> running = *t.table.Find(token, "alice", SmallProblem());
   t.clock.Advance(absl::Minutes(1));
   t.table.Expire();
   ExpectLost(t.Find(token, "alice"), "expired");
@@ -221,7 +221,7 @@ TEST(LeaseTable, RefusesWhatIsLargerThanTheQuota) {
 TEST(LeaseTable, ReclaimsTheLongestUnusedAndSparesWhatIsYoungOrRead) {
   World t;
   std::string read = t.Grant("alice")->token, old = t.Grant("alice")->token;
-  std::shared_ptr<const Residual> running = *t.table.Find(read, "alice", SmallProblem());
+  std::shared_ptr<const ResidualTensors> running = *t.table.Find(read, "alice", SmallProblem());
   ASSERT_TRUE(t.Find(old, "alice").ok());
   t.clock.Advance(absl::Seconds(4));
   std::string young = t.Grant("bob")->token;
@@ -465,7 +465,7 @@ class Walk {
 
   World world_;
   Model model_;
-  std::vector<std::shared_ptr<const Residual>> reading_;
+  std::vector<std::shared_ptr<const ResidualTensors>> reading_;
 };
 
 // Before the first grant nothing else does anything.

@@ -13,8 +13,10 @@
 #include "client/cpp/call_runner.h"
 #include "client/cpp/connections.h"
 #include "client/cpp/grpc_status.h"
+#include "client/cpp/lease_book.h"
 #include "client/cpp/logical_call.h"
 #include "client/cpp/message_limits.h"
+#include "client/cpp/residual_state.h"
 #include "client/cpp/shard_plan.h"
 #include "client/cpp/unary_call.h"
 #include "proto/attnd/v1/attention.pb.h"
@@ -25,6 +27,8 @@ namespace {
 // A shard smaller than this gains less by another connection than its own overhead costs.
 constexpr int64_t kMinShardBytes = int64_t{1} << 20;
 constexpr size_t kMaxRequestIdBytes = 64;
+// Of a call about leases; the last ones are made while the client goes away.
+constexpr absl::Duration kSmallCallTimeout = absl::Milliseconds(500);
 
 std::string RandomRequestId() {
   thread_local absl::BitGen random;
@@ -102,22 +106,55 @@ class AttentionClient::Impl {
         limits_(connections_->address_count()),
         max_lanes_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
         lane_threads_(max_lanes_),
-        core_{options_, *clock_, *connections_, budget_, queues_, lane_threads_, max_lanes_} {}
+        core_{options_, *clock_, *connections_, budget_, queues_, lane_threads_, max_lanes_},
+        book_(std::make_shared<LeaseBook>(
+            LeaseBook::Calls{
+                .renew = [this](int address,
+                                const std::string& token) { return Renew(address, token); },
+                .release =
+                    [this](int address, const std::vector<std::string>& tokens) {
+                      Release(address, tokens);
+                    }},
+            *clock_)) {}
 
   const ClientOptions& options() const { return options_; }
 
-  template <class Tensors, class Outputs>
-  absl::StatusOr<CallReceipt> Call(const Problem& problem, Direction direction, const Tensors& in,
-                                   const Outputs& out, const CallOptions& options) {
-    RETURN_IF_ERROR(Validate(problem));
-    RETURN_IF_ERROR(CheckTensors(problem, in, out));
-    ASSIGN_OR_RETURN(v1::CallOptions header, Header(options));
-    ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
-    ASSIGN_OR_RETURN(std::vector<ShardRange> shards, Plan(problem, direction, deadline, options));
-    LogicalCall call(problem, std::move(shards), std::move(header), in, out);
-    absl::StatusOr<CallReceipt> receipt = CallRunner(core_, call, options, deadline).Run();
-    if (!receipt.ok()) limits_.Forget(receipt.status());
+  ~Impl() { book_->Close(); }
+
+  absl::StatusOr<CallReceipt> Forward(const Problem& problem, const ForwardTensors& in,
+                                      const ForwardOutputs& out, const CallOptions& options,
+                                      Residual* keep) {
+    if (keep != nullptr) *keep = Residual();
+    ASSIGN_OR_RETURN(Prepared prepared, Prepare(problem, in, out, options));
+    // What is kept is used by a backward that is cut alike.
+    Direction cut = keep == nullptr ? Direction::kForward : Direction::kBackward;
+    ASSIGN_OR_RETURN(std::vector<ShardRange> shards,
+                     Plan(problem, cut, prepared.deadline, options));
+    LogicalCall call(problem, shards, std::move(prepared.header), in, out);
+    if (keep != nullptr) call.Keep(options_.residual_ttl);
+    absl::StatusOr<CallReceipt> receipt = Run(call, options, prepared.deadline);
+    if (keep == nullptr) return receipt;
+    std::unique_ptr<ResidualState> state = Book(problem, std::move(shards), call.TakeKept());
+    if (!receipt.ok() || state == nullptr) return receipt;
+    receipt->leased = std::count_if(state->leases.begin(), state->leases.end(),
+                                    [](LeaseBook::Id id) { return id != 0; });
+    *keep = Residual(std::move(state));
     return receipt;
+  }
+
+  absl::StatusOr<CallReceipt> Backward(const Problem& problem, const BackwardTensors& in,
+                                       const BackwardOutputs& out, const CallOptions& options,
+                                       const ResidualState* residual) {
+    ASSIGN_OR_RETURN(Prepared prepared, Prepare(problem, in, out, options));
+    if (residual != nullptr && Fits(*residual, problem)) {
+      LogicalCall call(problem, residual->shards, std::move(prepared.header), in, out);
+      call.UseLeases(*residual);
+      return Run(call, options, prepared.deadline);
+    }
+    ASSIGN_OR_RETURN(std::vector<ShardRange> shards,
+                     Plan(problem, Direction::kBackward, prepared.deadline, options));
+    LogicalCall call(problem, std::move(shards), std::move(prepared.header), in, out);
+    return Run(call, options, prepared.deadline);
   }
 
   absl::StatusOr<ServerInfo> GetServerInfo(int address, const CallOptions& options) {
@@ -136,6 +173,71 @@ class AttentionClient::Impl {
   }
 
  private:
+  struct Prepared {
+    v1::CallOptions header;
+    absl::Time deadline;
+  };
+
+  template <class Tensors, class Outputs>
+  absl::StatusOr<Prepared> Prepare(const Problem& problem, const Tensors& in, const Outputs& out,
+                                   const CallOptions& options) const {
+    RETURN_IF_ERROR(Validate(problem));
+    RETURN_IF_ERROR(CheckTensors(problem, in, out));
+    ASSIGN_OR_RETURN(v1::CallOptions header, Header(options));
+    ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
+    return Prepared{std::move(header), deadline};
+  }
+
+  absl::StatusOr<CallReceipt> Run(LogicalCall& call, const CallOptions& options,
+                                  absl::Time deadline) {
+    absl::StatusOr<CallReceipt> receipt = CallRunner(core_, call, options, deadline).Run();
+    if (!receipt.ok()) limits_.Forget(receipt.status());
+    return receipt;
+  }
+
+  // The leases of a forward that has ended, well or not; null when there are none.
+  std::unique_ptr<ResidualState> Book(const Problem& problem, std::vector<ShardRange> shards,
+                                      std::vector<HeldLease> kept) {
+    std::vector<LeaseBook::Id> ids(kept.size(), 0);
+    bool any = false;
+    for (size_t n = 0; n < kept.size(); ++n) {
+      if (kept[n].token.empty()) continue;
+      ids[n] = book_->Add(std::move(kept[n]));
+      any = true;
+    }
+    if (!any) return nullptr;
+    return std::make_unique<ResidualState>(problem, std::move(shards), std::move(ids), book_);
+  }
+
+  // Whether a backward of `problem` may be cut as the residual's forward was.
+  bool Fits(const ResidualState& residual, const Problem& problem) const {
+    if (residual.book != book_ || !SameForward(residual.problem, problem)) return false;
+    bool wants = problem.bias && problem.bias->want_gradient;
+    bool wanted = residual.problem.bias && residual.problem.bias->want_gradient;
+    return !wants || wanted || residual.shards.size() == 1;
+  }
+
+  absl::StatusOr<absl::Duration> Renew(int address, const std::string& token) {
+    v1::RenewResidualRequest request;
+    request.set_token(token);
+    request.set_ttl_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.residual_ttl)));
+    v1::RenewResidualResponse reply;
+    RETURN_IF_ERROR(CallUnary(core_, address, "/attnd.v1.Attention/RenewResidual",
+                              request.SerializeAsString(), clock_->Now() + kSmallCallTimeout, {},
+                              reply));
+    return options_.residual_ttl;
+  }
+
+  // A release that fails is not repeated: the lease ends by its time.
+  void Release(int address, const std::vector<std::string>& tokens) {
+    v1::ReleaseResidualRequest request;
+    for (const std::string& token : tokens) request.add_tokens(token);
+    v1::ReleaseResidualResponse reply;
+    CallUnary(core_, address, "/attnd.v1.Attention/ReleaseResidual", request.SerializeAsString(),
+              clock_->Now() + kSmallCallTimeout, {}, reply)
+        .IgnoreError();
+  }
+
   absl::Status CheckAddress(int address) const {
     if (address >= 0 && address < connections_->address_count()) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
@@ -192,6 +294,7 @@ class AttentionClient::Impl {
   const int max_lanes_;
   LaneThreads lane_threads_;
   const ClientCore core_;
+  const std::shared_ptr<LeaseBook> book_;  // each Residual's too; closed before the rest goes
 };
 
 absl::StatusOr<std::unique_ptr<AttentionClient>> AttentionClient::Connect(ClientOptions options) {
@@ -207,15 +310,17 @@ AttentionClient::~AttentionClient() = default;
 absl::StatusOr<CallReceipt> AttentionClient::Forward(const Problem& problem,
                                                      const ForwardTensors& in,
                                                      const ForwardOutputs& out,
-                                                     const CallOptions& options) {
-  return impl_->Call(problem, Direction::kForward, in, out, options);
+                                                     const CallOptions& options, Residual* keep) {
+  return impl_->Forward(problem, in, out, options, keep);
 }
 
 absl::StatusOr<CallReceipt> AttentionClient::Backward(const Problem& problem,
                                                       const BackwardTensors& in,
                                                       const BackwardOutputs& out,
-                                                      const CallOptions& options) {
-  return impl_->Call(problem, Direction::kBackward, in, out, options);
+                                                      const CallOptions& options,
+                                                      const Residual* residual) {
+  const ResidualState* state = residual == nullptr ? nullptr : residual->state_.get();
+  return impl_->Backward(problem, in, out, options, state);
 }
 
 absl::StatusOr<ServerInfo> AttentionClient::GetServerInfo(int address_index,

@@ -68,6 +68,28 @@ struct BackwardOutputs {
   float* d_sink = nullptr;  // [batch, q_heads], iff the denominator is a sink
 };
 
+struct ResidualState;
+
+// Residual: what the servers keep of one Forward so that its Backward sends d_o alone. It may hold
+// nothing: keeping is a favour, and a server may take it back at any time; Backward then sends
+// everything, and the result is bitwise the same. Its end gives the leases back soon, without
+// waiting for anything; while it lives the client prolongs them. It may outlive its client and is
+// then empty. Threads: several Backwards may use one at once.
+class Residual {
+ public:
+  Residual();
+  Residual(Residual&&) noexcept;
+  Residual& operator=(Residual&&) noexcept;
+  ~Residual();
+
+  int64_t bytes_held() const;  // on the servers, as far as is known here; 0: nothing
+
+ private:
+  friend class AttentionClient;
+  explicit Residual(std::unique_ptr<ResidualState> state);
+  std::unique_ptr<ResidualState> state_;
+};
+
 // Payload bytes of a call so far. Retried bytes count again.
 struct Progress {
   int64_t shards_done = 0;
@@ -81,7 +103,9 @@ struct CallOptions {
   std::optional<absl::Duration> timeout;  // absent: ClientOptions::timeout
   std::stop_token stop;                   // a stop request ends the call with CANCELLED
   std::optional<CallPriority> priority;   // absent: ClientOptions::priority
-  std::string request_id;                 // ≤ 64 bytes, in the server's logs; empty: a random one
+  // ≤ 64 bytes, in the server's logs; empty: a random one. A kept Forward needs one of its own: the
+  // next of the same name takes its residual's place.
+  std::string request_id;
   // Called after each shard, one call at a time, from any thread; must not block.
   std::function<void(const Progress&)> progress;
 };
@@ -100,6 +124,7 @@ struct CallReceipt {
   std::vector<Stage> stages;
   int64_t shards = 0;
   int64_t retries = 0;
+  int64_t leased = 0;  // backward: shards whose tensors the server had; forward: shards it keeps
   int64_t bytes_sent = 0;      // payload, retries included
   int64_t bytes_received = 0;  // payload
   int64_t bytes_copied = 0;    // of those sent: gathered first, since they lay in small pieces
@@ -132,10 +157,16 @@ class AttentionClient {
   AttentionClient(const AttentionClient&) = delete;
   AttentionClient& operator=(const AttentionClient&) = delete;
 
+  // `keep`, if not null, receives what the servers keep for Backward; the call is then cut as
+  // Backward's would be, and problem.bias->want_gradient should be what Backward's will be.
   absl::StatusOr<CallReceipt> Forward(const Problem& problem, const ForwardTensors& in,
-                                      const ForwardOutputs& out, const CallOptions& options = {});
+                                      const ForwardOutputs& out, const CallOptions& options = {},
+                                      Residual* keep = nullptr);
+  // `residual`, if not null, is that of the Forward with the same tensors; it is used as far as it
+  // still holds something and its problem is this one.
   absl::StatusOr<CallReceipt> Backward(const Problem& problem, const BackwardTensors& in,
-                                       const BackwardOutputs& out, const CallOptions& options = {});
+                                       const BackwardOutputs& out, const CallOptions& options = {},
+                                       const Residual* residual = nullptr);
 
   // Of the address with this index in ClientOptions::addresses.
   absl::StatusOr<ServerInfo> GetServerInfo(int address_index = 0, const CallOptions& options = {});

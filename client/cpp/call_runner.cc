@@ -73,6 +73,23 @@ class LaneGate {
   int inside_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
+enum class ResidualLoss { kNone, kLost, kNotKnown };
+
+// What a server's refusal says about residuals.
+ResidualLoss ResidualLossOf(const absl::Status& status) {
+  std::optional<ErrorDetail> detail = DetailOf(status);
+  if (!detail.has_value()) return ResidualLoss::kNone;
+  auto field = detail->metadata.find("field");
+  bool names_token = field != detail->metadata.end() && field->second == "residual_token";
+  bool names_wish = field != detail->metadata.end() && field->second == "options.keep_residual";
+  if (names_wish && absl::IsUnimplemented(status)) return ResidualLoss::kNotKnown;
+  for (absl::string_view reason :
+       {"LEASE_LOST", "EPOCH_CHANGED", "LEASE_MISMATCH", "LEASE_NOT_OWNED"}) {
+    if (detail->reason == reason) return ResidualLoss::kLost;
+  }
+  return names_token ? ResidualLoss::kLost : ResidualLoss::kNone;
+}
+
 }  // namespace
 
 void PrepareContext(const ClientOptions& options, absl::Time deadline,
@@ -90,6 +107,7 @@ struct CallRunner::Attempt {
   SendLedger ledger;
   std::shared_ptr<Connection> connection;
   int64_t bytes = 0;
+  bool leased = false;
   std::unique_ptr<grpc::ClientContext> context;
   std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
   grpc::ByteBuffer reply;
@@ -122,9 +140,12 @@ class CallRunner::Lane {
     attempt->context = std::make_unique<grpc::ClientContext>();
     PrepareContext(runner_.core_.options, runner_.deadline_, *attempt->context);
     if (!runner_.state_.Register(attempt->context.get())) return true;  // the call has failed
+    int lease_at = runner_.call_.LeasedAddress(*shard);
     EncodedRequest request = runner_.call_.Encode(*shard, attempt->ledger);
     attempt->bytes = request.payload_bytes;
-    attempt->connection = runner_.core_.connections.Acquire(attempt->bytes, runner_.tried_[*shard]);
+    attempt->leased = request.leased;
+    attempt->connection = runner_.core_.connections.Acquire(attempt->bytes, runner_.tried_[*shard],
+                                                            attempt->leased ? lease_at : -1);
     attempt->connection->Enter(attempt->context.get());
     runner_.state_.CountSent(request.payload_bytes, request.copied_bytes);
     grpc::GenericStub stub(attempt->connection->channel());
@@ -240,8 +261,10 @@ void CallRunner::Handle(Attempt& attempt) {
   core_.budget.OnSuccess();
   if (state_.failed()) return;
   v1::Receipt receipt;
-  absl::StatusOr<int64_t> bytes = call_.Land(attempt.shard, attempt.reply, receipt);
+  absl::StatusOr<int64_t> bytes =
+      call_.Land(attempt.shard, attempt.reply, attempt.connection->address_index(), receipt);
   if (!bytes.ok()) return state_.Fail(bytes.status());
+  if (attempt.leased) state_.CountLeased();
   state_.Done(receipt, *bytes);
 }
 
@@ -263,9 +286,28 @@ Pushback CallRunner::PushbackFor(const Attempt& attempt, const absl::Status& sta
   return pushback;
 }
 
+// A lost lease, or a server that knows none, is an ordinary answer and no retry: the shard is sent
+// at once in full. So it is when the lease's server is away and there are others.
+bool CallRunner::ResendWithoutResidual(const Attempt& attempt, const absl::Status& status) {
+  ResidualLoss loss = ResidualLossOf(status);
+  if (loss == ResidualLoss::kNotKnown) {
+    call_.StopKeeping();
+    return true;
+  }
+  if (!attempt.leased) return false;
+  if (loss == ResidualLoss::kLost) {
+    call_.DropLease(attempt.shard, true);
+    return true;
+  }
+  bool elsewhere = absl::IsUnavailable(status) && core_.connections.address_count() > 1;
+  if (elsewhere) call_.DropLease(attempt.shard, false);
+  return false;
+}
+
 void CallRunner::HandleFailure(Attempt& attempt) {
   if (state_.failed()) return;
   absl::Status status = StatusOf(attempt);
+  if (ResendWithoutResidual(attempt, status)) return state_.Delay(attempt.shard, {});
   int address = attempt.connection->address_index();
   std::vector<bool>& tried = tried_[attempt.shard];
   tried[address] = true;

@@ -57,6 +57,7 @@ class CallRunner {
   // A shard's RPC has ended: lands it, delays it, or fails the call.
   void Handle(Attempt& attempt);
   void HandleFailure(Attempt& attempt);
+  bool ResendWithoutResidual(const Attempt& attempt, const absl::Status& status);
   absl::Status StatusOf(const Attempt& attempt) const;
   Pushback PushbackFor(const Attempt& attempt, const absl::Status& status) const;
   absl::Status WithProgress(const absl::Status& status);

@@ -98,6 +98,11 @@ void CallState::CountRetry() {
   ++receipt_.receipt().retries;
 }
 
+void CallState::CountLeased() {
+  absl::MutexLock lock(&mutex_);
+  ++receipt_.receipt().leased;
+}
+
 int64_t CallState::shards_done() {
   absl::MutexLock lock(&mutex_);
   return progress_.shards_done;

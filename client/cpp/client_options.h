@@ -50,6 +50,8 @@ struct ClientOptions {
   bool wait_for_ready = false;
   // Size of a shard's larger message that PlanShards aims at; the servers' limits hold beside it.
   int64_t shard_bytes = int64_t{8} << 20;
+  // How long a server shall keep a Residual that nobody uses; renewed while the Residual lives.
+  absl::Duration residual_ttl = absl::Minutes(2);
   // Largest reply that is accepted.
   int64_t max_reply_bytes = int64_t{256} << 20;
 };

@@ -120,13 +120,15 @@ std::shared_ptr<Connection> Connections::Open(int address_index) const {
   return std::make_shared<Connection>(std::move(channel), std::move(sockets), address_index);
 }
 
-std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vector<bool>& tried) {
+std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vector<bool>& tried,
+                                                 int only) {
   absl::MutexLock lock(&mutex_);
   absl::Time now = clock_.Now();
   auto rank = [&](const Slot& slot) {
     int a = slot.connection->address_index();
-    return std::make_tuple(static_cast<bool>(tried[a]), addresses_[a].suspended_until > now,
-                           slot.outstanding_bytes, addresses_[a].last_picked);
+    return std::make_tuple(only >= 0 && a != only, static_cast<bool>(tried[a]),
+                           addresses_[a].suspended_until > now, slot.outstanding_bytes,
+                           addresses_[a].last_picked);
   };
   Slot& best = *std::min_element(slots_.begin(), slots_.end(),
                                  [&](const Slot& x, const Slot& y) { return rank(x) < rank(y); });

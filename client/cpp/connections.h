@@ -60,8 +60,8 @@ class Connections {
                                                              const Clock& clock);
 
   // The best connection for `bytes` more bytes; Release gives them back. `tried[a]`: the shard has
-  // been at address a.
-  std::shared_ptr<Connection> Acquire(int64_t bytes, const std::vector<bool>& tried);
+  // been at address a. `only`: the address that it must go to, -1: any.
+  std::shared_ptr<Connection> Acquire(int64_t bytes, const std::vector<bool>& tried, int only = -1);
   void Release(const Connection& connection, int64_t bytes);
 
   // The address was unavailable: others come first for a while, longer each time in a row.

@@ -4,10 +4,10 @@
 #include <limits>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "attention/cost.h"
 #include "base/status_macros.h"
 #include "client/cpp/problem_to_proto.h"
-#include "client/cpp/request_encoder.h"
 #include "client/cpp/shard_plan.h"
 
 namespace attnd {
@@ -68,11 +68,48 @@ LogicalCall::LogicalCall(const Problem& problem, std::vector<ShardRange> shards,
   CountBytes();
 }
 
+void LogicalCall::Keep(absl::Duration ttl) {
+  keep_ = true;
+  keep_ttl_ms_ = static_cast<uint32_t>(absl::ToInt64Milliseconds(ttl));
+  kept_.resize(shards_.size());
+}
+
+void LogicalCall::StopKeeping() { keep_ = false; }
+
+std::vector<HeldLease> LogicalCall::TakeKept() { return std::move(kept_); }
+
+void LogicalCall::UseLeases(const ResidualState& residual) {
+  residual_ = &residual;
+  leases_ = residual.leases;
+  CountBytes();
+}
+
+std::string LogicalCall::TokenOf(int64_t shard) const {
+  if (residual_ == nullptr || leases_[shard] == 0) return "";
+  std::optional<HeldLease> lease = residual_->book->Find(leases_[shard]);
+  return lease.has_value() ? lease->token : "";
+}
+
+int LogicalCall::LeasedAddress(int64_t shard) const {
+  if (residual_ == nullptr || leases_[shard] == 0) return -1;
+  std::optional<HeldLease> lease = residual_->book->Find(leases_[shard]);
+  return lease.has_value() ? lease->address : -1;
+}
+
+void LogicalCall::DropLease(int64_t shard, bool lost) {
+  if (lost) residual_->book->Lost(leases_[shard]);
+  leases_[shard] = 0;
+}
+
 void LogicalCall::CountBytes() {
-  for (const ShardRange& range : shards_) {
+  total_bytes_ = 0;
+  for (int64_t shard = 0; shard < shard_count(); ++shard) {
+    const ShardRange& range = shards_[shard];
     if (IsTrivial(problem_, range)) continue;
     PayloadBytes bytes = BytesOf(SubProblem(problem_, range), direction_);
-    total_bytes_ += bytes.input + bytes.output;
+    bool leased = LeasedAddress(shard) >= 0;
+    int64_t sent = leased ? ShardRunsOf(problem_, range).o.total_bytes() : bytes.input;
+    total_bytes_ += sent + bytes.output;
   }
 }
 
@@ -93,23 +130,43 @@ bool LogicalCall::FillIfTrivial(int64_t shard) {
   return true;
 }
 
-std::string LogicalCall::Header(const Problem& sub) const {
+std::string LogicalCall::Header(const Problem& sub, const std::string& token) const {
   if (direction_ == Direction::kForward) {
     v1::ForwardRequest header;
     *header.mutable_problem() = ToProto(sub);
     *header.mutable_options() = options_;
+    if (keep_) {
+      header.mutable_options()->set_keep_residual(true);
+      header.mutable_options()->set_residual_ttl_ms(keep_ttl_ms_);
+    }
     header.set_want_lse(forward_out_.lse != nullptr);
     return header.SerializeAsString();
   }
   v1::BackwardRequest header;
   *header.mutable_problem() = ToProto(sub);
   *header.mutable_options() = options_;
+  header.set_residual_token(token);
   return header.SerializeAsString();
 }
 
 EncodedRequest LogicalCall::Encode(int64_t shard, SendLedger& ledger) const {
   ShardRuns runs = ShardRunsOf(problem_, shards_[shard]);
-  RequestEncoder encoder(Header(SubProblem(problem_, shards_[shard])), ledger);
+  std::string token = TokenOf(shard);
+  RequestEncoder encoder(Header(SubProblem(problem_, shards_[shard]), token), ledger);
+  if (token.empty()) EncodeKept(runs, encoder);
+  if (direction_ == Direction::kBackward) {
+    encoder.AddPayload(Request::kDOFieldNumber, runs.o, in_.d_o);
+    if (in_.d_lse != nullptr) encoder.AddPayload(Request::kDLseFieldNumber, runs.lse, in_.d_lse);
+  }
+  grpc::ByteBuffer message = encoder.Finish();
+  return {.message = std::move(message),
+          .payload_bytes = encoder.payload_bytes(),
+          .copied_bytes = encoder.copied_bytes(),
+          .leased = !token.empty()};
+}
+
+// What a server with the shard's residual has.
+void LogicalCall::EncodeKept(const ShardRuns& runs, RequestEncoder& encoder) const {
   if (problem_.bool_mask) {
     encoder.AddPayload(Request::kMaskBitsFieldNumber, runs.mask_bits, in_.mask_bits);
   }
@@ -117,14 +174,9 @@ EncodedRequest LogicalCall::Encode(int64_t shard, SendLedger& ledger) const {
   encoder.AddPayload(Request::kKFieldNumber, runs.k, in_.k);
   encoder.AddPayload(Request::kVFieldNumber, runs.v, in_.v);
   encoder.AddPayload(Request::kQFieldNumber, runs.q, in_.q);
-  if (direction_ == Direction::kBackward) {
-    encoder.AddPayload(Request::kLseFieldNumber, runs.lse, in_.lse);
-    encoder.AddPayload(Request::kOFieldNumber, runs.o, in_.o);
-    encoder.AddPayload(Request::kDOFieldNumber, runs.o, in_.d_o);
-    if (in_.d_lse != nullptr) encoder.AddPayload(Request::kDLseFieldNumber, runs.lse, in_.d_lse);
-  }
-  grpc::ByteBuffer message = encoder.Finish();
-  return {std::move(message), encoder.payload_bytes(), encoder.copied_bytes()};
+  if (direction_ == Direction::kForward) return;
+  encoder.AddPayload(Request::kLseFieldNumber, runs.lse, in_.lse);
+  encoder.AddPayload(Request::kOFieldNumber, runs.o, in_.o);
 }
 
 std::vector<ReplyPayload> LogicalCall::ReplyPayloads(const ShardRuns& runs) {
@@ -149,7 +201,7 @@ std::vector<ReplyPayload> LogicalCall::ReplyPayloads(const ShardRuns& runs) {
   return payloads;
 }
 
-absl::StatusOr<int64_t> LogicalCall::Land(int64_t shard, const grpc::ByteBuffer& reply,
+absl::StatusOr<int64_t> LogicalCall::Land(int64_t shard, const grpc::ByteBuffer& reply, int address,
                                           v1::Receipt& receipt) {
   std::vector<ReplyPayload> payloads = ReplyPayloads(ShardRunsOf(problem_, shards_[shard]));
   std::vector<float> addends;
@@ -164,9 +216,23 @@ absl::StatusOr<int64_t> LogicalCall::Land(int64_t shard, const grpc::ByteBuffer&
     payload.runs = StridedRuns::Make(0, {}, size);
     payload.tensor = addends.data();
   }
-  RETURN_IF_ERROR(DecodeReply(reply, payloads, receipt));
+  ReplyHeader header;
+  RETURN_IF_ERROR(DecodeReply(reply, payloads, header));
+  receipt = std::move(header.receipt);
+  if (!kept_.empty()) KeepLease(shard, address, header.residual);
   if (SumsBiasGradient()) bias_sum_->Add(shard, std::move(addends));
   return bytes;
+}
+
+// The two clocks may differ, so a life that its end would not tell is taken to be as wished.
+void LogicalCall::KeepLease(int64_t shard, int address, const v1::Residual& residual) {
+  absl::Duration wished = absl::Milliseconds(keep_ttl_ms_);
+  absl::Duration left =
+      absl::FromUnixMillis(static_cast<int64_t>(residual.expires_unix_ms())) - absl::Now();
+  kept_[shard] = {.token = residual.token(),
+                  .address = address,
+                  .life = left > absl::ZeroDuration() ? std::min(left, wished) : wished,
+                  .bytes = static_cast<int64_t>(residual.bytes_held())};
 }
 
 }  // namespace attnd

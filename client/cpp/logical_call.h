@@ -7,6 +7,7 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,7 +17,10 @@
 #include "attention/problem.h"
 #include "client/cpp/attention_client.h"
 #include "client/cpp/bias_gradient_sum.h"
+#include "client/cpp/lease_book.h"
 #include "client/cpp/reply_decoder.h"
+#include "client/cpp/request_encoder.h"
+#include "client/cpp/residual_state.h"
 #include "client/cpp/send_ledger.h"
 #include "client/cpp/shard.h"
 #include "proto/attnd/v1/attention.pb.h"
@@ -28,6 +32,7 @@ struct EncodedRequest {
   grpc::ByteBuffer message;
   int64_t payload_bytes = 0;
   int64_t copied_bytes = 0;
+  bool leased = false;  // by a residual's token
 };
 
 class LogicalCall {
@@ -43,6 +48,19 @@ class LogicalCall {
   const std::string& method() const { return method_; }
   int64_t total_bytes() const { return total_bytes_; }  // of all payloads, both ways
 
+  // Forward: asks that each shard's tensors be kept; TakeKept has the leases afterwards, which the
+  // caller adds to its book. `address` of Land tells where a shard was computed.
+  void Keep(absl::Duration ttl);
+  void StopKeeping();                 // the server knows no residuals
+  std::vector<HeldLease> TakeKept();  // of each shard; without a token: not kept
+
+  // Backward: shards whose lease is held send d_o alone, to where it is held.
+  void UseLeases(const ResidualState& residual);
+  // The address of the shard's lease, -1 without one.
+  int LeasedAddress(int64_t shard) const;
+  // The lease is lost, or its server cannot be reached: from now on the shard is sent in full.
+  void DropLease(int64_t shard, bool lost);
+
   // Shards that need no server; they have been filled when this is true.
   bool FillIfTrivial(int64_t shard);
 
@@ -51,10 +69,14 @@ class LogicalCall {
   EncodedRequest Encode(int64_t shard, SendLedger& ledger) const;
 
   // Writes a shard's reply to the caller's outputs. Gives the payload bytes.
-  absl::StatusOr<int64_t> Land(int64_t shard, const grpc::ByteBuffer& reply, v1::Receipt& receipt);
+  absl::StatusOr<int64_t> Land(int64_t shard, const grpc::ByteBuffer& reply, int address,
+                               v1::Receipt& receipt);
 
  private:
-  std::string Header(const Problem& sub) const;
+  std::string Header(const Problem& sub, const std::string& token) const;
+  void EncodeKept(const ShardRuns& runs, RequestEncoder& encoder) const;
+  void KeepLease(int64_t shard, int address, const v1::Residual& residual);
+  std::string TokenOf(int64_t shard) const;  // empty: no lease
   std::vector<ReplyPayload> ReplyPayloads(const ShardRuns& runs);
   bool SumsBiasGradient() const { return bias_sum_.has_value(); }
   void CountBytes();
@@ -68,6 +90,11 @@ class LogicalCall {
   ForwardOutputs forward_out_;
   BackwardOutputs backward_out_;
   std::optional<BiasGradientSum> bias_sum_;
+  std::atomic<bool> keep_ = false;
+  uint32_t keep_ttl_ms_ = 0;
+  std::vector<HeldLease> kept_;              // of each shard, by the lane that holds it
+  const ResidualState* residual_ = nullptr;  // leases of a backward
+  std::vector<LeaseBook::Id> leases_;        // of each shard, by the lane that holds it
   int64_t total_bytes_ = 0;
 };
 

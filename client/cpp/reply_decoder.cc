@@ -19,6 +19,7 @@ using google::protobuf::io::CodedInputStream;
 
 constexpr int kReceiptField = v1::ForwardResponse::kReceiptFieldNumber;
 static_assert(kReceiptField == v1::BackwardResponse::kReceiptFieldNumber);
+constexpr int kResidualField = v1::ForwardResponse::kResidualFieldNumber;  // forward only
 
 absl::Status Malformed(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("reply: ", what));
@@ -26,13 +27,15 @@ absl::Status Malformed(absl::string_view what) {
 
 class ReplyParser {
  public:
-  ReplyParser(CodedInputStream& in, absl::Span<const ReplyPayload> payloads, v1::Receipt& receipt)
-      : in_(in), payloads_(payloads), seen_(payloads.size(), false), receipt_(receipt) {}
+  ReplyParser(CodedInputStream& in, absl::Span<const ReplyPayload> payloads, ReplyHeader& header)
+      : in_(in), payloads_(payloads), seen_(payloads.size(), false), header_(header) {}
 
   absl::Status Parse() {
     while (uint32_t tag = in_.ReadTag()) {
       if (tag == Tag(kReceiptField)) {
-        RETURN_IF_ERROR(ParseReceipt());
+        RETURN_IF_ERROR(ParseMessage("receipt", header_.receipt));
+      } else if (tag == Tag(kResidualField)) {
+        RETURN_IF_ERROR(ParseMessage("residual", header_.residual));
       } else if (int n = PayloadOf(tag); n >= 0) {
         RETURN_IF_ERROR(LandPayload(n));
       } else if (!WireFormatLite::SkipField(&in_, tag)) {
@@ -55,12 +58,12 @@ class ReplyParser {
     return -1;
   }
 
-  absl::Status ParseReceipt() {
+  absl::Status ParseMessage(absl::string_view name, google::protobuf::MessageLite& message) {
     uint32_t size;
     std::string bytes;
     if (!in_.ReadVarint32(&size) || !in_.ReadString(&bytes, static_cast<int>(size)) ||
-        !receipt_.ParseFromString(bytes)) {
-      return Malformed("receipt: cannot be parsed");
+        !message.ParseFromString(bytes)) {
+      return Malformed(absl::StrCat(name, ": cannot be parsed"));
     }
     return absl::OkStatus();
   }
@@ -100,18 +103,18 @@ class ReplyParser {
   CodedInputStream& in_;
   absl::Span<const ReplyPayload> payloads_;
   std::vector<bool> seen_;
-  v1::Receipt& receipt_;
+  ReplyHeader& header_;
 };
 
 }  // namespace
 
 absl::Status DecodeReply(const grpc::ByteBuffer& message, absl::Span<const ReplyPayload> payloads,
-                         v1::Receipt& receipt) {
+                         ReplyHeader& header) {
   grpc::ByteBuffer slices = message;  // the reader consumes its buffer
   grpc::ProtoBufferReader reader(&slices);
   if (!reader.status().ok()) return Malformed(reader.status().error_message());
   CodedInputStream in(&reader);
-  return ReplyParser(in, payloads, receipt).Parse();
+  return ReplyParser(in, payloads, header).Parse();
 }
 
 }  // namespace attnd

@@ -22,7 +22,13 @@ struct ReplyPayload {
   void* tensor;
 };
 
+// What a reply holds beside its payloads.
+struct ReplyHeader {
+  v1::Receipt receipt;
+  v1::Residual residual;  // without a token: none
+};
+
 absl::Status DecodeReply(const grpc::ByteBuffer& message, absl::Span<const ReplyPayload> payloads,
-                         v1::Receipt& receipt);
+                         ReplyHeader& header);
 
 }  // namespace attnd

@@ -27,11 +27,11 @@ grpc::ByteBuffer InSlices(const std::string& bytes, uint64_t seed) {
 
 struct Landed {
   std::string o = std::string(20, '?'), lse = std::string(8, '?');
-  v1::Receipt receipt;
+  ReplyHeader header;
   absl::Status Decode(const grpc::ByteBuffer& message) {
     std::vector<ReplyPayload> payloads = {{kO, "o", StridedRuns::Make(0, {}, 20), o.data()},
                                           {kLse, "lse", StridedRuns::Make(0, {}, 8), lse.data()}};
-    return DecodeReply(message, payloads, receipt);
+    return DecodeReply(message, payloads, header);
   }
 };
 
@@ -50,7 +50,7 @@ TEST(DecodeReply, LandsPayloadsHoweverTheSlicesAreCut) {
     ASSERT_EQ(landed.Decode(InSlices(bytes, seed)), absl::OkStatus()) << "seed " << seed;
     EXPECT_EQ(landed.o, "twenty bytes of an O");
     EXPECT_EQ(landed.lse, "8 of lse");
-    EXPECT_EQ(landed.receipt.kernel(), "a kernel");
+    EXPECT_EQ(landed.header.receipt.kernel(), "a kernel");
   }
 }
 
