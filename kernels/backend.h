@@ -2,11 +2,16 @@
 // launch takes an array of calls and runs them together; each call's result is bitwise the same
 // whatever else is in the launch.
 //
-// Order of use: Supports (before anything is copied) → WorkspaceBytes (what admission reserves) →
-// Forward or Backward. Threads: Supports, WorkspaceBytes and info may be called from any thread;
-// Forward and Backward by one thread at a time. Errors: what an engine cannot run is UNIMPLEMENTED
-// from Supports, naming the field; a launch fails only for reasons of the device (INTERNAL).
-// Pointers of a call are in the device's reach, 64-byte aligned, and outlive the launch.
+// Order of use: Supports (before anything is copied) → WorkspaceBytes, DeviceBytes (what admission
+// reserves) → Forward or Backward. Threads: any, several launches at once; the engine orders them
+// itself, and what gains by it overlaps (transfers with kernels on a GPU, small calls on a CPU).
+// Stop    a call's stop token is looked at before its upload, before each kernel and before its
+//         download; a launch whose calls have all stopped ends early and is still OK.
+// Errors  what an engine cannot run is UNIMPLEMENTED from Supports, naming the field; a launch
+//         fails only for reasons of the device (INTERNAL), and if IsDeviceLost, for good.
+// Memory  pointers of a call are host memory, 64-byte aligned, and outlive the launch. Faster where
+//         the memory was given to RegisterHost, and where inputs (outputs) follow one another without a
+//         gap: mask, bias, k, v, q, lse, o, d_o, d_lse (lse, o; d_k, d_v, d_q, d_bias, d_sink).
 #pragma once
 
 #include <cstddef>
@@ -60,6 +65,8 @@ struct BackwardCall {
 struct LaunchReport {
   std::string kernel;                                    // e.g. "cpu_forward_f32"
   double seconds = 0;                                    // of the kernel alone
+  double upload_seconds = 0;                             // host to device; 0 on a CPU
+  double download_seconds = 0;                           // device to host; 0 on a CPU
   AccumulateType accumulate = AccumulateType::kFloat32;  // what ran, whatever was asked for
   bool deterministic = true;
 };
@@ -69,10 +76,27 @@ struct BackendInfo {
   std::string device;           // the processor's or GPU's name
   std::string architecture;     // vector target ("AVX3_ZEN4") or "sm_70"
   std::string uuid;             // of a GPU; empty otherwise
-  int64_t memory_bytes = 0;     // that the device can hold; admission's upper bound
+  int64_t memory_bytes = 0;     // that launches may hold together; admission's upper bound
   int threads = 0;              // CPU engines
+  int launches = 1;             // at once, so that nothing waits
+  std::string pci_bus_id;       // of a GPU; empty otherwise
   double flops_per_second = 0;  // a first estimate for admission; it learns from then on
 };
+
+// What a device's memory and queues are used for, for metrics. Counters since the start.
+struct DeviceUse {
+  int64_t memory_total_bytes = 0;     // of the device
+  int64_t memory_reserved_bytes = 0;  // held from the driver, in use or not
+  int64_t memory_peak_bytes = 0;      // most ever in use
+  int64_t input_bytes = 0, output_bytes = 0, workspace_bytes = 0, lease_bytes = 0;  // in use
+  int64_t uploaded_bytes = 0, downloaded_bytes = 0;
+  double upload_seconds = 0, kernel_seconds = 0, download_seconds = 0;  // busy
+};
+
+// Whether a launch's error means that this device answers nothing any more until the process is
+// restarted.
+bool IsDeviceLost(const absl::Status& status);
+absl::Status DeviceLost(absl::Status status);  // marks it so
 
 class Backend {
  public:
@@ -80,6 +104,13 @@ class Backend {
   virtual const BackendInfo& info() const = 0;
   virtual absl::Status Supports(const Problem& problem, Direction direction) const = 0;
   virtual int64_t WorkspaceBytes(const Problem& problem, Direction direction) const = 0;
+  // Device memory that a call takes while it is launched; 0 where tensors stay in host memory.
+  virtual int64_t DeviceBytes(const Problem&, Direction) const { return 0; }
+  // Page-locks memory of calls to come, where that helps, until UnregisterHost or the engine's end;
+  // no launch uses it by then. Takes long: never on the way of a call.
+  virtual absl::Status RegisterHost(absl::Span<std::byte>) { return absl::OkStatus(); }
+  virtual void UnregisterHost(absl::Span<std::byte>) {}
+  virtual DeviceUse Use() const { return {}; }
   virtual absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) = 0;
   virtual absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) = 0;
 };

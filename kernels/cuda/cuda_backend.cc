@@ -1,8 +1,11 @@
 #include "kernels/cuda/cuda_backend.h"
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -12,77 +15,25 @@
 namespace attnd::cuda {
 namespace {
 
-// The tiles of one kernel and where the device finds them.
-struct TileList {
-  std::vector<TileWork> tiles;
-  int64_t offset = 0;
-};
+// The longest tiles stand first, so the first slice may take this much more than its share
+// (causal: twice the average).
+constexpr double kSliceMargin = 2;
+constexpr int kMostSlices = 1 << 16;
+constexpr double kShortestLesson = 200e-6;  // below, a launch's fixed cost hides its rate
+constexpr double kNewWeight = 0.3;          // of the last launch in the moving average
 
-// A launch's descriptors: parts of all calls, one after the other.
-struct Parts {
-  std::vector<const Problem*> problems;
-  std::vector<Part> all;
-  std::vector<size_t> first;  // of each call, and the end
-
-  absl::Span<Part> Of(size_t call) {
-    return absl::MakeSpan(all).subspan(first[call], first[call + 1] - first[call]);
-  }
-};
-
-template <class Call>
-Parts PartsOfCalls(absl::Span<const Call* const> calls) {
-  Parts parts;
-  for (size_t n = 0; n < calls.size(); ++n) {
-    parts.problems.push_back(calls[n]->problem);
-    parts.first.push_back(parts.all.size());
-    for (const Part& part : PartsOf(*calls[n]->problem, static_cast<int>(n))) {
-      parts.all.push_back(part);
-    }
-  }
-  parts.first.push_back(parts.all.size());
-  return parts;
-}
-
-void AddTiles(TileList& list, const char* name, ArenaLayout& arena) {
-  list.offset = arena.Add(name, static_cast<int64_t>(list.tiles.size() * sizeof(TileWork)),
-                          RegionUse::kInput);
-}
-
-int64_t AddDescriptors(const Parts& parts, ArenaLayout& arena) {
-  return arena.Add("problems", static_cast<int64_t>(parts.all.size() * sizeof(ProblemDesc)),
-                   RegionUse::kInput);
-}
-
-absl::Status CopyTiles(KernelDevice& device, uint64_t arena, const TileList& list) {
-  if (list.tiles.empty()) return absl::OkStatus();
-  return device.CopyIn(arena + list.offset, list.tiles.data(),
-                       static_cast<int64_t>(list.tiles.size() * sizeof(TileWork)));
-}
-
-absl::Status RunTiles(KernelDevice& device, const KernelRow& row, uint64_t arena, int64_t problems,
-                      const TileList& list) {
-  if (list.tiles.empty()) return absl::OkStatus();
-  LaunchParams params;
-  params.problems = reinterpret_cast<const ProblemDesc*>(arena + problems);
-  params.tiles = reinterpret_cast<const TileWork*>(arena + list.offset);
-  params.tile_count = static_cast<int32_t>(list.tiles.size());
-  return device.Run(row, params);
-}
-
-absl::Status CopyDescriptors(KernelDevice& device, uint64_t arena, int64_t offset,
-                             absl::Span<const CallLayout> layouts, absl::Span<const Part> parts) {
-  std::vector<ProblemDesc> descs;
-  for (const Part& part : parts) descs.push_back(Describe(layouts[part.call], part, arena));
-  return device.CopyIn(arena + offset, descs.data(),
-                       static_cast<int64_t>(descs.size() * sizeof(ProblemDesc)));
-}
-
-absl::Status ZeroRegions(KernelDevice& device, uint64_t arena, const ArenaLayout& layout) {
+absl::Status SetRegionsZero(DeviceLaunch& launch, const ArenaLayout& layout) {
+  int64_t begin = 0, end = 0;  // neighbours are zeroed together
   for (const Region& region : layout.regions()) {
     if (region.use != RegionUse::kZeroed || region.bytes == 0) continue;
-    RETURN_IF_ERROR(device.SetZero(arena + region.offset, region.bytes));
+    if (region.offset - end >= kRegionAlignment) {
+      if (end > begin) RETURN_IF_ERROR(launch.SetZero(launch.arena() + begin, end - begin));
+      begin = region.offset;
+    }
+    end = region.offset + region.bytes;
   }
-  return absl::OkStatus();
+  if (end == begin) return absl::OkStatus();
+  return launch.SetZero(launch.arena() + begin, end - begin);
 }
 
 // Calls that share kernels, by their names. Those that nobody waits for are left out.
@@ -90,6 +41,7 @@ template <class Kernels, class Call>
 struct Group {
   Kernels kernels;
   std::vector<const Call*> calls;
+  std::vector<const Problem*> problems;
 };
 
 const KernelRow& MainRow(const ForwardKernels& kernels) { return kernels.forward; }
@@ -111,36 +63,54 @@ std::map<std::string, Group<Kernels, Call>> GroupCalls(absl::Span<const Call> ca
     Group<Kernels, Call>& group = groups[KeyOf(*kernels)];
     group.kernels = *kernels;
     group.calls.push_back(&call);
+    group.problems.push_back(call.problem);
   }
   return groups;
 }
 
-// Kernels that differ run one launch after the other; the report names the first and sums the time.
+// Kernels that differ run one launch after the other; the report names the first and sums times.
 template <class Kernels, class Call, class Run>
 absl::StatusOr<LaunchReport> RunGroups(const std::map<std::string, Group<Kernels, Call>>& groups,
-                                       const std::string& prefix, const Run& run) {
+                                       const Run& run) {
   LaunchReport report;
   for (const auto& [name, group] : groups) {
-    ASSIGN_OR_RETURN(double seconds, run(group.kernels, group.calls));
-    report.seconds += seconds;
-    if (report.kernel.empty()) report.kernel = absl::StrCat(prefix, NameOf(MainRow(group.kernels)));
+    ASSIGN_OR_RETURN(const DeviceTimes times, run(group));
+    report.seconds += times.kernel;
+    report.upload_seconds += times.upload;
+    report.download_seconds += times.download;
     const KernelRow& row = MainRow(group.kernels);
+    if (report.kernel.empty()) report.kernel = absl::StrCat("cuda_", NameOf(row));
     if (row.half_accumulate) report.accumulate = AccumulateType::kFloat16;
     report.deterministic = report.deterministic && row.ordered;
   }
   return report;
 }
 
+template <class Call>
+bool AnyWanted(absl::Span<const Call* const> calls) {
+  return std::any_of(calls.begin(), calls.end(),
+                     [](const Call* call) { return !call->stop.stop_requested(); });
+}
+
+absl::StatusOr<ForwardKernels> ForwardKernelsOf(const Problem& problem) {
+  return SelectForward(KernelRows(), problem);
+}
+absl::StatusOr<BackwardKernels> BackwardKernelsOf(const Problem& problem) {
+  return SelectBackward(KernelRows(), problem);
+}
+
 }  // namespace
 
-CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device) : device_(std::move(device)) {}
+CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device) : device_(std::move(device)) {
+  for (auto& rate : seconds_per_flop_) rate = 1 / std::max(1.0, info().flops_per_second);
+}
 
 absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) const {
   if (direction == Direction::kForward) {
-    ASSIGN_OR_RETURN(ForwardKernels kernels, SelectForward(KernelRows(), problem));
+    ASSIGN_OR_RETURN(ForwardKernels kernels, ForwardKernelsOf(problem));
     return device_->Check(kernels.forward);
   }
-  ASSIGN_OR_RETURN(BackwardKernels kernels, SelectBackward(KernelRows(), problem));
+  ASSIGN_OR_RETURN(BackwardKernels kernels, BackwardKernelsOf(problem));
   RETURN_IF_ERROR(device_->Check(kernels.delta));
   RETURN_IF_ERROR(device_->Check(kernels.backward));
   if (kernels.sink_gradient) RETURN_IF_ERROR(device_->Check(*kernels.sink_gradient));
@@ -148,85 +118,88 @@ absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) 
   return device_->Check(kernels.query_gradient);
 }
 
+int64_t CudaBackend::WorkspaceBytes(const Problem& problem, Direction direction) const {
+  return TransferScratchBytes(problem, direction);
+}
+
+int64_t CudaBackend::DeviceBytes(const Problem& problem, Direction direction) const {
+  if (direction == Direction::kForward) {
+    absl::StatusOr<ForwardKernels> kernels = ForwardKernelsOf(problem);
+    return kernels.ok() ? ForwardArenaBytes(problem, *kernels) : 0;
+  }
+  absl::StatusOr<BackwardKernels> kernels = BackwardKernelsOf(problem);
+  return kernels.ok() ? BackwardArenaBytes(problem, *kernels) : 0;
+}
+
 absl::StatusOr<LaunchReport> CudaBackend::Forward(absl::Span<const ForwardCall> calls) {
-  auto groups = GroupCalls<ForwardKernels>(
-      calls, [](const Problem& problem) { return SelectForward(KernelRows(), problem); });
-  return RunGroups(groups, "cuda_", [this](const ForwardKernels& kernels, const auto& group) {
-    return RunForward(kernels, group);
+  return RunGroups(GroupCalls<ForwardKernels>(calls, ForwardKernelsOf), [this](const auto& group) {
+    return Launch<ForwardCall>(PlanForward(group.problems, group.kernels), group.calls,
+                               Direction::kForward);
   });
 }
 
 absl::StatusOr<LaunchReport> CudaBackend::Backward(absl::Span<const BackwardCall> calls) {
-  auto groups = GroupCalls<BackwardKernels>(
-      calls, [](const Problem& problem) { return SelectBackward(KernelRows(), problem); });
-  return RunGroups(groups, "cuda_", [this](const BackwardKernels& kernels, const auto& group) {
-    return RunBackward(kernels, group);
-  });
+  return RunGroups(GroupCalls<BackwardKernels>(calls, BackwardKernelsOf),
+                   [this](const auto& group) {
+                     return Launch<BackwardCall>(PlanBackward(group.problems, group.kernels),
+                                                 group.calls, Direction::kBackward);
+                   });
 }
 
-absl::StatusOr<double> CudaBackend::RunForward(const ForwardKernels& kernels,
-                                               absl::Span<const ForwardCall* const> calls) {
-  Parts parts = PartsOfCalls(calls);
-  ArenaLayout arena;
-  std::vector<CallLayout> layouts;
-  for (const ForwardCall* call : calls) layouts.push_back(LayOutForward(*call->problem, arena));
-  TileList tiles = {ForwardTiles(parts.problems, parts.all, kernels.forward.tile.q_rows)};
-  AddTiles(tiles, "tiles", arena);
-  const int64_t problems = AddDescriptors(parts, arena);
-  ASSIGN_OR_RETURN(const uint64_t base, device_->Reserve(arena.bytes(), arena.regions()));
-  Transfer transfer(*device_, base);
+template <class Call>
+absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan plan,
+                                                absl::Span<const Call* const> calls,
+                                                Direction direction) {
+  ASSIGN_OR_RETURN(std::unique_ptr<DeviceLaunch> launch,
+                   device_->Begin(plan.arena.bytes(), plan.arena.regions()));
+  if (!AnyWanted(calls)) return DeviceTimes();  // Begin may have waited
+  Transfer transfer(*launch);
   for (size_t n = 0; n < calls.size(); ++n) {
-    RETURN_IF_ERROR(transfer.In(layouts[n], *calls[n], parts.Of(n)));
+    RETURN_IF_ERROR(transfer.In(plan.layouts[n], *calls[n], plan.PartsOfCall(n)));
   }
-  RETURN_IF_ERROR(CopyDescriptors(*device_, base, problems, layouts, parts.all));
-  RETURN_IF_ERROR(CopyTiles(*device_, base, tiles));
-  RETURN_IF_ERROR(RunTiles(*device_, kernels.forward, base, problems, tiles));
-  ASSIGN_OR_RETURN(const double seconds, device_->Finish());
+  RETURN_IF_ERROR(transfer.FlushIn());
+  RETURN_IF_ERROR(SetRegionsZero(*launch, plan.arena));
+  const std::vector<std::byte> constants = plan.Constants(launch->arena());
+  RETURN_IF_ERROR(launch->UploadCopy(launch->arena() + plan.constants_begin, constants.data(),
+                                     static_cast<int64_t>(constants.size())));
+  ASSIGN_OR_RETURN(const bool ran, RunSlices(*launch, plan, calls, SlicesOf(plan, direction)));
+  if (!ran) return DeviceTimes();
   for (size_t n = 0; n < calls.size(); ++n) {
-    RETURN_IF_ERROR(transfer.Out(layouts[n], *calls[n], parts.Of(n)));
+    RETURN_IF_ERROR(transfer.Out(plan.layouts[n], *calls[n], plan.PartsOfCall(n)));
   }
-  return seconds;
+  RETURN_IF_ERROR(transfer.FlushOut());
+  ASSIGN_OR_RETURN(const DeviceTimes times, launch->Finish());
+  transfer.Convert();
+  Learn(plan, direction, times.kernel);
+  return times;
 }
 
-absl::StatusOr<double> CudaBackend::RunBackward(const BackwardKernels& kernels,
-                                                absl::Span<const BackwardCall* const> calls) {
-  Parts parts = PartsOfCalls(calls);
-  ArenaLayout arena;
-  std::vector<CallLayout> layouts;
-  for (const BackwardCall* call : calls) {
-    layouts.push_back(LayOutBackward(*call->problem, kernels.backward.tile.head_dim, arena));
+// False when nobody waited any more and the kernels were left out or cut short.
+template <class Call>
+absl::StatusOr<bool> CudaBackend::RunSlices(DeviceLaunch& launch, const LaunchPlan& plan,
+                                            absl::Span<const Call* const> calls, int slices) {
+  for (int slice = 0; slice < slices; ++slice) {
+    ASSIGN_OR_RETURN(const bool ran, launch.Run(plan.Slice(launch.arena(), slice, slices),
+                                                [&] { return AnyWanted(calls); }));
+    if (!ran) return false;
   }
-  // The kernels in order, each with its tiles.
-  std::vector<std::pair<KernelRow, TileList>> steps;
-  const std::vector<TileWork> rows = RowBlockTiles(parts.problems, parts.all);
-  steps.push_back({kernels.delta, {rows}});
-  steps.push_back({kernels.backward,
-                   {BackwardTiles(parts.problems, parts.all, kernels.backward.tile.kv_rows)}});
-  steps.push_back({kernels.query_gradient, {rows}});
-  if (kernels.sink_gradient) {
-    steps.push_back({*kernels.sink_gradient, {HeadTiles(parts.problems, parts.all)}});
-  }
-  if (kernels.bias_gradient) {
-    steps.push_back({*kernels.bias_gradient, {BiasTiles(parts.problems, parts.all)}});
-  }
-  for (auto& [row, tiles] : steps) AddTiles(tiles, "tiles", arena);
-  const int64_t problems = AddDescriptors(parts, arena);
-  ASSIGN_OR_RETURN(const uint64_t base, device_->Reserve(arena.bytes(), arena.regions()));
-  Transfer transfer(*device_, base);
-  for (size_t n = 0; n < calls.size(); ++n) {
-    RETURN_IF_ERROR(transfer.In(layouts[n], *calls[n], parts.Of(n)));
-  }
-  RETURN_IF_ERROR(ZeroRegions(*device_, base, arena));
-  RETURN_IF_ERROR(CopyDescriptors(*device_, base, problems, layouts, parts.all));
-  for (auto& [row, tiles] : steps) RETURN_IF_ERROR(CopyTiles(*device_, base, tiles));
-  for (auto& [row, tiles] : steps) {
-    RETURN_IF_ERROR(RunTiles(*device_, row, base, problems, tiles));
-  }
-  ASSIGN_OR_RETURN(const double seconds, device_->Finish());
-  for (size_t n = 0; n < calls.size(); ++n) {
-    RETURN_IF_ERROR(transfer.Out(layouts[n], *calls[n], parts.Of(n)));
-  }
-  return seconds;
+  return true;
+}
+
+int CudaBackend::SlicesOf(const LaunchPlan& plan, Direction direction) const {
+  const double rate = seconds_per_flop_[static_cast<int>(direction)];
+  const double seconds = plan.flops * rate;
+  if (seconds <= device_->max_slice_seconds()) return 1;
+  const double slices = std::ceil(kSliceMargin * seconds / device_->max_slice_seconds());
+  return static_cast<int>(std::min<double>(slices, kMostSlices));
+}
+
+void CudaBackend::Learn(const LaunchPlan& plan, Direction direction, double seconds) {
+  if (seconds < kShortestLesson || plan.flops <= 0) return;
+  std::atomic<double>& rate = seconds_per_flop_[static_cast<int>(direction)];
+  const double old_rate = rate;
+  // Two launches at once may lose one lesson, which does no harm.
+  rate = old_rate + kNewWeight * (seconds / plan.flops - old_rate);
 }
 
 }  // namespace attnd::cuda

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -14,6 +15,79 @@ namespace attnd::cuda {
 namespace {
 
 using emulator::Contents;
+
+// Everything happens at the call.
+class EmulatedLaunch final : public DeviceLaunch {
+ public:
+  EmulatedLaunch(const EmulatedDeviceOptions& options, int64_t bytes,
+                 absl::Span<const Region> regions)
+      // Set to a pattern that is NaN as float16 and as float32.
+      : options_(options), memory_(bytes + kArenaAlignment, std::byte{0xff}) {
+    auto address = reinterpret_cast<uint64_t>(memory_.data());
+    base_ = (address + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
+    for (const Region& region : regions) {
+      Contents contents = region.use == RegionUse::kInput    ? Contents::kConstant
+                          : region.use == RegionUse::kZeroed ? Contents::kInitialised
+                                                             : Contents::kUninitialised;
+      global_.Register(reinterpret_cast<const void*>(base_ + region.offset), region.bytes, contents,
+                       region.name);
+    }
+  }
+
+  uint64_t arena() const override { return base_; }
+  absl::Status Upload(uint64_t to, const void* from, int64_t bytes) override {
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    return absl::OkStatus();
+  }
+  absl::Status UploadCopy(uint64_t to, const void* from, int64_t bytes) override {
+    return Upload(to, from, bytes);
+  }
+  absl::Status SetZero(uint64_t at, int64_t bytes) override {
+    std::memset(reinterpret_cast<void*>(at), 0, bytes);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<bool> Run(absl::Span<const KernelStep> steps,
+                           const std::function<bool()>& wanted) override {
+    if (!wanted()) return false;
+    for (const KernelStep& step : steps) RETURN_IF_ERROR(RunStep(step));
+    return true;
+  }
+  absl::Status Download(void* to, uint64_t from, int64_t bytes) override {
+    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<DeviceTimes> Finish() override { return times_; }
+
+ private:
+  static constexpr int64_t kArenaAlignment = 256;  // as a GPU's
+
+  absl::Status RunStep(const KernelStep& step) {
+    sm70::EmulatedKernel kernel = sm70::FindEmulatedKernel(step.row);
+    CHECK(kernel.run != nullptr) << NameOf(step.row);
+    emulator::LaunchOptions launch;
+    launch.grid.x = static_cast<uint32_t>(step.params.tile_count);
+    launch.threads = kernel.threads;
+    launch.shared_bytes = kernel.shared_bytes;
+    launch.memory = &global_;
+    launch.shared = options_.shared;
+    auto start = std::chrono::steady_clock::now();
+    auto report =
+        emulator::Launch(launch, [&](const emulator::Place& at) { kernel.run(step.params, at); });
+    times_.kernel +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (!report.ok()) {
+      return absl::InternalError(absl::StrCat(NameOf(step.row), ": ", report.status().message()));
+    }
+    if (options_.observer) options_.observer(step.row, *report);
+    return absl::OkStatus();
+  }
+
+  const EmulatedDeviceOptions& options_;
+  std::vector<std::byte> memory_;
+  uint64_t base_ = 0;
+  emulator::GlobalMemory global_;
+  DeviceTimes times_;
+};
 
 class EmulatedDevice final : public KernelDevice {
  public:
@@ -30,65 +104,15 @@ class EmulatedDevice final : public KernelDevice {
     if (sm70::FindEmulatedKernel(row).run != nullptr) return absl::OkStatus();
     return absl::UnimplementedError(absl::StrCat("the emulator lacks ", NameOf(row)));
   }
-
-  absl::StatusOr<uint64_t> Reserve(int64_t bytes, absl::Span<const Region> regions) override {
-    // Fresh bytes each time, set to a pattern that is NaN as float16 and as float32.
-    memory_ = std::make_unique<std::byte[]>(bytes + kRegionAlignment);
-    std::memset(memory_.get(), 0xff, bytes + kRegionAlignment);
-    auto address = reinterpret_cast<uint64_t>(memory_.get());
-    base_ = (address + kRegionAlignment - 1) / kRegionAlignment * kRegionAlignment;
-    global_.Clear();
-    for (const Region& region : regions) {
-      Contents contents = region.use == RegionUse::kInput    ? Contents::kConstant
-                          : region.use == RegionUse::kZeroed ? Contents::kInitialised
-                                                             : Contents::kUninitialised;
-      global_.Register(reinterpret_cast<const void*>(base_ + region.offset), region.bytes, contents,
-                       region.name);
-    }
-    seconds_ = 0;
-    return base_;
+  absl::StatusOr<std::unique_ptr<DeviceLaunch>> Begin(int64_t bytes,
+                                                      absl::Span<const Region> regions) override {
+    return std::make_unique<EmulatedLaunch>(options_, bytes, regions);
   }
-  absl::Status CopyIn(uint64_t to, const void* from, int64_t bytes) override {
-    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-    return absl::OkStatus();
-  }
-  absl::Status CopyOut(void* to, uint64_t from, int64_t bytes) override {
-    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
-    return absl::OkStatus();
-  }
-  absl::Status SetZero(uint64_t at, int64_t bytes) override {
-    std::memset(reinterpret_cast<void*>(at), 0, bytes);
-    return absl::OkStatus();
-  }
-
-  absl::Status Run(const KernelRow& row, const LaunchParams& params) override {
-    sm70::EmulatedKernel kernel = sm70::FindEmulatedKernel(row);
-    CHECK(kernel.run != nullptr) << NameOf(row);
-    emulator::LaunchOptions launch;
-    launch.grid.x = static_cast<uint32_t>(params.tile_count);
-    launch.threads = kernel.threads;
-    launch.shared_bytes = kernel.shared_bytes;
-    launch.memory = &global_;
-    launch.shared = options_.shared;
-    auto start = std::chrono::steady_clock::now();
-    auto report =
-        emulator::Launch(launch, [&](const emulator::Place& at) { kernel.run(params, at); });
-    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (!report.ok()) {
-      return absl::InternalError(absl::StrCat(NameOf(row), ": ", report.status().message()));
-    }
-    if (options_.observer) options_.observer(row, *report);
-    return absl::OkStatus();
-  }
-  absl::StatusOr<double> Finish() override { return seconds_; }
+  double max_slice_seconds() const override { return options_.max_slice_seconds; }
 
  private:
   const EmulatedDeviceOptions options_;
   BackendInfo info_;
-  std::unique_ptr<std::byte[]> memory_;
-  uint64_t base_ = 0;
-  emulator::GlobalMemory global_;
-  double seconds_ = 0;
 };
 
 }  // namespace

@@ -1,13 +1,20 @@
-// KernelDevice: what the cuda engine needs of a device: one arena, copies, launches. A GPU is one
-// (driver_device.h), the emulator another (emulated_device.h), so that the same host code prepares
-// work for both.
+// KernelDevice: what the cuda engine needs of a device. A GPU is one (driver_device.h), the
+// emulator another (emulated_device.h), so that the same host code prepares work for both.
 //
-// Order of use for a launch: Reserve → CopyIn, SetZero → Run, as often as the launch has steps →
-// Finish → CopyOut. Addresses are the device's; the host never follows them. One thread at a time.
-// Errors: of the device, as it tells them; RESOURCE_EXHAUSTED when the arena cannot grow.
+// A DeviceLaunch is one launch on its way through the device; several are on their way at once, so
+// that one uploads while another computes and a third downloads:
+//
+//   Begin → Upload, UploadCopy, SetZero → Run, once a slice → Download → Finish
+//
+// Nothing waits for the device but Begin (for memory that other launches hold), Run (for its turn:
+// at most two slices stand in the compute queue) and Finish. Addresses are the device's; the host
+// never follows them. Threads: launches by any thread, each by one at a time.
+// Errors: of the device, as it tells them; RESOURCE_EXHAUSTED when memory is not there at all.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -32,7 +39,39 @@ struct Region {
   int64_t bytes = 0;
   RegionUse use = RegionUse::kInput;
 };
-inline constexpr int64_t kRegionAlignment = 256;
+// As the host aligns tensors, so that neighbours there are neighbours here.
+inline constexpr int64_t kRegionAlignment = 64;
+
+// One kernel over params.tile_count blocks.
+struct KernelStep {
+  KernelRow row;
+  LaunchParams params;
+};
+
+// Seconds that a launch took of each part of the device.
+struct DeviceTimes {
+  double upload = 0, kernel = 0, download = 0;
+};
+
+class DeviceLaunch {
+ public:
+  // Waits for what is still at work, then gives the arena back.
+  virtual ~DeviceLaunch() = default;
+  virtual uint64_t arena() const = 0;
+
+  // `from` stays as it is until Finish; page-locked memory is read by the device itself.
+  virtual absl::Status Upload(uint64_t to, const void* from, int64_t bytes) = 0;
+  // `from` may go at once. For small things: it is copied twice.
+  virtual absl::Status UploadCopy(uint64_t to, const void* from, int64_t bytes) = 0;
+  virtual absl::Status SetZero(uint64_t at, int64_t bytes) = 0;
+  // Kernels in order, after all uploads so far and the slice before. When its turn has come,
+  // `wanted` is asked: if false, nothing runs and the result is false.
+  virtual absl::StatusOr<bool> Run(absl::Span<const KernelStep> steps,
+                                   const std::function<bool()>& wanted) = 0;
+  // `to` stays until Finish.
+  virtual absl::Status Download(void* to, uint64_t from, int64_t bytes) = 0;
+  virtual absl::StatusOr<DeviceTimes> Finish() = 0;
+};
 
 class KernelDevice {
  public:
@@ -40,16 +79,15 @@ class KernelDevice {
   virtual const BackendInfo& info() const = 0;
   // OK where Run can run this row, else UNIMPLEMENTED saying what is missing.
   virtual absl::Status Check(const KernelRow& row) const = 0;
-
-  // The arena's address, at least as long as the regions; its old contents are lost.
-  virtual absl::StatusOr<uint64_t> Reserve(int64_t bytes, absl::Span<const Region> regions) = 0;
-  virtual absl::Status CopyIn(uint64_t to, const void* from, int64_t bytes) = 0;
-  virtual absl::Status CopyOut(void* to, uint64_t from, int64_t bytes) = 0;
-  virtual absl::Status SetZero(uint64_t at, int64_t bytes) = 0;
-  // One kernel over params.tile_count blocks; steps run in the order of the calls.
-  virtual absl::Status Run(const KernelRow& row, const LaunchParams& params) = 0;
-  // Waits; seconds that the kernels since Reserve took.
-  virtual absl::StatusOr<double> Finish() = 0;
+  // An arena at least as long as the regions, contents arbitrary.
+  virtual absl::StatusOr<std::unique_ptr<DeviceLaunch>> Begin(int64_t bytes,
+                                                              absl::Span<const Region> regions) = 0;
+  // See Backend.
+  virtual absl::Status RegisterHost(absl::Span<std::byte>) { return absl::OkStatus(); }
+  virtual void UnregisterHost(absl::Span<std::byte>) {}
+  // How long one slice may take, in seconds.
+  virtual double max_slice_seconds() const = 0;
+  virtual DeviceUse use() const { return {}; }
 };
 
 }  // namespace attnd::cuda

@@ -173,30 +173,25 @@ void DescribeGradientElement(const Problem& p, const Exponents& exponents, Probl
   desc.d_v_exponent = exponents.d_o;
 }
 
-// What both directions bring to the device, and the outputs of forward as outputs or inputs.
-CallLayout LayOutCommon(const Problem& p, RegionUse results, ArenaLayout& arena) {
+// What both directions bring to the device.
+CallLayout LayOutInputs(const Problem& p, ArenaLayout& arena) {
   CallLayout at;
   at.problem = &p;
-  at.q = arena.Add("q", QueryRows(p).padded_bytes(), RegionUse::kInput);
-  at.k = arena.Add("k", KeyRows(p).padded_bytes(), RegionUse::kInput);
-  at.v = arena.Add("v", ValueRows(p).padded_bytes(), RegionUse::kInput);
-  at.o = arena.Add("o", OutputRows(p).padded_bytes(), results);
-  at.lse = arena.Add("lse", p.LseElements() * 4, results);
   if (p.bool_mask) at.mask = arena.Add("mask", p.bool_mask->bytes(), RegionUse::kInput);
   if (p.bias) {
     at.bias = arena.Add("bias", p.bias->shape.elements() * ElementBytes(p.bias->element),
                         RegionUse::kInput);
   }
-  if (!p.alibi_slopes.empty()) {
-    at.alibi =
-        arena.Add("alibi", static_cast<int64_t>(p.alibi_slopes.size()) * 4, RegionUse::kInput);
-  }
-  if (p.denominator == DenominatorKind::kSink) {
-    at.sink = arena.Add("sink", p.q_heads * 4, RegionUse::kInput);
-  }
-  at.sequences = arena.Add("sequences", p.batch * static_cast<int64_t>(sizeof(SequenceDesc)),
-                           RegionUse::kInput);
+  at.k = arena.Add("k", KeyRows(p).padded_bytes(), RegionUse::kInput);
+  at.v = arena.Add("v", ValueRows(p).padded_bytes(), RegionUse::kInput);
+  at.q = arena.Add("q", QueryRows(p).padded_bytes(), RegionUse::kInput);
   return at;
+}
+
+// Outputs of forward, inputs of backward.
+void LayOutResults(const Problem& p, RegionUse use, CallLayout& at, ArenaLayout& arena) {
+  at.lse = arena.Add("lse", p.LseElements() * 4, use);
+  at.o = arena.Add("o", OutputRows(p).padded_bytes(), use);
 }
 
 // Calls visit(part index, entry within the part, query head within the part, its sequence).
@@ -236,26 +231,28 @@ RowShape OutputRows(const Problem& p) {
   return {p.layout, p.batch, p.q_heads, p.q_len, p.v_head_dim};
 }
 
-CallLayout LayOutForward(const Problem& problem, ArenaLayout& arena) {
-  return LayOutCommon(problem, RegionUse::kOutput, arena);
+CallLayout LayOutForward(const Problem& p, ArenaLayout& arena) {
+  CallLayout at = LayOutInputs(p, arena);
+  LayOutResults(p, RegionUse::kOutput, at, arena);
+  return at;
 }
 
 CallLayout LayOutBackward(const Problem& p, int tile_head_dim, ArenaLayout& arena) {
-  CallLayout at = LayOutCommon(p, RegionUse::kInput, arena);
+  CallLayout at = LayOutInputs(p, arena);
+  LayOutResults(p, RegionUse::kInput, at, arena);
   at.d_o = arena.Add("d_o", OutputRows(p).padded_bytes(), RegionUse::kInput);
   at.d_lse = arena.Add("d_lse", p.LseElements() * 4, RegionUse::kInput);
-  at.d_q = arena.Add("d_q", QueryRows(p).padded_bytes(), RegionUse::kOutput);
   // Kernels do not visit keys beyond a key length: their gradients are zero.
   const RegionUse keys = p.kv_lengths.empty() ? RegionUse::kOutput : RegionUse::kZeroed;
   at.d_k = arena.Add("d_k", KeyRows(p).padded_bytes(), keys);
   at.d_v = arena.Add("d_v", ValueRows(p).padded_bytes(), keys);
+  at.d_q = arena.Add("d_q", QueryRows(p).padded_bytes(), RegionUse::kOutput);
   if (p.bias && p.bias->want_gradient) {
     at.d_bias = arena.Add("d_bias", p.bias->shape.elements() * 4, RegionUse::kZeroed);
   }
   if (p.denominator == DenominatorKind::kSink) {
     at.d_sink = arena.Add("d_sink", p.batch * p.q_heads * 4, RegionUse::kZeroed);
   }
-  at.delta = arena.Add("delta", p.LseElements() * 4, RegionUse::kOutput);
   at.dq_head = DqSumFloats(p.MaxQueryLength(), tile_head_dim);
   at.turns_head = DqBlocks(p.MaxQueryLength());
   int64_t heads = p.batch * p.q_heads;
@@ -264,7 +261,21 @@ CallLayout LayOutBackward(const Problem& p, int tile_head_dim, ArenaLayout& aren
   at.gradient_bounds =
       arena.Add("gradient_bounds", p.batch * p.kv_heads * int64_t{kGradientBoundWords} * 4,
                 RegionUse::kZeroed);
+  at.delta = arena.Add("delta", p.LseElements() * 4, RegionUse::kOutput);
   return at;
+}
+
+void LayOutConstants(CallLayout& at, ArenaLayout& arena) {
+  const Problem& p = *at.problem;
+  if (!p.alibi_slopes.empty()) {
+    at.alibi =
+        arena.Add("alibi", static_cast<int64_t>(p.alibi_slopes.size()) * 4, RegionUse::kInput);
+  }
+  if (p.denominator == DenominatorKind::kSink) {
+    at.sink = arena.Add("sink", p.q_heads * 4, RegionUse::kInput);
+  }
+  at.sequences = arena.Add("sequences", p.batch * static_cast<int64_t>(sizeof(SequenceDesc)),
+                           RegionUse::kInput);
 }
 
 std::vector<Part> PartsOf(const Problem& p, int call) {

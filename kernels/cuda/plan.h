@@ -58,9 +58,13 @@ RowShape KeyRows(const Problem& problem);
 RowShape ValueRows(const Problem& problem);
 RowShape OutputRows(const Problem& problem);
 
-// Where a call's tensors go. `tile_head_dim` is of the backward kernel's tile.
+// Where a call's tensors go, in the order of backend.h. `tile_head_dim` is of the backward kernel's
+// tile.
 CallLayout LayOutForward(const Problem& problem, ArenaLayout& arena);
 CallLayout LayOutBackward(const Problem& problem, int tile_head_dim, ArenaLayout& arena);
+// What the problem itself holds: slopes, sink logits, sequences. After the tensors of all calls, so
+// that one copy brings the small things of a launch.
+void LayOutConstants(CallLayout& layout, ArenaLayout& arena);
 
 // Float16: the call itself. Bfloat16: its (batch entry or sequence, KV head) pairs, exponents 0;
 // where a bias gradient sums over entries or heads, the call itself again, with common exponents.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "attention/dropout.h"
@@ -60,7 +62,7 @@ int ExponentIn(const Problem& p, const Part& part, const RowShape& shape, bool i
 }
 
 // Each part's rows of an array shaped like lse, times 2^−(d_o + v).
-void ScaleLse(const Problem& p, absl::Span<const Part> parts, std::vector<float>& values) {
+void ScaleLse(const Problem& p, absl::Span<const Part> parts, float* values) {
   for (const Part& part : parts) {
     const int exponent = -(part.exponents.d_o + part.exponents.v);
     if (exponent == 0) continue;
@@ -106,84 +108,127 @@ void ScaleSinkGradient(const Problem& p, absl::Span<const Part> parts, float* d_
   }
 }
 
+// Whether the kernels can read (write) the caller's rows as they are.
+bool FitsAsIs(const Problem& p, const RowShape& shape) {
+  return !IsBFloat16(p) && shape.dim % kChunk == 0;
+}
+
+constexpr int64_t kScratchAlignment = 64;
+int64_t ScratchSize(int64_t bytes) {
+  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+}
+
 }  // namespace
 
-absl::Status Transfer::RowsIn(const RowShape& shape, bool is_query, const void* from,
-                              int64_t offset, const Problem& p, absl::Span<const Part> parts,
-                              absl::Span<const int> exponents) {
-  if (shape.rows() == 0) return absl::OkStatus();
-  const auto* data = static_cast<const uint16_t*>(from);
-  if (!IsBFloat16(p) && shape.dim % kChunk == 0) {
-    return device_.CopyIn(arena_ + offset, data, shape.padded_bytes());
-  }
-  scratch_.assign(shape.padded_bytes() / 2, 0);
-  if (!IsBFloat16(p)) {
-    PadRows(shape, data, scratch_.data());
-  } else {
-    for (size_t n = 0; n < parts.size(); ++n) {
-      for (const RowBlock& block : BlocksOf(p, parts[n], is_query)) {
-        HalvesFromBFloat16(shape, data, block, exponents[n], scratch_.data());
-      }
-    }
-  }
-  return device_.CopyIn(arena_ + offset, scratch_.data(), shape.padded_bytes());
+int64_t TransferScratchBytes(const Problem& p, Direction direction) {
+  auto of = [&](const RowShape& shape) {
+    return FitsAsIs(p, shape) ? 0 : ScratchSize(shape.padded_bytes());
+  };
+  const int64_t inputs = of(QueryRows(p)) + of(KeyRows(p)) + of(ValueRows(p));
+  const int64_t output = of(OutputRows(p));
+  if (direction == Direction::kForward) return std::max(inputs, output);
+  const int64_t d_lse = IsBFloat16(p) ? ScratchSize(p.LseElements() * 4) : 0;
+  return inputs + 2 * output + d_lse;  // gradients have the sizes of the inputs
 }
 
-absl::Status Transfer::RowsOut(const RowShape& shape, void* to, int64_t offset) {
-  if (shape.rows() == 0) return absl::OkStatus();
-  if (shape.dim % kChunk == 0) return device_.CopyOut(to, arena_ + offset, shape.padded_bytes());
-  scratch_.resize(shape.padded_bytes() / 2);
-  RETURN_IF_ERROR(device_.CopyOut(scratch_.data(), arena_ + offset, shape.padded_bytes()));
-  UnpadRows(shape, scratch_.data(), static_cast<uint16_t*>(to));
-  return absl::OkStatus();
-}
-
-absl::Status Transfer::OutputOut(const RowShape& shape, void* to, int64_t offset, const Problem& p,
-                                 absl::Span<const Part> parts, absl::Span<const int> exponents) {
-  if (!IsBFloat16(p)) return RowsOut(shape, to, offset);
-  if (shape.rows() == 0) return absl::OkStatus();
-  auto* data = static_cast<uint16_t*>(to);
-  scratch_.resize(shape.padded_bytes() / 2);
-  RETURN_IF_ERROR(device_.CopyOut(scratch_.data(), arena_ + offset, shape.padded_bytes()));
-  for (size_t n = 0; n < parts.size(); ++n) {
-    for (const RowBlock& block : BlocksOf(p, parts[n], true)) {
-      BFloat16FromHalves(shape, scratch_.data(), block, exponents[n], data);
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Transfer::ScoreInputs(const CallLayout& at, const uint8_t* mask_bits,
-                                   const void* bias) {
-  const Problem& p = *at.problem;
-  if (p.bool_mask) {
-    RETURN_IF_ERROR(BytesIn(at.mask, mask_bits, p.bool_mask->bytes()));
-  }
-  if (p.bias) {
-    RETURN_IF_ERROR(
-        BytesIn(at.bias, bias, p.bias->shape.elements() * ElementBytes(p.bias->element)));
-  }
-  if (at.alibi >= 0) {
-    RETURN_IF_ERROR(
-        BytesIn(at.alibi, p.alibi_slopes.data(), static_cast<int64_t>(p.alibi_slopes.size()) * 4));
-  }
-  if (at.sink >= 0) RETURN_IF_ERROR(BytesIn(at.sink, p.sink_logits.data(), p.q_heads * 4));
-  std::vector<SequenceDesc> sequences = SequencesOf(p);
-  return BytesIn(at.sequences, sequences.data(),
-                 static_cast<int64_t>(sequences.size() * sizeof(SequenceDesc)));
+std::byte* Transfer::TakeScratch(int64_t bytes) {
+  std::byte* taken = scratch_;
+  scratch_ += ScratchSize(bytes);
+  return taken;
 }
 
 absl::Status Transfer::BytesIn(int64_t offset, const void* from, int64_t bytes) {
   if (bytes == 0) return absl::OkStatus();
-  return device_.CopyIn(arena_ + offset, from, bytes);
+  const Copy next = {launch_.arena() + offset,
+                     const_cast<std::byte*>(static_cast<const std::byte*>(from)), bytes};
+  const bool follows = next.device == pending_.device + pending_.bytes &&
+                       next.host == pending_.host + pending_.bytes;
+  if (follows) {
+    pending_.bytes += bytes;
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(FlushIn());
+  pending_ = next;
+  return absl::OkStatus();
 }
 
-absl::Status Transfer::FloatsOut(float* to, int64_t offset, int64_t count) {
-  if (count == 0) return absl::OkStatus();
-  return device_.CopyOut(to, arena_ + offset, count * 4);
+absl::Status Transfer::FlushIn() {
+  if (pending_.bytes == 0) return absl::OkStatus();
+  const Copy copy = std::exchange(pending_, Copy());
+  return launch_.Upload(copy.device, copy.host, copy.bytes);
+}
+
+absl::Status Transfer::BytesOut(void* to, int64_t offset, int64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  const Copy next = {launch_.arena() + offset, static_cast<std::byte*>(to), bytes};
+  const bool follows = next.device == pending_.device + pending_.bytes &&
+                       next.host == pending_.host + pending_.bytes;
+  if (follows) {
+    pending_.bytes += bytes;
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(FlushOut());
+  pending_ = next;
+  return absl::OkStatus();
+}
+
+absl::Status Transfer::FlushOut() {
+  if (pending_.bytes == 0) return absl::OkStatus();
+  const Copy copy = std::exchange(pending_, Copy());
+  return launch_.Download(copy.host, copy.device, copy.bytes);
+}
+
+void Transfer::Convert() {
+  for (const auto& convert : conversions_) convert();
+  conversions_.clear();
+}
+
+absl::Status Transfer::RowsIn(const Rows& rows, const void* from, const Problem& p,
+                              absl::Span<const Part> parts) {
+  const int64_t bytes = rows.shape.padded_bytes();
+  if (bytes == 0 || FitsAsIs(p, rows.shape)) return BytesIn(rows.offset, from, bytes);
+  const auto* data = static_cast<const uint16_t*>(from);
+  auto* halves = reinterpret_cast<uint16_t*>(TakeScratch(bytes));
+  if (!IsBFloat16(p)) {
+    PadRows(rows.shape, data, halves);
+    return BytesIn(rows.offset, halves, bytes);
+  }
+  std::memset(halves, 0, bytes);  // rows that no part covers
+  for (size_t n = 0; n < parts.size(); ++n) {
+    for (const RowBlock& block : BlocksOf(p, parts[n], rows.is_query)) {
+      HalvesFromBFloat16(rows.shape, data, block, rows.exponents[n], halves);
+    }
+  }
+  return BytesIn(rows.offset, halves, bytes);
+}
+
+absl::Status Transfer::RowsOut(const RowShape& shape, void* to, int64_t offset) {
+  const int64_t bytes = shape.padded_bytes();
+  if (bytes == 0 || shape.dim % kChunk == 0) return BytesOut(to, offset, bytes);
+  auto* padded = reinterpret_cast<uint16_t*>(TakeScratch(bytes));
+  conversions_.push_back(
+      [shape, padded, to] { UnpadRows(shape, padded, static_cast<uint16_t*>(to)); });
+  return BytesOut(padded, offset, bytes);
+}
+
+absl::Status Transfer::OutputOut(const Rows& rows, void* to, const Problem& p,
+                                 absl::Span<const Part> parts) {
+  if (!IsBFloat16(p)) return RowsOut(rows.shape, to, rows.offset);
+  const int64_t bytes = rows.shape.padded_bytes();
+  auto* data = static_cast<uint16_t*>(to);
+  auto* halves = reinterpret_cast<uint16_t*>(TakeScratch(bytes));
+  conversions_.push_back([rows, data, halves, parts, &p] {
+    for (size_t n = 0; n < parts.size(); ++n) {
+      for (const RowBlock& block : BlocksOf(p, parts[n], true)) {
+        BFloat16FromHalves(rows.shape, halves, block, rows.exponents[n], data);
+      }
+    }
+  });
+  return BytesOut(halves, rows.offset, bytes);
 }
 
 absl::Status Transfer::In(const CallLayout& at, const ForwardCall& call, absl::Span<Part> parts) {
+  scratch_ = call.workspace;
   return InputsIn(at, call, ForwardValueBits(*at.problem), parts);
 }
 
@@ -200,22 +245,28 @@ absl::Status Transfer::InputsIn(const CallLayout& at, const ForwardCall& call, i
   auto of = [&](int Exponents::*member) {
     return ExponentsOf(parts, [member](const Exponents& e) { return e.*member; });
   };
-  RETURN_IF_ERROR(RowsIn(QueryRows(p), true, call.q, at.q, p, parts, of(&Exponents::q)));
-  RETURN_IF_ERROR(RowsIn(KeyRows(p), false, call.k, at.k, p, parts, of(&Exponents::k)));
-  RETURN_IF_ERROR(RowsIn(ValueRows(p), false, call.v, at.v, p, parts, of(&Exponents::v)));
-  return ScoreInputs(at, call.mask_bits, call.bias);
+  if (p.bool_mask) RETURN_IF_ERROR(BytesIn(at.mask, call.mask_bits, p.bool_mask->bytes()));
+  if (p.bias) {
+    RETURN_IF_ERROR(
+        BytesIn(at.bias, call.bias, p.bias->shape.elements() * ElementBytes(p.bias->element)));
+  }
+  RETURN_IF_ERROR(RowsIn({KeyRows(p), false, at.k, of(&Exponents::k)}, call.k, p, parts));
+  RETURN_IF_ERROR(RowsIn({ValueRows(p), false, at.v, of(&Exponents::v)}, call.v, p, parts));
+  return RowsIn({QueryRows(p), true, at.q, of(&Exponents::q)}, call.q, p, parts);
 }
 
 absl::Status Transfer::Out(const CallLayout& at, const ForwardCall& call,
                            absl::Span<const Part> parts) {
   const Problem& p = *at.problem;
+  scratch_ = call.workspace;
   std::vector<int> v = ExponentsOf(parts, [](const Exponents& e) { return e.v; });
-  RETURN_IF_ERROR(OutputOut(OutputRows(p), call.o, at.o, p, parts, v));
-  return FloatsOut(call.lse, at.lse, p.LseElements());
+  RETURN_IF_ERROR(BytesOut(call.lse, at.lse, p.LseElements() * 4));
+  return OutputOut({OutputRows(p), true, at.o, v}, call.o, p, parts);
 }
 
 absl::Status Transfer::In(const CallLayout& at, const BackwardCall& call, absl::Span<Part> parts) {
   const Problem& p = *at.problem;
+  scratch_ = call.workspace;
   ForwardCall inputs;
   inputs.q = call.q;
   inputs.k = call.k;
@@ -231,28 +282,39 @@ absl::Status Transfer::In(const CallLayout& at, const BackwardCall& call, absl::
   }
   std::vector<int> v = ExponentsOf(parts, [](const Exponents& e) { return e.v; });
   std::vector<int> d_o = ExponentsOf(parts, [](const Exponents& e) { return e.d_o; });
-  RETURN_IF_ERROR(RowsIn(OutputRows(p), true, call.o, at.o, p, parts, v));
-  RETURN_IF_ERROR(RowsIn(OutputRows(p), true, call.d_o, at.d_o, p, parts, d_o));
   RETURN_IF_ERROR(BytesIn(at.lse, call.lse, p.LseElements() * 4));
-  std::vector<float> d_lse(p.LseElements());
-  if (call.d_lse != nullptr) d_lse.assign(call.d_lse, call.d_lse + p.LseElements());
-  ScaleLse(p, parts, d_lse);
-  return BytesIn(at.d_lse, d_lse.data(), p.LseElements() * 4);
+  RETURN_IF_ERROR(RowsIn({OutputRows(p), true, at.o, v}, call.o, p, parts));
+  RETURN_IF_ERROR(RowsIn({OutputRows(p), true, at.d_o, d_o}, call.d_o, p, parts));
+  return DLseIn(at, call, parts);
+}
+
+absl::Status Transfer::DLseIn(const CallLayout& at, const BackwardCall& call,
+                              absl::Span<const Part> parts) {
+  const Problem& p = *at.problem;
+  const int64_t bytes = p.LseElements() * 4;
+  if (bytes == 0) return absl::OkStatus();
+  if (call.d_lse == nullptr) return launch_.SetZero(launch_.arena() + at.d_lse, bytes);
+  if (!IsBFloat16(p)) return BytesIn(at.d_lse, call.d_lse, bytes);
+  auto* scaled = reinterpret_cast<float*>(TakeScratch(bytes));
+  std::memcpy(scaled, call.d_lse, bytes);
+  ScaleLse(p, parts, scaled);
+  return BytesIn(at.d_lse, scaled, bytes);
 }
 
 absl::Status Transfer::Out(const CallLayout& at, const BackwardCall& call,
                            absl::Span<const Part> parts) {
   const Problem& p = *at.problem;
-  RETURN_IF_ERROR(RowsOut(QueryRows(p), call.d_q, at.d_q));
+  scratch_ = call.workspace;
   RETURN_IF_ERROR(RowsOut(KeyRows(p), call.d_k, at.d_k));
   RETURN_IF_ERROR(RowsOut(ValueRows(p), call.d_v, at.d_v));
+  RETURN_IF_ERROR(RowsOut(QueryRows(p), call.d_q, at.d_q));
   if (at.d_bias >= 0) {
-    RETURN_IF_ERROR(FloatsOut(call.d_bias, at.d_bias, p.bias->shape.elements()));
-    ScaleBiasGradient(p, parts, call.d_bias);
+    RETURN_IF_ERROR(BytesOut(call.d_bias, at.d_bias, p.bias->shape.elements() * 4));
+    conversions_.push_back([&p, parts, &call] { ScaleBiasGradient(p, parts, call.d_bias); });
   }
   if (at.d_sink >= 0) {
-    RETURN_IF_ERROR(FloatsOut(call.d_sink, at.d_sink, p.batch * p.q_heads));
-    ScaleSinkGradient(p, parts, call.d_sink);
+    RETURN_IF_ERROR(BytesOut(call.d_sink, at.d_sink, p.batch * p.q_heads * 4));
+    conversions_.push_back([&p, parts, &call] { ScaleSinkGradient(p, parts, call.d_sink); });
   }
   return absl::OkStatus();
 }

@@ -1,9 +1,15 @@
-// Transfer: a call's tensors into a device's arena, as the kernels want them, and results back, as
-// the caller wants them. One launch's worth: it keeps scratch between tensors. One thread.
-// Errors: the device's.
+// Transfer: a call's tensors into a launch's arena, as the kernels want them, and results back, as
+// the caller wants them. What is not already as the kernels want it (bfloat16, rows of no whole 16
+// bytes) is changed on the host, in the call's workspace; neighbours in both memories are one copy.
+//
+//   In, for each call → FlushIn → (kernels) → Out, for each call → FlushOut → (Finish) → Convert
+//
+// One launch's worth; one thread. Errors: the device's.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,36 +21,56 @@
 
 namespace attnd::cuda {
 
+// Bytes of host memory that In and Out need for a call.
+int64_t TransferScratchBytes(const Problem& problem, Direction direction);
+
 class Transfer {
  public:
-  Transfer(KernelDevice& device, uint64_t arena) : device_(device), arena_(arena) {}
+  explicit Transfer(DeviceLaunch& launch) : launch_(launch) {}
 
-  // `parts` are the call's own; in bfloat16 their exponents are set here.
+  // `parts` are the call's own, and stay; in bfloat16 their exponents are set here.
   absl::Status In(const CallLayout& at, const ForwardCall& call, absl::Span<Part> parts);
   absl::Status In(const CallLayout& at, const BackwardCall& call, absl::Span<Part> parts);
+  absl::Status FlushIn();
   absl::Status Out(const CallLayout& at, const ForwardCall& call, absl::Span<const Part> parts);
   absl::Status Out(const CallLayout& at, const BackwardCall& call, absl::Span<const Part> parts);
+  absl::Status FlushOut();
+  // Once everything has arrived.
+  void Convert();
 
  private:
+  struct Copy {
+    uint64_t device = 0;
+    std::byte* host = nullptr;
+    int64_t bytes = 0;
+  };
+  // A tensor of rows, and one exponent for each part.
+  struct Rows {
+    RowShape shape;
+    bool is_query;
+    int64_t offset;  // in the arena
+    std::vector<int> exponents;
+  };
+
   // Q, K, V and what scores need; the largest V becomes 2^value_bits.
   absl::Status InputsIn(const CallLayout& at, const ForwardCall& call, int value_bits,
                         absl::Span<Part> parts);
-  // One tensor of rows; `exponents` is empty in float16, else one for each part.
-  absl::Status RowsIn(const RowShape& shape, bool is_query, const void* from, int64_t offset,
-                      const Problem& p, absl::Span<const Part> parts,
-                      absl::Span<const int> exponents);
+  absl::Status RowsIn(const Rows& rows, const void* from, const Problem& p,
+                      absl::Span<const Part> parts);
   // Rows that the kernels wrote in the call's element type.
   absl::Status RowsOut(const RowShape& shape, void* to, int64_t offset);
   // O, which is float16 times powers of two where the call is bfloat16.
-  absl::Status OutputOut(const RowShape& shape, void* to, int64_t offset, const Problem& p,
-                         absl::Span<const Part> parts, absl::Span<const int> exponents);
-  absl::Status ScoreInputs(const CallLayout& at, const uint8_t* mask_bits, const void* bias);
+  absl::Status OutputOut(const Rows& rows, void* to, const Problem& p,
+                         absl::Span<const Part> parts);
+  absl::Status DLseIn(const CallLayout& at, const BackwardCall& call, absl::Span<const Part> parts);
   absl::Status BytesIn(int64_t offset, const void* from, int64_t bytes);
-  absl::Status FloatsOut(float* to, int64_t offset, int64_t count);
+  absl::Status BytesOut(void* to, int64_t offset, int64_t bytes);
+  std::byte* TakeScratch(int64_t bytes);
 
-  KernelDevice& device_;
-  const uint64_t arena_;
-  std::vector<uint16_t> scratch_;
+  DeviceLaunch& launch_;
+  Copy pending_;                  // in the direction of the phase
+  std::byte* scratch_ = nullptr;  // of the call at hand, what is left of it
+  std::vector<std::function<void()>> conversions_;
 };
 
 }  // namespace attnd::cuda

@@ -39,24 +39,27 @@ class Symbols {
 
 void FindMemoryAndStreams(Symbols& symbols, DriverFunctions& f) {
   symbols.Find(f.memory_get_info, "cuMemGetInfo_v2");
-  symbols.Find(f.memory_allocate, "cuMemAlloc_v2");
-  symbols.Find(f.memory_free, "cuMemFree_v2");
+  symbols.Find(f.pool_create, "cuMemPoolCreate");
+  symbols.Find(f.pool_destroy, "cuMemPoolDestroy");
+  symbols.Find(f.pool_set_attribute, "cuMemPoolSetAttribute");
+  symbols.Find(f.pool_get_attribute, "cuMemPoolGetAttribute");
+  symbols.Find(f.pool_allocate, "cuMemAllocFromPoolAsync");
+  symbols.Find(f.pool_free, "cuMemFreeAsync");
   symbols.Find(f.host_allocate, "cuMemHostAlloc");
   symbols.Find(f.host_free, "cuMemFreeHost");
+  symbols.Find(f.host_register, "cuMemHostRegister_v2");
+  symbols.Find(f.host_unregister, "cuMemHostUnregister");
   symbols.Find(f.copy_to_device, "cuMemcpyHtoDAsync_v2");
   symbols.Find(f.copy_to_host, "cuMemcpyDtoHAsync_v2");
-  symbols.Find(f.copy_on_device, "cuMemcpyDtoDAsync_v2");
   symbols.Find(f.set_bytes, "cuMemsetD8Async");
   symbols.Find(f.stream_create, "cuStreamCreate");
   symbols.Find(f.stream_destroy, "cuStreamDestroy_v2");
   symbols.Find(f.stream_synchronize, "cuStreamSynchronize");
-  symbols.Find(f.stream_query, "cuStreamQuery");
   symbols.Find(f.stream_wait_event, "cuStreamWaitEvent");
   symbols.Find(f.event_create, "cuEventCreate");
   symbols.Find(f.event_destroy, "cuEventDestroy_v2");
   symbols.Find(f.event_record, "cuEventRecord");
   symbols.Find(f.event_query, "cuEventQuery");
-  symbols.Find(f.event_synchronize, "cuEventSynchronize");
   symbols.Find(f.event_elapsed_time, "cuEventElapsedTime");
 }
 
@@ -157,6 +160,7 @@ absl::StatusOr<DeviceIdentity> Driver::Identify(int ordinal) const {
   RETURN_IF_ERROR(attribute(CU_DEVICE_ATTRIBUTE_CLOCK_RATE, identity.clock_khz));
   RETURN_IF_ERROR(attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
                             identity.shared_bytes_per_block));
+  RETURN_IF_ERROR(attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, identity.has_memory_pools));
   return identity;
 }
 

@@ -45,24 +45,27 @@ struct DriverFunctions {
   decltype(&::cuCtxSetCurrent) context_set_current;
   decltype(&::cuCtxSynchronize) context_synchronize;
   decltype(&::cuMemGetInfo) memory_get_info;
-  decltype(&::cuMemAlloc) memory_allocate;
-  decltype(&::cuMemFree) memory_free;
+  decltype(&::cuMemPoolCreate) pool_create;
+  decltype(&::cuMemPoolDestroy) pool_destroy;
+  decltype(&::cuMemPoolSetAttribute) pool_set_attribute;
+  decltype(&::cuMemPoolGetAttribute) pool_get_attribute;
+  decltype(&::cuMemAllocFromPoolAsync) pool_allocate;
+  decltype(&::cuMemFreeAsync) pool_free;
   decltype(&::cuMemHostAlloc) host_allocate;
   decltype(&::cuMemFreeHost) host_free;
+  decltype(&::cuMemHostRegister) host_register;
+  decltype(&::cuMemHostUnregister) host_unregister;
   decltype(&::cuMemcpyHtoDAsync) copy_to_device;
   decltype(&::cuMemcpyDtoHAsync) copy_to_host;
-  decltype(&::cuMemcpyDtoDAsync) copy_on_device;
   decltype(&::cuMemsetD8Async) set_bytes;
   decltype(&::cuStreamCreate) stream_create;
   decltype(&::cuStreamDestroy) stream_destroy;
   decltype(&::cuStreamSynchronize) stream_synchronize;
-  decltype(&::cuStreamQuery) stream_query;
   decltype(&::cuStreamWaitEvent) stream_wait_event;
   decltype(&::cuEventCreate) event_create;
   decltype(&::cuEventDestroy) event_destroy;
   decltype(&::cuEventRecord) event_record;
   decltype(&::cuEventQuery) event_query;
-  decltype(&::cuEventSynchronize) event_synchronize;
   decltype(&::cuEventElapsedTime) event_elapsed_time;
   decltype(&::cuModuleLoadData) module_load_data;
   decltype(&::cuModuleUnload) module_unload;
@@ -75,13 +78,14 @@ struct DriverFunctions {
 struct DeviceIdentity {
   int ordinal = 0;
   std::string name;
-  std::string uuid;  // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
-  std::string pci_bus_id;
+  std::string uuid;          // "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+  std::string pci_bus_id;    // "0000:3b:00.0"
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
   int64_t memory_bytes = 0;
   int64_t clock_khz = 0;
   int64_t shared_bytes_per_block = 0;  // with opt-in
+  bool has_memory_pools = false;
 };
 
 class Driver {

@@ -2,15 +2,16 @@
 // call named, nothing leaked.
 #include "kernels/driver/driver.h"
 
-#include <dlfcn.h>
-
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/driver/fake_driver.h"
 #include "kernels/driver/handles.h"
+#include "kernels/driver/memory_pool.h"
 #include "kernels/driver/nvml.h"
+#include "kernels/params.h"
 
 namespace attnd {
 namespace {
@@ -18,30 +19,13 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr char kFake[] = "kernels/driver/libfake_cuda.so";
+constexpr auto& kFake = FakeDriver::kLibrary;
 constexpr char kOld[] = "kernels/driver/libfake_cuda_old.so";
 constexpr char kPartial[] = "kernels/driver/libfake_cuda_partial.so";
 
-// The stand-in's script, reset around each test.
 class DriverTest : public ::testing::Test {
  protected:
-  DriverTest() {
-    void* library = dlopen(kFake, RTLD_NOW);
-    EXPECT_NE(library, nullptr) << dlerror();
-    fail_ = reinterpret_cast<void (*)(const char*, int, int)>(dlsym(library, "FakeCudaFail"));
-    reset_ = reinterpret_cast<void (*)()>(dlsym(library, "FakeCudaReset"));
-    live_ = reinterpret_cast<int (*)()>(dlsym(library, "FakeCudaLive"));
-    launches_ = reinterpret_cast<int (*)()>(dlsym(library, "FakeCudaLaunches"));
-    reset_();
-  }
-  ~DriverTest() override {
-    reset_();
-    EXPECT_EQ(live_(), 0) << "driver objects leaked";
-  }
-  void (*fail_)(const char* call, int after, int result);
-  void (*reset_)();
-  int (*live_)();
-  int (*launches_)();
+  FakeDriver fake_;
 };
 
 TEST_F(DriverTest, SaysWhatToInstallWhenTheLibraryIsAbsent) {
@@ -67,7 +51,7 @@ TEST_F(DriverTest, NamesTheSymbolThatIsMissing) {
 }
 
 TEST_F(DriverTest, SaysSoWhenThereIsNoGpu) {
-  fail_("cuInit", 0, CUDA_ERROR_NO_DEVICE);
+  fake_.fail("cuInit", 0, CUDA_ERROR_NO_DEVICE);
   auto driver = Driver::Load(kFake);
   EXPECT_EQ(driver.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(driver.status().message()), HasSubstr("sees no GPU"));
@@ -91,10 +75,10 @@ TEST_F(DriverTest, IdentifiesTheDevice) {
 TEST_F(DriverTest, NamesCallAndResultWhenACallFails) {
   auto driver = Driver::Load(kFake);
   ASSERT_TRUE(driver.ok());
-  fail_("cuMemAlloc", 0, CUDA_ERROR_OUT_OF_MEMORY);
-  absl::Status status = DeviceMemory::Allocate(**driver, 100).status();
+  fake_.fail("cuMemHostAlloc", 0, CUDA_ERROR_OUT_OF_MEMORY);
+  absl::Status status = PinnedMemory::Allocate(**driver, 100).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_EQ(status.message(), "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (out of memory)");
+  EXPECT_EQ(status.message(), "cuMemHostAlloc: CUDA_ERROR_OUT_OF_MEMORY (out of memory)");
   EXPECT_EQ(ResultOf(status), CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_FALSE(IsSticky(status));
   status = (*driver)->Check(static_cast<CUresult>(12345), "cuSomething");
@@ -122,10 +106,16 @@ absl::Status UseEverything(const Driver& driver) {
   auto start = Event::Create(driver, true), stop = Event::Create(driver, true);
   if (!start.ok()) return start.status();
   if (!stop.ok()) return stop.status();
-  auto device = DeviceMemory::Allocate(driver, 1024);
+  auto pool = MemoryPool::Create(driver, 0, 4096, stream->ref());
+  if (!pool.ok()) return pool.status();
+  auto device = pool->Allocate(stream->ref(), 1024);
   if (!device.ok()) return device.status();
+  if (auto reserved = pool->ReservedBytes(); !reserved.ok()) return reserved.status();
   auto pinned = PinnedMemory::Allocate(driver, 1024);
   if (!pinned.ok()) return pinned.status();
+  std::byte range[64];
+  auto registered = PinnedRange::Register(driver, absl::MakeSpan(range));
+  if (!registered.ok()) return registered.status();
   auto module = Module::Load(driver, "image");
   if (!module.ok()) return module.status();
   auto function = module->Function("entry");
@@ -133,8 +123,8 @@ absl::Status UseEverything(const Driver& driver) {
   if (auto attributes = AttributesOf(driver, *function); !attributes.ok()) {
     return attributes.status();
   }
-  int argument = 7;
-  void* arguments[] = {&argument};
+  LaunchParams params = {};
+  void* arguments[] = {&params};
   const StreamRef work = stream->ref();
   absl::Status status = AllowDynamicShared(driver, *function, 90 << 10);
   auto then = [&](auto next) {
@@ -149,11 +139,10 @@ absl::Status UseEverything(const Driver& driver) {
   then([&] { return work.Record(*stop); });
   then([&] { return work.Wait(*stop); });
   then([&] { return work.Synchronize(); });
-  then([&] { return stop->Synchronize(); });
   then([&] { return stop->HasPassed().status(); });
   then([&] {
     auto seconds = stop->SecondsSince(*start);
-    if (seconds.ok()) EXPECT_DOUBLE_EQ(*seconds, 2e-3);
+    if (seconds.ok()) EXPECT_GT(*seconds, 0);
     return seconds.status();
   });
   then([&] { return context->Synchronize(); });
@@ -164,23 +153,40 @@ TEST_F(DriverTest, ReportsEachCallThatFailsAndLeaksNothing) {
   auto driver = Driver::Load(kFake);
   ASSERT_TRUE(driver.ok());
   EXPECT_TRUE(UseEverything(**driver).ok());
-  EXPECT_EQ(launches_(), 1);
-  const std::vector<std::string> calls = {
-      "cuDeviceGet",         "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent",
-      "cuMemGetInfo",        "cuStreamCreate",           "cuEventCreate",
-      "cuMemAlloc",          "cuMemHostAlloc",           "cuModuleLoadData",
-      "cuModuleGetFunction", "cuFuncGetAttribute",       "cuFuncSetAttribute",
-      "cuEventRecord",       "cuMemcpyHtoDAsync",        "cuLaunchKernel",
-      "cuMemsetD8Async",     "cuMemcpyDtoHAsync",        "cuStreamWaitEvent",
-      "cuStreamSynchronize", "cuEventSynchronize",       "cuEventQuery",
-      "cuEventElapsedTime",  "cuCtxSynchronize"};
+  EXPECT_EQ(fake_.launches(), 1);
+  const std::vector<std::string> calls = {"cuDeviceGet",
+                                          "cuDevicePrimaryCtxRetain",
+                                          "cuCtxSetCurrent",
+                                          "cuMemGetInfo",
+                                          "cuStreamCreate",
+                                          "cuEventCreate",
+                                          "cuMemPoolCreate",
+                                          "cuMemPoolSetAttribute",
+                                          "cuMemAllocFromPoolAsync",
+                                          "cuMemPoolGetAttribute",
+                                          "cuMemHostRegister",
+                                          "cuMemHostAlloc",
+                                          "cuModuleLoadData",
+                                          "cuModuleGetFunction",
+                                          "cuFuncGetAttribute",
+                                          "cuFuncSetAttribute",
+                                          "cuEventRecord",
+                                          "cuMemcpyHtoDAsync",
+                                          "cuLaunchKernel",
+                                          "cuMemsetD8Async",
+                                          "cuMemcpyDtoHAsync",
+                                          "cuStreamWaitEvent",
+                                          "cuStreamSynchronize",
+                                          "cuEventQuery",
+                                          "cuEventElapsedTime",
+                                          "cuCtxSynchronize"};
   for (const std::string& call : calls) {
-    fail_(call.c_str(), 0, CUDA_ERROR_ILLEGAL_ADDRESS);
+    fake_.fail(call.c_str(), 0, CUDA_ERROR_ILLEGAL_ADDRESS);
     absl::Status status = UseEverything(**driver);
     EXPECT_EQ(status.message(), call + ": CUDA_ERROR_ILLEGAL_ADDRESS");
     EXPECT_TRUE(IsSticky(status)) << call;
-    EXPECT_EQ(live_(), 0) << call;
-    reset_();
+    EXPECT_EQ(fake_.live(), 0) << call;
+    fake_.reset();
   }
 }
 
@@ -189,15 +195,38 @@ TEST_F(DriverTest, CopiesBytesThereAndBack) {
   ASSERT_TRUE(driver.ok());
   auto context = Context::Retain(**driver, 0);
   auto stream = Stream::Create(**driver);
-  auto memory = DeviceMemory::Allocate(**driver, 8);
-  ASSERT_TRUE(memory.ok() && stream.ok());
+  ASSERT_TRUE(context.ok() && stream.ok());
+  auto pool = MemoryPool::Create(**driver, 0, 4096, stream->ref());
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  auto memory = pool->Allocate(stream->ref(), 8);
+  ASSERT_TRUE(memory.ok()) << memory.status();
   char back[9] = {};
   ASSERT_TRUE(stream->ref().CopyIn(memory->address(), "abcdefgh", 8).ok());
   ASSERT_TRUE(stream->ref().SetZero(memory->address() + 6, 2).ok());
   ASSERT_TRUE(stream->ref().CopyOut(back, memory->address(), 8).ok());
+  EXPECT_STREQ(back, "");  // nothing has waited for the copy yet
+  ASSERT_TRUE(stream->ref().Synchronize().ok());
   EXPECT_STREQ(back, "abcdef");
-  DeviceMemory moved = *std::move(memory);
-  EXPECT_EQ(moved.bytes(), 8);
+  PoolBlock moved = *std::move(memory);
+  EXPECT_EQ(moved.bytes(), kPoolGranularity);
+}
+
+TEST_F(DriverTest, APoolTakesItsMemoryOnceAndRefusesMore) {
+  auto driver = Driver::Load(kFake);
+  ASSERT_TRUE(driver.ok());
+  auto context = Context::Retain(**driver, 0);
+  auto stream = Stream::Create(**driver);
+  ASSERT_TRUE(context.ok() && stream.ok());
+  auto pool = MemoryPool::Create(**driver, 0, 8192, stream->ref());
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  EXPECT_EQ(*pool->ReservedBytes(), 8192);  // although nothing is in use
+  auto most = pool->Allocate(stream->ref(), 7000);
+  ASSERT_TRUE(most.ok());
+  EXPECT_EQ(pool->Allocate(stream->ref(), 2000).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  *most = PoolBlock();
+  EXPECT_TRUE(pool->Allocate(stream->ref(), 8192).ok());
+  EXPECT_EQ(*pool->ReservedBytes(), 8192);
 }
 
 TEST_F(DriverTest, ReadsHealthWhereNvmlTellsIt) {

@@ -1,56 +1,95 @@
 // A stand-in for libcuda.so.1 (and, in the same file, libnvidia-ml.so.1) for tests without a GPU:
-// device memory is host memory, streams run at once, a "module" is any bytes and has every
-// function except "missing". A test scripts it through FakeCudaFail: the named call then returns
-// the given result, `after` successes later. Build flags leave things out: FAKE_CUDA_OLD reports
-// CUDA 11.4, FAKE_CUDA_PARTIAL lacks cuLaunchKernel.
+// the driver's calls over fake_gpu.h. A "module" is any bytes and has every function except
+// "missing"; the first function is named by the module's kernels (cuModuleGetFunction's name). A
+// test scripts it through FakeCudaFail (the named call returns the given result, `after` successes
+// later) and FakeCudaTrap (a launch that loses its device), and counts calls by name. Build flags
+// leave things out: FAKE_CUDA_OLD reports CUDA 11.4, FAKE_CUDA_PARTIAL lacks cuLaunchKernel.
 #include <cuda.h>
+#include <sys/mman.h>
 
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <string>
+#include <utility>
+
+#include "kernels/driver/fake_gpu.h"
 
 namespace {
 
-struct Script {
-  std::mutex mutex;
-  std::map<std::string, std::pair<int, CUresult>> failures;
-  int live = 0;  // allocations, streams, events, modules, contexts
-  int launches = 0;
-};
-Script& script() {
-  static Script& instance = *new Script();
-  return instance;
-}
+using attnd::LaunchParams;
+using attnd::fake::Device;
+using attnd::fake::EngineKind;
+using attnd::fake::Event;
+using attnd::fake::Function;
+using attnd::fake::Module;
+using attnd::fake::Operation;
+using attnd::fake::Pool;
+using attnd::fake::Stream;
+using attnd::fake::world;
 
+// What copies and kernels take: 10 GB/s and 2 us a copy; 3 us and 0.1 us a tile a launch.
+constexpr double kBytesPerSecond = 10e9;
+constexpr double kCopySeconds = 2e-6;
+constexpr double kLaunchSeconds = 3e-6;
+constexpr double kTileSeconds = 1e-7;
+
+thread_local Device* current = nullptr;
+
+using Lock = std::lock_guard<std::mutex>;
+
+// With the lock held. The scripted result, or the loss of the current device, or success.
 CUresult Next(const char* call) {
-  std::lock_guard<std::mutex> lock(script().mutex);
-  auto found = script().failures.find(call);
-  if (found == script().failures.end() || found->second.first-- > 0) return CUDA_SUCCESS;
-  found->second.first = 0;
-  return found->second.second;
+  ++world().calls[call];
+  auto found = world().failures.find(call);
+  if (found != world().failures.end() && found->second.first-- <= 0) {
+    found->second.first = 0;
+    return found->second.second;
+  }
+  return current == nullptr ? CUDA_SUCCESS : current->lost;
 }
-
-void Count(int change) {
-  std::lock_guard<std::mutex> lock(script().mutex);
-  script().live += change;
-}
-
-template <class T>
-CUresult Create(const char* call, T* out, size_t bytes = 1) {
-  CUresult result = Next(call);
-  if (result != CUDA_SUCCESS) return result;
-  *out = reinterpret_cast<T>(std::malloc(bytes));
-  Count(1);
-  return CUDA_SUCCESS;
-}
-template <class T>
-CUresult Destroy(const char* call, T what) {
-  std::free(reinterpret_cast<void*>(what));
-  Count(-1);
+CUresult Enter(const char* call) {
+  Lock lock(world().mutex);
   return Next(call);
 }
+
+template <class Made, class Raw>
+CUresult Create(const char* call, Raw* out, Made** made = nullptr) {
+  Lock lock(world().mutex);
+  CUresult result = Next(call);
+  if (result != CUDA_SUCCESS) return result;
+  auto* object = new Made();
+  if (made != nullptr) *made = object;
+  *out = reinterpret_cast<Raw>(object);
+  ++world().live;
+  return CUDA_SUCCESS;
+}
+template <class Made, class Raw>
+CUresult Destroy(const char* call, Raw raw) {
+  Lock lock(world().mutex);
+  delete reinterpret_cast<Made*>(raw);
+  --world().live;
+  return Next(call);
+}
+
+CUresult Push(const char* call, CUstream stream, Operation operation) {
+  Lock lock(world().mutex);
+  CUresult result = Next(call);
+  if (result != CUDA_SUCCESS) return result;
+  if (operation.record != nullptr) ++operation.record->recorded;
+  if (operation.wait != nullptr) operation.wait_for = operation.wait->recorded;
+  world().Push(*reinterpret_cast<Stream*>(stream), std::move(operation));
+  return CUDA_SUCCESS;
+}
+CUresult PushCopy(const char* call, EngineKind engine, CUstream stream, void* to, const void* from,
+                  size_t bytes) {
+  return Push(call, stream,
+              {.engine = engine,
+               .seconds = kCopySeconds + static_cast<double>(bytes) / kBytesPerSecond,
+               .effect = [=] { std::memcpy(to, from, bytes); }});
+}
+
+// Memory larger than anything a test touches is only an address.
+constexpr int64_t kTouchedBytes = int64_t{256} << 20;
 
 }  // namespace
 
@@ -58,25 +97,61 @@ extern "C" {
 
 // The test's side.
 void FakeCudaFail(const char* call, int after, int result) {
-  std::lock_guard<std::mutex> lock(script().mutex);
-  script().failures[call] = {after, static_cast<CUresult>(result)};
+  Lock lock(world().mutex);
+  world().failures[call] = {after, static_cast<CUresult>(result)};
+}
+// The launch after `launches` more ones on the device loses it (illegal address).
+void FakeCudaTrap(int device, int launches) {
+  Lock lock(world().mutex);
+  world().devices[device].trap_in = launches;
 }
 void FakeCudaReset() {
-  std::lock_guard<std::mutex> lock(script().mutex);
-  script().failures.clear();
-  script().launches = 0;
+  Lock lock(world().mutex);
+  world().failures.clear();
+  world().calls.clear();
+  world().launches = 0;
+  world().device_count = 1;
+  world().jitter = 0;
+  for (Device& device : world().devices) {
+    device.lost = CUDA_SUCCESS;
+    device.trap_in = -1;
+    for (bool& busy : device.busy) busy = false;
+  }
 }
-int FakeCudaLive() { return script().live; }
-int FakeCudaLaunches() { return script().launches; }
+void FakeCudaDevices(int count) {
+  Lock lock(world().mutex);
+  world().device_count = count;
+}
+// Operations take a random time from now on.
+void FakeCudaSeed(uint64_t seed) {
+  Lock lock(world().mutex);
+  world().random.seed(seed);
+  world().jitter = 10;
+}
+int FakeCudaLive() { return world().live; }
+int FakeCudaLaunches() { return world().launches; }
+int64_t FakeCudaCalls(const char* call) {
+  Lock lock(world().mutex);
+  auto found = world().calls.find(call);
+  return found == world().calls.end() ? 0 : found->second;
+}
+// Names and counts of all calls since the last reset, "cuInit 1\n...".
+const char* FakeCudaAllCalls() {
+  Lock lock(world().mutex);
+  static std::string& text = *new std::string();
+  text.clear();
+  for (const auto& [name, count] : world().calls) text += name + " " + std::to_string(count) + "\n";
+  return text.c_str();
+}
 
-CUresult cuInit(unsigned) { return Next("cuInit"); }
+CUresult cuInit(unsigned) { return Enter("cuInit"); }
 CUresult cuDriverGetVersion(int* version) {
 #ifdef FAKE_CUDA_OLD
   *version = 11040;
 #else
   *version = 12090;
 #endif
-  return Next("cuDriverGetVersion");
+  return Enter("cuDriverGetVersion");
 }
 CUresult cuGetErrorName(CUresult error, const char** text) {
   if (error == CUDA_ERROR_OUT_OF_MEMORY) *text = "CUDA_ERROR_OUT_OF_MEMORY";
@@ -90,29 +165,29 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetCount(int* count) {
-  *count = 1;
-  return Next("cuDeviceGetCount");
+  *count = world().device_count;
+  return Enter("cuDeviceGetCount");
 }
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-  if (ordinal != 0) return CUDA_ERROR_INVALID_DEVICE;
-  *device = 0;
-  return Next("cuDeviceGet");
+  if (ordinal < 0 || ordinal >= world().device_count) return CUDA_ERROR_INVALID_DEVICE;
+  *device = ordinal;
+  return Enter("cuDeviceGet");
 }
 CUresult cuDeviceGetName(char* name, int bytes, CUdevice) {
   std::strncpy(name, "Fake V100", bytes);
-  return Next("cuDeviceGetName");
+  return Enter("cuDeviceGetName");
 }
-CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice) {
-  for (int i = 0; i < 16; ++i) uuid->bytes[i] = static_cast<char>(0xa0 + i);
-  return Next("cuDeviceGetUuid");
+CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
+  for (int i = 0; i < 16; ++i) uuid->bytes[i] = static_cast<char>(0xa0 + i + device);
+  return Enter("cuDeviceGetUuid");
 }
-CUresult cuDeviceGetPCIBusId(char* id, int bytes, CUdevice) {
-  std::strncpy(id, "0000:3b:00.0", bytes);
-  return Next("cuDeviceGetPCIBusId");
+CUresult cuDeviceGetPCIBusId(char* id, int bytes, CUdevice device) {
+  std::strncpy(id, device == 0 ? "0000:3b:00.0" : "0000:3c:00.0", bytes);
+  return Enter("cuDeviceGetPCIBusId");
 }
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
-  *bytes = size_t{16} << 30;
-  return Next("cuDeviceTotalMem");
+  *bytes = attnd::fake::kTotalBytes;
+  return Enter("cuDeviceTotalMem");
 }
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
   switch (attribute) {
@@ -131,90 +206,211 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
       *value = 96 << 10;
       break;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
+      *value = 1;
+      break;
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
-  return Next("cuDeviceGetAttribute");
+  return Enter("cuDeviceGetAttribute");
 }
-CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  Lock lock(world().mutex);
   CUresult result = Next("cuDevicePrimaryCtxRetain");
   if (result != CUDA_SUCCESS) return result;
-  *context = reinterpret_cast<CUcontext>(&script());
-  Count(1);
+  *context = reinterpret_cast<CUcontext>(&world().devices[device]);
+  ++world().live;
   return CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice) {
-  Count(-1);
+  Lock lock(world().mutex);
+  --world().live;
   return CUDA_SUCCESS;
 }
-CUresult cuCtxSetCurrent(CUcontext) { return Next("cuCtxSetCurrent"); }
-CUresult cuCtxSynchronize() { return Next("cuCtxSynchronize"); }
+CUresult cuCtxSetCurrent(CUcontext context) {
+  current = reinterpret_cast<Device*>(context);
+  return Enter("cuCtxSetCurrent");
+}
+CUresult cuCtxSynchronize() { return Enter("cuCtxSynchronize"); }
 CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
-  *total = size_t{16} << 30;
-  *free_bytes = *total - (size_t{1} << 30);
-  return Next("cuMemGetInfo");
+  *total = attnd::fake::kTotalBytes;
+  *free_bytes = attnd::fake::kFreeBytes;
+  return Enter("cuMemGetInfo");
 }
-CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
-  CUresult result = Next("cuMemAlloc");
+CUresult cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* properties) {
+  Pool* pool = nullptr;
+  CUresult result = Create<Pool>("cuMemPoolCreate", out, &pool);
   if (result != CUDA_SUCCESS) return result;
-  *out = reinterpret_cast<CUdeviceptr>(std::aligned_alloc(256, (bytes + 255) / 256 * 256));
-  Count(1);
+  pool->device = &world().devices[properties->location.id];
+  pool->limit = properties->maxSize == 0 ? attnd::fake::kFreeBytes : properties->maxSize;
+  return result;
+}
+CUresult cuMemPoolDestroy(CUmemoryPool pool) { return Destroy<Pool>("cuMemPoolDestroy", pool); }
+CUresult cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, void*) {
+  return Enter("cuMemPoolSetAttribute");
+}
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute, void* value) {
+  *static_cast<cuuint64_t*>(value) = reinterpret_cast<Pool*>(pool)->reserved;
+  return Enter("cuMemPoolGetAttribute");
+}
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* out, size_t bytes, CUmemoryPool raw, CUstream) {
+  Lock lock(world().mutex);
+  CUresult result = Next("cuMemAllocFromPoolAsync");
+  if (result != CUDA_SUCCESS) return result;
+  Pool& pool = *reinterpret_cast<Pool*>(raw);
+  int64_t size = static_cast<int64_t>(bytes);
+  if (pool.used + size > pool.limit) return CUDA_ERROR_OUT_OF_MEMORY;
+  void* memory = size > kTouchedBytes ? mmap(nullptr, bytes, PROT_NONE,
+                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+                                      : std::aligned_alloc(512, (bytes + 511) / 512 * 512);
+  if (memory == MAP_FAILED || memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (size <= kTouchedBytes) std::memset(memory, 0xff, bytes);  // NaN, so that gaps show
+  *out = reinterpret_cast<CUdeviceptr>(memory);
+  pool.device->blocks[*out] = {&pool, size};
+  pool.used += size;
+  pool.reserved = std::max(pool.reserved, pool.used);
+  ++world().live;
   return CUDA_SUCCESS;
 }
-CUresult cuMemFree_v2(CUdeviceptr memory) { return Destroy("cuMemFree", memory); }
+CUresult cuMemFreeAsync(CUdeviceptr memory, CUstream raw) {
+  Lock lock(world().mutex);
+  auto& stream = *reinterpret_cast<Stream*>(raw);
+  auto found = stream.device->blocks.find(memory);
+  if (found == stream.device->blocks.end()) return CUDA_ERROR_INVALID_VALUE;
+  auto [pool, size] = found->second;
+  stream.device->blocks.erase(found);
+  pool->used -= size;
+  --world().live;
+  if (size > kTouchedBytes) {
+    munmap(reinterpret_cast<void*>(memory), size);
+  } else {
+    world().Push(stream, {.effect = [memory] { std::free(reinterpret_cast<void*>(memory)); }});
+  }
+  return Next("cuMemFreeAsync");
+}
 CUresult cuMemHostAlloc(void** out, size_t bytes, unsigned) {
-  return Create("cuMemHostAlloc", out, bytes);
+  Lock lock(world().mutex);
+  CUresult result = Next("cuMemHostAlloc");
+  if (result != CUDA_SUCCESS) return result;
+  *out = std::malloc(bytes);
+  ++world().live;
+  return CUDA_SUCCESS;
 }
-CUresult cuMemFreeHost(void* memory) { return Destroy("cuMemFreeHost", memory); }
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream) {
-  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-  return Next("cuMemcpyHtoDAsync");
+CUresult cuMemFreeHost(void* memory) {
+  Lock lock(world().mutex);
+  std::free(memory);
+  --world().live;
+  return Next("cuMemFreeHost");
 }
-CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream) {
-  std::memcpy(to, reinterpret_cast<void*>(from), bytes);
-  return Next("cuMemcpyDtoHAsync");
+CUresult cuMemHostRegister_v2(void*, size_t, unsigned) {
+  Lock lock(world().mutex);
+  CUresult result = Next("cuMemHostRegister");
+  if (result == CUDA_SUCCESS) ++world().live;
+  return result;
 }
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
-  std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
-  return Next("cuMemcpyDtoDAsync");
+CUresult cuMemHostUnregister(void*) {
+  Lock lock(world().mutex);
+  --world().live;
+  return Next("cuMemHostUnregister");
 }
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream) {
-  std::memset(reinterpret_cast<void*>(to), value, bytes);
-  return Next("cuMemsetD8Async");
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  return PushCopy("cuMemcpyHtoDAsync", EngineKind::kUpload, stream, reinterpret_cast<void*>(to),
+                  from, bytes);
 }
-CUresult cuStreamCreate(CUstream* out, unsigned) { return Create("cuStreamCreate", out); }
-CUresult cuStreamDestroy_v2(CUstream stream) { return Destroy("cuStreamDestroy", stream); }
-CUresult cuStreamSynchronize(CUstream) { return Next("cuStreamSynchronize"); }
-CUresult cuStreamQuery(CUstream) { return Next("cuStreamQuery"); }
-CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned) { return Next("cuStreamWaitEvent"); }
-CUresult cuEventCreate(CUevent* out, unsigned) { return Create("cuEventCreate", out); }
-CUresult cuEventDestroy_v2(CUevent event) { return Destroy("cuEventDestroy", event); }
-CUresult cuEventRecord(CUevent, CUstream) { return Next("cuEventRecord"); }
-CUresult cuEventQuery(CUevent) { return Next("cuEventQuery"); }
-CUresult cuEventSynchronize(CUevent) { return Next("cuEventSynchronize"); }
-CUresult cuEventElapsedTime(float* milliseconds, CUevent, CUevent) {
-  *milliseconds = 2;
+CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return PushCopy("cuMemcpyDtoHAsync", EngineKind::kDownload, stream, to,
+                  reinterpret_cast<void*>(from), bytes);
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+  return Push("cuMemsetD8Async", stream,
+              {.engine = EngineKind::kCompute, .seconds = kCopySeconds, .effect = [=] {
+                 std::memset(reinterpret_cast<void*>(to), value, bytes);
+               }});
+}
+CUresult cuStreamCreate(CUstream* out, unsigned) {
+  Stream* stream = nullptr;
+  CUresult result = Create<Stream>("cuStreamCreate", out, &stream);
+  if (result != CUDA_SUCCESS) return result;
+  Lock lock(world().mutex);
+  stream->device = current;
+  current->streams.push_back(stream);
+  return result;
+}
+CUresult cuStreamDestroy_v2(CUstream raw) {
+  {
+    Lock lock(world().mutex);
+    auto* stream = reinterpret_cast<Stream*>(raw);
+    world().Drain(*stream);
+    for (Operation& left : stream->operations) {  // of a lost device: its memory at least
+      if (left.engine == EngineKind::kNone && left.effect) left.effect();
+    }
+    std::erase(stream->device->streams, stream);
+  }
+  return Destroy<Stream>("cuStreamDestroy", raw);
+}
+CUresult cuStreamSynchronize(CUstream stream) {
+  Lock lock(world().mutex);
+  world().Drain(*reinterpret_cast<Stream*>(stream));
+  return Next("cuStreamSynchronize");
+}
+CUresult cuStreamWaitEvent(CUstream stream, CUevent raw, unsigned) {
+  return Push("cuStreamWaitEvent", stream, {.wait = reinterpret_cast<Event*>(raw)});
+}
+CUresult cuEventCreate(CUevent* out, unsigned) { return Create<Event>("cuEventCreate", out); }
+CUresult cuEventDestroy_v2(CUevent event) { return Destroy<Event>("cuEventDestroy", event); }
+CUresult cuEventRecord(CUevent raw, CUstream stream) {
+  return Push("cuEventRecord", stream, {.record = reinterpret_cast<Event*>(raw)});
+}
+CUresult cuEventQuery(CUevent raw) {
+  Lock lock(world().mutex);
+  CUresult result = Next("cuEventQuery");
+  if (result != CUDA_SUCCESS) return result;
+  auto* event = reinterpret_cast<Event*>(raw);
+  if (event->passed < event->recorded && current != nullptr) world().Step(*current);
+  if (current != nullptr && current->lost != CUDA_SUCCESS) return current->lost;
+  return event->passed >= event->recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent stop) {
+  Lock lock(world().mutex);
+  *milliseconds = static_cast<float>(
+      1e3 * (reinterpret_cast<Event*>(stop)->time - reinterpret_cast<Event*>(start)->time));
   return Next("cuEventElapsedTime");
 }
-CUresult cuModuleLoadData(CUmodule* out, const void*) { return Create("cuModuleLoadData", out); }
-CUresult cuModuleUnload(CUmodule module) { return Destroy("cuModuleUnload", module); }
-CUresult cuModuleGetFunction(CUfunction* out, CUmodule, const char* name) {
+CUresult cuModuleLoadData(CUmodule* out, const void*) {
+  return Create<Module>("cuModuleLoadData", out);
+}
+CUresult cuModuleUnload(CUmodule module) { return Destroy<Module>("cuModuleUnload", module); }
+CUresult cuModuleGetFunction(CUfunction* out, CUmodule raw, const char* name) {
   if (std::strcmp(name, "missing") == 0) return CUDA_ERROR_NOT_FOUND;
-  *out = reinterpret_cast<CUfunction>(&script());
+  Lock lock(world().mutex);
+  auto& function = reinterpret_cast<Module*>(raw)->functions[name];
+  if (function == nullptr) function = std::make_unique<Function>(Function{name});
+  *out = reinterpret_cast<CUfunction>(function.get());
   return Next("cuModuleGetFunction");
 }
 CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction) {
   *value = attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 255 : 0;
-  return Next("cuFuncGetAttribute");
+  return Enter("cuFuncGetAttribute");
 }
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) {
-  return Next("cuFuncSetAttribute");
+  return Enter("cuFuncSetAttribute");
 }
 #ifndef FAKE_CUDA_PARTIAL
-CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                        unsigned, CUstream, void**, void**) {
-  ++script().launches;
-  return Next("cuLaunchKernel");
+CUresult cuLaunchKernel(CUfunction raw, unsigned blocks, unsigned, unsigned, unsigned, unsigned,
+                        unsigned, unsigned, CUstream stream, void** arguments, void**) {
+  Lock lock(world().mutex);
+  CUresult result = Next("cuLaunchKernel");
+  if (result != CUDA_SUCCESS) return result;
+  ++world().launches;
+  LaunchParams params = *static_cast<const LaunchParams*>(arguments[0]);
+  const std::string& name = reinterpret_cast<Function*>(raw)->name;
+  Device& device = *reinterpret_cast<Stream*>(stream)->device;
+  Operation operation = {.engine = EngineKind::kCompute,
+                         .seconds = kLaunchSeconds + blocks * kTileSeconds,
+                         .effect = [name, params] { attnd::fake::RunKernel(name, params); }};
+  operation.traps = device.trap_in >= 0 && device.trap_in-- == 0;
+  world().Push(*reinterpret_cast<Stream*>(stream), std::move(operation));
+  return CUDA_SUCCESS;
 }
 #endif
 
@@ -226,8 +422,8 @@ int nvmlSystemGetDriverVersion(char* text, unsigned bytes) {
   return 0;
 }
 int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
-  *device = &script();
-  return std::strcmp(id, "0000:3b:00.0") == 0 ? 0 : 6;
+  *device = &world();
+  return std::strncmp(id, "0000:3", 6) == 0 ? 0 : 6;
 }
 int nvmlDeviceGetName(void*, char* text, unsigned bytes) {
   std::strncpy(text, "Fake V100", bytes);

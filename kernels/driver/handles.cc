@@ -43,11 +43,6 @@ absl::StatusOr<Event> Event::Create(const Driver& driver, bool timed) {
   return event;
 }
 
-absl::Status Event::Synchronize() const {
-  const Driver& driver = handle_.driver();
-  return driver.Check(driver.functions().event_synchronize(raw()), "cuEventSynchronize");
-}
-
 absl::StatusOr<bool> Event::HasPassed() const {
   const Driver& driver = handle_.driver();
   CUresult result = driver.functions().event_query(raw());
@@ -65,16 +60,6 @@ absl::StatusOr<double> Event::SecondsSince(const Event& start) const {
   return milliseconds * 1e-3;
 }
 
-absl::StatusOr<DeviceMemory> DeviceMemory::Allocate(const Driver& driver, int64_t bytes) {
-  CUdeviceptr raw = 0;
-  RETURN_IF_ERROR(driver.Check(driver.functions().memory_allocate(&raw, static_cast<size_t>(bytes)),
-                               "cuMemAlloc"));
-  DeviceMemory memory;
-  memory.handle_ = {driver, raw};
-  memory.bytes_ = bytes;
-  return memory;
-}
-
 absl::StatusOr<PinnedMemory> PinnedMemory::Allocate(const Driver& driver, int64_t bytes) {
   void* raw = nullptr;
   RETURN_IF_ERROR(driver.Check(
@@ -84,6 +69,16 @@ absl::StatusOr<PinnedMemory> PinnedMemory::Allocate(const Driver& driver, int64_
   memory.handle_ = {driver, raw};
   memory.bytes_ = bytes;
   return memory;
+}
+
+absl::StatusOr<PinnedRange> PinnedRange::Register(const Driver& driver,
+                                                  absl::Span<std::byte> memory) {
+  RETURN_IF_ERROR(driver.Check(
+      driver.functions().host_register(memory.data(), memory.size(), CU_MEMHOSTREGISTER_PORTABLE),
+      "cuMemHostRegister"));
+  PinnedRange range;
+  range.handle_ = {driver, memory.data()};
+  return range;
 }
 
 absl::StatusOr<Module> Module::Load(const Driver& driver, const void* image) {

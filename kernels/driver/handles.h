@@ -76,7 +76,6 @@ class Event {
   // Timed events measure; the others only order, and cost less.
   static absl::StatusOr<Event> Create(const Driver& driver, bool timed);
   CUevent raw() const { return handle_.raw(); }
-  absl::Status Synchronize() const;
   absl::StatusOr<bool> HasPassed() const;
   // Seconds from `start` to this; both have passed.
   absl::StatusOr<double> SecondsSince(const Event& start) const;
@@ -92,17 +91,6 @@ struct DeviceAddress {
   friend bool operator==(DeviceAddress, DeviceAddress) = default;
 };
 
-class DeviceMemory {
- public:
-  static absl::StatusOr<DeviceMemory> Allocate(const Driver& driver, int64_t bytes);
-  DeviceAddress address() const { return {handle_.raw()}; }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  Handle<CUdeviceptr, &DriverFunctions::memory_free> handle_;
-  int64_t bytes_ = 0;
-};
-
 // Page-locked host memory: copies from and to it can overlap with kernels.
 class PinnedMemory {
  public:
@@ -114,6 +102,15 @@ class PinnedMemory {
  private:
   Handle<void*, &DriverFunctions::host_free> handle_;
   int64_t bytes_ = 0;
+};
+
+// Makes memory that is there already page-locked, for every context of the process, while it lives.
+class PinnedRange {
+ public:
+  static absl::StatusOr<PinnedRange> Register(const Driver& driver, absl::Span<std::byte> memory);
+
+ private:
+  Handle<void*, &DriverFunctions::host_unregister> handle_;
 };
 
 // A compiled kernel image; functions live as long as it.
@@ -139,6 +136,7 @@ absl::Status AllowDynamicShared(const Driver& driver, CUfunction function, int64
 // outlive the work; argument values are copied at the call.
 class StreamRef {
  public:
+  StreamRef() = default;
   StreamRef(const Driver& driver, CUstream stream) : driver_(&driver), stream_(stream) {}
   absl::Status CopyIn(DeviceAddress to, const void* from, int64_t bytes) const;
   absl::Status CopyOut(void* to, DeviceAddress from, int64_t bytes) const;
@@ -152,10 +150,11 @@ class StreamRef {
     uint32_t shared_bytes = 0;
   };
   absl::Status Launch(CUfunction function, Grid grid, absl::Span<void* const> arguments) const;
+  CUstream raw() const { return stream_; }
 
  private:
-  const Driver* driver_;
-  CUstream stream_;
+  const Driver* driver_ = nullptr;
+  CUstream stream_ = nullptr;
 };
 
 class Stream {

@@ -1,0 +1,54 @@
+// LaunchPlan: one launch of calls that share kernels: its arena, the kernels in order with their
+// tiles, and how the main kernel can be cut into slices. Pure; nothing here touches a device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kernels/cuda/kernel_device.h"
+#include "kernels/cuda/plan.h"
+#include "kernels/cuda/selection.h"
+
+namespace attnd::cuda {
+
+// A kernel of a launch and the tiles that it visits.
+struct PlannedKernel {
+  KernelRow row;
+  size_t tiles = 0;   // index into LaunchPlan::tiles
+  bool main = false;  // the long one, which slices cut
+};
+
+struct LaunchPlan {
+  ArenaLayout arena;
+  std::vector<CallLayout> layouts;  // of each call
+  std::vector<Part> parts;          // of all calls, one after the other
+  std::vector<size_t> first_part;   // of each call, and the end
+  std::vector<std::vector<TileWork>> tiles;
+  std::vector<int64_t> tile_offsets;  // in the arena
+  int64_t problems_offset = 0;        // of the descriptors
+  int64_t constants_begin = 0;        // sequences, slopes, descriptors, tiles: to the arena's end
+  std::vector<PlannedKernel> kernels;
+  double flops = 0;
+
+  absl::Span<Part> PartsOfCall(size_t call) {
+    return absl::MakeSpan(parts).subspan(first_part[call], first_part[call + 1] - first_part[call]);
+  }
+  // What stands in [constants_begin, arena.bytes()), for an arena at this address. After the
+  // parts' exponents are known.
+  std::vector<std::byte> Constants(uint64_t arena_address) const;
+  // The kernels of slice `slice` of `slices`: those before the main one go with the first, those
+  // after it with the last.
+  std::vector<KernelStep> Slice(uint64_t arena_address, int slice, int slices) const;
+};
+
+LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels);
+LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels);
+
+// At least what a launch of this problem alone takes, and what it adds to a launch of several.
+// Without the tiles themselves: cheap for any length.
+int64_t ForwardArenaBytes(const Problem& problem, const ForwardKernels& kernels);
+int64_t BackwardArenaBytes(const Problem& problem, const BackwardKernels& kernels);
+
+}  // namespace attnd::cuda
