@@ -13,7 +13,8 @@ DeviceWorker::DeviceWorker(const DeviceWorkerDeps& deps, const DeviceWorkerOptio
     : deps_(deps),
       batcher_(options.batcher),
       timer_([this](uint64_t id) { Cancel(id, StopCause::kExpired); }) {
-  for (int n = 0; n < options.slots; ++n) slots_.emplace_back([this] { SlotMain(); });
+  int slots = options.slots > 0 ? options.slots : deps.backend.info().launches;
+  for (int n = 0; n < slots; ++n) slots_.emplace_back([this] { SlotMain(); });
 }
 
 DeviceWorker::~DeviceWorker() {
@@ -109,20 +110,25 @@ void DeviceWorker::Run(Launch launch) {
   }
   DropLate(launch, WorkStage::kQueue);
   if (launch.empty()) return;
-  absl::StatusOr<LaunchReport> report = LaunchReport();
-  {
-    absl::MutexLock lock(&kernel_mutex_);
-    DropLate(launch, WorkStage::kKernel);  // the other slot may have computed for long
-    if (launch.empty()) return;
-    absl::Time begin = deps_.clock.Now();
-    report = Compute(launch);
-    absl::Time end = deps_.clock.Now();
-    for (Running& running : launch) {
-      running.times.kernel_begin = begin;
-      running.times.kernel_end = end;
-    }
-  }
+  absl::Time begin = deps_.clock.Now();
+  absl::StatusOr<LaunchReport> report = Compute(launch);
+  if (report.ok()) NoteTimes(launch, *report, begin, deps_.clock.Now());
   AnswerAll(std::move(launch), report);
+}
+
+// The engine's waits for its turn count as queue: what is left of [begin, end) when the kernel and
+// the transfers are taken off.
+void DeviceWorker::NoteTimes(Launch& launch, const LaunchReport& report, absl::Time begin,
+                             absl::Time end) {
+  absl::Time kernel_end = std::max(begin, end - absl::Seconds(report.download_seconds));
+  absl::Time kernel_begin = std::max(begin, kernel_end - absl::Seconds(report.seconds));
+  absl::Duration upload = std::min(absl::Seconds(report.upload_seconds), kernel_begin - begin);
+  for (Running& running : launch) {
+    running.times.upload = upload;
+    running.times.kernel_begin = kernel_begin;
+    running.times.kernel_end = kernel_end;
+    running.times.downloaded = end;
+  }
 }
 
 absl::Status DeviceWorker::LateStatus(const Running& running, WorkStage stage) {
@@ -226,7 +232,7 @@ absl::StatusOr<LaunchReport> DeviceWorker::ComputeBackward(const Launch& launch)
 
 void DeviceWorker::AnswerAll(Launch launch, const absl::StatusOr<LaunchReport>& report) {
   int count = static_cast<int>(launch.size());
-  DropLate(launch, WorkStage::kAnswer);
+  DropLate(launch, WorkStage::kKernel);
   for (Running& running : launch) {
     if (report.ok()) {
       Answer(std::move(running), *report, count);

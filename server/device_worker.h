@@ -1,7 +1,7 @@
 // DeviceWorker: drives one engine. Each of its slots is a thread that takes a batch of landed
-// calls, launches, and answers; launches take turns.
-// Late and cancelled calls are dropped at each boundary (queue, kernel, answer), and a
-// running kernel is told by its stop token; memory is back as soon as the call is answered.
+// calls, launches, and answers; the engine decides what of several launches overlaps.
+// Late and cancelled calls are dropped at each boundary (queue, kernel, answer), and a running
+// launch is told by its calls' stop tokens; memory is back as soon as the call is answered.
 //
 // Submit, Cancel: any thread. Each submitted call is answered exactly once, on any thread.
 #pragma once
@@ -31,7 +31,7 @@ namespace attnd {
 
 struct DeviceWorkerOptions {
   BatcherLimits batcher;
-  int slots = 2;  // batches in work at once; only one of them computes
+  int slots = 0;  // batches in work at once; 0: as many as the engine overlaps
 };
 
 // What a worker needs and does not own; all outlive it.
@@ -76,6 +76,7 @@ class DeviceWorker {
   void Run(Launch launch);
   void DropLate(Launch& launch, WorkStage stage);
   absl::Status LateStatus(const Running& running, WorkStage stage);
+  void NoteTimes(Launch& launch, const LaunchReport& report, absl::Time begin, absl::Time end);
   absl::StatusOr<LaunchReport> Compute(const Launch& launch);
   absl::StatusOr<LaunchReport> ComputeForward(const Launch& launch);
   absl::StatusOr<LaunchReport> ComputeBackward(const Launch& launch);
@@ -87,7 +88,6 @@ class DeviceWorker {
   void Forget(uint64_t id);
 
   const DeviceWorkerDeps deps_;
-  absl::Mutex kernel_mutex_;  // one launch at a time
   mutable absl::Mutex mutex_;
   Batcher batcher_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, StopState> running_ ABSL_GUARDED_BY(mutex_);

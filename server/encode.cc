@@ -65,10 +65,11 @@ v1::Receipt MakeReceipt(const Result& result, const BackendInfo& engine, absl::T
   receipt.set_batched_with(static_cast<uint32_t>(result.batched_with()));
   receipt.set_deterministic(report.deterministic);
   AddStage("receive", t.admitted - t.received, receipt);
-  AddStage("queue", t.kernel_begin - t.landed, receipt);
-  AddStage("h2d", t.landed - t.admitted, receipt);
+  AddStage("queue", t.kernel_begin - t.landed - t.upload, receipt);
+  AddStage("h2d", t.landed - t.admitted + t.upload, receipt);
   AddStage("kernel", t.kernel_end - t.kernel_begin, receipt);
-  AddStage("send", now - t.kernel_end, receipt);
+  AddStage("d2h", t.downloaded - t.kernel_end, receipt);
+  AddStage("send", now - t.downloaded, receipt);
   return receipt;
 }
 

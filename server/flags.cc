@@ -119,7 +119,7 @@ void AddLimits(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   add("--max_batch_mib", raw.max_batch_mib, "memory of one launch of several calls");
   add("--max_batch_seconds", o.worker.batcher.max_seconds,
       "estimated time of one launch of several calls");
-  add("--slots", o.worker.slots, "batches in work at once; one computes");
+  add("--slots", o.worker.slots, "batches in work at once; 0: what the engine overlaps");
   add("--max_message_mib", raw.max_message_mib, "largest request and reply");
   add("--max_concurrent_streams", o.transport.max_concurrent_streams, "calls of one connection");
   add("--receive_memory_mib", raw.receive_memory_mib, "memory of requests while they arrive");

@@ -93,7 +93,7 @@ TEST(Flags, NameTheFlagThatIsWrong) {
       {{"--nonsense"}, "nonsense"},
       {{"stray"}, "stray"},
       {{"--slots", "x"}, "slots"},
-      {{"--slots", "17"}, "--slots: expected 1..16, got 17"},
+      {{"--slots", "17"}, "--slots: expected 0..16, got 17"},
       {{"--listen", "nowhere"}, "--listen: expected host:port"},
       {{"--listen", "127.0.0.1:65536"}, "--listen: expected host:port"},
       {{"--listen", "unix:"}, "--listen: expected unix:PATH"},

@@ -23,6 +23,14 @@ class MeteredBackend final : public Backend {
   int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override {
     return backend_.WorkspaceBytes(problem, direction);
   }
+  int64_t DeviceBytes(const Problem& problem, Direction direction) const override {
+    return backend_.DeviceBytes(problem, direction);
+  }
+  absl::Status RegisterHost(absl::Span<std::byte> memory) override {
+    return backend_.RegisterHost(memory);
+  }
+  void UnregisterHost(absl::Span<std::byte> memory) override { backend_.UnregisterHost(memory); }
+  DeviceUse Use() const override { return backend_.Use(); }
   absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override {
     return Count(Direction::kForward, calls, backend_.Forward(calls));
   }

@@ -40,7 +40,8 @@ constexpr const char* kCodes[] = {
     "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
     "DATA_LOSS", "UNAUTHENTICATED"};
 constexpr int kCodeCount = 17;
-constexpr const char* kStageNames[kRequestStages] = {"receive", "queue", "h2d", "kernel", "send"};
+constexpr const char* kStageNames[kRequestStages] = {"receive", "queue", "h2d",
+                                                     "kernel",  "d2h",   "send"};
 constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
 constexpr ElementType kElements[] = {ElementType::kFloat16, ElementType::kBFloat16,
                                      ElementType::kFloat32};
@@ -82,7 +83,7 @@ absl::string_view MethodName(Method method) {
 }
 
 absl::string_view WorkStageName(WorkStage stage) {
-  constexpr absl::string_view kNames[kWorkStages] = {"queue", "h2d", "kernel", "send"};
+  constexpr absl::string_view kNames[kWorkStages] = {"queue", "kernel"};
   return kNames[static_cast<int>(stage)];
 }
 

@@ -38,12 +38,12 @@ constexpr Method MethodOf(Direction direction) {
 }
 
 // Parts of a request's time; their sum is the request.
-enum class RequestStage : uint8_t { kReceive, kQueue, kLanding, kKernel, kSend };
-inline constexpr int kRequestStages = 5;
+enum class RequestStage : uint8_t { kReceive, kQueue, kUpload, kKernel, kDownload, kSend };
+inline constexpr int kRequestStages = 6;
 
 // Where a call was when it was found late or cancelled.
-enum class WorkStage : uint8_t { kQueue, kLanding, kKernel, kAnswer };
-inline constexpr int kWorkStages = 4;
+enum class WorkStage : uint8_t { kQueue, kKernel };
+inline constexpr int kWorkStages = 2;
 absl::string_view WorkStageName(WorkStage stage);
 
 // How a residual lease ended.

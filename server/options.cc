@@ -94,7 +94,7 @@ absl::Status CheckLimits(const ServerOptions& o) {
   RETURN_IF_ERROR(InRange("max_batch_calls", o.worker.batcher.max_calls, 1, 4096));
   RETURN_IF_ERROR(InRange("max_batch_mib", double(o.worker.batcher.max_bytes), 1 << 20, tib));
   RETURN_IF_ERROR(InRange("max_batch_seconds", o.worker.batcher.max_seconds, 0, 3600));
-  RETURN_IF_ERROR(InRange("slots", o.worker.slots, 1, 16));
+  RETURN_IF_ERROR(InRange("slots", o.worker.slots, 0, 16));
   RETURN_IF_ERROR(InRange("cpu_threads", o.cpu_threads, 0, 4096));
   RETURN_IF_ERROR(InRange("device", o.device, 0, 1023));
   RETURN_IF_ERROR(

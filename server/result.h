@@ -24,8 +24,10 @@ struct CallTimes {
   absl::Time admitted;      // decoded and admitted
   absl::Time landed;        // its tensors lie in staging memory
   absl::Time taken;         // a device slot took its batch
+  absl::Duration upload;    // from there to the device; before the kernel
   absl::Time kernel_begin;  // the engine was free
   absl::Time kernel_end;
+  absl::Time downloaded;  // its results lie in staging memory
 };
 
 class Result {

@@ -121,10 +121,13 @@ class CallReactor final : public grpc::ServerUnaryReactor, public ReplySink {
     Method method = MethodOf(direction_);
     Metrics& metrics = deps_.metrics;
     metrics.StageTook(method, RequestStage::kReceive, times_.admitted - times_.received);
-    metrics.StageTook(method, RequestStage::kQueue, times_.kernel_begin - times_.landed);
-    metrics.StageTook(method, RequestStage::kLanding, times_.landed - times_.admitted);
+    metrics.StageTook(method, RequestStage::kQueue,
+                      times_.kernel_begin - times_.landed - times_.upload);
+    metrics.StageTook(method, RequestStage::kUpload,
+                      times_.landed - times_.admitted + times_.upload);
     metrics.StageTook(method, RequestStage::kKernel, times_.kernel_end - times_.kernel_begin);
-    metrics.StageTook(method, RequestStage::kSend, now - times_.kernel_end);
+    metrics.StageTook(method, RequestStage::kDownload, times_.downloaded - times_.kernel_end);
+    metrics.StageTook(method, RequestStage::kSend, now - times_.downloaded);
     metrics.CallQueued(direction_, priority_, times_.taken - times_.landed);
   }
 

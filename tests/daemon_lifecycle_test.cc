@@ -364,7 +364,7 @@ TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
   };
   const Case cases[] = {
       {{"--no_such_flag"}, "no_such_flag", 2},
-      {{"--slots", "0"}, "--slots: expected 1..16, got 0", 2},
+      {{"--slots", "17"}, "--slots: expected 0..16, got 17", 2},
       {{"--listen", "0.0.0.0:7070"}, "--listen: expected TLS", 2},
       {{"--listen", "0.0.0.0:7070", "--check_config"}, "--listen: expected TLS", 1},
       {{"--check_config"}, "options are valid", 0},

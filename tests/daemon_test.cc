@@ -186,7 +186,7 @@ TEST(Daemon, TellsInTheReceiptWhatRan) {
   EXPECT_TRUE(receipt.deterministic());
   std::vector<std::string> stages;
   for (const v1::Stage& stage : receipt.stage()) stages.push_back(stage.name());
-  EXPECT_EQ(stages, (std::vector<std::string>{"receive", "queue", "h2d", "kernel", "send"}));
+  EXPECT_EQ(stages, (std::vector<std::string>{"receive", "queue", "h2d", "kernel", "d2h", "send"}));
   EXPECT_GT(receipt.stage(3).nanoseconds(), 0u);
 }
 
@@ -417,7 +417,7 @@ TEST(DaemonCancel, NeverLaunchesACallThatWasCancelledInTheQueue) {
 }
 
 TEST(DaemonCancel, DropsACallThatWasCancelledWhileTheEngineServedAnother) {
-  GatedDaemon gated;  // two slots: the second call has landed and waits for the engine
+  GatedDaemon gated;  // the second call has landed and waits for the engine
   gated.engine->Close();
   AsyncForward running(gated.daemon->stub(), SmallProblem());
   gated.WaitForLaunches(1);

@@ -5,12 +5,15 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "attention/cost.h"
 #include "base/check.h"
 #include "base/cpu_quota.h"
 #include "base/thread_pool.h"
@@ -21,6 +24,11 @@
 
 namespace attnd {
 namespace {
+
+// A launch that one thread computes in this time stays there: waking the others costs as much.
+constexpr double kAloneSeconds = 200e-6;
+// Launches at once: while one computes, the next is prepared, and short ones run beside it.
+constexpr int kLaunches = 2;
 
 using Instant = std::chrono::steady_clock::time_point;
 
@@ -60,6 +68,7 @@ class CpuBackend : public Backend {
     info_.architecture = CpuTargetName();
     info_.memory_bytes = options.memory_bytes > 0 ? options.memory_bytes : PhysicalMemory();
     info_.threads = pool_.threads();
+    info_.launches = kLaunches;
     info_.flops_per_second = MeasureFlopsPerSecond(scratch_[0].floats()) * pool_.threads();
   }
 
@@ -71,8 +80,9 @@ class CpuBackend : public Backend {
   }
 
   absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override {
+    const Lane lane = TakeLane(calls, Direction::kForward);
     const Instant start = std::chrono::steady_clock::now();
-    Run(calls, ForwardItems(calls, pool_.threads()),
+    Run(lane, calls, ForwardItems(calls, lane.scratch != nullptr ? 1 : pool_.threads()),
         [](const ForwardCall& call, const WorkItem& item, float* scratch) {
           ForwardItem(call, {item.batch_index, item.head, item.tile, item.count}, scratch);
         });
@@ -80,18 +90,21 @@ class CpuBackend : public Backend {
   }
 
   absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override {
+    const Lane lane = TakeLane(calls, Direction::kBackward);
     const Instant start = std::chrono::steady_clock::now();
-    Run(calls, RowSumItems(calls), [](const BackwardCall& call, const WorkItem& item, float*) {
-      RowSums(call, item.batch_index, item.head);
-    });
-    Run(calls, GradientItems(calls),
+    Run(lane, calls, RowSumItems(calls),
+        [](const BackwardCall& call, const WorkItem& item, float*) {
+          RowSums(call, item.batch_index, item.head);
+        });
+    Run(lane, calls, GradientItems(calls),
         [](const BackwardCall& call, const WorkItem& item, float* scratch) {
           GradientItem(call, item.batch_index, item.head, item.tile, scratch);
         });
-    Run(calls, ReductionItems(calls), [](const BackwardCall& call, const WorkItem& item, float*) {
-      ReduceSlots(call, item.batch_index, item.head, item.tile);
-    });
-    Run(calls, BiasItems(calls),
+    Run(lane, calls, ReductionItems(calls),
+        [](const BackwardCall& call, const WorkItem& item, float*) {
+          ReduceSlots(call, item.batch_index, item.head, item.tile);
+        });
+    Run(lane, calls, BiasItems(calls),
         [](const BackwardCall& call, const WorkItem& item, float* scratch) {
           const int64_t columns = BiasColumnTiles(*call.problem);
           BiasGradientItem(call,
@@ -102,14 +115,44 @@ class CpuBackend : public Backend {
   }
 
  private:
+  // Where a launch runs: on all threads, by turns; or, when it is too short to wake anybody, on the
+  // caller's thread alone, beside other short ones. Results do not depend on it.
+  struct Lane {
+    std::unique_lock<std::mutex> turn;
+    std::shared_ptr<Scratch> scratch;  // given back by its deleter; null: on all threads
+  };
+  template <class Call>
+  Lane TakeLane(absl::Span<const Call> calls, Direction direction) {
+    double flops = 0;
+    for (const Call& call : calls) flops += Flops(*call.problem, direction);
+    Lane lane;
+    if (flops * pool_.threads() > kAloneSeconds * info_.flops_per_second) {
+      lane.turn = std::unique_lock<std::mutex>(turn_);
+      return lane;
+    }
+    std::lock_guard<std::mutex> lock(spare_mutex_);
+    if (spare_.empty()) spare_.push_back(std::make_unique<Scratch>());
+    Scratch* taken = spare_.back().release();
+    spare_.pop_back();
+    lane.scratch = std::shared_ptr<Scratch>(taken, [this](Scratch* scratch) {
+      std::lock_guard<std::mutex> lock(spare_mutex_);
+      spare_.emplace_back(scratch);
+    });
+    return lane;
+  }
+
   // body(call, item, scratch) for each item whose call is still wanted.
   template <class Call, class Body>
-  void Run(absl::Span<const Call> calls, const WorkList& list, const Body& body) {
-    pool_.ParallelFor(list.size(), [&](int64_t index, int thread) {
+  void Run(const Lane& lane, absl::Span<const Call> calls, const WorkList& list, const Body& body) {
+    auto run = [&](int64_t index, float* scratch) {
       const Call& call = calls[list[index].call];
-      if (call.stop.stop_requested()) return;
-      body(call, list[index], scratch_[thread].floats());
-    });
+      if (!call.stop.stop_requested()) body(call, list[index], scratch);
+    };
+    if (lane.scratch == nullptr) {
+      return pool_.ParallelFor(
+          list.size(), [&](int64_t index, int thread) { run(index, scratch_[thread].floats()); });
+    }
+    for (int64_t index = 0; index < list.size(); ++index) run(index, lane.scratch->floats());
   }
 
   static LaunchReport Report(absl::string_view kernel, const Problem* first, Instant start) {
@@ -123,7 +166,10 @@ class CpuBackend : public Backend {
 
   BackendInfo info_;
   ThreadPool pool_;
-  std::vector<Scratch> scratch_;  // one per thread
+  std::vector<Scratch> scratch_;                 // one per thread
+  std::mutex turn_;                              // one launch on all threads at a time
+  std::mutex spare_mutex_;                       // guards spare_
+  std::vector<std::unique_ptr<Scratch>> spare_;  // of launches on their callers' threads
 };
 
 }  // namespace

@@ -2,7 +2,8 @@
 // option a valid Problem can hold. Vectors come from Google Highway, which picks the best
 // instruction set at run time; arithmetic inside is float32.
 //
-// Threads   see backend.h; a launch runs on a pool of its own, `threads` wide, the caller included.
+// Threads   see backend.h; launches take turns on a pool of their own, `threads` wide, the caller
+//           included; short ones run on their callers' threads, beside others.
 // Memory    WorkspaceBytes is linear in the lengths; each thread adds a fixed scratch.
 // Results   bitwise the same for any thread count, launch and shard by batch or KV-head group.
 // Errors    Supports is OK for every Problem that Validate accepts; a launch does not fail.
