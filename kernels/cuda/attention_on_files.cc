@@ -77,6 +77,8 @@ absl::Status RunForward(Backend& backend, const Problem& p, Tensors& t) {
   call.v = t.v.data();
   call.o = t.o.data();
   call.lse = t.lse.data();
+  std::vector<std::byte> workspace(backend.WorkspaceBytes(p, Direction::kForward));
+  call.workspace = workspace.data();
   const ForwardCall calls[] = {call};
   ASSIGN_OR_RETURN(LaunchReport report, backend.Forward(calls));
   std::cout << report.kernel << " " << report.seconds << "\n";
@@ -96,6 +98,8 @@ absl::Status RunBackward(Backend& backend, const Problem& p, Tensors& t) {
   call.d_q = t.d_q.data();
   call.d_k = t.d_k.data();
   call.d_v = t.d_v.data();
+  std::vector<std::byte> workspace(backend.WorkspaceBytes(p, Direction::kBackward));
+  call.workspace = workspace.data();
   const BackwardCall calls[] = {call};
   ASSIGN_OR_RETURN(LaunchReport report, backend.Backward(calls));
   std::cout << report.kernel << " " << report.seconds << "\n";

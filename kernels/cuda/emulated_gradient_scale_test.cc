@@ -53,6 +53,8 @@ class GradientScale {
     call.v = inputs_.v.data();
     call.o = o_.data();
     call.lse = lse_.as<float>();
+    AlignedBytes workspace(backend_.WorkspaceBytes(p_, Direction::kForward));
+    call.workspace = workspace.data();
     EXPECT_TRUE(backend_.Forward({call}).ok());
   }
 
@@ -76,6 +78,8 @@ class GradientScale {
     call.d_k = d_k.data();
     call.d_v = d_v.data();
     call.d_sink = d_sink.as<float>();
+    AlignedBytes workspace(backend_.WorkspaceBytes(p_, Direction::kBackward));
+    call.workspace = workspace.data();
     EXPECT_TRUE(backend_.Backward({call}).ok());
     return {Floats(p_.element, d_q), Floats(p_.element, d_k), Floats(p_.element, d_v),
             Floats(ElementType::kFloat32, d_sink)};
