@@ -10,8 +10,9 @@
 // Errors  what an engine cannot run is UNIMPLEMENTED from Supports, naming the field; a launch
 //         fails only for reasons of the device (INTERNAL), and if IsDeviceLost, for good.
 // Memory  pointers of a call are host memory, 64-byte aligned, and outlive the launch. Faster where
-//         the memory was given to RegisterHost, and where inputs (outputs) follow one another without a
-//         gap: mask, bias, k, v, q, lse, o, d_o, d_lse (lse, o; d_k, d_v, d_q, d_bias, d_sink).
+//         the memory was given to RegisterHost, and where inputs (outputs) follow one another
+//         without a gap: mask, bias, k, v, q, lse, o, d_o, d_lse (lse, o; d_k, d_v, d_q, d_bias,
+//         d_sink).
 #pragma once
 
 #include <cstddef>
