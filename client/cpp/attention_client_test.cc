@@ -222,12 +222,14 @@ TEST(AttentionClient, CarriesTheServersReasonWhenItRefuses) {
   EXPECT_EQ(server.call_count(), 1);
 }
 
-// Fails its first `failures` calls with UNAVAILABLE.
-FakeServer::Script Unavailable(int failures) {
-  return [failures](int call, grpc::ServerContext&) {
-    if (call >= failures) return grpc::Status::OK;
-    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "full");
+// Fails its first `failures` calls.
+FakeServer::Script Failing(int failures, grpc::StatusCode code) {
+  return [failures, code](int call, grpc::ServerContext&) {
+    return call >= failures ? grpc::Status::OK : grpc::Status(code, "full");
   };
+}
+FakeServer::Script Unavailable(int failures) {
+  return Failing(failures, grpc::StatusCode::UNAVAILABLE);
 }
 
 RetryPolicy QuickRetries() { return {.initial_backoff = absl::Milliseconds(1)}; }
@@ -240,6 +242,24 @@ TEST(AttentionClient, RetriesUnavailableUntilItSucceeds) {
   ASSERT_TRUE(receipt.ok()) << receipt.status();
   EXPECT_EQ(receipt->retries, 2);
   EXPECT_TRUE(Same(c.out.o, Unsharded(c.p, c.in).o));
+}
+
+TEST(AttentionClient, RetriesACancellationThatItsCallerDidNotAskFor) {
+  FakeServer server("127.0.0.1:0", Failing(2, grpc::StatusCode::CANCELLED));
+  auto client = Connected({.addresses = {server.address()}, .retry = QuickRetries()});
+  Case c(SmallProblem());
+  absl::StatusOr<CallReceipt> receipt = c.Forward(*client);
+  ASSERT_TRUE(receipt.ok()) << receipt.status();
+  EXPECT_EQ(receipt->retries, 2);
+}
+
+TEST(AttentionClient, ReportsUnavailableWhenTheServerGoesOnCancelling) {
+  FakeServer server("127.0.0.1:0", Failing(1000, grpc::StatusCode::CANCELLED));
+  auto client = Connected({.addresses = {server.address()}, .retry = QuickRetries()});
+  Case c(SmallProblem());
+  EXPECT_EQ(c.Forward(*client).status(),
+            absl::UnavailableError("the server cancelled the call: full"));
+  EXPECT_EQ(server.call_count(), 3);
 }
 
 TEST(AttentionClient, GivesUpAfterTheLastAttempt) {

@@ -268,10 +268,16 @@ void CallRunner::Handle(Attempt& attempt) {
   state_.Done(receipt, *bytes);
 }
 
+// Called while the call has not failed, so that its caller has cancelled nothing: CANCELLED comes
+// from a connection that we closed, or from a server that a call reached in the instant of its
+// shutdown (gRPC 1.51 answers so). Calls are pure and may go elsewhere.
 absl::Status CallRunner::StatusOf(const Attempt& attempt) const {
   absl::Status status = FromGrpc(attempt.status);
-  if (absl::IsCancelled(status) && attempt.connection->retired()) {
-    status = absl::UnavailableError("the connection was closed because its peer stopped reading");
+  if (absl::IsCancelled(status)) {
+    status = absl::UnavailableError(
+        attempt.connection->retired()
+            ? "the connection was closed because its peer stopped reading"
+            : absl::StrCat("the server cancelled the call: ", status.message()));
   }
   bool late = core_.clock.Now() >= deadline_;
   if (late && absl::IsUnavailable(status)) return absl::DeadlineExceededError(status.message());

@@ -20,9 +20,10 @@ struct ClientTlsOptions {
   std::string server_name;  // expected in the server's certificate; empty: the address's host
 };
 
-// Only UNAVAILABLE is retried. A retry goes to another address at once if there is one that the
-// shard has not tried; otherwise it waits: as long as the server says (RetryInfo or
-// grpc-retry-pushback-ms), else a random time below initial_backoff·2ⁿ, at most max_backoff.
+// Only UNAVAILABLE is retried, and a CANCELLED that the caller did not ask for. A retry goes to
+// another address at once if there is one that the shard has not tried; otherwise it waits: as long
+// as the server says (RetryInfo or grpc-retry-pushback-ms), else a random time below
+// initial_backoff·2ⁿ, at most max_backoff.
 struct RetryPolicy {
   int max_attempts = 3;  // of one shard, the first included; 1: no retries
   absl::Duration initial_backoff = absl::Milliseconds(50);
