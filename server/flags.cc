@@ -71,7 +71,8 @@ void AddAddresses(CLI::App& app, ServerOptions& o) {
 
 void AddEngine(CLI::App& app, ServerOptions& o) {
   const char* group = "Engine";
-  app.add_option("--backend", o.backend, "auto, cpu, cuda or reference")
+  app.add_option("--backend", o.backend,
+                 "auto, cpu, cuda or reference; auto: cuda on a V100 (sm_70), cpu everywhere else")
       ->capture_default_str()
       ->group(group);
   app.add_option("--cpu_threads", o.cpu_threads, "threads of the cpu engine; 0: all it may use")
