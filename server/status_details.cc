@@ -7,20 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "proto/google/rpc/error_details.pb.h"
 #include "proto/google/rpc/status.pb.h"
+#include "proto/google/rpc/status_payload.h"
 
 namespace attnd {
 namespace {
-
-constexpr absl::string_view kErrorInfoUrl = "type.googleapis.com/google.rpc.ErrorInfo";
-constexpr absl::string_view kRetryInfoUrl = "type.googleapis.com/google.rpc.RetryInfo";
-
-template <class Message>
-std::optional<Message> Payload(const absl::Status& status, absl::string_view url) {
-  absl::optional<absl::Cord> cord = status.GetPayload(url);
-  Message message;
-  if (!cord.has_value() || !message.ParseFromString(std::string(*cord))) return std::nullopt;
-  return message;
-}
 
 void SetPayload(absl::Status& status, absl::string_view url,
                 const google::protobuf::Message& message) {

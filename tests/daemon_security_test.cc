@@ -7,24 +7,17 @@
 #include <cstdlib>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/read_file.h"
 #include "kernels/reference_backend.h"
 #include "tests/daemon_fixture.h"
 #include "tests/wire_request.h"
 
 namespace attnd {
 namespace {
-
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 // A folder with ca.pem, server.pem, client.pem, other_ca.pem, stranger.pem and their keys.
 class Certificates {

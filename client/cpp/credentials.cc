@@ -1,26 +1,21 @@
 #include "client/cpp/credentials.h"
 
-#include <fstream>
-#include <sstream>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/read_file.h"
 #include "base/status_macros.h"
 
 namespace attnd {
 namespace {
 
-absl::StatusOr<std::string> ReadFile(absl::string_view option, const std::string& path) {
+absl::StatusOr<std::string> ReadPem(absl::string_view option, const std::string& path) {
   if (path.empty()) return std::string();
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream contents;
-  contents << file.rdbuf();
-  if (!file || contents.str().empty()) {
-    return absl::NotFoundError(absl::StrCat(option, ": cannot read ", path));
-  }
-  return contents.str();
+  std::string contents = ReadFile(path);
+  if (contents.empty()) return absl::NotFoundError(absl::StrCat(option, ": cannot read ", path));
+  return contents;
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTls(const ClientTlsOptions& tls) {
@@ -29,9 +24,9 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTls(const ClientTl
         "tls: expected certificate_file and key_file together, got one of them");
   }
   grpc::SslCredentialsOptions pem;
-  ASSIGN_OR_RETURN(pem.pem_root_certs, ReadFile("tls.ca_file", tls.ca_file));
-  ASSIGN_OR_RETURN(pem.pem_cert_chain, ReadFile("tls.certificate_file", tls.certificate_file));
-  ASSIGN_OR_RETURN(pem.pem_private_key, ReadFile("tls.key_file", tls.key_file));
+  ASSIGN_OR_RETURN(pem.pem_root_certs, ReadPem("tls.ca_file", tls.ca_file));
+  ASSIGN_OR_RETURN(pem.pem_cert_chain, ReadPem("tls.certificate_file", tls.certificate_file));
+  ASSIGN_OR_RETURN(pem.pem_private_key, ReadPem("tls.key_file", tls.key_file));
   return grpc::SslCredentials(pem);
 }
 

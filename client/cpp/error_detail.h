@@ -22,8 +22,4 @@ struct ErrorDetail {
 // Nothing when the status carries no ErrorInfo.
 std::optional<ErrorDetail> DetailOf(const absl::Status& status);
 
-// Payloads of a Status: serialised google.rpc messages under their type URLs.
-inline constexpr char kErrorInfoUrl[] = "type.googleapis.com/google.rpc.ErrorInfo";
-inline constexpr char kRetryInfoUrl[] = "type.googleapis.com/google.rpc.RetryInfo";
-
 }  // namespace attnd

@@ -9,20 +9,13 @@
 #include "client/cpp/error_detail.h"
 #include "proto/google/rpc/error_details.pb.h"
 #include "proto/google/rpc/status.pb.h"
+#include "proto/google/rpc/status_payload.h"
 
 namespace attnd {
 namespace {
 
 absl::Duration ToDuration(const google::protobuf::Duration& d) {
   return absl::Seconds(d.seconds()) + absl::Nanoseconds(d.nanos());
-}
-
-template <class Message>
-std::optional<Message> Payload(const absl::Status& status, absl::string_view url) {
-  absl::optional<absl::Cord> cord = status.GetPayload(url);
-  Message message;
-  if (!cord.has_value() || !message.ParseFromString(std::string(*cord))) return std::nullopt;
-  return message;
 }
 
 }  // namespace

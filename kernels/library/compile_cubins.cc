@@ -13,7 +13,6 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -22,6 +21,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/read_file.h"
 #include "kernels/library/kernel_archive.h"
 #include "kernels/library/nvrtc.h"
 #include "kernels/tiles.h"
@@ -40,12 +40,6 @@ struct Job {
   std::string file;  // an archive of this row alone
   pid_t process = 0;
 };
-
-std::string ReadFile(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  return text.str();
-}
 
 bool WriteFile(const std::string& path, const std::string& bytes) {
   std::ofstream file(path, std::ios::binary);
