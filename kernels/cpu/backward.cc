@@ -1,10 +1,12 @@
 // Backward of the CPU engine. Rows that share a KV head are cut into slots (tiles.h); one item
 // takes a slot and walks over the keys, tile by tile, and over the slot's query tiles inside:
 //   dV_j += (P∘Z)ᵀ·dO_i    dK_j += scale·dSᵀ·Q_i    dQ_i += scale·dS·K_j
-// so each of the five products of a pair of tiles is computed once, dQ_i belongs to one item, and
-// dK, dV of the slots are added in ascending order afterwards. Nothing depends on which thread runs
-// what. The bias's gradient is a pass of its own over the bias's tiles, since its sums run over
-// heads and batch entries in a fixed order and a sum per head would take as much memory as S.
+// so each of the five products of a pair of tiles is computed once, and dQ_i belongs to one item.
+// dK and dV of a tile of keys are added up slot by slot: a slot that comes to a tile waits until
+// the one before it has added its share. Items are taken in ascending order of slots, so the one
+// that is waited for runs or has run. Nothing depends on which thread runs what. The bias's
+// gradient is a pass of its own over the bias's tiles, since its sums run over heads and batch
+// entries in a fixed order and a sum per head would take as much memory as S.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/backward.cc"
 #include "kernels/cpu/targets.h"
@@ -13,7 +15,9 @@
 //
 #include <hwy/highway.h>
 
+#include <atomic>
 #include <cmath>
+#include <thread>
 
 #include "kernels/cpu/backward_tile-inl.h"
 #include "kernels/cpu/cpu_kernels.h"
@@ -50,12 +54,14 @@ inline float DotRows(ElementType element, const void* a, const void* b, int64_t 
   }
 }
 
-// delta = rowsum(dO ∘ O) − dlse, and d_sink = −Σ rows exp(logit − lse)·delta.
+// delta = rowsum(dO ∘ O) − dlse, and d_sink = −Σ rows exp(logit − lse)·delta. The first query head
+// of a KV head also sets its slots' progress to nothing.
 void RowSumsImpl(const BackwardCall& call, int64_t b, int64_t h) {
   const Problem& p = *call.problem;
   const BackwardWorkspace work(p, call.workspace);
   const Sequence s = p.SequenceAt(b);
   const TensorStrides strides = OutputStrides(p);
+  if (h % p.group_size() == 0) std::fill_n(work.TilesDone(p, b, p.KvHead(h), 0), kMaxSlots, 0);
   double d_sink = 0;
   for (int64_t row = 0; row < s.q_len; ++row) {
     if (row % 1024 == 0 && call.stop.stop_requested()) return;
@@ -98,8 +104,9 @@ class GradientPass {
     ForEachRow([&](float* sum, void*) { std::memset(sum, 0, sizeof(float) * p_.qk_head_dim); });
     const int64_t step = tile_.size().kv_rows;
     for (int64_t key = 0; key < sequence_.kv_len; key += step) {
-      if (!VisitKeys(key / step)) return;
-      WriteKeyGradients(key, HWY_MIN(step, sequence_.kv_len - key));
+      if (!VisitKeys(key / step) || !WaitForEarlierSlot(key / step)) return;
+      AddKeyGradients(key, HWY_MIN(step, sequence_.kv_len - key));
+      TilesDone(slot_).store(static_cast<int32_t>(key / step) + 1, std::memory_order_release);
     }
     if (p_.element != ElementType::kFloat32) {
       ForEachRow([&](float* sum, void* out) {
@@ -169,19 +176,46 @@ class GradientPass {
     }
   }
 
-  // dK, dV of a tile of keys: the result itself, or this slot's share.
-  void WriteKeyGradients(int64_t first, int64_t rows) const {
-    const bool last = slots_ == 1;
-    const ElementType element = last ? p_.element : ElementType::kFloat32;
-    void* d_k = last ? call_.d_k : work_.d_k(slot_);
-    void* d_v = last ? call_.d_v : work_.d_v(slot_);
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t row = sequence_.kv_begin + first + r, bytes = ElementBytes(element);
-      StoreRow(element, d_k_ + r * q_stride_, p_.ResolvedScale(), static_cast<int>(p_.qk_head_dim),
-               At(d_k, KeyStrides(p_).Row(batch_index_, kv_head_, row), bytes));
-      StoreRow(element, d_v_ + r * v_stride_, 1.0f, static_cast<int>(p_.v_head_dim),
-               At(d_v, ValueStrides(p_).Row(batch_index_, kv_head_, row), bytes));
+  std::atomic_ref<int32_t> TilesDone(int64_t slot) const {
+    return std::atomic_ref<int32_t>(*work_.TilesDone(p_, batch_index_, kv_head_, slot));
+  }
+
+  // False if the call was cancelled: then the earlier slot may never come.
+  bool WaitForEarlierSlot(int64_t tile) const {
+    if (slot_ == 0) return true;
+    while (TilesDone(slot_ - 1).load(std::memory_order_acquire) <= tile) {
+      if (call_.stop.stop_requested()) return false;
+      std::this_thread::yield();
     }
+    return true;
+  }
+
+  // Adds our share of dK, dV of a tile of keys to that of the slots before.
+  void AddKeyGradients(int64_t first, int64_t rows) const {
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t row = sequence_.kv_begin + first + r;
+      AddRow(d_k_ + r * q_stride_, p_.ResolvedScale(), static_cast<int>(p_.qk_head_dim),
+             KeyStrides(p_).Row(batch_index_, kv_head_, row), work_.d_k(), call_.d_k);
+      AddRow(d_v_ + r * v_stride_, 1.0f, static_cast<int>(p_.v_head_dim),
+             ValueStrides(p_).Row(batch_index_, kv_head_, row), work_.d_v(), call_.d_v);
+    }
+  }
+
+  // The sum over slots so far stands in `result` if that is float32, else in `sums`; both at `at`.
+  void AddRow(const float* row, float factor, int count, int64_t at, float* sums,
+              void* result) const {
+    const bool is_float = p_.element == ElementType::kFloat32;
+    void* out = At(result, at, ElementBytes(p_.element));
+    if (slots_ == 1) return StoreRow(p_.element, row, factor, count, out);
+    float* sum = is_float ? static_cast<float*>(out) : sums + at;
+    if (slot_ == 0) return StoreRow(ElementType::kFloat32, row, factor, count, sum);
+    const FloatTag d;
+    for (int c = 0; c < count; c += kLanes) {
+      const FloatVector share = hn::Mul(hn::Set(d, factor), hn::LoadU(d, row + c));
+      const FloatVector total = hn::Add(LoadFirst<ElementType::kFloat32>(sum, c, count - c), share);
+      StoreFirst<ElementType::kFloat32>(total, sum, c, count - c);
+    }
+    if (!is_float && slot_ == slots_ - 1) StoreRow(p_.element, sum, 1.0f, count, out);
   }
 
   // Keys cut off by key lengths have no gradient.
@@ -211,38 +245,6 @@ class GradientPass {
 void GradientItemImpl(const BackwardCall& call, int64_t b, int64_t kv_head, int64_t slot,
                       float* scratch) {
   GradientPass(call, b, kv_head, slot, scratch).Run();
-}
-
-// out = Σ slots, ascending. `slots` lie `distance` floats apart.
-inline void SumSlots(const float* slots, int64_t distance, int64_t count, ElementType element,
-                     int dim, void* out) {
-  const FloatTag d;
-  alignas(64) float sum[kMaxHeadDim + kMaxLanes];
-  for (int c = 0; c < dim; c += kLanes) {
-    FloatVector total = LoadFirst<ElementType::kFloat32>(slots, c, dim - c);
-    for (int64_t n = 1; n < count; ++n) {
-      total = hn::Add(total, LoadFirst<ElementType::kFloat32>(slots + n * distance, c, dim - c));
-    }
-    hn::StoreU(total, d, sum + c);
-  }
-  StoreRow(element, sum, 1.0f, dim, out);
-}
-
-void ReduceSlotsImpl(const BackwardCall& call, int64_t b, int64_t kv_head, int64_t tile) {
-  const Problem& p = *call.problem;
-  const BackwardWorkspace work(p, call.workspace);
-  const Sequence s = p.SequenceAt(b);
-  const int64_t slots = GradientSlots(p, s.q_len), bytes = ElementBytes(p.element);
-  const int64_t step = kMaxKeyRows, end = HWY_MIN(s.kv_len, (tile + 1) * step);
-  if (slots == 1 || call.stop.stop_requested()) return;
-  for (int64_t row = tile * step; row < end; ++row) {
-    const int64_t k_at = KeyStrides(p).Row(b, kv_head, s.kv_begin + row);
-    const int64_t v_at = ValueStrides(p).Row(b, kv_head, s.kv_begin + row);
-    SumSlots(work.d_k(0) + k_at, work.slot_floats(), slots, p.element,
-             static_cast<int>(p.qk_head_dim), At(call.d_k, k_at, bytes));
-    SumSlots(work.d_v(0) + v_at, work.slot_floats(), slots, p.element,
-             static_cast<int>(p.v_head_dim), At(call.d_v, v_at, bytes));
-  }
 }
 
 // BiasPass: one tile of d_bias. Sums run over keys and rows, then heads, then batch entries.
@@ -353,7 +355,6 @@ namespace attnd {
 
 HWY_EXPORT(RowSumsImpl);
 HWY_EXPORT(GradientItemImpl);
-HWY_EXPORT(ReduceSlotsImpl);
 HWY_EXPORT(BiasGradientItemImpl);
 
 void RowSums(const BackwardCall& call, int64_t batch_index, int64_t q_head) {
@@ -363,10 +364,6 @@ void RowSums(const BackwardCall& call, int64_t batch_index, int64_t q_head) {
 void GradientItem(const BackwardCall& call, int64_t batch_index, int64_t kv_head, int64_t slot,
                   float* scratch) {
   HWY_DYNAMIC_DISPATCH(GradientItemImpl)(call, batch_index, kv_head, slot, scratch);
-}
-
-void ReduceSlots(const BackwardCall& call, int64_t batch_index, int64_t kv_head, int64_t tile) {
-  HWY_DYNAMIC_DISPATCH(ReduceSlotsImpl)(call, batch_index, kv_head, tile);
 }
 
 void BiasGradientItem(const BackwardCall& call, const BiasTile& tile, float* scratch) {

@@ -100,10 +100,6 @@ class CpuBackend : public Backend {
         [](const BackwardCall& call, const WorkItem& item, float* scratch) {
           GradientItem(call, item.batch_index, item.head, item.tile, scratch);
         });
-    Run(lane, calls, ReductionItems(calls),
-        [](const BackwardCall& call, const WorkItem& item, float*) {
-          ReduceSlots(call, item.batch_index, item.head, item.tile);
-        });
     Run(lane, calls, BiasItems(calls),
         [](const BackwardCall& call, const WorkItem& item, float* scratch) {
           const int64_t columns = BiasColumnTiles(*call.problem);

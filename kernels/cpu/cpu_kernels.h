@@ -5,9 +5,8 @@
 // Forward    ForwardItem for each ForwardRange
 // Backward   phase 1: RowSums for each (batch entry, query head): delta and d_sink
 //            phase 2: GradientItem for each (batch entry, KV head, slot): dQ, and dK, dV of its
-//            rows phase 3: ReduceSlots for each (batch entry, KV head, key tile), where slots are
-//            several
-//                     BiasGradientItem for each tile of the bias, if its gradient is wanted
+//                     rows; it waits for the slot before it, so that must have been started
+//            phase 3: BiasGradientItem for each tile of the bias, if its gradient is wanted
 // Backward's workspace is laid out by BackwardWorkspace (workspace.h).
 #pragma once
 
@@ -30,7 +29,6 @@ void ForwardItem(const ForwardCall& call, const ForwardRange& range, float* scra
 void RowSums(const BackwardCall& call, int64_t batch_index, int64_t q_head);
 void GradientItem(const BackwardCall& call, int64_t batch_index, int64_t kv_head, int64_t slot,
                   float* scratch);
-void ReduceSlots(const BackwardCall& call, int64_t batch_index, int64_t kv_head, int64_t tile);
 
 // One tile of d_bias: [rows, columns] of (batch, head) of the bias's own shape.
 struct BiasTile {

@@ -59,8 +59,8 @@ inline bool HasFewQueries(const Problem& p, int64_t q_len) {
   return q_len <= kFewQueries && p.group_size() * (kFewQueries - q_len) <= kFewQueries;
 }
 
-// Backward divides the rows that share a KV head into this many parts, which run in parallel, each
-// with its own sum of dK and dV: one per 512 rows, at most 4.
+// Backward divides the rows that share a KV head into this many parts, which run in parallel and
+// add up dK and dV in their order: one per 512 rows, at most 4.
 constexpr int64_t kRowsPerSlot = 512;
 constexpr int64_t kMaxSlots = 4;
 inline int64_t GradientSlots(const Problem& p, int64_t q_len) {

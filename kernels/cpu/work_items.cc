@@ -40,22 +40,20 @@ int64_t TilesPerItem(absl::Span<const ForwardCall> calls, int threads) {
   return std::clamp<int64_t>(tiles / (kItemsPerThread * threads), 1, kMaxTilesPerItem);
 }
 
-// Calls body(call index, problem, batch index, its sequence, KV head), each in a group of its own.
+// Calls body(call index, problem, batch index, its sequence, KV head), each in a group of its own
+// of `list`.
 template <class Call, class Body>
-WorkList ForEachKvHead(absl::Span<const Call> calls, const Body& body) {
-  WorkList list;
+void ForEachKvHead(absl::Span<const Call> calls, WorkList& list, const Body& body) {
   for (size_t n = 0; n < calls.size(); ++n) {
     const Problem& p = *calls[n].problem;
     for (int64_t b = 0; b < p.batch; ++b) {
       const Sequence s = p.SequenceAt(b);
       for (int64_t kv_head = 0; kv_head < p.kv_heads; ++kv_head) {
         list.BeginGroup();
-        body(list, n, p, b, s, kv_head);
+        body(n, p, b, s, kv_head);
       }
     }
   }
-  list.Sort();
-  return list;
 }
 
 }  // namespace
@@ -76,51 +74,52 @@ void WorkList::Sort() {
 
 WorkList ForwardItems(absl::Span<const ForwardCall> calls, int threads) {
   const int64_t wanted = TilesPerItem(calls, threads);
-  return ForEachKvHead(calls, [&](WorkList& list, size_t n, const Problem& p, int64_t b,
-                                  const Sequence& s, int64_t kv_head) {
-    const int64_t step = std::min<int64_t>(wanted, MaxTilesPerItem(p));
-    const int64_t tiles = QueryTiles(s.q_len), units = p.group_size() * tiles;
-    for (int64_t first = 0; first < units; first += step) {
-      WorkItem item = MakeItem(n, b, kv_head, first);
-      item.count = static_cast<int32_t>(std::min(step, units - first));
-      int64_t pairs = 0;
-      for (int64_t unit = first; unit < first + item.count; ++unit) {
-        pairs += PairsOfTile(p, s, unit % tiles);
-      }
-      list.Add(item, (p.qk_head_dim + p.v_head_dim) * pairs);
-    }
-  });
+  WorkList list;
+  ForEachKvHead(calls, list,
+                [&](size_t n, const Problem& p, int64_t b, const Sequence& s, int64_t kv_head) {
+                  const int64_t step = std::min<int64_t>(wanted, MaxTilesPerItem(p));
+                  const int64_t tiles = QueryTiles(s.q_len), units = p.group_size() * tiles;
+                  for (int64_t first = 0; first < units; first += step) {
+                    WorkItem item = MakeItem(n, b, kv_head, first);
+                    item.count = static_cast<int32_t>(std::min(step, units - first));
+                    int64_t pairs = 0;
+                    for (int64_t unit = first; unit < first + item.count; ++unit) {
+                      pairs += PairsOfTile(p, s, unit % tiles);
+                    }
+                    list.Add(item, (p.qk_head_dim + p.v_head_dim) * pairs);
+                  }
+                });
+  list.Sort();
+  return list;
 }
 
 WorkList RowSumItems(absl::Span<const BackwardCall> calls) {
-  return ForEachKvHead(calls, [](WorkList& list, size_t n, const Problem& p, int64_t b,
-                                 const Sequence& s, int64_t kv_head) {
-    for (int64_t g = 0; g < p.group_size(); ++g) {
-      list.Add(MakeItem(n, b, kv_head * p.group_size() + g, 0), s.q_len * p.v_head_dim);
-    }
-  });
+  WorkList list;
+  ForEachKvHead(
+      calls, list, [&](size_t n, const Problem& p, int64_t b, const Sequence& s, int64_t kv_head) {
+        for (int64_t g = 0; g < p.group_size(); ++g) {
+          list.Add(MakeItem(n, b, kv_head * p.group_size() + g, 0), s.q_len * p.v_head_dim);
+        }
+      });
+  list.Sort();
+  return list;
 }
 
+// The first slots of all heads before the second ones: a thread rarely waits for another.
 WorkList GradientItems(absl::Span<const BackwardCall> calls) {
-  return ForEachKvHead(calls, [](WorkList& list, size_t n, const Problem& p, int64_t b,
-                                 const Sequence& s, int64_t kv_head) {
-    const int64_t slots = GradientSlots(p, s.q_len), dims = p.qk_head_dim + p.v_head_dim;
-    const int64_t pairs = s.q_len > 0 ? PairsOfRows(p, s, 0, s.q_len) : 0;
-    for (int64_t slot = 0; slot < slots; ++slot) {
-      list.Add(MakeItem(n, b, kv_head, slot), dims * p.group_size() * pairs / slots);
-    }
-  });
-}
-
-WorkList ReductionItems(absl::Span<const BackwardCall> calls) {
-  return ForEachKvHead(calls, [](WorkList& list, size_t n, const Problem& p, int64_t b,
-                                 const Sequence& s, int64_t kv_head) {
-    const int64_t slots = GradientSlots(p, s.q_len), dims = p.qk_head_dim + p.v_head_dim;
-    if (slots == 1) return;
-    for (int64_t tile = 0; tile < Tiles(s.kv_len, kMaxKeyRows); ++tile) {
-      list.Add(MakeItem(n, b, kv_head, tile), slots * dims);
-    }
-  });
+  WorkList list;
+  for (int64_t slot = 0; slot < kMaxSlots; ++slot) {
+    ForEachKvHead(calls, list,
+                  [&](size_t n, const Problem& p, int64_t b, const Sequence& s, int64_t kv_head) {
+                    const int64_t slots = GradientSlots(p, s.q_len),
+                                  dims = p.qk_head_dim + p.v_head_dim;
+                    if (slot >= slots) return;
+                    const int64_t pairs = s.q_len > 0 ? PairsOfRows(p, s, 0, s.q_len) : 0;
+                    list.Add(MakeItem(n, b, kv_head, slot), dims * p.group_size() * pairs / slots);
+                  });
+  }
+  list.Sort();
+  return list;
 }
 
 int64_t BiasColumnTiles(const Problem& p) {

@@ -45,8 +45,8 @@ class WorkList {
 WorkList ForwardItems(absl::Span<const ForwardCall> calls, int threads);
 
 WorkList RowSumItems(absl::Span<const BackwardCall> calls);
+// A slot stands behind the slots before it.
 WorkList GradientItems(absl::Span<const BackwardCall> calls);
-WorkList ReductionItems(absl::Span<const BackwardCall> calls);
 // `tile` counts BiasTiles of (batch_index, head) of the bias, row tiles outside.
 WorkList BiasItems(absl::Span<const BackwardCall> calls);
 int64_t BiasColumnTiles(const Problem& problem);

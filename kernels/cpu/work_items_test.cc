@@ -83,10 +83,25 @@ TEST(WorkItems, GiveEachGradientSlotOneItem) {
   call.problem = &p;
   const WorkList list = GradientItems({&call, 1});
   EXPECT_EQ(list.size(), 2 * GradientSlots(p, p.q_len));
-  EXPECT_GT(ReductionItems({&call, 1}).size(), 0);
   p.q_len = p.kv_len = 64;
   EXPECT_EQ(GradientItems({&call, 1}).size(), 2);
-  EXPECT_EQ(ReductionItems({&call, 1}).size(), 0) << "one slot writes the result itself";
+}
+
+TEST(WorkItems, PutASlotBehindTheSlotsThatItWaitsFor) {
+  Problem packed = Sized(3, 2, 1, 4000);
+  packed.layout = Layout::kPackedThd;
+  packed.cu_seqlens_q = packed.cu_seqlens_k = {0, 2500, 2600, 4000};
+  const Problem dense = Sized(2, 4, 2, 1100);
+  BackwardCall calls[2];
+  calls[0].problem = &packed, calls[1].problem = &dense;
+  const WorkList list = GradientItems(calls);
+  std::map<std::tuple<int, int, int>, int> slots;  // of a head, so far
+  for (int64_t n = 0; n < list.size(); ++n) {
+    const WorkItem& item = list[n];
+    EXPECT_EQ(item.tile, (slots[{item.call, item.batch_index, item.head}]++));
+  }
+  EXPECT_EQ((slots[{0, 0, 0}]), 4);
+  EXPECT_EQ((slots[{0, 1, 0}]), 1);
 }
 
 TEST(WorkItems, CoverTheBiasOnlyWhereItsGradientIsWanted) {
