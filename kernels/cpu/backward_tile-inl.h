@@ -107,7 +107,8 @@ class BackwardTile {
                        .columns = dim_,
                        .depth = tile_.columns,
                        .accumulate = false,
-                       .depth_limits = tile_.full ? nullptr : tile_.columns_of_rows};
+                       .depth_limits = tile_.full ? nullptr : tile_.columns_of_rows,
+                       .depth_step = 2 * kDepthStep};
     Finite() ? Multiply(product) : MultiplyVisible(product);
   }
 
@@ -209,6 +210,7 @@ class BackwardTile {
     product.b_panel = int64_t{v_dim_} * kPanelColumns;
     product.c = d_s_;
     product.depth = v_dim_;
+    product.depth_step = 2 * kDepthStep;
     Multiply(product);
   }
 

@@ -37,8 +37,9 @@ constexpr int kPanelVectors = HWY_TARGET == HWY_AVX3 ? 4 : 2;
 constexpr int kPanelColumns = kPanelVectors * kLanes;
 static_assert(kMaxPanelColumns % kPanelColumns == 0);
 // Rows of a panel read before the next row tile, and how many products a register adds up before C
-// takes the sum: 64·64 floats are half of a 32 KiB first-level cache. More rows move C less often
-// and round more (figures: docs/PERFORMANCE.md).
+// takes the sum: 64·64 floats are half of a 32 KiB first-level cache. Twice as many move C half as
+// often, 2 to 4 % of a product with 128 columns, and round more: so everywhere but in the scores of
+// backward, whose errors reach dK (docs/PERFORMANCE.md).
 constexpr int kDepthStep = 64;
 
 struct Product {

@@ -51,6 +51,18 @@ HWY_INLINE FloatVector Exp2(FloatVector x) {
 
 HWY_INLINE float Exp2One(float x) { return hn::GetLane(Exp2(hn::Set(FloatTag(), x))); }
 
+#if HWY_TARGET == HWY_SCALAR
+inline void DropoutBlock(const DropoutStream& stream, uint32_t row_block, uint32_t column_block,
+                         uint8_t* HWY_RESTRICT bytes, int64_t stride) {
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    const PhiloxBlock block = DropoutBytes(stream, row_block, column_block, lane);
+    for (uint32_t n = 0; n < 16; ++n) {
+      const uint32_t row = lane / 4 + n / 8 * 8, column = n / 2 % 4 * 8 + lane % 4 * 2 + n % 2;
+      bytes[row * stride + column] = static_cast<uint8_t>(block.word[n / 4] >> (n % 4 * 8));
+    }
+  }
+}
+#else
 // Philox4x32-7 for some lanes of one 16×32 block at once. Each 32-bit word stands in the low half
 // of a 64-bit lane, whose high half is never looked at: a widening product gives high and low at
 // once.
@@ -58,12 +70,8 @@ using WideTag = hn::ScalableTag<uint64_t>;
 using WideVector = hn::Vec<WideTag>;
 
 HWY_INLINE WideVector WideProduct(WideVector a, WideVector b) {
-#if HWY_TARGET == HWY_SCALAR
-  return hn::Set(WideTag(), (hn::GetLane(a) & 0xffffffff) * (hn::GetLane(b) & 0xffffffff));
-#else
   const hn::Repartition<uint32_t, WideTag> narrow;
   return hn::MulEven(hn::BitCast(narrow, a), hn::BitCast(narrow, b));
-#endif
 }
 
 HWY_INLINE void PhiloxLanes(const DropoutStream& stream, WideVector word1, uint32_t column_block,
@@ -87,34 +95,51 @@ HWY_INLINE void PhiloxLanes(const DropoutStream& stream, WideVector word1, uint3
   out[0] = w0, out[1] = w1, out[2] = w2, out[3] = w3;
 }
 
+// Words `even` and `odd` of two neighbouring lanes, in each 128-bit block: low halves of `even`,
+// then its high halves, then those of `odd`.
+HWY_INLINE hn::Vec<hn::Repartition<uint32_t, WideTag> > HalvesTogether(WideVector even,
+                                                                       WideVector odd) {
+  const WideTag d;
+  const hn::Repartition<uint8_t, WideTag> d8;
+  alignas(16) static constexpr uint8_t kOrder[16] = {0, 1, 8,  9,  2, 3, 10, 11,
+                                                     4, 5, 12, 13, 6, 7, 14, 15};
+  const WideVector both = hn::Or(hn::And(even, hn::Set(d, 0xffffffff)), hn::ShiftLeft<32>(odd));
+  const hn::Repartition<uint32_t, WideTag> d32;
+  return hn::BitCast(d32, hn::TableLookupBytes(hn::BitCast(d8, both), hn::LoadDup128(d8, kOrder)));
+}
+
 // The deciding bytes of the block at rows 16·row_block, columns 32·column_block, row by row:
 // byte of (row, column) at bytes[row·stride + column].
 inline void DropoutBlock(const DropoutStream& stream, uint32_t row_block, uint32_t column_block,
                          uint8_t* HWY_RESTRICT bytes, int64_t stride) {
   const WideTag d;
-  constexpr int kWide = HWY_LANES(uint64_t);
-  alignas(64) uint64_t words[4][32];
-  for (int lane = 0; lane < 32; lane += kWide) {
-    WideVector out[4];
-    PhiloxLanes(stream, hn::Iota(d, uint64_t{row_block} * 32 + lane), column_block, out);
-    for (int w = 0; w < 4; ++w) hn::Store(out[w], d, words[w] + lane);
-  }
-  // Word w of lane 4·r + c holds row r + 8·(w >> 1): its low half columns 16·(w & 1) + 2c and the
-  // next, its high half those 8 further on.
-  for (int r = 0; r < 8; ++r) {
-    for (int w = 0; w < 4; ++w) {
-      const uint64_t* four = words[w] + 4 * r;
-      uint64_t low = 0, high = 0;
-      for (int c = 0; c < 4; ++c) {
-        low |= (four[c] & 0xffff) << (16 * c);
-        high |= ((four[c] >> 16) & 0xffff) << (16 * c);
+  const hn::Repartition<uint32_t, WideTag> d32;
+  constexpr int kRows = HWY_LANES(uint64_t) / 2;  // at once: two lanes of each row in a vector
+  const WideVector index = hn::Iota(d, uint64_t{0});
+  // Lanes 4r and 4r + 1 of row r.
+  const WideVector lanes = hn::Sub(hn::Add(index, index), hn::And(index, hn::Set(d, uint64_t{1})));
+  for (int row = 0; row < 8; row += kRows) {
+    const uint64_t first = uint64_t{row_block} * 32 + 4 * row;
+    WideVector left[4], right[4];
+    PhiloxLanes(stream, hn::Add(lanes, hn::Set(d, first)), column_block, left);
+    PhiloxLanes(stream, hn::Add(lanes, hn::Set(d, first + 2)), column_block, right);
+    // Words 0 and 1 are of row r, words 2 and 3 of row r + 8. An even word's low halves are columns
+    // 0 to 7, its high halves 8 to 15; an odd word's are 16 further on.
+    for (int half = 0; half < 2; ++half) {
+      const auto a = HalvesTogether(left[2 * half], left[2 * half + 1]);
+      const auto b = HalvesTogether(right[2 * half], right[2 * half + 1]);
+      alignas(64) uint8_t even[kRows][16], odd[kRows][16];
+      hn::Store(hn::InterleaveLower(d32, a, b), d32, reinterpret_cast<uint32_t*>(even));
+      hn::Store(hn::InterleaveUpper(d32, a, b), d32, reinterpret_cast<uint32_t*>(odd));
+      for (int r = 0; r < kRows; ++r) {
+        uint8_t* place = bytes + (row + r + 8 * half) * stride;
+        std::memcpy(place, even[r], 16);
+        std::memcpy(place + 16, odd[r], 16);
       }
-      uint8_t* place = bytes + (r + 8 * (w >> 1)) * stride + 16 * (w & 1);
-      std::memcpy(place, &low, sizeof(low));
-      std::memcpy(place + 8, &high, sizeof(high));
     }
   }
 }
+#endif
 
 // Which of kLanes scores are kept, from their bytes.
 HWY_INLINE hn::Mask<FloatTag> Kept(const uint8_t* bytes, uint32_t threshold) {
