@@ -19,6 +19,9 @@
 struct attnd_client {
   std::unique_ptr<attnd::AttentionClient> client;
 };
+struct attnd_residual {
+  attnd::Residual residual;
+};
 
 namespace attnd {
 namespace {
@@ -36,8 +39,14 @@ absl::Status Guard(Operation operation) {
 absl::Status RunForward(attnd_client& client, const Problem& problem,
                         const attnd_forward_tensors& tensors, attnd_call& call) {
   ForwardTensors in{tensors.q, tensors.k, tensors.v, tensors.mask_bits, tensors.bias};
+  Residual residual;
   auto receipt =
-      client.client->Forward(problem, in, {tensors.o, tensors.lse}, call.MakeCallOptions());
+      client.client->Forward(problem, in, {tensors.o, tensors.lse}, call.MakeCallOptions(),
+                             tensors.keep == nullptr ? nullptr : &residual);
+  if (tensors.keep != nullptr) {
+    bool kept = residual.bytes_held() > 0;
+    *tensors.keep = kept ? new attnd_residual{std::move(residual)} : nullptr;
+  }
   if (receipt.ok()) call.SetResult([r = *receipt] { return ReceiptJson(r); });
   return receipt.status();
 }
@@ -46,7 +55,8 @@ absl::Status RunBackward(attnd_client& client, const Problem& problem,
                          const attnd_backward_tensors& t, attnd_call& call) {
   BackwardTensors in{t.q, t.k, t.v, t.mask_bits, t.bias, t.o, t.lse, t.d_o, t.d_lse};
   BackwardOutputs out{t.d_q, t.d_k, t.d_v, t.d_bias, t.d_sink};
-  auto receipt = client.client->Backward(problem, in, out, call.MakeCallOptions());
+  const Residual* residual = t.residual == nullptr ? nullptr : &t.residual->residual;
+  auto receipt = client.client->Backward(problem, in, out, call.MakeCallOptions(), residual);
   if (receipt.ok()) call.SetResult([r = *receipt] { return ReceiptJson(r); });
   return receipt.status();
 }
@@ -142,6 +152,11 @@ void attnd_start_backward(attnd_client* client, const attnd_problem* problem,
   call->Start([client, call, full = FullStructure(*tensors), whole = ToProblem(*problem)] {
     return Guard([&] { return attnd::RunBackward(*client, whole, full, *call); });
   });
+}
+
+void attnd_residual_free(attnd_residual* residual) { delete residual; }
+int64_t attnd_residual_bytes(const attnd_residual* residual) {
+  return residual == nullptr ? 0 : residual->residual.bytes_held();
 }
 
 int attnd_call_wait(attnd_call* call, double seconds) { return call->Wait(seconds); }

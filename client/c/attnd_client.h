@@ -45,6 +45,8 @@ enum {
 
 typedef struct attnd_client attnd_client;
 typedef struct attnd_call attnd_call;
+/* What servers keep of one forward, so that its backward sends d_o alone. */
+typedef struct attnd_residual attnd_residual;
 
 typedef struct attnd_int32_array {
   const int32_t* data;
@@ -109,6 +111,8 @@ typedef struct attnd_forward_tensors {
   const void* bias;         /* iff has_bias */
   void* o;
   float* lse; /* NULL: not wanted */
+  /* NULL: nothing is kept. Else it receives what the servers keep, NULL when that is nothing. */
+  attnd_residual** keep;
 } attnd_forward_tensors;
 
 typedef struct attnd_backward_tensors {
@@ -123,6 +127,9 @@ typedef struct attnd_backward_tensors {
   void *d_q, *d_k, *d_v;
   float* d_bias; /* of the bias's shape, iff bias_want_gradient */
   float* d_sink; /* [batch, q_heads], iff the denominator is a sink */
+  /* Of the forward of the same tensors and problem; NULL: none. The tensors are given all the same:
+   * what a server has lost is sent. */
+  const attnd_residual* residual;
 } attnd_backward_tensors;
 
 typedef struct attnd_progress {
@@ -163,6 +170,12 @@ ATTND_API void attnd_start_backward(attnd_client* client, const attnd_problem* p
                                     const attnd_backward_tensors* tensors, attnd_call* call);
 /* The code once it has ended, ATTND_PENDING if it has not within `seconds`. */
 ATTND_API int attnd_call_wait(attnd_call* call, double seconds);
+
+/* Gives the servers' memory back, soon; waits for nothing. No call may be using it. It may outlive
+ * its client. NULL is fine. */
+ATTND_API void attnd_residual_free(attnd_residual* residual);
+/* Bytes that servers hold for it, as far as is known here. */
+ATTND_API int64_t attnd_residual_bytes(const attnd_residual* residual);
 
 /* Of the address with this index. health: 1 serving, 0 not. */
 ATTND_API int attnd_server_info(attnd_client* client, int32_t address_index, attnd_call* call);

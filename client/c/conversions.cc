@@ -119,6 +119,7 @@ std::string ReceiptJson(const CallReceipt& receipt) {
                {"deterministic", receipt.deterministic},
                {"shards", receipt.shards},
                {"retries", receipt.retries},
+               {"leased", receipt.leased},
                {"bytes_sent", receipt.bytes_sent},
                {"bytes_received", receipt.bytes_received},
                {"elapsed", absl::ToDoubleSeconds(receipt.elapsed)},

@@ -150,11 +150,6 @@ def test_connect_names_a_missing_certificate_file(native_library):
     assert "/nonexistent/ca.pem" in str(caught.value)
 
 
-def test_keep_says_that_no_server_does_it(nowhere):
-    with pytest.raises(attnd.Unimplemented) as caught:
-        nowhere.forward(Q, K, V, keep=True)
-    assert caught.value.field == "keep" and isinstance(caught.value, NotImplementedError)
-
 
 def test_closed_client_says_so(native_library):
     client = attnd.connect("127.0.0.1:1")

@@ -197,7 +197,8 @@ def test_opcheck_passes(case):
     extra = (make(4), torch.rand(4), torch.tensor([7, 5]), None, None, torch.tensor([1, 2]), torch.tensor([9])) \
         if case == "everything" else (None,) * 7
     window = "5|3" if case == "everything" else "None|None"
-    options = f"bhld|None|None|{window}|False|f32|None|"
+    keep = {"plain": "", "mask": "keep"}.get(case, "bias")
+    options = f"bhld|None|None|{window}|False|f32|None|{keep}|"
     arguments = (make(2, 4, 9, 8), make(2, 2, 7, 8), make(2, 2, 7, 12), bias, mask, *extra, None, 0.0,
                  0.25 if case == "everything" else 0.0, options)
     result = torch.library.opcheck(torch.ops.attnd.forward, arguments)

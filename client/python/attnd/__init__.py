@@ -9,6 +9,7 @@ attnd.torch, attnd.transformers and attnd.jax bring it into those libraries; att
 """
 from ._call import Progress
 from ._problem import Options
+from ._residual import Residual
 from .client import TLS, Client, connect
 from .errors import (AttndError, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument,
                      InvalidType, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated,
@@ -19,5 +20,5 @@ __version__ = "0.1.0"
 
 __all__ = ["AttndError", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Device", "FailedPrecondition",
            "ForwardResult", "Gradients", "Internal", "InvalidArgument", "InvalidType", "NotFound", "Options",
-           "OutOfRange", "PermissionDenied", "Progress", "Receipt", "ResourceExhausted", "ServerInfo", "TLS",
-           "Unauthenticated", "Unavailable", "Unimplemented", "connect"]
+           "OutOfRange", "PermissionDenied", "Progress", "Receipt", "Residual", "ResourceExhausted", "ServerInfo",
+           "TLS", "Unauthenticated", "Unavailable", "Unimplemented", "connect"]

@@ -68,12 +68,12 @@ def _tensors(*names: str) -> List[Tuple[str, type]]:
 
 
 class ForwardTensors(_Sized):
-    _fields_ = _tensors("q", "k", "v", "mask_bits", "bias", "o", "lse")
+    _fields_ = _tensors("q", "k", "v", "mask_bits", "bias", "o", "lse", "keep")
 
 
 class BackwardTensors(_Sized):
     _fields_ = _tensors("q", "k", "v", "mask_bits", "bias", "o", "lse", "d_o", "d_lse", "d_q", "d_k", "d_v", "d_bias",
-                        "d_sink")
+                        "d_sink", "residual")
 
 
 class Progress(ctypes.Structure):
@@ -93,6 +93,8 @@ _PROTOTYPES = {  # name: (result, arguments)
     "attnd_call_result_json": (ctypes.c_char_p, [_pointer]),
     "attnd_client_new": (_pointer, [ctypes.POINTER(ClientOptions), _pointer]),
     "attnd_client_free": (None, [_pointer]),
+    "attnd_residual_free": (None, [_pointer]),
+    "attnd_residual_bytes": (_int64, [_pointer]),
     "attnd_call_wait": (ctypes.c_int, [_pointer, ctypes.c_double]),
     "attnd_server_info": (ctypes.c_int, [_pointer, _int32, _pointer]),
     "attnd_check_health": (ctypes.c_int, [_pointer, _int32, _pointer, ctypes.POINTER(_int32)]),

@@ -13,6 +13,7 @@ from . import _arrays, _native, _wire, local
 from ._arrays import Array, Tensor
 from ._call import Call, CallOptions, Handle, Progress, check_timeout
 from ._problem import Problem, resolve, resolve_lse, resolve_out, resolve_rows
+from ._residual import NativeResidual, Residual
 from .errors import AttndError, Unavailable, Unimplemented, wrong, wrong_type
 from .results import Device, ForwardResult, Gradients, Receipt, ServerInfo
 
@@ -79,7 +80,7 @@ class Client:
         self._handle()
 
     def forward(self, q: object, k: object, v: object, *, return_lse: bool = True, keep: bool = False,
-                out: object = None, timeout: Optional[float] = None, priority: str = "normal",
+                bias_grad: bool = False, out: object = None, timeout: Optional[float] = None, priority: str = "normal",
                 request_id: Optional[str] = None, progress: Optional[Callable[[Progress], None]] = None,
                 **options: Unpack[Options]) -> ForwardResult:
         """O = softmax(scale·QKᵀ + bias, masked) V, and its log-sum-exp.
@@ -87,34 +88,35 @@ class Client:
         q [batch, q_heads, q_len, dim], k [batch, kv_heads, kv_len, dim], v [batch, kv_heads, kv_len, v_dim] of one
         element type, in `layout`; kv_heads divides q_heads. `options` are attnd.Options.
         out: an array of O's shape and q's type that receives it; the result's `out` is then this array.
-        keep: would keep the tensors on the server for backward; no server does yet, so True raises Unimplemented.
+        keep: ask the servers to keep what backward needs; the result's `residual`, if they do, makes backward send dout
+        alone. bias_grad: beside keep, whether backward will be asked for dbias.
         timeout, priority ("low", "normal", "high"), request_id (for the server's logs) and progress (a function of
         attnd.Progress) are this call's.
 
         Raises InvalidArgument or InvalidType before a byte is sent, else what the server says (attnd.errors).
         """
-        problem = resolve(q, k, v, **options)
-        if keep:
-            raise Unimplemented("keep: expected False, got True: no server keeps tensors between calls yet",
-                                reason="RESIDUAL_UNSUPPORTED", field="keep")
+        problem = resolve(q, k, v, bias_grad, **options)
         destination = None if out is None else resolve_out(problem, "out", out, problem.o_shape)
         calls = CallOptions(timeout, priority, request_id, progress)
         receipt: Union[Receipt, Callable[[], Receipt]]
+        residual: Optional[Residual] = None
         try:
-            o, lse, receipt = self._forward(problem, destination, return_lse, calls)
+            o, lse, receipt, residual = self._forward(problem, destination, return_lse, calls, keep, bias_grad)
         except AttndError as error:
             self._may_fall_back(self._explain(error))
             o, lse, receipt = _forward_locally(problem, destination)
         given = out if isinstance(out, np.ndarray) else _arrays.give(Tensor(problem.in_callers_order(o.bits), o.element))
-        return ForwardResult(given, lse if return_lse else None, receipt)
+        return ForwardResult(given, lse if return_lse else None, receipt, residual)
 
     def backward(self, dout: object, q: object, k: object, v: object, o: object, lse: object, *, dlse: object = None,
-                 bias_grad: bool = False, out: Optional[Tuple[object, object, object]] = None,
+                 bias_grad: bool = False, residual: Optional[Residual] = None,
+                 out: Optional[Tuple[object, object, object]] = None,
                  timeout: Optional[float] = None, priority: str = "normal", request_id: Optional[str] = None,
                  progress: Optional[Callable[[Progress], None]] = None, **options: Unpack[Options]) -> Gradients:
         """dQ, dK, dV of the forward call with the same q, k, v and options, which gave o and lse.
 
         dout: the gradient with respect to o, of its shape and type. dlse: with respect to lse, float32; None: zero.
+        residual: that of the forward call, if there is one: what servers still hold is not sent again.
         bias_grad: also return dbias, float32 of the bias's shape, summed over broadcast dimensions.
         out: three arrays (dq, dk, dv) that receive the results. The rest as for forward.
         """
@@ -126,7 +128,7 @@ class Client:
         calls = CallOptions(timeout, priority, request_id, progress)
         receipt: Union[Receipt, Callable[[], Receipt]]
         try:
-            found, d_bias, d_sink, receipt = self._backward(problem, inputs, destinations, bias_grad, calls)
+            found, d_bias, d_sink, receipt = self._backward(problem, inputs, destinations, bias_grad, calls, residual)
         except AttndError as error:
             self._may_fall_back(self._explain(error))
             found, d_bias, d_sink, receipt = _backward_locally(problem, inputs, destinations)
@@ -199,28 +201,37 @@ class Client:
             raise error from None
         warnings.warn(f"attnd: no server is available ({error}); computing locally", RuntimeWarning, stacklevel=3)
 
-    def _forward(self, problem: Problem, callers: Optional[Tensor], return_lse: bool, calls: CallOptions
-                 ) -> Tuple[Tensor, Optional[Array], Callable[[], Receipt]]:
+    def _forward(self, problem: Problem, callers: Optional[Tensor], return_lse: bool, calls: CallOptions, keep: bool,
+                 bias_grad: bool
+                 ) -> Tuple[Tensor, Optional[Array], Callable[[], Receipt], Optional[Residual]]:
         handle = self._handle()
         wire = _wire.choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits,
                                               callers and callers.bits))
-        packed = _wire.pack(problem, wire, bias_gradient=False)
+        packed = _wire.pack(problem, wire, bias_grad)
         inputs = packed.q, packed.k, packed.v, packed.bias
         o = _wire.Destination("out", problem, wire, problem.o_shape, callers, inputs)
         lse = np.empty(problem.lse_shape, np.float32) if return_lse else None
         tensors = _native.ForwardTensors(**_addresses_of(q=packed.q, k=packed.k, v=packed.v,
                                                          mask_bits=packed.mask_bits, bias=packed.bias, o=o.array,
                                                          lse=lse))
+        kept = NativeResidual(handle.library) if keep else None  # before the call: frees what an interrupted one left
+        if kept is not None:
+            tensors.keep = ctypes.addressof(kept.pointer)
         call = Call(handle.library, calls)
         call.run("forward", handle, packed.problem, tensors)
-        return o.finish(), lse, call.receipt
+        residual = Residual(kept, wire) if kept is not None and kept.pointer else None
+        return o.finish(), lse, call.receipt, residual
 
     def _backward(self, problem: Problem, inputs: _BackwardInputs, callers: Sequence[Optional[Tensor]], bias_grad: bool,
-                  calls: CallOptions
+                  calls: CallOptions, residual: Optional[Residual]
                   ) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Callable[[], Receipt]]:
         handle = self._handle()
-        wire = _wire.choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits, inputs.o.bits,
-                                              inputs.d_o.bits, *[c and c.bits for c in callers]))
+        kept = None if residual is None else residual.native()
+        if residual is not None and kept is not None and len(residual.wire.axes) == problem.q.bits.ndim:
+            wire = residual.wire  # the servers hold this layout
+        else:
+            wire = _wire.choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits, inputs.o.bits,
+                                                  inputs.d_o.bits, *[c and c.bits for c in callers]))
         packed = _wire.pack(problem, wire, bias_grad)
         o, d_o = wire.pack(inputs.o.bits), wire.pack(inputs.d_o.bits)
         sent = packed.q, packed.k, packed.v, packed.bias, o, d_o, inputs.lse, inputs.d_lse
@@ -232,6 +243,8 @@ class Client:
         tensors = _native.BackwardTensors(**_addresses_of(
             q=packed.q, k=packed.k, v=packed.v, mask_bits=packed.mask_bits, bias=packed.bias, o=o, lse=inputs.lse,
             d_o=d_o, d_lse=inputs.d_lse, d_q=d_q.array, d_k=d_k.array, d_v=d_v.array, d_bias=d_bias, d_sink=d_sink))
+        if kept is not None:
+            tensors.residual = kept.pointer.value
         call = Call(handle.library, calls)
         call.run("backward", handle, packed.problem, tensors)
         return ([d.finish() for d in (d_q, d_k, d_v)], d_bias, None if d_sink is None else d_sink.sum(0), call.receipt)

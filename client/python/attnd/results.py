@@ -2,14 +2,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
 
 from ._arrays import Array
+
+if TYPE_CHECKING:
+    from ._residual import Residual
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What was done. Times are seconds; `stages` sums each stage over the shards of the call."""
+    """What was done. Times are seconds; `stages` sums each stage over the shards of the call. leased: of a forward,
+    shards that are kept on servers; of a backward, shards whose tensors the server had."""
 
     backend: str
     device: str = ""
@@ -19,6 +23,7 @@ class Receipt:
     deterministic: bool = True
     shards: int = 0
     retries: int = 0
+    leased: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     elapsed: float = 0.0
@@ -43,14 +48,15 @@ class _Result:
 
 class ForwardResult(_Result):
     """out: q's element type, in q's layout, head dim of v. lse: float32 [batch, q_heads, q_len] (packed
-    [q_heads, total rows]), natural logarithm, before dropout; None unless asked for."""
+    [q_heads, total rows]), natural logarithm, before dropout; None unless asked for. residual: what servers keep for
+    backward, an attnd.Residual; None unless asked for and kept."""
 
-    __slots__ = ("out", "lse")
-    residual = None  # no server keeps tensors between calls yet
+    __slots__ = ("out", "lse", "residual")
 
-    def __init__(self, out: Array, lse: Optional[Array], receipt: Union[Receipt, Callable[[], Receipt]]) -> None:
+    def __init__(self, out: Array, lse: Optional[Array], receipt: Union[Receipt, Callable[[], Receipt]],
+                 residual: Optional[Residual] = None) -> None:
         super().__init__(receipt)
-        self.out, self.lse = out, lse
+        self.out, self.lse, self.residual = out, lse, residual
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return ForwardResult, (self.out, self.lse, self.receipt)

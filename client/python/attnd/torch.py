@@ -8,18 +8,22 @@
 
 The work is two custom operators, attnd::forward and attnd::backward, opaque to torch.compile. Elements are float16,
 bfloat16 and float32. Dropout's seeds are drawn from torch's generator, so that torch.manual_seed and activation
-checkpointing repeat them. CUDA tensors travel through pinned host memory. Needs torch 2.4 or later.
+checkpointing repeat them. CUDA tensors travel through pinned host memory. Where a backward may follow, servers are asked
+to keep its tensors, so that it sends the gradient of the output alone. Needs torch 2.4 or later.
 """
 from __future__ import annotations
 
 import threading
+import weakref
 from types import TracebackType
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, Union
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ._arrays import Tensor as Bits
+from ._residual import Residual
 from .client import Client
 from .client import connect as _connect
 from .errors import Unavailable, wrong, wrong_type
@@ -29,17 +33,20 @@ __all__ = ["attention", "client", "connect", "disconnect", "replace", "scaled_do
 _ELEMENTS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _original = torch.nn.functional.scaled_dot_product_attention
 _clients: Dict[str, Client] = {}
+_keeping: Dict[str, bool] = {}  # by name: whether servers are asked to keep tensors for backward
 _lock = threading.Lock()
 
 
-def connect(address: Union[str, Sequence[str], Client], *, name: str = "", **options: Any) -> Client:
+def connect(address: Union[str, Sequence[str], Client], *, name: str = "", keep: bool = True, **options: Any) -> Client:
     """Connects this module: attnd.connect's arguments, or a Client that exists. Connecting again replaces.
 
     name: several connections can exist beside each other; functions here take it as `server`.
+    keep: where a backward may follow, ask the servers to keep its tensors until autograd frees the graph; backward
+        then sends a fifth of the bytes, and everything where a server could not keep them. Same results.
     """
     made = address if isinstance(address, Client) else _connect(address, **options)
     with _lock:
-        _clients[name] = made
+        _clients[name], _keeping[name] = made, keep
     return made
 
 
@@ -110,10 +117,20 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
     if window is not None and len(window) != 2:
         raise wrong("window", "(left, right)", window)
     left, right = (None, None) if window is None else window
-    options = f"{layout}|{causal}|{align}|{left}|{right}|{zero_rest}|{accumulate}|{precision}|{server}"
-    out, lse = torch.ops.attnd.forward(q, k, v, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k,
+    keep = _wish(q, k, v, bias, sink, server)
+    options = f"{layout}|{causal}|{align}|{left}|{right}|{zero_rest}|{accumulate}|{precision}|{keep}|{server}"
+    out, lse, _ = torch.ops.attnd.forward(q, k, v, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k,
                                        offsets, seed, scale, float(softcap), float(dropout_p), options)
     return (out, lse) if return_lse else out
+
+
+def _wish(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sink: Optional[Tensor], server: str) -> str:
+    """What servers shall keep tensors for: "" nothing, "keep" a backward, "bias" one that wants the bias's gradient."""
+    if not torch.is_grad_enabled() or not _keeping.get(server, False):
+        return ""
+    if bias is not None and bias.requires_grad:
+        return "bias"
+    return "keep" if any(t is not None and t.requires_grad for t in (q, k, v, sink)) else ""
 
 
 class replace:
@@ -213,35 +230,39 @@ def _mask_dimensions(mask: Tensor, scores: Tuple[int, ...]) -> Tensor:
 def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Optional[Tensor], sink: Optional[Tensor],
              alibi_slopes: Optional[Tensor], kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
              cu_seqlens_k: Optional[Tensor], offsets: Optional[Tensor], seed: Optional[Tensor],
-             scale: Optional[float], softcap: float, dropout_p: float, options: str) -> Tuple[Tensor, Tensor]:
-    chosen, server = _options(options, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k, offsets,
-                              seed, scale, softcap, dropout_p)
+             scale: Optional[float], softcap: float, dropout_p: float, options: str) -> Tuple[Tensor, Tensor, Tensor]:
+    """o, lse, and a tensor that stands for what the servers keep."""
+    chosen, keep, server = _options(options, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k,
+                                    offsets, seed, scale, softcap, dropout_p)
     o = _empty_like(q, chosen["layout"], v.shape[-1], host=True)
-    result = client(server).forward(_bits("q", q), _bits("k", k), _bits("v", v), out=_bits("out", o), **chosen)
-    return o.to(q.device), torch.from_numpy(result.lse).to(q.device)
+    result = client(server).forward(_bits("q", q), _bits("k", k), _bits("v", v), out=_bits("out", o),
+                                    keep=keep != "", bias_grad=keep == "bias", **chosen)
+    return o.to(q.device), torch.from_numpy(result.lse).to(q.device), _stand_in(result.residual)
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tuple[Tensor, Tensor, Tensor]:
     layout = _layout(rest[-1])
     lse = q.new_empty(_lse_shape(q, layout), dtype=torch.float32)
-    return _empty_like(q, layout, v.shape[-1]), lse
+    return _empty_like(q, layout, v.shape[-1]), lse, torch.empty(1, dtype=torch.uint8, device="cpu")
 
 
 @torch.library.custom_op("attnd::backward", mutates_args=())
-def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, want_bias_gradient: bool, q: Tensor,
-              k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Optional[Tensor], sink: Optional[Tensor],
+def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, residual: Tensor,
+              want_bias_gradient: bool, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor],
+              mask: Optional[Tensor], sink: Optional[Tensor],
               alibi_slopes: Optional[Tensor], kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
               cu_seqlens_k: Optional[Tensor], offsets: Optional[Tensor], seed: Optional[Tensor],
               scale: Optional[float], softcap: float, dropout_p: float, options: str
               ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    chosen, server = _options(options, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k, offsets,
-                              seed, scale, softcap, dropout_p)
+    chosen, _, server = _options(options, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k,
+                                 offsets, seed, scale, softcap, dropout_p)
     made = [_empty_like(tensor, chosen["layout"], tensor.shape[-1], host=True) for tensor in (q, k, v)]
     out = tuple(_bits("out", tensor) for tensor in made)
     g = client(server).backward(_bits("dout", d_o), _bits("q", q), _bits("k", k), _bits("v", v), _bits("o", o),
                                 _bits("lse", lse), dlse=None if d_lse is None else _bits("dlse", d_lse),
-                                bias_grad=want_bias_gradient, out=(out[0], out[1], out[2]), **chosen)
+                                bias_grad=want_bias_gradient, residual=_kept.get(residual.data_ptr()),
+                                out=(out[0], out[1], out[2]), **chosen)
     d_q, d_k, d_v = [tensor.to(q.device) for tensor in made]
     d_bias, d_sink = _empty_gradients(q, bias if want_bias_gradient else None, sink)
     if g.dbias is not None and bias is not None:
@@ -252,8 +273,8 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, want
 
 
 @_backward.register_fake
-def _(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, want_bias_gradient: bool, q: Tensor, k: Tensor,
-      v: Tensor, bias: Optional[Tensor], mask: Optional[Tensor], sink: Optional[Tensor], *rest: Any
+def _(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, residual: Tensor, want_bias_gradient: bool,
+      q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Optional[Tensor], sink: Optional[Tensor], *rest: Any
       ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     layout = _layout(rest[-1])
     d_q, d_k, d_v = [_empty_like(tensor, layout, tensor.shape[-1]) for tensor in (q, k, v)]
@@ -261,21 +282,22 @@ def _(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, want_bias_gr
     return d_q, d_k, d_v, d_bias, d_sink
 
 
-def _setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor, Tensor]) -> None:
     tensors, ctx.numbers = inputs[:12], inputs[12:]
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output, *tensors)
 
 
-def _differentiate(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-    o, lse, *tensors = ctx.saved_tensors
+def _differentiate(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor], _: Optional[Tensor]
+                   ) -> Tuple[Optional[Tensor], ...]:
+    o, lse, residual, *tensors = ctx.saved_tensors
     if d_o is None and d_lse is None:
         return (None,) * 16
     if d_o is None:
         d_o = torch.zeros_like(o)
     want_bias_gradient = bool(ctx.needs_input_grad[3])
-    d_q, d_k, d_v, d_bias, d_sink = torch.ops.attnd.backward(d_o, d_lse, o, lse, want_bias_gradient, *tensors,
-                                                             *ctx.numbers)
+    d_q, d_k, d_v, d_bias, d_sink = torch.ops.attnd.backward(d_o, d_lse, o, lse, residual, want_bias_gradient,
+                                                             *tensors, *ctx.numbers)
     return (d_q, d_k, d_v, d_bias if want_bias_gradient else None, None, d_sink if tensors[5] is not None else None,
             *(None,) * 10)
 
@@ -286,9 +308,9 @@ _forward.register_autograd(_differentiate, setup_context=_setup_context)
 def _options(options: str, bias: Optional[Tensor], mask: Optional[Tensor], sink: Optional[Tensor],
              alibi_slopes: Optional[Tensor], kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
              cu_seqlens_k: Optional[Tensor], offsets: Optional[Tensor], seed: Optional[Tensor],
-             scale: Optional[float], softcap: float, dropout_p: float) -> Tuple[Dict[str, Any], str]:
-    """Keywords for Client.forward, and the connection's name."""
-    layout, causal, align, left, right, zero_rest, accumulate, precision, server = options.split("|", 8)
+             scale: Optional[float], softcap: float, dropout_p: float) -> Tuple[Dict[str, Any], str, str]:
+    """Keywords for Client.forward, what _wish said, and the connection's name."""
+    layout, causal, align, left, right, zero_rest, accumulate, precision, keep, server = options.split("|", 9)
     window = (_constant(left), _constant(right))
     chosen: Dict[str, Any] = dict(
         layout=layout, causal=_constant(causal), align=_constant(align) if offsets is None else offsets,
@@ -296,7 +318,21 @@ def _options(options: str, bias: Optional[Tensor], mask: Optional[Tensor], sink:
         precision=_constant(precision), bias=None if bias is None else _bits("bias", bias), mask=mask, sink=sink,
         alibi_slopes=alibi_slopes, kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         scale=scale, softcap=softcap, dropout_p=dropout_p, seed=0 if seed is None else int(seed))
-    return chosen, server
+    return chosen, keep, server
+
+
+_kept: Dict[int, Residual] = {}  # by the address of the memory of the tensor that stands for it
+
+
+def _stand_in(residual: Optional[Residual]) -> Tensor:
+    """A tensor that autograd can save in the residual's place. The residual lives as long as its memory; a copy of it,
+    as hooks on saved tensors make them, stands for nothing, and backward then sends everything."""
+    memory = np.zeros(1, np.uint8)
+    if residual is not None:
+        address = int(memory.__array_interface__["data"][0])
+        _kept[address] = residual
+        weakref.finalize(memory, _kept.pop, address, None).atexit = False
+    return torch.from_numpy(memory)
 
 
 def _layout(options: str) -> str:

@@ -1,0 +1,59 @@
+"""What servers keep of a forward call for its backward."""
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Optional
+
+from . import _native
+
+if TYPE_CHECKING:
+    from ._wire import Wire
+
+
+class NativeResidual:
+    """The C library's handle, which a forward call fills. Freed when nobody holds it any more, which waits for nothing;
+    never in a process that did not make it."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.pointer = ctypes.c_void_p()
+        self._library, self.generation = library, _native.generation()
+
+    @property
+    def bytes_held(self) -> int:
+        return int(self._library.attnd_residual_bytes(self.pointer))
+
+    def __del__(self) -> None:
+        if self.pointer and self.generation == _native.generation():
+            self._library.attnd_residual_free(self.pointer)
+
+
+class Residual:
+    """What servers keep of one forward call (q, k, v, mask, bias, o, lse), so that its backward sends dout alone.
+
+    Give it to Client.backward with the same arrays and options; it may be used again, by any thread. Servers may take
+    the memory back at any time: backward then sends everything, and its result is bitwise the same. The memory is given
+    back when the object goes, or by release(); neither waits. In a forked child it holds nothing.
+    """
+
+    __slots__ = ("wire", "_native", "__weakref__")
+
+    def __init__(self, native: NativeResidual, wire: Wire) -> None:
+        self.wire, self._native = wire, native  # type: Wire, Optional[NativeResidual]
+
+    def native(self) -> Optional[NativeResidual]:
+        """The handle, if it can be used in this process."""
+        found = self._native
+        return found if found is not None and found.generation == _native.generation() else None
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes that servers hold for it, as far as is known here."""
+        found = self.native()
+        return 0 if found is None else found.bytes_held
+
+    def release(self) -> None:
+        """Gives the servers' memory back, once backward calls that run have ended."""
+        self._native = None
+
+    def __repr__(self) -> str:
+        return f"<attnd.Residual of {self.bytes_held} bytes>"
