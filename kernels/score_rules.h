@@ -34,8 +34,28 @@ struct ScoreContext {
   int batch, head;  // batch entry or sequence; query head
 };
 
+// Two neighbouring scores of a row; `key` is even.
+struct KeyPair {
+  int row, key;
+};
+
 struct LinearScores {
   static constexpr bool kEveryTile = false;
+  // Products of kPairs pairs become scores. Returns which keys are visible: bit 2·pair + n.
+  // `is_cut`: causal, window or lengths may hide some.
+  template <int kPairs>
+  ATTN_HD static uint32_t ApplyAll(const ScoreContext& at, const KeyPair (&pairs)[kPairs],
+                                   bool /*is_cut*/, float (&scores)[kPairs][2]) {
+    uint32_t visible = 0;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      const KeyPair pair = pairs[n >> 1];
+      const Scored scored = Apply(at, pair.row, pair.key + (n & 1), scores[n >> 1][n & 1]);
+      scores[n >> 1][n & 1] = scored.score;
+      visible |= static_cast<uint32_t>(scored.visible) << n;
+    }
+    return visible;
+  }
   // dS of the raw product over dS of the score, where it is not constant (softcap).
   ATTN_HD static bool HasSlope(const ProblemDesc&) { return false; }
   ATTN_HD static float Slope(const ScoreContext&, float) { return 1; }
@@ -59,6 +79,29 @@ struct LinearScores {
 
 struct GeneralScores {
   static constexpr bool kEveryTile = true;
+  // Option by option over the whole tile: one uniform branch for each, and all loads of an option
+  // are under way before the first is needed (one by one, each would cost what the L2 takes to
+  // answer).
+  template <int kPairs>
+  ATTN_HD static uint32_t ApplyAll(const ScoreContext& at, const KeyPair (&pairs)[kPairs],
+                                   bool is_cut, float (&scores)[kPairs][2]) {
+    const ProblemDesc& problem = at.problem;
+    uint32_t visible = (1u << (2 * kPairs)) - 1;
+    if (is_cut) visible = VisiblePlaces(at, pairs);
+    Multiply(problem.scale, scores);
+    if (problem.softcap != 0) CapAll(problem.softcap, scores);
+    if (problem.bias.data != nullptr || problem.alibi_slopes != nullptr) {
+      visible &= AddAll(at, pairs, scores);
+    } else {
+      Multiply(kLog2E, scores);
+    }
+    if (problem.mask.data != nullptr) visible &= MaskAll(at, pairs);
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      if (!(visible >> n & 1)) scores[n >> 1][n & 1] = -Infinity();
+    }
+    return visible;
+  }
   ATTN_HD static bool HasSlope(const ProblemDesc& problem) { return problem.softcap != 0; }
   ATTN_HD static float Slope(const ScoreContext& at, float product) {
     const float cap = at.problem.softcap;
@@ -109,20 +152,122 @@ struct GeneralScores {
     return LinearScores::IsVisible(at, row, key) && MaskAllows(at, row, key) &&
            BiasAt(at, row, key) != -Infinity();
   }
-  // A bias of the type's lowest number, as masks are often written, stays finite in units of log2:
-  // a row of nothing else is then a plain average, as in the reference.
   ATTN_HD static Scored Apply(const ScoreContext& at, int row, int key, float product) {
     const Scored kHidden = {-Infinity(), false};
     if (!LinearScores::IsVisible(at, row, key)) return kHidden;
     if (!MaskAllows(at, row, key)) return kHidden;
-    float bias = BiasAt(at, row, key);
-    if (bias == -Infinity()) return kHidden;
-    float score = Softcap(at.problem.softcap, product * at.problem.scale);
-    float added = (bias + Alibi(at, row, key)) * kLog2E;
-    if (added < 0.9f * kLowest) added = 0.9f * kLowest;
-    return {ptx::Fma(score, kLog2E, added), true};
+    return Score(at, row, key, product, BiasAt(at, row, key));
   }
   ATTN_HD static int VisibleCount(const ScoreContext&, int /*row*/, int counted) { return counted; }
+
+ private:
+  ATTN_HD static Scored Score(const ScoreContext& at, int row, int key, float product, float bias) {
+    const float score = Softcap(at.problem.softcap, product * at.problem.scale);
+    const float added = AddedInLog2(bias + Alibi(at, row, key));
+    if (bias == -Infinity()) return {-Infinity(), false};
+    return {ptx::Fma(score, kLog2E, added), true};
+  }
+  // A bias of the type's lowest number, as masks are often written, stays finite in units of log2:
+  // a row of nothing else is then a plain average, as in the reference.
+  ATTN_HD static float AddedInLog2(float added) {
+    return added * kLog2E < 0.9f * kLowest ? 0.9f * kLowest : added * kLog2E;
+  }
+
+  template <int kPairs>
+  ATTN_HD static void Multiply(float factor, float (&scores)[kPairs][2]) {
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) scores[n >> 1][n & 1] *= factor;
+  }
+  template <int kPairs>
+  ATTN_HD static void CapAll(float cap, float (&scores)[kPairs][2]) {
+    const float to_power = 2 * kLog2E / cap;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      float& score = scores[n >> 1][n & 1];
+      score = SoftcapFromInverse(cap, ptx::Reciprocal(1.0f + ptx::Exp2(score * to_power)));
+    }
+  }
+  template <int kPairs>
+  ATTN_HD static uint32_t VisiblePlaces(const ScoreContext& at, const KeyPair (&pairs)[kPairs]) {
+    uint32_t visible = 0;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      const KeyPair pair = pairs[n >> 1];
+      visible |= static_cast<uint32_t>(LinearScores::IsVisible(at, pair.row, pair.key + (n & 1)))
+                 << n;
+    }
+    return visible;
+  }
+
+  // Adds bias and ALiBi and goes over to units of log2; a bias of −infinity hides.
+  template <int kPairs>
+  ATTN_HD static uint32_t AddAll(const ScoreContext& at, const KeyPair (&pairs)[kPairs],
+                                 float (&scores)[kPairs][2]) {
+    const ProblemDesc& problem = at.problem;
+    uint32_t bias[kPairs][2];  // float32 bits
+    LoadBias(at, pairs, bias);
+    float slope = 0;
+    if (problem.alibi_slopes != nullptr) {
+      slope =
+          ptx::LoadConstantFloat(problem.alibi_slopes + at.batch * problem.alibi_batch + at.head);
+    }
+    uint32_t visible = 0;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      const KeyPair pair = pairs[n >> 1];
+      const float own = ptx::BitsFloat(bias[n >> 1][n & 1]);
+      const float alibi = AlibiBias(slope, at.sequence.diagonal, pair.row, pair.key + (n & 1));
+      float& score = scores[n >> 1][n & 1];
+      score = ptx::Fma(score, kLog2E, AddedInLog2(own + alibi));
+      visible |= static_cast<uint32_t>(own != -Infinity()) << n;
+    }
+    return visible;
+  }
+  ATTN_HD static bool Exists(const ScoreContext& at, KeyPair pair, int n) {
+    return pair.row < at.sequence.q_len && pair.key + n < at.sequence.kv_len;
+  }
+  template <int kPairs>
+  ATTN_HD static void LoadBias(const ScoreContext& at, const KeyPair (&pairs)[kPairs],
+                               uint32_t (&to)[kPairs][2]) {
+    const BroadcastTensor& bias = at.problem.bias;
+    const bool is_wide = bias.element == kBiasFloat32, is_half = bias.element == kBiasFloat16;
+    const int bytes = is_wide ? 4 : 2;
+    const char* data =
+        static_cast<const char*>(bias.data) + (at.batch * bias.batch + at.head * bias.head) * bytes;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      const KeyPair pair = pairs[n >> 1];
+      const char* from = data + (pair.row * bias.row + (pair.key + (n & 1)) * bias.column) * bytes;
+      const bool exists = bias.data != nullptr && Exists(at, pair, n & 1);
+      to[n >> 1][n & 1] =
+          is_wide ? ptx::LoadConstant32If(from, exists) : ptx::LoadConstant16If(from, exists);
+    }
+    if (is_wide) return;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      const uint32_t word = to[n >> 1][n & 1];
+      to[n >> 1][n & 1] = is_half ? ptx::FloatBits(ptx::LowHalf(word)) : word << 16;
+    }
+  }
+  // A pair's bits lie in one byte.
+  template <int kPairs>
+  ATTN_HD static uint32_t MaskAll(const ScoreContext& at, const KeyPair (&pairs)[kPairs]) {
+    const BroadcastTensor& mask = at.problem.mask;
+    const char* data =
+        static_cast<const char*>(mask.data) + at.batch * mask.batch + at.head * mask.head;
+    uint32_t bytes[kPairs], allowed = 0;
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const int64_t byte = pairs[n].row * mask.row + (mask.column * pairs[n].key >> 3);
+      bytes[n] = ptx::LoadConstant8If(data + byte, Exists(at, pairs[n], 0));
+    }
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const uint32_t first = bytes[n] >> (mask.column * pairs[n].key & 7);
+      allowed |= (mask.column ? first & 3 : (first & 1) * 3) << (2 * n);
+    }
+    return allowed;
+  }
 };
 
 }  // namespace attnd

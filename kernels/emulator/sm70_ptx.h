@@ -195,6 +195,15 @@ inline uint4 LoadConstant128(const void* p, ATTN_WHERE) {
 inline void LoadConstant128If(uint4& v, const void* p, bool condition, ATTN_WHERE) {
   if (condition) v = host::Load<uint4>(p, where, false);
 }
+inline uint32_t LoadConstant32If(const void* p, bool condition, ATTN_WHERE) {
+  return condition ? host::Load<uint32_t>(p, where, false) : 0;
+}
+inline uint32_t LoadConstant16If(const void* p, bool condition, ATTN_WHERE) {
+  return condition ? host::Load<uint16_t>(p, where, false) : 0;
+}
+inline uint32_t LoadConstant8If(const void* p, bool condition, ATTN_WHERE) {
+  return condition ? host::Load<uint8_t>(p, where, false) : 0;
+}
 inline float LoadConstantFloat(const void* p, ATTN_WHERE) {
   return host::Load<float>(p, where, false);
 }

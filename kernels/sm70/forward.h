@@ -58,6 +58,7 @@ struct ForwardKernel {
     int grown[kPRing][kRoleWarps];
     float end_factor[kRoleWarps][kWarpRows];
     Words keep;
+    Descriptors descriptors;
     int left_out;  // whether an infinity or NaN of a PARTIAL tile of V was left out
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
@@ -86,9 +87,12 @@ struct ForwardKernel {
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const TileWork& tile = params.tiles[at.block];
-    const ProblemDesc& problem = params.problems[tile.problem];
-    const SequenceDesc& sequence = problem.sequences[tile.batch];
+    const TileWork tile = params.tiles[at.block];
+    BringDescriptors(params, tile, at.thread, kThreads, shared.descriptors);
+    if (at.thread == 0) ptx::StoreShared32(&shared.left_out, 0);
+    ptx::SyncThreads();
+    const ProblemDesc& problem = shared.descriptors.problem;
+    const SequenceDesc& sequence = shared.descriptors.sequence;
     int first_row = tile.tile * kTile.q_rows;
     int end_row = MinInt(first_row + kTile.q_rows, sequence.q_len);
     Work work = {
@@ -98,8 +102,6 @@ struct ForwardKernel {
         {at.thread & 31},
         (at.thread >> 5) & (kRoleWarps - 1),
         at.thread & (kStageThreads - 1)};
-    if (at.thread == 0) ptx::StoreShared32(&shared.left_out, 0);
-    ptx::SyncThreads();
     if (work.tiles.count() == 0) {
       WriteEmptyRows(work, at.thread < kStageThreads);
     } else if (at.thread < kStageThreads) {
@@ -161,7 +163,7 @@ struct ForwardKernel {
         ScoresQK(rQ, shared.k, from + slot * kGroupBytes, rS);
         ptx::BarrierArrive(turn + group * kTeams, kTurnThreads);
         if (Rule::kEveryTile || work.tiles.IsPartial(step)) {
-          ApplyRule(work, first_key + group * kGroupKeys, rS, rows);
+          ApplyRule(work, first_key + group * kGroupKeys, work.tiles.IsCut(step), rS, rows);
         }
         Grow(rS, multiplier, work, step * kGroups + group, shared, rows);
         MakeProbabilities(rS, multiplier, slot, work, rows, shared, to + slot * kTeams * kPBytes);
@@ -232,23 +234,33 @@ struct ForwardKernel {
     return static_cast<char*>(base) + offset + constant;
   }
 
-  ATTN_HD static void ApplyRule(const Work& work, int first_key, float (&rS)[kRowTiles][8],
-                                RowState& rows) {
+  ATTN_HD static void ApplyRule(const Work& work, int first_key, bool is_cut,
+                                float (&rS)[kRowTiles][8], RowState& rows) {
     const int lane = ptx::Keep(work.lane.index);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
+      KeyPair pairs[4];  // pair n is of the lane's row n % kRows
+      float scores[4][2];
 #pragma unroll
-      for (int r = 0; r < Math::kRows; ++r) {
-        const int row = work.score_row() + PlaceOf(m, r, {lane});
+      for (int n = 0; n < 4; ++n) {
+        const int e = PairElement(n);
+        pairs[n] = {work.score_row() + PlaceOf(m, n % Math::kRows, {lane}),
+                    first_key + Math::Col(e, lane)};
+        scores[n][0] = rS[m][e];
+        scores[n][1] = rS[m][e + 1];
+      }
+      const uint32_t visible = Rule::ApplyAll(work.at, pairs, is_cut, scores);
 #pragma unroll
-        for (int c = 0; c < Math::kColumns; ++c) {
-          const int e = Math::Element(r, c);
-          Scored scored = Rule::Apply(work.at, row, first_key + Math::Col(e, lane), rS[m][e]);
-          rS[m][e] = scored.score;
-          rows.visible[m][r] += scored.visible;
-        }
+      for (int n = 0; n < 4; ++n) {
+        const int e = PairElement(n);
+        rS[m][e] = scores[n][0];
+        rS[m][e + 1] = scores[n][1];
+        rows.visible[m][n % Math::kRows] += (visible >> (2 * n) & 1) + (visible >> (2 * n + 1) & 1);
       }
     }
+  }
+  ATTN_HD static constexpr int PairElement(int n) {
+    return Math::Element(n % Math::kRows, n / Math::kRows * 2);
   }
 
   // Moves the stabilisers if any row of the warp outgrew its own by 2^kLag.
@@ -462,18 +474,18 @@ struct ForwardKernel {
     }
   }
 
+  static constexpr int kOtherKeys = ChunkOffset(4, 0, kPitch);  // four rows on, twist included
   // Byte offsets of this lane's operands of the group at hand.
   struct Operands {
-    int line;        // of P, the own column half's keys; ^ kOtherHalf: the other's
-    int own, other;  // of V, within the group: key of k step 0, the lane's chunk
-    int p, v;        // of the group in the rings
+    int line;  // of P: the own column half's keys; ^ kOtherHalf: the other's
+    int row;   // of V, within the group: key of k step 0, the lane's chunk; ^ kOtherKeys likewise
+    int p, v;  // of the group in the rings
 
     ATTN_HD explicit Operands(const Work& work) : p(0), v(0) {
       const int chunk = work.lane.column_half() * 2 + work.lane.upper();
       line = ptx::Keep(ReaderLine(work));
       const int column = work.part() * kOutputChunks * 16;
-      own = ptx::Keep(ChunkOffset(work.lane.ValueKey(0, 0), chunk, kPitch) + column);
-      other = ptx::Keep(ChunkOffset(work.lane.ValueKey(0, 1), chunk, kPitch) + column);
+      row = ptx::Keep(ChunkOffset(work.lane.ValueKey(0, 0), chunk, kPitch) + column);
     }
     ATTN_HD void Next() {
       p = (p + kTeams * kPBytes) & (kPRing * kTeams * kPBytes - 1);
@@ -493,8 +505,9 @@ struct ForwardKernel {
     }
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-      AddPV(shared.p, at.p + (half ? at.line ^ kOtherHalf : at.line), shared.v,
-            at.v + (half ? at.other : at.own), rO);
+      AddPV(shared.p, at.p + at.line, shared.v, at.v + at.row, rO);
+      at.line ^= kOtherHalf;
+      at.row ^= kOtherKeys;
     }
     at.Next();
   }

@@ -171,6 +171,28 @@ ATTN_PTX void LoadConstant128If(uint4& v, const void* p, bool condition) {
                : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
                : "l"(p), "r"(static_cast<int>(condition)));
 }
+// One predicated instruction each; zero where `condition` does not hold.
+ATTN_PTX uint32_t LoadConstant32If(const void* p, bool condition) {
+  uint32_t v;
+  asm volatile("{.reg .pred q; setp.ne.b32 q,%2,0; mov.u32 %0,0; @q ld.global.nc.u32 %0,[%1];}"
+               : "=&r"(v)
+               : "l"(p), "r"(static_cast<int>(condition)));
+  return v;
+}
+ATTN_PTX uint32_t LoadConstant16If(const void* p, bool condition) {
+  uint16_t v;
+  asm volatile("{.reg .pred q; setp.ne.b32 q,%2,0; mov.u16 %0,0; @q ld.global.nc.u16 %0,[%1];}"
+               : "=&h"(v)
+               : "l"(p), "r"(static_cast<int>(condition)));
+  return v;
+}
+ATTN_PTX uint32_t LoadConstant8If(const void* p, bool condition) {
+  uint32_t v;
+  asm volatile("{.reg .pred q; setp.ne.b32 q,%2,0; mov.u32 %0,0; @q ld.global.nc.u8 %0,[%1];}"
+               : "=&r"(v)
+               : "l"(p), "r"(static_cast<int>(condition)));
+  return v;
+}
 ATTN_PTX float LoadConstantFloat(const void* p) {
   float v;
   asm volatile("ld.global.nc.f32 %0,[%1];" : "=f"(v) : "l"(p));
