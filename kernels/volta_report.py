@@ -28,8 +28,11 @@ SCHEDULES = (("gto", 37), ("lrr", 37), ("gto", 500))
 PEAK_FLOPS_PER_CLOCK = 80 * 1024
 # Best published on a V100, per cent of 125 TFLOP/s: (head_dim, pass, mask).
 PUBLISHED = {(64, "forward", "full"): 32, (128, "forward", "full"): 30,
-             (64, "forward", "causal"): 24, (128, "forward", "causal"): 16,
+             (64, "forward", "causal"): 24, (128, "forward", "causal"): 16, (256, "forward", "causal"): 38,
              (64, "backward", "full"): 18, (128, "backward", "full"): 15}
+# xformers 0.0.22 on a V100-SXM2-32GB, TFLOP/s as published: forward at N = 4096, backward D 64 at 4096, D 128 at 2048.
+XFORMERS = {(64, "forward", "full"): 32.4, (64, "forward", "causal"): 29.2, (128, "forward", "full"): 37.0,
+            (64, "backward", "full"): 22.7, (128, "backward", "full"): 19.3}
 STEPS = (16, 15)
 PARAMETERS = 0x160          # where kernel parameters start in constant bank 0
 TABLES = 0x1000000          # our ProblemDesc; then its sequence and the tile list
@@ -158,6 +161,8 @@ def simulate(key, fields, image, nvdisasm):
                      "code_lines": predictor.code_lines(), "blocks_per_sm": ctas,
                      "tflops_at_1380_mhz": round(min(launch[mask]) * 1.1305, 1),
                      "best_published_share": PUBLISHED.get(
+                         (shape.head_dim, "backward" if shape.backward else "forward", mask)),
+                     "xformers_tflops": XFORMERS.get(
                          (shape.head_dim, "backward" if shape.backward else "forward", mask))})
     return rows
 
@@ -167,13 +172,14 @@ def print_table(rows):
           f"N {LENGTH}, batch × heads {HEADS}. Error band: 10 % of time (voltasim/README.md).")
     print("Waiting for another block's turn at dQ (deterministic backward) is not modelled.")
     head = f"{'kernel':40s} {'mask':7s} {'regs':>4s} {'spill':>5s} {'confl':>5s} {'lines':>5s} {'steady':>6s} " \
-           f"{'launch':>6s} {'TFLOP/s':>7s} {'published':>9s}"
+           f"{'launch':>6s} {'TFLOP/s':>7s} {'published':>9s} {'xformers':>8s}"
     print(head)
     for r in rows:
         best = f"{r['best_published_share']}" if r["best_published_share"] else "–"
+        rival = f"{r['xformers_tflops']}" if r["xformers_tflops"] else "–"
         print(f"{r['kernel']:40s} {r['mask']:7s} {r['registers']:4d} {r['spills']:5d} {r['conflicts']:5.2f} "
               f"{r['code_lines']:5d} {r['steady_share']:6.1f} {r['launch_share']:6.1f} "
-              f"{r['tflops_at_1380_mhz']:7.1f} {best:>9s}")
+              f"{r['tflops_at_1380_mhz']:7.1f} {best:>9s} {rival:>8s}")
 
 
 def main():
