@@ -108,7 +108,7 @@ class BackwardTile {
                        .depth = tile_.columns,
                        .accumulate = false,
                        .depth_limits = tile_.full ? nullptr : tile_.columns_of_rows,
-                       .depth_step = 2 * kDepthStep};
+                       .depth_step = kLongDepthStep};
     Finite() ? Multiply(product) : MultiplyVisible(product);
   }
 
@@ -210,7 +210,7 @@ class BackwardTile {
     product.b_panel = int64_t{v_dim_} * kPanelColumns;
     product.c = d_s_;
     product.depth = v_dim_;
-    product.depth_step = 2 * kDepthStep;
+    product.depth_step = kLongDepthStep;
     Multiply(product);
   }
 

@@ -45,8 +45,6 @@ FloatRows AsFloats(const Problem& p, const RowsOf& from, float* copy) {
   return {copy, PaddedDim(from.count)};
 }
 
-constexpr int kForwardDepthStep = 2 * kDepthStep;
-
 // QueryTile: some rows of one head, and what an item knows of them so far.
 struct QueryTile {
   QueryTile(const ForwardCall& call, int64_t b, int64_t head, int64_t tile)
@@ -206,7 +204,7 @@ class ForwardPass {
               .depth = dim_,
               .accumulate = false,
               .column_limits = scores_.full ? nullptr : scores_.columns_of_rows,
-              .depth_step = kForwardDepthStep});
+              .depth_step = kLongDepthStep});
   }
 
   // Sᵀ = K·Qᵀ, turned around.
@@ -223,7 +221,7 @@ class ForwardPass {
               .columns = tile.rows,
               .depth = dim_,
               .accumulate = false,
-              .depth_step = kForwardDepthStep});
+              .depth_step = kLongDepthStep});
     for (int r = 0; r < tile.rows; ++r) {
       for (int c = 0; c < scores_.columns; ++c) {
         s_[r * kMaxKeyRows + c] = s_transposed_[c * kFewQueries + r];
@@ -245,7 +243,7 @@ class ForwardPass {
                        .depth = scores_.columns,
                        .accumulate = true,
                        .depth_limits = scores_.full ? nullptr : scores_.columns_of_rows,
-                       .depth_step = kForwardDepthStep};
+                       .depth_step = kLongDepthStep};
     scores_.full || AreValuesFinite() ? Multiply(product) : MultiplyVisible(product);
   }
 

@@ -41,6 +41,7 @@ static_assert(kMaxPanelColumns % kPanelColumns == 0);
 // often, 2 to 4 % of a product with 128 columns, and round more: so everywhere but in the scores of
 // backward, whose errors reach dK (docs/PERFORMANCE.md).
 constexpr int kDepthStep = 64;
+constexpr int kLongDepthStep = 2 * kDepthStep;
 
 struct Product {
   const float* a;
