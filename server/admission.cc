@@ -229,7 +229,7 @@ absl::Status Admission::Refuse(const AdmittedCall& admitted, double seconds, abs
                                   "this server is draining; another replica can take the call"),
                           kDrainingRetryDelay);
   }
-  if (admitted.call().output_bytes() > limits_.max_reply_bytes) {
+  if (!admitted.context().streamed && admitted.call().output_bytes() > limits_.max_reply_bytes) {
     return TooLarge(reason::kReplyTooLarge, "reply", limits_.max_reply_bytes,
                     admitted.call().output_bytes());
   }

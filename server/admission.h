@@ -95,6 +95,7 @@ struct CallContext {
   absl::Time deadline = absl::InfiniteFuture();
   absl::Time received_at;
   ReplySink* sink = nullptr;  // answered exactly once
+  bool streamed = false;      // the reply is no single message, so it has no limit of its own
 };
 
 // AdmittedCall: a call and its Ticket: memory and time are kept for it while it lives. Made only by

@@ -40,7 +40,7 @@ int Milliseconds(absl::Duration duration) {
 
 void SetTransport(const TransportOptions& transport, grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(transport.max_message_bytes));
-  builder.SetMaxSendMessageSize(static_cast<int>(transport.max_message_bytes));
+  builder.SetMaxSendMessageSize(-1);  // admission has seen to unary replies
   // Compressed requests are refused: 16-bit tensors do not shrink, and a bomb would.
   builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
@@ -201,9 +201,10 @@ absl::Status AttndServer::StartGrpc() {
   if (std::all_of(options_.listen.begin(), options_.listen.end(), IsLoopbackAddress)) {
     grpc::channelz::experimental::InitChannelzService();
   }
-  service_ = std::make_unique<AttentionService>(
-      ServiceDeps{*admission_, staging_, *worker_, *leases_, *reply_threads_, metrics_, auth_,
-                  clock_, log_, engine_->info(), server_info_, options_.slow_call, log_limit_});
+  stream_watch_ = std::make_unique<StreamWatch>(options_.transport.streams, clock_);
+  service_ = std::make_unique<AttentionService>(ServiceDeps{
+      *admission_, staging_, *worker_, *leases_, *reply_threads_, metrics_, auth_, clock_, log_,
+      engine_->info(), server_info_, options_.slow_call, log_limit_, *stream_watch_});
   grpc::ServerBuilder builder;
   SetTransport(options_.transport, builder);
   std::vector<int> ports(options_.listen.size(), 0);

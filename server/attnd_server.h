@@ -88,6 +88,7 @@ class AttndServer {
   std::unique_ptr<DeviceWorker> worker_;
   CallLogLimit log_limit_;
   std::unique_ptr<LeaseReaper> reaper_;
+  std::unique_ptr<StreamWatch> stream_watch_;  // before the server, whose streams it knows
   std::unique_ptr<AttentionService> service_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> certificates_;  // and gRPC
   std::unique_ptr<grpc::Server> server_;

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/decode_problem.h"
+#include "server/encode_fields.h"
 #include "server/status_details.h"
 
 namespace attnd {
@@ -20,30 +21,9 @@ constexpr int64_t kMaxTokenBytes = 256;
 static_assert(kProblemField == v1::BackwardRequest::kProblemFieldNumber);
 static_assert(kOptionsField == v1::BackwardRequest::kOptionsFieldNumber);
 
-int FieldNumber(Tensor tensor) {
-  switch (tensor) {
-    case Tensor::kMaskBits:
-      return v1::BackwardRequest::kMaskBitsFieldNumber;
-    case Tensor::kBias:
-      return v1::BackwardRequest::kBiasFieldNumber;
-    case Tensor::kK:
-      return v1::BackwardRequest::kKFieldNumber;
-    case Tensor::kV:
-      return v1::BackwardRequest::kVFieldNumber;
-    case Tensor::kQ:
-      return v1::BackwardRequest::kQFieldNumber;
-    case Tensor::kLse:
-      return v1::BackwardRequest::kLseFieldNumber;
-    case Tensor::kO:
-      return v1::BackwardRequest::kOFieldNumber;
-    case Tensor::kDO:
-      return v1::BackwardRequest::kDOFieldNumber;
-    default:
-      return v1::BackwardRequest::kDLseFieldNumber;
-  }
-}
-static_assert(static_cast<int>(v1::ForwardRequest::kKFieldNumber) ==
-              static_cast<int>(v1::BackwardRequest::kKFieldNumber));
+constexpr Tensor kInputs[] = {Tensor::kMaskBits, Tensor::kBias, Tensor::kK,
+                              Tensor::kV,        Tensor::kQ,    Tensor::kLse,
+                              Tensor::kO,        Tensor::kDO,   Tensor::kDLse};
 
 template <class Message>
 absl::StatusOr<Message> ParseRange(const MessageBytes& bytes, ByteRange range,
@@ -111,15 +91,20 @@ absl::Status CheckSize(Tensor tensor, int64_t expected, ByteRange got) {
 }
 
 absl::Status RefuseUndeclared(const FieldTable& table, const Problem& problem) {
-  if (!problem.bool_mask && table.range[FieldNumber(Tensor::kMaskBits)].size != 0) {
+  if (!problem.bool_mask && table.range[RequestField(Tensor::kMaskBits)].size != 0) {
     return FieldError(reason::kSizeMismatch, "mask_bits", "none without problem.bool_mask",
-                      absl::StrCat(table.range[FieldNumber(Tensor::kMaskBits)].size, " bytes"));
+                      absl::StrCat(table.range[RequestField(Tensor::kMaskBits)].size, " bytes"));
   }
-  if (!problem.bias && table.range[FieldNumber(Tensor::kBias)].size != 0) {
+  if (!problem.bias && table.range[RequestField(Tensor::kBias)].size != 0) {
     return FieldError(reason::kSizeMismatch, "bias", "none without problem.bias",
-                      absl::StrCat(table.range[FieldNumber(Tensor::kBias)].size, " bytes"));
+                      absl::StrCat(table.range[RequestField(Tensor::kBias)].size, " bytes"));
   }
   return absl::OkStatus();
+}
+
+bool DLseFollows(const FieldTable& table, Direction direction) {
+  return direction == Direction::kBackward &&
+         table.varint[v1::BackwardRequest::kDLseFollowsFieldNumber] != 0;
 }
 
 using Sources = absl::InlinedVector<TensorSource, 9>;
@@ -139,15 +124,37 @@ absl::StatusOr<Sources> FindPayloads(const FieldTable& table, const Problem& pro
   RETURN_IF_ERROR(RefuseUndeclared(table, problem));
   Sources sources;
   for (const TensorSize& input : ExpectedInputs(problem, direction, leased)) {
-    ByteRange range = table.range[FieldNumber(input.tensor)];
+    ByteRange range = table.range[RequestField(input.tensor)];
     RETURN_IF_ERROR(CheckSize(input.tensor, input.bytes, range));
     if (!leased || input.tensor == Tensor::kDO) sources.push_back({input.tensor, range});
   }
-  ByteRange d_lse = table.range[FieldNumber(Tensor::kDLse)];
+  if (DLseFollows(table, direction)) {
+    return FieldError(reason::kBadField, "d_lse_follows", "false in a unary call", "true");
+  }
+  ByteRange d_lse = table.range[RequestField(Tensor::kDLse)];
   if (direction == Direction::kBackward && d_lse.size != 0) {
     RETURN_IF_ERROR(
         CheckSize(Tensor::kDLse, problem.LseElements() * int64_t{sizeof(float)}, d_lse));
     sources.push_back({Tensor::kDLse, d_lse});
+  }
+  return sources;
+}
+
+// Of a streamed call's header: what will follow.
+absl::StatusOr<Sources> AnnouncedPayloads(const FieldTable& table, const Problem& problem,
+                                          Direction direction, bool leased) {
+  for (Tensor tensor : kInputs) {
+    if (!table.Has(RequestField(tensor))) continue;
+    return FieldError(reason::kBadField, TensorName(tensor),
+                      "no payload in the header of a streamed call",
+                      absl::StrCat(table.range[RequestField(tensor)].size, " bytes"));
+  }
+  Sources sources;
+  for (const TensorSize& input : ExpectedInputs(problem, direction, leased)) {
+    if (input.bytes > 0) sources.push_back({input.tensor, {0, input.bytes}});
+  }
+  if (DLseFollows(table, direction)) {
+    sources.push_back({Tensor::kDLse, {0, problem.LseElements() * int64_t{sizeof(float)}}});
   }
   return sources;
 }
@@ -161,9 +168,22 @@ int64_t Total(const TensorList& list) {
 }  // namespace
 
 absl::StatusOr<AttentionCall> Decoder::Decode(MessageBytes message, Direction direction) {
+  ASSIGN_OR_RETURN(AttentionCall call,
+                   DecodeIn(message, {0, message.size()}, direction, Form::kWhole));
+  call.message_ = std::move(message);
+  return call;
+}
+
+absl::StatusOr<AttentionCall> Decoder::DecodeHeader(const MessageBytes& message, ByteRange range,
+                                                    Direction direction) {
+  return DecodeIn(message, range, direction, Form::kHeader);
+}
+
+absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, ByteRange range,
+                                                Direction direction, Form form) {
   const auto& type = direction == Direction::kForward ? *v1::ForwardRequest::descriptor()
                                                       : *v1::BackwardRequest::descriptor();
-  ASSIGN_OR_RETURN(FieldTable table, CheckWire(message, type));
+  ASSIGN_OR_RETURN(FieldTable table, CheckWire(message, range, type));
   if (!table.Has(kProblemField)) {
     return FieldError(reason::kBadField, "problem", "a problem", "none");
   }
@@ -173,7 +193,10 @@ absl::StatusOr<AttentionCall> Decoder::Decode(MessageBytes message, Direction di
   ASSIGN_OR_RETURN(v1::Problem wire,
                    ParseRange<v1::Problem>(message, table.range[kProblemField], "problem"));
   ASSIGN_OR_RETURN(Problem problem, DecodeProblem(wire));
-  ASSIGN_OR_RETURN(Sources sources, FindPayloads(table, problem, direction, !token.empty()));
+  bool leased = !token.empty();
+  ASSIGN_OR_RETURN(Sources sources, form == Form::kWhole
+                                        ? FindPayloads(table, problem, direction, leased)
+                                        : AnnouncedPayloads(table, problem, direction, leased));
 
   AttentionCall call;
   call.direction_ = direction;
@@ -186,11 +209,9 @@ absl::StatusOr<AttentionCall> Decoder::Decode(MessageBytes message, Direction di
   call.residual_token_ = std::move(token);
   for (const TensorSource& source : sources) call.input_bytes_ += source.range.size;
   call.output_bytes_ = Total(OutputsOf(problem, direction));
-  // Only now: the work of counting visible pairs is bounded by the payload that has arrived.
   call.flops_ = Flops(problem, direction);
   call.inputs_ = std::move(sources);
   call.problem_ = std::make_unique<const Problem>(std::move(problem));
-  call.message_ = std::move(message);
   return call;
 }
 

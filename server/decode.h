@@ -18,8 +18,17 @@ namespace attnd {
 
 class Decoder {
  public:
-  // `message` is an attnd.v1.ForwardRequest or BackwardRequest on the wire.
+  // All of `message` is an attnd.v1.ForwardRequest or BackwardRequest on the wire.
   static absl::StatusOr<AttentionCall> Decode(MessageBytes message, Direction direction);
+  // The same message without payloads, the header of a streamed call, in `range` of `message`. The
+  // call's inputs have their sizes, and lie nowhere yet.
+  static absl::StatusOr<AttentionCall> DecodeHeader(const MessageBytes& message, ByteRange range,
+                                                    Direction direction);
+
+ private:
+  enum class Form { kWhole, kHeader };
+  static absl::StatusOr<AttentionCall> DecodeIn(const MessageBytes& message, ByteRange range,
+                                                Direction direction, Form form);
 };
 
 }  // namespace attnd

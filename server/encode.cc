@@ -9,32 +9,16 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "attention/dropout.h"
+#include "proto/attnd/v1/chunk_framing.h"
+#include "server/encode_fields.h"
 
 namespace attnd {
 namespace {
 
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedOutputStream;
-
-int FieldNumber(Tensor tensor) {
-  switch (tensor) {
-    case Tensor::kLse:
-      return v1::ForwardResponse::kLseFieldNumber;
-    case Tensor::kO:
-      return v1::ForwardResponse::kOFieldNumber;
-    case Tensor::kDK:
-      return v1::BackwardResponse::kDKFieldNumber;
-    case Tensor::kDV:
-      return v1::BackwardResponse::kDVFieldNumber;
-    case Tensor::kDQ:
-      return v1::BackwardResponse::kDQFieldNumber;
-    case Tensor::kDBias:
-      return v1::BackwardResponse::kDBiasFieldNumber;
-    default:
-      return v1::BackwardResponse::kDSinkFieldNumber;
-  }
-}
 
 void AppendTag(int field_number, uint64_t length, std::string& out) {
   uint8_t bytes[20];
@@ -97,6 +81,23 @@ grpc::Slice Wrap(const std::byte* data, int64_t size, const std::shared_ptr<cons
       [](void* share) { delete static_cast<std::shared_ptr<const void>*>(share); }, owner);
 }
 
+struct Payload {
+  int field;
+  const std::byte* data;
+  int64_t bytes;
+};
+
+// In the order in which they travel.
+absl::InlinedVector<Payload, 5> PayloadsOf(const Result& result) {
+  absl::InlinedVector<Payload, 5> payloads;
+  for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {
+    bool wanted = output.tensor != Tensor::kLse || result.call().want_lse();
+    if (!wanted || output.bytes == 0) continue;
+    payloads.push_back({ReplyField(output.tensor), result.output(output.tensor), output.bytes});
+  }
+  return payloads;
+}
+
 }  // namespace
 
 v1::Residual EncodeLease(const LeaseGrant& lease) {
@@ -111,17 +112,31 @@ Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
   std::string text = MakeHeader(result, engine, now);
   Reply reply;
   std::vector<grpc::Slice> slices;
-  for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {
-    bool wanted = output.tensor != Tensor::kLse || result.call().want_lse();
-    if (!wanted || output.bytes == 0) continue;
-    AppendTag(FieldNumber(output.tensor), static_cast<uint64_t>(output.bytes), text);
+  for (const Payload& payload : PayloadsOf(result)) {
+    AppendTag(payload.field, static_cast<uint64_t>(payload.bytes), text);
     slices.emplace_back(text);
-    slices.push_back(Wrap(result.output(output.tensor), output.bytes, result.memory()));
-    reply.payload_bytes += output.bytes;
+    slices.push_back(Wrap(payload.data, payload.bytes, result.memory()));
+    reply.payload_bytes += payload.bytes;
     text.clear();
   }
   reply.bytes = grpc::ByteBuffer(slices.data(), slices.size());
   return reply;
+}
+
+std::vector<grpc::ByteBuffer> EncodeStream(Result result, const BackendInfo& engine,
+                                           absl::Time now) {
+  std::vector<grpc::ByteBuffer> messages;
+  grpc::Slice header(FrameHeader(MakeHeader(result, engine, now)));
+  messages.emplace_back(&header, 1);
+  for (const Payload& payload : PayloadsOf(result)) {
+    for (int64_t offset = 0; offset < payload.bytes; offset += kMaxChunkBytes) {
+      int64_t size = std::min(kMaxChunkBytes, payload.bytes - offset);
+      grpc::Slice slices[] = {grpc::Slice(ChunkPrefix(payload.field, offset, size)),
+                              Wrap(payload.data + offset, size, result.memory())};
+      messages.emplace_back(slices, 2);
+    }
+  }
+  return messages;
 }
 
 }  // namespace attnd

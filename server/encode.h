@@ -5,7 +5,10 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
-#include "absl/strings/string_view.h"
+#include <cstdint>
+#include <vector>
+
+#include "absl/time/time.h"
 #include "kernels/backend.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/lease_table.h"
@@ -21,5 +24,9 @@ struct Reply {
 v1::Residual EncodeLease(const LeaseGrant& lease);
 
 Reply Encode(Result result, const BackendInfo& engine, absl::Time now);
+
+// The same as the messages of a streamed reply, in order: the header, then chunks.
+std::vector<grpc::ByteBuffer> EncodeStream(Result result, const BackendInfo& engine,
+                                           absl::Time now);
 
 }  // namespace attnd

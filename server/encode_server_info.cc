@@ -111,6 +111,7 @@ v1::GetServerInfoResponse DescribeServer(const ServerOptions& options, const Bac
       reply.add_feature(feature.name);
     }
   }
+  reply.add_feature("stream");
   DescribeLeases(options.leases, reply);
   return reply;
 }

@@ -21,7 +21,8 @@ constexpr char kDescription[] =
 struct RawFlags {
   double memory_mib, caller_memory_mib, max_batch_mib, max_message_mib, receive_memory_mib;
   double max_deadline_s, drain_delay_s, drain_timeout_s, slow_call_s;
-  double connection_age_s, keepalive_s;
+  double connection_age_s, keepalive_s, stream_idle_s;
+  int64_t stream_min_kib;
   double lease_memory_mib = -1, caller_lease_memory_mib = 0;
   double lease_ttl_s, lease_max_ttl_s, lease_min_hold_s;
   bool check_config = false;
@@ -47,6 +48,8 @@ RawFlags DefaultsOf(const ServerOptions& o) {
   raw.lease_ttl_s = absl::ToDoubleSeconds(o.leases.ttl);
   raw.lease_max_ttl_s = absl::ToDoubleSeconds(o.leases.max_ttl);
   raw.lease_min_hold_s = absl::ToDoubleSeconds(o.leases.min_hold);
+  raw.stream_idle_s = absl::ToDoubleSeconds(o.transport.streams.idle);
+  raw.stream_min_kib = o.transport.streams.min_bytes_per_second >> 10;
   return raw;
 }
 
@@ -124,6 +127,10 @@ void AddLimits(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   add("--max_message_mib", raw.max_message_mib, "largest request and reply");
   add("--max_concurrent_streams", o.transport.max_concurrent_streams, "calls of one connection");
   add("--receive_memory_mib", raw.receive_memory_mib, "memory of requests while they arrive");
+  add("--stream_idle_seconds", raw.stream_idle_s,
+      "a streamed call whose peer moves nothing for this long is cut");
+  add("--stream_min_kib_per_second", raw.stream_min_kib,
+      "a streamed call whose peer is slower on average is cut");
   add("--max_connection_age_seconds", raw.connection_age_s,
       "connections are renewed after this, to rebalance");
   add("--keepalive_seconds", raw.keepalive_s, "an idle connection is probed after this");
@@ -202,6 +209,8 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.transport.max_connection_age = absl::Seconds(raw.connection_age_s);
   o.transport.max_connection_age_grace = 2 * o.admission.max_deadline;
   o.transport.keepalive_time = absl::Seconds(raw.keepalive_s);
+  o.transport.streams.idle = absl::Seconds(raw.stream_idle_s);
+  o.transport.streams.min_bytes_per_second = raw.stream_min_kib << 10;
   o.drain_delay = absl::Seconds(raw.drain_delay_s);
   o.drain_timeout = absl::Seconds(raw.drain_timeout_s);
   o.slow_call = absl::Seconds(raw.slow_call_s);

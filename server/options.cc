@@ -94,6 +94,10 @@ absl::Status CheckLimits(const ServerOptions& o) {
   RETURN_IF_ERROR(InRange("max_batch_calls", o.worker.batcher.max_calls, 1, 4096));
   RETURN_IF_ERROR(InRange("max_batch_mib", double(o.worker.batcher.max_bytes), 1 << 20, tib));
   RETURN_IF_ERROR(InRange("max_batch_seconds", o.worker.batcher.max_seconds, 0, 3600));
+  RETURN_IF_ERROR(InRange("stream_idle_seconds", absl::ToDoubleSeconds(o.transport.streams.idle),
+                          0.01, 3600.0));
+  RETURN_IF_ERROR(InRange("stream_min_kib_per_second",
+                          o.transport.streams.min_bytes_per_second / 1024, 0, 1 << 30));
   RETURN_IF_ERROR(InRange("slots", o.worker.slots, 0, 16));
   RETURN_IF_ERROR(InRange("cpu_threads", o.cpu_threads, 0, 4096));
   RETURN_IF_ERROR(InRange("device", o.device, 0, 1023));

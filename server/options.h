@@ -13,6 +13,7 @@
 #include "server/admission.h"
 #include "server/device_worker.h"
 #include "server/lease_table.h"
+#include "server/stream_watch.h"
 
 namespace attnd {
 
@@ -33,6 +34,7 @@ struct TransportOptions {
   absl::Duration handshake_timeout = absl::Seconds(10);
   absl::Duration keepalive_time = absl::Minutes(2);
   absl::Duration keepalive_timeout = absl::Seconds(20);
+  StreamLimits streams;
 };
 
 struct ServerOptions {

@@ -4,6 +4,7 @@
 // call Run; what it is given runs once, on one of the pool's.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <thread>
@@ -13,6 +14,9 @@
 #include "absl/synchronization/mutex.h"
 
 namespace attnd {
+
+// A reply up to this is sent by the slot that computed it: a socket takes it at once.
+inline constexpr int64_t kReplyBytesAtOnce = 256 << 10;
 
 class ReplyThreads {
  public:

@@ -1,66 +1,29 @@
-// AttentionService: the gRPC methods. Forward and Backward take and give raw bytes, so that no
-// tensor passes through protobuf; a reactor lives as long as its call, hands it over and returns.
-// It owns nothing but the call. Threads: gRPC's.
+// AttentionService: the gRPC methods. Forward and Backward, unary (unary_call.h) or streamed
+// (stream_call.h), take and give raw bytes, so that no tensor passes through protobuf; a reactor
+// lives as long as its call, hands it over and returns. It owns nothing but the call. Threads:
+// gRPC's.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
-#include "base/clock.h"
-#include "base/log.h"
+#include "absl/status/status.h"
 #include "proto/attnd/v1/attention.grpc.pb.h"
-#include "server/admission.h"
-#include "server/auth.h"
-#include "server/device_worker.h"
-#include "server/lease_table.h"
 #include "server/metrics.h"
-#include "server/reply_threads.h"
-#include "server/staging_pool.h"
+#include "server/service_deps.h"
 
 namespace attnd {
 
-// At most kLinesPerSecond lines about failed calls a second, so that a caller who repeats a mistake
-// cannot fill the disk; the next line that is written tells how many were left out. Any thread.
-class CallLogLimit {
- public:
-  static constexpr int64_t kLinesPerSecond = 20;
-  // Lines left out since the last one, or nothing when this one is too many.
-  std::optional<int64_t> Take(absl::Time now);
-
- private:
-  absl::Mutex mutex_;
-  int64_t second_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t lines_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t left_out_ ABSL_GUARDED_BY(mutex_) = 0;
-};
-
-// What the service uses and does not own; all outlive it.
-struct ServiceDeps {
-  Admission& admission;
-  StagingPool& staging;
-  DeviceWorker& worker;
-  LeaseTable& leases;
-  ReplyThreads& reply_threads;
-  Metrics& metrics;
-  const Authenticator& auth;
-  const Clock& clock;
-  Logger& log;
-  const BackendInfo& engine;
-  const v1::GetServerInfoResponse& server_info;
-  absl::Duration slow_call;
-  CallLogLimit& log_limit;
-};
-
-using AttentionServiceBase = v1::Attention::WithRawCallbackMethod_Forward<
-    v1::Attention::WithRawCallbackMethod_Backward<v1::Attention::WithCallbackMethod_GetServerInfo<
-        v1::Attention::WithCallbackMethod_RenewResidual<
-            v1::Attention::WithCallbackMethod_ReleaseResidual<v1::Attention::Service>>>>>;
+using RawMethods =
+    v1::Attention::WithRawCallbackMethod_Forward<v1::Attention::WithRawCallbackMethod_Backward<
+        v1::Attention::WithRawCallbackMethod_ForwardStream<
+            v1::Attention::WithRawCallbackMethod_BackwardStream<v1::Attention::Service>>>>;
+using AttentionServiceBase =
+    v1::Attention::WithCallbackMethod_GetServerInfo<v1::Attention::WithCallbackMethod_RenewResidual<
+        v1::Attention::WithCallbackMethod_ReleaseResidual<RawMethods>>>;
+using RawStreamReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 class AttentionService final : public AttentionServiceBase {
  public:
@@ -72,6 +35,8 @@ class AttentionService final : public AttentionServiceBase {
   grpc::ServerUnaryReactor* Backward(grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request,
                                      grpc::ByteBuffer* reply) override;
+  RawStreamReactor* ForwardStream(grpc::CallbackServerContext* context) override;
+  RawStreamReactor* BackwardStream(grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
                                           const v1::GetServerInfoRequest* request,
                                           v1::GetServerInfoResponse* reply) override;

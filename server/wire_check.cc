@@ -51,7 +51,9 @@ constexpr absl::string_view WireTypeName(int wire_type) {
 
 class Checker {
  public:
-  Checker(CodedInputStream& in, FieldTable& table) : in_(in), table_(table) {}
+  // `begin`: where the message begins in the bytes that the table speaks of.
+  Checker(CodedInputStream& in, int64_t begin, FieldTable& table)
+      : in_(in), begin_(begin), table_(table) {}
 
   // Checks fields until the current limit.
   absl::Status Message(const Descriptor& type, const Path& path, int depth);
@@ -76,6 +78,7 @@ class Checker {
   void Note(const FieldDescriptor& field, const Path& path, int depth);
 
   CodedInputStream& in_;
+  const int64_t begin_;
   FieldTable& table_;
   int64_t nodes_ = 0;
   int64_t entries_ = 0;
@@ -179,7 +182,7 @@ absl::Status Checker::LengthDelimited(const FieldDescriptor& field, const Path& 
                       absl::StrCat("at most ", kMaxStringBytes, " bytes"), absl::StrCat(size));
   }
   if (depth == 0 && field.number() <= kMaxFieldNumber) {
-    table_.range[field.number()] = {in_.CurrentPosition(), size};
+    table_.range[field.number()] = {begin_ + in_.CurrentPosition(), size};
   }
   return in_.Skip(size) ? absl::OkStatus() : Truncated(path, size);
 }
@@ -196,7 +199,7 @@ absl::Status Checker::SubMessage(const FieldDescriptor& field, const Path& path,
                       absl::StrCat("at most ", kMaxNodes, " messages inside one"), "more");
   }
   if (depth == 0 && field.number() <= kMaxFieldNumber) {
-    table_.range[field.number()] = {in_.CurrentPosition(), size};
+    table_.range[field.number()] = {begin_ + in_.CurrentPosition(), size};
   }
   CodedInputStream::Limit outer = in_.PushLimit(size);
   RETURN_IF_ERROR(Message(*field.message_type(), path, depth + 1));
@@ -270,16 +273,17 @@ absl::Status Checker::VarintInRange(const FieldDescriptor& field, const Path& pa
 
 }  // namespace
 
-absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, const Descriptor& type) {
-  if (message.size() > std::numeric_limits<int>::max()) {
+absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange range,
+                                     const Descriptor& type) {
+  if (range.size > std::numeric_limits<int>::max()) {
     return FieldError(reason::kMalformedMessage, "message", "at most 2147483647 bytes",
-                      absl::StrCat(message.size()));
+                      absl::StrCat(range.size));
   }
   FieldTable table;
-  MessageBytes::Stream stream(message, {0, message.size()});
+  MessageBytes::Stream stream(message, range);
   CodedInputStream in(&stream);
-  in.PushLimit(static_cast<int>(message.size()));
-  RETURN_IF_ERROR(Checker(in, table).Message(type, Path{}, 0));
+  in.PushLimit(static_cast<int>(range.size));
+  RETURN_IF_ERROR(Checker(in, range.offset, table).Message(type, Path{}, 0));
   return table;
 }
 

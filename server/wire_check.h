@@ -34,7 +34,8 @@ struct FieldTable {
   bool NestedHas(int number, int nested) const { return (nested_present[number] >> nested) & 1; }
 };
 
-absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message,
+// `range` of `message` holds one message of `type`; the table's ranges are those of the whole.
+absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange range,
                                      const google::protobuf::Descriptor& type);
 
 }  // namespace attnd

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -20,6 +21,7 @@
 #include "client/cpp/shard_plan.h"
 #include "client/cpp/unary_call.h"
 #include "proto/attnd/v1/attention.pb.h"
+#include "proto/attnd/v1/chunk_framing.h"
 
 namespace attnd {
 namespace {
@@ -29,6 +31,7 @@ constexpr int64_t kMinShardBytes = int64_t{1} << 20;
 constexpr size_t kMaxRequestIdBytes = 64;
 // Of a call about leases; the last ones are made while the client goes away.
 constexpr absl::Duration kSmallCallTimeout = absl::Milliseconds(500);
+constexpr int64_t kChunkOverhead = 64;  // of a chunk's message beside its data
 
 std::string RandomRequestId() {
   thread_local absl::BitGen random;
@@ -128,11 +131,11 @@ class AttentionClient::Impl {
     ASSIGN_OR_RETURN(Prepared prepared, Prepare(problem, in, out, options));
     // What is kept is used by a backward that is cut alike.
     Direction cut = keep == nullptr ? Direction::kForward : Direction::kBackward;
-    ASSIGN_OR_RETURN(std::vector<ShardRange> shards,
-                     Plan(problem, cut, prepared.deadline, options));
+    Sending sending = SendingOf(problem, cut, prepared.deadline, options);
+    ASSIGN_OR_RETURN(std::vector<ShardRange> shards, PlanShards(problem, cut, sending.plan));
     LogicalCall call(problem, shards, std::move(prepared.header), in, out);
     if (keep != nullptr) call.Keep(options_.residual_ttl);
-    absl::StatusOr<CallReceipt> receipt = Run(call, options, prepared.deadline);
+    absl::StatusOr<CallReceipt> receipt = Run(call, options, prepared.deadline, sending.streams);
     if (keep == nullptr) return receipt;
     std::unique_ptr<ResidualState> state = Book(problem, std::move(shards), call.TakeKept());
     if (!receipt.ok() || state == nullptr) return receipt;
@@ -146,15 +149,16 @@ class AttentionClient::Impl {
                                        const BackwardOutputs& out, const CallOptions& options,
                                        const ResidualState* residual) {
     ASSIGN_OR_RETURN(Prepared prepared, Prepare(problem, in, out, options));
+    Sending sending = SendingOf(problem, Direction::kBackward, prepared.deadline, options);
     if (residual != nullptr && Fits(*residual, problem)) {
       LogicalCall call(problem, residual->shards, std::move(prepared.header), in, out);
       call.UseLeases(*residual);
-      return Run(call, options, prepared.deadline);
+      return Run(call, options, prepared.deadline, sending.streams);
     }
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards,
-                     Plan(problem, Direction::kBackward, prepared.deadline, options));
+                     PlanShards(problem, Direction::kBackward, sending.plan));
     LogicalCall call(problem, std::move(shards), std::move(prepared.header), in, out);
-    return Run(call, options, prepared.deadline);
+    return Run(call, options, prepared.deadline, sending.streams);
   }
 
   absl::StatusOr<ServerInfo> GetServerInfo(int address, const CallOptions& options) {
@@ -189,8 +193,8 @@ class AttentionClient::Impl {
   }
 
   absl::StatusOr<CallReceipt> Run(LogicalCall& call, const CallOptions& options,
-                                  absl::Time deadline) {
-    absl::StatusOr<CallReceipt> receipt = CallRunner(core_, call, options, deadline).Run();
+                                  absl::Time deadline, const StreamUse& streams) {
+    absl::StatusOr<CallReceipt> receipt = CallRunner(core_, call, options, deadline, streams).Run();
     if (!receipt.ok()) limits_.Forget(receipt.status());
     return receipt;
   }
@@ -264,25 +268,42 @@ class AttentionClient::Impl {
     return header;
   }
 
-  absl::StatusOr<std::vector<ShardRange>> Plan(const Problem& problem, Direction direction,
-                                               absl::Time deadline, const CallOptions& options) {
+  ServerLimits LimitsOfAll(absl::Time deadline, const CallOptions& options) {
+    return limits_.OfAll([&](int address) -> absl::StatusOr<ServerLimits> {
+      CallOptions probe{.timeout = std::min(deadline - clock_->Now(), absl::Seconds(2)),
+                        .stop = options.stop};
+      ASSIGN_OR_RETURN(ServerInfo info, GetServerInfo(address, probe));
+      bool streams = absl::c_linear_search(info.features, "stream");
+      return ServerLimits{.max_message_bytes = info.max_message_bytes, .streams = streams};
+    });
+  }
+
+  // How a call is cut, and which of its shards are streamed.
+  struct Sending {
+    PlanLimits plan;
+    StreamUse streams;
+  };
+  Sending SendingOf(const Problem& problem, Direction direction, absl::Time deadline,
+                    const CallOptions& options) {
     MessageSizes whole = MessageSizesOf(problem, direction);
     int64_t larger = std::max(whole.request, whole.reply);
-    PlanLimits limits;
-    limits.max_message_bytes = options_.max_reply_bytes;
+    Sending sending;
+    PlanLimits& plan = sending.plan;
+    plan.max_message_bytes = options_.max_reply_bytes;
     if (larger > MessageLimits::kAnyServerTakes) {
-      limits.max_message_bytes = std::min(
-          limits.max_message_bytes, limits_.Smallest([&](int address) -> absl::StatusOr<int64_t> {
-            CallOptions probe{.timeout = std::min(deadline - clock_->Now(), absl::Seconds(2)),
-                              .stop = options.stop};
-            ASSIGN_OR_RETURN(ServerInfo info, GetServerInfo(address, probe));
-            return info.max_message_bytes;
-          }));
+      ServerLimits server = LimitsOfAll(deadline, options);
+      plan.max_message_bytes = std::min(plan.max_message_bytes, server.max_message_bytes);
+      if (server.streams) {
+        sending.streams = {
+            .above_bytes = std::min(options_.stream_above_bytes, plan.max_message_bytes),
+            .chunk_bytes = std::min(kMaxChunkBytes, server.max_message_bytes - kChunkOverhead)};
+        plan.max_message_bytes = INT64_MAX;
+      }
     }
     // Large calls in pieces of shard_bytes, smaller ones over all connections.
-    limits.target_bytes = std::min(options_.shard_bytes,
-                                   std::max(larger / connections_->count() + 1, kMinShardBytes));
-    return PlanShards(problem, direction, limits);
+    plan.target_bytes = std::min(options_.shard_bytes,
+                                 std::max(larger / connections_->count() + 1, kMinShardBytes));
+    return sending;
   }
 
   const ClientOptions options_;

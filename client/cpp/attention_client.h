@@ -1,7 +1,7 @@
 // AttentionClient: exact attention on remote daemons, as if it were a function call.
 //
 //     Forward(problem, arrays, outputs)
-//       → Validate → PlanShards → one unary RPC per shard over several connections → the outputs
+//       → Validate → PlanShards → one RPC per shard over several connections → the outputs
 //
 // Tensors are contiguous in the problem's layout and element type. Inputs are sent from where they
 // lie and outputs are written where they are wanted: the caller's arrays stay his, and none is read
@@ -10,8 +10,9 @@
 // cut into shards.
 //
 // Errors: what Validate refuses is INVALID_ARGUMENT before a byte is sent; a piece that no message
-// can hold is OUT_OF_RANGE naming the limit; everything else is the server's status with its
-// ErrorInfo (DetailOf). UNAVAILABLE is retried here. The deadline covers the whole call.
+// can hold, where a server takes no streams, is OUT_OF_RANGE naming the limit; everything else is
+// the server's status with its ErrorInfo (DetailOf). UNAVAILABLE is retried here. The deadline
+// covers the whole call.
 //
 // Threads: every method may be called from any thread, at the same time. A call runs on its
 // caller's thread, helped by the client's own threads when it has several shards.

@@ -1,8 +1,5 @@
 #include "client/cpp/call_runner.h"
 
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/support/async_unary_call.h>
-
 #include <algorithm>
 #include <limits>
 #include <stop_token>
@@ -101,7 +98,7 @@ void PrepareContext(const ClientOptions& options, absl::Time deadline,
   }
 }
 
-// One try of one shard. Members die in reverse order: the reader before its context.
+// One try of one shard. Members die in reverse order: the RPC before its context.
 struct CallRunner::Attempt {
   int64_t shard = 0;
   SendLedger ledger;
@@ -109,9 +106,7 @@ struct CallRunner::Attempt {
   int64_t bytes = 0;
   bool leased = false;
   std::unique_ptr<grpc::ClientContext> context;
-  std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader;
-  grpc::ByteBuffer reply;
-  grpc::Status status;
+  std::unique_ptr<ShardRpc> rpc;
 };
 
 class CallRunner::Lane {
@@ -123,7 +118,7 @@ class CallRunner::Lane {
       while (in_flight_.size() < kInFlightPerLane && StartOne()) {
       }
       if (!in_flight_.empty()) {
-        FinishOne();
+        TakeEvent();
       } else if (!runner_.state_.WaitUntilDue()) {
         break;
       }
@@ -141,24 +136,27 @@ class CallRunner::Lane {
     PrepareContext(runner_.core_.options, runner_.deadline_, *attempt->context);
     if (!runner_.state_.Register(attempt->context.get())) return true;  // the call has failed
     int lease_at = runner_.call_.LeasedAddress(*shard);
-    EncodedRequest request = runner_.call_.Encode(*shard, attempt->ledger);
-    attempt->bytes = request.payload_bytes;
-    attempt->leased = request.leased;
+    attempt->rpc = MakeRpc(*attempt);
+    attempt->bytes = attempt->rpc->payload_bytes();
+    attempt->leased = attempt->rpc->leased();
     attempt->connection = runner_.core_.connections.Acquire(attempt->bytes, runner_.tried_[*shard],
                                                             attempt->leased ? lease_at : -1);
     attempt->connection->Enter(attempt->context.get());
-    runner_.state_.CountSent(request.payload_bytes, request.copied_bytes);
-    grpc::GenericStub stub(attempt->connection->channel());
-    attempt->reader = stub.PrepareUnaryCall(attempt->context.get(), runner_.call_.method(),
-                                            request.message, &borrowed_.queue());
-    attempt->reader->StartCall();
-    attempt->reader->Finish(&attempt->reply, &attempt->status, attempt.get());
+    attempt->rpc->Start(attempt->connection->channel(), borrowed_.queue());
     in_flight_.push_back(std::move(attempt));
     return true;
   }
 
-  // Waits for an RPC to end, for a delayed shard to become due, or for a while.
-  void FinishOne() {
+  std::unique_ptr<ShardRpc> MakeRpc(Attempt& attempt) {
+    const StreamUse& streams = runner_.streams_;
+    ShardAttempt shard{runner_.call_, attempt.shard, attempt.ledger, *attempt.context, &attempt};
+    return runner_.call_.LargerMessage(attempt.shard) > streams.above_bytes
+               ? MakeStreamRpc(shard, streams.chunk_bytes)
+               : MakeUnaryRpc(shard);
+  }
+
+  // Waits for an operation of an RPC to end, for a delayed shard to become due, or for a while.
+  void TakeEvent() {
     void* tag;
     bool ok;
     absl::Time until = absl::Now() + kLookAround;
@@ -167,17 +165,19 @@ class CallRunner::Lane {
         grpc::CompletionQueue::GOT_EVENT) {
       return CloseStuckConnections(in_flight_);
     }
+    auto* event = static_cast<ShardRpc::Tag*>(tag);
     auto it = std::find_if(in_flight_.begin(), in_flight_.end(),
-                           [&](const auto& attempt) { return attempt.get() == tag; });
+                           [&](const auto& attempt) { return attempt.get() == event->owner; });
+    if (!(*it)->rpc->OnEvent(event->op, ok)) return;
     std::unique_ptr<Attempt> attempt = std::move(*it);
     in_flight_.erase(it);
     attempt->connection->Leave(attempt->context.get());
     runner_.state_.Unregister(attempt->context.get());
     runner_.core_.connections.Release(*attempt->connection, attempt->bytes);
+    runner_.state_.CountSent(attempt->rpc->payload_bytes(), attempt->rpc->copied_bytes());
     runner_.Handle(*attempt);
-    attempt->reader.reset();
+    attempt->rpc.reset();
     attempt->context.reset();
-    attempt->reply.Clear();
     if (!attempt->ledger.AllReturned()) lending_.push_back(std::move(attempt));
   }
 
@@ -212,10 +212,11 @@ class CallRunner::Lane {
 };
 
 CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOptions& options,
-                       absl::Time deadline)
+                       absl::Time deadline, const StreamUse& streams)
     : core_(core),
       call_(call),
       deadline_(deadline),
+      streams_(streams),
       pending_(ShardsThatNeedAServer(call)),
       state_(pending_, StartOf(call, pending_), options.progress, core.clock),
       options_(options),
@@ -256,13 +257,12 @@ void CallRunner::RunLanes() {
 }
 
 void CallRunner::Handle(Attempt& attempt) {
-  if (!attempt.status.ok()) return HandleFailure(attempt);
+  if (!attempt.rpc->status().ok()) return HandleFailure(attempt);
   core_.connections.ReportAlive(attempt.connection->address_index());
   core_.budget.OnSuccess();
   if (state_.failed()) return;
   v1::Receipt receipt;
-  absl::StatusOr<int64_t> bytes =
-      call_.Land(attempt.shard, attempt.reply, attempt.connection->address_index(), receipt);
+  absl::StatusOr<int64_t> bytes = attempt.rpc->Land(attempt.connection->address_index(), receipt);
   if (!bytes.ok()) return state_.Fail(bytes.status());
   if (attempt.leased) state_.CountLeased();
   state_.Done(receipt, *bytes);
@@ -272,7 +272,7 @@ void CallRunner::Handle(Attempt& attempt) {
 // from a connection that we closed, or from a server that a call reached in the instant of its
 // shutdown (gRPC 1.51 answers so). Calls are pure and may go elsewhere.
 absl::Status CallRunner::StatusOf(const Attempt& attempt) const {
-  absl::Status status = FromGrpc(attempt.status);
+  absl::Status status = FromGrpc(attempt.rpc->status());
   if (absl::IsCancelled(status)) {
     status = absl::UnavailableError(
         attempt.connection->retired()

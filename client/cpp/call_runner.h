@@ -2,12 +2,13 @@
 // failed for good. Each lane is one thread with a completion queue of its own and a few RPCs in
 // flight; the caller's thread is the first lane, helpers are the others.
 //
-//     lane: take a shard → Encode → best connection → unary RPC → Land, or delay for a retry
+//     lane: take a shard → best connection → Encode → RPC → Land, or delay for a retry
 //
 // When Run returns no RPC is running and no slice of the caller's arrays is held any more: a
 // connection whose peer has stopped reading is closed for that, if need be.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "client/cpp/lane_threads.h"
 #include "client/cpp/logical_call.h"
 #include "client/cpp/retry.h"
+#include "client/cpp/shard_rpc.h"
 
 namespace attnd {
 
@@ -41,11 +43,17 @@ struct ClientCore {
 void PrepareContext(const ClientOptions& options, absl::Time deadline,
                     grpc::ClientContext& context);
 
+// Which shards are streamed rather than sent as one message.
+struct StreamUse {
+  int64_t above_bytes = INT64_MAX;  // of the larger message; none
+  int64_t chunk_bytes = 0;          // most data of a chunk
+};
+
 class CallRunner {
  public:
   // All outlive it.
   CallRunner(const ClientCore& core, LogicalCall& call, const CallOptions& options,
-             absl::Time deadline);
+             absl::Time deadline, const StreamUse& streams);
   absl::StatusOr<CallReceipt> Run();
 
  private:
@@ -65,6 +73,7 @@ class CallRunner {
   const ClientCore& core_;
   LogicalCall& call_;
   const absl::Time deadline_;
+  const StreamUse streams_;
   std::vector<int64_t> pending_;  // shards that need a server
   CallState state_;
   const CallOptions& options_;

@@ -53,7 +53,9 @@ struct ClientOptions {
   int64_t shard_bytes = int64_t{8} << 20;
   // How long a server shall keep a Residual that nobody uses; renewed while the Residual lives.
   absl::Duration residual_ttl = absl::Minutes(2);
-  // Largest reply that is accepted.
+  // A shard whose larger message is above this is streamed in chunks, where the servers can.
+  int64_t stream_above_bytes = int64_t{8} << 20;
+  // Largest reply that is accepted in one message.
   int64_t max_reply_bytes = int64_t{256} << 20;
 };
 

@@ -46,6 +46,7 @@ LogicalCall::LogicalCall(const Problem& problem, std::vector<ShardRange> shards,
       shards_(std::move(shards)),
       direction_(Direction::kForward),
       method_("/attnd.v1.Attention/Forward"),
+      stream_method_(method_ + "Stream"),
       options_(std::move(header)),
       in_{.q = in.q, .k = in.k, .v = in.v, .mask_bits = in.mask_bits, .bias = in.bias},
       forward_out_(out) {
@@ -59,6 +60,7 @@ LogicalCall::LogicalCall(const Problem& problem, std::vector<ShardRange> shards,
       shards_(std::move(shards)),
       direction_(Direction::kBackward),
       method_("/attnd.v1.Attention/Backward"),
+      stream_method_(method_ + "Stream"),
       options_(std::move(header)),
       in_(in),
       backward_out_(out) {
@@ -130,7 +132,7 @@ bool LogicalCall::FillIfTrivial(int64_t shard) {
   return true;
 }
 
-std::string LogicalCall::Header(const Problem& sub, const std::string& token) const {
+std::string LogicalCall::Header(const Problem& sub, const std::string& token, bool streamed) const {
   if (direction_ == Direction::kForward) {
     v1::ForwardRequest header;
     *header.mutable_problem() = ToProto(sub);
@@ -146,27 +148,13 @@ std::string LogicalCall::Header(const Problem& sub, const std::string& token) co
   *header.mutable_problem() = ToProto(sub);
   *header.mutable_options() = options_;
   header.set_residual_token(token);
+  header.set_d_lse_follows(streamed && in_.d_lse != nullptr);
   return header.SerializeAsString();
 }
 
-EncodedRequest LogicalCall::Encode(int64_t shard, SendLedger& ledger) const {
-  ShardRuns runs = ShardRunsOf(problem_, shards_[shard]);
-  std::string token = TokenOf(shard);
-  RequestEncoder encoder(Header(SubProblem(problem_, shards_[shard]), token), ledger);
-  if (token.empty()) EncodeKept(runs, encoder);
-  if (direction_ == Direction::kBackward) {
-    encoder.AddPayload(Request::kDOFieldNumber, runs.o, in_.d_o);
-    if (in_.d_lse != nullptr) encoder.AddPayload(Request::kDLseFieldNumber, runs.lse, in_.d_lse);
-  }
-  grpc::ByteBuffer message = encoder.Finish();
-  return {.message = std::move(message),
-          .payload_bytes = encoder.payload_bytes(),
-          .copied_bytes = encoder.copied_bytes(),
-          .leased = !token.empty()};
-}
-
 // What a server with the shard's residual has.
-void LogicalCall::EncodeKept(const ShardRuns& runs, RequestEncoder& encoder) const {
+template <class Encoder>
+void LogicalCall::AddKept(const ShardRuns& runs, Encoder& encoder) const {
   if (problem_.bool_mask) {
     encoder.AddPayload(Request::kMaskBitsFieldNumber, runs.mask_bits, in_.mask_bits);
   }
@@ -177,6 +165,40 @@ void LogicalCall::EncodeKept(const ShardRuns& runs, RequestEncoder& encoder) con
   if (direction_ == Direction::kForward) return;
   encoder.AddPayload(Request::kLseFieldNumber, runs.lse, in_.lse);
   encoder.AddPayload(Request::kOFieldNumber, runs.o, in_.o);
+}
+
+template <class Encoder>
+void LogicalCall::AddPayloads(int64_t shard, bool leased, Encoder& encoder) const {
+  ShardRuns runs = ShardRunsOf(problem_, shards_[shard]);
+  if (!leased) AddKept(runs, encoder);
+  if (direction_ == Direction::kForward) return;
+  encoder.AddPayload(Request::kDOFieldNumber, runs.o, in_.d_o);
+  if (in_.d_lse != nullptr) encoder.AddPayload(Request::kDLseFieldNumber, runs.lse, in_.d_lse);
+}
+
+EncodedRequest LogicalCall::Encode(int64_t shard, SendLedger& ledger) const {
+  std::string token = TokenOf(shard);
+  RequestEncoder encoder(Header(SubProblem(problem_, shards_[shard]), token, false), ledger);
+  AddPayloads(shard, !token.empty(), encoder);
+  grpc::ByteBuffer message = encoder.Finish();
+  return {.message = std::move(message),
+          .payload_bytes = encoder.payload_bytes(),
+          .copied_bytes = encoder.copied_bytes(),
+          .leased = !token.empty()};
+}
+
+StreamedRequest LogicalCall::EncodeStream(int64_t shard, SendLedger& ledger,
+                                          int64_t chunk_bytes) const {
+  std::string token = TokenOf(shard);
+  ChunkSource source(Header(SubProblem(problem_, shards_[shard]), token, true), ledger,
+                     chunk_bytes);
+  AddPayloads(shard, !token.empty(), source);
+  return {.source = std::move(source), .leased = !token.empty()};
+}
+
+int64_t LogicalCall::LargerMessage(int64_t shard) const {
+  MessageSizes bytes = MessageSizesOf(SubProblem(problem_, shards_[shard]), direction_);
+  return std::max(bytes.request, bytes.reply);
 }
 
 std::vector<ReplyPayload> LogicalCall::ReplyPayloads(const ShardRuns& runs) {
@@ -201,26 +223,36 @@ std::vector<ReplyPayload> LogicalCall::ReplyPayloads(const ShardRuns& runs) {
   return payloads;
 }
 
-absl::StatusOr<int64_t> LogicalCall::Land(int64_t shard, const grpc::ByteBuffer& reply, int address,
-                                          v1::Receipt& receipt) {
-  std::vector<ReplyPayload> payloads = ReplyPayloads(ShardRunsOf(problem_, shards_[shard]));
-  std::vector<float> addends;
-  int64_t bytes = 0;
-  for (ReplyPayload& payload : payloads) {
-    bytes += payload.runs.total_bytes();
+LogicalCall::ReplyPlace LogicalCall::PlaceOf(int64_t shard) {
+  ReplyPlace place;
+  place.payloads = ReplyPayloads(ShardRunsOf(problem_, shards_[shard]));
+  for (ReplyPayload& payload : place.payloads) {
+    int64_t size = payload.runs.total_bytes();
+    place.bytes += size;
     if (payload.field_number != v1::BackwardResponse::kDBiasFieldNumber || !SumsBiasGradient()) {
       continue;
     }
-    int64_t size = payload.runs.total_bytes();
-    addends.resize(size / sizeof(float));
+    place.addends.resize(size / sizeof(float));
     payload.runs = StridedRuns::Make(0, {}, size);
-    payload.tensor = addends.data();
+    payload.tensor = place.addends.data();
   }
-  ReplyHeader header;
-  RETURN_IF_ERROR(DecodeReply(reply, payloads, header));
+  return place;
+}
+
+void LogicalCall::Landed(int64_t shard, ReplyPlace place, ReplyHeader header, int address,
+                         v1::Receipt& receipt) {
   receipt = std::move(header.receipt);
   if (!kept_.empty()) KeepLease(shard, address, header.residual);
-  if (SumsBiasGradient()) bias_sum_->Add(shard, std::move(addends));
+  if (SumsBiasGradient()) bias_sum_->Add(shard, std::move(place.addends));
+}
+
+absl::StatusOr<int64_t> LogicalCall::Land(int64_t shard, const grpc::ByteBuffer& reply, int address,
+                                          v1::Receipt& receipt) {
+  ReplyPlace place = PlaceOf(shard);
+  ReplyHeader header;
+  RETURN_IF_ERROR(DecodeReply(reply, place.payloads, header));
+  int64_t bytes = place.bytes;
+  Landed(shard, std::move(place), std::move(header), address, receipt);
   return bytes;
 }
 

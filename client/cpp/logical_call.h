@@ -17,6 +17,7 @@
 #include "attention/problem.h"
 #include "client/cpp/attention_client.h"
 #include "client/cpp/bias_gradient_sum.h"
+#include "client/cpp/chunk_source.h"
 #include "client/cpp/lease_book.h"
 #include "client/cpp/reply_decoder.h"
 #include "client/cpp/request_encoder.h"
@@ -35,6 +36,11 @@ struct EncodedRequest {
   bool leased = false;  // by a residual's token
 };
 
+struct StreamedRequest {
+  ChunkSource source;
+  bool leased = false;
+};
+
 class LogicalCall {
  public:
   // Forward. `header` holds the options that every shard sends.
@@ -46,6 +52,7 @@ class LogicalCall {
 
   int64_t shard_count() const { return static_cast<int64_t>(shards_.size()); }
   const std::string& method() const { return method_; }
+  const std::string& stream_method() const { return stream_method_; }
   int64_t total_bytes() const { return total_bytes_; }  // of all payloads, both ways
 
   // Forward: asks that each shard's tensors be kept; TakeKept has the leases afterwards, which the
@@ -67,14 +74,31 @@ class LogicalCall {
   // The request of a shard. Its slices may point into the caller's arrays until `ledger` has them
   // all back.
   EncodedRequest Encode(int64_t shard, SendLedger& ledger) const;
+  StreamedRequest EncodeStream(int64_t shard, SendLedger& ledger, int64_t chunk_bytes) const;
+  // Of the shard's request and reply, the larger as one message.
+  int64_t LargerMessage(int64_t shard) const;
 
   // Writes a shard's reply to the caller's outputs. Gives the payload bytes.
   absl::StatusOr<int64_t> Land(int64_t shard, const grpc::ByteBuffer& reply, int address,
                                v1::Receipt& receipt);
 
+  // The same in steps: where the reply's payloads go, and that all of them are there.
+  struct ReplyPlace {
+    std::vector<ReplyPayload> payloads;
+    std::vector<float> addends;  // of the bias gradient, where shards sum it
+    int64_t bytes = 0;
+  };
+  ReplyPlace PlaceOf(int64_t shard);
+  void Landed(int64_t shard, ReplyPlace place, ReplyHeader header, int address,
+              v1::Receipt& receipt);
+
  private:
-  std::string Header(const Problem& sub, const std::string& token) const;
-  void EncodeKept(const ShardRuns& runs, RequestEncoder& encoder) const;
+  std::string Header(const Problem& sub, const std::string& token, bool streamed) const;
+  // Encoder: RequestEncoder or ChunkSource.
+  template <class Encoder>
+  void AddPayloads(int64_t shard, bool leased, Encoder& encoder) const;
+  template <class Encoder>
+  void AddKept(const ShardRuns& runs, Encoder& encoder) const;
   void KeepLease(int64_t shard, int address, const v1::Residual& residual);
   std::string TokenOf(int64_t shard) const;  // empty: no lease
   std::vector<ReplyPayload> ReplyPayloads(const ShardRuns& runs);
@@ -84,7 +108,7 @@ class LogicalCall {
   const Problem& problem_;
   const std::vector<ShardRange> shards_;
   const Direction direction_;
-  const std::string method_;
+  const std::string method_, stream_method_;
   const v1::CallOptions options_;
   BackwardTensors in_;  // forward uses its first five
   ForwardOutputs forward_out_;

@@ -1,11 +1,12 @@
-// MessageLimits: the largest message that each address takes, asked for when a call is large enough
-// for it to matter and remembered until an error hints at a server that has changed. An address
-// that does not answer counts with the default, and is asked again by the next large call. Any
-// thread.
+// MessageLimits: the largest message that each address takes and whether it takes streams, asked
+// for when a call is large enough for it to matter and remembered until an error hints at a server
+// that has changed. An address that does not answer counts with the default, and is asked again by
+// the next large call. Any thread.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -15,47 +16,53 @@
 
 namespace attnd {
 
+struct ServerLimits {
+  int64_t max_message_bytes = int64_t{16} << 20;
+  bool streams = false;
+};
+
 class MessageLimits {
  public:
   static constexpr int64_t kAnyServerTakes = int64_t{1} << 20;
-  static constexpr int64_t kDefault = int64_t{16} << 20;
 
-  explicit MessageLimits(int addresses) : known_(addresses, 0) {}
+  explicit MessageLimits(int addresses) : known_(addresses) {}
 
-  // The smallest limit of all addresses. `ask(address)` gives an unknown one.
+  // What every address can do. `ask(address)` gives an unknown one's limits.
   template <class Ask>
-  int64_t Smallest(const Ask& ask) {
-    int64_t smallest = INT64_MAX;
+  ServerLimits OfAll(const Ask& ask) {
+    ServerLimits all{.max_message_bytes = INT64_MAX, .streams = true};
     for (size_t address = 0; address < known_.size(); ++address) {
-      int64_t limit = Known(address);
-      if (limit == 0) {
-        absl::StatusOr<int64_t> answer = ask(static_cast<int>(address));
-        if (answer.ok() && *answer > 0) Remember(address, limit = *answer);
+      std::optional<ServerLimits> limits = Known(address);
+      if (!limits.has_value()) {
+        absl::StatusOr<ServerLimits> answer = ask(static_cast<int>(address));
+        if (answer.ok() && answer->max_message_bytes > 0) Remember(address, *(limits = *answer));
       }
-      smallest = std::min(smallest, limit == 0 ? kDefault : limit);
+      ServerLimits one = limits.value_or(ServerLimits());
+      all.max_message_bytes = std::min(all.max_message_bytes, one.max_message_bytes);
+      all.streams = all.streams && one.streams;
     }
-    return smallest;
+    return all;
   }
 
   // After these the server may be another one, or the limit another.
   void Forget(const absl::Status& failure) {
     if (!absl::IsUnavailable(failure) && !absl::IsResourceExhausted(failure)) return;
     absl::MutexLock lock(&mutex_);
-    std::fill(known_.begin(), known_.end(), 0);
+    std::fill(known_.begin(), known_.end(), std::nullopt);
   }
 
  private:
-  int64_t Known(size_t address) {
+  std::optional<ServerLimits> Known(size_t address) {
     absl::MutexLock lock(&mutex_);
     return known_[address];
   }
-  void Remember(size_t address, int64_t limit) {
+  void Remember(size_t address, const ServerLimits& limits) {
     absl::MutexLock lock(&mutex_);
-    known_[address] = limit;
+    known_[address] = limits;
   }
 
   absl::Mutex mutex_;
-  std::vector<int64_t> known_;  // 0: unknown; its size never changes
+  std::vector<std::optional<ServerLimits>> known_;  // its size never changes
 };
 
 }  // namespace attnd

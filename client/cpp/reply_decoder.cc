@@ -79,18 +79,8 @@ class ReplyParser {
                                     " bytes, got ", size));
     }
     RunCursor cursor(payload.runs, static_cast<std::byte*>(payload.tensor));
-    for (int64_t left = static_cast<int64_t>(size); left > 0;) {
-      const void* piece;
-      int piece_bytes;
-      if (!in_.GetDirectBufferPointer(&piece, &piece_bytes)) {
-        return Malformed(absl::StrCat(payload.name, ": is cut off"));
-      }
-      int64_t step = std::min<int64_t>(left, piece_bytes);
-      cursor.Scatter(static_cast<const std::byte*>(piece), step);
-      in_.Skip(static_cast<int>(step));
-      left -= step;
-    }
-    return absl::OkStatus();
+    if (ScatterFrom(in_, static_cast<int64_t>(size), cursor)) return absl::OkStatus();
+    return Malformed(absl::StrCat(payload.name, ": is cut off"));
   }
 
   absl::Status CheckComplete() const {
@@ -107,6 +97,19 @@ class ReplyParser {
 };
 
 }  // namespace
+
+bool ScatterFrom(CodedInputStream& in, int64_t bytes, RunCursor& cursor) {
+  for (int64_t left = bytes; left > 0;) {
+    const void* piece;
+    int piece_bytes;
+    if (!in.GetDirectBufferPointer(&piece, &piece_bytes)) return false;
+    int64_t step = std::min<int64_t>(left, piece_bytes);
+    cursor.Scatter(static_cast<const std::byte*>(piece), step);
+    in.Skip(static_cast<int>(step));
+    left -= step;
+  }
+  return true;
+}
 
 absl::Status DecodeReply(const grpc::ByteBuffer& message, absl::Span<const ReplyPayload> payloads,
                          ReplyHeader& header) {

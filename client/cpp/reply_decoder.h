@@ -5,6 +5,7 @@
 // meaningless. Any thread.
 #pragma once
 
+#include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include "absl/status/status.h"
@@ -27,6 +28,9 @@ struct ReplyHeader {
   v1::Receipt receipt;
   v1::Residual residual;  // without a token: none
 };
+
+// Lands the next `bytes` bytes of `in`; false when it ends before.
+bool ScatterFrom(google::protobuf::io::CodedInputStream& in, int64_t bytes, RunCursor& cursor);
 
 absl::Status DecodeReply(const grpc::ByteBuffer& message, absl::Span<const ReplyPayload> payloads,
                          ReplyHeader& header);

@@ -1,4 +1,4 @@
-#include "server/service.h"
+#include "server/call_log_limit.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,153 @@
+#include "client/cpp/shard_rpc.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/async_stream.h>
+#include <grpcpp/support/async_unary_call.h>
+
+#include <memory>
+#include <utility>
+
+#include "base/status_macros.h"
+#include "client/cpp/stream_reply.h"
+
+namespace attnd {
+namespace {
+
+class UnaryRpc final : public ShardRpc {
+ public:
+  explicit UnaryRpc(const ShardAttempt& attempt)
+      : ShardRpc(attempt.owner),
+        call_(attempt.call),
+        shard_(attempt.shard),
+        context_(attempt.context),
+        request_(attempt.call.Encode(attempt.shard, attempt.ledger)) {
+    payload_bytes_ = request_.payload_bytes;
+    leased_ = request_.leased;
+  }
+
+  void Start(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue) override {
+    grpc::GenericStub stub(channel);
+    reader_ = stub.PrepareUnaryCall(&context_, call_.method(), request_.message, &queue);
+    reader_->StartCall();
+    reader_->Finish(&reply_, &status_, TagOf(Op::kFinish));
+  }
+  bool OnEvent(Op, bool) override { return true; }
+  absl::StatusOr<int64_t> Land(int address, v1::Receipt& receipt) override {
+    return call_.Land(shard_, reply_, address, receipt);
+  }
+  int64_t copied_bytes() const override { return request_.copied_bytes; }
+
+ private:
+  LogicalCall& call_;
+  const int64_t shard_;
+  grpc::ClientContext& context_;
+  EncodedRequest request_;
+  std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader_;
+  grpc::ByteBuffer reply_;
+};
+
+// Writes and reads run beside each other, one of each at a time. The reading ends first: with the
+// reply's last message, or because the server has said why not; then the status is asked for.
+class StreamRpc final : public ShardRpc {
+ public:
+  StreamRpc(const ShardAttempt& attempt, int64_t chunk_bytes)
+      : ShardRpc(attempt.owner),
+        call_(attempt.call),
+        shard_(attempt.shard),
+        context_(attempt.context),
+        request_(attempt.call.EncodeStream(attempt.shard, attempt.ledger, chunk_bytes)),
+        place_(attempt.call.PlaceOf(attempt.shard)),
+        reply_(place_.payloads) {
+    payload_bytes_ = source_.payload_bytes();
+    leased_ = request_.leased;
+  }
+
+  void Start(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue) override {
+    grpc::GenericStub stub(channel);
+    stream_ = stub.PrepareCall(&context_, call_.stream_method(), &queue);
+    stream_->StartCall(TagOf(Op::kStart));
+    ++pending_;
+  }
+
+  bool OnEvent(Op op, bool ok) override {
+    --pending_;
+    switch (op) {
+      case Op::kStart:
+        ok ? Begin() : Finish();
+        break;
+      case Op::kWrite:
+        if (ok && !source_.done()) Write();
+        break;
+      case Op::kRead:
+        ok ? Read() : Finish();
+        break;
+      case Op::kFinish:
+        finished_ = true;
+        if (!landed_.ok()) status_ = grpc::Status::OK;  // what it was cancelled for, Land tells
+    }
+    return finished_ && pending_ == 0;
+  }
+
+  absl::StatusOr<int64_t> Land(int address, v1::Receipt& receipt) override {
+    RETURN_IF_ERROR(landed_);
+    RETURN_IF_ERROR(reply_.CheckComplete());
+    int64_t bytes = place_.bytes;
+    call_.Landed(shard_, std::move(place_), reply_.header(), address, receipt);
+    return bytes;
+  }
+  int64_t copied_bytes() const override { return source_.copied_bytes(); }
+
+ private:
+  void Begin() {
+    Write();
+    AskForMessage();
+  }
+  void Write() {
+    grpc::ByteBuffer message = source_.Next();
+    grpc::WriteOptions options;
+    if (source_.done()) options.set_last_message();
+    stream_->Write(message, options, TagOf(Op::kWrite));
+    ++pending_;
+  }
+  void AskForMessage() {
+    stream_->Read(&message_, TagOf(Op::kRead));
+    ++pending_;
+  }
+  void Read() {
+    grpc::ByteBuffer message;
+    message.Swap(&message_);
+    AskForMessage();  // gRPC goes on while this one lands
+    if (!landed_.ok()) return;
+    landed_ = reply_.Take(message);
+    if (!landed_.ok()) context_.TryCancel();  // nothing more of it is wanted
+  }
+  void Finish() {
+    stream_->Finish(&status_, TagOf(Op::kFinish));
+    ++pending_;
+  }
+
+  LogicalCall& call_;
+  const int64_t shard_;
+  grpc::ClientContext& context_;
+  StreamedRequest request_;
+  ChunkSource& source_ = request_.source;
+  LogicalCall::ReplyPlace place_;
+  StreamReply reply_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+  grpc::ByteBuffer message_;
+  absl::Status landed_;
+  int pending_ = 0;
+  bool finished_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<ShardRpc> MakeUnaryRpc(const ShardAttempt& attempt) {
+  return std::make_unique<UnaryRpc>(attempt);
+}
+
+std::unique_ptr<ShardRpc> MakeStreamRpc(const ShardAttempt& attempt, int64_t chunk_bytes) {
+  return std::make_unique<StreamRpc>(attempt, chunk_bytes);
+}
+
+}  // namespace attnd

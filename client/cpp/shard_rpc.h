@@ -1,0 +1,70 @@
+// ShardRpc: one try of one shard on the wire, as one message each way or as a stream of chunks. It
+// is driven by the lane that made it: each operation that gRPC has finished comes back through
+// OnEvent until that says that the RPC has ended. One thread at a time; `call`, `ledger` and
+// `context` outlive it.
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/completion_queue.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "client/cpp/logical_call.h"
+#include "client/cpp/send_ledger.h"
+
+namespace attnd {
+
+class ShardRpc {
+ public:
+  enum class Op { kStart, kWrite, kRead, kFinish };
+  // What a completion queue gives back. `owner` is the lane's.
+  struct Tag {
+    void* owner;
+    Op op;
+  };
+
+  virtual ~ShardRpc() = default;
+
+  virtual void Start(const std::shared_ptr<grpc::Channel>& channel,
+                     grpc::CompletionQueue& queue) = 0;
+  // True when the RPC has ended and no operation of it is pending.
+  virtual bool OnEvent(Op op, bool ok) = 0;
+  // Of an RPC that has ended with OK: its reply is in the caller's arrays; gives the payload bytes.
+  // `address`: where it was computed.
+  virtual absl::StatusOr<int64_t> Land(int address, v1::Receipt& receipt) = 0;
+
+  const grpc::Status& status() const { return status_; }
+  int64_t payload_bytes() const { return payload_bytes_; }  // of the request
+  virtual int64_t copied_bytes() const = 0;                 // of them, gathered so far
+  bool leased() const { return leased_; }                   // by a residual's token
+
+ protected:
+  void* TagOf(Op op) { return &tags_[static_cast<int>(op)]; }
+
+  explicit ShardRpc(void* owner)
+      : tags_{{owner, Op::kStart}, {owner, Op::kWrite}, {owner, Op::kRead}, {owner, Op::kFinish}} {}
+
+  grpc::Status status_;
+  int64_t payload_bytes_ = 0;
+  bool leased_ = false;
+
+ private:
+  Tag tags_[4];
+};
+
+struct ShardAttempt {
+  LogicalCall& call;
+  int64_t shard;
+  SendLedger& ledger;
+  grpc::ClientContext& context;
+  void* owner;  // of its tags
+};
+
+std::unique_ptr<ShardRpc> MakeUnaryRpc(const ShardAttempt& attempt);
+// `chunk_bytes`: most data of a chunk.
+std::unique_ptr<ShardRpc> MakeStreamRpc(const ShardAttempt& attempt, int64_t chunk_bytes);
+
+}  // namespace attnd

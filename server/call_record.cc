@@ -1,0 +1,139 @@
+#include "server/call_record.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "server/landing.h"
+#include "server/status_details.h"
+
+namespace attnd {
+namespace {
+
+void AddPushback(const absl::Status& status, grpc::CallbackServerContext& context) {
+  std::optional<absl::Duration> delay = RetryAfterOf(status);
+  if (!delay.has_value()) return;
+  context.AddTrailingMetadata("grpc-retry-pushback-ms",
+                              absl::StrCat(absl::ToInt64Milliseconds(*delay)));
+}
+
+// A deadline further away than any call may take is none.
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
+  auto deadline = context.deadline();
+  if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
+  return absl::FromChrono(deadline);
+}
+
+}  // namespace
+
+CallRecord::CallRecord(const ServiceDeps& deps, grpc::CallbackServerContext& context,
+                       Direction direction, uint64_t id)
+    : deps_(deps),
+      context_(context),
+      direction_(direction),
+      id_(id),
+      received_at_(deps.clock.Now()),
+      unix_socket_(absl::StartsWith(context.peer(), "unix")) {
+  deps_.metrics.CallStarted(MethodOf(direction_));
+}
+
+absl::Status CallRecord::Identify() {
+  ASSIGN_OR_RETURN(caller_, deps_.auth.Identify(context_));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AdmittedCall> CallRecord::Admit(AttentionCall call, ReplySink& sink, bool streamed) {
+  request_id_ = call.request_id();
+  RETURN_IF_ERROR(AttachResidual(deps_.leases, caller_, call));
+  CallContext context{.id = id_,
+                      .caller = caller_,
+                      .deadline = DeadlineOf(context_),
+                      .received_at = received_at_,
+                      .sink = &sink,
+                      .streamed = streamed};
+  ASSIGN_OR_RETURN(AdmittedCall admitted,
+                   deps_.admission.Admit(std::move(call), std::move(context)));
+  RETURN_IF_ERROR(TakePlaces(admitted, deps_.staging, &deps_.leases));
+  deps_.metrics.CallAdmitted(admitted.call());
+  return admitted;
+}
+
+void CallRecord::Received(int64_t bytes) { deps_.metrics.Received(unix_socket_, bytes); }
+void CallRecord::Sent(int64_t bytes) { deps_.metrics.Sent(unix_socket_, bytes); }
+
+void CallRecord::Landed(AdmittedCall& call, int64_t bytes) {
+  deps_.metrics.HostCopied(bytes);
+  call.staged().landed_at = deps_.clock.Now();
+}
+
+void CallRecord::Cancel() {
+  bool expired = deps_.clock.Now() >= DeadlineOf(context_);
+  deps_.worker.Cancel(id_, expired ? StopCause::kExpired : StopCause::kCancelled);
+}
+
+absl::Status CallRecord::Stopped() {
+  bool expired = deps_.clock.Now() >= DeadlineOf(context_);
+  deps_.metrics.CallStopped(WorkStage::kQueue, expired);
+  if (expired) {
+    return Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineExceededQueue,
+                   "the deadline passed while bytes were moved", {{"stage", "queue"}});
+  }
+  return Failure(absl::StatusCode::kCancelled, reason::kCancelled,
+                 "the caller cancelled or its connection broke", {{"stage", "queue"}});
+}
+
+void CallRecord::Answered(const Result& result) {
+  times_ = result.times();
+  priority_ = result.call().priority();
+}
+
+grpc::Status CallRecord::Failed(const absl::Status& status) {
+  status_ = Classified(status);
+  AddPushback(status_, context_);
+  return ToGrpcStatus(status_);
+}
+
+void CallRecord::Close() {
+  absl::Time now = deps_.clock.Now();
+  if (status_.ok()) ReportStages(now);
+  std::string reason = ReasonOf(status_);
+  if (status_.code() == absl::StatusCode::kUnauthenticated) deps_.metrics.AuthFailed(reason);
+  deps_.metrics.CallFinished(MethodOf(direction_), status_.code(), reason, now - received_at_);
+  Log(now - received_at_, reason);
+}
+
+void CallRecord::ReportStages(absl::Time now) {
+  Method method = MethodOf(direction_);
+  Metrics& metrics = deps_.metrics;
+  metrics.StageTook(method, RequestStage::kReceive, times_.admitted - times_.received);
+  metrics.StageTook(method, RequestStage::kQueue,
+                    times_.kernel_begin - times_.landed - times_.upload);
+  metrics.StageTook(method, RequestStage::kUpload, times_.landed - times_.admitted + times_.upload);
+  metrics.StageTook(method, RequestStage::kKernel, times_.kernel_end - times_.kernel_begin);
+  metrics.StageTook(method, RequestStage::kDownload, times_.downloaded - times_.kernel_end);
+  metrics.StageTook(method, RequestStage::kSend, now - times_.downloaded);
+  metrics.CallQueued(direction_, priority_, times_.taken - times_.landed);
+}
+
+void CallRecord::Log(absl::Duration took, absl::string_view reason) {
+  bool slow = took > deps_.slow_call;
+  Severity severity = Severity::kDebug;
+  if (!status_.ok()) severity = Severity::kInfo;
+  if (slow || status_.code() == absl::StatusCode::kInternal) severity = Severity::kWarning;
+  if (!deps_.log.Writes(severity)) return;
+  std::optional<int64_t> left_out = deps_.log_limit.Take(deps_.clock.Now());
+  if (!left_out.has_value()) return;
+  deps_.log.Log(severity, slow ? "slow_call" : "call",
+                {{"method", MethodName(MethodOf(direction_))},
+                 {"code", absl::StatusCodeToString(status_.code())},
+                 {"reason", reason},
+                 {"message", status_.message()},
+                 {"caller", caller_},
+                 {"request_id", request_id_},
+                 {"milliseconds", absl::ToDoubleMilliseconds(took)},
+                 {"lines_left_out", *left_out}});
+}
+
+}  // namespace attnd

@@ -1,0 +1,80 @@
+#include "server/decode_chunk.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "proto/attnd/v1/attention.pb.h"
+#include "server/status_details.h"
+
+namespace attnd {
+namespace {
+
+MessageBytes InSlicesOf(const std::string& bytes, size_t slice_bytes) {
+  std::vector<grpc::Slice> slices;
+  for (size_t at = 0; at < bytes.size(); at += slice_bytes) {
+    slices.emplace_back(bytes.substr(at, slice_bytes));
+  }
+  return MessageBytes(std::move(slices));
+}
+
+std::string BytesAt(const MessageBytes& message, ByteRange range) {
+  std::string bytes;
+  message.ForEachPiece(
+      range, [&](absl::Span<const uint8_t> piece) { bytes.append(piece.begin(), piece.end()); });
+  return bytes;
+}
+
+TEST(StreamMessage, FindsAChunksDataWhateverTheSlices) {
+  v1::ForwardStreamRequest request;
+  request.mutable_chunk()->set_tensor(20);
+  request.mutable_chunk()->set_offset(uint64_t{1} << 40);
+  request.mutable_chunk()->set_data("0123456789");
+  for (size_t slice_bytes : {1, 2, 7, 1000}) {
+    MessageBytes message = InSlicesOf(request.SerializeAsString(), slice_bytes);
+    auto part = ParseStreamMessage(message, Direction::kForward);
+    ASSERT_TRUE(part.ok()) << part.status();
+    EXPECT_FALSE(part->is_header);
+    EXPECT_EQ(part->tensor, 20u);
+    EXPECT_EQ(part->offset, uint64_t{1} << 40);
+    EXPECT_EQ(BytesAt(message, part->range), "0123456789");
+  }
+}
+
+TEST(StreamMessage, FindsTheHeader) {
+  v1::BackwardStreamRequest request;
+  request.mutable_header()->mutable_problem()->set_batch(3);
+  MessageBytes message = InSlicesOf(request.SerializeAsString(), 3);
+  auto part = ParseStreamMessage(message, Direction::kBackward);
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_TRUE(part->is_header);
+  EXPECT_EQ(BytesAt(message, part->range), request.header().SerializeAsString());
+}
+
+TEST(StreamMessage, RefusesWhatIsNotOnePart) {
+  v1::ForwardStreamRequest header, chunk;
+  header.mutable_header();
+  chunk.mutable_chunk()->set_data("x");
+  std::string a = header.SerializeAsString(), b = chunk.SerializeAsString();
+  struct Case {
+    std::string bytes, message;
+  };
+  const Case cases[] = {
+      {"", "part: expected a header or a chunk, got neither"},
+      {a + b, "message: expected one member of part, got two"},
+      {b + b, "chunk: expected at most one value, got two"},
+      {std::string("\x18\x01", 2),
+       "field_3: expected a field of attnd.v1.ForwardStreamRequest that this server knows, got "
+       "number 3"},
+  };
+  for (const Case& c : cases) {
+    auto part = ParseStreamMessage(InSlicesOf(c.bytes, 5), Direction::kForward);
+    EXPECT_EQ(part.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(part.status().message(), c.message);
+  }
+}
+
+}  // namespace
+}  // namespace attnd

@@ -1,0 +1,454 @@
+// ForwardStream and BackwardStream against a real server: the same bytes as unary calls at odd
+// sizes and chunkings, every violation of the chunks' order, streams abandoned at each state, peers
+// that fall silent or asleep, and calls too large for one message.
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "attention/problem_text.h"
+#include "attention/random_problem.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/reference_backend.h"
+#include "tests/daemon_fixture.h"
+#include "tests/gated_backend.h"
+#include "tests/wire_request.h"
+
+namespace attnd {
+namespace {
+
+constexpr int kK = v1::ForwardRequest::kKFieldNumber, kV = v1::ForwardRequest::kVFieldNumber,
+              kQ = v1::ForwardRequest::kQFieldNumber;
+
+// The payloads of a request by field number, in the order in which they travel, taken out of it.
+template <class Request>
+std::vector<std::pair<int, std::string>> TakePayloads(Request& request) {
+  std::vector<std::pair<int, std::string>> payloads;
+  const auto* type = request.GetDescriptor();
+  for (int number = 16; number <= 31; ++number) {
+    const auto* field = type->FindFieldByNumber(number);
+    if (field == nullptr) continue;
+    std::string bytes = request.GetReflection()->GetString(request, field);
+    request.GetReflection()->ClearField(&request, field);
+    if (!bytes.empty()) payloads.emplace_back(number, std::move(bytes));
+  }
+  return payloads;
+}
+
+template <class Request>
+Request Chunk(int tensor, uint64_t offset, std::string data) {
+  Request request;
+  request.mutable_chunk()->set_tensor(static_cast<uint32_t>(tensor));
+  request.mutable_chunk()->set_offset(offset);
+  request.mutable_chunk()->set_data(std::move(data));
+  return request;
+}
+v1::ForwardStreamRequest ForwardChunk(int tensor, uint64_t offset, std::string data) {
+  return Chunk<v1::ForwardStreamRequest>(tensor, offset, std::move(data));
+}
+
+v1::ForwardStreamRequest HeaderOf(v1::ForwardRequest request) {
+  TakePayloads(request);
+  v1::ForwardStreamRequest header;
+  *header.mutable_header() = std::move(request);
+  return header;
+}
+
+// Puts a streamed reply together; its chunks must come in order.
+template <class Response, class Stream>
+grpc::Status ReadReply(Stream& stream, Response& whole) {
+  using StreamResponse = std::conditional_t<std::is_same_v<Response, v1::ForwardResponse>,
+                                            v1::ForwardStreamResponse, v1::BackwardStreamResponse>;
+  StreamResponse message;
+  bool first = true;
+  int last_tensor = 0;
+  while (stream.Read(&message)) {
+    EXPECT_EQ(message.has_header(), first);
+    if (message.has_header()) {
+      whole = message.header();
+    } else {
+      const v1::PayloadChunk& chunk = message.chunk();
+      int tensor = static_cast<int>(chunk.tensor());
+      EXPECT_GE(tensor, last_tensor);
+      last_tensor = tensor;
+      const auto* field = whole.GetDescriptor()->FindFieldByNumber(tensor);
+      std::string bytes = whole.GetReflection()->GetString(whole, field);
+      EXPECT_EQ(chunk.offset(), bytes.size());
+      EXPECT_LE(chunk.data().size(), size_t{4} << 20);
+      whole.GetReflection()->SetString(&whole, field, bytes + chunk.data());
+    }
+    first = false;
+  }
+  return stream.Finish();
+}
+
+// Sends a whole request in chunks of at most `chunk_bytes()` bytes.
+template <class StreamRequest, class Request, class Response, class Stream>
+grpc::Status CallStreamed(Stream& stream, Request request, Response& response,
+                          const std::function<size_t()>& chunk_bytes) {
+  auto payloads = TakePayloads(request);
+  StreamRequest header;
+  *header.mutable_header() = std::move(request);
+  stream.Write(header);
+  for (const auto& [tensor, bytes] : payloads) {
+    for (size_t at = 0; at < bytes.size();) {
+      std::string data = bytes.substr(at, chunk_bytes());
+      size_t size = data.size();
+      stream.Write(Chunk<StreamRequest>(tensor, at, std::move(data)));
+      at += size;
+    }
+  }
+  stream.WritesDone();
+  return ReadReply(stream, response);
+}
+
+grpc::Status ForwardStreamed(v1::Attention::Stub& stub, const v1::ForwardRequest& request,
+                             v1::ForwardResponse& response,
+                             const std::function<size_t()>& chunk_bytes) {
+  grpc::ClientContext context;
+  auto stream = stub.ForwardStream(&context);
+  return CallStreamed<v1::ForwardStreamRequest>(*stream, request, response, chunk_bytes);
+}
+
+void WaitUntilAllIsGivenBack(Daemon& daemon) {
+  while (daemon.server().use().bytes != 0 || daemon.server().staging_used() != 0) {
+    std::this_thread::yield();
+  }
+}
+
+void ExpectHealthy(Daemon& daemon) {
+  WaitUntilAllIsGivenBack(daemon);
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  grpc::Status status = daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST(DaemonStream, AnswersByteForByteAsItsEngineWhateverTheChunks) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  ReferenceBackend engine;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    Problem problem = RandomProblem(seed, {.max_pairs = 1 << 10, .max_head_dim = 32});
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << ProblemText(problem));
+    Random random(seed);
+    auto chunk_bytes = [&] { return static_cast<size_t>(random.Between(1, 700)); };
+    v1::ForwardRequest request = MakeForward(problem, seed);
+    v1::ForwardResponse expected = ComputeForward(engine, problem, request), got;
+    grpc::Status status = ForwardStreamed(daemon.stub(), request, got, chunk_bytes);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(got.o(), expected.o());
+    EXPECT_EQ(got.lse(), expected.lse());
+    EXPECT_FALSE(got.receipt().backend().empty());
+
+    v1::BackwardRequest backward = MakeBackward(problem, seed, expected);
+    v1::BackwardResponse expected_gradients = ComputeBackward(engine, problem, backward), gradients;
+    backward.set_d_lse_follows(!backward.d_lse().empty());
+    grpc::ClientContext context;
+    auto stream = daemon.stub().BackwardStream(&context);
+    status = CallStreamed<v1::BackwardStreamRequest>(*stream, backward, gradients, chunk_bytes);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(gradients.d_k(), expected_gradients.d_k());
+    EXPECT_EQ(gradients.d_v(), expected_gradients.d_v());
+    EXPECT_EQ(gradients.d_q(), expected_gradients.d_q());
+    EXPECT_EQ(gradients.d_bias(), expected_gradients.d_bias());
+    EXPECT_EQ(gradients.d_sink(), expected_gradients.d_sink());
+  }
+  WaitUntilAllIsGivenBack(daemon);
+}
+
+TEST(DaemonStream, TakesAndGivesMoreThanOneMessageHolds) {
+  ServerOptions options = TestOptions();
+  options.transport.max_message_bytes = int64_t{5} << 20;
+  Daemon daemon(MakeCpuBackend({.threads = 2}), options);
+  auto engine = MakeCpuBackend({.threads = 1});
+  Problem problem = SmallProblem(30011, 2);  // 9.6 MB each of q and o; few keys
+  problem.qk_head_dim = problem.v_head_dim = 40;
+  problem.kv_len = 3;
+  v1::ForwardRequest request = MakeForward(problem, 3);
+  v1::ForwardResponse expected = ComputeForward(*engine, problem, request), got;
+  grpc::Status status =
+      ForwardStreamed(daemon.stub(), request, got, [] { return size_t{4} << 20; });
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_TRUE(got.o() == expected.o());
+  EXPECT_TRUE(got.lse() == expected.lse());
+}
+
+// What a test sends on one stream, and what the server says to it.
+struct Violation {
+  std::string name;
+  std::vector<v1::ForwardStreamRequest> messages;
+  std::string reason, message;
+};
+
+std::vector<Violation> Violations() {
+  v1::ForwardRequest request = MakeForward(SmallProblem(), 1);  // 1024 bytes each of k, v, q
+  v1::ForwardStreamRequest header = HeaderOf(request), whole, bad = header;
+  *whole.mutable_header() = request;
+  bad.mutable_header()->mutable_problem()->set_kv_heads(3);
+  auto full = [](int tensor) { return ForwardChunk(tensor, 0, std::string(1024, 'x')); };
+  v1::ForwardStreamRequest half = ForwardChunk(kK, 0, std::string(512, 'x'));
+  return {
+      {"NoHeader", {}, "CHUNK_ORDER", "header: expected a header before half-close, got none"},
+      {"ChunkFirst",
+       {full(kK)},
+       "CHUNK_ORDER",
+       "header: expected a header before the first chunk, got a chunk"},
+      {"HeaderTwice", {header, header}, "CHUNK_ORDER", "header: expected one header, got two"},
+      {"HeaderInTheMiddle",
+       {header, half, header},
+       "CHUNK_ORDER",
+       "header: expected one header, got two"},
+      {"EmptyMessage",
+       {v1::ForwardStreamRequest()},
+       "BAD_FIELD",
+       "part: expected a header or a chunk, got neither"},
+      {"PayloadInHeader",
+       {whole},
+       "BAD_FIELD",
+       "k: expected no payload in the header of a streamed call, got 1024 bytes"},
+      {"BadProblem",
+       {bad},
+       "BAD_SHAPE",
+       "problem.kv_heads: expected a divisor of q_heads = 2, got 3"},
+      {"WrongOrder",
+       {header, full(kV)},
+       "CHUNK_ORDER",
+       "chunk.tensor: expected 20 (k from byte 0), got 21"},
+      {"Gap",
+       {header, half, ForwardChunk(kK, 513, "x")},
+       "CHUNK_ORDER",
+       "chunk.offset: expected 512 of k, got 513"},
+      {"Overlap", {header, half, half}, "CHUNK_ORDER", "chunk.offset: expected 512 of k, got 0"},
+      {"Excess",
+       {header, ForwardChunk(kK, 0, std::string(1025, 'x'))},
+       "CHUNK_ORDER",
+       "chunk.data: expected at most the 1024 bytes that are left of k, got 1025"},
+      {"EmptyChunk",
+       {header, ForwardChunk(kK, 0, "")},
+       "BAD_FIELD",
+       "chunk.data: expected 1..4194304 bytes, got 0"},
+      {"HalfCloseAfterHeader",
+       {header},
+       "CHUNK_ORDER",
+       "k: expected 1024 bytes in chunks before half-close, got 0"},
+      {"HalfCloseTooEarly",
+       {header, full(kK), full(kV), ForwardChunk(kQ, 0, "x")},
+       "CHUNK_ORDER",
+       "q: expected 1024 bytes in chunks before half-close, got 1"},
+      {"ChunkAfterTheLast",
+       {header, full(kK), full(kV), full(kQ), ForwardChunk(kQ, 1024, "x")},
+       "CHUNK_ORDER",
+       "chunk: expected half-close after the last payload, got a chunk of field 22"},
+      {"UnknownTensor",
+       {header, full(99)},
+       "CHUNK_ORDER",
+       "chunk.tensor: expected 20 (k from byte 0), got 99"},
+  };
+}
+
+TEST(DaemonStream, NamesEachViolationAndGivesEverythingBack) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  for (const Violation& violation : Violations()) {
+    SCOPED_TRACE(violation.name);
+    grpc::ClientContext context;
+    auto stream = daemon.stub().ForwardStream(&context);
+    for (const auto& message : violation.messages) stream->Write(message);
+    stream->WritesDone();
+    v1::ForwardResponse reply;
+    grpc::Status status = ReadReply(*stream, reply);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_EQ(status.error_message(), violation.message);
+    EXPECT_EQ(ErrorInfoOf(status).reason(), violation.reason);
+    WaitUntilAllIsGivenBack(daemon);
+  }
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonStream, RefusesOnTheHeaderAlone) {
+  ServerOptions options = TestOptions();
+  options.admission.memory_bytes = options.admission.caller_max_bytes = 1 << 20;
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  grpc::ClientContext context;
+  auto stream = daemon.stub().ForwardStream(&context);
+  Problem problem = SmallProblem(1 << 16);
+  v1::ForwardRequest request = MakeForward(problem, 1);
+  stream->Write(HeaderOf(request));  // and neither a chunk nor half-close
+  v1::ForwardResponse reply;
+  grpc::Status status = ReadReply(*stream, reply);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  EXPECT_EQ(ErrorInfoOf(status).reason(), "TOO_LARGE_FOR_DEVICE");
+}
+
+TEST(DaemonStream, HoldsItsMemoryFromTheHeaderOn) {
+  ServerOptions options = TestOptions();
+  options.admission.memory_bytes = options.admission.caller_max_bytes = 4224;  // one call
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  grpc::ClientContext context;
+  auto stream = daemon.stub().ForwardStream(&context);
+  stream->Write(HeaderOf(MakeForward(SmallProblem(), 1)));
+  while (daemon.server().staging_used() != 4224) std::this_thread::yield();
+  v1::ForwardResponse reply;
+  grpc::ClientContext other;
+  grpc::Status status = daemon.stub().Forward(&other, MakeForward(SmallProblem(), 1), &reply);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(ErrorInfoOf(status).reason(), "MEMORY_PRESSURE");
+  context.TryCancel();
+  stream->Finish();
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonStream, GivesEverythingBackWhenAbandonedAtAnyState) {
+  auto backend = std::make_unique<GatedBackend>();
+  GatedBackend* engine = backend.get();
+  Daemon daemon(std::move(backend));
+  int warm_up = static_cast<int>(engine->launches().size());
+  v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
+  const std::vector<v1::ForwardStreamRequest> messages = {
+      HeaderOf(request), ForwardChunk(kK, 0, request.k()), ForwardChunk(kV, 0, request.v()),
+      ForwardChunk(kQ, 0, request.q())};
+  engine->Close();
+  for (size_t sent = 0; sent <= messages.size() + 1; ++sent) {  // the last: in the kernel
+    SCOPED_TRACE(sent);
+    grpc::ClientContext context;
+    auto stream = daemon.stub().ForwardStream(&context);
+    for (size_t n = 0; n < std::min(sent, messages.size()); ++n) stream->Write(messages[n]);
+    if (sent > messages.size()) {
+      stream->WritesDone();
+      engine->WaitForLaunches(++warm_up);
+    } else if (sent > 0) {
+      while (daemon.server().staging_used() == 0) std::this_thread::yield();
+    }
+    context.TryCancel();
+    EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+    WaitUntilAllIsGivenBack(daemon);
+  }
+  engine->Open();
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {
+  ServerOptions options = TestOptions();
+  options.transport.streams.idle = absl::Milliseconds(60);
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
+  const std::vector<v1::ForwardStreamRequest> messages = {HeaderOf(request),
+                                                          ForwardChunk(kK, 0, request.k())};
+  for (size_t sent = 0; sent <= messages.size(); ++sent) {
+    SCOPED_TRACE(sent);
+    grpc::ClientContext context;
+    auto stream = daemon.stub().ForwardStream(&context);
+    for (size_t n = 0; n < sent; ++n) stream->Write(messages[n]);
+    v1::ForwardResponse reply;
+    grpc::Status status = ReadReply(*stream, reply);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+    EXPECT_EQ(ErrorInfoOf(status).reason(), "STREAM_IDLE");
+    WaitUntilAllIsGivenBack(daemon);
+  }
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonStream, CutsAReaderThatNeverReads) {
+  ServerOptions options = TestOptions();
+  options.transport.streams.idle = absl::Milliseconds(500);
+  Daemon daemon(MakeCpuBackend({.threads = 1}), options);
+  Problem problem = SmallProblem(1 << 16, 2);  // 4 MiB back, more than a window
+  problem.kv_len = 1;
+  v1::ForwardRequest request = MakeForward(problem, 1);
+  auto payloads = TakePayloads(request);
+  grpc::ClientContext context;
+  auto stream = daemon.stub().ForwardStream(&context);
+  v1::ForwardStreamRequest header;
+  *header.mutable_header() = request;
+  stream->Write(header);
+  for (const auto& [tensor, bytes] : payloads) stream->Write(ForwardChunk(tensor, 0, bytes));
+  stream->WritesDone();
+  EXPECT_NE(daemon.server().staging_used(), 0);
+  WaitUntilAllIsGivenBack(daemon);  // although nobody has read a byte
+  context.TryCancel();
+  stream->Finish();
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonStream, SurvivesStreamsCancelledAtRandomTimes) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}));
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 3; ++t) {
+    threads.emplace_back([&daemon, t] {
+      auto stub = daemon.NewStub();
+      Random random(t);
+      for (int n = 0; n < 40; ++n) {
+        v1::ForwardRequest request = MakeForward(SmallProblem(random.Between(1, 512)), 1);
+        grpc::ClientContext context;
+        auto stream = stub->ForwardStream(&context);
+        std::thread canceller([&context, spin = random.Between(0, 3000)] {
+          for (int64_t left = spin; left > 0; --left) std::this_thread::yield();
+          context.TryCancel();
+        });
+        v1::ForwardResponse reply;
+        grpc::StatusCode code = CallStreamed<v1::ForwardStreamRequest>(*stream, request, reply, [] {
+                                  return size_t{3000};
+                                }).error_code();
+        EXPECT_TRUE(code == grpc::StatusCode::OK || code == grpc::StatusCode::CANCELLED) << code;
+        canceller.join();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ExpectHealthy(daemon);
+}
+
+// Valid streams with one random damage: an error with its reason, or the right answer.
+TEST(DaemonStream, AnswersDamagedStreamsWithAStatusWhenDamageIsRandom) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    std::vector<v1::ForwardStreamRequest> messages = {HeaderOf(request)};
+    for (auto [tensor, bytes] :
+         {std::pair(kK, &request.k()), std::pair(kV, &request.v()), std::pair(kQ, &request.q())}) {
+      for (size_t at = 0; at < bytes->size(); at += 300) {
+        messages.push_back(ForwardChunk(tensor, at, bytes->substr(at, 300)));
+      }
+    }
+    size_t at = static_cast<size_t>(random.Between(0, static_cast<int64_t>(messages.size()) - 1));
+    size_t other =
+        static_cast<size_t>(random.Between(0, static_cast<int64_t>(messages.size()) - 1));
+    switch (random.Between(0, 4)) {
+      case 0:
+        messages.erase(messages.begin() + static_cast<std::ptrdiff_t>(at));
+        break;
+      case 1:
+        messages.insert(messages.begin() + static_cast<std::ptrdiff_t>(other), messages[at]);
+        break;
+      case 2:
+        std::swap(messages[at], messages[other]);
+        break;
+      case 3:
+        messages[at].mutable_chunk()->set_offset(static_cast<uint64_t>(random.Between(0, 1200)));
+        break;
+      default:
+        messages[at].mutable_chunk()->mutable_data()->push_back('x');
+    }
+    grpc::ClientContext context;
+    auto stream = daemon.stub().ForwardStream(&context);
+    for (const auto& message : messages) stream->Write(message);
+    stream->WritesDone();
+    v1::ForwardResponse reply;
+    grpc::Status status = ReadReply(*stream, reply);
+    if (status.ok()) continue;
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+    EXPECT_FALSE(ErrorInfoOf(status).reason().empty());
+  }
+  ExpectHealthy(daemon);
+}
+
+}  // namespace
+}  // namespace attnd
