@@ -1,6 +1,7 @@
 // The table of named conformance cases: each option alone, the edges of tiles, and the combinations
 // that have broken published kernels.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -124,6 +125,12 @@ void AddHeadDims(Table& table) {
     Problem p = Causal(Sized(35, 41, qk_dim), Alignment::kBottomRight);
     p.v_head_dim = v_dim;
     table.AddInSomeElement(absl::StrCat("head_dims_", qk_dim, "_", v_dim), p);
+  }
+  // Logits of ±30: row maxima go on growing from tile to tile.
+  for (int64_t dim : {32, 64, 96, 128, 256}) {
+    Problem p = Sized(70, 90, dim);
+    p.scale = 10 / std::sqrt(static_cast<float>(dim));
+    table.AddInSomeElement(absl::StrCat("growing_maxima_", dim), p);
   }
   for (int64_t dim : {64, 128}) {  // the usual sizes, in each element
     table.AddInEachElement(absl::StrCat("usual_", dim), Sized(70, 90, dim));

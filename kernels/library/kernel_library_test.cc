@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -195,6 +196,21 @@ TEST_F(KernelLibraryTest, CompilesOnceAndFindsItInTheCacheLater) {
   auto other = Create(8, 6, {}, options);
   ASSERT_TRUE(other->Get(row_).ok());
   EXPECT_EQ(other->compiled(), 1);
+}
+
+// Volta's kernels are their own source on newer GPUs, exact and slow: one of each kind.
+TEST_F(KernelLibraryTest, CompilesEveryKindForAmpere) {
+  ASSERT_NE(CompilerPath(), "");
+  auto library =
+      Create(8, 0, {}, {.cache_directory = FreshFolder("ampere"), .compiler = CompilerPath()});
+  std::set<KernelKind> kinds;
+  for (const KernelRow& row : KernelRows()) {
+    if (!kinds.insert(row.kind).second) continue;
+    auto kernel = library->Get(row);
+    EXPECT_TRUE(kernel.ok()) << NameOf(row) << ": " << kernel.status();
+  }
+  EXPECT_GE(kinds.size(), 6u);
+  EXPECT_EQ(library->compiled(), static_cast<int>(kinds.size()));
 }
 
 }  // namespace
