@@ -22,6 +22,8 @@ attnd_request_duration_seconds_bucket{method="Forward",le="0.01"} 100
 attnd_request_duration_seconds_bucket{method="Forward",le="+Inf"} 102
 attnd_received_bytes_total{transport="tcp"} 1000
 attnd_received_bytes_total{transport="uds"} 500
+attnd_lease_lookups_total{result="hit"} 4
+attnd_lease_lookups_total{result="expired"} 1
 attnd_ready{device="0"} 1
 )";
 
@@ -34,6 +36,10 @@ attnd_request_duration_seconds_bucket{method="Forward",le="0.01"} 122
 attnd_request_duration_seconds_bucket{method="Forward",le="+Inf"} 126
 attnd_received_bytes_total{transport="tcp"} 3000
 attnd_received_bytes_total{transport="uds"} 500
+attnd_leases_active{device="cpu"} 3
+attnd_lease_bytes{device="cpu"} 3072
+attnd_lease_lookups_total{result="hit"} 10
+attnd_lease_lookups_total{result="expired"} 2
 attnd_ready{device="0"} 1
 )";
 
@@ -85,6 +91,10 @@ TEST(TopFrame, TellsRatesBetweenTwoLooks) {
   EXPECT_DOUBLE_EQ(row.in_flight, 3);
   EXPECT_NEAR(row.p50_seconds, 0.001 + 0.009 * 2 / 12, 1e-12);
   EXPECT_DOUBLE_EQ(frame.received_per_second, 1000);
+  EXPECT_EQ(frame.leases, 3);
+  EXPECT_EQ(frame.lease_bytes, 3072);
+  EXPECT_DOUBLE_EQ(frame.lease_hits_per_second, 3);
+  EXPECT_DOUBLE_EQ(frame.lease_misses_per_second, 0.5);
   EXPECT_TRUE(frame.ready);
   std::ostringstream text;
   frame.Print(text, false);

@@ -70,6 +70,11 @@ TopFrame TopFrame::Between(const MetricsText& before, const MetricsText& now,
   frame.staging_capacity_bytes = now.Sum("attnd_staging_pool_capacity_bytes");
   frame.rejected_per_second = rate("attnd_rejected_requests_total");
   frame.resident_bytes = now.Sum("process_resident_memory_bytes");
+  frame.leases = now.Sum("attnd_leases_active");
+  frame.lease_bytes = now.Sum("attnd_lease_bytes");
+  frame.lease_hits_per_second = rate("attnd_lease_lookups_total", {{"result", "hit"}});
+  frame.lease_misses_per_second =
+      std::max(0.0, rate("attnd_lease_lookups_total") - frame.lease_hits_per_second);
   frame.ready = now.Sum("attnd_ready") > 0;
   frame.draining = now.Sum("attnd_draining") > 0;
   return frame;
@@ -88,7 +93,10 @@ void TopFrame::Print(std::ostream& out, bool color) const {
       << "   launches " << NumberText(launches_per_second) << "/s of "
       << NumberText(calls_per_launch) << " calls   rejected " << NumberText(rejected_per_second)
       << "/s\nadmitted " << BytesText(admitted_bytes) << "   staging "
-      << BytesText(staging_used_bytes) << " of " << BytesText(staging_capacity_bytes) << "\n\n";
+      << BytesText(staging_used_bytes) << " of " << BytesText(staging_capacity_bytes) << "\nleases "
+      << NumberText(leases) << ", " << BytesText(lease_bytes) << "   hits "
+      << NumberText(lease_hits_per_second) << "/s   misses " << NumberText(lease_misses_per_second)
+      << "/s\n\n";
   Table table({"method", "calls/s", "errors/s", "in flight", "p50", "p99"});
   for (const MethodRow& row : methods) {
     table.Add({row.method, NumberText(row.calls_per_second),
@@ -124,6 +132,10 @@ nlohmann::ordered_json TopFrame::ToJson() const {
           {"admitted_bytes", admitted_bytes},
           {"staging_used_bytes", staging_used_bytes},
           {"staging_capacity_bytes", staging_capacity_bytes},
+          {"leases", leases},
+          {"lease_bytes", lease_bytes},
+          {"lease_hits_per_second", lease_hits_per_second},
+          {"lease_misses_per_second", lease_misses_per_second},
           {"resident_bytes", resident_bytes}};
 }
 

@@ -24,6 +24,8 @@ struct TopFrame {
   double queue_depth = 0, queue_estimated_seconds = 0;
   double admitted_bytes = 0, staging_used_bytes = 0, staging_capacity_bytes = 0;
   double rejected_per_second = 0, resident_bytes = 0;
+  double leases = 0, lease_bytes = 0;                             // residuals kept now
+  double lease_hits_per_second = 0, lease_misses_per_second = 0;  // of backward calls with a token
   bool ready = false, draining = false;
 
   // `interval`: between the two.

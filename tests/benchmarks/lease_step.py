@@ -1,0 +1,121 @@
+"""A training step's attention with residual leases beside one without: time, and bytes on the wire.
+
+A step is a forward of each layer in turn, then a backward of each in reverse order, on one thread, as autograd does it.
+Steps with and without leases take turns, so that a busy machine slows both; figures are medians. Bytes are counted
+twice: by the daemon (attnd_received_bytes_total) and by the loopback device (/proc/net/dev), which has all of TCP/IP
+and whatever else runs on the machine.
+
+    bazel build //server:attnd //tests/benchmarks:null_attnd //client/c:libattnd_client.so
+    PYTHONPATH=client/python ATTND_CLIENT_LIBRARY=bazel-bin/client/c/libattnd_client.so \
+        python3 tests/benchmarks/lease_step.py                # --null: an engine that computes nothing, the wire alone
+"""
+import argparse
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+import urllib.request
+
+import attnd
+import numpy as np
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def read_port(path):
+    while not (os.path.exists(path) and open(path).read().strip()):
+        time.sleep(0.01)
+    return open(path).read().split()[0]
+
+
+def daemon_bytes(metrics_port):
+    text = urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics").read().decode()
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("attnd_received_bytes_total"))
+
+
+def loopback_bytes():
+    line = next(line for line in open("/proc/net/dev") if line.strip().startswith("lo:"))
+    return int(line.split(":")[1].split()[0])
+
+
+class Layer:
+    """One attention layer: inputs, and arrays for all results, touched once."""
+
+    def __init__(self, a, rng):
+        shape, kv_shape = (a.batch, a.heads, a.length, a.dim), (a.batch, a.kv_heads, a.length, a.dim)
+        dtype = np.dtype(a.dtype)
+        self.q, self.dout = [rng.standard_normal(shape).astype(dtype) for _ in range(2)]
+        self.k, self.v = [rng.standard_normal(kv_shape).astype(dtype) for _ in range(2)]
+        self.out, self.dq = np.ones_like(self.q), np.ones_like(self.q)
+        self.dk, self.dv = np.ones_like(self.k), np.ones_like(self.k)
+
+    def forward(self, client, keep):
+        self.result = client.forward(self.q, self.k, self.v, causal="top_left", keep=keep, out=self.out)
+
+    def backward(self, client):
+        result = client.backward(self.dout, self.q, self.k, self.v, self.out, self.result.lse, causal="top_left",
+                                 residual=self.result.residual, out=(self.dq, self.dk, self.dv))
+        self.result = None  # as autograd frees the graph
+        return result.receipt
+
+
+def step(client, layers, keep, metrics_port):
+    """Seconds of forward and backward, bytes of backward at the daemon and on the device, share of leased shards."""
+    begin = time.perf_counter()
+    for layer in layers:
+        layer.forward(client, keep)
+    middle = time.perf_counter()
+    received, device = daemon_bytes(metrics_port), loopback_bytes()
+    start = time.perf_counter()
+    receipts = [layer.backward(client) for layer in reversed(layers)]
+    end = time.perf_counter()
+    device, received = loopback_bytes() - device, daemon_bytes(metrics_port) - received
+    leased = sum(r.leased for r in receipts) / sum(r.shards for r in receipts)
+    return middle - begin, end - start, received, device, leased
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--null", action="store_true", help="an engine that computes nothing")
+    for name, default in (("batch", 2), ("heads", 16), ("kv_heads", 16), ("length", 1024), ("dim", 64), ("layers", 4),
+                          ("steps", 9)):
+        parser.add_argument("--" + name, type=int, default=default)
+    parser.add_argument("--dtype", default="float16")
+    a = parser.parse_args()
+    server = "bazel-bin/tests/benchmarks/null_attnd" if a.null else "bazel-bin/server/attnd"
+    with tempfile.TemporaryDirectory() as folder:
+        port_file, metrics_file = os.path.join(folder, "port"), os.path.join(folder, "metrics")
+        process = subprocess.Popen([os.path.join(ROOT, server), "--listen", "127.0.0.1:0", "--port_file", port_file,
+                                    "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", metrics_file,
+                                    "--memory_limit_mib", "2048", "--drain_delay", "0", "--log_level", "error"])
+        try:
+            address, metrics_port = "127.0.0.1:" + read_port(port_file), read_port(metrics_file)
+            rng = np.random.default_rng(1)
+            layers = [Layer(a, rng) for _ in range(a.layers)]
+            found = {False: [], True: []}
+            with attnd.connect(address, timeout=300) as client:
+                for number in range(a.steps + 1):
+                    for keep in (False, True):
+                        measured = step(client, layers, keep, metrics_port)
+                        if number > 0:  # the first warms up
+                            found[keep].append(measured)
+        finally:
+            process.terminate()
+            process.wait()
+    print(f"{'null' if a.null else 'cpu'} engine, {a.layers} layers of batch {a.batch}, {a.heads} heads on {a.kv_heads}, "
+          f"N {a.length}, D {a.dim}, {a.dtype}, causal; medians of {a.steps} steps")
+    print("            forward ms  backward ms  step ms   backward upload MB: daemon  device (both ways)  leased")
+    for keep, name in ((False, "stateless"), (True, "leases")):
+        f, b, received, device, leased = [statistics.median(column) for column in zip(*found[keep])]
+        print(f"{name:10s} {f * 1e3:11.1f} {b * 1e3:12.1f} {(f + b) * 1e3:8.1f} {received / 1e6:27.2f} "
+              f"{device / 1e6:19.2f} {leased:7.2f}")
+    ratio = [statistics.median([s[n] for s in found[False]]) / statistics.median([s[n] for s in found[True]])
+             for n in (2, 3)]
+    pairs = statistics.median([(x[0] + x[1]) / (y[0] + y[1]) for x, y in zip(found[False], found[True])])
+    print(f"upload of backward {ratio[0]:.2f} times smaller, device bytes {ratio[1]:.2f} times; "
+          f"step {pairs:.2f} times faster (median over neighbours)")
+
+
+if __name__ == "__main__":
+    main()
