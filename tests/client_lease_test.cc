@@ -36,11 +36,13 @@ std::unique_ptr<Daemon> NewDaemon(const ServerOptions& options) {
 
 // Cuts every call into many shards.
 std::unique_ptr<AttentionClient> NewClient(const std::vector<std::string>& addresses,
-                                           int64_t shard_bytes = 4096) {
+                                           int64_t shard_bytes = 4096,
+                                           int64_t stream_above_bytes = int64_t{8} << 20) {
   ClientOptions options;
   options.addresses = addresses;
   options.channels_per_address = 2;
   options.shard_bytes = shard_bytes;
+  options.stream_above_bytes = stream_above_bytes;
   auto client = AttentionClient::Connect(options);
   CHECK(client.ok()) << client.status();
   return *std::move(client);
@@ -147,6 +149,24 @@ TEST(ClientLease, GivesTheSameBitsInAnyNumberOfShardsWhenProblemsAreRandom) {
     EXPECT_EQ(receipt.leased, kept.leased);
     if (testing::Test::HasFailure()) return;
   }
+  WaitForNoLeases(*daemon);
+}
+
+TEST(ClientLease, GivesTheSameBitsWhenCallsAreStreamed) {
+  ServerOptions options = OptionsAt(NewSocket());
+  auto daemon = NewDaemon(options);
+  auto client = NewClient({daemon->address()}, 1 << 16, 1);
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Problem problem = RandomProblem(seed, {.max_pairs = 1 << 12, .max_head_dim = 32});
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << ProblemText(problem));
+    Kept kept(*client, problem, seed);
+    EXPECT_EQ(kept.ExpectSame(*client).leased, kept.leased);
+  }
+  Kept kept(*client, MultiHead(), 1);
+  EXPECT_EQ(kept.leased, kept.shards);
+  daemon.reset();
+  daemon = NewDaemon(options);
+  EXPECT_EQ(kept.ExpectSame(*client).leased, 0);
   WaitForNoLeases(*daemon);
 }
 
