@@ -77,6 +77,7 @@ struct BackendInfo {
   std::string device;           // the processor's or GPU's name
   std::string architecture;     // vector target ("AVX3_ZEN4") or "sm_70"
   std::string uuid;             // of a GPU; empty otherwise
+  int ordinal = 0;              // of a GPU, as CUDA_VISIBLE_DEVICES leaves them
   int64_t memory_bytes = 0;     // that launches may hold together; admission's upper bound
   int threads = 0;              // CPU engines
   int launches = 1;             // at once, so that nothing waits

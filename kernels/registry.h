@@ -5,6 +5,7 @@
 //   cuda        one NVIDIA GPU of compute capability 7.0 (native) or newer (correct, slow)
 //   auto        cuda on a usable V100 (sm_70), else cpu; why not is told by the caller's `note`
 //
+// With several GPUs there is an engine for each.
 // Errors: INVALID_ARGUMENT for a name that is not in the list; FAILED_PRECONDITION, one line that
 // says what is missing, where the engine cannot run here. Called at start-up, by one thread.
 #pragma once
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -21,12 +23,20 @@ namespace attnd {
 
 struct BackendOptions {
   int cpu_threads = 0;  // 0: every CPU that this process may use
-  int device = 0;       // the GPU's ordinal, as CUDA_VISIBLE_DEVICES leaves them
+  // Ordinals of GPUs, as CUDA_VISIBLE_DEVICES leaves them; empty: all of them.
+  std::vector<int> devices;
+  double memory_fraction = 0.9;     // of a GPU's free memory
+  double max_slice_seconds = 0.05;  // of one kernel on a GPU
   // Where kernels compiled at run time are kept; empty: $XDG_CACHE_HOME/attnd or ~/.cache/attnd.
   std::string kernel_cache;
 };
 
-// `note`, if given, receives one line for the log when "auto" falls back, else stays empty.
+// At least one. `note`, if given, receives one line for the log when "auto" falls back, else stays
+// empty.
+absl::StatusOr<std::vector<std::unique_ptr<Backend>>> MakeBackends(absl::string_view name,
+                                                                   const BackendOptions& options,
+                                                                   std::string* note = nullptr);
+// The first of them, for tools that use one; without devices in the options, GPU 0.
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(absl::string_view name,
                                                      const BackendOptions& options,
                                                      std::string* note = nullptr);

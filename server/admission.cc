@@ -58,20 +58,28 @@ absl::Status TooLarge(absl::string_view reason, absl::string_view what, int64_t 
 
 }  // namespace
 
-// What is taken now, in total and by each caller. Any thread.
+// What is taken now: in total, by each caller and of each device. Any thread.
 class AdmissionLedger {
  public:
+  explicit AdmissionLedger(size_t devices) : devices_(devices) {}
+
   // When leases stand in the way, `missing` tells how many of their bytes would have to go.
   absl::Status Take(const AdmissionLimits& limits, const std::string& caller, int64_t bytes,
-                    double seconds, int64_t* missing) {
+                    int device, const AdmissionDeviceUse& part, int64_t device_limit,
+                    int64_t* missing) {
     absl::MutexLock lock(&mutex_);
+    const AdmissionDeviceUse& queue = devices_[device].use;
     if (use_.calls + 1 > limits.max_calls) {
-      return Full(reason::kQueueFull, "calls", limits.max_calls, use_.calls + 1, use_.seconds);
+      return Full(reason::kQueueFull, "calls", limits.max_calls, use_.calls + 1, queue.seconds);
     }
-    if (use_.calls > 0 && use_.seconds > limits.max_queue_seconds) {
+    if (queue.calls > 0 && queue.seconds > limits.max_queue_seconds) {
       return Full(reason::kQueueFull, "milliseconds of work ahead",
                   static_cast<int64_t>(limits.max_queue_seconds * 1e3),
-                  static_cast<int64_t>(use_.seconds * 1e3), use_.seconds);
+                  static_cast<int64_t>(queue.seconds * 1e3), queue.seconds);
+    }
+    if (part.memory_bytes > 0 && queue.memory_bytes + part.memory_bytes > device_limit) {
+      return Full(reason::kMemoryPressure, "bytes of device memory", device_limit,
+                  queue.memory_bytes + part.memory_bytes, queue.seconds);
     }
     int64_t wanted = use_.bytes + use_.lease_bytes + bytes;
     if (wanted > limits.memory_bytes) {
@@ -87,8 +95,29 @@ class AdmissionLedger {
     if (mine.bytes + bytes > limits.caller_max_bytes) {
       return OverQuota(caller, "bytes", limits.caller_max_bytes, mine.bytes + bytes);
     }
-    Add(caller, {.calls = 1, .bytes = bytes, .seconds = seconds});
+    Add(caller, {.calls = 1, .bytes = bytes, .seconds = part.seconds});
+    AddToDevice(device, part);
     return absl::OkStatus();
+  }
+
+  // The device is done with a call.
+  void GiveBackWork(const std::string& caller, int device, const AdmissionDeviceUse& part) {
+    absl::MutexLock lock(&mutex_);
+    Add(caller, {.calls = -part.calls, .seconds = -part.seconds});
+    AddToDevice(device, {-part.calls, -part.memory_bytes, -part.seconds});
+  }
+
+  AdmissionDeviceUse device_use(int device) const {
+    absl::MutexLock lock(&mutex_);
+    return devices_[device].use;
+  }
+  void Fence(int device) {
+    absl::MutexLock lock(&mutex_);
+    devices_[device].fenced = true;
+  }
+  bool is_fenced(int device) const {
+    absl::MutexLock lock(&mutex_);
+    return devices_[device].fenced;
   }
 
   void GiveBack(const std::string& caller, const AdmissionUse& part) {
@@ -124,7 +153,20 @@ class AdmissionLedger {
     if (mine.calls == 0 && mine.bytes == 0) callers_.erase(caller);
   }
 
+  void AddToDevice(int device, const AdmissionDeviceUse& part)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    AdmissionDeviceUse& use = devices_[device].use;
+    use.calls += part.calls;
+    use.memory_bytes += part.memory_bytes;
+    use.seconds = use.calls == 0 ? 0 : use.seconds + part.seconds;
+  }
+
+  struct Device {
+    AdmissionDeviceUse use;
+    bool fenced = false;
+  };
   mutable absl::Mutex mutex_;
+  std::vector<Device> devices_ ABSL_GUARDED_BY(mutex_);
   AdmissionUse use_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, AdmissionUse> callers_ ABSL_GUARDED_BY(mutex_);
 };
@@ -136,6 +178,8 @@ Ticket& Ticket::operator=(Ticket&& other) noexcept {
   ledger_ = std::move(other.ledger_);
   caller_ = std::move(other.caller_);
   bytes_ = std::exchange(other.bytes_, 0);
+  device_ = other.device_;
+  device_bytes_ = std::exchange(other.device_bytes_, 0);
   seconds_ = std::exchange(other.seconds_, 0);
   working_ = std::exchange(other.working_, false);
   lease_ = std::exchange(other.lease_, false);
@@ -150,7 +194,7 @@ Ticket::~Ticket() {
 void Ticket::ReleaseWork() {
   if (!working_) return;
   working_ = false;
-  ledger_->GiveBack(caller_, {.calls = 1, .seconds = seconds_});
+  ledger_->GiveBackWork(caller_, device_, {1, device_bytes_, seconds_});
 }
 
 void Ticket::ShrinkTo(int64_t bytes) {
@@ -169,18 +213,18 @@ void Ticket::BecomeLease(int64_t bytes) {
   lease_ = true;
 }
 
-Admission::Admission(const AdmissionLimits& limits, const Backend& backend, const CostModel& cost,
+Admission::Admission(const AdmissionLimits& limits, std::vector<AdmissionDevice> devices,
                      const Clock& clock, MemoryReclaimer* reclaimer)
     : limits_(limits),
-      backend_(backend),
-      cost_(cost),
+      devices_(std::move(devices)),
       clock_(clock),
       reclaimer_(reclaimer),
-      ledger_(std::make_shared<AdmissionLedger>()) {}
+      ledger_(std::make_shared<AdmissionLedger>(devices_.size())) {}
 
 absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext context) {
   const Problem& problem = decoded.problem();
-  RETURN_IF_ERROR(Classified(backend_.Supports(problem, decoded.direction())));
+  ASSIGN_OR_RETURN(const Choice choice, Choose(decoded));
+  const Backend& backend = *devices_[choice.device].backend;
   absl::Time now = clock_.Now();
   AdmittedCall admitted(std::move(decoded), std::move(context));
   const AttentionCall& call = admitted.call_;
@@ -192,37 +236,81 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext
   for (const TensorSize& output : OutputsOf(problem, call.direction())) {
     admitted.output_bytes_ += AlignedSize(output.bytes);
   }
-  admitted.workspace_bytes_ = AlignedSize(backend_.WorkspaceBytes(problem, call.direction()));
+  admitted.workspace_bytes_ = AlignedSize(backend.WorkspaceBytes(problem, call.direction()));
   int64_t bytes = admitted.input_bytes_ + admitted.workspace_bytes_ + admitted.output_bytes_;
-  double seconds = cost_.EstimateSeconds(call.direction(), problem.element, call.flops(),
-                                         call.input_bytes() + call.output_bytes());
-  RETURN_IF_ERROR(Refuse(admitted, seconds, now));
+  RETURN_IF_ERROR(Refuse(admitted));
+  RETURN_IF_ERROR(RefuseLate(admitted, choice, now));
   if (bytes > limits_.memory_bytes) {
     return TooLarge(reason::kTooLargeForDevice, "staging memory", limits_.memory_bytes, bytes);
   }
-  RETURN_IF_ERROR(Take(admitted, bytes, seconds));
+  if (choice.device_bytes > backend.info().memory_bytes) {
+    return TooLarge(reason::kTooLargeForDevice, "device memory", backend.info().memory_bytes,
+                    choice.device_bytes);
+  }
+  RETURN_IF_ERROR(Take(admitted, bytes, choice));
   admitted.ticket_.ledger_ = ledger_;
   admitted.ticket_.caller_ = admitted.context_.caller;
   admitted.ticket_.bytes_ = bytes;
-  admitted.ticket_.seconds_ = seconds;
+  admitted.ticket_.device_ = choice.device;
+  admitted.ticket_.device_bytes_ = choice.device_bytes;
+  admitted.ticket_.seconds_ = choice.seconds;
   admitted.ticket_.working_ = true;
   return admitted;
 }
 
 // Leases are asked to give way once for what is missing; more than once when others took what they
 // gave, but not for ever.
-absl::Status Admission::Take(const AdmittedCall& call, int64_t bytes, double seconds) {
+absl::Status Admission::Take(const AdmittedCall& call, int64_t bytes, const Choice& choice) {
   constexpr int kTries = 4;
   absl::Status status;
   for (int n = 0; n < kTries; ++n) {
     int64_t missing = 0;
-    status = ledger_->Take(limits_, call.context().caller, bytes, seconds, &missing);
+    status = ledger_->Take(limits_, call.context().caller, bytes, choice.device,
+                           {1, choice.device_bytes, choice.seconds},
+                           devices_[choice.device].backend->info().memory_bytes, &missing);
     if (missing == 0 || reclaimer_ == nullptr || reclaimer_->Reclaim(missing) == 0) return status;
   }
   return status;
 }
 
-absl::Status Admission::Refuse(const AdmittedCall& admitted, double seconds, absl::Time now) const {
+// The device that will have finished the call first; one without the memory just now only if there
+// is no other.
+absl::StatusOr<Admission::Choice> Admission::Choose(const AttentionCall& call) const {
+  const Problem& problem = call.problem();
+  absl::Status refusal;
+  Choice best;
+  bool found = false, best_fits = false;
+  double best_end = 0;
+  for (int n = 0; n < static_cast<int>(devices_.size()); ++n) {
+    if (ledger_->is_fenced(n)) continue;
+    const auto& [backend, cost] = devices_[n];
+    absl::Status supported = backend->Supports(problem, call.direction());
+    if (!supported.ok()) {
+      refusal = Classified(std::move(supported));
+      continue;
+    }
+    Choice choice = {n, backend->DeviceBytes(problem, call.direction()),
+                     cost->EstimateSeconds(call.direction(), problem.element, call.flops(),
+                                           call.input_bytes() + call.output_bytes())};
+    const AdmissionDeviceUse use = ledger_->device_use(n);
+    const bool fits = use.memory_bytes + choice.device_bytes <= backend->info().memory_bytes ||
+                      choice.device_bytes == 0;
+    const double end = use.seconds + choice.seconds;
+    if (!found || (fits && !best_fits) || (fits == best_fits && end < best_end)) {
+      best = choice;
+      best_fits = fits;
+      best_end = end;
+    }
+    found = true;
+  }
+  if (found) return best;
+  if (!refusal.ok()) return refusal;
+  return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kDeviceLost,
+                                "this server lost its device and is about to restart"),
+                        kDrainingRetryDelay);
+}
+
+absl::Status Admission::Refuse(const AdmittedCall& admitted) const {
   if (ledger_->draining.load(std::memory_order_relaxed)) {
     ledger_->last_refused_nanos.store(absl::ToUnixNanos(absl::Now()), std::memory_order_relaxed);
     return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kDraining,
@@ -233,7 +321,13 @@ absl::Status Admission::Refuse(const AdmittedCall& admitted, double seconds, abs
     return TooLarge(reason::kReplyTooLarge, "reply", limits_.max_reply_bytes,
                     admitted.call().output_bytes());
   }
-  double ahead = ledger_->use().seconds;
+  return absl::OkStatus();
+}
+
+absl::Status Admission::RefuseLate(const AdmittedCall& admitted, const Choice& choice,
+                                   absl::Time now) const {
+  const double seconds = choice.seconds;
+  double ahead = ledger_->device_use(choice.device).seconds;
   double remaining = absl::ToDoubleSeconds(admitted.context().deadline - now);
   if ((ahead + seconds) / kEstimateSlack <= remaining) return absl::OkStatus();
   std::string needed_text = absl::StrCat(ahead + seconds), left_text = absl::StrCat(remaining);
@@ -244,6 +338,8 @@ absl::Status Admission::Refuse(const AdmittedCall& admitted, double seconds, abs
 }
 
 void Admission::StartDraining() { ledger_->draining = true; }
+void Admission::Fence(int device) { ledger_->Fence(device); }
+AdmissionDeviceUse Admission::DeviceUse(int device) const { return ledger_->device_use(device); }
 absl::Time Admission::last_refused_at() const {
   int64_t nanos = ledger_->last_refused_nanos.load(std::memory_order_relaxed);
   return nanos == std::numeric_limits<int64_t>::min() ? absl::InfinitePast()

@@ -5,6 +5,8 @@
 //   the caller's own quota → RESOURCE_EXHAUSTED             too late already → DEADLINE_EXCEEDED
 //   what the engine cannot run → UNIMPLEMENTED              draining → UNAVAILABLE
 //
+// With several devices a call goes to the one that will have finished it first, by estimate, among
+// those that have the memory; its Ticket keeps that device's memory and time.
 // Leases count against the memory too, but give way: they are evicted before a call is refused.
 // "Full" looks at the work ahead of a call, not at the call itself: a single call of any length is
 // taken by an idle server, and the wait in front of it never exceeds max_queue_seconds.
@@ -15,6 +17,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -38,6 +41,19 @@ struct AdmissionLimits {
   absl::Duration max_deadline = absl::Minutes(10);  // of a call that brings none, or a later one
 };
 
+// A device that calls may be admitted to; what is pointed to outlives Admission.
+struct AdmissionDevice {
+  const Backend* backend = nullptr;
+  const CostModel* cost = nullptr;
+};
+
+// What admitted calls will need of one device, for metrics.
+struct AdmissionDeviceUse {
+  int64_t calls = 0;
+  int64_t memory_bytes = 0;  // of BackendInfo::memory_bytes
+  double seconds = 0;
+};
+
 // A snapshot for metrics.
 struct AdmissionUse {
   int64_t calls = 0;
@@ -58,7 +74,8 @@ class MemoryReclaimer {
 
 class AdmissionLedger;
 
-// Ticket: a promise that bytes of staging memory and seconds of device time are kept for one call.
+// Ticket: a promise that bytes of staging memory, and bytes and seconds of one device, are kept for
+// one call.
 // Destroying it gives both back, so that no path, error and cancel included, can leak budget. It
 // may outlive the server inside a reply's slices. Any thread, one at a time; move-only.
 class Ticket {
@@ -70,7 +87,8 @@ class Ticket {
 
   int64_t bytes() const { return bytes_; }
   double seconds() const { return seconds_; }
-  // The device is done with the call: its time and its place in the queue are free.
+  int device() const { return device_; }
+  // The device is done with the call: its memory, its time and its place in the queue are free.
   void ReleaseWork();
   // Keeps `bytes` of the memory and gives the rest back.
   void ShrinkTo(int64_t bytes);
@@ -83,6 +101,8 @@ class Ticket {
   std::shared_ptr<AdmissionLedger> ledger_;  // shared with Admission and every other ticket
   std::string caller_;
   int64_t bytes_ = 0;
+  int device_ = 0;
+  int64_t device_bytes_ = 0;
   double seconds_ = 0;
   bool working_ = false;
   bool lease_ = false;
@@ -113,6 +133,7 @@ class AdmittedCall {
   StagedTensors& staged() { return staged_; }
   int64_t bytes() const { return ticket_.bytes(); }
   double seconds() const { return ticket_.seconds(); }
+  int device() const { return ticket_.device(); }
   int64_t workspace_bytes() const { return workspace_bytes_; }
   int64_t input_bytes() const { return input_bytes_; }    // aligned, as they will lie in staging
   int64_t output_bytes() const { return output_bytes_; }  // aligned
@@ -136,25 +157,39 @@ class AdmittedCall {
 class Admission {
  public:
   // `reclaimer` may be null.
+  Admission(const AdmissionLimits& limits, std::vector<AdmissionDevice> devices, const Clock& clock,
+            MemoryReclaimer* reclaimer = nullptr);
   Admission(const AdmissionLimits& limits, const Backend& backend, const CostModel& cost,
-            const Clock& clock, MemoryReclaimer* reclaimer = nullptr);
+            const Clock& clock, MemoryReclaimer* reclaimer = nullptr)
+      : Admission(limits, {{&backend, &cost}}, clock, reclaimer) {}
 
   absl::StatusOr<AdmittedCall> Admit(AttentionCall call, CallContext context);
 
   // From now on every call is refused with DRAINING.
   void StartDraining();
+  // From now on no call goes to this device; when none is left, every call is refused with
+  // DEVICE_LOST.
+  void Fence(int device);
   // When the last one was; InfinitePast when none was.
   absl::Time last_refused_at() const;
   AdmissionUse Use() const;
+  AdmissionDeviceUse DeviceUse(int device) const;
   const AdmissionLimits& limits() const { return limits_; }
 
  private:
-  absl::Status Take(const AdmittedCall& call, int64_t bytes, double seconds);
-  absl::Status Refuse(const AdmittedCall& call, double seconds, absl::Time now) const;
+  // What a call takes of each device that can run it.
+  struct Choice {
+    int device = 0;
+    int64_t device_bytes = 0;
+    double seconds = 0;
+  };
+  absl::StatusOr<Choice> Choose(const AttentionCall& call) const;
+  absl::Status Take(const AdmittedCall& call, int64_t bytes, const Choice& choice);
+  absl::Status Refuse(const AdmittedCall& call) const;
+  absl::Status RefuseLate(const AdmittedCall& call, const Choice& choice, absl::Time now) const;
 
   const AdmissionLimits limits_;
-  const Backend& backend_;
-  const CostModel& cost_;
+  const std::vector<AdmissionDevice> devices_;
   const Clock& clock_;
   MemoryReclaimer* const reclaimer_;
   std::shared_ptr<AdmissionLedger> ledger_;  // shared with every ticket

@@ -196,5 +196,66 @@ TEST_F(AdmissionTest, RefusesEverythingOnceDraining) {
   EXPECT_EQ(admission_->Use().calls, 1);
 }
 
+// Two devices, the second ten times as slow.
+class AdmissionDevicesTest : public testing::Test {
+ protected:
+  AdmissionDevicesTest() : admission_({}, {{&fast_, &fast_cost_}, {&slow_, &slow_cost_}}, clock_) {}
+  absl::StatusOr<AdmittedCall> Admit() {
+    return admission_.Admit(DecodedCall(SmallProblem(64)), {.caller = "a"});
+  }
+  FakeClock clock_{absl::UnixEpoch() + absl::Hours(1)};
+  GatedBackend fast_, slow_;
+  CostModel fast_cost_{1e8}, slow_cost_{1e7};
+  Admission admission_;
+};
+
+TEST_F(AdmissionDevicesTest, SendsACallToTheDeviceThatWillHaveFinishedItFirst) {
+  std::vector<AdmittedCall> kept;
+  int slow = 0;
+  for (int n = 0; n < 22; ++n) {
+    kept.push_back(*Admit());
+    slow += kept.back().device();
+  }
+  EXPECT_EQ(kept[0].device(), 0);
+  EXPECT_GE(slow, 1);
+  EXPECT_LE(slow, 4);  // about a tenth
+  EXPECT_EQ(admission_.DeviceUse(0).calls + admission_.DeviceUse(1).calls, 22);
+  kept.clear();
+  EXPECT_EQ(admission_.DeviceUse(0).seconds, 0);
+  EXPECT_EQ(admission_.DeviceUse(1).seconds, 0);
+}
+
+TEST_F(AdmissionDevicesTest, KeepsADevicesMemoryUntilItIsDoneWithTheCall) {
+  fast_.SetDeviceBytes(1000, 1500);
+  slow_.SetDeviceBytes(1000, 1000);
+  auto first = Admit(), second = Admit();
+  EXPECT_EQ(first->device(), 0);
+  EXPECT_EQ(second->device(), 1);  // the fast one has no room
+  auto third = Admit();
+  EXPECT_EQ(third.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(third.status()), reason::kMemoryPressure);
+  first->ticket().ReleaseWork();
+  EXPECT_EQ(admission_.DeviceUse(0).memory_bytes, 0);
+  EXPECT_EQ(Admit()->device(), 0);
+}
+
+TEST_F(AdmissionDevicesTest, RefusesForGoodWhatTheDeviceNeverHolds) {
+  fast_.SetDeviceBytes(1000, 999);
+  slow_.SetDeviceBytes(1000, 999);
+  auto call = Admit();
+  EXPECT_EQ(call.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(ReasonOf(call.status()), reason::kTooLargeForDevice);
+}
+
+TEST_F(AdmissionDevicesTest, LeavesAFencedDeviceOutAndRefusesWhenNoneIsLeft) {
+  admission_.Fence(0);
+  EXPECT_EQ(Admit()->device(), 1);
+  admission_.Fence(1);
+  auto call = Admit();
+  EXPECT_EQ(call.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(call.status()), reason::kDeviceLost);
+  EXPECT_TRUE(RetryAfterOf(call.status()).has_value());
+}
+
 }  // namespace
 }  // namespace attnd

@@ -94,62 +94,113 @@ std::string BoundAddress(const std::string& asked, int port) {
 
 }  // namespace
 
-AttndServer::AttndServer(const ServerOptions& options, std::unique_ptr<Backend> backend,
-                         StagingPool staging, const Clock& clock, Logger& log)
-    : options_(options),
-      clock_(clock),
-      log_(log),
-      engine_(std::move(backend)),
-      cost_(engine_->info().flops_per_second),
-      staging_(std::move(staging)) {
-  metrics_.SetEngine(engine_->info());
-  metrics_.SetBuildInfo(options_.version, options_.revision, engine_->info().architecture);
-  backend_ = std::make_unique<MeteredBackend>(*engine_, metrics_);
+AttndServer::AttndServer(const ServerOptions& options,
+                         std::vector<std::unique_ptr<Backend>> engines, StagingPool staging,
+                         const Clock& clock, Logger& log)
+    : options_(options), clock_(clock), log_(log), staging_(std::move(staging)) {
+  for (std::unique_ptr<Backend>& engine : engines) {
+    const BackendInfo& info = engine->info();
+    std::string name = info.backend;
+    if (info.backend == "cuda") {
+      name = absl::StrCat("gpu", info.ordinal);
+    } else if (engines.size() > 1) {
+      name = absl::StrCat(name, devices_.size());
+    }
+    Device& device = devices_.emplace_back(std::move(name), std::move(engine));
+    int number = metrics_.AddDevice(device.name, device.engine->info());
+    device.backend = std::make_unique<MeteredBackend>(*device.engine, number, metrics_);
+  }
+  metrics_.SetBuildInfo(options_.version, options_.revision,
+                        devices_.front().engine->info().architecture);
 }
 
 absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOptions& options,
                                                                 std::unique_ptr<Backend> backend,
                                                                 const Clock& clock, Logger& log) {
+  std::vector<std::unique_ptr<Backend>> engines;
+  engines.push_back(std::move(backend));
+  return Start(options, std::move(engines), clock, log);
+}
+
+absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
+    const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines, const Clock& clock,
+    Logger& log) {
   ASSIGN_OR_RETURN(StagingPool staging, StagingPool::Create(options.admission.memory_bytes));
   auto server = std::unique_ptr<AttndServer>(
-      new AttndServer(options, std::move(backend), std::move(staging), clock, log));
-  RETURN_IF_ERROR(SelfTest(*server->engine_, server->cost_));
+      new AttndServer(options, std::move(engines), std::move(staging), clock, log));
+  RETURN_IF_ERROR(server->StartDevices());
   if (!options.token_file.empty()) {
     ASSIGN_OR_RETURN(server->auth_, Authenticator::FromTokenFile(options.token_file));
   }
-  AdmissionLimits limits = options.admission;
-  limits.max_reply_bytes = options.transport.max_message_bytes - kReplyHeaderBytes;
   uint64_t boot_epoch = NewBootEpoch();
   server->leases_ =
       std::make_unique<LeaseTable>(options.leases, boot_epoch, server->metrics_, clock);
-  server->admission_ = std::make_unique<Admission>(limits, *server->backend_, server->cost_, clock,
-                                                   server->leases_.get());
-  server->reply_threads_ = std::make_unique<ReplyThreads>(ReplyThreadCount());
-  server->worker_ = std::make_unique<DeviceWorker>(
-      DeviceWorkerDeps{*server->backend_, server->cost_, server->metrics_, clock,
-                       server->leases_.get()},
-      options.worker);
+  server->StartWorkers();
   server->reaper_ = std::make_unique<LeaseReaper>(*server->leases_);
   server->SampleState();
-  server->server_info_ = DescribeServer(options, *server->engine_, boot_epoch);
+  server->server_info_ = DescribeServer(options, server->Engines(), boot_epoch);
   RETURN_IF_ERROR(server->StartMetrics());
   RETURN_IF_ERROR(server->StartGrpc());
+  for (int n = 0; n < static_cast<int>(server->devices_.size()); ++n) {
+    server->metrics_.SetDeviceUp(n, true);
+    server->SetDeviceServing(server->devices_[n], true);
+  }
   server->SetServing(true);
   return server;
 }
 
+std::vector<const Backend*> AttndServer::Engines() const {
+  std::vector<const Backend*> engines;
+  for (const Device& device : devices_) engines.push_back(device.engine.get());
+  return engines;
+}
+
+// Page-locks the staging memory once, for all GPUs, and asks each for a known answer.
+absl::Status AttndServer::StartDevices() {
+  RETURN_IF_ERROR(devices_.front().engine->RegisterHost(staging_.memory()));
+  for (Device& device : devices_) RETURN_IF_ERROR(SelfTest(*device.engine, device.cost));
+  return absl::OkStatus();
+}
+
+void AttndServer::StartWorkers() {
+  AdmissionLimits limits = options_.admission;
+  limits.max_reply_bytes = options_.transport.max_message_bytes - kReplyHeaderBytes;
+  std::vector<AdmissionDevice> devices;
+  for (Device& device : devices_) devices.push_back({device.backend.get(), &device.cost});
+  admission_ = std::make_unique<Admission>(limits, std::move(devices), clock_, leases_.get());
+  reply_threads_ = std::make_unique<ReplyThreads>(ReplyThreadCount());
+  workers_ = std::make_unique<Workers>();
+  for (int n = 0; n < static_cast<int>(devices_.size()); ++n) {
+    DeviceWorkerDeps deps{*devices_[n].backend,
+                          devices_[n].cost,
+                          metrics_,
+                          clock_,
+                          leases_.get(),
+                          [this, n](const absl::Status& status) { LoseDevice(n, status); }};
+    workers_->Add(std::make_unique<DeviceWorker>(deps, options_.worker));
+  }
+}
+
+// On a worker's thread. The others go on; the process ends when its owner has drained it.
+void AttndServer::LoseDevice(int device, const absl::Status& status) {
+  admission_->Fence(device);
+  metrics_.SetReady(false);
+  metrics_.SetDeviceUp(device, false);
+  SetDeviceServing(devices_[device], false);
+  SetServing(false);
+  log_.Error("device_lost", {{"device", devices_[device].name}, {"message", status.message()}});
+  device_lost_ = true;
+}
+
 void AttndServer::SampleState() {
   SampledMetrics& sampled = *metrics_.sampled();
-  std::map<std::string, std::string> device = {{"device", engine_->info().backend}};
-  sampled.AddGauge("attnd_queue_estimated_seconds",
-                   "Estimated work of all admitted requests that are not computed yet.", device,
-                   [this] { return admission_->Use().seconds; });
+  for (int n = 0; n < static_cast<int>(devices_.size()); ++n) SampleDevice(n, devices_[n]);
   sampled.AddGauge("attnd_admitted_bytes",
                    "Staging memory promised to requests, from admission until their reply is sent.",
                    {}, [this] { return static_cast<double>(admission_->Use().bytes); });
-  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", device,
+  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", {},
                    [this] { return static_cast<double>(leases_->Use().leases); });
-  sampled.AddGauge("attnd_lease_bytes", "Memory of the residuals kept now.", device,
+  sampled.AddGauge("attnd_lease_bytes", "Memory of the residuals kept now.", {},
                    [this] { return static_cast<double>(leases_->Use().bytes); });
   sampled.AddGauge("attnd_staging_pool_capacity_bytes", "Size of the staging memory.", {},
                    [this] { return static_cast<double>(staging_.capacity()); });
@@ -158,6 +209,55 @@ void AttndServer::SampleState() {
   sampled.AddGauge("attnd_staging_pool_peak_used_bytes",
                    "Most staging memory in use at once since the start.", {},
                    [this] { return static_cast<double>(staging_.peak_used()); });
+}
+
+// What the device itself tells, for engines that have memory of their own.
+void AttndServer::SampleDevice(int number, const Device& device) {
+  SampledMetrics& sampled = *metrics_.sampled();
+  const SampledMetrics::Labels labels = {{"device", device.name}};
+  sampled.AddGauge("attnd_queue_estimated_seconds",
+                   "Estimated work of all admitted requests that are not computed yet.", labels,
+                   [this, number] { return admission_->DeviceUse(number).seconds; });
+  const Backend& engine = *device.engine;
+  if (engine.Use().memory_total_bytes == 0) return;
+  auto gauge = [&](const char* name, const char* help, auto field) {
+    sampled.AddGauge(name, help, labels,
+                     [&engine, field] { return static_cast<double>(engine.Use().*field); });
+  };
+  auto counter = [&](const char* name, const char* help, auto field) {
+    sampled.AddCounter(name, help, labels,
+                       [&engine, field] { return static_cast<double>(engine.Use().*field); });
+  };
+  gauge("attnd_hbm_device_total_bytes", "Memory of the GPU.", &DeviceUse::memory_total_bytes);
+  gauge("attnd_hbm_pool_reserved_bytes", "GPU memory held from the driver, in use or not.",
+        &DeviceUse::memory_reserved_bytes);
+  gauge("attnd_hbm_pool_peak_used_bytes", "Most GPU memory in use at once since the start.",
+        &DeviceUse::memory_peak_bytes);
+  counter("attnd_h2d_bytes_total", "Bytes brought to the GPU.", &DeviceUse::uploaded_bytes);
+  counter("attnd_d2h_bytes_total", "Bytes brought back from the GPU.",
+          &DeviceUse::downloaded_bytes);
+  sampled.AddGauge(
+      "attnd_hbm_admitted_bytes", "GPU memory promised to requests.", labels,
+      [this, number] { return static_cast<double>(admission_->DeviceUse(number).memory_bytes); });
+  auto part = [&](const char* purpose, int64_t DeviceUse::*field) {
+    SampledMetrics::Labels with = labels;
+    with["purpose"] = purpose;
+    sampled.AddGauge("attnd_hbm_pool_used_bytes", "GPU memory in use, by what it is for.", with,
+                     [&engine, field] { return static_cast<double>(engine.Use().*field); });
+  };
+  part("input", &DeviceUse::input_bytes);
+  part("output", &DeviceUse::output_bytes);
+  part("workspace", &DeviceUse::workspace_bytes);
+  auto busy = [&](const char* role, double DeviceUse::*field) {
+    SampledMetrics::Labels with = labels;
+    with["role"] = role;
+    sampled.AddCounter("attnd_stream_busy_seconds_total",
+                       "Time in which the GPU copied or computed; overlap is their sum over time.",
+                       with, [&engine, field] { return engine.Use().*field; });
+  };
+  busy("h2d", &DeviceUse::upload_seconds);
+  busy("compute", &DeviceUse::kernel_seconds);
+  busy("d2h", &DeviceUse::download_seconds);
 }
 
 absl::Status AttndServer::StartMetrics() {
@@ -202,9 +302,10 @@ absl::Status AttndServer::StartGrpc() {
     grpc::channelz::experimental::InitChannelzService();
   }
   stream_watch_ = std::make_unique<StreamWatch>(options_.transport.streams, clock_);
-  service_ = std::make_unique<AttentionService>(ServiceDeps{
-      *admission_, staging_, *worker_, *leases_, *reply_threads_, metrics_, auth_, clock_, log_,
-      engine_->info(), server_info_, options_.slow_call, log_limit_, *stream_watch_});
+  service_ = std::make_unique<AttentionService>(
+      ServiceDeps{*admission_, staging_, *workers_, *leases_, *reply_threads_, metrics_, auth_,
+                  clock_, log_, devices_.front().engine->info(), server_info_, options_.slow_call,
+                  log_limit_, *stream_watch_});
   grpc::ServerBuilder builder;
   SetTransport(options_.transport, builder);
   std::vector<int> ports(options_.listen.size(), 0);
@@ -222,6 +323,11 @@ absl::Status AttndServer::StartGrpc() {
     addresses_.push_back(BoundAddress(options_.listen[n], ports[n]));
   }
   return absl::OkStatus();
+}
+
+void AttndServer::SetDeviceServing(const Device& device, bool serving) {
+  server_->GetHealthCheckService()->SetServingStatus(
+      absl::StrCat("attnd.v1.Attention/", device.name), serving);
 }
 
 void AttndServer::SetServing(bool serving) {
@@ -266,7 +372,7 @@ void AttndServer::StopNow() {
 
 AttndServer::~AttndServer() {
   if (server_ != nullptr) StopNow();
-  worker_.reset();  // answers what is left, before the service goes
+  workers_.reset();  // answers what is left, before the service goes
   reply_threads_.reset();
   server_.reset();
 }

@@ -1,7 +1,9 @@
 // AttndServer: the daemon's parts, built in the order of the arrow and taken down in reverse. main
 // owns one; tests build it in-process with an engine and options of their own.
 //
-//   Start        engine self-test → pools → worker → metrics port → gRPC ports → SERVING
+//   Start        engines' self-tests → pools → workers → metrics port → gRPC ports → SERVING
+//   a device     is fenced (no new calls), its calls fail, and the server is NOT_SERVING: whoever
+//   is lost      owns it drains it (other devices finish) and ends the process
 //   Drain        NOT_SERVING, still takes calls for `delay`; then refuses new ones (DRAINING) until
 //                none has come for a while, closes the ports, and finishes what runs; all of it
 //                within `timeout`. gRPC cancels a call that arrives while it closes, so it closes
@@ -13,6 +15,8 @@
 #include <grpcpp/server.h>
 #include <prometheus/exposer.h>
 
+#include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -34,6 +38,7 @@
 #include "server/reply_threads.h"
 #include "server/service.h"
 #include "server/staging_pool.h"
+#include "server/workers.h"
 
 namespace attnd {
 
@@ -44,6 +49,10 @@ class AttndServer {
   static absl::StatusOr<std::unique_ptr<AttndServer>> Start(const ServerOptions& options,
                                                             std::unique_ptr<Backend> backend,
                                                             const Clock& clock, Logger& log);
+  // Several devices: one engine each, at least one.
+  static absl::StatusOr<std::unique_ptr<AttndServer>> Start(
+      const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines,
+      const Clock& clock, Logger& log);
   ~AttndServer();
 
   // As bound: a port of 0 has become the real one. In the order of options.listen.
@@ -52,6 +61,8 @@ class AttndServer {
   AdmissionUse use() const { return admission_->Use(); }
   int64_t staging_used() const { return staging_.used(); }
   LeaseUse leases() const { return leases_->Use(); }
+  // Whether a device has been lost: time to drain and to end the process.
+  bool device_lost() const { return device_lost_; }
 
   // Returns when every call is answered or `timeout` has passed (what then still runs is
   // cancelled). `wait(delay)` waits; it returns false to cut the drain short, as a second SIGTERM
@@ -62,8 +73,26 @@ class AttndServer {
   void StopNow();
 
  private:
-  AttndServer(const ServerOptions& options, std::unique_ptr<Backend> backend, StagingPool staging,
-              const Clock& clock, Logger& log);
+  // An engine at work.
+  struct Device {
+    Device(std::string device_name, std::unique_ptr<Backend> device_engine)
+        : name(std::move(device_name)),
+          engine(std::move(device_engine)),
+          cost(engine->info().flops_per_second) {}
+    const std::string name;  // "gpu0", "cpu"
+    std::unique_ptr<Backend> engine;
+    std::unique_ptr<MeteredBackend> backend;
+    CostModel cost;
+  };
+
+  AttndServer(const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines,
+              StagingPool staging, const Clock& clock, Logger& log);
+  std::vector<const Backend*> Engines() const;
+  absl::Status StartDevices();
+  void StartWorkers();
+  void LoseDevice(int device, const absl::Status& status);
+  void SetDeviceServing(const Device& device, bool serving);
+  void SampleDevice(int number, const Device& device);
   static bool WaitOut(absl::Duration time);
   bool WaitUntilCallersLeave(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
   absl::Status StartMetrics();
@@ -75,17 +104,16 @@ class AttndServer {
   const ServerOptions options_;
   const Clock& clock_;
   Logger& log_;
-  std::unique_ptr<Backend> engine_;
-  Metrics metrics_;
-  std::unique_ptr<MeteredBackend> backend_;
-  CostModel cost_;
   StagingPool staging_;
+  Metrics metrics_;
+  std::deque<Device> devices_;  // its engines have page-locked the staging memory: they go first
+  std::atomic<bool> device_lost_{false};
   Authenticator auth_;
   v1::GetServerInfoResponse server_info_;
   std::unique_ptr<LeaseTable> leases_;
   std::unique_ptr<Admission> admission_;
   std::unique_ptr<ReplyThreads> reply_threads_;  // before the worker, which hands them replies
-  std::unique_ptr<DeviceWorker> worker_;
+  std::unique_ptr<Workers> workers_;
   CallLogLimit log_limit_;
   std::unique_ptr<LeaseReaper> reaper_;
   std::unique_ptr<StreamWatch> stream_watch_;  // before the server, whose streams it knows

@@ -8,6 +8,19 @@
 #include "server/status_details.h"
 
 namespace attnd {
+namespace {
+
+// Longer than the process lives on: another replica is the better choice.
+constexpr absl::Duration kLostRetryDelay = absl::Seconds(1);
+
+absl::Status LostStatus() {
+  return WithRetryAfter(
+      Failure(absl::StatusCode::kUnavailable, reason::kDeviceLost,
+              "the device failed for good; the server restarts, another replica can take the call"),
+      kLostRetryDelay);
+}
+
+}  // namespace
 
 DeviceWorker::DeviceWorker(const DeviceWorkerDeps& deps, const DeviceWorkerOptions& options)
     : deps_(deps),
@@ -22,20 +35,41 @@ DeviceWorker::~DeviceWorker() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
-    while (std::optional<Batch> batch = batcher_.Take()) {
-      for (AdmittedCall& call : batch->calls()) waiting.push_back(std::move(call));
-    }
+    waiting = TakeWaiting();
     for (auto& [id, state] : running_) {
       state.cause = StopCause::kCancelled;
       state.source.request_stop();
     }
   }
+  FailWaiting(std::move(waiting), Failure(absl::StatusCode::kCancelled, reason::kDraining,
+                                          "the server stopped before this call ran"));
+  for (std::thread& slot : slots_) slot.join();
+}
+
+std::vector<AdmittedCall> DeviceWorker::TakeWaiting() {
+  std::vector<AdmittedCall> waiting;
+  while (std::optional<Batch> batch = batcher_.Take()) {
+    for (AdmittedCall& call : batch->calls()) waiting.push_back(std::move(call));
+  }
+  return waiting;
+}
+
+void DeviceWorker::FailWaiting(std::vector<AdmittedCall> waiting, const absl::Status& status) {
   for (AdmittedCall& call : waiting) {
     deps_.metrics.QueueChanged(call.call().direction(), call.call().priority(), -1, -call.bytes());
-    Fail(std::move(call), Failure(absl::StatusCode::kCancelled, reason::kDraining,
-                                  "the server stopped before this call ran"));
+    Fail(std::move(call), status);
   }
-  for (std::thread& slot : slots_) slot.join();
+}
+
+void DeviceWorker::LoseDevice(const absl::Status& status) {
+  std::vector<AdmittedCall> waiting;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(lost_, true)) return;
+    waiting = TakeWaiting();
+  }
+  if (deps_.on_lost) deps_.on_lost(status);  // first: no new calls
+  FailWaiting(std::move(waiting), LostStatus());
 }
 
 size_t DeviceWorker::queued() const {
@@ -47,8 +81,12 @@ void DeviceWorker::Submit(AdmittedCall call) {
   CHECK(call.staged().landed_at <= deps_.clock.Now());
   timer_.Add(call.context().id, call.context().deadline);
   deps_.metrics.QueueChanged(call.call().direction(), call.call().priority(), +1, call.bytes());
-  absl::MutexLock lock(&mutex_);
-  batcher_.Add(std::move(call));
+  absl::ReleasableMutexLock lock(&mutex_);
+  if (!lost_) return batcher_.Add(std::move(call));
+  lock.Release();
+  std::vector<AdmittedCall> one;
+  one.push_back(std::move(call));
+  FailWaiting(std::move(one), LostStatus());
 }
 
 void DeviceWorker::Cancel(uint64_t id, StopCause cause) {
@@ -112,7 +150,12 @@ void DeviceWorker::Run(Launch launch) {
   if (launch.empty()) return;
   absl::Time begin = deps_.clock.Now();
   absl::StatusOr<LaunchReport> report = Compute(launch);
-  if (report.ok()) NoteTimes(launch, *report, begin, deps_.clock.Now());
+  if (report.ok()) {
+    NoteTimes(launch, *report, begin, deps_.clock.Now());
+  } else if (IsDeviceLost(report.status())) {
+    LoseDevice(report.status());
+    report = LostStatus();
+  }
   AnswerAll(std::move(launch), report);
 }
 

@@ -3,11 +3,13 @@
 // Late and cancelled calls are dropped at each boundary (queue, kernel, answer), and a running
 // launch is told by its calls' stop tokens; memory is back as soon as the call is answered.
 //
+// A lost device: every call here and to come is answered UNAVAILABLE (DEVICE_LOST).
 // Submit, Cancel: any thread. Each submitted call is answered exactly once, on any thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <stop_token>
 #include <thread>
@@ -41,6 +43,8 @@ struct DeviceWorkerDeps {
   Metrics& metrics;
   const Clock& clock;
   LeaseTable* leases = nullptr;  // null: nothing is kept
+  // Called once, from a slot, when the engine says that its device is lost (IsDeviceLost).
+  std::function<void(const absl::Status&)> on_lost = nullptr;
 };
 
 enum class StopCause : uint8_t { kNone, kCancelled, kExpired };
@@ -85,6 +89,9 @@ class DeviceWorker {
   void KeepOutputs(Running& running, Result& result);
   bool KeepResidual(Running& running, Result& result);
   void Fail(AdmittedCall call, absl::Status status);
+  std::vector<AdmittedCall> TakeWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailWaiting(std::vector<AdmittedCall> waiting, const absl::Status& status);
+  void LoseDevice(const absl::Status& status);
   void Forget(uint64_t id);
 
   const DeviceWorkerDeps deps_;
@@ -92,6 +99,7 @@ class DeviceWorker {
   Batcher batcher_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, StopState> running_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> slots_;
   DeadlineTimer timer_;  // last: its thread calls Cancel until it is destroyed
 };

@@ -81,6 +81,19 @@ void DescribeLeases(const LeaseLimits& limits, v1::GetServerInfoResponse& reply)
   out.set_min_hold_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(limits.min_hold)));
 }
 
+void DescribeDevice(const ServerOptions& options, const BackendInfo& info,
+                    v1::GetServerInfoResponse& reply) {
+  v1::Device* device = reply.add_device();
+  device->set_name(info.device);
+  device->set_uuid(info.uuid);
+  device->set_backend(info.backend);
+  device->set_architecture(info.architecture);
+  device->set_memory_bytes(static_cast<uint64_t>(info.uuid.empty() ? options.admission.memory_bytes
+                                                                   : info.memory_bytes));
+  device->set_serving(true);
+  device->set_threads(static_cast<uint32_t>(std::max(0, info.threads)));
+}
+
 }  // namespace
 
 uint64_t NewBootEpoch() {
@@ -88,28 +101,23 @@ uint64_t NewBootEpoch() {
   return uint64_t{random()} << 32 | random();
 }
 
-v1::GetServerInfoResponse DescribeServer(const ServerOptions& options, const Backend& backend,
+v1::GetServerInfoResponse DescribeServer(const ServerOptions& options,
+                                         const std::vector<const Backend*>& engines,
                                          uint64_t boot_epoch) {
   v1::GetServerInfoResponse reply;
   reply.set_version(absl::StrCat(options.version, " (", options.revision, ")"));
   reply.set_boot_epoch(absl::StrFormat("%016x", boot_epoch));
   reply.set_max_message_bytes(static_cast<uint64_t>(options.transport.max_message_bytes));
-  const BackendInfo& info = backend.info();
-  v1::Device* device = reply.add_device();
-  device->set_name(info.device);
-  device->set_uuid(info.uuid);
-  device->set_backend(info.backend);
-  device->set_architecture(info.architecture);
-  device->set_memory_bytes(static_cast<uint64_t>(options.admission.memory_bytes));
-  device->set_serving(true);
-  device->set_threads(static_cast<uint32_t>(std::max(0, info.threads)));
+  for (const Backend* engine : engines) DescribeDevice(options, engine->info(), reply);
+  // What every device can do: a call may go to any.
   for (const Feature& feature : Features()) {
     Problem problem = SmallProblem();
     feature.use(problem);
-    if (backend.Supports(problem, Direction::kForward).ok() &&
-        backend.Supports(problem, Direction::kBackward).ok()) {
-      reply.add_feature(feature.name);
-    }
+    auto supports = [&](const Backend* engine) {
+      return engine->Supports(problem, Direction::kForward).ok() &&
+             engine->Supports(problem, Direction::kBackward).ok();
+    };
+    if (std::all_of(engines.begin(), engines.end(), supports)) reply.add_feature(feature.name);
   }
   reply.add_feature("stream");
   DescribeLeases(options.leases, reply);

@@ -15,7 +15,8 @@ inline constexpr int64_t kReplyHeaderBytes = 4096;
 // A number that the next start will not repeat.
 uint64_t NewBootEpoch();
 
-v1::GetServerInfoResponse DescribeServer(const ServerOptions& options, const Backend& backend,
+v1::GetServerInfoResponse DescribeServer(const ServerOptions& options,
+                                         const std::vector<const Backend*>& engines,
                                          uint64_t boot_epoch);
 
 }  // namespace attnd

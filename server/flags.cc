@@ -2,9 +2,13 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/algorithm/container.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
 
@@ -15,7 +19,8 @@ constexpr char kDescription[] =
     "attnd computes exact multi-head attention, forward and backward, for remote callers over "
     "gRPC.\n"
     "Exit codes: 0 drained or printed, 1 failed while starting or --check_config found a fault,\n"
-    "2 bad options, 3 the engine gave a wrong answer. SIGTERM drains; a second one stops at once.";
+    "2 bad options, 3 the engine gave a wrong answer, 4 a device was lost. SIGTERM drains; a "
+    "second one stops at once.";
 
 // Numbers as people write them; the options hold bytes and durations.
 struct RawFlags {
@@ -27,6 +32,7 @@ struct RawFlags {
   double lease_ttl_s, lease_max_ttl_s, lease_min_hold_s;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
+  std::string devices = "all";
 };
 
 double Mib(int64_t bytes) { return static_cast<double>(bytes) / double{1 << 20}; }
@@ -72,7 +78,7 @@ void AddAddresses(CLI::App& app, ServerOptions& o) {
       ->group(group);
 }
 
-void AddEngine(CLI::App& app, ServerOptions& o) {
+void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   const char* group = "Engine";
   app.add_option("--backend", o.backend,
                  "auto, cpu, cuda or reference; auto: cuda on a V100 (sm_70), cpu everywhere else")
@@ -81,7 +87,14 @@ void AddEngine(CLI::App& app, ServerOptions& o) {
   app.add_option("--cpu_threads", o.cpu_threads, "threads of the cpu engine; 0: all it may use")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--device", o.device, "ordinal of the GPU of the cuda engine")
+  app.add_option("--devices", raw.devices, "GPUs of the cuda engine: all, or ordinals as in 0,2")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--hbm_fraction", o.hbm_fraction, "of each GPU's free memory, taken at the start")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--max_launch_ms", o.max_launch_ms,
+                 "milliseconds that one kernel may keep a GPU; longer calls are cut")
       ->capture_default_str()
       ->group(group);
   app.add_option("--kernel_cache", o.kernel_cache,
@@ -153,8 +166,11 @@ void AddLeases(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       "a lease used within this time is not evicted for a new call");
 }
 
-void AddOperation(CLI::App& app, RawFlags& raw) {
+void AddOperation(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   const char* group = "Operation";
+  app.add_flag("--supervise", o.supervise,
+               "serve in a child process and start it again when it fails")
+      ->group(group);
   app.add_option("--drain_delay,--drain_delay_seconds", raw.drain_delay_s,
                  "seconds of NOT_SERVING while calls are still taken")
       ->capture_default_str()
@@ -198,6 +214,21 @@ void ApplyLeases(const RawFlags& raw, ServerOptions& o) {
   o.leases.min_hold = absl::Seconds(raw.lease_min_hold_s);
 }
 
+// "all" is no list.
+absl::StatusOr<std::vector<int>> ParseDevices(const std::string& text) {
+  std::vector<int> devices;
+  if (text == "all") return devices;
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    int ordinal = 0;
+    if (!absl::SimpleAtoi(part, &ordinal) || absl::c_linear_search(devices, ordinal)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--devices: expected all or different ordinals as in 0,2, got ", text));
+    }
+    devices.push_back(ordinal);
+  }
+  return devices;
+}
+
 void Apply(const RawFlags& raw, ServerOptions& o) {
   o.admission.memory_bytes = BytesOfMib(raw.memory_mib);
   o.admission.caller_max_bytes =
@@ -232,11 +263,11 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   app.set_config("--config", "", "file of flags, one \"flag = value\" a line");
   app.allow_config_extras(CLI::config_extras_mode::error);
   AddAddresses(app, o);
-  AddEngine(app, o);
+  AddEngine(app, o, raw);
   AddSecurity(app, o);
   AddLimits(app, o, raw);
   AddLeases(app, o, raw);
-  AddOperation(app, raw);
+  AddOperation(app, o, raw);
   try {  // CLI11 reports by throwing
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {
@@ -247,6 +278,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
     return absl::InvalidArgumentError(error.what());
   }
   Apply(raw, o);
+  ASSIGN_OR_RETURN(o.devices, ParseDevices(raw.devices));
   if (raw.check_config) flags.action = FlagAction::kCheckConfig;
   RETURN_IF_ERROR(CheckOptions(o));
   return flags;

@@ -21,6 +21,7 @@
 #include "kernels/registry.h"
 #include "server/attnd_server.h"
 #include "server/flags.h"
+#include "server/supervisor.h"
 
 namespace attnd {
 namespace {
@@ -28,6 +29,9 @@ namespace {
 constexpr int kExitFailed = 1;
 constexpr int kExitBadOptions = 2;
 constexpr int kExitWrongAnswer = 3;
+constexpr int kExitDeviceLost = 4;
+// How often a lost device is looked for.
+constexpr absl::Duration kLostPoll = absl::Milliseconds(200);
 
 void TuneProcess() {
   TuneForTransport();
@@ -84,11 +88,11 @@ void Notify(const char* state, Logger& log) {
   if (!status.ok()) log.Warning("notify_failed", {{"message", status.message()}});
 }
 
-void DrainOnSignal(const ServerOptions& options, AttndServer& server, Logger& log) {
-  sigset_t signals = StopSignals();
-  int received = 0;
-  sigwait(&signals, &received);
-  log.Info("draining", {{"signal", received},
+// Until a signal to stop, or until a device is lost: then the others finish what they have.
+void ServeUntilStopped(const ServerOptions& options, AttndServer& server, Logger& log) {
+  while (QuietFor(kLostPoll) && !server.device_lost()) {
+  }
+  log.Info("draining", {{"cause", server.device_lost() ? "device_lost" : "signal"},
                         {"delay_seconds", absl::ToDoubleSeconds(options.drain_delay)},
                         {"timeout_seconds", absl::ToDoubleSeconds(options.drain_timeout)}});
   Notify("STOPPING=1", log);
@@ -106,16 +110,18 @@ int Serve(const ServerOptions& options) {
   Logger log(stderr, options.log_format, options.log_level);
   RealClock clock;
   std::string note;
-  absl::StatusOr<std::unique_ptr<Backend>> engine =
-      MakeBackend(options.backend,
-                  {.cpu_threads = options.cpu_threads,
-                   .device = options.device,
-                   .kernel_cache = options.kernel_cache},
-                  &note);
-  if (!engine.ok()) return Fail(log, engine.status());
+  auto engines = MakeBackends(options.backend,
+                              {.cpu_threads = options.cpu_threads,
+                               .devices = options.devices,
+                               .memory_fraction = options.hbm_fraction,
+                               .max_slice_seconds = options.max_launch_ms * 1e-3,
+                               .kernel_cache = options.kernel_cache},
+                              &note);
+  if (!engines.ok()) return Fail(log, engines.status());
   if (!note.empty()) log.Info("engine_choice", {{"message", note}});
-  BackendInfo info = (*engine)->info();
-  auto server = AttndServer::Start(options, *std::move(engine), clock, log);
+  BackendInfo info = engines->front()->info();
+  size_t devices = engines->size();
+  auto server = AttndServer::Start(options, *std::move(engines), clock, log);
   if (!server.ok()) return Fail(log, server.status());
   absl::Status written = WritePortFiles(options, **server);
   if (!written.ok()) return Fail(log, written);
@@ -124,12 +130,18 @@ int Serve(const ServerOptions& options) {
                        {"metrics_port", (*server)->metrics_port()},
                        {"backend", info.backend},
                        {"device", info.device},
+                       {"devices", devices},
                        {"architecture", info.architecture},
                        {"threads", info.threads},
                        {"memory_bytes", options.admission.memory_bytes}});
   Notify("READY=1", log);
-  DrainOnSignal(options, **server, log);
-  return 0;
+  ServeUntilStopped(options, **server, log);
+  return (*server)->device_lost() ? kExitDeviceLost : 0;
+}
+
+int SuperviseServe(const ServerOptions& options) {
+  Logger log(stderr, options.log_format, options.log_level);
+  return Supervise([&] { return Serve(options); }, {.final_exit_code = kExitBadOptions}, log);
 }
 
 bool AsksForCheck(int argc, char** argv) {
@@ -156,7 +168,7 @@ int Main(int argc, char** argv) {
   }
   flags->options.version = std::string(kVersion);
   flags->options.revision = std::string(Commit());
-  return Serve(flags->options);
+  return flags->options.supervise ? SuperviseServe(flags->options) : Serve(flags->options);
 }
 
 }  // namespace

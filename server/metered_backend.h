@@ -13,8 +13,9 @@ namespace attnd {
 
 class MeteredBackend final : public Backend {
  public:
-  // `backend` and `metrics` outlive this; metrics.SetEngine has been called.
-  MeteredBackend(Backend& backend, Metrics& metrics) : backend_(backend), metrics_(metrics) {}
+  // `backend` and `metrics` outlive this; `device` is Metrics::AddDevice's.
+  MeteredBackend(Backend& backend, int device, Metrics& metrics)
+      : backend_(backend), device_(device), metrics_(metrics) {}
 
   const BackendInfo& info() const override { return backend_.info(); }
   absl::Status Supports(const Problem& problem, Direction direction) const override {
@@ -43,16 +44,19 @@ class MeteredBackend final : public Backend {
   absl::StatusOr<LaunchReport> Count(Direction direction, absl::Span<const Call> calls,
                                      absl::StatusOr<LaunchReport> report) {
     if (!report.ok()) {
-      metrics_.KernelFailed(direction);
+      metrics_.KernelFailed(device_, direction);
       return report;
     }
     double flops = 0;
     for (const Call& call : calls) flops += Flops(*call.problem, direction);
-    metrics_.KernelRan(direction, calls.front().problem->element, report->seconds, flops);
+    if (report->kernel.empty()) return report;  // nobody waited for it
+    metrics_.KernelRan({device_, direction, calls.front().problem->element, report->kernel},
+                       report->seconds, flops);
     return report;
   }
 
   Backend& backend_;
+  const int device_;
   Metrics& metrics_;
 };
 

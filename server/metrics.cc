@@ -100,6 +100,10 @@ Metrics::Metrics()
   MakeMemorySeries();
   MakeLeaseSeries();
   MakeStateSeries();
+  kernel_family_ = &BuildHistogram()
+                        .Name("attnd_kernel_duration_seconds")
+                        .Help("Time of one launch's kernels on the device.")
+                        .Register(*registry_);
   AddProcessMetrics(*sampled_);
 }
 
@@ -270,11 +274,7 @@ void Metrics::SetBuildInfo(absl::string_view version, absl::string_view revision
       .Set(1);
 }
 
-void Metrics::SetEngine(const BackendInfo& engine) {
-  auto& duration = BuildHistogram()
-                       .Name("attnd_kernel_duration_seconds")
-                       .Help("Time of one launch on the engine.")
-                       .Register(*registry_);
+int Metrics::AddDevice(const std::string& name, const BackendInfo& engine) {
   auto& launches = BuildCounter()
                        .Name("attnd_kernel_launches_total")
                        .Help("Launches that succeeded.")
@@ -287,18 +287,36 @@ void Metrics::SetEngine(const BackendInfo& engine) {
                        .Name("attnd_kernel_failures_total")
                        .Help("Launches that the engine failed.")
                        .Register(*registry_);
+  Device& device = devices_.emplace_back();
+  device.name = name;
   for (Direction direction : kDirections) {
-    prometheus::Labels labels = {{"device", engine.backend},
-                                 {"direction", Name(DirectionName(direction))}};
-    kernel_flops_.push_back(&flops.Add(labels));
-    kernel_failures_.push_back(&failures.Add(labels));
+    prometheus::Labels labels = {{"device", name}, {"direction", Name(DirectionName(direction))}};
+    device.flops.push_back(&flops.Add(labels));
+    device.failures.push_back(&failures.Add(labels));
     for (ElementType element : kElements) {
       labels["dtype"] = Name(ElementName(element));
-      kernel_duration_.push_back(&duration.Add(labels, KernelBuckets()));
-      kernel_launches_.push_back(&launches.Add(labels));
+      device.launches.push_back(&launches.Add(labels));
     }
   }
+  device.up = &BuildGauge()
+                   .Name("attnd_device_up")
+                   .Help("1 from the device's known answer until it is lost.")
+                   .Register(*registry_)
+                   .Add({{"device", name}});
+  BuildGauge()
+      .Name("attnd_device_info")
+      .Help("Always 1; what the device is stands in the labels.")
+      .Register(*registry_)
+      .Add({{"device", name},
+            {"backend", engine.backend},
+            {"name", engine.device},
+            {"architecture", engine.architecture},
+            {"uuid", engine.uuid}})
+      .Set(1);
+  return static_cast<int>(devices_.size()) - 1;
 }
+
+void Metrics::SetDeviceUp(int device, bool up) { devices_[device].up->Set(up ? 1 : 0); }
 
 void Metrics::CallStarted(Method method) { in_flight_[static_cast<int>(method)]->Increment(); }
 
@@ -373,14 +391,28 @@ void Metrics::UploadSaved(int64_t bytes) { upload_saved_->Increment(static_cast<
 void Metrics::SetReady(bool ready) { ready_->Set(ready ? 1 : 0); }
 void Metrics::SetDraining() { draining_->Set(1); }
 
-void Metrics::KernelRan(Direction direction, ElementType element, double seconds, double flops) {
-  kernel_duration_[At(direction, element)]->Observe(seconds);
-  kernel_launches_[At(direction, element)]->Increment();
-  kernel_flops_[static_cast<int>(direction)]->Increment(flops);
+prometheus::Histogram& Metrics::KernelDuration(const KernelSeries& series) {
+  absl::MutexLock lock(&kernel_mutex_);
+  Histogram*& histogram = kernel_duration_[series];
+  if (histogram == nullptr) {
+    histogram = &kernel_family_->Add({{"device", devices_[series.device].name},
+                                      {"direction", Name(DirectionName(series.direction))},
+                                      {"dtype", Name(ElementName(series.element))},
+                                      {"kernel", series.kernel}},
+                                     KernelBuckets());
+  }
+  return *histogram;
 }
 
-void Metrics::KernelFailed(Direction direction) {
-  kernel_failures_[static_cast<int>(direction)]->Increment();
+void Metrics::KernelRan(const KernelSeries& series, double seconds, double flops) {
+  Device& device = devices_[series.device];
+  KernelDuration(series).Observe(seconds);
+  device.launches[At(series.direction, series.element)]->Increment();
+  device.flops[static_cast<int>(series.direction)]->Increment(flops);
+}
+
+void Metrics::KernelFailed(int device, Direction direction) {
+  devices_[device].failures[static_cast<int>(direction)]->Increment();
 }
 
 }  // namespace attnd

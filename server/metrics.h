@@ -1,7 +1,7 @@
 // Metrics: every series that the daemon exposes, its name, unit, labels and buckets;
-// docs/METRICS.md explains them. All children exist from the start, so the request path only adds
-// to a number (prometheus-cpp takes a mutex for a histogram, none for a counter or gauge). Prefix
-// attnd_. Any thread.
+// docs/METRICS.md explains them. Children exist from the start (those of a kernel since its first
+// launch), so the request path only adds to a number (prometheus-cpp takes a mutex for a histogram,
+// none for a counter or gauge). Prefix attnd_. Any thread.
 #pragma once
 
 #include <prometheus/counter.h>
@@ -9,14 +9,18 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include <compare>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "kernels/backend.h"
 #include "server/call.h"
@@ -94,10 +98,19 @@ class Metrics {
   void SetBuildInfo(absl::string_view version, absl::string_view revision,
                     absl::string_view cpu_target);
 
-  // What MeteredBackend adds, for the engine named once by SetEngine.
-  void SetEngine(const BackendInfo& engine);
-  void KernelRan(Direction direction, ElementType element, double seconds, double flops);
-  void KernelFailed(Direction direction);
+  // What MeteredBackend adds. Devices are added at the start, and are down until they are up; the
+  // result is the device's number from then on.
+  int AddDevice(const std::string& name, const BackendInfo& engine);
+  void SetDeviceUp(int device, bool up);
+  struct KernelSeries {
+    int device;
+    Direction direction;
+    ElementType element;
+    std::string kernel;
+    friend auto operator<=>(const KernelSeries&, const KernelSeries&) = default;
+  };
+  void KernelRan(const KernelSeries& series, double seconds, double flops);
+  void KernelFailed(int device, Direction direction);
 
   // For series that are read when they are scraped.
   const std::shared_ptr<SampledMetrics>& sampled() const { return sampled_; }
@@ -138,10 +151,19 @@ class Metrics {
   prometheus::Counter* upload_saved_ = nullptr;
   prometheus::Gauge* ready_ = nullptr;
   prometheus::Gauge* draining_ = nullptr;
-  Histograms kernel_duration_;  // [direction][element]
-  Counters kernel_launches_;    // [direction][element]
-  Counters kernel_flops_;       // [direction]
-  Counters kernel_failures_;    // [direction]
+  struct Device {
+    std::string name;
+    Counters launches;  // [direction][element]
+    Counters flops;     // [direction]
+    Counters failures;  // [direction]
+    prometheus::Gauge* up = nullptr;
+  };
+  prometheus::Histogram& KernelDuration(const KernelSeries& series);
+  std::deque<Device> devices_;
+  prometheus::Family<prometheus::Histogram>* kernel_family_ = nullptr;
+  absl::Mutex kernel_mutex_;
+  // Made when a kernel first runs: which kernels there are is the engine's business.
+  std::map<KernelSeries, prometheus::Histogram*> kernel_duration_ ABSL_GUARDED_BY(kernel_mutex_);
 };
 
 }  // namespace attnd

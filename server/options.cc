@@ -100,7 +100,9 @@ absl::Status CheckLimits(const ServerOptions& o) {
                           o.transport.streams.min_bytes_per_second / 1024, 0, 1 << 30));
   RETURN_IF_ERROR(InRange("slots", o.worker.slots, 0, 16));
   RETURN_IF_ERROR(InRange("cpu_threads", o.cpu_threads, 0, 4096));
-  RETURN_IF_ERROR(InRange("device", o.device, 0, 1023));
+  for (int device : o.devices) RETURN_IF_ERROR(InRange("devices", device, 0, 1023));
+  RETURN_IF_ERROR(InRange("hbm_fraction", o.hbm_fraction, 0.01, 1));
+  RETURN_IF_ERROR(InRange("max_launch_ms", o.max_launch_ms, 1, 10000));
   RETURN_IF_ERROR(
       InRange("max_message_mib", double(o.transport.max_message_bytes), 1 << 20, double{1 << 30}));
   RETURN_IF_ERROR(InRange("max_concurrent_streams", o.transport.max_concurrent_streams, 1, 65536));

@@ -8,12 +8,12 @@
 #include "server/admission.h"
 #include "server/auth.h"
 #include "server/call_log_limit.h"
-#include "server/device_worker.h"
 #include "server/lease_table.h"
 #include "server/metrics.h"
 #include "server/reply_threads.h"
 #include "server/staging_pool.h"
 #include "server/stream_watch.h"
+#include "server/workers.h"
 
 namespace attnd {
 
@@ -21,7 +21,7 @@ namespace attnd {
 struct ServiceDeps {
   Admission& admission;
   StagingPool& staging;
-  DeviceWorker& worker;
+  Workers& worker;
   LeaseTable& leases;
   ReplyThreads& reply_threads;
   Metrics& metrics;

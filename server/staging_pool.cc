@@ -37,6 +37,9 @@ class StagingArena {
   }
 
   int64_t capacity() const { return capacity_; }
+  absl::Span<std::byte> memory() const {
+    return absl::MakeSpan(base_, static_cast<size_t>(capacity_));
+  }
   int64_t used() const {
     absl::MutexLock lock(&mutex_);
     return used_;
@@ -145,6 +148,7 @@ std::optional<StagingBlock> StagingPool::TryAcquire(int64_t bytes) {
   return StagingBlock(arena_, data, AlignedSize(bytes));
 }
 
+absl::Span<std::byte> StagingPool::memory() const { return arena_->memory(); }
 int64_t StagingPool::capacity() const { return arena_->capacity(); }
 int64_t StagingPool::used() const { return arena_->used(); }
 int64_t StagingPool::peak_used() const { return arena_->peak_used(); }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace attnd {
 
@@ -56,6 +57,7 @@ class StagingPool {
   std::optional<StagingBlock> TryAcquire(int64_t bytes);
 
   int64_t capacity() const;
+  absl::Span<std::byte> memory() const;  // all of it, for who page-locks it
   int64_t used() const;
   int64_t peak_used() const;
 

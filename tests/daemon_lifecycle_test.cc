@@ -95,6 +95,40 @@ TEST(DaemonHealth, TellsWatchersWhenItDrains) {
   drain.join();
 }
 
+TEST(DaemonFault, FencesALostDeviceAndFinishesOnTheOther) {
+  RealClock clock;
+  Logger log(stderr, LogFormat::kText, Severity::kError);
+  std::vector<std::unique_ptr<Backend>> engines;
+  GatedBackend* gpus[2];
+  for (GatedBackend*& gpu : gpus) {
+    auto engine = std::make_unique<GatedBackend>();
+    gpu = engine.get();
+    engines.push_back(std::move(engine));
+  }
+  auto server = AttndServer::Start(TestOptions(), std::move(engines), clock, log);
+  ASSERT_TRUE(server.ok()) << server.status();
+  auto channel =
+      grpc::CreateChannel((*server)->addresses().front(), grpc::InsecureChannelCredentials());
+  auto stub = v1::Attention::NewStub(channel);
+  EXPECT_EQ(Check(channel, "attnd.v1.Attention/gated0"), Serving::SERVING);
+  gpus[0]->FailWith(DeviceLost(absl::InternalError("cuEventQuery: CUDA_ERROR_ILLEGAL_ADDRESS")));
+  auto call = [&] {
+    v1::ForwardResponse reply;
+    grpc::ClientContext context;
+    return stub->Forward(&context, MakeForward(SmallProblem(), 1), &reply);
+  };
+  EXPECT_FALSE((*server)->device_lost());
+  grpc::Status status = call();  // the first device is idle and takes it
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(ErrorInfoOf(status).reason(), "DEVICE_LOST");
+  EXPECT_TRUE((*server)->device_lost());
+  EXPECT_EQ(Check(channel, "attnd.v1.Attention/gated0"), Serving::NOT_SERVING);
+  EXPECT_EQ(Check(channel, "attnd.v1.Attention/gated1"), Serving::SERVING);
+  EXPECT_EQ(Check(channel, ""), Serving::NOT_SERVING);
+  EXPECT_TRUE(call().ok());  // until it is drained, the other goes on
+  (*server)->Drain(absl::ZeroDuration(), absl::Seconds(10));
+}
+
 TEST(DaemonStart, RefusesAnEngineThatGivesAWrongAnswer) {
   class WrongBackend final : public Backend {
    public:

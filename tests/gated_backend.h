@@ -47,6 +47,11 @@ class GatedBackend final : public Backend {
   void RefuseWith(absl::Status status) {
     Set([&] { refusal_ = std::move(status); });
   }
+  // What a call takes of the device's memory, and how much it has.
+  void SetDeviceBytes(int64_t bytes, int64_t memory_bytes) {
+    Set([&] { device_bytes_ = bytes; });
+    info_.memory_bytes = memory_bytes;
+  }
   void SetWorkspace(int64_t bytes) {
     Set([&] { workspace_bytes_ = bytes; });
   }
@@ -59,6 +64,10 @@ class GatedBackend final : public Backend {
   int64_t WorkspaceBytes(const Problem&, Direction) const override {
     std::lock_guard<std::mutex> lock(mutex_);
     return workspace_bytes_;
+  }
+  int64_t DeviceBytes(const Problem&, Direction) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return device_bytes_;
   }
   absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override {
     absl::Status status = Pass(calls);
@@ -96,7 +105,7 @@ class GatedBackend final : public Backend {
   bool open_ = true;
   std::vector<std::vector<int64_t>> launches_;
   absl::Status failure_, refusal_;
-  int64_t workspace_bytes_ = 0;
+  int64_t workspace_bytes_ = 0, device_bytes_ = 0;
 };
 
 }  // namespace attnd

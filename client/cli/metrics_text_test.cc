@@ -108,6 +108,30 @@ TEST(TopFrame, TellsRatesBetweenTwoLooks) {
   EXPECT_TRUE(quiet.ToJson()["methods"][0]["p50_seconds"].is_null());
 }
 
+TEST(TopFrame, ShowsEachDeviceWithItsMemoryAndWhatItsStreamsDo) {
+  constexpr char kGpus[] = R"(
+attnd_device_up{device="gpu0"} 1
+attnd_device_up{device="gpu1"} 0
+attnd_kernel_flops_total{device="gpu0",direction="forward"} 4e12
+attnd_hbm_pool_reserved_bytes{device="gpu0"} 1000
+attnd_hbm_pool_used_bytes{device="gpu0",purpose="input"} 300
+attnd_hbm_pool_used_bytes{device="gpu0",purpose="output"} 200
+attnd_stream_busy_seconds_total{device="gpu0",role="compute"} 1.5
+)";
+  TopFrame frame = TopFrame::Between(Parsed(""), Parsed(kGpus), absl::Seconds(2));
+  ASSERT_EQ(frame.devices.size(), 2u);
+  EXPECT_TRUE(frame.devices[0].up);
+  EXPECT_FALSE(frame.devices[1].up);
+  EXPECT_EQ(frame.devices[0].flops_per_second, 2e12);
+  EXPECT_EQ(frame.devices[0].compute_busy, 0.75);
+  EXPECT_EQ(frame.devices[0].hbm_input_bytes, 300);
+  std::ostringstream text;
+  frame.Print(text, false);
+  EXPECT_NE(text.str().find("LOST"), std::string::npos) << text.str();
+  EXPECT_NE(text.str().find("0% 75% 0%"), std::string::npos) << text.str();
+  EXPECT_EQ(frame.ToJson()["devices"][0]["hbm_reserved_bytes"], 1000);
+}
+
 TEST(FetchMetrics, SaysWhoDoesNotAnswer) {
   EXPECT_EQ(FetchMetrics("http://127.0.0.1:1/metrics", absl::Seconds(1)).status(),
             absl::UnavailableError("--metrics: nobody answers at 127.0.0.1:1"));

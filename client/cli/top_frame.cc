@@ -48,6 +48,73 @@ MethodRow RowOf(const std::string& method, const MetricsText& before, const Metr
   return row;
 }
 
+DeviceRow DeviceRowOf(const std::string& device, const MetricsText& before, const MetricsText& now,
+                      const Rate& rate) {
+  constexpr char kHistogram[] = "attnd_kernel_duration_seconds";
+  const Labels labels = {{"device", device}};
+  DeviceRow row{.device = device};
+  row.up = now.Sum("attnd_device_up", labels) > 0;
+  row.flops_per_second = rate("attnd_kernel_flops_total", labels);
+  row.queue_estimated_seconds = now.Sum("attnd_queue_estimated_seconds", labels);
+  auto earlier = before.Buckets(kHistogram, labels), later = now.Buckets(kHistogram, labels);
+  row.p50_seconds = QuantileBetween(earlier, later, 0.5);
+  row.p99_seconds = QuantileBetween(earlier, later, 0.99);
+  auto busy = [&](const char* role) {
+    return rate("attnd_stream_busy_seconds_total", {{"device", device}, {"role", role}});
+  };
+  row.h2d_busy = busy("h2d");
+  row.compute_busy = busy("compute");
+  row.d2h_busy = busy("d2h");
+  auto used = [&](const char* purpose) {
+    return now.Sum("attnd_hbm_pool_used_bytes", {{"device", device}, {"purpose", purpose}});
+  };
+  row.hbm_input_bytes = used("input");
+  row.hbm_output_bytes = used("output");
+  row.hbm_workspace_bytes = used("workspace");
+  row.hbm_reserved_bytes = now.Sum("attnd_hbm_pool_reserved_bytes", labels);
+  return row;
+}
+
+std::string BusyText(const DeviceRow& row) {
+  auto percent = [](double share) { return NumberText(std::round(100 * share)) + "%"; };
+  return percent(row.h2d_busy) + " " + percent(row.compute_busy) + " " + percent(row.d2h_busy);
+}
+
+std::string HbmText(const DeviceRow& row) {
+  if (row.hbm_reserved_bytes == 0) return "-";
+  return BytesText(row.hbm_input_bytes) + " + " + BytesText(row.hbm_output_bytes) + " + " +
+         BytesText(row.hbm_workspace_bytes) + " of " + BytesText(row.hbm_reserved_bytes);
+}
+
+void PrintDevices(const std::vector<DeviceRow>& devices, std::ostream& out, bool color) {
+  Table table({"device", "state", "compute", "queue", "kernel p50", "p99", "h2d compute d2h",
+               "hbm in + out + work"});
+  for (const DeviceRow& row : devices) {
+    table.Add({row.device, Cell(row.up ? "up" : "LOST", row.up ? Color::kGreen : Color::kRed),
+               FlopsText(row.flops_per_second), SecondsText(row.queue_estimated_seconds),
+               QuantileText(row.p50_seconds), QuantileText(row.p99_seconds),
+               row.hbm_reserved_bytes == 0 ? "-" : BusyText(row), HbmText(row)});
+  }
+  table.Print(out, color);
+  out << "\n";
+}
+
+nlohmann::ordered_json DeviceJson(const DeviceRow& row) {
+  return {{"device", row.device},
+          {"up", row.up},
+          {"flops_per_second", row.flops_per_second},
+          {"queue_estimated_seconds", row.queue_estimated_seconds},
+          {"kernel_p50_seconds", QuantileJson(row.p50_seconds)},
+          {"kernel_p99_seconds", QuantileJson(row.p99_seconds)},
+          {"h2d_busy", row.h2d_busy},
+          {"compute_busy", row.compute_busy},
+          {"d2h_busy", row.d2h_busy},
+          {"hbm_input_bytes", row.hbm_input_bytes},
+          {"hbm_output_bytes", row.hbm_output_bytes},
+          {"hbm_workspace_bytes", row.hbm_workspace_bytes},
+          {"hbm_reserved_bytes", row.hbm_reserved_bytes}};
+}
+
 }  // namespace
 
 TopFrame TopFrame::Between(const MetricsText& before, const MetricsText& now,
@@ -56,6 +123,9 @@ TopFrame TopFrame::Between(const MetricsText& before, const MetricsText& now,
   TopFrame frame;
   for (const std::string& method : now.ValuesOf("attnd_requests_total", "method")) {
     frame.methods.push_back(RowOf(method, before, now, rate));
+  }
+  for (const std::string& device : now.ValuesOf("attnd_device_up", "device")) {
+    frame.devices.push_back(DeviceRowOf(device, before, now, rate));
   }
   frame.received_per_second = rate("attnd_received_bytes_total");
   frame.sent_per_second = rate("attnd_sent_bytes_total");
@@ -97,6 +167,7 @@ void TopFrame::Print(std::ostream& out, bool color) const {
       << NumberText(leases) << ", " << BytesText(lease_bytes) << "   hits "
       << NumberText(lease_hits_per_second) << "/s   misses " << NumberText(lease_misses_per_second)
       << "/s\n\n";
+  if (!devices.empty()) PrintDevices(devices, out, color);
   Table table({"method", "calls/s", "errors/s", "in flight", "p50", "p99"});
   for (const MethodRow& row : methods) {
     table.Add({row.method, NumberText(row.calls_per_second),
@@ -118,9 +189,12 @@ nlohmann::ordered_json TopFrame::ToJson() const {
                     {"p50_seconds", QuantileJson(row.p50_seconds)},
                     {"p99_seconds", QuantileJson(row.p99_seconds)}});
   }
+  nlohmann::ordered_json device_rows = nlohmann::ordered_json::array();
+  for (const DeviceRow& row : devices) device_rows.push_back(DeviceJson(row));
   return {{"ready", ready},
           {"draining", draining},
           {"methods", rows},
+          {"devices", device_rows},
           {"received_bytes_per_second", received_per_second},
           {"sent_bytes_per_second", sent_per_second},
           {"flops_per_second", flops_per_second},

@@ -17,8 +17,19 @@ struct MethodRow {
   double p50_seconds = 0, p99_seconds = 0;  // NaN: no calls
 };
 
+struct DeviceRow {
+  std::string device;
+  bool up = false;
+  double flops_per_second = 0, queue_estimated_seconds = 0;
+  double p50_seconds = 0, p99_seconds = 0;              // of a launch's kernels; NaN: none
+  double h2d_busy = 0, compute_busy = 0, d2h_busy = 0;  // shares of the time; GPUs only
+  // GPUs only.
+  double hbm_input_bytes = 0, hbm_output_bytes = 0, hbm_workspace_bytes = 0, hbm_reserved_bytes = 0;
+};
+
 struct TopFrame {
   std::vector<MethodRow> methods;
+  std::vector<DeviceRow> devices;
   double received_per_second = 0, sent_per_second = 0;  // payload bytes
   double flops_per_second = 0, launches_per_second = 0, calls_per_launch = 0;
   double queue_depth = 0, queue_estimated_seconds = 0;

@@ -404,6 +404,7 @@ void DriverDevice::Describe(const DeviceIdentity& identity) {
   info_.device = identity.name;
   info_.architecture = absl::StrCat("sm_", identity.major, identity.minor);
   info_.uuid = identity.uuid;
+  info_.ordinal = options_.ordinal;
   info_.pci_bus_id = identity.pci_bus_id;
   info_.launches = options_.launches;
   total_bytes_ = identity.memory_bytes;
@@ -451,6 +452,11 @@ absl::Status DriverDevice::StartMemory() {
 }
 
 }  // namespace
+
+absl::StatusOr<int> CountDevices(const std::string& driver_library) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, Driver::Load(driver_library));
+  return driver->DeviceCount();
+}
 
 absl::StatusOr<std::unique_ptr<KernelDevice>> MakeDriverDevice(const DriverDeviceOptions& options) {
   return DriverDevice::Make(options);

@@ -29,6 +29,9 @@ struct DriverDeviceOptions {
   std::function<absl::Status(const Driver&, StreamRef, const KernelStep&)> stand_in = nullptr;
 };
 
+// How many GPUs the driver sees; FAILED_PRECONDITION, one line, where there is none.
+absl::StatusOr<int> CountDevices(const std::string& driver_library = std::string(kDriverLibrary));
+
 // FAILED_PRECONDITION, one line, where there is no driver, no such GPU, one that is too old, or one
 // whose memory another process holds.
 absl::StatusOr<std::unique_ptr<KernelDevice>> MakeDriverDevice(const DriverDeviceOptions& options);

@@ -3,8 +3,10 @@
 // sm70 kernels run slowly and would hide everything else; transfers, memory, streams, batching and
 // waiting are the product's own.
 //
-//   engine_benchmark [--devices N]
+//   engine_benchmark [--devices N | --trap]
 //
+// --trap instead: a kernel traps while several launches are at work, and each must end with
+// IsDeviceLost; prints how soon. The process is of no use afterwards.
 // Prints, for one GPU and then for N: overlap (ideal time of a load over its real time, where ideal
 // is the slower of link and kernel), batching (64 small calls in launches of 64 over one by one),
 // the engine's latency over a bare copy, kernel and copy, and the throughput of N GPUs over one.
@@ -55,6 +57,15 @@ WAIT:
   ret;
 })";
 
+// Loses the device as an illegal instruction does.
+constexpr char kTrapPtx[] = R"(
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry spin(.param .u64 nanoseconds) {
+  trap;
+})";
+
 // A V100's 80 multiprocessors reach 55 % of 1.56 TFLOP/s each (tools/voltasim's range is 53 to
 // 66 %); a launch costs 3 us. Whole waves of blocks.
 double SpinSeconds(const KernelStep& step, int64_t keys) {
@@ -66,12 +77,13 @@ double SpinSeconds(const KernelStep& step, int64_t keys) {
   return 3e-6 + waves * tile.blocks_per_sm * flops / (0.55 * 1.56e12);
 }
 
-// The spin kernel of one device, loaded at first use.
+// The spin (or trap) kernel of one device, loaded at first use.
 class Spin {
  public:
+  explicit Spin(const char* ptx = kSpinPtx) : ptx_(ptx) {}
   absl::Status Enqueue(const Driver& driver, StreamRef stream, double seconds) {
     std::call_once(loaded_, [&] {
-      module_ = std::make_unique<Module>(*Module::Load(driver, kSpinPtx));
+      module_ = std::make_unique<Module>(*Module::Load(driver, ptx_));
       function_ = *module_->Function("spin");
     });
     uint64_t nanoseconds = static_cast<uint64_t>(seconds * 1e9);
@@ -81,6 +93,7 @@ class Spin {
   void Unload() { module_.reset(); }
 
  private:
+  const char* const ptx_;
   std::once_flag loaded_;
   std::unique_ptr<Module> module_;
   CUfunction function_ = nullptr;
@@ -98,7 +111,7 @@ Problem Heads(int64_t length, int64_t head_dim, int64_t heads) {
 
 // A GPU with its engine; keys is what SpinSeconds needs to know of the load at hand.
 struct Gpu {
-  explicit Gpu(int ordinal) : spin(std::make_unique<Spin>()) {
+  explicit Gpu(int ordinal, const char* ptx = kSpinPtx) : spin(std::make_unique<Spin>(ptx)) {
     auto device = MakeDriverDevice(
         {.ordinal = ordinal,
          .memory_fraction = 0.2,
@@ -335,7 +348,28 @@ void ReportSeveral(int devices) {
   }
 }
 
+int TrapMain() {
+  Gpu gpu(0, kTrapPtx);
+  const Problem p = Heads(1024, 64, 16);
+  gpu.keys = p.kv_len;
+  std::vector<std::thread> callers;
+  std::atomic<int> lost{0};
+  for (int n = 0; n < 4; ++n) {
+    callers.emplace_back([&] {
+      CallMemory memory(gpu, p, 1);
+      const Clock::time_point begin = Clock::now();
+      const absl::Status status = gpu.engine->Forward(memory.calls()).status();
+      std::printf("after %.1f ms: %s\n", 1e3 * SecondsSince(begin), status.ToString().c_str());
+      lost += IsDeviceLost(status);
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  std::printf("%d of 4 launches say that the device is lost\n", lost.load());
+  return lost == 4 ? 0 : 1;
+}
+
 int Main(int argc, char** argv) {
+  if (argc == 2 && std::string(argv[1]) == "--trap") return TrapMain();
   const int devices = argc == 3 && std::string(argv[1]) == "--devices" ? std::atoi(argv[2]) : 1;
   {
     const Link link = MeasureLink();

@@ -1,0 +1,218 @@
+// The scheduler over simulated GPUs: random calls, cancellations, deadlines and traps against the
+// cuda engine's own host code on a stand-in driver (kernels/driver/fake_gpu.h) whose operations
+// take random times of a clock of their own. Each schedule ends with every call answered once, the
+// right bytes in every answer that is OK, and all memory back. A failure prints its seed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/random_problem.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/driver_device.h"
+#include "kernels/driver/fake_driver.h"
+#include "server/device_worker.h"
+#include "server/status_details.h"
+#include "server/workers.h"
+#include "tests/pipeline_fixture.h"
+
+namespace attnd {
+namespace {
+
+constexpr int64_t kStaging = int64_t{16} << 20;
+
+// Half-precision heads whose kernel stand-in copies q to o.
+Problem SimulatedProblem(Random& random) {
+  Problem p;
+  p.batch = random.Between(1, 2);
+  p.q_heads = 2;
+  p.kv_heads = random.Between(1, 2);
+  p.q_len = random.Between(1, 200);
+  p.kv_len = random.Between(1, 200);
+  p.qk_head_dim = p.v_head_dim = random.Chance(0.3) ? 20 : 64;
+  p.element = ElementType::kFloat16;
+  p.causal = random.Chance(0.5);
+  p.alignment = Alignment::kTopLeft;
+  return p;
+}
+
+// Some GPUs with their workers, as the daemon has them.
+class SimulatedServer {
+ public:
+  SimulatedServer(FakeDriver& fake, int gpus, double max_slice_seconds)
+      : staging_(*StagingPool::Create(kStaging)), lost_(gpus) {
+    fake.set_devices(gpus);
+    for (int n = 0; n < gpus; ++n) {
+      auto device = cuda::MakeDriverDevice({.ordinal = n,
+                                            .driver_library = FakeDriver::kLibrary,
+                                            .memory_fraction = 0.0005,  // 7.5 MiB
+                                            .max_slice_seconds = max_slice_seconds});
+      CHECK(device.ok()) << device.status();
+      engines_.push_back(std::make_unique<cuda::CudaBackend>(*std::move(device)));
+      costs_.emplace_back(1e12);
+    }
+    std::vector<AdmissionDevice> devices;
+    for (int n = 0; n < gpus; ++n) devices.push_back({engines_[n].get(), &costs_[n]});
+    admission_ = std::make_unique<Admission>(AdmissionLimits{.memory_bytes = kStaging},
+                                             std::move(devices), clock_);
+    for (int n = 0; n < gpus; ++n) {
+      workers_.Add(std::make_unique<DeviceWorker>(
+          DeviceWorkerDeps{*engines_[n], costs_[n], metrics_, clock_, nullptr,
+                           [this, n](const absl::Status& status) {
+                             EXPECT_TRUE(IsDeviceLost(status)) << status;
+                             admission_->Fence(n);
+                             ++lost_[n];
+                           }},
+          DeviceWorkerOptions{}));
+    }
+  }
+
+  absl::StatusOr<AdmittedCall> Admit(const Problem& problem, uint64_t seed,
+                                     absl::Duration time_left, uint64_t id, ReplySink& sink) {
+    const absl::Time now = clock_.Now();
+    return admission_->Admit(DecodedCall(problem, Priority::kNormal, seed),
+                             {.id = id,
+                              .caller = seed % 2 == 0 ? "a" : "b",
+                              .deadline = now + time_left,
+                              .received_at = now,
+                              .sink = &sink});
+  }
+  void Submit(AdmittedCall call) { workers_.Submit(std::move(call)); }
+  void Cancel(uint64_t id) { workers_.Cancel(id, StopCause::kCancelled); }
+  StagingPool& staging() { return staging_; }
+  int lost(int gpu) const { return lost_[gpu]; }
+  // Answers carry their device number in no way; the engines know what they did.
+  double kernel_seconds(int gpu) const { return engines_[gpu]->Use().kernel_seconds; }
+
+  void ExpectAllGivenBack() const {
+    EXPECT_EQ(admission_->Use().bytes, 0);
+    EXPECT_EQ(admission_->Use().calls, 0);
+    EXPECT_EQ(staging_.used(), 0);
+    for (size_t n = 0; n < engines_.size(); ++n) {
+      EXPECT_EQ(admission_->DeviceUse(static_cast<int>(n)).memory_bytes, 0);
+      const DeviceUse use = engines_[n]->Use();
+      EXPECT_EQ(use.input_bytes + use.output_bytes + use.workspace_bytes, 0) << "gpu " << n;
+    }
+  }
+
+ private:
+  RealClock clock_;
+  Metrics metrics_;
+  StagingPool staging_;
+  std::vector<std::unique_ptr<cuda::CudaBackend>> engines_;
+  std::deque<CostModel> costs_;
+  std::unique_ptr<Admission> admission_;
+  std::vector<std::atomic<int>> lost_;
+  Workers workers_;  // last: gone before what it uses
+};
+
+bool IsRightAnswer(const Problem& p, uint64_t seed, const Result& result) {
+  const ProblemInputs inputs = RandomInputs(p, seed);
+  return std::memcmp(result.output(Tensor::kO), inputs.q.data(), inputs.q.size()) == 0;
+}
+
+struct Sent {
+  Problem problem;
+  uint64_t seed = 0;
+  uint64_t id = 0;
+  bool refused = false;
+  KeptAnswer answer;
+};
+
+// One schedule of `count` calls. Whether a device may be lost is the caller's to say.
+void RunSchedule(SimulatedServer& server, Random& random, int count, bool may_lose) {
+  static uint64_t next_id = 1;
+  std::deque<Sent> calls;
+  for (int n = 0; n < count; ++n) {
+    Sent& call = calls.emplace_back();
+    call.problem = SimulatedProblem(random);
+    call.seed = random.Bits() % 8 + 1;
+    call.id = next_id++;
+    const absl::Duration left =
+        random.Chance(0.1) ? absl::Microseconds(random.Between(1, 2000)) : absl::Minutes(1);
+    auto admitted = server.Admit(call.problem, call.seed, left, call.id, call.answer);
+    call.refused = !admitted.ok();
+    if (!call.refused) server.Submit(Landed(std::move(admitted), server.staging()));
+    if (random.Chance(0.15)) server.Cancel(calls[random.Between(0, n)].id);
+  }
+  for (Sent& call : calls) {
+    if (call.refused) continue;
+    const absl::Status& status = call.answer.Wait();
+    if (status.ok()) {
+      EXPECT_TRUE(IsRightAnswer(call.problem, call.seed, call.answer.result()));
+    } else {
+      const bool lost = status.code() == absl::StatusCode::kUnavailable;
+      EXPECT_TRUE(status.code() == absl::StatusCode::kCancelled ||
+                  status.code() == absl::StatusCode::kDeadlineExceeded || (lost && may_lose))
+          << status;
+      if (lost) EXPECT_EQ(ReasonOf(status), reason::kDeviceLost);
+    }
+    EXPECT_EQ(call.answer.answers(), 1);
+    call.answer.DropResult();
+  }
+}
+
+TEST(DeviceSimulation, AnswersEveryCallOfThousandsOfRandomSchedules) {
+  constexpr uint64_t kSchedules = 2000;
+  FakeDriver fake;
+  std::unique_ptr<SimulatedServer> server;
+  for (uint64_t seed = 1; seed <= kSchedules; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Random random(seed);
+    if (seed % 100 == 1) {  // now and then a server of another shape
+      server.reset();
+      server = std::make_unique<SimulatedServer>(fake, static_cast<int>(random.Between(1, 3)),
+                                                 random.Chance(0.5) ? 0.05 : 1e-9);
+    }
+    fake.seed(seed);
+    RunSchedule(*server, random, static_cast<int>(random.Between(1, 6)), /*may_lose=*/false);
+    server->ExpectAllGivenBack();
+    if (HasFailure()) return;
+  }
+}
+
+TEST(DeviceSimulation, LosesOneGpuAndGoesOnWithTheOther) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    FakeDriver fake;
+    {
+      SimulatedServer server(fake, 2, 0.05);
+      Random random(seed);
+      fake.seed(seed);
+      fake.trap(static_cast<int>(seed % 2), static_cast<int>(random.Between(0, 6)));
+      RunSchedule(server, random, 30, /*may_lose=*/true);
+      RunSchedule(server, random, 10, /*may_lose=*/true);
+      server.ExpectAllGivenBack();
+      EXPECT_EQ(server.lost(1 - static_cast<int>(seed % 2)), 0);
+      EXPECT_LE(server.lost(static_cast<int>(seed % 2)), 1);
+    }
+    if (HasFailure()) return;
+  }
+}
+
+TEST(DeviceSimulation, SpreadsCallsThatWaitOverAllGpus) {
+  FakeDriver fake;
+  SimulatedServer server(fake, 2, 0.05);
+  Random random(7);
+  std::deque<Sent> calls;
+  std::deque<AdmittedCall> waiting;
+  for (int n = 0; n < 40; ++n) {
+    Sent& call = calls.emplace_back();
+    call.problem = SimulatedProblem(random);
+    auto admitted = server.Admit(call.problem, 1, absl::Minutes(1), 1000000 + n, call.answer);
+    ASSERT_TRUE(admitted.ok()) << admitted.status();
+    ASSERT_TRUE(TakePlaces(*admitted, server.staging()).ok());
+    waiting.push_back(Landed(std::move(admitted), server.staging()));
+  }
+  for (AdmittedCall& call : waiting) server.Submit(std::move(call));
+  for (Sent& call : calls) EXPECT_TRUE(call.answer.Wait().ok()) << call.answer.Wait();
+  const double first = server.kernel_seconds(0), second = server.kernel_seconds(1);
+  EXPECT_GT(std::min(first, second), 0.1 * std::max(first, second));
+}
+
+}  // namespace
+}  // namespace attnd
