@@ -231,10 +231,12 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext
   admitted.admitted_at_ = now;
   admitted.context_.deadline = std::min(admitted.context_.deadline, now + limits_.max_deadline);
   for (const TensorSource& input : call.inputs()) {
-    admitted.input_bytes_ += AlignedSize(input.range.size);
+    if (!call.InPlace(input.tensor)) {
+      admitted.input_bytes_ += AlignedSize(input.range.size);
+    }
   }
   for (const TensorSize& output : OutputsOf(problem, call.direction())) {
-    admitted.output_bytes_ += AlignedSize(output.bytes);
+    if (!call.InPlace(output.tensor)) admitted.output_bytes_ += AlignedSize(output.bytes);
   }
   admitted.workspace_bytes_ = AlignedSize(backend.WorkspaceBytes(problem, call.direction()));
   int64_t bytes = admitted.input_bytes_ + admitted.workspace_bytes_ + admitted.output_bytes_;
@@ -317,9 +319,10 @@ absl::Status Admission::Refuse(const AdmittedCall& admitted) const {
                                   "this server is draining; another replica can take the call"),
                           kDrainingRetryDelay);
   }
-  if (!admitted.context().streamed && admitted.call().output_bytes() > limits_.max_reply_bytes) {
-    return TooLarge(reason::kReplyTooLarge, "reply", limits_.max_reply_bytes,
-                    admitted.call().output_bytes());
+  const AttentionCall& call = admitted.call();
+  int64_t reply_bytes = call.output_bytes() - call.shared_output_bytes();
+  if (!admitted.context().streamed && reply_bytes > limits_.max_reply_bytes) {
+    return TooLarge(reason::kReplyTooLarge, "reply", limits_.max_reply_bytes, reply_bytes);
   }
   return absl::OkStatus();
 }

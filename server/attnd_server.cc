@@ -112,6 +112,8 @@ AttndServer::AttndServer(const ServerOptions& options,
   }
   metrics_.SetBuildInfo(options_.version, options_.revision,
                         devices_.front().engine->info().architecture);
+  shared_memory_ =
+      std::make_unique<SharedMemoryTable>(options_.shared_memory, *devices_.front().engine);
 }
 
 absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOptions& options,
@@ -139,6 +141,7 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
   server->reaper_ = std::make_unique<LeaseReaper>(*server->leases_);
   server->SampleState();
   server->server_info_ = DescribeServer(options, server->Engines(), boot_epoch);
+  server->StartSharedMemory();
   RETURN_IF_ERROR(server->StartMetrics());
   RETURN_IF_ERROR(server->StartGrpc());
   for (int n = 0; n < static_cast<int>(server->devices_.size()); ++n) {
@@ -209,6 +212,32 @@ void AttndServer::SampleState() {
   sampled.AddGauge("attnd_staging_pool_peak_used_bytes",
                    "Most staging memory in use at once since the start.", {},
                    [this] { return static_cast<double>(staging_.peak_used()); });
+  sampled.AddGauge("attnd_shared_memory_bytes", "Memory that callers of this host share.", {},
+                   [this] { return static_cast<double>(shared_memory_->Use().bytes); });
+  sampled.AddGauge("attnd_shared_memory_regions", "Pieces of that memory.", {},
+                   [this] { return static_cast<double>(shared_memory_->Use().regions); });
+  sampled.AddGauge("attnd_shared_memory_connections", "Callers that share memory.", {}, [this] {
+    int connections = 0;
+    for (const auto& listener : shared_memory_services_) connections += listener->connections();
+    return connections;
+  });
+}
+
+// A socket that cannot be had costs speed only: callers then send their tensors.
+void AttndServer::StartSharedMemory() {
+  if (!options_.shared_memory.enabled) return;
+  for (const std::string& address : options_.listen) {
+    std::string path = UnixPath(address);
+    if (path.empty()) continue;
+    auto listener = SharedMemoryService::Start(path, options_.shared_memory.max_connections,
+                                               *shared_memory_, auth_, log_);
+    if (!listener.ok()) {
+      log_.Log(Severity::kWarning, "no_shared_memory", {{"error", listener.status().message()}});
+      continue;
+    }
+    server_info_.set_shared_memory_socket((*listener)->path());
+    shared_memory_services_.push_back(*std::move(listener));
+  }
 }
 
 // What the device itself tells, for engines that have memory of their own.
@@ -303,9 +332,9 @@ absl::Status AttndServer::StartGrpc() {
   }
   stream_watch_ = std::make_unique<StreamWatch>(options_.transport.streams, clock_);
   service_ = std::make_unique<AttentionService>(
-      ServiceDeps{*admission_, staging_, *workers_, *leases_, *reply_threads_, metrics_, auth_,
-                  clock_, log_, devices_.front().engine->info(), server_info_, options_.slow_call,
-                  log_limit_, *stream_watch_});
+      ServiceDeps{*admission_, staging_, *shared_memory_, *workers_, *leases_, *reply_threads_,
+                  metrics_, auth_, clock_, log_, devices_.front().engine->info(), server_info_,
+                  options_.slow_call, log_limit_, *stream_watch_});
   grpc::ServerBuilder builder;
   SetTransport(options_.transport, builder);
   std::vector<int> ports(options_.listen.size(), 0);

@@ -37,6 +37,8 @@
 #include "server/options.h"
 #include "server/reply_threads.h"
 #include "server/service.h"
+#include "server/shared_memory.h"
+#include "server/shared_memory_service.h"
 #include "server/staging_pool.h"
 #include "server/workers.h"
 
@@ -63,6 +65,7 @@ class AttndServer {
   LeaseUse leases() const { return leases_->Use(); }
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return device_lost_; }
+  SharedMemoryUse shared_memory_use() const { return shared_memory_->Use(); }
 
   // Returns when every call is answered or `timeout` has passed (what then still runs is
   // cancelled). `wait(delay)` waits; it returns false to cut the drain short, as a second SIGTERM
@@ -96,6 +99,7 @@ class AttndServer {
   static bool WaitOut(absl::Duration time);
   bool WaitUntilCallersLeave(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
   absl::Status StartMetrics();
+  void StartSharedMemory();
   absl::Status StartGrpc();
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Credentials(const std::string& address);
   void SampleState();
@@ -108,6 +112,7 @@ class AttndServer {
   Metrics metrics_;
   std::deque<Device> devices_;  // its engines have page-locked the staging memory: they go first
   std::atomic<bool> device_lost_{false};
+  std::unique_ptr<SharedMemoryTable> shared_memory_;  // its regions are page-locked by an engine
   Authenticator auth_;
   v1::GetServerInfoResponse server_info_;
   std::unique_ptr<LeaseTable> leases_;
@@ -117,6 +122,7 @@ class AttndServer {
   CallLogLimit log_limit_;
   std::unique_ptr<LeaseReaper> reaper_;
   std::unique_ptr<StreamWatch> stream_watch_;  // before the server, whose streams it knows
+  std::vector<std::unique_ptr<SharedMemoryService>> shared_memory_services_;
   std::unique_ptr<AttentionService> service_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> certificates_;  // and gRPC
   std::unique_ptr<grpc::Server> server_;

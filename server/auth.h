@@ -25,6 +25,8 @@ class Authenticator {
 
   // The caller's name, or UNAUTHENTICATED TOKEN_MISSING or TOKEN_INVALID.
   absl::StatusOr<std::string> Identify(const grpc::CallbackServerContext& context) const;
+  // The name of calls that come over a unix socket with this value of "authorization".
+  absl::StatusOr<std::string> IdentifyLocal(absl::string_view header) const;
   // The token check alone: `header` is the value of "authorization".
   absl::StatusOr<std::string> CheckToken(absl::string_view header) const;
 

@@ -46,4 +46,9 @@ TensorList OutputsOf(const Problem& p, Direction direction) {
   return list;
 }
 
+void AttentionCall::PlaceInSharedMemory(SharedTensors tensors) {
+  shared_ = std::move(tensors);
+  flops_ = Flops(*problem_, direction_);
+}
+
 }  // namespace attnd

@@ -1,13 +1,17 @@
 // AttentionCall: one forward or backward call whose every field is valid. Made only by Decoder,
-// immutable; its tensors are ranges of the request's bytes, which it keeps alive until landing.
+// immutable; its tensors are ranges of the request's bytes, which it keeps alive until landing, or
+// lie in memory that the caller shares with the daemon.
 // Any thread may read one.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
@@ -64,13 +68,36 @@ using TensorList = absl::InlinedVector<TensorSize, 9>;
 TensorList InputsOf(const Problem& problem, Direction direction);
 TensorList OutputsOf(const Problem& problem, Direction direction);
 
-// A tensor of the request and where its bytes lie.
+// A tensor that the caller brings, and where its bytes lie in the message; only their number counts
+// when it lies in shared memory.
 struct TensorSource {
   Tensor tensor;
   ByteRange range;
 };
 
 class ResidualTensors;
+
+// Of an offset in shared memory.
+inline constexpr uint64_t kSharedAlignment = 64;
+
+// Where the header says that a tensor lies: a region of the caller's shared memory and bytes there.
+struct SharedPlace {
+  Tensor tensor;
+  int region;  // index into SharedRequest::regions
+  uint64_t offset;
+  int64_t size;
+};
+struct SharedRequest {
+  std::vector<std::string> regions;  // tokens, at least one
+  uint64_t use = 0;
+  absl::InlinedVector<SharedPlace, 9> places;
+};
+
+// The same as pointers; made by SharedMemoryTable.
+struct SharedTensors {
+  std::array<std::byte*, kTensors> at = {};  // null: not in shared memory
+  std::shared_ptr<const void> memory;        // keeps the regions mapped, together with their table
+};
 
 class AttentionCall {
  public:
@@ -82,7 +109,7 @@ class AttentionCall {
   absl::Span<const TensorSource> inputs() const { return inputs_; }
   const MessageBytes& message() const { return message_; }
   double flops() const { return flops_; }
-  int64_t input_bytes() const { return input_bytes_; }
+  int64_t input_bytes() const { return input_bytes_; }  // of all tensors, wherever they lie
   int64_t output_bytes() const { return output_bytes_; }
 
   // A forward whose tensors shall be kept, for so long (0: the server's choice).
@@ -95,6 +122,15 @@ class AttentionCall {
   void UseResidual(std::shared_ptr<const ResidualTensors> residual) {
     residual_ = std::move(residual);
   }
+
+  // Tensors in shared memory: neither the message nor the reply holds one. The engine reads and
+  // writes them where they lie, but for what shall be kept: that is copied first.
+  const SharedRequest* shared_request() const { return shared_request_.get(); }  // null: none
+  std::byte* shared(Tensor tensor) const { return shared_.at[static_cast<int>(tensor)]; }
+  bool InPlace(Tensor tensor) const { return shared(tensor) != nullptr && !keep_residual_; }
+  void PlaceInSharedMemory(SharedTensors tensors);
+  int64_t shared_input_bytes() const { return shared_input_bytes_; }
+  int64_t shared_output_bytes() const { return shared_output_bytes_; }
 
   // Gives the received bytes back once they have been copied out; inputs() has no meaning after.
   void DropMessage() { message_ = MessageBytes(); }
@@ -117,6 +153,10 @@ class AttentionCall {
   double flops_ = 0;
   int64_t input_bytes_ = 0;
   int64_t output_bytes_ = 0;
+  std::unique_ptr<const SharedRequest> shared_request_;
+  SharedTensors shared_;
+  int64_t shared_input_bytes_ = 0;   // part of input_bytes_
+  int64_t shared_output_bytes_ = 0;  // part of output_bytes_
 };
 
 }  // namespace attnd

@@ -46,6 +46,8 @@ absl::Status CallRecord::Identify() {
 
 absl::StatusOr<AdmittedCall> CallRecord::Admit(AttentionCall call, ReplySink& sink, bool streamed) {
   request_id_ = call.request_id();
+  RETURN_IF_ERROR(deps_.shared_memory.Attach(caller_, unix_socket_, call));
+  deps_.metrics.SharedReceived(call.shared_input_bytes());
   RETURN_IF_ERROR(AttachResidual(deps_.leases, caller_, call));
   CallContext context{.id = id_,
                       .caller = caller_,
@@ -87,6 +89,7 @@ absl::Status CallRecord::Stopped() {
 void CallRecord::Answered(const Result& result) {
   times_ = result.times();
   priority_ = result.call().priority();
+  deps_.metrics.SharedSent(result.call().shared_output_bytes());
 }
 
 grpc::Status CallRecord::Failed(const absl::Status& status) {

@@ -2,6 +2,7 @@
 
 #include <google/protobuf/io/coded_stream.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -18,6 +19,11 @@ namespace {
 constexpr int kProblemField = v1::ForwardRequest::kProblemFieldNumber;
 constexpr int kOptionsField = v1::ForwardRequest::kOptionsFieldNumber;
 constexpr int64_t kMaxTokenBytes = 256;
+constexpr int kSharedField = v1::ForwardRequest::kSharedMemoryFieldNumber;
+static_assert(kSharedField == v1::BackwardRequest::kSharedMemoryFieldNumber);
+static_assert(v1::TENSOR_NAME_MASK_BITS == static_cast<int>(Tensor::kMaskBits) + 1);
+static_assert(v1::TENSOR_NAME_D_LSE == static_cast<int>(Tensor::kDLse) + 1);
+static_assert(v1::TENSOR_NAME_D_SINK == kTensors);
 static_assert(kProblemField == v1::BackwardRequest::kProblemFieldNumber);
 static_assert(kOptionsField == v1::BackwardRequest::kOptionsFieldNumber);
 
@@ -90,6 +96,61 @@ absl::Status CheckSize(Tensor tensor, int64_t expected, ByteRange got) {
                     absl::StrCat(got.size, " bytes"));
 }
 
+absl::Status BadShared(absl::string_view field, absl::string_view expected, absl::string_view got) {
+  return FieldError(reason::kBadField, absl::StrCat("shared_memory.", field), expected, got);
+}
+
+absl::Status CheckPlace(const v1::SharedTensor& tensor, int regions) {
+  if (tensor.name() == v1::TENSOR_NAME_UNSPECIFIED) {
+    return BadShared("tensor.name", "a tensor's name", "none");
+  }
+  if (tensor.region() >= static_cast<uint32_t>(regions)) {
+    return BadShared("tensor.region", absl::StrCat("below ", regions),
+                     absl::StrCat(tensor.region()));
+  }
+  if (tensor.offset() % kSharedAlignment != 0) {
+    return BadShared("tensor.offset", absl::StrCat("a multiple of ", kSharedAlignment),
+                     absl::StrCat(tensor.offset()));
+  }
+  return absl::OkStatus();
+}
+
+// Null when the message names no shared memory. Sizes are checked with the payloads, bounds where
+// the regions are known.
+absl::StatusOr<std::unique_ptr<SharedRequest>> DecodeShared(const MessageBytes& bytes,
+                                                            const FieldTable& table) {
+  if (!table.Has(kSharedField)) return nullptr;
+  ASSIGN_OR_RETURN(v1::SharedMemory wire,
+                   ParseRange<v1::SharedMemory>(bytes, table.range[kSharedField], "shared_memory"));
+  if (wire.region_size() < 1 || wire.region_size() > kTensors) {
+    return BadShared("region", absl::StrCat("1..", kTensors, " tokens"),
+                     absl::StrCat(wire.region_size()));
+  }
+  auto shared = std::make_unique<SharedRequest>();
+  shared->regions.assign(wire.region().begin(), wire.region().end());
+  shared->use = wire.use();
+  uint32_t seen = 0;
+  for (const v1::SharedTensor& tensor : wire.tensor()) {
+    RETURN_IF_ERROR(CheckPlace(tensor, wire.region_size()));
+    int number = static_cast<int>(tensor.name()) - 1;
+    if ((seen >> number) & 1) {
+      return BadShared("tensor", "each tensor at most once", TensorName(Tensor(number)));
+    }
+    seen |= uint32_t{1} << number;
+    shared->places.push_back({Tensor(number), static_cast<int>(tensor.region()), tensor.offset(),
+                              static_cast<int64_t>(std::min<uint64_t>(tensor.size(), INT64_MAX))});
+  }
+  return shared;
+}
+
+const SharedPlace* FindPlace(const SharedRequest* shared, Tensor tensor) {
+  if (shared == nullptr) return nullptr;
+  for (const SharedPlace& place : shared->places) {
+    if (place.tensor == tensor) return &place;
+  }
+  return nullptr;
+}
+
 absl::Status RefuseUndeclared(const FieldTable& table, const Problem& problem) {
   if (!problem.bool_mask && table.range[RequestField(Tensor::kMaskBits)].size != 0) {
     return FieldError(reason::kSizeMismatch, "mask_bits", "none without problem.bool_mask",
@@ -119,20 +180,32 @@ TensorList ExpectedInputs(const Problem& problem, Direction direction, bool leas
   return inputs;
 }
 
-absl::StatusOr<Sources> FindPayloads(const FieldTable& table, const Problem& problem,
-                                     Direction direction, bool leased) {
+// What a tensor's payload field or its place in shared memory says.
+absl::StatusOr<ByteRange> RangeOf(const FieldTable& table, const SharedRequest* shared,
+                                  Tensor tensor) {
+  ByteRange range = table.range[RequestField(tensor)];
+  const SharedPlace* place = FindPlace(shared, tensor);
+  if (place == nullptr) return range;
+  if (range.size == 0) return ByteRange{0, place->size};
+  return FieldError(reason::kSizeMismatch, TensorName(tensor), "none beside shared memory",
+                    absl::StrCat(range.size, " bytes"));
+}
+
+absl::StatusOr<Sources> FindPayloads(const FieldTable& table, const SharedRequest* shared,
+                                     const Problem& problem, Direction direction, bool leased) {
   RETURN_IF_ERROR(RefuseUndeclared(table, problem));
   Sources sources;
   for (const TensorSize& input : ExpectedInputs(problem, direction, leased)) {
-    ByteRange range = table.range[RequestField(input.tensor)];
+    ASSIGN_OR_RETURN(ByteRange range, RangeOf(table, shared, input.tensor));
     RETURN_IF_ERROR(CheckSize(input.tensor, input.bytes, range));
     if (!leased || input.tensor == Tensor::kDO) sources.push_back({input.tensor, range});
   }
   if (DLseFollows(table, direction)) {
     return FieldError(reason::kBadField, "d_lse_follows", "false in a unary call", "true");
   }
-  ByteRange d_lse = table.range[RequestField(Tensor::kDLse)];
-  if (direction == Direction::kBackward && d_lse.size != 0) {
+  if (direction == Direction::kForward) return sources;
+  ASSIGN_OR_RETURN(ByteRange d_lse, RangeOf(table, shared, Tensor::kDLse));
+  if (d_lse.size != 0) {
     RETURN_IF_ERROR(
         CheckSize(Tensor::kDLse, problem.LseElements() * int64_t{sizeof(float)}, d_lse));
     sources.push_back({Tensor::kDLse, d_lse});
@@ -157,6 +230,33 @@ absl::StatusOr<Sources> AnnouncedPayloads(const FieldTable& table, const Problem
     sources.push_back({Tensor::kDLse, {0, problem.LseElements() * int64_t{sizeof(float)}}});
   }
   return sources;
+}
+
+// Every place is an input's or a wanted output's. Gives the bytes of both.
+struct SharedBytes {
+  int64_t inputs = 0, outputs = 0;
+};
+absl::StatusOr<SharedBytes> CheckShared(const AttentionCall& call, const SharedRequest* shared) {
+  SharedBytes bytes;
+  size_t found = 0;
+  for (const TensorSource& input : call.inputs()) {
+    if (FindPlace(shared, input.tensor) == nullptr) continue;
+    bytes.inputs += input.range.size;
+    ++found;
+  }
+  for (const TensorSize& output : OutputsOf(call.problem(), call.direction())) {
+    const SharedPlace* place = FindPlace(shared, output.tensor);
+    bool wanted = output.tensor != Tensor::kLse || call.want_lse();
+    if (place == nullptr || !wanted) continue;
+    RETURN_IF_ERROR(CheckSize(output.tensor, output.bytes, {0, place->size}));
+    bytes.outputs += output.bytes;
+    ++found;
+  }
+  if (call.keep_residual() && bytes.outputs > 0) {
+    return BadShared("tensor", "no outputs together with options.keep_residual", "some");
+  }
+  if (shared == nullptr || found == shared->places.size()) return bytes;
+  return BadShared("tensor", "inputs of the call and outputs that it wants", "others");
 }
 
 int64_t Total(const TensorList& list) {
@@ -194,9 +294,14 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
                    ParseRange<v1::Problem>(message, table.range[kProblemField], "problem"));
   ASSIGN_OR_RETURN(Problem problem, DecodeProblem(wire));
   bool leased = !token.empty();
-  ASSIGN_OR_RETURN(Sources sources, form == Form::kWhole
-                                        ? FindPayloads(table, problem, direction, leased)
-                                        : AnnouncedPayloads(table, problem, direction, leased));
+  ASSIGN_OR_RETURN(std::unique_ptr<SharedRequest> shared, DecodeShared(message, table));
+  if (form != Form::kWhole && shared != nullptr) {
+    return FieldError(reason::kBadField, "shared_memory", "none in a streamed call", "some");
+  }
+  ASSIGN_OR_RETURN(Sources sources,
+                   form == Form::kWhole
+                       ? FindPayloads(table, shared.get(), problem, direction, leased)
+                       : AnnouncedPayloads(table, problem, direction, leased));
 
   AttentionCall call;
   call.direction_ = direction;
@@ -209,9 +314,15 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   call.residual_token_ = std::move(token);
   for (const TensorSource& source : sources) call.input_bytes_ += source.range.size;
   call.output_bytes_ = Total(OutputsOf(problem, direction));
-  call.flops_ = Flops(problem, direction);
+  // With shared memory the work of counting visible pairs is bounded once that is known to be
+  // there.
+  if (shared == nullptr) call.flops_ = Flops(problem, direction);
   call.inputs_ = std::move(sources);
   call.problem_ = std::make_unique<const Problem>(std::move(problem));
+  ASSIGN_OR_RETURN(SharedBytes in_shared, CheckShared(call, shared.get()));
+  call.shared_input_bytes_ = in_shared.inputs;
+  call.shared_output_bytes_ = in_shared.outputs;
+  call.shared_request_ = std::move(shared);
   return call;
 }
 

@@ -92,7 +92,7 @@ absl::InlinedVector<Payload, 5> PayloadsOf(const Result& result) {
   absl::InlinedVector<Payload, 5> payloads;
   for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {
     bool wanted = output.tensor != Tensor::kLse || result.call().want_lse();
-    if (!wanted || output.bytes == 0) continue;
+    if (!wanted || output.bytes == 0 || result.call().shared(output.tensor) != nullptr) continue;
     payloads.push_back({ReplyField(output.tensor), result.output(output.tensor), output.bytes});
   }
   return payloads;

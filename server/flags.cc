@@ -30,6 +30,7 @@ struct RawFlags {
   int64_t stream_min_kib;
   double lease_memory_mib = -1, caller_lease_memory_mib = 0;
   double lease_ttl_s, lease_max_ttl_s, lease_min_hold_s;
+  double shared_memory_mib, shared_memory_user_mib;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
   std::string devices = "all";
@@ -50,6 +51,8 @@ RawFlags DefaultsOf(const ServerOptions& o) {
   raw.drain_timeout_s = absl::ToDoubleSeconds(o.drain_timeout);
   raw.slow_call_s = absl::ToDoubleSeconds(o.slow_call);
   raw.connection_age_s = absl::ToDoubleSeconds(o.transport.max_connection_age);
+  raw.shared_memory_mib = Mib(o.shared_memory.max_bytes);
+  raw.shared_memory_user_mib = 0;
   raw.keepalive_s = absl::ToDoubleSeconds(o.transport.keepalive_time);
   raw.lease_ttl_s = absl::ToDoubleSeconds(o.leases.ttl);
   raw.lease_max_ttl_s = absl::ToDoubleSeconds(o.leases.max_ttl);
@@ -166,6 +169,25 @@ void AddLeases(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       "a lease used within this time is not evicted for a new call");
 }
 
+void AddSharedMemory(CLI::App& app, ServerOptions& o, RawFlags& raw) {
+  const char* group = "Shared memory";
+  app.add_flag("--shared_memory,!--no-shared_memory", o.shared_memory.enabled,
+               "callers of unix:PATH may share memory over PATH.shm")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--shared_memory_limit_mib", raw.shared_memory_mib, "that all callers share")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--shared_memory_user_mib", raw.shared_memory_user_mib,
+                 "of --shared_memory_limit_mib, by one user id; 0: all of it")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--shared_memory_connections", o.shared_memory.max_connections,
+                 "callers that share memory at a time")
+      ->capture_default_str()
+      ->group(group);
+}
+
 void AddOperation(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   const char* group = "Operation";
   app.add_flag("--supervise", o.supervise,
@@ -235,6 +257,10 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
       raw.caller_memory_mib == 0 ? o.admission.memory_bytes : BytesOfMib(raw.caller_memory_mib);
   o.admission.max_deadline = absl::Seconds(raw.max_deadline_s);
   o.worker.batcher.max_bytes = BytesOfMib(raw.max_batch_mib);
+  o.shared_memory.max_bytes = BytesOfMib(raw.shared_memory_mib);
+  o.shared_memory.user_max_bytes = raw.shared_memory_user_mib == 0
+                                       ? o.shared_memory.max_bytes
+                                       : BytesOfMib(raw.shared_memory_user_mib);
   o.transport.max_message_bytes = BytesOfMib(raw.max_message_mib);
   o.transport.receive_memory_bytes = BytesOfMib(raw.receive_memory_mib);
   o.transport.max_connection_age = absl::Seconds(raw.connection_age_s);
@@ -267,6 +293,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddSecurity(app, o);
   AddLimits(app, o, raw);
   AddLeases(app, o, raw);
+  AddSharedMemory(app, o, raw);
   AddOperation(app, o, raw);
   try {  // CLI11 reports by throwing
     app.parse(argc, argv);

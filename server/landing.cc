@@ -34,15 +34,16 @@ void SetPlaces(AdmittedCall& call, StagingBlock block) {
   staged.outputs = block.SplitOff(call.input_bytes() + call.workspace_bytes());
   staged.inputs = std::move(block);
   std::byte* next = staged.inputs.data();
-  for (const TensorSource& input : call.call().inputs()) {
-    staged.at[static_cast<int>(input.tensor)] = next;
-    next += AlignedSize(input.range.size);
-  }
+  auto place = [&](Tensor tensor, int64_t bytes) {
+    bool in_place = call.call().InPlace(tensor);
+    staged.at[static_cast<int>(tensor)] = in_place ? call.call().shared(tensor) : next;
+    if (!in_place) next += AlignedSize(bytes);
+  };
+  for (const TensorSource& input : call.call().inputs()) place(input.tensor, input.range.size);
   staged.workspace = call.workspace_bytes() == 0 ? nullptr : next;
   next = staged.outputs.data();
   for (const TensorSize& output : OutputsOf(call.call().problem(), call.call().direction())) {
-    staged.at[static_cast<int>(output.tensor)] = next;
-    next += AlignedSize(output.bytes);
+    place(output.tensor, output.bytes);
   }
 }
 
@@ -61,15 +62,23 @@ absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging, MemoryReclaime
 
 int64_t Land(AdmittedCall& admitted) {
   AttentionCall& call = admitted.call();
+  int64_t landed = 0;
   for (const TensorSource& input : call.inputs()) {
+    if (call.InPlace(input.tensor)) continue;
     std::byte* to = admitted.staged()[input.tensor];
+    landed += input.range.size;
+    if (const std::byte* shared = call.shared(input.tensor); shared != nullptr) {
+      LandPiece(to, {reinterpret_cast<const uint8_t*>(shared), size_t(input.range.size)},
+                call.input_bytes());
+      continue;
+    }
     call.message().ForEachPiece(input.range, [&](absl::Span<const uint8_t> piece) {
       LandPiece(to, piece, call.input_bytes());
       to += piece.size();
     });
   }
   call.DropMessage();
-  return call.input_bytes();
+  return landed;
 }
 
 void LandPiece(std::byte* to, absl::Span<const uint8_t> from, int64_t call_bytes) {

@@ -15,9 +15,9 @@
 namespace attnd {
 
 // Takes memory for the call's inputs, workspace and outputs, and gives each its place there; what a
-// lease holds for it has its place already. Admission has seen to the sum, but free memory may lie
-// in pieces: then leases that lie between are evicted (`leases` may be null), and if no gap is
-// large enough even so, it is UNAVAILABLE.
+// lease holds for it, or lies in shared memory, has its place already. Admission has seen to the
+// sum, but free memory may lie in pieces: then leases that lie between are evicted (`leases` may be
+// null), and if no gap is large enough even so, it is UNAVAILABLE.
 absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging,
                         MemoryReclaimer* leases = nullptr);
 

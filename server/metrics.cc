@@ -62,6 +62,7 @@ constexpr std::pair<absl::string_view, const char*> kRejectLabels[] = {
     {reason::kEpochChanged, "lease_lost"},
     {reason::kLeaseMismatch, "lease_lost"},
     {reason::kLeaseNotOwned, "permission_denied"},
+    {reason::kRegionUnknown, "region_unknown"},
     {reason::kTokenMissing, "unauthenticated"},
     {reason::kTokenInvalid, "unauthenticated"},
 };
@@ -201,7 +202,7 @@ void Metrics::MakeMemorySeries() {
                    .Name("attnd_sent_bytes_total")
                    .Help("Bytes of reply messages of Forward and Backward.")
                    .Register(*registry_);
-  for (const char* transport : {"tcp", "uds"}) {
+  for (const char* transport : {"tcp", "uds", "memfd"}) {
     received_.push_back(&received.Add({{"transport", transport}}));
     sent_.push_back(&sent.Add({{"transport", transport}}));
   }
@@ -365,6 +366,12 @@ void Metrics::Received(bool unix_socket, int64_t bytes) {
   received_[unix_socket]->Increment(static_cast<double>(bytes));
 }
 
+void Metrics::SharedReceived(int64_t bytes) {
+  if (bytes > 0) received_[2]->Increment(static_cast<double>(bytes));
+}
+void Metrics::SharedSent(int64_t bytes) {
+  if (bytes > 0) sent_[2]->Increment(static_cast<double>(bytes));
+}
 void Metrics::Sent(bool unix_socket, int64_t bytes) {
   sent_[unix_socket]->Increment(static_cast<double>(bytes));
 }

@@ -87,6 +87,9 @@ class Metrics {
   void HostCopied(int64_t bytes);
   void Received(bool unix_socket, int64_t bytes);
   void Sent(bool unix_socket, int64_t bytes);
+  // Of tensors that lie in shared memory and do not travel.
+  void SharedReceived(int64_t bytes);
+  void SharedSent(int64_t bytes);
   void AuthFailed(absl::string_view reason);
   void LeaseGranted();
   void LeaseRefused();
@@ -140,7 +143,7 @@ class Metrics {
   Gauges queue_bytes_;                                                 // [direction]
   Histograms queue_duration_;                                          // [direction][priority]
   Histograms batch_;                                                   // [direction]
-  Counters received_, sent_;                                           // [tcp, uds]
+  Counters received_, sent_;                                           // [tcp, uds, memfd]
   prometheus::Counter* copied_ = nullptr;
   std::map<std::string, prometheus::Counter*, std::less<>> auth_failures_;
   prometheus::Counter* leases_granted_ = nullptr;

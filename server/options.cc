@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -108,6 +109,11 @@ absl::Status CheckLimits(const ServerOptions& o) {
   RETURN_IF_ERROR(InRange("max_concurrent_streams", o.transport.max_concurrent_streams, 1, 65536));
   RETURN_IF_ERROR(
       InRange("receive_memory_mib", double(o.transport.receive_memory_bytes), 16 << 20, tib));
+  RETURN_IF_ERROR(
+      InRange("shared_memory_limit_mib", double(o.shared_memory.max_bytes), 1 << 20, 64 * tib));
+  RETURN_IF_ERROR(
+      InRange("shared_memory_user_mib", double(o.shared_memory.user_max_bytes), 1 << 20, 64 * tib));
+  RETURN_IF_ERROR(InRange("shared_memory_connections", o.shared_memory.max_connections, 1, 4096));
   RETURN_IF_ERROR(InRange("drain_delay_seconds", seconds(o.drain_delay), 0, most_seconds));
   return InRange("drain_timeout_seconds", seconds(o.drain_timeout), 0, most_seconds);
 }
@@ -124,6 +130,12 @@ int64_t NumberIn(const char* path, int64_t otherwise) {
 
 bool IsUnixAddress(absl::string_view address) {
   return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:");
+}
+
+std::string UnixPath(absl::string_view address) {
+  if (!absl::ConsumePrefix(&address, "unix:")) return "";
+  absl::ConsumePrefix(&address, "//");
+  return std::string(address);
 }
 
 bool IsLoopbackAddress(absl::string_view address) {

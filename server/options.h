@@ -14,6 +14,7 @@
 #include "server/device_worker.h"
 #include "server/lease_table.h"
 #include "server/stream_watch.h"
+#include "server/shared_memory.h"
 
 namespace attnd {
 
@@ -58,6 +59,7 @@ struct ServerOptions {
   LeaseLimits leases;
   DeviceWorkerOptions worker;
   TransportOptions transport;
+  SharedMemoryLimits shared_memory;
   absl::Duration drain_delay = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(60);
 
@@ -74,6 +76,8 @@ absl::Status CheckOptions(const ServerOptions& options);
 
 // "unix:/path" and "unix-abstract:name" are sockets of this machine.
 bool IsUnixAddress(absl::string_view address);
+// The file of "unix:PATH" or "unix:///PATH"; empty for other addresses.
+std::string UnixPath(absl::string_view address);
 // Unix sockets, 127.0.0.0/8, ::1 and localhost.
 bool IsLoopbackAddress(absl::string_view address);
 

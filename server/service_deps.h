@@ -11,6 +11,7 @@
 #include "server/lease_table.h"
 #include "server/metrics.h"
 #include "server/reply_threads.h"
+#include "server/shared_memory.h"
 #include "server/staging_pool.h"
 #include "server/stream_watch.h"
 #include "server/workers.h"
@@ -21,6 +22,7 @@ namespace attnd {
 struct ServiceDeps {
   Admission& admission;
   StagingPool& staging;
+  SharedMemoryTable& shared_memory;
   Workers& worker;
   LeaseTable& leases;
   ReplyThreads& reply_threads;

@@ -5,35 +5,34 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <iterator>
-#include <map>
-#include <set>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/check.h"
+#include "base/free_ranges.h"
 
 namespace attnd {
 
-// Gaps by offset and by size.
 class StagingArena {
  public:
-  StagingArena(std::byte* base, int64_t capacity) : base_(base), capacity_(capacity) {
-    absl::MutexLock lock(&mutex_);
-    AddGap(0, capacity);
-  }
+  StagingArena(std::byte* base, int64_t capacity)
+      : base_(base), capacity_(capacity), free_(capacity) {}
   ~StagingArena() { munmap(base_, static_cast<size_t>(capacity_)); }
 
   std::byte* TryTake(int64_t bytes) {
     absl::MutexLock lock(&mutex_);
-    return Take(bytes);
+    std::optional<int64_t> offset = free_.Take(bytes);
+    if (!offset.has_value()) return nullptr;
+    used_ += bytes;
+    peak_used_ = std::max(peak_used_, used_);
+    return base_ + *offset;
   }
 
   void Give(std::byte* data, int64_t bytes) {
     absl::MutexLock lock(&mutex_);
     used_ -= bytes;
-    GiveLocked(data - base_, bytes);
+    free_.Give(data - base_, bytes);
   }
 
   int64_t capacity() const { return capacity_; }
@@ -50,50 +49,10 @@ class StagingArena {
   }
 
  private:
-  std::byte* Take(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    auto gap = by_size_.lower_bound({bytes, 0});
-    if (gap == by_size_.end()) return nullptr;
-    auto [size, offset] = *gap;
-    RemoveGap(offset, size);
-    if (size > bytes) AddGap(offset + bytes, size - bytes);
-    used_ += bytes;
-    peak_used_ = std::max(peak_used_, used_);
-    return base_ + offset;
-  }
-
-  void GiveLocked(int64_t offset, int64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    auto next = by_offset_.lower_bound(offset);
-    if (next != by_offset_.end() && next->first == offset + size) {
-      auto [gap_offset, gap_size] = *next;
-      RemoveGap(gap_offset, gap_size);
-      size += gap_size;
-    }
-    auto after = by_offset_.lower_bound(offset);
-    if (after != by_offset_.begin()) {
-      auto [gap_offset, gap_size] = *std::prev(after);
-      if (gap_offset + gap_size == offset) {
-        RemoveGap(gap_offset, gap_size);
-        offset = gap_offset;
-        size += gap_size;
-      }
-    }
-    AddGap(offset, size);
-  }
-
-  void AddGap(int64_t offset, int64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    by_offset_.emplace(offset, size);
-    by_size_.emplace(size, offset);
-  }
-  void RemoveGap(int64_t offset, int64_t size) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    by_offset_.erase(offset);
-    by_size_.erase({size, offset});
-  }
-
   std::byte* const base_;
   const int64_t capacity_;
   mutable absl::Mutex mutex_;
-  std::map<int64_t, int64_t> by_offset_ ABSL_GUARDED_BY(mutex_);           // offset → size
-  std::set<std::pair<int64_t, int64_t>> by_size_ ABSL_GUARDED_BY(mutex_);  // (size, offset)
+  FreeRanges free_ ABSL_GUARDED_BY(mutex_);
   int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t peak_used_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -48,6 +48,7 @@ inline constexpr absl::string_view kLeaseLost = "LEASE_LOST";
 inline constexpr absl::string_view kEpochChanged = "EPOCH_CHANGED";
 inline constexpr absl::string_view kLeaseMismatch = "LEASE_MISMATCH";
 inline constexpr absl::string_view kLeaseNotOwned = "LEASE_NOT_OWNED";
+inline constexpr absl::string_view kRegionUnknown = "REGION_UNKNOWN";
 inline constexpr absl::string_view kEngineFailed = "ENGINE_FAILED";
 }  // namespace reason
 

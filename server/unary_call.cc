@@ -30,7 +30,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public ReplySink {
 
   void OnResult(absl::StatusOr<Result> result) override {
     if (!result.ok()) return Finish(record_.Failed(result.status()));
-    if (result->call().output_bytes() <= kReplyBytesAtOnce) return Send(*std::move(result));
+    int64_t bytes = result->call().output_bytes() - result->call().shared_output_bytes();
+    if (bytes <= kReplyBytesAtOnce) return Send(*std::move(result));
     // shared_ptr: std::function wants what it holds to be copyable.
     auto shared = std::make_shared<Result>(*std::move(result));
     record_.deps().reply_threads.Run([this, shared] { Send(std::move(*shared)); });
