@@ -124,6 +124,18 @@ attnd_client* attnd_client_new(const attnd_client_options* options, attnd_call* 
 
 void attnd_client_free(attnd_client* client) { delete client; }
 
+struct attnd_memory {
+  std::shared_ptr<std::byte> memory;  // and calls that use it
+};
+
+attnd_memory* attnd_memory_new(attnd_client* client, int64_t bytes) {
+  auto memory = client->client->Allocate(bytes);
+  return memory.ok() ? new attnd_memory{*std::move(memory)} : nullptr;
+}
+
+void* attnd_memory_data(const attnd_memory* memory) { return memory->memory.get(); }
+void attnd_memory_free(attnd_memory* memory) { delete memory; }
+
 int attnd_forward(attnd_client* client, const attnd_problem* problem,
                   const attnd_forward_tensors* tensors, attnd_call* call) {
   attnd_forward_tensors full = FullStructure(*tensors);

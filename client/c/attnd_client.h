@@ -158,6 +158,15 @@ ATTND_API const char* attnd_call_result_json(attnd_call* call);
 ATTND_API attnd_client* attnd_client_new(const attnd_client_options* options, attnd_call* call);
 ATTND_API void attnd_client_free(attnd_client* client); /* no call may be running */
 
+/* Memory for tensors, 64-byte aligned, zeroed or not. With one address, "unix:path", it is shared
+ * with the daemon, and calls do not copy what lies there; elsewhere it is ordinary memory. It may
+ * outlive the client. NULL when there is none. A forked process has the same shared memory, so only
+ * one of the two may use it. */
+typedef struct attnd_memory attnd_memory;
+ATTND_API attnd_memory* attnd_memory_new(attnd_client* client, int64_t bytes);
+ATTND_API void* attnd_memory_data(const attnd_memory* memory);
+ATTND_API void attnd_memory_free(attnd_memory* memory);
+
 ATTND_API int attnd_forward(attnd_client* client, const attnd_problem* problem,
                             const attnd_forward_tensors* tensors, attnd_call* call);
 ATTND_API int attnd_backward(attnd_client* client, const attnd_problem* problem,

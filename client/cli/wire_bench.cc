@@ -85,6 +85,7 @@ ClientOptions OptionsFor(ClientOptions options, const WireLoad& load) {
   options.channels_per_address = load.channels;
   options.stream_above_bytes =
       load.mode == WireMode::kStream ? 0 : std::numeric_limits<int64_t>::max();
+  if (load.mode != WireMode::kMemfd) options.shared_memory_bytes = 0;
   return options;
 }
 
@@ -161,6 +162,9 @@ const char* NameOf(WirePattern pattern) {
   return kNames[static_cast<int>(pattern)];
 }
 
-const char* NameOf(WireMode mode) { return mode == WireMode::kUnary ? "unary" : "stream"; }
+const char* NameOf(WireMode mode) {
+  constexpr const char* kNames[] = {"unary", "stream", "memfd"};
+  return kNames[static_cast<int>(mode)];
+}
 
 }  // namespace attnd

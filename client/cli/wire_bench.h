@@ -21,7 +21,7 @@
 namespace attnd {
 
 enum class WirePattern { kEcho, kForward, kBackward };
-enum class WireMode { kUnary, kStream };
+enum class WireMode { kUnary, kStream, kMemfd };
 
 struct WireLoad {
   WirePattern pattern = WirePattern::kEcho;

@@ -31,8 +31,8 @@ struct WireFlags {
 const std::map<std::string, WirePattern> kPatterns = {{"echo", WirePattern::kEcho},
                                                       {"forward", WirePattern::kForward},
                                                       {"backward", WirePattern::kBackward}};
-const std::map<std::string, WireMode> kModes = {{"unary", WireMode::kUnary},
-                                                {"stream", WireMode::kStream}};
+const std::map<std::string, WireMode> kModes = {
+    {"unary", WireMode::kUnary}, {"stream", WireMode::kStream}, {"memfd", WireMode::kMemfd}};
 
 std::vector<WireLoad> LoadsOf(const WireFlags& flags) {
   std::vector<WireLoad> loads;
@@ -131,9 +131,11 @@ void AddWireCommand(CLI::App& bench, Session& session) {
       ->delimiter(',')
       ->check(CLI::IsMember({"echo", "forward", "backward"}))
       ->capture_default_str();
-  command->add_option("--mode", flags->modes, "unary and stream")
+  command
+      ->add_option("--mode", flags->modes,
+                   "unary, stream, and memfd (one copy through shared memory, over a unix socket)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"unary", "stream"}))
+      ->check(CLI::IsMember({"unary", "stream", "memfd"}))
       ->capture_default_str();
   command->add_option("--connections", flags->channels, "connections, one row for each number")
       ->delimiter(',')

@@ -3,12 +3,14 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
 #include "client/cpp/call_runner.h"
@@ -19,6 +21,7 @@
 #include "client/cpp/message_limits.h"
 #include "client/cpp/residual_state.h"
 #include "client/cpp/shard_plan.h"
+#include "client/cpp/shared_memory.h"
 #include "client/cpp/unary_call.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "proto/attnd/v1/chunk_framing.h"
@@ -96,6 +99,22 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& reply, const std::string& 
   return info;
 }
 
+// A region belongs to one daemon, so several replicas share none.
+std::unique_ptr<SharedMemory> MakeSharedMemory(const ClientOptions& options) {
+  absl::string_view path = options.addresses.front();
+  if (options.addresses.size() != 1 || options.shared_memory_bytes == 0 ||
+      !absl::ConsumePrefix(&path, "unix:")) {
+    return nullptr;
+  }
+  absl::ConsumePrefix(&path, "//");
+  std::string authorization;
+  if (!options.bearer_token.empty()) {
+    authorization = absl::StrCat("Bearer ", options.bearer_token);
+  }
+  return std::make_unique<SharedMemory>(std::string(path), std::move(authorization),
+                                        options.shared_memory_bytes);
+}
+
 }  // namespace
 
 class AttentionClient::Impl {
@@ -109,7 +128,9 @@ class AttentionClient::Impl {
         limits_(connections_->address_count()),
         max_lanes_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
         lane_threads_(max_lanes_),
-        core_{options_, *clock_, *connections_, budget_, queues_, lane_threads_, max_lanes_},
+        shared_memory_(MakeSharedMemory(options_)),
+        core_{options_, *clock_,       *connections_, budget_,
+              queues_,  lane_threads_, max_lanes_,    shared_memory_.get()},
         book_(std::make_shared<LeaseBook>(
             LeaseBook::Calls{
                 .renew = [this](int address,
@@ -124,6 +145,20 @@ class AttentionClient::Impl {
 
   ~Impl() { book_->Close(); }
 
+  absl::StatusOr<std::shared_ptr<std::byte>> Allocate(int64_t bytes) {
+    if (bytes < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("bytes: expected 0 or more, got ", bytes));
+    }
+    std::shared_ptr<std::byte> memory;
+    if (shared_memory_ != nullptr) memory = shared_memory_->Allocate(bytes);
+    if (memory != nullptr) return memory;
+    constexpr int64_t kUnit = SharedMemory::kAlignment;
+    size_t size = static_cast<size_t>((bytes / kUnit + 1) * kUnit);
+    memory.reset(static_cast<std::byte*>(std::aligned_alloc(kUnit, size)), std::free);
+    if (memory != nullptr) return memory;
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes"));
+  }
+
   absl::StatusOr<CallReceipt> Forward(const Problem& problem, const ForwardTensors& in,
                                       const ForwardOutputs& out, const CallOptions& options,
                                       Residual* keep) {
@@ -132,6 +167,7 @@ class AttentionClient::Impl {
     // What is kept is used by a backward that is cut alike.
     Direction cut = keep == nullptr ? Direction::kForward : Direction::kBackward;
     Sending sending = SendingOf(problem, cut, prepared.deadline, options);
+    if (keep == nullptr) LeaveWholeIfShared({in.q, in.k, in.v, out.o}, sending);
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards, PlanShards(problem, cut, sending.plan));
     LogicalCall call(problem, shards, std::move(prepared.header), in, out);
     if (keep != nullptr) call.Keep(options_.residual_ttl);
@@ -155,6 +191,7 @@ class AttentionClient::Impl {
       call.UseLeases(*residual);
       return Run(call, options, prepared.deadline, sending.streams);
     }
+    LeaveWholeIfShared({in.q, in.k, in.v, in.o, in.d_o, out.d_q, out.d_k, out.d_v}, sending);
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards,
                      PlanShards(problem, Direction::kBackward, sending.plan));
     LogicalCall call(problem, std::move(shards), std::move(prepared.header), in, out);
@@ -306,6 +343,16 @@ class AttentionClient::Impl {
     return sending;
   }
 
+  // Where nothing has to be copied there is nothing to cut for: a piece of a tensor may lie in
+  // strides, and a whole one lies in one piece. Only with streams, in which it could still be sent.
+  void LeaveWholeIfShared(std::initializer_list<const void*> tensors, Sending& sending) const {
+    if (shared_memory_ == nullptr || sending.streams.chunk_bytes == 0) return;
+    for (const void* tensor : tensors) {
+      if (!shared_memory_->Find(tensor, 1).has_value()) return;
+    }
+    sending.plan.target_bytes = INT64_MAX;
+  }
+
   const ClientOptions options_;
   const std::unique_ptr<Clock> clock_;
   const std::unique_ptr<Connections> connections_;
@@ -314,6 +361,7 @@ class AttentionClient::Impl {
   CompletionQueues queues_;
   const int max_lanes_;
   LaneThreads lane_threads_;
+  const std::unique_ptr<SharedMemory> shared_memory_;  // null: no address to share with
   const ClientCore core_;
   const std::shared_ptr<LeaseBook> book_;  // each Residual's too; closed before the rest goes
 };
@@ -351,6 +399,10 @@ absl::StatusOr<ServerInfo> AttentionClient::GetServerInfo(int address_index,
 
 absl::StatusOr<Health> AttentionClient::CheckHealth(int address_index, const CallOptions& options) {
   return impl_->CheckHealth(address_index, options);
+}
+
+absl::StatusOr<std::shared_ptr<std::byte>> AttentionClient::Allocate(int64_t bytes) {
+  return impl_->Allocate(bytes);
 }
 
 const ClientOptions& AttentionClient::options() const { return impl_->options(); }

@@ -18,6 +18,7 @@
 // caller's thread, helped by the client's own threads when it has several shards.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -126,6 +127,7 @@ struct CallReceipt {
   int64_t shards = 0;
   int64_t retries = 0;
   int64_t leased = 0;  // backward: shards whose tensors the server had; forward: shards it keeps
+  int64_t shared = 0;  // shards whose tensors lay in memory shared with the daemon
   int64_t bytes_sent = 0;      // payload, retries included
   int64_t bytes_received = 0;  // payload
   int64_t bytes_copied = 0;    // of those sent: gathered first, since they lay in small pieces
@@ -168,6 +170,11 @@ class AttentionClient {
   absl::StatusOr<CallReceipt> Backward(const Problem& problem, const BackwardTensors& in,
                                        const BackwardOutputs& out, const CallOptions& options = {},
                                        const Residual* residual = nullptr);
+
+  // Memory for tensors, 64-byte aligned. Where it is shared with the daemon (one address,
+  // "unix:path"), calls do not copy tensors that lie there; elsewhere it is ordinary memory. It may
+  // outlive the client. RESOURCE_EXHAUSTED when there is none.
+  absl::StatusOr<std::shared_ptr<std::byte>> Allocate(int64_t bytes);
 
   // Of the address with this index in ClientOptions::addresses.
   absl::StatusOr<ServerInfo> GetServerInfo(int address_index = 0, const CallOptions& options = {});

@@ -150,6 +150,10 @@ class CallRunner::Lane {
   std::unique_ptr<ShardRpc> MakeRpc(Attempt& attempt) {
     const StreamUse& streams = runner_.streams_;
     ShardAttempt shard{runner_.call_, attempt.shard, attempt.ledger, *attempt.context, &attempt};
+    if (runner_.Shares(attempt.shard)) {
+      auto rpc = MakeSharedRpc(shard, *runner_.core_.shared_memory);
+      if (rpc != nullptr) return rpc;
+    }
     return runner_.call_.LargerMessage(attempt.shard) > streams.above_bytes
                ? MakeStreamRpc(shard, streams.chunk_bytes)
                : MakeUnaryRpc(shard);
@@ -221,6 +225,7 @@ CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOpti
       state_(pending_, StartOf(call, pending_), options.progress, core.clock),
       options_(options),
       attempts_(call.shard_count(), 0),
+      unshared_(call.shard_count(), 0),
       tried_(call.shard_count(), std::vector<bool>(core.connections.address_count(), false)) {}
 
 absl::StatusOr<CallReceipt> CallRunner::Run() {
@@ -265,6 +270,7 @@ void CallRunner::Handle(Attempt& attempt) {
   absl::StatusOr<int64_t> bytes = attempt.rpc->Land(attempt.connection->address_index(), receipt);
   if (!bytes.ok()) return state_.Fail(bytes.status());
   if (attempt.leased) state_.CountLeased();
+  if (attempt.rpc->shared()) state_.CountShared();
   state_.Done(receipt, *bytes);
 }
 
@@ -310,9 +316,31 @@ bool CallRunner::ResendWithoutResidual(const Attempt& attempt, const absl::Statu
   return false;
 }
 
+// A small shard's bytes are sent as fast as they are copied.
+bool CallRunner::Shares(int64_t shard) const {
+  constexpr int64_t kSmallShard = int64_t{64} << 10;
+  if (core_.shared_memory == nullptr || unshared_[shard]) return false;
+  int64_t bytes = call_.LargerMessage(shard);
+  // The outputs of a kept forward come in the reply, which may be too large for one message.
+  return bytes >= kSmallShard && !(call_.keeps() && bytes > streams_.above_bytes);
+}
+
+// A daemon that was started anew, or has closed the connection, knows our regions no more: the
+// tensors travel this time.
+bool CallRunner::ResendUnshared(const Attempt& attempt, const absl::Status& status) {
+  std::optional<ErrorDetail> detail = DetailOf(status);
+  if (!attempt.rpc->shared() || !detail.has_value() || detail->reason != "REGION_UNKNOWN") {
+    return false;
+  }
+  core_.shared_memory->Forget();
+  unshared_[attempt.shard] = true;
+  return true;
+}
+
 void CallRunner::HandleFailure(Attempt& attempt) {
   if (state_.failed()) return;
   absl::Status status = StatusOf(attempt);
+  if (ResendUnshared(attempt, status)) return state_.Delay(attempt.shard, {});
   if (ResendWithoutResidual(attempt, status)) return state_.Delay(attempt.shard, {});
   int address = attempt.connection->address_index();
   std::vector<bool>& tried = tried_[attempt.shard];

@@ -25,6 +25,7 @@
 #include "client/cpp/logical_call.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/shard_rpc.h"
+#include "client/cpp/shared_memory.h"
 
 namespace attnd {
 
@@ -36,7 +37,8 @@ struct ClientCore {
   RetryBudget& budget;
   CompletionQueues& queues;
   LaneThreads& lane_threads;
-  int max_lanes;  // of one call, the caller's thread included
+  int max_lanes;                          // of one call, the caller's thread included
+  SharedMemory* shared_memory = nullptr;  // with the only address; null: none
 };
 
 // Deadline, token and waiting of one RPC.
@@ -64,6 +66,8 @@ class CallRunner {
   int LaneCount() const;
   // A shard's RPC has ended: lands it, delays it, or fails the call.
   void Handle(Attempt& attempt);
+  bool Shares(int64_t shard) const;
+  bool ResendUnshared(const Attempt& attempt, const absl::Status& status);
   void HandleFailure(Attempt& attempt);
   bool ResendWithoutResidual(const Attempt& attempt, const absl::Status& status);
   absl::Status StatusOf(const Attempt& attempt) const;
@@ -79,6 +83,7 @@ class CallRunner {
   const CallOptions& options_;
   // Of each shard; touched by the lane that holds it.
   std::vector<int> attempts_;
+  std::vector<char> unshared_;            // its tensors have to travel
   std::vector<std::vector<bool>> tried_;  // [shard][address]
 };
 

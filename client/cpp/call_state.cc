@@ -103,6 +103,11 @@ void CallState::CountLeased() {
   ++receipt_.receipt().leased;
 }
 
+void CallState::CountShared() {
+  absl::MutexLock lock(&mutex_);
+  ++receipt_.receipt().shared;
+}
+
 int64_t CallState::shards_done() {
   absl::MutexLock lock(&mutex_);
   return progress_.shards_done;

@@ -55,6 +55,9 @@ struct ClientOptions {
   absl::Duration residual_ttl = absl::Minutes(2);
   // A shard whose larger message is above this is streamed in chunks, where the servers can.
   int64_t stream_above_bytes = int64_t{8} << 20;
+  // Most memory that is shared with the daemon when the only address is "unix:path"; 0: none, and
+  // all tensors travel.
+  int64_t shared_memory_bytes = int64_t{4} << 30;
   // Largest reply that is accepted in one message.
   int64_t max_reply_bytes = int64_t{256} << 20;
 };

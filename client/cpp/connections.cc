@@ -35,6 +35,9 @@ absl::Status ValidateOptions(const ClientOptions& o) {
   if (o.retry.max_attempts < 1)
     return OutOfRange("retry.max_attempts", "1 or more", o.retry.max_attempts);
   if (o.shard_bytes < 1) return OutOfRange("shard_bytes", "1 or more", o.shard_bytes);
+  if (o.shared_memory_bytes < 0) {
+    return OutOfRange("shared_memory_bytes", "0 or more", o.shared_memory_bytes);
+  }
   if (o.max_reply_bytes < 1 || o.max_reply_bytes > INT32_MAX) {
     return OutOfRange("max_reply_bytes", "1..2147483647", o.max_reply_bytes);
   }

@@ -196,6 +196,26 @@ StreamedRequest LogicalCall::EncodeStream(int64_t shard, SendLedger& ledger,
   return {.source = std::move(source), .leased = !token.empty()};
 }
 
+std::optional<SharedShard> LogicalCall::EncodeShared(int64_t shard, SharedMemory& memory,
+                                                     const ReplyPlace& place) const {
+  std::string token = TokenOf(shard);
+  SharedShard shared{.header = Header(SubProblem(problem_, shards_[shard]), token, false),
+                     .tensors = SharedRequest(memory, direction_),
+                     .leased = !token.empty()};
+  AddPayloads(shard, shared.leased, shared.tensors);
+  // What a daemon keeps lies in its own memory, and comes from there.
+  if (!keep_) {
+    for (const ReplyPayload& output : place.payloads) shared.tensors.AddOutput(output);
+  }
+  if (!shared.tensors.Place()) return std::nullopt;
+  static_assert(v1::ForwardRequest::kSharedMemoryFieldNumber ==
+                v1::BackwardRequest::kSharedMemoryFieldNumber);
+  v1::ForwardRequest field;  // messages end to end are merged
+  *field.mutable_shared_memory() = shared.tensors.message();
+  shared.header += field.SerializeAsString();
+  return shared;
+}
+
 int64_t LogicalCall::LargerMessage(int64_t shard) const {
   MessageSizes bytes = MessageSizesOf(SubProblem(problem_, shards_[shard]), direction_);
   return std::max(bytes.request, bytes.reply);

@@ -24,6 +24,7 @@
 #include "client/cpp/residual_state.h"
 #include "client/cpp/send_ledger.h"
 #include "client/cpp/shard.h"
+#include "client/cpp/shared_request.h"
 #include "proto/attnd/v1/attention.pb.h"
 
 namespace attnd {
@@ -34,6 +35,13 @@ struct EncodedRequest {
   int64_t payload_bytes = 0;
   int64_t copied_bytes = 0;
   bool leased = false;  // by a residual's token
+};
+
+// What travels of a request whose tensors lie in shared memory, and those that are written there.
+struct SharedShard {
+  std::string header;
+  SharedRequest tensors;
+  bool leased = false;
 };
 
 struct StreamedRequest {
@@ -58,6 +66,7 @@ class LogicalCall {
   // Forward: asks that each shard's tensors be kept; TakeKept has the leases afterwards, which the
   // caller adds to its book. `address` of Land tells where a shard was computed.
   void Keep(absl::Duration ttl);
+  bool keeps() const { return keep_; }
   void StopKeeping();                 // the server knows no residuals
   std::vector<HeldLease> TakeKept();  // of each shard; without a token: not kept
 
@@ -75,6 +84,16 @@ class LogicalCall {
   // all back.
   EncodedRequest Encode(int64_t shard, SendLedger& ledger) const;
   StreamedRequest EncodeStream(int64_t shard, SendLedger& ledger, int64_t chunk_bytes) const;
+  // Where a reply's payloads go.
+  struct ReplyPlace {
+    std::vector<ReplyPayload> payloads;
+    std::vector<float> addends;  // of the bias gradient, where shards sum it
+    int64_t bytes = 0;
+  };
+  // Tensors where the daemon can reach them, `place` being where the reply's go; nothing when there
+  // is no memory for that.
+  std::optional<SharedShard> EncodeShared(int64_t shard, SharedMemory& memory,
+                                          const ReplyPlace& place) const;
   // Of the shard's request and reply, the larger as one message.
   int64_t LargerMessage(int64_t shard) const;
 
@@ -82,12 +101,7 @@ class LogicalCall {
   absl::StatusOr<int64_t> Land(int64_t shard, const grpc::ByteBuffer& reply, int address,
                                v1::Receipt& receipt);
 
-  // The same in steps: where the reply's payloads go, and that all of them are there.
-  struct ReplyPlace {
-    std::vector<ReplyPayload> payloads;
-    std::vector<float> addends;  // of the bias gradient, where shards sum it
-    int64_t bytes = 0;
-  };
+  // The same in steps: where it goes, and that all of it is there.
   ReplyPlace PlaceOf(int64_t shard);
   void Landed(int64_t shard, ReplyPlace place, ReplyHeader header, int address,
               v1::Receipt& receipt);

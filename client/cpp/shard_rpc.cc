@@ -46,6 +46,57 @@ class UnaryRpc final : public ShardRpc {
   grpc::ByteBuffer reply_;
 };
 
+class SharedRpc final : public ShardRpc {
+ public:
+  SharedRpc(const ShardAttempt& attempt, SharedMemory& memory, LogicalCall::ReplyPlace place,
+            SharedShard request)
+      : ShardRpc(attempt.owner),
+        call_(attempt.call),
+        shard_(attempt.shard),
+        context_(attempt.context),
+        memory_(memory),
+        place_(std::move(place)),
+        request_(std::move(request)) {
+    payload_bytes_ = request_.tensors.input_bytes();
+    leased_ = request_.leased;
+    shared_ = true;
+  }
+
+  void Start(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue) override {
+    grpc::GenericStub stub(channel);
+    grpc::Slice slice(request_.header);
+    reader_ = stub.PrepareUnaryCall(&context_, call_.method(), grpc::ByteBuffer(&slice, 1), &queue);
+    reader_->StartCall();
+    reader_->Finish(&reply_, &status_, TagOf(Op::kFinish));
+  }
+  // Whoever has given up on a call has the memory back only when the daemon has let go of it too.
+  bool OnEvent(Op, bool) override {
+    if (!status_.ok()) memory_.EndUse(request_.tensors.message().use());
+    return true;
+  }
+  absl::StatusOr<int64_t> Land(int address, v1::Receipt& receipt) override {
+    std::vector<ReplyPayload> travelled;
+    if (!request_.tensors.has_outputs()) travelled = place_.payloads;
+    ReplyHeader header;
+    RETURN_IF_ERROR(DecodeReply(reply_, travelled, header));
+    request_.tensors.Land();
+    int64_t bytes = place_.bytes;
+    call_.Landed(shard_, std::move(place_), std::move(header), address, receipt);
+    return bytes;
+  }
+  int64_t copied_bytes() const override { return request_.tensors.copied_bytes(); }
+
+ private:
+  LogicalCall& call_;
+  const int64_t shard_;
+  grpc::ClientContext& context_;
+  SharedMemory& memory_;
+  LogicalCall::ReplyPlace place_;
+  SharedShard request_;
+  std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader_;
+  grpc::ByteBuffer reply_;
+};
+
 // Writes and reads run beside each other, one of each at a time. The reading ends first: with the
 // reply's last message, or because the server has said why not; then the status is asked for.
 class StreamRpc final : public ShardRpc {
@@ -144,6 +195,13 @@ class StreamRpc final : public ShardRpc {
 
 std::unique_ptr<ShardRpc> MakeUnaryRpc(const ShardAttempt& attempt) {
   return std::make_unique<UnaryRpc>(attempt);
+}
+
+std::unique_ptr<ShardRpc> MakeSharedRpc(const ShardAttempt& attempt, SharedMemory& memory) {
+  LogicalCall::ReplyPlace place = attempt.call.PlaceOf(attempt.shard);
+  std::optional<SharedShard> request = attempt.call.EncodeShared(attempt.shard, memory, place);
+  if (!request.has_value()) return nullptr;
+  return std::make_unique<SharedRpc>(attempt, memory, std::move(place), *std::move(request));
 }
 
 std::unique_ptr<ShardRpc> MakeStreamRpc(const ShardAttempt& attempt, int64_t chunk_bytes) {

@@ -40,6 +40,7 @@ class ShardRpc {
   int64_t payload_bytes() const { return payload_bytes_; }  // of the request
   virtual int64_t copied_bytes() const = 0;                 // of them, gathered so far
   bool leased() const { return leased_; }                   // by a residual's token
+  bool shared() const { return shared_; }                   // its tensors do not travel
 
  protected:
   void* TagOf(Op op) { return &tags_[static_cast<int>(op)]; }
@@ -50,6 +51,7 @@ class ShardRpc {
   grpc::Status status_;
   int64_t payload_bytes_ = 0;
   bool leased_ = false;
+  bool shared_ = false;
 
  private:
   Tag tags_[4];
@@ -64,6 +66,8 @@ struct ShardAttempt {
 };
 
 std::unique_ptr<ShardRpc> MakeUnaryRpc(const ShardAttempt& attempt);
+// Null when there is no shared memory to be had.
+std::unique_ptr<ShardRpc> MakeSharedRpc(const ShardAttempt& attempt, SharedMemory& memory);
 // `chunk_bytes`: most data of a chunk.
 std::unique_ptr<ShardRpc> MakeStreamRpc(const ShardAttempt& attempt, int64_t chunk_bytes);
 

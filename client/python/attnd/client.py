@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
@@ -137,6 +138,27 @@ class Client:
             dq, dk, dv = [given if isinstance(given, np.ndarray) else made for given, made in zip(out, (dq, dk, dv))]
         return Gradients(dq, dk, dv, d_bias.reshape(problem.bias_shape) if bias_grad and d_bias is not None else None,
                          d_sink, receipt)
+
+    def empty(self, shape: Union[int, Sequence[int]], dtype: Any = np.float32) -> Array:
+        """A new array, not initialised, in memory that this client shares with its daemon; torch.from_numpy takes it.
+
+        With one address "unix:PATH" calls neither send nor copy arrays that lie there, inputs and out= alike. Elsewhere,
+        and where nothing can be shared, it is an ordinary array. It may outlive the client; after a fork only one of
+        the two processes may use it.
+        """
+        handle, kind = self._handle(), np.dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        if count < 0 or kind.hasobject:
+            raise wrong("shape, dtype", "lengths of 0 or more and numbers", f"{shape!r}, {kind}")
+        if count == 0:
+            return np.empty(shape, kind)
+        memory = handle.library.attnd_memory_new(handle.pointer, count * kind.itemsize)
+        if not memory:
+            raise MemoryError(f"no memory for {count * kind.itemsize} bytes")
+        data = handle.library.attnd_memory_data(memory)
+        buffer = (ctypes.c_ubyte * (count * kind.itemsize)).from_address(data)
+        weakref.finalize(buffer, handle.library.attnd_memory_free, memory)
+        return np.frombuffer(buffer, np.uint8).view(kind).reshape(shape)
 
     def info(self, index: int = 0, *, timeout: Optional[float] = None) -> ServerInfo:
         """What the daemon at addresses[index] is and can do."""
