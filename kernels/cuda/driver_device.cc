@@ -176,6 +176,11 @@ class DriverLaunch final : public DeviceLaunch {
   absl::Status EnqueueStep(const KernelStep& step);
   absl::Status EndSlice();
   absl::Status Settle();
+  absl::StatusOr<double> Elapsed(const Event& begin, const Event& end) {
+    absl::StatusOr<double> seconds = end.SecondsSince(begin);
+    if (!seconds.ok()) return device_.Seen(seconds.status());
+    return seconds;
+  }
   void EndTurn() {
     if (std::exchange(has_turn_, false)) device_.turns_.Give();
   }
@@ -270,7 +275,7 @@ absl::Status DriverLaunch::EndSlice() {
   absl::Status status = device_.Seen(WaitFor(slot_->kernel_end));
   EndTurn();
   RETURN_IF_ERROR(status);
-  ASSIGN_OR_RETURN(const double seconds, slot_->kernel_end.SecondsSince(slot_->kernel_begin));
+  ASSIGN_OR_RETURN(const double seconds, Elapsed(slot_->kernel_begin, slot_->kernel_end));
   times_.kernel += seconds;
   return absl::OkStatus();
 }
@@ -296,10 +301,10 @@ absl::StatusOr<DeviceTimes> DriverLaunch::Finish() {
   RETURN_IF_ERROR(Settle());
   finished_ = true;
   if (uploading_) {
-    ASSIGN_OR_RETURN(times_.upload, slot_->upload_end.SecondsSince(slot_->upload_begin));
+    ASSIGN_OR_RETURN(times_.upload, Elapsed(slot_->upload_begin, slot_->upload_end));
   }
   if (downloading_) {
-    ASSIGN_OR_RETURN(times_.download, slot_->download_end.SecondsSince(slot_->download_begin));
+    ASSIGN_OR_RETURN(times_.download, Elapsed(slot_->download_begin, slot_->download_end));
   }
   device_.uploaded_ += uploaded_bytes_;
   device_.downloaded_ += downloaded_bytes_;
