@@ -25,7 +25,7 @@ struct KernelRow {
   bool half_accumulate = false;  // products accumulate in float16
   bool general = false;  // softcap, bias, ALiBi, bool mask, any scale; else a positive scale
   bool dropout = false;
-  bool ordered = true;  // backward: the same bits of dQ every time, in whatever order blocks run
+  bool ordered = true;  // backward: dQ added in a fixed order
   bool shipped = true;  // compiled at build time; else at run time, where a compiler is
   Tile tile = {};       // see tile_math.h; kDelta and kQueryGradient: q_rows only
 };

@@ -81,25 +81,23 @@ class Shape:
         self.head_dim = int(next(w for w in words if w[0] == "d" and w[1:].isdigit())[1:])
         self.dropout, self.atomic = "dropout" in words, "atomic" in words
         self.half, self.general = "f16" in words, "general" in words
-        self.owned = (128 if self.head_dim == 64 else 64) if self.backward else 128
+        self.owned = {64: 128, 128: 64, 256: 32}.get(self.head_dim, 64) if self.backward else 128
         if not self.backward and self.head_dim == 256:
             self.owned = 64
         self.step = 64 if self.backward else 32
         self.products = 5 if self.backward else 2
 
     def flops_per_step(self):
-        return self.products * 2 * self.owned * self.step * self.head_dim // self.parts()
-
-    def parts(self):
-        """Backward's blocks of the same keys, each with its columns of the gradients."""
-        return self.head_dim // 128 if self.backward and self.head_dim > 128 else 1
+        return self.products * 2 * self.owned * self.step * self.head_dim
 
     def full_work(self):
-        return [LENGTH // self.step] * (LENGTH // self.owned * HEADS * self.parts())
+        return [LENGTH // self.step] * (LENGTH // self.owned * HEADS)
 
     def causal_work(self):
         tiles = range(LENGTH // self.owned)
-        return sorted([(t + 1) * self.owned // self.step for t in tiles] * HEADS * self.parts(), reverse=True)
+        if self.backward:       # last keys first, head after head: the order that dQ is added in
+            return [(LENGTH - t * self.owned) // self.step for t in reversed(tiles)] * HEADS
+        return sorted([(t + 1) * self.owned // self.step for t in tiles] * HEADS, reverse=True)
 
 
 def trace(listing, shape, shared_bytes):
@@ -110,7 +108,7 @@ def trace(listing, shape, shared_bytes):
         memory = Memory()
         memory.write(TABLES, problem_desc(length, shape.head_dim, 4, shape.dropout))
         memory.write(TABLES + 0x10000, struct.pack("<8i", 0, length, 0, length, -(1 << 29), 1 << 29, 0, 0))
-        tile = ((length + shape.owned - 1) // shape.owned - 1) * shape.parts() if shape.backward else 0
+        tile = (length + shape.owned - 1) // shape.owned - 1 if shape.backward else 0
         memory.write(TABLES + 0x20000, struct.pack("<4i", 0, 0, 1, tile))
         constants = {0x0: 256, 0x28: 0xFFFDC0}
         for n, pointer in enumerate((TABLES, TABLES + 0x20000)):
@@ -172,6 +170,7 @@ def simulate(key, fields, image, nvdisasm):
 def print_table(rows):
     print("Simulated (voltasim), no V100 was used. Share of peak in %, lowest of gto, lrr, stagger 500; "
           f"N {LENGTH}, batch × heads {HEADS}. Error band: 10 % of time (voltasim/README.md).")
+    print("Waiting for another block's turn at dQ (deterministic backward) is not modelled.")
     head = f"{'kernel':40s} {'mask':7s} {'regs':>4s} {'spill':>5s} {'confl':>5s} {'lines':>5s} {'steady':>6s} " \
            f"{'launch':>6s} {'TFLOP/s':>7s} {'published':>9s} {'xformers':>8s}"
     print(head)

@@ -70,7 +70,8 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
     plan.flops += Flops(*problem, Direction::kBackward);
   }
   const size_t rows = AddTiles(RowBlockTiles(problems, plan.parts), plan);
-  const size_t keys = AddTiles(BackwardTiles(problems, plan.parts, kernels.backward.tile), plan);
+  const size_t keys =
+      AddTiles(BackwardTiles(problems, plan.parts, kernels.backward.tile.kv_rows), plan);
   plan.kernels.push_back({kernels.delta, rows});
   plan.kernels.push_back({kernels.backward, keys, /*main=*/true});
   plan.kernels.push_back({kernels.query_gradient, rows});
@@ -145,8 +146,7 @@ int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels) {
   CallLayout layout = LayOutBackward(p, kernels.backward.tile.head_dim, arena);
   LayOutConstants(layout, arena);
   int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
-                  p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows) *
-                      ColumnParts(kernels.backward.tile.head_dim);
+                  p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows);
   if (kernels.sink_gradient) tiles += p.batch * p.q_heads;
   if (kernels.bias_gradient) {
     const BroadcastShape& shape = p.bias->shape;

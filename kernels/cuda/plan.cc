@@ -157,10 +157,8 @@ void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
   int64_t head = from.entry * p.q_heads + from.q_head;
   desc.dq_sums = At<float>(arena, at.dq_sums, head * at.dq_head);
   desc.dq_head = at.dq_head;
-  desc.dq_spoiled = At<uint32_t>(arena, at.dq_spoiled, head * at.spoiled_head);
-  desc.spoiled_head = at.spoiled_head;
-  desc.stabilizer = At<float>(arena, at.stabilizer, lse);
-  desc.d_o_norm = At<float>(arena, at.d_o_norm, lse);
+  desc.dq_turns = At<int32_t>(arena, at.dq_turns, head * at.turns_head);
+  desc.turns_head = at.turns_head;
   desc.gradient_bounds =
       At<uint32_t>(arena, at.gradient_bounds,
                    (from.entry * p.kv_heads + from.kv_head) * int64_t{kGradientBoundWords});
@@ -194,15 +192,6 @@ CallLayout LayOutInputs(const Problem& p, ArenaLayout& arena) {
 void LayOutResults(const Problem& p, RegionUse use, CallLayout& at, ArenaLayout& arena) {
   at.lse = arena.Add("lse", p.LseElements() * 4, use);
   at.o = arena.Add("o", OutputRows(p).padded_bytes(), use);
-}
-
-std::vector<TileWork> MostWorkFirst(std::vector<std::pair<int64_t, TileWork>> tiles) {
-  std::stable_sort(tiles.begin(), tiles.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::vector<TileWork> ordered;
-  ordered.reserve(tiles.size());
-  for (const auto& [keys, tile] : tiles) ordered.push_back(tile);
-  return ordered;
 }
 
 // Calls visit(part index, entry within the part, query head within the part, its sequence).
@@ -265,16 +254,14 @@ CallLayout LayOutBackward(const Problem& p, int tile_head_dim, ArenaLayout& aren
     at.d_sink = arena.Add("d_sink", p.batch * p.q_heads * 4, RegionUse::kZeroed);
   }
   at.dq_head = DqSumFloats(p.MaxQueryLength(), tile_head_dim);
-  at.spoiled_head = at.dq_head / 32;
+  at.turns_head = DqBlocks(p.MaxQueryLength());
   int64_t heads = p.batch * p.q_heads;
   at.dq_sums = arena.Add("dq_sums", heads * at.dq_head * 4, RegionUse::kZeroed);
-  at.dq_spoiled = arena.Add("dq_spoiled", heads * at.spoiled_head * 4, RegionUse::kZeroed);
+  at.dq_turns = arena.Add("dq_turns", heads * at.turns_head * 4, RegionUse::kZeroed);
   at.gradient_bounds =
       arena.Add("gradient_bounds", p.batch * p.kv_heads * int64_t{kGradientBoundWords} * 4,
                 RegionUse::kZeroed);
   at.delta = arena.Add("delta", p.LseElements() * 4, RegionUse::kOutput);
-  at.stabilizer = arena.Add("stabilizer", p.LseElements() * 4, RegionUse::kOutput);
-  at.d_o_norm = arena.Add("d_o_norm", p.LseElements() * 4, RegionUse::kOutput);
   return at;
 }
 
@@ -350,31 +337,38 @@ std::vector<TileWork> ForwardTiles(absl::Span<const Problem* const> problems,
       tiles.push_back({std::max(0, keys.end - keys.begin), {n, b, h, tile}});
     }
   });
-  return MostWorkFirst(std::move(tiles));
+  std::stable_sort(tiles.begin(), tiles.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<TileWork> ordered;
+  ordered.reserve(tiles.size());
+  for (const auto& [keys, tile] : tiles) ordered.push_back(tile);
+  return ordered;
 }
 
 std::vector<TileWork> BackwardTiles(absl::Span<const Problem* const> problems,
-                                    absl::Span<const Part> parts, const Tile& tile) {
-  const int32_t column_parts = ColumnParts(tile.head_dim);
-  std::vector<std::pair<int64_t, TileWork>> tiles;  // rows to visit, tile
+                                    absl::Span<const Part> parts, int kv_rows) {
+  // Round r holds each head's r-th tile from the front; rounds go out last first, so that the heads
+  // with the most keys begin first and blocks that wait for each other stand far apart.
+  std::vector<std::pair<int32_t, TileWork>> tiles;
   for (size_t n = 0; n < parts.size(); ++n) {
     const Problem& p = *problems[parts[n].call];
     for (int64_t b = 0; b < parts[n].batches; ++b) {
       SequenceDesc s = DescribeSequence(p, parts[n].batch_begin + b);
-      Visibility visibility = {s.q_len, s.kv_len, s.low, s.high};
       for (int64_t h = 0; h < parts[n].kv_heads; ++h) {
-        for (int32_t at = 0; at < Tiles(s.kv_len, tile.kv_rows) * column_parts; ++at) {
-          int begin = at / column_parts * tile.kv_rows;
-          int end = std::min(begin + tile.kv_rows, s.kv_len);
-          Range rows = RowsThatSee(visibility, begin, end);
+        for (int32_t tile = 0; tile < Tiles(s.kv_len, kv_rows); ++tile) {
           tiles.push_back(
-              {std::max(0, rows.end - rows.begin) * p.group_size(),
-               {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), at}});
+              {tile,
+               {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), tile}});
         }
       }
     }
   }
-  return MostWorkFirst(std::move(tiles));
+  std::stable_sort(tiles.begin(), tiles.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<TileWork> ordered;
+  ordered.reserve(tiles.size());
+  for (const auto& [round, tile] : tiles) ordered.push_back(tile);
+  return ordered;
 }
 
 std::vector<TileWork> HeadTiles(absl::Span<const Problem* const> problems,

@@ -17,7 +17,6 @@
 #include "kernels/cuda/kernel_device.h"
 #include "kernels/cuda/staging.h"
 #include "kernels/params.h"
-#include "kernels/tile_math.h"
 
 namespace attnd::cuda {
 
@@ -27,9 +26,8 @@ struct CallLayout {
   int64_t q = -1, k = -1, v = -1, o = -1, lse = -1;
   int64_t mask = -1, bias = -1, alibi = -1, sink = -1, sequences = -1;
   int64_t d_o = -1, d_lse = -1, d_q = -1, d_k = -1, d_v = -1, d_bias = -1, d_sink = -1;
-  int64_t delta = -1, stabilizer = -1, d_o_norm = -1;
-  int64_t dq_sums = -1, dq_spoiled = -1, gradient_bounds = -1;
-  int64_t dq_head = 0, spoiled_head = 0;  // see ProblemDesc
+  int64_t delta = -1, dq_sums = -1, dq_turns = -1, gradient_bounds = -1;
+  int64_t dq_head = 0, turns_head = 0;  // see ProblemDesc
 };
 
 // The powers of two that a part's tensors were divided by; 0 in float16.
@@ -82,10 +80,9 @@ ProblemDesc Describe(const CallLayout& layout, const Part& part, uint64_t arena)
 // Tiles of rows of every (part, batch entry, query head), most visible keys first.
 std::vector<TileWork> ForwardTiles(absl::Span<const Problem* const> problems,
                                    absl::Span<const Part> parts, int q_rows);
-// Tiles of keys (and parts of columns) of every (part, batch entry, KV head), most visiting rows
-// first.
+// Tiles of keys of every (part, batch entry, KV head), in descending order within each.
 std::vector<TileWork> BackwardTiles(absl::Span<const Problem* const> problems,
-                                    absl::Span<const Part> parts, const Tile& tile);
+                                    absl::Span<const Part> parts, int kv_rows);
 // Every (part, batch entry, query head).
 std::vector<TileWork> HeadTiles(absl::Span<const Problem* const> problems,
                                 absl::Span<const Part> parts);

@@ -122,25 +122,16 @@ TEST(Tiles, CoverEveryRowOfEveryHeadOnceLongestFirst) {
   EXPECT_EQ(seen.size(), 2u * 4 * 3 + 4 * (2 + 0 + 3));
 }
 
-TEST(Tiles, OfKeysVisitMostRowsFirstAndCutWideColumns) {
+TEST(Tiles, DescendWithinEachKeyHead) {
   Problem p = Simple();
-  p.causal = true;
-  p.alignment = Alignment::kBottomRight;
   std::vector<const Problem*> problems = {&p};
-  for (int head_dim : {128, 256}) {
-    std::set<std::tuple<int, int, int, int>> seen;
-    int64_t previous = INT64_MAX;
-    for (const TileWork& tile : BackwardTiles(problems, PartsOf(p, 0), {32, 64, head_dim, 1})) {
-      EXPECT_TRUE(seen.emplace(tile.problem, tile.batch, tile.head, tile.tile).second);
-      const SequenceDesc s = SequencesOf(p)[tile.batch];
-      const int begin = tile.tile / (head_dim / 128) * 64;
-      Range rows =
-          RowsThatSee({s.q_len, s.kv_len, s.low, s.high}, begin, std::min(begin + 64, s.kv_len));
-      EXPECT_LE(rows.end - rows.begin, previous);
-      previous = rows.end - rows.begin;
-    }
-    EXPECT_EQ(seen.size(), 4u * 4 * (head_dim / 128)) << "200 keys are four tiles";
+  std::map<std::tuple<int, int, int>, int> next;
+  for (const TileWork& tile : BackwardTiles(problems, PartsOf(p, 0), 64)) {
+    auto [at, is_first] = next.try_emplace({tile.problem, tile.batch, tile.head}, 3);
+    EXPECT_EQ(tile.tile, at->second--) << "200 keys are four tiles";
   }
+  EXPECT_EQ(next.size(), 4u);
+  for (const auto& [head, left] : next) EXPECT_EQ(left, -1);
 }
 
 TEST(Tiles, ListBiasGradientsOnceWhereTheyAreBroadcast) {

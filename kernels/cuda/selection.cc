@@ -78,15 +78,14 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   if (!backward) return NoKernel(p, "backward");
   BackwardKernels kernels;
   kernels.backward = *backward;
-  auto find = [&](KernelKind kind, int head_dim, bool ordered = true) {
+  auto find = [&](KernelKind kind, int head_dim) {
     auto found = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
-      return r.kind == kind && r.head_dim == head_dim && r.ordered == ordered;
+      return r.kind == kind && r.head_dim == head_dim;
     });
     return found == rows.end() ? std::nullopt : std::optional<KernelRow>(*found);
   };
   std::optional<KernelRow> delta = find(KernelKind::kDelta, backward->head_dim);
-  std::optional<KernelRow> query_gradient =
-      find(KernelKind::kQueryGradient, backward->head_dim, backward->ordered);
+  std::optional<KernelRow> query_gradient = find(KernelKind::kQueryGradient, backward->head_dim);
   if (!delta || !query_gradient) return NoKernel(p, "backward");
   kernels.delta = *delta;
   kernels.query_gradient = *query_gradient;

@@ -10,8 +10,6 @@ std::string TileExpression(const Tile& tile) {
                       tile.blocks_per_sm, "}");
 }
 
-const char* SumsOf(const KernelRow& row) { return row.ordered ? "FixedPointSums" : "FloatSums"; }
-
 std::string KernelExpression(const KernelRow& row) {
   const char* math = row.half_accumulate ? "Float16Accumulate" : "Float32Accumulate";
   const char* rule = row.general ? "attnd::GeneralScores" : "attnd::LinearScores";
@@ -22,11 +20,12 @@ std::string KernelExpression(const KernelRow& row) {
       return absl::StrCat("ForwardKernel<", math, ", ", tile, ", ", rule, ", ", dropper, ">");
     case KernelKind::kBackward:
       return absl::StrCat("BackwardKernel<", tile, ", ", rule, ", ",
-                          row.dropout ? "ReplayDropout" : "KeepAll", ", ", SumsOf(row), ">");
+                          row.dropout ? "ReplayDropout" : "KeepAll", ", ",
+                          row.ordered ? "InKeyOrder" : "AnyOrder", ">");
     case KernelKind::kDelta:
       return "DeltaKernel";
     case KernelKind::kQueryGradient:
-      return absl::StrCat("DqKernel<", row.head_dim, ", ", SumsOf(row), ">");
+      return absl::StrCat("DqKernel<", row.head_dim, ">");
     case KernelKind::kSinkGradient:
       return "attnd::SinkGradientKernel";
     case KernelKind::kBiasGradient:

@@ -2,18 +2,19 @@
 //   Sᵀ = scale·K·Qᵀ    P = exp(S − lse)    dPᵀ = V·dOᵀ    dS = P∘(Z∘dP − delta)
 //   dV = (P∘Z)ᵀ·dO     dK = scale·dSᵀ·Q    dQ = scale·dS·K      delta = rowsum(dO∘O) − dlse
 // Roles: warps 0-3 make Sᵀ, P and dV of their keys (K in registers), warps 4-7 one step behind dPᵀ,
-// dS and dK of the same keys (V in registers). A step is 32 queries (16 at head_dim 256); after a
-// round of 64 all eight warps turn dS into their share of dQ and add it to a workspace in lane
-// order (each addition one full line); DqKernel puts that into place.
+// dS and dK of the same keys (V in registers). A step is 32 queries; after every second one all
+// eight warps turn 64 queries of dS into their share of dQ and add it to a float32 workspace in
+// lane order (each addition one full line); DqKernel puts that into place.
 //
 // Both roles run the same code for their products, with Q and dO swapped; only the arithmetic
 // between branches. P reaches the second role in accumulator layout, a dropped score marked by its
 // sign; dS is stored [key][64 queries], so that dQ reads it as A by columns and K as B by rows.
 // With GQA a block goes through all query heads of its KV head: dK and dV are sums over the group.
-// Above 128 columns a block makes all of Sᵀ and dPᵀ, but only 128 columns of dV, dK and dQ.
 //
-// dQ's additions: FixedPointSums (the default) adds integers, of which any order gives the same
-// bits, so no block waits for another; backward_passes.h bounds them. FloatSums adds float32.
+// Order of dQ's additions: InKeyOrder (the default) adds tile by tile from the last key to the
+// first, each block waiting for the turn of its 64 queries; blocks start in that order, so none
+// waits for one that has not started, and the result is the same bits every time. AnyOrder adds as
+// it comes. The split into two kernels (seven products instead of five) costs more than waiting.
 // Rows   without visible keys (lse = −inf) have P = 0. Invisible scores have P = dS = 0 by
 //        selection; what lies in an invisible row of K or V reaches nothing.
 // Inputs float16; rows as kernels/params.h says. Errors: none.
@@ -28,71 +29,73 @@
 
 namespace attnd::sm70 {
 
-template <Tile kTile, class Rule, class Dropper, class DqSums>
+// float16 reaches down to 6e-8 only, so P is kept as P·2^10 (at most 1025) and dS as
+// kernels/gradient_scale.h says; the last factors take it back. Powers of two, so no bits are lost.
+inline constexpr int kProbabilityShift = 10;
+
+// How blocks take turns at 64 queries of dQ; `turn` counts the key tiles added so far.
+struct InKeyOrder {
+  ATTN_HD static void Wait(const int32_t* turn, int expected) {
+    while (ptx::LoadAcquire(turn) != expected) {
+    }
+  }
+  ATTN_HD static void Pass(int32_t* turn, int next) { ptx::StoreRelease(turn, next); }
+};
+struct AnyOrder {
+  ATTN_HD static void Wait(const int32_t*, int) {}
+  ATTN_HD static void Pass(int32_t*, int) {}
+};
+
+template <Tile kTile, class Rule, class Dropper, class Order>
 struct BackwardKernel {
   using Math = Float32Accumulate;
   static constexpr int kThreads = 256;
   static constexpr int kHeadDim = kTile.head_dim, kChunks = kHeadDim / 8;
-  static constexpr int kOut = DqLayout<kHeadDim>::kOut;  // columns of dV, dK and dQ
-  static constexpr int kParts = kHeadDim / kOut, kOutChunks = kOut / 8;
   static constexpr int kKeys = kTile.kv_rows;   // of the block
   static constexpr int kKeyTiles = kKeys / 64;  // of 16 keys, for a warp
   static constexpr int kWarpKeys = 16 * kKeyTiles;
-  static constexpr int kStepRows = kTile.q_rows, kGroupRows = 16;
-  static constexpr int kGroups = kStepRows / kGroupRows, kRoundSteps = kDqBlockRows / kStepRows;
-  static constexpr int kSlots = 3, kFactorRows = 4 * kDqBlockRows;
+  static constexpr int kStepRows = 32, kGroupRows = 16, kGroups = 2;
+  static constexpr int kSlots = 3;
   using Dq = DqLayout<kHeadDim>;
-  static_assert(kStepRows % 16 == 0 && kRoundSteps >= 2 && kKeys % 64 == 0);
+  static_assert(kTile.q_rows == kStepRows && kKeys % 64 == 0 && kDqBlockRows == 2 * kStepRows);
 
-  static constexpr int kRowBytes = kChunks * 16, kKeyRowBytes = kOutChunks * 16;
+  static constexpr int kRowBytes = kChunks * 16;
   static constexpr int kTileBytes = kStepRows * kRowBytes;
+  static constexpr int kSlotBytes = 2 * kTileBytes;             // Q, then dO
   static constexpr int kHandBytes = kKeyTiles * kGroups * 512;  // P of one warp and step
   static constexpr int kDsBytes = kKeys * 128;                  // dS of 64 queries
-  struct alignas(128) Slot {
-    uint4 tiles[2][kStepRows * kChunks];  // Q, then dO
-    float rows[2][kStepRows];             // stabiliser of P, then delta·gain
-  };
-  static constexpr int kSlotBytes = sizeof(Slot);
   struct alignas(128) Shared {
-    uint4 k[kKeys * kOutChunks];
-    Slot slots[kSlots];
+    uint4 k[kKeys * kChunks];
+    uint4 slots[kSlots][2][kStepRows * kChunks];
     uint4 p[2][4][kHandBytes / 16];
     uint4 ds[2][kDsBytes / 16];
-    float dq_factors[kFactorRows];  // see FixedPoint; four rounds
+    float rows[kSlots][2][kStepRows];  // stabiliser of P, then delta
     Descriptors descriptors;
-    FixedPoint fixed_point;
     int left_out;  // whether K held an infinity or NaN
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
 
+  // 64 queries of one query head.
+  struct Pair {
+    int head, visit;
+  };
+
   struct Work {
     const ProblemDesc& problem;
     const SequenceDesc& sequence;
-    int batch, kv_head, first_key, part;
+    int batch, kv_head, first_key;
     TileVisits tiles;
-    float gain;        // dS is P·2^kProbabilityShift times (Z∘dP − delta)·gain
-    float multiplier;  // of the raw products of this role
-    int thread;
+    float gain;              // dS is P·2^kProbabilityShift times (Z∘dP − delta)·gain
+    int thread, warp, role;  // role 0: P and dV, 1: dS and dK
     Lane lane;
-    ATTN_HD int warp() const { return thread >> 5; }
-    ATTN_HD int role() const { return thread >> 7; }  // 0: P and dV, 1: dS and dK
-    ATTN_HD int role_warp() const { return warp() & 3; }
-    ATTN_HD int rounds() const { return tiles.count() * problem.group; }
-    ATTN_HD int first_head() const { return kv_head * problem.group; }
-    ATTN_HD int first_row() const { return tiles.First(0); }
-    ATTN_HD int end_row() const { return tiles.First(tiles.count()); }
-    ATTN_HD ScoreContext At(int head) const { return {problem, sequence, batch, head}; }
-  };
-  // Rows of query heads in the order in which they are visited.
-  struct Cursor {
-    int head, row;
-    ATTN_HD explicit Cursor(const Work& work) : head(work.first_head()), row(work.first_row()) {}
-    ATTN_HD void Advance(const Work& work) {
-      row += kStepRows;
-      if (row < work.end_row()) return;
-      row = work.first_row();
-      ++head;
+    ATTN_HD int role_warp() const { return warp & 3; }
+    ATTN_HD int pairs() const { return tiles.count() * problem.group; }
+    ATTN_HD Pair First() const { return {kv_head * problem.group, 0}; }
+    ATTN_HD Pair After(Pair pair) const {
+      if (pair.visit + 1 < tiles.count()) return {pair.head, pair.visit + 1};
+      return {pair.head + 1, 0};
     }
+    ATTN_HD ScoreContext At(int head) const { return {problem, sequence, batch, head}; }
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
@@ -102,29 +105,20 @@ struct BackwardKernel {
     ptx::SyncThreads();
     const ProblemDesc& problem = shared.descriptors.problem;
     const SequenceDesc& sequence = shared.descriptors.sequence;
-    const int first_key = tile.tile / kParts * kKeys;
+    const int first_key = tile.tile * kKeys;
     const int end_key = MinInt(first_key + kKeys, sequence.kv_len);
-    const FixedPoint fixed_point = FixedPoint::Of(problem, tile.batch, tile.head);
-    if (at.thread == 0) {
-      ptx::StoreSharedFloat(&shared.fixed_point.value, fixed_point.value);
-      ptx::StoreSharedFloat(&shared.fixed_point.key, fixed_point.key);
-      ptx::StoreShared32(&shared.fixed_point.gain, static_cast<uint32_t>(fixed_point.gain));
-    }
-    ptx::SyncThreads();
-    const float gain = PowerOfTwo(fixed_point.gain - kProbabilityShift);
-    const int thread = ptx::Keep(at.thread);
-    const Work work = {problem,
-                       sequence,
-                       tile.batch,
-                       tile.head,
-                       first_key,
-                       tile.tile % kParts,
-                       RowTiles(VisibilityOf(sequence), first_key, end_key, kDqBlockRows,
-                                Rule::AllPartial(problem)),
-                       gain,
-                       thread >> 7 ? gain * Dropper::Factor(problem) : Rule::Multiplier(problem),
-                       thread,
-                       {thread & 31}};
+    Work work = {problem,
+                 sequence,
+                 tile.batch,
+                 tile.head,
+                 first_key,
+                 RowTiles(VisibilityOf(sequence), first_key, end_key, kDqBlockRows,
+                          Rule::AllPartial(problem)),
+                 PowerOfTwo(GradientExponent(problem, tile.batch, tile.head) - kProbabilityShift),
+                 at.thread,
+                 at.thread >> 5,
+                 at.thread >> 7,
+                 {at.thread & 31}};
     Sums sums;
     Clear(sums);
     if (work.tiles.count() > 0) Accumulate(work, shared, sums);
@@ -132,115 +126,85 @@ struct BackwardKernel {
   }
 
  private:
-  using Sums = float[kKeyTiles][kOut / 16][8];  // dV or dK
+  using Sums = float[kKeyTiles][kHeadDim / 16][8];  // dV or dK
 
   ATTN_HD static void Clear(Sums& sums) {
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
-      for (int x = 0; x < kOut / 16; ++x) Math::Zero(sums[m][x]);
+      for (int x = 0; x < kHeadDim / 16; ++x) Math::Zero(sums[m][x]);
     }
+  }
+  ATTN_HD static const char* RowsOf(const RowTensor& t, int64_t batch, int64_t head, int64_t row) {
+    return static_cast<const char*>(t.data) +
+           2 * (batch * t.batch + head * t.head + row * t.row_stride);
   }
   ATTN_HD static char* At(void* base, int offset) { return static_cast<char*>(base) + offset; }
   ATTN_HD static const char* At(const void* base, int offset) {
     return static_cast<const char*>(base) + offset;
   }
 
-  // ---- Staging: all 256 threads bring a step's rows of Q and dO; some of them what belongs to a
-  // row: its stabiliser, delta, and factor of dQ. Fetch runs a step ahead of Put.
+  // ---- Staging: all 256 threads bring 32 rows of Q and of dO, and their lse and delta.
   struct Stager {
     static constexpr int kRowsAPass = kThreads / kChunks, kPasses = kStepRows / kRowsAPass;
-    static constexpr int kVectors = DqSums::kFixedPoint ? 3 : 2;
     uint4 q[kPasses], d_o[kPasses];
-    float value, second;  // of one row: stabiliser, delta, or norm and delta
-    const char *from_q, *from_o, *from_rows;
-    int place;             // of this thread's chunk in a tile
-    int q_limit, o_limit;  // rows that this thread may read
-    int factor_place;
-    Cursor at;
+    float value;    // lse (threads 0..31) or delta (32..63) of row thread & 31
+    int place;      // of this thread's chunk in a tile
+    int first_row;  // of what is held
 
-    ATTN_HD Stager(const Work& work)
-        : value(0),
-          second(0),
-          place(ptx::Keep(ChunkOffset(work.thread / kChunks, work.thread % kChunks, kChunks))),
-          factor_place(0),
-          at(work) {
-      Clear(work);
-      OpenHead(work);
-    }
-    ATTN_HD void Clear(const Work& work) {
+    ATTN_HD explicit Stager(const Work& work) {
+      place = ptx::Keep(ChunkOffset(work.thread / kChunks, work.thread % kChunks, kChunks));
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) q[n] = d_o[n] = make_uint4(0, 0, 0, 0);
-      value = work.thread < kStepRows ? Infinity() : 0.0f;
-      second = 0;
+      value = 0;
+      first_row = 0;
     }
-    // Beyond the last head nothing is read.
-    ATTN_HD void OpenHead(const Work& work) {
+    ATTN_HD void Fetch(const Work& work, Pair pair, int half) {
       const ProblemDesc& p = work.problem;
       const SequenceDesc& s = work.sequence;
-      const int chunk = work.thread % kChunks;
-      const bool exists = at.head < work.first_head() + p.group;
-      const int head = exists ? at.head : 0;
-      q_limit = exists && chunk < p.qk_chunks ? s.q_len : 0;
-      o_limit = exists && chunk < p.v_chunks ? s.q_len : 0;
-      from_q = RowOf(p.q, s.batch, head, s.q_begin) + chunk * 16;
-      from_o = RowOf(p.d_o, s.batch, head, s.q_begin) + chunk * 16;
-      const float* vector = work.thread < kStepRows       ? p.stabilizer
-                            : work.thread < 2 * kStepRows ? p.delta
-                                                          : p.d_o_norm;
-      from_rows = reinterpret_cast<const char*>(vector + s.batch * p.lse_batch + head * p.lse_head +
-                                                s.q_begin);
-    }
-    ATTN_HD void Fetch(const Work& work) {
-      const ProblemDesc& p = work.problem;
-      // Rows beyond the sequence become zero, with P = 0.
-      if (at.row + kStepRows > work.sequence.q_len) Clear(work);
-      const int row = at.row + work.thread / kChunks;
+      first_row = work.tiles.First(pair.visit) + half * kStepRows;
+      const int chunk = work.thread % kChunks, row = first_row + work.thread / kChunks;
+      const char* from_q = RowsOf(p.q, s.batch, pair.head, s.q_begin) + chunk * 16;
+      const char* from_o = RowsOf(p.d_o, s.batch, pair.head, s.q_begin) + chunk * 16;
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) {
-        const int from = row + n * kRowsAPass;
-        ptx::LoadConstant128If(
-            q[n], ptx::Offset(from_q, from, static_cast<int>(p.q.row_stride * 2)), from < q_limit);
+        const int at = MinInt(row + n * kRowsAPass, s.q_len - 1);
+        ptx::LoadConstant128If(q[n], ptx::Offset(from_q, at, static_cast<int>(p.q.row_stride * 2)),
+                               chunk < p.qk_chunks);
         ptx::LoadConstant128If(d_o[n],
-                               ptx::Offset(from_o, from, static_cast<int>(p.d_o.row_stride * 2)),
-                               from < o_limit);
+                               ptx::Offset(from_o, at, static_cast<int>(p.d_o.row_stride * 2)),
+                               chunk < p.v_chunks);
       }
-      if (work.thread < kVectors * kStepRows) FetchRow(work);
-      const int head = at.head;
-      at.Advance(work);
-      if (at.head != head) OpenHead(work);
-    }
-    ATTN_HD void FetchRow(const Work& work) {
-      const int row = at.row + work.thread % kStepRows;
-      const bool exists = row < work.sequence.q_len;
-      const char* from = ptx::Offset(from_rows, row, 4);
-      ptx::LoadConstantFloatIf(value, from, exists);
-      if (DqSums::kFixedPoint && work.thread >= 2 * kStepRows) {
-        const int64_t to_delta = reinterpret_cast<const char*>(work.problem.delta) -
-                                 reinterpret_cast<const char*>(work.problem.d_o_norm);
-        ptx::LoadConstantFloatIf(second, from + to_delta, exists);
+      if (work.thread < 2 * kStepRows) {
+        const float* from = work.thread < kStepRows ? p.lse : p.delta;
+        const int at = MinInt(first_row + (work.thread & 31), s.q_len - 1);
+        value = ptx::LoadConstantFloat(from + s.batch * p.lse_batch + pair.head * p.lse_head +
+                                       s.q_begin + at);
       }
     }
-    ATTN_HD void Put(const Work& work, int slot, Shared& shared) {
+    // Rows beyond the sequence become zero, with P = 0.
+    ATTN_HD void Put(const Work& work, int slot, Shared& shared) const {
+      const int rows = work.sequence.q_len - first_row;
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) {
+        const bool exists = work.thread / kChunks + n * kRowsAPass < rows;
+        const uint4 zero = make_uint4(0, 0, 0, 0);
         const int twist = Twist(n * kRowsAPass) * 16;
-        char* to = At(shared.slots, slot + (place ^ twist) + n * kRowsAPass * kRowBytes);
-        ptx::StoreShared128(to, q[n]);
-        ptx::StoreShared128(to + kTileBytes, d_o[n]);
+        char* to =
+            At(shared.slots, slot * kSlotBytes + (place ^ twist) + n * kRowsAPass * kRowBytes);
+        ptx::StoreShared128(to, exists ? q[n] : zero);
+        ptx::StoreShared128(to + kTileBytes, exists ? d_o[n] : zero);
       }
-      if (work.thread < kVectors * kStepRows) PutRow(work, slot, shared);
-      factor_place = (factor_place + kStepRows) % kFactorRows;
+      if (work.thread < 2 * kStepRows) {
+        const bool is_lse = work.thread < kStepRows, exists = (work.thread & 31) < rows;
+        ptx::StoreSharedFloat(
+            &shared.rows[slot][is_lse ? 0 : 1][work.thread & 31],
+            is_lse ? StabilizerOf(value, exists) : (exists ? value * work.gain : 0.0f));
+      }
     }
-    ATTN_HD void PutRow(const Work& work, int slot, Shared& shared) const {
-      if (DqSums::kFixedPoint && work.thread >= 2 * kStepRows) {
-        const int exponent = shared.fixed_point.Exponent(value, second);
-        ptx::StoreSharedFloat(&shared.dq_factors[factor_place + work.thread % kStepRows],
-                              PowerOfTwo(exponent));
-      } else {
-        ptx::StoreSharedFloat(At(shared.slots, slot + 2 * kTileBytes + work.thread * 4),
-                              work.thread < kStepRows ? value : value * work.gain);
-      }
+    ATTN_HD static float StabilizerOf(float lse, bool exists) {
+      if (!exists || lse == -Infinity()) return Infinity();
+      return ptx::Fma(lse, kLog2E, -(kTruncationBias + kProbabilityShift));
     }
   };
 
@@ -249,14 +213,14 @@ struct BackwardKernel {
   ATTN_HD static void BringKeys(const Work& work, Shared& shared) {
     uint32_t met = 0;
 #pragma unroll 1
-    for (int n = work.thread; n < kKeys * kOutChunks; n += kThreads) {
-      const int row = n / kOutChunks, chunk = n % kOutChunks;
-      uint4 words = KeyChunk(work, row, work.part * kOutChunks + chunk);
+    for (int n = work.thread; n < kKeys * kChunks; n += kThreads) {
+      const int row = n / kChunks, chunk = n % kChunks;
+      uint4 words = KeyChunk(work, row, chunk);
       const uint4 bad = make_uint4(NonFiniteHalves(words.x), NonFiniteHalves(words.y),
                                    NonFiniteHalves(words.z), NonFiniteHalves(words.w));
       met |= bad.x | bad.y | bad.z | bad.w;
       words = make_uint4(words.x & ~bad.x, words.y & ~bad.y, words.z & ~bad.z, words.w & ~bad.w);
-      ptx::StoreShared128(At(shared.k, ChunkOffset(row, chunk, kOutChunks)), words);
+      ptx::StoreShared128(At(shared.k, ChunkOffset(row, chunk, kChunks)), words);
     }
     if (met) ptx::StoreShared32(&shared.left_out, 1);
   }
@@ -266,21 +230,21 @@ struct BackwardKernel {
       return make_uint4(0, 0, 0, 0);
     }
     return ptx::LoadConstant128(
-        RowOf(work.problem.k, s.batch, work.kv_head, int64_t{s.kv_begin} + work.first_key + row) +
+        RowsOf(work.problem.k, s.batch, work.kv_head, int64_t{s.kv_begin} + work.first_key + row) +
         chunk * 16);
   }
 
   using Operand = uint32_t[kKeyTiles][kChunks * 4];  // K or V of this warp's keys, as A by rows
   ATTN_HD static void LoadOperand(const Work& work, Operand& rA) {
     const SequenceDesc& s = work.sequence;
-    const RowTensor& t = work.role() ? work.problem.v : work.problem.k;
-    const int live = work.role() ? work.problem.v_chunks : work.problem.qk_chunks;
+    const RowTensor& t = work.role ? work.problem.v : work.problem.k;
+    const int live = work.role ? work.problem.v_chunks : work.problem.qk_chunks;
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
       const int row =
           MinInt(work.first_key + work.role_warp() * kWarpKeys + m * 16 + work.lane.OperandRow(),
                  s.kv_len - 1);
-      const char* data = RowOf(t, s.batch, work.kv_head, int64_t{s.kv_begin} + row);
+      const char* data = RowsOf(t, s.batch, work.kv_head, int64_t{s.kv_begin} + row);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         uint4 chunk = make_uint4(0, 0, 0, 0);
@@ -296,56 +260,22 @@ struct BackwardKernel {
   // ---- The loop.
   // Byte offsets of this lane's operands in shared memory.
   struct Places {
-    int columns;     // B by columns: query OperandKey, chunk 0, of Q (role 0) or dO
-    int own, other;  // B by rows: queries of the own or other column half, the lane's chunk, of the
-                     // other tensor
-    int row;         // what belongs to the query of the lane's first column, in a slot
-    int hand;        // of P, within a step's
+    int columns;     // B by columns: query OperandKey, chunk 0
+    int own, other;  // B by rows: queries of the own or other column half, the lane's chunk
+    int row;         // query of the lane's first column, in a group
+    int hand;        // of P, within a slot
     int ds;          // of dS: key OperandRow of tile 0, chunk of its column half
-    int dq_ds, dq_k;  // AddDq's operands: dS by columns, K by rows
     ATTN_HD explicit Places(const Work& work) {
       const Lane lane = work.lane;
       const int chunk = lane.column_half() * 2 + lane.upper();
       const int own_row = lane.quad() | lane.column_half() << 2;
-      const int tile = work.role() ? kTileBytes : 0;
-      const int columns_of = kTileBytes - tile + work.part * kKeyRowBytes;
-      columns = ptx::Keep(ChunkOffset(lane.OperandKey(), 0, kChunks) + tile);
-      own = ptx::Keep(ChunkOffset(own_row, chunk, kChunks) + columns_of);
-      other = ptx::Keep(ChunkOffset(own_row ^ 4, chunk, kChunks) + columns_of);
-      row = ptx::Keep(2 * kTileBytes + (work.role() * kStepRows + Math::Col(0, lane.index)) * 4);
+      columns = ptx::Keep(ChunkOffset(lane.OperandKey(), 0, kChunks));
+      own = ptx::Keep(ChunkOffset(own_row, chunk, kChunks));
+      other = ptx::Keep(ChunkOffset(own_row ^ 4, chunk, kChunks));
+      row = ptx::Keep(Math::Col(0, lane.index));
       hand = ptx::Keep(work.role_warp() * kHandBytes + lane.index * 16);
       ds = ptx::Keep(
           ChunkOffset(work.role_warp() * kWarpKeys + lane.OperandRow(), lane.column_half() * 4, 8));
-      dq_ds = ptx::Keep(
-          ChunkOffset(lane.quad(), lane.row_half() * 4 + work.role() * 2 + lane.upper(), 8));
-      const int k_chunk = Dq::Chunk(work.warp(), lane) + (Dq::kWide ? lane.upper() : 0);
-      dq_k = ptx::Keep(ChunkOffset(lane.quad(), k_chunk, kOutChunks) +
-                       (Dq::kWide ? 0 : lane.upper() * 8));
-    }
-  };
-
-  // Where this role stands: its step and what lies where for it.
-  struct StepState {
-    Cursor at;
-    int slot, hand;  // bytes
-    int count;       // of this role's steps before this one
-    ATTN_HD explicit StepState(const Work& work)
-        : at(work),
-          slot(work.role() ? (kSlots - 1) * kSlotBytes : 0),
-          hand(work.role() * 4 * kHandBytes),
-          count(-work.role()) {}
-    ATTN_HD static int NextSlot(int slot) {
-      return slot == (kSlots - 1) * kSlotBytes ? 0 : slot + kSlotBytes;
-    }
-    ATTN_HD void Advance() {
-      slot = NextSlot(slot);
-      hand ^= 4 * kHandBytes;
-      ++count;
-    }
-    // Of dS of a group: two rounds' buffers, [key][64 queries].
-    ATTN_HD int Ds(const Places& places, int group) const {
-      const int column = (count % kRoundSteps * kGroups + group) * 16;
-      return (count / kRoundSteps & 1) * kDsBytes + (places.ds ^ column);
     }
   };
 
@@ -354,71 +284,72 @@ struct BackwardKernel {
     LoadOperand(work, rA);
     BringKeys(work, shared);
     Stager stager(work);
-    stager.Fetch(work);
+    const int pairs = work.pairs();
+    Pair before = work.First(), now = before, next = work.After(now);
+    stager.Fetch(work, now, 0);
     stager.Put(work, 0, shared);
-    stager.Fetch(work);
+    stager.Fetch(work, now, 1);
     const Places places(work);
-    StepState step(work);
-    DqPlace dq(work);
-    int put = kSlotBytes;
-    const int rounds = work.rounds();
+    int slot = 0;  // of this step
     ptx::SyncThreads();
+    for (int pair = 0; pair <= pairs; ++pair) {
 #pragma unroll 1
-    for (int round = 0; round <= rounds; ++round) {
-#pragma unroll 1
-      for (int n = 0; n < kRoundSteps; ++n) {
-        // The second role works on the step before.
-        if (work.role() ? step.count >= 0 : round < rounds) {
-          Step(work, step, places, rA, shared, sums);
-          step.at.Advance(work);
+      for (int half = 0; half < 2; ++half) {
+        const bool is_active =
+            work.role == 0 ? pair < pairs : pair * 2 + half >= 1 && pair * 2 + half <= 2 * pairs;
+        if (is_active) {
+          // The second role works on the step before.
+          const Pair of = work.role && half == 0 ? before : now;
+          const int own_slot = work.role ? (slot == 0 ? kSlots - 1 : slot - 1) : slot;
+          Step(work, of, half ^ work.role, pair - (work.role && half == 0), own_slot, places, rA,
+               shared, sums);
         }
-        stager.Put(work, put, shared);
-        stager.Fetch(work);
-        step.Advance();
-        put = StepState::NextSlot(put);
+        slot = slot == kSlots - 1 ? 0 : slot + 1;
+        if (pair < pairs) {
+          stager.Put(work, slot, shared);
+          stager.Fetch(work, pair + 1 < pairs ? next : now, half);
+        }
+        if (half == 1 && pair > 0 && work.thread == 0) {
+          Order::Wait(TurnOf(work, before), TurnsBefore(work, before));
+        }
         ptx::SyncThreads();
-        if (n != 0 || round == 0) continue;
-        AddDq(work, dq, round - 1, places, shared);
-        if (round == rounds) break;
+        if (half == 0 && pair > 1 && work.thread == 0) PassTurn(work, pair - 2);
       }
+      if (pair > 0) AddDq(work, before, (pair - 1) & 1, shared);
+      // The softcap's derivative is about to be left where dS of two pairs ago was just read.
+      if (Rule::HasSlope(work.problem)) ptx::SyncThreads();
+      before = now;
+      now = next;
+      next = work.After(next);
     }
+    ptx::SyncThreads();
+    if (work.thread == 0) PassTurn(work, pairs - 1);
     if (ptx::LoadShared32(&shared.left_out)) SpoilDq(work);
   }
 
-  ATTN_HD static void Step(const Work& work, const StepState& step, const Places& places,
-                           const Operand& rA, Shared& shared, Sums& sums) {
-    const uint32_t visit =
-        static_cast<uint32_t>(step.at.row - work.first_row()) / uint32_t{kDqBlockRows};
-    const bool partial = Rule::kEveryTile || work.tiles.IsPartial(static_cast<int>(visit));
+  // `half` of pair `pair` (64 queries), in `slot`.
+  ATTN_HD static void Step(const Work& work, Pair of, int half, int pair, int slot,
+                           const Places& places, const Operand& rA, Shared& shared, Sums& sums) {
+    const int first = slot * kSlotBytes + (work.role ? kTileBytes : 0);   // dO or Q
+    const int second = slot * kSlotBytes + (work.role ? 0 : kTileBytes);  // Q or dO
+    const int first_row = work.tiles.First(of.visit) + half * kStepRows;
+    const bool partial = Rule::kEveryTile || work.tiles.IsPartial(of.visit);
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
-      const int slot = step.slot + group * kGroupRows * kRowBytes;
       float rS[kKeyTiles][8];
-      Product(rA, shared.slots, places.columns + slot, rS);
-      char* hand = At(shared.p, step.hand + places.hand + group * kKeyTiles * 512);
-      char* ds = At(shared.ds, step.Ds(places, group));
-      uint32_t visible = 0xffffffffu;
-      if (partial && work.role() == 0) {
-        visible = ApplyRule(work, step.at.head, step.at.row + group * kGroupRows, ds, rS);
-      }
-      float2 rows[2];  // of the lane's queries: stabiliser or delta
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        rows[k] = ptx::LoadSharedFloat2(
-            At(shared.slots, step.slot + places.row + (group * kGroupRows + k * 8) * 4));
-      }
-      Subtract(work.multiplier, rows, rS);
+      Product(rA, shared.slots, places.columns + first + group * kGroupRows * kRowBytes, rS);
       uint32_t words[kKeyTiles][4];  // [k step][key], pairs of queries
-      if (work.role() == 0) {
-        MakeP(rS, words);
-        // A row whose lse is NaN must not reach the keys that it does not see.
-        if (partial) HideInvisible(visible, words);
-        HandOver(work, step.at.head, step.at.row + group * kGroupRows, hand, words);
+      const float* rows = &shared.rows[slot][work.role][group * kGroupRows + places.row];
+      char* hand = At(shared.p, half * 4 * kHandBytes + places.hand + group * kKeyTiles * 512);
+      const int ds = (pair & 1) * kDsBytes + (places.ds ^ (half * 2 + group) * 16);
+      if (work.role == 0) {
+        MakeP(work, of.head, first_row + group * kGroupRows, partial, rS, rows, hand,
+              At(shared.ds, ds), words);
       } else {
-        MakeDs(rS, rows, hand, words);
-        if (partial) HideZeros(work, hand, ds, words);
+        MakeDs(work, partial, rS, rows, hand, At(shared.ds, ds), words);
       }
-      AddProduct(work, words, ds, shared.slots, slot, places, sums);
+      AddProduct(work.lane, words, work.role == 1, At(shared.ds, ds), shared.slots,
+                 second + group * kGroupRows * kRowBytes, places, sums);
     }
   }
 
@@ -441,38 +372,31 @@ struct BackwardKernel {
     }
   }
 
-  // The exponent of P, or Z∘dP − delta as far as nothing was dropped.
-  ATTN_HD static void Subtract(float multiplier, const float2 (&rows)[2],
-                               float (&rS)[kKeyTiles][8]) {
+  // P, and what dV multiplies it as: without what dropout took. The other role gets P with dropped
+  // scores marked by their sign and, under a softcap, its derivative where dS will be.
+  ATTN_HD static void MakeP(const Work& work, int head, int first_row, bool partial,
+                            float (&rS)[kKeyTiles][8], const float* rows, char* hand, char* ds,
+                            uint32_t (&words)[kKeyTiles][4]) {
+    const float multiplier = Rule::Multiplier(work.problem);
+    if (partial) ApplyRule(work, head, first_row, ds, rS);
+    Dropper dropper(work.At(head), first_row, work.first_key + work.role_warp() * kWarpKeys,
+                    work.lane.index);
 #pragma unroll
-    for (int m = 0; m < kKeyTiles; ++m) {
+    for (int k = 0; k < 2; ++k) {
+      const float2 lse = ptx::LoadSharedFloat2(rows + k * 8);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
+      for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const int e = Math::Element(r, 2 * k);
-          rS[m][e] = ptx::Fma(rS[m][e], multiplier, -rows[k].x);
-          rS[m][e + 1] = ptx::Fma(rS[m][e + 1], multiplier, -rows[k].y);
+          float low = ptx::Exp2(ptx::Fma(rS[m][e], multiplier, -lse.x));
+          float high = ptx::Exp2(ptx::Fma(rS[m][e + 1], multiplier, -lse.y));
+          words[m][k * 2 + r] = ptx::PackTruncated(low, high);
         }
       }
     }
-  }
-
-  ATTN_HD static void MakeP(const float (&rS)[kKeyTiles][8], uint32_t (&words)[kKeyTiles][4]) {
-#pragma unroll
-    for (int m = 0; m < kKeyTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const int e = Math::Element(n & 1, n & 2);
-        words[m][n] = ptx::PackTruncated(ptx::Exp2(rS[m][e]), ptx::Exp2(rS[m][e + 1]));
-      }
-    }
-  }
-  // The other role gets P with dropped scores marked by their sign; dV multiplies what was kept.
-  ATTN_HD static void HandOver(const Work& work, int head, int first_row, char* hand,
-                               uint32_t (&words)[kKeyTiles][4]) {
-    Dropper dropper(work.At(head), first_row, work.first_key + work.role_warp() * kWarpKeys,
-                    work.lane.index);
+    // A row whose lse is NaN must not reach the keys that it does not see.
+    if (partial) HideInvisible(rS, words);
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
       uint32_t marked[4];
@@ -486,13 +410,23 @@ struct BackwardKernel {
     }
   }
 
-  // Bit 8m + e of the result tells whether element e of key tile m is visible; others become 0.
-  // Under a softcap its derivative is left where dS will be.
-  ATTN_HD static uint32_t ApplyRule(const Work& work, int head, int first_row, char* ds,
-                                    float (&rS)[kKeyTiles][8]) {
+  ATTN_HD static void HideInvisible(const float (&rS)[kKeyTiles][8],
+                                    uint32_t (&words)[kKeyTiles][4]) {
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int e = Math::Element(n & 1, n & 2);
+        if (rS[m][e] == -Infinity()) words[m][n] &= 0xffff0000u;
+        if (rS[m][e + 1] == -Infinity()) words[m][n] &= 0x0000ffffu;
+      }
+    }
+  }
+
+  ATTN_HD static void ApplyRule(const Work& work, int head, int first_row, char* ds,
+                                float (&rS)[kKeyTiles][8]) {
     const int lane = ptx::Keep(work.lane.index);
     const ScoreContext at = work.At(head);
-    uint32_t visible = 0;
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
       float slope[8];
@@ -502,8 +436,8 @@ struct BackwardKernel {
         const int row = first_row + Math::Col(e, lane);
         slope[e] = Rule::Slope(at, rS[m][e]);
         const Scored scored = Rule::Apply(at, row, key, rS[m][e]);
-        visible |= static_cast<uint32_t>(scored.visible) << (8 * m + e);
-        rS[m][e] = scored.visible ? scored.score : 0.0f;
+        // −infinity now means invisible, so a visible one becomes a number with P = 0.
+        rS[m][e] = scored.visible && scored.score == -Infinity() ? kLowest : scored.score;
       }
       if (Rule::HasSlope(work.problem)) {
         ptx::StoreShared128(
@@ -512,36 +446,33 @@ struct BackwardKernel {
                        ptx::PackRounded(slope[4], slope[5]), ptx::PackRounded(slope[6], slope[7])));
       }
     }
-    return visible;
-  }
-  ATTN_HD static void HideInvisible(uint32_t visible, uint32_t (&words)[kKeyTiles][4]) {
-#pragma unroll
-    for (int m = 0; m < kKeyTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const uint32_t pair = visible >> (8 * m + Math::Element(n & 1, n & 2));
-        words[m][n] &= (pair & 1 ? 0x0000ffffu : 0) | (pair & 2 ? 0xffff0000u : 0);
-      }
-    }
   }
 
-  // dS = P∘(Z∘dP − delta), in float16. `rS` holds that difference as if nothing had been dropped.
-  ATTN_HD static void MakeDs(const float (&rS)[kKeyTiles][8], const float2 (&delta)[2],
-                             const char* hand, uint32_t (&words)[kKeyTiles][4]) {
+  // dS = P∘(Z∘dP − delta), in float16.
+  ATTN_HD static void MakeDs(const Work& work, bool partial, const float (&rS)[kKeyTiles][8],
+                             const float* rows, const char* hand, const char* ds,
+                             uint32_t (&words)[kKeyTiles][4]) {
+    const float gain = work.gain * Dropper::Factor(work.problem);
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
       const uint4 handed = ptx::LoadShared128(hand + m * 512);
       const uint32_t p[4] = {handed.x, handed.y, handed.z, handed.w};
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const int e = Math::Element(n & 1, n & 2);
-        const float low = Dropper::Kept(p[n] & 0x8000u, rS[m][e], -delta[n >> 1].x);
-        const float high = Dropper::Kept(p[n] & 0x80000000u, rS[m][e + 1], -delta[n >> 1].y);
-        const uint32_t positive = Dropper::Unmarked(p[n]);
-        words[m][n] =
-            ptx::PackTruncated(ptx::LowHalf(positive) * low, ptx::HighHalf(positive) * high);
+      for (int k = 0; k < 2; ++k) {
+        const float2 delta = ptx::LoadSharedFloat2(rows + k * 8);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int e = Math::Element(r, 2 * k);
+          const uint32_t pair = p[k * 2 + r];
+          float low = ptx::Fma(Dropper::Kept(pair & 0x8000u, rS[m][e]), gain, -delta.x);
+          float high = ptx::Fma(Dropper::Kept(pair & 0x80000000u, rS[m][e + 1]), gain, -delta.y);
+          const uint32_t positive = Dropper::Unmarked(pair);
+          words[m][k * 2 + r] =
+              ptx::PackTruncated(ptx::LowHalf(positive) * low, ptx::HighHalf(positive) * high);
+        }
       }
     }
+    if (partial) HideZeros(work, hand, ds, words);
   }
   // PARTIAL tiles: 0·NaN of an invisible score is no gradient; and the softcap's derivative.
   ATTN_HD static void HideZeros(const Work& work, const char* hand, const char* ds,
@@ -573,9 +504,10 @@ struct BackwardKernel {
 
   // dV += (P∘Z)ᵀ·dO or dK += dSᵀ·Q. Lanes n and n ^ 2 swap rows and n ^ 4 the other column half's
   // queries, which turns accumulators into an A operand; dS is stored on the way.
-  ATTN_HD static void AddProduct(const Work& work, const uint32_t (&words)[kKeyTiles][4], char* ds,
-                                 const void* tiles, int offset, const Places& places, Sums& sums) {
-    const bool second = work.lane.index & 2;
+  ATTN_HD static void AddProduct(Lane lane, const uint32_t (&words)[kKeyTiles][4], bool stores_ds,
+                                 char* ds, const void* tiles, int offset, const Places& places,
+                                 Sums& sums) {
+    const bool second = lane.index & 2;
     uint32_t a[kKeyTiles][2][2][2];  // own or other queries, k step, register
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
@@ -588,7 +520,7 @@ struct BackwardKernel {
         a[m][1][k][0] = ptx::ShuffleXor(a[m][0][k][0], 4);
         a[m][1][k][1] = ptx::ShuffleXor(a[m][0][k][1], 4);
       }
-      if (work.role() == 1) {
+      if (stores_ds) {
         ptx::StoreShared128(ds + m * 16 * 128,
                             make_uint4(a[m][0][0][0], a[m][0][0][1], a[m][0][1][0], a[m][0][1][1]));
       }
@@ -599,7 +531,7 @@ struct BackwardKernel {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
 #pragma unroll
-        for (int n = 0; n < kOutChunks / 4; ++n) {
+        for (int n = 0; n < kChunks / 4; ++n) {
           // k step 1 is eight rows on, which twists by two chunks.
           const int twist = ((n & 1) * 4) ^ (k * 2);
           uint4 b = ptx::LoadShared128(
@@ -618,56 +550,48 @@ struct BackwardKernel {
   }
 
   // ---- dQ.
-  // Where the next round's share of dQ goes.
-  struct DqPlace {
-    float* to;  // this lane's first sum
-    int head, left;
-    ATTN_HD explicit DqPlace(const Work& work) : head(work.first_head()) { Open(work); }
-    ATTN_HD void Open(const Work& work) {
-      left = work.tiles.count();
-      to = DqSum(work, head, work.first_row());
-    }
-    ATTN_HD void Advance(const Work& work) {
-      to += Dq::kBlockFloats;
-      if (--left > 0) return;
-      ++head;
-      Open(work);
-    }
-    ATTN_HD int row(const Work& work) const { return work.tiles.First(work.tiles.count() - left); }
-  };
-  // This lane's first sum of the block of dQ that starts with `row`.
-  ATTN_HD static float* DqSum(const Work& work, int head, int row) {
+  ATTN_HD static int DqBlock(const Work& work, Pair pair) {
+    return work.tiles.First(pair.visit) / kDqBlockRows;
+  }
+  ATTN_HD static int32_t* TurnOf(const Work& work, Pair pair) {
     const ProblemDesc& p = work.problem;
-    return p.dq_sums + (int64_t{work.batch} * p.q_heads + head) * p.dq_head +
-           int64_t{row / kDqBlockRows} * Dq::kBlockFloats + work.part * Dq::kFloats +
-           work.warp() * Dq::kSums * 32 + work.lane.index;
+    return p.dq_turns + (int64_t{work.batch} * p.q_heads + pair.head) * p.turns_head +
+           DqBlock(work, pair);
+  }
+  // Key tiles that see these queries and stand behind this one.
+  ATTN_HD static int TurnsBefore(const Work& work, Pair pair) {
+    const int row = work.tiles.First(pair.visit);
+    const int end = MinInt(row + kDqBlockRows, work.sequence.q_len);
+    const Range keys = VisibleKeys(VisibilityOf(work.sequence), row, end);
+    return (keys.end - 1) / kKeys - work.first_key / kKeys;
+  }
+  ATTN_HD static void PassTurn(const Work& work, int index) {
+    const Pair pair = {work.kv_head * work.problem.group + index / work.tiles.count(),
+                       index % work.tiles.count()};
+    Order::Pass(TurnOf(work, pair), TurnsBefore(work, pair) + 1);
   }
 
-  ATTN_HD static void AddDq(const Work& work, DqPlace& place, int round, const Places& places,
-                            const Shared& shared) {
+  ATTN_HD static void AddDq(const Work& work, Pair pair, int buffer, const Shared& shared) {
     float rQ[Dq::kSums / 8][8];
 #pragma unroll
     for (int n = 0; n < Dq::kSums / 8; ++n) Math::Zero(rQ[n]);
-    const int from_ds = places.dq_ds + (round & 1) * kDsBytes;
-    // Four keys a product. Those 16 keys apart are twisted alike, so that their places differ by
-    // constants.
-#pragma unroll 1
-    for (int n = 0; n < 4; ++n) {
-      const int twist = (n & 1) * (Twist(4) * 16) ^ (n >> 1) * (Twist(8) * 16);
-      const char* ds = At(shared.ds, (from_ds ^ twist) + n * 4 * 128);
-      const char* k = At(shared.k, (places.dq_k ^ twist) + n * 4 * kKeyRowBytes);
-#pragma unroll
-      for (int far = 0; far < kKeys / 16; ++far) {
-        MultiplyDq(ptx::LoadShared128(ds + far * 16 * 128), k + far * 16 * kKeyRowBytes, rQ);
-      }
+    const Lane lane = work.lane;
+    const int chunk = Dq::Chunk(work.warp, lane) + (Dq::kWide ? lane.upper() : 0);
+    const int from_ds =
+        buffer * kDsBytes +
+        ChunkOffset(lane.quad(), lane.row_half() * 4 + (work.warp >> 2) * 2 + lane.upper(), 8);
+    const int from_k =
+        ChunkOffset(lane.quad(), chunk, kChunks) + (Dq::kWide ? 0 : lane.upper() * 8);
+#pragma unroll 4
+    for (int n = 0; n < kKeys / 4; ++n) {
+      const int twist = Twist((n & 3) * 4) * 16;
+      const uint4 a = ptx::LoadShared128(At(shared.ds, (from_ds ^ twist) + n * 4 * 128));
+      const char* k = At(shared.k, (from_k ^ twist) + n * 4 * kRowBytes);
+      MultiplyDq(a, k, rQ);
     }
-    if constexpr (DqSums::kFixedPoint) {
-      AddFixedPoint(work, place, round, shared, rQ);
-    } else {
+    float* to = DqSum(work, pair);
 #pragma unroll
-      for (int n = 0; n < Dq::kSums; ++n) ptx::ReduceAdd(place.to + n * 32, rQ[n >> 3][n & 7]);
-    }
-    place.Advance(work);
+    for (int n = 0; n < Dq::kSums; ++n) ptx::ReduceAdd(to + n * 32, rQ[n >> 3][n & 7]);
   }
   // Four keys: 8 queries a lane in two sets, times one or two sets of columns.
   ATTN_HD static void MultiplyDq(uint4 a, const char* k, float (&rQ)[Dq::kSums / 8][8]) {
@@ -684,59 +608,18 @@ struct BackwardKernel {
     }
   }
 
-  // Sums that are not finite are marked instead.
-  ATTN_HD static void AddFixedPoint(const Work& work, const DqPlace& place, int round,
-                                    const Shared& shared, float (&rQ)[Dq::kSums / 8][8]) {
-    const int first = round * kDqBlockRows % kFactorRows + Dq::Query(0, work.warp(), work.lane);
-    float factors[2][2];  // of the lane's rows: set, second row
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      factors[n >> 1][n & 1] =
-          ptx::LoadSharedFloat(&shared.dq_factors[first + (n >> 1) * 8 + (n & 1) * 2]);
-    }
-    float all = 0;
-#pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) {
-      float& sum = rQ[n >> 3][n & 7];
-      sum *= factors[Dq::Set(n)][n >> 1 & 1];
-      all += sum;
-      ptx::ReduceAdd(reinterpret_cast<int32_t*>(place.to) + n * 32, ptx::RoundToInt(sum));
-    }
-    if (!(all - all == 0)) SpoilSums(work, place, rQ);
-  }
-  ATTN_HD static void SpoilSums(const Work& work, const DqPlace& place,
-                                const float (&rQ)[Dq::kSums / 8][8]) {
-#pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) {
-      const float sum = rQ[n >> 3][n & 7];
-      if (!(sum - sum == 0)) Spoil(work, place.head, place.row(work), n);
-    }
-  }
-  // Marks sum n of the block of dQ that starts with `row` as not finite.
-  ATTN_HD static void Spoil(const Work& work, int head, int row, int n) {
-    if constexpr (DqSums::kFixedPoint) {
-      const ProblemDesc& p = work.problem;
-      const int column = work.part * kOut + Dq::Column(n, work.warp(), work.lane);
-      uint32_t* words =
-          DqSpoiled<kHeadDim>(p, work.batch, head, row + Dq::Query(n, work.warp(), work.lane));
-      ptx::ReduceOr(words + (column >> 5), 1u << (column & 31));
-    } else {
-      ptx::ReduceAdd(DqSum(work, head, row) + n * 32, ptx::BitsFloat(0x7fffffffu));
-    }
-  }
-
   // A row that sees an infinite or NaN number of K has 0·∞ or NaN in that column of dQ, whatever
   // its P. Slow and rare; NaN is NaN in any order.
   ATTN_HD static void SpoilDq(const Work& work) {
+    Pair pair = work.First();
 #pragma unroll 1
-    for (int visit = 0; visit < work.rounds(); ++visit) {
-      const int head = work.first_head() + visit / work.tiles.count();
-      const int row = work.tiles.First(visit % work.tiles.count());
+    for (int n = 0; n < work.pairs(); ++n, pair = work.After(pair)) {
 #pragma unroll 1
       for (int sum = 0; sum < Dq::kSums; ++sum) {
-        const int column = work.part * kOut + Dq::Column(sum, work.warp(), work.lane);
-        if (SeesNonFinite(work, head, row + Dq::Query(sum, work.warp(), work.lane), column)) {
-          Spoil(work, head, row, sum);
+        const int row = work.tiles.First(pair.visit) + Dq::Query(sum, work.warp, work.lane);
+        const int column = Dq::Column(sum, work.warp, work.lane);
+        if (SeesNonFinite(work, pair.head, row, column)) {
+          ptx::ReduceAdd(DqSum(work, pair) + sum * 32, ptx::BitsFloat(0x7fffffffu));
         }
       }
     }
@@ -755,17 +638,25 @@ struct BackwardKernel {
     }
     return sees;
   }
+  // This lane's first sum of a block of dQ.
+  ATTN_HD static float* DqSum(const Work& work, Pair pair) {
+    const ProblemDesc& p = work.problem;
+    return p.dq_sums + (int64_t{work.batch} * p.q_heads + pair.head) * p.dq_head +
+           static_cast<int64_t>(DqBlock(work, pair)) * Dq::kFloats + work.warp * Dq::kSums * 32 +
+           work.lane.index;
+  }
+
   // ---- dK, dV.
   ATTN_HD static void WriteKeyGradients(const Work& work, const Sums& sums) {
     const ProblemDesc& p = work.problem;
     const SequenceDesc& s = work.sequence;
-    const RowTensor t = work.role() ? p.d_k : p.d_v;
-    const int live_chunks = work.role() ? p.qk_chunks : p.v_chunks;
+    const RowTensor t = work.role ? p.d_k : p.d_v;
+    const int live_chunks = work.role ? p.qk_chunks : p.v_chunks;
     const GradientWriter writer =
-        work.role() ? GradientWriter(p, p.scale * (1.0f + kTruncationLoss),
-                                     p.d_k_exponent - GradientExponent(p, work.batch, work.kv_head))
-                    : GradientWriter(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift);
-    const char* first = RowOf(t, s.batch, work.kv_head, s.kv_begin);
+        work.role ? GradientWriter(p, p.scale * (1.0f + kTruncationLoss),
+                                   p.d_k_exponent - GradientExponent(p, work.batch, work.kv_head))
+                  : GradientWriter(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift);
+    const char* first = RowsOf(t, s.batch, work.kv_head, s.kv_begin);
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
@@ -774,12 +665,11 @@ struct BackwardKernel {
                         Math::Row(2 * r, work.lane.index);
         char* out = const_cast<char*>(ptx::Offset(first, row, static_cast<int>(t.row_stride * 2)));
 #pragma unroll
-        for (int x = 0; x < kOut / 16; ++x) {
+        for (int x = 0; x < kHeadDim / 16; ++x) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int e = Math::Element(r, 2 * half);
-            const int chunk =
-                work.part * kOutChunks + (x >> 1) * 4 + work.lane.column_half() * 2 + half;
+            const int chunk = (x >> 1) * 4 + work.lane.column_half() * 2 + half;
             const int column = chunk * 8 + (x & 1) * 4 + (work.lane.index & 2);
             const uint32_t word = writer.Pack(sums[m][x][e], sums[m][x][e + 1]);
             if (row < s.kv_len && chunk < live_chunks) ptx::StoreGlobal32(out + column * 2, word);

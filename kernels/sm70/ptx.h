@@ -112,12 +112,6 @@ ATTN_PTX int Keep(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
-// To the nearest integer, ties to even; NaN becomes 0.
-ATTN_PTX int32_t RoundToInt(float x) {
-  int32_t y;
-  asm("cvt.rni.s32.f32 %0,%1;" : "=r"(y) : "f"(x));
-  return y;
-}
 // A NaN operand loses against a number.
 ATTN_PTX float Max(float a, float b) {
   float y;
@@ -204,12 +198,6 @@ ATTN_PTX float LoadConstantFloat(const void* p) {
   asm volatile("ld.global.nc.f32 %0,[%1];" : "=f"(v) : "l"(p));
   return v;
 }
-// The same if `condition`; otherwise `v` stays as it is.
-ATTN_PTX void LoadConstantFloatIf(float& v, const void* p, bool condition) {
-  asm volatile("{.reg .pred q; setp.ne.b32 q,%2,0; @q ld.global.nc.f32 %0,[%1];}"
-               : "+f"(v)
-               : "l"(p), "r"(static_cast<int>(condition)));
-}
 ATTN_PTX uint32_t LoadConstant32(const void* p) {
   uint32_t v;
   asm volatile("ld.global.nc.u32 %0,[%1];" : "=r"(v) : "l"(p));
@@ -251,12 +239,6 @@ ATTN_PTX void StoreGlobal128(void* p, uint4 v) {
 }
 ATTN_PTX void ReduceAdd(float* p, float v) {
   asm volatile("red.global.add.f32 [%0],%1;" ::"l"(p), "f"(v) : "memory");
-}
-ATTN_PTX void ReduceAdd(int32_t* p, int32_t v) {
-  asm volatile("red.global.add.s32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
-}
-ATTN_PTX void ReduceOr(uint32_t* p, uint32_t v) {
-  asm volatile("red.global.or.b32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
 }
 ATTN_PTX void ReduceMax(uint32_t* p, uint32_t v) {
   asm volatile("red.global.max.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
