@@ -119,6 +119,7 @@ Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
     reply.payload_bytes += payload.bytes;
     text.clear();
   }
+  if (!text.empty()) slices.emplace_back(text);  // no payload travels
   reply.bytes = grpc::ByteBuffer(slices.data(), slices.size());
   return reply;
 }

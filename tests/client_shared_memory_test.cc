@@ -142,6 +142,7 @@ TEST(ClientSharedMemory, CopiesNothingThatLiesThere) {
   ASSERT_TRUE(receipt.ok()) << receipt.status();
   EXPECT_EQ(receipt->shared, receipt->shards);
   EXPECT_EQ(receipt->bytes_copied, 0);
+  EXPECT_FALSE(receipt->kernel.empty());
   EXPECT_EQ(std::memcmp(o.get(), expected.o.data(), static_cast<size_t>(expected.o.size())), 0);
   EXPECT_EQ(std::memcmp(lse.get(), expected.lse.data(), static_cast<size_t>(expected.lse.size())),
             0);
