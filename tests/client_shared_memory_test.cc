@@ -15,6 +15,7 @@
 #include "attention/random_problem.h"
 #include "client/cpp/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/call_outputs.h"
 #include "tests/daemon_fixture.h"
 #include "tests/gated_backend.h"
 
@@ -38,46 +39,20 @@ std::unique_ptr<AttentionClient> Client(const std::string& address,
   return *std::move(client);
 }
 
-// Outputs start as NaN, so an element that nobody writes differs.
-AlignedBytes Unwritten(int64_t bytes) {
-  AlignedBytes tensor(bytes);
-  std::memset(tensor.data(), 0xff, static_cast<size_t>(bytes));
-  return tensor;
-}
-
-struct Outputs {
-  explicit Outputs(const Problem& p)
-      : o(Unwritten(p.OutputElements() * ElementBytes(p.element))),
-        lse(Unwritten(p.LseElements() * 4)),
-        d_q(Unwritten(p.QueryElements() * ElementBytes(p.element))),
-        d_k(Unwritten(p.KeyElements() * ElementBytes(p.element))),
-        d_v(Unwritten(p.ValueElements() * ElementBytes(p.element))),
-        d_bias(Unwritten(p.bias ? p.bias->shape.elements() * 4 : 0)),
-        d_sink(Unwritten(p.batch * p.q_heads * 4)) {}
-  AlignedBytes o, lse, d_q, d_k, d_v, d_bias, d_sink;
-
-  bool operator==(const Outputs& other) const {
-    for (auto tensor : {&Outputs::o, &Outputs::lse, &Outputs::d_q, &Outputs::d_k, &Outputs::d_v,
-                        &Outputs::d_bias, &Outputs::d_sink}) {
-      const AlignedBytes &mine = this->*tensor, &its = other.*tensor;
-      if (std::memcmp(mine.data(), its.data(), static_cast<size_t>(mine.size())) != 0) return false;
-    }
-    return true;
+bool operator==(const Outputs& a, const Outputs& b) {
+  for (auto tensor : {&Outputs::o, &Outputs::lse, &Outputs::d_q, &Outputs::d_k, &Outputs::d_v,
+                      &Outputs::d_bias, &Outputs::d_sink}) {
+    const AlignedBytes &x = a.*tensor, &y = b.*tensor;
+    if (std::memcmp(x.data(), y.data(), static_cast<size_t>(x.size())) != 0) return false;
   }
-};
+  return true;
+}
 
 // Forward, then backward. Gives the shards whose tensors did not travel.
 int64_t Step(AttentionClient& client, const Problem& p, const ProblemInputs& in, Outputs& out) {
-  auto forward = client.Forward(
-      p, {in.q.data(), in.k.data(), in.v.data(), in.mask_bits.as<uint8_t>(), in.bias.data()},
-      {out.o.data(), out.lse.as<float>()});
+  auto forward = client.Forward(p, ForwardInputs(in), out.forward());
   EXPECT_TRUE(forward.ok()) << forward.status();
-  auto backward = client.Backward(
-      p,
-      {in.q.data(), in.k.data(), in.v.data(), in.mask_bits.as<uint8_t>(), in.bias.data(),
-       out.o.data(), out.lse.as<float>(), in.d_o.data(), in.d_lse.as<float>()},
-      {out.d_q.data(), out.d_k.data(), out.d_v.data(), out.d_bias.as<float>(),
-       out.d_sink.as<float>()});
+  auto backward = client.Backward(p, BackwardInputs(in, out), out.backward());
   EXPECT_TRUE(backward.ok()) << backward.status();
   if (!forward.ok() || !backward.ok()) return -1;
   return forward->shared + backward->shared;

@@ -13,65 +13,20 @@
 #include "attention/random_problem.h"
 #include "client/cpp/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/call_outputs.h"
 #include "tests/daemon_fixture.h"
 #include "tests/gated_backend.h"
 
 namespace attnd {
 namespace {
 
-// Outputs start as NaN, so an element that nobody writes differs.
-AlignedBytes Unwritten(int64_t bytes) {
-  AlignedBytes tensor(bytes);
-  std::memset(tensor.data(), 0xff, static_cast<size_t>(bytes));
-  return tensor;
-}
-
-struct Outputs {
-  explicit Outputs(const Problem& p)
-      : o(Unwritten(p.OutputElements() * ElementBytes(p.element))),
-        lse(Unwritten(p.LseElements() * 4)),
-        d_q(Unwritten(p.QueryElements() * ElementBytes(p.element))),
-        d_k(Unwritten(p.KeyElements() * ElementBytes(p.element))),
-        d_v(Unwritten(p.ValueElements() * ElementBytes(p.element))),
-        d_bias(Unwritten(p.bias ? p.bias->shape.elements() * 4 : 0)) {}
-  AlignedBytes o, lse, d_q, d_k, d_v, d_bias;
-};
-
 void ExpectSame(const AlignedBytes& got, const AlignedBytes& expected, const char* name) {
   EXPECT_EQ(std::memcmp(got.data(), expected.data(), static_cast<size_t>(expected.size())), 0)
       << name;
 }
 
-void RunEngine(const Problem& p, const ProblemInputs& in, Outputs& out) {
-  auto engine = MakeCpuBackend({.threads = 2});
-  AlignedBytes forward_workspace(engine->WorkspaceBytes(p, Direction::kForward));
-  ForwardCall forward{.problem = &p,
-                      .q = in.q.data(),
-                      .k = in.k.data(),
-                      .v = in.v.data(),
-                      .mask_bits = in.mask_bits.as<uint8_t>(),
-                      .bias = in.bias.data(),
-                      .o = out.o.data(),
-                      .lse = out.lse.as<float>(),
-                      .workspace = forward_workspace.data()};
-  CHECK(engine->Forward({&forward, 1}).ok());
-  AlignedBytes backward_workspace(engine->WorkspaceBytes(p, Direction::kBackward));
-  BackwardCall backward{.problem = &p,
-                        .q = in.q.data(),
-                        .k = in.k.data(),
-                        .v = in.v.data(),
-                        .mask_bits = in.mask_bits.as<uint8_t>(),
-                        .bias = in.bias.data(),
-                        .o = out.o.data(),
-                        .lse = out.lse.as<float>(),
-                        .d_o = in.d_o.data(),
-                        .d_lse = in.d_lse.as<float>(),
-                        .d_q = out.d_q.data(),
-                        .d_k = out.d_k.data(),
-                        .d_v = out.d_v.data(),
-                        .d_bias = out.d_bias.as<float>(),
-                        .workspace = backward_workspace.data()};
-  CHECK(engine->Backward({&backward, 1}).ok());
+Outputs RunEngine(const Problem& p, const ProblemInputs& in) {
+  return RunWhole(*MakeCpuBackend({.threads = 2}), p, in);
 }
 
 Problem LargeProblem() {  // 3.3 MB each of q, k, v and o
@@ -106,8 +61,7 @@ TEST(ClientStream, GivesTheEnginesBytesWhateverTheLayoutTheCutAndTheChunks) {
       p.bias = Bias{ElementType::kFloat32, {1, 1, p.q_len, p.kv_len}, true};
       SCOPED_TRACE(testing::Message() << max_message << " " << ProblemText(p));
       ProblemInputs in = RandomInputs(p, 1);
-      Outputs expected(p), got(p);
-      RunEngine(p, in, expected);
+      Outputs expected = RunEngine(p, in), got(p);
       auto client = Client(daemon, int64_t{1} << 20);
       auto receipt =
           client->Forward(p, {in.q.data(), in.k.data(), in.v.data(), nullptr, in.bias.data()},
@@ -137,8 +91,7 @@ TEST(ClientStream, SendsOneHeadThatNoMessageHolds) {
   p.q_len = 60007;  // 18.2 MB of q
   p.kv_len = 5;
   ProblemInputs in = RandomInputs(p, 1);
-  Outputs expected(p), got(p);
-  RunEngine(p, in, expected);
+  Outputs expected = RunEngine(p, in), got(p);
   auto receipt = Client(daemon, int64_t{8} << 20)
                      ->Forward(p, {in.q.data(), in.k.data(), in.v.data()}, {got.o.data(), nullptr});
   ASSERT_TRUE(receipt.ok()) << receipt.status();

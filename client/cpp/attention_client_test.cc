@@ -10,77 +10,20 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "kernels/reference_backend.h"
+#include "tests/call_outputs.h"
 #include "tests/fake_server.h"
 
 namespace attnd {
 namespace {
 
-// Outputs start as NaN, so an element that nobody writes differs.
-AlignedBytes Unwritten(int64_t bytes) {
-  AlignedBytes tensor(bytes);
-  std::memset(tensor.data(), 0xff, bytes);
-  return tensor;
-}
-
-struct Outputs {
-  explicit Outputs(const Problem& p)
-      : o(Unwritten(p.OutputElements() * ElementBytes(p.element))),
-        lse(Unwritten(p.LseElements() * 4)),
-        d_q(Unwritten(p.QueryElements() * ElementBytes(p.element))),
-        d_k(Unwritten(p.KeyElements() * ElementBytes(p.element))),
-        d_v(Unwritten(p.ValueElements() * ElementBytes(p.element))),
-        d_bias(Unwritten(p.bias ? p.bias->shape.elements() * 4 : 0)),
-        d_sink(Unwritten(p.batch * p.q_heads * 4)) {}
-  AlignedBytes o, lse, d_q, d_k, d_v, d_bias, d_sink;
-
-  ForwardOutputs forward() { return {o.data(), lse.as<float>()}; }
-  BackwardOutputs backward() {
-    return {d_q.data(), d_k.data(), d_v.data(), d_bias.as<float>(), d_sink.as<float>()};
-  }
-};
-
-ForwardTensors ForwardInputs(const ProblemInputs& in) {
-  return {in.q.data(), in.k.data(), in.v.data(), in.mask_bits.as<uint8_t>(), in.bias.data()};
-}
-
-BackwardTensors BackwardInputs(const ProblemInputs& in, const Outputs& out) {
-  return {in.q.data(),         in.k.data(),  in.v.data(),         in.mask_bits.as<uint8_t>(),
-          in.bias.data(),      out.o.data(), out.lse.as<float>(), in.d_o.data(),
-          in.d_lse.as<float>()};
-}
-
-// What the engine gives when nothing is cut.
 Outputs Unsharded(const Problem& p, const ProblemInputs& in) {
-  Outputs out(p);
-  ForwardCall forward{.problem = &p,
-                      .q = in.q.data(),
-                      .k = in.k.data(),
-                      .v = in.v.data(),
-                      .mask_bits = in.mask_bits.as<uint8_t>(),
-                      .bias = in.bias.data(),
-                      .o = out.o.data(),
-                      .lse = out.lse.as<float>()};
-  EXPECT_TRUE(ReferenceBackend().Forward({forward}).ok());
-  BackwardCall backward{.problem = &p,
-                        .q = in.q.data(),
-                        .k = in.k.data(),
-                        .v = in.v.data(),
-                        .mask_bits = in.mask_bits.as<uint8_t>(),
-                        .bias = in.bias.data(),
-                        .o = out.o.data(),
-                        .lse = out.lse.as<float>(),
-                        .d_o = in.d_o.data(),
-                        .d_lse = in.d_lse.as<float>(),
-                        .d_q = out.d_q.data(),
-                        .d_k = out.d_k.data(),
-                        .d_v = out.d_v.data(),
-                        .d_bias = out.d_bias.as<float>(),
-                        .d_sink = out.d_sink.as<float>()};
-  EXPECT_TRUE(ReferenceBackend().Backward({backward}).ok());
-  return out;
+  ReferenceBackend engine;
+  return RunWhole(engine, p, in);
 }
 
 bool Same(const AlignedBytes& a, const AlignedBytes& b) {
@@ -364,7 +307,9 @@ TEST(AttentionClient, WorksAgainWhenTheServerHasRestarted) {
   EXPECT_TRUE(c.Forward(*patient).ok());
   restart.join();
   absl::Status status = absl::UnavailableError("");
-  for (int call = 0; call < 1000 && absl::IsUnavailable(status); ++call) {
+  const absl::Time give_up =
+      absl::Now() + absl::Seconds(20);  // gRPC waits before it connects again
+  while (absl::IsUnavailable(status) && absl::Now() < give_up) {
     status = c.Forward(*client).status();
   }
   EXPECT_TRUE(status.ok()) << status;
