@@ -1,4 +1,5 @@
 """attnd.torch against PyTorch itself: values and gradients, dtypes, shapes, autocast, compile, checkpointing, threads."""
+import os
 import threading
 
 import pytest
@@ -11,13 +12,16 @@ import attnd.torch as remote  # noqa: E402
 
 UNIT = {torch.float32: 2.0**-17, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 original = F.scaled_dot_product_attention
+DEVICE = os.environ.get("ATTND_TEST_DEVICE", "cpu")  # of the tensors: "cuda" where there is one
 
 
 @pytest.fixture(autouse=True)
 def connected(client):
     remote.connect(client)
     torch.manual_seed(int(torch.initial_seed()) % 2**31)
+    torch.set_default_device(DEVICE)
     yield
+    torch.set_default_device("cpu")
 
 
 def make(*shape, dtype=torch.float32):
@@ -125,12 +129,26 @@ def test_attention_takes_length_before_heads_and_sixteen_bits_on_the_wire(precis
 
 @pytest.mark.parametrize("dtype", UNIT, ids=str)
 def test_numpy_client_takes_tensors_by_dlpack(client, dtype):
+    torch.set_default_device("cpu")
     tensors = [torch.randn(2, 9, 4, 16).to(dtype).transpose(1, 2) for _ in range(3)]
     got = torch.from_dlpack(client.forward(*tensors).out) if dtype != torch.bfloat16 else \
         torch.from_numpy(client.forward(*tensors).out.view("int16")).view(torch.bfloat16)
     assert torch.equal(got, remote.scaled_dot_product_attention(*tensors))
     with pytest.raises(attnd.InvalidArgument, match="q: expected an array that DLPack can export"):
         client.forward(tensors[0].clone().requires_grad_(), *tensors[1:])
+
+
+def test_precision_of_a_connection_is_that_of_its_float32_calls(client):
+    tensors = [make(2, 4, 9, 16) for _ in range(3)]
+    named = remote.attention(*tensors, precision="f16")
+    remote.connect(client, precision="f16")
+    ours = remote.scaled_dot_product_attention(*tensors)
+    assert torch.equal(ours, named) and torch.equal(ours, ours.half().float()) and ours.dtype == torch.float32
+    check(ours, tensors, *exact(original, tensors), scale=2.0**9)
+    bfloats = [make(2, 4, 9, 16, dtype=torch.bfloat16) for _ in range(3)]
+    check(remote.scaled_dot_product_attention(*bfloats), bfloats, *exact(original, bfloats))
+    with pytest.raises(attnd.InvalidArgument, match='precision: expected "f16" or "bf16", got \'f8\''):
+        remote.connect(client, precision="f8")
 
 
 def test_attention_has_windows_softcap_sinks_and_lse_with_gradients():
@@ -257,7 +275,7 @@ def test_checkpointing_replays_dropout():
 
 def test_autocast_computes_in_its_type():
     q, k, v = make(2, 4, 9, 16), make(2, 4, 9, 16), make(2, 4, 9, 16)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         ours, theirs = remote.scaled_dot_product_attention(q, k, v), original(q, k, v)
     assert ours.dtype == theirs.dtype == torch.bfloat16
     ours.float().sum().backward()

@@ -158,7 +158,8 @@ class Client:
         data = handle.library.attnd_memory_data(memory)
         buffer = (ctypes.c_ubyte * (count * kind.itemsize)).from_address(data)
         weakref.finalize(buffer, handle.library.attnd_memory_free, memory)
-        return np.frombuffer(buffer, np.uint8).view(kind).reshape(shape)
+        array: Array = np.frombuffer(buffer, np.uint8).view(kind).reshape(shape)
+        return array
 
     def info(self, index: int = 0, *, timeout: Optional[float] = None) -> ServerInfo:
         """What the daemon at addresses[index] is and can do."""

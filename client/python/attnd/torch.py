@@ -9,14 +9,15 @@
 The work is two custom operators, attnd::forward and attnd::backward, opaque to torch.compile. Elements are float16,
 bfloat16 and float32. Dropout's seeds are drawn from torch's generator, so that torch.manual_seed and activation
 checkpointing repeat them. CUDA tensors travel through pinned host memory. Where a backward may follow, servers are asked
-to keep its tensors, so that it sends the gradient of the output alone. Needs torch 2.4 or later.
+to keep its tensors, so that it sends the gradient of the output alone; of CUDA tensors the host's copies are then kept as
+well, so that nothing else leaves the device either. Needs torch 2.4 or later.
 """
 from __future__ import annotations
 
 import threading
 import weakref
 from types import TracebackType
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 import torch
@@ -24,9 +25,10 @@ from torch import Tensor
 
 from ._arrays import Tensor as Bits
 from ._residual import Residual
+from ._transfer import Transfer, empty, send
 from .client import Client
 from .client import connect as _connect
-from .errors import Unavailable, wrong, wrong_type
+from .errors import Unavailable, wrong
 
 __all__ = ["attention", "client", "connect", "disconnect", "replace", "scaled_dot_product_attention"]
 
@@ -34,19 +36,24 @@ _ELEMENTS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _original = torch.nn.functional.scaled_dot_product_attention
 _clients: Dict[str, Client] = {}
 _keeping: Dict[str, bool] = {}  # by name: whether servers are asked to keep tensors for backward
+_precisions: Dict[str, Optional[str]] = {}  # by name: of calls that name none
 _lock = threading.Lock()
 
 
-def connect(address: Union[str, Sequence[str], Client], *, name: str = "", keep: bool = True, **options: Any) -> Client:
+def connect(address: Union[str, Sequence[str], Client], *, name: str = "", keep: bool = True,
+            precision: Optional[str] = None, **options: Any) -> Client:
     """Connects this module: attnd.connect's arguments, or a Client that exists. Connecting again replaces.
 
     name: several connections can exist beside each other; functions here take it as `server`.
     keep: where a backward may follow, ask the servers to keep its tensors until autograd frees the graph; backward
         then sends a fifth of the bytes, and everything where a server could not keep them. Same results.
+    precision: "f16" or "bf16": float32 tensors travel and are computed in 16 bits, results are float32. For engines
+        without float32, such as the cuda engine.
     """
+    _check_precision(precision)
     made = address if isinstance(address, Client) else _connect(address, **options)
     with _lock:
-        _clients[name], _keeping[name] = made, keep
+        _clients[name], _keeping[name], _precisions[name] = made, keep, precision
     return made
 
 
@@ -108,8 +115,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
     q [batch, q_heads, q_len, dim] (layout "bhld"), or as `layout` says. seed: int64 of one number, None: drawn from
     torch's generator when dropout_p > 0. Returns out, or (out, lse) with lse float32 [batch, q_heads, q_len].
     """
+    for name, tensor in (("k", k), ("v", v), ("bias", bias)):
+        if tensor is not None and tensor.device != q.device:
+            raise wrong(name, f"a tensor on q's device, {q.device}", f"one on {tensor.device}")
     if dropout_p > 0 and seed is None:
-        seed = torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64)
+        seed = torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device="cpu")
     offsets = None
     if isinstance(align, Tensor):
         align, offsets = None, align
@@ -118,6 +128,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
         raise wrong("window", "(left, right)", window)
     left, right = (None, None) if window is None else window
     keep = _wish(q, k, v, bias, sink, server)
+    precision = _check_precision(precision or _precisions.get(server)) if q.dtype == torch.float32 else None
     options = f"{layout}|{causal}|{align}|{left}|{right}|{zero_rest}|{accumulate}|{precision}|{keep}|{server}"
     out, lse, _ = torch.ops.attnd.forward(q, k, v, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k,
                                        offsets, seed, scale, float(softcap), float(dropout_p), options)
@@ -232,12 +243,18 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Opti
              cu_seqlens_k: Optional[Tensor], offsets: Optional[Tensor], seed: Optional[Tensor],
              scale: Optional[float], softcap: float, dropout_p: float, options: str) -> Tuple[Tensor, Tensor, Tensor]:
     """o, lse, and a tensor that stands for what the servers keep."""
-    chosen, keep, server = _options(options, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k,
-                                    offsets, seed, scale, softcap, dropout_p)
-    o = _empty_like(q, chosen["layout"], v.shape[-1], host=True)
-    result = client(server).forward(_bits("q", q), _bits("k", k), _bits("v", v), out=_bits("out", o),
+    transfer = Transfer()
+    wire = _wire_type(q, options)
+    host = _fetch_inputs(transfer, wire, q, k, v, bias, mask)
+    o = _empty_result(q, options, v.shape[-1])
+    transfer.wait()
+    chosen, keep, server = _options(options, host, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k, offsets,
+                                    seed, scale, softcap, dropout_p)
+    result = client(server).forward(_bits("q", host.q), _bits("k", host.k), _bits("v", host.v), out=_bits("out", o),
                                     keep=keep != "", bias_grad=keep == "bias", **chosen)
-    return o.to(q.device), torch.from_numpy(result.lse).to(q.device), _stand_in(result.residual)
+    lse = torch.from_numpy(result.lse)
+    copies = None if q.device.type == "cpu" else _Copies(host, o, lse)
+    return send(o, q.device).to(q.dtype), send(lse, q.device), _stand_in(result.residual, copies)
 
 
 @_forward.register_fake
@@ -255,20 +272,29 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, resi
               cu_seqlens_k: Optional[Tensor], offsets: Optional[Tensor], seed: Optional[Tensor],
               scale: Optional[float], softcap: float, dropout_p: float, options: str
               ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    chosen, _, server = _options(options, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k,
-                                 offsets, seed, scale, softcap, dropout_p)
-    made = [_empty_like(tensor, chosen["layout"], tensor.shape[-1], host=True) for tensor in (q, k, v)]
+    kept, transfer, wire = _kept.get(residual.data_ptr()), Transfer(), _wire_type(q, options)
+    copies = None if kept is None else kept.copies
+    if copies is None:
+        inputs = _fetch_inputs(transfer, wire, q, k, v, bias, mask)
+        copies = _Copies(inputs, transfer.fetch("o", o, wire), transfer.fetch("lse", lse))
+    host_d_o, host_d_lse = transfer.fetch("dout", d_o, wire), transfer.fetch_if("dlse", d_lse)
+    made = [_empty_result(tensor, options, tensor.shape[-1]) for tensor in (q, k, v)]
+    transfer.wait()
+    host = copies.inputs
+    chosen, _, server = _options(options, host, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k, offsets, seed,
+                                 scale, softcap, dropout_p)
     out = tuple(_bits("out", tensor) for tensor in made)
-    g = client(server).backward(_bits("dout", d_o), _bits("q", q), _bits("k", k), _bits("v", v), _bits("o", o),
-                                _bits("lse", lse), dlse=None if d_lse is None else _bits("dlse", d_lse),
-                                bias_grad=want_bias_gradient, residual=_kept.get(residual.data_ptr()),
+    g = client(server).backward(_bits("dout", host_d_o), _bits("q", host.q), _bits("k", host.k), _bits("v", host.v),
+                                _bits("o", copies.o), _bits("lse", copies.lse),
+                                dlse=None if host_d_lse is None else _bits("dlse", host_d_lse),
+                                bias_grad=want_bias_gradient, residual=None if kept is None else kept.residual,
                                 out=(out[0], out[1], out[2]), **chosen)
-    d_q, d_k, d_v = [tensor.to(q.device) for tensor in made]
+    d_q, d_k, d_v = [send(tensor, q.device).to(q.dtype) for tensor in made]
     d_bias, d_sink = _empty_gradients(q, bias if want_bias_gradient else None, sink)
     if g.dbias is not None and bias is not None:
-        d_bias = torch.from_numpy(g.dbias).to(q.device, bias.dtype)
+        d_bias = send(torch.from_numpy(g.dbias), q.device).to(bias.dtype)
     if g.dsink is not None and sink is not None:
-        d_sink = torch.from_numpy(g.dsink).to(q.device, sink.dtype)
+        d_sink = send(torch.from_numpy(g.dsink), q.device).to(sink.dtype)
     return d_q, d_k, d_v, d_bias, d_sink
 
 
@@ -305,32 +331,63 @@ def _differentiate(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor], _: 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
 
 
-def _options(options: str, bias: Optional[Tensor], mask: Optional[Tensor], sink: Optional[Tensor],
-             alibi_slopes: Optional[Tensor], kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
-             cu_seqlens_k: Optional[Tensor], offsets: Optional[Tensor], seed: Optional[Tensor],
-             scale: Optional[float], softcap: float, dropout_p: float) -> Tuple[Dict[str, Any], str, str]:
+class _Inputs(NamedTuple):
+    """A call's large tensors on the host."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Optional[Tensor]
+    mask: Optional[Tensor]
+
+
+def _fetch_inputs(transfer: Transfer, wire: torch.dtype, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor],
+                  mask: Optional[Tensor]) -> _Inputs:
+    return _Inputs(transfer.fetch("q", q, wire), transfer.fetch("k", k, wire), transfer.fetch("v", v, wire),
+                   transfer.fetch_if("bias", bias), transfer.fetch_if("mask", mask))
+
+
+class _Copies(NamedTuple):
+    """Of CUDA tensors, what backward needs of its forward, on the host."""
+
+    inputs: _Inputs
+    o: Tensor
+    lse: Tensor
+
+
+def _options(options: str, host: _Inputs, sink: Optional[Tensor], alibi_slopes: Optional[Tensor],
+             kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor], cu_seqlens_k: Optional[Tensor],
+             offsets: Optional[Tensor], seed: Optional[Tensor], scale: Optional[float], softcap: float,
+             dropout_p: float) -> Tuple[Dict[str, Any], str, str]:
     """Keywords for Client.forward, what _wish said, and the connection's name."""
-    layout, causal, align, left, right, zero_rest, accumulate, precision, keep, server = options.split("|", 9)
+    layout, causal, align, left, right, zero_rest, accumulate, _, keep, server = options.split("|", 9)
     window = (_constant(left), _constant(right))
     chosen: Dict[str, Any] = dict(
         layout=layout, causal=_constant(causal), align=_constant(align) if offsets is None else offsets,
         window=None if window == (None, None) else window, zero_rest=_constant(zero_rest), accumulate=accumulate,
-        precision=_constant(precision), bias=None if bias is None else _bits("bias", bias), mask=mask, sink=sink,
-        alibi_slopes=alibi_slopes, kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        bias=None if host.bias is None else _bits("bias", host.bias), mask=host.mask,
+        sink=sink, alibi_slopes=alibi_slopes, kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         scale=scale, softcap=softcap, dropout_p=dropout_p, seed=0 if seed is None else int(seed))
     return chosen, keep, server
 
 
-_kept: Dict[int, Residual] = {}  # by the address of the memory of the tensor that stands for it
+class _Kept(NamedTuple):
+    """What of a forward is there for its backward."""
+
+    residual: Residual
+    copies: Optional[_Copies]  # of CUDA tensors; no more than the servers hold of them
 
 
-def _stand_in(residual: Optional[Residual]) -> Tensor:
+_kept: Dict[int, _Kept] = {}  # by the address of the memory of the tensor that stands for it
+
+
+def _stand_in(residual: Optional[Residual], copies: Optional[_Copies]) -> Tensor:
     """A tensor that autograd can save in the residual's place. The residual lives as long as its memory; a copy of it,
     as hooks on saved tensors make them, stands for nothing, and backward then sends everything."""
     memory = np.zeros(1, np.uint8)
     if residual is not None:
         address = int(memory.__array_interface__["data"][0])
-        _kept[address] = residual
+        _kept[address] = _Kept(residual, copies)
         weakref.finalize(memory, _kept.pop, address, None).atexit = False
     return torch.from_numpy(memory)
 
@@ -348,37 +405,48 @@ def _constant(text: str) -> Any:
 
 
 def _bits(field: str, tensor: Tensor) -> Bits:
-    """The tensor's memory for the client, on the host."""
+    """The memory of a tensor on the host, for the client."""
     element = _ELEMENTS.get(tensor.dtype)
     if element is None:
         raise wrong(field, "a tensor of float16, bfloat16 or float32", f"one of {tensor.dtype}")
-    host = _on_host(field, tensor.detach())
     if tensor.dtype == torch.bfloat16:
-        return Bits(host.view(torch.int16).numpy().view("uint16"), element)
-    return Bits(host.numpy(), element)
+        return Bits(tensor.view(torch.int16).numpy().view("uint16"), element)
+    return Bits(tensor.numpy(), element)
 
 
-def _on_host(field: str, tensor: Tensor) -> Tensor:
-    if tensor.device.type == "cpu":
-        return tensor.resolve_neg()
-    if tensor.device.type != "cuda":
-        raise wrong_type(field, "a tensor on the CPU or a CUDA device", tensor)
-    host = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    host.copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream(tensor.device).synchronize()
-    return host
+_PRECISIONS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 
-def _empty_like(tensor: Tensor, layout: str, last: int, host: bool = False) -> Tensor:
+def _check_precision(precision: Optional[str]) -> Optional[str]:
+    if precision is not None and precision not in _PRECISIONS:
+        raise wrong("precision", '"f16" or "bf16"', repr(precision))
+    return precision
+
+
+def _wire_type(tensor: Tensor, options: str) -> torch.dtype:
+    """What the tensor travels as."""
+    return _PRECISIONS.get(options.split("|", 8)[7], tensor.dtype)
+
+
+def _empty_like(tensor: Tensor, layout: str, last: int) -> Tensor:
     """A new tensor of this shape but for its last dimension. Its memory has the order of the tensor's where that is
     another layout of the contract ([batch, length, heads, dim] seen as [batch, heads, length, dim]), else its own."""
+    return _empty_in_order(tensor, layout, last, lambda shape: tensor.new_empty(shape))
+
+
+def _empty_result(tensor: Tensor, options: str, last: int) -> Tensor:
+    """The same on the host, for a result that comes from the wire and goes to the tensor's device."""
+    wire = _wire_type(tensor, options)
+    return _empty_in_order(tensor, _layout(options), last, lambda shape: empty(shape, wire, tensor.device))
+
+
+def _empty_in_order(tensor: Tensor, layout: str, last: int, make: Callable[[List[int]], Tensor]) -> Tensor:
     first = 1 if len(layout) == 4 else 0  # of the two dimensions that the layouts exchange
     shape = [*tensor.shape[:-1], last]
-    device = torch.device("cpu") if host else tensor.device
     if tensor.is_contiguous() or not tensor.transpose(first, first + 1).is_contiguous():
-        return torch.empty(shape, dtype=tensor.dtype, device=device)
+        return make(shape)
     shape[first], shape[first + 1] = shape[first + 1], shape[first]
-    return torch.empty(shape, dtype=tensor.dtype, device=device).transpose(first, first + 1)
+    return make(shape).transpose(first, first + 1)
 
 
 def _lse_shape(q: Tensor, layout: str) -> List[int]:
