@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stop_token>
 #include <string>
 
@@ -26,6 +27,15 @@
 #include "attention/problem.h"
 
 namespace attnd {
+
+// What a forward read and wrote (q, k, v, mask, bias, o, lse), left in its device's memory for
+// backward calls of that engine. Freed when it dies, on any thread: when no launch reads it any
+// more, and before the engine goes.
+class DeviceResidual {
+ public:
+  virtual ~DeviceResidual() = default;
+  virtual int64_t bytes() const = 0;
+};
 
 // One forward problem. Tensors are contiguous in the problem's layout and element type.
 struct ForwardCall {
@@ -39,9 +49,12 @@ struct ForwardCall {
   float* lse = nullptr;  // [batch, q_heads, q_len] or packed [q_heads, q_len]; always written
   std::byte* workspace = nullptr;  // WorkspaceBytes(problem, kForward), contents arbitrary
   std::stop_token stop;            // once requested, the outputs of this call no longer matter
+  // Set: the engine may leave the tensors on its device and tell here; a favour, null is no error.
+  std::unique_ptr<DeviceResidual>* kept = nullptr;
 };
 
-// One backward problem: o and lse as forward gave them (o rounded to its element type).
+// One backward problem: o and lse as forward gave them (o rounded to its element type). With a
+// residual, what lies there is not looked at here.
 struct BackwardCall {
   const Problem* problem = nullptr;
   const void* q = nullptr;
@@ -60,6 +73,7 @@ struct BackwardCall {
   float* d_sink = nullptr;         // iff kSink: float32 [batch, q_heads], each batch entry's share
   std::byte* workspace = nullptr;  // WorkspaceBytes(problem, kBackward), contents arbitrary
   std::stop_token stop;
+  const DeviceResidual* residual = nullptr;  // of this engine's forward of the same problem
 };
 
 // What a launch did, for receipts and metrics.
@@ -108,6 +122,9 @@ class Backend {
   virtual int64_t WorkspaceBytes(const Problem& problem, Direction direction) const = 0;
   // Device memory that a call takes while it is launched; 0 where tensors stay in host memory.
   virtual int64_t DeviceBytes(const Problem&, Direction) const { return 0; }
+  // What a kept forward leaves on the device, part of its DeviceBytes; a backward on it takes so
+  // much less. 0: nothing is left there.
+  virtual int64_t ResidualBytes(const Problem&) const { return 0; }
   // Page-locks memory of calls to come, where that helps, until UnregisterHost or the engine's end;
   // no launch uses it by then. Takes long: never on the way of a call.
   virtual absl::Status RegisterHost(absl::Span<std::byte>) { return absl::OkStatus(); }

@@ -197,6 +197,7 @@ class CaseChecker {
       return;
     }
     CheckSameBits(item);
+    CheckResidual();
     CheckAbsentLseGradient(item);
     if (case_.poison == Poison::kNone) CheckGivenResults(item);
   }
@@ -233,6 +234,25 @@ class CaseChecker {
     auto beside = LaunchBackward(backend_, *memory_, items);
     if (!beside.ok()) return Fail(absl::StrCat("backward array: ", beside.status().ToString()));
     if (beside->results[1] != backward_) Fail("backward: other bits beside other calls");
+  }
+
+  // Where the engine leaves a forward's tensors on its device, backward on them gives the same bits
+  // as with tensors, more than once.
+  void CheckResidual() {
+    if (backend_.ResidualBytes(problem_) == 0 || forward_.o.empty()) return;
+    std::vector<LaunchItem> items = AmongOthers(Direction::kForward);
+    items[1].keep = true;
+    auto kept = LaunchForward(backend_, *memory_, items);
+    if (!kept.ok()) return Fail(absl::StrCat("kept forward: ", kept.status().ToString()));
+    if (kept->results[1] != forward_) Fail("forward: other bits when it is kept");
+    if (kept->kept[1] == nullptr) return Fail("forward: nothing was kept");
+    LaunchItem item{&problem_, &inputs_};
+    item.residual = kept->kept[1].get();
+    auto backward = LaunchBackward(backend_, *memory_, {item, item});
+    if (!backward.ok()) return Fail(absl::StrCat("residual: ", backward.status().ToString()));
+    if (backward->results[0] != backward_ || backward->results[1] != backward_) {
+      Fail("backward: other bits on a residual");
+    }
   }
 
   void CheckAbsentLseGradient(LaunchItem item) {

@@ -9,8 +9,8 @@
 // and workspace start as NaN) and nothing written past an end; the same bits on repeat, beside
 // other calls in a launch, and cut into shards by batch entry and key head; backward with another o
 // and lse than its own, which it must use; and NaN in keys and values that no row sees, which must
-// change no bit. A case is left out only where Supports answers UNIMPLEMENTED, which is counted
-// against `max_unsupported`.
+// change no bit; and backward on what a kept forward left on the device. A case is left out only
+// where Supports answers UNIMPLEMENTED, which is counted against `max_unsupported`.
 #pragma once
 
 #include <cstdint>

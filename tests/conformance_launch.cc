@@ -115,9 +115,13 @@ ForwardCall PlaceForward(const Backend& backend, const LaunchItem& item, Placeme
 BackwardCall PlaceBackward(const Backend& backend, const LaunchItem& item, Placement& placement) {
   const Problem& p = *item.problem;
   BackwardCall call;
-  PlaceInputs(item, placement, call);
-  call.o = placement.Input(item.o);
-  call.lse = static_cast<const float*>(placement.Input(item.lse));
+  call.problem = item.problem;
+  call.residual = item.residual;
+  if (item.residual == nullptr) {
+    PlaceInputs(item, placement, call);
+    call.o = placement.Input(item.o);
+    call.lse = static_cast<const float*>(placement.Input(item.lse));
+  }
   call.d_o = placement.Input(item.inputs->d_o);
   if (item.with_d_lse) {
     call.d_lse = static_cast<const float*>(placement.Input(item.inputs->d_lse));
@@ -142,6 +146,10 @@ absl::StatusOr<LaunchOutcome<ForwardResults>> LaunchForward(Backend& backend, Ca
   std::vector<ForwardCall> calls;
   for (const LaunchItem& item : items) calls.push_back(PlaceForward(backend, item, placement));
   LaunchOutcome<ForwardResults> outcome;
+  outcome.kept.resize(items.size());
+  for (size_t n = 0; n < items.size(); ++n) {
+    if (items[n].keep) calls[n].kept = &outcome.kept[n];
+  }
   ASSIGN_OR_RETURN(outcome.report, backend.Forward(calls));
   RETURN_IF_ERROR(placement.CheckGuards());
   for (const ForwardCall& call : calls) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,8 @@ struct LaunchItem {
   const ProblemInputs* inputs;
   Bytes o, lse;
   bool with_d_lse = true;
+  bool keep = false;                         // forward leaves its tensors on the device
+  const DeviceResidual* residual = nullptr;  // backward finds them there, and gets no others
 };
 
 struct ForwardResults {
@@ -33,7 +36,8 @@ struct BackwardResults {
 
 template <class Results>
 struct LaunchOutcome {
-  std::vector<Results> results;  // one per item
+  std::vector<Results> results;                       // one per item
+  std::vector<std::unique_ptr<DeviceResidual>> kept;  // of forward, one per item
   LaunchReport report;
 };
 

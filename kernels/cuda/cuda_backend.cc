@@ -41,7 +41,6 @@ template <class Kernels, class Call>
 struct Group {
   Kernels kernels;
   std::vector<const Call*> calls;
-  std::vector<const Problem*> problems;
 };
 
 const KernelRow& MainRow(const ForwardKernels& kernels) { return kernels.forward; }
@@ -63,7 +62,6 @@ std::map<std::string, Group<Kernels, Call>> GroupCalls(absl::Span<const Call> ca
     Group<Kernels, Call>& group = groups[KeyOf(*kernels)];
     group.kernels = *kernels;
     group.calls.push_back(&call);
-    group.problems.push_back(call.problem);
   }
   return groups;
 }
@@ -74,7 +72,7 @@ absl::StatusOr<LaunchReport> RunGroups(const std::map<std::string, Group<Kernels
                                        const Run& run) {
   LaunchReport report;
   for (const auto& [name, group] : groups) {
-    ASSIGN_OR_RETURN(const DeviceTimes times, run(group));
+    ASSIGN_OR_RETURN(const DeviceTimes times, run(group.kernels, group.calls));
     report.seconds += times.kernel;
     report.upload_seconds += times.upload;
     report.download_seconds += times.download;
@@ -84,6 +82,34 @@ absl::StatusOr<LaunchReport> RunGroups(const std::map<std::string, Group<Kernels
     report.deterministic = report.deterministic && row.ordered;
   }
   return report;
+}
+
+template <class Call>
+std::vector<const Problem*> ProblemsOf(absl::Span<const Call* const> calls) {
+  std::vector<const Problem*> problems;
+  for (const Call* call : calls) problems.push_back(call->problem);
+  return problems;
+}
+
+class CudaResidual final : public DeviceResidual {
+ public:
+  CudaResidual(const KernelDevice& device, std::unique_ptr<DeviceMemory> memory)
+      : device_(device), memory_(std::move(memory)) {}
+  int64_t bytes() const override { return memory_->bytes(); }
+  const DeviceMemory& MemoryOn(const KernelDevice& device) const {
+    CHECK(&device == &device_) << "a residual of another device";
+    return *memory_;
+  }
+
+ private:
+  const KernelDevice& device_;
+  const std::unique_ptr<DeviceMemory> memory_;
+};
+
+std::vector<bool> IsHeld(const std::vector<const DeviceMemory*>& held) {
+  std::vector<bool> is_held;
+  for (const DeviceMemory* memory : held) is_held.push_back(memory != nullptr);
+  return is_held;
 }
 
 template <class Call>
@@ -131,27 +157,64 @@ int64_t CudaBackend::DeviceBytes(const Problem& problem, Direction direction) co
   return kernels.ok() ? BackwardArenaBytes(problem, *kernels) : 0;
 }
 
+int64_t CudaBackend::ResidualBytes(const Problem& problem) const {
+  return problem.element == ElementType::kFloat16 ? ResidualTensorBytes(problem) : 0;
+}
+
 absl::StatusOr<LaunchReport> CudaBackend::Forward(absl::Span<const ForwardCall> calls) {
-  return RunGroups(GroupCalls<ForwardKernels>(calls, ForwardKernelsOf), [this](const auto& group) {
-    return Launch<ForwardCall>(PlanForward(group.problems, group.kernels), group.calls,
-                               Direction::kForward);
-  });
+  return RunGroups(
+      GroupCalls<ForwardKernels>(calls, ForwardKernelsOf),
+      [this](const auto& kernels, const auto& group) { return RunForward(kernels, group); });
 }
 
 absl::StatusOr<LaunchReport> CudaBackend::Backward(absl::Span<const BackwardCall> calls) {
-  return RunGroups(GroupCalls<BackwardKernels>(calls, BackwardKernelsOf),
-                   [this](const auto& group) {
-                     return Launch<BackwardCall>(PlanBackward(group.problems, group.kernels),
-                                                 group.calls, Direction::kBackward);
-                   });
+  return RunGroups(
+      GroupCalls<BackwardKernels>(calls, BackwardKernelsOf),
+      [this](const auto& kernels, const auto& group) { return RunBackward(kernels, group); });
+}
+
+absl::StatusOr<DeviceTimes> CudaBackend::RunForward(const ForwardKernels& kernels,
+                                                    absl::Span<const ForwardCall* const> calls) {
+  std::vector<std::unique_ptr<DeviceResidual>> kept(calls.size());
+  Held held(calls.size(), nullptr);
+  for (size_t n = 0; n < calls.size(); ++n) {
+    const int64_t bytes = calls[n]->kept == nullptr ? 0 : ResidualBytes(*calls[n]->problem);
+    std::unique_ptr<DeviceMemory> memory = bytes == 0 ? nullptr : device_->Hold(bytes);
+    if (memory == nullptr) continue;
+    held[n] = memory.get();
+    kept[n] = std::make_unique<CudaResidual>(*device_, std::move(memory));
+  }
+  LaunchPlan plan = PlanForward(ProblemsOf(calls), kernels, IsHeld(held));
+  ASSIGN_OR_RETURN(const DeviceTimes times,
+                   Launch(std::move(plan), calls, held, Direction::kForward));
+  for (size_t n = 0; n < calls.size(); ++n) {
+    if (kept[n] != nullptr) *calls[n]->kept = std::move(kept[n]);
+  }
+  return times;
+}
+
+absl::StatusOr<DeviceTimes> CudaBackend::RunBackward(const BackwardKernels& kernels,
+                                                     absl::Span<const BackwardCall* const> calls) {
+  Held held(calls.size(), nullptr);
+  for (size_t n = 0; n < calls.size(); ++n) {
+    if (calls[n]->residual == nullptr) continue;
+    held[n] = &static_cast<const CudaResidual*>(calls[n]->residual)->MemoryOn(*device_);
+  }
+  LaunchPlan plan = PlanBackward(ProblemsOf(calls), kernels, IsHeld(held));
+  return Launch(std::move(plan), calls, held, Direction::kBackward);
 }
 
 template <class Call>
 absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan plan,
                                                 absl::Span<const Call* const> calls,
-                                                Direction direction) {
+                                                const Held& held, Direction direction) {
   ASSIGN_OR_RETURN(std::unique_ptr<DeviceLaunch> launch,
                    device_->Begin(plan.arena.bytes(), plan.arena.regions()));
+  for (size_t n = 0; n < calls.size(); ++n) {
+    if (held[n] == nullptr) continue;
+    launch->Use(*held[n], plan.held[n].regions());
+    PlaceOutside(plan.layouts[n], static_cast<int64_t>(held[n]->address() - launch->arena()));
+  }
   if (!AnyWanted(calls)) return DeviceTimes();  // Begin may have waited
   Transfer transfer(*launch);
   for (size_t n = 0; n < calls.size(); ++n) {

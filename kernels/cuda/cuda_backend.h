@@ -10,12 +10,17 @@
 // launch whose calls have all stopped ends. Threads and errors: see backend.h. Admission keeps
 // DeviceBytes of each call, so a launch finds its memory; until then it waits for that of launches
 // that are ending.
+//
+// A kept forward has its tensors in memory of their own, which stays when the launch goes; a
+// backward on that residual reads them there. Only of float16 calls: a bfloat16 call's V and O lie
+// on the device in other powers of two than backward wants (transfer.h).
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/cuda/kernel_device.h"
@@ -32,6 +37,7 @@ class CudaBackend final : public Backend {
   absl::Status Supports(const Problem& problem, Direction direction) const override;
   int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override;
   int64_t DeviceBytes(const Problem& problem, Direction direction) const override;
+  int64_t ResidualBytes(const Problem& problem) const override;
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
     return device_->RegisterHost(memory);
   }
@@ -41,10 +47,17 @@ class CudaBackend final : public Backend {
   absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override;
 
  private:
+  // Of each call: where its tensors lie, if outside the arena.
+  using Held = std::vector<const DeviceMemory*>;
+
+  absl::StatusOr<DeviceTimes> RunForward(const ForwardKernels& kernels,
+                                         absl::Span<const ForwardCall* const> calls);
+  absl::StatusOr<DeviceTimes> RunBackward(const BackwardKernels& kernels,
+                                          absl::Span<const BackwardCall* const> calls);
   // One launch: calls of the same kernels.
   template <class Call>
   absl::StatusOr<DeviceTimes> Launch(LaunchPlan plan, absl::Span<const Call* const> calls,
-                                     Direction direction);
+                                     const Held& held, Direction direction);
   template <class Call>
   absl::StatusOr<bool> RunSlices(DeviceLaunch& launch, const LaunchPlan& plan,
                                  absl::Span<const Call* const> calls, int slices);

@@ -33,9 +33,9 @@ struct Slot {
   PinnedMemory bounce;
 };
 
-// Bytes of a launch by what they are for.
+// Bytes of a launch, or of what it leaves, by what they are for.
 struct ArenaBytes {
-  int64_t input = 0, output = 0, workspace = 0;
+  int64_t input = 0, output = 0, workspace = 0, lease = 0;
 };
 ArenaBytes BytesByUse(int64_t total, absl::Span<const Region> regions) {
   ArenaBytes bytes;
@@ -71,6 +71,7 @@ class DriverDevice final : public KernelDevice {
   }
   absl::StatusOr<std::unique_ptr<DeviceLaunch>> Begin(int64_t bytes,
                                                       absl::Span<const Region> regions) override;
+  std::unique_ptr<DeviceMemory> Hold(int64_t bytes) override;
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
     RETURN_IF_ERROR(context_.MakeCurrent());
     ASSIGN_OR_RETURN(PinnedRange range, PinnedRange::Register(*driver_, memory));
@@ -88,6 +89,7 @@ class DriverDevice final : public KernelDevice {
 
  private:
   friend class DriverLaunch;
+  friend class HeldBlock;
   explicit DriverDevice(const DriverDeviceOptions& options) : options_(options) {}
   absl::Status Start();
   absl::Status StartMemory();
@@ -106,6 +108,7 @@ class DriverDevice final : public KernelDevice {
   }
   // Waits until a slot and memory are there.
   absl::StatusOr<std::pair<Slot*, PoolBlock>> Take(int64_t bytes);
+  // `slot`: null for what no launch holds.
   void GiveBack(Slot* slot, PoolBlock block, const ArenaBytes& use);
   void CountUse(const ArenaBytes& use, int sign);
 
@@ -127,8 +130,29 @@ class DriverDevice final : public KernelDevice {
   std::map<std::byte*, PinnedRange> pinned_ ABSL_GUARDED_BY(mutex_);
   uint64_t given_back_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> lost_{false};
-  std::atomic<int64_t> input_{0}, output_{0}, workspace_{0}, peak_{0}, uploaded_{0}, downloaded_{0};
+  std::atomic<int64_t> input_{0}, output_{0}, workspace_{0}, lease_{0}, peak_{0};
+  std::atomic<int64_t> uploaded_{0}, downloaded_{0};
   std::atomic<double> upload_seconds_{0}, kernel_seconds_{0}, download_seconds_{0};
+};
+
+// What a call left behind. It was allocated on the upload stream and is given back there, when no
+// launch that uses it is at work.
+class HeldBlock final : public DeviceMemory {
+ public:
+  HeldBlock(DriverDevice& device, PoolBlock block) : device_(device), block_(std::move(block)) {
+    device_.CountUse({.lease = block_.bytes()}, +1);
+  }
+  ~HeldBlock() override {
+    device_.context_.MakeCurrent().IgnoreError();
+    const ArenaBytes use = {.lease = block_.bytes()};
+    device_.GiveBack(nullptr, std::move(block_), use);
+  }
+  uint64_t address() const override { return block_.address().value; }
+  int64_t bytes() const override { return block_.bytes(); }
+
+ private:
+  DriverDevice& device_;
+  PoolBlock block_;
 };
 
 class DriverLaunch final : public DeviceLaunch {
@@ -345,11 +369,19 @@ absl::StatusOr<std::pair<Slot*, PoolBlock>> DriverDevice::Take(int64_t bytes) {
   }
 }
 
+std::unique_ptr<DeviceMemory> DriverDevice::Hold(int64_t bytes) {
+  if (lost_ || !Seen(context_.MakeCurrent()).ok()) return nullptr;
+  absl::MutexLock lock(&mutex_);
+  absl::StatusOr<PoolBlock> block = pool_.Allocate(upload_.ref(), bytes);
+  if (!Seen(block.status()).ok()) return nullptr;
+  return std::make_unique<HeldBlock>(*this, *std::move(block));
+}
+
 void DriverDevice::GiveBack(Slot* slot, PoolBlock block, const ArenaBytes& use) {
   CountUse(use, -1);
   absl::MutexLock lock(&mutex_);
   { PoolBlock gone = std::move(block); }
-  free_slots_.push_back(slot);
+  if (slot != nullptr) free_slots_.push_back(slot);
   ++given_back_;
 }
 
@@ -357,7 +389,8 @@ void DriverDevice::CountUse(const ArenaBytes& use, int sign) {
   input_ += sign * use.input;
   output_ += sign * use.output;
   workspace_ += sign * use.workspace;
-  const int64_t now = input_ + output_ + workspace_;
+  lease_ += sign * use.lease;
+  const int64_t now = input_ + output_ + workspace_ + lease_;
   for (int64_t old = peak_; now > old && !peak_.compare_exchange_weak(old, now);) {
   }
 }
@@ -370,6 +403,7 @@ DeviceUse DriverDevice::use() const {
   use.input_bytes = input_;
   use.output_bytes = output_;
   use.workspace_bytes = workspace_;
+  use.lease_bytes = lease_;
   use.uploaded_bytes = uploaded_;
   use.downloaded_bytes = downloaded_;
   use.upload_seconds = upload_seconds_;

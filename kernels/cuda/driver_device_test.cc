@@ -87,6 +87,31 @@ TEST_F(DriverDeviceTest, CopiesZeroesAndLaunchesEveryShippedKernel) {
   EXPECT_EQ((*device)->use().uploaded_bytes, 8);
 }
 
+TEST_F(DriverDeviceTest, HoldsMemoryForLeasesUntilItIsGivenBack) {
+  auto device = Make({.memory_fraction = 1.0 / (15 << 10) * 4});  // 4 MiB
+  ASSERT_TRUE(device.ok()) << device.status();
+  std::unique_ptr<DeviceMemory> held = (*device)->Hold(3 << 20);
+  ASSERT_NE(held, nullptr);
+  EXPECT_EQ((*device)->use().lease_bytes, 3 << 20);
+  EXPECT_EQ((*device)->use().memory_peak_bytes, 3 << 20);
+  EXPECT_EQ((*device)->Hold(2 << 20), nullptr);  // at once: nobody may be about to give it back
+  EXPECT_EQ((*device)->Begin(2 << 20, {}).status().code(), absl::StatusCode::kResourceExhausted);
+  std::thread([&] { held.reset(); }).join();  // by any thread
+  EXPECT_EQ((*device)->use().lease_bytes, 0);
+  EXPECT_TRUE((*device)->Begin(2 << 20, {}).ok());
+}
+
+TEST_F(DriverDeviceTest, LaunchesWaitForHeldMemoryWhileOthersAreAtWork) {
+  auto device = Make({.memory_fraction = 1.0 / (15 << 10) * 4});
+  ASSERT_TRUE(device.ok()) << device.status();
+  std::unique_ptr<DeviceMemory> held = (*device)->Hold(3 << 20);
+  auto working = (*device)->Begin(1024, {});
+  ASSERT_TRUE(held != nullptr && working.ok());
+  std::thread other([&] { EXPECT_TRUE((*device)->Begin(2 << 20, {}).ok()); });
+  held.reset();
+  other.join();
+}
+
 TEST_F(DriverDeviceTest, LeavesOutASliceThatNobodyWantsWhenItsTurnComes) {
   auto device = Make();
   ASSERT_TRUE(device.ok());

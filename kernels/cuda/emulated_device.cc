@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,25 +17,37 @@ namespace {
 
 using emulator::Contents;
 
+constexpr int64_t kArenaAlignment = 256;  // as a GPU's
+
+// Set to a pattern that is NaN as float16 and as float32.
+class EmulatedMemory final : public DeviceMemory {
+ public:
+  explicit EmulatedMemory(int64_t bytes)
+      : bytes_(bytes), memory_(static_cast<size_t>(bytes + kArenaAlignment), std::byte{0xff}) {}
+  uint64_t address() const override {
+    auto address = reinterpret_cast<uint64_t>(memory_.data());
+    return (address + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
+  }
+  int64_t bytes() const override { return bytes_; }
+
+ private:
+  const int64_t bytes_;
+  std::vector<std::byte> memory_;
+};
+
 // Everything happens at the call.
 class EmulatedLaunch final : public DeviceLaunch {
  public:
   EmulatedLaunch(const EmulatedDeviceOptions& options, int64_t bytes,
                  absl::Span<const Region> regions)
-      // Set to a pattern that is NaN as float16 and as float32.
-      : options_(options), memory_(bytes + kArenaAlignment, std::byte{0xff}) {
-    auto address = reinterpret_cast<uint64_t>(memory_.data());
-    base_ = (address + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
-    for (const Region& region : regions) {
-      Contents contents = region.use == RegionUse::kInput    ? Contents::kConstant
-                          : region.use == RegionUse::kZeroed ? Contents::kInitialised
-                                                             : Contents::kUninitialised;
-      global_.Register(reinterpret_cast<const void*>(base_ + region.offset), region.bytes, contents,
-                       region.name);
-    }
+      : options_(options), memory_(bytes), base_(memory_.address()) {
+    Register(base_, regions);
   }
 
   uint64_t arena() const override { return base_; }
+  void Use(const DeviceMemory& memory, absl::Span<const Region> regions) override {
+    if (used_.insert(memory.address()).second) Register(memory.address(), regions);
+  }
   absl::Status Upload(uint64_t to, const void* from, int64_t bytes) override {
     std::memcpy(reinterpret_cast<void*>(to), from, bytes);
     return absl::OkStatus();
@@ -59,7 +72,15 @@ class EmulatedLaunch final : public DeviceLaunch {
   absl::StatusOr<DeviceTimes> Finish() override { return times_; }
 
  private:
-  static constexpr int64_t kArenaAlignment = 256;  // as a GPU's
+  void Register(uint64_t base, absl::Span<const Region> regions) {
+    for (const Region& region : regions) {
+      Contents contents = region.use == RegionUse::kInput    ? Contents::kConstant
+                          : region.use == RegionUse::kZeroed ? Contents::kInitialised
+                                                             : Contents::kUninitialised;
+      global_.Register(reinterpret_cast<const void*>(base + region.offset), region.bytes, contents,
+                       region.name);
+    }
+  }
 
   absl::Status RunStep(const KernelStep& step) {
     sm70::EmulatedKernel kernel = sm70::FindEmulatedKernel(step.row);
@@ -83,8 +104,9 @@ class EmulatedLaunch final : public DeviceLaunch {
   }
 
   const EmulatedDeviceOptions& options_;
-  std::vector<std::byte> memory_;
-  uint64_t base_ = 0;
+  EmulatedMemory memory_;
+  const uint64_t base_;
+  std::set<uint64_t> used_;  // memory outside the arena: several calls may read one residual
   emulator::GlobalMemory global_;
   DeviceTimes times_;
 };
@@ -107,6 +129,9 @@ class EmulatedDevice final : public KernelDevice {
   absl::StatusOr<std::unique_ptr<DeviceLaunch>> Begin(int64_t bytes,
                                                       absl::Span<const Region> regions) override {
     return std::make_unique<EmulatedLaunch>(options_, bytes, regions);
+  }
+  std::unique_ptr<DeviceMemory> Hold(int64_t bytes) override {
+    return std::make_unique<EmulatedMemory>(bytes);
   }
   double max_slice_seconds() const override { return options_.max_slice_seconds; }
 

@@ -53,11 +53,22 @@ struct DeviceTimes {
   double upload = 0, kernel = 0, download = 0;
 };
 
+// Device memory that outlives launches. Given back when it dies, on any thread: no launch that uses
+// it is at work by then.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual uint64_t address() const = 0;
+  virtual int64_t bytes() const = 0;
+};
+
 class DeviceLaunch {
  public:
   // Waits for what is still at work, then gives the arena back.
   virtual ~DeviceLaunch() = default;
   virtual uint64_t arena() const = 0;
+  // The kernels use this memory too, which outlives the launch. For devices that check accesses.
+  virtual void Use(const DeviceMemory&, absl::Span<const Region>) {}
 
   // `from` stays as it is until Finish; page-locked memory is read by the device itself.
   virtual absl::Status Upload(uint64_t to, const void* from, int64_t bytes) = 0;
@@ -82,6 +93,8 @@ class KernelDevice {
   // An arena at least as long as the regions, contents arbitrary.
   virtual absl::StatusOr<std::unique_ptr<DeviceLaunch>> Begin(int64_t bytes,
                                                               absl::Span<const Region> regions) = 0;
+  // Null when so much is not there just now: it does not wait.
+  virtual std::unique_ptr<DeviceMemory> Hold(int64_t bytes) = 0;
   // See Backend.
   virtual absl::Status RegisterHost(absl::Span<std::byte>) { return absl::OkStatus(); }
   virtual void UnregisterHost(absl::Span<std::byte>) {}

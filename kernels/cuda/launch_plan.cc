@@ -17,6 +17,11 @@ void AddParts(absl::Span<const Problem* const> problems, LaunchPlan& plan) {
   plan.first_part.push_back(plan.parts.size());
 }
 
+void AddTensors(const Problem& problem, RegionUse results, bool held, LaunchPlan& plan) {
+  ArenaLayout& own = plan.held.emplace_back();
+  plan.layouts.push_back(LayOutTensors(problem, results, held ? own : plan.arena));
+}
+
 size_t AddTiles(std::vector<TileWork> tiles, LaunchPlan& plan) {
   plan.tiles.push_back(std::move(tiles));
   return plan.tiles.size() - 1;
@@ -48,12 +53,13 @@ int64_t ConstantBytes(const Problem& p, int64_t tiles, int tile_lists) {
 
 }  // namespace
 
-LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels) {
+LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
+                       const std::vector<bool>& held) {
   LaunchPlan plan;
   AddParts(problems, plan);
-  for (const Problem* problem : problems) {
-    plan.layouts.push_back(LayOutForward(*problem, plan.arena));
-    plan.flops += Flops(*problem, Direction::kForward);
+  for (size_t n = 0; n < problems.size(); ++n) {
+    AddTensors(*problems[n], RegionUse::kOutput, held[n], plan);
+    plan.flops += Flops(*problems[n], Direction::kForward);
   }
   const size_t tiles =
       AddTiles(ForwardTiles(problems, plan.parts, kernels.forward.tile.q_rows), plan);
@@ -62,12 +68,14 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
   return plan;
 }
 
-LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels) {
+LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
+                        const std::vector<bool>& held) {
   LaunchPlan plan;
   AddParts(problems, plan);
-  for (const Problem* problem : problems) {
-    plan.layouts.push_back(LayOutBackward(*problem, kernels.backward.tile.head_dim, plan.arena));
-    plan.flops += Flops(*problem, Direction::kBackward);
+  for (size_t n = 0; n < problems.size(); ++n) {
+    AddTensors(*problems[n], RegionUse::kInput, held[n], plan);
+    LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim, plan.arena);
+    plan.flops += Flops(*problems[n], Direction::kBackward);
   }
   const size_t rows = AddTiles(RowBlockTiles(problems, plan.parts), plan);
   const size_t keys =
@@ -133,9 +141,15 @@ std::vector<KernelStep> LaunchPlan::Slice(uint64_t arena_address, int slice, int
   return steps;
 }
 
+int64_t ResidualTensorBytes(const Problem& p) {
+  ArenaLayout arena;
+  LayOutTensors(p, RegionUse::kOutput, arena);
+  return arena.bytes();
+}
+
 int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels) {
   ArenaLayout arena;
-  CallLayout layout = LayOutForward(p, arena);
+  CallLayout layout = LayOutTensors(p, RegionUse::kOutput, arena);
   LayOutConstants(layout, arena);
   const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows);
   return arena.bytes() + ConstantBytes(p, tiles, 1);
@@ -143,7 +157,8 @@ int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels) {
 
 int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels) {
   ArenaLayout arena;
-  CallLayout layout = LayOutBackward(p, kernels.backward.tile.head_dim, arena);
+  CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena);
+  LayOutGradients(layout, kernels.backward.tile.head_dim, arena);
   LayOutConstants(layout, arena);
   int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
                   p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows);

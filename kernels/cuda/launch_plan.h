@@ -23,6 +23,7 @@ struct PlannedKernel {
 struct LaunchPlan {
   ArenaLayout arena;
   std::vector<CallLayout> layouts;  // of each call
+  std::vector<ArenaLayout> held;    // of each call: its tensors in memory of their own, or nothing
   std::vector<Part> parts;          // of all calls, one after the other
   std::vector<size_t> first_part;   // of each call, and the end
   std::vector<std::vector<TileWork>> tiles;
@@ -43,8 +44,15 @@ struct LaunchPlan {
   std::vector<KernelStep> Slice(uint64_t arena_address, int slice, int slices) const;
 };
 
-LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels);
-LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels);
+// `held` says which calls' tensors (LayOutTensors) lie outside the arena; their layouts count from
+// there until PlaceOutside.
+LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
+                       const std::vector<bool>& held);
+LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
+                        const std::vector<bool>& held);
+
+// Of the tensors that forward leaves for backward.
+int64_t ResidualTensorBytes(const Problem& problem);
 
 // At least what a launch of this problem alone takes, and what it adds to a launch of several.
 // Without the tiles themselves: cheap for any length.

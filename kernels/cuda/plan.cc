@@ -173,27 +173,6 @@ void DescribeGradientElement(const Problem& p, const Exponents& exponents, Probl
   desc.d_v_exponent = exponents.d_o;
 }
 
-// What both directions bring to the device.
-CallLayout LayOutInputs(const Problem& p, ArenaLayout& arena) {
-  CallLayout at;
-  at.problem = &p;
-  if (p.bool_mask) at.mask = arena.Add("mask", p.bool_mask->bytes(), RegionUse::kInput);
-  if (p.bias) {
-    at.bias = arena.Add("bias", p.bias->shape.elements() * ElementBytes(p.bias->element),
-                        RegionUse::kInput);
-  }
-  at.k = arena.Add("k", KeyRows(p).padded_bytes(), RegionUse::kInput);
-  at.v = arena.Add("v", ValueRows(p).padded_bytes(), RegionUse::kInput);
-  at.q = arena.Add("q", QueryRows(p).padded_bytes(), RegionUse::kInput);
-  return at;
-}
-
-// Outputs of forward, inputs of backward.
-void LayOutResults(const Problem& p, RegionUse use, CallLayout& at, ArenaLayout& arena) {
-  at.lse = arena.Add("lse", p.LseElements() * 4, use);
-  at.o = arena.Add("o", OutputRows(p).padded_bytes(), use);
-}
-
 // Calls visit(part index, entry within the part, query head within the part, its sequence).
 template <class Visit>
 void ForEachQueryHead(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
@@ -231,15 +210,30 @@ RowShape OutputRows(const Problem& p) {
   return {p.layout, p.batch, p.q_heads, p.q_len, p.v_head_dim};
 }
 
-CallLayout LayOutForward(const Problem& p, ArenaLayout& arena) {
-  CallLayout at = LayOutInputs(p, arena);
-  LayOutResults(p, RegionUse::kOutput, at, arena);
+CallLayout LayOutTensors(const Problem& p, RegionUse results, ArenaLayout& arena) {
+  CallLayout at;
+  at.problem = &p;
+  if (p.bool_mask) at.mask = arena.Add("mask", p.bool_mask->bytes(), RegionUse::kInput);
+  if (p.bias) {
+    at.bias = arena.Add("bias", p.bias->shape.elements() * ElementBytes(p.bias->element),
+                        RegionUse::kInput);
+  }
+  at.k = arena.Add("k", KeyRows(p).padded_bytes(), RegionUse::kInput);
+  at.v = arena.Add("v", ValueRows(p).padded_bytes(), RegionUse::kInput);
+  at.q = arena.Add("q", QueryRows(p).padded_bytes(), RegionUse::kInput);
+  at.lse = arena.Add("lse", p.LseElements() * 4, results);
+  at.o = arena.Add("o", OutputRows(p).padded_bytes(), results);
   return at;
 }
 
-CallLayout LayOutBackward(const Problem& p, int tile_head_dim, ArenaLayout& arena) {
-  CallLayout at = LayOutInputs(p, arena);
-  LayOutResults(p, RegionUse::kInput, at, arena);
+void PlaceOutside(CallLayout& at, int64_t shift) {
+  for (int64_t* offset : {&at.mask, &at.bias, &at.k, &at.v, &at.q, &at.lse, &at.o}) {
+    if (*offset >= 0) *offset += shift;
+  }
+}
+
+void LayOutGradients(CallLayout& at, int tile_head_dim, ArenaLayout& arena) {
+  const Problem& p = *at.problem;
   at.d_o = arena.Add("d_o", OutputRows(p).padded_bytes(), RegionUse::kInput);
   at.d_lse = arena.Add("d_lse", p.LseElements() * 4, RegionUse::kInput);
   // Kernels do not visit keys beyond a key length: their gradients are zero.
@@ -262,7 +256,6 @@ CallLayout LayOutBackward(const Problem& p, int tile_head_dim, ArenaLayout& aren
       arena.Add("gradient_bounds", p.batch * p.kv_heads * int64_t{kGradientBoundWords} * 4,
                 RegionUse::kZeroed);
   at.delta = arena.Add("delta", p.LseElements() * 4, RegionUse::kOutput);
-  return at;
 }
 
 void LayOutConstants(CallLayout& at, ArenaLayout& arena) {

@@ -20,7 +20,8 @@
 
 namespace attnd::cuda {
 
-// Offsets into the arena; −1: this call has no such tensor.
+// Offsets into the arena; −1: this call has no such tensor. Those that lie outside it
+// (PlaceOutside) may be any other number.
 struct CallLayout {
   const Problem* problem = nullptr;
   int64_t q = -1, k = -1, v = -1, o = -1, lse = -1;
@@ -58,10 +59,14 @@ RowShape KeyRows(const Problem& problem);
 RowShape ValueRows(const Problem& problem);
 RowShape OutputRows(const Problem& problem);
 
-// Where a call's tensors go, in the order of backend.h. `tile_head_dim` is of the backward kernel's
-// tile.
-CallLayout LayOutForward(const Problem& problem, ArenaLayout& arena);
-CallLayout LayOutBackward(const Problem& problem, int tile_head_dim, ArenaLayout& arena);
+// Where a call's tensors go, in the order of backend.h: what forward reads and writes and leaves
+// for backward (`results` is lse's and o's use), then what backward adds. `tile_head_dim` is of the
+// backward kernel's tile.
+CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout& arena);
+void LayOutGradients(CallLayout& layout, int tile_head_dim, ArenaLayout& arena);
+// For tensors that were laid out for a memory of their own, which begins `shift` bytes after the
+// arena (or before it).
+void PlaceOutside(CallLayout& layout, int64_t shift);
 // What the problem itself holds: slopes, sink logits, sequences. After the tensors of all calls, so
 // that one copy brings the small things of a launch.
 void LayOutConstants(CallLayout& layout, ArenaLayout& arena);

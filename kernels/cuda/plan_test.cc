@@ -55,7 +55,8 @@ TEST(Describe, PointsAtThePartsOwnRows) {
   p.shard = {3, 8, 16};
   p.dropout = {10, 1, 2};
   ArenaLayout arena;
-  CallLayout at = LayOutBackward(p, 64, arena);
+  CallLayout at = LayOutTensors(p, RegionUse::kInput, arena);
+  LayOutGradients(at, 64, arena);
   std::vector<Part> parts = PartsOf(p, 0);
   ASSERT_EQ(parts.size(), 4u);  // (batch entry, KV head) pairs
   const uint64_t base = 1 << 20;
@@ -80,7 +81,7 @@ TEST(Describe, FoldsExponentsIntoTheScale) {
   Problem p = Simple();
   p.scale = 0.5f;
   ArenaLayout arena;
-  CallLayout at = LayOutForward(p, arena);
+  CallLayout at = LayOutTensors(p, RegionUse::kOutput, arena);
   Part part = PartsOf(p, 0)[0];
   part.exponents = {.q = 3, .k = -5};
   EXPECT_EQ(Describe(at, part, 0).scale, 0.125f);
@@ -146,8 +147,9 @@ TEST(Tiles, ListBiasGradientsOnceWhereTheyAreBroadcast) {
 TEST(ArenaLayout, KeepsRegionsApartAndAligned) {
   Problem p = Simple();
   ArenaLayout arena;
-  LayOutBackward(p, 64, arena);
-  LayOutForward(p, arena);
+  CallLayout at = LayOutTensors(p, RegionUse::kInput, arena);
+  LayOutGradients(at, 64, arena);
+  LayOutTensors(p, RegionUse::kOutput, arena);
   int64_t end = 0;
   for (const Region& region : arena.regions()) {
     EXPECT_EQ(region.offset % kRegionAlignment, 0) << region.name;

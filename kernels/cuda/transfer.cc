@@ -267,6 +267,21 @@ absl::Status Transfer::Out(const CallLayout& at, const ForwardCall& call,
 absl::Status Transfer::In(const CallLayout& at, const BackwardCall& call, absl::Span<Part> parts) {
   const Problem& p = *at.problem;
   scratch_ = call.workspace;
+  if (call.residual == nullptr) RETURN_IF_ERROR(ForwardIn(at, call, parts));
+  if (IsBFloat16(p)) {
+    for (Part& part : parts) {
+      part.exponents.d_o =
+          ExponentIn(p, part, OutputRows(p), true, call.d_o) - OutputGradientBits(p);
+    }
+  }
+  std::vector<int> d_o = ExponentsOf(parts, [](const Exponents& e) { return e.d_o; });
+  RETURN_IF_ERROR(RowsIn({OutputRows(p), true, at.d_o, d_o}, call.d_o, p, parts));
+  return DLseIn(at, call, parts);
+}
+
+absl::Status Transfer::ForwardIn(const CallLayout& at, const BackwardCall& call,
+                                 absl::Span<Part> parts) {
+  const Problem& p = *at.problem;
   ForwardCall inputs;
   inputs.q = call.q;
   inputs.k = call.k;
@@ -274,18 +289,9 @@ absl::Status Transfer::In(const CallLayout& at, const BackwardCall& call, absl::
   inputs.mask_bits = call.mask_bits;
   inputs.bias = call.bias;
   RETURN_IF_ERROR(InputsIn(at, inputs, /*value_bits=*/0, parts));
-  if (IsBFloat16(p)) {
-    for (Part& part : parts) {
-      part.exponents.d_o =
-          ExponentIn(p, part, OutputRows(p), true, call.d_o) - OutputGradientBits(p);
-    }
-  }
   std::vector<int> v = ExponentsOf(parts, [](const Exponents& e) { return e.v; });
-  std::vector<int> d_o = ExponentsOf(parts, [](const Exponents& e) { return e.d_o; });
   RETURN_IF_ERROR(BytesIn(at.lse, call.lse, p.LseElements() * 4));
-  RETURN_IF_ERROR(RowsIn({OutputRows(p), true, at.o, v}, call.o, p, parts));
-  RETURN_IF_ERROR(RowsIn({OutputRows(p), true, at.d_o, d_o}, call.d_o, p, parts));
-  return DLseIn(at, call, parts);
+  return RowsIn({OutputRows(p), true, at.o, v}, call.o, p, parts);
 }
 
 absl::Status Transfer::DLseIn(const CallLayout& at, const BackwardCall& call,

@@ -55,6 +55,8 @@ class Transfer {
   // Q, K, V and what scores need; the largest V becomes 2^value_bits.
   absl::Status InputsIn(const CallLayout& at, const ForwardCall& call, int value_bits,
                         absl::Span<Part> parts);
+  // What backward needs of forward, in the scales of backward.
+  absl::Status ForwardIn(const CallLayout& at, const BackwardCall& call, absl::Span<Part> parts);
   absl::Status RowsIn(const Rows& rows, const void* from, const Problem& p,
                       absl::Span<const Part> parts);
   // Rows that the kernels wrote in the call's element type.
