@@ -83,10 +83,23 @@ def test_bench_prints_a_row_for_each_size_and_direction(installed, daemon):
     assert done.returncode == 1 and "is attnd running there?" in done.stderr
 
 
-def test_import_leaves_big_packages_alone(installed):
-    done = run(installed, "-c", "import attnd, sys; print([m for m in ('torch', 'jax', 'transformers', 'ml_dtypes') "
-                                "if m in sys.modules])")
-    assert done.stdout.strip() == "[]", done.stderr
+def test_import_loads_nothing_and_connect_no_big_package(installed):
+    program = """
+import attnd, sys
+loaded = lambda *names: [name for name in names if name in sys.modules]
+print(loaded("numpy", "torch", "jax", "ctypes", "attnd.client"))
+attnd.connect("127.0.0.1:1")
+print(loaded("torch", "jax", "transformers", "ml_dtypes", "attnd.local"))
+"""
+    assert run(installed, "-c", program).stdout.split() == ["[]", "[]"]
+
+
+def test_every_name_of_the_package_is_there():
+    for name in attnd.__all__:
+        assert getattr(attnd, name) is not None
+    assert set(attnd.__all__) <= set(dir(attnd)) and attnd.client.Client is attnd.Client
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        attnd.conect
 
 
 def test_version_is_the_products():

@@ -6,19 +6,43 @@
     g = client.backward(dout, q, k, v, r.out, r.lse, causal="top_left")  # g.dq, g.dk, g.dv
 
 attnd.torch, attnd.transformers and attnd.jax bring it into those libraries; attnd.local computes the same in NumPy.
+What is here, NumPy included, is loaded when it is first used.
 """
-from ._call import Progress
-from ._problem import Options
-from ._residual import Residual
-from .client import TLS, Client, connect
-from .errors import (AttndError, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument,
-                     InvalidType, NotFound, OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated,
-                     Unavailable, Unimplemented)
-from .results import Device, ForwardResult, Gradients, Receipt, ServerInfo
+from typing import TYPE_CHECKING, Any, List
+
+if TYPE_CHECKING:
+    from . import errors, local
+    from ._call import Progress
+    from ._problem import Options
+    from ._residual import Residual
+    from .client import TLS, Client, connect
+    from .errors import (AttndError, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal,
+                         InvalidArgument, InvalidType, NotFound, OutOfRange, PermissionDenied, ResourceExhausted,
+                         Unauthenticated, Unavailable, Unimplemented)
+    from .results import Device, ForwardResult, Gradients, Receipt, ServerInfo
 
 __version__ = "0.1.0"
 
 __all__ = ["AttndError", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Device", "FailedPrecondition",
            "ForwardResult", "Gradients", "Internal", "InvalidArgument", "InvalidType", "NotFound", "Options",
            "OutOfRange", "PermissionDenied", "Progress", "Receipt", "Residual", "ResourceExhausted", "ServerInfo",
-           "TLS", "Unauthenticated", "Unavailable", "Unimplemented", "connect"]
+           "TLS", "Unauthenticated", "Unavailable", "Unimplemented", "connect", "errors", "local"]
+
+_HOMES = {"Progress": "_call", "Options": "_problem", "Residual": "_residual", "TLS": "client", "Client": "client",
+          "connect": "client", "Device": "results", "ForwardResult": "results", "Gradients": "results",
+          "Receipt": "results", "ServerInfo": "results"}  # the rest are errors
+_MODULES = ("client", "errors", "local", "results")
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+    if name in _MODULES:
+        return import_module("." + name, __name__)
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module("." + _HOMES.get(name, "errors"), __name__), name)
+    return value
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), *__all__})

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from pathlib import Path
 from typing import List, Optional, Tuple
 
 from .errors import Internal
@@ -132,17 +131,17 @@ def generation() -> int:
     return _generation
 
 
-def find() -> Path:
+def find() -> str:
     """Where the library lies: the file that ATTND_CLIENT_LIBRARY names, else beside this module."""
     named = os.environ.get("ATTND_CLIENT_LIBRARY")
-    path = Path(named) if named else Path(__file__).with_name("native") / f"libattnd_client{_MARK.decode()}.so"
-    if not path.exists():
+    path = named or os.path.join(os.path.dirname(__file__), "native", f"libattnd_client{_MARK.decode()}.so")
+    if not os.path.exists(path):
         raise Internal(f"attnd's native library is not at {path}: install the wheel, or set ATTND_CLIENT_LIBRARY")
     return path
 
 
-def _load(path: Path) -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(path))
+def _load(path: str) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(path)
     for name, (result, arguments) in _PROTOTYPES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
@@ -152,32 +151,35 @@ def _load(path: Path) -> ctypes.CDLL:
     return loaded
 
 
-def _load_copy(path: Path) -> ctypes.CDLL:
+def _load_copy(path: str) -> ctypes.CDLL:
     """Loads a copy, which need not exist longer than that, from the first folder that allows programs."""
     import tempfile
     failures = []
     for parent in (tempfile.gettempdir(), "/dev/shm", os.getcwd()):
         try:
             with tempfile.TemporaryDirectory(prefix="attnd-", dir=parent) as folder:
-                return _load(_copy(path, Path(folder), _generation))
+                return _load(_copy(path, folder, _generation))
         except OSError as error:
             failures.append(f"{parent}: {error}")
     raise Internal(f"no place for the copy of the library that a forked process needs ({'; '.join(failures)}): let "
                    "TMPDIR name a folder with 30 MB that is not mounted noexec")
 
 
-def _copy(path: Path, folder: Path, generation: int) -> Path:
+def _copy(path: str, folder: str, generation: int) -> str:
     """A copy of the library and its bundled dependencies under names that nothing loaded has."""
-    if _MARK.decode() not in path.name:
+    source_folder, name = os.path.split(path)
+    if _MARK.decode() not in name:
         raise Internal(f"{path} cannot be used after a fork, since it is not the wheel's; use the start method "
                        '"spawn" or "forkserver"')
     if generation > len(_COPIES):
         raise Internal(f"forked {generation} times from the process that loaded attnd; at most {len(_COPIES)}")
     mark = _MARK[:-1] + _COPIES[generation - 1].encode()
-    for source in path.parent.iterdir():
-        copied = folder / source.name.replace(_MARK.decode(), mark.decode())
-        copied.write_bytes(source.read_bytes().replace(_MARK, mark))
-    return folder / path.name.replace(_MARK.decode(), mark.decode())
+    for source in os.listdir(source_folder):
+        with open(os.path.join(source_folder, source), "rb") as original:
+            renamed = original.read().replace(_MARK, mark)
+        with open(os.path.join(folder, source.replace(_MARK.decode(), mark.decode())), "wb") as copy:
+            copy.write(renamed)
+    return os.path.join(folder, name.replace(_MARK.decode(), mark.decode()))
 
 
 def _forget_parent() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Seq
 
 import numpy as np
 
-from . import _arrays, _native, _wire, local
+from . import _arrays, _native, _wire
 from ._arrays import Array, Tensor
 from ._call import Call, CallOptions, Handle, Progress, check_timeout
 from ._problem import Problem, resolve, resolve_lse, resolve_out, resolve_rows
@@ -281,12 +281,14 @@ class _BackwardInputs(NamedTuple):
 
 
 def _forward_locally(problem: Problem, callers: Optional[Tensor]) -> Tuple[Tensor, Optional[Array], Receipt]:
+    from . import local
     o, lse = local.forward_arrays(problem)
     return _land(problem, o, callers), lse, local.receipt(problem)
 
 
 def _backward_locally(problem: Problem, inputs: _BackwardInputs, callers: Sequence[Optional[Tensor]]
                       ) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Receipt]:
+    from . import local
     found = local.backward_arrays(problem, inputs.o, inputs.lse, inputs.d_o, inputs.d_lse)
     tensors = [_land(problem, array, caller) for array, caller in zip(found[:3], callers)]
     return tensors, found.d_bias, found.d_sink, local.receipt(problem)
