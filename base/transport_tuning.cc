@@ -6,11 +6,13 @@
 
 namespace attnd {
 
-void TuneForTransport() {
-  mallopt(M_TRIM_THRESHOLD, 2000000000);
-  mallopt(M_TOP_PAD, 64 << 20);
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+void TuneForTransport(const TransportTuning& tuning) {
+  if (tuning.malloc) {
+    mallopt(M_TRIM_THRESHOLD, 2000000000);
+    mallopt(M_TOP_PAD, 64 << 20);
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  }
+  if (!tuning.deadlock_check) absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 }
 
 }  // namespace attnd

@@ -1,5 +1,5 @@
 // TuneForTransport: process-wide settings that bulk gRPC traffic wants, for programs of our own (a
-// library leaves its host process alone). Call it first in main, before any other thread runs.
+// library leaves its host process alone). Call it early in main, before any other thread runs.
 //
 // gRPC's receive slices come from malloc: without it glibc gives their pages back and faults them
 // in again for every message (23 to 65 % of throughput). Debian's abseil is built with its deadlock
@@ -8,6 +8,11 @@
 
 namespace attnd {
 
-void TuneForTransport();
+struct TransportTuning {
+  bool malloc = true;           // keep freed pages
+  bool deadlock_check = false;  // leave abseil's detector on
+};
+
+void TuneForTransport(const TransportTuning& tuning = {});
 
 }  // namespace attnd

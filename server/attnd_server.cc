@@ -3,10 +3,12 @@
 #include <grpcpp/ext/channelz_service_plugin.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/server_builder.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -17,19 +19,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/cpu_quota.h"
+#include "base/socket_observer.h"
 #include "base/status_macros.h"
 #include "server/encode_server_info.h"
 #include "server/self_test.h"
 
 namespace attnd {
 namespace {
-
-// Measured on loopback, docs/PERFORMANCE.md: probing for the bandwidth-delay product costs 40 % of
-// throughput, so the window is fixed; larger frames mean fewer, larger slices.
-constexpr int kStreamLookaheadBytes = 4 << 20;
-constexpr int kMaxFrameBytes = 1 << 20;
-constexpr int kMinPingIntervalMs = 10000;
-constexpr int kMaxMetadataBytes = 16 << 10;
 
 constexpr absl::Duration kQuietBeforeClosing = absl::Milliseconds(300);
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
@@ -45,27 +41,49 @@ void SetTransport(const TransportOptions& transport, grpc::ServerBuilder& builde
   builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kStreamLookaheadBytes);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, transport.bdp_probe ? 1 : 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES,
+                             static_cast<int>(transport.stream_window_bytes));
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE,
+                             static_cast<int>(transport.max_frame_bytes));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, transport.max_concurrent_streams);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
                              Milliseconds(transport.max_connection_age));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS,
                              Milliseconds(transport.max_connection_age_grace));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                             Milliseconds(transport.max_connection_idle));
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              Milliseconds(transport.handshake_timeout));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(transport.keepalive_time));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
                              Milliseconds(transport.keepalive_timeout));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                             kMinPingIntervalMs);
-  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadataBytes);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two daemons on one port: an error
+                             Milliseconds(transport.min_ping_interval));
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE,
+                             static_cast<int>(transport.max_metadata_bytes));
   grpc::ResourceQuota quota("attnd");
   quota.Resize(static_cast<size_t>(transport.receive_memory_bytes));
   builder.SetResourceQuota(quota);
 }
+
+// Unix sockets: gRPC accepts, and is told by shutting a connection down that there are enough. (The
+// way to channel arguments that are neither text nor numbers.)
+class SocketOption : public grpc::ServerBuilderOption {
+ public:
+  explicit SocketOption(std::shared_ptr<ConnectionLimit> limit) : limit_(std::move(limit)) {}
+  void UpdateArguments(grpc::ChannelArguments* arguments) override {
+    auto count = [limit = limit_](int socket) {
+      limit->TakeOrShutDown(socket);
+      return true;
+    };
+    ObserveSockets(std::move(count), *arguments);
+  }
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>*) override {}
+
+ private:
+  const std::shared_ptr<ConnectionLimit> limit_;
+};
 
 // gRPC's file watcher would wait for a missing file for ever, and serve nobody.
 absl::Status CheckPem(absl::string_view flag, const std::string& path, absl::string_view marker) {
@@ -84,11 +102,21 @@ absl::Status CheckTlsFiles(const TlsOptions& tls) {
   return CheckPem("tls_client_ca", tls.client_ca, "BEGIN CERTIFICATE");
 }
 
+void HandOver(int socket, ConnectionLimit& limit,
+              grpc::experimental::ExternalConnectionAcceptor& grpc) {
+  if (!limit.Take(socket)) {
+    close(socket);
+    return;
+  }
+  grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+  connection.fd = socket;
+  grpc.HandleNewConnection(&connection);
+}
+
 int ReplyThreadCount() { return std::clamp(AvailableCpus() / 2, 1, 8); }
 
 // "127.0.0.1:0" with the port that was bound.
 std::string BoundAddress(const std::string& asked, int port) {
-  if (IsUnixAddress(asked)) return asked;
   return absl::StrCat(asked.substr(0, asked.rfind(':')), ":", port);
 }
 
@@ -323,6 +351,23 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AttndServer::Credential
   return grpc::experimental::TlsServerCredentials(tls);
 }
 
+void AttndServer::LimitConnections(grpc::ServerBuilder& builder) {
+  const int wanted = options_.transport.max_connections, fit = ConnectionsThatFit(wanted);
+  if (fit < wanted) {
+    log_.Warning("fewer_connections", {{"max_connections", wanted},
+                                       {"descriptors_suffice_for", fit},
+                                       {"cure", "raise the limit of open files"}});
+  }
+  connections_ = std::make_shared<ConnectionLimit>(fit, clock_);
+  builder.SetOption(std::make_unique<SocketOption>(connections_));
+  metrics_.sampled()->AddGauge(
+      "attnd_connections", "Open connections of the gRPC ports and sockets.", {},
+      [limit = connections_] { return static_cast<double>(limit->open()); });
+  metrics_.sampled()->AddCounter(
+      "attnd_connections_refused_total", "Connections closed at once, above --max_connections.", {},
+      [limit = connections_] { return static_cast<double>(limit->refused()); });
+}
+
 absl::Status AttndServer::StartGrpc() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
@@ -337,10 +382,21 @@ absl::Status AttndServer::StartGrpc() {
                   options_.slow_call, log_limit_, *stream_watch_});
   grpc::ServerBuilder builder;
   SetTransport(options_.transport, builder);
-  std::vector<int> ports(options_.listen.size(), 0);
-  for (size_t n = 0; n < options_.listen.size(); ++n) {
-    ASSIGN_OR_RETURN(auto credentials, Credentials(options_.listen[n]));
-    builder.AddListeningPort(options_.listen[n], credentials, &ports[n]);
+  LimitConnections(builder);
+  std::vector<std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor>> acceptors;
+  for (const std::string& address : options_.listen) {
+    ASSIGN_OR_RETURN(auto credentials, Credentials(address));
+    if (IsUnixAddress(address)) {
+      builder.AddListeningPort(address, credentials);
+      addresses_.push_back(address);
+      continue;
+    }
+    ASSIGN_OR_RETURN(auto listener,
+                     TcpListener::Open(address, options_.transport.keepalive_timeout));
+    addresses_.push_back(BoundAddress(address, listener->port()));
+    listeners_.push_back(std::move(listener));
+    acceptors.push_back(builder.experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials));
   }
   builder.RegisterService(service_.get());
   server_ = builder.BuildAndStart();
@@ -348,8 +404,11 @@ absl::Status AttndServer::StartGrpc() {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on ", absl::StrJoin(options_.listen, ", ")));
   }
-  for (size_t n = 0; n < ports.size(); ++n) {
-    addresses_.push_back(BoundAddress(options_.listen[n], ports[n]));
+  for (size_t n = 0; n < listeners_.size(); ++n) {
+    listeners_[n]->Start(
+        [limit = connections_, acceptor = std::shared_ptr(std::move(acceptors[n]))](int socket) {
+          HandOver(socket, *limit, *acceptor);
+        });
   }
   return absl::OkStatus();
 }
@@ -375,6 +434,7 @@ void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
   admission_->StartDraining();
   absl::Time deadline = absl::Now() + timeout;
   if (!WaitUntilCallersLeave(deadline, wait)) return StopNow();
+  ClosePorts();
   server_->Shutdown(absl::ToChronoTime(deadline));
 }
 
@@ -394,8 +454,13 @@ bool AttndServer::WaitUntilCallersLeave(absl::Time deadline,
   return true;
 }
 
+void AttndServer::ClosePorts() {
+  for (auto& listener : listeners_) listener->Stop();
+}
+
 void AttndServer::StopNow() {
   admission_->StartDraining();
+  ClosePorts();
   server_->Shutdown(std::chrono::system_clock::now());
 }
 

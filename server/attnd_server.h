@@ -28,6 +28,7 @@
 #include "kernels/backend.h"
 #include "server/admission.h"
 #include "server/auth.h"
+#include "server/connection_limit.h"
 #include "server/cost_model.h"
 #include "server/device_worker.h"
 #include "server/lease_reaper.h"
@@ -40,6 +41,7 @@
 #include "server/shared_memory.h"
 #include "server/shared_memory_service.h"
 #include "server/staging_pool.h"
+#include "server/tcp_listener.h"
 #include "server/workers.h"
 
 namespace attnd {
@@ -63,6 +65,7 @@ class AttndServer {
   AdmissionUse use() const { return admission_->Use(); }
   int64_t staging_used() const { return staging_.used(); }
   LeaseUse leases() const { return leases_->Use(); }
+  int connections() const { return connections_->open(); }
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return device_lost_; }
   SharedMemoryUse shared_memory_use() const { return shared_memory_->Use(); }
@@ -101,6 +104,8 @@ class AttndServer {
   absl::Status StartMetrics();
   void StartSharedMemory();
   absl::Status StartGrpc();
+  void LimitConnections(grpc::ServerBuilder& builder);
+  void ClosePorts();
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Credentials(const std::string& address);
   void SampleState();
   void SetServing(bool serving);
@@ -123,10 +128,12 @@ class AttndServer {
   std::unique_ptr<LeaseReaper> reaper_;
   std::unique_ptr<StreamWatch> stream_watch_;  // before the server, whose streams it knows
   std::vector<std::unique_ptr<SharedMemoryService>> shared_memory_services_;
+  std::shared_ptr<ConnectionLimit> connections_;  // and gRPC, as long as it may accept
   std::unique_ptr<AttentionService> service_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> certificates_;  // and gRPC
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<prometheus::Exposer> exposer_;  // after what its gauges read
+  std::vector<std::unique_ptr<TcpListener>> listeners_;  // hand over to the server
+  std::unique_ptr<prometheus::Exposer> exposer_;         // after what its gauges read
   std::vector<std::string> addresses_;
   int metrics_port_ = 0;
 };

@@ -26,7 +26,9 @@ constexpr char kDescription[] =
 struct RawFlags {
   double memory_mib, caller_memory_mib, max_batch_mib, max_message_mib, receive_memory_mib;
   double max_deadline_s, drain_delay_s, drain_timeout_s, slow_call_s;
-  double connection_age_s, keepalive_s, stream_idle_s;
+  double connection_age_s, connection_idle_s, handshake_s, keepalive_s, keepalive_timeout_s;
+  double min_ping_s, stream_idle_s;
+  double metadata_kib, window_kib, frame_kib;
   int64_t stream_min_kib;
   double lease_memory_mib = -1, caller_lease_memory_mib = 0;
   double lease_ttl_s, lease_max_ttl_s, lease_min_hold_s;
@@ -38,27 +40,41 @@ struct RawFlags {
 
 double Mib(int64_t bytes) { return static_cast<double>(bytes) / double{1 << 20}; }
 int64_t BytesOfMib(double mib) { return static_cast<int64_t>(mib * double{1 << 20}); }
+double Kib(int64_t bytes) { return static_cast<double>(bytes) / 1024; }
+int64_t BytesOfKib(double kib) { return static_cast<int64_t>(kib * 1024); }
+
+void SetTransportDefaults(const TransportOptions& t, RawFlags& raw) {
+  auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
+  raw.max_message_mib = Mib(t.max_message_bytes);
+  raw.metadata_kib = Kib(t.max_metadata_bytes);
+  raw.receive_memory_mib = Mib(t.receive_memory_bytes);
+  raw.connection_age_s = seconds(t.max_connection_age);
+  raw.connection_idle_s = seconds(t.max_connection_idle);
+  raw.handshake_s = seconds(t.handshake_timeout);
+  raw.keepalive_s = seconds(t.keepalive_time);
+  raw.keepalive_timeout_s = seconds(t.keepalive_timeout);
+  raw.min_ping_s = seconds(t.min_ping_interval);
+  raw.window_kib = Kib(t.stream_window_bytes);
+  raw.frame_kib = Kib(t.max_frame_bytes);
+  raw.stream_idle_s = seconds(t.streams.idle);
+  raw.stream_min_kib = t.streams.min_bytes_per_second >> 10;
+}
 
 RawFlags DefaultsOf(const ServerOptions& o) {
   RawFlags raw;
   raw.memory_mib = Mib(o.admission.memory_bytes);
   raw.caller_memory_mib = 0;
   raw.max_batch_mib = Mib(o.worker.batcher.max_bytes);
-  raw.max_message_mib = Mib(o.transport.max_message_bytes);
-  raw.receive_memory_mib = Mib(o.transport.receive_memory_bytes);
   raw.max_deadline_s = absl::ToDoubleSeconds(o.admission.max_deadline);
   raw.drain_delay_s = absl::ToDoubleSeconds(o.drain_delay);
   raw.drain_timeout_s = absl::ToDoubleSeconds(o.drain_timeout);
   raw.slow_call_s = absl::ToDoubleSeconds(o.slow_call);
-  raw.connection_age_s = absl::ToDoubleSeconds(o.transport.max_connection_age);
   raw.shared_memory_mib = Mib(o.shared_memory.max_bytes);
   raw.shared_memory_user_mib = 0;
-  raw.keepalive_s = absl::ToDoubleSeconds(o.transport.keepalive_time);
   raw.lease_ttl_s = absl::ToDoubleSeconds(o.leases.ttl);
   raw.lease_max_ttl_s = absl::ToDoubleSeconds(o.leases.max_ttl);
   raw.lease_min_hold_s = absl::ToDoubleSeconds(o.leases.min_hold);
-  raw.stream_idle_s = absl::ToDoubleSeconds(o.transport.streams.idle);
-  raw.stream_min_kib = o.transport.streams.min_bytes_per_second >> 10;
+  SetTransportDefaults(o.transport, raw);
   return raw;
 }
 
@@ -140,16 +156,44 @@ void AddLimits(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   add("--max_batch_seconds", o.worker.batcher.max_seconds,
       "estimated time of one launch of several calls");
   add("--slots", o.worker.slots, "batches in work at once; 0: what the engine overlaps");
+}
+
+void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
+  const char* group = "Transport";
+  auto add = [&](const char* name, auto& value, const char* help) {
+    app.add_option(name, value, help)->capture_default_str()->group(group);
+  };
+  auto add_switch = [&](const char* names, bool& value, const char* help) {
+    app.add_flag(names, value, help)->capture_default_str()->group(group);
+  };
   add("--max_message_mib", raw.max_message_mib, "largest request and reply");
-  add("--max_concurrent_streams", o.transport.max_concurrent_streams, "calls of one connection");
+  add("--max_metadata_kib", raw.metadata_kib, "headers of one call; beyond: RESOURCE_EXHAUSTED");
+  add("--max_concurrent_streams", t.max_concurrent_streams, "calls of one connection");
   add("--receive_memory_mib", raw.receive_memory_mib, "memory of requests while they arrive");
   add("--stream_idle_seconds", raw.stream_idle_s,
       "a streamed call whose peer moves nothing for this long is cut");
   add("--stream_min_kib_per_second", raw.stream_min_kib,
       "a streamed call whose peer is slower on average is cut");
+  add("--max_connections", t.max_connections, "open at a time; a further one is closed at once");
   add("--max_connection_age_seconds", raw.connection_age_s,
       "connections are renewed after this, to rebalance");
-  add("--keepalive_seconds", raw.keepalive_s, "an idle connection is probed after this");
+  add("--max_connection_idle_seconds", raw.connection_idle_s,
+      "a connection without a call is closed after this");
+  add("--handshake_timeout_seconds", raw.handshake_s,
+      "TLS and HTTP/2 of a new connection take no longer, or it is closed");
+  add("--keepalive_seconds", raw.keepalive_s, "a silent connection is probed after this");
+  add("--keepalive_timeout_seconds", raw.keepalive_timeout_s,
+      "a probe that is not answered for this long ends its connection");
+  add("--min_ping_interval_seconds", raw.min_ping_s,
+      "a peer that probes more often is disconnected");
+  add("--stream_window_kib", raw.window_kib, "what a peer may send of one call before it is read");
+  add("--max_frame_kib", raw.frame_kib, "HTTP/2 frames that a peer may send");
+  add_switch("--bdp_probe,!--no-bdp_probe", t.bdp_probe,
+             "let gRPC set the window by probing for the bandwidth-delay product");
+  add_switch("--tune_malloc,!--no-tune_malloc", t.tune_malloc,
+             "keep freed memory for the next message instead of returning it");
+  add_switch("--deadlock_check,!--no-deadlock_check", t.deadlock_check,
+             "abseil's deadlock detector on each lock, for debugging");
 }
 
 void AddLeases(CLI::App& app, ServerOptions& o, RawFlags& raw) {
@@ -251,6 +295,22 @@ absl::StatusOr<std::vector<int>> ParseDevices(const std::string& text) {
   return devices;
 }
 
+void ApplyTransport(const RawFlags& raw, TransportOptions& t) {
+  t.max_message_bytes = BytesOfMib(raw.max_message_mib);
+  t.max_metadata_bytes = BytesOfKib(raw.metadata_kib);
+  t.receive_memory_bytes = BytesOfMib(raw.receive_memory_mib);
+  t.max_connection_age = absl::Seconds(raw.connection_age_s);
+  t.max_connection_idle = absl::Seconds(raw.connection_idle_s);
+  t.handshake_timeout = absl::Seconds(raw.handshake_s);
+  t.keepalive_time = absl::Seconds(raw.keepalive_s);
+  t.keepalive_timeout = absl::Seconds(raw.keepalive_timeout_s);
+  t.min_ping_interval = absl::Seconds(raw.min_ping_s);
+  t.stream_window_bytes = BytesOfKib(raw.window_kib);
+  t.max_frame_bytes = BytesOfKib(raw.frame_kib);
+  t.streams.idle = absl::Seconds(raw.stream_idle_s);
+  t.streams.min_bytes_per_second = raw.stream_min_kib << 10;
+}
+
 void Apply(const RawFlags& raw, ServerOptions& o) {
   o.admission.memory_bytes = BytesOfMib(raw.memory_mib);
   o.admission.caller_max_bytes =
@@ -261,13 +321,8 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.shared_memory.user_max_bytes = raw.shared_memory_user_mib == 0
                                        ? o.shared_memory.max_bytes
                                        : BytesOfMib(raw.shared_memory_user_mib);
-  o.transport.max_message_bytes = BytesOfMib(raw.max_message_mib);
-  o.transport.receive_memory_bytes = BytesOfMib(raw.receive_memory_mib);
-  o.transport.max_connection_age = absl::Seconds(raw.connection_age_s);
+  ApplyTransport(raw, o.transport);
   o.transport.max_connection_age_grace = 2 * o.admission.max_deadline;
-  o.transport.keepalive_time = absl::Seconds(raw.keepalive_s);
-  o.transport.streams.idle = absl::Seconds(raw.stream_idle_s);
-  o.transport.streams.min_bytes_per_second = raw.stream_min_kib << 10;
   o.drain_delay = absl::Seconds(raw.drain_delay_s);
   o.drain_timeout = absl::Seconds(raw.drain_timeout_s);
   o.slow_call = absl::Seconds(raw.slow_call_s);
@@ -292,6 +347,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddEngine(app, o, raw);
   AddSecurity(app, o);
   AddLimits(app, o, raw);
+  AddTransport(app, o.transport, raw);
   AddLeases(app, o, raw);
   AddSharedMemory(app, o, raw);
   AddOperation(app, o, raw);

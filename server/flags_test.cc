@@ -73,6 +73,74 @@ TEST(Flags, ReachTheOptions) {
   EXPECT_EQ(o.port_file, "/tmp/p");
 }
 
+TEST(Flags, ReachTheTransport) {
+  auto flags = Parse({"--max_metadata_kib",
+                      "8",
+                      "--max_concurrent_streams",
+                      "3",
+                      "--receive_memory_mib",
+                      "64",
+                      "--max_connections",
+                      "7",
+                      "--max_connection_age_seconds",
+                      "60",
+                      "--max_connection_idle_seconds",
+                      "61",
+                      "--handshake_timeout_seconds",
+                      "2.5",
+                      "--keepalive_seconds",
+                      "30",
+                      "--keepalive_timeout_seconds",
+                      "4",
+                      "--min_ping_interval_seconds",
+                      "1.5",
+                      "--stream_window_kib",
+                      "128",
+                      "--max_frame_kib",
+                      "32",
+                      "--bdp_probe",
+                      "--no-tune_malloc",
+                      "--deadlock_check"});
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  const TransportOptions& t = flags->options.transport;
+  EXPECT_EQ(t.max_metadata_bytes, 8 << 10);
+  EXPECT_EQ(t.max_concurrent_streams, 3);
+  EXPECT_EQ(t.receive_memory_bytes, 64 << 20);
+  EXPECT_EQ(t.max_connections, 7);
+  EXPECT_EQ(t.max_connection_age, absl::Seconds(60));
+  EXPECT_EQ(t.max_connection_idle, absl::Seconds(61));
+  EXPECT_EQ(t.handshake_timeout, absl::Milliseconds(2500));
+  EXPECT_EQ(t.keepalive_time, absl::Seconds(30));
+  EXPECT_EQ(t.keepalive_timeout, absl::Seconds(4));
+  EXPECT_EQ(t.min_ping_interval, absl::Milliseconds(1500));
+  EXPECT_EQ(t.stream_window_bytes, 128 << 10);
+  EXPECT_EQ(t.max_frame_bytes, 32 << 10);
+  EXPECT_TRUE(t.bdp_probe);
+  EXPECT_FALSE(t.tune_malloc);
+  EXPECT_TRUE(t.deadlock_check);
+}
+
+TEST(Flags, DefaultToTheTransportsOwnValues) {
+  auto flags = Parse({});
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  const TransportOptions &t = flags->options.transport, expected;
+  EXPECT_EQ(t.max_message_bytes, expected.max_message_bytes);
+  EXPECT_EQ(t.max_metadata_bytes, expected.max_metadata_bytes);
+  EXPECT_EQ(t.receive_memory_bytes, expected.receive_memory_bytes);
+  EXPECT_EQ(t.max_connection_age, expected.max_connection_age);
+  EXPECT_EQ(t.max_connection_idle, expected.max_connection_idle);
+  EXPECT_EQ(t.handshake_timeout, expected.handshake_timeout);
+  EXPECT_EQ(t.keepalive_time, expected.keepalive_time);
+  EXPECT_EQ(t.keepalive_timeout, expected.keepalive_timeout);
+  EXPECT_EQ(t.min_ping_interval, expected.min_ping_interval);
+  EXPECT_EQ(t.stream_window_bytes, expected.stream_window_bytes);
+  EXPECT_EQ(t.max_frame_bytes, expected.max_frame_bytes);
+  EXPECT_EQ(t.streams.idle, expected.streams.idle);
+  EXPECT_EQ(t.streams.min_bytes_per_second, expected.streams.min_bytes_per_second);
+  EXPECT_FALSE(t.bdp_probe || t.deadlock_check);
+  EXPECT_TRUE(t.tune_malloc);
+}
+
 TEST(Flags, MayStandInAFileWhichTheCommandLineOverrides) {
   std::string path = absl::StrCat(testing::TempDir(), "/attnd.ini");
   std::ofstream(path) << "slots = 3\nlog_level = warning\n";
@@ -104,6 +172,18 @@ TEST(Flags, NameTheFlagThatIsWrong) {
       {{"--max_calls", "0"}, "--max_calls: expected 1..1.04858e+06, got 0"},
       {{"--max_deadline_seconds", "0"}, "--max_deadline_seconds: expected"},
       {{"--max_message_mib", "2048"}, "--max_message_mib: expected"},
+      {{"--max_metadata_kib", "0"}, "--max_metadata_kib: expected 1024..1.04858e+06, got 0"},
+      {{"--max_connections", "0"}, "--max_connections: expected 1..1.04858e+06, got 0"},
+      {{"--max_connection_age_seconds", "0"}, "--max_connection_age_seconds: expected 1.."},
+      {{"--max_connection_idle_seconds", "0"}, "--max_connection_idle_seconds: expected 1.."},
+      {{"--handshake_timeout_seconds", "0"}, "--handshake_timeout_seconds: expected 0.1.."},
+      {{"--keepalive_seconds", "0"}, "--keepalive_seconds: expected 1.."},
+      {{"--keepalive_timeout_seconds", "0"}, "--keepalive_timeout_seconds: expected 0.1.."},
+      {{"--min_ping_interval_seconds", "-1"}, "--min_ping_interval_seconds: expected 0.."},
+      {{"--stream_window_kib", "63"}, "--stream_window_kib: expected 65536.."},
+      {{"--max_frame_kib", "16384"}, "--max_frame_kib: expected 16384..1.67772e+07, got"},
+      {{"--receive_memory_mib", "1"}, "--receive_memory_mib: expected"},
+      {{"--max_concurrent_streams", "0"}, "--max_concurrent_streams: expected 1..65536, got 0"},
       {{"--tls_cert", "a"}, "--tls_key: expected both"},
       {{"--tls_key", "a"}, "--tls_cert: expected both"},
       {{"--tls_client_ca", "a"}, "--tls_client_ca: expected"},

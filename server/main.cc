@@ -34,11 +34,14 @@ constexpr int kExitDeviceLost = 4;
 constexpr absl::Duration kLostPoll = absl::Milliseconds(200);
 
 void TuneProcess() {
-  TuneForTransport();
   google::protobuf::SetLogHandler(nullptr);  // a caller's bad UTF-8 is answered, not logged
   signal(SIGPIPE, SIG_IGN);
   rlimit no_core{0, 0};  // a core would hold callers' tensors
   setrlimit(RLIMIT_CORE, &no_core);
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
 }
 
 sigset_t StopSignals() {
@@ -166,6 +169,8 @@ int Main(int argc, char** argv) {
     std::printf("attnd: options are valid\n");
     return 0;
   }
+  const TransportOptions& transport = flags->options.transport;
+  TuneForTransport({.malloc = transport.tune_malloc, .deadlock_check = transport.deadlock_check});
   flags->options.version = std::string(kVersion);
   flags->options.revision = std::string(Commit());
   return flags->options.supervise ? SuperviseServe(flags->options) : Serve(flags->options);

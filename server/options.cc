@@ -81,6 +81,32 @@ absl::Status CheckLeases(const ServerOptions& o) {
                  seconds(o.leases.max_ttl));
 }
 
+absl::Status CheckTransport(const TransportOptions& t) {
+  const double most_seconds = 7 * 24 * 3600.0;
+  auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
+  const double gib = 1 << 30;
+  RETURN_IF_ERROR(InRange("max_message_mib", double(t.max_message_bytes), 1 << 20, gib));
+  RETURN_IF_ERROR(InRange("max_metadata_kib", double(t.max_metadata_bytes), 1 << 10, 1 << 20));
+  RETURN_IF_ERROR(InRange("max_concurrent_streams", t.max_concurrent_streams, 1, 65536));
+  RETURN_IF_ERROR(
+      InRange("receive_memory_mib", double(t.receive_memory_bytes), 16 << 20, 1024 * gib));
+  RETURN_IF_ERROR(InRange("max_connections", t.max_connections, 1, 1 << 20));
+  RETURN_IF_ERROR(
+      InRange("max_connection_age_seconds", seconds(t.max_connection_age), 1, most_seconds));
+  RETURN_IF_ERROR(
+      InRange("max_connection_idle_seconds", seconds(t.max_connection_idle), 1, most_seconds));
+  RETURN_IF_ERROR(InRange("handshake_timeout_seconds", seconds(t.handshake_timeout), 0.1, 3600));
+  RETURN_IF_ERROR(InRange("keepalive_seconds", seconds(t.keepalive_time), 1, most_seconds));
+  RETURN_IF_ERROR(InRange("keepalive_timeout_seconds", seconds(t.keepalive_timeout), 0.1, 3600));
+  RETURN_IF_ERROR(InRange("min_ping_interval_seconds", seconds(t.min_ping_interval), 0, 3600));
+  // HTTP/2's own bounds: RFC 9113, sections 6.9.1 and 6.5.2.
+  RETURN_IF_ERROR(InRange("stream_window_kib", double(t.stream_window_bytes), 64 << 10, gib));
+  RETURN_IF_ERROR(
+      InRange("max_frame_kib", double(t.max_frame_bytes), 16 << 10, double{(1 << 24) - 1}));
+  RETURN_IF_ERROR(InRange("stream_idle_seconds", seconds(t.streams.idle), 0.01, 3600.0));
+  return InRange("stream_min_kib_per_second", t.streams.min_bytes_per_second / 1024, 0, 1 << 30);
+}
+
 absl::Status CheckLimits(const ServerOptions& o) {
   const double tib = double{1ull << 40};
   const double most_seconds = 7 * 24 * 3600.0;
@@ -95,20 +121,11 @@ absl::Status CheckLimits(const ServerOptions& o) {
   RETURN_IF_ERROR(InRange("max_batch_calls", o.worker.batcher.max_calls, 1, 4096));
   RETURN_IF_ERROR(InRange("max_batch_mib", double(o.worker.batcher.max_bytes), 1 << 20, tib));
   RETURN_IF_ERROR(InRange("max_batch_seconds", o.worker.batcher.max_seconds, 0, 3600));
-  RETURN_IF_ERROR(InRange("stream_idle_seconds", absl::ToDoubleSeconds(o.transport.streams.idle),
-                          0.01, 3600.0));
-  RETURN_IF_ERROR(InRange("stream_min_kib_per_second",
-                          o.transport.streams.min_bytes_per_second / 1024, 0, 1 << 30));
   RETURN_IF_ERROR(InRange("slots", o.worker.slots, 0, 16));
   RETURN_IF_ERROR(InRange("cpu_threads", o.cpu_threads, 0, 4096));
   for (int device : o.devices) RETURN_IF_ERROR(InRange("devices", device, 0, 1023));
   RETURN_IF_ERROR(InRange("hbm_fraction", o.hbm_fraction, 0.01, 1));
   RETURN_IF_ERROR(InRange("max_launch_ms", o.max_launch_ms, 1, 10000));
-  RETURN_IF_ERROR(
-      InRange("max_message_mib", double(o.transport.max_message_bytes), 1 << 20, double{1 << 30}));
-  RETURN_IF_ERROR(InRange("max_concurrent_streams", o.transport.max_concurrent_streams, 1, 65536));
-  RETURN_IF_ERROR(
-      InRange("receive_memory_mib", double(o.transport.receive_memory_bytes), 16 << 20, tib));
   RETURN_IF_ERROR(
       InRange("shared_memory_limit_mib", double(o.shared_memory.max_bytes), 1 << 20, 64 * tib));
   RETURN_IF_ERROR(
@@ -162,6 +179,7 @@ absl::Status CheckOptions(const ServerOptions& o) {
   if (!known) return Wrong("backend", "auto, cpu, cuda or reference", o.backend);
   RETURN_IF_ERROR(CheckSecurity(o));
   RETURN_IF_ERROR(CheckLeases(o));
+  RETURN_IF_ERROR(CheckTransport(o.transport));
   return CheckLimits(o);
 }
 

@@ -13,8 +13,8 @@
 #include "server/admission.h"
 #include "server/device_worker.h"
 #include "server/lease_table.h"
-#include "server/stream_watch.h"
 #include "server/shared_memory.h"
+#include "server/stream_watch.h"
 
 namespace attnd {
 
@@ -25,16 +25,25 @@ struct TlsOptions {
   absl::Duration refresh = absl::Seconds(10);  // how often the files are looked at; whole seconds
 };
 
-// What gRPC itself enforces. Measured values and reasons: docs/ARCHITECTURE.md.
+// What gRPC itself enforces, and its settings for bulk. What each is worth: docs/PERFORMANCE.md.
 struct TransportOptions {
   int64_t max_message_bytes = int64_t{16} << 20;    // request or reply, header included
+  int64_t max_metadata_bytes = 16 << 10;            // headers of one call
   int max_concurrent_streams = 64;                  // calls of one connection at a time
   int64_t receive_memory_bytes = int64_t{1} << 30;  // ResourceQuota: requests while they arrive
+  int max_connections = 4096;                       // open at a time; a further one is closed
   absl::Duration max_connection_age = absl::Minutes(30);
   absl::Duration max_connection_age_grace = absl::Minutes(20);
+  absl::Duration max_connection_idle = absl::Minutes(10);  // without a call
   absl::Duration handshake_timeout = absl::Seconds(10);
   absl::Duration keepalive_time = absl::Minutes(2);
   absl::Duration keepalive_timeout = absl::Seconds(20);
+  absl::Duration min_ping_interval = absl::Seconds(10);  // of a peer; more often: disconnected
+  bool bdp_probe = false;  // gRPC probes for the bandwidth-delay product and sets the window by it
+  int64_t stream_window_bytes = int64_t{4} << 20;  // of one call, that a peer may send unread
+  int64_t max_frame_bytes = int64_t{1} << 20;      // of HTTP/2, that a peer may send in one piece
+  bool tune_malloc = true;                         // keep freed pages: base/transport_tuning.h
+  bool deadlock_check = false;                     // abseil's detector, on each lock
   StreamLimits streams;
 };
 

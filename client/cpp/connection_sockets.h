@@ -4,9 +4,6 @@
 // has stopped reading ends when TCP gives up, or over a unix socket never. Its buffer may hold
 // slices of a caller's array. Shutting the socket down ends the write at once.
 //
-// gRPC offers every new socket to a "socket mutator". Its type is opaque in the installed headers;
-// the layout here is gRPC 1.51's (src/core/lib/iomgr/socket_mutator.h).
-//
 // Threads: any.
 #pragma once
 

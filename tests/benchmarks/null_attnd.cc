@@ -51,7 +51,6 @@ int Serve(const ServerOptions& options) {
 }  // namespace attnd
 
 int main(int argc, char** argv) {
-  attnd::TuneForTransport();
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
@@ -59,5 +58,8 @@ int main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   auto flags = attnd::ParseFlags(argc, argv, "null", std::cout);
   CHECK(flags.ok()) << flags.status().message();
+  const attnd::TransportOptions& transport = flags->options.transport;
+  attnd::TuneForTransport(
+      {.malloc = transport.tune_malloc, .deadlock_check = transport.deadlock_check});
   return attnd::Serve(flags->options);
 }
