@@ -24,10 +24,11 @@ absl::Status LostStatus() {
 
 DeviceWorker::DeviceWorker(const DeviceWorkerDeps& deps, const DeviceWorkerOptions& options)
     : deps_(deps),
+      inline_seconds_(absl::ToDoubleSeconds(options.inline_time)),
+      slot_count_(options.slots > 0 ? options.slots : deps.backend.info().launches),
       batcher_(options.batcher),
       timer_([this](uint64_t id) { Cancel(id, StopCause::kExpired); }) {
-  int slots = options.slots > 0 ? options.slots : deps.backend.info().launches;
-  for (int n = 0; n < slots; ++n) slots_.emplace_back([this] { SlotMain(); });
+  for (int n = 0; n < slot_count_; ++n) slots_.emplace_back([this] { SlotMain(); });
 }
 
 DeviceWorker::~DeviceWorker() {
@@ -44,6 +45,9 @@ DeviceWorker::~DeviceWorker() {
   FailWaiting(std::move(waiting), Failure(absl::StatusCode::kCancelled, reason::kDraining,
                                           "the server stopped before this call ran"));
   for (std::thread& slot : slots_) slot.join();
+  absl::MutexLock lock(&mutex_);  // a launch may still be inside Submit
+  auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return in_work_ == 0; };
+  mutex_.Await(absl::Condition(&idle));
 }
 
 std::vector<AdmittedCall> DeviceWorker::TakeWaiting() {
@@ -82,11 +86,24 @@ void DeviceWorker::Submit(AdmittedCall call) {
   timer_.Add(call.context().id, call.context().deadline);
   deps_.metrics.QueueChanged(call.call().direction(), call.call().priority(), +1, call.bytes());
   absl::ReleasableMutexLock lock(&mutex_);
-  if (!lost_) return batcher_.Add(std::move(call));
+  if (lost_) {
+    lock.Release();
+    std::vector<AdmittedCall> one;
+    one.push_back(std::move(call));
+    return FailWaiting(std::move(one), LostStatus());
+  }
+  bool runs_inline = RunsInline(call);
+  batcher_.Add(std::move(call));
+  if (!runs_inline) return;
+  Launch launch = TakeLaunch();
   lock.Release();
-  std::vector<AdmittedCall> one;
-  one.push_back(std::move(call));
-  FailWaiting(std::move(one), LostStatus());
+  Run(std::move(launch));
+  EndLaunch();
+}
+
+// Nothing is queued or runs, so nobody is overtaken, and no slot could begin sooner.
+bool DeviceWorker::RunsInline(const AdmittedCall& call) const {
+  return call.seconds() <= inline_seconds_ && in_work_ == 0 && batcher_.empty() && !stopping_;
 }
 
 void DeviceWorker::Cancel(uint64_t id, StopCause cause) {
@@ -116,17 +133,24 @@ void DeviceWorker::Cancel(uint64_t id, StopCause cause) {
 void DeviceWorker::SlotMain() {
   for (Launch launch = NextLaunch(); !launch.empty(); launch = NextLaunch()) {
     Run(std::move(launch));
+    EndLaunch();
   }
 }
 
 DeviceWorker::Launch DeviceWorker::NextLaunch() {
   absl::MutexLock lock(&mutex_);
-  auto ready = [this]()
-                   ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !batcher_.empty(); };
+  auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || (!batcher_.empty() && in_work_ < slot_count_);
+  };
   mutex_.Await(absl::Condition(&ready));
+  return TakeLaunch();
+}
+
+DeviceWorker::Launch DeviceWorker::TakeLaunch() {
   std::optional<Batch> batch = batcher_.Take();
   Launch launch;
   if (!batch.has_value()) return launch;
+  ++in_work_;
   absl::Time now = deps_.clock.Now();
   for (AdmittedCall& call : batch->calls()) {
     StopState& state = running_[call.context().id];
@@ -139,6 +163,11 @@ DeviceWorker::Launch DeviceWorker::NextLaunch() {
     launch.push_back(std::move(running));
   }
   return launch;
+}
+
+void DeviceWorker::EndLaunch() {
+  absl::MutexLock lock(&mutex_);
+  --in_work_;
 }
 
 void DeviceWorker::Run(Launch launch) {

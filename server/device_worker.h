@@ -1,5 +1,6 @@
 // DeviceWorker: drives one engine. Each of its slots is a thread that takes a batch of landed
-// calls, launches, and answers; the engine decides what of several launches overlaps.
+// calls, launches, and answers; the engine decides what of several launches overlaps. A small call
+// that finds the engine idle runs on the thread that submits it: to wake a slot would take longer.
 // Late and cancelled calls are dropped at each boundary (queue, kernel, answer), and a running
 // launch is told by its calls' stop tokens; memory is back as soon as the call is answered.
 //
@@ -34,6 +35,8 @@ namespace attnd {
 struct DeviceWorkerOptions {
   BatcherLimits batcher;
   int slots = 0;  // batches in work at once; 0: as many as the engine overlaps
+  // A call that is estimated to take no longer, and finds nothing in work, runs inside Submit.
+  absl::Duration inline_time = absl::ZeroDuration();
 };
 
 // What a worker needs and does not own; all outlive it.
@@ -55,7 +58,8 @@ class DeviceWorker {
   // Answers what still waits with CANCELLED and stops what runs.
   ~DeviceWorker();
 
-  void Submit(AdmittedCall call);  // its inputs have landed
+  // Its inputs have landed. It may be answered before this returns.
+  void Submit(AdmittedCall call);
   // The caller is gone, or its time is up. No effect on a call that has been answered.
   void Cancel(uint64_t id, StopCause cause);
   size_t queued() const;
@@ -77,6 +81,10 @@ class DeviceWorker {
 
   void SlotMain();
   Launch NextLaunch() ABSL_LOCKS_EXCLUDED(mutex_);  // empty when the worker stops
+  bool RunsInline(const AdmittedCall& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The next batch, which is in work until EndLaunch; empty when nothing waits.
+  Launch TakeLaunch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndLaunch() ABSL_LOCKS_EXCLUDED(mutex_);
   void Run(Launch launch);
   void DropLate(Launch& launch, WorkStage stage);
   absl::Status LateStatus(const Running& running, WorkStage stage);
@@ -95,9 +103,12 @@ class DeviceWorker {
   void Forget(uint64_t id);
 
   const DeviceWorkerDeps deps_;
+  const double inline_seconds_;
+  const int slot_count_;
   mutable absl::Mutex mutex_;
   Batcher batcher_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, StopState> running_ ABSL_GUARDED_BY(mutex_);
+  int in_work_ ABSL_GUARDED_BY(mutex_) = 0;  // launches, at most slot_count_
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> slots_;

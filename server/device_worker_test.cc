@@ -223,7 +223,66 @@ TEST_F(DeviceWorkerTest, AnswersEverybodyWhenItIsDestroyed) {
   ExpectAllGivenBack();
 }
 
-TEST_F(DeviceWorkerTest, AnswersEachCallOnceWhenCancelsRace) {
+TEST_F(DeviceWorkerTest, ComputesASmallCallInsideSubmitWhenNothingIsInWork) {
+  Restart({.inline_time = absl::Seconds(1)});
+  for (int n = 0; n < 2; ++n) {
+    KeptAnswer answer;
+    Submit(answer);
+    EXPECT_EQ(answer.answers(), 1);
+    EXPECT_TRUE(answer.Wait().ok());
+  }
+  ExpectAllGivenBack();
+}
+
+TEST_F(DeviceWorkerTest, LeavesALongCallToASlot) {
+  Restart({.inline_time = absl::Nanoseconds(1)});
+  backend_.Close();  // inside Submit it would stay for ever
+  KeptAnswer answer;
+  Submit(answer);
+  EXPECT_EQ(answer.answers(), 0);
+  backend_.Open();
+  EXPECT_TRUE(answer.Wait().ok());
+}
+
+TEST_F(DeviceWorkerTest, LeavesASmallCallToASlotWhenAnotherIsInWork) {
+  Restart({.slots = 2, .inline_time = absl::Seconds(1)});
+  backend_.Close();
+  KeptAnswer first, second, third;
+  std::thread caller([&] { Submit(first); });
+  backend_.WaitForLaunches(1);
+  Submit(second);
+  backend_.WaitForLaunches(2);
+  Submit(third);  // beyond both slots, of which the first caller's thread is one
+  EXPECT_EQ(worker_->queued(), 1u);
+  backend_.Open();
+  caller.join();
+  for (KeptAnswer* answer : {&first, &second, &third}) EXPECT_TRUE(answer->Wait().ok());
+}
+
+TEST_F(DeviceWorkerTest, EndsAnInlineLaunchWhenItsCallIsCancelledOrTheWorkerGoes) {
+  Restart({.inline_time = absl::Seconds(1)});
+  backend_.Close();
+  for (bool destroy : {false, true}) {
+    KeptAnswer answer;
+    std::thread caller([&] { Submit(answer); });
+    backend_.WaitForLaunches(destroy ? 2 : 1);
+    if (destroy) {
+      worker_.reset();
+    } else {
+      worker_->Cancel(ids_, StopCause::kCancelled);
+    }
+    caller.join();
+    EXPECT_EQ(answer.Wait().code(), absl::StatusCode::kCancelled);
+  }
+  ExpectAllGivenBack();
+}
+
+class DeviceWorkerRaceTest : public DeviceWorkerTest, public testing::WithParamInterface<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(OnSlotsAndInline, DeviceWorkerRaceTest, testing::Bool());
+
+TEST_P(DeviceWorkerRaceTest, AnswersEachCallOnceWhenCancelsRace) {
+  Restart({.inline_time = GetParam() ? absl::Seconds(1) : absl::ZeroDuration()});
   constexpr int kCalls = 300;
   std::vector<std::unique_ptr<KeptAnswer>> answers;
   for (int n = 0; n < kCalls; ++n) answers.push_back(std::make_unique<KeptAnswer>());

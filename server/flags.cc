@@ -25,6 +25,7 @@ constexpr char kDescription[] =
 // Numbers as people write them; the options hold bytes and durations.
 struct RawFlags {
   double memory_mib, caller_memory_mib, max_batch_mib, max_message_mib, receive_memory_mib;
+  double inline_us = 200;
   double max_deadline_s, drain_delay_s, drain_timeout_s, slow_call_s;
   double connection_age_s, connection_idle_s, handshake_s, keepalive_s, keepalive_timeout_s;
   double min_ping_s, stream_idle_s;
@@ -156,6 +157,9 @@ void AddLimits(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   add("--max_batch_seconds", o.worker.batcher.max_seconds,
       "estimated time of one launch of several calls");
   add("--slots", o.worker.slots, "batches in work at once; 0: what the engine overlaps");
+  add("--inline_us", raw.inline_us,
+      "a call estimated to take no longer, while no other is in work, is computed by the thread "
+      "that received it; 0: never");
 }
 
 void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
@@ -317,6 +321,7 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
       raw.caller_memory_mib == 0 ? o.admission.memory_bytes : BytesOfMib(raw.caller_memory_mib);
   o.admission.max_deadline = absl::Seconds(raw.max_deadline_s);
   o.worker.batcher.max_bytes = BytesOfMib(raw.max_batch_mib);
+  o.worker.inline_time = absl::Microseconds(raw.inline_us);
   o.shared_memory.max_bytes = BytesOfMib(raw.shared_memory_mib);
   o.shared_memory.user_max_bytes = raw.shared_memory_user_mib == 0
                                        ? o.shared_memory.max_bytes

@@ -51,6 +51,8 @@ TEST(Flags, ReachTheOptions) {
                       "cpu",
                       "--slots",
                       "3",
+                      "--inline_us",
+                      "50",
                       "--max_message_mib",
                       "4",
                       "--max_queue_seconds",
@@ -68,6 +70,7 @@ TEST(Flags, ReachTheOptions) {
   EXPECT_EQ(o.log_level, Severity::kDebug);
   EXPECT_EQ(o.backend, "cpu");
   EXPECT_EQ(o.worker.slots, 3);
+  EXPECT_EQ(o.worker.inline_time, absl::Microseconds(50));
   EXPECT_EQ(o.transport.max_message_bytes, 4 << 20);
   EXPECT_EQ(o.admission.max_queue_seconds, 7);
   EXPECT_EQ(o.port_file, "/tmp/p");
@@ -162,6 +165,7 @@ TEST(Flags, NameTheFlagThatIsWrong) {
       {{"stray"}, "stray"},
       {{"--slots", "x"}, "slots"},
       {{"--slots", "17"}, "--slots: expected 0..16, got 17"},
+      {{"--inline_us", "-1"}, "--inline_us: expected 0..100000, got -1"},
       {{"--listen", "nowhere"}, "--listen: expected host:port"},
       {{"--listen", "127.0.0.1:65536"}, "--listen: expected host:port"},
       {{"--listen", "unix:"}, "--listen: expected unix:PATH"},

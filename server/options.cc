@@ -122,6 +122,7 @@ absl::Status CheckLimits(const ServerOptions& o) {
   RETURN_IF_ERROR(InRange("max_batch_mib", double(o.worker.batcher.max_bytes), 1 << 20, tib));
   RETURN_IF_ERROR(InRange("max_batch_seconds", o.worker.batcher.max_seconds, 0, 3600));
   RETURN_IF_ERROR(InRange("slots", o.worker.slots, 0, 16));
+  RETURN_IF_ERROR(InRange("inline_us", absl::ToInt64Microseconds(o.worker.inline_time), 0, 100000));
   RETURN_IF_ERROR(InRange("cpu_threads", o.cpu_threads, 0, 4096));
   for (int device : o.devices) RETURN_IF_ERROR(InRange("devices", device, 0, 1023));
   RETURN_IF_ERROR(InRange("hbm_fraction", o.hbm_fraction, 0.01, 1));

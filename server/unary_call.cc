@@ -59,6 +59,10 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public ReplySink {
 
   void OnCancel() override { record_.Cancel(); }
 
+  // gRPC would wake a thread of its executor for OnDone and OnCancel; here they take less time than
+  // that. (gRPC 1.51 keeps this for its own reactors, "with trivial reactions".)
+  bool InternalInlineable() override { return true; }
+
   void OnDone() override {
     record_.Close();
     delete this;

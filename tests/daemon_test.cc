@@ -52,6 +52,13 @@ struct GatedDaemon {
   int warm_up_launches = 0;
 };
 
+// Calls up to this long are computed by gRPC's threads, others by slots: a mixture.
+ServerOptions MixedOptions() {
+  ServerOptions options = TestOptions();
+  options.worker.inline_time = absl::Microseconds(200);
+  return options;
+}
+
 // A forward call on a thread of its own.
 class AsyncForward {
  public:
@@ -130,7 +137,7 @@ TEST(Daemon, AnswersForwardAndBackwardByteForByteAsItsEngineWhenProblemsAreRando
 }
 
 TEST(Daemon, AnswersByteForByteAsTheCpuEngineUnderConcurrentMixedLoad) {
-  Daemon daemon(MakeCpuBackend({.threads = 2}));
+  Daemon daemon(MakeCpuBackend({.threads = 2}), MixedOptions());
   std::unique_ptr<Backend> engine = MakeCpuBackend({.threads = 1});
   struct Case {
     Problem problem;
@@ -441,7 +448,7 @@ TEST(DaemonCancel, EndsTheKernelWhenTheClientsDeadlinePasses) {
 }
 
 TEST(DaemonCancel, SurvivesManyRandomCancels) {
-  Daemon daemon(MakeCpuBackend({.threads = 2}));
+  Daemon daemon(MakeCpuBackend({.threads = 2}), MixedOptions());
   std::vector<std::thread> threads;
   for (uint64_t t = 0; t < 3; ++t) {
     threads.emplace_back([&daemon, t] {
