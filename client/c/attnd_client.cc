@@ -107,9 +107,13 @@ attnd_call* attnd_call_new(const char* request_id, double timeout_seconds, int32
 
 void attnd_call_free(attnd_call* call) { delete call; }
 void attnd_call_cancel(attnd_call* call) { call->Cancel(); }
+void attnd_call_look_around(attnd_call* call, int (*look)(void* argument), void* argument) {
+  call->SetLookAround(look, argument);
+}
 void attnd_call_get_progress(const attnd_call* call, attnd_progress* progress) {
   *progress = call->GetProgress();
 }
+int attnd_call_code(const attnd_call* call) { return call->code(); }
 const char* attnd_call_message(const attnd_call* call) { return call->message(); }
 const char* attnd_call_detail_json(const attnd_call* call) { return call->detail_json(); }
 const char* attnd_call_result_json(attnd_call* call) { return call->result_json(); }
@@ -152,34 +156,18 @@ int attnd_backward(attnd_client* client, const attnd_problem* problem,
   });
 }
 
-void attnd_start_forward(attnd_client* client, const attnd_problem* problem,
-                         const attnd_forward_tensors* tensors, attnd_call* call) {
-  call->Start([client, call, full = FullStructure(*tensors), whole = ToProblem(*problem)] {
-    return Guard([&] { return attnd::RunForward(*client, whole, full, *call); });
-  });
-}
-
-void attnd_start_backward(attnd_client* client, const attnd_problem* problem,
-                          const attnd_backward_tensors* tensors, attnd_call* call) {
-  call->Start([client, call, full = FullStructure(*tensors), whole = ToProblem(*problem)] {
-    return Guard([&] { return attnd::RunBackward(*client, whole, full, *call); });
-  });
-}
-
 void attnd_residual_free(attnd_residual* residual) { delete residual; }
 int64_t attnd_residual_bytes(const attnd_residual* residual) {
   return residual == nullptr ? 0 : residual->residual.bytes_held();
 }
-
-int attnd_call_wait(attnd_call* call, double seconds) { return call->Wait(seconds); }
 
 int attnd_server_info(attnd_client* client, int32_t address_index, attnd_call* call) {
   return call->Run(
       [&] { return Guard([&] { return attnd::RunServerInfo(*client, address_index, *call); }); });
 }
 
-int attnd_check_health(attnd_client* client, int32_t address_index, attnd_call* call,
-                       int32_t* health) {
+int attnd_check_health(attnd_client* client, int32_t address_index, int32_t* health,
+                       attnd_call* call) {
   return call->Run([&] {
     return Guard([&] { return attnd::RunHealth(*client, address_index, *call, *health); });
   });

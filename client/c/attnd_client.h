@@ -8,8 +8,7 @@
 // Structures begin with struct_size = sizeof(the structure) as the caller compiled it: later
 // versions append fields, and what an older caller lacks is zero. Zero is each field's default
 // unless said otherwise. Nothing is kept of a structure or an array after its function has
-// returned, except by attnd_start_*, which keep the tensors and the client until attnd_call_wait
-// has returned a code.
+// returned.
 //
 // Shapes, layouts, units and the meaning of each problem field are those of attention/problem.h.
 // Errors: a function that returns int gives ATTND_OK or gRPC's status code (3 INVALID_ARGUMENT,
@@ -29,9 +28,9 @@ extern "C" {
 #define ATTND_API __attribute__((visibility("default")))
 
 /* Grows when the meaning of something existing changes; a caller refuses another number. */
-#define ATTND_ABI_VERSION 1
+#define ATTND_ABI_VERSION 2
 
-enum { ATTND_OK = 0, ATTND_PENDING = -1 };
+enum { ATTND_OK = 0 };
 enum { ATTND_FLOAT16 = 1, ATTND_BFLOAT16 = 2, ATTND_FLOAT32 = 3 };
 enum { ATTND_BHLD = 1, ATTND_BLHD = 2, ATTND_PACKED_THD = 3, ATTND_PACKED_HTD = 4 };
 enum { ATTND_ALIGN_NONE = 0, ATTND_TOP_LEFT = 1, ATTND_BOTTOM_RIGHT = 2, ATTND_OFFSETS = 3 };
@@ -143,13 +142,18 @@ ATTND_API const char* attnd_version(void); /* release and commit */
  * request_id: at most 64 bytes, NULL: a random one. timeout_seconds: negative: the client's. */
 ATTND_API attnd_call* attnd_call_new(const char* request_id, double timeout_seconds,
                                      int32_t priority);
-ATTND_API void attnd_call_free(attnd_call* call);   /* waits for what attnd_start_* started */
+ATTND_API void attnd_call_free(attnd_call* call);   /* no operation may be running */
 ATTND_API void attnd_call_cancel(attnd_call* call); /* ends with 1 CANCELLED, if not done yet */
+/* look: called some twenty times a second while an operation waits, on the thread that called it,
+ * which can thus look after other things (signals); anything but 0 cancels the operation. */
+ATTND_API void attnd_call_look_around(attnd_call* call, int (*look)(void* argument),
+                                      void* argument);
 ATTND_API void attnd_call_get_progress(const attnd_call* call, attnd_progress* progress);
 /* After the operation has ended; valid until the next one or attnd_call_free. Texts are UTF-8.
  * detail: {"reason", "domain", "metadata": {...}, "retry_after": seconds}, "{}" without any.
  * result: of forward and backward the receipt, of attnd_server_info the information; "{}" after an
  * error. */
+ATTND_API int attnd_call_code(const attnd_call* call);
 ATTND_API const char* attnd_call_message(const attnd_call* call);
 ATTND_API const char* attnd_call_detail_json(const attnd_call* call);
 ATTND_API const char* attnd_call_result_json(attnd_call* call);
@@ -172,14 +176,6 @@ ATTND_API int attnd_forward(attnd_client* client, const attnd_problem* problem,
 ATTND_API int attnd_backward(attnd_client* client, const attnd_problem* problem,
                              const attnd_backward_tensors* tensors, attnd_call* call);
 
-/* The same on a thread of the library, so that the caller can look after other things (signals). */
-ATTND_API void attnd_start_forward(attnd_client* client, const attnd_problem* problem,
-                                   const attnd_forward_tensors* tensors, attnd_call* call);
-ATTND_API void attnd_start_backward(attnd_client* client, const attnd_problem* problem,
-                                    const attnd_backward_tensors* tensors, attnd_call* call);
-/* The code once it has ended, ATTND_PENDING if it has not within `seconds`. */
-ATTND_API int attnd_call_wait(attnd_call* call, double seconds);
-
 /* Gives the servers' memory back, soon; waits for nothing. No call may be using it. It may outlive
  * its client. NULL is fine. */
 ATTND_API void attnd_residual_free(attnd_residual* residual);
@@ -188,8 +184,8 @@ ATTND_API int64_t attnd_residual_bytes(const attnd_residual* residual);
 
 /* Of the address with this index. health: 1 serving, 0 not. */
 ATTND_API int attnd_server_info(attnd_client* client, int32_t address_index, attnd_call* call);
-ATTND_API int attnd_check_health(attnd_client* client, int32_t address_index, attnd_call* call,
-                                 int32_t* health);
+ATTND_API int attnd_check_health(attnd_client* client, int32_t address_index, int32_t* health,
+                                 attnd_call* call);
 
 #ifdef __cplusplus
 }

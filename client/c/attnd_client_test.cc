@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -87,12 +88,8 @@ TEST(CInterface, IsUnavailableWhenNobodyListens) {
   attnd_forward_tensors tensors = small.Forward();
   attnd_problem problem = SmallProblem();
   EXPECT_EQ(attnd_forward(client.get(), &problem, &tensors, call.get()), 14);
-  attnd_start_forward(client.get(), &problem, &tensors, call.get());
-  int code = ATTND_PENDING;
-  while (code == ATTND_PENDING) code = attnd_call_wait(call.get(), 1);
-  EXPECT_EQ(code, 14);
   int32_t health = 7;
-  EXPECT_EQ(attnd_check_health(client.get(), 0, call.get(), &health), 14);
+  EXPECT_EQ(attnd_check_health(client.get(), 0, &health, call.get()), 14);
   EXPECT_EQ(health, 7);
 }
 
@@ -104,7 +101,10 @@ TEST(CInterface, GivesNoClientWhenAnOptionIsWrong) {
   EXPECT_NE(std::string(attnd_call_message(call.get())).find("channels"), std::string::npos);
 }
 
-TEST(CInterface, EndsACancelledCall) {
+// Counts down, and cancels at zero.
+int CountDown(void* argument) { return --*static_cast<int*>(argument) == 0; }
+
+TEST(CInterface, CancelsWhenTheCallerSaysSoWhileHeWaits) {
   CallPointer call = NewCall(60);
   attnd_client_options options = Nowhere();
   options.wait_for_ready = 1;
@@ -112,30 +112,33 @@ TEST(CInterface, EndsACancelledCall) {
   Small small;
   attnd_forward_tensors tensors = small.Forward();
   attnd_problem problem = SmallProblem();
-  attnd_start_forward(client.get(), &problem, &tensors, call.get());
-  EXPECT_EQ(attnd_call_wait(call.get(), 0.05), ATTND_PENDING);
-  attnd_call_cancel(call.get());
-  int code = ATTND_PENDING;
-  while (code == ATTND_PENDING) code = attnd_call_wait(call.get(), 1);
-  EXPECT_EQ(code, 1);
+  int looks_left = 3;
+  attnd_call_look_around(call.get(), CountDown, &looks_left);
+  EXPECT_EQ(attnd_forward(client.get(), &problem, &tensors, call.get()), 1);
+  EXPECT_EQ(looks_left, 0);
 }
 
-TEST(CInterface, RunsStartedCallsOneAfterTheOtherAndManyAtOnce) {
+TEST(CInterface, CancelsASmallCallAsWell) {
+  CallPointer call = NewCall(60);
   attnd_client_options options = Nowhere();
-  CallPointer first = NewCall();
-  ClientPointer client(attnd_client_new(&options, first.get()));
+  options.wait_for_ready = 1;
+  ClientPointer client(attnd_client_new(&options, call.get()));
+  int looks_left = 2;
+  attnd_call_look_around(call.get(), CountDown, &looks_left);
+  EXPECT_EQ(attnd_server_info(client.get(), 0, call.get()), 1);
+}
+
+TEST(CInterface, EndsACallThatAnotherThreadCancels) {
+  CallPointer call = NewCall(60);
+  attnd_client_options options = Nowhere();
+  options.wait_for_ready = 1;
+  ClientPointer client(attnd_client_new(&options, call.get()));
   Small small;
   attnd_forward_tensors tensors = small.Forward();
   attnd_problem problem = SmallProblem();
-  for (int round = 0; round < 20; ++round) {
-    std::vector<CallPointer> calls;
-    for (int n = 0; n < 5; ++n) {
-      calls.push_back(NewCall());
-      attnd_start_forward(client.get(), &problem, &tensors, calls.back().get());
-    }
-    if (round % 2 == 0) continue;  // freeing a call waits for it
-    for (const CallPointer& call : calls) EXPECT_EQ(attnd_call_wait(call.get(), 60), 14);
-  }
+  std::thread other([&call] { attnd_call_cancel(call.get()); });
+  EXPECT_EQ(attnd_forward(client.get(), &problem, &tensors, call.get()), 1);
+  other.join();
 }
 
 TEST(CInterface, TakesWhatAnOlderCallerLacksAsZero) {

@@ -1,7 +1,6 @@
 // attnd_call: one operation of the C interface: its options, its cancellation, and what came of it.
-// Runs on the caller's thread (Run) or on one of the library's (Start, Wait). Cancel and
-// GetProgress may be called at any time from any thread; the texts are read after the operation has
-// ended.
+// Cancel and GetProgress may be called at any time from any thread; the texts are read after the
+// operation has ended.
 #pragma once
 
 #include <functional>
@@ -20,40 +19,36 @@ struct attnd_call {
   using Operation = std::function<absl::Status()>;
 
   attnd_call(std::string request_id, double timeout_seconds, int32_t priority);
-  ~attnd_call();  // waits for what Start started
   attnd_call(const attnd_call&) = delete;
   attnd_call& operator=(const attnd_call&) = delete;
 
   int Run(const Operation& operation);
-  void Start(Operation operation);
-  int Wait(double seconds);  // ATTND_PENDING when it has not ended in time
   void Cancel();
+  void SetLookAround(int (*look)(void*), void* argument);
   attnd_progress GetProgress() const;
 
   attnd::CallOptions MakeCallOptions();
   // What result_json() gives; `json` runs when it is first asked for, since few callers do.
   void SetResult(std::function<std::string()> json) { make_result_json_ = std::move(json); }
 
+  int code() const { return code_; }
   const char* message() const { return message_.c_str(); }
   const char* detail_json() const { return detail_json_.c_str(); }
   const char* result_json();
 
  private:
   int Finish(const absl::Status& status);
-  bool IsIdle() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return !started_ || code_ != ATTND_PENDING;
-  }
 
   const std::string request_id_;
   const double timeout_seconds_;
   const int32_t priority_;
   std::stop_source stop_;
+  int code_ = ATTND_OK;
   std::string message_, detail_json_ = "{}";
   std::function<std::string()> make_result_json_;
+  std::string result_json_;
+  std::function<void()> look_around_;
 
   mutable absl::Mutex mutex_;
-  int code_ ABSL_GUARDED_BY(mutex_) = ATTND_PENDING;
-  bool started_ ABSL_GUARDED_BY(mutex_) = false;
-  std::string result_json_ ABSL_GUARDED_BY(mutex_);
   attnd_progress progress_ ABSL_GUARDED_BY(mutex_) = {};
 };

@@ -203,14 +203,14 @@ class AttentionClient::Impl {
     ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
     v1::GetServerInfoResponse reply;
     RETURN_IF_ERROR(CallUnary(core_, address, "/attnd.v1.Attention/GetServerInfo", "", deadline,
-                              options.stop, reply));
+                              options, reply));
     return FromProto(reply, options_.addresses[address]);
   }
 
   absl::StatusOr<Health> CheckHealth(int address, const CallOptions& options) {
     RETURN_IF_ERROR(CheckAddress(address));
     ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
-    return CallHealthCheck(core_, address, deadline, options.stop);
+    return CallHealthCheck(core_, address, deadline, options);
   }
 
  private:

@@ -110,6 +110,9 @@ struct CallOptions {
   std::string request_id;
   // Called after each shard, one call at a time, from any thread; must not block.
   std::function<void(const Progress&)> progress;
+  // Called some twenty times a second on the caller's thread while that waits, so that it can look
+  // after other things (signals, a stop request); not by a call that ends sooner.
+  std::function<void()> look_around;
 };
 
 // What was done: the servers' receipts of all shards, merged.

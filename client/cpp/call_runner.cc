@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/error_detail.h"
 #include "client/cpp/grpc_status.h"
+#include "client/cpp/look_around.h"
 #include "client/cpp/send_ledger.h"
 
 namespace attnd {
@@ -17,10 +18,8 @@ namespace {
 
 // Two RPCs in flight keep a connection busy while one is encoded or landed; more gained nothing.
 constexpr size_t kInFlightPerLane = 2;
-// How long RPCs that should have ended, and their slices, may take before their connection is
-// closed; and how often a lane looks.
+// How long RPCs that should have ended, and their slices, may take before their connection closes.
 constexpr absl::Duration kEndingGrace = absl::Milliseconds(200);
-constexpr absl::Duration kLookAround = absl::Milliseconds(50);
 
 std::chrono::system_clock::time_point ToGrpcTime(absl::Time time) {
   if (time == absl::InfiniteFuture()) return std::chrono::system_clock::time_point::max();
@@ -57,11 +56,17 @@ class LaneGate {
     absl::MutexLock lock(&mutex_);
     --inside_;
   }
-  void CloseAndWait() {
-    absl::MutexLock lock(&mutex_);
-    closed_ = true;
+  void CloseAndWait(LookAround& look_around) {
     auto empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return inside_ == 0; };
-    mutex_.Await(absl::Condition(&empty));
+    bool done = false;
+    while (!done) {
+      {
+        absl::MutexLock lock(&mutex_);
+        closed_ = true;
+        done = mutex_.AwaitWithTimeout(absl::Condition(&empty), LookAround::kInterval);
+      }
+      look_around.Now();
+    }
   }
 
  private:
@@ -111,7 +116,9 @@ struct CallRunner::Attempt {
 
 class CallRunner::Lane {
  public:
-  explicit Lane(CallRunner& runner) : runner_(runner), borrowed_(runner.core_.queues) {}
+  // look_around: null on a helper's thread.
+  Lane(CallRunner& runner, LookAround* look_around)
+      : runner_(runner), look_around_(look_around), borrowed_(runner.core_.queues) {}
 
   void Run() {
     while (true) {
@@ -119,9 +126,10 @@ class CallRunner::Lane {
       }
       if (!in_flight_.empty()) {
         TakeEvent();
-      } else if (!runner_.state_.WaitUntilDue()) {
+      } else if (!runner_.state_.WaitUntilDue(runner_.core_.clock.Now() + LookAround::kInterval)) {
         break;
       }
+      if (look_around_ != nullptr) look_around_->Now();
     }
     TakeSlicesBack();
   }
@@ -163,7 +171,7 @@ class CallRunner::Lane {
   void TakeEvent() {
     void* tag;
     bool ok;
-    absl::Time until = absl::Now() + kLookAround;
+    absl::Time until = absl::Now() + LookAround::kInterval;
     if (in_flight_.size() < kInFlightPerLane) until = std::min(until, runner_.state_.NextDue());
     if (borrowed_.queue().AsyncNext(&tag, &ok, ToGrpcTime(until)) !=
         grpc::CompletionQueue::GOT_EVENT) {
@@ -209,6 +217,7 @@ class CallRunner::Lane {
   }
 
   CallRunner& runner_;
+  LookAround* const look_around_;
   CompletionQueues::Borrowed borrowed_;
   std::vector<std::unique_ptr<Attempt>> in_flight_;
   std::vector<std::unique_ptr<Attempt>> lending_;  // ended, slices not yet back
@@ -253,12 +262,13 @@ void CallRunner::RunLanes() {
     if (gate == nullptr) gate = std::make_shared<LaneGate>();
     core_.lane_threads.Offer([this, gate] {
       if (!gate->Enter()) return;
-      Lane(*this).Run();
+      Lane(*this, nullptr).Run();
       gate->Leave();
     });
   }
-  Lane(*this).Run();
-  if (gate != nullptr) gate->CloseAndWait();
+  LookAround look_around(options_.look_around);
+  Lane(*this, &look_around).Run();
+  if (gate != nullptr) gate->CloseAndWait(look_around);
 }
 
 void CallRunner::Handle(Attempt& attempt) {

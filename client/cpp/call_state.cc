@@ -1,5 +1,6 @@
 #include "client/cpp/call_state.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace attnd {
@@ -33,14 +34,15 @@ absl::Time CallState::NextDue() {
   return delayed_.empty() ? absl::InfiniteFuture() : delayed_.begin()->first;
 }
 
-bool CallState::WaitUntilDue() {
+bool CallState::WaitUntilDue(absl::Time until) {
   absl::MutexLock lock(&mutex_);
-  while (failure_.ok() && ready_.empty() && !delayed_.empty()) {
+  if (failure_.ok() && ready_.empty() && !delayed_.empty()) {
     auto failed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failure_.ok(); };
-    mutex_.AwaitWithTimeout(absl::Condition(&failed), delayed_.begin()->first - clock_.Now());
+    absl::Time next = std::min(delayed_.begin()->first, until);
+    mutex_.AwaitWithTimeout(absl::Condition(&failed), next - clock_.Now());
     PromoteDue();
   }
-  return !ready_.empty();
+  return failure_.ok() && !(ready_.empty() && delayed_.empty());
 }
 
 void CallState::Delay(int64_t shard, absl::Duration delay) {

@@ -36,9 +36,9 @@ class CallState {
   std::optional<int64_t> TakeReady();
   // When the first delayed shard is due; infinite future without one.
   absl::Time NextDue();
-  // Waits until a shard is due; false at once when there is nothing left to take, and when the call
-  // ends meanwhile.
-  bool WaitUntilDue();
+  // Waits until a shard is due, at most until `until`; false at once when there is nothing left to
+  // take, and when the call ends meanwhile.
+  bool WaitUntilDue(absl::Time until);
 
   void Delay(int64_t shard, absl::Duration delay);
   void Done(const v1::Receipt& receipt, int64_t bytes_received);

@@ -14,13 +14,14 @@ TEST(CallState, HandsOutDelayedShardsWhenTheyAreDue) {
   EXPECT_EQ(state.TakeReady(), 1);
   EXPECT_FALSE(state.TakeReady().has_value());
   EXPECT_EQ(state.NextDue(), absl::InfiniteFuture());
-  EXPECT_FALSE(state.WaitUntilDue());  // nothing to wait for
+  EXPECT_FALSE(state.WaitUntilDue(absl::InfiniteFuture()));  // nothing to wait for
   state.Delay(1, absl::Seconds(2));
   state.Delay(0, absl::Seconds(1));
   EXPECT_EQ(state.NextDue(), clock.Now() + absl::Seconds(1));
+  EXPECT_TRUE(state.WaitUntilDue(clock.Now()));  // still something to wait for
   EXPECT_FALSE(state.TakeReady().has_value());
   clock.Advance(absl::Seconds(1));
-  EXPECT_TRUE(state.WaitUntilDue());
+  EXPECT_TRUE(state.WaitUntilDue(absl::InfiniteFuture()));
   EXPECT_EQ(state.TakeReady(), 0);
   EXPECT_FALSE(state.TakeReady().has_value());
   clock.Advance(absl::Seconds(1));
@@ -35,7 +36,7 @@ TEST(CallState, KeepsTheFirstFailureAndDropsWhatWaits) {
   std::thread waiter([&] {
     while (state.TakeReady().has_value()) {
     }
-    EXPECT_FALSE(state.WaitUntilDue());
+    EXPECT_FALSE(state.WaitUntilDue(absl::InfiniteFuture()));
   });
   state.Fail(absl::UnavailableError("first"));
   state.Fail(absl::InternalError("second"));

@@ -6,13 +6,14 @@
 
 #include "base/status_macros.h"
 #include "client/cpp/grpc_status.h"
+#include "client/cpp/look_around.h"
 
 namespace attnd {
 namespace {
 
 absl::StatusOr<std::string> CallBytes(const ClientCore& core, int address,
                                       const std::string& method, const std::string& request,
-                                      absl::Time deadline, std::stop_token stop) {
+                                      absl::Time deadline, const CallOptions& options) {
   CompletionQueues::Borrowed borrowed(core.queues);
   grpc::ClientContext context;
   PrepareContext(core.options, deadline, context);
@@ -24,10 +25,15 @@ absl::StatusOr<std::string> CallBytes(const ClientCore& core, int address,
   grpc::Status status;
   reader->StartCall();
   reader->Finish(&reply, &status, &context);
-  std::stop_callback cancel(stop, [&context] { context.TryCancel(); });
+  std::stop_callback cancel(options.stop, [&context] { context.TryCancel(); });
+  LookAround look_around(options.look_around);
   void* tag;
   bool ok;
-  borrowed.queue().Next(&tag, &ok);
+  while (borrowed.queue().AsyncNext(&tag, &ok,
+                                    absl::ToChronoTime(absl::Now() + LookAround::kInterval)) !=
+         grpc::CompletionQueue::GOT_EVENT) {
+    look_around.Now();
+  }
   RETURN_IF_ERROR(FromGrpc(status));
   std::vector<grpc::Slice> slices;
   std::string bytes;
@@ -42,17 +48,17 @@ absl::StatusOr<std::string> CallBytes(const ClientCore& core, int address,
 }  // namespace
 
 absl::Status CallUnary(const ClientCore& core, int address, const std::string& method,
-                       const std::string& request, absl::Time deadline, std::stop_token stop,
+                       const std::string& request, absl::Time deadline, const CallOptions& options,
                        google::protobuf::MessageLite& reply) {
-  ASSIGN_OR_RETURN(std::string bytes, CallBytes(core, address, method, request, deadline, stop));
+  ASSIGN_OR_RETURN(std::string bytes, CallBytes(core, address, method, request, deadline, options));
   if (reply.ParseFromString(bytes)) return absl::OkStatus();
   return absl::DataLossError("reply: cannot be parsed");
 }
 
 absl::StatusOr<Health> CallHealthCheck(const ClientCore& core, int address, absl::Time deadline,
-                                       std::stop_token stop) {
+                                       const CallOptions& options) {
   ASSIGN_OR_RETURN(std::string bytes,
-                   CallBytes(core, address, "/grpc.health.v1.Health/Check", "", deadline, stop));
+                   CallBytes(core, address, "/grpc.health.v1.Health/Check", "", deadline, options));
   // HealthCheckResponse{ServingStatus status = 1}, SERVING = 1.
   return bytes == std::string("\x08\x01", 2) ? Health::kServing : Health::kNotServing;
 }

@@ -3,7 +3,6 @@
 
 #include <google/protobuf/message_lite.h>
 
-#include <stop_token>
 #include <string>
 
 #include "absl/status/status.h"
@@ -14,13 +13,13 @@
 
 namespace attnd {
 
-// `request`: a serialised message.
+// `request`: a serialised message. Of `options` they take stop and look_around.
 absl::Status CallUnary(const ClientCore& core, int address, const std::string& method,
-                       const std::string& request, absl::Time deadline, std::stop_token stop,
+                       const std::string& request, absl::Time deadline, const CallOptions& options,
                        google::protobuf::MessageLite& reply);
 
 // grpc.health.v1.Health/Check of the whole server.
 absl::StatusOr<Health> CallHealthCheck(const ClientCore& core, int address, absl::Time deadline,
-                                       std::stop_token stop);
+                                       const CallOptions& options);
 
 }  // namespace attnd

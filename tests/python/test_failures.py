@@ -94,6 +94,63 @@ def test_interrupt_cancels_the_call(own_daemon, rng):
         client.forward(q, k, v)
 
 
+@pytest.mark.parametrize("call", ["forward", "info", "retries", "twice"])
+def test_signal_handlers_run_while_a_call_waits(own_daemon, rng, call):
+    """Whatever a handler raises ends the call; here a class of our own, by SIGALRM."""
+    class Alarm(BaseException):
+        pass
+
+    def ring(number, frame):
+        raise Alarm
+
+    given = tensors(rng)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        address = "127.0.0.1:1" if call == "retries" else own_daemon.address
+        with attnd.connect(address, timeout=60, wait_for_ready=call == "retries") as client:
+            own_daemon.pause()
+            signal.setitimer(signal.ITIMER_REAL, 0.2, 0.06 if call == "twice" else 0)
+            begin = time.monotonic()
+            with pytest.raises(Alarm):
+                client.info() if call == "info" else client.forward(*given)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert time.monotonic() - begin < 30
+    except Alarm:  # the last of several, between two lines here
+        assert call == "twice"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_handler_that_raises_nothing_lets_the_call_go_on(own_daemon, rng):
+    ran, given = [], tensors(rng)
+    before = signal.signal(signal.SIGALRM, lambda *_: (ran.append(time.monotonic()),
+                                                       own_daemon.process.send_signal(signal.SIGCONT)))
+    try:
+        with attnd.connect(own_daemon.address, timeout=60) as client:
+            expected = client.forward(*given).out
+            own_daemon.pause()
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            np.testing.assert_array_equal(client.forward(*given).out, expected)
+            assert len(ran) == 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_progress_is_told_in_any_thread_and_at_the_end(client, rng):
+    given, told = tensors(rng, 4, 4, 256, 64), {}
+
+    def work():
+        seen = told[threading.current_thread().name] = []
+        client.forward(*given, progress=seen.append)
+
+    work()
+    other = threading.Thread(target=work, name="other")
+    other.start()
+    other.join(60)
+    assert len(told) == 2 and all(seen[-1].shards_done == seen[-1].shards_total > 0 for seen in told.values())
+
+
 def test_exception_in_progress_function_cancels_the_call(client, rng):
     def fail(progress):
         raise RuntimeError("enough")

@@ -4,13 +4,11 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import Any, Callable, Dict, Generator, List, NamedTuple, Optional
 
 from . import _native
-from .errors import from_status, wrong, wrong_type
+from .errors import AttndError, from_status, wrong, wrong_type
 from .results import Receipt
-
-_SLICE_SECONDS = 0.1  # between two looks at signals and progress
 
 
 class Progress(NamedTuple):
@@ -41,7 +39,7 @@ class Handle:
         call = Call(self._library, CallOptions())
         self.pointer = self._library.attnd_client_new(ctypes.byref(options), call.pointer)
         if not self.pointer:
-            call.finish(call.wait(0))
+            raise call.error()
 
     @property
     def library(self) -> ctypes.CDLL:
@@ -61,56 +59,70 @@ class Call:
 
     def __del__(self) -> None:
         if self.pointer:
-            self._library.attnd_call_free(self.pointer)  # waits for an operation that still runs
+            self._library.attnd_call_free(self.pointer)
 
-    def run(self, name: str, handle: Handle, problem: ctypes.Structure, tensors: ctypes.Structure) -> None:
-        """Runs "forward" or "backward". An exception here (Ctrl-C) cancels it."""
-        arguments = handle.pointer, ctypes.byref(problem), ctypes.byref(tensors), self.pointer
+    def run(self, operation: Callable[..., int], *arguments: Any) -> None:
+        """Runs a function of the library, whose last argument is this call. What a signal's handler (Ctrl-C) or the
+        progress function raises meanwhile cancels it and is raised here."""
         if self._progress is None and threading.current_thread() is not threading.main_thread():
-            self._raise(getattr(self._library, "attnd_" + name)(*arguments))
+            self._raise(operation(*arguments, self.pointer))
             return
-        try:
-            getattr(self._library, "attnd_start_" + name)(*arguments)
-            code = _native.PENDING
-            while code == _native.PENDING:
-                code = self.wait(_SLICE_SECONDS)
-                if self._progress is not None:
-                    self._progress(self.progress())
-        except BaseException:
-            self._library.attnd_call_cancel(self.pointer)
-            self._end()
-            raise
+        raised: List[BaseException] = []
+        watch = self._watch(raised)
+        next(watch)
+        look = _native.LOOK_AROUND(watch.send)
+        self._library.attnd_call_look_around(self.pointer, look, None)
+        code = operation(*arguments, self.pointer)
+        if raised:
+            raise raised[0].with_traceback(None)
         self._raise(code)
+        if self._progress is not None:
+            self._progress(self.progress())
 
-    def wait(self, seconds: float) -> int:
-        return int(self._library.attnd_call_wait(self.pointer, seconds))
+    def _watch(self, raised: List[BaseException]) -> Generator[int, None, None]:
+        """Is sent to, from within the operation, to look after signals and progress; gives 1 to cancel it.
+
+        A generator, because Python runs signal handlers when it enters code, and a generator is entered where it stands:
+        inside this try. A function would be entered before it, where what a handler raises is lost.
+        """
+        while True:
+            try:
+                while not raised:
+                    yield 0
+                    if self._progress is not None:
+                        self._progress(self.progress())
+                while True:
+                    yield 1
+            except GeneratorExit:
+                return
+            except BaseException as error:
+                raised.append(error)
 
     def progress(self) -> Progress:
         now = _native.Progress()
         self._library.attnd_call_get_progress(self.pointer, ctypes.byref(now))
         return Progress(now.shards_done, now.shards_total, now.bytes_sent, now.bytes_received, now.bytes_total)
 
-    def finish(self, code: int) -> Dict[str, Any]:
-        """The operation's result, or its error raised."""
-        self._raise(code)
+    def result(self) -> Dict[str, Any]:
+        """Of an operation that went well."""
         result: Dict[str, Any] = json.loads(self._library.attnd_call_result_json(self.pointer))
         return result
 
     def receipt(self) -> Receipt:
         """Of a forward or backward that went well."""
-        return Receipt(**self.finish(0))
+        return Receipt(**self.result())
 
-    def _raise(self, code: int) -> None:
-        if code == 0:
-            return
+    def error(self) -> AttndError:
+        """Of an operation that has failed."""
         detail = json.loads(self._library.attnd_call_detail_json(self.pointer))
         message = self._library.attnd_call_message(self.pointer).decode("utf-8", "replace")
-        raise from_status(code, message, reason=detail.get("reason", ""), metadata=detail.get("metadata"),
-                          retry_after=detail.get("retry_after"))
+        code = self._library.attnd_call_code(self.pointer)
+        return from_status(code, message, reason=detail.get("reason", ""), metadata=detail.get("metadata"),
+                           retry_after=detail.get("retry_after"))
 
-    def _end(self) -> None:
-        pointer, self.pointer = self.pointer, None
-        self._library.attnd_call_free(pointer)  # returns once nothing touches the arrays any more
+    def _raise(self, code: int) -> None:
+        if code != 0:
+            raise self.error()
 
 
 def check_timeout(field: str, timeout: object) -> float:

@@ -14,8 +14,7 @@ from typing import List, Optional, Tuple
 
 from .errors import Internal
 
-ABI_VERSION = 1
-PENDING = -1
+ABI_VERSION = 2
 ELEMENTS = {"f16": 1, "bf16": 2, "f32": 3}
 LAYOUTS = {"bhld": 1, "blhd": 2, "thd": 3, "htd": 4}
 ALIGNMENTS = {"none": 0, "top_left": 1, "bottom_right": 2, "offsets": 3}
@@ -80,6 +79,7 @@ class Progress(ctypes.Structure):
                                             "bytes_total")]
 
 
+LOOK_AROUND = ctypes.CFUNCTYPE(ctypes.c_int, _pointer)
 _PROTOTYPES = {  # name: (result, arguments)
     "attnd_abi_version": (ctypes.c_int, []),
     "attnd_version": (ctypes.c_char_p, []),
@@ -97,14 +97,14 @@ _PROTOTYPES = {  # name: (result, arguments)
     "attnd_memory_new": (_pointer, [_pointer, _int64]),
     "attnd_memory_data": (_pointer, [_pointer]),
     "attnd_memory_free": (None, [_pointer]),
-    "attnd_call_wait": (ctypes.c_int, [_pointer, ctypes.c_double]),
+    "attnd_call_look_around": (None, [_pointer, LOOK_AROUND, _pointer]),
+    "attnd_call_code": (ctypes.c_int, [_pointer]),
     "attnd_server_info": (ctypes.c_int, [_pointer, _int32, _pointer]),
-    "attnd_check_health": (ctypes.c_int, [_pointer, _int32, _pointer, ctypes.POINTER(_int32)]),
+    "attnd_check_health": (ctypes.c_int, [_pointer, _int32, ctypes.POINTER(_int32), _pointer]),
 }
-for _start, _result in (("attnd_", ctypes.c_int), ("attnd_start_", None)):
-    for _name, _structure in (("forward", ForwardTensors), ("backward", BackwardTensors)):
-        _PROTOTYPES[_start + _name] = (_result, [_pointer, ctypes.POINTER(Problem), ctypes.POINTER(_structure),
-                                                 _pointer])
+for _name, _structure in (("forward", ForwardTensors), ("backward", BackwardTensors)):
+    _PROTOTYPES["attnd_" + _name] = (ctypes.c_int, [_pointer, ctypes.POINTER(Problem), ctypes.POINTER(_structure),
+                                                    _pointer])
 
 _lock = threading.RLock()
 _library: Optional[ctypes.CDLL] = None

@@ -166,9 +166,10 @@ class Client:
         index, handle = _integer("index", index, 0, len(self.addresses) - 1), self._handle()
         call = Call(handle.library, CallOptions(timeout))
         try:
-            found = call.finish(handle.library.attnd_server_info(handle.pointer, index, call.pointer))
+            call.run(handle.library.attnd_server_info, handle.pointer, index)
         except AttndError as error:
             raise self._explain(error) from None
+        found = call.result()
         return ServerInfo(**{**found, "devices": [Device(**device) for device in found["devices"]]})
 
     def serving(self, index: int = 0, *, timeout: Optional[float] = None) -> bool:
@@ -176,7 +177,7 @@ class Client:
         index, handle = _integer("index", index, 0, len(self.addresses) - 1), self._handle()
         call, health = Call(handle.library, CallOptions(timeout)), ctypes.c_int32()
         try:
-            call.finish(handle.library.attnd_check_health(handle.pointer, index, call.pointer, ctypes.byref(health)))
+            call.run(handle.library.attnd_check_health, handle.pointer, index, ctypes.byref(health))
         except AttndError as error:
             raise self._explain(error) from None
         return bool(health.value)
@@ -241,7 +242,7 @@ class Client:
         if kept is not None:
             tensors.keep = ctypes.addressof(kept.pointer)
         call = Call(handle.library, calls)
-        call.run("forward", handle, packed.problem, tensors)
+        call.run(handle.library.attnd_forward, handle.pointer, ctypes.byref(packed.problem), ctypes.byref(tensors))
         residual = Residual(kept, wire) if kept is not None and kept.pointer else None
         return o.finish(), lse, call.receipt, residual
 
@@ -269,7 +270,7 @@ class Client:
         if kept is not None:
             tensors.residual = kept.pointer.value
         call = Call(handle.library, calls)
-        call.run("backward", handle, packed.problem, tensors)
+        call.run(handle.library.attnd_backward, handle.pointer, ctypes.byref(packed.problem), ctypes.byref(tensors))
         return ([d.finish() for d in (d_q, d_k, d_v)], d_bias, None if d_sink is None else d_sink.sum(0), call.receipt)
 
 
