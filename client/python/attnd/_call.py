@@ -134,6 +134,8 @@ def check_timeout(field: str, timeout: object) -> float:
 
 
 def _native_options(options: CallOptions) -> Any:
+    if options.timeout is None and options.request_id is None and options.priority == "normal":
+        return None, -1.0, _native.PRIORITIES["normal"]
     timeout = -1.0 if options.timeout is None else check_timeout("timeout", options.timeout)
     if options.priority not in _native.PRIORITIES:
         raise wrong("priority", '"low", "normal" or "high"', repr(options.priority))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from typing import List, Optional, Tuple
+from typing import List, Optional, Tuple, Type, TypeVar
 
 from .errors import Internal
 
@@ -61,15 +61,27 @@ class Problem(_Sized):
                 ("sink_logits", NumberArray), ("accumulate_float16", _int32), ("allow_nondeterministic", _int32)]
 
 
+_T = TypeVar("_T", bound="_Tensors")
+
+
 def _tensors(*names: str) -> List[Tuple[str, type]]:
     return [("struct_size", ctypes.c_size_t), *[(name, _pointer) for name in names]]
 
 
-class ForwardTensors(_Sized):
+class _Tensors(_Sized):
+    @classmethod
+    def of(cls: Type[_T], *addresses: Optional[int]) -> _T:
+        """With the addresses of the tensors in the order of the fields; fields beyond them are null."""
+        made = cls.__new__(cls)
+        ctypes.Structure.__init__(made, ctypes.sizeof(cls), *addresses)
+        return made
+
+
+class ForwardTensors(_Tensors):
     _fields_ = _tensors("q", "k", "v", "mask_bits", "bias", "o", "lse", "keep")
 
 
-class BackwardTensors(_Sized):
+class BackwardTensors(_Tensors):
     _fields_ = _tensors("q", "k", "v", "mask_bits", "bias", "o", "lse", "d_o", "d_lse", "d_q", "d_k", "d_v", "d_bias",
                         "d_sink", "residual")
 

@@ -174,7 +174,8 @@ class Problem:
 
     def in_callers_order(self, array: Array) -> Array:
         """A tensor with heads before length, seen in the caller's layout."""
-        seen: Array = array.transpose(_TO_HEADS_FIRST[self.layout])
+        axes = _TO_HEADS_FIRST[self.layout]
+        seen: Array = array if axes in _SAME_ORDER else array.transpose(axes)
         return seen
 
     def callers_shape(self, shape: Tuple[int, ...]) -> Tuple[int, ...]:
@@ -203,10 +204,11 @@ def resolve(q: object, k: object, v: object, bias_grad: bool = False, **options:
     vars(problem).update(template)
     for name, array in (("q", q), ("k", k), ("v", v)):
         bits = cast(Array, array) if element != "bf16" else cast(Array, array).view(np.uint16)
-        vars(problem)[name] = Tensor(bits.transpose(axes), element)
+        vars(problem)[name] = Tensor(bits if axes in _SAME_ORDER else bits.transpose(axes), element)
     return problem
 
 
+_SAME_ORDER = ((0, 1, 2, 3), (0, 1, 2))
 _MOST_TEMPLATES = 256
 _templates: Dict[Any, Dict[str, Any]] = {}
 _PLAIN = (type(None), bool, int, float, str)

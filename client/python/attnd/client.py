@@ -15,6 +15,7 @@ from ._arrays import Array, Tensor
 from ._call import Call, CallOptions, Handle, Progress, check_timeout
 from ._problem import Problem, resolve, resolve_lse, resolve_out, resolve_rows
 from ._residual import NativeResidual, Residual
+from ._wire import address
 from .errors import AttndError, Unavailable, Unimplemented, wrong, wrong_type
 from .results import Device, ForwardResult, Gradients, Receipt, ServerInfo
 
@@ -235,9 +236,9 @@ class Client:
         inputs = packed.q, packed.k, packed.v, packed.bias
         o = _wire.Destination("out", problem, wire, problem.o_shape, callers, inputs)
         lse = np.empty(problem.lse_shape, np.float32) if return_lse else None
-        tensors = _native.ForwardTensors(**_addresses_of(q=packed.q, k=packed.k, v=packed.v,
-                                                         mask_bits=packed.mask_bits, bias=packed.bias, o=o.array,
-                                                         lse=lse))
+        tensors = _native.ForwardTensors.of(
+            address(packed.q), address(packed.k), address(packed.v), address(packed.mask_bits), address(packed.bias),
+            address(o.array), address(lse))
         kept = NativeResidual(handle.library) if keep else None  # before the call: frees what an interrupted one left
         if kept is not None:
             tensors.keep = ctypes.addressof(kept.pointer)
@@ -264,9 +265,9 @@ class Client:
                          for shape, caller in zip(shapes, callers)]
         d_bias = np.empty(packed.bias.shape, np.float32) if packed.bias is not None and bias_grad else None
         d_sink = None if problem.sink is None else np.empty((problem.batch, problem.q_heads), np.float32)
-        tensors = _native.BackwardTensors(**_addresses_of(
-            q=packed.q, k=packed.k, v=packed.v, mask_bits=packed.mask_bits, bias=packed.bias, o=o, lse=inputs.lse,
-            d_o=d_o, d_lse=inputs.d_lse, d_q=d_q.array, d_k=d_k.array, d_v=d_v.array, d_bias=d_bias, d_sink=d_sink))
+        tensors = _native.BackwardTensors.of(*[address(array) for array in (
+            packed.q, packed.k, packed.v, packed.mask_bits, packed.bias, o, inputs.lse, d_o, inputs.d_lse, d_q.array,
+            d_k.array, d_v.array, d_bias, d_sink)])
         if kept is not None:
             tensors.residual = kept.pointer.value
         call = Call(handle.library, calls)
@@ -314,10 +315,6 @@ def _gradient_destinations(problem: Problem, out: Optional[Tuple[object, object,
 
 def _present(*arrays: Optional[Array]) -> List[Array]:
     return [array for array in arrays if array is not None]
-
-
-def _addresses_of(**arrays: Optional[Array]) -> Any:
-    return {name: _wire.address(array) for name, array in arrays.items()}
 
 
 def _addresses(address: Union[str, Sequence[str]]) -> List[str]:
