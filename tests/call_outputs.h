@@ -46,10 +46,10 @@ inline BackwardTensors BackwardInputs(const ProblemInputs& in, const Outputs& ou
           in.d_lse.as<float>()};
 }
 
-// What the engine gives when nothing is cut: forward, then backward.
-inline Outputs RunWhole(Backend& engine, const Problem& p, const ProblemInputs& in) {
+// What the engine gives when nothing is cut: forward alone.
+inline Outputs RunForward(Backend& engine, const Problem& p, const ProblemInputs& in) {
   Outputs out(p);
-  AlignedBytes forward_workspace(engine.WorkspaceBytes(p, Direction::kForward));
+  AlignedBytes workspace(engine.WorkspaceBytes(p, Direction::kForward));
   ForwardCall forward{.problem = &p,
                       .q = in.q.data(),
                       .k = in.k.data(),
@@ -58,18 +58,24 @@ inline Outputs RunWhole(Backend& engine, const Problem& p, const ProblemInputs& 
                       .bias = in.bias.data(),
                       .o = out.o.data(),
                       .lse = out.lse.as<float>(),
-                      .workspace = forward_workspace.data()};
+                      .workspace = workspace.data()};
   CHECK(engine.Forward({&forward, 1}).ok());
+  return out;
+}
+
+// Backward of `o` and `lse`, into `out`.
+inline void RunBackward(Backend& engine, const Problem& p, const ProblemInputs& in,
+                        const AlignedBytes& o, const AlignedBytes& lse, Outputs& out) {
   const bool has_sink = p.denominator == DenominatorKind::kSink;
-  AlignedBytes backward_workspace(engine.WorkspaceBytes(p, Direction::kBackward));
+  AlignedBytes workspace(engine.WorkspaceBytes(p, Direction::kBackward));
   BackwardCall backward{.problem = &p,
                         .q = in.q.data(),
                         .k = in.k.data(),
                         .v = in.v.data(),
                         .mask_bits = in.mask_bits.as<uint8_t>(),
                         .bias = in.bias.data(),
-                        .o = out.o.data(),
-                        .lse = out.lse.as<float>(),
+                        .o = o.data(),
+                        .lse = lse.as<float>(),
                         .d_o = in.d_o.data(),
                         .d_lse = in.d_lse.as<float>(),
                         .d_q = out.d_q.data(),
@@ -77,8 +83,14 @@ inline Outputs RunWhole(Backend& engine, const Problem& p, const ProblemInputs& 
                         .d_v = out.d_v.data(),
                         .d_bias = out.d_bias.as<float>(),
                         .d_sink = has_sink ? out.d_sink.as<float>() : nullptr,
-                        .workspace = backward_workspace.data()};
+                        .workspace = workspace.data()};
   CHECK(engine.Backward({&backward, 1}).ok());
+}
+
+// Forward, then backward.
+inline Outputs RunWhole(Backend& engine, const Problem& p, const ProblemInputs& in) {
+  Outputs out = RunForward(engine, p, in);
+  RunBackward(engine, p, in, out.o, out.lse, out);
   return out;
 }
 

@@ -327,6 +327,7 @@ class AttentionClient::Impl {
     Sending sending;
     PlanLimits& plan = sending.plan;
     plan.max_message_bytes = options_.max_reply_bytes;
+    plan.merge = options_.merge_partial_results;
     if (larger > MessageLimits::kAnyServerTakes) {
       ServerLimits server = LimitsOfAll(deadline, options);
       plan.max_message_bytes = std::min(plan.max_message_bytes, server.max_message_bytes);

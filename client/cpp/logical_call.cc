@@ -50,6 +50,10 @@ LogicalCall::LogicalCall(const Problem& problem, std::vector<ShardRange> shards,
       options_(std::move(header)),
       in_{.q = in.q, .k = in.k, .v = in.v, .mask_bits = in.mask_bits, .bias = in.bias},
       forward_out_(out) {
+  if (ShardMerger::IsNeeded(shards_, direction_)) {
+    merger_.emplace(problem_, shards_, direction_,
+                    ShardMerger::Outputs{.o = out.o, .lse = out.lse});
+  }
   CountBytes();
 }
 
@@ -66,6 +70,10 @@ LogicalCall::LogicalCall(const Problem& problem, std::vector<ShardRange> shards,
       backward_out_(out) {
   if (NeedsBiasGradientSum(problem_, shards_)) {
     bias_sum_.emplace(problem_, shards_, backward_out_.d_bias);
+  }
+  if (ShardMerger::IsNeeded(shards_, direction_)) {
+    merger_.emplace(problem_, shards_, direction_,
+                    ShardMerger::Outputs{.d_k = out.d_k, .d_v = out.d_v, .d_sink = out.d_sink});
   }
   CountBytes();
 }
@@ -119,20 +127,26 @@ bool LogicalCall::FillIfTrivial(int64_t shard) {
   const ShardRange& range = shards_[shard];
   if (!IsTrivial(problem_, range)) return false;
   ShardRuns runs = ShardRunsOf(problem_, range);
-  if (direction_ == Direction::kForward) {
+  const bool partial = IsPartOf(shard);
+  if (direction_ == Direction::kForward && !partial) {
     FillRuns(runs.o, forward_out_.o);
     FillMinusInfinity(runs.lse, forward_out_.lse);
-    return true;
   }
-  FillRuns(runs.q, backward_out_.d_q);
-  FillRuns(runs.k, backward_out_.d_k);
-  FillRuns(runs.v, backward_out_.d_v);
-  FillRuns(runs.d_sink, backward_out_.d_sink);
-  if (SumsBiasGradient()) bias_sum_->Add(shard, {});
+  if (direction_ == Direction::kBackward) {
+    FillRuns(runs.q, backward_out_.d_q);
+    if (!partial) {
+      FillRuns(runs.k, backward_out_.d_k);
+      FillRuns(runs.v, backward_out_.d_v);
+      FillRuns(runs.d_sink, backward_out_.d_sink);
+    }
+    if (SumsBiasGradient()) bias_sum_->Add(shard, {});
+  }
+  if (partial) merger_->Add(shard, {});
   return true;
 }
 
-std::string LogicalCall::Header(const Problem& sub, const std::string& token, bool streamed) const {
+std::string LogicalCall::Header(int64_t shard, const std::string& token, bool streamed) const {
+  const Problem sub = SubProblem(problem_, shards_[shard]);
   if (direction_ == Direction::kForward) {
     v1::ForwardRequest header;
     *header.mutable_problem() = ToProto(sub);
@@ -141,7 +155,7 @@ std::string LogicalCall::Header(const Problem& sub, const std::string& token, bo
       header.mutable_options()->set_keep_residual(true);
       header.mutable_options()->set_residual_ttl_ms(keep_ttl_ms_);
     }
-    header.set_want_lse(forward_out_.lse != nullptr);
+    header.set_want_lse(forward_out_.lse != nullptr || IsPartOf(shard));
     return header.SerializeAsString();
   }
   v1::BackwardRequest header;
@@ -178,7 +192,7 @@ void LogicalCall::AddPayloads(int64_t shard, bool leased, Encoder& encoder) cons
 
 EncodedRequest LogicalCall::Encode(int64_t shard, SendLedger& ledger) const {
   std::string token = TokenOf(shard);
-  RequestEncoder encoder(Header(SubProblem(problem_, shards_[shard]), token, false), ledger);
+  RequestEncoder encoder(Header(shard, token, false), ledger);
   AddPayloads(shard, !token.empty(), encoder);
   grpc::ByteBuffer message = encoder.Finish();
   return {.message = std::move(message),
@@ -190,8 +204,7 @@ EncodedRequest LogicalCall::Encode(int64_t shard, SendLedger& ledger) const {
 StreamedRequest LogicalCall::EncodeStream(int64_t shard, SendLedger& ledger,
                                           int64_t chunk_bytes) const {
   std::string token = TokenOf(shard);
-  ChunkSource source(Header(SubProblem(problem_, shards_[shard]), token, true), ledger,
-                     chunk_bytes);
+  ChunkSource source(Header(shard, token, true), ledger, chunk_bytes);
   AddPayloads(shard, !token.empty(), source);
   return {.source = std::move(source), .leased = !token.empty()};
 }
@@ -199,7 +212,7 @@ StreamedRequest LogicalCall::EncodeStream(int64_t shard, SendLedger& ledger,
 std::optional<SharedShard> LogicalCall::EncodeShared(int64_t shard, SharedMemory& memory,
                                                      const ReplyPlace& place) const {
   std::string token = TokenOf(shard);
-  SharedShard shared{.header = Header(SubProblem(problem_, shards_[shard]), token, false),
+  SharedShard shared{.header = Header(shard, token, false),
                      .tensors = SharedRequest(memory, direction_),
                      .leased = !token.empty()};
   AddPayloads(shard, shared.leased, shared.tensors);
@@ -221,11 +234,11 @@ int64_t LogicalCall::LargerMessage(int64_t shard) const {
   return std::max(bytes.request, bytes.reply);
 }
 
-std::vector<ReplyPayload> LogicalCall::ReplyPayloads(const ShardRuns& runs) {
+std::vector<ReplyPayload> LogicalCall::ReplyPayloads(const ShardRuns& runs, bool partial) {
   std::vector<ReplyPayload> payloads;
   if (direction_ == Direction::kForward) {
     payloads.push_back({v1::ForwardResponse::kOFieldNumber, "o", runs.o, forward_out_.o});
-    if (forward_out_.lse != nullptr) {
+    if (forward_out_.lse != nullptr || partial) {
       payloads.push_back({v1::ForwardResponse::kLseFieldNumber, "lse", runs.lse, forward_out_.lse});
     }
     return payloads;
@@ -245,7 +258,7 @@ std::vector<ReplyPayload> LogicalCall::ReplyPayloads(const ShardRuns& runs) {
 
 LogicalCall::ReplyPlace LogicalCall::PlaceOf(int64_t shard) {
   ReplyPlace place;
-  place.payloads = ReplyPayloads(ShardRunsOf(problem_, shards_[shard]));
+  place.payloads = ReplyPayloads(ShardRunsOf(problem_, shards_[shard]), IsPartOf(shard));
   for (ReplyPayload& payload : place.payloads) {
     int64_t size = payload.runs.total_bytes();
     place.bytes += size;
@@ -256,7 +269,25 @@ LogicalCall::ReplyPlace LogicalCall::PlaceOf(int64_t shard) {
     payload.runs = StridedRuns::Make(0, {}, size);
     payload.tensor = place.addends.data();
   }
+  if (IsPartOf(shard)) PlacePart(place);
   return place;
+}
+
+void LogicalCall::PlacePart(ReplyPlace& place) {
+  auto lead = [](ReplyPayload& payload, auto& part) {
+    int64_t size = payload.runs.total_bytes();
+    part.resize(size / sizeof(part[0]));
+    payload.runs = StridedRuns::Make(0, {}, size);
+    payload.tensor = part.data();
+  };
+  for (ReplyPayload& payload : place.payloads) {
+    absl::string_view name = payload.name;
+    if (name == "o") lead(payload, place.part.o);
+    if (name == "lse") lead(payload, place.part.lse);
+    if (name == "d_k") lead(payload, place.part.d_k);
+    if (name == "d_v") lead(payload, place.part.d_v);
+    if (name == "d_sink") lead(payload, place.part.d_sink);
+  }
 }
 
 void LogicalCall::Landed(int64_t shard, ReplyPlace place, ReplyHeader header, int address,
@@ -264,6 +295,7 @@ void LogicalCall::Landed(int64_t shard, ReplyPlace place, ReplyHeader header, in
   receipt = std::move(header.receipt);
   if (!kept_.empty()) KeepLease(shard, address, header.residual);
   if (SumsBiasGradient()) bias_sum_->Add(shard, std::move(place.addends));
+  if (IsPartOf(shard)) merger_->Add(shard, std::move(place.part));
 }
 
 absl::StatusOr<int64_t> LogicalCall::Land(int64_t shard, const grpc::ByteBuffer& reply, int address,

@@ -24,6 +24,7 @@
 #include "client/cpp/residual_state.h"
 #include "client/cpp/send_ledger.h"
 #include "client/cpp/shard.h"
+#include "client/cpp/shard_merger.h"
 #include "client/cpp/shared_request.h"
 #include "proto/attnd/v1/attention.pb.h"
 
@@ -88,6 +89,7 @@ class LogicalCall {
   struct ReplyPlace {
     std::vector<ReplyPayload> payloads;
     std::vector<float> addends;  // of the bias gradient, where shards sum it
+    ShardPart part;              // of a partial shard
     int64_t bytes = 0;
   };
   // Tensors where the daemon can reach them, `place` being where the reply's go; nothing when there
@@ -107,7 +109,7 @@ class LogicalCall {
               v1::Receipt& receipt);
 
  private:
-  std::string Header(const Problem& sub, const std::string& token, bool streamed) const;
+  std::string Header(int64_t shard, const std::string& token, bool streamed) const;
   // Encoder: RequestEncoder or ChunkSource.
   template <class Encoder>
   void AddPayloads(int64_t shard, bool leased, Encoder& encoder) const;
@@ -115,7 +117,10 @@ class LogicalCall {
   void AddKept(const ShardRuns& runs, Encoder& encoder) const;
   void KeepLease(int64_t shard, int address, const v1::Residual& residual);
   std::string TokenOf(int64_t shard) const;  // empty: no lease
-  std::vector<ReplyPayload> ReplyPayloads(const ShardRuns& runs);
+  std::vector<ReplyPayload> ReplyPayloads(const ShardRuns& runs, bool partial);
+  // Leads what a partial shard brings to `part` instead of the caller's arrays.
+  void PlacePart(ReplyPlace& place);
+  bool IsPartOf(int64_t shard) const { return IsPartial(shards_[shard], direction_); }
   bool SumsBiasGradient() const { return bias_sum_.has_value(); }
   void CountBytes();
 
@@ -128,6 +133,7 @@ class LogicalCall {
   ForwardOutputs forward_out_;
   BackwardOutputs backward_out_;
   std::optional<BiasGradientSum> bias_sum_;
+  std::optional<ShardMerger> merger_;  // where shards are partial
   std::atomic<bool> keep_ = false;
   uint32_t keep_ttl_ms_ = 0;
   std::vector<HeldLease> kept_;              // of each shard, by the lane that holds it

@@ -11,11 +11,21 @@ struct Rows {
   int64_t begin, count;
 };
 
-// The rows of Q (or of K and V) that the range's entries hold within one batch entry's extent:
-// all of them in dense layouts, the sequences' in packed ones.
-Rows RowsOf(const Problem& p, const ShardRange& r, const std::vector<int32_t>& cu, int64_t length) {
-  if (!IsPacked(p.layout)) return {0, length};
-  return {cu[r.batch_begin], cu[r.batch_begin + r.batch_count] - cu[r.batch_begin]};
+// The rows that the range's entries hold within one batch entry's extent: all of them in dense
+// layouts, the sequences' in packed ones; or those that it is cut to.
+Rows RowsOf(const Problem& p, const ShardRange& r, const std::vector<int32_t>& cu, int64_t length,
+            const Rows& cut) {
+  Rows rows = {0, length};
+  if (IsPacked(p.layout)) {
+    rows = {cu[r.batch_begin], cu[r.batch_begin + r.batch_count] - cu[r.batch_begin]};
+  }
+  return r.cut == Cut::kNone ? rows : Rows{rows.begin + cut.begin, cut.count};
+}
+Rows QueryRows(const Problem& p, const ShardRange& r) {
+  return RowsOf(p, r, p.cu_seqlens_q, p.q_len, {r.row_begin, r.row_count});
+}
+Rows KeyRows(const Problem& p, const ShardRange& r) {
+  return RowsOf(p, r, p.cu_seqlens_k, p.kv_len, {r.key_begin, r.key_count});
 }
 
 template <class T>
@@ -63,7 +73,24 @@ void SliceMaskAndBias(const Problem& whole, const ShardRange& r, Problem& sub) {
   if (r.expand_bias_heads) sub.bias->shape.heads = sub.q_heads;
 }
 
+// Rows and keys count from the cut; the diagonal moves with them.
+void CutLengths(const Problem& whole, const ShardRange& r, Problem& sub) {
+  const Sequence sequence = whole.SequenceAt(r.batch_begin);
+  sub.q_len = r.row_count;
+  sub.kv_len = r.key_count;
+  if (IsPacked(whole.layout)) {
+    sub.cu_seqlens_q = {0, static_cast<int32_t>(r.row_count)};
+    sub.cu_seqlens_k = {0, static_cast<int32_t>(r.key_count)};
+  } else if (!whole.kv_lengths.empty()) {
+    int64_t exist = std::clamp<int64_t>(sequence.kv_len - r.key_begin, 0, r.key_count);
+    sub.kv_lengths = {static_cast<int32_t>(exist)};
+  }
+  sub.alignment = Alignment::kOffsets;
+  sub.offsets = {static_cast<int32_t>(sequence.offset + r.row_begin - r.key_begin)};
+}
+
 void SliceLengths(const Problem& whole, const ShardRange& r, Problem& sub) {
+  if (r.cut != Cut::kNone) return CutLengths(whole, r, sub);
   if (IsPacked(whole.layout)) {
     sub.cu_seqlens_q = SliceCuSeqlens(whole.cu_seqlens_q, r);
     sub.cu_seqlens_k = SliceCuSeqlens(whole.cu_seqlens_k, r);
@@ -81,22 +108,20 @@ void SliceLengths(const Problem& whole, const ShardRange& r, Problem& sub) {
 StridedRuns TensorRuns(const Problem& whole, const ShardRange& r, int64_t heads, Rows heads_range,
                        Rows rows, int64_t length, int64_t row_bytes) {
   int64_t h0 = heads_range.begin, nh = heads_range.count;
+  const Loop entries{r.batch_count, heads * length * row_bytes};
+  const Loop all_heads{nh, length * row_bytes}, all_rows{rows.count, heads * row_bytes};
   switch (whole.layout) {
     case Layout::kBhld:
-      return StridedRuns::Make((r.batch_begin * heads + h0) * length * row_bytes,
-                               {Loop{}, Loop{}, Loop{r.batch_count, heads * length * row_bytes}},
-                               nh * length * row_bytes);
+      return StridedRuns::Make(((r.batch_begin * heads + h0) * length + rows.begin) * row_bytes,
+                               {Loop{}, entries, all_heads}, rows.count * row_bytes);
     case Layout::kBlhd:
-      return StridedRuns::Make((r.batch_begin * length * heads + h0) * row_bytes,
-                               {Loop{}, Loop{}, Loop{r.batch_count * length, heads * row_bytes}},
-                               nh * row_bytes);
+      return StridedRuns::Make(((r.batch_begin * length + rows.begin) * heads + h0) * row_bytes,
+                               {Loop{}, entries, all_rows}, nh * row_bytes);
     case Layout::kPackedThd:
-      return StridedRuns::Make((rows.begin * heads + h0) * row_bytes,
-                               {Loop{}, Loop{}, Loop{rows.count, heads * row_bytes}},
+      return StridedRuns::Make((rows.begin * heads + h0) * row_bytes, {Loop{}, Loop{}, all_rows},
                                nh * row_bytes);
     case Layout::kPackedHtd:
-      return StridedRuns::Make((h0 * length + rows.begin) * row_bytes,
-                               {Loop{}, Loop{}, Loop{nh, length * row_bytes}},
+      return StridedRuns::Make((h0 * length + rows.begin) * row_bytes, {Loop{}, Loop{}, all_heads},
                                rows.count * row_bytes);
   }
   return {};
@@ -104,29 +129,32 @@ StridedRuns TensorRuns(const Problem& whole, const ShardRange& r, int64_t heads,
 
 StridedRuns LseRuns(const Problem& whole, const ShardRange& r, Rows heads, Rows rows) {
   constexpr int64_t kBytes = sizeof(float);
-  if (IsPacked(whole.layout)) {
-    return StridedRuns::Make((heads.begin * whole.q_len + rows.begin) * kBytes,
-                             {Loop{}, Loop{}, Loop{heads.count, whole.q_len * kBytes}},
-                             rows.count * kBytes);
-  }
+  const bool packed = IsPacked(whole.layout);
+  const int64_t entry = packed ? 0 : r.batch_begin, entries = packed ? 1 : r.batch_count;
   return StridedRuns::Make(
-      (r.batch_begin * whole.q_heads + heads.begin) * whole.q_len * kBytes,
-      {Loop{}, Loop{}, Loop{r.batch_count, whole.q_heads * whole.q_len * kBytes}},
-      heads.count * whole.q_len * kBytes);
+      ((entry * whole.q_heads + heads.begin) * whole.q_len + rows.begin) * kBytes,
+      {Loop{}, Loop{entries, whole.q_heads * whole.q_len * kBytes},
+       Loop{heads.count, whole.q_len * kBytes}},
+      rows.count * kBytes);
 }
 
-// A broadcast tensor's part; rows and columns shrink to the shard's longest sequence, whose numbers
-// of bytes a row are `row_bytes` of `sub_row_bytes`.
+// How a broadcast tensor stores a row, and where in its rows the range begins.
+struct BroadcastRow {
+  int64_t bytes, sub_bytes;  // of the whole tensor, of the shard's
+  int64_t begin;             // bytes
+};
+
+// A broadcast tensor's part; rows and columns shrink to the shard's longest sequence.
 StridedRuns BroadcastRuns(const BroadcastShape& whole, const BroadcastShape& sub,
-                          const ShardRange& r, int64_t head_begin, int64_t row_bytes,
-                          int64_t sub_row_bytes) {
-  int64_t plane = whole.rows * row_bytes;
+                          const ShardRange& r, int64_t head_begin, const BroadcastRow& row) {
+  int64_t plane = whole.rows * row.bytes;
   int64_t b = whole.batch == 1 ? 0 : r.batch_begin, h = whole.heads == 1 ? 0 : head_begin;
+  int64_t first_row = whole.rows == 1 ? 0 : r.row_begin;
   return StridedRuns::Make(
-      (b * whole.heads + h) * plane,
+      (b * whole.heads + h) * plane + first_row * row.bytes + (whole.columns == 1 ? 0 : row.begin),
       {Loop{sub.batch, whole.batch == 1 ? 0 : whole.heads * plane},
-       Loop{sub.heads, whole.heads == 1 ? 0 : plane}, Loop{sub.rows, row_bytes}},
-      sub_row_bytes);
+       Loop{sub.heads, whole.heads == 1 ? 0 : plane}, Loop{sub.rows, row.bytes}},
+      row.sub_bytes);
 }
 
 // What no range changes: everything but the lists, which may be long.
@@ -155,6 +183,10 @@ Problem WithoutLists(const Problem& p) {
 
 }  // namespace
 
+bool IsPartial(const ShardRange& range, Direction direction) {
+  return range.cut == Cut::kKeys || (range.cut == Cut::kRows && direction == Direction::kBackward);
+}
+
 Problem SubProblem(const Problem& whole, const ShardRange& r) {
   Problem sub = WithoutLists(whole);
   int64_t head_begin = r.kv_head_begin * whole.group_size();
@@ -163,7 +195,8 @@ Problem SubProblem(const Problem& whole, const ShardRange& r) {
   sub.q_heads = r.kv_head_count * whole.group_size();
   SliceLengths(whole, r, sub);
   sub.alibi_slopes = SliceSlopes(whole, sub, r);
-  if (!whole.sink_logits.empty()) {
+  if (r.cut == Cut::kKeys) sub.denominator = DenominatorKind::kSoftmax;
+  if (sub.denominator == DenominatorKind::kSink) {
     sub.sink_logits = Slice(whole.sink_logits, head_begin, sub.q_heads);
   }
   SliceMaskAndBias(whole, r, sub);
@@ -176,14 +209,12 @@ Problem SubProblem(const Problem& whole, const ShardRange& r) {
 }
 
 bool IsTrivial(const Problem& whole, const ShardRange& r) {
-  return RowsOf(whole, r, whole.cu_seqlens_q, whole.q_len).count == 0 ||
-         RowsOf(whole, r, whole.cu_seqlens_k, whole.kv_len).count == 0;
+  return QueryRows(whole, r).count == 0 || KeyRows(whole, r).count == 0;
 }
 
 ShardRuns ShardRunsOf(const Problem& whole, const ShardRange& r) {
   Problem sub = SubProblem(whole, r);
-  Rows q_rows = RowsOf(whole, r, whole.cu_seqlens_q, whole.q_len);
-  Rows kv_rows = RowsOf(whole, r, whole.cu_seqlens_k, whole.kv_len);
+  Rows q_rows = QueryRows(whole, r), kv_rows = KeyRows(whole, r);
   Rows kv_heads{r.kv_head_begin, r.kv_head_count};
   Rows q_heads{r.kv_head_begin * whole.group_size(), sub.q_heads};
   int64_t element = ElementBytes(whole.element);
@@ -195,15 +226,18 @@ ShardRuns ShardRunsOf(const Problem& whole, const ShardRange& r) {
   runs.o = TensorRuns(whole, r, whole.q_heads, q_heads, q_rows, whole.q_len, v_bytes);
   runs.lse = LseRuns(whole, r, q_heads, q_rows);
   if (whole.bool_mask) {
-    runs.mask_bits = BroadcastRuns(whole.bool_mask->shape, sub.bool_mask->shape, r, q_heads.begin,
-                                   whole.bool_mask->row_bytes(), sub.bool_mask->row_bytes());
+    runs.mask_bits =
+        BroadcastRuns(whole.bool_mask->shape, sub.bool_mask->shape, r, q_heads.begin,
+                      {whole.bool_mask->row_bytes(), sub.bool_mask->row_bytes(), r.key_begin / 8});
   }
   if (whole.bias) {
     const BroadcastShape &from = whole.bias->shape, &to = sub.bias->shape;
-    int64_t bytes = ElementBytes(whole.bias->element);
-    runs.bias = BroadcastRuns(from, to, r, q_heads.begin, from.columns * bytes, to.columns * bytes);
-    runs.d_bias = BroadcastRuns(from, to, r, q_heads.begin, from.columns * int64_t{sizeof(float)},
-                                to.columns * int64_t{sizeof(float)});
+    auto runs_of = [&](int64_t bytes) {
+      return BroadcastRuns(from, to, r, q_heads.begin,
+                           {from.columns * bytes, to.columns * bytes, r.key_begin * bytes});
+    };
+    runs.bias = runs_of(ElementBytes(whole.bias->element));
+    runs.d_bias = runs_of(int64_t{sizeof(float)});
   }
   runs.d_sink = StridedRuns::Make(
       (r.batch_begin * whole.q_heads + q_heads.begin) * int64_t{sizeof(float)},

@@ -1,6 +1,7 @@
 // Shard: a piece of one logical call, a range of batch entries (packed: of sequences) times a range
-// of KV heads with the query heads that use them. It is a whole problem of its own, sent as one
-// unary RPC; its results are bitwise those of the unsharded call.
+// of KV heads with the query heads that use them; of one entry also a range of its rows and of its
+// keys. It is a whole problem of its own, sent as one RPC; its results are bitwise those of the
+// unsharded call, or parts of them (IsPartial).
 //
 //   SubProblem   the shard's Problem: every option cut to its range, and its place for dropout
 //   ShardRunsOf  where each of its tensors lies in the caller's arrays
@@ -17,16 +18,30 @@
 
 namespace attnd {
 
+enum class Cut : uint8_t {
+  kNone,
+  kRows,  // some rows of Q, with at least the keys that they see
+  kKeys,  // some keys, with at least the rows that see them; the denominator is softmax
+};
+
 struct ShardRange {
   int64_t batch_begin = 0, batch_count = 0;
   int64_t kv_head_begin = 0, kv_head_count = 0;
   bool expand_bias_batch = false, expand_bias_heads = false;
+  // Unless kNone: of the only batch entry, rows and keys inside its sequence. No dropout, whose
+  // bits know a row and a key by their place in the whole.
+  Cut cut = Cut::kNone;
+  int64_t row_begin = 0, row_count = 0, key_begin = 0, key_count = 0;
 };
+
+// Whether results have to be put together from several shards (ShardMerger): backward's d_k, d_v
+// and d_sink of some rows, forward's o and lse of some keys.
+bool IsPartial(const ShardRange& range, Direction direction);
 
 Problem SubProblem(const Problem& whole, const ShardRange& range);
 
-// A packed shard whose sequences have no queries or no keys: there is nothing to send, its results
-// are zeros (lse −infinity).
+// A shard without queries or without keys: there is nothing to send, its results are zeros (lse
+// −infinity).
 bool IsTrivial(const Problem& whole, const ShardRange& range);
 
 // Byte ranges within the caller's arrays. q also places d_q, and so on.

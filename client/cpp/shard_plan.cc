@@ -154,6 +154,39 @@ bool IsBetter(const Plan& a, const Plan& b, int64_t target) {
   return false;
 }
 
+// One shard in pieces, as many as bring it to the target or as are worth it; itself when none are.
+Plan CutFurther(const Problem& p, Direction direction, const PlanLimits& limits, int64_t target,
+                const ShardRange& shard) {
+  const Plan whole = Costed(p, direction, {shard});
+  Plan best = whole;
+  if (whole.largest_message <= target) return best;
+  for (Cut cut : {Cut::kRows, Cut::kKeys}) {
+    if (!MayCut(p, shard, direction, cut)) continue;
+    int64_t pieces = (whole.largest_message + target - 1) / target;
+    for (; pieces > 1; pieces /= 2) {
+      Plan plan = Costed(p, direction, CutShard(p, shard, cut, pieces, limits.steps));
+      if (!limits.merge && IsPartial(plan.shards.front(), direction)) break;
+      bool worth =
+          double(plan.total_bytes) <= (1 + limits.most_extra) * double(whole.total_bytes) &&
+          double(plan.largest_message) <= (1 - limits.least_gain) * double(whole.largest_message);
+      if (!worth) continue;
+      if (IsBetter(plan, best, target)) best = std::move(plan);
+      break;
+    }
+  }
+  return best;
+}
+
+Plan CutFurther(const Problem& p, Direction direction, const PlanLimits& limits, int64_t target,
+                Plan plan) {
+  std::vector<ShardRange> shards;
+  for (const ShardRange& shard : plan.shards) {
+    Plan pieces = CutFurther(p, direction, limits, target, shard);
+    shards.insert(shards.end(), pieces.shards.begin(), pieces.shards.end());
+  }
+  return Costed(p, direction, std::move(shards));
+}
+
 absl::Status TooLarge(const Problem& p, const Plan& plan, const PlanLimits& limits) {
   return absl::OutOfRangeError(absl::StrCat(
       "problem: expected messages of at most max_message_bytes = ", limits.max_message_bytes,
@@ -186,6 +219,9 @@ absl::StatusOr<std::vector<ShardRange>> PlanShards(const Problem& p, Direction d
   if (cut_entries) {
     Plan other = PlanByBatchAndHeads(p, direction, target);
     if (IsBetter(other, best, target)) best = std::move(other);
+  }
+  if (best.largest_message > target) {
+    best = CutFurther(p, direction, limits, target, std::move(best));
   }
   if (best.largest_message > limits.max_message_bytes) return TooLarge(p, best, limits);
   return std::move(best.shards);

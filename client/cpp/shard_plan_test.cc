@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,12 +33,15 @@ TEST(PlanShards, CoversEachHeadOfEachEntryOnceInOrderWithinTheLimits) {
         auto shards = PlanShards(p, direction, limits);
         ASSERT_TRUE(shards.ok()) << shards.status();
         std::set<std::pair<int64_t, int64_t>> seen;
-        std::pair<int64_t, int64_t> last{-1, -1};
+        ShardRange last;
         for (const ShardRange& r : *shards) {
-          std::pair<int64_t, int64_t> at{r.batch_begin, r.kv_head_begin};
-          EXPECT_LT(last, at);
-          last = at;
-          for (int64_t b = 0; b < r.batch_count; ++b) {
+          auto place = [](const ShardRange& x) {
+            return std::tuple(x.batch_begin, x.kv_head_begin, x.row_begin);
+          };
+          EXPECT_TRUE(&r == &shards->front() || place(last) < place(r));
+          if (r.row_begin != 0) EXPECT_EQ(r.row_begin, last.row_begin + last.row_count);
+          last = r;
+          for (int64_t b = 0; b < r.batch_count && r.row_begin == 0; ++b) {
             for (int64_t g = 0; g < r.kv_head_count; ++g) {
               EXPECT_TRUE(seen.insert({r.batch_begin + b, r.kv_head_begin + g}).second);
             }
