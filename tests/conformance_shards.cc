@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/bias_gradient_sum.h"
 #include "client/cpp/shard.h"
+#include "client/cpp/shard_cut.h"
 
 namespace attnd {
 namespace {
@@ -82,8 +83,27 @@ class ShardComparison {
     ShardRuns runs = ShardRunsOf(problem_, range);
     ProblemInputs inputs = PartOf(runs, inputs_);
     LaunchItem item{&sub, &inputs, Part(runs.o, forward_.o), Part(runs.lse, forward_.lse)};
-    if (!forward_.o.empty()) CompareForward(range, item);
+    if (!forward_.o.empty()) {
+      CompareForward(range, item);
+      CompareRowCuts(range);
+    }
     if (!backward_.d_q.empty()) CompareBackward(index, item, runs);
+  }
+
+  // The same cut further by rows, where the engine has more than one tile of them.
+  void CompareRowCuts(ShardRange range) {
+    range.expand_bias_batch = range.expand_bias_heads = false;
+    if (!MayCut(problem_, range, Direction::kForward, Cut::kRows)) return;
+    const std::vector<ShardRange> pieces = CutShard(problem_, range, Cut::kRows, 2, CutSteps());
+    if (pieces.size() < 2) return;
+    for (const ShardRange& piece : pieces) {
+      if (IsTrivial(problem_, piece)) continue;
+      Problem sub = SubProblem(problem_, piece);
+      ShardRuns runs = ShardRunsOf(problem_, piece);
+      ProblemInputs inputs = PartOf(runs, inputs_);
+      CompareForward(piece,
+                     {&sub, &inputs, Part(runs.o, forward_.o), Part(runs.lse, forward_.lse)});
+    }
   }
 
   void CompareForward(const ShardRange& range, const LaunchItem& item) {
@@ -110,7 +130,8 @@ class ShardComparison {
 
   void Differ(const ShardRange& range, const std::string& what) {
     differences_.push_back(absl::StrCat("shard of batch entry ", range.batch_begin, ", key head ",
-                                        range.kv_head_begin, ": ", what));
+                                        range.kv_head_begin, ", row ", range.row_begin, ": ",
+                                        what));
   }
 
   Backend& backend_;

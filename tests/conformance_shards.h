@@ -1,6 +1,7 @@
-// The promise that cutting changes no bit: a call cut by batch entry and key-head group, each piece
-// launched as a problem of its own as attnd's client does, gives the bits of the uncut call, the
-// gradient of a broadcast bias included. Used by backend_conformance.cc only.
+// The promise that cutting changes no bit: a call cut by batch entry and key-head group, and
+// forward by rows too, each piece launched as a problem of its own as attnd's client does, gives
+// the bits of the uncut call, the gradient of a broadcast bias included. Used by
+// backend_conformance.cc only.
 #pragma once
 
 #include <string>

@@ -73,6 +73,8 @@ typedef struct attnd_client_options {
   int32_t wait_for_ready;  /* 1: wait for a connection until the deadline */
   int64_t shard_bytes;     /* 0: 8 MiB */
   int64_t max_reply_bytes; /* 0: 256 MiB */
+  /* 1: may cut calls where results must be merged, exact to rounding and not bitwise */
+  int32_t merge_partial_results;
 } attnd_client_options;
 
 typedef struct attnd_problem {

@@ -85,6 +85,7 @@ ClientOptions ToClientOptions(const attnd_client_options& from) {
   to.wait_for_ready = from.wait_for_ready != 0;
   if (from.shard_bytes != 0) to.shard_bytes = from.shard_bytes;
   if (from.max_reply_bytes != 0) to.max_reply_bytes = from.max_reply_bytes;
+  to.merge_partial_results = from.merge_partial_results != 0;
   return to;
 }
 

@@ -167,7 +167,11 @@ class AttentionClient::Impl {
     // What is kept is used by a backward that is cut alike.
     Direction cut = keep == nullptr ? Direction::kForward : Direction::kBackward;
     Sending sending = SendingOf(problem, cut, prepared.deadline, options);
-    if (keep == nullptr) LeaveWholeIfShared({in.q, in.k, in.v, out.o}, sending);
+    if (keep == nullptr) {
+      LeaveWholeIfShared({in.q, in.k, in.v, out.o}, sending);
+    } else {
+      sending.plan.merge = false;  // servers know a kept shard by its entries and heads
+    }
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards, PlanShards(problem, cut, sending.plan));
     LogicalCall call(problem, shards, std::move(prepared.header), in, out);
     if (keep != nullptr) call.Keep(options_.residual_ttl);

@@ -43,7 +43,8 @@ class ClientOptions(_Sized):
                 ("tls_ca_file", ctypes.c_char_p), ("tls_certificate_file", ctypes.c_char_p),
                 ("tls_key_file", ctypes.c_char_p), ("tls_server_name", ctypes.c_char_p),
                 ("bearer_token", ctypes.c_char_p), ("timeout_seconds", ctypes.c_double), ("max_attempts", _int32),
-                ("wait_for_ready", _int32), ("shard_bytes", _int64), ("max_reply_bytes", _int64)]
+                ("wait_for_ready", _int32), ("shard_bytes", _int64), ("max_reply_bytes", _int64),
+                ("merge_partial_results", _int32)]
 
 
 class Problem(_Sized):

@@ -37,7 +37,7 @@ class TLS(NamedTuple):
 
 def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
             token: Optional[str] = None, channels: int = 4, timeout: float = 30.0, retries: int = 2,
-            fallback: str = "error", wait_for_ready: bool = False) -> Client:
+            fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False) -> Client:
     """A client of one daemon, or of several replicas. Connections are made when the first call needs them.
 
     address: "host:port", "unix:/run/attnd.sock", any gRPC target, or several of them.
@@ -49,11 +49,13 @@ def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, T
     fallback: "error", or "local": when no server is available, compute here in NumPy and warn.
     wait_for_ready: wait for a connection until the timeout rather than failing when there is none; a training run
         then outlives a restart of its daemon.
+    merge_partial_results: also cut calls of few heads by keys (forward) and by query rows (backward) and merge the
+        parts here: exact to rounding, but not bitwise what the uncut call gives, as every other cut is.
 
     Raises InvalidArgument naming the argument, NotFound for a file.
     """
     return Client(address, tls=tls, token=token, channels=channels, timeout=timeout, retries=retries,
-                  fallback=fallback, wait_for_ready=wait_for_ready)
+                  fallback=fallback, wait_for_ready=wait_for_ready, merge_partial_results=merge_partial_results)
 
 
 class Client:
@@ -66,7 +68,7 @@ class Client:
 
     def __init__(self, address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
                  token: Optional[str] = None, channels: int = 4, timeout: float = 30.0, retries: int = 2,
-                 fallback: str = "error", wait_for_ready: bool = False) -> None:
+                 fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False) -> None:
         if fallback not in ("error", "local"):
             raise wrong("fallback", '"error" or "local"', repr(fallback))
         self.addresses = _addresses(address)
@@ -76,7 +78,7 @@ class Client:
             address_count=len(self.addresses), channels_per_address=_integer("channels", channels, 1, 64),
             bearer_token=None if token is None else _ascii("token", token),
             timeout_seconds=check_timeout("timeout", timeout), max_attempts=1 + _integer("retries", retries, 0, 100),
-            wait_for_ready=bool(wait_for_ready), **_tls_options(tls))
+            wait_for_ready=bool(wait_for_ready), merge_partial_results=bool(merge_partial_results), **_tls_options(tls))
         self._current: Optional[Handle] = None
         self._closed = False
         self._handle()
