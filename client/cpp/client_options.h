@@ -52,8 +52,8 @@ struct ClientOptions {
   // Size of a shard's larger message that PlanShards aims at; the servers' limits hold beside it.
   int64_t shard_bytes = int64_t{8} << 20;
   // Also cuts where the shards' results have to be put together here: backward by rows of Q, whose
-  // d_k and d_v are added up, and forward by keys, merged by lse. Exact to rounding, but not bitwise
-  // what the uncut call gives, as every other cut is.
+  // d_k and d_v are added up, and forward by keys, merged by lse. Exact to rounding, but not
+  // bitwise what the uncut call gives, as every other cut is.
   bool merge_partial_results = false;
   // How long a server shall keep a Residual that nobody uses; renewed while the Residual lives.
   absl::Duration residual_ttl = absl::Minutes(2);
