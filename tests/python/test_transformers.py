@@ -92,6 +92,64 @@ def test_generation_with_a_cache_gives_eager_tokens(name, cache):
     assert torch.equal(*texts)
 
 
+@pytest.fixture
+def sent(client, monkeypatch):
+    """Which of these options each call has that reaches the client."""
+    calls, forward = [], type(client).forward
+
+    def noted(self, q, k, v, **options):
+        names = ("mask", "causal", "window", "kv_lengths", "cu_seqlens_q", "bias", "sink", "softcap")
+        given = {name for name in names if options.get(name) is not None}
+        calls.append(given if options.get("softcap") else given - {"softcap"})
+        return forward(self, q, k, v, **options)
+
+    monkeypatch.setattr(type(client), "forward", noted)
+    return calls
+
+
+@pytest.mark.parametrize("name, padding, expected", [
+    ("llama", "right", [{"causal", "kv_lengths"}] * 2), ("llama", "left", [{"mask"}] * 2),
+    ("mistral", "none", [{"causal", "window"}] * 2), ("mistral", "right", [{"causal", "window", "kv_lengths"}] * 2),
+    ("gemma2", "none", [{"causal", "window", "softcap"}, {"causal", "softcap"}]),
+    ("gpt_oss", "right", [{"causal", "window", "kv_lengths", "sink"}, {"causal", "kv_lengths", "sink"}]),
+])
+def test_masks_that_are_options_travel_as_options(sent, name, padding, expected):
+    model, tokens = model_of(name), torch.randint(0, 99, (3, 17))
+    mask = torch.ones_like(tokens)
+    if padding != "none":
+        mask[1, (slice(0, 4) if padding == "left" else slice(13, None))] = 0
+    with torch.no_grad():
+        logits = []
+        for implementation in ("eager", "attnd"):
+            model.set_attn_implementation(implementation)
+            logits.append(model(tokens, attention_mask=mask).logits[mask.bool()])
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+    assert sent == expected
+
+
+def test_bidirectional_model_with_padding(sent):
+    torch.manual_seed(1)
+    model = transformers.BertModel(transformers.BertConfig(**SMALL), add_pooling_layer=False).eval()
+    tokens, mask = torch.randint(0, 99, (3, 17)), torch.ones(3, 17, dtype=torch.long)
+    mask[1, 9:] = 0
+    states = []
+    for implementation in ("eager", "attnd"):
+        model.set_attn_implementation(implementation)
+        states.append(model(tokens, attention_mask=mask).last_hidden_state[mask.bool()])
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-4)
+    assert sent == [{"kv_lengths"}] * 2
+
+
+def test_packed_positions_are_eager_attention_and_travel_as_sequences(sent):
+    model, tokens = model_of("mistral"), torch.randint(0, 99, (1, 17))
+    given = {"position_ids": torch.cat([torch.arange(7), torch.arange(10)])[None], "use_cache": False}
+    for name, expected in (("mistral", [{"mask"}] * 2), ("llama", [{"causal", "cu_seqlens_q"}] * 2)):
+        del sent[:]
+        model = model_of(name)
+        compare(both(model, input_ids=tokens, **given))
+        assert sent == expected
+
+
 def test_packed_positions_keep_documents_apart():
     model = model_of("llama")
     first, second = torch.randint(0, 99, (1, 7)), torch.randint(0, 99, (1, 10))

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ._arrays import Tensor as Bits
+from ._masks import Pattern, recognise
 from ._residual import Residual
 from ._transfer import Transfer, empty, send
 from .client import Client
@@ -118,12 +119,25 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
     for name, tensor in (("k", k), ("v", v), ("bias", bias)):
         if tensor is not None and tensor.device != q.device:
             raise wrong(name, f"a tensor on q's device, {q.device}", f"one on {tensor.device}")
+    layout = layout or ("bhld" if cu_seqlens_q is None else "thd")
+    others = (causal or None, align, window, kv_lengths, cu_seqlens_q, alibi_slopes, zero_rest or None)
+    if mask is not None and mask.dtype == torch.bool and q.dim() == k.dim() == 4 and all(x is None for x in others):
+        heads, length = layout.index("h"), layout.index("l")
+        pattern = recognise(mask, (q.shape[0], q.shape[heads], q.shape[length], k.shape[length]))
+        if pattern is not None and pattern.cu_seqlens is None:
+            mask, kv_lengths = None, pattern.kv_lengths
+            causal, align, window = _diagonal_of(pattern)
+        elif pattern is not None and bias is None and dropout_p == 0:
+            found = attention(q[0], k[0], v[0], layout=layout[1:].replace("l", "t"), causal="top_left", scale=scale,
+                              softcap=softcap, sink=sink, cu_seqlens_q=pattern.cu_seqlens,
+                              cu_seqlens_k=pattern.cu_seqlens, accumulate=accumulate, precision=precision,
+                              return_lse=return_lse, server=server)
+            return found[None] if isinstance(found, Tensor) else (found[0][None], found[1][None])
     if dropout_p > 0 and seed is None:
         seed = torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device="cpu")
     offsets = None
     if isinstance(align, Tensor):
         align, offsets = None, align
-    layout = layout or ("bhld" if cu_seqlens_q is None else "thd")
     if window is not None and len(window) != 2:
         raise wrong("window", "(left, right)", window)
     left, right = (None, None) if window is None else window
@@ -133,6 +147,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
     out, lse, _ = torch.ops.attnd.forward(q, k, v, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k,
                                        offsets, seed, scale, float(softcap), float(dropout_p), options)
     return (out, lse) if return_lse else out
+
+
+def _diagonal_of(pattern: Pattern) -> Tuple[Optional[bool], Union[None, int, Tensor], Optional[Tuple[int, int]]]:
+    """causal, align and window that say what a pattern says."""
+    if pattern.window is None or pattern.offsets is None:
+        return None, None, None
+    one = bool((pattern.offsets == pattern.offsets[0]).all())
+    align = int(pattern.offsets[0]) if one else pattern.offsets
+    left, right = pattern.window
+    return (True, align, None if left < 0 else (left, -1)) if right == 0 else (None, align, (left, right))
 
 
 def _wish(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sink: Optional[Tensor], server: str) -> str:
@@ -229,7 +253,7 @@ def _mask_dimensions(mask: Tensor, scores: Tuple[int, ...]) -> Tensor:
         raise wrong("attn_mask", f"a shape that broadcasts to {tuple(scores)}", tuple(mask.shape))
     batch = shape[:-3]
     if len(batch) <= 1:
-        return mask.reshape(shape)
+        return mask if mask.dim() == len(shape) else mask.reshape(shape)
     if all(size == 1 for size in batch):
         return mask.reshape(1, *shape[-3:])
     return mask.expand(*scores[:-3], *shape[-3:]).reshape(-1, *shape[-3:])

@@ -5,8 +5,8 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="attnd")
 
 What a model asks of its attention is done: grouped heads, sliding windows, softcap, sinks, position bias, padding on
-either side, caches, packed positions. Masks are transformers' own bool masks and travel as bits. Needs a transformers
-with AttentionMaskInterface (4.53 or later).
+either side, caches, packed positions. Masks are transformers' own bool masks and travel as options where attnd.torch
+recognises them, else as bits. Needs a transformers with AttentionMaskInterface (4.53 or later).
 """
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def _mask_and_bias(attention_mask: Optional[Tensor], position_bias: Optional[Ten
                    ) -> Tuple[Optional[Tensor], Optional[Tensor]]:
     if attention_mask is None:
         return None, position_bias
-    attention_mask = attention_mask[..., :kv_len]
+    if attention_mask.shape[-1] != kv_len:
+        attention_mask = attention_mask[..., :kv_len]
     if attention_mask.dtype == torch.bool:
         return attention_mask, position_bias
     return None, attention_mask if position_bias is None else attention_mask + position_bias
