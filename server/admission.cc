@@ -58,15 +58,22 @@ absl::Status TooLarge(absl::string_view reason, absl::string_view what, int64_t 
 
 }  // namespace
 
+// Memory of leases that would have to be evicted.
+struct LeasesInTheWay {
+  int place = kHostMemory;
+  int64_t bytes = 0;
+};
+
 // What is taken now: in total, by each caller and of each device. Any thread.
 class AdmissionLedger {
  public:
   explicit AdmissionLedger(size_t devices) : devices_(devices) {}
 
-  // When leases stand in the way, `missing` tells how many of their bytes would have to go.
+  // When leases stand in the way, `in_the_way` tells how many of their bytes would have to go
+  // where.
   absl::Status Take(const AdmissionLimits& limits, const std::string& caller, int64_t bytes,
                     int device, const AdmissionDeviceUse& part, int64_t device_limit,
-                    int64_t* missing) {
+                    LeasesInTheWay* in_the_way) {
     absl::MutexLock lock(&mutex_);
     const AdmissionDeviceUse& queue = devices_[device].use;
     if (use_.calls + 1 > limits.max_calls) {
@@ -77,13 +84,15 @@ class AdmissionLedger {
                   static_cast<int64_t>(limits.max_queue_seconds * 1e3),
                   static_cast<int64_t>(queue.seconds * 1e3), queue.seconds);
     }
-    if (part.memory_bytes > 0 && queue.memory_bytes + part.memory_bytes > device_limit) {
-      return Full(reason::kMemoryPressure, "bytes of device memory", device_limit,
-                  queue.memory_bytes + part.memory_bytes, queue.seconds);
+    const int64_t on_device = queue.memory_bytes + queue.lease_bytes + part.memory_bytes;
+    if (part.memory_bytes > 0 && on_device > device_limit) {
+      *in_the_way = {device, std::min(on_device - device_limit, queue.lease_bytes)};
+      return Full(reason::kMemoryPressure, "bytes of device memory", device_limit, on_device,
+                  queue.seconds);
     }
     int64_t wanted = use_.bytes + use_.lease_bytes + bytes;
     if (wanted > limits.memory_bytes) {
-      *missing = std::min(wanted - limits.memory_bytes, use_.lease_bytes);
+      *in_the_way = {kHostMemory, std::min(wanted - limits.memory_bytes, use_.lease_bytes)};
       return Full(reason::kMemoryPressure, "bytes of staging memory", limits.memory_bytes, wanted,
                   use_.seconds);
     }
@@ -104,7 +113,15 @@ class AdmissionLedger {
   void GiveBackWork(const std::string& caller, int device, const AdmissionDeviceUse& part) {
     absl::MutexLock lock(&mutex_);
     Add(caller, {.calls = -part.calls, .seconds = -part.seconds});
-    AddToDevice(device, {-part.calls, -part.memory_bytes, -part.seconds});
+    AddToDevice(
+        device,
+        {.calls = -part.calls, .memory_bytes = -part.memory_bytes, .seconds = -part.seconds});
+  }
+
+  // `taken` of the device's memory become a lease of `bytes`, which ends with taken 0 and −bytes.
+  void LeaseDeviceMemory(int device, int64_t taken, int64_t bytes) {
+    absl::MutexLock lock(&mutex_);
+    AddToDevice(device, {.memory_bytes = -taken, .lease_bytes = bytes});
   }
 
   AdmissionDeviceUse device_use(int device) const {
@@ -158,6 +175,7 @@ class AdmissionLedger {
     AdmissionDeviceUse& use = devices_[device].use;
     use.calls += part.calls;
     use.memory_bytes += part.memory_bytes;
+    use.lease_bytes += part.lease_bytes;
     use.seconds = use.calls == 0 ? 0 : use.seconds + part.seconds;
   }
 
@@ -175,11 +193,13 @@ Ticket& Ticket::operator=(Ticket&& other) noexcept {
   if (this == &other) return *this;
   ReleaseWork();
   ShrinkTo(0);
+  EndDeviceLease();
   ledger_ = std::move(other.ledger_);
   caller_ = std::move(other.caller_);
   bytes_ = std::exchange(other.bytes_, 0);
   device_ = other.device_;
   device_bytes_ = std::exchange(other.device_bytes_, 0);
+  device_lease_bytes_ = std::exchange(other.device_lease_bytes_, 0);
   seconds_ = std::exchange(other.seconds_, 0);
   working_ = std::exchange(other.working_, false);
   lease_ = std::exchange(other.lease_, false);
@@ -189,12 +209,14 @@ Ticket& Ticket::operator=(Ticket&& other) noexcept {
 Ticket::~Ticket() {
   ReleaseWork();
   ShrinkTo(0);
+  EndDeviceLease();
 }
 
 void Ticket::ReleaseWork() {
   if (!working_) return;
   working_ = false;
-  ledger_->GiveBackWork(caller_, device_, {1, device_bytes_, seconds_});
+  ledger_->GiveBackWork(caller_, device_,
+                        {.calls = 1, .memory_bytes = device_bytes_, .seconds = seconds_});
 }
 
 void Ticket::ShrinkTo(int64_t bytes) {
@@ -211,6 +233,23 @@ void Ticket::BecomeLease(int64_t bytes) {
   if (lease_ || ledger_ == nullptr) return;
   ledger_->BecomeLease(caller_, bytes_);
   lease_ = true;
+}
+
+Ticket Ticket::LeaseDeviceMemory(int64_t bytes) {
+  Ticket lease;
+  if (ledger_ == nullptr) return lease;
+  lease.ledger_ = ledger_;
+  lease.device_ = device_;
+  lease.device_lease_bytes_ = bytes;
+  const int64_t taken = std::min(bytes, device_bytes_);
+  device_bytes_ -= taken;
+  ledger_->LeaseDeviceMemory(device_, taken, bytes);
+  return lease;
+}
+
+void Ticket::EndDeviceLease() {
+  const int64_t bytes = std::exchange(device_lease_bytes_, 0);
+  if (bytes > 0) ledger_->LeaseDeviceMemory(device_, 0, -bytes);
 }
 
 Admission::Admission(const AdmissionLimits& limits, std::vector<AdmissionDevice> devices,
@@ -266,17 +305,29 @@ absl::Status Admission::Take(const AdmittedCall& call, int64_t bytes, const Choi
   constexpr int kTries = 4;
   absl::Status status;
   for (int n = 0; n < kTries; ++n) {
-    int64_t missing = 0;
-    status = ledger_->Take(limits_, call.context().caller, bytes, choice.device,
-                           {1, choice.device_bytes, choice.seconds},
-                           devices_[choice.device].backend->info().memory_bytes, &missing);
-    if (missing == 0 || reclaimer_ == nullptr || reclaimer_->Reclaim(missing) == 0) return status;
+    LeasesInTheWay leases;
+    status =
+        ledger_->Take(limits_, call.context().caller, bytes, choice.device,
+                      {.calls = 1, .memory_bytes = choice.device_bytes, .seconds = choice.seconds},
+                      devices_[choice.device].backend->info().memory_bytes, &leases);
+    const bool none = leases.bytes == 0 || reclaimer_ == nullptr;
+    if (none || reclaimer_->Reclaim(leases.place, leases.bytes) == 0) return status;
   }
   return status;
 }
 
+Admission::Choice Admission::ChoiceOf(const AttentionCall& call, int device) const {
+  const auto& [backend, cost] = devices_[device];
+  const Problem& problem = call.problem();
+  int64_t bytes = backend->DeviceBytes(problem, call.direction());
+  if (call.residual_place() == device) bytes -= backend->ResidualBytes(problem);
+  return {device, bytes,
+          cost->EstimateSeconds(call.direction(), problem.element, call.flops(),
+                                call.input_bytes() + call.output_bytes())};
+}
+
 // The device that will have finished the call first; one without the memory just now only if there
-// is no other.
+// is no other. For a backward on a residual that lies on a device: that one.
 absl::StatusOr<Admission::Choice> Admission::Choose(const AttentionCall& call) const {
   const Problem& problem = call.problem();
   absl::Status refusal;
@@ -285,17 +336,16 @@ absl::StatusOr<Admission::Choice> Admission::Choose(const AttentionCall& call) c
   double best_end = 0;
   for (int n = 0; n < static_cast<int>(devices_.size()); ++n) {
     if (ledger_->is_fenced(n)) continue;
-    const auto& [backend, cost] = devices_[n];
-    absl::Status supported = backend->Supports(problem, call.direction());
+    if (call.residual_place() != kHostMemory && call.residual_place() != n) continue;
+    const Backend& backend = *devices_[n].backend;
+    absl::Status supported = backend.Supports(problem, call.direction());
     if (!supported.ok()) {
       refusal = Classified(std::move(supported));
       continue;
     }
-    Choice choice = {n, backend->DeviceBytes(problem, call.direction()),
-                     cost->EstimateSeconds(call.direction(), problem.element, call.flops(),
-                                           call.input_bytes() + call.output_bytes())};
+    const Choice choice = ChoiceOf(call, n);
     const AdmissionDeviceUse use = ledger_->device_use(n);
-    const bool fits = use.memory_bytes + choice.device_bytes <= backend->info().memory_bytes ||
+    const bool fits = use.memory_bytes + choice.device_bytes <= backend.info().memory_bytes ||
                       choice.device_bytes == 0;
     const double end = use.seconds + choice.seconds;
     if (!found || (fits && !best_fits) || (fits == best_fits && end < best_end)) {
@@ -307,6 +357,7 @@ absl::StatusOr<Admission::Choice> Admission::Choose(const AttentionCall& call) c
   }
   if (found) return best;
   if (!refusal.ok()) return refusal;
+  if (call.residual_place() != kHostMemory) return LeaseLost("device_lost");
   return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kDeviceLost,
                                 "this server lost its device and is about to restart"),
                         kDrainingRetryDelay);

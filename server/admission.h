@@ -6,7 +6,8 @@
 //   what the engine cannot run → UNIMPLEMENTED              draining → UNAVAILABLE
 //
 // With several devices a call goes to the one that will have finished it first, by estimate, among
-// those that have the memory; its Ticket keeps that device's memory and time.
+// those that have the memory; its Ticket keeps that device's memory and time. A backward on a
+// residual goes to the device that holds it and to no other, however long it has to wait there.
 // Leases count against the memory too, but give way: they are evicted before a call is refused.
 // "Full" looks at the work ahead of a call, not at the call itself: a single call of any length is
 // taken by an idle server, and the wait in front of it never exceeds max_queue_seconds.
@@ -51,6 +52,7 @@ struct AdmissionDevice {
 struct AdmissionDeviceUse {
   int64_t calls = 0;
   int64_t memory_bytes = 0;  // of BackendInfo::memory_bytes
+  int64_t lease_bytes = 0;   // of what calls left behind there; of that memory too
   double seconds = 0;
 };
 
@@ -62,14 +64,15 @@ struct AdmissionUse {
   double seconds = 0;
 };
 
-// Who can give back memory that was kept as a favour. Any thread.
+// Who can give back memory that was kept as a favour: at a place, a device's number or kHostMemory.
+// Any thread.
 class MemoryReclaimer {
  public:
   virtual ~MemoryReclaimer() = default;
   // Tries to free `bytes`; gives how many it freed.
-  virtual int64_t Reclaim(int64_t bytes) = 0;
+  virtual int64_t Reclaim(int place, int64_t bytes) = 0;
   // Frees one piece, even if it is young; false when there is none.
-  virtual bool EvictOne() = 0;
+  virtual bool EvictOne(int place) = 0;
 };
 
 class AdmissionLedger;
@@ -95,14 +98,20 @@ class Ticket {
   // ReleaseWork, ShrinkTo, and from now on the bytes are a lease's: no longer the caller's quota's,
   // but still of the memory.
   void BecomeLease(int64_t bytes);
+  // Takes `bytes` of the device's memory out of what is kept for the call, before ReleaseWork, and
+  // gives the ticket of a lease that keeps them on.
+  Ticket LeaseDeviceMemory(int64_t bytes);
 
  private:
   friend class Admission;
+  void EndDeviceLease();
+
   std::shared_ptr<AdmissionLedger> ledger_;  // shared with Admission and every other ticket
   std::string caller_;
   int64_t bytes_ = 0;
   int device_ = 0;
   int64_t device_bytes_ = 0;
+  int64_t device_lease_bytes_ = 0;
   double seconds_ = 0;
   bool working_ = false;
   bool lease_ = false;
@@ -184,6 +193,7 @@ class Admission {
     double seconds = 0;
   };
   absl::StatusOr<Choice> Choose(const AttentionCall& call) const;
+  Choice ChoiceOf(const AttentionCall& call, int device) const;
   absl::Status Take(const AdmittedCall& call, int64_t bytes, const Choice& choice);
   absl::Status Refuse(const AdmittedCall& call) const;
   absl::Status RefuseLate(const AdmittedCall& call, const Choice& choice, absl::Time now) const;

@@ -115,6 +115,17 @@ void HandOver(int socket, ConnectionLimit& limit,
 
 int ReplyThreadCount() { return std::clamp(AvailableCpus() / 2, 1, 8); }
 
+// Leases get their share of each device that has memory of its own.
+ServerOptions WithDeviceLeases(ServerOptions options,
+                               const std::vector<std::unique_ptr<Backend>>& engines) {
+  for (const std::unique_ptr<Backend>& engine : engines) {
+    const bool own = engine->Use().memory_total_bytes > 0;
+    const auto bytes = own ? static_cast<double>(engine->info().memory_bytes) : 0;
+    options.leases.device_bytes.push_back(static_cast<int64_t>(options.lease_hbm_fraction * bytes));
+  }
+  return options;
+}
+
 // "127.0.0.1:0" with the port that was bound.
 std::string BoundAddress(const std::string& asked, int port) {
   return absl::StrCat(asked.substr(0, asked.rfind(':')), ":", port);
@@ -125,7 +136,10 @@ std::string BoundAddress(const std::string& asked, int port) {
 AttndServer::AttndServer(const ServerOptions& options,
                          std::vector<std::unique_ptr<Backend>> engines, StagingPool staging,
                          const Clock& clock, Logger& log)
-    : options_(options), clock_(clock), log_(log), staging_(std::move(staging)) {
+    : options_(WithDeviceLeases(options, engines)),
+      clock_(clock),
+      log_(log),
+      staging_(std::move(staging)) {
   for (std::unique_ptr<Backend>& engine : engines) {
     const BackendInfo& info = engine->info();
     std::string name = info.backend;
@@ -164,11 +178,11 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
   }
   uint64_t boot_epoch = NewBootEpoch();
   server->leases_ =
-      std::make_unique<LeaseTable>(options.leases, boot_epoch, server->metrics_, clock);
+      std::make_unique<LeaseTable>(server->options_.leases, boot_epoch, server->metrics_, clock);
   server->StartWorkers();
   server->reaper_ = std::make_unique<LeaseReaper>(*server->leases_);
   server->SampleState();
-  server->server_info_ = DescribeServer(options, server->Engines(), boot_epoch);
+  server->server_info_ = DescribeServer(server->options_, server->Engines(), boot_epoch);
   server->StartSharedMemory();
   RETURN_IF_ERROR(server->StartMetrics());
   RETURN_IF_ERROR(server->StartGrpc());
@@ -206,6 +220,7 @@ void AttndServer::StartWorkers() {
                           devices_[n].cost,
                           metrics_,
                           clock_,
+                          n,
                           leases_.get(),
                           [this, n](const absl::Status& status) { LoseDevice(n, status); }};
     workers_->Add(std::make_unique<DeviceWorker>(deps, options_.worker));
@@ -215,6 +230,7 @@ void AttndServer::StartWorkers() {
 // On a worker's thread. The others go on; the process ends when its owner has drained it.
 void AttndServer::LoseDevice(int device, const absl::Status& status) {
   admission_->Fence(device);
+  leases_->LoseDevice(device);
   metrics_.SetReady(false);
   metrics_.SetDeviceUp(device, false);
   SetDeviceServing(devices_[device], false);

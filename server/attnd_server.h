@@ -63,8 +63,10 @@ class AttndServer {
   const std::vector<std::string>& addresses() const { return addresses_; }
   int metrics_port() const { return metrics_port_; }  // 0: none
   AdmissionUse use() const { return admission_->Use(); }
+  AdmissionDeviceUse use(int device) const { return admission_->DeviceUse(device); }
   int64_t staging_used() const { return staging_.used(); }
   LeaseUse leases() const { return leases_->Use(); }
+  LeaseUse leases(int place) const { return leases_->Use(place); }
   int connections() const { return connections_->open(); }
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return device_lost_; }

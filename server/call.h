@@ -77,6 +77,9 @@ struct TensorSource {
 
 class ResidualTensors;
 
+// Where a residual lies: here, or on the device of this number.
+inline constexpr int kHostMemory = -1;
+
 // Of an offset in shared memory.
 inline constexpr uint64_t kSharedAlignment = 64;
 
@@ -116,11 +119,14 @@ class AttentionCall {
   bool keep_residual() const { return keep_residual_; }
   absl::Duration residual_ttl() const { return residual_ttl_; }
   // A backward whose token is not empty brings d_o (and d_lse) alone; its other tensors lie in
-  // residual(), once the token has been looked up. shared_ptr: see ResidualTensors.
+  // residual(), once the token has been looked up, at residual_place(): only that device can run
+  // it, if it is one. shared_ptr: see ResidualTensors.
   const std::string& residual_token() const { return residual_token_; }
   const std::shared_ptr<const ResidualTensors>& residual() const { return residual_; }
-  void UseResidual(std::shared_ptr<const ResidualTensors> residual) {
+  int residual_place() const { return residual_place_; }
+  void UseResidual(std::shared_ptr<const ResidualTensors> residual, int place) {
     residual_ = std::move(residual);
+    residual_place_ = place;
   }
 
   // Tensors in shared memory: neither the message nor the reply holds one. The engine reads and
@@ -148,6 +154,7 @@ class AttentionCall {
   absl::Duration residual_ttl_;
   std::string residual_token_;
   std::shared_ptr<const ResidualTensors> residual_;
+  int residual_place_ = kHostMemory;
   absl::InlinedVector<TensorSource, 9> inputs_;
   MessageBytes message_;
   double flops_ = 0;

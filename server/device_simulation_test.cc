@@ -44,7 +44,9 @@ Problem SimulatedProblem(Random& random) {
 class SimulatedServer {
  public:
   SimulatedServer(FakeDriver& fake, int gpus, double max_slice_seconds)
-      : staging_(*StagingPool::Create(kStaging)), lost_(gpus) {
+      : staging_(*StagingPool::Create(kStaging)),
+        leases_(Limits(gpus), 1, metrics_, clock_),
+        lost_(gpus) {
     fake.set_devices(gpus);
     for (int n = 0; n < gpus; ++n) {
       auto device = cuda::MakeDriverDevice({.ordinal = n,
@@ -58,13 +60,14 @@ class SimulatedServer {
     std::vector<AdmissionDevice> devices;
     for (int n = 0; n < gpus; ++n) devices.push_back({engines_[n].get(), &costs_[n]});
     admission_ = std::make_unique<Admission>(AdmissionLimits{.memory_bytes = kStaging},
-                                             std::move(devices), clock_);
+                                             std::move(devices), clock_, &leases_);
     for (int n = 0; n < gpus; ++n) {
       workers_.Add(std::make_unique<DeviceWorker>(
-          DeviceWorkerDeps{*engines_[n], costs_[n], metrics_, clock_, nullptr,
+          DeviceWorkerDeps{*engines_[n], costs_[n], metrics_, clock_, n, &leases_,
                            [this, n](const absl::Status& status) {
                              EXPECT_TRUE(IsDeviceLost(status)) << status;
                              admission_->Fence(n);
+                             leases_.LoseDevice(n);
                              ++lost_[n];
                            }},
           DeviceWorkerOptions{}));
@@ -73,14 +76,19 @@ class SimulatedServer {
 
   absl::StatusOr<AdmittedCall> Admit(const Problem& problem, uint64_t seed,
                                      absl::Duration time_left, uint64_t id, ReplySink& sink) {
-    const absl::Time now = clock_.Now();
-    return admission_->Admit(DecodedCall(problem, Priority::kNormal, seed),
-                             {.id = id,
-                              .caller = seed % 2 == 0 ? "a" : "b",
-                              .deadline = now + time_left,
-                              .received_at = now,
-                              .sink = &sink});
+    return Admit(DecodedCall(problem, Priority::kNormal, seed), seed, time_left, id, sink);
   }
+  absl::StatusOr<AdmittedCall> Admit(AttentionCall call, uint64_t seed, absl::Duration time_left,
+                                     uint64_t id, ReplySink& sink) {
+    const absl::Time now = clock_.Now();
+    return admission_->Admit(std::move(call), {.id = id,
+                                               .caller = CallerOf(seed),
+                                               .deadline = now + time_left,
+                                               .received_at = now,
+                                               .sink = &sink});
+  }
+  static std::string CallerOf(uint64_t seed) { return seed % 2 == 0 ? "a" : "b"; }
+  LeaseTable& leases() { return leases_; }
   void Submit(AdmittedCall call) { workers_.Submit(std::move(call)); }
   void Cancel(uint64_t id) { workers_.Cancel(id, StopCause::kCancelled); }
   StagingPool& staging() { return staging_; }
@@ -96,15 +104,23 @@ class SimulatedServer {
       EXPECT_EQ(admission_->DeviceUse(static_cast<int>(n)).memory_bytes, 0);
       const DeviceUse use = engines_[n]->Use();
       EXPECT_EQ(use.input_bytes + use.output_bytes + use.workspace_bytes, 0) << "gpu " << n;
+      EXPECT_EQ(use.lease_bytes, leases_.Use(static_cast<int>(n)).bytes) << "gpu " << n;
+      EXPECT_EQ(use.lease_bytes, admission_->DeviceUse(static_cast<int>(n)).lease_bytes);
     }
   }
 
  private:
+  static LeaseLimits Limits(int gpus) {
+    return {.device_bytes = std::vector<int64_t>(gpus, int64_t{3} << 20),
+            .min_hold = absl::ZeroDuration()};
+  }
+
   RealClock clock_;
   Metrics metrics_;
   StagingPool staging_;
   std::vector<std::unique_ptr<cuda::CudaBackend>> engines_;
   std::deque<CostModel> costs_;
+  LeaseTable leases_;  // what it holds goes before the engines
   std::unique_ptr<Admission> admission_;
   std::vector<std::atomic<int>> lost_;
   Workers workers_;  // last: gone before what it uses
@@ -173,6 +189,134 @@ TEST(DeviceSimulation, AnswersEveryCallOfThousandsOfRandomSchedules) {
     server->ExpectAllGivenBack();
     if (HasFailure()) return;
   }
+}
+
+// A backward on a residual; the stand-in's gradients are q, k and v.
+AttentionCall DecodedBackward(const Problem& p, uint64_t seed, const std::string& token) {
+  const ProblemInputs inputs = RandomInputs(p, seed);
+  v1::BackwardRequest request;
+  *request.mutable_problem() = MakeForward(p, seed).problem();
+  request.set_d_o(inputs.d_o.data(), static_cast<size_t>(inputs.d_o.size()));
+  request.set_residual_token(token);
+  return DecodedRequest(request, Direction::kBackward);
+}
+
+bool AreRightGradients(const Problem& p, uint64_t seed, const Result& result) {
+  const ProblemInputs in = RandomInputs(p, seed);
+  auto same = [&](Tensor tensor, const AlignedBytes& expected) {
+    return std::memcmp(result.output(tensor), expected.data(), expected.size()) == 0;
+  };
+  return same(Tensor::kDQ, in.q) && same(Tensor::kDK, in.k) && same(Tensor::kDV, in.v);
+}
+
+struct Lease {
+  Problem problem;
+  uint64_t seed = 0;
+  std::string token;
+};
+
+// Forward calls that are to be kept; those that were.
+std::vector<Lease> Keep(SimulatedServer& server, Random& random, int count, uint64_t& next_id) {
+  std::deque<Sent> calls;
+  for (int n = 0; n < count; ++n) {
+    Sent& call = calls.emplace_back();
+    call.problem = SimulatedProblem(random);
+    call.seed = random.Bits() % 8 + 1;
+    v1::ForwardRequest request = MakeForward(call.problem, call.seed);
+    request.mutable_options()->set_keep_residual(random.Chance(0.8));
+    auto admitted = server.Admit(DecodedRequest(request, Direction::kForward), call.seed,
+                                 absl::Minutes(1), next_id++, call.answer);
+    call.refused = !admitted.ok();
+    if (!call.refused) server.Submit(Landed(std::move(admitted), server.staging()));
+  }
+  std::vector<Lease> leases;
+  for (Sent& call : calls) {
+    if (call.refused || !call.answer.Wait().ok()) continue;
+    EXPECT_TRUE(IsRightAnswer(call.problem, call.seed, call.answer.result()));
+    const auto& grant = call.answer.result().lease();
+    if (grant.has_value()) leases.push_back({call.problem, call.seed, grant->token});
+    call.answer.DropResult();
+  }
+  return leases;
+}
+
+// Backward calls on them, some twice, some cancelled, some released or evicted while they run,
+// beside other calls. How many were computed.
+int RunBackwards(SimulatedServer& server, Random& random, const std::vector<Lease>& leases,
+                 uint64_t& next_id) {
+  std::deque<Sent> calls;
+  for (const Lease& lease : leases) {
+    const std::string owner = SimulatedServer::CallerOf(lease.seed);
+    for (int n = random.Chance(0.2) ? 2 : 1; n > 0; --n) {
+      AttentionCall backward = DecodedBackward(lease.problem, lease.seed, lease.token);
+      if (!AttachResidual(server.leases(), owner, backward).ok()) continue;
+      Sent& call = calls.emplace_back();
+      call.problem = lease.problem;
+      call.seed = lease.seed;
+      call.id = next_id++;
+      auto admitted =
+          server.Admit(std::move(backward), lease.seed, absl::Minutes(1), call.id, call.answer);
+      call.refused = !admitted.ok();
+      if (!call.refused) server.Submit(Landed(std::move(admitted), server.staging()));
+    }
+    if (random.Chance(0.3)) (void)server.leases().Release(lease.token, owner);
+    if (random.Chance(0.1)) server.leases().EvictOne(0);
+    if (random.Chance(0.1) && !calls.empty()) server.Cancel(calls.back().id);
+  }
+  int computed = 0;
+  for (Sent& call : calls) {
+    if (call.refused || !call.answer.Wait().ok()) continue;
+    EXPECT_TRUE(AreRightGradients(call.problem, call.seed, call.answer.result()));
+    call.answer.DropResult();
+    ++computed;
+  }
+  return computed;
+}
+
+TEST(DeviceSimulation, RunsBackwardsOnResidualsOfThousandsOfRandomSchedules) {
+  constexpr uint64_t kSchedules = 1000;
+  FakeDriver fake;
+  std::unique_ptr<SimulatedServer> server;
+  uint64_t next_id = 1;
+  int computed = 0;
+  for (uint64_t seed = 1; seed <= kSchedules; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Random random(seed);
+    if (seed % 100 == 1) {
+      server.reset();
+      server = std::make_unique<SimulatedServer>(fake, static_cast<int>(random.Between(1, 3)),
+                                                 random.Chance(0.5) ? 0.05 : 1e-9);
+    }
+    fake.seed(seed);
+    const int count = static_cast<int>(random.Between(1, 5));
+    computed += RunBackwards(*server, random, Keep(*server, random, count, next_id), next_id);
+    server->ExpectAllGivenBack();  // but for the leases that live on
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(computed, 1000);
+}
+
+TEST(DeviceSimulation, LosesOneGpuAndItsLeases) {
+  int computed = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    FakeDriver fake;
+    uint64_t next_id = 1;
+    {
+      SimulatedServer server(fake, 2, 0.05);
+      Random random(seed);
+      fake.seed(seed);
+      fake.trap(static_cast<int>(seed % 2), static_cast<int>(random.Between(0, 12)));
+      for (int round = 0; round < 4; ++round) {
+        computed += RunBackwards(server, random, Keep(server, random, 6, next_id), next_id);
+      }
+      server.ExpectAllGivenBack();
+      const int gpu = static_cast<int>(seed % 2);
+      if (server.lost(gpu) > 0) EXPECT_EQ(server.leases().Use(gpu).leases, 0);
+    }
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(computed, 100);
 }
 
 TEST(DeviceSimulation, LosesOneGpuAndGoesOnWithTheOther) {

@@ -1,6 +1,7 @@
 #include "server/device_worker.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,42 @@ absl::Status LostStatus() {
       Failure(absl::StatusCode::kUnavailable, reason::kDeviceLost,
               "the device failed for good; the server restarts, another replica can take the call"),
       kLostRetryDelay);
+}
+
+constexpr absl::Duration kMemoryRetryDelay = absl::Milliseconds(50);
+
+absl::Status NoDeviceMemory(const absl::Status& status) {
+  return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kMemoryPressure,
+                                absl::StrCat("full now: ", status.message())),
+                        kMemoryRetryDelay);
+}
+
+// What the calls of both directions have in common.
+template <class Call>
+Call EngineCall(const AdmittedCall& admitted, const std::stop_token& stop) {
+  const StagedTensors& at = admitted.staged();
+  Call call;
+  call.problem = &admitted.call().problem();
+  call.q = at[Tensor::kQ];
+  call.k = at[Tensor::kK];
+  call.v = at[Tensor::kV];
+  call.mask_bits = reinterpret_cast<const uint8_t*>(at[Tensor::kMaskBits]);
+  call.bias = at[Tensor::kBias];
+  call.o = at[Tensor::kO];
+  call.lse = at.floats(Tensor::kLse);
+  call.workspace = at.workspace;
+  call.stop = stop;
+  return call;
+}
+
+LeaseWish WishOf(const AttentionCall& call, const std::string& caller) {
+  LeaseWish wish{.owner = caller, .request = "", .ttl = call.residual_ttl()};
+  const Shard& shard = call.problem().shard;
+  if (!call.request_id().empty()) {  // which all shards of a logical call share
+    wish.request =
+        absl::StrCat(call.request_id(), "/", shard.batch_offset, "/", shard.q_head_offset);
+  }
+  return wish;
 }
 
 }  // namespace
@@ -237,10 +274,19 @@ void DeviceWorker::DropLate(Launch& launch, WorkStage stage) {
   launch = std::move(kept);
 }
 
-absl::StatusOr<LaunchReport> DeviceWorker::Compute(const Launch& launch) {
-  Direction direction = launch.front().call.call().direction();
-  absl::StatusOr<LaunchReport> report =
-      direction == Direction::kForward ? ComputeForward(launch) : ComputeBackward(launch);
+absl::StatusOr<LaunchReport> DeviceWorker::ComputeOnce(Launch& launch) {
+  const Direction direction = launch.front().call.call().direction();
+  return direction == Direction::kForward ? ComputeForward(launch) : ComputeBackward(launch);
+}
+
+absl::StatusOr<LaunchReport> DeviceWorker::Compute(Launch& launch) {
+  absl::StatusOr<LaunchReport> report = ComputeOnce(launch);
+  // The device's free memory may lie in pieces between leases.
+  while (absl::IsResourceExhausted(report.status()) && deps_.leases != nullptr &&
+         deps_.leases->EvictOne(deps_.device)) {
+    report = ComputeOnce(launch);
+  }
+  if (absl::IsResourceExhausted(report.status())) return NoDeviceMemory(report.status());
   if (!report.ok()) return report;
   double flops = 0;
   int64_t bytes = 0;
@@ -250,27 +296,26 @@ absl::StatusOr<LaunchReport> DeviceWorker::Compute(const Launch& launch) {
     bytes += running.call.call().input_bytes() + running.call.call().output_bytes();
     whole = whole && !running.stop.stop_requested();
   }
-  ElementType element = launch.front().call.call().problem().element;
-  if (whole) deps_.cost.Learn(direction, element, flops, bytes, report->seconds);
-  deps_.metrics.BatchRun(direction, static_cast<int>(launch.size()));
+  const AttentionCall& first = launch.front().call.call();
+  if (whole) {
+    deps_.cost.Learn(first.direction(), first.problem().element, flops, bytes, report->seconds);
+  }
+  deps_.metrics.BatchRun(first.direction(), static_cast<int>(launch.size()));
   return report;
 }
 
-absl::StatusOr<LaunchReport> DeviceWorker::ComputeForward(const Launch& launch) {
+bool DeviceWorker::KeepsOnDevice(const AttentionCall& call) const {
+  if (!call.keep_residual() || deps_.leases == nullptr) return false;
+  const int64_t bytes = deps_.backend.ResidualBytes(call.problem());
+  return bytes > 0 && deps_.leases->MayHold(deps_.device, bytes);
+}
+
+absl::StatusOr<LaunchReport> DeviceWorker::ComputeForward(Launch& launch) {
   std::vector<ForwardCall> calls;
   calls.reserve(launch.size());
-  for (const Running& running : launch) {
-    const StagedTensors& at = running.call.staged();
-    calls.push_back({.problem = &running.call.call().problem(),
-                     .q = at[Tensor::kQ],
-                     .k = at[Tensor::kK],
-                     .v = at[Tensor::kV],
-                     .mask_bits = reinterpret_cast<const uint8_t*>(at[Tensor::kMaskBits]),
-                     .bias = at[Tensor::kBias],
-                     .o = at[Tensor::kO],
-                     .lse = reinterpret_cast<float*>(at[Tensor::kLse]),
-                     .workspace = at.workspace,
-                     .stop = running.stop});
+  for (Running& running : launch) {
+    calls.push_back(EngineCall<ForwardCall>(running.call, running.stop));
+    if (KeepsOnDevice(running.call.call())) calls.back().kept = &running.kept;
   }
   return deps_.backend.Forward(calls);
 }
@@ -280,24 +325,16 @@ absl::StatusOr<LaunchReport> DeviceWorker::ComputeBackward(const Launch& launch)
   calls.reserve(launch.size());
   for (const Running& running : launch) {
     const StagedTensors& at = running.call.staged();
-    auto floats = [&](Tensor tensor) { return reinterpret_cast<float*>(at[tensor]); };
-    calls.push_back({.problem = &running.call.call().problem(),
-                     .q = at[Tensor::kQ],
-                     .k = at[Tensor::kK],
-                     .v = at[Tensor::kV],
-                     .mask_bits = reinterpret_cast<const uint8_t*>(at[Tensor::kMaskBits]),
-                     .bias = at[Tensor::kBias],
-                     .o = at[Tensor::kO],
-                     .lse = floats(Tensor::kLse),
-                     .d_o = at[Tensor::kDO],
-                     .d_lse = floats(Tensor::kDLse),
-                     .d_q = at[Tensor::kDQ],
-                     .d_k = at[Tensor::kDK],
-                     .d_v = at[Tensor::kDV],
-                     .d_bias = floats(Tensor::kDBias),
-                     .d_sink = floats(Tensor::kDSink),
-                     .workspace = at.workspace,
-                     .stop = running.stop});
+    const ResidualTensors* residual = running.call.call().residual().get();
+    BackwardCall& call = calls.emplace_back(EngineCall<BackwardCall>(running.call, running.stop));
+    call.d_o = at[Tensor::kDO];
+    call.d_lse = at.floats(Tensor::kDLse);
+    call.d_q = at[Tensor::kDQ];
+    call.d_k = at[Tensor::kDK];
+    call.d_v = at[Tensor::kDV];
+    call.d_bias = at.floats(Tensor::kDBias);
+    call.d_sink = at.floats(Tensor::kDSink);
+    if (residual != nullptr) call.residual = residual->on_device();
   }
   return deps_.backend.Backward(calls);
 }
@@ -326,7 +363,13 @@ void DeviceWorker::Answer(Running running, const LaunchReport& report, int batch
   for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {
     result.outputs_[static_cast<int>(output.tensor)] = staged[output.tensor];
   }
-  if (!KeepResidual(running, result)) KeepOutputs(running, result);
+  const bool keep = result.call().keep_residual() && deps_.leases != nullptr;
+  if (keep && running.kept == nullptr) {
+    LeaseHostMemory(running, result);
+  } else {
+    if (keep) LeaseDeviceMemory(running, result);
+    KeepOutputs(running, result);
+  }
   sink->OnResult(std::move(result));
 }
 
@@ -347,24 +390,25 @@ void DeviceWorker::KeepOutputs(Running& running, Result& result) {
 
 // Of a forward whose caller asked for it: its outputs are sent from the residual, and the lease, if
 // there is room for one, holds that too.
-bool DeviceWorker::KeepResidual(Running& running, Result& result) {
-  const AttentionCall& call = result.call();
-  if (!call.keep_residual() || deps_.leases == nullptr) return false;
-  const Shard& shard = call.problem().shard;
-  LeaseWish wish{.owner = running.call.context().caller, .ttl = call.residual_ttl()};
-  if (!call.request_id().empty()) {  // which all shards of a logical call share
-    wish.request =
-        absl::StrCat(call.request_id(), "/", shard.batch_offset, "/", shard.q_head_offset);
-  }
+void DeviceWorker::LeaseHostMemory(Running& running, Result& result) {
   StagedTensors& staged = running.call.staged();
   staged.inputs.SplitOff(running.call.input_bytes());  // the workspace
   Ticket ticket = std::move(running.call.ticket());
   ticket.BecomeLease(staged.inputs.size() + staged.outputs.size());
-  auto residual =
-      std::make_shared<const ResidualTensors>(call.problem(), std::move(staged), std::move(ticket));
+  auto residual = std::make_shared<const ResidualTensors>(result.call().problem(),
+                                                          std::move(staged), std::move(ticket));
   result.memory_ = residual;
-  result.lease_ = deps_.leases->Grant(wish, std::move(residual));
-  return true;
+  result.lease_ = deps_.leases->Grant(WishOf(result.call(), running.call.context().caller),
+                                      std::move(residual));
+}
+
+// The same where the engine has left the tensors on the device: staging memory is a reply's only.
+void DeviceWorker::LeaseDeviceMemory(Running& running, Result& result) {
+  Ticket ticket = running.call.ticket().LeaseDeviceMemory(running.kept->bytes());
+  auto residual = std::make_shared<const ResidualTensors>(
+      result.call().problem(), std::move(running.kept), deps_.device, std::move(ticket));
+  result.lease_ = deps_.leases->Grant(WishOf(result.call(), running.call.context().caller),
+                                      std::move(residual));
 }
 
 void DeviceWorker::Fail(AdmittedCall call, absl::Status status) {

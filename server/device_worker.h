@@ -4,6 +4,7 @@
 // Late and cancelled calls are dropped at each boundary (queue, kernel, answer), and a running
 // launch is told by its calls' stop tokens; memory is back as soon as the call is answered.
 //
+// A kept forward leaves its tensors on the device, where the engine can, else in staging memory.
 // A lost device: every call here and to come is answered UNAVAILABLE (DEVICE_LOST).
 // Submit, Cancel: any thread. Each submitted call is answered exactly once, on any thread.
 #pragma once
@@ -11,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <stop_token>
 #include <thread>
@@ -45,6 +47,7 @@ struct DeviceWorkerDeps {
   CostModel& cost;
   Metrics& metrics;
   const Clock& clock;
+  int device = 0;                // its number for Admission and leases
   LeaseTable* leases = nullptr;  // null: nothing is kept
   // Called once, from a slot, when the engine says that its device is lost (IsDeviceLost).
   std::function<void(const absl::Status&)> on_lost = nullptr;
@@ -72,6 +75,7 @@ class DeviceWorker {
     AdmittedCall call;
     std::stop_token stop;
     CallTimes times;
+    std::unique_ptr<DeviceResidual> kept;  // what a kept forward left on the device
   };
   using Launch = std::vector<Running>;
   struct StopState {
@@ -89,13 +93,16 @@ class DeviceWorker {
   void DropLate(Launch& launch, WorkStage stage);
   absl::Status LateStatus(const Running& running, WorkStage stage);
   void NoteTimes(Launch& launch, const LaunchReport& report, absl::Time begin, absl::Time end);
-  absl::StatusOr<LaunchReport> Compute(const Launch& launch);
-  absl::StatusOr<LaunchReport> ComputeForward(const Launch& launch);
+  absl::StatusOr<LaunchReport> Compute(Launch& launch);
+  absl::StatusOr<LaunchReport> ComputeOnce(Launch& launch);
+  absl::StatusOr<LaunchReport> ComputeForward(Launch& launch);
   absl::StatusOr<LaunchReport> ComputeBackward(const Launch& launch);
+  bool KeepsOnDevice(const AttentionCall& call) const;
   void AnswerAll(Launch launch, const absl::StatusOr<LaunchReport>& report);
   void Answer(Running running, const LaunchReport& report, int batched_with);
   void KeepOutputs(Running& running, Result& result);
-  bool KeepResidual(Running& running, Result& result);
+  void LeaseHostMemory(Running& running, Result& result);
+  void LeaseDeviceMemory(Running& running, Result& result);
   void Fail(AdmittedCall call, absl::Status status);
   std::vector<AdmittedCall> TakeWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailWaiting(std::vector<AdmittedCall> waiting, const absl::Status& status);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -71,10 +72,12 @@ const std::vector<Feature>& Features() {
 }
 
 void DescribeLeases(const LeaseLimits& limits, v1::GetServerInfoResponse& reply) {
-  if (limits.memory_bytes > 0) reply.add_feature("residual");
+  const int64_t memory =
+      std::accumulate(limits.device_bytes.begin(), limits.device_bytes.end(), limits.memory_bytes);
+  if (memory > 0) reply.add_feature("residual");
   v1::ResidualLimits& out = *reply.mutable_residual();
-  out.set_memory_bytes(static_cast<uint64_t>(limits.memory_bytes));
-  out.set_caller_memory_bytes(static_cast<uint64_t>(limits.caller_bytes));
+  out.set_memory_bytes(static_cast<uint64_t>(memory));
+  out.set_caller_memory_bytes(static_cast<uint64_t>(std::min(memory, limits.caller_bytes)));
   out.set_max_leases(static_cast<uint64_t>(limits.max_leases));
   out.set_ttl_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(limits.ttl)));
   out.set_max_ttl_ms(static_cast<uint64_t>(absl::ToInt64Milliseconds(limits.max_ttl)));

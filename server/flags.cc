@@ -1,5 +1,6 @@
 #include "server/flags.h"
 
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -206,10 +207,12 @@ void AddLeases(CLI::App& app, ServerOptions& o, RawFlags& raw) {
     app.add_option(name, value, help)->capture_default_str()->group(group);
   };
   add("--lease_memory_mib", raw.lease_memory_mib,
-      "of --memory_limit_mib, for tensors kept between forward and backward; they give way to "
-      "calls; 0: keep nothing, -1: half of it");
+      "of --memory_limit_mib, for tensors kept between forward and backward that are not on a GPU; "
+      "they give way to calls; 0: keep none, -1: half of it");
+  add("--lease_hbm_fraction", o.lease_hbm_fraction,
+      "of the memory that attnd holds of each GPU, for tensors kept there; they give way to calls");
   add("--caller_lease_memory_mib", raw.caller_lease_memory_mib,
-      "of --lease_memory_mib, by one caller; 0: all of it");
+      "kept for one caller, there and on GPUs together; 0: no limit of its own");
   add("--max_leases", o.leases.max_leases, "kept forward calls");
   add("--lease_ttl_seconds", raw.lease_ttl_s, "life of a lease, after the forward and each use");
   add("--lease_max_ttl_seconds", raw.lease_max_ttl_s, "the longest life that a caller may ask for");
@@ -277,7 +280,7 @@ void ApplyLeases(const RawFlags& raw, ServerOptions& o) {
   o.leases.memory_bytes =
       raw.lease_memory_mib == -1 ? o.admission.memory_bytes / 2 : BytesOfMib(raw.lease_memory_mib);
   o.leases.caller_bytes = raw.caller_lease_memory_mib == 0
-                              ? o.leases.memory_bytes
+                              ? std::numeric_limits<int64_t>::max()
                               : BytesOfMib(raw.caller_lease_memory_mib);
   o.leases.ttl = absl::Seconds(raw.lease_ttl_s);
   o.leases.max_ttl = absl::Seconds(raw.lease_max_ttl_s);

@@ -52,7 +52,7 @@ void SetPlaces(AdmittedCall& call, StagingBlock block) {
 absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging, MemoryReclaimer* leases) {
   int64_t bytes = call.input_bytes() + call.workspace_bytes() + call.output_bytes();
   std::optional<StagingBlock> block = staging.TryAcquire(bytes);
-  while (!block.has_value() && leases != nullptr && leases->EvictOne()) {
+  while (!block.has_value() && leases != nullptr && leases->EvictOne(kHostMemory)) {
     block = staging.TryAcquire(bytes);
   }
   if (!block.has_value()) return NoGap(bytes);

@@ -9,18 +9,6 @@
 namespace attnd {
 namespace {
 
-absl::Status Lost(LeaseEnd how) {
-  absl::string_view cause = LeaseEndName(how);
-  return Failure(absl::StatusCode::kFailedPrecondition, reason::kLeaseLost,
-                 absl::StrCat("residual_token: this lease is gone (", cause, "); send the tensors"),
-                 {{"cause", cause}});
-}
-
-absl::Status Forgotten() {
-  return Failure(absl::StatusCode::kFailedPrecondition, reason::kLeaseLost,
-                 "residual_token: this lease is gone; send the tensors", {{"cause", "unknown"}});
-}
-
 absl::Status Mismatch() {
   return Failure(absl::StatusCode::kFailedPrecondition, reason::kLeaseMismatch,
                  "residual_token: made by a forward of another problem; send the tensors",
@@ -29,6 +17,7 @@ absl::Status Mismatch() {
 
 LeaseLookup LookupOf(LeaseEnd how) {
   if (how == LeaseEnd::kExpired) return LeaseLookup::kExpired;
+  if (how == LeaseEnd::kDeviceLost) return LeaseLookup::kDeviceLost;
   return how == LeaseEnd::kEvicted ? LeaseLookup::kEvicted : LeaseLookup::kReleased;
 }
 
@@ -49,7 +38,10 @@ int64_t BytesNotSent(const Problem& problem) {
 
 LeaseTable::LeaseTable(const LeaseLimits& limits, uint64_t boot_epoch, Metrics& metrics,
                        const Clock& clock)
-    : limits_(limits), tokens_(boot_epoch), metrics_(metrics), clock_(clock), ended_(kRemembered) {}
+    : limits_(limits), tokens_(boot_epoch), metrics_(metrics), clock_(clock), ended_(kRemembered) {
+  places_.push_back({.limit = limits.memory_bytes, .by_use = {}});
+  for (int64_t bytes : limits.device_bytes) places_.push_back({.limit = bytes, .by_use = {}});
+}
 
 absl::Duration LeaseTable::TtlOf(absl::Duration wished) const {
   if (wished <= absl::ZeroDuration()) return limits_.ttl;
@@ -72,12 +64,13 @@ std::optional<LeaseGrant> LeaseTable::Grant(const LeaseWish& wish,
       End(leases_.find(earlier->second), LeaseEnd::kReplaced, gone);
     }
   }
-  int64_t bytes = residual->bytes();
-  if (!MakeRoom(wish, bytes, now, gone)) {
+  if (!MakeRoom(wish, *residual, now, gone)) {
     metrics_.LeaseRefused();
     return std::nullopt;
   }
+  const int64_t bytes = residual->bytes();
   uint64_t id = next_lease_++;
+  Place& place = PlaceAt(residual->place());
   Owner& own = owners_[wish.owner];
   Lease& lease = leases_[id];
   lease = {.owner = wish.owner,
@@ -87,27 +80,32 @@ std::optional<LeaseGrant> LeaseTable::Grant(const LeaseWish& wish,
            .used = now,
            .expires = absl::InfinitePast(),
            .ttl = TtlOf(wish.ttl),
-           .place = by_use_.insert(by_use_.end(), id),
-           .own_place = own.by_use.insert(own.by_use.end(), id)};
+           .at = place.by_use.insert(place.by_use.end(), id),
+           .own_at = own.by_use.insert(own.by_use.end(), id)};
   Prolong(id, lease);
-  bytes_ += bytes;
+  place.bytes += bytes;
   own.bytes += bytes;
   if (!wish.request.empty()) requests_[RequestKey(wish.owner, wish.request)] = id;
   metrics_.LeaseGranted();
   return GrantOf(id, lease);
 }
 
-bool LeaseTable::MakeRoom(const LeaseWish& wish, int64_t bytes, absl::Time now, Held& gone) {
-  if (bytes > std::min(limits_.memory_bytes, limits_.caller_bytes)) return false;
+bool LeaseTable::MakeRoom(const LeaseWish& wish, const ResidualTensors& residual, absl::Time now,
+                          Held& gone) {
+  const int64_t bytes = residual.bytes();
+  Place& place = PlaceAt(residual.place());
+  if (bytes > std::min(place.limit, limits_.caller_bytes)) return false;
   absl::Time before = now - limits_.min_hold;
   for (auto own = owners_.find(wish.owner);
        own != owners_.end() && own->second.bytes + bytes > limits_.caller_bytes;
        own = owners_.find(wish.owner)) {
     if (Evict(own->second.by_use, before, gone) == 0) return false;
   }
-  while (bytes_ + bytes > limits_.memory_bytes ||
-         static_cast<int64_t>(leases_.size()) + 1 > limits_.max_leases) {
-    if (Evict(by_use_, before, gone) == 0) return false;
+  while (place.bytes + bytes > place.limit) {
+    if (Evict(place.by_use, before, gone) == 0) return false;
+  }
+  while (static_cast<int64_t>(leases_.size()) + 1 > limits_.max_leases) {
+    if (EvictAnywhere(before, gone) == 0) return false;
   }
   return true;
 }
@@ -130,7 +128,7 @@ absl::StatusOr<LeaseTable::Leases::iterator> LeaseTable::Look(uint64_t id, Held&
   size_t slot = id % kRemembered;
   bool known = slot < ended_.size() && ended_[slot].lease == id;
   metrics_.LeaseLookedUp(known ? LookupOf(ended_[slot].how) : LeaseLookup::kUnknown);
-  return known ? Lost(ended_[slot].how) : Forgotten();
+  return LeaseLost(known ? LeaseEndName(ended_[slot].how) : "unknown");
 }
 
 absl::StatusOr<std::shared_ptr<const ResidualTensors>> LeaseTable::Find(absl::string_view token,
@@ -184,21 +182,23 @@ void LeaseTable::Prolong(uint64_t id, Lease& lease) {
 
 void LeaseTable::MarkUsed(Lease& lease) {
   lease.used = clock_.Now();
-  by_use_.splice(by_use_.end(), by_use_, lease.place);
+  ByUse& all = PlaceAt(lease.residual->place()).by_use;
+  all.splice(all.end(), all, lease.at);
   ByUse& own = owners_.find(lease.owner)->second.by_use;
-  own.splice(own.end(), own, lease.own_place);
+  own.splice(own.end(), own, lease.own_at);
 }
 
 void LeaseTable::End(Leases::iterator found, LeaseEnd how, Held& gone) {
   auto& [id, lease] = *found;
   int64_t bytes = lease.residual->bytes();
-  bytes_ -= bytes;
+  Place& place = PlaceAt(lease.residual->place());
+  place.bytes -= bytes;
+  place.by_use.erase(lease.at);
   auto own = owners_.find(lease.owner);
   own->second.bytes -= bytes;
-  own->second.by_use.erase(lease.own_place);
+  own->second.by_use.erase(lease.own_at);
   if (own->second.by_use.empty()) owners_.erase(own);
   if (!lease.request.empty()) requests_.erase(RequestKey(lease.owner, lease.request));
-  by_use_.erase(lease.place);
   by_expiry_.erase({lease.expires, id});
   size_t slot = id % kRemembered;
   if (ended_.size() <= slot) ended_.resize(slot + 1);
@@ -228,27 +228,59 @@ int64_t LeaseTable::Evict(const ByUse& by_use, absl::Time before, Held& gone) {
   return 0;
 }
 
-int64_t LeaseTable::Reclaim(int64_t bytes) {
+int64_t LeaseTable::EvictAnywhere(absl::Time before, Held& gone) {
+  std::vector<std::pair<absl::Time, const ByUse*>> lists;  // by their longest unused
+  for (const Place& place : places_) {
+    if (place.by_use.empty()) continue;
+    lists.push_back({leases_.find(place.by_use.front())->second.used, &place.by_use});
+  }
+  std::sort(lists.begin(), lists.end());
+  for (const auto& [used, by_use] : lists) {
+    const int64_t bytes = Evict(*by_use, before, gone);
+    if (bytes > 0) return bytes;
+  }
+  return 0;
+}
+
+int64_t LeaseTable::Reclaim(int place, int64_t bytes) {
   Held gone;
   absl::MutexLock lock(&mutex_);
   absl::Time now = clock_.Now();
   int64_t freed = 0;
   ExpireDue(now, gone);
-  for (const auto& residual : gone) freed += residual->bytes();
+  for (const auto& residual : gone) {
+    if (residual->place() == place) freed += residual->bytes();
+  }
   while (freed < bytes) {
-    int64_t more = Evict(by_use_, now - limits_.min_hold, gone);
+    int64_t more = Evict(PlaceAt(place).by_use, now - limits_.min_hold, gone);
     if (more == 0) break;
     freed += more;
   }
   return freed;
 }
 
-bool LeaseTable::EvictOne() {
+bool LeaseTable::EvictOne(int place) {
   Held gone;
   absl::MutexLock lock(&mutex_);
-  absl::Time now = clock_.Now();
-  if (Evict(by_use_, now - limits_.min_hold, gone) != 0) return true;
-  return Evict(by_use_, absl::InfiniteFuture(), gone) != 0;
+  const ByUse& by_use = PlaceAt(place).by_use;
+  if (Evict(by_use, clock_.Now() - limits_.min_hold, gone) != 0) return true;
+  return Evict(by_use, absl::InfiniteFuture(), gone) != 0;
+}
+
+void LeaseTable::LoseDevice(int device) {
+  Held gone;
+  absl::MutexLock lock(&mutex_);
+  Place& place = PlaceAt(device);
+  place.limit = -1;  // even for a residual of no bytes
+  while (!place.by_use.empty()) {
+    End(leases_.find(place.by_use.front()), LeaseEnd::kDeviceLost, gone);
+  }
+}
+
+bool LeaseTable::MayHold(int place, int64_t bytes) const {
+  absl::MutexLock lock(&mutex_);
+  const size_t index = static_cast<size_t>(place - kHostMemory);
+  return index < places_.size() && bytes <= places_[index].limit;
 }
 
 void LeaseTable::Expire() {
@@ -259,16 +291,24 @@ void LeaseTable::Expire() {
 
 LeaseUse LeaseTable::Use() const {
   absl::MutexLock lock(&mutex_);
-  LeaseUse use{.leases = static_cast<int64_t>(leases_.size()), .bytes = bytes_};
+  LeaseUse use{.leases = static_cast<int64_t>(leases_.size())};
+  for (const Place& place : places_) use.bytes += place.bytes;
   if (!by_expiry_.empty()) use.next_end = by_expiry_.begin()->first;
   return use;
+}
+
+LeaseUse LeaseTable::Use(int place) const {
+  absl::MutexLock lock(&mutex_);
+  const Place& at = places_[static_cast<size_t>(place - kHostMemory)];
+  return {.leases = static_cast<int64_t>(at.by_use.size()), .bytes = at.bytes};
 }
 
 absl::Status AttachResidual(LeaseTable& leases, absl::string_view caller, AttentionCall& call) {
   if (call.residual_token().empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(std::shared_ptr<const ResidualTensors> residual,
                    leases.Find(call.residual_token(), caller, call.problem()));
-  call.UseResidual(std::move(residual));
+  const int place = residual->place();
+  call.UseResidual(std::move(residual), place);
   return absl::OkStatus();
 }
 

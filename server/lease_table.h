@@ -4,20 +4,22 @@
 //
 //   Grant → held ── Find, Renew: lives on ──┬── Release          released
 //                                           ├── ttl passed       expired
+//                                           ├── its device failed  device_lost
 //                                           ├── memory is short  evicted (unused for min_hold,
 //                                           oldest use first) └── the same request again  replaced
 //
+// Leases lie at places, in host memory or on a device, each with a budget of its own.
 // Granting is a favour: what does not fit beside younger leases is not kept, and the Forward
 // succeeds all the same. Eviction happens only when somebody needs the memory: a call that would
 // otherwise be refused, a new lease beyond the budget (oldest of all) or the owner's quota (oldest
 // of his), or an admitted call for which the memory is in pieces (then even within min_hold). What
 // a call or a send still reads is never evicted.
 //
-// Invariants: (1) the leases' bytes never exceed memory_bytes, an owner's never caller_bytes, their
-// number never max_leases; (2) a lease's memory is free once it has ended and nobody reads it;
-// (3) a token opens its own lease or nothing.
-// Errors of Find, Renew: those of LeaseTokens; FAILED_PRECONDITION LEASE_LOST with how it ended, as
-// far as that is remembered, LEASE_MISMATCH for another problem. Any thread.
+// Invariants: (1) the leases' bytes never exceed their place's, an owner's never caller_bytes,
+// their number never max_leases; (2) a lease's memory is free once it has ended and nobody reads
+// it; (3) a token opens its own lease or nothing. Errors of Find, Renew: those of LeaseTokens;
+// FAILED_PRECONDITION LEASE_LOST with how it ended, as far as that is remembered, LEASE_MISMATCH
+// for another problem. Any thread.
 #pragma once
 
 #include <array>
@@ -47,8 +49,9 @@
 namespace attnd {
 
 struct LeaseLimits {
-  int64_t memory_bytes = int64_t{512} << 20;  // of all leases; 0: nothing is ever kept
-  int64_t caller_bytes = int64_t{512} << 20;  // of one owner's
+  int64_t memory_bytes = int64_t{512} << 20;  // of leases in host memory; 0: none there
+  std::vector<int64_t> device_bytes;          // of those on each device, by its number
+  int64_t caller_bytes = int64_t{512} << 20;  // of one owner's, wherever they lie
   int64_t max_leases = 1 << 16;
   absl::Duration ttl = absl::Minutes(2);    // after the grant and after each use, unless asked
   absl::Duration max_ttl = absl::Hours(1);  // the most that a caller gets
@@ -94,15 +97,20 @@ class LeaseTable final : public MemoryReclaimer {
   // OK also for a lease that is gone, in whatever way.
   absl::Status Release(absl::string_view token, absl::string_view owner);
 
-  // Evicts leases unused for min_hold, the longest unused first, until `bytes` are free or none is
-  // left. Gives the bytes freed.
-  int64_t Reclaim(int64_t bytes) override;
+  // Evicts leases unused for min_hold, the longest unused first, until `bytes` are free at the
+  // place or none is left there. Gives the bytes freed.
+  int64_t Reclaim(int place, int64_t bytes) override;
   // Evicts one, within min_hold if need be; false when there is none to evict.
-  bool EvictOne() override;
+  bool EvictOne(int place) override;
   // Ends leases whose time is over.
   void Expire();
+  // Ends the leases of a device that is lost; none is granted there any more.
+  void LoseDevice(int device);
 
-  LeaseUse Use() const;
+  // Whether so much may ever be kept at the place.
+  bool MayHold(int place, int64_t bytes) const;
+  LeaseUse Use() const;           // in all
+  LeaseUse Use(int place) const;  // without next_end
   const LeaseLimits& limits() const { return limits_; }
 
  private:
@@ -113,7 +121,12 @@ class LeaseTable final : public MemoryReclaimer {
     std::shared_ptr<const ResidualTensors> residual;
     absl::Time granted, used, expires;
     absl::Duration ttl;
-    ByUse::iterator place, own_place;  // in by_use_ and in its owner's
+    ByUse::iterator at, own_at;  // in its place's list and in its owner's
+  };
+  struct Place {
+    int64_t limit = 0;
+    int64_t bytes = 0;
+    ByUse by_use;
   };
   struct Owner {
     int64_t bytes = 0;
@@ -138,8 +151,13 @@ class LeaseTable final : public MemoryReclaimer {
   // earlier. Gives its bytes, 0 when there is none.
   int64_t Evict(const ByUse& by_use, absl::Time before, Held& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool MakeRoom(const LeaseWish& wish, int64_t bytes, absl::Time now, Held& gone)
+  // Ends the longest unused lease of all places.
+  int64_t EvictAnywhere(absl::Time before, Held& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MakeRoom(const LeaseWish& wish, const ResidualTensors& residual, absl::Time now, Held& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Place& PlaceAt(int place) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return places_[static_cast<size_t>(place - kHostMemory)];
+  }
   LeaseGrant GrantOf(uint64_t id, const Lease& lease) const;
 
   const LeaseLimits limits_;
@@ -149,12 +167,11 @@ class LeaseTable final : public MemoryReclaimer {
 
   mutable absl::Mutex mutex_;
   Leases leases_ ABSL_GUARDED_BY(mutex_);
-  ByUse by_use_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Place> places_ ABSL_GUARDED_BY(mutex_);  // host memory, then the devices
   std::set<std::pair<absl::Time, uint64_t>> by_expiry_ ABSL_GUARDED_BY(mutex_);
   absl::node_hash_map<std::string, Owner> owners_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, uint64_t> requests_ ABSL_GUARDED_BY(mutex_);  // owner + request
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);  // [lease % kRemembered]
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t next_lease_ ABSL_GUARDED_BY(mutex_) = 1;
 };
 

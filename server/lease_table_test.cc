@@ -225,13 +225,128 @@ TEST(LeaseTable, ReclaimsTheLongestUnusedAndSparesWhatIsYoungOrRead) {
   ASSERT_TRUE(t.Find(old, "alice").ok());
   t.clock.Advance(absl::Seconds(4));
   std::string young = t.Grant("bob")->token;
-  EXPECT_EQ(t.table.Reclaim(1), kBlock);
+  EXPECT_EQ(t.table.Reclaim(kHostMemory, 1), kBlock);
   ExpectLost(t.Find(old, "alice"), "evicted");
-  EXPECT_EQ(t.table.Reclaim(1), 0);
-  EXPECT_TRUE(t.table.EvictOne());  // within min_hold
+  EXPECT_EQ(t.table.Reclaim(kHostMemory, 1), 0);
+  EXPECT_TRUE(t.table.EvictOne(kHostMemory));  // within min_hold
   ExpectLost(t.Find(young, "bob"), "evicted");
-  EXPECT_FALSE(t.table.EvictOne());
+  EXPECT_FALSE(t.table.EvictOne(kHostMemory));
   EXPECT_TRUE(t.Find(read, "alice").ok());
+}
+
+// Bytes of a device, counted.
+class CountedResidual final : public DeviceResidual {
+ public:
+  CountedResidual(int64_t bytes, int64_t& held) : bytes_(bytes), held_(held) { held_ += bytes_; }
+  ~CountedResidual() override { held_ -= bytes_; }
+  int64_t bytes() const override { return bytes_; }
+
+ private:
+  const int64_t bytes_;
+  int64_t& held_;
+};
+
+struct HeldBytes {
+  int64_t held[2] = {0, 0};
+};
+
+// A table with room for two residuals on each of two devices and one in host memory.
+struct TwoDevices : HeldBytes, World {
+  static LeaseLimits Limits() {
+    return {.memory_bytes = kBlock,
+            .device_bytes = {2 * kBlock, 2 * kBlock},
+            .caller_bytes = 4 * kBlock,
+            .max_leases = 100,
+            .ttl = absl::Seconds(10),
+            .max_ttl = absl::Seconds(100),
+            .min_hold = absl::Seconds(4)};
+  }
+  TwoDevices() : World(Limits()) {}
+  std::optional<LeaseGrant> GrantOn(int device, const std::string& owner) {
+    return table.Grant({.owner = owner},
+                       std::make_shared<const ResidualTensors>(
+                           SmallProblem(), std::make_unique<CountedResidual>(kBlock, held[device]),
+                           device, Ticket()));
+  }
+};
+
+TEST(LeaseTable, CountsEachPlaceForItself) {
+  TwoDevices t;
+  for (const char* owner : {"alice", "bob"}) {
+    EXPECT_TRUE(t.GrantOn(0, owner).has_value());
+    EXPECT_TRUE(t.GrantOn(1, owner).has_value());
+  }
+  EXPECT_TRUE(t.Grant("alice").has_value());
+  EXPECT_EQ(t.table.Use().bytes, 5 * kBlock);
+  EXPECT_EQ(t.table.Use(0).bytes, 2 * kBlock);
+  EXPECT_EQ(t.table.Use(1).leases, 2);
+  EXPECT_EQ(t.table.Use(kHostMemory).leases, 1);
+  EXPECT_FALSE(
+      t.GrantOn(0, "carol").has_value());  // full of young ones, whatever is free elsewhere
+  EXPECT_TRUE(t.table.MayHold(1, 2 * kBlock));
+  EXPECT_FALSE(t.table.MayHold(1, 2 * kBlock + 1));
+  EXPECT_FALSE(t.table.MayHold(2, 1));
+}
+
+TEST(LeaseTable, EvictsAtThePlaceThatIsShortAndNowhereElse) {
+  TwoDevices t;
+  std::string host = t.Grant("alice")->token;
+  std::string first = t.GrantOn(0, "alice")->token, second = t.GrantOn(1, "alice")->token;
+  t.clock.Advance(absl::Seconds(4));
+  EXPECT_EQ(t.table.Reclaim(1, 10 * kBlock), kBlock);
+  EXPECT_EQ(t.held[1], 0);
+  ExpectLost(t.Find(second, "alice"), "evicted");
+  EXPECT_TRUE(t.table.EvictOne(0));
+  EXPECT_EQ(t.held[0], 0);
+  EXPECT_FALSE(t.table.EvictOne(0));
+  ExpectLost(t.Find(first, "alice"), "evicted");
+  EXPECT_TRUE(t.Find(host, "alice").ok());
+}
+
+TEST(LeaseTable, HoldsAnOwnerToHisQuotaOverAllPlaces) {
+  TwoDevices t;
+  std::string oldest = t.GrantOn(0, "alice")->token;
+  EXPECT_TRUE(t.GrantOn(0, "alice") && t.GrantOn(1, "alice") && t.Grant("alice"));
+  EXPECT_FALSE(t.GrantOn(1, "alice").has_value());  // four blocks, all young
+  t.clock.Advance(absl::Seconds(4));
+  EXPECT_TRUE(t.GrantOn(1, "alice").has_value());
+  ExpectLost(t.Find(oldest, "alice"), "evicted");
+}
+
+TEST(LeaseTable, LosesTheLeasesOfALostDeviceOnly) {
+  TwoDevices t;
+  std::string lost = t.GrantOn(0, "alice")->token, read = t.GrantOn(0, "bob")->token;
+  std::string kept = t.GrantOn(1, "alice")->token;
+  std::shared_ptr<const ResidualTensors> running = *t.table.Find(read, "bob", SmallProblem());
+  t.table.LoseDevice(0);
+  ExpectLost(t.Find(lost, "alice"), "device_lost");
+  ExpectLost(t.Find(read, "bob"), "device_lost");
+  EXPECT_TRUE(t.Find(kept, "alice").ok());
+  EXPECT_EQ(t.held[0], kBlock);  // a launch may still be on its way
+  running.reset();
+  EXPECT_EQ(t.held[0], 0);
+  EXPECT_FALSE(t.GrantOn(0, "alice").has_value());
+  EXPECT_FALSE(t.table.MayHold(0, 0));
+}
+
+TEST(LeaseTable, EvictsTheLongestUnusedOfAllPlacesWhenThereAreTooMany) {
+  LeaseLimits limits = TwoDevices::Limits();
+  limits.max_leases = 2;
+  int64_t held = 0;
+  World t(limits);
+  auto on_device = [&](int device) {
+    return t.table.Grant(
+        {.owner = "alice"},
+        std::make_shared<const ResidualTensors>(
+            SmallProblem(), std::make_unique<CountedResidual>(kBlock, held), device, Ticket()));
+  };
+  std::string first = on_device(1)->token;
+  t.clock.Advance(absl::Seconds(1));
+  std::string second = t.Grant("alice")->token;
+  t.clock.Advance(absl::Seconds(4));
+  EXPECT_TRUE(on_device(0).has_value());
+  ExpectLost(t.Find(first, "alice"), "evicted");
+  EXPECT_TRUE(t.Find(second, "alice").ok());
 }
 
 TEST(LeaseTable, PutsARetriedForwardInThePlaceOfTheFirst) {
@@ -454,13 +569,13 @@ class Walk {
   void Reclaim() {
     model_.Expire(Now());
     world_.table.Expire();
-    int64_t freed = world_.table.Reclaim(1);
+    int64_t freed = world_.table.Reclaim(kHostMemory, 1);
     ASSERT_EQ(freed, model_.Evict("", Now() - Limits().min_hold) ? kBlock : 0);
   }
   void EvictOne() {
     bool evicted = model_.Evict("", Now() - Limits().min_hold);
     if (!evicted) evicted = model_.Evict("", absl::InfiniteFuture());
-    ASSERT_EQ(world_.table.EvictOne(), evicted);
+    ASSERT_EQ(world_.table.EvictOne(kHostMemory), evicted);
   }
 
   World world_;
@@ -516,7 +631,7 @@ TEST(LeaseTable, MayBeUsedByManyThreadsAtOnce) {
         auto found = t.table.Find(grant->token, owner, SmallProblem());
         EXPECT_TRUE(found.ok() || absl::IsFailedPrecondition(found.status())) << found.status();
         if (step % 2) (void)t.table.Release(grant->token, owner);
-        if (step % 5 == 0) t.table.Reclaim(kBlock);
+        if (step % 5 == 0) t.table.Reclaim(kHostMemory, kBlock);
       }
     });
   }

@@ -27,6 +27,9 @@ class MeteredBackend final : public Backend {
   int64_t DeviceBytes(const Problem& problem, Direction direction) const override {
     return backend_.DeviceBytes(problem, direction);
   }
+  int64_t ResidualBytes(const Problem& problem) const override {
+    return backend_.ResidualBytes(problem);
+  }
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
     return backend_.RegisterHost(memory);
   }

@@ -89,7 +89,8 @@ absl::string_view WorkStageName(WorkStage stage) {
 }
 
 absl::string_view LeaseEndName(LeaseEnd how) {
-  constexpr absl::string_view kNames[kLeaseEnds] = {"released", "expired", "evicted", "replaced"};
+  constexpr absl::string_view kNames[kLeaseEnds] = {"released", "expired", "evicted", "replaced",
+                                                    "device_lost"};
   return kNames[static_cast<int>(how)];
 }
 
@@ -229,7 +230,7 @@ void Metrics::MakeLeaseSeries() {
   auto& lookups =
       counter("attnd_lease_lookups_total", "Backward requests with a residual's token, by result.");
   for (const char* result : {"hit", "expired", "evicted", "released", "unknown", "wrong_replica",
-                             "forbidden", "mismatch"}) {
+                             "forbidden", "mismatch", "device_lost"}) {
     lease_lookups_.push_back(&lookups.Add({{"result", result}}));
   }
   upload_saved_ = &counter("attnd_upload_bytes_saved_total",

@@ -51,8 +51,8 @@ inline constexpr int kWorkStages = 2;
 absl::string_view WorkStageName(WorkStage stage);
 
 // How a residual lease ended.
-enum class LeaseEnd : uint8_t { kReleased, kExpired, kEvicted, kReplaced };
-inline constexpr int kLeaseEnds = 4;
+enum class LeaseEnd : uint8_t { kReleased, kExpired, kEvicted, kReplaced, kDeviceLost };
+inline constexpr int kLeaseEnds = 5;
 absl::string_view LeaseEndName(LeaseEnd how);
 
 // What became of a backward's token.
@@ -64,9 +64,10 @@ enum class LeaseLookup : uint8_t {
   kUnknown,
   kWrongReplica,
   kForbidden,
-  kMismatch
+  kMismatch,
+  kDeviceLost
 };
-inline constexpr int kLeaseLookups = 8;
+inline constexpr int kLeaseLookups = 9;
 
 class Metrics {
  public:

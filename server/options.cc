@@ -72,7 +72,8 @@ absl::Status CheckLeases(const ServerOptions& o) {
   auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
   double memory = double(o.leases.memory_bytes);
   RETURN_IF_ERROR(InRange("lease_memory_mib", memory, 0, double(o.admission.memory_bytes)));
-  RETURN_IF_ERROR(InRange("caller_lease_memory_mib", double(o.leases.caller_bytes), 0, memory));
+  RETURN_IF_ERROR(InRange("lease_hbm_fraction", o.lease_hbm_fraction, 0, 0.95));
+  RETURN_IF_ERROR(InRange("caller_lease_memory_mib", double(o.leases.caller_bytes), 0, 1e19));
   RETURN_IF_ERROR(InRange("max_leases", double(o.leases.max_leases), 1, 1 << 20));
   RETURN_IF_ERROR(InRange("lease_max_ttl_seconds", seconds(o.leases.max_ttl), 1, most_seconds));
   RETURN_IF_ERROR(

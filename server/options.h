@@ -53,12 +53,13 @@ struct ServerOptions {
   std::string metrics_listen = "127.0.0.1:9464";  // empty: no metrics port
   std::string metrics_port_file;
   std::string backend = "auto";
-  int cpu_threads = 0;        // 0: as many as the process may use
-  std::vector<int> devices;   // ordinals of the GPUs of the cuda engine; empty: all
-  double hbm_fraction = 0.9;  // of each GPU's free memory, taken at the start
-  double max_launch_ms = 50;  // that one kernel may keep a GPU
-  bool supervise = false;     // run in a child process and start it again when it fails
-  std::string kernel_cache;   // folder of kernels compiled at run time; empty: the user's cache
+  int cpu_threads = 0;              // 0: as many as the process may use
+  std::vector<int> devices;         // ordinals of the GPUs of the cuda engine; empty: all
+  double hbm_fraction = 0.9;        // of each GPU's free memory, taken at the start
+  double lease_hbm_fraction = 0.5;  // of that, for residuals
+  double max_launch_ms = 50;        // that one kernel may keep a GPU
+  bool supervise = false;           // run in a child process and start it again when it fails
+  std::string kernel_cache;  // folder of kernels compiled at run time; empty: the user's cache
 
   TlsOptions tls;
   bool insecure = false;  // allow other than loopback without TLS

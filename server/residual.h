@@ -1,16 +1,19 @@
 // ResidualTensors: what one Forward read and wrote (q, k, v, mask, bias, o, lse) and its Problem,
-// kept in the engine's reach so that a Backward needs d_o alone. Made by DeviceWorker from the
-// memory and the Ticket of the call that computed it; immutable. Held by shared_ptr, because its
-// memory is needed by several at once: the lease (LeaseTable), each Backward that runs on it, and
-// the reply that still sends o from it. A lease that ends takes nothing from under a kernel or a
-// send: the last holder frees. Any thread.
+// kept so that a Backward needs d_o alone: in the memory of the device that computed it, where the
+// engine leaves it there, else in staging memory. Made by DeviceWorker from the memory and the
+// Ticket of the call that computed it; immutable. Held by shared_ptr, because its memory is needed
+// by several at once: the lease (LeaseTable), each Backward that runs on it, and the reply that
+// still sends o from staging memory. A lease that ends takes nothing from under a kernel or a send:
+// the last holder frees. Any thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "attention/problem.h"
+#include "kernels/backend.h"
 #include "server/admission.h"
 #include "server/call.h"
 #include "server/staged_tensors.h"
@@ -23,14 +26,29 @@ class ResidualTensors {
   ResidualTensors(const Problem& problem, StagedTensors staged, Ticket ticket)
       : problem_(problem), ticket_(std::move(ticket)), staged_(std::move(staged)) {}
 
+  // On device number `device`; the engine outlives it.
+  ResidualTensors(const Problem& problem, std::unique_ptr<const DeviceResidual> on_device,
+                  int device, Ticket ticket)
+      : problem_(problem),
+        place_(device),
+        ticket_(std::move(ticket)),
+        on_device_(std::move(on_device)) {}
+
   const Problem& problem() const { return problem_; }
-  const TensorPlaces& places() const { return staged_.at; }
-  int64_t bytes() const { return staged_.inputs.size() + staged_.outputs.size(); }
+  int place() const { return place_; }                                  // a device, or kHostMemory
+  const TensorPlaces& places() const { return staged_.at; }             // all null: on a device
+  const DeviceResidual* on_device() const { return on_device_.get(); }  // null: in host memory
+  int64_t bytes() const {
+    return staged_.inputs.size() + staged_.outputs.size() +
+           (on_device_ == nullptr ? 0 : on_device_->bytes());
+  }
 
  private:
   const Problem problem_;
+  const int place_ = kHostMemory;
   Ticket ticket_;
   StagedTensors staged_;  // after the ticket: its memory is back before the promise
+  std::unique_ptr<const DeviceResidual> on_device_;  // likewise
 };
 
 }  // namespace attnd

@@ -23,6 +23,7 @@ struct StagedTensors {
   absl::Time landed_at = absl::InfiniteFuture();  // since when the inputs hold what was sent
 
   std::byte* operator[](Tensor tensor) const { return at[static_cast<int>(tensor)]; }
+  float* floats(Tensor tensor) const { return reinterpret_cast<float*>((*this)[tensor]); }
 };
 
 }  // namespace attnd

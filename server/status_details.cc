@@ -124,6 +124,12 @@ absl::Status FieldError(absl::string_view reason, absl::string_view field,
                  {{"field", field}, {"expected", expected}, {"got", got}});
 }
 
+absl::Status LeaseLost(absl::string_view cause) {
+  return Failure(absl::StatusCode::kFailedPrecondition, reason::kLeaseLost,
+                 absl::StrCat("residual_token: this lease is gone (", cause, "); send the tensors"),
+                 {{"cause", cause}});
+}
+
 absl::Status Classified(absl::Status status) {
   if (status.ok() || !ReasonOf(status).empty()) return status;
   absl::string_view field = FieldOf(status.message());

@@ -62,6 +62,9 @@ absl::Status Failure(absl::StatusCode code, absl::string_view reason, absl::stri
 absl::Status FieldError(absl::string_view reason, absl::string_view field,
                         absl::string_view expected, absl::string_view got);
 
+// FAILED_PRECONDITION LEASE_LOST: `cause` says how the lease ended, "unknown" if that is forgotten.
+absl::Status LeaseLost(absl::string_view cause);
+
 // Adds reason and metadata to a status whose message reads "field: expected ..., got ..." (those
 // of Validate) or "field: ..." (those of Backend::Supports), chosen by code and field. One that has
 // a reason already comes back as it was.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -33,8 +34,11 @@ inline ServerOptions TestOptions() {
 class Daemon {
  public:
   explicit Daemon(std::unique_ptr<Backend> backend, const ServerOptions& options = TestOptions())
+      : Daemon(ListOf(std::move(backend)), options) {}
+  // One engine for each device.
+  Daemon(std::vector<std::unique_ptr<Backend>> engines, const ServerOptions& options)
       : log_(stderr, LogFormat::kText, Severity::kWarning) {
-    auto server = AttndServer::Start(options, std::move(backend), clock_, log_);
+    auto server = AttndServer::Start(options, std::move(engines), clock_, log_);
     CHECK(server.ok()) << server.status().message();
     server_ = *std::move(server);
     stub_ = NewStub();
@@ -55,6 +59,12 @@ class Daemon {
   }
 
  private:
+  static std::vector<std::unique_ptr<Backend>> ListOf(std::unique_ptr<Backend> one) {
+    std::vector<std::unique_ptr<Backend>> list;
+    list.push_back(std::move(one));
+    return list;
+  }
+
   RealClock clock_;
   Logger log_;
   std::unique_ptr<AttndServer> server_;

@@ -2,9 +2,7 @@
 // without, and every way of losing one.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -17,18 +15,11 @@
 #include "kernels/reference_backend.h"
 #include "tests/daemon_fixture.h"
 #include "tests/gated_backend.h"
+#include "tests/lease_caller.h"
 #include "tests/wire_request.h"
 
 namespace attnd {
 namespace {
-
-constexpr char kAlice[] = "alice-token-0123456789", kBob[] = "bob-token-0123456789ab";
-
-std::string TokenFile() {
-  std::string path = absl::StrCat(testing::TempDir(), "/tokens_", getpid());
-  std::ofstream(path) << "alice " << kAlice << "\nbob " << kBob << "\n";
-  return path;
-}
 
 // Room for three leases of SmallProblem(), two of one caller; nothing is held for long.
 ServerOptions LeaseOptions() {
@@ -36,84 +27,6 @@ ServerOptions LeaseOptions() {
   options.token_file = TokenFile();
   options.leases.min_hold = absl::Hours(1);
   return options;
-}
-
-// Calls as one caller.
-class Caller {
- public:
-  Caller(Daemon& daemon, const std::string& token) : stub_(daemon.NewStub()), token_(token) {}
-
-  grpc::Status Forward(const v1::ForwardRequest& request, v1::ForwardResponse* reply) {
-    return Call([&](grpc::ClientContext* c) { return stub_->Forward(c, request, reply); });
-  }
-  grpc::Status Backward(const v1::BackwardRequest& request, v1::BackwardResponse* reply) {
-    return Call([&](grpc::ClientContext* c) { return stub_->Backward(c, request, reply); });
-  }
-  grpc::Status Backward(const v1::BackwardRequest& request) {
-    v1::BackwardResponse reply;
-    return Backward(request, &reply);
-  }
-  grpc::Status Renew(const std::string& token, uint32_t ttl_ms, v1::Residual* residual = nullptr) {
-    v1::RenewResidualRequest request;
-    request.set_token(token);
-    request.set_ttl_ms(ttl_ms);
-    v1::RenewResidualResponse reply;
-    grpc::Status status =
-        Call([&](grpc::ClientContext* c) { return stub_->RenewResidual(c, request, &reply); });
-    if (residual != nullptr) *residual = reply.residual();
-    return status;
-  }
-  grpc::Status Release(const std::string& token, const std::vector<std::string>& more = {}) {
-    v1::ReleaseResidualRequest request;
-    request.set_token(token);
-    for (const std::string& one : more) request.add_tokens(one);
-    v1::ReleaseResidualResponse reply;
-    return Call([&](grpc::ClientContext* c) { return stub_->ReleaseResidual(c, request, &reply); });
-  }
-  // Forward of `problem` with the wish to keep it.
-  v1::ForwardResponse Keep(const Problem& problem, uint64_t seed = 1, uint32_t ttl_ms = 0) {
-    v1::ForwardRequest request = MakeForward(problem, seed);
-    request.mutable_options()->set_keep_residual(true);
-    request.mutable_options()->set_residual_ttl_ms(ttl_ms);
-    v1::ForwardResponse reply;
-    grpc::Status status = Forward(request, &reply);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return reply;
-  }
-
- private:
-  template <class Method>
-  grpc::Status Call(const Method& method) {
-    grpc::ClientContext context;
-    context.AddMetadata("authorization", absl::StrCat("Bearer ", token_));
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-    return method(&context);
-  }
-  std::unique_ptr<v1::Attention::Stub> stub_;
-  const std::string token_;
-};
-
-// What is left of a backward when a lease holds the rest.
-v1::BackwardRequest Leased(const v1::BackwardRequest& whole, const std::string& token) {
-  v1::BackwardRequest request;
-  *request.mutable_problem() = whole.problem();
-  request.set_d_o(whole.d_o());
-  request.set_d_lse(whole.d_lse());
-  request.set_residual_token(token);
-  return request;
-}
-
-void ExpectError(const grpc::Status& status, grpc::StatusCode code, const std::string& reason) {
-  EXPECT_EQ(status.error_code(), code) << status.error_message();
-  EXPECT_EQ(ErrorInfoOf(status).reason(), reason) << status.error_message();
-  if (code != grpc::StatusCode::FAILED_PRECONDITION) return;
-  google::rpc::Status details;
-  google::rpc::PreconditionFailure failure;
-  ASSERT_TRUE(details.ParseFromString(status.error_details()));
-  bool found = false;
-  for (const auto& detail : details.details()) found = found || detail.UnpackTo(&failure);
-  ASSERT_TRUE(found);
-  EXPECT_EQ(failure.violations(0).type(), reason);
 }
 
 void WaitForNothing(Daemon& daemon) {
@@ -133,7 +46,7 @@ void ExpectSameGradients(const v1::BackwardResponse& a, const v1::BackwardRespon
 
 TEST(DaemonLease, GivesBitwiseTheGradientsOfAStatelessBackwardWhenProblemsAreRandom) {
   Daemon daemon(MakeCpuBackend({.threads = 2}), LeaseOptions());
-  Caller alice(daemon, kAlice);
+  LeaseCaller alice(daemon, kAlice);
   for (uint64_t seed = 0; seed < 60; ++seed) {
     Problem problem = RandomProblem(seed, {.max_pairs = 1 << 12, .max_head_dim = 64});
     SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << ProblemText(problem));
@@ -156,7 +69,7 @@ TEST(DaemonLease, GivesBitwiseTheGradientsOfAStatelessBackwardWhenProblemsAreRan
 
 TEST(DaemonLease, TellsHowLongAndHowMuchItHolds) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), LeaseOptions());
-  Caller alice(daemon, kAlice);
+  LeaseCaller alice(daemon, kAlice);
   absl::Time before = absl::Now();
   v1::Residual residual = alice.Keep(SmallProblem(), 1, 60000).residual();
   absl::Time expires = absl::FromUnixMillis(static_cast<int64_t>(residual.expires_unix_ms()));
@@ -179,7 +92,7 @@ TEST(DaemonLease, TellsHowLongAndHowMuchItHolds) {
 
 TEST(DaemonLease, RefusesAnotherCaller) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), LeaseOptions());
-  Caller alice(daemon, kAlice), bob(daemon, kBob);
+  LeaseCaller alice(daemon, kAlice), bob(daemon, kBob);
   v1::ForwardResponse forward = alice.Keep(SmallProblem());
   const std::string& token = forward.residual().token();
   v1::BackwardRequest leased = Leased(MakeBackward(SmallProblem(), 1, forward), token);
@@ -192,7 +105,7 @@ TEST(DaemonLease, RefusesAnotherCaller) {
 
 TEST(DaemonLease, RefusesForgedAndMalformedTokens) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), LeaseOptions());
-  Caller alice(daemon, kAlice);
+  LeaseCaller alice(daemon, kAlice);
   v1::ForwardResponse forward = alice.Keep(SmallProblem());
   v1::BackwardRequest whole = MakeBackward(SmallProblem(), 1, forward);
   std::string forged = forward.residual().token();
@@ -207,7 +120,7 @@ TEST(DaemonLease, RefusesForgedAndMalformedTokens) {
 
 TEST(DaemonLease, IsLostAfterReleaseExpiryAndRestart) {
   auto daemon = std::make_unique<Daemon>(std::make_unique<ReferenceBackend>(), LeaseOptions());
-  auto alice = std::make_unique<Caller>(*daemon, kAlice);
+  auto alice = std::make_unique<LeaseCaller>(*daemon, kAlice);
   v1::ForwardResponse released = alice->Keep(SmallProblem());
   v1::BackwardRequest whole = MakeBackward(SmallProblem(), 1, released);
   EXPECT_TRUE(alice->Release(released.residual().token()).ok());
@@ -226,14 +139,14 @@ TEST(DaemonLease, IsLostAfterReleaseExpiryAndRestart) {
 
   std::string token = alice->Keep(SmallProblem()).residual().token();
   daemon = std::make_unique<Daemon>(std::make_unique<ReferenceBackend>(), LeaseOptions());
-  alice = std::make_unique<Caller>(*daemon, kAlice);
+  alice = std::make_unique<LeaseCaller>(*daemon, kAlice);
   ExpectError(alice->Backward(Leased(whole, token)), kLost, "EPOCH_CHANGED");
   EXPECT_TRUE(alice->Release(token).ok());
 }
 
 TEST(DaemonLease, RefusesABackwardOfAnotherProblem) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), LeaseOptions());
-  Caller alice(daemon, kAlice);
+  LeaseCaller alice(daemon, kAlice);
   v1::ForwardResponse forward = alice.Keep(SmallProblem());
   Problem other = SmallProblem();
   other.softcap = 3;
@@ -246,11 +159,11 @@ TEST(DaemonLease, KeepsUpToTheCallersQuotaAndNotOneMore) {
   {
     Daemon daemon(std::make_unique<ReferenceBackend>(), options);
     options.leases.caller_bytes =
-        2 *
-        static_cast<int64_t>(Caller(daemon, kAlice).Keep(SmallProblem()).residual().bytes_held());
+        2 * static_cast<int64_t>(
+                LeaseCaller(daemon, kAlice).Keep(SmallProblem()).residual().bytes_held());
   }
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
-  Caller alice(daemon, kAlice), bob(daemon, kBob);
+  LeaseCaller alice(daemon, kAlice), bob(daemon, kBob);
   std::string first = alice.Keep(SmallProblem()).residual().token();
   EXPECT_TRUE(alice.Keep(SmallProblem()).has_residual());
   EXPECT_FALSE(alice.Keep(SmallProblem()).has_residual());  // the forward itself succeeds
@@ -263,7 +176,7 @@ TEST(DaemonLease, KeepsNothingWhenSwitchedOff) {
   ServerOptions options = LeaseOptions();
   options.leases.memory_bytes = options.leases.caller_bytes = 0;
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
-  EXPECT_FALSE(Caller(daemon, kAlice).Keep(SmallProblem()).has_residual());
+  EXPECT_FALSE(LeaseCaller(daemon, kAlice).Keep(SmallProblem()).has_residual());
   WaitForNothing(daemon);
 }
 
@@ -274,7 +187,7 @@ TEST(DaemonLease, GivesWayToACallThatNeedsItsMemory) {
   options.leases.memory_bytes = options.leases.caller_bytes = int64_t{1} << 20;
   options.leases.min_hold = absl::ZeroDuration();
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
-  Caller alice(daemon, kAlice), bob(daemon, kBob);
+  LeaseCaller alice(daemon, kAlice), bob(daemon, kBob);
   std::vector<v1::ForwardResponse> kept;
   while (daemon.server().leases().bytes < int64_t{3} << 18)
     kept.push_back(alice.Keep(SmallProblem()));
@@ -294,7 +207,7 @@ TEST(DaemonLease, IsNotTakenAwayWithinItsMinimumHold) {
   options.admission.memory_bytes = options.admission.caller_max_bytes = int64_t{1} << 20;
   options.leases.memory_bytes = options.leases.caller_bytes = int64_t{1} << 20;
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
-  Caller alice(daemon, kAlice), bob(daemon, kBob);
+  LeaseCaller alice(daemon, kAlice), bob(daemon, kBob);
   while (daemon.server().leases().bytes < int64_t{3} << 18) alice.Keep(SmallProblem());
   v1::ForwardResponse reply;
   ExpectError(bob.Forward(MakeForward(SmallProblem(1024, 4), 1), &reply),
@@ -305,7 +218,7 @@ TEST(DaemonLease, StaysUnderARunningBackwardThatOutlivesIt) {
   auto gated = std::make_unique<GatedBackend>();
   GatedBackend* engine = gated.get();
   Daemon daemon(std::move(gated), LeaseOptions());
-  Caller alice(daemon, kAlice);
+  LeaseCaller alice(daemon, kAlice);
   v1::ForwardResponse forward = alice.Keep(SmallProblem());
   v1::BackwardRequest whole = MakeBackward(SmallProblem(), 1, forward);
   v1::BackwardResponse expected, got;
@@ -322,7 +235,7 @@ TEST(DaemonLease, StaysUnderARunningBackwardThatOutlivesIt) {
   // What would land in its memory, were it free.
   std::thread others([&] {
     v1::ForwardResponse reply;
-    EXPECT_TRUE(Caller(daemon, kBob).Forward(MakeForward(SmallProblem(), 2), &reply).ok());
+    EXPECT_TRUE(LeaseCaller(daemon, kBob).Forward(MakeForward(SmallProblem(), 2), &reply).ok());
   });
   while (daemon.server().use().calls < 2) std::this_thread::yield();
   engine->Open();
@@ -335,7 +248,7 @@ TEST(DaemonLease, StaysUnderARunningBackwardThatOutlivesIt) {
 
 TEST(DaemonLease, ReplacesTheResidualOfARetriedForward) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), LeaseOptions());
-  Caller alice(daemon, kAlice);
+  LeaseCaller alice(daemon, kAlice);
   v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
   request.mutable_options()->set_keep_residual(true);
   request.mutable_options()->set_request_id("7b0c");
@@ -350,7 +263,7 @@ TEST(DaemonLease, ReplacesTheResidualOfARetriedForward) {
 
 TEST(DaemonLease, ReleasesManyAtOnce) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), LeaseOptions());
-  Caller alice(daemon, kAlice);
+  LeaseCaller alice(daemon, kAlice);
   std::vector<std::string> tokens;
   for (int n = 0; n < 10; ++n) tokens.push_back(alice.Keep(SmallProblem()).residual().token());
   EXPECT_TRUE(alice.Release("", tokens).ok());

@@ -1,17 +1,22 @@
 // GatedBackend: a test double of an engine: the reference engine behind a gate that a test opens
-// and closes, so that a call can be held inside its kernel; it can also fail, refuse and ask for
-// workspace. Any thread.
+// and closes, so that a call can be held inside its kernel; it can also fail, refuse, ask for
+// workspace, and have a memory of its own in which it keeps residuals. Any thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <stop_token>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "attention/random_problem.h"
+#include "base/check.h"
 #include "kernels/backend.h"
 #include "kernels/reference_backend.h"
 
@@ -52,6 +57,12 @@ class GatedBackend final : public Backend {
     Set([&] { device_bytes_ = bytes; });
     info_.memory_bytes = memory_bytes;
   }
+  // From now on a kept forward leaves its tensors "there", so many bytes of the above; a backward
+  // on them sees no others.
+  void KeepResiduals(int64_t bytes) {
+    Set([&] { residual_bytes_ = bytes; });
+  }
+  int64_t held_bytes() const { return held_bytes_; }
   void SetWorkspace(int64_t bytes) {
     Set([&] { workspace_bytes_ = bytes; });
   }
@@ -69,16 +80,78 @@ class GatedBackend final : public Backend {
     std::lock_guard<std::mutex> lock(mutex_);
     return device_bytes_;
   }
+  int64_t ResidualBytes(const Problem&) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return residual_bytes_;
+  }
+  DeviceUse Use() const override {
+    DeviceUse use;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (device_bytes_ > 0) use.memory_total_bytes = info_.memory_bytes;
+    use.lease_bytes = held_bytes_;
+    return use;
+  }
   absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override {
     absl::Status status = Pass(calls);
-    return status.ok() ? reference_.Forward(calls) : absl::StatusOr<LaunchReport>(status);
+    if (!status.ok()) return status;
+    absl::StatusOr<LaunchReport> report = reference_.Forward(calls);
+    for (const ForwardCall& call : calls) {
+      if (call.kept != nullptr && ResidualBytes(*call.problem) > 0) {
+        *call.kept = std::make_unique<Residual>(*this, call);
+      }
+    }
+    return report;
   }
   absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override {
     absl::Status status = Pass(calls);
-    return status.ok() ? reference_.Backward(calls) : absl::StatusOr<LaunchReport>(status);
+    if (!status.ok()) return status;
+    std::vector<BackwardCall> with_tensors(calls.begin(), calls.end());
+    for (BackwardCall& call : with_tensors) {
+      if (call.residual != nullptr) {
+        static_cast<const Residual*>(call.residual)->GiveTensors(*this, call);
+      }
+    }
+    return reference_.Backward(with_tensors);
   }
 
  private:
+  class Residual final : public DeviceResidual {
+   public:
+    Residual(GatedBackend& owner, const ForwardCall& call)
+        : owner_(owner),
+          bytes_(owner.ResidualBytes(*call.problem)),
+          element_(ElementBytes(call.problem->element)),
+          q_(Copy(call.q, call.problem->QueryElements() * element_)),
+          k_(Copy(call.k, call.problem->KeyElements() * element_)),
+          v_(Copy(call.v, call.problem->ValueElements() * element_)),
+          o_(Copy(call.o, call.problem->OutputElements() * element_)),
+          lse_(Copy(call.lse, call.problem->LseElements() * 4)) {
+      CHECK(!call.problem->bool_mask && !call.problem->bias) << "not of this double";
+      owner_.held_bytes_ += bytes_;
+    }
+    ~Residual() override { owner_.held_bytes_ -= bytes_; }
+    int64_t bytes() const override { return bytes_; }
+    void GiveTensors(const GatedBackend& user, BackwardCall& call) const {
+      CHECK(&user == &owner_) << "a residual of another device";
+      CHECK(call.q == nullptr && call.o == nullptr && call.lse == nullptr);
+      call.q = q_.data();
+      call.k = k_.data();
+      call.v = v_.data();
+      call.o = o_.data();
+      call.lse = lse_.as<float>();
+    }
+
+   private:
+    static AlignedBytes Copy(const void* from, int64_t bytes) {
+      AlignedBytes copy(bytes);
+      std::memcpy(copy.data(), from, static_cast<size_t>(bytes));
+      return copy;
+    }
+    GatedBackend& owner_;
+    const int64_t bytes_, element_;
+    const AlignedBytes q_, k_, v_, o_, lse_;
+  };
+
   void Set(const std::function<void()>& change) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -105,7 +178,8 @@ class GatedBackend final : public Backend {
   bool open_ = true;
   std::vector<std::vector<int64_t>> launches_;
   absl::Status failure_, refusal_;
-  int64_t workspace_bytes_ = 0, device_bytes_ = 0;
+  int64_t workspace_bytes_ = 0, device_bytes_ = 0, residual_bytes_ = 0;
+  std::atomic<int64_t> held_bytes_{0};  // of residuals; not under the mutex
 };
 
 }  // namespace attnd

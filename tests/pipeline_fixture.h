@@ -17,16 +17,22 @@
 
 namespace attnd {
 
+// As the service decodes it.
+template <class Request>
+AttentionCall DecodedRequest(const Request& request, Direction direction) {
+  absl::StatusOr<AttentionCall> call =
+      Decoder::Decode(MessageBytes({grpc::Slice(request.SerializeAsString())}), direction);
+  CHECK(call.ok()) << call.status();
+  return *std::move(call);
+}
+
 // A decoded forward call.
 inline AttentionCall DecodedCall(const Problem& problem, Priority priority = Priority::kNormal,
                                  uint64_t seed = 1) {
   v1::ForwardRequest request = MakeForward(problem, seed);
   request.mutable_options()->set_priority(
       static_cast<v1::Priority>(static_cast<int>(priority) + 1));
-  absl::StatusOr<AttentionCall> call = Decoder::Decode(
-      MessageBytes({grpc::Slice(request.SerializeAsString())}), Direction::kForward);
-  CHECK(call.ok()) << call.status();
-  return *std::move(call);
+  return DecodedRequest(request, Direction::kForward);
 }
 
 // Its payloads in staging memory, as the service does before it submits a call.
