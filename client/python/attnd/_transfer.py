@@ -6,12 +6,16 @@ result is on the same stream. Tensors of the host pass through untouched.
 """
 from __future__ import annotations
 
-from typing import Optional, Sequence, Set
+from typing import Any, Dict, Optional, Sequence, Set
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from . import _memory
 from .errors import wrong_type
+
+_INTEGERS: Dict[int, np.dtype[Any]] = {2: np.dtype(np.int16), 4: np.dtype(np.int32)}  # by size, as torch has them too
 
 
 class Transfer:
@@ -44,7 +48,10 @@ class Transfer:
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory on the host for a result that goes to `device`."""
-    return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+    if device.type == "cpu":
+        bits = torch.from_numpy(_memory.empty(shape, _INTEGERS[dtype.itemsize]))
+        return bits.view(dtype)
+    return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
 
 def send(host: Tensor, device: torch.device) -> Tensor:

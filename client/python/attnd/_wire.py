@@ -10,7 +10,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _arrays, _native
+from . import _arrays, _memory, _native
 from ._arrays import Array, Tensor
 from ._problem import Problem
 
@@ -40,8 +40,8 @@ class Wire(NamedTuple):
     def empty(self, shape: Sequence[int], element: str) -> Array:
         """A new heads-first array whose memory is in this layout."""
         if self.layout in _HEADS_FIRST:
-            return np.empty(shape, _arrays.bits_dtype(element))
-        inner = np.empty([shape[axis] for axis in self.axes], _arrays.bits_dtype(element))
+            return _memory.empty(shape, _arrays.bits_dtype(element))
+        inner = _memory.empty([shape[axis] for axis in self.axes], _arrays.bits_dtype(element))
         outer: Array = inner.transpose(self.axes)
         return outer
 

@@ -225,7 +225,10 @@ class Client:
     def _may_fall_back(self, error: AttndError) -> None:
         """Raises the error unless the call is to be computed here instead."""
         if self.fallback != "local" or not isinstance(error, Unavailable):
-            raise error from None
+            try:
+                raise error from None
+            finally:
+                del error  # a cycle through this frame would hold the call's arrays
         warnings.warn(f"attnd: no server is available ({error}); computing locally", RuntimeWarning, stacklevel=3)
 
     def _forward(self, problem: Problem, callers: Optional[Tensor], return_lse: bool, calls: CallOptions, keep: bool,
