@@ -116,7 +116,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
     q [batch, q_heads, q_len, dim] (layout "bhld"), or as `layout` says. seed: int64 of one number, None: drawn from
     torch's generator when dropout_p > 0. Returns out, or (out, lse) with lse float32 [batch, q_heads, q_len].
     """
-    for name, tensor in (("k", k), ("v", v), ("bias", bias)):
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("bias", bias)):
+        if tensor is not None and tensor.dtype not in _ELEMENTS:
+            raise wrong(name, "a tensor of float16, bfloat16 or float32", f"one of {tensor.dtype}")
         if tensor is not None and tensor.device != q.device:
             raise wrong(name, f"a tensor on q's device, {q.device}", f"one on {tensor.device}")
     layout = layout or ("bhld" if cu_seqlens_q is None else "thd")
@@ -431,7 +433,7 @@ def _constant(text: str) -> Any:
 def _bits(field: str, tensor: Tensor) -> Bits:
     """The memory of a tensor on the host, for the client."""
     element = _ELEMENTS.get(tensor.dtype)
-    if element is None:
+    if element is None:  # o, dout or a call of the operators themselves
         raise wrong(field, "a tensor of float16, bfloat16 or float32", f"one of {tensor.dtype}")
     if tensor.dtype == torch.bfloat16:
         return Bits(tensor.view(torch.int16).numpy().view("uint16"), element)
