@@ -4,8 +4,10 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -42,6 +44,40 @@ int SocketsToOpen(int wanted) {
   return static_cast<int>(std::min<rlim_t>(static_cast<rlim_t>(wanted), files.rlim_max / 2));
 }
 
+// What this process occupies.
+int64_t ResidentBytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+// Connections with `streams` calls begun on each.
+std::vector<std::unique_ptr<RawHttp2>> StreamsOn(Daemon& daemon, int connections, int streams) {
+  std::vector<std::unique_ptr<RawHttp2>> crowd;
+  for (int n = 0; n < connections; ++n) {
+    crowd.push_back(std::make_unique<RawHttp2>(daemon.address()));
+    crowd.back()->Greet();
+    for (int s = 0; s < streams; ++s) {
+      crowd.back()->StartCall(static_cast<uint32_t>(2 * s + 1),
+                              "/attnd.v1.Attention/ForwardStream");
+    }
+  }
+  return crowd;
+}
+
+// A message of a stream whose header is valid, of a call of 24 KiB.
+std::string HeaderMessage() {
+  v1::ForwardStreamRequest header;
+  v1::ForwardRequest request = MakeForward(SmallProblem(128, 2), 1);
+  request.clear_q();
+  request.clear_k();
+  request.clear_v();
+  *header.mutable_header() = request;
+  std::string bytes = header.SerializeAsString();
+  return RawHttp2::MessagePrefix(static_cast<uint32_t>(bytes.size())) + bytes;
+}
+
 TEST(DaemonFlood, HoldsIdleConnectionsToItsLimitAndTakesNewOnesWhenTheyGo) {
   ServerOptions options = TestOptions();
   options.transport.max_connections = 300;
@@ -68,6 +104,145 @@ TEST(DaemonFlood, HoldsIdleConnectionsToItsLimitAndTakesNewOnesWhenTheyGo) {
   while (daemon.server().connections() > 1) std::this_thread::yield();
   grpc::Status status = CallSmall(*daemon.NewStub());
   EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST(DaemonFlood, KeepsStagingMemoryToItsQuotaUnder1000SlowStreams) {
+  ServerOptions options = TestOptions();
+  options.admission.memory_bytes = options.admission.caller_max_bytes = int64_t{16} << 20;
+  options.transport.streams.idle = absl::Minutes(2);
+  options.transport.streams.min_bytes_per_second = 0;
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  ExpectHealthy(daemon);
+  auto crowd = StreamsOn(daemon, 20, 50);
+  const std::string header = HeaderMessage();
+  for (auto& connection : crowd) {
+    for (uint32_t s = 0; s < 50; ++s) {
+      EXPECT_EQ(connection->SendData(2 * s + 1, header), header.size());
+    }
+  }
+  // About 32 KiB each: half of them are let in, the others are told to come back.
+  auto answered = [&] {
+    int count = 0;
+    for (auto& connection : crowd) {
+      connection->ReadWhatIsThere();
+      count += connection->answers();
+    }
+    return count;
+  };
+  while (answered() + daemon.server().use().calls < 1000) std::this_thread::yield();
+  EXPECT_GT(answered(), 100);
+  EXPECT_GT(daemon.server().use().calls, 100);
+  // From here on a byte at a time, and nothing grows.
+  const int64_t before = ResidentBytes();
+  std::string chunk = RawHttp2::MessagePrefix(1000);
+  for (size_t at = 0; at < 20; ++at) {
+    for (auto& connection : crowd) {
+      for (uint32_t s = 0; s < 50; ++s) {
+        connection->SendData(2 * s + 1, at < chunk.size() ? chunk.substr(at, 1) : "x");
+      }
+    }
+    EXPECT_LE(daemon.server().staging_used(), int64_t{16} << 20);
+  }
+  EXPECT_LT(ResidentBytes() - before, int64_t{64} << 20);
+  crowd.clear();
+  while (daemon.server().use().bytes != 0) std::this_thread::yield();
+  ExpectHealthy(daemon);
+}
+
+// Messages that are announced as large and never end: gRPC holds what it has received of each, and
+// beyond its quota ends streams to make room.
+TEST(DaemonFlood, EndsMessagesThatNeverEndWhenTheyAreTooMany) {
+  ServerOptions options = TestOptions();
+  options.transport.receive_memory_bytes = int64_t{32} << 20;
+  options.transport.streams.idle = absl::Minutes(2);
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  ExpectHealthy(daemon);
+  auto crowd = StreamsOn(daemon, 16, 60);
+  const std::string prefix = RawHttp2::MessagePrefix(15 << 20), body(64 << 10, 'x');
+  for (auto& connection : crowd) {
+    while (!connection->acknowledged()) connection->Read(100);
+    for (uint32_t s = 0; s < 60; ++s) {
+      EXPECT_EQ(connection->SendData(2 * s + 1, prefix), prefix.size());
+    }
+  }
+  int64_t sent = 0;
+  auto resets = [&] {
+    int count = 0;
+    for (auto& connection : crowd) count += connection->resets();
+    return count;
+  };
+  while (resets() == 0 && sent < int64_t{2} << 30) {
+    for (auto& connection : crowd) {
+      for (uint32_t s = 0; s < 60; ++s) {
+        sent += static_cast<int64_t>(connection->SendData(2 * s + 1, body));
+      }
+      connection->Read(1);
+    }
+  }
+  EXPECT_GT(resets(), 0) << "sent " << (sent >> 20) << " MiB";
+  crowd.clear();
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonFlood, AnswersOthersBesideFloodsOfHeaders) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  const std::string method = "/attnd.v1.Attention/Forward";
+  const auto end = RawHttp2::kEndHeaders;
+  RawHttp2 large(daemon.address()), many(daemon.address()), endless(daemon.address()),
+      bad(daemon.address());
+  for (RawHttp2* peer : {&large, &many, &endless, &bad}) {
+    peer->Greet();
+    // gRPC holds a peer to its limits once the peer has acknowledged them, and to 16 MiB before.
+    while (!peer->acknowledged()) peer->Read(100);
+  }
+  // One header of 60 KiB, ten thousand of a few bytes, and a block that goes on for ever.
+  const RawHttp2::Headers too_large = {{"x-large", std::string(15 << 10, 'a')},
+                                       {"x-larger", std::string(15 << 10, 'b')}};
+  std::string block = RawHttp2::CallHeaders(method, too_large);
+  large.Send(RawHttp2::kHeaders, 0, 1, block.substr(0, 16000));
+  large.Send(RawHttp2::kContinuation, end, 1, block.substr(16000));
+  RawHttp2::Headers small(10000, {"x-s", "1"});
+  block = RawHttp2::CallHeaders(method, small);
+  many.Send(RawHttp2::kHeaders, 0, 1, block.substr(0, 16000));
+  for (size_t at = 16000; at < block.size(); at += 16000) {
+    many.Send(RawHttp2::kContinuation, at + 16000 >= block.size() ? end : 0, 1,
+              block.substr(at, 16000));
+  }
+  const std::string more = RawHttp2::Encode(RawHttp2::Headers(1000, {"x-endless", "value"}));
+  endless.Send(RawHttp2::kHeaders, 0, 1, RawHttp2::CallHeaders(method));
+  const int64_t before = ResidentBytes();
+  for (int n = 0; n < 2000 && !endless.ended(); ++n) {
+    endless.Send(RawHttp2::kContinuation, 0, 1, more);
+    endless.ReadWhatIsThere();
+  }
+  EXPECT_LT(ResidentBytes() - before, int64_t{32} << 20);
+  bad.Send(RawHttp2::kHeaders, end, 1, std::string(1000, '\xff'));  // no HPACK at all
+  ExpectHealthy(daemon);
+  // Each is refused: its call ends, or its connection.
+  for (RawHttp2* peer : {&large, &many, &bad}) {
+    while (!peer->ended() && !peer->going_away() && peer->resets() + peer->answers() == 0) {
+      peer->Send(RawHttp2::kPing, 0, 0, "12345678");
+      peer->Read(100);
+    }
+  }
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonFlood, AnswersOthersBesideStreamsThatAreResetAsTheyBegin) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  RawHttp2 peer(daemon.address());
+  peer.Greet();
+  const std::string block = RawHttp2::CallHeaders("/attnd.v1.Attention/ForwardStream");
+  const std::string header = HeaderMessage();
+  for (uint32_t n = 0; n < 20000 && !peer.ended(); ++n) {
+    peer.Send(RawHttp2::kHeaders, RawHttp2::kEndHeaders, 2 * n + 1, block);
+    if (n % 3 == 1) peer.SendData(2 * n + 1, header.substr(0, n % header.size()));
+    if (n % 3 == 2) peer.SendData(2 * n + 1, header);
+    peer.Send(RawHttp2::kResetStream, 0, 2 * n + 1, std::string("\0\0\0\x08", 4));
+    if (n % 1000 == 0) ExpectHealthy(daemon);
+  }
+  while (daemon.server().use().bytes != 0) std::this_thread::yield();
+  ExpectHealthy(daemon);
 }
 
 }  // namespace

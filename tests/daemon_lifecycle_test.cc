@@ -1,12 +1,8 @@
 // Start, health, reflection, drain: in process, and the binary itself with its signals, port files,
 // flags and exit codes.
-#include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
@@ -26,6 +22,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "tests/daemon_fixture.h"
+#include "tests/daemon_process.h"
 #include "tests/gated_backend.h"
 #include "tests/wire_request.h"
 
@@ -34,8 +31,6 @@ namespace {
 
 namespace health = grpc::health::v1;
 using Serving = health::HealthCheckResponse;
-
-extern "C" char** environ;
 
 Serving::ServingStatus Check(const std::shared_ptr<grpc::Channel>& channel,
                              const std::string& service) {
@@ -259,81 +254,7 @@ TEST(DaemonDrain, LosesNoCallWhenOneOfTwoReplicasRestartsUnderLoad) {
 
 // ---- The binary.
 
-// A child process whose stderr and stdout go to files.
-class Child {
- public:
-  explicit Child(const std::vector<std::string>& flags) {
-    out_ = absl::StrCat(testing::TempDir(), "/attnd_out_", getpid(), "_", counter_++);
-    std::vector<std::string> words = {"server/attnd"};
-    words.insert(words.end(), flags.begin(), flags.end());
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, 1, out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    posix_spawn_file_actions_adddup2(&actions, 1, 2);
-    CHECK(posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ) == 0);
-    posix_spawn_file_actions_destroy(&actions);
-  }
-  ~Child() {
-    if (pid_ == 0) return;
-    kill(pid_, SIGKILL);
-    Wait();
-  }
-  void Signal(int signal) { kill(pid_, signal); }
-  // Its exit code; −1 when a signal ended it.
-  int Wait() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = 0;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  }
-  std::string Output() const {
-    std::ifstream file(out_);
-    std::stringstream text;
-    text << file.rdbuf();
-    return text.str();
-  }
-
- private:
-  static inline int counter_ = 0;
-  pid_t pid_ = 0;
-  std::string out_;
-};
-
-std::string TempPath(const std::string& name) {
-  return absl::StrCat(testing::TempDir(), "/", name, "_", getpid());
-}
-
-// Waits for a port file and reads its first line.
-std::string WaitForPort(const std::string& path) {
-  while (true) {
-    std::ifstream file(path);
-    std::string port;
-    if (file >> port) return port;
-    std::this_thread::yield();
-  }
-}
-
 std::vector<std::string> Lines(const std::string& text) { return absl::StrSplit(text, '\n'); }
-
-struct RunningDaemon {
-  RunningDaemon(const std::string& name, std::vector<std::string> flags)
-      : port_file(TempPath(name)), metrics_port_file(TempPath(name + "_metrics")) {
-    flags.insert(flags.end(),
-                 {"--listen", "127.0.0.1:0", "--port_file", port_file, "--metrics_listen",
-                  "127.0.0.1:0", "--metrics_port_file", metrics_port_file});
-    child = std::make_unique<Child>(flags);
-    port = WaitForPort(port_file);
-  }
-  std::unique_ptr<v1::Attention::Stub> Stub() const {
-    return v1::Attention::NewStub(
-        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
-  }
-  std::string port_file, metrics_port_file, port;
-  std::unique_ptr<Child> child;
-};
 
 TEST(DaemonBinary, ServesDrainsAndExitsWithZero) {
   RunningDaemon daemon("serves", {"--drain_delay", "0.1", "--log_format", "json"});

@@ -132,7 +132,8 @@ class RawHttp2 {
     }
   }
 
-  bool ended() const { return ended_; }  // the peer has closed the connection
+  bool acknowledged() const { return acknowledged_; }  // the peer's settings
+  bool ended() const { return ended_; }                // the peer has closed the connection
   bool going_away() const { return going_away_; }
   int resets() const { return resets_; }    // streams that the peer has reset
   int answers() const { return answers_; }  // HEADERS of the peer
@@ -182,6 +183,7 @@ class RawHttp2 {
         if (Number(at, 2) == 4) initial_window_ = Number(at + 2, 4);  // INITIAL_WINDOW_SIZE
       }
       Send(kSettings, kAck, 0, "");
+      acknowledged_ = true;
     } else if (type == kWindowUpdate) {
       int64_t more = Number(9, 4);
       if (stream == 0) connection_window_ += more;
@@ -201,7 +203,7 @@ class RawHttp2 {
 
   int socket_ = -1;
   std::string received_;
-  bool ended_ = false, going_away_ = false;
+  bool acknowledged_ = false, ended_ = false, going_away_ = false;
   int resets_ = 0, answers_ = 0;
   int64_t initial_window_ = 65535, connection_window_ = 65535;
   std::map<uint32_t, int64_t> stream_windows_;

@@ -208,7 +208,7 @@ class AttentionClient::Impl {
     v1::GetServerInfoResponse reply;
     RETURN_IF_ERROR(CallUnary(core_, address, "/attnd.v1.Attention/GetServerInfo", "", deadline,
                               options, reply));
-    return FromProto(reply, options_.addresses[address]);
+    return FromProto(reply, connections_->target(address));
   }
 
   absl::StatusOr<Health> CheckHealth(int address, const CallOptions& options) {

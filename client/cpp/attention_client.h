@@ -179,7 +179,8 @@ class AttentionClient {
   // outlive the client. RESOURCE_EXHAUSTED when there is none.
   absl::StatusOr<std::shared_ptr<std::byte>> Allocate(int64_t bytes);
 
-  // Of the address with this index in ClientOptions::addresses.
+  // Of the address with this index in ClientOptions::addresses, where a name counts as often as it
+  // has addresses.
   absl::StatusOr<ServerInfo> GetServerInfo(int address_index = 0, const CallOptions& options = {});
   absl::StatusOr<Health> CheckHealth(int address_index = 0, const CallOptions& options = {});
 

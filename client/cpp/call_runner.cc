@@ -108,6 +108,7 @@ struct CallRunner::Attempt {
   int64_t shard = 0;
   SendLedger ledger;
   std::shared_ptr<Connection> connection;
+  absl::Time begun;
   int64_t bytes = 0;
   bool leased = false;
   std::unique_ptr<grpc::ClientContext> context;
@@ -149,6 +150,7 @@ class CallRunner::Lane {
     attempt->leased = attempt->rpc->leased();
     attempt->connection = runner_.core_.connections.Acquire(attempt->bytes, runner_.tried_[*shard],
                                                             attempt->leased ? lease_at : -1);
+    attempt->begun = runner_.core_.clock.Now();
     attempt->connection->Enter(attempt->context.get());
     attempt->rpc->Start(attempt->connection->channel(), borrowed_.queue());
     in_flight_.push_back(std::move(attempt));
@@ -355,7 +357,8 @@ void CallRunner::HandleFailure(Attempt& attempt) {
   int address = attempt.connection->address_index();
   std::vector<bool>& tried = tried_[attempt.shard];
   tried[address] = true;
-  if (absl::IsUnavailable(status)) core_.connections.ReportUnavailable(address);
+  const bool news =
+      !absl::IsUnavailable(status) || core_.connections.ReportUnavailable(address, attempt.begun);
   Pushback pushback = PushbackFor(attempt, status);
   FailedAttempt failed{.status = status,
                        .attempts = ++attempts_[attempt.shard],
@@ -365,7 +368,11 @@ void CallRunner::HandleFailure(Attempt& attempt) {
   absl::BitGen random;
   std::optional<absl::Duration> delay =
       RetryDelay(core_.options.retry, failed, absl::Uniform(random, 0.0, 1.0));
-  if (!delay.has_value() || core_.clock.Now() + *delay >= deadline_ || !core_.budget.Take()) {
+  // All shards that were with a replica when it died are one failure: the budget is for those that
+  // would go on asking.
+  const bool free = !news && failed.other_address;
+  if (!delay.has_value() || core_.clock.Now() + *delay >= deadline_ ||
+      !(free || core_.budget.Take())) {
     return state_.Fail(WithProgress(status));
   }
   state_.CountRetry();

@@ -35,8 +35,8 @@ struct RetryPolicy {
 };
 
 struct ClientOptions {
-  // "host:port", "unix:path", or any gRPC target ("dns:///name:port"). At least one; several are
-  // replicas that any shard may go to.
+  // "host:port", "unix:path", or any gRPC target. At least one; several are replicas that any shard
+  // may go to, as are the addresses of a name, "dns:///name:port".
   std::vector<std::string> addresses;
   int channels_per_address = 4;  // connections; 1..64
   std::optional<ClientTlsOptions> tls;

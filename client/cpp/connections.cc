@@ -4,9 +4,11 @@
 #include <grpcpp/support/channel_arguments.h>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -17,6 +19,7 @@ namespace {
 
 constexpr absl::Duration kFirstSuspension = absl::Milliseconds(100);
 constexpr absl::Duration kLongestSuspension = absl::Seconds(5);
+constexpr absl::Duration kLookUpAgain = absl::Seconds(1);
 
 absl::Status OutOfRange(absl::string_view option, absl::string_view expected, int64_t got) {
   return absl::InvalidArgumentError(absl::StrCat(option, ": expected ", expected, ", got ", got));
@@ -99,27 +102,56 @@ bool Connection::retired() const {
 }
 
 absl::StatusOr<std::unique_ptr<Connections>> Connections::Create(const ClientOptions& options,
-                                                                 const Clock& clock) {
+                                                                 const Clock& clock,
+                                                                 ReplicaLookup lookup) {
   RETURN_IF_ERROR(ValidateOptions(options));
   ASSIGN_OR_RETURN(auto credentials, MakeCredentials(options));
-  return std::unique_ptr<Connections>(new Connections(options, std::move(credentials), clock));
+  return std::unique_ptr<Connections>(
+      new Connections(options, std::move(credentials), clock, std::move(lookup)));
 }
 
 Connections::Connections(const ClientOptions& options,
-                         std::shared_ptr<grpc::ChannelCredentials> credentials, const Clock& clock)
-    : options_(options), credentials_(std::move(credentials)), clock_(clock) {
-  for (const std::string& target : options.addresses) addresses_.push_back({target});
+                         std::shared_ptr<grpc::ChannelCredentials> credentials, const Clock& clock,
+                         ReplicaLookup lookup)
+    : options_(options),
+      credentials_(std::move(credentials)),
+      clock_(clock),
+      lookup_(std::move(lookup)) {
+  for (const std::string& address : options.addresses) AddAddress(address);
   for (int n = 0; n < address_count() * options.channels_per_address; ++n) {
     slots_.push_back({Open(n % address_count())});
+  }
+}
+
+// A name without addresses now is left to gRPC, which asks again.
+void Connections::AddAddress(const std::string& address) {
+  std::optional<ReplicaName> name = ReplicaNameOf(address);
+  std::vector<std::string> targets;
+  if (name.has_value()) targets = lookup_(*name);
+  if (targets.empty()) {
+    addresses_.push_back({.target = address});
+    return;
+  }
+  names_.push_back({*std::move(name)});
+  for (std::string& target : targets) {
+    addresses_.push_back(
+        {.target = std::move(target), .name = static_cast<int>(names_.size()) - 1});
   }
 }
 
 std::shared_ptr<Connection> Connections::Open(int address_index) const {
   auto sockets = std::make_shared<ConnectionSockets>();
   grpc::ChannelArguments arguments = MakeArguments(options_);
+  const Address& address = addresses_[address_index];
+  if (address.name >= 0) {  // what a certificate is for
+    const ReplicaName& name = names_[address.name].name;
+    arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, absl::StrCat(name.host, ":", name.port));
+    if (options_.tls.has_value() && options_.tls->server_name.empty()) {
+      arguments.SetSslTargetNameOverride(name.host);
+    }
+  }
   ConnectionSockets::Watch(sockets, arguments);
-  auto channel =
-      grpc::CreateCustomChannel(options_.addresses[address_index], credentials_, arguments);
+  auto channel = grpc::CreateCustomChannel(address.target, credentials_, arguments);
   return std::make_shared<Connection>(std::move(channel), std::move(sockets), address_index);
 }
 
@@ -147,12 +179,45 @@ void Connections::Release(const Connection& connection, int64_t bytes) {
   }
 }
 
-void Connections::ReportUnavailable(int address_index) {
+bool Connections::ReportUnavailable(int address_index, absl::Time begun) {
+  std::optional<ReplicaName> name;
+  {
+    absl::MutexLock lock(&mutex_);
+    Address& address = addresses_[address_index];
+    absl::Time now = clock_.Now();
+    if (begun < address.reported_at) return false;
+    address.reported_at = now;
+    absl::Duration pause = kFirstSuspension * (1 << std::min(address.failures, 6));
+    address.suspended_until = now + std::min(pause, kLongestSuspension);
+    ++address.failures;
+    if (address.name >= 0 && now >= names_[address.name].look_up_after) {
+      names_[address.name].look_up_after = now + kLookUpAgain;
+      name = names_[address.name].name;
+    }
+  }
+  if (name.has_value()) MoveTo(address_index, lookup_(*name));
+  return true;
+}
+
+// What runs on the old connections goes on: the replica may be about to finish it.
+void Connections::MoveTo(int address_index, const std::vector<std::string>& found) {
   absl::MutexLock lock(&mutex_);
-  Address& address = addresses_[address_index];
-  absl::Duration pause = kFirstSuspension * (1 << std::min(address.failures, 6));
-  address.suspended_until = clock_.Now() + std::min(pause, kLongestSuspension);
-  ++address.failures;
+  const std::string old = addresses_[address_index].target;
+  if (absl::c_linear_search(found, old)) return;
+  for (const std::string& target : found) {
+    bool used = absl::c_any_of(addresses_, [&](const Address& a) { return a.target == target; });
+    if (used) continue;
+    addresses_[address_index] = {.target = target, .name = addresses_[address_index].name};
+    for (Slot& slot : slots_) {
+      if (slot.connection->address_index() == address_index) slot = {Open(address_index)};
+    }
+    return;
+  }
+}
+
+std::string Connections::target(int address_index) {
+  absl::MutexLock lock(&mutex_);
+  return addresses_[address_index].target;
 }
 
 void Connections::ReportAlive(int address_index) {

@@ -2,6 +2,10 @@
 // its own (one connection is worth about one core). A shard goes to the connection with the fewest
 // outstanding bytes, away from addresses that it has tried or that have just been unavailable.
 //
+// A name ("dns:///name:port") stands for all addresses that it has when the client is made. It is
+// looked up again when one of them is unavailable, and one that it then has in place of that takes
+// its place; their number stays.
+//
 // Threads: any.
 #pragma once
 
@@ -22,6 +26,7 @@
 #include "base/clock.h"
 #include "client/cpp/client_options.h"
 #include "client/cpp/connection_sockets.h"
+#include "client/cpp/replica_names.h"
 
 namespace attnd {
 
@@ -57,15 +62,18 @@ class Connections {
   // Checks the options and reads the TLS files; INVALID_ARGUMENT or NOT_FOUND naming the option.
   // `clock` outlives it.
   static absl::StatusOr<std::unique_ptr<Connections>> Create(const ClientOptions& options,
-                                                             const Clock& clock);
+                                                             const Clock& clock,
+                                                             ReplicaLookup lookup = LookUpReplicas);
 
   // The best connection for `bytes` more bytes; Release gives them back. `tried[a]`: the shard has
   // been at address a. `only`: the address that it must go to, -1: any.
   std::shared_ptr<Connection> Acquire(int64_t bytes, const std::vector<bool>& tried, int only = -1);
   void Release(const Connection& connection, int64_t bytes);
 
-  // The address was unavailable: others come first for a while, longer each time in a row.
-  void ReportUnavailable(int address_index);
+  // The address was unavailable for a call begun at `begun`: others come first for a while, longer
+  // each time in a row. False when the call began before the failure that was reported last: it is
+  // the same one.
+  bool ReportUnavailable(int address_index, absl::Time begun);
   void ReportAlive(int address_index);
 
   // Puts a fresh connection in the place of one whose peer no longer reads, and retires that.
@@ -74,15 +82,22 @@ class Connections {
   // The first connection of an address, for small calls about it.
   std::shared_ptr<Connection> Of(int address_index);
 
+  std::string target(int address_index);
   int address_count() const { return static_cast<int>(addresses_.size()); }
   int count() const { return static_cast<int>(slots_.size()); }
 
  private:
   struct Address {
     std::string target;
+    int name = -1;  // index into names_; −1: as it was given
+    absl::Time reported_at = absl::InfinitePast();
     absl::Time suspended_until = absl::InfinitePast();
     int failures = 0;          // in a row
     uint64_t last_picked = 0;  // sequence number
+  };
+  struct Name {
+    ReplicaName name;
+    absl::Time look_up_after = absl::InfinitePast();
   };
   struct Slot {
     std::shared_ptr<Connection> connection;
@@ -90,14 +105,19 @@ class Connections {
   };
 
   Connections(const ClientOptions& options, std::shared_ptr<grpc::ChannelCredentials> credentials,
-              const Clock& clock);
+              const Clock& clock, ReplicaLookup lookup);
+  void AddAddress(const std::string& address);
   std::shared_ptr<Connection> Open(int address_index) const;
+  // Gives the address's place to one of `found` that has none.
+  void MoveTo(int address_index, const std::vector<std::string>& found);
 
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   const Clock& clock_;
   absl::Mutex mutex_;
-  std::vector<Address> addresses_;  // its targets never change; the rest ABSL_GUARDED_BY(mutex_)
+  const ReplicaLookup lookup_;
+  std::vector<Name> names_;         // its names never change; the rest ABSL_GUARDED_BY(mutex_)
+  std::vector<Address> addresses_;  // its size never changes; the rest ABSL_GUARDED_BY(mutex_)
   std::vector<Slot> slots_;         // its size never changes; the rest ABSL_GUARDED_BY(mutex_)
   uint64_t picks_ ABSL_GUARDED_BY(mutex_) = 0;
 };
