@@ -118,7 +118,9 @@ TEST(ClientCut, MergesPartsOfLongKeysWhereItMay) {
       }
       EXPECT_GE(forward->shards, 4);
       EXPECT_LT(LargestDifference(got.o, expected.o), 1e-6f);
-      if (want_lse) EXPECT_LT(LargestDifference(got.lse, expected.lse), 1e-5f);
+      if (want_lse) {
+        EXPECT_LT(LargestDifference(got.lse, expected.lse), 1e-5f);
+      }
     }
   }
 }

@@ -130,7 +130,7 @@ class EmulatedLink {
     request.ifr_mtu = kMtu;
     CHECK(ioctl(control, SIOCSIFMTU, &request) == 0) << "SIOCSIFMTU";
     request.ifr_qlen = 10000;
-    CHECK(ioctl(control, SIOCSIFTXQLEN, &request) == 0) << "SIOCSIFTXQLEN";
+    (void)ioctl(control, SIOCSIFTXQLEN, &request);  // not every sandbox allows it; 500 then
     for (const char* name : {"link0", "lo"}) {
       ifreq up{};
       std::strcpy(up.ifr_name, name);
