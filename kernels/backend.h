@@ -102,9 +102,11 @@ struct BackendInfo {
 // What a device's memory and queues are used for, for metrics. Counters since the start.
 struct DeviceUse {
   int64_t memory_total_bytes = 0;     // of the device
+  int64_t memory_used_bytes = 0;      // by anybody, as its driver says
   int64_t memory_reserved_bytes = 0;  // held from the driver, in use or not
   int64_t memory_peak_bytes = 0;      // most ever in use
   int64_t input_bytes = 0, output_bytes = 0, workspace_bytes = 0, lease_bytes = 0;  // in use
+  int64_t allocation_failures = 0;  // launches that waited and leases that were not kept
   int64_t uploaded_bytes = 0, downloaded_bytes = 0;
   double upload_seconds = 0, kernel_seconds = 0, download_seconds = 0;  // busy
 };

@@ -87,7 +87,7 @@ class AdmissionLedger {
     const int64_t on_device = queue.memory_bytes + queue.lease_bytes + part.memory_bytes;
     if (part.memory_bytes > 0 && on_device > device_limit) {
       *in_the_way = {device, std::min(on_device - device_limit, queue.lease_bytes)};
-      return Full(reason::kMemoryPressure, "bytes of device memory", device_limit, on_device,
+      return Full(reason::kHbmPressure, "bytes of device memory", device_limit, on_device,
                   queue.seconds);
     }
     int64_t wanted = use_.bytes + use_.lease_bytes + bytes;

@@ -233,7 +233,7 @@ TEST_F(AdmissionDevicesTest, KeepsADevicesMemoryUntilItIsDoneWithTheCall) {
   EXPECT_EQ(second->device(), 1);  // the fast one has no room
   auto third = Admit();
   EXPECT_EQ(third.status().code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(ReasonOf(third.status()), reason::kMemoryPressure);
+  EXPECT_EQ(ReasonOf(third.status()), reason::kHbmPressure);
   first->ticket().ReleaseWork();
   EXPECT_EQ(admission_.DeviceUse(0).memory_bytes, 0);
   EXPECT_EQ(Admit()->device(), 0);

@@ -245,10 +245,7 @@ void AttndServer::SampleState() {
   sampled.AddGauge("attnd_admitted_bytes",
                    "Staging memory promised to requests, from admission until their reply is sent.",
                    {}, [this] { return static_cast<double>(admission_->Use().bytes); });
-  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", {},
-                   [this] { return static_cast<double>(leases_->Use().leases); });
-  sampled.AddGauge("attnd_lease_bytes", "Memory of the residuals kept now.", {},
-                   [this] { return static_cast<double>(leases_->Use().bytes); });
+  SampleLeases(kHostMemory, "host");
   sampled.AddGauge("attnd_staging_pool_capacity_bytes", "Size of the staging memory.", {},
                    [this] { return static_cast<double>(staging_.capacity()); });
   sampled.AddGauge("attnd_staging_pool_used_bytes", "Staging memory that tensors lie in.", {},
@@ -284,13 +281,22 @@ void AttndServer::StartSharedMemory() {
   }
 }
 
+void AttndServer::SampleLeases(int place, const std::string& name) {
+  SampledMetrics& sampled = *metrics_.sampled();
+  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", {{"gpu", name}},
+                   [this, place] { return static_cast<double>(leases_->Use(place).leases); });
+  sampled.AddGauge("attnd_lease_bytes", "Memory of the residuals kept now.", {{"gpu", name}},
+                   [this, place] { return static_cast<double>(leases_->Use(place).bytes); });
+}
+
 // What the device itself tells, for engines that have memory of their own.
 void AttndServer::SampleDevice(int number, const Device& device) {
   SampledMetrics& sampled = *metrics_.sampled();
-  const SampledMetrics::Labels labels = {{"device", device.name}};
+  const SampledMetrics::Labels labels = {{"gpu", device.name}};
   sampled.AddGauge("attnd_queue_estimated_seconds",
                    "Estimated work of all admitted requests that are not computed yet.", labels,
                    [this, number] { return admission_->DeviceUse(number).seconds; });
+  SampleLeases(number, device.name);
   const Backend& engine = *device.engine;
   if (engine.Use().memory_total_bytes == 0) return;
   auto gauge = [&](const char* name, const char* help, auto field) {
@@ -302,6 +308,11 @@ void AttndServer::SampleDevice(int number, const Device& device) {
                        [&engine, field] { return static_cast<double>(engine.Use().*field); });
   };
   gauge("attnd_hbm_device_total_bytes", "Memory of the GPU.", &DeviceUse::memory_total_bytes);
+  gauge("attnd_hbm_device_used_bytes", "GPU memory in use by anybody, as the driver says.",
+        &DeviceUse::memory_used_bytes);
+  counter("attnd_hbm_pool_allocation_failures_total",
+          "Launches that waited for GPU memory, and residuals for which there was none.",
+          &DeviceUse::allocation_failures);
   gauge("attnd_hbm_pool_reserved_bytes", "GPU memory held from the driver, in use or not.",
         &DeviceUse::memory_reserved_bytes);
   gauge("attnd_hbm_pool_peak_used_bytes", "Most GPU memory in use at once since the start.",
@@ -321,6 +332,7 @@ void AttndServer::SampleDevice(int number, const Device& device) {
   part("input", &DeviceUse::input_bytes);
   part("output", &DeviceUse::output_bytes);
   part("workspace", &DeviceUse::workspace_bytes);
+  part("lease", &DeviceUse::lease_bytes);
   auto busy = [&](const char* role, double DeviceUse::*field) {
     SampledMetrics::Labels with = labels;
     with["role"] = role;

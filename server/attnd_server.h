@@ -101,6 +101,7 @@ class AttndServer {
   void LoseDevice(int device, const absl::Status& status);
   void SetDeviceServing(const Device& device, bool serving);
   void SampleDevice(int number, const Device& device);
+  void SampleLeases(int place, const std::string& name);
   static bool WaitOut(absl::Duration time);
   bool WaitUntilCallersLeave(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
   absl::Status StartMetrics();

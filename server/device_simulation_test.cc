@@ -55,6 +55,7 @@ class SimulatedServer {
                                             .max_slice_seconds = max_slice_seconds});
       CHECK(device.ok()) << device.status();
       engines_.push_back(std::make_unique<cuda::CudaBackend>(*std::move(device)));
+      metrics_.AddDevice("gpu" + std::to_string(n), engines_.back()->info());
       costs_.emplace_back(1e12);
     }
     std::vector<AdmissionDevice> devices;

@@ -24,7 +24,7 @@ absl::Status LostStatus() {
 constexpr absl::Duration kMemoryRetryDelay = absl::Milliseconds(50);
 
 absl::Status NoDeviceMemory(const absl::Status& status) {
-  return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kMemoryPressure,
+  return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kHbmPressure,
                                 absl::StrCat("full now: ", status.message())),
                         kMemoryRetryDelay);
 }
@@ -97,7 +97,8 @@ std::vector<AdmittedCall> DeviceWorker::TakeWaiting() {
 
 void DeviceWorker::FailWaiting(std::vector<AdmittedCall> waiting, const absl::Status& status) {
   for (AdmittedCall& call : waiting) {
-    deps_.metrics.QueueChanged(call.call().direction(), call.call().priority(), -1, -call.bytes());
+    deps_.metrics.QueueChanged(deps_.device, call.call().direction(), call.call().priority(), -1,
+                               -call.bytes());
     Fail(std::move(call), status);
   }
 }
@@ -121,7 +122,8 @@ size_t DeviceWorker::queued() const {
 void DeviceWorker::Submit(AdmittedCall call) {
   CHECK(call.staged().landed_at <= deps_.clock.Now());
   timer_.Add(call.context().id, call.context().deadline);
-  deps_.metrics.QueueChanged(call.call().direction(), call.call().priority(), +1, call.bytes());
+  deps_.metrics.QueueChanged(deps_.device, call.call().direction(), call.call().priority(), +1,
+                             call.bytes());
   absl::ReleasableMutexLock lock(&mutex_);
   if (lost_) {
     lock.Release();
@@ -156,8 +158,8 @@ void DeviceWorker::Cancel(uint64_t id, StopCause cause) {
     waiting = batcher_.Remove(id);
   }
   if (!waiting.has_value()) return;
-  deps_.metrics.QueueChanged(waiting->call().direction(), waiting->call().priority(), -1,
-                             -waiting->bytes());
+  deps_.metrics.QueueChanged(deps_.device, waiting->call().direction(), waiting->call().priority(),
+                             -1, -waiting->bytes());
   deps_.metrics.CallStopped(WorkStage::kQueue, cause == StopCause::kExpired);
   Fail(*std::move(waiting),
        cause == StopCause::kExpired
@@ -209,8 +211,8 @@ void DeviceWorker::EndLaunch() {
 
 void DeviceWorker::Run(Launch launch) {
   for (Running& running : launch) {
-    deps_.metrics.QueueChanged(running.call.call().direction(), running.call.call().priority(), -1,
-                               -running.call.bytes());
+    deps_.metrics.QueueChanged(deps_.device, running.call.call().direction(),
+                               running.call.call().priority(), -1, -running.call.bytes());
   }
   DropLate(launch, WorkStage::kQueue);
   if (launch.empty()) return;
@@ -289,18 +291,19 @@ absl::StatusOr<LaunchReport> DeviceWorker::Compute(Launch& launch) {
   if (absl::IsResourceExhausted(report.status())) return NoDeviceMemory(report.status());
   if (!report.ok()) return report;
   double flops = 0;
-  int64_t bytes = 0;
+  int64_t bytes = 0, tokens = 0;
   bool whole = true;  // a kernel that was stopped early says nothing about the rate
   for (const Running& running : launch) {
     flops += running.call.call().flops();
     bytes += running.call.call().input_bytes() + running.call.call().output_bytes();
+    tokens += Metrics::TokensOf(running.call.call());
     whole = whole && !running.stop.stop_requested();
   }
   const AttentionCall& first = launch.front().call.call();
   if (whole) {
     deps_.cost.Learn(first.direction(), first.problem().element, flops, bytes, report->seconds);
   }
-  deps_.metrics.BatchRun(first.direction(), static_cast<int>(launch.size()));
+  deps_.metrics.BatchRun(first.direction(), static_cast<int>(launch.size()), tokens);
   return report;
 }
 

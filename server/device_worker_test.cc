@@ -23,6 +23,7 @@ class DeviceWorkerTest : public testing::Test {
       : staging_(*StagingPool::Create(int64_t{16} << 20)),
         cost_(1e9),
         admission_({.memory_bytes = int64_t{16} << 20}, backend_, cost_, clock_) {
+    metrics_.AddDevice("gated", backend_.info());
     Restart({});
   }
 

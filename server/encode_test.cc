@@ -20,7 +20,9 @@ class EncodeTest : public testing::Test {
   EncodeTest()
       : staging_(*StagingPool::Create(1 << 20)),
         cost_(1e9),
-        admission_({}, backend_, cost_, clock_) {}
+        admission_({}, backend_, cost_, clock_) {
+    metrics_.AddDevice("gated", backend_.info());
+  }
 
   Result Run(const Problem& problem) {
     DeviceWorker worker({backend_, cost_, metrics_, clock_}, {});

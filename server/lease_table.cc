@@ -86,7 +86,7 @@ std::optional<LeaseGrant> LeaseTable::Grant(const LeaseWish& wish,
   place.bytes += bytes;
   own.bytes += bytes;
   if (!wish.request.empty()) requests_[RequestKey(wish.owner, wish.request)] = id;
-  metrics_.LeaseGranted();
+  metrics_.LeaseGranted(lease.residual->place());
   return GrantOf(id, lease);
 }
 
@@ -203,7 +203,7 @@ void LeaseTable::End(Leases::iterator found, LeaseEnd how, Held& gone) {
   size_t slot = id % kRemembered;
   if (ended_.size() <= slot) ended_.resize(slot + 1);
   ended_[slot] = {id, how};
-  metrics_.LeaseEnded(how, clock_.Now() - lease.granted);
+  metrics_.LeaseEnded(lease.residual->place(), how, clock_.Now() - lease.granted);
   gone.push_back(std::move(lease.residual));
   leases_.erase(found);
 }

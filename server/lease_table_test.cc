@@ -38,7 +38,11 @@ struct World {
       : pool(*StagingPool::Create(int64_t{1} << 20)), table(limits, 7, SharedMetrics(), clock) {}
 
   static Metrics& SharedMetrics() {
-    static Metrics* metrics = new Metrics;
+    static Metrics* metrics = [] {
+      auto* made = new Metrics;
+      for (const char* name : {"gpu0", "gpu1"}) made->AddDevice(name, BackendInfo());
+      return made;
+    }();
     return *metrics;
   }
   std::shared_ptr<const ResidualTensors> NewResidual(const Problem& problem = SmallProblem()) {

@@ -47,7 +47,7 @@ class MeteredBackend final : public Backend {
   absl::StatusOr<LaunchReport> Count(Direction direction, absl::Span<const Call> calls,
                                      absl::StatusOr<LaunchReport> report) {
     if (!report.ok()) {
-      metrics_.KernelFailed(device_, direction);
+      metrics_.KernelFailed(device_, direction, report.status());
       return report;
     }
     double flops = 0;

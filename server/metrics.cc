@@ -51,6 +51,7 @@ constexpr Priority kPriorityList[] = {Priority::kLow, Priority::kNormal, Priorit
 constexpr std::pair<absl::string_view, const char*> kRejectLabels[] = {
     {reason::kQueueFull, "queue_full"},
     {reason::kMemoryPressure, "staging_exhausted"},
+    {reason::kHbmPressure, "hbm_exhausted"},
     {reason::kTenantQuota, "tenant_quota"},
     {reason::kDeadlineUnmeetable, "deadline_unmeetable"},
     {reason::kDraining, "draining"},
@@ -74,6 +75,14 @@ int At(Direction direction, ElementType element) {
   return static_cast<int>(direction) * 3 + static_cast<int>(element) - 1;
 }
 std::string Name(absl::string_view text) { return std::string(text); }
+
+// "CUDA_ERROR_ILLEGAL_ADDRESS" in a driver's message; empty when there is none.
+std::string CudaErrorIn(absl::string_view message) {
+  const size_t begin = message.find("CUDA_ERROR_");
+  if (begin == absl::string_view::npos) return "";
+  absl::string_view name = message.substr(begin);
+  return Name(name.substr(0, name.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789")));
+}
 
 }  // namespace
 
@@ -106,6 +115,10 @@ Metrics::Metrics()
                         .Name("attnd_kernel_duration_seconds")
                         .Help("Time of one launch's kernels on the device.")
                         .Register(*registry_);
+  error_family_ = &BuildCounter()
+                       .Name("attnd_cuda_errors_total")
+                       .Help("Launches that the CUDA driver failed, by its error.")
+                       .Register(*registry_);
   AddProcessMetrics(*sampled_);
 }
 
@@ -166,14 +179,6 @@ void Metrics::MakeQueueSeries() {
     cancelled_.push_back(&cancelled.Add({{"stage", stage}}));
     expired_.push_back(&expired.Add({{"stage", stage}}));
   }
-  auto& depth = BuildGauge()
-                    .Name("attnd_queue_depth")
-                    .Help("Admitted requests that wait for a device slot.")
-                    .Register(*registry_);
-  auto& bytes = BuildGauge()
-                    .Name("attnd_queue_bytes")
-                    .Help("Staging memory that waiting requests will need.")
-                    .Register(*registry_);
   auto& duration = BuildHistogram()
                        .Name("attnd_queue_duration_seconds")
                        .Help("From admission until a device slot takes the request.")
@@ -182,13 +187,16 @@ void Metrics::MakeQueueSeries() {
                     .Name("attnd_batch_requests")
                     .Help("Requests in one launch.")
                     .Register(*registry_);
+  auto& batch_tokens = BuildHistogram()
+                           .Name("attnd_batch_tokens")
+                           .Help("Query rows in one launch.")
+                           .Register(*registry_);
   for (Direction direction : kDirections) {
     std::string name = Name(DirectionName(direction));
-    queue_bytes_.push_back(&bytes.Add({{"direction", name}}));
     batch_.push_back(&batch.Add({{"direction", name}}, PowersOfTwo(1, 512)));
+    batch_tokens_.push_back(&batch_tokens.Add({{"direction", name}}, PowersOfTwo(128, 1 << 20)));
     for (Priority priority : kPriorityList) {
       prometheus::Labels labels = {{"direction", name}, {"priority", Name(PriorityName(priority))}};
-      queue_depth_.push_back(&depth.Add(labels));
       queue_duration_.push_back(&duration.Add(labels, QueueBuckets()));
     }
   }
@@ -218,15 +226,10 @@ void Metrics::MakeLeaseSeries() {
   auto counter = [this](const char* name, const char* help) -> auto& {
     return BuildCounter().Name(name).Help(help).Register(*registry_);
   };
-  leases_granted_ =
-      &counter("attnd_leases_granted_total", "Residuals kept for a backward.").Add({});
+  host_leases_ = MakeLeases("host");
   leases_refused_ = &counter("attnd_leases_refused_total",
                              "Wishes to keep a residual for which there was no room.")
                          .Add({});
-  auto& ended = counter("attnd_leases_ended_total", "Residuals given back, by how.");
-  for (int n = 0; n < kLeaseEnds; ++n) {
-    leases_ended_.push_back(&ended.Add({{"reason", Name(LeaseEndName(static_cast<LeaseEnd>(n)))}}));
-  }
   auto& lookups =
       counter("attnd_lease_lookups_total", "Backward requests with a residual's token, by result.");
   for (const char* result : {"hit", "expired", "evicted", "released", "unknown", "wrong_replica",
@@ -241,6 +244,28 @@ void Metrics::MakeLeaseSeries() {
                          .Help("From the grant of a residual to its end.")
                          .Register(*registry_)
                          .Add({}, RequestBuckets());
+}
+
+Metrics::Leases Metrics::MakeLeases(const std::string& place) {
+  Leases leases;
+  leases.granted = &BuildCounter()
+                        .Name("attnd_leases_granted_total")
+                        .Help("Residuals kept for a backward.")
+                        .Register(*registry_)
+                        .Add({{"gpu", place}});
+  auto& ended = BuildCounter()
+                    .Name("attnd_leases_ended_total")
+                    .Help("Residuals given back, by how.")
+                    .Register(*registry_);
+  for (int n = 0; n < kLeaseEnds; ++n) {
+    const std::string reason = Name(LeaseEndName(static_cast<LeaseEnd>(n)));
+    leases.ended.push_back(&ended.Add({{"gpu", place}, {"reason", reason}}));
+  }
+  return leases;
+}
+
+Metrics::Leases& Metrics::LeasesAt(int place) {
+  return place == kHostMemory ? host_leases_ : devices_[place].leases;
 }
 
 void Metrics::MakeStateSeries() {
@@ -289,27 +314,42 @@ int Metrics::AddDevice(const std::string& name, const BackendInfo& engine) {
                        .Name("attnd_kernel_failures_total")
                        .Help("Launches that the engine failed.")
                        .Register(*registry_);
+  auto& depth = BuildGauge()
+                    .Name("attnd_queue_depth")
+                    .Help("Admitted requests that wait for a device slot.")
+                    .Register(*registry_);
+  auto& bytes = BuildGauge()
+                    .Name("attnd_queue_bytes")
+                    .Help("Staging memory that waiting requests will need.")
+                    .Register(*registry_);
   Device& device = devices_.emplace_back();
   device.name = name;
+  device.leases = MakeLeases(name);
   for (Direction direction : kDirections) {
-    prometheus::Labels labels = {{"device", name}, {"direction", Name(DirectionName(direction))}};
+    prometheus::Labels labels = {{"gpu", name}, {"direction", Name(DirectionName(direction))}};
     device.flops.push_back(&flops.Add(labels));
     device.failures.push_back(&failures.Add(labels));
+    device.queue_bytes.push_back(&bytes.Add(labels));
+    for (Priority priority : kPriorityList) {
+      prometheus::Labels with = labels;
+      with["priority"] = Name(PriorityName(priority));
+      device.queue_depth.push_back(&depth.Add(with));
+    }
     for (ElementType element : kElements) {
       labels["dtype"] = Name(ElementName(element));
       device.launches.push_back(&launches.Add(labels));
     }
   }
   device.up = &BuildGauge()
-                   .Name("attnd_device_up")
+                   .Name("attnd_gpu_up")
                    .Help("1 from the device's known answer until it is lost.")
                    .Register(*registry_)
-                   .Add({{"device", name}});
+                   .Add({{"gpu", name}});
   BuildGauge()
-      .Name("attnd_device_info")
+      .Name("attnd_gpu_info")
       .Help("Always 1; what the device is stands in the labels.")
       .Register(*registry_)
-      .Add({{"device", name},
+      .Add({{"gpu", name},
             {"backend", engine.backend},
             {"name", engine.device},
             {"architecture", engine.architecture},
@@ -339,9 +379,12 @@ void Metrics::StageTook(Method method, RequestStage stage, absl::Duration durati
 }
 
 void Metrics::CallAdmitted(const AttentionCall& call) {
+  tokens_[static_cast<int>(call.direction())]->Observe(static_cast<double>(TokensOf(call)));
+}
+
+int64_t Metrics::TokensOf(const AttentionCall& call) {
   const Problem& p = call.problem();
-  int64_t rows = IsPacked(p.layout) ? p.q_len : p.batch * p.q_len;
-  tokens_[static_cast<int>(call.direction())]->Observe(static_cast<double>(rows));
+  return IsPacked(p.layout) ? p.q_len : p.batch * p.q_len;
 }
 
 void Metrics::CallQueued(Direction direction, Priority priority, absl::Duration waited) {
@@ -352,13 +395,16 @@ void Metrics::CallStopped(WorkStage stage, bool expired) {
   (expired ? expired_ : cancelled_)[static_cast<int>(stage)]->Increment();
 }
 
-void Metrics::QueueChanged(Direction direction, Priority priority, int calls, int64_t bytes) {
-  queue_depth_[At(direction, priority)]->Increment(calls);
-  queue_bytes_[static_cast<int>(direction)]->Increment(static_cast<double>(bytes));
+void Metrics::QueueChanged(int device, Direction direction, Priority priority, int calls,
+                           int64_t bytes) {
+  Device& at = devices_[device];
+  at.queue_depth[At(direction, priority)]->Increment(calls);
+  at.queue_bytes[static_cast<int>(direction)]->Increment(static_cast<double>(bytes));
 }
 
-void Metrics::BatchRun(Direction direction, int calls) {
+void Metrics::BatchRun(Direction direction, int calls, int64_t tokens) {
   batch_[static_cast<int>(direction)]->Observe(calls);
+  batch_tokens_[static_cast<int>(direction)]->Observe(static_cast<double>(tokens));
 }
 
 void Metrics::HostCopied(int64_t bytes) { copied_->Increment(static_cast<double>(bytes)); }
@@ -382,11 +428,11 @@ void Metrics::AuthFailed(absl::string_view reason) {
   if (failure != auth_failures_.end()) failure->second->Increment();
 }
 
-void Metrics::LeaseGranted() { leases_granted_->Increment(); }
+void Metrics::LeaseGranted(int place) { LeasesAt(place).granted->Increment(); }
 void Metrics::LeaseRefused() { leases_refused_->Increment(); }
 
-void Metrics::LeaseEnded(LeaseEnd how, absl::Duration lifetime) {
-  leases_ended_[static_cast<int>(how)]->Increment();
+void Metrics::LeaseEnded(int place, LeaseEnd how, absl::Duration lifetime) {
+  LeasesAt(place).ended[static_cast<int>(how)]->Increment();
   lease_lifetime_->Observe(absl::ToDoubleSeconds(lifetime));
 }
 
@@ -403,7 +449,7 @@ prometheus::Histogram& Metrics::KernelDuration(const KernelSeries& series) {
   absl::MutexLock lock(&kernel_mutex_);
   Histogram*& histogram = kernel_duration_[series];
   if (histogram == nullptr) {
-    histogram = &kernel_family_->Add({{"device", devices_[series.device].name},
+    histogram = &kernel_family_->Add({{"gpu", devices_[series.device].name},
                                       {"direction", Name(DirectionName(series.direction))},
                                       {"dtype", Name(ElementName(series.element))},
                                       {"kernel", series.kernel}},
@@ -419,8 +465,12 @@ void Metrics::KernelRan(const KernelSeries& series, double seconds, double flops
   device.flops[static_cast<int>(series.direction)]->Increment(flops);
 }
 
-void Metrics::KernelFailed(int device, Direction direction) {
+void Metrics::KernelFailed(int device, Direction direction, const absl::Status& status) {
   devices_[device].failures[static_cast<int>(direction)]->Increment();
+  const std::string error = CudaErrorIn(status.message());
+  if (error.empty()) return;
+  absl::MutexLock lock(&kernel_mutex_);  // a rare event; Add finds the child that is there
+  error_family_->Add({{"gpu", devices_[device].name}, {"error", error}}).Increment();
 }
 
 }  // namespace attnd

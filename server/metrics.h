@@ -81,10 +81,12 @@ class Metrics {
                     absl::Duration duration);
   void StageTook(Method method, RequestStage stage, absl::Duration duration);
   void CallAdmitted(const AttentionCall& call);
+  // Query rows of a call, over its batch.
+  static int64_t TokensOf(const AttentionCall& call);
   void CallQueued(Direction direction, Priority priority, absl::Duration waited);
   void CallStopped(WorkStage stage, bool expired);
-  void QueueChanged(Direction direction, Priority priority, int calls, int64_t bytes);
-  void BatchRun(Direction direction, int calls);
+  void QueueChanged(int device, Direction direction, Priority priority, int calls, int64_t bytes);
+  void BatchRun(Direction direction, int calls, int64_t tokens);
   void HostCopied(int64_t bytes);
   void Received(bool unix_socket, int64_t bytes);
   void Sent(bool unix_socket, int64_t bytes);
@@ -92,9 +94,10 @@ class Metrics {
   void SharedReceived(int64_t bytes);
   void SharedSent(int64_t bytes);
   void AuthFailed(absl::string_view reason);
-  void LeaseGranted();
+  // `place` is a device's number or kHostMemory.
+  void LeaseGranted(int place);
   void LeaseRefused();
-  void LeaseEnded(LeaseEnd how, absl::Duration lifetime);
+  void LeaseEnded(int place, LeaseEnd how, absl::Duration lifetime);
   void LeaseLookedUp(LeaseLookup result);
   void UploadSaved(int64_t bytes);
   void SetReady(bool ready);
@@ -114,7 +117,7 @@ class Metrics {
     friend auto operator<=>(const KernelSeries&, const KernelSeries&) = default;
   };
   void KernelRan(const KernelSeries& series, double seconds, double flops);
-  void KernelFailed(int device, Direction direction);
+  void KernelFailed(int device, Direction direction, const absl::Status& status);
 
   // For series that are read when they are scraped.
   const std::shared_ptr<SampledMetrics>& sampled() const { return sampled_; }
@@ -129,6 +132,12 @@ class Metrics {
   void MakeMemorySeries();
   void MakeLeaseSeries();
   void MakeStateSeries();
+  struct Leases {
+    prometheus::Counter* granted = nullptr;
+    Counters ended;  // [LeaseEnd]
+  };
+  Leases MakeLeases(const std::string& place);
+  Leases& LeasesAt(int place);
 
   std::shared_ptr<prometheus::Registry> registry_;  // shared with the exposer
   std::shared_ptr<SampledMetrics> sampled_;         // shared with the exposer
@@ -140,16 +149,13 @@ class Metrics {
   Histograms tokens_;     // [direction]
   std::map<std::string, prometheus::Counter*, std::less<>> rejected_;  // by reason, fixed
   Counters cancelled_, expired_;                                       // [work stage]
-  Gauges queue_depth_;                                                 // [direction][priority]
-  Gauges queue_bytes_;                                                 // [direction]
   Histograms queue_duration_;                                          // [direction][priority]
-  Histograms batch_;                                                   // [direction]
+  Histograms batch_, batch_tokens_;                                    // [direction]
   Counters received_, sent_;                                           // [tcp, uds, memfd]
   prometheus::Counter* copied_ = nullptr;
   std::map<std::string, prometheus::Counter*, std::less<>> auth_failures_;
-  prometheus::Counter* leases_granted_ = nullptr;
+  Leases host_leases_;
   prometheus::Counter* leases_refused_ = nullptr;
-  Counters leases_ended_;   // [LeaseEnd]
   Counters lease_lookups_;  // [LeaseLookup]
   prometheus::Histogram* lease_lifetime_ = nullptr;
   prometheus::Counter* upload_saved_ = nullptr;
@@ -157,9 +163,12 @@ class Metrics {
   prometheus::Gauge* draining_ = nullptr;
   struct Device {
     std::string name;
-    Counters launches;  // [direction][element]
-    Counters flops;     // [direction]
-    Counters failures;  // [direction]
+    Counters launches;   // [direction][element]
+    Counters flops;      // [direction]
+    Counters failures;   // [direction]
+    Gauges queue_depth;  // [direction][priority]
+    Gauges queue_bytes;  // [direction]
+    Leases leases;
     prometheus::Gauge* up = nullptr;
   };
   prometheus::Histogram& KernelDuration(const KernelSeries& series);
@@ -168,6 +177,7 @@ class Metrics {
   absl::Mutex kernel_mutex_;
   // Made when a kernel first runs: which kernels there are is the engine's business.
   std::map<KernelSeries, prometheus::Histogram*> kernel_duration_ ABSL_GUARDED_BY(kernel_mutex_);
+  prometheus::Family<prometheus::Counter>* error_family_ = nullptr;
 };
 
 }  // namespace attnd

@@ -33,6 +33,7 @@ inline constexpr absl::string_view kTooLargeForDevice = "TOO_LARGE_FOR_DEVICE";
 inline constexpr absl::string_view kReplyTooLarge = "REPLY_TOO_LARGE";
 inline constexpr absl::string_view kQueueFull = "QUEUE_FULL";
 inline constexpr absl::string_view kMemoryPressure = "MEMORY_PRESSURE";
+inline constexpr absl::string_view kHbmPressure = "HBM_PRESSURE";
 inline constexpr absl::string_view kDraining = "DRAINING";
 inline constexpr absl::string_view kDeviceLost = "DEVICE_LOST";
 inline constexpr absl::string_view kTenantQuota = "TENANT_QUOTA";

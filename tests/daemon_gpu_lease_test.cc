@@ -149,7 +149,7 @@ TEST(DaemonGpuLease, EvictsWhereTheDevicesMemoryLiesInPieces) {
   alice.Keep(SmallProblem());
   gpus.gpu(0).FailWith(absl::ResourceExhaustedError("no room for 1048576 bytes"));
   grpc::Status status = alice.Backward(MakeBackward(SmallProblem(), 1, forward));
-  ExpectError(status, grpc::StatusCode::UNAVAILABLE, "MEMORY_PRESSURE");
+  ExpectError(status, grpc::StatusCode::UNAVAILABLE, "HBM_PRESSURE");
   EXPECT_EQ(gpus.gpu(0).held_bytes(), 0);  // each made way for another try
   gpus.gpu(0).FailWith(absl::OkStatus());
   EXPECT_TRUE(alice.Backward(MakeBackward(SmallProblem(), 1, forward)).ok());

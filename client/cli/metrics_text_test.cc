@@ -36,8 +36,8 @@ attnd_request_duration_seconds_bucket{method="Forward",le="0.01"} 122
 attnd_request_duration_seconds_bucket{method="Forward",le="+Inf"} 126
 attnd_received_bytes_total{transport="tcp"} 3000
 attnd_received_bytes_total{transport="uds"} 500
-attnd_leases_active{device="cpu"} 3
-attnd_lease_bytes{device="cpu"} 3072
+attnd_leases_active{gpu="cpu"} 3
+attnd_lease_bytes{gpu="cpu"} 3072
 attnd_lease_lookups_total{result="hit"} 10
 attnd_lease_lookups_total{result="expired"} 2
 attnd_ready{device="0"} 1
@@ -110,13 +110,15 @@ TEST(TopFrame, TellsRatesBetweenTwoLooks) {
 
 TEST(TopFrame, ShowsEachDeviceWithItsMemoryAndWhatItsStreamsDo) {
   constexpr char kGpus[] = R"(
-attnd_device_up{device="gpu0"} 1
-attnd_device_up{device="gpu1"} 0
-attnd_kernel_flops_total{device="gpu0",direction="forward"} 4e12
-attnd_hbm_pool_reserved_bytes{device="gpu0"} 1000
-attnd_hbm_pool_used_bytes{device="gpu0",purpose="input"} 300
-attnd_hbm_pool_used_bytes{device="gpu0",purpose="output"} 200
-attnd_stream_busy_seconds_total{device="gpu0",role="compute"} 1.5
+attnd_gpu_up{gpu="gpu0"} 1
+attnd_gpu_up{gpu="gpu1"} 0
+attnd_kernel_flops_total{gpu="gpu0",direction="forward"} 4e12
+attnd_hbm_pool_reserved_bytes{gpu="gpu0"} 1000
+attnd_hbm_pool_used_bytes{gpu="gpu0",purpose="input"} 300
+attnd_hbm_pool_used_bytes{gpu="gpu0",purpose="output"} 200
+attnd_hbm_pool_used_bytes{gpu="gpu0",purpose="lease"} 100
+attnd_leases_active{gpu="gpu0"} 7
+attnd_stream_busy_seconds_total{gpu="gpu0",role="compute"} 1.5
 )";
   TopFrame frame = TopFrame::Between(Parsed(""), Parsed(kGpus), absl::Seconds(2));
   ASSERT_EQ(frame.devices.size(), 2u);
@@ -125,6 +127,8 @@ attnd_stream_busy_seconds_total{device="gpu0",role="compute"} 1.5
   EXPECT_EQ(frame.devices[0].flops_per_second, 2e12);
   EXPECT_EQ(frame.devices[0].compute_busy, 0.75);
   EXPECT_EQ(frame.devices[0].hbm_input_bytes, 300);
+  EXPECT_EQ(frame.devices[0].hbm_lease_bytes, 100);
+  EXPECT_EQ(frame.devices[0].leases, 7);
   std::ostringstream text;
   frame.Print(text, false);
   EXPECT_NE(text.str().find("LOST"), std::string::npos) << text.str();

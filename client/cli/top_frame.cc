@@ -51,26 +51,28 @@ MethodRow RowOf(const std::string& method, const MetricsText& before, const Metr
 DeviceRow DeviceRowOf(const std::string& device, const MetricsText& before, const MetricsText& now,
                       const Rate& rate) {
   constexpr char kHistogram[] = "attnd_kernel_duration_seconds";
-  const Labels labels = {{"device", device}};
+  const Labels labels = {{"gpu", device}};
   DeviceRow row{.device = device};
-  row.up = now.Sum("attnd_device_up", labels) > 0;
+  row.up = now.Sum("attnd_gpu_up", labels) > 0;
   row.flops_per_second = rate("attnd_kernel_flops_total", labels);
   row.queue_estimated_seconds = now.Sum("attnd_queue_estimated_seconds", labels);
   auto earlier = before.Buckets(kHistogram, labels), later = now.Buckets(kHistogram, labels);
   row.p50_seconds = QuantileBetween(earlier, later, 0.5);
   row.p99_seconds = QuantileBetween(earlier, later, 0.99);
   auto busy = [&](const char* role) {
-    return rate("attnd_stream_busy_seconds_total", {{"device", device}, {"role", role}});
+    return rate("attnd_stream_busy_seconds_total", {{"gpu", device}, {"role", role}});
   };
   row.h2d_busy = busy("h2d");
   row.compute_busy = busy("compute");
   row.d2h_busy = busy("d2h");
   auto used = [&](const char* purpose) {
-    return now.Sum("attnd_hbm_pool_used_bytes", {{"device", device}, {"purpose", purpose}});
+    return now.Sum("attnd_hbm_pool_used_bytes", {{"gpu", device}, {"purpose", purpose}});
   };
   row.hbm_input_bytes = used("input");
   row.hbm_output_bytes = used("output");
   row.hbm_workspace_bytes = used("workspace");
+  row.hbm_lease_bytes = used("lease");
+  row.leases = now.Sum("attnd_leases_active", labels);
   row.hbm_reserved_bytes = now.Sum("attnd_hbm_pool_reserved_bytes", labels);
   return row;
 }
@@ -83,12 +85,13 @@ std::string BusyText(const DeviceRow& row) {
 std::string HbmText(const DeviceRow& row) {
   if (row.hbm_reserved_bytes == 0) return "-";
   return BytesText(row.hbm_input_bytes) + " + " + BytesText(row.hbm_output_bytes) + " + " +
-         BytesText(row.hbm_workspace_bytes) + " of " + BytesText(row.hbm_reserved_bytes);
+         BytesText(row.hbm_workspace_bytes) + " + " + BytesText(row.hbm_lease_bytes) + " of " +
+         BytesText(row.hbm_reserved_bytes);
 }
 
 void PrintDevices(const std::vector<DeviceRow>& devices, std::ostream& out, bool color) {
   Table table({"device", "state", "compute", "queue", "kernel p50", "p99", "h2d compute d2h",
-               "hbm in + out + work"});
+               "hbm in + out + work + leases"});
   for (const DeviceRow& row : devices) {
     table.Add({row.device, Cell(row.up ? "up" : "LOST", row.up ? Color::kGreen : Color::kRed),
                FlopsText(row.flops_per_second), SecondsText(row.queue_estimated_seconds),
@@ -112,6 +115,8 @@ nlohmann::ordered_json DeviceJson(const DeviceRow& row) {
           {"hbm_input_bytes", row.hbm_input_bytes},
           {"hbm_output_bytes", row.hbm_output_bytes},
           {"hbm_workspace_bytes", row.hbm_workspace_bytes},
+          {"hbm_lease_bytes", row.hbm_lease_bytes},
+          {"leases", row.leases},
           {"hbm_reserved_bytes", row.hbm_reserved_bytes}};
 }
 
@@ -124,7 +129,7 @@ TopFrame TopFrame::Between(const MetricsText& before, const MetricsText& now,
   for (const std::string& method : now.ValuesOf("attnd_requests_total", "method")) {
     frame.methods.push_back(RowOf(method, before, now, rate));
   }
-  for (const std::string& device : now.ValuesOf("attnd_device_up", "device")) {
+  for (const std::string& device : now.ValuesOf("attnd_gpu_up", "gpu")) {
     frame.devices.push_back(DeviceRowOf(device, before, now, rate));
   }
   frame.received_per_second = rate("attnd_received_bytes_total");

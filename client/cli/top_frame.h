@@ -24,7 +24,8 @@ struct DeviceRow {
   double p50_seconds = 0, p99_seconds = 0;              // of a launch's kernels; NaN: none
   double h2d_busy = 0, compute_busy = 0, d2h_busy = 0;  // shares of the time; GPUs only
   // GPUs only.
-  double hbm_input_bytes = 0, hbm_output_bytes = 0, hbm_workspace_bytes = 0, hbm_reserved_bytes = 0;
+  double hbm_input_bytes = 0, hbm_output_bytes = 0, hbm_workspace_bytes = 0, hbm_lease_bytes = 0;
+  double hbm_reserved_bytes = 0, leases = 0;
 };
 
 struct TopFrame {

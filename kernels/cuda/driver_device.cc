@@ -131,7 +131,7 @@ class DriverDevice final : public KernelDevice {
   uint64_t given_back_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> lost_{false};
   std::atomic<int64_t> input_{0}, output_{0}, workspace_{0}, lease_{0}, peak_{0};
-  std::atomic<int64_t> uploaded_{0}, downloaded_{0};
+  std::atomic<int64_t> uploaded_{0}, downloaded_{0}, allocation_failures_{0};
   std::atomic<double> upload_seconds_{0}, kernel_seconds_{0}, download_seconds_{0};
 };
 
@@ -359,6 +359,7 @@ absl::StatusOr<std::pair<Slot*, PoolBlock>> DriverDevice::Take(int64_t bytes) {
       free_slots_.pop_back();
       return std::pair(slot, *std::move(block));
     }
+    ++allocation_failures_;
     const bool alone = free_slots_.size() == slots_.size();
     if (alone || block.status().code() != absl::StatusCode::kResourceExhausted) {
       return block.status();
@@ -373,7 +374,10 @@ std::unique_ptr<DeviceMemory> DriverDevice::Hold(int64_t bytes) {
   if (lost_ || !Seen(context_.MakeCurrent()).ok()) return nullptr;
   absl::MutexLock lock(&mutex_);
   absl::StatusOr<PoolBlock> block = pool_.Allocate(upload_.ref(), bytes);
-  if (!Seen(block.status()).ok()) return nullptr;
+  if (!Seen(block.status()).ok()) {
+    ++allocation_failures_;
+    return nullptr;
+  }
   return std::make_unique<HeldBlock>(*this, *std::move(block));
 }
 
@@ -398,7 +402,12 @@ void DriverDevice::CountUse(const ArenaBytes& use, int sign) {
 DeviceUse DriverDevice::use() const {
   DeviceUse use;
   use.memory_total_bytes = total_bytes_;
-  if (context_.MakeCurrent().ok()) use.memory_reserved_bytes = pool_.ReservedBytes().value_or(0);
+  if (context_.MakeCurrent().ok()) {
+    use.memory_reserved_bytes = pool_.ReservedBytes().value_or(0);
+    const auto memory = context_.MemoryInfo();
+    if (memory.ok()) use.memory_used_bytes = memory->second - memory->first;
+  }
+  use.allocation_failures = allocation_failures_;
   use.memory_peak_bytes = peak_;
   use.input_bytes = input_;
   use.output_bytes = output_;

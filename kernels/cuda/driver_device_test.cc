@@ -96,7 +96,9 @@ TEST_F(DriverDeviceTest, HoldsMemoryForLeasesUntilItIsGivenBack) {
   EXPECT_EQ((*device)->use().memory_peak_bytes, 3 << 20);
   EXPECT_EQ((*device)->Hold(2 << 20), nullptr);  // at once: nobody may be about to give it back
   EXPECT_EQ((*device)->Begin(2 << 20, {}).status().code(), absl::StatusCode::kResourceExhausted);
-  std::thread([&] { held.reset(); }).join();  // by any thread
+  EXPECT_EQ((*device)->use().allocation_failures, 2);
+  EXPECT_EQ((*device)->use().memory_used_bytes, int64_t{1} << 30);  // the stand-in's
+  std::thread([&] { held.reset(); }).join();                        // by any thread
   EXPECT_EQ((*device)->use().lease_bytes, 0);
   EXPECT_TRUE((*device)->Begin(2 << 20, {}).ok());
 }
