@@ -281,7 +281,9 @@ absl::Status DriverLaunch::Enqueue(absl::Span<const KernelStep> steps) {
 absl::Status DriverLaunch::EnqueueStep(const KernelStep& step) {
   StreamRef compute = device_.compute_.ref();
   if (device_.options_.stand_in) {
-    return device_.options_.stand_in(*device_.driver_, compute, step);
+    ASSIGN_OR_RETURN(const bool replaced,
+                     device_.options_.stand_in(*device_.driver_, compute, step));
+    if (replaced) return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(LoadedKernel kernel, device_.Kernel(step.row));
   LaunchParams params = step.params;

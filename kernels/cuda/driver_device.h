@@ -25,8 +25,10 @@ struct DriverDeviceOptions {
   double memory_fraction = 0.9;     // of the memory that is free at the start
   double max_slice_seconds = 0.05;  // of one kernel
   int launches = 4;                 // at once
-  // For benchmarks and fault tests: enqueued instead of each kernel.
-  std::function<absl::Status(const Driver&, StreamRef, const KernelStep&)> stand_in = nullptr;
+  // For benchmarks and fault tests: asked before each kernel; true when it has enqueued something
+  // in its place.
+  std::function<absl::StatusOr<bool>(const Driver&, StreamRef, const KernelStep&)> stand_in =
+      nullptr;
 };
 
 // How many GPUs the driver sees; FAILED_PRECONDITION, one line, where there is none.

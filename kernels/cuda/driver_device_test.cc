@@ -87,6 +87,21 @@ TEST_F(DriverDeviceTest, CopiesZeroesAndLaunchesEveryShippedKernel) {
   EXPECT_EQ((*device)->use().uploaded_bytes, 8);
 }
 
+TEST_F(DriverDeviceTest, RunsAStandInWhereItWantsAKernelsPlace) {
+  int asked = 0;
+  auto device = Make({.stand_in = [&](const Driver&, StreamRef, const KernelStep&) {
+    return absl::StatusOr<bool>(++asked == 1);
+  }});
+  ASSERT_TRUE(device.ok()) << device.status();
+  auto launch = (*device)->Begin(1024, {});
+  ASSERT_TRUE(launch.ok());
+  const KernelStep step = {KernelRows().front(), LaunchParams{}};
+  ASSERT_TRUE((*launch)->Run({step, step}, Always).ok());
+  ASSERT_TRUE((*launch)->Finish().ok());
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(fake_.launches(), 1);
+}
+
 TEST_F(DriverDeviceTest, HoldsMemoryForLeasesUntilItIsGivenBack) {
   auto device = Make({.memory_fraction = 1.0 / (15 << 10) * 4});  // 4 MiB
   ASSERT_TRUE(device.ok()) << device.status();
@@ -216,9 +231,10 @@ TEST_F(DriverDeviceTest, CallsNothingThatAllocatesOrWaitsOnTheWayOfALaunch) {
   EXPECT_EQ((*device)->use().memory_reserved_bytes, reserved);
   EXPECT_EQ(fake_.launches(), 50);
   const std::vector<std::string> allowed = {
-      "cuCtxSetCurrent",   "cuEventElapsedTime",      "cuEventQuery",    "cuEventRecord",
-      "cuLaunchKernel",    "cuMemAllocFromPoolAsync", "cuMemFreeAsync",  "cuMemPoolGetAttribute",
-      "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync",       "cuMemsetD8Async", "cuStreamWaitEvent"};
+      "cuCtxSetCurrent",  "cuEventElapsedTime",      "cuEventQuery",      "cuEventRecord",
+      "cuLaunchKernel",   "cuMemAllocFromPoolAsync", "cuMemFreeAsync",    "cuMemPoolGetAttribute",
+      "cuMemGetInfo",     "cuMemcpyDtoHAsync",       "cuMemcpyHtoDAsync", "cuMemsetD8Async",
+      "cuStreamWaitEvent"};
   int64_t counted = 0, all = 0;
   for (const std::string& call : allowed) counted += fake_.calls(call.c_str());
   std::istringstream lines(fake_.all_calls());

@@ -112,12 +112,16 @@ Problem Heads(int64_t length, int64_t head_dim, int64_t heads) {
 // A GPU with its engine; keys is what SpinSeconds needs to know of the load at hand.
 struct Gpu {
   explicit Gpu(int ordinal, const char* ptx = kSpinPtx) : spin(std::make_unique<Spin>(ptx)) {
-    auto device = MakeDriverDevice(
-        {.ordinal = ordinal,
-         .memory_fraction = 0.2,
-         .stand_in = [this](const Driver& driver, StreamRef stream, const KernelStep& step) {
-           return spin->Enqueue(driver, stream, SpinSeconds(step, keys));
-         }});
+    auto device =
+        MakeDriverDevice({.ordinal = ordinal,
+                          .memory_fraction = 0.2,
+                          .stand_in = [this](const Driver& driver, StreamRef stream,
+                                             const KernelStep& step) -> absl::StatusOr<bool> {
+                            const absl::Status status =
+                                spin->Enqueue(driver, stream, SpinSeconds(step, keys));
+                            if (!status.ok()) return status;
+                            return true;
+                          }});
     CHECK(device.ok()) << device.status();
     engine = std::make_unique<CudaBackend>(*std::move(device));
   }

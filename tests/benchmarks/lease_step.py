@@ -78,17 +78,20 @@ def step(client, layers, keep, metrics_port):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--null", action="store_true", help="an engine that computes nothing")
+    parser.add_argument("--server", help="another binary than bazel-bin's")
+    parser.add_argument("--backend", default="auto", help="cuda: residuals of float16 layers stay on the GPU")
     for name, default in (("batch", 2), ("heads", 16), ("kv_heads", 16), ("length", 1024), ("dim", 64), ("layers", 4),
                           ("steps", 9)):
         parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--dtype", default="float16")
     a = parser.parse_args()
-    server = "bazel-bin/tests/benchmarks/null_attnd" if a.null else "bazel-bin/server/attnd"
+    server = a.server or ("bazel-bin/tests/benchmarks/null_attnd" if a.null else "bazel-bin/server/attnd")
     with tempfile.TemporaryDirectory() as folder:
         port_file, metrics_file = os.path.join(folder, "port"), os.path.join(folder, "metrics")
         process = subprocess.Popen([os.path.join(ROOT, server), "--listen", "127.0.0.1:0", "--port_file", port_file,
                                     "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", metrics_file,
-                                    "--memory_limit_mib", "2048", "--drain_delay", "0", "--log_level", "error"])
+                                    "--memory_limit_mib", "2048", "--backend", a.backend, "--drain_delay", "0",
+                                    "--log_level", "error"])
         try:
             address, metrics_port = "127.0.0.1:" + read_port(port_file), read_port(metrics_file)
             rng = np.random.default_rng(1)

@@ -1,0 +1,176 @@
+#include "server/daemon_main.h"
+
+#include <google/protobuf/stubs/logging.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <memory>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/service_notify.h"
+#include "base/status_macros.h"
+#include "base/transport_tuning.h"
+#include "base/version.h"
+#include "server/attnd_server.h"
+#include "server/flags.h"
+#include "server/supervisor.h"
+
+namespace attnd {
+namespace {
+
+constexpr int kExitFailed = 1;
+constexpr int kExitBadOptions = 2;
+constexpr int kExitWrongAnswer = 3;
+constexpr int kExitDeviceLost = 4;
+// How often a lost device is looked for.
+constexpr absl::Duration kLostPoll = absl::Milliseconds(200);
+
+void TuneProcess() {
+  google::protobuf::SetLogHandler(nullptr);  // a caller's bad UTF-8 is answered, not logged
+  signal(SIGPIPE, SIG_IGN);
+  rlimit no_core{0, 0};  // a core would hold callers' tensors
+  setrlimit(RLIMIT_CORE, &no_core);
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &files);
+}
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+// Waits for SIGTERM or SIGINT; true when `time` passed without one.
+bool QuietFor(absl::Duration time) {
+  sigset_t signals = StopSignals();
+  absl::Time end = absl::Now() + time;
+  for (absl::Duration left = time; left > absl::ZeroDuration(); left = end - absl::Now()) {
+    timespec wait = absl::ToTimespec(left);
+    if (sigtimedwait(&signals, nullptr, &wait) > 0) return false;
+  }
+  return true;
+}
+
+// Readers see either no file or all of it.
+absl::Status WriteAtomically(const std::string& path, const std::string& text) {
+  std::string temporary = absl::StrCat(path, ".tmp");
+  std::ofstream file(temporary);
+  file << text;
+  file.close();
+  if (file.fail() || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot write ", path));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WritePortFiles(const ServerOptions& options, const AttndServer& server) {
+  std::string ports;
+  for (const std::string& address : server.addresses()) {
+    if (IsUnixAddress(address)) continue;
+    absl::StrAppend(&ports, address.substr(address.rfind(':') + 1), "\n");
+  }
+  if (!options.port_file.empty()) RETURN_IF_ERROR(WriteAtomically(options.port_file, ports));
+  if (options.metrics_port_file.empty()) return absl::OkStatus();
+  return WriteAtomically(options.metrics_port_file, absl::StrCat(server.metrics_port(), "\n"));
+}
+
+void Notify(const char* state, Logger& log) {
+  absl::Status status = NotifyServiceManager(state);
+  if (!status.ok()) log.Warning("notify_failed", {{"message", status.message()}});
+}
+
+// Until a signal to stop, or until a device is lost: then the others finish what they have.
+void ServeUntilStopped(const ServerOptions& options, AttndServer& server, Logger& log) {
+  while (QuietFor(kLostPoll) && !server.device_lost()) {
+  }
+  log.Info("draining", {{"cause", server.device_lost() ? "device_lost" : "signal"},
+                        {"delay_seconds", absl::ToDoubleSeconds(options.drain_delay)},
+                        {"timeout_seconds", absl::ToDoubleSeconds(options.drain_timeout)}});
+  Notify("STOPPING=1", log);
+  server.Drain(options.drain_delay, options.drain_timeout, QuietFor);
+  log.Info("stopped");
+}
+
+int Fail(Logger& log, const absl::Status& status) {
+  log.Error("start_failed",
+            {{"code", absl::StatusCodeToString(status.code())}, {"message", status.message()}});
+  return absl::StartsWith(status.message(), "self test") ? kExitWrongAnswer : kExitFailed;
+}
+
+int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
+  Logger log(stderr, options.log_format, options.log_level);
+  RealClock clock;
+  std::string note;
+  auto engines = make_engines(options, &note);
+  if (!engines.ok()) return Fail(log, engines.status());
+  if (!note.empty()) log.Info("engine_choice", {{"message", note}});
+  BackendInfo info = engines->front()->info();
+  size_t devices = engines->size();
+  auto server = AttndServer::Start(options, *std::move(engines), clock, log);
+  if (!server.ok()) return Fail(log, server.status());
+  absl::Status written = WritePortFiles(options, **server);
+  if (!written.ok()) return Fail(log, written);
+  log.Info("serving", {{"version", VersionString()},
+                       {"listen", absl::StrJoin((*server)->addresses(), ",")},
+                       {"metrics_port", (*server)->metrics_port()},
+                       {"backend", info.backend},
+                       {"device", info.device},
+                       {"devices", devices},
+                       {"architecture", info.architecture},
+                       {"threads", info.threads},
+                       {"memory_bytes", options.admission.memory_bytes}});
+  Notify("READY=1", log);
+  ServeUntilStopped(options, **server, log);
+  return (*server)->device_lost() ? kExitDeviceLost : 0;
+}
+
+int SuperviseServe(const ServerOptions& options, const EngineFactory& make_engines) {
+  Logger log(stderr, options.log_format, options.log_level);
+  return Supervise([&] { return Serve(options, make_engines); },
+                   {.final_exit_code = kExitBadOptions}, log);
+}
+
+bool AsksForCheck(int argc, char** argv) {
+  for (int n = 1; n < argc; ++n) {
+    if (absl::string_view(argv[n]) == "--check_config") return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+int DaemonMain(int argc, char** argv, const EngineFactory& make_engines) {
+  TuneProcess();
+  // Before any thread starts, so that only DrainOnSignal ever sees them.
+  sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  absl::StatusOr<Flags> flags = ParseFlags(argc, argv, VersionString(), std::cout);
+  if (!flags.ok()) {
+    std::fprintf(stderr, "attnd: %s\n", std::string(flags.status().message()).c_str());
+    return AsksForCheck(argc, argv) ? kExitFailed : kExitBadOptions;
+  }
+  if (flags->action == FlagAction::kPrinted) return 0;
+  if (flags->action == FlagAction::kCheckConfig) {
+    std::printf("attnd: options are valid\n");
+    return 0;
+  }
+  const TransportOptions& transport = flags->options.transport;
+  TuneForTransport({.malloc = transport.tune_malloc, .deadlock_check = transport.deadlock_check});
+  flags->options.version = std::string(kVersion);
+  flags->options.revision = std::string(Commit());
+  return flags->options.supervise ? SuperviseServe(flags->options, make_engines)
+                                  : Serve(flags->options, make_engines);
+}
+
+}  // namespace attnd
