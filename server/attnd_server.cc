@@ -12,6 +12,8 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -19,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/cpu_quota.h"
+#include "base/numa.h"
 #include "base/socket_observer.h"
 #include "base/status_macros.h"
 #include "server/encode_server_info.h"
@@ -191,6 +194,7 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
     server->SetDeviceServing(server->devices_[n], true);
   }
   server->SetServing(true);
+  server->StartGpuWatch();
   return server;
 }
 
@@ -202,6 +206,7 @@ std::vector<const Backend*> AttndServer::Engines() const {
 
 // Page-locks the staging memory once, for all GPUs, and asks each for a known answer.
 absl::Status AttndServer::StartDevices() {
+  PlaceStaging();
   RETURN_IF_ERROR(devices_.front().engine->RegisterHost(staging_.memory()));
   for (Device& device : devices_) RETURN_IF_ERROR(SelfTest(*device.engine, device.cost));
   return absl::OkStatus();
@@ -279,6 +284,35 @@ void AttndServer::StartSharedMemory() {
     server_info_.set_shared_memory_socket((*listener)->path());
     shared_memory_services_.push_back(*std::move(listener));
   }
+}
+
+// The staging memory on the memory nodes of the GPUs that read it, before its first page is
+// touched.
+void AttndServer::PlaceStaging() {
+  std::set<int> nodes;
+  for (const Device& device : devices_) {
+    const std::optional<int> node = NumaNodeOfPciDevice(device.engine->info().pci_bus_id);
+    if (node.has_value()) nodes.insert(*node);
+  }
+  if (nodes.empty() || NumaNodes().size() == 1) return;
+  const std::vector<int> list(nodes.begin(), nodes.end());
+  const absl::Status status = PreferNumaNodes(staging_.memory(), list);
+  log_.Log(status.ok() ? Severity::kInfo : Severity::kWarning, "staging_numa_nodes",
+           {{"nodes", absl::StrJoin(list, ",")}, {"status", status.ToString()}});
+}
+
+// Without NVIDIA's management library only CUDA's own errors tell of a GPU's end.
+void AttndServer::StartGpuWatch() {
+  std::vector<std::string> gpus;
+  for (const Device& device : devices_) gpus.push_back(device.engine->info().pci_bus_id);
+  if (std::all_of(gpus.begin(), gpus.end(), [](const auto& id) { return id.empty(); })) return;
+  auto watch = GpuWatch::Start(
+      options_.nvml_library, gpus,
+      [this](int device, const absl::Status& status) { workers_->Lose(device, status); });
+  if (!watch.ok()) {
+    return log_.Log(Severity::kInfo, "no_gpu_watch", {{"message", watch.status().message()}});
+  }
+  gpu_watch_ = *std::move(watch);
 }
 
 void AttndServer::SampleLeases(int place, const std::string& name) {
@@ -493,6 +527,7 @@ void AttndServer::StopNow() {
 }
 
 AttndServer::~AttndServer() {
+  gpu_watch_.reset();  // it would lose a device of workers that are gone
   if (server_ != nullptr) StopNow();
   workers_.reset();  // answers what is left, before the service goes
   reply_threads_.reset();

@@ -31,6 +31,7 @@
 #include "server/connection_limit.h"
 #include "server/cost_model.h"
 #include "server/device_worker.h"
+#include "server/gpu_watch.h"
 #include "server/lease_reaper.h"
 #include "server/lease_table.h"
 #include "server/metered_backend.h"
@@ -100,6 +101,8 @@ class AttndServer {
   void StartWorkers();
   void LoseDevice(int device, const absl::Status& status);
   void SetDeviceServing(const Device& device, bool serving);
+  void PlaceStaging();
+  void StartGpuWatch();
   void SampleDevice(int number, const Device& device);
   void SampleLeases(int place, const std::string& name);
   static bool WaitOut(absl::Duration time);
@@ -135,6 +138,7 @@ class AttndServer {
   std::unique_ptr<AttentionService> service_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> certificates_;  // and gRPC
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<GpuWatch> gpu_watch_;
   std::vector<std::unique_ptr<TcpListener>> listeners_;  // hand over to the server
   std::unique_ptr<prometheus::Exposer> exposer_;         // after what its gauges read
   std::vector<std::string> addresses_;

@@ -65,6 +65,8 @@ class DeviceWorker {
   void Submit(AdmittedCall call);
   // The caller is gone, or its time is up. No effect on a call that has been answered.
   void Cancel(uint64_t id, StopCause cause);
+  // The device has failed for good, as somebody else knows.
+  void Lose(const absl::Status& status) { LoseDevice(DeviceLost(status)); }
   size_t queued() const;
 
  private:

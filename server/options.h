@@ -58,7 +58,8 @@ struct ServerOptions {
   double hbm_fraction = 0.9;        // of each GPU's free memory, taken at the start
   double lease_hbm_fraction = 0.5;  // of that, for residuals
   double max_launch_ms = 50;        // that one kernel may keep a GPU
-  bool supervise = false;           // run in a child process and start it again when it fails
+  std::string nvml_library = "libnvidia-ml.so.1";  // where errors of GPUs are heard
+  bool supervise = false;    // run in a child process and start it again when it fails
   std::string kernel_cache;  // folder of kernels compiled at run time; empty: the user's cache
 
   TlsOptions tls;

@@ -20,6 +20,7 @@ class Workers {
     DeviceWorker& worker = *workers_[call.device()];
     worker.Submit(std::move(call));
   }
+  void Lose(int device, const absl::Status& status) { workers_[device]->Lose(status); }
   // Wherever it is; no effect on a call that has been answered.
   void Cancel(uint64_t id, StopCause cause) {
     for (const auto& worker : workers_) worker->Cancel(id, cause);

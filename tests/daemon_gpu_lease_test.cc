@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/random_problem.h"
 #include "client/cpp/attention_client.h"
+#include "kernels/driver/fake_driver.h"
 #include "tests/call_outputs.h"
 #include "tests/daemon_fixture.h"
 #include "tests/gated_backend.h"
@@ -30,6 +31,7 @@ ServerOptions Options() {
   options.token_file = TokenFile();
   options.lease_hbm_fraction = 0.5;  // eight residuals
   options.leases.min_hold = absl::ZeroDuration();
+  options.nvml_library = FakeDriver::kLibrary;
   return options;
 }
 
@@ -37,11 +39,13 @@ ServerOptions Options() {
 class Gpus {
  public:
   explicit Gpus(int count, const ServerOptions& options = Options()) {
+    const char* const kBusIds[] = {"0000:3b:00.0", "0000:3c:00.0"};  // the stand-in driver's
     std::vector<std::unique_ptr<Backend>> engines;
     for (int n = 0; n < count; ++n) {
       auto engine = std::make_unique<GatedBackend>();
       engine->SetDeviceBytes(kCall, kMemory);
       engine->KeepResiduals(kKept);
+      engine->SetPciBusId(kBusIds[n]);
       gpus_.push_back(engine.get());
       engines.push_back(std::move(engine));
     }
@@ -171,6 +175,22 @@ TEST(DaemonGpuLease, IsLostWithItsDevice) {
   EXPECT_EQ(gpus.gpu(holder).held_bytes(), 0);
   EXPECT_TRUE(alice.Backward(whole).ok());  // by the other
   EXPECT_EQ(gpus.server().use(holder).lease_bytes, 0);
+}
+
+TEST(DaemonGpuLease, IsLostWhenNvmlTellsOfItsDevicesEnd) {
+  FakeDriver fake;
+  Gpus gpus(2);
+  LeaseCaller alice(gpus.daemon(), kAlice);
+  v1::ForwardResponse forward = alice.Keep(SmallProblem());
+  const int holder = gpus.holder();
+  ASSERT_GE(holder, 0);
+  fake.xid(holder, 79);  // it fell off the bus; no CUDA call has been made since
+  while (!gpus.server().device_lost()) std::this_thread::yield();
+  grpc::Status status =
+      alice.Backward(Leased(MakeBackward(SmallProblem(), 1, forward), forward.residual().token()));
+  ExpectError(status, grpc::StatusCode::FAILED_PRECONDITION, "LEASE_LOST");
+  EXPECT_EQ(ErrorInfoOf(status).metadata().at("cause"), "device_lost");
+  EXPECT_TRUE(alice.Backward(MakeBackward(SmallProblem(), 1, forward)).ok());  // by the other
 }
 
 // What a user of the client library sees of all that: nothing.

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <stop_token>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -62,6 +63,7 @@ class GatedBackend final : public Backend {
   void KeepResiduals(int64_t bytes) {
     Set([&] { residual_bytes_ = bytes; });
   }
+  void SetPciBusId(const std::string& id) { info_.pci_bus_id = id; }
   int64_t held_bytes() const { return held_bytes_; }
   void SetWorkspace(int64_t bytes) {
     Set([&] { workspace_bytes_ = bytes; });

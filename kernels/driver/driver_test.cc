@@ -229,6 +229,29 @@ TEST_F(DriverTest, APoolTakesItsMemoryOnceAndRefusesMore) {
   EXPECT_EQ(*pool->ReservedBytes(), 8192);
 }
 
+TEST_F(DriverTest, HearsXidsOfTheDevicesThatItListensTo) {
+  auto nvml = Nvml::Load(kFake);
+  ASSERT_TRUE(nvml.ok()) << nvml.status();
+  auto events = (*nvml)->ListenForXids({"0000:3c:00.0"});
+  ASSERT_TRUE(events.ok()) << events.status();
+  auto nothing = (*events)->Wait(absl::ZeroDuration());
+  ASSERT_TRUE(nothing.ok()) << nothing.status();
+  EXPECT_FALSE(nothing->has_value());
+  fake_.xid(0, 79);  // another device
+  fake_.xid(1, 48);
+  EXPECT_FALSE((*(*events)->Wait(absl::ZeroDuration())).has_value());
+  auto event = *(*events)->Wait(absl::ZeroDuration());
+  ASSERT_TRUE(event.has_value());
+  EXPECT_EQ(event->pci_bus_id, "0000:3c:00.0");
+  EXPECT_EQ(event->xid, 48u);
+  EXPECT_FALSE((*nvml)->ListenForXids({"nowhere"}).ok());
+}
+
+TEST(Xid, IsFatalUnlessAProgramCausedIt) {
+  for (uint64_t fatal : {48, 62, 64, 74, 79, 95, 119, 140}) EXPECT_TRUE(IsFatalXid(fatal)) << fatal;
+  for (uint64_t own : {13, 31, 43, 45, 68, 94, 109}) EXPECT_FALSE(IsFatalXid(own)) << own;
+}
+
 TEST_F(DriverTest, ReadsHealthWhereNvmlTellsIt) {
   auto nvml = Nvml::Load(kFake);
   ASSERT_TRUE(nvml.ok()) << nvml.status();

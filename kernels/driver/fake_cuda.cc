@@ -7,8 +7,12 @@
 #include <cuda.h>
 #include <sys/mman.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -87,6 +91,23 @@ CUresult PushCopy(const char* call, EngineKind engine, CUstream stream, void* to
                .seconds = kCopySeconds + static_cast<double>(bytes) / kBytesPerSecond,
                .effect = [=] { std::memcpy(to, from, bytes); }});
 }
+
+// XIDs that nobody has waited for yet. Not under the world's mutex: a wait takes time.
+struct Xids {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::pair<Device*, unsigned long long>> events;
+};
+Xids& xids() {
+  static Xids& instance = *new Xids();
+  return instance;
+}
+// nvmlEventData_t.
+struct EventData {
+  void* device;
+  unsigned long long type, data;
+  unsigned gpu_instance, compute_instance;
+};
 
 // Memory larger than anything a test touches is only an address.
 constexpr int64_t kTouchedBytes = int64_t{256} << 20;
@@ -414,6 +435,29 @@ CUresult cuLaunchKernel(CUfunction raw, unsigned blocks, unsigned, unsigned, uns
 }
 #endif
 
+void FakeNvmlXid(int device, unsigned long long xid) {
+  {
+    std::lock_guard<std::mutex> lock(xids().mutex);
+    xids().events.push_back({&world().devices[device], xid});
+  }
+  xids().changed.notify_all();
+}
+int nvmlEventSetCreate(void** set) {
+  *set = &xids();
+  return 0;
+}
+int nvmlEventSetFree(void*) { return 0; }
+int nvmlDeviceRegisterEvents(void*, unsigned long long types, void*) { return types == 8 ? 0 : 2; }
+int nvmlEventSetWait_v2(void*, EventData* data, unsigned milliseconds) {
+  std::unique_lock<std::mutex> lock(xids().mutex);
+  const bool came = xids().changed.wait_for(lock, std::chrono::milliseconds(milliseconds),
+                                            [] { return !xids().events.empty(); });
+  if (!came) return 10;
+  *data = {xids().events.front().first, 8, xids().events.front().second, 0, 0};
+  xids().events.pop_front();
+  return 0;
+}
+
 int nvmlInit_v2() { return 0; }
 int nvmlShutdown() { return 0; }
 const char* nvmlErrorString(int) { return "Not Found"; }
@@ -422,8 +466,9 @@ int nvmlSystemGetDriverVersion(char* text, unsigned bytes) {
   return 0;
 }
 int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
-  *device = &world();
-  return std::strncmp(id, "0000:3", 6) == 0 ? 0 : 6;
+  if (std::strncmp(id, "0000:3", 6) != 0) return 6;
+  *device = &world().devices[std::strncmp(id, "0000:3b", 7) == 0 ? 0 : 1];
+  return 0;
 }
 int nvmlDeviceGetName(void*, char* text, unsigned bytes) {
   std::strncpy(text, "Fake V100", bytes);

@@ -22,6 +22,7 @@ class FakeDriver {
     Find(reset, "FakeCudaReset");
     Find(set_devices, "FakeCudaDevices");
     Find(seed, "FakeCudaSeed");
+    Find(xid, "FakeNvmlXid");
     Find(live, "FakeCudaLive");
     Find(launches, "FakeCudaLaunches");
     Find(calls, "FakeCudaCalls");
@@ -40,8 +41,9 @@ class FakeDriver {
   void (*trap)(int device, int launches);
   void (*reset)();
   void (*set_devices)(int count);
-  void (*seed)(uint64_t seed);  // operations take random times
-  int (*live)();                // objects and blocks not given back
+  void (*seed)(uint64_t seed);                      // operations take random times
+  void (*xid)(int device, unsigned long long xid);  // to who listens by NVML
+  int (*live)();                                    // objects and blocks not given back
   int (*launches)();
   int64_t (*calls)(const char* call);
   const char* (*all_calls)();  // "cuInit 1\n...", since the last reset

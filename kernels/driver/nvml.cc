@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,9 +13,11 @@ namespace attnd {
 namespace {
 
 // Values of nvml.h.
-constexpr int kTemperatureGpu = 0;       // NVML_TEMPERATURE_GPU
-constexpr int kUncorrectedErrors = 1;    // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-constexpr int kVolatileEccCounters = 0;  // NVML_VOLATILE_ECC
+constexpr int kTemperatureGpu = 0;                   // NVML_TEMPERATURE_GPU
+constexpr int kUncorrectedErrors = 1;                // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+constexpr int kVolatileEccCounters = 0;              // NVML_VOLATILE_ECC
+constexpr unsigned long long kXidCriticalError = 8;  // nvmlEventTypeXidCriticalError
+constexpr int kTimeout = 10;                         // NVML_ERROR_TIMEOUT
 
 }  // namespace
 
@@ -40,6 +44,10 @@ absl::StatusOr<std::unique_ptr<Nvml>> Nvml::Load(const std::string& name) {
   find(f.temperature, "nvmlDeviceGetTemperature");
   find(f.power_usage, "nvmlDeviceGetPowerUsage");
   find(f.total_ecc_errors, "nvmlDeviceGetTotalEccErrors");
+  find(f.event_set_create, "nvmlEventSetCreate");
+  find(f.event_set_free, "nvmlEventSetFree");
+  find(f.register_events, "nvmlDeviceRegisterEvents");
+  find(f.event_set_wait, "nvmlEventSetWait_v2");
   if (!missing.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(name, " lacks ", missing));
   }
@@ -86,6 +94,41 @@ absl::StatusOr<DeviceHealth> Nvml::Health(const std::string& pci_bus_id) const {
     health.uncorrected_ecc_errors = static_cast<int64_t>(value);
   }
   return health;
+}
+
+bool IsFatalXid(uint64_t xid) {
+  constexpr uint64_t kOfPrograms[] = {13, 31, 43, 45, 68, 92, 94, 109};
+  return std::find(std::begin(kOfPrograms), std::end(kOfPrograms), xid) == std::end(kOfPrograms);
+}
+
+absl::StatusOr<std::unique_ptr<XidEvents>> Nvml::ListenForXids(
+    const std::vector<std::string>& pci_bus_ids) const {
+  auto events = std::unique_ptr<XidEvents>(new XidEvents(*this));
+  RETURN_IF_ERROR(Check(functions_.event_set_create(&events->set_), "nvmlEventSetCreate"));
+  for (const std::string& id : pci_bus_ids) {
+    Device device = nullptr;
+    RETURN_IF_ERROR(Check(functions_.device_by_pci_bus_id(id.c_str(), &device),
+                          "nvmlDeviceGetHandleByPciBusId"));
+    RETURN_IF_ERROR(Check(functions_.register_events(device, kXidCriticalError, events->set_),
+                          "nvmlDeviceRegisterEvents"));
+    events->devices_[device] = id;
+  }
+  return events;
+}
+
+XidEvents::~XidEvents() {
+  if (set_ != nullptr) nvml_.functions_.event_set_free(set_);
+}
+
+absl::StatusOr<std::optional<XidEvent>> XidEvents::Wait(absl::Duration time) {
+  Nvml::EventData data = {};
+  const Nvml::Result result = nvml_.functions_.event_set_wait(
+      set_, &data, static_cast<unsigned>(absl::ToInt64Milliseconds(time)));
+  if (result == kTimeout) return std::nullopt;
+  RETURN_IF_ERROR(nvml_.Check(result, "nvmlEventSetWait"));
+  auto device = devices_.find(data.device);
+  if (data.type != kXidCriticalError || device == devices_.end()) return std::nullopt;
+  return XidEvent{device->second, data.data};
 }
 
 }  // namespace attnd

@@ -1,16 +1,20 @@
 // Nvml: what NVIDIA's management library (libnvidia-ml.so.1, found at run time) tells beyond the
-// driver API: the driver's own version, and a device's temperature, power and uncorrected memory
-// errors. It is optional: without it these are simply not known.
+// driver API: the driver's own version, a device's temperature, power and uncorrected memory
+// errors, and the errors that the kernel driver logs as XIDs. It is optional: without it these are
+// simply not known.
 // Errors: FAILED_PRECONDITION without the library, INTERNAL with the call's name. Any thread.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace attnd {
 
@@ -23,6 +27,19 @@ struct DeviceHealth {
   std::optional<int64_t> uncorrected_ecc_errors;  // since the driver was loaded
 };
 
+// An error of a device as the kernel driver logs it ("NVRM: Xid ...").
+struct XidEvent {
+  std::string pci_bus_id;  // as it was asked for
+  uint64_t xid = 0;
+};
+
+// Whether the device is of no use after this XID, whoever caused it: what a program does wrong (13,
+// 31, 43, 45, 68, 109) comes to that program as a CUDA error, and 92 and 94 are dealt with by the
+// device. (NVIDIA, "XID Errors"; its Kubernetes device plugin leaves the same ones out.)
+bool IsFatalXid(uint64_t xid);
+
+class XidEvents;
+
 class Nvml {
  public:
   static absl::StatusOr<std::unique_ptr<Nvml>> Load(
@@ -34,10 +51,20 @@ class Nvml {
   absl::StatusOr<std::string> DriverVersion() const;  // "535.183.01"
   // `pci_bus_id` as DeviceIdentity has it.
   absl::StatusOr<DeviceHealth> Health(const std::string& pci_bus_id) const;
+  // Listens to these devices; this outlives the result.
+  absl::StatusOr<std::unique_ptr<XidEvents>> ListenForXids(
+      const std::vector<std::string>& pci_bus_ids) const;
 
  private:
+  friend class XidEvents;
   using Device = struct NvmlDevice*;
   using Result = int;  // nvmlReturn_t; 0 is success
+  using EventSet = struct NvmlEventSet*;
+  struct EventData {  // nvmlEventData_t
+    Device device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+  };
   struct Functions {
     Result (*init)();
     Result (*shutdown)();
@@ -49,12 +76,34 @@ class Nvml {
     Result (*temperature)(Device, int sensor, unsigned*);
     Result (*power_usage)(Device, unsigned* milliwatts);
     Result (*total_ecc_errors)(Device, int error_type, int counter_type, unsigned long long*);
+    Result (*event_set_create)(EventSet*);
+    Result (*event_set_free)(EventSet);
+    Result (*register_events)(Device, unsigned long long types, EventSet);
+    Result (*event_set_wait)(EventSet, EventData*, unsigned milliseconds);
   };
   Nvml() = default;
   absl::Status Check(Result result, const char* call) const;
 
   Functions functions_ = {};
   bool initialised_ = false;
+};
+
+// What ListenForXids listens to. One thread.
+class XidEvents {
+ public:
+  ~XidEvents();
+  XidEvents(const XidEvents&) = delete;
+  XidEvents& operator=(const XidEvents&) = delete;
+
+  // Nothing when none came within `time`.
+  absl::StatusOr<std::optional<XidEvent>> Wait(absl::Duration time);
+
+ private:
+  friend class Nvml;
+  explicit XidEvents(const Nvml& nvml) : nvml_(nvml) {}
+  const Nvml& nvml_;
+  Nvml::EventSet set_ = nullptr;
+  std::map<Nvml::Device, std::string> devices_;
 };
 
 }  // namespace attnd
