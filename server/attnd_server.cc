@@ -178,6 +178,8 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
   RETURN_IF_ERROR(server->StartDevices());
   if (!options.token_file.empty()) {
     ASSIGN_OR_RETURN(server->auth_, Authenticator::FromTokenFile(options.token_file));
+    server->token_watch_ =
+        std::make_unique<TokenWatch>(options.token_file, options.tls.refresh, server->auth_, log);
   }
   uint64_t boot_epoch = NewBootEpoch();
   server->leases_ =

@@ -43,6 +43,7 @@
 #include "server/shared_memory_service.h"
 #include "server/staging_pool.h"
 #include "server/tcp_listener.h"
+#include "server/token_watch.h"
 #include "server/workers.h"
 
 namespace attnd {
@@ -125,6 +126,7 @@ class AttndServer {
   std::atomic<bool> device_lost_{false};
   std::unique_ptr<SharedMemoryTable> shared_memory_;  // its regions are page-locked by an engine
   Authenticator auth_;
+  std::unique_ptr<TokenWatch> token_watch_;  // null: no tokens
   v1::GetServerInfoResponse server_info_;
   std::unique_ptr<LeaseTable> leases_;
   std::unique_ptr<Admission> admission_;

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <memory>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -30,6 +31,24 @@ absl::string_view View(grpc::string_ref text) { return {text.data(), text.size()
 
 }  // namespace
 
+Authenticator::Authenticator() : current_(std::make_unique<Current>()) {
+  absl::MutexLock lock(&current_->mutex);
+  current_->entries = std::make_shared<Entries>();
+}
+
+std::shared_ptr<const Authenticator::Entries> Authenticator::entries() const {
+  absl::MutexLock lock(&current_->mutex);
+  return current_->entries;
+}
+
+bool Authenticator::Replace(Authenticator other) {
+  std::shared_ptr<const Entries> fresh = other.entries();
+  absl::MutexLock lock(&current_->mutex);
+  if (*fresh == *current_->entries) return false;
+  current_->entries = std::move(fresh);
+  return true;
+}
+
 absl::StatusOr<Authenticator> Authenticator::FromTokenFile(const std::string& path) {
   std::ifstream file(path);
   if (!file) return absl::NotFoundError(absl::StrCat("--token_file: cannot read ", path));
@@ -39,7 +58,7 @@ absl::StatusOr<Authenticator> Authenticator::FromTokenFile(const std::string& pa
 }
 
 absl::StatusOr<Authenticator> Authenticator::FromTokenText(absl::string_view text) {
-  Authenticator auth;
+  auto entries = std::make_shared<Entries>();
   int number = 0;
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
@@ -52,11 +71,14 @@ absl::StatusOr<Authenticator> Authenticator::FromTokenText(absl::string_view tex
           absl::StrCat("--token_file: expected \"name token\" with a token of at least ",
                        kShortestToken, " bytes, got something else in line ", number));
     }
-    auth.entries_.push_back({words[0], words[1]});
+    entries->push_back({words[0], words[1]});
   }
-  if (auth.entries_.empty()) {
+  if (entries->empty()) {
     return absl::InvalidArgumentError("--token_file: expected at least one token, got none");
   }
+  Authenticator auth;
+  absl::MutexLock lock(&auth.current_->mutex);
+  auth.current_->entries = std::move(entries);
   return auth;
 }
 
@@ -68,7 +90,8 @@ absl::StatusOr<std::string> Authenticator::CheckToken(absl::string_view header) 
   }
   absl::string_view token = absl::StripAsciiWhitespace(header.substr(kScheme.size()));
   const Entry* found = nullptr;
-  for (const Entry& entry : entries_) {  // all of them, whichever matches
+  std::shared_ptr<const Entries> known = entries();
+  for (const Entry& entry : *known) {  // all of them, whichever matches
     if (EqualInConstantTime(entry.token, token)) found = &entry;
   }
   if (found != nullptr) return found->name;
@@ -78,7 +101,7 @@ absl::StatusOr<std::string> Authenticator::CheckToken(absl::string_view header) 
 
 absl::StatusOr<std::string> Authenticator::Identify(
     const grpc::CallbackServerContext& context) const {
-  if (!entries_.empty()) {
+  if (!entries()->empty()) {
     auto header = context.client_metadata().find("authorization");
     return CheckToken(header == context.client_metadata().end() ? "" : View(header->second));
   }
@@ -91,7 +114,7 @@ absl::StatusOr<std::string> Authenticator::Identify(
 }
 
 absl::StatusOr<std::string> Authenticator::IdentifyLocal(absl::string_view header) const {
-  if (!entries_.empty()) return CheckToken(header);
+  if (!entries()->empty()) return CheckToken(header);
   return CallerOfPeer("unix:");
 }
 

@@ -191,6 +191,15 @@ TEST_F(DaemonToken, AcceptsKnownTokensAndRefusesTheRest) {
   }
 }
 
+TEST_F(DaemonToken, ComesAndGoesWithoutARestart) {
+  options_.tls.refresh = absl::Seconds(1);
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options_);
+  EXPECT_TRUE(CallPlain(daemon, "Bearer 0123456789abcdef").ok());
+  std::ofstream(options_.token_file) << "alice 1111222233334444\n";
+  while (!CallPlain(daemon, "Bearer 1111222233334444").ok()) std::this_thread::yield();
+  EXPECT_EQ(ErrorInfoOf(CallPlain(daemon, "Bearer 0123456789abcdef")).reason(), "TOKEN_INVALID");
+}
+
 TEST_F(DaemonToken, IsNeededForServerInfoToo) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), options_);
   v1::GetServerInfoResponse reply;
