@@ -106,6 +106,18 @@ TEST(DaemonFlood, HoldsIdleConnectionsToItsLimitAndTakesNewOnesWhenTheyGo) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
+TEST(DaemonFlood, ClosesConnectionsThatNeverGreetOrStayIdle) {
+  ServerOptions options = TestOptions();
+  options.transport.handshake_timeout = absl::Milliseconds(300);
+  options.transport.max_connection_idle = absl::Milliseconds(500);
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  RawHttp2 silent(daemon.address()), idle(daemon.address());
+  idle.Greet();
+  while (!silent.ended()) silent.Read(100);
+  while (!idle.ended() && !idle.going_away()) idle.Read(100);
+  ExpectHealthy(daemon);
+}
+
 TEST(DaemonFlood, KeepsStagingMemoryToItsQuotaUnder1000SlowStreams) {
   ServerOptions options = TestOptions();
   options.admission.memory_bytes = options.admission.caller_max_bytes = int64_t{16} << 20;
