@@ -100,6 +100,8 @@ grpc::Status CallRecord::Failed(const absl::Status& status) {
 
 void CallRecord::Close() {
   absl::Time now = deps_.clock.Now();
+  // Not a caller's mistake: nobody is there to read the answer either.
+  if (no_request_ && context_.IsCancelled()) status_ = Stopped();
   if (status_.ok()) ReportStages(now);
   std::string reason = ReasonOf(status_);
   if (status_.code() == absl::StatusCode::kUnauthenticated) deps_.metrics.AuthFailed(reason);

@@ -26,6 +26,9 @@ class CallRecord {
   Direction direction() const { return direction_; }
   uint64_t id() const { return id_; }
 
+  // The request is not there: it never came, or the call ended before it had. Which of the two, only
+  // Close can tell.
+  void NoRequest() { no_request_ = true; }
   // UNAUTHENTICATED when the caller is nobody.
   absl::Status Identify();
   // Admits a decoded call and gives its tensors their places in staging memory.
@@ -56,6 +59,7 @@ class CallRecord {
   const bool unix_socket_;
   std::string caller_, request_id_;
   absl::Status status_;
+  bool no_request_ = false;
   CallTimes times_;
   Priority priority_ = Priority::kNormal;
 };

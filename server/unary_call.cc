@@ -21,6 +21,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public ReplySink {
   // Called once, from the method's handler; gRPC calls nothing here before that has returned, so
   // OnCancel finds the call submitted.
   void Start(const grpc::ByteBuffer& request) {
+    if (!request.Valid()) record_.NoRequest();
     absl::StatusOr<AdmittedCall> call = Accept(request);
     // gRPC's own reference to the request would keep its slices until the end of the call.
     const_cast<grpc::ByteBuffer&>(request).Clear();

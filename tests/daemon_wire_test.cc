@@ -53,9 +53,8 @@ void ExpectHealthy(Daemon& daemon) {
 // A plain TCP connection to the daemon.
 class Socket {
  public:
-  explicit Socket(const Daemon& daemon) {
-    int port = 0;
-    CHECK(absl::SimpleAtoi(daemon.address().substr(daemon.address().rfind(':') + 1), &port));
+  explicit Socket(const Daemon& daemon) : Socket(PortOf(daemon)) {}
+  explicit Socket(int port) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<uint16_t>(port));
@@ -67,10 +66,29 @@ class Socket {
   void Send(const std::string& bytes) {
     (void)!send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
+  // All until the other end closes.
+  std::string Receive() {
+    std::string all;
+    char bytes[4096];
+    for (ssize_t n; (n = recv(fd_, bytes, sizeof(bytes), 0)) > 0;) all.append(bytes, n);
+    return all;
+  }
 
  private:
+  static int PortOf(const Daemon& daemon) {
+    int port = 0;
+    CHECK(absl::SimpleAtoi(daemon.address().substr(daemon.address().rfind(':') + 1), &port));
+    return port;
+  }
+
   int fd_;
 };
+
+std::string Get(int port, const std::string& path) {
+  Socket socket(port);
+  socket.Send(absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"));
+  return socket.Receive();
+}
 
 TEST(DaemonWire, AnswersRandomBytesWithAStatusOnOneConnection) {
   Daemon daemon(std::make_unique<ReferenceBackend>());
@@ -118,6 +136,40 @@ TEST(DaemonWire, RefusesCompressedMessages) {
   v1::ForwardResponse reply;
   EXPECT_EQ(daemon.stub().Forward(&context, request, &reply).error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
+  ExpectHealthy(daemon);
+}
+
+// A call that is withdrawn before its request has come.
+grpc::Status CallWithdrawn(const std::shared_ptr<grpc::Channel>& channel) {
+  grpc::GenericStub stub(channel);
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  auto call = stub.PrepareCall(&context, "/attnd.v1.Attention/Forward", &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  call->StartCall(nullptr);
+  queue.Next(&tag, &ok);  // the headers are out
+  context.TryCancel();
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  queue.Next(&tag, &ok);
+  return status;
+}
+
+TEST(DaemonWire, CountsACallWithdrawnBeforeItsRequestAsCancelledNotAsInvalid) {
+  ServerOptions options = TestOptions();
+  options.metrics_listen = "127.0.0.1:0";
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  EXPECT_EQ(CallWithdrawn(daemon.NewChannel()).error_code(), grpc::StatusCode::CANCELLED);
+  const std::string cancelled = "attnd_requests_total{code=\"CANCELLED\",method=\"Forward\"} ";
+  std::string metrics;
+  for (int n = 0; n < 500 && metrics.find(cancelled + "1") == std::string::npos; ++n) {
+    absl::SleepFor(absl::Milliseconds(20));  // the daemon hears of it a moment later
+    metrics = Get(daemon.server().metrics_port(), "/metrics");
+  }
+  EXPECT_NE(metrics.find(cancelled + "1"), std::string::npos) << metrics;
+  EXPECT_NE(metrics.find("attnd_rejected_requests_total{reason=\"invalid\"} 0"), std::string::npos);
+  EXPECT_EQ(CallRaw(daemon.NewChannel(), "").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   ExpectHealthy(daemon);
 }
 
