@@ -20,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/congestion_control.h"
 #include "base/cpu_quota.h"
 #include "base/numa.h"
 #include "base/socket_observer.h"
@@ -105,11 +106,14 @@ absl::Status CheckTlsFiles(const TlsOptions& tls) {
   return CheckPem("tls_client_ca", tls.client_ca, "BEGIN CERTIFICATE");
 }
 
-void HandOver(int socket, ConnectionLimit& limit,
+void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimit& limit,
               grpc::experimental::ExternalConnectionAcceptor& grpc) {
   if (!limit.Take(socket)) {
     close(socket);
     return;
+  }
+  if (!loopback_congestion.empty() && StaysOnThisHost(socket)) {
+    SetCongestionControl(socket, loopback_congestion);
   }
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.fd = socket;
@@ -469,10 +473,10 @@ absl::Status AttndServer::StartGrpc() {
         absl::StrCat("cannot listen on ", absl::StrJoin(options_.listen, ", ")));
   }
   for (size_t n = 0; n < listeners_.size(); ++n) {
-    listeners_[n]->Start(
-        [limit = connections_, acceptor = std::shared_ptr(std::move(acceptors[n]))](int socket) {
-          HandOver(socket, *limit, *acceptor);
-        });
+    listeners_[n]->Start([congestion = options_.transport.loopback_congestion, limit = connections_,
+                          acceptor = std::shared_ptr(std::move(acceptors[n]))](int socket) {
+      HandOver(socket, congestion, *limit, *acceptor);
+    });
   }
   return absl::OkStatus();
 }

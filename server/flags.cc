@@ -195,6 +195,8 @@ void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
   add("--max_frame_kib", raw.frame_kib, "HTTP/2 frames that a peer may send");
   add_switch("--bdp_probe,!--no-bdp_probe", t.bdp_probe,
              "let gRPC set the window by probing for the bandwidth-delay product");
+  add("--loopback_congestion", t.loopback_congestion,
+      "TCP congestion control of connections within this host; empty: the system's");
   add_switch("--tune_malloc,!--no-tune_malloc", t.tune_malloc,
              "keep freed memory for the next message instead of returning it");
   add_switch("--deadlock_check,!--no-deadlock_check", t.deadlock_check,

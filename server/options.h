@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "base/congestion_control.h"
 #include "base/log.h"
 #include "server/admission.h"
 #include "server/device_worker.h"
@@ -42,8 +43,9 @@ struct TransportOptions {
   bool bdp_probe = false;  // gRPC probes for the bandwidth-delay product and sets the window by it
   int64_t stream_window_bytes = int64_t{4} << 20;  // of one call, that a peer may send unread
   int64_t max_frame_bytes = int64_t{1} << 20;      // of HTTP/2, that a peer may send in one piece
-  bool tune_malloc = true;                         // keep freed pages: base/transport_tuning.h
-  bool deadlock_check = false;                     // abseil's detector, on each lock
+  std::string loopback_congestion = kLoopbackCongestion;  // of connections within this host
+  bool tune_malloc = true;      // keep freed pages: base/transport_tuning.h
+  bool deadlock_check = false;  // abseil's detector, on each lock
   StreamLimits streams;
 };
 

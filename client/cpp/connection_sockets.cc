@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "base/congestion_control.h"
 #include "base/socket_observer.h"
 
 namespace attnd {
@@ -30,6 +31,7 @@ ConnectionSockets::~ConnectionSockets() {
 bool ConnectionSockets::OnOpen(int socket) {
   absl::MutexLock lock(&mutex_);
   if (shut_down_) return false;
+  if (loopback_) SetCongestionControl(socket, kLoopbackCongestion);
   int duplicate = fcntl(socket, F_DUPFD_CLOEXEC, 0);
   if (duplicate < 0) return true;  // out of descriptors: the connection works, unwatched
   duplicates_.push_back(duplicate);

@@ -19,7 +19,8 @@ namespace attnd {
 
 class ConnectionSockets {
  public:
-  ConnectionSockets() = default;
+  // `loopback`: they will be connected to this host.
+  explicit ConnectionSockets(bool loopback = false) : loopback_(loopback) {}
   ~ConnectionSockets();
   ConnectionSockets(const ConnectionSockets&) = delete;
   ConnectionSockets& operator=(const ConnectionSockets&) = delete;
@@ -35,6 +36,7 @@ class ConnectionSockets {
   bool OnOpen(int socket);
 
  private:
+  const bool loopback_;
   absl::Mutex mutex_;
   // Duplicates of the newest sockets: their numbers stay ours when gRPC closes its own.
   std::deque<int> duplicates_ ABSL_GUARDED_BY(mutex_);

@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "client/cpp/credentials.h"
@@ -72,6 +74,14 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options) {
     arguments.SetSslTargetNameOverride(options.tls->server_name);
   }
   return arguments;
+}
+
+// "127.0.0.1:7070" and other ways to write it; a name that only resolves to it is not seen.
+bool IsLoopback(absl::string_view target) {
+  for (absl::string_view scheme : {"dns:", "ipv4:", "ipv6:"}) absl::ConsumePrefix(&target, scheme);
+  absl::ConsumePrefix(&target, "///");
+  return absl::StartsWith(target, "127.") || absl::StartsWith(target, "localhost") ||
+         absl::StartsWith(target, "[::1]");
 }
 
 }  // namespace
@@ -140,9 +150,9 @@ void Connections::AddAddress(const std::string& address) {
 }
 
 std::shared_ptr<Connection> Connections::Open(int address_index) const {
-  auto sockets = std::make_shared<ConnectionSockets>();
-  grpc::ChannelArguments arguments = MakeArguments(options_);
   const Address& address = addresses_[address_index];
+  auto sockets = std::make_shared<ConnectionSockets>(IsLoopback(address.target));
+  grpc::ChannelArguments arguments = MakeArguments(options_);
   if (address.name >= 0) {  // what a certificate is for
     const ReplicaName& name = names_[address.name].name;
     arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, absl::StrCat(name.host, ":", name.port));
