@@ -36,6 +36,9 @@ constexpr size_t kMaxRequestIdBytes = 64;
 constexpr absl::Duration kSmallCallTimeout = absl::Milliseconds(500);
 constexpr int64_t kChunkOverhead = 64;  // of a chunk's message beside its data
 
+// On 16 cores 6 move as much as 8 with less processor time, 4 and 12 less (docs/PERFORMANCE.md).
+int BulkThreads() { return std::clamp(AvailableCpus() * 3 / 8, 2, 8); }
+
 std::string RandomRequestId() {
   thread_local absl::BitGen random;
   return absl::StrFormat("%016x%016x", absl::Uniform<uint64_t>(random),
@@ -126,11 +129,12 @@ class AttentionClient::Impl {
         connections_(std::move(connections)),
         budget_(options_.retry),
         limits_(connections_->address_count()),
+        bulk_queue_(BulkThreads()),
         max_lanes_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
         lane_threads_(max_lanes_),
         shared_memory_(MakeSharedMemory(options_)),
-        core_{options_, *clock_,       *connections_, budget_,
-              queues_,  lane_threads_, max_lanes_,    shared_memory_.get()},
+        core_{options_,      *clock_,    *connections_,       budget_, queues_, bulk_queue_,
+              lane_threads_, max_lanes_, shared_memory_.get()},
         book_(std::make_shared<LeaseBook>(
             LeaseBook::Calls{
                 .renew = [this](int address,
@@ -364,6 +368,7 @@ class AttentionClient::Impl {
   RetryBudget budget_;
   MessageLimits limits_;
   CompletionQueues queues_;
+  BulkQueue bulk_queue_;
   const int max_lanes_;
   LaneThreads lane_threads_;
   const std::unique_ptr<SharedMemory> shared_memory_;  // null: no address to share with

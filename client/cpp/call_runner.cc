@@ -112,21 +112,24 @@ struct CallRunner::Attempt {
   int64_t bytes = 0;
   bool leased = false;
   std::unique_ptr<grpc::ClientContext> context;
+  absl::Mutex mutex;  // of the RPC, which several threads of the bulk queue may drive
   std::unique_ptr<ShardRpc> rpc;
 };
 
-class CallRunner::Lane {
+class CallRunner::Lane final : public EventSink {
  public:
   // look_around: null on a helper's thread.
-  Lane(CallRunner& runner, LookAround* look_around)
-      : runner_(runner), look_around_(look_around), borrowed_(runner.core_.queues) {}
+  Lane(CallRunner& runner, LookAround* look_around) : runner_(runner), look_around_(look_around) {
+    runner.bulk_ ? static_cast<void>(bulk_.emplace(runner.core_.bulk_queue))
+                 : static_cast<void>(own_.emplace(runner.core_.queues));
+  }
 
   void Run() {
     while (true) {
       while (in_flight_.size() < kInFlightPerLane && StartOne()) {
       }
       if (!in_flight_.empty()) {
-        TakeEvent();
+        TakeEnd();
       } else if (!runner_.state_.WaitUntilDue(runner_.core_.clock.Now() + LookAround::kInterval)) {
         break;
       }
@@ -152,14 +155,22 @@ class CallRunner::Lane {
                                                             attempt->leased ? lease_at : -1);
     attempt->begun = runner_.core_.clock.Now();
     attempt->connection->Enter(attempt->context.get());
-    attempt->rpc->Start(attempt->connection->channel(), borrowed_.queue());
+    {
+      absl::MutexLock lock(&attempt->mutex);
+      attempt->rpc->Start(attempt->connection->channel(), bulk_ ? bulk_->queue() : own_->queue());
+    }
     in_flight_.push_back(std::move(attempt));
     return true;
   }
 
   std::unique_ptr<ShardRpc> MakeRpc(Attempt& attempt) {
     const StreamUse& streams = runner_.streams_;
-    ShardAttempt shard{runner_.call_, attempt.shard, attempt.ledger, *attempt.context, &attempt};
+    ShardAttempt shard{.call = runner_.call_,
+                       .shard = attempt.shard,
+                       .ledger = attempt.ledger,
+                       .context = *attempt.context,
+                       .owner = &attempt,
+                       .sink = this};
     if (runner_.Shares(attempt.shard)) {
       auto rpc = MakeSharedRpc(shard, *runner_.core_.shared_memory);
       if (rpc != nullptr) return rpc;
@@ -169,27 +180,51 @@ class CallRunner::Lane {
                : MakeUnaryRpc(shard);
   }
 
-  // Waits for an operation of an RPC to end, for a delayed shard to become due, or for a while.
-  void TakeEvent() {
-    void* tag;
+  // Of the bulk queue, on one of its threads.
+  void OnEvent(QueueTag* tag, bool ok) override {
+    if (HasEnded(tag, ok)) mailbox_.Put(tag);
+  }
+
+  // Lets the tag's RPC go on; true when it has ended, and what it has come to is noted.
+  bool HasEnded(QueueTag* tag, bool ok) {
+    auto& rpc_tag = *static_cast<ShardRpc::Tag*>(tag);
+    Attempt& attempt = *static_cast<Attempt*>(rpc_tag.owner);
+    {
+      absl::MutexLock lock(&attempt.mutex);
+      if (!attempt.rpc->OnEvent(rpc_tag.op, ok)) return false;
+    }
+    attempt.connection->Leave(attempt.context.get());
+    runner_.state_.Unregister(attempt.context.get());
+    runner_.core_.connections.Release(*attempt.connection, attempt.bytes);
+    runner_.state_.CountSent(attempt.rpc->payload_bytes(), attempt.rpc->copied_bytes());
+    runner_.Handle(attempt);
+    return true;
+  }
+
+  // Lets RPCs go on until one has ended, or until then: null.
+  QueueTag* NextEnd(absl::Time until) {
+    if (bulk_) return mailbox_.Take(until);
+    void* pointer;
     bool ok;
+    while (own_->queue().AsyncNext(&pointer, &ok, ToGrpcTime(until)) ==
+           grpc::CompletionQueue::GOT_EVENT) {
+      auto* tag = static_cast<QueueTag*>(pointer);
+      if (HasEnded(tag, ok)) return tag;
+    }
+    return nullptr;
+  }
+
+  // Waits for an RPC to end, for a delayed shard to become due, or for a while.
+  void TakeEnd() {
     absl::Time until = absl::Now() + LookAround::kInterval;
     if (in_flight_.size() < kInFlightPerLane) until = std::min(until, runner_.state_.NextDue());
-    if (borrowed_.queue().AsyncNext(&tag, &ok, ToGrpcTime(until)) !=
-        grpc::CompletionQueue::GOT_EVENT) {
-      return CloseStuckConnections(in_flight_);
-    }
-    auto* event = static_cast<ShardRpc::Tag*>(tag);
+    QueueTag* tag = NextEnd(until);
+    if (tag == nullptr) return CloseStuckConnections(in_flight_);
+    void* owner = static_cast<ShardRpc::Tag*>(tag)->owner;
     auto it = std::find_if(in_flight_.begin(), in_flight_.end(),
-                           [&](const auto& attempt) { return attempt.get() == event->owner; });
-    if (!(*it)->rpc->OnEvent(event->op, ok)) return;
+                           [&](const auto& attempt) { return attempt.get() == owner; });
     std::unique_ptr<Attempt> attempt = std::move(*it);
     in_flight_.erase(it);
-    attempt->connection->Leave(attempt->context.get());
-    runner_.state_.Unregister(attempt->context.get());
-    runner_.core_.connections.Release(*attempt->connection, attempt->bytes);
-    runner_.state_.CountSent(attempt->rpc->payload_bytes(), attempt->rpc->copied_bytes());
-    runner_.Handle(*attempt);
     attempt->rpc.reset();
     attempt->context.reset();
     if (!attempt->ledger.AllReturned()) lending_.push_back(std::move(attempt));
@@ -202,9 +237,8 @@ class CallRunner::Lane {
       std::erase_if(lending_, [](const auto& a) { return a->ledger.AllReturned(); });
       if (lending_.empty()) return;
       CloseStuckConnections(lending_);
-      void* tag;
-      bool ok;  // nothing is pending: this only lets gRPC do its reading and writing
-      borrowed_.queue().AsyncNext(&tag, &ok, ToGrpcTime(absl::Now() + absl::Milliseconds(1)));
+      // Nothing is pending: this only lets gRPC do its reading and writing.
+      NextEnd(absl::Now() + absl::Milliseconds(1));
     }
   }
 
@@ -220,7 +254,9 @@ class CallRunner::Lane {
 
   CallRunner& runner_;
   LookAround* const look_around_;
-  CompletionQueues::Borrowed borrowed_;
+  std::optional<CompletionQueues::Borrowed> own_;  // of small calls
+  Mailbox mailbox_;                                // of large transfers
+  std::optional<BulkQueue::Use> bulk_;
   std::vector<std::unique_ptr<Attempt>> in_flight_;
   std::vector<std::unique_ptr<Attempt>> lending_;  // ended, slices not yet back
   absl::Time ending_since_ = absl::InfiniteFuture();
@@ -237,7 +273,8 @@ CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOpti
       options_(options),
       attempts_(call.shard_count(), 0),
       unshared_(call.shard_count(), 0),
-      tried_(call.shard_count(), std::vector<bool>(core.connections.address_count(), false)) {}
+      tried_(call.shard_count(), std::vector<bool>(core.connections.address_count(), false)),
+      bulk_(MovesBulk()) {}
 
 absl::StatusOr<CallReceipt> CallRunner::Run() {
   absl::Time start = core_.clock.Now();
@@ -335,6 +372,14 @@ bool CallRunner::Shares(int64_t shard) const {
   int64_t bytes = call_.LargerMessage(shard);
   // The outputs of a kept forward come in the reply, which may be too large for one message.
   return bytes >= kSmallShard && !(call_.keeps() && bytes > streams_.above_bytes);
+}
+
+// Whether it takes gRPC long enough to write or read a message that other threads should do it.
+bool CallRunner::MovesBulk() const {
+  constexpr int64_t kLargeMessage = int64_t{1} << 20;
+  return std::any_of(pending_.begin(), pending_.end(), [this](int64_t shard) {
+    return call_.LargerMessage(shard) >= kLargeMessage && !Shares(shard);
+  });
 }
 
 // A daemon that was started anew, or has closed the connection, knows our regions no more: the

@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "client/cpp/attention_client.h"
+#include "client/cpp/bulk_queue.h"
 #include "client/cpp/call_state.h"
 #include "client/cpp/completion_queues.h"
 #include "client/cpp/connections.h"
@@ -35,7 +36,8 @@ struct ClientCore {
   const Clock& clock;
   Connections& connections;
   RetryBudget& budget;
-  CompletionQueues& queues;
+  CompletionQueues& queues;  // of small calls
+  BulkQueue& bulk_queue;
   LaneThreads& lane_threads;
   int max_lanes;                          // of one call, the caller's thread included
   SharedMemory* shared_memory = nullptr;  // with the only address; null: none
@@ -67,6 +69,7 @@ class CallRunner {
   // A shard's RPC has ended: lands it, delays it, or fails the call.
   void Handle(Attempt& attempt);
   bool Shares(int64_t shard) const;
+  bool MovesBulk() const;
   bool ResendUnshared(const Attempt& attempt, const absl::Status& status);
   void HandleFailure(Attempt& attempt);
   bool ResendWithoutResidual(const Attempt& attempt, const absl::Status& status);
@@ -85,6 +88,7 @@ class CallRunner {
   std::vector<int> attempts_;
   std::vector<char> unshared_;            // its tensors have to travel
   std::vector<std::vector<bool>> tried_;  // [shard][address]
+  const bool bulk_;                       // its RPCs run on the bulk queue
 };
 
 }  // namespace attnd

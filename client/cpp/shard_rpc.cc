@@ -16,7 +16,7 @@ namespace {
 class UnaryRpc final : public ShardRpc {
  public:
   explicit UnaryRpc(const ShardAttempt& attempt)
-      : ShardRpc(attempt.owner),
+      : ShardRpc(attempt),
         call_(attempt.call),
         shard_(attempt.shard),
         context_(attempt.context),
@@ -50,7 +50,7 @@ class SharedRpc final : public ShardRpc {
  public:
   SharedRpc(const ShardAttempt& attempt, SharedMemory& memory, LogicalCall::ReplyPlace place,
             SharedShard request)
-      : ShardRpc(attempt.owner),
+      : ShardRpc(attempt),
         call_(attempt.call),
         shard_(attempt.shard),
         context_(attempt.context),
@@ -102,7 +102,7 @@ class SharedRpc final : public ShardRpc {
 class StreamRpc final : public ShardRpc {
  public:
   StreamRpc(const ShardAttempt& attempt, int64_t chunk_bytes)
-      : ShardRpc(attempt.owner),
+      : ShardRpc(attempt),
         call_(attempt.call),
         shard_(attempt.shard),
         context_(attempt.context),
@@ -192,6 +192,12 @@ class StreamRpc final : public ShardRpc {
 };
 
 }  // namespace
+
+ShardRpc::ShardRpc(const ShardAttempt& attempt) {
+  for (Op op : {Op::kStart, Op::kWrite, Op::kRead, Op::kFinish}) {
+    tags_[static_cast<int>(op)] = {{attempt.sink}, attempt.owner, op};
+  }
+}
 
 std::unique_ptr<ShardRpc> MakeUnaryRpc(const ShardAttempt& attempt) {
   return std::make_unique<UnaryRpc>(attempt);

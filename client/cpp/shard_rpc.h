@@ -12,16 +12,26 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "client/cpp/bulk_queue.h"
 #include "client/cpp/logical_call.h"
 #include "client/cpp/send_ledger.h"
 
 namespace attnd {
 
+struct ShardAttempt {
+  LogicalCall& call;
+  int64_t shard;
+  SendLedger& ledger;
+  grpc::ClientContext& context;
+  void* owner;      // of its tags
+  EventSink* sink;  // likewise
+};
+
 class ShardRpc {
  public:
   enum class Op { kStart, kWrite, kRead, kFinish };
   // What a completion queue gives back. `owner` is the lane's.
-  struct Tag {
+  struct Tag : QueueTag {
     void* owner;
     Op op;
   };
@@ -43,10 +53,9 @@ class ShardRpc {
   bool shared() const { return shared_; }                   // its tensors do not travel
 
  protected:
-  void* TagOf(Op op) { return &tags_[static_cast<int>(op)]; }
+  void* TagOf(Op op) { return static_cast<QueueTag*>(&tags_[static_cast<int>(op)]); }
 
-  explicit ShardRpc(void* owner)
-      : tags_{{owner, Op::kStart}, {owner, Op::kWrite}, {owner, Op::kRead}, {owner, Op::kFinish}} {}
+  explicit ShardRpc(const ShardAttempt& attempt);
 
   grpc::Status status_;
   int64_t payload_bytes_ = 0;
@@ -55,14 +64,6 @@ class ShardRpc {
 
  private:
   Tag tags_[4];
-};
-
-struct ShardAttempt {
-  LogicalCall& call;
-  int64_t shard;
-  SendLedger& ledger;
-  grpc::ClientContext& context;
-  void* owner;  // of its tags
 };
 
 std::unique_ptr<ShardRpc> MakeUnaryRpc(const ShardAttempt& attempt);
