@@ -346,9 +346,12 @@ class AttentionClient::Impl {
         plan.max_message_bytes = INT64_MAX;
       }
     }
-    // Large calls in pieces of shard_bytes, smaller ones over all connections.
-    plan.target_bytes = std::min(options_.shard_bytes,
-                                 std::max(larger / connections_->count() + 1, kMinShardBytes));
+    // Large calls in pieces of shard_bytes, and a tensor of just that size, which has a header, in
+    // one; smaller ones over the connections that have nothing else to do. Merged parts are no
+    // exception to the same bits each time, so that their number may not depend on that.
+    int spread = plan.merge ? connections_->count() : std::max(1, connections_->idle_count());
+    plan.target_bytes = std::min(options_.shard_bytes + options_.shard_bytes / 128,
+                                 std::max(larger / spread + 1, kMinShardBytes));
     return sending;
   }
 

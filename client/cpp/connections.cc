@@ -189,6 +189,12 @@ void Connections::Release(const Connection& connection, int64_t bytes) {
   }
 }
 
+int Connections::idle_count() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int>(std::count_if(
+      slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.outstanding_bytes == 0; }));
+}
+
 bool Connections::ReportUnavailable(int address_index, absl::Time begun) {
   std::optional<ReplicaName> name;
   {

@@ -85,6 +85,7 @@ class Connections {
   std::string target(int address_index);
   int address_count() const { return static_cast<int>(addresses_.size()); }
   int count() const { return static_cast<int>(slots_.size()); }
+  int idle_count() const;  // without outstanding bytes
 
  private:
   struct Address {
@@ -114,7 +115,7 @@ class Connections {
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   const Clock& clock_;
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   const ReplicaLookup lookup_;
   std::vector<Name> names_;         // its names never change; the rest ABSL_GUARDED_BY(mutex_)
   std::vector<Address> addresses_;  // its size never changes; the rest ABSL_GUARDED_BY(mutex_)
