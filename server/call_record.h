@@ -26,8 +26,7 @@ class CallRecord {
   Direction direction() const { return direction_; }
   uint64_t id() const { return id_; }
 
-  // The request is not there: it never came, or the call ended before it had. Which of the two, only
-  // Close can tell.
+  // The request is not there: it never came, or the call ended before it had. Close tells which.
   void NoRequest() { no_request_ = true; }
   // UNAUTHENTICATED when the caller is nobody.
   absl::Status Identify();
