@@ -6,7 +6,7 @@
 // bias hides can hardly change another's bits; keys beyond a window or diagonal are not counted at
 // all.
 //
-// DeltaKernel collects the three maxima (a maximum does not depend on order); the kernels after it
+// DeltaKernel collects the maxima (a maximum does not depend on order); the kernels after it
 // call GradientExponent. GradientWriter brings gradients into the call's element type.
 // Errors: none. Threads: pure functions.
 #pragma once
@@ -16,8 +16,8 @@
 
 namespace attnd {
 
-// Bits of floats ≥ 0: max‖dO‖², max|delta|, max‖V‖²; then unused.
-enum GradientBound { kOutputGradientBound, kDeltaBound, kValueBound };
+// Bits of floats ≥ 0: max‖dO‖², max|delta|, max‖V‖², max|K|.
+enum GradientBound { kOutputGradientBound, kDeltaBound, kValueBound, kKeyBound };
 
 ATTN_HD uint32_t* GradientBounds(const ProblemDesc& p, int batch, int kv_head) {
   return p.gradient_bounds + (int64_t{batch} * p.kv_heads + kv_head) * kGradientBoundWords;
@@ -27,13 +27,15 @@ ATTN_HD float PowerOfTwo(int exponent) {
   return ptx::BitsFloat(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
+// Within 2^-20 of it.
+ATTN_HD float SquareRoot(float x) { return ptx::Exp2(0.5f * ptx::Log2(x)); }
+
 ATTN_HD int GradientExponent(const ProblemDesc& p, int batch, int kv_head) {
   const uint32_t* bounds = GradientBounds(p, batch, kv_head);
   const float d_o = ptx::BitsFloat(ptx::LoadConstant32(bounds + kOutputGradientBound));
   const float delta = ptx::BitsFloat(ptx::LoadConstant32(bounds + kDeltaBound));
   const float v = ptx::BitsFloat(ptx::LoadConstant32(bounds + kValueBound));
-  const float product = ptx::Exp2(0.5f * (ptx::Log2(d_o) + ptx::Log2(v)));
-  const float bound = ptx::Fma(product, p.dropout_scale, delta);
+  const float bound = ptx::Fma(SquareRoot(d_o) * SquareRoot(v), p.dropout_scale, delta);
   const int exponent = (15 - (static_cast<int>(ptx::FloatBits(bound) >> 23) - 127)) & ~1;
   return exponent < -100 ? -100 : exponent > 60 ? 60 : exponent;
 }

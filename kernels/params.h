@@ -5,9 +5,7 @@
 //
 // Launch     grid.x = tile_count, block b works on tiles[b]. A block's result depends on its
 // problem
-//            alone. Forward: longest tiles first (any order is right).
-// Backward   tiles[] of one (problem, batch, kv head) must stand in *descending* order of `tile`
-//            (key tiles): dQ is added in that order, and a block may wait for an earlier one.
+//            alone. Longest tiles first (any order is right).
 // Rows       of Q, K, V, O and their gradients start 16-byte aligned and hold whole 16-byte chunks
 //            (8 float16): where head_dim is not a multiple of 8 the host pads copies with zeros.
 // Errors     none here: the host has refused what a kernel cannot do.
@@ -66,35 +64,43 @@ struct ProblemDesc {
   uint32_t dropout_head, dropout_batch;
   // Backward only.
   RowTensor d_o, d_q, d_k, d_v;
-  float* delta;         // workspace, strides of lse: rowsum(dO∘O) − dlse, written by Delta
-  const float* d_lse;   // null: zero; strides of lse
-  float* dq_sums;       // workspace, zeroed: float32 dQ in lane order, see DqSums below
-  int64_t dq_head;      // floats per (b, q head): DqSumFloats(longest q_len, tile head_dim)
-  int32_t* dq_turns;    // workspace, zeroed: how many key tiles were added, per 64 queries
-  int64_t turns_head;   // ints per (b, q head): DqBlocks(longest q_len)
-  float* d_bias;        // float32 of the bias's shape with the bias's strides, or null
-  float* d_sink;        // [batch, q_heads], or null
-  int32_t batch_count;  // entries or sequences
+  // Workspace with the strides of lse, written by Delta: rowsum(dO∘O) − dlse, …
+  float* delta;
+  const float* d_lse;    // null: zero; strides of lse
+  float* dq_sums;        // workspace, zeroed: dQ in lane order (float32 or int32), see below
+  int64_t dq_head;       // numbers per (b, q head): DqSumFloats(longest q_len, tile head_dim)
+  int64_t dq_rest;       // from an int32 sum to that of what it leaves, in numbers; 0: none
+  uint32_t* dq_spoiled;  // workspace, zeroed: a bit for each sum that is not finite
+  int64_t spoiled_head;  // words per (b, q head): a 32nd of dq_head
+  float* d_bias;         // float32 of the bias's shape with the bias's strides, or null
+  float* d_sink;         // [batch, q_heads], or null
+  int32_t batch_count;   // entries or sequences
   int64_t bias_rows, bias_columns;  // the bias's last two dimensions
   // dQ, dK and dV leave in the call's element type, times these powers of two (0 in float16).
   int32_t bfloat16_gradients, d_q_exponent, d_k_exponent, d_v_exponent;
   uint32_t* gradient_bounds;  // workspace, zeroed: see kernels/gradient_scale.h
+  float* stabilizer;  // … lse in units of log2 less P's gain, ∞ where no key is visible, …
+  float* dq_factor;   // … and the power of two of a row's dQ in fixed point
 };
 inline constexpr int32_t kGradientBoundWords = 4;  // per (b, KV head)
 
-// dQ is summed in blocks of 64 queries, each 64·head_dim floats of the *tile's* head_dim; block n
-// of (b, h) starts at dq_sums + (b·q_heads + h)·dq_head + n·64·head_dim. b counts entries or
-// sequences.
+// dQ is summed in blocks of 64 queries, each of 64·PaddedColumns numbers; block n of (b, h) starts
+// at dq_sums + (b·q_heads + h)·dq_head + n·64·PaddedColumns. b counts entries or sequences.
 inline constexpr int32_t kDqBlockRows = 64;
 ATTN_HD constexpr int64_t DqBlocks(int64_t q_len) {
   return (q_len + kDqBlockRows - 1) / kDqBlockRows;
 }
-ATTN_HD constexpr int64_t DqSumFloats(int64_t q_len, int64_t tile_head_dim) {
-  return DqBlocks(q_len) * kDqBlockRows * tile_head_dim;
+// Columns of a row in backward's shared memory and in dQ's sums.
+ATTN_HD constexpr int32_t PaddedColumns(int32_t tile_head_dim) {
+  return tile_head_dim <= 64 ? 64 : tile_head_dim <= 128 ? 128 : 256;
+}
+ATTN_HD constexpr int64_t DqSumFloats(int64_t q_len, int32_t tile_head_dim) {
+  return DqBlocks(q_len) * kDqBlockRows * PaddedColumns(tile_head_dim);
 }
 
 // What one block does. Forward: rows [tile·q_rows, +q_rows) of query head `head`. Backward: keys
-// [tile·kv_rows, +kv_rows) of KV head `head`. Delta and dQ kernels: 64 rows of query head `head`.
+// [tile·kv_rows, +kv_rows) of KV head `head`. KeyBounds, Delta and dQ kernels: 64 rows of query
+// head `head`.
 struct TileWork {
   int32_t problem, batch, head, tile;
 };

@@ -7,6 +7,8 @@ const char* KindName(KernelKind kind) {
   switch (kind) {
     case KernelKind::kForward:
       return "forward";
+    case KernelKind::kKeyBounds:
+      return "key_bounds";
     case KernelKind::kDelta:
       return "delta";
     case KernelKind::kBackward:
@@ -22,7 +24,8 @@ const char* KindName(KernelKind kind) {
 }
 
 void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
-  const int kv_rows = head_dim == 64 ? 128 : 64;
+  const int q_rows = head_dim > 128 ? 16 : 32;
+  const int kv_rows = head_dim <= 64 ? 128 : head_dim <= 128 ? 64 : 32;
   for (bool ordered : {true, false}) {
     for (bool general : {false, true}) {
       for (bool dropout : {false, true}) {
@@ -31,12 +34,16 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
                         .general = general,
                         .dropout = dropout,
                         .ordered = ordered,
-                        .tile = {32, kv_rows, head_dim, 1}});
+                        .tile = {q_rows, kv_rows, head_dim, 1}});
       }
     }
   }
-  for (KernelKind kind : {KernelKind::kDelta, KernelKind::kQueryGradient}) {
-    rows.push_back({.kind = kind, .head_dim = head_dim, .tile = {64, 0, head_dim, 1}});
+  const Tile rows_only = {64, 0, head_dim, 1};
+  for (bool ordered : {true, false}) {
+    rows.push_back({.kind = KernelKind::kQueryGradient,
+                    .head_dim = head_dim,
+                    .ordered = ordered,
+                    .tile = rows_only});
   }
 }
 
@@ -65,7 +72,10 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
 std::vector<KernelRow> MakeRows() {
   std::vector<KernelRow> rows;
   for (int head_dim : {32, 64, 96, 128, 256}) AddForward(head_dim, rows);
-  for (int head_dim : {64, 128}) AddBackward(head_dim, rows);
+  for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
+  for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta}) {
+    rows.push_back({.kind = kind, .tile = {64, 0, 0, 1}});
+  }
   for (KernelKind kind : {KernelKind::kSinkGradient, KernelKind::kBiasGradient}) {
     rows.push_back({.kind = kind, .tile = {16, 16, 0, 1}});
   }
@@ -78,7 +88,7 @@ std::string NameOf(const KernelRow& row) {
   std::string name = KindName(row.kind);
   if (row.head_dim == 0) return name;
   name += "_d" + std::to_string(row.head_dim);
-  if (row.kind == KernelKind::kDelta || row.kind == KernelKind::kQueryGradient) return name;
+  if (row.kind == KernelKind::kQueryGradient) return name + (row.ordered ? "" : "_atomic");
   name += row.half_accumulate ? "_f16" : "_f32";
   name += row.general ? "_general" : "_linear";
   if (row.dropout) name += "_dropout";

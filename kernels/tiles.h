@@ -12,7 +12,8 @@ namespace attnd {
 
 enum class KernelKind : unsigned char {
   kForward,
-  kDelta,          // backward's first step: rowsum(dO∘O) − dlse
+  kKeyBounds,      // backward's first step: how large K and V are
+  kDelta,          // then what belongs to a row: rowsum(dO∘O) − dlse, …
   kBackward,       // dK, dV, and dQ in pieces
   kQueryGradient,  // dQ's pieces into place
   kSinkGradient,   // one block for each (problem, batch entry, query head)
@@ -25,7 +26,7 @@ struct KernelRow {
   bool half_accumulate = false;  // products accumulate in float16
   bool general = false;  // softcap, bias, ALiBi, bool mask, any scale; else a positive scale
   bool dropout = false;
-  bool ordered = true;  // backward: dQ added in a fixed order
+  bool ordered = true;  // backward: the same bits of dQ every time, in whatever order blocks run
   bool shipped = true;  // compiled at build time; else at run time, where a compiler is
   Tile tile = {};       // see tile_math.h; kDelta and kQueryGradient: q_rows only
 };

@@ -68,7 +68,7 @@ def problem_desc(length, head_dim, heads, dropout):
     d += b"".join(row_tensor(n, length, head_dim, heads) for n in range(5, 9))
     d += struct.pack("<QQ", TENSORS + (9 << 32), 0)
     blocks = (length + 63) // 64
-    d += struct.pack("<QqQq", TENSORS + (10 << 32), blocks * 64 * head_dim, TENSORS + (11 << 32), blocks)
+    d += struct.pack("<QqqQq", TENSORS + (10 << 32), blocks * 64 * head_dim, 0, TENSORS + (11 << 32), blocks)
     return d + b"\0" * 128
 
 
@@ -81,7 +81,7 @@ class Shape:
         self.head_dim = int(next(w for w in words if w[0] == "d" and w[1:].isdigit())[1:])
         self.dropout, self.atomic = "dropout" in words, "atomic" in words
         self.half, self.general = "f16" in words, "general" in words
-        self.owned = {64: 128, 128: 64, 256: 32}.get(self.head_dim, 64) if self.backward else 128
+        self.owned = {32: 128, 64: 128, 256: 32}.get(self.head_dim, 64) if self.backward else 128
         if not self.backward and self.head_dim == 256:
             self.owned = 64
         self.step = 64 if self.backward else 32
@@ -95,8 +95,6 @@ class Shape:
 
     def causal_work(self):
         tiles = range(LENGTH // self.owned)
-        if self.backward:       # last keys first, head after head: the order that dQ is added in
-            return [(LENGTH - t * self.owned) // self.step for t in reversed(tiles)] * HEADS
         return sorted([(t + 1) * self.owned // self.step for t in tiles] * HEADS, reverse=True)
 
 
@@ -170,7 +168,6 @@ def simulate(key, fields, image, nvdisasm):
 def print_table(rows):
     print("Simulated (voltasim), no V100 was used. Share of peak in %, lowest of gto, lrr, stagger 500; "
           f"N {LENGTH}, batch × heads {HEADS}. Error band: 10 % of time (voltasim/README.md).")
-    print("Waiting for another block's turn at dQ (deterministic backward) is not modelled.")
     head = f"{'kernel':40s} {'mask':7s} {'regs':>4s} {'spill':>5s} {'confl':>5s} {'lines':>5s} {'steady':>6s} " \
            f"{'launch':>6s} {'TFLOP/s':>7s} {'published':>9s} {'xformers':>8s}"
     print(head)

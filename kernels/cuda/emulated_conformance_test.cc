@@ -13,22 +13,19 @@ std::unique_ptr<Backend> MakeEmulated() {
   return std::make_unique<CudaBackend>(MakeEmulatedDevice({}));
 }
 
-// Backward of head dimensions above 128 has no kernel yet: these (case, direction) pairs.
-constexpr int kWiderHeads = 35;
-
 const bool kHalf = RegisterBackendConformance("EmulatedHalf", MakeEmulated,
                                               {.random_problems = 40,
                                                .random_max_pairs = 20000,
                                                .element = ElementType::kFloat16,
                                                .precision = EnginePrecision::HalfOperands(),
-                                               .max_unsupported = kWiderHeads});
+                                               .max_unsupported = 0});
 const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulated,
                                                   {.max_pairs = 6000,
                                                    .random_problems = 40,
                                                    .random_max_pairs = 20000,
                                                    .element = ElementType::kBFloat16,
                                                    .precision = EnginePrecision::HalfOperands(),
-                                                   .max_unsupported = kWiderHeads});
+                                                   .max_unsupported = 0});
 
 }  // namespace
 }  // namespace attnd::cuda

@@ -51,6 +51,10 @@ int64_t ConstantBytes(const Problem& p, int64_t tiles, int tile_lists) {
          tiles * static_cast<int64_t>(sizeof(TileWork)) + (1 + tile_lists) * kRegionAlignment;
 }
 
+bool NeedsRest(const Problem& p, const BackwardKernels& kernels) {
+  return kernels.backward.ordered && NeedsDqRest(p);
+}
+
 }  // namespace
 
 LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
@@ -74,12 +78,14 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
   AddParts(problems, plan);
   for (size_t n = 0; n < problems.size(); ++n) {
     AddTensors(*problems[n], RegionUse::kInput, held[n], plan);
-    LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim, plan.arena);
+    LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim,
+                    NeedsRest(*problems[n], kernels), plan.arena);
     plan.flops += Flops(*problems[n], Direction::kBackward);
   }
   const size_t rows = AddTiles(RowBlockTiles(problems, plan.parts), plan);
   const size_t keys =
       AddTiles(BackwardTiles(problems, plan.parts, kernels.backward.tile.kv_rows), plan);
+  plan.kernels.push_back({kernels.key_bounds, rows});
   plan.kernels.push_back({kernels.delta, rows});
   plan.kernels.push_back({kernels.backward, keys, /*main=*/true});
   plan.kernels.push_back({kernels.query_gradient, rows});
@@ -158,7 +164,7 @@ int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels) {
 int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels) {
   ArenaLayout arena;
   CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena);
-  LayOutGradients(layout, kernels.backward.tile.head_dim, arena);
+  LayOutGradients(layout, kernels.backward.tile.head_dim, NeedsRest(p, kernels), arena);
   LayOutConstants(layout, arena);
   int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
                   p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows);

@@ -157,8 +157,11 @@ void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
   int64_t head = from.entry * p.q_heads + from.q_head;
   desc.dq_sums = At<float>(arena, at.dq_sums, head * at.dq_head);
   desc.dq_head = at.dq_head;
-  desc.dq_turns = At<int32_t>(arena, at.dq_turns, head * at.turns_head);
-  desc.turns_head = at.turns_head;
+  desc.dq_rest = at.dq_rest;
+  desc.dq_spoiled = At<uint32_t>(arena, at.dq_spoiled, head * at.spoiled_head);
+  desc.spoiled_head = at.spoiled_head;
+  desc.stabilizer = At<float>(arena, at.stabilizer, lse);
+  desc.dq_factor = At<float>(arena, at.dq_factor, lse);
   desc.gradient_bounds =
       At<uint32_t>(arena, at.gradient_bounds,
                    (from.entry * p.kv_heads + from.kv_head) * int64_t{kGradientBoundWords});
@@ -171,6 +174,15 @@ void DescribeGradientElement(const Problem& p, const Exponents& exponents, Probl
   desc.d_q_exponent = exponents.d_o + exponents.v - exponents.q;
   desc.d_k_exponent = exponents.d_o + exponents.v - exponents.k;
   desc.d_v_exponent = exponents.d_o;
+}
+
+std::vector<TileWork> MostWorkFirst(std::vector<std::pair<int64_t, TileWork>> tiles) {
+  std::stable_sort(tiles.begin(), tiles.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<TileWork> ordered;
+  ordered.reserve(tiles.size());
+  for (const auto& [keys, tile] : tiles) ordered.push_back(tile);
+  return ordered;
 }
 
 // Calls visit(part index, entry within the part, query head within the part, its sequence).
@@ -232,7 +244,7 @@ void PlaceOutside(CallLayout& at, int64_t shift) {
   }
 }
 
-void LayOutGradients(CallLayout& at, int tile_head_dim, ArenaLayout& arena) {
+void LayOutGradients(CallLayout& at, int tile_head_dim, bool dq_rest, ArenaLayout& arena) {
   const Problem& p = *at.problem;
   at.d_o = arena.Add("d_o", OutputRows(p).padded_bytes(), RegionUse::kInput);
   at.d_lse = arena.Add("d_lse", p.LseElements() * 4, RegionUse::kInput);
@@ -248,14 +260,17 @@ void LayOutGradients(CallLayout& at, int tile_head_dim, ArenaLayout& arena) {
     at.d_sink = arena.Add("d_sink", p.batch * p.q_heads * 4, RegionUse::kZeroed);
   }
   at.dq_head = DqSumFloats(p.MaxQueryLength(), tile_head_dim);
-  at.turns_head = DqBlocks(p.MaxQueryLength());
+  at.spoiled_head = at.dq_head / 32;
   int64_t heads = p.batch * p.q_heads;
-  at.dq_sums = arena.Add("dq_sums", heads * at.dq_head * 4, RegionUse::kZeroed);
-  at.dq_turns = arena.Add("dq_turns", heads * at.turns_head * 4, RegionUse::kZeroed);
+  if (dq_rest) at.dq_rest = heads * at.dq_head;
+  at.dq_sums = arena.Add("dq_sums", (heads * at.dq_head + at.dq_rest) * 4, RegionUse::kZeroed);
+  at.dq_spoiled = arena.Add("dq_spoiled", heads * at.spoiled_head * 4, RegionUse::kZeroed);
   at.gradient_bounds =
       arena.Add("gradient_bounds", p.batch * p.kv_heads * int64_t{kGradientBoundWords} * 4,
                 RegionUse::kZeroed);
   at.delta = arena.Add("delta", p.LseElements() * 4, RegionUse::kOutput);
+  at.stabilizer = arena.Add("stabilizer", p.LseElements() * 4, RegionUse::kOutput);
+  at.dq_factor = arena.Add("dq_factor", p.LseElements() * 4, RegionUse::kOutput);
 }
 
 void LayOutConstants(CallLayout& at, ArenaLayout& arena) {
@@ -330,38 +345,30 @@ std::vector<TileWork> ForwardTiles(absl::Span<const Problem* const> problems,
       tiles.push_back({std::max(0, keys.end - keys.begin), {n, b, h, tile}});
     }
   });
-  std::stable_sort(tiles.begin(), tiles.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::vector<TileWork> ordered;
-  ordered.reserve(tiles.size());
-  for (const auto& [keys, tile] : tiles) ordered.push_back(tile);
-  return ordered;
+  return MostWorkFirst(std::move(tiles));
 }
 
 std::vector<TileWork> BackwardTiles(absl::Span<const Problem* const> problems,
                                     absl::Span<const Part> parts, int kv_rows) {
-  // Round r holds each head's r-th tile from the front; rounds go out last first, so that the heads
-  // with the most keys begin first and blocks that wait for each other stand far apart.
-  std::vector<std::pair<int32_t, TileWork>> tiles;
+  std::vector<std::pair<int64_t, TileWork>> tiles;  // rows to visit, tile
   for (size_t n = 0; n < parts.size(); ++n) {
     const Problem& p = *problems[parts[n].call];
     for (int64_t b = 0; b < parts[n].batches; ++b) {
       SequenceDesc s = DescribeSequence(p, parts[n].batch_begin + b);
+      Visibility visibility = {s.q_len, s.kv_len, s.low, s.high};
       for (int64_t h = 0; h < parts[n].kv_heads; ++h) {
-        for (int32_t tile = 0; tile < Tiles(s.kv_len, kv_rows); ++tile) {
+        for (int32_t at = 0; at < Tiles(s.kv_len, kv_rows); ++at) {
+          int begin = at * kv_rows;
+          int end = std::min(begin + kv_rows, s.kv_len);
+          Range rows = RowsThatSee(visibility, begin, end);
           tiles.push_back(
-              {tile,
-               {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), tile}});
+              {std::max(0, rows.end - rows.begin) * p.group_size(),
+               {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), at}});
         }
       }
     }
   }
-  std::stable_sort(tiles.begin(), tiles.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::vector<TileWork> ordered;
-  ordered.reserve(tiles.size());
-  for (const auto& [round, tile] : tiles) ordered.push_back(tile);
-  return ordered;
+  return MostWorkFirst(std::move(tiles));
 }
 
 std::vector<TileWork> HeadTiles(absl::Span<const Problem* const> problems,

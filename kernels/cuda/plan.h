@@ -27,8 +27,9 @@ struct CallLayout {
   int64_t q = -1, k = -1, v = -1, o = -1, lse = -1;
   int64_t mask = -1, bias = -1, alibi = -1, sink = -1, sequences = -1;
   int64_t d_o = -1, d_lse = -1, d_q = -1, d_k = -1, d_v = -1, d_bias = -1, d_sink = -1;
-  int64_t delta = -1, dq_sums = -1, dq_turns = -1, gradient_bounds = -1;
-  int64_t dq_head = 0, turns_head = 0;  // see ProblemDesc
+  int64_t delta = -1, stabilizer = -1, dq_factor = -1;
+  int64_t dq_sums = -1, dq_spoiled = -1, gradient_bounds = -1;
+  int64_t dq_head = 0, dq_rest = 0, spoiled_head = 0;  // see ProblemDesc
 };
 
 // The powers of two that a part's tensors were divided by; 0 in float16.
@@ -61,9 +62,9 @@ RowShape OutputRows(const Problem& problem);
 
 // Where a call's tensors go, in the order of backend.h: what forward reads and writes and leaves
 // for backward (`results` is lse's and o's use), then what backward adds. `tile_head_dim` is of the
-// backward kernel's tile.
+// backward kernel's tile; `dq_rest`: dQ has a second integer (ProblemDesc).
 CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout& arena);
-void LayOutGradients(CallLayout& layout, int tile_head_dim, ArenaLayout& arena);
+void LayOutGradients(CallLayout& layout, int tile_head_dim, bool dq_rest, ArenaLayout& arena);
 // For tensors that were laid out for a memory of their own, which begins `shift` bytes after the
 // arena (or before it).
 void PlaceOutside(CallLayout& layout, int64_t shift);
@@ -85,7 +86,7 @@ ProblemDesc Describe(const CallLayout& layout, const Part& part, uint64_t arena)
 // Tiles of rows of every (part, batch entry, query head), most visible keys first.
 std::vector<TileWork> ForwardTiles(absl::Span<const Problem* const> problems,
                                    absl::Span<const Part> parts, int q_rows);
-// Tiles of keys of every (part, batch entry, KV head), in descending order within each.
+// Tiles of keys of every (part, batch entry, KV head), most visiting rows first.
 std::vector<TileWork> BackwardTiles(absl::Span<const Problem* const> problems,
                                     absl::Span<const Part> parts, int kv_rows);
 // Every (part, batch entry, query head).

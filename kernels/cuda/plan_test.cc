@@ -56,7 +56,7 @@ TEST(Describe, PointsAtThePartsOwnRows) {
   p.dropout = {10, 1, 2};
   ArenaLayout arena;
   CallLayout at = LayOutTensors(p, RegionUse::kInput, arena);
-  LayOutGradients(at, 64, arena);
+  LayOutGradients(at, 64, /*dq_rest=*/true, arena);
   std::vector<Part> parts = PartsOf(p, 0);
   ASSERT_EQ(parts.size(), 4u);  // (batch entry, KV head) pairs
   const uint64_t base = 1 << 20;
@@ -123,16 +123,23 @@ TEST(Tiles, CoverEveryRowOfEveryHeadOnceLongestFirst) {
   EXPECT_EQ(seen.size(), 2u * 4 * 3 + 4 * (2 + 0 + 3));
 }
 
-TEST(Tiles, DescendWithinEachKeyHead) {
+TEST(Tiles, OfKeysVisitMostRowsFirst) {
   Problem p = Simple();
+  p.causal = true;
+  p.alignment = Alignment::kBottomRight;
   std::vector<const Problem*> problems = {&p};
-  std::map<std::tuple<int, int, int>, int> next;
+  std::set<std::tuple<int, int, int, int>> seen;
+  int64_t previous = INT64_MAX;
   for (const TileWork& tile : BackwardTiles(problems, PartsOf(p, 0), 64)) {
-    auto [at, is_first] = next.try_emplace({tile.problem, tile.batch, tile.head}, 3);
-    EXPECT_EQ(tile.tile, at->second--) << "200 keys are four tiles";
+    EXPECT_TRUE(seen.emplace(tile.problem, tile.batch, tile.head, tile.tile).second);
+    const SequenceDesc s = SequencesOf(p)[tile.batch];
+    const int begin = tile.tile * 64;
+    Range rows =
+        RowsThatSee({s.q_len, s.kv_len, s.low, s.high}, begin, std::min(begin + 64, s.kv_len));
+    EXPECT_LE(rows.end - rows.begin, previous);
+    previous = rows.end - rows.begin;
   }
-  EXPECT_EQ(next.size(), 4u);
-  for (const auto& [head, left] : next) EXPECT_EQ(left, -1);
+  EXPECT_EQ(seen.size(), 4u * 4) << "200 keys are four tiles";
 }
 
 TEST(Tiles, ListBiasGradientsOnceWhereTheyAreBroadcast) {
@@ -148,7 +155,7 @@ TEST(ArenaLayout, KeepsRegionsApartAndAligned) {
   Problem p = Simple();
   ArenaLayout arena;
   CallLayout at = LayOutTensors(p, RegionUse::kInput, arena);
-  LayOutGradients(at, 64, arena);
+  LayOutGradients(at, 64, /*dq_rest=*/true, arena);
   LayOutTensors(p, RegionUse::kOutput, arena);
   int64_t end = 0;
   for (const Region& region : arena.regions()) {

@@ -57,6 +57,11 @@ bool NeedsGeneralScores(const Problem& p) {
          !p.alibi_slopes.empty();
 }
 
+bool NeedsDqRest(const Problem& p) {
+  return p.dropout.threshold != 0 || p.softcap != 0 || p.denominator != DenominatorKind::kSoftmax ||
+         p.accumulate == AccumulateType::kFloat16;
+}
+
 absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, const Problem& p) {
   RETURN_IF_ERROR(CheckElement(p));
   std::optional<KernelRow> row = Narrowest(rows, p, [&](const KernelRow& r) {
@@ -78,15 +83,18 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   if (!backward) return NoKernel(p, "backward");
   BackwardKernels kernels;
   kernels.backward = *backward;
-  auto find = [&](KernelKind kind, int head_dim) {
+  auto find = [&](KernelKind kind, int head_dim, bool ordered = true) {
     auto found = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
-      return r.kind == kind && r.head_dim == head_dim;
+      return r.kind == kind && r.head_dim == head_dim && r.ordered == ordered;
     });
     return found == rows.end() ? std::nullopt : std::optional<KernelRow>(*found);
   };
-  std::optional<KernelRow> delta = find(KernelKind::kDelta, backward->head_dim);
-  std::optional<KernelRow> query_gradient = find(KernelKind::kQueryGradient, backward->head_dim);
-  if (!delta || !query_gradient) return NoKernel(p, "backward");
+  std::optional<KernelRow> key_bounds = find(KernelKind::kKeyBounds, 0);
+  std::optional<KernelRow> delta = find(KernelKind::kDelta, 0);
+  std::optional<KernelRow> query_gradient =
+      find(KernelKind::kQueryGradient, backward->head_dim, backward->ordered);
+  if (!key_bounds || !delta || !query_gradient) return NoKernel(p, "backward");
+  kernels.key_bounds = *key_bounds;
   kernels.delta = *delta;
   kernels.query_gradient = *query_gradient;
   if (p.denominator == DenominatorKind::kSink) {

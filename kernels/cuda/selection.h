@@ -14,11 +14,15 @@ namespace attnd::cuda {
 // Whether the plain rule serves: a positive, normal scale and nothing else on scores.
 bool NeedsGeneralScores(const Problem& problem);
 
+// Whether a row of dQ may be a tiny part of its bound without errors of dP and delta that are
+// larger still, so that one integer is too coarse (kernels/sm70/backward_passes.h).
+bool NeedsDqRest(const Problem& problem);
+
 struct ForwardKernels {
   KernelRow forward;
 };
 struct BackwardKernels {
-  KernelRow delta, backward, query_gradient;
+  KernelRow key_bounds, delta, backward, query_gradient;
   std::optional<KernelRow> sink_gradient, bias_gradient;  // where the problem wants them
 };
 absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows,

@@ -68,6 +68,8 @@ TEST(Selection, FollowsDropoutAccumulationAndOrder) {
   EXPECT_EQ(ForwardName(p), "forward_d64_f16_linear");
   p.allow_nondeterministic = true;
   EXPECT_EQ(BackwardName(p), "backward_d64_f32_linear_atomic");
+  EXPECT_EQ(NameOf(SelectBackward(KernelRows(), p)->query_gradient), "query_gradient_d64_atomic");
+  EXPECT_EQ(BackwardName(Plain(129)), "backward_d256_f32_linear");
 }
 
 TEST(Selection, AddsTheGradientsThatAreWanted) {

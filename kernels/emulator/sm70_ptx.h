@@ -123,9 +123,19 @@ inline uint32_t PackRounded(float low, float high) {
 }
 inline float LowHalf(uint32_t word) { return FloatFromFloat16(static_cast<uint16_t>(word)); }
 inline float HighHalf(uint32_t word) { return FloatFromFloat16(static_cast<uint16_t>(word >> 16)); }
+inline uint32_t MultiplyHalves(uint32_t a, uint32_t b) {
+  return PackRounded(LowHalf(a) * LowHalf(b), HighHalf(a) * HighHalf(b));
+}
 inline uint32_t FloatBits(float value) { return BitsOf(value); }
 inline float BitsFloat(uint32_t bits) { return FloatOf(bits); }
 
+inline float Round(float x) { return std::nearbyint(x); }
+inline int32_t RoundToInt(float x) {
+  if (x != x) return 0;
+  if (x >= 2147483648.0f) return 2147483647;
+  if (x < -2147483648.0f) return -2147483647 - 1;
+  return static_cast<int32_t>(std::nearbyint(x));
+}
 inline float Exp2(float x) {
   float y = std::exp2(x);
   return y < 0x1p-126f ? 0 : y;
@@ -184,6 +194,9 @@ inline float2 LoadSharedFloat2(const void* p, ATTN_WHERE) {
   return host::Load<float2>(p, where, true);
 }
 inline uint4 LoadShared128(const void* p, ATTN_WHERE) { return host::Load<uint4>(p, where, true); }
+inline void StoreShared16(void* p, uint32_t v, ATTN_WHERE) {
+  host::Store(p, static_cast<uint16_t>(v), where, true);
+}
 inline void StoreShared32(void* p, uint32_t v, ATTN_WHERE) { host::Store(p, v, where, true); }
 inline void StoreSharedFloat(void* p, float v, ATTN_WHERE) { host::Store(p, v, where, true); }
 inline void StoreShared64(void* p, uint2 v, ATTN_WHERE) { host::Store(p, v, where, true); }
@@ -207,6 +220,9 @@ inline uint32_t LoadConstant8If(const void* p, bool condition, ATTN_WHERE) {
 inline float LoadConstantFloat(const void* p, ATTN_WHERE) {
   return host::Load<float>(p, where, false);
 }
+inline void LoadConstantFloatIf(float& v, const void* p, bool condition, ATTN_WHERE) {
+  if (condition) v = host::Load<float>(p, where, false);
+}
 inline uint32_t LoadConstant32(const void* p, ATTN_WHERE) {
   return host::Load<uint32_t>(p, where, false);
 }
@@ -229,6 +245,14 @@ inline void StoreGlobal128(void* p, uint4 v, ATTN_WHERE) { host::Store(p, v, whe
 inline void ReduceAdd(float* p, float v, ATTN_WHERE) {
   emulator::CheckGlobal(p, sizeof(float), host::Access::kAtomic, where);
   *p += v;
+}
+inline void ReduceAdd(int32_t* p, int32_t v, ATTN_WHERE) {
+  emulator::CheckGlobal(p, sizeof(int32_t), host::Access::kAtomic, where);
+  *p = static_cast<int32_t>(static_cast<uint32_t>(*p) + static_cast<uint32_t>(v));
+}
+inline void ReduceOr(uint32_t* p, uint32_t v, ATTN_WHERE) {
+  emulator::CheckGlobal(p, sizeof(uint32_t), host::Access::kAtomic, where);
+  *p |= v;
 }
 inline void ReduceMax(uint32_t* p, uint32_t v, ATTN_WHERE) {
   emulator::CheckGlobal(p, sizeof(uint32_t), host::Access::kAtomic, where);

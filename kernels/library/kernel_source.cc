@@ -10,6 +10,8 @@ std::string TileExpression(const Tile& tile) {
                       tile.blocks_per_sm, "}");
 }
 
+const char* SumsOf(const KernelRow& row) { return row.ordered ? "FixedPointSums" : "FloatSums"; }
+
 std::string KernelExpression(const KernelRow& row) {
   const char* math = row.half_accumulate ? "Float16Accumulate" : "Float32Accumulate";
   const char* rule = row.general ? "attnd::GeneralScores" : "attnd::LinearScores";
@@ -20,12 +22,13 @@ std::string KernelExpression(const KernelRow& row) {
       return absl::StrCat("ForwardKernel<", math, ", ", tile, ", ", rule, ", ", dropper, ">");
     case KernelKind::kBackward:
       return absl::StrCat("BackwardKernel<", tile, ", ", rule, ", ",
-                          row.dropout ? "ReplayDropout" : "KeepAll", ", ",
-                          row.ordered ? "InKeyOrder" : "AnyOrder", ">");
+                          row.dropout ? "ReplayDropout" : "KeepAll", ", ", SumsOf(row), ">");
+    case KernelKind::kKeyBounds:
+      return "KeyBoundsKernel";
     case KernelKind::kDelta:
       return "DeltaKernel";
     case KernelKind::kQueryGradient:
-      return absl::StrCat("DqKernel<", row.head_dim, ">");
+      return absl::StrCat("DqKernel<", row.head_dim, ", ", SumsOf(row), ">");
     case KernelKind::kSinkGradient:
       return "attnd::SinkGradientKernel";
     case KernelKind::kBiasGradient:

@@ -2,19 +2,19 @@
 //   Sᵀ = scale·K·Qᵀ    P = exp(S − lse)    dPᵀ = V·dOᵀ    dS = P∘(Z∘dP − delta)
 //   dV = (P∘Z)ᵀ·dO     dK = scale·dSᵀ·Q    dQ = scale·dS·K      delta = rowsum(dO∘O) − dlse
 // Roles: warps 0-3 make Sᵀ, P and dV of their keys (K in registers), warps 4-7 one step behind dPᵀ,
-// dS and dK of the same keys (V in registers). A step is 32 queries; after every second one all
-// eight warps turn 64 queries of dS into their share of dQ and add it to a float32 workspace in
-// lane order (each addition one full line); DqKernel puts that into place.
+// dS and dK of the same keys (V in registers). A step is 32 queries (16 at head_dim 256); once in a
+// round of 64 all eight warps turn dS into their share of dQ and add it to a workspace in lane
+// order (each addition one full line); DqKernel puts that into place.
 //
 // Both roles run the same code for their products, with Q and dO swapped; only the arithmetic
 // between branches. P reaches the second role in accumulator layout, a dropped score marked by its
 // sign; dS is stored [key][64 queries], so that dQ reads it as A by columns and K as B by rows.
 // With GQA a block goes through all query heads of its KV head: dK and dV are sums over the group.
+// Above 128 columns two warps share their keys, each with half of the columns; they add their
+// halves of Sᵀ and dPᵀ through shared memory.
 //
-// Order of dQ's additions: InKeyOrder (the default) adds tile by tile from the last key to the
-// first, each block waiting for the turn of its 64 queries; blocks start in that order, so none
-// waits for one that has not started, and the result is the same bits every time. AnyOrder adds as
-// it comes. The split into two kernels (seven products instead of five) costs more than waiting.
+// dQ's additions: FixedPointSums (the default) adds integers, of which any order gives the same
+// bits, so no block waits for another; backward_passes.h bounds them. FloatSums adds float32.
 // Rows   without visible keys (lse = −inf) have P = 0. Invisible scores have P = dS = 0 by
 //        selection; what lies in an invisible row of K or V reaches nothing.
 // Inputs float16; rows as kernels/params.h says. Errors: none.
@@ -24,78 +24,83 @@
 #include "kernels/online_softmax.h"
 #include "kernels/sm70/backward_dropout.h"
 #include "kernels/sm70/backward_passes.h"
+#include "kernels/sm70/backward_scores.h"
 #include "kernels/sm70/pipeline.h"
 #include "kernels/tile_iterator.h"
 
 namespace attnd::sm70 {
 
-// float16 reaches down to 6e-8 only, so P is kept as P·2^10 (at most 1025) and dS as
-// kernels/gradient_scale.h says; the last factors take it back. Powers of two, so no bits are lost.
-inline constexpr int kProbabilityShift = 10;
-
-// How blocks take turns at 64 queries of dQ; `turn` counts the key tiles added so far.
-struct InKeyOrder {
-  ATTN_HD static void Wait(const int32_t* turn, int expected) {
-    while (ptx::LoadAcquire(turn) != expected) {
-    }
-  }
-  ATTN_HD static void Pass(int32_t* turn, int next) { ptx::StoreRelease(turn, next); }
-};
-struct AnyOrder {
-  ATTN_HD static void Wait(const int32_t*, int) {}
-  ATTN_HD static void Pass(int32_t*, int) {}
-};
-
-template <Tile kTile, class Rule, class Dropper, class Order>
+template <Tile kTile, class Rule, class Dropper, class DqSums>
 struct BackwardKernel {
   using Math = Float32Accumulate;
   static constexpr int kThreads = 256;
-  static constexpr int kHeadDim = kTile.head_dim, kChunks = kHeadDim / 8;
-  static constexpr int kKeys = kTile.kv_rows;   // of the block
-  static constexpr int kKeyTiles = kKeys / 64;  // of 16 keys, for a warp
+  static constexpr int kHeadDim = PaddedColumns(kTile.head_dim),
+                       kChunks = kHeadDim / 8;           // of a row
+  static constexpr int kSplit = kHeadDim > 128 ? 2 : 1;  // warps of the same keys, by columns
+  static constexpr int kWarpDim = kTile.head_dim / kSplit, kWarpChunks = kWarpDim / 8;
+  static constexpr int kKeys = kTile.kv_rows;            // of the block
+  static constexpr int kKeyTiles = kKeys * kSplit / 64;  // of 16 keys, for a warp
   static constexpr int kWarpKeys = 16 * kKeyTiles;
-  static constexpr int kStepRows = 32, kGroupRows = 16, kGroups = 2;
+  static constexpr int kStepRows = kTile.q_rows, kGroupRows = 16;
+  static constexpr int kGroups = kStepRows / kGroupRows, kRoundSteps = kDqBlockRows / kStepRows;
   static constexpr int kSlots = 3;
   using Dq = DqLayout<kHeadDim>;
-  static_assert(kTile.q_rows == kStepRows && kKeys % 64 == 0 && kDqBlockRows == 2 * kStepRows);
+  static_assert(kStepRows % 16 == 0 && kRoundSteps >= 2 && kKeys * kSplit % 64 == 0);
 
   static constexpr int kRowBytes = kChunks * 16;
   static constexpr int kTileBytes = kStepRows * kRowBytes;
-  static constexpr int kSlotBytes = 2 * kTileBytes;             // Q, then dO
   static constexpr int kHandBytes = kKeyTiles * kGroups * 512;  // P of one warp and step
   static constexpr int kDsBytes = kKeys * 128;                  // dS of 64 queries
+  struct alignas(128) Slot {
+    uint4 tiles[2][kStepRows * kChunks];  // Q, then dO
+    float rows[2][kStepRows];             // stabiliser of P, then delta·gain
+    uint16_t factors[kStepRows];          // float16: 2^row, see FixedPoint
+  };
+  static constexpr int kSlotBytes = sizeof(Slot);
   struct alignas(128) Shared {
     uint4 k[kKeys * kChunks];
-    uint4 slots[kSlots][2][kStepRows * kChunks];
+    Slot slots[kSlots];
     uint4 p[2][4][kHandBytes / 16];
     uint4 ds[2][kDsBytes / 16];
-    float rows[kSlots][2][kStepRows];  // stabiliser of P, then delta
+    uint4 partial[kSplit == 1 ? 1 : 8 * 64];                // a warp's half of scores
+    uint4 slopes[kSplit == 1 ? 1 : 8 * (kHandBytes / 16)];  // softcap's derivative, placed as P
     Descriptors descriptors;
+    float watch;   // 0; NaN where sums of dQ have a second integer
     int left_out;  // whether K held an infinity or NaN
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
-
-  // 64 queries of one query head.
-  struct Pair {
-    int head, visit;
-  };
 
   struct Work {
     const ProblemDesc& problem;
     const SequenceDesc& sequence;
     int batch, kv_head, first_key;
     TileVisits tiles;
-    float gain;              // dS is P·2^kProbabilityShift times (Z∘dP − delta)·gain
-    int thread, warp, role;  // role 0: P and dV, 1: dS and dK
+    float row_gain;    // of the number of a row that this thread brings
+    float multiplier;  // of the raw products of this role
+    int thread;
+    int role;  // 0: P and dV, 1: dS and dK; by a vote, so that the compiler
+               // knows warps do not part
     Lane lane;
-    ATTN_HD int role_warp() const { return warp & 3; }
-    ATTN_HD int pairs() const { return tiles.count() * problem.group; }
-    ATTN_HD Pair First() const { return {kv_head * problem.group, 0}; }
-    ATTN_HD Pair After(Pair pair) const {
-      if (pair.visit + 1 < tiles.count()) return {pair.head, pair.visit + 1};
-      return {pair.head + 1, 0};
-    }
+    ATTN_HD int warp() const { return thread >> 5; }
+    ATTN_HD int role_warp() const { return warp() & 3; }
+    ATTN_HD int half() const { return warp() % kSplit; }  // of the columns
+    ATTN_HD int warp_key() const { return role_warp() / kSplit * kWarpKeys; }
+    ATTN_HD int rounds() const { return tiles.count() * problem.group; }
+    ATTN_HD int first_head() const { return kv_head * problem.group; }
+    ATTN_HD int first_row() const { return tiles.First(0); }
+    ATTN_HD int end_row() const { return tiles.First(tiles.count()); }
     ATTN_HD ScoreContext At(int head) const { return {problem, sequence, batch, head}; }
+  };
+  // Rows of query heads in the order in which they are visited.
+  struct Cursor {
+    int head, row;
+    ATTN_HD explicit Cursor(const Work& work) : head(work.first_head()), row(work.first_row()) {}
+    ATTN_HD void Advance(const Work& work) {
+      row += kStepRows;
+      if (row < work.end_row()) return;
+      row = work.first_row();
+      ++head;
+    }
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
@@ -104,21 +109,29 @@ struct BackwardKernel {
     if (at.thread == 0) ptx::StoreShared32(&shared.left_out, 0);
     ptx::SyncThreads();
     const ProblemDesc& problem = shared.descriptors.problem;
+    if (at.thread == 0) {
+      ptx::StoreShared32(&shared.watch, problem.dq_rest != 0 ? 0x7fffffffu : 0);
+    }
     const SequenceDesc& sequence = shared.descriptors.sequence;
     const int first_key = tile.tile * kKeys;
     const int end_key = MinInt(first_key + kKeys, sequence.kv_len);
-    Work work = {problem,
-                 sequence,
-                 tile.batch,
-                 tile.head,
-                 first_key,
-                 RowTiles(VisibilityOf(sequence), first_key, end_key, kDqBlockRows,
-                          Rule::AllPartial(problem)),
-                 PowerOfTwo(GradientExponent(problem, tile.batch, tile.head) - kProbabilityShift),
-                 at.thread,
-                 at.thread >> 5,
-                 at.thread >> 7,
-                 {at.thread & 31}};
+    const int exponent = GradientExponent(problem, tile.batch, tile.head);
+    const float gain = PowerOfTwo(exponent - kProbabilityShift);
+    const int thread = ptx::Keep(at.thread);
+    const Work work = {problem,
+                       sequence,
+                       tile.batch,
+                       tile.head,
+                       first_key,
+                       RowTiles(VisibilityOf(sequence), first_key, end_key, kDqBlockRows,
+                                Rule::AllPartial(problem)),
+                       thread < kStepRows       ? 1.0f
+                       : thread < 2 * kStepRows ? gain
+                                                : PowerOfTwo(-exponent),
+                       thread >> 7 ? gain * Dropper::Factor(problem) : Rule::Multiplier(problem),
+                       thread,
+                       ptx::VoteAny(thread >= kThreads / 2),
+                       {thread & 31}};
     Sums sums;
     Clear(sums);
     if (work.tiles.count() > 0) Accumulate(work, shared, sums);
@@ -126,92 +139,115 @@ struct BackwardKernel {
   }
 
  private:
-  using Sums = float[kKeyTiles][kHeadDim / 16][8];  // dV or dK
+  using Sums = float[kKeyTiles][kWarpDim / 16][8];  // dV or dK
 
   ATTN_HD static void Clear(Sums& sums) {
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
-      for (int x = 0; x < kHeadDim / 16; ++x) Math::Zero(sums[m][x]);
+      for (int x = 0; x < kWarpDim / 16; ++x) Math::Zero(sums[m][x]);
     }
-  }
-  ATTN_HD static const char* RowsOf(const RowTensor& t, int64_t batch, int64_t head, int64_t row) {
-    return static_cast<const char*>(t.data) +
-           2 * (batch * t.batch + head * t.head + row * t.row_stride);
   }
   ATTN_HD static char* At(void* base, int offset) { return static_cast<char*>(base) + offset; }
   ATTN_HD static const char* At(const void* base, int offset) {
     return static_cast<const char*>(base) + offset;
   }
 
-  // ---- Staging: all 256 threads bring 32 rows of Q and of dO, and their lse and delta.
+  // ---- Staging: all 256 threads bring a step's rows of Q and dO; some of them
+  // what belongs to a row: its stabiliser, delta, and factor of dQ. Fetch runs
+  // a step ahead of Put.
   struct Stager {
     static constexpr int kRowsAPass = kThreads / kChunks, kPasses = kStepRows / kRowsAPass;
+    static constexpr int kVectors = DqSums::kFixedPoint ? 3 : 2;
     uint4 q[kPasses], d_o[kPasses];
-    float value;    // lse (threads 0..31) or delta (32..63) of row thread & 31
-    int place;      // of this thread's chunk in a tile
-    int first_row;  // of what is held
+    float value;  // of one row: stabiliser, delta or factor of dQ
+    const char *from_q, *from_o, *from_rows;
+    int place;             // of this thread's chunk in a tile
+    int q_limit, o_limit;  // rows that this thread may read
+    Cursor at;
 
-    ATTN_HD explicit Stager(const Work& work) {
-      place = ptx::Keep(ChunkOffset(work.thread / kChunks, work.thread % kChunks, kChunks));
+    ATTN_HD Stager(const Work& work)
+        : value(0),
+          place(ptx::Keep(ChunkOffset(work.thread / kChunks, work.thread % kChunks, kChunks))),
+          at(work) {
+      Clear(work);
+      OpenHead(work);
+    }
+    ATTN_HD void Clear(const Work& work) {
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) q[n] = d_o[n] = make_uint4(0, 0, 0, 0);
-      value = 0;
-      first_row = 0;
+      value = work.thread < kStepRows ? Infinity() : 0.0f;
     }
-    ATTN_HD void Fetch(const Work& work, Pair pair, int half) {
+    // Beyond the last head nothing is read.
+    ATTN_HD void OpenHead(const Work& work) {
       const ProblemDesc& p = work.problem;
       const SequenceDesc& s = work.sequence;
-      first_row = work.tiles.First(pair.visit) + half * kStepRows;
-      const int chunk = work.thread % kChunks, row = first_row + work.thread / kChunks;
-      const char* from_q = RowsOf(p.q, s.batch, pair.head, s.q_begin) + chunk * 16;
-      const char* from_o = RowsOf(p.d_o, s.batch, pair.head, s.q_begin) + chunk * 16;
+      const int chunk = work.thread % kChunks;
+      const bool exists = at.head < work.first_head() + p.group;
+      const int head = exists ? at.head : 0;
+      q_limit = exists && chunk < p.qk_chunks ? s.q_len : 0;
+      o_limit = exists && chunk < p.v_chunks ? s.q_len : 0;
+      from_q = RowOf(p.q, s.batch, head, s.q_begin) + chunk * 16;
+      from_o = RowOf(p.d_o, s.batch, head, s.q_begin) + chunk * 16;
+      const float* vector = work.thread < kStepRows       ? p.stabilizer
+                            : work.thread < 2 * kStepRows ? p.delta
+                                                          : p.dq_factor;
+      from_rows = reinterpret_cast<const char*>(vector + s.batch * p.lse_batch + head * p.lse_head +
+                                                s.q_begin);
+    }
+    ATTN_HD void Fetch(const Work& work) {
+      const ProblemDesc& p = work.problem;
+      // Rows beyond the sequence become zero, with P = 0.
+      if (ptx::VoteAny(at.row + kStepRows > work.sequence.q_len)) {
+        ptx::SyncWarp();  // keeps this a branch
+        Clear(work);
+      }
+      const int row = at.row + work.thread / kChunks;
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) {
-        const int at = MinInt(row + n * kRowsAPass, s.q_len - 1);
-        ptx::LoadConstant128If(q[n], ptx::Offset(from_q, at, static_cast<int>(p.q.row_stride * 2)),
-                               chunk < p.qk_chunks);
+        const int from = row + n * kRowsAPass;
+        ptx::LoadConstant128If(
+            q[n], ptx::Offset(from_q, from, static_cast<int>(p.q.row_stride * 2)), from < q_limit);
         ptx::LoadConstant128If(d_o[n],
-                               ptx::Offset(from_o, at, static_cast<int>(p.d_o.row_stride * 2)),
-                               chunk < p.v_chunks);
+                               ptx::Offset(from_o, from, static_cast<int>(p.d_o.row_stride * 2)),
+                               from < o_limit);
       }
-      if (work.thread < 2 * kStepRows) {
-        const float* from = work.thread < kStepRows ? p.lse : p.delta;
-        const int at = MinInt(first_row + (work.thread & 31), s.q_len - 1);
-        value = ptx::LoadConstantFloat(from + s.batch * p.lse_batch + pair.head * p.lse_head +
-                                       s.q_begin + at);
-      }
+      if (work.thread < kVectors * kStepRows) FetchRow(work);
+      const int head = at.head;
+      at.Advance(work);
+      if (at.head != head) OpenHead(work);
     }
-    // Rows beyond the sequence become zero, with P = 0.
-    ATTN_HD void Put(const Work& work, int slot, Shared& shared) const {
-      const int rows = work.sequence.q_len - first_row;
+    ATTN_HD void FetchRow(const Work& work) {
+      const int row = at.row + work.thread % kStepRows;
+      ptx::LoadConstantFloatIf(value, ptx::Offset(from_rows, row, 4), row < work.sequence.q_len);
+    }
+    ATTN_HD void Put(const Work& work, int slot, Shared& shared) {
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) {
-        const bool exists = work.thread / kChunks + n * kRowsAPass < rows;
-        const uint4 zero = make_uint4(0, 0, 0, 0);
         const int twist = Twist(n * kRowsAPass) * 16;
-        char* to =
-            At(shared.slots, slot * kSlotBytes + (place ^ twist) + n * kRowsAPass * kRowBytes);
-        ptx::StoreShared128(to, exists ? q[n] : zero);
-        ptx::StoreShared128(to + kTileBytes, exists ? d_o[n] : zero);
+        char* to = At(shared.slots, slot + (place ^ twist) + n * kRowsAPass * kRowBytes);
+        ptx::StoreShared128(to, q[n]);
+        ptx::StoreShared128(to + kTileBytes, d_o[n]);
       }
-      if (work.thread < 2 * kStepRows) {
-        const bool is_lse = work.thread < kStepRows, exists = (work.thread & 31) < rows;
-        ptx::StoreSharedFloat(
-            &shared.rows[slot][is_lse ? 0 : 1][work.thread & 31],
-            is_lse ? StabilizerOf(value, exists) : (exists ? value * work.gain : 0.0f));
-      }
+      if (work.thread < kVectors * kStepRows) PutRow(work, slot, shared);
     }
-    ATTN_HD static float StabilizerOf(float lse, bool exists) {
-      if (!exists || lse == -Infinity()) return Infinity();
-      return ptx::Fma(lse, kLog2E, -(kTruncationBias + kProbabilityShift));
+    ATTN_HD void PutRow(const Work& work, int slot, Shared& shared) const {
+      char* rows = At(shared.slots, slot + 2 * kTileBytes);
+      if (work.thread < 2 * kStepRows) {
+        ptx::StoreSharedFloat(rows + work.thread * 4, value * work.row_gain);
+      } else {
+        ptx::StoreShared16(rows + (2 * kStepRows + work.thread) * 2,
+                           ptx::PackTruncated(FixedPoint::RowFactor(value, work.row_gain), 0));
+      }
     }
   };
 
-  // K for dQ's product. Rows beyond the sequence, infinities and NaN are zero there; SpoilDq tells
-  // the rows that see the latter.
+  // K for dQ's product. Rows beyond the sequence, infinities and NaN are zero
+  // there; SpoilDq tells the rows that see the latter.
   ATTN_HD static void BringKeys(const Work& work, Shared& shared) {
     uint32_t met = 0;
+    const float scale = PowerOfTwo(FixedPoint::KeyExponent(
+        work.problem, GradientBounds(work.problem, work.batch, work.kv_head)));
 #pragma unroll 1
     for (int n = work.thread; n < kKeys * kChunks; n += kThreads) {
       const int row = n / kChunks, chunk = n % kChunks;
@@ -220,6 +256,10 @@ struct BackwardKernel {
                                    NonFiniteHalves(words.z), NonFiniteHalves(words.w));
       met |= bad.x | bad.y | bad.z | bad.w;
       words = make_uint4(words.x & ~bad.x, words.y & ~bad.y, words.z & ~bad.z, words.w & ~bad.w);
+      if constexpr (DqSums::kFixedPoint) {
+        words = make_uint4(Scaled(words.x, scale), Scaled(words.y, scale), Scaled(words.z, scale),
+                           Scaled(words.w, scale));
+      }
       ptx::StoreShared128(At(shared.k, ChunkOffset(row, chunk, kChunks)), words);
     }
     if (met) ptx::StoreShared32(&shared.left_out, 1);
@@ -230,11 +270,12 @@ struct BackwardKernel {
       return make_uint4(0, 0, 0, 0);
     }
     return ptx::LoadConstant128(
-        RowsOf(work.problem.k, s.batch, work.kv_head, int64_t{s.kv_begin} + work.first_key + row) +
+        RowOf(work.problem.k, s.batch, work.kv_head, int64_t{s.kv_begin} + work.first_key + row) +
         chunk * 16);
   }
 
-  using Operand = uint32_t[kKeyTiles][kChunks * 4];  // K or V of this warp's keys, as A by rows
+  // K or V of this warp's keys and columns, as A by rows.
+  using Operand = uint32_t[kKeyTiles][kWarpChunks * 4];
   ATTN_HD static void LoadOperand(const Work& work, Operand& rA) {
     const SequenceDesc& s = work.sequence;
     const RowTensor& t = work.role ? work.problem.v : work.problem.k;
@@ -242,13 +283,13 @@ struct BackwardKernel {
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
       const int row =
-          MinInt(work.first_key + work.role_warp() * kWarpKeys + m * 16 + work.lane.OperandRow(),
-                 s.kv_len - 1);
-      const char* data = RowsOf(t, s.batch, work.kv_head, int64_t{s.kv_begin} + row);
+          MinInt(work.first_key + work.warp_key() + m * 16 + work.lane.OperandRow(), s.kv_len - 1);
+      const char* data = RowOf(t, s.batch, work.kv_head, int64_t{s.kv_begin} + row);
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
+      for (int c = 0; c < kWarpChunks; ++c) {
         uint4 chunk = make_uint4(0, 0, 0, 0);
-        ptx::LoadConstant128If(chunk, data + c * 16, c < live);
+        const int from = work.half() * kWarpChunks + c;
+        ptx::LoadConstant128If(chunk, data + from * 16, from < live);
         rA[m][c * 4] = chunk.x;
         rA[m][c * 4 + 1] = chunk.y;
         rA[m][c * 4 + 2] = chunk.z;
@@ -260,22 +301,57 @@ struct BackwardKernel {
   // ---- The loop.
   // Byte offsets of this lane's operands in shared memory.
   struct Places {
-    int columns;     // B by columns: query OperandKey, chunk 0
-    int own, other;  // B by rows: queries of the own or other column half, the lane's chunk
-    int row;         // query of the lane's first column, in a group
-    int hand;        // of P, within a slot
-    int ds;          // of dS: key OperandRow of tile 0, chunk of its column half
+    int columns;      // B by columns: query OperandKey, chunk 0, of Q (role 0) or dO
+    int own, other;   // B by rows: queries of the own or other column half, the
+                      // lane's chunk, of the other tensor
+    int row;          // what belongs to the query of the lane's first column, in a slot
+    int hand;         // of P, within a step's
+    int ds;           // of dS: key OperandRow of tile 0, chunk of its column half
+    int factor;       // of its first query, in a slot
+    int dq_ds, dq_k;  // AddDq's operands: dS by columns, K by rows
     ATTN_HD explicit Places(const Work& work) {
       const Lane lane = work.lane;
       const int chunk = lane.column_half() * 2 + lane.upper();
       const int own_row = lane.quad() | lane.column_half() << 2;
-      columns = ptx::Keep(ChunkOffset(lane.OperandKey(), 0, kChunks));
-      own = ptx::Keep(ChunkOffset(own_row, chunk, kChunks));
-      other = ptx::Keep(ChunkOffset(own_row ^ 4, chunk, kChunks));
-      row = ptx::Keep(Math::Col(0, lane.index));
+      const int tile = work.role ? kTileBytes : 0;
+      const int half = work.half() * kWarpDim * 2, columns_of = kTileBytes - tile + half;
+      columns = ptx::Keep(ChunkOffset(lane.OperandKey(), 0, kChunks) + tile + half);
+      own = ptx::Keep(ChunkOffset(own_row, chunk, kChunks) + columns_of);
+      other = ptx::Keep(ChunkOffset(own_row ^ 4, chunk, kChunks) + columns_of);
+      row = ptx::Keep(2 * kTileBytes + (work.role * kStepRows + Math::Col(0, lane.index)) * 4);
       hand = ptx::Keep(work.role_warp() * kHandBytes + lane.index * 16);
-      ds = ptx::Keep(
-          ChunkOffset(work.role_warp() * kWarpKeys + lane.OperandRow(), lane.column_half() * 4, 8));
+      ds = ptx::Keep(ChunkOffset(work.warp_key() + lane.OperandRow(), lane.column_half() * 4, 8));
+      factor = ptx::Keep(2 * kTileBytes + 2 * kStepRows * 4 + lane.column_half() * 8);
+      dq_ds = ptx::Keep(
+          ChunkOffset(lane.quad(), lane.row_half() * 4 + work.role * 2 + lane.upper(), 8));
+      const int k_chunk = Dq::Chunk(work.warp(), lane) + (Dq::kWide ? lane.upper() : 0);
+      dq_k = ptx::Keep(ChunkOffset(lane.quad(), k_chunk, kChunks) +
+                       (Dq::kWide ? 0 : lane.upper() * 8));
+    }
+  };
+
+  // Where this role stands: its step and what lies where for it.
+  struct StepState {
+    Cursor at;
+    int slot, hand;  // bytes
+    uint32_t count;  // of this role's steps before this one
+    ATTN_HD explicit StepState(const Work& work)
+        : at(work),
+          slot(work.role ? (kSlots - 1) * kSlotBytes : 0),
+          hand(work.role * 4 * kHandBytes),
+          count(-static_cast<uint32_t>(work.role)) {}
+    ATTN_HD static int NextSlot(int slot) {
+      return slot == (kSlots - 1) * kSlotBytes ? 0 : slot + kSlotBytes;
+    }
+    ATTN_HD void Advance() {
+      slot = NextSlot(slot);
+      hand ^= 4 * kHandBytes;
+      ++count;
+    }
+    // Of dS of a group: two rounds' buffers, [key][64 queries].
+    ATTN_HD int Ds(const Places& places, int group) const {
+      const int column = (count % kRoundSteps * kGroups + group) * 16;
+      return (count / kRoundSteps & 1) * kDsBytes + (places.ds ^ column);
     }
   };
 
@@ -284,72 +360,78 @@ struct BackwardKernel {
     LoadOperand(work, rA);
     BringKeys(work, shared);
     Stager stager(work);
-    const int pairs = work.pairs();
-    Pair before = work.First(), now = before, next = work.After(now);
-    stager.Fetch(work, now, 0);
+    stager.Fetch(work);
     stager.Put(work, 0, shared);
-    stager.Fetch(work, now, 1);
+    stager.Fetch(work);
     const Places places(work);
-    int slot = 0;  // of this step
+    StepState step(work);
+    DqPlace dq(work);
+    int put = kSlotBytes;
+    const int rounds = work.rounds();
     ptx::SyncThreads();
-    for (int pair = 0; pair <= pairs; ++pair) {
+    // The second role works on the step before. A round's dQ is added by the
+    // first role at the head of the step after next, by the second at its end,
+    // so that one multiplies while the other adds.
 #pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
-        const bool is_active =
-            work.role == 0 ? pair < pairs : pair * 2 + half >= 1 && pair * 2 + half <= 2 * pairs;
-        if (is_active) {
-          // The second role works on the step before.
-          const Pair of = work.role && half == 0 ? before : now;
-          const int own_slot = work.role ? (slot == 0 ? kSlots - 1 : slot - 1) : slot;
-          Step(work, of, half ^ work.role, pair - (work.role && half == 0), own_slot, places, rA,
-               shared, sums);
+    for (int round = 0; round <= rounds; ++round) {
+#pragma unroll 1
+      for (int n = 0; n < kRoundSteps; ++n) {
+        if (step.count < static_cast<uint32_t>(rounds * kRoundSteps)) {
+          Step(work, step, places, rA, shared, sums);
+          step.at.Advance(work);
         }
-        slot = slot == kSlots - 1 ? 0 : slot + 1;
-        if (pair < pairs) {
-          stager.Put(work, slot, shared);
-          stager.Fetch(work, pair + 1 < pairs ? next : now, half);
+        stager.Put(work, put, shared);
+        stager.Fetch(work);
+        step.Advance();
+        put = StepState::NextSlot(put);
+        if (work.role == 0) ptx::SyncThreads();
+        if (n == work.role && round > 0) {
+          AddDq(work, dq, round - 1, places, shared);
+          if (round == rounds) break;
         }
-        if (half == 1 && pair > 0 && work.thread == 0) {
-          Order::Wait(TurnOf(work, before), TurnsBefore(work, before));
-        }
-        ptx::SyncThreads();
-        if (half == 0 && pair > 1 && work.thread == 0) PassTurn(work, pair - 2);
+        if (work.role == 1) ptx::SyncThreads();
       }
-      if (pair > 0) AddDq(work, before, (pair - 1) & 1, shared);
-      // The softcap's derivative is about to be left where dS of two pairs ago was just read.
-      if (Rule::HasSlope(work.problem)) ptx::SyncThreads();
-      before = now;
-      now = next;
-      next = work.After(next);
     }
-    ptx::SyncThreads();
-    if (work.thread == 0) PassTurn(work, pairs - 1);
     if (ptx::LoadShared32(&shared.left_out)) SpoilDq(work);
   }
 
-  // `half` of pair `pair` (64 queries), in `slot`.
-  ATTN_HD static void Step(const Work& work, Pair of, int half, int pair, int slot,
-                           const Places& places, const Operand& rA, Shared& shared, Sums& sums) {
-    const int first = slot * kSlotBytes + (work.role ? kTileBytes : 0);   // dO or Q
-    const int second = slot * kSlotBytes + (work.role ? 0 : kTileBytes);  // Q or dO
-    const int first_row = work.tiles.First(of.visit) + half * kStepRows;
-    const bool partial = Rule::kEveryTile || work.tiles.IsPartial(of.visit);
+  ATTN_HD static void Step(const Work& work, const StepState& step, const Places& places,
+                           const Operand& rA, Shared& shared, Sums& sums) {
+    const uint32_t visit =
+        static_cast<uint32_t>(step.at.row - work.first_row()) / uint32_t{kDqBlockRows};
+    const bool partial = Rule::kEveryTile || work.tiles.IsPartial(static_cast<int>(visit));
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
+      const int slot = step.slot + group * kGroupRows * kRowBytes;
       float rS[kKeyTiles][8];
-      Product(rA, shared.slots, places.columns + first + group * kGroupRows * kRowBytes, rS);
-      uint32_t words[kKeyTiles][4];  // [k step][key], pairs of queries
-      const float* rows = &shared.rows[slot][work.role][group * kGroupRows + places.row];
-      char* hand = At(shared.p, half * 4 * kHandBytes + places.hand + group * kKeyTiles * 512);
-      const int ds = (pair & 1) * kDsBytes + (places.ds ^ (half * 2 + group) * 16);
-      if (work.role == 0) {
-        MakeP(work, of.head, first_row + group * kGroupRows, partial, rS, rows, hand,
-              At(shared.ds, ds), words);
-      } else {
-        MakeDs(work, partial, rS, rows, hand, At(shared.ds, ds), words);
+      Product(rA, shared.slots, places.columns + slot, rS);
+      if constexpr (kSplit > 1) AddOtherHalf(work, shared, rS);
+      char* hand = At(shared.p, step.hand + places.hand + group * kKeyTiles * 512);
+      char* ds = At(shared.ds, step.Ds(places, group));
+      char* slopes = kSplit == 1 ? ds : At(shared.slopes, step.hand + places.hand);
+      uint32_t visible = 0xffffffffu;
+      if (partial && work.role == 0) {
+        visible = ApplyRule(work, step.at.head, step.at.row + group * kGroupRows, slopes, rS);
       }
-      AddProduct(work.lane, words, work.role == 1, At(shared.ds, ds), shared.slots,
-                 second + group * kGroupRows * kRowBytes, places, sums);
+      float2 rows[2];  // of the lane's queries: stabiliser or delta
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        rows[k] = ptx::LoadSharedFloat2(
+            At(shared.slots, step.slot + places.row + (group * kGroupRows + k * 8) * 4));
+      }
+      Subtract(work.multiplier, rows, rS);
+      uint32_t words[kKeyTiles][4];  // [k step][key], pairs of queries
+      if (work.role == 0) {
+        MakeP(rS, words);
+        // A row whose lse is NaN must not reach the keys that it does not see.
+        if (partial) HideInvisible(visible, words);
+        HandOver(work, step.at.head, step.at.row + group * kGroupRows, hand, words);
+      } else {
+        MakeDs<Dropper>(rS, rows, hand, words);
+        if (partial) HideZeros(work, hand, slopes, words);
+      }
+      const char* factors = At(shared.slots, step.slot + places.factor + group * kGroupRows * 2);
+      AddProduct(work, words, ds, factors, shared.slots, slot, places, sums);
     }
   }
 
@@ -359,7 +441,7 @@ struct BackwardKernel {
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) Math::Zero(rS[m]);
 #pragma unroll
-    for (int n = 0; n < kChunks; ++n) {
+    for (int n = 0; n < kWarpChunks; ++n) {
       uint4 b = ptx::LoadShared128(At(tiles, (offset ^ (n & 7) * 16) + (n >> 3) * 128));
 #pragma unroll
       for (int m = 0; m < kKeyTiles; ++m) {
@@ -372,31 +454,34 @@ struct BackwardKernel {
     }
   }
 
-  // P, and what dV multiplies it as: without what dropout took. The other role gets P with dropped
-  // scores marked by their sign and, under a softcap, its derivative where dS will be.
-  ATTN_HD static void MakeP(const Work& work, int head, int first_row, bool partial,
-                            float (&rS)[kKeyTiles][8], const float* rows, char* hand, char* ds,
-                            uint32_t (&words)[kKeyTiles][4]) {
-    const float multiplier = Rule::Multiplier(work.problem);
-    if (partial) ApplyRule(work, head, first_row, ds, rS);
-    Dropper dropper(work.At(head), first_row, work.first_key + work.role_warp() * kWarpKeys,
-                    work.lane.index);
+  // Both warps of the same keys get the same sum.
+  ATTN_HD static void AddOtherHalf(const Work& work, Shared& shared, float (&rS)[kKeyTiles][8]) {
+    static_assert(kSplit == 1 || (kKeyTiles == 1 && kGroups == 1), "a warp's place for one tile");
+    char* own = At(shared.partial, work.warp() * 1024 + work.lane.index * 16);
+    const char* others = At(shared.partial, (work.warp() ^ 1) * 1024 + work.lane.index * 16);
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const float2 lse = ptx::LoadSharedFloat2(rows + k * 8);
-#pragma unroll
-      for (int m = 0; m < kKeyTiles; ++m) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int e = Math::Element(r, 2 * k);
-          float low = ptx::Exp2(ptx::Fma(rS[m][e], multiplier, -lse.x));
-          float high = ptx::Exp2(ptx::Fma(rS[m][e + 1], multiplier, -lse.y));
-          words[m][k * 2 + r] = ptx::PackTruncated(low, high);
-        }
-      }
+    for (int n = 0; n < 2; ++n) {
+      ptx::StoreShared128(
+          own + n * 512,
+          make_uint4(ptx::FloatBits(rS[0][4 * n]), ptx::FloatBits(rS[0][4 * n + 1]),
+                     ptx::FloatBits(rS[0][4 * n + 2]), ptx::FloatBits(rS[0][4 * n + 3])));
     }
-    // A row whose lse is NaN must not reach the keys that it does not see.
-    if (partial) HideInvisible(rS, words);
+    ptx::BarrierSync(1 + (work.warp() >> 1), 2 * kWarpLanes);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const uint4 other = ptx::LoadShared128(others + n * 512);
+      rS[0][4 * n] += ptx::BitsFloat(other.x);
+      rS[0][4 * n + 1] += ptx::BitsFloat(other.y);
+      rS[0][4 * n + 2] += ptx::BitsFloat(other.z);
+      rS[0][4 * n + 3] += ptx::BitsFloat(other.w);
+    }
+  }
+
+  // The other role gets P with dropped scores marked by their sign; dV
+  // multiplies what was kept.
+  ATTN_HD static void HandOver(const Work& work, int head, int first_row, char* hand,
+                               uint32_t (&words)[kKeyTiles][4]) {
+    Dropper dropper(work.At(head), first_row, work.first_key + work.warp_key(), work.lane.index);
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
       uint32_t marked[4];
@@ -410,104 +495,57 @@ struct BackwardKernel {
     }
   }
 
-  ATTN_HD static void HideInvisible(const float (&rS)[kKeyTiles][8],
-                                    uint32_t (&words)[kKeyTiles][4]) {
-#pragma unroll
-    for (int m = 0; m < kKeyTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const int e = Math::Element(n & 1, n & 2);
-        if (rS[m][e] == -Infinity()) words[m][n] &= 0xffff0000u;
-        if (rS[m][e + 1] == -Infinity()) words[m][n] &= 0x0000ffffu;
-      }
-    }
-  }
-
-  ATTN_HD static void ApplyRule(const Work& work, int head, int first_row, char* ds,
-                                float (&rS)[kKeyTiles][8]) {
+  // Under a softcap its derivative is left for the other role: where dS will be, or beside P.
+  static constexpr int kSlopeStride = 16 * 128;
+  // Bit 8m + e of the result tells whether element e of key tile m is visible;
+  // others become 0.
+  ATTN_HD static uint32_t ApplyRule(const Work& work, int head, int first_row, char* slopes,
+                                    float (&rS)[kKeyTiles][8]) {
     const int lane = ptx::Keep(work.lane.index);
     const ScoreContext at = work.At(head);
+    uint32_t visible = 0;
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
       float slope[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        const int key = work.first_key + work.role_warp() * kWarpKeys + m * 16 + Math::Row(e, lane);
+        const int key = work.first_key + work.warp_key() + m * 16 + Math::Row(e, lane);
         const int row = first_row + Math::Col(e, lane);
         slope[e] = Rule::Slope(at, rS[m][e]);
         const Scored scored = Rule::Apply(at, row, key, rS[m][e]);
-        // −infinity now means invisible, so a visible one becomes a number with P = 0.
-        rS[m][e] = scored.visible && scored.score == -Infinity() ? kLowest : scored.score;
+        visible |= static_cast<uint32_t>(scored.visible) << (8 * m + e);
+        rS[m][e] = scored.visible ? scored.score : 0.0f;
       }
       if (Rule::HasSlope(work.problem)) {
         ptx::StoreShared128(
-            ds + m * 16 * 128,
+            slopes + m * kSlopeStride,
             make_uint4(ptx::PackRounded(slope[0], slope[1]), ptx::PackRounded(slope[2], slope[3]),
                        ptx::PackRounded(slope[4], slope[5]), ptx::PackRounded(slope[6], slope[7])));
       }
     }
+    return visible;
   }
-
-  // dS = P∘(Z∘dP − delta), in float16.
-  ATTN_HD static void MakeDs(const Work& work, bool partial, const float (&rS)[kKeyTiles][8],
-                             const float* rows, const char* hand, const char* ds,
-                             uint32_t (&words)[kKeyTiles][4]) {
-    const float gain = work.gain * Dropper::Factor(work.problem);
-#pragma unroll
-    for (int m = 0; m < kKeyTiles; ++m) {
-      const uint4 handed = ptx::LoadShared128(hand + m * 512);
-      const uint32_t p[4] = {handed.x, handed.y, handed.z, handed.w};
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const float2 delta = ptx::LoadSharedFloat2(rows + k * 8);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int e = Math::Element(r, 2 * k);
-          const uint32_t pair = p[k * 2 + r];
-          float low = ptx::Fma(Dropper::Kept(pair & 0x8000u, rS[m][e]), gain, -delta.x);
-          float high = ptx::Fma(Dropper::Kept(pair & 0x80000000u, rS[m][e + 1]), gain, -delta.y);
-          const uint32_t positive = Dropper::Unmarked(pair);
-          words[m][k * 2 + r] =
-              ptx::PackTruncated(ptx::LowHalf(positive) * low, ptx::HighHalf(positive) * high);
-        }
-      }
-    }
-    if (partial) HideZeros(work, hand, ds, words);
-  }
-  // PARTIAL tiles: 0·NaN of an invisible score is no gradient; and the softcap's derivative.
-  ATTN_HD static void HideZeros(const Work& work, const char* hand, const char* ds,
+  // PARTIAL tiles: 0·NaN of an invisible score is no gradient; and the
+  // softcap's derivative.
+  ATTN_HD static void HideZeros(const Work& work, const char* hand, const char* slopes,
                                 uint32_t (&words)[kKeyTiles][4]) {
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
       // Opaque, so that this stays a branch of its own.
       const uint4 handed = ptx::LoadShared128(hand + ptx::Keep(m * 512));
       const uint32_t p[4] = {handed.x, handed.y, handed.z, handed.w};
-      if (Rule::HasSlope(work.problem)) MultiplySlope(ds + m * 16 * 128, words[m]);
+      if (Rule::HasSlope(work.problem)) MultiplySlope(slopes + m * kSlopeStride, words[m]);
 #pragma unroll
       for (int n = 0; n < 4; ++n) words[m][n] &= NonZeroHalves(p[n] & 0x7fff7fffu);
     }
   }
-  // All ones where a non-negative float16 is not zero.
-  ATTN_HD static uint32_t NonZeroHalves(uint32_t word) {
-    return (word & 0xffffu ? 0xffffu : 0u) | (word >> 16 ? 0xffff0000u : 0u);
-  }
-  ATTN_HD static void MultiplySlope(const char* ds, uint32_t (&words)[4]) {
-    const uint4 slope = ptx::LoadShared128(ds);
-    const uint32_t slopes[4] = {slope.x, slope.y, slope.z, slope.w};
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      const uint32_t s = slopes[(n >> 1) * 2 + (n & 1)];
-      words[n] = ptx::PackRounded(ptx::LowHalf(words[n]) * ptx::LowHalf(s),
-                                  ptx::HighHalf(words[n]) * ptx::HighHalf(s));
-    }
-  }
-
-  // dV += (P∘Z)ᵀ·dO or dK += dSᵀ·Q. Lanes n and n ^ 2 swap rows and n ^ 4 the other column half's
-  // queries, which turns accumulators into an A operand; dS is stored on the way.
-  ATTN_HD static void AddProduct(Lane lane, const uint32_t (&words)[kKeyTiles][4], bool stores_ds,
-                                 char* ds, const void* tiles, int offset, const Places& places,
-                                 Sums& sums) {
-    const bool second = lane.index & 2;
+  // dV += (P∘Z)ᵀ·dO or dK += dSᵀ·Q. Lanes n and n ^ 2 swap rows and n ^ 4 the
+  // other column half's queries, which turns accumulators into an A operand; dS
+  // is stored on the way.
+  ATTN_HD static void AddProduct(const Work& work, const uint32_t (&words)[kKeyTiles][4], char* ds,
+                                 const char* factors, const void* tiles, int offset,
+                                 const Places& places, Sums& sums) {
+    const bool second = work.lane.index & 2;
     uint32_t a[kKeyTiles][2][2][2];  // own or other queries, k step, register
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
@@ -520,18 +558,15 @@ struct BackwardKernel {
         a[m][1][k][0] = ptx::ShuffleXor(a[m][0][k][0], 4);
         a[m][1][k][1] = ptx::ShuffleXor(a[m][0][k][1], 4);
       }
-      if (stores_ds) {
-        ptx::StoreShared128(ds + m * 16 * 128,
-                            make_uint4(a[m][0][0][0], a[m][0][0][1], a[m][0][1][0], a[m][0][1][1]));
-      }
     }
+    if (work.role == 1 && work.half() == 0) StoreDs(a, factors, ds);
 #pragma unroll
     for (int other = 0; other < 2; ++other) {
       const int from = offset + (other ? places.other : places.own);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
 #pragma unroll
-        for (int n = 0; n < kChunks / 4; ++n) {
+        for (int n = 0; n < kWarpChunks / 4; ++n) {
           // k step 1 is eight rows on, which twists by two chunks.
           const int twist = ((n & 1) * 4) ^ (k * 2);
           uint4 b = ptx::LoadShared128(
@@ -549,49 +584,83 @@ struct BackwardKernel {
     }
   }
 
-  // ---- dQ.
-  ATTN_HD static int DqBlock(const Work& work, Pair pair) {
-    return work.tiles.First(pair.visit) / kDqBlockRows;
-  }
-  ATTN_HD static int32_t* TurnOf(const Work& work, Pair pair) {
-    const ProblemDesc& p = work.problem;
-    return p.dq_turns + (int64_t{work.batch} * p.q_heads + pair.head) * p.turns_head +
-           DqBlock(work, pair);
-  }
-  // Key tiles that see these queries and stand behind this one.
-  ATTN_HD static int TurnsBefore(const Work& work, Pair pair) {
-    const int row = work.tiles.First(pair.visit);
-    const int end = MinInt(row + kDqBlockRows, work.sequence.q_len);
-    const Range keys = VisibleKeys(VisibilityOf(work.sequence), row, end);
-    return (keys.end - 1) / kKeys - work.first_key / kKeys;
-  }
-  ATTN_HD static void PassTurn(const Work& work, int index) {
-    const Pair pair = {work.kv_head * work.problem.group + index / work.tiles.count(),
-                       index % work.tiles.count()};
-    Order::Pass(TurnOf(work, pair), TurnsBefore(work, pair) + 1);
+  // Own queries of each key: four of either k step.
+  ATTN_HD static void StoreDs(const uint32_t (&a)[kKeyTiles][2][2][2], const char* factors,
+                              char* to) {
+    uint2 first = make_uint2(0, 0), second = first;
+    if constexpr (DqSums::kFixedPoint) {
+      first = ptx::LoadShared64(factors);
+      second = ptx::LoadShared64(factors + 16);
+    }
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+      const uint32_t(&own)[2][2] = a[m][0];
+      uint4 words = make_uint4(own[0][0], own[0][1], own[1][0], own[1][1]);
+      if constexpr (DqSums::kFixedPoint) {
+        words = make_uint4(
+            ptx::MultiplyHalves(words.x, first.x), ptx::MultiplyHalves(words.y, first.y),
+            ptx::MultiplyHalves(words.z, second.x), ptx::MultiplyHalves(words.w, second.y));
+      }
+      ptx::StoreShared128(to + m * 16 * 128, words);
+    }
   }
 
-  ATTN_HD static void AddDq(const Work& work, Pair pair, int buffer, const Shared& shared) {
-    float rQ[Dq::kSums / 8][8];
-#pragma unroll
-    for (int n = 0; n < Dq::kSums / 8; ++n) Math::Zero(rQ[n]);
-    const Lane lane = work.lane;
-    const int chunk = Dq::Chunk(work.warp, lane) + (Dq::kWide ? lane.upper() : 0);
-    const int from_ds =
-        buffer * kDsBytes +
-        ChunkOffset(lane.quad(), lane.row_half() * 4 + (work.warp >> 2) * 2 + lane.upper(), 8);
-    const int from_k =
-        ChunkOffset(lane.quad(), chunk, kChunks) + (Dq::kWide ? 0 : lane.upper() * 8);
-#pragma unroll 4
-    for (int n = 0; n < kKeys / 4; ++n) {
-      const int twist = Twist((n & 3) * 4) * 16;
-      const uint4 a = ptx::LoadShared128(At(shared.ds, (from_ds ^ twist) + n * 4 * 128));
-      const char* k = At(shared.k, (from_k ^ twist) + n * 4 * kRowBytes);
-      MultiplyDq(a, k, rQ);
+  // ---- dQ.
+  // Where the next round's share of dQ goes.
+  struct DqPlace {
+    float* to;  // this lane's first sum
+    int head, left;
+    ATTN_HD explicit DqPlace(const Work& work) : head(work.first_head()) { Open(work); }
+    ATTN_HD void Open(const Work& work) {
+      left = work.tiles.count();
+      to = DqSum(work, head, work.first_row());
     }
-    float* to = DqSum(work, pair);
+    ATTN_HD void Advance(const Work& work) {
+      to += Dq::kBlockFloats;
+      if (--left > 0) return;
+      ++head;
+      Open(work);
+    }
+    ATTN_HD int row(const Work& work) const { return work.tiles.First(work.tiles.count() - left); }
+  };
+  // This lane's first sum of the block of dQ that starts with `row`.
+  ATTN_HD static float* DqSum(const Work& work, int head, int row) {
+    const ProblemDesc& p = work.problem;
+    return p.dq_sums + (int64_t{work.batch} * p.q_heads + head) * p.dq_head +
+           int64_t{row / kDqBlockRows} * Dq::kBlockFloats + work.warp() * Dq::kSums * 32 +
+           work.lane.index;
+  }
+
+  ATTN_HD static void AddDq(const Work& work, DqPlace& place, int round, const Places& places,
+                            const Shared& shared) {
+    const int from_ds = places.dq_ds + (round & 1) * kDsBytes;
+#pragma unroll 1
+    for (int part = 0; part < Dq::kParts; ++part) {
+      float rQ[Dq::kSums / 8][8];
 #pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) ptx::ReduceAdd(to + n * 32, rQ[n >> 3][n & 7]);
+      for (int n = 0; n < Dq::kSums / 8; ++n) Math::Zero(rQ[n]);
+        // Four keys a product. Those 16 keys apart are twisted alike, so that
+        // their places differ by constants.
+#pragma unroll 1
+      for (int n = 0; n < 4; ++n) {
+        const int twist = (n & 1) * (Twist(4) * 16) ^ (n >> 1) * (Twist(8) * 16);
+        const char* ds = At(shared.ds, (from_ds ^ twist) + n * 4 * 128);
+        const char* k =
+            At(shared.k, (places.dq_k ^ twist) + n * 4 * kRowBytes + part * Dq::kOut * 2);
+#pragma unroll
+        for (int far = 0; far < kKeys / 16; ++far) {
+          MultiplyDq(ptx::LoadShared128(ds + far * 16 * 128), k + far * 16 * kRowBytes, rQ);
+        }
+      }
+      float* to = place.to + part * Dq::kFloats;
+      if constexpr (DqSums::kFixedPoint) {
+        AddFixedPoint(work, place, part, to, shared, rQ);
+      } else {
+#pragma unroll
+        for (int n = 0; n < Dq::kSums; ++n) ptx::ReduceAdd(to + n * 32, rQ[n >> 3][n & 7]);
+      }
+    }
+    place.Advance(work);
   }
   // Four keys: 8 queries a lane in two sets, times one or two sets of columns.
   ATTN_HD static void MultiplyDq(uint4 a, const char* k, float (&rQ)[Dq::kSums / 8][8]) {
@@ -608,18 +677,67 @@ struct BackwardKernel {
     }
   }
 
-  // A row that sees an infinite or NaN number of K has 0·∞ or NaN in that column of dQ, whatever
-  // its P. Slow and rare; NaN is NaN in any order.
+  // Sums that are not finite are marked instead.
+  ATTN_HD static void AddFixedPoint(const Work& work, const DqPlace& place, int part, float* to,
+                                    const Shared& shared, const float (&rQ)[Dq::kSums / 8][8]) {
+    float all = ptx::LoadSharedFloat(&shared.watch);
+#pragma unroll
+    for (int n = 0; n < Dq::kSums; ++n) {
+      const float sum = rQ[n >> 3][n & 7];
+      ptx::ReduceAdd(reinterpret_cast<int32_t*>(to) + n * 32, ptx::RoundToInt(sum));
+      if (n % 2 == 1) all = ptx::Fma(rQ[n >> 3][(n & 7) - 1], sum, all);
+    }
+    // One rare branch for both.
+    if (!(all - all == 0)) {
+      if (work.problem.dq_rest != 0) AddRests(work, to, rQ);
+      SpoilSums(work, place, part, rQ);
+    }
+  }
+  // What rounding left: exact, since a float32 beyond 2^23 is an integer.
+  ATTN_HD static void AddRests(const Work& work, float* sums, const float (&rQ)[Dq::kSums / 8][8]) {
+    int32_t* to = reinterpret_cast<int32_t*>(sums) + work.problem.dq_rest;
+    const float unit = PowerOfTwo(FixedPoint::RestBits(work.sequence.kv_len));
+#pragma unroll
+    for (int n = 0; n < Dq::kSums; ++n) {
+      const float sum = rQ[n >> 3][n & 7];
+      ptx::ReduceAdd(to + n * 32, ptx::RoundToInt((sum - ptx::Round(sum)) * unit));
+    }
+  }
+  ATTN_HD static void SpoilSums(const Work& work, const DqPlace& place, int part,
+                                const float (&rQ)[Dq::kSums / 8][8]) {
+#pragma unroll
+    for (int n = 0; n < Dq::kSums; ++n) {
+      const float sum = rQ[n >> 3][n & 7];
+      if (!(sum - sum == 0)) Spoil(work, place.head, place.row(work), part, n);
+    }
+  }
+  // Marks sum n of the block of dQ that starts with `row` as not finite.
+  ATTN_HD static void Spoil(const Work& work, int head, int row, int part, int n) {
+    if constexpr (DqSums::kFixedPoint) {
+      const ProblemDesc& p = work.problem;
+      const int column = part * Dq::kOut + Dq::Column(n, work.warp(), work.lane);
+      uint32_t* words =
+          DqSpoiled<kHeadDim>(p, work.batch, head, row + Dq::Query(n, work.warp(), work.lane));
+      ptx::ReduceOr(words + (column >> 5), 1u << (column & 31));
+    } else {
+      ptx::ReduceAdd(DqSum(work, head, row) + part * Dq::kFloats + n * 32,
+                     ptx::BitsFloat(0x7fffffffu));
+    }
+  }
+
+  // A row that sees an infinite or NaN number of K has 0·∞ or NaN in that
+  // column of dQ, whatever its P. Slow and rare; NaN is NaN in any order.
   ATTN_HD static void SpoilDq(const Work& work) {
-    Pair pair = work.First();
 #pragma unroll 1
-    for (int n = 0; n < work.pairs(); ++n, pair = work.After(pair)) {
+    for (int visit = 0; visit < work.rounds(); ++visit) {
+      const int head = work.first_head() + visit / work.tiles.count();
+      const int row = work.tiles.First(visit % work.tiles.count());
 #pragma unroll 1
-      for (int sum = 0; sum < Dq::kSums; ++sum) {
-        const int row = work.tiles.First(pair.visit) + Dq::Query(sum, work.warp, work.lane);
-        const int column = Dq::Column(sum, work.warp, work.lane);
-        if (SeesNonFinite(work, pair.head, row, column)) {
-          ptx::ReduceAdd(DqSum(work, pair) + sum * 32, ptx::BitsFloat(0x7fffffffu));
+      for (int n = 0; n < Dq::kSums * Dq::kParts; ++n) {
+        const int part = n / Dq::kSums, sum = n % Dq::kSums;
+        const int column = part * Dq::kOut + Dq::Column(sum, work.warp(), work.lane);
+        if (SeesNonFinite(work, head, row + Dq::Query(sum, work.warp(), work.lane), column)) {
+          Spoil(work, head, row, part, sum);
         }
       }
     }
@@ -638,14 +756,6 @@ struct BackwardKernel {
     }
     return sees;
   }
-  // This lane's first sum of a block of dQ.
-  ATTN_HD static float* DqSum(const Work& work, Pair pair) {
-    const ProblemDesc& p = work.problem;
-    return p.dq_sums + (int64_t{work.batch} * p.q_heads + pair.head) * p.dq_head +
-           static_cast<int64_t>(DqBlock(work, pair)) * Dq::kFloats + work.warp * Dq::kSums * 32 +
-           work.lane.index;
-  }
-
   // ---- dK, dV.
   ATTN_HD static void WriteKeyGradients(const Work& work, const Sums& sums) {
     const ProblemDesc& p = work.problem;
@@ -656,20 +766,21 @@ struct BackwardKernel {
         work.role ? GradientWriter(p, p.scale * (1.0f + kTruncationLoss),
                                    p.d_k_exponent - GradientExponent(p, work.batch, work.kv_head))
                   : GradientWriter(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift);
-    const char* first = RowsOf(t, s.batch, work.kv_head, s.kv_begin);
+    const char* first = RowOf(t, s.batch, work.kv_head, s.kv_begin);
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int row = work.first_key + work.role_warp() * kWarpKeys + m * 16 +
-                        Math::Row(2 * r, work.lane.index);
+        const int row =
+            work.first_key + work.warp_key() + m * 16 + Math::Row(2 * r, work.lane.index);
         char* out = const_cast<char*>(ptx::Offset(first, row, static_cast<int>(t.row_stride * 2)));
 #pragma unroll
-        for (int x = 0; x < kHeadDim / 16; ++x) {
+        for (int x = 0; x < kWarpDim / 16; ++x) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int e = Math::Element(r, 2 * half);
-            const int chunk = (x >> 1) * 4 + work.lane.column_half() * 2 + half;
+            const int chunk =
+                work.half() * kWarpChunks + (x >> 1) * 4 + work.lane.column_half() * 2 + half;
             const int column = chunk * 8 + (x & 1) * 4 + (work.lane.index & 2);
             const uint32_t word = writer.Pack(sums[m][x][e], sums[m][x][e + 1]);
             if (row < s.kv_len && chunk < live_chunks) ptx::StoreGlobal32(out + column * 2, word);

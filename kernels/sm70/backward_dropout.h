@@ -3,8 +3,8 @@
 // 32-key warp tile holds four: it makes two calls for 16 queries, one for each parity of the query,
 // and uses half of their bytes (a quarter with 16 keys).
 //   KeepPair(m, k, r)   mask of the pair of queries of key tile m, k step k, the lane's key r
-//   Kept(mark, dP)      dP of one score, 0 if its handed-over P is marked by its sign as dropped
-//   Factor(problem)     what kept ones are multiplied by
+//   Kept(mark, x, y)    x, or y if the handed-over P of a score is marked by its sign as dropped
+//   Factor(problem)     what dP of kept scores is multiplied by
 #pragma once
 
 #include "kernels/sm70/dropout.h"
@@ -14,7 +14,7 @@ namespace attnd::sm70 {
 struct KeepAll {
   ATTN_HD KeepAll(const ScoreContext&, int, int, int) {}
   ATTN_HD uint32_t KeepPair(int, int, int) const { return 0xffffffffu; }
-  ATTN_HD static float Kept(uint32_t, float product) { return product; }
+  ATTN_HD static float Kept(uint32_t, float kept, float) { return kept; }
   ATTN_HD static float Factor(const ProblemDesc&) { return 1; }
   ATTN_HD static uint32_t Unmarked(uint32_t pair) { return pair; }
 };
@@ -43,7 +43,9 @@ class ReplayDropout {
     return ptx::Permute(KeepSigns(even, threshold_bytes_), KeepSigns(odd, threshold_bytes_),
                         (r ? 0xeeaau : 0xcc88u) + byte_);
   }
-  ATTN_HD static float Kept(uint32_t mark, float product) { return mark ? 0.0f : product; }
+  ATTN_HD static float Kept(uint32_t mark, float kept, float dropped) {
+    return mark ? dropped : kept;
+  }
   ATTN_HD static float Factor(const ProblemDesc& problem) { return problem.dropout_scale; }
   ATTN_HD static uint32_t Unmarked(uint32_t pair) { return pair & 0x7fff7fffu; }
 

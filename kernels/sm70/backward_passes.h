@@ -1,6 +1,6 @@
-// What backward needs before and after its one large kernel: delta and the bounds of dS, and dQ's
-// float32 sums put into place. Small kernels, bound by memory; 64 rows a block.
-// Errors: none.
+// What backward needs before and after its one large kernel: bounds, what belongs to a row (delta,
+// stabiliser, factor of dQ), and dQ's sums put into place. Small kernels, bound by memory; 64 rows
+// a block. Errors: none.
 #pragma once
 
 #include "kernels/gradient_scale.h"
@@ -9,17 +9,74 @@
 
 namespace attnd::sm70 {
 
-// Where dQ's float32 sums lie: 64 queries × head_dim, cut over eight warps, register by register.
+// float16 reaches down to 6e-8 only, so P is kept as P·2^10 (at most 1025) and
+// dS as kernels/gradient_scale.h says; the last factors take it back. Powers of
+// two, so no bits are lost.
+inline constexpr int kProbabilityShift = 10;
+
+// How dQ is summed over tiles of keys.
+struct FixedPointSums {
+  static constexpr bool kFixedPoint = true;
+};
+struct FloatSums {
+  static constexpr bool kFixedPoint = false;
+};
+
+// dQ as integers, whose sum does not depend on the order. For dQ's product alone, a row of dS in
+// float16 is multiplied by a power of two of its own and K by one of the KV head's, such that
+// products are in units of one. Since a row of P sums to 1,
+//   |Σ_j dS·2^row| ≤ (Z·‖dO‖·max‖V‖ + |delta|)·2^row < 2^16
+//   |K|·2^key < 2^(bits − 16)
+// and with 30 bits a rounding costs 2^-31 of the row's bound, little beside the errors of dP and
+// delta. Not so where dropout, softcap, zero_rest or a sink may leave a row a tiny part of its
+// bound: there a second integer sums what the first one's rounding left, in units 2^-RestBits, and
+// with 28 bits rows of P may sum to eight (an lse that is off by 2, as float16 accumulation's may
+// be). No sum overflows: over n tiles, 2^30·(1 + 2^-9) + n/2 < 2^31 for n < 2^29; what roundings
+// left is at most 2^(RestBits − 1) each, n of them less than 2^31.
+// What is not finite is marked (dq_spoiled).
+struct FixedPoint {
+  // 2^row times what GradientExponent's power of two will be; DeltaKernel
+  // stores it.
+  ATTN_HD static float OfRow(const ProblemDesc& p, const uint32_t* bounds, float norm,
+                             float delta) {
+    const float value = SquareRoot(ptx::BitsFloat(ptx::LoadConstant32(bounds + kValueBound)));
+    const float bound = ptx::Fma(norm, value * p.dropout_scale, delta < 0 ? -delta : delta);
+    return PowerOfTwo(MinInt(15 - Exponent(bound), 80));
+  }
+  // 2^row, at least a half; float16 ends at 2^15.
+  ATTN_HD static float RowFactor(float of_row, float ungain) {
+    return -ptx::Max(-of_row * ungain, -32768.0f);
+  }
+  ATTN_HD static int KeyExponent(const ProblemDesc& p, const uint32_t* bounds) {
+    const float key = ptx::BitsFloat(ptx::LoadConstant32(bounds + kKeyBound));
+    return MinInt((p.dq_rest != 0 ? 28 : 30) - 17 - Exponent(key), 60);
+  }
+  ATTN_HD static int RestBits(int keys) {
+    const int tiles = keys / 64 + 1;  // at most
+    return MinInt(24, 31 - Exponent(static_cast<float>(tiles)));
+  }
+  ATTN_HD static int Exponent(float x) {
+    return static_cast<int>(ptx::FloatBits(x) >> 23 & 255u) - 127;
+  }
+};
+
+// Where dQ's sums lie: 64 queries × head_dim in parts of at most 128 columns,
+// each cut over eight warps, register by register.
 template <int kHeadDim>
 struct DqLayout {
+  static constexpr int kOut = kHeadDim < 128 ? kHeadDim : 128;  // columns of a part
+  static constexpr int kParts = kHeadDim / kOut;
   static constexpr int kWarps = 8;
-  static constexpr int kSums = kHeadDim / 4;  // on a lane
-  static constexpr int kFloats = kWarps * kSums * 32;
-  // Query (0..63) and column of sum n: sets of 8 accumulators; for wide heads an LDS.128 of K feeds
-  // two sets side by side, for narrow ones an LDS.64 feeds one.
+  static constexpr int kSums = kOut / 4;               // on a lane
+  static constexpr int kFloats = kWarps * kSums * 32;  // of a part
+  static constexpr int kBlockFloats = kFloats * kParts;
+  // Query (0..63) and column of sum n: sets of 8 accumulators; for wide heads
+  // an LDS.128 of K feeds two sets side by side, for narrow ones an LDS.64
+  // feeds one.
   static constexpr bool kWide = kHeadDim >= 128;
+  ATTN_HD static constexpr int Set(int n) { return kWide ? n >> 4 & 1 : n >> 3; }
   ATTN_HD static int Query(int n, int warp, Lane lane) {
-    const int set = kWide ? n >> 4 & 1 : n >> 3;
+    const int set = Set(n);
     return (warp >> 2) * 32 + lane.upper() * 16 + set * 8 + lane.row_half() * 4 + (lane.index & 1) +
            (n & 2);
   }
@@ -28,8 +85,8 @@ struct DqLayout {
     if (!kWide) return Chunk(warp, lane) * 8 + (n & 4) + in_quad;
     return (Chunk(warp, lane) + (n >> 2 & 1)) * 8 + (n >> 3 & 1) * 4 + in_quad;
   }
-  // First chunk of K that this lane's column half multiplies; bit 2 by the half, so that loads do
-  // not conflict.
+  // First chunk of K that this lane's column half multiplies; bit 2 by the
+  // half, so that loads do not conflict.
   ATTN_HD static int Chunk(int warp, Lane lane) {
     const int group = warp & 3;
     if (!kWide) return lane.column_half() * 4 + group;
@@ -37,8 +94,90 @@ struct DqLayout {
   }
 };
 
-// delta = rowsum(dO∘O) − dlse: 64 rows of a query head, four lanes a row. Also what bounds dS of
-// the KV head (kernels/gradient_scale.h); the heads of a group share the rows of V.
+// Bits of one row of dQ whose sums are not finite: one for each column.
+template <int kHeadDim>
+ATTN_HD uint32_t* DqSpoiled(const ProblemDesc& p, int batch, int head, int row) {
+  return p.dq_spoiled + (int64_t{batch} * p.q_heads + head) * p.spoiled_head +
+         int64_t{row} * (kHeadDim / 32);
+}
+
+ATTN_HD const char* RowOf(const RowTensor& t, int64_t batch, int64_t head, int64_t row) {
+  return static_cast<const char*>(t.data) +
+         2 * (batch * t.batch + head * t.head + row * t.row_stride);
+}
+
+// Sums and maxima over rows that four lanes share, or over halves that are
+// finite.
+struct RowMath {
+  ATTN_HD static float FiniteMax(uint4 chunk) {
+    const uint4 x = Finite(chunk);
+    return ptx::Max(ptx::Max(Larger(x.x), Larger(x.y)), ptx::Max(Larger(x.z), Larger(x.w)));
+  }
+  ATTN_HD static float FiniteNorm(uint4 chunk) { return Dot(Finite(chunk), Finite(chunk)); }
+  ATTN_HD static float SumOfQuad(float x) {
+    x += ptx::ShuffleXor(x, 1);
+    return x + ptx::ShuffleXor(x, 2);
+  }
+  ATTN_HD static void Widen(uint32_t* bound, float value, int thread) {
+    for (int mask = 1; mask < 32; mask <<= 1) value = ptx::Max(value, ptx::ShuffleXor(value, mask));
+    if ((thread & 31) == 0) ptx::ReduceMax(bound, ptx::FloatBits(value));
+  }
+  ATTN_HD static float Dot(uint4 a, uint4 b) {
+    return Dot(a.x, b.x) + Dot(a.y, b.y) + (Dot(a.z, b.z) + Dot(a.w, b.w));
+  }
+
+ private:
+  ATTN_HD static float Larger(uint32_t word) {
+    return ptx::Max(ptx::LowHalf(word & 0x7fff7fffu), ptx::HighHalf(word & 0x7fff7fffu));
+  }
+  ATTN_HD static uint4 Finite(uint4 x) {
+    return make_uint4(x.x & ~NonFiniteHalves(x.x), x.y & ~NonFiniteHalves(x.y),
+                      x.z & ~NonFiniteHalves(x.z), x.w & ~NonFiniteHalves(x.w));
+  }
+  ATTN_HD static float Dot(uint32_t a, uint32_t b) {
+    return ptx::Fma(ptx::LowHalf(a), ptx::LowHalf(b), ptx::HighHalf(a) * ptx::HighHalf(b));
+  }
+};
+
+// max‖V‖ and max|K| of the keys that some row sees. The blocks of a KV head's
+// query heads share its keys: 64 at a time, four lanes a key.
+struct KeyBoundsKernel {
+  static constexpr int kThreads = 256;
+  struct Shared {};
+
+  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
+    const TileWork& tile = params.tiles[at.block];
+    const ProblemDesc& p = params.problems[tile.problem];
+    const SequenceDesc& s = p.sequences[tile.batch];
+    const int kv_head = tile.head / p.group, blocks = static_cast<int>(DqBlocks(s.q_len));
+    const int share = (tile.head - kv_head * p.group) * blocks + tile.tile;
+    float value_norm = 0, largest_key = 0;
+    for (int first = share * kDqBlockRows; first < s.kv_len;
+         first += p.group * blocks * kDqBlockRows) {
+      const int key = first + (at.thread >> 2);
+      const Range rows = RowsThatSee(VisibilityOf(s), key, key + 1);
+      float norm = 0;
+      if (key < s.kv_len && rows.begin < rows.end) {
+        const char* v = RowOf(p.v, s.batch, kv_head, int64_t{s.kv_begin} + key);
+        for (int c = at.thread & 3; c < p.v_chunks; c += 4) {
+          norm += RowMath::FiniteNorm(ptx::LoadConstant128(v + c * 16));
+        }
+        const char* k = RowOf(p.k, s.batch, kv_head, int64_t{s.kv_begin} + key);
+        for (int c = at.thread & 3; c < p.qk_chunks; c += 4) {
+          largest_key = ptx::Max(largest_key, RowMath::FiniteMax(ptx::LoadConstant128(k + c * 16)));
+        }
+      }
+      value_norm = ptx::Max(value_norm, RowMath::SumOfQuad(norm));
+    }
+    uint32_t* bounds = GradientBounds(p, tile.batch, kv_head);
+    RowMath::Widen(bounds + kValueBound, value_norm, at.thread);
+    RowMath::Widen(bounds + kKeyBound, largest_key, at.thread);
+  }
+};
+
+// What belongs to a row: delta = rowsum(dO∘O) − dlse, the stabiliser of P and
+// the factor of dQ; 64 rows of a query head, four lanes a row. Also max‖dO‖ and
+// max|delta| of the KV head.
 struct DeltaKernel {
   static constexpr int kThreads = 256;
   struct Shared {};
@@ -56,74 +195,41 @@ struct DeltaKernel {
     if (exists) {
       for (int c = at.thread & 3; c < p.v_chunks; c += 4) {
         const uint4 chunk = ptx::LoadConstant128(d_o + c * 16);
-        sum += Dot(ptx::LoadConstant128(o + c * 16), chunk);
-        norm += FiniteNorm(chunk);
+        sum += RowMath::Dot(ptx::LoadConstant128(o + c * 16), chunk);
+        norm += RowMath::FiniteNorm(chunk);
       }
     }
-    sum = SumOfQuad(sum);
+    sum = RowMath::SumOfQuad(sum);
     const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + at_row;
     if (p.d_lse != nullptr) sum -= ptx::LoadConstantFloat(p.d_lse + index);
-    if (exists && (at.thread & 3) == 0) ptx::StoreGlobalFloat(p.delta + index, sum);
+    norm = RowMath::SumOfQuad(norm);
     uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
-    Widen(bounds + kOutputGradientBound, SumOfQuad(norm), at.thread);
+    if (exists && (at.thread & 3) == 0) {
+      const float lse = ptx::LoadConstantFloat(p.lse + index);
+      ptx::StoreGlobalFloat(p.delta + index, sum);
+      ptx::StoreGlobalFloat(p.dq_factor + index,
+                            FixedPoint::OfRow(p, bounds, SquareRoot(norm), sum));
+      ptx::StoreGlobalFloat(p.stabilizer + index, StabilizerOf(lse));
+    }
+    RowMath::Widen(bounds + kOutputGradientBound, norm, at.thread);
     const float size = sum < 0 ? -sum : sum;
-    Widen(bounds + kDeltaBound, exists && size < Infinity() ? size : 0, at.thread);
-    Widen(bounds + kValueBound, ValueNorm(p, s, tile, at.thread), at.thread);
+    RowMath::Widen(bounds + kDeltaBound, exists && size < Infinity() ? size : 0, at.thread);
   }
 
  private:
-  // The largest ‖V‖² among this block's share of the keys that some row sees.
-  ATTN_HD static float ValueNorm(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
-                                 int thread) {
-    const int kv_head = tile.head / p.group, blocks = static_cast<int>(DqBlocks(s.q_len));
-    const int share = (tile.head - kv_head * p.group) * blocks + tile.tile;
-    float largest = 0;
-    for (int first = share * kDqBlockRows; first < s.kv_len;
-         first += p.group * blocks * kDqBlockRows) {
-      const int key = first + (thread >> 2);
-      const Range rows = RowsThatSee(VisibilityOf(s), key, key + 1);
-      float norm = 0;
-      if (key < s.kv_len && rows.begin < rows.end) {
-        const char* v = RowOf(p.v, s.batch, kv_head, int64_t{s.kv_begin} + key);
-        for (int c = thread & 3; c < p.v_chunks; c += 4) {
-          norm += FiniteNorm(ptx::LoadConstant128(v + c * 16));
-        }
-      }
-      largest = ptx::Max(largest, SumOfQuad(norm));
-    }
-    return largest;
-  }
-  ATTN_HD static float FiniteNorm(uint4 chunk) { return Dot(Finite(chunk), Finite(chunk)); }
-  ATTN_HD static uint4 Finite(uint4 x) {
-    return make_uint4(x.x & ~NonFiniteHalves(x.x), x.y & ~NonFiniteHalves(x.y),
-                      x.z & ~NonFiniteHalves(x.z), x.w & ~NonFiniteHalves(x.w));
-  }
-  ATTN_HD static float SumOfQuad(float x) {
-    x += ptx::ShuffleXor(x, 1);
-    return x + ptx::ShuffleXor(x, 2);
-  }
-  ATTN_HD static void Widen(uint32_t* bound, float value, int thread) {
-    for (int mask = 4; mask < 32; mask <<= 1) value = ptx::Max(value, ptx::ShuffleXor(value, mask));
-    if ((thread & 31) == 0) ptx::ReduceMax(bound, ptx::FloatBits(value));
-  }
-  ATTN_HD static const char* RowOf(const RowTensor& t, int64_t batch, int64_t head, int64_t row) {
-    return static_cast<const char*>(t.data) +
-           2 * (batch * t.batch + head * t.head + row * t.row_stride);
-  }
-  ATTN_HD static float Dot(uint4 a, uint4 b) {
-    return Dot(a.x, b.x) + Dot(a.y, b.y) + (Dot(a.z, b.z) + Dot(a.w, b.w));
-  }
-  ATTN_HD static float Dot(uint32_t a, uint32_t b) {
-    return ptx::Fma(ptx::LowHalf(a), ptx::LowHalf(b), ptx::HighHalf(a) * ptx::HighHalf(b));
+  ATTN_HD static float StabilizerOf(float lse) {
+    if (lse == -Infinity()) return Infinity();
+    return ptx::Fma(lse, kLog2E, -(kTruncationBias + kProbabilityShift));
   }
 };
 
-// dQ's float32 sums into place: 64 rows of a query head.
-template <int kHeadDim>
+// dQ's sums into place: 64 rows of a query head.
+template <int kHeadDim, class DqSums>
 struct DqKernel {
   static constexpr int kThreads = 256;
   struct Shared {};
-  using Dq = DqLayout<kHeadDim>;
+  static constexpr int kColumns = PaddedColumns(kHeadDim);
+  using Dq = DqLayout<kColumns>;
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
     const TileWork& tile = params.tiles[at.block];
@@ -131,24 +237,55 @@ struct DqKernel {
     const SequenceDesc& s = p.sequences[tile.batch];
     const Lane lane = {at.thread & 31};
     const int warp = at.thread >> 5;
-    const GradientWriter writer(
-        p, p.scale * (1.0f + kTruncationLoss),
-        p.d_q_exponent - GradientExponent(p, tile.batch, tile.head / p.group));
     const float* from = p.dq_sums + (int64_t{tile.batch} * p.q_heads + tile.head) * p.dq_head +
-                        int64_t{tile.tile} * Dq::kFloats + warp * Dq::kSums * 32 + lane.index;
-    char* out =
-        static_cast<char*>(p.d_q.data) + 2 * (s.batch * p.d_q.batch + tile.head * p.d_q.head +
-                                              int64_t{s.q_begin} * p.d_q.row_stride);
+                        int64_t{tile.tile} * Dq::kBlockFloats + warp * Dq::kSums * 32 + lane.index;
+#pragma unroll 1
+    for (int part = 0; part < Dq::kParts; ++part, from += Dq::kFloats) {
 #pragma unroll
-    for (int n = 0; n < Dq::kSums; n += 2) {
-      const int row = tile.tile * kDqBlockRows + Dq::Query(n, warp, lane);
-      const int column = Dq::Column(n, warp, lane);
-      if (row >= s.q_len || column >= p.qk_chunks * 8) continue;
-      const float low = ptx::LoadGlobalFloat(from + n * 32);
-      const float high = ptx::LoadGlobalFloat(from + (n + 1) * 32);
-      ptx::StoreGlobal32(out + 2 * (int64_t{row} * p.d_q.row_stride + column),
-                         writer.Pack(low, high));
+      for (int n = 0; n < Dq::kSums; n += 2) {
+        const int row = tile.tile * kDqBlockRows + Dq::Query(n, warp, lane);
+        const int column = part * Dq::kOut + Dq::Column(n, warp, lane);
+        if (row < s.q_len && column < p.qk_chunks * 8) {
+          Write(p, s, tile, row, column, from + n * 32);
+        }
+      }
     }
+  }
+
+ private:
+  ATTN_HD static void Write(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
+                            int row, int column, const float* sums) {
+    const GradientWriter writer(p, p.scale * (1.0f + kTruncationLoss),
+                                p.d_q_exponent - SumExponent(p, s, tile, row));
+    const int rest_bits = FixedPoint::RestBits(s.kv_len);
+    float low = Sum(p, rest_bits, sums), high = Sum(p, rest_bits, sums + 32);
+    if constexpr (DqSums::kFixedPoint) {
+      const uint32_t spoiled =
+          ptx::LoadGlobal32(DqSpoiled<kColumns>(p, tile.batch, tile.head, row) + (column >> 5)) >>
+          (column & 31);
+      if (spoiled & 1) low = ptx::BitsFloat(0x7fffffffu);
+      if (spoiled & 2) high = ptx::BitsFloat(0x7fffffffu);
+    }
+    char* out = const_cast<char*>(RowOf(p.d_q, s.batch, tile.head, int64_t{s.q_begin} + row));
+    ptx::StoreGlobal32(out + 2 * column, writer.Pack(low, high));
+  }
+  ATTN_HD static float Sum(const ProblemDesc& p, int rest_bits, const float* at) {
+    if constexpr (!DqSums::kFixedPoint) return ptx::LoadGlobalFloat(at);
+    const int64_t sum = static_cast<int32_t>(ptx::LoadGlobal32(at));
+    if (p.dq_rest == 0) return static_cast<float>(sum);
+    const int64_t rest = static_cast<int32_t>(ptx::LoadGlobal32(at + p.dq_rest));
+    return static_cast<float>((sum << rest_bits) + rest) * PowerOfTwo(-rest_bits);
+  }
+  // The sums are dQ / scale times 2^this.
+  ATTN_HD static int SumExponent(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
+                                 int row) {
+    const int kv_head = tile.head / p.group, gain = GradientExponent(p, tile.batch, kv_head);
+    if constexpr (!DqSums::kFixedPoint) return gain;
+    const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + s.q_begin + row;
+    const float factor =
+        FixedPoint::RowFactor(ptx::LoadConstantFloat(p.dq_factor + index), PowerOfTwo(-gain));
+    return gain + FixedPoint::Exponent(factor) +
+           FixedPoint::KeyExponent(p, GradientBounds(p, tile.batch, kv_head));
   }
 };
 

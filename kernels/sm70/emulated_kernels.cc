@@ -35,52 +35,49 @@ EmulatedKernel Forward(const KernelRow& row) {
 }
 
 template <class Rule, class Dropper, Tile kTile>
-EmulatedKernel BackwardInOrder(bool ordered) {
-  return ordered ? Entry<BackwardKernel<kTile, Rule, Dropper, InKeyOrder>>()
-                 : Entry<BackwardKernel<kTile, Rule, Dropper, AnyOrder>>();
+EmulatedKernel BackwardSumming(bool ordered) {
+  return ordered ? Entry<BackwardKernel<kTile, Rule, Dropper, FixedPointSums>>()
+                 : Entry<BackwardKernel<kTile, Rule, Dropper, FloatSums>>();
 }
 
-template <int kHeadDim, int kKeys>
+template <int kHeadDim, int kRows, int kKeys>
 EmulatedKernel Backward(const KernelRow& row) {
-  static constexpr Tile kTile = {32, kKeys, kHeadDim, 1};
+  static constexpr Tile kTile = {kRows, kKeys, kHeadDim, 1};
   if (row.general) {
-    return row.dropout ? BackwardInOrder<GeneralScores, ReplayDropout, kTile>(row.ordered)
-                       : BackwardInOrder<GeneralScores, KeepAll, kTile>(row.ordered);
+    return row.dropout ? BackwardSumming<GeneralScores, ReplayDropout, kTile>(row.ordered)
+                       : BackwardSumming<GeneralScores, KeepAll, kTile>(row.ordered);
   }
-  return row.dropout ? BackwardInOrder<LinearScores, ReplayDropout, kTile>(row.ordered)
-                     : BackwardInOrder<LinearScores, KeepAll, kTile>(row.ordered);
+  return row.dropout ? BackwardSumming<LinearScores, ReplayDropout, kTile>(row.ordered)
+                     : BackwardSumming<LinearScores, KeepAll, kTile>(row.ordered);
 }
 
-template <int kHeadDim, int kKeys, int kForwardBlocks>
-EmulatedKernel OfHeadDim(const KernelRow& row) {
-  switch (row.kind) {
-    case KernelKind::kForward:
-      return Forward<128, kHeadDim, kForwardBlocks>(row);
-    case KernelKind::kBackward:
-      return Backward<kHeadDim, kKeys>(row);
-    case KernelKind::kDelta:
-      return Entry<DeltaKernel>();
-    case KernelKind::kQueryGradient:
-      return Entry<DqKernel<kHeadDim>>();
-    case KernelKind::kSinkGradient:
-    case KernelKind::kBiasGradient:
-      break;
-  }
-  return {};
+template <int kHeadDim, int kRows, int kKeys>
+EmulatedKernel OfBackward(const KernelRow& row) {
+  if (row.kind == KernelKind::kBackward) return Backward<kHeadDim, kRows, kKeys>(row);
+  return row.ordered ? Entry<DqKernel<kHeadDim, FixedPointSums>>()
+                     : Entry<DqKernel<kHeadDim, FloatSums>>();
 }
 
 }  // namespace
 
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
+  if (row.kind == KernelKind::kKeyBounds) return Entry<KeyBoundsKernel>();
+  if (row.kind == KernelKind::kDelta) return Entry<DeltaKernel>();
   if (row.kind == KernelKind::kSinkGradient) return Entry<SinkGradientKernel>();
   if (row.kind == KernelKind::kBiasGradient) return Entry<BiasGradientKernel>();
   if (row.kind == KernelKind::kForward) {
     if (row.head_dim == 32) return Forward<128, 32, 2>(row);
+    if (row.head_dim == 64) return Forward<128, 64, 2>(row);
     if (row.head_dim == 96) return Forward<128, 96, 1>(row);
+    if (row.head_dim == 128) return Forward<128, 128, 1>(row);
     if (row.head_dim == 256) return Forward<64, 256, 1>(row);
+    return {};
   }
-  if (row.head_dim == 64) return OfHeadDim<64, 128, 2>(row);
-  if (row.head_dim == 128) return OfHeadDim<128, 64, 1>(row);
+  if (row.head_dim == 32) return OfBackward<32, 32, 128>(row);
+  if (row.head_dim == 64) return OfBackward<64, 32, 128>(row);
+  if (row.head_dim == 96) return OfBackward<96, 32, 64>(row);
+  if (row.head_dim == 128) return OfBackward<128, 32, 64>(row);
+  if (row.head_dim == 256) return OfBackward<256, 16, 32>(row);
   return {};
 }
 

@@ -76,6 +76,12 @@ ATTN_PTX float HighHalf(uint32_t word) {
   asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"(b));
   return value;
 }
+// Of two pairs of float16, to nearest.
+ATTN_PTX uint32_t MultiplyHalves(uint32_t a, uint32_t b) {
+  uint32_t y;
+  asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
 ATTN_PTX uint32_t FloatBits(float value) { return __float_as_uint(value); }
 ATTN_PTX float BitsFloat(uint32_t bits) { return __uint_as_float(bits); }
 
@@ -111,6 +117,18 @@ ATTN_PTX const char* Offset(const void* base, int count, int bytes) {
 ATTN_PTX int Keep(int value) {
   asm volatile("" : "+r"(value));
   return value;
+}
+// To the nearest integer, ties to even.
+ATTN_PTX float Round(float x) {
+  float y;
+  asm("cvt.rni.f32.f32 %0,%1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// The same; NaN becomes 0.
+ATTN_PTX int32_t RoundToInt(float x) {
+  int32_t y;
+  asm("cvt.rni.s32.f32 %0,%1;" : "=r"(y) : "f"(x));
+  return y;
 }
 // A NaN operand loses against a number.
 ATTN_PTX float Max(float a, float b) {
@@ -151,6 +169,10 @@ ATTN_PTX float LoadSharedFloat(const void* p) { return *static_cast<const float*
 ATTN_PTX uint2 LoadShared64(const void* p) { return *static_cast<const uint2*>(p); }
 ATTN_PTX float2 LoadSharedFloat2(const void* p) { return *static_cast<const float2*>(p); }
 ATTN_PTX uint4 LoadShared128(const void* p) { return *static_cast<const uint4*>(p); }
+// The lower half.
+ATTN_PTX void StoreShared16(void* p, uint32_t v) {
+  *static_cast<uint16_t*>(p) = static_cast<uint16_t>(v);
+}
 ATTN_PTX void StoreShared32(void* p, uint32_t v) { *static_cast<uint32_t*>(p) = v; }
 ATTN_PTX void StoreSharedFloat(void* p, float v) { *static_cast<float*>(p) = v; }
 ATTN_PTX void StoreShared64(void* p, uint2 v) { *static_cast<uint2*>(p) = v; }
@@ -198,6 +220,12 @@ ATTN_PTX float LoadConstantFloat(const void* p) {
   asm volatile("ld.global.nc.f32 %0,[%1];" : "=f"(v) : "l"(p));
   return v;
 }
+// The same if `condition`; otherwise `v` stays as it is.
+ATTN_PTX void LoadConstantFloatIf(float& v, const void* p, bool condition) {
+  asm volatile("{.reg .pred q; setp.ne.b32 q,%2,0; @q ld.global.nc.f32 %0,[%1];}"
+               : "+f"(v)
+               : "l"(p), "r"(static_cast<int>(condition)));
+}
 ATTN_PTX uint32_t LoadConstant32(const void* p) {
   uint32_t v;
   asm volatile("ld.global.nc.u32 %0,[%1];" : "=r"(v) : "l"(p));
@@ -239,6 +267,12 @@ ATTN_PTX void StoreGlobal128(void* p, uint4 v) {
 }
 ATTN_PTX void ReduceAdd(float* p, float v) {
   asm volatile("red.global.add.f32 [%0],%1;" ::"l"(p), "f"(v) : "memory");
+}
+ATTN_PTX void ReduceAdd(int32_t* p, int32_t v) {
+  asm volatile("red.global.add.s32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
+}
+ATTN_PTX void ReduceOr(uint32_t* p, uint32_t v) {
+  asm volatile("red.global.or.b32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
 }
 ATTN_PTX void ReduceMax(uint32_t* p, uint32_t v) {
   asm volatile("red.global.max.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");

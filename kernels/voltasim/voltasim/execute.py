@@ -463,6 +463,11 @@ class Block:
             h = s.astype(np.float16).view(np.uint16).astype(U32)
             self._put(w, ops[0], h | h << U32(16), mask)
 
+    def _do_hmul2(self, w, ins, ops, mask):     # both halves of registers
+        low, high = ((self._half(w, ops[1] + part) * self._half(w, ops[2] + part)).astype(np.float16)
+                     .view(np.uint16).astype(U32) for part in (".H0_H0", ".H1_H1"))
+        self._put(w, ops[0], low | high << U32(16), mask)
+
     def _do_f2f(self, w, ins, ops, mask):
         if ".F16.F32" in ins.opcode:
             v = self._get(w, ops[1], "float").astype(np.float16).view(np.uint16).astype(U32)
