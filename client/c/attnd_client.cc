@@ -1,6 +1,9 @@
 #include "client/c/attnd_client.h"
 
+#include <grpc/support/log.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -83,6 +86,13 @@ absl::Status RunHealth(attnd_client& client, int index, attnd_call& call, int32_
 // its global lock must not be held by another thread when a process forks.
 [[maybe_unused]] const bool kNoDeadlockDetector = [] {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  return true;
+}();
+
+// gRPC writes what it thinks of a peer to stderr, which belongs to the program that we are part of.
+// The error that a call ends with says it too. GRPC_VERBOSITY, where set, brings it back.
+[[maybe_unused]] const bool kQuiet = [] {
+  if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
   return true;
 }();
 

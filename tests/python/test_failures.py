@@ -1,6 +1,7 @@
 """A daemon that is down, killed, restarted, stopped; time limits, Ctrl-C, threads and forks."""
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ def tensors(rng, *shape):
 def test_no_daemon_says_where_it_looked_and_what_to_do(native_library, rng):
     with attnd.connect(["127.0.0.1:1", "127.0.0.1:2"], timeout=5) as client, pytest.raises(attnd.Unavailable) as caught:
         client.forward(*tensors(rng))
-    assert "127.0.0.1:1" in str(caught.value) and "is attnd running there?" in str(caught.value)
+    assert "127.0.0.1:1" in str(caught.value) and "is attnd running there, without TLS?" in str(caught.value)
 
 
 def test_fallback_computes_locally_and_warns(native_library, rng):
@@ -78,6 +79,59 @@ def test_stopped_daemon_ends_in_deadline_exceeded(own_daemon, rng):
         with pytest.raises(attnd.DeadlineExceeded) as caught:
             client.forward(q, k, v, timeout=0.3)
         assert isinstance(caught.value, TimeoutError) and time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("peer", ["silent", "closed", "talks otherwise"])
+def test_what_is_no_daemon_gives_one_sentence_in_time(native_library, rng, peer, waits):
+    """A port that accepts and says nothing, one that hangs up, one that speaks something else."""
+    given, stop = tensors(rng), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.05)
+
+        def serve():
+            held = []
+            while not stop.is_set():
+                try:
+                    held.append(server.accept()[0])
+                except TimeoutError:
+                    continue
+                if peer == "talks otherwise":
+                    held[-1].sendall(b"HTTP/1.0 400 Bad request\r\n\r\n" * 9)
+                if peer != "silent":
+                    held.pop().close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address, begin = f"127.0.0.1:{server.getsockname()[1]}", time.monotonic()
+        try:
+            with attnd.connect(address, timeout=1.5, wait_for_ready=waits) as client:
+                with pytest.raises(attnd.AttndError) as caught:
+                    client.forward(*given)
+            assert time.monotonic() - begin < 20 and address in str(caught.value)
+            if waits or peer == "silent":
+                assert isinstance(caught.value, attnd.DeadlineExceeded) and caught.value.reason == "TIMEOUT"
+                assert "no answer" in str(caught.value) and "within 1.5 s" in str(caught.value)
+            else:
+                assert isinstance(caught.value, attnd.Unavailable) and "is attnd running there" in str(caught.value)
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_nothing_is_written_to_standard_error(daemon):
+    program = """
+import sys, numpy as np, attnd
+q = np.ones((1, 1, 4, 8), np.float32)
+try:
+    attnd.connect(sys.argv[1], tls=True, timeout=5).forward(q, q, q)
+except attnd.Unavailable as error:
+    print(error)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    done = subprocess.run([sys.executable, "-c", program, daemon.address], capture_output=True, text=True, timeout=60,
+                          env=environment)
+    assert "is attnd running there, with TLS?" in done.stdout and done.stderr == ""
 
 
 def test_interrupt_cancels_the_call(own_daemon, rng):

@@ -1,4 +1,6 @@
 """Bool masks that are recognised as options: what is found describes the mask exactly, and results stay what they were."""
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -6,6 +8,7 @@ torch = pytest.importorskip("torch")
 import attnd.torch as remote  # noqa: E402
 from attnd import _masks  # noqa: E402
 
+DEVICE = os.environ.get("ATTND_TEST_DEVICE", "cpu")  # of tensors and masks: "cuda" where there is one
 B, H, M, N = 3, 2, 7, 9
 key, row = torch.arange(N), torch.arange(M)[:, None]
 lengths = torch.tensor([9, 4, 6])[:, None, None]
@@ -59,13 +62,12 @@ def sent(client, monkeypatch):
 
 def tensors(heads=H, m=M, n=N):
     torch.manual_seed(5)
-    return [torch.randn(B, heads, m, 8, requires_grad=True), torch.randn(B, heads, n, 8, requires_grad=True),
-            torch.randn(B, heads, n, 8, requires_grad=True)]
+    return [torch.randn(B, heads, length, 8).to(DEVICE).requires_grad_() for length in (m, n, n)]
 
 
 def both(q, k, v, mask):
     """Output and gradients by ours and by PyTorch, for which a row without keys is one of zeros."""
-    results = []
+    results, mask = [], mask if DEVICE == "cpu" else mask.to(DEVICE)
     for function in (remote.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention):
         out = function(q, k, v, attn_mask=mask)
         results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
@@ -129,7 +131,7 @@ def test_mask_that_changes_under_the_same_tensor_is_looked_at_again(sent):
 def test_one_mask_is_read_once_for_all_layers(monkeypatch):
     reads, original = [], _masks._recognise
     monkeypatch.setattr(_masks, "_recognise", lambda *a: (reads.append(1), original(*a))[1])
-    mask = (key <= row)[None, None].expand(B, 1, M, N)
+    mask = (key <= row)[None, None].expand(B, 1, M, N).to(DEVICE)
     for _ in range(5):
         remote.scaled_dot_product_attention(*tensors(), attn_mask=mask)
     assert reads == [1]
@@ -153,5 +155,5 @@ def test_dropout_drops_the_same_whether_the_mask_is_recognised_or_not(monkeypatc
         if not known:
             monkeypatch.setattr(remote, "recognise", lambda *a: None)
         torch.manual_seed(3)
-        given.append(remote.scaled_dot_product_attention(*tensors(), attn_mask=key <= row, dropout_p=0.5))
+        given.append(remote.scaled_dot_product_attention(*tensors(), attn_mask=(key <= row).to(DEVICE), dropout_p=0.5))
     torch.testing.assert_close(*given, rtol=1e-5, atol=1e-6)

@@ -80,7 +80,7 @@ def test_bench_prints_a_row_for_each_size_and_direction(installed, daemon):
     done = run(installed, "-m", "attnd", "bench", daemon.address, "--seconds", "0.01", "--json")
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 8, done.stderr
     done = run(installed, "-m", "attnd", "bench", "127.0.0.1:1", "--timeout", "2")
-    assert done.returncode == 1 and "is attnd running there?" in done.stderr
+    assert done.returncode == 1 and "is attnd running there, without TLS?" in done.stderr
 
 
 def test_import_loads_nothing_and_connect_no_big_package(installed):

@@ -63,17 +63,21 @@ class _Bar:
     """A progress bar on standard error, if that is a terminal."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._on = total, sys.stderr.isatty()
+        self._total, self._on, self._shown = total, sys.stderr.isatty(), ""
 
     def show(self, done: float, label: str) -> None:
         if self._on:
             filled = int(30 * min(1.0, done / self._total))
-            sys.stderr.write(f"\r\033[K[{'#' * filled}{'.' * (30 - filled)}] {label}")
-            sys.stderr.flush()
+            text = f"[{'#' * filled}{'.' * (30 - filled)}] {label}"
+            if text != self._shown:
+                sys.stderr.write(f"\r\033[K{text}")
+                sys.stderr.flush()
+                self._shown = text
 
     def clear(self) -> None:
         if self._on:
             sys.stderr.write("\r\033[K")
+            self._shown = ""
 
 
 # ---- check

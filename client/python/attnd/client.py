@@ -16,7 +16,7 @@ from ._call import Call, CallOptions, Handle, Progress, check_timeout
 from ._problem import Problem, resolve, resolve_lse, resolve_out, resolve_rows
 from ._residual import NativeResidual, Residual
 from ._wire import address
-from .errors import AttndError, Unavailable, Unimplemented, wrong, wrong_type
+from .errors import AttndError, DeadlineExceeded, Unavailable, Unimplemented, wrong, wrong_type
 from .results import Device, ForwardResult, Gradients, Receipt, ServerInfo
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Client:
         try:
             o, lse, receipt, residual = self._forward(problem, destination, return_lse, calls, keep, bias_grad)
         except AttndError as error:
-            self._may_fall_back(self._explain(error))
+            self._may_fall_back(self._explain(error, timeout))
             o, lse, receipt = _forward_locally(problem, destination)
         given = out if isinstance(out, np.ndarray) else _arrays.give(Tensor(problem.in_callers_order(o.bits), o.element))
         return ForwardResult(given, lse if return_lse else None, receipt, residual)
@@ -134,7 +134,7 @@ class Client:
         try:
             found, d_bias, d_sink, receipt = self._backward(problem, inputs, destinations, bias_grad, calls, residual)
         except AttndError as error:
-            self._may_fall_back(self._explain(error))
+            self._may_fall_back(self._explain(error, timeout))
             found, d_bias, d_sink, receipt = _backward_locally(problem, inputs, destinations)
         dq, dk, dv = [_arrays.give(Tensor(problem.in_callers_order(t.bits), t.element)) for t in found]
         if out is not None:
@@ -171,7 +171,7 @@ class Client:
         try:
             call.run(handle.library.attnd_server_info, handle.pointer, index)
         except AttndError as error:
-            raise self._explain(error) from None
+            raise self._explain(error, timeout) from None
         found = call.result()
         return ServerInfo(**{**found, "devices": [Device(**device) for device in found["devices"]]})
 
@@ -182,7 +182,7 @@ class Client:
         try:
             call.run(handle.library.attnd_check_health, handle.pointer, index, ctypes.byref(health))
         except AttndError as error:
-            raise self._explain(error) from None
+            raise self._explain(error, timeout) from None
         return bool(health.value)
 
     def close(self) -> None:
@@ -211,12 +211,17 @@ class Client:
                 self._current = Handle(self._native_options)
             return self._current
 
-    def _explain(self, error: AttndError) -> AttndError:
+    def _explain(self, error: AttndError, timeout: Optional[float]) -> AttndError:
         """An error that gRPC, not a server, gave, with what to do."""
         where = ", ".join(self.addresses)
+        tls = "with" if self._native_options.use_tls else "without"
         if isinstance(error, Unavailable) and not error.reason:
-            return Unavailable(f"no attnd server at {where}: {error}; is attnd running there?", reason="UNREACHABLE",
-                               retry_after=error.retry_after)
+            return Unavailable(f"no attnd server at {where}: {error}; is attnd running there, {tls} TLS?",
+                               reason="UNREACHABLE", retry_after=error.retry_after)
+        if isinstance(error, DeadlineExceeded) and not error.reason:
+            seconds = self._native_options.timeout_seconds if timeout is None else timeout
+            return DeadlineExceeded(f"no answer from {where} within {seconds:g} s: {error}; if attnd is running there, "
+                                    f"{tls} TLS, and is merely slow, give the call a longer timeout", reason="TIMEOUT")
         if isinstance(error, Unimplemented) and not error.reason:
             return Unimplemented(f"the server at {where} does not know this call: it is another program, or an older "
                                  f"attnd than this client ({error})", reason="UNKNOWN_CALL")
