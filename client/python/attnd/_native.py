@@ -119,6 +119,9 @@ for _name, _structure in (("forward", ForwardTensors), ("backward", BackwardTens
     _PROTOTYPES["attnd_" + _name] = (ctypes.c_int, [_pointer, ctypes.POINTER(Problem), ctypes.POINTER(_structure),
                                                     _pointer])
 
+# These end at once: they keep the GIL, since to give it up and get it back would take longer.
+_QUICK = {"attnd_call_new", "attnd_call_free", "attnd_call_look_around"}
+
 _lock = threading.RLock()
 _library: Optional[ctypes.CDLL] = None
 _generation = 0  # forks between the process that imported this module and this one
@@ -154,10 +157,11 @@ def find() -> str:
 
 
 def _load(path: str) -> ctypes.CDLL:
-    loaded = ctypes.CDLL(path)
+    loaded, quick = ctypes.CDLL(path), ctypes.PyDLL(path)
     for name, (result, arguments) in _PROTOTYPES.items():
-        function = getattr(loaded, name)
+        function = getattr(quick if name in _QUICK else loaded, name)
         function.restype, function.argtypes = result, arguments
+        setattr(loaded, name, function)
     if loaded.attnd_abi_version() != ABI_VERSION:
         raise Internal(f"{path} has C interface {loaded.attnd_abi_version()}, this package needs {ABI_VERSION}: "
                        "install library and package from the same wheel")
