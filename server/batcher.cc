@@ -82,25 +82,27 @@ Batcher::Flows::iterator Batcher::NextFlow() {
   return best;
 }
 
-std::optional<Batch> Batcher::Take() {
+std::optional<Batch> Batcher::Take(int slots) {
   if (empty()) return std::nullopt;
+  const int share = (static_cast<int>(size_) + slots - 1) / slots;
+  const int most = std::min(limits_.max_calls, std::max(share, kWorthASlot));
   auto leader = NextFlow();
   BatchKey key = BatchKey::Of(leader->calls.front().call());
   Batch batch(key.direction);
   flows_.splice(flows_.begin(), flows_, leader);  // it leads the batch
-  Fill(batch, key);
+  Fill(batch, key, most);
   flows_.splice(flows_.end(), flows_, leader);  // and waits for its next turn
   DropEmptyFlows();
   return batch;
 }
 
-void Batcher::Fill(Batch& batch, const BatchKey& key) {
+void Batcher::Fill(Batch& batch, const BatchKey& key, int most) {
   int64_t bytes = 0;
   double seconds = 0;
   for (Flow& flow : flows_) {
     for (auto call = flow.calls.begin(); call != flow.calls.end();) {
       bool first = batch.calls_.empty();
-      if (static_cast<int>(batch.calls_.size()) == limits_.max_calls) return;
+      if (static_cast<int>(batch.calls_.size()) == most) return;
       if (!(BatchKey::Of(call->call()) == key)) {
         ++call;
         continue;

@@ -47,10 +47,14 @@ struct BatcherLimits {
 
 class Batcher {
  public:
+  // Fewer calls than this are not worth a launch of their own while another one begins.
+  static constexpr int kWorthASlot = 4;
+
   explicit Batcher(const BatcherLimits& limits) : limits_(limits) {}
 
   void Add(AdmittedCall call);
-  std::optional<Batch> Take();
+  // `slots` are free: a batch leaves the others their share of the calls, but for kWorthASlot.
+  std::optional<Batch> Take(int slots = 1);
   // Takes a waiting call out, for its caller is gone.
   std::optional<AdmittedCall> Remove(uint64_t id);
 
@@ -68,7 +72,7 @@ class Batcher {
 
   Flow& FlowOf(const AdmittedCall& call);
   Flows::iterator NextFlow();
-  void Fill(Batch& batch, const BatchKey& key);
+  void Fill(Batch& batch, const BatchKey& key, int most);
   void DropEmptyFlows();
 
   const BatcherLimits limits_;

@@ -77,6 +77,23 @@ TEST_F(BatcherTest, ClosesABatchAtItsLimitOfCalls) {
   EXPECT_EQ(Ids(*batcher.Take()), (IdList{5}));
 }
 
+TEST_F(BatcherTest, LeavesOtherFreeSlotsTheirShare) {
+  Batcher batcher({});
+  for (uint64_t id = 1; id <= 24; ++id) batcher.Add(Call(id));
+  EXPECT_EQ(Ids(*batcher.Take(/*slots=*/4)).size(), 6u);
+  EXPECT_EQ(Ids(*batcher.Take(3)).size(), 6u);
+  EXPECT_EQ(Ids(*batcher.Take(2)).size(), 6u);
+  EXPECT_EQ(Ids(*batcher.Take(1)).size(), 6u);
+  EXPECT_TRUE(batcher.empty());
+}
+
+TEST_F(BatcherTest, CutsNoHandfulOfCalls) {
+  Batcher batcher({});
+  for (uint64_t id = 1; id <= 5; ++id) batcher.Add(Call(id));
+  EXPECT_EQ(Ids(*batcher.Take(/*slots=*/4)), (IdList{1, 2, 3, 4}));
+  EXPECT_EQ(Ids(*batcher.Take(3)), (IdList{5}));
+}
+
 TEST_F(BatcherTest, ClosesABatchAtItsLimitOfBytes) {
   int64_t one = Call(0).bytes();
   Batcher exact({.max_bytes = 2 * one});

@@ -186,7 +186,7 @@ DeviceWorker::Launch DeviceWorker::NextLaunch() {
 }
 
 DeviceWorker::Launch DeviceWorker::TakeLaunch() {
-  std::optional<Batch> batch = batcher_.Take();
+  std::optional<Batch> batch = batcher_.Take(std::max(1, slot_count_ - in_work_));
   Launch launch;
   if (!batch.has_value()) return launch;
   ++in_work_;
