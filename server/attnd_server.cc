@@ -8,9 +8,11 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/server_builder.h>
+#include <openssl/sha.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <optional>
 #include <set>
@@ -133,6 +135,18 @@ ServerOptions WithDeviceLeases(ServerOptions options,
   return options;
 }
 
+// This replica among others, the same after each start: its host's name and what it listens on.
+uint64_t ReplicaOf(const ServerOptions& options) {
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  const std::string text = absl::StrCat(host, "\n", absl::StrJoin(options.listen, "\n"));
+  unsigned char digest[SHA256_DIGEST_LENGTH];
+  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest);
+  uint64_t replica = 0;
+  std::memcpy(&replica, digest, sizeof(replica));
+  return replica;
+}
+
 // "127.0.0.1:0" with the port that was bound.
 std::string BoundAddress(const std::string& asked, int port) {
   return absl::StrCat(asked.substr(0, asked.rfind(':')), ":", port);
@@ -186,8 +200,9 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
         std::make_unique<TokenWatch>(options.token_file, options.tls.refresh, server->auth_, log);
   }
   uint64_t boot_epoch = NewBootEpoch();
-  server->leases_ =
-      std::make_unique<LeaseTable>(server->options_.leases, boot_epoch, server->metrics_, clock);
+  server->leases_ = std::make_unique<LeaseTable>(server->options_.leases,
+                                                 TokenIssuer{ReplicaOf(options), boot_epoch},
+                                                 server->metrics_, clock);
   server->StartWorkers();
   server->reaper_ = std::make_unique<LeaseReaper>(*server->leases_);
   server->SampleState();

@@ -75,15 +75,16 @@ void CallRecord::Cancel() {
   deps_.worker.Cancel(id_, expired ? StopCause::kExpired : StopCause::kCancelled);
 }
 
-absl::Status CallRecord::Stopped() {
+absl::Status CallRecord::Stopped(WorkStage stage) {
   bool expired = deps_.clock.Now() >= DeadlineOf(context_);
-  deps_.metrics.CallStopped(WorkStage::kQueue, expired);
+  deps_.metrics.CallStopped(stage, expired);
+  const absl::string_view where = WorkStageName(stage);
   if (expired) {
     return Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineExceededQueue,
-                   "the deadline passed while bytes were moved", {{"stage", "queue"}});
+                   "the deadline passed while bytes were moved", {{"stage", where}});
   }
   return Failure(absl::StatusCode::kCancelled, reason::kCancelled,
-                 "the caller cancelled or its connection broke", {{"stage", "queue"}});
+                 "the caller cancelled or its connection broke", {{"stage", where}});
 }
 
 void CallRecord::Answered(const Result& result) {
@@ -101,7 +102,7 @@ grpc::Status CallRecord::Failed(const absl::Status& status) {
 void CallRecord::Close() {
   absl::Time now = deps_.clock.Now();
   // Not a caller's mistake: nobody is there to read the answer either.
-  if (no_request_ && context_.IsCancelled()) status_ = Stopped();
+  if (no_request_ && context_.IsCancelled()) status_ = Stopped(WorkStage::kReceive);
   if (status_.ok()) ReportStages(now);
   std::string reason = ReasonOf(status_);
   if (status_.code() == absl::StatusCode::kUnauthenticated) deps_.metrics.AuthFailed(reason);

@@ -39,7 +39,7 @@ class CallRecord {
   // The caller is gone, or its time is up: wherever the call is, it stops.
   void Cancel();
   // The status of a call whose caller went away, or whose time passed, while bytes were moved.
-  absl::Status Stopped();
+  absl::Status Stopped(WorkStage stage);
   // Notes how the call went; the status is the one to finish with.
   void Answered(const Result& result);
   grpc::Status Failed(const absl::Status& status);

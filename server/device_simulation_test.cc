@@ -45,7 +45,7 @@ class SimulatedServer {
  public:
   SimulatedServer(FakeDriver& fake, int gpus, double max_slice_seconds)
       : staging_(*StagingPool::Create(kStaging)),
-        leases_(Limits(gpus), 1, metrics_, clock_),
+        leases_(Limits(gpus), TokenIssuer{1, 1}, metrics_, clock_),
         lost_(gpus) {
     fake.set_devices(gpus);
     for (int n = 0; n < gpus; ++n) {

@@ -36,9 +36,9 @@ int64_t BytesNotSent(const Problem& problem) {
 
 }  // namespace
 
-LeaseTable::LeaseTable(const LeaseLimits& limits, uint64_t boot_epoch, Metrics& metrics,
+LeaseTable::LeaseTable(const LeaseLimits& limits, const TokenIssuer& issuer, Metrics& metrics,
                        const Clock& clock)
-    : limits_(limits), tokens_(boot_epoch), metrics_(metrics), clock_(clock), ended_(kRemembered) {
+    : limits_(limits), tokens_(issuer), metrics_(metrics), clock_(clock), ended_(kRemembered) {
   places_.push_back({.limit = limits.memory_bytes, .by_use = {}});
   for (int64_t bytes : limits.device_bytes) places_.push_back({.limit = bytes, .by_use = {}});
 }
@@ -113,11 +113,11 @@ bool LeaseTable::MakeRoom(const LeaseWish& wish, const ResidualTensors& residual
 absl::StatusOr<uint64_t> LeaseTable::CheckToken(absl::string_view token, absl::string_view owner) {
   absl::StatusOr<uint64_t> id = tokens_.Check(token, owner);
   if (id.ok()) return id;
-  bool forbidden = absl::IsPermissionDenied(id.status());
-  bool elsewhere = absl::IsFailedPrecondition(id.status());
-  metrics_.LeaseLookedUp(forbidden   ? LeaseLookup::kForbidden
-                         : elsewhere ? LeaseLookup::kWrongReplica
-                                     : LeaseLookup::kUnknown);
+  const std::string why = ReasonOf(id.status());
+  metrics_.LeaseLookedUp(why == reason::kLeaseNotOwned  ? LeaseLookup::kForbidden
+                         : why == reason::kWrongReplica ? LeaseLookup::kWrongReplica
+                         : why == reason::kEpochChanged ? LeaseLookup::kEpochChanged
+                                                        : LeaseLookup::kUnknown);
   return id;
 }
 

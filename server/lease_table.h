@@ -82,7 +82,8 @@ struct LeaseUse {
 class LeaseTable final : public MemoryReclaimer {
  public:
   // `metrics` and `clock` outlive it.
-  LeaseTable(const LeaseLimits& limits, uint64_t boot_epoch, Metrics& metrics, const Clock& clock);
+  LeaseTable(const LeaseLimits& limits, const TokenIssuer& issuer, Metrics& metrics,
+             const Clock& clock);
 
   // Nothing when it does not fit; `residual` is then the caller's alone again.
   std::optional<LeaseGrant> Grant(const LeaseWish& wish,

@@ -35,7 +35,8 @@ LeaseLimits Limits() {
 // A table on a clock that stands still, and memory that can be counted.
 struct World {
   explicit World(const LeaseLimits& limits = Limits())
-      : pool(*StagingPool::Create(int64_t{1} << 20)), table(limits, 7, SharedMetrics(), clock) {}
+      : pool(*StagingPool::Create(int64_t{1} << 20)),
+        table(limits, TokenIssuer{1, 7}, SharedMetrics(), clock) {}
 
   static Metrics& SharedMetrics() {
     static Metrics* metrics = [] {
@@ -173,7 +174,7 @@ TEST(LeaseTable, TakesAProblemThatOnlyWantsTheBiasGradientBesides) {
 TEST(LeaseTable, ForgetsTheLeasesOfAnEarlierProcess) {
   World t;
   FakeClock clock;
-  LeaseTable later(Limits(), 8, World::SharedMetrics(), clock);
+  LeaseTable later(Limits(), TokenIssuer{1, 8}, World::SharedMetrics(), clock);
   std::string token = t.Grant("alice")->token;
   absl::Status status = later.Find(token, "alice", SmallProblem()).status();
   EXPECT_EQ(ReasonOf(status), reason::kEpochChanged);

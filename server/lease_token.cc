@@ -14,8 +14,11 @@
 namespace attnd {
 namespace {
 
-constexpr char kVersion = 1;
-constexpr size_t kEpochAt = 1, kLeaseAt = 9, kOwnerAt = 17, kDigestAt = 25;
+constexpr char kVersion = 2;
+constexpr size_t kReplicaAt = 1, kEpochAt = 9, kLeaseAt = 17, kOwnerAt = 25, kDigestAt = 33;
+// Before tokens named their replica.
+constexpr char kFirstVersion = 1;
+constexpr size_t kFirstVersionBytes = 57;
 
 void Append(uint64_t number, std::string& out) {
   for (int n = 0; n < 8; ++n) out.push_back(static_cast<char>(number >> (8 * n)));
@@ -29,6 +32,11 @@ uint64_t NumberAt(absl::string_view text, size_t at) {
 
 bool Same(const void* a, const void* b, size_t size) { return CRYPTO_memcmp(a, b, size) == 0; }
 
+absl::Status EpochChanged() {
+  return Failure(absl::StatusCode::kFailedPrecondition, reason::kEpochChanged,
+                 "residual_token: made before this server started; send the tensors");
+}
+
 absl::Status NotOwned() {
   return Failure(absl::StatusCode::kPermissionDenied, reason::kLeaseNotOwned,
                  "residual_token: not a token of this caller; send the tensors");
@@ -36,7 +44,7 @@ absl::Status NotOwned() {
 
 }  // namespace
 
-LeaseTokens::LeaseTokens(uint64_t boot_epoch) : boot_epoch_(boot_epoch) {
+LeaseTokens::LeaseTokens(const TokenIssuer& issuer) : issuer_(issuer) {
   CHECK(RAND_bytes(key_.data(), static_cast<int>(key_.size())) == 1);
 }
 
@@ -53,7 +61,8 @@ LeaseTokens::Digest LeaseTokens::Sign(absl::string_view purpose, absl::string_vi
 
 std::string LeaseTokens::Make(uint64_t lease, absl::string_view owner) const {
   std::string token(1, kVersion);
-  Append(boot_epoch_, token);
+  Append(issuer_.replica, token);
+  Append(issuer_.boot_epoch, token);
   Append(lease, token);
   Digest name = Sign("owner", owner);
   token.append(reinterpret_cast<const char*>(name.data()), kDigestAt - kOwnerAt);
@@ -64,15 +73,16 @@ std::string LeaseTokens::Make(uint64_t lease, absl::string_view owner) const {
 
 absl::StatusOr<uint64_t> LeaseTokens::Check(absl::string_view token,
                                             absl::string_view owner) const {
+  if (token.size() == kFirstVersionBytes && token[0] == kFirstVersion) return EpochChanged();
   if (token.size() != kLeaseTokenBytes || token[0] != kVersion) {
     return FieldError(reason::kBadField, "residual_token", "a token that Forward gave",
                       absl::StrCat("another text of ", token.size(), " bytes"));
   }
-  if (NumberAt(token, kEpochAt) != boot_epoch_) {
-    return Failure(absl::StatusCode::kFailedPrecondition, reason::kEpochChanged,
-                   "residual_token: made before this server started, or by another replica; send "
-                   "the tensors");
+  if (NumberAt(token, kReplicaAt) != issuer_.replica) {
+    return Failure(absl::StatusCode::kFailedPrecondition, reason::kWrongReplica,
+                   "residual_token: made by another replica; ask that one, or send the tensors");
   }
+  if (NumberAt(token, kEpochAt) != issuer_.boot_epoch) return EpochChanged();
   Digest seal = Sign("token", token.substr(0, kDigestAt));
   Digest name = Sign("owner", owner);
   bool genuine = Same(seal.data(), token.data() + kDigestAt, seal.size());

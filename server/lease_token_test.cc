@@ -8,7 +8,7 @@ namespace attnd {
 namespace {
 
 TEST(LeaseTokens, OpenTheirOwnLease) {
-  LeaseTokens tokens(7);
+  LeaseTokens tokens({1, 7});
   for (uint64_t lease : {uint64_t{1}, uint64_t{1} << 40, ~uint64_t{0}}) {
     std::string token = tokens.Make(lease, "alice");
     EXPECT_EQ(token.size(), kLeaseTokenBytes);
@@ -19,14 +19,14 @@ TEST(LeaseTokens, OpenTheirOwnLease) {
 }
 
 TEST(LeaseTokens, AreRefusedFromAnotherOwner) {
-  LeaseTokens tokens(7);
+  LeaseTokens tokens({1, 7});
   absl::Status status = tokens.Check(tokens.Make(1, "alice"), "bob").status();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
   EXPECT_EQ(ReasonOf(status), reason::kLeaseNotOwned);
 }
 
 TEST(LeaseTokens, AreRefusedWhenAnyBitIsChanged) {
-  LeaseTokens tokens(7);
+  LeaseTokens tokens({1, 7});
   std::string token = tokens.Make(1, "alice");
   for (size_t bit = 0; bit < 8 * token.size(); ++bit) {
     std::string forged = token;
@@ -36,23 +36,33 @@ TEST(LeaseTokens, AreRefusedWhenAnyBitIsChanged) {
 }
 
 TEST(LeaseTokens, AreRefusedWhenMadeWithAnotherKeyOfTheSameEpoch) {
-  LeaseTokens tokens(7), forger(7);
+  LeaseTokens tokens({1, 7}), forger({1, 7});
   absl::Status status = tokens.Check(forger.Make(1, "alice"), "alice").status();
   EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
 }
 
-TEST(LeaseTokens, AreKnownToBeAnotherProcess) {
-  LeaseTokens tokens(7), earlier(6);
+TEST(LeaseTokens, AreKnownToBeOfAnotherStartOrReplica) {
+  LeaseTokens tokens({1, 7}), earlier({1, 6}), other({2, 7});
   absl::Status status = tokens.Check(earlier.Make(1, "alice"), "alice").status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_EQ(ReasonOf(status), reason::kEpochChanged);
+  status = tokens.Check(other.Make(1, "alice"), "alice").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_EQ(ReasonOf(status), reason::kWrongReplica);
+}
+
+TEST(LeaseTokens, OfTheFirstVersionAreOfAnEarlierStart) {
+  LeaseTokens tokens({1, 7});
+  std::string first(57, 'x');
+  first[0] = 1;
+  EXPECT_EQ(ReasonOf(tokens.Check(first, "alice").status()), reason::kEpochChanged);
 }
 
 TEST(LeaseTokens, NeedTheirLengthAndVersion) {
-  LeaseTokens tokens(7);
+  LeaseTokens tokens({1, 7});
   std::string token = tokens.Make(1, "alice");
   std::string version = token;
-  version[0] = 2;
+  version[0] = 3;
   for (const std::string& bad : {std::string(), token.substr(1), token + "x", version}) {
     absl::Status status = tokens.Check(bad, "alice").status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;

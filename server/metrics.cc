@@ -61,6 +61,7 @@ constexpr std::pair<absl::string_view, const char*> kRejectLabels[] = {
     {reason::kProblemUnsupported, "unsupported"},
     {reason::kLeaseLost, "lease_lost"},
     {reason::kEpochChanged, "lease_lost"},
+    {reason::kWrongReplica, "lease_lost"},
     {reason::kLeaseMismatch, "lease_lost"},
     {reason::kLeaseNotOwned, "permission_denied"},
     {reason::kRegionUnknown, "region_unknown"},
@@ -93,7 +94,7 @@ absl::string_view MethodName(Method method) {
 }
 
 absl::string_view WorkStageName(WorkStage stage) {
-  constexpr absl::string_view kNames[kWorkStages] = {"queue", "kernel"};
+  constexpr absl::string_view kNames[kWorkStages] = {"receive", "queue", "kernel", "send"};
   return kNames[static_cast<int>(stage)];
 }
 
@@ -233,7 +234,7 @@ void Metrics::MakeLeaseSeries() {
   auto& lookups =
       counter("attnd_lease_lookups_total", "Backward requests with a residual's token, by result.");
   for (const char* result : {"hit", "expired", "evicted", "released", "unknown", "wrong_replica",
-                             "forbidden", "mismatch", "device_lost"}) {
+                             "forbidden", "mismatch", "device_lost", "epoch_changed"}) {
     lease_lookups_.push_back(&lookups.Add({{"result", result}}));
   }
   upload_saved_ = &counter("attnd_upload_bytes_saved_total",

@@ -46,8 +46,8 @@ enum class RequestStage : uint8_t { kReceive, kQueue, kUpload, kKernel, kDownloa
 inline constexpr int kRequestStages = 6;
 
 // Where a call was when it was found late or cancelled.
-enum class WorkStage : uint8_t { kQueue, kKernel };
-inline constexpr int kWorkStages = 2;
+enum class WorkStage : uint8_t { kReceive, kQueue, kKernel, kSend };
+inline constexpr int kWorkStages = 4;
 absl::string_view WorkStageName(WorkStage stage);
 
 // How a residual lease ended.
@@ -65,9 +65,10 @@ enum class LeaseLookup : uint8_t {
   kWrongReplica,
   kForbidden,
   kMismatch,
-  kDeviceLost
+  kDeviceLost,
+  kEpochChanged
 };
-inline constexpr int kLeaseLookups = 9;
+inline constexpr int kLeaseLookups = 10;
 
 class Metrics {
  public:

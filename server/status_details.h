@@ -47,6 +47,7 @@ inline constexpr absl::string_view kTokenMissing = "TOKEN_MISSING";
 inline constexpr absl::string_view kTokenInvalid = "TOKEN_INVALID";
 inline constexpr absl::string_view kLeaseLost = "LEASE_LOST";
 inline constexpr absl::string_view kEpochChanged = "EPOCH_CHANGED";
+inline constexpr absl::string_view kWrongReplica = "WRONG_REPLICA";
 inline constexpr absl::string_view kLeaseMismatch = "LEASE_MISMATCH";
 inline constexpr absl::string_view kLeaseNotOwned = "LEASE_NOT_OWNED";
 inline constexpr absl::string_view kRegionUnknown = "REGION_UNKNOWN";

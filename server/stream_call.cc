@@ -62,7 +62,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   void OnWriteDone(bool ok) override {
-    if (!ok) return FinishOnce(record_.Stopped());
+    if (!ok) return FinishOnce(record_.Stopped(WorkStage::kSend));
     WriteNext();
   }
 
@@ -98,7 +98,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   absl::Time Now() const { return record_.deps().clock.Now(); }
 
   absl::Status CheckHalfClose() {
-    if (cancelled_) return record_.Stopped();
+    if (cancelled_) return record_.Stopped(WorkStage::kReceive);
     if (call_.has_value()) return sequence_.CheckComplete();
     return FieldError(reason::kChunkOrder, "header", "a header before half-close", "none");
   }

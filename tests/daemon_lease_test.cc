@@ -90,6 +90,19 @@ TEST(DaemonLease, TellsHowLongAndHowMuchItHolds) {
   EXPECT_EQ(info.residual().ttl_ms(), 120000);
 }
 
+TEST(DaemonLease, KnowsATokenOfAnotherReplica) {
+  ServerOptions options = LeaseOptions();
+  Daemon first(std::make_unique<ReferenceBackend>(), options);
+  options.listen = {"127.0.0.1:0", absl::StrCat("unix-abstract:replica_", getpid())};
+  Daemon second(std::make_unique<ReferenceBackend>(), options);
+  LeaseCaller alice(first, kAlice), elsewhere(second, kAlice);
+  v1::ForwardResponse forward = alice.Keep(SmallProblem());
+  v1::BackwardRequest whole = MakeBackward(SmallProblem(), 1, forward);
+  ExpectError(elsewhere.Backward(Leased(whole, forward.residual().token())),
+              grpc::StatusCode::FAILED_PRECONDITION, "WRONG_REPLICA");
+  EXPECT_TRUE(alice.Backward(Leased(whole, forward.residual().token())).ok());
+}
+
 TEST(DaemonLease, RefusesAnotherCaller) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), LeaseOptions());
   LeaseCaller alice(daemon, kAlice), bob(daemon, kBob);

@@ -86,7 +86,7 @@ ResidualLoss ResidualLossOf(const absl::Status& status) {
   bool names_wish = field != detail->metadata.end() && field->second == "options.keep_residual";
   if (names_wish && absl::IsUnimplemented(status)) return ResidualLoss::kNotKnown;
   for (absl::string_view reason :
-       {"LEASE_LOST", "EPOCH_CHANGED", "LEASE_MISMATCH", "LEASE_NOT_OWNED"}) {
+       {"LEASE_LOST", "EPOCH_CHANGED", "WRONG_REPLICA", "LEASE_MISMATCH", "LEASE_NOT_OWNED"}) {
     if (detail->reason == reason) return ResidualLoss::kLost;
   }
   return names_token ? ResidualLoss::kLost : ResidualLoss::kNone;
