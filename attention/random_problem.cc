@@ -38,6 +38,12 @@ AlignedBytes::AlignedBytes(int64_t size) : size_(size) {
   data_.reset(static_cast<std::byte*>(memory));
 }
 
+AlignedBytes Unwritten(int64_t size) {
+  AlignedBytes tensor(size);
+  std::fill_n(tensor.data(), size, std::byte{0xff});
+  return tensor;
+}
+
 namespace {
 
 template <class T, size_t kCount>

@@ -51,6 +51,9 @@ class AlignedBytes {
   int64_t size_ = 0;
 };
 
+// For outputs: every element starts as NaN, so one that nobody writes differs.
+AlignedBytes Unwritten(int64_t size);
+
 struct RandomProblemLimits {
   int64_t max_pairs = 1 << 14;  // of q_heads · Σ q_len·kv_len over batch entries, masks not counted
   int64_t max_head_dim = kMaxHeadDim;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "attention/random_problem.h"
 #include "base/check.h"
@@ -11,13 +10,6 @@
 #include "kernels/backend.h"
 
 namespace attnd {
-
-// Outputs start as NaN, so an element that nobody writes differs.
-inline AlignedBytes Unwritten(int64_t bytes) {
-  AlignedBytes tensor(bytes);
-  std::memset(tensor.data(), 0xff, static_cast<size_t>(bytes));
-  return tensor;
-}
 
 struct Outputs {
   explicit Outputs(const Problem& p)

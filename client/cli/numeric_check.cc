@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "attention/error_bounds.h"
@@ -47,13 +46,6 @@ void Compare(const Compared& c, CheckOutcome& outcome) {
     if (std::isfinite(absolute))
       outcome.absolute_error = std::max(outcome.absolute_error, absolute);
   }
-}
-
-// Outputs start as NaN, so an element that is never written is an error.
-AlignedBytes Unwritten(int64_t bytes) {
-  AlignedBytes tensor(bytes);
-  std::memset(tensor.data(), 0xff, static_cast<size_t>(bytes));
-  return tensor;
 }
 
 EnginePrecision PrecisionOf(const CallReceipt& receipt) {
