@@ -68,8 +68,10 @@ def tensors(heads=H, m=M, n=N):
 def both(q, k, v, mask):
     """Output and gradients by ours and by PyTorch, for which a row without keys is one of zeros."""
     results, mask = [], mask if DEVICE == "cpu" else mask.to(DEVICE)
-    for function in (remote.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention):
-        out = function(q, k, v, attn_mask=mask)
+    whole = mask.expand(*q.shape[:3], k.shape[2]).contiguous()  # PyTorch's kernels for CUDA want it so
+    for function, given in ((remote.scaled_dot_product_attention, mask),
+                            (torch.nn.functional.scaled_dot_product_attention, whole)):
+        out = function(q, k, v, attn_mask=given)
         results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v))])
     return results
 
