@@ -47,6 +47,10 @@ class Execute(unittest.TestCase):
         _, paths = run(code)
         self.assertEqual(paths[0], [0, 1, 2, 3, 4, 6])
 
+    def test_pairs_of_halves_are_multiplied(self):
+        block, _ = run(listing("MOV R0, 0x40003c00", "MOV R1, 0xc0004200", "HMUL2 R2, R0, R1", "EXIT"))
+        self.assertEqual(hex(block.warps[0].r[2][0]), "0xc4004200")      # 2 · −2 and 1 · 3
+
     def test_strided_stores_conflict_and_dense_ones_do_not(self):
         code = listing("S2R R0, SR_TID.X", "IMAD.SHL.U32 R1, R0, 0x4, RZ", "IMAD.SHL.U32 R2, R0, 0x8, RZ",
                        "STS [R1], R0", "STS [R2], R0", "LDS.U R3, [R2]", "EXIT")
