@@ -15,7 +15,9 @@
 namespace attnd {
 namespace {
 
-// An estimate may be wrong by this factor; only what misses its deadline by more is refused.
+// A call's own estimate may be wrong by this factor; only what misses its deadline by more is
+// refused. What lies ahead of it is a sum of many estimates, and counts in full: under overload a
+// call that was let in too late is work for nobody.
 constexpr double kEstimateSlack = 2;
 
 // A draining one will not come back: longer than its ports stay open.
@@ -383,7 +385,7 @@ absl::Status Admission::RefuseLate(const AdmittedCall& admitted, const Choice& c
   const double seconds = choice.seconds;
   double ahead = ledger_->device_use(choice.device).seconds;
   double remaining = absl::ToDoubleSeconds(admitted.context().deadline - now);
-  if ((ahead + seconds) / kEstimateSlack <= remaining) return absl::OkStatus();
+  if (ahead + seconds / kEstimateSlack <= remaining) return absl::OkStatus();
   std::string needed_text = absl::StrCat(ahead + seconds), left_text = absl::StrCat(remaining);
   return Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineUnmeetable,
                  absl::StrCat("deadline: about ", needed_text, " s of work lie before the answer, ",

@@ -168,6 +168,10 @@ TEST_F(AdmissionTest, CountsTheQueueAheadAgainstADeadline) {
   ASSERT_GT(admission_->Use().seconds, 3);
   EXPECT_EQ(ReasonOf(Admit("b", clock_.Now() + absl::Seconds(1)).status()),
             reason::kDeadlineUnmeetable);
+  const absl::Duration queue = absl::Seconds(admission_->Use().seconds);
+  EXPECT_EQ(ReasonOf(Admit("b", clock_.Now() + 0.9 * queue).status()),
+            reason::kDeadlineUnmeetable);  // in full: a call let in too late is work for nobody
+  EXPECT_TRUE(Admit("b", clock_.Now() + 1.1 * queue).ok());
   EXPECT_TRUE(Admit("b", clock_.Now() + absl::Seconds(10)).ok());
 }
 

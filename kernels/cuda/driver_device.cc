@@ -29,10 +29,8 @@ constexpr int64_t kBounceBytes = int64_t{1} << 20;
 
 // What a launch needs besides memory, made at the start.
 struct Slot {
-  Event allocated;
   Event upload_begin, upload_end, kernel_begin, kernel_end, download_begin, download_end;
   PinnedMemory bounce;
-  StreamRef upload;
 };
 
 // Bytes of a launch, or of what it leaves, by what they are for.
@@ -120,9 +118,7 @@ class DriverDevice final : public KernelDevice {
   Context context_;
   BackendInfo info_;
   int64_t total_bytes_ = 0;
-  Stream memory_;  // allocations and what is given back: nothing there waits for a copy
-  std::vector<Stream> uploads_;
-  Stream compute_, download_;
+  Stream upload_, compute_, download_;
   MemoryPool pool_;
   std::vector<Slot> slots_;
   mutable absl::Mutex library_mutex_;
@@ -139,7 +135,8 @@ class DriverDevice final : public KernelDevice {
   std::atomic<double> upload_seconds_{0}, kernel_seconds_{0}, download_seconds_{0};
 };
 
-// What a call left behind. Given back when no launch that uses it is at work.
+// What a call left behind. It was allocated on the upload stream and is given back there, when no
+// launch that uses it is at work.
 class HeldBlock final : public DeviceMemory {
  public:
   HeldBlock(DriverDevice& device, PoolBlock block) : device_(device), block_(std::move(block)) {
@@ -194,7 +191,7 @@ class DriverLaunch final : public DeviceLaunch {
   absl::StatusOr<DeviceTimes> Finish() override;
 
  private:
-  StreamRef Up() const { return slot_->upload; }
+  StreamRef Up() const { return device_.upload_.ref(); }
   StreamRef Down() const { return device_.download_.ref(); }
   absl::Status BeginUpload();
   absl::Status EndUpload();
@@ -226,8 +223,6 @@ class DriverLaunch final : public DeviceLaunch {
 
 absl::Status DriverLaunch::BeginUpload() {
   if (std::exchange(uploading_, true)) return absl::OkStatus();
-  RETURN_IF_ERROR(device_.Seen(device_.memory_.ref().Record(slot_->allocated)));
-  RETURN_IF_ERROR(device_.Seen(Up().Wait(slot_->allocated)));
   return device_.Seen(Up().Record(slot_->upload_begin));
 }
 
@@ -360,7 +355,7 @@ absl::StatusOr<std::pair<Slot*, PoolBlock>> DriverDevice::Take(int64_t bytes) {
   while (true) {
     auto slot_free = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !free_slots_.empty(); };
     mutex_.Await(absl::Condition(&slot_free));
-    absl::StatusOr<PoolBlock> block = pool_.Allocate(memory_.ref(), bytes);
+    absl::StatusOr<PoolBlock> block = pool_.Allocate(upload_.ref(), bytes);
     if (block.ok()) {
       Slot* slot = free_slots_.back();
       free_slots_.pop_back();
@@ -380,7 +375,7 @@ absl::StatusOr<std::pair<Slot*, PoolBlock>> DriverDevice::Take(int64_t bytes) {
 std::unique_ptr<DeviceMemory> DriverDevice::Hold(int64_t bytes) {
   if (lost_ || !Seen(context_.MakeCurrent()).ok()) return nullptr;
   absl::MutexLock lock(&mutex_);
-  absl::StatusOr<PoolBlock> block = pool_.Allocate(memory_.ref(), bytes);
+  absl::StatusOr<PoolBlock> block = pool_.Allocate(upload_.ref(), bytes);
   if (!Seen(block.status()).ok()) {
     ++allocation_failures_;
     return nullptr;
@@ -443,11 +438,7 @@ absl::Status DriverDevice::Start() {
                      "; the cuda engine needs at least ", kMinimumMajor, ".0 and memory pools"));
   }
   ASSIGN_OR_RETURN(context_, Context::Retain(*driver_, options_.ordinal));
-  ASSIGN_OR_RETURN(memory_, Stream::Create(*driver_));
-  for (int n = 0; n < options_.upload_streams; ++n) {
-    ASSIGN_OR_RETURN(Stream upload, Stream::Create(*driver_));
-    uploads_.push_back(std::move(upload));
-  }
+  ASSIGN_OR_RETURN(upload_, Stream::Create(*driver_));
   ASSIGN_OR_RETURN(compute_, Stream::Create(*driver_));
   ASSIGN_OR_RETURN(download_, Stream::Create(*driver_));
   ASSIGN_OR_RETURN(library_, KernelLibrary::Create(*driver_, identity.major, identity.minor,
@@ -488,7 +479,7 @@ absl::Status DriverDevice::StartMemory() {
   const auto wanted =
       static_cast<int64_t>(static_cast<double>(free_bytes) * options_.memory_fraction) >> 21 << 21;
   absl::StatusOr<MemoryPool> pool =
-      MemoryPool::Create(*driver_, options_.ordinal, wanted, memory_.ref());
+      MemoryPool::Create(*driver_, options_.ordinal, wanted, upload_.ref());
   if (!pool.ok() && pool.status().code() == absl::StatusCode::kResourceExhausted) {
     return absl::FailedPreconditionError(
         absl::StrCat(info_.device, " ", options_.ordinal, " is busy: cannot take ", wanted >> 20,
@@ -500,9 +491,8 @@ absl::Status DriverDevice::StartMemory() {
   slots_.resize(options_.launches);
   absl::MutexLock lock(&mutex_);
   for (Slot& slot : slots_) {
-    slot.upload = uploads_[free_slots_.size() % uploads_.size()].ref();
-    for (Event* event : {&slot.allocated, &slot.upload_begin, &slot.upload_end, &slot.kernel_begin,
-                         &slot.kernel_end, &slot.download_begin, &slot.download_end}) {
+    for (Event* event : {&slot.upload_begin, &slot.upload_end, &slot.kernel_begin, &slot.kernel_end,
+                         &slot.download_begin, &slot.download_end}) {
       ASSIGN_OR_RETURN(*event, Event::Create(*driver_, /*timed=*/true));
     }
     ASSIGN_OR_RETURN(slot.bounce, PinnedMemory::Allocate(*driver_, kBounceBytes));

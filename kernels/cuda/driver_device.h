@@ -25,7 +25,6 @@ struct DriverDeviceOptions {
   double memory_fraction = 0.9;     // of the memory that is free at the start
   double max_slice_seconds = 0.05;  // of one kernel
   int launches = 4;                 // at once
-  int upload_streams = 2;           // that launches take in turn: one sets up its copy meanwhile
   // For benchmarks and fault tests: asked before each kernel; true when it has enqueued something
   // in its place.
   std::function<absl::StatusOr<bool>(const Driver&, StreamRef, const KernelStep&)> stand_in =

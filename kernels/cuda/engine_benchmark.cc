@@ -111,12 +111,10 @@ Problem Heads(int64_t length, int64_t head_dim, int64_t heads) {
 
 // A GPU with its engine; keys is what SpinSeconds needs to know of the load at hand.
 struct Gpu {
-  explicit Gpu(int ordinal, const char* ptx = kSpinPtx, int upload_streams = 2)
-      : spin(std::make_unique<Spin>(ptx)) {
+  explicit Gpu(int ordinal, const char* ptx = kSpinPtx) : spin(std::make_unique<Spin>(ptx)) {
     auto device =
         MakeDriverDevice({.ordinal = ordinal,
                           .memory_fraction = 0.2,
-                          .upload_streams = upload_streams,
                           .stand_in = [this](const Driver& driver, StreamRef stream,
                                              const KernelStep& step) -> absl::StatusOr<bool> {
                             const absl::Status status =
@@ -384,12 +382,6 @@ int Main(int argc, char** argv) {
     ReportOverlap(gpu, link);
     ReportBatching(gpu);
     ReportLatency(gpu);
-    gpu.spin->Unload();
-  }
-  {
-    Gpu gpu(0, kSpinPtx, /*upload_streams=*/1);
-    std::printf("with one stream for uploads, ");
-    ReportBatching(gpu);
     gpu.spin->Unload();
   }
   if (devices > 1) ReportSeveral(devices);
