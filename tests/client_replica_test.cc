@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "attention/random_problem.h"
 #include "client/cpp/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -106,6 +108,38 @@ TEST(ClientReplicas, AreFoundByName) {
   auto receipt = client->Forward(p, ForwardInputs(in), got.forward());
   ASSERT_TRUE(receipt.ok()) << receipt.status();
   EXPECT_TRUE(Same(got.o, expected.o));
+}
+
+// Calls that fail at once leave nobody who would drive the connection.
+TEST(ClientReplica, FindsARestartedDaemonWithoutRetries) {
+  auto daemon = Start("restart_first");
+  const std::string address = daemon->address;
+  auto client = AttentionClient::Connect({.addresses = {address},
+                                          .channels_per_address = 1,
+                                          .timeout = absl::Seconds(20),
+                                          .retry = {.max_attempts = 1}});
+  ASSERT_TRUE(client.ok()) << client.status();
+  Problem p;
+  p.batch = p.q_heads = p.kv_heads = 1;
+  p.q_len = p.kv_len = 8;
+  p.qk_head_dim = p.v_head_dim = 8;
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs got(p);
+  auto call = [&] { return (*client)->Forward(p, ForwardInputs(in), got.forward()).status(); };
+  ASSERT_EQ(call(), absl::OkStatus());
+  daemon->child->Signal(SIGKILL);
+  daemon->child->Wait();
+  while (!absl::IsUnavailable(call())) {
+  }
+  Child second({"--listen", address, "--metrics_listen", "", "--cpu_threads", "1", "--backend",
+                "cpu", "--drain_delay", "0"});
+  absl::Notification never;
+  absl::Status status;
+  for (absl::Time until = absl::Now() + absl::Seconds(20); absl::Now() < until;) {
+    if ((status = call()).ok()) break;
+    never.WaitForNotificationWithTimeout(absl::Milliseconds(50));
+  }
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 }  // namespace

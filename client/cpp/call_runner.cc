@@ -402,6 +402,7 @@ void CallRunner::HandleFailure(Attempt& attempt) {
   int address = attempt.connection->address_index();
   std::vector<bool>& tried = tried_[attempt.shard];
   tried[address] = true;
+  if (absl::IsUnavailable(status)) core_.connections.Reconnect(*attempt.connection);
   const bool news =
       !absl::IsUnavailable(status) || core_.connections.ReportUnavailable(address, attempt.begun);
   Pushback pushback = PushbackFor(attempt, status);

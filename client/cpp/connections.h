@@ -26,6 +26,7 @@
 #include "base/clock.h"
 #include "client/cpp/client_options.h"
 #include "client/cpp/connection_sockets.h"
+#include "client/cpp/reconnector.h"
 #include "client/cpp/replica_names.h"
 
 namespace attnd {
@@ -76,6 +77,9 @@ class Connections {
   bool ReportUnavailable(int address_index, absl::Time begun);
   void ReportAlive(int address_index);
 
+  // Sees to it that a connection that has lost its server finds it again, calls or not.
+  void Reconnect(const Connection& lost) { reconnector_.Drive(lost.channel()); }
+
   // Puts a fresh connection in the place of one whose peer no longer reads, and retires that.
   void Replace(const std::shared_ptr<Connection>& stuck);
 
@@ -121,6 +125,7 @@ class Connections {
   std::vector<Address> addresses_;  // its size never changes; the rest ABSL_GUARDED_BY(mutex_)
   std::vector<Slot> slots_;         // its size never changes; the rest ABSL_GUARDED_BY(mutex_)
   uint64_t picks_ ABSL_GUARDED_BY(mutex_) = 0;
+  Reconnector reconnector_;
 };
 
 }  // namespace attnd
