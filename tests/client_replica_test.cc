@@ -93,7 +93,8 @@ TEST(ClientReplicas, ShareACallsShards) {
   Outputs got(p);
   ASSERT_TRUE(client->Forward(p, ForwardInputs(in), got.forward()).ok());
   for (RunningDaemon* daemon : {first.get(), second.get()}) {
-    const double calls = daemon->Metric("attnd_requests_total{code=\"OK\",method=\"Forward\"}");
+    const double calls =
+        daemon->Metric("attnd_requests_total", {{"code", "OK"}, {"method", "Forward"}});
     EXPECT_GE(calls, 16) << daemon->address;
     EXPECT_LE(calls, 48) << daemon->address;
   }

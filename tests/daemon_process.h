@@ -18,9 +18,9 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "client/cli/metrics_text.h"
 #include "proto/attnd/v1/attention.grpc.pb.h"
 
 extern "C" char** environ;
@@ -99,18 +99,16 @@ struct RunningDaemon {
   std::unique_ptr<v1::Attention::Stub> Stub() const {
     return v1::Attention::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
   }
-  // A series of its metrics, as the text has it; −1 when there is none.
-  double Metric(const std::string& series) const {
-    const std::string file = TempPath("metric");
-    const std::string url = absl::StrCat("http://127.0.0.1:", WaitForPort(metrics_port_file));
-    CHECK(std::system(absl::StrCat("curl -sf ", url, "/metrics > ", file).c_str()) == 0) << url;
-    std::ifstream text(file);
-    for (std::string line; std::getline(text, line);) {
-      double value = 0;
-      if (line.compare(0, series.size() + 1, series + " ") != 0) continue;
-      return absl::SimpleAtod(line.substr(series.size() + 1), &value) ? value : -1;
-    }
-    return -1;
+  std::string MetricsUrl() const {
+    return absl::StrCat("http://127.0.0.1:", WaitForPort(metrics_port_file), "/metrics");
+  }
+  // The sum of the samples with this name and these labels.
+  double Metric(absl::string_view name, const Labels& labels) const {
+    auto text = FetchMetrics(MetricsUrl(), absl::Seconds(10));
+    CHECK(text.ok()) << text.status();
+    auto metrics = MetricsText::Parse(*text);
+    CHECK(metrics.ok()) << metrics.status();
+    return metrics->Sum(name, labels);
   }
   std::string port_file, metrics_port_file, port, address;
   std::unique_ptr<Child> child;

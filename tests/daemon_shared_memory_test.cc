@@ -61,7 +61,8 @@ bool Eventually(const Condition& condition) {
   return condition();
 }
 
-void MoveInputs(v1::ForwardRequest& request, SharedLayout& layout) {
+template <class Request>
+void MoveOperands(Request& request, SharedLayout& layout) {
   if (request.problem().has_bool_mask()) {
     layout.AddInput(v1::TENSOR_NAME_MASK_BITS, request.mutable_mask_bits());
   }
@@ -73,16 +74,12 @@ void MoveInputs(v1::ForwardRequest& request, SharedLayout& layout) {
   layout.AddInput(v1::TENSOR_NAME_Q, request.mutable_q());
 }
 
+void MoveInputs(v1::ForwardRequest& request, SharedLayout& layout) {
+  MoveOperands(request, layout);
+}
+
 void MoveInputs(v1::BackwardRequest& request, SharedLayout& layout) {
-  if (request.problem().has_bool_mask()) {
-    layout.AddInput(v1::TENSOR_NAME_MASK_BITS, request.mutable_mask_bits());
-  }
-  if (request.problem().has_bias()) {
-    layout.AddInput(v1::TENSOR_NAME_BIAS, request.mutable_bias());
-  }
-  layout.AddInput(v1::TENSOR_NAME_K, request.mutable_k());
-  layout.AddInput(v1::TENSOR_NAME_V, request.mutable_v());
-  layout.AddInput(v1::TENSOR_NAME_Q, request.mutable_q());
+  MoveOperands(request, layout);
   layout.AddInput(v1::TENSOR_NAME_LSE, request.mutable_lse());
   layout.AddInput(v1::TENSOR_NAME_O, request.mutable_o());
   layout.AddInput(v1::TENSOR_NAME_D_O, request.mutable_d_o());

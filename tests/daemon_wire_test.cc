@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "attention/random_problem.h"
+#include "client/cli/metrics_text.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
 #include "tests/daemon_fixture.h"
@@ -53,8 +54,9 @@ void ExpectHealthy(Daemon& daemon) {
 // A plain TCP connection to the daemon.
 class Socket {
  public:
-  explicit Socket(const Daemon& daemon) : Socket(PortOf(daemon)) {}
-  explicit Socket(int port) {
+  explicit Socket(const Daemon& daemon) {
+    int port = 0;
+    CHECK(absl::SimpleAtoi(daemon.address().substr(daemon.address().rfind(':') + 1), &port));
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<uint16_t>(port));
@@ -66,29 +68,10 @@ class Socket {
   void Send(const std::string& bytes) {
     (void)!send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
-  // All until the other end closes.
-  std::string Receive() {
-    std::string all;
-    char bytes[4096];
-    for (ssize_t n; (n = recv(fd_, bytes, sizeof(bytes), 0)) > 0;) all.append(bytes, n);
-    return all;
-  }
 
  private:
-  static int PortOf(const Daemon& daemon) {
-    int port = 0;
-    CHECK(absl::SimpleAtoi(daemon.address().substr(daemon.address().rfind(':') + 1), &port));
-    return port;
-  }
-
   int fd_;
 };
-
-std::string Get(int port, const std::string& path) {
-  Socket socket(port);
-  socket.Send(absl::StrCat("GET ", path, " HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"));
-  return socket.Receive();
-}
 
 TEST(DaemonWire, AnswersRandomBytesWithAStatusOnOneConnection) {
   Daemon daemon(std::make_unique<ReferenceBackend>());
@@ -161,15 +144,25 @@ TEST(DaemonWire, CountsACallWithdrawnBeforeItsRequestAsCancelledNotAsInvalid) {
   options.metrics_listen = "127.0.0.1:0";
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
   EXPECT_EQ(CallWithdrawn(daemon.NewChannel()).error_code(), grpc::StatusCode::CANCELLED);
-  const std::string cancelled = "attnd_requests_total{code=\"CANCELLED\",method=\"Forward\"} ";
-  std::string metrics;
-  absl::Time until = absl::Now() + absl::Seconds(10);  // the daemon hears of it a moment later
-  while (metrics.find(cancelled + "1") == std::string::npos && absl::Now() < until) {
-    metrics = Get(daemon.server().metrics_port(), "/metrics");
-  }
-  EXPECT_NE(metrics.find(cancelled + "1"), std::string::npos) << metrics;
-  EXPECT_NE(metrics.find("attnd_rejected_requests_total{reason=\"invalid\"} 0"), std::string::npos);
+  const std::string url =
+      absl::StrCat("http://127.0.0.1:", daemon.server().metrics_port(), "/metrics");
+  auto count = [&](const char* name, const Labels& labels) {
+    auto text = FetchMetrics(url, absl::Seconds(10));
+    CHECK(text.ok()) << text.status();
+    return MetricsText::Parse(*text)->Sum(name, labels);
+  };
+  // The daemon hears of the end of a call a moment after its caller.
+  auto wait_for_one = [&](const char* name, const Labels& labels) {
+    const absl::Time until = absl::Now() + absl::Seconds(10);
+    while (count(name, labels) != 1 && absl::Now() < until) std::this_thread::yield();
+    return count(name, labels);
+  };
+  const Labels cancelled = {{"code", "CANCELLED"}, {"method", "Forward"}};
+  const Labels invalid = {{"reason", "invalid"}};
+  EXPECT_EQ(wait_for_one("attnd_requests_total", cancelled), 1);
+  EXPECT_EQ(count("attnd_rejected_requests_total", invalid), 0);
   EXPECT_EQ(CallRaw(daemon.NewChannel(), "").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(wait_for_one("attnd_rejected_requests_total", invalid), 1);
   ExpectHealthy(daemon);
 }
 
