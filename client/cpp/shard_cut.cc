@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "attention/score_rule.h"
+#include "base/round_up.h"
 
 namespace attnd {
 namespace {
@@ -10,7 +11,6 @@ namespace {
 constexpr int64_t kUnbounded = 1 << 29;  // beyond any key, and int holds sums of a few
 
 int64_t RoundDown(int64_t value, int64_t step) { return value / step * step; }
-int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 Visibility VisibilityOf(const Problem& p, const Sequence& s) {
   auto bounded = [](int64_t key) {

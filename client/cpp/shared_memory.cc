@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "base/descriptor_socket.h"
 #include "base/free_ranges.h"
+#include "base/round_up.h"
 #include "proto/attnd/v1/shared_memory.pb.h"
 
 namespace attnd {
@@ -28,8 +29,6 @@ constexpr size_t kProofBytes = 16;
 // How long without a daemon's socket before the next look, and how long a daemon may think.
 constexpr absl::Duration kTryAgain = absl::Seconds(5);
 constexpr absl::Duration kPatience = absl::Seconds(5);
-
-constexpr int64_t RoundUp(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 // The next reply, or nothing when the daemon is gone or silent.
 std::optional<v1::SharedMemoryReply> Receive(int link, absl::Time until) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/non_temporal_copy.h"
+#include "base/round_up.h"
 
 namespace attnd {
 namespace {
@@ -53,11 +54,6 @@ v1::TensorName OutputName(Direction direction, int field_number) {
   }
 }
 
-constexpr int64_t RoundUp(int64_t bytes) {
-  constexpr int64_t kUnit = SharedMemory::kAlignment;
-  return (bytes + kUnit - 1) / kUnit * kUnit;
-}
-
 // Past the caches where the tensor is larger than they are: the daemon reads it on another core.
 void GatherInto(std::byte* to, const StridedRuns& runs, const std::byte* tensor) {
   const bool large = runs.total_bytes() >= RunCursor::kCacheBytes;
@@ -93,7 +89,7 @@ bool SharedRequest::Place() {
       Name(tensor, *place);
     } else {
       tensor.at = block_bytes;
-      block_bytes += RoundUp(tensor.runs.total_bytes());
+      block_bytes += RoundUp(tensor.runs.total_bytes(), SharedMemory::kAlignment);
     }
   }
   if (block_bytes > 0) {

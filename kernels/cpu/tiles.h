@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attention/problem.h"
+#include "base/round_up.h"
 
 namespace attnd {
 
@@ -14,9 +15,6 @@ namespace attnd {
 inline constexpr int kMaxLanes = 16;
 inline constexpr int kMaxPanelColumns = 64;
 
-constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 constexpr int64_t PaddedDim(int64_t dim) { return RoundUp(dim, kMaxLanes); }
 
 // A half-open range of rows or columns of a tile.

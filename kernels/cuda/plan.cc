@@ -8,11 +8,11 @@
 #include "attention/dropout.h"
 #include "attention/score_rule.h"
 #include "attention/tensor_view.h"
+#include "base/round_up.h"
 
 namespace attnd::cuda {
 namespace {
 
-int64_t RoundUp(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 int64_t Tiles(int64_t length, int64_t rows) { return (length + rows - 1) / rows; }
 
 int32_t Clamp(int64_t keys) {

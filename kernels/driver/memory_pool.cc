@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "base/round_up.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -10,10 +11,6 @@ namespace {
 
 // From CUDA 12.2 on a pool has a limit; older drivers want that field to be zero.
 constexpr int kPoolLimitVersion = 12020;
-
-int64_t RoundUp(int64_t bytes) {
-  return (bytes + kPoolGranularity - 1) / kPoolGranularity * kPoolGranularity;
-}
 
 }  // namespace
 
@@ -58,7 +55,7 @@ absl::Status MemoryPool::KeepAll() const {
 absl::StatusOr<PoolBlock> MemoryPool::Allocate(StreamRef stream, int64_t bytes) const {
   const Driver& driver = handle_.driver();
   PoolBlock block;
-  block.bytes_ = RoundUp(bytes);
+  block.bytes_ = RoundUp(bytes, kPoolGranularity);
   CUresult result = driver.functions().pool_allocate(&block.raw_, static_cast<size_t>(block.bytes_),
                                                      handle_.raw(), stream.raw());
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {
