@@ -134,7 +134,15 @@ except attnd.Unavailable as error:
     assert "is attnd running there, with TLS?" in done.stdout and done.stderr == ""
 
 
-def test_interrupt_cancels_the_call(own_daemon, rng):
+@pytest.fixture
+def keyboard_interrupt():
+    """Python's own handler of Ctrl-C, which a shell's background job is started without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_interrupt_cancels_the_call(own_daemon, rng, keyboard_interrupt):
     q, k, v = tensors(rng)
     with attnd.connect(own_daemon.address, timeout=60) as client:
         client.forward(q, k, v)
