@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -128,9 +129,9 @@ absl::Status ValidateLengths(const Problem& p) {
         ValidateCuSeqlens("problem.lengths.cu_seqlens_q", p.cu_seqlens_q, p.batch, p.q_len));
     return ValidateCuSeqlens("problem.lengths.cu_seqlens_k", p.cu_seqlens_k, p.batch, p.kv_len);
   }
-  if (!p.cu_seqlens_q.empty() || !p.cu_seqlens_k.empty()) {
-    return Wrong("problem.lengths.cu_seqlens_q", "none in a dense layout",
-                 std::max(p.cu_seqlens_q.size(), p.cu_seqlens_k.size()));
+  for (const auto& [field, cu] : {std::pair("problem.lengths.cu_seqlens_q", &p.cu_seqlens_q),
+                                  std::pair("problem.lengths.cu_seqlens_k", &p.cu_seqlens_k)}) {
+    if (!cu->empty()) return Wrong(field, "none in a dense layout", cu->size());
   }
   return ValidateKvLengths(p);
 }
@@ -147,8 +148,8 @@ absl::Status ValidateAlignment(const Problem& p) {
   int64_t count = static_cast<int64_t>(p.offsets.size());
   if (p.alignment == Alignment::kOffsets) {
     if (count != 1 && count != p.batch) {
-      return Wrong("problem.alignment.offsets", absl::StrCat("1 or batch = ", p.batch, " entries"),
-                   count);
+      return Wrong("problem.alignment.offsets.offset",
+                   absl::StrCat("1 or batch = ", p.batch, " entries"), count);
     }
     for (int64_t n = 0; n < count; ++n) {
       RETURN_IF_ERROR(

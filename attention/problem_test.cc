@@ -136,13 +136,13 @@ const Refusal kScores[] = {
     {"offsets without their alignment", [](Problem& p) { p.offsets = {1}; },
      "problem.alignment.offsets: expected none beside another alignment, got 1"},
     {"no offsets", [](Problem& p) { p.alignment = Alignment::kOffsets; },
-     "problem.alignment.offsets: expected 1 or batch = 2 entries, got 0"},
+     "problem.alignment.offsets.offset: expected 1 or batch = 2 entries, got 0"},
     {"wrong number of offsets",
      [](Problem& p) {
        p.alignment = Alignment::kOffsets;
        p.offsets = {1, 2, 3};
      },
-     "problem.alignment.offsets: expected 1 or batch = 2 entries, got 3"},
+     "problem.alignment.offsets.offset: expected 1 or batch = 2 entries, got 3"},
     {"far offset",
      [](Problem& p) {
        p.alignment = Alignment::kOffsets;
@@ -178,7 +178,7 @@ const Refusal kLengths[] = {
      [](Problem& p) {
        p.cu_seqlens_k = {0, 4, 8};
      },
-     "problem.lengths.cu_seqlens_q: expected none in a dense layout, got 3"},
+     "problem.lengths.cu_seqlens_k: expected none in a dense layout, got 3"},
     {"key lengths in a packed layout",
      [](Problem& p) {
        p.kv_lengths = {1, 1};

@@ -283,14 +283,14 @@ r.mutable_problem()->set_qk_head_dim(256);
 }
 , {"OffsetsNone", SPOIL{r.mutable_problem()->mutable_alignment()->mutable_offsets();
 }
-, "problem.alignment.offsets: expected 1 or batch", reason::kBadShape
+, "problem.alignment.offsets.offset: expected 1 or batch", reason::kBadShape
 }
 , {"OffsetsTooMany", SPOIL{for (int n = 0; n < 3; ++n) r.mutable_problem()
                                ->mutable_alignment()
                                ->mutable_offsets()
                                ->add_offset(n);
 }
-, "problem.alignment.offsets: expected 1 or batch", reason::kBadShape
+, "problem.alignment.offsets.offset: expected 1 or batch", reason::kBadShape
 }
 , {"OffsetHuge",
    SPOIL{r.mutable_problem()->mutable_alignment()->mutable_offsets()->add_offset(-(1 << 20) - 1);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "server/decode_small.h"
 #include "server/encode.h"
 #include "server/status_details.h"
 #include "server/stream_call.h"
@@ -52,41 +53,61 @@ grpc::ServerUnaryReactor* AttentionService::AnswerSmall(
 }
 
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
-                                                          const v1::GetServerInfoRequest*,
-                                                          v1::GetServerInfoResponse* reply) {
-  return AnswerSmall(context, Method::kGetServerInfo, [&](const std::string&) {
-    *reply = deps_.server_info;
+                                                          const grpc::ByteBuffer* request,
+                                                          grpc::ByteBuffer* reply) {
+  return AnswerSmall(context, Method::kGetServerInfo, [&](const std::string&) -> absl::Status {
+    v1::GetServerInfoRequest wire;
+    RETURN_IF_ERROR(DecodeLenient(*request, wire));  // a newer client may want to learn our version
+    *reply = EncodeSmall(deps_.server_info);
     return absl::OkStatus();
   });
 }
 
 grpc::ServerUnaryReactor* AttentionService::RenewResidual(grpc::CallbackServerContext* context,
-                                                          const v1::RenewResidualRequest* request,
-                                                          v1::RenewResidualResponse* reply) {
-  return AnswerSmall(context, Method::kRenewResidual, [&](const std::string& caller) {
-    absl::StatusOr<LeaseGrant> lease =
-        deps_.leases.Renew(request->token(), caller, absl::Milliseconds(request->ttl_ms()));
-    if (lease.ok()) *reply->mutable_residual() = EncodeLease(*lease);
-    return lease.status();
-  });
+                                                          const grpc::ByteBuffer* request,
+                                                          grpc::ByteBuffer* reply) {
+  return AnswerSmall(context, Method::kRenewResidual,
+                     [&](const std::string& caller) -> absl::Status {
+                       ASSIGN_OR_RETURN(LeaseGrant lease, Renew(*request, caller));
+                       v1::RenewResidualResponse wire;
+                       *wire.mutable_residual() = EncodeLease(lease);
+                       *reply = EncodeSmall(wire);
+                       return absl::OkStatus();
+                     });
 }
 
-grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(
-    grpc::CallbackServerContext* context, const v1::ReleaseResidualRequest* request,
-    v1::ReleaseResidualResponse*) {
-  return AnswerSmall(context, Method::kReleaseResidual, [&](const std::string& caller) {
-    if (request->tokens_size() > kMaxReleases) {
-      return FieldError(reason::kBadField, "tokens", absl::StrCat("at most ", kMaxReleases),
-                        absl::StrCat(request->tokens_size()));
-    }
-    if (!request->token().empty() || request->tokens().empty()) {
-      RETURN_IF_ERROR(deps_.leases.Release(request->token(), caller));
-    }
-    for (const std::string& token : request->tokens()) {
-      RETURN_IF_ERROR(deps_.leases.Release(token, caller));
-    }
-    return absl::OkStatus();
-  });
+grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServerContext* context,
+                                                            const grpc::ByteBuffer* request,
+                                                            grpc::ByteBuffer* reply) {
+  return AnswerSmall(context, Method::kReleaseResidual,
+                     [&](const std::string& caller) -> absl::Status {
+                       RETURN_IF_ERROR(Release(*request, caller));
+                       *reply = EncodeSmall(v1::ReleaseResidualResponse());
+                       return absl::OkStatus();
+                     });
+}
+
+absl::StatusOr<LeaseGrant> AttentionService::Renew(const grpc::ByteBuffer& request,
+                                                   const std::string& caller) {
+  v1::RenewResidualRequest wire;
+  RETURN_IF_ERROR(DecodeSmall(request, wire));
+  return deps_.leases.Renew(wire.token(), caller, absl::Milliseconds(wire.ttl_ms()));
+}
+
+absl::Status AttentionService::Release(const grpc::ByteBuffer& request, const std::string& caller) {
+  v1::ReleaseResidualRequest wire;
+  RETURN_IF_ERROR(DecodeSmall(request, wire));
+  if (wire.tokens_size() > kMaxReleases) {
+    return FieldError(reason::kBadField, "tokens", absl::StrCat("at most ", kMaxReleases),
+                      absl::StrCat(wire.tokens_size()));
+  }
+  if (!wire.token().empty() || wire.tokens().empty()) {
+    RETURN_IF_ERROR(deps_.leases.Release(wire.token(), caller));
+  }
+  for (const std::string& token : wire.tokens()) {
+    RETURN_IF_ERROR(deps_.leases.Release(token, caller));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace attnd

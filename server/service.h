@@ -1,7 +1,7 @@
-// AttentionService: the gRPC methods. Forward and Backward, unary (unary_call.h) or streamed
-// (stream_call.h), take and give raw bytes, so that no tensor passes through protobuf; a reactor
-// lives as long as its call, hands it over and returns. It owns nothing but the call. Threads:
-// gRPC's.
+// AttentionService: the gRPC methods. All take and give raw bytes: Forward and Backward, unary
+// (unary_call.h) or streamed (stream_call.h), so that no tensor passes through protobuf, the others
+// so that bytes which are no message get an answer of ours (decode_small.h). A reactor lives as
+// long as its call, hands it over and returns. It owns nothing but the call. Threads: gRPC's.
 #pragma once
 
 #include <atomic>
@@ -10,19 +10,21 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "proto/attnd/v1/attention.grpc.pb.h"
+#include "server/lease_table.h"
 #include "server/metrics.h"
 #include "server/service_deps.h"
 
 namespace attnd {
 
-using RawMethods =
+using RawCalls =
     v1::Attention::WithRawCallbackMethod_Forward<v1::Attention::WithRawCallbackMethod_Backward<
         v1::Attention::WithRawCallbackMethod_ForwardStream<
             v1::Attention::WithRawCallbackMethod_BackwardStream<v1::Attention::Service>>>>;
-using AttentionServiceBase =
-    v1::Attention::WithCallbackMethod_GetServerInfo<v1::Attention::WithCallbackMethod_RenewResidual<
-        v1::Attention::WithCallbackMethod_ReleaseResidual<RawMethods>>>;
+using AttentionServiceBase = v1::Attention::WithRawCallbackMethod_GetServerInfo<
+    v1::Attention::WithRawCallbackMethod_RenewResidual<
+        v1::Attention::WithRawCallbackMethod_ReleaseResidual<RawCalls>>>;
 using RawStreamReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 class AttentionService final : public AttentionServiceBase {
@@ -38,20 +40,22 @@ class AttentionService final : public AttentionServiceBase {
   RawStreamReactor* ForwardStream(grpc::CallbackServerContext* context) override;
   RawStreamReactor* BackwardStream(grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
-                                          const v1::GetServerInfoRequest* request,
-                                          v1::GetServerInfoResponse* reply) override;
+                                          const grpc::ByteBuffer* request,
+                                          grpc::ByteBuffer* reply) override;
   grpc::ServerUnaryReactor* RenewResidual(grpc::CallbackServerContext* context,
-                                          const v1::RenewResidualRequest* request,
-                                          v1::RenewResidualResponse* reply) override;
+                                          const grpc::ByteBuffer* request,
+                                          grpc::ByteBuffer* reply) override;
   grpc::ServerUnaryReactor* ReleaseResidual(grpc::CallbackServerContext* context,
-                                            const v1::ReleaseResidualRequest* request,
-                                            v1::ReleaseResidualResponse* reply) override;
+                                            const grpc::ByteBuffer* request,
+                                            grpc::ByteBuffer* reply) override;
 
  private:
   // Answers a small call with what `work(caller)` says.
   grpc::ServerUnaryReactor* AnswerSmall(
       grpc::CallbackServerContext* context, Method method,
       const std::function<absl::Status(const std::string& caller)>& work);
+  absl::StatusOr<LeaseGrant> Renew(const grpc::ByteBuffer& request, const std::string& caller);
+  absl::Status Release(const grpc::ByteBuffer& request, const std::string& caller);
 
   const ServiceDeps deps_;
   std::atomic<uint64_t> next_id_{1};

@@ -93,13 +93,13 @@ void AddQuotaFailure(const google::rpc::ErrorInfo& info, const absl::Status& sta
   out.add_details()->PackFrom(failure);
 }
 
-// Only a residual's loss is FAILED_PRECONDITION.
+// A residual is lost, or shared memory: the message begins with the field.
 void AddPreconditionFailure(const google::rpc::ErrorInfo& info, const absl::Status& status,
                             google::rpc::Status& out) {
   google::rpc::PreconditionFailure failure;
   auto* violation = failure.add_violations();
   violation->set_type(info.reason());
-  violation->set_subject("residual_token");
+  violation->set_subject(std::string(FieldOf(status.message())));
   violation->set_description(std::string(status.message()));
   out.add_details()->PackFrom(failure);
 }

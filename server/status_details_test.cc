@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "proto/google/rpc/error_details.pb.h"
 #include "proto/google/rpc/status.pb.h"
 
@@ -81,6 +82,17 @@ TEST(StatusDetails, CarriesTheRetryDelay) {
   EXPECT_EQ(retry.retry_delay().seconds(), 1);
   EXPECT_EQ(retry.retry_delay().nanos(), 250000000);
   EXPECT_FALSE(RetryAfterOf(absl::UnavailableError("x")).has_value());
+}
+
+TEST(StatusDetails, NamesWhatIsGoneInAPreconditionFailure) {
+  for (const char* field : {"residual_token", "shared_memory"}) {
+    grpc::Status status = ToGrpcStatus(Failure(absl::StatusCode::kFailedPrecondition, "GONE",
+                                               absl::StrCat(field, ": gone; send the tensors")));
+    auto failure = Find<google::rpc::PreconditionFailure>(status);
+    ASSERT_EQ(failure.violations_size(), 1);
+    EXPECT_EQ(failure.violations(0).subject(), field);
+    EXPECT_EQ(failure.violations(0).type(), "GONE");
+  }
 }
 
 TEST(StatusDetails, NamesTheCallerWhoseQuotaIsUsedUp) {

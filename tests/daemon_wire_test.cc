@@ -73,6 +73,19 @@ class Socket {
   int fd_;
 };
 
+TEST(DaemonWire, AnswersBytesThatAreNoMessageInEveryMethod) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  auto channel = daemon.NewChannel();
+  for (const char* method :
+       {"Forward", "Backward", "GetServerInfo", "RenewResidual", "ReleaseResidual"}) {
+    grpc::Status status =
+        CallRaw(channel, "\xff\xff", absl::StrCat("/attnd.v1.Attention/", method));
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+    EXPECT_EQ(ErrorInfoOf(status).reason(), "MALFORMED_MESSAGE") << method;
+  }
+  ExpectHealthy(daemon);
+}
+
 TEST(DaemonWire, AnswersRandomBytesWithAStatusOnOneConnection) {
   Daemon daemon(std::make_unique<ReferenceBackend>());
   auto channel = daemon.NewChannel();

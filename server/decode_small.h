@@ -1,0 +1,21 @@
+// Decode and encode of the calls that carry no tensors (residual calls, GetServerInfo): as strict
+// as decode.h, and INVALID_ARGUMENT where gRPC's own parsing would answer UNIMPLEMENTED without a
+// word. Any thread.
+#pragma once
+
+#include <google/protobuf/message.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include "absl/status/status.h"
+
+namespace attnd {
+
+// Fills `request`. Unknown, repeated and truncated fields are INVALID_ARGUMENT naming the field.
+absl::Status DecodeSmall(const grpc::ByteBuffer& bytes, google::protobuf::Message& request);
+
+// The same, but unknown fields pass.
+absl::Status DecodeLenient(const grpc::ByteBuffer& bytes, google::protobuf::Message& request);
+
+grpc::ByteBuffer EncodeSmall(const google::protobuf::Message& reply);
+
+}  // namespace attnd
