@@ -9,14 +9,15 @@
 #include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/server_builder.h>
 #include <openssl/sha.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -24,17 +25,21 @@
 #include "absl/strings/str_join.h"
 #include "base/congestion_control.h"
 #include "base/cpu_quota.h"
+#include "base/file_descriptor.h"
 #include "base/numa.h"
 #include "base/socket_observer.h"
 #include "base/status_macros.h"
 #include "server/encode_server_info.h"
 #include "server/self_test.h"
+#include "server/server_files.h"
 
 namespace attnd {
 namespace {
 
 constexpr absl::Duration kQuietBeforeClosing = absl::Milliseconds(300);
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
+// For connections to end in peace once every call is answered.
+constexpr absl::Duration kGoodbye = absl::Seconds(1);
 
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
@@ -91,21 +96,24 @@ class SocketOption : public grpc::ServerBuilderOption {
   const std::shared_ptr<ConnectionLimit> limit_;
 };
 
-// gRPC's file watcher would wait for a missing file for ever, and serve nobody.
-absl::Status CheckPem(absl::string_view flag, const std::string& path, absl::string_view marker) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (absl::StrContains(text.str(), marker)) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, ": expected a PEM file with ", marker, ", got ", path));
+// Whether a process listens on this unix socket. gRPC would take its place without a word.
+bool IsListenedTo(const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) return false;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  FileDescriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  return connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 ||
+         errno == EAGAIN;  // its backlog is full
 }
 
-absl::Status CheckTlsFiles(const TlsOptions& tls) {
-  RETURN_IF_ERROR(CheckPem("tls_cert", tls.certificate, "BEGIN CERTIFICATE"));
-  RETURN_IF_ERROR(CheckPem("tls_key", tls.key, "PRIVATE KEY"));
-  if (tls.client_ca.empty()) return absl::OkStatus();
-  return CheckPem("tls_client_ca", tls.client_ca, "BEGIN CERTIFICATE");
+absl::Status CheckUnixSocketsAreFree(const std::vector<std::string>& addresses) {
+  for (const std::string& address : addresses) {
+    if (!IsListenedTo(UnixPath(address))) continue;
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", address, ": Address already in use"));
+  }
+  return absl::OkStatus();
 }
 
 void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimit& limit,
@@ -190,6 +198,8 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOpti
 absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
     const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines, const Clock& clock,
     Logger& log) {
+  RETURN_IF_ERROR(CheckUnixSocketsAreFree(options.listen));
+  RETURN_IF_ERROR(CheckTlsFiles(options.tls));
   ASSIGN_OR_RETURN(StagingPool staging, StagingPool::Create(options.admission.memory_bytes));
   auto server = std::unique_ptr<AttndServer>(
       new AttndServer(options, std::move(engines), std::move(staging), clock, log));
@@ -265,31 +275,6 @@ void AttndServer::LoseDevice(int device, const absl::Status& status) {
   device_lost_ = true;
 }
 
-void AttndServer::SampleState() {
-  SampledMetrics& sampled = *metrics_.sampled();
-  for (int n = 0; n < static_cast<int>(devices_.size()); ++n) SampleDevice(n, devices_[n]);
-  sampled.AddGauge("attnd_admitted_bytes",
-                   "Staging memory promised to requests, from admission until their reply is sent.",
-                   {}, [this] { return static_cast<double>(admission_->Use().bytes); });
-  SampleLeases(kHostMemory, "host");
-  sampled.AddGauge("attnd_staging_pool_capacity_bytes", "Size of the staging memory.", {},
-                   [this] { return static_cast<double>(staging_.capacity()); });
-  sampled.AddGauge("attnd_staging_pool_used_bytes", "Staging memory that tensors lie in.", {},
-                   [this] { return static_cast<double>(staging_.used()); });
-  sampled.AddGauge("attnd_staging_pool_peak_used_bytes",
-                   "Most staging memory in use at once since the start.", {},
-                   [this] { return static_cast<double>(staging_.peak_used()); });
-  sampled.AddGauge("attnd_shared_memory_bytes", "Memory that callers of this host share.", {},
-                   [this] { return static_cast<double>(shared_memory_->Use().bytes); });
-  sampled.AddGauge("attnd_shared_memory_regions", "Pieces of that memory.", {},
-                   [this] { return static_cast<double>(shared_memory_->Use().regions); });
-  sampled.AddGauge("attnd_shared_memory_connections", "Callers that share memory.", {}, [this] {
-    int connections = 0;
-    for (const auto& listener : shared_memory_services_) connections += listener->connections();
-    return connections;
-  });
-}
-
 // A socket that cannot be had costs speed only: callers then send their tensors.
 void AttndServer::StartSharedMemory() {
   if (!options_.shared_memory.enabled) return;
@@ -336,70 +321,6 @@ void AttndServer::StartGpuWatch() {
   gpu_watch_ = *std::move(watch);
 }
 
-void AttndServer::SampleLeases(int place, const std::string& name) {
-  SampledMetrics& sampled = *metrics_.sampled();
-  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", {{"gpu", name}},
-                   [this, place] { return static_cast<double>(leases_->Use(place).leases); });
-  sampled.AddGauge("attnd_lease_bytes", "Memory of the residuals kept now.", {{"gpu", name}},
-                   [this, place] { return static_cast<double>(leases_->Use(place).bytes); });
-}
-
-// What the device itself tells, for engines that have memory of their own.
-void AttndServer::SampleDevice(int number, const Device& device) {
-  SampledMetrics& sampled = *metrics_.sampled();
-  const SampledMetrics::Labels labels = {{"gpu", device.name}};
-  sampled.AddGauge("attnd_queue_estimated_seconds",
-                   "Estimated work of all admitted requests that are not computed yet.", labels,
-                   [this, number] { return admission_->DeviceUse(number).seconds; });
-  SampleLeases(number, device.name);
-  const Backend& engine = *device.engine;
-  if (engine.Use().memory_total_bytes == 0) return;
-  auto gauge = [&](const char* name, const char* help, auto field) {
-    sampled.AddGauge(name, help, labels,
-                     [&engine, field] { return static_cast<double>(engine.Use().*field); });
-  };
-  auto counter = [&](const char* name, const char* help, auto field) {
-    sampled.AddCounter(name, help, labels,
-                       [&engine, field] { return static_cast<double>(engine.Use().*field); });
-  };
-  gauge("attnd_hbm_device_total_bytes", "Memory of the GPU.", &DeviceUse::memory_total_bytes);
-  gauge("attnd_hbm_device_used_bytes", "GPU memory in use by anybody, as the driver says.",
-        &DeviceUse::memory_used_bytes);
-  counter("attnd_hbm_pool_allocation_failures_total",
-          "Launches that waited for GPU memory, and residuals for which there was none.",
-          &DeviceUse::allocation_failures);
-  gauge("attnd_hbm_pool_reserved_bytes", "GPU memory held from the driver, in use or not.",
-        &DeviceUse::memory_reserved_bytes);
-  gauge("attnd_hbm_pool_peak_used_bytes", "Most GPU memory in use at once since the start.",
-        &DeviceUse::memory_peak_bytes);
-  counter("attnd_h2d_bytes_total", "Bytes brought to the GPU.", &DeviceUse::uploaded_bytes);
-  counter("attnd_d2h_bytes_total", "Bytes brought back from the GPU.",
-          &DeviceUse::downloaded_bytes);
-  sampled.AddGauge(
-      "attnd_hbm_admitted_bytes", "GPU memory promised to requests.", labels,
-      [this, number] { return static_cast<double>(admission_->DeviceUse(number).memory_bytes); });
-  auto part = [&](const char* purpose, int64_t DeviceUse::*field) {
-    SampledMetrics::Labels with = labels;
-    with["purpose"] = purpose;
-    sampled.AddGauge("attnd_hbm_pool_used_bytes", "GPU memory in use, by what it is for.", with,
-                     [&engine, field] { return static_cast<double>(engine.Use().*field); });
-  };
-  part("input", &DeviceUse::input_bytes);
-  part("output", &DeviceUse::output_bytes);
-  part("workspace", &DeviceUse::workspace_bytes);
-  part("lease", &DeviceUse::lease_bytes);
-  auto busy = [&](const char* role, double DeviceUse::*field) {
-    SampledMetrics::Labels with = labels;
-    with["role"] = role;
-    sampled.AddCounter("attnd_stream_busy_seconds_total",
-                       "Time in which the GPU copied or computed; overlap is their sum over time.",
-                       with, [&engine, field] { return engine.Use().*field; });
-  };
-  busy("h2d", &DeviceUse::upload_seconds);
-  busy("compute", &DeviceUse::kernel_seconds);
-  busy("d2h", &DeviceUse::download_seconds);
-}
-
 absl::Status AttndServer::StartMetrics() {
   if (options_.metrics_listen.empty()) return absl::OkStatus();
   try {  // prometheus-cpp reports a port in use by throwing
@@ -420,7 +341,6 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AttndServer::Credential
     return grpc::InsecureServerCredentials();
   }
   if (certificates_ == nullptr) {
-    RETURN_IF_ERROR(CheckTlsFiles(options_.tls));
     certificates_ = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
         options_.tls.key, options_.tls.certificate, options_.tls.client_ca,
         static_cast<unsigned>(absl::ToInt64Seconds(options_.tls.refresh)));
@@ -462,7 +382,7 @@ absl::Status AttndServer::StartGrpc() {
   service_ = std::make_unique<AttentionService>(
       ServiceDeps{*admission_, staging_, *shared_memory_, *workers_, *leases_, *reply_threads_,
                   metrics_, auth_, clock_, log_, devices_.front().engine->info(), server_info_,
-                  options_.slow_call, log_limit_, *stream_watch_});
+                  options_.slow_call, log_limit_, *stream_watch_, open_calls_});
   grpc::ServerBuilder builder;
   SetTransport(options_.transport, builder);
   LimitConnections(builder);
@@ -518,7 +438,9 @@ void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
   absl::Time deadline = absl::Now() + timeout;
   if (!WaitUntilCallersLeave(deadline, wait)) return StopNow();
   ClosePorts();
-  server_->Shutdown(absl::ToChronoTime(deadline));
+  if (!WaitUntilAnswered(deadline, wait)) return StopNow();
+  // What is open now are watchers of health and the like, which would stay for ever.
+  server_->Shutdown(absl::ToChronoTime(std::min(deadline, absl::Now() + kGoodbye)));
 }
 
 bool AttndServer::WaitOut(absl::Duration time) {
@@ -533,6 +455,14 @@ bool AttndServer::WaitUntilCallersLeave(absl::Time deadline,
     absl::Time quiet_since = std::max(begin, admission_->last_refused_at());
     if (now - quiet_since >= kQuietBeforeClosing) return true;
     if (!wait(std::min(kDrainPoll, deadline - now))) return false;
+  }
+  return true;
+}
+
+bool AttndServer::WaitUntilAnswered(absl::Time deadline,
+                                    const std::function<bool(absl::Duration)>& wait) {
+  while (open_calls_.count() > 0 && absl::Now() < deadline) {
+    if (!wait(kDrainPoll)) return false;
   }
   return true;
 }

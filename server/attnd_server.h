@@ -7,7 +7,7 @@
 //   Drain        NOT_SERVING, still takes calls for `delay`; then refuses new ones (DRAINING) until
 //                none has come for a while, closes the ports, and finishes what runs; all of it
 //                within `timeout`. gRPC cancels a call that arrives while it closes, so it closes
-//                only when callers have left.
+//                only when callers have left. Watchers of health do not hold it up.
 // Any thread may ask for addresses; Start and Drain by one.
 #pragma once
 
@@ -36,6 +36,7 @@
 #include "server/lease_table.h"
 #include "server/metered_backend.h"
 #include "server/metrics.h"
+#include "server/open_calls.h"
 #include "server/options.h"
 #include "server/reply_threads.h"
 #include "server/service.h"
@@ -105,9 +106,13 @@ class AttndServer {
   void PlaceStaging();
   void StartGpuWatch();
   void SampleDevice(int number, const Device& device);
+  void SampleDeviceMemory(int number, const Device& device);
+  void SampleStreams(const Device& device);
+  void SampleSharedMemory();
   void SampleLeases(int place, const std::string& name);
   static bool WaitOut(absl::Duration time);
   bool WaitUntilCallersLeave(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
+  bool WaitUntilAnswered(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
   absl::Status StartMetrics();
   void StartSharedMemory();
   absl::Status StartGrpc();
@@ -137,6 +142,7 @@ class AttndServer {
   std::unique_ptr<StreamWatch> stream_watch_;  // before the server, whose streams it knows
   std::vector<std::unique_ptr<SharedMemoryService>> shared_memory_services_;
   std::shared_ptr<ConnectionLimit> connections_;  // and gRPC, as long as it may accept
+  OpenCalls open_calls_;
   std::unique_ptr<AttentionService> service_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> certificates_;  // and gRPC
   std::unique_ptr<grpc::Server> server_;

@@ -71,6 +71,11 @@ absl::StatusOr<Authenticator> Authenticator::FromTokenText(absl::string_view tex
           absl::StrCat("--token_file: expected \"name token\" with a token of at least ",
                        kShortestToken, " bytes, got something else in line ", number));
     }
+    for (const Entry& entry : *entries) {
+      if (entry.token != words[1] || entry.name == words[0]) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--token_file: expected each token under one name, got one again in line ", number));
+    }
     entries->push_back({words[0], words[1]});
   }
   if (entries->empty()) {

@@ -33,6 +33,10 @@ TEST(Authenticator, RefusesFilesThatProtectNothing) {
       Authenticator::FromTokenText("ok 0123456789abcdef\nbad\n").status().message(),
       "--token_file: expected \"name token\" with a token of at least 16 bytes, got something "
       "else in line 2");
+  EXPECT_EQ(
+      Authenticator::FromTokenText("a 0123456789abcdef\nb 0123456789abcdef\n").status().message(),
+      "--token_file: expected each token under one name, got one again in line 2");
+  EXPECT_TRUE(Authenticator::FromTokenText("a 0123456789abcdef\na fedcba9876543210\n").ok());
   EXPECT_EQ(Authenticator::FromTokenFile("/nonexistent").status().code(),
             absl::StatusCode::kNotFound);
 }

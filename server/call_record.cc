@@ -31,6 +31,7 @@ absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
 CallRecord::CallRecord(const ServiceDeps& deps, grpc::CallbackServerContext& context,
                        Direction direction, uint64_t id)
     : deps_(deps),
+      open_(deps.open_calls),
       context_(context),
       direction_(direction),
       id_(id),

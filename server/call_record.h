@@ -51,6 +51,7 @@ class CallRecord {
   void Log(absl::Duration took, absl::string_view reason);
 
   const ServiceDeps& deps_;
+  const OpenCalls::Call open_;
   grpc::CallbackServerContext& context_;
   const Direction direction_;
   const uint64_t id_;

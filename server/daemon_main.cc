@@ -20,6 +20,8 @@
 #include "base/version.h"
 #include "server/attnd_server.h"
 #include "server/flags.h"
+#include "server/grpc_log.h"
+#include "server/server_files.h"
 #include "server/supervisor.h"
 
 namespace attnd {
@@ -110,6 +112,7 @@ int Fail(Logger& log, const absl::Status& status) {
 
 int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
   Logger log(stderr, options.log_format, options.log_level);
+  GrpcLog grpc_log(log);
   RealClock clock;
   std::string note;
   auto engines = make_engines(options, &note);
@@ -141,6 +144,16 @@ int SuperviseServe(const ServerOptions& options, const EngineFactory& make_engin
                    {.final_exit_code = kExitBadOptions}, log);
 }
 
+int CheckConfig(const ServerOptions& options) {
+  absl::Status files = CheckFiles(options);
+  if (!files.ok()) {
+    std::fprintf(stderr, "attnd: %s\n", std::string(files.message()).c_str());
+    return kExitFailed;
+  }
+  std::printf("attnd: options are valid\n");
+  return 0;
+}
+
 bool AsksForCheck(int argc, char** argv) {
   for (int n = 1; n < argc; ++n) {
     if (absl::string_view(argv[n]) == "--check_config") return true;
@@ -161,10 +174,7 @@ int DaemonMain(int argc, char** argv, const EngineFactory& make_engines) {
     return AsksForCheck(argc, argv) ? kExitFailed : kExitBadOptions;
   }
   if (flags->action == FlagAction::kPrinted) return 0;
-  if (flags->action == FlagAction::kCheckConfig) {
-    std::printf("attnd: options are valid\n");
-    return 0;
-  }
+  if (flags->action == FlagAction::kCheckConfig) return CheckConfig(flags->options);
   const TransportOptions& transport = flags->options.transport;
   TuneForTransport({.malloc = transport.tune_malloc, .deadlock_check = transport.deadlock_check});
   flags->options.version = std::string(kVersion);

@@ -10,6 +10,7 @@
 #include "server/call_log_limit.h"
 #include "server/lease_table.h"
 #include "server/metrics.h"
+#include "server/open_calls.h"
 #include "server/reply_threads.h"
 #include "server/shared_memory.h"
 #include "server/staging_pool.h"
@@ -35,6 +36,7 @@ struct ServiceDeps {
   absl::Duration slow_call;
   CallLogLimit& log_limit;
   StreamWatch& stream_watch;
+  OpenCalls& open_calls;
 };
 
 }  // namespace attnd

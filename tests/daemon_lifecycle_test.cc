@@ -2,7 +2,10 @@
 // flags and exit codes.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include <atomic>
 #include <cstdio>
@@ -17,8 +20,10 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/file_descriptor.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "tests/daemon_fixture.h"
@@ -88,6 +93,52 @@ TEST(DaemonHealth, TellsWatchersWhenItDrains) {
   ASSERT_TRUE(reader->Read(&seen));
   EXPECT_EQ(seen.status(), Serving::NOT_SERVING);
   drain.join();
+}
+
+TEST(DaemonDrain, DoesNotWaitForWatchersOfItsHealth) {
+  Daemon daemon(MakeCpuBackend({.threads = 1}));
+  auto stub = health::Health::NewStub(daemon.NewChannel());
+  grpc::ClientContext context;
+  auto reader = stub->Watch(&context, {});
+  Serving seen;
+  ASSERT_TRUE(reader->Read(&seen));
+  // With its whole timeout it would not end before the test's own limit.
+  daemon.server().Drain(absl::ZeroDuration(), absl::Hours(24));
+  while (reader->Read(&seen)) EXPECT_EQ(seen.status(), Serving::NOT_SERVING);
+  EXPECT_FALSE(reader->Finish().ok());
+}
+
+// Whether somebody listens at "127.0.0.1:PORT".
+bool Accepts(const std::string& host_and_port) {
+  int port = 0;
+  CHECK(absl::SimpleAtoi(host_and_port.substr(host_and_port.rfind(':') + 1), &port));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  FileDescriptor fd(socket(AF_INET, SOCK_STREAM, 0));
+  return connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+}
+
+TEST(DaemonDrain, IsCutShortAlsoWhenItsPortsAreClosedAndCallsFinish) {
+  auto backend = std::make_unique<GatedBackend>();
+  GatedBackend* engine = backend.get();
+  Daemon daemon(std::move(backend));
+  int before = static_cast<int>(engine->launches().size());
+  engine->Close();
+  std::thread caller([&] {
+    grpc::ClientContext context;
+    v1::ForwardResponse reply;
+    EXPECT_FALSE(daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply).ok());
+  });
+  engine->WaitForLaunches(before + 1);
+  // As a second SIGTERM then. Without it the drain would not end before the test's own limit.
+  daemon.server().Drain(absl::ZeroDuration(), absl::Hours(24), [&](absl::Duration) {
+    std::this_thread::yield();
+    return Accepts(daemon.address());
+  });
+  engine->Open();
+  caller.join();
 }
 
 TEST(DaemonFault, FencesALostDeviceAndFinishesOnTheOther) {
@@ -164,6 +215,29 @@ TEST(DaemonStart, RefusesAPortInUse) {
   auto server = AttndServer::Start(options, MakeCpuBackend({.threads = 1}), clock, log);
   ASSERT_FALSE(server.ok());
   EXPECT_TRUE(absl::StrContains(server.status().message(), "cannot listen on")) << server.status();
+}
+
+TEST(DaemonStart, RefusesAUnixSocketThatAnotherServesButTakesADeadOnes) {
+  const std::string path = absl::StrCat("/tmp/attnd_taken_", getpid());  // 107 bytes at most
+  ServerOptions options = TestOptions();
+  options.listen = {absl::StrCat("unix:", path)};
+  RealClock clock;
+  Logger log(stderr, LogFormat::kText, Severity::kError);
+  {
+    Daemon daemon(MakeCpuBackend({.threads = 1}), options);
+    auto second = AttndServer::Start(options, MakeCpuBackend({.threads = 1}), clock, log);
+    ASSERT_FALSE(second.ok());
+    EXPECT_EQ(second.status().message(),
+              absl::StrCat("cannot listen on unix:", path, ": Address already in use"));
+    EXPECT_EQ(Check(daemon.NewChannel(), ""), Serving::SERVING);
+  }
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  FileDescriptor dead(socket(AF_UNIX, SOCK_STREAM, 0));
+  ASSERT_EQ(bind(dead.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  Daemon daemon(MakeCpuBackend({.threads = 1}), options);
+  EXPECT_EQ(Check(daemon.NewChannel(), ""), Serving::SERVING);
 }
 
 TEST(DaemonDrain, FinishesWhatRunsAndRefusesWhatIsNew) {
@@ -327,6 +401,11 @@ TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
       {{"--listen", "0.0.0.0:7070"}, "--listen: expected TLS", 2},
       {{"--listen", "0.0.0.0:7070", "--check_config"}, "--listen: expected TLS", 1},
       {{"--check_config"}, "options are valid", 0},
+      {{"--check_config", "--token_file", "/nonexistent"}, "cannot read /nonexistent", 1},
+      {{"--check_config", "--tls_cert", "/dev/null", "--tls_key", "/dev/null"},
+       "--tls_cert: expected a PEM file with a certificate, got /dev/null",
+       1},
+      {{"--slow_call_seconds", "nan"}, "--slow_call_seconds: expected 0..604800, got ", 2},
       {{"--version"}, "attnd 0.", 0},
       {{"--help"}, "--listen", 0},
       {{"--backend", "abacus"}, "--backend: expected auto, cpu, cuda or reference, got abacus", 2},

@@ -154,12 +154,32 @@ TEST(DaemonTls, TakesANewCertificateWithoutARestart) {
   EXPECT_FALSE(CallOverTls(own, daemon.address(), "ca", "").ok());
 }
 
-TEST(DaemonTls, RefusesFilesThatAreNoCertificates) {
-  ServerOptions options = TlsServer(false);
-  options.tls.certificate = "/nonexistent.pem";
+TEST(DaemonTls, RefusesFilesThatWouldServeNobody) {
+  const std::string key = Shared().KeyPath("server"), other_key = Shared().KeyPath("client");
+  const std::string certificate = Shared().Path("server");
+  struct Case {
+    TlsOptions tls;
+    std::string message;
+  };
+  const Case cases[] = {
+      {{.certificate = "/nonexistent.pem", .key = key, .client_ca = ""},
+       "--tls_cert: expected a PEM file with a certificate, got /nonexistent.pem"},
+      {{.certificate = certificate, .key = certificate, .client_ca = ""},
+       absl::StrCat("--tls_key: expected a PEM file with an unencrypted key, got ", certificate)},
+      {{.certificate = certificate, .key = other_key, .client_ca = ""},
+       absl::StrCat("--tls_key: expected the key of --tls_cert, got another, ", other_key)},
+      {{.certificate = certificate, .key = key, .client_ca = key},
+       absl::StrCat("--tls_client_ca: expected a PEM file with a certificate, got ", key)},
+  };
   RealClock clock;
   Logger log(stderr, LogFormat::kText, Severity::kError);
-  EXPECT_FALSE(AttndServer::Start(options, std::make_unique<ReferenceBackend>(), clock, log).ok());
+  for (const Case& one : cases) {
+    ServerOptions options = TestOptions();
+    options.tls = one.tls;
+    auto server = AttndServer::Start(options, std::make_unique<ReferenceBackend>(), clock, log);
+    ASSERT_FALSE(server.ok());
+    EXPECT_EQ(server.status().message(), one.message);
+  }
 }
 
 class DaemonToken : public testing::Test {
