@@ -12,6 +12,7 @@
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/look_around.h"
 #include "client/cpp/send_ledger.h"
+#include "client/cpp/shard_race.h"
 
 namespace attnd {
 namespace {
@@ -109,11 +110,13 @@ struct CallRunner::Attempt {
   SendLedger ledger;
   std::shared_ptr<Connection> connection;
   absl::Time begun;
+  absl::Time ending_since = absl::InfiniteFuture();  // has no business to go on
   int64_t bytes = 0;
   bool leased = false;
   std::unique_ptr<grpc::ClientContext> context;
   absl::Mutex mutex;  // of the RPC, which several threads of the bulk queue may drive
   std::unique_ptr<ShardRpc> rpc;
+  std::shared_ptr<ShardRace> race;  // the shard's other attempt's too; null: there will be none
 };
 
 class CallRunner::Lane final : public EventSink {
@@ -130,6 +133,7 @@ class CallRunner::Lane final : public EventSink {
       }
       if (!in_flight_.empty()) {
         TakeEnd();
+        if (runner_.hedges_) HedgeLate();
       } else if (!runner_.state_.WaitUntilDue(runner_.core_.clock.Now() + LookAround::kInterval)) {
         break;
       }
@@ -142,25 +146,70 @@ class CallRunner::Lane final : public EventSink {
   bool StartOne() {
     std::optional<int64_t> shard = runner_.state_.TakeReady();
     if (!shard.has_value()) return false;
+    std::shared_ptr<ShardRace> race;
+    if (runner_.hedges_) race = std::make_shared<ShardRace>();
+    Start(*shard, runner_.tried_[*shard], std::move(race));
+    return true;
+  }
+
+  void Start(int64_t shard, const std::vector<bool>& tried, std::shared_ptr<ShardRace> race) {
     auto attempt = std::make_unique<Attempt>();
-    attempt->shard = *shard;
+    attempt->shard = shard;
+    attempt->race = std::move(race);
     attempt->context = std::make_unique<grpc::ClientContext>();
     PrepareContext(runner_.core_.options, runner_.deadline_, *attempt->context);
-    if (!runner_.state_.Register(attempt->context.get())) return true;  // the call has failed
-    int lease_at = runner_.call_.LeasedAddress(*shard);
+    if (!runner_.state_.Register(attempt->context.get())) {  // the call has failed
+      if (attempt->race != nullptr) attempt->race->Leave(attempt.get(), false);
+      return;
+    }
+    int lease_at = runner_.call_.LeasedAddress(shard);
     attempt->rpc = MakeRpc(*attempt);
     attempt->bytes = attempt->rpc->payload_bytes();
     attempt->leased = attempt->rpc->leased();
-    attempt->connection = runner_.core_.connections.Acquire(attempt->bytes, runner_.tried_[*shard],
-                                                            attempt->leased ? lease_at : -1);
+    attempt->connection =
+        runner_.core_.connections.Acquire(attempt->bytes, tried, attempt->leased ? lease_at : -1);
     attempt->begun = runner_.core_.clock.Now();
     attempt->connection->Enter(attempt->context.get());
+    if (attempt->race != nullptr) {
+      attempt->race->Enter(attempt.get(),
+                           [context = attempt->context.get()] { context->TryCancel(); });
+    }
     {
       absl::MutexLock lock(&attempt->mutex);
       attempt->rpc->Start(attempt->connection->channel(), bulk_ ? bulk_->queue() : own_->queue());
     }
     in_flight_.push_back(std::move(attempt));
-    return true;
+  }
+
+  // A second copy, on another replica, of each shard that has taken long.
+  void HedgeLate() {
+    const ClientCore& core = runner_.core_;
+    absl::Time late = core.clock.Now() - core.options.hedge_after;
+    for (size_t n = 0, count = in_flight_.size(); n < count; ++n) {
+      Attempt& first = *in_flight_[n];
+      if (first.begun > late || !first.race->CanJoin() || !core.budget.Take()) continue;
+      if (!first.race->Join()) {
+        core.budget.GiveBack();
+        continue;
+      }
+      // From here on a failure of the first is the second's matter, and nobody changes tried_.
+      std::vector<bool> tried = runner_.tried_[first.shard];
+      tried[first.connection->address_index()] = true;
+      bool another = std::find(tried.begin(), tried.end(), false) != tried.end();
+      if (!another) tried.assign(tried.size(), false);
+      tried[first.connection->address_index()] = true;
+      runner_.state_.CountHedge();
+      Start(first.shard, tried, first.race);
+    }
+  }
+
+  // When the first of the shards in flight becomes late.
+  absl::Time NextLate() const {
+    absl::Time next = absl::InfiniteFuture();
+    for (const auto& attempt : in_flight_) {
+      if (attempt->race->CanJoin()) next = std::min(next, attempt->begun);
+    }
+    return next + runner_.core_.options.hedge_after;
   }
 
   std::unique_ptr<ShardRpc> MakeRpc(Attempt& attempt) {
@@ -170,7 +219,8 @@ class CallRunner::Lane final : public EventSink {
                        .ledger = attempt.ledger,
                        .context = *attempt.context,
                        .owner = &attempt,
-                       .sink = this};
+                       .sink = this,
+                       .race = attempt.race.get()};
     if (runner_.Shares(attempt.shard)) {
       auto rpc = MakeSharedRpc(shard, *runner_.core_.shared_memory);
       if (rpc != nullptr) return rpc;
@@ -218,6 +268,7 @@ class CallRunner::Lane final : public EventSink {
   void TakeEnd() {
     absl::Time until = absl::Now() + LookAround::kInterval;
     if (in_flight_.size() < kInFlightPerLane) until = std::min(until, runner_.state_.NextDue());
+    if (runner_.hedges_) until = std::min(until, NextLate());
     QueueTag* tag = NextEnd(until);
     if (tag == nullptr) return CloseStuckConnections(in_flight_);
     void* owner = static_cast<ShardRpc::Tag*>(tag)->owner;
@@ -245,11 +296,15 @@ class CallRunner::Lane final : public EventSink {
   // gRPC ends a cancelled or late RPC only after the write in which it takes part. An RPC that is
   // still there a while after it should have ended waits for a peer that does not read.
   void CloseStuckConnections(std::vector<std::unique_ptr<Attempt>>& attempts) {
-    bool ending = in_flight_.empty() || runner_.state_.failed() || absl::Now() > runner_.deadline_;
-    if (!ending) return;
-    if (ending_since_ == absl::InfiniteFuture()) ending_since_ = absl::Now();
-    if (absl::Now() < ending_since_ + kEndingGrace) return;
-    for (auto& attempt : attempts) runner_.core_.connections.Replace(attempt->connection);
+    const absl::Time now = absl::Now();
+    bool all = in_flight_.empty() || runner_.state_.failed() || now > runner_.deadline_;
+    for (auto& attempt : attempts) {
+      bool ending = all || (attempt->race != nullptr && attempt->race->Lost(attempt.get()));
+      if (!ending) continue;
+      attempt->ending_since = std::min(attempt->ending_since, now);
+      if (now < attempt->ending_since + kEndingGrace) continue;
+      runner_.core_.connections.Replace(attempt->connection);
+    }
   }
 
   CallRunner& runner_;
@@ -259,7 +314,6 @@ class CallRunner::Lane final : public EventSink {
   std::optional<BulkQueue::Use> bulk_;
   std::vector<std::unique_ptr<Attempt>> in_flight_;
   std::vector<std::unique_ptr<Attempt>> lending_;  // ended, slices not yet back
-  absl::Time ending_since_ = absl::InfiniteFuture();
 };
 
 CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOptions& options,
@@ -274,7 +328,9 @@ CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOpti
       attempts_(call.shard_count(), 0),
       unshared_(call.shard_count(), 0),
       tried_(call.shard_count(), std::vector<bool>(core.connections.address_count(), false)),
-      bulk_(MovesBulk()) {}
+      bulk_(MovesBulk()),
+      hedges_(core.options.hedge_after > absl::ZeroDuration() &&
+              core.connections.address_count() > 1 && !call.keeps() && !call.uses_leases()) {}
 
 absl::StatusOr<CallReceipt> CallRunner::Run() {
   absl::Time start = core_.clock.Now();
@@ -311,6 +367,10 @@ void CallRunner::RunLanes() {
 }
 
 void CallRunner::Handle(Attempt& attempt) {
+  if (attempt.race != nullptr) {
+    auto finish = attempt.race->Leave(&attempt, attempt.rpc->status().ok());
+    if (finish == ShardRace::Finish::kLost) return;
+  }
   if (!attempt.rpc->status().ok()) return HandleFailure(attempt);
   core_.connections.ReportAlive(attempt.connection->address_index());
   core_.budget.OnSuccess();

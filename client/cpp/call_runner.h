@@ -89,6 +89,8 @@ class CallRunner {
   std::vector<char> unshared_;            // its tensors have to travel
   std::vector<std::vector<bool>> tried_;  // [shard][address]
   const bool bulk_;                       // its RPCs run on the bulk queue
+  // Late shards are sent twice. Not what a server keeps, which would have no owner on the second.
+  const bool hedges_;
 };
 
 }  // namespace attnd
