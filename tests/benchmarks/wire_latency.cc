@@ -1,111 +1,173 @@
-// What a small call costs beyond the engine's own time: one head, N = 128, D = 64, float32, over a
-// unix socket, one caller, through shared memory and with the tensors in the messages. The daemon
-// is a process of its own with the same engine and as many threads as the one called here directly.
-// The two are called in turns of 50, so that a busy machine slows both; the figure is the
-// difference of the medians.
+// What a small call costs beyond the engine's own time, beside the least that gRPC needs for as
+// many bytes (minimal_echo.h). One caller over TCP on the loopback device or a unix socket:
+//
+//   4 KiB     4 rows of 256 float32, one key
+//   N = 128   one head, N = 128, D = 64, float32: 96 KiB there, through shared memory too
+//
+// Daemons are processes of their own. All of a case are called in turns of 50, so that a busy
+// machine slows them alike. Beside the times: how often the daemon's threads went to sleep during a
+// call, and the processor time that the call took of the caller's thread and of the daemon.
 //
 //     bazel build //server:attnd //tests/benchmarks:wire_latency
-//     bazel-bin/tests/benchmarks/wire_latency bazel-bin/server/attnd
+//     bazel-bin/tests/benchmarks/wire_latency bazel-bin/server/attnd [FLAG OF attnd]...
+#include <dirent.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "attention/cost.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "base/transport_tuning.h"
 #include "client/cpp/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "tests/benchmarks/minimal_echo.h"
 
 namespace attnd {
 namespace {
 
 constexpr int kRounds = 40, kCallsATurn = 50;
+constexpr int kFirstPort = 17070;
 
-Problem SmallProblem() {
+Problem OneHead(int64_t q_len, int64_t kv_len, int64_t head_dim) {
   Problem p;
   p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 128;
-  p.qk_head_dim = p.v_head_dim = 64;
+  p.q_len = q_len;
+  p.kv_len = kv_len;
+  p.qk_head_dim = p.v_head_dim = head_dim;
   return p;
 }
 
-// A daemon on a unix socket, ended with SIGTERM when it goes.
-class DaemonProcess {
+// A program that serves on an address, ended when this goes.
+class ServerProcess {
  public:
-  explicit DaemonProcess(const char* binary)
-      : socket_(absl::StrCat("/tmp/attnd_wire_latency.", getpid())), pid_(fork()) {
+  explicit ServerProcess(std::vector<std::string> words) : pid_(fork()) {
     if (pid_ != 0) return;
-    std::string listen = absl::StrCat("unix:", socket_);
-    execl(binary, binary, "--listen", listen.c_str(), "--backend", "cpu", "--metrics_listen",
-          "127.0.0.1:0", "--drain_delay", "0", "--log_level", "error", nullptr);
-    std::perror(binary);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    execv(argv[0], argv.data());
+    std::perror(argv[0]);
     _exit(1);
   }
-  ~DaemonProcess() {
+  ~ServerProcess() {
     kill(pid_, SIGTERM);
     waitpid(pid_, nullptr, 0);
   }
-  std::string address() const { return absl::StrCat("unix:", socket_); }
+  struct Use {
+    double sleeps = 0, cpu_us = 0;
+  };
+  // Of all its threads so far.
+  Use UseSoFar() const {
+    const std::string tasks = absl::StrCat("/proc/", pid_, "/task/");
+    Use use;
+    DIR* folder = opendir(tasks.c_str());
+    CHECK(folder != nullptr) << tasks;
+    while (const dirent* entry = readdir(folder)) {
+      std::ifstream status(tasks + entry->d_name + "/status");
+      for (std::string word; status >> word;) {
+        double count = 0;
+        if (word == "voluntary_ctxt_switches:" && status >> count) use.sleeps += count;
+      }
+      std::ifstream times(tasks + entry->d_name + "/schedstat");
+      double nanoseconds = 0;
+      if (times >> nanoseconds) use.cpu_us += nanoseconds / 1000;
+    }
+    closedir(folder);
+    return use;
+  }
 
  private:
-  const std::string socket_;
   const pid_t pid_;
 };
 
-class Comparison {
+double OwnThreadMicroseconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) / 1000;
+}
+
+// One way of making the case's call, and what its calls took.
+struct Way {
+  std::string name;
+  std::function<void()> call;
+  const ServerProcess* server = nullptr;
+  std::vector<double> microseconds;
+  double caller_us = 0, server_us = 0, sleeps = 0;  // sums
+
+  void Turn(bool counts) {
+    ServerProcess::Use before;
+    if (server != nullptr) before = server->UseSoFar();
+    double own = OwnThreadMicroseconds();
+    for (int n = 0; n < kCallsATurn; ++n) {
+      absl::Time start = absl::Now();
+      call();
+      if (counts) microseconds.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
+    }
+    if (!counts) return;
+    caller_us += OwnThreadMicroseconds() - own;
+    if (server == nullptr) return;
+    ServerProcess::Use after = server->UseSoFar();
+    server_us += after.cpu_us - before.cpu_us;
+    sleeps += after.sleeps - before.sleeps;
+  }
+  double At(double quantile) const {
+    auto last = static_cast<double>(microseconds.size() - 1);
+    return microseconds[static_cast<size_t>(quantile * last)];
+  }
+};
+
+void Compare(const std::string& title, std::vector<Way> ways) {
+  for (int round = -2; round < kRounds; ++round) {  // two rounds to warm up
+    for (Way& way : ways) way.Turn(round >= 0);
+  }
+  std::printf("%-28s %8s %8s %8s %8s %10s %10s\n", title.c_str(), "p50", "p90", "p99", "sleeps",
+              "caller CPU", "daemon CPU");
+  for (Way& way : ways) {
+    std::sort(way.microseconds.begin(), way.microseconds.end());
+    double calls = kRounds * kCallsATurn;
+    std::printf("%-28s %8.1f %8.1f %8.1f %8.1f %10.1f %10.1f\n", way.name.c_str(), way.At(0.5),
+                way.At(0.9), way.At(0.99), way.sleeps / calls, way.caller_us / calls,
+                way.server_us / calls);
+  }
+  std::fflush(stdout);
+}
+
+// attnd's call of one problem, and the engine's.
+class Caller {
  public:
-  Comparison(const std::string& address, bool shares)
-      : p_(SmallProblem()),
+  Caller(const Problem& problem, const std::string& address, bool shares)
+      : p_(problem),
         in_(RandomInputs(p_, 1)),
         o_(p_.OutputElements() * 4),
         lse_(p_.LseElements() * 4),
         engine_(MakeCpuBackend({})),
         workspace_(engine_->WorkspaceBytes(p_, Direction::kForward)),
         client_(*AttentionClient::Connect({.addresses = {address},
+                                           .channels_per_address = 1,
                                            .wait_for_ready = true,
                                            .shared_memory_bytes = shares ? int64_t{1} << 30 : 0})) {
     // A client that finds no daemon yet looks for shared memory only seconds later.
     CHECK(client_->GetServerInfo().ok());
   }
-
-  void Run() {
-    for (int round = -2; round < kRounds; ++round) {  // two rounds to warm up
-      for (int n = 0; n < kCallsATurn; ++n) Note(round, engine_times_, [this] { CallEngine(); });
-      for (int n = 0; n < kCallsATurn; ++n) Note(round, daemon_times_, [this] { CallDaemon(); });
-    }
-  }
-
-  void Print() {
-    std::sort(engine_times_.begin(), engine_times_.end());
-    std::sort(daemon_times_.begin(), daemon_times_.end());
-    std::printf("%zu calls each, unix socket, b1 h1 N128 D64 float32; microseconds\n",
-                engine_times_.size());
-    std::printf("           p50      p90      p99\n");
-    PrintRow("engine", engine_times_);
-    PrintRow("daemon", daemon_times_);
-    std::printf("added %9.1f, tensors in %s\n", At(daemon_times_, 0.5) - At(engine_times_, 0.5),
-                receipt_.shared > 0 ? "shared memory" : "the messages");
-    for (const CallReceipt::Stage& stage : receipt_.stages) {
-      std::printf("  last call: %s %.1f\n", stage.name.c_str(),
-                  absl::ToDoubleMicroseconds(stage.total));
-    }
-  }
-
- private:
-  template <class Call>
-  void Note(int round, std::vector<double>& times, const Call& call) {
-    absl::Time start = absl::Now();
-    call();
-    double microseconds = absl::ToDoubleMicroseconds(absl::Now() - start);
-    if (round >= 0) times.push_back(microseconds);
+  void CallDaemon() {
+    auto receipt = client_->Forward(p_, {.q = in_.q.data(), .k = in_.k.data(), .v = in_.v.data()},
+                                    {.o = o_.data()});
+    CHECK(receipt.ok()) << receipt.status().ToString();
   }
   void CallEngine() {
     ForwardCall call{.problem = &p_,
@@ -117,41 +179,65 @@ class Comparison {
                      .workspace = workspace_.data()};
     CHECK(engine_->Forward({call}).ok());
   }
-  void CallDaemon() {
-    absl::StatusOr<CallReceipt> receipt =
-        client_->Forward(p_, {.q = in_.q.data(), .k = in_.k.data(), .v = in_.v.data()},
-                         {.o = o_.data(), .lse = lse_.as<float>()});
-    CHECK(receipt.ok()) << receipt.status().ToString();
-    receipt_ = *std::move(receipt);
-  }
-  static double At(const std::vector<double>& ascending, double quantile) {
-    return ascending[static_cast<size_t>(quantile * static_cast<double>(ascending.size() - 1))];
-  }
-  static void PrintRow(const char* name, const std::vector<double>& times) {
-    std::printf("%s %8.1f %8.1f %8.1f\n", name, At(times, 0.5), At(times, 0.9), At(times, 0.99));
-  }
 
+ private:
   const Problem p_;
   const ProblemInputs in_;
   AlignedBytes o_, lse_;
   const std::unique_ptr<Backend> engine_;
   AlignedBytes workspace_;
   const std::unique_ptr<AttentionClient> client_;
-  std::vector<double> engine_times_, daemon_times_;
-  CallReceipt receipt_;
 };
 
+struct Servers {
+  std::string attnd, callback, queue;  // addresses
+  const ServerProcess *attnd_process, *callback_process, *queue_process;
+};
+
+void Measure(const std::string& title, const Problem& p, const Servers& at, bool shares) {
+  Caller sends(p, at.attnd, false), shared(p, at.attnd, shares);
+  MinimalEchoClient callback(at.callback), queue(at.queue);
+  const PayloadBytes bytes = BytesOf(p, Direction::kForward);
+  const int64_t reply = p.OutputElements() * static_cast<int64_t>(sizeof(float));
+  std::vector<Way> ways;
+  ways.push_back({"engine alone", [&] { sends.CallEngine(); }});
+  ways.push_back(
+      {"minimal echo, callback", [&] { callback.Call(bytes.input, reply); }, at.callback_process});
+  ways.push_back(
+      {"minimal echo, one thread", [&] { queue.Call(bytes.input, reply); }, at.queue_process});
+  ways.push_back({"attnd", [&] { sends.CallDaemon(); }, at.attnd_process});
+  if (shares) {
+    ways.push_back({"attnd, shared memory", [&] { shared.CallDaemon(); }, at.attnd_process});
+  }
+  Compare(title, std::move(ways));
+}
+
 int Main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: %s path/to/attnd\n", argv[0]);
+  if (argc == 4 && absl::string_view(argv[1]) == "echo") {
+    bool queue = absl::string_view(argv[2]) == "queue";
+    ServeMinimalEcho(argv[3], queue ? EchoServer::kQueue : EchoServer::kCallback);
+    return 0;
+  }
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: %s path/to/attnd [flag of attnd]...\n", argv[0]);
     return 2;
   }
-  TuneForTransport();
-  DaemonProcess daemon(argv[1]);
-  for (bool shares : {true, false}) {
-    Comparison comparison(daemon.address(), shares);
-    comparison.Run();
-    comparison.Print();
+  const std::vector<std::string> flags(argv + 2, argv + argc);
+  for (bool unix_socket : {false, true}) {
+    auto address = [&](int n) {
+      return unix_socket ? absl::StrCat("unix:/tmp/wire_latency.", getpid(), ".", n)
+                         : absl::StrCat("127.0.0.1:", kFirstPort + n);
+    };
+    std::vector<std::string> attnd = {
+        argv[1], "--listen",      address(0), "--metrics_listen", "127.0.0.1:0", "--log_level",
+        "error", "--drain_delay", "0"};
+    attnd.insert(attnd.end(), flags.begin(), flags.end());
+    ServerProcess daemon(attnd), callback({"/proc/self/exe", "echo", "callback", address(1)}),
+        queue({"/proc/self/exe", "echo", "queue", address(2)});
+    Servers servers{address(0), address(1), address(2), &daemon, &callback, &queue};
+    const std::string over = unix_socket ? "unix socket" : "TCP";
+    Measure(absl::StrCat("4 KiB, ", over), OneHead(4, 1, 256), servers, false);
+    Measure(absl::StrCat("N = 128, ", over), OneHead(128, 128, 64), servers, unix_socket);
   }
   return 0;
 }
@@ -159,4 +245,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace attnd
 
-int main(int argc, char** argv) { return attnd::Main(argc, argv); }
+int main(int argc, char** argv) {
+  attnd::TuneForTransport();
+  return attnd::Main(argc, argv);
+}
