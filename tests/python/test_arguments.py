@@ -75,6 +75,17 @@ FORWARD = {
     "out read-only": (Q, K, V, {"out": np.broadcast_to(np.float32(0), (2, 4, 5, 6))}, "out", "writable"),
     "timeout": (Q, K, V, {"timeout": 0}, "timeout", "expected a number of seconds above 0, got 0"),
     "priority": (Q, K, V, {"priority": "urgent"}, "priority", "got 'urgent'"),
+    "request id type": (Q, K, V, {"request_id": 5}, "request_id", "expected a string, got int"),
+    "request id of nothing": (Q, K, V, {"request_id": ""}, "request_id", "expected 1 to 64 bytes, got 0"),
+    "request id cut short": (Q, K, V, {"request_id": "a\0b"}, "request_id", "expected printable text"),
+    "priority type": (Q, K, V, {"priority": []}, "priority", '"low", "normal" or "high", got list'),
+    "progress": (Q, K, V, {"progress": 5}, "progress", "a function of attnd.Progress, got int"),
+    "keep": (Q, K, V, {"keep": "yes"}, "keep", "expected True or False, got str"),
+    "return_lse": (Q, K, V, {"return_lse": 1}, "return_lse", "expected True or False, got int"),
+    "layout type": (Q, K, V, {"layout": np.array(["bhld", "blhd"])}, "layout", "got ndarray"),
+    "causal type": (Q, K, V, {"causal": np.array([1, 0])}, "causal", "got ndarray"),
+    "align ragged": (Q, K, V, {"align": [[1, 2], [3]]}, "align", "an array of integers, got list"),
+    "number as text": (Q, K, V, {"scale": "0.5"}, "scale", "expected a finite number, got str"),
     "request id": (Q, K, V, {"request_id": "x" * 65}, "request_id", "expected 1 to 64 bytes, got 65"),
 }
 
@@ -122,6 +133,8 @@ def test_another_program_or_an_older_server_is_called_that(nowhere, monkeypatch)
     ({"lse": LSE[:1]}, "lse", "expected shape (2, 4, 5), got (1, 4, 5)"),
     ({"dlse": None, "bias_grad": True}, "bias_grad", "expected False without a bias"),
     ({"out": (OUT, OUT)}, "out", "three arrays"),
+    ({"residual": 5}, "residual", "that of a forward call's result, got int"),
+    ({"bias_grad": "yes"}, "bias_grad", "expected True or False, got str"),
     ({"out": (Q.copy(), K.copy(), V[..., :2].copy())}, "out[2]", "expected shape (2, 2, 7, 6)"),
 ])
 def test_backward_names_the_argument(nowhere, changed, field, text):
@@ -136,7 +149,11 @@ def test_backward_names_the_argument(nowhere, changed, field, text):
     ({"address": "host:99999"}, "address"), ({"channels": 0}, "channels"), ({"channels": True}, "channels"),
     ({"timeout": -1}, "timeout"), ({"timeout": "1"}, "timeout"), ({"retries": -1}, "retries"),
     ({"fallback": "cpu"}, "fallback"), ({"tls": 5}, "tls"), ({"tls": attnd.TLS(cert="c.pem")}, "tls"),
-    ({"token": 3}, "token"), ({"token": "a\nb"}, "token"),
+    ({"token": 3}, "token"), ({"token": "a\nb"}, "token"), ({"token": ""}, "token"),
+    ({"token": "t", "address": "10.0.0.1:1"}, "token"), ({"address": "http://host:1"}, "address"),
+    ({"address": "a b:1"}, "address"), ({"address": "unix:"}, "address"), ({"fallback": []}, "fallback"),
+    ({"wait_for_ready": "no"}, "wait_for_ready"), ({"merge_partial_results": 1}, "merge_partial_results"),
+    ({"tls": attnd.TLS(ca=5)}, "tls"),
 ])
 def test_connect_names_the_argument(native_library, arguments, field):
     with pytest.raises(attnd.InvalidArgument) as caught:
@@ -149,6 +166,40 @@ def test_connect_names_a_missing_certificate_file(native_library):
         attnd.connect("127.0.0.1:7070", tls="/nonexistent/ca.pem")
     assert "/nonexistent/ca.pem" in str(caught.value)
 
+
+
+def test_outputs_that_overlap_are_refused_and_interleaved_ones_are_not(nowhere):
+    lse, tensors = LSE, [np.zeros((2, 4, 5, 8), np.float32) for _ in range(5)]
+    same, packed = np.zeros((2, 4, 5, 8), np.float32), np.zeros((2, 4, 5, 3, 8), np.float32)
+    with pytest.raises(attnd.InvalidArgument, match=r"^out\[2\]: expected memory of its own, not out\[1\]'s"):
+        nowhere.backward(*tensors, lse, out=(tensors[0].copy(), same, same))
+    with pytest.raises(attnd.Unavailable):
+        nowhere.backward(*tensors, lse, out=tuple(packed[:, :, :, n] for n in range(3)))
+
+
+def test_results_do_not_go_to_arrays_that_may_not_be_written(nowhere):
+    class Frozen:
+        """As jax.Array: knows DLPack 1.0, and gives a capsule that does not say that it may be written."""
+
+        def __init__(self, array):
+            self._array = array
+
+        def __dlpack__(self, *, max_version=None, stream=None):
+            return self._array.__dlpack__()
+
+        def __dlpack_device__(self):
+            return self._array.__dlpack_device__()
+
+    with pytest.raises(attnd.InvalidArgument, match="^out: expected a writable array"):
+        nowhere.forward(Q, K, V, out=Frozen(OUT.copy()))
+
+
+@pytest.mark.parametrize("arguments, field", [(("x",), "shape"), ((-1,), "shape"), (([1.5],), "shape"),
+                                              ((3, "x"), "dtype"), ((3, object), "dtype")])
+def test_empty_names_the_argument(nowhere, arguments, field):
+    with pytest.raises(attnd.InvalidArgument) as caught:
+        nowhere.empty(*arguments)
+    assert caught.value.field == field
 
 
 def test_closed_client_says_so(native_library):

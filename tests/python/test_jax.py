@@ -50,6 +50,33 @@ def test_values_and_gradients_agree_with_jax(name, rng):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("wrong, field", [
+    ({"key": jnp.zeros((2, 9, 2, 5))}, "key"), ({"value": jnp.zeros((2, 5, 2, 8))}, "value"),
+    ({"query": jnp.zeros((2, 9, 4, 8), jnp.int32)}, "query"), ({"key": jnp.zeros((2, 9, 2, 8), jnp.bfloat16)}, "key"),
+    ({"mask": jnp.ones((9, 9))}, "mask"), ({"bias": jnp.ones((3, 3))}, "bias"), ({"scale": "x"}, "scale"),
+    ({"local_window_size": (1, 2, 3)}, "local_window_size"), ({"local_window_size": (-2, 1)}, "local_window_size left"),
+    ({"key_value_seq_lengths": jnp.array([1])}, "key_value_seq_lengths"),
+    ({"query_seq_lengths": jnp.array([1.0, 2.0])}, "query_seq_lengths"),
+])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_wrong_arguments_are_named_while_tracing(wrong, field, compiled, rng):
+    q, k, v = tensors(rng)
+    call = (lambda: remote.dot_product_attention(**{"query": q, "key": k, "value": v, **wrong}))
+    with pytest.raises(attnd.InvalidArgument, match=rf"^{field}: expected (?!.*\b[qkv]\b).*, got ") as caught:
+        jax.jit(call)() if compiled else call()
+    assert caught.value.field == field
+
+
+def test_arguments_are_those_of_jax_and_longer_lengths_mean_everything(rng):
+    import inspect
+    ours, theirs = [inspect.signature(f.dot_product_attention).parameters for f in (remote, jax.nn)]
+    assert not theirs.keys() - ours.keys()
+    q, k, v = tensors(rng)
+    got = remote.dot_product_attention(q, k, v, key_value_seq_lengths=jnp.array([99, 4]), implementation="xla")
+    expected = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=jnp.array([99, 4]), implementation="xla")
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_sixteen_bit_elements(dtype, rng):
     q, k, v = tensors(rng, dtype)

@@ -2,6 +2,7 @@
 import os
 import threading
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,6 +10,7 @@ F = torch.nn.functional
 
 import attnd  # noqa: E402
 import attnd.torch as remote  # noqa: E402
+from attnd._operator_options import Words  # noqa: E402
 
 UNIT = {torch.float32: 2.0**-17, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 original = F.scaled_dot_product_attention
@@ -214,9 +216,9 @@ def test_opcheck_passes(case):
     mask = torch.rand(9, 7) < 0.9 if case in ("mask", "everything") else None
     extra = (make(4), torch.rand(4), torch.tensor([7, 5]), None, None, torch.tensor([1, 2]), torch.tensor([9])) \
         if case == "everything" else (None,) * 7
-    window = "5|3" if case == "everything" else "None|None"
+    window = (5, 3) if case == "everything" else (None, None)
     keep = {"plain": "", "mask": "keep"}.get(case, "bias")
-    options = f"bhld|None|None|{window}|False|f32|None|{keep}|"
+    options = Words("bhld", None, None, *window, False, "f32", None, keep, 7, False, "").pack()
     arguments = (make(2, 4, 9, 8), make(2, 2, 7, 8), make(2, 2, 7, 12), bias, mask, *extra, None, 0.0,
                  0.25 if case == "everything" else 0.0, options)
     result = torch.library.opcheck(torch.ops.attnd.forward, arguments)
@@ -302,8 +304,66 @@ def test_threads_run_forward_and_backward_at_the_same_time():
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("shapes", [((0, 3, 5, 8),) * 3, ((2, 3, 0, 8), (2, 3, 7, 8), (2, 3, 7, 8)),
+                                    ((2, 3, 5, 8), (2, 3, 0, 8), (2, 3, 0, 8)), ((5, 8), (0, 8), (0, 3)),
+                                    ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 0))])
+def test_nothing_to_attend_to_gives_zeros_as_in_pytorch(shapes):
+    tensors = [make(*shape) for shape in shapes]
+    ours = remote.scaled_dot_product_attention(*tensors)
+    theirs, wide = exact(original, tensors)
+    torch.testing.assert_close(ours.double(), theirs)
+    for mine, other in zip(torch.autograd.grad(ours.sum(), tensors), torch.autograd.grad(theirs.sum(), wide)):
+        torch.testing.assert_close(mine.double(), other)
+
+
+def test_dropout_of_everything_gives_zeros_as_in_pytorch():
+    q, k, v = make(2, 3, 5, 8), make(2, 3, 7, 8), make(2, 3, 7, 6)
+    out = remote.scaled_dot_product_attention(q, k, v, dropout_p=1.0)
+    assert torch.equal(out, original(q, k, v, dropout_p=1.0))
+    assert all(not g.any() for g in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+def test_keys_and_values_of_different_heads_are_grouped_as_in_pytorch():
+    tensors = [make(2, 8, 5, 8), make(2, 4, 7, 8), make(2, 2, 7, 6)]
+    check(remote.scaled_dot_product_attention(*tensors, enable_gqa=True), tensors,
+          *exact(original, tensors, enable_gqa=True))
+
+
+def test_attention_takes_lists_ints_and_the_generators_offset(client):
+    q, k, v = make(2, 4, 5, 8), make(2, 2, 7, 8), make(2, 2, 7, 8)
+    numbers = {"kv_lengths": [7, 3], "align": [1, 2], "alibi_slopes": [.1, .2, .3, .4], "sink": [.5, 0., -1., 2.]}
+    named = {**numbers, "causal": True, "dropout_p": 0.5, "offset": 3, "allow_nondeterministic": True}
+    from_lists = remote.attention(q, k, v, seed=2**64 - 5, **named)
+    tensors = {name: torch.tensor(value) for name, value in numbers.items()}
+    assert torch.equal(from_lists, remote.attention(q, k, v, seed=torch.tensor([-5]), **{**named, **tensors}))
+    numpys = [t.detach().numpy() for t in (q, k, v)]
+    assert np.array_equal(from_lists.detach(), client.forward(*numpys, seed=2**64 - 5, **named).out)
+    assert not torch.equal(from_lists, remote.attention(q, k, v, seed=2**64 - 5, **{**named, "offset": 4}))
+
+
+Z = torch.zeros(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("options, field", [
+    ({"layout": "x"}, "layout"), ({"layout": "x", "mask": torch.ones(3, 3) > 0}, "layout"), ({"window": 5}, "window"),
+    ({"window": (1, 2, 3)}, "window"), ({"mask": torch.ones(3, 3)}, "mask"), ({"mask": 5}, "mask"), ({"bias": 5}, "bias"),
+    ({"bias": torch.ones(3, 3).double()}, "bias"), ({"scale": "x"}, "scale"), ({"softcap": "x"}, "softcap"),
+    ({"dropout_p": "x"}, "dropout_p"), ({"seed": 5.5}, "seed"), ({"seed": torch.tensor(5.5)}, "seed"),
+    ({"sink": "x"}, "sink"), ({"kv_lengths": "x"}, "kv_lengths"), ({"kv_lengths": [1.0]}, "kv_lengths"),
+    ({"causal": "x"}, "causal"), ({"align": "x"}, "align"), ({"align": 1.5}, "align"), ({"accumulate": "x"}, "accumulate"),
+    ({"precision": "x"}, "precision"), ({"zero_rest": "x"}, "zero_rest"), ({"alibi_slopes": "x"}, "alibi_slopes"),
+    ({"cu_seqlens_q": [0, 3]}, "cu_seqlens_k"), ({"offset": -1}, "offset"), ({"k": Z.half()}, "k"), ({"v": None}, "v"),
+])
+def test_wrong_options_of_attention_are_named(options, field):
+    with pytest.raises(attnd.InvalidArgument, match=f"^{field}.*: expected .*, got ") as caught:
+        remote.attention(**{"q": Z, "k": Z, "v": Z, **options})
+    assert caught.value.field.split(" ")[0] == field
+
+
 @pytest.mark.parametrize("arguments, field", [
     ((torch.zeros(4), torch.zeros(2, 4), torch.zeros(2, 4)), "query"),
+    ((5, Z, Z), "query"), ((Z, Z, Z, 5), "attn_mask"), ((Z, Z, Z, None, "x"), "dropout_p"),
+    ((Z, Z, Z, None, 0.0, "x"), "is_causal"), ((Z, Z, Z.half()), "v"), ((Z, Z, Z, torch.ones(3, 3).int()), "bias"),
     ((torch.zeros(2, 4, dtype=torch.float64),) * 3, "q"),
     ((torch.zeros(1, 3, 2, 4), torch.zeros(1, 2, 2, 4), torch.zeros(1, 2, 2, 4)), "query, key, value"),
     ((torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(3, 2)), "attn_mask"),
@@ -312,7 +372,7 @@ def test_threads_run_forward_and_backward_at_the_same_time():
     ((torch.zeros(2, 4), torch.zeros(2, 5), torch.zeros(2, 4)), "k"),
 ])
 def test_wrong_arguments_are_named(arguments, field):
-    with pytest.raises(attnd.InvalidArgument) as caught:
+    with pytest.raises(RuntimeError) as caught:  # PyTorch's own kind of error
         remote.scaled_dot_product_attention(*arguments)
     assert caught.value.field == field
 

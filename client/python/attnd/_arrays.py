@@ -71,7 +71,10 @@ def integers(field: str, value: object, low: int, high: int, shape: Optional[Tup
     """A list or array of integers as contiguous int32, each within low..high."""
     if hasattr(value, "detach"):  # a torch tensor
         value = value.detach().cpu().numpy()
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of several lengths
+        raise wrong_type(field, "an array of integers", value) from None
     if array.dtype.kind not in "iu":
         raise wrong(field, "integers", f"an array of {array.dtype}")
     if shape is not None and array.shape != shape:
@@ -147,6 +150,11 @@ class _DLTensor(ctypes.Structure):
                 ("byte_offset", ctypes.c_uint64)]
 
 
+class _DLManagedTensorVersioned(ctypes.Structure):
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+                ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _DLTensor)]
+
+
 _ON_HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
 _DL_ELEMENTS = {(2, 16): "f16", (2, 32): "f32", (4, 16): "bf16"}  # (code, bits)
 
@@ -155,20 +163,35 @@ def _from_dlpack(field: str, value: Any) -> Tensor:
     device = int(value.__dlpack_device__()[0])
     if device not in _ON_HOST:
         raise wrong(field, _EXPECTED, f"an array on DLPack device type {device}; move it to the CPU first")
+    old = False
     try:
-        capsule = value.__dlpack__()
+        try:
+            capsule = value.__dlpack__(max_version=(1, 0))
+        except TypeError:  # written before DLPack 1.0
+            old, capsule = True, value.__dlpack__()
     except (BufferError, RuntimeError, TypeError) as error:
         raise wrong(field, "an array that DLPack can export", f"{type(value).__name__} ({error})") from error
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    source = _DLTensor.from_address(get_pointer(capsule, b"dltensor"))
+    source, writable = _open_capsule(capsule)
     element = _DL_ELEMENTS.get((source.dtype.code, source.dtype.bits))
     if element is None or source.dtype.lanes != 1:
         raise wrong(field, _EXPECTED, f"DLPack type code {source.dtype.code} of {source.dtype.bits} bits")
     shape = tuple(source.shape[n] for n in range(source.ndim))
     strides = tuple(source.strides[n] for n in range(source.ndim)) if source.strides else None
-    return Tensor(_view_memory(source.data + source.byte_offset if source.data else 0, shape, strides,
-                               _BITS[element], capsule), element)
+    view = _view_memory(source.data + source.byte_offset if source.data else 0, shape, strides, _BITS[element], capsule)
+    if not (writable or old):
+        view.flags.writeable = False
+    return Tensor(view, element)
+
+
+def _open_capsule(capsule: object) -> Tuple[_DLTensor, bool]:
+    """The tensor in it, and whether the capsule says that it may be written."""
+    get_pointer, is_valid = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyCapsule_IsValid
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    is_valid.restype, is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+    if not is_valid(capsule, b"dltensor_versioned"):
+        return _DLTensor.from_address(get_pointer(capsule, b"dltensor")), False
+    versioned = _DLManagedTensorVersioned.from_address(get_pointer(capsule, b"dltensor_versioned"))
+    return versioned.tensor, not versioned.flags & 1
 
 
 def _view_memory(address: int, shape: Tuple[int, ...], strides: Optional[Sequence[int]], dtype: np.dtype[Any],

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import threading
 from typing import Any, Callable, Dict, Generator, List, NamedTuple, Optional
 
-from . import _native
-from .errors import AttndError, from_status, wrong, wrong_type
+from . import _checks, _native
+from .errors import AttndError, from_status, wrong_type
 from .results import Receipt
 
 
@@ -55,6 +56,8 @@ class Call:
 
     def __init__(self, library: ctypes.CDLL, options: CallOptions) -> None:
         self._library, self._progress, self.pointer = library, options.progress, None  # for __del__
+        if self._progress is not None and not callable(self._progress):
+            raise wrong_type("progress", "a function of attnd.Progress", self._progress)
         self.pointer = library.attnd_call_new(*_native_options(options))
 
     def __del__(self) -> None:
@@ -116,6 +119,7 @@ class Call:
         """Of an operation that has failed."""
         detail = json.loads(self._library.attnd_call_detail_json(self.pointer))
         message = self._library.attnd_call_message(self.pointer).decode("utf-8", "replace")
+        message = re.sub(r"^bearer_token: ", "token: ", message)  # as connect's argument is called
         code = self._library.attnd_call_code(self.pointer)
         return from_status(code, message, reason=detail.get("reason", ""), metadata=detail.get("metadata"),
                            retry_after=detail.get("retry_after"))
@@ -125,21 +129,13 @@ class Call:
             raise self.error()
 
 
-def check_timeout(field: str, timeout: object) -> float:
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise wrong_type(field, "a number of seconds above 0", timeout)
-    if not 0 < timeout < 1e9:
-        raise wrong(field, "a number of seconds above 0", timeout)
-    return float(timeout)
+_NORMAL = CallOptions().priority
 
 
 def _native_options(options: CallOptions) -> Any:
-    if options.timeout is None and options.request_id is None and options.priority == "normal":
+    if options.timeout is None and options.request_id is None and options.priority is _NORMAL:
         return None, -1.0, _native.PRIORITIES["normal"]
-    timeout = -1.0 if options.timeout is None else check_timeout("timeout", options.timeout)
-    if options.priority not in _native.PRIORITIES:
-        raise wrong("priority", '"low", "normal" or "high"', repr(options.priority))
-    request_id = None if options.request_id is None else options.request_id.encode()
-    if request_id is not None and not 0 < len(request_id) <= 64:
-        raise wrong("request_id", "1 to 64 bytes", len(request_id))
-    return request_id, timeout, _native.PRIORITIES[options.priority]
+    timeout = -1.0 if options.timeout is None else _checks.seconds("timeout", options.timeout)
+    priority = _checks.word("priority", options.priority, list(_native.PRIORITIES), '"low", "normal" or "high"')
+    request_id = None if options.request_id is None else _checks.short_text("request_id", options.request_id, 64)
+    return request_id, timeout, _native.PRIORITIES[priority]

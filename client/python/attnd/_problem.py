@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence,
 
 import numpy as np
 
-from . import _arrays, _philox
+from . import _arrays, _checks, _philox
 from ._arrays import Array, Tensor
 from .errors import wrong, wrong_type
 
@@ -246,17 +246,18 @@ def _resolve(q: object, k: object, v: object, bias_grad: bool, options: Options)
     alignment, offsets = _alignment(options, sizes)
     problem = Problem(
         q=tensors[0], k=tensors[1], v=tensors[2], layout=layout, batch=sizes.batch,
-        scale=_number("scale", options.get("scale"), None),
-        softcap=_number("softcap", options.get("softcap"), 0.0) or 0.0,
-        causal=options.get("causal") not in (None, False),
-        alignment=alignment, offsets=offsets, window=_window(options.get("window")), kv_lengths=sizes.kv_lengths,
+        scale=_checks.number("scale", options.get("scale"), None),
+        softcap=_checks.number("softcap", options.get("softcap"), 0.0) or 0.0,
+        causal=bool(options.get("causal")),
+        alignment=alignment, offsets=offsets, window=resolve_window(options.get("window")), kv_lengths=sizes.kv_lengths,
         cu_seqlens_q=sizes.cu_seqlens_q, cu_seqlens_k=sizes.cu_seqlens_k, mask=_mask(options.get("mask"), sizes),
         bias=_bias(options.get("bias"), sizes, bias_grad), bias_shape=_shape_of(options.get("bias")),
         alibi_slopes=_slopes(options.get("alibi_slopes"), sizes),
-        dropout_threshold=_dropout_threshold(options.get("dropout_p", 0.0)), seed=_uint64("seed", options),
-        offset=_uint64("offset", options), sink=_sink(options.get("sink"), sizes),
-        zero_rest=_flag("zero_rest", options.get("zero_rest", False)), accumulate=_accumulate(options),
-        allow_nondeterministic=_flag("allow_nondeterministic", options.get("allow_nondeterministic", False)),
+        dropout_threshold=_dropout_threshold(options.get("dropout_p", 0.0)),
+        seed=_checks.uint64("seed", options.get("seed", 0)), offset=_checks.uint64("offset", options.get("offset", 0)),
+        sink=_sink(options.get("sink"), sizes), zero_rest=_checks.flag("zero_rest", options.get("zero_rest", False)),
+        accumulate=_checks.word("accumulate", options.get("accumulate", "f32"), ("f32", "f16"), '"f32" or "f16"'),
+        allow_nondeterministic=_checks.flag("allow_nondeterministic", options.get("allow_nondeterministic", False)),
         result_element=result_element)
     _check_together(problem)
     return problem
@@ -340,11 +341,11 @@ def _layout(options: Options) -> str:
         missing = "cu_seqlens_k" if packed[0] else "cu_seqlens_q"
         raise wrong(missing, "given together with the other cu_seqlens", None)
     choices = ("thd", "htd") if packed[0] else ("bhld", "blhd")
-    layout = options.get("layout") or choices[0]
-    if layout not in choices:
-        beside = "with cu_seqlens" if packed[0] else "without cu_seqlens"
-        raise wrong("layout", f'"{choices[0]}" or "{choices[1]}" {beside}', repr(layout))
-    return layout
+    layout = options.get("layout")
+    if layout is None:
+        return choices[0]
+    beside = "with cu_seqlens" if packed[0] else "without cu_seqlens"
+    return _checks.word("layout", layout, choices, f'"{choices[0]}" or "{choices[1]}" {beside}')
 
 
 def _heads_first(field: str, value: object, layout: str) -> Tensor:
@@ -363,9 +364,10 @@ def _check_elements(tensors: Sequence[Tensor]) -> None:
 
 def _wire_element(element: str, options: Options) -> str:
     precision = options.get("precision")
-    if precision not in (None, "f16", "bf16", "f32"):
-        raise wrong("precision", 'None, "f16" or "bf16"', repr(precision))
-    if precision is None or precision == element:
+    if precision is None:
+        return element
+    _checks.word("precision", precision, ("f16", "bf16", "f32"), 'None, "f16" or "bf16"')
+    if precision == element:
         return element
     if element != "f32":
         raise wrong("precision", f"None for {_NAMES[element]} tensors", repr(precision))
@@ -404,8 +406,8 @@ def _cu_seqlens(field: str, value: object, total: int) -> Array:
 
 def _alignment(options: Options, sizes: _Sizes) -> Tuple[str, Optional[Array]]:
     causal, align = options.get("causal"), options.get("align")
-    if not (causal is None or isinstance(causal, (bool, np.bool_)) or causal in ("top_left", "bottom_right")):
-        raise wrong("causal", 'None, True, "top_left" or "bottom_right"', repr(causal))
+    if not (causal is None or isinstance(causal, (bool, np.bool_))):
+        _checks.word("causal", causal, ("top_left", "bottom_right"), 'None, True, "top_left" or "bottom_right"')
     if isinstance(align, str) and align not in ("top_left", "bottom_right"):
         raise wrong("align", '"top_left", "bottom_right", an int or an int array [batch]', repr(align))
     if isinstance(causal, str):
@@ -432,7 +434,8 @@ def _offsets(align: object, sizes: _Sizes) -> Array:
     return offsets
 
 
-def _window(window: object) -> Tuple[int, int]:
+def resolve_window(window: object) -> Tuple[int, int]:
+    """(left, right), -1 unbounded."""
     if window is None:
         return -1, -1
     if not isinstance(window, (tuple, list)) or len(window) != 2:
@@ -503,26 +506,8 @@ def _sink(value: object, sizes: _Sizes) -> Optional[Array]:
     return sink
 
 
-def _number(field: str, value: object, default: Optional[float]) -> Optional[float]:
-    if value is None:
-        return default
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise wrong_type(field, "a finite number", value) from None
-    if not math.isfinite(number) or abs(number) > 3.4028235e38:
-        raise wrong(field, "a finite float32", number)
-    return number
-
-
-def _flag(field: str, value: object) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise wrong_type(field, "True or False", value)
-    return bool(value)
-
-
 def _dropout_threshold(p: object) -> int:
-    number = _number("dropout_p", p, 0.0)
+    number = _checks.number("dropout_p", p, 0.0)
     assert number is not None
     if not 0 <= number < 1:
         raise wrong("dropout_p", "0 <= p < 1", number)
@@ -530,24 +515,6 @@ def _dropout_threshold(p: object) -> int:
     if threshold > 255:
         raise wrong("dropout_p", "at most 255/256 after rounding to 256ths", number)
     return threshold
-
-
-def _uint64(field: str, options: Options) -> int:
-    value = options.get(field, 0)
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise wrong_type(field, "an int", value) from None
-    if not 0 <= number < 1 << 64:
-        raise wrong(field, "0..2**64-1", number)
-    return number
-
-
-def _accumulate(options: Options) -> str:
-    accumulate = options.get("accumulate", "f32")
-    if accumulate not in ("f32", "f16"):
-        raise wrong("accumulate", '"f32" or "f16"', repr(accumulate))
-    return accumulate
 
 
 def _check_together(problem: Problem) -> None:

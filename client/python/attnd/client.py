@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import warnings
 import weakref
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Seq
 
 import numpy as np
 
-from . import _arrays, _native, _wire
+from . import _arrays, _checks, _native, _wire
 from ._arrays import Array, Tensor
-from ._call import Call, CallOptions, Handle, Progress, check_timeout
+from ._call import Call, CallOptions, Handle, Progress
 from ._problem import Problem, resolve, resolve_lse, resolve_out, resolve_rows
 from ._residual import NativeResidual, Residual
 from ._wire import address
@@ -69,16 +70,16 @@ class Client:
     def __init__(self, address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
                  token: Optional[str] = None, channels: int = 4, timeout: float = 30.0, retries: int = 2,
                  fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False) -> None:
-        if fallback not in ("error", "local"):
-            raise wrong("fallback", '"error" or "local"', repr(fallback))
         self.addresses = _addresses(address)
-        self.fallback = fallback
+        self.fallback = _checks.word("fallback", fallback, ("error", "local"), '"error" or "local"')
         self._native_options = _native.ClientOptions(
             addresses=(ctypes.c_char_p * len(self.addresses))(*[a.encode() for a in self.addresses]),
-            address_count=len(self.addresses), channels_per_address=_integer("channels", channels, 1, 64),
-            bearer_token=None if token is None else _ascii("token", token),
-            timeout_seconds=check_timeout("timeout", timeout), max_attempts=1 + _integer("retries", retries, 0, 100),
-            wait_for_ready=bool(wait_for_ready), merge_partial_results=bool(merge_partial_results), **_tls_options(tls))
+            address_count=len(self.addresses), channels_per_address=_checks.integer("channels", channels, 1, 64),
+            bearer_token=None if token is None else _checks.ascii_text("token", token).encode(),
+            timeout_seconds=_checks.seconds("timeout", timeout),
+            max_attempts=1 + _checks.integer("retries", retries, 0, 100),
+            wait_for_ready=_checks.flag("wait_for_ready", wait_for_ready),
+            merge_partial_results=_checks.flag("merge_partial_results", merge_partial_results), **_tls_options(tls))
         self._current: Optional[Handle] = None
         self._closed = False
         self._handle()
@@ -99,7 +100,8 @@ class Client:
 
         Raises InvalidArgument or InvalidType before a byte is sent, else what the server says (attnd.errors).
         """
-        problem = resolve(q, k, v, bias_grad, **options)
+        keep, return_lse = _checks.flag("keep", keep), _checks.flag("return_lse", return_lse)
+        problem = resolve(q, k, v, _checks.flag("bias_grad", bias_grad), **options)
         destination = None if out is None else resolve_out(problem, "out", out, problem.o_shape)
         calls = CallOptions(timeout, priority, request_id, progress)
         receipt: Union[Receipt, Callable[[], Receipt]]
@@ -124,7 +126,9 @@ class Client:
         bias_grad: also return dbias, float32 of the bias's shape, summed over broadcast dimensions.
         out: three arrays (dq, dk, dv) that receive the results. The rest as for forward.
         """
-        problem = resolve(q, k, v, bias_grad, **options)
+        if not (residual is None or isinstance(residual, Residual)):
+            raise wrong_type("residual", "that of a forward call's result", residual)
+        problem = resolve(q, k, v, _checks.flag("bias_grad", bias_grad), **options)
         inputs = _BackwardInputs(resolve_rows(problem, "o", o), resolve_lse(problem, "lse", lse),
                                  resolve_rows(problem, "dout", dout),
                                  None if dlse is None else resolve_lse(problem, "dlse", dlse))
@@ -149,24 +153,22 @@ class Client:
         and where nothing can be shared, it is an ordinary array. It may outlive the client; after a fork only one of
         the two processes may use it.
         """
-        handle, kind = self._handle(), np.dtype(dtype)
-        count = int(np.prod(shape, dtype=np.int64))
-        if count < 0 or kind.hasobject:
-            raise wrong("shape, dtype", "lengths of 0 or more and numbers", f"{shape!r}, {kind}")
+        handle, lengths, kind = self._handle(), _checks.lengths("shape", shape), _checks.dtype("dtype", dtype)
+        count = math.prod(lengths)
         if count == 0:
-            return np.empty(shape, kind)
+            return np.empty(lengths, kind)
         memory = handle.library.attnd_memory_new(handle.pointer, count * kind.itemsize)
         if not memory:
             raise MemoryError(f"no memory for {count * kind.itemsize} bytes")
         data = handle.library.attnd_memory_data(memory)
-        buffer = (ctypes.c_ubyte * (count * kind.itemsize)).from_address(data)
+        buffer: Any = (ctypes.c_ubyte * (count * kind.itemsize)).from_address(data)
         weakref.finalize(buffer, handle.library.attnd_memory_free, memory)
-        array: Array = np.frombuffer(buffer, np.uint8).view(kind).reshape(shape)
+        array: Array = np.frombuffer(buffer, np.uint8).view(kind).reshape(lengths)
         return array
 
     def info(self, index: int = 0, *, timeout: Optional[float] = None) -> ServerInfo:
         """What the daemon at addresses[index] is and can do."""
-        index, handle = _integer("index", index, 0, len(self.addresses) - 1), self._handle()
+        index, handle = _checks.integer("index", index, 0, len(self.addresses) - 1), self._handle()
         call = Call(handle.library, CallOptions(timeout))
         try:
             call.run(handle.library.attnd_server_info, handle.pointer, index)
@@ -177,7 +179,7 @@ class Client:
 
     def serving(self, index: int = 0, *, timeout: Optional[float] = None) -> bool:
         """Whether the daemon at addresses[index] says that it is ready (grpc.health.v1)."""
-        index, handle = _integer("index", index, 0, len(self.addresses) - 1), self._handle()
+        index, handle = _checks.integer("index", index, 0, len(self.addresses) - 1), self._handle()
         call, health = Call(handle.library, CallOptions(timeout)), ctypes.c_int32()
         try:
             call.run(handle.library.attnd_check_health, handle.pointer, index, ctypes.byref(health))
@@ -314,13 +316,25 @@ def _land(problem: Problem, array: Array, callers: Optional[Tensor]) -> Tensor:
     return callers
 
 
-def _gradient_destinations(problem: Problem, out: Optional[Tuple[object, object, object]]) -> List[Optional[Tensor]]:
+def _gradient_destinations(problem: Problem, out: Optional[Tuple[object, object, object]]
+                           ) -> Sequence[Optional[Tensor]]:
     if out is None:
         return [None, None, None]
     if not isinstance(out, (tuple, list)) or len(out) != 3:
         raise wrong_type("out", "three arrays (dq, dk, dv)", out)
-    return [resolve_out(problem, f"out[{n}]", given, tensor.bits.shape)
-            for n, (given, tensor) in enumerate(zip(out, (problem.q, problem.k, problem.v)))]
+    found: List[Tensor] = [resolve_out(problem, f"out[{n}]", given, tensor.bits.shape)
+             for n, (given, tensor) in enumerate(zip(out, (problem.q, problem.k, problem.v)))]
+    for n, m in ((1, 0), (2, 0), (2, 1)):
+        if _overlap(found[n].bits, found[m].bits):
+            raise wrong(f"out[{n}]", f"memory of its own, not out[{m}]'s", "an array that overlaps it")
+    return found
+
+
+def _overlap(one: Array, other: Array) -> bool:
+    try:
+        return np.shares_memory(one, other, max_work=1000)  # type: ignore[arg-type]
+    except RuntimeError:  # too hard to tell: interleaved in some way
+        return False
 
 
 def _present(*arrays: Optional[Array]) -> List[Array]:
@@ -336,28 +350,16 @@ def _addresses(address: Union[str, Sequence[str]]) -> List[str]:
     for one in given:
         if not isinstance(one, str):
             raise wrong_type("address", 'a string such as "127.0.0.1:7070"', one)
-        host, colon, port = one.rpartition(":")
-        scheme = one.partition(":")[0] in ("unix", "unix-abstract", "dns", "ipv4", "ipv6", "xds")
-        if not scheme and not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        _checks.ascii_text("address", one)
+        scheme, _, target = one.partition(":")
+        host, _, port = one.rpartition(":")
+        plain = host and not set(host) & set("/ ") and port.isdigit() and 0 < int(port) < 65536
+        if not (target if scheme in _SCHEMES else plain):
             raise wrong("address", '"host:port", "unix:PATH" or a gRPC target', repr(one))
-        _ascii("address", one)
     return given
 
 
-def _ascii(field: str, text: object) -> bytes:
-    if not isinstance(text, str):
-        raise wrong_type(field, "a string", text)
-    if not text.isascii() or not text.isprintable():
-        raise wrong(field, "printable ASCII", "other characters")
-    return text.encode()
-
-
-def _integer(field: str, value: object, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise wrong_type(field, f"an int of {low}..{high}", value)
-    if not low <= value <= high:
-        raise wrong(field, f"{low}..{high}", value)
-    return int(value)
+_SCHEMES = ("unix", "unix-abstract", "dns", "ipv4", "ipv6", "xds")
 
 
 def _tls_options(tls: Union[None, bool, str, TLS]) -> Any:
@@ -371,6 +373,9 @@ def _tls_options(tls: Union[None, bool, str, TLS]) -> Any:
         raise wrong_type("tls", "None, True, the path of a CA file, or attnd.TLS(...)", tls)
     if (tls.cert is None) != (tls.key is None):
         raise wrong("tls", "cert and key together", "one of them")
+    for part in tls:
+        if not (part is None or isinstance(part, (str, os.PathLike))):
+            raise wrong_type("tls", "paths of files, and server_name, as strings", part)
     paths = {"tls_ca_file": tls.ca, "tls_certificate_file": tls.cert, "tls_key_file": tls.key,
              "tls_server_name": tls.server_name}
     return {"use_tls": 1, **{name: None if path is None else os.fsencode(path) for name, path in paths.items()}}

@@ -1,15 +1,16 @@
 """What attnd raises. Each error carries a machine-readable `code`, `reason`, `field` and `metadata`.
 
-AttndError is the base. Every subclass is also the built-in exception that Python programs already catch:
-a wrong argument is a ValueError (or TypeError), a daemon that cannot be reached a ConnectionError, a call past
-its timeout a TimeoutError.
+AttndError is the base, and a RuntimeError, as PyTorch's own errors are. Every subclass is also the built-in exception
+that Python programs already catch: a wrong argument is a ValueError (or TypeError), a daemon that cannot be reached a
+ConnectionError, a call past its timeout a TimeoutError.
 """
 from __future__ import annotations
 
+import re
 from typing import Mapping, Optional, Type
 
 
-class AttndError(Exception):
+class AttndError(RuntimeError):
     """Base of all errors of this package.
 
     Attributes:
@@ -127,8 +128,10 @@ _BY_CODE: Mapping[int, Type[AttndError]] = {
 
 def from_status(code: int, message: str, *, reason: str = "", metadata: Optional[Mapping[str, str]] = None,
                 retry_after: Optional[float] = None) -> AttndError:
-    """The exception of a gRPC status code."""
-    kind = _BY_CODE.get(code, AttndError)
+    """The exception of a gRPC status code. What a message says of a field is its metadata, if it came without."""
+    kind, said = _BY_CODE.get(code, AttndError), re.fullmatch(r"(\w+): expected (.*), got (.*)", message)
+    if kind is InvalidArgument and not metadata and said is not None:
+        metadata = dict(zip(("field", "expected", "got"), said.groups()))
     return kind(message or kind.code, reason=reason, metadata=metadata, retry_after=retry_after)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import threading
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -18,9 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._problem import resolve
 from .client import Client
 from .client import connect as _connect
-from .errors import Unavailable, wrong
+from .errors import InvalidArgument, Unavailable, wrong
 
 __all__ = ["check", "connect", "dot_product_attention"]
 
@@ -50,14 +52,15 @@ def check(server: str = "") -> None:
 def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *,
                           scale: Optional[float] = None, is_causal: bool = False, query_seq_lengths: Any = None,
                           key_value_seq_lengths: Any = None,
-                          local_window_size: Union[None, int, Tuple[int, int]] = None, return_residual: bool = False,
+                          local_window_size: Union[None, int, Tuple[int, int]] = None,
+                          implementation: Optional[str] = None, return_residual: bool = False,
                           server: str = "") -> Any:
     """As jax.nn.dot_product_attention.
 
     query [batch, q_len, q_heads, dim], key and value [batch, kv_len, kv_heads, dim], or all without batch; bias (with
     gradient) and mask (True = attend) broadcast to [batch, q_heads, q_len, kv_len]. Returns an array like query, and
     with return_residual the log-sum-exp, float32 [batch, q_len, q_heads], which is differentiable too. Rows beyond
-    query_seq_lengths are 0. float16, bfloat16 or float32.
+    query_seq_lengths are 0. float16, bfloat16 or float32. implementation says nothing here: the daemon's is used.
     """
     check(server)
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
@@ -67,17 +70,47 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     if single:
         query, key, value = query[None], key[None], value[None]
     window = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
-    if query_seq_lengths is not None:
-        rows = jnp.arange(query.shape[1])[None, None, :, None] < jnp.asarray(query_seq_lengths)[:, None, None, None]
-        mask = rows if mask is None else jnp.logical_and(mask, rows)
     statics = _Statics(scale, bool(is_causal), window, server)
+    lengths = _lengths("key_value_seq_lengths", key_value_seq_lengths, len(query), key.shape[1])
+    rows = _lengths("query_seq_lengths", query_seq_lengths, len(query), query.shape[1])
     four = [None if x is None else jnp.asarray(x)[(None,) * (4 - jnp.ndim(x))] for x in (bias, mask)]
-    lengths = None if key_value_seq_lengths is None else jnp.asarray(key_value_seq_lengths, jnp.int32)
+    _check(statics, query, key, value, *four)
+    if rows is not None:
+        seen = jnp.arange(query.shape[1])[None, None, :, None] < rows[:, None, None, None]
+        four[1] = seen if four[1] is None else jnp.logical_and(four[1], seen)
     out, lse = _attend(statics, query, key, value, four[0], four[1], lengths)
     residual = jnp.swapaxes(lse, 1, 2)
     if single:
         out, residual = out[0], residual[0]
     return (out, residual) if return_residual else out
+
+
+def _lengths(name: str, lengths: Any, batch: int, most: int) -> Any:
+    """int32 [batch], those beyond `most` as `most`, which is all that there is."""
+    if lengths is None:
+        return None
+    lengths = jnp.asarray(lengths)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise wrong(name, "integers", f"an array of {lengths.dtype}")
+    if lengths.shape != (batch,):
+        raise wrong(name, f"shape {(batch,)}", lengths.shape)
+    return jnp.clip(lengths, 0, most).astype(jnp.int32)
+
+
+_NAMES = {"q": "query", "k": "key", "v": "value", "window": "local_window_size"}
+
+
+def _check(statics: _Statics, *arrays: Any) -> None:
+    """Raises here, while tracing, what Client.forward would raise of these shapes, types and options."""
+    q, k, v, bias, mask = [None if x is None else np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in arrays]
+    try:
+        resolve(q, k, v, bias=bias, mask=mask, **statics.options())
+    except InvalidArgument as error:
+        said = {key: re.sub(r"\b[qkv]\b|^window", lambda found: _NAMES[found[0]], text)
+                for key, text in error.metadata.items() if key != "got"}
+        got = error.metadata["got"]
+        raise type(error)(f"{said['field']}: expected {said['expected']}, got {got}", reason=error.reason,
+                          metadata={**said, "got": got}) from None
 
 
 class _Statics(NamedTuple):

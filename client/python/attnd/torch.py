@@ -14,6 +14,7 @@ well, so that nothing else leaves the device either. Needs torch 2.4 or later.
 """
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from types import TracebackType
@@ -23,17 +24,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import _checks
 from ._arrays import Tensor as Bits
 from ._masks import Pattern, recognise
+from ._operator_options import (ELEMENTS, LAYOUTS, Numbers, Words, check_precision, check_tensor, check_tensors, diagonal,
+                                layout_of, numbers, seed_tensor, unpack, wire_type)
+from ._problem import resolve_window
 from ._residual import Residual
 from ._transfer import Transfer, empty, send
 from .client import Client
 from .client import connect as _connect
-from .errors import Unavailable, wrong
+from .errors import Unavailable, wrong, wrong_type
 
 __all__ = ["attention", "client", "connect", "disconnect", "replace", "scaled_dot_product_attention"]
 
-_ELEMENTS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _original = torch.nn.functional.scaled_dot_product_attention
 _clients: Dict[str, Client] = {}
 _keeping: Dict[str, bool] = {}  # by name: whether servers are asked to keep tensors for backward
@@ -51,7 +55,7 @@ def connect(address: Union[str, Sequence[str], Client], *, name: str = "", keep:
     precision: "f16" or "bf16": float32 tensors travel and are computed in 16 bits, results are float32. For engines
         without float32, such as the cuda engine.
     """
-    _check_precision(precision)
+    check_precision(precision)
     made = address if isinstance(address, Client) else _connect(address, **options)
     with _lock:
         _clients[name], _keeping[name], _precisions[name] = made, keep, precision
@@ -82,20 +86,22 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
     query [..., q_heads, q_len, dim], key [..., kv_heads, kv_len, dim], value [..., kv_heads, kv_len, v_dim] of at
     least 2 dimensions; leading dimensions broadcast. attn_mask: bool (True = attend) or float (added, with gradient),
     broadcastable to [..., q_heads, q_len, kv_len]. is_causal is aligned to the top left. dropout_p is applied always,
-    rounded to 256ths. A row that may attend to nothing gives 0.
+    rounded to 256ths. A row that may attend to nothing gives 0, and so does dropout_p=1.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dim() < 2:
+        if check_tensor(name, tensor).dim() < 2:
             raise wrong(name, "at least 2 dimensions", f"shape {tuple(tensor.shape)}")
-    if is_causal and attn_mask is not None:
+    if _checks.flag("is_causal", is_causal) and attn_mask is not None:
         raise wrong("attn_mask", "None when is_causal=True", "a tensor")
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     q, k, v, lead = _four_dimensions(query, key, value, enable_gqa)
     mask = bias = None
     if attn_mask is not None:
         scores = (*lead, query.shape[-2], key.shape[-2])
-        shaped = _mask_dimensions(attn_mask, scores)
+        shaped = _mask_dimensions(check_tensor("attn_mask", attn_mask), scores)
         mask, bias = (shaped, None) if attn_mask.dtype == torch.bool else (None, shaped)
+    if dropout_p == 1 or 0 in (*q.shape[:3], k.shape[2], v.shape[3]):
+        return _zeros((*lead, query.shape[-2], value.shape[-1]), q, k, v, bias)
     out = attention(q, k, v, causal="top_left" if is_causal else None, mask=mask, bias=bias, scale=scale,
                     dropout_p=dropout_p, server=server)
     assert isinstance(out, Tensor)
@@ -103,27 +109,28 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
-              causal: Union[None, bool, str] = None, align: Union[None, str, int, Tensor] = None,
+              causal: Union[None, bool, str] = None,
+              align: Union[None, str, int, Numbers] = None,
               window: Optional[Sequence[Optional[int]]] = None, mask: Optional[Tensor] = None,
               bias: Optional[Tensor] = None, scale: Optional[float] = None, softcap: float = 0.0,
-              dropout_p: float = 0.0, seed: Optional[Tensor] = None, sink: Optional[Tensor] = None,
-              zero_rest: bool = False, kv_lengths: Optional[Tensor] = None, cu_seqlens_q: Optional[Tensor] = None,
-              cu_seqlens_k: Optional[Tensor] = None, alibi_slopes: Optional[Tensor] = None, accumulate: str = "f32",
-              precision: Optional[str] = None, return_lse: bool = False, server: str = ""
+              dropout_p: float = 0.0, seed: Union[None, int, Tensor] = None, offset: int = 0,
+              sink: Optional[Numbers] = None, zero_rest: bool = False, kv_lengths: Optional[Numbers] = None,
+              cu_seqlens_q: Optional[Numbers] = None, cu_seqlens_k: Optional[Numbers] = None,
+              alibi_slopes: Optional[Numbers] = None, accumulate: str = "f32", precision: Optional[str] = None,
+              allow_nondeterministic: bool = False, return_lse: bool = False, server: str = ""
               ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """Attention with every option of attnd.Options, differentiable in q, k, v, bias, sink and through lse.
 
-    q [batch, q_heads, q_len, dim] (layout "bhld"), or as `layout` says. seed: int64 of one number, None: drawn from
-    torch's generator when dropout_p > 0. Returns out, or (out, lse) with lse float32 [batch, q_heads, q_len].
+    q [batch, q_heads, q_len, dim] (layout "bhld"), or as `layout` says. seed: an int, or an int64 tensor of one number;
+    None: drawn from torch's generator when dropout_p > 0. sink, kv_lengths, cu_seqlens_q, cu_seqlens_k, alibi_slopes and
+    several offsets in align are tensors or lists. Returns out, or (out, lse) with lse float32 [batch, q_heads, q_len].
     """
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("bias", bias)):
-        if tensor is not None and tensor.dtype not in _ELEMENTS:
-            raise wrong(name, "a tensor of float16, bfloat16 or float32", f"one of {tensor.dtype}")
-        if tensor is not None and tensor.device != q.device:
-            raise wrong(name, f"a tensor on q's device, {q.device}", f"one on {tensor.device}")
-    layout = layout or ("bhld" if cu_seqlens_q is None else "thd")
+    check_tensors(q, k, v, bias, mask)
+    if layout is None:
+        layout = "bhld" if cu_seqlens_q is None else "thd"
+    _checks.word("layout", layout, LAYOUTS, '"bhld" or "blhd", with cu_seqlens "thd" or "htd"')
     others = (causal or None, align, window, kv_lengths, cu_seqlens_q, alibi_slopes, zero_rest or None)
-    if mask is not None and mask.dtype == torch.bool and q.dim() == k.dim() == 4 and all(x is None for x in others):
+    if mask is not None and q.dim() == k.dim() == 4 and layout[0] == "b" and all(x is None for x in others):
         heads, length = layout.index("h"), layout.index("l")
         pattern = recognise(mask, (q.shape[0], q.shape[heads], q.shape[length], k.shape[length]))
         if pattern is not None and pattern.cu_seqlens is None:
@@ -133,21 +140,25 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
             found = attention(q[0], k[0], v[0], layout=layout[1:].replace("l", "t"), causal="top_left", scale=scale,
                               softcap=softcap, sink=sink, cu_seqlens_q=pattern.cu_seqlens,
                               cu_seqlens_k=pattern.cu_seqlens, accumulate=accumulate, precision=precision,
-                              return_lse=return_lse, server=server)
+                              allow_nondeterministic=allow_nondeterministic, return_lse=return_lse, server=server)
             return found[None] if isinstance(found, Tensor) else (found[0][None], found[1][None])
-    if dropout_p > 0 and seed is None:
-        seed = torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device="cpu")
+    dropout_p = _checks.number("dropout_p", dropout_p, 0.0) or 0.0
+    sink_tensor = numbers("sink", sink)
     offsets = None
-    if isinstance(align, Tensor):
-        align, offsets = None, align
-    if window is not None and len(window) != 2:
-        raise wrong("window", "(left, right)", window)
-    left, right = (None, None) if window is None else window
-    keep = _wish(q, k, v, bias, sink, server)
-    precision = _check_precision(precision or _precisions.get(server)) if q.dtype == torch.float32 else None
-    options = f"{layout}|{causal}|{align}|{left}|{right}|{zero_rest}|{accumulate}|{precision}|{keep}|{server}"
-    out, lse, _ = torch.ops.attnd.forward(q, k, v, bias, mask, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k,
-                                       offsets, seed, scale, float(softcap), float(dropout_p), options)
+    if not (align is None or isinstance(align, (str, int))):
+        align, offsets = None, numbers("align", align)
+    precision = check_precision(precision or _precisions.get(server)) if q.dtype == torch.float32 else None
+    left, right = (None, None) if window is None else resolve_window(window)
+    options = Words(layout, diagonal("causal", causal), diagonal("align", align), left, right,
+                    _checks.flag("zero_rest", zero_rest),
+                    _checks.word("accumulate", accumulate, ("f32", "f16"), '"f32" or "f16"'), precision,
+                    _wish(q, k, v, bias, sink_tensor, server), _checks.uint64("offset", offset),
+                    _checks.flag("allow_nondeterministic", allow_nondeterministic), server)
+    out, lse, _ = torch.ops.attnd.forward(
+        q, k, v, bias, mask, sink_tensor, numbers("alibi_slopes", alibi_slopes), numbers("kv_lengths", kv_lengths),
+        numbers("cu_seqlens_q", cu_seqlens_q), numbers("cu_seqlens_k", cu_seqlens_k), offsets,
+        seed_tensor(seed, dropout_p), _checks.number("scale", scale, None),
+        _checks.number("softcap", softcap, 0.0) or 0.0, dropout_p, options.pack())
     return (out, lse) if return_lse else out
 
 
@@ -199,6 +210,12 @@ class replace:
 
 # ---- Shapes of scaled_dot_product_attention.
 
+def _zeros(shape: Sequence[int], *inputs: Optional[Tensor]) -> Tensor:
+    """What nothing adds up to; its gradients are zeros too."""
+    given = [tensor for tensor in inputs if tensor is not None]
+    return sum((tensor.flatten()[:0].sum().to(given[0].dtype) for tensor in given), given[0].new_zeros(tuple(shape)))
+
+
 def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor]
               ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
     device = query.device.type
@@ -216,17 +233,19 @@ def _four_dimensions(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
     leads = [list(tensor.shape[:-2]) or [1] for tensor in (query, key, value)]
     width = max(len(lead) for lead in leads)
     leads = [[1] * (width - len(lead)) + lead for lead in leads]
-    if enable_gqa:
-        heads = [lead[-1] for lead in leads]
-        if heads[1] != heads[2] or heads[0] % heads[1] != 0:
-            raise wrong("key", f"as many heads as value, dividing query's {heads[0]}", f"{heads[1]} and {heads[2]}")
-    else:
-        heads = _broadcast_heads([lead[-1] for lead in leads])
+    heads = [lead[-1] for lead in leads]
+    if not enable_gqa:
+        heads = _broadcast_heads(heads)
+    elif any(count == 0 or heads[0] % count != 0 for count in heads[1:]):
+        raise wrong("key, value", f"heads that divide query's {heads[0]}", f"{heads[1]} and {heads[2]}")
+    elif heads[1] != heads[2]:
+        key, value = [tensor.repeat_interleave(heads[0] // tensor.shape[-3], -3) for tensor in (key, value)]
+        heads = heads[:1] * 3
     batch = _broadcast("leading dimensions", [lead[:-1] for lead in leads])
     shaped = []
     for tensor, count in zip((query, key, value), heads):
         whole = tensor.expand(*batch, count, *tensor.shape[-2:])
-        shaped.append(whole.reshape(-1, count, *tensor.shape[-2:]))
+        shaped.append(whole.reshape(math.prod(batch), count, *tensor.shape[-2:]))
     lead = (*batch, heads[0])
     out_lead = lead if max(query.dim(), key.dim(), value.dim()) > 2 else ()
     return shaped[0], shaped[1], shaped[2], out_lead
@@ -270,7 +289,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Opti
              scale: Optional[float], softcap: float, dropout_p: float, options: str) -> Tuple[Tensor, Tensor, Tensor]:
     """o, lse, and a tensor that stands for what the servers keep."""
     transfer = Transfer()
-    wire = _wire_type(q, options)
+    wire = wire_type(q, options)
     host = _fetch_inputs(transfer, wire, q, k, v, bias, mask)
     o = _empty_result(q, options, v.shape[-1])
     transfer.wait()
@@ -285,7 +304,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Opti
 
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tuple[Tensor, Tensor, Tensor]:
-    layout = _layout(rest[-1])
+    layout = layout_of(rest[-1])
     lse = q.new_empty(_lse_shape(q, layout), dtype=torch.float32)
     return _empty_like(q, layout, v.shape[-1]), lse, torch.empty(1, dtype=torch.uint8, device="cpu")
 
@@ -298,7 +317,7 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, resi
               cu_seqlens_k: Optional[Tensor], offsets: Optional[Tensor], seed: Optional[Tensor],
               scale: Optional[float], softcap: float, dropout_p: float, options: str
               ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    kept, transfer, wire = _kept.get(residual.data_ptr()), Transfer(), _wire_type(q, options)
+    kept, transfer, wire = _kept.get(residual.data_ptr()), Transfer(), wire_type(q, options)
     copies = None if kept is None else kept.copies
     if copies is None:
         inputs = _fetch_inputs(transfer, wire, q, k, v, bias, mask)
@@ -328,7 +347,7 @@ def _backward(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, resi
 def _(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, residual: Tensor, want_bias_gradient: bool,
       q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Optional[Tensor], sink: Optional[Tensor], *rest: Any
       ) -> Tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    layout = _layout(rest[-1])
+    layout = layout_of(rest[-1])
     d_q, d_k, d_v = [_empty_like(tensor, layout, tensor.shape[-1]) for tensor in (q, k, v)]
     d_bias, d_sink = _empty_gradients(q, bias if want_bias_gradient else None, sink)
     return d_q, d_k, d_v, d_bias, d_sink
@@ -386,15 +405,14 @@ def _options(options: str, host: _Inputs, sink: Optional[Tensor], alibi_slopes: 
              offsets: Optional[Tensor], seed: Optional[Tensor], scale: Optional[float], softcap: float,
              dropout_p: float) -> Tuple[Dict[str, Any], str, str]:
     """Keywords for Client.forward, what _wish said, and the connection's name."""
-    layout, causal, align, left, right, zero_rest, accumulate, _, keep, server = options.split("|", 9)
-    window = (_constant(left), _constant(right))
+    said = unpack(options)
     chosen: Dict[str, Any] = dict(
-        layout=layout, causal=_constant(causal), align=_constant(align) if offsets is None else offsets,
-        window=None if window == (None, None) else window, zero_rest=_constant(zero_rest), accumulate=accumulate,
-        bias=None if host.bias is None else _bits("bias", host.bias), mask=host.mask,
-        sink=sink, alibi_slopes=alibi_slopes, kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        scale=scale, softcap=softcap, dropout_p=dropout_p, seed=0 if seed is None else int(seed))
-    return chosen, keep, server
+        said.contract(), bias=None if host.bias is None else _bits("bias", host.bias), mask=host.mask, sink=sink,
+        alibi_slopes=alibi_slopes, kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        scale=scale, softcap=softcap, dropout_p=dropout_p, seed=0 if seed is None else int(seed) % (1 << 64))
+    if offsets is not None:
+        chosen["align"] = offsets
+    return chosen, said.keep, said.server
 
 
 class _Kept(NamedTuple):
@@ -418,40 +436,14 @@ def _stand_in(residual: Optional[Residual], copies: Optional[_Copies]) -> Tensor
     return torch.from_numpy(memory)
 
 
-def _layout(options: str) -> str:
-    return options.partition("|")[0]
-
-
-def _constant(text: str) -> Any:
-    """None, a bool, an int or a word, from its str."""
-    words = {"None": None, "True": True, "False": False}
-    if text in words:
-        return words[text]
-    return int(text) if text.lstrip("-").isdigit() else text
-
-
 def _bits(field: str, tensor: Tensor) -> Bits:
     """The memory of a tensor on the host, for the client."""
-    element = _ELEMENTS.get(tensor.dtype)
+    element = ELEMENTS.get(tensor.dtype)
     if element is None:  # o, dout or a call of the operators themselves
         raise wrong(field, "a tensor of float16, bfloat16 or float32", f"one of {tensor.dtype}")
     if tensor.dtype == torch.bfloat16:
         return Bits(tensor.view(torch.int16).numpy().view("uint16"), element)
     return Bits(tensor.numpy(), element)
-
-
-_PRECISIONS = {"f16": torch.float16, "bf16": torch.bfloat16}
-
-
-def _check_precision(precision: Optional[str]) -> Optional[str]:
-    if precision is not None and precision not in _PRECISIONS:
-        raise wrong("precision", '"f16" or "bf16"', repr(precision))
-    return precision
-
-
-def _wire_type(tensor: Tensor, options: str) -> torch.dtype:
-    """What the tensor travels as."""
-    return _PRECISIONS.get(options.split("|", 8)[7], tensor.dtype)
 
 
 def _empty_like(tensor: Tensor, layout: str, last: int) -> Tensor:
@@ -462,8 +454,8 @@ def _empty_like(tensor: Tensor, layout: str, last: int) -> Tensor:
 
 def _empty_result(tensor: Tensor, options: str, last: int) -> Tensor:
     """The same on the host, for a result that comes from the wire and goes to the tensor's device."""
-    wire = _wire_type(tensor, options)
-    return _empty_in_order(tensor, _layout(options), last, lambda shape: empty(shape, wire, tensor.device))
+    wire = wire_type(tensor, options)
+    return _empty_in_order(tensor, layout_of(options), last, lambda shape: empty(shape, wire, tensor.device))
 
 
 def _empty_in_order(tensor: Tensor, layout: str, last: int, make: Callable[[List[int]], Tensor]) -> Tensor:

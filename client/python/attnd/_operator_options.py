@@ -1,0 +1,121 @@
+"""Arguments of attnd.torch.attention: checked, and those that are neither tensors nor floats as one string, since an
+operator's schema takes no unions."""
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
+
+import torch
+from torch import Tensor
+
+from . import _checks
+from .errors import wrong, wrong_type
+
+Numbers = Union[Tensor, Sequence[float], Sequence[Sequence[float]]]
+
+LAYOUTS = ("bhld", "blhd", "thd", "htd")
+ELEMENTS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+_PRECISIONS = {"f16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Words(NamedTuple):
+    """keep: what servers are asked to keep tensors for, "" nothing, "keep" a backward, "bias" one that wants the bias's
+    gradient. server: the connection's name. The rest as attnd.Options; left and right are the window."""
+
+    layout: str
+    causal: Union[None, bool, str]
+    align: Union[None, int, str]
+    left: Optional[int]
+    right: Optional[int]
+    zero_rest: bool
+    accumulate: str
+    precision: Optional[str]
+    keep: str
+    offset: int
+    allow_nondeterministic: bool
+    server: str
+
+    def pack(self) -> str:
+        return "|".join(map(str, self))
+
+    def contract(self) -> Dict[str, Any]:
+        """What of it are options of Client.forward; tensors come in `precision` already."""
+        return dict(layout=self.layout, causal=self.causal, align=self.align, zero_rest=self.zero_rest,
+                    window=None if self.left is None else (self.left, self.right), accumulate=self.accumulate,
+                    offset=self.offset, allow_nondeterministic=self.allow_nondeterministic)
+
+
+@functools.lru_cache(256)
+def unpack(options: str) -> Words:
+    *words, server = options.split("|", len(Words._fields) - 1)
+    values: List[Any] = [*map(_constant, words), server]
+    return Words(*values)
+
+
+def layout_of(options: str) -> str:
+    return options.partition("|")[0]
+
+
+def wire_type(tensor: Tensor, options: str) -> torch.dtype:
+    """What the tensor travels as."""
+    return _PRECISIONS.get(unpack(options).precision or "", tensor.dtype)
+
+
+def _constant(text: str) -> Any:
+    """None, a bool, an int or a word, from its str."""
+    words = {"None": None, "True": True, "False": False}
+    if text in words:
+        return words[text]
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def check_tensor(name: str, tensor: object) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise wrong_type(name, "a torch.Tensor", tensor)
+    return tensor
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Optional[Tensor]) -> None:
+    for name, given in (("q", q), ("k", k), ("v", v), *(() if bias is None else (("bias", bias),))):
+        tensor = check_tensor(name, given)
+        if tensor.dtype not in ELEMENTS:
+            raise wrong(name, "a tensor of float16, bfloat16 or float32", f"one of {tensor.dtype}")
+        if name in "kv" and tensor.dtype != q.dtype:
+            raise wrong(name, f"a tensor of {q.dtype}, as q is", f"one of {tensor.dtype}")
+        if tensor.device != q.device:
+            raise wrong(name, f"a tensor on q's device, {q.device}", f"one on {tensor.device}")
+    if mask is not None and check_tensor("mask", mask).dtype != torch.bool:
+        raise wrong("mask", "a bool tensor (True = attend); floats belong into bias", f"one of {mask.dtype}")
+
+
+def check_precision(precision: Optional[str]) -> Optional[str]:
+    return None if precision is None else _checks.word("precision", precision, tuple(_PRECISIONS), '"f16" or "bf16"')
+
+
+def numbers(name: str, value: Optional[Numbers]) -> Optional[Tensor]:
+    if value is None or isinstance(value, Tensor):
+        return value
+    try:
+        return torch.as_tensor(value, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise wrong_type(name, "a tensor or a list of numbers", value) from None
+
+
+def seed_tensor(seed: Union[None, int, Tensor], dropout_p: float) -> Optional[Tensor]:
+    """int64 of one number, whose bits are the seed's; drawn where there is none and dropout wants one."""
+    if isinstance(seed, Tensor):
+        if seed.numel() != 1 or seed.is_floating_point() or seed.is_complex():
+            raise wrong("seed", "an int, or an int64 tensor of one number", f"{seed.dtype} of {seed.numel()}")
+        return seed
+    if seed is not None:
+        bits = _checks.uint64("seed", seed)
+        return torch.tensor([bits - (1 << 64) if bits >= 1 << 63 else bits], dtype=torch.int64, device="cpu")
+    return torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device="cpu") if dropout_p > 0 else None
+
+
+def diagonal(name: str, value: object) -> Any:
+    """causal, or an align that is no tensor."""
+    if value is None or isinstance(value, bool if name == "causal" else int):
+        return value
+    other = "or True" if name == "causal" else "an int or one int per batch entry"
+    return _checks.word(name, value, ("top_left", "bottom_right"), f'"top_left", "bottom_right", {other}')
