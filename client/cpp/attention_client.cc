@@ -128,7 +128,6 @@ class AttentionClient::Impl {
         clock_(std::move(clock)),
         connections_(std::move(connections)),
         budget_(options_.retry),
-        limits_(connections_->address_count()),
         bulk_queue_(BulkThreads()),
         max_lanes_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
         lane_threads_(max_lanes_),
@@ -314,13 +313,14 @@ class AttentionClient::Impl {
   }
 
   ServerLimits LimitsOfAll(absl::Time deadline, const CallOptions& options) {
-    return limits_.OfAll([&](int address) -> absl::StatusOr<ServerLimits> {
-      CallOptions probe{.timeout = std::min(deadline - clock_->Now(), absl::Seconds(2)),
-                        .stop = options.stop};
-      ASSIGN_OR_RETURN(ServerInfo info, GetServerInfo(address, probe));
-      bool streams = absl::c_linear_search(info.features, "stream");
-      return ServerLimits{.max_message_bytes = info.max_message_bytes, .streams = streams};
-    });
+    return limits_.OfAll(
+        connections_->address_count(), [&](int address) -> absl::StatusOr<ServerLimits> {
+          CallOptions probe{.timeout = std::min(deadline - clock_->Now(), absl::Seconds(2)),
+                            .stop = options.stop};
+          ASSIGN_OR_RETURN(ServerInfo info, GetServerInfo(address, probe));
+          bool streams = absl::c_linear_search(info.features, "stream");
+          return ServerLimits{.max_message_bytes = info.max_message_bytes, .streams = streams};
+        });
   }
 
   // How a call is cut, and which of its shards are streamed.

@@ -194,6 +194,7 @@ class CallRunner::Lane final : public EventSink {
       }
       // From here on a failure of the first is the second's matter, and nobody changes tried_.
       std::vector<bool> tried = runner_.tried_[first.shard];
+      tried.resize(core.connections.address_count());
       tried[first.connection->address_index()] = true;
       bool another = std::find(tried.begin(), tried.end(), false) != tried.end();
       if (!another) tried.assign(tried.size(), false);
@@ -461,6 +462,7 @@ void CallRunner::HandleFailure(Attempt& attempt) {
   if (ResendWithoutResidual(attempt, status)) return state_.Delay(attempt.shard, {});
   int address = attempt.connection->address_index();
   std::vector<bool>& tried = tried_[attempt.shard];
+  tried.resize(core_.connections.address_count());  // a name may have brought new ones
   tried[address] = true;
   if (absl::IsUnavailable(status)) core_.connections.Reconnect(*attempt.connection);
   const bool news =

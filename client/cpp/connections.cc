@@ -22,6 +22,8 @@ namespace {
 constexpr absl::Duration kFirstSuspension = absl::Milliseconds(100);
 constexpr absl::Duration kLongestSuspension = absl::Seconds(5);
 constexpr absl::Duration kLookUpAgain = absl::Seconds(1);
+constexpr absl::Duration kLookUpEvery = absl::Seconds(30);
+constexpr size_t kMostAddresses = 256;  // a name may bring them to
 
 absl::Status OutOfRange(absl::string_view option, absl::string_view expected, int64_t got) {
   return absl::InvalidArgumentError(absl::StrCat(option, ": expected ", expected, ", got ", got));
@@ -119,8 +121,35 @@ absl::StatusOr<std::unique_ptr<Connections>> Connections::Create(const ClientOpt
                                                                  ReplicaLookup lookup) {
   RETURN_IF_ERROR(ValidateOptions(options));
   ASSIGN_OR_RETURN(auto credentials, MakeCredentials(options));
-  return std::unique_ptr<Connections>(
+  std::unique_ptr<Connections> connections(
       new Connections(options, std::move(credentials), clock, std::move(lookup)));
+  if (!connections->names_.empty()) {
+    connections->watch_ = std::thread([watched = connections.get()] { watched->WatchNames(); });
+  }
+  return connections;
+}
+
+Connections::~Connections() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  if (watch_.joinable()) watch_.join();
+}
+
+void Connections::WatchNames() {
+  auto stopping = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_; };
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping), kLookUpEvery)) return;
+    }
+    LookUpNames();
+  }
+}
+
+void Connections::LookUpNames() {
+  for (size_t n = 0; n < names_.size(); ++n) Update(static_cast<int>(n), lookup_(names_[n].name));
 }
 
 Connections::Connections(const ClientOptions& options,
@@ -174,7 +203,8 @@ std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vecto
   absl::Time now = clock_.Now();
   auto rank = [&](const Slot& slot) {
     int a = slot.connection->address_index();
-    return std::make_tuple(only >= 0 && a != only, static_cast<bool>(tried[a]),
+    bool was_there = a < static_cast<int>(tried.size()) && tried[a];
+    return std::make_tuple(only >= 0 && a != only, was_there, addresses_[a].gone,
                            addresses_[a].suspended_until > now, slot.outstanding_bytes,
                            addresses_[a].last_picked);
   };
@@ -198,8 +228,18 @@ int Connections::idle_count() const {
       slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.outstanding_bytes == 0; }));
 }
 
+int Connections::address_count() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int>(addresses_.size());
+}
+
+int Connections::count() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int>(slots_.size());
+}
+
 bool Connections::ReportUnavailable(int address_index, absl::Time begun) {
-  std::optional<ReplicaName> name;
+  int name = -1;
   {
     absl::MutexLock lock(&mutex_);
     Address& address = addresses_[address_index];
@@ -211,26 +251,40 @@ bool Connections::ReportUnavailable(int address_index, absl::Time begun) {
     ++address.failures;
     if (address.name >= 0 && now >= names_[address.name].look_up_after) {
       names_[address.name].look_up_after = now + kLookUpAgain;
-      name = names_[address.name].name;
+      name = address.name;
     }
   }
-  if (name.has_value()) MoveTo(address_index, lookup_(*name));
+  if (name >= 0) Update(name, lookup_(names_[name].name));
   return true;
 }
 
-// What runs on the old connections goes on: the replica may be about to finish it.
-void Connections::MoveTo(int address_index, const std::vector<std::string>& found) {
+// A name that cannot be looked up now keeps what it had.
+void Connections::Update(int name, const std::vector<std::string>& found) {
+  if (found.empty()) return;
   absl::MutexLock lock(&mutex_);
-  const std::string old = addresses_[address_index].target;
-  if (absl::c_linear_search(found, old)) return;
+  for (Address& address : addresses_) {
+    if (address.name == name) address.gone = !absl::c_linear_search(found, address.target);
+  }
   for (const std::string& target : found) {
     bool used = absl::c_any_of(addresses_, [&](const Address& a) { return a.target == target; });
-    if (used) continue;
-    addresses_[address_index] = {.target = target, .name = addresses_[address_index].name};
+    if (!used) Place(name, target);
+  }
+}
+
+// In the place of one that is gone, where what runs on its connections goes on: the replica may be
+// about to finish it. Else behind the others.
+void Connections::Place(int name, const std::string& target) {
+  auto place =
+      absl::c_find_if(addresses_, [&](const Address& a) { return a.name == name && a.gone; });
+  const auto index = static_cast<int>(place - addresses_.begin());
+  if (place != addresses_.end()) {
+    *place = {.target = target, .name = name};
     for (Slot& slot : slots_) {
-      if (slot.connection->address_index() == address_index) slot = {Open(address_index)};
+      if (slot.connection->address_index() == index) slot = {Open(index)};
     }
-    return;
+  } else if (addresses_.size() < kMostAddresses) {
+    addresses_.push_back({.target = target, .name = name});
+    for (int n = 0; n < options_.channels_per_address; ++n) slots_.push_back({Open(index)});
   }
 }
 

@@ -2,9 +2,9 @@
 // its own (one connection is worth about one core). A shard goes to the connection with the fewest
 // outstanding bytes, away from addresses that it has tried or that have just been unavailable.
 //
-// A name ("dns:///name:port") stands for all addresses that it has when the client is made. It is
-// looked up again when one of them is unavailable, and one that it then has in place of that takes
-// its place; their number stays.
+// A name ("dns:///name:port") stands for all addresses that it has. It is looked up every half
+// minute, and when one of them is unavailable: new ones join or take the place of those that the
+// name has no more, which come last until then. An address's index never changes its name.
 //
 // Threads: any.
 #pragma once
@@ -17,6 +17,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -65,6 +66,7 @@ class Connections {
   static absl::StatusOr<std::unique_ptr<Connections>> Create(const ClientOptions& options,
                                                              const Clock& clock,
                                                              ReplicaLookup lookup = LookUpReplicas);
+  ~Connections();
 
   // The best connection for `bytes` more bytes; Release gives them back. `tried[a]`: the shard has
   // been at address a. `only`: the address that it must go to, -1: any.
@@ -87,9 +89,12 @@ class Connections {
   std::shared_ptr<Connection> Of(int address_index);
 
   std::string target(int address_index);
-  int address_count() const { return static_cast<int>(addresses_.size()); }
-  int count() const { return static_cast<int>(slots_.size()); }
-  int idle_count() const;  // without outstanding bytes
+  int address_count() const;  // may grow
+  int count() const;          // likewise
+  int idle_count() const;     // without outstanding bytes
+
+  // Looks all names up now.
+  void LookUpNames();
 
  private:
   struct Address {
@@ -97,6 +102,7 @@ class Connections {
     int name = -1;  // index into names_; −1: as it was given
     absl::Time reported_at = absl::InfinitePast();
     absl::Time suspended_until = absl::InfinitePast();
+    bool gone = false;         // its name has it no more
     int failures = 0;          // in a row
     uint64_t last_picked = 0;  // sequence number
   };
@@ -113,19 +119,24 @@ class Connections {
               const Clock& clock, ReplicaLookup lookup);
   void AddAddress(const std::string& address);
   std::shared_ptr<Connection> Open(int address_index) const;
-  // Gives the address's place to one of `found` that has none.
-  void MoveTo(int address_index, const std::vector<std::string>& found);
+  // The name has these addresses now.
+  void Update(int name, const std::vector<std::string>& found);
+  void Place(int name, const std::string& target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WatchNames();
 
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
   const Clock& clock_;
   mutable absl::Mutex mutex_;
   const ReplicaLookup lookup_;
-  std::vector<Name> names_;         // its names never change; the rest ABSL_GUARDED_BY(mutex_)
-  std::vector<Address> addresses_;  // its size never changes; the rest ABSL_GUARDED_BY(mutex_)
-  std::vector<Slot> slots_;         // its size never changes; the rest ABSL_GUARDED_BY(mutex_)
+  std::vector<Name> names_;  // its names never change; the rest ABSL_GUARDED_BY(mutex_)
+  // Guarded by mutex_ once Create has returned; they only grow.
+  std::vector<Address> addresses_;
+  std::vector<Slot> slots_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t picks_ ABSL_GUARDED_BY(mutex_) = 0;
   Reconnector reconnector_;
+  std::thread watch_;  // of names, where there are any
 };
 
 }  // namespace attnd

@@ -82,6 +82,34 @@ TEST(Connections, LookANameUpAgainWhenOneOfItsAddressesIsAway) {
   EXPECT_NE(connections->Of(1), old);
 }
 
+TEST(Connections, FollowTheAddressesOfAName) {
+  FakeClock clock;
+  Names now = {"ipv4:127.0.0.1:1"};
+  auto connections =
+      Create({"dns:///name:7", "127.0.0.1:9"}, clock, [&](const ReplicaName&) { return now; });
+  EXPECT_EQ(connections->address_count(), 2);
+  now = {"ipv4:127.0.0.1:1", "ipv4:127.0.0.1:2", "127.0.0.1:9"};  // one joins
+  connections->LookUpNames();
+  ASSERT_EQ(connections->address_count(), 3);
+  EXPECT_EQ(connections->count(), 6);
+  EXPECT_EQ(connections->target(2), "ipv4:127.0.0.1:2");
+  std::set<int> picked;
+  const std::vector<bool> tried(2, false);  // of a call that began before
+  for (int n = 0; n < 3; ++n) picked.insert(connections->Acquire(10, tried)->address_index());
+  EXPECT_EQ(picked.size(), 3u);
+  now = {"ipv4:127.0.0.1:2"};  // one leaves: the others come first
+  connections->LookUpNames();
+  EXPECT_EQ(connections->address_count(), 3);
+  for (int n = 0; n < 20; ++n) EXPECT_NE(connections->Acquire(10, tried)->address_index(), 0);
+  now = {};  // the name server is away
+  connections->LookUpNames();
+  now = {"ipv4:127.0.0.1:3", "ipv4:127.0.0.1:2"};  // another comes in its place
+  connections->LookUpNames();
+  EXPECT_EQ(connections->address_count(), 3);
+  EXPECT_EQ(connections->target(0), "ipv4:127.0.0.1:3");
+  EXPECT_EQ(connections->Acquire(10, tried)->address_index(), 0);
+}
+
 TEST(Connections, CountOneFailureForAllCallsThatItEnded) {
   FakeClock clock;
   auto connections = Create({"127.0.0.1:9"}, clock, nullptr);

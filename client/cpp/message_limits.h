@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <optional>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -25,16 +25,14 @@ class MessageLimits {
  public:
   static constexpr int64_t kAnyServerTakes = int64_t{1} << 20;
 
-  explicit MessageLimits(int addresses) : known_(addresses) {}
-
-  // What every address can do. `ask(address)` gives an unknown one's limits.
+  // What each of so many addresses can do. `ask(address)` gives an unknown one's limits.
   template <class Ask>
-  ServerLimits OfAll(const Ask& ask) {
+  ServerLimits OfAll(int addresses, const Ask& ask) {
     ServerLimits all{.max_message_bytes = INT64_MAX, .streams = true};
-    for (size_t address = 0; address < known_.size(); ++address) {
+    for (int address = 0; address < addresses; ++address) {
       std::optional<ServerLimits> limits = Known(address);
       if (!limits.has_value()) {
-        absl::StatusOr<ServerLimits> answer = ask(static_cast<int>(address));
+        absl::StatusOr<ServerLimits> answer = ask(address);
         if (answer.ok() && answer->max_message_bytes > 0) Remember(address, *(limits = *answer));
       }
       ServerLimits one = limits.value_or(ServerLimits());
@@ -48,21 +46,23 @@ class MessageLimits {
   void Forget(const absl::Status& failure) {
     if (!absl::IsUnavailable(failure) && !absl::IsResourceExhausted(failure)) return;
     absl::MutexLock lock(&mutex_);
-    std::fill(known_.begin(), known_.end(), std::nullopt);
+    known_.clear();
   }
 
  private:
-  std::optional<ServerLimits> Known(size_t address) {
+  std::optional<ServerLimits> Known(int address) {
     absl::MutexLock lock(&mutex_);
-    return known_[address];
+    auto known = known_.find(address);
+    if (known == known_.end()) return std::nullopt;
+    return known->second;
   }
-  void Remember(size_t address, const ServerLimits& limits) {
+  void Remember(int address, const ServerLimits& limits) {
     absl::MutexLock lock(&mutex_);
     known_[address] = limits;
   }
 
   absl::Mutex mutex_;
-  std::vector<std::optional<ServerLimits>> known_;  // its size never changes
+  std::map<int, ServerLimits> known_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace attnd
