@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/random_problem.h"
@@ -342,6 +344,63 @@ TEST(DeviceSimulation, LosesOneGpuAndGoesOnWithTheOther) {
     }
     if (HasFailure()) return;
   }
+}
+
+// Of calls that have been answered: they are right or cancelled, and only callers who cancel are.
+struct StormCount {
+  int computed = 0, cancelled = 0;
+
+  void Take(Sent& call, bool may_be_cancelled) {
+    const absl::Status& status = call.answer.Wait();
+    if (status.ok()) {
+      EXPECT_TRUE(IsRightAnswer(call.problem, call.seed, call.answer.result()));
+      ++computed;
+    } else {
+      EXPECT_TRUE(may_be_cancelled && absl::IsCancelled(status)) << status;
+      ++cancelled;
+    }
+    EXPECT_EQ(call.answer.answers(), 1);
+    call.answer.DropResult();
+  }
+};
+
+// Twenty storms of fifty cancels each, while calls wait, go up, compute in slices, come back, or
+// are answered already. Once a storm's last answer is out nothing of it is left, and another
+// caller's calls among them are computed as ever.
+TEST(DeviceSimulation, GivesAllMemoryBackWhenAThousandCallsAreCancelledAtRandomPoints) {
+  constexpr int kStorms = 20, kCalls = 60;  // every sixth is another caller's
+  FakeDriver fake;
+  SimulatedServer server(fake, 2, 1e-6);
+  StormCount count;
+  uint64_t next_id = 6000000;
+  for (uint64_t seed = 1; seed <= kStorms; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Random random(seed);
+    fake.seed(seed);
+    std::deque<Sent> calls;
+    std::vector<uint64_t> to_cancel;
+    for (int n = 0; n < kCalls; ++n) {
+      Sent& call = calls.emplace_back();
+      call.problem = SimulatedProblem(random);
+      call.id = next_id++;
+      call.seed = n % 6 == 5 ? 2 : 1;
+      server.Submit(
+          Landed(server.Admit(call.problem, call.seed, absl::Minutes(1), call.id, call.answer),
+                 server.staging()));
+      if (call.seed == 1) to_cancel.push_back(call.id);
+      if (to_cancel.empty() || random.Chance(0.3)) continue;
+      const int64_t last = static_cast<int64_t>(to_cancel.size()) - 1;
+      if (random.Chance(0.5)) std::swap(to_cancel[random.Between(0, last)], to_cancel.back());
+      server.Cancel(to_cancel.back());
+      to_cancel.pop_back();
+    }
+    for (uint64_t id : to_cancel) server.Cancel(id);
+    for (Sent& call : calls) count.Take(call, call.seed == 1);
+    server.ExpectAllGivenBack();  // at once: nothing is waited for
+  }
+  EXPECT_GE(count.computed, kStorms * kCalls / 6);
+  EXPECT_GT(count.cancelled, 50);
+  RecordProperty("cancelled", count.cancelled);
 }
 
 TEST(DeviceSimulation, SpreadsCallsThatWaitOverAllGpus) {
