@@ -136,6 +136,12 @@ void Metrics::MakeRequestSeries() {
                      .Name("attnd_request_stage_duration_seconds")
                      .Help("Parts of a successful request's time; their sum is the request.")
                      .Register(*registry_);
+  auto& refusals = BuildHistogram()
+                       .Name("attnd_refusal_duration_seconds")
+                       .Help(
+                           "Of requests refused before any work: from the arrival of what tells "
+                           "(a stream's header, else the whole request) to the end of the answer.")
+                       .Register(*registry_);
   auto& in_flight = BuildGauge()
                         .Name("attnd_requests_in_flight")
                         .Help("Requests that have arrived and are not answered yet.")
@@ -151,6 +157,7 @@ void Metrics::MakeRequestSeries() {
     durations_.push_back(&durations.Add({{"method", method}}, RequestBuckets()));
     in_flight_.push_back(&in_flight.Add({{"method", method}}));
     if (m > static_cast<int>(Method::kBackward)) continue;
+    refusals_.push_back(&refusals.Add({{"method", method}}, KernelBuckets()));
     for (const char* stage : kStageNames) {
       stages_.push_back(&stages.Add({{"method", method}, {"stage", stage}}, KernelBuckets()));
     }
@@ -370,7 +377,12 @@ void Metrics::CallFinished(Method method, absl::StatusCode code, absl::string_vi
   requests_[m * kCodeCount + static_cast<int>(code)]->Increment();
   durations_[m]->Observe(absl::ToDoubleSeconds(duration));
   auto rejected = rejected_.find(reason);
-  if (rejected != rejected_.end()) rejected->second->Increment();
+  if (rejected != rejected_.end()) {
+    rejected->second->Increment();
+    if (m < static_cast<int>(refusals_.size())) {
+      refusals_[m]->Observe(absl::ToDoubleSeconds(duration));
+    }
+  }
   if (code == absl::StatusCode::kInvalidArgument) rejected_.find("invalid")->second->Increment();
 }
 

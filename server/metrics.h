@@ -145,6 +145,7 @@ class Metrics {
 
   Counters requests_;     // [method][code]
   Histograms durations_;  // [method]
+  Histograms refusals_;   // [method], Forward and Backward
   Histograms stages_;     // [method][stage], Forward and Backward
   Gauges in_flight_;      // [method]
   Histograms tokens_;     // [direction]
