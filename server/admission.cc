@@ -16,9 +16,11 @@ namespace attnd {
 namespace {
 
 // A call's own estimate may be wrong by this factor; only what misses its deadline by more is
-// refused. What lies ahead of it is a sum of many estimates, and counts in full: under overload a
-// call that was let in too late is work for nobody.
+// refused. What lies ahead of it is a sum of many estimates, at a measured pace, and counts in full
+// and a little more, for the way back to the caller: under overload a call that was let in too
+// late is work for nobody.
 constexpr double kEstimateSlack = 2;
+constexpr double kQueueMargin = 1.1;
 
 // A draining one will not come back: longer than its ports stay open.
 constexpr absl::Duration kDrainingRetryDelay = absl::Seconds(1);
@@ -49,6 +51,10 @@ absl::Status OverQuota(absl::string_view caller, absl::string_view what, int64_t
   return WithRetryAfter(std::move(status), absl::Milliseconds(100));
 }
 
+CallerFlow FlowOf(const AdmittedCall& admitted) {
+  return {admitted.context().caller, admitted.call().priority()};
+}
+
 absl::Status TooLarge(absl::string_view reason, absl::string_view what, int64_t limit,
                       int64_t wanted) {
   std::string limit_text = absl::StrCat(limit), wanted_text = absl::StrCat(wanted);
@@ -66,6 +72,16 @@ struct LeasesInTheWay {
   int64_t bytes = 0;
 };
 
+// What one call wants to take.
+struct Wanted {
+  const CallerFlow& flow;
+  int64_t bytes;
+  int device;
+  AdmissionDeviceUse part;
+  int64_t device_limit;  // bytes of its memory
+  double pace;           // of its queue
+};
+
 // What is taken now: in total, by each caller and of each device. Any thread.
 class AdmissionLedger {
  public:
@@ -73,51 +89,66 @@ class AdmissionLedger {
 
   // When leases stand in the way, `in_the_way` tells how many of their bytes would have to go
   // where.
-  absl::Status Take(const AdmissionLimits& limits, const std::string& caller, int64_t bytes,
-                    int device, const AdmissionDeviceUse& part, int64_t device_limit,
-                    LeasesInTheWay* in_the_way) {
+  absl::Status Take(const AdmissionLimits& limits, const Wanted& call, LeasesInTheWay* in_the_way) {
+    const std::string& caller = call.flow.caller;
+    const AdmissionDeviceUse& part = call.part;
     absl::MutexLock lock(&mutex_);
-    const AdmissionDeviceUse& queue = devices_[device].use;
+    const AdmissionDeviceUse& queue = devices_[call.device].use;
+    const double ahead = call.pace * queue.seconds;
     if (use_.calls + 1 > limits.max_calls) {
-      return Full(reason::kQueueFull, "calls", limits.max_calls, use_.calls + 1, queue.seconds);
+      return Full(reason::kQueueFull, "calls", limits.max_calls, use_.calls + 1, ahead);
     }
-    if (queue.calls > 0 && queue.seconds > limits.max_queue_seconds) {
+    if (queue.calls > 0 && ahead > limits.max_queue_seconds) {
       return Full(reason::kQueueFull, "milliseconds of work ahead",
                   static_cast<int64_t>(limits.max_queue_seconds * 1e3),
-                  static_cast<int64_t>(queue.seconds * 1e3), queue.seconds);
+                  static_cast<int64_t>(ahead * 1e3), ahead);
     }
     const int64_t on_device = queue.memory_bytes + queue.lease_bytes + part.memory_bytes;
-    if (part.memory_bytes > 0 && on_device > device_limit) {
-      *in_the_way = {device, std::min(on_device - device_limit, queue.lease_bytes)};
-      return Full(reason::kHbmPressure, "bytes of device memory", device_limit, on_device,
-                  queue.seconds);
+    if (part.memory_bytes > 0 && on_device > call.device_limit) {
+      *in_the_way = {call.device, std::min(on_device - call.device_limit, queue.lease_bytes)};
+      return Full(reason::kHbmPressure, "bytes of device memory", call.device_limit, on_device,
+                  ahead);
     }
-    int64_t wanted = use_.bytes + use_.lease_bytes + bytes;
+    int64_t wanted = use_.bytes + use_.lease_bytes + call.bytes;
     if (wanted > limits.memory_bytes) {
       *in_the_way = {kHostMemory, std::min(wanted - limits.memory_bytes, use_.lease_bytes)};
       return Full(reason::kMemoryPressure, "bytes of staging memory", limits.memory_bytes, wanted,
-                  use_.seconds);
+                  ahead);
     }
     auto own = callers_.find(caller);
     AdmissionUse mine = own == callers_.end() ? AdmissionUse{} : own->second;
     if (mine.calls + 1 > limits.caller_max_calls) {
       return OverQuota(caller, "calls", limits.caller_max_calls, mine.calls + 1);
     }
-    if (mine.bytes + bytes > limits.caller_max_bytes) {
-      return OverQuota(caller, "bytes", limits.caller_max_bytes, mine.bytes + bytes);
+    if (mine.bytes + call.bytes > limits.caller_max_bytes) {
+      return OverQuota(caller, "bytes", limits.caller_max_bytes, mine.bytes + call.bytes);
     }
-    Add(caller, {.calls = 1, .bytes = bytes, .seconds = part.seconds});
-    AddToDevice(device, part);
+    Add(caller, {.calls = 1, .bytes = call.bytes, .seconds = part.seconds});
+    AddToDevice(call.device, part);
+    AddToFlow(call.device, call.flow, 1, part.seconds);
     return absl::OkStatus();
   }
 
   // The device is done with a call.
-  void GiveBackWork(const std::string& caller, int device, const AdmissionDeviceUse& part) {
+  void GiveBackWork(const CallerFlow& flow, int device, const AdmissionDeviceUse& part) {
     absl::MutexLock lock(&mutex_);
-    Add(caller, {.calls = -part.calls, .seconds = -part.seconds});
+    Add(flow.caller, {.calls = -part.calls, .seconds = -part.seconds});
     AddToDevice(
         device,
         {.calls = -part.calls, .memory_bytes = -part.memory_bytes, .seconds = -part.seconds});
+    AddToFlow(device, flow, -part.calls, -part.seconds);
+  }
+
+  // Estimated work that comes before a new call of `seconds`: all there is, or, if that is less,
+  // what the batcher lets pass while it serves the call's own flow by its weight.
+  double SecondsAhead(int device, const CallerFlow& flow, double seconds) const {
+    absl::MutexLock lock(&mutex_);
+    const Device& at = devices_[device];
+    auto own = at.flows.find(flow);
+    const double own_seconds = own == at.flows.end() ? 0 : own->second.seconds;
+    const double weight = WeightOf(flow.priority);
+    const double weights = at.weights + (own == at.flows.end() ? weight : 0);
+    return std::min(at.use.seconds, (own_seconds + seconds) * weights / weight - seconds);
   }
 
   // `taken` of the device's memory become a lease of `bytes`, which ends with taken 0 and −bytes.
@@ -181,9 +212,27 @@ class AdmissionLedger {
     use.seconds = use.calls == 0 ? 0 : use.seconds + part.seconds;
   }
 
+  void AddToFlow(int device, const CallerFlow& flow, int64_t calls, double seconds)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Device& at = devices_[device];
+    auto [place, is_new] = at.flows.try_emplace(flow);
+    if (is_new) at.weights += WeightOf(flow.priority);
+    place->second.calls += calls;
+    place->second.seconds += seconds;
+    if (place->second.calls > 0) return;
+    at.flows.erase(place);
+    at.weights -= WeightOf(flow.priority);
+  }
+
+  struct FlowUse {
+    int64_t calls = 0;
+    double seconds = 0;
+  };
   struct Device {
     AdmissionDeviceUse use;
     bool fenced = false;
+    absl::flat_hash_map<CallerFlow, FlowUse> flows;
+    double weights = 0;  // of all flows; whole numbers
   };
   mutable absl::Mutex mutex_;
   std::vector<Device> devices_ ABSL_GUARDED_BY(mutex_);
@@ -197,7 +246,7 @@ Ticket& Ticket::operator=(Ticket&& other) noexcept {
   ShrinkTo(0);
   EndDeviceLease();
   ledger_ = std::move(other.ledger_);
-  caller_ = std::move(other.caller_);
+  flow_ = std::move(other.flow_);
   bytes_ = std::exchange(other.bytes_, 0);
   device_ = other.device_;
   device_bytes_ = std::exchange(other.device_bytes_, 0);
@@ -217,14 +266,14 @@ Ticket::~Ticket() {
 void Ticket::ReleaseWork() {
   if (!working_) return;
   working_ = false;
-  ledger_->GiveBackWork(caller_, device_,
+  ledger_->GiveBackWork(flow_, device_,
                         {.calls = 1, .memory_bytes = device_bytes_, .seconds = seconds_});
 }
 
 void Ticket::ShrinkTo(int64_t bytes) {
   if (bytes >= bytes_) return;
   int64_t back = bytes_ - bytes;
-  ledger_->GiveBack(caller_,
+  ledger_->GiveBack(flow_.caller,
                     lease_ ? AdmissionUse{.lease_bytes = back} : AdmissionUse{.bytes = back});
   bytes_ = bytes;
 }
@@ -233,7 +282,7 @@ void Ticket::BecomeLease(int64_t bytes) {
   ReleaseWork();
   ShrinkTo(bytes);
   if (lease_ || ledger_ == nullptr) return;
-  ledger_->BecomeLease(caller_, bytes_);
+  ledger_->BecomeLease(flow_.caller, bytes_);
   lease_ = true;
 }
 
@@ -292,7 +341,7 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext
   }
   RETURN_IF_ERROR(Take(admitted, bytes, choice));
   admitted.ticket_.ledger_ = ledger_;
-  admitted.ticket_.caller_ = admitted.context_.caller;
+  admitted.ticket_.flow_ = FlowOf(admitted);
   admitted.ticket_.bytes_ = bytes;
   admitted.ticket_.device_ = choice.device;
   admitted.ticket_.device_bytes_ = choice.device_bytes;
@@ -305,13 +354,19 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext
 // gave, but not for ever.
 absl::Status Admission::Take(const AdmittedCall& call, int64_t bytes, const Choice& choice) {
   constexpr int kTries = 4;
+  const CallerFlow flow = FlowOf(call);
+  const auto& [backend, cost] = devices_[choice.device];
+  const Wanted wanted = {
+      .flow = flow,
+      .bytes = bytes,
+      .device = choice.device,
+      .part = {.calls = 1, .memory_bytes = choice.device_bytes, .seconds = choice.seconds},
+      .device_limit = backend->info().memory_bytes,
+      .pace = cost->pace()};
   absl::Status status;
   for (int n = 0; n < kTries; ++n) {
     LeasesInTheWay leases;
-    status =
-        ledger_->Take(limits_, call.context().caller, bytes, choice.device,
-                      {.calls = 1, .memory_bytes = choice.device_bytes, .seconds = choice.seconds},
-                      devices_[choice.device].backend->info().memory_bytes, &leases);
+    status = ledger_->Take(limits_, wanted, &leases);
     const bool none = leases.bytes == 0 || reclaimer_ == nullptr;
     if (none || reclaimer_->Reclaim(leases.place, leases.bytes) == 0) return status;
   }
@@ -324,7 +379,7 @@ Admission::Choice Admission::ChoiceOf(const AttentionCall& call, int device) con
   int64_t bytes = backend->DeviceBytes(problem, call.direction());
   if (call.residual_place() == device) bytes -= backend->ResidualBytes(problem);
   return {device, bytes,
-          cost->EstimateSeconds(call.direction(), problem.element, call.flops(),
+          cost->EstimateSeconds(problem, call.direction(), call.flops(),
                                 call.input_bytes() + call.output_bytes())};
 }
 
@@ -349,7 +404,7 @@ absl::StatusOr<Admission::Choice> Admission::Choose(const AttentionCall& call) c
     const AdmissionDeviceUse use = ledger_->device_use(n);
     const bool fits = use.memory_bytes + choice.device_bytes <= backend.info().memory_bytes ||
                       choice.device_bytes == 0;
-    const double end = use.seconds + choice.seconds;
+    const double end = devices_[n].cost->pace() * (use.seconds + choice.seconds);
     if (!found || (fits && !best_fits) || (fits == best_fits && end < best_end)) {
       best = choice;
       best_fits = fits;
@@ -383,9 +438,10 @@ absl::Status Admission::Refuse(const AdmittedCall& admitted) const {
 absl::Status Admission::RefuseLate(const AdmittedCall& admitted, const Choice& choice,
                                    absl::Time now) const {
   const double seconds = choice.seconds;
-  double ahead = ledger_->device_use(choice.device).seconds;
+  const double ahead = devices_[choice.device].cost->pace() *
+                       ledger_->SecondsAhead(choice.device, FlowOf(admitted), seconds);
   double remaining = absl::ToDoubleSeconds(admitted.context().deadline - now);
-  if (ahead + seconds / kEstimateSlack <= remaining) return absl::OkStatus();
+  if (kQueueMargin * ahead + seconds / kEstimateSlack <= remaining) return absl::OkStatus();
   std::string needed_text = absl::StrCat(ahead + seconds), left_text = absl::StrCat(remaining);
   return Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineUnmeetable,
                  absl::StrCat("deadline: about ", needed_text, " s of work lie before the answer, ",
@@ -396,6 +452,9 @@ absl::Status Admission::RefuseLate(const AdmittedCall& admitted, const Choice& c
 void Admission::StartDraining() { ledger_->draining = true; }
 void Admission::Fence(int device) { ledger_->Fence(device); }
 AdmissionDeviceUse Admission::DeviceUse(int device) const { return ledger_->device_use(device); }
+double Admission::QueueSeconds(int device) const {
+  return devices_[device].cost->pace() * ledger_->device_use(device).seconds;
+}
 absl::Time Admission::last_refused_at() const {
   int64_t nanos = ledger_->last_refused_nanos.load(std::memory_order_relaxed);
   return nanos == std::numeric_limits<int64_t>::min() ? absl::InfinitePast()

@@ -11,6 +11,8 @@
 // Leases count against the memory too, but give way: they are evicted before a call is refused.
 // "Full" looks at the work ahead of a call, not at the call itself: a single call of any length is
 // taken by an idle server, and the wait in front of it never exceeds max_queue_seconds.
+// "Too late" looks at what the batcher will do before it: of others' work their share, so that a
+// caller whose long queue is his own stands in nobody's way.
 // Any thread.
 #pragma once
 
@@ -48,7 +50,8 @@ struct AdmissionDevice {
   const CostModel* cost = nullptr;
 };
 
-// What admitted calls will need of one device, for metrics.
+// What admitted calls will need of one device; seconds as CostModel estimates them, not at its
+// pace.
 struct AdmissionDeviceUse {
   int64_t calls = 0;
   int64_t memory_bytes = 0;  // of BackendInfo::memory_bytes
@@ -76,6 +79,18 @@ class MemoryReclaimer {
 };
 
 class AdmissionLedger;
+
+// The calls that the batcher serves one after the other, by one weight.
+struct CallerFlow {
+  std::string caller;
+  Priority priority = Priority::kNormal;
+
+  friend bool operator==(const CallerFlow&, const CallerFlow&) = default;
+  template <class Hash>
+  friend Hash AbslHashValue(Hash hash, const CallerFlow& flow) {
+    return Hash::combine(std::move(hash), flow.caller, flow.priority);
+  }
+};
 
 // Ticket: a promise that bytes of staging memory, and bytes and seconds of one device, are kept for
 // one call.
@@ -107,7 +122,7 @@ class Ticket {
   void EndDeviceLease();
 
   std::shared_ptr<AdmissionLedger> ledger_;  // shared with Admission and every other ticket
-  std::string caller_;
+  CallerFlow flow_;
   int64_t bytes_ = 0;
   int device_ = 0;
   int64_t device_bytes_ = 0;
@@ -183,6 +198,8 @@ class Admission {
   absl::Time last_refused_at() const;
   AdmissionUse Use() const;
   AdmissionDeviceUse DeviceUse(int device) const;
+  // How long the device will need for all that is admitted to it.
+  double QueueSeconds(int device) const;
   const AdmissionLimits& limits() const { return limits_; }
 
  private:

@@ -166,13 +166,65 @@ TEST_F(AdmissionTest, CountsTheQueueAheadAgainstADeadline) {
   auto ahead = admission_->Admit(DecodedCall(large), {.id = 1, .caller = "a"});
   ASSERT_TRUE(ahead.ok()) << ahead.status();
   ASSERT_GT(admission_->Use().seconds, 3);
-  EXPECT_EQ(ReasonOf(Admit("b", clock_.Now() + absl::Seconds(1)).status()),
+  EXPECT_EQ(ReasonOf(Admit("a", clock_.Now() + absl::Seconds(1)).status()),
             reason::kDeadlineUnmeetable);
   const absl::Duration queue = absl::Seconds(admission_->Use().seconds);
-  EXPECT_EQ(ReasonOf(Admit("b", clock_.Now() + 0.9 * queue).status()),
+  EXPECT_EQ(ReasonOf(Admit("a", clock_.Now() + 0.9 * queue).status()),
             reason::kDeadlineUnmeetable);  // in full: a call let in too late is work for nobody
-  EXPECT_TRUE(Admit("b", clock_.Now() + 1.1 * queue).ok());
-  EXPECT_TRUE(Admit("b", clock_.Now() + absl::Seconds(10)).ok());
+  EXPECT_EQ(ReasonOf(Admit("a", clock_.Now() + 1.05 * queue).status()),
+            reason::kDeadlineUnmeetable);  // and the answer has its way to go
+  EXPECT_TRUE(Admit("a", clock_.Now() + 1.15 * queue).ok());
+  EXPECT_TRUE(Admit("a", clock_.Now() + absl::Seconds(10)).ok());
+}
+
+TEST_F(AdmissionTest, CountsTheQueueAtItsPace) {
+  Make({.max_queue_seconds = 6});
+  auto ahead = admission_->Admit(DecodedCall(SmallProblem(4096, 8)), {.id = 1, .caller = "a"});
+  ASSERT_TRUE(ahead.ok()) << ahead.status();
+  const double queue = admission_->QueueSeconds(0);
+  ASSERT_NEAR(queue, 4.3, 0.3);
+  const absl::Time deadline = clock_.Now() + absl::Seconds(3);
+  EXPECT_EQ(ReasonOf(Admit("a", deadline).status()), reason::kDeadlineUnmeetable);
+  for (int n = 0; n < 100; ++n) cost_.Served(1, 0.5);
+  EXPECT_NEAR(admission_->QueueSeconds(0), queue / 2, 0.1);
+  EXPECT_TRUE(Admit("a", deadline).ok());
+  for (int n = 0; n < 100; ++n) cost_.Served(1, 2);
+  EXPECT_EQ(ReasonOf(Admit("a", clock_.Now() + absl::Seconds(8)).status()),
+            reason::kDeadlineUnmeetable);
+  EXPECT_EQ(ReasonOf(Admit("a").status()), reason::kQueueFull);
+}
+
+// As the batcher will: a caller whose long queue is his own stands in nobody's way.
+TEST_F(AdmissionTest, CountsOnlyItsShareOfAnotherCallersQueueAgainstADeadline) {
+  Make({});
+  auto ahead = admission_->Admit(DecodedCall(SmallProblem(4096, 8)), {.id = 1, .caller = "a"});
+  ASSERT_TRUE(ahead.ok()) << ahead.status();
+  const double queue = admission_->QueueSeconds(0);
+  const absl::Time soon = clock_.Now() + absl::Seconds(1);
+  EXPECT_EQ(ReasonOf(Admit("a", soon).status()), reason::kDeadlineUnmeetable);
+  EXPECT_TRUE(Admit("b", soon).ok());
+  // Half of what a and b have each, from here on.
+  Problem half = SmallProblem(4096, 4);
+  auto of_b = admission_->Admit(DecodedCall(half), {.id = 2, .caller = "b"});
+  ASSERT_TRUE(of_b.ok()) << of_b.status();
+  EXPECT_EQ(ReasonOf(Admit("b", clock_.Now() + absl::Seconds(0.9 * queue)).status()),
+            reason::kDeadlineUnmeetable);
+  EXPECT_TRUE(Admit("b", clock_.Now() + absl::Seconds(1.2 * queue)).ok());
+}
+
+TEST_F(AdmissionTest, CountsLittleOfLowPriorityWorkAheadOfAHighOne) {
+  Make({});
+  auto low = admission_->Admit(DecodedCall(SmallProblem(4096, 8), Priority::kLow),
+                               {.id = 1, .caller = "a"});
+  ASSERT_TRUE(low.ok()) << low.status();
+  auto admit = [&](Priority priority, int64_t heads, double seconds) {
+    return admission_->Admit(
+        DecodedCall(SmallProblem(2048, heads), priority),
+        {.id = 2, .caller = "a", .deadline = clock_.Now() + absl::Seconds(seconds)});
+  };
+  const double one = 0.27;  // seconds of one head
+  EXPECT_EQ(ReasonOf(admit(Priority::kLow, 2, 4 * one).status()), reason::kDeadlineUnmeetable);
+  EXPECT_TRUE(admit(Priority::kHigh, 2, 2 * one).ok());
 }
 
 TEST_F(AdmissionTest, CapsACallWithoutDeadline) {

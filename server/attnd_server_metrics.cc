@@ -46,7 +46,7 @@ void AttndServer::SampleDevice(int number, const Device& device) {
   const SampledMetrics::Labels labels = {{"gpu", device.name}};
   sampled.AddGauge("attnd_queue_estimated_seconds",
                    "Estimated work of all admitted requests that are not computed yet.", labels,
-                   [this, number] { return admission_->DeviceUse(number).seconds; });
+                   [this, number] { return admission_->QueueSeconds(number); });
   SampleLeases(number, device.name);
   if (device.engine->Use().memory_total_bytes == 0) return;
   SampleDeviceMemory(number, device);

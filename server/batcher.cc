@@ -9,12 +9,7 @@ namespace {
 
 constexpr double kQuantumSeconds = 1e-3;  // that one round gives to weight 1
 
-double Weight(Priority priority) {
-  constexpr double kWeights[kPriorities] = {1, 4, 16};
-  return kWeights[static_cast<int>(priority)];
-}
-
-double Quantum(Priority priority) { return kQuantumSeconds * Weight(priority); }
+double Quantum(Priority priority) { return kQuantumSeconds * WeightOf(priority); }
 
 }  // namespace
 

@@ -26,6 +26,12 @@ namespace attnd {
 enum class Priority : uint8_t { kLow, kNormal, kHigh };
 inline constexpr int kPriorities = 3;
 
+// Shares of the device between callers at these priorities.
+constexpr double WeightOf(Priority priority) {
+  constexpr double kWeights[kPriorities] = {1, 4, 16};
+  return kWeights[static_cast<int>(priority)];
+}
+
 constexpr absl::string_view PriorityName(Priority priority) {
   constexpr absl::string_view kNames[] = {"low", "normal", "high"};
   return kNames[static_cast<int>(priority)];

@@ -136,8 +136,7 @@ void DeviceWorker::Submit(AdmittedCall call) {
   if (!runs_inline) return;
   Launch launch = TakeLaunch();
   lock.Release();
-  Run(std::move(launch));
-  EndLaunch();
+  EndLaunch(Run(std::move(launch)));
 }
 
 // Nothing is queued or runs, so nobody is overtaken, and no slot could begin sooner.
@@ -171,8 +170,7 @@ void DeviceWorker::Cancel(uint64_t id, StopCause cause) {
 
 void DeviceWorker::SlotMain() {
   for (Launch launch = NextLaunch(); !launch.empty(); launch = NextLaunch()) {
-    Run(std::move(launch));
-    EndLaunch();
+    EndLaunch(Run(std::move(launch)));
   }
 }
 
@@ -204,18 +202,26 @@ DeviceWorker::Launch DeviceWorker::TakeLaunch() {
   return launch;
 }
 
-void DeviceWorker::EndLaunch() {
+// From the end of a launch when more waited, all slots have work until the next one ends: their
+// distance is what the device takes for the next one's work.
+void DeviceWorker::EndLaunch(double seconds) {
   absl::MutexLock lock(&mutex_);
   --in_work_;
+  const absl::Time now = deps_.clock.Now();
+  if (more_waited_) deps_.cost.Served(seconds, absl::ToDoubleSeconds(now - last_end_));
+  last_end_ = now;
+  more_waited_ = !batcher_.empty();
 }
 
-void DeviceWorker::Run(Launch launch) {
+double DeviceWorker::Run(Launch launch) {
   for (Running& running : launch) {
     deps_.metrics.QueueChanged(deps_.device, running.call.call().direction(),
                                running.call.call().priority(), -1, -running.call.bytes());
   }
   DropLate(launch, WorkStage::kQueue);
-  if (launch.empty()) return;
+  if (launch.empty()) return 0;
+  double seconds = 0;
+  for (const Running& running : launch) seconds += running.call.seconds();
   absl::Time begin = deps_.clock.Now();
   absl::StatusOr<LaunchReport> report = Compute(launch);
   if (report.ok()) {
@@ -225,6 +231,7 @@ void DeviceWorker::Run(Launch launch) {
     report = LostStatus();
   }
   AnswerAll(std::move(launch), report);
+  return report.ok() ? seconds : 0;
 }
 
 // The engine's waits for its turn count as queue: what is left of [begin, end) when the kernel and
@@ -301,7 +308,7 @@ absl::StatusOr<LaunchReport> DeviceWorker::Compute(Launch& launch) {
   }
   const AttentionCall& first = launch.front().call.call();
   if (whole) {
-    deps_.cost.Learn(first.direction(), first.problem().element, flops, bytes, report->seconds);
+    deps_.cost.Learn(first.problem(), first.direction(), flops, bytes, report->seconds);
   }
   deps_.metrics.BatchRun(first.direction(), static_cast<int>(launch.size()), tokens);
   return report;

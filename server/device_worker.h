@@ -90,8 +90,9 @@ class DeviceWorker {
   bool RunsInline(const AdmittedCall& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next batch, which is in work until EndLaunch; empty when nothing waits.
   Launch TakeLaunch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void EndLaunch() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Run(Launch launch);
+  // `seconds`: estimated, of what was computed.
+  void EndLaunch(double seconds) ABSL_LOCKS_EXCLUDED(mutex_);
+  double Run(Launch launch);
   void DropLate(Launch& launch, WorkStage stage);
   absl::Status LateStatus(const Running& running, WorkStage stage);
   void NoteTimes(Launch& launch, const LaunchReport& report, absl::Time begin, absl::Time end);
@@ -117,7 +118,9 @@ class DeviceWorker {
   mutable absl::Mutex mutex_;
   Batcher batcher_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, StopState> running_ ABSL_GUARDED_BY(mutex_);
-  int in_work_ ABSL_GUARDED_BY(mutex_) = 0;  // launches, at most slot_count_
+  int in_work_ ABSL_GUARDED_BY(mutex_) = 0;           // launches, at most slot_count_
+  absl::Time last_end_ ABSL_GUARDED_BY(mutex_);       // of a launch
+  bool more_waited_ ABSL_GUARDED_BY(mutex_) = false;  // then
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> slots_;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -276,6 +277,59 @@ TEST_F(DeviceWorkerTest, EndsAnInlineLaunchWhenItsCallIsCancelledOrTheWorkerGoes
     EXPECT_EQ(answer.Wait().code(), absl::StatusCode::kCancelled);
   }
   ExpectAllGivenBack();
+}
+
+// Closes the engine's gate behind the launch that it answers.
+class GateClosingAnswer final : public ReplySink {
+ public:
+  explicit GateClosingAnswer(GatedBackend& backend) : backend_(backend) {}
+  void OnResult(absl::StatusOr<Result> result) override {
+    backend_.Close();
+    kept_.OnResult(std::move(result));
+  }
+  KeptAnswer& kept() { return kept_; }
+
+ private:
+  GatedBackend& backend_;
+  KeptAnswer kept_;
+};
+
+TEST(DeviceWorkerPace, IsWhatTheNextLaunchTakesWhileMoreWait) {
+  FakeClock clock(absl::Now() + absl::Hours(1));
+  GatedBackend backend;
+  Metrics metrics;
+  metrics.AddDevice("gated", backend.info());
+  StagingPool staging = *StagingPool::Create(int64_t{16} << 20);
+  CostModel cost(1e9);
+  Admission admission({.memory_bytes = int64_t{16} << 20}, backend, cost, clock);
+  DeviceWorker worker({backend, cost, metrics, clock}, {.batcher = {.max_calls = 1}, .slots = 1});
+  GateClosingAnswer first(backend), second(backend);
+  KeptAnswer third;
+  backend.Close();
+  uint64_t id = 0;
+  double seconds = 0;
+  for (ReplySink* sink : std::initializer_list<ReplySink*>{&first, &second, &third}) {
+    auto call =
+        admission.Admit(DecodedCall(SmallProblem()),
+                        {.id = ++id, .caller = "a", .received_at = clock.Now(), .sink = sink});
+    ASSERT_TRUE(call.ok()) << call.status();
+    seconds = call->seconds();
+    worker.Submit(Landed(std::move(call), staging));
+  }
+  backend.WaitForLaunches(1);
+  clock.Advance(absl::Seconds(7));  // nobody knows since when it has worked on the first
+  backend.Open();
+  backend.WaitForLaunches(2);
+  EXPECT_DOUBLE_EQ(cost.pace(), 1);
+  clock.Advance(absl::Seconds(1000 * seconds));
+  backend.Open();
+  backend.WaitForLaunches(3);
+  const double after_second = cost.pace();
+  EXPECT_GT(after_second, 1.5);
+  EXPECT_LT(after_second, 10);  // doubted after one
+  backend.Open();
+  EXPECT_TRUE(third.Wait().ok());
+  EXPECT_TRUE(first.kept().Wait().ok() && second.kept().Wait().ok());
 }
 
 class DeviceWorkerRaceTest : public DeviceWorkerTest, public testing::WithParamInterface<bool> {};

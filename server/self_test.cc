@@ -127,8 +127,8 @@ struct Trial {
 
   void Learn(Direction direction, const LaunchReport& report, CostModel* cost) {
     if (cost == nullptr) return;
-    cost->Learn(direction, problem.element, Flops(problem, direction),
-                BytesOf(problem, direction).input, report.seconds);
+    cost->Learn(problem, direction, Flops(problem, direction), BytesOf(problem, direction).input,
+                report.seconds);
   }
 
   const Problem problem;
