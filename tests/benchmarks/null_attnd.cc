@@ -2,9 +2,11 @@
 // the wire. For benchmarks only.
 //
 //     null_attnd --listen 127.0.0.1:0 --port_file F ...      ends at SIGTERM
+//     ATTND_NULL_FLOPS=1e12 null_attnd ...                   as long as a device of this rate needs
 #include <signal.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -34,7 +36,8 @@ int Serve(const ServerOptions& options) {
   NullBackend& engine = *backend;
   auto server = AttndServer::Start(options, std::move(backend), clock, log);
   CHECK(server.ok()) << server.status().message();
-  engine.StopComputing();
+  const char* flops = std::getenv("ATTND_NULL_FLOPS");
+  engine.StopComputing(flops == nullptr ? 0 : std::atof(flops));
   const std::string& address = (*server)->addresses().front();
   WritePort(options.metrics_port_file, std::to_string((*server)->metrics_port()));
   WritePort(options.port_file, address.substr(address.rfind(':') + 1));

@@ -1,192 +1,228 @@
 // overload: what a daemon does with twice the calls that it can compute. First the peak, in a
 // closed loop; then an open loop of twice that rate, each call with a deadline, whatever the daemon
-// answers. Calls go out as bytes made once, over several connections, without retries.
+// answers; then the peak again.
 //
-//   overload ADDRESS SECONDS [N HEADS DEADLINE_MS]
+//   overload --address unix:/tmp/s --metrics http://127.0.0.1:9464/metrics --seconds 600 --stream
 //
-// Prints the peak, and for the open loop: goodput over peak, latency of what was accepted from when
-// it was due, and latency and codes of what was refused.
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/grpcpp.h>
-
+// Prints every ten seconds what was answered, and the daemon's memory and queue; at the end goodput
+// over peak, latency of what was accepted from when it was due, latency of refusals as the client
+// and as the daemon saw it, and calls that were neither. Choose a shape whose bytes are few beside
+// its work, or the wire is measured.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <map>
-#include <memory>
-#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/check.h"
+#include "base/transport_tuning.h"
+#include "client/cli/metrics_text.h"
+#include "tests/benchmarks/load_sender.h"
 #include "tests/wire_request.h"
 
 namespace attnd {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using Seconds = std::chrono::duration<double>;
+struct Options {
+  std::string address, metrics;
+  double seconds = 60, factor = 2, deadline_ms = 1000, peak_seconds = 8, interval = 10;
+  int64_t length = 8192, heads = 1, head_dim = 64;
+  int connections = 8, in_flight = 64;
+  bool stream = false;
+};
 
-constexpr int kConnections = 8;
-constexpr int kClosedLoopCalls = 64;  // in flight
-constexpr double kPeakSeconds = 8;
+constexpr LoadSeconds kLongDeadline(60);  // of the closed loop
 
-double Percentile(std::vector<double>& sorted, double percent) {
+std::optional<MetricsText> Scrape(const Options& options) {
+  if (options.metrics.empty()) return std::nullopt;
+  const absl::StatusOr<std::string> text = FetchMetrics(options.metrics, absl::Seconds(5));
+  CHECK(text.ok()) << text.status();
+  absl::StatusOr<MetricsText> metrics = MetricsText::Parse(*text);
+  CHECK(metrics.ok()) << metrics.status();
+  return *std::move(metrics);
+}
+
+double Percentile(const std::vector<double>& sorted, double percent) {
   if (sorted.empty()) return 0;
-  return sorted[std::min(sorted.size() - 1, static_cast<size_t>(percent / 100 * sorted.size()))];
+  return sorted[std::min(sorted.size() - 1,
+                         static_cast<size_t>(percent / 100 * double(sorted.size())))];
 }
 
-struct Pending {
-  grpc::ClientContext context;
-  grpc::ByteBuffer reply;
-  grpc::Status status;
-  Clock::time_point due, sent;
-  std::unique_ptr<grpc::GenericClientAsyncResponseReader> reader;
-};
+void PrintLatencies(const char* what, std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  std::printf("%s: %zu calls, p50 %.2f ms, p99 %.2f ms, worst %.2f ms\n", what, seconds.size(),
+              1e3 * Percentile(seconds, 50), 1e3 * Percentile(seconds, 99),
+              1e3 * Percentile(seconds, 100));
+}
 
-// Sends calls and collects what became of them; completions are taken by threads of its own.
-class Sender {
- public:
-  Sender(const std::string& address, const v1::ForwardRequest& request, Seconds deadline)
-      : deadline_(deadline) {
-    grpc::Slice slice(request.SerializeAsString());
-    request_ = grpc::ByteBuffer(&slice, 1);
-    for (int n = 0; n < kConnections; ++n) {
-      grpc::ChannelArguments arguments;
-      arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-      arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-      arguments.SetMaxReceiveMessageSize(-1);
-      stubs_.push_back(std::make_unique<grpc::GenericStub>(
-          grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments)));
-      queues_.push_back(std::make_unique<grpc::CompletionQueue>());
-    }
-    for (auto& queue : queues_) threads_.emplace_back([this, &queue] { Collect(*queue); });
-  }
-  ~Sender() {
-    for (auto& queue : queues_) queue->Shutdown();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
-  void Send(Clock::time_point due) {
-    const size_t n = next_++ % kConnections;
-    auto* call = new Pending;
-    call->due = due;
-    call->sent = Clock::now();
-    call->context.set_deadline(std::chrono::system_clock::now() +
-                               std::chrono::duration_cast<std::chrono::microseconds>(deadline_));
-    call->reader = stubs_[n]->PrepareUnaryCall(&call->context, "/attnd.v1.Attention/Forward",
-                                               request_, queues_[n].get());
-    ++in_flight_;
-    call->reader->StartCall();
-    call->reader->Finish(&call->reply, &call->status, call);
-  }
-  int in_flight() const { return in_flight_; }
-
-  struct Outcome {
-    std::vector<double> accepted;  // seconds from due, sorted
-    std::vector<double> refused;   // seconds from sent, sorted
-    std::map<int, int> codes;
-  };
-  Outcome Take() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    Outcome outcome = std::move(outcome_);
-    outcome_ = {};
-    std::sort(outcome.accepted.begin(), outcome.accepted.end());
-    std::sort(outcome.refused.begin(), outcome.refused.end());
-    return outcome;
-  }
-
- private:
-  void Collect(grpc::CompletionQueue& queue) {
-    void* tag = nullptr;
-    for (bool ok = false; queue.Next(&tag, &ok);) {
-      std::unique_ptr<Pending> call(static_cast<Pending*>(tag));
-      const Clock::time_point now = Clock::now();
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        ++outcome_.codes[call->status.error_code()];
-        if (call->status.ok()) {
-          outcome_.accepted.push_back(Seconds(now - call->due).count());
-        } else {
-          outcome_.refused.push_back(Seconds(now - call->sent).count());
-        }
-      }
-      --in_flight_;
-    }
-  }
-
-  const Seconds deadline_;
-  grpc::ByteBuffer request_;
-  std::vector<std::unique_ptr<grpc::GenericStub>> stubs_;
-  std::vector<std::unique_ptr<grpc::CompletionQueue>> queues_;
-  std::atomic<size_t> next_{0};
-  std::atomic<int> in_flight_{0};
-  std::mutex mutex_;
-  Outcome outcome_;  // under mutex_
-  std::vector<std::thread> threads_;
-};
-
-double MeasurePeak(Sender& sender, double seconds) {
-  const Clock::time_point begin = Clock::now();
-  while (Seconds(Clock::now() - begin).count() < seconds) {
-    if (sender.in_flight() < kClosedLoopCalls) {
-      sender.Send(Clock::now());
+double MeasurePeak(LoadSender& sender, int in_flight, double seconds) {
+  const LoadClock::time_point begin = LoadClock::now();
+  while (LoadSeconds(LoadClock::now() - begin).count() < seconds) {
+    if (sender.in_flight() < in_flight) {
+      sender.Send(LoadClock::now(), kLongDeadline);
     } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
-  const double took = Seconds(Clock::now() - begin).count();
-  return static_cast<double>(sender.Take().accepted.size()) / took;
+  const double took = LoadSeconds(LoadClock::now() - begin).count();
+  const LoadOutcome outcome = sender.Take();
+  sender.WaitUntilIdle();
+  sender.Take();
+  return static_cast<double>(outcome.accepted.size()) / took;
 }
 
-void OpenLoop(Sender& sender, double rate, double seconds) {
-  const Clock::time_point begin = Clock::now();
+void SendAtRate(LoadSender& sender, double rate, double seconds, LoadSeconds deadline) {
+  const LoadClock::time_point begin = LoadClock::now();
   const auto calls = static_cast<int64_t>(rate * seconds);
   for (int64_t n = 0; n < calls; ++n) {
-    const auto due =
-        begin + std::chrono::duration_cast<Clock::duration>(Seconds(static_cast<double>(n) / rate));
+    const auto due = begin + std::chrono::duration_cast<LoadClock::duration>(
+                                 LoadSeconds(static_cast<double>(n) / rate));
     std::this_thread::sleep_until(due);
-    sender.Send(due);
+    sender.Send(due, deadline);
   }
-  while (sender.in_flight() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+void Add(const LoadOutcome& part, LoadOutcome& all) {
+  all.accepted.insert(all.accepted.end(), part.accepted.begin(), part.accepted.end());
+  all.refused.insert(all.refused.end(), part.refused.begin(), part.refused.end());
+  for (const auto& [reason, count] : part.lost) all.lost[reason] += count;
+  all.late = std::max(all.late, part.late);
+}
+
+int64_t Lost(const LoadOutcome& outcome) {
+  int64_t lost = 0;
+  for (const auto& [reason, count] : outcome.lost) lost += count;
+  return lost;
+}
+
+void PrintInterval(double at, double took, const LoadOutcome& part, const Options& options) {
+  std::printf("  %4.0f s: %7.1f answered/s %7.1f refused/s %6.1f lost/s", at,
+              static_cast<double>(part.accepted.size()) / took,
+              static_cast<double>(part.refused.size()) / took,
+              static_cast<double>(Lost(part)) / took);
+  if (const std::optional<MetricsText> now = Scrape(options); now.has_value()) {
+    auto mib = [&](const char* name) { return now->Sum(name) / (1 << 20); };
+    std::printf(
+        "  RSS %8.1f MiB, GPU by driver %9.1f, in use %7.1f, staging %7.1f MiB, queue %.3f s",
+        mib("process_resident_memory_bytes"), mib("attnd_hbm_device_used_bytes"),
+        mib("attnd_hbm_pool_used_bytes"), mib("attnd_staging_pool_used_bytes"),
+        now->Sum("attnd_queue_estimated_seconds"));
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+LoadOutcome OpenLoop(LoadSender& sender, double rate, const Options& options) {
+  LoadOutcome all;
+  std::atomic<bool> sending{true};
+  std::thread reporter([&] {
+    const LoadClock::time_point begin = LoadClock::now();
+    LoadClock::time_point last = begin;
+    for (int n = 1; sending; ++n) {
+      const auto wake = begin + std::chrono::duration_cast<LoadClock::duration>(
+                                    LoadSeconds(n * options.interval));
+      while (sending && LoadClock::now() < wake) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+      const LoadOutcome part = sender.Take();
+      const LoadClock::time_point now = LoadClock::now();
+      PrintInterval(LoadSeconds(now - begin).count(), LoadSeconds(now - last).count(), part,
+                    options);
+      last = now;
+      Add(part, all);
+    }
+  });
+  SendAtRate(sender, rate, options.seconds, LoadSeconds(options.deadline_ms / 1e3));
+  sending = false;
+  reporter.join();
+  sender.WaitUntilIdle();
+  Add(sender.Take(), all);
+  return all;
+}
+
+void PrintDaemonsView(const MetricsText& before, const MetricsText& now) {
+  const char* name = "attnd_refusal_duration_seconds";
+  const auto from = before.Buckets(name, {}), to = now.Buckets(name, {});
+  std::printf("refused, as the daemon saw it: p50 %.3f ms, p99 %.3f ms, p99.9 %.3f ms\n",
+              1e3 * QuantileBetween(from, to, 0.5), 1e3 * QuantileBetween(from, to, 0.99),
+              1e3 * QuantileBetween(from, to, 0.999));
+  auto print = [&](const char* series, const char* label) {
+    for (const std::string& value : now.ValuesOf(series, label)) {
+      const Labels labels = {{label, value}};
+      const double count = now.Sum(series, labels) - before.Sum(series, labels);
+      if (count > 0) std::printf("  %s{%s=\"%s\"} %.0f\n", series, label, value.c_str(), count);
+    }
+  };
+  print("attnd_rejected_requests_total", "reason");
+  print("attnd_expired_requests_total", "stage");
+  print("attnd_cancelled_requests_total", "stage");
+  print("attnd_hbm_pool_allocation_failures_total", "gpu");
+}
+
+void PrintResult(const LoadOutcome& all, double before, double after, const Options& options) {
+  const double goodput = static_cast<double>(all.accepted.size()) / options.seconds;
+  std::printf("peak after: %.1f calls/s\n", after);
+  std::printf(
+      "goodput at %.1f times the peak for %.0f s: %.1f calls/s, %.1f %% of the peak before, "
+      "%.1f %% of that after\n",
+      options.factor, options.seconds, goodput, 100 * goodput / before, 100 * goodput / after);
+  std::printf("deadline %.0f ms; calls were sent at most %.1f ms late\n", options.deadline_ms,
+              1e3 * all.late);
+  PrintLatencies("answered, from when it was due", all.accepted);
+  PrintLatencies("refused, from when it was sent", all.refused);
+  std::printf("neither:%s\n", all.lost.empty() ? " none" : "");
+  for (const auto& [reason, count] : all.lost) {
+    std::printf("  %s %lld\n", reason.c_str(), static_cast<long long>(count));
+  }
+}
+
+int Run(const Options& options) {
+  Problem problem = SmallProblem(options.length, options.heads);
+  problem.qk_head_dim = problem.v_head_dim = options.head_dim;
+  problem.element = ElementType::kFloat16;
+  LoadSender sender(options.address, options.connections, MakeForward(problem, 1), options.stream);
+  MeasurePeak(sender, options.in_flight, 2);  // connections, and the daemon's estimates
+  const double peak = MeasurePeak(sender, options.in_flight, options.peak_seconds);
+  std::printf("peak, %d calls in flight, %s: %.1f calls/s (N %d, %d heads, D %d, float16)\n",
+              options.in_flight, options.stream ? "streamed" : "unary", peak,
+              static_cast<int>(options.length), static_cast<int>(options.heads),
+              static_cast<int>(options.head_dim));
+  std::fflush(stdout);
+  const std::optional<MetricsText> before = Scrape(options);
+  const LoadOutcome all = OpenLoop(sender, options.factor * peak, options);
+  const std::optional<MetricsText> now = Scrape(options);
+  PrintResult(all, peak, MeasurePeak(sender, options.in_flight, options.peak_seconds), options);
+  if (now.has_value()) PrintDaemonsView(*before, *now);
+  return 0;
 }
 
 int Main(int argc, char** argv) {
-  CHECK(argc >= 3) << "overload ADDRESS SECONDS [N HEADS DEADLINE_MS]";
-  const double seconds = std::atof(argv[2]);
-  const int64_t length = argc > 3 ? std::atoi(argv[3]) : 1024;
-  const int64_t heads = argc > 4 ? std::atoi(argv[4]) : 8;
-  const double deadline = argc > 5 ? std::atof(argv[5]) / 1e3 : 1.0;
-  Problem problem = SmallProblem(length, heads);
-  problem.qk_head_dim = problem.v_head_dim = 64;
-  problem.element = ElementType::kFloat16;
-  Sender sender(argv[1], MakeForward(problem, 1), Seconds(deadline));
-  MeasurePeak(sender, 2);  // connections, and the daemon's estimate
-  const double peak = MeasurePeak(sender, kPeakSeconds);
-  std::printf("peak, %d calls in flight: %.0f calls/s (N %d, %d heads, D 64, float16)\n",
-              kClosedLoopCalls, peak, static_cast<int>(length), static_cast<int>(heads));
-  while (sender.in_flight() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  sender.Take();
-  OpenLoop(sender, 2 * peak, seconds);
-  Sender::Outcome outcome = sender.Take();
-  const double goodput = static_cast<double>(outcome.accepted.size()) / seconds;
-  std::printf("twice that for %.0f s: goodput %.0f calls/s, %.1f %% of the peak\n", seconds,
-              goodput, 100 * goodput / peak);
-  std::printf("accepted: p50 %.1f ms, p99 %.1f ms, worst %.1f ms; deadline %.0f ms\n",
-              1e3 * Percentile(outcome.accepted, 50), 1e3 * Percentile(outcome.accepted, 99),
-              1e3 * Percentile(outcome.accepted, 100), 1e3 * deadline);
-  std::printf("not computed: p50 %.2f ms, p99 %.2f ms, worst %.2f ms; by code:",
-              1e3 * Percentile(outcome.refused, 50), 1e3 * Percentile(outcome.refused, 99),
-              1e3 * Percentile(outcome.refused, 100));
-  for (const auto& [code, count] : outcome.codes) std::printf(" %d: %d", code, count);
-  std::printf("\n");
-  return 0;
+  Options options;
+  CLI::App app("A daemon at more than its capacity", "overload");
+  app.add_option("--address", options.address, "of the daemon")->required();
+  app.add_option("--metrics", options.metrics, "URL of its metrics");
+  app.add_option("--seconds", options.seconds, "of the open loop");
+  app.add_option("--factor", options.factor, "its rate over the peak");
+  app.add_option("--deadline_ms", options.deadline_ms, "of its calls");
+  app.add_option("--peak_seconds", options.peak_seconds, "of either closed loop");
+  app.add_option("--interval", options.interval, "seconds between lines");
+  app.add_option("--length", options.length, "N");
+  app.add_option("--heads", options.heads, "H");
+  app.add_option("--head_dim", options.head_dim, "D");
+  app.add_option("--connections", options.connections, "to the daemon");
+  app.add_option("--in_flight", options.in_flight, "calls of the closed loop");
+  app.add_flag("--stream", options.stream, "ForwardStream instead of Forward");
+  CLI11_PARSE(app, argc, argv);
+  return Run(options);
 }
 
 }  // namespace
 }  // namespace attnd
 
-int main(int argc, char** argv) { return attnd::Main(argc, argv); }
+int main(int argc, char** argv) {
+  attnd::TuneForTransport();
+  return attnd::Main(argc, argv);
+}
