@@ -12,6 +12,8 @@ DEVICE = os.environ.get("ATTND_TEST_DEVICE", "cpu")  # of tensors and masks: "cu
 B, H, M, N = 3, 2, 7, 9
 key, row = torch.arange(N), torch.arange(M)[:, None]
 lengths = torch.tensor([9, 4, 6])[:, None, None]
+pads = torch.tensor([0, 2, 4])[:, None, None]
+holes = torch.tensor([[1, 0, 1, 1, 1, 1, 1, 0, 1], [0, 1, 0, 0, 1, 1, 0, 1, 0], [1] * 9])[:, None].bool()
 offsets = torch.tensor([2, 0, 1])[:, None, None]
 SQUARE = torch.arange(M)
 document = torch.tensor([0, 0, 0, 1, 1, 2, 2])
@@ -31,10 +33,15 @@ RECOGNISED = {  # mask, and which options say it
     "causal, padding": (((key <= row + 2) & (key < lengths))[:, None], {"causal", "kv_lengths"}),
     "window, padding": (((key <= row + 2) & (key > row) & (key < lengths))[:, None], {"causal", "window", "kv_lengths"}),
     "nothing": (torch.zeros(M, N), {"kv_lengths"}),
+    "left padding": (((key <= row + 2) & (key >= pads))[:, None], {"causal", "mask"}),
+    "left padding to the last key": (((key <= row + 2) & (key >= pads * 2))[:, None], {"causal", "mask"}),
+    "left padding, window": (((key <= row + 2) & (key > row - 2) & (key >= pads))[:, None], {"causal", "window", "mask"}),
+    "left padding, every row": ((key >= pads).expand(B, M, N).contiguous()[:, None], {"mask"}),
+    "padding on both sides": (((key <= row + 2) & (key >= pads) & (key < lengths))[:, None], {"causal", "mask"}),
+    "padding with holes": (((key <= row + 2) & (holes | (key == 8)))[:, None], {"causal", "mask"}),
     "one entry sees nothing": ((key < torch.tensor([9, 0, 6])[:, None, None])[:, None], {"kv_lengths"}),
 }
 LEFT = {  # to be sent
-    "left padding": ((key <= row + 2) & (key >= torch.tensor([0, 2, 4])[:, None, None]))[:, None],
     "one hole": (key <= row) & ~((key == 1) & (row == 4)),
     "one more": (key <= row) | ((key == 8) & (row == 3)),
     "heads differ": torch.stack([key <= row, key <= row + 1]),
@@ -54,6 +61,8 @@ def sent(client, monkeypatch):
     def noted(self, q, k, v, **options):
         options = {name: value for name, value in options.items() if value is not None}
         calls.append({name for name in ("mask", "causal", "window", "kv_lengths", "cu_seqlens_q") if name in options})
+        if len(calls[-1]) > 1 and "mask" in options:  # of one row for all
+            assert options["mask"].shape[1:3] == (1, 1)
         return forward(self, q, k, v, **options)
 
     monkeypatch.setattr(type(client), "forward", noted)

@@ -108,7 +108,9 @@ def sent(client, monkeypatch):
 
 
 @pytest.mark.parametrize("name, padding, expected", [
-    ("llama", "right", [{"causal", "kv_lengths"}] * 2), ("llama", "left", [{"mask"}] * 2),
+    ("llama", "right", [{"causal", "kv_lengths"}] * 2), ("llama", "left", [{"causal", "mask"}] * 2),
+    ("mistral", "left", [{"causal", "window", "mask"}] * 2),
+    ("gpt_oss", "left", [{"causal", "window", "mask", "sink"}, {"causal", "mask", "sink"}]),
     ("mistral", "none", [{"causal", "window"}] * 2), ("mistral", "right", [{"causal", "window", "kv_lengths"}] * 2),
     ("gemma2", "none", [{"causal", "window", "softcap"}, {"causal", "softcap"}]),
     ("gpt_oss", "right", [{"causal", "window", "kv_lengths", "sink"}, {"causal", "kv_lengths", "sink"}]),

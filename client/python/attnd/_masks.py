@@ -1,8 +1,8 @@
-"""Bool masks that say no more than options do: causal, windows, key lengths, packed sequences.
+"""Bool masks that say no more than options do: causal, windows, key lengths, padding, packed sequences.
 
 As options they cost no bytes, and engines skip what they hide; a mask's bits hide nothing from an engine before it has
 read them. A pattern is read from each row's first and last key, and counts only if the mask that it describes equals the
-given one everywhere. Left padding and all else stay masks.
+given one everywhere. Padding on the left, or with holes, is options and a mask of one row for all. All else stays masks.
 """
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from ._arrays import Array
 
 class Pattern(NamedTuple):
     """Row i of batch entry b sees keys j < kv_lengths[b] with i + offsets[b] - left <= j <= i + offsets[b] + right, -1
-    unbounded; or, with cu_seqlens, the keys up to its own of its sequence."""
+    unbounded, that are in keys; or, with cu_seqlens, the keys up to its own of its sequence."""
 
     kv_lengths: Optional[Tensor] = None
     offsets: Optional[Tensor] = None  # int32, on the host
     window: Optional[Tuple[int, int]] = None
     cu_seqlens: Optional[Tensor] = None
+    keys: Optional[Tensor] = None  # bool [batch or 1, 1, 1, kv_len], where the mask is
 
 
 _Seen = Union[Tensor, Array]  # a mask as it is compared: on a device itself, on the host its bits, packed
@@ -80,10 +81,10 @@ def _rows_of(mask: Tensor, scores: Tuple[int, int, int, int]) -> Optional[Tensor
 def _recognise(rows: Tensor, batch: int, q_len: int) -> Tuple[Optional[Pattern], Optional[_Seen]]:
     seen = _seen(rows)
     first, last, some = _bounds(seen, rows.shape[2])
-    pattern = _from_bounds(first, last, some, rows.shape[1] == q_len, rows.shape[2])
-    if pattern is not None:
-        described = _seen(_mask_of(pattern, rows).expand(rows.shape))
-        if _same(described, seen):
+    for find in (_from_bounds, _from_columns):
+        pattern = find(first, last, some, rows, q_len)
+        described = None if pattern is None else _seen(_mask_of(pattern, rows).expand(rows.shape))
+        if pattern is not None and described is not None and _same(described, seen):
             lengths, offsets = [None if t is None else t.expand(batch).contiguous() for t in pattern[:2]]
             return pattern._replace(kv_lengths=lengths, offsets=offsets), described
     if batch == 1 and rows.shape[1:] == (q_len, q_len):
@@ -120,8 +121,9 @@ _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=-1)  # of ea
 _FIRST_BIT, _LAST_BIT = _BITS.argmax(-1), 7 - _BITS[:, ::-1].argmax(-1)
 
 
-def _from_bounds(first: Tensor, last: Tensor, some: Tensor, all_rows: bool, kv_len: int) -> Optional[Pattern]:
-    """The only pattern that these could come from, or None."""
+def _from_bounds(first: Tensor, last: Tensor, some: Tensor, rows: Tensor, q_len: int) -> Optional[Pattern]:
+    """The only pattern without `keys` that these could come from, or None."""
+    kv_len = rows.shape[2]
     lengths = torch.where(some, last + 1, 0).amax(1)  # [batch]
     index = torch.arange(first.shape[1], device="cpu")
     below_end = some & (last < lengths[:, None] - 1)
@@ -129,7 +131,7 @@ def _from_bounds(first: Tensor, last: Tensor, some: Tensor, all_rows: bool, kv_l
     kv_lengths = None if bool((lengths == kv_len).all()) else lengths.to(torch.int32)
     if not bool(below_end.any() | after_start.any()):
         return Pattern(kv_lengths)
-    if not all_rows:
+    if first.shape[1] != q_len:
         return None
     right = _diagonal(last - index, below_end)
     left = _diagonal(first - index, after_start)
@@ -143,6 +145,27 @@ def _from_bounds(first: Tensor, last: Tensor, some: Tensor, all_rows: bool, kv_l
     told = after_start.any(1)
     width = int((right - left)[told][0])
     return Pattern(kv_lengths, right, (width, 0)) if width >= 0 else None
+
+
+def _from_columns(first: Tensor, last: Tensor, some: Tensor, rows: Tensor, q_len: int) -> Optional[Pattern]:
+    """A pattern of the keys that any row sees, and of the diagonal that each row's last and first key follow."""
+    keys = rows.any(1)[:, None, None]
+    if rows.shape[1] == 1 or first.shape[1] != q_len:
+        return None
+    index, far = torch.arange(q_len, device="cpu"), rows.shape[2] + q_len
+    first_key = torch.where(some, first, far).amin(1)[:, None]
+    last_key = torch.where(some, last, -far).amax(1)[:, None]
+    below_end, after_start = some & (last < last_key), some & (first > first_key)
+    least = torch.where(some, last_key - index, -far).amax(1)  # with these all see, and none sees, what they should
+    most = torch.where(some, far, first_key - 1 - index).amin(1)
+    if not bool((below_end | after_start).any() | (most < far).any()):
+        return Pattern(keys=keys)
+    ends, tells = torch.where(below_end, last - index, -far).amax(1), below_end.any(1)
+    other = ends[tells][0] if bool(tells.any()) else least.amax()
+    right = torch.where(tells, ends, torch.minimum(torch.maximum(other.expand_as(least), least), most)).to(torch.int32)
+    starts, told = torch.where(after_start, first - index, far).amin(1), after_start.any(1)
+    width = int((right - starts)[told][0]) if bool(told.any()) else -1
+    return Pattern(None, right, (width, 0), keys=keys) if width >= 0 or not bool(told.any()) else None
 
 
 def _diagonal(distance: Tensor, told: Tensor) -> Optional[Tensor]:
@@ -165,7 +188,8 @@ def _mask_of(pattern: Pattern, rows: Tensor) -> Tensor:
         left, right = pattern.window
         begin = centre - left if left >= 0 else begin
         end = torch.minimum(end, centre + right + 1) if right >= 0 else end
-    return _between(begin, end, rows)
+    described = _between(begin, end, rows)
+    return described if pattern.keys is None else described & pattern.keys[:, 0]
 
 
 def _between(begin: Tensor, end: Tensor, rows: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
         heads, length = layout.index("h"), layout.index("l")
         pattern = recognise(mask, (q.shape[0], q.shape[heads], q.shape[length], k.shape[length]))
         if pattern is not None and pattern.cu_seqlens is None:
-            mask, kv_lengths = None, pattern.kv_lengths
+            mask, kv_lengths = pattern.keys, pattern.kv_lengths
             causal, align, window = _diagonal_of(pattern)
         elif pattern is not None and bias is None and dropout_p == 0:
             found = attention(q[0], k[0], v[0], layout=layout[1:].replace("l", "t"), causal="top_left", scale=scale,
