@@ -9,7 +9,6 @@
 #include "absl/algorithm/container.h"
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
@@ -41,8 +40,8 @@ int BulkThreads() { return std::clamp(AvailableCpus() * 3 / 8, 2, 8); }
 
 std::string RandomRequestId() {
   thread_local absl::BitGen random;
-  return absl::StrFormat("%016x%016x", absl::Uniform<uint64_t>(random),
-                         absl::Uniform<uint64_t>(random));
+  return absl::StrCat(absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16),
+                      absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
 }
 
 absl::Status MissingTensor(absl::string_view name) {

@@ -60,12 +60,13 @@ class ReplyParser {
 
   absl::Status ParseMessage(absl::string_view name, google::protobuf::MessageLite& message) {
     uint32_t size;
-    std::string bytes;
-    if (!in_.ReadVarint32(&size) || !in_.ReadString(&bytes, static_cast<int>(size)) ||
-        !message.ParseFromString(bytes)) {
-      return Malformed(absl::StrCat(name, ": cannot be parsed"));
+    if (in_.ReadVarint32(&size) && size <= INT32_MAX) {
+      auto outer = in_.PushLimit(static_cast<int>(size));
+      bool parsed = message.ParseFromCodedStream(&in_) && in_.BytesUntilLimit() == 0;
+      in_.PopLimit(outer);
+      if (parsed) return absl::OkStatus();
     }
-    return absl::OkStatus();
+    return Malformed(absl::StrCat(name, ": cannot be parsed"));
   }
 
   absl::Status LandPayload(int n) {
