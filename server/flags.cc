@@ -179,6 +179,8 @@ void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
       "a streamed call whose peer moves nothing for this long is cut");
   add("--stream_min_kib_per_second", raw.stream_min_kib,
       "a streamed call whose peer is slower on average is cut");
+  add("--event_threads", t.event_threads,
+      "threads that receive calls, 2 to 16; 0: by the number of cores");
   add("--max_connections", t.max_connections, "open at a time; a further one is closed at once");
   add("--max_connection_age_seconds", raw.connection_age_s,
       "connections are renewed after this, to rebalance");

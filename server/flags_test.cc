@@ -83,6 +83,8 @@ TEST(Flags, ReachTheTransport) {
                       "3",
                       "--receive_memory_mib",
                       "64",
+                      "--event_threads",
+                      "5",
                       "--max_connections",
                       "7",
                       "--max_connection_age_seconds",
@@ -109,6 +111,7 @@ TEST(Flags, ReachTheTransport) {
   EXPECT_EQ(t.max_metadata_bytes, 8 << 10);
   EXPECT_EQ(t.max_concurrent_streams, 3);
   EXPECT_EQ(t.receive_memory_bytes, 64 << 20);
+  EXPECT_EQ(t.event_threads, 5);
   EXPECT_EQ(t.max_connections, 7);
   EXPECT_EQ(t.max_connection_age, absl::Seconds(60));
   EXPECT_EQ(t.max_connection_idle, absl::Seconds(61));
@@ -177,6 +180,7 @@ TEST(Flags, NameTheFlagThatIsWrong) {
       {{"--max_deadline_seconds", "0"}, "--max_deadline_seconds: expected"},
       {{"--max_message_mib", "2048"}, "--max_message_mib: expected"},
       {{"--max_metadata_kib", "0"}, "--max_metadata_kib: expected 1024..1.04858e+06, got 0"},
+      {{"--event_threads", "1"}, "--event_threads: expected 2..16, got 1"},
       {{"--max_connections", "0"}, "--max_connections: expected 1..1.04858e+06, got 0"},
       {{"--max_connection_age_seconds", "0"}, "--max_connection_age_seconds: expected 1.."},
       {{"--max_connection_idle_seconds", "0"}, "--max_connection_idle_seconds: expected 1.."},

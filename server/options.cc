@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/event_threads.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -91,6 +92,10 @@ absl::Status CheckTransport(const TransportOptions& t) {
   RETURN_IF_ERROR(InRange("max_concurrent_streams", t.max_concurrent_streams, 1, 65536));
   RETURN_IF_ERROR(
       InRange("receive_memory_mib", double(t.receive_memory_bytes), 16 << 20, 1024 * gib));
+  if (t.event_threads != 0) {
+    RETURN_IF_ERROR(
+        InRange("event_threads", t.event_threads, EventThreads::kLeast, EventThreads::kMost));
+  }
   RETURN_IF_ERROR(InRange("max_connections", t.max_connections, 1, 1 << 20));
   RETURN_IF_ERROR(
       InRange("max_connection_age_seconds", seconds(t.max_connection_age), 1, most_seconds));
