@@ -200,6 +200,27 @@ def test_calls_of_the_same_shapes_have_their_own_numbers_strides_and_options(cli
                 close(g.dk, e.dk, element, scale=4)
 
 
+@pytest.mark.parametrize("layout", ["bhld", "blhd"])
+@pytest.mark.parametrize("memory", ["bhld", "blhd"])
+def test_small_call_that_is_known_by_its_shapes_gives_what_the_first_gave(client, rng, layout, memory):
+    given = []
+    for _ in range(3):
+        tensors = [rng.standard_normal((2, 4, 5, 8)).astype(np.float16) for _ in range(3)]
+        laid = [t if layout == "bhld" else t.swapaxes(1, 2) for t in tensors]
+        laid = [t.copy() if memory == layout else t.swapaxes(1, 2).copy().swapaxes(1, 2) for t in laid]
+        result = client.forward(*laid, layout=layout, causal="top_left")
+        expected = attnd.local.forward(*tensors, causal="top_left", compute="float64")
+        close(result.out if layout == "bhld" else result.out.swapaxes(1, 2), expected.out, "f16")
+        close(result.lse, expected.lse, "f16")
+        assert result.receipt.backend in ("cpu", "reference")
+        given.append(result.out)
+    assert not np.shares_memory(given[1], given[2])
+    assert client.forward(*laid, layout=layout, causal="top_left", return_lse=False).lse is None
+    for wrong in ({"keep": 1}, {"return_lse": 0}, {"bias_grad": 0}, {"timeout": -1}, {"progress": 5}):
+        with pytest.raises(attnd.InvalidArgument):
+            client.forward(*laid, layout=layout, causal="top_left", **wrong)
+
+
 def test_results_can_be_pickled_with_their_receipts(client, rng):
     import pickle
     q, k, v = tensors(rng)
@@ -236,6 +257,7 @@ def test_errors_of_the_server_carry_reason_and_metadata(client, rng, monkeypatch
     from attnd import _problem
     problem = _problem.resolve(*tensors(rng))
     import dataclasses
+    monkeypatch.setattr(module, "memo_of", lambda key: {})
     monkeypatch.setattr(module, "resolve", lambda *a, **o: dataclasses.replace(problem, softcap=-1.0, memo={}))
     with pytest.raises(attnd.InvalidArgument) as caught:
         client.forward(*tensors(rng))

@@ -37,6 +37,16 @@ def test_fallback_computes_locally_and_warns(native_library, rng):
     assert r.receipt.backend == "local" and g.dbias.shape == (16, 16)
 
 
+def test_fallback_computes_a_known_small_call_too(client, rng):
+    q, k, v = tensors(rng, 1, 1, 3, 5)
+    client.forward(q, k, v)
+    with attnd.connect("127.0.0.1:1", timeout=5, retries=0, fallback="local") as nobody:
+        with pytest.warns(RuntimeWarning, match="computing locally") as warned:
+            r = nobody.forward(q, k, v)
+    assert r.receipt.backend == "local" and warned[0].filename == __file__
+    np.testing.assert_allclose(r.out, client.forward(q, k, v).out, rtol=1e-4, atol=1e-5)
+
+
 def test_killed_daemon_is_unavailable_and_its_successor_serves_the_same_client(own_daemon, rng):
     q, k, v = tensors(rng)
     with attnd.connect(own_daemon.address, timeout=30, retries=0) as client:

@@ -188,7 +188,7 @@ def resolve(q: object, k: object, v: object, bias_grad: bool = False, **options:
     A training calls with the same shapes again and again: where no option is an array, what was found for the same
     shapes, strides and options is found again by one look-up, at a third of the time.
     """
-    key = _template_key(q, k, v, bias_grad, options)
+    key = template_key(q, k, v, bias_grad, options)
     if key is None:
         return _resolve(q, k, v, bias_grad, options)
     template = _templates.get(key)
@@ -214,7 +214,13 @@ _templates: Dict[Any, Dict[str, Any]] = {}
 _PLAIN = (type(None), bool, int, float, str)
 
 
-def _template_key(q: object, k: object, v: object, bias_grad: bool, options: Options) -> Any:
+def memo_of(key: Any) -> Dict[str, Any]:
+    """The memo of all problems of this template_key; empty where there was none yet."""
+    template = None if key is None else _templates.get(key)
+    return {} if template is None else cast(Dict[str, Any], template["memo"])
+
+
+def template_key(q: object, k: object, v: object, bias_grad: bool, options: Options) -> Any:
     """What a Problem follows from but for its numbers; None where an option has numbers of its own."""
     if not (type(q) is type(k) is type(v) is np.ndarray):
         return None

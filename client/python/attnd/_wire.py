@@ -6,7 +6,8 @@ out as it lies. Of several tensors that disagree, those with the fewest bytes ar
 from __future__ import annotations
 
 import ctypes
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+import math
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -110,6 +111,28 @@ def _structure(problem: Problem, wire: Wire, bias_gradient: bool) -> Tuple[_nati
         structure.bias_element = _native.ELEMENTS[problem.bias.element]
         structure.bias_want_gradient = bias_gradient
     return structure, keep
+
+
+class Plan(NamedTuple):
+    """A forward of small arrays that go out as they lie: all of it but the numbers. Kept for the next call that differs in
+    these alone, since a small call's time is what Python does around it."""
+
+    structure: _native.Problem
+    o_shape: Tuple[int, ...]  # as it lies in memory
+    o_axes: Optional[Tuple[int, ...]]  # to the caller's order; None: it is that
+    o_dtype: np.dtype[Any]
+    lse_shape: Tuple[int, ...]
+
+
+def remember(problem: Problem, wire: Wire, packed: Packed) -> None:
+    """Makes the Plan for calls of the same shapes and options, if they can have one."""
+    size = math.prod(problem.o_shape) * _arrays.bits_dtype(problem.element).itemsize
+    direct = all(wire.fits(tensor.bits) for tensor in (problem.q, problem.k, problem.v))
+    plain = problem.element == problem.result_element != "bf16" and not packed.keep
+    if plain and direct and size < _memory.LEAST_BYTES and problem.mask is None and problem.bias is None:
+        shape = tuple(problem.o_shape[axis] for axis in wire.axes)
+        axes = None if wire.layout == problem.layout else (0, 2, 1, 3)  # a packed problem has arrays and no plan
+        problem.memo["plan"] = Plan(packed.problem, shape, axes, _arrays.bits_dtype(problem.element), problem.lse_shape)
 
 
 def address(array: Optional[Array]) -> Optional[int]:

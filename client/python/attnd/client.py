@@ -14,7 +14,7 @@ import numpy as np
 from . import _arrays, _checks, _native, _wire
 from ._arrays import Array, Tensor
 from ._call import Call, CallOptions, Handle, Progress
-from ._problem import Problem, resolve, resolve_lse, resolve_out, resolve_rows
+from ._problem import Problem, memo_of, resolve, resolve_lse, resolve_out, resolve_rows, template_key
 from ._residual import NativeResidual, Residual
 from ._wire import address
 from .errors import AttndError, DeadlineExceeded, Unavailable, Unimplemented, wrong, wrong_type
@@ -101,15 +101,21 @@ class Client:
         Raises InvalidArgument or InvalidType before a byte is sent, else what the server says (attnd.errors).
         """
         keep, return_lse = _checks.flag("keep", keep), _checks.flag("return_lse", return_lse)
-        problem = resolve(q, k, v, _checks.flag("bias_grad", bias_grad), **options)
-        destination = None if out is None else resolve_out(problem, "out", out, problem.o_shape)
-        calls = CallOptions(timeout, priority, request_id, progress)
+        bias_grad, calls = _checks.flag("bias_grad", bias_grad), CallOptions(timeout, priority, request_id, progress)
+        destination: Optional[Tensor] = None
         receipt: Union[Receipt, Callable[[], Receipt]]
         residual: Optional[Residual] = None
         try:
+            if out is None and not keep:
+                plan = memo_of(template_key(q, k, v, bias_grad, options)).get("plan")
+                if plan is not None:
+                    return self._forward_as_planned(plan, q, k, v, return_lse, calls)
+            problem = resolve(q, k, v, bias_grad, **options)
+            destination = None if out is None else resolve_out(problem, "out", out, problem.o_shape)
             o, lse, receipt, residual = self._forward(problem, destination, return_lse, calls, keep, bias_grad)
         except AttndError as error:
             self._may_fall_back(self._explain(error, timeout))
+            problem = resolve(q, k, v, bias_grad, **options)
             o, lse, receipt = _forward_locally(problem, destination)
         given = out if isinstance(out, np.ndarray) else _arrays.give(Tensor(problem.in_callers_order(o.bits), o.element))
         return ForwardResult(given, lse if return_lse else None, receipt, residual)
@@ -256,8 +262,19 @@ class Client:
             tensors.keep = ctypes.addressof(kept.pointer)
         call = Call(handle.library, calls)
         call.run(handle.library.attnd_forward, handle.pointer, ctypes.byref(packed.problem), ctypes.byref(tensors))
+        _wire.remember(problem, wire, packed)
         residual = Residual(kept, wire) if kept is not None and kept.pointer else None
         return o.finish(), lse, call.receipt, residual
+
+    def _forward_as_planned(self, plan: _wire.Plan, q: Any, k: Any, v: Any, return_lse: bool, calls: CallOptions
+                            ) -> ForwardResult:
+        handle = self._handle()
+        o = np.empty(plan.o_shape, plan.o_dtype)
+        lse = np.empty(plan.lse_shape, np.float32) if return_lse else None
+        tensors = _native.ForwardTensors.of(address(q), address(k), address(v), None, None, address(o), address(lse))
+        call = Call(handle.library, calls)
+        call.run(handle.library.attnd_forward, handle.pointer, ctypes.byref(plan.structure), ctypes.byref(tensors))
+        return ForwardResult(o if plan.o_axes is None else o.transpose(plan.o_axes), lse, call.receipt)
 
     def _backward(self, problem: Problem, inputs: _BackwardInputs, callers: Sequence[Optional[Tensor]], bias_grad: bool,
                   calls: CallOptions, residual: Optional[Residual]
