@@ -2,6 +2,8 @@
 
 The client's address has no listener: a call that got as far as the wire would be Unavailable instead.
 """
+import subprocess
+
 import numpy as np
 import pytest
 
@@ -159,6 +161,26 @@ def test_connect_names_the_argument(native_library, arguments, field):
     with pytest.raises(attnd.InvalidArgument) as caught:
         attnd.connect(**{"address": "127.0.0.1:7070", **arguments})
     assert caught.value.field == field
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory):
+    """Two certificates with their keys, and a file of something else."""
+    folder = tmp_path_factory.mktemp("pem")
+    for name in "ab":
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj",
+                        f"/CN={name}", "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.crt"], check=True,
+                       capture_output=True)
+    (folder / "text").write_text("no PEM")
+    return lambda *names: [None if name is None else str(folder / name) for name in names]
+
+
+@pytest.mark.parametrize("names", [("text", None, None), (None, "a.crt", "b.key"), (None, "text", "a.key"),
+                                   (None, "a.crt", "text")])
+def test_connect_names_files_that_are_no_certificates(native_library, pem, names):
+    attnd.connect("127.0.0.1:1", tls=attnd.TLS(*pem("a.crt", "a.crt", "a.key"))).close()
+    with pytest.raises(attnd.InvalidArgument, match="^tls: expected PEM files.*" + next(filter(None, names))):
+        attnd.connect("127.0.0.1:1", tls=attnd.TLS(*pem(*names)))
 
 
 def test_connect_names_a_missing_certificate_file(native_library):

@@ -17,7 +17,7 @@ from ._call import Call, CallOptions, Handle, Progress
 from ._problem import Problem, memo_of, resolve, resolve_lse, resolve_out, resolve_rows, template_key
 from ._residual import NativeResidual, Residual
 from ._wire import address
-from .errors import AttndError, DeadlineExceeded, Unavailable, Unimplemented, wrong, wrong_type
+from .errors import AttndError, DeadlineExceeded, Unauthenticated, Unavailable, Unimplemented, wrong, wrong_type
 from .results import Device, ForwardResult, Gradients, Receipt, ServerInfo
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class Client:
             return self._current
 
     def _explain(self, error: AttndError, timeout: Optional[float]) -> AttndError:
-        """An error that gRPC, not a server, gave, with what to do."""
+        """The error with what to do, where the server or gRPC cannot say it in Python's words."""
         where = ", ".join(self.addresses)
         tls = "with" if self._native_options.use_tls else "without"
         if isinstance(error, Unavailable) and not error.reason:
@@ -230,6 +230,9 @@ class Client:
             seconds = self._native_options.timeout_seconds if timeout is None else timeout
             return DeadlineExceeded(f"no answer from {where} within {seconds:g} s: {error}; if attnd is running there, "
                                     f"{tls} TLS, and is merely slow, give the call a longer timeout", reason="TIMEOUT")
+        if isinstance(error, Unauthenticated):
+            return Unauthenticated(f"{where} lets nobody in without a token that it knows: {error}; give one by "
+                                   "connect(token=...)", reason=error.reason, metadata=error.metadata)
         if isinstance(error, Unimplemented) and not error.reason:
             return Unimplemented(f"the server at {where} does not know this call: it is another program, or an older "
                                  f"attnd than this client ({error})", reason="UNKNOWN_CALL")
@@ -393,6 +396,21 @@ def _tls_options(tls: Union[None, bool, str, TLS]) -> Any:
     for part in tls:
         if not (part is None or isinstance(part, (str, os.PathLike))):
             raise wrong_type("tls", "paths of files, and server_name, as strings", part)
+    _check_pem(tls)
     paths = {"tls_ca_file": tls.ca, "tls_certificate_file": tls.cert, "tls_key_file": tls.key,
              "tls_server_name": tls.server_name}
     return {"use_tls": 1, **{name: None if path is None else os.fsencode(path) for name, path in paths.items()}}
+
+
+def _check_pem(tls: TLS) -> None:
+    """Of files that exist; gRPC would say no more than that there is nobody."""
+    import ssl
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if tls.ca is not None and os.path.isfile(tls.ca):
+            context.load_verify_locations(tls.ca)
+        if tls.cert is not None and tls.key is not None and os.path.isfile(tls.cert) and os.path.isfile(tls.key):
+            context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        raise wrong("tls", "PEM files: certificates, and a key that is the certificate's and not encrypted",
+                    f"{', '.join(path for path in tls[:3] if path is not None)} ({error})") from None
