@@ -135,7 +135,7 @@ void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimi
 // tensors).
 int EventThreadCount(int wanted) {
   if (wanted > 0) return wanted;
-  return std::clamp(AvailableCpus() * 3 / 8, EventThreads::kLeast, EventThreads::kMost);
+  return std::clamp(AvailableCpus() * 3 / 8, EventThreads::kLeast, 16);
 }
 
 int ReplyThreadCount() { return std::clamp(AvailableCpus() / 2, 1, 8); }
@@ -387,10 +387,12 @@ absl::Status AttndServer::StartGrpc() {
     grpc::channelz::experimental::InitChannelzService();
   }
   stream_watch_ = std::make_unique<StreamWatch>(options_.transport.streams, clock_);
+  event_threads_ =
+      std::make_unique<EventThreads>(EventThreadCount(options_.transport.event_threads));
   service_ = std::make_unique<AttentionService>(
       ServiceDeps{*admission_, staging_, *shared_memory_, *workers_, *leases_, *reply_threads_,
                   metrics_, auth_, clock_, log_, devices_.front().engine->info(), server_info_,
-                  options_.slow_call, log_limit_, *stream_watch_, open_calls_});
+                  options_.slow_call, log_limit_, *stream_watch_, open_calls_, *event_threads_});
   grpc::ServerBuilder builder;
   SetTransport(options_.transport, builder);
   LimitConnections(builder);
@@ -410,10 +412,7 @@ absl::Status AttndServer::StartGrpc() {
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials));
   }
   builder.RegisterService(service_.get());
-  {
-    EventThreads threads(EventThreadCount(options_.transport.event_threads));
-    server_ = builder.BuildAndStart();
-  }
+  server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen on ", absl::StrJoin(options_.listen, ", ")));

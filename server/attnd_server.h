@@ -24,6 +24,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/clock.h"
+#include "base/event_threads.h"
 #include "base/log.h"
 #include "kernels/backend.h"
 #include "server/admission.h"
@@ -143,6 +144,7 @@ class AttndServer {
   std::vector<std::unique_ptr<SharedMemoryService>> shared_memory_services_;
   std::shared_ptr<ConnectionLimit> connections_;  // and gRPC, as long as it may accept
   OpenCalls open_calls_;
+  std::unique_ptr<EventThreads> event_threads_;  // before the server, which they drive
   std::unique_ptr<AttentionService> service_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> certificates_;  // and gRPC
   std::unique_ptr<grpc::Server> server_;

@@ -32,7 +32,7 @@ struct TransportOptions {
   int64_t max_metadata_bytes = 16 << 10;            // headers of one call
   int max_concurrent_streams = 64;                  // calls of one connection at a time
   int64_t receive_memory_bytes = int64_t{1} << 30;  // ResourceQuota: requests while they arrive
-  int event_threads = 0;                            // that gRPC runs calls on; 0: by the cores
+  int event_threads = 0;                            // at most, that receive calls; 0: by the cores
   int max_connections = 4096;                       // open at a time; a further one is closed
   absl::Duration max_connection_age = absl::Minutes(30);
   absl::Duration max_connection_age_grace = absl::Minutes(20);

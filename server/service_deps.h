@@ -3,6 +3,7 @@
 
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/event_threads.h"
 #include "base/log.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/admission.h"
@@ -37,6 +38,7 @@ struct ServiceDeps {
   CallLogLimit& log_limit;
   StreamWatch& stream_watch;
   OpenCalls& open_calls;
+  EventThreads& event_threads;
 };
 
 }  // namespace attnd

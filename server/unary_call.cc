@@ -12,11 +12,19 @@
 namespace attnd {
 namespace {
 
+bool IsLarge(const grpc::ByteBuffer& request) {
+  constexpr size_t kLarge = 256 << 10;
+  return request.Valid() && request.Length() >= kLarge;
+}
+
 class UnaryCall final : public grpc::ServerUnaryReactor, public ReplySink {
  public:
-  UnaryCall(const ServiceDeps& deps, grpc::CallbackServerContext& context, grpc::ByteBuffer& reply,
-            Direction direction, uint64_t id)
-      : record_(deps, context, direction, id), reply_(reply) {}
+  UnaryCall(const ServiceDeps& deps, grpc::CallbackServerContext& context,
+            const grpc::ByteBuffer& request, grpc::ByteBuffer& reply, Direction direction,
+            uint64_t id)
+      : record_(deps, context, direction, id),
+        use_(deps.event_threads, IsLarge(request) ? EventThreads::kMuch : 1),
+        reply_(reply) {}
 
   // Called once, from the method's handler; gRPC calls nothing here before that has returned, so
   // OnCancel finds the call submitted.
@@ -70,6 +78,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public ReplySink {
   }
 
   CallRecord record_;
+  const EventThreads::Use use_;
   grpc::ByteBuffer& reply_;
 };
 
@@ -79,7 +88,7 @@ grpc::ServerUnaryReactor* StartUnaryCall(const ServiceDeps& deps,
                                          grpc::CallbackServerContext& context,
                                          const grpc::ByteBuffer& request, grpc::ByteBuffer& reply,
                                          Direction direction, uint64_t id) {
-  auto* call = new UnaryCall(deps, context, reply, direction, id);
+  auto* call = new UnaryCall(deps, context, request, reply, direction, id);
   call->Start(request);
   return call;
 }
