@@ -177,6 +177,7 @@ def main() -> int:
     text = open(chosen.text, encoding="utf-8").read() if chosen.text else default_text()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what the next line asks of CUDA
     torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)  # a model this small is no faster with more, and very slow where others want the cores
     daemon = Daemon(chosen.daemon, chosen.backend) if chosen.daemon else None
     bar = progress("attention in a daemon", settings.steps)
 
