@@ -51,6 +51,10 @@ std::string KeyOf(const BackwardKernels& kernels) {
                       kernels.bias_gradient ? "+bias" : "");
 }
 
+// As they lie in memory, so that like calls lie at one distance from each other (CopyMerger).
+bool LiesBefore(const ForwardCall* a, const ForwardCall* b) { return a->lse < b->lse; }
+bool LiesBefore(const BackwardCall* a, const BackwardCall* b) { return a->d_k < b->d_k; }
+
 template <class Kernels, class Call, class Select>
 std::map<std::string, Group<Kernels, Call>> GroupCalls(absl::Span<const Call> calls,
                                                        const Select& select) {
@@ -62,6 +66,10 @@ std::map<std::string, Group<Kernels, Call>> GroupCalls(absl::Span<const Call> ca
     Group<Kernels, Call>& group = groups[KeyOf(*kernels)];
     group.kernels = *kernels;
     group.calls.push_back(&call);
+  }
+  for (auto& [name, group] : groups) {
+    std::sort(group.calls.begin(), group.calls.end(),
+              [](const Call* a, const Call* b) { return LiesBefore(a, b); });
   }
   return groups;
 }

@@ -171,10 +171,11 @@ class DriverLaunch final : public DeviceLaunch {
 
   uint64_t arena() const override { return block_.address().value; }
 
-  absl::Status Upload(uint64_t to, const void* from, int64_t bytes) override {
+  absl::Status Upload(const HostCopy& copy) override {
     RETURN_IF_ERROR(BeginUpload());
-    uploaded_bytes_ += bytes;
-    return device_.Seen(Up().CopyIn({to}, from, bytes));
+    uploaded_bytes_ += copy.total();
+    return device_.Seen(copy.rows == 1 ? Up().CopyIn({copy.device}, copy.host, copy.bytes)
+                                       : Up().CopyRowsIn({copy.device}, copy.host, RowsOf(copy)));
   }
   absl::Status UploadCopy(uint64_t to, const void* from, int64_t bytes) override;
   absl::Status SetZero(uint64_t at, int64_t bytes) override {
@@ -183,14 +184,19 @@ class DriverLaunch final : public DeviceLaunch {
   }
   absl::StatusOr<bool> Run(absl::Span<const KernelStep> steps,
                            const std::function<bool()>& wanted) override;
-  absl::Status Download(void* to, uint64_t from, int64_t bytes) override {
+  absl::Status Download(const HostCopy& copy) override {
     RETURN_IF_ERROR(BeginDownload());
-    downloaded_bytes_ += bytes;
-    return device_.Seen(Down().CopyOut(to, {from}, bytes));
+    downloaded_bytes_ += copy.total();
+    return device_.Seen(copy.rows == 1
+                            ? Down().CopyOut(copy.host, {copy.device}, copy.bytes)
+                            : Down().CopyRowsOut(copy.host, {copy.device}, RowsOf(copy)));
   }
   absl::StatusOr<DeviceTimes> Finish() override;
 
  private:
+  static StreamRef::Rows RowsOf(const HostCopy& copy) {
+    return {copy.rows, copy.bytes, copy.host_pitch, copy.device_pitch};
+  }
   StreamRef Up() const { return device_.upload_.ref(); }
   StreamRef Down() const { return device_.download_.ref(); }
   absl::Status BeginUpload();
@@ -243,7 +249,7 @@ absl::Status DriverLaunch::UploadCopy(uint64_t to, const void* from, int64_t byt
     const int64_t size = std::min(left, kBounceBytes - bounced_);
     std::byte* place = slot_->bounce.bytes().data() + bounced_;
     std::memcpy(place, next, size);
-    RETURN_IF_ERROR(Upload(to, place, size));
+    RETURN_IF_ERROR(Upload({.device = to, .host = place, .bytes = size}));
     // The next piece stands where a copy may begin.
     bounced_ = std::min(kBounceBytes, (bounced_ + size + 63) / 64 * 64);
     next += size;

@@ -20,6 +20,11 @@ using ::testing::HasSubstr;
 
 bool Always() { return true; }
 
+HostCopy Copy(uint64_t device, const void* host, int64_t bytes) {
+  auto* at = const_cast<std::byte*>(static_cast<const std::byte*>(host));
+  return {.device = device, .host = at, .bytes = bytes};
+}
+
 class DriverDeviceTest : public ::testing::Test {
  protected:
   absl::StatusOr<std::unique_ptr<KernelDevice>> Make(DriverDeviceOptions options = {}) {
@@ -65,7 +70,7 @@ TEST_F(DriverDeviceTest, CopiesZeroesAndLaunchesEveryShippedKernel) {
   ASSERT_TRUE(launch.ok());
   const uint64_t base = (*launch)->arena();
   const std::string text = "abcdefgh";
-  ASSERT_TRUE((*launch)->Upload(base + 256, text.data(), 8).ok());
+  ASSERT_TRUE((*launch)->Upload(Copy(base + 256, text.data(), 8)).ok());
   ASSERT_TRUE((*launch)->SetZero(base + 260, 4).ok());
   int expected = 0;
   for (const KernelRow& row : KernelRows()) {
@@ -76,7 +81,7 @@ TEST_F(DriverDeviceTest, CopiesZeroesAndLaunchesEveryShippedKernel) {
     ++expected;
   }
   char back[9] = {};
-  ASSERT_TRUE((*launch)->Download(back, base + 256, 8).ok());
+  ASSERT_TRUE((*launch)->Download(Copy(base + 256, back, 8)).ok());
   auto times = (*launch)->Finish();
   ASSERT_TRUE(times.ok()) << times.status();
   EXPECT_STREQ(back, "abcd");
@@ -85,6 +90,28 @@ TEST_F(DriverDeviceTest, CopiesZeroesAndLaunchesEveryShippedKernel) {
   EXPECT_NEAR(times->download, 2e-6, 1e-8);
   EXPECT_GT((*device)->use().kernel_seconds, 0);
   EXPECT_EQ((*device)->use().uploaded_bytes, 8);
+}
+
+TEST_F(DriverDeviceTest, CopiesRowsByOneCommandEachWay) {
+  auto device = Make();
+  ASSERT_TRUE(device.ok()) << device.status();
+  auto launch = (*device)->Begin(1024, {});
+  ASSERT_TRUE(launch.ok());
+  HostCopy copy = {.device = (*launch)->arena(), .bytes = 2, .rows = 3, .device_pitch = 64};
+  std::string text = "ab..cd..ef";
+  copy.host = reinterpret_cast<std::byte*>(text.data());
+  copy.host_pitch = 4;
+  ASSERT_TRUE((*launch)->Upload(copy).ok());
+  ASSERT_TRUE(*(*launch)->Run({}, Always));
+  std::string back = "----------";
+  copy.host = reinterpret_cast<std::byte*>(back.data());
+  copy.host_pitch = 3;
+  ASSERT_TRUE((*launch)->Download(copy).ok());
+  ASSERT_TRUE((*launch)->Finish().ok());
+  EXPECT_EQ(back, "ab-cd-ef--");
+  EXPECT_EQ(fake_.calls("cuMemcpy2DAsync"), 2);
+  EXPECT_EQ((*device)->use().uploaded_bytes, 6);
+  EXPECT_EQ((*device)->use().downloaded_bytes, 6);
 }
 
 TEST_F(DriverDeviceTest, RunsAStandInWhereItWantsAKernelsPlace) {
@@ -149,7 +176,7 @@ TEST_F(DriverDeviceTest, BringsListsLongerThanItsBounceMemory) {
   ASSERT_TRUE(launch.ok());
   ASSERT_TRUE((*launch)->UploadCopy((*launch)->arena(), list.data(), 5 << 20).ok());
   ASSERT_TRUE((*launch)->Run({}, Always).ok());
-  ASSERT_TRUE((*launch)->Download(back.data(), (*launch)->arena(), 5 << 20).ok());
+  ASSERT_TRUE((*launch)->Download(Copy((*launch)->arena(), back.data(), 5 << 20)).ok());
   ASSERT_TRUE((*launch)->Finish().ok());
   EXPECT_EQ(back, list);
 }
@@ -221,11 +248,11 @@ TEST_F(DriverDeviceTest, CallsNothingThatAllocatesOrWaitsOnTheWayOfALaunch) {
     auto launch = (*device)->Begin(1024 << (n % 12), {});
     ASSERT_TRUE(launch.ok());
     const uint64_t base = (*launch)->arena();
-    ASSERT_TRUE((*launch)->Upload(base, bytes, 64).ok());
+    ASSERT_TRUE((*launch)->Upload(Copy(base, bytes, 64)).ok());
     ASSERT_TRUE((*launch)->UploadCopy(base, bytes, 64).ok());
     ASSERT_TRUE((*launch)->SetZero(base, 64).ok());
     ASSERT_TRUE((*launch)->Run({{KernelRows()[n % 3], LaunchParams{}}}, Always).ok());
-    ASSERT_TRUE((*launch)->Download(bytes, base, 64).ok());
+    ASSERT_TRUE((*launch)->Download(Copy(base, bytes, 64)).ok());
     ASSERT_TRUE((*launch)->Finish().ok());
   }
   EXPECT_EQ((*device)->use().memory_reserved_bytes, reserved);

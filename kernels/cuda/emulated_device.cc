@@ -48,12 +48,15 @@ class EmulatedLaunch final : public DeviceLaunch {
   void Use(const DeviceMemory& memory, absl::Span<const Region> regions) override {
     if (used_.insert(memory.address()).second) Register(memory.address(), regions);
   }
-  absl::Status Upload(uint64_t to, const void* from, int64_t bytes) override {
-    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  absl::Status Upload(const HostCopy& copy) override {
+    for (int64_t row = 0; row < copy.rows; ++row) {
+      std::memcpy(DeviceRow(copy, row), copy.host + row * copy.host_pitch, copy.bytes);
+    }
     return absl::OkStatus();
   }
   absl::Status UploadCopy(uint64_t to, const void* from, int64_t bytes) override {
-    return Upload(to, from, bytes);
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    return absl::OkStatus();
   }
   absl::Status SetZero(uint64_t at, int64_t bytes) override {
     std::memset(reinterpret_cast<void*>(at), 0, bytes);
@@ -65,13 +68,18 @@ class EmulatedLaunch final : public DeviceLaunch {
     for (const KernelStep& step : steps) RETURN_IF_ERROR(RunStep(step));
     return true;
   }
-  absl::Status Download(void* to, uint64_t from, int64_t bytes) override {
-    std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+  absl::Status Download(const HostCopy& copy) override {
+    for (int64_t row = 0; row < copy.rows; ++row) {
+      std::memcpy(copy.host + row * copy.host_pitch, DeviceRow(copy, row), copy.bytes);
+    }
     return absl::OkStatus();
   }
   absl::StatusOr<DeviceTimes> Finish() override { return times_; }
 
  private:
+  static void* DeviceRow(const HostCopy& copy, int64_t row) {
+    return reinterpret_cast<void*>(copy.device + static_cast<uint64_t>(row * copy.device_pitch));
+  }
   void Register(uint64_t base, absl::Span<const Region> regions) {
     for (const Region& region : regions) {
       Contents contents = region.use == RegionUse::kInput    ? Contents::kConstant

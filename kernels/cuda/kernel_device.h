@@ -48,6 +48,17 @@ struct KernelStep {
   LaunchParams params;
 };
 
+// Bytes between host and device, either way: rows of `bytes` each, at these distances.
+struct HostCopy {
+  uint64_t device = 0;
+  std::byte* host = nullptr;
+  int64_t bytes = 0;
+  int64_t rows = 1;
+  int64_t device_pitch = 0, host_pitch = 0;  // of one row: any
+
+  int64_t total() const { return rows * bytes; }
+};
+
 // Seconds that a launch took of each part of the device.
 struct DeviceTimes {
   double upload = 0, kernel = 0, download = 0;
@@ -70,8 +81,9 @@ class DeviceLaunch {
   // The kernels use this memory too, which outlives the launch. For devices that check accesses.
   virtual void Use(const DeviceMemory&, absl::Span<const Region>) {}
 
-  // `from` stays as it is until Finish; page-locked memory is read by the device itself.
-  virtual absl::Status Upload(uint64_t to, const void* from, int64_t bytes) = 0;
+  // The host's bytes stay as they are until Finish; page-locked memory is read by the device
+  // itself.
+  virtual absl::Status Upload(const HostCopy& copy) = 0;
   // `from` may go at once. For small things: it is copied twice.
   virtual absl::Status UploadCopy(uint64_t to, const void* from, int64_t bytes) = 0;
   virtual absl::Status SetZero(uint64_t at, int64_t bytes) = 0;
@@ -79,8 +91,8 @@ class DeviceLaunch {
   // `wanted` is asked: if false, nothing runs and the result is false.
   virtual absl::StatusOr<bool> Run(absl::Span<const KernelStep> steps,
                                    const std::function<bool()>& wanted) = 0;
-  // `to` stays until Finish.
-  virtual absl::Status Download(void* to, uint64_t from, int64_t bytes) = 0;
+  // The host's memory stays until Finish.
+  virtual absl::Status Download(const HostCopy& copy) = 0;
   virtual absl::StatusOr<DeviceTimes> Finish() = 0;
 };
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <utility>
+#include <optional>
 #include <vector>
 
 #include "attention/dropout.h"
@@ -139,43 +139,30 @@ std::byte* Transfer::TakeScratch(int64_t bytes) {
 
 absl::Status Transfer::BytesIn(int64_t offset, const void* from, int64_t bytes) {
   if (bytes == 0) return absl::OkStatus();
-  const Copy next = {launch_.arena() + offset,
-                     const_cast<std::byte*>(static_cast<const std::byte*>(from)), bytes};
-  const bool follows = next.device == pending_.device + pending_.bytes &&
-                       next.host == pending_.host + pending_.bytes;
-  if (follows) {
-    pending_.bytes += bytes;
-    return absl::OkStatus();
-  }
-  RETURN_IF_ERROR(FlushIn());
-  pending_ = next;
-  return absl::OkStatus();
+  auto* host = const_cast<std::byte*>(static_cast<const std::byte*>(from));
+  const std::optional<HostCopy> done = copies_.Add(launch_.arena() + offset, host, bytes);
+  return done.has_value() ? launch_.Upload(*done) : absl::OkStatus();
 }
 
 absl::Status Transfer::FlushIn() {
-  if (pending_.bytes == 0) return absl::OkStatus();
-  const Copy copy = std::exchange(pending_, Copy());
-  return launch_.Upload(copy.device, copy.host, copy.bytes);
+  for (auto left = copies_.Next(); left.has_value(); left = copies_.Next()) {
+    RETURN_IF_ERROR(launch_.Upload(*left));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Transfer::BytesOut(void* to, int64_t offset, int64_t bytes) {
   if (bytes == 0) return absl::OkStatus();
-  const Copy next = {launch_.arena() + offset, static_cast<std::byte*>(to), bytes};
-  const bool follows = next.device == pending_.device + pending_.bytes &&
-                       next.host == pending_.host + pending_.bytes;
-  if (follows) {
-    pending_.bytes += bytes;
-    return absl::OkStatus();
-  }
-  RETURN_IF_ERROR(FlushOut());
-  pending_ = next;
-  return absl::OkStatus();
+  const std::optional<HostCopy> done =
+      copies_.Add(launch_.arena() + offset, static_cast<std::byte*>(to), bytes);
+  return done.has_value() ? launch_.Download(*done) : absl::OkStatus();
 }
 
 absl::Status Transfer::FlushOut() {
-  if (pending_.bytes == 0) return absl::OkStatus();
-  const Copy copy = std::exchange(pending_, Copy());
-  return launch_.Download(copy.host, copy.device, copy.bytes);
+  for (auto left = copies_.Next(); left.has_value(); left = copies_.Next()) {
+    RETURN_IF_ERROR(launch_.Download(*left));
+  }
+  return absl::OkStatus();
 }
 
 void Transfer::Convert() {

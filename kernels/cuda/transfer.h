@@ -1,6 +1,7 @@
 // Transfer: a call's tensors into a launch's arena, as the kernels want them, and results back, as
 // the caller wants them. What is not already as the kernels want it (bfloat16, rows of no whole 16
-// bytes) is changed on the host, in the call's workspace; neighbours in both memories are one copy.
+// bytes) is changed on the host, in the call's workspace; neighbours and like calls are one copy
+// (CopyMerger).
 //
 //   In, for each call → FlushIn → (kernels) → Out, for each call → FlushOut → (Finish) → Convert
 //
@@ -15,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/copy_merger.h"
 #include "kernels/cuda/kernel_device.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/staging.h"
@@ -39,11 +41,6 @@ class Transfer {
   void Convert();
 
  private:
-  struct Copy {
-    uint64_t device = 0;
-    std::byte* host = nullptr;
-    int64_t bytes = 0;
-  };
   // A tensor of rows, and one exponent for each part.
   struct Rows {
     RowShape shape;
@@ -70,7 +67,7 @@ class Transfer {
   std::byte* TakeScratch(int64_t bytes);
 
   DeviceLaunch& launch_;
-  Copy pending_;                  // in the direction of the phase
+  CopyMerger copies_;             // in the direction of the phase
   std::byte* scratch_ = nullptr;  // of the call at hand, what is left of it
   std::vector<std::function<void()>> conversions_;
 };

@@ -51,6 +51,7 @@ void FindMemoryAndStreams(Symbols& symbols, DriverFunctions& f) {
   symbols.Find(f.host_unregister, "cuMemHostUnregister");
   symbols.Find(f.copy_to_device, "cuMemcpyHtoDAsync_v2");
   symbols.Find(f.copy_to_host, "cuMemcpyDtoHAsync_v2");
+  symbols.Find(f.copy_rows, "cuMemcpy2DAsync_v2");
   symbols.Find(f.set_bytes, "cuMemsetD8Async");
   symbols.Find(f.stream_create, "cuStreamCreate");
   symbols.Find(f.stream_destroy, "cuStreamDestroy_v2");

@@ -57,6 +57,7 @@ struct DriverFunctions {
   decltype(&::cuMemHostUnregister) host_unregister;
   decltype(&::cuMemcpyHtoDAsync) copy_to_device;
   decltype(&::cuMemcpyDtoHAsync) copy_to_host;
+  decltype(&::cuMemcpy2DAsync) copy_rows;
   decltype(&::cuMemsetD8Async) set_bytes;
   decltype(&::cuStreamCreate) stream_create;
   decltype(&::cuStreamDestroy) stream_destroy;

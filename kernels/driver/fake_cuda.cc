@@ -342,6 +342,28 @@ CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream
   return PushCopy("cuMemcpyDtoHAsync", EngineKind::kDownload, stream, to,
                   reinterpret_cast<void*>(from), bytes);
 }
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* rows, CUstream stream) {
+  const CUDA_MEMCPY2D copy = *rows;
+  const bool up = copy.srcMemoryType == CU_MEMORYTYPE_HOST;
+  const size_t longest = size_t{1} << 31;
+  if (copy.WidthInBytes > copy.srcPitch || copy.WidthInBytes > copy.dstPitch ||
+      copy.srcPitch >= longest || copy.dstPitch >= longest) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const double bytes = static_cast<double>(copy.WidthInBytes * copy.Height);
+  return Push(
+      "cuMemcpy2DAsync", stream,
+      {.engine = up ? EngineKind::kUpload : EngineKind::kDownload,
+       .seconds = kCopySeconds + bytes / kBytesPerSecond,
+       .effect = [copy, up] {
+         const auto* from = static_cast<const char*>(
+             up ? copy.srcHost : reinterpret_cast<const void*>(copy.srcDevice));
+         auto* to = static_cast<char*>(up ? reinterpret_cast<void*>(copy.dstDevice) : copy.dstHost);
+         for (size_t n = 0; n < copy.Height; ++n) {
+           std::memcpy(to + n * copy.dstPitch, from + n * copy.srcPitch, copy.WidthInBytes);
+         }
+       }});
+}
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
   return Push("cuMemsetD8Async", stream,
               {.engine = EngineKind::kCompute, .seconds = kCopySeconds, .effect = [=] {

@@ -130,6 +130,32 @@ absl::Status StreamRef::CopyOut(void* to, DeviceAddress from, int64_t bytes) con
       "cuMemcpyDtoHAsync");
 }
 
+absl::Status StreamRef::CopyRowsIn(DeviceAddress to, const void* from, const Rows& rows) const {
+  CUDA_MEMCPY2D copy = {};
+  copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+  copy.srcHost = from;
+  copy.srcPitch = static_cast<size_t>(rows.host_pitch);
+  copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.dstDevice = to.value;
+  copy.dstPitch = static_cast<size_t>(rows.device_pitch);
+  copy.WidthInBytes = static_cast<size_t>(rows.bytes);
+  copy.Height = static_cast<size_t>(rows.count);
+  return driver_->Check(driver_->functions().copy_rows(&copy, stream_), "cuMemcpy2DAsync");
+}
+
+absl::Status StreamRef::CopyRowsOut(void* to, DeviceAddress from, const Rows& rows) const {
+  CUDA_MEMCPY2D copy = {};
+  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = from.value;
+  copy.srcPitch = static_cast<size_t>(rows.device_pitch);
+  copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+  copy.dstHost = to;
+  copy.dstPitch = static_cast<size_t>(rows.host_pitch);
+  copy.WidthInBytes = static_cast<size_t>(rows.bytes);
+  copy.Height = static_cast<size_t>(rows.count);
+  return driver_->Check(driver_->functions().copy_rows(&copy, stream_), "cuMemcpy2DAsync");
+}
+
 absl::Status StreamRef::SetZero(DeviceAddress at, int64_t bytes) const {
   return driver_->Check(
       driver_->functions().set_bytes(at.value, 0, static_cast<size_t>(bytes), stream_),

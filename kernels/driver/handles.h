@@ -140,6 +140,12 @@ class StreamRef {
   StreamRef(const Driver& driver, CUstream stream) : driver_(&driver), stream_(stream) {}
   absl::Status CopyIn(DeviceAddress to, const void* from, int64_t bytes) const;
   absl::Status CopyOut(void* to, DeviceAddress from, int64_t bytes) const;
+  // Rows of `bytes` each; a pitch is the distance of one row's begin from the one's before.
+  struct Rows {
+    int64_t count, bytes, host_pitch, device_pitch;
+  };
+  absl::Status CopyRowsIn(DeviceAddress to, const void* from, const Rows& rows) const;
+  absl::Status CopyRowsOut(void* to, DeviceAddress from, const Rows& rows) const;
   absl::Status SetZero(DeviceAddress at, int64_t bytes) const;
   absl::Status Record(const Event& event) const;
   absl::Status Wait(const Event& event) const;
