@@ -152,31 +152,61 @@ grpc::Status CallWithdrawn(const std::shared_ptr<grpc::Channel>& channel) {
   return status;
 }
 
-TEST(DaemonWire, CountsACallWithdrawnBeforeItsRequestAsCancelledNotAsInvalid) {
-  ServerOptions options = TestOptions();
-  options.metrics_listen = "127.0.0.1:0";
-  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
-  EXPECT_EQ(CallWithdrawn(daemon.NewChannel()).error_code(), grpc::StatusCode::CANCELLED);
-  const std::string url =
-      absl::StrCat("http://127.0.0.1:", daemon.server().metrics_port(), "/metrics");
-  auto count = [&](const char* name, const Labels& labels) {
-    auto text = FetchMetrics(url, absl::Seconds(10));
+// What a daemon's metrics port tells.
+class Counts {
+ public:
+  explicit Counts(Daemon& daemon)
+      : url_(absl::StrCat("http://127.0.0.1:", daemon.server().metrics_port(), "/metrics")) {}
+  double Of(const char* name, const Labels& labels) const {
+    auto text = FetchMetrics(url_, absl::Seconds(10));
     CHECK(text.ok()) << text.status();
     return MetricsText::Parse(*text)->Sum(name, labels);
-  };
+  }
   // The daemon hears of the end of a call a moment after its caller.
-  auto wait_for_one = [&](const char* name, const Labels& labels) {
+  double WaitForOne(const char* name, const Labels& labels) const {
     const absl::Time until = absl::Now() + absl::Seconds(10);
-    while (count(name, labels) != 1 && absl::Now() < until) std::this_thread::yield();
-    return count(name, labels);
-  };
+    while (Of(name, labels) != 1 && absl::Now() < until) std::this_thread::yield();
+    return Of(name, labels);
+  }
+
+ private:
+  const std::string url_;
+};
+
+ServerOptions WithMetrics() {
+  ServerOptions options = TestOptions();
+  options.metrics_listen = "127.0.0.1:0";
+  return options;
+}
+
+TEST(DaemonWire, CountsACallWithdrawnBeforeItsRequestAsCancelledNotAsInvalid) {
+  Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics());
+  EXPECT_EQ(CallWithdrawn(daemon.NewChannel()).error_code(), grpc::StatusCode::CANCELLED);
+  const Counts counts(daemon);
   const Labels cancelled = {{"code", "CANCELLED"}, {"method", "Forward"}};
   const Labels invalid = {{"reason", "invalid"}};
-  EXPECT_EQ(wait_for_one("attnd_requests_total", cancelled), 1);
-  EXPECT_EQ(count("attnd_rejected_requests_total", invalid), 0);
+  EXPECT_EQ(counts.WaitForOne("attnd_requests_total", cancelled), 1);
+  EXPECT_EQ(counts.Of("attnd_rejected_requests_total", invalid), 0);
   EXPECT_EQ(CallRaw(daemon.NewChannel(), "").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(wait_for_one("attnd_rejected_requests_total", invalid), 1);
+  EXPECT_EQ(counts.WaitForOne("attnd_rejected_requests_total", invalid), 1);
   ExpectHealthy(daemon);
+}
+
+TEST(DaemonWire, TimesRefusalsByAdmissionAndNoOtherAnswers) {
+  ServerOptions options = WithMetrics();
+  options.admission.caller_max_bytes = 64;
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  const Counts counts(daemon);
+  const char* name = "attnd_refusal_duration_seconds_count";
+  EXPECT_EQ(CallRaw(daemon.NewChannel(), "").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(counts.WaitForOne("attnd_rejected_requests_total", {{"reason", "invalid"}}), 1);
+  EXPECT_EQ(counts.Of(name, {}), 0);
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  EXPECT_EQ(daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply).error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(counts.WaitForOne(name, {{"method", "Forward"}}), 1);
+  EXPECT_EQ(counts.Of(name, {{"method", "Backward"}}), 0);
 }
 
 TEST(DaemonWire, RefusesUnknownMethods) {

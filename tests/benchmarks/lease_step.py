@@ -3,7 +3,7 @@
 A step is a forward of each layer in turn, then a backward of each in reverse order, on one thread, as autograd does it.
 Steps with and without leases take turns, so that a busy machine slows both; figures are medians. Bytes are counted
 twice: by the daemon (attnd_received_bytes_total) and by the loopback device (/proc/net/dev), which has all of TCP/IP
-and whatever else runs on the machine.
+and whatever else runs on the machine; those over PCIe by the daemon (attnd_h2d_bytes_total, attnd_d2h_bytes_total).
 
     bazel build //server:attnd //tests/benchmarks:null_attnd //client/c:libattnd_client.so
     PYTHONPATH=client/python ATTND_CLIENT_LIBRARY=bazel-bin/client/c/libattnd_client.so \
@@ -30,8 +30,10 @@ def read_port(path):
 
 
 def daemon_bytes(metrics_port):
+    """What the daemon has received, and what has gone to the GPU and come back (0: there is none)."""
     text = urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics").read().decode()
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("attnd_received_bytes_total"))
+    names = ("attnd_received_bytes_total", "attnd_h2d_bytes_total", "attnd_d2h_bytes_total")
+    return np.array([sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)) for name in names])
 
 
 def loopback_bytes():
@@ -61,7 +63,9 @@ class Layer:
 
 
 def step(client, layers, keep, metrics_port):
-    """Seconds of forward and backward, bytes of backward at the daemon and on the device, share of leased shards."""
+    """Seconds of forward and backward, bytes of backward at the daemon, on the wire and up and down PCIe, the same of
+    forward up and down PCIe, share of leased shards."""
+    first = daemon_bytes(metrics_port)
     begin = time.perf_counter()
     for layer in layers:
         layer.forward(client, keep)
@@ -70,9 +74,10 @@ def step(client, layers, keep, metrics_port):
     start = time.perf_counter()
     receipts = [layer.backward(client) for layer in reversed(layers)]
     end = time.perf_counter()
-    device, received = loopback_bytes() - device, daemon_bytes(metrics_port) - received
+    device = loopback_bytes() - device
+    forward, backward = received - first, daemon_bytes(metrics_port) - received
     leased = sum(r.leased for r in receipts) / sum(r.shards for r in receipts)
-    return middle - begin, end - start, received, device, leased
+    return middle - begin, end - start, backward[0], device, leased, *forward[1:], *backward[1:]
 
 
 def main():
@@ -106,13 +111,16 @@ def main():
         finally:
             process.terminate()
             process.wait()
-    print(f"{'null' if a.null else 'cpu'} engine, {a.layers} layers of batch {a.batch}, {a.heads} heads on {a.kv_heads}, "
+    print(f"{'null' if a.null else a.backend} engine, {a.layers} layers of batch {a.batch}, {a.heads} heads on {a.kv_heads}, "
           f"N {a.length}, D {a.dim}, {a.dtype}, causal; medians of {a.steps} steps")
     print("            forward ms  backward ms  step ms   backward upload MB: daemon  device (both ways)  leased")
     for keep, name in ((False, "stateless"), (True, "leases")):
-        f, b, received, device, leased = [statistics.median(column) for column in zip(*found[keep])]
+        f, b, received, device, leased, *pcie = [statistics.median(column) for column in zip(*found[keep])]
         print(f"{name:10s} {f * 1e3:11.1f} {b * 1e3:12.1f} {(f + b) * 1e3:8.1f} {received / 1e6:27.2f} "
               f"{device / 1e6:19.2f} {leased:7.2f}")
+        if any(pcie):
+            print("           PCIe MB: forward {:.2f} up, {:.2f} down; backward {:.2f} up, {:.2f} down".format(
+                *[count / 1e6 for count in pcie]))
     ratio = [statistics.median([s[n] for s in found[False]]) / statistics.median([s[n] for s in found[True]])
              for n in (2, 3)]
     pairs = statistics.median([(x[0] + x[1]) / (y[0] + y[1]) for x, y in zip(found[False], found[True])])
