@@ -111,8 +111,8 @@ def main():
         finally:
             process.terminate()
             process.wait()
-    print(f"{'null' if a.null else a.backend} engine, {a.layers} layers of batch {a.batch}, {a.heads} heads on {a.kv_heads}, "
-          f"N {a.length}, D {a.dim}, {a.dtype}, causal; medians of {a.steps} steps")
+    print(f"{'null' if a.null else a.backend} engine, {a.layers} layers of batch {a.batch}, {a.heads} heads on "
+          f"{a.kv_heads}, N {a.length}, D {a.dim}, {a.dtype}, causal; medians of {a.steps} steps")
     print("            forward ms  backward ms  step ms   backward upload MB: daemon  device (both ways)  leased")
     for keep, name in ((False, "stateless"), (True, "leases")):
         f, b, received, device, leased, *pcie = [statistics.median(column) for column in zip(*found[keep])]
