@@ -110,6 +110,7 @@ class AttndServer {
   void SampleDeviceMemory(int number, const Device& device);
   void SampleStreams(const Device& device);
   void SampleSharedMemory();
+  void SampleCertificates();
   void SampleLeases(int place, const std::string& name);
   static bool WaitOut(absl::Duration time);
   bool WaitUntilCallersLeave(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);

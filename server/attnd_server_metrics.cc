@@ -1,5 +1,9 @@
 // What AttndServer knows and metrics ask for at each scrape.
+#include <string>
+#include <utility>
+
 #include "server/attnd_server.h"
+#include "server/server_files.h"
 
 namespace attnd {
 
@@ -18,6 +22,21 @@ void AttndServer::SampleState() {
                    "Most staging memory in use at once since the start.", {},
                    [this] { return static_cast<double>(staging_.peak_used()); });
   SampleSharedMemory();
+  SampleCertificates();
+}
+
+// Read at each scrape: files are replaced while the daemon runs.
+void AttndServer::SampleCertificates() {
+  const std::pair<const char*, std::string> files[] = {{"server", options_.tls.certificate},
+                                                       {"client_ca", options_.tls.client_ca}};
+  for (const auto& [role, path] : files) {
+    if (path.empty()) continue;
+    metrics_.sampled()->AddGauge(
+        "attnd_tls_certificate_expiry_timestamp_seconds", "When the certificate ends.",
+        {{"role", role}}, [path = path] {
+          return absl::ToDoubleSeconds(CertificateExpiry(path) - absl::UnixEpoch());
+        });
+  }
 }
 
 void AttndServer::SampleSharedMemory() {

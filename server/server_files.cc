@@ -4,6 +4,7 @@
 #include <openssl/x509.h>
 
 #include <cstdio>
+#include <ctime>
 #include <memory>
 #include <string>
 
@@ -55,6 +56,15 @@ absl::Status CheckTlsFiles(const TlsOptions& tls) {
   }
   if (tls.client_ca.empty()) return absl::OkStatus();
   return ReadCertificate("tls_client_ca", tls.client_ca).status();
+}
+
+absl::Time CertificateExpiry(const std::string& path) {
+  auto certificate = ReadCertificate("tls_cert", path);
+  tm end = {};
+  if (!certificate.ok() || ASN1_TIME_to_tm(X509_get0_notAfter(certificate->get()), &end) != 1) {
+    return absl::InfinitePast();
+  }
+  return absl::FromTM(end, absl::UTCTimeZone());
 }
 
 absl::Status CheckFiles(const ServerOptions& options) {

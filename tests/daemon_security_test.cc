@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/read_file.h"
+#include "client/cli/metrics_text.h"
 #include "kernels/reference_backend.h"
 #include "tests/daemon_fixture.h"
 #include "tests/wire_request.h"
@@ -179,6 +180,24 @@ TEST(DaemonTls, RefusesFilesThatWouldServeNobody) {
     auto server = AttndServer::Start(options, std::make_unique<ReferenceBackend>(), clock, log);
     ASSERT_FALSE(server.ok());
     EXPECT_EQ(server.status().message(), one.message);
+  }
+}
+
+TEST(DaemonTls, TellsMetricsWhenItsCertificatesEnd) {
+  ServerOptions options = TlsServer(true);
+  options.metrics_listen = "127.0.0.1:0";
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  auto text =
+      FetchMetrics(absl::StrCat("http://127.0.0.1:", daemon.server().metrics_port(), "/metrics"),
+                   absl::Seconds(10));
+  ASSERT_TRUE(text.ok()) << text.status();
+  auto metrics = MetricsText::Parse(*text);
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  const double now = static_cast<double>(absl::ToUnixSeconds(absl::Now()));
+  for (const char* role : {"server", "client_ca"}) {  // made for two days
+    double end = metrics->Sum("attnd_tls_certificate_expiry_timestamp_seconds", {{"role", role}});
+    EXPECT_GT(end, now + 86400) << role;
+    EXPECT_LE(end, now + 2 * 86400) << role;
   }
 }
 

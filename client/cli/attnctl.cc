@@ -1,6 +1,8 @@
 // attnctl: the command line of attnd. Each command stands in a file of its own.
 
 #include <iostream>
+#include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -16,6 +18,15 @@
 
 namespace attnd {
 namespace {
+
+// Wrong usage has been found, or --help or --version was asked for.
+int ExitOf(const CLI::App& app, const CLI::ParseError& error) {
+  std::vector<std::string> rest = app.remaining();
+  bool unknown = app.get_subcommands().empty() && !rest.empty() && rest.front()[0] != '-';
+  if (error.get_exit_code() == 0 || !unknown) return app.exit(error) == 0 ? 0 : kExitUsage;
+  std::cerr << "attnctl: there is no command " << rest.front() << "; attnctl --help lists them\n";
+  return kExitUsage;
+}
 
 int Main(int argc, char** argv) {
   TuneForTransport();
@@ -46,7 +57,7 @@ int Main(int argc, char** argv) {
   try {  // CLI11 tells of wrong usage, --help and --version by exceptions
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kExitUsage;
+    return ExitOf(app, error);
   }
   return session.exit_code();
 }

@@ -45,7 +45,9 @@ TEST(Attnctl, TellsItsVersionAndHelpsWithExamples) {
 
 TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   EXPECT_EQ(RunAttnctl("").exit_code, 2);
-  EXPECT_EQ(RunAttnctl("nothing").exit_code, 2);
+  Outcome nothing = RunAttnctl("nothing");
+  EXPECT_EQ(nothing.exit_code, 2);
+  EXPECT_TRUE(absl::StrContains(nothing.output, "no command nothing")) << nothing.output;
   EXPECT_EQ(RunAttnctl("info --no-such-flag").exit_code, 2);
   EXPECT_EQ(RunAttnctl("-o yaml info").exit_code, 2);
   EXPECT_EQ(RunAttnctl("bench --shape 1,2").exit_code, 2);
@@ -55,7 +57,9 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
     EXPECT_EQ(outcome.exit_code, 3) << outcome.output;
     EXPECT_TRUE(absl::StrContains(outcome.output, "UNAVAILABLE")) << outcome.output;
   }
-  EXPECT_EQ(RunAttnctl("top --once --metrics http://127.0.0.1:1/").exit_code, 3);
+  Outcome top = RunAttnctl("top --once --metrics http://127.0.0.1:1/");
+  EXPECT_EQ(top.exit_code, 3);
+  EXPECT_FALSE(absl::StrContains(top.output, "7070")) << top.output;  // not asked
   EXPECT_EQ(RunAttnctl("run --in /no/such --out /no/where").exit_code, 4);
 }
 

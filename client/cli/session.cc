@@ -9,6 +9,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
@@ -85,7 +86,8 @@ void Session::Fail(const absl::Status& status) {
       std::cerr << "  " << key << ": " << value << "\n";
     }
   }
-  if (absl::IsUnavailable(status) && !detail.has_value()) {
+  bool of_metrics = absl::StartsWith(status.message(), "--metrics");
+  if (absl::IsUnavailable(status) && !detail.has_value() && !of_metrics) {
     std::cerr << "  is a daemon listening on " << addresses_ << "?\n";
   }
   bool unreachable = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
@@ -93,10 +94,26 @@ std::vector<int64_t> ShapeIn(Layout layout, int64_t batch, int64_t heads, int64_
   return {};
 }
 
+// A misspelt name would change the mathematics in silence.
+absl::Status CheckNames(const SafetensorsFile& file) {
+  constexpr absl::string_view kNames[] = {
+      "q", "k",   "v",    "bias",         "mask",         "kv_lengths",   "offsets",    "dout",
+      "o", "lse", "dlse", "cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "sink_logits"};
+  for (const auto& [name, tensor] : file.tensors()) {
+    if (absl::c_linear_search(kNames, name)) continue;
+    return Wrong(name, absl::StrCat("a name of ", absl::StrJoin(kNames, ", ")), name);
+  }
+  if (file.Find("dlse") != nullptr && file.Find("dout") == nullptr) {
+    return Wrong("dlse", "dout beside it", "none");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<TensorJob> TensorJob::Make(const SafetensorsFile& file,
                                           const ProblemFlags& command_line) {
+  RETURN_IF_ERROR(CheckNames(file));
   TensorJob job(file);
   ProblemFlags flags = command_line;
   RETURN_IF_ERROR(flags.Merge(file.metadata()));
@@ -141,7 +158,12 @@ absl::Status TensorJob::ReadLists() {
   RETURN_IF_ERROR(ReadIntegers(*file_, "cu_seqlens_k", p_.cu_seqlens_k));
   RETURN_IF_ERROR(ReadFloats(*file_, "alibi_slopes", p_.alibi_slopes));
   RETURN_IF_ERROR(ReadFloats(*file_, "sink_logits", p_.sink_logits));
-  if (!p_.sink_logits.empty()) p_.denominator = DenominatorKind::kSink;
+  if (!p_.sink_logits.empty()) {
+    if (p_.denominator == DenominatorKind::kZeroRest) {
+      return Wrong("sink_logits", "none with the denominator zero_rest", "some");
+    }
+    p_.denominator = DenominatorKind::kSink;
+  }
   if (file_->Find("offsets") != nullptr) {
     p_.alignment = Alignment::kOffsets;
     RETURN_IF_ERROR(ReadIntegers(*file_, "offsets", p_.offsets));

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "attention/random_problem.h"
 #include "attention/reference.h"
 #include "attention/tensor_view.h"
@@ -119,6 +120,17 @@ TEST(TensorJob, NamesTheTensorThatIsWrong) {
   f = Fixture();
   f.tensors["kv_lengths"] = {"F32", {2}, BytesOf(f.in.q).subspan(0, 8)};
   EXPECT_EQ(f.Error(), "kv_lengths: expected I32 or I64, got F32");
+  f = Fixture();
+  f.tensors["biass"] = f.tensors["bias"];
+  EXPECT_TRUE(absl::StartsWith(f.Error(), "biass: expected a name of q, k, v, bias, "))
+      << f.Error();
+  f = Fixture();
+  f.tensors["dlse"] = {"F32", {2, 4, 5}, BytesOf(f.in.d_lse)};
+  EXPECT_EQ(f.Error(), "dlse: expected dout beside it, got none");
+  f = Fixture();
+  f.metadata["denominator"] = "zero_rest";
+  f.tensors["sink_logits"] = {"F32", {4}, BytesOf(f.in.q).subspan(0, 16)};
+  EXPECT_EQ(f.Error(), "sink_logits: expected none with the denominator zero_rest, got some");
   f = Fixture();
   f.metadata = {{"cuasal", "1"}};
   EXPECT_EQ(f.Error(),
