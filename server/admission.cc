@@ -312,33 +312,15 @@ Admission::Admission(const AdmissionLimits& limits, std::vector<AdmissionDevice>
       ledger_(std::make_shared<AdmissionLedger>(devices_.size())) {}
 
 absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext context) {
-  const Problem& problem = decoded.problem();
   ASSIGN_OR_RETURN(const Choice choice, Choose(decoded));
-  const Backend& backend = *devices_[choice.device].backend;
-  absl::Time now = clock_.Now();
+  const absl::Time now = clock_.Now();
   AdmittedCall admitted(std::move(decoded), std::move(context));
-  const AttentionCall& call = admitted.call_;
   admitted.admitted_at_ = now;
   admitted.context_.deadline = std::min(admitted.context_.deadline, now + limits_.max_deadline);
-  for (const TensorSource& input : call.inputs()) {
-    if (!call.InPlace(input.tensor)) {
-      admitted.input_bytes_ += AlignedSize(input.range.size);
-    }
-  }
-  for (const TensorSize& output : OutputsOf(problem, call.direction())) {
-    if (!call.InPlace(output.tensor)) admitted.output_bytes_ += AlignedSize(output.bytes);
-  }
-  admitted.workspace_bytes_ = AlignedSize(backend.WorkspaceBytes(problem, call.direction()));
-  int64_t bytes = admitted.input_bytes_ + admitted.workspace_bytes_ + admitted.output_bytes_;
-  RETURN_IF_ERROR(Refuse(admitted));
+  const int64_t bytes = AddUpMemory(admitted, *devices_[choice.device].backend);
+  RETURN_IF_ERROR(RefuseWhileDraining());
+  RETURN_IF_ERROR(RefuseTooLarge(admitted, bytes, choice));
   RETURN_IF_ERROR(RefuseLate(admitted, choice, now));
-  if (bytes > limits_.memory_bytes) {
-    return TooLarge(reason::kTooLargeForDevice, "staging memory", limits_.memory_bytes, bytes);
-  }
-  if (choice.device_bytes > backend.info().memory_bytes) {
-    return TooLarge(reason::kTooLargeForDevice, "device memory", backend.info().memory_bytes,
-                    choice.device_bytes);
-  }
   RETURN_IF_ERROR(Take(admitted, bytes, choice));
   admitted.ticket_.ledger_ = ledger_;
   admitted.ticket_.flow_ = FlowOf(admitted);
@@ -348,6 +330,18 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext
   admitted.ticket_.seconds_ = choice.seconds;
   admitted.ticket_.working_ = true;
   return admitted;
+}
+
+int64_t Admission::AddUpMemory(AdmittedCall& admitted, const Backend& backend) {
+  const AttentionCall& call = admitted.call_;
+  for (const TensorSource& input : call.inputs()) {
+    if (!call.InPlace(input.tensor)) admitted.input_bytes_ += AlignedSize(input.range.size);
+  }
+  for (const TensorSize& output : OutputsOf(call.problem(), call.direction())) {
+    if (!call.InPlace(output.tensor)) admitted.output_bytes_ += AlignedSize(output.bytes);
+  }
+  admitted.workspace_bytes_ = AlignedSize(backend.WorkspaceBytes(call.problem(), call.direction()));
+  return admitted.input_bytes_ + admitted.workspace_bytes_ + admitted.output_bytes_;
 }
 
 // Leases are asked to give way once for what is missing; more than once when others took what they
@@ -420,17 +414,31 @@ absl::StatusOr<Admission::Choice> Admission::Choose(const AttentionCall& call) c
                         kDrainingRetryDelay);
 }
 
-absl::Status Admission::Refuse(const AdmittedCall& admitted) const {
+absl::Status Admission::RefuseWhileDraining() const {
   if (ledger_->draining.load(std::memory_order_relaxed)) {
     ledger_->last_refused_nanos.store(absl::ToUnixNanos(absl::Now()), std::memory_order_relaxed);
     return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kDraining,
                                   "this server is draining; another replica can take the call"),
                           kDrainingRetryDelay);
   }
+  return absl::OkStatus();
+}
+
+// What no waiting and no later deadline would cure, so that it is said first.
+absl::Status Admission::RefuseTooLarge(const AdmittedCall& admitted, int64_t bytes,
+                                       const Choice& choice) const {
   const AttentionCall& call = admitted.call();
-  int64_t reply_bytes = call.output_bytes() - call.shared_output_bytes();
+  const int64_t reply_bytes = call.output_bytes() - call.shared_output_bytes();
   if (!admitted.context().streamed && reply_bytes > limits_.max_reply_bytes) {
     return TooLarge(reason::kReplyTooLarge, "reply", limits_.max_reply_bytes, reply_bytes);
+  }
+  if (bytes > limits_.memory_bytes) {
+    return TooLarge(reason::kTooLargeForDevice, "staging memory", limits_.memory_bytes, bytes);
+  }
+  const int64_t device_memory = devices_[choice.device].backend->info().memory_bytes;
+  if (choice.device_bytes > device_memory) {
+    return TooLarge(reason::kTooLargeForDevice, "device memory", device_memory,
+                    choice.device_bytes);
   }
   return absl::OkStatus();
 }

@@ -109,6 +109,8 @@ TEST_F(AdmissionTest, TakesACallAsLargeAsTheLimitAndRefusesOneAbove) {
   auto call = Admit();
   EXPECT_EQ(call.status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(ReasonOf(call.status()), reason::kTooLargeForDevice);
+  // Also when it would be late too: no later deadline cures it.
+  EXPECT_EQ(ReasonOf(Admit("a", clock_.Now()).status()), reason::kTooLargeForDevice);
 }
 
 TEST_F(AdmissionTest, RefusesAReplyAboveTheMessageLimit) {
