@@ -76,6 +76,13 @@ absl::Status WriteAtomically(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
+// Of an earlier start: who waits for the file is not to read an old port.
+void RemovePortFiles(const ServerOptions& options) {
+  for (const std::string& path : {options.port_file, options.metrics_port_file}) {
+    if (!path.empty()) std::remove(path.c_str());
+  }
+}
+
 absl::Status WritePortFiles(const ServerOptions& options, const AttndServer& server) {
   std::string ports;
   for (const std::string& address : server.addresses()) {
@@ -114,6 +121,7 @@ int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
   Logger log(stderr, options.log_format, options.log_level);
   GrpcLog grpc_log(log);
   RealClock clock;
+  RemovePortFiles(options);
   std::string note;
   auto engines = make_engines(options, &note);
   if (!engines.ok()) return Fail(log, engines.status());

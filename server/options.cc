@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/congestion_control.h"
 #include "base/event_threads.h"
 #include "base/status_macros.h"
 
@@ -83,6 +84,14 @@ absl::Status CheckLeases(const ServerOptions& o) {
                  seconds(o.leases.max_ttl));
 }
 
+// The default may be missing, which costs speed only; another one was asked for by name.
+absl::Status CheckCongestion(const std::string& name) {
+  bool fine = name.empty() || name == kLoopbackCongestion || HasCongestionControl(name);
+  if (fine) return absl::OkStatus();
+  return Wrong("loopback_congestion",
+               "one of net.ipv4.tcp_available_congestion_control that this user may take", name);
+}
+
 absl::Status CheckTransport(const TransportOptions& t) {
   const double most_seconds = 7 * 24 * 3600.0;
   auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
@@ -105,6 +114,7 @@ absl::Status CheckTransport(const TransportOptions& t) {
   RETURN_IF_ERROR(InRange("keepalive_seconds", seconds(t.keepalive_time), 1, most_seconds));
   RETURN_IF_ERROR(InRange("keepalive_timeout_seconds", seconds(t.keepalive_timeout), 0.1, 3600));
   RETURN_IF_ERROR(InRange("min_ping_interval_seconds", seconds(t.min_ping_interval), 0, 3600));
+  RETURN_IF_ERROR(CheckCongestion(t.loopback_congestion));
   // HTTP/2's own bounds: RFC 9113, sections 6.9.1 and 6.5.2.
   RETURN_IF_ERROR(InRange("stream_window_kib", double(t.stream_window_bytes), 64 << 10, gib));
   RETURN_IF_ERROR(

@@ -346,6 +346,16 @@ TEST(DaemonBinary, ServesDrainsAndExitsWithZero) {
   }
 }
 
+TEST(DaemonBinary, RemovesAnOlderPortFileBeforeItServes) {
+  const std::string path = TempPath("old_port");
+  std::ofstream(path) << "1\n";
+  // Tokens that cannot be read end the start after that.
+  Child child({"--listen", "127.0.0.1:0", "--metrics_listen", "", "--token_file", "/nonexistent",
+               "--port_file", path});
+  EXPECT_EQ(child.Wait(), 1);
+  EXPECT_FALSE(std::ifstream(path).good());
+}
+
 TEST(DaemonBinary, StopsAtOnceAtTheSecondSignal) {
   RunningDaemon daemon("second", {"--drain_delay", "3600"});
   daemon.child->Signal(SIGTERM);
@@ -406,6 +416,7 @@ TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
       {{"--check_config", "--tls_cert", "/dev/null", "--tls_key", "/dev/null"},
        "--tls_cert: expected a PEM file with a certificate, got /dev/null",
        1},
+      {{"--loopback_congestion", "no_such"}, "--loopback_congestion: expected one of ", 2},
       {{"--slow_call_seconds", "nan"}, "--slow_call_seconds: expected 0..604800, got ", 2},
       {{"--version"}, "attnd 0.", 0},
       {{"--help"}, "--listen", 0},
