@@ -396,7 +396,25 @@ absl::Status AttndServer::StartGrpc() {
   grpc::ServerBuilder builder;
   SetTransport(options_.transport, builder);
   LimitConnections(builder);
-  std::vector<std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor>> acceptors;
+  ASSIGN_OR_RETURN(Acceptors acceptors, OpenPorts(builder));
+  builder.RegisterService(service_.get());
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", absl::StrJoin(options_.listen, ", ")));
+  }
+  for (size_t n = 0; n < listeners_.size(); ++n) {
+    listeners_[n]->Start([congestion = options_.transport.loopback_congestion, limit = connections_,
+                          acceptor = std::shared_ptr(std::move(acceptors[n]))](int socket) {
+      HandOver(socket, congestion, *limit, *acceptor);
+    });
+  }
+  return absl::OkStatus();
+}
+
+// gRPC listens on unix sockets itself; of TCP we do, and it gets the connections.
+absl::StatusOr<AttndServer::Acceptors> AttndServer::OpenPorts(grpc::ServerBuilder& builder) {
+  Acceptors acceptors;
   for (const std::string& address : options_.listen) {
     ASSIGN_OR_RETURN(auto credentials, Credentials(address));
     if (IsUnixAddress(address)) {
@@ -411,19 +429,7 @@ absl::Status AttndServer::StartGrpc() {
     acceptors.push_back(builder.experimental().AddExternalConnectionAcceptor(
         grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials));
   }
-  builder.RegisterService(service_.get());
-  server_ = builder.BuildAndStart();
-  if (server_ == nullptr) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on ", absl::StrJoin(options_.listen, ", ")));
-  }
-  for (size_t n = 0; n < listeners_.size(); ++n) {
-    listeners_[n]->Start([congestion = options_.transport.loopback_congestion, limit = connections_,
-                          acceptor = std::shared_ptr(std::move(acceptors[n]))](int socket) {
-      HandOver(socket, congestion, *limit, *acceptor);
-    });
-  }
-  return absl::OkStatus();
+  return acceptors;
 }
 
 void AttndServer::SetDeviceServing(const Device& device, bool serving) {

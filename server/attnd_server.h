@@ -13,6 +13,7 @@
 
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 #include <prometheus/exposer.h>
 
 #include <atomic>
@@ -117,7 +118,10 @@ class AttndServer {
   bool WaitUntilAnswered(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
   absl::Status StartMetrics();
   void StartSharedMemory();
+  // One for each listener.
+  using Acceptors = std::vector<std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor>>;
   absl::Status StartGrpc();
+  absl::StatusOr<Acceptors> OpenPorts(grpc::ServerBuilder& builder);
   void LimitConnections(grpc::ServerBuilder& builder);
   void ClosePorts();
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Credentials(const std::string& address);

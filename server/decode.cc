@@ -279,6 +279,13 @@ absl::StatusOr<AttentionCall> Decoder::DecodeHeader(const MessageBytes& message,
   return DecodeIn(message, range, direction, Form::kHeader);
 }
 
+void Decoder::TakeOptions(const v1::CallOptions& options, AttentionCall& call) {
+  call.priority_ = DecodePriority(options.priority());
+  call.request_id_ = options.request_id();
+  call.keep_residual_ = options.keep_residual();
+  call.residual_ttl_ = absl::Milliseconds(options.residual_ttl_ms());
+}
+
 absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, ByteRange range,
                                                 Direction direction, Form form) {
   const auto& type = direction == Direction::kForward ? *v1::ForwardRequest::descriptor()
@@ -293,11 +300,11 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   ASSIGN_OR_RETURN(v1::Problem wire,
                    ParseRange<v1::Problem>(message, table.range[kProblemField], "problem"));
   ASSIGN_OR_RETURN(Problem problem, DecodeProblem(wire));
-  bool leased = !token.empty();
   ASSIGN_OR_RETURN(std::unique_ptr<SharedRequest> shared, DecodeShared(message, table));
   if (form != Form::kWhole && shared != nullptr) {
     return FieldError(reason::kBadField, "shared_memory", "none in a streamed call", "some");
   }
+  const bool leased = !token.empty();
   ASSIGN_OR_RETURN(Sources sources,
                    form == Form::kWhole
                        ? FindPayloads(table, shared.get(), problem, direction, leased)
@@ -307,11 +314,8 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   call.direction_ = direction;
   call.want_lse_ = direction == Direction::kForward &&
                    table.varint[v1::ForwardRequest::kWantLseFieldNumber] != 0;
-  call.priority_ = DecodePriority(options.priority());
-  call.request_id_ = options.request_id();
-  call.keep_residual_ = options.keep_residual();
-  call.residual_ttl_ = absl::Milliseconds(options.residual_ttl_ms());
   call.residual_token_ = std::move(token);
+  TakeOptions(options, call);
   for (const TensorSource& source : sources) call.input_bytes_ += source.range.size;
   call.output_bytes_ = Total(OutputsOf(problem, direction));
   // With shared memory the work of counting visible pairs is bounded once that is known to be

@@ -15,6 +15,9 @@
 #include "server/wire_check.h"
 
 namespace attnd {
+namespace v1 {
+class CallOptions;
+}  // namespace v1
 
 class Decoder {
  public:
@@ -29,6 +32,7 @@ class Decoder {
   enum class Form { kWhole, kHeader };
   static absl::StatusOr<AttentionCall> DecodeIn(const MessageBytes& message, ByteRange range,
                                                 Direction direction, Form form);
+  static void TakeOptions(const v1::CallOptions& options, AttentionCall& call);
 };
 
 }  // namespace attnd

@@ -7,9 +7,6 @@
 namespace attnd {
 namespace {
 
-using prometheus::BuildCounter;
-using prometheus::BuildGauge;
-using prometheus::BuildHistogram;
 using prometheus::Histogram;
 using Buckets = Histogram::BucketBoundaries;
 
@@ -112,44 +109,41 @@ Metrics::Metrics()
   MakeMemorySeries();
   MakeLeaseSeries();
   MakeStateSeries();
-  kernel_family_ = &BuildHistogram()
-                        .Name("attnd_kernel_duration_seconds")
-                        .Help("Time of one launch's kernels on the device.")
-                        .Register(*registry_);
-  error_family_ = &BuildCounter()
-                       .Name("attnd_cuda_errors_total")
-                       .Help("Launches that the CUDA driver failed, by its error.")
-                       .Register(*registry_);
+  kernel_family_ = &HistogramFamily("attnd_kernel_duration_seconds",
+                                    "Time of one launch's kernels on the device.");
+  error_family_ = &CounterFamily("attnd_cuda_errors_total",
+                                 "Launches that the CUDA driver failed, by its error.");
   AddProcessMetrics(*sampled_);
 }
 
+prometheus::Family<prometheus::Counter>& Metrics::CounterFamily(const char* name,
+                                                                const char* help) {
+  return prometheus::BuildCounter().Name(name).Help(help).Register(*registry_);
+}
+prometheus::Family<prometheus::Gauge>& Metrics::GaugeFamily(const char* name, const char* help) {
+  return prometheus::BuildGauge().Name(name).Help(help).Register(*registry_);
+}
+prometheus::Family<prometheus::Histogram>& Metrics::HistogramFamily(const char* name,
+                                                                    const char* help) {
+  return prometheus::BuildHistogram().Name(name).Help(help).Register(*registry_);
+}
+
 void Metrics::MakeRequestSeries() {
-  auto& requests = BuildCounter()
-                       .Name("attnd_requests_total")
-                       .Help("Requests answered, by method and gRPC code.")
-                       .Register(*registry_);
-  auto& durations = BuildHistogram()
-                        .Name("attnd_request_duration_seconds")
-                        .Help("From the arrival of the whole request to the end of its answer.")
-                        .Register(*registry_);
-  auto& stages = BuildHistogram()
-                     .Name("attnd_request_stage_duration_seconds")
-                     .Help("Parts of a successful request's time; their sum is the request.")
-                     .Register(*registry_);
-  auto& refusals = BuildHistogram()
-                       .Name("attnd_refusal_duration_seconds")
-                       .Help(
-                           "Of requests refused before any work: from the arrival of what tells "
-                           "(a stream's header, else the whole request) to the end of the answer.")
-                       .Register(*registry_);
-  auto& in_flight = BuildGauge()
-                        .Name("attnd_requests_in_flight")
-                        .Help("Requests that have arrived and are not answered yet.")
-                        .Register(*registry_);
-  auto& tokens = BuildHistogram()
-                     .Name("attnd_request_tokens")
-                     .Help("Query rows of an admitted request, over its batch.")
-                     .Register(*registry_);
+  auto& requests =
+      CounterFamily("attnd_requests_total", "Requests answered, by method and gRPC code.");
+  auto& durations =
+      HistogramFamily("attnd_request_duration_seconds",
+                      "From the arrival of the whole request to the end of its answer.");
+  auto& stages = HistogramFamily("attnd_request_stage_duration_seconds",
+                                 "Parts of a successful request's time; their sum is the request.");
+  auto& refusals =
+      HistogramFamily("attnd_refusal_duration_seconds",
+                      "Of requests refused before any work: from the arrival of what tells (a "
+                      "stream's header, else the whole request) to the end of the answer.");
+  auto& in_flight = GaugeFamily("attnd_requests_in_flight",
+                                "Requests that have arrived and are not answered yet.");
+  auto& tokens =
+      HistogramFamily("attnd_request_tokens", "Query rows of an admitted request, over its batch.");
   for (int m = 0; m < kMethods; ++m) {
     std::string method = Name(MethodName(static_cast<Method>(m)));
     for (const char* code : kCodes)
@@ -163,10 +157,8 @@ void Metrics::MakeRequestSeries() {
     }
     tokens_.push_back(&tokens.Add({{"method", method}}, PowersOfTwo(128, 1 << 20)));
   }
-  auto& rejected = BuildCounter()
-                       .Name("attnd_rejected_requests_total")
-                       .Help("Requests refused before any work, by reason.")
-                       .Register(*registry_);
+  auto& rejected = CounterFamily("attnd_rejected_requests_total",
+                                 "Requests refused before any work, by reason.");
   for (const auto& [reason, label] : kRejectLabels) {
     rejected_[Name(reason)] = &rejected.Add({{"reason", label}});
   }
@@ -174,31 +166,19 @@ void Metrics::MakeRequestSeries() {
 }
 
 void Metrics::MakeQueueSeries() {
-  auto& cancelled = BuildCounter()
-                        .Name("attnd_cancelled_requests_total")
-                        .Help("Admitted requests whose caller went away, by where they were.")
-                        .Register(*registry_);
-  auto& expired = BuildCounter()
-                      .Name("attnd_expired_requests_total")
-                      .Help("Admitted requests whose deadline passed, by where they were.")
-                      .Register(*registry_);
+  auto& cancelled = CounterFamily("attnd_cancelled_requests_total",
+                                  "Admitted requests whose caller went away, by where they were.");
+  auto& expired = CounterFamily("attnd_expired_requests_total",
+                                "Admitted requests whose deadline passed, by where they were.");
   for (int n = 0; n < kWorkStages; ++n) {
     std::string stage = Name(WorkStageName(static_cast<WorkStage>(n)));
     cancelled_.push_back(&cancelled.Add({{"stage", stage}}));
     expired_.push_back(&expired.Add({{"stage", stage}}));
   }
-  auto& duration = BuildHistogram()
-                       .Name("attnd_queue_duration_seconds")
-                       .Help("From admission until a device slot takes the request.")
-                       .Register(*registry_);
-  auto& batch = BuildHistogram()
-                    .Name("attnd_batch_requests")
-                    .Help("Requests in one launch.")
-                    .Register(*registry_);
-  auto& batch_tokens = BuildHistogram()
-                           .Name("attnd_batch_tokens")
-                           .Help("Query rows in one launch.")
-                           .Register(*registry_);
+  auto& duration = HistogramFamily("attnd_queue_duration_seconds",
+                                   "From admission until a device slot takes the request.");
+  auto& batch = HistogramFamily("attnd_batch_requests", "Requests in one launch.");
+  auto& batch_tokens = HistogramFamily("attnd_batch_tokens", "Query rows in one launch.");
   for (Direction direction : kDirections) {
     std::string name = Name(DirectionName(direction));
     batch_.push_back(&batch.Add({{"direction", name}}, PowersOfTwo(1, 512)));
@@ -211,60 +191,43 @@ void Metrics::MakeQueueSeries() {
 }
 
 void Metrics::MakeMemorySeries() {
-  auto& received = BuildCounter()
-                       .Name("attnd_received_bytes_total")
-                       .Help("Bytes of request messages of Forward and Backward.")
-                       .Register(*registry_);
-  auto& sent = BuildCounter()
-                   .Name("attnd_sent_bytes_total")
-                   .Help("Bytes of reply messages of Forward and Backward.")
-                   .Register(*registry_);
+  auto& received = CounterFamily("attnd_received_bytes_total",
+                                 "Bytes of request messages of Forward and Backward.");
+  auto& sent =
+      CounterFamily("attnd_sent_bytes_total", "Bytes of reply messages of Forward and Backward.");
   for (const char* transport : {"tcp", "uds", "memfd"}) {
     received_.push_back(&received.Add({{"transport", transport}}));
     sent_.push_back(&sent.Add({{"transport", transport}}));
   }
-  copied_ = &BuildCounter()
-                 .Name("attnd_host_copy_bytes_total")
-                 .Help("Payload bytes copied by the daemon itself, by site.")
-                 .Register(*registry_)
+  copied_ = &CounterFamily("attnd_host_copy_bytes_total",
+                           "Payload bytes copied by the daemon itself, by site.")
                  .Add({{"site", "landing"}});
 }
 
 void Metrics::MakeLeaseSeries() {
-  auto counter = [this](const char* name, const char* help) -> auto& {
-    return BuildCounter().Name(name).Help(help).Register(*registry_);
-  };
   host_leases_ = MakeLeases("host");
-  leases_refused_ = &counter("attnd_leases_refused_total",
-                             "Wishes to keep a residual for which there was no room.")
+  leases_refused_ = &CounterFamily("attnd_leases_refused_total",
+                                   "Wishes to keep a residual for which there was no room.")
                          .Add({});
-  auto& lookups =
-      counter("attnd_lease_lookups_total", "Backward requests with a residual's token, by result.");
+  auto& lookups = CounterFamily("attnd_lease_lookups_total",
+                                "Backward requests with a residual's token, by result.");
   for (const char* result : {"hit", "expired", "evicted", "released", "unknown", "wrong_replica",
                              "forbidden", "mismatch", "device_lost", "epoch_changed"}) {
     lease_lookups_.push_back(&lookups.Add({{"result", result}}));
   }
-  upload_saved_ = &counter("attnd_upload_bytes_saved_total",
-                           "Tensor bytes that backward requests with a token did not send.")
+  upload_saved_ = &CounterFamily("attnd_upload_bytes_saved_total",
+                                 "Tensor bytes that backward requests with a token did not send.")
                        .Add({});
-  lease_lifetime_ = &BuildHistogram()
-                         .Name("attnd_lease_lifetime_seconds")
-                         .Help("From the grant of a residual to its end.")
-                         .Register(*registry_)
-                         .Add({}, RequestBuckets());
+  lease_lifetime_ =
+      &HistogramFamily("attnd_lease_lifetime_seconds", "From the grant of a residual to its end.")
+           .Add({}, RequestBuckets());
 }
 
 Metrics::Leases Metrics::MakeLeases(const std::string& place) {
   Leases leases;
-  leases.granted = &BuildCounter()
-                        .Name("attnd_leases_granted_total")
-                        .Help("Residuals kept for a backward.")
-                        .Register(*registry_)
+  leases.granted = &CounterFamily("attnd_leases_granted_total", "Residuals kept for a backward.")
                         .Add({{"gpu", place}});
-  auto& ended = BuildCounter()
-                    .Name("attnd_leases_ended_total")
-                    .Help("Residuals given back, by how.")
-                    .Register(*registry_);
+  auto& ended = CounterFamily("attnd_leases_ended_total", "Residuals given back, by how.");
   for (int n = 0; n < kLeaseEnds; ++n) {
     const std::string reason = Name(LeaseEndName(static_cast<LeaseEnd>(n)));
     leases.ended.push_back(&ended.Add({{"gpu", place}, {"reason", reason}}));
@@ -277,32 +240,21 @@ Metrics::Leases& Metrics::LeasesAt(int place) {
 }
 
 void Metrics::MakeStateSeries() {
-  auto& auth = BuildCounter()
-                   .Name("attnd_auth_failures_total")
-                   .Help("Requests refused for a missing or wrong token.")
-                   .Register(*registry_);
+  auto& auth =
+      CounterFamily("attnd_auth_failures_total", "Requests refused for a missing or wrong token.");
   for (absl::string_view reason : {reason::kTokenMissing, reason::kTokenInvalid}) {
     auth_failures_[Name(reason)] = &auth.Add(
         {{"reason", reason == reason::kTokenMissing ? "token_missing" : "token_invalid"}});
   }
-  ready_ = &BuildGauge()
-                .Name("attnd_ready")
-                .Help("1 when the engine gave a known answer and the server takes calls.")
-                .Register(*registry_)
+  ready_ = &GaugeFamily("attnd_ready",
+                        "1 when the engine gave a known answer and the server takes calls.")
                 .Add({});
-  draining_ = &BuildGauge()
-                   .Name("attnd_draining")
-                   .Help("1 from the first SIGTERM on.")
-                   .Register(*registry_)
-                   .Add({});
+  draining_ = &GaugeFamily("attnd_draining", "1 from the first SIGTERM on.").Add({});
 }
 
 void Metrics::SetBuildInfo(absl::string_view version, absl::string_view revision,
                            absl::string_view cpu_target) {
-  BuildGauge()
-      .Name("attnd_build_info")
-      .Help("Always 1; what runs stands in the labels.")
-      .Register(*registry_)
+  GaugeFamily("attnd_build_info", "Always 1; what runs stands in the labels.")
       .Add({{"version", Name(version)},
             {"revision", Name(revision)},
             {"cpu_target", Name(cpu_target)}})
@@ -310,53 +262,18 @@ void Metrics::SetBuildInfo(absl::string_view version, absl::string_view revision
 }
 
 int Metrics::AddDevice(const std::string& name, const BackendInfo& engine) {
-  auto& launches = BuildCounter()
-                       .Name("attnd_kernel_launches_total")
-                       .Help("Launches that succeeded.")
-                       .Register(*registry_);
-  auto& flops = BuildCounter()
-                    .Name("attnd_kernel_flops_total")
-                    .Help("Floating-point operations of launches; its rate is the achieved FLOP/s.")
-                    .Register(*registry_);
-  auto& failures = BuildCounter()
-                       .Name("attnd_kernel_failures_total")
-                       .Help("Launches that the engine failed.")
-                       .Register(*registry_);
-  auto& depth = BuildGauge()
-                    .Name("attnd_queue_depth")
-                    .Help("Admitted requests that wait for a device slot.")
-                    .Register(*registry_);
-  auto& bytes = BuildGauge()
-                    .Name("attnd_queue_bytes")
-                    .Help("Staging memory that waiting requests will need.")
-                    .Register(*registry_);
   Device& device = devices_.emplace_back();
   device.name = name;
   device.leases = MakeLeases(name);
   for (Direction direction : kDirections) {
-    prometheus::Labels labels = {{"gpu", name}, {"direction", Name(DirectionName(direction))}};
-    device.flops.push_back(&flops.Add(labels));
-    device.failures.push_back(&failures.Add(labels));
-    device.queue_bytes.push_back(&bytes.Add(labels));
-    for (Priority priority : kPriorityList) {
-      prometheus::Labels with = labels;
-      with["priority"] = Name(PriorityName(priority));
-      device.queue_depth.push_back(&depth.Add(with));
-    }
-    for (ElementType element : kElements) {
-      labels["dtype"] = Name(ElementName(element));
-      device.launches.push_back(&launches.Add(labels));
-    }
+    const prometheus::Labels labels = {{"gpu", name},
+                                       {"direction", Name(DirectionName(direction))}};
+    MakeQueues(labels, device);
+    MakeKernels(labels, device);
   }
-  device.up = &BuildGauge()
-                   .Name("attnd_gpu_up")
-                   .Help("1 from the device's known answer until it is lost.")
-                   .Register(*registry_)
+  device.up = &GaugeFamily("attnd_gpu_up", "1 from the device's known answer until it is lost.")
                    .Add({{"gpu", name}});
-  BuildGauge()
-      .Name("attnd_gpu_info")
-      .Help("Always 1; what the device is stands in the labels.")
-      .Register(*registry_)
+  GaugeFamily("attnd_gpu_info", "Always 1; what the device is stands in the labels.")
       .Add({{"gpu", name},
             {"backend", engine.backend},
             {"name", engine.device},
@@ -364,6 +281,30 @@ int Metrics::AddDevice(const std::string& name, const BackendInfo& engine) {
             {"uuid", engine.uuid}})
       .Set(1);
   return static_cast<int>(devices_.size()) - 1;
+}
+
+void Metrics::MakeQueues(prometheus::Labels labels, Device& device) {
+  auto& depth = GaugeFamily("attnd_queue_depth", "Admitted requests that wait for a device slot.");
+  auto& bytes = GaugeFamily("attnd_queue_bytes", "Staging memory that waiting requests will need.");
+  device.queue_bytes.push_back(&bytes.Add(labels));
+  for (Priority priority : kPriorityList) {
+    labels["priority"] = Name(PriorityName(priority));
+    device.queue_depth.push_back(&depth.Add(labels));
+  }
+}
+
+void Metrics::MakeKernels(prometheus::Labels labels, Device& device) {
+  auto& flops =
+      CounterFamily("attnd_kernel_flops_total",
+                    "Floating-point operations of launches; its rate is the achieved FLOP/s.");
+  auto& failures = CounterFamily("attnd_kernel_failures_total", "Launches that the engine failed.");
+  auto& launches = CounterFamily("attnd_kernel_launches_total", "Launches that succeeded.");
+  device.flops.push_back(&flops.Add(labels));
+  device.failures.push_back(&failures.Add(labels));
+  for (ElementType element : kElements) {
+    labels["dtype"] = Name(ElementName(element));
+    device.launches.push_back(&launches.Add(labels));
+  }
 }
 
 void Metrics::SetDeviceUp(int device, bool up) { devices_[device].up->Set(up ? 1 : 0); }

@@ -128,11 +128,18 @@ class Metrics {
   using Gauges = std::vector<prometheus::Gauge*>;
   using Histograms = std::vector<prometheus::Histogram*>;
 
+  struct Device;
+  // The series of this name, registered at the first call.
+  prometheus::Family<prometheus::Counter>& CounterFamily(const char* name, const char* help);
+  prometheus::Family<prometheus::Gauge>& GaugeFamily(const char* name, const char* help);
+  prometheus::Family<prometheus::Histogram>& HistogramFamily(const char* name, const char* help);
   void MakeRequestSeries();
   void MakeQueueSeries();
   void MakeMemorySeries();
   void MakeLeaseSeries();
   void MakeStateSeries();
+  void MakeQueues(prometheus::Labels labels, Device& device);
+  void MakeKernels(prometheus::Labels labels, Device& device);
   struct Leases {
     prometheus::Counter* granted = nullptr;
     Counters ended;  // [LeaseEnd]
