@@ -6,7 +6,8 @@
 Each library that is no part of every Linux is copied beside it under a name of ours, "-attnd0" in it, and looks for
 the others in its own folder, so that no other copy in a process is taken for it or takes it. Symbols that the dynamic
 linker would unite over all libraries of a process (STB_GNU_UNIQUE) become weak, so that a second copy, which a forked
-child loads under another name, has globals of its own.
+child loads under another name, has globals of its own. The library itself exports attnd_* alone: members of std::string that
+the linker exports because other libraries ask for them, too, come from libstdc++ instead.
 """
 import os
 import re
@@ -44,19 +45,26 @@ def needed(library):
     return listing.stdout.split()
 
 
-def weaken_unique_symbols(library):
-    """Edits the 64-bit ELF file in place; returns how many symbols changed."""
+def hide_symbols(library, ours):
+    """Edits the 64-bit ELF file in place: unique symbols become weak, and functions that libstdc++ has too undefined in
+    the library of which all but attnd_* is hidden (`ours`). Returns how many symbols changed."""
     with open(library, "r+b") as file:
         data = bytearray(file.read())
         sections_at, = struct.unpack_from("<Q", data, 0x28)
         entry_size, count = struct.unpack_from("<HH", data, 0x3A)
         changed = 0
         for n in range(count):
-            kind, = struct.unpack_from("<I", data, sections_at + n * entry_size + 4)
-            begin, size = struct.unpack_from("<QQ", data, sections_at + n * entry_size + 0x18)
+            header = sections_at + n * entry_size
+            kind, = struct.unpack_from("<I", data, header + 4)
+            begin, size, link = struct.unpack_from("<QQI", data, header + 0x18)
+            names_at, = struct.unpack_from("<Q", data, sections_at + link * entry_size + 0x18)
             for at in range(begin, begin + size, 24) if kind == SHT_DYNSYM else ():
-                if data[at + 4] >> 4 == STB_GNU_UNIQUE:
-                    data[at + 4] = STB_WEAK << 4 | data[at + 4] & 15
+                name, bits, _, section = struct.unpack_from("<IBBH", data, at)
+                if bits >> 4 == STB_GNU_UNIQUE:
+                    data[at + 4] = STB_WEAK << 4 | bits & 15
+                    changed += 1
+                elif ours and section != 0 and data.startswith(b"_ZNSt7__cxx1112basic_string", names_at + name):
+                    struct.pack_into("<HQQ", data, at + 6, 0, 0, 0)
                     changed += 1
         file.seek(0)
         file.write(data)
@@ -78,7 +86,7 @@ def main(library, folder):
         for options in (["--set-soname", bundled_name(name)], ["--set-rpath", "$ORIGIN"], change):
             if options:
                 subprocess.run(["patchelf", *options, target], check=True)
-        weaken_unique_symbols(target)
+        hide_symbols(target, ours=path == library)
     size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
     print(f"{len(sources)} libraries, {size / 2**20:.1f} MiB in {folder}")
 

@@ -47,6 +47,16 @@ def test_wheel_is_small_and_says_where_it_runs(wheel):
     assert "attnd/py.typed" in names and any("libssl" in n for n in names if "/licenses/" in n)
 
 
+def test_library_exports_its_interface_alone(installed):
+    folder = os.path.join(installed["PYTHONPATH"], "attnd/native")
+    library, = [name for name in os.listdir(folder) if name.startswith("libattnd_client")]
+    listing = subprocess.run(["nm", "-D", "--defined-only", os.path.join(folder, library)], check=True, capture_output=True,
+                             text=True).stdout
+    with open(os.path.join(ROOT, "client/c/attnd_client.h")) as file:
+        declared = set(re.findall(r"ATTND_API [^;(]*?(attnd_\w+)\(", file.read()))
+    assert {line.split()[-1] for line in listing.splitlines()} == declared
+
+
 def test_installed_wheel_computes_and_survives_a_fork(installed, daemon):
     program = """
 import os, sys, numpy as np, attnd

@@ -336,8 +336,8 @@ def test_attention_takes_lists_ints_and_the_generators_offset(client):
     from_lists = remote.attention(q, k, v, seed=2**64 - 5, **named)
     tensors = {name: torch.tensor(value) for name, value in numbers.items()}
     assert torch.equal(from_lists, remote.attention(q, k, v, seed=torch.tensor([-5]), **{**named, **tensors}))
-    numpys = [t.detach().numpy() for t in (q, k, v)]
-    assert np.array_equal(from_lists.detach(), client.forward(*numpys, seed=2**64 - 5, **named).out)
+    numpys = [t.detach().cpu().numpy() for t in (q, k, v)]
+    assert np.array_equal(from_lists.detach().cpu(), client.forward(*numpys, seed=2**64 - 5, **named).out)
     assert not torch.equal(from_lists, remote.attention(q, k, v, seed=2**64 - 5, **{**named, "offset": 4}))
 
 
