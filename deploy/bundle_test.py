@@ -1,6 +1,7 @@
 """The bundle of ./dev bundle, run in an empty root with glibc alone and an empty environment (pytest)."""
 import glob
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -56,6 +57,16 @@ def test_a_missing_library_is_noticed(empty_root):
         assert run_inside(empty_root, "/bundle/attnd", "--version").returncode != 0
     finally:
         os.rename(library + ".away", library)
+
+
+def test_documents_and_licences_are_there(empty_root):
+    """README's links to documents lead somewhere, and each library's package states its terms."""
+    bundle = empty_root / "bundle"
+    for target in re.findall(r"\]\((docs/[^)#]+)", (bundle / "README.md").read_text()):
+        assert (bundle / target).is_file(), target
+    packages = " ".join(os.listdir(bundle / "licenses"))
+    for name in ("libgrpc29", "libprotobuf32", "libabsl", "libssl3", "libstdc++6", "zlib1g"):
+        assert name in packages, packages
 
 
 def wait_for(path, process):
