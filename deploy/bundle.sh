@@ -37,9 +37,10 @@ cp -r deploy/systemd deploy/prometheus deploy/grafana "$output/"
 mkdir -p "$output/docs" "$output/licenses"
 install -m 644 docs/*.md "$output/docs/"
 # The libraries' own terms, as Debian's packages state them.
-for file in "$output"/lib/*; do echo "*x86_64-linux-gnu/${file##*/}"; done | xargs dpkg-query -S 2>/dev/null | cut -d: -f1 | sort -u |
-  while read -r package; do
-    [ ! -e "/usr/share/doc/$package/copyright" ] || cp -L "/usr/share/doc/$package/copyright" "$output/licenses/$package"
+for file in "$output"/lib/*; do echo "*x86_64-linux-gnu/${file##*/}"; done | xargs dpkg-query -S 2>/dev/null |
+  cut -d: -f1 | sort -u | while read -r package; do
+    copyright=/usr/share/doc/$package/copyright
+    [ ! -e "$copyright" ] || cp -L "$copyright" "$output/licenses/$package"
   done
 
 # Nothing but the folder and glibc may be needed.
