@@ -37,8 +37,8 @@ cp -r deploy/systemd deploy/prometheus deploy/grafana "$output/"
 mkdir -p "$output/docs" "$output/licenses"
 install -m 644 docs/*.md "$output/docs/"
 # The libraries' own terms, as Debian's packages state them.
-for file in "$output"/lib/*; do echo "*x86_64-linux-gnu/${file##*/}"; done | xargs dpkg-query -S 2>/dev/null |
-  cut -d: -f1 | sort -u | while read -r package; do
+for file in "$output"/lib/*; do echo "*x86_64-linux-gnu/${file##*/}"; done |
+  { xargs dpkg-query -S 2>/dev/null || true; } | cut -d: -f1 | sort -u | while read -r package; do
     copyright=/usr/share/doc/$package/copyright
     [ ! -e "$copyright" ] || cp -L "$copyright" "$output/licenses/$package"
   done
