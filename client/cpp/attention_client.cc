@@ -173,6 +173,11 @@ class AttentionClient::Impl {
       LeaveWholeIfShared({in.q, in.k, in.v, out.o}, sending);
     } else {
       sending.plan.merge = false;  // servers know a kept shard by its entries and heads
+      // What travels is a forward's request, and later a reply as large, not a backward's request.
+      sending.plan.target_bytes =
+          static_cast<int64_t>(static_cast<double>(sending.plan.target_bytes) *
+                               MessageSizesOf(problem, Direction::kBackward).request /
+                               MessageSizesOf(problem, Direction::kForward).request);
     }
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards, PlanShards(problem, cut, sending.plan));
     LogicalCall call(problem, shards, std::move(prepared.header), in, out);

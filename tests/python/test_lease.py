@@ -42,6 +42,21 @@ def test_backward_by_a_residual_gives_the_same_bits_and_sends_a_fifth(client, rn
         assert got.receipt.bytes_sent * 5 <= expected.receipt.bytes_sent
 
 
+@pytest.mark.parametrize("kv_len, heads", [(1, 16), (512, 64)])
+def test_what_is_kept_is_cut_no_finer_than_what_is_not(daemon, rng, kv_len, heads):
+    """Since a backward that sends dout alone moves no more than a forward, and small pieces do not fill a GPU."""
+    q, dout = arrays(rng, 1, heads, 8192 * 16 // heads, 64, count=2)
+    k, v = arrays(rng, 1, heads, kv_len, 64, count=2)
+    with attnd.connect(daemon.address, channels=1, timeout=60) as client:
+        whole, kept = client.forward(q, k, v), client.forward(q, k, v, keep=True)
+        assert whole.receipt.shards >= kept.receipt.shards == kept.receipt.leased > 1
+        assert np.array_equal(whole.out, kept.out)
+        expected = client.backward(dout, q, k, v, kept.out, kept.lse)
+        got = client.backward(dout, q, k, v, kept.out, kept.lse, residual=kept.residual)
+        same(got, expected)
+        assert got.receipt.shards == got.receipt.leased == kept.receipt.shards < expected.receipt.shards
+
+
 def test_gradients_of_bias_and_sink(client, rng):
     q, k, v, dout = arrays(rng, 2, 4, 32, 16, dtype=np.float32)
     bias, sink = rng.standard_normal((1, 4, 32, 32)).astype(np.float32), np.zeros(4, np.float32)
