@@ -115,8 +115,14 @@ void PrintInterval(double at, double took, const LoadOutcome& part, const Option
   std::fflush(stdout);
 }
 
-LoadOutcome OpenLoop(LoadSender& sender, double rate, const Options& options) {
+struct OpenLoopResult {
   LoadOutcome all;
+  double goodput = 0;  // answers a second while calls were sent
+};
+
+OpenLoopResult OpenLoop(LoadSender& sender, double rate, const Options& options) {
+  OpenLoopResult result;
+  LoadOutcome& all = result.all;
   std::atomic<bool> sending{true};
   std::thread reporter([&] {
     const LoadClock::time_point begin = LoadClock::now();
@@ -138,9 +144,10 @@ LoadOutcome OpenLoop(LoadSender& sender, double rate, const Options& options) {
   SendAtRate(sender, rate, options.seconds, LoadSeconds(options.deadline_ms / 1e3));
   sending = false;
   reporter.join();
+  result.goodput = static_cast<double>(all.accepted.size()) / options.seconds;
   sender.WaitUntilIdle();
   Add(sender.Take(), all);
-  return all;
+  return result;
 }
 
 void PrintDaemonsView(const MetricsText& before, const MetricsText& now) {
@@ -162,8 +169,9 @@ void PrintDaemonsView(const MetricsText& before, const MetricsText& now) {
   print("attnd_hbm_pool_allocation_failures_total", "gpu");
 }
 
-void PrintResult(const LoadOutcome& all, double before, double after, const Options& options) {
-  const double goodput = static_cast<double>(all.accepted.size()) / options.seconds;
+void PrintResult(const OpenLoopResult& result, double before, double after,
+                 const Options& options) {
+  const auto& [all, goodput] = result;
   std::printf("peak after: %.1f calls/s\n", after);
   std::printf(
       "goodput at %.1f times the peak for %.0f s: %.1f calls/s, %.1f %% of the peak before, "
@@ -192,9 +200,9 @@ int Run(const Options& options) {
               static_cast<int>(options.head_dim));
   std::fflush(stdout);
   const std::optional<MetricsText> before = Scrape(options);
-  const LoadOutcome all = OpenLoop(sender, options.factor * peak, options);
+  const OpenLoopResult result = OpenLoop(sender, options.factor * peak, options);
   const std::optional<MetricsText> now = Scrape(options);
-  PrintResult(all, peak, MeasurePeak(sender, options.in_flight, options.peak_seconds), options);
+  PrintResult(result, peak, MeasurePeak(sender, options.in_flight, options.peak_seconds), options);
   if (now.has_value()) PrintDaemonsView(*before, *now);
   return 0;
 }
