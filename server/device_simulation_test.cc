@@ -98,6 +98,7 @@ class SimulatedServer {
   int lost(int gpu) const { return lost_[gpu]; }
   // Answers carry their device number in no way; the engines know what they did.
   double kernel_seconds(int gpu) const { return engines_[gpu]->Use().kernel_seconds; }
+  int64_t uploaded_bytes() const { return engines_.front()->Use().uploaded_bytes; }
 
   void ExpectAllGivenBack() const {
     EXPECT_EQ(admission_->Use().bytes, 0);
@@ -302,6 +303,42 @@ TEST(DeviceSimulation, RunsBackwardsOnResidualsOfThousandsOfRandomSchedules) {
     if (HasFailure()) return;
   }
   EXPECT_GT(computed, 1000);
+}
+
+// Of T bytes a tensor: 3 for a forward, 5 for a backward that brings everything, 1 for one on a
+// residual; descriptors and tiles are little beside them.
+TEST(DeviceSimulation, BringsOnlyTheOutputsGradientToTheGpuForABackwardOnAResidual) {
+  FakeDriver fake;
+  SimulatedServer server(fake, 1, 0.05);
+  Random random(1);
+  Problem p = SimulatedProblem(random);
+  p.batch = 1;
+  p.q_heads = p.kv_heads = 4;
+  p.q_len = p.kv_len = 512;
+  p.qk_head_dim = p.v_head_dim = 64;
+  const double tensor = static_cast<double>(p.QueryElements()) * 2;
+  uint64_t id = 1;
+  auto upload_of = [&](AttentionCall call, KeptAnswer& answer) {
+    const int64_t before = server.uploaded_bytes();
+    server.Submit(
+        Landed(server.Admit(std::move(call), 1, absl::Minutes(1), id++, answer), server.staging()));
+    EXPECT_TRUE(answer.Wait().ok()) << answer.Wait();
+    return static_cast<double>(server.uploaded_bytes() - before) / tensor;
+  };
+  v1::ForwardRequest forward = MakeForward(p, 1);
+  forward.mutable_options()->set_keep_residual(true);
+  KeptAnswer kept, leased, whole;
+  EXPECT_NEAR(upload_of(DecodedRequest(forward, Direction::kForward), kept), 3, 0.1);
+  ASSERT_TRUE(kept.result().lease().has_value());
+  AttentionCall on_residual = DecodedBackward(p, 1, kept.result().lease()->token);
+  ASSERT_TRUE(AttachResidual(server.leases(), SimulatedServer::CallerOf(1), on_residual).ok());
+  EXPECT_NEAR(upload_of(std::move(on_residual), leased), 1, 0.1);
+  v1::ForwardResponse reply;
+  reply.set_o(forward.q());
+  reply.set_lse(std::string(static_cast<size_t>(p.LseElements() * 4), '\0'));
+  v1::BackwardRequest backward = MakeBackward(p, 1, reply);
+  backward.clear_d_lse();
+  EXPECT_NEAR(upload_of(DecodedRequest(backward, Direction::kBackward), whole), 5, 0.15);
 }
 
 TEST(DeviceSimulation, LosesOneGpuAndItsLeases) {
