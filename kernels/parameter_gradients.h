@@ -85,7 +85,7 @@ struct BiasGradientKernel {
   ATTN_HD static float OfHead(const Work& w, int batch, int head, Shared& shared) {
     const ProblemDesc& p = w.problem;
     const SequenceDesc& s = p.sequences[batch];
-    const ScoreContext at = {p, s, batch, head};
+    const ScoreContext at = {p, s, batch, head, GeneralScores::OptionsOf(p)};
     const bool all_rows = p.bias.row == 0, all_keys = p.bias.column == 0;
     const int end_row = all_rows ? s.q_len : MinInt(s.q_len, FirstRow(w) + kEdge);
     const int end_key = all_keys ? s.kv_len : MinInt(s.kv_len, FirstKey(w) + kEdge);
@@ -135,7 +135,7 @@ struct BiasGradientKernel {
         Dot(RowOf(p.q, s.batch, at.head, q_row), RowOf(p.k, s.batch, kv_head, k_row), p.qk_chunks);
     const Scored scored = GeneralScores::Apply(at, row, key, product);
     if (!scored.visible || lse == -Infinity()) return 0;
-    const float probability = ptx::Exp2(scored.score - lse * kLog2E);
+    const float probability = ptx::Exp2((scored.score - lse) * kLog2E);
     float d_p =
         Dot(RowOf(p.d_o, s.batch, at.head, q_row), RowOf(p.v, s.batch, kv_head, k_row), p.v_chunks);
     if (p.dropout_threshold != 0) d_p *= DropoutFactor(at, row, key);

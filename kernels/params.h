@@ -40,6 +40,7 @@ struct BroadcastTensor {
   int64_t batch, head, row;  // elements (bias) or bytes (mask bits)
   int32_t column;            // 1, or 0 where every key shares one value
   int32_t element;           // BiasElementCode; unused by mask bits
+  int32_t has_pairs;         // whether two keys' biases, the first one's even, are one aligned word
 };
 
 struct ProblemDesc {

@@ -1,9 +1,11 @@
 // Rules on score tiles, as types because they change the inner loop. Scores leave a rule in units
-// of log2, so that P = 2^(score − stabiliser); −infinity means not visible.
-//   LinearScores    scale·s; causal, window and lengths cut tiles, and only PARTIAL tiles run Apply
+// of log2 divided by its Multiplier, so that P = 2^(score·Multiplier − stabiliser); −infinity
+// means not visible.
+//   LinearScores    scale·s; causal, window and lengths cut tiles, and only PARTIAL tiles run it
 //   GeneralScores   also softcap, bias, ALiBi, bool mask and any scale, decided at run time; every
-//                   tile runs Apply
-// Positions: (row, key) count inside a sequence. Errors: none. Threads: pure functions.
+//                   tile runs it
+// Positions: (row, key) count inside a sequence. Errors: none. Threads: pure functions, except that
+// ApplyAll must be called by a whole warp.
 #pragma once
 
 #include "attention/score_rule.h"
@@ -21,7 +23,7 @@ ATTN_HD Visibility VisibilityOf(const SequenceDesc& s) {
   return {s.q_len, s.kv_len, s.low, s.high};
 }
 
-// A score in units of log2, and whether its key is visible at all (a visible one may be −infinity).
+// A score, and whether its key is visible at all (a visible one may be −infinity).
 struct Scored {
   float score;
   bool visible;
@@ -31,44 +33,61 @@ struct Scored {
 struct ScoreContext {
   const ProblemDesc& problem;
   const SequenceDesc& sequence;
-  int batch, head;  // batch entry or sequence; query head
+  int batch, head;   // batch entry or sequence; query head
+  uint32_t options;  // of the rule: OptionsOf(problem)
 };
 
-// Two neighbouring scores of a row; `key` is even.
-struct KeyPair {
+struct ScorePlace {
   int row, key;
 };
+// A lane's scores of a tile come in pairs of neighbours: two keys of a row, of which the first is
+// even (kKeys), or two rows (kRows).
+enum class Along { kKeys, kRows };
+template <Along kAlong>
+ATTN_HD ScorePlace InPair(ScorePlace first, int n) {
+  if (kAlong == Along::kKeys) return {first.row, first.key + n};
+  return {first.row + n, first.key};
+}
 
+// Scores of kPairs pairs. Sets of them are bits 2·pair + n.
+template <int kPairs>
+using ScorePairs = float[kPairs][2];
+template <int kPairs>
+inline constexpr uint32_t kAllScores = (1u << (2 * kPairs)) - 1;
 struct LinearScores {
   static constexpr bool kEveryTile = false;
-  // Products of kPairs pairs become scores. Returns which keys are visible: bit 2·pair + n.
-  // `is_cut`: causal, window or lengths may hide some.
-  template <int kPairs>
-  ATTN_HD static uint32_t ApplyAll(const ScoreContext& at, const KeyPair (&pairs)[kPairs],
-                                   bool /*is_cut*/, float (&scores)[kPairs][2]) {
-    uint32_t visible = 0;
+  ATTN_HD static uint32_t OptionsOf(const ProblemDesc&) { return 0; }
+  // Products of kPairs pairs become scores, −infinity where invisible. Returns which keys are
+  // visible. `is_cut`: causal, window or lengths may hide some.
+  template <Along kAlong, int kPairs>
+  ATTN_HD static uint32_t ApplyAll(const ScoreContext& at, const ScorePlace (&pairs)[kPairs],
+                                   bool /*is_cut*/, ScorePairs<kPairs>& scores,
+                                   ScorePairs<kPairs>& /*slopes*/) {
+    const uint32_t visible = VisiblePlaces<kAlong>(at, pairs);
 #pragma unroll
     for (int n = 0; n < 2 * kPairs; ++n) {
-      const KeyPair pair = pairs[n >> 1];
-      const Scored scored = Apply(at, pair.row, pair.key + (n & 1), scores[n >> 1][n & 1]);
-      scores[n >> 1][n & 1] = scored.score;
-      visible |= static_cast<uint32_t>(scored.visible) << n;
+      if (!(visible >> n & 1)) scores[n >> 1][n & 1] = -Infinity();
     }
     return visible;
   }
-  // dS of the raw product over dS of the score, where it is not constant (softcap).
+  // dS of the raw product over dS of the score, where it is not constant (softcap): `slopes`.
   ATTN_HD static bool HasSlope(const ProblemDesc&) { return false; }
-  ATTN_HD static float Slope(const ScoreContext&, float) { return 1; }
-  // What a raw product is multiplied by after Apply.
+  // What a score, or a raw product, is multiplied by to be in units of log2.
   ATTN_HD static float Multiplier(const ProblemDesc& problem) { return problem.scale_log2; }
   ATTN_HD static bool AllPartial(const ProblemDesc&) { return false; }
   // Rows beyond the sequence, which fill up tiles, see nothing.
   ATTN_HD static bool IsVisible(const ScoreContext& at, int row, int key) {
     return row < at.sequence.q_len && attnd::IsVisible(VisibilityOf(at.sequence), row, key);
   }
-  ATTN_HD static Scored Apply(const ScoreContext& at, int row, int key, float product) {
-    bool visible = IsVisible(at, row, key);
-    return {visible ? product : -Infinity(), visible};
+  template <Along kAlong, int kPairs>
+  ATTN_HD static uint32_t VisiblePlaces(const ScoreContext& at, const ScorePlace (&pairs)[kPairs]) {
+    uint32_t visible = 0;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      const ScorePlace place = InPair<kAlong>(pairs[n >> 1], n & 1);
+      visible |= static_cast<uint32_t>(IsVisible(at, place.row, place.key)) << n;
+    }
+    return visible;
   }
   // Keys that `row` sees, for the denominator; `counted` is what the loop counted.
   ATTN_HD static int VisibleCount(const ScoreContext& at, int row, int /*counted*/) {
@@ -79,192 +98,242 @@ struct LinearScores {
 
 struct GeneralScores {
   static constexpr bool kEveryTile = true;
-  // Option by option over the whole tile: one uniform branch for each, and all loads of an option
-  // are under way before the first is needed (one by one, each would cost what the L2 takes to
-  // answer).
-  template <int kPairs>
-  ATTN_HD static uint32_t ApplyAll(const ScoreContext& at, const KeyPair (&pairs)[kPairs],
-                                   bool is_cut, float (&scores)[kPairs][2]) {
-    const ProblemDesc& problem = at.problem;
-    uint32_t visible = (1u << (2 * kPairs)) - 1;
-    if (is_cut) visible = VisiblePlaces(at, pairs);
-    Multiply(problem.scale, scores);
-    if (problem.softcap != 0) CapAll(problem.softcap, scores);
-    if (problem.bias.data != nullptr || problem.alibi_slopes != nullptr) {
-      visible &= AddAll(at, pairs, scores);
+  // What a problem asks for, looked up once.
+  enum Option : uint32_t { kSoftcap = 1, kBias = 2, kAlibi = 4, kMask = 8 };
+  ATTN_HD static uint32_t OptionsOf(const ProblemDesc& p) {
+    return (p.softcap != 0 ? kSoftcap : 0u) | (p.bias.data != nullptr ? kBias : 0u) |
+           (p.alibi_slopes != nullptr ? kAlibi : 0u) | (p.mask.data != nullptr ? kMask : 0u);
+  }
+  // Scores leave it in natural units.
+  ATTN_HD static float Multiplier(const ProblemDesc&) { return kLog2E; }
+  // The same, but scores of invisible keys mean nothing yet: the caller, who counts them, hides
+  // them in one rare branch. Option by option over all pairs: one uniform branch for each (each
+  // jump may wait for its line of code), and all loads of an option are under way before the first
+  // is needed.
+  template <Along kAlong, int kPairs>
+  ATTN_HD static uint32_t ApplyAll(const ScoreContext& at, const ScorePlace (&pairs)[kPairs],
+                                   bool is_cut, ScorePairs<kPairs>& scores,
+                                   ScorePairs<kPairs>& slopes) {
+    const uint32_t options = at.options;
+    float factor = at.problem.scale;
+    if (options & kSoftcap) {
+      Cap(at.problem, scores, slopes);
+      factor = 1;
+    }
+    uint32_t visible = kAllScores<kPairs>;
+    if (options & kBias) {
+      visible = AddBias<kAlong>(at, pairs, factor, scores);
     } else {
-      Multiply(kLog2E, scores);
-    }
-    if (problem.mask.data != nullptr) visible &= MaskAll(at, pairs);
 #pragma unroll
-    for (int n = 0; n < 2 * kPairs; ++n) {
-      if (!(visible >> n & 1)) scores[n >> 1][n & 1] = -Infinity();
+      for (int n = 0; n < 2 * kPairs; ++n) scores[n >> 1][n & 1] *= factor;
     }
+    if (options & kAlibi) AddAlibi<kAlong>(at, pairs, scores);
+    if (is_cut) visible &= LinearScores::VisiblePlaces<kAlong>(at, pairs);
+    if (options & kMask) visible &= Allowed<kAlong>(at, pairs);
     return visible;
   }
   ATTN_HD static bool HasSlope(const ProblemDesc& problem) { return problem.softcap != 0; }
-  ATTN_HD static float Slope(const ScoreContext& at, float product) {
-    const float cap = at.problem.softcap;
-    if (cap == 0) return 1;
-    const float inverse = ptx::Reciprocal(1.0f + SoftcapPower(cap, product * at.problem.scale));
-    return 4.0f * inverse * (1.0f - inverse);  // 1 − tanh², tanh = 1 − 2·inverse
-  }
-  ATTN_HD static float Multiplier(const ProblemDesc&) { return 1.0f; }
   ATTN_HD static bool AllPartial(const ProblemDesc& problem) {
     return problem.mask.data != nullptr || problem.bias.data != nullptr;
   }
 
-  // Index of (b, h, i, j); broadcast dimensions have stride 0.
-  ATTN_HD static int64_t Index(const BroadcastTensor& t, const ScoreContext& at, int row, int key) {
-    return at.batch * t.batch + at.head * t.head + row * t.row + int64_t{key} * t.column;
+  ATTN_HD static bool IsVisible(const ScoreContext& at, int row, int key) {
+    return LinearScores::IsVisible(at, row, key) && MaskAllows(at, row, key) &&
+           BiasAt(at, row, key) != -Infinity();
   }
-  ATTN_HD static bool MaskAllows(const ScoreContext& at, int row, int key) {
-    const BroadcastTensor& mask = at.problem.mask;
-    if (mask.data == nullptr) return true;
-    int column = mask.column * key;
-    int64_t byte = at.batch * mask.batch + at.head * mask.head + row * mask.row + (column >> 3);
-    return (ptx::LoadConstant8(static_cast<const char*>(mask.data) + byte) >> (column & 7)) & 1;
+  // One score alone.
+  ATTN_HD static Scored Apply(const ScoreContext& at, int row, int key, float product) {
+    const Scored kHidden = {-Infinity(), false};
+    if (!LinearScores::IsVisible(at, row, key) || !MaskAllows(at, row, key)) return kHidden;
+    const float bias = BiasAt(at, row, key), cap = at.problem.softcap;
+    if (bias == -Infinity()) return kHidden;
+    float score = product * at.problem.scale;
+    if (cap != 0) score = SoftcapFromInverse(cap, Inverse(score * (2 * kLog2E / cap)));
+    if (at.problem.alibi_slopes != nullptr) {
+      score += AlibiBias(SlopeOf(at), at.sequence.diagonal, row, key);
+    }
+    return {score + AtLeastLowest(bias), true};
+  }
+  ATTN_HD static int VisibleCount(const ScoreContext&, int /*row*/, int counted) { return counted; }
+
+ private:
+  // A bias of the type's lowest number, as masks are often written, stays finite in units of log2:
+  // a row of nothing else is then a plain average, as in the reference.
+  static constexpr float kLowestBias = 0.62f * kLowest;
+  ATTN_HD static float AtLeastLowest(float bias) { return bias < kLowestBias ? kLowestBias : bias; }
+
+  // 1/(1 + 2^x).
+  ATTN_HD static float Inverse(float x) { return ptx::Reciprocal(1.0f + ptx::Exp2(x)); }
+  template <int kPairs>
+  ATTN_HD static void Cap(const ProblemDesc& problem, ScorePairs<kPairs>& scores,
+                          ScorePairs<kPairs>& slopes) {
+    const float cap = problem.softcap;
+    const float to_power = problem.scale * (2 * kLog2E) * ptx::Reciprocal(cap);
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      const float inverse = Inverse(scores[n >> 1][n & 1] * to_power);
+      scores[n >> 1][n & 1] = SoftcapFromInverse(cap, inverse);
+      slopes[n >> 1][n & 1] = 4.0f * inverse * (1.0f - inverse);  // 1 − tanh²
+    }
+  }
+
+  // Places beyond the sequence get what stands at its end.
+  ATTN_HD static ScorePlace Inside(const ScoreContext& at, ScorePlace place) {
+    return {MinInt(place.row, at.sequence.q_len - 1), MinInt(place.key, at.sequence.kv_len - 1)};
+  }
+
+  // ---- Bias.
+  template <Along kAlong, int kPairs>
+  ATTN_HD static uint32_t AddBias(const ScoreContext& at, const ScorePlace (&pairs)[kPairs],
+                                  float factor, ScorePairs<kPairs>& scores) {
+    ScorePairs<kPairs> bias;
+    LoadBias<kAlong>(at, pairs, bias);
+    float most_negative = 0;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      most_negative = ptx::Max(most_negative, -bias[n >> 1][n & 1]);
+    }
+    uint32_t visible = kAllScores<kPairs>;
+    if (ptx::VoteAny(most_negative > -kLowestBias)) visible = Moderate(bias);
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      float& score = scores[n >> 1][n & 1];
+      score = ptx::Fma(score, factor, bias[n >> 1][n & 1]);
+    }
+    return visible;
+  }
+  // Which are not −infinity; those that units of log2 could not hold become what they hold.
+  template <int kPairs>
+  ATTN_HD static uint32_t Moderate(ScorePairs<kPairs>& bias) {
+    uint32_t visible = 0;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      float& value = bias[n >> 1][n & 1];
+      visible |= static_cast<uint32_t>(value != -Infinity()) << n;
+      value = AtLeastLowest(value);
+    }
+    return visible;
+  }
+  // All loads, then all conversions; one branch for each kind.
+  template <Along kAlong, int kPairs>
+  ATTN_HD static void LoadBias(const ScoreContext& at, const ScorePlace (&pairs)[kPairs],
+                               ScorePairs<kPairs>& to) {
+    const BroadcastTensor& bias = at.problem.bias;
+    const int bytes = bias.element == kBiasFloat32 ? 4 : 2;
+    const char* data =
+        static_cast<const char*>(bias.data) + (at.batch * bias.batch + at.head * bias.head) * bytes;
+    const int row_bytes = static_cast<int>(bias.row * bytes), key_bytes = bias.column * bytes;
+    if (bytes == 4) {
+#pragma unroll
+      for (int n = 0; n < 2 * kPairs; ++n) {
+        const ScorePlace place = Inside(at, InPair<kAlong>(pairs[n >> 1], n & 1));
+        to[n >> 1][n & 1] =
+            ptx::LoadConstantFloat(ptx::Offset(data, place.row, row_bytes) + place.key * key_bytes);
+      }
+      return;
+    }
+    const bool is_half = bias.element == kBiasFloat16;
+    if (kAlong == Along::kKeys && bias.has_pairs) {
+      uint32_t words[kPairs];
+#pragma unroll
+      for (int n = 0; n < kPairs; ++n) {
+        const ScorePlace place = Inside(at, pairs[n]);
+        words[n] =
+            ptx::LoadConstant32(ptx::Offset(data, place.row, row_bytes) + (place.key & ~1) * 2);
+      }
+      if (is_half) {
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n) {
+          to[n][0] = ptx::LowHalf(words[n]);
+          to[n][1] = ptx::HighHalf(words[n]);
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n) {
+          to[n][0] = ptx::BitsFloat(words[n] << 16);
+          to[n][1] = ptx::BitsFloat(words[n] & 0xffff0000u);
+        }
+      }
+      return;
+    }
+    uint32_t words[kPairs][2];
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      const ScorePlace place = Inside(at, InPair<kAlong>(pairs[n >> 1], n & 1));
+      words[n >> 1][n & 1] =
+          ptx::LoadConstant16(ptx::Offset(data, place.row, row_bytes) + place.key * key_bytes);
+    }
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      const uint32_t word = words[n >> 1][n & 1];
+      to[n >> 1][n & 1] = is_half ? ptx::LowHalf(word) : ptx::BitsFloat(word << 16);
+    }
   }
   // 0 where there is none.
   ATTN_HD static float BiasAt(const ScoreContext& at, int row, int key) {
     const BroadcastTensor& bias = at.problem.bias;
     if (bias.data == nullptr) return 0;
     const char* data = static_cast<const char*>(bias.data);
-    int64_t index = Index(bias, at, row, key);
+    const int64_t index =
+        at.batch * bias.batch + at.head * bias.head + row * bias.row + int64_t{key} * bias.column;
     if (bias.element == kBiasFloat32) return ptx::LoadConstantFloat(data + index * 4);
     uint32_t half = ptx::LoadConstant16(data + index * 2);
     return bias.element == kBiasFloat16 ? ptx::LowHalf(half) : ptx::BitsFloat(half << 16);
   }
-  ATTN_HD static float Softcap(float cap, float score) {
-    if (cap == 0) return score;
-    return SoftcapFromInverse(cap, ptx::Reciprocal(1.0f + SoftcapPower(cap, score)));
-  }
-  ATTN_HD static float SoftcapPower(float cap, float score) {
-    return ptx::Exp2(score * (2 * kLog2E / cap));
-  }
-  ATTN_HD static float Alibi(const ScoreContext& at, int row, int key) {
-    if (at.problem.alibi_slopes == nullptr) return 0;
-    float slope = ptx::LoadConstantFloat(at.problem.alibi_slopes +
-                                         at.batch * at.problem.alibi_batch + at.head);
-    return AlibiBias(slope, at.sequence.diagonal, row, key);
-  }
-  ATTN_HD static bool IsVisible(const ScoreContext& at, int row, int key) {
-    return LinearScores::IsVisible(at, row, key) && MaskAllows(at, row, key) &&
-           BiasAt(at, row, key) != -Infinity();
-  }
-  ATTN_HD static Scored Apply(const ScoreContext& at, int row, int key, float product) {
-    const Scored kHidden = {-Infinity(), false};
-    if (!LinearScores::IsVisible(at, row, key)) return kHidden;
-    if (!MaskAllows(at, row, key)) return kHidden;
-    return Score(at, row, key, product, BiasAt(at, row, key));
-  }
-  ATTN_HD static int VisibleCount(const ScoreContext&, int /*row*/, int counted) { return counted; }
 
- private:
-  ATTN_HD static Scored Score(const ScoreContext& at, int row, int key, float product, float bias) {
-    const float score = Softcap(at.problem.softcap, product * at.problem.scale);
-    const float added = AddedInLog2(bias + Alibi(at, row, key));
-    if (bias == -Infinity()) return {-Infinity(), false};
-    return {ptx::Fma(score, kLog2E, added), true};
+  // ---- ALiBi.
+  ATTN_HD static float SlopeOf(const ScoreContext& at) {
+    return ptx::LoadConstantFloat(at.problem.alibi_slopes + at.batch * at.problem.alibi_batch +
+                                  at.head);
   }
-  // A bias of the type's lowest number, as masks are often written, stays finite in units of log2:
-  // a row of nothing else is then a plain average, as in the reference.
-  ATTN_HD static float AddedInLog2(float added) {
-    return added * kLog2E < 0.9f * kLowest ? 0.9f * kLowest : added * kLog2E;
+  template <Along kAlong, int kPairs>
+  ATTN_HD static void AddAlibi(const ScoreContext& at, const ScorePlace (&pairs)[kPairs],
+                               ScorePairs<kPairs>& scores) {
+    const float slope = SlopeOf(at);
+    // Places differ by constants from the first, so only its distance is converted.
+    const int first = pairs[0].row - pairs[0].key;
+    const float distance = static_cast<float>(first + at.sequence.diagonal);
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      const ScorePlace place = InPair<kAlong>(pairs[n >> 1], n & 1);
+      const float own = distance + static_cast<float>(place.row - place.key - first);
+      scores[n >> 1][n & 1] = ptx::Fma(ptx::Absolute(own), -slope, scores[n >> 1][n & 1]);
+    }
   }
 
-  template <int kPairs>
-  ATTN_HD static void Multiply(float factor, float (&scores)[kPairs][2]) {
-#pragma unroll
-    for (int n = 0; n < 2 * kPairs; ++n) scores[n >> 1][n & 1] *= factor;
-  }
-  template <int kPairs>
-  ATTN_HD static void CapAll(float cap, float (&scores)[kPairs][2]) {
-    const float to_power = 2 * kLog2E / cap;
-#pragma unroll
-    for (int n = 0; n < 2 * kPairs; ++n) {
-      float& score = scores[n >> 1][n & 1];
-      score = SoftcapFromInverse(cap, ptx::Reciprocal(1.0f + ptx::Exp2(score * to_power)));
-    }
-  }
-  template <int kPairs>
-  ATTN_HD static uint32_t VisiblePlaces(const ScoreContext& at, const KeyPair (&pairs)[kPairs]) {
-    uint32_t visible = 0;
-#pragma unroll
-    for (int n = 0; n < 2 * kPairs; ++n) {
-      const KeyPair pair = pairs[n >> 1];
-      visible |= static_cast<uint32_t>(LinearScores::IsVisible(at, pair.row, pair.key + (n & 1)))
-                 << n;
-    }
-    return visible;
-  }
-
-  // Adds bias and ALiBi and goes over to units of log2; a bias of −infinity hides.
-  template <int kPairs>
-  ATTN_HD static uint32_t AddAll(const ScoreContext& at, const KeyPair (&pairs)[kPairs],
-                                 float (&scores)[kPairs][2]) {
-    const ProblemDesc& problem = at.problem;
-    uint32_t bias[kPairs][2];  // float32 bits
-    LoadBias(at, pairs, bias);
-    float slope = 0;
-    if (problem.alibi_slopes != nullptr) {
-      slope =
-          ptx::LoadConstantFloat(problem.alibi_slopes + at.batch * problem.alibi_batch + at.head);
-    }
-    uint32_t visible = 0;
-#pragma unroll
-    for (int n = 0; n < 2 * kPairs; ++n) {
-      const KeyPair pair = pairs[n >> 1];
-      const float own = ptx::BitsFloat(bias[n >> 1][n & 1]);
-      const float alibi = AlibiBias(slope, at.sequence.diagonal, pair.row, pair.key + (n & 1));
-      float& score = scores[n >> 1][n & 1];
-      score = ptx::Fma(score, kLog2E, AddedInLog2(own + alibi));
-      visible |= static_cast<uint32_t>(own != -Infinity()) << n;
-    }
-    return visible;
-  }
-  ATTN_HD static bool Exists(const ScoreContext& at, KeyPair pair, int n) {
-    return pair.row < at.sequence.q_len && pair.key + n < at.sequence.kv_len;
-  }
-  template <int kPairs>
-  ATTN_HD static void LoadBias(const ScoreContext& at, const KeyPair (&pairs)[kPairs],
-                               uint32_t (&to)[kPairs][2]) {
-    const BroadcastTensor& bias = at.problem.bias;
-    const bool is_wide = bias.element == kBiasFloat32, is_half = bias.element == kBiasFloat16;
-    const int bytes = is_wide ? 4 : 2;
-    const char* data =
-        static_cast<const char*>(bias.data) + (at.batch * bias.batch + at.head * bias.head) * bytes;
-#pragma unroll
-    for (int n = 0; n < 2 * kPairs; ++n) {
-      const KeyPair pair = pairs[n >> 1];
-      const char* from = data + (pair.row * bias.row + (pair.key + (n & 1)) * bias.column) * bytes;
-      const bool exists = bias.data != nullptr && Exists(at, pair, n & 1);
-      to[n >> 1][n & 1] =
-          is_wide ? ptx::LoadConstant32If(from, exists) : ptx::LoadConstant16If(from, exists);
-    }
-    if (is_wide) return;
-#pragma unroll
-    for (int n = 0; n < 2 * kPairs; ++n) {
-      const uint32_t word = to[n >> 1][n & 1];
-      to[n >> 1][n & 1] = is_half ? ptx::FloatBits(ptx::LowHalf(word)) : word << 16;
-    }
-  }
-  // A pair's bits lie in one byte.
-  template <int kPairs>
-  ATTN_HD static uint32_t MaskAll(const ScoreContext& at, const KeyPair (&pairs)[kPairs]) {
+  // ---- Bool mask.
+  ATTN_HD static const char* MaskOf(const ScoreContext& at) {
     const BroadcastTensor& mask = at.problem.mask;
-    const char* data =
-        static_cast<const char*>(mask.data) + at.batch * mask.batch + at.head * mask.head;
-    uint32_t bytes[kPairs], allowed = 0;
+    return static_cast<const char*>(mask.data) + at.batch * mask.batch + at.head * mask.head;
+  }
+  ATTN_HD static bool MaskAllows(const ScoreContext& at, int row, int key) {
+    const BroadcastTensor& mask = at.problem.mask;
+    if (mask.data == nullptr) return true;
+    const int column = mask.column * key;
+    return ptx::LoadConstant8(MaskOf(at) + row * mask.row + (column >> 3)) >> (column & 7) & 1;
+  }
+  // A pair of keys has its bits in one byte.
+  template <Along kAlong, int kPairs>
+  ATTN_HD static uint32_t Allowed(const ScoreContext& at, const ScorePlace (&pairs)[kPairs]) {
+    constexpr int kEach = kAlong == Along::kKeys ? 1 : 2;  // bytes of a pair
+    const BroadcastTensor& mask = at.problem.mask;
+    const char* data = MaskOf(at);
+    uint32_t bytes[kPairs][kEach], allowed = 0;
 #pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
-      const int64_t byte = pairs[n].row * mask.row + (mask.column * pairs[n].key >> 3);
-      bytes[n] = ptx::LoadConstant8If(data + byte, Exists(at, pairs[n], 0));
+    for (int n = 0; n < kEach * kPairs; ++n) {
+      const ScorePlace place = Inside(at, InPair<kAlong>(pairs[n / kEach], n % kEach));
+      const char* row = ptx::Offset(data, place.row, static_cast<int>(mask.row));
+      bytes[n / kEach][n % kEach] = ptx::LoadConstant8(row + (mask.column * place.key >> 3));
     }
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
-      const uint32_t first = bytes[n] >> (mask.column * pairs[n].key & 7);
-      allowed |= (mask.column ? first & 3 : (first & 1) * 3) << (2 * n);
+      const uint32_t first = bytes[n][0] >> (mask.column * pairs[n].key & 7);
+      if (kAlong == Along::kRows) {
+        const uint32_t second = bytes[n][kEach - 1] >> (mask.column * pairs[n].key & 7);
+        allowed |= ((first & 1) | (second & 1) << 1) << (2 * n);
+      } else {
+        allowed |= (mask.column ? first & 3 : (first & 1) * 3) << (2 * n);
+      }
     }
     return allowed;
   }

@@ -34,6 +34,7 @@ PUBLISHED = {(64, "forward", "full"): 32, (128, "forward", "full"): 30,
 XFORMERS = {(64, "forward", "full"): 32.4, (64, "forward", "causal"): 29.2, (128, "forward", "full"): 37.0,
             (64, "backward", "full"): 22.7, (128, "backward", "full"): 19.3}
 STEPS = (16, 15)
+SCORES = ("plain", "bias", "alibi", "softcap", "mask")     # what general scores are asked for; bias in float16
 PARAMETERS = 0x160          # where kernel parameters start in constant bank 0
 TABLES = 0x1000000          # our ProblemDesc; then its sequence and the tile list
 TENSORS = 0x7000000000      # nothing is stored there: every tensor reads as zero
@@ -56,13 +57,23 @@ def row_tensor(index, length, head_dim, heads):
     return struct.pack("<Qqqq", TENSORS + (index << 32), length * head_dim * heads, length * head_dim, head_dim)
 
 
-def problem_desc(length, head_dim, heads, dropout):
-    """kernels/params.h: ProblemDesc, for one batch entry without masks."""
-    no_tensor = struct.pack("<Qqqqii", 0, 0, 0, 0, 0, 0)
+def broadcast_tensor(index, head, row, element, has_pairs):
+    return struct.pack("<Qqqqiiii", TENSORS + (index << 32), 0, head, row, 1, element, has_pairs, 0)
+
+
+def problem_desc(length, head_dim, heads, dropout, scores):
+    """kernels/params.h: ProblemDesc, for one batch entry; `scores`: one of SCORES."""
+    mask = bias = struct.pack("<Qqqqiiii", 0, 0, 0, 0, 0, 0, 0, 0)
+    if scores == "mask":
+        mask = broadcast_tensor(12, length * length // 8, length // 8, 0, 0)
+    if scores == "bias":
+        bias = broadcast_tensor(13, length * length, length, 1, 1)
+    softcap = 30.0 if scores == "softcap" else 0.0
+    alibi = TENSORS + (14 << 32) if scores == "alibi" else 0
     d = b"".join(row_tensor(n, length, head_dim, heads) for n in range(4))
     d += struct.pack("<QqqQ", TENSORS + (4 << 32), length * heads, length, TABLES + 0x10000)
-    d += struct.pack("<iiiiifff", heads, heads, 1, head_dim // 8, head_dim // 8, 0.125, 0.18, 0.0)
-    d += no_tensor + no_tensor + struct.pack("<QqiiQ", 0, 0, 0, 0, 0)
+    d += struct.pack("<iiiiifff", heads, heads, 1, head_dim // 8, head_dim // 8, 0.125, 0.18, softcap)
+    d += mask + bias + struct.pack("<QqiiQ", alibi, heads, 0, 0, 0)
     d += struct.pack("<IfIIIII", 26 if dropout else 0, 256 / 230 if dropout else 1.0, 1, 2, 3, 0, heads)
     d += b"\0" * (-len(d) % 8)
     d += b"".join(row_tensor(n, length, head_dim, heads) for n in range(5, 9))
@@ -98,13 +109,13 @@ class Shape:
         return sorted([(t + 1) * self.owned // self.step for t in tiles] * HEADS, reverse=True)
 
 
-def trace(listing, shape, shared_bytes):
+def trace(listing, shape, shared_bytes, scores):
     """({steps: {warp: path}}, {address: bank-conflict factor})."""
     traces, factors = {}, {}
     for steps in STEPS:
         length = steps * shape.step
         memory = Memory()
-        memory.write(TABLES, problem_desc(length, shape.head_dim, 4, shape.dropout))
+        memory.write(TABLES, problem_desc(length, shape.head_dim, 4, shape.dropout, scores))
         memory.write(TABLES + 0x10000, struct.pack("<8i", 0, length, 0, length, -(1 << 29), 1 << 29, 0, 0))
         tile = (length + shape.owned - 1) // shape.owned - 1 if shape.backward else 0
         memory.write(TABLES + 0x20000, struct.pack("<4i", 0, 0, 1, tile))
@@ -121,7 +132,7 @@ def trace(listing, shape, shared_bytes):
     return traces, factors
 
 
-def simulate(key, fields, image, nvdisasm):
+def simulate(key, fields, image, nvdisasm, scores="plain"):
     """Rows of the report for one kernel: full and causal."""
     shape = Shape(key)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
@@ -130,7 +141,7 @@ def simulate(key, fields, image, nvdisasm):
         kernel = cubin.pick_kernel(cubin.kernels(f.name), fields["name"])
         listing = cubin.disassemble(f.name, kernel, nvdisasm)
     shared = max(0, fields["shared"] - kernel.smem_static)
-    traces, factors = trace(listing, shape, kernel.smem_static + shared)
+    traces, factors = trace(listing, shape, kernel.smem_static + shared, scores)
     ctas, _ = ctas_per_sm(kernel.regs, kernel.smem_static + shared, kernel.threads)
     steady, launch = [], {"full": [], "causal": []}
     for scheduler, stagger in SCHEDULES:
@@ -150,7 +161,8 @@ def simulate(key, fields, image, nvdisasm):
     conflicts = round(sum(f - 1 for a, f in factors.items() if a in in_loop and f > 1.01), 2)
     rows = []
     for mask in ("full", "causal"):
-        rows.append({"kernel": key, "head_dim": shape.head_dim,
+        name = key if scores == "plain" else f"{key} ({scores})"
+        rows.append({"kernel": name, "head_dim": shape.head_dim,
                      "pass": "backward" if shape.backward else "forward", "mask": mask,
                      "dropout": shape.dropout, "deterministic": not shape.atomic,
                      "accumulate": "float16" if shape.half else "float32",
@@ -184,6 +196,8 @@ def main():
     p.add_argument("archive", help="sm_70 archive of compile_cubins")
     p.add_argument("--only", default="", help="kernels whose name contains this")
     p.add_argument("--general", action="store_true", help="also the kernels with every option (no published rival)")
+    p.add_argument("--scores", nargs="+", choices=SCORES, default=["plain"],
+                   help="of general kernels: one row for each")
     p.add_argument("--nvdisasm", default=os.environ.get("NVDISASM", ".deps/cuda_tools/nvdisasm"))
     p.add_argument("--json", action="store_true")
     args = p.parse_args()
@@ -191,7 +205,8 @@ def main():
     for key, fields, image in read_archive(args.archive):
         wanted = key.startswith(("forward_", "backward_")) and args.only in key
         if wanted and (args.general or "_general" not in key):
-            rows += simulate(key, fields, image, args.nvdisasm)
+            for scores in args.scores if "_general" in key else ["plain"]:
+                rows += simulate(key, fields, image, args.nvdisasm, scores)
             print(f"{key}: done", file=sys.stderr)
     if args.json:
         print(json.dumps(rows, indent=1))

@@ -116,6 +116,7 @@ void DescribeScores(const CallLayout& at, const Origin& from, uint64_t arena, Pr
     int64_t first = from.entry * desc.bias.batch + from.q_head * desc.bias.head;
     desc.bias.data = At<uint8_t>(arena, at.bias, first * ElementBytes(p.bias->element));
     desc.bias.element = BiasCode(p.bias->element);
+    desc.bias.has_pairs = ElementBytes(p.bias->element) == 2 && p.bias->shape.columns % 2 == 0;
     if (at.d_bias >= 0) desc.d_bias = At<float>(arena, at.d_bias, first);
   }
   if (!p.alibi_slopes.empty()) {

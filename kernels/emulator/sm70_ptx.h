@@ -129,6 +129,8 @@ inline uint32_t MultiplyHalves(uint32_t a, uint32_t b) {
 inline uint32_t FloatBits(float value) { return BitsOf(value); }
 inline float BitsFloat(uint32_t bits) { return FloatOf(bits); }
 
+inline float Absolute(float x) { return std::fabs(x); }
+inline int CountBits(uint32_t x) { return __builtin_popcount(x); }
 inline float Round(float x) { return std::nearbyint(x); }
 inline int32_t RoundToInt(float x) {
   if (x != x) return 0;
@@ -207,15 +209,6 @@ inline uint4 LoadConstant128(const void* p, ATTN_WHERE) {
 }
 inline void LoadConstant128If(uint4& v, const void* p, bool condition, ATTN_WHERE) {
   if (condition) v = host::Load<uint4>(p, where, false);
-}
-inline uint32_t LoadConstant32If(const void* p, bool condition, ATTN_WHERE) {
-  return condition ? host::Load<uint32_t>(p, where, false) : 0;
-}
-inline uint32_t LoadConstant16If(const void* p, bool condition, ATTN_WHERE) {
-  return condition ? host::Load<uint16_t>(p, where, false) : 0;
-}
-inline uint32_t LoadConstant8If(const void* p, bool condition, ATTN_WHERE) {
-  return condition ? host::Load<uint8_t>(p, where, false) : 0;
 }
 inline float LoadConstantFloat(const void* p, ATTN_WHERE) {
   return host::Load<float>(p, where, false);

@@ -35,8 +35,7 @@ struct FloatSums {
 // left is at most 2^(RestBits − 1) each, n of them less than 2^31.
 // What is not finite is marked (dq_spoiled).
 struct FixedPoint {
-  // 2^row times what GradientExponent's power of two will be; DeltaKernel
-  // stores it.
+  // 2^row times what GradientExponent's power of two will be; DeltaKernel stores it.
   ATTN_HD static float OfRow(const ProblemDesc& p, const uint32_t* bounds, float norm,
                              float delta) {
     const float value = SquareRoot(ptx::BitsFloat(ptx::LoadConstant32(bounds + kValueBound)));
@@ -60,8 +59,8 @@ struct FixedPoint {
   }
 };
 
-// Where dQ's sums lie: 64 queries × head_dim in parts of at most 128 columns,
-// each cut over eight warps, register by register.
+// Where dQ's sums lie: 64 queries × head_dim in parts of at most 128 columns, each cut over eight
+// warps, register by register.
 template <int kHeadDim>
 struct DqLayout {
   static constexpr int kOut = kHeadDim < 128 ? kHeadDim : 128;  // columns of a part
@@ -70,9 +69,8 @@ struct DqLayout {
   static constexpr int kSums = kOut / 4;               // on a lane
   static constexpr int kFloats = kWarps * kSums * 32;  // of a part
   static constexpr int kBlockFloats = kFloats * kParts;
-  // Query (0..63) and column of sum n: sets of 8 accumulators; for wide heads
-  // an LDS.128 of K feeds two sets side by side, for narrow ones an LDS.64
-  // feeds one.
+  // Query (0..63) and column of sum n: sets of 8 accumulators; for wide heads an LDS.128 of K feeds
+  // two sets side by side, for narrow ones an LDS.64 feeds one.
   static constexpr bool kWide = kHeadDim >= 128;
   ATTN_HD static constexpr int Set(int n) { return kWide ? n >> 4 & 1 : n >> 3; }
   ATTN_HD static int Query(int n, int warp, Lane lane) {
@@ -85,8 +83,8 @@ struct DqLayout {
     if (!kWide) return Chunk(warp, lane) * 8 + (n & 4) + in_quad;
     return (Chunk(warp, lane) + (n >> 2 & 1)) * 8 + (n >> 3 & 1) * 4 + in_quad;
   }
-  // First chunk of K that this lane's column half multiplies; bit 2 by the
-  // half, so that loads do not conflict.
+  // First chunk of K that this lane's column half multiplies; bit 2 by the half, so that loads do
+  // not conflict.
   ATTN_HD static int Chunk(int warp, Lane lane) {
     const int group = warp & 3;
     if (!kWide) return lane.column_half() * 4 + group;
@@ -106,8 +104,7 @@ ATTN_HD const char* RowOf(const RowTensor& t, int64_t batch, int64_t head, int64
          2 * (batch * t.batch + head * t.head + row * t.row_stride);
 }
 
-// Sums and maxima over rows that four lanes share, or over halves that are
-// finite.
+// Sums and maxima over rows that four lanes share, or over halves that are finite.
 struct RowMath {
   ATTN_HD static float FiniteMax(uint4 chunk) {
     const uint4 x = Finite(chunk);
@@ -139,8 +136,8 @@ struct RowMath {
   }
 };
 
-// max‖V‖ and max|K| of the keys that some row sees. The blocks of a KV head's
-// query heads share its keys: 64 at a time, four lanes a key.
+// max‖V‖ and max|K| of the keys that some row sees. The blocks of a KV head's query heads share its
+// keys: 64 at a time, four lanes a key.
 struct KeyBoundsKernel {
   static constexpr int kThreads = 256;
   struct Shared {};
@@ -175,9 +172,8 @@ struct KeyBoundsKernel {
   }
 };
 
-// What belongs to a row: delta = rowsum(dO∘O) − dlse, the stabiliser of P and
-// the factor of dQ; 64 rows of a query head, four lanes a row. Also max‖dO‖ and
-// max|delta| of the KV head.
+// What belongs to a row: delta = rowsum(dO∘O) − dlse, the stabiliser of P and the factor of dQ; 64
+// rows of a query head, four lanes a row. Also max‖dO‖ and max|delta| of the KV head.
 struct DeltaKernel {
   static constexpr int kThreads = 256;
   struct Shared {};

@@ -67,6 +67,36 @@ ATTN_HD void MakeDs(const float (&rS)[kKeyTiles][8], const float2 (&delta)[2], c
     }
   }
 }
+template <int kKeyTiles>
+ATTN_HD void StoreP(const uint32_t (&marked)[kKeyTiles][4], char* to) {
+#pragma unroll
+  for (int m = 0; m < kKeyTiles; ++m) {
+    ptx::StoreShared128(to + m * 512,
+                        make_uint4(marked[m][0], marked[m][1], marked[m][2], marked[m][3]));
+  }
+}
+// `a`: [key tile][own queries, then the other half's][k step][register]. Own queries of each key
+// are stored, four of either k step, times their rows' factors.
+template <class DqSums, int kKeyTiles>
+ATTN_HD void StoreDs(const uint32_t (&a)[kKeyTiles][2][2][2], const char* factors, char* to) {
+  uint2 first = make_uint2(0, 0), second = first;
+  if constexpr (DqSums::kFixedPoint) {
+    first = ptx::LoadShared64(factors);
+    second = ptx::LoadShared64(factors + 16);
+  }
+#pragma unroll
+  for (int m = 0; m < kKeyTiles; ++m) {
+    const uint32_t(&own)[2][2] = a[m][0];
+    uint4 words = make_uint4(own[0][0], own[0][1], own[1][0], own[1][1]);
+    if constexpr (DqSums::kFixedPoint) {
+      words = make_uint4(
+          ptx::MultiplyHalves(words.x, first.x), ptx::MultiplyHalves(words.y, first.y),
+          ptx::MultiplyHalves(words.z, second.x), ptx::MultiplyHalves(words.w, second.y));
+    }
+    ptx::StoreShared128(to + m * 16 * 128, words);
+  }
+}
+
 // All ones where a non-negative float16 is not zero.
 ATTN_HD uint32_t NonZeroHalves(uint32_t word) {
   return (word & 0xffffu ? 0xffffu : 0u) | (word >> 16 ? 0xffff0000u : 0u);
@@ -80,11 +110,6 @@ ATTN_HD void MultiplySlope(const char* ds, uint32_t (&words)[4]) {
     words[n] = ptx::PackRounded(ptx::LowHalf(words[n]) * ptx::LowHalf(s),
                                 ptx::HighHalf(words[n]) * ptx::HighHalf(s));
   }
-}
-
-// Keys that no row sees may be larger than the bound: they become 65504.
-ATTN_HD uint32_t Scaled(uint32_t word, float scale) {
-  return ptx::PackTruncated(ptx::LowHalf(word) * scale, ptx::HighHalf(word) * scale);
 }
 
 }  // namespace attnd::sm70

@@ -96,7 +96,7 @@ struct ForwardKernel {
     int first_row = tile.tile * kTile.q_rows;
     int end_row = MinInt(first_row + kTile.q_rows, sequence.q_len);
     Work work = {
-        {problem, sequence, tile.batch, tile.head},
+        {problem, sequence, tile.batch, tile.head, Rule::OptionsOf(problem)},
         KeyTiles(VisibilityOf(sequence), first_row, end_row, kStepKeys, Rule::AllPartial(problem)),
         first_row,
         {at.thread & 31},
@@ -137,7 +137,7 @@ struct ForwardKernel {
   struct RowState {
     float stabilizer[kRowTiles][Math::kRows];
     float sum[kRowTiles][Math::kRows];
-    int visible[kRowTiles][Math::kRows];  // counted by rules that cannot know it otherwise
+    int hidden[kRowTiles][Math::kRows];  // keys that the rule hid, for those that must count them
   };
 
   ATTN_HD static void MakeScores(const Work& work, Shared& shared) {
@@ -200,7 +200,7 @@ struct ForwardKernel {
       for (int r = 0; r < Math::kRows; ++r) {
         rows.stabilizer[m][r] = kLowest;
         rows.sum[m][r] = 0;
-        rows.visible[m][r] = 0;
+        rows.hidden[m][r] = 0;
       }
     }
   }
@@ -234,28 +234,47 @@ struct ForwardKernel {
     return static_cast<char*>(base) + offset + constant;
   }
 
-  ATTN_HD static void ApplyRule(const Work& work, int first_key, bool is_cut,
-                                float (&rS)[kRowTiles][8], RowState& rows) {
+  // The lane's scores in pairs: pair 4m + n is of row tile m and the lane's row n % kRows.
+  static constexpr int kPairs = 4 * kRowTiles;
+  ATTN_HD static void PlacePairs(const Work& work, int first_key, ScorePlace (&pairs)[kPairs]) {
     const int lane = ptx::Keep(work.lane.index);
 #pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      pairs[n] = {work.score_row() + PlaceOf(n >> 2, n % Math::kRows, {lane}),
+                  first_key + Math::Col(PairElement(n & 3), lane)};
+    }
+  }
+  ATTN_HD static void ApplyRule(const Work& work, int first_key, bool is_cut,
+                                float (&rS)[kRowTiles][8], RowState& rows) {
+    ScorePlace pairs[kPairs];
+    PlacePairs(work, first_key, pairs);
+    float scores[kPairs][2], slopes[kPairs][2];
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      scores[n][0] = rS[n >> 2][PairElement(n & 3)];
+      scores[n][1] = rS[n >> 2][PairElement(n & 3) + 1];
+    }
+    const uint32_t visible =
+        Rule::template ApplyAll<Along::kKeys>(work.at, pairs, is_cut, scores, slopes);
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      rS[n >> 2][PairElement(n & 3)] = scores[n][0];
+      rS[n >> 2][PairElement(n & 3) + 1] = scores[n][1];
+    }
+    if (Rule::kEveryTile && ptx::VoteAny(visible != kAllScores<kPairs>)) Hide(~visible, rS, rows);
+  }
+  // `hidden`: bit 8m + 2·(pair of row tile m) + n.
+  ATTN_HD static void Hide(uint32_t hidden, float (&rS)[kRowTiles][8], RowState& rows) {
+#pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      KeyPair pairs[4];  // pair n is of the lane's row n % kRows
-      float scores[4][2];
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const int e = PairElement(n);
-        pairs[n] = {work.score_row() + PlaceOf(m, n % Math::kRows, {lane}),
-                    first_key + Math::Col(e, lane)};
-        scores[n][0] = rS[m][e];
-        scores[n][1] = rS[m][e + 1];
+      for (int n = 0; n < 8; ++n) {
+        if (hidden >> (8 * m + n) & 1) rS[m][PairElement(n >> 1) + (n & 1)] = -Infinity();
       }
-      const uint32_t visible = Rule::ApplyAll(work.at, pairs, is_cut, scores);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        const int e = PairElement(n);
-        rS[m][e] = scores[n][0];
-        rS[m][e + 1] = scores[n][1];
-        rows.visible[m][n % Math::kRows] += (visible >> (2 * n) & 1) + (visible >> (2 * n + 1) & 1);
+      for (int r = 0; r < Math::kRows; ++r) {
+        const uint32_t of_row = Math::kRows == 1 ? 0xffu : 0x33u << (2 * r);
+        rows.hidden[m][r] += ptx::CountBits(hidden & of_row << (8 * m));
       }
     }
   }
@@ -371,16 +390,17 @@ struct ForwardKernel {
   ATTN_HD static void FinishRows(const Work& work, RowState& rows, Shared& shared) {
     float* lse = LseOf(work);
     const int q_len = work.at.sequence.q_len;
+    const int visited = work.tiles.count() * kStepKeys;
     RowEnd ends[kRowTiles][Math::kRows];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < Math::kRows; ++r) {
         float sum = Math::RowSum(rows.sum[m][r]);
-        int counted = static_cast<int>(Math::RowSum(static_cast<float>(rows.visible[m][r])));
+        const int hidden = static_cast<int>(Math::RowSum(static_cast<float>(rows.hidden[m][r])));
         const int row = work.score_row() + PlaceOf(m, r, work.lane);
         ends[m][r] = FinishRow(work.at, rows.stabilizer[m][r], sum,
-                               Rule::VisibleCount(work.at, row, counted));
+                               Rule::VisibleCount(work.at, row, visited - hidden));
       }
     }
 #pragma unroll
@@ -469,7 +489,8 @@ struct ForwardKernel {
       stagers.v.Put(shared.v, value_offset);
       return;
     }
-    if (stagers.v.PutFinite(shared.v, value_offset, work.tiles.First(step))) {
+    const int first_key = work.tiles.First(step);
+    if (stagers.v.template PutFinite<Rule::kEveryTile>(shared.v, value_offset, first_key)) {
       ptx::StoreShared32(&shared.left_out, 1);
     }
   }

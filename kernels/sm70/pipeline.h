@@ -70,8 +70,22 @@ class RowStager {
     for (int n = 0; n < kPasses; ++n) ptx::StoreShared128(PlaceOf(tiles, offset, n), held_[n]);
   }
   // The same, but rows beyond the sequence, infinities and NaN become zero. Returns whether this
-  // thread met one of the latter.
+  // thread met one of the latter. `kSeldom`: a warp looks first whether it has any. By whole warps.
+  template <bool kSeldom>
   ATTN_HD bool PutFinite(void* tiles, int offset, int first_row) const {
+    if constexpr (kSeldom) {
+      uint32_t odd = 0;  // the exponent of an infinity or NaN carries into the sign's place
+#pragma unroll
+      for (int n = 0; n < kPasses; ++n) {
+        odd |= ((held_[n].x & kExponents) + kCarry) | ((held_[n].y & kExponents) + kCarry);
+        odd |= ((held_[n].z & kExponents) + kCarry) | ((held_[n].w & kExponents) + kCarry);
+      }
+      const bool is_cut = (kPasses - 1) * kRowsPerPass >= left_ - first_row;
+      if (!ptx::VoteAny(is_cut || (odd & 0x80008000u))) {
+        Put(tiles, offset);
+        return false;
+      }
+    }
     uint32_t met = 0;
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
@@ -85,6 +99,7 @@ class RowStager {
   }
 
  private:
+  static constexpr uint32_t kExponents = 0x7c007c00u, kCarry = 0x04000400u;
   static constexpr int kRowsPerPass = kStageThreads / kChunks;
   static constexpr int kPasses = kStageRows / kRowsPerPass;
   static_assert(kRowsPerPass % 4 == 0 && kChunks >= 8, "PlaceOf needs both");

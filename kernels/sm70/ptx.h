@@ -130,6 +130,11 @@ ATTN_PTX int32_t RoundToInt(float x) {
   asm("cvt.rni.s32.f32 %0,%1;" : "=r"(y) : "f"(x));
   return y;
 }
+ATTN_PTX float Absolute(float x) {
+  float y;
+  asm("abs.f32 %0,%1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // A NaN operand loses against a number.
 ATTN_PTX float Max(float a, float b) {
   float y;
@@ -140,6 +145,12 @@ ATTN_PTX float Max(float a, float b) {
 ATTN_PTX uint32_t Permute(uint32_t a, uint32_t b, uint32_t selector) {
   uint32_t y;
   asm("prmt.b32 %0,%1,%2,%3;" : "=r"(y) : "r"(a), "r"(b), "r"(selector));
+  return y;
+}
+
+ATTN_PTX int CountBits(uint32_t x) {
+  int y;
+  asm("popc.b32 %0,%1;" : "=r"(y) : "r"(x));
   return y;
 }
 
@@ -192,28 +203,6 @@ ATTN_PTX void LoadConstant128If(uint4& v, const void* p, bool condition) {
   asm volatile("{.reg .pred q; setp.ne.b32 q,%5,0; @q ld.global.nc.v4.u32 {%0,%1,%2,%3},[%4];}"
                : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
                : "l"(p), "r"(static_cast<int>(condition)));
-}
-// One predicated instruction each; zero where `condition` does not hold.
-ATTN_PTX uint32_t LoadConstant32If(const void* p, bool condition) {
-  uint32_t v;
-  asm volatile("{.reg .pred q; setp.ne.b32 q,%2,0; mov.u32 %0,0; @q ld.global.nc.u32 %0,[%1];}"
-               : "=&r"(v)
-               : "l"(p), "r"(static_cast<int>(condition)));
-  return v;
-}
-ATTN_PTX uint32_t LoadConstant16If(const void* p, bool condition) {
-  uint16_t v;
-  asm volatile("{.reg .pred q; setp.ne.b32 q,%2,0; mov.u16 %0,0; @q ld.global.nc.u16 %0,[%1];}"
-               : "=&h"(v)
-               : "l"(p), "r"(static_cast<int>(condition)));
-  return v;
-}
-ATTN_PTX uint32_t LoadConstant8If(const void* p, bool condition) {
-  uint32_t v;
-  asm volatile("{.reg .pred q; setp.ne.b32 q,%2,0; mov.u32 %0,0; @q ld.global.nc.u8 %0,[%1];}"
-               : "=&r"(v)
-               : "l"(p), "r"(static_cast<int>(condition)));
-  return v;
 }
 ATTN_PTX float LoadConstantFloat(const void* p) {
   float v;

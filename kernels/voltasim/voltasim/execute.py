@@ -6,9 +6,8 @@ addresses read as 0). Tensor-core results are 0: fill tensors with nothing and e
 exact. Lanes may diverge (the lowest program counter runs first).
 
 A path entry is an instruction index i; i + n means predicated off (n instructions in all), and
-i + n·(2 + b) a barrier whose number b came from a register.
-
-Also counts the wavefronts of every shared access, so bank conflicts need no second pass.
+i + n·(2 + b) a barrier whose number b came from a register. Also counts the wavefronts of every
+shared access.
 """
 import re
 from collections import defaultdict
@@ -18,15 +17,13 @@ import numpy as np
 from . import isa
 from .lanes import wavefronts
 from .memory import Memory, Warp  # noqa: F401  (callers import Memory from here)
-
 U32, I32, U64, I64, F32 = np.uint32, np.int32, np.uint64, np.int64, np.float32
 _REG = re.compile(r"^(-)?(~)?(\|)?(R\d+|RZ)(\.[A-Z0-9_.]+)?\|?$")
 _CONST = re.compile(r"^(-)?(~)?(\|)?c\[0x([0-9a-f]+)\]\[0x([0-9a-f]+)\](\.\w+)?\|?$")
 _IMM = re.compile(r"^-?0x[0-9a-f]+$")
 _ADDR = re.compile(r"^\[(R\d+|RZ)?(\.[A-Z0-9_.]+)?\+?(-?0x[0-9a-f]+)?\]$")
 _PRED = re.compile(r"^!?P(\d|T)$")
-_CMP = {"LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
-        "EQ": np.equal, "NE": np.not_equal}
+_CMP = {"LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal, "EQ": np.equal, "NE": np.not_equal}
 SHARED_BASE = 1 << 40          # generic addresses of shared memory
 
 
@@ -362,6 +359,9 @@ class Block:
 
     def _do_iabs(self, w, ins, ops, mask):
         self._put(w, ops[0], np.abs(self._get(w, ops[1]).view(I32).astype(I64)).astype(U32), mask)
+
+    def _do_popc(self, w, ins, ops, mask):
+        self._put(w, ops[0], np.array([int(x).bit_count() for x in self._get(w, ops[1])], dtype=U32), mask)
 
     def _do_isetp(self, w, ins, ops, mask):
         parts = ins.opcode.split(".")

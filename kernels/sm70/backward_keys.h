@@ -1,0 +1,71 @@
+// K and V of a backward block's keys: all 256 threads bring them in whole lines and leave them
+// twice in shared memory, as they are (each warp takes its operand from there) and K as dQ's
+// product wants it. Fetch runs ahead of Put. Errors: none.
+#pragma once
+
+#include "kernels/sm70/backward_passes.h"
+#include "kernels/sm70/pipeline.h"
+
+namespace attnd::sm70 {
+
+template <int kKeys, int kChunks>
+class KeyRows {
+ public:
+  static constexpr int kBytes = kKeys * kChunks * 16;
+
+  // Rows beyond the sequence get what its last one holds, chunks that do not exist zeros.
+  ATTN_HD void Fetch(const ProblemDesc& p, const SequenceDesc& s, int kv_head, int first_key,
+                     int thread) {
+    const int chunk = thread % kChunks, row = first_key + thread / kChunks;
+    const char* from_k = RowOf(p.k, s.batch, kv_head, s.kv_begin) + chunk * 16;
+    const char* from_v = RowOf(p.v, s.batch, kv_head, s.kv_begin) + chunk * 16;
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      const int from = MinInt(row + n * kRowsAPass, s.kv_len - 1);
+      k_[n] = v_[n] = make_uint4(0, 0, 0, 0);
+      ptx::LoadConstant128If(k_[n], ptx::Offset(from_k, from, static_cast<int>(p.k.row_stride * 2)),
+                             chunk < p.qk_chunks);
+      ptx::LoadConstant128If(v_[n], ptx::Offset(from_v, from, static_cast<int>(p.v.row_stride * 2)),
+                             chunk < p.v_chunks);
+    }
+  }
+  // K, then V, to `staged`; to `for_dq` K times `scale`, where rows from `existing` on, infinities
+  // and NaN are zero. Returns whether this thread met one of the latter.
+  template <class DqSums>
+  ATTN_HD bool Put(int thread, int existing, float scale, char* staged, char* for_dq) const {
+    uint32_t met = 0;
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      const int row = thread / kChunks + n * kRowsAPass;
+      const int place = ChunkOffset(row, thread % kChunks, kChunks);
+      ptx::StoreShared128(staged + place, k_[n]);
+      ptx::StoreShared128(staged + kBytes + place, v_[n]);
+      const uint4 words = row < existing ? Finite(k_[n], met) : make_uint4(0, 0, 0, 0);
+      ptx::StoreShared128(for_dq + place, DqSums::kFixedPoint ? Scaled(words, scale) : words);
+    }
+    return met != 0;
+  }
+
+ private:
+  static constexpr int kThreads = 256, kRowsAPass = kThreads / kChunks,
+                       kPasses = kKeys / kRowsAPass;
+
+  ATTN_HD static uint4 Finite(uint4 words, uint32_t& met) {
+    const uint4 bad = make_uint4(NonFiniteHalves(words.x), NonFiniteHalves(words.y),
+                                 NonFiniteHalves(words.z), NonFiniteHalves(words.w));
+    met |= bad.x | bad.y | bad.z | bad.w;
+    return make_uint4(words.x & ~bad.x, words.y & ~bad.y, words.z & ~bad.z, words.w & ~bad.w);
+  }
+  // Keys that no row sees may be larger than the bound: they become 65504.
+  ATTN_HD static uint32_t Scaled(uint32_t word, float scale) {
+    return ptx::PackTruncated(ptx::LowHalf(word) * scale, ptx::HighHalf(word) * scale);
+  }
+  ATTN_HD static uint4 Scaled(uint4 words, float scale) {
+    return make_uint4(Scaled(words.x, scale), Scaled(words.y, scale), Scaled(words.z, scale),
+                      Scaled(words.w, scale));
+  }
+
+  uint4 k_[kPasses], v_[kPasses];
+};
+
+}  // namespace attnd::sm70
