@@ -397,26 +397,26 @@ CUresult cuStreamSynchronize(CUstream stream) {
   return Next("cuStreamSynchronize");
 }
 CUresult cuStreamWaitEvent(CUstream stream, CUevent raw, unsigned) {
-  return Push("cuStreamWaitEvent", stream, {.wait = reinterpret_cast<Event*>(raw)});
+  return Push("cuStreamWaitEvent", stream, {.wait = reinterpret_cast<Event*>(raw)->state});
 }
 CUresult cuEventCreate(CUevent* out, unsigned) { return Create<Event>("cuEventCreate", out); }
 CUresult cuEventDestroy_v2(CUevent event) { return Destroy<Event>("cuEventDestroy", event); }
 CUresult cuEventRecord(CUevent raw, CUstream stream) {
-  return Push("cuEventRecord", stream, {.record = reinterpret_cast<Event*>(raw)});
+  return Push("cuEventRecord", stream, {.record = reinterpret_cast<Event*>(raw)->state});
 }
 CUresult cuEventQuery(CUevent raw) {
   Lock lock(world().mutex);
   CUresult result = Next("cuEventQuery");
   if (result != CUDA_SUCCESS) return result;
-  auto* event = reinterpret_cast<Event*>(raw);
+  const auto& event = reinterpret_cast<Event*>(raw)->state;
   if (event->passed < event->recorded && current != nullptr) world().Step(*current);
   if (current != nullptr && current->lost != CUDA_SUCCESS) return current->lost;
   return event->passed >= event->recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent stop) {
   Lock lock(world().mutex);
-  *milliseconds = static_cast<float>(
-      1e3 * (reinterpret_cast<Event*>(stop)->time - reinterpret_cast<Event*>(start)->time));
+  *milliseconds = static_cast<float>(1e3 * (reinterpret_cast<Event*>(stop)->state->time -
+                                            reinterpret_cast<Event*>(start)->state->time));
   return Next("cuEventElapsedTime");
 }
 CUresult cuModuleLoadData(CUmodule* out, const void*) {

@@ -26,18 +26,22 @@ namespace attnd::fake {
 
 enum class EngineKind : uint8_t { kUpload, kCompute, kDownload, kNone };
 
-struct Event {
+struct EventState {
   int64_t recorded = 0;  // how often recorded, and how often that was reached
   int64_t passed = 0;
   double time = 0;
+};
+// Destroyed while operations still name it, an event lives on for them (cuEventDestroy).
+struct Event {
+  std::shared_ptr<EventState> state = std::make_shared<EventState>();
 };
 
 struct Operation {
   EngineKind engine = EngineKind::kNone;
   double seconds = 0;
-  std::function<void()> effect;  // at completion
-  Event* record = nullptr;       // passes when it is reached
-  Event* wait = nullptr;         // until it has passed `wait_for` times
+  std::function<void()> effect;        // at completion
+  std::shared_ptr<EventState> record;  // passes when it is reached
+  std::shared_ptr<EventState> wait;    // until it has passed `wait_for` times
   int64_t wait_for = 0;
   bool traps = false;  // the device is lost when it completes
   double finish = -1;  // once begun
