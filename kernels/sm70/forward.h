@@ -56,7 +56,7 @@ struct ForwardKernel {
     float factor[kPRing][kRoleWarps][kWarpRows];
     // 1 + the last group of this slot for which a score warp wrote factor.
     int grown[kPRing][kRoleWarps];
-    float end_factor[kRoleWarps][kWarpRows];
+    float end_factor[kRoleWarps * kWarpRows];
     Words keep;
     Descriptors descriptors;
     int left_out;  // whether an infinity or NaN of a PARTIAL tile of V was left out
@@ -410,7 +410,8 @@ struct ForwardKernel {
         const int place = PlaceOf(m, r, work.lane), row = work.score_row() + place;
         bool is_writer = Math::Col(0, work.lane.index) == 0;
         if (is_writer) {
-          ptx::StoreSharedFloat(&shared.end_factor[work.warp][place], ends[m][r].factor);
+          ptx::StoreSharedFloat(&shared.end_factor[work.warp * kWarpRows + place],
+                                ends[m][r].factor);
         }
         if (is_writer && row < q_len) ptx::StoreGlobalFloat(lse + row, ends[m][r].lse);
       }
@@ -598,7 +599,7 @@ struct ForwardKernel {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int place = m * 16 + Float32Accumulate::Row(2 * r, work.lane.index);
-        factor[r] = ptx::LoadSharedFloat(&shared.end_factor[0][work.team() * kTeamRows + place]);
+        factor[r] = ptx::LoadSharedFloat(&shared.end_factor[work.team() * kTeamRows + place]);
       }
       const int row =
           work.team_row() + m * 16 + Float32Accumulate::Row(second * 2, work.lane.index);
