@@ -317,8 +317,12 @@ CUresult cuMemHostAlloc(void** out, size_t bytes, unsigned) {
   ++world().live;
   return CUDA_SUCCESS;
 }
+// Waits for the work of every device first, as the driver does.
 CUresult cuMemFreeHost(void* memory) {
   Lock lock(world().mutex);
+  for (attnd::fake::Device& device : world().devices) {
+    for (Stream* stream : device.streams) world().Drain(*stream);
+  }
   std::free(memory);
   --world().live;
   return Next("cuMemFreeHost");
