@@ -56,7 +56,10 @@ def test_values_and_gradients_agree_with_jax(name, rng):
     ({"mask": jnp.ones((9, 9))}, "mask"), ({"bias": jnp.ones((3, 3))}, "bias"), ({"scale": "x"}, "scale"),
     ({"local_window_size": (1, 2, 3)}, "local_window_size"), ({"local_window_size": (-2, 1)}, "local_window_size left"),
     ({"key_value_seq_lengths": jnp.array([1])}, "key_value_seq_lengths"),
-    ({"query_seq_lengths": jnp.array([1.0, 2.0])}, "query_seq_lengths"),
+    ({"query_seq_lengths": jnp.array([1.0, 2.0])}, "query_seq_lengths"), ({"query_seq_lengths": "x"}, "query_seq_lengths"),
+    ({"implementation": "flash"}, "implementation"), ({"is_causal": "no"}, "is_causal"),
+    ({"return_residual": None}, "return_residual"), ({"mask": "x"}, "mask"), ({"bias": "x"}, "bias"),
+    ({"query": "x"}, "query"), ({"value": None}, "value"), ({"mask": jnp.ones((1, 2, 4, 9, 9), bool)}, "mask"),
 ])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_wrong_arguments_are_named_while_tracing(wrong, field, compiled, rng):
@@ -75,6 +78,71 @@ def test_arguments_are_those_of_jax_and_longer_lengths_mean_everything(rng):
     got = remote.dot_product_attention(q, k, v, key_value_seq_lengths=jnp.array([99, 4]), implementation="xla")
     expected = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=jnp.array([99, 4]), implementation="xla")
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def composed(rng, batch, heads, rows, keys):
+    """Options of every kind at once, each there or not, with shapes that broadcast in some way."""
+    def shape():
+        return tuple(np.where(rng.random(4) < 0.4, 1, (batch, heads, rows, keys)))
+
+    windows = 3, (2, 1), (0, 4), (5, 0)
+    every = {"mask": jnp.asarray(rng.random(shape()) < 0.8), "is_causal": True, "scale": float(rng.normal()),
+             "bias": jnp.asarray(rng.standard_normal(shape()), jnp.float32),
+             "local_window_size": windows[rng.integers(4)],
+             "key_value_seq_lengths": jnp.asarray(rng.integers(0, keys + 1, batch), jnp.int32),
+             "query_seq_lengths": jnp.asarray(rng.integers(0, rows + 1, batch), jnp.int32)}
+    return {name: value for name, value in every.items() if rng.random() < 0.5}
+
+
+def rows_that_see(options, batch, heads, rows, keys):
+    row, key = np.arange(rows)[:, None], np.arange(keys)
+    seen = np.broadcast_to(options.get("mask", True), (batch, heads, rows, keys)).copy()
+    if "is_causal" in options:
+        seen &= key <= row
+    if "local_window_size" in options:
+        left, right = np.broadcast_to(options["local_window_size"], 2)
+        seen &= (key >= row - left) & (key <= row + right)
+    for name, index in (("key_value_seq_lengths", key), ("query_seq_lengths", row)):
+        if name in options:
+            seen &= index < np.asarray(options[name])[:, None, None, None]
+    return seen.any(-1).swapaxes(1, 2)[..., None]
+
+
+@pytest.mark.parametrize("repeat", range(4))
+def test_options_compose_as_in_jax_but_for_rows_that_see_nothing(repeat, rng):
+    sizes = batch, heads, rows, keys = 2, 4, int(rng.integers(1, 12)), int(rng.integers(1, 12))
+    options = composed(rng, *sizes)
+    print(options)
+    bias, sees = options.pop("bias", None), rows_that_see(options, *sizes)
+    arrays = [jnp.asarray(rng.standard_normal(shape), jnp.float32)
+              for shape in ((batch, rows, heads, 8), (batch, keys, 2, 8), (batch, keys, 2, 8))]
+    weight = sees * rng.standard_normal((batch, rows, heads, 8))
+
+    def objective(function):
+        def run(*inputs):
+            out = function(*inputs, **options)
+            return (out * weight).sum(), out
+        return jax.value_and_grad(run, (0, 1, 2) if bias is None else (0, 1, 2, 3), has_aux=True)(*arrays, bias)
+
+    (_, out), gradients = objective(remote.dot_product_attention)
+    (_, expected), theirs = objective(jax.nn.dot_product_attention)
+    np.testing.assert_allclose(out, np.where(sees, expected, 0), rtol=1e-4, atol=1e-5)
+    for mine, other in zip(gradients, theirs):
+        assert mine.shape == other.shape and mine.dtype == other.dtype
+        np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-4)
+
+
+def test_one_batch_entry_may_lack_its_dimension_and_nothing_gives_nothing(rng):
+    q, k, v = [x[:1] for x in tensors(rng)]
+    expected = jax.nn.dot_product_attention(q, k, v)
+    for arrays in ((q[0], k, v), (q, k[0], v[0]), (q[0], k[0], v)):
+        got = remote.dot_product_attention(*arrays)
+        assert got.shape == arrays[0].shape
+        np.testing.assert_allclose(got, expected.reshape(got.shape), rtol=1e-4, atol=1e-5)
+    for arrays in ((q[:0], k[:0], v[:0]), (q[:, :0], k, v), (q, k[:, :0], v[:, :0])):
+        out, residual = remote.dot_product_attention(*arrays, return_residual=True)
+        assert out.shape == arrays[0].shape and residual.shape == out.shape[:-1] and not out.any()
+        assert np.isneginf(residual).all()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])

@@ -2,6 +2,7 @@
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -57,12 +58,20 @@ def test_dropout_repeats_bitwise_with_the_same_seed_and_differs_with_another(dae
 
 def test_program_prints_and_plots_the_curves(tmp_path):
     sizes = [f"--{name}={value}" for name, value in {**SMALL, "steps": 6}.items()]
-    done = subprocess.run([sys.executable, os.path.join(EXAMPLES, "train_gpt.py"), "--daemon", SERVER, "--backend", "cpu",
+    done = subprocess.run([sys.executable, os.path.join(EXAMPLES, "train_gpt.py"), "--daemon", SERVER,
                            "--kill-at", "3", "--plot", str(tmp_path / "loss.png"), *sizes],
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "attention in a daemon" in done.stdout and "final losses differ by" in done.stdout
+    assert "attnd, cpu engine: final losses differ by" in done.stdout
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_gpus_daemon_is_trained_with_beside_the_cpus_where_there_is_one(monkeypatch):
+    assert [engine.backend for engine in train_gpt.engines(SERVER, None, None)][:1] == ["cpu"]
+    found = types.SimpleNamespace(devices=[types.SimpleNamespace(backend="cuda")])
+    monkeypatch.setattr(attnd.Client, "info", lambda self: found)
+    assert [engine[1:] for engine in train_gpt.engines(SERVER, None, None)] == [("cpu", None), ("cuda", "f16")]
+    assert [engine[1:] for engine in train_gpt.engines(SERVER, "reference", "bf16")] == [("reference", "bf16")]
 
 
 def test_chart_shows_each_curve_in_its_colour(tmp_path):

@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import _checks
 from ._problem import resolve
 from .client import Client
 from .client import connect as _connect
-from .errors import InvalidArgument, Unavailable, wrong
+from .errors import InvalidArgument, Unavailable, wrong, wrong_type
 
 __all__ = ["check", "connect", "dot_product_attention"]
 
@@ -60,36 +61,48 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     query [batch, q_len, q_heads, dim], key and value [batch, kv_len, kv_heads, dim], or all without batch; bias (with
     gradient) and mask (True = attend) broadcast to [batch, q_heads, q_len, kv_len]. Returns an array like query, and
     with return_residual the log-sum-exp, float32 [batch, q_len, q_heads], which is differentiable too. Rows beyond
-    query_seq_lengths are 0. float16, bfloat16 or float32. implementation says nothing here: the daemon's is used.
+    query_seq_lengths are 0, and so are rows that may attend to nothing (JAX averages there). float16, bfloat16 or
+    float32. implementation says nothing here: the daemon's is used.
     """
     check(server)
-    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
-    if query.ndim not in (3, 4) or not query.ndim == key.ndim == value.ndim:
+    query, key, value = [_array(*x) for x in (("query", query), ("key", key), ("value", value))]
+    if not {query.ndim, key.ndim, value.ndim} <= {3, 4}:
         raise wrong("query, key, value", "3 or 4 dimensions each", [x.shape for x in (query, key, value)])
-    single = query.ndim == 3
-    if single:
-        query, key, value = query[None], key[None], value[None]
+    if implementation is not None:
+        _checks.word("implementation", implementation, ("xla", "cudnn"), 'None, "xla" or "cudnn"')
+    shape, return_residual = query.shape, _checks.flag("return_residual", return_residual)
+    query, key, value = [x[None] if x.ndim == 3 else x for x in (query, key, value)]
     window = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
-    statics = _Statics(scale, bool(is_causal), window, server)
+    statics = _Statics(_checks.number("scale", scale, None), _checks.flag("is_causal", is_causal),
+                       tuple(window) if isinstance(window, list) else window, server)
     lengths = _lengths("key_value_seq_lengths", key_value_seq_lengths, len(query), key.shape[1])
     rows = _lengths("query_seq_lengths", query_seq_lengths, len(query), query.shape[1])
-    four = [None if x is None else jnp.asarray(x)[(None,) * (4 - jnp.ndim(x))] for x in (bias, mask)]
+    four = [None if x is None else x[(None,) * (4 - x.ndim)] for x in (_array("bias", bias), _array("mask", mask))]
+    if 0 in (*query.shape[:2], key.shape[1]):
+        out, lse = jnp.zeros((*shape[:-1], value.shape[-1]), query.dtype), jnp.full(shape[:-1], -jnp.inf, jnp.float32)
+        return (out, lse) if return_residual else out
     _check(statics, query, key, value, *four)
     if rows is not None:
         seen = jnp.arange(query.shape[1])[None, None, :, None] < rows[:, None, None, None]
         four[1] = seen if four[1] is None else jnp.logical_and(four[1], seen)
     out, lse = _attend(statics, query, key, value, four[0], four[1], lengths)
-    residual = jnp.swapaxes(lse, 1, 2)
-    if single:
-        out, residual = out[0], residual[0]
+    out, residual = out.reshape(*shape[:-1], value.shape[-1]), jnp.swapaxes(lse, 1, 2).reshape(shape[:-1])
     return (out, residual) if return_residual else out
+
+
+def _array(name: str, value: Any) -> Any:
+    """None, or what jnp.asarray makes of it."""
+    try:
+        return value if value is None and name in ("bias", "mask") else jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise wrong_type(name, "an array", value) from None
 
 
 def _lengths(name: str, lengths: Any, batch: int, most: int) -> Any:
     """int32 [batch], those beyond `most` as `most`, which is all that there is."""
     if lengths is None:
         return None
-    lengths = jnp.asarray(lengths)
+    lengths = _array(name, lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise wrong(name, "integers", f"an array of {lengths.dtype}")
     if lengths.shape != (batch,):

@@ -17,7 +17,9 @@ done
 if [ -z "$python" ]; then
   echo "demo.sh: installing PyTorch with pip into .deps/python (several gigabytes)" >&2
   python3 -m venv .deps/python
-  .deps/python/bin/pip install -q --disable-pip-version-check torch numpy
+  quiet=-q
+  [ ! -t 2 ] || quiet=  # shows its progress
+  .deps/python/bin/pip install $quiet --disable-pip-version-check torch numpy
   python=.deps/python/bin/python
 fi
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Trains a small GPT twice on the same text, with attention here and with attention in a daemon, and compares.
+"""Trains a small GPT on one text with attention here and again with attention in a daemon, and compares.
 
     python3 client/python/examples/train_gpt.py --daemon bazel-bin/server/attnd [--kill-at 150] [--plot loss.png]
     python3 client/python/examples/train_gpt.py --address 127.0.0.1:7070
 
-Plain PyTorch modules; the only line that differs is attnd.torch.replace(). --daemon starts a daemon of its own on a
-free port; with --kill-at it is killed (SIGKILL) at that step and started again, and the run goes on. --device cuda puts
-the model on this machine's GPU; --precision f16 lets its float32 tensors travel and be computed in 16 bits, which the
-daemon's cuda engine needs. Exit status 0 when the two final losses agree within 1e-4, 1e-2 with 16 bits (without dropout).
+Plain PyTorch modules; the only line that differs is attnd.torch.replace(). --daemon starts daemons of its own on free
+ports: one with the CPU engine and, where attnd finds a GPU, one with that (--backend chooses one). With --kill-at each is
+killed (SIGKILL) at that step and started again, and the run goes on. --device cuda puts the model on this machine's GPU;
+--precision f16 lets its float32 tensors travel and be computed in 16 bits, as the daemon's cuda engine always does here,
+since it has no float32. Exit status 0 when the final losses agree within 1e-4, 1e-2 with 16 bits (without dropout).
 """
 import argparse
 import glob
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from typing import NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -159,11 +161,73 @@ def progress(name: str, steps: int):
     return at_step
 
 
+class Engine(NamedTuple):
+    """Where attention is computed. No backend: in a daemon that runs already."""
+
+    name: str
+    backend: Optional[str]
+    precision: Optional[str]
+
+
+def engines(program: str, backend: Optional[str], precision: Optional[str]) -> list:
+    """The one that was chosen, else the CPU's, and a GPU's where attnd finds one."""
+    if backend is None:
+        daemon = Daemon(program)
+        with attnd.connect(daemon.address, wait_for_ready=True) as client:
+            found = client.info().devices[0].backend
+        daemon.stop()
+        backends = ["cpu"] if found != "cuda" else ["cpu", "cuda"]
+    else:
+        backends = [backend]
+    return [Engine(f"attnd, {name} engine", name, precision or ("f16" if name == "cuda" else None)) for name in backends]
+
+
+def train_with(engine: Engine, chosen: argparse.Namespace, settings: Settings, text: str) -> np.ndarray:
+    """The loss of each step with attention there; a daemon of our own is killed and started again where asked."""
+    daemon = Daemon(chosen.daemon, engine.backend) if engine.backend else None
+    bar = progress(engine.name, settings.steps)
+
+    def at_step(step: int) -> None:
+        bar(step)
+        if daemon is not None and step == chosen.kill_at:
+            daemon.kill_and_restart()
+
+    losses = train_remotely(settings, text, daemon.address if daemon else chosen.address, at_step, engine.precision)
+    if daemon is not None:
+        daemon.stop()
+    return losses
+
+
+def compare(chosen: argparse.Namespace, settings: Settings, text: str) -> bool:
+    """Trains here and on each engine, prints and plots the curves; whether they end alike."""
+    there = ([Engine("attnd", None, chosen.precision)] if chosen.address else
+             engines(chosen.daemon, chosen.backend, chosen.precision))
+    begin = time.perf_counter()
+    curves = {"attention here": train(settings, text, progress("attention here", settings.steps))}
+    seconds = {"attention here": time.perf_counter() - begin}
+    for engine in there:
+        begin = time.perf_counter()
+        curves[engine.name] = train_with(engine, chosen, settings, text)
+        seconds[engine.name] = time.perf_counter() - begin
+    show(curves, max(1, settings.steps // 10))
+    alike, here = True, curves["attention here"][-1]
+    print(f"attention here: {settings.steps} steps in {seconds['attention here']:.1f} s")
+    for engine in there:
+        difference = abs(curves[engine.name][-1] - here) / here
+        alike = alike and (settings.dropout > 0 or difference <= (1e-2 if engine.precision else 1e-4))
+        print(f"{engine.name}: final losses differ by {difference:.1e}; {settings.steps} steps in "
+              f"{seconds[engine.name]:.1f} s" + (f", tensors as {engine.precision}" if engine.precision else ""))
+    if chosen.plot:
+        write_curves(chosen.plot, curves)
+        print(f"curves: {chosen.plot}")
+    return alike
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--address", help="of a daemon that runs already")
     parser.add_argument("--daemon", help="program to start: bazel-bin/server/attnd")
-    parser.add_argument("--backend", default="auto", help="of --daemon (default auto)")
+    parser.add_argument("--backend", help="of --daemon (default: cpu, then cuda where there is a GPU)")
     parser.add_argument("--precision", choices=["f16", "bf16"], help="of the tensors on the wire and the daemon's work")
     parser.add_argument("--kill-at", type=int, help="step at which --daemon is killed and started again")
     parser.add_argument("--text", help="file to train on (default: this repository's documents)")
@@ -178,31 +242,7 @@ def main() -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what the next line asks of CUDA
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)  # a model this small is no faster with more, and very slow where others want the cores
-    daemon = Daemon(chosen.daemon, chosen.backend) if chosen.daemon else None
-    bar = progress("attention in a daemon", settings.steps)
-
-    def at_step(step: int) -> None:
-        bar(step)
-        if daemon is not None and step == chosen.kill_at:
-            daemon.kill_and_restart()
-
-    begin = time.perf_counter()
-    curves = {"attention here": train(settings, text, progress("attention here", settings.steps))}
-    middle = time.perf_counter()
-    curves["attention in a daemon"] = train_remotely(settings, text, daemon.address if daemon else chosen.address, at_step,
-                                                     chosen.precision)
-    end = time.perf_counter()
-    if daemon is not None:
-        daemon.stop()
-    show(curves, max(1, settings.steps // 10))
-    here, there = (losses[-1] for losses in curves.values())
-    difference = abs(there - here) / here
-    print(f"final losses differ by {difference:.1e}; {settings.steps} steps took {middle - begin:.1f} s here and "
-          f"{end - middle:.1f} s with the daemon")
-    if chosen.plot:
-        write_curves(chosen.plot, curves)
-        print(f"curves: {chosen.plot}")
-    return 0 if settings.dropout > 0 or difference <= (1e-2 if chosen.precision else 1e-4) else 1
+    return 0 if compare(chosen, settings, text) else 1
 
 
 if __name__ == "__main__":
