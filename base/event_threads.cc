@@ -5,10 +5,17 @@
 #include <grpc/support/time.h>
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/version_info.h>
-#include <unistd.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
 
@@ -18,84 +25,224 @@ static_assert(GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51,
 namespace attnd {
 namespace {
 
-constexpr int kOfGrpc = 2;  // its least
-// How long a thread waits for an event before it looks whether it is still wanted.
+constexpr int64_t kMicrosecond = 1000;  // in nanoseconds
+// A thread that has run for so long without a sleep has more to do than it can.
+constexpr int64_t kBusy = 5000 * kMicrosecond;
+constexpr int64_t kLookEvery = 1000 * kMicrosecond;
+// How often a thread that hears nothing looks whether it is still needed.
 constexpr int kLookMs = 100;
-constexpr int kLingerMs = 20;
 
-thread_local unsigned cores_told = 0;  // 0: the truth
+int64_t NowNanoseconds() { return absl::GetCurrentTimeNanos(); }
 
-// Private members of grpc::CompletionQueue: take and give back the queue of all callbacks.
+// Of the calling thread.
+struct OwnUse {
+  OwnUse() {
+    rusage use;
+    getrusage(RUSAGE_THREAD, &use);
+    sleeps = use.ru_nvcsw;
+    for (const timeval& part : {use.ru_utime, use.ru_stime}) {
+      cpu += (part.tv_sec * 1'000'000 + part.tv_usec) * kMicrosecond;
+    }
+  }
+  int64_t sleeps = 0;  // how often it has waited for something
+  int64_t cpu = 0;     // nanoseconds that it has run
+};
+
+// As many as gRPC takes.
+int GrpcsCount() { return std::clamp(static_cast<int>(gpr_cpu_num_cores()) / 2, 2, 16); }
+
+}  // namespace
+
+class EventThreads::Pool {
+ public:
+  // The process's, made by the first that asks.
+  static std::shared_ptr<Pool> Get(int most);
+
+  Pool() : driving_(1) {}
+  ~Pool() {
+    {
+      absl::MutexLock lock(&mutex_);
+      stopping_ = true;
+    }
+    queue_.Shutdown();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  grpc::CompletionQueue* queue() { return &queue_; }
+  int driving() const { return driving_; }
+
+  void BeginTransfer() {
+    ++transfers_;
+    if (driving_ == most_) return;
+    absl::MutexLock lock(&mutex_);  // its end wakes those who wait
+    driving_ = most_.load();
+  }
+  void EndTransfer() {
+    needed_at_ = NowNanoseconds();
+    --transfers_;
+  }
+
+ private:
+  void AddThreads(int most) {
+    for (int n = static_cast<int>(threads_.size()); n < most; ++n) {
+      threads_.emplace_back([this, n] { Main(n); });
+    }
+    most_ = static_cast<int>(threads_.size());
+  }
+
+  void Main(int index) {
+    OwnUse slept;
+    int64_t look_at = 0;
+    while (true) {
+      if (index >= driving_) WaitUntilWanted(index);
+      switch (RunNext(index)) {
+        case GRPC_QUEUE_SHUTDOWN:
+          return;
+        case GRPC_QUEUE_TIMEOUT:
+          LeaveIfNotNeeded(index);
+          break;
+        case GRPC_OP_COMPLETE:
+          if (NowNanoseconds() < look_at) break;
+          look_at = NowNanoseconds() + kLookEvery;
+          IsBusy(slept) ? JoinOne() : LeaveIfNotNeeded(index);
+      }
+    }
+  }
+
+  // The next to join looks after those that drive: they may all be held up.
+  void WaitUntilWanted(int index) {
+    auto next = [&] { return stopping_ || index <= driving_; };
+    auto wanted = [&] { return stopping_ || index < driving_; };
+    absl::MutexLock lock(&mutex_);
+    while (!wanted()) {
+      mutex_.Await(absl::Condition(&next));
+      const int64_t done = done_;
+      if (mutex_.AwaitWithTimeout(absl::Condition(&wanted), absl::Milliseconds(kLookMs))) return;
+      if (index == driving_ && inside_ == driving_ && done_ == done) ++driving_;
+    }
+  }
+
+  // As gRPC's own threads do it, which never hold a lock here and are never inside gRPC.
+  grpc_completion_type RunNext(int index) {
+    gpr_timespec until = gpr_inf_future(GPR_CLOCK_MONOTONIC);
+    if (index > 0) {
+      until =
+          gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(kLookMs, GPR_TIMESPAN));
+    }
+    grpc_event event = grpc_completion_queue_next(queue_.cq(), until, nullptr);
+    if (event.type == GRPC_OP_COMPLETE) {
+      auto* functor = static_cast<grpc_completion_queue_functor*>(event.tag);
+      ++inside_;
+      functor->functor_run(functor, event.success);
+      --inside_;
+      ++done_;
+    }
+    return event.type;
+  }
+
+  // Of the calling thread; `slept`: what it had used when it last slept or was found busy.
+  static bool IsBusy(OwnUse& slept) {
+    const OwnUse now;
+    const bool busy = now.sleeps == slept.sleeps && now.cpu >= slept.cpu + kBusy;
+    if (busy || now.sleeps != slept.sleeps) slept = now;
+    return busy;
+  }
+
+  void JoinOne() {
+    needed_at_ = NowNanoseconds();
+    if (driving_ == most_) return;
+    absl::MutexLock lock(&mutex_);
+    if (driving_ < most_) ++driving_;
+  }
+
+  void LeaveIfNotNeeded(int index) {
+    if (index == 0 || index != driving_ - 1 || transfers_ > 0) return;
+    int64_t now = NowNanoseconds();
+    if (now < needed_at_ + absl::ToInt64Nanoseconds(kStay)) return;
+    absl::MutexLock lock(&mutex_);
+    if (transfers_ > 0 || index != driving_ - 1) return;
+    --driving_;
+    needed_at_ = now;  // the next one stays as long again
+  }
+
+  grpc::CompletionQueue queue_;
+  std::atomic<int> most_{0};
+  std::atomic<int> driving_;  // threads 0 to driving_ - 1 do
+  std::atomic<int> transfers_{0};
+  std::atomic<int64_t> needed_at_{0};
+  std::atomic<int> inside_{0};  // threads that run a callback
+  std::atomic<int64_t> done_{0};
+  absl::Mutex mutex_;
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> threads_;
+};
+
+namespace {
+
+struct Process {
+  absl::Mutex mutex;
+  std::weak_ptr<EventThreads::Pool> pool ABSL_GUARDED_BY(mutex);
+  std::shared_ptr<EventThreads::Pool> of_grpc ABSL_GUARDED_BY(mutex);
+  int uses_of_grpc ABSL_GUARDED_BY(mutex) = 0;
+};
+Process& TheProcess() {
+  static auto* process = new Process;
+  return *process;
+}
+
+}  // namespace
+
+std::shared_ptr<EventThreads::Pool> EventThreads::Pool::Get(int most) {
+  Process& process = TheProcess();
+  absl::MutexLock lock(&process.mutex);
+  std::shared_ptr<Pool> pool = process.pool.lock();
+  if (pool == nullptr) process.pool = pool = std::make_shared<Pool>();
+  pool->AddThreads(most);
+  return pool;
+}
+
+EventThreads::EventThreads(int most) : pool_(Pool::Get(most)) {
+  CHECK(most >= 1 && most <= kMost) << most;
+}
+EventThreads::~EventThreads() = default;
+
+int EventThreads::driving() const { return pool_->driving(); }
+
+EventThreads::Transfer::Transfer(EventThreads& owner) : pool_(*owner.pool_) {
+  pool_.BeginTransfer();
+}
+EventThreads::Transfer::~Transfer() { pool_.EndTransfer(); }
+
+// In the place of gRPC's grpc::CompletionQueue::CallbackAlternativeCQ and
+// ReleaseCallbackAlternativeCQ, which are private: a program's own symbols come before those of its
+// libraries.
 grpc::CompletionQueue* TakeCallbackQueue() __asm__(
     "_ZN4grpc15CompletionQueue21CallbackAlternativeCQEv");
 void GiveCallbackQueue(grpc::CompletionQueue* queue) __asm__(
     "_ZN4grpc15CompletionQueue28ReleaseCallbackAlternativeCQEPS0_");
 
-grpc::CompletionQueue* TakeQueue() {
-  cores_told = 2 * kOfGrpc;  // it takes half of them
-  grpc::CompletionQueue* queue = TakeCallbackQueue();
-  cores_told = 0;
-  return queue;
-}
-
-}  // namespace
-
-EventThreads::EventThreads(int most) : queue_(TakeQueue()) {
-  CHECK(most >= kLeast && most <= kMost) << most;
-  threads_.emplace_back([this] { Drive(); });
-  for (int n = kLeast; n < most; ++n) threads_.emplace_back([this] { DriveWhileThereIsMuch(); });
-}
-
-EventThreads::~EventThreads() {
+grpc::CompletionQueue* TakeCallbackQueue() {
+  Process& process = TheProcess();
   {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  for (std::thread& thread : threads_) thread.join();
-  GiveCallbackQueue(queue_);
-}
-
-void EventThreads::Add(int weight) {
-  const int before = load_.fetch_add(weight);
-  if (before >= kMuch || before + weight < kMuch) return;
-  absl::MutexLock lock(&mutex_);  // its end wakes those who wait for much
-}
-
-// As gRPC's own threads do it, which never hold a lock here and are never inside gRPC.
-void EventThreads::RunNext(int milliseconds) {
-  gpr_timespec until =
-      gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(milliseconds, GPR_TIMESPAN));
-  grpc_event event = grpc_completion_queue_next(queue_->cq(), until, nullptr);
-  if (event.type != GRPC_OP_COMPLETE) return;
-  auto* functor = static_cast<grpc_completion_queue_functor*>(event.tag);
-  functor->functor_run(functor, event.success);
-}
-
-void EventThreads::Drive() {
-  while (!stopping_) RunNext(kLookMs);
-}
-
-void EventThreads::DriveWhileThereIsMuch() {
-  auto wanted = [this] { return stopping_ || load_ >= kMuch; };
-  while (true) {
-    {
-      absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(&wanted));
+    absl::MutexLock lock(&process.mutex);
+    process.of_grpc = process.pool.lock();
+    if (process.of_grpc != nullptr) {
+      ++process.uses_of_grpc;
+      return process.of_grpc->queue();
     }
-    absl::Time quiet_after = absl::Now() + absl::Milliseconds(kLingerMs);
-    while (!stopping_ && absl::Now() < quiet_after) {
-      RunNext(kLingerMs);
-      if (load_ >= kMuch) quiet_after = absl::Now() + absl::Milliseconds(kLingerMs);
-    }
-    if (stopping_) return;
   }
+  auto pool = EventThreads::Pool::Get(GrpcsCount());
+  absl::MutexLock lock(&process.mutex);
+  process.of_grpc = pool;
+  ++process.uses_of_grpc;
+  return pool->queue();
+}
+
+void GiveCallbackQueue(grpc::CompletionQueue*) {
+  Process& process = TheProcess();
+  std::shared_ptr<EventThreads::Pool> last;
+  absl::MutexLock lock(&process.mutex);
+  if (--process.uses_of_grpc == 0) last = std::move(process.of_grpc);
 }
 
 }  // namespace attnd
-
-// In the place of gRPC's: a program's own symbols come before those of its libraries.
-unsigned gpr_cpu_num_cores() {
-  if (attnd::cores_told > 0) return attnd::cores_told;
-  static const auto kCores = static_cast<unsigned>(std::max(1L, sysconf(_SC_NPROCESSORS_CONF)));
-  return kCores;
-}

@@ -1,66 +1,55 @@
-// EventThreads: the threads that drive gRPC's callback API in this process.
+// EventThreads: the threads that drive gRPC's callback API in this process, in place of gRPC's own.
 //
-// gRPC 1.51 takes half of the machine's cores, 2 to 16, and has no setting for it. Each event wakes
-// the next of them, so that many cost small calls up to twice the time (docs/PERFORMANCE.md, A
-// small call); and one that has seen nothing for a second sleeps for 0.1 s, all of them together
-// when a server is idle, so that a call may find nobody. Here gRPC starts two, one beside them
-// never sleeps, and more join while there is much to do.
+// gRPC 1.51 takes half of the machine's cores, 2 to 16, and has no setting for it. One of them at a
+// time waits for all sockets, and each event wakes the next, which costs a small call more than
+// its work; and one that has seen nothing for a second sleeps for 0.1 s, all of them together when
+// a server is idle. Here one thread waits and does what comes. Others join at once when a large
+// transfer begins, and one after another while those that drive have no pause or are held up; once
+// there has been none of it for kStay they leave again (docs/PERFORMANCE.md).
 //
-// gRPC asks gpr_cpu_num_cores() for their number when the first server or channel with callbacks is
-// made in the process; that function is replaced, and answers as gRPC's own except to this class.
-// Where gRPC is linked statically, or was first, its own number stays.
+// gRPC takes the queue of its callbacks from two functions of its own, which are replaced. Where
+// gRPC is linked statically that does not link. Without an object of this class a process gets
+// gRPC's number of threads.
 //
-// Threads: any.
+// Threads: any; the last server or channel with callbacks must not go on one of these.
 #pragma once
 
-#include <atomic>
-#include <thread>
-#include <vector>
+#include <memory>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-
-namespace grpc {
-class CompletionQueue;
-}
+#include "absl/time/time.h"
 
 namespace attnd {
 
 class EventThreads {
  public:
-  static constexpr int kLeast = 3, kMost = 64;
+  static constexpr int kMost = 64;
+  // How long a thread stays after it was last needed, or after another has left.
+  static constexpr absl::Duration kStay = absl::Seconds(1);
 
-  // Before the server is built, and gone after it: at most `most` threads, gRPC's included.
+  // At most `most` threads; several objects share the threads of the one with the most.
   explicit EventThreads(int most);
   ~EventThreads();
   EventThreads(const EventThreads&) = delete;
   EventThreads& operator=(const EventThreads&) = delete;
 
-  // Something to do. A large transfer is much at once, small calls are when there are kMuch.
-  static constexpr int kMuch = 4;
-  class Use {
+  // How many drive now.
+  int driving() const;
+
+  class Pool;
+  // A large transfer, while one lives all threads drive.
+  class Transfer {
    public:
-    Use(EventThreads& owner, int weight) : owner_(owner), weight_(weight) { owner_.Add(weight_); }
-    ~Use() { owner_.load_ -= weight_; }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
+    explicit Transfer(EventThreads& owner);
+    ~Transfer();
+    Transfer(const Transfer&) = delete;
+    Transfer& operator=(const Transfer&) = delete;
 
    private:
-    EventThreads& owner_;
-    const int weight_;
+    Pool& pool_;
   };
 
  private:
-  void Add(int weight);
-  void Drive();
-  void DriveWhileThereIsMuch();
-  void RunNext(int milliseconds);
-
-  grpc::CompletionQueue* const queue_;  // gRPC's; held
-  std::atomic<int> load_{0};
-  std::atomic<bool> stopping_{false};
-  absl::Mutex mutex_;
-  std::vector<std::thread> threads_;
+  const std::shared_ptr<Pool> pool_;
 };
 
 }  // namespace attnd

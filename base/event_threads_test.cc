@@ -13,6 +13,9 @@
 #include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
 namespace attnd {
 namespace {
 
@@ -29,10 +32,10 @@ int ThreadsOfGrpc() {
   return count;
 }
 
-// Answers with what it has got, once `gate` calls are inside.
+// Answers with what it has got, once `gate` calls are inside and after some work.
 class Echo final : public grpc::CallbackGenericService {
  public:
-  explicit Echo(int gate) : gate_(gate) {}
+  Echo(int gate, absl::Duration work) : gate_(gate), work_(work) {}
 
  private:
   class Call final : public grpc::ServerGenericBidiReactor {
@@ -42,6 +45,8 @@ class Echo final : public grpc::CallbackGenericService {
       if (!ok) return Finish(grpc::Status::OK);
       ++echo_.inside_;
       while (echo_.inside_ < echo_.gate_) std::this_thread::yield();
+      for (absl::Time end = absl::Now() + echo_.work_; absl::Now() < end;) {
+      }
       StartWriteAndFinish(&message_, {}, grpc::Status::OK);
     }
     void OnDone() override { delete this; }
@@ -54,6 +59,7 @@ class Echo final : public grpc::CallbackGenericService {
     return new Call(*this);
   }
   const int gate_;
+  const absl::Duration work_;
   std::atomic<int> inside_{0};
 };
 
@@ -78,7 +84,7 @@ grpc::Status CallEcho(const std::shared_ptr<grpc::Channel>& channel) {
 }
 
 struct Server {
-  explicit Server(int gate) : echo(gate) {
+  explicit Server(int gate, absl::Duration work = absl::ZeroDuration()) : echo(gate, work) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.RegisterCallbackGenericService(&echo);
@@ -93,18 +99,29 @@ struct Server {
   std::unique_ptr<grpc::Server> server;
 };
 
-TEST(EventThreads, LeaveTwoToGrpc) {
+TEST(EventThreads, OneAnswersOneCaller) {
   EventThreads threads(8);
   Server server(1);
   for (int n = 0; n < 20; ++n) EXPECT_TRUE(CallEcho(server.Channel()).ok());
-  EXPECT_EQ(ThreadsOfGrpc(), 2);
+  EXPECT_EQ(ThreadsOfGrpc(), 0);
+  EXPECT_EQ(threads.driving(), 1);
   server.server->Shutdown();
 }
 
-// Each holds its thread until all are inside, so that fewer would never end.
-TEST(EventThreads, AreAsManyAsAskedForWhileThereIsMuch) {
+// A callback holds its thread until the other is inside.
+TEST(EventThreads, OneJoinsWhenTheOthersAreHeldUp) {
+  EventThreads threads(2);
+  Server server(2);
+  std::shared_ptr<grpc::Channel> channel = server.Channel();
+  std::thread other([&] { EXPECT_TRUE(CallEcho(channel).ok()); });
+  EXPECT_TRUE(CallEcho(channel).ok());
+  other.join();
+  server.server->Shutdown();
+}
+
+TEST(EventThreads, AllDriveDuringATransfer) {
   EventThreads threads(7);
-  EventThreads::Use much(threads, EventThreads::kMuch);
+  EventThreads::Transfer transfer(threads);
   Server server(7);
   std::shared_ptr<grpc::Channel> channel = server.Channel();
   std::vector<std::thread> callers;
@@ -112,6 +129,45 @@ TEST(EventThreads, AreAsManyAsAskedForWhileThereIsMuch) {
     callers.emplace_back([&] { EXPECT_TRUE(CallEcho(channel).ok()); });
   }
   for (std::thread& caller : callers) caller.join();
+  server.server->Shutdown();
+}
+
+TEST(EventThreads, MoreJoinWhileThoseThatDriveHaveNoPause) {
+  EventThreads threads(3);
+  Server server(1, absl::Milliseconds(2));
+  std::shared_ptr<grpc::Channel> channel = server.Channel();
+  std::vector<std::thread> callers;
+  for (int n = 0; n < 6; ++n) {
+    callers.emplace_back([&] {
+      while (threads.driving() < 3) EXPECT_TRUE(CallEcho(channel).ok());
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  server.server->Shutdown();
+}
+
+TEST(EventThreads, LeaveWhenNoLongerNeeded) {
+  EventThreads threads(2);
+  { EventThreads::Transfer transfer(threads); }
+  EXPECT_EQ(threads.driving(), 2);  // they stay for a while
+  Server server(1);
+  std::shared_ptr<grpc::Channel> channel = server.Channel();
+  while (threads.driving() > 1) EXPECT_TRUE(CallEcho(channel).ok());
+  EXPECT_TRUE(CallEcho(channel).ok());
+  server.server->Shutdown();
+}
+
+TEST(EventThreads, OfTwoObjectsAreTheGreaterNumber) {
+  EventThreads few(2);
+  EventThreads many(5);
+  EventThreads::Transfer transfer(few);
+  EXPECT_EQ(many.driving(), 5);
+}
+
+TEST(EventThreads, ServeAProcessThatDoesNotAskForThem) {
+  Server server(1);
+  EXPECT_TRUE(CallEcho(server.Channel()).ok());
+  EXPECT_EQ(ThreadsOfGrpc(), 0);
   server.server->Shutdown();
 }
 

@@ -135,7 +135,7 @@ void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimi
 // tensors).
 int EventThreadCount(int wanted) {
   if (wanted > 0) return wanted;
-  return std::clamp(AvailableCpus() * 3 / 8, EventThreads::kLeast, 16);
+  return std::clamp(AvailableCpus() * 3 / 8, 3, 16);
 }
 
 int ReplyThreadCount() { return std::clamp(AvailableCpus() / 2, 1, 8); }

@@ -180,7 +180,7 @@ void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
   add("--stream_min_kib_per_second", raw.stream_min_kib,
       "a streamed call whose peer is slower on average is cut");
   add("--event_threads", t.event_threads,
-      "most threads that receive calls, 3 to 64; 0: by the number of cores");
+      "most threads that receive calls, 1 to 64; 0: by the number of cores");
   add("--max_connections", t.max_connections, "open at a time; a further one is closed at once");
   add("--max_connection_age_seconds", raw.connection_age_s,
       "connections are renewed after this, to rebalance");

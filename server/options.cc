@@ -102,8 +102,7 @@ absl::Status CheckTransport(const TransportOptions& t) {
   RETURN_IF_ERROR(
       InRange("receive_memory_mib", double(t.receive_memory_bytes), 16 << 20, 1024 * gib));
   if (t.event_threads != 0) {
-    RETURN_IF_ERROR(
-        InRange("event_threads", t.event_threads, EventThreads::kLeast, EventThreads::kMost));
+    RETURN_IF_ERROR(InRange("event_threads", t.event_threads, 1, EventThreads::kMost));
   }
   RETURN_IF_ERROR(InRange("max_connections", t.max_connections, 1, 1 << 20));
   RETURN_IF_ERROR(

@@ -191,7 +191,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   CallRecord record_;
-  const EventThreads::Use much_{record_.deps().event_threads, EventThreads::kMuch};
+  const EventThreads::Transfer transfer_{record_.deps().event_threads};
   grpc::CallbackServerContext& context_;
   grpc::ByteBuffer read_;
   ChunkSequence sequence_;

@@ -1,6 +1,7 @@
 #include "server/unary_call.h"
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -22,9 +23,9 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public ReplySink {
   UnaryCall(const ServiceDeps& deps, grpc::CallbackServerContext& context,
             const grpc::ByteBuffer& request, grpc::ByteBuffer& reply, Direction direction,
             uint64_t id)
-      : record_(deps, context, direction, id),
-        use_(deps.event_threads, IsLarge(request) ? EventThreads::kMuch : 1),
-        reply_(reply) {}
+      : record_(deps, context, direction, id), reply_(reply) {
+    if (IsLarge(request)) transfer_.emplace(deps.event_threads);
+  }
 
   // Called once, from the method's handler; gRPC calls nothing here before that has returned, so
   // OnCancel finds the call submitted.
@@ -78,7 +79,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public ReplySink {
   }
 
   CallRecord record_;
-  const EventThreads::Use use_;
+  std::optional<EventThreads::Transfer> transfer_;
   grpc::ByteBuffer& reply_;
 };
 
