@@ -75,6 +75,8 @@ typedef struct attnd_client_options {
   int64_t max_reply_bytes; /* 0: 256 MiB */
   /* 1: may cut calls where results must be merged, exact to rounding and not bitwise */
   int32_t merge_partial_results;
+  /* a shard without an answer for so long is sent to another replica as well; 0: never */
+  double hedge_after_seconds;
 } attnd_client_options;
 
 typedef struct attnd_problem {

@@ -155,7 +155,7 @@ def test_backward_names_the_argument(nowhere, changed, field, text):
     ({"token": "t", "address": "10.0.0.1:1"}, "token"), ({"address": "http://host:1"}, "address"),
     ({"address": "a b:1"}, "address"), ({"address": "unix:"}, "address"), ({"fallback": []}, "fallback"),
     ({"wait_for_ready": "no"}, "wait_for_ready"), ({"merge_partial_results": 1}, "merge_partial_results"),
-    ({"tls": attnd.TLS(ca=5)}, "tls"),
+    ({"tls": attnd.TLS(ca=5)}, "tls"), ({"hedge_after": 0}, "hedge_after"), ({"hedge_after": "1"}, "hedge_after"),
 ])
 def test_connect_names_the_argument(native_library, arguments, field):
     with pytest.raises(attnd.InvalidArgument) as caught:
