@@ -264,6 +264,59 @@ def test_compiles_without_a_graph_break():
     torch._dynamo.reset()
 
 
+def test_compiles_with_symbols_for_sizes_and_numbers():
+    """dynamic=True makes symbols of lengths, windows and floats, defaults included."""
+    def attend(q, k, v, reach, number):
+        out, lse = remote.attention(q, k, v, causal="top_left", window=(reach, 0), softcap=number, scale=number / 7,
+                                    return_lse=True)
+        return out.sum() + lse.sum() + remote.scaled_dot_product_attention(q, k, v, is_causal=True).sin().sum()
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length, reach, number in ((5, 2, 3.0), (7, 4, 2.5), (9, 3, 4.5)):
+        q, k, v = [make(2, 3, length, 8) for _ in range(3)]
+        got, expected = compiled(q, k, v, reach, number), attend(q, k, v, reach, number)
+        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(torch.autograd.grad(got, (q, k, v)), torch.autograd.grad(expected, (q, k, v)))
+
+
+SECOND_ORDER = {
+    "create_graph": lambda f, q: torch.autograd.grad(torch.autograd.grad(f(q).sum(), q, create_graph=True)[0].sum(), q),
+    "func.grad": lambda f, q: torch.func.grad(lambda x: f(x).sum())(q),
+    "func.jvp": lambda f, q: torch.func.jvp(f, (q,), (q,)),
+    "jacrev": lambda f, q: torch.func.jacrev(f)(q), "jacfwd": lambda f, q: torch.func.jacfwd(f)(q),
+    "vmap of grad": lambda f, q: torch.vmap(torch.func.grad(lambda x: f(x).sum()))(q[None]),
+}
+
+
+@pytest.mark.parametrize("way", SECOND_ORDER)
+@pytest.mark.parametrize("function", ["scaled_dot_product_attention", "attention"])
+def test_derivatives_that_do_not_exist_raise_and_are_never_zero(way, function):
+    q = make(2, 2, 5, 8) if way == "create_graph" else make(2, 2, 5, 8).detach()
+    with pytest.raises(attnd.Unimplemented, match="^attention has no .*derivative"):
+        SECOND_ORDER[way](lambda x: getattr(remote, function)(x, x, x), q)
+
+
+def test_vmap_agrees_with_pytorch_masks_and_gradients_included():
+    q, k, v = [make(3, 2, 5, 8) for _ in range(3)]
+    mask = torch.rand(3, 5, 5) < 0.7
+    got = torch.vmap(lambda q, k, v, m: remote.scaled_dot_product_attention(q, k, v, attn_mask=m))(q, k, v, mask)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None])
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.autograd.grad(got.sin().sum(), (q, k, v)),
+                               torch.autograd.grad(expected.sin().sum(), (q, k, v)), rtol=1e-3, atol=1e-4)
+
+
+def test_tensors_without_numbers_give_shapes_and_those_that_are_not_dense_are_refused():
+    shape = (2, 3, 5, 4)
+    assert remote.scaled_dot_product_attention(*[torch.empty(shape, device="meta")] * 3).shape == shape
+    parts = [torch.randn(2, 3, 4), torch.randn(2, 5, 4)]
+    ragged = torch.nested.nested_tensor([x.transpose(0, 1) for x in parts], layout=torch.jagged).transpose(1, 2)
+    for tensor in (ragged, torch.nested.nested_tensor(parts), torch.randn(2, 3, 4).to_sparse()):
+        for function in (remote.scaled_dot_product_attention, remote.attention):
+            with pytest.raises(attnd.InvalidArgument, match="^(query|q): expected a dense tensor.*got "):
+                function(tensor, tensor, tensor)
+
+
 def test_checkpointing_replays_dropout():
     from torch.utils.checkpoint import checkpoint
     block, x = Block(), torch.randn(2, 11, 32, requires_grad=True)
@@ -282,6 +335,8 @@ def test_autocast_computes_in_its_type():
     assert ours.dtype == theirs.dtype == torch.bfloat16
     ours.float().sum().backward()
     assert q.grad.dtype == torch.float32
+    with torch.autocast(DEVICE, torch.bfloat16):  # a projection's type beside a norm's
+        assert remote.attention(q.bfloat16(), k, v, bias=torch.zeros(9, 9)).dtype == torch.bfloat16
 
 
 def test_threads_run_forward_and_backward_at_the_same_time():
@@ -363,18 +418,18 @@ def test_wrong_options_of_attention_are_named(options, field):
 @pytest.mark.parametrize("arguments, field", [
     ((torch.zeros(4), torch.zeros(2, 4), torch.zeros(2, 4)), "query"),
     ((5, Z, Z), "query"), ((Z, Z, Z, 5), "attn_mask"), ((Z, Z, Z, None, "x"), "dropout_p"),
-    ((Z, Z, Z, None, 0.0, "x"), "is_causal"), ((Z, Z, Z.half()), "v"), ((Z, Z, Z, torch.ones(3, 3).int()), "bias"),
-    ((torch.zeros(2, 4, dtype=torch.float64),) * 3, "q"),
+    ((Z, Z, Z, None, 0.0, "x"), "is_causal"), ((Z, Z, Z.half()), "value"), ((Z, Z, Z, torch.ones(3, 3).int()), "attn_mask"),
+    ((torch.zeros(2, 4, dtype=torch.float64),) * 3, "query"), ((torch.zeros(2, 300),) * 3, "query"),
     ((torch.zeros(1, 3, 2, 4), torch.zeros(1, 2, 2, 4), torch.zeros(1, 2, 2, 4)), "query, key, value"),
     ((torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(3, 2)), "attn_mask"),
     ((torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 2), 0.0, True), "attn_mask"),
     ((torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2, 4), None, 1.5), "dropout_p"),
-    ((torch.zeros(2, 4), torch.zeros(2, 5), torch.zeros(2, 4)), "k"),
+    ((torch.zeros(2, 4), torch.zeros(2, 5), torch.zeros(2, 4)), "key"),
 ])
 def test_wrong_arguments_are_named(arguments, field):
     with pytest.raises(RuntimeError) as caught:  # PyTorch's own kind of error
         remote.scaled_dot_product_attention(*arguments)
-    assert caught.value.field == field
+    assert caught.value.field == field and str(caught.value).startswith(f"{field}: expected ")
 
 
 def test_without_a_connection_it_says_how_to_connect():

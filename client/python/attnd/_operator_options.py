@@ -8,8 +8,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 import torch
 from torch import Tensor
 
+from torch.autograd import forward_ad
+
 from . import _checks
-from .errors import wrong, wrong_type
+from .errors import Unimplemented, wrong, wrong_type
 
 Numbers = Union[Tensor, Sequence[float], Sequence[Sequence[float]]]
 
@@ -72,6 +74,9 @@ def _constant(text: str) -> Any:
 def check_tensor(name: str, tensor: object) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise wrong_type(name, "a torch.Tensor", tensor)
+    if tensor.is_nested or tensor.layout != torch.strided:
+        raise wrong(name, "a dense tensor; of sequences of several lengths attnd.torch.attention with cu_seqlens",
+                    "a nested one" if tensor.is_nested else f"one of {tensor.layout}")
     return tensor
 
 
@@ -86,6 +91,20 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask:
             raise wrong(name, f"a tensor on q's device, {q.device}", f"one on {tensor.device}")
     if mask is not None and check_tensor("mask", mask).dtype != torch.bool:
         raise wrong("mask", "a bool tensor (True = attend); floats belong into bias", f"one of {mask.dtype}")
+
+
+def check_transforms(*tensors: object) -> None:
+    """Refuses what the operators cannot differentiate, and would give zeros or torch's own riddles for."""
+    if torch.compiler.is_compiling():
+        return
+    stack = torch._C._functorch.peek_interpreter_stack()
+    if stack is not None and stack.key() == torch._C._functorch.TransformType.Grad:
+        raise Unimplemented("attention has no derivative within torch.func.grad, vjp and jacrev: use torch.autograd.grad "
+                            "or backward(), around torch.func.vmap if need be", field="attention")
+    dual: Any = forward_ad.unpack_dual
+    if forward_ad._current_level >= 0 and any(isinstance(t, Tensor) and dual(t).tangent is not None for t in tensors):
+        raise Unimplemented("attention has no forward-mode derivative (jvp, jacfwd): use torch.autograd.grad or backward()",
+                            field="attention")
 
 
 def check_precision(precision: Optional[str]) -> Optional[str]:

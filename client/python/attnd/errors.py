@@ -135,6 +135,15 @@ def from_status(code: int, message: str, *, reason: str = "", metadata: Optional
     return kind(message or kind.code, reason=reason, metadata=metadata, retry_after=retry_after)
 
 
+def reworded(error: InvalidArgument, names: Mapping[str, str]) -> InvalidArgument:
+    """The error in the words of a function that has other names for these arguments."""
+    told = re.compile(rf"\b({'|'.join(names)})\b")
+    said = {key: error.metadata[key] if key == "got" else told.sub(lambda found: names[found[0]], error.metadata[key])
+            for key in ("field", "expected", "got")}
+    return type(error)(f"{said['field']}: expected {said['expected']}, got {said['got']}", reason=error.reason,
+                       metadata={**error.metadata, **said})
+
+
 def wrong(field: str, expected: object, got: object) -> InvalidArgument:
     """The exception for an argument with a wrong value."""
     return InvalidArgument(f"{field}: expected {expected}, got {got}", reason="INVALID_ARGUMENT", field=field,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 import threading
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -23,7 +22,7 @@ from . import _checks
 from ._problem import resolve
 from .client import Client
 from .client import connect as _connect
-from .errors import InvalidArgument, Unavailable, wrong, wrong_type
+from .errors import InvalidArgument, Unavailable, reworded, wrong, wrong_type
 
 __all__ = ["check", "connect", "dot_product_attention"]
 
@@ -119,11 +118,7 @@ def _check(statics: _Statics, *arrays: Any) -> None:
     try:
         resolve(q, k, v, bias=bias, mask=mask, **statics.options())
     except InvalidArgument as error:
-        said = {key: re.sub(r"\b[qkv]\b|^window", lambda found: _NAMES[found[0]], text)
-                for key, text in error.metadata.items() if key != "got"}
-        got = error.metadata["got"]
-        raise type(error)(f"{said['field']}: expected {said['expected']}, got {got}", reason=error.reason,
-                          metadata={**said, "got": got}) from None
+        raise reworded(error, _NAMES) from None
 
 
 class _Statics(NamedTuple):

@@ -27,14 +27,14 @@ from torch import Tensor
 from . import _checks
 from ._arrays import Tensor as Bits
 from ._masks import Pattern, recognise
-from ._operator_options import (ELEMENTS, LAYOUTS, Numbers, Words, check_precision, check_tensor, check_tensors, diagonal,
-                                layout_of, numbers, seed_tensor, unpack, wire_type)
+from ._operator_options import (ELEMENTS, LAYOUTS, Numbers, Words, check_precision, check_tensor, check_tensors,
+                                check_transforms, diagonal, layout_of, numbers, seed_tensor, unpack, wire_type)
 from ._problem import resolve_window
 from ._residual import Residual
 from ._transfer import Transfer, empty, send
 from .client import Client
 from .client import connect as _connect
-from .errors import Unavailable, wrong, wrong_type
+from .errors import InvalidArgument, Unavailable, Unimplemented, reworded, wrong, wrong_type
 
 __all__ = ["attention", "client", "connect", "disconnect", "replace", "scaled_dot_product_attention"]
 
@@ -102,10 +102,16 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         mask, bias = (shaped, None) if attn_mask.dtype == torch.bool else (None, shaped)
     if dropout_p == 1 or 0 in (*q.shape[:3], k.shape[2], v.shape[3]):
         return _zeros((*lead, query.shape[-2], value.shape[-1]), q, k, v, bias)
-    out = attention(q, k, v, causal="top_left" if is_causal else None, mask=mask, bias=bias, scale=scale,
-                    dropout_p=dropout_p, server=server)
+    try:
+        out = attention(q, k, v, causal="top_left" if is_causal else None, mask=mask, bias=bias, scale=scale,
+                        dropout_p=dropout_p, server=server)
+    except InvalidArgument as error:
+        raise reworded(error, _NAMES) from None
     assert isinstance(out, Tensor)
     return out.reshape(*lead, query.shape[-2], value.shape[-1])
+
+
+_NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask"}
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
@@ -125,7 +131,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
     None: drawn from torch's generator when dropout_p > 0. sink, kv_lengths, cu_seqlens_q, cu_seqlens_k, alibi_slopes and
     several offsets in align are tensors or lists. Returns out, or (out, lse) with lse float32 [batch, q_heads, q_len].
     """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_tensor(name, tensor)
+    q, k, v, bias = _autocast(q, k, v, bias)
     check_tensors(q, k, v, bias, mask)
+    check_transforms(q, k, v, bias, sink)
     if layout is None:
         layout = "bhld" if cu_seqlens_q is None else "thd"
     _checks.word("layout", layout, LAYOUTS, '"bhld" or "blhd", with cu_seqlens "thd" or "htd"')
@@ -219,7 +229,7 @@ def _zeros(shape: Sequence[int], *inputs: Optional[Tensor]) -> Tensor:
 def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor]
               ) -> Tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
     device = query.device.type
-    if not torch.is_autocast_enabled(device):
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return query, key, value, mask
     to = torch.get_autocast_dtype(device)
     if mask is not None and mask.is_floating_point():
@@ -373,7 +383,13 @@ def _differentiate(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor], _: 
             *(None,) * 10)
 
 
+def _differentiate_twice(ctx: Any, *gradients: Optional[Tensor]) -> None:
+    raise Unimplemented("attention has no second derivative (create_graph=True): its gradients are constants to autograd",
+                        field="attention")
+
+
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
+_backward.register_autograd(_differentiate_twice)
 
 
 class _Inputs(NamedTuple):
