@@ -148,11 +148,13 @@ class EventThreads::Pool {
     return busy;
   }
 
+  // What has no pause without a transfer are small calls, which more threads than half only delay.
   void JoinOne() {
     needed_at_ = NowNanoseconds();
-    if (driving_ == most_) return;
+    const int enough = (most_ + 1) / 2;
+    if (driving_ >= enough) return;
     absl::MutexLock lock(&mutex_);
-    if (driving_ < most_) ++driving_;
+    if (driving_ < enough) ++driving_;
   }
 
   void LeaveIfNotNeeded(int index) {
