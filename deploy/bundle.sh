@@ -18,6 +18,11 @@ programs=(bazel-bin/server/attnd bazel-bin/client/attnctl)
 glibc='^(ld-linux-x86-64|libc|libm|libdl|libpthread|librt|libresolv|linux-vdso)\.so'
 limit_mb=80
 
+# A folder that is not an earlier bundle may be anything, a home for example.
+if [ -e "$output" ] && [ ! -x "$output/attnd" ] && [ -n "$(ls -A "$output")" ]; then
+  echo "bundle.sh: $output is there, and no bundle; name another folder" >&2
+  exit 1
+fi
 rm -rf "$output"
 mkdir -p "$output/lib"
 for program in "${programs[@]}"; do

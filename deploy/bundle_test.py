@@ -49,6 +49,15 @@ def test_programs_start_with_nothing_installed(empty_root):
         assert "0.1.0 (" in done.stdout
 
 
+def test_replaces_no_folder_but_an_earlier_bundle(tmp_path):
+    """What lies in a folder that somebody names by mistake stays there."""
+    (tmp_path / "letters").write_text("dear")
+    done = subprocess.run(["deploy/bundle.sh", "--output", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "name another folder" in done.stderr
+    assert (tmp_path / "letters").read_text() == "dear"
+
+
 def test_a_missing_library_is_noticed(empty_root):
     """What the test above rests on: the programs do load the bundle's libraries."""
     library = glob.glob(str(empty_root / "bundle/lib/libgrpc++.so*"))[0]

@@ -1,6 +1,7 @@
 // The binary itself, against a fake server: what it prints and its exit codes.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -52,6 +53,13 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   EXPECT_EQ(RunAttnctl("-o yaml info").exit_code, 2);
   EXPECT_EQ(RunAttnctl("bench --shape 1,2").exit_code, 2);
   EXPECT_EQ(RunAttnctl("bench --dtype int8").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("bench --concurrency-range 2:1").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("bench --export table.txt").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("--address , info").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("top --metrics https://127.0.0.1:1/").exit_code, 2);
+  Outcome timeout = RunAttnctl("--timeout 0 info");
+  EXPECT_EQ(timeout.exit_code, 2);
+  EXPECT_LT(timeout.output.size(), 200) << timeout.output;
   for (const char* command : {"info", "health", "check", "bench"}) {
     Outcome outcome = RunAttnctl(absl::StrCat("--address 127.0.0.1:1 ", command));
     EXPECT_EQ(outcome.exit_code, 3) << outcome.output;
@@ -88,6 +96,15 @@ TEST(Attnctl, BenchesWithItsEnvironmentInTheJson) {
   EXPECT_GT(json["rows"][0]["latency_seconds"]["p50"], 0);
 }
 
+TEST(Attnctl, PrintsJsonWhateverBytesANameHolds) {
+  const std::string path = absl::StrCat("/tmp/attnctl_test_", getpid(), "_\xff");  // at most 107
+  FakeServer server(absl::StrCat("unix:", path));
+  Outcome outcome = RunAttnctl(absl::StrCat("-o json --address 'unix:", path, "' info"));
+  auto json = nlohmann::json::parse(outcome.output, nullptr, /*allow_exceptions=*/false);
+  ASSERT_FALSE(json.is_discarded()) << outcome.output;
+  EXPECT_EQ(json[0]["version"], "fake");
+}
+
 TEST(Attnctl, CompletesItsCommandsInBash) {
   std::string path = absl::StrCat(testing::TempDir(), "/completion.bash");
   Outcome script = RunAttnctl("completion bash");
@@ -107,6 +124,11 @@ TEST(Attnctl, CompletesItsCommandsInBash) {
   EXPECT_EQ(completed("bench --conc"), "--concurrency-range\n");
   EXPECT_EQ(completed("-o js"), "json\n");
   EXPECT_TRUE(absl::StrContains(completed("check --"), "--max-size"));
+  EXPECT_EQ(completed("bench --dtype b"), "bfloat16\n");
+  EXPECT_EQ(completed("bench --layout packed_t"), "packed_thd\n");
+  EXPECT_EQ(completed("bench w"), "wire\n");
+  EXPECT_EQ(completed("bench wire --small"), "--small-calls\n");
+  EXPECT_EQ(completed("completion b"), "bash\n");
 }
 
 }  // namespace

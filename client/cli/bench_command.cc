@@ -2,14 +2,15 @@
 
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "client/cli/bench_report.h"
+#include "client/cli/json_text.h"
 #include "client/cli/load_generator.h"
 #include "client/cli/problem_flags.h"
 #include "client/cli/progress_bar.h"
@@ -110,8 +111,7 @@ absl::StatusOr<std::vector<Load>> MakeLoads(const BenchFlags& flags) {
 }
 
 absl::StatusOr<BenchReport> Measure(Session& session, const BenchFlags& flags,
-                                    const Problem& problem) {
-  ASSIGN_OR_RETURN(std::vector<Load> loads, MakeLoads(flags));
+                                    const Problem& problem, const std::vector<Load>& loads) {
   ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
   ASSIGN_OR_RETURN(ServerInfo server, client->GetServerInfo());
   BenchReport report(problem, server);
@@ -128,14 +128,13 @@ absl::StatusOr<BenchReport> Measure(Session& session, const BenchFlags& flags,
 
 void RunBench(Session& session, const BenchFlags& flags) {
   absl::StatusOr<Problem> problem = MakeProblem(flags);
-  if (!problem.ok()) {
-    session.Fail(problem.status());
-    return session.Exit(kExitUsage);
-  }
-  absl::StatusOr<BenchReport> report = Measure(session, flags, *problem);
+  if (!problem.ok()) return session.FailUsage(problem.status());
+  absl::StatusOr<std::vector<Load>> loads = MakeLoads(flags);
+  if (!loads.ok()) return session.FailUsage(loads.status());
+  absl::StatusOr<BenchReport> report = Measure(session, flags, *problem, *loads);
   if (!report.ok()) return session.Fail(report.status());
   if (session.json()) {
-    std::cout << report->ToJson().dump(2) << "\n";
+    std::cout << JsonText(report->ToJson()) << "\n";
   } else {
     report->PrintTable(std::cout, session.color());
   }
@@ -148,10 +147,17 @@ void AddShapeFlags(CLI::App& command, BenchFlags& flags) {
   command.add_option("--kv-heads", flags.kv_heads, "heads of K and V (as many as query heads)");
   command.add_option("--kv-len", flags.kv_len, "length of K and V (the query length)");
   command.add_option("--v-head-dim", flags.v_head_dim, "head dimension of V (that of Q)");
-  command.add_option("--dtype", flags.dtype, "float16, bfloat16 or float32")->capture_default_str();
+  command.add_option("--dtype", flags.dtype, "of q, k and v")
+      ->type_name("{float16,bfloat16,float32}")
+      ->capture_default_str();
   command.add_option("--direction", flags.direction, "fwd, bwd or both")
       ->check(CLI::IsMember({"fwd", "bwd", "both"}))
       ->capture_default_str();
+}
+
+std::string CheckExportPath(const std::string& path) {
+  if (absl::EndsWith(path, ".json") || absl::EndsWith(path, ".csv")) return "";
+  return absl::StrCat("expected a name that ends in .json or .csv, got ", path);
 }
 
 void AddLoadFlags(CLI::App& command, BenchFlags& flags) {
@@ -162,7 +168,7 @@ void AddLoadFlags(CLI::App& command, BenchFlags& flags) {
   command
       .add_option("--request-rate", flags.request_rate,
                   "calls a second of an open loop, instead of a closed one")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(0.001, 1e6));
   command.add_option("--request-distribution", flags.distribution, "poisson or constant arrivals")
       ->check(CLI::IsMember({"poisson", "constant"}))
       ->capture_default_str();
@@ -172,12 +178,13 @@ void AddLoadFlags(CLI::App& command, BenchFlags& flags) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   command.add_option("--duration", flags.duration_seconds, "seconds to measure, at each load")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
   command.add_option("--warmup", flags.warmup_seconds, "seconds before that")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
-  command.add_option("--export", flags.export_path, "write a .json or .csv file too");
+  command.add_option("--export", flags.export_path, "write a .json or .csv file too")
+      ->check(&CheckExportPath, "FILE");
 }
 
 }  // namespace

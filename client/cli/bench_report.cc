@@ -12,6 +12,7 @@
 #include "attention/problem_text.h"
 #include "base/cpu_quota.h"
 #include "base/version.h"
+#include "client/cli/json_text.h"
 #include "client/cli/table.h"
 
 namespace attnd {
@@ -178,7 +179,7 @@ std::string BenchReport::ToCsv() const {
 
 absl::Status BenchReport::Write(const std::string& path) const {
   std::ofstream file(path);
-  file << (absl::EndsWith(path, ".csv") ? ToCsv() : ToJson().dump(2) + "\n");
+  file << (absl::EndsWith(path, ".csv") ? ToCsv() : JsonText(ToJson()) + "\n");
   file.close();
   if (file.fail()) return absl::NotFoundError(absl::StrCat("--export: cannot write ", path));
   return absl::OkStatus();

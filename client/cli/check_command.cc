@@ -5,7 +5,6 @@
 #include <iostream>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "CLI/CLI.hpp"
@@ -14,6 +13,7 @@
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "base/cpu_quota.h"
+#include "client/cli/json_text.h"
 #include "client/cli/numeric_check.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
@@ -132,7 +132,7 @@ void RunCheck(Session& session, const CheckFlags& flags) {
     for (const std::string& name : FeaturesOf(c.problem)) groups[name].Add(c);
   }
   if (session.json()) {
-    std::cout << ToJson(groups, cases).dump(2) << "\n";
+    std::cout << JsonText(ToJson(groups, cases)) << "\n";
   } else {
     PrintTable(groups, session.color());
     std::cout << "forward, backward: the largest error in units of what rounding explains "

@@ -20,11 +20,9 @@ struct Url {
   std::string host, port, path;
 };
 
-absl::StatusOr<Url> ParseUrl(const std::string& text) {
+Url ParseUrl(const std::string& text) {
   absl::string_view rest = text;
-  if (!absl::ConsumePrefix(&rest, "http://") && absl::StrContains(rest, "://")) {
-    return absl::InvalidArgumentError(absl::StrCat("--metrics: expected http://, got ", text));
-  }
+  absl::ConsumePrefix(&rest, "http://");
   size_t slash = rest.find('/');
   absl::string_view authority = rest.substr(0, slash);
   size_t colon = authority.rfind(':');
@@ -89,8 +87,13 @@ class Socket {
 
 }  // namespace
 
+std::string CheckMetricsUrl(const std::string& url) {
+  if (absl::StartsWith(url, "http://") || !absl::StrContains(url, "://")) return "";
+  return absl::StrCat("expected http://HOST:PORT/PATH, got ", url);
+}
+
 absl::StatusOr<std::string> FetchMetrics(const std::string& text, absl::Duration timeout) {
-  ASSIGN_OR_RETURN(Url url, ParseUrl(text));
+  const Url url = ParseUrl(text);
   ASSIGN_OR_RETURN(Socket socket, Socket::Connect(url, timeout));
   // HTTP/1.0: no chunks, and the end of the answer is the end of the connection.
   std::string answer;

@@ -1,10 +1,10 @@
 #include "client/cli/info_command.h"
 
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/json_text.h"
 #include "client/cli/table.h"
 
 namespace attnd {
@@ -67,7 +67,7 @@ void RunInfo(Session& session) {
       PrintText(*info, health, session.color());
     }
   }
-  if (session.json()) std::cout << all.dump(2) << "\n";
+  if (session.json()) std::cout << JsonText(all) << "\n";
 }
 
 void RunHealth(Session& session) {
@@ -86,7 +86,7 @@ void RunHealth(Session& session) {
     all.push_back({{"address", address}, {"serving", serving}});
     if (!session.json()) std::cout << address << (serving ? " SERVING\n" : " NOT_SERVING\n");
   }
-  if (session.json()) std::cout << all.dump(2) << "\n";
+  if (session.json()) std::cout << JsonText(all) << "\n";
 }
 
 }  // namespace

@@ -42,6 +42,9 @@ class MetricsText {
 double QuantileBetween(const std::map<double, double>& before, const std::map<double, double>& now,
                        double q);
 
+// What is wrong with the URL, empty if nothing: as CLI11 wants it.
+std::string CheckMetricsUrl(const std::string& url);
+
 // GET of "http://host:port/path". UNAVAILABLE when nobody answers; at most 16 MiB.
 absl::StatusOr<std::string> FetchMetrics(const std::string& url, absl::Duration timeout);
 

@@ -139,8 +139,13 @@ attnd_stream_busy_seconds_total{gpu="gpu0",role="compute"} 1.5
 TEST(FetchMetrics, SaysWhoDoesNotAnswer) {
   EXPECT_EQ(FetchMetrics("http://127.0.0.1:1/metrics", absl::Seconds(1)).status(),
             absl::UnavailableError("--metrics: nobody answers at 127.0.0.1:1"));
-  EXPECT_EQ(FetchMetrics("https://127.0.0.1:1/metrics", absl::Seconds(1)).status().code(),
-            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(CheckMetricsUrl, TakesHttpAlone) {
+  EXPECT_EQ(CheckMetricsUrl("http://127.0.0.1:9464/metrics"), "");
+  EXPECT_EQ(CheckMetricsUrl("gpu7:9464"), "");
+  EXPECT_EQ(CheckMetricsUrl("https://gpu7:9464"),
+            "expected http://HOST:PORT/PATH, got https://gpu7:9464");
 }
 
 }  // namespace

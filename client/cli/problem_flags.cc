@@ -14,21 +14,22 @@ namespace {
 
 struct Flag {
   const char* name;
+  const char* values;  // as CLI11 shows a type; completion offers what stands in braces
   const char* help;
 };
 
 constexpr Flag kFlags[] = {
-    {"layout", "bhld, blhd, packed_thd or packed_htd (bhld)"},
-    {"scale", "factor of Q·Kᵀ (1/sqrt(head dim))"},
-    {"softcap", "c of c·tanh(S/c); 0: none (0)"},
-    {"causal", "top_left or bottom_right (none)"},
-    {"align", "top_left, bottom_right or an offset; for a window or ALiBi (none)"},
-    {"window", "keys before and after, as LEFT,RIGHT; -1: unbounded (none)"},
-    {"dropout", "probability (0)"},
-    {"dropout-seed", "seed of dropout (0)"},
-    {"dropout-offset", "offset of dropout's generator (0)"},
-    {"denominator", "softmax or zero_rest (softmax)"},
-    {"accumulate", "f32, or f16 where the engine has it (f32)"},
+    {"layout", "{bhld,blhd,packed_thd,packed_htd}", "order of the dimensions (bhld)"},
+    {"scale", "FLOAT", "factor of Q·Kᵀ (1/sqrt(head dim))"},
+    {"softcap", "FLOAT", "c of c·tanh(S/c); 0: none (0)"},
+    {"causal", "{top_left,bottom_right}", "where the diagonal begins (none)"},
+    {"align", "{top_left,bottom_right} or INT", "the same for a window or ALiBi (none)"},
+    {"window", "LEFT,RIGHT", "keys before and after; -1: unbounded (none)"},
+    {"dropout", "FLOAT", "probability (0)"},
+    {"dropout-seed", "UINT", "seed of dropout (0)"},
+    {"dropout-offset", "UINT", "offset of dropout's generator (0)"},
+    {"denominator", "{softmax,zero_rest}", "what P is divided by (softmax)"},
+    {"accumulate", "{f32,f16}", "f16 where the engine has it (f32)"},
 };
 
 absl::Status Wrong(const std::string& name, absl::string_view expected, const std::string& got) {
@@ -120,7 +121,7 @@ void ProblemFlags::AddTo(CLI::App& command) {
     std::string name = flag.name;
     CLI::Option* option = command.add_option_function<std::string>(
         "--" + name, [this, name](const std::string& value) { values_[name] = value; }, flag.help);
-    option->group("Problem");
+    option->group("Problem")->type_name(flag.values);
     // "--causal" alone means the diagonal that starts at the first key.
     if (name == "causal") option->expected(0, 1)->default_str("top_left");
   }
@@ -128,6 +129,7 @@ void ProblemFlags::AddTo(CLI::App& command) {
 
 absl::Status ProblemFlags::Merge(const std::map<std::string, std::string>& metadata) {
   for (const auto& [name, value] : metadata) {
+    if (name == "format") continue;  // "pt", "np", ...: what the file's writer calls itself
     bool known = false;
     for (const Flag& flag : kFlags) known |= flag.name == name;
     if (!known) return Wrong(name, "the name of a problem flag in the file's metadata", name);

@@ -83,6 +83,7 @@ TEST(ProblemFlags, NamesTheFlagThatIsWrong) {
             "layout: expected bhld, blhd, packed_thd or packed_htd, got bhdl");
   EXPECT_EQ(Parsed({}, {{"causl", "x"}}).status().message(),
             "causl: expected the name of a problem flag in the file's metadata, got causl");
+  EXPECT_TRUE(Parsed({}, {{"format", "pt"}}).ok()) << "what PyTorch's writers put there";
 }
 
 }  // namespace

@@ -3,12 +3,12 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "attention/problem_text.h"
 #include "base/status_macros.h"
+#include "client/cli/json_text.h"
 #include "client/cli/problem_flags.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
@@ -44,7 +44,7 @@ void PrintSummary(const Session& session, const TensorJob& job, const std::strin
                                   {"shards", r.shards},
                                   {"seconds", absl::ToDoubleSeconds(r.elapsed)}};
     for (const auto& [name, tensor] : job.Results()) out["tensors"][name] = tensor.shape;
-    std::cout << out.dump(2) << "\n";
+    std::cout << JsonText(out) << "\n";
     return;
   }
   std::cout << ProblemText(job.problem()) << "\n" << path << ":";

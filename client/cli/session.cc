@@ -15,23 +15,40 @@
 #include "base/status_macros.h"
 
 namespace attnd {
+namespace {
+
+// no-color.org: set and not empty means none. A dumb terminal knows no escapes.
+bool WantsColor() {
+  const char* no_color = std::getenv("NO_COLOR");
+  const char* terminal = std::getenv("TERM");
+  return (no_color == nullptr || *no_color == '\0') &&
+         (terminal == nullptr || absl::string_view(terminal) != "dumb");
+}
+
+std::string CheckAddresses(const std::string& addresses) {
+  const std::vector<std::string> each = absl::StrSplit(addresses, ',', absl::SkipEmpty());
+  return each.empty() ? "expected host:port or unix:path, got nothing" : "";
+}
+
+}  // namespace
 
 Session::Session(CLI::App& app)
-    : color_(isatty(STDOUT_FILENO) != 0 && std::getenv("NO_COLOR") == nullptr),
+    : color_(isatty(STDOUT_FILENO) != 0 && WantsColor()),
       shows_progress_(isatty(STDERR_FILENO) != 0) {
   app.add_option("-a,--address", addresses_,
                  "host:port or unix:path of the daemon; several, separated by commas, are replicas")
       ->envname("ATTND_ADDRESS")
+      ->check(&CheckAddresses)
       ->capture_default_str();
   app.add_option("-o,--output", output_, "table or json")
       ->check(CLI::IsMember({"table", "json"}))
       ->capture_default_str();
   app.add_option("--timeout", timeout_seconds_, "seconds that one call may take")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
   app.add_option("--hedge-after-ms", hedge_after_ms_,
                  "send a shard without an answer after this once more, to another replica; 0: off")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0.0, 86.4e6))
       ->capture_default_str();
   app.add_flag("--tls", tls_, "TLS with the system's certificate authorities");
   app.add_option("--tls-ca", ca_file_, "TLS with this authority (PEM file)");
@@ -44,7 +61,7 @@ Session::Session(CLI::App& app)
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--shard-bytes", shard_bytes_, "size that calls are cut to")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
 }
 
@@ -74,6 +91,11 @@ absl::StatusOr<ClientOptions> Session::MakeClientOptions() const {
 absl::StatusOr<std::unique_ptr<AttentionClient>> Session::Connect() {
   ASSIGN_OR_RETURN(ClientOptions options, MakeClientOptions());
   return AttentionClient::Connect(std::move(options));
+}
+
+void Session::FailUsage(const absl::Status& status) {
+  Fail(status);
+  Exit(kExitUsage);
 }
 
 void Session::Fail(const absl::Status& status) {

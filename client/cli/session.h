@@ -30,7 +30,8 @@ class Session {
   absl::StatusOr<ClientOptions> MakeClientOptions() const;
 
   bool json() const { return output_ == "json"; }
-  // Colours: standard output is a terminal and NO_COLOR is not set (no-color.org).
+  // Colours: standard output is a terminal, not a dumb one, and NO_COLOR is empty or not set
+  // (no-color.org).
   bool color() const { return color_; }
   // Progress bars: standard error is a terminal.
   bool shows_progress() const { return shows_progress_; }
@@ -39,6 +40,8 @@ class Session {
   void Exit(int code) { exit_code_ = code; }
   // Tells what failed on standard error and chooses the exit code.
   void Fail(const absl::Status& status);
+  // The same for flags that do not fit.
+  void FailUsage(const absl::Status& status);
 
  private:
   std::string addresses_ = "127.0.0.1:7070";

@@ -9,6 +9,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
+#include "client/cli/json_text.h"
 #include "client/cli/top_frame.h"
 
 namespace attnd {
@@ -39,7 +40,7 @@ void Redraw(const TopFrame& frame, const TopFlags& flags, bool color) {
 
 void Show(const TopFrame& frame, const TopFlags& flags, const Session& session, bool screen) {
   if (session.json()) {
-    std::cout << frame.ToJson().dump(flags.once ? 2 : -1) << std::endl;  // one line a frame
+    std::cout << JsonText(frame.ToJson(), flags.once ? 2 : -1) << std::endl;  // one line a frame
   } else if (screen) {
     Redraw(frame, flags, session.color());
   } else {
@@ -71,6 +72,7 @@ void AddTopCommand(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand("top", "Live view of a daemon from its metrics");
   command->add_option("--metrics", flags->url, "the daemon's metrics")
       ->envname("ATTND_METRICS")
+      ->check(&CheckMetricsUrl)
       ->capture_default_str();
   command->add_option("--interval", flags->interval_seconds, "seconds between frames")
       ->check(CLI::Range(0.05, 3600.0))

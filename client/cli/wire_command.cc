@@ -3,13 +3,14 @@
 #include <iostream>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "client/cli/json_text.h"
+#include "client/cli/metrics_text.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
 #include "client/cli/wire_bench.h"
@@ -114,7 +115,7 @@ absl::Status RunWire(Session& session, const WireFlags& flags) {
   if (session.json()) {
     nlohmann::ordered_json json = {{"rows", nlohmann::ordered_json::array()}};
     for (const WireRow& row : rows) json["rows"].push_back(ToJson(row));
-    std::cout << json.dump(2) << "\n";
+    std::cout << JsonText(json) << "\n";
   } else {
     Print(rows, std::cout, session.color());
   }
@@ -150,15 +151,16 @@ void AddWireCommand(CLI::App& bench, Session& session) {
   command->add_flag("--small-calls", flags->small_calls,
                     "4 KiB calls beside it, on a connection of their own");
   command->add_option("--duration", flags->duration_seconds, "seconds to measure, for each row")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
   command->add_option("--warmup", flags->warmup_seconds, "seconds before that")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
   command
       ->add_option("--metrics", flags->metrics_url,
                    "the daemon's metrics, for its CPU time and copies")
-      ->envname("ATTND_METRICS");
+      ->envname("ATTND_METRICS")
+      ->check(&CheckMetricsUrl);
   command->footer(
       "CPU seconds are for 1e9 bytes up and down together, at each end. echo needs one key and "
       "hardly\nany attention; forward and backward count the engine, unless the daemon has none "
