@@ -320,7 +320,8 @@ class AttentionClient::Impl {
     return limits_.OfAll(
         connections_->address_count(), [&](int address) -> absl::StatusOr<ServerLimits> {
           CallOptions probe{.timeout = std::min(deadline - clock_->Now(), absl::Seconds(2)),
-                            .stop = options.stop};
+                            .stop = options.stop,
+                            .look_around = options.look_around};
           ASSIGN_OR_RETURN(ServerInfo info, GetServerInfo(address, probe));
           bool streams = absl::c_linear_search(info.features, "stream");
           return ServerLimits{.max_message_bytes = info.max_message_bytes, .streams = streams};

@@ -12,6 +12,8 @@ import pytest
 from conftest import Daemon
 
 import attnd
+from attnd._call import Call
+from attnd.errors import from_status
 
 
 def tensors(rng, *shape):
@@ -140,6 +142,23 @@ def test_what_is_no_daemon_gives_one_sentence_in_time(native_library, rng, peer,
             thread.join()
 
 
+@pytest.mark.parametrize("code, message, reason, says", [
+    (12, "", "", "another program, or an attnd of another version than this client's"),
+    (3, "problem.field_99: expected a field of attnd.v1.Problem that this server knows, got number 99", "UNKNOWN_FIELD",
+     "is an older attnd than this client .* install the wheel of its version"),
+])
+def test_server_of_another_version_is_told_from_a_wrong_argument(client, rng, monkeypatch, code, message, reason, says):
+    given = tensors(rng)
+
+    def answer(*_):
+        raise from_status(code, message, reason=reason, metadata={"field": "problem.field_99"} if reason else None)
+
+    monkeypatch.setattr(Call, "run", answer)
+    with pytest.raises(attnd.Unimplemented, match=says) as caught:
+        client.forward(*given)
+    assert caught.value.reason == (reason or "UNKNOWN_CALL") and client.addresses[0] in str(caught.value)
+
+
 def test_nothing_is_written_to_standard_error(daemon):
     program = """
 import sys, numpy as np, attnd
@@ -232,6 +251,15 @@ def test_progress_is_told_in_any_thread_and_at_the_end(client, rng):
     other.start()
     other.join(60)
     assert len(told) == 2 and all(seen[-1].shards_done == seen[-1].shards_total > 0 for seen in told.values())
+
+
+def test_large_call_looks_around_while_it_asks_servers_for_their_limits(native_library, rng):
+    """Which a call does before its first shard, for as long as nobody answers; Ctrl-C and progress wait no longer."""
+    told = []
+    with attnd.connect("127.0.0.1:1", timeout=1, wait_for_ready=True) as client:
+        with pytest.raises(attnd.DeadlineExceeded):
+            client.forward(*tensors(rng, 4, 8, 512, 64), progress=told.append)
+    assert len(told) >= 4  # of some twenty; none when the question is waited for in one go
 
 
 def test_exception_in_progress_function_cancels_the_call(client, rng):

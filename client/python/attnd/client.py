@@ -241,8 +241,13 @@ class Client:
             return Unauthenticated(f"{where} lets nobody in without a token that it knows: {error}; give one by "
                                    "connect(token=...)", reason=error.reason, metadata=error.metadata)
         if isinstance(error, Unimplemented) and not error.reason:
-            return Unimplemented(f"the server at {where} does not know this call: it is another program, or an older "
-                                 f"attnd than this client ({error})", reason="UNKNOWN_CALL")
+            return Unimplemented(f"the server at {where} does not know this call: it is another program, or an attnd of "
+                                 f"another version than this client's {_version()}, which should be its own ({error})",
+                                 reason="UNKNOWN_CALL")
+        if error.reason == "UNKNOWN_FIELD":
+            return Unimplemented(f"the server at {where} is an older attnd than this client ({_version()}) and cannot do "
+                                 f"what was asked: update it, or install the wheel of its version ({error})",
+                                 reason=error.reason, metadata=error.metadata)
         return error
 
     def _may_fall_back(self, error: AttndError) -> None:
@@ -366,6 +371,11 @@ def _overlap(one: Array, other: Array) -> bool:
 
 def _present(*arrays: Optional[Array]) -> List[Array]:
     return [array for array in arrays if array is not None]
+
+
+def _version() -> str:
+    from . import __version__
+    return __version__
 
 
 def _addresses(address: Union[str, Sequence[str]]) -> List[str]:
