@@ -2,7 +2,6 @@
 import os
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -67,10 +66,10 @@ def test_program_prints_and_plots_the_curves(tmp_path):
 
 
 def test_a_gpus_daemon_is_trained_with_beside_the_cpus_where_there_is_one(monkeypatch):
-    assert [engine.backend for engine in train_gpt.engines(SERVER, None, None)][:1] == ["cpu"]
-    found = types.SimpleNamespace(devices=[types.SimpleNamespace(backend="cuda")])
-    monkeypatch.setattr(attnd.Client, "info", lambda self: found)
-    assert [engine[1:] for engine in train_gpt.engines(SERVER, None, None)] == [("cpu", None), ("cuda", "f16")]
+    assert train_gpt.starts(SERVER, "cpu") and not train_gpt.starts(SERVER, "none of attnd's")
+    for gpu, expected in ((False, [("cpu", None)]), (True, [("cpu", None), ("cuda", "f16")])):
+        monkeypatch.setattr(train_gpt, "starts", lambda program, backend, gpu=gpu: gpu and backend == "cuda")
+        assert [engine[1:] for engine in train_gpt.engines(SERVER, None, None)] == expected
     assert [engine[1:] for engine in train_gpt.engines(SERVER, "reference", "bf16")] == [("reference", "bf16")]
 
 

@@ -121,7 +121,7 @@ class Daemon:
         with open(os.path.join(self._folder.name, "log"), "a") as log:
             self._process = subprocess.Popen(
                 [self._program, "--listen", self.address, "--port_file", port_file, "--metrics_listen", "",
-                 "--backend", self._backend], stdout=log, stderr=log)
+                 "--drain_delay", "0", "--backend", self._backend], stdout=log, stderr=log)
         while not (os.path.exists(port_file) and open(port_file).read().endswith("\n")):
             if self._process.poll() is not None:
                 raise SystemExit("attnd did not start:\n" + open(os.path.join(self._folder.name, "log")).read())
@@ -161,6 +161,15 @@ def progress(name: str, steps: int):
     return at_step
 
 
+def starts(program: str, backend: str) -> bool:
+    """Whether attnd runs with this engine here; the cuda engine says no where there is no GPU for it."""
+    try:
+        Daemon(program, backend).stop()
+    except SystemExit:
+        return False
+    return True
+
+
 class Engine(NamedTuple):
     """Where attention is computed. No backend: in a daemon that runs already."""
 
@@ -171,14 +180,7 @@ class Engine(NamedTuple):
 
 def engines(program: str, backend: Optional[str], precision: Optional[str]) -> list:
     """The one that was chosen, else the CPU's, and a GPU's where attnd finds one."""
-    if backend is None:
-        daemon = Daemon(program)
-        with attnd.connect(daemon.address, wait_for_ready=True) as client:
-            found = client.info().devices[0].backend
-        daemon.stop()
-        backends = ["cpu"] if found != "cuda" else ["cpu", "cuda"]
-    else:
-        backends = [backend]
+    backends = [backend] if backend else ["cpu", "cuda"] if starts(program, "cuda") else ["cpu"]
     return [Engine(f"attnd, {name} engine", name, precision or ("f16" if name == "cuda" else None)) for name in backends]
 
 
