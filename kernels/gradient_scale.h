@@ -40,6 +40,13 @@ ATTN_HD int GradientExponent(const ProblemDesc& p, int batch, int kv_head) {
   return exponent < -100 ? -100 : exponent > 60 ? 60 : exponent;
 }
 
+// The upper half is the bfloat16: to nearest, ties to even; NaN stays NaN.
+ATTN_HD uint32_t BFloat16InUpperHalf(float value) {
+  const uint32_t bits = ptx::FloatBits(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff0000u;
+  return bits + 0x7fffu + (bits >> 16 & 1u);
+}
+
 // Multiplies by factor·2^exponent and rounds to the call's element type.
 class GradientWriter {
  public:
@@ -53,19 +60,13 @@ class GradientWriter {
     low = low * first_ * second_;
     high = high * first_ * second_;
     if (!is_bfloat16_) return ptx::PackRounded(low, high);
-    return RoundToBFloat16(low) >> 16 | (RoundToBFloat16(high) & 0xffff0000u);
+    return BFloat16InUpperHalf(low) >> 16 | (BFloat16InUpperHalf(high) & 0xffff0000u);
   }
 
  private:
   // One factor alone may lie beyond float32 where the product of both does not.
   ATTN_HD static int Clip(int exponent) {
     return exponent < -126 ? -126 : exponent > 126 ? 126 : exponent;
-  }
-  // The upper half is the result: to nearest, ties to even; NaN stays NaN.
-  ATTN_HD static uint32_t RoundToBFloat16(float value) {
-    const uint32_t bits = ptx::FloatBits(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff0000u;
-    return bits + 0x7fffu + (bits >> 16 & 1u);
   }
 
   float first_, second_;

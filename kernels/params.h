@@ -63,8 +63,14 @@ struct ProblemDesc {
   float dropout_scale;         // 256/(256 − threshold)
   uint32_t dropout_key_lo, dropout_key_hi, dropout_offset_lo;
   uint32_t dropout_head, dropout_batch;
-  // Backward only.
-  RowTensor d_o, d_q, d_k, d_v;
+  // Backward; of a kept bfloat16 forward where V and O go once more (kernels/sm70/keep_rows.h).
+  union {
+    RowTensor d_o, kept_o;
+  };
+  RowTensor d_q, d_k;
+  union {
+    RowTensor d_v, kept_v;
+  };
   // Workspace with the strides of lse, written by Delta: rowsum(dO∘O) − dlse, …
   float* delta;
   const float* d_lse;    // null: zero; strides of lse
@@ -77,8 +83,15 @@ struct ProblemDesc {
   float* d_sink;         // [batch, q_heads], or null
   int32_t batch_count;   // entries or sequences
   int64_t bias_rows, bias_columns;  // the bias's last two dimensions
-  // dQ, dK and dV leave in the call's element type, times these powers of two (0 in float16).
-  int32_t bfloat16_gradients, d_q_exponent, d_k_exponent, d_v_exponent;
+  // dQ, dK and dV leave in the call's element type, times these powers of two (0 in float16). What
+  // a kept bfloat16 forward was divided by, V in two scales.
+  int32_t bfloat16_gradients, d_q_exponent;
+  union {
+    int32_t d_k_exponent, v_exponent;
+  };
+  union {
+    int32_t d_v_exponent, kept_v_exponent;
+  };
   uint32_t* gradient_bounds;  // workspace, zeroed: see kernels/gradient_scale.h
   float* stabilizer;  // … lse in units of log2 less P's gain, ∞ where no key is visible, …
   float* dq_factor;   // … and the power of two of a row's dQ in fixed point
@@ -101,7 +114,7 @@ ATTN_HD constexpr int64_t DqSumFloats(int64_t q_len, int32_t tile_head_dim) {
 
 // What one block does. Forward: rows [tile·q_rows, +q_rows) of query head `head`. Backward: keys
 // [tile·kv_rows, +kv_rows) of KV head `head`. KeyBounds, Delta and dQ kernels: 64 rows of query
-// head `head`.
+// head `head`. KeepRows: 64 rows of O's or V's heads.
 struct TileWork {
   int32_t problem, batch, head, tile;
 };

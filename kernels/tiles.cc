@@ -19,6 +19,8 @@ const char* KindName(KernelKind kind) {
       return "sink_gradient";
     case KernelKind::kBiasGradient:
       return "bias_gradient";
+    case KernelKind::kKeepRows:
+      return "keep_rows";
   }
   return "unknown";
 }
@@ -73,7 +75,7 @@ std::vector<KernelRow> MakeRows() {
   std::vector<KernelRow> rows;
   for (int head_dim : {32, 64, 96, 128, 256}) AddForward(head_dim, rows);
   for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
-  for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta}) {
+  for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta, KernelKind::kKeepRows}) {
     rows.push_back({.kind = kind, .tile = {64, 0, 0, 1}});
   }
   for (KernelKind kind : {KernelKind::kSinkGradient, KernelKind::kBiasGradient}) {

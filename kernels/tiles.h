@@ -18,6 +18,7 @@ enum class KernelKind : unsigned char {
   kQueryGradient,  // dQ's pieces into place
   kSinkGradient,   // one block for each (problem, batch entry, query head)
   kBiasGradient,   // one block for each 16×16 numbers of the gradient
+  kKeepRows,       // after a kept bfloat16 forward: V and O in backward's scale
 };
 
 struct KernelRow {

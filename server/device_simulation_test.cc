@@ -307,11 +307,12 @@ TEST(DeviceSimulation, RunsBackwardsOnResidualsOfThousandsOfRandomSchedules) {
 
 // Of T bytes a tensor: 3 for a forward, 5 for a backward that brings everything, 1 for one on a
 // residual; descriptors and tiles are little beside them.
-TEST(DeviceSimulation, BringsOnlyTheOutputsGradientToTheGpuForABackwardOnAResidual) {
+void ExpectOneTensorOfFive(ElementType element) {
   FakeDriver fake;
   SimulatedServer server(fake, 1, 0.05);
   Random random(1);
   Problem p = SimulatedProblem(random);
+  p.element = element;
   p.batch = 1;
   p.q_heads = p.kv_heads = 4;
   p.q_len = p.kv_len = 512;
@@ -339,6 +340,13 @@ TEST(DeviceSimulation, BringsOnlyTheOutputsGradientToTheGpuForABackwardOnAResidu
   v1::BackwardRequest backward = MakeBackward(p, 1, reply);
   backward.clear_d_lse();
   EXPECT_NEAR(upload_of(DecodedRequest(backward, Direction::kBackward), whole), 5, 0.15);
+}
+
+TEST(DeviceSimulation, BringsOnlyTheOutputsGradientToTheGpuForABackwardOnAResidual) {
+  for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
+    SCOPED_TRACE(ElementName(element));
+    ExpectOneTensorOfFive(element);
+  }
 }
 
 TEST(DeviceSimulation, LosesOneGpuAndItsLeases) {

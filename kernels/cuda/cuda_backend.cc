@@ -101,17 +101,29 @@ std::vector<const Problem*> ProblemsOf(absl::Span<const Call* const> calls) {
 
 class CudaResidual final : public DeviceResidual {
  public:
-  CudaResidual(const KernelDevice& device, std::unique_ptr<DeviceMemory> memory)
-      : device_(device), memory_(std::move(memory)) {}
+  // `parts` are those of the forward that filled the memory.
+  CudaResidual(const KernelDevice& device, std::unique_ptr<DeviceMemory> memory,
+               absl::Span<const Part> parts)
+      : device_(device), memory_(std::move(memory)) {
+    for (const Part& part : parts) {
+      const Exponents& forward = part.exponents;
+      exponents_.push_back({.q = forward.q, .k = forward.k, .v = forward.kept_v});
+    }
+  }
   int64_t bytes() const override { return memory_->bytes(); }
   const DeviceMemory& MemoryOn(const KernelDevice& device) const {
     CHECK(&device == &device_) << "a residual of another device";
     return *memory_;
   }
+  void SetExponents(absl::Span<Part> parts) const {
+    CHECK(parts.size() == exponents_.size()) << "a residual of another problem";
+    for (size_t n = 0; n < parts.size(); ++n) parts[n].exponents = exponents_[n];
+  }
 
  private:
   const KernelDevice& device_;
   const std::unique_ptr<DeviceMemory> memory_;
+  std::vector<Exponents> exponents_;  // of backward's tensors, d_o's aside
 };
 
 std::vector<bool> IsHeld(const std::vector<const DeviceMemory*>& held) {
@@ -166,7 +178,7 @@ int64_t CudaBackend::DeviceBytes(const Problem& problem, Direction direction) co
 }
 
 int64_t CudaBackend::ResidualBytes(const Problem& problem) const {
-  return problem.element == ElementType::kFloat16 ? ResidualTensorBytes(problem) : 0;
+  return CanKeep(problem) ? ResidualTensorBytes(problem) : 0;
 }
 
 absl::StatusOr<LaunchReport> CudaBackend::Forward(absl::Span<const ForwardCall> calls) {
@@ -183,20 +195,19 @@ absl::StatusOr<LaunchReport> CudaBackend::Backward(absl::Span<const BackwardCall
 
 absl::StatusOr<DeviceTimes> CudaBackend::RunForward(const ForwardKernels& kernels,
                                                     absl::Span<const ForwardCall* const> calls) {
-  std::vector<std::unique_ptr<DeviceResidual>> kept(calls.size());
+  std::vector<std::unique_ptr<DeviceMemory>> kept(calls.size());
   Held held(calls.size(), nullptr);
   for (size_t n = 0; n < calls.size(); ++n) {
     const int64_t bytes = calls[n]->kept == nullptr ? 0 : ResidualBytes(*calls[n]->problem);
-    std::unique_ptr<DeviceMemory> memory = bytes == 0 ? nullptr : device_->Hold(bytes);
-    if (memory == nullptr) continue;
-    held[n] = memory.get();
-    kept[n] = std::make_unique<CudaResidual>(*device_, std::move(memory));
+    if (bytes > 0) kept[n] = device_->Hold(bytes);
+    held[n] = kept[n].get();
   }
   LaunchPlan plan = PlanForward(ProblemsOf(calls), kernels, IsHeld(held));
-  ASSIGN_OR_RETURN(const DeviceTimes times,
-                   Launch(std::move(plan), calls, held, Direction::kForward));
+  ASSIGN_OR_RETURN(const DeviceTimes times, Launch(plan, calls, held, Direction::kForward));
   for (size_t n = 0; n < calls.size(); ++n) {
-    if (kept[n] != nullptr) *calls[n]->kept = std::move(kept[n]);
+    if (kept[n] == nullptr) continue;
+    *calls[n]->kept =
+        std::make_unique<CudaResidual>(*device_, std::move(kept[n]), plan.PartsOfCall(n));
   }
   return times;
 }
@@ -209,11 +220,15 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunBackward(const BackwardKernels& kern
     held[n] = &static_cast<const CudaResidual*>(calls[n]->residual)->MemoryOn(*device_);
   }
   LaunchPlan plan = PlanBackward(ProblemsOf(calls), kernels, IsHeld(held));
-  return Launch(std::move(plan), calls, held, Direction::kBackward);
+  for (size_t n = 0; n < calls.size(); ++n) {
+    if (held[n] == nullptr) continue;
+    static_cast<const CudaResidual*>(calls[n]->residual)->SetExponents(plan.PartsOfCall(n));
+  }
+  return Launch(plan, calls, held, Direction::kBackward);
 }
 
 template <class Call>
-absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan plan,
+absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
                                                 absl::Span<const Call* const> calls,
                                                 const Held& held, Direction direction) {
   ASSIGN_OR_RETURN(std::unique_ptr<DeviceLaunch> launch,

@@ -12,8 +12,8 @@
 // that are ending.
 //
 // A kept forward has its tensors in memory of their own, which stays when the launch goes; a
-// backward on that residual reads them there. Only of float16 calls: a bfloat16 call's V and O lie
-// on the device in other powers of two than backward wants (transfer.h).
+// backward on that residual reads them there. A bfloat16 call's V and O lie on the device in other
+// powers of two than backward wants (transfer.h), so a last kernel puts them there in backward's.
 #pragma once
 
 #include <array>
@@ -56,7 +56,7 @@ class CudaBackend final : public Backend {
                                           absl::Span<const BackwardCall* const> calls);
   // One launch: calls of the same kernels.
   template <class Call>
-  absl::StatusOr<DeviceTimes> Launch(LaunchPlan plan, absl::Span<const Call* const> calls,
+  absl::StatusOr<DeviceTimes> Launch(LaunchPlan& plan, absl::Span<const Call* const> calls,
                                      const Held& held, Direction direction);
   template <class Call>
   absl::StatusOr<bool> RunSlices(DeviceLaunch& launch, const LaunchPlan& plan,

@@ -17,11 +17,6 @@ void AddParts(absl::Span<const Problem* const> problems, LaunchPlan& plan) {
   plan.first_part.push_back(plan.parts.size());
 }
 
-void AddTensors(const Problem& problem, RegionUse results, bool held, LaunchPlan& plan) {
-  ArenaLayout& own = plan.held.emplace_back();
-  plan.layouts.push_back(LayOutTensors(problem, results, held ? own : plan.arena));
-}
-
 size_t AddTiles(std::vector<TileWork> tiles, LaunchPlan& plan) {
   plan.tiles.push_back(std::move(tiles));
   return plan.tiles.size() - 1;
@@ -62,12 +57,16 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
   LaunchPlan plan;
   AddParts(problems, plan);
   for (size_t n = 0; n < problems.size(); ++n) {
-    AddTensors(*problems[n], RegionUse::kOutput, held[n], plan);
+    ArenaLayout& own = plan.held.emplace_back();
+    plan.layouts.push_back(held[n] ? LayOutKeptTensors(*problems[n], own, plan.arena)
+                                   : LayOutTensors(*problems[n], RegionUse::kOutput, plan.arena));
     plan.flops += Flops(*problems[n], Direction::kForward);
   }
   const size_t tiles =
       AddTiles(ForwardTiles(problems, plan.parts, kernels.forward.tile.q_rows), plan);
   plan.kernels.push_back({kernels.forward, tiles, /*main=*/true});
+  std::vector<TileWork> kept = KeepRowsTiles(plan.layouts, plan.parts);
+  if (!kept.empty()) plan.kernels.push_back({kernels.keep_rows, AddTiles(std::move(kept), plan)});
   AddConstants(plan);
   return plan;
 }
@@ -77,7 +76,9 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
   LaunchPlan plan;
   AddParts(problems, plan);
   for (size_t n = 0; n < problems.size(); ++n) {
-    AddTensors(*problems[n], RegionUse::kInput, held[n], plan);
+    ArenaLayout& own = plan.held.emplace_back();
+    plan.layouts.push_back(
+        LayOutTensors(*problems[n], RegionUse::kInput, held[n] ? own : plan.arena));
     LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim,
                     NeedsRest(*problems[n], kernels), plan.arena);
     plan.flops += Flops(*problems[n], Direction::kBackward);
@@ -155,10 +156,14 @@ int64_t ResidualTensorBytes(const Problem& p) {
 
 int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels) {
   ArenaLayout arena;
-  CallLayout layout = LayOutTensors(p, RegionUse::kOutput, arena);
+  CallLayout layout = LayOutKeptTensors(p, arena, arena);
   LayOutConstants(layout, arena);
-  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows);
-  return arena.bytes() + ConstantBytes(p, tiles, 1);
+  int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows);
+  if (layout.keeps_rows) {
+    tiles += p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
+             p.kv_heads * TilesOfHead(p, p.kv_len, kDqBlockRows);
+  }
+  return arena.bytes() + ConstantBytes(p, tiles, 2);
 }
 
 int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels) {

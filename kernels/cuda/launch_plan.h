@@ -54,7 +54,8 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
 // Of the tensors that forward leaves for backward.
 int64_t ResidualTensorBytes(const Problem& problem);
 
-// At least what a launch of this problem alone takes, and what it adds to a launch of several.
+// At least what a launch of this problem alone takes, and what it adds to a launch of several; of a
+// forward with what it leaves.
 // Without the tiles themselves: cheap for any length.
 int64_t ForwardArenaBytes(const Problem& problem, const ForwardKernels& kernels);
 int64_t BackwardArenaBytes(const Problem& problem, const BackwardKernels& kernels);

@@ -177,6 +177,15 @@ void DescribeGradientElement(const Problem& p, const Exponents& exponents, Probl
   desc.d_v_exponent = exponents.d_o;
 }
 
+void DescribeKeptRows(const CallLayout& at, const Part& part, const Origin& from, uint64_t arena,
+                      ProblemDesc& desc) {
+  const Problem& p = *at.problem;
+  desc.kept_v = Rows(ValueRows(p), arena, at.kept_v, from.batch, from.kv_head);
+  desc.kept_o = Rows(OutputRows(p), arena, at.kept_o, from.batch, from.q_head);
+  desc.v_exponent = part.exponents.v;
+  desc.kept_v_exponent = part.exponents.kept_v;
+}
+
 std::vector<TileWork> MostWorkFirst(std::vector<std::pair<int64_t, TileWork>> tiles) {
   std::stable_sort(tiles.begin(), tiles.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
@@ -223,7 +232,10 @@ RowShape OutputRows(const Problem& p) {
   return {p.layout, p.batch, p.q_heads, p.q_len, p.v_head_dim};
 }
 
-CallLayout LayOutTensors(const Problem& p, RegionUse results, ArenaLayout& arena) {
+namespace {
+
+CallLayout LayOutTensors(const Problem& p, RegionUse values, RegionUse results,
+                         ArenaLayout& arena) {
   CallLayout at;
   at.problem = &p;
   if (p.bool_mask) at.mask = arena.Add("mask", p.bool_mask->bytes(), RegionUse::kInput);
@@ -232,15 +244,34 @@ CallLayout LayOutTensors(const Problem& p, RegionUse results, ArenaLayout& arena
                         RegionUse::kInput);
   }
   at.k = arena.Add("k", KeyRows(p).padded_bytes(), RegionUse::kInput);
-  at.v = arena.Add("v", ValueRows(p).padded_bytes(), RegionUse::kInput);
+  at.v = arena.Add("v", ValueRows(p).padded_bytes(), values);
   at.q = arena.Add("q", QueryRows(p).padded_bytes(), RegionUse::kInput);
   at.lse = arena.Add("lse", p.LseElements() * 4, results);
   at.o = arena.Add("o", OutputRows(p).padded_bytes(), results);
   return at;
 }
 
+}  // namespace
+
+CallLayout LayOutTensors(const Problem& p, RegionUse results, ArenaLayout& arena) {
+  return LayOutTensors(p, RegionUse::kInput, results, arena);
+}
+
+CallLayout LayOutKeptTensors(const Problem& p, ArenaLayout& kept, ArenaLayout& arena) {
+  if (p.element != ElementType::kBFloat16) return LayOutTensors(p, RegionUse::kOutput, kept);
+  CallLayout at = LayOutTensors(p, /*values=*/RegionUse::kOutput, RegionUse::kOutput, kept);
+  at.keeps_rows = true;
+  at.kept_v = at.v;
+  at.kept_o = at.o;
+  at.v = arena.Add("v", ValueRows(p).padded_bytes(), RegionUse::kInput);
+  at.o = arena.Add("o", OutputRows(p).padded_bytes(), RegionUse::kOutput);
+  return at;
+}
+
 void PlaceOutside(CallLayout& at, int64_t shift) {
-  for (int64_t* offset : {&at.mask, &at.bias, &at.k, &at.v, &at.q, &at.lse, &at.o}) {
+  int64_t& v = at.keeps_rows ? at.kept_v : at.v;
+  int64_t& o = at.keeps_rows ? at.kept_o : at.o;
+  for (int64_t* offset : {&at.mask, &at.bias, &at.k, &v, &at.q, &at.lse, &o}) {
     if (*offset >= 0) *offset += shift;
   }
 }
@@ -328,6 +359,7 @@ ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
   desc.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
   DescribeScores(at, from, arena, desc);
   DescribeDropout(p, from, desc);
+  if (at.keeps_rows) DescribeKeptRows(at, part, from, arena, desc);
   if (at.d_o >= 0) {
     DescribeGradients(at, from, arena, desc);
     DescribeGradientElement(p, part.exponents, desc);
@@ -397,6 +429,26 @@ std::vector<TileWork> BiasTiles(absl::Span<const Problem* const> problems,
         for (int64_t tile = 0; tile < count; ++tile) {
           tiles.push_back({static_cast<int32_t>(n), static_cast<int32_t>(b),
                            static_cast<int32_t>(h), static_cast<int32_t>(tile)});
+        }
+      }
+    }
+  }
+  return tiles;
+}
+
+std::vector<TileWork> KeepRowsTiles(absl::Span<const CallLayout> layouts,
+                                    absl::Span<const Part> parts) {
+  std::vector<TileWork> tiles;
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const CallLayout& at = layouts[parts[n].call];
+    if (!at.keeps_rows) continue;
+    const int64_t q_heads = parts[n].kv_heads * at.problem->group_size();
+    for (int64_t b = 0; b < parts[n].batches; ++b) {
+      const SequenceDesc s = DescribeSequence(*at.problem, parts[n].batch_begin + b);
+      for (int64_t h = 0; h < q_heads + parts[n].kv_heads; ++h) {
+        for (int32_t tile = 0; tile < DqBlocks(h < q_heads ? s.q_len : s.kv_len); ++tile) {
+          tiles.push_back(
+              {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), tile});
         }
       }
     }

@@ -30,11 +30,15 @@ struct CallLayout {
   int64_t delta = -1, stabilizer = -1, dq_factor = -1;
   int64_t dq_sums = -1, dq_spoiled = -1, gradient_bounds = -1;
   int64_t dq_head = 0, dq_rest = 0, spoiled_head = 0;  // see ProblemDesc
+  // A kept bfloat16 forward: V and O stand in the arena, and once more with the other tensors.
+  bool keeps_rows = false;
+  int64_t kept_v = 0, kept_o = 0;
 };
 
-// The powers of two that a part's tensors were divided by; 0 in float16.
+// The powers of two that a part's tensors were divided by; 0 in float16. kept_v: what a forward's
+// V and O are divided by for backward.
 struct Exponents {
-  int q = 0, k = 0, v = 0, d_o = 0;
+  int q = 0, k = 0, v = 0, d_o = 0, kept_v = 0;
 };
 
 struct Part {
@@ -64,6 +68,9 @@ RowShape OutputRows(const Problem& problem);
 // for backward (`results` is lse's and o's use), then what backward adds. `tile_head_dim` is of the
 // backward kernel's tile; `dq_rest`: dQ has a second integer (ProblemDesc).
 CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout& arena);
+// The same of a forward whose tensors stay in memory of their own, `kept`: what it reads or writes
+// in another scale than backward (V and O in bfloat16) stands in the arena too.
+CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLayout& arena);
 void LayOutGradients(CallLayout& layout, int tile_head_dim, bool dq_rest, ArenaLayout& arena);
 // For tensors that were laid out for a memory of their own, which begins `shift` bytes after the
 // arena (or before it).
@@ -95,6 +102,9 @@ std::vector<TileWork> HeadTiles(absl::Span<const Problem* const> problems,
 // 16×16 numbers of every wanted bias gradient; those of a part of a call are the part's own.
 std::vector<TileWork> BiasTiles(absl::Span<const Problem* const> problems,
                                 absl::Span<const Part> parts);
+// 64 rows of every head of O and V of the parts whose call keeps rows (CallLayout).
+std::vector<TileWork> KeepRowsTiles(absl::Span<const CallLayout> layouts,
+                                    absl::Span<const Part> parts);
 // 64 rows of every (part, batch entry, query head): what the Delta and dQ kernels visit.
 std::vector<TileWork> RowBlockTiles(absl::Span<const Problem* const> problems,
                                     absl::Span<const Part> parts);

@@ -35,6 +35,14 @@ std::optional<KernelRow> Narrowest(absl::Span<const KernelRow> rows, const Probl
   return best;
 }
 
+std::optional<KernelRow> Find(absl::Span<const KernelRow> rows, KernelKind kind, int head_dim = 0,
+                              bool ordered = true) {
+  auto found = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
+    return r.kind == kind && r.head_dim == head_dim && r.ordered == ordered;
+  });
+  return found == rows.end() ? std::nullopt : std::optional<KernelRow>(*found);
+}
+
 absl::Status NoKernel(const Problem& p, absl::string_view direction) {
   return absl::UnimplementedError(
       absl::StrCat("qk_head_dim, v_head_dim: no ", direction,
@@ -67,8 +75,9 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, c
   std::optional<KernelRow> row = Narrowest(rows, p, [&](const KernelRow& r) {
     return r.kind == KernelKind::kForward && FitsScores(r, p);
   });
-  if (!row) return NoKernel(p, "forward");
-  return ForwardKernels{*row};
+  const std::optional<KernelRow> keep_rows = Find(rows, KernelKind::kKeepRows);
+  if (!row || !keep_rows) return NoKernel(p, "forward");
+  return ForwardKernels{*row, *keep_rows};
 }
 
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p) {
@@ -83,26 +92,20 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   if (!backward) return NoKernel(p, "backward");
   BackwardKernels kernels;
   kernels.backward = *backward;
-  auto find = [&](KernelKind kind, int head_dim, bool ordered = true) {
-    auto found = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
-      return r.kind == kind && r.head_dim == head_dim && r.ordered == ordered;
-    });
-    return found == rows.end() ? std::nullopt : std::optional<KernelRow>(*found);
-  };
-  std::optional<KernelRow> key_bounds = find(KernelKind::kKeyBounds, 0);
-  std::optional<KernelRow> delta = find(KernelKind::kDelta, 0);
-  std::optional<KernelRow> query_gradient =
-      find(KernelKind::kQueryGradient, backward->head_dim, backward->ordered);
+  const std::optional<KernelRow> key_bounds = Find(rows, KernelKind::kKeyBounds);
+  const std::optional<KernelRow> delta = Find(rows, KernelKind::kDelta);
+  const std::optional<KernelRow> query_gradient =
+      Find(rows, KernelKind::kQueryGradient, backward->head_dim, backward->ordered);
   if (!key_bounds || !delta || !query_gradient) return NoKernel(p, "backward");
   kernels.key_bounds = *key_bounds;
   kernels.delta = *delta;
   kernels.query_gradient = *query_gradient;
   if (p.denominator == DenominatorKind::kSink) {
-    kernels.sink_gradient = find(KernelKind::kSinkGradient, 0);
+    kernels.sink_gradient = Find(rows, KernelKind::kSinkGradient);
     if (!kernels.sink_gradient) return NoKernel(p, "sink gradient");
   }
   if (p.bias && p.bias->want_gradient) {
-    kernels.bias_gradient = find(KernelKind::kBiasGradient, 0);
+    kernels.bias_gradient = Find(rows, KernelKind::kBiasGradient);
     if (!kernels.bias_gradient) return NoKernel(p, "bias gradient");
   }
   return kernels;

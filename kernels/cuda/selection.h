@@ -19,7 +19,7 @@ bool NeedsGeneralScores(const Problem& problem);
 bool NeedsDqRest(const Problem& problem);
 
 struct ForwardKernels {
-  KernelRow forward;
+  KernelRow forward, keep_rows;
 };
 struct BackwardKernels {
   KernelRow key_bounds, delta, backward, query_gradient;

@@ -120,6 +120,13 @@ int64_t ScratchSize(int64_t bytes) {
 
 }  // namespace
 
+// V's least step in forward is 2^−(24 + bits) of its largest number, and backward's 2^−24, so that
+// what forward rounds is nothing to backward from 8 bits on: below half a step.
+bool CanKeep(const Problem& p) {
+  if (p.element == ElementType::kFloat16) return true;
+  return IsBFloat16(p) && ForwardValueBits(p) >= 8;
+}
+
 int64_t TransferScratchBytes(const Problem& p, Direction direction) {
   auto of = [&](const RowShape& shape) {
     return FitsAsIs(p, shape) ? 0 : ScratchSize(shape.padded_bytes());
@@ -226,7 +233,8 @@ absl::Status Transfer::InputsIn(const CallLayout& at, const ForwardCall& call, i
     for (Part& part : parts) {
       part.exponents.q = ExponentIn(p, part, QueryRows(p), true, call.q);
       part.exponents.k = ExponentIn(p, part, KeyRows(p), false, call.k);
-      part.exponents.v = ExponentIn(p, part, ValueRows(p), false, call.v) - value_bits;
+      part.exponents.kept_v = ExponentIn(p, part, ValueRows(p), false, call.v);
+      part.exponents.v = part.exponents.kept_v - value_bits;
     }
   }
   auto of = [&](int Exponents::*member) {

@@ -23,6 +23,11 @@
 
 namespace attnd::cuda {
 
+// Whether what a forward leaves on the device serves backward with the bits of tensors that are
+// sent again. Not in float32, and not in bfloat16 with hardly anything kept by dropout: V is then
+// so small in forward that its least numbers lose bits which backward would still see.
+bool CanKeep(const Problem& problem);
+
 // Bytes of host memory that In and Out need for a call.
 int64_t TransferScratchBytes(const Problem& problem, Direction direction);
 

@@ -33,6 +33,8 @@ std::string KernelExpression(const KernelRow& row) {
       return "attnd::SinkGradientKernel";
     case KernelKind::kBiasGradient:
       return "attnd::BiasGradientKernel";
+    case KernelKind::kKeepRows:
+      return "KeepRowsKernel";
   }
   return "";
 }

@@ -3,6 +3,7 @@
 #include "kernels/parameter_gradients.h"
 #include "kernels/sm70/backward.h"
 #include "kernels/sm70/forward.h"
+#include "kernels/sm70/keep_rows.h"
 
 namespace attnd::sm70 {
 namespace {
@@ -65,6 +66,7 @@ EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kDelta) return Entry<DeltaKernel>();
   if (row.kind == KernelKind::kSinkGradient) return Entry<SinkGradientKernel>();
   if (row.kind == KernelKind::kBiasGradient) return Entry<BiasGradientKernel>();
+  if (row.kind == KernelKind::kKeepRows) return Entry<KeepRowsKernel>();
   if (row.kind == KernelKind::kForward) {
     if (row.head_dim == 32) return Forward<128, 32, 2>(row);
     if (row.head_dim == 64) return Forward<128, 64, 2>(row);

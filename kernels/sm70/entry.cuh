@@ -4,6 +4,7 @@
 #include "kernels/parameter_gradients.h"
 #include "kernels/sm70/backward.h"
 #include "kernels/sm70/forward.h"
+#include "kernels/sm70/keep_rows.h"
 
 namespace attnd::sm70 {
 

@@ -41,12 +41,19 @@ def loopback_bytes():
     return int(line.split(":")[1].split()[0])
 
 
+def dtype_of(name):
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+    return np.dtype(ml_dtypes.bfloat16)
+
+
 class Layer:
     """One attention layer: inputs, and arrays for all results, touched once."""
 
     def __init__(self, a, rng):
         shape, kv_shape = (a.batch, a.heads, a.length, a.dim), (a.batch, a.kv_heads, a.length, a.dim)
-        dtype = np.dtype(a.dtype)
+        dtype = dtype_of(a.dtype)
         self.q, self.dout = [rng.standard_normal(shape).astype(dtype) for _ in range(2)]
         self.k, self.v = [rng.standard_normal(kv_shape).astype(dtype) for _ in range(2)]
         self.out, self.dq = np.ones_like(self.q), np.ones_like(self.q)
@@ -84,7 +91,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--null", action="store_true", help="an engine that computes nothing")
     parser.add_argument("--server", help="another binary than bazel-bin's")
-    parser.add_argument("--backend", default="auto", help="cuda: residuals of float16 layers stay on the GPU")
+    parser.add_argument("--backend", default="auto", help="cuda: residuals stay on the GPU")
     for name, default in (("batch", 2), ("heads", 16), ("kv_heads", 16), ("length", 1024), ("dim", 64), ("layers", 4),
                           ("steps", 9)):
         parser.add_argument("--" + name, type=int, default=default)
