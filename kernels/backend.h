@@ -106,7 +106,10 @@ struct DeviceUse {
   int64_t memory_reserved_bytes = 0;  // held from the driver, in use or not
   int64_t memory_peak_bytes = 0;      // most ever in use
   int64_t input_bytes = 0, output_bytes = 0, workspace_bytes = 0, lease_bytes = 0;  // in use
-  int64_t allocation_failures = 0;  // launches that waited and leases that were not kept
+  int64_t memory_free_bytes = 0;          // of what is reserved
+  int64_t memory_largest_free_bytes = 0;  // of that, in one piece
+  int64_t allocations = 0;                // launches, and leases that were kept
+  int64_t allocation_failures = 0;        // launches that waited and leases that were not kept
   int64_t uploaded_bytes = 0, downloaded_bytes = 0;
   double upload_seconds = 0, kernel_seconds = 0, download_seconds = 0;  // busy
 };

@@ -331,15 +331,7 @@ void AttndServer::StartGpuWatch() {
 
 absl::Status AttndServer::StartMetrics() {
   if (options_.metrics_listen.empty()) return absl::OkStatus();
-  try {  // prometheus-cpp reports a port in use by throwing
-    exposer_ = std::make_unique<prometheus::Exposer>(options_.metrics_listen, 2);
-    exposer_->RegisterCollectable(metrics_.registry());
-    exposer_->RegisterCollectable(metrics_.sampled());
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen for metrics on ", options_.metrics_listen, ": ", error.what()));
-  }
-  metrics_port_ = exposer_->GetListeningPorts().front();
+  ASSIGN_OR_RETURN(metrics_port_, MetricsPort::Open(options_.metrics_listen, metrics_));
   return absl::OkStatus();
 }
 
@@ -371,9 +363,14 @@ void AttndServer::LimitConnections(grpc::ServerBuilder& builder) {
   }
   connections_ = std::make_shared<ConnectionLimit>(fit, clock_);
   builder.SetOption(std::make_unique<SocketOption>(connections_));
-  metrics_.sampled()->AddGauge(
-      "attnd_connections", "Open connections of the gRPC ports and sockets.", {},
-      [limit = connections_] { return static_cast<double>(limit->open()); });
+  auto sample = [this](const char* transport, auto of) {
+    metrics_.sampled()->AddGauge(
+        "attnd_connections", "Open connections of the gRPC ports and sockets.",
+        {{"transport", transport}},
+        [limit = connections_, of] { return static_cast<double>(limit->open().*of); });
+  };
+  sample("tcp", &ConnectionLimit::Open::tcp);
+  sample("uds", &ConnectionLimit::Open::unix_sockets);
   metrics_.sampled()->AddCounter(
       "attnd_connections_refused_total", "Connections closed at once, above --max_connections.", {},
       [limit = connections_] { return static_cast<double>(limit->refused()); });

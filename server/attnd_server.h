@@ -14,7 +14,6 @@
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
-#include <prometheus/exposer.h>
 
 #include <atomic>
 #include <deque>
@@ -38,6 +37,7 @@
 #include "server/lease_table.h"
 #include "server/metered_backend.h"
 #include "server/metrics.h"
+#include "server/metrics_port.h"
 #include "server/open_calls.h"
 #include "server/options.h"
 #include "server/reply_threads.h"
@@ -66,13 +66,13 @@ class AttndServer {
 
   // As bound: a port of 0 has become the real one. In the order of options.listen.
   const std::vector<std::string>& addresses() const { return addresses_; }
-  int metrics_port() const { return metrics_port_; }  // 0: none
+  int metrics_port() const { return metrics_port_ == nullptr ? 0 : metrics_port_->port(); }
   AdmissionUse use() const { return admission_->Use(); }
   AdmissionDeviceUse use(int device) const { return admission_->DeviceUse(device); }
   int64_t staging_used() const { return staging_.used(); }
   LeaseUse leases() const { return leases_->Use(); }
   LeaseUse leases(int place) const { return leases_->Use(place); }
-  int connections() const { return connections_->open(); }
+  int connections() const { return connections_->open().all(); }
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return device_lost_; }
   SharedMemoryUse shared_memory_use() const { return shared_memory_->Use(); }
@@ -155,9 +155,8 @@ class AttndServer {
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<GpuWatch> gpu_watch_;
   std::vector<std::unique_ptr<TcpListener>> listeners_;  // hand over to the server
-  std::unique_ptr<prometheus::Exposer> exposer_;         // after what its gauges read
+  std::unique_ptr<MetricsPort> metrics_port_;            // after what its gauges read
   std::vector<std::string> addresses_;
-  int metrics_port_ = 0;
 };
 
 }  // namespace attnd

@@ -6,6 +6,15 @@
 #include "server/server_files.h"
 
 namespace attnd {
+namespace {
+
+double Fragmentation(const DeviceUse& use) {
+  if (use.memory_free_bytes <= 0) return 0;
+  return 1 - static_cast<double>(use.memory_largest_free_bytes) /
+                 static_cast<double>(use.memory_free_bytes);
+}
+
+}  // namespace
 
 void AttndServer::SampleState() {
   SampledMetrics& sampled = *metrics_.sampled();
@@ -86,6 +95,11 @@ void AttndServer::SampleDeviceMemory(int number, const Device& device) {
         &DeviceUse::memory_used_bytes);
   gauge("attnd_hbm_pool_reserved_bytes", "GPU memory held from the driver, in use or not.",
         &DeviceUse::memory_reserved_bytes);
+  gauge("attnd_hbm_pool_largest_free_block_bytes", "Largest piece of the pool's free GPU memory.",
+        &DeviceUse::memory_largest_free_bytes);
+  sampled.AddGauge("attnd_hbm_pool_fragmentation_ratio",
+                   "Share of the pool's free GPU memory that lies outside its largest piece.",
+                   labels, [&engine] { return Fragmentation(engine.Use()); });
   gauge("attnd_hbm_pool_peak_used_bytes", "Most GPU memory in use at once since the start.",
         &DeviceUse::memory_peak_bytes);
   sampled.AddGauge(
@@ -111,6 +125,8 @@ void AttndServer::SampleStreams(const Device& device) {
     sampled.AddCounter(name, help, labels,
                        [&engine, field] { return static_cast<double>(engine.Use().*field); });
   };
+  counter("attnd_hbm_pool_allocations_total",
+          "Pieces of GPU memory taken, one for a launch or a residual.", &DeviceUse::allocations);
   counter("attnd_hbm_pool_allocation_failures_total",
           "Launches that waited for GPU memory, and residuals for which there was none.",
           &DeviceUse::allocation_failures);

@@ -23,13 +23,19 @@ std::optional<uint64_t> CookieOf(int socket) {
   return cookie;
 }
 
+bool IsUnixSocket(int socket) {
+  int domain = 0;
+  socklen_t size = sizeof(domain);
+  return getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
+}
+
 }  // namespace
 
 bool ConnectionLimit::Take(int socket) {
   absl::MutexLock lock(&mutex_);
   if (open_.size() >= max_ && clock_.Now() >= looked_at_ + kLookAgain) ForgetClosed();
   if (open_.size() < max_) {
-    open_.push_back({socket, CookieOf(socket).value_or(0)});
+    open_.push_back({socket, CookieOf(socket).value_or(0), IsUnixSocket(socket)});
     return true;
   }
   ++refused_;
@@ -50,10 +56,12 @@ void ConnectionLimit::ForgetClosed() {
               open_.end());
 }
 
-int ConnectionLimit::open() {
+ConnectionLimit::Open ConnectionLimit::open() {
   absl::MutexLock lock(&mutex_);
   ForgetClosed();
-  return static_cast<int>(open_.size());
+  Open open;
+  for (const Connection& connection : open_) ++(connection.is_unix ? open.unix_sockets : open.tcp);
+  return open;
 }
 
 int64_t ConnectionLimit::refused() {

@@ -26,13 +26,18 @@ class ConnectionLimit {
   // Of a socket that gRPC has opened: a connection is taken or shut down, a listener left alone.
   void TakeOrShutDown(int socket);
 
-  int open();         // connections now
+  struct Open {
+    int tcp = 0, unix_sockets = 0;
+    int all() const { return tcp + unix_sockets; }
+  };
+  Open open();        // connections now
   int64_t refused();  // since the start
 
  private:
   struct Connection {
     int socket;
     uint64_t cookie;  // of the kernel's socket: no other has the same
+    bool is_unix;
   };
   void ForgetClosed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -40,7 +40,7 @@ TEST(ConnectionLimit, ShutsDownTheOneAboveTheLimit) {
   for (const Pair* pair : {&a, &b, &c}) limit.TakeOrShutDown(pair->ours());
   EXPECT_FALSE(a.Ended() || b.Ended());
   EXPECT_TRUE(c.Ended());
-  EXPECT_EQ(limit.open(), 2);
+  EXPECT_EQ(limit.open().all(), 2);
   EXPECT_EQ(limit.refused(), 1);
 }
 
@@ -53,7 +53,7 @@ TEST(ConnectionLimit, TakesAnotherWhenOneWasClosed) {
   a.CloseOurs();
   Pair c;  // takes the descriptor that a had
   EXPECT_TRUE(limit.Take(c.ours()));
-  EXPECT_EQ(limit.open(), 2);
+  EXPECT_EQ(limit.open().all(), 2);
   Pair d;
   clock.Advance(absl::Seconds(1));
   EXPECT_FALSE(limit.Take(d.ours()));
@@ -67,8 +67,20 @@ TEST(ConnectionLimit, CountsNoListener) {
   limit.TakeOrShutDown(listener);
   ASSERT_EQ(listen(listener, 1), 0);
   limit.TakeOrShutDown(listener);
-  EXPECT_EQ(limit.open(), 0);
+  EXPECT_EQ(limit.open().all(), 0);
   close(listener);
+}
+
+TEST(ConnectionLimit, TellsTcpFromUnixSockets) {
+  FakeClock clock;
+  ConnectionLimit limit(3, clock);
+  Pair a, b;
+  const int tcp = socket(AF_INET, SOCK_STREAM, 0);
+  for (int socket : {a.ours(), tcp, b.ours()}) EXPECT_TRUE(limit.Take(socket));
+  EXPECT_EQ(limit.open().unix_sockets, 2);
+  EXPECT_EQ(limit.open().tcp, 1);
+  close(tcp);
+  EXPECT_EQ(limit.open().tcp, 0);
 }
 
 TEST(ConnectionsThatFit, LeaveDescriptorsForTheRest) {

@@ -2,6 +2,7 @@
 // logic. Threads as of Backend.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -51,9 +52,14 @@ class MeteredBackend final : public Backend {
       return report;
     }
     double flops = 0;
-    for (const Call& call : calls) flops += Flops(*call.problem, direction);
+    int64_t head_dim = 0;
+    for (const Call& call : calls) {
+      flops += Flops(*call.problem, direction);
+      head_dim = std::max({head_dim, call.problem->qk_head_dim, call.problem->v_head_dim});
+    }
     if (report->kernel.empty()) return report;  // nobody waited for it
-    metrics_.KernelRan({device_, direction, calls.front().problem->element, report->kernel},
+    metrics_.KernelRan({device_, direction, calls.front().problem->element, report->kernel,
+                        Metrics::HeadDimLabel(head_dim)},
                        report->seconds, flops);
     return report;
   }

@@ -40,8 +40,6 @@ constexpr int kCodeCount = 17;
 constexpr const char* kStageNames[kRequestStages] = {"receive", "queue", "h2d",
                                                      "kernel",  "d2h",   "send"};
 constexpr Direction kDirections[] = {Direction::kForward, Direction::kBackward};
-constexpr ElementType kElements[] = {ElementType::kFloat16, ElementType::kBFloat16,
-                                     ElementType::kFloat32};
 constexpr Priority kPriorityList[] = {Priority::kLow, Priority::kNormal, Priority::kHigh};
 
 // Reasons of refusal → the label's value.
@@ -68,9 +66,6 @@ constexpr std::pair<absl::string_view, const char*> kRejectLabels[] = {
 
 int At(Direction direction, Priority priority) {
   return static_cast<int>(direction) * kPriorities + static_cast<int>(priority);
-}
-int At(Direction direction, ElementType element) {
-  return static_cast<int>(direction) * 3 + static_cast<int>(element) - 1;
 }
 std::string Name(absl::string_view text) { return std::string(text); }
 
@@ -111,6 +106,7 @@ Metrics::Metrics()
   MakeStateSeries();
   kernel_family_ = &HistogramFamily("attnd_kernel_duration_seconds",
                                     "Time of one launch's kernels on the device.");
+  launch_family_ = &CounterFamily("attnd_kernel_launches_total", "Launches that succeeded.");
   error_family_ = &CounterFamily("attnd_cuda_errors_total",
                                  "Launches that the CUDA driver failed, by its error.");
   AddProcessMetrics(*sampled_);
@@ -298,13 +294,8 @@ void Metrics::MakeKernels(prometheus::Labels labels, Device& device) {
       CounterFamily("attnd_kernel_flops_total",
                     "Floating-point operations of launches; its rate is the achieved FLOP/s.");
   auto& failures = CounterFamily("attnd_kernel_failures_total", "Launches that the engine failed.");
-  auto& launches = CounterFamily("attnd_kernel_launches_total", "Launches that succeeded.");
   device.flops.push_back(&flops.Add(labels));
   device.failures.push_back(&failures.Add(labels));
-  for (ElementType element : kElements) {
-    labels["dtype"] = Name(ElementName(element));
-    device.launches.push_back(&launches.Add(labels));
-  }
 }
 
 void Metrics::SetDeviceUp(int device, bool up) { devices_[device].up->Set(up ? 1 : 0); }
@@ -399,23 +390,33 @@ void Metrics::UploadSaved(int64_t bytes) { upload_saved_->Increment(static_cast<
 void Metrics::SetReady(bool ready) { ready_->Set(ready ? 1 : 0); }
 void Metrics::SetDraining() { draining_->Set(1); }
 
-prometheus::Histogram& Metrics::KernelDuration(const KernelSeries& series) {
-  absl::MutexLock lock(&kernel_mutex_);
-  Histogram*& histogram = kernel_duration_[series];
-  if (histogram == nullptr) {
-    histogram = &kernel_family_->Add({{"gpu", devices_[series.device].name},
-                                      {"direction", Name(DirectionName(series.direction))},
-                                      {"dtype", Name(ElementName(series.element))},
-                                      {"kernel", series.kernel}},
-                                     KernelBuckets());
+int64_t Metrics::HeadDimLabel(int64_t head_dim) {
+  for (int64_t label : {32, 64, 96, 128}) {
+    if (head_dim <= label) return label;
   }
-  return *histogram;
+  return 256;
+}
+
+Metrics::Kernel Metrics::KernelOf(const KernelSeries& series) {
+  absl::MutexLock lock(&kernel_mutex_);
+  Kernel& kernel = kernels_[series];
+  if (kernel.launches == nullptr) {
+    prometheus::Labels labels = {{"gpu", devices_[series.device].name},
+                                 {"direction", Name(DirectionName(series.direction))},
+                                 {"dtype", Name(ElementName(series.element))},
+                                 {"kernel", series.kernel}};
+    kernel.duration = &kernel_family_->Add(labels, KernelBuckets());  // or the one that is there
+    labels["head_dim"] = std::to_string(series.head_dim);
+    kernel.launches = &launch_family_->Add(labels);
+  }
+  return kernel;
 }
 
 void Metrics::KernelRan(const KernelSeries& series, double seconds, double flops) {
   Device& device = devices_[series.device];
-  KernelDuration(series).Observe(seconds);
-  device.launches[At(series.direction, series.element)]->Increment();
+  const Kernel kernel = KernelOf(series);
+  kernel.duration->Observe(seconds);
+  kernel.launches->Increment();
   device.flops[static_cast<int>(series.direction)]->Increment(flops);
 }
 

@@ -115,8 +115,11 @@ class Metrics {
     Direction direction;
     ElementType element;
     std::string kernel;
+    int64_t head_dim;  // of the widest call, rounded up: HeadDimLabel
     friend auto operator<=>(const KernelSeries&, const KernelSeries&) = default;
   };
+  // 32, 64, 96, 128 or 256: the first that is not less.
+  static int64_t HeadDimLabel(int64_t head_dim);
   void KernelRan(const KernelSeries& series, double seconds, double flops);
   void KernelFailed(int device, Direction direction, const absl::Status& status);
 
@@ -172,7 +175,6 @@ class Metrics {
   prometheus::Gauge* draining_ = nullptr;
   struct Device {
     std::string name;
-    Counters launches;   // [direction][element]
     Counters flops;      // [direction]
     Counters failures;   // [direction]
     Gauges queue_depth;  // [direction][priority]
@@ -180,12 +182,17 @@ class Metrics {
     Leases leases;
     prometheus::Gauge* up = nullptr;
   };
-  prometheus::Histogram& KernelDuration(const KernelSeries& series);
+  struct Kernel {
+    prometheus::Histogram* duration = nullptr;  // of all head dimensions
+    prometheus::Counter* launches = nullptr;
+  };
+  Kernel KernelOf(const KernelSeries& series);
   std::deque<Device> devices_;
   prometheus::Family<prometheus::Histogram>* kernel_family_ = nullptr;
+  prometheus::Family<prometheus::Counter>* launch_family_ = nullptr;
   absl::Mutex kernel_mutex_;
   // Made when a kernel first runs: which kernels there are is the engine's business.
-  std::map<KernelSeries, prometheus::Histogram*> kernel_duration_ ABSL_GUARDED_BY(kernel_mutex_);
+  std::map<KernelSeries, Kernel> kernels_ ABSL_GUARDED_BY(kernel_mutex_);
   prometheus::Family<prometheus::Counter>* error_family_ = nullptr;
 };
 

@@ -415,6 +415,10 @@ DeviceUse DriverDevice::use() const {
     const auto memory = context_.MemoryInfo();
     if (memory.ok()) use.memory_used_bytes = memory->second - memory->first;
   }
+  const PoolMap::Free free = pool_.map().FreeMemory();
+  use.memory_free_bytes = free.bytes;
+  use.memory_largest_free_bytes = free.largest;
+  use.allocations = pool_.map().allocations();
   use.allocation_failures = allocation_failures_;
   use.memory_peak_bytes = peak_;
   use.input_bytes = input_;

@@ -17,6 +17,7 @@ constexpr int kPoolLimitVersion = 12020;
 PoolBlock& PoolBlock::operator=(PoolBlock&& other) noexcept {
   std::swap(driver_, other.driver_);
   std::swap(stream_, other.stream_);
+  std::swap(map_, other.map_);
   std::swap(raw_, other.raw_);
   std::swap(bytes_, other.bytes_);
   return *this;
@@ -24,7 +25,9 @@ PoolBlock& PoolBlock::operator=(PoolBlock&& other) noexcept {
 
 PoolBlock::~PoolBlock() {
   // A failure here means a lost context, which every other call tells as well.
-  if (raw_ != 0) driver_->functions().pool_free(raw_, stream_.raw());
+  if (raw_ == 0) return;
+  map_->Remove(raw_);
+  driver_->functions().pool_free(raw_, stream_.raw());
 }
 
 absl::StatusOr<MemoryPool> MemoryPool::Create(const Driver& driver, int ordinal, int64_t bytes,
@@ -39,7 +42,10 @@ absl::StatusOr<MemoryPool> MemoryPool::Create(const Driver& driver, int ordinal,
   MemoryPool pool;
   pool.handle_ = {driver, raw};
   RETURN_IF_ERROR(pool.KeepAll());
-  { ASSIGN_OR_RETURN(PoolBlock all, pool.Allocate(stream, bytes)); }
+  {
+    ASSIGN_OR_RETURN(const PoolBlock all, pool.Allocate(stream, bytes));
+    pool.map_->SetRange(all.address().value, all.bytes());
+  }
   RETURN_IF_ERROR(stream.Synchronize());
   return pool;
 }
@@ -65,6 +71,8 @@ absl::StatusOr<PoolBlock> MemoryPool::Allocate(StreamRef stream, int64_t bytes) 
   RETURN_IF_ERROR(driver.Check(result, "cuMemAllocFromPoolAsync"));
   block.driver_ = &driver;
   block.stream_ = stream;
+  block.map_ = map_.get();
+  map_->Add(block.raw_, block.bytes_);
   return block;
 }
 

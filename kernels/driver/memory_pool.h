@@ -8,9 +8,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/statusor.h"
 #include "kernels/driver/handles.h"
+#include "kernels/driver/pool_map.h"
 
 namespace attnd {
 
@@ -32,6 +34,7 @@ class PoolBlock {
   friend class MemoryPool;
   const Driver* driver_ = nullptr;
   StreamRef stream_;
+  PoolMap* map_ = nullptr;  // the pool's
   CUdeviceptr raw_ = 0;
   int64_t bytes_ = 0;
 };
@@ -45,10 +48,12 @@ class MemoryPool {
   absl::StatusOr<PoolBlock> Allocate(StreamRef stream, int64_t bytes) const;
   // Bytes held from the driver: constant unless an allocation made the pool grow.
   absl::StatusOr<int64_t> ReservedBytes() const;
+  const PoolMap& map() const { return *map_; }
 
  private:
   absl::Status KeepAll() const;
   Handle<CUmemoryPool, &DriverFunctions::pool_destroy> handle_;
+  std::unique_ptr<PoolMap> map_ = std::make_unique<PoolMap>();  // its place is known to blocks
 };
 
 }  // namespace attnd

@@ -22,7 +22,7 @@ struct Recorder {
     metrics.HostCopied(3072);
     metrics.QueueChanged(0, direction, Priority::kNormal, 1, 8192);
     metrics.QueueChanged(0, direction, Priority::kNormal, -1, -8192);
-    metrics.KernelRan({0, direction, ElementType::kFloat16, "cpu_forward_f32"}, 50e-6, 1e6);
+    metrics.KernelRan({0, direction, ElementType::kFloat16, "cpu_forward_f32", 64}, 50e-6, 1e6);
     metrics.BatchRun(direction, 1, 16);
     metrics.Sent(false, 1152);
     for (int stage = 0; stage < kRequestStages; ++stage) {

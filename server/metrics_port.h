@@ -1,0 +1,32 @@
+// MetricsPort: the HTTP port that serves Metrics to Prometheus, from its opening until it goes.
+// Threads: Open and destruction by one thread; scrapes come on two of its own.
+// Errors: UNAVAILABLE when the address cannot be listened on.
+#pragma once
+
+#include <prometheus/exposer.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/metrics.h"
+
+namespace attnd {
+
+class MetricsPort {
+ public:
+  // `address` is "host:port", port 0 for any that is free.
+  static absl::StatusOr<std::unique_ptr<MetricsPort>> Open(const std::string& address,
+                                                           const Metrics& metrics);
+  ~MetricsPort();
+  int port() const { return exposer_->GetListeningPorts().front(); }
+
+ private:
+  MetricsPort() = default;
+  void Knock(int port) const;
+
+  std::string host_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+};
+
+}  // namespace attnd

@@ -1,0 +1,56 @@
+#include "server/metrics_port.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+
+namespace attnd {
+namespace {
+
+// What GET /metrics answers; empty when nobody listens.
+std::string Scrape(const char* host, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (getaddrinfo(host, std::to_string(port).c_str(), &hints, &found) != 0) return "";
+  const int socket = ::socket(found->ai_family, SOCK_STREAM, 0);
+  std::string answer;
+  if (connect(socket, found->ai_addr, found->ai_addrlen) == 0) {
+    constexpr absl::string_view kGet = "GET /metrics HTTP/1.0\r\n\r\n";
+    EXPECT_EQ(write(socket, kGet.data(), kGet.size()), static_cast<ssize_t>(kGet.size()));
+    char bytes[4096];
+    for (ssize_t n; (n = read(socket, bytes, sizeof(bytes))) > 0;) answer.append(bytes, n);
+  }
+  close(socket);
+  freeaddrinfo(found);
+  return answer;
+}
+
+TEST(MetricsPort, ServesUntilItGoesAndNoLonger) {
+  const Metrics metrics;
+  for (const char* address : {"127.0.0.1:0", "0.0.0.0:0"}) {
+    auto port = MetricsPort::Open(address, metrics);
+    ASSERT_TRUE(port.ok()) << port.status();
+    const int number = (*port)->port();
+    const std::string text = Scrape("127.0.0.1", number);
+    EXPECT_TRUE(absl::StrContains(text, "attnd_requests_total"));
+    EXPECT_TRUE(absl::StrContains(text, "process_threads"));
+    port->reset();
+    EXPECT_EQ(Scrape("127.0.0.1", number), "");
+  }
+}
+
+TEST(MetricsPort, SaysWhichAddressCannotBeListenedOn) {
+  const Metrics metrics;
+  auto first = MetricsPort::Open("127.0.0.1:0", metrics);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const std::string address = "127.0.0.1:" + std::to_string((*first)->port());
+  const absl::Status status = MetricsPort::Open(address, metrics).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), address)) << status;
+}
+
+}  // namespace
+}  // namespace attnd
