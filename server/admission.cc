@@ -51,10 +51,6 @@ absl::Status OverQuota(absl::string_view caller, absl::string_view what, int64_t
   return WithRetryAfter(std::move(status), absl::Milliseconds(100));
 }
 
-CallerFlow FlowOf(const AdmittedCall& admitted) {
-  return {admitted.context().caller, admitted.call().priority()};
-}
-
 absl::Status TooLarge(absl::string_view reason, absl::string_view what, int64_t limit,
                       int64_t wanted) {
   std::string limit_text = absl::StrCat(limit), wanted_text = absl::StrCat(wanted);
@@ -320,10 +316,11 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext
   const int64_t bytes = AddUpMemory(admitted, *devices_[choice.device].backend);
   RETURN_IF_ERROR(RefuseWhileDraining());
   RETURN_IF_ERROR(RefuseTooLarge(admitted, bytes, choice));
-  RETURN_IF_ERROR(RefuseLate(admitted, choice, now));
-  RETURN_IF_ERROR(Take(admitted, bytes, choice));
+  CallerFlow flow = {admitted.context().caller, admitted.call().priority()};
+  RETURN_IF_ERROR(RefuseLate(admitted, flow, choice, now));
+  RETURN_IF_ERROR(Take(flow, bytes, choice));
   admitted.ticket_.ledger_ = ledger_;
-  admitted.ticket_.flow_ = FlowOf(admitted);
+  admitted.ticket_.flow_ = std::move(flow);
   admitted.ticket_.bytes_ = bytes;
   admitted.ticket_.device_ = choice.device;
   admitted.ticket_.device_bytes_ = choice.device_bytes;
@@ -346,9 +343,8 @@ int64_t Admission::AddUpMemory(AdmittedCall& admitted, const Backend& backend) {
 
 // Leases are asked to give way once for what is missing; more than once when others took what they
 // gave, but not for ever.
-absl::Status Admission::Take(const AdmittedCall& call, int64_t bytes, const Choice& choice) {
+absl::Status Admission::Take(const CallerFlow& flow, int64_t bytes, const Choice& choice) {
   constexpr int kTries = 4;
-  const CallerFlow flow = FlowOf(call);
   const auto& [backend, cost] = devices_[choice.device];
   const Wanted wanted = {
       .flow = flow,
@@ -443,11 +439,11 @@ absl::Status Admission::RefuseTooLarge(const AdmittedCall& admitted, int64_t byt
   return absl::OkStatus();
 }
 
-absl::Status Admission::RefuseLate(const AdmittedCall& admitted, const Choice& choice,
-                                   absl::Time now) const {
+absl::Status Admission::RefuseLate(const AdmittedCall& admitted, const CallerFlow& flow,
+                                   const Choice& choice, absl::Time now) const {
   const double seconds = choice.seconds;
-  const double ahead = devices_[choice.device].cost->pace() *
-                       ledger_->SecondsAhead(choice.device, FlowOf(admitted), seconds);
+  const double ahead =
+      devices_[choice.device].cost->pace() * ledger_->SecondsAhead(choice.device, flow, seconds);
   double remaining = absl::ToDoubleSeconds(admitted.context().deadline - now);
   if (kQueueMargin * ahead + seconds / kEstimateSlack <= remaining) return absl::OkStatus();
   std::string needed_text = absl::StrCat(ahead + seconds), left_text = absl::StrCat(remaining);

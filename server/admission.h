@@ -211,12 +211,13 @@ class Admission {
   };
   absl::StatusOr<Choice> Choose(const AttentionCall& call) const;
   Choice ChoiceOf(const AttentionCall& call, int device) const;
-  absl::Status Take(const AdmittedCall& call, int64_t bytes, const Choice& choice);
+  absl::Status Take(const CallerFlow& flow, int64_t bytes, const Choice& choice);
   // Sums the call's staging memory, in its parts, and gives the total.
   static int64_t AddUpMemory(AdmittedCall& admitted, const Backend& backend);
   absl::Status RefuseWhileDraining() const;
   absl::Status RefuseTooLarge(const AdmittedCall& call, int64_t bytes, const Choice& choice) const;
-  absl::Status RefuseLate(const AdmittedCall& call, const Choice& choice, absl::Time now) const;
+  absl::Status RefuseLate(const AdmittedCall& call, const CallerFlow& flow, const Choice& choice,
+                          absl::Time now) const;
 
   const AdmissionLimits limits_;
   const std::vector<AdmissionDevice> devices_;

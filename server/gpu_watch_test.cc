@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <utility>
@@ -23,9 +24,10 @@ struct Told {
       changed.notify_all();
     };
   }
+  // At most half a minute, so that what never comes is missing in `events`.
   void WaitFor(size_t count) {
     std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return events.size() >= count; });
+    changed.wait_for(lock, std::chrono::seconds(30), [&] { return events.size() >= count; });
   }
   std::mutex mutex;
   std::condition_variable changed;

@@ -16,6 +16,11 @@ namespace {
 
 constexpr int kMaxReleases = 1024;  // of one call
 
+// LeaseTable's errors name BackwardRequest's field; other requests have the token in their own.
+absl::Status InField(absl::string_view field, absl::Status status) {
+  return RenameField(std::move(status), "residual_token", field);
+}
+
 }  // namespace
 
 grpc::ServerUnaryReactor* AttentionService::Forward(grpc::CallbackServerContext* context,
@@ -91,7 +96,9 @@ absl::StatusOr<LeaseGrant> AttentionService::Renew(const grpc::ByteBuffer& reque
                                                    const std::string& caller) {
   v1::RenewResidualRequest wire;
   RETURN_IF_ERROR(DecodeSmall(request, wire));
-  return deps_.leases.Renew(wire.token(), caller, absl::Milliseconds(wire.ttl_ms()));
+  auto lease = deps_.leases.Renew(wire.token(), caller, absl::Milliseconds(wire.ttl_ms()));
+  if (!lease.ok()) return InField("token", lease.status());
+  return lease;
 }
 
 absl::Status AttentionService::Release(const grpc::ByteBuffer& request, const std::string& caller) {
@@ -102,10 +109,11 @@ absl::Status AttentionService::Release(const grpc::ByteBuffer& request, const st
                       absl::StrCat(wire.tokens_size()));
   }
   if (!wire.token().empty() || wire.tokens().empty()) {
-    RETURN_IF_ERROR(deps_.leases.Release(wire.token(), caller));
+    RETURN_IF_ERROR(InField("token", deps_.leases.Release(wire.token(), caller)));
   }
-  for (const std::string& token : wire.tokens()) {
-    RETURN_IF_ERROR(deps_.leases.Release(token, caller));
+  for (int n = 0; n < wire.tokens_size(); ++n) {
+    RETURN_IF_ERROR(
+        InField(absl::StrCat("tokens[", n, "]"), deps_.leases.Release(wire.tokens(n), caller)));
   }
   return absl::OkStatus();
 }

@@ -130,6 +130,19 @@ absl::Status LeaseLost(absl::string_view cause) {
                  {{"cause", cause}});
 }
 
+absl::Status RenameField(absl::Status status, absl::string_view from, absl::string_view to) {
+  if (FieldOf(status.message()) != from) return status;
+  absl::Status renamed(status.code(), absl::StrCat(to, status.message().substr(from.size())));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& payload) { renamed.SetPayload(url, payload); });
+  auto info = Payload<google::rpc::ErrorInfo>(renamed, kErrorInfoUrl);
+  if (!info.has_value() || !info->metadata().contains("field")) return renamed;
+  std::string& field = (*info->mutable_metadata())["field"];
+  if (field == from) field = std::string(to);
+  SetPayload(renamed, kErrorInfoUrl, *info);
+  return renamed;
+}
+
 absl::Status Classified(absl::Status status) {
   if (status.ok() || !ReasonOf(status).empty()) return status;
   absl::string_view field = FieldOf(status.message());

@@ -67,6 +67,9 @@ absl::Status FieldError(absl::string_view reason, absl::string_view field,
 // FAILED_PRECONDITION LEASE_LOST: `cause` says how the lease ended, "unknown" if that is forgotten.
 absl::Status LeaseLost(absl::string_view cause);
 
+// The same status about the field of another message: its text begins with `to` instead of `from`.
+absl::Status RenameField(absl::Status status, absl::string_view from, absl::string_view to);
+
 // Adds reason and metadata to a status whose message reads "field: expected ..., got ..." (those
 // of Validate) or "field: ..." (those of Backend::Supports), chosen by code and field. One that has
 // a reason already comes back as it was.

@@ -95,6 +95,17 @@ TEST(StatusDetails, NamesWhatIsGoneInAPreconditionFailure) {
   }
 }
 
+TEST(StatusDetails, RenamesAFieldInTextAndMetadata) {
+  const absl::Status renamed = RenameField(
+      FieldError("BAD_FIELD", "residual_token", "a token", "none"), "residual_token", "tokens[2]");
+  EXPECT_EQ(renamed.message(), "tokens[2]: expected a token, got none");
+  EXPECT_EQ(ReasonOf(renamed), "BAD_FIELD");
+  const auto info = Find<google::rpc::ErrorInfo>(ToGrpcStatus(renamed));
+  EXPECT_EQ(info.metadata().at("field"), "tokens[2]");
+  const absl::Status other = RenameField(FieldError("BAD_FIELD", "q", "a", "b"), "k", "v");
+  EXPECT_EQ(other.message(), "q: expected a, got b");
+}
+
 TEST(StatusDetails, NamesTheCallerWhoseQuotaIsUsedUp) {
   grpc::Status status = ToGrpcStatus(Failure(absl::StatusCode::kResourceExhausted,
                                              reason::kTenantQuota, "quota", {{"caller", "bob"}}));

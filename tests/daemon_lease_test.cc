@@ -128,6 +128,10 @@ TEST(DaemonLease, RefusesForgedAndMalformedTokens) {
   ExpectError(alice.Backward(Leased(whole, "token")), grpc::StatusCode::INVALID_ARGUMENT,
               "BAD_FIELD");
   ExpectError(alice.Release(""), grpc::StatusCode::INVALID_ARGUMENT, "BAD_FIELD");
+  const grpc::Status renewed = alice.Renew("token", 0);
+  EXPECT_EQ(renewed.error_message(),
+            "token: expected a token that Forward gave, got another text of 5 bytes");
+  EXPECT_EQ(ErrorInfoOf(renewed).metadata().at("field"), "token");
   EXPECT_EQ(daemon.server().leases().leases, 1);
 }
 
