@@ -3,6 +3,8 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <deque>
 #include <memory>
 #include <set>
 #include <string>
@@ -447,27 +449,52 @@ TEST(DaemonCancel, EndsTheKernelWhenTheClientsDeadlinePasses) {
   gated.WaitUntilAllIsGivenBack();
 }
 
-TEST(DaemonCancel, SurvivesManyRandomCancels) {
+// A thousand calls, cancelled at random points, beside another caller whose answers stay the same.
+TEST(DaemonCancel, GivesEverythingBackWhenAThousandCallsAreCancelledAtRandomPoints) {
+  constexpr int kThreads = 4, kCalls = 250;
   Daemon daemon(MakeCpuBackend({.threads = 2}), MixedOptions());
+  const v1::ForwardRequest request = MakeForward(SmallProblem(100), 7);
+  v1::ForwardResponse expected;
+  ASSERT_TRUE(Forward(daemon.stub(), request, &expected).ok());
   std::vector<std::thread> threads;
-  for (uint64_t t = 0; t < 3; ++t) {
-    threads.emplace_back([&daemon, t] {
+  std::atomic<int> storming = kThreads, cancelled = 0;
+  for (uint64_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
       std::unique_ptr<v1::Attention::Stub> stub = daemon.NewStub();
       Random random(t);
-      for (int n = 0; n < 60; ++n) {
+      for (int n = 0; n < kCalls; ++n) {
         AsyncForward call(*stub, SmallProblem(random.Between(1, 512)));
         for (int64_t spin = random.Between(0, 2000); spin > 0; --spin) std::this_thread::yield();
         call.Cancel();
-        grpc::StatusCode code = call.Wait().error_code();
+        const grpc::StatusCode code = call.Wait().error_code();
         EXPECT_TRUE(code == grpc::StatusCode::OK || code == grpc::StatusCode::CANCELLED) << code;
+        cancelled += code == grpc::StatusCode::CANCELLED;
       }
+      --storming;
     });
   }
-  for (std::thread& thread : threads) thread.join();
-  while (daemon.server().use().bytes != 0 || daemon.server().staging_used() != 0) {
-    std::this_thread::yield();
+  while (storming > 0) {
+    v1::ForwardResponse beside;
+    EXPECT_TRUE(Forward(daemon.stub(), request, &beside).ok());
+    EXPECT_TRUE(beside.o() == expected.o());
   }
-  EXPECT_TRUE(Forward(daemon.stub(), MakeForward(SmallProblem(), 1)).ok());
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(cancelled, 0);
+
+  std::deque<AsyncForward> burst;  // all at once, for how soon it is
+  for (int n = 0; n < 50; ++n) burst.emplace_back(daemon.stub(), SmallProblem(3000));
+  while (daemon.server().use().calls < 20) std::this_thread::yield();
+  for (AsyncForward& call : burst) call.Cancel();
+  const absl::Time last_cancel = absl::Now();
+  auto all_back = [&] {
+    return daemon.server().use().bytes == 0 && daemon.server().staging_used() == 0;
+  };
+  while (!all_back() && absl::Now() < last_cancel + absl::Seconds(30)) std::this_thread::yield();
+  EXPECT_TRUE(all_back());
+  RecordProperty("microseconds_until_all_memory_was_back",
+                 static_cast<int>(absl::ToInt64Microseconds(absl::Now() - last_cancel)));
+  RecordProperty("cancelled", cancelled.load());
+  for (AsyncForward& call : burst) call.Wait();
 }
 
 }  // namespace
