@@ -11,6 +11,7 @@ namespace {
 
 struct Piece {
   int64_t device, host, bytes;
+  int allocation = 0;
 };
 
 class CopyMergerTest : public testing::Test {
@@ -19,7 +20,8 @@ class CopyMergerTest : public testing::Test {
     std::vector<HostCopy> copies;
     CopyMerger merger;
     for (const Piece& piece : pieces) {
-      auto done = merger.Add(Device(piece.device), host_.data() + piece.host, piece.bytes);
+      auto done = merger.Add(Device(piece.device), host_.data() + piece.host, piece.bytes,
+                             piece.allocation);
       if (done.has_value()) copies.push_back(*done);
     }
     for (auto left = merger.Next(); left.has_value(); left = merger.Next()) {
@@ -64,6 +66,12 @@ TEST_F(CopyMergerTest, MakesRowsOfBlocksOfSeveralSizesThatTakeTurns) {
   ASSERT_EQ(copies.size(), 2u);
   EXPECT_EQ(copies[0].rows, 5);
   EXPECT_EQ(copies[1].rows, 5);
+}
+
+TEST_F(CopyMergerTest, JoinsNothingOfDifferentAllocations) {
+  EXPECT_EQ(Merge({{0, 0, 64, 0}, {64, 64, 64, 1}}).size(), 2u);
+  EXPECT_EQ(Merge({{0, 0, 64, 1}, {100, 200, 64, 2}}).size(), 2u);
+  EXPECT_EQ(Merge({{0, 0, 64, 1}, {100, 200, 64, 0}, {200, 400, 64, 1}}).size(), 2u);
 }
 
 TEST_F(CopyMergerTest, KeepsFewCopiesOpen) {

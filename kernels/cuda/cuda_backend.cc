@@ -239,7 +239,7 @@ absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
     PlaceOutside(plan.layouts[n], static_cast<int64_t>(held[n]->address() - launch->arena()));
   }
   if (!AnyWanted(calls)) return DeviceTimes();  // Begin may have waited
-  Transfer transfer(*launch);
+  Transfer transfer(*launch, plan.arena.bytes());
   for (size_t n = 0; n < calls.size(); ++n) {
     RETURN_IF_ERROR(transfer.In(plan.layouts[n], *calls[n], plan.PartsOfCall(n)));
   }

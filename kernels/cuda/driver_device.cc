@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <utility>
 #include <vector>
@@ -76,7 +77,7 @@ class DriverDevice final : public KernelDevice {
     RETURN_IF_ERROR(context_.MakeCurrent());
     ASSIGN_OR_RETURN(PinnedRange range, PinnedRange::Register(*driver_, memory));
     absl::MutexLock lock(&mutex_);
-    pinned_[memory.data()] = std::move(range);
+    pinned_[memory.data()] = {static_cast<int64_t>(memory.size()), std::move(range)};
     return absl::OkStatus();
   }
   void UnregisterHost(absl::Span<std::byte> memory) override {
@@ -111,6 +112,18 @@ class DriverDevice final : public KernelDevice {
   // `slot`: null for what no launch holds.
   void GiveBack(Slot* slot, PoolBlock block, const ArenaBytes& use);
   void CountUse(const ArenaBytes& use, int sign);
+  // Whether rows begin and end in page-locked memory of different pieces, or in one and outside.
+  bool CrossesPinnedMemory(const HostCopy& copy) {
+    absl::MutexLock lock(&mutex_);
+    auto piece_of = [this](std::byte* at) ABSL_SHARED_LOCKS_REQUIRED(mutex_) -> const void* {
+      const auto next = pinned_.upper_bound(at);
+      if (next == pinned_.begin()) return nullptr;
+      const auto& [begin, piece] = *std::prev(next);
+      return at < begin + piece.first ? begin : nullptr;
+    };
+    std::byte* const last = copy.host + (copy.rows - 1) * copy.host_pitch + copy.bytes - 1;
+    return piece_of(copy.host) != piece_of(last);
+  }
 
   const DriverDeviceOptions options_;
   // In the order in which they are needed: destroyed last to first.
@@ -127,7 +140,8 @@ class DriverDevice final : public KernelDevice {
   absl::Mutex compute_mutex_;  // the kernels of a slice stand together
   absl::Mutex mutex_;
   std::vector<Slot*> free_slots_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::byte*, PinnedRange> pinned_ ABSL_GUARDED_BY(mutex_);
+  // By where they begin, with their lengths.
+  std::map<std::byte*, std::pair<int64_t, PinnedRange>> pinned_ ABSL_GUARDED_BY(mutex_);
   uint64_t given_back_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<bool> lost_{false};
   std::atomic<int64_t> input_{0}, output_{0}, workspace_{0}, lease_{0}, peak_{0};
@@ -173,6 +187,9 @@ class DriverLaunch final : public DeviceLaunch {
 
   absl::Status Upload(const HostCopy& copy) override {
     RETURN_IF_ERROR(BeginUpload());
+    if (copy.rows > 1 && device_.CrossesPinnedMemory(copy)) {
+      return EachRow(copy, [this](const HostCopy& row) { return Upload(row); });
+    }
     uploaded_bytes_ += copy.total();
     return device_.Seen(copy.rows == 1 ? Up().CopyIn({copy.device}, copy.host, copy.bytes)
                                        : Up().CopyRowsIn({copy.device}, copy.host, RowsOf(copy)));
@@ -186,6 +203,9 @@ class DriverLaunch final : public DeviceLaunch {
                            const std::function<bool()>& wanted) override;
   absl::Status Download(const HostCopy& copy) override {
     RETURN_IF_ERROR(BeginDownload());
+    if (copy.rows > 1 && device_.CrossesPinnedMemory(copy)) {
+      return EachRow(copy, [this](const HostCopy& row) { return Download(row); });
+    }
     downloaded_bytes_ += copy.total();
     return device_.Seen(copy.rows == 1
                             ? Down().CopyOut(copy.host, {copy.device}, copy.bytes)
@@ -194,6 +214,16 @@ class DriverLaunch final : public DeviceLaunch {
   absl::StatusOr<DeviceTimes> Finish() override;
 
  private:
+  // One command reads (writes) one piece of page-locked memory.
+  template <class Make>
+  static absl::Status EachRow(const HostCopy& copy, const Make& make) {
+    for (int64_t row = 0; row < copy.rows; ++row) {
+      RETURN_IF_ERROR(make({.device = copy.device + static_cast<uint64_t>(row * copy.device_pitch),
+                            .host = copy.host + row * copy.host_pitch,
+                            .bytes = copy.bytes}));
+    }
+    return absl::OkStatus();
+  }
   static StreamRef::Rows RowsOf(const HostCopy& copy) {
     return {copy.rows, copy.bytes, copy.host_pitch, copy.device_pitch};
   }

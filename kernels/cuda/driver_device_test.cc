@@ -114,6 +114,30 @@ TEST_F(DriverDeviceTest, CopiesRowsByOneCommandEachWay) {
   EXPECT_EQ((*device)->use().downloaded_bytes, 6);
 }
 
+TEST_F(DriverDeviceTest, CopiesRowsOfDifferentPageLockedMemoryOneByOne) {
+  auto device = Make();
+  ASSERT_TRUE(device.ok()) << device.status();
+  std::vector<std::byte> memory(3000);
+  for (int n : {0, 2000}) {
+    ASSERT_TRUE((*device)->RegisterHost(absl::MakeSpan(memory).subspan(n, 1000)).ok());
+  }
+  auto launch = (*device)->Begin(1024, {});
+  ASSERT_TRUE(launch.ok());
+  HostCopy copy = {.device = (*launch)->arena(), .bytes = 8, .rows = 2, .device_pitch = 64};
+  copy.host = memory.data();
+  for (int64_t pitch : {2000, 1000}) {  // in the other piece; in none
+    copy.host_pitch = pitch;
+    ASSERT_TRUE((*launch)->Upload(copy).ok());
+    ASSERT_TRUE((*launch)->Download(copy).ok());
+  }
+  EXPECT_EQ(fake_.calls("cuMemcpy2DAsync"), 0);
+  copy.host_pitch = 500;
+  ASSERT_TRUE((*launch)->Upload(copy).ok());
+  EXPECT_EQ(fake_.calls("cuMemcpy2DAsync"), 1);
+  ASSERT_TRUE((*launch)->Finish().ok());
+  for (int n : {0, 2000}) (*device)->UnregisterHost(absl::MakeSpan(memory).subspan(n, 1000));
+}
+
 TEST_F(DriverDeviceTest, RunsAStandInWhereItWantsAKernelsPlace) {
   int asked = 0;
   auto device = Make({.stand_in = [&](const Driver&, StreamRef, const KernelStep&) {

@@ -144,10 +144,20 @@ std::byte* Transfer::TakeScratch(int64_t bytes) {
   return taken;
 }
 
+void Transfer::BeginCall(std::byte* workspace) {
+  scratch_ = workspace;
+  ++call_;
+}
+
+int Transfer::AllocationOf(int64_t offset) const {
+  return offset >= 0 && offset < arena_bytes_ ? 0 : call_;
+}
+
 absl::Status Transfer::BytesIn(int64_t offset, const void* from, int64_t bytes) {
   if (bytes == 0) return absl::OkStatus();
   auto* host = const_cast<std::byte*>(static_cast<const std::byte*>(from));
-  const std::optional<HostCopy> done = copies_.Add(launch_.arena() + offset, host, bytes);
+  const std::optional<HostCopy> done =
+      copies_.Add(launch_.arena() + offset, host, bytes, AllocationOf(offset));
   return done.has_value() ? launch_.Upload(*done) : absl::OkStatus();
 }
 
@@ -160,8 +170,8 @@ absl::Status Transfer::FlushIn() {
 
 absl::Status Transfer::BytesOut(void* to, int64_t offset, int64_t bytes) {
   if (bytes == 0) return absl::OkStatus();
-  const std::optional<HostCopy> done =
-      copies_.Add(launch_.arena() + offset, static_cast<std::byte*>(to), bytes);
+  const std::optional<HostCopy> done = copies_.Add(
+      launch_.arena() + offset, static_cast<std::byte*>(to), bytes, AllocationOf(offset));
   return done.has_value() ? launch_.Download(*done) : absl::OkStatus();
 }
 
@@ -222,7 +232,7 @@ absl::Status Transfer::OutputOut(const Rows& rows, void* to, const Problem& p,
 }
 
 absl::Status Transfer::In(const CallLayout& at, const ForwardCall& call, absl::Span<Part> parts) {
-  scratch_ = call.workspace;
+  BeginCall(call.workspace);
   return InputsIn(at, call, ForwardValueBits(*at.problem), parts);
 }
 
@@ -253,7 +263,7 @@ absl::Status Transfer::InputsIn(const CallLayout& at, const ForwardCall& call, i
 absl::Status Transfer::Out(const CallLayout& at, const ForwardCall& call,
                            absl::Span<const Part> parts) {
   const Problem& p = *at.problem;
-  scratch_ = call.workspace;
+  BeginCall(call.workspace);
   std::vector<int> v = ExponentsOf(parts, [](const Exponents& e) { return e.v; });
   RETURN_IF_ERROR(BytesOut(call.lse, at.lse, p.LseElements() * 4));
   return OutputOut({OutputRows(p), true, at.o, v}, call.o, p, parts);
@@ -261,7 +271,7 @@ absl::Status Transfer::Out(const CallLayout& at, const ForwardCall& call,
 
 absl::Status Transfer::In(const CallLayout& at, const BackwardCall& call, absl::Span<Part> parts) {
   const Problem& p = *at.problem;
-  scratch_ = call.workspace;
+  BeginCall(call.workspace);
   if (call.residual == nullptr) RETURN_IF_ERROR(ForwardIn(at, call, parts));
   if (IsBFloat16(p)) {
     for (Part& part : parts) {
@@ -305,7 +315,7 @@ absl::Status Transfer::DLseIn(const CallLayout& at, const BackwardCall& call,
 absl::Status Transfer::Out(const CallLayout& at, const BackwardCall& call,
                            absl::Span<const Part> parts) {
   const Problem& p = *at.problem;
-  scratch_ = call.workspace;
+  BeginCall(call.workspace);
   RETURN_IF_ERROR(RowsOut(KeyRows(p), call.d_k, at.d_k));
   RETURN_IF_ERROR(RowsOut(ValueRows(p), call.d_v, at.d_v));
   RETURN_IF_ERROR(RowsOut(QueryRows(p), call.d_q, at.d_q));

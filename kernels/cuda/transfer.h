@@ -33,7 +33,8 @@ int64_t TransferScratchBytes(const Problem& problem, Direction direction);
 
 class Transfer {
  public:
-  explicit Transfer(DeviceLaunch& launch) : launch_(launch) {}
+  Transfer(DeviceLaunch& launch, int64_t arena_bytes)
+      : launch_(launch), arena_bytes_(arena_bytes) {}
 
   // `parts` are the call's own, and stay; in bfloat16 their exponents are set here.
   absl::Status In(const CallLayout& at, const ForwardCall& call, absl::Span<Part> parts);
@@ -67,11 +68,16 @@ class Transfer {
   absl::Status OutputOut(const Rows& rows, void* to, const Problem& p,
                          absl::Span<const Part> parts);
   absl::Status DLseIn(const CallLayout& at, const BackwardCall& call, absl::Span<const Part> parts);
+  void BeginCall(std::byte* workspace);
+  // A number of the allocation in which these bytes lie: the launch's arena, or a call's own.
+  int AllocationOf(int64_t offset) const;
   absl::Status BytesIn(int64_t offset, const void* from, int64_t bytes);
   absl::Status BytesOut(void* to, int64_t offset, int64_t bytes);
   std::byte* TakeScratch(int64_t bytes);
 
   DeviceLaunch& launch_;
+  const int64_t arena_bytes_;
+  int call_ = 0;                  // the number of the one at hand, from 1
   CopyMerger copies_;             // in the direction of the phase
   std::byte* scratch_ = nullptr;  // of the call at hand, what is left of it
   std::vector<std::function<void()>> conversions_;

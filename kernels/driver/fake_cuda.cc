@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -83,6 +84,15 @@ CUresult Push(const char* call, CUstream stream, Operation operation) {
   if (operation.wait != nullptr) operation.wait_for = operation.wait->recorded;
   world().Push(*reinterpret_cast<Stream*>(stream), std::move(operation));
   return CUDA_SUCCESS;
+}
+// As the driver wants the device's side of one command.
+bool InOneAllocation(CUstream stream, CUdeviceptr begin, size_t bytes) {
+  Lock lock(world().mutex);
+  const auto& blocks = reinterpret_cast<Stream*>(stream)->device->blocks;
+  const auto next = blocks.upper_bound(begin);
+  if (next == blocks.begin()) return false;
+  const auto& [address, block] = *std::prev(next);
+  return begin + bytes <= address + static_cast<size_t>(block.second);
 }
 CUresult PushCopy(const char* call, EngineKind engine, CUstream stream, void* to, const void* from,
                   size_t bytes) {
@@ -339,10 +349,12 @@ CUresult cuMemHostUnregister(void*) {
   return Next("cuMemHostUnregister");
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  if (!InOneAllocation(stream, to, bytes)) return CUDA_ERROR_INVALID_VALUE;
   return PushCopy("cuMemcpyHtoDAsync", EngineKind::kUpload, stream, reinterpret_cast<void*>(to),
                   from, bytes);
 }
 CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  if (!InOneAllocation(stream, from, bytes)) return CUDA_ERROR_INVALID_VALUE;
   return PushCopy("cuMemcpyDtoHAsync", EngineKind::kDownload, stream, to,
                   reinterpret_cast<void*>(from), bytes);
 }
@@ -352,6 +364,11 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* rows, CUstream stream) {
   const size_t longest = size_t{1} << 31;
   if (copy.WidthInBytes > copy.srcPitch || copy.WidthInBytes > copy.dstPitch ||
       copy.srcPitch >= longest || copy.dstPitch >= longest) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const size_t spanned =
+      (copy.Height - 1) * (up ? copy.dstPitch : copy.srcPitch) + copy.WidthInBytes;
+  if (!InOneAllocation(stream, up ? copy.dstDevice : copy.srcDevice, spanned)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const double bytes = static_cast<double>(copy.WidthInBytes * copy.Height);
@@ -369,6 +386,7 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* rows, CUstream stream) {
        }});
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+  if (!InOneAllocation(stream, to, bytes)) return CUDA_ERROR_INVALID_VALUE;
   return Push("cuMemsetD8Async", stream,
               {.engine = EngineKind::kCompute, .seconds = kCopySeconds, .effect = [=] {
                  std::memset(reinterpret_cast<void*>(to), value, bytes);
