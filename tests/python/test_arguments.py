@@ -124,7 +124,7 @@ def test_another_program_or_an_older_server_is_called_that(nowhere, monkeypatch)
     def unknown(*arguments):
         raise attnd.Unimplemented("")
     monkeypatch.setattr(module.Call, "run", unknown)
-    with pytest.raises(attnd.Unimplemented, match="does not know this call: it is another program, or an older attnd"):
+    with pytest.raises(attnd.Unimplemented, match="does not know this call: it is another program, or an attnd of another version"):
         nowhere.forward(Q, K, V)
 
 
