@@ -124,7 +124,8 @@ def test_another_program_or_an_older_server_is_called_that(nowhere, monkeypatch)
     def unknown(*arguments):
         raise attnd.Unimplemented("")
     monkeypatch.setattr(module.Call, "run", unknown)
-    with pytest.raises(attnd.Unimplemented, match="does not know this call: it is another program, or an attnd of another version"):
+    says = "does not know this call: it is another program, or an attnd of another version"
+    with pytest.raises(attnd.Unimplemented, match=says):
         nowhere.forward(Q, K, V)
 
 
