@@ -18,7 +18,8 @@ namespace attnd {
 namespace {
 
 constexpr int64_t kHeadDim = 256;
-constexpr int64_t kSmallRows = 4;  // 4 KiB of q and of o
+constexpr int64_t kSmallRows = 4;                       // 4 KiB of q and of o
+constexpr int64_t kMostSmallBytes = int64_t{64} << 10;  // never streamed beside streams
 
 Problem OneHead(int64_t q_len, int64_t kv_len) {
   Problem p;
@@ -62,36 +63,18 @@ WireLatency LatencyOf(const Measured& measured) {
   return {measured.Percentile(50), measured.Percentile(99)};
 }
 
-// Small calls on a connection of their own, while the bulk load runs.
-class SmallCaller {
- public:
-  static absl::StatusOr<std::unique_ptr<SmallCaller>> Make(ClientOptions options) {
-    options.channels_per_address = 1;
-    ASSIGN_OR_RETURN(auto client, AttentionClient::Connect(std::move(options)));
-    return std::unique_ptr<SmallCaller>(new SmallCaller(std::move(client)));
-  }
-  absl::StatusOr<LoadResult> Run(const WireLoad& load) {
-    return LoadGenerator(*client_, problem_)
-        .Run({.callers = 1, .warmup = load.warmup, .duration = load.duration});
-  }
-
- private:
-  explicit SmallCaller(std::unique_ptr<AttentionClient> client) : client_(std::move(client)) {}
-  const std::unique_ptr<AttentionClient> client_;
-  const Problem problem_ = OneHead(kSmallRows, 1);
-};
-
 ClientOptions OptionsFor(ClientOptions options, const WireLoad& load) {
   options.channels_per_address = load.channels;
-  options.stream_above_bytes =
-      load.mode == WireMode::kStream ? 0 : std::numeric_limits<int64_t>::max();
+  options.stream_above_bytes = load.mode == WireMode::kStream
+                                   ? std::min(kMostSmallBytes, load.tensor_bytes - 1)
+                                   : std::numeric_limits<int64_t>::max();
   if (load.mode != WireMode::kMemfd) options.shared_memory_bytes = 0;
   return options;
 }
 
 // Runs the bulk load, and the small calls beside it.
 absl::StatusOr<Measured> RunLoads(ClientOptions options, const WireLoad& load, WireRow& row) {
-  ASSIGN_OR_RETURN(auto client, AttentionClient::Connect(OptionsFor(options, load)));
+  ASSIGN_OR_RETURN(auto client, AttentionClient::Connect(OptionsFor(std::move(options), load)));
   Problem problem = ProblemOf(load);
   LoadGenerator generator(*client, problem);
   bool backward = load.pattern == WirePattern::kBackward;
@@ -104,9 +87,12 @@ absl::StatusOr<Measured> RunLoads(ClientOptions options, const WireLoad& load, W
     ASSIGN_OR_RETURN(LoadResult result, generator.Run(bulk));
     return backward ? result.backward : result.forward;
   }
-  ASSIGN_OR_RETURN(auto small, SmallCaller::Make(std::move(options)));
+  Problem small_problem = OneHead(kSmallRows, 1);
+  LoadGenerator small(*client, small_problem);
   absl::StatusOr<LoadResult> small_result = absl::UnknownError("has not run");
-  std::thread thread([&] { small_result = small->Run(load); });
+  std::thread thread([&] {
+    small_result = small.Run({.callers = 1, .warmup = load.warmup, .duration = load.duration});
+  });
   absl::StatusOr<LoadResult> result = generator.Run(bulk);
   thread.join();
   RETURN_IF_ERROR(result.status());

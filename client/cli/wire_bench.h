@@ -29,7 +29,7 @@ struct WireLoad {
   int channels = 8;
   int depth = 2;                            // calls in flight on each channel
   int64_t tensor_bytes = int64_t{8} << 20;  // of one tensor
-  bool small_calls = false;                 // 4 KiB each way beside it, on a channel of their own
+  bool small_calls = false;                 // 4 KiB each way beside it, one at a time
   absl::Duration warmup, duration;
 };
 

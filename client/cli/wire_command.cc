@@ -149,7 +149,7 @@ void AddWireCommand(CLI::App& bench, Session& session) {
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
   command->add_flag("--small-calls", flags->small_calls,
-                    "4 KiB calls beside it, on a connection of their own");
+                    "4 KiB calls beside it, one at a time, by the same client");
   command->add_option("--duration", flags->duration_seconds, "seconds to measure, for each row")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();

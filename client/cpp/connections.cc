@@ -160,9 +160,12 @@ Connections::Connections(const ClientOptions& options,
       clock_(clock),
       lookup_(std::move(lookup)) {
   for (const std::string& address : options.addresses) AddAddress(address);
-  for (int n = 0; n < address_count() * options.channels_per_address; ++n) {
-    slots_.push_back({Open(n % address_count())});
-  }
+  for (int address = 0; address < address_count(); ++address) AddSlots(address);
+}
+
+void Connections::AddSlots(int address_index) {
+  for (int n = 0; n < options_.channels_per_address; ++n) slots_.push_back({Open(address_index)});
+  slots_.push_back({Open(address_index), true});
 }
 
 // A name without addresses now is left to gRPC, which asks again.
@@ -204,9 +207,9 @@ std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vecto
   auto rank = [&](const Slot& slot) {
     int a = slot.connection->address_index();
     bool was_there = a < static_cast<int>(tried.size()) && tried[a];
-    return std::make_tuple(only >= 0 && a != only, was_there, addresses_[a].gone,
-                           addresses_[a].suspended_until > now, slot.outstanding_bytes,
-                           addresses_[a].last_picked);
+    return std::make_tuple(slot.spare && bytes > kSmallCallBytes, only >= 0 && a != only, was_there,
+                           addresses_[a].gone, addresses_[a].suspended_until > now,
+                           slot.outstanding_bytes, slot.spare, addresses_[a].last_picked);
   };
   Slot& best = *std::min_element(slots_.begin(), slots_.end(),
                                  [&](const Slot& x, const Slot& y) { return rank(x) < rank(y); });
@@ -224,8 +227,8 @@ void Connections::Release(const Connection& connection, int64_t bytes) {
 
 int Connections::idle_count() const {
   absl::MutexLock lock(&mutex_);
-  return static_cast<int>(std::count_if(
-      slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.outstanding_bytes == 0; }));
+  return static_cast<int>(absl::c_count_if(
+      slots_, [](const Slot& slot) { return !slot.spare && slot.outstanding_bytes == 0; }));
 }
 
 int Connections::address_count() const {
@@ -235,7 +238,7 @@ int Connections::address_count() const {
 
 int Connections::count() const {
   absl::MutexLock lock(&mutex_);
-  return static_cast<int>(slots_.size());
+  return static_cast<int>(absl::c_count_if(slots_, [](const Slot& slot) { return !slot.spare; }));
 }
 
 bool Connections::ReportUnavailable(int address_index, absl::Time begun) {
@@ -280,11 +283,11 @@ void Connections::Place(int name, const std::string& target) {
   if (place != addresses_.end()) {
     *place = {.target = target, .name = name};
     for (Slot& slot : slots_) {
-      if (slot.connection->address_index() == index) slot = {Open(index)};
+      if (slot.connection->address_index() == index) slot = {Open(index), slot.spare};
     }
   } else if (addresses_.size() < kMostAddresses) {
     addresses_.push_back({.target = target, .name = name});
-    for (int n = 0; n < options_.channels_per_address; ++n) slots_.push_back({Open(index)});
+    AddSlots(index);
   }
 }
 
@@ -303,7 +306,7 @@ void Connections::Replace(const std::shared_ptr<Connection>& stuck) {
   {
     absl::MutexLock lock(&mutex_);
     for (Slot& slot : slots_) {
-      if (slot.connection == stuck) slot = {Open(stuck->address_index())};
+      if (slot.connection == stuck) slot = {Open(stuck->address_index()), slot.spare};
     }
   }
   stuck->Retire();

@@ -1,6 +1,8 @@
 // Connections: the client's gRPC channels, several to each address, each with a TCP connection of
 // its own (one connection is worth about one core). A shard goes to the connection with the fewest
-// outstanding bytes, away from addresses that it has tried or that have just been unavailable.
+// outstanding bytes, away from addresses that it has tried or that have just been unavailable. Each
+// address has one more for small calls, which would wait behind megabytes on all others; gRPC opens
+// it when first used.
 //
 // A name ("dns:///name:port") stands for all addresses that it has. It is looked up every half
 // minute, and when one of them is unavailable: new ones join or take the place of those that the
@@ -68,6 +70,8 @@ class Connections {
                                                              ReplicaLookup lookup = LookUpReplicas);
   ~Connections();
 
+  static constexpr int64_t kSmallCallBytes = int64_t{256} << 10;
+
   // The best connection for `bytes` more bytes; Release gives them back. `tried[a]`: the shard has
   // been at address a. `only`: the address that it must go to, -1: any.
   std::shared_ptr<Connection> Acquire(int64_t bytes, const std::vector<bool>& tried, int only = -1);
@@ -90,8 +94,8 @@ class Connections {
 
   std::string target(int address_index);
   int address_count() const;  // may grow
-  int count() const;          // likewise
-  int idle_count() const;     // without outstanding bytes
+  int count() const;          // likewise; without those for small calls
+  int idle_count() const;     // of these, without outstanding bytes
 
   // Looks all names up now.
   void LookUpNames();
@@ -112,12 +116,14 @@ class Connections {
   };
   struct Slot {
     std::shared_ptr<Connection> connection;
+    bool spare = false;  // for small calls alone
     int64_t outstanding_bytes = 0;
   };
 
   Connections(const ClientOptions& options, std::shared_ptr<grpc::ChannelCredentials> credentials,
               const Clock& clock, ReplicaLookup lookup);
   void AddAddress(const std::string& address);
+  void AddSlots(int address_index);
   std::shared_ptr<Connection> Open(int address_index) const;
   // The name has these addresses now.
   void Update(int name, const std::vector<std::string>& found);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -108,6 +109,28 @@ TEST(Connections, FollowTheAddressesOfAName) {
   EXPECT_EQ(connections->address_count(), 3);
   EXPECT_EQ(connections->target(0), "ipv4:127.0.0.1:3");
   EXPECT_EQ(connections->Acquire(10, tried)->address_index(), 0);
+}
+
+TEST(Connections, KeepOneForSmallCallsWhileTheOthersAreBusy) {
+  constexpr int64_t kLarge = int64_t{8} << 20, kSmall = Connections::kSmallCallBytes;
+  FakeClock clock;
+  auto connections = Create({"127.0.0.1:9"}, clock, nullptr);
+  const int count = connections->count();
+  EXPECT_EQ(connections->idle_count(), count);
+  std::set<std::shared_ptr<Connection>> busy;
+  for (int n = 0; n < count; ++n) busy.insert(connections->Acquire(kLarge, {}));
+  EXPECT_EQ(busy.size(), count);
+  EXPECT_EQ(connections->idle_count(), 0);
+  std::shared_ptr<Connection> spare = connections->Acquire(kSmall, {});
+  EXPECT_EQ(busy.count(spare), 0);
+  EXPECT_EQ(connections->Acquire(kSmall, {}), spare);
+  EXPECT_EQ(busy.count(connections->Acquire(kSmall + 1, {})), 1);
+  connections->Replace(spare);
+  spare = connections->Acquire(kSmall, {});
+  EXPECT_EQ(busy.count(spare), 0);
+  connections->Release(*spare, kSmall);
+  for (const auto& connection : busy) connections->Release(*connection, kLarge);
+  EXPECT_EQ(busy.count(connections->Acquire(kSmall, {})), 1);  // not while one of them is idle
 }
 
 TEST(Connections, CountOneFailureForAllCallsThatItEnded) {
