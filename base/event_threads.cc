@@ -27,8 +27,8 @@ namespace {
 
 constexpr int64_t kMicrosecond = 1000;  // in nanoseconds
 // A thread that has run for so long without a sleep has more to do than it can.
-constexpr int64_t kBusy = 5000 * kMicrosecond;
-constexpr int64_t kLookEvery = 1000 * kMicrosecond;
+constexpr int64_t kBusy = 1000 * kMicrosecond;
+constexpr int64_t kLookEvery = 250 * kMicrosecond;
 // How often a thread that hears nothing looks whether it is still needed.
 constexpr int kLookMs = 100;
 
@@ -99,12 +99,12 @@ class EventThreads::Pool {
         case GRPC_QUEUE_SHUTDOWN:
           return;
         case GRPC_QUEUE_TIMEOUT:
-          LeaveIfNotNeeded(index);
+          LeaveIfNotNeeded();
           break;
         case GRPC_OP_COMPLETE:
           if (NowNanoseconds() < look_at) break;
           look_at = NowNanoseconds() + kLookEvery;
-          IsBusy(slept) ? JoinOne() : LeaveIfNotNeeded(index);
+          IsBusy(slept) ? Join() : LeaveIfNotNeeded();
       }
     }
   }
@@ -118,7 +118,9 @@ class EventThreads::Pool {
       mutex_.Await(absl::Condition(&next));
       const int64_t done = done_;
       if (mutex_.AwaitWithTimeout(absl::Condition(&wanted), absl::Milliseconds(kLookMs))) return;
-      if (index == driving_ && inside_ == driving_ && done_ == done) ++driving_;
+      if (index != driving_ || inside_ != driving_ || done_ != done) continue;
+      ++driving_;
+      needed_at_ = NowNanoseconds();
     }
   }
 
@@ -148,23 +150,21 @@ class EventThreads::Pool {
     return busy;
   }
 
-  // What has no pause without a transfer are small calls, which more threads than half only delay.
-  void JoinOne() {
+  // What leaves no pause without a transfer are small calls of several callers, which three or half
+  // of the threads serve best. All at once: threads that take turns have pauses, and ask no more.
+  void Join() {
     needed_at_ = NowNanoseconds();
-    const int enough = (most_ + 1) / 2;
+    const int enough = std::min(most_.load(), std::max(3, (most_ + 1) / 2));
     if (driving_ >= enough) return;
     absl::MutexLock lock(&mutex_);
-    if (driving_ < enough) ++driving_;
+    driving_ = std::max(driving_.load(), enough);
   }
 
-  void LeaveIfNotNeeded(int index) {
-    if (index == 0 || index != driving_ - 1 || transfers_ > 0) return;
-    int64_t now = NowNanoseconds();
-    if (now < needed_at_ + absl::ToInt64Nanoseconds(kStay)) return;
+  void LeaveIfNotNeeded() {
+    if (driving_ == 1 || transfers_ > 0) return;
+    if (NowNanoseconds() < needed_at_ + absl::ToInt64Nanoseconds(kStay)) return;
     absl::MutexLock lock(&mutex_);
-    if (transfers_ > 0 || index != driving_ - 1) return;
-    --driving_;
-    needed_at_ = now;  // the next one stays as long again
+    if (transfers_ == 0) driving_ = 1;
   }
 
   grpc::CompletionQueue queue_;

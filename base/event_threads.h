@@ -4,9 +4,8 @@
 // time waits for all sockets, and each event wakes the next, which costs a small call more than
 // its work; and one that has seen nothing for a second sleeps for 0.1 s, all of them together when
 // a server is idle. Here one thread waits and does what comes. Others join at once when a large
-// transfer begins, and one after another, up to half, while those that drive have no pause, or when
-// they are held up; once there has been none of it for kStay they leave again
-// (docs/PERFORMANCE.md).
+// transfer begins; three or half of them when the one has no pause; one when it is held up. Once
+// there has been none of it for kStay they leave again (docs/PERFORMANCE.md).
 //
 // gRPC takes the queue of its callbacks from two functions of its own, which are replaced. Where
 // gRPC is linked statically that does not link. Without an object of this class a process gets
@@ -24,7 +23,7 @@ namespace attnd {
 class EventThreads {
  public:
   static constexpr int kMost = 64;
-  // How long a thread stays after it was last needed, or after another has left.
+  // How long the others stay after they were last needed.
   static constexpr absl::Duration kStay = absl::Seconds(1);
 
   // At most `most` threads; several objects share the threads of the one with the most.

@@ -138,7 +138,8 @@ int EventThreadCount(int wanted) {
   return std::clamp(AvailableCpus() * 3 / 8, 3, 16);
 }
 
-int ReplyThreadCount() { return std::clamp(AvailableCpus() / 2, 1, 8); }
+// On 16 cores 4 move a little more than 8 do (docs/PERFORMANCE.md).
+int ReplyThreadCount() { return std::clamp(AvailableCpus() / 4, 1, 8); }
 
 // Leases get their share of each device that has memory of its own.
 ServerOptions WithDeviceLeases(ServerOptions options,

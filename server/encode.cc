@@ -130,8 +130,8 @@ std::vector<grpc::ByteBuffer> EncodeStream(Result result, const BackendInfo& eng
   grpc::Slice header(FrameHeader(MakeHeader(result, engine, now)));
   messages.emplace_back(&header, 1);
   for (const Payload& payload : PayloadsOf(result)) {
-    for (int64_t offset = 0; offset < payload.bytes; offset += kMaxChunkBytes) {
-      int64_t size = std::min(kMaxChunkBytes, payload.bytes - offset);
+    for (int64_t offset = 0; offset < payload.bytes; offset += kChunkBytes) {
+      int64_t size = std::min(kChunkBytes, payload.bytes - offset);
       grpc::Slice slices[] = {grpc::Slice(ChunkPrefix(payload.field, offset, size)),
                               Wrap(payload.data + offset, size, result.memory())};
       messages.emplace_back(slices, 2);

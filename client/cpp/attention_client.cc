@@ -347,7 +347,7 @@ class AttentionClient::Impl {
       if (server.streams) {
         sending.streams = {
             .above_bytes = std::min(options_.stream_above_bytes, plan.max_message_bytes),
-            .chunk_bytes = std::min(kMaxChunkBytes, server.max_message_bytes - kChunkOverhead)};
+            .chunk_bytes = std::min(kChunkBytes, server.max_message_bytes - kChunkOverhead)};
         plan.max_message_bytes = INT64_MAX;
       }
     }

@@ -8,6 +8,9 @@
 namespace attnd {
 
 inline constexpr int64_t kMaxChunkBytes = int64_t{4} << 20;  // of data, either way
+// What attnd's own ends send: a tenth faster than 4 MiB, since a chunk is still in the receiving
+// core's cache when it lands.
+inline constexpr int64_t kChunkBytes = int64_t{1} << 20;
 
 // A whole message with the header's bytes.
 std::string FrameHeader(const std::string& header);
