@@ -73,9 +73,9 @@ void Reference::FillScores(int64_t b, int64_t h, const Sequence& s, int64_t i,
   }
 }
 
-// ln(Σ visible exp(score) + what the denominator adds). NaN when a score is NaN or +infinity, or
+// Σ visible exp(score − most) + what the denominator adds. NaN when a score is NaN or +infinity, or
 // when all of a plain softmax's scores are −infinity.
-double Reference::LogSumExp(int64_t h, const ReferenceRow& row) const {
+Reference::Denominator Reference::DenominatorOf(int64_t h, const ReferenceRow& row) const {
   double extra_logit = -kInfinity, extra_count = 0;
   int64_t visible = std::count(row.visible.begin(), row.visible.end(), true);
   if (problem_.denominator == DenominatorKind::kZeroRest) {
@@ -93,7 +93,7 @@ double Reference::LogSumExp(int64_t h, const ReferenceRow& row) const {
   for (size_t j = 0; j < row.visible.size(); ++j) {
     if (row.visible[j]) sum += std::exp(row.score[j] - most);
   }
-  return most + std::log(sum);
+  return {most, sum};
 }
 
 ReferenceRow Reference::Row(int64_t b, int64_t h, const Sequence& s, int64_t i) const {
@@ -104,14 +104,15 @@ ReferenceRow Reference::Row(int64_t b, int64_t h, const Sequence& s, int64_t i) 
   row.probability.resize(s.kv_len);
   row.dropout_scale.resize(s.kv_len);
   FillScores(b, h, s, i, row);
-  row.lse = row.any_visible ? LogSumExp(h, row) : -kInfinity;
+  const Denominator under = row.any_visible ? DenominatorOf(h, row) : Denominator{-kInfinity, 1};
+  row.lse = under.most + std::log(under.sum);
   const Dropout& dropout = problem_.dropout;
   DropoutStream stream =
       MakeDropoutStream(dropout.seed, dropout.offset, problem_.DropoutHeadIndex(b, h));
   double kept = 256.0 / (256.0 - dropout.threshold);
   for (int64_t j = 0; j < s.kv_len; ++j) {
     if (!row.visible[j]) continue;
-    row.probability[j] = std::exp(row.score[j] - row.lse);
+    row.probability[j] = std::exp(row.score[j] - under.most) / under.sum;
     bool drop = dropout.threshold > 0 && DropoutByte(stream, static_cast<uint32_t>(i),
                                                      static_cast<uint32_t>(j)) < dropout.threshold;
     row.dropout_scale[j] = drop ? 0 : kept;
@@ -180,7 +181,7 @@ void Reference::BackwardRow(int64_t b, int64_t h, const Sequence& s, int64_t i,
   for (int64_t j = 0; j < s.kv_len; ++j) {
     if (!row.visible[j]) continue;
     int64_t v_row = ValueStrides(p).Row(b, p.KvHead(h), s.kv_begin + j);
-    row.probability[j] = std::exp(row.score[j] - row.lse);
+    if (given != nullptr) row.probability[j] = std::exp(row.score[j] - row.lse);
     d_p[j] = row.dropout_scale[j] * Dot(d_o, &v_[v_row], p.v_head_dim);
     if (given == nullptr) delta += row.probability[j] * d_p[j];  // = dO·O
     AddScaled(row.probability[j] * row.dropout_scale[j], d_o, p.v_head_dim, &g.d_v[v_row]);

@@ -79,7 +79,10 @@ class Reference {
   bool IsVisible(int64_t b, int64_t h, const Sequence& s, int64_t i, int64_t j) const;
   double BiasAt(int64_t b, int64_t h, int64_t i, int64_t j) const;
   void FillScores(int64_t b, int64_t h, const Sequence& s, int64_t i, ReferenceRow& row) const;
-  double LogSumExp(int64_t h, const ReferenceRow& row) const;
+  struct Denominator {
+    double most, sum;  // the largest score; Σ exp(score − most)
+  };
+  Denominator DenominatorOf(int64_t h, const ReferenceRow& row) const;
   void BackwardRow(int64_t b, int64_t h, const Sequence& s, int64_t i,
                    const std::vector<double>& d_o, const float* d_lse,
                    const ReferenceOutputs* given, ReferenceGradients& gradients) const;

@@ -14,6 +14,7 @@
 #include "attention/problem_text.h"
 #include "attention/tensor_view.h"
 #include "kernels/reference_backend.h"
+#include "tests/conformance_averages.h"
 #include "tests/conformance_launch.h"
 #include "tests/conformance_shards.h"
 
@@ -452,6 +453,24 @@ class SupportTest : public testing::Test {
   int most_;
 };
 
+class AverageTest : public testing::Test {
+ public:
+  AverageTest(std::shared_ptr<LazyBackend> backend, ConformanceOptions options)
+      : backend_(std::move(backend)), options_(std::move(options)) {}
+
+ private:
+  void TestBody() override {
+    const ElementType element = options_.element.value_or(ElementType::kFloat32);
+    for (const std::string& failure :
+         CompareWithAverages(backend_->Get(), *options_.memory(), element)) {
+      ADD_FAILURE() << failure;
+    }
+  }
+
+  std::shared_ptr<LazyBackend> backend_;
+  ConformanceOptions options_;
+};
+
 int64_t Pairs(const Problem& p) {
   int64_t pairs = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -497,6 +516,11 @@ bool RegisterBackendConformance(const std::string& name,
   testing::RegisterTest(support_suite.c_str(), "RefusesNoMoreThanStated", nullptr, nullptr,
                         __FILE__, __LINE__,
                         [=] { return new SupportTest(backend, cases, options.max_unsupported); });
+  if (options.averages_enormous_biases) {
+    testing::RegisterTest((name + "Averages").c_str(), "AreWhatRowsOfTheLowestBiasGive", nullptr,
+                          nullptr, __FILE__, __LINE__,
+                          [=] { return new AverageTest(backend, options); });
+  }
   return true;
 }
 

@@ -1,8 +1,10 @@
 // Forward of the CPU engine: one item is some tiles of queries that share a KV head, in one pass
 // over the keys.
-//   S = scale·Q·Kᵀ, masked      P = exp2(S − m)      O = P·V      lse = ln 2·(m + log2(l))
-// (m, l, O) describe the keys seen so far, in units of log2: m is the row maximum, l the sum of P.
-// A new tile rescales l and O by exp2(m_old − m_new). (Dao 2023, FlashAttention-2, Algorithm 1)
+//   S = Q·Kᵀ, masked      P = exp(f·(S − m))      O = P·V      lse = f·m + ln l
+// (m, l, O) describe the keys seen so far: m is the row maximum, l the sum of P, f what the scores
+// must still be multiplied by. The difference comes first, so that equal scores of any size have
+// equal P. A new tile rescales l and O by exp(f·(m_old − m_new)). (Dao 2023, FlashAttention-2,
+// Algorithm 1)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/forward.cc"
 #include "kernels/cpu/targets.h"
@@ -56,7 +58,7 @@ struct QueryTile {
   HeadRules rules;
   int64_t first_row;
   int rows;
-  float factor;   // of scores, to units of log2
+  float factor;   // of scores, to logarithms to base 2
   FloatRows q;    // Q itself, or its copy
   float* panels;  // Qᵀ, for few queries
   float* o;       // [rows][v_stride]
@@ -287,9 +289,9 @@ class ForwardPass {
     for (int c = whole.begin + kLanes; c < whole.end; c += kLanes) {
       most = hn::Max(most, hn::LoadU(d, s + c));
     }
-    float row_max = hn::GetLane(hn::MaxOfLanes(d, most)) * tile.factor;
+    const float row_max = hn::GetLane(hn::MaxOfLanes(d, most));
     if (!(row_max > tile.max[r])) return;  // a NaN among the scores shows in P
-    const float rescale = Exp2One(tile.max[r] - row_max);
+    const float rescale = Exp2One((tile.max[r] - row_max) * tile.factor);
     tile.max[r] = row_max;
     if (tile.sum[r] == 0) return;  // O is still zero
     tile.sum[r] *= rescale;
@@ -307,7 +309,7 @@ class ForwardPass {
     FloatVector sum = hn::Zero(d);
     for (int c = whole.begin; c < whole.end; c += kLanes) {
       FloatVector score = hn::LoadU(d, s + c);
-      FloatVector probability = Exp2(hn::MulSub(score, factor, max));
+      FloatVector probability = Exp2(hn::Mul(hn::Sub(score, max), factor));
       auto hidden = hn::Eq(score, hn::Set(d, kHidden));
       if (kMasked) probability = hn::IfThenElse(hidden, hn::Zero(d), probability);
       sum = hn::Add(sum, probability);
@@ -338,29 +340,30 @@ class ForwardPass {
         StoreRow(p_.element, o, 0.0f, v_dim_, out);
         continue;
       }
-      const float rescale = AddToDenominator(tile, r);
+      double max = double{tile.max[r]} * tile.rules.factor();
+      const float rescale = AddToDenominator(tile, r, max);
       const float sum = tile.sum[r];
       lse = sum == 0 ? std::numeric_limits<float>::quiet_NaN()
-                     : static_cast<float>((std::log2(double{sum}) + tile.max[r]) * kLn2);
+                     : static_cast<float>(std::log(double{sum}) + max);
       StoreRow(p_.element, o, rescale * kept / sum, v_dim_, out);
     }
   }
 
-  // Adds the sink or the keys counted as logit 0 to l; returns what O must be multiplied by for it.
-  float AddToDenominator(QueryTile& tile, int r) const {
-    float logit = 0, count = 0;
+  // Adds the sink or the keys counted as logit 0 to l, which stands for exp(max) each, and makes
+  // `max` the larger of both; returns what O must be multiplied by for it.
+  float AddToDenominator(QueryTile& tile, int r, double& max) const {
+    double logit = 0, count = 0;
     if (p_.denominator == DenominatorKind::kSink) {
-      logit = p_.sink_logits[tile.rules.q_head] * kLog2E;
+      logit = p_.sink_logits[tile.rules.q_head];
       count = 1;
     } else if (p_.denominator == DenominatorKind::kZeroRest) {
-      count = static_cast<float>(sequence_.kv_len - tile.visible[r]);
+      count = static_cast<double>(sequence_.kv_len - tile.visible[r]);
     }
     if (count == 0) return 1.0f;
-    const float max = HWY_MAX(tile.max[r], logit);
-    const float rescale = Exp2One(tile.max[r] - max);
-    tile.sum[r] = tile.sum[r] * rescale + count * Exp2One(logit - max);
-    tile.max[r] = max;
-    return rescale;
+    const double most = HWY_MAX(max, logit), rescale = std::exp(max - most);
+    tile.sum[r] = static_cast<float>(tile.sum[r] * rescale + count * std::exp(logit - most));
+    max = most;
+    return static_cast<float>(rescale);
   }
 
   enum class Finite : uint8_t { kUnknown, kYes, kNo };

@@ -28,10 +28,12 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr float kLog2E = 1.44269504088896340736f;
-constexpr double kLn2 = 0.69314718055994530942;
 // Stands for "not visible" among scores. Not −infinity: a visible key may have that score, and its
 // NaN and infinities must still surface.
 constexpr float kHidden = -std::numeric_limits<float>::max();
+// A bias of the type's lowest number, as masks are often written, becomes the next one: not
+// kHidden.
+constexpr float kLowestBias = -0x1.fffffcp127f;
 
 // What all tiles of one (batch entry, query head) share.
 struct HeadRules {
@@ -195,7 +197,9 @@ inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, floa
   const int64_t row = tile.first_row + r;
   const Span span = tile.row(r), whole = WholeVectors(span);
   const FloatVector scale = hn::Set(d, rules.scale), cap = hn::Set(d, p.softcap);
-  const FloatVector inverse_cap = hn::Set(d, p.softcap > 0 ? 1.0f / p.softcap : 0.0f);
+  // Finite for the smallest numbers too: a score of 0 has tanh 0.
+  const FloatVector inverse_cap =
+      hn::Set(d, p.softcap > 0 ? HWY_MIN(1.0f / p.softcap, -kHidden) : 0.0f);
   int visible = 0;
   for (int c = whole.begin; c < whole.end; c += kLanes) {
     FloatVector x = hn::Mul(scale, hn::LoadU(d, s + c)), tanh = hn::Zero(d);
@@ -206,8 +210,9 @@ inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, floa
       x = hn::Mul(cap, tanh);
     }
     if (p.bias) {
-      FloatVector bias = LoadBias(rules, row, column, count);
-      x = hn::Add(x, bias);
+      const FloatVector bias = LoadBias(rules, row, column, count);
+      const FloatVector lowest = hn::Set(d, kLowestBias);
+      x = hn::Add(x, hn::IfThenElse(hn::Lt(bias, lowest), lowest, bias));
       auto masks = hn::Eq(bias, hn::Set(d, -std::numeric_limits<float>::infinity()));
       shown = hn::AndNot(masks, shown);
     }

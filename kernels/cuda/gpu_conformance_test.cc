@@ -22,13 +22,15 @@ const bool kHalf = RegisterBackendConformance("GpuHalf", MakeGpu,
                                                .random_max_pairs = 20000,
                                                .element = ElementType::kFloat16,
                                                .precision = EnginePrecision::HalfOperands(),
-                                               .max_unsupported = 0});
+                                               .max_unsupported = 0,
+                                               .averages_enormous_biases = false});
 const bool kBFloat16 = RegisterBackendConformance("GpuBFloat16", MakeGpu,
                                                   {.random_problems = 100,
                                                    .random_max_pairs = 20000,
                                                    .element = ElementType::kBFloat16,
                                                    .precision = EnginePrecision::HalfOperands(),
-                                                   .max_unsupported = 0});
+                                                   .max_unsupported = 0,
+                                                   .averages_enormous_biases = false});
 
 }  // namespace
 }  // namespace attnd
