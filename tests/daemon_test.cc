@@ -434,6 +434,10 @@ TEST(DaemonCancel, DropsACallThatWasCancelledWhileTheEngineServedAnother) {
   gated.WaitForCalls(2);
   landed.Cancel();
   EXPECT_EQ(landed.Wait().error_code(), grpc::StatusCode::CANCELLED);
+  // The daemon hears of it before it hears of a later call on the same connection.
+  grpc::ClientContext context;
+  v1::GetServerInfoResponse info;
+  ASSERT_TRUE(gated.daemon->stub().GetServerInfo(&context, {}, &info).ok());
   gated.engine->Open();
   EXPECT_TRUE(running.Wait().ok());
   gated.WaitUntilAllIsGivenBack();
