@@ -492,6 +492,37 @@ TEST(DeviceSimulation, CopiesTheLikeCallsOfALaunchByOneCommandEachWay) {
   }
 }
 
+// Kept calls' tensors lie each in memory of their own, across which the driver copies nothing.
+TEST(DeviceSimulation, KeepsTheLikeCallsOfALaunchEachInItsOwnMemory) {
+  constexpr int kCalls = 6;
+  FakeDriver fake;
+  auto device =
+      cuda::MakeDriverDevice({.driver_library = FakeDriver::kLibrary, .memory_fraction = 0.0005});
+  ASSERT_TRUE(device.ok()) << device.status();
+  cuda::CudaBackend engine(*std::move(device));
+  Random random(3);
+  Problem p = SimulatedProblem(random);
+  for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
+    p.element = element;
+    const ProblemInputs in = RandomInputs(p, 1);
+    std::vector<AlignedBytes> outputs;
+    std::vector<std::unique_ptr<DeviceResidual>> kept(kCalls);
+    std::vector<ForwardCall> calls;
+    auto place = [&](int64_t bytes) { return outputs.emplace_back(bytes).data(); };
+    for (int n = 0; n < kCalls; ++n) {
+      ForwardCall call{.problem = &p, .q = in.q.data(), .k = in.k.data(), .v = in.v.data()};
+      call.lse = reinterpret_cast<float*>(place(p.LseElements() * 4));
+      call.o = place(in.q.size());
+      call.workspace = place(engine.WorkspaceBytes(p, Direction::kForward));
+      if (n % 3 != 0) call.kept = &kept[n];
+      calls.push_back(call);
+    }
+    const auto report = engine.Forward(calls);
+    ASSERT_TRUE(report.ok()) << report.status();
+    for (int n = 0; n < kCalls; ++n) EXPECT_EQ(kept[n] != nullptr, n % 3 != 0);
+  }
+}
+
 TEST(DeviceSimulation, SpreadsCallsThatWaitOverAllGpus) {
   FakeDriver fake;
   SimulatedServer server(fake, 2, 0.05);
