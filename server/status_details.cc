@@ -145,7 +145,8 @@ absl::Status RenameField(absl::Status status, absl::string_view from, absl::stri
 
 absl::Status Classified(absl::Status status) {
   if (status.ok() || !ReasonOf(status).empty()) return status;
-  absl::string_view field = FieldOf(status.message());
+  // What an engine fails at ("cuLaunchKernel: ...") is no field of the request.
+  absl::string_view field = absl::IsInternal(status) ? "" : FieldOf(status.message());
   google::rpc::ErrorInfo info = MakeInfo(DefaultReason(status.code(), field));
   if (!field.empty()) (*info.mutable_metadata())["field"] = std::string(field);
   AddExpectedAndGot(status.message(), info);

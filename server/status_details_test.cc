@@ -95,6 +95,13 @@ TEST(StatusDetails, NamesWhatIsGoneInAPreconditionFailure) {
   }
 }
 
+TEST(StatusDetails, TakesNoDriverCallForAField) {
+  const absl::Status failed = absl::InternalError("cuLaunchKernel: CUDA_ERROR_ILLEGAL_ADDRESS");
+  const auto info = Find<google::rpc::ErrorInfo>(ToGrpcStatus(failed));
+  EXPECT_EQ(info.reason(), "ENGINE_FAILED");
+  EXPECT_FALSE(info.metadata().contains("field"));
+}
+
 TEST(StatusDetails, RenamesAFieldInTextAndMetadata) {
   const absl::Status renamed = RenameField(
       FieldError("BAD_FIELD", "residual_token", "a token", "none"), "residual_token", "tokens[2]");
