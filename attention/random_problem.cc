@@ -208,6 +208,22 @@ AlignedBytes HugeTensor(Random& random, ElementType type, int64_t count, int64_t
   return tensor;
 }
 
+// Hides or shows some blocks of 64 rows × 32 keys as a whole, which kernels leave out or run plain.
+void DrawBlocks(Random& random, const BroadcastShape& shape, int64_t row_bytes, std::byte* bits) {
+  const int64_t rows = shape.batch * shape.heads * shape.rows;
+  for (int64_t row = 0; row < rows; row += 64) {
+    for (int64_t byte = 0; byte < row_bytes; byte += 4) {
+      const bool shows = random.Chance(0.5);
+      if (!random.Chance(0.3)) continue;
+      for (int64_t i = row; i < std::min(row + 64, rows); ++i) {
+        for (int64_t n = byte; n < std::min(byte + 4, row_bytes); ++n) {
+          bits[i * row_bytes + n] = shows ? std::byte{0xff} : std::byte{0};
+        }
+      }
+    }
+  }
+}
+
 AlignedBytes RandomMask(Random& random, const BoolMask& mask) {
   AlignedBytes bits(mask.bytes());
   int64_t rows = mask.shape.batch * mask.shape.heads * mask.shape.rows;
@@ -218,6 +234,7 @@ AlignedBytes RandomMask(Random& random, const BoolMask& mask) {
           static_cast<std::byte>(random.Bits() | random.Bits());
     }
   }
+  if (mask.shape.columns > 64) DrawBlocks(random, mask.shape, mask.row_bytes(), bits.data());
   return bits;
 }
 

@@ -74,7 +74,8 @@ enum class Values {
 // What both directions of a problem read, in its layout and element types.
 struct ProblemInputs {
   AlignedBytes q, k, v;
-  AlignedBytes mask_bits;  // empty without a bool mask; 3 of 4 keys attend, some rows have none
+  AlignedBytes mask_bits;  // empty without a bool mask; 3 of 4 keys attend, some rows have none;
+                           // in wide masks whole blocks attend to all or nothing
   AlignedBytes bias;       // empty without a bias; 1 of 16 values is −infinity
   AlignedBytes d_o;
   AlignedBytes d_lse;  // float32

@@ -43,6 +43,20 @@ struct BroadcastTensor {
   int32_t has_pairs;         // whether two keys' biases, the first one's even, are one aligned word
 };
 
+// Which tiles hold what a block has to visit, for scores that are hidden in no simple order: one
+// line of 16-bit numbers for each (batch entry, head) and each block's own tile (rows in forward,
+// keys in backward). rank[0..tiles]: how many tiles before this one are listed; then the listed
+// tiles themselves, ascending, with kTilePartial where some of the tile is hidden. Tiles that are
+// not listed hold nothing. Filled by the host or by a kernel ahead (mask_tiles.h).
+inline constexpr uint32_t kTilePartial = 0x8000;
+struct TileLists {
+  uint16_t* data;                   // null: every tile counts as listed and partial
+  int64_t batch, head, line;        // numbers; 0 where all share one
+  int32_t tiles;                    // of a line; 1: it holds for every tile
+  int32_t tile_rows, tile_keys;     // of the kernels that read them
+  int32_t mask_rows, mask_columns;  // of the bool mask that they describe
+};
+
 struct ProblemDesc {
   RowTensor q, k, v, o;
   float* lse;                   // (b, h, i): lse[seq.batch·lse_batch + h·lse_head + q_begin + i]
@@ -95,6 +109,7 @@ struct ProblemDesc {
   uint32_t* gradient_bounds;  // workspace, zeroed: see kernels/gradient_scale.h
   float* stabilizer;  // … lse in units of log2 less P's gain, ∞ where no key is visible, …
   float* dq_factor;   // … and the power of two of a row's dQ in fixed point
+  TileLists tile_lists;
 };
 inline constexpr int32_t kGradientBoundWords = 4;  // per (b, KV head)
 

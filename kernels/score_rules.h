@@ -11,6 +11,7 @@
 #include "attention/score_rule.h"
 #include "kernels/params.h"
 #include "kernels/sm70/ptx.h"
+#include "kernels/tile_iterator.h"
 
 namespace attnd {
 
@@ -57,6 +58,7 @@ inline constexpr uint32_t kAllScores = (1u << (2 * kPairs)) - 1;
 struct LinearScores {
   static constexpr bool kEveryTile = false;
   ATTN_HD static uint32_t OptionsOf(const ProblemDesc&) { return 0; }
+  ATTN_HD static uint32_t OptionsIn(uint32_t options, bool /*is_masked*/) { return options; }
   // Products of kPairs pairs become scores, −infinity where invisible. Returns which keys are
   // visible. `is_cut`: causal, window or lengths may hide some.
   template <Along kAlong, int kPairs>
@@ -74,7 +76,6 @@ struct LinearScores {
   ATTN_HD static bool HasSlope(const ProblemDesc&) { return false; }
   // What a score, or a raw product, is multiplied by to be in units of log2.
   ATTN_HD static float Multiplier(const ProblemDesc& problem) { return problem.scale_log2; }
-  ATTN_HD static bool AllPartial(const ProblemDesc&) { return false; }
   // Rows beyond the sequence, which fill up tiles, see nothing.
   ATTN_HD static bool IsVisible(const ScoreContext& at, int row, int key) {
     return row < at.sequence.q_len && attnd::IsVisible(VisibilityOf(at.sequence), row, key);
@@ -133,8 +134,15 @@ struct GeneralScores {
     return visible;
   }
   ATTN_HD static bool HasSlope(const ProblemDesc& problem) { return problem.softcap != 0; }
-  ATTN_HD static bool AllPartial(const ProblemDesc& problem) {
-    return problem.mask.data != nullptr || problem.bias.data != nullptr;
+  // Of every visit, besides what tile lists say.
+  ATTN_HD static uint32_t VisitFlags(const ProblemDesc& problem) {
+    const bool unlisted = problem.mask.data != nullptr && problem.tile_lists.data == nullptr;
+    return (unlisted ? uint32_t{ListedVisit::kMasked} : 0u) |
+           (problem.bias.data != nullptr ? uint32_t{ListedVisit::kOther} : 0u);
+  }
+  // Of those of a problem, what a tile needs.
+  ATTN_HD static uint32_t OptionsIn(uint32_t options, bool is_masked) {
+    return is_masked ? options : options & ~uint32_t{kMask};
   }
 
   ATTN_HD static bool IsVisible(const ScoreContext& at, int row, int key) {

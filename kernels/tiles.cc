@@ -7,6 +7,10 @@ const char* KindName(KernelKind kind) {
   switch (kind) {
     case KernelKind::kForward:
       return "forward";
+    case KernelKind::kRowMaskTiles:
+      return "row_mask_tiles";
+    case KernelKind::kKeyMaskTiles:
+      return "key_mask_tiles";
     case KernelKind::kKeyBounds:
       return "key_bounds";
     case KernelKind::kDelta:
@@ -25,6 +29,23 @@ const char* KindName(KernelKind kind) {
   return "unknown";
 }
 
+const char* ScoresReason(bool general, bool dropout) {
+  if (general) {
+    return dropout ? "the same in training with dropout"
+                   : "softcap, bias, ALiBi, bool masks, a scale that is not positive";
+  }
+  return dropout ? "the same in training with dropout" : "plain, causal and windowed attention";
+}
+
+// Two blocks an SM leave 128 registers: descriptors that are looked up outside the loop, and with
+// dropout some of the generator's state, spill. General scores keep the descriptors of options that
+// are not in use, dropout at 256 columns and float16 scores a few words.
+int SpillBytes(bool general, bool dropout, bool is_crowded) {
+  if (general) return dropout ? 320 : 256;
+  if (dropout) return 128;
+  return is_crowded ? 48 : 16;
+}
+
 void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
   const int q_rows = head_dim > 128 ? 16 : 32;
   const int kv_rows = head_dim <= 64 ? 128 : head_dim <= 128 ? 64 : 32;
@@ -36,7 +57,10 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
                         .general = general,
                         .dropout = dropout,
                         .ordered = ordered,
-                        .tile = {q_rows, kv_rows, head_dim, 1}});
+                        .tile = {q_rows, kv_rows, head_dim, 1},
+                        .reason = ordered ? ScoresReason(general, dropout)
+                                          : "allow_nondeterministic: dQ by atomics, 3 to 5 points",
+                        .spill_bytes = SpillBytes(general, dropout, false)});
       }
     }
   }
@@ -45,7 +69,8 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
     rows.push_back({.kind = KernelKind::kQueryGradient,
                     .head_dim = head_dim,
                     .ordered = ordered,
-                    .tile = rows_only});
+                    .tile = rows_only,
+                    .reason = "after backward: dQ in its rows"});
   }
 }
 
@@ -61,13 +86,17 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
                       .head_dim = head_dim,
                       .general = general,
                       .dropout = dropout,
-                      .tile = ForwardTile(head_dim)});
+                      .tile = ForwardTile(head_dim),
+                      .reason = ScoresReason(general, dropout),
+                      .spill_bytes = SpillBytes(general, dropout, head_dim <= 64)});
     }
     rows.push_back({.kind = KernelKind::kForward,
                     .head_dim = head_dim,
                     .half_accumulate = true,
                     .general = general,
-                    .tile = ForwardTile(head_dim)});
+                    .tile = ForwardTile(head_dim),
+                    .reason = "calls that ask for float16 accumulators",
+                    .spill_bytes = SpillBytes(general, false, head_dim <= 64)});
   }
 }
 
@@ -75,11 +104,19 @@ std::vector<KernelRow> MakeRows() {
   std::vector<KernelRow> rows;
   for (int head_dim : {32, 64, 96, 128, 256}) AddForward(head_dim, rows);
   for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
-  for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta, KernelKind::kKeepRows}) {
-    rows.push_back({.kind = kind, .tile = {64, 0, 0, 1}});
+  for (KernelKind kind : {KernelKind::kRowMaskTiles, KernelKind::kKeyMaskTiles}) {
+    rows.push_back({.kind = kind, .tile = {0, 0, 0, 1}, .reason = "calls with a bool mask"});
+  }
+  rows.push_back({.kind = KernelKind::kKeepRows,
+                  .tile = {64, 0, 0, 1},
+                  .reason = "after a forward in bfloat16 whose tensors stay for backward"});
+  for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta}) {
+    rows.push_back({.kind = kind, .tile = {64, 0, 0, 1}, .reason = "ahead of backward"});
   }
   for (KernelKind kind : {KernelKind::kSinkGradient, KernelKind::kBiasGradient}) {
-    rows.push_back({.kind = kind, .tile = {16, 16, 0, 1}});
+    rows.push_back({.kind = kind,
+                    .tile = {16, 16, 0, 1},
+                    .reason = "gradients of bias tensors and sink logits"});
   }
   return rows;
 }

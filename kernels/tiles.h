@@ -12,9 +12,11 @@ namespace attnd {
 
 enum class KernelKind : unsigned char {
   kForward,
-  kKeyBounds,      // backward's first step: how large K and V are
-  kDelta,          // then what belongs to a row: rowsum(dO∘O) − dlse, …
-  kBackward,       // dK, dV, and dQ in pieces
+  kRowMaskTiles,  // ahead of forward: which tiles a bool mask leaves, line by line of its row tiles
+  kKeyMaskTiles,  // ahead of backward: the same by its key tiles
+  kKeyBounds,     // backward's first step: how large K and V are
+  kDelta,         // then what belongs to a row: rowsum(dO∘O) − dlse, …
+  kBackward,      // dK, dV, and dQ in pieces
   kQueryGradient,  // dQ's pieces into place
   kSinkGradient,   // one block for each (problem, batch entry, query head)
   kBiasGradient,   // one block for each 16×16 numbers of the gradient
@@ -30,6 +32,9 @@ struct KernelRow {
   bool ordered = true;  // backward: the same bits of dQ every time, in whatever order blocks run
   bool shipped = true;  // compiled at build time; else at run time, where a compiler is
   Tile tile = {};       // see tile_math.h; kDelta and kQueryGradient: q_rows only
+  const char* reason = "";  // who needs it
+  // What sm_70's registers may be short of, and what it then is: more stops the build.
+  int spill_bytes = 0;
 };
 
 // "forward_f32_d64_linear_dropout": the kernel's name in messages, receipts and the index.

@@ -242,6 +242,17 @@ void AddMasksAndBiases(Table& table) {
     p.bias = Bias{static_cast<ElementType>(1 + broadcast % 3), shape, true};
     table.AddInSomeElement("bias_" + name, p);
   }
+  for (int64_t dim : {16, 80, 200}) {
+    Problem p = Sized(100, 200, dim);
+    p.bool_mask = BoolMask{{1, 2, 100, 200}};
+    table.AddInSomeElement(absl::StrCat("bool_mask_tiles_", dim), p);
+    p = Causal(p, Alignment::kBottomRight);
+    p.window_left = 120;
+    p.kv_lengths = {180};
+    p.bool_mask = BoolMask{{1, 1, 100, 200}};
+    p.denominator = DenominatorKind::kZeroRest;
+    table.AddInSomeElement(absl::StrCat("bool_mask_tiles_cut_", dim), p);
+  }
   Problem all = Causal(Plain(), Alignment::kBottomRight);
   all.batch = 2;
   all.window_left = 30;

@@ -154,9 +154,11 @@ CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device) : device_(std::mo
 absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) const {
   if (direction == Direction::kForward) {
     ASSIGN_OR_RETURN(ForwardKernels kernels, ForwardKernelsOf(problem));
+    RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
     return device_->Check(kernels.forward);
   }
   ASSIGN_OR_RETURN(BackwardKernels kernels, BackwardKernelsOf(problem));
+  RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
   RETURN_IF_ERROR(device_->Check(kernels.delta));
   RETURN_IF_ERROR(device_->Check(kernels.backward));
   if (kernels.sink_gradient) RETURN_IF_ERROR(device_->Check(*kernels.sink_gradient));
@@ -281,7 +283,8 @@ int CudaBackend::SlicesOf(const LaunchPlan& plan, Direction direction) const {
 }
 
 void CudaBackend::Learn(const LaunchPlan& plan, Direction direction, double seconds) {
-  if (seconds < kShortestLesson || plan.flops <= 0) return;
+  // What a mask empties takes no time, which would make later launches look short.
+  if (seconds < kShortestLesson || plan.flops <= 0 || plan.has_masks) return;
   std::atomic<double>& rate = seconds_per_flop_[static_cast<int>(direction)];
   const double old_rate = rate;
   // Two launches at once may lose one lesson, which does no harm.

@@ -46,6 +46,20 @@ int64_t ConstantBytes(const Problem& p, int64_t tiles, int tile_lists) {
          tiles * static_cast<int64_t>(sizeof(TileWork)) + (1 + tile_lists) * kRegionAlignment;
 }
 
+// Of forward and backward kernels, as their loops visit tiles.
+MaskTiling TilingOf(const ForwardKernels& kernels) {
+  return {kernels.forward.tile.q_rows, kernels.forward.tile.kv_rows, /*by_keys=*/false};
+}
+MaskTiling TilingOf(const BackwardKernels& kernels) {
+  return {kDqBlockRows, kernels.backward.tile.kv_rows, /*by_keys=*/true};
+}
+void AddMaskTiles(absl::Span<const Problem* const> problems, const KernelRow& row,
+                  const MaskTiling& tiling, LaunchPlan& plan) {
+  std::vector<TileWork> lines = MaskLineTiles(problems, plan.parts, tiling);
+  if (lines.empty()) return;
+  plan.kernels.push_back({row, AddTiles(std::move(lines), plan)});
+  plan.has_masks = true;
+}
 bool NeedsRest(const Problem& p, const BackwardKernels& kernels) {
   return kernels.backward.ordered && NeedsDqRest(p);
 }
@@ -60,8 +74,10 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
     ArenaLayout& own = plan.held.emplace_back();
     plan.layouts.push_back(held[n] ? LayOutKeptTensors(*problems[n], own, plan.arena)
                                    : LayOutTensors(*problems[n], RegionUse::kOutput, plan.arena));
+    LayOutTileLists(plan.layouts[n], TilingOf(kernels), plan.arena);
     plan.flops += Flops(*problems[n], Direction::kForward);
   }
+  AddMaskTiles(problems, kernels.mask_tiles, TilingOf(kernels), plan);
   const size_t tiles =
       AddTiles(ForwardTiles(problems, plan.parts, kernels.forward.tile.q_rows), plan);
   plan.kernels.push_back({kernels.forward, tiles, /*main=*/true});
@@ -79,10 +95,12 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
     ArenaLayout& own = plan.held.emplace_back();
     plan.layouts.push_back(
         LayOutTensors(*problems[n], RegionUse::kInput, held[n] ? own : plan.arena));
+    LayOutTileLists(plan.layouts[n], TilingOf(kernels), plan.arena);
     LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim,
                     NeedsRest(*problems[n], kernels), plan.arena);
     plan.flops += Flops(*problems[n], Direction::kBackward);
   }
+  AddMaskTiles(problems, kernels.mask_tiles, TilingOf(kernels), plan);
   const size_t rows = AddTiles(RowBlockTiles(problems, plan.parts), plan);
   const size_t keys =
       AddTiles(BackwardTiles(problems, plan.parts, kernels.backward.tile.kv_rows), plan);
@@ -157,28 +175,32 @@ int64_t ResidualTensorBytes(const Problem& p) {
 int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels) {
   ArenaLayout arena;
   CallLayout layout = LayOutKeptTensors(p, arena, arena);
+  LayOutTileLists(layout, TilingOf(kernels), arena);
   LayOutConstants(layout, arena);
-  int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows);
+  int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows) +
+                  MaskLineCount(p, TilingOf(kernels));
   if (layout.keeps_rows) {
     tiles += p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
              p.kv_heads * TilesOfHead(p, p.kv_len, kDqBlockRows);
   }
-  return arena.bytes() + ConstantBytes(p, tiles, 2);
+  return arena.bytes() + ConstantBytes(p, tiles, 3);
 }
 
 int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels) {
   ArenaLayout arena;
   CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena);
+  LayOutTileLists(layout, TilingOf(kernels), arena);
   LayOutGradients(layout, kernels.backward.tile.head_dim, NeedsRest(p, kernels), arena);
   LayOutConstants(layout, arena);
   int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
-                  p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows);
+                  p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows) +
+                  MaskLineCount(p, TilingOf(kernels));
   if (kernels.sink_gradient) tiles += p.batch * p.q_heads;
   if (kernels.bias_gradient) {
     const BroadcastShape& shape = p.bias->shape;
     tiles += shape.batch * shape.heads * ((shape.rows + 15) / 16) * ((shape.columns + 15) / 16);
   }
-  return arena.bytes() + ConstantBytes(p, tiles, 4);
+  return arena.bytes() + ConstantBytes(p, tiles, 5);
 }
 
 }  // namespace attnd::cuda

@@ -31,7 +31,8 @@ struct LaunchPlan {
   int64_t problems_offset = 0;        // of the descriptors
   int64_t constants_begin = 0;        // sequences, slopes, descriptors, tiles: to the arena's end
   std::vector<PlannedKernel> kernels;
-  double flops = 0;
+  double flops = 0;  // at most: what bool masks empty is left out
+  bool has_masks = false;
 
   absl::Span<Part> PartsOfCall(size_t call) {
     return absl::MakeSpan(parts).subspan(first_part[call], first_part[call + 1] - first_part[call]);

@@ -15,6 +15,16 @@ namespace {
 
 int64_t Tiles(int64_t length, int64_t rows) { return (length + rows - 1) / rows; }
 
+// Lines and tiles of one (batch entry, head) of a mask; one where its dimension is broadcast.
+struct ListShape {
+  int64_t lines, tiles;
+  ListShape(const BroadcastShape& mask, const MaskTiling& tiling)
+      : lines(Tiles(mask.rows, tiling.rows)), tiles(Tiles(mask.columns, tiling.keys)) {
+    if (tiling.by_keys) std::swap(lines, tiles);
+  }
+  int64_t line_numbers() const { return 2 * tiles + 1; }
+};
+
 int32_t Clamp(int64_t keys) {
   return static_cast<int32_t>(std::clamp<int64_t>(keys, -kUnboundedKeys, kUnboundedKeys));
 }
@@ -106,6 +116,11 @@ Origin OriginOf(const Problem& p, const Part& part) {
 void DescribeScores(const CallLayout& at, const Origin& from, uint64_t arena, ProblemDesc& desc) {
   const Problem& p = *at.problem;
   desc.softcap = p.softcap;
+  if (at.tile_lists >= 0) {
+    desc.tile_lists = at.lists;
+    desc.tile_lists.data = At<uint16_t>(arena, at.tile_lists,
+                                        from.entry * at.lists.batch + from.q_head * at.lists.head);
+  }
   if (p.bool_mask.has_value()) {
     desc.mask = Broadcast(p.bool_mask->shape, p.bool_mask->row_bytes());
     desc.mask.data =
@@ -305,6 +320,23 @@ void LayOutGradients(CallLayout& at, int tile_head_dim, bool dq_rest, ArenaLayou
   at.dq_factor = arena.Add("dq_factor", p.LseElements() * 4, RegionUse::kOutput);
 }
 
+void LayOutTileLists(CallLayout& at, const MaskTiling& tiling, ArenaLayout& arena) {
+  if (!at.problem->bool_mask) return;
+  const BroadcastShape& mask = at.problem->bool_mask->shape;
+  const ListShape shape(mask, tiling);
+  const int64_t head = shape.lines * shape.line_numbers();
+  at.lists.line = shape.lines == 1 ? 0 : shape.line_numbers();
+  at.lists.head = mask.heads == 1 ? 0 : head;
+  at.lists.batch = mask.batch == 1 ? 0 : mask.heads * head;
+  at.lists.tiles = static_cast<int32_t>(shape.tiles);
+  at.lists.tile_rows = tiling.rows;
+  at.lists.tile_keys = tiling.keys;
+  at.lists.mask_rows = static_cast<int32_t>(mask.rows);
+  at.lists.mask_columns = static_cast<int32_t>(mask.columns);
+  at.tile_lists = arena.Add(
+      "tile_lists", mask.batch * mask.heads * head * int64_t{sizeof(uint16_t)}, RegionUse::kOutput);
+}
+
 void LayOutConstants(CallLayout& at, ArenaLayout& arena) {
   const Problem& p = *at.problem;
   if (!p.alibi_slopes.empty()) {
@@ -454,6 +486,38 @@ std::vector<TileWork> KeepRowsTiles(absl::Span<const CallLayout> layouts,
     }
   }
   return tiles;
+}
+
+std::vector<TileWork> MaskLineTiles(absl::Span<const Problem* const> problems,
+                                    absl::Span<const Part> parts, const MaskTiling& tiling) {
+  std::vector<TileWork> tiles;
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const Part& part = parts[n];
+    const Problem& p = *problems[part.call];
+    if (!p.bool_mask) continue;
+    const BroadcastShape& mask = p.bool_mask->shape;
+    // What is shared belongs to the first part.
+    const bool is_first_entry = part.batch_begin == 0, is_first_head = part.kv_head_begin == 0;
+    if ((mask.batch == 1 && !is_first_entry) || (mask.heads == 1 && !is_first_head)) continue;
+    const int64_t batches = mask.batch == 1 ? 1 : part.batches;
+    const int64_t heads = mask.heads == 1 ? 1 : part.kv_heads * p.group_size();
+    const int64_t lines = ListShape(mask, tiling).lines;
+    for (int64_t b = 0; b < batches; ++b) {
+      for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t line = 0; line < lines; ++line) {
+          tiles.push_back({static_cast<int32_t>(n), static_cast<int32_t>(b),
+                           static_cast<int32_t>(h), static_cast<int32_t>(line)});
+        }
+      }
+    }
+  }
+  return tiles;
+}
+
+int64_t MaskLineCount(const Problem& p, const MaskTiling& tiling) {
+  if (!p.bool_mask) return 0;
+  const BroadcastShape& mask = p.bool_mask->shape;
+  return mask.batch * mask.heads * ListShape(mask, tiling).lines;
 }
 
 std::vector<TileWork> RowBlockTiles(absl::Span<const Problem* const> problems,

@@ -33,6 +33,8 @@ struct CallLayout {
   // A kept bfloat16 forward: V and O stand in the arena, and once more with the other tensors.
   bool keeps_rows = false;
   int64_t kept_v = 0, kept_o = 0;
+  int64_t tile_lists = -1;
+  TileLists lists = {};  // without their address
 };
 
 // The powers of two that a part's tensors were divided by; 0 in float16. kept_v: what a forward's
@@ -46,6 +48,13 @@ struct Part {
   int64_t batch_begin = 0, batches = 0;
   int64_t kv_head_begin = 0, kv_heads = 0;
   Exponents exponents;
+};
+
+// The tiles of a kernel, of which a bool mask's are listed: in lines of its key tiles (backward) or
+// of its row tiles.
+struct MaskTiling {
+  int rows = 0, keys = 0;
+  bool by_keys = false;
 };
 
 class ArenaLayout {
@@ -72,6 +81,8 @@ CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout&
 // in another scale than backward (V and O in bfloat16) stands in the arena too.
 CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLayout& arena);
 void LayOutGradients(CallLayout& layout, int tile_head_dim, bool dq_rest, ArenaLayout& arena);
+// Nothing without a bool mask.
+void LayOutTileLists(CallLayout& layout, const MaskTiling& tiling, ArenaLayout& arena);
 // For tensors that were laid out for a memory of their own, which begins `shift` bytes after the
 // arena (or before it).
 void PlaceOutside(CallLayout& layout, int64_t shift);
@@ -105,6 +116,10 @@ std::vector<TileWork> BiasTiles(absl::Span<const Problem* const> problems,
 // 64 rows of every head of O and V of the parts whose call keeps rows (CallLayout).
 std::vector<TileWork> KeepRowsTiles(absl::Span<const CallLayout> layouts,
                                     absl::Span<const Part> parts);
+// Every line of every (batch entry, head) of every bool mask, in the part that it begins.
+std::vector<TileWork> MaskLineTiles(absl::Span<const Problem* const> problems,
+                                    absl::Span<const Part> parts, const MaskTiling& tiling);
+int64_t MaskLineCount(const Problem& problem, const MaskTiling& tiling);
 // 64 rows of every (part, batch entry, query head): what the Delta and dQ kernels visit.
 std::vector<TileWork> RowBlockTiles(absl::Span<const Problem* const> problems,
                                     absl::Span<const Part> parts);

@@ -1,6 +1,7 @@
 // Descriptors, parts and tile lists against what a Problem says, element by element.
 #include "kernels/cuda/plan.h"
 
+#include <cstdint>
 #include <map>
 #include <set>
 #include <tuple>
@@ -149,6 +150,37 @@ TEST(Tiles, ListBiasGradientsOnceWhereTheyAreBroadcast) {
   EXPECT_EQ(BiasTiles(problems, PartsOf(p, 0)).size(), 4u * 19);
   p.bias->want_gradient = false;
   EXPECT_TRUE(BiasTiles(problems, PartsOf(p, 0)).empty());
+}
+
+TEST(Tiles, ListEachLineOfAMaskOnceWhereverPartsShareIt) {
+  const MaskTiling by_rows = {128, 32, false}, by_keys = {64, 64, true};
+  for (int broadcast = 0; broadcast < 16; ++broadcast) {
+    Problem p = Simple();
+    p.element = ElementType::kBFloat16;  // a part for each (batch entry, KV head)
+    p.bool_mask = BoolMask{{broadcast & 1 ? p.batch : 1, broadcast & 2 ? p.q_heads : 1,
+                            broadcast & 4 ? 300 : 1, broadcast & 8 ? 200 : 1}};
+    const std::vector<Part> parts = PartsOf(p, 0);
+    for (const MaskTiling& tiling : {by_rows, by_keys}) {
+      ArenaLayout arena;
+      CallLayout at = LayOutTensors(p, RegionUse::kInput, arena);
+      LayOutTileLists(at, tiling, arena);
+      LayOutConstants(at, arena);
+      std::set<uintptr_t> lines;
+      const Problem* const problems[] = {&p};
+      const std::vector<TileWork> tiles = MaskLineTiles(problems, parts, tiling);
+      for (const TileWork& tile : tiles) {
+        const TileLists lists = Describe(at, parts[tile.problem], 0).tile_lists;
+        EXPECT_EQ(lists.tiles, tiling.by_keys ? (broadcast & 4 ? 5 : 1) : (broadcast & 8 ? 7 : 1));
+        const int64_t first =
+            tile.batch * lists.batch + tile.head * lists.head + tile.tile * lists.line;
+        const auto line = reinterpret_cast<uintptr_t>(lists.data) + first * sizeof(uint16_t);
+        EXPECT_TRUE(lines.insert(line).second) << "twice the same line";
+        EXPECT_LE(line + (2 * lists.tiles + 1) * sizeof(uint16_t),
+                  static_cast<uintptr_t>(arena.regions().back().offset));
+      }
+      EXPECT_EQ(static_cast<int64_t>(tiles.size()), MaskLineCount(p, tiling)) << broadcast;
+    }
+  }
 }
 
 TEST(ArenaLayout, KeepsRegionsApartAndAligned) {

@@ -75,9 +75,10 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, c
   std::optional<KernelRow> row = Narrowest(rows, p, [&](const KernelRow& r) {
     return r.kind == KernelKind::kForward && FitsScores(r, p);
   });
+  const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kRowMaskTiles);
   const std::optional<KernelRow> keep_rows = Find(rows, KernelKind::kKeepRows);
-  if (!row || !keep_rows) return NoKernel(p, "forward");
-  return ForwardKernels{*row, *keep_rows};
+  if (!row || !mask_tiles || !keep_rows) return NoKernel(p, "forward");
+  return ForwardKernels{*row, *mask_tiles, *keep_rows};
 }
 
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p) {
@@ -92,11 +93,13 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   if (!backward) return NoKernel(p, "backward");
   BackwardKernels kernels;
   kernels.backward = *backward;
+  const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kKeyMaskTiles);
   const std::optional<KernelRow> key_bounds = Find(rows, KernelKind::kKeyBounds);
   const std::optional<KernelRow> delta = Find(rows, KernelKind::kDelta);
   const std::optional<KernelRow> query_gradient =
       Find(rows, KernelKind::kQueryGradient, backward->head_dim, backward->ordered);
-  if (!key_bounds || !delta || !query_gradient) return NoKernel(p, "backward");
+  if (!mask_tiles || !key_bounds || !delta || !query_gradient) return NoKernel(p, "backward");
+  kernels.mask_tiles = *mask_tiles;
   kernels.key_bounds = *key_bounds;
   kernels.delta = *delta;
   kernels.query_gradient = *query_gradient;

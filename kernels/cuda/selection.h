@@ -18,11 +18,12 @@ bool NeedsGeneralScores(const Problem& problem);
 // larger still, so that one integer is too coarse (kernels/sm70/backward_passes.h).
 bool NeedsDqRest(const Problem& problem);
 
+// Mask tiles: launched where a problem has a bool mask.
 struct ForwardKernels {
-  KernelRow forward, keep_rows;
+  KernelRow forward, mask_tiles, keep_rows;
 };
 struct BackwardKernels {
-  KernelRow key_bounds, delta, backward, query_gradient;
+  KernelRow mask_tiles, key_bounds, delta, backward, query_gradient;
   std::optional<KernelRow> sink_gradient, bias_gradient;  // where the problem wants them
 };
 absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows,

@@ -170,11 +170,12 @@ inline uint32_t ShuffleXor(uint32_t value, int mask, ATTN_WHERE) {
 inline float ShuffleXor(float value, int mask, ATTN_WHERE) {
   return FloatOf(ShuffleXor(BitsOf(value), mask, where));
 }
-inline bool VoteAny(bool condition, ATTN_WHERE) {
+inline uint32_t Ballot(bool condition, ATTN_WHERE) {
   host::Vote vote{condition, 0};
   emulator::MeetInWarp(&host::RunVote, &vote, host::kAllLanes, where);
-  return vote.ballot != 0;
+  return vote.ballot;
 }
+inline bool VoteAny(bool condition, ATTN_WHERE) { return Ballot(condition, where) != 0; }
 inline void SyncWarp(ATTN_WHERE) { emulator::SynchroniseWarp(host::kAllLanes, where); }
 
 inline void SyncThreads(ATTN_WHERE) { emulator::WaitAtBarrier(0, 0, where); }
@@ -230,6 +231,9 @@ inline float LoadGlobalFloat(const void* p, ATTN_WHERE) {
 }
 inline uint32_t LoadGlobal32(const void* p, ATTN_WHERE) {
   return host::Load<uint32_t>(p, where, false);
+}
+inline void StoreGlobal16(void* p, uint32_t v, ATTN_WHERE) {
+  host::Store(p, static_cast<uint16_t>(v), where, false);
 }
 inline void StoreGlobal32(void* p, uint32_t v, ATTN_WHERE) { host::Store(p, v, where, false); }
 inline void StoreGlobalFloat(void* p, float v, ATTN_WHERE) { host::Store(p, v, where, false); }

@@ -23,6 +23,10 @@ std::string KernelExpression(const KernelRow& row) {
     case KernelKind::kBackward:
       return absl::StrCat("BackwardKernel<", tile, ", ", rule, ", ",
                           row.dropout ? "ReplayDropout" : "KeepAll", ", ", SumsOf(row), ">");
+    case KernelKind::kRowMaskTiles:
+      return "attnd::MaskTilesKernel<false>";
+    case KernelKind::kKeyMaskTiles:
+      return "attnd::MaskTilesKernel<true>";
     case KernelKind::kKeyBounds:
       return "KeyBoundsKernel";
     case KernelKind::kDelta:

@@ -26,8 +26,8 @@
 #include "kernels/sm70/backward_keys.h"
 #include "kernels/sm70/backward_passes.h"
 #include "kernels/sm70/backward_scores.h"
+#include "kernels/sm70/backward_visits.h"
 #include "kernels/sm70/pipeline.h"
-#include "kernels/tile_iterator.h"
 
 namespace attnd::sm70 {
 
@@ -47,7 +47,11 @@ struct BackwardKernel {
   static constexpr int kSlots = 3;
   // Stored under products, P costs registers that only this one has to spare.
   static constexpr bool kStoresPLate = kHeadDim == 64 && !DqSums::kFixedPoint;
+  // Which half of the second role's products dS is stored under.
+  static constexpr int kStoresDsUnder = kHeadDim == 128 && !DqSums::kFixedPoint ? 0 : 1;
   using Dq = DqLayout<kHeadDim>;
+  using Visits = RowVisits<Rule>;
+  using Cursor = typename Visits::Cursor;
   static_assert(kStepRows % 16 == 0 && kRoundSteps >= 2 && kKeys * kSplit % 64 == 0);
 
   static constexpr int kRowBytes = kChunks * 16;
@@ -71,6 +75,7 @@ struct BackwardKernel {
     float watch;   // 0; NaN where sums of dQ have a second integer
     int exponent;  // of two, by which dS is multiplied: GradientExponent
     int left_out;  // whether K held an infinity or NaN
+    typename Visits::Ring visits;
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
 
@@ -78,7 +83,7 @@ struct BackwardKernel {
     const ProblemDesc& problem;
     const SequenceDesc& sequence;
     int batch, kv_head, first_key;
-    TileVisits tiles;
+    Visits visits;
     float row_gain;    // of the number of a row that this thread brings
     float multiplier;  // of the raw products of this role
     int thread;
@@ -89,23 +94,8 @@ struct BackwardKernel {
     ATTN_HD int role_warp() const { return warp() & 3; }
     ATTN_HD int half() const { return warp() % kSplit; }  // of the columns
     ATTN_HD int warp_key() const { return role_warp() / kSplit * kWarpKeys; }
-    ATTN_HD int rounds() const { return tiles.count() * problem.group; }
-    ATTN_HD int first_head() const { return kv_head * problem.group; }
-    ATTN_HD int first_row() const { return tiles.First(0); }
-    ATTN_HD int end_row() const { return tiles.First(tiles.count()); }
     ATTN_HD ScoreContext At(int head) const {
       return {problem, sequence, batch, head, Rule::OptionsOf(problem)};
-    }
-  };
-  // Rows of query heads in the order in which they are visited.
-  struct Cursor {
-    int head, row;
-    ATTN_HD explicit Cursor(const Work& work) : head(work.first_head()), row(work.first_row()) {}
-    ATTN_HD void Advance(const Work& work) {
-      row += kStepRows;
-      if (row < work.end_row()) return;
-      row = work.first_row();
-      ++head;
     }
   };
 
@@ -121,6 +111,8 @@ struct BackwardKernel {
     const SequenceDesc& sequence = shared.descriptors.sequence;
     const int first_key = tile.tile * kKeys;
     const int end_key = MinInt(first_key + kKeys, sequence.kv_len);
+    Visits visits(problem, sequence, tile, first_key, end_key, shared.visits);
+    visits.Open(at.thread);
     // Under way while the rest is worked out.
     KeyRows<kKeys, kChunks> keys;
     keys.Fetch(problem, sequence, tile.head, first_key, at.thread);
@@ -128,20 +120,19 @@ struct BackwardKernel {
     if (at.thread == 0) ptx::StoreShared32(&shared.exponent, static_cast<uint32_t>(exponent));
     const float gain = PowerOfTwo(exponent - kProbabilityShift);
     const int thread = ptx::Keep(at.thread);
-    const Work work = {problem,
-                       sequence,
-                       tile.batch,
-                       tile.head,
-                       first_key,
-                       RowTiles(VisibilityOf(sequence), first_key, end_key, kDqBlockRows,
-                                Rule::AllPartial(problem)),
-                       thread < kStepRows       ? 1.0f
-                       : thread < 2 * kStepRows ? gain
-                                                : PowerOfTwo(-exponent),
-                       thread >> 7 ? gain * Dropper::Factor(problem) : Rule::Multiplier(problem),
-                       thread,
-                       ptx::VoteAny(thread >= kThreads / 2),
-                       {thread & 31}};
+    Work work = {problem,
+                 sequence,
+                 tile.batch,
+                 tile.head,
+                 first_key,
+                 visits,
+                 thread < kStepRows       ? 1.0f
+                 : thread < 2 * kStepRows ? gain
+                                          : PowerOfTwo(-exponent),
+                 thread >> 7 ? gain * Dropper::Factor(problem) : Rule::Multiplier(problem),
+                 thread,
+                 ptx::VoteAny(thread >= kThreads / 2),
+                 {thread & 31}};
     Accumulate(work, keys, shared);
   }
 
@@ -168,16 +159,16 @@ struct BackwardKernel {
     uint4 q[kPasses], d_o[kPasses];
     float value;  // of one row: stabiliser, delta or factor of dQ
     const char *from_q, *from_o, *from_rows;
-    int place;             // of this thread's chunk in a tile
-    int q_limit, o_limit;  // rows that this thread may read
+    int place;                    // of this thread's chunk in a tile
+    int limit, q_limit, o_limit;  // rows that exist, and those that this thread may read
     Cursor at;
 
     ATTN_HD Stager(const Work& work)
         : value(0),
           place(ptx::Keep(ChunkOffset(work.thread / kChunks, work.thread % kChunks, kChunks))),
-          at(work) {
+          at(work.visits) {
       Clear(work);
-      OpenHead(work);
+      OpenHead(work, at.template Read<kStepRows>(work.visits).head);
     }
     ATTN_HD void Clear(const Work& work) {
 #pragma unroll
@@ -185,14 +176,15 @@ struct BackwardKernel {
       value = work.thread < kStepRows ? Infinity() : 0.0f;
     }
     // Beyond the last head nothing is read.
-    ATTN_HD void OpenHead(const Work& work) {
+    ATTN_HD void OpenHead(const Work& work, int next_head) {
       const ProblemDesc& p = work.problem;
       const SequenceDesc& s = work.sequence;
       const int chunk = work.thread % kChunks;
-      const bool exists = at.head < work.first_head() + p.group;
-      const int head = exists ? at.head : 0;
-      q_limit = exists && chunk < p.qk_chunks ? s.q_len : 0;
-      o_limit = exists && chunk < p.v_chunks ? s.q_len : 0;
+      const bool exists = next_head < work.visits.first_head() + p.group;
+      const int head = exists ? next_head : 0;
+      limit = exists ? s.q_len : 0;
+      q_limit = chunk < p.qk_chunks ? limit : 0;
+      o_limit = chunk < p.v_chunks ? limit : 0;
       from_q = RowOf(p.q, s.batch, head, s.q_begin) + chunk * 16;
       from_o = RowOf(p.d_o, s.batch, head, s.q_begin) + chunk * 16;
       const float* vector = work.thread < kStepRows       ? p.stabilizer
@@ -203,12 +195,13 @@ struct BackwardKernel {
     }
     ATTN_HD void Fetch(const Work& work) {
       const ProblemDesc& p = work.problem;
+      const auto here = at.template Read<kStepRows>(work.visits);
       // Rows beyond the sequence become zero, with P = 0.
-      if (ptx::VoteAny(at.row + kStepRows > work.sequence.q_len)) {
+      if (ptx::VoteAny(here.row + kStepRows > limit)) {
         ptx::SyncWarp();  // keeps this a branch
         Clear(work);
       }
-      const int row = at.row + work.thread / kChunks;
+      const int row = here.row + work.thread / kChunks;
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) {
         const int from = row + n * kRowsAPass;
@@ -218,14 +211,14 @@ struct BackwardKernel {
                                ptx::Offset(from_o, from, static_cast<int>(p.d_o.row_stride * 2)),
                                from < o_limit);
       }
-      if (work.thread < kVectors * kStepRows) FetchRow(work);
-      const int head = at.head;
-      at.Advance(work);
-      if (at.head != head) OpenHead(work);
+      if (work.thread < kVectors * kStepRows) FetchRow(work, here.row);
+      at.template Advance<kStepRows>(work.visits);
+      const int next_head = at.template Read<kStepRows>(work.visits).head;
+      if (next_head != here.head) OpenHead(work, next_head);
     }
-    ATTN_HD void FetchRow(const Work& work) {
-      const int row = at.row + work.thread % kStepRows;
-      ptx::LoadConstantFloatIf(value, ptx::Offset(from_rows, row, 4), row < work.sequence.q_len);
+    ATTN_HD void FetchRow(const Work& work, int first_row) {
+      const int row = first_row + work.thread % kStepRows;
+      ptx::LoadConstantFloatIf(value, ptx::Offset(from_rows, row, 4), row < limit);
     }
     ATTN_HD void Put(const Work& work, int slot, Shared& shared) {
 #pragma unroll
@@ -312,7 +305,7 @@ struct BackwardKernel {
     int slot, hand;  // bytes
     uint32_t count;  // of this role's steps before this one
     ATTN_HD explicit StepState(const Work& work)
-        : at(work),
+        : at(work.visits),
           slot(work.role ? (kSlots - 1) * kSlotBytes : 0),
           hand(work.role * 4 * kHandBytes),
           count(-static_cast<uint32_t>(work.role)) {}
@@ -331,8 +324,7 @@ struct BackwardKernel {
     }
   };
 
-  ATTN_HD static void Accumulate(const Work& work, const KeyRows<kKeys, kChunks>& keys,
-                                 Shared& shared) {
+  ATTN_HD static void Accumulate(Work& work, const KeyRows<kKeys, kChunks>& keys, Shared& shared) {
     Stager stager(work);
     stager.Fetch(work);
     float key_scale = 1.0f;
@@ -355,18 +347,19 @@ struct BackwardKernel {
     StepState step(work);
     DqPlace dq(work);
     int put = kSlotBytes;
-    const int rounds = work.rounds();
+    const int rounds = work.visits.rounds();
     ptx::SyncThreads();
     // The second role works on the step before. A round's dQ is added by the first role at the head
     // of the step after next, by the second at its end, so that one multiplies while the other
     // adds.
 #pragma unroll 1
     for (int round = 0; round <= rounds; ++round) {
+      work.visits.Advance(round, work.thread);
 #pragma unroll 1
       for (int n = 0; n < kRoundSteps; ++n) {
         if (step.count < static_cast<uint32_t>(rounds * kRoundSteps)) {
           Step(work, step, places, rA, shared, sums);
-          step.at.Advance(work);
+          step.at.template Advance<kStepRows>(work.visits);
         }
         stager.Put(work, put, shared);
         step.Advance();
@@ -386,12 +379,12 @@ struct BackwardKernel {
 
   ATTN_HD static void Step(const Work& work, const StepState& step, const Places& places,
                            const Operand& rA, Shared& shared, Sums& sums) {
-    const uint32_t visit =
-        static_cast<uint32_t>(step.at.row - work.first_row()) / uint32_t{kDqBlockRows};
-    const bool partial = Rule::kEveryTile || work.tiles.IsPartial(static_cast<int>(visit));
+    const auto here = step.at.template Read<kStepRows>(work.visits);
+    const bool partial = here.visit.IsPartial();
     // A block's last keys may lie beyond the sequence, where a bias knows nothing.
-    const bool is_cut =
-        work.tiles.IsCut(static_cast<int>(visit)) || work.first_key + kKeys > work.sequence.kv_len;
+    const bool is_cut = here.visit.IsCut() || work.first_key + kKeys > work.sequence.kv_len;
+    ScoreContext at = work.At(here.head);
+    at.options = Rule::OptionsIn(at.options, here.visit.IsMasked());
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
       const int slot = step.slot + group * kGroupRows * kRowBytes;
@@ -402,9 +395,8 @@ struct BackwardKernel {
       char* ds = At(shared.ds, step.Ds(places, group));
       char* slopes = kSplit == 1 ? ds : At(shared.slopes, step.hand + places.hand);
       uint32_t visible = 0xffffffffu;
-      if (partial && work.role == 0) {
-        visible =
-            ApplyRule(work, step.at.head, step.at.row + group * kGroupRows, is_cut, slopes, rS);
+      if ((Rule::kEveryTile || partial) && work.role == 0) {
+        visible = ApplyRule(work, at, here.row + group * kGroupRows, is_cut, slopes, rS);
       }
       float2 rows[2];  // of the lane's queries: stabiliser or delta
 #pragma unroll
@@ -419,11 +411,11 @@ struct BackwardKernel {
         MakeP(rS, words);
         // A row whose lse is NaN must not reach the keys that it does not see.
         if (partial) HideInvisible(visible, words);
-        Drop(work, step.at.head, step.at.row + group * kGroupRows, words, marked);
+        Drop(work, here.head, here.row + group * kGroupRows, words, marked);
         if (!kStoresPLate) StoreP(marked, hand);
       } else {
         MakeDs<Dropper>(rS, rows, hand, words);
-        if (partial) HideZeros(work, hand, slopes, words);
+        if (partial || Rule::HasSlope(work.problem)) HideZeros(work, hand, slopes, words);
       }
       const char* factors = At(shared.slots, step.slot + places.factor + group * kGroupRows * 2);
       const Left left = {hand, ds, factors};
@@ -491,8 +483,8 @@ struct BackwardKernel {
   // Under a softcap its derivative is left for the other role: where dS will be, or beside P.
   static constexpr int kSlopeStride = 16 * 128;
   // Bit 8m + e of the result tells whether element e of key tile m is visible; others become 0.
-  ATTN_HD static uint32_t ApplyRule(const Work& work, int head, int first_row, bool is_cut,
-                                    char* slopes, float (&rS)[kKeyTiles][8]) {
+  ATTN_HD static uint32_t ApplyRule(const Work& work, const ScoreContext& at, int first_row,
+                                    bool is_cut, char* slopes, float (&rS)[kKeyTiles][8]) {
     const int lane = ptx::Keep(work.lane.index);
     constexpr int kPairs = 4 * kKeyTiles;
     ScorePlace pairs[kPairs];
@@ -505,7 +497,6 @@ struct BackwardKernel {
       scores[n][0] = rS[m][e];
       scores[n][1] = rS[m][e + 1];
     }
-    const ScoreContext at = work.At(head);
     const uint32_t visible =
         Rule::template ApplyAll<Along::kRows>(at, pairs, is_cut, scores, slope);
 #pragma unroll
@@ -568,7 +559,7 @@ struct BackwardKernel {
     for (int other = 0; other < 2; ++other) {
       // Stored under the products of the first half: 2 % faster than before them.
       if (kStoresPLate && other == 1 && work.role == 0) StoreP(marked, left.hand);
-      if (other == 1 && work.role == 1 && work.half() == 0)
+      if (other == kStoresDsUnder && work.role == 1 && work.half() == 0)
         StoreDs<DqSums>(a, left.factors, left.ds);
       const int from = offset + (other ? places.other : places.own);
 #pragma unroll
@@ -596,19 +587,17 @@ struct BackwardKernel {
   // Where the next round's share of dQ goes.
   struct DqPlace {
     float* to;  // this lane's first sum
-    int head, left;
-    ATTN_HD explicit DqPlace(const Work& work) : head(work.first_head()) { Open(work); }
-    ATTN_HD void Open(const Work& work) {
-      left = work.tiles.count();
-      to = DqSum(work, head, work.first_row());
+    typename Visits::RoundCursor at;
+    ATTN_HD explicit DqPlace(const Work& work) : at(work.visits) { Open(work); }
+    ATTN_HD void Open(const Work& work) { to = DqSum(work, at.head, row(work)); }
+    ATTN_HD void Begin(const Work& work, int round) {
+      if (at.Begin(work.visits, round)) Open(work);
     }
     ATTN_HD void Advance(const Work& work) {
       to += Dq::kBlockFloats;
-      if (--left > 0) return;
-      ++head;
-      Open(work);
+      if (!at.Advance(work.visits)) Open(work);
     }
-    ATTN_HD int row(const Work& work) const { return work.tiles.First(work.tiles.count() - left); }
+    ATTN_HD int row(const Work& work) const { return at.row(work.visits); }
   };
   // This lane's first sum of the block of dQ that starts with `row`.
   ATTN_HD static float* DqSum(const Work& work, int head, int row) {
@@ -620,6 +609,7 @@ struct BackwardKernel {
 
   ATTN_HD static void AddDq(const Work& work, DqPlace& place, int round, const Places& places,
                             const Shared& shared) {
+    place.Begin(work, round);
     const int from_ds = places.dq_ds + (round & 1) * kDsBytes;
 #pragma unroll 1
     for (int part = 0; part < Dq::kParts; ++part) {
@@ -695,7 +685,7 @@ struct BackwardKernel {
 #pragma unroll
     for (int n = 0; n < Dq::kSums; ++n) {
       const float sum = rQ[n >> 3][n & 7];
-      if (!(sum - sum == 0)) Spoil(work, place.head, place.row(work), part, n);
+      if (!(sum - sum == 0)) Spoil(work, place.at.head, place.row(work), part, n);
     }
   }
   // Marks sum n of the block of dQ that starts with `row` as not finite.
@@ -716,9 +706,8 @@ struct BackwardKernel {
   // its P. Slow and rare; NaN is NaN in any order.
   ATTN_HD static void SpoilDq(const Work& work) {
 #pragma unroll 1
-    for (int visit = 0; visit < work.rounds(); ++visit) {
-      const int head = work.first_head() + visit / work.tiles.count();
-      const int row = work.tiles.First(visit % work.tiles.count());
+    for (int round = 0; round < work.visits.rounds(); ++round) {
+      const int head = work.visits.HeadOf(round), row = work.visits.RowOf(round);
 #pragma unroll 1
       for (int n = 0; n < Dq::kSums * Dq::kParts; ++n) {
         const int part = n / Dq::kSums, sum = n % Dq::kSums;

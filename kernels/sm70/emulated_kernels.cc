@@ -1,5 +1,6 @@
 #include "kernels/sm70/emulated_kernels.h"
 
+#include "kernels/mask_tiles.h"
 #include "kernels/parameter_gradients.h"
 #include "kernels/sm70/backward.h"
 #include "kernels/sm70/forward.h"
@@ -64,6 +65,8 @@ EmulatedKernel OfBackward(const KernelRow& row) {
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kKeyBounds) return Entry<KeyBoundsKernel>();
   if (row.kind == KernelKind::kDelta) return Entry<DeltaKernel>();
+  if (row.kind == KernelKind::kRowMaskTiles) return Entry<MaskTilesKernel<false>>();
+  if (row.kind == KernelKind::kKeyMaskTiles) return Entry<MaskTilesKernel<true>>();
   if (row.kind == KernelKind::kSinkGradient) return Entry<SinkGradientKernel>();
   if (row.kind == KernelKind::kBiasGradient) return Entry<BiasGradientKernel>();
   if (row.kind == KernelKind::kKeepRows) return Entry<KeepRowsKernel>();

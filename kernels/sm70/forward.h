@@ -19,8 +19,8 @@
 #include "attention/dropout.h"
 #include "kernels/online_softmax.h"
 #include "kernels/sm70/dropout.h"
+#include "kernels/sm70/forward_visits.h"
 #include "kernels/sm70/pipeline.h"
-#include "kernels/tile_iterator.h"
 
 namespace attnd::sm70 {
 
@@ -49,6 +49,7 @@ struct ForwardKernel {
   static constexpr int kLineTileBytes = 32 * 16;               // lines of one 16×16 tile of P
   static constexpr int kPBytes = kTeamTiles * kLineTileBytes;  // of a team
   using Words = typename Dropper::template Words<kRowTiles>;
+  using Visits = KeyVisits<Rule, kStepKeys>;
   struct alignas(128) Shared {
     uint4 k[kKeyRing * kGroupKeys * kPitch];
     uint4 v[kValueRing * kGroupKeys * kPitch];
@@ -60,6 +61,7 @@ struct ForwardKernel {
     Words keep;
     Descriptors descriptors;
     int left_out;  // whether an infinity or NaN of a PARTIAL tile of V was left out
+    typename Visits::Ring visits;
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
 
@@ -76,7 +78,7 @@ struct ForwardKernel {
   // What both roles know.
   struct Work {
     ScoreContext at;
-    TileVisits tiles;
+    Visits tiles;
     int block_row;  // the block's first
     Lane lane;
     int warp, thread;  // within the role
@@ -95,13 +97,13 @@ struct ForwardKernel {
     const SequenceDesc& sequence = shared.descriptors.sequence;
     int first_row = tile.tile * kTile.q_rows;
     int end_row = MinInt(first_row + kTile.q_rows, sequence.q_len);
-    Work work = {
-        {problem, sequence, tile.batch, tile.head, Rule::OptionsOf(problem)},
-        KeyTiles(VisibilityOf(sequence), first_row, end_row, kStepKeys, Rule::AllPartial(problem)),
-        first_row,
-        {at.thread & 31},
-        (at.thread >> 5) & (kRoleWarps - 1),
-        at.thread & (kStageThreads - 1)};
+    Work work = {{problem, sequence, tile.batch, tile.head, Rule::OptionsOf(problem)},
+                 Visits(problem, sequence, tile, first_row, end_row, shared.visits),
+                 first_row,
+                 {at.thread & 31},
+                 (at.thread >> 5) & (kRoleWarps - 1),
+                 at.thread & (kStageThreads - 1)};
+    work.tiles.Open(at.thread);
     if (work.tiles.count() == 0) {
       WriteEmptyRows(work, at.thread < kStageThreads);
     } else if (at.thread < kStageThreads) {
@@ -125,7 +127,7 @@ struct ForwardKernel {
                              work.thread);
   }
   ATTN_HD static int NextFetch(const Work& work, int step) {
-    return work.tiles.First(MinInt(step, work.tiles.count() - 1));
+    return work.tiles.At(MinInt(step, work.tiles.count() - 1)).First();
   }
   ATTN_HD static float* LseOf(const Work& work) {
     const SequenceDesc& s = work.at.sequence;
@@ -155,15 +157,15 @@ struct ForwardKernel {
     ptx::SyncThreads();  // the first K is there
     for (int step = 0; step < work.tiles.count(); ++step) {
       if (step > 0) ptx::BarrierSync(kKeysReady + (step & 1), kThreads);
-      const int first_key = work.tiles.First(step);
+      const auto visit = work.tiles.At(step);
 #pragma unroll 1
       for (int group = 0; group < kGroups; ++group) {
         const int slot = (step & 1) * kGroups + group;
         float rS[kRowTiles][8];
         ScoresQK(rQ, shared.k, from + slot * kGroupBytes, rS);
         ptx::BarrierArrive(turn + group * kTeams, kTurnThreads);
-        if (Rule::kEveryTile || work.tiles.IsPartial(step)) {
-          ApplyRule(work, first_key + group * kGroupKeys, work.tiles.IsCut(step), rS, rows);
+        if (Rule::kEveryTile || visit.IsPartial()) {
+          ApplyRule(work, visit, group * kGroupKeys, rS, rows);
         }
         Grow(rS, multiplier, work, step * kGroups + group, shared, rows);
         MakeProbabilities(rS, multiplier, slot, work, rows, shared, to + slot * kTeams * kPBytes);
@@ -244,18 +246,22 @@ struct ForwardKernel {
                   first_key + Math::Col(PairElement(n & 3), lane)};
     }
   }
-  ATTN_HD static void ApplyRule(const Work& work, int first_key, bool is_cut,
+  // `first_key`: counted within the tile.
+  template <class Visit>
+  ATTN_HD static void ApplyRule(const Work& work, const Visit& visit, int first_key,
                                 float (&rS)[kRowTiles][8], RowState& rows) {
     ScorePlace pairs[kPairs];
-    PlacePairs(work, first_key, pairs);
+    PlacePairs(work, visit.First() + first_key, pairs);
     float scores[kPairs][2], slopes[kPairs][2];
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       scores[n][0] = rS[n >> 2][PairElement(n & 3)];
       scores[n][1] = rS[n >> 2][PairElement(n & 3) + 1];
     }
+    ScoreContext at = work.at;
+    at.options = Rule::OptionsIn(at.options, visit.IsMasked());
     const uint32_t visible =
-        Rule::template ApplyAll<Along::kKeys>(work.at, pairs, is_cut, scores, slopes);
+        Rule::template ApplyAll<Along::kKeys>(at, pairs, visit.IsCut(), scores, slopes);
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       rS[n >> 2][PairElement(n & 3)] = scores[n][0];
@@ -426,7 +432,7 @@ struct ForwardKernel {
   static constexpr int kOutputTiles = kOutputChunks / 2;
   using OutputTiles = float[kTeamTiles][kOutputTiles][8];
 
-  ATTN_HD static void MakeOutput(const Work& work, Shared& shared) {
+  ATTN_HD static void MakeOutput(Work work, Shared& shared) {
     OutputTiles rO;
 #pragma unroll
     for (int m = 0; m < kTeamTiles; ++m) {
@@ -441,7 +447,7 @@ struct ForwardKernel {
     stagers.Fetch(work, 1);
     Dropper dropper(work.at, work.score_row(), work.lane.index);
     int words = ptx::Keep(work.warp * Words::kWarp + work.lane.index * 8);
-    dropper.template Store<kRowTiles>(At(&shared.keep, words, 0), work.tiles.First(0));
+    dropper.template Store<kRowTiles>(At(&shared.keep, words, 0), work.tiles.At(0).First());
     Operands operands(work);
     const int turn = ptx::Keep(kTurn + work.team());
     ptx::SyncThreads();
@@ -451,8 +457,10 @@ struct ForwardKernel {
       words ^= Words::kStep;
       if (step + 1 < count) {
         PutTiles(work, stagers, step + 1, put, shared);
-        dropper.template Store<kRowTiles>(At(&shared.keep, words, 0), work.tiles.First(step + 1));
+        dropper.template Store<kRowTiles>(At(&shared.keep, words, 0),
+                                          work.tiles.At(step + 1).First());
       }
+      work.tiles.Advance(step, work.thread);
       put = put == (kValueRing - kGroups) * kGroupBytes ? 0 : put + kTileBytes;
       stagers.Fetch(work, step + 2);
       // The last group of the step before, then the first of this one.
@@ -486,12 +494,12 @@ struct ForwardKernel {
   ATTN_HD static void PutTiles(const Work& work, const Stagers& stagers, int step, int value_offset,
                                Shared& shared) {
     stagers.k.Put(shared.k, (step & 1) * kTileBytes);
-    if (!work.tiles.IsPartial(step)) {
+    const auto visit = work.tiles.At(step);
+    if (!visit.IsPartial()) {
       stagers.v.Put(shared.v, value_offset);
       return;
     }
-    const int first_key = work.tiles.First(step);
-    if (stagers.v.template PutFinite<Rule::kEveryTile>(shared.v, value_offset, first_key)) {
+    if (stagers.v.template PutFinite<Rule::kEveryTile>(shared.v, value_offset, visit.First())) {
       ptx::StoreShared32(&shared.left_out, 1);
     }
   }
@@ -640,8 +648,9 @@ struct ForwardKernel {
     if (work.thread >= kTile.q_rows || row >= s.q_len) return;
     char* out = const_cast<char*>(RowsOf(problem.o, s.batch, work.at.head, s.q_begin + row));
     for (int step = 0; step < work.tiles.count(); ++step) {
-      if (!work.tiles.IsPartial(step)) continue;
-      const int first = work.tiles.First(step), end = MinInt(first + kStepKeys, s.kv_len);
+      const auto visit = work.tiles.Any(step);
+      if (!visit.IsPartial()) continue;
+      const int first = visit.First(), end = MinInt(first + kStepKeys, s.kv_len);
       for (int key = first; key < end; ++key) {
         if (!Rule::IsVisible(work.at, row, key)) continue;
         const char* value =

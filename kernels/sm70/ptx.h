@@ -162,6 +162,8 @@ ATTN_PTX float ShuffleXor(float value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
 ATTN_PTX bool VoteAny(bool condition) { return __any_sync(0xffffffffu, condition); }
+// Bit n: whether the condition holds on lane n.
+ATTN_PTX uint32_t Ballot(bool condition) { return __ballot_sync(0xffffffffu, condition); }
 ATTN_PTX void SyncWarp() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
 // ---- Barriers. [block]
@@ -239,6 +241,10 @@ ATTN_PTX uint32_t LoadGlobal32(const void* p) {
   uint32_t v;
   asm volatile("ld.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
+}
+// The lower half.
+ATTN_PTX void StoreGlobal16(void* p, uint32_t v) {
+  asm volatile("st.global.u16 [%0],%1;" ::"l"(p), "h"(static_cast<uint16_t>(v)) : "memory");
 }
 ATTN_PTX void StoreGlobal32(void* p, uint32_t v) {
   asm volatile("st.global.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");

@@ -1,0 +1,74 @@
+// The tiles of keys that a forward block visits, as its two roles ask for them: the n-th, where n
+// is at most kAhead steps ahead of the output role's (Any: whichever, but slowly).
+//   kEveryTile = false   an interval, worked out where it is asked for
+//   kEveryTile = true    listed tiles: one thread brings the list and keeps the next visits in a
+//                        ring in shared memory, so that no role waits for global memory
+#pragma once
+
+#include "kernels/score_rules.h"
+
+namespace attnd::sm70 {
+
+template <class Rule, int kStepKeys, bool kListed = Rule::kEveryTile>
+class KeyVisits;
+
+template <class Rule, int kStepKeys>
+class KeyVisits<Rule, kStepKeys, false> {
+ public:
+  struct Ring {};
+  ATTN_HD KeyVisits(const ProblemDesc&, const SequenceDesc& sequence, const TileWork&,
+                    int first_row, int end_row, Ring&)
+      : tiles_(KeyTiles(VisibilityOf(sequence), first_row, end_row, kStepKeys)) {}
+  ATTN_HD int count() const { return tiles_.count(); }
+  ATTN_HD RangeVisit At(int n) const { return {tiles_, n}; }
+  ATTN_HD RangeVisit Any(int n) const { return {tiles_, n}; }
+  ATTN_HD void Open(int /*thread*/) const {}
+  ATTN_HD void Advance(int /*step*/, int /*thread*/) const {}
+
+ private:
+  TileVisits tiles_;
+};
+
+template <class Rule, int kStepKeys>
+class KeyVisits<Rule, kStepKeys, true> {
+ public:
+  static constexpr int kSize = 8, kAhead = 4;
+  // Visit n is at n % kSize from when the output role makes step n − kAhead until all are past n.
+  struct Ring {
+    uint32_t visits[kSize];
+  };
+  ATTN_HD KeyVisits(const ProblemDesc& problem, const SequenceDesc& sequence, const TileWork& tile,
+                    int first_row, int end_row, Ring& ring)
+      : tiles_(KeyTiles(VisibilityOf(sequence), first_row, end_row, kStepKeys), problem.tile_lists,
+               Rule::VisitFlags(problem), tile.batch, tile.head, tile.tile),
+        ring_(ring),
+        next_(0) {}
+  ATTN_HD int count() const { return tiles_.count(); }
+  ATTN_HD ListedVisit At(int n) const {
+    return {ptx::LoadShared32(&ring_.visits[n & (kSize - 1)])};
+  }
+  ATTN_HD ListedVisit Any(int n) const { return tiles_.Visit(tiles_.Load(n)); }
+  // By all threads of the block: the first visits.
+  ATTN_HD void Open(int thread) {
+    if (thread < kAhead && thread < count()) Put(thread, tiles_.Load(thread));
+    if (count() > kAhead) next_ = tiles_.Load(kAhead);
+    ptx::SyncThreads();
+  }
+  // By the output role, whose step this is; a barrier has to follow before step + kAhead.
+  ATTN_HD void Advance(int step, int thread) {
+    if (thread != 0 || step + kAhead >= count()) return;
+    Put(step + kAhead, next_);
+    if (step + kAhead + 1 < count()) next_ = tiles_.Load(step + kAhead + 1);
+  }
+
+ private:
+  ATTN_HD void Put(int n, uint32_t loaded) const {
+    ptx::StoreShared32(&ring_.visits[n & (kSize - 1)], tiles_.Visit(loaded).word);
+  }
+
+  ListedTiles tiles_;
+  Ring& ring_;
+  uint32_t next_;  // loaded, of the step after the ring's last
+};
+
+}  // namespace attnd::sm70
