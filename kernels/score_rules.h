@@ -165,9 +165,11 @@ struct GeneralScores {
   ATTN_HD static int VisibleCount(const ScoreContext&, int /*row*/, int counted) { return counted; }
 
  private:
-  // A bias of the type's lowest number, as masks are often written, stays finite in units of log2:
-  // a row of nothing else is then a plain average, as in the reference.
-  static constexpr float kLowestBias = 0.62f * kLowest;
+  // A bias of the type's lowest number, as masks are often written, becomes this: far enough below
+  // any other score, and so small that a score less its row's maximum, both times log2 e, is right
+  // within 4 units of log2 when they are equal. A row of nothing else is then a plain average, as
+  // in the reference.
+  static constexpr float kLowestBias = -0x1p26f;
   ATTN_HD static float AtLeastLowest(float bias) { return bias < kLowestBias ? kLowestBias : bias; }
 
   // 1/(1 + 2^x).
