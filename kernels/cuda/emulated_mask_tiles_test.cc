@@ -1,4 +1,5 @@
 // Tiles of a bool mask that hold nothing are not visited, and leaving them out changes no bit.
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -119,6 +120,7 @@ TEST(MaskTiles, EmptyOnesAreNotVisited) {
 struct Case {
   std::string name;
   Problem problem;
+  int64_t padding = 0;  // keys at the end that no row sees
 };
 
 std::vector<Case> Cases() {
@@ -145,6 +147,7 @@ std::vector<Case> Cases() {
   cases.push_back({"a mask for each query head of a group", p});
   p.bool_mask = BoolMask{{2, 1, 1, 330}};
   cases.push_back({"one row for all", p});
+  cases.push_back({"one row for all, padded", p, 200});
   p.bool_mask = BoolMask{{1, 6, 140, 1}};
   cases.push_back({"one column for all", p});
   p = Sized(300, 400, 64);
@@ -159,6 +162,13 @@ std::vector<Case> Cases() {
   p.denominator = DenominatorKind::kZeroRest;
   cases.push_back({"dropout and zero_rest", p});
   return cases;
+}
+
+// Whole bytes of each row.
+void Pad(const BoolMask& mask, int64_t keys, ProblemInputs& in) {
+  for (int64_t n = 0; n < in.mask_bits.size(); ++n) {
+    if (n % mask.row_bytes() >= mask.row_bytes() - keys / 8) in.mask_bits.data()[n] = std::byte{0};
+  }
 }
 
 // The same mask as a bias, of which nothing is known before its tiles are visited.
@@ -187,6 +197,7 @@ TEST(MaskTiles, ResultsHaveTheBitsOfABiasThatHidesTheSame) {
     SCOPED_TRACE(c.name);
     ASSERT_TRUE(Validate(c.problem).ok()) << Validate(c.problem);
     ProblemInputs in = RandomInputs(c.problem, 7);
+    Pad(*c.problem.bool_mask, c.padding, in);
     const Results masked = RunBothWays(backend, c.problem, in);
     MaskByBias(c.problem, in);
     const Results biased = RunBothWays(backend, c.problem, in);

@@ -333,8 +333,9 @@ void LayOutTileLists(CallLayout& at, const MaskTiling& tiling, ArenaLayout& aren
   at.lists.tile_keys = tiling.keys;
   at.lists.mask_rows = static_cast<int32_t>(mask.rows);
   at.lists.mask_columns = static_cast<int32_t>(mask.columns);
+  // Zeroed, since a list's first tile may be read where there is none.
   at.tile_lists = arena.Add(
-      "tile_lists", mask.batch * mask.heads * head * int64_t{sizeof(uint16_t)}, RegionUse::kOutput);
+      "tile_lists", mask.batch * mask.heads * head * int64_t{sizeof(uint16_t)}, RegionUse::kZeroed);
 }
 
 void LayOutConstants(CallLayout& at, ArenaLayout& arena) {

@@ -47,8 +47,8 @@ struct BackwardKernel {
   static constexpr int kSlots = 3;
   // Stored under products, P costs registers that only this one has to spare.
   static constexpr bool kStoresPLate = kHeadDim == 64 && !DqSums::kFixedPoint;
-  // Which half of the second role's products dS is stored under.
-  static constexpr int kStoresDsUnder = kHeadDim == 128 && !DqSums::kFixedPoint ? 0 : 1;
+  // Whether registers are left for the distance of rows of Q and dO: 1 % faster.
+  static constexpr bool kKeepsPitches = kHeadDim == 128 && !DqSums::kFixedPoint;
   using Dq = DqLayout<kHeadDim>;
   using Visits = RowVisits<Rule>;
   using Cursor = typename Visits::Cursor;
@@ -160,16 +160,20 @@ struct BackwardKernel {
     float value;  // of one row: stabiliser, delta or factor of dQ
     const char *from_q, *from_o, *from_rows;
     int place;                    // of this thread's chunk in a tile
+    int q_pitch, o_pitch;         // bytes from row to row; 0: looked up
     int limit, q_limit, o_limit;  // rows that exist, and those that this thread may read
     Cursor at;
 
     ATTN_HD Stager(const Work& work)
         : value(0),
           place(ptx::Keep(ChunkOffset(work.thread / kChunks, work.thread % kChunks, kChunks))),
+          q_pitch(kKeepsPitches ? ptx::Keep(PitchOf(work.problem.q)) : 0),
+          o_pitch(kKeepsPitches ? ptx::Keep(PitchOf(work.problem.d_o)) : 0),
           at(work.visits) {
       Clear(work);
       OpenHead(work, at.template Read<kStepRows>(work.visits).head);
     }
+    ATTN_HD static int PitchOf(const RowTensor& t) { return static_cast<int>(t.row_stride * 2); }
     ATTN_HD void Clear(const Work& work) {
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) q[n] = d_o[n] = make_uint4(0, 0, 0, 0);
@@ -205,10 +209,11 @@ struct BackwardKernel {
 #pragma unroll
       for (int n = 0; n < kPasses; ++n) {
         const int from = row + n * kRowsAPass;
-        ptx::LoadConstant128If(
-            q[n], ptx::Offset(from_q, from, static_cast<int>(p.q.row_stride * 2)), from < q_limit);
+        ptx::LoadConstant128If(q[n],
+                               ptx::Offset(from_q, from, kKeepsPitches ? q_pitch : PitchOf(p.q)),
+                               from < q_limit);
         ptx::LoadConstant128If(d_o[n],
-                               ptx::Offset(from_o, from, static_cast<int>(p.d_o.row_stride * 2)),
+                               ptx::Offset(from_o, from, kKeepsPitches ? o_pitch : PitchOf(p.d_o)),
                                from < o_limit);
       }
       if (work.thread < kVectors * kStepRows) FetchRow(work, here.row);
@@ -380,9 +385,9 @@ struct BackwardKernel {
   ATTN_HD static void Step(const Work& work, const StepState& step, const Places& places,
                            const Operand& rA, Shared& shared, Sums& sums) {
     const auto here = step.at.template Read<kStepRows>(work.visits);
-    const bool partial = here.visit.IsPartial();
-    // A block's last keys may lie beyond the sequence, where a bias knows nothing.
+    // A block's last keys may lie beyond the sequence, where general scores know nothing.
     const bool is_cut = here.visit.IsCut() || work.first_key + kKeys > work.sequence.kv_len;
+    const bool partial = here.visit.IsPartial() || (Rule::kEveryTile && is_cut);
     ScoreContext at = work.At(here.head);
     at.options = Rule::OptionsIn(at.options, here.visit.IsMasked());
 #pragma unroll 1
@@ -559,7 +564,7 @@ struct BackwardKernel {
     for (int other = 0; other < 2; ++other) {
       // Stored under the products of the first half: 2 % faster than before them.
       if (kStoresPLate && other == 1 && work.role == 0) StoreP(marked, left.hand);
-      if (other == kStoresDsUnder && work.role == 1 && work.half() == 0)
+      if (other == 1 && work.role == 1 && work.half() == 0)
         StoreDs<DqSums>(a, left.factors, left.ds);
       const int from = offset + (other ? places.other : places.own);
 #pragma unroll
