@@ -167,8 +167,8 @@ struct GeneralScores {
  private:
   // A bias of the type's lowest number, as masks are often written, becomes this: far enough below
   // any other score, and so small that a score less its row's maximum, both times log2 e, is right
-  // within 4 units of log2 when they are equal. A row of nothing else is then a plain average, as
-  // in the reference.
+  // within 4 units of log2 when they are equal. A row of nothing else is then an average of V, not
+  // plain as in the reference: float32 holds multiples of 4 there, which scores beyond 2 move.
   static constexpr float kLowestBias = -0x1p26f;
   ATTN_HD static float AtLeastLowest(float bias) { return bias < kLowestBias ? kLowestBias : bias; }
 
