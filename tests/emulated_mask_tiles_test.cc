@@ -1,8 +1,8 @@
 // Tiles of a bool mask that hold nothing are not visited, and leaving them out changes no bit.
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,52 +10,32 @@
 #include "absl/strings/str_cat.h"
 #include "attention/element.h"
 #include "attention/random_problem.h"
+#include "base/check.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/emulated_device.h"
+#include "tests/backend_conformance.h"
+#include "tests/conformance_launch.h"
 
 namespace attnd::cuda {
 namespace {
 
 struct Results {
-  AlignedBytes o, lse, d_q, d_k, d_v;
+  ForwardResults forward;
+  BackwardResults backward;
 };
 
 // Backward reads forward's own o and lse.
 Results RunBothWays(Backend& backend, const Problem& p, const ProblemInputs& in) {
-  Results out = {AlignedBytes(p.OutputElements() * 2), AlignedBytes(p.LseElements() * 4),
-                 AlignedBytes(p.QueryElements() * 2), AlignedBytes(p.KeyElements() * 2),
-                 AlignedBytes(p.ValueElements() * 2)};
-  ForwardCall forward;
-  forward.problem = &p;
-  forward.q = in.q.data();
-  forward.k = in.k.data();
-  forward.v = in.v.data();
-  forward.mask_bits = in.mask_bits.as<uint8_t>();
-  forward.bias = in.bias.data();
-  forward.o = out.o.data();
-  forward.lse = out.lse.as<float>();
-  AlignedBytes workspace(backend.WorkspaceBytes(p, Direction::kBackward));
-  forward.workspace = workspace.data();
-  const auto forward_report = backend.Forward({forward});
-  EXPECT_TRUE(forward_report.ok()) << forward_report.status();
-  BackwardCall backward;
-  backward.problem = &p;
-  backward.q = in.q.data();
-  backward.k = in.k.data();
-  backward.v = in.v.data();
-  backward.mask_bits = forward.mask_bits;
-  backward.bias = in.bias.data();
-  backward.o = out.o.data();
-  backward.lse = out.lse.as<float>();
-  backward.d_o = in.d_o.data();
-  backward.d_q = out.d_q.data();
-  backward.d_k = out.d_k.data();
-  backward.d_v = out.d_v.data();
-  backward.workspace = workspace.data();
-  const auto backward_report = backend.Backward({backward});
-  EXPECT_TRUE(backward_report.ok()) << backward_report.status();
-  return out;
+  std::unique_ptr<CallMemory> memory = MakeHostCallMemory();
+  LaunchItem item{.problem = &p, .inputs = &in, .with_d_lse = false};
+  auto forward = LaunchForward(backend, *memory, {item});
+  CHECK(forward.ok()) << forward.status();
+  item.o = forward->results[0].o;
+  item.lse = forward->results[0].lse;
+  auto backward = LaunchBackward(backend, *memory, {item});
+  CHECK(backward.ok()) << backward.status();
+  return {std::move(forward->results[0]), std::move(backward->results[0])};
 }
 
 Problem Sized(int64_t q_len, int64_t kv_len, int64_t dim) {
@@ -187,10 +167,6 @@ void MaskByBias(Problem& p, ProblemInputs& in) {
   in.mask_bits = AlignedBytes();
 }
 
-bool Same(const AlignedBytes& a, const AlignedBytes& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
 TEST(MaskTiles, ResultsHaveTheBitsOfABiasThatHidesTheSame) {
   CudaBackend backend(MakeEmulatedDevice({}));
   for (Case& c : Cases()) {
@@ -201,11 +177,11 @@ TEST(MaskTiles, ResultsHaveTheBitsOfABiasThatHidesTheSame) {
     const Results masked = RunBothWays(backend, c.problem, in);
     MaskByBias(c.problem, in);
     const Results biased = RunBothWays(backend, c.problem, in);
-    EXPECT_TRUE(Same(masked.o, biased.o));
-    EXPECT_TRUE(Same(masked.lse, biased.lse));
-    EXPECT_TRUE(Same(masked.d_q, biased.d_q));
-    EXPECT_TRUE(Same(masked.d_k, biased.d_k));
-    EXPECT_TRUE(Same(masked.d_v, biased.d_v));
+    EXPECT_EQ(masked.forward.o, biased.forward.o);
+    EXPECT_EQ(masked.forward.lse, biased.forward.lse);
+    EXPECT_EQ(masked.backward.d_q, biased.backward.d_q);
+    EXPECT_EQ(masked.backward.d_k, biased.backward.d_k);
+    EXPECT_EQ(masked.backward.d_v, biased.backward.d_v);
   }
 }
 
