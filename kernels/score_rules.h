@@ -165,10 +165,8 @@ struct GeneralScores {
   ATTN_HD static int VisibleCount(const ScoreContext&, int /*row*/, int counted) { return counted; }
 
  private:
-  // A bias of the type's lowest number, as masks are often written, becomes this: far enough below
-  // any other score, and so small that a score less its row's maximum, both times log2 e, is right
-  // within 4 units of log2 when they are equal. A row of nothing else is then an average of V, not
-  // plain as in the reference: float32 holds multiples of 4 there, which scores beyond 2 move.
+  // Lower biases become this: far below any other score, and a row of nothing else is an average of
+  // V, though not a plain one: float32 holds multiples of 4 there, which scores beyond 2 move.
   static constexpr float kLowestBias = -0x1p26f;
   ATTN_HD static float AtLeastLowest(float bias) { return bias < kLowestBias ? kLowestBias : bias; }
 
