@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "attention/random_problem.h"
+#include "base/check.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/driver_device.h"
 #include "kernels/driver/fake_driver.h"
@@ -448,14 +449,19 @@ TEST(DeviceSimulation, GivesAllMemoryBackWhenAThousandCallsAreCancelledAtRandomP
   RecordProperty("cancelled", count.cancelled);
 }
 
+// The cuda engine by itself, on a simulated GPU; after a FakeDriver.
+cuda::CudaBackend EngineAlone() {
+  auto device =
+      cuda::MakeDriverDevice({.driver_library = FakeDriver::kLibrary, .memory_fraction = 0.0005});
+  CHECK(device.ok()) << device.status();
+  return cuda::CudaBackend(*std::move(device));
+}
+
 // Like calls that lie one after the other in staging memory, as they land, but come in any order.
 TEST(DeviceSimulation, CopiesTheLikeCallsOfALaunchByOneCommandEachWay) {
   constexpr int kCalls = 8;
   FakeDriver fake;
-  auto device =
-      cuda::MakeDriverDevice({.driver_library = FakeDriver::kLibrary, .memory_fraction = 0.0005});
-  ASSERT_TRUE(device.ok()) << device.status();
-  cuda::CudaBackend engine(*std::move(device));
+  cuda::CudaBackend engine = EngineAlone();
   Random random(3);
   Problem p = SimulatedProblem(random);
   p.qk_head_dim = p.v_head_dim = 64;
@@ -496,10 +502,7 @@ TEST(DeviceSimulation, CopiesTheLikeCallsOfALaunchByOneCommandEachWay) {
 TEST(DeviceSimulation, KeepsTheLikeCallsOfALaunchEachInItsOwnMemory) {
   constexpr int kCalls = 6;
   FakeDriver fake;
-  auto device =
-      cuda::MakeDriverDevice({.driver_library = FakeDriver::kLibrary, .memory_fraction = 0.0005});
-  ASSERT_TRUE(device.ok()) << device.status();
-  cuda::CudaBackend engine(*std::move(device));
+  cuda::CudaBackend engine = EngineAlone();
   Random random(3);
   Problem p = SimulatedProblem(random);
   for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
