@@ -311,34 +311,37 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext
   ASSIGN_OR_RETURN(const Choice choice, Choose(decoded));
   const absl::Time now = clock_.Now();
   AdmittedCall admitted(std::move(decoded), std::move(context));
-  admitted.admitted_at_ = now;
-  admitted.context_.deadline = std::min(admitted.context_.deadline, now + limits_.max_deadline);
+  admitted.parts_->admitted_at = now;
+  absl::Time& deadline = admitted.parts_->context.deadline;
+  deadline = std::min(deadline, now + limits_.max_deadline);
   const int64_t bytes = AddUpMemory(admitted, *devices_[choice.device].backend);
   RETURN_IF_ERROR(RefuseWhileDraining());
   RETURN_IF_ERROR(RefuseTooLarge(admitted, bytes, choice));
   CallerFlow flow = {admitted.context().caller, admitted.call().priority()};
   RETURN_IF_ERROR(RefuseLate(admitted, flow, choice, now));
   RETURN_IF_ERROR(Take(flow, bytes, choice));
-  admitted.ticket_.ledger_ = ledger_;
-  admitted.ticket_.flow_ = std::move(flow);
-  admitted.ticket_.bytes_ = bytes;
-  admitted.ticket_.device_ = choice.device;
-  admitted.ticket_.device_bytes_ = choice.device_bytes;
-  admitted.ticket_.seconds_ = choice.seconds;
-  admitted.ticket_.working_ = true;
+  Ticket& ticket = admitted.ticket();
+  ticket.ledger_ = ledger_;
+  ticket.flow_ = std::move(flow);
+  ticket.bytes_ = bytes;
+  ticket.device_ = choice.device;
+  ticket.device_bytes_ = choice.device_bytes;
+  ticket.seconds_ = choice.seconds;
+  ticket.working_ = true;
   return admitted;
 }
 
 int64_t Admission::AddUpMemory(AdmittedCall& admitted, const Backend& backend) {
-  const AttentionCall& call = admitted.call_;
+  const AttentionCall& call = admitted.call();
+  AdmittedCall::Parts& parts = *admitted.parts_;
   for (const TensorSource& input : call.inputs()) {
-    if (!call.InPlace(input.tensor)) admitted.input_bytes_ += AlignedSize(input.range.size);
+    if (!call.InPlace(input.tensor)) parts.input_bytes += AlignedSize(input.range.size);
   }
   for (const TensorSize& output : OutputsOf(call.problem(), call.direction())) {
-    if (!call.InPlace(output.tensor)) admitted.output_bytes_ += AlignedSize(output.bytes);
+    if (!call.InPlace(output.tensor)) parts.output_bytes += AlignedSize(output.bytes);
   }
-  admitted.workspace_bytes_ = AlignedSize(backend.WorkspaceBytes(call.problem(), call.direction()));
-  return admitted.input_bytes_ + admitted.workspace_bytes_ + admitted.output_bytes_;
+  parts.workspace_bytes = AlignedSize(backend.WorkspaceBytes(call.problem(), call.direction()));
+  return parts.input_bytes + parts.workspace_bytes + parts.output_bytes;
 }
 
 // Leases are asked to give way once for what is missing; more than once when others took what they

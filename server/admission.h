@@ -143,39 +143,42 @@ struct CallContext {
 };
 
 // AdmittedCall: a call and its Ticket: memory and time are kept for it while it lives. Made only by
-// Admission; move-only.
+// Admission; move-only, and as small as a pointer.
 class AdmittedCall {
  public:
   AdmittedCall(AdmittedCall&&) = default;
   AdmittedCall& operator=(AdmittedCall&&) = default;
 
-  const AttentionCall& call() const { return call_; }
-  AttentionCall& call() { return call_; }
-  const CallContext& context() const { return context_; }
-  Ticket& ticket() { return ticket_; }
-  const StagedTensors& staged() const { return staged_; }
-  StagedTensors& staged() { return staged_; }
-  int64_t bytes() const { return ticket_.bytes(); }
-  double seconds() const { return ticket_.seconds(); }
-  int device() const { return ticket_.device(); }
-  int64_t workspace_bytes() const { return workspace_bytes_; }
-  int64_t input_bytes() const { return input_bytes_; }    // aligned, as they will lie in staging
-  int64_t output_bytes() const { return output_bytes_; }  // aligned
-  absl::Time admitted_at() const { return admitted_at_; }
+  const AttentionCall& call() const { return parts_->call; }
+  AttentionCall& call() { return parts_->call; }
+  const CallContext& context() const { return parts_->context; }
+  Ticket& ticket() { return parts_->ticket; }
+  const StagedTensors& staged() const { return parts_->staged; }
+  StagedTensors& staged() { return parts_->staged; }
+  int64_t bytes() const { return parts_->ticket.bytes(); }
+  double seconds() const { return parts_->ticket.seconds(); }
+  int device() const { return parts_->ticket.device(); }
+  int64_t workspace_bytes() const { return parts_->workspace_bytes; }
+  int64_t input_bytes() const { return parts_->input_bytes; }    // aligned, as they lie in staging
+  int64_t output_bytes() const { return parts_->output_bytes; }  // aligned
+  absl::Time admitted_at() const { return parts_->admitted_at; }
 
  private:
   friend class Admission;
+  struct Parts {
+    AttentionCall call;
+    CallContext context;
+    Ticket ticket = {};
+    StagedTensors staged = {};  // after the ticket: its memory is back before the promise
+    int64_t workspace_bytes = 0;
+    int64_t input_bytes = 0;
+    int64_t output_bytes = 0;
+    absl::Time admitted_at = {};
+  };
   AdmittedCall(AttentionCall call, CallContext context)
-      : call_(std::move(call)), context_(std::move(context)) {}
+      : parts_(new Parts{.call = std::move(call), .context = std::move(context)}) {}
 
-  AttentionCall call_;
-  CallContext context_;
-  Ticket ticket_;
-  StagedTensors staged_;  // after the ticket: its memory is back before the promise
-  int64_t workspace_bytes_ = 0;
-  int64_t input_bytes_ = 0;
-  int64_t output_bytes_ = 0;
-  absl::Time admitted_at_;
+  std::unique_ptr<Parts> parts_;
 };
 
 class Admission {

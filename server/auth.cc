@@ -104,8 +104,8 @@ absl::StatusOr<std::string> Authenticator::CheckToken(absl::string_view header) 
                  "authorization: expected a token that this server knows, got another");
 }
 
-absl::StatusOr<std::string> Authenticator::Identify(
-    const grpc::CallbackServerContext& context) const {
+absl::StatusOr<std::string> Authenticator::Identify(const grpc::CallbackServerContext& context,
+                                                    absl::string_view peer) const {
   if (!entries()->empty()) {
     auto header = context.client_metadata().find("authorization");
     return CheckToken(header == context.client_metadata().end() ? "" : View(header->second));
@@ -115,7 +115,7 @@ absl::StatusOr<std::string> Authenticator::Identify(
     std::vector<grpc::string_ref> names = auth->GetPeerIdentity();
     if (!names.empty()) return std::string(View(names.front()));
   }
-  return CallerOfPeer(context.peer());
+  return CallerOfPeer(peer);
 }
 
 absl::StatusOr<std::string> Authenticator::IdentifyLocal(absl::string_view header) const {

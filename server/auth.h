@@ -30,8 +30,9 @@ class Authenticator {
   // Takes over the tokens of `other`; false when they are the same.
   bool Replace(Authenticator other);
 
-  // The caller's name, or UNAUTHENTICATED TOKEN_MISSING or TOKEN_INVALID.
-  absl::StatusOr<std::string> Identify(const grpc::CallbackServerContext& context) const;
+  // The caller's name, or UNAUTHENTICATED TOKEN_MISSING or TOKEN_INVALID. `peer`: the context's.
+  absl::StatusOr<std::string> Identify(const grpc::CallbackServerContext& context,
+                                       absl::string_view peer) const;
   // The name of calls that come over a unix socket with this value of "authorization".
   absl::StatusOr<std::string> IdentifyLocal(absl::string_view header) const;
   // The token check alone: `header` is the value of "authorization".

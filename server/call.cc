@@ -47,8 +47,8 @@ TensorList OutputsOf(const Problem& p, Direction direction) {
 }
 
 void AttentionCall::PlaceInSharedMemory(SharedTensors tensors) {
-  shared_ = std::move(tensors);
-  flops_ = Flops(*problem_, direction_);
+  parts_->shared = std::move(tensors);
+  parts_->flops = Flops(problem(), direction());
 }
 
 }  // namespace attnd

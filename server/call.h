@@ -108,68 +108,72 @@ struct SharedTensors {
   std::shared_ptr<const void> memory;        // keeps the regions mapped, together with their table
 };
 
+// Its parts stand on the heap: a call passes through every stage, and moves as a pointer.
 class AttentionCall {
  public:
-  const Problem& problem() const { return *problem_; }
-  Direction direction() const { return direction_; }
-  bool want_lse() const { return want_lse_; }
-  Priority priority() const { return priority_; }
-  const std::string& request_id() const { return request_id_; }
-  absl::Span<const TensorSource> inputs() const { return inputs_; }
-  const MessageBytes& message() const { return message_; }
-  double flops() const { return flops_; }
-  int64_t input_bytes() const { return input_bytes_; }  // of all tensors, wherever they lie
-  int64_t output_bytes() const { return output_bytes_; }
+  const Problem& problem() const { return parts_->problem; }
+  Direction direction() const { return parts_->direction; }
+  bool want_lse() const { return parts_->want_lse; }
+  Priority priority() const { return parts_->priority; }
+  const std::string& request_id() const { return parts_->request_id; }
+  absl::Span<const TensorSource> inputs() const { return parts_->inputs; }
+  const MessageBytes& message() const { return parts_->message; }
+  double flops() const { return parts_->flops; }
+  int64_t input_bytes() const { return parts_->input_bytes; }  // of all tensors, wherever they lie
+  int64_t output_bytes() const { return parts_->output_bytes; }
 
   // A forward whose tensors shall be kept, for so long (0: the server's choice).
-  bool keep_residual() const { return keep_residual_; }
-  absl::Duration residual_ttl() const { return residual_ttl_; }
+  bool keep_residual() const { return parts_->keep_residual; }
+  absl::Duration residual_ttl() const { return parts_->residual_ttl; }
   // A backward whose token is not empty brings d_o (and d_lse) alone; its other tensors lie in
   // residual(), once the token has been looked up, at residual_place(): only that device can run
   // it, if it is one. shared_ptr: see ResidualTensors.
-  const std::string& residual_token() const { return residual_token_; }
-  const std::shared_ptr<const ResidualTensors>& residual() const { return residual_; }
-  int residual_place() const { return residual_place_; }
+  const std::string& residual_token() const { return parts_->residual_token; }
+  const std::shared_ptr<const ResidualTensors>& residual() const { return parts_->residual; }
+  int residual_place() const { return parts_->residual_place; }
   void UseResidual(std::shared_ptr<const ResidualTensors> residual, int place) {
-    residual_ = std::move(residual);
-    residual_place_ = place;
+    parts_->residual = std::move(residual);
+    parts_->residual_place = place;
   }
 
   // Tensors in shared memory: neither the message nor the reply holds one. The engine reads and
   // writes them where they lie, but for what shall be kept: that is copied first.
-  const SharedRequest* shared_request() const { return shared_request_.get(); }  // null: none
-  std::byte* shared(Tensor tensor) const { return shared_.at[static_cast<int>(tensor)]; }
-  bool InPlace(Tensor tensor) const { return shared(tensor) != nullptr && !keep_residual_; }
+  const SharedRequest* shared_request() const { return parts_->shared_request.get(); }  // or null
+  std::byte* shared(Tensor tensor) const { return parts_->shared.at[static_cast<int>(tensor)]; }
+  bool InPlace(Tensor tensor) const { return shared(tensor) != nullptr && !keep_residual(); }
   void PlaceInSharedMemory(SharedTensors tensors);
-  int64_t shared_input_bytes() const { return shared_input_bytes_; }
-  int64_t shared_output_bytes() const { return shared_output_bytes_; }
+  int64_t shared_input_bytes() const { return parts_->shared_input_bytes; }
+  int64_t shared_output_bytes() const { return parts_->shared_output_bytes; }
 
   // Gives the received bytes back once they have been copied out; inputs() has no meaning after.
-  void DropMessage() { message_ = MessageBytes(); }
+  void DropMessage() { parts_->message = MessageBytes(); }
 
  private:
   friend class Decoder;
-  AttentionCall() = default;
+  struct Parts {
+    Problem problem;
+    Direction direction = Direction::kForward;
+    bool want_lse = false;
+    Priority priority = Priority::kNormal;
+    std::string request_id;
+    bool keep_residual = false;
+    absl::Duration residual_ttl;
+    std::string residual_token;
+    std::shared_ptr<const ResidualTensors> residual;
+    int residual_place = kHostMemory;
+    absl::InlinedVector<TensorSource, 9> inputs;
+    MessageBytes message;
+    double flops = 0;
+    int64_t input_bytes = 0;
+    int64_t output_bytes = 0;
+    std::unique_ptr<const SharedRequest> shared_request;
+    SharedTensors shared;
+    int64_t shared_input_bytes = 0;   // part of input_bytes
+    int64_t shared_output_bytes = 0;  // part of output_bytes
+  };
+  AttentionCall() : parts_(std::make_unique<Parts>()) {}
 
-  std::unique_ptr<const Problem> problem_;  // on the heap: launches point to it
-  Direction direction_ = Direction::kForward;
-  bool want_lse_ = false;
-  Priority priority_ = Priority::kNormal;
-  std::string request_id_;
-  bool keep_residual_ = false;
-  absl::Duration residual_ttl_;
-  std::string residual_token_;
-  std::shared_ptr<const ResidualTensors> residual_;
-  int residual_place_ = kHostMemory;
-  absl::InlinedVector<TensorSource, 9> inputs_;
-  MessageBytes message_;
-  double flops_ = 0;
-  int64_t input_bytes_ = 0;
-  int64_t output_bytes_ = 0;
-  std::unique_ptr<const SharedRequest> shared_request_;
-  SharedTensors shared_;
-  int64_t shared_input_bytes_ = 0;   // part of input_bytes_
-  int64_t shared_output_bytes_ = 0;  // part of output_bytes_
+  std::unique_ptr<Parts> parts_;
 };
 
 }  // namespace attnd

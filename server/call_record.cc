@@ -36,12 +36,13 @@ CallRecord::CallRecord(const ServiceDeps& deps, grpc::CallbackServerContext& con
       direction_(direction),
       id_(id),
       received_at_(deps.clock.Now()),
-      unix_socket_(absl::StartsWith(context.peer(), "unix")) {
+      peer_(context.peer()),
+      unix_socket_(absl::StartsWith(peer_, "unix")) {
   deps_.metrics.CallStarted(MethodOf(direction_));
 }
 
 absl::Status CallRecord::Identify() {
-  ASSIGN_OR_RETURN(caller_, deps_.auth.Identify(context_));
+  ASSIGN_OR_RETURN(caller_, deps_.auth.Identify(context_, peer_));
   return absl::OkStatus();
 }
 

@@ -56,6 +56,7 @@ class CallRecord {
   const Direction direction_;
   const uint64_t id_;
   const absl::Time received_at_;
+  const std::string peer_;  // its address
   const bool unix_socket_;
   std::string caller_, request_id_;
   absl::Status status_;

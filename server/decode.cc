@@ -31,13 +31,12 @@ constexpr Tensor kInputs[] = {Tensor::kMaskBits, Tensor::kBias, Tensor::kK,
                               Tensor::kV,        Tensor::kQ,    Tensor::kLse,
                               Tensor::kO,        Tensor::kDO,   Tensor::kDLse};
 
-template <class Message>
-absl::StatusOr<Message> ParseRange(const MessageBytes& bytes, ByteRange range,
-                                   absl::string_view field) {
+// Into `message`, which is empty.
+absl::Status ParseRange(const MessageBytes& bytes, ByteRange range, absl::string_view field,
+                        google::protobuf::MessageLite& message) {
   MessageBytes::Stream stream(bytes, range);
   google::protobuf::io::CodedInputStream in(&stream);
-  Message message;
-  if (message.ParseFromCodedStream(&in) && in.ConsumedEntireMessage()) return message;
+  if (message.ParseFromCodedStream(&in) && in.ConsumedEntireMessage()) return absl::OkStatus();
   return FieldError(reason::kMalformedMessage, field, "a protobuf message with UTF-8 strings",
                     "bytes that are none");
 }
@@ -56,16 +55,14 @@ absl::Status RefuseUnimplemented(const FieldTable& table) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::CallOptions> DecodeOptions(const MessageBytes& bytes, const FieldTable& table,
-                                              Direction direction) {
-  v1::CallOptions options;
-  if (!table.Has(kOptionsField)) return options;
-  ASSIGN_OR_RETURN(options,
-                   ParseRange<v1::CallOptions>(bytes, table.range[kOptionsField], "options"));
+absl::Status DecodeOptions(const MessageBytes& bytes, const FieldTable& table, Direction direction,
+                           v1::CallOptions& options) {
+  if (!table.Has(kOptionsField)) return absl::OkStatus();
+  RETURN_IF_ERROR(ParseRange(bytes, table.range[kOptionsField], "options", options));
   if (options.keep_residual() && direction == Direction::kBackward) {
     return FieldError(reason::kBadField, "options.keep_residual", "false in Backward", "true");
   }
-  return options;
+  return absl::OkStatus();
 }
 
 // Empty when there is none. What it opens, if anything, is LeaseTable's to say.
@@ -120,8 +117,8 @@ absl::Status CheckPlace(const v1::SharedTensor& tensor, int regions) {
 absl::StatusOr<std::unique_ptr<SharedRequest>> DecodeShared(const MessageBytes& bytes,
                                                             const FieldTable& table) {
   if (!table.Has(kSharedField)) return nullptr;
-  ASSIGN_OR_RETURN(v1::SharedMemory wire,
-                   ParseRange<v1::SharedMemory>(bytes, table.range[kSharedField], "shared_memory"));
+  v1::SharedMemory wire;
+  RETURN_IF_ERROR(ParseRange(bytes, table.range[kSharedField], "shared_memory", wire));
   if (wire.region_size() < 1 || wire.region_size() > kTensors) {
     return BadShared("region", absl::StrCat("1..", kTensors, " tokens"),
                      absl::StrCat(wire.region_size()));
@@ -270,7 +267,7 @@ int64_t Total(const TensorList& list) {
 absl::StatusOr<AttentionCall> Decoder::Decode(MessageBytes message, Direction direction) {
   ASSIGN_OR_RETURN(AttentionCall call,
                    DecodeIn(message, {0, message.size()}, direction, Form::kWhole));
-  call.message_ = std::move(message);
+  call.parts_->message = std::move(message);
   return call;
 }
 
@@ -280,10 +277,10 @@ absl::StatusOr<AttentionCall> Decoder::DecodeHeader(const MessageBytes& message,
 }
 
 void Decoder::TakeOptions(const v1::CallOptions& options, AttentionCall& call) {
-  call.priority_ = DecodePriority(options.priority());
-  call.request_id_ = options.request_id();
-  call.keep_residual_ = options.keep_residual();
-  call.residual_ttl_ = absl::Milliseconds(options.residual_ttl_ms());
+  call.parts_->priority = DecodePriority(options.priority());
+  call.parts_->request_id = options.request_id();
+  call.parts_->keep_residual = options.keep_residual();
+  call.parts_->residual_ttl = absl::Milliseconds(options.residual_ttl_ms());
 }
 
 absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, ByteRange range,
@@ -295,10 +292,11 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
     return FieldError(reason::kBadField, "problem", "a problem", "none");
   }
   RETURN_IF_ERROR(RefuseUnimplemented(table));
-  ASSIGN_OR_RETURN(v1::CallOptions options, DecodeOptions(message, table, direction));
+  v1::CallOptions options;
+  RETURN_IF_ERROR(DecodeOptions(message, table, direction, options));
   ASSIGN_OR_RETURN(std::string token, DecodeToken(message, table, direction));
-  ASSIGN_OR_RETURN(v1::Problem wire,
-                   ParseRange<v1::Problem>(message, table.range[kProblemField], "problem"));
+  v1::Problem wire;
+  RETURN_IF_ERROR(ParseRange(message, table.range[kProblemField], "problem", wire));
   ASSIGN_OR_RETURN(Problem problem, DecodeProblem(wire));
   ASSIGN_OR_RETURN(std::unique_ptr<SharedRequest> shared, DecodeShared(message, table));
   if (form != Form::kWhole && shared != nullptr) {
@@ -311,22 +309,23 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
                        : AnnouncedPayloads(table, problem, direction, leased));
 
   AttentionCall call;
-  call.direction_ = direction;
-  call.want_lse_ = direction == Direction::kForward &&
+  AttentionCall::Parts& parts = *call.parts_;
+  parts.direction = direction;
+  parts.want_lse = direction == Direction::kForward &&
                    table.varint[v1::ForwardRequest::kWantLseFieldNumber] != 0;
-  call.residual_token_ = std::move(token);
+  parts.residual_token = std::move(token);
   TakeOptions(options, call);
-  for (const TensorSource& source : sources) call.input_bytes_ += source.range.size;
-  call.output_bytes_ = Total(OutputsOf(problem, direction));
+  for (const TensorSource& source : sources) parts.input_bytes += source.range.size;
+  parts.output_bytes = Total(OutputsOf(problem, direction));
   // With shared memory the work of counting visible pairs is bounded once that is known to be
   // there.
-  if (shared == nullptr) call.flops_ = Flops(problem, direction);
-  call.inputs_ = std::move(sources);
-  call.problem_ = std::make_unique<const Problem>(std::move(problem));
+  if (shared == nullptr) parts.flops = Flops(problem, direction);
+  parts.inputs = std::move(sources);
+  parts.problem = std::move(problem);
   ASSIGN_OR_RETURN(SharedBytes in_shared, CheckShared(call, shared.get()));
-  call.shared_input_bytes_ = in_shared.inputs;
-  call.shared_output_bytes_ = in_shared.outputs;
-  call.shared_request_ = std::move(shared);
+  parts.shared_input_bytes = in_shared.inputs;
+  parts.shared_output_bytes = in_shared.outputs;
+  parts.shared_request = std::move(shared);
   return call;
 }
 

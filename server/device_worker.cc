@@ -73,6 +73,7 @@ DeviceWorker::~DeviceWorker() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
+    work_.SignalAll();
     waiting = TakeWaiting();
     for (auto& [id, state] : running_) {
       state.cause = StopCause::kCancelled;
@@ -131,10 +132,14 @@ void DeviceWorker::Submit(AdmittedCall call) {
     one.push_back(std::move(call));
     return FailWaiting(std::move(one), LostStatus());
   }
-  bool runs_inline = RunsInline(call);
-  batcher_.Add(std::move(call));
-  if (!runs_inline) return;
-  Launch launch = TakeLaunch();
+  if (!RunsInline(call)) {
+    batcher_.Add(std::move(call));
+    work_.Signal();
+    return;
+  }
+  Launch launch;
+  Begin(std::move(call), deps_.clock.Now(), launch);
+  ++in_work_;
   lock.Release();
   EndLaunch(Run(std::move(launch)));
 }
@@ -176,10 +181,7 @@ void DeviceWorker::SlotMain() {
 
 DeviceWorker::Launch DeviceWorker::NextLaunch() {
   absl::MutexLock lock(&mutex_);
-  auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || (!batcher_.empty() && in_work_ < slot_count_);
-  };
-  mutex_.Await(absl::Condition(&ready));
+  while (!stopping_ && (batcher_.empty() || in_work_ == slot_count_)) work_.Wait(&mutex_);
   return TakeLaunch();
 }
 
@@ -189,17 +191,19 @@ DeviceWorker::Launch DeviceWorker::TakeLaunch() {
   if (!batch.has_value()) return launch;
   ++in_work_;
   absl::Time now = deps_.clock.Now();
-  for (AdmittedCall& call : batch->calls()) {
-    StopState& state = running_[call.context().id];
-    if (stopping_) state.source.request_stop();
-    Running running(std::move(call), state.source.get_token());
-    running.times.received = running.call.context().received_at;
-    running.times.admitted = running.call.admitted_at();
-    running.times.landed = running.call.staged().landed_at;
-    running.times.taken = now;
-    launch.push_back(std::move(running));
-  }
+  launch.reserve(batch->calls().size());
+  for (AdmittedCall& call : batch->calls()) Begin(std::move(call), now, launch);
   return launch;
+}
+
+void DeviceWorker::Begin(AdmittedCall call, absl::Time now, Launch& launch) {
+  StopState& state = running_[call.context().id];
+  if (stopping_) state.source.request_stop();
+  Running& running = launch.emplace_back(std::move(call), state.source.get_token());
+  running.times.received = running.call.context().received_at;
+  running.times.admitted = running.call.admitted_at();
+  running.times.landed = running.call.staged().landed_at;
+  running.times.taken = now;
 }
 
 // From the end of a launch when more waited, all slots have work until the next one ends: their
@@ -211,6 +215,7 @@ void DeviceWorker::EndLaunch(double seconds) {
   if (more_waited_) deps_.cost.Served(seconds, absl::ToDoubleSeconds(now - last_end_));
   last_end_ = now;
   more_waited_ = !batcher_.empty();
+  if (more_waited_) work_.Signal();
 }
 
 double DeviceWorker::Run(Launch launch) {
@@ -271,16 +276,17 @@ absl::Status DeviceWorker::LateStatus(const Running& running, WorkStage stage) {
 }
 
 void DeviceWorker::DropLate(Launch& launch, WorkStage stage) {
-  Launch kept;
+  auto kept = launch.begin();
   for (Running& running : launch) {
     absl::Status late = LateStatus(running, stage);
-    if (late.ok()) {
-      kept.push_back(std::move(running));
+    if (!late.ok()) {
+      Fail(std::move(running.call), std::move(late));
       continue;
     }
-    Fail(std::move(running.call), std::move(late));
+    if (&*kept != &running) *kept = std::move(running);
+    ++kept;
   }
-  launch = std::move(kept);
+  launch.erase(kept, launch.end());
 }
 
 absl::StatusOr<LaunchReport> DeviceWorker::ComputeOnce(Launch& launch) {
@@ -354,14 +360,14 @@ void DeviceWorker::AnswerAll(Launch launch, const absl::StatusOr<LaunchReport>& 
   DropLate(launch, WorkStage::kKernel);
   for (Running& running : launch) {
     if (report.ok()) {
-      Answer(std::move(running), *report, count);
+      Answer(running, *report, count);
     } else {
       Fail(std::move(running.call), Classified(report.status()));
     }
   }
 }
 
-void DeviceWorker::Answer(Running running, const LaunchReport& report, int batched_with) {
+void DeviceWorker::Answer(Running& running, const LaunchReport& report, int batched_with) {
   ReplySink* sink = running.call.context().sink;
   Forget(running.call.context().id);
   timer_.Remove(running.call.context().id, running.call.context().deadline);

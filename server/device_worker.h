@@ -90,6 +90,9 @@ class DeviceWorker {
   bool RunsInline(const AdmittedCall& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next batch, which is in work until EndLaunch; empty when nothing waits.
   Launch TakeLaunch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // From now on it can be stopped.
+  void Begin(AdmittedCall call, absl::Time now, Launch& launch)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `seconds`: estimated, of what was computed.
   void EndLaunch(double seconds) ABSL_LOCKS_EXCLUDED(mutex_);
   double Run(Launch launch);
@@ -102,7 +105,7 @@ class DeviceWorker {
   absl::StatusOr<LaunchReport> ComputeBackward(const Launch& launch);
   bool KeepsOnDevice(const AttentionCall& call) const;
   void AnswerAll(Launch launch, const absl::StatusOr<LaunchReport>& report);
-  void Answer(Running running, const LaunchReport& report, int batched_with);
+  void Answer(Running& running, const LaunchReport& report, int batched_with);
   void KeepOutputs(Running& running, Result& result);
   void LeaseHostMemory(Running& running, Result& result);
   void LeaseDeviceMemory(Running& running, Result& result);
@@ -116,6 +119,8 @@ class DeviceWorker {
   const double inline_seconds_;
   const int slot_count_;
   mutable absl::Mutex mutex_;
+  // That slots may have work to take. No Condition: each Unlock would evaluate it for every slot.
+  absl::CondVar work_;
   Batcher batcher_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, StopState> running_ ABSL_GUARDED_BY(mutex_);
   int in_work_ ABSL_GUARDED_BY(mutex_) = 0;           // launches, at most slot_count_

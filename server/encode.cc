@@ -1,8 +1,5 @@
 #include "server/encode.h"
 
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format_lite.h>
-
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -12,64 +9,55 @@
 #include "absl/container/inlined_vector.h"
 #include "attention/dropout.h"
 #include "proto/attnd/v1/chunk_framing.h"
+#include "proto/attnd/v1/wire_writer.h"
 #include "server/encode_fields.h"
 
 namespace attnd {
 namespace {
 
-using google::protobuf::internal::WireFormatLite;
-using google::protobuf::io::CodedOutputStream;
+using v1::Receipt;
 
-void AppendTag(int field_number, uint64_t length, std::string& out) {
-  uint8_t bytes[20];
-  uint32_t tag = WireFormatLite::MakeTag(field_number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-  uint8_t* end = CodedOutputStream::WriteVarint32ToArray(tag, bytes);
-  end = CodedOutputStream::WriteVarint64ToArray(length, end);
-  out.append(reinterpret_cast<char*>(bytes), static_cast<size_t>(end - bytes));
-}
+constexpr size_t kUsualHeaderBytes = 512;  // receipt, lease and tags
 
-void AddStage(absl::string_view name, absl::Duration duration, v1::Receipt& receipt) {
-  v1::Stage* stage = receipt.add_stage();
-  stage->set_name(std::string(name));
-  stage->set_nanoseconds(
-      static_cast<uint64_t>(std::max<int64_t>(0, absl::ToInt64Nanoseconds(duration))));
-}
-
-v1::Receipt MakeReceipt(const Result& result, const BackendInfo& engine, absl::Time now) {
+void WriteReceipt(const Result& result, const BackendInfo& engine, absl::Time now,
+                  WireWriter& out) {
   const CallTimes& t = result.times();
   const LaunchReport& report = result.report();
-  v1::Receipt receipt;
-  receipt.set_backend(engine.backend);
-  receipt.set_device(engine.device);
-  receipt.set_kernel(report.kernel);
-  receipt.set_accumulate(report.accumulate == AccumulateType::kFloat16 ? v1::ACCUMULATE_FLOAT16
-                                                                       : v1::ACCUMULATE_FLOAT32);
-  receipt.set_dropout_p_effective(static_cast<float>(result.call().problem().dropout.threshold) /
-                                  256.0f);
-  receipt.set_batched_with(static_cast<uint32_t>(result.batched_with()));
-  receipt.set_deterministic(report.deterministic);
-  AddStage("receive", t.admitted - t.received, receipt);
-  AddStage("queue", t.kernel_begin - t.landed - t.upload, receipt);
-  AddStage("h2d", t.landed - t.admitted + t.upload, receipt);
-  AddStage("kernel", t.kernel_end - t.kernel_begin, receipt);
-  AddStage("d2h", t.downloaded - t.kernel_end, receipt);
-  AddStage("send", now - t.downloaded, receipt);
-  return receipt;
-}
-
-void AppendMessage(int field_number, const google::protobuf::MessageLite& message,
-                   std::string& out) {
-  std::string bytes = message.SerializeAsString();
-  AppendTag(field_number, bytes.size(), out);
-  out += bytes;
+  const bool float16 = report.accumulate == AccumulateType::kFloat16;
+  auto stage = [&](absl::string_view name, absl::Duration duration) {
+    out.Message(Receipt::kStageFieldNumber, [&] {
+      out.Text(v1::Stage::kNameFieldNumber, name);
+      out.Number(v1::Stage::kNanosecondsFieldNumber,
+                 static_cast<uint64_t>(std::max<int64_t>(0, absl::ToInt64Nanoseconds(duration))));
+    });
+  };
+  out.Text(Receipt::kBackendFieldNumber, engine.backend);
+  out.Text(Receipt::kDeviceFieldNumber, engine.device);
+  out.Text(Receipt::kKernelFieldNumber, report.kernel);
+  out.Number(Receipt::kAccumulateFieldNumber,
+             float16 ? v1::ACCUMULATE_FLOAT16 : v1::ACCUMULATE_FLOAT32);
+  out.Float(Receipt::kDropoutPEffectiveFieldNumber,
+            static_cast<float>(result.call().problem().dropout.threshold) / 256.0f);
+  out.Number(Receipt::kBatchedWithFieldNumber, static_cast<uint64_t>(result.batched_with()));
+  stage("receive", t.admitted - t.received);
+  stage("queue", t.kernel_begin - t.landed - t.upload);
+  stage("h2d", t.landed - t.admitted + t.upload);
+  stage("kernel", t.kernel_end - t.kernel_begin);
+  stage("d2h", t.downloaded - t.kernel_end);
+  stage("send", now - t.downloaded);
+  out.Number(Receipt::kDeterministicFieldNumber, report.deterministic ? 1 : 0);
 }
 
 // What stands before the payloads.
 std::string MakeHeader(const Result& result, const BackendInfo& engine, absl::Time now) {
   std::string header;
-  AppendMessage(v1::ForwardResponse::kReceiptFieldNumber, MakeReceipt(result, engine, now), header);
+  header.reserve(kUsualHeaderBytes);
+  WireWriter out(header);
+  out.Message(v1::ForwardResponse::kReceiptFieldNumber,
+              [&] { WriteReceipt(result, engine, now, out); });
   if (result.lease().has_value()) {
-    AppendMessage(v1::ForwardResponse::kResidualFieldNumber, EncodeLease(*result.lease()), header);
+    out.Text(v1::ForwardResponse::kResidualFieldNumber,
+             EncodeLease(*result.lease()).SerializeAsString());
   }
   return header;
 }
@@ -113,7 +101,7 @@ Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
   Reply reply;
   std::vector<grpc::Slice> slices;
   for (const Payload& payload : PayloadsOf(result)) {
-    AppendTag(payload.field, static_cast<uint64_t>(payload.bytes), text);
+    WireWriter(text).Length(payload.field, static_cast<uint64_t>(payload.bytes));
     slices.emplace_back(text);
     slices.push_back(Wrap(payload.data, payload.bytes, result.memory()));
     reply.payload_bytes += payload.bytes;

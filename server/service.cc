@@ -48,7 +48,7 @@ grpc::ServerUnaryReactor* AttentionService::AnswerSmall(
     const std::function<absl::Status(const std::string& caller)>& work) {
   absl::Time begin = deps_.clock.Now();
   deps_.metrics.CallStarted(method);
-  absl::StatusOr<std::string> caller = deps_.auth.Identify(*context);
+  absl::StatusOr<std::string> caller = deps_.auth.Identify(*context, context->peer());
   if (!caller.ok()) deps_.metrics.AuthFailed(ReasonOf(caller.status()));
   absl::Status status = caller.ok() ? work(*caller) : caller.status();
   deps_.metrics.CallFinished(method, status.code(), ReasonOf(status), deps_.clock.Now() - begin);

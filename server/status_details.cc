@@ -171,6 +171,7 @@ std::optional<absl::Duration> RetryAfterOf(const absl::Status& status) {
 }
 
 std::string ReasonOf(const absl::Status& status) {
+  if (status.ok()) return "";
   auto info = Payload<google::rpc::ErrorInfo>(status, kErrorInfoUrl);
   return info.has_value() ? info->reason() : "";
 }

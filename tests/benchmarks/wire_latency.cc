@@ -10,6 +10,11 @@
 //
 //     bazel build //server:attnd //tests/benchmarks:wire_latency
 //     bazel-bin/tests/benchmarks/wire_latency bazel-bin/server/attnd [FLAG OF attnd]...
+//
+// For an instruction counter, which a busy machine does not disturb, either side alone:
+//
+//     wire_latency echo queue|callback ADDRESS        serves the minimal echo
+//     wire_latency calls attnd|echo ADDRESS COUNT     calls of 4 KiB, in CountedCalls
 #include <dirent.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -22,10 +27,12 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "attention/cost.h"
@@ -212,10 +219,37 @@ void Measure(const std::string& title, const Problem& p, const Servers& at, bool
   Compare(title, std::move(ways));
 }
 
+// Of its own so that a profiler can begin and end with it.
+__attribute__((noinline)) void CountedCalls(const std::function<void()>& call, int count) {
+  for (int n = 0; n < count; ++n) call();
+}
+
+void MakeCalls(absl::string_view what, const std::string& address, int count) {
+  const Problem p = OneHead(4, 1, 256);
+  std::function<void()> call;
+  std::optional<Caller> caller;
+  std::optional<MinimalEchoClient> echo;
+  if (what == "echo") {
+    echo.emplace(address);
+    call = [&, bytes = BytesOf(p, Direction::kForward).input,
+            reply = p.OutputElements() * int64_t{sizeof(float)}] { echo->Call(bytes, reply); };
+  } else {
+    caller.emplace(p, address, false);
+    call = [&] { caller->CallDaemon(); };
+  }
+  call();  // connects
+  CountedCalls(call, count);
+}
+
 int Main(int argc, char** argv) {
   if (argc == 4 && absl::string_view(argv[1]) == "echo") {
     bool queue = absl::string_view(argv[2]) == "queue";
     ServeMinimalEcho(argv[3], queue ? EchoServer::kQueue : EchoServer::kCallback);
+    return 0;
+  }
+  int count = 0;
+  if (argc == 5 && absl::string_view(argv[1]) == "calls" && absl::SimpleAtoi(argv[4], &count)) {
+    MakeCalls(argv[2], argv[3], count);
     return 0;
   }
   if (argc < 2) {
