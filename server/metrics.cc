@@ -171,6 +171,13 @@ void Metrics::MakeQueueSeries() {
     cancelled_.push_back(&cancelled.Add({{"stage", stage}}));
     expired_.push_back(&expired.Add({{"stage", stage}}));
   }
+  auto& cut = CounterFamily("attnd_cut_streams_total",
+                            "Streamed calls ended because their peer sent or read too slowly.");
+  for (WorkStage stage : {WorkStage::kReceive, WorkStage::kSend}) {
+    for (const char* reason : {"idle", "too_slow"}) {
+      cut_.push_back(&cut.Add({{"stage", Name(WorkStageName(stage))}, {"reason", reason}}));
+    }
+  }
   auto& duration = HistogramFamily("attnd_queue_duration_seconds",
                                    "From admission until a device slot takes the request.");
   auto& batch = HistogramFamily("attnd_batch_requests", "Requests in one launch.");
@@ -338,6 +345,10 @@ void Metrics::CallQueued(Direction direction, Priority priority, absl::Duration 
 
 void Metrics::CallStopped(WorkStage stage, bool expired) {
   (expired ? expired_ : cancelled_)[static_cast<int>(stage)]->Increment();
+}
+
+void Metrics::StreamCut(WorkStage stage, absl::string_view reason) {
+  cut_[2 * (stage == WorkStage::kSend) + (reason == reason::kStreamTooSlow)]->Increment();
 }
 
 void Metrics::QueueChanged(int device, Direction direction, Priority priority, int calls,

@@ -86,6 +86,9 @@ class Metrics {
   static int64_t TokensOf(const AttentionCall& call);
   void CallQueued(Direction direction, Priority priority, absl::Duration waited);
   void CallStopped(WorkStage stage, bool expired);
+  // A streamed call was cut because its peer did not move (kReceive, kSend). `reason` is the
+  // status' own: STREAM_IDLE or STREAM_TOO_SLOW.
+  void StreamCut(WorkStage stage, absl::string_view reason);
   void QueueChanged(int device, Direction direction, Priority priority, int calls, int64_t bytes);
   void BatchRun(Direction direction, int calls, int64_t tokens);
   void HostCopied(int64_t bytes);
@@ -161,6 +164,7 @@ class Metrics {
   Histograms tokens_;     // [direction]
   std::map<std::string, prometheus::Counter*, std::less<>> rejected_;  // by reason, fixed
   Counters cancelled_, expired_;                                       // [work stage]
+  Counters cut_;                                                       // [receive, send][reason]
   Histograms queue_duration_;                                          // [direction][priority]
   Histograms batch_, batch_tokens_;                                    // [direction]
   Counters received_, sent_;                                           // [tcp, uds, memfd]

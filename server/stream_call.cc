@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -69,9 +70,15 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   // The watch's. A reply that is not read cannot be finished with a status either. A call that has
   // just stopped waiting for its peer goes on.
   void Cut(const absl::Status& status) override {
-    if (Enter(Phase::kFinished, {Phase::kReading})) return Finish(record_.Failed(status));
+    const std::string reason = ReasonOf(status);
+    if (Enter(Phase::kFinished, {Phase::kReading})) {
+      record_.deps().metrics.StreamCut(WorkStage::kReceive, reason);
+      return Finish(record_.Failed(status));
+    }
     absl::MutexLock lock(&mutex_);
-    if (phase_ == Phase::kWriting) context_.TryCancel();
+    if (phase_ != Phase::kWriting || std::exchange(reply_cut_, true)) return;
+    record_.deps().metrics.StreamCut(WorkStage::kSend, reason);
+    context_.TryCancel();
   }
 
   void OnCancel() override {
@@ -203,6 +210,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   size_t next_ = 0;  // message to write
   absl::Mutex mutex_;
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kReading;
+  bool reply_cut_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace

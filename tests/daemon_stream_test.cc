@@ -17,6 +17,7 @@
 #include "attention/random_problem.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
+#include "tests/daemon_counts.h"
 #include "tests/daemon_fixture.h"
 #include "tests/gated_backend.h"
 #include "tests/wire_request.h"
@@ -336,7 +337,7 @@ TEST(DaemonStream, GivesEverythingBackWhenAbandonedAtAnyState) {
 TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {
   ServerOptions options = TestOptions();
   options.transport.streams.idle = absl::Milliseconds(60);
-  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options));
   v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
   const std::vector<v1::ForwardStreamRequest> messages = {HeaderOf(request),
                                                           ForwardChunk(kK, 0, request.k())};
@@ -351,13 +352,33 @@ TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {
     EXPECT_EQ(ErrorInfoOf(status).reason(), "STREAM_IDLE");
     WaitUntilAllIsGivenBack(daemon);
   }
+  const Counts counts(daemon);
+  EXPECT_EQ(counts.Of("attnd_cut_streams_total", {{"stage", "receive"}, {"reason", "idle"}}), 3);
+  EXPECT_EQ(counts.Of("attnd_cut_streams_total", {}), 3);
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonStream, CutsASenderThatIsBelowTheRate) {
+  ServerOptions options = TestOptions();
+  options.transport.streams = {.idle = absl::Seconds(1), .min_bytes_per_second = 1 << 30};
+  Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options));
+  v1::ForwardRequest request = MakeForward(SmallProblem(1 << 17), 1);  // k: 8 MiB
+  grpc::ClientContext context;
+  auto stream = daemon.stub().ForwardStream(&context);
+  bool open = stream->Write(HeaderOf(request));
+  for (size_t at = 0; open && at < request.k().size(); at += 4) {  // 2 M chunks
+    open = stream->Write(ForwardChunk(kK, at, request.k().substr(at, 4)));
+  }
+  EXPECT_EQ(ErrorInfoOf(stream->Finish()).reason(), "STREAM_TOO_SLOW");
+  const Labels labels = {{"stage", "receive"}, {"reason", "too_slow"}};
+  EXPECT_EQ(Counts(daemon).Of("attnd_cut_streams_total", labels), 1);
   ExpectHealthy(daemon);
 }
 
 TEST(DaemonStream, CutsAReaderThatNeverReads) {
   ServerOptions options = TestOptions();
   options.transport.streams.idle = absl::Milliseconds(500);
-  Daemon daemon(MakeCpuBackend({.threads = 1}), options);
+  Daemon daemon(MakeCpuBackend({.threads = 1}), WithMetrics(options));
   Problem problem = SmallProblem(1 << 16, 2);  // 4 MiB back, more than a window
   problem.kv_len = 1;
   v1::ForwardRequest request = MakeForward(problem, 1);
@@ -371,6 +392,8 @@ TEST(DaemonStream, CutsAReaderThatNeverReads) {
   stream->WritesDone();
   EXPECT_NE(daemon.server().staging_used(), 0);
   WaitUntilAllIsGivenBack(daemon);  // although nobody has read a byte
+  const Labels labels = {{"stage", "send"}, {"reason", "idle"}};
+  EXPECT_EQ(Counts(daemon).Of("attnd_cut_streams_total", labels), 1);
   context.TryCancel();
   stream->Finish();
   ExpectHealthy(daemon);

@@ -16,9 +16,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "attention/random_problem.h"
-#include "client/cli/metrics_text.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
+#include "tests/daemon_counts.h"
 #include "tests/daemon_fixture.h"
 #include "tests/wire_request.h"
 
@@ -150,33 +150,6 @@ grpc::Status CallWithdrawn(const std::shared_ptr<grpc::Channel>& channel) {
   call->Finish(&status, nullptr);
   queue.Next(&tag, &ok);
   return status;
-}
-
-// What a daemon's metrics port tells.
-class Counts {
- public:
-  explicit Counts(Daemon& daemon)
-      : url_(absl::StrCat("http://127.0.0.1:", daemon.server().metrics_port(), "/metrics")) {}
-  double Of(const char* name, const Labels& labels) const {
-    auto text = FetchMetrics(url_, absl::Seconds(10));
-    CHECK(text.ok()) << text.status();
-    return MetricsText::Parse(*text)->Sum(name, labels);
-  }
-  // The daemon hears of the end of a call a moment after its caller.
-  double WaitForOne(const char* name, const Labels& labels) const {
-    const absl::Time until = absl::Now() + absl::Seconds(10);
-    while (Of(name, labels) != 1 && absl::Now() < until) std::this_thread::yield();
-    return Of(name, labels);
-  }
-
- private:
-  const std::string url_;
-};
-
-ServerOptions WithMetrics() {
-  ServerOptions options = TestOptions();
-  options.metrics_listen = "127.0.0.1:0";
-  return options;
 }
 
 TEST(DaemonWire, CountsACallWithdrawnBeforeItsRequestAsCancelledNotAsInvalid) {
