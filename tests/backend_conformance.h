@@ -53,8 +53,6 @@ struct ConformanceOptions {
   // one tile. An engine that multiplies whole tiles and accepts that leak says so here and in its
   // docs.
   bool isolates_rows_in_tiles = true;
-  // A row whose keys all have one enormous bias is the average of V (conformance_averages.h).
-  bool averages_enormous_biases = true;
   std::function<std::unique_ptr<CallMemory>()> memory = MakeHostCallMemory;
 };
 

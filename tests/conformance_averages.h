@@ -1,6 +1,7 @@
 // Rows whose keys all have a bias of one enormous size: beside it the products vanish, so that O is
 // the plain average of V, and lse the bias. Masks are often written so, with the lowest number of a
-// type, and rows of padding see nothing else. So it is with scores of 0 under the smallest softcap.
+// type, and rows of padding see nothing else; far lower biases in the same row do not count. So it
+// is with scores of 0 under the smallest softcap.
 // Used by backend_conformance.cc only.
 #pragma once
 

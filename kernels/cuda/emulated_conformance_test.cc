@@ -18,16 +18,14 @@ const bool kHalf = RegisterBackendConformance("EmulatedHalf", MakeEmulated,
                                                .random_max_pairs = 20000,
                                                .element = ElementType::kFloat16,
                                                .precision = EnginePrecision::HalfOperands(),
-                                               .max_unsupported = 0,
-                                               .averages_enormous_biases = false});
+                                               .max_unsupported = 0});
 const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulated,
                                                   {.max_pairs = 6000,
                                                    .random_problems = 40,
                                                    .random_max_pairs = 20000,
                                                    .element = ElementType::kBFloat16,
                                                    .precision = EnginePrecision::HalfOperands(),
-                                                   .max_unsupported = 0,
-                                                   .averages_enormous_biases = false});
+                                                   .max_unsupported = 0});
 
 }  // namespace
 }  // namespace attnd::cuda
