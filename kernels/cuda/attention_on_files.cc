@@ -1,9 +1,10 @@
 // attention_on_files: one forward and backward of an engine on raw float16 tensors in a folder, so
 // that a script can compare it with anything. Layout [1, heads, length, head_dim]; reads q, k, v,
-// d_o; writes o, lse (float32), d_q, d_k, d_v; prints the kernels' names and seconds.
+// d_o; writes o, lse (float32), d_q, d_k, d_v; prints the kernels' names and seconds, and the most
+// device memory that was in use beside the size of backward's inputs and outputs.
 //
 //     attention_on_files --folder F --heads 4 --length 4096 --head_dim 64 [--causal]
-//         [--backend cuda] [--accumulate f16] [--atomic] [--repeat N]
+//         [--backend cuda] [--hbm_fraction 0.9] [--accumulate f16] [--atomic] [--repeat N]
 #include <fstream>
 #include <iostream>
 #include <sstream>
@@ -18,6 +19,7 @@
 
 ABSL_FLAG(std::string, folder, ".", "where the tensors lie");
 ABSL_FLAG(std::string, backend, "cuda", "engine");
+ABSL_FLAG(double, hbm_fraction, 0.9, "of the GPU's free memory, taken at the start");
 ABSL_FLAG(std::string, accumulate, "f32", "f32 or f16");
 ABSL_FLAG(int, heads, 1, "query and KV heads");
 ABSL_FLAG(int, length, 64, "queries and keys");
@@ -109,7 +111,9 @@ absl::Status RunBackward(Backend& backend, const Problem& p, Tensors& t) {
 absl::Status Run() {
   const Problem p = ProblemFromFlags();
   RETURN_IF_ERROR(Validate(p));
-  ASSIGN_OR_RETURN(auto backend, MakeBackend(absl::GetFlag(FLAGS_backend), {}));
+  ASSIGN_OR_RETURN(auto backend,
+                   MakeBackend(absl::GetFlag(FLAGS_backend),
+                               {.memory_fraction = absl::GetFlag(FLAGS_hbm_fraction)}));
   Tensors t;
   ASSIGN_OR_RETURN(t.q, Read("q", p.QueryElements()));
   ASSIGN_OR_RETURN(t.k, Read("k", p.KeyElements()));
@@ -121,6 +125,9 @@ absl::Status Run() {
     RETURN_IF_ERROR(RunForward(*backend, p, t));
     RETURN_IF_ERROR(RunBackward(*backend, p, t));
   }
+  constexpr int kTensors = 8;  // q, k, v, o, d_o, d_q, d_k, d_v, all of one size
+  const int64_t bytes = kTensors * 2 * p.OutputElements() + 4 * p.LseElements();
+  std::cout << "peak " << backend->Use().memory_peak_bytes << " bytes, tensors " << bytes << "\n";
   Write("o", t.o);
   Write("lse", t.lse);
   Write("d_q", t.d_q);

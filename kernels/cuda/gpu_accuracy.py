@@ -69,7 +69,7 @@ def engine_results(tool, q, k, v, d_o, causal, accumulate):
         _, heads, length, head_dim = q.shape
         command = [tool, f"--folder={folder}", f"--heads={heads}", f"--length={length}",
                    f"--head_dim={head_dim}", f"--causal={str(causal).lower()}",
-                   f"--accumulate={accumulate}"]
+                   f"--accumulate={accumulate}", "--hbm_fraction=0.05"]
         subprocess.run(command, check=True, capture_output=True)
         read = lambda name: torch.from_file(  # noqa: E731
             f"{folder}/{name}", size=q.numel(), dtype=torch.float16).reshape(q.shape).to(q.device)
