@@ -177,4 +177,15 @@ absl::StatusOr<LaunchOutcome<BackwardResults>> LaunchBackward(
   return outcome;
 }
 
+absl::StatusOr<BothResults> RunBothWays(Backend& backend, const Problem& problem,
+                                        const ProblemInputs& inputs) {
+  std::unique_ptr<CallMemory> memory = MakeHostCallMemory();
+  LaunchItem item{.problem = &problem, .inputs = &inputs, .with_d_lse = false};
+  ASSIGN_OR_RETURN(auto forward, LaunchForward(backend, *memory, {item}));
+  item.o = forward.results[0].o;
+  item.lse = forward.results[0].lse;
+  ASSIGN_OR_RETURN(auto backward, LaunchBackward(backend, *memory, {item}));
+  return BothResults{std::move(forward.results[0]), std::move(backward.results[0])};
+}
+
 }  // namespace attnd

@@ -1,6 +1,6 @@
 // ConformanceLaunch: places problems and their inputs in an engine's memory, runs them in one
 // launch and brings the results back. Outputs and workspace start as NaN, and 64 bytes behind each
-// must stay as they were. One thread. Used by backend_conformance.cc only.
+// must stay as they were. One thread. Used by backend_conformance.cc and the emulator's own tests.
 #pragma once
 
 #include <cstddef>
@@ -46,5 +46,13 @@ absl::StatusOr<LaunchOutcome<ForwardResults>> LaunchForward(Backend& backend, Ca
                                                             const std::vector<LaunchItem>& items);
 absl::StatusOr<LaunchOutcome<BackwardResults>> LaunchBackward(Backend& backend, CallMemory& memory,
                                                               const std::vector<LaunchItem>& items);
+
+// Forward, then backward of its o and lse, from the host's memory; without the lse's gradient.
+struct BothResults {
+  ForwardResults forward;
+  BackwardResults backward;
+};
+absl::StatusOr<BothResults> RunBothWays(Backend& backend, const Problem& problem,
+                                        const ProblemInputs& inputs);
 
 }  // namespace attnd

@@ -14,28 +14,15 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/emulated_device.h"
-#include "tests/backend_conformance.h"
 #include "tests/conformance_launch.h"
 
 namespace attnd::cuda {
 namespace {
 
-struct Results {
-  ForwardResults forward;
-  BackwardResults backward;
-};
-
-// Backward reads forward's own o and lse.
-Results RunBothWays(Backend& backend, const Problem& p, const ProblemInputs& in) {
-  std::unique_ptr<CallMemory> memory = MakeHostCallMemory();
-  LaunchItem item{.problem = &p, .inputs = &in, .with_d_lse = false};
-  auto forward = LaunchForward(backend, *memory, {item});
-  CHECK(forward.ok()) << forward.status();
-  item.o = forward->results[0].o;
-  item.lse = forward->results[0].lse;
-  auto backward = LaunchBackward(backend, *memory, {item});
-  CHECK(backward.ok()) << backward.status();
-  return {std::move(forward->results[0]), std::move(backward->results[0])};
+BothResults RunChecked(Backend& backend, const Problem& p, const ProblemInputs& in) {
+  auto results = RunBothWays(backend, p, in);
+  CHECK(results.ok()) << results.status();
+  return *std::move(results);
 }
 
 Problem Sized(int64_t q_len, int64_t kv_len, int64_t dim) {
@@ -64,7 +51,7 @@ class Visits {
       }
     }
     barriers_.clear();
-    RunBothWays(backend_, p, in);
+    RunChecked(backend_, p, in);
     return {barriers_[KernelKind::kForward], barriers_[KernelKind::kBackward]};
   }
 
@@ -174,9 +161,9 @@ TEST(MaskTiles, ResultsHaveTheBitsOfABiasThatHidesTheSame) {
     ASSERT_TRUE(Validate(c.problem).ok()) << Validate(c.problem);
     ProblemInputs in = RandomInputs(c.problem, 7);
     Pad(*c.problem.bool_mask, c.padding, in);
-    const Results masked = RunBothWays(backend, c.problem, in);
+    const BothResults masked = RunChecked(backend, c.problem, in);
     MaskByBias(c.problem, in);
-    const Results biased = RunBothWays(backend, c.problem, in);
+    const BothResults biased = RunChecked(backend, c.problem, in);
     EXPECT_EQ(masked.forward.o, biased.forward.o);
     EXPECT_EQ(masked.forward.lse, biased.forward.lse);
     EXPECT_EQ(masked.backward.d_q, biased.backward.d_q);

@@ -1,6 +1,7 @@
 // dQ's fixed point at the ends of its range: rows that reach the bound which scales them, and rows
 // that are a billionth of it.
 #include <cmath>
+#include <cstddef>
 #include <vector>
 
 #include "attention/element.h"
@@ -8,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/emulated_device.h"
+#include "tests/conformance_launch.h"
 
 namespace attnd::cuda {
 namespace {
@@ -25,38 +27,33 @@ struct Alternating {
   }
   // Each number of d_q, which are all the same; NaN if they are not.
   double Run(float k, float v, float d_o, double lse) const {
-    AlignedBytes q = Rows(p.q_len, 0, 0), keys = Rows(p.kv_len, k, -k);
-    AlignedBytes values = Rows(p.kv_len, v, -v), o = Rows(p.q_len, 0, 0);
-    AlignedBytes upstream = Rows(p.q_len, d_o, d_o), d_q = Rows(p.q_len, 0, 0);
-    AlignedBytes d_k = Rows(p.kv_len, 0, 0), d_v = Rows(p.kv_len, 0, 0);
-    std::vector<float> lses(p.q_len, static_cast<float>(lse));
-    BackwardCall call;
-    call.problem = &p;
-    call.q = q.data();
-    call.k = keys.data();
-    call.v = values.data();
-    call.o = o.data();
-    call.lse = lses.data();
-    call.d_o = upstream.data();
-    call.d_q = d_q.data();
-    call.d_k = d_k.data();
-    call.d_v = d_v.data();
+    ProblemInputs inputs = RandomInputs(p, 1);
+    FillRows(inputs.q, 0, 0);
+    FillRows(inputs.k, k, -k);
+    FillRows(inputs.v, v, -v);
+    FillRows(inputs.d_o, d_o, d_o);
+    const std::vector<float> lses(p.q_len, static_cast<float>(lse));
+    const auto* lse_bytes = reinterpret_cast<const std::byte*>(lses.data());
+    const LaunchItem item = {.problem = &p,
+                             .inputs = &inputs,
+                             .o = Bytes(p.OutputElements() * 2),
+                             .lse = Bytes(lse_bytes, lse_bytes + lses.size() * sizeof(float)),
+                             .with_d_lse = false};
     CudaBackend backend(MakeEmulatedDevice({}));
-    AlignedBytes workspace(backend.WorkspaceBytes(p, Direction::kBackward));
-    call.workspace = workspace.data();
-    EXPECT_TRUE(backend.Backward({call}).ok());
-    const double first = LoadElement(p.element, d_q.data(), 0);
+    auto launched = LaunchBackward(backend, *MakeHostCallMemory(), {item});
+    EXPECT_TRUE(launched.ok()) << launched.status();
+    if (!launched.ok()) return std::nan("");
+    const std::byte* d_q = launched->results[0].d_q.data();
+    const double first = LoadElement(p.element, d_q, 0);
     for (int64_t n = 0; n < p.q_len * p.qk_head_dim; ++n) {
-      if (LoadElement(p.element, d_q.data(), n) != first) return std::nan("");
+      if (LoadElement(p.element, d_q, n) != first) return std::nan("");
     }
     return first;
   }
-  AlignedBytes Rows(int64_t rows, float even, float odd) const {
-    AlignedBytes tensor(rows * p.qk_head_dim * 2);
-    for (int64_t n = 0; n < rows * p.qk_head_dim; ++n) {
+  void FillRows(AlignedBytes& tensor, float even, float odd) const {
+    for (int64_t n = 0; n < tensor.size() / 2; ++n) {
       StoreElement(p.element, tensor.data(), n, n / p.qk_head_dim % 2 == 0 ? even : odd);
     }
-    return tensor;
   }
   Problem p;
 };

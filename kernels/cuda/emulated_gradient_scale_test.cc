@@ -3,14 +3,18 @@
 // number to losses scaled by 65536.
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "attention/element.h"
 #include "attention/random_problem.h"
+#include "base/check.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/emulated_device.h"
+#include "tests/conformance_launch.h"
 
 namespace attnd::cuda {
 namespace {
@@ -19,7 +23,7 @@ struct Gradients {
   std::vector<float> d_q, d_k, d_v, d_sink;
 };
 
-std::vector<float> Floats(ElementType element, const AlignedBytes& tensor) {
+std::vector<float> Floats(ElementType element, const Bytes& tensor) {
   std::vector<float> values(tensor.size() / ElementBytes(element));
   for (size_t n = 0; n < values.size(); ++n) {
     values[n] = static_cast<float>(LoadElement(element, tensor.data(), static_cast<int64_t>(n)));
@@ -27,69 +31,49 @@ std::vector<float> Floats(ElementType element, const AlignedBytes& tensor) {
   return values;
 }
 
-// Small integers, so that no power of two within float16's range costs d_o a bit.
-AlignedBytes Upstream(const Problem& p, double factor) {
-  Random random(5);
-  AlignedBytes d_o(p.OutputElements() * 2);
-  for (int64_t n = 0; n < p.OutputElements(); ++n) {
-    const double value = static_cast<double>(random.Between(-7, 7)) * factor;
-    StoreElement(p.element, d_o.data(), n, static_cast<float>(value));
-  }
-  return d_o;
-}
-
 class GradientScale {
  public:
   explicit GradientScale(const Problem& problem)
       : p_(problem),
         backend_(MakeEmulatedDevice({})),
+        memory_(MakeHostCallMemory()),
         inputs_(RandomInputs(p_, 3)),
-        o_(p_.OutputElements() * 2),
-        lse_(p_.LseElements() * 4) {
-    ForwardCall call;
-    call.problem = &p_;
-    call.q = inputs_.q.data();
-    call.k = inputs_.k.data();
-    call.v = inputs_.v.data();
-    call.o = o_.data();
-    call.lse = lse_.as<float>();
-    AlignedBytes workspace(backend_.WorkspaceBytes(p_, Direction::kForward));
-    call.workspace = workspace.data();
-    EXPECT_TRUE(backend_.Forward({call}).ok());
+        d_lse_(inputs_.d_lse.as<float>(), inputs_.d_lse.as<float>() + p_.LseElements()),
+        item_{.problem = &p_, .inputs = &inputs_} {
+    auto forward = LaunchForward(backend_, *memory_, {item_});
+    CHECK(forward.ok()) << forward.status();
+    item_.o = std::move(forward->results[0].o);
+    item_.lse = std::move(forward->results[0].lse);
   }
 
   Gradients Run(double factor) {
-    AlignedBytes d_q(p_.QueryElements() * 2), d_k(p_.KeyElements() * 2),
-        d_v(p_.ValueElements() * 2), d_sink(p_.batch * p_.q_heads * 4), d_o = Upstream(p_, factor);
-    std::vector<float> d_lse(p_.LseElements());
-    for (size_t n = 0; n < d_lse.size(); ++n) {
-      d_lse[n] = inputs_.d_lse.as<float>()[n] * static_cast<float>(factor);
-    }
-    BackwardCall call;
-    call.problem = &p_;
-    call.q = inputs_.q.data();
-    call.k = inputs_.k.data();
-    call.v = inputs_.v.data();
-    call.o = o_.data();
-    call.lse = lse_.as<float>();
-    call.d_o = d_o.data();
-    call.d_lse = d_lse.data();
-    call.d_q = d_q.data();
-    call.d_k = d_k.data();
-    call.d_v = d_v.data();
-    call.d_sink = d_sink.as<float>();
-    AlignedBytes workspace(backend_.WorkspaceBytes(p_, Direction::kBackward));
-    call.workspace = workspace.data();
-    EXPECT_TRUE(backend_.Backward({call}).ok());
-    return {Floats(p_.element, d_q), Floats(p_.element, d_k), Floats(p_.element, d_v),
-            Floats(ElementType::kFloat32, d_sink)};
+    ScaleUpstream(factor);
+    auto backward = LaunchBackward(backend_, *memory_, {item_});
+    CHECK(backward.ok()) << backward.status();
+    const BackwardResults& results = backward->results[0];
+    return {Floats(p_.element, results.d_q), Floats(p_.element, results.d_k),
+            Floats(p_.element, results.d_v), Floats(ElementType::kFloat32, results.d_sink)};
   }
 
  private:
+  // d_o of small integers, so that no power of two within float16's range costs it a bit.
+  void ScaleUpstream(double factor) {
+    Random random(5);
+    for (int64_t n = 0; n < p_.OutputElements(); ++n) {
+      const double value = static_cast<double>(random.Between(-7, 7)) * factor;
+      StoreElement(p_.element, inputs_.d_o.data(), n, static_cast<float>(value));
+    }
+    for (size_t n = 0; n < d_lse_.size(); ++n) {
+      inputs_.d_lse.as<float>()[n] = d_lse_[n] * static_cast<float>(factor);
+    }
+  }
+
   const Problem p_;
   CudaBackend backend_;
+  std::unique_ptr<CallMemory> memory_;
   ProblemInputs inputs_;
-  AlignedBytes o_, lse_;
+  const std::vector<float> d_lse_;  // of factor 1
+  LaunchItem item_;
 };
 
 void ExpectMultiple(const std::vector<float>& once, const std::vector<float>& scaled, double factor,
