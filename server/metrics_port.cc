@@ -1,6 +1,5 @@
 #include "server/metrics_port.h"
 
-#include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -31,12 +30,18 @@ std::string HostOf(const std::string& address) {
 absl::StatusOr<std::unique_ptr<MetricsPort>> MetricsPort::Open(const std::string& address,
                                                                const Metrics& metrics) {
   auto port = std::unique_ptr<MetricsPort>(new MetricsPort());
-  port->host_ = HostOf(address);
   try {  // prometheus-cpp reports a port in use by throwing
     port->exposer_ = std::make_unique<prometheus::Exposer>(address, kThreads);
   } catch (const std::exception& error) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen for metrics on ", address, ": ", error.what()));
+  }
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_flags = AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  const std::string host = HostOf(address), number = std::to_string(port->port());
+  if (getaddrinfo(host.c_str(), number.c_str(), &hints, &found) == 0) {
+    port->own_address_.reset(found);
   }
   port->exposer_->RegisterCollectable(metrics.registry());
   port->exposer_->RegisterCollectable(metrics.sampled());
@@ -47,30 +52,24 @@ absl::StatusOr<std::unique_ptr<MetricsPort>> MetricsPort::Open(const std::string
 // every two seconds.
 MetricsPort::~MetricsPort() {
   if (exposer_ == nullptr) return;
-  const int port_number = port();
   std::atomic<bool> gone = false;
   std::thread end([&] {
     exposer_.reset();
     gone = true;
   });
   while (!gone) {
-    Knock(port_number);
+    Knock();
     absl::SleepFor(kKnockAgain);
   }
   end.join();
 }
 
-void MetricsPort::Knock(int port) const {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_flags = AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  if (getaddrinfo(host_.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return;
-  const int knocker = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (knocker >= 0) {
-    (void)connect(knocker, found->ai_addr, found->ai_addrlen);
-    close(knocker);
-  }
-  freeaddrinfo(found);
+void MetricsPort::Knock() const {
+  if (own_address_ == nullptr) return;
+  const int knocker = socket(own_address_->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (knocker < 0) return;
+  (void)connect(knocker, own_address_->ai_addr, own_address_->ai_addrlen);
+  close(knocker);
 }
 
 }  // namespace attnd

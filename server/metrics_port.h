@@ -3,6 +3,7 @@
 // Errors: UNAVAILABLE when the address cannot be listened on.
 #pragma once
 
+#include <netdb.h>
 #include <prometheus/exposer.h>
 
 #include <memory>
@@ -23,9 +24,12 @@ class MetricsPort {
 
  private:
   MetricsPort() = default;
-  void Knock(int port) const;
+  void Knock() const;
 
-  std::string host_;
+  struct FreeAddress {
+    void operator()(addrinfo* address) const { freeaddrinfo(address); }
+  };
+  std::unique_ptr<addrinfo, FreeAddress> own_address_;  // its port's; null: not known
   std::unique_ptr<prometheus::Exposer> exposer_;
 };
 

@@ -71,6 +71,23 @@ TEST(ClientCut, GivesTheEnginesBitsForwardByRows) {
   }
 }
 
+TEST(ClientCut, SendsFewerShardsAtATimeWhenItsQuotaAsksForThat) {
+  ServerOptions options = TestOptions();
+  options.admission.caller_max_calls = 1;
+  Daemon daemon(MakeCpuBackend({.threads = 2}), options);
+  auto engine = MakeCpuBackend({.threads = 2});
+  const Problem p = MultiQuery();
+  const ProblemInputs in = RandomInputs(p, 1);
+  Outputs expected = RunWhole(*engine, p, in), got(p);
+  auto client = AttentionClient::Connect(
+      {.addresses = {daemon.address()}, .retry = {.max_attempts = 1}, .shard_bytes = 100'000});
+  ASSERT_TRUE(client.ok()) << client.status();
+  auto forward = (*client)->Forward(p, ForwardInputs(in), got.forward());
+  ASSERT_TRUE(forward.ok()) << forward.status();
+  EXPECT_GE(forward->shards, 4);
+  EXPECT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
+}
+
 TEST(ClientCut, AddsUpGradientsOfRowsWhereItMay) {
   Daemon daemon(MakeCpuBackend({.threads = 2}));
   auto engine = MakeCpuBackend({.threads = 2});

@@ -11,6 +11,7 @@
 #include "client/cpp/error_detail.h"
 #include "client/cpp/grpc_status.h"
 #include "client/cpp/look_around.h"
+#include "client/cpp/refusal.h"
 #include "client/cpp/send_ledger.h"
 #include "client/cpp/shard_race.h"
 
@@ -75,23 +76,6 @@ class LaneGate {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   int inside_ ABSL_GUARDED_BY(mutex_) = 0;
 };
-
-enum class ResidualLoss { kNone, kLost, kNotKnown };
-
-// What a server's refusal says about residuals.
-ResidualLoss ResidualLossOf(const absl::Status& status) {
-  std::optional<ErrorDetail> detail = DetailOf(status);
-  if (!detail.has_value()) return ResidualLoss::kNone;
-  auto field = detail->metadata.find("field");
-  bool names_token = field != detail->metadata.end() && field->second == "residual_token";
-  bool names_wish = field != detail->metadata.end() && field->second == "options.keep_residual";
-  if (names_wish && absl::IsUnimplemented(status)) return ResidualLoss::kNotKnown;
-  for (absl::string_view reason :
-       {"LEASE_LOST", "EPOCH_CHANGED", "WRONG_REPLICA", "LEASE_MISMATCH", "LEASE_NOT_OWNED"}) {
-    if (detail->reason == reason) return ResidualLoss::kLost;
-  }
-  return names_token ? ResidualLoss::kLost : ResidualLoss::kNone;
-}
 
 }  // namespace
 
@@ -460,6 +444,9 @@ void CallRunner::HandleFailure(Attempt& attempt) {
   absl::Status status = StatusOf(attempt);
   if (ResendUnshared(attempt, status)) return state_.Delay(attempt.shard, {});
   if (ResendWithoutResidual(attempt, status)) return state_.Delay(attempt.shard, {});
+  const bool over_quota = IsOverQuota(status);
+  // The call's own shards use the quota up: fewer at a time fit into it.
+  if (over_quota && state_.Narrow(attempt.shard)) return state_.CountRetry();
   int address = attempt.connection->address_index();
   std::vector<bool>& tried = tried_[attempt.shard];
   tried.resize(core_.connections.address_count());  // a name may have brought new ones
@@ -469,6 +456,7 @@ void CallRunner::HandleFailure(Attempt& attempt) {
       !absl::IsUnavailable(status) || core_.connections.ReportUnavailable(address, attempt.begun);
   Pushback pushback = PushbackFor(attempt, status);
   FailedAttempt failed{.status = status,
+                       .over_quota = over_quota,
                        .attempts = ++attempts_[attempt.shard],
                        .other_address = std::find(tried.begin(), tried.end(), false) != tried.end(),
                        .retry_forbidden = pushback.forbids_retry,

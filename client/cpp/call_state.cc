@@ -23,9 +23,10 @@ void CallState::PromoteDue() {
 std::optional<int64_t> CallState::TakeReady() {
   absl::MutexLock lock(&mutex_);
   PromoteDue();
-  if (ready_.empty()) return std::nullopt;
+  if (!MayTake()) return std::nullopt;
   int64_t shard = ready_.front();
   ready_.pop_front();
+  ++in_hand_;
   return shard;
 }
 
@@ -36,10 +37,12 @@ absl::Time CallState::NextDue() {
 
 bool CallState::WaitUntilDue(absl::Time until) {
   absl::MutexLock lock(&mutex_);
-  if (failure_.ok() && ready_.empty() && !delayed_.empty()) {
-    auto failed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !failure_.ok(); };
-    absl::Time next = std::min(delayed_.begin()->first, until);
-    mutex_.AwaitWithTimeout(absl::Condition(&failed), next - clock_.Now());
+  auto wakes = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !failure_.ok() || MayTake() || (ready_.empty() && delayed_.empty());
+  };
+  if (!wakes()) {
+    absl::Time next = delayed_.empty() ? until : std::min(delayed_.begin()->first, until);
+    mutex_.AwaitWithTimeout(absl::Condition(&wakes), next - clock_.Now());
     PromoteDue();
   }
   return failure_.ok() && !(ready_.empty() && delayed_.empty());
@@ -47,7 +50,16 @@ bool CallState::WaitUntilDue(absl::Time until) {
 
 void CallState::Delay(int64_t shard, absl::Duration delay) {
   absl::MutexLock lock(&mutex_);
+  --in_hand_;
   if (failure_.ok()) delayed_.emplace(clock_.Now() + delay, shard);
+}
+
+bool CallState::Narrow(int64_t shard) {
+  absl::MutexLock lock(&mutex_);
+  if (in_hand_ == 1) return false;
+  most_in_hand_ = --in_hand_;
+  if (failure_.ok()) ready_.push_back(shard);
+  return true;
 }
 
 void CallState::Done(const v1::Receipt& receipt, int64_t bytes_received) {
@@ -56,6 +68,7 @@ void CallState::Done(const v1::Receipt& receipt, int64_t bytes_received) {
   {
     absl::MutexLock lock(&mutex_);
     ++progress_.shards_done;
+    --in_hand_;
     progress_.bytes_received += bytes_received;
     receipt_.Add(receipt);
     now = progress_;

@@ -2,7 +2,8 @@
 // failed and wait, what the call has come to so far, and how to stop it. CallRunner's lanes take
 // shards from it and report back. Pure but for its Clock.
 //
-// Invariant: each unfinished shard is ready, delayed, or in the hands of exactly one lane.
+// Invariant: each unfinished shard is ready, delayed, or in the hands of exactly one lane, and at
+// most `most_in_hand_` are.
 // Threads: any.
 #pragma once
 
@@ -36,11 +37,14 @@ class CallState {
   std::optional<int64_t> TakeReady();
   // When the first delayed shard is due; infinite future without one.
   absl::Time NextDue();
-  // Waits until a shard is due, at most until `until`; false at once when there is nothing left to
-  // take, and when the call ends meanwhile.
+  // Waits until a shard may be taken, at most until `until`; false at once when there is nothing
+  // left to take, and when the call ends meanwhile.
   bool WaitUntilDue(absl::Time until);
 
   void Delay(int64_t shard, absl::Duration delay);
+  // A server takes fewer of the call's shards at a time than it has been sent: this one goes last,
+  // and from now on no more are under way than the others are. False when there are no others.
+  bool Narrow(int64_t shard);
   void Done(const v1::Receipt& receipt, int64_t bytes_received);
   // The first failure is the call's; running RPCs are cancelled, waiting shards dropped.
   void Fail(absl::Status status);
@@ -60,6 +64,9 @@ class CallState {
 
  private:
   void PromoteDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayTake() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !ready_.empty() && in_hand_ < most_in_hand_;
+  }
 
   const Clock& clock_;
   const std::function<void(const Progress&)> on_progress_;
@@ -67,6 +74,8 @@ class CallState {
   absl::Mutex mutex_;
   std::deque<int64_t> ready_ ABSL_GUARDED_BY(mutex_);
   std::multimap<absl::Time, int64_t> delayed_ ABSL_GUARDED_BY(mutex_);
+  int64_t in_hand_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t most_in_hand_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;
   std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   Progress progress_ ABSL_GUARDED_BY(mutex_);

@@ -28,6 +28,32 @@ TEST(CallState, HandsOutDelayedShardsWhenTheyAreDue) {
   EXPECT_EQ(state.TakeReady(), 1);
 }
 
+TEST(CallState, HandsOutFewerAtATimeOnceItHasBeenNarrowed) {
+  FakeClock clock;
+  CallState state({0, 1, 2, 3}, {.shards_total = 4}, nullptr, clock);
+  for (int64_t shard : {0, 1, 2}) EXPECT_EQ(state.TakeReady(), shard);
+  EXPECT_TRUE(state.Narrow(1));  // two are left
+  EXPECT_FALSE(state.TakeReady().has_value());
+  EXPECT_TRUE(state.Narrow(0));
+  EXPECT_FALSE(state.Narrow(2));  // the only one: somebody else has the room
+  EXPECT_TRUE(state.WaitUntilDue(clock.Now()));
+  std::thread waiter([&] {
+    EXPECT_TRUE(state.WaitUntilDue(absl::InfiniteFuture()));
+    EXPECT_EQ(state.TakeReady(), 3);
+    EXPECT_FALSE(state.TakeReady().has_value());
+  });
+  state.Done({}, 0);
+  waiter.join();
+  state.Delay(3, absl::ZeroDuration());
+  for (int64_t shard : {1, 0, 3}) {
+    EXPECT_EQ(state.TakeReady(), shard);
+    EXPECT_FALSE(state.TakeReady().has_value());
+    state.Done({}, 0);
+  }
+  EXPECT_FALSE(state.WaitUntilDue(absl::InfiniteFuture()));
+  EXPECT_TRUE(state.Result().ok());
+}
+
 TEST(CallState, KeepsTheFirstFailureAndDropsWhatWaits) {
   FakeClock clock;
   CallState state({0, 1, 2}, {.shards_total = 3}, nullptr, clock);

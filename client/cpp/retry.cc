@@ -23,7 +23,8 @@ void RetryBudget::OnSuccess() {
 
 std::optional<absl::Duration> RetryDelay(const RetryPolicy& policy, const FailedAttempt& attempt,
                                          double uniform) {
-  if (!absl::IsUnavailable(attempt.status) || attempt.retry_forbidden) return std::nullopt;
+  const bool passes = absl::IsUnavailable(attempt.status) || attempt.over_quota;
+  if (!passes || attempt.retry_forbidden) return std::nullopt;
   if (attempt.attempts >= policy.max_attempts) return std::nullopt;
   if (attempt.other_address) return absl::ZeroDuration();
   if (attempt.server_delay.has_value()) return *attempt.server_delay;

@@ -30,6 +30,7 @@ class RetryBudget {
 
 struct FailedAttempt {
   absl::Status status;
+  bool over_quota = false;                     // its reason is TENANT_QUOTA
   int attempts = 1;                            // of this shard so far, this one included
   bool other_address = false;                  // there is one that the shard has not tried
   bool retry_forbidden = false;                // a negative or malformed grpc-retry-pushback-ms

@@ -30,6 +30,15 @@ TEST(RetryDelay, HasNoneForOtherCodesOrAfterTheLastAttempt) {
   }
 }
 
+TEST(RetryDelay, WaitsForAQuotaAsLongAsTheServerSays) {
+  FailedAttempt attempt{.status = absl::ResourceExhaustedError(""),
+                        .over_quota = true,
+                        .server_delay = absl::Milliseconds(100)};
+  EXPECT_EQ(RetryDelay({}, attempt, 0.1), absl::Milliseconds(100));
+  attempt.attempts = 3;
+  EXPECT_FALSE(RetryDelay({}, attempt, 0.1).has_value());
+}
+
 TEST(RetryDelay, GoesToAnotherAddressAtOnceAndElseWaitsAsLongAsTheServerSays) {
   FailedAttempt attempt = Unavailable(1);
   attempt.server_delay = absl::Seconds(7);
