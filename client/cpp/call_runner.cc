@@ -360,12 +360,11 @@ void CallRunner::Handle(Attempt& attempt) {
   core_.connections.ReportAlive(attempt.connection->address_index());
   core_.budget.OnSuccess();
   if (state_.failed()) return;
-  v1::Receipt receipt;
-  absl::StatusOr<int64_t> bytes = attempt.rpc->Land(attempt.connection->address_index(), receipt);
+  absl::StatusOr<int64_t> bytes = attempt.rpc->Land(attempt.connection->address_index());
   if (!bytes.ok()) return state_.Fail(bytes.status());
   if (attempt.leased) state_.CountLeased();
   if (attempt.rpc->shared()) state_.CountShared();
-  state_.Done(receipt, *bytes);
+  state_.Done(attempt.rpc->receipt(), *bytes);
 }
 
 // Called while the call has not failed, so that its caller has cancelled nothing: CANCELLED comes

@@ -136,7 +136,7 @@ int64_t CallState::shards_done() {
 absl::StatusOr<CallReceipt> CallState::Result() {
   absl::MutexLock lock(&mutex_);
   if (!failure_.ok()) return failure_;
-  CallReceipt receipt = receipt_.receipt();
+  CallReceipt receipt = std::move(receipt_.receipt());
   receipt.shards = progress_.shards_total;
   receipt.bytes_sent = progress_.bytes_sent;
   receipt.bytes_received = progress_.bytes_received;

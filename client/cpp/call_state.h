@@ -60,6 +60,7 @@ class CallState {
   void CountLeased();
   void CountShared();
   int64_t shards_done();
+  // Once, when no lane has a shard.
   absl::StatusOr<CallReceipt> Result();
 
  private:

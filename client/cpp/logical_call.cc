@@ -9,13 +9,16 @@
 #include "base/status_macros.h"
 #include "client/cpp/problem_to_proto.h"
 #include "client/cpp/shard_plan.h"
+#include "proto/attnd/v1/wire_writer.h"
 
 namespace attnd {
 namespace {
 
 using Request = v1::BackwardRequest;  // its field numbers are forward's too
 
-static_assert(v1::ForwardRequest::kQFieldNumber == Request::kQFieldNumber &&
+static_assert(v1::ForwardRequest::kProblemFieldNumber == Request::kProblemFieldNumber &&
+              v1::ForwardRequest::kOptionsFieldNumber == Request::kOptionsFieldNumber &&
+              v1::ForwardRequest::kQFieldNumber == Request::kQFieldNumber &&
               v1::ForwardRequest::kKFieldNumber == Request::kKFieldNumber &&
               v1::ForwardRequest::kVFieldNumber == Request::kVFieldNumber &&
               v1::ForwardRequest::kBiasFieldNumber == Request::kBiasFieldNumber &&
@@ -45,8 +48,6 @@ LogicalCall::LogicalCall(const Problem& problem, std::vector<ShardRange> shards,
     : problem_(problem),
       shards_(std::move(shards)),
       direction_(Direction::kForward),
-      method_("/attnd.v1.Attention/Forward"),
-      stream_method_(method_ + "Stream"),
       options_(std::move(header)),
       in_{.q = in.q, .k = in.k, .v = in.v, .mask_bits = in.mask_bits, .bias = in.bias},
       forward_out_(out) {
@@ -63,8 +64,6 @@ LogicalCall::LogicalCall(const Problem& problem, std::vector<ShardRange> shards,
     : problem_(problem),
       shards_(std::move(shards)),
       direction_(Direction::kBackward),
-      method_("/attnd.v1.Attention/Backward"),
-      stream_method_(method_ + "Stream"),
       options_(std::move(header)),
       in_(in),
       backward_out_(out) {
@@ -76,6 +75,13 @@ LogicalCall::LogicalCall(const Problem& problem, std::vector<ShardRange> shards,
                     ShardMerger::Outputs{.d_k = out.d_k, .d_v = out.d_v, .d_sink = out.d_sink});
   }
   CountBytes();
+}
+
+const std::string& LogicalCall::MethodPath(Direction direction, bool streamed) {
+  static const auto* paths =
+      new std::string[4]{"/attnd.v1.Attention/Forward", "/attnd.v1.Attention/ForwardStream",
+                         "/attnd.v1.Attention/Backward", "/attnd.v1.Attention/BackwardStream"};
+  return paths[(direction == Direction::kBackward ? 2 : 0) + (streamed ? 1 : 0)];
 }
 
 void LogicalCall::Keep(absl::Duration ttl) {
@@ -146,24 +152,27 @@ bool LogicalCall::FillIfTrivial(int64_t shard) {
 }
 
 std::string LogicalCall::Header(int64_t shard, const std::string& token, bool streamed) const {
-  const Problem sub = SubProblem(problem_, shards_[shard]);
-  if (direction_ == Direction::kForward) {
-    v1::ForwardRequest header;
-    *header.mutable_problem() = ToProto(sub);
-    *header.mutable_options() = options_;
-    if (keep_) {
-      header.mutable_options()->set_keep_residual(true);
-      header.mutable_options()->set_residual_ttl_ms(keep_ttl_ms_);
-    }
-    header.set_want_lse(forward_out_.lse != nullptr || IsPartOf(shard));
-    return header.SerializeAsString();
+  std::string header;
+  WireWriter out(header);
+  out.Text(Request::kProblemFieldNumber,
+           ToProto(SubProblem(problem_, shards_[shard])).SerializeAsString());
+  if (keep_) {
+    v1::CallOptions options = options_;
+    options.set_keep_residual(true);
+    options.set_residual_ttl_ms(keep_ttl_ms_);
+    out.Text(Request::kOptionsFieldNumber, options.SerializeAsString());
+  } else {
+    out.Text(Request::kOptionsFieldNumber, options_.SerializeAsString());
   }
-  v1::BackwardRequest header;
-  *header.mutable_problem() = ToProto(sub);
-  *header.mutable_options() = options_;
-  header.set_residual_token(token);
-  header.set_d_lse_follows(streamed && in_.d_lse != nullptr);
-  return header.SerializeAsString();
+  if (direction_ == Direction::kForward) {
+    const bool want_lse = forward_out_.lse != nullptr || IsPartOf(shard);
+    out.Number(v1::ForwardRequest::kWantLseFieldNumber, want_lse ? 1 : 0);
+  } else {
+    const bool d_lse_follows = streamed && in_.d_lse != nullptr;
+    out.Text(Request::kResidualTokenFieldNumber, token);
+    out.Number(Request::kDLseFollowsFieldNumber, d_lse_follows ? 1 : 0);
+  }
+  return header;
 }
 
 // What a server with the shard's residual has.
@@ -290,21 +299,18 @@ void LogicalCall::PlacePart(ReplyPlace& place) {
   }
 }
 
-void LogicalCall::Landed(int64_t shard, ReplyPlace place, ReplyHeader header, int address,
-                         v1::Receipt& receipt) {
-  receipt = std::move(header.receipt);
+void LogicalCall::Landed(int64_t shard, ReplyPlace place, const ReplyHeader& header, int address) {
   if (!kept_.empty()) KeepLease(shard, address, header.residual);
   if (SumsBiasGradient()) bias_sum_->Add(shard, std::move(place.addends));
   if (IsPartOf(shard)) merger_->Add(shard, std::move(place.part));
 }
 
 absl::StatusOr<int64_t> LogicalCall::Land(int64_t shard, const grpc::ByteBuffer& reply, int address,
-                                          v1::Receipt& receipt) {
+                                          ReplyHeader& header) {
   ReplyPlace place = PlaceOf(shard);
-  ReplyHeader header;
   RETURN_IF_ERROR(DecodeReply(reply, place.payloads, header));
   int64_t bytes = place.bytes;
-  Landed(shard, std::move(place), std::move(header), address, receipt);
+  Landed(shard, std::move(place), header, address);
   return bytes;
 }
 

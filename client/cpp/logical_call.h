@@ -60,8 +60,8 @@ class LogicalCall {
               const BackwardTensors& in, const BackwardOutputs& out);
 
   int64_t shard_count() const { return static_cast<int64_t>(shards_.size()); }
-  const std::string& method() const { return method_; }
-  const std::string& stream_method() const { return stream_method_; }
+  const std::string& method() const { return MethodPath(direction_, false); }
+  const std::string& stream_method() const { return MethodPath(direction_, true); }
   int64_t total_bytes() const { return total_bytes_; }  // of all payloads, both ways
 
   // Forward: asks that each shard's tensors be kept; TakeKept has the leases afterwards, which the
@@ -102,14 +102,14 @@ class LogicalCall {
 
   // Writes a shard's reply to the caller's outputs. Gives the payload bytes.
   absl::StatusOr<int64_t> Land(int64_t shard, const grpc::ByteBuffer& reply, int address,
-                               v1::Receipt& receipt);
+                               ReplyHeader& header);
 
   // The same in steps: where it goes, and that all of it is there.
   ReplyPlace PlaceOf(int64_t shard);
-  void Landed(int64_t shard, ReplyPlace place, ReplyHeader header, int address,
-              v1::Receipt& receipt);
+  void Landed(int64_t shard, ReplyPlace place, const ReplyHeader& header, int address);
 
  private:
+  static const std::string& MethodPath(Direction direction, bool streamed);
   std::string Header(int64_t shard, const std::string& token, bool streamed) const;
   // Encoder: RequestEncoder or ChunkSource.
   template <class Encoder>
@@ -128,7 +128,6 @@ class LogicalCall {
   const Problem& problem_;
   const std::vector<ShardRange> shards_;
   const Direction direction_;
-  const std::string method_, stream_method_;
   const v1::CallOptions options_;
   BackwardTensors in_;  // forward uses its first five
   ForwardOutputs forward_out_;

@@ -10,6 +10,7 @@ void ReceiptMerger::Add(const v1::Receipt& shard) {
     receipt_.device = shard.device();
     receipt_.kernel = shard.kernel();
     receipt_.dropout_p_effective = shard.dropout_p_effective();
+    receipt_.stages.reserve(shard.stage_size());
     first_ = false;
   }
   // One shard in float16 makes the whole result so; likewise for determinism.

@@ -5,6 +5,7 @@
 // meaningless. Any thread.
 #pragma once
 
+#include <google/protobuf/arena.h>
 #include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/support/byte_buffer.h>
 
@@ -23,10 +24,14 @@ struct ReplyPayload {
   void* tensor;
 };
 
-// What a reply holds beside its payloads.
+// What a reply holds beside its payloads. A receipt's strings and stages would be fifteen
+// allocations: they stand in the arena, whose first block is here.
 struct ReplyHeader {
-  v1::Receipt receipt;
-  v1::Residual residual;  // without a token: none
+  char block[2048];
+  google::protobuf::Arena arena{block, sizeof(block)};
+  v1::Receipt& receipt = *google::protobuf::Arena::CreateMessage<v1::Receipt>(&arena);
+  // Without a token: none.
+  v1::Residual& residual = *google::protobuf::Arena::CreateMessage<v1::Residual>(&arena);
 };
 
 // Lands the next `bytes` bytes of `in`; false when it ends before.

@@ -1,23 +1,10 @@
 #include "client/cpp/request_encoder.h"
 
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format_lite.h>
-
 #include <utility>
 
+#include "proto/attnd/v1/wire_writer.h"
+
 namespace attnd {
-namespace {
-
-using google::protobuf::internal::WireFormatLite;
-using google::protobuf::io::CodedOutputStream;
-
-void AppendVarint(uint64_t value, std::string& out) {
-  uint8_t bytes[10];
-  uint8_t* end = CodedOutputStream::WriteVarint64ToArray(value, bytes);
-  out.append(reinterpret_cast<const char*>(bytes), end - bytes);
-}
-
-}  // namespace
 
 RequestEncoder::RequestEncoder(std::string header, SendLedger& ledger)
     : ledger_(ledger), small_(std::move(header)) {}
@@ -25,9 +12,7 @@ RequestEncoder::RequestEncoder(std::string header, SendLedger& ledger)
 void RequestEncoder::AddPayload(int field_number, const StridedRuns& runs, const void* tensor) {
   auto* bytes = static_cast<const std::byte*>(tensor);
   int64_t total = runs.total_bytes();
-  AppendVarint(WireFormatLite::MakeTag(field_number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED),
-               small_);
-  AppendVarint(static_cast<uint64_t>(total), small_);
+  WireWriter(small_).Length(field_number, static_cast<uint64_t>(total));
   payload_bytes_ += total;
   if (runs.run_bytes >= kMinRunInPlace) {
     FlushSmall();
@@ -38,9 +23,12 @@ void RequestEncoder::AddPayload(int field_number, const StridedRuns& runs, const
   }
   copied_bytes_ += total;
   if (total <= kMinRunInPlace) {
-    size_t begin = small_.size();
-    small_.resize(begin + total);
-    Gather(runs, bytes, reinterpret_cast<std::byte*>(small_.data() + begin));
+    if (small_.capacity() < small_.size() + total) {
+      small_.reserve(small_.size() + 3 * kMinRunInPlace);  // k, v and q at once
+    }
+    for (int64_t run = 0; run < runs.run_count(); ++run) {
+      small_.append(reinterpret_cast<const char*>(bytes + runs.RunOffset(run)), runs.run_bytes);
+    }
     return;
   }
   FlushSmall();

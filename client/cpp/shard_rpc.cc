@@ -32,9 +32,10 @@ class UnaryRpc final : public ShardRpc {
     reader_->Finish(&reply_, &status_, TagOf(Op::kFinish));
   }
   bool OnEvent(Op, bool) override { return true; }
-  absl::StatusOr<int64_t> Land(int address, v1::Receipt& receipt) override {
-    return call_.Land(shard_, reply_, address, receipt);
+  absl::StatusOr<int64_t> Land(int address) override {
+    return call_.Land(shard_, reply_, address, header_);
   }
+  const v1::Receipt& receipt() const override { return header_.receipt; }
   int64_t copied_bytes() const override { return request_.copied_bytes; }
 
  private:
@@ -44,6 +45,7 @@ class UnaryRpc final : public ShardRpc {
   EncodedRequest request_;
   std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader_;
   grpc::ByteBuffer reply_;
+  ReplyHeader header_;
 };
 
 class SharedRpc final : public ShardRpc {
@@ -74,16 +76,16 @@ class SharedRpc final : public ShardRpc {
     if (!status_.ok()) memory_.EndUse(request_.tensors.message().use());
     return true;
   }
-  absl::StatusOr<int64_t> Land(int address, v1::Receipt& receipt) override {
+  absl::StatusOr<int64_t> Land(int address) override {
     std::vector<ReplyPayload> travelled;
     if (!request_.tensors.has_outputs()) travelled = place_.payloads;
-    ReplyHeader header;
-    RETURN_IF_ERROR(DecodeReply(reply_, travelled, header));
+    RETURN_IF_ERROR(DecodeReply(reply_, travelled, header_));
     request_.tensors.Land();
     int64_t bytes = place_.bytes;
-    call_.Landed(shard_, std::move(place_), std::move(header), address, receipt);
+    call_.Landed(shard_, std::move(place_), header_, address);
     return bytes;
   }
+  const v1::Receipt& receipt() const override { return header_.receipt; }
   int64_t copied_bytes() const override { return request_.tensors.copied_bytes(); }
 
  private:
@@ -95,6 +97,7 @@ class SharedRpc final : public ShardRpc {
   SharedShard request_;
   std::unique_ptr<grpc::ClientAsyncResponseReader<grpc::ByteBuffer>> reader_;
   grpc::ByteBuffer reply_;
+  ReplyHeader header_;
 };
 
 // Writes and reads run beside each other, one of each at a time. The reading ends first: with the
@@ -141,13 +144,14 @@ class StreamRpc final : public ShardRpc {
     return finished_ && pending_ == 0;
   }
 
-  absl::StatusOr<int64_t> Land(int address, v1::Receipt& receipt) override {
+  absl::StatusOr<int64_t> Land(int address) override {
     RETURN_IF_ERROR(landed_);
     RETURN_IF_ERROR(reply_.CheckComplete());
     int64_t bytes = place_.bytes;
-    call_.Landed(shard_, std::move(place_), reply_.header(), address, receipt);
+    call_.Landed(shard_, std::move(place_), reply_.header(), address);
     return bytes;
   }
+  const v1::Receipt& receipt() const override { return reply_.header().receipt; }
   int64_t copied_bytes() const override { return source_.copied_bytes(); }
 
  private:

@@ -22,8 +22,8 @@ static_assert(kSameParts<v1::BackwardStreamResponse>);
 
 std::string FrameHeader(const std::string& header) {
   std::string message;
-  WireWriter(message).Text(Message::kHeaderFieldNumber, header);
-  return message;
+  WireWriter(message).Length(Message::kHeaderFieldNumber, header.size());
+  return message + header;
 }
 
 std::string ChunkPrefix(int field, int64_t offset, int64_t data_bytes) {
