@@ -37,11 +37,6 @@
 namespace attnd {
 namespace {
 
-constexpr absl::Duration kQuietBeforeClosing = absl::Milliseconds(300);
-constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
-// For connections to end in peace once every call is answered.
-constexpr absl::Duration kGoodbye = absl::Seconds(1);
-
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
 }
@@ -281,7 +276,7 @@ void AttndServer::LoseDevice(int device, const absl::Status& status) {
   SetDeviceServing(devices_[device], false);
   SetServing(false);
   log_.Error("device_lost", {{"device", devices_[device].name}, {"message", status.message()}});
-  device_lost_ = true;
+  ++lost_devices_;
 }
 
 // A socket that cannot be had costs speed only: callers then send their tensors.
@@ -441,54 +436,6 @@ void AttndServer::SetServing(bool serving) {
   health->SetServingStatus("", serving);
   health->SetServingStatus("attnd.v1.Attention", serving);
   health->SetServingStatus("liveness", true);  // a draining process is alive: do not restart it
-}
-
-void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
-                        const std::function<bool(absl::Duration)>& wait) {
-  metrics_.SetDraining();
-  SetServing(false);
-  if (!wait(delay)) return StopNow();  // balancers notice meanwhile
-  admission_->StartDraining();
-  absl::Time deadline = absl::Now() + timeout;
-  if (!WaitUntilCallersLeave(deadline, wait)) return StopNow();
-  ClosePorts();
-  if (!WaitUntilAnswered(deadline, wait)) return StopNow();
-  // What is open now are watchers of health and the like, which would stay for ever.
-  server_->Shutdown(absl::ToChronoTime(std::min(deadline, absl::Now() + kGoodbye)));
-}
-
-bool AttndServer::WaitOut(absl::Duration time) {
-  absl::SleepFor(time);
-  return true;
-}
-
-bool AttndServer::WaitUntilCallersLeave(absl::Time deadline,
-                                        const std::function<bool(absl::Duration)>& wait) {
-  absl::Time begin = absl::Now();
-  for (absl::Time now = begin; now < deadline; now = absl::Now()) {
-    absl::Time quiet_since = std::max(begin, admission_->last_refused_at());
-    if (now - quiet_since >= kQuietBeforeClosing) return true;
-    if (!wait(std::min(kDrainPoll, deadline - now))) return false;
-  }
-  return true;
-}
-
-bool AttndServer::WaitUntilAnswered(absl::Time deadline,
-                                    const std::function<bool(absl::Duration)>& wait) {
-  while (open_calls_.count() > 0 && absl::Now() < deadline) {
-    if (!wait(kDrainPoll)) return false;
-  }
-  return true;
-}
-
-void AttndServer::ClosePorts() {
-  for (auto& listener : listeners_) listener->Stop();
-}
-
-void AttndServer::StopNow() {
-  admission_->StartDraining();
-  ClosePorts();
-  server_->Shutdown(std::chrono::system_clock::now());
 }
 
 AttndServer::~AttndServer() {

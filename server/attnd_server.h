@@ -4,10 +4,11 @@
 //   Start        engines' self-tests → pools → workers → metrics port → gRPC ports → SERVING
 //   a device     is fenced (no new calls), its calls fail, and the server is NOT_SERVING: whoever
 //   is lost      owns it drains it (other devices finish) and ends the process
-//   Drain        NOT_SERVING, still takes calls for `delay`; then refuses new ones (DRAINING) until
-//                none has come for a while, closes the ports, and finishes what runs; all of it
-//                within `timeout`. gRPC cancels a call that arrives while it closes, so it closes
-//                only when callers have left. Watchers of health do not hold it up.
+//   Drain        NOT_SERVING, still takes calls for `delay` while it has a device; then refuses new
+//                ones (DRAINING) until none has come for a while, closes the ports, and finishes
+//                what runs; all of it within `timeout`. gRPC cancels a call that arrives while it
+//                closes, so it closes when callers have left, or after three seconds of those who
+//                never do. Watchers of health do not hold it up.
 // Any thread may ask for addresses; Start and Drain by one.
 #pragma once
 
@@ -74,7 +75,7 @@ class AttndServer {
   LeaseUse leases(int place) const { return leases_->Use(place); }
   int connections() const { return connections_->open().all(); }
   // Whether a device has been lost: time to drain and to end the process.
-  bool device_lost() const { return device_lost_; }
+  bool device_lost() const { return lost_devices_ > 0; }
   SharedMemoryUse shared_memory_use() const { return shared_memory_->Use(); }
 
   // Returns when every call is answered or `timeout` has passed (what then still runs is
@@ -114,6 +115,7 @@ class AttndServer {
   void SampleCertificates();
   void SampleLeases(int place, const std::string& name);
   static bool WaitOut(absl::Duration time);
+  bool WaitForBalancers(absl::Duration delay, const std::function<bool(absl::Duration)>& wait);
   bool WaitUntilCallersLeave(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
   bool WaitUntilAnswered(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
   absl::Status StartMetrics();
@@ -134,7 +136,7 @@ class AttndServer {
   StagingPool staging_;
   Metrics metrics_;
   std::deque<Device> devices_;  // its engines have page-locked the staging memory: they go first
-  std::atomic<bool> device_lost_{false};
+  std::atomic<int> lost_devices_{0};
   std::unique_ptr<SharedMemoryTable> shared_memory_;  // its regions are page-locked by an engine
   Authenticator auth_;
   std::unique_ptr<TokenWatch> token_watch_;  // null: no tokens

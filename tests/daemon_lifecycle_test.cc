@@ -141,6 +141,34 @@ TEST(DaemonDrain, IsCutShortAlsoWhenItsPortsAreClosedAndCallsFinish) {
   caller.join();
 }
 
+TEST(DaemonDrain, EndsAlthoughACallerComesAgainAndAgain) {
+  Daemon daemon(MakeCpuBackend({.threads = 1}));
+  std::atomic<bool> stop{false};
+  std::thread caller([&] {
+    while (!stop) {
+      grpc::ClientContext context;
+      v1::ForwardResponse reply;
+      daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply);
+    }
+  });
+  // With its whole timeout it would not end before the test's own limit.
+  daemon.server().Drain(absl::ZeroDuration(), absl::Hours(24));
+  stop = true;
+  caller.join();
+}
+
+TEST(DaemonDrain, DoesNotWaitForBalancersWithoutADevice) {
+  auto backend = std::make_unique<GatedBackend>();
+  GatedBackend* engine = backend.get();
+  Daemon daemon(std::move(backend));
+  engine->FailWith(DeviceLost(absl::InternalError("cuEventQuery: CUDA_ERROR_ILLEGAL_ADDRESS")));
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  EXPECT_FALSE(daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply).ok());
+  EXPECT_TRUE(daemon.server().device_lost());
+  daemon.server().Drain(absl::Hours(24), absl::Hours(24));
+}
+
 TEST(DaemonFault, FencesALostDeviceAndFinishesOnTheOther) {
   RealClock clock;
   Logger log(stderr, LogFormat::kText, Severity::kError);
