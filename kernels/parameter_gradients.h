@@ -147,10 +147,6 @@ struct BiasGradientKernel {
                                   p.dropout_head + at.batch * p.dropout_batch + at.head};
     return DropoutByte(stream, row, key) < p.dropout_threshold ? 0.0f : p.dropout_scale;
   }
-  ATTN_HD static const char* RowOf(const RowTensor& t, int64_t batch, int64_t head, int64_t row) {
-    return static_cast<const char*>(t.data) +
-           2 * (batch * t.batch + head * t.head + row * t.row_stride);
-  }
   ATTN_HD static float Dot(const char* a, const char* b, int chunks) {
     float sum = 0;
     for (int c = 0; c < chunks; ++c) {

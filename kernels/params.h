@@ -4,8 +4,7 @@
 // pointers in the emulator.
 //
 // Launch     grid.x = tile_count, block b works on tiles[b]. A block's result depends on its
-// problem
-//            alone. Longest tiles first (any order is right).
+//            problem alone. Longest tiles first (any order is right).
 // Rows       of Q, K, V, O and their gradients start 16-byte aligned and hold whole 16-byte chunks
 //            (8 float16): where head_dim is not a multiple of 8 the host pads copies with zeros.
 // Errors     none here: the host has refused what a kernel cannot do.
@@ -20,6 +19,9 @@ struct RowTensor {
   void* data;
   int64_t batch, head, row_stride;  // in elements, multiples of 8
 };
+ATTN_HD char* RowOf(const RowTensor& t, int64_t batch, int64_t head, int64_t row) {
+  return static_cast<char*>(t.data) + 2 * (batch * t.batch + head * t.head + row * t.row_stride);
+}
 
 // One batch entry or one packed sequence. Row i sees keys [i + low, i + high] inside [0, kv_len).
 struct SequenceDesc {

@@ -6,16 +6,11 @@
 namespace attnd::fake {
 namespace {
 
-// Rows of 16-byte chunks of (b, head) of a tensor.
-uint16_t* RowOf(const RowTensor& tensor, const SequenceDesc& s, int head, int64_t row) {
-  return static_cast<uint16_t*>(tensor.data) + s.batch * tensor.batch + head * tensor.head +
-         row * tensor.row_stride;
-}
-
+// `chunks` of 16 bytes of each row.
 void CopyRows(const RowTensor& from, const RowTensor& to, const SequenceDesc& s, int head,
               int begin, int rows, int chunks) {
   for (int row = begin; row < begin + rows; ++row) {
-    std::memcpy(RowOf(to, s, head, row), RowOf(from, s, head, row), chunks * 16);
+    std::memcpy(RowOf(to, s.batch, head, row), RowOf(from, s.batch, head, row), chunks * 16);
   }
 }
 

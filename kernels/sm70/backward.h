@@ -22,10 +22,11 @@
 #pragma once
 
 #include "kernels/online_softmax.h"
+#include "kernels/sm70/backward_dq.h"
 #include "kernels/sm70/backward_dropout.h"
 #include "kernels/sm70/backward_keys.h"
-#include "kernels/sm70/backward_passes.h"
 #include "kernels/sm70/backward_scores.h"
+#include "kernels/sm70/backward_staging.h"
 #include "kernels/sm70/backward_visits.h"
 #include "kernels/sm70/pipeline.h"
 
@@ -34,6 +35,7 @@ namespace attnd::sm70 {
 template <Tile kTile, class Rule, class Dropper, class DqSums>
 struct BackwardKernel {
   using Math = Float32Accumulate;
+  using ScoreRule = Rule;
   static constexpr int kThreads = 256;
   static constexpr int kHeadDim = PaddedColumns(kTile.head_dim),
                        kChunks = kHeadDim / 8;           // of a row
@@ -45,10 +47,11 @@ struct BackwardKernel {
   static constexpr int kStepRows = kTile.q_rows, kGroupRows = 16;
   static constexpr int kGroups = kStepRows / kGroupRows, kRoundSteps = kDqBlockRows / kStepRows;
   static constexpr int kSlots = 3;
+  static constexpr bool kFixedPoint = DqSums::kFixedPoint;
   // Stored under products, P costs registers that only this one has to spare.
-  static constexpr bool kStoresPLate = kHeadDim == 64 && !DqSums::kFixedPoint;
+  static constexpr bool kStoresPLate = kHeadDim == 64 && !kFixedPoint;
   // Whether registers are left for the distance of rows of Q and dO: 1 % faster.
-  static constexpr bool kKeepsPitches = kHeadDim == 128 && !DqSums::kFixedPoint;
+  static constexpr bool kKeepsPitches = kHeadDim == 128 && !kFixedPoint;
   using Dq = DqLayout<kHeadDim>;
   using Visits = RowVisits<Rule>;
   using Cursor = typename Visits::Cursor;
@@ -99,6 +102,41 @@ struct BackwardKernel {
     }
   };
 
+  ATTN_HD static char* At(void* base, int offset) { return static_cast<char*>(base) + offset; }
+  ATTN_HD static const char* At(const void* base, int offset) {
+    return static_cast<const char*>(base) + offset;
+  }
+  // Byte offsets of this lane's operands in shared memory.
+  struct Places {
+    int columns;      // B by columns: query OperandKey, chunk 0, of Q (role 0) or dO
+    int own, other;   // B by rows: queries of the own or other column half, the
+                      // lane's chunk, of the other tensor
+    int row;          // what belongs to the query of the lane's first column, in a slot
+    int hand;         // of P, within a step's
+    int ds;           // of dS: key OperandRow of tile 0, chunk of its column half
+    int factor;       // of its first query, in a slot
+    int dq_ds, dq_k;  // QueryGradient's operands: dS by columns, K by rows
+    ATTN_HD explicit Places(const Work& work) {
+      const Lane lane = work.lane;
+      const int chunk = lane.column_half() * 2 + lane.upper();
+      const int own_row = lane.quad() | lane.column_half() << 2;
+      const int tile = work.role ? kTileBytes : 0;
+      const int half = work.half() * kWarpDim * 2, columns_of = kTileBytes - tile + half;
+      columns = ptx::Keep(ChunkOffset(lane.OperandKey(), 0, kChunks) + tile + half);
+      own = ptx::Keep(ChunkOffset(own_row, chunk, kChunks) + columns_of);
+      other = ptx::Keep(ChunkOffset(own_row ^ 4, chunk, kChunks) + columns_of);
+      row = ptx::Keep(2 * kTileBytes + (work.role * kStepRows + Math::Col(0, lane.index)) * 4);
+      hand = ptx::Keep(work.role_warp() * kHandBytes + lane.index * 16);
+      ds = ptx::Keep(ChunkOffset(work.warp_key() + lane.OperandRow(), lane.column_half() * 4, 8));
+      factor = ptx::Keep(2 * kTileBytes + 2 * kStepRows * 4 + lane.column_half() * 8);
+      dq_ds = ptx::Keep(
+          ChunkOffset(lane.quad(), lane.row_half() * 4 + work.role * 2 + lane.upper(), 8));
+      const int k_chunk = Dq::Chunk(work.warp(), lane) + (Dq::kWide ? lane.upper() : 0);
+      dq_k = ptx::Keep(ChunkOffset(lane.quad(), k_chunk, kChunks) +
+                       (Dq::kWide ? 0 : lane.upper() * 8));
+    }
+  };
+
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const TileWork tile = params.tiles[at.block];
     BringDescriptors(params, tile, at.thread, kThreads, shared.descriptors);
@@ -146,106 +184,6 @@ struct BackwardKernel {
       for (int x = 0; x < kWarpDim / 16; ++x) Math::Zero(sums[m][x]);
     }
   }
-  ATTN_HD static char* At(void* base, int offset) { return static_cast<char*>(base) + offset; }
-  ATTN_HD static const char* At(const void* base, int offset) {
-    return static_cast<const char*>(base) + offset;
-  }
-
-  // ---- Staging: all 256 threads bring a step's rows of Q and dO; some of them what belongs to a
-  // row: its stabiliser, delta, and factor of dQ. Fetch runs a step ahead of Put.
-  struct Stager {
-    static constexpr int kRowsAPass = kThreads / kChunks, kPasses = kStepRows / kRowsAPass;
-    static constexpr int kVectors = DqSums::kFixedPoint ? 3 : 2;
-    uint4 q[kPasses], d_o[kPasses];
-    float value;  // of one row: stabiliser, delta or factor of dQ
-    const char *from_q, *from_o, *from_rows;
-    int place;                    // of this thread's chunk in a tile
-    int q_pitch, o_pitch;         // bytes from row to row; 0: looked up
-    int limit, q_limit, o_limit;  // rows that exist, and those that this thread may read
-    Cursor at;
-
-    ATTN_HD Stager(const Work& work)
-        : value(0),
-          place(ptx::Keep(ChunkOffset(work.thread / kChunks, work.thread % kChunks, kChunks))),
-          q_pitch(kKeepsPitches ? ptx::Keep(PitchOf(work.problem.q)) : 0),
-          o_pitch(kKeepsPitches ? ptx::Keep(PitchOf(work.problem.d_o)) : 0),
-          at(work.visits) {
-      Clear(work);
-      OpenHead(work, at.template Read<kStepRows>(work.visits).head);
-    }
-    ATTN_HD static int PitchOf(const RowTensor& t) { return static_cast<int>(t.row_stride * 2); }
-    ATTN_HD void Clear(const Work& work) {
-#pragma unroll
-      for (int n = 0; n < kPasses; ++n) q[n] = d_o[n] = make_uint4(0, 0, 0, 0);
-      value = work.thread < kStepRows ? Infinity() : 0.0f;
-    }
-    // Beyond the last head nothing is read.
-    ATTN_HD void OpenHead(const Work& work, int next_head) {
-      const ProblemDesc& p = work.problem;
-      const SequenceDesc& s = work.sequence;
-      const int chunk = work.thread % kChunks;
-      const bool exists = next_head < work.visits.first_head() + p.group;
-      const int head = exists ? next_head : 0;
-      limit = exists ? s.q_len : 0;
-      q_limit = chunk < p.qk_chunks ? limit : 0;
-      o_limit = chunk < p.v_chunks ? limit : 0;
-      from_q = RowOf(p.q, s.batch, head, s.q_begin) + chunk * 16;
-      from_o = RowOf(p.d_o, s.batch, head, s.q_begin) + chunk * 16;
-      const float* vector = work.thread < kStepRows       ? p.stabilizer
-                            : work.thread < 2 * kStepRows ? p.delta
-                                                          : p.dq_factor;
-      from_rows = reinterpret_cast<const char*>(vector + s.batch * p.lse_batch + head * p.lse_head +
-                                                s.q_begin);
-    }
-    ATTN_HD void Fetch(const Work& work) {
-      const ProblemDesc& p = work.problem;
-      const auto here = at.template Read<kStepRows>(work.visits);
-      // Rows beyond the sequence become zero, with P = 0.
-      if (ptx::VoteAny(here.row + kStepRows > limit)) {
-        ptx::SyncWarp();  // keeps this a branch
-        Clear(work);
-      }
-      const int row = here.row + work.thread / kChunks;
-#pragma unroll
-      for (int n = 0; n < kPasses; ++n) {
-        const int from = row + n * kRowsAPass;
-        ptx::LoadConstant128If(q[n],
-                               ptx::Offset(from_q, from, kKeepsPitches ? q_pitch : PitchOf(p.q)),
-                               from < q_limit);
-        ptx::LoadConstant128If(d_o[n],
-                               ptx::Offset(from_o, from, kKeepsPitches ? o_pitch : PitchOf(p.d_o)),
-                               from < o_limit);
-      }
-      if (work.thread < kVectors * kStepRows) FetchRow(work, here.row);
-      at.template Advance<kStepRows>(work.visits);
-      const int next_head = at.template Read<kStepRows>(work.visits).head;
-      if (next_head != here.head) OpenHead(work, next_head);
-    }
-    ATTN_HD void FetchRow(const Work& work, int first_row) {
-      const int row = first_row + work.thread % kStepRows;
-      ptx::LoadConstantFloatIf(value, ptx::Offset(from_rows, row, 4), row < limit);
-    }
-    ATTN_HD void Put(const Work& work, int slot, Shared& shared) {
-#pragma unroll
-      for (int n = 0; n < kPasses; ++n) {
-        const int twist = Twist(n * kRowsAPass) * 16;
-        char* to = At(shared.slots, slot + (place ^ twist) + n * kRowsAPass * kRowBytes);
-        ptx::StoreShared128(to, q[n]);
-        ptx::StoreShared128(to + kTileBytes, d_o[n]);
-      }
-      if (work.thread < kVectors * kStepRows) PutRow(work, slot, shared);
-    }
-    ATTN_HD void PutRow(const Work& work, int slot, Shared& shared) const {
-      char* rows = At(shared.slots, slot + 2 * kTileBytes);
-      if (work.thread < 2 * kStepRows) {
-        ptx::StoreSharedFloat(rows + work.thread * 4, value * work.row_gain);
-      } else {
-        ptx::StoreShared16(rows + (2 * kStepRows + work.thread) * 2,
-                           ptx::PackTruncated(FixedPoint::RowFactor(value, work.row_gain), 0));
-      }
-    }
-  };
-
   // ---- The block's keys. K, then V, are staged where slots and what follows the first will be.
   static constexpr int kKeyBytes = kKeys * kRowBytes;
   ATTN_HD static char* StagedKeys(Shared& shared) {
@@ -273,37 +211,6 @@ struct BackwardKernel {
   }
 
   // ---- The loop.
-  // Byte offsets of this lane's operands in shared memory.
-  struct Places {
-    int columns;      // B by columns: query OperandKey, chunk 0, of Q (role 0) or dO
-    int own, other;   // B by rows: queries of the own or other column half, the
-                      // lane's chunk, of the other tensor
-    int row;          // what belongs to the query of the lane's first column, in a slot
-    int hand;         // of P, within a step's
-    int ds;           // of dS: key OperandRow of tile 0, chunk of its column half
-    int factor;       // of its first query, in a slot
-    int dq_ds, dq_k;  // AddDq's operands: dS by columns, K by rows
-    ATTN_HD explicit Places(const Work& work) {
-      const Lane lane = work.lane;
-      const int chunk = lane.column_half() * 2 + lane.upper();
-      const int own_row = lane.quad() | lane.column_half() << 2;
-      const int tile = work.role ? kTileBytes : 0;
-      const int half = work.half() * kWarpDim * 2, columns_of = kTileBytes - tile + half;
-      columns = ptx::Keep(ChunkOffset(lane.OperandKey(), 0, kChunks) + tile + half);
-      own = ptx::Keep(ChunkOffset(own_row, chunk, kChunks) + columns_of);
-      other = ptx::Keep(ChunkOffset(own_row ^ 4, chunk, kChunks) + columns_of);
-      row = ptx::Keep(2 * kTileBytes + (work.role * kStepRows + Math::Col(0, lane.index)) * 4);
-      hand = ptx::Keep(work.role_warp() * kHandBytes + lane.index * 16);
-      ds = ptx::Keep(ChunkOffset(work.warp_key() + lane.OperandRow(), lane.column_half() * 4, 8));
-      factor = ptx::Keep(2 * kTileBytes + 2 * kStepRows * 4 + lane.column_half() * 8);
-      dq_ds = ptx::Keep(
-          ChunkOffset(lane.quad(), lane.row_half() * 4 + work.role * 2 + lane.upper(), 8));
-      const int k_chunk = Dq::Chunk(work.warp(), lane) + (Dq::kWide ? lane.upper() : 0);
-      dq_k = ptx::Keep(ChunkOffset(lane.quad(), k_chunk, kChunks) +
-                       (Dq::kWide ? 0 : lane.upper() * 8));
-    }
-  };
-
   // Where this role stands: its step and what lies where for it.
   struct StepState {
     Cursor at;
@@ -330,10 +237,10 @@ struct BackwardKernel {
   };
 
   ATTN_HD static void Accumulate(Work& work, const KeyRows<kKeys, kChunks>& keys, Shared& shared) {
-    Stager stager(work);
+    StepStager<BackwardKernel> stager(work);
     stager.Fetch(work);
     float key_scale = 1.0f;
-    if constexpr (DqSums::kFixedPoint) {
+    if constexpr (kFixedPoint) {
       key_scale = PowerOfTwo(FixedPoint::KeyExponent(
           work.problem, GradientBounds(work.problem, work.batch, work.kv_head)));
     }
@@ -350,7 +257,7 @@ struct BackwardKernel {
     Clear(sums);
     const Places places(work);
     StepState step(work);
-    DqPlace dq(work);
+    QueryGradient<BackwardKernel> dq(work);
     int put = kSlotBytes;
     const int rounds = work.visits.rounds();
     ptx::SyncThreads();
@@ -372,14 +279,14 @@ struct BackwardKernel {
         if (work.role == 0) ptx::SyncThreads();
         stager.Fetch(work);
         if (n == work.role && round > 0) {
-          AddDq(work, dq, round - 1, places, shared);
+          dq.Add(work, round - 1, places, shared);
           if (round == rounds) break;
         }
         if (work.role == 1) ptx::SyncThreads();
       }
     }
     WriteKeyGradients(work, shared, sums);
-    if (ptx::LoadShared32(&shared.left_out)) SpoilDq(work);
+    if (ptx::LoadShared32(&shared.left_out)) QueryGradient<BackwardKernel>::SpoilAll(work);
   }
 
   ATTN_HD static void Step(const Work& work, const StepState& step, const Places& places,
@@ -588,164 +495,6 @@ struct BackwardKernel {
     }
   }
 
-  // ---- dQ.
-  // Where the next round's share of dQ goes.
-  struct DqPlace {
-    float* to;  // this lane's first sum
-    typename Visits::RoundCursor at;
-    ATTN_HD explicit DqPlace(const Work& work) : at(work.visits) { Open(work); }
-    ATTN_HD void Open(const Work& work) { to = DqSum(work, at.head, row(work)); }
-    ATTN_HD void Begin(const Work& work, int round) {
-      if (at.Begin(work.visits, round)) Open(work);
-    }
-    ATTN_HD void Advance(const Work& work) {
-      to += Dq::kBlockFloats;
-      if (!at.Advance(work.visits)) Open(work);
-    }
-    ATTN_HD int row(const Work& work) const { return at.row(work.visits); }
-  };
-  // This lane's first sum of the block of dQ that starts with `row`.
-  ATTN_HD static float* DqSum(const Work& work, int head, int row) {
-    const ProblemDesc& p = work.problem;
-    return p.dq_sums + (int64_t{work.batch} * p.q_heads + head) * p.dq_head +
-           int64_t{row / kDqBlockRows} * Dq::kBlockFloats + work.warp() * Dq::kSums * 32 +
-           work.lane.index;
-  }
-
-  ATTN_HD static void AddDq(const Work& work, DqPlace& place, int round, const Places& places,
-                            const Shared& shared) {
-    place.Begin(work, round);
-    const int from_ds = places.dq_ds + (round & 1) * kDsBytes;
-#pragma unroll 1
-    for (int part = 0; part < Dq::kParts; ++part) {
-      float rQ[Dq::kSums / 8][8];
-#pragma unroll
-      for (int n = 0; n < Dq::kSums / 8; ++n) Math::Zero(rQ[n]);
-        // Four keys a product. Those 16 keys apart are twisted alike, so that their places differ
-        // by constants.
-#pragma unroll 1
-      for (int n = 0; n < 4; ++n) {
-        const int twist = (n & 1) * (Twist(4) * 16) ^ (n >> 1) * (Twist(8) * 16);
-        const char* ds = At(shared.ds, (from_ds ^ twist) + n * 4 * 128);
-        const char* k =
-            At(shared.k, (places.dq_k ^ twist) + n * 4 * kRowBytes + part * Dq::kOut * 2);
-#pragma unroll
-        for (int far = 0; far < kKeys / 16; ++far) {
-          MultiplyDq(ptx::LoadShared128(ds + far * 16 * 128), k + far * 16 * kRowBytes, rQ);
-        }
-      }
-      float* to = place.to + part * Dq::kFloats;
-      if constexpr (DqSums::kFixedPoint) {
-        AddFixedPoint(work, place, part, to, shared, rQ);
-      } else {
-#pragma unroll
-        for (int n = 0; n < Dq::kSums; ++n) ptx::ReduceAdd(to + n * 32, rQ[n >> 3][n & 7]);
-      }
-    }
-    place.Advance(work);
-  }
-  // Four keys: 8 queries a lane in two sets, times one or two sets of columns.
-  ATTN_HD static void MultiplyDq(uint4 a, const char* k, float (&rQ)[Dq::kSums / 8][8]) {
-    if constexpr (Dq::kWide) {
-      const uint4 b = ptx::LoadShared128(k);
-      ptx::MmaColRow(rQ[0], a.x, a.y, b.x, b.y);
-      ptx::MmaColRow(rQ[1], a.x, a.y, b.z, b.w);
-      ptx::MmaColRow(rQ[2], a.z, a.w, b.x, b.y);
-      ptx::MmaColRow(rQ[3], a.z, a.w, b.z, b.w);
-    } else {
-      const uint2 b = ptx::LoadShared64(k);
-      ptx::MmaColRow(rQ[0], a.x, a.y, b.x, b.y);
-      ptx::MmaColRow(rQ[1], a.z, a.w, b.x, b.y);
-    }
-  }
-
-  // Sums that are not finite are marked instead.
-  ATTN_HD static void AddFixedPoint(const Work& work, const DqPlace& place, int part, float* to,
-                                    const Shared& shared, const float (&rQ)[Dq::kSums / 8][8]) {
-    float all = ptx::LoadSharedFloat(&shared.watch);
-#pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) {
-      const float sum = rQ[n >> 3][n & 7];
-      ptx::ReduceAdd(reinterpret_cast<int32_t*>(to) + n * 32, ptx::RoundToInt(sum));
-      if (n % 2 == 1) all = ptx::Fma(rQ[n >> 3][(n & 7) - 1], sum, all);
-    }
-    // One rare branch for both.
-    if (!(all - all == 0)) {
-      if (work.problem.dq_rest != 0) AddRests(work, to, rQ);
-      SpoilSums(work, place, part, rQ);
-    }
-  }
-  // What rounding left: exact, since a float32 beyond 2^23 is an integer.
-  ATTN_HD static void AddRests(const Work& work, float* sums, const float (&rQ)[Dq::kSums / 8][8]) {
-    int32_t* to = reinterpret_cast<int32_t*>(sums) + work.problem.dq_rest;
-    const float unit = PowerOfTwo(FixedPoint::RestBits(work.sequence.kv_len));
-#pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) {
-      const float sum = rQ[n >> 3][n & 7];
-      ptx::ReduceAdd(to + n * 32, ptx::RoundToInt((sum - ptx::Round(sum)) * unit));
-    }
-  }
-  ATTN_HD static void SpoilSums(const Work& work, const DqPlace& place, int part,
-                                const float (&rQ)[Dq::kSums / 8][8]) {
-#pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) {
-      const float sum = rQ[n >> 3][n & 7];
-      if (!(sum - sum == 0)) Spoil(work, place.at.head, place.row(work), part, n);
-    }
-  }
-  // Marks sum n of the block of dQ that starts with `row` as not finite.
-  ATTN_HD static void Spoil(const Work& work, int head, int row, int part, int n) {
-    if constexpr (DqSums::kFixedPoint) {
-      const ProblemDesc& p = work.problem;
-      const int column = part * Dq::kOut + Dq::Column(n, work.warp(), work.lane);
-      uint32_t* words =
-          DqSpoiled<kHeadDim>(p, work.batch, head, row + Dq::Query(n, work.warp(), work.lane));
-      ptx::ReduceOr(words + (column >> 5), 1u << (column & 31));
-    } else {
-      ptx::ReduceAdd(DqSum(work, head, row) + part * Dq::kFloats + n * 32,
-                     ptx::BitsFloat(0x7fffffffu));
-    }
-  }
-
-  // A row that sees an infinite or NaN number of K has 0·∞ or NaN in that column of dQ, whatever
-  // its P. Slow and rare; NaN is NaN in any order.
-  ATTN_HD static void SpoilDq(const Work& work) {
-#pragma unroll 1
-    for (int round = 0; round < work.visits.rounds(); ++round) {
-      const int head = work.visits.HeadOf(round), row = work.visits.RowOf(round);
-#pragma unroll 1
-      for (int n = 0; n < Dq::kSums * Dq::kParts; ++n) {
-        const int part = n / Dq::kSums, sum = n % Dq::kSums;
-        const int column = part * Dq::kOut + Dq::Column(sum, work.warp(), work.lane);
-        if (SeesNonFinite(work, head, row + Dq::Query(sum, work.warp(), work.lane), column)) {
-          Spoil(work, head, row, part, sum);
-        }
-      }
-    }
-  }
-  ATTN_HD static uint4 KeyChunk(const Work& work, int row, int chunk) {
-    const SequenceDesc& s = work.sequence;
-    if (work.first_key + row >= s.kv_len || chunk >= work.problem.qk_chunks) {
-      return make_uint4(0, 0, 0, 0);
-    }
-    return ptx::LoadConstant128(
-        RowOf(work.problem.k, s.batch, work.kv_head, int64_t{s.kv_begin} + work.first_key + row) +
-        chunk * 16);
-  }
-  ATTN_HD static bool SeesNonFinite(const Work& work, int head, int row, int column) {
-    const ScoreContext at = work.At(head);
-    bool sees = false;
-#pragma unroll 1
-    for (int key = 0; key < kKeys; ++key) {
-      const uint4 chunk = KeyChunk(work, key, column >> 3);
-      const uint32_t word =
-          (column & 4) ? (column & 2 ? chunk.w : chunk.z) : (column & 2 ? chunk.y : chunk.x);
-      if (NonFiniteHalves(word) & (column & 1 ? 0xffff0000u : 0xffffu)) {
-        sees |= Rule::IsVisible(at, row, work.first_key + key);
-      }
-    }
-    return sees;
-  }
   // ---- dK, dV.
   ATTN_HD static void WriteKeyGradients(const Work& work, const Shared& shared, const Sums& sums) {
     const ProblemDesc& p = work.problem;

@@ -99,11 +99,6 @@ ATTN_HD uint32_t* DqSpoiled(const ProblemDesc& p, int batch, int head, int row) 
          int64_t{row} * (kHeadDim / 32);
 }
 
-ATTN_HD const char* RowOf(const RowTensor& t, int64_t batch, int64_t head, int64_t row) {
-  return static_cast<const char*>(t.data) +
-         2 * (batch * t.batch + head * t.head + row * t.row_stride);
-}
-
 // Sums and maxima over rows that four lanes share, or over halves that are finite.
 struct RowMath {
   ATTN_HD static float FiniteMax(uint4 chunk) {
@@ -262,7 +257,7 @@ struct DqKernel {
       if (spoiled & 1) low = ptx::BitsFloat(0x7fffffffu);
       if (spoiled & 2) high = ptx::BitsFloat(0x7fffffffu);
     }
-    char* out = const_cast<char*>(RowOf(p.d_q, s.batch, tile.head, int64_t{s.q_begin} + row));
+    char* out = RowOf(p.d_q, s.batch, tile.head, int64_t{s.q_begin} + row);
     ptx::StoreGlobal32(out + 2 * column, writer.Pack(low, high));
   }
   ATTN_HD static float Sum(const ProblemDesc& p, int rest_bits, const float* at) {

@@ -64,7 +64,7 @@ struct KeepRowsKernel {
                            const RowTensor& to, int head, int64_t row, int first_chunk) {
     const ScaleMover mover(p.v_exponent, p.kept_v_exponent);
     const char* in = RowOf(from, s.batch, head, row);
-    char* out = const_cast<char*>(RowOf(to, s.batch, head, row));
+    char* out = RowOf(to, s.batch, head, row);
     for (int c = first_chunk; c < p.v_chunks; c += 4) {
       ptx::StoreGlobal128(out + c * 16, mover.Moved(ptx::LoadConstant128(in + c * 16)));
     }

@@ -1,0 +1,173 @@
+// dQ of one backward block: once in 64 queries all eight warps multiply dS of those queries with
+// the block's K and add it to a workspace in lane order, so that each addition is one full line;
+// DqKernel puts that into place (backward_passes.h, which also bounds the integers). A piece of
+// backward.h's schedule, which says when. Errors: none.
+#pragma once
+
+#include "kernels/sm70/backward_passes.h"
+
+namespace attnd::sm70 {
+
+template <class Kernel>
+class QueryGradient {
+ public:
+  using Work = typename Kernel::Work;
+  using Shared = typename Kernel::Shared;
+  using Places = typename Kernel::Places;
+  using Dq = typename Kernel::Dq;
+  static constexpr int kKeys = Kernel::kKeys, kRowBytes = Kernel::kRowBytes;
+
+  ATTN_HD explicit QueryGradient(const Work& work) : at_(work.visits) { Open(work); }
+
+  // This block's share of a round of 64 queries. By all warps.
+  ATTN_HD void Add(const Work& work, int round, const Places& places, const Shared& shared) {
+    if (at_.Begin(work.visits, round)) Open(work);
+    const int from_ds = places.dq_ds + (round & 1) * Kernel::kDsBytes;
+#pragma unroll 1
+    for (int part = 0; part < Dq::kParts; ++part) {
+      float rQ[Dq::kSums / 8][8];
+#pragma unroll
+      for (int n = 0; n < Dq::kSums / 8; ++n) Float32Accumulate::Zero(rQ[n]);
+        // Four keys a product. Those 16 keys apart are twisted alike, so that their places differ
+        // by constants.
+#pragma unroll 1
+      for (int n = 0; n < 4; ++n) {
+        const int twist = (n & 1) * (Twist(4) * 16) ^ (n >> 1) * (Twist(8) * 16);
+        const char* ds = Kernel::At(shared.ds, (from_ds ^ twist) + n * 4 * 128);
+        const char* k =
+            Kernel::At(shared.k, (places.dq_k ^ twist) + n * 4 * kRowBytes + part * Dq::kOut * 2);
+#pragma unroll
+        for (int far = 0; far < kKeys / 16; ++far) {
+          Multiply(ptx::LoadShared128(ds + far * 16 * 128), k + far * 16 * kRowBytes, rQ);
+        }
+      }
+      float* to = to_ + part * Dq::kFloats;
+      if constexpr (Kernel::kFixedPoint) {
+        AddFixedPoint(work, part, to, shared, rQ);
+      } else {
+#pragma unroll
+        for (int n = 0; n < Dq::kSums; ++n) ptx::ReduceAdd(to + n * 32, rQ[n >> 3][n & 7]);
+      }
+    }
+    to_ += Dq::kBlockFloats;
+    if (!at_.Advance(work.visits)) Open(work);
+  }
+
+  // A row that sees an infinite or NaN number of K has 0·∞ or NaN in that column of dQ, whatever
+  // its P. Slow and rare; NaN is NaN in any order.
+  ATTN_HD static void SpoilAll(const Work& work) {
+#pragma unroll 1
+    for (int round = 0; round < work.visits.rounds(); ++round) {
+      const int head = work.visits.HeadOf(round), row = work.visits.RowOf(round);
+#pragma unroll 1
+      for (int n = 0; n < Dq::kSums * Dq::kParts; ++n) {
+        const int part = n / Dq::kSums, sum = n % Dq::kSums;
+        const int column = part * Dq::kOut + Dq::Column(sum, work.warp(), work.lane);
+        if (SeesNonFinite(work, head, row + Dq::Query(sum, work.warp(), work.lane), column)) {
+          Spoil(work, head, row, part, sum);
+        }
+      }
+    }
+  }
+
+ private:
+  ATTN_HD void Open(const Work& work) { to_ = Sum(work, at_.head, at_.row(work.visits)); }
+  // This lane's first sum of the block of dQ that starts with `row`.
+  ATTN_HD static float* Sum(const Work& work, int head, int row) {
+    const ProblemDesc& p = work.problem;
+    return p.dq_sums + (int64_t{work.batch} * p.q_heads + head) * p.dq_head +
+           int64_t{row / kDqBlockRows} * Dq::kBlockFloats + work.warp() * Dq::kSums * 32 +
+           work.lane.index;
+  }
+
+  // Four keys: 8 queries a lane in two sets, times one or two sets of columns.
+  ATTN_HD static void Multiply(uint4 a, const char* k, float (&rQ)[Dq::kSums / 8][8]) {
+    if constexpr (Dq::kWide) {
+      const uint4 b = ptx::LoadShared128(k);
+      ptx::MmaColRow(rQ[0], a.x, a.y, b.x, b.y);
+      ptx::MmaColRow(rQ[1], a.x, a.y, b.z, b.w);
+      ptx::MmaColRow(rQ[2], a.z, a.w, b.x, b.y);
+      ptx::MmaColRow(rQ[3], a.z, a.w, b.z, b.w);
+    } else {
+      const uint2 b = ptx::LoadShared64(k);
+      ptx::MmaColRow(rQ[0], a.x, a.y, b.x, b.y);
+      ptx::MmaColRow(rQ[1], a.z, a.w, b.x, b.y);
+    }
+  }
+
+  // Sums that are not finite are marked instead.
+  ATTN_HD void AddFixedPoint(const Work& work, int part, float* to, const Shared& shared,
+                             const float (&rQ)[Dq::kSums / 8][8]) const {
+    float all = ptx::LoadSharedFloat(&shared.watch);
+#pragma unroll
+    for (int n = 0; n < Dq::kSums; ++n) {
+      const float sum = rQ[n >> 3][n & 7];
+      ptx::ReduceAdd(reinterpret_cast<int32_t*>(to) + n * 32, ptx::RoundToInt(sum));
+      if (n % 2 == 1) all = ptx::Fma(rQ[n >> 3][(n & 7) - 1], sum, all);
+    }
+    // One rare branch for both.
+    if (!(all - all == 0)) {
+      if (work.problem.dq_rest != 0) AddRests(work, to, rQ);
+      SpoilSums(work, part, rQ);
+    }
+  }
+  // What rounding left: exact, since a float32 beyond 2^23 is an integer.
+  ATTN_HD static void AddRests(const Work& work, float* sums, const float (&rQ)[Dq::kSums / 8][8]) {
+    int32_t* to = reinterpret_cast<int32_t*>(sums) + work.problem.dq_rest;
+    const float unit = PowerOfTwo(FixedPoint::RestBits(work.sequence.kv_len));
+#pragma unroll
+    for (int n = 0; n < Dq::kSums; ++n) {
+      const float sum = rQ[n >> 3][n & 7];
+      ptx::ReduceAdd(to + n * 32, ptx::RoundToInt((sum - ptx::Round(sum)) * unit));
+    }
+  }
+  ATTN_HD void SpoilSums(const Work& work, int part, const float (&rQ)[Dq::kSums / 8][8]) const {
+#pragma unroll
+    for (int n = 0; n < Dq::kSums; ++n) {
+      const float sum = rQ[n >> 3][n & 7];
+      if (!(sum - sum == 0)) Spoil(work, at_.head, at_.row(work.visits), part, n);
+    }
+  }
+  // Marks sum n of the block of dQ that starts with `row` as not finite.
+  ATTN_HD static void Spoil(const Work& work, int head, int row, int part, int n) {
+    if constexpr (Kernel::kFixedPoint) {
+      const ProblemDesc& p = work.problem;
+      const int column = part * Dq::kOut + Dq::Column(n, work.warp(), work.lane);
+      uint32_t* words = DqSpoiled<Kernel::kHeadDim>(p, work.batch, head,
+                                                    row + Dq::Query(n, work.warp(), work.lane));
+      ptx::ReduceOr(words + (column >> 5), 1u << (column & 31));
+    } else {
+      ptx::ReduceAdd(Sum(work, head, row) + part * Dq::kFloats + n * 32,
+                     ptx::BitsFloat(0x7fffffffu));
+    }
+  }
+
+  ATTN_HD static uint4 KeyChunk(const Work& work, int row, int chunk) {
+    const SequenceDesc& s = work.sequence;
+    if (work.first_key + row >= s.kv_len || chunk >= work.problem.qk_chunks) {
+      return make_uint4(0, 0, 0, 0);
+    }
+    return ptx::LoadConstant128(
+        RowOf(work.problem.k, s.batch, work.kv_head, int64_t{s.kv_begin} + work.first_key + row) +
+        chunk * 16);
+  }
+  ATTN_HD static bool SeesNonFinite(const Work& work, int head, int row, int column) {
+    const ScoreContext at = work.At(head);
+    bool sees = false;
+#pragma unroll 1
+    for (int key = 0; key < kKeys; ++key) {
+      const uint4 chunk = KeyChunk(work, key, column >> 3);
+      const uint32_t word =
+          (column & 4) ? (column & 2 ? chunk.w : chunk.z) : (column & 2 ? chunk.y : chunk.x);
+      if (NonFiniteHalves(word) & (column & 1 ? 0xffff0000u : 0xffffu)) {
+        sees |= Kernel::ScoreRule::IsVisible(at, row, work.first_key + key);
+      }
+    }
+    return sees;
+  }
+
+  float* to_;  // this lane's first sum of the next round
+  typename Kernel::Visits::RoundCursor at_;
+};
+
+}  // namespace attnd::sm70

@@ -1,0 +1,110 @@
+// What a backward block brings for each step: all 256 threads the rows of Q and dO; some of them
+// what belongs to a row: its stabiliser, delta, and factor of dQ. Fetch runs a step ahead of Put. A
+// piece of backward.h's schedule. Errors: none.
+#pragma once
+
+#include "kernels/sm70/backward_passes.h"
+#include "kernels/sm70/pipeline.h"
+
+namespace attnd::sm70 {
+
+template <class Kernel>
+struct StepStager {
+  using Work = typename Kernel::Work;
+  using Shared = typename Kernel::Shared;
+  static constexpr int kThreads = Kernel::kThreads, kStepRows = Kernel::kStepRows;
+  static constexpr int kChunks = Kernel::kChunks, kRowBytes = Kernel::kRowBytes;
+  static constexpr int kTileBytes = Kernel::kTileBytes;
+  static constexpr bool kKeepsPitches = Kernel::kKeepsPitches;
+  static constexpr int kRowsAPass = kThreads / kChunks, kPasses = kStepRows / kRowsAPass;
+  static constexpr int kVectors = Kernel::kFixedPoint ? 3 : 2;
+  uint4 q[kPasses], d_o[kPasses];
+  float value;  // of one row: stabiliser, delta or factor of dQ
+  const char *from_q, *from_o, *from_rows;
+  int place;                    // of this thread's chunk in a tile
+  int q_pitch, o_pitch;         // bytes from row to row; 0: looked up
+  int limit, q_limit, o_limit;  // rows that exist, and those that this thread may read
+  typename Kernel::Cursor at;
+
+  ATTN_HD explicit StepStager(const Work& work)
+      : value(0),
+        place(ptx::Keep(ChunkOffset(work.thread / kChunks, work.thread % kChunks, kChunks))),
+        q_pitch(kKeepsPitches ? ptx::Keep(PitchOf(work.problem.q)) : 0),
+        o_pitch(kKeepsPitches ? ptx::Keep(PitchOf(work.problem.d_o)) : 0),
+        at(work.visits) {
+    Clear(work);
+    OpenHead(work, at.template Read<kStepRows>(work.visits).head);
+  }
+  ATTN_HD static int PitchOf(const RowTensor& t) { return static_cast<int>(t.row_stride * 2); }
+  ATTN_HD void Clear(const Work& work) {
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) q[n] = d_o[n] = make_uint4(0, 0, 0, 0);
+    value = work.thread < kStepRows ? Infinity() : 0.0f;
+  }
+  // Beyond the last head nothing is read.
+  ATTN_HD void OpenHead(const Work& work, int next_head) {
+    const ProblemDesc& p = work.problem;
+    const SequenceDesc& s = work.sequence;
+    const int chunk = work.thread % kChunks;
+    const bool exists = next_head < work.visits.first_head() + p.group;
+    const int head = exists ? next_head : 0;
+    limit = exists ? s.q_len : 0;
+    q_limit = chunk < p.qk_chunks ? limit : 0;
+    o_limit = chunk < p.v_chunks ? limit : 0;
+    from_q = RowOf(p.q, s.batch, head, s.q_begin) + chunk * 16;
+    from_o = RowOf(p.d_o, s.batch, head, s.q_begin) + chunk * 16;
+    const float* vector = work.thread < kStepRows       ? p.stabilizer
+                          : work.thread < 2 * kStepRows ? p.delta
+                                                        : p.dq_factor;
+    from_rows = reinterpret_cast<const char*>(vector + s.batch * p.lse_batch + head * p.lse_head +
+                                              s.q_begin);
+  }
+  ATTN_HD void Fetch(const Work& work) {
+    const ProblemDesc& p = work.problem;
+    const auto here = at.template Read<kStepRows>(work.visits);
+    // Rows beyond the sequence become zero, with P = 0.
+    if (ptx::VoteAny(here.row + kStepRows > limit)) {
+      ptx::SyncWarp();  // keeps this a branch
+      Clear(work);
+    }
+    const int row = here.row + work.thread / kChunks;
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      const int from = row + n * kRowsAPass;
+      ptx::LoadConstant128If(
+          q[n], ptx::Offset(from_q, from, kKeepsPitches ? q_pitch : PitchOf(p.q)), from < q_limit);
+      ptx::LoadConstant128If(d_o[n],
+                             ptx::Offset(from_o, from, kKeepsPitches ? o_pitch : PitchOf(p.d_o)),
+                             from < o_limit);
+    }
+    if (work.thread < kVectors * kStepRows) FetchRow(work, here.row);
+    at.template Advance<kStepRows>(work.visits);
+    const int next_head = at.template Read<kStepRows>(work.visits).head;
+    if (next_head != here.head) OpenHead(work, next_head);
+  }
+  ATTN_HD void FetchRow(const Work& work, int first_row) {
+    const int row = first_row + work.thread % kStepRows;
+    ptx::LoadConstantFloatIf(value, ptx::Offset(from_rows, row, 4), row < limit);
+  }
+  ATTN_HD void Put(const Work& work, int slot, Shared& shared) {
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      const int twist = Twist(n * kRowsAPass) * 16;
+      char* to = Kernel::At(shared.slots, slot + (place ^ twist) + n * kRowsAPass * kRowBytes);
+      ptx::StoreShared128(to, q[n]);
+      ptx::StoreShared128(to + kTileBytes, d_o[n]);
+    }
+    if (work.thread < kVectors * kStepRows) PutRow(work, slot, shared);
+  }
+  ATTN_HD void PutRow(const Work& work, int slot, Shared& shared) const {
+    char* rows = Kernel::At(shared.slots, slot + 2 * kTileBytes);
+    if (work.thread < 2 * kStepRows) {
+      ptx::StoreSharedFloat(rows + work.thread * 4, value * work.row_gain);
+    } else {
+      ptx::StoreShared16(rows + (2 * kStepRows + work.thread) * 2,
+                         ptx::PackTruncated(FixedPoint::RowFactor(value, work.row_gain), 0));
+    }
+  }
+};
+
+}  // namespace attnd::sm70

@@ -1,0 +1,287 @@
+// The output role of a forward block: O = (P∘Z)·V, and bringing K and V. Each of its four warps has
+// its part of O in registers. `L`: ForwardLayout. Errors: none.
+#pragma once
+
+#include "attention/dropout.h"
+#include "kernels/sm70/forward_layout.h"
+
+namespace attnd::sm70 {
+
+template <class L>
+class OutputRole {
+ public:
+  using Work = typename L::Work;
+  using Shared = typename L::Shared;
+
+  // By its warps alone.
+  ATTN_HD static void Run(Work work, Shared& shared) {
+    OutputTiles rO;
+#pragma unroll
+    for (int m = 0; m < L::kTeamTiles; ++m) {
+#pragma unroll
+      for (int x = 0; x < kOutputTiles; ++x) Float32Accumulate::Zero(rO[m][x]);
+    }
+    Stagers stagers = {Stager(work, work.at.problem.k, work.at.problem.qk_chunks),
+                       Stager(work, work.at.problem.v, work.at.problem.v_chunks)};
+    const int count = work.tiles.count();
+    stagers.Fetch(work, 0);
+    PutTiles(work, stagers, 0, 0, shared);
+    stagers.Fetch(work, 1);
+    Dropper dropper(work.at, work.score_row(), work.lane.index);
+    int words = ptx::Keep(work.warp * Words::kWarp + work.lane.index * 8);
+    dropper.template Store<L::kRowTiles>(L::At(&shared.keep, words, 0), work.tiles.At(0).First());
+    Operands operands(work);
+    const int turn = ptx::Keep(L::kTurn + work.team());
+    ptx::SyncThreads();
+    int put = L::kTileBytes;  // where the next step's V goes in its ring
+    for (int step = 0; step <= count; ++step) {
+      if (step > 0) ptx::BarrierSync(L::kKeysRead + ((step - 1) & 1), L::kThreads);
+      words ^= Words::kStep;
+      if (step + 1 < count) {
+        PutTiles(work, stagers, step + 1, put, shared);
+        dropper.template Store<L::kRowTiles>(L::At(&shared.keep, words, 0),
+                                             work.tiles.At(step + 1).First());
+      }
+      work.tiles.Advance(step, work.thread);
+      put = put == (L::kValueRing - L::kGroups) * L::kGroupBytes ? 0 : put + L::kTileBytes;
+      stagers.Fetch(work, step + 2);
+      // The last group of the step before, then the first of this one.
+#pragma unroll 1
+      for (int n = 0; n < 2; ++n) {
+        if (step < count) ptx::BarrierSync(turn + n * L::kTeams, L::kTurnThreads);
+        if (n == 1 && step + 1 < count) {
+          ptx::BarrierArrive(L::kKeysReady + ((step + 1) & 1), L::kThreads);
+        }
+        const int group = 2 * step + n - 1;
+        if (group >= 0 && group < 2 * count) AddGroup(work, group, operands, shared, rO);
+      }
+    }
+    ptx::SyncThreads();  // end_factor is there
+    WriteOutput(work, shared, rO);
+    if (ptx::LoadShared32(&shared.left_out)) {
+      ptx::BarrierSync(L::kOutputOnly, kStageThreads);  // all of the block's O is written
+      RestoreNonFinite(work);
+    }
+  }
+
+ private:
+  using Rule = typename L::ScoreRule;
+  using Dropper = typename L::KeepRule;
+  using Words = typename L::Words;
+
+  static constexpr int kOutputTiles = L::kOutputChunks / 2;
+  using OutputTiles = float[L::kTeamTiles][kOutputTiles][8];
+
+  ATTN_HD static RowStager<L::kPitch> Stager(const Work& work, const RowTensor& t,
+                                             int live_chunks) {
+    const SequenceDesc& s = work.at.sequence;
+    int kv_head = work.at.head / work.at.problem.group;
+    return RowStager<L::kPitch>(RowOf(t, s.batch, kv_head, s.kv_begin),
+                                static_cast<int>(t.row_stride * 2), s.kv_len, live_chunks,
+                                work.thread);
+  }
+  ATTN_HD static int NextFetch(const Work& work, int step) {
+    return work.tiles.At(MinInt(step, work.tiles.count() - 1)).First();
+  }
+  struct Stagers {
+    RowStager<L::kPitch> k, v;
+    ATTN_HD void Fetch(const Work& work, int step) {
+      int first = NextFetch(work, step);
+      k.Fetch(first);
+      v.Fetch(first);
+    }
+  };
+
+  ATTN_HD static void PutTiles(const Work& work, const Stagers& stagers, int step, int value_offset,
+                               Shared& shared) {
+    stagers.k.Put(shared.k, (step & 1) * L::kTileBytes);
+    const auto visit = work.tiles.At(step);
+    if (!visit.IsPartial()) {
+      stagers.v.Put(shared.v, value_offset);
+      return;
+    }
+    if (stagers.v.template PutFinite<Rule::kEveryTile>(shared.v, value_offset, visit.First())) {
+      ptx::StoreShared32(&shared.left_out, 1);
+    }
+  }
+
+  static constexpr int kOtherKeys = ChunkOffset(4, 0, L::kPitch);  // four rows on, twist included
+  // Byte offsets of this lane's operands of the group at hand.
+  struct Operands {
+    int line;  // of P: the own column half's keys; ^ L::kOtherHalf: the other's
+    int row;   // of V, within the group: key of k step 0, the lane's chunk; ^ kOtherKeys likewise
+    int p, v;  // of the group in the rings
+
+    ATTN_HD explicit Operands(const Work& work) : p(0), v(0) {
+      const int chunk = work.lane.column_half() * 2 + work.lane.upper();
+      line = ptx::Keep(ReaderLine(work));
+      const int column = work.part() * L::kOutputChunks * 16;
+      row = ptx::Keep(ChunkOffset(work.lane.ValueKey(0, 0), chunk, L::kPitch) + column);
+    }
+    ATTN_HD void Next() {
+      p = (p + L::kTeams * L::kPBytes) & (L::kPRing * L::kTeams * L::kPBytes - 1);
+      v = v == (L::kValueRing - 1) * L::kGroupBytes ? 0 : v + L::kGroupBytes;
+    }
+  };
+
+  ATTN_HD static void AddGroup(const Work& work, int group, Operands& at, const Shared& shared,
+                               OutputTiles& rO) {
+    const int slot = group & (L::kPRing - 1);
+#pragma unroll
+    for (int n = 0; n < L::kTeamWarps; ++n) {
+      const int warp = work.team() * L::kTeamWarps + n;
+      if (ptx::LoadShared32(&shared.grown[slot][warp]) == static_cast<uint32_t>(group + 1)) {
+        RescaleOutput(shared.factor[slot][warp], n * L::kRowTiles, {ptx::Keep(work.lane.index)},
+                      rO);
+      }
+    }
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      AddPV(shared.p, at.p + at.line, shared.v, at.v + at.row, rO);
+      at.line ^= L::kOtherHalf;
+      at.row ^= kOtherKeys;
+    }
+    at.Next();
+  }
+
+  // Eight keys of each column half: `line` of P, `row` of V as byte offsets.
+  ATTN_HD static void AddPV(const void* sP, int line, const void* sV, int row, OutputTiles& rO) {
+    uint4 a[L::kTeamTiles];
+#pragma unroll
+    for (int m = 0; m < L::kTeamTiles; ++m) {
+      a[m] = ptx::LoadShared128(L::At(sP, line, m * L::kLineTileBytes));
+    }
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+#pragma unroll
+      for (int n = 0; n < L::kOutputChunks / 4; ++n) {
+        // k step 1 is two rows on, which twists by two chunks; n two steps of four chunks.
+        const int twist = ((n & 1) * 4) ^ (k * 2);
+        uint4 b = ptx::LoadShared128(
+            L::At(sV, row ^ twist * 16, (n >> 1) * 128 + k * 2 * L::kPitch * 16));
+#pragma unroll
+        for (int m = 0; m < L::kTeamTiles; ++m) {
+          ptx::MmaRowRow(rO[m][2 * n], k ? a[m].z : a[m].x, k ? a[m].w : a[m].y, b.x, b.y);
+        }
+#pragma unroll
+        for (int m = 0; m < L::kTeamTiles; ++m) {
+          ptx::MmaRowRow(rO[m][2 * n + 1], k ? a[m].z : a[m].x, k ? a[m].w : a[m].y, b.z, b.w);
+        }
+      }
+    }
+  }
+
+  // The tiles of one score warp, from `first_tile` on.
+  ATTN_HD static void RescaleOutput(const float* factor, int first_tile, Lane lane,
+                                    OutputTiles& rO) {
+#pragma unroll
+    for (int m = 0; m < L::kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = Float32Accumulate::Row(2 * r, lane.index);
+        float f = ptx::LoadSharedFloat(&factor[m * 16 + row]);
+#pragma unroll
+        for (int x = 0; x < kOutputTiles; ++x) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) rO[first_tile + m][x][Float32Accumulate::Element(r, c)] *= f;
+        }
+      }
+    }
+  }
+
+  // Chunk of O's row that element e of tile x lies in: four in turn over the lanes.
+  ATTN_HD static int OutputChunk(int x, int e, const Work& work) {
+    return work.part() * L::kOutputChunks + (x >> 1) * 4 + work.lane.column_half() * 2 + (e >> 2);
+  }
+
+  // Two lanes (n, n ^ 2) hold two rows in halves of a 16-byte chunk: they swap, so that each stores
+  // whole chunks of one row.
+  ATTN_HD static void WriteOutput(const Work& work, const Shared& shared, const OutputTiles& rO) {
+    const ProblemDesc& problem = work.at.problem;
+    const SequenceDesc& s = work.at.sequence;
+    const RowTensor o = problem.o;
+    const int live_chunks = problem.v_chunks, q_len = s.q_len;
+    const bool second = work.lane.index & 2;
+    const char* first = RowOf(o, s.batch, work.at.head, s.q_begin);
+#pragma unroll
+    for (int m = 0; m < L::kTeamTiles; ++m) {
+      float factor[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int place = m * 16 + Float32Accumulate::Row(2 * r, work.lane.index);
+        factor[r] = ptx::LoadSharedFloat(&shared.end_factor[work.team() * L::kTeamRows + place]);
+      }
+      const int row =
+          work.team_row() + m * 16 + Float32Accumulate::Row(second * 2, work.lane.index);
+      char* out = const_cast<char*>(ptx::Offset(first, row, static_cast<int>(o.row_stride * 2)));
+#pragma unroll
+      for (int n = 0; n < L::kOutputChunks / 4; ++n) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int chunk = OutputChunk(2 * n, 4 * half, work);
+          uint4 words = SwapRows(rO[m][2 * n], rO[m][2 * n + 1], half, factor, second);
+          if (row < q_len && chunk < live_chunks) ptx::StoreGlobal128(out + chunk * 16, words);
+        }
+      }
+    }
+  }
+  // `low`, `high`: columns 0..3 and 4..7 of the chunk.
+  ATTN_HD static uint4 SwapRows(const float (&low)[8], const float (&high)[8], int half,
+                                const float (&factor)[2], bool second) {
+    uint32_t words[2][2];  // row, low or high
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int e = Float32Accumulate::Element(r, 2 * half);
+      words[r][0] = ptx::PackRounded(low[e] * factor[r], low[e + 1] * factor[r]);
+      words[r][1] = ptx::PackRounded(high[e] * factor[r], high[e + 1] * factor[r]);
+    }
+    uint32_t own0 = second ? words[1][0] : words[0][0], own1 = second ? words[1][1] : words[0][1];
+    uint32_t got0 = ptx::ShuffleXor(second ? words[0][0] : words[1][0], 2);
+    uint32_t got1 = ptx::ShuffleXor(second ? words[0][1] : words[1][1], 2);
+    return second ? make_uint4(got0, own0, got1, own1) : make_uint4(own0, got0, own1, got1);
+  }
+
+  // Gives O what PutFinite left out, where it is visible: slow, rare, and far from the hot loop,
+  // whose registers it would crowd. One row a thread.
+  ATTN_HD static void RestoreNonFinite(const Work& work) {
+    const ProblemDesc& problem = work.at.problem;
+    const SequenceDesc& s = work.at.sequence;
+    const int row = work.block_row + work.thread;
+    if (work.thread >= L::kBlockRows || row >= s.q_len) return;
+    char* out = RowOf(problem.o, s.batch, work.at.head, s.q_begin + row);
+    for (int step = 0; step < work.tiles.count(); ++step) {
+      const auto visit = work.tiles.Any(step);
+      if (!visit.IsPartial()) continue;
+      const int first = visit.First(), end = MinInt(first + L::kStepKeys, s.kv_len);
+      for (int key = first; key < end; ++key) {
+        if (!Rule::IsVisible(work.at, row, key)) continue;
+        const char* value =
+            RowOf(problem.v, s.batch, work.at.head / problem.group, int64_t{s.kv_begin} + key);
+        AddNonFinite(value, problem.v_chunks * 4, Dropper::Drops(work.at, row, key), out);
+      }
+    }
+  }
+  // Pairs of float16: an infinity counts as it is (its P is positive, however small), or as 0·∞ if
+  // it was dropped.
+  ATTN_HD static void AddNonFinite(const char* value, int pairs, bool dropped, char* out) {
+    for (int n = 0; n < pairs; ++n) {
+      const uint32_t word = ptx::LoadConstant32(value + n * 4);
+      if (NonFiniteHalves(word) == 0) continue;
+      const uint32_t old = ptx::LoadGlobal32(out + n * 4);
+      const float factor = dropped ? 0.0f : 1.0f;
+      float low = ptx::LowHalf(old), high = ptx::HighHalf(old);
+      if (NonFiniteHalves(word) & 0xffffu) low += factor * ptx::LowHalf(word);
+      if (NonFiniteHalves(word) >> 16) high += factor * ptx::HighHalf(word);
+      ptx::StoreGlobal32(out + n * 4, ptx::PackRounded(low, high));
+    }
+  }
+
+  // Byte offset within slot 0 of P, row tile 0: what this lane reads.
+  ATTN_HD static int ReaderLine(const Work& work) {
+    const Lane lane = work.lane;
+    return work.team() * L::kPBytes +
+           L::Line(lane.quad(), lane.row_half(), lane.upper(), lane.column_half()) * 16;
+  }
+};
+
+}  // namespace attnd::sm70

@@ -1,0 +1,294 @@
+// The score role of a forward block: S = Q·Kᵀ, P and what belongs to a row. Each of its four warps
+// has its rows of Q in registers. `L`: ForwardLayout. Errors: none.
+#pragma once
+
+#include "kernels/sm70/forward_layout.h"
+
+namespace attnd::sm70 {
+
+template <class L>
+class ScoreRole {
+ public:
+  using Work = typename L::Work;
+  using Shared = typename L::Shared;
+  static constexpr int kRowTiles = L::kRowTiles;
+
+  // By its warps alone.
+  ATTN_HD static void Run(const Work& work, Shared& shared) {
+    uint32_t rQ[kRowTiles][L::kChunks * 4];
+    LoadQueries(work, rQ);
+    RowState rows;
+    Clear(rows);
+    const float multiplier = Rule::Multiplier(work.at.problem);
+    const int from = ptx::Keep(ChunkOffset(work.lane.OperandKey(), 0, L::kPitch));
+    const int to = ptx::Keep(WriterLine(work));
+    const int turn = ptx::Keep(L::kTurn + work.team());
+    if (work.lane.index < L::kPRing) {
+      ptx::StoreShared32(&shared.grown[work.lane.index][work.warp], 0);
+    }
+    ptx::SyncThreads();  // the first K is there
+    for (int step = 0; step < work.tiles.count(); ++step) {
+      if (step > 0) ptx::BarrierSync(L::kKeysReady + (step & 1), L::kThreads);
+      const auto visit = work.tiles.At(step);
+#pragma unroll 1
+      for (int group = 0; group < L::kGroups; ++group) {
+        const int slot = (step & 1) * L::kGroups + group;
+        float rS[kRowTiles][8];
+        ScoresQK(rQ, shared.k, from + slot * L::kGroupBytes, rS);
+        ptx::BarrierArrive(turn + group * L::kTeams, L::kTurnThreads);
+        if (Rule::kEveryTile || visit.IsPartial()) {
+          ApplyRule(work, visit, group * L::kGroupKeys, rS, rows);
+        }
+        Grow(rS, multiplier, work, step * L::kGroups + group, shared, rows);
+        MakeProbabilities(rS, multiplier, slot, work, rows, shared,
+                          to + slot * L::kTeams * L::kPBytes);
+      }
+      ptx::BarrierArrive(L::kKeysRead + (step & 1), L::kThreads);
+    }
+    FinishRows(work, rows, shared);
+    ptx::SyncThreads();
+  }
+
+ private:
+  using Math = typename L::ScoreMath;
+  using Rule = typename L::ScoreRule;
+  using Dropper = typename L::KeepRule;
+
+  struct RowState {
+    float stabilizer[kRowTiles][Math::kRows];
+    float sum[kRowTiles][Math::kRows];
+    int hidden[kRowTiles][Math::kRows];  // keys that the rule hid, for those that must count them
+  };
+
+  ATTN_HD static void LoadQueries(const Work& work, uint32_t (&rQ)[kRowTiles][L::kChunks * 4]) {
+    const ProblemDesc& problem = work.at.problem;
+    const SequenceDesc& s = work.at.sequence;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      int row = MinInt(work.score_row() + m * 16 + work.lane.OperandRow(), s.q_len - 1);
+      const char* data = RowOf(problem.q, s.batch, work.at.head, s.q_begin + row);
+#pragma unroll
+      for (int c = 0; c < L::kChunks; ++c) {
+        uint4 chunk = make_uint4(0, 0, 0, 0);
+        if (c < problem.qk_chunks) chunk = ptx::LoadConstant128(data + c * 16);
+        rQ[m][c * 4] = chunk.x;
+        rQ[m][c * 4 + 1] = chunk.y;
+        rQ[m][c * 4 + 2] = chunk.z;
+        rQ[m][c * 4 + 3] = chunk.w;
+      }
+    }
+  }
+
+  ATTN_HD static void Clear(RowState& rows) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        rows.stabilizer[m][r] = kLowest;
+        rows.sum[m][r] = 0;
+        rows.hidden[m][r] = 0;
+      }
+    }
+  }
+
+  // `offset`: of this lane's key row, chunk 0, within both slots of K. One LDS.128 is the B operand
+  // of two k steps for both row tiles.
+  ATTN_HD static void ScoresQK(const uint32_t (&rQ)[kRowTiles][L::kChunks * 4], const void* sK,
+                               int offset, float (&rS)[kRowTiles][8]) {
+    typename Math::Accumulator c[kRowTiles];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) Math::Zero(c[m]);
+#pragma unroll
+    for (int n = 0; n < L::kChunks; ++n) {
+      uint4 b = ptx::LoadShared128(L::At(sK, offset ^ (n & 7) * 16, (n >> 3) * 128));
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        Math::Multiply(c[m], rQ[m][n * 4], rQ[m][n * 4 + 1], b.x, b.y);
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        Math::Multiply(c[m], rQ[m][n * 4 + 2], rQ[m][n * 4 + 3], b.z, b.w);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) Math::ToScores(c[m], rS[m]);
+  }
+  // The lane's scores in pairs: pair 4m + n is of row tile m and the lane's row n % kRows.
+  static constexpr int kPairs = 4 * kRowTiles;
+  ATTN_HD static void PlacePairs(const Work& work, int first_key, ScorePlace (&pairs)[kPairs]) {
+    const int lane = ptx::Keep(work.lane.index);
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      pairs[n] = {work.score_row() + L::PlaceOf(n >> 2, n % Math::kRows, {lane}),
+                  first_key + Math::Col(PairElement(n & 3), lane)};
+    }
+  }
+  // `first_key`: counted within the tile.
+  template <class Visit>
+  ATTN_HD static void ApplyRule(const Work& work, const Visit& visit, int first_key,
+                                float (&rS)[kRowTiles][8], RowState& rows) {
+    ScorePlace pairs[kPairs];
+    PlacePairs(work, visit.First() + first_key, pairs);
+    float scores[kPairs][2], slopes[kPairs][2];
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      scores[n][0] = rS[n >> 2][PairElement(n & 3)];
+      scores[n][1] = rS[n >> 2][PairElement(n & 3) + 1];
+    }
+    ScoreContext at = work.at;
+    at.options = Rule::OptionsIn(at.options, visit.IsMasked());
+    const uint32_t visible =
+        Rule::template ApplyAll<Along::kKeys>(at, pairs, visit.IsCut(), scores, slopes);
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      rS[n >> 2][PairElement(n & 3)] = scores[n][0];
+      rS[n >> 2][PairElement(n & 3) + 1] = scores[n][1];
+    }
+    if (Rule::kEveryTile && ptx::VoteAny(visible != kAllScores<kPairs>)) Hide(~visible, rS, rows);
+  }
+  // `hidden`: bit 8m + 2·(pair of row tile m) + n.
+  ATTN_HD static void Hide(uint32_t hidden, float (&rS)[kRowTiles][8], RowState& rows) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        if (hidden >> (8 * m + n) & 1) rS[m][PairElement(n >> 1) + (n & 1)] = -Infinity();
+      }
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        const uint32_t of_row = Math::kRows == 1 ? 0xffu : 0x33u << (2 * r);
+        rows.hidden[m][r] += ptx::CountBits(hidden & of_row << (8 * m));
+      }
+    }
+  }
+  ATTN_HD static constexpr int PairElement(int n) {
+    return Math::Element(n % Math::kRows, n / Math::kRows * 2);
+  }
+
+  // Moves the stabilisers if any row of the warp outgrew its own by 2^kLag.
+  ATTN_HD static void Grow(const float (&rS)[kRowTiles][8], float multiplier, const Work& work,
+                           int group, Shared& shared, RowState& rows) {
+    float largest[kRowTiles][Math::kRows];
+    float excess = 0;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        float x = rS[m][Math::Element(r, 0)];
+#pragma unroll
+        for (int c = 1; c < Math::kColumns; ++c) x = ptx::Max(x, rS[m][Math::Element(r, c)]);
+        largest[m][r] = x;
+        float over = ptx::Fma(x, multiplier, -rows.stabilizer[m][r]);
+        excess = m + r == 0 ? over : ptx::Max(excess, over);
+      }
+    }
+    if (ptx::VoteAny(excess > kLag)) Rescale(largest, multiplier, work, group, shared, rows);
+  }
+
+  ATTN_HD static void Rescale(const float (&largest)[kRowTiles][Math::kRows], float multiplier,
+                              const Work& work, int group, Shared& shared, RowState& rows) {
+    const int slot = group & (L::kPRing - 1);
+    const Lane lane = {ptx::Keep(work.lane.index)};
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        float target = Math::RowMax(largest[m][r]) * multiplier - kTruncationBias;
+        float stabilizer = ptx::Max(target, rows.stabilizer[m][r]);
+        float factor = ptx::Exp2(rows.stabilizer[m][r] - stabilizer);
+        rows.stabilizer[m][r] = stabilizer;
+        rows.sum[m][r] *= factor;
+        bool is_writer = Math::Col(0, lane.index) == 0;
+        float* place = &shared.factor[slot][work.warp][L::PlaceOf(m, r, lane)];
+        if (is_writer) ptx::StoreSharedFloat(place, factor);
+      }
+    }
+    if (lane.index == 0) ptx::StoreShared32(&shared.grown[slot][work.warp], group + 1);
+  }
+
+  // `slot`: of the group in the ring of K. `offset`: of this lane's line in P's.
+  ATTN_HD static void MakeProbabilities(const float (&rS)[kRowTiles][8], float multiplier, int slot,
+                                        const Work& work, RowState& rows, Shared& shared,
+                                        int offset) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      float rP[8];
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+#pragma unroll
+        for (int c = 0; c < Math::kColumns; ++c) {
+          const int e = Math::Element(r, c);
+          rP[e] = ptx::Exp2(ptx::Fma(rS[m][e], multiplier, -rows.stabilizer[m][r]));
+          rows.sum[m][r] += rP[e];
+        }
+      }
+      StoreP(rP, Dropper::Load(shared.keep, slot, work.warp, m, work.lane.index), shared.p,
+             offset + m * L::kLineTileBytes);
+    }
+  }
+
+  // A row's line holds keys (0 1)(8 9)(2 3)(10 11) of its column half, counted within the group's
+  // 16: the first two words are the A operand of k step 0, the others of k step 1.
+  ATTN_HD static void StoreP(const float (&rP)[8], typename Dropper::Keep keep, void* sP,
+                             int offset) {
+    uint32_t words[2][2];  // row (float16 accumulators: pair of keys), k step
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int e = 2 * r + 4 * k;
+        words[r][k] = ptx::PackTruncated(rP[e], rP[e + 1]) & Dropper::Mask(keep, r, k);
+      }
+    }
+    if constexpr (Math::kRows == 2) {
+      ptx::StoreShared64(L::At(sP, offset, 0), make_uint2(words[0][0], words[0][1]));
+      ptx::StoreShared64(L::At(sP, offset ^ L::kSecondRow, 0),
+                         make_uint2(words[1][0], words[1][1]));
+    } else {
+      ptx::StoreShared128(L::At(sP, offset, 0),
+                          make_uint4(words[0][0], words[0][1], words[1][0], words[1][1]));
+    }
+  }
+
+  ATTN_HD static void FinishRows(const Work& work, RowState& rows, Shared& shared) {
+    float* lse = L::LseOf(work);
+    const int q_len = work.at.sequence.q_len;
+    const int visited = work.tiles.count() * L::kStepKeys;
+    RowEnd ends[kRowTiles][Math::kRows];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        float sum = Math::RowSum(rows.sum[m][r]);
+        const int hidden = static_cast<int>(Math::RowSum(static_cast<float>(rows.hidden[m][r])));
+        const int row = work.score_row() + L::PlaceOf(m, r, work.lane);
+        ends[m][r] = FinishRow(work.at, rows.stabilizer[m][r], sum,
+                               Rule::VisibleCount(work.at, row, visited - hidden));
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        const int place = L::PlaceOf(m, r, work.lane), row = work.score_row() + place;
+        bool is_writer = Math::Col(0, work.lane.index) == 0;
+        if (is_writer) {
+          ptx::StoreSharedFloat(&shared.end_factor[work.warp * L::kWarpRows + place],
+                                ends[m][r].factor);
+        }
+        if (is_writer && row < q_len) ptx::StoreGlobalFloat(lse + row, ends[m][r].lse);
+      }
+    }
+  }
+
+  // Byte offsets within slot 0 of P, row tile 0: where this lane writes.
+  ATTN_HD static int WriterLine(const Work& work) {
+    const Lane lane = work.lane;
+    const int row = Math::kRows == 2 ? lane.index & 1 : lane.quad();
+    const int half_line = Math::kRows == 2 ? (lane.index & 2) * 4 : 0;
+    return work.team() * L::kPBytes + work.part() * L::kLineTileBytes + half_line +
+           L::Line(row, lane.row_half(), lane.upper(), lane.column_half()) * 16;
+  }
+};
+
+}  // namespace attnd::sm70
