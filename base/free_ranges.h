@@ -23,6 +23,8 @@ class FreeRanges {
  private:
   void Add(int64_t offset, int64_t size);
   void Remove(int64_t offset, int64_t size);
+  // Without an allocation.
+  void Change(int64_t offset, int64_t size, int64_t new_offset, int64_t new_size);
 
   std::map<int64_t, int64_t> by_offset_;           // offset → size
   std::set<std::pair<int64_t, int64_t>> by_size_;  // (size, offset)

@@ -41,6 +41,30 @@ absl::Status ParseRange(const MessageBytes& bytes, ByteRange range, absl::string
                     "bytes that are none");
 }
 
+// A problem and its bytes. Most callers repeat theirs, and to check, parse and validate a small one
+// again is a tenth of a small call's instructions.
+struct SeenProblem {
+  std::string bytes;  // empty: none
+  Problem problem;
+};
+constexpr int64_t kMostSeenBytes = 256;
+
+// The last one of this thread.
+SeenProblem& LastProblem() {
+  thread_local SeenProblem last;
+  return last;
+}
+
+void Remember(const MessageBytes& message, ByteRange range, const Problem& problem) {
+  if (range.size > kMostSeenBytes) return;
+  SeenProblem& last = LastProblem();
+  last.bytes.clear();
+  message.ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
+    last.bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  });
+  last.problem = problem;
+}
+
 // Before the problem is parsed: patterns may be large and would be parsed for nothing.
 absl::Status RefuseUnimplemented(const FieldTable& table) {
   bool mask = table.NestedHas(kProblemField, v1::Problem::kMaskFieldNumber);
@@ -63,6 +87,16 @@ absl::Status DecodeOptions(const MessageBytes& bytes, const FieldTable& table, D
     return FieldError(reason::kBadField, "options.keep_residual", "false in Backward", "true");
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<Problem> DecodeProblemIn(const MessageBytes& message, const FieldTable& table) {
+  if (table.known) return LastProblem().problem;
+  const ByteRange range = table.range[kProblemField];
+  v1::Problem wire;
+  RETURN_IF_ERROR(ParseRange(message, range, "problem", wire));
+  absl::StatusOr<Problem> problem = DecodeProblem(wire);
+  if (problem.ok()) Remember(message, range, *problem);
+  return problem;
 }
 
 // Empty when there is none. What it opens, if anything, is LeaseTable's to say.
@@ -287,7 +321,8 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
                                                 Direction direction, Form form) {
   const auto& type = direction == Direction::kForward ? *v1::ForwardRequest::descriptor()
                                                       : *v1::BackwardRequest::descriptor();
-  ASSIGN_OR_RETURN(FieldTable table, CheckWire(message, range, type));
+  ASSIGN_OR_RETURN(FieldTable table,
+                   CheckWire(message, range, type, {kProblemField, LastProblem().bytes}));
   if (!table.Has(kProblemField)) {
     return FieldError(reason::kBadField, "problem", "a problem", "none");
   }
@@ -295,9 +330,7 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   v1::CallOptions options;
   RETURN_IF_ERROR(DecodeOptions(message, table, direction, options));
   ASSIGN_OR_RETURN(std::string token, DecodeToken(message, table, direction));
-  v1::Problem wire;
-  RETURN_IF_ERROR(ParseRange(message, table.range[kProblemField], "problem", wire));
-  ASSIGN_OR_RETURN(Problem problem, DecodeProblem(wire));
+  ASSIGN_OR_RETURN(Problem problem, DecodeProblemIn(message, table));
   ASSIGN_OR_RETURN(std::unique_ptr<SharedRequest> shared, DecodeShared(message, table));
   if (form != Form::kWhole && shared != nullptr) {
     return FieldError(reason::kBadField, "shared_memory", "none in a streamed call", "some");

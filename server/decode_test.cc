@@ -705,6 +705,39 @@ TEST(Decode, GivesAStatusForEveryPrefixAndEveryFlippedByteOfAHeader) {
   }
 }
 
+// Each is decoded first, again, after the other, and in small slices.
+TEST(Decode, GivesAProblemAgainHoweverItWasSeenBefore) {
+  v1::ForwardRequest causal = MakeForward(SmallProblem(), 3), windowed = causal;
+  causal.mutable_problem()->set_causal(true);
+  causal.mutable_options()->set_priority(v1::PRIORITY_HIGH);
+  windowed.mutable_problem()->mutable_window()->set_left(5);
+  windowed.mutable_problem()->mutable_window()->set_right(0);
+  const std::string messages[] = {causal.SerializeAsString(), windowed.SerializeAsString()};
+  for (int which : {0, 0, 1, 0, 1, 1, 0}) {
+    for (size_t slice_bytes : {size_t{1} << 16, size_t{1} << 16, size_t{5}}) {
+      absl::StatusOr<AttentionCall> call =
+          DecodeText(messages[which], Direction::kForward, slice_bytes);
+      ASSERT_TRUE(call.ok()) << call.status();
+      EXPECT_EQ(call->problem().causal, which == 0);
+      EXPECT_EQ(call->problem().window_left, which == 0 ? -1 : 5);
+      EXPECT_EQ(call->problem().q_len, SmallProblem().q_len);
+      EXPECT_EQ(call->priority(), which == 0 ? Priority::kHigh : Priority::kNormal);
+      EXPECT_EQ(PayloadOf(*call, Tensor::kQ), (which == 0 ? causal : windowed).q());
+      EXPECT_GT(call->flops(), 0);
+    }
+  }
+}
+
+// What stands after a problem that was seen before is still checked.
+TEST(Decode, RefusesTheRestOfAMessageWhoseProblemIsKnown) {
+  const std::string good = Valid().SerializeAsString();
+  ASSERT_TRUE(DecodeText(good).ok());
+  EXPECT_FALSE(DecodeText(good + VarintField(30, 1)).ok());
+  EXPECT_FALSE(DecodeText(good + BytesField(1, Valid().problem().SerializeAsString())).ok());
+  EXPECT_FALSE(DecodeText(good.substr(0, good.size() - 1)).ok());
+  EXPECT_TRUE(DecodeText(good).ok());
+}
+
 TEST(Decode, RefusesLongListsBeforeTheyAreParsed) {
   std::string zeros(size_t{1} << 23, '\0');
   absl::Status status = DecodeText(WithProblemBytes(BytesField(15, BytesField(1, zeros)))).status();

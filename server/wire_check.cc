@@ -3,6 +3,7 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format.h>
 
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -52,8 +53,8 @@ constexpr absl::string_view WireTypeName(int wire_type) {
 class Checker {
  public:
   // `begin`: where the message begins in the bytes that the table speaks of.
-  Checker(CodedInputStream& in, int64_t begin, FieldTable& table)
-      : in_(in), begin_(begin), table_(table) {}
+  Checker(CodedInputStream& in, int64_t begin, const KnownField& known, FieldTable& table)
+      : in_(in), begin_(begin), known_(known), table_(table) {}
 
   // Checks fields until the current limit.
   absl::Status Message(const Descriptor& type, const Path& path, int depth);
@@ -69,6 +70,7 @@ class Checker {
   absl::Status LengthDelimited(const FieldDescriptor& field, const Path& path, int depth);
   absl::Status Length(const Path& path, int* size);
   absl::Status SubMessage(const FieldDescriptor& field, const Path& path, int depth);
+  bool SkipKnown(const FieldDescriptor& field, int size);
   absl::Status PackedList(const FieldDescriptor& field, const Path& path);
   absl::Status Varint(const FieldDescriptor& field, const Path& path, uint64_t* value);
   absl::Status VarintInRange(const FieldDescriptor& field, const Path& path, uint64_t value);
@@ -79,6 +81,7 @@ class Checker {
 
   CodedInputStream& in_;
   const int64_t begin_;
+  const KnownField& known_;
   FieldTable& table_;
   int64_t nodes_ = 0;
   int64_t entries_ = 0;
@@ -200,11 +203,23 @@ absl::Status Checker::SubMessage(const FieldDescriptor& field, const Path& path,
   }
   if (depth == 0 && field.number() <= kMaxFieldNumber) {
     table_.range[field.number()] = {begin_ + in_.CurrentPosition(), size};
+    if (SkipKnown(field, size)) return absl::OkStatus();
   }
   CodedInputStream::Limit outer = in_.PushLimit(size);
   RETURN_IF_ERROR(Message(*field.message_type(), path, depth + 1));
   in_.PopLimit(outer);
   return absl::OkStatus();
+}
+
+// Where they lie in one piece.
+bool Checker::SkipKnown(const FieldDescriptor& field, int size) {
+  const void* bytes = nullptr;
+  int available = 0;
+  if (field.number() != known_.number || size != static_cast<int>(known_.bytes.size()))
+    return false;
+  table_.known = in_.GetDirectBufferPointer(&bytes, &available) && available >= size &&
+                 std::memcmp(bytes, known_.bytes.data(), known_.bytes.size()) == 0;
+  return table_.known && in_.Skip(size);
 }
 
 absl::Status Checker::PackedList(const FieldDescriptor& field, const Path& path) {
@@ -274,7 +289,7 @@ absl::Status Checker::VarintInRange(const FieldDescriptor& field, const Path& pa
 }  // namespace
 
 absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange range,
-                                     const Descriptor& type) {
+                                     const Descriptor& type, const KnownField& known) {
   if (range.size > std::numeric_limits<int>::max()) {
     return FieldError(reason::kMalformedMessage, "message", "at most 2147483647 bytes",
                       absl::StrCat(range.size));
@@ -283,7 +298,7 @@ absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange rang
   MessageBytes::Stream stream(message, range);
   CodedInputStream in(&stream);
   in.PushLimit(static_cast<int>(range.size));
-  RETURN_IF_ERROR(Checker(in, range.offset, table).Message(type, Path{}, 0));
+  RETURN_IF_ERROR(Checker(in, range.offset, known, table).Message(type, Path{}, 0));
   return table;
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "server/message_bytes.h"
 
 namespace attnd {
@@ -29,13 +30,22 @@ struct FieldTable {
   uint32_t present = 0;  // bit n: field n was there
   // Bit m of [n]: sub-message n had field m.
   std::array<uint32_t, kMaxFieldNumber + 1> nested_present = {};
+  bool known = false;  // the KnownField was there, and its bytes were the known ones
 
   bool Has(int number) const { return (present >> number) & 1; }
   bool NestedHas(int number, int nested) const { return (nested_present[number] >> nested) & 1; }
 };
 
+// A sub-message whose bytes, if they are these, have been found good before: they are skipped, and
+// nothing inside them is noted.
+struct KnownField {
+  int number = 0;
+  absl::string_view bytes;
+};
+
 // `range` of `message` holds one message of `type`; the table's ranges are those of the whole.
 absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange range,
-                                     const google::protobuf::Descriptor& type);
+                                     const google::protobuf::Descriptor& type,
+                                     const KnownField& known = {});
 
 }  // namespace attnd

@@ -62,7 +62,7 @@ bool CallState::Narrow(int64_t shard) {
   return true;
 }
 
-void CallState::Done(const v1::Receipt& receipt, int64_t bytes_received) {
+void CallState::Done(const ShardReceipt& receipt, int64_t bytes_received) {
   absl::MutexLock progress_lock(&progress_mutex_);
   Progress now;
   {

@@ -45,7 +45,7 @@ class CallState {
   // A server takes fewer of the call's shards at a time than it has been sent: this one goes last,
   // and from now on no more are under way than the others are. False when there are no others.
   bool Narrow(int64_t shard);
-  void Done(const v1::Receipt& receipt, int64_t bytes_received);
+  void Done(const ShardReceipt& receipt, int64_t bytes_received);
   // The first failure is the call's; running RPCs are cancelled, waiting shards dropped.
   void Fail(absl::Status status);
   bool failed();

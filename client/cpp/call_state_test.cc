@@ -81,16 +81,15 @@ TEST(CallState, MergesReceiptsAndReportsProgress) {
   CallState state(
       {0, 1}, {.shards_total = 2}, [&](const Progress& now) { done.push_back(now.shards_done); },
       clock);
-  v1::Receipt receipt;
-  receipt.set_kernel("k");
-  receipt.set_deterministic(true);
-  receipt.add_stage()->set_name("queue");
-  receipt.mutable_stage(0)->set_nanoseconds(10);
+  ShardReceipt receipt;
+  receipt.kernel = "k";
+  receipt.deterministic = true;
+  receipt.stages.push_back({"queue", absl::Nanoseconds(10)});
   state.Done(receipt, 100);
-  receipt.mutable_stage(0)->set_nanoseconds(30);
-  receipt.add_stage()->set_name("kernel");
-  receipt.set_deterministic(false);
-  receipt.set_accumulate(v1::ACCUMULATE_FLOAT16);
+  receipt.stages[0].duration = absl::Nanoseconds(30);
+  receipt.stages.push_back({"kernel", absl::ZeroDuration()});
+  receipt.deterministic = false;
+  receipt.float16 = true;
   state.CountSent(7, 3);
   state.Done(receipt, 11);
   absl::StatusOr<CallReceipt> merged = state.Result();

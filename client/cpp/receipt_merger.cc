@@ -4,29 +4,26 @@
 
 namespace attnd {
 
-void ReceiptMerger::Add(const v1::Receipt& shard) {
+void ReceiptMerger::Add(const ShardReceipt& shard) {
   if (first_) {
-    receipt_.backend = shard.backend();
-    receipt_.device = shard.device();
-    receipt_.kernel = shard.kernel();
-    receipt_.dropout_p_effective = shard.dropout_p_effective();
-    receipt_.stages.reserve(shard.stage_size());
+    receipt_.backend = shard.backend;
+    receipt_.device = shard.device;
+    receipt_.kernel = shard.kernel;
+    receipt_.dropout_p_effective = shard.dropout_p_effective;
+    receipt_.stages.reserve(shard.stages.size());
     first_ = false;
   }
   // One shard in float16 makes the whole result so; likewise for determinism.
-  if (shard.accumulate() == v1::ACCUMULATE_FLOAT16) {
-    receipt_.accumulate = AccumulateType::kFloat16;
-  }
-  receipt_.deterministic &= shard.deterministic();
-  for (const v1::Stage& stage : shard.stage()) {
-    auto same = [&](const CallReceipt::Stage& s) { return s.name == stage.name(); };
+  if (shard.float16) receipt_.accumulate = AccumulateType::kFloat16;
+  receipt_.deterministic &= shard.deterministic;
+  for (const ShardReceipt::Stage& stage : shard.stages) {
+    auto same = [&](const CallReceipt::Stage& s) { return s.name == stage.name; };
     auto it = std::find_if(receipt_.stages.begin(), receipt_.stages.end(), same);
     if (it == receipt_.stages.end()) {
-      it = receipt_.stages.insert(it, {stage.name(), absl::ZeroDuration(), absl::ZeroDuration()});
+      it = receipt_.stages.insert(it, {stage.name, absl::ZeroDuration(), absl::ZeroDuration()});
     }
-    absl::Duration duration = absl::Nanoseconds(stage.nanoseconds());
-    it->total += duration;
-    it->longest = std::max(it->longest, duration);
+    it->total += stage.duration;
+    it->longest = std::max(it->longest, stage.duration);
   }
 }
 

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "client/cpp/attention_client.h"
-#include "proto/attnd/v1/attention.pb.h"
+#include "client/cpp/shard_receipt.h"
 
 namespace attnd {
 
 class ReceiptMerger {
  public:
-  void Add(const v1::Receipt& shard);
+  void Add(const ShardReceipt& shard);
   CallReceipt& receipt() { return receipt_; }
 
  private:

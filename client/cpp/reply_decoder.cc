@@ -33,9 +33,11 @@ class ReplyParser {
   absl::Status Parse() {
     while (uint32_t tag = in_.ReadTag()) {
       if (tag == Tag(kReceiptField)) {
-        RETURN_IF_ERROR(ParseMessage("receipt", header_.receipt));
+        RETURN_IF_ERROR(
+            ParseMessage("receipt", [this] { return ReadReceipt(in_, header_.receipt); }));
       } else if (tag == Tag(kResidualField)) {
-        RETURN_IF_ERROR(ParseMessage("residual", header_.residual));
+        RETURN_IF_ERROR(ParseMessage(
+            "residual", [this] { return header_.residual.ParseFromCodedStream(&in_); }));
       } else if (int n = PayloadOf(tag); n >= 0) {
         RETURN_IF_ERROR(LandPayload(n));
       } else if (!WireFormatLite::SkipField(&in_, tag)) {
@@ -58,11 +60,12 @@ class ReplyParser {
     return -1;
   }
 
-  absl::Status ParseMessage(absl::string_view name, google::protobuf::MessageLite& message) {
+  template <class Parser>
+  absl::Status ParseMessage(absl::string_view name, const Parser& parse) {
     uint32_t size;
     if (in_.ReadVarint32(&size) && size <= INT32_MAX) {
       auto outer = in_.PushLimit(static_cast<int>(size));
-      bool parsed = message.ParseFromCodedStream(&in_) && in_.BytesUntilLimit() == 0;
+      bool parsed = parse() && in_.BytesUntilLimit() == 0;
       in_.PopLimit(outer);
       if (parsed) return absl::OkStatus();
     }

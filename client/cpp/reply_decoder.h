@@ -5,12 +5,12 @@
 // meaningless. Any thread.
 #pragma once
 
-#include <google/protobuf/arena.h>
 #include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "client/cpp/shard_receipt.h"
 #include "client/cpp/strided_runs.h"
 #include "proto/attnd/v1/attention.pb.h"
 
@@ -24,14 +24,10 @@ struct ReplyPayload {
   void* tensor;
 };
 
-// What a reply holds beside its payloads. A receipt's strings and stages would be fifteen
-// allocations: they stand in the arena, whose first block is here.
+// What a reply holds beside its payloads.
 struct ReplyHeader {
-  char block[2048];
-  google::protobuf::Arena arena{block, sizeof(block)};
-  v1::Receipt& receipt = *google::protobuf::Arena::CreateMessage<v1::Receipt>(&arena);
-  // Without a token: none.
-  v1::Residual& residual = *google::protobuf::Arena::CreateMessage<v1::Residual>(&arena);
+  ShardReceipt receipt;
+  v1::Residual residual;  // without a token: none
 };
 
 // Lands the next `bytes` bytes of `in`; false when it ends before.

@@ -50,7 +50,7 @@ TEST(DecodeReply, LandsPayloadsHoweverTheSlicesAreCut) {
     ASSERT_EQ(landed.Decode(InSlices(bytes, seed)), absl::OkStatus()) << "seed " << seed;
     EXPECT_EQ(landed.o, "twenty bytes of an O");
     EXPECT_EQ(landed.lse, "8 of lse");
-    EXPECT_EQ(landed.header.receipt.kernel(), "a kernel");
+    EXPECT_EQ(landed.header.receipt.kernel, "a kernel");
   }
 }
 

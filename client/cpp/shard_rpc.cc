@@ -35,7 +35,7 @@ class UnaryRpc final : public ShardRpc {
   absl::StatusOr<int64_t> Land(int address) override {
     return call_.Land(shard_, reply_, address, header_);
   }
-  const v1::Receipt& receipt() const override { return header_.receipt; }
+  const ShardReceipt& receipt() const override { return header_.receipt; }
   int64_t copied_bytes() const override { return request_.copied_bytes; }
 
  private:
@@ -85,7 +85,7 @@ class SharedRpc final : public ShardRpc {
     call_.Landed(shard_, std::move(place_), header_, address);
     return bytes;
   }
-  const v1::Receipt& receipt() const override { return header_.receipt; }
+  const ShardReceipt& receipt() const override { return header_.receipt; }
   int64_t copied_bytes() const override { return request_.tensors.copied_bytes(); }
 
  private:
@@ -151,7 +151,7 @@ class StreamRpc final : public ShardRpc {
     call_.Landed(shard_, std::move(place_), reply_.header(), address);
     return bytes;
   }
-  const v1::Receipt& receipt() const override { return reply_.header().receipt; }
+  const ShardReceipt& receipt() const override { return reply_.header().receipt; }
   int64_t copied_bytes() const override { return source_.copied_bytes(); }
 
  private:

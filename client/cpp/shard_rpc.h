@@ -47,7 +47,7 @@ class ShardRpc {
   // Of an RPC that has ended with OK: its reply is in the caller's arrays; gives the payload bytes.
   // `address`: where it was computed.
   virtual absl::StatusOr<int64_t> Land(int address) = 0;
-  virtual const v1::Receipt& receipt() const = 0;  // of an RPC that has landed
+  virtual const ShardReceipt& receipt() const = 0;  // of an RPC that has landed
 
   const grpc::Status& status() const { return status_; }
   int64_t payload_bytes() const { return payload_bytes_; }  // of the request

@@ -118,7 +118,7 @@ TEST(StreamReply, LandsChunksHoweverTheyAreCut) {
     EXPECT_TRUE(arrays.reply.CheckComplete().ok());
     EXPECT_EQ(arrays.o, "twenty bytes of an O");
     EXPECT_EQ(arrays.lse, "8 of lse");
-    EXPECT_EQ(arrays.reply.header().receipt.kernel(), "a kernel");
+    EXPECT_EQ(arrays.reply.header().receipt.kernel, "a kernel");
   }
 }
 

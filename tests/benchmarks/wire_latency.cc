@@ -14,7 +14,7 @@
 // For an instruction counter, which a busy machine does not disturb, either side alone:
 //
 //     wire_latency echo queue|callback ADDRESS        serves the minimal echo
-//     wire_latency calls attnd|echo ADDRESS COUNT     calls of 4 KiB, in CountedCalls
+//     wire_latency calls attnd|echo ADDRESS COUNT     calls of 4 KiB in a row, in CountedCalls
 #include <dirent.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -116,14 +116,17 @@ struct Way {
   std::vector<double> microseconds;
   double caller_us = 0, server_us = 0, sleeps = 0;  // sums
 
+  void TimedCall() {
+    absl::Time start = absl::Now();
+    call();
+    microseconds.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
+  }
   void Turn(bool counts) {
     ServerProcess::Use before;
     if (server != nullptr) before = server->UseSoFar();
     double own = OwnThreadMicroseconds();
     for (int n = 0; n < kCallsATurn; ++n) {
-      absl::Time start = absl::Now();
-      call();
-      if (counts) microseconds.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
+      counts ? TimedCall() : call();
     }
     if (!counts) return;
     caller_us += OwnThreadMicroseconds() - own;
@@ -220,25 +223,30 @@ void Measure(const std::string& title, const Problem& p, const Servers& at, bool
 }
 
 // Of its own so that a profiler can begin and end with it.
-__attribute__((noinline)) void CountedCalls(const std::function<void()>& call, int count) {
-  for (int n = 0; n < count; ++n) call();
+__attribute__((noinline)) void CountedCalls(Way& way, int count) {
+  for (int n = 0; n < count; ++n) way.TimedCall();
 }
 
 void MakeCalls(absl::string_view what, const std::string& address, int count) {
   const Problem p = OneHead(4, 1, 256);
-  std::function<void()> call;
+  Way way;
   std::optional<Caller> caller;
   std::optional<MinimalEchoClient> echo;
   if (what == "echo") {
     echo.emplace(address);
-    call = [&, bytes = BytesOf(p, Direction::kForward).input,
-            reply = p.OutputElements() * int64_t{sizeof(float)}] { echo->Call(bytes, reply); };
+    way.call = [&, bytes = BytesOf(p, Direction::kForward).input,
+                reply = p.OutputElements() * int64_t{sizeof(float)}] { echo->Call(bytes, reply); };
   } else {
     caller.emplace(p, address, false);
-    call = [&] { caller->CallDaemon(); };
+    way.call = [&] { caller->CallDaemon(); };
   }
-  call();  // connects
-  CountedCalls(call, count);
+  for (int n = 0; n < kCallsATurn; ++n) way.call();  // connects, and warms up
+  const double before = OwnThreadMicroseconds();
+  CountedCalls(way, count);
+  const double own = (OwnThreadMicroseconds() - before) / count;
+  std::sort(way.microseconds.begin(), way.microseconds.end());
+  std::printf("%d calls: p50 %.1f p90 %.1f p99 %.1f us, caller CPU %.1f us\n", count, way.At(0.5),
+              way.At(0.9), way.At(0.99), own);
 }
 
 int Main(int argc, char** argv) {
