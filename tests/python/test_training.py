@@ -1,7 +1,9 @@
 """The training example at a small size: the daemon's run follows the local one, through a kill and with dropout."""
 import os
+import struct
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -73,18 +75,29 @@ def test_a_gpus_daemon_is_trained_with_beside_the_cpus_where_there_is_one(monkey
     assert [engine[1:] for engine in train_gpt.engines(SERVER, "reference", "bf16")] == [("reference", "bf16")]
 
 
-def test_chart_shows_each_curve_in_its_colour(tmp_path):
-    plot.write_curves(tmp_path / "a.png", {"falls": np.linspace(3, 1, 50), "rises": np.linspace(1, 3, 50)})
-    import struct
-    import zlib
-    data = (tmp_path / "a.png").read_bytes()
+def pixels_of(path):
+    data = path.read_bytes()
     at, body = 8, b""
     while at < len(data):
         length, kind = struct.unpack_from(">I4s", data, at)
         body += data[at + 8:at + 8 + length] if kind == b"IDAT" else b""
         at += 12 + length
-    pixels = np.frombuffer(zlib.decompress(body), np.uint8).reshape(plot.HEIGHT, -1)[:, 1:].reshape(plot.HEIGHT, -1, 3)
-    left, right = pixels[:, plot.MARGIN + 2], pixels[:, -plot.MARGIN - 3]
+    return np.frombuffer(zlib.decompress(body), np.uint8).reshape(plot.HEIGHT, -1)[:, 1:].reshape(plot.HEIGHT, -1, 3)
+
+
+def test_chart_shows_each_curve_in_its_colour(tmp_path):
+    plot.write_curves(tmp_path / "a.png", {"falls": np.linspace(3, 1, 50), "rises": np.linspace(1, 3, 50)})
+    pixels = pixels_of(tmp_path / "a.png")
+    left, right = pixels[:, plot.LEFT + 2], pixels[:, -plot.RIGHT - 3]
     for colour, upper in ((plot.COLOURS[0], left), (plot.COLOURS[1], right)):
         rows = np.flatnonzero((upper == colour).all(-1))
         assert rows.size and rows.max() < plot.HEIGHT / 2
+
+
+def test_chart_shows_curves_that_agree_and_names_them_and_both_axes(tmp_path):
+    plot.write_curves(tmp_path / "a.png", dict.fromkeys(("one", "two", "three"), np.linspace(3, 1, 50)))
+    pixels = pixels_of(tmp_path / "a.png")
+    curves = pixels[plot.TOP:-plot.BOTTOM, plot.LEFT:plot.LEFT + 400]
+    assert all((curves == colour).all(-1).any() for colour in plot.COLOURS[:3])
+    for text in (pixels[plot.TOP:plot.TOP + 70, -250:], pixels[:, :plot.LEFT - 8], pixels[-plot.BOTTOM:]):
+        assert (text == plot.INK).all(-1).any()
