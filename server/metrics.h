@@ -1,12 +1,11 @@
 // Metrics: every series that the daemon exposes, its name, unit, labels and buckets;
 // docs/METRICS.md explains them. Children exist from the start (those of a kernel since its first
-// launch), so the request path only adds to a number (prometheus-cpp takes a mutex for a histogram,
-// none for a counter or gauge). Prefix attnd_. Any thread.
+// launch), so the request path only adds to numbers that no other thread writes (thread_metrics.h).
+// Prefix attnd_. Any thread.
 #pragma once
 
-#include <prometheus/counter.h>
+#include <prometheus/collectable.h>
 #include <prometheus/gauge.h>
-#include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
 #include <compare>
@@ -25,6 +24,7 @@
 #include "kernels/backend.h"
 #include "server/call.h"
 #include "server/sampled_metrics.h"
+#include "server/thread_metrics.h"
 
 namespace attnd {
 
@@ -74,7 +74,10 @@ class Metrics {
  public:
   Metrics();
 
-  const std::shared_ptr<prometheus::Registry>& registry() const { return registry_; }
+  // What the metrics port serves.
+  std::vector<std::shared_ptr<prometheus::Collectable>> collectables() const {
+    return {counts_, registry_, sampled_};
+  }
 
   void CallStarted(Method method);
   // `reason` is empty for OK; it chooses the series of rejected requests.
@@ -130,15 +133,13 @@ class Metrics {
   const std::shared_ptr<SampledMetrics>& sampled() const { return sampled_; }
 
  private:
-  using Counters = std::vector<prometheus::Counter*>;
-  using Gauges = std::vector<prometheus::Gauge*>;
-  using Histograms = std::vector<prometheus::Histogram*>;
+  using Number = ThreadMetrics::Number;
+  using Numbers = std::vector<Number>;
+  using Histograms = std::vector<ThreadMetrics::Histogram>;
 
   struct Device;
-  // The series of this name, registered at the first call.
-  prometheus::Family<prometheus::Counter>& CounterFamily(const char* name, const char* help);
-  prometheus::Family<prometheus::Gauge>& GaugeFamily(const char* name, const char* help);
-  prometheus::Family<prometheus::Histogram>& HistogramFamily(const char* name, const char* help);
+  // Gauges that are set, by few and seldom.
+  prometheus::Family<prometheus::Gauge>& StateFamily(const char* name, const char* help);
   void MakeRequestSeries();
   void MakeQueueSeries();
   void MakeMemorySeries();
@@ -147,57 +148,56 @@ class Metrics {
   void MakeQueues(prometheus::Labels labels, Device& device);
   void MakeKernels(prometheus::Labels labels, Device& device);
   struct Leases {
-    prometheus::Counter* granted = nullptr;
-    Counters ended;  // [LeaseEnd]
+    Number granted;
+    Numbers ended;  // [LeaseEnd]
   };
   Leases MakeLeases(const std::string& place);
   Leases& LeasesAt(int place);
 
-  std::shared_ptr<prometheus::Registry> registry_;  // shared with the exposer
-  std::shared_ptr<SampledMetrics> sampled_;         // shared with the exposer
+  // All three shared with the exposer.
+  const std::shared_ptr<ThreadMetrics> counts_;
+  const std::shared_ptr<prometheus::Registry> registry_;
+  const std::shared_ptr<SampledMetrics> sampled_;
 
-  Counters requests_;     // [method][code]
-  Histograms durations_;  // [method]
-  Histograms refusals_;   // [method], Forward and Backward
-  Histograms stages_;     // [method][stage], Forward and Backward
-  Gauges in_flight_;      // [method]
-  Histograms tokens_;     // [direction]
-  std::map<std::string, prometheus::Counter*, std::less<>> rejected_;  // by reason, fixed
-  Counters cancelled_, expired_;                                       // [work stage]
-  Counters cut_;                                                       // [receive, send][reason]
-  Histograms queue_duration_;                                          // [direction][priority]
-  Histograms batch_, batch_tokens_;                                    // [direction]
-  Counters received_, sent_;                                           // [tcp, uds, memfd]
-  prometheus::Counter* copied_ = nullptr;
-  std::map<std::string, prometheus::Counter*, std::less<>> auth_failures_;
+  Numbers requests_;                                     // [method][code]
+  Histograms durations_;                                 // [method]
+  Histograms refusals_;                                  // [method], Forward and Backward
+  Histograms stages_;                                    // [method][stage], Forward and Backward
+  Numbers in_flight_;                                    // [method]
+  Histograms tokens_;                                    // [direction]
+  std::map<std::string, Number, std::less<>> rejected_;  // by reason, fixed
+  Numbers cancelled_, expired_;                          // [work stage]
+  Numbers cut_;                                          // [receive, send][reason]
+  Histograms queue_duration_;                            // [direction][priority]
+  Histograms batch_, batch_tokens_;                      // [direction]
+  Numbers received_, sent_;                              // [tcp, uds, memfd]
+  Number copied_;
+  std::map<std::string, Number, std::less<>> auth_failures_;
   Leases host_leases_;
-  prometheus::Counter* leases_refused_ = nullptr;
-  Counters lease_lookups_;  // [LeaseLookup]
-  prometheus::Histogram* lease_lifetime_ = nullptr;
-  prometheus::Counter* upload_saved_ = nullptr;
+  Number leases_refused_;
+  Numbers lease_lookups_;  // [LeaseLookup]
+  ThreadMetrics::Histogram lease_lifetime_;
+  Number upload_saved_;
   prometheus::Gauge* ready_ = nullptr;
   prometheus::Gauge* draining_ = nullptr;
   struct Device {
     std::string name;
-    Counters flops;      // [direction]
-    Counters failures;   // [direction]
-    Gauges queue_depth;  // [direction][priority]
-    Gauges queue_bytes;  // [direction]
+    Numbers flops;        // [direction]
+    Numbers failures;     // [direction]
+    Numbers queue_depth;  // [direction][priority]
+    Numbers queue_bytes;  // [direction]
     Leases leases;
     prometheus::Gauge* up = nullptr;
   };
   struct Kernel {
-    prometheus::Histogram* duration = nullptr;  // of all head dimensions
-    prometheus::Counter* launches = nullptr;
+    ThreadMetrics::Histogram duration;  // of all head dimensions
+    Number launches;
   };
   Kernel KernelOf(const KernelSeries& series);
   std::deque<Device> devices_;
-  prometheus::Family<prometheus::Histogram>* kernel_family_ = nullptr;
-  prometheus::Family<prometheus::Counter>* launch_family_ = nullptr;
   absl::Mutex kernel_mutex_;
   // Made when a kernel first runs: which kernels there are is the engine's business.
   std::map<KernelSeries, Kernel> kernels_ ABSL_GUARDED_BY(kernel_mutex_);
-  prometheus::Family<prometheus::Counter>* error_family_ = nullptr;
 };
 
 }  // namespace attnd

@@ -43,8 +43,7 @@ absl::StatusOr<std::unique_ptr<MetricsPort>> MetricsPort::Open(const std::string
   if (getaddrinfo(host.c_str(), number.c_str(), &hints, &found) == 0) {
     port->own_address_.reset(found);
   }
-  port->exposer_->RegisterCollectable(metrics.registry());
-  port->exposer_->RegisterCollectable(metrics.sampled());
+  for (const auto& part : metrics.collectables()) port->exposer_->RegisterCollectable(part);
   return port;
 }
 
