@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 
 import pytest
 import yaml
@@ -287,10 +288,60 @@ def test_unit_is_hardened_and_drains():
                        "KillSignal": "SIGTERM", "Restart": "on-failure", "CapabilityBoundingSet": ""}.items():
         assert options[key] == value, key
     assert int(options["TimeoutStopSec"]) >= 60
+    verify_unit(os.path.join(HERE, "systemd", "attnd.service"))
+
+
+def verify_unit(path):
+    """Where systemd is installed: it knows every line. The programs lie elsewhere here."""
     if shutil.which("systemd-analyze"):
-        done = subprocess.run(["systemd-analyze", "verify", "--man=no",
-                               os.path.join(HERE, "systemd", "attnd.service")], capture_output=True, text=True)
-        assert "Unknown" not in done.stderr, done.stderr
+        done = subprocess.run(["systemd-analyze", "verify", "--man=no", path], capture_output=True, text=True)
+        name = os.path.basename(path)
+        complaints = [line for line in done.stderr.splitlines()
+                      if name.split("@")[0] in line and "is not executable" not in line]
+        assert not complaints, done.stderr
+
+
+def gpu_drop_in():
+    return read("deploy", "systemd", "attnd@.service.d", "gpu.conf")
+
+
+def test_unit_of_each_gpu_is_the_same_but_for_what_it_names(tmp_path):
+    shutil.copy(os.path.join(HERE, "systemd", "attnd.service"), tmp_path / "attnd@.service")
+    shutil.copytree(os.path.join(HERE, "systemd", "attnd@.service.d"), tmp_path / "attnd@.service.d")
+    verify_unit(str(tmp_path / "attnd@.service"))
+    changed = set(re.findall(r"^(\w+)=", gpu_drop_in(), re.M))
+    assert changed == {"Description", "Environment", "EnvironmentFile", "ExecStart", "ExecStartPre", "RuntimeDirectory",
+                       "CacheDirectory"}
+    for key in ("ExecStart", "ExecStartPre", "RuntimeDirectory", "CacheDirectory"):  # lists, made anew
+        assert re.search(rf"^{key}=\n{key}=.", gpu_drop_in(), re.M), key
+
+
+def test_the_daemons_of_two_gpus_live_side_by_side(tmp_path):
+    """The drop-in's own command lines, with systemd's substitutions, on this machine's CPU."""
+    start, check = (re.search(rf"^{key}=/opt/attnd/(attnd .*)$", gpu_drop_in(), re.M).group(1)
+                    for key in ("ExecStart", "ExecStartPre"))
+    assert check == start.replace("attnd ", "attnd --check_config ", 1)
+    defaults = dict(re.findall(r"(ATTND_\w+)=(\S+)", re.search(r"^Environment=ATTND.*$", gpu_drop_in(), re.M).group()))
+    assert set(defaults.values()) == {"127.0.0.1"}
+    host = f"127.{os.getpid() % 250 + 1}.{os.getpid() // 250 % 250}.1"  # where nobody else listens on these ports
+    daemons = []
+    try:
+        for gpu in "01":
+            line = re.sub(r"\$\{(\w+)\}", lambda m: defaults[m.group(1)] and host, start).replace("%i", gpu)
+            words = line.replace("$ATTND_OPTIONS", "--backend cpu --memory_limit_mib 64 --drain_delay 0").split()
+            ready = tmp_path / gpu
+            program = os.path.join(ROOT, "bazel-bin", "server", words[0])
+            daemons.append((subprocess.Popen([program, *words[1:], "--port_file", str(ready)], stderr=subprocess.PIPE,
+                                             text=True), ready))
+        for gpu, (daemon, ready) in enumerate(daemons):
+            while not ready.exists():
+                assert daemon.poll() is None, daemon.stderr.read()
+                time.sleep(0.02)
+            assert ready.read_text().split() == [f"707{gpu}"]
+    finally:
+        for daemon, _ in daemons:
+            daemon.terminate()
+            daemon.communicate()
 
 
 def test_container_runs_as_nobody_and_holds_the_bundle_alone():

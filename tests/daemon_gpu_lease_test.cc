@@ -220,5 +220,40 @@ TEST(DaemonGpuLease, ClientsResendByThemselvesWhenTheDeviceIsLost) {
   EXPECT_EQ(std::memcmp(again.d_v.data(), out.d_v.data(), out.d_v.size()), 0);
 }
 
+// A process for each GPU, as docs/DEPLOY.md advises: what one of them loses is all that travels
+// again, and nobody is refused.
+TEST(DaemonGpuLease, ClientsOfAProcessForEachGpuLoseWhatOneOfThemHeld) {
+  ServerOptions options = Options();
+  options.token_file = "";
+  Gpus first(1, options), second(1, options);
+  auto client = AttentionClient::Connect(
+      {.addresses = {first.daemon().address(), second.daemon().address()}, .shard_bytes = 1});
+  ASSERT_TRUE(client.ok()) << client.status();
+  const Problem problem = SmallProblem(16, 8);
+  const ProblemInputs in = RandomInputs(problem, 3);
+  Outputs out(problem), again(problem);
+  Residual residual;
+  auto forward = (*client)->Forward(problem, ForwardInputs(in), out.forward(), {}, &residual);
+  ASSERT_TRUE(forward.ok()) << forward.status();
+  ASSERT_EQ(forward->leased, 8);
+  auto stateless = (*client)->Backward(problem, BackwardInputs(in, out), out.backward(), {});
+  ASSERT_TRUE(stateless.ok()) << stateless.status();
+  const int64_t stay = second.server().leases(0).leases;
+  ASSERT_GT(first.server().leases(0).leases, 0);
+  ASSERT_GT(stay, 0);
+  first.gpu(0).FailWith(DeviceLost(absl::InternalError("cuEventQuery: an illegal address")));
+  auto backward =
+      (*client)->Backward(problem, BackwardInputs(in, out), again.backward(), {}, &residual);
+  ASSERT_TRUE(backward.ok()) << backward.status();
+  EXPECT_EQ(backward->leased, stay);
+  EXPECT_EQ(std::memcmp(again.d_q.data(), out.d_q.data(), out.d_q.size()), 0);
+  EXPECT_EQ(std::memcmp(again.d_v.data(), out.d_v.data(), out.d_v.size()), 0);
+  EXPECT_TRUE(first.server().device_lost());
+  EXPECT_FALSE(second.server().device_lost());
+  auto after = (*client)->Forward(problem, ForwardInputs(in), again.forward());
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(std::memcmp(again.o.data(), out.o.data(), out.o.size()), 0);
+}
+
 }  // namespace
 }  // namespace attnd
