@@ -1,8 +1,11 @@
 // peer_echo: what other ways of moving a tensor there and back give, for compare.py:
 //
 //   peer_echo stub serve PORT_FILE          gRPC's generated stub, payloads as `bytes` in
-//   std::string peer_echo raw serve PORT_FILE           plain TCP sockets, both directions at once
-//   peer_echo stub|raw call PORT MIB CONNECTIONS DEPTH SECONDS
+//   std::string
+//   peer_echo raw serve PORT_FILE           plain TCP sockets, both directions at once
+//   peer_echo tensors serve PORT_FILE       the same from and to whole tensors in memory, as a
+//                                           daemon and its caller have them: the least for sockets
+//   peer_echo stub|raw|tensors call PORT MIB CONNECTIONS DEPTH SECONDS
 //                                           prints GB/s each way and the CPU seconds of this
 //                                           process
 //
@@ -121,7 +124,32 @@ bool WriteAll(int fd, const char* data, size_t size) {
   return true;
 }
 
-void ServeRaw(const std::string& port_file) {
+// The memory of one end of a connection, of which each piece is used in its turn: 1 MiB that stays
+// in a core's cache, or several tensors, none of which does.
+class Pieces {
+ public:
+  explicit Pieces(int64_t bytes) : memory_(static_cast<size_t>(bytes), 'q') {}
+  char* Next() {
+    at_ = (at_ + kPieceBytes) % memory_.size();
+    return memory_.data() + at_;
+  }
+
+ private:
+  std::vector<char> memory_;
+  size_t at_ = 0;
+};
+
+bool ReadAll(int fd, char* data, size_t size) {
+  for (ssize_t got; size > 0; data += got, size -= static_cast<size_t>(got)) {
+    if ((got = recv(fd, data, size, 0)) <= 0) return false;
+  }
+  return true;
+}
+
+// Each way of one end, two tensors of 8 MiB in turns.
+constexpr int64_t kTensorsBytes = int64_t{16} << 20;
+
+void ServeRaw(const std::string& port_file, int64_t memory_bytes) {
   int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -132,17 +160,17 @@ void ServeRaw(const std::string& port_file) {
   CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) == 0);
   WritePort(port_file, ntohs(address.sin_port));
   for (int fd; (fd = accept(listener, nullptr, nullptr)) >= 0;) {
-    std::thread([fd] {
-      std::vector<char> piece(kPieceBytes);
-      for (ssize_t got; (got = recv(fd, piece.data(), piece.size(), 0)) > 0;) {
-        if (!WriteAll(fd, piece.data(), static_cast<size_t>(got))) break;
+    std::thread([fd, memory_bytes] {
+      Pieces pieces(memory_bytes);
+      for (char* piece = pieces.Next(); ReadAll(fd, piece, kPieceBytes); piece = pieces.Next()) {
+        if (!WriteAll(fd, piece, kPieceBytes)) break;
       }
       close(fd);
     }).detach();
   }
 }
 
-int64_t CallRaw(const Load& load) {
+int64_t CallRaw(const Load& load, int64_t memory_bytes) {
   Window window(load.seconds);
   std::atomic<int64_t> back{0};
   std::vector<std::thread> threads;
@@ -153,16 +181,16 @@ int64_t CallRaw(const Load& load) {
     address.sin_port = htons(static_cast<uint16_t>(load.port));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     CHECK(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
-    threads.emplace_back([fd, &window] {
-      std::vector<char> piece(kPieceBytes, 'q');
-      while (!window.Over() && WriteAll(fd, piece.data(), piece.size())) {
+    threads.emplace_back([fd, &window, memory_bytes] {
+      Pieces pieces(memory_bytes);
+      while (!window.Over() && WriteAll(fd, pieces.Next(), kPieceBytes)) {
       }
       shutdown(fd, SHUT_WR);
     });
-    threads.emplace_back([fd, &window, &back] {
-      std::vector<char> piece(kPieceBytes);
-      for (ssize_t got; (got = recv(fd, piece.data(), piece.size(), 0)) > 0;) {
-        if (window.Counts()) back += got;
+    threads.emplace_back([fd, &window, &back, memory_bytes] {
+      Pieces pieces(memory_bytes);
+      while (ReadAll(fd, pieces.Next(), kPieceBytes)) {
+        if (window.Counts()) back += kPieceBytes;
       }
       close(fd);
     });
@@ -182,10 +210,11 @@ double CpuSeconds() {
 
 int Main(int argc, char** argv) {
   CHECK(argc >= 4)
-      << "peer_echo stub|raw serve PORT_FILE | call PORT MIB CONNECTIONS DEPTH SECONDS";
+      << "peer_echo stub|raw|tensors serve PORT_FILE | call PORT MIB CONNECTIONS DEPTH SECONDS";
   bool stub = std::string(argv[1]) == "stub";
+  int64_t memory_bytes = std::string(argv[1]) == "raw" ? int64_t{kPieceBytes} : kTensorsBytes;
   if (std::string(argv[2]) == "serve") {
-    stub ? ServeStub(argv[3]) : ServeRaw(argv[3]);
+    stub ? ServeStub(argv[3]) : ServeRaw(argv[3], memory_bytes);
     return 0;
   }
   CHECK(argc == 8);
@@ -194,7 +223,7 @@ int Main(int argc, char** argv) {
             .connections = std::atoi(argv[5]),
             .depth = std::atoi(argv[6]),
             .seconds = std::atof(argv[7])};
-  int64_t bytes = stub ? CallStub(load) : CallRaw(load);
+  int64_t bytes = stub ? CallStub(load) : CallRaw(load, memory_bytes);
   std::printf("%.6f %.6f\n", static_cast<double>(bytes) / load.seconds * 1e-9, CpuSeconds());
   return 0;
 }
