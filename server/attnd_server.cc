@@ -28,8 +28,10 @@
 #include "base/event_threads.h"
 #include "base/file_descriptor.h"
 #include "base/numa.h"
+#include "base/payload_receiver.h"
 #include "base/socket_observer.h"
 #include "base/status_macros.h"
+#include "base/unix_socket_buffer.h"
 #include "server/encode_server_info.h"
 #include "server/self_test.h"
 #include "server/server_files.h"
@@ -82,6 +84,8 @@ class SocketOption : public grpc::ServerBuilderOption {
   void UpdateArguments(grpc::ChannelArguments* arguments) override {
     auto count = [limit = limit_](int socket) {
       limit->TakeOrShutDown(socket);
+      PayloadReceiver::Attach(socket, Http2Follower::Peer::kClient);
+      WidenIfUnixSocket(socket);
       return true;
     };
     ObserveSockets(std::move(count), *arguments);
@@ -121,6 +125,7 @@ void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimi
   if (!loopback_congestion.empty() && StaysOnThisHost(socket)) {
     SetCongestionControl(socket, loopback_congestion);
   }
+  PayloadReceiver::Attach(socket, Http2Follower::Peer::kClient);
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.fd = socket;
   grpc.HandleNewConnection(&connection);

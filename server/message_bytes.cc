@@ -45,6 +45,11 @@ void MessageBytes::ForEachPiece(ByteRange range,
   }
 }
 
+absl::Span<const uint8_t> MessageBytes::Beginning() const {
+  if (slices_.empty()) return {};
+  return absl::MakeConstSpan(slices_.front().begin(), slices_.front().size());
+}
+
 MessageBytes::Stream::Stream(const MessageBytes& message, ByteRange range)
     : message_(message),
       begin_(range.offset),

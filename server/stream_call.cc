@@ -11,12 +11,15 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "base/payload_receiver.h"
 #include "base/status_macros.h"
+#include "proto/attnd/v1/chunk_placer.h"
 #include "server/call_record.h"
 #include "server/chunk_sequence.h"
 #include "server/decode.h"
 #include "server/decode_chunk.h"
 #include "server/encode.h"
+#include "server/encode_fields.h"
 #include "server/landing.h"
 #include "server/status_details.h"
 
@@ -24,10 +27,11 @@ namespace attnd {
 namespace {
 
 // Reading: OnReadDone parses a message, fixes where its data go, asks gRPC for the next message,
-// and only then copies. So the reaction to the next message may run beside the copy; `holds_`
-// counts the copies and the reading itself, and whoever lets go last goes on: the tensors have
-// landed, or the call has failed and nobody writes to its memory any more. Finishing: once, whoever
-// is first: a refusal, the watch, the result. `phase_` decides.
+// and only then copies what `placer_` has not put in its place already. So the reaction to the next
+// message may run beside the copy; `holds_` counts the copies and the reading itself, and whoever
+// lets go last goes on: the tensors have landed, or the call has failed and nobody writes to its
+// memory any more. Finishing: once, whoever is first: a refusal, the watch, the result. `phase_`
+// decides.
 class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                          public ReplySink,
                          public WatchedStream {
@@ -111,6 +115,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   absl::StatusOr<Piece> Take() {
+    const int64_t index = received_messages_++;
     int64_t bytes = static_cast<int64_t>(read_.Length());
     record_.Received(bytes);
     progress().Moved(bytes, Now());
@@ -123,6 +128,14 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
                         "a chunk");
     }
     ASSIGN_OR_RETURN(Tensor tensor, sequence_.Take(part.tensor, part.offset, part.range.size));
+    switch (placer_->Of(index, part.tensor, part.offset, part.range.size)) {
+      case ChunkPlacer::State::kBroken:
+        return absl::UnavailableError("the connection was lost within a chunk");
+      case ChunkPlacer::State::kPlaced:
+        return Piece{};
+      case ChunkPlacer::State::kDelivered:
+        break;
+    }
     return Piece{std::move(message), part.range,
                  call_->staged()[tensor] + static_cast<int64_t>(part.offset)};
   }
@@ -134,11 +147,28 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     ASSIGN_OR_RETURN(AdmittedCall call, record_.Admit(std::move(decoded), *this, true));
     sequence_ = ChunkSequence(call.call().inputs());
     call_.emplace(std::move(call));
+    PlaceChunks(message);
     return Piece{};
+  }
+
+  // From here on chunks whose beginning has not come yet go from the socket to their place.
+  void PlaceChunks(const MessageBytes& header) {
+    std::vector<ChunkTarget> targets;
+    for (const TensorSource& input : call_->call().inputs()) {
+      targets.push_back({static_cast<uint64_t>(RequestField(input.tensor)),
+                         call_->staged()[input.tensor], input.range.size});
+    }
+    placer_.emplace([targets = std::move(targets)](const ChunkForm& chunk) {
+      return FindTarget(targets, chunk);
+    });
+    const absl::Span<const uint8_t> first = header.Beginning();
+    if (first.size() < PayloadReceiver::kLeastFirstBytes) return;
+    placing_ = PlaceMessagesFrom(context_.peer(), first.data(), *placer_);
   }
 
   void Land(Piece& piece) {
     if (piece.to == nullptr) return;
+    copied_ += piece.data.size;
     piece.message.ForEachPiece(piece.data, [&](absl::Span<const uint8_t> bytes) {
       LandPiece(piece.to, bytes, call_->call().input_bytes());
       piece.to += bytes.size();
@@ -154,12 +184,13 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
 
   void LetGo() {
     if (--holds_ > 0) return;
+    placing_.reset();
     if (!received_.ok()) {
       call_.reset();  // memory and budget are back before the answer is out
       return FinishOnce(received_);
     }
     if (!Enter(Phase::kComputing, {Phase::kReading})) return call_.reset();  // it has been cut
-    record_.Landed(*call_, call_->call().input_bytes());
+    record_.Landed(*call_, copied_);
     record_.deps().worker.Submit(*std::exchange(call_, std::nullopt));
     if (cancelled_) record_.Cancel();  // it may have come just before Submit
   }
@@ -203,6 +234,10 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   grpc::ByteBuffer read_;
   ChunkSequence sequence_;
   std::optional<AdmittedCall> call_;  // from the header until it is submitted
+  int64_t received_messages_ = 0;
+  std::optional<ChunkPlacer> placer_;                  // from the header on
+  std::unique_ptr<PayloadReceiver::Placing> placing_;  // null: every chunk is copied
+  std::atomic<int64_t> copied_{0};
   std::atomic<int> holds_{1};
   absl::Status received_;  // of the reading, once it has ended
   std::atomic<bool> cancelled_{false};

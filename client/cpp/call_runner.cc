@@ -160,7 +160,7 @@ class CallRunner::Lane final : public EventSink {
     }
     {
       absl::MutexLock lock(&attempt->mutex);
-      attempt->rpc->Start(attempt->connection->channel(), bulk_ ? bulk_->queue() : own_->queue());
+      attempt->rpc->Start(*attempt->connection, bulk_ ? bulk_->queue() : own_->queue());
     }
     in_flight_.push_back(std::move(attempt));
   }

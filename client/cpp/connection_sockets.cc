@@ -9,6 +9,7 @@
 
 #include "base/congestion_control.h"
 #include "base/socket_observer.h"
+#include "base/unix_socket_buffer.h"
 
 namespace attnd {
 namespace {
@@ -32,6 +33,9 @@ bool ConnectionSockets::OnOpen(int socket) {
   absl::MutexLock lock(&mutex_);
   if (shut_down_) return false;
   if (loopback_) SetCongestionControl(socket, kLoopbackCongestion);
+  WidenIfUnixSocket(socket);
+  receivers_.push_back(PayloadReceiver::Attach(socket, Http2Follower::Peer::kServer));
+  if (receivers_.size() > kMostDuplicates) receivers_.pop_front();
   int duplicate = fcntl(socket, F_DUPFD_CLOEXEC, 0);
   if (duplicate < 0) return true;  // out of descriptors: the connection works, unwatched
   duplicates_.push_back(duplicate);
@@ -40,6 +44,16 @@ bool ConnectionSockets::OnOpen(int socket) {
     duplicates_.pop_front();
   }
   return true;
+}
+
+std::unique_ptr<PayloadReceiver::Placing> ConnectionSockets::Place(const void* first_message,
+                                                                   MessagePlacer& placer) {
+  absl::MutexLock lock(&mutex_);
+  for (const auto& receiver : receivers_) {
+    if (receiver == nullptr) continue;
+    if (auto placing = receiver->Place(first_message, placer); placing != nullptr) return placing;
+  }
+  return nullptr;
 }
 
 void ConnectionSockets::Shutdown() {

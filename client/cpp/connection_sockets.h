@@ -14,6 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "base/payload_receiver.h"
 
 namespace attnd {
 
@@ -32,6 +33,9 @@ class ConnectionSockets {
   // Ends reading and writing on the sockets, and on any opened later.
   void Shutdown();
 
+  // Of a stream of theirs: PayloadReceiver::Place.
+  std::unique_ptr<PayloadReceiver::Placing> Place(const void* first_message, MessagePlacer& placer);
+
   // Of gRPC: a socket was opened. False when it must not be used.
   bool OnOpen(int socket);
 
@@ -40,6 +44,7 @@ class ConnectionSockets {
   absl::Mutex mutex_;
   // Duplicates of the newest sockets: their numbers stay ours when gRPC closes its own.
   std::deque<int> duplicates_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<PayloadReceiver>> receivers_ ABSL_GUARDED_BY(mutex_);  // of these
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

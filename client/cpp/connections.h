@@ -43,6 +43,7 @@ class Connection {
       : channel_(std::move(channel)), sockets_(std::move(sockets)), address_index_(address_index) {}
 
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  ConnectionSockets& sockets() const { return *sockets_; }
   int address_index() const { return address_index_; }
 
   void Enter(grpc::ClientContext* context);  // cancels it at once when retired

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "client/cpp/stream_reply.h"
@@ -25,8 +26,8 @@ class UnaryRpc final : public ShardRpc {
     leased_ = request_.leased;
   }
 
-  void Start(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue) override {
-    grpc::GenericStub stub(channel);
+  void Start(const Connection& connection, grpc::CompletionQueue& queue) override {
+    grpc::GenericStub stub(connection.channel());
     reader_ = stub.PrepareUnaryCall(&context_, call_.method(), request_.message, &queue);
     reader_->StartCall();
     reader_->Finish(&reply_, &status_, TagOf(Op::kFinish));
@@ -64,8 +65,8 @@ class SharedRpc final : public ShardRpc {
     shared_ = true;
   }
 
-  void Start(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue) override {
-    grpc::GenericStub stub(channel);
+  void Start(const Connection& connection, grpc::CompletionQueue& queue) override {
+    grpc::GenericStub stub(connection.channel());
     grpc::Slice slice(request_.header);
     reader_ = stub.PrepareUnaryCall(&context_, call_.method(), grpc::ByteBuffer(&slice, 1), &queue);
     reader_->StartCall();
@@ -118,8 +119,9 @@ class StreamRpc final : public ShardRpc {
     leased_ = request_.leased;
   }
 
-  void Start(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue& queue) override {
-    grpc::GenericStub stub(channel);
+  void Start(const Connection& connection, grpc::CompletionQueue& queue) override {
+    grpc::GenericStub stub(connection.channel());
+    sockets_ = &connection.sockets();
     stream_ = stub.PrepareCall(&context_, call_.stream_method(), &queue);
     stream_->StartCall(TagOf(Op::kStart));
     ++pending_;
@@ -139,6 +141,7 @@ class StreamRpc final : public ShardRpc {
         break;
       case Op::kFinish:
         finished_ = true;
+        placing_.reset();
         if (!landed_.ok()) status_ = grpc::Status::OK;  // what it was cancelled for, Land tells
     }
     return finished_ && pending_ == 0;
@@ -176,8 +179,20 @@ class StreamRpc final : public ShardRpc {
     AskForMessage();  // gRPC goes on while this one lands
     if (!landed_.ok()) return;
     bool lost = race_ != nullptr && !race_->Claim(owner_);
-    landed_ = lost ? absl::CancelledError("another copy was first") : reply_.Take(message);
-    if (!landed_.ok()) context_.TryCancel();  // nothing more of it is wanted
+    landed_ = lost ? absl::CancelledError("another copy was first") : Take(message);
+    if (landed_.ok()) return;
+    placing_.reset();
+    context_.TryCancel();  // nothing more of it is wanted
+  }
+  // With the first message: from here on chunks whose beginning has not come yet go from the socket
+  // to the caller's arrays.
+  absl::Status Take(const grpc::ByteBuffer& message) {
+    std::vector<grpc::Slice> slices;
+    if (!std::exchange(begun_, true) && message.Dump(&slices).ok() && !slices.empty() &&
+        slices.front().size() >= PayloadReceiver::kLeastFirstBytes) {
+      placing_ = sockets_->Place(slices.front().begin(), reply_.placer());
+    }
+    return reply_.Take(message);
   }
   void Finish() {
     stream_->Finish(&status_, TagOf(Op::kFinish));
@@ -193,8 +208,11 @@ class StreamRpc final : public ShardRpc {
   ChunkSource& source_ = request_.source;
   LogicalCall::ReplyPlace place_;
   StreamReply reply_;
+  ConnectionSockets* sockets_ = nullptr;  // of the connection that it was started on
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
   grpc::ByteBuffer message_;
+  bool begun_ = false;
+  std::unique_ptr<PayloadReceiver::Placing> placing_;  // null: every chunk is copied
   absl::Status landed_;
   int pending_ = 0;
   bool finished_ = false;

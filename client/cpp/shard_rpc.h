@@ -4,7 +4,6 @@
 // `context` outlive it.
 #pragma once
 
-#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/completion_queue.h>
 
@@ -13,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/cpp/bulk_queue.h"
+#include "client/cpp/connections.h"
 #include "client/cpp/logical_call.h"
 #include "client/cpp/send_ledger.h"
 #include "client/cpp/shard_race.h"
@@ -40,8 +40,8 @@ class ShardRpc {
 
   virtual ~ShardRpc() = default;
 
-  virtual void Start(const std::shared_ptr<grpc::Channel>& channel,
-                     grpc::CompletionQueue& queue) = 0;
+  // The attempt keeps the connection.
+  virtual void Start(const Connection& connection, grpc::CompletionQueue& queue) = 0;
   // True when the RPC has ended and no operation of it is pending.
   virtual bool OnEvent(Op op, bool ok) = 0;
   // Of an RPC that has ended with OK: its reply is in the caller's arrays; gives the payload bytes.

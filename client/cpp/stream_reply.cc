@@ -31,7 +31,8 @@ constexpr uint32_t VarintTag(int field) {
 
 }  // namespace
 
-StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads) {
+StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads)
+    : placer_([this](const ChunkForm& chunk) { return PlaceOf(chunk); }) {
   for (const ReplyPayload& payload : payloads) {
     landings_.push_back(
         {payload, RunCursor(payload.runs, static_cast<std::byte*>(payload.tensor))});
@@ -39,6 +40,7 @@ StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads) {
 }
 
 absl::Status StreamReply::Take(const grpc::ByteBuffer& message) {
+  ++messages_;
   grpc::ByteBuffer slices = message;  // the reader consumes its buffer
   grpc::ProtoBufferReader reader(&slices);
   if (!reader.status().ok()) return Malformed(reader.status().error_message());
@@ -95,15 +97,40 @@ absl::Status StreamReply::TakeChunk(CodedInputStream& in) {
       if (!in.ReadVarint64(&size) || size > static_cast<uint64_t>(left)) {
         return Malformed(absl::StrCat(name, ": expected at most ", left, " more bytes"));
       }
-      if (!ScatterFrom(in, static_cast<int64_t>(size), landing->cursor)) {
-        return Malformed(absl::StrCat(name, ": is cut off"));
-      }
-      landing->received += static_cast<int64_t>(size);
+      RETURN_IF_ERROR(Land(in, static_cast<int64_t>(size), *landing));
     } else if (!WireFormatLite::SkipField(&in, tag)) {
       return Malformed("chunk: a field that cannot be skipped");
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status StreamReply::Land(CodedInputStream& in, int64_t bytes, Landing& landing) {
+  const ChunkPlacer::State state =
+      placer_.Of(messages_ - 1, static_cast<uint64_t>(landing.payload.field_number),
+                 static_cast<uint64_t>(landing.received), bytes);
+  if (state == ChunkPlacer::State::kBroken) return Malformed("the connection ended in a chunk");
+  const bool placed = state == ChunkPlacer::State::kPlaced;
+  if (placed) landing.cursor.Skip(bytes);
+  if (!(placed ? in.Skip(static_cast<int>(bytes)) : ScatterFrom(in, bytes, landing.cursor))) {
+    return Malformed(absl::StrCat(landing.payload.name, ": is cut off"));
+  }
+  landing.received += bytes;
+  return absl::OkStatus();
+}
+
+std::byte* StreamReply::PlaceOf(const ChunkForm& chunk) const {
+  for (const Landing& landing : landings_) {
+    if (static_cast<uint64_t>(landing.payload.field_number) != chunk.field) continue;
+    const StridedRuns& runs = landing.payload.runs;
+    if (chunk.offset > static_cast<uint64_t>(runs.total_bytes())) return nullptr;
+    const auto offset = static_cast<int64_t>(chunk.offset);
+    if (chunk.data_bytes > runs.total_bytes() - offset) return nullptr;
+    const int64_t run = offset / runs.run_bytes, within = offset % runs.run_bytes;
+    if (within + chunk.data_bytes > runs.run_bytes) return nullptr;
+    return static_cast<std::byte*>(landing.payload.tensor) + runs.RunOffset(run) + within;
+  }
+  return nullptr;
 }
 
 absl::Status StreamReply::CheckComplete() const {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "client/cpp/reply_decoder.h"
 #include "proto/attnd/v1/attention.pb.h"
+#include "proto/attnd/v1/chunk_placer.h"
 
 namespace attnd {
 
@@ -18,7 +19,10 @@ class StreamReply {
  public:
   explicit StreamReply(const std::vector<ReplyPayload>& payloads);
 
+  // The stream's next message.
   absl::Status Take(const grpc::ByteBuffer& message);
+  // Puts data of messages that are still to come where they go, past Take; on any one thread.
+  MessagePlacer& placer() { return placer_; }
   // After the last message.
   absl::Status CheckComplete() const;
   const ReplyHeader& header() const { return header_; }
@@ -31,8 +35,13 @@ class StreamReply {
   };
   absl::Status TakeHeader(google::protobuf::io::CodedInputStream& in, int64_t bytes);
   absl::Status TakeChunk(google::protobuf::io::CodedInputStream& in);
+  absl::Status Land(google::protobuf::io::CodedInputStream& in, int64_t bytes, Landing& landing);
+  // Null: not in one piece.
+  std::byte* PlaceOf(const ChunkForm& chunk) const;
 
   std::vector<Landing> landings_;
+  ChunkPlacer placer_;
+  int64_t messages_ = 0;  // that have been taken or are
   ReplyHeader header_;
   bool has_header_ = false;
 };

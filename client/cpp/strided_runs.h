@@ -73,12 +73,15 @@ class RunCursor {
                     : static_cast<void>(std::memcpy(to, data, static_cast<size_t>(step)));
       data += step;
       bytes -= step;
-      within_run_ += step;
-      if (within_run_ == runs_.run_bytes) {
-        within_run_ = 0;
-        ++run_;
-      }
+      Skip(step);
     }
+  }
+
+  // They are there.
+  void Skip(int64_t bytes) {
+    within_run_ += bytes;
+    run_ += within_run_ / runs_.run_bytes;
+    within_run_ %= runs_.run_bytes;
   }
 
  private:

@@ -1,0 +1,205 @@
+#include "base/http2_follower.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace attnd {
+namespace {
+
+constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+constexpr uint8_t kData = 0, kHeaders = 1, kRstStream = 3, kSettings = 4;
+constexpr uint8_t kEndStream = 1;
+
+uint32_t BigEndian(const uint8_t* bytes, int count) {
+  uint32_t value = 0;
+  for (int n = 0; n < count; ++n) value = value << 8 | bytes[n];
+  return value;
+}
+
+}  // namespace
+
+void Http2Follower::Feed(Bytes bytes) {
+  while (!bytes.empty() && !lost_) {
+    if (preface_ < kPrefaceBytes) {
+      TakePreface(bytes);
+    } else if (frame_left_ > 0) {
+      TakeFramePayload(bytes);
+    } else {
+      TakeFrameHeader(bytes);
+    }
+  }
+}
+
+void Http2Follower::TakePreface(Bytes& bytes) {
+  lost_ = bytes.front() != static_cast<uint8_t>(kPreface[preface_++]);
+  bytes.remove_prefix(1);
+}
+
+void Http2Follower::TakeFrameHeader(Bytes& bytes) {
+  header_[header_got_++] = bytes.front();
+  bytes.remove_prefix(1);
+  if (header_got_ < kFrameHeaderBytes) return;
+  header_got_ = 0;
+  BeginFrame();
+}
+
+void Http2Follower::BeginFrame() {
+  frame_left_ = BigEndian(header_, 3);
+  frame_type_ = header_[3];
+  frame_flags_ = header_[4];
+  frame_stream_ = BigEndian(header_ + 5, 4) & 0x7fffffff;
+  if (!std::exchange(settings_came_, true)) lost_ = frame_type_ != kSettings || frame_stream_ != 0;
+  if (frame_type_ == kData && (frame_flags_ & ~kEndStream) != 0) lost_ = true;
+  if (frame_type_ == kHeaders) Add(frame_stream_);
+  if (frame_left_ == 0) EndFrame();
+}
+
+void Http2Follower::TakeFramePayload(Bytes& bytes) {
+  const Bytes part = bytes.first(std::min<size_t>(bytes.size(), frame_left_));
+  bytes.remove_prefix(part.size());
+  frame_left_ -= static_cast<int64_t>(part.size());
+  if (frame_type_ == kData) {
+    if (Stream* stream = Find(frame_stream_); stream != nullptr) TakeData(*stream, part);
+  }
+  if (frame_left_ == 0) EndFrame();
+}
+
+void Http2Follower::EndFrame() {
+  bool ends = frame_type_ == kData || frame_type_ == kHeaders;
+  if (frame_type_ == kRstStream || (ends && (frame_flags_ & kEndStream) != 0)) {
+    Remove(frame_stream_);
+  }
+}
+
+void Http2Follower::TakeData(Stream& stream, Bytes bytes) {
+  while (!bytes.empty()) {
+    if (stream.header_got < kMessageHeaderBytes) {
+      TakeMessageHeader(stream, bytes);
+      continue;
+    }
+    const Bytes part = bytes.first(std::min<size_t>(bytes.size(), stream.size - stream.got));
+    bytes.remove_prefix(part.size());
+    TakeMessage(stream, part);
+  }
+}
+
+void Http2Follower::TakeMessageHeader(Stream& stream, Bytes& bytes) {
+  uint8_t* header = stream.beginning;  // its bytes are not needed yet
+  header[stream.header_got++] = bytes.front();
+  bytes.remove_prefix(1);
+  if (stream.header_got < kMessageHeaderBytes) return;
+  ++stream.index;
+  stream.compressed = header[0] != 0;
+  stream.size = BigEndian(header + 1, 4);
+  stream.got = 0;
+  stream.place = MessagePlace();
+  if (stream.size == 0) stream.header_got = 0;
+}
+
+void Http2Follower::TakeMessage(Stream& stream, Bytes bytes) {
+  if (stream.index == 0 && stream.got == 0) TakeFirst(stream, bytes.data());
+  const int64_t beginning = std::min(stream.size, MessagePlacer::kBeginning);
+  if (stream.got < beginning) {
+    const auto part = bytes.first(std::min<size_t>(bytes.size(), beginning - stream.got));
+    std::memcpy(stream.beginning + stream.got, part.data(), part.size());
+    stream.got += static_cast<int64_t>(part.size());
+    bytes.remove_prefix(part.size());
+    if (stream.got == beginning) AskForPlace(stream);
+  }
+  if (stream.place.to != nullptr && !bytes.empty()) {
+    std::memcpy(stream.place.to + (stream.got - stream.place.skip), bytes.data(), bytes.size());
+  }
+  Advance(stream, static_cast<int64_t>(bytes.size()));
+}
+
+// Whatever was there before has been given back: the newest is what gRPC delivers from there.
+void Http2Follower::TakeFirst(Stream& stream, const void* message) {
+  for (Stream& other : streams_) {
+    if (other.first_message == message) other.first_message = nullptr;
+  }
+  stream.first_message = message;
+}
+
+void Http2Follower::Advance(Stream& stream, int64_t bytes) {
+  stream.got += bytes;
+  if (stream.got < stream.size) return;
+  stream.header_got = 0;
+  if (stream.placer != nullptr && stream.place.to != nullptr) stream.placer->OnPlaced(stream.index);
+}
+
+// The placer may want bytes of the beginning too.
+void Http2Follower::AskForPlace(Stream& stream) {
+  if (stream.placer == nullptr || stream.compressed) return;
+  const Bytes beginning(stream.beginning, static_cast<size_t>(stream.got));
+  MessagePlace place = stream.placer->PlaceOf(stream.index, beginning, stream.size);
+  if (place.to == nullptr || place.skip > stream.got) return;
+  stream.place = place;
+  if (place.skip >= stream.got) return;
+  std::memcpy(place.to, stream.beginning + place.skip,
+              static_cast<size_t>(stream.got - place.skip));
+}
+
+absl::Span<std::byte> Http2Follower::Next() {
+  if (lost_ || frame_left_ == 0 || frame_type_ != kData || placing_ == 0) return {};
+  Stream* stream = Find(frame_stream_);
+  if (stream == nullptr || stream->header_got < kMessageHeaderBytes) return {};
+  if (stream->place.to == nullptr) return {};
+  const int64_t bytes = std::min(frame_left_, stream->size - stream->got);
+  if (bytes < kLeastBytes) return {};
+  return {stream->place.to + (stream->got - stream->place.skip), static_cast<size_t>(bytes)};
+}
+
+void Http2Follower::Skip(int64_t bytes) {
+  Stream& stream = *Find(frame_stream_);
+  Advance(stream, bytes);
+  frame_left_ -= bytes;
+  if (frame_left_ == 0) EndFrame();
+}
+
+uint32_t Http2Follower::Place(const void* first_message, MessagePlacer& placer) {
+  if (lost_) return 0;
+  for (Stream& stream : streams_) {
+    if (stream.first_message != first_message || stream.placer != nullptr) continue;
+    stream.placer = &placer;
+    stream.first_message = nullptr;
+    ++placing_;
+    return stream.id;
+  }
+  return 0;
+}
+
+void Http2Follower::Forget(uint32_t id) {
+  Stream* stream = Find(id);
+  if (stream == nullptr || stream->placer == nullptr) return;
+  stream->placer = nullptr;
+  stream->place = MessagePlace();  // of a message that has half come: nobody will read it
+  --placing_;
+}
+
+Http2Follower::Stream* Http2Follower::Find(uint32_t id) {
+  for (Stream& stream : streams_) {
+    if (stream.id == id) return &stream;
+  }
+  return nullptr;
+}
+
+// Also of trailers, whose stream there is already.
+void Http2Follower::Add(uint32_t id) {
+  if (Find(id) != nullptr) return;
+  if (streams_.size() == kMostStreams) {
+    auto idle = [](const Stream& stream) { return stream.placer == nullptr; };
+    auto oldest = std::find_if(streams_.begin(), streams_.end(), idle);
+    if (oldest == streams_.end()) return;
+    streams_.erase(oldest);
+  }
+  streams_.emplace_back().id = id;
+}
+
+void Http2Follower::Remove(uint32_t id) {
+  Forget(id);
+  auto is_it = [id](const Stream& stream) { return stream.id == id; };
+  streams_.erase(std::remove_if(streams_.begin(), streams_.end(), is_it), streams_.end());
+}
+
+}  // namespace attnd

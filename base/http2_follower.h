@@ -1,0 +1,116 @@
+// Http2Follower: where the gRPC messages of one HTTP/2 connection begin and end in the bytes that
+// one side receives, so that the bytes of a chosen message can be put where they are wanted as they
+// come from the socket (payload_receiver.h).
+//
+//   bytes → frames → DATA of a stream → gRPC messages (1 byte compressed, 4 bytes length, bytes)
+//
+// It reads what peers send before gRPC does and decides nothing: what it does not understand (TLS,
+// padded DATA, a frame out of place) makes it lose the connection, and then nothing is placed any
+// more. Of a compressed message nothing is placed either.
+//
+// Threads: one at a time. Source: RFC 9113 sections 3.4, 4.1 and 6; gRPC over HTTP/2,
+// Length-Prefixed-Message.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace attnd {
+
+// Where a message's bytes from `skip` on go; nowhere when `to` is null.
+struct MessagePlace {
+  int64_t skip = 0;
+  std::byte* to = nullptr;
+};
+
+class MessagePlacer {
+ public:
+  // As much of a message as a placer is shown, or all of a shorter one.
+  static constexpr int64_t kBeginning = 48;
+
+  virtual ~MessagePlacer() = default;
+  // `index`: of the stream's messages, the first is 0; `skip` lies within `beginning`. What gRPC
+  // delivers in the place of the bytes from `skip` on is meaningless.
+  virtual MessagePlace PlaceOf(int64_t index, absl::Span<const uint8_t> beginning,
+                               int64_t message_bytes) = 0;
+  // They are all there. Before gRPC delivers the message, or never.
+  virtual void OnPlaced(int64_t index) = 0;
+};
+
+class Http2Follower {
+ public:
+  // Received from a client, whose first bytes are the connection preface, or from a server.
+  enum class Peer { kClient, kServer };
+  explicit Http2Follower(Peer peer) : preface_(peer == Peer::kClient ? 0 : kPrefaceBytes) {}
+
+  // The next bytes, from where gRPC will read them.
+  void Feed(absl::Span<const uint8_t> bytes);
+
+  // The next bytes belong there and nowhere else; empty when they must be fed. Skip then tells how
+  // many of them have been put there.
+  absl::Span<std::byte> Next();
+  void Skip(int64_t bytes);
+
+  // Asks `placer` for the place of each further message of the stream whose first message begins at
+  // `first_message` in fed memory. Gives the stream, 0: there is none.
+  uint32_t Place(const void* first_message, MessagePlacer& placer);
+  void Forget(uint32_t stream);
+
+  bool lost() const { return lost_; }
+  // Of streams with a placer.
+  int placing() const { return placing_; }
+
+ private:
+  static constexpr int kPrefaceBytes = 24;
+  static constexpr int kFrameHeaderBytes = 9;
+  static constexpr int kMessageHeaderBytes = 5;
+  // Below this a read of its own costs more than the copy.
+  static constexpr int64_t kLeastBytes = 16 << 10;
+  // The oldest without a placer make room; gRPC has fewer calls on a connection.
+  static constexpr size_t kMostStreams = 256;
+
+  struct Stream {
+    uint32_t id = 0;
+    MessagePlacer* placer = nullptr;
+    const void* first_message = nullptr;
+    int64_t index = -1;         // of the message that is being received
+    int header_got = 0;         // bytes of its length prefix
+    int64_t size = 0, got = 0;  // its bytes, and those that have come
+    bool compressed = false;
+    MessagePlace place;
+    uint8_t beginning[MessagePlacer::kBeginning];
+  };
+
+  using Bytes = absl::Span<const uint8_t>;
+  void TakePreface(Bytes& bytes);
+  void TakeFrameHeader(Bytes& bytes);
+  void BeginFrame();
+  void TakeFramePayload(Bytes& bytes);
+  void TakeData(Stream& stream, Bytes bytes);
+  void TakeMessageHeader(Stream& stream, Bytes& bytes);
+  void TakeMessage(Stream& stream, Bytes bytes);
+  void TakeFirst(Stream& stream, const void* message);
+  void Advance(Stream& stream, int64_t bytes);
+  void AskForPlace(Stream& stream);
+  void EndFrame();
+  Stream* Find(uint32_t id);
+  void Add(uint32_t id);
+  void Remove(uint32_t id);
+
+  bool lost_ = false;
+  int preface_;  // bytes of it that have come
+  bool settings_came_ = false;
+  int header_got_ = 0;
+  uint8_t header_[kFrameHeaderBytes];
+  // The frame that is being received.
+  int64_t frame_left_ = 0;
+  uint8_t frame_type_ = 0, frame_flags_ = 0;
+  uint32_t frame_stream_ = 0;
+  int placing_ = 0;
+  std::vector<Stream> streams_;
+};
+
+}  // namespace attnd

@@ -1,0 +1,253 @@
+#include "base/http2_follower.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace attnd {
+namespace {
+
+constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+constexpr int kData = 0, kHeaders = 1, kRst = 3, kSettings = 4, kWindowUpdate = 8;
+constexpr int64_t kSkip = 20;
+
+std::string Number(uint64_t value, int bytes) {
+  std::string text;
+  for (int n = bytes - 1; n >= 0; --n) text += static_cast<char>(value >> (8 * n));
+  return text;
+}
+std::string Frame(int type, int flags, uint32_t stream, const std::string& payload) {
+  return Number(payload.size(), 3) + Number(type, 1) + Number(flags, 1) + Number(stream, 4) +
+         payload;
+}
+std::string Message(const std::string& bytes, int compressed = 0) {
+  return Number(compressed, 1) + Number(bytes.size(), 4) + bytes;
+}
+std::string Start(uint32_t stream) {
+  return Frame(kSettings, 0, 0, "") + Frame(kHeaders, 4, stream, "headers");
+}
+std::string Random(size_t size, std::mt19937& random) {
+  std::string bytes(size, 0);
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+// Puts each message that is larger than `least` into memory of its own.
+class Collector final : public MessagePlacer {
+ public:
+  explicit Collector(int64_t least = 0) : least_(least) {}
+  MessagePlace PlaceOf(int64_t index, absl::Span<const uint8_t> beginning,
+                       int64_t message_bytes) override {
+    beginnings[index] = std::string(beginning.begin(), beginning.end());
+    if (message_bytes < std::max(least_, kSkip)) return {};
+    memory[index].resize(static_cast<size_t>(message_bytes - kSkip));
+    return {.skip = kSkip, .to = reinterpret_cast<std::byte*>(memory[index].data())};
+  }
+  void OnPlaced(int64_t index) override { placed.push_back(index); }
+
+  std::map<int64_t, std::string> memory, beginnings;
+  std::vector<int64_t> placed;
+
+ private:
+  const int64_t least_;
+};
+
+// Gives `bytes` as a socket would, in pieces: straight where the follower wants them, the rest by
+// way of memory that stays. Returns how many went straight.
+class Wire {
+ public:
+  Wire(Http2Follower& follower, std::mt19937& random) : follower_(follower), random_(random) {}
+  int64_t Give(const std::string& bytes) {
+    int64_t straight = 0;
+    fed_.push_back(bytes);
+    const std::string& all = fed_.back();
+    for (size_t at = 0; at < all.size();) {
+      size_t piece =
+          std::min<size_t>(1 + random_() % (random_() % 3 == 0 ? 30 : 60000), all.size() - at);
+      if (auto place = follower_.Next(); !place.empty()) {
+        piece = std::min(piece, place.size());
+        std::memcpy(place.data(), all.data() + at, piece);
+        follower_.Skip(static_cast<int64_t>(piece));
+        straight += static_cast<int64_t>(piece);
+      } else {
+        follower_.Feed({reinterpret_cast<const uint8_t*>(all.data()) + at, piece});
+      }
+      at += piece;
+    }
+    return straight;
+  }
+  // Of the text that was given last.
+  const void* At(size_t offset) const { return fed_.back().data() + offset; }
+
+ private:
+  Http2Follower& follower_;
+  std::mt19937& random_;
+  std::vector<std::string> fed_ = [] {
+    std::vector<std::string> list;
+    list.reserve(100);  // so that texts stay where they are
+    return list;
+  }();
+};
+
+TEST(Http2Follower, PutsMessagesInTheirPlaceHoweverTheyAreCut) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  int64_t straight = 0;
+  for (int round = 0; round < 50; ++round) {
+    Http2Follower follower(Http2Follower::Peer::kClient);
+    Wire wire(follower, random);
+    std::string before = kPreface + Start(1) + Frame(kHeaders, 4, 3, "headers");
+    wire.Give(before);
+    std::string first = Frame(kData, 0, 3, Message("first"));
+    wire.Give(first);
+    const void* first_at = wire.At(9 + 5);
+    Collector collector;
+    ASSERT_EQ(follower.Place(first_at, collector), 3u);
+    std::vector<std::string> sent;
+    std::string messages;
+    for (int n = 0; n < 5; ++n) {
+      sent.push_back(Random(random() % 3 == 0 ? random() % 60 : random() % 200000, random));
+      messages += Message(sent.back());
+    }
+    std::string frames;
+    for (size_t at = 0; at < messages.size();) {
+      size_t size = std::min<size_t>(random() % 100000, messages.size() - at);
+      frames += Frame(kData, 0, 3, messages.substr(at, size));
+      if (random() % 2 == 0) frames += Frame(kWindowUpdate, 0, 0, "1234");
+      if (random() % 3 == 0) frames += Frame(kData, 0, 1, Random(random() % 9, random));
+      at += size;
+    }
+    straight += wire.Give(frames);
+    std::vector<int64_t> placed;
+    for (size_t n = 0; n < sent.size(); ++n) {
+      if (sent[n].size() < kSkip) continue;
+      if (sent[n].size() > kSkip) placed.push_back(static_cast<int64_t>(n) + 1);
+      EXPECT_EQ(collector.memory[static_cast<int64_t>(n) + 1], sent[n].substr(kSkip));
+    }
+    EXPECT_TRUE(std::includes(collector.placed.begin(), collector.placed.end(), placed.begin(),
+                              placed.end()));
+    EXPECT_FALSE(follower.lost());
+  }
+  EXPECT_GT(straight, 0);
+}
+
+TEST(Http2Follower, ShowsAPlacerTheBeginningAndTakesNoForAnAnswer) {
+  std::mt19937 random(1);
+  Http2Follower follower(Http2Follower::Peer::kServer);
+  Wire wire(follower, random);
+  wire.Give(Start(1));
+  wire.Give(Frame(kData, 0, 1, Message("header")));
+  Collector collector(int64_t{1} << 30);
+  ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+  const std::string large = Random(100000, random);
+  EXPECT_EQ(wire.Give(Frame(kData, 0, 1, Message("short") + Message(large))), 0);
+  EXPECT_EQ(collector.beginnings[1], "short");
+  EXPECT_EQ(collector.beginnings[2], large.substr(0, MessagePlacer::kBeginning));
+  EXPECT_TRUE(collector.placed.empty());
+}
+
+TEST(Http2Follower, FindsAStreamByItsNewestFirstMessageOnly) {
+  std::mt19937 random(1);
+  Http2Follower follower(Http2Follower::Peer::kServer);
+  const std::string start = Start(1) + Frame(kHeaders, 4, 3, "h");
+  follower.Feed({reinterpret_cast<const uint8_t*>(start.data()), start.size()});
+  std::string memory;
+  for (uint32_t stream : {3u, 1u}) {  // the same memory, given back between them
+    memory = Frame(kData, 0, stream, Message("header"));
+    follower.Feed({reinterpret_cast<const uint8_t*>(memory.data()), memory.size()});
+  }
+  Collector collector;
+  EXPECT_EQ(follower.Place(memory.data() + 1, collector), 0u);
+  EXPECT_EQ(follower.Place(memory.data() + 9 + 5, collector), 1u);
+  EXPECT_EQ(follower.Place(memory.data() + 9 + 5, collector), 0u);
+}
+
+TEST(Http2Follower, WritesNothingMoreOnceForgottenAndTellsOfNoHalfMessage) {
+  std::mt19937 random(1);
+  Http2Follower follower(Http2Follower::Peer::kServer);
+  Wire wire(follower, random);
+  wire.Give(Start(1));
+  wire.Give(Frame(kData, 0, 1, Message("header")));
+  Collector collector;
+  ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+  const std::string large = Random(100000, random), message = Message(large);
+  wire.Give(Frame(kData, 0, 1, message.substr(0, 50000)));
+  EXPECT_EQ(follower.placing(), 1);
+  follower.Forget(1);
+  EXPECT_EQ(follower.placing(), 0);
+  collector.memory[1].assign(100000, 'x');
+  wire.Give(Frame(kData, 1, 1, message.substr(50000)));
+  EXPECT_EQ(collector.memory[1], std::string(100000, 'x'));
+  EXPECT_TRUE(collector.placed.empty());
+}
+
+TEST(Http2Follower, PlacesNothingOfACompressedMessage) {
+  std::mt19937 random(1);
+  Http2Follower follower(Http2Follower::Peer::kServer);
+  Wire wire(follower, random);
+  wire.Give(Start(1));
+  wire.Give(Frame(kData, 0, 1, Message("header")));
+  Collector collector;
+  ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+  EXPECT_EQ(wire.Give(Frame(kData, 0, 1, Message(Random(100000, random), 1))), 0);
+  EXPECT_TRUE(collector.beginnings.empty());
+}
+
+TEST(Http2Follower, EndsAStreamWithItsLastFrameOrItsReset) {
+  for (const std::string& end : {Frame(kData, 1, 1, ""), Frame(kRst, 0, 1, "1234")}) {
+    std::mt19937 random(1);
+    Http2Follower follower(Http2Follower::Peer::kServer);
+    Wire wire(follower, random);
+    wire.Give(Start(1));
+    wire.Give(Frame(kData, 0, 1, Message("header")));
+    Collector collector;
+    ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+    wire.Give(end);
+    EXPECT_EQ(follower.placing(), 0);
+    follower.Forget(1);  // its owner does not know
+    EXPECT_EQ(follower.placing(), 0);
+  }
+}
+
+TEST(Http2Follower, FollowsNoMoreThanSoManyStreamsAndKeepsThoseWithAPlacer) {
+  std::mt19937 random(1);
+  Http2Follower follower(Http2Follower::Peer::kServer);
+  Wire wire(follower, random);
+  wire.Give(Start(1));
+  wire.Give(Frame(kData, 0, 1, Message("header")));
+  Collector collector;
+  ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+  std::string others;
+  for (uint32_t n = 1; n < 2000; ++n) others += Frame(kHeaders, 4, 2 * n + 1, "h");
+  wire.Give(others);
+  wire.Give(Frame(kData, 0, 3, Message("header")));  // the oldest has made room
+  Collector late;
+  EXPECT_EQ(follower.Place(wire.At(9 + 5), late), 0u);
+  const std::string large = Random(100000, random);
+  wire.Give(Frame(kData, 0, 1, Message(large)));
+  EXPECT_EQ(collector.memory[1], large.substr(kSkip));
+}
+
+TEST(Http2Follower, LosesWhatItDoesNotUnderstand) {
+  const std::pair<const char*, std::string> cases[] = {
+      {"TLS", std::string("\x16\x03\x01\x02", 4) + std::string(40, 'x')},
+      {"another preface", std::string("PRI * HTTP/3.0\r\n\r\n")},
+      {"no settings first", kPreface + Frame(kHeaders, 4, 1, "h")},
+      {"padded data", kPreface + Start(1) + Frame(kData, 8, 1, "1234")},
+  };
+  for (const auto& [name, bytes] : cases) {
+    Http2Follower follower(Http2Follower::Peer::kClient);
+    follower.Feed({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+    EXPECT_TRUE(follower.lost()) << name;
+  }
+}
+
+}  // namespace
+}  // namespace attnd

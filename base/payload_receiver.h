@@ -1,0 +1,77 @@
+// PayloadReceiver: one gRPC connection whose large messages are read from the socket straight to
+// where they are wanted, instead of into gRPC's buffers and from there.
+//
+// gRPC 1.51 reads a connection by recvmsg(2) into slices of its own and has no say in where a
+// message lies. A program's own symbols come before those of its libraries, so recvmsg is replaced
+// here: bytes that a placer wants elsewhere (http2_follower.h) go there, and gRPC is told that it
+// has read as many. It looks at frames, lengths and prefixes, which it gets, and not at payloads,
+// whose slices it delivers with meaningless bytes. That saves a copy of each byte and the
+// caches that the slices would fill (docs/PERFORMANCE.md, Wire). Where this recvmsg is not the one
+// that gRPC calls (a library loaded into another program), nothing is placed, and all is as
+// without.
+//
+// Threads: any. A placer is called by the thread that receives.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "base/http2_follower.h"
+
+namespace attnd {
+
+class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
+ public:
+  // Follows a TCP or unix socket from its first byte on, until its number means another socket.
+  // Null for a number that is too large.
+  static std::shared_ptr<PayloadReceiver> Attach(int socket, Http2Follower::Peer peer);
+
+  // While it lives the placer is asked; when it is gone nothing is written any more.
+  class Placing {
+   public:
+    Placing(std::shared_ptr<PayloadReceiver> receiver, uint32_t stream)
+        : receiver_(std::move(receiver)), stream_(stream) {}
+    ~Placing();
+    Placing(const Placing&) = delete;
+    Placing& operator=(const Placing&) = delete;
+
+   private:
+    const std::shared_ptr<PayloadReceiver> receiver_;
+    const uint32_t stream_;
+  };
+
+  // gRPC delivers shorter pieces as copies.
+  static constexpr size_t kLeastFirstBytes = 32;
+  // Of the stream whose first message gRPC has delivered from `first_message`, a slice of at least
+  // so many bytes that the caller holds. Null when it is not found.
+  std::unique_ptr<Placing> Place(const void* first_message, MessagePlacer& placer);
+
+  // Of this process, read straight to their place so far.
+  static int64_t PlacedBytes();
+
+  // As recvmsg(2) without flags.
+  ssize_t Receive(int socket, msghdr& message);
+
+  PayloadReceiver(uint64_t cookie, Http2Follower::Peer peer);
+
+ private:
+  ssize_t ReceiveFollowed(int socket, msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const uint64_t cookie_;  // of the socket: its number may be given to another
+  absl::Mutex mutex_;
+  Http2Follower follower_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The same among all followed connections from a peer, by gRPC's name for it.
+std::unique_ptr<PayloadReceiver::Placing> PlaceMessagesFrom(const std::string& peer,
+                                                            const void* first_message,
+                                                            MessagePlacer& placer);
+
+}  // namespace attnd
