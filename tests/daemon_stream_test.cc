@@ -361,6 +361,7 @@ TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {
 TEST(DaemonStream, CutsASenderThatIsBelowTheRate) {
   ServerOptions options = TestOptions();
   options.transport.streams = {.idle = absl::Seconds(1), .min_bytes_per_second = 1 << 30};
+  options.admission.max_deadline = absl::Hours(100);  // 2^34 pairs: hours of a busy machine
   Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options));
   v1::ForwardRequest request = MakeForward(SmallProblem(1 << 17), 1);  // k: 8 MiB
   grpc::ClientContext context;
