@@ -142,8 +142,8 @@ struct GeneralScores {
   // alike, and a row of nothing else is the plain average of V.
   static constexpr float kExactBias = 0x1p26f;
   ATTN_HD static float Moderate(float bias) {
-    const bool is_exact = !(ptx::Absolute(bias) > kExactBias);
-    return is_exact ? bias : ptx::BitsFloat(ptx::FloatBits(bias) & 0xff800000u);
+    const uint32_t kept = ptx::Absolute(bias) > kExactBias ? 0xff800000u : 0xffffffffu;
+    return ptx::BitsFloat(ptx::FloatBits(bias) & kept);
   }
 
   // What a product is multiplied by to be 2·score/cap in units of log2. Finite even where 1/cap is
