@@ -95,24 +95,34 @@ class ScoreRole {
   // of two k steps for both row tiles.
   ATTN_HD static void ScoresQK(const uint32_t (&rQ)[kRowTiles][L::kChunks * 4], const void* sK,
                                int offset, float (&rS)[kRowTiles][8]) {
-    typename Math::Accumulator c[kRowTiles];
+    typename Math::Accumulator c[L::kChains][kRowTiles];
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) Math::Zero(c[m]);
+    for (int m = 0; m < L::kChains * kRowTiles; ++m) Math::Zero(c[m / kRowTiles][m % kRowTiles]);
 #pragma unroll
     for (int n = 0; n < L::kChunks; ++n) {
       uint4 b = ptx::LoadShared128(L::At(sK, offset ^ (n & 7) * 16, (n >> 3) * 128));
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        Math::Multiply(c[m], rQ[m][n * 4], rQ[m][n * 4 + 1], b.x, b.y);
+        Math::Multiply(c[0][m], rQ[m][n * 4], rQ[m][n * 4 + 1], b.x, b.y);
       }
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        Math::Multiply(c[m], rQ[m][n * 4 + 2], rQ[m][n * 4 + 3], b.z, b.w);
+        Math::Multiply(c[L::kChains - 1][m], rQ[m][n * 4 + 2], rQ[m][n * 4 + 3], b.z, b.w);
       }
     }
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) Math::ToScores(c[m], rS[m]);
+    for (int m = 0; m < kRowTiles; ++m) {
+      Math::ToScores(c[0][m], rS[m]);
+      if constexpr (L::kChains == 2) AddChain(c[1][m], rS[m]);
+    }
   }
+  ATTN_HD static void AddChain(const typename Math::Accumulator& c, float (&rS)[8]) {
+    float more[8];
+    Math::ToScores(c, more);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) rS[e] += more[e];
+  }
+
   // The lane's scores in pairs: pair 4m + n is of row tile m and the lane's row n % kRows.
   static constexpr int kPairs = 4 * kRowTiles;
   ATTN_HD static void PlacePairs(const Work& work, int first_key, ScorePlace (&pairs)[kPairs]) {
