@@ -37,7 +37,7 @@ struct KernelRow {
   int spill_bytes = 0;
 };
 
-// "forward_f32_d64_linear_dropout": the kernel's name in messages, receipts and the index.
+// "forward_d64_f32_linear_dropout": the kernel's name in messages, receipts and the index.
 std::string NameOf(const KernelRow& row);
 
 // Every row that is built.
