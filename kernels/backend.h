@@ -127,7 +127,9 @@ class Backend {
   virtual int64_t WorkspaceBytes(const Problem& problem, Direction direction) const = 0;
   // Device memory that a call takes while it is launched; 0 where tensors stay in host memory.
   virtual int64_t DeviceBytes(const Problem&, Direction) const { return 0; }
-  // What a kept forward leaves on the device, part of its DeviceBytes; a backward on it takes so
+  // What a forward that is kept takes beside that.
+  virtual int64_t KeepingBytes(const Problem&) const { return 0; }
+  // What a kept forward leaves on the device, part of these; a backward on it takes so
   // much less. 0: nothing is left there.
   virtual int64_t ResidualBytes(const Problem&) const { return 0; }
   // Page-locks memory of calls to come, where that helps, until UnregisterHost or the engine's end;

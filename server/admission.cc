@@ -371,6 +371,7 @@ Admission::Choice Admission::ChoiceOf(const AttentionCall& call, int device) con
   const Problem& problem = call.problem();
   int64_t bytes = backend->DeviceBytes(problem, call.direction());
   if (call.residual_place() == device) bytes -= backend->ResidualBytes(problem);
+  if (call.keep_residual()) bytes += backend->KeepingBytes(problem);
   return {device, bytes,
           cost->EstimateSeconds(problem, call.direction(), call.flops(),
                                 call.input_bytes() + call.output_bytes())};

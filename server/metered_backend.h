@@ -28,6 +28,9 @@ class MeteredBackend final : public Backend {
   int64_t DeviceBytes(const Problem& problem, Direction direction) const override {
     return backend_.DeviceBytes(problem, direction);
   }
+  int64_t KeepingBytes(const Problem& problem) const override {
+    return backend_.KeepingBytes(problem);
+  }
   int64_t ResidualBytes(const Problem& problem) const override {
     return backend_.ResidualBytes(problem);
   }

@@ -179,6 +179,10 @@ int64_t CudaBackend::DeviceBytes(const Problem& problem, Direction direction) co
   return kernels.ok() ? BackwardArenaBytes(problem, *kernels) : 0;
 }
 
+int64_t CudaBackend::KeepingBytes(const Problem& problem) const {
+  return CanKeep(problem) ? KeptForwardBytes(problem) : 0;
+}
+
 int64_t CudaBackend::ResidualBytes(const Problem& problem) const {
   return CanKeep(problem) ? ResidualTensorBytes(problem) : 0;
 }

@@ -37,6 +37,7 @@ class CudaBackend final : public Backend {
   absl::Status Supports(const Problem& problem, Direction direction) const override;
   int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override;
   int64_t DeviceBytes(const Problem& problem, Direction direction) const override;
+  int64_t KeepingBytes(const Problem& problem) const override;
   int64_t ResidualBytes(const Problem& problem) const override;
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
     return device_->RegisterHost(memory);

@@ -5,6 +5,7 @@
 
 #include "attention/cost.h"
 #include "base/check.h"
+#include "base/round_up.h"
 
 namespace attnd::cuda {
 namespace {
@@ -174,16 +175,21 @@ int64_t ResidualTensorBytes(const Problem& p) {
 
 int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels) {
   ArenaLayout arena;
-  CallLayout layout = LayOutKeptTensors(p, arena, arena);
+  CallLayout layout = LayOutTensors(p, RegionUse::kOutput, arena);
   LayOutTileLists(layout, TilingOf(kernels), arena);
   LayOutConstants(layout, arena);
-  int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows) +
-                  MaskLineCount(p, TilingOf(kernels));
-  if (layout.keeps_rows) {
-    tiles += p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
-             p.kv_heads * TilesOfHead(p, p.kv_len, kDqBlockRows);
-  }
+  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows) +
+                        MaskLineCount(p, TilingOf(kernels));
   return arena.bytes() + ConstantBytes(p, tiles, 3);
+}
+
+int64_t KeptForwardBytes(const Problem& p) {
+  ArenaLayout arena;
+  if (!LayOutKeptTensors(p, arena, arena).keeps_rows) return 0;
+  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
+                        p.kv_heads * TilesOfHead(p, p.kv_len, kDqBlockRows);
+  return arena.bytes() - ResidualTensorBytes(p) +
+         RoundUp(tiles * static_cast<int64_t>(sizeof(TileWork)), kRegionAlignment);
 }
 
 int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels) {

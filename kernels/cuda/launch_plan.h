@@ -60,5 +60,7 @@ int64_t ResidualTensorBytes(const Problem& problem);
 // Without the tiles themselves: cheap for any length.
 int64_t ForwardArenaBytes(const Problem& problem, const ForwardKernels& kernels);
 int64_t BackwardArenaBytes(const Problem& problem, const BackwardKernels& kernels);
+// What a forward takes beside that when its tensors stay: in bfloat16 V and O once more.
+int64_t KeptForwardBytes(const Problem& problem);
 
 }  // namespace attnd::cuda
