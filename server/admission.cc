@@ -435,6 +435,10 @@ absl::Status Admission::RefuseTooLarge(const AdmittedCall& admitted, int64_t byt
   if (bytes > limits_.memory_bytes) {
     return TooLarge(reason::kTooLargeForDevice, "staging memory", limits_.memory_bytes, bytes);
   }
+  if (bytes > limits_.caller_max_bytes) {
+    return TooLarge(reason::kTooLargeForDevice, "memory of one caller", limits_.caller_max_bytes,
+                    bytes);
+  }
   const int64_t device_memory = devices_[choice.device].backend->info().memory_bytes;
   if (choice.device_bytes > device_memory) {
     return TooLarge(reason::kTooLargeForDevice, "device memory", device_memory,

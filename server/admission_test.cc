@@ -153,6 +153,14 @@ TEST_F(AdmissionTest, CountsACallersBytesUntilItsRepliesAreSent) {
   EXPECT_TRUE(Admit("a").ok());
 }
 
+TEST_F(AdmissionTest, RefusesForGoodWhatACallersQuotaNeverHolds) {
+  Make({.caller_max_bytes = kCallBytes - 1});
+  auto call = Admit("a");
+  EXPECT_EQ(call.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(ReasonOf(call.status()), reason::kTooLargeForDevice);
+  EXPECT_FALSE(RetryAfterOf(call.status()).has_value());
+}
+
 TEST_F(AdmissionTest, RefusesADeadlineThatCannotBeMet) {
   Make({});
   auto late = Admit("a", clock_.Now() + absl::Microseconds(1));

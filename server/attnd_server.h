@@ -76,6 +76,7 @@ class AttndServer {
   int connections() const { return connections_->open().all(); }
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return lost_devices_ > 0; }
+  bool all_devices_lost() const { return lost_devices_ == static_cast<int>(devices_.size()); }
   SharedMemoryUse shared_memory_use() const { return shared_memory_->Use(); }
 
   // Returns when every call is answered or `timeout` has passed (what then still runs is

@@ -44,7 +44,7 @@ bool AttndServer::WaitForBalancers(absl::Duration delay,
   do {
     const absl::Duration left = std::max(end - absl::Now(), absl::ZeroDuration());
     if (!wait(std::min(kDrainPoll, left))) return false;
-  } while (absl::Now() < end && lost_devices_ < static_cast<int>(devices_.size()));
+  } while (absl::Now() < end && !all_devices_lost());
   return true;
 }
 

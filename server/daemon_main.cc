@@ -103,11 +103,13 @@ void Notify(const char* state, Logger& log) {
 void ServeUntilStopped(const ServerOptions& options, AttndServer& server, Logger& log) {
   while (QuietFor(kLostPoll) && !server.device_lost()) {
   }
+  const absl::Duration delay =
+      server.all_devices_lost() ? absl::ZeroDuration() : options.drain_delay;
   log.Info("draining", {{"cause", server.device_lost() ? "device_lost" : "signal"},
-                        {"delay_seconds", absl::ToDoubleSeconds(options.drain_delay)},
+                        {"delay_seconds", absl::ToDoubleSeconds(delay)},
                         {"timeout_seconds", absl::ToDoubleSeconds(options.drain_timeout)}});
   Notify("STOPPING=1", log);
-  server.Drain(options.drain_delay, options.drain_timeout, QuietFor);
+  server.Drain(delay, options.drain_timeout, QuietFor);
   log.Info("stopped");
 }
 

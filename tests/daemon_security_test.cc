@@ -126,7 +126,7 @@ TEST(DaemonTls, DemandsACertificateOfItsAuthorityWhenAsked) {
 
 TEST(DaemonTls, NamesTheCallerByItsCertificate) {
   ServerOptions options = TlsServer(true);
-  options.admission.caller_max_bytes = 64;
+  options.admission.caller_max_calls = 0;
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
   grpc::Status status = CallOverTls(Shared(), daemon.address(), "ca", "client");
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
@@ -251,7 +251,7 @@ TEST_F(DaemonToken, IsNeededForServerInfoToo) {
 }
 
 TEST_F(DaemonToken, NamesTheCallerAndKeepsQuotasApart) {
-  options_.admission.caller_max_bytes = 64;
+  options_.admission.caller_max_calls = 0;
   Daemon daemon(std::make_unique<ReferenceBackend>(), options_);
   grpc::Status status = CallPlain(daemon, "Bearer fedcba9876543210");
   EXPECT_EQ((*ErrorInfoOf(status).mutable_metadata())["caller"], "bob");

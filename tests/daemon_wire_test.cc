@@ -167,7 +167,7 @@ TEST(DaemonWire, CountsACallWithdrawnBeforeItsRequestAsCancelledNotAsInvalid) {
 
 TEST(DaemonWire, TimesRefusalsByAdmissionAndNoOtherAnswers) {
   ServerOptions options = WithMetrics();
-  options.admission.caller_max_bytes = 64;
+  options.admission.caller_max_calls = 0;
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
   const Counts counts(daemon);
   const char* name = "attnd_refusal_duration_seconds_count";
