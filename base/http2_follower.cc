@@ -4,12 +4,50 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+
 namespace attnd {
 namespace {
 
 constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 constexpr uint8_t kData = 0, kHeaders = 1, kRstStream = 3, kSettings = 4;
 constexpr uint8_t kEndStream = 1;
+
+// Of the streams of the process whose first message has come and that have no placer yet: which
+// was last at an address.
+class FirstMessages {
+ public:
+  struct Holder {
+    const Http2Follower* follower = nullptr;
+    uint32_t stream = 0;
+    bool operator==(const Holder& other) const = default;
+  };
+
+  static FirstMessages& Get() {
+    static auto* messages = new FirstMessages;
+    return *messages;
+  }
+  void Put(const void* message, const Holder& holder) {
+    absl::MutexLock lock(&mutex_);
+    holders_[message] = holder;
+  }
+  void Erase(const void* message, const Holder& holder) {
+    absl::MutexLock lock(&mutex_);
+    auto at = holders_.find(message);
+    if (at != holders_.end() && at->second == holder) holders_.erase(at);
+  }
+  Holder Find(const void* message) {
+    absl::MutexLock lock(&mutex_);
+    auto at = holders_.find(message);
+    return at == holders_.end() ? Holder() : at->second;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  absl::flat_hash_map<const void*, Holder> holders_ ABSL_GUARDED_BY(mutex_);
+};
 
 uint32_t BigEndian(const uint8_t* bytes, int count) {
   uint32_t value = 0;
@@ -18,6 +56,10 @@ uint32_t BigEndian(const uint8_t* bytes, int count) {
 }
 
 }  // namespace
+
+Http2Follower::~Http2Follower() {
+  for (Stream& stream : streams_) DropFirst(stream);
+}
 
 void Http2Follower::Feed(Bytes bytes) {
   while (!bytes.empty() && !lost_) {
@@ -49,7 +91,10 @@ void Http2Follower::BeginFrame() {
   frame_type_ = header_[3];
   frame_flags_ = header_[4];
   frame_stream_ = BigEndian(header_ + 5, 4) & 0x7fffffff;
-  if (!std::exchange(settings_came_, true)) lost_ = frame_type_ != kSettings || frame_stream_ != 0;
+  if (!settings_came_) {
+    lost_ = frame_type_ != kSettings || frame_stream_ != 0;
+    settings_came_ = !lost_;
+  }
   if (frame_type_ == kData && (frame_flags_ & ~kEndStream) != 0) lost_ = true;
   if (frame_type_ == kHeaders) Add(frame_stream_);
   if (frame_left_ == 0) EndFrame();
@@ -113,12 +158,18 @@ void Http2Follower::TakeMessage(Stream& stream, Bytes bytes) {
   Advance(stream, static_cast<int64_t>(bytes.size()));
 }
 
-// Whatever was there before has been given back: the newest is what gRPC delivers from there.
 void Http2Follower::TakeFirst(Stream& stream, const void* message) {
-  for (Stream& other : streams_) {
-    if (other.first_message == message) other.first_message = nullptr;
-  }
   stream.first_message = message;
+  FirstMessages::Get().Put(message, {this, stream.id});
+}
+
+void Http2Follower::DropFirst(Stream& stream) {
+  if (stream.first_message == nullptr) return;
+  FirstMessages::Get().Erase(std::exchange(stream.first_message, nullptr), {this, stream.id});
+}
+
+bool Http2Follower::Holds(const void* first_message) const {
+  return FirstMessages::Get().Find(first_message).follower == this;
 }
 
 void Http2Follower::Advance(Stream& stream, int64_t bytes) {
@@ -158,15 +209,14 @@ void Http2Follower::Skip(int64_t bytes) {
 }
 
 uint32_t Http2Follower::Place(const void* first_message, MessagePlacer& placer) {
-  if (lost_) return 0;
-  for (Stream& stream : streams_) {
-    if (stream.first_message != first_message || stream.placer != nullptr) continue;
-    stream.placer = &placer;
-    stream.first_message = nullptr;
-    ++placing_;
-    return stream.id;
-  }
-  return 0;
+  const auto holder = FirstMessages::Get().Find(first_message);
+  if (lost_ || holder.follower != this) return 0;
+  Stream* stream = Find(holder.stream);
+  if (stream == nullptr) return 0;
+  DropFirst(*stream);
+  stream->placer = &placer;
+  ++placing_;
+  return stream->id;
 }
 
 void Http2Follower::Forget(uint32_t id) {
@@ -188,16 +238,20 @@ Http2Follower::Stream* Http2Follower::Find(uint32_t id) {
 void Http2Follower::Add(uint32_t id) {
   if (Find(id) != nullptr) return;
   if (streams_.size() == kMostStreams) {
-    auto idle = [](const Stream& stream) { return stream.placer == nullptr; };
-    auto oldest = std::find_if(streams_.begin(), streams_.end(), idle);
-    if (oldest == streams_.end()) return;
-    streams_.erase(oldest);
+    auto over = [](const Stream& stream) { return stream.index >= 0 && stream.placer == nullptr; };
+    auto oldest = std::find_if(streams_.begin(), streams_.end(), over);
+    if (oldest == streams_.end()) {
+      lost_ = true;  // a first message would go unnoticed
+      return;
+    }
+    Remove(oldest->id);
   }
   streams_.emplace_back().id = id;
 }
 
 void Http2Follower::Remove(uint32_t id) {
   Forget(id);
+  if (Stream* stream = Find(id); stream != nullptr) DropFirst(*stream);
   auto is_it = [id](const Stream& stream) { return stream.id == id; };
   streams_.erase(std::remove_if(streams_.begin(), streams_.end(), is_it), streams_.end());
 }

@@ -45,6 +45,9 @@ class Http2Follower {
   // Received from a client, whose first bytes are the connection preface, or from a server.
   enum class Peer { kClient, kServer };
   explicit Http2Follower(Peer peer) : preface_(peer == Peer::kClient ? 0 : kPrefaceBytes) {}
+  ~Http2Follower();
+  Http2Follower(const Http2Follower&) = delete;
+  Http2Follower& operator=(const Http2Follower&) = delete;
 
   // The next bytes, from where gRPC will read them.
   void Feed(absl::Span<const uint8_t> bytes);
@@ -56,10 +59,18 @@ class Http2Follower {
 
   // Asks `placer` for the place of each further message of the stream whose first message begins at
   // `first_message` in fed memory. Gives the stream, 0: there is none.
+  //
+  // Memory is given back and used again, so one table of the process knows which stream's message
+  // came to a place last; the caller holds his, so that it is his if his connection is followed.
+  // One that is lost knows nothing of its streams: their callers must not ask any connection.
   uint32_t Place(const void* first_message, MessagePlacer& placer);
+  // Any thread.
+  bool Holds(const void* first_message) const;
   void Forget(uint32_t stream);
 
   bool lost() const { return lost_; }
+  // Before anything of HTTP/2 came: no caller of gRPC's without TLS.
+  bool lost_at_once() const { return lost_ && !settings_came_; }
   // Of streams with a placer.
   int placing() const { return placing_; }
 
@@ -69,16 +80,16 @@ class Http2Follower {
   static constexpr int kMessageHeaderBytes = 5;
   // Below this a read of its own costs more than the copy.
   static constexpr int64_t kLeastBytes = 16 << 10;
-  // The oldest without a placer make room; gRPC has fewer calls on a connection.
+  // gRPC has fewer calls on a connection. The oldest whose first message has come make room.
   static constexpr size_t kMostStreams = 256;
 
   struct Stream {
     uint32_t id = 0;
     MessagePlacer* placer = nullptr;
-    const void* first_message = nullptr;
-    int64_t index = -1;         // of the message that is being received
-    int header_got = 0;         // bytes of its length prefix
-    int64_t size = 0, got = 0;  // its bytes, and those that have come
+    const void* first_message = nullptr;  // until it has a placer
+    int64_t index = -1;                   // of the message that is being received
+    int header_got = 0;                   // bytes of its length prefix
+    int64_t size = 0, got = 0;            // its bytes, and those that have come
     bool compressed = false;
     MessagePlace place;
     uint8_t beginning[MessagePlacer::kBeginning];
@@ -93,6 +104,7 @@ class Http2Follower {
   void TakeMessageHeader(Stream& stream, Bytes& bytes);
   void TakeMessage(Stream& stream, Bytes bytes);
   void TakeFirst(Stream& stream, const void* message);
+  void DropFirst(Stream& stream);
   void Advance(Stream& stream, int64_t bytes);
   void AskForPlace(Stream& stream);
   void EndFrame();

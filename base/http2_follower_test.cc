@@ -158,9 +158,10 @@ TEST(Http2Follower, FindsAStreamByItsNewestFirstMessageOnly) {
   Http2Follower follower(Http2Follower::Peer::kServer);
   const std::string start = Start(1) + Frame(kHeaders, 4, 3, "h");
   follower.Feed({reinterpret_cast<const uint8_t*>(start.data()), start.size()});
-  std::string memory;
+  std::string memory(100, 0);
   for (uint32_t stream : {3u, 1u}) {  // the same memory, given back between them
-    memory = Frame(kData, 0, stream, Message("header"));
+    const std::string frame = Frame(kData, 0, stream, Message("header"));
+    memory.assign(frame);  // a copy
     follower.Feed({reinterpret_cast<const uint8_t*>(memory.data()), memory.size()});
   }
   Collector collector;
@@ -225,14 +226,46 @@ TEST(Http2Follower, FollowsNoMoreThanSoManyStreamsAndKeepsThoseWithAPlacer) {
   Collector collector;
   ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
   std::string others;
-  for (uint32_t n = 1; n < 2000; ++n) others += Frame(kHeaders, 4, 2 * n + 1, "h");
+  for (uint32_t n = 1; n < 2000; ++n) {
+    others += Frame(kHeaders, 4, 2 * n + 1, "h") + Frame(kData, 0, 2 * n + 1, Message("first"));
+  }
   wire.Give(others);
+  EXPECT_FALSE(follower.lost());
   wire.Give(Frame(kData, 0, 3, Message("header")));  // the oldest has made room
   Collector late;
   EXPECT_EQ(follower.Place(wire.At(9 + 5), late), 0u);
   const std::string large = Random(100000, random);
   wire.Give(Frame(kData, 0, 1, Message(large)));
   EXPECT_EQ(collector.memory[1], large.substr(kSkip));
+}
+
+TEST(Http2Follower, IsLostRatherThanMissAFirstMessage) {
+  std::string begun = Start(1);
+  for (uint32_t n = 1; n < 2000; ++n) begun += Frame(kHeaders, 4, 2 * n + 1, "h");
+  Http2Follower follower(Http2Follower::Peer::kServer);
+  follower.Feed({reinterpret_cast<const uint8_t*>(begun.data()), begun.size()});
+  EXPECT_TRUE(follower.lost());
+  EXPECT_FALSE(follower.lost_at_once());
+}
+
+TEST(Http2Follower, FindsAStreamAmongConnectionsThatHaveUsedTheSameMemory) {
+  const std::string start = Start(1);
+  for (bool ended : {false, true}) {
+    Http2Follower refused(Http2Follower::Peer::kServer), followed(Http2Follower::Peer::kServer);
+    std::string memory(100, 0);
+    for (Http2Follower* follower : {&refused, &followed}) {
+      follower->Feed({reinterpret_cast<const uint8_t*>(start.data()), start.size()});
+      const std::string frame = Frame(kData, ended && follower == &followed, 1, Message("header"));
+      memory.assign(frame);  // a copy
+      follower->Feed({reinterpret_cast<const uint8_t*>(memory.data()), memory.size()});
+    }
+    const void* first = memory.data() + 9 + 5;
+    Collector collector;
+    EXPECT_FALSE(refused.Holds(first));
+    EXPECT_EQ(refused.Place(first, collector), 0u);
+    EXPECT_EQ(followed.Holds(first), !ended);
+    EXPECT_EQ(followed.Place(first, collector), ended ? 0u : 1u);
+  }
 }
 
 TEST(Http2Follower, LosesWhatItDoesNotUnderstand) {

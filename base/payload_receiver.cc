@@ -34,6 +34,8 @@ ssize_t SystemReceive(int socket, msghdr* message, int flags) {
 }
 
 std::atomic<int64_t> placed_bytes{0};
+// Of this process there were some: their calls cannot be told from others.
+std::atomic<bool> unfollowed_connections{false};
 
 uint64_t CookieOf(int socket) {
   uint64_t cookie = 0;
@@ -58,6 +60,12 @@ int PeerOf(const std::string& grpcs_name) {
   int port = kNoPeer;
   const bool is_number = absl::SimpleAtoi(grpcs_name.substr(grpcs_name.rfind(':') + 1), &port);
   return is_number ? port : kNoPeer;
+}
+
+bool IsUnixSocket(int socket) {
+  int family = 0;
+  socklen_t size = sizeof(family);
+  return getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && family == AF_UNIX;
 }
 
 // By the sockets' numbers.
@@ -166,12 +174,15 @@ ssize_t Execute(const Read& read, int socket, size_t offset, size_t control, msg
 
 }  // namespace
 
-PayloadReceiver::PayloadReceiver(uint64_t cookie, Http2Follower::Peer peer)
-    : cookie_(cookie), follower_(peer) {}
+PayloadReceiver::PayloadReceiver(uint64_t cookie, bool unix_socket, Http2Follower::Peer peer)
+    : cookie_(cookie), unix_socket_(unix_socket), follower_(peer) {}
 
 std::shared_ptr<PayloadReceiver> PayloadReceiver::Attach(int socket, Http2Follower::Peer peer) {
-  if (socket < 0 || socket >= kMostSockets) return nullptr;
-  auto receiver = std::make_shared<PayloadReceiver>(CookieOf(socket), peer);
+  if (socket < 0 || socket >= kMostSockets) {
+    unfollowed_connections = true;
+    return nullptr;
+  }
+  auto receiver = std::make_shared<PayloadReceiver>(CookieOf(socket), IsUnixSocket(socket), peer);
   Table::Get().Put(socket, receiver);
   return receiver;
 }
@@ -188,7 +199,14 @@ PayloadReceiver::Placing::~Placing() {
   receiver_->follower_.Forget(stream_);
 }
 
+bool PayloadReceiver::Holds(const void* first_message) const {
+  return follower_.Holds(first_message);
+}
+
 int64_t PayloadReceiver::PlacedBytes() { return placed_bytes; }
+
+// A unix socket is never encrypted, so that what is lost at once there is no caller.
+bool PayloadReceiver::HasUnknownCalls() const { return lost_ && !(unix_socket_ && lost_at_once_); }
 
 ssize_t PayloadReceiver::Receive(int socket, msghdr& message) {
   if (CookieOf(socket) != cookie_) return SystemReceive(socket, &message, 0);
@@ -218,6 +236,10 @@ ssize_t PayloadReceiver::ReceiveFollowed(int socket, msghdr& message) {
                  [&](const uint8_t* data, size_t size) {
                    follower_.Feed({data, size});
                  });
+    if (follower_.lost()) {
+      lost_at_once_ = follower_.lost_at_once();
+      lost_ = true;
+    }
     total += static_cast<size_t>(got);
     if (static_cast<size_t>(got) < read.bytes()) break;
     between = !read.straight.empty();  // after a short read that led to none, all that there is
@@ -228,11 +250,15 @@ ssize_t PayloadReceiver::ReceiveFollowed(int socket, msghdr& message) {
 std::unique_ptr<PayloadReceiver::Placing> PlaceMessagesFrom(const std::string& peer,
                                                             const void* first_message,
                                                             MessagePlacer& placer) {
-  for (const auto& receiver : Table::Get().From(PeerOf(peer))) {
+  if (unfollowed_connections) return nullptr;
+  PayloadReceiver* holder = nullptr;
+  const auto receivers = Table::Get().From(PeerOf(peer));
+  for (const auto& receiver : receivers) {
     if (receiver == nullptr) continue;
-    if (auto placing = receiver->Place(first_message, placer); placing != nullptr) return placing;
+    if (receiver->HasUnknownCalls()) return nullptr;
+    if (receiver->Holds(first_message)) holder = receiver.get();
   }
-  return nullptr;
+  return holder == nullptr ? nullptr : holder->Place(first_message, placer);
 }
 
 }  // namespace attnd

@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -56,20 +57,28 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
   // Of this process, read straight to their place so far.
   static int64_t PlacedBytes();
 
+  // Whether that message came by this connection.
+  bool Holds(const void* first_message) const ABSL_NO_THREAD_SAFETY_ANALYSIS;  // its address alone
+  // Whether calls may come by it whose messages are not followed.
+  bool HasUnknownCalls() const;
+
   // As recvmsg(2) without flags.
   ssize_t Receive(int socket, msghdr& message);
 
-  PayloadReceiver(uint64_t cookie, Http2Follower::Peer peer);
+  PayloadReceiver(uint64_t cookie, bool unix_socket, Http2Follower::Peer peer);
 
  private:
   ssize_t ReceiveFollowed(int socket, msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint64_t cookie_;  // of the socket: its number may be given to another
+  const bool unix_socket_;
+  std::atomic<bool> lost_{false}, lost_at_once_{false};
   absl::Mutex mutex_;
   Http2Follower follower_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The same among all followed connections from a peer, by gRPC's name for it.
+// The same among all connections from a peer, by gRPC's name for it. Null while one of them has
+// calls that nobody follows (TLS, a frame out of place): `first_message` might be of those.
 std::unique_ptr<PayloadReceiver::Placing> PlaceMessagesFrom(const std::string& peer,
                                                             const void* first_message,
                                                             MessagePlacer& placer);

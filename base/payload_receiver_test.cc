@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace attnd {
@@ -128,6 +129,53 @@ TEST_F(PayloadReceiverTest, FindsAConnectionByItsPeersName) {
   EXPECT_EQ(PlaceMessagesFrom("ipv4:127.0.0.1:70", first, place), nullptr);
   EXPECT_EQ(PlaceMessagesFrom("unix:", first_.data(), place), nullptr);
   EXPECT_NE(PlaceMessagesFrom("unix:", first, place), nullptr);
+}
+
+// A call that is refused leaves its stream and gives its memory back, which the next one gets.
+TEST_F(PayloadReceiverTest, TakesTheConnectionThatUsedTheMemoryLast) {
+  const void* first = ReceiveFirst();
+  int refused[2] = {sockets_[0], sockets_[1]};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets_), 0);
+  auto receiver = PayloadReceiver::Attach(sockets_[0], Http2Follower::Peer::kServer);
+  ASSERT_EQ(ReceiveFirst(), first) << "not the same memory";
+  OnePlace place(100000);
+  auto placing = PlaceMessagesFrom("unix:", first, place);
+  ASSERT_NE(placing, nullptr);
+  std::swap(sockets_, refused);
+  const std::string stale = Frame(0, 1, Message(std::string(100000, 's')));
+  Send(stale);
+  EXPECT_EQ(Receive(stale.size()), stale);
+  EXPECT_EQ(place.memory, std::string(100000, '-'));
+  EXPECT_EQ(place.placed, 0);
+  std::swap(sockets_, refused);
+  const std::string own = Frame(0, 1, Message(std::string(100000, 'o')));
+  Send(own);
+  Receive(own.size());
+  EXPECT_EQ(place.memory, std::string(100000, 'o'));
+  for (int socket : refused) close(socket);
+}
+
+TEST_F(PayloadReceiverTest, PlacesNothingWhileAConnectionOfThePeerIsLost) {
+  OnePlace place(10);
+  const void* first = ReceiveFirst();
+  int other[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, other), 0);
+  for (const bool at_once : {false, true}) {
+    PayloadReceiver::Attach(other[0], Http2Follower::Peer::kServer);
+    std::string bytes =
+        Frame(4, 0, "") + std::string("\0\0\4\0\x8\0\0\0\1pad!", 13);  // padded DATA
+    if (at_once) bytes = "HTTP/1.1 400 Bad Request";
+    ASSERT_EQ(send(other[1], bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    char memory[100];
+    iovec piece{memory, sizeof(memory)};
+    msghdr message{};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    ASSERT_EQ(recvmsg(other[0], &message, 0), static_cast<ssize_t>(bytes.size()));
+    auto placing = PlaceMessagesFrom("unix:", first, place);
+    EXPECT_EQ(placing != nullptr, at_once);
+  }
+  for (int socket : other) close(socket);
 }
 
 TEST_F(PayloadReceiverTest, LeavesMemoryAloneOnceThePlacingIsGone) {

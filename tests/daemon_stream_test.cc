@@ -3,8 +3,10 @@
 // that fall silent or asleep, and calls too large for one message.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,8 +15,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
+#include "base/payload_receiver.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
 #include "tests/daemon_counts.h"
@@ -285,6 +289,45 @@ TEST(DaemonStream, RefusesOnTheHeaderAlone) {
   grpc::Status status = ReadReply(*stream, reply);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
   EXPECT_EQ(ErrorInfoOf(status).reason(), "TOO_LARGE_FOR_DEVICE");
+}
+
+// A refused call's chunks are on their way still when another call gets the memory that its header
+// lay in, and the places that it would have had.
+TEST(DaemonStream, KeepsCallsApartThatAreRefusedBesideOthers) {
+  ServerOptions options = TestOptions();
+  options.listen = {absl::StrCat("unix:/tmp/attnd_stream_", getpid())};
+  options.admission.memory_bytes = options.admission.caller_max_bytes = 40 << 20;  // two calls
+  Daemon daemon(MakeCpuBackend({.threads = 1}), options);
+  const auto engine = MakeCpuBackend({.threads = 1});
+  Problem problem = SmallProblem(1 << 17);  // 8 MiB of q and of o
+  problem.kv_len = 16;
+  std::atomic<int> answered{0}, refused{0};
+  const int64_t before = PayloadReceiver::PlacedBytes();
+  std::vector<std::thread> callers;
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    v1::ForwardRequest request = MakeForward(problem, seed);
+    // Shorter headers are delivered as copies, and their chunks not placed.
+    request.mutable_options()->set_request_id("as long as a client's own");
+    callers.emplace_back([&, request, expected = ComputeForward(*engine, problem, request)] {
+      auto stub = daemon.NewStub();
+      for (int n = 0; n < 10; ++n) {
+        v1::ForwardResponse got;
+        grpc::Status status = ForwardStreamed(*stub, request, got, [] { return 500000; });
+        if (!status.ok()) {
+          EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+          ++refused;
+          continue;
+        }
+        ++answered;
+        ASSERT_TRUE(got.o() == expected.o() && got.lse() == expected.lse()) << "call " << n;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_GT(answered, 0);
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(PayloadReceiver::PlacedBytes(), before);
+  ExpectHealthy(daemon);
 }
 
 TEST(DaemonStream, HoldsItsMemoryFromTheHeaderOn) {

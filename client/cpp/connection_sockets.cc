@@ -50,8 +50,10 @@ std::unique_ptr<PayloadReceiver::Placing> ConnectionSockets::Place(const void* f
                                                                    MessagePlacer& placer) {
   absl::MutexLock lock(&mutex_);
   for (const auto& receiver : receivers_) {
-    if (receiver == nullptr) continue;
-    if (auto placing = receiver->Place(first_message, placer); placing != nullptr) return placing;
+    if (receiver == nullptr || receiver->HasUnknownCalls()) return nullptr;
+  }
+  for (const auto& receiver : receivers_) {
+    if (receiver->Holds(first_message)) return receiver->Place(first_message, placer);
   }
   return nullptr;
 }
