@@ -406,7 +406,9 @@ TEST(DaemonStream, CutsASenderThatIsBelowTheRate) {
   options.transport.streams = {.idle = absl::Seconds(1), .min_bytes_per_second = 1 << 30};
   options.admission.max_deadline = absl::Hours(100);  // 2^34 pairs: hours of a busy machine
   Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options));
-  v1::ForwardRequest request = MakeForward(SmallProblem(1 << 17), 1);  // k: 8 MiB
+  Problem problem = SmallProblem(1 << 17);         // k: 4 MiB
+  problem.window_left = problem.window_right = 8;  // all of it would take the engine 20 minutes
+  v1::ForwardRequest request = MakeForward(problem, 1);
   grpc::ClientContext context;
   auto stream = daemon.stub().ForwardStream(&context);
   bool open = stream->Write(HeaderOf(request));
