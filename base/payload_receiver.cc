@@ -1,5 +1,6 @@
 #include "base/payload_receiver.h"
 
+#include <dlfcn.h>
 #include <netinet/in.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -29,8 +30,12 @@ constexpr int kMostPieces = 66;
 // A peer is known by its port: its address may be written in several ways.
 constexpr int kNoPeer = 0, kUnixPeer = -1;
 
+// The next after ours: the C library's, or a sanitizer's before it.
 ssize_t SystemReceive(int socket, msghdr* message, int flags) {
-  return syscall(SYS_recvmsg, socket, message, flags);
+  static const auto next =
+      reinterpret_cast<ssize_t (*)(int, msghdr*, int)>(dlsym(RTLD_NEXT, "recvmsg"));
+  if (next == nullptr) return syscall(SYS_recvmsg, socket, message, flags);
+  return next(socket, message, flags);
 }
 
 std::atomic<int64_t> placed_bytes{0};
@@ -261,13 +266,12 @@ std::unique_ptr<PayloadReceiver::Placing> PlaceMessagesFrom(const std::string& p
   return holder == nullptr ? nullptr : holder->Place(first_message, placer);
 }
 
-}  // namespace attnd
-
-// In the place of the C library's.
-extern "C" ssize_t recvmsg(int socket, msghdr* message, int flags) {
+ssize_t ReceiveMessage(int socket, msghdr* message, int flags) {
   if (flags == 0) {
-    auto receiver = attnd::Table::Get().Find(socket);
+    auto receiver = Table::Get().Find(socket);
     if (receiver != nullptr) return receiver->Receive(socket, *message);
   }
-  return attnd::SystemReceive(socket, message, flags);
+  return SystemReceive(socket, message, flags);
 }
+
+}  // namespace attnd

@@ -2,13 +2,12 @@
 // where they are wanted, instead of into gRPC's buffers and from there.
 //
 // gRPC 1.51 reads a connection by recvmsg(2) into slices of its own and has no say in where a
-// message lies. A program's own symbols come before those of its libraries, so recvmsg is replaced
-// here: bytes that a placer wants elsewhere (http2_follower.h) go there, and gRPC is told that it
-// has read as many. It looks at frames, lengths and prefixes, which it gets, and not at payloads,
-// whose slices it delivers with meaningless bytes. That saves a copy of each byte and the
-// caches that the slices would fill (docs/PERFORMANCE.md, Wire). Where this recvmsg is not the one
-// that gRPC calls (a library loaded into another program), nothing is placed, and all is as
-// without.
+// message lies. A program's own symbols come before those of its libraries, so a program can
+// replace recvmsg (program_recvmsg.cc): bytes that a placer wants elsewhere (http2_follower.h) go
+// there, and gRPC is told that it has read as many. It looks at frames, lengths and prefixes, which
+// it gets, and not at payloads, whose slices it delivers with meaningless bytes. That saves a copy
+// of each byte and the caches that the slices would fill (docs/PERFORMANCE.md, Wire). In a program
+// that does not, nothing is placed, and all is as without.
 //
 // Threads: any. A placer is called by the thread that receives.
 #pragma once
@@ -82,5 +81,8 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
 std::unique_ptr<PayloadReceiver::Placing> PlaceMessagesFrom(const std::string& peer,
                                                             const void* first_message,
                                                             MessagePlacer& placer);
+
+// What a program's recvmsg(2) does.
+ssize_t ReceiveMessage(int socket, msghdr* message, int flags);
 
 }  // namespace attnd
