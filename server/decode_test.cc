@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -736,6 +737,19 @@ TEST(Decode, RefusesTheRestOfAMessageWhoseProblemIsKnown) {
   EXPECT_FALSE(DecodeText(good + BytesField(1, Valid().problem().SerializeAsString())).ok());
   EXPECT_FALSE(DecodeText(good.substr(0, good.size() - 1)).ok());
   EXPECT_TRUE(DecodeText(good).ok());
+}
+
+// On a thread that has seen no problem yet, where "none" must not pass for one of no bytes.
+TEST(Decode, RefusesAProblemOfNoBytesAsAThreadsFirst) {
+  v1::ForwardRequest request = Valid();
+  request.mutable_problem()->Clear();
+  for (const std::string& message : {BytesField(1, ""), request.SerializeAsString()}) {
+    std::thread([&] {
+      absl::StatusOr<AttentionCall> call = DecodeText(message);
+      ASSERT_FALSE(call.ok());
+      EXPECT_TRUE(absl::StrContains(call.status().message(), "problem.element")) << call.status();
+    }).join();
+  }
 }
 
 TEST(Decode, RefusesLongListsBeforeTheyAreParsed) {

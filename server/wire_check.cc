@@ -215,8 +215,10 @@ absl::Status Checker::SubMessage(const FieldDescriptor& field, const Path& path,
 bool Checker::SkipKnown(const FieldDescriptor& field, int size) {
   const void* bytes = nullptr;
   int available = 0;
-  if (field.number() != known_.number || size != static_cast<int>(known_.bytes.size()))
+  if (known_.bytes.empty() || field.number() != known_.number ||
+      size != static_cast<int>(known_.bytes.size())) {
     return false;
+  }
   table_.known = in_.GetDirectBufferPointer(&bytes, &available) && available >= size &&
                  std::memcmp(bytes, known_.bytes.data(), known_.bytes.size()) == 0;
   return table_.known && in_.Skip(size);

@@ -37,7 +37,7 @@ struct FieldTable {
 };
 
 // A sub-message whose bytes, if they are these, have been found good before: they are skipped, and
-// nothing inside them is noted.
+// nothing inside them is noted. Without bytes none is known.
 struct KnownField {
   int number = 0;
   absl::string_view bytes;
