@@ -23,6 +23,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/check.h"
 #include "base/congestion_control.h"
 #include "base/cpu_quota.h"
 #include "base/event_threads.h"
@@ -449,6 +450,7 @@ AttndServer::~AttndServer() {
   workers_.reset();  // answers what is left, before the service goes
   reply_threads_.reset();
   server_.reset();
+  CHECK(open_calls_.count() == 0);  // gRPC has ended them all: what they use may go
 }
 
 }  // namespace attnd
