@@ -76,7 +76,8 @@ class ThreadMetrics final : public prometheus::Collectable {
     // By the thread itself.
     std::atomic<double>& at(int cell) {
       std::atomic<double>* chunk = chunks_[cell / kChunk].load(std::memory_order_relaxed);
-      return (chunk != nullptr ? chunk : MakeChunk(cell / kChunk))[cell % kChunk];
+      if (chunk == nullptr) chunk = MakeChunk(cell / kChunk);
+      return chunk[cell % kChunk];
     }
     double Read(int cell) const;  // by any
 
