@@ -95,6 +95,19 @@ class Wire {
   }();
 };
 
+// Of a connection from a server: stream 1, with a placer since its first message.
+struct PlacedStream {
+  explicit PlacedStream(int64_t least = 0) : collector(least) {
+    wire.Give(Start(1));
+    wire.Give(Frame(kData, 0, 1, Message("header")));
+    EXPECT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+  }
+  std::mt19937 random{1};
+  Http2Follower follower{Http2Follower::Peer::kServer};
+  Wire wire{follower, random};
+  Collector collector;
+};
+
 TEST(Http2Follower, PutsMessagesInTheirPlaceHoweverTheyAreCut) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
@@ -139,13 +152,8 @@ TEST(Http2Follower, PutsMessagesInTheirPlaceHoweverTheyAreCut) {
 }
 
 TEST(Http2Follower, ShowsAPlacerTheBeginningAndTakesNoForAnAnswer) {
-  std::mt19937 random(1);
-  Http2Follower follower(Http2Follower::Peer::kServer);
-  Wire wire(follower, random);
-  wire.Give(Start(1));
-  wire.Give(Frame(kData, 0, 1, Message("header")));
-  Collector collector(int64_t{1} << 30);
-  ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+  PlacedStream stream(int64_t{1} << 30);
+  auto& [random, follower, wire, collector] = stream;
   const std::string large = Random(100000, random);
   EXPECT_EQ(wire.Give(Frame(kData, 0, 1, Message("short") + Message(large))), 0);
   EXPECT_EQ(collector.beginnings[1], "short");
@@ -171,13 +179,8 @@ TEST(Http2Follower, FindsAStreamByItsNewestFirstMessageOnly) {
 }
 
 TEST(Http2Follower, WritesNothingMoreOnceForgottenAndTellsOfNoHalfMessage) {
-  std::mt19937 random(1);
-  Http2Follower follower(Http2Follower::Peer::kServer);
-  Wire wire(follower, random);
-  wire.Give(Start(1));
-  wire.Give(Frame(kData, 0, 1, Message("header")));
-  Collector collector;
-  ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+  PlacedStream stream;
+  auto& [random, follower, wire, collector] = stream;
   const std::string large = Random(100000, random), message = Message(large);
   wire.Give(Frame(kData, 0, 1, message.substr(0, 50000)));
   EXPECT_EQ(follower.placing(), 1);
@@ -190,26 +193,16 @@ TEST(Http2Follower, WritesNothingMoreOnceForgottenAndTellsOfNoHalfMessage) {
 }
 
 TEST(Http2Follower, PlacesNothingOfACompressedMessage) {
-  std::mt19937 random(1);
-  Http2Follower follower(Http2Follower::Peer::kServer);
-  Wire wire(follower, random);
-  wire.Give(Start(1));
-  wire.Give(Frame(kData, 0, 1, Message("header")));
-  Collector collector;
-  ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+  PlacedStream stream;
+  auto& [random, follower, wire, collector] = stream;
   EXPECT_EQ(wire.Give(Frame(kData, 0, 1, Message(Random(100000, random), 1))), 0);
   EXPECT_TRUE(collector.beginnings.empty());
 }
 
 TEST(Http2Follower, EndsAStreamWithItsLastFrameOrItsReset) {
   for (const std::string& end : {Frame(kData, 1, 1, ""), Frame(kRst, 0, 1, "1234")}) {
-    std::mt19937 random(1);
-    Http2Follower follower(Http2Follower::Peer::kServer);
-    Wire wire(follower, random);
-    wire.Give(Start(1));
-    wire.Give(Frame(kData, 0, 1, Message("header")));
-    Collector collector;
-    ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+    PlacedStream stream;
+    auto& [random, follower, wire, collector] = stream;
     wire.Give(end);
     EXPECT_EQ(follower.placing(), 0);
     follower.Forget(1);  // its owner does not know
@@ -218,13 +211,8 @@ TEST(Http2Follower, EndsAStreamWithItsLastFrameOrItsReset) {
 }
 
 TEST(Http2Follower, FollowsNoMoreThanSoManyStreamsAndKeepsThoseWithAPlacer) {
-  std::mt19937 random(1);
-  Http2Follower follower(Http2Follower::Peer::kServer);
-  Wire wire(follower, random);
-  wire.Give(Start(1));
-  wire.Give(Frame(kData, 0, 1, Message("header")));
-  Collector collector;
-  ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+  PlacedStream stream;
+  auto& [random, follower, wire, collector] = stream;
   std::string others;
   for (uint32_t n = 1; n < 2000; ++n) {
     others += Frame(kHeaders, 4, 2 * n + 1, "h") + Frame(kData, 0, 2 * n + 1, Message("first"));
