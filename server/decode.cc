@@ -321,8 +321,8 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
                                                 Direction direction, Form form) {
   const auto& type = direction == Direction::kForward ? *v1::ForwardRequest::descriptor()
                                                       : *v1::BackwardRequest::descriptor();
-  ASSIGN_OR_RETURN(FieldTable table,
-                   CheckWire(message, range, type, {kProblemField, LastProblem().bytes}));
+  ASSIGN_OR_RETURN(FieldTable table, CheckWire(message, range, type,
+                                               {.known = {kProblemField, LastProblem().bytes}}));
   if (!table.Has(kProblemField)) {
     return FieldError(reason::kBadField, "problem", "a problem", "none");
   }

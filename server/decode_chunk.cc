@@ -21,7 +21,8 @@ static_assert(static_cast<int>(Request::kChunkFieldNumber) ==
 absl::StatusOr<StreamPart> ParseStreamMessage(const MessageBytes& message, Direction direction) {
   const auto& type = direction == Direction::kForward ? *Request::descriptor()
                                                       : *v1::BackwardStreamRequest::descriptor();
-  ASSIGN_OR_RETURN(FieldTable table, CheckWire(message, {0, message.size()}, type));
+  ASSIGN_OR_RETURN(FieldTable table,
+                   CheckWire(message, {0, message.size()}, type, {.outer_fields_only = true}));
   StreamPart part;
   if (table.Has(Request::kHeaderFieldNumber)) {
     part.is_header = true;
@@ -32,7 +33,7 @@ absl::StatusOr<StreamPart> ParseStreamMessage(const MessageBytes& message, Direc
     return FieldError(reason::kBadField, "part", "a header or a chunk", "neither");
   }
   ASSIGN_OR_RETURN(FieldTable chunk, CheckWire(message, table.range[Request::kChunkFieldNumber],
-                                               *Chunk::descriptor()));
+                                               *Chunk::descriptor(), {.path = "chunk"}));
   part.range = chunk.range[Chunk::kDataFieldNumber];
   part.tensor = chunk.varint[Chunk::kTensorFieldNumber];
   part.offset = chunk.varint[Chunk::kOffsetFieldNumber];

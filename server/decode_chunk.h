@@ -1,5 +1,6 @@
 // One message of a streamed call, taken apart without touching its data: ForwardStreamRequest or
-// BackwardStreamRequest. Errors: INVALID_ARGUMENT naming the field. Any thread.
+// BackwardStreamRequest. A header's inside is for Decoder::DecodeHeader to check. Errors:
+// INVALID_ARGUMENT naming the field. Any thread.
 #pragma once
 
 #include <cstdint>

@@ -53,6 +53,15 @@ TEST(StreamMessage, FindsTheHeader) {
   EXPECT_EQ(BytesAt(message, part->range), request.header().SerializeAsString());
 }
 
+// So that its faults are named as a unary call's: problem.batch, not header.problem.batch.
+TEST(StreamMessage, LeavesTheHeadersInsideToItsDecoder) {
+  const std::string header("\x0a\x02\x18\x05", 4);  // header { want_lse: 5 }
+  auto part = ParseStreamMessage(InSlicesOf(header, 3), Direction::kForward);
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_TRUE(part->is_header);
+  EXPECT_EQ(BytesAt(InSlicesOf(header, 3), part->range), std::string("\x18\x05", 2));
+}
+
 TEST(StreamMessage, RefusesWhatIsNotOnePart) {
   v1::ForwardStreamRequest header, chunk;
   header.mutable_header();
@@ -68,6 +77,11 @@ TEST(StreamMessage, RefusesWhatIsNotOnePart) {
       {std::string("\x18\x01", 2),
        "field_3: expected a field of attnd.v1.ForwardStreamRequest that this server knows, got "
        "number 3"},
+      {std::string("\x12\x02\x38\x01", 4),
+       "chunk.field_7: expected a field of attnd.v1.PayloadChunk that this server knows, got "
+       "number 7"},
+      {std::string("\x12\x02\x7a\x05", 4),
+       "chunk.data: expected 5 bytes, got 0 before the message ends"},
   };
   for (const Case& c : cases) {
     auto part = ParseStreamMessage(InSlicesOf(c.bytes, 5), Direction::kForward);

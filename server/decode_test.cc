@@ -150,356 +150,265 @@ void SetPacked(v1::Problem& p, std::vector<uint32_t> q, std::vector<uint32_t> k)
   for (uint32_t n : k) p.mutable_lengths()->add_cu_seqlens_k(n);
 }
 
-#define SPOIL [](v1::ForwardRequest & r)
+using Request = v1::ForwardRequest;
 
 const std::vector<BadForward>& BadForwards() {
-  static const std::vector<BadForward> cases = {{"ProblemAbsent", SPOIL{r.clear_problem();
-}
-, "problem: expected a problem", reason::kBadField
-}  // namespace
-, {"BatchZero", SPOIL{r.mutable_problem()->set_batch(0);
-}  // namespace attnd
-, "problem.batch: expected 1..1048576, got 0", reason::kBadShape
-}
-, {"BatchHuge", SPOIL{r.mutable_problem()->set_batch(4000000000u);
-}
-, "problem.batch: expected 1..1048576, got 4000000000", reason::kBadShape
-}
-, {"QHeadsZero", SPOIL{r.mutable_problem()->set_q_heads(0);
-}
-, "problem.q_heads:", reason::kBadShape
-}
-, {"QHeadsHuge", SPOIL{r.mutable_problem()->set_q_heads(65537);
-}
-, "problem.q_heads: expected 1..65536, got 65537", reason::kBadShape
-}
-, {"KvHeadsZero", SPOIL{r.mutable_problem()->set_kv_heads(0);
-}
-, "problem.kv_heads:", reason::kBadShape
-}
-, {"KvHeadsNoDivisor", SPOIL{r.mutable_problem()->set_q_heads(3);
-}
-, "problem.kv_heads: expected a divisor of q_heads = 3, got 2", reason::kBadShape
-}
-, {"QLenZero", SPOIL{r.mutable_problem()->set_q_len(0);
-}
-, "problem.q_len: expected 1..1048576, got 0", reason::kBadShape
-}
-, {"QLenNegative", SPOIL{r.mutable_problem()->set_q_len(static_cast<uint32_t>(-1));
-}
-, "problem.q_len: expected 1..1048576, got 4294967295", reason::kBadShape
-}
-, {"QLenTwoTo31", SPOIL{r.mutable_problem()->set_q_len(1u << 31);
-}
-, "problem.q_len:", reason::kBadShape
-}
-, {"KvLenZero", SPOIL{r.mutable_problem()->set_kv_len(0);
-}
-, "problem.kv_len:", reason::kBadShape
-}
-, {"KvLenHuge", SPOIL{r.mutable_problem()->set_kv_len((1u << 20) + 1);
-}
-, "problem.kv_len:", reason::kBadShape
-}
-, {"QkHeadDimZero", SPOIL{r.mutable_problem()->set_qk_head_dim(0);
-}
-, "problem.qk_head_dim: expected 1..256, got 0", reason::kBadShape
-}
-, {"QkHeadDimHuge", SPOIL{r.mutable_problem()->set_qk_head_dim(257);
-}
-, "problem.qk_head_dim: expected 1..256, got 257", reason::kBadShape
-}
-, {"VHeadDimZero", SPOIL{r.mutable_problem()->set_v_head_dim(0);
-}
-, "problem.v_head_dim:", reason::kBadShape
-}
-, {"VHeadDimHuge", SPOIL{r.mutable_problem()->set_v_head_dim(257);
-}
-, "problem.v_head_dim:", reason::kBadShape
-}
-, {"ProductOverflow", SPOIL{r.mutable_problem()->set_batch(1 << 20);
-r.mutable_problem()->set_q_heads(1 << 16);
-r.mutable_problem()->set_kv_heads(1 << 16);
-r.mutable_problem()->set_q_len(1 << 20);
-r.mutable_problem()->set_qk_head_dim(256);
-}
-, "q: expected at most 1099511627776 elements", reason::kBadShape
-}
-, {"DeclaredFarLargerThanSent", SPOIL{r.mutable_problem()->set_q_len(1 << 20);
-}
-, "q: expected 67108864 bytes, got 1024 bytes", reason::kSizeMismatch
-}
-, {"ElementUnspecified", SPOIL{r.mutable_problem()->set_element(v1::ELEMENT_UNSPECIFIED);
-}
-, "problem.element:", reason::kBadDtype
-}
-, {"ElementUnknown", SPOIL{r.mutable_problem()->set_element(static_cast<v1::Element>(9));
-}
-, "problem.element: expected a value of Element, got 9", reason::kBadDtype
-}
-, {"ElementNegative", SPOIL{r.mutable_problem()->set_element(static_cast<v1::Element>(-1));
-}
-, "problem.element: expected a value of Element, got -1", reason::kBadDtype
-}
-, {"LayoutUnspecified", SPOIL{r.mutable_problem()->set_layout(v1::LAYOUT_UNSPECIFIED);
-}
-, "problem.layout:", reason::kBadShape
-}
-, {"LayoutUnknown", SPOIL{r.mutable_problem()->set_layout(static_cast<v1::Layout>(5));
-}
-, "problem.layout:", reason::kBadShape
-}
-, {"AccumulateUnknown", SPOIL{r.mutable_problem()->set_accumulate(static_cast<v1::Accumulate>(3));
-}
-, "problem.accumulate:", reason::kBadField
-}
-, {"ScaleNan", SPOIL{r.mutable_problem()->set_scale(kNan);
-}
-, "problem.scale: expected a finite number, got nan", reason::kBadField
-}
-, {"ScaleInfinite", SPOIL{r.mutable_problem()->set_scale(kInfinity);
-}
-, "problem.scale:", reason::kBadField
-}
-, {"SoftcapNegative", SPOIL{r.mutable_problem()->set_softcap(-1);
-}
-, "problem.softcap: expected 0 or above, got -1", reason::kBadField
-}
-, {"SoftcapNan", SPOIL{r.mutable_problem()->set_softcap(kNan);
-}
-, "problem.softcap:", reason::kBadField
-}
-, {"AlignmentEmpty", SPOIL{r.mutable_problem()->mutable_alignment();
-}
-, "problem.alignment: expected one of", reason::kBadField
-}
-, {"AlignmentTopLeftFalse", SPOIL{r.mutable_problem()->mutable_alignment()->set_top_left(false);
-}
-, "problem.alignment.top_left: expected true", reason::kBadField
-}
-, {"AlignmentBottomRightFalse",
-   SPOIL{r.mutable_problem()->mutable_alignment()->set_bottom_right(false);
-}
-, "problem.alignment.bottom_right: expected true", reason::kBadField
-}
-, {"OffsetsNone", SPOIL{r.mutable_problem()->mutable_alignment()->mutable_offsets();
-}
-, "problem.alignment.offsets.offset: expected 1 or batch", reason::kBadShape
-}
-, {"OffsetsTooMany", SPOIL{for (int n = 0; n < 3; ++n) r.mutable_problem()
-                               ->mutable_alignment()
-                               ->mutable_offsets()
-                               ->add_offset(n);
-}
-, "problem.alignment.offsets.offset: expected 1 or batch", reason::kBadShape
-}
-, {"OffsetHuge",
-   SPOIL{r.mutable_problem()->mutable_alignment()->mutable_offsets()->add_offset(-(1 << 20) - 1);
-}
-, "problem.alignment.offsets.offset[0]:", reason::kBadShape
-}
-, {"WindowBelowMinusOne", SPOIL{r.mutable_problem()->mutable_window()->set_left(-2);
-}
-, "problem.window.left: expected -1..2147483647, got -2", reason::kBadField
-}
-, {"WindowRightBelowMinusOne", SPOIL{r.mutable_problem()->mutable_window()->set_right(-9);
-}
-, "problem.window.right:", reason::kBadField
-}
-, {"KvLengthsWrongCount", SPOIL{r.mutable_problem()->mutable_lengths()->add_kv_len(3);
-r.mutable_problem()->mutable_lengths()->add_kv_len(3);
-}
-, "problem.lengths.kv_len: expected batch = 1 entries, got 2", reason::kBadShape
-}
-, {"KvLengthTooLong", SPOIL{r.mutable_problem()->mutable_lengths()->add_kv_len(17);
-}
-, "problem.lengths.kv_len[0]: expected 0..16, got 17", reason::kBadShape
-}
-, {"KvLengthNegative", SPOIL{r.mutable_problem()->mutable_lengths()->add_kv_len(1u << 31);
-}
-, "problem.lengths.kv_len[0]: expected 0..1048576, got 2147483648", reason::kBadShape
-}
-, {"KvLengthsInPackedLayout", SPOIL{SetPacked(*r.mutable_problem(), {0, 8, 16}, {0, 8, 16});
-r.mutable_problem()->mutable_lengths()->add_kv_len(3);
-}
-, "problem.lengths.kv_len: expected none in a packed layout", reason::kBadShape
-}
-, {"CuSeqlensInDenseLayout", SPOIL{r.mutable_problem()->mutable_lengths()->add_cu_seqlens_q(0);
-}
-, "problem.lengths.cu_seqlens_q: expected none in a dense layout", reason::kBadShape
-}
-, {"CuSeqlensAbsentInPackedLayout", SPOIL{r.mutable_problem()->set_layout(v1::LAYOUT_PACKED_THD);
-}
-, "problem.lengths.cu_seqlens_q: expected batch + 1 = 2 entries, got 0", reason::kBadShape
-}
-, {"CuSeqlensFirstNotZero", SPOIL{SetPacked(*r.mutable_problem(), {1, 8, 16}, {0, 8, 16});
-}
-, "problem.lengths.cu_seqlens_q[0]: expected 0, got 1", reason::kBadShape
-}
-, {"CuSeqlensFalling", SPOIL{SetPacked(*r.mutable_problem(), {0, 17, 16}, {0, 8, 16});
-}
-, "problem.lengths.cu_seqlens_q[2]: expected at least 17, got 16", reason::kBadShape
-}
-, {"CuSeqlensKFalling", SPOIL{SetPacked(*r.mutable_problem(), {0, 8, 16}, {0, 20, 16});
-}
-, "problem.lengths.cu_seqlens_k[2]:", reason::kBadShape
-}
-, {"CuSeqlensWrongTotal", SPOIL{SetPacked(*r.mutable_problem(), {0, 8, 15}, {0, 8, 16});
-}
-, "problem.lengths.cu_seqlens_q[2]: expected the total length 16, got 15", reason::kBadShape
-}
-, {"MaskVersionZero", SPOIL{r.mutable_problem()->mutable_mask();
-}
-, "problem.mask: mask patterns", reason::kMaskUnsupported, absl::StatusCode::kUnimplemented
-}
-, {"MaskAndBoolMask", SPOIL{r.mutable_problem()->mutable_mask()->set_version(1);
-r.mutable_problem()->mutable_bool_mask();
-}
-, "problem.mask: expected one of mask and bool_mask, got both", reason::kBadField
-}
-, {"BoolMaskWrongRank",
-   SPOIL{for (int n = 0; n < 3; ++n) r.mutable_problem()->mutable_bool_mask()->add_shape(1);
-}
-, "problem.bool_mask.shape: expected 4 entries, got 3", reason::kBadShape
-}
-, {"BoolMaskWrongShape", SPOIL{for (int n
-                                    : {1, 1, 15, 16}) r.mutable_problem()
-                                   ->mutable_bool_mask()
-                                   ->add_shape(static_cast<uint32_t>(n));
-}
-, "problem.bool_mask.shape[2]: expected 1 or 16, got 15", reason::kBadShape
-}
-, {"BoolMaskZeroDimension", SPOIL{for (int n
-                                       : {0, 1, 16, 16}) r.mutable_problem()
-                                      ->mutable_bool_mask()
-                                      ->add_shape(static_cast<uint32_t>(n));
-}
-, "problem.bool_mask.shape[0]: expected 1 or 1, got 0", reason::kBadShape
-}
-, {"BoolMaskWithoutBits", SPOIL{for (int n
-                                     : {1, 1, 16, 16}) r.mutable_problem()
-                                    ->mutable_bool_mask()
-                                    ->add_shape(static_cast<uint32_t>(n));
-}
-, "mask_bits: expected 32 bytes, got 0 bytes", reason::kSizeMismatch
-}
-, {"BitsWithoutBoolMask", SPOIL{r.set_mask_bits("x");
-}
-, "mask_bits: expected none without problem.bool_mask, got 1 bytes", reason::kSizeMismatch
-}
-, {"BiasWrongRank", SPOIL{r.mutable_problem()->mutable_bias()->set_element(v1::ELEMENT_FLOAT32);
-}
-, "problem.bias.shape: expected 4 entries, got 0", reason::kBadShape
-}
-, {"BiasElementUnspecified",
-   SPOIL{for (int n = 0; n < 4; ++n) r.mutable_problem()->mutable_bias()->add_shape(1);
-}
-, "problem.bias.element:", reason::kBadDtype
-}
-, {"BiasWithoutPayload",
-   SPOIL{for (int n = 0; n < 4; ++n) r.mutable_problem()->mutable_bias()->add_shape(1);
-r.mutable_problem()->mutable_bias()->set_element(v1::ELEMENT_FLOAT16);
-}
-, "bias: expected 2 bytes, got 0 bytes", reason::kSizeMismatch
-}
-, {"PayloadWithoutBias", SPOIL{r.set_bias("1234");
-}
-, "bias: expected none without problem.bias, got 4 bytes", reason::kSizeMismatch
-}
-, {"AlibiEmpty", SPOIL{r.mutable_problem()->mutable_alibi();
-}
-, "problem.alibi.slope:", reason::kBadShape
-}
-, {"AlibiWrongCount",
-   SPOIL{for (int n = 0; n < 3; ++n) r.mutable_problem()->mutable_alibi()->add_slope(1);
-}
-, "problem.alibi.slope: expected q_heads = 2", reason::kBadShape
-}
-, {"AlibiNan",
-   SPOIL{for (int n = 0; n < 2; ++n) r.mutable_problem()->mutable_alibi()->add_slope(kNan);
-}
-, "problem.alibi.slope[0]: expected a finite number", reason::kBadShape
-}
-, {"DropoutOne", SPOIL{r.mutable_problem()->mutable_dropout()->set_p(1);
-}
-, "problem.dropout.p:", reason::kBadField
-}
-, {"DropoutAboveOne", SPOIL{r.mutable_problem()->mutable_dropout()->set_p(1e30f);
-}
-, "problem.dropout.p:", reason::kBadField
-}
-, {"DropoutRoundsToOne", SPOIL{r.mutable_problem()->mutable_dropout()->set_p(0.9985f);
-}
-, "problem.dropout.p:", reason::kBadField
-}
-, {"DropoutNegative", SPOIL{r.mutable_problem()->mutable_dropout()->set_p(-0.01f);
-}
-, "problem.dropout.p:", reason::kBadField
-}
-, {"DropoutNan", SPOIL{r.mutable_problem()->mutable_dropout()->set_p(kNan);
-}
-, "problem.dropout.p:", reason::kBadField
-}
-, {"DenominatorEmpty", SPOIL{r.mutable_problem()->mutable_denominator();
-}
-, "problem.denominator: expected one of", reason::kBadField
-}
-, {"SinkWrongCount", SPOIL{r.mutable_problem()->mutable_denominator()->mutable_sink()->add_logit(0);
-}
-, "problem.denominator.sink.logit: expected q_heads = 2 entries, got 1", reason::kBadShape
-}
-, {"SinkNan", SPOIL{for (int n = 0; n < 2; ++n) r.mutable_problem()
-                        ->mutable_denominator()
-                        ->mutable_sink()
-                        ->add_logit(kNan);
-}
-, "problem.denominator.sink.logit[0]:", reason::kBadShape
-}
-, {"ShardHeadOffsetHuge", SPOIL{r.mutable_problem()->mutable_shard()->set_q_head_offset(65537);
-}
-, "problem.shard.q_head_offset:", reason::kBadShape
-}
-, {"ShardTotalTooSmall", SPOIL{r.mutable_problem()->mutable_shard()->set_total_q_heads(1);
-}
-, "problem.shard.total_q_heads:", reason::kBadShape
-}
-, {"QOneByteShort", SPOIL{r.mutable_q()->pop_back();
-}
-, "q: expected 1024 bytes, got 1023 bytes", reason::kSizeMismatch
-}
-, {"QOneByteLong", SPOIL{r.mutable_q()->push_back('x');
-}
-, "q: expected 1024 bytes, got 1025 bytes", reason::kSizeMismatch
-}
-, {"KOneByteShort", SPOIL{r.mutable_k()->pop_back();
-}
-, "k: expected 1024 bytes, got 1023 bytes", reason::kSizeMismatch
-}
-, {"VOneByteLong", SPOIL{r.mutable_v()->push_back('x');
-}
-, "v: expected 1024 bytes, got 1025 bytes", reason::kSizeMismatch
-}
-, {"QAbsent", SPOIL{r.clear_q();
-}
-, "q: expected 1024 bytes, got 0 bytes", reason::kSizeMismatch
-}
-, {"CausalWithoutAlignment", SPOIL{r.mutable_problem()->set_kv_len(8);
-r.mutable_problem()->set_causal(true);
-}
-, "problem.alignment: expected top_left, bottom_right or offsets", reason::kBadField
-}
-, {"PriorityUnknown", SPOIL{r.mutable_options()->set_priority(static_cast<v1::Priority>(4));
-}
-, "options.priority: expected a value of Priority, got 4", reason::kBadField
-}
-, {"RequestIdTooLong", SPOIL{r.mutable_options()->set_request_id(std::string(65, 'x'));
-}
-, "options.request_id: expected at most 64 bytes, got 65", reason::kBadField
-}
-,
-}
-;
-return cases;
+  static const std::vector<BadForward> cases = {
+      {"ProblemAbsent", [](Request& r) { r.clear_problem(); }, "problem: expected a problem",
+       reason::kBadField},
+      {"BatchZero", [](Request& r) { r.mutable_problem()->set_batch(0); },
+       "problem.batch: expected 1..1048576, got 0", reason::kBadShape},
+      {"BatchHuge", [](Request& r) { r.mutable_problem()->set_batch(4000000000u); },
+       "problem.batch: expected 1..1048576, got 4000000000", reason::kBadShape},
+      {"QHeadsZero", [](Request& r) { r.mutable_problem()->set_q_heads(0); },
+       "problem.q_heads:", reason::kBadShape},
+      {"QHeadsHuge", [](Request& r) { r.mutable_problem()->set_q_heads(65537); },
+       "problem.q_heads: expected 1..65536, got 65537", reason::kBadShape},
+      {"KvHeadsZero", [](Request& r) { r.mutable_problem()->set_kv_heads(0); },
+       "problem.kv_heads:", reason::kBadShape},
+      {"KvHeadsNoDivisor", [](Request& r) { r.mutable_problem()->set_q_heads(3); },
+       "problem.kv_heads: expected a divisor of q_heads = 3, got 2", reason::kBadShape},
+      {"QLenZero", [](Request& r) { r.mutable_problem()->set_q_len(0); },
+       "problem.q_len: expected 1..1048576, got 0", reason::kBadShape},
+      {"QLenNegative",
+       [](Request& r) { r.mutable_problem()->set_q_len(static_cast<uint32_t>(-1)); },
+       "problem.q_len: expected 1..1048576, got 4294967295", reason::kBadShape},
+      {"QLenTwoTo31", [](Request& r) { r.mutable_problem()->set_q_len(1u << 31); },
+       "problem.q_len:", reason::kBadShape},
+      {"KvLenZero", [](Request& r) { r.mutable_problem()->set_kv_len(0); },
+       "problem.kv_len:", reason::kBadShape},
+      {"KvLenHuge", [](Request& r) { r.mutable_problem()->set_kv_len((1u << 20) + 1); },
+       "problem.kv_len:", reason::kBadShape},
+      {"QkHeadDimZero", [](Request& r) { r.mutable_problem()->set_qk_head_dim(0); },
+       "problem.qk_head_dim: expected 1..256, got 0", reason::kBadShape},
+      {"QkHeadDimHuge", [](Request& r) { r.mutable_problem()->set_qk_head_dim(257); },
+       "problem.qk_head_dim: expected 1..256, got 257", reason::kBadShape},
+      {"VHeadDimZero", [](Request& r) { r.mutable_problem()->set_v_head_dim(0); },
+       "problem.v_head_dim:", reason::kBadShape},
+      {"VHeadDimHuge", [](Request& r) { r.mutable_problem()->set_v_head_dim(257); },
+       "problem.v_head_dim:", reason::kBadShape},
+      {"ProductOverflow",
+       [](Request& r) {
+         r.mutable_problem()->set_batch(1 << 20);
+         r.mutable_problem()->set_q_heads(1 << 16);
+         r.mutable_problem()->set_kv_heads(1 << 16);
+         r.mutable_problem()->set_q_len(1 << 20);
+         r.mutable_problem()->set_qk_head_dim(256);
+       },
+       "q: expected at most 1099511627776 elements", reason::kBadShape},
+      {"DeclaredFarLargerThanSent", [](Request& r) { r.mutable_problem()->set_q_len(1 << 20); },
+       "q: expected 67108864 bytes, got 1024 bytes", reason::kSizeMismatch},
+      {"ElementUnspecified",
+       [](Request& r) { r.mutable_problem()->set_element(v1::ELEMENT_UNSPECIFIED); },
+       "problem.element:", reason::kBadDtype},
+      {"ElementUnknown",
+       [](Request& r) { r.mutable_problem()->set_element(static_cast<v1::Element>(9)); },
+       "problem.element: expected a value of Element, got 9", reason::kBadDtype},
+      {"ElementNegative",
+       [](Request& r) { r.mutable_problem()->set_element(static_cast<v1::Element>(-1)); },
+       "problem.element: expected a value of Element, got -1", reason::kBadDtype},
+      {"LayoutUnspecified",
+       [](Request& r) { r.mutable_problem()->set_layout(v1::LAYOUT_UNSPECIFIED); },
+       "problem.layout:", reason::kBadShape},
+      {"LayoutUnknown",
+       [](Request& r) { r.mutable_problem()->set_layout(static_cast<v1::Layout>(5)); },
+       "problem.layout:", reason::kBadShape},
+      {"AccumulateUnknown",
+       [](Request& r) { r.mutable_problem()->set_accumulate(static_cast<v1::Accumulate>(3)); },
+       "problem.accumulate:", reason::kBadField},
+      {"ScaleNan", [](Request& r) { r.mutable_problem()->set_scale(kNan); },
+       "problem.scale: expected a finite number, got nan", reason::kBadField},
+      {"ScaleInfinite", [](Request& r) { r.mutable_problem()->set_scale(kInfinity); },
+       "problem.scale:", reason::kBadField},
+      {"SoftcapNegative", [](Request& r) { r.mutable_problem()->set_softcap(-1); },
+       "problem.softcap: expected 0 or above, got -1", reason::kBadField},
+      {"SoftcapNan", [](Request& r) { r.mutable_problem()->set_softcap(kNan); },
+       "problem.softcap:", reason::kBadField},
+      {"AlignmentEmpty", [](Request& r) { r.mutable_problem()->mutable_alignment(); },
+       "problem.alignment: expected one of", reason::kBadField},
+      {"AlignmentTopLeftFalse",
+       [](Request& r) { r.mutable_problem()->mutable_alignment()->set_top_left(false); },
+       "problem.alignment.top_left: expected true", reason::kBadField},
+      {"AlignmentBottomRightFalse",
+       [](Request& r) { r.mutable_problem()->mutable_alignment()->set_bottom_right(false); },
+       "problem.alignment.bottom_right: expected true", reason::kBadField},
+      {"OffsetsNone",
+       [](Request& r) { r.mutable_problem()->mutable_alignment()->mutable_offsets(); },
+       "problem.alignment.offsets.offset: expected 1 or batch", reason::kBadShape},
+      {"OffsetsTooMany",
+       [](Request& r) {
+         for (int n = 0; n < 3; ++n)
+           r.mutable_problem()->mutable_alignment()->mutable_offsets()->add_offset(n);
+       },
+       "problem.alignment.offsets.offset: expected 1 or batch", reason::kBadShape},
+      {"OffsetHuge",
+       [](Request& r) {
+         r.mutable_problem()->mutable_alignment()->mutable_offsets()->add_offset(-(1 << 20) - 1);
+       },
+       "problem.alignment.offsets.offset[0]:", reason::kBadShape},
+      {"WindowBelowMinusOne",
+       [](Request& r) { r.mutable_problem()->mutable_window()->set_left(-2); },
+       "problem.window.left: expected -1..2147483647, got -2", reason::kBadField},
+      {"WindowRightBelowMinusOne",
+       [](Request& r) { r.mutable_problem()->mutable_window()->set_right(-9); },
+       "problem.window.right:", reason::kBadField},
+      {"KvLengthsWrongCount",
+       [](Request& r) {
+         r.mutable_problem()->mutable_lengths()->add_kv_len(3);
+         r.mutable_problem()->mutable_lengths()->add_kv_len(3);
+       },
+       "problem.lengths.kv_len: expected batch = 1 entries, got 2", reason::kBadShape},
+      {"KvLengthTooLong",
+       [](Request& r) { r.mutable_problem()->mutable_lengths()->add_kv_len(17); },
+       "problem.lengths.kv_len[0]: expected 0..16, got 17", reason::kBadShape},
+      {"KvLengthNegative",
+       [](Request& r) { r.mutable_problem()->mutable_lengths()->add_kv_len(1u << 31); },
+       "problem.lengths.kv_len[0]: expected 0..1048576, got 2147483648", reason::kBadShape},
+      {"KvLengthsInPackedLayout",
+       [](Request& r) {
+         SetPacked(*r.mutable_problem(), {0, 8, 16}, {0, 8, 16});
+         r.mutable_problem()->mutable_lengths()->add_kv_len(3);
+       },
+       "problem.lengths.kv_len: expected none in a packed layout", reason::kBadShape},
+      {"CuSeqlensInDenseLayout",
+       [](Request& r) { r.mutable_problem()->mutable_lengths()->add_cu_seqlens_q(0); },
+       "problem.lengths.cu_seqlens_q: expected none in a dense layout", reason::kBadShape},
+      {"CuSeqlensAbsentInPackedLayout",
+       [](Request& r) { r.mutable_problem()->set_layout(v1::LAYOUT_PACKED_THD); },
+       "problem.lengths.cu_seqlens_q: expected batch + 1 = 2 entries, got 0", reason::kBadShape},
+      {"CuSeqlensFirstNotZero",
+       [](Request& r) {
+         SetPacked(*r.mutable_problem(), {1, 8, 16}, {0, 8, 16});
+       },
+       "problem.lengths.cu_seqlens_q[0]: expected 0, got 1", reason::kBadShape},
+      {"CuSeqlensFalling",
+       [](Request& r) {
+         SetPacked(*r.mutable_problem(), {0, 17, 16}, {0, 8, 16});
+       },
+       "problem.lengths.cu_seqlens_q[2]: expected at least 17, got 16", reason::kBadShape},
+      {"CuSeqlensKFalling",
+       [](Request& r) {
+         SetPacked(*r.mutable_problem(), {0, 8, 16}, {0, 20, 16});
+       },
+       "problem.lengths.cu_seqlens_k[2]:", reason::kBadShape},
+      {"CuSeqlensWrongTotal",
+       [](Request& r) {
+         SetPacked(*r.mutable_problem(), {0, 8, 15}, {0, 8, 16});
+       },
+       "problem.lengths.cu_seqlens_q[2]: expected the total length 16, got 15", reason::kBadShape},
+      {"MaskVersionZero", [](Request& r) { r.mutable_problem()->mutable_mask(); },
+       "problem.mask: mask patterns", reason::kMaskUnsupported, absl::StatusCode::kUnimplemented},
+      {"MaskAndBoolMask",
+       [](Request& r) {
+         r.mutable_problem()->mutable_mask()->set_version(1);
+         r.mutable_problem()->mutable_bool_mask();
+       },
+       "problem.mask: expected one of mask and bool_mask, got both", reason::kBadField},
+      {"BoolMaskWrongRank",
+       [](Request& r) {
+         for (int n = 0; n < 3; ++n) r.mutable_problem()->mutable_bool_mask()->add_shape(1);
+       },
+       "problem.bool_mask.shape: expected 4 entries, got 3", reason::kBadShape},
+      {"BoolMaskWrongShape",
+       [](Request& r) {
+         for (int n : {1, 1, 15, 16})
+           r.mutable_problem()->mutable_bool_mask()->add_shape(static_cast<uint32_t>(n));
+       },
+       "problem.bool_mask.shape[2]: expected 1 or 16, got 15", reason::kBadShape},
+      {"BoolMaskZeroDimension",
+       [](Request& r) {
+         for (int n : {0, 1, 16, 16})
+           r.mutable_problem()->mutable_bool_mask()->add_shape(static_cast<uint32_t>(n));
+       },
+       "problem.bool_mask.shape[0]: expected 1 or 1, got 0", reason::kBadShape},
+      {"BoolMaskWithoutBits",
+       [](Request& r) {
+         for (int n : {1, 1, 16, 16})
+           r.mutable_problem()->mutable_bool_mask()->add_shape(static_cast<uint32_t>(n));
+       },
+       "mask_bits: expected 32 bytes, got 0 bytes", reason::kSizeMismatch},
+      {"BitsWithoutBoolMask", [](Request& r) { r.set_mask_bits("x"); },
+       "mask_bits: expected none without problem.bool_mask, got 1 bytes", reason::kSizeMismatch},
+      {"BiasWrongRank",
+       [](Request& r) { r.mutable_problem()->mutable_bias()->set_element(v1::ELEMENT_FLOAT32); },
+       "problem.bias.shape: expected 4 entries, got 0", reason::kBadShape},
+      {"BiasElementUnspecified",
+       [](Request& r) {
+         for (int n = 0; n < 4; ++n) r.mutable_problem()->mutable_bias()->add_shape(1);
+       },
+       "problem.bias.element:", reason::kBadDtype},
+      {"BiasWithoutPayload",
+       [](Request& r) {
+         for (int n = 0; n < 4; ++n) r.mutable_problem()->mutable_bias()->add_shape(1);
+         r.mutable_problem()->mutable_bias()->set_element(v1::ELEMENT_FLOAT16);
+       },
+       "bias: expected 2 bytes, got 0 bytes", reason::kSizeMismatch},
+      {"PayloadWithoutBias", [](Request& r) { r.set_bias("1234"); },
+       "bias: expected none without problem.bias, got 4 bytes", reason::kSizeMismatch},
+      {"AlibiEmpty", [](Request& r) { r.mutable_problem()->mutable_alibi(); },
+       "problem.alibi.slope:", reason::kBadShape},
+      {"AlibiWrongCount",
+       [](Request& r) {
+         for (int n = 0; n < 3; ++n) r.mutable_problem()->mutable_alibi()->add_slope(1);
+       },
+       "problem.alibi.slope: expected q_heads = 2", reason::kBadShape},
+      {"AlibiNan",
+       [](Request& r) {
+         for (int n = 0; n < 2; ++n) r.mutable_problem()->mutable_alibi()->add_slope(kNan);
+       },
+       "problem.alibi.slope[0]: expected a finite number", reason::kBadField},
+      {"DropoutOne", [](Request& r) { r.mutable_problem()->mutable_dropout()->set_p(1); },
+       "problem.dropout.p:", reason::kBadField},
+      {"DropoutAboveOne", [](Request& r) { r.mutable_problem()->mutable_dropout()->set_p(1e30f); },
+       "problem.dropout.p:", reason::kBadField},
+      {"DropoutRoundsToOne",
+       [](Request& r) { r.mutable_problem()->mutable_dropout()->set_p(0.9985f); },
+       "problem.dropout.p:", reason::kBadField},
+      {"DropoutNegative", [](Request& r) { r.mutable_problem()->mutable_dropout()->set_p(-0.01f); },
+       "problem.dropout.p:", reason::kBadField},
+      {"DropoutNan", [](Request& r) { r.mutable_problem()->mutable_dropout()->set_p(kNan); },
+       "problem.dropout.p:", reason::kBadField},
+      {"DenominatorEmpty", [](Request& r) { r.mutable_problem()->mutable_denominator(); },
+       "problem.denominator: expected one of", reason::kBadField},
+      {"SinkWrongCount",
+       [](Request& r) { r.mutable_problem()->mutable_denominator()->mutable_sink()->add_logit(0); },
+       "problem.denominator.sink.logit: expected q_heads = 2 entries, got 1", reason::kBadShape},
+      {"SinkNan",
+       [](Request& r) {
+         for (int n = 0; n < 2; ++n)
+           r.mutable_problem()->mutable_denominator()->mutable_sink()->add_logit(kNan);
+       },
+       "problem.denominator.sink.logit[0]:", reason::kBadField},
+      {"ShardHeadOffsetHuge",
+       [](Request& r) { r.mutable_problem()->mutable_shard()->set_q_head_offset(65537); },
+       "problem.shard.q_head_offset:", reason::kBadShape},
+      {"ShardTotalTooSmall",
+       [](Request& r) { r.mutable_problem()->mutable_shard()->set_total_q_heads(1); },
+       "problem.shard.total_q_heads:", reason::kBadShape},
+      {"QOneByteShort", [](Request& r) { r.mutable_q()->pop_back(); },
+       "q: expected 1024 bytes, got 1023 bytes", reason::kSizeMismatch},
+      {"QOneByteLong", [](Request& r) { r.mutable_q()->push_back('x'); },
+       "q: expected 1024 bytes, got 1025 bytes", reason::kSizeMismatch},
+      {"KOneByteShort", [](Request& r) { r.mutable_k()->pop_back(); },
+       "k: expected 1024 bytes, got 1023 bytes", reason::kSizeMismatch},
+      {"VOneByteLong", [](Request& r) { r.mutable_v()->push_back('x'); },
+       "v: expected 1024 bytes, got 1025 bytes", reason::kSizeMismatch},
+      {"QAbsent", [](Request& r) { r.clear_q(); }, "q: expected 1024 bytes, got 0 bytes",
+       reason::kSizeMismatch},
+      {"CausalWithoutAlignment",
+       [](Request& r) {
+         r.mutable_problem()->set_kv_len(8);
+         r.mutable_problem()->set_causal(true);
+       },
+       "problem.alignment: expected top_left, bottom_right or offsets", reason::kBadField},
+      {"PriorityUnknown",
+       [](Request& r) { r.mutable_options()->set_priority(static_cast<v1::Priority>(4)); },
+       "options.priority: expected a value of Priority, got 4", reason::kBadField},
+      {"RequestIdTooLong",
+       [](Request& r) { r.mutable_options()->set_request_id(std::string(65, 'x')); },
+       "options.request_id: expected at most 64 bytes, got 65", reason::kBadField},
+  };
+  return cases;
 }
 
 class DecodeBadForward : public testing::TestWithParam<size_t> {};
@@ -651,11 +560,15 @@ std::vector<BadBytes> BadByteCases() {
       {"TrailingGarbage", valid + "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
        "message: expected a field's tag"},
       {"TruncatedPayload", valid.substr(0, valid.size() - 1), "bytes, got "},
-      {"TruncatedAtTag", Tag(1, 2), "problem: expected "},
+      {"TruncatedAtTag", Tag(1, 2), "problem: expected a length, got truncated bytes"},
       {"TruncatedVarint", Tag(3, 0) + "\x80", "want_lse: expected a varint"},
       {"LengthBeyondMessage", Tag(22, 2) + Varint(1u << 30), "q: expected 1073741824 bytes"},
-      {"LengthBeyond32Bits", Tag(22, 2) + Varint((uint64_t{1} << 32) + 1) + "x", "q: expected "},
-      {"LengthBeyond63Bits", Tag(22, 2) + Varint(~uint64_t{0}), "q: expected "},
+      {"LengthBeyond31Bits", Tag(22, 2) + Varint(uint64_t{1} << 31),
+       "q: expected 2147483648 bytes, got 0"},
+      {"LengthBeyond32Bits", Tag(22, 2) + Varint((uint64_t{1} << 32) + 1) + "x",
+       "q: expected 4294967297 bytes, got 1"},
+      {"LengthBeyond63Bits", Tag(22, 2) + Varint(~uint64_t{0}),
+       "q: expected 18446744073709551615 bytes, got 0"},
       {"NestedLengthBeyondParent", BytesField(1, Tag(12, 2) + Varint(100)),
        "problem.alignment: expected 100 bytes, got 0"},
       {"NumberTooWide", BytesField(1, VarintField(4, (uint64_t{1} << 32) + 16)),

@@ -24,11 +24,13 @@ google::rpc::ErrorInfo MakeInfo(absl::string_view reason) {
   return info;
 }
 
+// Lists of values have a length, and each of their entries is a field of its own.
 bool NamesShape(absl::string_view field) {
   for (absl::string_view part : {"batch", "heads", "q_len", "kv_len", "head_dim", "shape",
-                                 "cu_seqlens", "layout", "slope", "logit", "offset"}) {
+                                 "cu_seqlens", "layout", "offset"}) {
     if (absl::StrContains(field, part)) return true;
   }
+  if (absl::EndsWith(field, "slope") || absl::EndsWith(field, "logit")) return true;
   return field == "q" || field == "k" || field == "v" || field == "o";
 }
 

@@ -25,14 +25,20 @@ using google::protobuf::io::CodedInputStream;
 struct Path {
   const Path* parent = nullptr;
   const FieldDescriptor* field = nullptr;
+  absl::string_view root = "";  // where there is no field: what the message is called
 
   std::string Text() const {
-    if (field == nullptr) return "";
-    std::string above = parent->Text();
-    return above.empty() ? field->name() : absl::StrCat(above, ".", field->name());
+    return field == nullptr ? std::string(root) : parent->Inner(field->name());
   }
-  // The message itself has no field's name.
-  std::string TextOrMessage() const { return field == nullptr ? "message" : Text(); }
+  // Of something in it.
+  std::string Inner(absl::string_view name) const {
+    std::string text = Text();
+    return text.empty() ? std::string(name) : absl::StrCat(text, ".", name);
+  }
+  std::string TextOrMessage() const {
+    std::string text = Text();
+    return text.empty() ? "message" : text;
+  }
 };
 
 constexpr absl::string_view WireTypeName(int wire_type) {
@@ -53,8 +59,8 @@ constexpr absl::string_view WireTypeName(int wire_type) {
 class Checker {
  public:
   // `begin`: where the message begins in the bytes that the table speaks of.
-  Checker(CodedInputStream& in, int64_t begin, const KnownField& known, FieldTable& table)
-      : in_(in), begin_(begin), known_(known), table_(table) {}
+  Checker(CodedInputStream& in, int64_t begin, const WireCheckOptions& options, FieldTable& table)
+      : in_(in), begin_(begin), options_(options), table_(table) {}
 
   // Checks fields until the current limit.
   absl::Status Message(const Descriptor& type, const Path& path, int depth);
@@ -76,18 +82,18 @@ class Checker {
   absl::Status VarintInRange(const FieldDescriptor& field, const Path& path, uint64_t value);
   absl::Status SkipFixed(const Path& path, int width);
   absl::Status CountEntry(const Path& path);
-  absl::Status Truncated(const Path& path, int64_t wanted);
+  absl::Status Truncated(const Path& path, uint64_t wanted);
   void Note(const FieldDescriptor& field, const Path& path, int depth);
 
   CodedInputStream& in_;
   const int64_t begin_;
-  const KnownField& known_;
+  const WireCheckOptions& options_;
   FieldTable& table_;
   int64_t nodes_ = 0;
   int64_t entries_ = 0;
 };
 
-absl::Status Checker::Truncated(const Path& path, int64_t wanted) {
+absl::Status Checker::Truncated(const Path& path, uint64_t wanted) {
   return FieldError(reason::kMalformedMessage, path.TextOrMessage(), absl::StrCat(wanted, " bytes"),
                     absl::StrCat(in_.BytesUntilLimit(), " before the message ends"));
 }
@@ -103,9 +109,7 @@ absl::Status Checker::Message(const Descriptor& type, const Path& path, int dept
     }
     const FieldDescriptor* field = type.FindFieldByNumber(number);
     if (field == nullptr) {
-      std::string name = path.field == nullptr ? absl::StrCat("field_", number)
-                                               : absl::StrCat(path.Text(), ".field_", number);
-      return FieldError(reason::kUnknownField, name,
+      return FieldError(reason::kUnknownField, path.Inner(absl::StrCat("field_", number)),
                         absl::StrCat("a field of ", type.full_name(), " that this server knows"),
                         absl::StrCat("number ", number));
     }
@@ -172,8 +176,14 @@ absl::Status Checker::Field(const FieldDescriptor& field, int wire_type, const P
 
 // The length before a string, a list or a message; never more than what is there.
 absl::Status Checker::Length(const Path& path, int* size) {
-  if (in_.ReadVarintSizeAsInt(size) && *size <= in_.BytesUntilLimit()) return absl::OkStatus();
-  return Truncated(path, *size);
+  uint64_t wanted = 0;
+  if (!in_.ReadVarint64(&wanted)) {
+    return FieldError(reason::kMalformedMessage, path.TextOrMessage(), "a length",
+                      "truncated bytes");
+  }
+  if (wanted > static_cast<uint64_t>(in_.BytesUntilLimit())) return Truncated(path, wanted);
+  *size = static_cast<int>(wanted);
+  return absl::OkStatus();
 }
 
 absl::Status Checker::LengthDelimited(const FieldDescriptor& field, const Path& path, int depth) {
@@ -203,6 +213,7 @@ absl::Status Checker::SubMessage(const FieldDescriptor& field, const Path& path,
   }
   if (depth == 0 && field.number() <= kMaxFieldNumber) {
     table_.range[field.number()] = {begin_ + in_.CurrentPosition(), size};
+    if (options_.outer_fields_only && in_.Skip(size)) return absl::OkStatus();
     if (SkipKnown(field, size)) return absl::OkStatus();
   }
   CodedInputStream::Limit outer = in_.PushLimit(size);
@@ -215,12 +226,12 @@ absl::Status Checker::SubMessage(const FieldDescriptor& field, const Path& path,
 bool Checker::SkipKnown(const FieldDescriptor& field, int size) {
   const void* bytes = nullptr;
   int available = 0;
-  if (known_.bytes.empty() || field.number() != known_.number ||
-      size != static_cast<int>(known_.bytes.size())) {
+  const auto& [number, known] = options_.known;
+  if (known.empty() || field.number() != number || size != static_cast<int>(known.size())) {
     return false;
   }
   table_.known = in_.GetDirectBufferPointer(&bytes, &available) && available >= size &&
-                 std::memcmp(bytes, known_.bytes.data(), known_.bytes.size()) == 0;
+                 std::memcmp(bytes, known.data(), known.size()) == 0;
   return table_.known && in_.Skip(size);
 }
 
@@ -291,7 +302,7 @@ absl::Status Checker::VarintInRange(const FieldDescriptor& field, const Path& pa
 }  // namespace
 
 absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange range,
-                                     const Descriptor& type, const KnownField& known) {
+                                     const Descriptor& type, const WireCheckOptions& options) {
   if (range.size > std::numeric_limits<int>::max()) {
     return FieldError(reason::kMalformedMessage, "message", "at most 2147483647 bytes",
                       absl::StrCat(range.size));
@@ -300,7 +311,8 @@ absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange rang
   MessageBytes::Stream stream(message, range);
   CodedInputStream in(&stream);
   in.PushLimit(static_cast<int>(range.size));
-  RETURN_IF_ERROR(Checker(in, range.offset, known, table).Message(type, Path{}, 0));
+  RETURN_IF_ERROR(
+      Checker(in, range.offset, options, table).Message(type, Path{.root = options.path}, 0));
   return table;
 }
 

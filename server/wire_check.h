@@ -43,9 +43,16 @@ struct KnownField {
   absl::string_view bytes;
 };
 
+struct WireCheckOptions {
+  KnownField known;
+  absl::string_view path;  // what the message itself is called, before its fields' names
+  // Sub-messages are noted as ranges and skipped: each will be checked by itself.
+  bool outer_fields_only = false;
+};
+
 // `range` of `message` holds one message of `type`; the table's ranges are those of the whole.
 absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange range,
                                      const google::protobuf::Descriptor& type,
-                                     const KnownField& known = {});
+                                     const WireCheckOptions& options = {});
 
 }  // namespace attnd

@@ -194,9 +194,10 @@ struct Violation {
 
 std::vector<Violation> Violations() {
   v1::ForwardRequest request = MakeForward(SmallProblem(), 1);  // 1024 bytes each of k, v, q
-  v1::ForwardStreamRequest header = HeaderOf(request), whole, bad = header;
+  v1::ForwardStreamRequest header = HeaderOf(request), whole, bad = header, unknown = header;
   *whole.mutable_header() = request;
   bad.mutable_header()->mutable_problem()->set_kv_heads(3);
+  unknown.mutable_header()->mutable_problem()->set_element(static_cast<v1::Element>(9));
   auto full = [](int tensor) { return ForwardChunk(tensor, 0, std::string(1024, 'x')); };
   v1::ForwardStreamRequest half = ForwardChunk(kK, 0, std::string(512, 'x'));
   return {
@@ -218,6 +219,10 @@ std::vector<Violation> Violations() {
        {whole},
        "BAD_FIELD",
        "k: expected no payload in the header of a streamed call, got 1024 bytes"},
+      {"UnknownElement",
+       {unknown},
+       "BAD_DTYPE",
+       "problem.element: expected a value of Element, got 9"},
       {"BadProblem",
        {bad},
        "BAD_SHAPE",
