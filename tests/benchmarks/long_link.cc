@@ -1,14 +1,21 @@
 // long_link: how much of an emulated link with a round trip the client and the daemon fill, both on
 // this machine (tests/emulated_link.h; needs root). Prints a row for each rate and round trip.
 //
-//     long_link [--gbit 1,2] [--rtt_ms 0,20] [--channels 1,4,8] -- FLAGS OF attnd
+//     long_link [--gbit 1,2] [--rtt_ms 0,20] [--loss 0,0.0001] [--channels 1,4,8] -- FLAGS OF attnd
 //
 // Calls that only bring: one key and o a 32nd of q, so that there is hardly any attention and the
 // way up is what is filled. The link's share is payload over the rate; headers take 1 to 2 % of it.
+// Beside it, what as many plain sockets fill that do nothing but send.
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -62,13 +69,76 @@ Problem Upload(int64_t bytes) {
 
 struct Setting {
   double gbit;
-  int rtt_ms, channels;
+  int rtt_ms;
+  double loss;
+  int channels;
 };
 
+// Reads what comes on a port of the other host.
+class PlainReceiver {
+ public:
+  static constexpr int kPort = 7071;
+
+  // On a thread of that host.
+  explicit PlainReceiver(const char* address) {
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in at = Address(address);
+    CHECK(bind(listener, reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0) << address;
+    CHECK(listen(listener, 64) == 0);
+    std::thread([this, listener] {
+      for (int fd; (fd = accept(listener, nullptr, nullptr)) >= 0;) {
+        std::thread([this, fd] { Read(fd); }).detach();
+      }
+    }).detach();
+  }
+  int64_t bytes() const { return bytes_; }
+
+  static sockaddr_in Address(const char* text) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(kPort);
+    CHECK(inet_pton(AF_INET, text, &address.sin_addr) == 1) << text;
+    return address;
+  }
+
+ private:
+  void Read(int fd) {
+    std::vector<char> memory(1 << 20);
+    for (ssize_t got; (got = recv(fd, memory.data(), memory.size(), 0)) > 0;) bytes_ += got;
+    close(fd);
+  }
+
+  std::atomic<int64_t> bytes_{0};
+};
+
+// Payload bits a second that plain sockets bring.
+double MeasurePlain(const char* there, const PlainReceiver& receiver, int connections) {
+  std::atomic<bool> over{false};
+  std::vector<std::thread> senders;
+  for (int n = 0; n < connections; ++n) {
+    senders.emplace_back([&] {
+      int fd = socket(AF_INET, SOCK_STREAM, 0);
+      sockaddr_in address = PlainReceiver::Address(there);
+      CHECK(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) << there;
+      std::vector<char> memory(1 << 20);
+      while (!over && send(fd, memory.data(), memory.size(), MSG_NOSIGNAL) > 0) {
+      }
+      close(fd);
+    });
+  }
+  absl::SleepFor(absl::Seconds(1));  // windows of TCP
+  const absl::Time begin = absl::Now();
+  const int64_t before = receiver.bytes();
+  absl::SleepFor(absl::Seconds(2));
+  const double rate =
+      double(receiver.bytes() - before) * 8 / absl::ToDoubleSeconds(absl::Now() - begin);
+  over = true;
+  for (std::thread& sender : senders) sender.join();
+  return rate;
+}
+
 // Payload bits a second on the way up.
-double Measure(EmulatedLink& link, const Setting& setting) {
-  link.Change(
-      {.delay = absl::Milliseconds(setting.rtt_ms) / 2, .bits_per_second = setting.gbit * 1e9});
+double Measure(const EmulatedLink& link, const Setting& setting) {
   auto client =
       AttentionClient::Connect({.addresses = {absl::StrCat(link.other_address(), ":", kPort)},
                                 .channels_per_address = setting.channels,
@@ -76,8 +146,12 @@ double Measure(EmulatedLink& link, const Setting& setting) {
                                 .wait_for_ready = true,
                                 .stream_above_bytes = 0});
   CHECK(client.ok()) << client.status();
-  constexpr int kCallers = 3, kCalls = 4;  // others send while one waits for its answer
-  Problem p = Upload(static_cast<int64_t>(setting.gbit * 1e9 / 8 / 4));  // of 0.25 s of the link
+  constexpr int kCallers = 3;  // others send while one waits for its answer
+  constexpr double kSeconds = 3;
+  const double link_bytes = setting.gbit * 1e9 / 8;  // a second
+  const double call_bytes = std::min(link_bytes / 4, double{64 << 20});
+  const int calls = std::max(4, static_cast<int>(kSeconds * link_bytes / call_bytes) / kCallers);
+  Problem p = Upload(static_cast<int64_t>(call_bytes));
   ProblemInputs in = RandomInputs(p, 1);
   auto call = [&](int times) {
     Outputs out(p);
@@ -89,41 +163,59 @@ double Measure(EmulatedLink& link, const Setting& setting) {
   call(2);  // connections, windows of TCP
   absl::Time begin = absl::Now();
   std::vector<std::thread> callers;
-  for (int n = 0; n < kCallers; ++n) callers.emplace_back(call, kCalls);
+  for (int n = 0; n < kCallers; ++n) callers.emplace_back(call, calls);
   for (std::thread& caller : callers) caller.join();
   double seconds = absl::ToDoubleSeconds(absl::Now() - begin);
-  return double(kCallers * kCalls) * double(p.QueryElements()) * 2 * 8 / seconds;
+  return double(kCallers * calls) * double(p.QueryElements()) * 2 * 8 / seconds;
+}
+
+void PrintRow(EmulatedLink& link, const PlainReceiver& receiver, const Setting& setting) {
+  link.Change({.delay = absl::Milliseconds(setting.rtt_ms) / 2,
+               .bits_per_second = setting.gbit * 1e9,
+               .loss = setting.loss});
+  const double plain = MeasurePlain(link.other_address(), receiver, setting.channels);
+  const int64_t dropped = link.dropped();
+  const double attnd = Measure(link, setting);
+  std::printf("%6.1f %7d %8.4f %9d %9.3f %6.1f%% %9.3f %6.1f%% %8lld\n", setting.gbit,
+              setting.rtt_ms, setting.loss * 100, setting.channels, plain / 1e9,
+              plain / setting.gbit / 1e7, attnd / 1e9, attnd / setting.gbit / 1e7,
+              static_cast<long long>(link.dropped() - dropped));
+  std::fflush(stdout);
 }
 
 int Main(int argc, char** argv) {
-  std::vector<double> gbits = {1, 2};
+  std::vector<double> gbits = {1, 2}, losses = {0};
   std::vector<int> rtts = {0, 20}, channels = {4, 8};
   std::string binary = "bazel-bin/tests/benchmarks/null_attnd";
   std::vector<std::string> flags;
   CLI::App app("How much of a link with a round trip is filled", "long_link");
   app.add_option("--gbit", gbits, "rates of the link")->delimiter(',');
   app.add_option("--rtt_ms", rtts, "round trips")->delimiter(',');
+  app.add_option("--loss", losses, "probabilities that a packet is lost")->delimiter(',');
   app.add_option("--channels", channels, "connections")->delimiter(',');
   app.add_option("--daemon", binary, "binary of the daemon");
   app.add_option("flags", flags, "flags of the daemon, after --");
   CLI11_PARSE(app, argc, argv);
   EmulatedLink link;
   pid_t daemon = 0;
-  link.OnOtherHost([&] { daemon = Spawn(binary, link.other_address(), flags); });
-  std::printf("%6s %7s %9s %9s %7s\n", "Gbit/s", "rtt ms", "channels", "payload", "share");
+  std::unique_ptr<PlainReceiver> receiver;
+  link.OnOtherHost([&] {
+    daemon = Spawn(binary, link.other_address(), flags);
+    receiver = std::make_unique<PlainReceiver>(link.other_address());
+  });
+  std::printf("%6s %7s %8s %9s %17s %17s %8s\n", "Gbit/s", "rtt ms", "loss %", "channels",
+              "plain sockets", "attnd", "dropped");
   for (double gbit : gbits) {
     for (int rtt : rtts) {
-      for (int count : channels) {
-        double rate = Measure(link, {gbit, rtt, count});
-        std::printf("%6.1f %7d %9d %9.3f %6.1f%%\n", gbit, rtt, count, rate / 1e9,
-                    rate / gbit / 1e7);
-        std::fflush(stdout);
+      for (double loss : losses) {
+        for (int count : channels) PrintRow(link, *receiver, {gbit, rtt, loss, count});
       }
     }
   }
   kill(daemon, SIGKILL);
   waitpid(daemon, nullptr, 0);
-  return 0;
+  std::fflush(stdout);
+  std::_Exit(0);  // the receiver's threads go on
 }
 
 }  // namespace

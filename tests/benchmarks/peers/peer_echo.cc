@@ -5,9 +5,9 @@
 //   peer_echo raw serve PORT_FILE           plain TCP sockets, both directions at once
 //   peer_echo tensors serve PORT_FILE       the same from and to whole tensors in memory, as a
 //                                           daemon and its caller have them: the least for sockets
-//   peer_echo stub|raw|tensors call PORT MIB CONNECTIONS DEPTH SECONDS
-//                                           prints GB/s each way and the CPU seconds of this
-//                                           process
+//   peer_echo forward serve PORT_FILE       as tensors; of three pieces one goes back
+//   peer_echo stub|raw|tensors|forward call PORT MIB CONNECTIONS DEPTH SECONDS
+//                                           prints GB/s back and the CPU seconds of this process
 //
 // A server ends with SIGTERM. stub keeps DEPTH calls in flight on each connection; raw streams.
 #include <grpcpp/grpcpp.h>
@@ -149,7 +149,21 @@ bool ReadAll(int fd, char* data, size_t size) {
 // Each way of one end, two tensors of 8 MiB in turns.
 constexpr int64_t kTensorsBytes = int64_t{16} << 20;
 
-void ServeRaw(const std::string& port_file, int64_t memory_bytes) {
+struct RawShape {
+  int64_t memory_bytes = kTensorsBytes;
+  int pieces_for_one = 1;  // that goes back
+};
+
+void Answer(int fd, const RawShape& shape) {
+  Pieces pieces(shape.memory_bytes);
+  int got = 0;
+  for (char* piece = pieces.Next(); ReadAll(fd, piece, kPieceBytes); piece = pieces.Next()) {
+    if (++got % shape.pieces_for_one == 0 && !WriteAll(fd, piece, kPieceBytes)) break;
+  }
+  close(fd);
+}
+
+void ServeRaw(const std::string& port_file, const RawShape& shape) {
   int listener = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -160,13 +174,7 @@ void ServeRaw(const std::string& port_file, int64_t memory_bytes) {
   CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) == 0);
   WritePort(port_file, ntohs(address.sin_port));
   for (int fd; (fd = accept(listener, nullptr, nullptr)) >= 0;) {
-    std::thread([fd, memory_bytes] {
-      Pieces pieces(memory_bytes);
-      for (char* piece = pieces.Next(); ReadAll(fd, piece, kPieceBytes); piece = pieces.Next()) {
-        if (!WriteAll(fd, piece, kPieceBytes)) break;
-      }
-      close(fd);
-    }).detach();
+    std::thread([fd, shape] { Answer(fd, shape); }).detach();
   }
 }
 
@@ -209,12 +217,14 @@ double CpuSeconds() {
 }
 
 int Main(int argc, char** argv) {
-  CHECK(argc >= 4)
-      << "peer_echo stub|raw|tensors serve PORT_FILE | call PORT MIB CONNECTIONS DEPTH SECONDS";
-  bool stub = std::string(argv[1]) == "stub";
-  int64_t memory_bytes = std::string(argv[1]) == "raw" ? int64_t{kPieceBytes} : kTensorsBytes;
+  CHECK(argc >= 4) << "peer_echo stub|raw|tensors|forward serve PORT_FILE | call PORT MIB "
+                      "CONNECTIONS DEPTH SECONDS";
+  const std::string mode = argv[1];
+  const bool stub = mode == "stub";
+  const RawShape shape{.memory_bytes = mode == "raw" ? int64_t{kPieceBytes} : kTensorsBytes,
+                       .pieces_for_one = mode == "forward" ? 3 : 1};
   if (std::string(argv[2]) == "serve") {
-    stub ? ServeStub(argv[3]) : ServeRaw(argv[3], memory_bytes);
+    stub ? ServeStub(argv[3]) : ServeRaw(argv[3], shape);
     return 0;
   }
   CHECK(argc == 8);
@@ -223,7 +233,7 @@ int Main(int argc, char** argv) {
             .connections = std::atoi(argv[5]),
             .depth = std::atoi(argv[6]),
             .seconds = std::atof(argv[7])};
-  int64_t bytes = stub ? CallStub(load) : CallRaw(load, memory_bytes);
+  int64_t bytes = stub ? CallStub(load) : CallRaw(load, shape.memory_bytes);
   std::printf("%.6f %.6f\n", static_cast<double>(bytes) / load.seconds * 1e-9, CpuSeconds());
   return 0;
 }
