@@ -216,8 +216,8 @@ EventThreads::Transfer::Transfer(EventThreads& owner) : pool_(*owner.pool_) {
 EventThreads::Transfer::~Transfer() { pool_.EndTransfer(); }
 
 // In the place of gRPC's grpc::CompletionQueue::CallbackAlternativeCQ and
-// ReleaseCallbackAlternativeCQ, which are private: a program's own symbols come before those of its
-// libraries.
+// ReleaseCallbackAlternativeCQ, which are private: a program's own symbols come before those of
+// shared libraries, and before weak ones, which third_party/system.BUILD makes of gRPC's two.
 grpc::CompletionQueue* TakeCallbackQueue() __asm__(
     "_ZN4grpc15CompletionQueue21CallbackAlternativeCQEv");
 void GiveCallbackQueue(grpc::CompletionQueue* queue) __asm__(

@@ -7,9 +7,9 @@
 // transfer begins; three or half of them when the one has no pause; one when it is held up. Once
 // there has been none of it for kStay they leave again (docs/PERFORMANCE.md).
 //
-// gRPC takes the queue of its callbacks from two functions of its own, which are replaced. Where
-// gRPC is linked statically that does not link. Without an object of this class a process gets
-// gRPC's number of threads.
+// gRPC takes the queue of its callbacks from two functions of its own, which are replaced (where
+// gRPC lies within the program, by leave of third_party/system.BUILD). Without an object of this
+// class a process gets gRPC's number of threads.
 //
 // Threads: any; the last server or channel with callbacks must not go on one of these.
 #pragma once

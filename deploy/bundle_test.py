@@ -60,7 +60,7 @@ def test_replaces_no_folder_but_an_earlier_bundle(tmp_path):
 
 def test_a_missing_library_is_noticed(empty_root):
     """What the test above rests on: the programs do load the bundle's libraries."""
-    library = glob.glob(str(empty_root / "bundle/lib/libgrpc++.so*"))[0]
+    library = glob.glob(str(empty_root / "bundle/lib/libssl.so*"))[0]
     os.rename(library, library + ".away")
     try:
         assert run_inside(empty_root, "/bundle/attnd", "--version").returncode != 0
@@ -68,13 +68,21 @@ def test_a_missing_library_is_noticed(empty_root):
         os.rename(library + ".away", library)
 
 
+@pytest.mark.parametrize("program", ["attnd", "attnctl"])
+def test_what_a_call_runs_through_is_within_the_programs(empty_root, program):
+    """gRPC, protobuf and abseil once each: beside a second copy in a library, protobuf would end the process."""
+    done = subprocess.run(["ldd", str(empty_root / "bundle" / program)], check=True, capture_output=True, text=True)
+    assert not re.findall(r"lib(?:grpc|gpr|upb|address_sorting|protobuf|absl)\S*", done.stdout)
+    assert "libssl.so.3" in done.stdout, "OpenSSL stays shared, for its security updates"
+
+
 def test_documents_and_licences_are_there(empty_root):
-    """README's links to documents lead somewhere, and each library's package states its terms."""
+    """README's links to documents lead somewhere, and each library's package states its terms, also of those within."""
     bundle = empty_root / "bundle"
     for target in re.findall(r"\]\((docs/[^)#]+)", (bundle / "README.md").read_text()):
         assert (bundle / target).is_file(), target
     packages = " ".join(os.listdir(bundle / "licenses"))
-    for name in ("libgrpc29", "libprotobuf32", "libabsl", "libssl3", "libstdc++6", "zlib1g"):
+    for name in ("libgrpc-dev", "libgrpc++-dev", "libprotobuf-dev", "libabsl-dev", "libssl3", "libstdc++6", "zlib1g"):
         assert name in packages, packages
 
 

@@ -1,5 +1,6 @@
 // Start, health, reflection, drain: in process, and the binary itself with its signals, port files,
 // flags and exit codes.
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -372,6 +373,48 @@ TEST(DaemonBinary, ServesDrainsAndExitsWithZero) {
        {"\"event\":\"serving\"", "\"event\":\"draining\"", "\"event\":\"stopped\""}) {
     EXPECT_TRUE(absl::StrContains(output, event)) << output;
   }
+}
+
+// The first reply to this message, whatever its type.
+std::string Ask(const std::string& address, const std::string& method, const std::string& request) {
+  grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  grpc::CompletionQueue queue;
+  grpc::ClientContext context;
+  auto done = [&queue] {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue.Next(&tag, &ok) && ok;
+  };
+  auto call = stub.PrepareCall(&context, method, &queue);
+  call->StartCall(nullptr);
+  EXPECT_TRUE(done());
+  grpc::Slice message(request);
+  call->WriteLast(grpc::ByteBuffer(&message, 1), grpc::WriteOptions(), nullptr);
+  EXPECT_TRUE(done());
+  grpc::ByteBuffer reply;
+  call->Read(&reply, nullptr);
+  EXPECT_TRUE(done());
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  EXPECT_TRUE(done());
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_TRUE(reply.DumpToSingleSlice(&message).ok());
+  return std::string(message.begin(), message.end());
+}
+
+// What has gRPC within it has these services, too.
+TEST(DaemonBinary, AnswersReflectionAndChannelz) {
+  RunningDaemon daemon("services", {"--drain_delay", "0"});
+  const std::string method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+  const std::string services = Ask(daemon.address, method, "\x3a\x01*");  // list_services
+  for (const char* service :
+       {"attnd.v1.Attention", "grpc.channelz.v1.Channelz", "grpc.health.v1.Health"}) {
+    EXPECT_TRUE(absl::StrContains(services, service)) << services;
+  }
+  const std::string by_symbol = absl::StrCat("\x22\x12", "attnd.v1.Attention");
+  const std::string file = Ask(daemon.address, method, by_symbol);
+  EXPECT_TRUE(absl::StrContains(file, "attnd/v1/attention.proto")) << file;
+  EXPECT_FALSE(Ask(daemon.address, "/grpc.channelz.v1.Channelz/GetServers", "").empty());
 }
 
 TEST(DaemonBinary, RemovesAnOlderPortFileBeforeItServes) {
