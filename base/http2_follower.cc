@@ -1,11 +1,12 @@
 #include "base/http2_follower.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/btree_map.h"
 #include "absl/synchronization/mutex.h"
 
 namespace attnd {
@@ -21,6 +22,7 @@ class FirstMessages {
  public:
   struct Holder {
     const Http2Follower* follower = nullptr;
+    int owner = -1;
     uint32_t stream = 0;
     bool operator==(const Holder& other) const = default;
   };
@@ -32,11 +34,20 @@ class FirstMessages {
   void Put(const void* message, const Holder& holder) {
     absl::MutexLock lock(&mutex_);
     holders_[message] = holder;
+    count_ = holders_.size();
   }
   void Erase(const void* message, const Holder& holder) {
     absl::MutexLock lock(&mutex_);
     auto at = holders_.find(message);
     if (at != holders_.end() && at->second == holder) holders_.erase(at);
+    count_ = holders_.size();
+  }
+  void EraseWithin(absl::Span<const uint8_t> bytes) {
+    if (count_ == 0) return;
+    absl::MutexLock lock(&mutex_);
+    holders_.erase(holders_.lower_bound(bytes.data()),
+                   holders_.lower_bound(bytes.data() + bytes.size()));
+    count_ = holders_.size();
   }
   Holder Find(const void* message) {
     absl::MutexLock lock(&mutex_);
@@ -46,7 +57,8 @@ class FirstMessages {
 
  private:
   absl::Mutex mutex_;
-  absl::flat_hash_map<const void*, Holder> holders_ ABSL_GUARDED_BY(mutex_);
+  absl::btree_map<const void*, Holder> holders_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<size_t> count_{0};  // of them
 };
 
 uint32_t BigEndian(const uint8_t* bytes, int count) {
@@ -57,9 +69,20 @@ uint32_t BigEndian(const uint8_t* bytes, int count) {
 
 }  // namespace
 
-Http2Follower::~Http2Follower() {
+Http2Follower::~Http2Follower() { Lose(); }
+
+void Http2Follower::Lose() {
   for (Stream& stream : streams_) DropFirst(stream);
+  streams_ = {};  // its memory too
+  placing_ = 0;
+  lost_ = true;
 }
+
+int Http2Follower::OwnerOf(const void* first_message) {
+  return FirstMessages::Get().Find(first_message).owner;
+}
+
+void Http2Follower::ForgetFirstMessages(Bytes bytes) { FirstMessages::Get().EraseWithin(bytes); }
 
 void Http2Follower::Feed(Bytes bytes) {
   while (!bytes.empty() && !lost_) {
@@ -74,7 +97,7 @@ void Http2Follower::Feed(Bytes bytes) {
 }
 
 void Http2Follower::TakePreface(Bytes& bytes) {
-  lost_ = bytes.front() != static_cast<uint8_t>(kPreface[preface_++]);
+  if (bytes.front() != static_cast<uint8_t>(kPreface[preface_++])) return Lose();
   bytes.remove_prefix(1);
 }
 
@@ -91,12 +114,11 @@ void Http2Follower::BeginFrame() {
   frame_type_ = header_[3];
   frame_flags_ = header_[4];
   frame_stream_ = BigEndian(header_ + 5, 4) & 0x7fffffff;
-  if (!settings_came_) {
-    lost_ = frame_type_ != kSettings || frame_stream_ != 0;
-    settings_came_ = !lost_;
-  }
-  if (frame_type_ == kData && (frame_flags_ & ~kEndStream) != 0) lost_ = true;
+  const bool is_settings = frame_type_ == kSettings && frame_stream_ == 0;
+  if (!std::exchange(settings_came_, true) && !is_settings) return Lose();
+  if (frame_type_ == kData && (frame_flags_ & ~kEndStream) != 0) return Lose();
   if (frame_type_ == kHeaders) Add(frame_stream_);
+  if (lost_) return;
   if (frame_left_ == 0) EndFrame();
 }
 
@@ -105,7 +127,8 @@ void Http2Follower::TakeFramePayload(Bytes& bytes) {
   bytes.remove_prefix(part.size());
   frame_left_ -= static_cast<int64_t>(part.size());
   if (frame_type_ == kData) {
-    if (Stream* stream = Find(frame_stream_); stream != nullptr) TakeData(*stream, part);
+    Stream* stream = Find(frame_stream_);
+    stream != nullptr ? TakeData(*stream, part) : ForgetFirstMessages(part);
   }
   if (frame_left_ == 0) EndFrame();
 }
@@ -160,16 +183,13 @@ void Http2Follower::TakeMessage(Stream& stream, Bytes bytes) {
 
 void Http2Follower::TakeFirst(Stream& stream, const void* message) {
   stream.first_message = message;
-  FirstMessages::Get().Put(message, {this, stream.id});
+  FirstMessages::Get().Put(message, {this, owner_, stream.id});
 }
 
 void Http2Follower::DropFirst(Stream& stream) {
   if (stream.first_message == nullptr) return;
-  FirstMessages::Get().Erase(std::exchange(stream.first_message, nullptr), {this, stream.id});
-}
-
-bool Http2Follower::Holds(const void* first_message) const {
-  return FirstMessages::Get().Find(first_message).follower == this;
+  FirstMessages::Get().Erase(std::exchange(stream.first_message, nullptr),
+                             {this, owner_, stream.id});
 }
 
 void Http2Follower::Advance(Stream& stream, int64_t bytes) {
@@ -181,7 +201,8 @@ void Http2Follower::Advance(Stream& stream, int64_t bytes) {
 
 // The placer may want bytes of the beginning too.
 void Http2Follower::AskForPlace(Stream& stream) {
-  if (stream.placer == nullptr || stream.compressed) return;
+  if (stream.placer == nullptr || stream.compressed || stream.size < MessagePlacer::kLeastBytes)
+    return;
   const Bytes beginning(stream.beginning, static_cast<size_t>(stream.got));
   MessagePlace place = stream.placer->PlaceOf(stream.index, beginning, stream.size);
   if (place.to == nullptr || place.skip > stream.got) return;
@@ -197,7 +218,7 @@ absl::Span<std::byte> Http2Follower::Next() {
   if (stream == nullptr || stream->header_got < kMessageHeaderBytes) return {};
   if (stream->place.to == nullptr) return {};
   const int64_t bytes = std::min(frame_left_, stream->size - stream->got);
-  if (bytes < kLeastBytes) return {};
+  if (bytes < MessagePlacer::kLeastBytes) return {};
   return {stream->place.to + (stream->got - stream->place.skip), static_cast<size_t>(bytes)};
 }
 
@@ -236,14 +257,14 @@ Http2Follower::Stream* Http2Follower::Find(uint32_t id) {
 
 // Also of trailers, whose stream there is already.
 void Http2Follower::Add(uint32_t id) {
+  if (id == 0) return Lose();
   if (Find(id) != nullptr) return;
   if (streams_.size() == kMostStreams) {
-    auto over = [](const Stream& stream) { return stream.index >= 0 && stream.placer == nullptr; };
+    auto over = [](const Stream& stream) {
+      return FirstHasCome(stream) && stream.placer == nullptr;
+    };
     auto oldest = std::find_if(streams_.begin(), streams_.end(), over);
-    if (oldest == streams_.end()) {
-      lost_ = true;  // a first message would go unnoticed
-      return;
-    }
+    if (oldest == streams_.end()) return Lose();  // a first message would go unnoticed
     Remove(oldest->id);
   }
   streams_.emplace_back().id = id;

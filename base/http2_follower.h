@@ -8,6 +8,11 @@
 // padded DATA, a frame out of place) makes it lose the connection, and then nothing is placed any
 // more. Of a compressed message nothing is placed either.
 //
+// A stream is found by the address of its first message, which its call holds. Memory is given back
+// and used again, so one table of the process knows whose first message came to a place last, and
+// whatever else comes to a place makes it forget what was there: bytes of a lost connection
+// (ForgetFirstMessages), DATA of a stream that is not known.
+//
 // Threads: one at a time. Source: RFC 9113 sections 3.4, 4.1 and 6; gRPC over HTTP/2,
 // Length-Prefixed-Message.
 #pragma once
@@ -28,8 +33,10 @@ struct MessagePlace {
 
 class MessagePlacer {
  public:
-  // As much of a message as a placer is shown, or all of a shorter one.
+  // As much of a message as a placer is shown.
   static constexpr int64_t kBeginning = 48;
+  // Of a smaller message a placer is not asked: a read of its own costs more than the copy.
+  static constexpr int64_t kLeastBytes = 16 << 10;
 
   virtual ~MessagePlacer() = default;
   // `index`: of the stream's messages, the first is 0; `skip` lies within `beginning`. What gRPC
@@ -44,7 +51,9 @@ class Http2Follower {
  public:
   // Received from a client, whose first bytes are the connection preface, or from a server.
   enum class Peer { kClient, kServer };
-  explicit Http2Follower(Peer peer) : preface_(peer == Peer::kClient ? 0 : kPrefaceBytes) {}
+  // `owner`: what OwnerOf gives.
+  explicit Http2Follower(Peer peer, int owner = 0)
+      : owner_(owner), preface_(peer == Peer::kClient ? 0 : kPrefaceBytes) {}
   ~Http2Follower();
   Http2Follower(const Http2Follower&) = delete;
   Http2Follower& operator=(const Http2Follower&) = delete;
@@ -59,27 +68,25 @@ class Http2Follower {
 
   // Asks `placer` for the place of each further message of the stream whose first message begins at
   // `first_message` in fed memory. Gives the stream, 0: there is none.
-  //
-  // Memory is given back and used again, so one table of the process knows which stream's message
-  // came to a place last; the caller holds his, so that it is his if his connection is followed.
-  // One that is lost knows nothing of its streams: their callers must not ask any connection.
   uint32_t Place(const void* first_message, MessagePlacer& placer);
-  // Any thread.
-  bool Holds(const void* first_message) const;
   void Forget(uint32_t stream);
 
+  // The connection has ended, or cannot be followed any more: nothing is known of its streams.
+  void Lose();
   bool lost() const { return lost_; }
-  // Before anything of HTTP/2 came: no caller of gRPC's without TLS.
-  bool lost_at_once() const { return lost_ && !settings_came_; }
   // Of streams with a placer.
   int placing() const { return placing_; }
+
+  // Any thread: whose stream's first message begins there; -1: nobody's.
+  static int OwnerOf(const void* first_message);
+  // Any thread: these bytes came by a connection that nobody follows, so that no first message that
+  // is known stands there any more.
+  static void ForgetFirstMessages(absl::Span<const uint8_t> bytes);
 
  private:
   static constexpr int kPrefaceBytes = 24;
   static constexpr int kFrameHeaderBytes = 9;
   static constexpr int kMessageHeaderBytes = 5;
-  // Below this a read of its own costs more than the copy.
-  static constexpr int64_t kLeastBytes = 16 << 10;
   // gRPC has fewer calls on a connection. The oldest whose first message has come make room.
   static constexpr size_t kMostStreams = 256;
 
@@ -94,6 +101,11 @@ class Http2Follower {
     MessagePlace place;
     uint8_t beginning[MessagePlacer::kBeginning];
   };
+
+  // Its address is in the table, or nobody will ask for it.
+  static bool FirstHasCome(const Stream& stream) {
+    return stream.index > 0 || (stream.index == 0 && (stream.got > 0 || stream.size == 0));
+  }
 
   using Bytes = absl::Span<const uint8_t>;
   void TakePreface(Bytes& bytes);
@@ -112,6 +124,7 @@ class Http2Follower {
   void Add(uint32_t id);
   void Remove(uint32_t id);
 
+  const int owner_;
   bool lost_ = false;
   int preface_;  // bytes of it that have come
   bool settings_came_ = false;

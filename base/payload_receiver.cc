@@ -9,10 +9,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
-#include <map>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -44,8 +43,6 @@ ssize_t SystemReceive(int socket, msghdr* message, int flags) {
 }
 
 std::atomic<int64_t> placed_bytes{0};
-// Of this process there were some: their calls cannot be told from others.
-std::atomic<bool> unfollowed_connections{false};
 
 uint64_t CookieOf(int socket) {
   uint64_t cookie = 0;
@@ -72,12 +69,6 @@ int PeerOf(const std::string& grpcs_name) {
   return is_number ? port : kNoPeer;
 }
 
-bool IsUnixSocket(int socket) {
-  int family = 0;
-  socklen_t size = sizeof(family);
-  return getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &family, &size) == 0 && family == AF_UNIX;
-}
-
 // By the sockets' numbers.
 class Table {
  public:
@@ -94,43 +85,17 @@ class Table {
   }
 
   void Put(int socket, std::shared_ptr<PayloadReceiver> receiver) {
-    const int peer = PeerOf(socket);
     Slot& slot = slots_[socket];
-    absl::MutexLock lock(&peers_mutex_);
-    Drop(socket, slot.peer);
-    slot.peer = peer;
-    if (peer != kNoPeer) sockets_of_[peer].push_back(socket);
-    absl::MutexLock slot_lock(&slot.mutex);
+    absl::MutexLock lock(&slot.mutex);
     slot.receiver = std::move(receiver);
-  }
-
-  std::vector<std::shared_ptr<PayloadReceiver>> From(int peer) {
-    std::vector<std::shared_ptr<PayloadReceiver>> receivers;
-    absl::MutexLock lock(&peers_mutex_);
-    auto sockets = sockets_of_.find(peer);
-    if (sockets == sockets_of_.end()) return receivers;
-    for (int socket : sockets->second) receivers.push_back(Find(socket));
-    return receivers;
   }
 
  private:
   struct Slot {
     absl::Mutex mutex;
     std::shared_ptr<PayloadReceiver> receiver ABSL_GUARDED_BY(mutex);
-    int peer = kNoPeer;  // guarded by peers_mutex_
   };
-
-  void Drop(int socket, int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(peers_mutex_) {
-    auto sockets = sockets_of_.find(peer);
-    if (sockets == sockets_of_.end()) return;
-    std::vector<int>& list = sockets->second;
-    list.erase(std::remove(list.begin(), list.end(), socket), list.end());
-    if (list.empty()) sockets_of_.erase(sockets);
-  }
-
   std::array<Slot, kMostSockets> slots_;
-  absl::Mutex peers_mutex_;
-  std::map<int, std::vector<int>> sockets_of_ ABSL_GUARDED_BY(peers_mutex_);
 };
 
 // Calls `use` with the pieces of bytes [offset, offset + bytes) of a message's memory.
@@ -147,6 +112,12 @@ void ForEachPiece(const msghdr& message, size_t offset, size_t bytes, Use use) {
     bytes -= step;
     offset = 0;
   }
+}
+
+void ForgetFirstMessages(const msghdr& message, size_t bytes) {
+  ForEachPiece(message, 0, bytes, [](const uint8_t* data, size_t size) {
+    Http2Follower::ForgetFirstMessages({data, size});
+  });
 }
 
 size_t Room(const msghdr& message) {
@@ -182,17 +153,20 @@ ssize_t Execute(const Read& read, int socket, size_t offset, size_t control, msg
   return got;
 }
 
+ssize_t ReceiveUnfollowed(int socket, msghdr& message, int flags) {
+  const ssize_t got = SystemReceive(socket, &message, flags);
+  if (got > 0) ForgetFirstMessages(message, static_cast<size_t>(got));
+  return got;
+}
+
 }  // namespace
 
-PayloadReceiver::PayloadReceiver(uint64_t cookie, bool unix_socket, Http2Follower::Peer peer)
-    : cookie_(cookie), unix_socket_(unix_socket), follower_(peer) {}
+PayloadReceiver::PayloadReceiver(int socket, Http2Follower::Peer peer)
+    : socket_(socket), cookie_(CookieOf(socket)), peer_(PeerOf(socket)), follower_(peer, socket) {}
 
 std::shared_ptr<PayloadReceiver> PayloadReceiver::Attach(int socket, Http2Follower::Peer peer) {
-  if (socket < 0 || socket >= kMostSockets) {
-    unfollowed_connections = true;
-    return nullptr;
-  }
-  auto receiver = std::make_shared<PayloadReceiver>(CookieOf(socket), IsUnixSocket(socket), peer);
+  if (socket < 0 || socket >= kMostSockets) return nullptr;
+  auto receiver = std::make_shared<PayloadReceiver>(socket, peer);
   Table::Get().Put(socket, receiver);
   return receiver;
 }
@@ -209,25 +183,23 @@ PayloadReceiver::Placing::~Placing() {
   receiver_->follower_.Forget(stream_);
 }
 
-bool PayloadReceiver::Holds(const void* first_message) const {
-  return follower_.Holds(first_message);
-}
-
 int64_t PayloadReceiver::PlacedBytes() { return placed_bytes; }
 
-// A unix socket is never encrypted, so that what is lost at once there is no caller.
-bool PayloadReceiver::HasUnknownCalls() const { return lost_ && !(unix_socket_ && lost_at_once_); }
-
-ssize_t PayloadReceiver::Receive(int socket, msghdr& message) {
-  if (CookieOf(socket) != cookie_) return SystemReceive(socket, &message, 0);
+ssize_t PayloadReceiver::Receive(msghdr& message) {
+  if (CookieOf(socket_) != cookie_) return ReceiveUnfollowed(socket_, message, 0);
   absl::MutexLock lock(&mutex_);
-  if (follower_.lost()) return SystemReceive(socket, &message, 0);
-  return ReceiveFollowed(socket, message);
+  if (follower_.lost()) return ReceiveUnfollowed(socket_, message, 0);
+  const ssize_t got = ReceiveFollowed(message);
+  const bool over = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+  if (over) follower_.Lose();
+  // Messages after the place where it lost its way are not known.
+  if (got > 0 && follower_.lost()) ForgetFirstMessages(message, static_cast<size_t>(got));
+  return got;
 }
 
 // As long as the socket has what was asked for: a read for each payload with a place, and beside
 // them short ones, so that a payload whose place is not known yet is not read past it.
-ssize_t PayloadReceiver::ReceiveFollowed(int socket, msghdr& message) {
+ssize_t PayloadReceiver::ReceiveFollowed(msghdr& message) {
   const size_t room = Room(message), control = message.msg_controllen;
   size_t total = 0;
   for (bool between = follower_.placing() > 0; total < room;) {
@@ -237,19 +209,15 @@ ssize_t PayloadReceiver::ReceiveFollowed(int socket, msghdr& message) {
     const bool is_short = between || !read.straight.empty();
     const size_t left = room - total - read.straight.size();
     read.rest = is_short ? std::min(left, kBetweenBytes) : left;
-    const ssize_t got = Execute(read, socket, total, control, message);
+    const ssize_t got = Execute(read, socket_, total, control, message);
     if (got <= 0) return total > 0 ? static_cast<ssize_t>(total) : got;
     const size_t straight = std::min(read.straight.size(), static_cast<size_t>(got));
     if (straight > 0) follower_.Skip(static_cast<int64_t>(straight));
-    placed_bytes += static_cast<int64_t>(straight);
+    placed_bytes.fetch_add(static_cast<int64_t>(straight), std::memory_order_relaxed);
     ForEachPiece(message, total + straight, static_cast<size_t>(got) - straight,
                  [&](const uint8_t* data, size_t size) {
                    follower_.Feed({data, size});
                  });
-    if (follower_.lost()) {
-      lost_at_once_ = follower_.lost_at_once();
-      lost_ = true;
-    }
     total += static_cast<size_t>(got);
     if (static_cast<size_t>(got) < read.bytes()) break;
     between = !read.straight.empty();  // after a short read that led to none, all that there is
@@ -260,23 +228,15 @@ ssize_t PayloadReceiver::ReceiveFollowed(int socket, msghdr& message) {
 std::unique_ptr<PayloadReceiver::Placing> PlaceMessagesFrom(const std::string& peer,
                                                             const void* first_message,
                                                             MessagePlacer& placer) {
-  if (unfollowed_connections) return nullptr;
-  PayloadReceiver* holder = nullptr;
-  const auto receivers = Table::Get().From(PeerOf(peer));
-  for (const auto& receiver : receivers) {
-    if (receiver == nullptr) continue;
-    if (receiver->HasUnknownCalls()) return nullptr;
-    if (receiver->Holds(first_message)) holder = receiver.get();
-  }
-  return holder == nullptr ? nullptr : holder->Place(first_message, placer);
+  auto receiver = Table::Get().Find(Http2Follower::OwnerOf(first_message));
+  if (receiver == nullptr || receiver->peer_ != PeerOf(peer)) return nullptr;
+  return receiver->Place(first_message, placer);
 }
 
 ssize_t ReceiveMessage(int socket, msghdr* message, int flags) {
-  if (flags == 0) {
-    auto receiver = Table::Get().Find(socket);
-    if (receiver != nullptr) return receiver->Receive(socket, *message);
-  }
-  return SystemReceive(socket, message, flags);
+  if (flags != 0) return SystemReceive(socket, message, flags);
+  auto receiver = Table::Get().Find(socket);
+  return receiver != nullptr ? receiver->Receive(*message) : ReceiveUnfollowed(socket, *message, 0);
 }
 
 }  // namespace attnd

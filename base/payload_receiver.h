@@ -15,7 +15,6 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -57,27 +56,31 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
   static int64_t PlacedBytes();
 
   // Whether that message came by this connection.
-  bool Holds(const void* first_message) const ABSL_NO_THREAD_SAFETY_ANALYSIS;  // its address alone
-  // Whether calls may come by it whose messages are not followed.
-  bool HasUnknownCalls() const;
+  bool Holds(const void* first_message) const {
+    return Http2Follower::OwnerOf(first_message) == socket_;
+  }
 
-  // As recvmsg(2) without flags.
-  ssize_t Receive(int socket, msghdr& message);
+  // As recvmsg(2) from the socket without flags.
+  ssize_t Receive(msghdr& message);
 
-  PayloadReceiver(uint64_t cookie, bool unix_socket, Http2Follower::Peer peer);
+  PayloadReceiver(int socket, Http2Follower::Peer peer);
 
  private:
-  ssize_t ReceiveFollowed(int socket, msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  friend std::unique_ptr<Placing> PlaceMessagesFrom(const std::string& peer,
+                                                    const void* first_message,
+                                                    MessagePlacer& placer);
+  ssize_t ReceiveFollowed(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const int socket_;
   const uint64_t cookie_;  // of the socket: its number may be given to another
-  const bool unix_socket_;
-  std::atomic<bool> lost_{false}, lost_at_once_{false};
+  const int peer_;         // its port, as far as it had one when it was attached
   absl::Mutex mutex_;
   Http2Follower follower_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The same among all connections from a peer, by gRPC's name for it. Null while one of them has
-// calls that nobody follows (TLS, a frame out of place): `first_message` might be of those.
+// The same among all connections, of a call from `peer`, which is gRPC's name for it. The message
+// lies in the memory that a recvmsg filled, or the connection is encrypted and no other of that
+// port is not.
 std::unique_ptr<PayloadReceiver::Placing> PlaceMessagesFrom(const std::string& peer,
                                                             const void* first_message,
                                                             MessagePlacer& placer);

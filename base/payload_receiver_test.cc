@@ -155,27 +155,58 @@ TEST_F(PayloadReceiverTest, TakesTheConnectionThatUsedTheMemoryLast) {
   for (int socket : refused) close(socket);
 }
 
-TEST_F(PayloadReceiverTest, PlacesNothingWhileAConnectionOfThePeerIsLost) {
+// Its messages are not known, and one may lie where another connection's stream had its first.
+TEST_F(PayloadReceiverTest, GivesACallOfAnUnfollowedConnectionNoOthersStream) {
+  const std::string settings = Frame(4, 0, "");
+  const std::string padded = std::string("\0\0\4\0\x8\0\0\0\1pad!", 13);
+  struct Case {
+    const char* name;
+    bool attached;
+    std::string before, with;  // what is received before the message, and in one read with it
+    bool found;                // the first stream
+  };
+  const Case cases[] = {{"followed, and silent", true, "", "", true},
+                        {"not attached", false, settings, "", false},
+                        {"lost", true, settings + padded, "", false},
+                        {"lost with the same read", true, settings, padded, false},
+                        {"no HTTP/2", true, "HTTP/1.1 400 Bad Request", "", false}};
+  OnePlace place(10);
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    receiver_ = PayloadReceiver::Attach(sockets_[0], Http2Follower::Peer::kServer);
+    const void* first = ReceiveFirst();
+    int other[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, other), 0);
+    if (c.attached) PayloadReceiver::Attach(other[0], Http2Follower::Peer::kServer);
+    auto receive = [&](const std::string& bytes, void* memory, size_t size) {
+      ASSERT_EQ(send(other[1], bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+      iovec piece{memory, size};
+      msghdr message{};
+      message.msg_iov = &piece;
+      message.msg_iovlen = 1;
+      ASSERT_GT(recvmsg(other[0], &message, 0), 0);
+    };
+    char beside[100];
+    if (!c.before.empty()) receive(c.before, beside, sizeof(beside));
+    if (!c.found) receive(c.with + kFirst, first_.data(), first_.size());
+    EXPECT_EQ(PlaceMessagesFrom("unix:", first, place) != nullptr, c.found);
+    for (int socket : other) close(socket);
+  }
+}
+
+TEST_F(PayloadReceiverTest, ForgetsItsStreamsWhenTheConnectionEnds) {
   OnePlace place(10);
   const void* first = ReceiveFirst();
-  int other[2];
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, other), 0);
-  for (const bool at_once : {false, true}) {
-    PayloadReceiver::Attach(other[0], Http2Follower::Peer::kServer);
-    std::string bytes =
-        Frame(4, 0, "") + std::string("\0\0\4\0\x8\0\0\0\1pad!", 13);  // padded DATA
-    if (at_once) bytes = "HTTP/1.1 400 Bad Request";
-    ASSERT_EQ(send(other[1], bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
-    char memory[100];
-    iovec piece{memory, sizeof(memory)};
-    msghdr message{};
-    message.msg_iov = &piece;
-    message.msg_iovlen = 1;
-    ASSERT_EQ(recvmsg(other[0], &message, 0), static_cast<ssize_t>(bytes.size()));
-    auto placing = PlaceMessagesFrom("unix:", first, place);
-    EXPECT_EQ(placing != nullptr, at_once);
-  }
-  for (int socket : other) close(socket);
+  EXPECT_TRUE(receiver_->Holds(first));
+  shutdown(sockets_[1], SHUT_WR);
+  char byte;
+  iovec piece{&byte, 1};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  EXPECT_EQ(recvmsg(sockets_[0], &message, 0), 0);
+  EXPECT_FALSE(receiver_->Holds(first));
+  EXPECT_EQ(PlaceMessagesFrom("unix:", first, place), nullptr);
 }
 
 TEST_F(PayloadReceiverTest, LeavesMemoryAloneOnceThePlacingIsGone) {

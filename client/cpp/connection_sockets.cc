@@ -50,10 +50,8 @@ std::unique_ptr<PayloadReceiver::Placing> ConnectionSockets::Place(const void* f
                                                                    MessagePlacer& placer) {
   absl::MutexLock lock(&mutex_);
   for (const auto& receiver : receivers_) {
-    if (receiver == nullptr || receiver->HasUnknownCalls()) return nullptr;
-  }
-  for (const auto& receiver : receivers_) {
-    if (receiver->Holds(first_message)) return receiver->Place(first_message, placer);
+    if (receiver == nullptr || !receiver->Holds(first_message)) continue;
+    return receiver->Place(first_message, placer);
   }
   return nullptr;
 }

@@ -72,7 +72,8 @@ MessagePlace ChunkPlacer::PlaceOf(int64_t index, absl::Span<const uint8_t> begin
 
 void ChunkPlacer::OnPlaced(int64_t index) {
   absl::MutexLock lock(&mutex_);
-  for (Placed& placed : placed_) placed.complete |= placed.index == index;
+  // One message of a stream comes after the other; an older one is not completed any more.
+  if (!placed_.empty() && placed_.back().index == index) placed_.back().complete = true;
 }
 
 ChunkPlacer::State ChunkPlacer::Of(int64_t index, uint64_t field, uint64_t offset,

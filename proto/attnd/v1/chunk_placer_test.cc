@@ -75,9 +75,10 @@ TEST(ChunkPlacer, TellsWhichMessagesItHasPlaced) {
   MessagePlace place = placer.PlaceOf(3, Bytes(ours), bytes);
   EXPECT_EQ(place.to, memory);
   EXPECT_EQ(place.skip, static_cast<int64_t>(ours.size()));
+  placer.OnPlaced(3);
   EXPECT_EQ(placer.PlaceOf(4, Bytes(others), bytes).to, nullptr);
   EXPECT_EQ(placer.PlaceOf(5, Bytes(ours), bytes).to, memory);
-  placer.OnPlaced(3);
+  placer.OnPlaced(3);  // of a message that is over: nothing
   EXPECT_EQ(placer.Of(1, 5, 0, 1000), ChunkPlacer::State::kDelivered);
   EXPECT_EQ(placer.Of(3, 5, 0, 1000), ChunkPlacer::State::kPlaced);
   EXPECT_EQ(placer.Of(4, 6, 0, 1000), ChunkPlacer::State::kDelivered);
