@@ -1,5 +1,7 @@
 #include "server/flags.h"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <string>
@@ -41,9 +43,11 @@ struct RawFlags {
 };
 
 double Mib(int64_t bytes) { return static_cast<double>(bytes) / double{1 << 20}; }
-int64_t BytesOfMib(double mib) { return static_cast<int64_t>(mib * double{1 << 20}); }
+// What no memory has stays out of every range.
+int64_t Bytes(double count) { return static_cast<int64_t>(std::clamp(count, -9e18, 9e18)); }
+int64_t BytesOfMib(double mib) { return Bytes(mib * double{1 << 20}); }
 double Kib(int64_t bytes) { return static_cast<double>(bytes) / 1024; }
-int64_t BytesOfKib(double kib) { return static_cast<int64_t>(kib * 1024); }
+int64_t BytesOfKib(double kib) { return Bytes(kib * 1024); }
 
 void SetTransportDefaults(const TransportOptions& t, RawFlags& raw) {
   auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
@@ -343,6 +347,21 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   ApplyLeases(raw, o);
 }
 
+// CLI11 takes "" for 0, and nan for a number.
+absl::Status CheckNumbers(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (type != "INT" && type != "FLOAT") continue;
+    for (const std::string& text : option->results()) {
+      double value = 0;
+      if (!text.empty() && !(absl::SimpleAtod(text, &value) && std::isnan(value))) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(option->get_name(), ": expected a number, got \"", text, "\""));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string_view version,
@@ -372,6 +391,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   } catch (const CLI::Error& error) {
     return absl::InvalidArgumentError(error.what());
   }
+  RETURN_IF_ERROR(CheckNumbers(app));
   Apply(raw, o);
   ASSIGN_OR_RETURN(o.devices, ParseDevices(raw.devices));
   if (raw.check_config) flags.action = FlagAction::kCheckConfig;

@@ -172,24 +172,31 @@ TEST(Flags, NameTheFlagThatIsWrong) {
       {{"--listen", "nowhere"}, "--listen: expected host:port"},
       {{"--listen", "127.0.0.1:65536"}, "--listen: expected host:port"},
       {{"--listen", "unix:"}, "--listen: expected unix:PATH"},
+      {{"--listen", "127.0.0.1:1,127.0.0.1:1"}, "--listen: expected different addresses"},
+      {{"--listen", "unix:/a", "--listen", "unix:/a"}, "--listen: expected different addresses"},
+      {{"--listen", "127.example.org:1"}, "--listen: expected TLS"},
       {{"--metrics_listen", "9464"}, "--metrics_listen: expected host:port"},
       {{"--backend", "gpu"}, "--backend: expected auto, cpu, cuda or reference, got gpu"},
       {{"--log_format", "xml"}, "log_format"},
       {{"--memory_limit_mib", "0"}, "--memory_limit_mib: expected"},
-      {{"--max_calls", "0"}, "--max_calls: expected 1..1.04858e+06, got 0"},
+      {{"--max_calls", "0"}, "--max_calls: expected 1..1048576, got 0"},
       {{"--max_deadline_seconds", "0"}, "--max_deadline_seconds: expected"},
-      {{"--max_message_mib", "2048"}, "--max_message_mib: expected"},
-      {{"--max_metadata_kib", "0"}, "--max_metadata_kib: expected 1024..1.04858e+06, got 0"},
+      {{"--max_message_mib", "2048"}, "--max_message_mib: expected 1..1024, got 2048"},
+      {{"--max_message_mib", "1e300"}, "--max_message_mib: expected 1..1024, got"},
+      {{"--max_message_mib", "nan"}, "--max_message_mib: expected a number, got \"nan\""},
+      {{"--drain_delay", ""}, "--drain_delay: expected a number, got \"\""},
+      {{"--slots", ""}, "--slots: expected a number, got \"\""},
+      {{"--max_metadata_kib", "0"}, "--max_metadata_kib: expected 1..1024, got 0"},
       {{"--event_threads", "65"}, "--event_threads: expected 1..64, got 65"},
-      {{"--max_connections", "0"}, "--max_connections: expected 1..1.04858e+06, got 0"},
+      {{"--max_connections", "0"}, "--max_connections: expected 1..1048576, got 0"},
       {{"--max_connection_age_seconds", "0"}, "--max_connection_age_seconds: expected 1.."},
       {{"--max_connection_idle_seconds", "0"}, "--max_connection_idle_seconds: expected 1.."},
       {{"--handshake_timeout_seconds", "0"}, "--handshake_timeout_seconds: expected 0.1.."},
       {{"--keepalive_seconds", "0"}, "--keepalive_seconds: expected 1.."},
       {{"--keepalive_timeout_seconds", "0"}, "--keepalive_timeout_seconds: expected 0.1.."},
       {{"--min_ping_interval_seconds", "-1"}, "--min_ping_interval_seconds: expected 0.."},
-      {{"--stream_window_kib", "63"}, "--stream_window_kib: expected 65536.."},
-      {{"--max_frame_kib", "16384"}, "--max_frame_kib: expected 16384..1.67772e+07, got"},
+      {{"--stream_window_kib", "63"}, "--stream_window_kib: expected 64..1048576, got 63"},
+      {{"--max_frame_kib", "16384"}, "--max_frame_kib: expected 16..16383, got 16384"},
       {{"--receive_memory_mib", "1"}, "--receive_memory_mib: expected"},
       {{"--max_concurrent_streams", "0"}, "--max_concurrent_streams: expected 1..65536, got 0"},
       {{"--tls_cert", "a"}, "--tls_key: expected both"},
@@ -235,7 +242,8 @@ TEST(Addresses, AreLoopbackOrNot) {
        {"127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "unix:/a", "unix-abstract:a"}) {
     EXPECT_TRUE(IsLoopbackAddress(address)) << address;
   }
-  for (const char* address : {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1", "*:1"}) {
+  for (const char* address : {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "example.org:1", "*:1",
+                              "127.example.org:1", "127.1.example:1"}) {
     EXPECT_FALSE(IsLoopbackAddress(address)) << address;
   }
 }

@@ -1,9 +1,13 @@
 #include "server/options.h"
 
+#include <arpa/inet.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
+#include <set>
+#include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -23,9 +27,23 @@ absl::Status Wrong(absl::string_view flag, const Expected& expected, const Got& 
       absl::StrCat("--", flag, ": expected ", expected, ", got ", got));
 }
 
+// Whole ones with all their digits.
+std::string Number(double value) {
+  bool whole = value == std::floor(value) && std::abs(value) < 1e15;
+  return whole ? absl::StrCat(static_cast<int64_t>(value)) : absl::StrCat(value);
+}
+
 absl::Status InRange(absl::string_view flag, double value, double low, double high) {
   if (value >= low && value <= high) return absl::OkStatus();
-  return Wrong(flag, absl::StrCat(low, "..", high), value);
+  return Wrong(flag, absl::StrCat(Number(low), "..", Number(high)), Number(value));
+}
+
+// Limits and errors are in the flag's unit, as its reader writes it.
+absl::Status InRangeMib(absl::string_view flag, int64_t bytes, double low, double high) {
+  return InRange(flag, static_cast<double>(bytes) / double{1 << 20}, low, high);
+}
+absl::Status InRangeKib(absl::string_view flag, int64_t bytes, double low, double high) {
+  return InRange(flag, static_cast<double>(bytes) / 1024, low, high);
 }
 
 absl::Status CheckTcpAddress(absl::string_view flag, absl::string_view address) {
@@ -43,6 +61,20 @@ absl::Status CheckAddress(absl::string_view address) {
   // A unix socket's path has room for 107 bytes (unix(7)).
   if (address.size() > name && address.size() - name <= 107) return absl::OkStatus();
   return Wrong("listen", "unix:PATH of at most 107 bytes", absl::StrCat("\"", address, "\""));
+}
+
+// Port 0 picks another one each time.
+absl::Status CheckAddresses(const ServerOptions& o) {
+  if (o.listen.empty()) return Wrong("listen", "at least one address", "none");
+  std::set<std::string> seen;
+  for (const std::string& address : o.listen) {
+    RETURN_IF_ERROR(CheckAddress(address));
+    if (!seen.insert(address).second && !absl::EndsWith(address, ":0")) {
+      return Wrong("listen", "different addresses", absl::StrCat("\"", address, "\" twice"));
+    }
+  }
+  if (o.metrics_listen.empty()) return absl::OkStatus();
+  return CheckTcpAddress("metrics_listen", o.metrics_listen);
 }
 
 absl::Status CheckSecurity(const ServerOptions& o) {
@@ -72,10 +104,10 @@ absl::Status CheckSecurity(const ServerOptions& o) {
 absl::Status CheckLeases(const ServerOptions& o) {
   const double most_seconds = 24 * 3600.0;
   auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
-  double memory = double(o.leases.memory_bytes);
-  RETURN_IF_ERROR(InRange("lease_memory_mib", memory, 0, double(o.admission.memory_bytes)));
+  const double memory_mib = double(o.admission.memory_bytes) / double{1 << 20};
+  RETURN_IF_ERROR(InRangeMib("lease_memory_mib", o.leases.memory_bytes, 0, memory_mib));
   RETURN_IF_ERROR(InRange("lease_hbm_fraction", o.lease_hbm_fraction, 0, 0.95));
-  RETURN_IF_ERROR(InRange("caller_lease_memory_mib", double(o.leases.caller_bytes), 0, 1e19));
+  RETURN_IF_ERROR(InRangeMib("caller_lease_memory_mib", o.leases.caller_bytes, 0, 1e13));
   RETURN_IF_ERROR(InRange("max_leases", double(o.leases.max_leases), 1, 1 << 20));
   RETURN_IF_ERROR(InRange("lease_max_ttl_seconds", seconds(o.leases.max_ttl), 1, most_seconds));
   RETURN_IF_ERROR(
@@ -95,12 +127,10 @@ absl::Status CheckCongestion(const std::string& name) {
 absl::Status CheckTransport(const TransportOptions& t) {
   const double most_seconds = 7 * 24 * 3600.0;
   auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
-  const double gib = 1 << 30;
-  RETURN_IF_ERROR(InRange("max_message_mib", double(t.max_message_bytes), 1 << 20, gib));
-  RETURN_IF_ERROR(InRange("max_metadata_kib", double(t.max_metadata_bytes), 1 << 10, 1 << 20));
+  RETURN_IF_ERROR(InRangeMib("max_message_mib", t.max_message_bytes, 1, 1024));
+  RETURN_IF_ERROR(InRangeKib("max_metadata_kib", t.max_metadata_bytes, 1, 1024));
   RETURN_IF_ERROR(InRange("max_concurrent_streams", t.max_concurrent_streams, 1, 65536));
-  RETURN_IF_ERROR(
-      InRange("receive_memory_mib", double(t.receive_memory_bytes), 16 << 20, 1024 * gib));
+  RETURN_IF_ERROR(InRangeMib("receive_memory_mib", t.receive_memory_bytes, 16, 1 << 20));
   if (t.event_threads != 0) {
     RETURN_IF_ERROR(InRange("event_threads", t.event_threads, 1, EventThreads::kMost));
   }
@@ -115,26 +145,25 @@ absl::Status CheckTransport(const TransportOptions& t) {
   RETURN_IF_ERROR(InRange("min_ping_interval_seconds", seconds(t.min_ping_interval), 0, 3600));
   RETURN_IF_ERROR(CheckCongestion(t.loopback_congestion));
   // HTTP/2's own bounds: RFC 9113, sections 6.9.1 and 6.5.2.
-  RETURN_IF_ERROR(InRange("stream_window_kib", double(t.stream_window_bytes), 64 << 10, gib));
-  RETURN_IF_ERROR(
-      InRange("max_frame_kib", double(t.max_frame_bytes), 16 << 10, double{(1 << 24) - 1}));
+  RETURN_IF_ERROR(InRangeKib("stream_window_kib", t.stream_window_bytes, 64, 1 << 20));
+  RETURN_IF_ERROR(InRangeKib("max_frame_kib", t.max_frame_bytes, 16, 16383));
   RETURN_IF_ERROR(InRange("stream_idle_seconds", seconds(t.streams.idle), 0.01, 3600.0));
   return InRange("stream_min_kib_per_second", t.streams.min_bytes_per_second / 1024, 0, 1 << 30);
 }
 
 absl::Status CheckLimits(const ServerOptions& o) {
-  const double tib = double{1ull << 40};
+  const double tib = 1 << 20;  // in MiB
   const double most_seconds = 7 * 24 * 3600.0;
   auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
-  RETURN_IF_ERROR(InRange("memory_limit_mib", double(o.admission.memory_bytes), 1 << 20, tib));
+  RETURN_IF_ERROR(InRangeMib("memory_limit_mib", o.admission.memory_bytes, 1, tib));
   RETURN_IF_ERROR(InRange("max_calls", double(o.admission.max_calls), 1, 1 << 20));
   RETURN_IF_ERROR(InRange("max_queue_seconds", o.admission.max_queue_seconds, 0, most_seconds));
   RETURN_IF_ERROR(InRange("caller_max_calls", double(o.admission.caller_max_calls), 1, 1 << 20));
-  RETURN_IF_ERROR(InRange("caller_memory_mib", double(o.admission.caller_max_bytes), 1 << 20, tib));
+  RETURN_IF_ERROR(InRangeMib("caller_memory_mib", o.admission.caller_max_bytes, 1, tib));
   RETURN_IF_ERROR(
       InRange("max_deadline_seconds", seconds(o.admission.max_deadline), 0.001, most_seconds));
   RETURN_IF_ERROR(InRange("max_batch_calls", o.worker.batcher.max_calls, 1, 4096));
-  RETURN_IF_ERROR(InRange("max_batch_mib", double(o.worker.batcher.max_bytes), 1 << 20, tib));
+  RETURN_IF_ERROR(InRangeMib("max_batch_mib", o.worker.batcher.max_bytes, 1, tib));
   RETURN_IF_ERROR(InRange("max_batch_seconds", o.worker.batcher.max_seconds, 0, 3600));
   RETURN_IF_ERROR(InRange("slots", o.worker.slots, 0, 16));
   RETURN_IF_ERROR(InRange("inline_us", absl::ToInt64Microseconds(o.worker.inline_time), 0, 100000));
@@ -142,10 +171,9 @@ absl::Status CheckLimits(const ServerOptions& o) {
   for (int device : o.devices) RETURN_IF_ERROR(InRange("devices", device, 0, 1023));
   RETURN_IF_ERROR(InRange("hbm_fraction", o.hbm_fraction, 0.01, 1));
   RETURN_IF_ERROR(InRange("max_launch_ms", o.max_launch_ms, 1, 10000));
+  RETURN_IF_ERROR(InRangeMib("shared_memory_limit_mib", o.shared_memory.max_bytes, 1, 64 * tib));
   RETURN_IF_ERROR(
-      InRange("shared_memory_limit_mib", double(o.shared_memory.max_bytes), 1 << 20, 64 * tib));
-  RETURN_IF_ERROR(
-      InRange("shared_memory_user_mib", double(o.shared_memory.user_max_bytes), 1 << 20, 64 * tib));
+      InRangeMib("shared_memory_user_mib", o.shared_memory.user_max_bytes, 1, 64 * tib));
   RETURN_IF_ERROR(InRange("shared_memory_connections", o.shared_memory.max_connections, 1, 4096));
   RETURN_IF_ERROR(InRange("slow_call_seconds", seconds(o.slow_call), 0, most_seconds));
   RETURN_IF_ERROR(InRange("drain_delay_seconds", seconds(o.drain_delay), 0, most_seconds));
@@ -174,8 +202,10 @@ std::string UnixPath(absl::string_view address) {
 
 bool IsLoopbackAddress(absl::string_view address) {
   if (IsUnixAddress(address)) return true;
-  absl::string_view host = address.substr(0, address.rfind(':'));
-  return absl::StartsWith(host, "127.") || host == "localhost" || host == "[::1]" || host == "::1";
+  const std::string host(address.substr(0, address.rfind(':')));
+  in_addr ip4 = {};  // not by its text: 127.example.org is a name like any other
+  bool loopback4 = inet_pton(AF_INET, host.c_str(), &ip4) == 1 && ntohl(ip4.s_addr) >> 24 == 127;
+  return loopback4 || host == "localhost" || host == "[::1]" || host == "::1";
 }
 
 int64_t DefaultMemoryBytes() {
@@ -186,11 +216,7 @@ int64_t DefaultMemoryBytes() {
 }
 
 absl::Status CheckOptions(const ServerOptions& o) {
-  if (o.listen.empty()) return Wrong("listen", "at least one address", "none");
-  for (const std::string& address : o.listen) RETURN_IF_ERROR(CheckAddress(address));
-  if (!o.metrics_listen.empty()) {
-    RETURN_IF_ERROR(CheckTcpAddress("metrics_listen", o.metrics_listen));
-  }
+  RETURN_IF_ERROR(CheckAddresses(o));
   bool known =
       o.backend == "auto" || o.backend == "cpu" || o.backend == "cuda" || o.backend == "reference";
   if (!known) return Wrong("backend", "auto, cpu, cuda or reference", o.backend);
