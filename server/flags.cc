@@ -1,7 +1,6 @@
 #include "server/flags.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <map>
 #include <string>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/cpu_quota.h"
+#include "base/number_flags.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -347,21 +347,6 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   ApplyLeases(raw, o);
 }
 
-// CLI11 takes "" for 0, and nan for a number.
-absl::Status CheckNumbers(const CLI::App& app) {
-  for (const CLI::Option* option : app.get_options()) {
-    const std::string type = option->get_type_name();
-    if (type != "INT" && type != "FLOAT") continue;
-    for (const std::string& text : option->results()) {
-      double value = 0;
-      if (!text.empty() && !(absl::SimpleAtod(text, &value) && std::isnan(value))) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(option->get_name(), ": expected a number, got \"", text, "\""));
-    }
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string_view version,
@@ -382,6 +367,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddLeases(app, o, raw);
   AddSharedMemory(app, o, raw);
   AddOperation(app, o, raw);
+  RefuseEmptyNumbers(app);
   try {  // CLI11 reports by throwing
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {
@@ -391,7 +377,6 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   } catch (const CLI::Error& error) {
     return absl::InvalidArgumentError(error.what());
   }
-  RETURN_IF_ERROR(CheckNumbers(app));
   Apply(raw, o);
   ASSIGN_OR_RETURN(o.devices, ParseDevices(raw.devices));
   if (raw.check_config) flags.action = FlagAction::kCheckConfig;

@@ -6,6 +6,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "base/number_flags.h"
 #include "base/transport_tuning.h"
 #include "base/version.h"
 #include "client/cli/bench_command.h"
@@ -54,6 +55,7 @@ int Main(int argc, char** argv) {
   AddRunCommand(app, session);
   AddTopCommand(app, session);
   AddCompletionCommand(app);
+  RefuseEmptyNumbers(app);
   try {  // CLI11 tells of wrong usage, --help and --version by exceptions
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

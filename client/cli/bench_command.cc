@@ -144,9 +144,12 @@ void RunBench(Session& session, const BenchFlags& flags) {
 void AddShapeFlags(CLI::App& command, BenchFlags& flags) {
   command.add_option("--shape", flags.shape, "batch, query heads, query length, head dimension")
       ->capture_default_str();
-  command.add_option("--kv-heads", flags.kv_heads, "heads of K and V (as many as query heads)");
-  command.add_option("--kv-len", flags.kv_len, "length of K and V (the query length)");
-  command.add_option("--v-head-dim", flags.v_head_dim, "head dimension of V (that of Q)");
+  command.add_option("--kv-heads", flags.kv_heads, "heads of K and V (as many as query heads)")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--kv-len", flags.kv_len, "length of K and V (the query length)")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--v-head-dim", flags.v_head_dim, "head dimension of V (that of Q)")
+      ->check(CLI::PositiveNumber);
   command.add_option("--dtype", flags.dtype, "of q, k and v")
       ->type_name("{float16,bfloat16,float32}")
       ->capture_default_str();

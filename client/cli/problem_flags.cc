@@ -1,5 +1,6 @@
 #include "client/cli/problem_flags.h"
 
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -12,6 +13,8 @@
 namespace attnd {
 namespace {
 
+constexpr char kCausalAlone[] = "true";
+
 struct Flag {
   const char* name;
   const char* values;  // as CLI11 shows a type; completion offers what stands in braces
@@ -22,8 +25,9 @@ constexpr Flag kFlags[] = {
     {"layout", "{bhld,blhd,packed_thd,packed_htd}", "order of the dimensions (bhld)"},
     {"scale", "FLOAT", "factor of Q·Kᵀ (1/sqrt(head dim))"},
     {"softcap", "FLOAT", "c of c·tanh(S/c); 0: none (0)"},
-    {"causal", "{top_left,bottom_right}", "where the diagonal begins (none)"},
-    {"align", "{top_left,bottom_right} or INT", "the same for a window or ALiBi (none)"},
+    {"causal", "{top_left,bottom_right}", "where the diagonal begins; alone: see --align (none)"},
+    {"align", "{top_left,bottom_right} or INT",
+     "the same for a window, ALiBi and --causal alone, whose own is top_left (none)"},
     {"window", "LEFT,RIGHT", "keys before and after; -1: unbounded (none)"},
     {"dropout", "FLOAT", "probability (0)"},
     {"dropout-seed", "UINT", "seed of dropout (0)"},
@@ -58,19 +62,33 @@ absl::Status ParseLayout(const std::string& text, Layout& layout) {
   return absl::OkStatus();
 }
 
-absl::Status ParseAlignment(const std::string& name, const std::string& text, Problem& p) {
-  if (text == "top_left") {
-    p.alignment = Alignment::kTopLeft;
-  } else if (text == "bottom_right") {
-    p.alignment = Alignment::kBottomRight;
-  } else {
-    int32_t offset;
-    if (name == "causal" || !absl::SimpleAtoi(text, &offset)) {
-      return Wrong(name, "top_left, bottom_right or (align) an offset", text);
-    }
-    p.alignment = Alignment::kOffsets;
-    p.offsets = {offset};
+// There is one diagonal: what says the same twice is fine, what contradicts is an error.
+absl::Status SetAlignment(const std::string& name, const std::string& text, Alignment alignment,
+                          std::vector<int32_t> offsets, Problem& p) {
+  bool same = p.alignment == alignment && p.offsets == offsets;
+  if (p.alignment != Alignment::kUnspecified && !same) {
+    return Wrong(name, "the alignment that is given already, by align or the tensor offsets", text);
   }
+  p.alignment = alignment;
+  p.offsets = std::move(offsets);
+  return absl::OkStatus();
+}
+
+absl::Status ParseAlignment(const std::string& name, const std::string& text, Problem& p) {
+  if (text == "top_left") return SetAlignment(name, text, Alignment::kTopLeft, {}, p);
+  if (text == "bottom_right") return SetAlignment(name, text, Alignment::kBottomRight, {}, p);
+  int32_t offset;
+  if (name == "causal" || !absl::SimpleAtoi(text, &offset)) {
+    return Wrong(name, "top_left, bottom_right or (align) an offset", text);
+  }
+  return SetAlignment(name, text, Alignment::kOffsets, {offset}, p);
+}
+
+// Comes after align, in the order of names.
+absl::Status ParseCausal(const std::string& text, Problem& p) {
+  p.causal = true;
+  if (text != kCausalAlone) return ParseAlignment("causal", text, p);
+  if (p.alignment == Alignment::kUnspecified) p.alignment = Alignment::kTopLeft;
   return absl::OkStatus();
 }
 
@@ -100,10 +118,7 @@ absl::Status Set(const std::string& name, const std::string& text, Problem& p) {
   if (name == "dropout") return ParseDropout(text, p);
   if (name == "dropout-seed") return ParseInteger(name, text, p.dropout.seed);
   if (name == "dropout-offset") return ParseInteger(name, text, p.dropout.offset);
-  if (name == "causal") {
-    p.causal = true;
-    return ParseAlignment(name, text, p);
-  }
+  if (name == "causal") return ParseCausal(text, p);
   if (name == "denominator") {
     if (text != "softmax" && text != "zero_rest") return Wrong(name, "softmax or zero_rest", text);
     if (text == "zero_rest") p.denominator = DenominatorKind::kZeroRest;
@@ -122,8 +137,7 @@ void ProblemFlags::AddTo(CLI::App& command) {
     CLI::Option* option = command.add_option_function<std::string>(
         "--" + name, [this, name](const std::string& value) { values_[name] = value; }, flag.help);
     option->group("Problem")->type_name(flag.values);
-    // "--causal" alone means the diagonal that starts at the first key.
-    if (name == "causal") option->expected(0, 1)->default_str("top_left");
+    if (name == "causal") option->expected(0, 1)->default_str(kCausalAlone);
   }
 }
 

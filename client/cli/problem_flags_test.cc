@@ -61,6 +61,23 @@ TEST(ProblemFlags, TakesCausalWithoutAValueAndAnOffsetAsAlignment) {
   EXPECT_FALSE(p->causal);
 }
 
+TEST(ProblemFlags, PlacesTheDiagonalOnce) {
+  absl::StatusOr<Problem> p = Parsed({"--align", "bottom_right", "--causal"});
+  ASSERT_TRUE(p.ok()) << p.status();
+  EXPECT_TRUE(p->causal);
+  EXPECT_EQ(p->alignment, Alignment::kBottomRight);
+  p = Parsed({"--causal", "--align", "7"});
+  ASSERT_TRUE(p.ok()) << p.status();
+  EXPECT_EQ(p->alignment, Alignment::kOffsets);
+  EXPECT_EQ(p->offsets, std::vector<int32_t>{7});
+  EXPECT_TRUE(Parsed({"--causal", "bottom_right", "--align", "bottom_right"}).ok());
+  for (const char* align : {"bottom_right", "7"}) {
+    EXPECT_EQ(Parsed({"--causal", "top_left", "--align", align}).status().message(),
+              "causal: expected the alignment that is given already, by align or the tensor "
+              "offsets, got top_left");
+  }
+}
+
 TEST(ProblemFlags, PrefersTheCommandLineToTheFile) {
   absl::StatusOr<Problem> p =
       Parsed({"--softcap", "1"}, {{"softcap", "2"}, {"causal", "top_left"}});

@@ -117,6 +117,7 @@ absl::StatusOr<TensorJob> TensorJob::Make(const SafetensorsFile& file,
   TensorJob job(file);
   ProblemFlags flags = command_line;
   RETURN_IF_ERROR(flags.Merge(file.metadata()));
+  RETURN_IF_ERROR(job.ReadOffsets());
   RETURN_IF_ERROR(flags.Apply(job.p_));
   RETURN_IF_ERROR(job.ReadSizes());
   RETURN_IF_ERROR(job.ReadLists());
@@ -126,6 +127,12 @@ absl::StatusOr<TensorJob> TensorJob::Make(const SafetensorsFile& file,
   RETURN_IF_ERROR(Validate(job.p_));
   RETURN_IF_ERROR(job.CheckInputs());
   return job;
+}
+
+absl::Status TensorJob::ReadOffsets() {
+  if (file_->Find("offsets") == nullptr) return absl::OkStatus();
+  p_.alignment = Alignment::kOffsets;
+  return ReadIntegers(*file_, "offsets", p_.offsets);
 }
 
 absl::Status TensorJob::ReadSizes() {
@@ -163,10 +170,6 @@ absl::Status TensorJob::ReadLists() {
       return Wrong("sink_logits", "none with the denominator zero_rest", "some");
     }
     p_.denominator = DenominatorKind::kSink;
-  }
-  if (file_->Find("offsets") != nullptr) {
-    p_.alignment = Alignment::kOffsets;
-    RETURN_IF_ERROR(ReadIntegers(*file_, "offsets", p_.offsets));
   }
   if (!IsPacked(p_.layout)) return absl::OkStatus();
   if (p_.cu_seqlens_q.size() < 2) return Wrong("cu_seqlens_q", "a tensor of batch + 1", "none");

@@ -37,6 +37,7 @@ class TensorJob {
 
  private:
   explicit TensorJob(const SafetensorsFile& file) : file_(&file) {}
+  absl::Status ReadOffsets();
   absl::Status ReadSizes();
   absl::Status ReadLists();
   absl::Status ReadMaskAndBias();

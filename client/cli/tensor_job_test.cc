@@ -121,6 +121,16 @@ TEST(TensorJob, NamesTheTensorThatIsWrong) {
   f.tensors["kv_lengths"] = {"F32", {2}, BytesOf(f.in.q).subspan(0, 8)};
   EXPECT_EQ(f.Error(), "kv_lengths: expected I32 or I64, got F32");
   f = Fixture();
+  const int32_t offset = 3;
+  f.tensors["offsets"] = {
+      "I32", {1}, {reinterpret_cast<const std::byte*>(&offset), sizeof(offset)}};
+  f.metadata = {{"causal", "true"}};
+  EXPECT_EQ(f.Error(), "");
+  f.metadata = {{"align", "bottom_right"}};
+  EXPECT_EQ(f.Error(),
+            "align: expected the alignment that is given already, by align or the tensor offsets, "
+            "got bottom_right");
+  f = Fixture();
   f.tensors["biass"] = f.tensors["bias"];
   EXPECT_TRUE(absl::StartsWith(f.Error(), "biass: expected a name of q, k, v, bias, "))
       << f.Error();
