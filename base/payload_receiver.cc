@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "base/event_order.h"
 
 namespace attnd {
 namespace {
@@ -168,6 +169,7 @@ std::shared_ptr<PayloadReceiver> PayloadReceiver::Attach(int socket, Http2Follow
   if (socket < 0 || socket >= kMostSockets) return nullptr;
   auto receiver = std::make_shared<PayloadReceiver>(socket, peer);
   Table::Get().Put(socket, receiver);
+  EventOrder::Get().Announce(socket);
   return receiver;
 }
 

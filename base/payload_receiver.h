@@ -3,7 +3,7 @@
 //
 // gRPC 1.51 reads a connection by recvmsg(2) into slices of its own and has no say in where a
 // message lies. A program's own symbols come before those of its libraries, so a program can
-// replace recvmsg (program_recvmsg.cc): bytes that a placer wants elsewhere (http2_follower.h) go
+// replace recvmsg (program_calls.cc): bytes that a placer wants elsewhere (http2_follower.h) go
 // there, and gRPC is told that it has read as many. It looks at frames, lengths and prefixes, which
 // it gets, and not at payloads, whose slices it delivers with meaningless bytes. That saves a copy
 // of each byte and the caches that the slices would fill (docs/PERFORMANCE.md, Wire). In a program

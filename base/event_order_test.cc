@@ -1,0 +1,320 @@
+#include "base/event_order.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+
+namespace attnd {
+namespace {
+
+constexpr uint32_t kGrpcs = EPOLLIN | EPOLLOUT | EPOLLET;
+constexpr int64_t kLarge = EventOrder::kLargeBytes, kSmall = 100;
+
+// A set of gRPC's sockets, each a pair: the peer's end and ours.
+class EventOrderTest : public testing::Test {
+ protected:
+  struct Socket {
+    int there = -1, here = -1;
+  };
+  EventOrderTest() : epoll_(order_->Create(EPOLL_CLOEXEC)) {}
+  ~EventOrderTest() override {
+    for (auto& [name, socket] : sockets_) Close(socket);
+    close(epoll_);
+  }
+  static void Close(const Socket& socket) {
+    close(socket.there);
+    close(socket.here);
+  }
+
+  void Add(uint64_t name) {
+    int pair[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0);
+    sockets_[name] = {pair[0], pair[1]};
+    order_->Announce(pair[1]);
+    epoll_event event{};
+    event.events = kGrpcs;
+    event.data.u64 = name;
+    EXPECT_EQ(order_->Control(epoll_, EPOLL_CTL_ADD, pair[1], &event), 0);
+  }
+  // A new socket can be written at once, which is an event too.
+  void AddAll(uint64_t first, uint64_t last) {
+    for (uint64_t name = first; name <= last; ++name) Add(name);
+    for (uint64_t name = first; name <= last; ++name) EXPECT_NE(Wait(), 0u);
+    EXPECT_EQ(Wait(), 0u);
+  }
+  void Send(uint64_t name) { EXPECT_EQ(send(sockets_[name].there, "x", 1, 0), 1); }
+  void Read(uint64_t name, int64_t bytes) { order_->OnRead(sockets_[name].here, bytes); }
+  // What comes first, 0: nothing.
+  uint64_t Wait(int timeout_ms = 0) {
+    epoll_event events[100];
+    const int got = order_->Wait(epoll_, events, 100, timeout_ms);
+    EXPECT_LE(got, 1);
+    return got == 1 ? events[0].data.u64 : 0;
+  }
+
+  std::unique_ptr<EventOrder> order_ = std::make_unique<EventOrder>();
+  const int epoll_;
+  std::map<uint64_t, Socket> sockets_;
+};
+
+TEST_F(EventOrderTest, GivesSocketsThatBringLittleFirst) {
+  AddAll(1, 6);
+  for (uint64_t name : {1, 2, 3}) Read(name, kLarge);
+  for (uint64_t name : {1, 4, 2, 5, 3, 6}) Send(name);
+  std::vector<uint64_t> given;
+  for (int n = 0; n < 6; ++n) given.push_back(Wait());
+  EXPECT_EQ(given, std::vector<uint64_t>({4, 5, 6, 1, 2, 3}));
+  EXPECT_EQ(Wait(), 0u);
+}
+
+TEST_F(EventOrderTest, LetsAnEventThatComesLaterPass) {
+  AddAll(1, 4);
+  for (uint64_t name : {1, 2, 3}) Read(name, kLarge);
+  for (uint64_t name : {1, 2, 3}) Send(name);
+  EXPECT_EQ(Wait(), 1u);
+  Send(4);
+  EXPECT_EQ(Wait(), 4u);
+  EXPECT_EQ(Wait(), 2u);
+}
+
+TEST_F(EventOrderTest, LetsALargeOneThroughBetweenSmallOnes) {
+  AddAll(1, 2);
+  Read(1, kLarge);
+  Send(1);
+  Send(2);
+  int passed = 0;
+  while (Wait() == 2) {
+    ++passed;
+    Send(2);
+    ASSERT_LE(passed, EventOrder::kSmallInARow);
+  }
+  EXPECT_EQ(passed, EventOrder::kSmallInARow);
+}
+
+TEST_F(EventOrderTest, TakesASocketForSmallAgainAfterSmallReads) {
+  AddAll(1, 2);
+  Read(1, kLarge);
+  for (int n = 0; n < EventOrder::kLargeReads; ++n) Read(1, kSmall);
+  Send(1);
+  Send(2);
+  EXPECT_EQ(Wait(), 1u);
+}
+
+TEST_F(EventOrderTest, TakesANewSocketForSmallWhateverHadItsNumber) {
+  AddAll(1, 2);
+  for (uint64_t name : {1, 2}) Read(name, kLarge);
+  const int number = sockets_[2].here;
+  Close(sockets_[2]);
+  Add(2);
+  ASSERT_EQ(sockets_[2].there, number - 1) << "the lowest free numbers";
+  EXPECT_EQ(Wait(), 2u) << "can be written";
+  Send(1);
+  Send(2);
+  EXPECT_EQ(Wait(), 2u);
+}
+
+TEST_F(EventOrderTest, MakesEventsOfOneSocketOne) {
+  AddAll(1, 2);
+  for (uint64_t name : {1, 2}) Read(name, kLarge);
+  Send(1);
+  Send(2);
+  EXPECT_EQ(Wait(), 1u);
+  Send(2);
+  shutdown(sockets_[2].there, SHUT_RDWR);
+  epoll_event event;
+  ASSERT_EQ(order_->Wait(epoll_, &event, 1, 0), 1);
+  EXPECT_EQ(event.data.u64, 2u);
+  EXPECT_EQ(event.events & (EPOLLIN | EPOLLHUP), uint32_t{EPOLLIN | EPOLLHUP});
+  EXPECT_EQ(Wait(), 0u);
+}
+
+TEST_F(EventOrderTest, LeavesOtherSetsAlone) {
+  AddAll(1, 2);
+  const int other = order_->Create(EPOLL_CLOEXEC);
+  int events[2] = {eventfd(1, EFD_CLOEXEC), eventfd(1, EFD_CLOEXEC)};
+  epoll_event event{};
+  event.events = kGrpcs;
+  for (int one : events) EXPECT_EQ(order_->Control(other, EPOLL_CTL_ADD, one, &event), 0);
+  Send(1);
+  Send(2);
+  EXPECT_EQ(Wait(), 1u);
+  epoll_event got[10];
+  EXPECT_EQ(order_->Wait(other, got, 10, 0), 2);
+  EXPECT_EQ(Wait(), 2u) << "was kept";
+  for (int one : {events[0], events[1], other}) close(one);
+}
+
+TEST_F(EventOrderTest, ForgetsWhatItKeptWhenTheSetIsMadeAnew) {
+  AddAll(1, 3);
+  for (uint64_t name : {1, 2, 3}) {
+    Read(name, kLarge);
+    Send(name);
+  }
+  EXPECT_EQ(Wait(), 1u);
+  close(epoll_);
+  ASSERT_EQ(order_->Create(EPOLL_CLOEXEC), epoll_) << "the lowest free number";
+  EXPECT_EQ(Wait(), 0u);
+  AddAll(7, 8);
+  Send(8);
+  EXPECT_EQ(Wait(), 8u);
+}
+
+TEST_F(EventOrderTest, SleepsUntilSomethingComes) {
+  AddAll(1, 1);
+  std::thread later([&] { Send(1); });
+  EXPECT_EQ(Wait(-1), 1u);
+  later.join();
+  EXPECT_EQ(Wait(5), 0u);
+}
+
+// gRPC's own fork handler closes the set and makes another.
+TEST_F(EventOrderTest, BeginsWithNothingInAChildThatMakesItsSetAnew) {
+  AddAll(1, 3);
+  for (uint64_t name : {1, 2, 3}) {
+    Read(name, kLarge);
+    Send(name);
+  }
+  EXPECT_EQ(Wait(), 1u);
+  const pid_t child = fork();
+  if (child == 0) {
+    close(epoll_);
+    const bool anew = order_->Create(EPOLL_CLOEXEC) == epoll_ && Wait() == 0;
+    AddAll(7, 8);
+    Send(8);
+    _exit(anew && Wait() == 8 && !HasFailure() ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(Wait(), 2u) << "the parent's are its own";
+}
+
+TEST_F(EventOrderTest, AnswersAsTheKernelDoes) {
+  AddAll(1, 1);
+  epoll_event event;
+  EXPECT_EQ(order_->Wait(epoll_, &event, 0, 0), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(order_->Control(epoll_, EPOLL_CTL_DEL, epoll_ + 1000, nullptr), -1);
+  EXPECT_EQ(errno, EBADF);
+  struct sigaction nothing {};
+  nothing.sa_handler = [](int) {};
+  sigaction(SIGALRM, &nothing, nullptr);
+  const itimerval soon = {.it_interval = {0, 1000}, .it_value = {0, 1000}}, never = {};
+  setitimer(ITIMER_REAL, &soon, nullptr);
+  EXPECT_EQ(order_->Wait(epoll_, &event, 1, -1), -1);
+  EXPECT_EQ(errno, EINTR);
+  setitimer(ITIMER_REAL, &never, nullptr);
+  close(epoll_);
+  EXPECT_EQ(order_->Wait(epoll_, &event, 1, 0), -1);
+  EXPECT_EQ(errno, EBADF);
+  ASSERT_EQ(order_->Create(EPOLL_CLOEXEC), epoll_);
+}
+
+// Two threads wait while sockets send, close, and others come with their numbers and names, and
+// now and then all of them with a new set: what a socket has sent is told of after it was sent.
+TEST_F(EventOrderTest, LosesNoEdgeWhateverComesAndGoes) {
+  constexpr int kSockets = 20, kRounds = 300, kSteps = 60;
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  AddAll(1, kSockets);
+  int sent[kSockets + 1] = {}, seen[kSockets + 1] = {};
+  absl::Mutex mutex;  // of these and the sockets
+  std::atomic<bool> done{false};
+  auto read = [&](uint64_t name, bool large) {
+    absl::MutexLock lock(&mutex);
+    char bytes[256];
+    ssize_t got = 0;
+    while ((got = recv(sockets_[name].here, bytes, sizeof(bytes), 0)) > 0) {
+      seen[name] += static_cast<int>(got);
+      Read(name, large ? kLarge : kSmall);
+    }
+  };
+  auto wait = [&](uint32_t own_seed) {
+    std::mt19937 own(own_seed);
+    epoll_event events[100];
+    while (!done) {
+      const int got = order_->Wait(epoll_, events, 100, 1);  // several of a set that begins
+      for (int n = 0; n < got; ++n) read(events[n].data.u64, own() % 2 == 0);
+    }
+  };
+  auto all_seen = [&] { return std::equal(std::begin(sent), std::end(sent), std::begin(seen)); };
+  auto replace = [&](uint64_t name) {  // its number and its name go to another
+    Close(sockets_[name]);
+    Add(name);
+    sent[name] = seen[name] = 0;
+  };
+  std::thread first(wait, seed + 1), second(wait, seed + 2);
+  for (int round = 0; round < kRounds && !HasFailure(); ++round) {
+    if (round % 30 == 29) {
+      absl::MutexLock lock(&mutex);
+      close(epoll_);
+      EXPECT_EQ(order_->Create(EPOLL_CLOEXEC), epoll_);
+      for (uint64_t name = 1; name <= kSockets; ++name) replace(name);
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      const uint64_t name = 1 + random() % kSockets;
+      absl::MutexLock lock(&mutex);
+      if (random() % 50 == 0) replace(name);
+      if (send(sockets_[name].there, "x", 1, 0) == 1) ++sent[name];
+    }
+    absl::MutexLock lock(&mutex);
+    EXPECT_TRUE(mutex.AwaitWithTimeout(absl::Condition(&all_seen), absl::Seconds(10)))
+        << "round " << round;
+  }
+  done = true;
+  first.join();
+  second.join();
+}
+
+// Those of this program, which links program_calls.
+TEST(ProgramCalls, AreOrdered) {
+  const int epoll = epoll_create1(EPOLL_CLOEXEC);
+  int pairs[2][2];
+  for (int n : {0, 1}) {
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pairs[n]), 0);
+    EventOrder::Get().Announce(pairs[n][0]);
+    epoll_event event{};
+    event.events = kGrpcs;
+    event.data.u64 = static_cast<uint64_t>(n);
+    ASSERT_EQ(epoll_ctl(epoll, EPOLL_CTL_ADD, pairs[n][0], &event), 0);
+  }
+  epoll_event events[10];
+  for (int n = 0; n < 2; ++n) EXPECT_EQ(epoll_wait(epoll, events, 10, 0), 1);
+  EXPECT_EQ(epoll_wait(epoll, events, 10, 0), 0);
+  const std::string much(kLarge, 'x');
+  ASSERT_EQ(send(pairs[0][1], much.data(), much.size(), 0), kLarge);
+  std::string bytes(kLarge, 0);
+  iovec piece = {bytes.data(), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  ASSERT_EQ(recvmsg(pairs[0][0], &message, 0), kLarge);
+  for (int n : {0, 1}) ASSERT_EQ(send(pairs[n][1], "x", 1, 0), 1);
+  ASSERT_EQ(epoll_wait(epoll, events, 10, 0), 1);
+  EXPECT_EQ(events[0].data.u64, 1u) << "the large one came first";
+  for (auto& pair : pairs) {
+    close(pair[0]);
+    close(pair[1]);
+  }
+  close(epoll);
+}
+
+}  // namespace
+}  // namespace attnd

@@ -1,0 +1,25 @@
+// System calls of a program that links this, for its libraries too: payload_receiver.h and
+// event_order.h. Not for a shared library: a linker exports a symbol that replaces another
+// library's, whatever its version script says, and a program that loads it keeps its own.
+#include "base/event_order.h"
+#include "base/payload_receiver.h"
+
+extern "C" {
+
+ssize_t recvmsg(int socket, msghdr* message, int flags) {
+  const ssize_t got = attnd::ReceiveMessage(socket, message, flags);
+  attnd::EventOrder::Get().OnRead(socket, got);
+  return got;
+}
+
+int epoll_create1(int flags) noexcept { return attnd::EventOrder::Get().Create(flags); }
+
+int epoll_ctl(int epoll, int operation, int socket, epoll_event* event) noexcept {
+  return attnd::EventOrder::Get().Control(epoll, operation, socket, event);
+}
+
+int epoll_wait(int epoll, epoll_event* events, int most, int timeout_ms) {
+  return attnd::EventOrder::Get().Wait(epoll, events, most, timeout_ms);
+}
+
+}  // extern "C"
