@@ -236,7 +236,9 @@ std::unique_ptr<PayloadReceiver::Placing> PlaceMessagesFrom(const std::string& p
 }
 
 ssize_t ReceiveMessage(int socket, msghdr* message, int flags) {
-  if (flags != 0) return SystemReceive(socket, message, flags);
+  // gRPC asks once more, for nothing, when it has filled as many slices as it gives at a time and
+  // has others; the 0 that it gets is not the connection's end.
+  if (flags != 0 || Room(*message) == 0) return SystemReceive(socket, message, flags);
   auto receiver = Table::Get().Find(socket);
   return receiver != nullptr ? receiver->Receive(*message) : ReceiveUnfollowed(socket, *message, 0);
 }

@@ -1,5 +1,6 @@
 #include "base/payload_receiver.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -207,6 +208,21 @@ TEST_F(PayloadReceiverTest, ForgetsItsStreamsWhenTheConnectionEnds) {
   EXPECT_EQ(recvmsg(sockets_[0], &message, 0), 0);
   EXPECT_FALSE(receiver_->Holds(first));
   EXPECT_EQ(PlaceMessagesFrom("unix:", first, place), nullptr);
+}
+
+TEST_F(PayloadReceiverTest, FollowsOnWhenNothingIsAskedFor) {
+  OnePlace place(300000);
+  auto placing = receiver_->Place(ReceiveFirst(), place);
+  const std::string frame = Frame(0, 1, Message(std::string(300000, 'x')));
+  Send(frame.substr(0, 100000));
+  Receive(100000);
+  msghdr nothing{};
+  ASSERT_EQ(fcntl(sockets_[0], F_SETFL, O_NONBLOCK), 0);
+  EXPECT_LE(recvmsg(sockets_[0], &nothing, 0), 0);
+  ASSERT_EQ(fcntl(sockets_[0], F_SETFL, 0), 0);
+  Send(frame.substr(100000));
+  Receive(frame.size() - 100000);
+  EXPECT_EQ(place.placed, 1);
 }
 
 TEST_F(PayloadReceiverTest, LeavesMemoryAloneOnceThePlacingIsGone) {
