@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -24,6 +25,8 @@ constexpr int kMostSockets = 16384;
 // What is read beside a payload: the next frame's and message's headers fit, and little of the next
 // payload, which has a place of its own.
 constexpr size_t kBetweenBytes = 512;
+// What may come from a held peer before the kernel tells of it: more than its window is then.
+constexpr int kHeldBytes = 64 << 10;
 // gRPC gives at most 64 slices.
 constexpr int kMostPieces = 66;
 
@@ -68,6 +71,25 @@ int PeerOf(const std::string& grpcs_name) {
   int port = kNoPeer;
   const bool is_number = absl::SimpleAtoi(grpcs_name.substr(grpcs_name.rfind(':') + 1), &port);
   return is_number ? port : kNoPeer;
+}
+
+// The first 64 bits of an IPv6 address, which one peer has for itself; 0: no such address.
+uint64_t AddressOf(int socket) {
+  sockaddr_storage there{};
+  socklen_t size = sizeof(there);
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&there), &size) != 0) return 0;
+  if (there.ss_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in&>(there).sin_addr.s_addr;
+  }
+  if (there.ss_family != AF_INET6) return 0;
+  const in6_addr& six = reinterpret_cast<const sockaddr_in6&>(there).sin6_addr;
+  uint64_t address = 0;
+  std::memcpy(&address, IN6_IS_ADDR_V4MAPPED(&six) ? six.s6_addr + 8 : six.s6_addr, 8);
+  return address;
+}
+
+void SetLeastToTell(int socket, int bytes) {
+  setsockopt(socket, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof(bytes));
 }
 
 // By the sockets' numbers.
@@ -162,15 +184,33 @@ ssize_t ReceiveUnfollowed(int socket, msghdr& message, int flags) {
 
 }  // namespace
 
-PayloadReceiver::PayloadReceiver(int socket, Http2Follower::Peer peer)
-    : socket_(socket), cookie_(CookieOf(socket)), peer_(PeerOf(socket)), follower_(peer, socket) {}
+PayloadReceiver::PayloadReceiver(int socket, Http2Follower::Peer peer,
+                                 std::shared_ptr<HeldPeers> held)
+    : socket_(socket),
+      cookie_(CookieOf(socket)),
+      peer_(PeerOf(socket)),
+      address_(AddressOf(socket)),
+      held_peers_(std::move(held)),
+      follower_(peer, socket) {
+  const bool is_tcp = peer_ > 0;
+  if (held_peers_ != nullptr && held_peers_->limits().frames_per_second > 0 && is_tcp) {
+    wasted_.emplace(held_peers_->limits(), HeldPeers::Time());
+  }
+}
 
-std::shared_ptr<PayloadReceiver> PayloadReceiver::Attach(int socket, Http2Follower::Peer peer) {
+std::shared_ptr<PayloadReceiver> PayloadReceiver::Attach(int socket, Http2Follower::Peer peer,
+                                                         std::shared_ptr<HeldPeers> held) {
   if (socket < 0 || socket >= kMostSockets) return nullptr;
-  auto receiver = std::make_shared<PayloadReceiver>(socket, peer);
+  auto receiver = std::make_shared<PayloadReceiver>(socket, peer, std::move(held));
+  receiver->Begin();
   Table::Get().Put(socket, receiver);
   EventOrder::Get().Announce(socket);
   return receiver;
+}
+
+void PayloadReceiver::Begin() {
+  absl::MutexLock lock(&mutex_);
+  if (wasted_.has_value()) HoldFor(held_peers_->Take(address_, 0, HeldPeers::Time()));
 }
 
 std::unique_ptr<PayloadReceiver::Placing> PayloadReceiver::Place(const void* first_message,
@@ -190,13 +230,56 @@ int64_t PayloadReceiver::PlacedBytes() { return placed_bytes; }
 ssize_t PayloadReceiver::Receive(msghdr& message) {
   if (CookieOf(socket_) != cookie_) return ReceiveUnfollowed(socket_, message, 0);
   absl::MutexLock lock(&mutex_);
-  if (follower_.lost()) return ReceiveUnfollowed(socket_, message, 0);
+  if (held_) return ReceiveHeld();
+  const ssize_t got = ReceiveSome(message);
+  if (got > 0 && wasted_.has_value()) {
+    const absl::Time now = HeldPeers::Time();
+    HoldFor(wasted_->EndRead(
+        now, [&](double frames) { return held_peers_->Take(address_, frames, now); }));
+  }
+  return got;
+}
+
+ssize_t PayloadReceiver::ReceiveSome(msghdr& message) {
+  if (follower_.lost()) {
+    const ssize_t got = ReceiveUnfollowed(socket_, message, 0);
+    if (got > 0 && wasted_.has_value()) {
+      ForEachPiece(message, 0, static_cast<size_t>(got), [&](const uint8_t* data, size_t size) {
+        wasted_->Feed({data, size});
+      });
+    }
+    return got;
+  }
   const ssize_t got = ReceiveFollowed(message);
   const bool over = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
   if (over) follower_.Lose();
   // Messages after the place where it lost its way are not known.
   if (got > 0 && follower_.lost()) ForgetFirstMessages(message, static_cast<size_t>(got));
   return got;
+}
+
+// Of an end nothing would tell a second time.
+ssize_t PayloadReceiver::ReceiveHeld() {
+  char byte;
+  const ssize_t got = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (got <= 0) return got;
+  errno = EAGAIN;
+  return -1;
+}
+
+void PayloadReceiver::HoldFor(absl::Duration time) {
+  if (time == absl::ZeroDuration()) return;
+  auto release = [receiver = weak_from_this()] {
+    if (auto held = receiver.lock()) held->Release();
+  };
+  held_ = held_peers_->Hold(socket_, time, std::move(release));
+  if (held_) SetLeastToTell(socket_, kHeldBytes);
+}
+
+void PayloadReceiver::Release() {
+  absl::MutexLock lock(&mutex_);
+  held_ = false;
+  if (CookieOf(socket_) == cookie_) SetLeastToTell(socket_, 1);
 }
 
 // As long as the socket has what was asked for: a read for each payload with a place, and beside
@@ -215,10 +298,12 @@ ssize_t PayloadReceiver::ReceiveFollowed(msghdr& message) {
     if (got <= 0) return total > 0 ? static_cast<ssize_t>(total) : got;
     const size_t straight = std::min(read.straight.size(), static_cast<size_t>(got));
     if (straight > 0) follower_.Skip(static_cast<int64_t>(straight));
+    if (wasted_.has_value()) wasted_->Skip(static_cast<int64_t>(straight));
     placed_bytes.fetch_add(static_cast<int64_t>(straight), std::memory_order_relaxed);
     ForEachPiece(message, total + straight, static_cast<size_t>(got) - straight,
                  [&](const uint8_t* data, size_t size) {
                    follower_.Feed({data, size});
+                   if (wasted_.has_value()) wasted_->Feed({data, size});
                  });
     total += static_cast<size_t>(got);
     if (static_cast<size_t>(got) < read.bytes()) break;

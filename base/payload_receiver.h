@@ -9,6 +9,11 @@
 // of each byte and the caches that the slices would fill (docs/PERFORMANCE.md, Wire). In a program
 // that does not, nothing is placed, and all is as without.
 //
+// A peer that makes the server work for nothing is not read for a while (held_peers.h): until then
+// a read finds nothing, unless the connection has ended, and SO_RCVLOWAT keeps the kernel from
+// telling of what comes. Lowering it makes the kernel tell of what is there (tcp_set_rcvlowat), so
+// that nothing is lost with edge-triggered events. Of TCP alone: a unix socket does not tell.
+//
 // Threads: any. A placer is called by the thread that receives.
 #pragma once
 
@@ -22,15 +27,19 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/optional.h"
+#include "base/held_peers.h"
 #include "base/http2_follower.h"
+#include "base/wasted_work.h"
 
 namespace attnd {
 
 class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
  public:
   // Follows a TCP or unix socket from its first byte on, until its number means another socket.
-  // Null for a number that is too large.
-  static std::shared_ptr<PayloadReceiver> Attach(int socket, Http2Follower::Peer peer);
+  // Null for a number that is too large. Without `held` the peer is always read.
+  static std::shared_ptr<PayloadReceiver> Attach(int socket, Http2Follower::Peer peer,
+                                                 std::shared_ptr<HeldPeers> held = nullptr);
 
   // While it lives the placer is asked; when it is gone nothing is written any more.
   class Placing {
@@ -63,19 +72,29 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
   // As recvmsg(2) from the socket without flags.
   ssize_t Receive(msghdr& message);
 
-  PayloadReceiver(int socket, Http2Follower::Peer peer);
+  PayloadReceiver(int socket, Http2Follower::Peer peer, std::shared_ptr<HeldPeers> held);
 
  private:
   friend std::unique_ptr<Placing> PlaceMessagesFrom(const std::string& peer,
                                                     const void* first_message,
                                                     MessagePlacer& placer);
+  ssize_t ReceiveSome(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ssize_t ReceiveFollowed(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  ssize_t ReceiveHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HoldFor(absl::Duration time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Release();
 
   const int socket_;
   const uint64_t cookie_;  // of the socket: its number may be given to another
   const int peer_;         // its port, as far as it had one when it was attached
+  void Begin();            // held, where its address is in debt
+
+  const uint64_t address_;
+  const std::shared_ptr<HeldPeers> held_peers_;  // the server's, which a connection may outlive
   absl::Mutex mutex_;
   Http2Follower follower_ ABSL_GUARDED_BY(mutex_);
+  absl::optional<WastedWork> wasted_ ABSL_GUARDED_BY(mutex_);
+  bool held_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // The same among all connections, of a call from `peer`, which is gRPC's name for it. The message

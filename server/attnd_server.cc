@@ -8,6 +8,7 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/server_builder.h>
+#include <netdb.h>
 #include <openssl/sha.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -81,11 +82,12 @@ void SetTransport(const TransportOptions& transport, grpc::ServerBuilder& builde
 // way to channel arguments that are neither text nor numbers.)
 class SocketOption : public grpc::ServerBuilderOption {
  public:
-  explicit SocketOption(std::shared_ptr<ConnectionLimit> limit) : limit_(std::move(limit)) {}
+  SocketOption(std::shared_ptr<ConnectionLimit> limit, std::shared_ptr<HeldPeers> held)
+      : limit_(std::move(limit)), held_(std::move(held)) {}
   void UpdateArguments(grpc::ChannelArguments* arguments) override {
-    auto count = [limit = limit_](int socket) {
+    auto count = [limit = limit_, held = held_](int socket) {
       limit->TakeOrShutDown(socket);
-      PayloadReceiver::Attach(socket, Http2Follower::Peer::kClient);
+      PayloadReceiver::Attach(socket, Http2Follower::Peer::kClient, held);
       WidenIfUnixSocket(socket);
       return true;
     };
@@ -95,6 +97,7 @@ class SocketOption : public grpc::ServerBuilderOption {
 
  private:
   const std::shared_ptr<ConnectionLimit> limit_;
+  const std::shared_ptr<HeldPeers> held_;
 };
 
 // Whether a process listens on this unix socket. gRPC would take its place without a word.
@@ -117,7 +120,19 @@ absl::Status CheckUnixSocketsAreFree(const std::vector<std::string>& addresses) 
   return absl::OkStatus();
 }
 
+// "address port" of who is at the other end.
+std::string PeerOf(int socket) {
+  sockaddr_storage there{};
+  socklen_t size = sizeof(there);
+  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&there), &size) != 0) return "";
+  getnameinfo(reinterpret_cast<sockaddr*>(&there), size, host, sizeof(host), port, sizeof(port),
+              NI_NUMERICHOST | NI_NUMERICSERV);
+  return absl::StrCat(host, " ", port);
+}
+
 void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimit& limit,
+              std::shared_ptr<HeldPeers> held,
               grpc::experimental::ExternalConnectionAcceptor& grpc) {
   if (!limit.Take(socket)) {
     close(socket);
@@ -126,7 +141,7 @@ void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimi
   if (!loopback_congestion.empty() && StaysOnThisHost(socket)) {
     SetCongestionControl(socket, loopback_congestion);
   }
-  PayloadReceiver::Attach(socket, Http2Follower::Peer::kClient);
+  PayloadReceiver::Attach(socket, Http2Follower::Peer::kClient, std::move(held));
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.fd = socket;
   grpc.HandleNewConnection(&connection);
@@ -356,6 +371,24 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AttndServer::Credential
   return grpc::experimental::TlsServerCredentials(tls);
 }
 
+void AttndServer::HoldWastefulPeers() {
+  const TransportOptions& transport = options_.transport;
+  const WastedWork::Limits limits = {.frames_per_second = transport.max_wasted_frames,
+                                     .header_bytes = transport.max_metadata_bytes};
+  auto on_hold = [this](int socket, absl::Duration time, int64_t total) {
+    log_.Warning("peer_held", {{"peer", PeerOf(socket)},
+                               {"seconds", absl::ToDoubleSeconds(time)},
+                               {"held_so_far", total}});
+  };
+  held_peers_ = std::make_shared<HeldPeers>(limits, std::move(on_hold));
+  metrics_.sampled()->AddGauge("attnd_connections_held",
+                               "Connections that are not read for a while, since they waste work.",
+                               {}, [held = held_peers_] { return held->now(); });
+  metrics_.sampled()->AddCounter(
+      "attnd_connections_held_total", "Times that a connection was held.", {},
+      [held = held_peers_] { return static_cast<double>(held->total()); });
+}
+
 void AttndServer::LimitConnections(grpc::ServerBuilder& builder) {
   const int wanted = options_.transport.max_connections, fit = ConnectionsThatFit(wanted);
   if (fit < wanted) {
@@ -364,7 +397,7 @@ void AttndServer::LimitConnections(grpc::ServerBuilder& builder) {
                                        {"cure", "raise the limit of open files"}});
   }
   connections_ = std::make_shared<ConnectionLimit>(fit, clock_);
-  builder.SetOption(std::make_unique<SocketOption>(connections_));
+  builder.SetOption(std::make_unique<SocketOption>(connections_, held_peers_));
   auto sample = [this](const char* transport, auto of) {
     metrics_.sampled()->AddGauge(
         "attnd_connections", "Open connections of the gRPC ports and sockets.",
@@ -394,6 +427,7 @@ absl::Status AttndServer::StartGrpc() {
                   options_.slow_call, log_limit_, *stream_watch_, open_calls_, *event_threads_});
   grpc::ServerBuilder builder;
   SetTransport(options_.transport, builder);
+  HoldWastefulPeers();
   LimitConnections(builder);
   ASSIGN_OR_RETURN(Acceptors acceptors, OpenPorts(builder));
   builder.RegisterService(service_.get());
@@ -404,8 +438,9 @@ absl::Status AttndServer::StartGrpc() {
   }
   for (size_t n = 0; n < listeners_.size(); ++n) {
     listeners_[n]->Start([congestion = options_.transport.loopback_congestion, limit = connections_,
+                          held = held_peers_,
                           acceptor = std::shared_ptr(std::move(acceptors[n]))](int socket) {
-      HandOver(socket, congestion, *limit, *acceptor);
+      HandOver(socket, congestion, *limit, held, *acceptor);
     });
   }
   return absl::OkStatus();
@@ -450,6 +485,7 @@ AttndServer::~AttndServer() {
   workers_.reset();  // answers what is left, before the service goes
   reply_threads_.reset();
   server_.reset();
+  if (held_peers_ != nullptr) held_peers_->Stop();
   CHECK(open_calls_.count() == 0);  // gRPC has ended them all: what they use may go
 }
 

@@ -186,6 +186,8 @@ void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
   add("--event_threads", t.event_threads,
       "most threads that receive calls, 1 to 64; 0: by the number of cores");
   add("--max_connections", t.max_connections, "open at a time; a further one is closed at once");
+  add("--max_wasted_frames_per_second", t.max_wasted_frames,
+      "frames of a connection that ask for nothing; beyond: not read for a while; 0: any");
   add("--max_connection_age_seconds", raw.connection_age_s,
       "connections are renewed after this, to rebalance");
   add("--max_connection_idle_seconds", raw.connection_idle_s,

@@ -87,6 +87,8 @@ TEST(Flags, ReachTheTransport) {
                       "5",
                       "--max_connections",
                       "7",
+                      "--max_wasted_frames_per_second",
+                      "70",
                       "--max_connection_age_seconds",
                       "60",
                       "--max_connection_idle_seconds",
@@ -113,6 +115,7 @@ TEST(Flags, ReachTheTransport) {
   EXPECT_EQ(t.receive_memory_bytes, 64 << 20);
   EXPECT_EQ(t.event_threads, 5);
   EXPECT_EQ(t.max_connections, 7);
+  EXPECT_EQ(t.max_wasted_frames, 70);
   EXPECT_EQ(t.max_connection_age, absl::Seconds(60));
   EXPECT_EQ(t.max_connection_idle, absl::Seconds(61));
   EXPECT_EQ(t.handshake_timeout, absl::Milliseconds(2500));

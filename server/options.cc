@@ -135,6 +135,10 @@ absl::Status CheckTransport(const TransportOptions& t) {
     RETURN_IF_ERROR(InRange("event_threads", t.event_threads, 1, EventThreads::kMost));
   }
   RETURN_IF_ERROR(InRange("max_connections", t.max_connections, 1, 1 << 20));
+  RETURN_IF_ERROR(InRange("max_wasted_frames_per_second", t.max_wasted_frames, 0, 1e9));
+  if (t.max_wasted_frames > 0) {
+    RETURN_IF_ERROR(InRange("max_wasted_frames_per_second", t.max_wasted_frames, 10, 1e9));
+  }
   RETURN_IF_ERROR(
       InRange("max_connection_age_seconds", seconds(t.max_connection_age), 1, most_seconds));
   RETURN_IF_ERROR(

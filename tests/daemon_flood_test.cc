@@ -224,8 +224,15 @@ TEST(DaemonFlood, EndsMessagesThatNeverEndWhenTheyAreTooMany) {
   ExpectHealthy(daemon);
 }
 
+// Whose floods are read as fast as they come.
+ServerOptions HoldingNobody() {
+  ServerOptions options = TestOptions();
+  options.transport.max_wasted_frames = 0;
+  return options;
+}
+
 TEST(DaemonFlood, AnswersOthersBesideFloodsOfHeaders) {
-  Daemon daemon(std::make_unique<ReferenceBackend>());
+  Daemon daemon(std::make_unique<ReferenceBackend>(), HoldingNobody());
   const std::string method = "/attnd.v1.Attention/Forward";
   const auto end = RawHttp2::kEndHeaders;
   RawHttp2 large(daemon.address()), many(daemon.address()), endless(daemon.address()),
@@ -269,7 +276,7 @@ TEST(DaemonFlood, AnswersOthersBesideFloodsOfHeaders) {
 }
 
 TEST(DaemonFlood, AnswersOthersBesideStreamsThatAreResetAsTheyBegin) {
-  Daemon daemon(std::make_unique<ReferenceBackend>());
+  Daemon daemon(std::make_unique<ReferenceBackend>(), HoldingNobody());
   RawHttp2 peer(daemon.address());
   peer.Greet();
   const std::string block = RawHttp2::CallHeaders("/attnd.v1.Attention/ForwardStream");
@@ -283,6 +290,52 @@ TEST(DaemonFlood, AnswersOthersBesideStreamsThatAreResetAsTheyBegin) {
   }
   while (daemon.server().use().bytes != 0) std::this_thread::yield();
   ExpectHealthy(daemon);
+}
+
+TEST(DaemonFlood, HoldsWhoWastesWorkAndAnswersHisCallsLater) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  RawHttp2 peer(daemon.address());
+  peer.Greet();
+  while (!peer.acknowledged()) peer.Read(100);
+  const std::string method = "/attnd.v1.Attention/Forward";
+  constexpr uint32_t kAbandoned = 1200;
+  for (uint32_t n = 0; n < kAbandoned; ++n) {
+    peer.StartCall(2 * n + 1, method);
+    peer.Send(RawHttp2::kResetStream, 0, 2 * n + 1, std::string("\0\0\0\x08", 4));
+  }
+  const std::string call = MakeForward(SmallProblem(), 1).SerializeAsString();
+  const uint32_t last = 2 * kAbandoned + 1;
+  peer.StartCall(last, method);
+  peer.Send(RawHttp2::kData, RawHttp2::kEndStream, last,
+            RawHttp2::MessagePrefix(static_cast<uint32_t>(call.size())) + call);
+  ExpectHealthy(daemon);
+  while (peer.bytes_of(last) == 0) {
+    peer.Read(100);
+    ASSERT_FALSE(peer.ended());
+  }
+  EXPECT_GT(daemon.server().connections_held(), 0);
+}
+
+TEST(DaemonFlood, HoldsNobodyWhoCallsALotAndCancelsNowAndThen) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  auto channel = daemon.NewChannel();
+  auto call = [&] {
+    auto stub = v1::Attention::NewStub(channel);
+    for (int n = 0; n < 500; ++n) EXPECT_TRUE(CallSmall(*stub).ok());
+  };
+  std::vector<std::thread> callers;
+  for (int n = 0; n < 4; ++n) callers.emplace_back(call);
+  auto stub = v1::Attention::NewStub(channel);
+  for (int n = 0; n < 100; ++n) {
+    grpc::ClientContext late, large;
+    late.set_deadline(std::chrono::system_clock::now() + std::chrono::microseconds(10 * n));
+    v1::ForwardResponse reply;
+    stub->Forward(&late, MakeForward(SmallProblem(128, 2), 1), &reply);
+    large.AddMetadata("x-large", std::string(10000, 'x'));
+    stub->Forward(&large, MakeForward(SmallProblem(), 1), &reply);
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(daemon.server().connections_held(), 0);
 }
 
 }  // namespace

@@ -137,6 +137,11 @@ class RawHttp2 {
   bool going_away() const { return going_away_; }
   int resets() const { return resets_; }    // streams that the peer has reset
   int answers() const { return answers_; }  // HEADERS of the peer
+  // DATA that came of a stream.
+  int64_t bytes_of(uint32_t stream) const {
+    auto bytes = bytes_.find(stream);
+    return bytes == bytes_.end() ? 0 : bytes->second;
+  }
 
  private:
   // An integer of HPACK with a prefix of 7 bits, and the text.
@@ -196,6 +201,8 @@ class RawHttp2 {
       ++resets_;
     } else if (type == kHeaders) {
       ++answers_;
+    } else if (type == kData) {
+      bytes_[stream] += static_cast<int64_t>(size);
     }
     received_.erase(0, 9 + size);
     return true;
@@ -206,7 +213,7 @@ class RawHttp2 {
   bool acknowledged_ = false, ended_ = false, going_away_ = false;
   int resets_ = 0, answers_ = 0;
   int64_t initial_window_ = 65535, connection_window_ = 65535;
-  std::map<uint32_t, int64_t> stream_windows_;
+  std::map<uint32_t, int64_t> stream_windows_, bytes_;
 };
 
 }  // namespace attnd

@@ -5,9 +5,9 @@
 //   slow       1,000 connections send a call's bytes one by one
 //   idle       10,000 connections do nothing
 //
-// The quiet daemon is measured before each, so that a machine that changes is seen. Daemon and
-// crowd are processes of their own; each flood is one thread that sends as fast as the daemon takes
-// it.
+// Quiet pieces and those beside a crowd take turns, so that a machine that changes is seen; medians
+// of the rounds. Daemon and crowd are processes of their own, which send as fast as the daemon
+// takes it: the headers by a thread for each connection, else by one.
 //
 //     bazel build //tests/benchmarks:flood_latency //tests/benchmarks:null_attnd
 //     bazel-bin/tests/benchmarks/flood_latency bazel-bin/tests/benchmarks/null_attnd
@@ -22,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -40,7 +41,9 @@ namespace {
 
 constexpr char kAddress[] = "127.0.0.1:17090";
 constexpr char kStream[] = "/attnd.v1.Attention/ForwardStream";
-constexpr absl::Duration kMeasured = absl::Seconds(2), kSettling = absl::Milliseconds(700);
+constexpr absl::Duration kQuiet = absl::Milliseconds(600), kBeside = absl::Milliseconds(1000),
+                         kSettling = absl::Milliseconds(400);
+constexpr int kRounds = 5;
 
 pid_t Fork(const std::function<void()>& child) {
   pid_t pid = fork();
@@ -66,24 +69,27 @@ Crowd Connect(int count) {
   return crowd;
 }
 
-void FloodHeaders() {
+void SendHeaders() {
   const std::string block = RawHttp2::CallHeaders(kStream, RawHttp2::Headers(10000, {"x", "1"}));
-  Crowd crowd = Connect(4);
-  while (true) {
-    for (auto& peer : crowd) {
-      if (peer->ended() || peer->going_away()) {
-        peer = std::make_unique<RawHttp2>(kAddress);
-        peer->Greet();
-      }
-      peer->Send(RawHttp2::kHeaders, 0, 1, absl::string_view(block).substr(0, 16000));
-      for (size_t at = 16000; at < block.size(); at += 16000) {
-        bool last = at + 16000 >= block.size();
-        peer->Send(RawHttp2::kContinuation, last ? RawHttp2::kEndHeaders : 0, 1,
-                   absl::string_view(block).substr(at, 16000));
-      }
-      peer->ReadWhatIsThere();
+  for (std::unique_ptr<RawHttp2> peer;;) {
+    if (peer == nullptr || peer->ended() || peer->going_away()) {
+      peer = std::make_unique<RawHttp2>(kAddress);
+      peer->Greet();
     }
+    peer->Send(RawHttp2::kHeaders, 0, 1, absl::string_view(block).substr(0, 16000));
+    for (size_t at = 16000; at < block.size(); at += 16000) {
+      bool last = at + 16000 >= block.size();
+      peer->Send(RawHttp2::kContinuation, last ? RawHttp2::kEndHeaders : 0, 1,
+                 absl::string_view(block).substr(at, 16000));
+    }
+    peer->ReadWhatIsThere();
   }
+}
+
+void FloodHeaders() {
+  std::vector<std::thread> senders;
+  for (int n = 0; n < 4; ++n) senders.emplace_back(SendHeaders);
+  for (std::thread& sender : senders) sender.join();
 }
 
 // A stream's first message.
@@ -135,7 +141,7 @@ struct Latency {
   double p50 = 0, p90 = 0, p99 = 0;  // microseconds
 };
 
-Latency Measure(AttentionClient& client) {
+Latency Measure(AttentionClient& client, absl::Duration time) {
   Problem p;
   p.batch = p.q_heads = p.kv_heads = p.kv_len = 1;
   p.q_len = 4;
@@ -143,7 +149,7 @@ Latency Measure(AttentionClient& client) {
   ProblemInputs in = RandomInputs(p, 1);
   AlignedBytes o(p.OutputElements() * 4);
   std::vector<double> times;
-  for (absl::Time end = absl::Now() + kMeasured; absl::Now() < end;) {
+  for (absl::Time end = absl::Now() + time; absl::Now() < end;) {
     absl::Time start = absl::Now();
     auto receipt =
         client.Forward(p, {.q = in.q.data(), .k = in.k.data(), .v = in.v.data()}, {.o = o.data()});
@@ -155,6 +161,37 @@ Latency Measure(AttentionClient& client) {
     return times[static_cast<size_t>(quantile * static_cast<double>(times.size() - 1))];
   };
   return {at(0.5), at(0.9), at(0.99)};
+}
+
+Latency MedianOf(const std::vector<Latency>& rounds) {
+  auto median = [&](auto of) {
+    std::vector<double> values;
+    for (const Latency& round : rounds) values.push_back(round.*of);
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+  };
+  return {median(&Latency::p50), median(&Latency::p90), median(&Latency::p99)};
+}
+
+struct Crowding {
+  pid_t pid;
+  int go;  // a byte makes it begin
+};
+
+// Quiet and beside the crowd, which stands still in between.
+std::pair<Latency, Latency> Compare(AttentionClient& client, const Crowding& crowd) {
+  std::vector<Latency> quiet, beside;
+  for (int round = 0; round < kRounds; ++round) {
+    quiet.push_back(Measure(client, kQuiet));
+    CHECK((round == 0 ? write(crowd.go, "g", 1) == 1 : kill(crowd.pid, SIGCONT) == 0));
+    absl::SleepFor(kSettling);
+    beside.push_back(Measure(client, kBeside));
+    CHECK(kill(crowd.pid, SIGSTOP) == 0);
+    absl::SleepFor(kSettling);
+  }
+  End(crowd.pid, SIGKILL);
+  absl::SleepFor(kSettling);
+  return {MedianOf(quiet), MedianOf(beside)};
 }
 
 int Main(int argc, char** argv) {
@@ -182,7 +219,7 @@ int Main(int argc, char** argv) {
                 {"streams reset as they begin", FloodResets},
                 {"1,000 slow connections", SendSlowly},
                 {"10,000 idle connections", StayIdle}};
-  std::vector<std::pair<pid_t, int>> crowds;
+  std::vector<Crowding> crowds;
   // Children before this process has threads.
   for (auto& flood : floods) {
     int go[2];
@@ -191,22 +228,17 @@ int Main(int argc, char** argv) {
       char byte;
       if (read(go[0], &byte, 1) == 1) flood.crowd();
     });
-    crowds.emplace_back(pid, go[1]);
+    crowds.push_back({pid, go[1]});
   }
   auto client = *AttentionClient::Connect({.addresses = {kAddress}, .wait_for_ready = true});
-  Measure(*client);
-  std::printf("4 KiB calls, microseconds, p50 / p90 / p99\n%-30s %26s %26s %8s\n", "", "before",
-              "beside it", "p99");
+  Measure(*client, absl::Seconds(2));
+  std::printf("4 KiB calls, microseconds, p50 / p90 / p99, medians of %d\n%-30s %26s %26s %8s\n",
+              kRounds, "", "quiet", "beside it", "p99");
   for (size_t n = 0; n < crowds.size(); ++n) {
-    Latency before = Measure(*client);
-    CHECK(write(crowds[n].second, "g", 1) == 1);
-    absl::SleepFor(kSettling);
-    Latency beside = Measure(*client);
-    End(crowds[n].first, SIGKILL);
-    absl::SleepFor(kSettling);
-    std::printf("%-30s %8.0f %8.0f %8.0f %8.0f %8.0f %8.0f %+7.0f %%\n", floods[n].name, before.p50,
-                before.p90, before.p99, beside.p50, beside.p90, beside.p99,
-                100 * (beside.p99 / before.p99 - 1));
+    const auto [quiet, beside] = Compare(*client, crowds[n]);
+    std::printf("%-30s %8.0f %8.0f %8.0f %8.0f %8.0f %8.0f %+7.0f %%\n", floods[n].name, quiet.p50,
+                quiet.p90, quiet.p99, beside.p50, beside.p90, beside.p99,
+                100 * (beside.p99 / quiet.p99 - 1));
     std::fflush(stdout);
   }
   End(daemon, SIGTERM);

@@ -1,0 +1,101 @@
+// WastedWork: how much of what one HTTP/2 client sends asks for nothing, and how long it should
+// not be read for that.
+//
+// Two kinds make a server work for nothing, and others wait meanwhile (docs/PERFORMANCE.md,
+// Floods):
+//   frames   A call costs one when it begins and gives it back when the client has sent all of it.
+//            One reset, a setting, a ping, a priority, an empty or an unknown frame costs one, and
+//            so do kFrameBytes of headers beyond what a call may have. A connection may waste
+//            `frames_per_second`, and what it lacks it takes from its address (held_peers.h).
+//            Window updates and acknowledgements are free, since large replies bring many.
+//   crumbs   Reads that bring a few bytes of data and end no call: kMostCrumbs without larger ones
+//            between them. From then on the client is read once per kCrumbHold, as long as a read
+//            brings fewer than kCrumbBytes.
+//
+// It looks at frame headers alone, so nothing that a peer does in between hides a frame. What does
+// not begin as HTTP/2 (TLS) is not looked at.
+//
+// Threads: one at a time. Source: RFC 9113 sections 3.4, 4.1 and 6.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+
+namespace attnd {
+
+// What may be wasted: grows with time, and what kBurstSeconds bring is the most.
+class FrameBudget {
+ public:
+  static constexpr double kBurstSeconds = 2;
+
+  FrameBudget(double frames, double per_second, absl::Time now)
+      : frames_(frames), per_second_(per_second), grown_at_(now) {}
+
+  void Grow(absl::Time now);
+  void Add(double frames) { frames_ = std::min(frames_ + frames, per_second_ * kBurstSeconds); }
+  double frames() const { return frames_; }  // below 0: a debt
+  bool full() const { return frames_ >= per_second_ * kBurstSeconds; }
+
+ private:
+  double frames_, per_second_;
+  absl::Time grown_at_;
+};
+
+class WastedWork {
+ public:
+  struct Limits {
+    double frames_per_second = 0;  // 0: whatever they want
+    int64_t header_bytes = 16 << 10;
+  };
+  static constexpr int64_t kFrameBytes = 256;
+  static constexpr int64_t kMostCrumbs = 16, kCrumbBytes = 256;
+  static constexpr absl::Duration kCrumbHold = absl::Seconds(1);
+
+  // Times: of any clock that does not go back.
+  WastedWork(const Limits& limits, absl::Time now);
+
+  // The next bytes from the peer; or so many that lie within a DATA frame.
+  void Feed(absl::Span<const uint8_t> bytes);
+  void Skip(int64_t bytes);
+  // After each read: how long there should be none, zero or more. `take(frames)` says it of so many
+  // that the connection lacks.
+  template <class Take>
+  absl::Duration EndRead(absl::Time now, Take take) {
+    const absl::Duration crumbs = TakeCrumbs() ? kCrumbHold : absl::ZeroDuration();
+    if (budget_.frames() >= 0) return crumbs;
+    budget_.Grow(now);
+    const double lacking = -budget_.frames();
+    if (lacking <= 0) return crumbs;
+    budget_.Add(lacking);
+    return std::max(crumbs, absl::Duration(take(lacking)));
+  }
+
+ private:
+  static constexpr int kPrefaceBytes = 24, kFrameHeaderBytes = 9;
+  void TakeHeaderByte(uint8_t byte);
+  void BeginFrame();
+  void TakePayload(int64_t bytes);
+  void EndCall();
+  bool TakeCrumbs();
+
+  const Limits limits_;
+  bool is_http2_ = true;
+  int preface_ = 0, header_got_ = 0;  // bytes of them that have come
+  uint8_t header_[kFrameHeaderBytes];
+  // The frame that is being received.
+  int64_t frame_left_ = 0;
+  uint8_t frame_type_ = 0;
+  int64_t headers_ = 0;     // bytes of the block of headers
+  int64_t open_calls_ = 0;  // of which more must come
+
+  FrameBudget budget_;
+  // Of the current read.
+  int64_t data_bytes_ = 0;
+  bool has_data_ = false, ends_call_ = false;
+  int64_t crumb_bytes_ = kMostCrumbs * kCrumbBytes;  // that it may leave out
+};
+
+}  // namespace attnd
