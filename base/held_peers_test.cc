@@ -148,6 +148,14 @@ TEST_F(HeldPeersTest, TellsNobodyOfWhatAHeldPeerSendsUntilItIsLetGo) {
   EXPECT_EQ(connections_[flood].got, connections_[flood].sent);
 }
 
+// Of padded DATA the follower of messages loses its way.
+TEST_F(HeldPeersTest, CountsWhatComesWhenMessagesAreNotFollowed) {
+  const size_t flood = Connect();
+  Send(flood, std::string("\0\0\2\0\x08\0\0\0\1\1\0", 11));
+  Poll(kLongMs);
+  Flood(flood);
+}
+
 TEST_F(HeldPeersTest, ReadsOthersMeanwhile) {
   const size_t flood = Connect(), other = Connect("127.0.0.2");
   Flood(flood);

@@ -103,6 +103,7 @@ TEST(ClientStream, SendsOneHeadThatNoMessageHolds) {
   EXPECT_GT(PayloadReceiver::PlacedBytes() - before,
             (receipt->bytes_sent + receipt->bytes_received) / 2);
   EXPECT_EQ(receipt->bytes_received, p.OutputElements() * 4);
+  EXPECT_EQ(daemon.server().connections_held(), 0) << "payloads are not taken for frames";
   ExpectSame(got.o, expected.o, "o");
 }
 
