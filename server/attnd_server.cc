@@ -45,14 +45,15 @@ int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
 }
 
-void SetTransport(const TransportOptions& transport, grpc::ServerBuilder& builder) {
+void SetTransport(const ServerOptions& options, grpc::ServerBuilder& builder) {
+  const TransportOptions& transport = options.transport;
   builder.SetMaxReceiveMessageSize(static_cast<int>(transport.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);  // admission has seen to unary replies
   // Compressed requests are refused: 16-bit tensors do not shrink, and a bomb would.
   builder.SetDefaultCompressionAlgorithm(GRPC_COMPRESS_NONE);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, transport.bdp_probe ? 1 : 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, ProbesBandwidth(options) ? 1 : 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES,
                              static_cast<int>(transport.stream_window_bytes));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE,
@@ -415,9 +416,7 @@ absl::Status AttndServer::StartGrpc() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   // channelz shows every peer's address: only to callers on this machine.
-  if (std::all_of(options_.listen.begin(), options_.listen.end(), IsLoopbackAddress)) {
-    grpc::channelz::experimental::InitChannelzService();
-  }
+  if (!ServesOtherHosts(options_)) grpc::channelz::experimental::InitChannelzService();
   stream_watch_ = std::make_unique<StreamWatch>(options_.transport.streams, clock_);
   event_threads_ =
       std::make_unique<EventThreads>(EventThreadCount(options_.transport.event_threads));
@@ -426,7 +425,7 @@ absl::Status AttndServer::StartGrpc() {
                   metrics_, auth_, clock_, log_, devices_.front().engine->info(), server_info_,
                   options_.slow_call, log_limit_, *stream_watch_, open_calls_, *event_threads_});
   grpc::ServerBuilder builder;
-  SetTransport(options_.transport, builder);
+  SetTransport(options_, builder);
   HoldWastefulPeers();
   LimitConnections(builder);
   ASSIGN_OR_RETURN(Acceptors acceptors, OpenPorts(builder));

@@ -106,6 +106,7 @@ TEST(Flags, ReachTheTransport) {
                       "--max_frame_kib",
                       "32",
                       "--bdp_probe",
+                      "on",
                       "--no-tune_malloc",
                       "--deadlock_check"});
   ASSERT_TRUE(flags.ok()) << flags.status();
@@ -124,7 +125,7 @@ TEST(Flags, ReachTheTransport) {
   EXPECT_EQ(t.min_ping_interval, absl::Milliseconds(1500));
   EXPECT_EQ(t.stream_window_bytes, 128 << 10);
   EXPECT_EQ(t.max_frame_bytes, 32 << 10);
-  EXPECT_TRUE(t.bdp_probe);
+  EXPECT_EQ(t.bdp_probe, "on");
   EXPECT_FALSE(t.tune_malloc);
   EXPECT_TRUE(t.deadlock_check);
 }
@@ -146,7 +147,8 @@ TEST(Flags, DefaultToTheTransportsOwnValues) {
   EXPECT_EQ(t.max_frame_bytes, expected.max_frame_bytes);
   EXPECT_EQ(t.streams.idle, expected.streams.idle);
   EXPECT_EQ(t.streams.min_bytes_per_second, expected.streams.min_bytes_per_second);
-  EXPECT_FALSE(t.bdp_probe || t.deadlock_check);
+  EXPECT_EQ(t.bdp_probe, expected.bdp_probe);
+  EXPECT_FALSE(t.deadlock_check);
   EXPECT_TRUE(t.tune_malloc);
 }
 
@@ -200,6 +202,7 @@ TEST(Flags, NameTheFlagThatIsWrong) {
       {{"--min_ping_interval_seconds", "-1"}, "--min_ping_interval_seconds: expected 0.."},
       {{"--stream_window_kib", "63"}, "--stream_window_kib: expected 64..1048576, got 63"},
       {{"--max_frame_kib", "16384"}, "--max_frame_kib: expected 16..16383, got 16384"},
+      {{"--bdp_probe", "maybe"}, "--bdp_probe: expected auto, on or off, got maybe"},
       {{"--receive_memory_mib", "1"}, "--receive_memory_mib: expected"},
       {{"--max_concurrent_streams", "0"}, "--max_concurrent_streams: expected 1..65536, got 0"},
       {{"--tls_cert", "a"}, "--tls_key: expected both"},
@@ -249,6 +252,19 @@ TEST(Addresses, AreLoopbackOrNot) {
                               "127.example.org:1", "127.1.example:1"}) {
     EXPECT_FALSE(IsLoopbackAddress(address)) << address;
   }
+}
+
+TEST(Addresses, AreProbedForBandwidthWhereOtherHostsMayConnect) {
+  ServerOptions options;
+  options.listen = {"127.0.0.1:1", "unix:/a"};
+  EXPECT_FALSE(ProbesBandwidth(options));
+  options.transport.bdp_probe = "on";
+  EXPECT_TRUE(ProbesBandwidth(options));
+  options.transport.bdp_probe = "auto";
+  options.listen.push_back("10.0.0.1:1");
+  EXPECT_TRUE(ProbesBandwidth(options));
+  options.transport.bdp_probe = "off";
+  EXPECT_FALSE(ProbesBandwidth(options));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -147,6 +148,8 @@ absl::Status CheckTransport(const TransportOptions& t) {
   RETURN_IF_ERROR(InRange("keepalive_seconds", seconds(t.keepalive_time), 1, most_seconds));
   RETURN_IF_ERROR(InRange("keepalive_timeout_seconds", seconds(t.keepalive_timeout), 0.1, 3600));
   RETURN_IF_ERROR(InRange("min_ping_interval_seconds", seconds(t.min_ping_interval), 0, 3600));
+  bool known = t.bdp_probe == "auto" || t.bdp_probe == "on" || t.bdp_probe == "off";
+  if (!known) return Wrong("bdp_probe", "auto, on or off", t.bdp_probe);
   RETURN_IF_ERROR(CheckCongestion(t.loopback_congestion));
   // HTTP/2's own bounds: RFC 9113, sections 6.9.1 and 6.5.2.
   RETURN_IF_ERROR(InRangeKib("stream_window_kib", t.stream_window_bytes, 64, 1 << 20));
@@ -210,6 +213,15 @@ bool IsLoopbackAddress(absl::string_view address) {
   in_addr ip4 = {};  // not by its text: 127.example.org is a name like any other
   bool loopback4 = inet_pton(AF_INET, host.c_str(), &ip4) == 1 && ntohl(ip4.s_addr) >> 24 == 127;
   return loopback4 || host == "localhost" || host == "[::1]" || host == "::1";
+}
+
+bool ServesOtherHosts(const ServerOptions& o) {
+  return !absl::c_all_of(o.listen, IsLoopbackAddress);
+}
+
+bool ProbesBandwidth(const ServerOptions& o) {
+  const std::string& probe = o.transport.bdp_probe;
+  return probe == "on" || (probe == "auto" && ServesOtherHosts(o));
 }
 
 int64_t DefaultMemoryBytes() {

@@ -42,7 +42,9 @@ struct TransportOptions {
   absl::Duration keepalive_time = absl::Minutes(2);
   absl::Duration keepalive_timeout = absl::Seconds(20);
   absl::Duration min_ping_interval = absl::Seconds(10);  // of a peer; more often: disconnected
-  bool bdp_probe = false;  // gRPC probes for the bandwidth-delay product and sets the window by it
+  // on: gRPC probes each connection for its bandwidth-delay product and sets the windows by it, at
+  // least 4 MiB; auto: where ServesOtherHosts; off.
+  std::string bdp_probe = "auto";
   int64_t stream_window_bytes = int64_t{4} << 20;  // of one call, that a peer may send unread
   int64_t max_frame_bytes = int64_t{1} << 20;      // of HTTP/2, that a peer may send in one piece
   std::string loopback_congestion = kLoopbackCongestion;  // of connections within this host
@@ -95,6 +97,9 @@ bool IsUnixAddress(absl::string_view address);
 std::string UnixPath(absl::string_view address);
 // Unix sockets, 127.0.0.0/8, ::1 and localhost.
 bool IsLoopbackAddress(absl::string_view address);
+// Whether it listens on an address that is not this host's alone.
+bool ServesOtherHosts(const ServerOptions& options);
+bool ProbesBandwidth(const ServerOptions& options);
 
 // A quarter of the memory that this process may use (cgroup limit or physical memory), between
 // 256 MiB and 4 GiB: the default of the memory limit.

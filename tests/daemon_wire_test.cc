@@ -20,6 +20,7 @@
 #include "kernels/reference_backend.h"
 #include "tests/daemon_counts.h"
 #include "tests/daemon_fixture.h"
+#include "tests/raw_http2.h"
 #include "tests/wire_request.h"
 
 namespace attnd {
@@ -241,6 +242,23 @@ TEST(DaemonWire, KeepsMemoryBoundedForReadersThatNeverRead) {
     std::this_thread::yield();
   }
   ExpectHealthy(daemon);
+}
+
+TEST(DaemonWire, LetsOtherHostsSendMegabytesAheadAndThisOneLittle) {
+  auto window_of = [](const std::string& host) {
+    ServerOptions options = TestOptions();
+    options.listen = {host + ":0"};
+    options.insecure = true;
+    Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+    RawHttp2 peer(daemon.address());
+    peer.Greet();
+    while (!peer.acknowledged()) peer.Read(100);
+    peer.Send(RawHttp2::kPing, 0, 0, "12345678");
+    while (peer.pongs() == 0) peer.Read(100);
+    return peer.connection_window();
+  };
+  EXPECT_EQ(window_of("127.0.0.1"), 65535);
+  EXPECT_GT(window_of("0.0.0.0"), 4000000);
 }
 
 TEST(DaemonWire, TakesManyCallsOnOneConnection) {

@@ -135,6 +135,8 @@ class RawHttp2 {
   bool acknowledged() const { return acknowledged_; }  // the peer's settings
   bool ended() const { return ended_; }                // the peer has closed the connection
   bool going_away() const { return going_away_; }
+  int64_t connection_window() const { return connection_window_; }  // that may be sent now
+  int pongs() const { return pongs_; }                              // answers to pings
   int resets() const { return resets_; }    // streams that the peer has reset
   int answers() const { return answers_; }  // HEADERS of the peer
   // DATA that came of a stream.
@@ -195,6 +197,8 @@ class RawHttp2 {
       if (stream != 0) stream_windows_.try_emplace(stream, initial_window_).first->second += more;
     } else if (type == kPing && (flags & kAck) == 0) {
       Send(kPing, kAck, 0, absl::string_view(received_).substr(9, 8));
+    } else if (type == kPing) {
+      ++pongs_;
     } else if (type == kGoAway) {
       going_away_ = true;
     } else if (type == kResetStream) {
@@ -211,7 +215,7 @@ class RawHttp2 {
   int socket_ = -1;
   std::string received_;
   bool acknowledged_ = false, ended_ = false, going_away_ = false;
-  int resets_ = 0, answers_ = 0;
+  int pongs_ = 0, resets_ = 0, answers_ = 0;
   int64_t initial_window_ = 65535, connection_window_ = 65535;
   std::map<uint32_t, int64_t> stream_windows_, bytes_;
 };

@@ -32,7 +32,7 @@ ConnectionSockets::~ConnectionSockets() {
 bool ConnectionSockets::OnOpen(int socket) {
   absl::MutexLock lock(&mutex_);
   if (shut_down_) return false;
-  if (loopback_) SetCongestionControl(socket, kLoopbackCongestion);
+  if (this_host_) SetCongestionControl(socket, kLoopbackCongestion);
   WidenIfUnixSocket(socket);
   receivers_.push_back(PayloadReceiver::Attach(socket, Http2Follower::Peer::kServer));
   if (receivers_.size() > kMostDuplicates) receivers_.pop_front();

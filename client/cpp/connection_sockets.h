@@ -20,8 +20,8 @@ namespace attnd {
 
 class ConnectionSockets {
  public:
-  // `loopback`: they will be connected to this host.
-  explicit ConnectionSockets(bool loopback = false) : loopback_(loopback) {}
+  // `this_host`: that is where they will be connected to.
+  explicit ConnectionSockets(bool this_host = false) : this_host_(this_host) {}
   ~ConnectionSockets();
   ConnectionSockets(const ConnectionSockets&) = delete;
   ConnectionSockets& operator=(const ConnectionSockets&) = delete;
@@ -40,7 +40,7 @@ class ConnectionSockets {
   bool OnOpen(int socket);
 
  private:
-  const bool loopback_;
+  const bool this_host_;
   absl::Mutex mutex_;
   // Duplicates of the newest sockets: their numbers stay ours when gRPC closes its own.
   std::deque<int> duplicates_ ABSL_GUARDED_BY(mutex_);

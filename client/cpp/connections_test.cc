@@ -1,12 +1,20 @@
 #include "client/cpp/connections.h"
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/check.h"
 
 namespace attnd {
@@ -142,6 +150,66 @@ TEST(Connections, CountOneFailureForAllCallsThatItEnded) {
   EXPECT_FALSE(connections->ReportUnavailable(0, begun));
   clock.Advance(absl::Seconds(1));
   EXPECT_TRUE(connections->ReportUnavailable(0, clock.Now()));
+}
+
+// What a client offers to a server that listens on this host, of which it is told `host`: the bytes
+// that may be under way on a connection. (RFC 9113: the preface, SETTINGS, WINDOW_UPDATE, PING)
+int64_t WindowOffered(const std::string& host) {
+  constexpr absl::Duration kStep = absl::Milliseconds(20);
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(at);
+  CHECK(bind(listener, reinterpret_cast<sockaddr*>(&at), size) == 0);
+  CHECK(listen(listener, 1) == 0);
+  CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&at), &size) == 0);
+  RealClock clock;
+  auto connections = Create({absl::StrCat(host, ":", ntohs(at.sin_port))}, clock, LookUpReplicas);
+  std::atomic<bool> done{false};
+  std::thread driver([&] {
+    auto channel = connections->Of(0)->channel();
+    while (!done) {
+      channel->WaitForStateChange(channel->GetState(true), absl::ToChronoTime(absl::Now() + kStep));
+    }
+  });
+  const int peer = accept(listener, nullptr, nullptr);
+  auto send_all = [&](const std::string& bytes) {
+    CHECK(send(peer, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()));
+  };
+  const std::string settings("\0\0\0\4\0\0\0\0\0", 9);
+  const std::string ping("\0\0\x8\6\0\0\0\0\0........", 9 + 8);
+  send_all(settings + ping);
+  std::string got(24, 0);
+  auto take = [&](size_t bytes) {
+    got.resize(bytes);
+    CHECK(recv(peer, got.data(), bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes));
+  };
+  auto number = [&](size_t from, size_t bytes) {
+    int64_t value = 0;
+    for (size_t n = from; n < from + bytes; ++n) value = value << 8 | static_cast<uint8_t>(got[n]);
+    return value;
+  };
+  take(24);  // preface
+  int64_t window = 65535;
+  for (int pongs = 0; pongs < 2;) {
+    take(9);
+    const int64_t type = number(3, 1);
+    const bool connection = number(5, 4) == 0;
+    take(static_cast<size_t>(number(0, 3)));
+    if (type == 8 && connection) window += number(0, 4);
+    if (type == 6 && ++pongs == 1) send_all(ping);  // behind what the settings have led to
+  }
+  done = true;
+  driver.join();
+  close(peer);
+  close(listener);
+  return window;
+}
+
+TEST(Connections, LetOtherHostsSendMegabytesAheadAndThisOneLittle) {
+  EXPECT_EQ(WindowOffered("127.0.0.1"), 65535);
+  EXPECT_GT(WindowOffered("0.0.0.0"), 4000000);  // which is this host, but another name
 }
 
 }  // namespace

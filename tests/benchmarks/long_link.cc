@@ -112,10 +112,11 @@ class PlainReceiver {
 };
 
 // Payload bits a second that plain sockets bring.
-double MeasurePlain(const char* there, const PlainReceiver& receiver, int connections) {
+double MeasurePlain(const char* there, const PlainReceiver& receiver, const Setting& setting) {
+  const absl::Duration rtt = absl::Milliseconds(setting.rtt_ms);
   std::atomic<bool> over{false};
   std::vector<std::thread> senders;
-  for (int n = 0; n < connections; ++n) {
+  for (int n = 0; n < setting.channels; ++n) {
     senders.emplace_back([&] {
       int fd = socket(AF_INET, SOCK_STREAM, 0);
       sockaddr_in address = PlainReceiver::Address(there);
@@ -126,7 +127,7 @@ double MeasurePlain(const char* there, const PlainReceiver& receiver, int connec
       close(fd);
     });
   }
-  absl::SleepFor(absl::Seconds(1));  // windows of TCP
+  absl::SleepFor(absl::Seconds(1) + 20 * rtt);  // windows of TCP
   const absl::Time begin = absl::Now();
   const int64_t before = receiver.bytes();
   absl::SleepFor(absl::Seconds(2));
@@ -147,33 +148,39 @@ double Measure(const EmulatedLink& link, const Setting& setting) {
                                 .stream_above_bytes = 0});
   CHECK(client.ok()) << client.status();
   constexpr int kCallers = 3;  // others send while one waits for its answer
-  constexpr double kSeconds = 3;
-  const double link_bytes = setting.gbit * 1e9 / 8;  // a second
-  const double call_bytes = std::min(link_bytes / 4, double{64 << 20});
-  const int calls = std::max(4, static_cast<int>(kSeconds * link_bytes / call_bytes) / kCallers);
-  Problem p = Upload(static_cast<int64_t>(call_bytes));
-  ProblemInputs in = RandomInputs(p, 1);
-  auto call = [&](int times) {
+  const double call_bytes = std::min(setting.gbit * 1e9 / 8 / 4, double{64 << 20});
+  const Problem p = Upload(static_cast<int64_t>(call_bytes));
+  const ProblemInputs in = RandomInputs(p, 1);
+  // Connections and TCP's windows first; then from a caller's first end to his last.
+  const absl::Time warm = absl::Now() + absl::Seconds(1) + 20 * absl::Milliseconds(setting.rtt_ms);
+  const absl::Time over = warm + absl::Seconds(3);
+  std::atomic<double> rate{0};
+  auto call = [&] {
     Outputs out(p);
-    for (int n = 0; n < times; ++n) {
+    absl::Time first = absl::InfiniteFuture(), last;
+    int calls = 0;
+    do {
       auto receipt = (*client)->Forward(p, ForwardInputs(in), {out.o.data()});
       CHECK(receipt.ok()) << receipt.status();
-    }
+      last = absl::Now();
+      if (last < warm) continue;
+      first = std::min(first, last);
+      ++calls;
+    } while (last < over || calls < 2);
+    rate +=
+        double(calls - 1) * double(p.QueryElements()) * 2 * 8 / absl::ToDoubleSeconds(last - first);
   };
-  call(2);  // connections, windows of TCP
-  absl::Time begin = absl::Now();
   std::vector<std::thread> callers;
-  for (int n = 0; n < kCallers; ++n) callers.emplace_back(call, calls);
+  for (int n = 0; n < kCallers; ++n) callers.emplace_back(call);
   for (std::thread& caller : callers) caller.join();
-  double seconds = absl::ToDoubleSeconds(absl::Now() - begin);
-  return double(kCallers * calls) * double(p.QueryElements()) * 2 * 8 / seconds;
+  return rate;
 }
 
 void PrintRow(EmulatedLink& link, const PlainReceiver& receiver, const Setting& setting) {
   link.Change({.delay = absl::Milliseconds(setting.rtt_ms) / 2,
                .bits_per_second = setting.gbit * 1e9,
                .loss = setting.loss});
-  const double plain = MeasurePlain(link.other_address(), receiver, setting.channels);
+  const double plain = MeasurePlain(link.other_address(), receiver, setting);
   const int64_t dropped = link.dropped();
   const double attnd = Measure(link, setting);
   std::printf("%6.1f %7d %8.4f %9d %9.3f %6.1f%% %9.3f %6.1f%% %8lld\n", setting.gbit,
@@ -189,10 +196,12 @@ int Main(int argc, char** argv) {
   std::string binary = "bazel-bin/tests/benchmarks/null_attnd";
   std::vector<std::string> flags;
   CLI::App app("How much of a link with a round trip is filled", "long_link");
-  app.add_option("--gbit", gbits, "rates of the link")->delimiter(',');
-  app.add_option("--rtt_ms", rtts, "round trips")->delimiter(',');
-  app.add_option("--loss", losses, "probabilities that a packet is lost")->delimiter(',');
-  app.add_option("--channels", channels, "connections")->delimiter(',');
+  app.add_option("--gbit", gbits, "rates of the link")->delimiter(',')->allow_extra_args(false);
+  app.add_option("--rtt_ms", rtts, "round trips")->delimiter(',')->allow_extra_args(false);
+  app.add_option("--loss", losses, "probabilities that a packet is lost")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  app.add_option("--channels", channels, "connections")->delimiter(',')->allow_extra_args(false);
   app.add_option("--daemon", binary, "binary of the daemon");
   app.add_option("flags", flags, "flags of the daemon, after --");
   CLI11_PARSE(app, argc, argv);
