@@ -33,6 +33,10 @@ absl::Duration HeldPeers::Take(uint64_t address, double frames, absl::Time now) 
   return absl::Seconds(kLeastHoldSeconds - budget.frames() / rate);
 }
 
+absl::Duration HeldPeers::FirstHold(uint64_t address, absl::Time now) {
+  return std::min(Take(address, 0, now), absl::Seconds(kLeastHoldSeconds));
+}
+
 // Once a second; in between, or when all are in debt, any one goes.
 void HeldPeers::MakeRoomForAnAddress(absl::Time now) {
   if (now >= looked_ + absl::Seconds(1)) {

@@ -2,9 +2,10 @@
 // nothing (wasted_work.h); how long, how many, and who lets them go again.
 //
 // What a connection wastes beyond its own is taken from its address (IPv6: the first 64 bits),
-// which has as much again. An address in debt is held for as long as the debt takes to grow over,
-// and so are its new connections from the start: closing one and opening another gains nothing.
-// Its other connections, which have what is their own, go on.
+// which has as much again. When that is in debt, the connection is held for as long as the debt
+// takes to grow over. A new connection of an address in debt is held for kLeastHoldSeconds from its
+// start, since a peer may close one and open another; no longer, since it may be a neighbour's.
+// Other connections of that address, which have what is their own, go on.
 //
 // Threads: any; a thread of its own lets go, so Stop comes before the last owner goes.
 #pragma once
@@ -37,8 +38,11 @@ class HeldPeers {
   static constexpr size_t kMostAddresses = 4096;
 
   const WastedWork::Limits& limits() const { return limits_; }
-  // `frames` from what an address has; how long it is to be held, zero unless it is in debt then.
+  // `frames` from what an address has; how long who wasted them is to be held, zero unless it is in
+  // debt then.
   absl::Duration Take(uint64_t address, double frames, absl::Time now);
+  // How long a new connection of that address is to be held.
+  absl::Duration FirstHold(uint64_t address, absl::Time now);
   // Calls `release` after `time`. False when it has stopped: nobody is to be held any more.
   bool Hold(int socket, absl::Duration time, std::function<void()> release);
   // Lets go of all and returns. The listener is not called any more.

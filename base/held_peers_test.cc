@@ -267,6 +267,9 @@ TEST(HeldPeers, LetsAnAddressPayWithTimeForWhatItTookTooMuch) {
   EXPECT_EQ(held.Take(2, 400, now), absl::ZeroDuration()) << "another's";
   EXPECT_EQ(held.Take(1, 0, now + absl::Milliseconds(500)), absl::ZeroDuration());
   EXPECT_EQ(held.Take(1, 1e9, now + absl::Hours(1)), absl::Seconds(5));
+  EXPECT_EQ(held.FirstHold(1, now + absl::Hours(1)), absl::Milliseconds(500)) << "or a neighbour";
+  EXPECT_EQ(held.FirstHold(1, now + absl::Hours(2)), absl::ZeroDuration());
+  EXPECT_EQ(held.FirstHold(3, now), absl::ZeroDuration());
   EXPECT_EQ(held.Take(1, 100, now + absl::Hours(2)), absl::ZeroDuration());
 }
 

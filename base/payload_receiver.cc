@@ -208,9 +208,10 @@ std::shared_ptr<PayloadReceiver> PayloadReceiver::Attach(int socket, Http2Follow
   return receiver;
 }
 
+// Held, where its address is in debt.
 void PayloadReceiver::Begin() {
   absl::MutexLock lock(&mutex_);
-  if (wasted_.has_value()) HoldFor(held_peers_->Take(address_, 0, HeldPeers::Time()));
+  if (wasted_.has_value()) HoldFor(held_peers_->FirstHold(address_, HeldPeers::Time()));
 }
 
 std::unique_ptr<PayloadReceiver::Placing> PayloadReceiver::Place(const void* first_message,

@@ -78,6 +78,7 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
   friend std::unique_ptr<Placing> PlaceMessagesFrom(const std::string& peer,
                                                     const void* first_message,
                                                     MessagePlacer& placer);
+  void Begin();
   ssize_t ReceiveSome(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ssize_t ReceiveFollowed(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ssize_t ReceiveHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -87,8 +88,6 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
   const int socket_;
   const uint64_t cookie_;  // of the socket: its number may be given to another
   const int peer_;         // its port, as far as it had one when it was attached
-  void Begin();            // held, where its address is in debt
-
   const uint64_t address_;
   const std::shared_ptr<HeldPeers> held_peers_;  // the server's, which a connection may outlive
   absl::Mutex mutex_;
