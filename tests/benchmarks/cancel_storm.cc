@@ -22,25 +22,17 @@
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "base/transport_tuning.h"
-#include "client/cli/metrics_text.h"
 #include "proto/attnd/v1/attention.grpc.pb.h"
-#include "tests/wire_request.h"
+#include "tests/benchmarks/load_flags.h"
 
 namespace attnd {
 namespace {
 
 struct Options {
-  std::string address, metrics;
-  int64_t calls = 1000, in_flight = 32, burst = 50, length = 2048, heads = 4, head_dim = 64;
+  LoadFlags load{.length = 2048, .heads = 4};
+  int64_t calls = 1000, in_flight = 32, burst = 50;
   uint64_t seed = 1;
 };
-
-v1::ForwardRequest Request(const Options& options, int64_t length) {
-  Problem problem = SmallProblem(length, options.heads);
-  problem.qk_head_dim = problem.v_head_dim = options.head_dim;
-  problem.element = ElementType::kFloat16;
-  return MakeForward(problem, 1);
-}
 
 // A call that is under way from its constructor on, and over when its destructor returns.
 class Call {
@@ -68,14 +60,11 @@ class Call {
 
 // What the daemon holds for calls.
 double BytesTaken(const Options& options) {
-  const absl::StatusOr<std::string> text = FetchMetrics(options.metrics, absl::Seconds(5));
-  CHECK(text.ok()) << text.status();
-  const absl::StatusOr<MetricsText> metrics = MetricsText::Parse(*text);
-  CHECK(metrics.ok()) << metrics.status();
+  const MetricsText metrics = Scrape(options.load.metrics);
   double bytes = 0;
   for (const char* name : {"attnd_hbm_pool_used_bytes", "attnd_hbm_admitted_bytes",
                            "attnd_admitted_bytes", "attnd_staging_pool_used_bytes"}) {
-    bytes += metrics->Sum(name);
+    bytes += metrics.Sum(name);
   }
   return bytes;
 }
@@ -96,10 +85,10 @@ class Storm {
   explicit Storm(const Options& options)
       : options_(options),
         stub_(v1::Attention::NewStub(
-            grpc::CreateChannel(options.address, grpc::InsecureChannelCredentials()))),
+            grpc::CreateChannel(options.load.address, grpc::InsecureChannelCredentials()))),
         random_(options.seed) {
-    for (int64_t length = 64; length <= options.length; length *= 2) {
-      requests_.push_back(Request(options, length));
+    for (int64_t length = 64; length <= options.load.length; length *= 2) {
+      requests_.push_back(options.load.Request(length));
     }
   }
 
@@ -159,9 +148,9 @@ class Storm {
 class Bystander {
  public:
   explicit Bystander(const Options& options)
-      : request_(Request(options, 300)),
+      : request_(options.load.Request(300)),
         stub_(v1::Attention::NewStub(
-            grpc::CreateChannel(options.address, grpc::InsecureChannelCredentials()))) {
+            grpc::CreateChannel(options.load.address, grpc::InsecureChannelCredentials()))) {
     Call first(*stub_, request_);
     CHECK(first.Wait().ok()) << first.Wait().error_message();
     expected_ = first.reply().o();
@@ -224,14 +213,11 @@ int Run(const Options& options) {
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Calls that are cancelled at random points", "cancel_storm");
-  app.add_option("--address", options.address, "of the daemon")->required();
-  app.add_option("--metrics", options.metrics, "URL of its metrics")->required();
+  options.load.Add(app);
+  app.get_option("--metrics")->required();
   app.add_option("--calls", options.calls, "of the storm");
   app.add_option("--in_flight", options.in_flight, "of them at a time");
   app.add_option("--burst", options.burst, "calls that are cancelled at once");
-  app.add_option("--length", options.length, "the longest N");
-  app.add_option("--heads", options.heads, "H");
-  app.add_option("--head_dim", options.head_dim, "D");
   app.add_option("--seed", options.seed, "of lengths and points");
   CLI11_PARSE(app, argc, argv);
   return Run(options);

@@ -61,6 +61,7 @@ int main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   auto flags = attnd::ParseFlags(argc, argv, "null", std::cout);
   CHECK(flags.ok()) << flags.status().message();
+  if (flags->action != attnd::FlagAction::kServe) return 0;
   const attnd::TransportOptions& transport = flags->options.transport;
   attnd::TuneForTransport(
       {.malloc = transport.tune_malloc, .deadlock_check = transport.deadlock_check});

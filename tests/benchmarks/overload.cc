@@ -17,32 +17,25 @@
 #include <thread>
 #include <vector>
 
-#include "base/check.h"
 #include "base/transport_tuning.h"
-#include "client/cli/metrics_text.h"
+#include "tests/benchmarks/load_flags.h"
 #include "tests/benchmarks/load_sender.h"
-#include "tests/wire_request.h"
 
 namespace attnd {
 namespace {
 
 struct Options {
-  std::string address, metrics;
+  LoadFlags load{.length = 8192, .heads = 1};
   double seconds = 60, factor = 2, deadline_ms = 1000, peak_seconds = 8, interval = 10;
-  int64_t length = 8192, heads = 1, head_dim = 64;
   int connections = 8, in_flight = 64;
   bool stream = false;
 };
 
 constexpr LoadSeconds kLongDeadline(60);  // of the closed loop
 
-std::optional<MetricsText> Scrape(const Options& options) {
-  if (options.metrics.empty()) return std::nullopt;
-  const absl::StatusOr<std::string> text = FetchMetrics(options.metrics, absl::Seconds(5));
-  CHECK(text.ok()) << text.status();
-  absl::StatusOr<MetricsText> metrics = MetricsText::Parse(*text);
-  CHECK(metrics.ok()) << metrics.status();
-  return *std::move(metrics);
+std::optional<MetricsText> MetricsOf(const Options& options) {
+  if (options.load.metrics.empty()) return std::nullopt;
+  return Scrape(options.load.metrics);
 }
 
 double Percentile(const std::vector<double>& sorted, double percent) {
@@ -103,7 +96,7 @@ void PrintInterval(double at, double took, const LoadOutcome& part, const Option
               static_cast<double>(part.accepted.size()) / took,
               static_cast<double>(part.refused.size()) / took,
               static_cast<double>(Lost(part)) / took);
-  if (const std::optional<MetricsText> now = Scrape(options); now.has_value()) {
+  if (const std::optional<MetricsText> now = MetricsOf(options); now.has_value()) {
     auto mib = [&](const char* name) { return now->Sum(name) / (1 << 20); };
     std::printf(
         "  RSS %8.1f MiB, GPU by driver %9.1f, in use %7.1f, staging %7.1f MiB, queue %.3f s",
@@ -188,20 +181,18 @@ void PrintResult(const OpenLoopResult& result, double before, double after,
 }
 
 int Run(const Options& options) {
-  Problem problem = SmallProblem(options.length, options.heads);
-  problem.qk_head_dim = problem.v_head_dim = options.head_dim;
-  problem.element = ElementType::kFloat16;
-  LoadSender sender(options.address, options.connections, MakeForward(problem, 1), options.stream);
+  const LoadFlags& load = options.load;
+  LoadSender sender(load.address, options.connections, load.Request(load.length), options.stream);
   MeasurePeak(sender, options.in_flight, 2);  // connections, and the daemon's estimates
   const double peak = MeasurePeak(sender, options.in_flight, options.peak_seconds);
   std::printf("peak, %d calls in flight, %s: %.1f calls/s (N %d, %d heads, D %d, float16)\n",
               options.in_flight, options.stream ? "streamed" : "unary", peak,
-              static_cast<int>(options.length), static_cast<int>(options.heads),
-              static_cast<int>(options.head_dim));
+              static_cast<int>(load.length), static_cast<int>(load.heads),
+              static_cast<int>(load.head_dim));
   std::fflush(stdout);
-  const std::optional<MetricsText> before = Scrape(options);
+  const std::optional<MetricsText> before = MetricsOf(options);
   const OpenLoopResult result = OpenLoop(sender, options.factor * peak, options);
-  const std::optional<MetricsText> now = Scrape(options);
+  const std::optional<MetricsText> now = MetricsOf(options);
   PrintResult(result, peak, MeasurePeak(sender, options.in_flight, options.peak_seconds), options);
   if (now.has_value()) PrintDaemonsView(*before, *now);
   return 0;
@@ -210,16 +201,12 @@ int Run(const Options& options) {
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("A daemon at more than its capacity", "overload");
-  app.add_option("--address", options.address, "of the daemon")->required();
-  app.add_option("--metrics", options.metrics, "URL of its metrics");
+  options.load.Add(app);
   app.add_option("--seconds", options.seconds, "of the open loop");
   app.add_option("--factor", options.factor, "its rate over the peak");
   app.add_option("--deadline_ms", options.deadline_ms, "of its calls");
   app.add_option("--peak_seconds", options.peak_seconds, "of either closed loop");
   app.add_option("--interval", options.interval, "seconds between lines");
-  app.add_option("--length", options.length, "N");
-  app.add_option("--heads", options.heads, "H");
-  app.add_option("--head_dim", options.head_dim, "D");
   app.add_option("--connections", options.connections, "to the daemon");
   app.add_option("--in_flight", options.in_flight, "calls of the closed loop");
   app.add_flag("--stream", options.stream, "ForwardStream instead of Forward");
