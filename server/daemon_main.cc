@@ -3,6 +3,7 @@
 #include <google/protobuf/stubs/logging.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <cstdio>
 #include <fstream>
@@ -64,13 +65,20 @@ bool QuietFor(absl::Duration time) {
   return true;
 }
 
-// Readers see either no file or all of it.
-absl::Status WriteAtomically(const std::string& path, const std::string& text) {
-  std::string temporary = absl::StrCat(path, ".tmp");
-  std::ofstream file(temporary);
+// A link, a pipe, a device (/dev/stdout): written to where it is, and neither removed nor replaced.
+bool StaysInPlace(const std::string& path) {
+  struct stat what;
+  return lstat(path.c_str(), &what) == 0 && !S_ISREG(what.st_mode);
+}
+
+// Readers of a plain file see either none or all of it.
+absl::Status WritePorts(const std::string& path, const std::string& text) {
+  const bool in_place = StaysInPlace(path);
+  const std::string written = in_place ? path : absl::StrCat(path, ".tmp");
+  std::ofstream file(written);
   file << text;
   file.close();
-  if (file.fail() || std::rename(temporary.c_str(), path.c_str()) != 0) {
+  if (file.fail() || (!in_place && std::rename(written.c_str(), path.c_str()) != 0)) {
     return absl::UnavailableError(absl::StrCat("cannot write ", path));
   }
   return absl::OkStatus();
@@ -79,7 +87,7 @@ absl::Status WriteAtomically(const std::string& path, const std::string& text) {
 // Of an earlier start: who waits for the file is not to read an old port.
 void RemovePortFiles(const ServerOptions& options) {
   for (const std::string& path : {options.port_file, options.metrics_port_file}) {
-    if (!path.empty()) std::remove(path.c_str());
+    if (!path.empty() && !StaysInPlace(path)) std::remove(path.c_str());
   }
 }
 
@@ -89,9 +97,9 @@ absl::Status WritePortFiles(const ServerOptions& options, const AttndServer& ser
     if (IsUnixAddress(address)) continue;
     absl::StrAppend(&ports, address.substr(address.rfind(':') + 1), "\n");
   }
-  if (!options.port_file.empty()) RETURN_IF_ERROR(WriteAtomically(options.port_file, ports));
+  if (!options.port_file.empty()) RETURN_IF_ERROR(WritePorts(options.port_file, ports));
   if (options.metrics_port_file.empty()) return absl::OkStatus();
-  return WriteAtomically(options.metrics_port_file, absl::StrCat(server.metrics_port(), "\n"));
+  return WritePorts(options.metrics_port_file, absl::StrCat(server.metrics_port(), "\n"));
 }
 
 void Notify(const char* state, Logger& log) {
@@ -183,7 +191,7 @@ int DaemonMain(int argc, char** argv, const EngineFactory& make_engines) {
     std::fprintf(stderr, "attnd: %s\n", std::string(flags.status().message()).c_str());
     return AsksForCheck(argc, argv) ? kExitFailed : kExitBadOptions;
   }
-  if (flags->action == FlagAction::kPrinted) return 0;
+  if (flags->action == FlagAction::kPrinted) return std::cout.flush() ? 0 : kExitFailed;
   if (flags->action == FlagAction::kCheckConfig) return CheckConfig(flags->options);
   const TransportOptions& transport = flags->options.transport;
   TuneForTransport({.malloc = transport.tune_malloc, .deadlock_check = transport.deadlock_check});

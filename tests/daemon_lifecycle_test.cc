@@ -1,5 +1,6 @@
 // Start, health, reflection, drain: in process, and the binary itself with its signals, port files,
 // flags and exit codes.
+#include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -7,10 +8,12 @@
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <memory>
@@ -25,6 +28,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/file_descriptor.h"
+#include "base/read_file.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "tests/daemon_fixture.h"
@@ -425,6 +429,20 @@ TEST(DaemonBinary, RemovesAnOlderPortFileBeforeItServes) {
                "--port_file", path});
   EXPECT_EQ(child.Wait(), 1);
   EXPECT_FALSE(std::ifstream(path).good());
+}
+
+// As /dev/stdout is one.
+TEST(DaemonBinary, WritesPortsThroughALink) {
+  const std::string link = TempPath("port_link"), target = TempPath("port_link_target");
+  std::ofstream(target) << "";
+  ASSERT_EQ(symlink(target.c_str(), link.c_str()), 0);
+  Child child({"--listen", "127.0.0.1:0", "--metrics_listen", "", "--drain_delay", "0",
+               "--port_file", link});
+  while (!absl::StrContains(child.Output(), "serving")) std::this_thread::yield();
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_THAT(ReadFile(target), testing::MatchesRegex("[0-9]+\n"));
+  child.Signal(SIGTERM);
+  EXPECT_EQ(child.Wait(), 0);
 }
 
 TEST(DaemonBinary, StopsAtOnceAtTheSecondSignal) {

@@ -29,6 +29,13 @@ int ExitOf(const CLI::App& app, const CLI::ParseError& error) {
   return kExitUsage;
 }
 
+// What was printed has to have arrived, on a full disk too.
+int AfterOutput(int exit_code) {
+  if (std::cout.flush()) return exit_code;
+  std::cerr << "attnctl: cannot write to standard output\n";
+  return exit_code == 0 ? kExitFailed : exit_code;
+}
+
 int Main(int argc, char** argv) {
   TuneForTransport();
   CLI::App app("attnctl: look at, check, measure and use an attnd daemon", "attnctl");
@@ -59,9 +66,9 @@ int Main(int argc, char** argv) {
   try {  // CLI11 tells of wrong usage, --help and --version by exceptions
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return ExitOf(app, error);
+    return AfterOutput(ExitOf(app, error));
   }
-  return session.exit_code();
+  return AfterOutput(session.exit_code());
 }
 
 }  // namespace

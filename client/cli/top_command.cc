@@ -59,7 +59,7 @@ absl::Status RunTop(Session& session, const TopFlags& flags) {
     ASSIGN_OR_RETURN(MetricsText now, Look(flags));
     absl::Time at = absl::Now();
     Show(TopFrame::Between(before, now, at - then), flags, session, screen);
-    if (flags.once) return absl::OkStatus();
+    if (flags.once || !std::cout) return absl::OkStatus();
     before = std::move(now);
     then = at;
   }
