@@ -1,5 +1,6 @@
 #include "server/auth.h"
 
+#include <algorithm>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -25,6 +26,12 @@ bool EqualInConstantTime(absl::string_view a, absl::string_view b) {
     difference |= static_cast<unsigned char>(a[n]) ^ static_cast<unsigned char>(b[n]);
   }
   return difference == 0;
+}
+
+// What a header can carry; a word holds no spaces.
+bool IsToken(absl::string_view word) {
+  return word.size() >= kShortestToken &&
+         std::all_of(word.begin(), word.end(), [](char c) { return c > ' ' && c <= '~'; });
 }
 
 absl::string_view View(grpc::string_ref text) { return {text.data(), text.size()}; }
@@ -66,10 +73,10 @@ absl::StatusOr<Authenticator> Authenticator::FromTokenText(absl::string_view tex
     if (line.empty()) continue;
     std::vector<std::string> words =
         absl::StrSplit(line, absl::ByAnyChar(" \t"), absl::SkipEmpty());
-    if (words.size() != 2 || words[1].size() < kShortestToken) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--token_file: expected \"name token\" with a token of at least ",
-                       kShortestToken, " bytes, got something else in line ", number));
+    if (words.size() != 2 || !IsToken(words[1])) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--token_file: expected \"name token\" with a token of at least ", kShortestToken,
+          " printable ASCII bytes, got something else in line ", number));
     }
     for (const Entry& entry : *entries) {
       if (entry.token != words[1] || entry.name == words[0]) continue;

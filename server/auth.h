@@ -21,8 +21,8 @@ class Authenticator {
  public:
   // Takes every caller by its address or certificate.
   Authenticator();
-  // One "name token" per line, "#" begins a comment; a token has at least 16 bytes and one name,
-  // a name any number of tokens.
+  // One "name token" per line, "#" begins a comment; a token has at least 16 printable
+  // ASCII bytes and one name, a name any number of tokens.
   // INVALID_ARGUMENT naming the line, NOT_FOUND when the file cannot be read.
   static absl::StatusOr<Authenticator> FromTokenFile(const std::string& path);
   static absl::StatusOr<Authenticator> FromTokenText(absl::string_view text);

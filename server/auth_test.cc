@@ -25,14 +25,14 @@ TEST(Authenticator, NeverRepeatsATokenInAnError) {
 }
 
 TEST(Authenticator, RefusesFilesThatProtectNothing) {
-  for (const char* text :
-       {"", "# nobody\n", "alice\n", "alice short\n", "alice 0123456789abcdef x\n"}) {
+  for (const char* text : {"", "# nobody\n", "alice\n", "alice short\n",
+                           "alice 0123456789abcdef x\n", "alice 0123456789abcd\xc3\xa9\n"}) {
     EXPECT_FALSE(Authenticator::FromTokenText(text).ok()) << text;
   }
   EXPECT_EQ(
       Authenticator::FromTokenText("ok 0123456789abcdef\nbad\n").status().message(),
-      "--token_file: expected \"name token\" with a token of at least 16 bytes, got something "
-      "else in line 2");
+      "--token_file: expected \"name token\" with a token of at least 16 printable ASCII bytes, "
+      "got something else in line 2");
   EXPECT_EQ(
       Authenticator::FromTokenText("a 0123456789abcdef\nb 0123456789abcdef\n").status().message(),
       "--token_file: expected each token under one name, got one again in line 2");

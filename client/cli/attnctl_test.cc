@@ -44,6 +44,18 @@ TEST(Attnctl, TellsItsVersionAndHelpsWithExamples) {
   }
 }
 
+TEST(Attnctl, RefusesATokenFileWithoutAToken) {
+  Outcome empty = RunAttnctl("--token-file /dev/null info");
+  EXPECT_EQ(empty.exit_code, 4);
+  EXPECT_TRUE(absl::StrContains(empty.output, "--token-file: expected a token, got none"))
+      << empty.output;
+}
+
+TEST(Attnctl, FailsWhenItsOutputIsLost) {
+  EXPECT_EQ(RunAttnctl("--version > /dev/full").exit_code, 4);
+  EXPECT_EQ(RunAttnctl("completion bash > /dev/full").exit_code, 4);
+}
+
 TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   EXPECT_EQ(RunAttnctl("").exit_code, 2);
   Outcome nothing = RunAttnctl("nothing");

@@ -3,8 +3,10 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -105,7 +107,8 @@ absl::StatusOr<std::string> FetchMetrics(const std::string& text, absl::Duration
   size_t body = answer.find("\r\n\r\n");
   if (body == std::string::npos || !absl::StrContains(answer.substr(0, 16), " 200")) {
     return absl::UnavailableError(
-        absl::StrCat("--metrics: ", text, " answered ", answer.substr(0, answer.find('\r'))));
+        absl::StrCat("--metrics: ", text, " answered ",
+                     absl::CHexEscape(answer.substr(0, std::min<size_t>(answer.find('\r'), 64)))));
   }
   return answer.substr(body + 4);
 }

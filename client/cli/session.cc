@@ -84,6 +84,10 @@ absl::StatusOr<ClientOptions> Session::MakeClientOptions() const {
     text << file.rdbuf();
     if (!file) return absl::NotFoundError(absl::StrCat("--token-file: cannot read ", token_file_));
     options.bearer_token = std::string(absl::StripAsciiWhitespace(text.str()));
+    if (options.bearer_token.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--token-file: expected a token, got none in ", token_file_));
+    }
   }
   return options;
 }

@@ -78,9 +78,15 @@ TEST(AttentionClient, GivesTheUnshardedBitsHoweverACallIsCut) {
       ASSERT_TRUE(backward.ok()) << backward.status();
       EXPECT_TRUE(Same(got.d_q, expected.d_q) && Same(got.d_k, expected.d_k) &&
                   Same(got.d_v, expected.d_v));
-      if (p.bias && p.bias->want_gradient) EXPECT_TRUE(Same(got.d_bias, expected.d_bias));
-      if (p.denominator == DenominatorKind::kSink) EXPECT_TRUE(Same(got.d_sink, expected.d_sink));
-      if (shard_bytes > 20'000) EXPECT_EQ(forward->shards, 1);
+      if (p.bias && p.bias->want_gradient) {
+        EXPECT_TRUE(Same(got.d_bias, expected.d_bias));
+      }
+      if (p.denominator == DenominatorKind::kSink) {
+        EXPECT_TRUE(Same(got.d_sink, expected.d_sink));
+      }
+      if (shard_bytes > 20'000) {
+        EXPECT_EQ(forward->shards, 1);
+      }
     }
   }
 }
@@ -357,6 +363,14 @@ TEST(AttentionClient, RefusesOptionsThatCannotWork) {
   EXPECT_EQ(message({.addresses = {"unix:/x", "127.0.0.1:1", "localhost:1", "[::1]:1"},
                      .bearer_token = "t"}),
             "");
+  // A name may begin like a loopback address.
+  EXPECT_TRUE(absl::StrContains(message({.addresses = {"127.0.0.1.far:1"}, .bearer_token = "t"}),
+                                "bearer_token: expected TLS"));
+  // gRPC would end the process at such a header.
+  for (const char* token : {"t\n", "a\nb", "\xff"}) {
+    EXPECT_EQ(message({.addresses = {"127.0.0.1:1"}, .bearer_token = token}),
+              "bearer_token: expected printable ASCII in one line, got other bytes");
+  }
 }
 
 }  // namespace

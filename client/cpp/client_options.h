@@ -42,8 +42,8 @@ struct ClientOptions {
   std::vector<std::string> addresses;
   int channels_per_address = 4;  // connections; 1..64
   std::optional<ClientTlsOptions> tls;
-  // Sent as "authorization: Bearer ...". Refused without TLS unless the address is loopback or a
-  // unix socket.
+  // Sent as "authorization: Bearer ...", so printable ASCII in one line. Refused without TLS unless
+  // the address is loopback or a unix socket.
   std::string bearer_token;
   absl::Duration timeout = absl::Seconds(30);  // of a call that names none
   CallPriority priority = CallPriority::kNormal;

@@ -1,5 +1,9 @@
 #include "client/cpp/credentials.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include <algorithm>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -30,6 +34,17 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeTls(const ClientTl
   return grpc::SslCredentials(pem);
 }
 
+// What a header may hold. gRPC takes other bytes for a mistake of the program and ends it.
+bool IsHeaderText(absl::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~'; });
+}
+
+bool IsLoopback(absl::string_view ipv4) {
+  in_addr address;
+  return inet_pton(AF_INET, std::string(ipv4).c_str(), &address) == 1 &&
+         ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 }  // namespace
 
 bool IsLocalAddress(absl::string_view address) {
@@ -39,12 +54,16 @@ bool IsLocalAddress(absl::string_view address) {
   for (absl::string_view scheme : {"dns:///", "dns:", "ipv4:", "ipv6:"}) {
     if (absl::ConsumePrefix(&address, scheme)) break;
   }
-  return absl::StartsWith(address, "127.") || absl::StartsWith(address, "localhost:") ||
-         absl::StartsWith(address, "[::1]");
+  return IsLoopback(address.substr(0, address.rfind(':'))) ||
+         absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "[::1]:");
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> MakeCredentials(
     const ClientOptions& options) {
+  if (!IsHeaderText(options.bearer_token)) {
+    return absl::InvalidArgumentError(
+        "bearer_token: expected printable ASCII in one line, got other bytes");
+  }
   if (options.tls.has_value()) return MakeTls(*options.tls);
   if (!options.bearer_token.empty()) {
     for (const std::string& address : options.addresses) {
