@@ -161,7 +161,9 @@ TEST(ReferenceForward, GivesOneWhenEachValueIsOne) {
     for (int64_t n = 0; n < p.ValueElements(); ++n) StoreElement(p.element, in.v.data(), n, 1);
     ReferenceOutputs out = RunForward(p, in);
     for (size_t n = 0; n < out.o.size(); ++n) {
-      if (out.o[n] != 0) ASSERT_NEAR(out.o[n], 1, 1e-12) << "seed " << seed;
+      if (out.o[n] != 0) {
+        ASSERT_NEAR(out.o[n], 1, 1e-12) << "seed " << seed;
+      }
     }
   }
 }
@@ -303,7 +305,9 @@ TEST(ReferenceForward, LetsNanSurfaceWhereItIsSeenAndNowhereElse) {
   for (int64_t i = 0; i < 6; ++i) {
     EXPECT_EQ(std::isnan(out.o[i * 2]), i >= 4) << i;
     EXPECT_EQ(std::isnan(out.lse[i]), i >= 4) << i;
-    if (i < 4) EXPECT_EQ(out.o[i * 2], expected.o[i * 2]);
+    if (i < 4) {
+      EXPECT_EQ(out.o[i * 2], expected.o[i * 2]);
+    }
   }
 }
 

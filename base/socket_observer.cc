@@ -3,7 +3,6 @@
 #include <grpc/support/sync.h>
 #include <grpcpp/version_info.h>
 
-#include <cstddef>
 #include <utility>
 
 static_assert(GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51,
@@ -30,13 +29,12 @@ void grpc_socket_mutator_init(grpc_socket_mutator* mutator,
 namespace attnd {
 namespace {
 
-struct Mutator {
-  grpc_socket_mutator base;  // first: gRPC knows the mutator by its address
+// gRPC knows it by its base.
+struct Mutator : grpc_socket_mutator {
   std::function<bool(int socket)> on_socket;
 };
-static_assert(offsetof(Mutator, base) == 0);
 
-Mutator* From(grpc_socket_mutator* base) { return reinterpret_cast<Mutator*>(base); }
+Mutator* From(grpc_socket_mutator* base) { return static_cast<Mutator*>(base); }
 
 constexpr grpc_socket_mutator_vtable kVtable = {
     .mutate_fd = nullptr,
@@ -51,8 +49,8 @@ constexpr grpc_socket_mutator_vtable kVtable = {
 void ObserveSockets(std::function<bool(int socket)> on_socket, grpc::ChannelArguments& arguments) {
   auto* mutator = new Mutator;  // gRPC counts its references and calls destroy
   mutator->on_socket = std::move(on_socket);
-  grpc_socket_mutator_init(&mutator->base, &kVtable);
-  arguments.SetSocketMutator(&mutator->base);
+  grpc_socket_mutator_init(mutator, &kVtable);
+  arguments.SetSocketMutator(mutator);
 }
 
 }  // namespace attnd

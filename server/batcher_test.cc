@@ -219,7 +219,9 @@ TEST_F(BatcherTest, KeepsItsInvariantsWhenCallsAreRandom) {
         EXPECT_EQ(BatchKey::Of(call.call()), BatchKey::Of(batch->calls().front().call()));
       }
       EXPECT_LE(static_cast<int>(batch->calls().size()), limits.max_calls);
-      if (batch->calls().size() > 1) EXPECT_LE(bytes, limits.max_bytes);
+      if (batch->calls().size() > 1) {
+        EXPECT_LE(bytes, limits.max_bytes);
+      }
       EXPECT_EQ(batcher.size() + batch->calls().size(), waiting);
     }
     for (uint64_t id : Drain(batcher)) seen.push_back(id);

@@ -170,7 +170,9 @@ void RunSchedule(SimulatedServer& server, Random& random, int count, bool may_lo
       EXPECT_TRUE(status.code() == absl::StatusCode::kCancelled ||
                   status.code() == absl::StatusCode::kDeadlineExceeded || (lost && may_lose))
           << status;
-      if (lost) EXPECT_EQ(ReasonOf(status), reason::kDeviceLost);
+      if (lost) {
+        EXPECT_EQ(ReasonOf(status), reason::kDeviceLost);
+      }
     }
     EXPECT_EQ(call.answer.answers(), 1);
     call.answer.DropResult();
@@ -366,7 +368,9 @@ TEST(DeviceSimulation, LosesOneGpuAndItsLeases) {
       }
       server.ExpectAllGivenBack();
       const int gpu = static_cast<int>(seed % 2);
-      if (server.lost(gpu) > 0) EXPECT_EQ(server.leases().Use(gpu).leases, 0);
+      if (server.lost(gpu) > 0) {
+        EXPECT_EQ(server.leases().Use(gpu).leases, 0);
+      }
     }
     if (HasFailure()) return;
   }

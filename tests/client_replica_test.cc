@@ -73,7 +73,9 @@ void SignalOneInMidCall(int signal) {
   EXPECT_EQ(receipt->shards, 64);
   // Not more than were with it, and each shard at most once.
   EXPECT_LE(receipt->retries, 64 - 5);
-  if (signal == SIGKILL) EXPECT_GE(receipt->retries, 1);
+  if (signal == SIGKILL) {
+    EXPECT_GE(receipt->retries, 1);
+  }
   // The next call goes to the other one.
   Outputs again(p);
   receipt = client->Forward(p, ForwardInputs(in), again.forward());

@@ -102,7 +102,9 @@ TEST(DaemonWire, AnswersRandomBytesWithAStatusOnOneConnection) {
     grpc::Status status = CallRaw(
         channel, bytes,
         random.Chance(0.5) ? "/attnd.v1.Attention/Forward" : "/attnd.v1.Attention/Backward");
-    if (!status.ok()) EXPECT_FALSE(ErrorInfoOf(status).reason().empty()) << status.error_message();
+    if (!status.ok()) {
+      EXPECT_FALSE(ErrorInfoOf(status).reason().empty()) << status.error_message();
+    }
     EXPECT_NE(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
   }
   EXPECT_EQ(channel->GetState(false), GRPC_CHANNEL_READY);

@@ -273,7 +273,7 @@ grpc::Status StatusWithReason(grpc::StatusCode code, const std::string& message,
   google::rpc::ErrorInfo info;
   info.set_reason(reason);
   info.set_domain("attnd");
-  (*info.mutable_metadata())["limit"] = "7";
+  info.mutable_metadata()->insert({"limit", "7"});
   status.add_details()->PackFrom(info);
   google::rpc::RetryInfo retry;
   retry.mutable_retry_delay()->set_nanos(

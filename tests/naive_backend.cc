@@ -145,7 +145,7 @@ class Head {
       if (Is(Mistake::kNanSwallowed) && std::isnan(value)) value = 0;
       StoreElement(p_.element, o, OutputRow(i) + d, value);
     }
-    lse[at] = row.any ? Lse(row, most, denominator) : -kInfinity;
+    lse[at] = row.any ? Lse(most, denominator) : -kInfinity;
   }
 
   // Gradients of one row; sums of dK, dV and the rest go to float32 arrays of the tensors' shapes.
@@ -216,7 +216,7 @@ class Head {
     return sum;
   }
 
-  float Lse(const Row& row, float most, float denominator) const {
+  float Lse(float most, float denominator) const {
     if (Is(Mistake::kMaxForLse)) return most;
     if (Is(Mistake::kSinkNotInLse) && p_.denominator == DenominatorKind::kSink) {
       denominator -= std::exp(p_.sink_logits[h_] - most);
@@ -242,7 +242,7 @@ class Head {
                 std::vector<float>& d_q) const {
     const float* d_o = &r.d_o[OutputRow(i)];
     float lse = r.lse[p_.LseIndex(b_, h_, s_, i)];
-    if (Is(Mistake::kOwnLse)) lse = Lse(row, Most(row), Denominator(row, Most(row)));
+    if (Is(Mistake::kOwnLse)) lse = Lse(Most(row), Denominator(row, Most(row)));
     float p = std::exp(row.score[j] - lse);
     float d_s = p * (Dot(d_o, &t_.v[ValueRow(j)], p_.v_head_dim) * row.z[j] - delta);
     if (!sums.d_bias.empty()) {

@@ -65,7 +65,9 @@ void ExpectNear(const StoredTensor& got, const std::vector<double>& exact) {
   ASSERT_EQ(got.elements(), static_cast<int64_t>(exact.size()));
   for (size_t n = 0; n < exact.size(); ++n) {
     float value = LoadElement(ElementType::kFloat32, got.data.data(), static_cast<int64_t>(n));
-    if (value != exact[n]) EXPECT_NEAR(value, exact[n], 1e-5) << n;
+    if (value != exact[n]) {
+      EXPECT_NEAR(value, exact[n], 1e-5) << n;
+    }
   }
 }
 

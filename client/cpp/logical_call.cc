@@ -16,13 +16,16 @@ namespace {
 
 using Request = v1::BackwardRequest;  // its field numbers are forward's too
 
-static_assert(v1::ForwardRequest::kProblemFieldNumber == Request::kProblemFieldNumber &&
-              v1::ForwardRequest::kOptionsFieldNumber == Request::kOptionsFieldNumber &&
-              v1::ForwardRequest::kQFieldNumber == Request::kQFieldNumber &&
-              v1::ForwardRequest::kKFieldNumber == Request::kKFieldNumber &&
-              v1::ForwardRequest::kVFieldNumber == Request::kVFieldNumber &&
-              v1::ForwardRequest::kBiasFieldNumber == Request::kBiasFieldNumber &&
-              v1::ForwardRequest::kMaskBitsFieldNumber == Request::kMaskBitsFieldNumber);
+// Each message's field numbers are a type of their own.
+constexpr bool Same(int field, int other) { return field == other; }
+
+static_assert(Same(v1::ForwardRequest::kProblemFieldNumber, Request::kProblemFieldNumber) &&
+              Same(v1::ForwardRequest::kOptionsFieldNumber, Request::kOptionsFieldNumber) &&
+              Same(v1::ForwardRequest::kQFieldNumber, Request::kQFieldNumber) &&
+              Same(v1::ForwardRequest::kKFieldNumber, Request::kKFieldNumber) &&
+              Same(v1::ForwardRequest::kVFieldNumber, Request::kVFieldNumber) &&
+              Same(v1::ForwardRequest::kBiasFieldNumber, Request::kBiasFieldNumber) &&
+              Same(v1::ForwardRequest::kMaskBitsFieldNumber, Request::kMaskBitsFieldNumber));
 
 void FillRuns(const StridedRuns& runs, void* tensor) {
   if (tensor == nullptr) return;
@@ -230,8 +233,8 @@ std::optional<SharedShard> LogicalCall::EncodeShared(int64_t shard, SharedMemory
     for (const ReplyPayload& output : place.payloads) shared.tensors.AddOutput(output);
   }
   if (!shared.tensors.Place()) return std::nullopt;
-  static_assert(v1::ForwardRequest::kSharedMemoryFieldNumber ==
-                v1::BackwardRequest::kSharedMemoryFieldNumber);
+  static_assert(Same(v1::ForwardRequest::kSharedMemoryFieldNumber,
+                     v1::BackwardRequest::kSharedMemoryFieldNumber));
   v1::ForwardRequest field;  // messages end to end are merged
   *field.mutable_shared_memory() = shared.tensors.message();
   shared.header += field.SerializeAsString();

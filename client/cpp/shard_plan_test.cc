@@ -39,7 +39,9 @@ TEST(PlanShards, CoversEachHeadOfEachEntryOnceInOrderWithinTheLimits) {
             return std::tuple(x.batch_begin, x.kv_head_begin, x.row_begin);
           };
           EXPECT_TRUE(&r == &shards->front() || place(last) < place(r));
-          if (r.row_begin != 0) EXPECT_EQ(r.row_begin, last.row_begin + last.row_count);
+          if (r.row_begin != 0) {
+            EXPECT_EQ(r.row_begin, last.row_begin + last.row_count);
+          }
           last = r;
           for (int64_t b = 0; b < r.batch_count && r.row_begin == 0; ++b) {
             for (int64_t g = 0; g < r.kv_head_count; ++g) {
@@ -57,7 +59,9 @@ TEST(PlanShards, CoversEachHeadOfEachEntryOnceInOrderWithinTheLimits) {
           }
         }
         EXPECT_EQ(static_cast<int64_t>(seen.size()), p.batch * p.kv_heads);
-        if (target == int64_t{1} << 30) EXPECT_EQ(shards->size(), 1u);
+        if (target == int64_t{1} << 30) {
+          EXPECT_EQ(shards->size(), 1u);
+        }
       }
     }
   }

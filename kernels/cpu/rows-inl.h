@@ -9,6 +9,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "attention/element.h"
@@ -88,7 +89,8 @@ HWY_INLINE FloatVector LoadFirst(const void* row, int64_t index, int64_t count) 
   if (count >= kLanes) return LoadVector<kElement>(row, index);
   alignas(64) uint8_t copy[kLanes * 4] = {};
   constexpr int64_t kBytes = ElementBytes(kElement);
-  std::memcpy(copy, static_cast<const uint8_t*>(row) + index * kBytes, count * kBytes);
+  std::memcpy(copy, static_cast<const uint8_t*>(row) + index * kBytes,
+              std::max<int64_t>(count, 0) * kBytes);  // max: or g++ warns of vectors of one lane
   return LoadVector<kElement>(copy, 0);
 }
 

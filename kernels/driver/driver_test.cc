@@ -142,7 +142,9 @@ absl::Status UseEverything(const Driver& driver) {
   then([&] { return stop->HasPassed().status(); });
   then([&] {
     auto seconds = stop->SecondsSince(*start);
-    if (seconds.ok()) EXPECT_GT(*seconds, 0);
+    if (seconds.ok()) {
+      EXPECT_GT(*seconds, 0);
+    }
     return seconds.status();
   });
   then([&] { return context->Synchronize(); });

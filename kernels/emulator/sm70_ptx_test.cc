@@ -28,7 +28,9 @@ TEST(Conversion, TruncatesTowardsZero) {
     EXPECT_LE(std::fabs(got), std::fabs(value)) << value;
     // The next half away from zero would be beyond the value.
     uint16_t next = static_cast<uint16_t>(Float16FromFloat(got) + 1);
-    if (std::fabs(value) < 65504) EXPECT_GT(std::fabs(FloatFromFloat16(next)), std::fabs(value));
+    if (std::fabs(value) < 65504) {
+      EXPECT_GT(std::fabs(FloatFromFloat16(next)), std::fabs(value));
+    }
   }
   EXPECT_EQ(ptx::PackTruncated(1e6f, -1e6f), 0xfbff7bffu);
   EXPECT_EQ(ptx::PackTruncated(HUGE_VALF, 1), 0x3c007c00u);

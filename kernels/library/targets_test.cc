@@ -100,7 +100,9 @@ TEST(TargetArchives, ServeTheirGenerationAlone) {
     for (const KernelRow& row : KernelRows()) {
       const bool is_there = NameOf(row).find(kSm80Rows) != std::string::npos;
       EXPECT_EQ((*library)->Check(row).ok(), is_there) << NameOf(row);
-      if (is_there) EXPECT_TRUE((*library)->Get(row).ok()) << NameOf(row);
+      if (is_there) {
+        EXPECT_TRUE((*library)->Get(row).ok()) << NameOf(row);
+      }
     }
   }
 }
