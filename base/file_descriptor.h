@@ -22,6 +22,7 @@ class FileDescriptor {
 
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
+  int Release() { return std::exchange(fd_, -1); }  // for another owner, or nobody
 
  private:
   int fd_ = -1;

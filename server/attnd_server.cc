@@ -36,10 +36,12 @@
 #include "base/unix_socket_buffer.h"
 #include "server/encode_server_info.h"
 #include "server/self_test.h"
-#include "server/server_files.h"
 
 namespace attnd {
 namespace {
+
+// gRPC's own look at the copies of certificates that CertificateWatch makes.
+constexpr unsigned kCopiesRefreshSeconds = 1;
 
 int Milliseconds(absl::Duration duration) {
   return static_cast<int>(absl::ToInt64Milliseconds(duration));
@@ -225,10 +227,12 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
     const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines, const Clock& clock,
     Logger& log) {
   RETURN_IF_ERROR(CheckUnixSocketsAreFree(options.listen));
-  RETURN_IF_ERROR(CheckTlsFiles(options.tls));
   ASSIGN_OR_RETURN(StagingPool staging, StagingPool::Create(options.admission.memory_bytes));
   auto server = std::unique_ptr<AttndServer>(
       new AttndServer(options, std::move(engines), std::move(staging), clock, log));
+  if (!options.tls.certificate.empty()) {
+    ASSIGN_OR_RETURN(server->certificate_watch_, CertificateWatch::Start(options.tls, log));
+  }
   RETURN_IF_ERROR(server->StartDevices());
   if (!options.token_file.empty()) {
     ASSIGN_OR_RETURN(server->auth_, Authenticator::FromTokenFile(options.token_file));
@@ -359,9 +363,9 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AttndServer::Credential
     return grpc::InsecureServerCredentials();
   }
   if (certificates_ == nullptr) {
+    const TlsOptions& copies = certificate_watch_->copies();
     certificates_ = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
-        options_.tls.key, options_.tls.certificate, options_.tls.client_ca,
-        static_cast<unsigned>(absl::ToInt64Seconds(options_.tls.refresh)));
+        copies.key, copies.certificate, copies.client_ca, kCopiesRefreshSeconds);
   }
   grpc::experimental::TlsServerCredentialsOptions tls(certificates_);
   tls.watch_identity_key_cert_pairs();

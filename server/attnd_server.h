@@ -31,6 +31,7 @@
 #include "kernels/backend.h"
 #include "server/admission.h"
 #include "server/auth.h"
+#include "server/certificate_watch.h"
 #include "server/connection_limit.h"
 #include "server/cost_model.h"
 #include "server/device_worker.h"
@@ -143,7 +144,8 @@ class AttndServer {
   std::atomic<int> lost_devices_{0};
   std::unique_ptr<SharedMemoryTable> shared_memory_;  // its regions are page-locked by an engine
   Authenticator auth_;
-  std::unique_ptr<TokenWatch> token_watch_;  // null: no tokens
+  std::unique_ptr<TokenWatch> token_watch_;              // null: no tokens
+  std::unique_ptr<CertificateWatch> certificate_watch_;  // null: no TLS
   v1::GetServerInfoResponse server_info_;
   std::unique_ptr<LeaseTable> leases_;
   std::unique_ptr<Admission> admission_;

@@ -34,10 +34,12 @@ void AttndServer::SampleState() {
   SampleCertificates();
 }
 
-// Read at each scrape: files are replaced while the daemon runs.
+// Read at each scrape: they are replaced while the daemon runs.
 void AttndServer::SampleCertificates() {
-  const std::pair<const char*, std::string> files[] = {{"server", options_.tls.certificate},
-                                                       {"client_ca", options_.tls.client_ca}};
+  if (certificate_watch_ == nullptr) return;
+  const TlsOptions& served = certificate_watch_->copies();
+  const std::pair<const char*, std::string> files[] = {{"server", served.certificate},
+                                                       {"client_ca", served.client_ca}};
   for (const auto& [role, path] : files) {
     if (path.empty()) continue;
     metrics_.sampled()->AddGauge(

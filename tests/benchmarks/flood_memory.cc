@@ -3,8 +3,7 @@
 // second; the daemon is a process of its own.
 //
 //     bazel build //tests/benchmarks:flood_memory //tests/benchmarks:null_attnd
-//     bazel-bin/tests/benchmarks/flood_memory bazel-bin/tests/benchmarks/null_attnd \
-//         --receive_memory_mib 256
+//     cd bazel-bin/tests/benchmarks; ./flood_memory ./null_attnd --receive_memory_mib 256
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
