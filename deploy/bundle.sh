@@ -41,11 +41,12 @@ install -m 644 LICENSE README.md SECURITY.md "$output/"
 cp -r deploy/systemd deploy/prometheus deploy/grafana "$output/"
 mkdir -p "$output/docs" "$output/licenses"
 install -m 644 docs/*.md "$output/docs/"
-# The terms of the libraries, of those within the programs too, as Debian's packages state them.
+# The terms of the libraries, of those within the programs too (archives, and headers alone), as Debian's packages
+# state them.
 {
   for file in "$output"/lib/*; do echo "*x86_64-linux-gnu/${file##*/}"; done |
     { xargs dpkg-query -S 2>/dev/null || true; } | cut -d: -f1 | sort -u
-  printf '%s\n' libgrpc-dev libgrpc++-dev libprotobuf-dev libabsl-dev
+  printf '%s\n' libgrpc-dev libgrpc++-dev libprotobuf-dev libabsl-dev libcli11-dev nlohmann-json3-dev
 } | while read -r package; do
     copyright=/usr/share/doc/$package/copyright
     [ ! -e "$copyright" ] || cp -L "$copyright" "$output/licenses/$package"

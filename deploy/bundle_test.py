@@ -82,7 +82,8 @@ def test_documents_and_licences_are_there(empty_root):
     for target in re.findall(r"\]\((docs/[^)#]+)", (bundle / "README.md").read_text()):
         assert (bundle / target).is_file(), target
     packages = " ".join(os.listdir(bundle / "licenses"))
-    for name in ("libgrpc-dev", "libgrpc++-dev", "libprotobuf-dev", "libabsl-dev", "libssl3", "libstdc++6", "zlib1g"):
+    for name in ("libgrpc-dev", "libgrpc++-dev", "libprotobuf-dev", "libabsl-dev", "libcli11-dev", "nlohmann-json3-dev",
+                 "libssl3", "libstdc++6", "zlib1g"):
         assert name in packages, packages
 
 

@@ -71,12 +71,14 @@ def manylinux_policy(folder):
 
 
 def licences(library):
-    """{name in the wheel: text}: the product's own and those of the Debian packages that are bundled."""
+    """{name in the wheel: text}: the product's own and those of the Debian packages that are bundled or compiled in."""
     with open(os.path.join(ROOT, "LICENSE")) as file:
         texts = {"LICENSE": file.read()}
+    packages = ["nlohmann-json3-dev"]  # headers alone
     for path in build_native.dependencies(library).values():
         owner = subprocess.run(["dpkg", "-S", os.path.realpath(path)], capture_output=True, text=True).stdout
-        package = owner.partition(":")[0]
+        packages.append(owner.partition(":")[0])
+    for package in packages:
         copyright_file = f"/usr/share/doc/{package}/copyright"
         if package and os.path.exists(copyright_file):
             with open(copyright_file, errors="replace") as file:

@@ -44,7 +44,8 @@ def test_wheel_is_small_and_says_where_it_runs(wheel):
         assert files.testzip() is None
         record = files.read(next(n for n in names if n.endswith("RECORD"))).decode().splitlines()
     assert sorted(line.partition(",")[0] for line in record) == sorted(names)
-    assert "attnd/py.typed" in names and any("libssl" in n for n in names if "/licenses/" in n)
+    assert "attnd/py.typed" in names and all(
+        any(package in n for n in names if "/licenses/" in n) for package in ("libssl", "nlohmann-json3-dev"))
 
 
 def test_library_exports_its_interface_alone(installed):
