@@ -121,6 +121,17 @@ void ServeUntilStopped(const ServerOptions& options, AttndServer& server, Logger
   log.Info("stopped");
 }
 
+void WarnWhenInsecure(const ServerOptions& options, Logger& log) {
+  if (!options.insecure) return;
+  for (const std::string& address : options.listen) {
+    if (IsLoopbackAddress(address)) continue;
+    log.Warning("insecure", {{"listen", address},
+                             {"tls", !options.tls.certificate.empty()},
+                             {"client_certificates", !options.tls.client_ca.empty()},
+                             {"tokens", !options.token_file.empty()}});
+  }
+}
+
 int Fail(Logger& log, const absl::Status& status) {
   log.Error("start_failed",
             {{"code", absl::StatusCodeToString(status.code())}, {"message", status.message()}});
@@ -131,6 +142,7 @@ int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
   Logger log(stderr, options.log_format, options.log_level);
   GrpcLog grpc_log(log);
   RealClock clock;
+  WarnWhenInsecure(options, log);
   RemovePortFiles(options);
   std::string note;
   auto engines = make_engines(options, &note);

@@ -509,6 +509,11 @@ TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
       {{"--slow_call_seconds", "nan"}, "--slow_call_seconds: expected a number, got \"nan\"", 2},
       {{"--version"}, "attnd 0.", 0},
       {{"--help"}, "--listen", 0},
+      // The warning comes before what ends the start.
+      {{"--listen", "0.0.0.0:0", "--insecure", "--metrics_listen", "", "--token_file",
+        "/nonexistent"},
+       "event=insecure listen=0.0.0.0:0 tls=false client_certificates=false tokens=true",
+       1},
       {{"--backend", "abacus"}, "--backend: expected auto, cpu, cuda or reference, got abacus", 2},
       {{"--listen", "127.0.0.1:0", "--metrics_listen", "", "--token_file", "/nonexistent"},
        "cannot read /nonexistent",
