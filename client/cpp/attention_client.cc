@@ -117,6 +117,15 @@ std::unique_ptr<SharedMemory> MakeSharedMemory(const ClientOptions& options) {
                                         options.shared_memory_bytes);
 }
 
+// Two RPCs in flight keep a connection busy while one is encoded or landed; more gained nothing.
+// Within a host two for each lane do: where there are fewer of these than connections, cores are
+// few, and they bind. Over a network the round trip does.
+int InFlightPerLane(const Connections& connections, int lanes) {
+  constexpr int kPerConnection = 2;
+  if (connections.on_this_host()) return kPerConnection;
+  return (kPerConnection * connections.count() + lanes - 1) / lanes;
+}
+
 }  // namespace
 
 class AttentionClient::Impl {
@@ -131,8 +140,16 @@ class AttentionClient::Impl {
         max_lanes_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
         lane_threads_(max_lanes_),
         shared_memory_(MakeSharedMemory(options_)),
-        core_{options_,      *clock_,    *connections_,       budget_, queues_, bulk_queue_,
-              lane_threads_, max_lanes_, shared_memory_.get()},
+        core_{options_,
+              *clock_,
+              *connections_,
+              budget_,
+              queues_,
+              bulk_queue_,
+              lane_threads_,
+              max_lanes_,
+              InFlightPerLane(*connections_, max_lanes_),
+              shared_memory_.get()},
         book_(std::make_shared<LeaseBook>(
             LeaseBook::Calls{
                 .renew = [this](int address,

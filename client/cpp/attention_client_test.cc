@@ -61,6 +61,28 @@ struct Case {
   Outputs out;
 };
 
+// Each of 8 connections has two shards under way, however few cores send them.
+TEST(AttentionClient, KeepsEachConnectionToAnotherHostBusy) {
+  absl::Mutex mutex;
+  int came = 0;
+  auto wait_for_all = [&](int, grpc::ServerContext&) {
+    absl::MutexLock lock(&mutex);
+    ++came;
+    auto all = [&] { return came == 16; };
+    mutex.AwaitWithTimeout(absl::Condition(&all), absl::Seconds(20));
+    return all() ? grpc::Status::OK : grpc::Status(grpc::StatusCode::ABORTED, "too few at once");
+  };
+  FakeServer server("127.0.0.1:0", wait_for_all);
+  const std::string port = server.address().substr(server.address().rfind(':'));
+  auto client = Connected({.addresses = {"0.0.0.0" + port},  // this host, but another name
+                           .channels_per_address = 8,
+                           .shard_bytes = 1});
+  Problem p = SmallProblem();
+  p.batch = 8;
+  absl::StatusOr<CallReceipt> receipt = Case(p).Forward(*client);
+  EXPECT_TRUE(receipt.ok()) << receipt.status();
+}
+
 TEST(AttentionClient, GivesTheUnshardedBitsHoweverACallIsCut) {
   FakeServer server("127.0.0.1:0");
   for (int64_t shard_bytes : {int64_t{1}, int64_t{20'000}, int64_t{8} << 20}) {

@@ -18,8 +18,8 @@
 namespace attnd {
 namespace {
 
-// Two RPCs in flight keep a connection busy while one is encoded or landed; more gained nothing.
-constexpr size_t kInFlightPerLane = 2;
+// Another thread for each so many RPCs of a call.
+constexpr size_t kRpcsForALane = 2;
 // How long RPCs that should have ended, and their slices, may take before their connection closes.
 constexpr absl::Duration kEndingGrace = absl::Milliseconds(200);
 
@@ -113,7 +113,7 @@ class CallRunner::Lane final : public EventSink {
 
   void Run() {
     while (true) {
-      while (in_flight_.size() < kInFlightPerLane && StartOne()) {
+      while (HasRoom() && StartOne()) {
       }
       if (!in_flight_.empty()) {
         TakeEnd();
@@ -127,6 +127,9 @@ class CallRunner::Lane final : public EventSink {
   }
 
  private:
+  bool HasRoom() const {
+    return in_flight_.size() < static_cast<size_t>(runner_.core_.in_flight_per_lane);
+  }
   bool StartOne() {
     std::optional<int64_t> shard = runner_.state_.TakeReady();
     if (!shard.has_value()) return false;
@@ -252,7 +255,7 @@ class CallRunner::Lane final : public EventSink {
   // Waits for an RPC to end, for a delayed shard to become due, or for a while.
   void TakeEnd() {
     absl::Time until = absl::Now() + LookAround::kInterval;
-    if (in_flight_.size() < kInFlightPerLane) until = std::min(until, runner_.state_.NextDue());
+    if (HasRoom()) until = std::min(until, runner_.state_.NextDue());
     if (runner_.hedges_) until = std::min(until, NextLate());
     QueueTag* tag = NextEnd(until);
     if (tag == nullptr) return CloseStuckConnections(in_flight_);
@@ -331,7 +334,7 @@ absl::StatusOr<CallReceipt> CallRunner::Run() {
 }
 
 int CallRunner::LaneCount() const {
-  size_t wanted = (pending_.size() + kInFlightPerLane - 1) / kInFlightPerLane;
+  size_t wanted = (pending_.size() + kRpcsForALane - 1) / kRpcsForALane;
   return static_cast<int>(std::min<size_t>(wanted, core_.max_lanes));
 }
 

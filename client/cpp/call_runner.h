@@ -40,6 +40,7 @@ struct ClientCore {
   BulkQueue& bulk_queue;
   LaneThreads& lane_threads;
   int max_lanes;                          // of one call, the caller's thread included
+  int in_flight_per_lane;                 // RPCs
   SharedMemory* shared_memory = nullptr;  // with the only address; null: none
 };
 

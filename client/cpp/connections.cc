@@ -235,6 +235,11 @@ int Connections::idle_count() const {
       slots_, [](const Slot& slot) { return !slot.spare && slot.outstanding_bytes == 0; }));
 }
 
+bool Connections::on_this_host() const {
+  return absl::c_all_of(options_.addresses,
+                        [](const std::string& address) { return IsOnThisHost(address); });
+}
+
 int Connections::address_count() const {
   absl::MutexLock lock(&mutex_);
   return static_cast<int>(addresses_.size());

@@ -93,6 +93,8 @@ class Connections {
   // The first connection of an address, for small calls about it.
   std::shared_ptr<Connection> Of(int address_index);
 
+  // All that may be called.
+  bool on_this_host() const;
   std::string target(int address_index);
   int address_count() const;  // may grow
   int count() const;          // likewise; without those for small calls

@@ -1,11 +1,12 @@
 // long_link: how much of an emulated link with a round trip the client and the daemon fill, both on
 // this machine (tests/emulated_link.h; needs root). Prints a row for each rate and round trip.
 //
-//     long_link [--gbit 1,2] [--rtt_ms 0,20] [--loss 0,0.0001] [--channels 1,4,8] -- FLAGS OF attnd
+//     long_link [--gbit 1,2] [--rtt_ms 0,20] [--loss 0,0.0001] [--channels 1,4,8] [--down]
+//               -- FLAGS OF attnd
 //
-// Calls that only bring: one key and o a 32nd of q, so that there is hardly any attention and the
-// way up is what is filled. The link's share is payload over the rate; headers take 1 to 2 % of it.
-// Beside it, what as many plain sockets fill that do nothing but send.
+// Calls that only bring, or only fetch: one key and o a 32nd of q, or q of o, so that there is
+// hardly any attention and one way is what is filled. The link's share is payload over the rate;
+// headers take 1 to 2 % of it. Beside it, what as many plain sockets fill that do nothing but send.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -56,11 +57,11 @@ pid_t Spawn(const std::string& binary, const std::string& host,
   return pid;
 }
 
-Problem Upload(int64_t bytes) {
+Problem OneWay(int64_t bytes, bool down) {
   Problem p;
   p.q_heads = p.kv_heads = p.kv_len = 1;
-  p.qk_head_dim = 256;
-  p.v_head_dim = 8;
+  p.qk_head_dim = down ? 8 : 256;
+  p.v_head_dim = down ? 256 : 8;
   p.element = ElementType::kFloat16;
   p.batch = 16;
   p.q_len = bytes / 512 / p.batch;
@@ -72,6 +73,7 @@ struct Setting {
   int rtt_ms;
   double loss;
   int channels;
+  bool down;
 };
 
 // Reads what comes on a port of the other host.
@@ -138,7 +140,7 @@ double MeasurePlain(const char* there, const PlainReceiver& receiver, const Sett
   return rate;
 }
 
-// Payload bits a second on the way up.
+// Payload bits a second on the one way.
 double Measure(const EmulatedLink& link, const Setting& setting) {
   auto client =
       AttentionClient::Connect({.addresses = {absl::StrCat(link.other_address(), ":", kPort)},
@@ -149,29 +151,32 @@ double Measure(const EmulatedLink& link, const Setting& setting) {
   CHECK(client.ok()) << client.status();
   constexpr int kCallers = 3;  // others send while one waits for its answer
   const double call_bytes = std::min(setting.gbit * 1e9 / 8 / 4, double{64 << 20});
-  const Problem p = Upload(static_cast<int64_t>(call_bytes));
+  const Problem p = OneWay(static_cast<int64_t>(call_bytes), setting.down);
   const ProblemInputs in = RandomInputs(p, 1);
-  // Connections and TCP's windows first; then from a caller's first end to his last.
-  const absl::Time warm = absl::Now() + absl::Seconds(1) + 20 * absl::Milliseconds(setting.rtt_ms);
-  const absl::Time over = warm + absl::Seconds(3);
-  std::atomic<double> rate{0};
+  const double call_bits = double(p.batch * p.q_len) * 256 * 2 * 8;
+  std::atomic<bool> over{false};
+  std::atomic<double> done{0};  // bits of shards that have ended
   auto call = [&] {
     Outputs out(p);
-    absl::Time first = absl::InfiniteFuture(), last;
-    int calls = 0;
-    do {
-      auto receipt = (*client)->Forward(p, ForwardInputs(in), {out.o.data()});
+    while (!over) {
+      int64_t shards = 0;
+      CallOptions options;
+      options.progress = [&](const Progress& now) {
+        done += call_bits * double(now.shards_done - shards) / double(now.shards_total);
+        shards = now.shards_done;
+      };
+      auto receipt = (*client)->Forward(p, ForwardInputs(in), {out.o.data()}, options);
       CHECK(receipt.ok()) << receipt.status();
-      last = absl::Now();
-      if (last < warm) continue;
-      first = std::min(first, last);
-      ++calls;
-    } while (last < over || calls < 2);
-    rate +=
-        double(calls - 1) * double(p.QueryElements()) * 2 * 8 / absl::ToDoubleSeconds(last - first);
+    }
   };
   std::vector<std::thread> callers;
   for (int n = 0; n < kCallers; ++n) callers.emplace_back(call);
+  absl::SleepFor(absl::Seconds(1) + 60 * absl::Milliseconds(setting.rtt_ms));  // windows of TCP
+  const absl::Time begin = absl::Now();
+  const double before = done;
+  absl::SleepFor(absl::Seconds(3));
+  const double rate = (done - before) / absl::ToDoubleSeconds(absl::Now() - begin);
+  over = true;
   for (std::thread& caller : callers) caller.join();
   return rate;
 }
@@ -195,6 +200,7 @@ int Main(int argc, char** argv) {
   std::vector<int> rtts = {0, 20}, channels = {4, 8};
   std::string binary = "bazel-bin/tests/benchmarks/null_attnd";
   std::vector<std::string> flags;
+  bool down = false;
   CLI::App app("How much of a link with a round trip is filled", "long_link");
   app.add_option("--gbit", gbits, "rates of the link")->delimiter(',')->allow_extra_args(false);
   app.add_option("--rtt_ms", rtts, "round trips")->delimiter(',')->allow_extra_args(false);
@@ -202,6 +208,7 @@ int Main(int argc, char** argv) {
       ->delimiter(',')
       ->allow_extra_args(false);
   app.add_option("--channels", channels, "connections")->delimiter(',')->allow_extra_args(false);
+  app.add_flag("--down", down, "fetch instead of bringing");
   app.add_option("--daemon", binary, "binary of the daemon");
   app.add_option("flags", flags, "flags of the daemon, after --");
   CLI11_PARSE(app, argc, argv);
@@ -217,7 +224,7 @@ int Main(int argc, char** argv) {
   for (double gbit : gbits) {
     for (int rtt : rtts) {
       for (double loss : losses) {
-        for (int count : channels) PrintRow(link, *receiver, {gbit, rtt, loss, count});
+        for (int count : channels) PrintRow(link, *receiver, {gbit, rtt, loss, count, down});
       }
     }
   }
