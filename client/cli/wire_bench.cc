@@ -127,7 +127,7 @@ absl::StatusOr<WireRow> RunWireBench(ClientOptions options, const WireLoad& load
   row.up_bytes_per_second = calls * static_cast<double>(bytes.input);
   row.down_bytes_per_second = calls * static_cast<double>(bytes.output);
   row.bulk = LatencyOf(measured);
-  for (const auto& [code, count] : measured.errors) row.errors += count;
+  row.errors = measured.errors;
   // Processor time counts the warm-up too, so the bytes must; without the daemon's counters they
   // are taken to have come at the measured rate.
   double moved = (row.up_bytes_per_second + row.down_bytes_per_second) *

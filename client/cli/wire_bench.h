@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,7 +46,7 @@ struct WireRow {
   std::optional<double> daemon_cpu_per_gb, copies_per_received_byte;
   WireLatency bulk;
   std::optional<WireLatency> small;
-  int64_t errors = 0;
+  std::map<std::string, int> errors;  // by code
 };
 
 // `metrics_url` empty: the daemon's counters are not read. Errors: the first call's.

@@ -301,10 +301,16 @@ TEST(AttentionClient, EndsAtOnceWhenTheCallerCancels) {
   Case c(SmallProblem());
   EXPECT_EQ(c.Forward(*client, {.stop = stop.get_token()}).status(),
             absl::CancelledError("the caller cancelled the call"));
-  // Cancelled before it began.
-  int before = server.call_count();
-  EXPECT_FALSE(c.Forward(*client, {.stop = stop.get_token()}).ok());
-  EXPECT_EQ(server.call_count(), before);
+}
+
+TEST(AttentionClient, SendsNothingWhenTheCallerCancelledBefore) {
+  FakeServer server("127.0.0.1:0");
+  auto client = Connected({.addresses = {server.address()}});
+  std::stop_source stop;
+  stop.request_stop();
+  EXPECT_EQ(Case(SmallProblem()).Forward(*client, {.stop = stop.get_token()}).status(),
+            absl::CancelledError("the caller cancelled the call"));
+  EXPECT_EQ(server.call_count(), 0);
 }
 
 TEST(AttentionClient, CancelsWhileAShardWaitsForItsRetry) {
