@@ -34,7 +34,7 @@ struct TransportOptions {
   int64_t receive_memory_bytes = int64_t{1} << 30;  // ResourceQuota: requests while they arrive
   int event_threads = 0;                            // at most, that receive calls; 0: by the cores
   int max_connections = 4096;                       // open at a time; a further one is closed
-  double max_wasted_frames = 500;  // a second, of a TCP connection: base/wasted_work.h; 0: any
+  double max_wasted_frames = 2000;  // a second, of a TCP connection: base/wasted_work.h; 0: any
   absl::Duration max_connection_age = absl::Minutes(30);
   absl::Duration max_connection_age_grace = absl::Minutes(20);
   absl::Duration max_connection_idle = absl::Minutes(10);  // without a call

@@ -293,7 +293,9 @@ TEST(DaemonFlood, AnswersOthersBesideStreamsThatAreResetAsTheyBegin) {
 }
 
 TEST(DaemonFlood, HoldsWhoWastesWorkAndAnswersHisCallsLater) {
-  Daemon daemon(std::make_unique<ReferenceBackend>());
+  ServerOptions options = TestOptions();
+  options.transport.max_wasted_frames = 500;
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
   RawHttp2 peer(daemon.address());
   peer.Greet();
   while (!peer.acknowledged()) peer.Read(100);
