@@ -203,8 +203,7 @@ void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
   add("--max_frame_kib", raw.frame_kib, "HTTP/2 frames that a peer may send");
   add("--bdp_probe", t.bdp_probe,
       "let gRPC set the windows by probing for the bandwidth-delay product: on, off, or auto, "
-      "which "
-      "is on where other hosts may connect");
+      "which is on where other hosts may connect");
   add("--loopback_congestion", t.loopback_congestion,
       "TCP congestion control of connections within this host; empty: the system's");
   add_switch("--tune_malloc,!--no-tune_malloc", t.tune_malloc,

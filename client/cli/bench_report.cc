@@ -61,12 +61,6 @@ Json Environment(const ServerInfo& server) {
           {"time", absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone())}};
 }
 
-int ErrorCount(const Measured& measured) {
-  int count = 0;
-  for (const auto& [code, errors] : measured.errors) count += errors;
-  return count;
-}
-
 }  // namespace
 
 void BenchReport::Add(const Load& load, const LoadResult& result) {
@@ -106,7 +100,7 @@ void BenchReport::PrintTable(std::ostream& out, bool color) const {
     cells.push_back(BytesText(SentPerSecond(row)));
     cells.push_back(BytesText(ReceivedPerSecond(row)));
     cells.push_back(FlopsText(FlopsPerSecond(row)));
-    int errors = ErrorCount(row.measured);
+    int errors = ErrorCount(row.measured.errors);
     cells.push_back(Cell(absl::StrCat(errors), errors == 0 ? Color::kNone : Color::kRed));
     table.Add(std::move(cells));
   }
@@ -172,7 +166,7 @@ std::string BenchReport::ToCsv() const {
       absl::StrAppend(&csv, ",", row.measured.Percentile(percent));
     }
     absl::StrAppend(&csv, ",", SentPerSecond(row), ",", ReceivedPerSecond(row), ",",
-                    FlopsPerSecond(row), ",", ErrorCount(row.measured), "\n");
+                    FlopsPerSecond(row), ",", ErrorCount(row.measured.errors), "\n");
   }
   return csv;
 }

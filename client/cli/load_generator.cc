@@ -58,6 +58,12 @@ double PercentileOf(const std::vector<double>& ascending, double percent) {
   return ascending[std::min(index, ascending.size() - 1)];
 }
 
+int ErrorCount(const std::map<std::string, int>& errors) {
+  int count = 0;
+  for (const auto& [code, of_code] : errors) count += of_code;
+  return count;
+}
+
 double Measured::Percentile(double percent) const { return PercentileOf(latencies, percent); }
 
 double Measured::RequestsPerSecond() const {

@@ -38,6 +38,9 @@ struct Measured {
   double RequestsPerSecond() const;
 };
 
+// All of them, whatever their code.
+int ErrorCount(const std::map<std::string, int>& errors);
+
 struct LoadResult {
   Measured forward, backward;
 };

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "client/cli/json_text.h"
+#include "client/cli/load_generator.h"
 #include "client/cli/metrics_text.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
@@ -61,12 +62,6 @@ std::string Latency(const WireLatency& latency) {
   return absl::StrFormat("%.2f / %.2f", latency.p50 * 1e3, latency.p99 * 1e3);
 }
 
-int ErrorCount(const WireRow& row) {
-  int count = 0;
-  for (const auto& [code, errors] : row.errors) count += errors;
-  return count;
-}
-
 void Print(const std::vector<WireRow>& rows, std::ostream& out, bool color) {
   Table table({"traffic", "mode", "channels", "up GB/s", "down GB/s", "client CPU-s/GB",
                "daemon CPU-s/GB", "copies/byte", "p50 / p99 ms", "small p50 / p99 ms", "errors"});
@@ -74,13 +69,13 @@ void Print(const std::vector<WireRow>& rows, std::ostream& out, bool color) {
     auto optional = [](const std::optional<double>& value, int digits) {
       return value.has_value() ? Fixed(*value, digits) : std::string("-");
     };
-    table.Add(
-        {NameOf(row.load.pattern), NameOf(row.load.mode), std::to_string(row.load.channels),
-         Fixed(row.up_bytes_per_second * 1e-9, 2), Fixed(row.down_bytes_per_second * 1e-9, 2),
-         Fixed(row.client_cpu_per_gb, 3), optional(row.daemon_cpu_per_gb, 3),
-         optional(row.copies_per_received_byte, 3), Latency(row.bulk),
-         row.small.has_value() ? Latency(*row.small) : std::string("-"),
-         Cell(std::to_string(ErrorCount(row)), row.errors.empty() ? Color::kNone : Color::kRed)});
+    table.Add({NameOf(row.load.pattern), NameOf(row.load.mode), std::to_string(row.load.channels),
+               Fixed(row.up_bytes_per_second * 1e-9, 2), Fixed(row.down_bytes_per_second * 1e-9, 2),
+               Fixed(row.client_cpu_per_gb, 3), optional(row.daemon_cpu_per_gb, 3),
+               optional(row.copies_per_received_byte, 3), Latency(row.bulk),
+               row.small.has_value() ? Latency(*row.small) : std::string("-"),
+               Cell(std::to_string(ErrorCount(row.errors)),
+                    row.errors.empty() ? Color::kNone : Color::kRed)});
   }
   table.Print(out, color);
   for (const WireRow& row : rows) {
@@ -101,7 +96,7 @@ nlohmann::ordered_json ToJson(const WireRow& row) {
                                  {"client_cpu_seconds_per_gb", row.client_cpu_per_gb},
                                  {"p50_seconds", row.bulk.p50},
                                  {"p99_seconds", row.bulk.p99},
-                                 {"errors", ErrorCount(row)},
+                                 {"errors", ErrorCount(row.errors)},
                                  {"errors_by_code", row.errors}};
   if (row.daemon_cpu_per_gb) json["daemon_cpu_seconds_per_gb"] = *row.daemon_cpu_per_gb;
   if (row.copies_per_received_byte) {
@@ -123,7 +118,7 @@ absl::Status RunWire(Session& session, const WireFlags& flags) {
   for (const WireLoad& load : loads) {
     bar.Show(static_cast<int64_t>(rows.size()));
     ASSIGN_OR_RETURN(WireRow row, RunWireBench(options, load, flags.metrics_url));
-    errors += ErrorCount(row);
+    errors += ErrorCount(row.errors);
     rows.push_back(std::move(row));
   }
   if (session.json()) {

@@ -9,9 +9,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "client/cpp/credentials.h"
@@ -80,16 +78,6 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options, bool this_hos
     arguments.SetSslTargetNameOverride(options.tls->server_name);
   }
   return arguments;
-}
-
-// A unix socket, "127.0.0.1:7070" and other ways to write that; a name that only resolves to it is
-// not seen.
-bool IsOnThisHost(absl::string_view target) {
-  if (absl::StartsWith(target, "unix:") || absl::StartsWith(target, "unix-abstract:")) return true;
-  for (absl::string_view scheme : {"dns:", "ipv4:", "ipv6:"}) absl::ConsumePrefix(&target, scheme);
-  absl::ConsumePrefix(&target, "///");
-  return absl::StartsWith(target, "127.") || absl::StartsWith(target, "localhost") ||
-         absl::StartsWith(target, "[::1]");
 }
 
 }  // namespace
@@ -189,7 +177,7 @@ void Connections::AddAddress(const std::string& address) {
 
 std::shared_ptr<Connection> Connections::Open(int address_index) const {
   const Address& address = addresses_[address_index];
-  const bool this_host = IsOnThisHost(address.target);
+  const bool this_host = IsLocalAddress(address.target);
   auto sockets = std::make_shared<ConnectionSockets>(this_host);
   grpc::ChannelArguments arguments = MakeArguments(options_, this_host);
   if (address.name >= 0) {  // what a certificate is for
@@ -236,8 +224,7 @@ int Connections::idle_count() const {
 }
 
 bool Connections::on_this_host() const {
-  return absl::c_all_of(options_.addresses,
-                        [](const std::string& address) { return IsOnThisHost(address); });
+  return absl::c_all_of(options_.addresses, IsLocalAddress);
 }
 
 int Connections::address_count() const {
