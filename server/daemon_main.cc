@@ -1,6 +1,7 @@
 #include "server/daemon_main.h"
 
 #include <google/protobuf/stubs/logging.h>
+#include <grpc/grpc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -19,6 +20,7 @@
 #include "base/status_macros.h"
 #include "base/transport_tuning.h"
 #include "base/version.h"
+#include "proto/grpc/health/v1/health.pb.h"
 #include "server/attnd_server.h"
 #include "server/flags.h"
 #include "server/grpc_log.h"
@@ -138,9 +140,18 @@ int Fail(Logger& log, const absl::Status& status) {
   return absl::StartsWith(status.message(), "self test") ? kExitWrongAnswer : kExitFailed;
 }
 
+void PrepareGrpc() {
+  // To the process's end. Its shutdown would keep a daemon that has stopped for up to ten seconds:
+  // it joins a thread that waits so long for sockets once a reply has not fitted a socket's buffer.
+  grpc_init();
+  // gRPC's own health service has no descriptor, and grpcurl calls only what it can look up.
+  google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
+}
+
 int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
   Logger log(stderr, options.log_format, options.log_level);
   GrpcLog grpc_log(log);
+  PrepareGrpc();
   RealClock clock;
   WarnWhenInsecure(options, log);
   RemovePortFiles(options);
