@@ -89,14 +89,18 @@ absl::Status DecodeOptions(const MessageBytes& bytes, const FieldTable& table, D
   return absl::OkStatus();
 }
 
-absl::StatusOr<Problem> DecodeProblemIn(const MessageBytes& message, const FieldTable& table) {
-  if (table.known) return LastProblem().problem;
+absl::Status DecodeProblemIn(const MessageBytes& message, const FieldTable& table,
+                             Problem& problem) {
+  if (table.known) {
+    problem = LastProblem().problem;
+    return absl::OkStatus();
+  }
   const ByteRange range = table.range[kProblemField];
   v1::Problem wire;
   RETURN_IF_ERROR(ParseRange(message, range, "problem", wire));
-  absl::StatusOr<Problem> problem = DecodeProblem(wire);
-  if (problem.ok()) Remember(message, range, *problem);
-  return problem;
+  ASSIGN_OR_RETURN(problem, DecodeProblem(wire));
+  Remember(message, range, problem);
+  return absl::OkStatus();
 }
 
 // Empty when there is none. What it opens, if anything, is LeaseTable's to say.
@@ -310,9 +314,9 @@ absl::StatusOr<AttentionCall> Decoder::DecodeHeader(const MessageBytes& message,
   return DecodeIn(message, range, direction, Form::kHeader);
 }
 
-void Decoder::TakeOptions(const v1::CallOptions& options, AttentionCall& call) {
+void Decoder::TakeOptions(v1::CallOptions& options, AttentionCall& call) {
   call.parts_->priority = DecodePriority(options.priority());
-  call.parts_->request_id = options.request_id();
+  call.parts_->request_id = std::move(*options.mutable_request_id());
   call.parts_->keep_residual = options.keep_residual();
   call.parts_->residual_ttl = absl::Milliseconds(options.residual_ttl_ms());
 }
@@ -330,7 +334,10 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   v1::CallOptions options;
   RETURN_IF_ERROR(DecodeOptions(message, table, direction, options));
   ASSIGN_OR_RETURN(std::string token, DecodeToken(message, table, direction));
-  ASSIGN_OR_RETURN(Problem problem, DecodeProblemIn(message, table));
+  AttentionCall call;
+  AttentionCall::Parts& parts = *call.parts_;
+  const Problem& problem = parts.problem;
+  RETURN_IF_ERROR(DecodeProblemIn(message, table, parts.problem));
   ASSIGN_OR_RETURN(std::unique_ptr<SharedRequest> shared, DecodeShared(message, table));
   if (form != Form::kWhole && shared != nullptr) {
     return FieldError(reason::kBadField, "shared_memory", "none in a streamed call", "some");
@@ -341,8 +348,6 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
                        ? FindPayloads(table, shared.get(), problem, direction, leased)
                        : AnnouncedPayloads(table, problem, direction, leased));
 
-  AttentionCall call;
-  AttentionCall::Parts& parts = *call.parts_;
   parts.direction = direction;
   parts.want_lse = direction == Direction::kForward &&
                    table.varint[v1::ForwardRequest::kWantLseFieldNumber] != 0;
@@ -354,7 +359,6 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   // there.
   if (shared == nullptr) parts.flops = Flops(problem, direction);
   parts.inputs = std::move(sources);
-  parts.problem = std::move(problem);
   ASSIGN_OR_RETURN(SharedBytes in_shared, CheckShared(call, shared.get()));
   parts.shared_input_bytes = in_shared.inputs;
   parts.shared_output_bytes = in_shared.outputs;

@@ -32,7 +32,7 @@ class Decoder {
   enum class Form { kWhole, kHeader };
   static absl::StatusOr<AttentionCall> DecodeIn(const MessageBytes& message, ByteRange range,
                                                 Direction direction, Form form);
-  static void TakeOptions(const v1::CallOptions& options, AttentionCall& call);
+  static void TakeOptions(v1::CallOptions& options, AttentionCall& call);
 };
 
 }  // namespace attnd

@@ -99,7 +99,7 @@ v1::Residual EncodeLease(const LeaseGrant& lease) {
 Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
   std::string text = MakeHeader(result, engine, now);
   Reply reply;
-  std::vector<grpc::Slice> slices;
+  absl::InlinedVector<grpc::Slice, 4> slices;
   for (const Payload& payload : PayloadsOf(result)) {
     WireWriter(text).Length(payload.field, static_cast<uint64_t>(payload.bytes));
     slices.emplace_back(text);

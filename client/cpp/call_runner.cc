@@ -107,8 +107,12 @@ class CallRunner::Lane final : public EventSink {
  public:
   // look_around: null on a helper's thread.
   Lane(CallRunner& runner, LookAround* look_around) : runner_(runner), look_around_(look_around) {
-    runner.bulk_ ? static_cast<void>(bulk_.emplace(runner.core_.bulk_queue))
-                 : static_cast<void>(own_.emplace(runner.core_.queues));
+    if (runner.bulk_) {
+      mailbox_.emplace();
+      bulk_.emplace(runner.core_.bulk_queue);
+    } else {
+      own_.emplace(runner.core_.queues);
+    }
   }
 
   void Run() {
@@ -135,7 +139,7 @@ class CallRunner::Lane final : public EventSink {
     if (!shard.has_value()) return false;
     std::shared_ptr<ShardRace> race;
     if (runner_.hedges_) race = std::make_shared<ShardRace>();
-    Start(*shard, runner_.tried_[*shard], std::move(race));
+    Start(*shard, runner_.tries_[*shard].addresses, std::move(race));
     return true;
   }
 
@@ -179,8 +183,8 @@ class CallRunner::Lane final : public EventSink {
         core.budget.GiveBack();
         continue;
       }
-      // From here on a failure of the first is the second's matter, and nobody changes tried_.
-      std::vector<bool> tried = runner_.tried_[first.shard];
+      // From here on a failure of the first is the second's matter, and nobody changes its tries.
+      std::vector<bool> tried = runner_.tries_[first.shard].addresses;
       tried.resize(core.connections.address_count());
       tried[first.connection->address_index()] = true;
       bool another = std::find(tried.begin(), tried.end(), false) != tried.end();
@@ -220,7 +224,7 @@ class CallRunner::Lane final : public EventSink {
 
   // Of the bulk queue, on one of its threads.
   void OnEvent(QueueTag* tag, bool ok) override {
-    if (HasEnded(tag, ok)) mailbox_.Put(tag);
+    if (HasEnded(tag, ok)) mailbox_->Put(tag);
   }
 
   // Lets the tag's RPC go on; true when it has ended, and what it has come to is noted.
@@ -241,7 +245,7 @@ class CallRunner::Lane final : public EventSink {
 
   // Lets RPCs go on until one has ended, or until then: null.
   QueueTag* NextEnd(absl::Time until) {
-    if (bulk_) return mailbox_.Take(until);
+    if (bulk_) return mailbox_->Take(until);
     void* pointer;
     bool ok;
     while (own_->queue().AsyncNext(&pointer, &ok, ToGrpcTime(until)) ==
@@ -298,7 +302,7 @@ class CallRunner::Lane final : public EventSink {
   CallRunner& runner_;
   LookAround* const look_around_;
   std::optional<CompletionQueues::Borrowed> own_;  // of small calls
-  Mailbox mailbox_;                                // of large transfers
+  std::optional<Mailbox> mailbox_;                 // of large transfers
   std::optional<BulkQueue::Use> bulk_;
   std::vector<std::unique_ptr<Attempt>> in_flight_;
   std::vector<std::unique_ptr<Attempt>> lending_;  // ended, slices not yet back
@@ -313,9 +317,7 @@ CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOpti
       pending_(ShardsThatNeedAServer(call)),
       state_(pending_, StartOf(call, pending_), options.progress, core.clock),
       options_(options),
-      attempts_(call.shard_count(), 0),
-      unshared_(call.shard_count(), 0),
-      tried_(call.shard_count(), std::vector<bool>(core.connections.address_count(), false)),
+      tries_(call.shard_count()),
       bulk_(MovesBulk()),
       hedges_(core.options.hedge_after > absl::ZeroDuration() &&
               core.connections.address_count() > 1 && !call.keeps() && !call.uses_leases()) {}
@@ -415,7 +417,7 @@ bool CallRunner::ResendWithoutResidual(const Attempt& attempt, const absl::Statu
 // A small shard's bytes are sent as fast as they are copied.
 bool CallRunner::Shares(int64_t shard) const {
   constexpr int64_t kSmallShard = int64_t{64} << 10;
-  if (core_.shared_memory == nullptr || unshared_[shard]) return false;
+  if (core_.shared_memory == nullptr || tries_[shard].unshared) return false;
   int64_t bytes = call_.LargerMessage(shard);
   // The outputs of a kept forward come in the reply, which may be too large for one message.
   return bytes >= kSmallShard && !(call_.keeps() && bytes > streams_.above_bytes);
@@ -437,7 +439,7 @@ bool CallRunner::ResendUnshared(const Attempt& attempt, const absl::Status& stat
     return false;
   }
   core_.shared_memory->Forget();
-  unshared_[attempt.shard] = true;
+  tries_[attempt.shard].unshared = true;
   return true;
 }
 
@@ -450,7 +452,7 @@ void CallRunner::HandleFailure(Attempt& attempt) {
   // The call's own shards use the quota up: fewer at a time fit into it.
   if (over_quota && state_.Narrow(attempt.shard)) return state_.CountRetry();
   int address = attempt.connection->address_index();
-  std::vector<bool>& tried = tried_[attempt.shard];
+  std::vector<bool>& tried = tries_[attempt.shard].addresses;
   tried.resize(core_.connections.address_count());  // a name may have brought new ones
   tried[address] = true;
   if (absl::IsUnavailable(status)) core_.connections.Reconnect(*attempt.connection);
@@ -459,7 +461,7 @@ void CallRunner::HandleFailure(Attempt& attempt) {
   Pushback pushback = PushbackFor(attempt, status);
   FailedAttempt failed{.status = status,
                        .over_quota = over_quota,
-                       .attempts = ++attempts_[attempt.shard],
+                       .attempts = ++tries_[attempt.shard].failed,
                        .other_address = std::find(tried.begin(), tried.end(), false) != tried.end(),
                        .retry_forbidden = pushback.forbids_retry,
                        .server_delay = pushback.delay};

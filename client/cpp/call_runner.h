@@ -86,10 +86,13 @@ class CallRunner {
   CallState state_;
   const CallOptions& options_;
   // Of each shard; touched by the lane that holds it.
-  std::vector<int> attempts_;
-  std::vector<char> unshared_;            // its tensors have to travel
-  std::vector<std::vector<bool>> tried_;  // [shard][address]
-  const bool bulk_;                       // its RPCs run on the bulk queue
+  struct Tries {
+    int failed = 0;
+    bool unshared = false;        // its tensors have to travel
+    std::vector<bool> addresses;  // where it has been; those beyond: not yet
+  };
+  std::vector<Tries> tries_;
+  const bool bulk_;  // its RPCs run on the bulk queue
   // Late shards are sent twice. Not what a server keeps, which would have no owner on the second.
   const bool hedges_;
 };

@@ -1,5 +1,7 @@
 #include "client/cpp/logical_call.h"
 
+#include <google/protobuf/message_lite.h>
+
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -15,6 +17,8 @@ namespace attnd {
 namespace {
 
 using Request = v1::BackwardRequest;  // its field numbers are forward's too
+
+constexpr size_t kUsualHeaderBytes = 256;  // problem and options
 
 // Each message's field numbers are a type of their own.
 constexpr bool Same(int field, int other) { return field == other; }
@@ -122,10 +126,14 @@ void LogicalCall::DropLease(int64_t shard, bool lost) {
 
 void LogicalCall::CountBytes() {
   total_bytes_ = 0;
+  larger_message_.assign(shards_.size(), 0);
   for (int64_t shard = 0; shard < shard_count(); ++shard) {
     const ShardRange& range = shards_[shard];
     if (IsTrivial(problem_, range)) continue;
-    PayloadBytes bytes = BytesOf(SubProblem(problem_, range), direction_);
+    const Problem problem = SubProblem(problem_, range);
+    const MessageSizes message = MessageSizesOf(problem, direction_);
+    larger_message_[shard] = std::max(message.request, message.reply);
+    PayloadBytes bytes = BytesOf(problem, direction_);
     bool leased = LeasedAddress(shard) >= 0;
     int64_t sent = leased ? ShardRunsOf(problem_, range).o.total_bytes() : bytes.input;
     total_bytes_ += sent + bytes.output;
@@ -156,16 +164,20 @@ bool LogicalCall::FillIfTrivial(int64_t shard) {
 
 std::string LogicalCall::Header(int64_t shard, const std::string& token, bool streamed) const {
   std::string header;
+  header.reserve(kUsualHeaderBytes);
   WireWriter out(header);
-  out.Text(Request::kProblemFieldNumber,
-           ToProto(SubProblem(problem_, shards_[shard])).SerializeAsString());
+  auto append = [&](int field, const google::protobuf::MessageLite& message) {
+    out.Length(field, message.ByteSizeLong());
+    message.AppendToString(&header);
+  };
+  append(Request::kProblemFieldNumber, ToProto(SubProblem(problem_, shards_[shard])));
   if (keep_) {
     v1::CallOptions options = options_;
     options.set_keep_residual(true);
     options.set_residual_ttl_ms(keep_ttl_ms_);
-    out.Text(Request::kOptionsFieldNumber, options.SerializeAsString());
+    append(Request::kOptionsFieldNumber, options);
   } else {
-    out.Text(Request::kOptionsFieldNumber, options_.SerializeAsString());
+    append(Request::kOptionsFieldNumber, options_);
   }
   if (direction_ == Direction::kForward) {
     const bool want_lse = forward_out_.lse != nullptr || IsPartOf(shard);
@@ -239,11 +251,6 @@ std::optional<SharedShard> LogicalCall::EncodeShared(int64_t shard, SharedMemory
   *field.mutable_shared_memory() = shared.tensors.message();
   shared.header += field.SerializeAsString();
   return shared;
-}
-
-int64_t LogicalCall::LargerMessage(int64_t shard) const {
-  MessageSizes bytes = MessageSizesOf(SubProblem(problem_, shards_[shard]), direction_);
-  return std::max(bytes.request, bytes.reply);
 }
 
 std::vector<ReplyPayload> LogicalCall::ReplyPayloads(const ShardRuns& runs, bool partial) {

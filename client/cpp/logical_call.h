@@ -98,7 +98,7 @@ class LogicalCall {
   std::optional<SharedShard> EncodeShared(int64_t shard, SharedMemory& memory,
                                           const ReplyPlace& place) const;
   // Of the shard's request and reply, the larger as one message.
-  int64_t LargerMessage(int64_t shard) const;
+  int64_t LargerMessage(int64_t shard) const { return larger_message_[shard]; }
 
   // Writes a shard's reply to the caller's outputs. Gives the payload bytes.
   absl::StatusOr<int64_t> Land(int64_t shard, const grpc::ByteBuffer& reply, int address,
@@ -140,6 +140,7 @@ class LogicalCall {
   const ResidualState* residual_ = nullptr;  // leases of a backward
   std::vector<LeaseBook::Id> leases_;        // of each shard, by the lane that holds it
   int64_t total_bytes_ = 0;
+  std::vector<int64_t> larger_message_;  // of each shard
 };
 
 }  // namespace attnd

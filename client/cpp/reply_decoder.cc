@@ -28,7 +28,7 @@ absl::Status Malformed(absl::string_view what) {
 class ReplyParser {
  public:
   ReplyParser(CodedInputStream& in, absl::Span<const ReplyPayload> payloads, ReplyHeader& header)
-      : in_(in), payloads_(payloads), seen_(payloads.size(), false), header_(header) {}
+      : in_(in), payloads_(payloads), header_(header) {}
 
   absl::Status Parse() {
     while (uint32_t tag = in_.ReadTag()) {
@@ -74,8 +74,8 @@ class ReplyParser {
 
   absl::Status LandPayload(int n) {
     const ReplyPayload& payload = payloads_[n];
-    if (seen_[n]) return Malformed(absl::StrCat(payload.name, ": stands twice"));
-    seen_[n] = true;
+    if (seen_ & (1u << n)) return Malformed(absl::StrCat(payload.name, ": stands twice"));
+    seen_ |= 1u << n;
     uint64_t size;
     if (!in_.ReadVarint64(&size)) return Malformed(absl::StrCat(payload.name, ": no length"));
     if (size != static_cast<uint64_t>(payload.runs.total_bytes())) {
@@ -89,14 +89,14 @@ class ReplyParser {
 
   absl::Status CheckComplete() const {
     for (size_t n = 0; n < payloads_.size(); ++n) {
-      if (!seen_[n]) return Malformed(absl::StrCat(payloads_[n].name, ": is missing"));
+      if (!(seen_ & (1u << n))) return Malformed(absl::StrCat(payloads_[n].name, ": is missing"));
     }
     return absl::OkStatus();
   }
 
   CodedInputStream& in_;
   absl::Span<const ReplyPayload> payloads_;
-  std::vector<bool> seen_;
+  uint32_t seen_ = 0;  // a bit for each
   ReplyHeader& header_;
 };
 
@@ -117,8 +117,8 @@ bool ScatterFrom(CodedInputStream& in, int64_t bytes, RunCursor& cursor) {
 
 absl::Status DecodeReply(const grpc::ByteBuffer& message, absl::Span<const ReplyPayload> payloads,
                          ReplyHeader& header) {
-  grpc::ByteBuffer slices = message;  // the reader consumes its buffer
-  grpc::ProtoBufferReader reader(&slices);
+  // It wants a buffer that is not const, and only looks.
+  grpc::ProtoBufferReader reader(const_cast<grpc::ByteBuffer*>(&message));
   if (!reader.status().ok()) return Malformed(reader.status().error_message());
   CodedInputStream in(&reader);
   return ReplyParser(in, payloads, header).Parse();

@@ -43,8 +43,13 @@ void RequestEncoder::FlushSmall() {
   small_.clear();
 }
 
+// All of a small message: the string itself becomes the slice.
 grpc::ByteBuffer RequestEncoder::Finish() {
-  FlushSmall();
+  if (!small_.empty()) {
+    auto* owner = new std::string(std::move(small_));
+    auto destroy = [](void* text) { delete static_cast<std::string*>(text); };
+    slices_.emplace_back(owner->data(), owner->size(), destroy, owner);
+  }
   return grpc::ByteBuffer(slices_.data(), slices_.size());
 }
 

@@ -57,6 +57,7 @@ class WireWriter {
     uint8_t bytes[kMostVarint];
     uint8_t* end = CodedOutputStream::WriteVarint64ToArray(length, bytes);
     out_[length_at] = static_cast<char>(bytes[0]);
+    if (end == bytes + 1) return;
     out_.insert(length_at + 1, reinterpret_cast<const char*>(bytes + 1), end - bytes - 1);
   }
 
@@ -69,6 +70,7 @@ class WireWriter {
     Varint(WireFormatLite::MakeTag(field, type));
   }
   void Varint(uint64_t value) {
+    if (value < 0x80) return out_.push_back(static_cast<char>(value));  // most tags and lengths
     uint8_t bytes[kMostVarint];
     Append(bytes, CodedOutputStream::WriteVarint64ToArray(value, bytes));
   }
