@@ -3,10 +3,10 @@
 // gRPC 1.51 begins with the protocol's 64 KiB and has no setting for it: what
 // GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES sets is the window of a stream, and only its probe for the
 // bandwidth-delay product, which costs large transfers within a host up to a tenth, widens the
-// connection's. A call above 64 KiB waits then for the daemon to wake up and to open the window,
-// which is a fifth of the latency of a small one (docs/PERFORMANCE.md, A small call). A program
-// that links this begins without the probe with kConnectionWindow, which gRPC announces with its
-// first bytes.
+// connection's. A call above 64 KiB waits then for the other end to wake up and to open the
+// window, each way, which is a fifth to two fifths of the latency of a small one
+// (docs/PERFORMANCE.md, A small call). A program that links this begins without the probe with
+// kConnectionWindow, which gRPC announces with its first bytes.
 //
 // For that one of gRPC's functions is replaced by the linker, where gRPC lies within the program;
 // with gRPC as a shared library all is as without.

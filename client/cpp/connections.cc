@@ -56,9 +56,10 @@ absl::Status ValidateOptions(const ClientOptions& o) {
 }
 
 // Measured with gRPC 1.51.1 (docs/PERFORMANCE.md): within a host the BDP probe costs 5 to 9 % of an
-// echo; without it a connection's window is 64 KiB and 1 MiB for each stream, which leaves half of
-// a link with 20 ms of round trip empty. gRPC's own retries are off: they would hold slices of the
-// caller's arrays, and cover only requests below 256 KiB.
+// echo; without it a connection's window is 320 KiB (base/connection_window.h; gRPC's 64 in a
+// library) and 1 MiB for each stream, which leaves half of a link with 20 ms of round trip empty.
+// gRPC's own retries are off: they would hold slices of the caller's arrays, and cover only
+// requests below 256 KiB.
 grpc::ChannelArguments MakeArguments(const ClientOptions& options, bool this_host) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection for each channel
