@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/cpu_quota.h"
-#include "base/number_flags.h"
+#include "base/flag_kinds.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -370,7 +370,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddLeases(app, o, raw);
   AddSharedMemory(app, o, raw);
   AddOperation(app, o, raw);
-  RefuseEmptyNumbers(app);
+  CheckFlagKinds(app);
   try {  // CLI11 reports by throwing
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {
@@ -378,7 +378,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
     flags.action = FlagAction::kPrinted;
     return flags;
   } catch (const CLI::Error& error) {
-    return absl::InvalidArgumentError(error.what());
+    return absl::InvalidArgumentError(FlagError(error));
   }
   Apply(raw, o);
   ASSIGN_OR_RETURN(o.devices, ParseDevices(raw.devices));

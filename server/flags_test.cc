@@ -190,7 +190,7 @@ TEST(Flags, NameTheFlagThatIsWrong) {
       {{"--max_message_mib", "1e300"}, "--max_message_mib: expected 1..1024, got"},
       {{"--max_message_mib", "nan"}, "--max_message_mib: expected a number, got \"nan\""},
       {{"--drain_delay", ""}, "--drain_delay: expected a number, got \"\""},
-      {{"--slots", ""}, "--slots: expected a number, got \"\""},
+      {{"--slots", ""}, "--slots: expected a whole number, got \"\""},
       {{"--max_metadata_kib", "0"}, "--max_metadata_kib: expected 1..1024, got 0"},
       {{"--event_threads", "65"}, "--event_threads: expected 1..64, got 65"},
       {{"--max_connections", "0"}, "--max_connections: expected 1..1048576, got 0"},

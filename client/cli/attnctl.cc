@@ -6,7 +6,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "base/number_flags.h"
+#include "base/flag_kinds.h"
 #include "base/transport_tuning.h"
 #include "base/version.h"
 #include "client/cli/bench_command.h"
@@ -22,10 +22,14 @@ namespace {
 
 // Wrong usage has been found, or --help or --version was asked for.
 int ExitOf(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) return app.exit(error);
   std::vector<std::string> rest = app.remaining();
   bool unknown = app.get_subcommands().empty() && !rest.empty() && rest.front()[0] != '-';
-  if (error.get_exit_code() == 0 || !unknown) return app.exit(error) == 0 ? 0 : kExitUsage;
-  std::cerr << "attnctl: there is no command " << rest.front() << "; attnctl --help lists them\n";
+  if (unknown) {
+    std::cerr << "attnctl: there is no command " << rest.front() << "; attnctl --help lists them\n";
+  } else {
+    std::cerr << "attnctl: " << FlagError(error) << "\nRun with --help for more information.\n";
+  }
   return kExitUsage;
 }
 
@@ -62,7 +66,7 @@ int Main(int argc, char** argv) {
   AddRunCommand(app, session);
   AddTopCommand(app, session);
   AddCompletionCommand(app);
-  RefuseEmptyNumbers(app);
+  CheckFlagKinds(app);
   try {  // CLI11 tells of wrong usage, --help and --version by exceptions
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -81,6 +82,33 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   EXPECT_EQ(top.exit_code, 3);
   EXPECT_FALSE(absl::StrContains(top.output, "7070")) << top.output;  // not asked
   EXPECT_EQ(RunAttnctl("run --in /no/such --out /no/where").exit_code, 4);
+}
+
+TEST(Attnctl, TellsWhichFlagIsOfTheWrongKind) {
+  Outcome seed = RunAttnctl("check --seed two");
+  EXPECT_EQ(seed.exit_code, 2);
+  EXPECT_TRUE(absl::StartsWith(
+      seed.output, "attnctl: --seed: expected a whole number of 0 or above, got \"two\"\n"))
+      << seed.output;
+  Outcome channels = RunAttnctl("--channels 5s info");
+  EXPECT_EQ(channels.exit_code, 2);
+  EXPECT_TRUE(absl::StrContains(channels.output, "--channels: expected a whole number, got \"5s\""))
+      << channels.output;
+}
+
+TEST(Attnctl, RunsIntoAnotherFileThanItsInput) {
+  const std::string in = absl::StrCat(testing::TempDir(), "/run_in");
+  std::ofstream(in) << "tensors";
+  std::filesystem::create_hard_link(in, in + "_linked");
+  for (const std::string& out : {in, in + "_linked"}) {
+    Outcome outcome = RunAttnctl(absl::StrCat("run --in ", in, " --out ", out));
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_TRUE(absl::StrContains(outcome.output, "--out: expected another file than --in, got "))
+        << outcome.output;
+  }
+  std::string kept;
+  std::ifstream(in) >> kept;
+  EXPECT_EQ(kept, "tensors");
 }
 
 TEST(Attnctl, ChecksAServerAndFindsAWrongOne) {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cli/json_text.h"
+#include "client/cli/printable.h"
 #include "client/cli/table.h"
 
 namespace attnd {
@@ -34,11 +35,12 @@ Json ToJson(const ServerInfo& info, Health health) {
 
 void PrintText(const ServerInfo& info, Health health, bool color) {
   bool serving = health == Health::kServing;
-  std::cout << Colored(info.address, Color::kBold, color) << "  attnd " << info.version << "  "
+  std::cout << Colored(info.address, Color::kBold, color) << "  attnd " << Printable(info.version)
+            << "  "
             << Colored(serving ? "SERVING" : "NOT SERVING", serving ? Color::kGreen : Color::kRed,
                        color)
             << "\n  largest message " << BytesText(static_cast<double>(info.max_message_bytes))
-            << ", features: " << absl::StrJoin(info.features, " ") << "\n\n";
+            << ", features: " << Printable(absl::StrJoin(info.features, " ")) << "\n\n";
   Table table({"backend", "device", "architecture", "threads", "memory", "state"});
   for (const DeviceInfo& d : info.devices) {
     table.Add({d.backend, d.name, d.architecture, absl::StrCat(d.threads),

@@ -136,6 +136,19 @@ attnd_stream_busy_seconds_total{gpu="gpu0",role="compute"} 1.5
   EXPECT_EQ(frame.ToJson()["devices"][0]["hbm_reserved_bytes"], 1000);
 }
 
+// Whoever serves the metrics does not get hold of the terminal.
+TEST(TopFrame, PrintsNoControlCharacters) {
+  auto metrics = MetricsText::Parse(
+      "attnd_requests_total{method=\"For\033[2Jward\",code=\"OK\"} 1\n"
+      "attnd_gpu_up{gpu=\"\x9b"
+      "31m\"} 1\n");
+  ASSERT_TRUE(metrics.ok());
+  std::ostringstream text;
+  TopFrame::Between(*metrics, *metrics, absl::Seconds(1)).Print(text, false);
+  EXPECT_TRUE(absl::StrContains(text.str(), "For\\x1b[2Jward")) << text.str();
+  EXPECT_TRUE(absl::StrContains(text.str(), "\\x9b31m")) << text.str();
+}
+
 TEST(FetchMetrics, SaysWhoDoesNotAnswer) {
   EXPECT_EQ(FetchMetrics("http://127.0.0.1:1/metrics", absl::Seconds(1)).status(),
             absl::UnavailableError("--metrics: nobody answers at 127.0.0.1:1"));

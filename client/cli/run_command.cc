@@ -1,14 +1,17 @@
 #include "client/cli/run_command.h"
 
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <system_error>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "attention/problem_text.h"
 #include "base/status_macros.h"
 #include "client/cli/json_text.h"
+#include "client/cli/printable.h"
 #include "client/cli/problem_flags.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
@@ -21,6 +24,14 @@ struct RunFlags {
   std::string in, out;
   ProblemFlags problem;
 };
+
+// The results would take the tensors' place, whatever name the file goes by.
+absl::Status CheckApart(const RunFlags& flags) {
+  std::error_code no_such_file;
+  if (!std::filesystem::equivalent(flags.in, flags.out, no_such_file)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--out: expected another file than --in, got ", flags.out));
+}
 
 absl::Status WriteResults(const TensorJob& job, const std::string& path) {
   std::map<std::string, std::string> metadata = {{"problem", ProblemText(job.problem())},
@@ -50,7 +61,7 @@ void PrintSummary(const Session& session, const TensorJob& job, const std::strin
   std::cout << ProblemText(job.problem()) << "\n" << path << ":";
   for (const auto& [name, tensor] : job.Results()) std::cout << " " << name;
   std::cout << "\n"
-            << r.backend << " " << r.kernel << ", " << r.shards << " shards, "
+            << Printable(r.backend) << " " << Printable(r.kernel) << ", " << r.shards << " shards, "
             << SecondsText(absl::ToDoubleSeconds(r.elapsed)) << "\n";
 }
 
@@ -87,6 +98,8 @@ void AddRunCommand(CLI::App& app, Session& session) {
       "hold the flags above (\"causal\": \"bottom_right\"); the command line wins.\n\n"
       "Example:\n  attnctl run --in x.safetensors --out y.safetensors --causal bottom_right");
   command->callback([&session, flags] {
+    absl::Status apart = CheckApart(*flags);
+    if (!apart.ok()) return session.FailUsage(apart);
     absl::Status status = RunFile(session, *flags);
     if (!status.ok()) session.Fail(status);
   });

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "client/cli/printable.h"
 
 namespace attnd {
 namespace {
@@ -103,13 +104,13 @@ void Session::FailUsage(const absl::Status& status) {
 }
 
 void Session::Fail(const absl::Status& status) {
-  std::cerr << "attnctl: " << absl::StatusCodeToString(status.code()) << ": " << status.message()
-            << "\n";
+  std::cerr << "attnctl: " << absl::StatusCodeToString(status.code()) << ": "
+            << Printable(status.message()) << "\n";
   std::optional<ErrorDetail> detail = DetailOf(status);
   if (detail.has_value()) {
-    std::cerr << "  reason: " << detail->reason << "\n";
+    std::cerr << "  reason: " << Printable(detail->reason) << "\n";
     for (const auto& [key, value] : detail->metadata) {
-      std::cerr << "  " << key << ": " << value << "\n";
+      std::cerr << "  " << Printable(key) << ": " << Printable(value) << "\n";
     }
   }
   bool of_metrics = absl::StartsWith(status.message(), "--metrics");

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/cli/printable.h"
 
 namespace attnd {
 namespace {
@@ -45,6 +47,11 @@ std::string Colored(absl::string_view text, Color color, bool enabled) {
                      : color == Color::kRed    ? "31"
                                                : "1";
   return absl::StrCat("\033[", code, "m", text, "\033[0m");
+}
+
+void Table::Add(std::vector<Cell> row) {
+  for (Cell& cell : row) cell.text = Printable(cell.text);
+  rows_.push_back(std::move(row));
 }
 
 void Table::Print(std::ostream& out, bool color) const {

@@ -1,5 +1,5 @@
 // Table: rows of text in aligned columns for a terminal. Cells that look like numbers are set
-// right. A cell may carry a colour, which counts no width.
+// right. A cell may carry a colour, which counts no width; its text is shown as printable.h has it.
 #pragma once
 
 #include <ostream>
@@ -22,7 +22,7 @@ struct Cell {
 class Table {
  public:
   explicit Table(std::vector<std::string> header) : header_(std::move(header)) {}
-  void Add(std::vector<Cell> row) { rows_.push_back(std::move(row)); }
+  void Add(std::vector<Cell> row);
   void Print(std::ostream& out, bool color) const;
 
  private:

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "base/flag_kinds.h"
 #include "client/demo/remote_attention.h"
 #include "client/demo/text.h"
 #include "client/demo/training.h"
@@ -109,7 +110,15 @@ int main(int argc, char** argv) {
   attnd::demo::Options options;
   CLI::App app("Trains a small character transformer whose attention runs on an attnd daemon.");
   attnd::demo::AddOptions(app, options);
-  CLI11_PARSE(app, argc, argv);
+  attnd::CheckFlagKinds(app);
+  try {  // CLI11 tells of wrong usage and --help by exceptions
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    std::cerr << "train: " << attnd::FlagError(error) << "\n";
+    return 2;
+  }
   absl::StatusOr<int> status = attnd::demo::Run(options);
   if (status.ok()) return *status;
   std::cerr << "train: " << status.status() << "\n";
