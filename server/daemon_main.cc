@@ -40,7 +40,8 @@ constexpr absl::Duration kLostPoll = absl::Milliseconds(200);
 void TuneProcess() {
   google::protobuf::SetLogHandler(nullptr);  // a caller's bad UTF-8 is answered, not logged
   signal(SIGPIPE, SIG_IGN);
-  rlimit no_core{0, 0};  // a core would hold callers' tensors
+  signal(SIGHUP, SIG_IGN);  // as much as "read your files again", which attnd does by itself
+  rlimit no_core{0, 0};     // a core would hold callers' tensors
   setrlimit(RLIMIT_CORE, &no_core);
   rlimit files{};
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;

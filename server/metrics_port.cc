@@ -6,6 +6,7 @@
 #include <atomic>
 #include <exception>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -13,7 +14,10 @@
 namespace attnd {
 namespace {
 
-constexpr int kThreads = 2;
+// A connection that asks for nothing keeps a thread for this long. CivetWeb's 2 threads and 30 s
+// would let two of them keep Prometheus, which waits for 10 s, out.
+constexpr char kThreads[] = "8";
+constexpr char kRequestTimeoutMs[] = "2000";
 constexpr absl::Duration kKnockAgain = absl::Milliseconds(5);
 
 // "[::1]:80" → "::1"
@@ -31,7 +35,9 @@ absl::StatusOr<std::unique_ptr<MetricsPort>> MetricsPort::Open(const std::string
                                                                const Metrics& metrics) {
   auto port = std::unique_ptr<MetricsPort>(new MetricsPort());
   try {  // prometheus-cpp reports a port in use by throwing
-    port->exposer_ = std::make_unique<prometheus::Exposer>(address, kThreads);
+    port->exposer_ = std::make_unique<prometheus::Exposer>(
+        std::vector<std::string>{"listening_ports", address, "num_threads", kThreads,
+                                 "request_timeout_ms", kRequestTimeoutMs});
   } catch (const std::exception& error) {
     return absl::UnavailableError(
         absl::StrCat("cannot listen for metrics on ", address, ": ", error.what()));

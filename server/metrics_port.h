@@ -1,5 +1,5 @@
 // MetricsPort: the HTTP port that serves Metrics to Prometheus, from its opening until it goes.
-// Threads: Open and destruction by one thread; scrapes come on two of its own.
+// Threads: Open and destruction by one thread; scrapes come on its own.
 // Errors: UNAVAILABLE when the address cannot be listened on.
 #pragma once
 

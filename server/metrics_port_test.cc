@@ -4,27 +4,40 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/match.h"
+#include "base/file_descriptor.h"
 #include "gtest/gtest.h"
 
 namespace attnd {
 namespace {
 
-// What GET /metrics answers; empty when nobody listens.
-std::string Scrape(const char* host, int port) {
+// A connection to the port; holds nothing when nobody listens.
+FileDescriptor ConnectTo(const char* host, int port) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
-  if (getaddrinfo(host, std::to_string(port).c_str(), &hints, &found) != 0) return "";
-  const int socket = ::socket(found->ai_family, SOCK_STREAM, 0);
-  std::string answer;
-  if (connect(socket, found->ai_addr, found->ai_addrlen) == 0) {
-    constexpr absl::string_view kGet = "GET /metrics HTTP/1.0\r\n\r\n";
-    EXPECT_EQ(write(socket, kGet.data(), kGet.size()), static_cast<ssize_t>(kGet.size()));
-    char bytes[4096];
-    for (ssize_t n; (n = read(socket, bytes, sizeof(bytes))) > 0;) answer.append(bytes, n);
-  }
-  close(socket);
+  if (getaddrinfo(host, std::to_string(port).c_str(), &hints, &found) != 0) return FileDescriptor();
+  FileDescriptor socket(::socket(found->ai_family, SOCK_STREAM, 0));
+  bool connected = connect(socket.get(), found->ai_addr, found->ai_addrlen) == 0;
   freeaddrinfo(found);
+  return connected ? std::move(socket) : FileDescriptor();
+}
+
+// What GET /metrics answers; empty when nobody listens, or answers in the time that Prometheus
+// waits.
+std::string Scrape(const char* host, int port) {
+  const FileDescriptor socket = ConnectTo(host, port);
+  if (!socket.valid()) return "";
+  const timeval patience{.tv_sec = 10};
+  setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  constexpr absl::string_view kGet = "GET /metrics HTTP/1.0\r\n\r\n";
+  EXPECT_EQ(write(socket.get(), kGet.data(), kGet.size()), static_cast<ssize_t>(kGet.size()));
+  std::string answer;
+  char bytes[4096];
+  for (ssize_t n; (n = read(socket.get(), bytes, sizeof(bytes))) > 0;) answer.append(bytes, n);
   return answer;
 }
 
@@ -40,6 +53,16 @@ TEST(MetricsPort, ServesUntilItGoesAndNoLonger) {
     port->reset();
     EXPECT_EQ(Scrape("127.0.0.1", number), "");
   }
+}
+
+TEST(MetricsPort, AnswersBesideConnectionsThatAskForNothing) {
+  const Metrics metrics;
+  auto port = MetricsPort::Open("127.0.0.1:0", metrics);
+  ASSERT_TRUE(port.ok()) << port.status();
+  std::vector<FileDescriptor> silent;
+  for (int n = 0; n < 16; ++n) silent.push_back(ConnectTo("127.0.0.1", (*port)->port()));
+  const std::string text = Scrape("127.0.0.1", (*port)->port());
+  EXPECT_TRUE(absl::StrContains(text, "attnd_requests_total"));
 }
 
 TEST(MetricsPort, SaysWhichAddressCannotBeListenedOn) {

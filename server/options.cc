@@ -183,8 +183,8 @@ absl::Status CheckLimits(const ServerOptions& o) {
       InRangeMib("shared_memory_user_mib", o.shared_memory.user_max_bytes, 1, 64 * tib));
   RETURN_IF_ERROR(InRange("shared_memory_connections", o.shared_memory.max_connections, 1, 4096));
   RETURN_IF_ERROR(InRange("slow_call_seconds", seconds(o.slow_call), 0, most_seconds));
-  RETURN_IF_ERROR(InRange("drain_delay_seconds", seconds(o.drain_delay), 0, most_seconds));
-  return InRange("drain_timeout_seconds", seconds(o.drain_timeout), 0, most_seconds);
+  RETURN_IF_ERROR(InRange("drain_delay", seconds(o.drain_delay), 0, most_seconds));
+  return InRange("drain_timeout", seconds(o.drain_timeout), 0, most_seconds);
 }
 
 // The first number of a file, or `otherwise`.

@@ -1,6 +1,6 @@
-// The files that options name: whether they can be read and are what they should be. Looked at by
-// --check_config and again at the start; later changes are read by those who watch the files.
-// Errors: INVALID_ARGUMENT or NOT_FOUND naming the flag and the file.
+// The files that options name: whether they can be read, or made, and are what they should be.
+// Looked at by --check_config and again at the start; later changes are read by those who watch the
+// files. Errors: INVALID_ARGUMENT or NOT_FOUND naming the flag and the file.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ absl::Status CheckTlsFiles(const TlsOptions& tls);
 // When the first certificate in a PEM file ends; InfinitePast when there is none.
 absl::Time CertificateExpiry(const std::string& path);
 
-// These, and the token file.
+// These, the token file, and whether unix sockets and port files can be made where they are to be.
 absl::Status CheckFiles(const ServerOptions& options);
 
 }  // namespace attnd

@@ -369,7 +369,8 @@ TEST(DaemonBinary, ServesDrainsAndExitsWithZero) {
   v1::ForwardResponse reply;
   EXPECT_TRUE(daemon.Stub()->Forward(&context, MakeForward(SmallProblem(), 1), &reply).ok());
   EXPECT_EQ(reply.receipt().backend(), "cpu");
-  daemon.child->Signal(SIGPIPE);  // ignored
+  daemon.child->Signal(SIGPIPE);  // ignored, as the next
+  daemon.child->Signal(SIGHUP);
   daemon.child->Signal(SIGTERM);
   EXPECT_EQ(daemon.child->Wait(), 0);
   std::string output = daemon.child->Output();
@@ -511,6 +512,8 @@ TEST(DaemonBinary, ExposesMetricsThatPromtoolAccepts) {
 }
 
 TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
+  const std::string file = absl::StrCat("/tmp/attnd_flags_", getpid());  // at most 107 bytes
+  std::ofstream(file) << "no socket";
   struct Case {
     std::vector<std::string> flags;
     const char* message;
@@ -526,6 +529,21 @@ TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
       {{"--check_config", "--tls_cert", "/dev/null", "--tls_key", "/dev/null"},
        "--tls_cert: expected a PEM file with a certificate, got /dev/null",
        1},
+      {{"--check_config", "--listen", "unix:/no/such/socket"},
+       "--listen: expected a path in a folder that this user can write to, got /no/such/socket",
+       1},
+      {{"--check_config", "--listen", "unix:" + file},
+       "--listen: expected a path for a socket, got a file, /tmp/attnd_flags_",
+       1},
+      {{"--check_config", "--listen", "unix:" + file + "_none"}, "options are valid", 0},
+      {{"--check_config", "--port_file", file + "/port"}, "--port_file: expected a path in a", 1},
+      {{"--check_config", "--metrics_port_file", "/tmp"},
+       "--metrics_port_file: expected a file",
+       1},
+      {{"--check_config", "--port_file", "/dev/stdout"}, "options are valid", 0},
+      {{"--drain_delay", "-1"}, "--drain_delay: expected 0..604800, got -1", 2},
+      {{"--cpu_threads", "two"}, "--cpu_threads: expected a whole number, got \"two\"", 2},
+      {{"--supervise=maybe"}, "--supervise: expected true or false, got \"maybe\"", 2},
       {{"--loopback_congestion", "no_such"}, "--loopback_congestion: expected one of ", 2},
       {{"--slow_call_seconds", "nan"}, "--slow_call_seconds: expected a number, got \"nan\"", 2},
       {{"--version"}, "attnd 0.", 0},
@@ -545,6 +563,7 @@ TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
     EXPECT_EQ(child.Wait(), one.code) << child.Output();
     EXPECT_TRUE(absl::StrContains(child.Output(), one.message)) << child.Output();
   }
+  std::filesystem::remove(file);
 }
 
 }  // namespace
