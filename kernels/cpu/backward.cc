@@ -19,7 +19,9 @@
 #include <cmath>
 #include <thread>
 
+#include "kernels/cpu/backward_products-inl.h"
 #include "kernels/cpu/backward_tile-inl.h"
+#include "kernels/cpu/backward_tiles-inl.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/scores-inl.h"
 #include "kernels/cpu/workspace.h"
@@ -77,9 +79,11 @@ void RowSumsImpl(const BackwardCall& call, int64_t b, int64_t h) {
 }
 
 // GradientPass: one item, a slot of one KV head.
+template <class Products>
 class GradientPass {
  public:
-  GradientPass(const BackwardCall& call, int64_t b, int64_t kv_head, int64_t slot, float* scratch)
+  GradientPass(const BackwardCall& call, int64_t b, int64_t kv_head, int64_t slot,
+               Products& products, ScratchArena& scratch)
       : call_(call),
         p_(*call.problem),
         work_(p_, call.workspace),
@@ -89,13 +93,11 @@ class GradientPass {
         slot_(slot),
         slots_(GradientSlots(p_, sequence_.q_len)),
         q_stride_(PaddedDim(p_.qk_head_dim)),
-        v_stride_(PaddedDim(p_.v_head_dim)),
-        tile_(call, scratch) {
+        products_(products),
+        tile_(call, products, scratch) {
     const CpuTile& size = tile_.size();
-    d_k_ = tile_.rest();
-    d_v_ = d_k_ + size.kv_rows * q_stride_;
-    d_q_ = d_v_ + size.kv_rows * v_stride_;
-    CHECK(d_q_ + size.q_rows * q_stride_ <= tile_.end());
+    products_.BeginKeyGradients(scratch);
+    d_q_ = scratch.Floats(size.q_rows * q_stride_);
     q_tiles_ = (sequence_.q_len + size.q_rows - 1) / size.q_rows;
   }
 
@@ -143,16 +145,13 @@ class GradientPass {
   }
 
   bool VisitKeys(int64_t kv_tile) {
-    const CpuTile& size = tile_.size();
-    std::memset(d_k_, 0, sizeof(float) * size.kv_rows * q_stride_);
-    std::memset(d_v_, 0, sizeof(float) * size.kv_rows * v_stride_);
+    products_.ClearKeyGradients();
     bool stopped = false;
     ForEachTile([&](int64_t head, int64_t q_tile) {
       stopped = stopped || call_.stop.stop_requested();
       if (stopped || !tile_.Select(batch_index_, head, q_tile, kv_tile)) return;
       tile_.Compute(/*for_bias=*/false);
-      tile_.AddKeyGradients(d_k_, d_v_);
-      tile_.QueryGradient(d_q_);
+      tile_.AddGradients(d_q_);
       AddQueryGradient();
     });
     return !stopped;
@@ -192,13 +191,13 @@ class GradientPass {
 
   // Adds our share of dK, dV of a tile of keys to that of the slots before.
   void AddKeyGradients(int64_t first, int64_t rows) const {
-    for (int64_t r = 0; r < rows; ++r) {
+    products_.ForEachKey(rows, [&](int64_t r, const float* d_k, const float* d_v) {
       const int64_t row = sequence_.kv_begin + first + r;
-      AddRow(d_k_ + r * q_stride_, p_.ResolvedScale(), static_cast<int>(p_.qk_head_dim),
+      AddRow(d_k, p_.ResolvedScale(), static_cast<int>(p_.qk_head_dim),
              KeyStrides(p_).Row(batch_index_, kv_head_, row), work_.d_k(), call_.d_k);
-      AddRow(d_v_ + r * v_stride_, 1.0f, static_cast<int>(p_.v_head_dim),
+      AddRow(d_v, 1.0f, static_cast<int>(p_.v_head_dim),
              ValueStrides(p_).Row(batch_index_, kv_head_, row), work_.d_v(), call_.d_v);
-    }
+    });
   }
 
   // The sum over slots so far stands in `result` if that is float32, else in `sums`; both at `at`.
@@ -235,32 +234,50 @@ class GradientPass {
   const BackwardWorkspace work_;
   const Sequence sequence_;
   const int64_t batch_index_, kv_head_, slot_, slots_;
-  const int64_t q_stride_, v_stride_;
+  const int64_t q_stride_;
   int64_t q_tiles_;
-  BackwardTile tile_;
-  float *d_k_, *d_v_;  // [keys][q_stride], [keys][v_stride]: sums over the slot
-  float* d_q_;         // [rows][q_stride]: of one tile
+  Products& products_;
+  BackwardTile<Products> tile_;
+  float* d_q_;  // [rows][q_stride]: of one tile
 };
+
+// Calls body(products, scratch) with the best products that there are.
+template <class Body>
+void WithProducts(const Problem& p, float* scratch, const Body& body) {
+  ScratchArena arena(scratch);
+#if HWY_TARGET == HWY_AVX3
+  if (const TileUnit* unit = TilesFor(p); unit != nullptr) {
+    const TileSession session(*unit);
+    TiledBackwardProducts products(*unit, p, arena);
+    return body(products, arena);
+  }
+#endif
+  BackwardProducts products(p, arena);
+  body(products, arena);
+}
 
 void GradientItemImpl(const BackwardCall& call, int64_t b, int64_t kv_head, int64_t slot,
                       float* scratch) {
-  GradientPass(call, b, kv_head, slot, scratch).Run();
+  WithProducts(*call.problem, scratch, [&](auto& products, ScratchArena& arena) {
+    GradientPass(call, b, kv_head, slot, products, arena).Run();
+  });
 }
 
 // BiasPass: one tile of d_bias. Sums run over keys and rows, then heads, then batch entries.
+template <class Products>
 class BiasPass {
  public:
-  BiasPass(const BackwardCall& call, const BiasTile& place, float* scratch)
+  BiasPass(const BackwardCall& call, const BiasTile& place, Products& products,
+           ScratchArena& scratch)
       : call_(call),
         p_(*call.problem),
         shape_(p_.bias->shape),
         place_(place),
-        tile_(call, scratch) {
+        tile_(call, products, scratch) {
     const int64_t floats = int64_t{tile_.size().q_rows} * tile_.size().kv_rows;
-    head_ = tile_.rest();
-    entry_ = head_ + floats;
-    total_ = entry_ + floats;
-    CHECK(total_ + floats <= tile_.end());
+    head_ = scratch.Floats(floats);
+    entry_ = scratch.Floats(floats);
+    total_ = scratch.Floats(floats);
     rows_ = Extent(shape_.rows, place.row_tile, tile_.size().q_rows);
     columns_ = Extent(shape_.columns, place.column_tile, tile_.size().kv_rows);
   }
@@ -337,13 +354,15 @@ class BiasPass {
   const Problem& p_;
   const BroadcastShape shape_;
   const BiasTile place_;
-  BackwardTile tile_;
+  BackwardTile<Products> tile_;
   float *head_, *entry_, *total_;  // [rows][columns]
   int rows_, columns_;
 };
 
 void BiasGradientItemImpl(const BackwardCall& call, const BiasTile& tile, float* scratch) {
-  BiasPass(call, tile, scratch).Run();
+  WithProducts(*call.problem, scratch, [&](auto& products, ScratchArena& arena) {
+    BiasPass(call, tile, products, arena).Run();
+  });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,6 +1,7 @@
 // The work items of the CPU engine. Each is done by one thread with a scratch of its own, reads and
 // writes nothing that another item of the same phase writes, and looks at its call's stop token.
-// Arithmetic is float32; compiled once per Highway target and chosen at run time.
+// Arithmetic is float32; compiled once per Highway target and chosen at run time. Products of
+// 16-bit tensors run on the processor's matrix tiles if it has them (matrix_tiles.h).
 //
 // Forward    ForwardItem for each ForwardRange
 // Backward   phase 1: RowSums for each (batch entry, query head): delta and d_sink
@@ -36,7 +37,8 @@ struct BiasTile {
 };
 void BiasGradientItem(const BackwardCall& call, const BiasTile& tile, float* scratch);
 
-// The vector target in use, e.g. "AVX3", and what its matrix product reaches in one thread.
+// The vector target in use, and the matrix tiles if there are any ("AVX3_AMX"); and what the
+// float32 product reaches in one thread.
 std::string CpuTargetName();
 int64_t CompiledCpuTargets();  // Highway's bits of all targets in this binary
 double MeasureFlopsPerSecond(float* scratch);

@@ -5,26 +5,41 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/emulated_tiles.h"
+#include "kernels/cpu/matrix_tiles.h"
 #include "tests/backend_conformance.h"
 
 namespace attnd {
 namespace {
 
-class CpuTargets : public testing::TestWithParam<int64_t> {
+// A vector target, and what multiplies its tiles if anything does.
+struct Target {
+  int64_t vectors;
+  const TileUnit* tiles;
+
+  std::string name() const {
+    const std::string target = hwy::TargetName(vectors);
+    return tiles == nullptr ? target : target + "_" + tiles->name;
+  }
+};
+
+class CpuTargets : public testing::TestWithParam<Target> {
  protected:
   void SetUp() override { Choose(GetParam()); }
-  void TearDown() override { Choose(0); }
+  void TearDown() override { Choose({0, kOwnTiles}); }
 
  private:
-  static void Choose(int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
+  static void Choose(const Target& target) {
+    hwy::SetSupportedTargetsForTest(target.vectors);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    ChooseMatrixTiles(target.tiles);
   }
+  static inline const TileUnit* const kOwnTiles = MatrixTiles();
 };
 
 TEST_P(CpuTargets, Conforms) {
   std::unique_ptr<Backend> backend = MakeCpuBackend({.threads = 2});
-  ASSERT_EQ(backend->info().architecture, hwy::TargetName(GetParam()));
+  ASSERT_EQ(backend->info().architecture, GetParam().name());
   ConformanceOptions options;
   options.max_pairs = 8000;
   options.random_problems = 20;
@@ -42,17 +57,22 @@ TEST_P(CpuTargets, Conforms) {
   EXPECT_GT(checked, 100);
 }
 
-std::vector<int64_t> Targets() {
-  std::vector<int64_t> targets;
+std::vector<Target> Targets() {
+  std::vector<Target> targets;
   const int64_t compiled = CompiledCpuTargets();
   for (int64_t bit = 1; bit <= compiled && bit > 0; bit <<= 1) {
-    if ((compiled & hwy::SupportedTargets() & bit) != 0) targets.push_back(bit);
+    if ((compiled & hwy::SupportedTargets() & bit) == 0) continue;
+    targets.push_back({bit, nullptr});
+    if (bit != HWY_AVX3) continue;
+    for (const TileUnit* tiles : {MatrixTiles(), EmulatedTiles()}) {
+      if (tiles != nullptr) targets.push_back({bit, tiles});
+    }
   }
   return targets;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CpuTargets, testing::ValuesIn(Targets()),
-                         [](const auto& info) { return std::string(hwy::TargetName(info.param)); });
+                         [](const auto& info) { return info.param.name(); });
 
 }  // namespace
 }  // namespace attnd

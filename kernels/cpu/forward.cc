@@ -18,10 +18,10 @@
 #include <cmath>
 #include <optional>
 
-#include "base/check.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/forward_products-inl.h"
+#include "kernels/cpu/forward_tiles-inl.h"
 #include "kernels/cpu/scores-inl.h"
-#include "kernels/cpu/workspace.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace attnd {
@@ -31,20 +31,6 @@ RowsOf RowsAt(const Problem& p, const void* data, const TensorStrides& strides, 
               int rows, int64_t count) {
   return {static_cast<const uint8_t*>(data) + first * ElementBytes(p.element), strides.row, rows,
           static_cast<int>(count)};
-}
-
-struct FloatRows {
-  const float* data;
-  int64_t stride;
-};
-
-// Rows as float32: where they lie, or copied with padding. Enough for reading number by number.
-FloatRows AsFloats(const Problem& p, const RowsOf& from, float* copy) {
-  if (p.element == ElementType::kFloat32) {
-    return {static_cast<const float*>(from.data), from.stride};
-  }
-  CopyRows(p.element, from, copy, PaddedDim(from.count));
-  return {copy, PaddedDim(from.count)};
 }
 
 // QueryTile: some rows of one head, and what an item knows of them so far.
@@ -58,29 +44,31 @@ struct QueryTile {
   HeadRules rules;
   int64_t first_row;
   int rows;
-  float factor;   // of scores, to logarithms to base 2
-  FloatRows q;    // Q itself, or its copy
-  float* panels;  // Qᵀ, for few queries
-  float* o;       // [rows][v_stride]
+  float factor;  // of scores, to logarithms to base 2
+  float* o;      // [rows][v_stride]
   float max[kMaxQueryRows], sum[kMaxQueryRows];
   int64_t visible[kMaxQueryRows];
 };
 
 // ForwardPass: one item. K and V of a tile of keys are brought into place once and used by all of
-// the item's query tiles while they are in the second-level cache.
+// the item's query tiles while they are in the second-level cache. `Products` is ForwardProducts or
+// what has its interface.
+template <class Products>
 class ForwardPass {
  public:
-  ForwardPass(const ForwardCall& call, const ForwardRange& range, float* scratch)
+  ForwardPass(const ForwardCall& call, const ForwardRange& range, Products& products,
+              ScratchArena& scratch)
       : call_(call),
         p_(*call.problem),
         range_(range),
         sequence_(p_.SequenceAt(range.batch_index)),
-        few_(HasFewQueries(p_, sequence_.q_len)),
         dim_(static_cast<int>(p_.qk_head_dim)),
         v_dim_(static_cast<int>(p_.v_head_dim)),
-        q_stride_(PaddedDim(dim_)),
-        v_stride_(PaddedDim(v_dim_)) {
-    Layout(scratch);
+        v_stride_(PaddedDim(v_dim_)),
+        products_(products) {
+    o_ = scratch.Floats(range_.count * kMaxQueryRows * v_stride_);
+    s_ = scratch.Floats(kStripRows * kMaxKeyRows);
+    keep_ = scratch.Bytes(kMaxQueryRows * kMaxKeyRows);
   }
 
   void Run() {
@@ -100,34 +88,14 @@ class ForwardPass {
   }
 
  private:
-  void Layout(float* scratch) {
-    const float* end = scratch + kScratchFloats;
-    auto take = [&](int64_t floats) {
-      float* place = scratch;
-      scratch += floats;
-      return place;
-    };
-    q_copies_ = take(range_.count * kMaxQueryRows * q_stride_);
-    o_ = take(range_.count * kMaxQueryRows * v_stride_);
-    s_ = take(kMaxQueryRows * kMaxKeyRows);
-    keep_ = reinterpret_cast<uint8_t*>(take(kMaxQueryRows * kMaxKeyRows / 4));
-    k_ = take(kMaxKeyRows * q_stride_);
-    v_copy_ = take(kMaxKeyRows * v_stride_);
-    s_transposed_ = take(kMaxKeyRows * kFewQueries);
-    CHECK(scratch <= end);
-  }
+  static constexpr int kStripRows = Products::kStripRows;
 
   void Start(int n) {
     QueryTile& tile = *tiles_[n];
     const TensorStrides strides = QueryStrides(p_);
-    const RowsOf queries = RowsAt(
-        p_, call_.q, strides,
-        strides.Row(range_.batch_index, tile.rules.q_head, sequence_.q_begin + tile.first_row),
-        tile.rows, dim_);
-    float* copy = q_copies_ + n * kMaxQueryRows * q_stride_;
-    tile.panels = copy;
-    tile.q = AsFloats(p_, queries, few_ ? copy + kMaxPanelColumns * q_stride_ : copy);
-    if (few_) TransposeToPanels(tile.q.data, tile.q.stride, tile.rows, dim_, tile.panels);
+    const int64_t row =
+        strides.Row(range_.batch_index, tile.rules.q_head, sequence_.q_begin + tile.first_row);
+    products_.LoadQueries(n, RowsAt(p_, call_.q, strides, row, tile.rows, dim_));
     tile.o = o_ + n * kMaxQueryRows * v_stride_;
     std::memset(tile.o, 0, sizeof(float) * tile.rows * v_stride_);
     std::fill_n(tile.max, tile.rows, kHidden);
@@ -146,132 +114,53 @@ class ForwardPass {
       if (!FindSpans(tile.rules, scores_)) continue;
       if (!loaded) LoadKeys();
       loaded = true;
-      VisitTile(tile);
+      VisitTile(n);
     }
   }
 
-  // Brings K into panels, or with few queries into float rows, and V into float rows. Where K is
-  // packed and not float32 its rows pass through the space of S.
   void LoadKeys() {
     const int64_t row = sequence_.kv_begin + scores_.first_column;
-    const TensorStrides k_strides = KeyStrides(p_), v_strides = ValueStrides(p_);
-    const RowsOf keys =
-        RowsAt(p_, call_.k, k_strides, k_strides.Row(range_.batch_index, range_.kv_head, row),
-               scores_.columns, dim_);
-    keys_ = few_ ? AsFloats(p_, keys, k_) : FloatRows{k_, 0};
-    if (!few_) PackKeys(keys);
-    const RowsOf values =
-        RowsAt(p_, call_.v, v_strides, v_strides.Row(range_.batch_index, range_.kv_head, row),
-               scores_.columns, v_dim_);
-    values_ = static_cast<const float*>(values.data);
-    finite_ = Finite::kUnknown;
-    if (IsReadInPlace(p_, v_strides, v_dim_)) return;
-    values_ = v_copy_;
-    finite_ = CopyRows(p_.element, values, v_copy_, v_stride_) ? Finite::kYes : Finite::kNo;
+    auto rows = [&](const void* data, const TensorStrides& strides, int dim) {
+      return RowsAt(p_, data, strides, strides.Row(range_.batch_index, range_.kv_head, row),
+                    scores_.columns, dim);
+    };
+    products_.LoadKeys(rows(call_.k, KeyStrides(p_), dim_), rows(call_.v, ValueStrides(p_), v_dim_),
+                       s_);
   }
 
-  void PackKeys(const RowsOf& keys) {
-    const int64_t row_bytes = keys.stride * ElementBytes(p_.element);
-    for (int r = 0; r < keys.rows; r += kMaxPanelColumns) {
-      const RowsOf some = {static_cast<const uint8_t*>(keys.data) + r * row_bytes, keys.stride,
-                           HWY_MIN(kMaxPanelColumns, keys.rows - r), dim_};
-      const FloatRows k = AsFloats(p_, some, s_);
-      TransposeToPanels(k.data, k.stride, some.rows, dim_, k_ + int64_t{r} * dim_);
-    }
-  }
-
-  void VisitTile(QueryTile& tile) {
-    few_ ? ScoresOfFew(tile) : Scores(tile);
-    const bool full = scores_.full;
-    if (p_.dropout.threshold > 0) {
-      FillDropout(tile.rules, scores_, keep_, kMaxKeyRows);
-      full ? Softmax<false, true>(tile) : Softmax<true, true>(tile);
-    } else {
-      full ? Softmax<false, false>(tile) : Softmax<true, false>(tile);
-    }
-    AccumulateValues(tile);
-  }
-
-  void Scores(const QueryTile& tile) {
-    Multiply({.a = tile.q.data,
-              .a_row = tile.q.stride,
-              .a_k = 1,
-              .b = k_,
-              .b_k = kPanelColumns,
-              .b_panel = int64_t{dim_} * kPanelColumns,
-              .c = s_,
-              .c_row = kMaxKeyRows,
-              .rows = tile.rows,
-              .columns = scores_.columns,
-              .depth = dim_,
-              .accumulate = false,
-              .column_limits = scores_.full ? nullptr : scores_.columns_of_rows,
-              .depth_step = kLongDepthStep});
-  }
-
-  // Sᵀ = K·Qᵀ, turned around.
-  void ScoresOfFew(const QueryTile& tile) {
-    Multiply({.a = keys_.data,
-              .a_row = keys_.stride,
-              .a_k = 1,
-              .b = tile.panels,
-              .b_k = kPanelColumns,
-              .b_panel = int64_t{dim_} * kPanelColumns,
-              .c = s_transposed_,
-              .c_row = kFewQueries,
-              .rows = scores_.columns,
-              .columns = tile.rows,
-              .depth = dim_,
-              .accumulate = false,
-              .depth_step = kLongDepthStep});
-    for (int r = 0; r < tile.rows; ++r) {
-      for (int c = 0; c < scores_.columns; ++c) {
-        s_[r * kMaxKeyRows + c] = s_transposed_[c * kFewQueries + r];
+  void VisitTile(int n) {
+    QueryTile& tile = *tiles_[n];
+    const bool full = scores_.full, dropout = p_.dropout.threshold > 0;
+    if (dropout) FillDropout(tile.rules, scores_, keep_, kMaxKeyRows);
+    for (int row = 0; row < tile.rows; row += kStripRows) {
+      products_.Scores(n, scores_, row, s_);
+      const Span rows = {row, HWY_MIN(tile.rows, row + kStripRows)};
+      if (dropout) {
+        full ? Softmax<false, true>(tile, rows) : Softmax<true, true>(tile, rows);
+      } else {
+        full ? Softmax<false, false>(tile, rows) : Softmax<true, false>(tile, rows);
       }
+      products_.AddValues(scores_, row, s_, tile.o);
     }
   }
 
-  void AccumulateValues(QueryTile& tile) {
-    Product product = {.a = s_,
-                       .a_row = kMaxKeyRows,
-                       .a_k = 1,
-                       .b = values_,
-                       .b_k = v_stride_,
-                       .b_panel = kPanelColumns,
-                       .c = tile.o,
-                       .c_row = v_stride_,
-                       .rows = tile.rows,
-                       .columns = v_dim_,
-                       .depth = scores_.columns,
-                       .accumulate = true,
-                       .depth_limits = scores_.full ? nullptr : scores_.columns_of_rows,
-                       .depth_step = kLongDepthStep};
-    scores_.full || AreValuesFinite() ? Multiply(product) : MultiplyVisible(product);
-  }
-
-  // Looked for once a tile of keys, where a query tile sees some of them only.
-  bool AreValuesFinite() {
-    if (finite_ == Finite::kUnknown) {
-      const bool finite = AreFinite({values_, v_stride_, scores_.columns, v_dim_});
-      finite_ = finite ? Finite::kYes : Finite::kNo;
-    }
-    return finite_ == Finite::kYes;
-  }
+  // Row `r` of S, then of P.
+  float* ScoreRow(int r) const { return s_ + r % kStripRows * kMaxKeyRows; }
 
   // Some rows at a time: while one row's maximum is reduced, the exponentials of others can run.
   template <bool kMasked, bool kDropout>
-  void Softmax(QueryTile& tile) {
+  void Softmax(QueryTile& tile, const Span& rows) {
     constexpr int kStep = 8;
-    for (int first = 0; first < tile.rows; first += kStep) {
-      const int end = HWY_MIN(tile.rows, first + kStep);
+    for (int first = rows.begin; first < rows.end; first += kStep) {
+      const int end = HWY_MIN(rows.end, first + kStep);
       for (int r = first; r < end; ++r) {
-        float* s = s_ + r * kMaxKeyRows;
+        float* s = ScoreRow(r);
         const bool as_is = !kMasked && tile.rules.plain;
         tile.visible[r] += as_is ? scores_.columns : PrepareRow(tile.rules, scores_, r, s);
         UpdateMaximum(tile, r, s, WholeVectors(scores_.row(r)));
       }
       for (int r = first; r < end; ++r) {
-        float* s = s_ + r * kMaxKeyRows;
+        float* s = ScoreRow(r);
         const Span whole = WholeVectors(scores_.row(r));
         tile.sum[r] += ExponentialRow<kMasked, kDropout>(tile, r, s, whole);
         if (kMasked) {
@@ -366,32 +255,33 @@ class ForwardPass {
     return static_cast<float>(rescale);
   }
 
-  enum class Finite : uint8_t { kUnknown, kYes, kNo };
-
   const ForwardCall& call_;
   const Problem& p_;
   const ForwardRange range_;
   const Sequence sequence_;
-  const bool few_;  // K is not packed
   const int dim_, v_dim_;
-  const int64_t q_stride_, v_stride_;
+  const int64_t v_stride_;
+  Products& products_;
   std::optional<QueryTile> tiles_[kMaxTilesPerItem];
-  float* q_copies_;      // [tiles][kMaxQueryRows][q_stride]: Q unless it is float32, or panels
-  float* o_;             // [tiles][kMaxQueryRows][v_stride]
-  float* s_;             // [kMaxQueryRows][kMaxKeyRows]
-  uint8_t* keep_;        // [kMaxQueryRows][kMaxKeyRows]
-  float* k_;             // K in panels; as rows [keys][q_stride] with few queries
-  float* v_copy_;        // [keys][v_stride], unless V is read in place
-  float* s_transposed_;  // [keys][kFewQueries], with few queries
-  // Of the tile of keys in work:
-  FloatRows keys_ = {};            // with few queries
-  const float* values_ = nullptr;  // [keys][v_stride]
-  Finite finite_ = Finite::kUnknown;
+  float* o_;       // [tiles][kMaxQueryRows][v_stride]
+  float* s_;       // [kStripRows][kMaxKeyRows]
+  uint8_t* keep_;  // [kMaxQueryRows][kMaxKeyRows]
   ScoreTile scores_;
 };
 
 void ForwardItemImpl(const ForwardCall& call, const ForwardRange& range, float* scratch) {
-  ForwardPass(call, range, scratch).Run();
+  const Problem& p = *call.problem;
+  const int64_t q_len = p.SequenceAt(range.batch_index).q_len;
+  ScratchArena arena(scratch);
+#if HWY_TARGET == HWY_AVX3
+  if (const TileUnit* unit = TilesFor(p); unit != nullptr && !HasFewQueries(p, q_len)) {
+    const TileSession session(*unit);
+    TiledForwardProducts products(*unit, p, range.count, arena);
+    return ForwardPass(call, range, products, arena).Run();
+  }
+#endif
+  ForwardProducts products(p, q_len, range.count, arena);
+  ForwardPass(call, range, products, arena).Run();
 }
 
 // Multiplies for some milliseconds: the rate that a thread reaches in the products of a tile.
@@ -420,7 +310,13 @@ double MeasureFlopsPerSecondImpl(float* scratch) {
   return best;
 }
 
-const char* TargetNameImpl() { return hwy::TargetName(HWY_TARGET); }
+std::string TargetNameImpl() {
+  std::string name = hwy::TargetName(HWY_TARGET);
+#if HWY_TARGET == HWY_AVX3
+  if (const TileUnit* unit = MatrixTiles(); unit != nullptr) name += std::string("_") + unit->name;
+#endif
+  return name;
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace attnd

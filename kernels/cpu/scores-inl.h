@@ -76,6 +76,9 @@ struct ScoreTile {
   Span rows_of_columns[kMaxKeyRows / kTileRows + 1];
 
   Span row(int r) const { return full ? Span{0, columns} : spans[r]; }
+
+  // The columns that any of up to `count` rows from `first` sees.
+  Span columns_of(int first, int count) const;
 };
 
 inline Span Cut(const KeyRange& range, int64_t first, int count) {
@@ -88,6 +91,13 @@ inline Span Union(const Span& a, const Span& b) {
   if (a.empty()) return b;
   if (b.empty()) return a;
   return {HWY_MIN(a.begin, b.begin), HWY_MAX(a.end, b.end)};
+}
+
+inline Span ScoreTile::columns_of(int first, int count) const {
+  if (full) return {0, columns};
+  Span all;
+  for (int r = first; r < HWY_MIN(first + count, rows); ++r) all = Union(all, spans[r]);
+  return all;
 }
 
 inline void SummariseSpans(ScoreTile& tile) {
