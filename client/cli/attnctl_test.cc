@@ -81,7 +81,11 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   Outcome top = RunAttnctl("top --once --metrics http://127.0.0.1:1/");
   EXPECT_EQ(top.exit_code, 3);
   EXPECT_FALSE(absl::StrContains(top.output, "7070")) << top.output;  // not asked
-  EXPECT_EQ(RunAttnctl("run --in /no/such --out /no/where").exit_code, 4);
+  for (const char* in : {"/no/such", "/"}) {
+    Outcome unread = RunAttnctl(absl::StrCat("run --in ", in, " --out /no/where"));
+    EXPECT_EQ(unread.exit_code, 4);
+    EXPECT_TRUE(absl::StrContains(unread.output, absl::StrCat("cannot read ", in)));
+  }
 }
 
 TEST(Attnctl, TellsWhichFlagIsOfTheWrongKind) {
@@ -94,6 +98,13 @@ TEST(Attnctl, TellsWhichFlagIsOfTheWrongKind) {
   EXPECT_EQ(channels.exit_code, 2);
   EXPECT_TRUE(absl::StrContains(channels.output, "--channels: expected a whole number, got \"5s\""))
       << channels.output;
+}
+
+TEST(Attnctl, TellsOfAWrongProblemFlagBeforeItReadsAFile) {
+  Outcome dropout = RunAttnctl("run --in /no/such --out /no/where --dropout 1");
+  EXPECT_EQ(dropout.exit_code, 2);
+  EXPECT_TRUE(absl::StrContains(dropout.output, "--dropout: expected 0 to below 511/512, got 1"))
+      << dropout.output;
 }
 
 TEST(Attnctl, RunsIntoAnotherFileThanItsInput) {

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "attention/dropout.h"
 #include "base/status_macros.h"
 
@@ -27,7 +28,7 @@ constexpr Flag kFlags[] = {
     {"softcap", "FLOAT", "c of c·tanh(S/c); 0: none (0)"},
     {"causal", "{top_left,bottom_right}", "where the diagonal begins; alone: see --align (none)"},
     {"align", "{top_left,bottom_right} or INT",
-     "the same for a window, ALiBi and --causal alone, whose own is top_left (none)"},
+     "the same for a window, ALiBi and --causal alone; needed where lengths differ (none)"},
     {"window", "LEFT,RIGHT", "keys before and after; -1: unbounded (none)"},
     {"dropout", "FLOAT", "probability (0)"},
     {"dropout-seed", "UINT", "seed of dropout (0)"},
@@ -84,12 +85,10 @@ absl::Status ParseAlignment(const std::string& name, const std::string& text, Pr
   return SetAlignment(name, text, Alignment::kOffsets, {offset}, p);
 }
 
-// Comes after align, in the order of names.
+// Alone it leaves the diagonal to align and offsets; Validate refuses none where lengths differ.
 absl::Status ParseCausal(const std::string& text, Problem& p) {
   p.causal = true;
-  if (text != kCausalAlone) return ParseAlignment("causal", text, p);
-  if (p.alignment == Alignment::kUnspecified) p.alignment = Alignment::kTopLeft;
-  return absl::OkStatus();
+  return text == kCausalAlone ? absl::OkStatus() : ParseAlignment("causal", text, p);
 }
 
 absl::Status ParseWindow(const std::string& text, Problem& p) {
@@ -129,6 +128,13 @@ absl::Status Set(const std::string& name, const std::string& text, Problem& p) {
   return absl::OkStatus();
 }
 
+// What CLI11 is to say of a value, behind the flag's name; empty: it is one.
+std::string Complaint(const std::string& name, const std::string& value) {
+  Problem alone;
+  absl::Status status = Set(name, value, alone);
+  return std::string(absl::StripPrefix(status.message(), absl::StrCat(name, ": ")));
+}
+
 }  // namespace
 
 void ProblemFlags::AddTo(CLI::App& command) {
@@ -137,6 +143,7 @@ void ProblemFlags::AddTo(CLI::App& command) {
     CLI::Option* option = command.add_option_function<std::string>(
         "--" + name, [this, name](const std::string& value) { values_[name] = value; }, flag.help);
     option->group("Problem")->type_name(flag.values);
+    option->check([name](const std::string& value) { return Complaint(name, value); });
     if (name == "causal") option->expected(0, 1)->default_str(kCausalAlone);
   }
 }

@@ -16,7 +16,11 @@ absl::StatusOr<Problem> Parsed(std::vector<std::string> arguments,
   ProblemFlags flags;
   flags.AddTo(app);
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
-  app.parse(arguments);
+  try {
+    app.parse(arguments);
+  } catch (const CLI::ParseError& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
   absl::Status status = flags.Merge(metadata);
   if (!status.ok()) return status;
   Problem problem;
@@ -54,7 +58,9 @@ TEST(ProblemFlags, SetsEachOption) {
 TEST(ProblemFlags, TakesCausalWithoutAValueAndAnOffsetAsAlignment) {
   absl::StatusOr<Problem> p = Parsed({"--causal"});
   ASSERT_TRUE(p.ok()) << p.status();
-  EXPECT_EQ(p->alignment, Alignment::kTopLeft);
+  EXPECT_TRUE(p->causal);
+  // Validate then wants one where lengths differ; it is never guessed.
+  EXPECT_EQ(p->alignment, Alignment::kUnspecified);
   p = Parsed({"--align", "-3"});
   ASSERT_TRUE(p.ok()) << p.status();
   EXPECT_EQ(p->offsets, std::vector<int32_t>{-3});
@@ -90,14 +96,17 @@ TEST(ProblemFlags, NamesTheFlagThatIsWrong) {
   auto message = [](std::vector<std::string> arguments) {
     return std::string(Parsed(std::move(arguments)).status().message());
   };
-  EXPECT_EQ(message({"--window", "5"}), "window: expected LEFT,RIGHT, got 5");
-  EXPECT_EQ(message({"--window", "5,x"}), "window: expected an integer, got x");
-  EXPECT_EQ(message({"--dropout", "1"}), "dropout: expected 0 to below 511/512, got 1");
-  EXPECT_EQ(message({"--dropout", "nan"}), "dropout: expected 0 to below 511/512, got nan");
+  EXPECT_EQ(message({"--window", "5"}), "--window: expected LEFT,RIGHT, got 5");
+  EXPECT_EQ(message({"--window", "5,x"}), "--window: expected an integer, got x");
+  EXPECT_EQ(message({"--dropout", "1"}), "--dropout: expected 0 to below 511/512, got 1");
+  EXPECT_EQ(message({"--dropout", "nan"}), "--dropout: expected 0 to below 511/512, got nan");
   EXPECT_EQ(message({"--causal", "3"}),
-            "causal: expected top_left, bottom_right or (align) an offset, got 3");
+            "--causal: expected top_left, bottom_right or (align) an offset, got 3");
   EXPECT_EQ(message({"--layout", "bhdl"}),
-            "layout: expected bhld, blhd, packed_thd or packed_htd, got bhdl");
+            "--layout: expected bhld, blhd, packed_thd or packed_htd, got bhdl");
+  EXPECT_EQ(message({"--causal="}), "");
+  EXPECT_EQ(Parsed({}, {{"dropout", "1"}}).status().message(),
+            "dropout: expected 0 to below 511/512, got 1");
   EXPECT_EQ(Parsed({}, {{"causl", "x"}}).status().message(),
             "causl: expected the name of a problem flag in the file's metadata, got causl");
   EXPECT_TRUE(Parsed({}, {{"format", "pt"}}).ok()) << "what PyTorch's writers put there";

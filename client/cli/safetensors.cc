@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -160,8 +161,10 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(std::string bytes) {
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::ostringstream bytes;
+  std::error_code none;  // a folder opens, and reads as empty
   bytes << file.rdbuf();
-  if (!file) return absl::NotFoundError(absl::StrCat("cannot read ", path));
+  if (!file || std::filesystem::is_directory(path, none))
+    return absl::NotFoundError(absl::StrCat("cannot read ", path));
   return Parse(std::move(bytes).str());
 }
 

@@ -128,6 +128,11 @@ TEST(TensorJob, NamesTheTensorThatIsWrong) {
       "I32", {1}, {reinterpret_cast<const std::byte*>(&offset), sizeof(offset)}};
   f.metadata = {{"causal", "true"}};
   EXPECT_EQ(f.Error(), "");
+  f.tensors.erase("offsets");
+  EXPECT_TRUE(absl::StartsWith(f.Error(), "problem.alignment: expected top_left, bottom_right or "))
+      << f.Error();
+  f.tensors["offsets"] = {
+      "I32", {1}, {reinterpret_cast<const std::byte*>(&offset), sizeof(offset)}};
   f.metadata = {{"align", "bottom_right"}};
   EXPECT_EQ(f.Error(),
             "align: expected the alignment that is given already, by align or the tensor offsets, "
