@@ -49,19 +49,26 @@ void HeldPeers::MakeRoomForAnAddress(absl::Time now) {
   if (addresses_.size() == kMostAddresses) addresses_.erase(addresses_.begin());
 }
 
-bool HeldPeers::Hold(int socket, absl::Duration time, std::function<void()> release) {
+absl::optional<HeldPeers::Key> HeldPeers::Hold(int socket, absl::Duration time,
+                                               std::function<void(Key)> release) {
   const absl::Time now = Time();
   absl::MutexLock lock(&mutex_);
-  if (stopped_) return false;
-  releases_.emplace(now + time, std::move(release));
+  if (stopped_) return absl::nullopt;
+  const absl::Duration due = absl::Ceil(now + time - absl::UnixEpoch(), kTick);
+  const Key key(absl::UnixEpoch() + due, ++total_);
+  releases_.emplace(key, std::move(release));
   ++now_;
-  ++total_;
-  changed_.Signal();
+  if (releases_.begin()->first == key) changed_.Signal();
   if (on_hold_ && now >= told_ + absl::Seconds(1)) {
     told_ = now;
     on_hold_(socket, time, total_);
   }
-  return true;
+  return key;
+}
+
+void HeldPeers::End(Key hold) {
+  absl::MutexLock lock(&mutex_);
+  now_ -= static_cast<int>(releases_.erase(hold));
 }
 
 void HeldPeers::Stop() {
@@ -80,14 +87,14 @@ void HeldPeers::LetGo() {
       changed_.Wait(&mutex_);
       continue;
     }
-    const absl::Duration left = releases_.begin()->first - Time();
+    const absl::Duration left = releases_.begin()->first.first - Time();
     if (!stopped_ && left > absl::ZeroDuration()) {
       changed_.WaitWithTimeout(&mutex_, left);
       continue;
     }
-    const auto release = std::move(releases_.extract(releases_.begin()).mapped());
+    const auto next = releases_.extract(releases_.begin());
     mutex_.Unlock();
-    release();
+    next.mapped()(next.key());
     --now_;
     mutex_.Lock();
   }

@@ -15,11 +15,13 @@
 #include <functional>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "base/wasted_work.h"
 
 namespace attnd {
@@ -43,8 +45,15 @@ class HeldPeers {
   absl::Duration Take(uint64_t address, double frames, absl::Time now);
   // How long a new connection of that address is to be held.
   absl::Duration FirstHold(uint64_t address, absl::Time now);
-  // Calls `release` after `time`. False when it has stopped: nobody is to be held any more.
-  bool Hold(int socket, absl::Duration time, std::function<void()> release);
+  // One hold: when it ends, and its number.
+  using Key = std::pair<absl::Time, int64_t>;
+  // Those who are due within so long are let go together: one wake-up serves them all.
+  static constexpr absl::Duration kTick = absl::Milliseconds(100);
+  // Calls `release` after `time`, or up to a tick later. None when it has stopped: nobody is to be
+  // held any more.
+  absl::optional<Key> Hold(int socket, absl::Duration time, std::function<void(Key)> release);
+  // Before its time; it may be about to be released just now.
+  void End(Key hold);
   // Lets go of all and returns. The listener is not called any more.
   void Stop();
 
@@ -69,7 +78,7 @@ class HeldPeers {
   absl::Mutex mutex_;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   absl::flat_hash_map<uint64_t, FrameBudget> addresses_ ABSL_GUARDED_BY(mutex_);
-  std::multimap<absl::Time, std::function<void()>> releases_ ABSL_GUARDED_BY(mutex_);
+  std::map<Key, std::function<void(Key)>> releases_ ABSL_GUARDED_BY(mutex_);
   absl::Time told_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   absl::Time looked_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // for full addresses
   absl::CondVar changed_;

@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,13 +17,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "base/check.h"
 #include "base/payload_receiver.h"
 
 namespace attnd {
 namespace {
 
-constexpr WastedWork::Limits kLimits = {.frames_per_second = 200};
+constexpr WastedWork::Limits kLimits = {.frames_per_second = 200,
+                                        .crumb_hold = absl::Milliseconds(300)};
 constexpr int kLongMs = 20000;
 const std::string kGreeting =
     std::string("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") + std::string("\0\0\0\4\0\0\0\0\0", 9);
@@ -30,6 +33,9 @@ const std::string kGreeting =
 const std::string kPing("\0\0\x08\6\0\0\0\0\0pingpong", 17);
 
 const std::string kPong("\0\0\x08\6\1\0\0\0\0pingpong", 17);
+
+const std::string kCrumb("\0\0\1\0\0\0\0\0\1x", 10);
+const std::string kEnough = std::string("\0\4\0\0\0\0\0\0\1", 9) + std::string(1024, 'x');
 
 std::string Pings(int count) {
   std::string pings;
@@ -76,6 +82,8 @@ class HeldPeersTest : public testing::Test {
     CHECK(inet_pton(AF_INET, from, &own.sin_addr) == 1);
     CHECK(bind(c.there, reinterpret_cast<sockaddr*>(&own), sizeof(own)) == 0);
     CHECK(connect(c.there, reinterpret_cast<sockaddr*>(&to), size) == 0);
+    const int yes = 1;
+    CHECK(setsockopt(c.there, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes)) == 0);
     c.here = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     CHECK(c.here >= 0);
     PayloadReceiver::Attach(c.here, Http2Follower::Peer::kClient, held_);
@@ -125,6 +133,14 @@ class HeldPeersTest : public testing::Test {
     while (Poll(0) > 0) {
     }
     ASSERT_EQ(held_->now(), 1);
+  }
+
+  // Until it is held.
+  void SendCrumbs(size_t n) {
+    while (held_->now() == 0) {
+      Send(n, kCrumb);
+      ASSERT_GT(Poll(kLongMs), 0);
+    }
   }
 
   std::shared_ptr<HeldPeers> held_ = std::make_shared<HeldPeers>(kLimits, nullptr);
@@ -219,6 +235,47 @@ TEST_F(HeldPeersTest, TellsOfAnEndAfterTheBytesThatCameBeforeIt) {
   }
 }
 
+TEST_F(HeldPeersTest, ReadsWhoIsHeldForCrumbsAtOnceWhenHeSendsMore) {
+  WastedWork::Limits limits = kLimits;
+  limits.crumb_hold = absl::Hours(1);
+  held_ = std::make_shared<HeldPeers>(limits, nullptr);
+  const size_t peer = Connect();
+  for (int round = 0; round < 20; ++round) {
+    SendCrumbs(peer);
+    EXPECT_EQ(Poll(0), 0);
+    Send(peer, kCrumb);
+    EXPECT_EQ(Poll(0), 0) << "not enough";
+    Send(peer, kEnough);
+    EXPECT_EQ(Poll(0), 1);
+    EXPECT_EQ(connections_[peer].got, connections_[peer].sent);
+    EXPECT_EQ(held_->now(), 0);
+    Send(peer, kPong);
+    EXPECT_EQ(Poll(0), 1) << "and whatever comes then";
+  }
+  EXPECT_EQ(held_->total(), 20);
+}
+
+TEST_F(HeldPeersTest, ReadsWhoIsHeldForCrumbsNowAndThen) {
+  const size_t peer = Connect();
+  SendCrumbs(peer);
+  for (int round = 0; round < 5; ++round) {
+    Send(peer, kCrumb);
+    EXPECT_EQ(Poll(kLongMs), 1);
+    EXPECT_EQ(connections_[peer].got, connections_[peer].sent);
+  }
+}
+
+// Longer than that, and whatever comes.
+TEST_F(HeldPeersTest, HoldsWhoFloodsWhileHeldForCrumbs) {
+  const size_t peer = Connect();
+  SendCrumbs(peer);
+  Flood(peer);
+  const size_t before = connections_[peer].got;
+  Send(peer, Pings(500));
+  EXPECT_EQ(Poll(static_cast<int>(absl::ToInt64Milliseconds(2 * kLimits.crumb_hold))), 0);
+  EXPECT_EQ(connections_[peer].got, before);
+}
+
 TEST_F(HeldPeersTest, ForgetsThatAConnectionWasHeldWhenItsNumberIsAnothers) {
   const size_t flood = Connect();
   Flood(flood);
@@ -247,8 +304,9 @@ TEST_F(HeldPeersTest, LosesNothingOfAnybody) {
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int n = 0; n < 12; ++n) Connect(n % 2 == 0 ? "127.0.0.1" : "127.0.0.2");
-  for (int step = 0; step < 400; ++step) {
-    Send(random() % 12, Pings(static_cast<int>(random() % 10)));
+  for (int step = 0; step < 1000; ++step) {
+    Send(random() % 6, Pings(static_cast<int>(random() % 20)));
+    Send(6 + random() % 6, random() % 20 == 0 ? kEnough : kCrumb);
     Poll(0);
   }
   auto waits = [](const Connection& c) { return c.got < c.sent; };
@@ -284,19 +342,44 @@ TEST(HeldPeers, RemembersALimitedNumberOfAddresses) {
   EXPECT_EQ(held.addresses(), 1u) << "the others have paid";
 }
 
+TEST(HeldPeers, ForgetsAHoldThatEndsBeforeItsTime) {
+  HeldPeers held(kLimits, nullptr);
+  std::vector<HeldPeers::Key> released;
+  auto release = [&](HeldPeers::Key key) { released.push_back(key); };
+  const auto first = held.Hold(5, absl::Hours(1), release);
+  const auto second = held.Hold(5, absl::Hours(1), release);
+  for (int n = 0; n < 2; ++n) {
+    held.End(*first);
+    EXPECT_EQ(held.now(), 1);
+  }
+  held.Stop();
+  EXPECT_EQ(released, std::vector<HeldPeers::Key>({*second}));
+  held.End(*second);
+  EXPECT_EQ(held.now(), 0);
+}
+
+TEST(HeldPeers, LetsGoOfWhoIsDueFirst) {
+  HeldPeers held(kLimits, nullptr);
+  held.Hold(5, absl::Hours(1), [](HeldPeers::Key) {});
+  for (int n = 0; n < 5; ++n) {
+    absl::Notification released;
+    held.Hold(6, absl::Milliseconds(1), [&](HeldPeers::Key) { released.Notify(); });
+    released.WaitForNotification();
+  }
+}
+
 TEST(HeldPeers, TellsItsListenerOnceASecond) {
   std::vector<int> told;
   HeldPeers held(kLimits, [&](int socket, absl::Duration, int64_t) { told.push_back(socket); });
   int released = 0;
-  for (int socket : {5, 6, 7}) {
-    EXPECT_TRUE(held.Hold(socket, absl::Hours(1), [&] { ++released; }));
-  }
+  auto release = [&](HeldPeers::Key) { ++released; };
+  for (int socket : {5, 6, 7}) EXPECT_TRUE(held.Hold(socket, absl::Hours(1), release));
   EXPECT_EQ(held.now(), 3);
   held.Stop();
   EXPECT_EQ(told, std::vector<int>({5}));
   EXPECT_EQ(released, 3);
   EXPECT_EQ(held.total(), 3);
-  EXPECT_FALSE(held.Hold(8, absl::Hours(1), [&] { ++released; }));
+  EXPECT_FALSE(held.Hold(8, absl::Hours(1), release));
 }
 
 }  // namespace

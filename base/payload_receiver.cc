@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <netinet/in.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -54,38 +55,16 @@ uint64_t CookieOf(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0 ? cookie : 0;
 }
 
-int PeerOf(int socket) {
-  sockaddr_storage there{};
-  socklen_t size = sizeof(there);
-  if (getpeername(socket, reinterpret_cast<sockaddr*>(&there), &size) != 0) return kNoPeer;
-  if (there.ss_family == AF_INET) {
-    return ntohs(reinterpret_cast<const sockaddr_in&>(there).sin_port);
-  }
-  if (there.ss_family == AF_INET6) {
-    return ntohs(reinterpret_cast<const sockaddr_in6&>(there).sin6_port);
-  }
-  return there.ss_family == AF_UNIX ? kUnixPeer : kNoPeer;
-}
-int PeerOf(const std::string& grpcs_name) {
+int PortOf(const std::string& grpcs_name) {
   if (absl::StartsWith(grpcs_name, "unix")) return kUnixPeer;
   int port = kNoPeer;
   const bool is_number = absl::SimpleAtoi(grpcs_name.substr(grpcs_name.rfind(':') + 1), &port);
   return is_number ? port : kNoPeer;
 }
 
-// The first 64 bits of an IPv6 address, which one peer has for itself; 0: no such address.
-uint64_t AddressOf(int socket) {
-  sockaddr_storage there{};
-  socklen_t size = sizeof(there);
-  if (getpeername(socket, reinterpret_cast<sockaddr*>(&there), &size) != 0) return 0;
-  if (there.ss_family == AF_INET) {
-    return reinterpret_cast<const sockaddr_in&>(there).sin_addr.s_addr;
-  }
-  if (there.ss_family != AF_INET6) return 0;
-  const in6_addr& six = reinterpret_cast<const sockaddr_in6&>(there).sin6_addr;
-  uint64_t address = 0;
-  std::memcpy(&address, IN6_IS_ADDR_V4MAPPED(&six) ? six.s6_addr + 8 : six.s6_addr, 8);
-  return address;
+int64_t BytesThere(int socket) {
+  int bytes = 0;
+  return ioctl(socket, FIONREAD, &bytes) == 0 ? bytes : 0;
 }
 
 void SetLeastToTell(int socket, int bytes) {
@@ -189,13 +168,28 @@ PayloadReceiver::PayloadReceiver(int socket, Http2Follower::Peer peer,
     : socket_(socket),
       cookie_(CookieOf(socket)),
       peer_(PeerOf(socket)),
-      address_(AddressOf(socket)),
       held_peers_(std::move(held)),
       follower_(peer, socket) {
-  const bool is_tcp = peer_ > 0;
+  const bool is_tcp = peer_.port > 0;
   if (held_peers_ != nullptr && held_peers_->limits().frames_per_second > 0 && is_tcp) {
     wasted_.emplace(held_peers_->limits(), HeldPeers::Time());
   }
+}
+
+PayloadReceiver::PeerName PayloadReceiver::PeerOf(int socket) {
+  sockaddr_storage there{};
+  socklen_t size = sizeof(there);
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&there), &size) != 0) return {};
+  if (there.ss_family == AF_INET) {
+    const auto& four = reinterpret_cast<const sockaddr_in&>(there);
+    return {ntohs(four.sin_port), four.sin_addr.s_addr};
+  }
+  if (there.ss_family != AF_INET6) return {there.ss_family == AF_UNIX ? kUnixPeer : kNoPeer};
+  const auto& six = reinterpret_cast<const sockaddr_in6&>(there);
+  const bool is_four = IN6_IS_ADDR_V4MAPPED(&six.sin6_addr);
+  PeerName name = {ntohs(six.sin6_port)};
+  std::memcpy(&name.address, six.sin6_addr.s6_addr + (is_four ? 8 : 0), sizeof(name.address));
+  return name;
 }
 
 std::shared_ptr<PayloadReceiver> PayloadReceiver::Attach(int socket, Http2Follower::Peer peer,
@@ -211,7 +205,7 @@ std::shared_ptr<PayloadReceiver> PayloadReceiver::Attach(int socket, Http2Follow
 // Held, where its address is in debt.
 void PayloadReceiver::Begin() {
   absl::MutexLock lock(&mutex_);
-  if (wasted_.has_value()) HoldFor(held_peers_->FirstHold(address_, HeldPeers::Time()));
+  if (wasted_.has_value()) TakeHold({held_peers_->FirstHold(peer_.address, HeldPeers::Time())});
 }
 
 std::unique_ptr<PayloadReceiver::Placing> PayloadReceiver::Place(const void* first_message,
@@ -228,20 +222,29 @@ PayloadReceiver::Placing::~Placing() {
 
 int64_t PayloadReceiver::PlacedBytes() { return placed_bytes; }
 
+bool PayloadReceiver::IsAnothers() const { return CookieOf(socket_) != cookie_; }
+
+// Asked where it matters alone, since that is a system call: to have followed what another socket
+// of this number brings does no harm.
 ssize_t PayloadReceiver::Receive(msghdr& message) {
-  if (CookieOf(socket_) != cookie_) return ReceiveUnfollowed(socket_, message, 0);
   absl::MutexLock lock(&mutex_);
-  if (held_) return ReceiveHeld();
-  const ssize_t got = ReceiveSome(message);
+  if ((hold_.has_value() || follower_.placing() > 0) && IsAnothers()) {
+    return ReceiveUnfollowed(socket_, message, 0);
+  }
+  return hold_.has_value() ? ReceiveHeld(message) : ReceiveSome(message);
+}
+
+ssize_t PayloadReceiver::ReceiveSome(msghdr& message) {
+  const ssize_t got = ReceiveAndFollow(message);
   if (got > 0 && wasted_.has_value()) {
     const absl::Time now = HeldPeers::Time();
-    HoldFor(wasted_->EndRead(
-        now, [&](double frames) { return held_peers_->Take(address_, frames, now); }));
+    TakeHold(wasted_->EndRead(
+        now, [&](double frames) { return held_peers_->Take(peer_.address, frames, now); }));
   }
   return got;
 }
 
-ssize_t PayloadReceiver::ReceiveSome(msghdr& message) {
+ssize_t PayloadReceiver::ReceiveAndFollow(msghdr& message) {
   if (follower_.lost()) {
     const ssize_t got = ReceiveUnfollowed(socket_, message, 0);
     if (got > 0 && wasted_.has_value()) {
@@ -260,27 +263,37 @@ ssize_t PayloadReceiver::ReceiveSome(msghdr& message) {
 }
 
 // Of an end nothing would tell a second time.
-ssize_t PayloadReceiver::ReceiveHeld() {
+ssize_t PayloadReceiver::ReceiveHeld(msghdr& message) {
   char byte;
-  const ssize_t got = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  if (got <= 0) return got;
-  errno = EAGAIN;
-  return -1;
+  const ssize_t there = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (there <= 0) return there;
+  if (BytesThere(socket_) < until_bytes_) {
+    errno = EAGAIN;
+    return -1;
+  }
+  held_peers_->End(*std::exchange(hold_, absl::nullopt));
+  const ssize_t got = ReceiveSome(message);
+  if (!hold_.has_value()) SetLeastToTell(socket_, 1);  // after the read, or it would tell of that
+  return got;
 }
 
-void PayloadReceiver::HoldFor(absl::Duration time) {
-  if (time == absl::ZeroDuration()) return;
-  auto release = [receiver = weak_from_this()] {
-    if (auto held = receiver.lock()) held->Release();
+void PayloadReceiver::TakeHold(const WastedWork::Hold& hold) {
+  if (hold.time == absl::ZeroDuration() || IsAnothers()) return;
+  auto release = [receiver = weak_from_this()](HeldPeers::Key key) {
+    if (auto held = receiver.lock()) held->Release(key);
   };
-  held_ = held_peers_->Hold(socket_, time, std::move(release));
-  if (held_) SetLeastToTell(socket_, kHeldBytes);
+  hold_ = held_peers_->Hold(socket_, hold.time, std::move(release));
+  until_bytes_ = hold.until_bytes;
+  const int64_t least = std::min<int64_t>(until_bytes_, kHeldBytes);
+  if (hold_.has_value()) SetLeastToTell(socket_, static_cast<int>(least));
 }
 
-void PayloadReceiver::Release() {
+// That hold may have ended before its time, and another have begun.
+void PayloadReceiver::Release(HeldPeers::Key hold) {
   absl::MutexLock lock(&mutex_);
-  held_ = false;
-  if (CookieOf(socket_) == cookie_) SetLeastToTell(socket_, 1);
+  if (hold_ != hold) return;
+  hold_.reset();
+  if (!IsAnothers()) SetLeastToTell(socket_, 1);
 }
 
 // As long as the socket has what was asked for: a read for each payload with a place, and beside
@@ -317,7 +330,7 @@ std::unique_ptr<PayloadReceiver::Placing> PlaceMessagesFrom(const std::string& p
                                                             const void* first_message,
                                                             MessagePlacer& placer) {
   auto receiver = Table::Get().Find(Http2Follower::OwnerOf(first_message));
-  if (receiver == nullptr || receiver->peer_ != PeerOf(peer)) return nullptr;
+  if (receiver == nullptr || receiver->peer_.port != PortOf(peer)) return nullptr;
   return receiver->Place(first_message, placer);
 }
 

@@ -10,9 +10,10 @@
 // that does not, nothing is placed, and all is as without.
 //
 // A peer that makes the server work for nothing is not read for a while (held_peers.h): until then
-// a read finds nothing, unless the connection has ended, and SO_RCVLOWAT keeps the kernel from
-// telling of what comes. Lowering it makes the kernel tell of what is there (tcp_set_rcvlowat), so
-// that nothing is lost with edge-triggered events. Of TCP alone: a unix socket does not tell.
+// a read finds nothing, unless the connection has ended or as many bytes are there as end the hold,
+// and SO_RCVLOWAT keeps the kernel from telling of fewer. Lowering it makes the kernel tell of what
+// is there (tcp_set_rcvlowat), so that nothing is lost with edge-triggered events. Of TCP alone: a
+// unix socket does not tell.
 //
 // Threads: any. A placer is called by the thread that receives.
 #pragma once
@@ -78,22 +79,30 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
   friend std::unique_ptr<Placing> PlaceMessagesFrom(const std::string& peer,
                                                     const void* first_message,
                                                     MessagePlacer& placer);
+  struct PeerName {
+    int port = 0;          // as far as it had one when it was attached
+    uint64_t address = 0;  // the first 64 bits of IPv6's, which one peer has for itself; 0: none
+  };
+  static PeerName PeerOf(int socket);
+
   void Begin();
+  bool IsAnothers() const;
   ssize_t ReceiveSome(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  ssize_t ReceiveAndFollow(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ssize_t ReceiveFollowed(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  ssize_t ReceiveHeld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void HoldFor(absl::Duration time) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Release();
+  ssize_t ReceiveHeld(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeHold(const WastedWork::Hold& hold) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Release(HeldPeers::Key hold);
 
   const int socket_;
   const uint64_t cookie_;  // of the socket: its number may be given to another
-  const int peer_;         // its port, as far as it had one when it was attached
-  const uint64_t address_;
+  const PeerName peer_;
   const std::shared_ptr<HeldPeers> held_peers_;  // the server's, which a connection may outlive
   absl::Mutex mutex_;
   Http2Follower follower_ ABSL_GUARDED_BY(mutex_);
   absl::optional<WastedWork> wasted_ ABSL_GUARDED_BY(mutex_);
-  bool held_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::optional<HeldPeers::Key> hold_ ABSL_GUARDED_BY(mutex_);
+  int64_t until_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // that end it
 };
 
 // The same among all connections, of a call from `peer`, which is gRPC's name for it. The message

@@ -58,7 +58,7 @@ void WastedWork::TakeHeaderByte(uint8_t byte) {
 }
 
 void WastedWork::BeginFrame() {
-  frame_left_ = header_[0] << 16 | header_[1] << 8 | header_[2];
+  frame_bytes_ = frame_left_ = header_[0] << 16 | header_[1] << 8 | header_[2];
   frame_type_ = header_[3];
   const uint8_t flags = header_[4];
   const bool ends_call = (frame_type_ == kData || frame_type_ == kHeaders) && (flags & kEndStream);
@@ -87,6 +87,8 @@ void WastedWork::TakePayload(int64_t bytes) {
   if (frame_type_ == kData) {
     has_data_ = true;
     data_bytes_ += bytes;
+    // The end of what was worth a read is too: somebody may wait for it.
+    if (frame_left_ == 0 && frame_bytes_ >= kEnoughBytes) data_bytes_ += kCrumbBytes;
   }
   if (frame_type_ != kHeaders && frame_type_ != kContinuation) return;
   const int64_t before = std::max(headers_, limits_.header_bytes);
@@ -95,7 +97,7 @@ void WastedWork::TakePayload(int64_t bytes) {
   budget_.Add(-static_cast<double>(beyond) / kFrameBytes);
 }
 
-bool WastedWork::TakeCrumbs() {
+WastedWork::Hold WastedWork::TakeCrumbs(absl::Time now) {
   constexpr int64_t kFull = kMostCrumbs * kCrumbBytes;
   if (has_data_) crumb_bytes_ = std::min(crumb_bytes_ + data_bytes_ - kCrumbBytes, kFull);
   if (ends_call_) crumb_bytes_ = kFull;
@@ -103,7 +105,12 @@ bool WastedWork::TakeCrumbs() {
   crumb_bytes_ = std::max<int64_t>(crumb_bytes_, 0);
   data_bytes_ = 0;
   has_data_ = ends_call_ = false;
-  return too_many;
+  if (!too_many) return {};
+  const bool lacks_less = frame_type_ == kData && frame_bytes_ >= kEnoughBytes && frame_left_ > 0;
+  // Of those who began together each is let go at another time.
+  const auto chance = static_cast<double>(absl::ToUnixNanos(now) % 1000) / 1000;
+  return {.time = limits_.crumb_hold * ((2 + chance) / 3),
+          .until_bytes = lacks_less ? std::min(frame_left_, kEnoughBytes) : kEnoughBytes};
 }
 
 }  // namespace attnd

@@ -9,8 +9,9 @@
 //            `frames_per_second`, and what it lacks it takes from its address (held_peers.h).
 //            Window updates and acknowledgements are free, since large replies bring many.
 //   crumbs   Reads that bring a few bytes of data and end no call: kMostCrumbs without larger ones
-//            between them. From then on the client is read once per kCrumbHold, as long as a read
-//            brings fewer than kCrumbBytes.
+//            between them. From then on, as long as a read brings fewer than kCrumbBytes, the
+//            client is read when kEnoughBytes are there, or what a frame of as many lacks, and
+//            otherwise every two to three seconds (crumb_hold), not all of a crowd at once.
 //
 // It looks at frame headers alone, so nothing that a peer does in between hides a frame. What does
 // not begin as HTTP/2 (TLS) is not looked at.
@@ -20,6 +21,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -49,10 +51,15 @@ class WastedWork {
   struct Limits {
     double frames_per_second = 0;  // 0: whatever they want
     int64_t header_bytes = 16 << 10;
+    absl::Duration crumb_hold = absl::Seconds(3);  // the longest
+  };
+  // Not to be read for `time`, if that is not zero, or until so many bytes are there.
+  struct Hold {
+    absl::Duration time;
+    int64_t until_bytes = std::numeric_limits<int64_t>::max();
   };
   static constexpr int64_t kFrameBytes = 256;
-  static constexpr int64_t kMostCrumbs = 16, kCrumbBytes = 256;
-  static constexpr absl::Duration kCrumbHold = absl::Seconds(1);
+  static constexpr int64_t kMostCrumbs = 16, kCrumbBytes = 256, kEnoughBytes = 1024;
 
   // Times: of any clock that does not go back.
   WastedWork(const Limits& limits, absl::Time now);
@@ -60,17 +67,17 @@ class WastedWork {
   // The next bytes from the peer; or so many that lie within a DATA frame.
   void Feed(absl::Span<const uint8_t> bytes);
   void Skip(int64_t bytes);
-  // After each read: how long there should be none, zero or more. `take(frames)` says it of so many
-  // that the connection lacks.
+  // After each read. `take(frames)` says for how long who lacks so many is to be held.
   template <class Take>
-  absl::Duration EndRead(absl::Time now, Take take) {
-    const absl::Duration crumbs = TakeCrumbs() ? kCrumbHold : absl::ZeroDuration();
+  Hold EndRead(absl::Time now, Take take) {
+    const Hold crumbs = TakeCrumbs(now);
     if (budget_.frames() >= 0) return crumbs;
     budget_.Grow(now);
     const double lacking = -budget_.frames();
     if (lacking <= 0) return crumbs;
     budget_.Add(lacking);
-    return std::max(crumbs, absl::Duration(take(lacking)));
+    const absl::Duration debt = take(lacking);
+    return debt > absl::ZeroDuration() ? Hold{debt} : crumbs;
   }
 
  private:
@@ -79,14 +86,14 @@ class WastedWork {
   void BeginFrame();
   void TakePayload(int64_t bytes);
   void EndCall();
-  bool TakeCrumbs();
+  Hold TakeCrumbs(absl::Time now);
 
   const Limits limits_;
   bool is_http2_ = true;
   int preface_ = 0, header_got_ = 0;  // bytes of them that have come
   uint8_t header_[kFrameHeaderBytes];
   // The frame that is being received.
-  int64_t frame_left_ = 0;
+  int64_t frame_bytes_ = 0, frame_left_ = 0;
   uint8_t frame_type_ = 0;
   int64_t headers_ = 0;     // bytes of the block of headers
   int64_t open_calls_ = 0;  // of which more must come

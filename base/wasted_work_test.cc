@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
+#include <set>
 #include <string>
 
 namespace attnd {
@@ -31,22 +33,26 @@ class Peer {
 
   absl::Duration Read(const std::string& bytes) {
     work_.Feed({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
-    return work_.EndRead(now_, [this](double frames) {
+    hold_ = work_.EndRead(now_, [this](double frames) {
       address_ -= frames;
       return address_ < 0 ? kHeld : absl::ZeroDuration();
     });
+    return hold_.time;
   }
   absl::Duration Read(const std::string& bytes, int times) {
     absl::Duration longest;
     for (int n = 0; n < times; ++n) longest = std::max(longest, Read(bytes));
     return longest;
   }
+  // The bytes that end the last hold.
+  int64_t until_bytes() const { return hold_.until_bytes; }
   void Wait(absl::Duration time) { now_ += time; }
   WastedWork& work() { return work_; }
 
  private:
   absl::Time now_ = absl::UnixEpoch();
   double address_ = kAddressHas;
+  WastedWork::Hold hold_;
   WastedWork work_{kLimits, now_};
 };
 
@@ -148,11 +154,44 @@ TEST(WastedWork, HoldsWhoSendsCrumbsUntilMoreComesAtOnce) {
   int reads = 0;
   while (peer.Read(kCrumb) == absl::ZeroDuration()) ASSERT_LE(++reads, 2 * WastedWork::kMostCrumbs);
   EXPECT_EQ(reads, WastedWork::kMostCrumbs);
-  EXPECT_EQ(peer.Read(kCrumb + kCrumb), WastedWork::kCrumbHold);
+  EXPECT_GT(peer.Read(kCrumb + kCrumb), absl::ZeroDuration());
+  EXPECT_EQ(peer.until_bytes(), WastedWork::kEnoughBytes);
   EXPECT_EQ(peer.Read(Frame(kData, 0, 3 * WastedWork::kCrumbBytes)), absl::ZeroDuration());
   EXPECT_EQ(peer.Read(kCrumb), absl::ZeroDuration());
   EXPECT_EQ(peer.Read(Frame(kData, kEndStream, 1)), absl::ZeroDuration());
   EXPECT_EQ(peer.Read(kCrumb, WastedWork::kMostCrumbs), absl::ZeroDuration());
+}
+
+TEST(WastedWork, LetsThoseWhoBeganTogetherGoOneByOne) {
+  Peer peer;
+  peer.Read(kCrumb, WastedWork::kMostCrumbs);
+  std::set<absl::Duration> times;
+  for (int n = 0; n < 1000; ++n) {
+    times.insert(peer.Read(kCrumb));
+    peer.Wait(absl::Nanoseconds(1));
+  }
+  EXPECT_EQ(times.size(), 1000u);
+  EXPECT_EQ(*times.begin(), kLimits.crumb_hold * (2.0 / 3));
+  EXPECT_LT(*times.rbegin(), kLimits.crumb_hold);
+}
+
+// By the rest of small ones it would be read every few bytes.
+TEST(WastedWork, LetsTheRestOfALargeFrameEndAHoldAndItsEndBeNoCrumb) {
+  constexpr int64_t kEnough = WastedWork::kEnoughBytes;
+  for (int64_t bytes : {kEnough - 1, kEnough, 2 * kEnough}) {
+    SCOPED_TRACE(bytes);
+    Peer peer;
+    peer.Read(kCrumb, WastedWork::kMostCrumbs + 1);
+    const std::string frame = Frame(kData, 0, static_cast<size_t>(bytes));
+    peer.Read(frame.substr(0, 9));
+    for (int64_t left = bytes - 1; left > 0; --left) {
+      EXPECT_GT(peer.Read("x"), absl::ZeroDuration());
+      EXPECT_EQ(peer.until_bytes(), bytes < kEnough ? kEnough : std::min(left, kEnough));
+    }
+    EXPECT_EQ(peer.Read("x") > absl::ZeroDuration(), bytes < kEnough);
+    EXPECT_GT(peer.Read(kCrumb), absl::ZeroDuration());
+    EXPECT_EQ(peer.until_bytes(), kEnough);
+  }
 }
 
 TEST(WastedWork, CountsWhatWasReadElsewhere) {
@@ -169,7 +208,8 @@ TEST(WastedWork, SaysNothingOfWhatIsNotHttp2) {
   WastedWork work(kLimits, absl::UnixEpoch());
   const std::string bytes(100000, '\x16');
   work.Feed({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
-  EXPECT_EQ(work.EndRead(absl::UnixEpoch(), [](double) { return kHeld; }), absl::ZeroDuration());
+  EXPECT_EQ(work.EndRead(absl::UnixEpoch(), [](double) { return kHeld; }).time,
+            absl::ZeroDuration());
 }
 
 }  // namespace

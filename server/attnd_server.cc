@@ -378,8 +378,11 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AttndServer::Credential
 
 void AttndServer::HoldWastefulPeers() {
   const TransportOptions& transport = options_.transport;
-  const WastedWork::Limits limits = {.frames_per_second = transport.max_wasted_frames,
-                                     .header_bytes = transport.max_metadata_bytes};
+  const WastedWork::Limits limits = {
+      .frames_per_second = transport.max_wasted_frames,
+      .header_bytes = transport.max_metadata_bytes,
+      // So that no stream is cut for what was read late.
+      .crumb_hold = std::min(WastedWork::Limits().crumb_hold, transport.streams.idle / 3)};
   auto on_hold = [this](int socket, absl::Duration time, int64_t total) {
     log_.Warning("peer_held", {{"peer", PeerOf(socket)},
                                {"seconds", absl::ToDoubleSeconds(time)},
