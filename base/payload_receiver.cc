@@ -1,6 +1,7 @@
 #include "base/payload_receiver.h"
 
 #include <dlfcn.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
@@ -65,6 +66,13 @@ int PortOf(const std::string& grpcs_name) {
 int64_t BytesThere(int socket) {
   int bytes = 0;
   return ioctl(socket, FIONREAD, &bytes) == 0 ? bytes : 0;
+}
+
+int64_t BytesSent(int socket) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
+  return static_cast<int64_t>(info.tcpi_bytes_acked);
 }
 
 void SetLeastToTell(int socket, int bytes) {
@@ -239,7 +247,8 @@ ssize_t PayloadReceiver::ReceiveSome(msghdr& message) {
   if (got > 0 && wasted_.has_value()) {
     const absl::Time now = HeldPeers::Time();
     TakeHold(wasted_->EndRead(
-        now, [&](double frames) { return held_peers_->Take(peer_.address, frames, now); }));
+        now, [&] { return BytesSent(socket_); },
+        [&](double frames) { return held_peers_->Take(peer_.address, frames, now); }));
   }
   return got;
 }

@@ -1,6 +1,7 @@
 #include "base/wasted_work.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/string_view.h"
 
@@ -17,7 +18,7 @@ enum Type : uint8_t {
   kWindowUpdate = 8,
   kContinuation = 9
 };
-constexpr uint8_t kEndStream = 1, kAck = 1;
+constexpr uint8_t kEndStream = 1, kAck = 1, kEndHeaders = 4;
 
 }  // namespace
 
@@ -27,9 +28,10 @@ void FrameBudget::Grow(absl::Time now) {
 }
 
 WastedWork::WastedWork(const Limits& limits, absl::Time now)
-    : limits_(limits), budget_(0, limits.frames_per_second, now) {}
+    : limits_(limits), budget_(0, limits.frames_per_second, now), grown_at_(now) {}
 
 void WastedWork::Feed(absl::Span<const uint8_t> bytes) {
+  bytes_ += static_cast<int64_t>(bytes.size());
   while (!bytes.empty() && is_http2_) {
     if (frame_left_ > 0) {
       const int64_t part = std::min<int64_t>(frame_left_, static_cast<int64_t>(bytes.size()));
@@ -43,6 +45,7 @@ void WastedWork::Feed(absl::Span<const uint8_t> bytes) {
 }
 
 void WastedWork::Skip(int64_t bytes) {
+  bytes_ += bytes;
   if (bytes > 0) TakePayload(bytes);
 }
 
@@ -60,36 +63,55 @@ void WastedWork::TakeHeaderByte(uint8_t byte) {
 void WastedWork::BeginFrame() {
   frame_bytes_ = frame_left_ = header_[0] << 16 | header_[1] << 8 | header_[2];
   frame_type_ = header_[3];
-  const uint8_t flags = header_[4];
-  const bool ends_call = (frame_type_ == kData || frame_type_ == kHeaders) && (flags & kEndStream);
-  const bool is_ack = (frame_type_ == kSettings || frame_type_ == kPing) && (flags & kAck);
-  const bool has_use = frame_type_ == kWindowUpdate || frame_type_ == kContinuation || is_ack ||
-                       (frame_type_ == kData && (frame_left_ > 0 || ends_call));
-  if (!has_use) budget_.Add(-1);
+  frame_flags_ = header_[4];
+  const bool is_ack = (frame_type_ == kSettings || frame_type_ == kPing) && (frame_flags_ & kAck);
+  if (is_ack || frame_type_ == kWindowUpdate) {
+    --answers_;
+    answers_now_ = true;
+    return;
+  }
+  budget_.Add(-CostOfFrame());
   if (frame_type_ == kHeaders) {
     headers_ = 0;
     ++open_calls_;
   }
   if (frame_type_ == kResetStream && open_calls_ > 0) --open_calls_;
-  if (ends_call) EndCall();
+  if ((frame_type_ == kData || frame_type_ == kHeaders) && (frame_flags_ & kEndStream)) EndCall();
 }
 
-// Of a call that was not begun nothing is given back.
+double WastedWork::CostOfFrame() const {
+  const bool is_data = frame_type_ == kData, is_headers = frame_type_ == kContinuation;
+  if (!is_data && !is_headers) return 1;
+  if (frame_flags_ & (is_data ? kEndStream : kEndHeaders)) return 0;
+  if (frame_bytes_ == 0) return 1;
+  return frame_bytes_ < kFrameBytes ? kPieceCost : 0;
+}
+
+// The end of no call costs too.
 void WastedWork::EndCall() {
-  ends_call_ = true;
-  if (open_calls_ == 0) return;
+  ends_call_ = open_calls_ > 0;
+  budget_.Add(ends_call_ ? 1 : -1);
+  if (!ends_call_) return;
   --open_calls_;
-  budget_.Add(1);
+  answers_ = std::min(answers_ + kAnswersToACall, kMostAnswers);
+}
+
+// What nothing explains costs.
+void WastedWork::TakeAnswers(int64_t sent) {
+  const int64_t more = std::max<int64_t>(sent - answered_, 0) / kAnsweredBytes;
+  answered_ += more * kAnsweredBytes;
+  answers_ += std::min(more, kMostAnswers);
+  if (answers_ >= 0) return;
+  budget_.Add(static_cast<double>(answers_));
+  answers_ = 0;
+  answers_now_ = false;
 }
 
 void WastedWork::TakePayload(int64_t bytes) {
   frame_left_ -= bytes;
-  if (frame_type_ == kData) {
-    has_data_ = true;
-    data_bytes_ += bytes;
-    // The end of what was worth a read is too: somebody may wait for it.
-    if (frame_left_ == 0 && frame_bytes_ >= kEnoughBytes) data_bytes_ += kCrumbBytes;
-  }
+  // The end of what was worth a read is too: somebody may wait for it.
+  const bool is_large_data = frame_type_ == kData && frame_bytes_ >= kEnoughBytes;
+  if (is_large_data && frame_left_ == 0) bytes_ += kCrumbBytes;
   if (frame_type_ != kHeaders && frame_type_ != kContinuation) return;
   const int64_t before = std::max(headers_, limits_.header_bytes);
   headers_ += bytes;
@@ -98,13 +120,15 @@ void WastedWork::TakePayload(int64_t bytes) {
 }
 
 WastedWork::Hold WastedWork::TakeCrumbs(absl::Time now) {
-  constexpr int64_t kFull = kMostCrumbs * kCrumbBytes;
-  if (has_data_) crumb_bytes_ = std::min(crumb_bytes_ + data_bytes_ - kCrumbBytes, kFull);
-  if (ends_call_) crumb_bytes_ = kFull;
-  const bool too_many = has_data_ && crumb_bytes_ < 0;
-  crumb_bytes_ = std::max<int64_t>(crumb_bytes_, 0);
-  data_bytes_ = 0;
-  has_data_ = ends_call_ = false;
+  constexpr double kFull = kMostCrumbs * kCrumbBytes;
+  const double waited = absl::FDivDuration(now - grown_at_, kCrumbTime);
+  grown_at_ = now;
+  const int64_t bytes = std::exchange(bytes_, 0);
+  const double more = static_cast<double>(bytes - kCrumbBytes) + waited * kCrumbBytes;
+  crumb_bytes_ += std::exchange(answers_now_, false) ? std::max(more, 0.0) : more;
+  if (std::exchange(ends_call_, false)) crumb_bytes_ = kFull;
+  const bool too_many = is_http2_ && crumb_bytes_ < 0;
+  crumb_bytes_ = std::clamp(crumb_bytes_, 0.0, kFull);
   if (!too_many) return {};
   const bool lacks_less = frame_type_ == kData && frame_bytes_ >= kEnoughBytes && frame_left_ > 0;
   // Of those who began together each is let go at another time.

@@ -4,14 +4,18 @@
 // Two kinds make a server work for nothing, and others wait meanwhile (docs/PERFORMANCE.md,
 // Floods):
 //   frames   A call costs one when it begins and gives it back when the client has sent all of it.
-//            One reset, a setting, a ping, a priority, an empty or an unknown frame costs one, and
-//            so do kFrameBytes of headers beyond what a call may have. A connection may waste
-//            `frames_per_second`, and what it lacks it takes from its address (held_peers.h).
-//            Window updates and acknowledgements are free, since large replies bring many.
-//   crumbs   Reads that bring a few bytes of data and end no call: kMostCrumbs without larger ones
-//            between them. From then on, as long as a read brings fewer than kCrumbBytes, the
-//            client is read when kEnoughBytes are there, or what a frame of as many lacks, and
-//            otherwise every two to three seconds (crumb_hold), not all of a crowd at once.
+//            One reset, a setting, a ping, a priority, an end of no call, an empty or an unknown
+//            frame costs one, and so do kFrameBytes of headers beyond what a call may have; a piece
+//            of less than kFrameBytes of data or headers that does not end them, kPieceCost. A
+//            connection may waste `frames_per_second`, and what it lacks it takes from its address
+//            (held_peers.h). Window updates and acknowledgements answer to what the client got:
+//            they are free as far as that explains them, kAnswersToACall for each call that it has
+//            sent whole and one for each kAnsweredBytes.
+//   crumbs   Reads that bring a few bytes and neither end a call nor answer: kMostCrumbs of them
+//            without larger ones, or kCrumbTime, between them. From then on, as long as a read
+//            brings fewer than kCrumbBytes, the client is read when kEnoughBytes are there, or what
+//            a frame of as many lacks, and otherwise every two to three seconds (crumb_hold), not
+//            all of a crowd at once.
 //
 // It looks at frame headers alone, so nothing that a peer does in between hides a frame. What does
 // not begin as HTTP/2 (TLS) is not looked at.
@@ -59,7 +63,10 @@ class WastedWork {
     int64_t until_bytes = std::numeric_limits<int64_t>::max();
   };
   static constexpr int64_t kFrameBytes = 256;
+  static constexpr double kPieceCost = 0.25;
+  static constexpr int64_t kAnswersToACall = 4, kAnsweredBytes = 1024, kMostAnswers = 16384;
   static constexpr int64_t kMostCrumbs = 16, kCrumbBytes = 256, kEnoughBytes = 1024;
+  static constexpr absl::Duration kCrumbTime = absl::Seconds(4);
 
   // Times: of any clock that does not go back.
   WastedWork(const Limits& limits, absl::Time now);
@@ -67,9 +74,11 @@ class WastedWork {
   // The next bytes from the peer; or so many that lie within a DATA frame.
   void Feed(absl::Span<const uint8_t> bytes);
   void Skip(int64_t bytes);
-  // After each read. `take(frames)` says for how long who lacks so many is to be held.
-  template <class Take>
-  Hold EndRead(absl::Time now, Take take) {
+  // After each read. `sent()` says how many bytes the client has got so far, `take(frames)` for how
+  // long who lacks so many is to be held.
+  template <class Sent, class Take>
+  Hold EndRead(absl::Time now, Sent sent, Take take) {
+    if (answers_ < 0) TakeAnswers(sent());
     const Hold crumbs = TakeCrumbs(now);
     if (budget_.frames() >= 0) return crumbs;
     budget_.Grow(now);
@@ -84,8 +93,10 @@ class WastedWork {
   static constexpr int kPrefaceBytes = 24, kFrameHeaderBytes = 9;
   void TakeHeaderByte(uint8_t byte);
   void BeginFrame();
+  double CostOfFrame() const;
   void TakePayload(int64_t bytes);
   void EndCall();
+  void TakeAnswers(int64_t sent);
   Hold TakeCrumbs(absl::Time now);
 
   const Limits limits_;
@@ -94,15 +105,18 @@ class WastedWork {
   uint8_t header_[kFrameHeaderBytes];
   // The frame that is being received.
   int64_t frame_bytes_ = 0, frame_left_ = 0;
-  uint8_t frame_type_ = 0;
+  uint8_t frame_type_ = 0, frame_flags_ = 0;
   int64_t headers_ = 0;     // bytes of the block of headers
   int64_t open_calls_ = 0;  // of which more must come
 
   FrameBudget budget_;
+  int64_t answers_ = kAnswersToACall;  // that may come
+  int64_t answered_ = 0;               // bytes of what it got
   // Of the current read.
-  int64_t data_bytes_ = 0;
-  bool has_data_ = false, ends_call_ = false;
-  int64_t crumb_bytes_ = kMostCrumbs * kCrumbBytes;  // that it may leave out
+  int64_t bytes_ = 0;
+  bool ends_call_ = false, answers_now_ = false;
+  double crumb_bytes_ = kMostCrumbs * kCrumbBytes;  // that it may leave out
+  absl::Time grown_at_;
 };
 
 }  // namespace attnd

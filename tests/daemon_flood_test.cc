@@ -318,6 +318,45 @@ TEST(DaemonFlood, HoldsWhoWastesWorkAndAnswersHisCallsLater) {
   EXPECT_GT(daemon.server().connections_held(), 0);
 }
 
+// gRPC merely reads them, as fast as they come, and each such connection keeps a thread of it busy.
+TEST(DaemonFlood, AnswersOthersBesideFloodsOfSmallFrames) {
+  struct {
+    const char* name;
+    RawHttp2::Frame type;
+    uint8_t flags;
+    uint32_t stream;
+    std::string payload;
+  } const floods[] = {
+      {"window updates", RawHttp2::kWindowUpdate, 0, 0, std::string("\0\0\0\1", 4)},
+      {"acknowledgements", RawHttp2::kPing, RawHttp2::kAck, 0, "12345678"},
+      {"empty settings", RawHttp2::kSettings, RawHttp2::kAck, 0, ""},
+      {"empty headers", RawHttp2::kContinuation, 0, 1, ""},
+      {"pieces of data", RawHttp2::kData, 0, 99, "x"},
+  };
+  for (const auto& flood : floods) {
+    SCOPED_TRACE(flood.name);
+    auto daemon = std::make_unique<Daemon>(std::make_unique<ReferenceBackend>());
+    ExpectHealthy(*daemon);
+    auto send = [&flood, address = daemon->address()] {
+      RawHttp2 peer(address);
+      peer.Greet();
+      const bool begun = flood.type == RawHttp2::kContinuation;
+      peer.Send(RawHttp2::kHeaders, begun ? 0 : RawHttp2::kEndHeaders, 1,
+                RawHttp2::CallHeaders("/attnd.v1.Attention/ForwardStream"));
+      while (!peer.ended()) {
+        peer.Flood(1000, flood.type, flood.flags, flood.stream, flood.payload);
+        peer.ReadWhatIsThere();
+      }
+    };
+    std::vector<std::thread> senders;
+    for (int n = 0; n < 16; ++n) senders.emplace_back(send);
+    while (daemon->server().connections_held() == 0) std::this_thread::yield();
+    ExpectHealthy(*daemon);
+    daemon.reset();  // ends the senders' connections
+    for (std::thread& sender : senders) sender.join();
+  }
+}
+
 TEST(DaemonFlood, HoldsNobodyWhoCallsALotAndCancelsNowAndThen) {
   Daemon daemon(std::make_unique<ReferenceBackend>());
   auto channel = daemon.NewChannel();

@@ -60,13 +60,22 @@ class RawHttp2 {
   }
 
   void Send(Frame type, uint8_t flags, uint32_t stream, absl::string_view payload) {
+    SendBytes(Encode(type, flags, stream, payload));
+  }
+  // The same frame `times` times at once.
+  void Flood(int times, Frame type, uint8_t flags, uint32_t stream, absl::string_view payload) {
+    std::string frames;
+    for (int n = 0; n < times; ++n) frames += Encode(type, flags, stream, payload);
+    SendBytes(frames);
+  }
+  static std::string Encode(Frame type, uint8_t flags, uint32_t stream, absl::string_view payload) {
     std::string frame;
     for (int shift : {16, 8, 0}) frame.push_back(static_cast<char>(payload.size() >> shift));
     frame.push_back(static_cast<char>(type));
     frame.push_back(static_cast<char>(flags));
     for (int shift : {24, 16, 8, 0}) frame.push_back(static_cast<char>(stream >> shift));
     frame.append(payload.data(), payload.size());
-    SendBytes(frame);
+    return frame;
   }
 
   // The start of a call.

@@ -2,12 +2,13 @@
 //
 //   headers    connections send blocks of headers that are far too large, and start again
 //   resets     streams are begun and reset at once, some after their header
+//   frames     connections send small frames that gRPC merely reads
 //   slow       1,000 connections send a call's bytes one by one
 //   idle       10,000 connections do nothing
 //
 // Quiet pieces and those beside a crowd take turns, so that a machine that changes is seen; medians
 // of the rounds. Daemon and crowd are processes of their own, which send as fast as the daemon
-// takes it: the headers by a thread for each connection, else by one.
+// takes it: headers and frames by a thread for each connection, else by one.
 //
 //     bazel build //tests/benchmarks:flood_latency //tests/benchmarks:null_attnd
 //     bazel-bin/tests/benchmarks/flood_latency bazel-bin/tests/benchmarks/null_attnd
@@ -26,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
@@ -116,6 +117,32 @@ void FloodResets() {
   }
 }
 
+void SendFrames(RawHttp2::Frame type, uint8_t flags, uint32_t stream, std::string payload) {
+  for (std::unique_ptr<RawHttp2> peer;;) {
+    if (peer == nullptr || peer->ended() || peer->going_away()) {
+      peer = std::make_unique<RawHttp2>(kAddress);
+      peer->Greet();
+      const bool begun = type == RawHttp2::kContinuation;
+      peer->Send(RawHttp2::kHeaders, begun ? 0 : RawHttp2::kEndHeaders, 1,
+                 RawHttp2::CallHeaders(kStream));
+    }
+    peer->Flood(1000, type, flags, stream, payload);
+    peer->ReadWhatIsThere();
+  }
+}
+
+void FloodFrames() {
+  std::vector<std::thread> senders;
+  for (int n = 0; n < 2; ++n) {
+    senders.emplace_back(SendFrames, RawHttp2::kWindowUpdate, 0, 0, std::string("\0\0\0\1", 4));
+    senders.emplace_back(SendFrames, RawHttp2::kPing, RawHttp2::kAck, 0, "12345678");
+    senders.emplace_back(SendFrames, RawHttp2::kSettings, RawHttp2::kAck, 0, "");
+    senders.emplace_back(SendFrames, RawHttp2::kContinuation, 0, 1, "");
+    senders.emplace_back(SendFrames, RawHttp2::kData, 0, 99, "x");
+  }
+  for (std::thread& sender : senders) sender.join();
+}
+
 void SendSlowly() {
   const std::string chunk = RawHttp2::MessagePrefix(1000) + std::string(900, 'x');
   const std::string header = HeaderMessage();
@@ -199,8 +226,14 @@ std::pair<Latency, Latency> Compare(AttentionClient& client, const Crowding& cro
 }
 
 int Main(int argc, char** argv) {
+  const bool has_only = argc > 2 && absl::string_view(argv[1]) == "--only";
+  const absl::string_view only = has_only ? argv[2] : "";
+  argc -= has_only ? 2 : 0;
+  argv += has_only ? 2 : 0;
   if (argc < 2) {
-    std::fprintf(stderr, "usage: %s path/to/null_attnd [flag of attnd]...\n", argv[0]);
+    std::fprintf(
+        stderr,
+        "usage: flood_latency [--only PART_OF_A_NAME] path/to/null_attnd [flag of it]...\n");
     return 2;
   }
   rlimit files{};
@@ -221,6 +254,7 @@ int Main(int argc, char** argv) {
     void (*crowd)();
   } floods[] = {{"floods of headers", FloodHeaders},
                 {"streams reset as they begin", FloodResets},
+                {"floods of small frames", FloodFrames},
                 {"1,000 slow connections", SendSlowly},
                 {"10,000 idle connections", StayIdle}};
   std::vector<Crowding> crowds;
@@ -240,6 +274,7 @@ int Main(int argc, char** argv) {
       "4 KiB calls, microseconds, p50 / p90 / p99, medians of %d\n%-30s %26s %26s %8s failed\n",
       kRounds, "", "quiet", "beside it", "p99");
   for (size_t n = 0; n < crowds.size(); ++n) {
+    if (!absl::StrContains(floods[n].name, only)) continue;
     const auto [quiet, beside] = Compare(*client, crowds[n]);
     std::printf("%-30s %8.0f %8.0f %8.0f %8.0f %8.0f %8.0f %+7.0f %% %4.0f\n", floods[n].name,
                 quiet.p50, quiet.p90, quiet.p99, beside.p50, beside.p90, beside.p99,
