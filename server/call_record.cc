@@ -1,5 +1,7 @@
 #include "server/call_record.h"
 
+#include <grpc/support/time.h>
+
 #include <optional>
 #include <utility>
 
@@ -19,11 +21,13 @@ void AddPushback(const absl::Status& status, grpc::CallbackServerContext& contex
                               absl::StrCat(absl::ToInt64Milliseconds(*delay)));
 }
 
-// A deadline further away than any call may take is none.
+// As gRPC holds it: std::chrono's system clock ends in 2262, and callers for whom a deadline is a
+// formality are beyond that.
 absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
-  auto deadline = context.deadline();
-  if (deadline == std::chrono::system_clock::time_point::max()) return absl::InfiniteFuture();
-  return absl::FromChrono(deadline);
+  gpr_timespec deadline = gpr_convert_clock_type(context.raw_deadline(), GPR_CLOCK_REALTIME);
+  bool none = gpr_time_cmp(deadline, gpr_inf_future(GPR_CLOCK_REALTIME)) == 0;
+  return none ? absl::InfiniteFuture()
+              : absl::FromUnixSeconds(deadline.tv_sec) + absl::Nanoseconds(deadline.tv_nsec);
 }
 
 }  // namespace

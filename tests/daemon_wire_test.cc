@@ -207,6 +207,23 @@ TEST(DaemonWire, GoesOnBesideConnectionsThatSpeakNonsenseOrStopHalfway) {
   ExpectHealthy(daemon);
 }
 
+// What Go sends for its longest time, 292 years, and the longest that gRPC knows: beyond the end of
+// std::chrono's system clock.
+TEST(DaemonWire, TakesDeadlinesOfAnyLength) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  const std::string request = MakeForward(SmallProblem(), 1).SerializeAsString();
+  for (const char* timeout : {"2562047H", "99999999H"}) {
+    RawHttp2 peer(daemon.address());
+    peer.Greet();
+    peer.StartCall(1, "/attnd.v1.Attention/Forward", {{"grpc-timeout", timeout}});
+    peer.SendData(1, RawHttp2::MessagePrefix(static_cast<uint32_t>(request.size())) + request);
+    peer.Send(RawHttp2::kData, RawHttp2::kEndStream, 1, "");
+    while (peer.answers() == 0) peer.Read(100);
+    for (int n = 0; n < 20 && peer.bytes_of(1) == 0; ++n) peer.Read(100);
+    EXPECT_GT(peer.bytes_of(1), 0) << timeout;
+  }
+}
+
 TEST(DaemonWire, KeepsMemoryBoundedForReadersThatNeverRead) {
   ServerOptions options = TestOptions();
   options.admission.max_deadline = absl::Seconds(1);
