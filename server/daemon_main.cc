@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/service_notify.h"
+#include "base/standard_streams.h"
 #include "base/status_macros.h"
 #include "base/transport_tuning.h"
 #include "base/version.h"
@@ -206,6 +207,7 @@ bool AsksForCheck(int argc, char** argv) {
 }  // namespace
 
 int DaemonMain(int argc, char** argv, const EngineFactory& make_engines) {
+  OccupyStandardStreams();
   TuneProcess();
   // Before any thread starts, so that only DrainOnSignal ever sees them.
   sigset_t signals = StopSignals();

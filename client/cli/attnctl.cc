@@ -7,6 +7,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "base/flag_kinds.h"
+#include "base/standard_streams.h"
 #include "base/transport_tuning.h"
 #include "base/version.h"
 #include "client/cli/bench_command.h"
@@ -41,6 +42,7 @@ int AfterOutput(int exit_code) {
 }
 
 int Main(int argc, char** argv) {
+  OccupyStandardStreams();
   TuneForTransport();
   CLI::App app("attnctl: look at, check, measure and use an attnd daemon", "attnctl");
   app.set_version_flag("--version", absl::StrCat("attnctl ", VersionString()));
