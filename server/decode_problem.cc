@@ -24,12 +24,15 @@ absl::Status DecodeSizes(const v1::Problem& wire, Problem& p) {
   p.qk_head_dim = wire.qk_head_dim();
   p.v_head_dim = wire.v_head_dim();
   if (wire.element() == v1::ELEMENT_UNSPECIFIED) {
-    return FieldError(reason::kBadDtype, "problem.element", "float16, bfloat16 or float32",
+    return FieldError(reason::kBadDtype, "problem.element",
+                      "ELEMENT_FLOAT16, ELEMENT_BFLOAT16 or ELEMENT_FLOAT32",
                       "ELEMENT_UNSPECIFIED");
   }
   p.element = static_cast<ElementType>(wire.element());
   if (wire.layout() == v1::LAYOUT_UNSPECIFIED) {
-    return FieldError(reason::kBadShape, "problem.layout", "a layout", "LAYOUT_UNSPECIFIED");
+    return FieldError(reason::kBadShape, "problem.layout",
+                      "LAYOUT_BHLD, LAYOUT_BLHD, LAYOUT_PACKED_THD or LAYOUT_PACKED_HTD",
+                      "LAYOUT_UNSPECIFIED");
   }
   p.layout = static_cast<Layout>(wire.layout());
   return absl::OkStatus();
@@ -104,7 +107,8 @@ absl::Status DecodeMaskAndBias(const v1::Problem& wire, Problem& p) {
   if (wire.has_bias()) {
     ASSIGN_OR_RETURN(BroadcastShape shape, DecodeShape("problem.bias.shape", wire.bias().shape()));
     if (wire.bias().element() == v1::ELEMENT_UNSPECIFIED) {
-      return FieldError(reason::kBadDtype, "problem.bias.element", "float16, bfloat16 or float32",
+      return FieldError(reason::kBadDtype, "problem.bias.element",
+                        "ELEMENT_FLOAT16, ELEMENT_BFLOAT16 or ELEMENT_FLOAT32",
                         "ELEMENT_UNSPECIFIED");
     }
     p.bias =

@@ -6,9 +6,12 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "server/status_details.h"
 
@@ -16,6 +19,7 @@ namespace attnd {
 namespace {
 
 using google::protobuf::Descriptor;
+using google::protobuf::EnumDescriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormat;
 using google::protobuf::internal::WireFormatLite;
@@ -267,6 +271,18 @@ absl::Status Checker::CountEntry(const Path& path) {
                     "more");
 }
 
+// "ELEMENT_FLOAT16, ELEMENT_BFLOAT16 or ELEMENT_FLOAT32"
+std::string ValuesOf(const EnumDescriptor& type) {
+  std::vector<absl::string_view> names;
+  for (int n = 0; n < type.value_count(); ++n) {
+    const std::string& name = type.value(n)->name();
+    if (!absl::EndsWith(name, "_UNSPECIFIED")) names.push_back(name);
+  }
+  const absl::string_view last = names.back();
+  names.pop_back();
+  return absl::StrCat(absl::StrJoin(names, ", "), " or ", last);
+}
+
 absl::Status Checker::Varint(const FieldDescriptor& field, const Path& path, uint64_t* value) {
   if (!in_.ReadVarint64(value)) {
     return FieldError(reason::kMalformedMessage, path.Text(), "a varint", "truncated bytes");
@@ -286,7 +302,7 @@ absl::Status Checker::VarintInRange(const FieldDescriptor& field, const Path& pa
                    field.enum_type()->FindValueByNumber(static_cast<int>(value)) != nullptr;
       if (known) return absl::OkStatus();
       return Classified(absl::InvalidArgumentError(
-          absl::StrCat(path.Text(), ": expected a value of ", field.enum_type()->name(), ", got ",
+          absl::StrCat(path.Text(), ": expected ", ValuesOf(*field.enum_type()), ", got ",
                        static_cast<int64_t>(value))));
     }
     case FieldDescriptor::CPPTYPE_UINT32:

@@ -222,7 +222,7 @@ std::vector<Violation> Violations() {
       {"UnknownElement",
        {unknown},
        "BAD_DTYPE",
-       "problem.element: expected a value of Element, got 9"},
+       "problem.element: expected ELEMENT_FLOAT16, ELEMENT_BFLOAT16 or ELEMENT_FLOAT32, got 9"},
       {"BadProblem",
        {bad},
        "BAD_SHAPE",
