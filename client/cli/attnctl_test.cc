@@ -69,6 +69,7 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   EXPECT_EQ(RunAttnctl("bench --concurrency-range 2:1").exit_code, 2);
   EXPECT_EQ(RunAttnctl("bench --export table.txt").exit_code, 2);
   EXPECT_EQ(RunAttnctl("--address , info").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("--address 127.0.0.1:1,localhost info").exit_code, 2);
   EXPECT_EQ(RunAttnctl("top --metrics https://127.0.0.1:1/").exit_code, 2);
   Outcome timeout = RunAttnctl("--timeout 0 info");
   EXPECT_EQ(timeout.exit_code, 2);

@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "client/cli/printable.h"
+#include "client/cpp/address.h"
 
 namespace attnd {
 namespace {
@@ -28,7 +29,12 @@ bool WantsColor() {
 
 std::string CheckAddresses(const std::string& addresses) {
   const std::vector<std::string> each = absl::StrSplit(addresses, ',', absl::SkipEmpty());
-  return each.empty() ? "expected host:port or unix:path, got nothing" : "";
+  if (each.empty()) return "expected host:port or unix:path, got nothing";
+  for (const std::string& address : each) {
+    absl::Status status = CheckAddress(address);
+    if (!status.ok()) return std::string(status.message());
+  }
+  return "";
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "client/cpp/address.h"
 #include "client/cpp/credentials.h"
 
 namespace attnd {
@@ -30,8 +31,9 @@ absl::Status OutOfRange(absl::string_view option, absl::string_view expected, in
 absl::Status ValidateOptions(const ClientOptions& o) {
   if (o.addresses.empty()) return OutOfRange("addresses", "at least one", 0);
   for (const std::string& address : o.addresses) {
-    if (address.empty()) {
-      return absl::InvalidArgumentError("addresses: expected host:port or unix:path, got \"\"");
+    absl::Status status = CheckAddress(address);
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("addresses: ", status.message()));
     }
   }
   if (o.channels_per_address < 1 || o.channels_per_address > 64) {
