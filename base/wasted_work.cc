@@ -68,12 +68,14 @@ void WastedWork::BeginFrame() {
   if (is_ack || frame_type_ == kWindowUpdate) {
     --answers_;
     answers_now_ = true;
+    acknowledges_ |= frame_type_ == kSettings;
     return;
   }
   budget_.Add(-CostOfFrame());
   if (frame_type_ == kHeaders) {
     headers_ = 0;
     ++open_calls_;
+    ++(acknowledges_ ? calls_after_ : calls_before_);
   }
   if (frame_type_ == kResetStream && open_calls_ > 0) --open_calls_;
   if ((frame_type_ == kData || frame_type_ == kHeaders) && (frame_flags_ & kEndStream)) EndCall();
@@ -94,6 +96,15 @@ void WastedWork::EndCall() {
   if (!ends_call_) return;
   --open_calls_;
   answers_ = std::min(answers_ + kAnswersToACall, kMostAnswers);
+}
+
+// From the acknowledgement on none are.
+void WastedWork::TakeUnlimitedCalls(bool is_limited) {
+  const int64_t calls = calls_before_ + (is_limited ? 0 : calls_after_);
+  budget_.Add(-kUnlimitedCall * static_cast<double>(calls));
+  calls_before_ = calls_after_ = 0;
+  acknowledges_ = false;
+  is_limited_ = is_limited;
 }
 
 // What nothing explains costs.

@@ -4,6 +4,8 @@
 // Two kinds make a server work for nothing, and others wait meanwhile (docs/PERFORMANCE.md,
 // Floods):
 //   frames   A call costs one when it begins and gives it back when the client has sent all of it.
+//            gRPC 1.51 limits calls at a time once the client acknowledges its settings; until
+//            then, or when that came before the settings, each costs kUnlimitedCall besides.
 //            One reset, a setting, a ping, a priority, an end of no call, an empty or an unknown
 //            frame costs one, and so do kFrameBytes of headers beyond what a call may have; a piece
 //            of less than kFrameBytes of data or headers that does not end them, kPieceCost. A
@@ -63,7 +65,7 @@ class WastedWork {
     int64_t until_bytes = std::numeric_limits<int64_t>::max();
   };
   static constexpr int64_t kFrameBytes = 256;
-  static constexpr double kPieceCost = 0.25;
+  static constexpr double kPieceCost = 0.25, kUnlimitedCall = 32;
   static constexpr int64_t kAnswersToACall = 4, kAnsweredBytes = 1024, kMostAnswers = 16384;
   static constexpr int64_t kMostCrumbs = 16, kCrumbBytes = 256, kEnoughBytes = 1024;
   static constexpr absl::Duration kCrumbTime = absl::Seconds(4);
@@ -78,6 +80,7 @@ class WastedWork {
   // long who lacks so many is to be held.
   template <class Sent, class Take>
   Hold EndRead(absl::Time now, Sent sent, Take take) {
+    if (!is_limited_) TakeUnlimitedCalls(acknowledges_ && sent() >= kFrameHeaderBytes);
     if (answers_ < 0) TakeAnswers(sent());
     const Hold crumbs = TakeCrumbs(now);
     if (budget_.frames() >= 0) return crumbs;
@@ -96,6 +99,7 @@ class WastedWork {
   double CostOfFrame() const;
   void TakePayload(int64_t bytes);
   void EndCall();
+  void TakeUnlimitedCalls(bool is_limited);
   void TakeAnswers(int64_t sent);
   Hold TakeCrumbs(absl::Time now);
 
@@ -110,11 +114,13 @@ class WastedWork {
   int64_t open_calls_ = 0;  // of which more must come
 
   FrameBudget budget_;
+  bool is_limited_ = false;            // in calls at a time
   int64_t answers_ = kAnswersToACall;  // that may come
   int64_t answered_ = 0;               // bytes of what it got
   // Of the current read.
   int64_t bytes_ = 0;
-  bool ends_call_ = false, answers_now_ = false;
+  bool ends_call_ = false, answers_now_ = false, acknowledges_ = false;
+  int64_t calls_before_ = 0, calls_after_ = 0;      // its acknowledgement
   double crumb_bytes_ = kMostCrumbs * kCrumbBytes;  // that it may leave out
   absl::Time grown_at_;
 };

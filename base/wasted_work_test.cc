@@ -26,10 +26,18 @@ std::string Frame(uint8_t type, uint8_t flags, size_t bytes) {
   return frame + std::string("\0\0\0\1", 4) + std::string(bytes, 'x');
 }
 
+const std::string kAcknowledgement = Frame(kSettings, kAck, 0);
+
 // A peer and the clock by which it is watched.
 class Peer {
  public:
-  Peer() { EXPECT_EQ(Read(kPreface + Frame(kSettings, 0, 6)), absl::ZeroDuration()); }
+  enum Greeting { kAcknowledges, kDoesNot };
+  explicit Peer(Greeting greeting = kAcknowledges) {
+    EXPECT_EQ(Read(kPreface + Frame(kSettings, 0, 6)), absl::ZeroDuration());
+    Answer(9);
+    if (greeting == kDoesNot) return;
+    EXPECT_EQ(Read(kAcknowledgement), absl::ZeroDuration());
+  }
 
   absl::Duration Read(const std::string& bytes) {
     work_.Feed({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
@@ -125,7 +133,41 @@ TEST(WastedWork, HoldsWhoAnswersWhatHeDidNotGet) {
     const std::string read = answer + Frame(kData, 0, 5000);  // no crumb
     int reads = 0;
     while (peer.Read(read) == absl::ZeroDuration()) ASSERT_LE(++reads, 100);
-    EXPECT_EQ(reads, 10 + WastedWork::kAnswersToACall + kAddressHas - 1);
+    EXPECT_EQ(reads, 10 + WastedWork::kAnswersToACall - 1 + kAddressHas - 1) << "beside greetings";
+  }
+}
+
+TEST(WastedWork, LetsCallsPassThatFollowTheAcknowledgement) {
+  Peer peer(Peer::kDoesNot);
+  std::string calls = kAcknowledgement;
+  for (int n = 0; n < 1000; ++n) calls += kCall;
+  EXPECT_EQ(peer.Read(calls), absl::ZeroDuration());
+  EXPECT_EQ(peer.Read(kCall + kAcknowledgement + kCall, 1000), absl::ZeroDuration());
+}
+
+TEST(WastedWork, HoldsWhoCallsWithoutLimit) {
+  for (bool early : {false, true}) {
+    SCOPED_TRACE(early);
+    WastedWork work(kLimits, absl::UnixEpoch());
+    const std::string greeting =
+        kPreface + Frame(kSettings, 0, 6) + (early ? kAcknowledgement : std::string());
+    double lacks = 0;
+    auto read = [&](const std::string& bytes, int64_t sent) {
+      work.Feed({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+      work.EndRead(
+          absl::UnixEpoch(), [sent] { return sent; },
+          [&](double frames) {
+            lacks += frames;
+            return absl::ZeroDuration();
+          });
+    };
+    read(greeting + kCall, 8);
+    EXPECT_EQ(lacks, 1 + WastedWork::kUnlimitedCall);
+    for (int n = 0; n < 10; ++n) read(kCall, 9);
+    EXPECT_EQ(lacks, 1 + 11 * WastedWork::kUnlimitedCall);
+    read(kCall + kAcknowledgement + kCall, 9);
+    read(kCall, 9);
+    EXPECT_EQ(lacks, 1 + 12 * WastedWork::kUnlimitedCall);
   }
 }
 

@@ -62,6 +62,7 @@ std::vector<std::unique_ptr<RawHttp2>> StreamsOn(Daemon& daemon, int connections
   for (int n = 0; n < connections; ++n) {
     crowd.push_back(std::make_unique<RawHttp2>(daemon.address()));
     crowd.back()->Greet();
+    while (!crowd.back()->acknowledged()) crowd.back()->Read(100);
     for (int s = 0; s < streams; ++s) {
       crowd.back()->StartCall(static_cast<uint32_t>(2 * s + 1),
                               "/attnd.v1.Attention/ForwardStream");
@@ -355,6 +356,19 @@ TEST(DaemonFlood, AnswersOthersBesideFloodsOfSmallFrames) {
     daemon.reset();  // ends the senders' connections
     for (std::thread& sender : senders) sender.join();
   }
+}
+
+// gRPC has no limit of such a peer's calls at a time.
+TEST(DaemonFlood, HoldsWhoCallsALotAndAcknowledgesNoSettings) {
+  Daemon daemon(std::make_unique<ReferenceBackend>());
+  RawHttp2 peer(daemon.address());
+  peer.Greet();
+  const std::string block = RawHttp2::CallHeaders("/attnd.v1.Attention/GetServerInfo");
+  for (uint32_t n = 0; n < 1000; ++n) {
+    peer.Send(RawHttp2::kHeaders, RawHttp2::kEndHeaders | RawHttp2::kEndStream, 2 * n + 1, block);
+  }
+  while (daemon.server().connections_held() == 0) std::this_thread::yield();
+  ExpectHealthy(daemon);
 }
 
 TEST(DaemonFlood, HoldsNobodyWhoCallsALotAndCancelsNowAndThen) {

@@ -110,6 +110,7 @@ void FloodResets() {
   const std::string block = RawHttp2::CallHeaders(kStream), header = HeaderMessage();
   RawHttp2 peer(kAddress);
   peer.Greet();
+  while (!peer.acknowledged()) peer.Read(100);
   for (uint32_t n = 0;; ++n) {
     peer.Send(RawHttp2::kHeaders, RawHttp2::kEndHeaders, 2 * n + 1, block);
     if (n % 2 == 1) peer.SendData(2 * n + 1, header);
@@ -148,6 +149,7 @@ void SendSlowly() {
   const std::string header = HeaderMessage();
   Crowd crowd = Connect(1000);
   for (auto& peer : crowd) {
+    while (!peer->acknowledged()) peer->Read(100);
     peer->StartCall(1, kStream);
     peer->SendData(1, header);
   }
