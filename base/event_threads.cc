@@ -44,6 +44,7 @@ struct OwnUse {
       cpu += (part.tv_sec * 1'000'000 + part.tv_usec) * kMicrosecond;
     }
   }
+  int64_t at = NowNanoseconds();
   int64_t sleeps = 0;  // how often it has waited for something
   int64_t cpu = 0;     // nanoseconds that it has run
 };
@@ -142,11 +143,15 @@ class EventThreads::Pool {
     return event.type;
   }
 
-  // Of the calling thread; `slept`: what it had used when it last slept or was found busy.
+  // Of the calling thread; `slept`: what it had used when it last slept or was looked at. One that
+  // shares its core, with the only caller perhaps, who takes it when he is answered, does not sleep
+  // either; more threads would be of no use to it.
   static bool IsBusy(OwnUse& slept) {
     const OwnUse now;
-    const bool busy = now.sleeps == slept.sleeps && now.cpu >= slept.cpu + kBusy;
-    if (busy || now.sleeps != slept.sleeps) slept = now;
+    const int64_t ran = now.cpu - slept.cpu;
+    const bool had_core = now.at - slept.at <= ran + ran / 4;
+    const bool busy = now.sleeps == slept.sleeps && ran >= kBusy && had_core;
+    if (ran >= kBusy || now.sleeps != slept.sleeps) slept = now;
     return busy;
   }
 
