@@ -1,6 +1,8 @@
 #include "base/event_order.h"
 
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 namespace attnd {
@@ -8,6 +10,13 @@ namespace {
 
 // As gRPC adds a socket.
 constexpr uint32_t kSocketEvents = EPOLLIN | EPOLLOUT | EPOLLET;
+
+bool IsConnectedUnixSocket(int socket) {
+  sockaddr_storage there{};
+  socklen_t size = sizeof(there);
+  return getpeername(socket, reinterpret_cast<sockaddr*>(&there), &size) == 0 &&
+         there.ss_family == AF_UNIX;
+}
 
 // The system calls themselves, whose names are ours.
 int SystemControl(int epoll, int operation, int socket, epoll_event* event) {
@@ -65,8 +74,26 @@ int EventOrder::Control(int epoll, int operation, int socket, epoll_event* event
     if (epoll != epoll_) Begin(epoll);
     socket_of_[event->data.u64] = socket;
     sockets_[socket].large_reads = 0;
+    sockets_[socket].quiet = 0;
+    if (IsConnectedUnixSocket(socket)) {
+      sockets_[socket].quiet = event->data.u64;
+      epoll_event quiet = *event;
+      quiet.events &= ~EPOLLOUT;
+      return SystemControl(epoll, operation, socket, &quiet);
+    }
   }
   return SystemControl(epoll, operation, socket, event);
+}
+
+// The kernel tells at once if there is room again.
+void EventOrder::OnSendFailed(int socket) {
+  if (!Known(socket)) return;
+  const Name name = sockets_[socket].quiet.exchange(0);
+  if (name == 0) return;
+  epoll_event event{};
+  event.events = kSocketEvents;
+  event.data.u64 = name;
+  SystemControl(epoll_, EPOLL_CTL_MOD, socket, &event);
 }
 
 int EventOrder::Wait(int epoll, epoll_event* events, int most, int timeout_ms) {

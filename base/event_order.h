@@ -9,9 +9,13 @@
 //   kernel → kept: small, large → gRPC      one large after at most kSmallInARow small; else in
 //   turn
 //
+// Unix sockets are quiet: Linux tells of each message that the peer has read, since the socket can
+// be written then, which wakes both ends once more in each call. The set asks for that only after a
+// write has found no room; from then on as gRPC does.
+//
 // A program's own symbols come before those of its libraries (program_calls.cc). In a program that
-// does not replace epoll_create1, epoll_ctl and epoll_wait nothing is ordered; and a set to which
-// no announced socket came is left alone: one comparison, then the system call.
+// does not replace epoll_create1, epoll_ctl, epoll_wait and sendmsg nothing is ordered; and a set
+// to which no announced socket came is left alone: one comparison, then the system call.
 //
 // No event is lost, though gRPC's sockets are edge-triggered: what is kept is given, as it came, at
 // the next wait of any thread (events of one socket become one). Until some thread waits it stays,
@@ -54,6 +58,8 @@ class EventOrder {
   void Announce(int socket);
   // What recvmsg(2) gave.
   void OnRead(int socket, int64_t bytes);
+  // sendmsg(2) has failed, for want of room perhaps.
+  void OnSendFailed(int socket);
 
   // As epoll_create1(2), epoll_ctl(2) and epoll_wait(2).
   int Create(int flags);
@@ -61,14 +67,15 @@ class EventOrder {
   int Wait(int epoll, epoll_event* events, int most, int timeout_ms);
 
  private:
+  // What epoll_event::data holds, gRPC's own pointer.
+  using Name = uint64_t;
   // Those beyond are small.
   static constexpr int kMostSockets = 16384;
   struct Socket {
     std::atomic<bool> announced{false};
     std::atomic<int> large_reads{0};  // that are still to come
+    std::atomic<Name> quiet{0};       // while it is
   };
-  // What epoll_event::data holds, gRPC's own pointer.
-  using Name = uint64_t;
 
   static bool Known(int socket) { return socket >= 0 && socket < kMostSockets; }
   void Begin(int epoll) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

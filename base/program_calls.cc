@@ -1,6 +1,11 @@
 // System calls of a program that links this, for its libraries too: payload_receiver.h and
 // event_order.h. Not for a shared library: a linker exports a symbol that replaces another
 // library's, whatever its version script says, and a program that loads it keeps its own.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+
 #include "base/event_order.h"
 #include "base/payload_receiver.h"
 
@@ -10,6 +15,16 @@ ssize_t recvmsg(int socket, msghdr* message, int flags) {
   const ssize_t got = attnd::ReceiveMessage(socket, message, flags);
   attnd::EventOrder::Get().OnRead(socket, got);
   return got;
+}
+
+ssize_t sendmsg(int socket, const msghdr* message, int flags) {
+  const ssize_t sent = syscall(SYS_sendmsg, socket, message, flags);
+  if (sent < 0) {
+    const int error = errno;
+    attnd::EventOrder::Get().OnSendFailed(socket);
+    errno = error;
+  }
+  return sent;
 }
 
 int epoll_create1(int flags) noexcept { return attnd::EventOrder::Get().Create(flags); }

@@ -1,5 +1,6 @@
 // What a hostile or broken client can do on a connection: malformed bytes, compressed and endless
 // messages, connections cut in the middle, readers that never read. Others go on.
+#include <grpc/grpc.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -291,6 +292,30 @@ TEST(DaemonWire, TakesManyCallsOnOneConnection) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// Of more than either socket's buffer holds, at both ends, which have to wait for room.
+TEST(DaemonWire, AUnixSocketIsFilledBothWays) {
+  grpc_init();  // for good: after such a write gRPC's end would wait for 10 s
+  ServerOptions options = TestOptions();
+  options.listen = {absl::StrCat("unix:/tmp/attnd_wire_test_", getpid())};
+  Daemon daemon(MakeCpuBackend({}), options);
+  Problem problem = SmallProblem(24000, 1);
+  problem.kv_len = 1;
+  problem.qk_head_dim = problem.v_head_dim = 128;
+  const v1::ForwardRequest request = MakeForward(problem, 1);
+  std::vector<std::thread> callers;
+  for (int n = 0; n < 2; ++n) {
+    callers.emplace_back([&] {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+      v1::ForwardResponse reply;
+      const grpc::Status status = daemon.stub().Forward(&context, request, &reply);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      EXPECT_EQ(reply.o().size(), request.q().size());
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
 }
 
 }  // namespace
