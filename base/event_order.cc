@@ -5,17 +5,22 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 namespace attnd {
 namespace {
 
 // As gRPC adds a socket.
 constexpr uint32_t kSocketEvents = EPOLLIN | EPOLLOUT | EPOLLET;
 
+// gRPC asks for errno of its connect(2) after the socket has been added: it stays.
 bool IsConnectedUnixSocket(int socket) {
+  const int error = errno;
   sockaddr_storage there{};
   socklen_t size = sizeof(there);
-  return getpeername(socket, reinterpret_cast<sockaddr*>(&there), &size) == 0 &&
-         there.ss_family == AF_UNIX;
+  const bool connected = getpeername(socket, reinterpret_cast<sockaddr*>(&there), &size) == 0;
+  errno = error;
+  return connected && there.ss_family == AF_UNIX;
 }
 
 // The system calls themselves, whose names are ours.

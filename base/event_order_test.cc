@@ -179,6 +179,20 @@ TEST_F(EventOrderTest, TellsOfRoomThatCameBeforeItWasAskedFor) {
   EXPECT_EQ(Wait(), 1u);
 }
 
+// gRPC adds a socket between connect(2) and looking at what that has said.
+TEST_F(EventOrderTest, KeepsErrnoWhenASocketIsAdded) {
+  const int connecting = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  ASSERT_GE(connecting, 0);
+  order_->Announce(connecting);
+  epoll_event event{};
+  event.events = kGrpcs;
+  event.data.u64 = 1;
+  errno = EINPROGRESS;
+  EXPECT_EQ(order_->Control(epoll_, EPOLL_CTL_ADD, connecting, &event), 0);
+  EXPECT_EQ(errno, EINPROGRESS);
+  close(connecting);
+}
+
 TEST_F(EventOrderTest, LeavesOtherSetsAlone) {
   AddAll(1, 2);
   const int other = order_->Create(EPOLL_CLOEXEC);

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+import urllib.request
 
 import pytest
 import yaml
@@ -41,8 +42,9 @@ def test_unknown_metric_is_found():
 
 # ---- Prometheus.
 
-def promtool(*arguments):
-    done = subprocess.run(["promtool", *arguments], cwd=os.path.join(HERE, "prometheus"), capture_output=True, text=True)
+def promtool(*arguments, stdin=""):
+    done = subprocess.run(["promtool", *arguments], cwd=os.path.join(HERE, "prometheus"), capture_output=True, text=True,
+                          input=stdin)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -52,6 +54,28 @@ def test_scrape_configuration_is_valid():
 
 def test_alerts_fire_when_they_should():
     promtool("test", "rules", "alerts_test.yml")
+
+
+def test_what_the_daemon_exposes_is_valid(tmp_path):
+    ports, metrics = tmp_path / "ports", tmp_path / "metrics"
+    daemon = subprocess.Popen([os.path.join(ROOT, "bazel-bin", "server", "attnd"), "--listen", "127.0.0.1:0",
+                               "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", str(metrics), "--port_file",
+                               str(ports), "--backend", "cpu", "--memory_limit_mib", "64", "--drain_delay", "0"],
+                              stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        while not ports.exists() or not metrics.exists():
+            assert daemon.poll() is None, daemon.stderr.read()
+            time.sleep(0.02)
+        subprocess.run([os.path.join(ROOT, "bazel-bin", "client", "attnctl"), "--address",
+                        f"127.0.0.1:{ports.read_text().strip()}", "check", "--count", "3"], check=True,
+                       capture_output=True, stdin=subprocess.DEVNULL)
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics.read_text().strip()}/metrics") as answer:
+            text = answer.read().decode()
+    finally:
+        daemon.terminate()
+        daemon.communicate()
+    assert 'attnd_requests_total{code="OK",method="Forward"}' in text
+    promtool("check", "metrics", stdin=text)
 
 
 def alert_rules():

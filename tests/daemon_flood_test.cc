@@ -338,19 +338,20 @@ TEST(DaemonFlood, AnswersOthersBesideFloodsOfSmallFrames) {
     SCOPED_TRACE(flood.name);
     auto daemon = std::make_unique<Daemon>(std::make_unique<ReferenceBackend>());
     ExpectHealthy(*daemon);
-    auto send = [&flood, address = daemon->address()] {
-      RawHttp2 peer(address);
-      peer.Greet();
+    auto send = [&flood](std::unique_ptr<RawHttp2> peer) {
+      peer->Greet();
       const bool begun = flood.type == RawHttp2::kContinuation;
-      peer.Send(RawHttp2::kHeaders, begun ? 0 : RawHttp2::kEndHeaders, 1,
-                RawHttp2::CallHeaders("/attnd.v1.Attention/ForwardStream"));
-      while (!peer.ended()) {
-        peer.Flood(1000, flood.type, flood.flags, flood.stream, flood.payload);
-        peer.ReadWhatIsThere();
+      peer->Send(RawHttp2::kHeaders, begun ? 0 : RawHttp2::kEndHeaders, 1,
+                 RawHttp2::CallHeaders("/attnd.v1.Attention/ForwardStream"));
+      while (!peer->ended()) {
+        peer->Flood(1000, flood.type, flood.flags, flood.stream, flood.payload);
+        peer->ReadWhatIsThere();
       }
     };
     std::vector<std::thread> senders;
-    for (int n = 0; n < 16; ++n) senders.emplace_back(send);
+    for (int n = 0; n < 16; ++n) {
+      senders.emplace_back(send, std::make_unique<RawHttp2>(daemon->address()));
+    }
     while (daemon->server().connections_held() == 0) std::this_thread::yield();
     ExpectHealthy(*daemon);
     daemon.reset();  // ends the senders' connections

@@ -475,7 +475,7 @@ TEST(DaemonBinary, StopsAtOnceAtTheSecondSignal) {
   EXPECT_EQ(daemon.child->Wait(), 0);
 }
 
-TEST(DaemonBinary, ExposesMetricsThatPromtoolAccepts) {
+TEST(DaemonBinary, ExposesTheDocumentedMetrics) {
   RunningDaemon daemon("metrics", {"--drain_delay", "0"});
   grpc::ClientContext context;
   v1::ForwardResponse reply;
@@ -483,7 +483,6 @@ TEST(DaemonBinary, ExposesMetricsThatPromtoolAccepts) {
   std::string text_file = TempPath("metrics.txt");
   ASSERT_EQ(std::system(absl::StrCat("curl -sf ", daemon.MetricsUrl(), " > ", text_file).c_str()),
             0);
-  EXPECT_EQ(std::system(absl::StrCat("promtool check metrics < ", text_file).c_str()), 0);
   std::ifstream file(text_file);
   std::stringstream text;
   text << file.rdbuf();
