@@ -72,11 +72,13 @@ def hide_symbols(library, ours):
 
 
 def main(library, folder):
-    shutil.rmtree(folder, ignore_errors=True)
-    os.makedirs(folder)
+    """All of them or none: what is half made is no folder of that name."""
+    unfinished = folder.rstrip("/") + ".unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    os.makedirs(unfinished)
     sources = {os.path.basename(library): library, **dependencies(library)}
     for name, path in sources.items():
-        target = os.path.join(folder, bundled_name(name))
+        target = os.path.join(unfinished, bundled_name(name))
         shutil.copyfile(os.path.realpath(path), target)
         os.chmod(target, 0o755)
         subprocess.run(["strip", "--strip-unneeded", target], check=True)
@@ -87,6 +89,8 @@ def main(library, folder):
             if options:
                 subprocess.run(["patchelf", *options, target], check=True)
         hide_symbols(target, ours=path == library)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(unfinished, folder)
     size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
     print(f"{len(sources)} libraries, {size / 2**20:.1f} MiB in {folder}")
 
