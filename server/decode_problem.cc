@@ -9,6 +9,7 @@
 #include "attention/dropout.h"
 #include "base/status_macros.h"
 #include "server/status_details.h"
+#include "server/wire_check.h"
 
 namespace attnd {
 namespace {
@@ -24,14 +25,12 @@ absl::Status DecodeSizes(const v1::Problem& wire, Problem& p) {
   p.qk_head_dim = wire.qk_head_dim();
   p.v_head_dim = wire.v_head_dim();
   if (wire.element() == v1::ELEMENT_UNSPECIFIED) {
-    return FieldError(reason::kBadDtype, "problem.element",
-                      "ELEMENT_FLOAT16, ELEMENT_BFLOAT16 or ELEMENT_FLOAT32",
+    return FieldError(reason::kBadDtype, "problem.element", ValuesOf(*v1::Element_descriptor()),
                       "ELEMENT_UNSPECIFIED");
   }
   p.element = static_cast<ElementType>(wire.element());
   if (wire.layout() == v1::LAYOUT_UNSPECIFIED) {
-    return FieldError(reason::kBadShape, "problem.layout",
-                      "LAYOUT_BHLD, LAYOUT_BLHD, LAYOUT_PACKED_THD or LAYOUT_PACKED_HTD",
+    return FieldError(reason::kBadShape, "problem.layout", ValuesOf(*v1::Layout_descriptor()),
                       "LAYOUT_UNSPECIFIED");
   }
   p.layout = static_cast<Layout>(wire.layout());
@@ -108,8 +107,7 @@ absl::Status DecodeMaskAndBias(const v1::Problem& wire, Problem& p) {
     ASSIGN_OR_RETURN(BroadcastShape shape, DecodeShape("problem.bias.shape", wire.bias().shape()));
     if (wire.bias().element() == v1::ELEMENT_UNSPECIFIED) {
       return FieldError(reason::kBadDtype, "problem.bias.element",
-                        "ELEMENT_FLOAT16, ELEMENT_BFLOAT16 or ELEMENT_FLOAT32",
-                        "ELEMENT_UNSPECIFIED");
+                        ValuesOf(*v1::Element_descriptor()), "ELEMENT_UNSPECIFIED");
     }
     p.bias =
         Bias{static_cast<ElementType>(wire.bias().element()), shape, wire.bias().want_gradient()};

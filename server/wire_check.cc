@@ -19,7 +19,6 @@ namespace attnd {
 namespace {
 
 using google::protobuf::Descriptor;
-using google::protobuf::EnumDescriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormat;
 using google::protobuf::internal::WireFormatLite;
@@ -271,18 +270,6 @@ absl::Status Checker::CountEntry(const Path& path) {
                     "more");
 }
 
-// "ELEMENT_FLOAT16, ELEMENT_BFLOAT16 or ELEMENT_FLOAT32"
-std::string ValuesOf(const EnumDescriptor& type) {
-  std::vector<absl::string_view> names;
-  for (int n = 0; n < type.value_count(); ++n) {
-    const std::string& name = type.value(n)->name();
-    if (!absl::EndsWith(name, "_UNSPECIFIED")) names.push_back(name);
-  }
-  const absl::string_view last = names.back();
-  names.pop_back();
-  return absl::StrCat(absl::StrJoin(names, ", "), " or ", last);
-}
-
 absl::Status Checker::Varint(const FieldDescriptor& field, const Path& path, uint64_t* value) {
   if (!in_.ReadVarint64(value)) {
     return FieldError(reason::kMalformedMessage, path.Text(), "a varint", "truncated bytes");
@@ -316,6 +303,17 @@ absl::Status Checker::VarintInRange(const FieldDescriptor& field, const Path& pa
 }
 
 }  // namespace
+
+std::string ValuesOf(const google::protobuf::EnumDescriptor& type) {
+  std::vector<absl::string_view> names;
+  for (int n = 0; n < type.value_count(); ++n) {
+    const std::string& name = type.value(n)->name();
+    if (!absl::EndsWith(name, "_UNSPECIFIED")) names.push_back(name);
+  }
+  const absl::string_view last = names.back();
+  names.pop_back();
+  return absl::StrCat(absl::StrJoin(names, ", "), " or ", last);
+}
 
 absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange range,
                                      const Descriptor& type, const WireCheckOptions& options) {
