@@ -40,15 +40,11 @@ class BackwardProducts {
     k_ = FloatRows(keys, k_copy_, &keys_finite_);
     TransposeToPanels(k_, q_stride_, keys.rows, dim_, k_panels_);
     // V is needed transposed only; its rows pass through the space of dO, which is read afterwards.
-    constexpr int kStep = kMaxPanelColumns;
-    CHECK(kStep <= size_.q_rows);
-    const int64_t row_bytes = values.stride * ElementBytes(p_.element);
-    for (int r = 0; r < values.rows; r += kStep) {
-      const RowsOf some = {static_cast<const uint8_t*>(values.data) + r * row_bytes, values.stride,
-                           HWY_MIN(kStep, values.rows - r), v_dim_};
+    CHECK(kMaxPanelColumns <= size_.q_rows);
+    ForEachPanel(p_.element, values, [&](const RowsOf& some, int64_t first) {
       const float* v = FloatRows(some, d_o_copy_, &keys_finite_);
-      TransposeToPanels(v, v_stride_, some.rows, v_dim_, v_panels_ + int64_t{r} * v_dim_);
-    }
+      TransposeToPanels(v, v_stride_, some.rows, v_dim_, v_panels_ + first * v_dim_);
+    });
   }
 
   // `full`: the tile that they are for is.

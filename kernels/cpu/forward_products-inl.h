@@ -102,13 +102,10 @@ class ForwardProducts {
   };
 
   void PackKeys(const RowsOf& keys, float* spare) {
-    const int64_t row_bytes = keys.stride * ElementBytes(p_.element);
-    for (int r = 0; r < keys.rows; r += kMaxPanelColumns) {
-      const RowsOf some = {static_cast<const uint8_t*>(keys.data) + r * row_bytes, keys.stride,
-                           HWY_MIN(kMaxPanelColumns, keys.rows - r), dim_};
+    ForEachPanel(p_.element, keys, [&](const RowsOf& some, int64_t first) {
       const FloatRows k = AsFloats(p_.element, some, spare);
-      TransposeToPanels(k.data, k.stride, some.rows, dim_, k_ + int64_t{r} * dim_);
-    }
+      TransposeToPanels(k.data, k.stride, some.rows, dim_, k_ + first * dim_);
+    });
   }
 
   void ScoresOfRows(const QueryTile& tile, const ScoreTile& scores, float* s) const {

@@ -123,6 +123,19 @@ struct RowsOf {
   int rows, count;
 };
 
+inline const void* RowAt(const RowsOf& from, ElementType element, int row) {
+  return static_cast<const uint8_t*>(from.data) + row * from.stride * ElementBytes(element);
+}
+
+// Calls body(rows of one panel, the first of them) for each panel's rows.
+template <class Body>
+void ForEachPanel(ElementType element, const RowsOf& from, const Body& body) {
+  for (int first = 0; first < from.rows; first += kMaxPanelColumns) {
+    const int rows = HWY_MIN(kMaxPanelColumns, from.rows - first);
+    body(RowsOf{RowAt(from, element, first), from.stride, rows, from.count}, int64_t{first});
+  }
+}
+
 // Copies them to float rows of `out_stride`, zero up to a multiple of kMaxLanes. False if a number
 // is infinite or NaN.
 template <ElementType kElement>
@@ -132,8 +145,7 @@ bool CopyRowsAs(const RowsOf& from, float* HWY_RESTRICT out, int64_t out_stride)
   const auto exponent = hn::Set(di, 0x7f800000);
   auto largest = hn::Zero(di);
   for (int r = 0; r < from.rows; ++r) {
-    const void* row =
-        static_cast<const uint8_t*>(from.data) + r * from.stride * ElementBytes(kElement);
+    const void* row = RowAt(from, kElement, r);
     int c = 0;
     for (; c < from.count; c += kLanes) {
       FloatVector value = LoadFirst<kElement>(row, c, from.count - c);

@@ -129,10 +129,6 @@ HWY_INLINE void With16Bits(ElementType element, const Body& body) {
   body.template operator()<ElementType::kBFloat16>();
 }
 
-inline const void* RowAt(const RowsOf& from, ElementType element, int row) {
-  return static_cast<const uint8_t*>(from.data) + row * from.stride * ElementBytes(element);
-}
-
 template <ElementType kElement>
 bool RowFitsTiles(const void* row, int count) {
   RowWatch watch;
