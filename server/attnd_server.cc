@@ -150,8 +150,7 @@ void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimi
   grpc.HandleNewConnection(&connection);
 }
 
-// On 16 cores 6 move more than gRPC's 8, and 4 less (docs/PERFORMANCE.md, What limits large
-// tensors).
+// On 16 cores 6 move more than gRPC's 8, and 4 less (docs/PERFORMANCE.md, Large tensors).
 int EventThreadCount(int wanted) {
   if (wanted > 0) return wanted;
   return std::clamp(AvailableCpus() * 3 / 8, 3, 16);
