@@ -5,7 +5,6 @@
 #include <grpc/support/time.h>
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/version_info.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +16,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "base/busy_thread.h"
 #include "base/check.h"
 
 static_assert(GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51,
@@ -25,29 +25,11 @@ static_assert(GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51,
 namespace attnd {
 namespace {
 
-constexpr int64_t kMicrosecond = 1000;  // in nanoseconds
-// A thread that has run for so long without a sleep has more to do than it can.
-constexpr int64_t kBusy = 1000 * kMicrosecond;
-constexpr int64_t kLookEvery = 250 * kMicrosecond;
+constexpr int64_t kLookEvery = 250'000;  // nanoseconds
 // How often a thread that hears nothing looks whether it is still needed.
 constexpr int kLookMs = 100;
 
 int64_t NowNanoseconds() { return absl::GetCurrentTimeNanos(); }
-
-// Of the calling thread.
-struct OwnUse {
-  OwnUse() {
-    rusage use;
-    getrusage(RUSAGE_THREAD, &use);
-    sleeps = use.ru_nvcsw;
-    for (const timeval& part : {use.ru_utime, use.ru_stime}) {
-      cpu += (part.tv_sec * 1'000'000 + part.tv_usec) * kMicrosecond;
-    }
-  }
-  int64_t at = NowNanoseconds();
-  int64_t sleeps = 0;  // how often it has waited for something
-  int64_t cpu = 0;     // nanoseconds that it has run
-};
 
 // As many as gRPC takes.
 int GrpcsCount() { return std::clamp(static_cast<int>(gpr_cpu_num_cores()) / 2, 2, 16); }
@@ -92,7 +74,7 @@ class EventThreads::Pool {
   }
 
   void Main(int index) {
-    OwnUse slept;
+    BusyThread own(ThreadUse::OfTheCaller());
     int64_t look_at = 0;
     while (true) {
       if (index >= driving_) WaitUntilWanted(index);
@@ -105,7 +87,7 @@ class EventThreads::Pool {
         case GRPC_OP_COMPLETE:
           if (NowNanoseconds() < look_at) break;
           look_at = NowNanoseconds() + kLookEvery;
-          IsBusy(slept) ? Join() : LeaveIfNotNeeded();
+          own.IsBusy(ThreadUse::OfTheCaller()) ? Join() : LeaveIfNotNeeded();
       }
     }
   }
@@ -141,18 +123,6 @@ class EventThreads::Pool {
       ++done_;
     }
     return event.type;
-  }
-
-  // Of the calling thread; `slept`: what it had used when it last slept or was looked at. One that
-  // shares its core, with the only caller perhaps, who takes it when he is answered, does not sleep
-  // either; more threads would be of no use to it.
-  static bool IsBusy(OwnUse& slept) {
-    const OwnUse now;
-    const int64_t ran = now.cpu - slept.cpu;
-    const bool had_core = now.at - slept.at <= ran + ran / 4;
-    const bool busy = now.sleeps == slept.sleeps && ran >= kBusy && had_core;
-    if (ran >= kBusy || now.sleeps != slept.sleeps) slept = now;
-    return busy;
   }
 
   // What leaves no pause without a transfer are small calls of several callers, which three or half
