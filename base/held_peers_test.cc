@@ -35,7 +35,8 @@ const std::string kPing("\0\0\x08\6\0\0\0\0\0pingpong", 17);
 const std::string kPong("\0\0\x08\6\1\0\0\0\0pingpong", 17);
 
 const std::string kCrumb("\0\0\1\0\0\0\0\0\1x", 10);
-const std::string kEnough = std::string("\0\4\0\0\0\0\0\0\1", 9) + std::string(1024, 'x');
+// After a crumb exactly enough to be read.
+const std::string kEnough = std::string("\0\3\xed\0\0\0\0\0\1", 9) + std::string(1005, 'x');
 
 std::string Pings(int count) {
   std::string pings;
@@ -95,6 +96,13 @@ class HeldPeersTest : public testing::Test {
     Send(connections_.size() - 1, kGreeting);
     return connections_.size() - 1;
   }
+  // gRPC's for it.
+  std::string PeerName(size_t n) const {
+    sockaddr_in own{};
+    socklen_t size = sizeof(own);
+    CHECK(getsockname(connections_[n].there, reinterpret_cast<sockaddr*>(&own), &size) == 0);
+    return "ipv4:127.0.0.1:" + std::to_string(ntohs(own.sin_port));
+  }
   void Send(size_t n, const std::string& bytes) {
     Connection& c = connections_[n];
     CHECK(send(c.there, bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
@@ -104,7 +112,10 @@ class HeldPeersTest : public testing::Test {
 
   static ssize_t Read(int socket) {
     static char bytes[65536];
-    iovec piece = {bytes, sizeof(bytes)};
+    return Read(socket, bytes, sizeof(bytes));
+  }
+  static ssize_t Read(int socket, char* bytes, size_t size) {
+    iovec piece = {bytes, size};
     msghdr message{};
     message.msg_iov = &piece;
     message.msg_iovlen = 1;
@@ -169,6 +180,33 @@ TEST_F(HeldPeersTest, CountsWhatComesWhenMessagesAreNotFollowed) {
   const size_t flood = Connect();
   Send(flood, std::string("\0\0\2\0\x08\0\0\0\1\1\0", 11));
   Poll(kLongMs);
+  Flood(flood);
+}
+
+// Straight to its place, past whoever counts.
+TEST_F(HeldPeersTest, CountsWhatComesAfterAMessageThatHasItsPlace) {
+  class Place final : public MessagePlacer {
+   public:
+    MessagePlace PlaceOf(int64_t, absl::Span<const uint8_t>, int64_t bytes) override {
+      memory.resize(static_cast<size_t>(bytes));
+      return {.skip = 0, .to = memory.data()};
+    }
+    void OnPlaced(int64_t) override { ++placed; }
+    std::vector<std::byte> memory;
+    int placed = 0;
+  } place;
+  const size_t flood = Connect();
+  const std::string first =
+      std::string("\0\0\1\1\4\0\0\0\1h\0\0\x0a\0\0\0\0\0\1\0\0\0\0\5first", 29);
+  Send(flood, first);
+  std::string memory(kGreeting.size() + first.size(), 0);
+  ASSERT_EQ(Read(connections_[flood].here, memory.data(), memory.size()), memory.size());
+  auto placing = PlaceMessagesFrom(PeerName(flood), &memory.back() - 4, place);
+  ASSERT_NE(placing, nullptr);
+  // A message of 60000 bytes in one frame.
+  Send(flood, std::string("\0\xea\x65\0\0\0\0\0\1\0\0\0\xea\x60", 14) + std::string(60000, 'm'));
+  while (place.placed == 0) ASSERT_GT(Poll(kLongMs), 0);
+  EXPECT_EQ(held_->now(), 0);
   Flood(flood);
 }
 
@@ -288,6 +326,23 @@ TEST_F(HeldPeersTest, ForgetsThatAConnectionWasHeldWhenItsNumberIsAnothers) {
   held_->Stop();
   Send(other, kPing);
   while (connections_[other].got < connections_[other].sent) Poll(kLongMs);
+}
+
+// Of one that nobody has told of, since it is no server's.
+TEST_F(HeldPeersTest, LeavesAnotherSocketOfTheSameNumberAlone) {
+  for (bool was_held : {false, true}) {
+    SCOPED_TRACE(was_held);
+    const size_t gone = Connect(), other = Connect("127.0.0.2");
+    while (connections_[other].got < connections_[other].sent) Poll(kLongMs);
+    if (was_held) Flood(gone);
+    const int number = connections_[gone].here;
+    ASSERT_EQ(dup2(connections_[other].here, number), number);
+    Send(other, Pings(2000));
+    EXPECT_GT(Read(number), 0);
+    EXPECT_EQ(held_->total(), was_held ? 1 : 0);
+    while (Read(number) > 0) {
+    }
+  }
 }
 
 TEST_F(HeldPeersTest, HoldsNobodyOnceItHasStopped) {

@@ -253,7 +253,7 @@ TEST_F(PayloadReceiverTest, LetsAnotherSocketOfTheSameNumberBe) {
   EXPECT_EQ(place.memory, std::string(100000, '-'));
 }
 
-TEST_F(PayloadReceiverTest, GivesErrorsAndTheEndAsTheyAre) {
+TEST_F(PayloadReceiverTest, GivesErrorsControlMessagesAndTheEndAsTheyAre) {
   char byte;
   iovec piece{&byte, 1};
   msghdr message{};
@@ -261,6 +261,12 @@ TEST_F(PayloadReceiverTest, GivesErrorsAndTheEndAsTheyAre) {
   message.msg_iovlen = 1;
   EXPECT_EQ(recvmsg(sockets_[0], &message, MSG_DONTWAIT), -1);
   EXPECT_EQ(errno, EAGAIN);
+  char control[100];  // what stands beside the bytes: here nothing
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  ASSERT_EQ(send(sockets_[1], "x", 1, 0), 1);
+  EXPECT_EQ(recvmsg(sockets_[0], &message, 0), 1);
+  EXPECT_EQ(message.msg_controllen, 0u);
   shutdown(sockets_[1], SHUT_WR);
   EXPECT_EQ(recvmsg(sockets_[0], &message, 0), 0);
 }
