@@ -166,10 +166,15 @@ TEST(EventThreads, OfTwoObjectsAreTheGreaterNumber) {
 }
 
 TEST(EventThreads, ServeAProcessThatDoesNotAskForThem) {
-  Server server(1);
-  EXPECT_TRUE(CallEcho(server.Channel()).ok());
-  EXPECT_EQ(ThreadsOfGrpc(), 0);
-  server.server->Shutdown();
+  {
+    Server server(1);
+    EXPECT_TRUE(CallEcho(server.Channel()).ok());
+    EXPECT_EQ(ThreadsOfGrpc(), 0);
+    server.server->Shutdown();
+  }
+  EventThreads one(1);
+  EventThreads::Transfer transfer(one);
+  EXPECT_EQ(one.driving(), 1) << "the server's are gone";
 }
 
 TEST(EventThreads, EndAlone) {

@@ -53,14 +53,7 @@ struct Connection {
 
 class HeldPeersTest : public testing::Test {
  protected:
-  HeldPeersTest() {
-    listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in at{};
-    at.sin_family = AF_INET;
-    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    CHECK(bind(listener_, reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0);
-    CHECK(listen(listener_, 100) == 0);
-  }
+  HeldPeersTest() { Listen(AF_INET); }
   ~HeldPeersTest() override {
     held_->Stop();
     for (Connection& c : connections_) {
@@ -71,18 +64,32 @@ class HeldPeersTest : public testing::Test {
     close(listener_);
   }
 
+  // On any address.
+  void Listen(sa_family_t family) {
+    if (listener_ >= 0) close(listener_);
+    listener_ = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in6 at{};  // its port and zeros stand where IPv4's do
+    at.sin6_family = family;
+    const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(at);
+    CHECK(bind(listener_, reinterpret_cast<sockaddr*>(&at), size) == 0);
+    CHECK(listen(listener_, 100) == 0);
+  }
   // From an address of this host's network.
   size_t Connect(const char* from = "127.0.0.1") {
+    sockaddr_in6 at{};
+    socklen_t size = sizeof(at);
+    CHECK(getsockname(listener_, reinterpret_cast<sockaddr*>(&at), &size) == 0);
     sockaddr_in to{};
-    socklen_t size = sizeof(to);
-    CHECK(getsockname(listener_, reinterpret_cast<sockaddr*>(&to), &size) == 0);
+    to.sin_family = AF_INET;
+    to.sin_port = at.sin6_port;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     Connection c;
     c.there = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in own{};
     own.sin_family = AF_INET;
     CHECK(inet_pton(AF_INET, from, &own.sin_addr) == 1);
     CHECK(bind(c.there, reinterpret_cast<sockaddr*>(&own), sizeof(own)) == 0);
-    CHECK(connect(c.there, reinterpret_cast<sockaddr*>(&to), size) == 0);
+    CHECK(connect(c.there, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0);
     const int yes = 1;
     CHECK(setsockopt(c.there, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes)) == 0);
     c.here = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -234,6 +241,28 @@ TEST_F(HeldPeersTest, HoldsTheNextConnectionOfAnAddressFromItsStart) {
   EXPECT_EQ(connections_[before].got, connections_[before].sent) << "wastes nothing";
   held_->Stop();
   while (connections_[next].got < connections_[next].sent) ASSERT_GT(Poll(kLongMs), 0);
+}
+
+TEST_F(HeldPeersTest, TellsIpv4PeersApartThatComeToAnIpv6Socket) {
+  Listen(AF_INET6);
+  const size_t flood = Connect();
+  Flood(flood);
+  const size_t next = Connect(), other = Connect("127.0.0.2");
+  while (Poll(0) > 0) {
+  }
+  EXPECT_EQ(connections_[next].got, 0u);
+  EXPECT_EQ(connections_[other].got, connections_[other].sent);
+}
+
+TEST_F(HeldPeersTest, HoldsNobodyWithoutALimit) {
+  held_ = std::make_shared<HeldPeers>(WastedWork::Limits{.frames_per_second = 0}, nullptr);
+  const size_t peer = Connect();
+  for (int n = 0; n < 100; ++n) {
+    Send(peer, kCrumb);
+    ASSERT_GT(Poll(kLongMs), 0);
+  }
+  EXPECT_EQ(connections_[peer].got, connections_[peer].sent);
+  EXPECT_EQ(held_->total(), 0);
 }
 
 TEST_F(HeldPeersTest, SeesAtOnceThatAHeldConnectionHasEnded) {
@@ -401,7 +430,10 @@ TEST(HeldPeers, ForgetsAHoldThatEndsBeforeItsTime) {
   HeldPeers held(kLimits, nullptr);
   std::vector<HeldPeers::Key> released;
   auto release = [&](HeldPeers::Key key) { released.push_back(key); };
+  const absl::Time end = HeldPeers::Time() + absl::Hours(1);
   const auto first = held.Hold(5, absl::Hours(1), release);
+  EXPECT_GE(first->first, end);
+  EXPECT_LE(first->first, HeldPeers::Time() + absl::Hours(1) + HeldPeers::kTick);
   const auto second = held.Hold(5, absl::Hours(1), release);
   for (int n = 0; n < 2; ++n) {
     held.End(*first);

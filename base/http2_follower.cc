@@ -231,7 +231,7 @@ void Http2Follower::Skip(int64_t bytes) {
 
 uint32_t Http2Follower::Place(const void* first_message, MessagePlacer& placer) {
   const auto holder = FirstMessages::Get().Find(first_message);
-  if (lost_ || holder.follower != this) return 0;
+  if (holder.follower != this) return 0;
   Stream* stream = Find(holder.stream);
   if (stream == nullptr) return 0;
   DropFirst(*stream);

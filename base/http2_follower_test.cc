@@ -210,6 +210,34 @@ TEST(Http2Follower, EndsAStreamWithItsLastFrameOrItsReset) {
   }
 }
 
+TEST(Http2Follower, EndsAStreamWithAFrameThatWentStraightToItsPlace) {
+  PlacedStream stream;
+  auto& [random, follower, wire, collector] = stream;
+  EXPECT_GT(wire.Give(Frame(kData, 1, 1, Message(Random(100000, random)))), 0);
+  EXPECT_EQ(collector.placed, std::vector<int64_t>({1}));
+  EXPECT_EQ(follower.placing(), 0);
+}
+
+// It has no address.
+TEST(Http2Follower, FindsNoStreamByAnEmptyFirstMessage) {
+  std::mt19937 random(1);
+  Http2Follower follower(Http2Follower::Peer::kServer, 7);
+  Wire wire(follower, random);
+  wire.Give(Start(1));
+  wire.Give(Frame(kData, 0, 1, Message("") + Message("second")));
+  EXPECT_EQ(Http2Follower::OwnerOf(wire.At(9 + 5)), -1);
+}
+
+TEST(Http2Follower, TakesTrailersForNoOtherStream) {
+  std::string begun = Start(1);
+  for (uint32_t n = 1; n < 200; ++n) {
+    for (int times = 0; times < 2; ++times) begun += Frame(kHeaders, 4, 2 * n + 1, "h");
+  }
+  Http2Follower follower(Http2Follower::Peer::kServer);
+  follower.Feed({reinterpret_cast<const uint8_t*>(begun.data()), begun.size()});
+  EXPECT_FALSE(follower.lost());
+}
+
 TEST(Http2Follower, FollowsNoMoreThanSoManyStreamsAndKeepsThoseWithAPlacer) {
   PlacedStream stream;
   auto& [random, follower, wire, collector] = stream;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint8_t kData = 0, kHeaders = 1, kPriority = 2, kReset = 3, kSettings = 4, kPing = 6,
                   kWindowUpdate = 8, kContinuation = 9;
-constexpr uint8_t kEndStream = 1, kAck = 1;
+constexpr uint8_t kEndStream = 1, kAck = 1, kEndHeaders = 4;
 constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 constexpr WastedWork::Limits kLimits = {.frames_per_second = 100, .header_bytes = 1000};
 constexpr int kAddressHas = 50;  // frames that its address has
@@ -77,6 +77,8 @@ const std::string kPiece = Frame(kContinuation, 0, 1);
 TEST(WastedWork, LetsAnybodyCallAsOftenAsTheyWant) {
   Peer peer;
   EXPECT_EQ(peer.Read(kCall, 100000), absl::ZeroDuration());
+  const std::string pieces = Frame(kHeaders, 0, 1000) + Frame(kContinuation, kEndHeaders, 1);
+  EXPECT_EQ(peer.Read(pieces + Frame(kData, kEndStream, 1), 1000), absl::ZeroDuration());
 }
 
 TEST(WastedWork, LetsALargeTransferGoOnWhateverItsPieces) {
@@ -213,6 +215,7 @@ INSTANTIATE_TEST_SUITE_P(
         Flood{"Abandoned", kAbandoned, 2},
         Flood{"AbandonedAndAnEndOfNothing", kAbandoned + Frame(kData, kEndStream, 0), 3},
         Flood{"EndsOfNothing", Frame(kData, kEndStream, 5000), 1},
+        Flood{"EndsOfACallThatHasEnded", kCall + Frame(kData, kEndStream, 5000), 1},
         Flood{"EmptyHeaders", Frame(kContinuation, 0, 0) + kCall, 1},
         Flood{"PiecesOfHeaders", kPiece + kCall, WastedWork::kPieceCost},
         Flood{"PiecesOfData", Frame(kData, 0, 255) + kCall, WastedWork::kPieceCost},
@@ -248,6 +251,14 @@ TEST(WastedWork, HoldsWhoSendsCrumbsUntilMoreComesAtOnce) {
   EXPECT_EQ(peer.Read(kCrumb), absl::ZeroDuration());
   EXPECT_EQ(peer.Read(Frame(kData, kEndStream, 1)), absl::ZeroDuration());
   EXPECT_EQ(peer.Read(kCrumb, WastedWork::kMostCrumbs), absl::ZeroDuration());
+}
+
+// However much it sent before.
+TEST(WastedWork, HoldsWhoSavesUpForCrumbs) {
+  Peer peer;
+  peer.Read(Frame(kData, 0, 1 << 20));
+  EXPECT_EQ(peer.Read(kCrumb, WastedWork::kMostCrumbs), absl::ZeroDuration());
+  EXPECT_GT(peer.Read(kCrumb), absl::ZeroDuration());
 }
 
 TEST(WastedWork, HoldsWhoSendsCrumbsOfAnyKind) {
@@ -310,6 +321,7 @@ TEST(WastedWork, CountsWhatWasReadElsewhere) {
     peer.work().Skip((1 << 20) + 9 - 50);
     EXPECT_EQ(peer.Read(""), absl::ZeroDuration());
   }
+  EXPECT_EQ(peer.Read(kAbandoned, kAddressHas), kHeld) << "what comes after it";
 }
 
 TEST(WastedWork, SaysNothingOfWhatIsNotHttp2) {
