@@ -265,6 +265,20 @@ TEST_F(HeldPeersTest, HoldsNobodyWithoutALimit) {
   EXPECT_EQ(held_->total(), 0);
 }
 
+// Nothing would tell of what is there when it is let go.
+TEST_F(HeldPeersTest, HoldsNobodyOfAUnixSocket) {
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair), 0);
+  PayloadReceiver::Attach(pair[0], Http2Follower::Peer::kClient, held_);
+  const std::string pings = Pings(1000);
+  for (const std::string& bytes : {kGreeting, pings, pings}) {
+    ASSERT_EQ(send(pair[1], bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
+    EXPECT_EQ(Read(pair[0]), static_cast<ssize_t>(bytes.size()));
+  }
+  EXPECT_EQ(held_->total(), 0);
+  for (int one : pair) close(one);
+}
+
 TEST_F(HeldPeersTest, SeesAtOnceThatAHeldConnectionHasEnded) {
   const size_t closed = Connect();
   Flood(closed);
