@@ -70,6 +70,19 @@ def test_wrong_arguments_are_named_while_tracing(wrong, field, compiled, rng):
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("wrong, field", [
+    ({"key": jnp.zeros((0, 9, 2, 5))}, "key"), ({"value": jnp.zeros((0, 5, 2, 8))}, "value"),
+    ({"key": jnp.zeros((0, 9, 3, 8))}, "value"), ({"key": jnp.zeros((0, 9, 2, 8), jnp.bfloat16)}, "key"),
+    ({"key": jnp.zeros((2, 9, 2, 8))}, "key"), ({"mask": jnp.ones((3, 3), bool)}, "mask"),
+    ({"scale": float("inf")}, "scale"), ({"local_window_size": (-2, 1)}, "local_window_size left"),
+])
+def test_wrong_arguments_are_named_where_there_is_nothing_to_compute(wrong, field):
+    q, k = jnp.zeros((0, 9, 4, 8)), jnp.zeros((0, 9, 2, 8))
+    with pytest.raises(attnd.InvalidArgument, match=rf"^{field}: expected ") as caught:
+        remote.dot_product_attention(**{"query": q, "key": k, "value": k, **wrong})
+    assert caught.value.field == field
+
+
 def test_arguments_are_those_of_jax_and_longer_lengths_mean_everything(rng):
     import inspect
     ours, theirs = [inspect.signature(f.dot_product_attention).parameters for f in (remote, jax.nn)]

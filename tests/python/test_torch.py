@@ -339,6 +339,19 @@ def test_autocast_computes_in_its_type():
         assert remote.attention(q.bfloat16(), k, v, bias=torch.zeros(9, 9)).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.bool])
+def test_autocast_casts_what_pytorch_casts_and_no_more(dtype):
+    x = torch.ones(1, 2, 3, 4)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        for arguments, field in (((x.to(dtype), x, x), "query"), ((x, x, x.to(dtype)), "value")):
+            with pytest.raises(attnd.InvalidArgument, match=f"got one of {dtype}") as caught:
+                remote.scaled_dot_product_attention(*arguments)
+            assert caught.value.field == field
+        with pytest.raises(attnd.InvalidArgument, match="^attn_mask: expected .*, got "):
+            remote.scaled_dot_product_attention(x, x, x, np.ones((3, 3), "int32") if dtype == torch.bool
+                                                else torch.ones(3, 3, dtype=dtype))
+
+
 def test_threads_run_forward_and_backward_at_the_same_time():
     blocks = [Block() for _ in range(4)]
     inputs = [torch.randn(2, 11, 32) for _ in blocks]
@@ -397,6 +410,7 @@ def test_attention_takes_lists_ints_and_the_generators_offset(client):
 
 
 Z = torch.zeros(1, 2, 3, 4)
+E = torch.zeros(0, 2, 3, 4)  # a batch of none
 
 
 @pytest.mark.parametrize("options, field", [
@@ -432,8 +446,22 @@ def test_wrong_arguments_are_named(arguments, field):
     assert caught.value.field == field and str(caught.value).startswith(f"{field}: expected ")
 
 
+@pytest.mark.parametrize("changed, field", [
+    ({"key": E[..., :3]}, "key"), ({"value": E[:, :, :2]}, "value"), ({"key": E.half()}, "key"),
+    ({"query": E.double()}, "query"), ({"attn_mask": torch.ones(3, 3, dtype=torch.int32)}, "attn_mask"),
+    ({"dropout_p": 7}, "dropout_p"), ({"dropout_p": "x"}, "dropout_p"), ({"scale": float("nan")}, "scale"),
+])
+@pytest.mark.parametrize("empty", [True, False])
+def test_wrong_arguments_are_named_where_there_is_nothing_to_compute(changed, field, empty):
+    given = {"query": E, "key": E, "value": E, "attn_mask": None, "dropout_p": 1.0, **changed}
+    with pytest.raises(attnd.InvalidArgument, match=f"^{field}: expected .*, got "):
+        remote.scaled_dot_product_attention(**(given if empty else {
+            name: Z[..., :x.shape[-2], :x.shape[-1]].to(x.dtype) if name in ("query", "key", "value") else x
+            for name, x in given.items()}))
+
+
 def test_without_a_connection_it_says_how_to_connect():
-    with pytest.raises(attnd.Unavailable, match="attnd.torch.connect"):
+    with pytest.raises(attnd.Unavailable, match=r'attnd.torch.connect\("host:port", name="elsewhere"\)'):
         remote.attention(*[torch.zeros(1, 1, 2, 4)] * 3, server="elsewhere")
 
 

@@ -78,6 +78,7 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     rows = _lengths("query_seq_lengths", query_seq_lengths, len(query), query.shape[1])
     four = [None if x is None else x[(None,) * (4 - x.ndim)] for x in (_array("bias", bias), _array("mask", mask))]
     if 0 in (*query.shape[:2], key.shape[1]):
+        _check_uncomputed(statics, query, key, value, *four)
         out, lse = jnp.zeros((*shape[:-1], value.shape[-1]), query.dtype), jnp.full(shape[:-1], -jnp.inf, jnp.float32)
         return (out, lse) if return_residual else out
     _check(statics, query, key, value, *four)
@@ -119,6 +120,21 @@ def _check(statics: _Statics, *arrays: Any) -> None:
         resolve(q, k, v, bias=bias, mask=mask, **statics.options())
     except InvalidArgument as error:
         raise reworded(error, _NAMES) from None
+
+
+def _check_uncomputed(statics: _Statics, q: Any, k: Any, v: Any, *scores: Any) -> None:
+    """The same of a call that gives zeros without a server, as it has no batch, queries or keys."""
+    full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    for name, x in (("key", k), ("value", v)):
+        if len(x) != len(q):
+            raise wrong(name, f"batch {len(q)}, as query has", len(x))
+    if v.shape[1] != k.shape[1]:
+        raise wrong("value", f"length {k.shape[1]}, as key has", v.shape[1])
+    for name, x in zip(("bias", "mask"), scores):
+        if x is not None and (x.ndim > 4 or any(size not in (1, most) for size, most in zip(x.shape, full))):
+            raise wrong(name, f"a shape that broadcasts to {full} = [batch, q_heads, q_len, kv_len]", x.shape)
+    _check(statics, *[_result((1, 1, *x.shape[2:]), x.dtype) for x in (q, k, v)],
+           *[None if x is None else _result((1,) * 4, x.dtype) for x in scores])
 
 
 class _Statics(NamedTuple):
@@ -182,7 +198,9 @@ def _call(statics: _Statics, run: Callable[..., Tuple[Any, ...]], shapes: Sequen
             with _lock:
                 client = _clients.get(statics.server)
             if client is None:
-                raise Unavailable('not connected: call attnd.jax.connect("host:port") first', reason="NOT_CONNECTED")
+                named = f', name="{statics.server}"' if statics.server else ""
+                raise Unavailable(f'not connected: call attnd.jax.connect("host:port"{named}) first',
+                                  reason="NOT_CONNECTED")
             for index in np.ndindex(lead):
                 for result, part in zip(results, run(client, *[None if x is None else x[index] for x in given])):
                     if result.size:

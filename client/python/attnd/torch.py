@@ -74,7 +74,8 @@ def client(name: str = "") -> Client:
     """The Client of a connection."""
     found = _clients.get(name)
     if found is None:
-        raise Unavailable('not connected: call attnd.torch.connect("host:port") first', reason="NOT_CONNECTED")
+        named = f', name="{name}"' if name else ""
+        raise Unavailable(f'not connected: call attnd.torch.connect("host:port"{named}) first', reason="NOT_CONNECTED")
     return found
 
 
@@ -100,9 +101,10 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
         scores = (*lead, query.shape[-2], key.shape[-2])
         shaped = _mask_dimensions(check_tensor("attn_mask", attn_mask), scores)
         mask, bias = (shaped, None) if attn_mask.dtype == torch.bool else (None, shaped)
-    if dropout_p == 1 or 0 in (*q.shape[:3], k.shape[2], v.shape[3]):
-        return _zeros((*lead, query.shape[-2], value.shape[-1]), q, k, v, bias)
     try:
+        if dropout_p == 1 or 0 in (*q.shape[:3], k.shape[2], v.shape[3]):
+            _check_uncomputed(q, k, v, bias, mask, scale, dropout_p)
+            return _zeros((*lead, query.shape[-2], value.shape[-1]), q, k, v, bias)
         out = attention(q, k, v, causal="top_left" if is_causal else None, mask=mask, bias=bias, scale=scale,
                         dropout_p=dropout_p, server=server)
     except InvalidArgument as error:
@@ -220,6 +222,19 @@ class replace:
 
 # ---- Shapes of scaled_dot_product_attention.
 
+def _check_uncomputed(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Optional[Tensor],
+                      scale: Optional[float], dropout_p: float) -> None:
+    """Raises what Client.forward would, of a call that gives zeros without it."""
+    check_tensors(q, k, v, bias, mask)
+    if k.shape[3] != q.shape[3]:
+        raise wrong("k", f"dim {q.shape[3]}, as q has", k.shape[3])
+    if v.shape[2] != k.shape[2]:
+        raise wrong("v", f"length {k.shape[2]}, as k has", v.shape[2])
+    _checks.number("scale", scale, None)
+    if not 0 <= (_checks.number("dropout_p", dropout_p, 0.0) or 0.0) <= 1:
+        raise wrong("dropout_p", "0 <= p <= 1", dropout_p)
+
+
 def _zeros(shape: Sequence[int], *inputs: Optional[Tensor]) -> Tensor:
     """What nothing adds up to; its gradients are zeros too."""
     given = [tensor for tensor in inputs if tensor is not None]
@@ -232,9 +247,13 @@ def _autocast(query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor]
     if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
         return query, key, value, mask
     to = torch.get_autocast_dtype(device)
-    if mask is not None and mask.is_floating_point():
-        mask = mask.to(to)
-    return query.to(to), key.to(to), value.to(to), mask
+    return _cast(query, to), _cast(key, to), _cast(value, to), None if mask is None else _cast(mask, to)
+
+
+def _cast(tensor: Tensor, to: torch.dtype) -> Tensor:
+    """As autocast does it: what is no float, or a float64, stays, and so does what is no tensor."""
+    lossy = not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dtype == torch.float64
+    return tensor if lossy else tensor.to(to)
 
 
 def _four_dimensions(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
