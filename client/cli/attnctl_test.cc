@@ -79,6 +79,9 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
     EXPECT_EQ(outcome.exit_code, 3) << outcome.output;
     EXPECT_TRUE(absl::StrContains(outcome.output, "UNAVAILABLE")) << outcome.output;
   }
+  Outcome second = RunAttnctl("--address 127.0.0.1:1,127.0.0.1:2 health");
+  EXPECT_TRUE(absl::StrContains(second.output, "a daemon listening on 127.0.0.1:2?"))
+      << second.output;
   Outcome top = RunAttnctl("top --once --metrics http://127.0.0.1:1/");
   EXPECT_EQ(top.exit_code, 3);
   EXPECT_FALSE(absl::StrContains(top.output, "7070")) << top.output;  // not asked

@@ -57,7 +57,7 @@ void RunInfo(Session& session) {
   for (int n = 0; n < static_cast<int>((*client)->options().addresses.size()); ++n) {
     absl::StatusOr<ServerInfo> info = (*client)->GetServerInfo(n);
     if (!info.ok()) {
-      session.Fail(info.status());
+      session.Fail(info.status(), (*client)->options().addresses[n]);
       continue;
     }
     // A server without the health service would not be attnd: not serving.
@@ -80,7 +80,7 @@ void RunHealth(Session& session) {
     const std::string& address = (*client)->options().addresses[n];
     absl::StatusOr<Health> health = (*client)->CheckHealth(n);
     if (!health.ok()) {
-      session.Fail(health.status());
+      session.Fail(health.status(), address);
       continue;
     }
     bool serving = *health == Health::kServing;

@@ -109,7 +109,7 @@ void Session::FailUsage(const absl::Status& status) {
   Exit(kExitUsage);
 }
 
-void Session::Fail(const absl::Status& status) {
+void Session::Fail(const absl::Status& status, absl::string_view asked) {
   std::cerr << "attnctl: " << absl::StatusCodeToString(status.code()) << ": "
             << Printable(status.message()) << "\n";
   std::optional<ErrorDetail> detail = DetailOf(status);
@@ -121,7 +121,7 @@ void Session::Fail(const absl::Status& status) {
   }
   bool of_metrics = absl::StartsWith(status.message(), "--metrics");
   if (absl::IsUnavailable(status) && !detail.has_value() && !of_metrics) {
-    std::cerr << "  is a daemon listening on " << addresses_ << "?\n";
+    std::cerr << "  is a daemon listening on " << (asked.empty() ? addresses_ : asked) << "?\n";
   }
   bool unreachable = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
   Exit(unreachable ? kExitUnreachable : kExitFailed);

@@ -38,8 +38,9 @@ class Session {
 
   int exit_code() const { return exit_code_; }
   void Exit(int code) { exit_code_ = code; }
-  // Tells what failed on standard error and chooses the exit code.
-  void Fail(const absl::Status& status);
+  // Tells what failed on standard error and chooses the exit code. `asked`: the address, if it was
+  // one of several.
+  void Fail(const absl::Status& status, absl::string_view asked = "");
   // The same for flags that do not fit.
   void FailUsage(const absl::Status& status);
 

@@ -381,8 +381,9 @@ TEST(AttentionClient, RefusesOptionsThatCannotWork) {
     return std::string(AttentionClient::Connect(std::move(options)).status().message());
   };
   EXPECT_EQ(message({}), "addresses: expected at least one, got 0");
-  EXPECT_EQ(message({.addresses = {""}}),
-            "addresses: expected host:port, unix:path or a gRPC target, got \"\"");
+  EXPECT_EQ(
+      message({.addresses = {""}}),
+      "addresses: expected host:port, unix:path (at most 107 bytes) or a gRPC target, got \"\"");
   EXPECT_EQ(message({.addresses = {"a:1"}, .channels_per_address = 65}),
             "channels_per_address: expected 1..64, got 65");
   EXPECT_EQ(message({.addresses = {"a:1"}, .tls = ClientTlsOptions{.ca_file = "/no/such"}}),

@@ -154,7 +154,9 @@ def test_backward_names_the_argument(nowhere, changed, field, text):
     ({"fallback": "cpu"}, "fallback"), ({"tls": 5}, "tls"), ({"tls": attnd.TLS(cert="c.pem")}, "tls"),
     ({"token": 3}, "token"), ({"token": "a\nb"}, "token"), ({"token": ""}, "token"),
     ({"token": "t", "address": "10.0.0.1:1"}, "token"), ({"address": "http://host:1"}, "address"),
-    ({"address": "a b:1"}, "address"), ({"address": "unix:"}, "address"), ({"fallback": []}, "fallback"),
+    ({"address": "a b:1"}, "address"), ({"address": "a:1,b:1"}, "address"), ({"address": "unix:"}, "address"),
+    ({"address": "unix:/" + "x" * 107}, "address"), ({"address": "ipv4:127.0.0.1"}, "address"),
+    ({"fallback": []}, "fallback"),
     ({"wait_for_ready": "no"}, "wait_for_ready"), ({"merge_partial_results": 1}, "merge_partial_results"),
     ({"tls": attnd.TLS(ca=5)}, "tls"), ({"hedge_after": 0}, "hedge_after"), ({"hedge_after": "1"}, "hedge_after"),
 ])
@@ -223,6 +225,12 @@ def test_empty_names_the_argument(nowhere, arguments, field):
     with pytest.raises(attnd.InvalidArgument) as caught:
         nowhere.empty(*arguments)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("shape", [1 << 60, (1 << 40, 1 << 40)])
+def test_empty_says_that_there_is_no_memory(nowhere, shape):
+    with pytest.raises(MemoryError, match=f"no memory for {4 * int(np.prod(shape, dtype=object))} bytes"):
+        nowhere.empty(shape)
 
 
 def test_closed_client_says_so(native_library):

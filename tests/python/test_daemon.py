@@ -240,6 +240,14 @@ def test_results_repeat_bitwise(client, rng):
         np.testing.assert_array_equal(client.forward(q, k, v, **options).out, first.out)
 
 
+def test_who_asks_one_of_several_addresses_is_told_of_that_one(daemon):
+    with attnd.connect(["127.0.0.1:1", daemon.address], timeout=5) as both:
+        for ask in (both.info, both.serving):
+            with pytest.raises(attnd.Unavailable, match="^no attnd server at 127.0.0.1:1: "):
+                ask(0)
+        assert both.serving(1)
+
+
 def test_info_tells_what_the_server_is(client, daemon):
     info = client.info()
     assert info.address == daemon.address and info.version and info.max_message_bytes >= 1 << 20

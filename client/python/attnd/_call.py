@@ -120,6 +120,7 @@ class Call:
         detail = json.loads(self._library.attnd_call_detail_json(self.pointer))
         message = self._library.attnd_call_message(self.pointer).decode("utf-8", "replace")
         message = re.sub(r"^bearer_token: ", "token: ", message)  # as connect's arguments are called
+        message = re.sub(r"^addresses: ", "address: ", message)
         message = re.sub(r"^tls\.(ca|cert|key)(ificate)?_file: ", r"tls.\1: ", message)
         code = self._library.attnd_call_code(self.pointer)
         return from_status(code, message, reason=detail.get("reason", ""), metadata=detail.get("metadata"),

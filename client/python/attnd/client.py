@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import sys
 import warnings
 import weakref
 from types import TracebackType
@@ -167,14 +168,14 @@ class Client:
         the two processes may use it.
         """
         handle, lengths, kind = self._handle(), _checks.lengths("shape", shape), _checks.dtype("dtype", dtype)
-        count = math.prod(lengths)
-        if count == 0:
+        size = math.prod(lengths) * kind.itemsize
+        if size == 0:
             return np.empty(lengths, kind)
-        memory = handle.library.attnd_memory_new(handle.pointer, count * kind.itemsize)
+        memory = handle.library.attnd_memory_new(handle.pointer, size) if size <= sys.maxsize else None
         if not memory:
-            raise MemoryError(f"no memory for {count * kind.itemsize} bytes")
+            raise MemoryError(f"no memory for {size} bytes")
         data = handle.library.attnd_memory_data(memory)
-        buffer: Any = (ctypes.c_ubyte * (count * kind.itemsize)).from_address(data)
+        buffer: Any = (ctypes.c_ubyte * size).from_address(data)
         weakref.finalize(buffer, handle.library.attnd_memory_free, memory)
         array: Array = np.frombuffer(buffer, np.uint8).view(kind).reshape(lengths)
         return array
@@ -186,7 +187,7 @@ class Client:
         try:
             call.run(handle.library.attnd_server_info, handle.pointer, index)
         except AttndError as error:
-            raise self._explain(error, timeout) from None
+            raise self._explain(error, timeout, index) from None
         found = call.result()
         return ServerInfo(**{**found, "devices": [Device(**device) for device in found["devices"]]})
 
@@ -197,7 +198,7 @@ class Client:
         try:
             call.run(handle.library.attnd_check_health, handle.pointer, index, ctypes.byref(health))
         except AttndError as error:
-            raise self._explain(error, timeout) from None
+            raise self._explain(error, timeout, index) from None
         return bool(health.value)
 
     def close(self) -> None:
@@ -226,9 +227,10 @@ class Client:
                 self._current = Handle(self._native_options)
             return self._current
 
-    def _explain(self, error: AttndError, timeout: Optional[float]) -> AttndError:
-        """The error with what to do, where the server or gRPC cannot say it in Python's words."""
-        where = ", ".join(self.addresses)
+    def _explain(self, error: AttndError, timeout: Optional[float], asked: Optional[int] = None) -> AttndError:
+        """The error with what to do, where the server or gRPC cannot say it in Python's words. asked: the index of the
+        only address that the call was for."""
+        where = ", ".join(self.addresses) if asked is None else self.addresses[asked]
         tls = "with" if self._native_options.use_tls else "without"
         if isinstance(error, Unavailable) and not error.reason:
             return Unavailable(f"no attnd server at {where}: {error}; is attnd running there, {tls} TLS?",
@@ -387,16 +389,8 @@ def _addresses(address: Union[str, Sequence[str]]) -> List[str]:
     for one in given:
         if not isinstance(one, str):
             raise wrong_type("address", 'a string such as "127.0.0.1:7070"', one)
-        _checks.ascii_text("address", one)
-        scheme, _, target = one.partition(":")
-        host, _, port = one.rpartition(":")
-        plain = host and not set(host) & set("/ ") and port.isdigit() and 0 < int(port) < 65536
-        if not (target if scheme in _SCHEMES else plain):
-            raise wrong("address", '"host:port", "unix:PATH" or a gRPC target', repr(one))
+        _checks.ascii_text("address", one)  # the library checks the rest
     return given
-
-
-_SCHEMES = ("unix", "unix-abstract", "dns", "ipv4", "ipv6", "xds")
 
 
 def _tls_options(tls: Union[None, bool, str, TLS]) -> Any:
