@@ -22,13 +22,13 @@ absl::Status Parse(const MessageBytes& bytes, google::protobuf::Message& request
 }  // namespace
 
 absl::Status DecodeSmall(const grpc::ByteBuffer& buffer, google::protobuf::Message& request) {
-  ASSIGN_OR_RETURN(MessageBytes bytes, MessageBytes::From(buffer));
+  const MessageBytes bytes(buffer);
   RETURN_IF_ERROR(CheckWire(bytes, {0, bytes.size()}, *request.GetDescriptor()).status());
   return Parse(bytes, request);
 }
 
 absl::Status DecodeLenient(const grpc::ByteBuffer& buffer, google::protobuf::Message& request) {
-  ASSIGN_OR_RETURN(MessageBytes bytes, MessageBytes::From(buffer));
+  const MessageBytes bytes(buffer);
   return Parse(bytes, request);
 }
 

@@ -1,32 +1,53 @@
 #include "server/message_bytes.h"
 
+#include <grpcpp/support/proto_buffer_reader.h>
+
 #include <algorithm>
 #include <limits>
-#include <utility>
 
 #include "base/check.h"
 
 namespace attnd {
+namespace {
 
-MessageBytes::MessageBytes(std::vector<grpc::Slice> slices) : slices_(std::move(slices)) {
-  std::erase_if(slices_, [](const grpc::Slice& slice) { return slice.size() == 0; });
+// A buffer would join slices of a few bytes, which have no memory of their own.
+grpc::ByteBuffer InOneBuffer(const std::vector<grpc::Slice>& slices) {
+  std::vector<grpc::Slice> apart;
+  for (const grpc::Slice& slice : slices) {
+    auto* kept = new grpc::Slice(slice);
+    apart.emplace_back(
+        const_cast<uint8_t*>(kept->begin()), kept->size(),
+        [](void* k) { delete static_cast<grpc::Slice*>(k); }, kept);
+  }
+  return grpc::ByteBuffer(apart.data(), apart.size());
+}
+
+}  // namespace
+
+MessageBytes::MessageBytes(const grpc::ByteBuffer& buffer) : buffer_(buffer) {
   int64_t total = 0;
-  for (const grpc::Slice& slice : slices_) {
+  grpc::ProtoBufferReader reader(&buffer_);
+  const void* data = nullptr;
+  for (int size = 0; reader.Next(&data, &size);) {
+    if (size == 0) continue;
+    pieces_.emplace_back(static_cast<const uint8_t*>(data), static_cast<size_t>(size));
     starts_.push_back(total);
-    total += static_cast<int64_t>(slice.size());
+    total += size;
   }
   starts_.push_back(total);
 }
 
-absl::StatusOr<MessageBytes> MessageBytes::From(const grpc::ByteBuffer& buffer) {
-  std::vector<grpc::Slice> slices;
-  if (!buffer.Valid()) return MessageBytes(std::move(slices));  // an empty message
-  grpc::Status status = buffer.Dump(&slices);
-  if (!status.ok()) return absl::InternalError(status.error_message());
-  return MessageBytes(std::move(slices));
+MessageBytes::MessageBytes(const std::vector<grpc::Slice>& slices)
+    : MessageBytes(InOneBuffer(slices)) {}
+
+MessageBytes& MessageBytes::operator=(MessageBytes&& other) noexcept {
+  buffer_.Swap(&other.buffer_);
+  pieces_.swap(other.pieces_);
+  starts_.swap(other.starts_);
+  return *this;
 }
 
-size_t MessageBytes::SliceAt(int64_t offset) const {
+size_t MessageBytes::PieceAt(int64_t offset) const {
   auto after = std::upper_bound(starts_.begin(), starts_.end(), offset);
   return static_cast<size_t>(after - starts_.begin()) - 1;
 }
@@ -35,19 +56,18 @@ void MessageBytes::ForEachPiece(ByteRange range,
                                 const std::function<void(absl::Span<const uint8_t>)>& piece) const {
   if (range.size == 0) return;
   CHECK(range.offset >= 0 && range.offset + range.size <= size());
-  size_t n = SliceAt(range.offset);
+  size_t n = PieceAt(range.offset);
   int64_t position = range.offset, end = range.offset + range.size;
   for (; position < end; ++n) {
     int64_t skip = position - starts_[n];
     int64_t take = std::min(starts_[n + 1], end) - position;
-    piece(absl::MakeConstSpan(slices_[n].begin() + skip, static_cast<size_t>(take)));
+    piece(absl::MakeConstSpan(pieces_[n].data() + skip, static_cast<size_t>(take)));
     position += take;
   }
 }
 
 absl::Span<const uint8_t> MessageBytes::Beginning() const {
-  if (slices_.empty()) return {};
-  return absl::MakeConstSpan(slices_.front().begin(), slices_.front().size());
+  return pieces_.empty() ? absl::Span<const uint8_t>() : pieces_.front();
 }
 
 MessageBytes::Stream::Stream(const MessageBytes& message, ByteRange range)
@@ -55,17 +75,17 @@ MessageBytes::Stream::Stream(const MessageBytes& message, ByteRange range)
       begin_(range.offset),
       end_(range.offset + range.size),
       position_(range.offset),
-      slice_(range.size == 0 ? 0 : message.SliceAt(range.offset)) {
+      piece_(range.size == 0 ? 0 : message.PieceAt(range.offset)) {
   CHECK(range.offset >= 0 && end_ <= message.size());
 }
 
 bool MessageBytes::Stream::Next(const void** data, int* size) {
   if (position_ >= end_) return false;
-  while (slice_ > 0 && message_.starts_[slice_] > position_) --slice_;  // after BackUp
-  while (message_.starts_[slice_ + 1] <= position_) ++slice_;
-  int64_t take = std::min(message_.starts_[slice_ + 1], end_) - position_;
+  while (piece_ > 0 && message_.starts_[piece_] > position_) --piece_;  // after BackUp
+  while (message_.starts_[piece_ + 1] <= position_) ++piece_;
+  int64_t take = std::min(message_.starts_[piece_ + 1], end_) - position_;
   take = std::min<int64_t>(take, std::numeric_limits<int>::max());
-  *data = message_.slices_[slice_].begin() + (position_ - message_.starts_[slice_]);
+  *data = message_.pieces_[piece_].data() + (position_ - message_.starts_[piece_]);
   *size = static_cast<int>(take);
   position_ += take;
   return true;

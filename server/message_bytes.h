@@ -1,6 +1,10 @@
 // MessageBytes: one received message as the slices in which gRPC hands it over, never made
 // contiguous. Headers are parsed through Stream; payloads are found as ranges and copied out once,
-// by landing. Reference counted: copies share the slices. Any thread may read one.
+// by landing. Any thread may read one.
+//
+// The slices go with the grpc::ByteBuffer that holds them, never one by one: when memory for
+// receiving is short, gRPC 1.51 has something to do where the last reference to a slice goes, and
+// only the end of a buffer is prepared for that (an ExecCtx; elsewhere the process crashes).
 #pragma once
 
 #include <google/protobuf/io/zero_copy_stream.h>
@@ -10,9 +14,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
 namespace attnd {
@@ -26,9 +30,11 @@ struct ByteRange {
 class MessageBytes {
  public:
   MessageBytes() = default;
-  explicit MessageBytes(std::vector<grpc::Slice> slices);
-  // INTERNAL when gRPC cannot give the slices out.
-  static absl::StatusOr<MessageBytes> From(const grpc::ByteBuffer& buffer);
+  // Shares the slices of `buffer`, which is empty for an empty message.
+  explicit MessageBytes(const grpc::ByteBuffer& buffer);
+  explicit MessageBytes(const std::vector<grpc::Slice>& slices);
+  MessageBytes(MessageBytes&& other) noexcept { *this = std::move(other); }
+  MessageBytes& operator=(MessageBytes&& other) noexcept;
 
   int64_t size() const { return starts_.empty() ? 0 : starts_.back(); }
 
@@ -51,14 +57,15 @@ class MessageBytes {
    private:
     const MessageBytes& message_;
     int64_t begin_, end_, position_;
-    size_t slice_;  // the slice that holds position_, or one before it
+    size_t piece_;  // the piece that holds position_, or one before it
   };
 
  private:
-  size_t SliceAt(int64_t offset) const;  // index of the slice that holds the byte at `offset`
+  size_t PieceAt(int64_t offset) const;  // index of the piece that holds the byte at `offset`
 
-  std::vector<grpc::Slice> slices_;
-  std::vector<int64_t> starts_;  // starts_[n] is slice n's first byte; the last entry is the total
+  grpc::ByteBuffer buffer_;
+  std::vector<absl::Span<const uint8_t>> pieces_;  // its slices that are not empty
+  std::vector<int64_t> starts_;  // starts_[n] is piece n's first byte; the last entry is the total
 };
 
 }  // namespace attnd

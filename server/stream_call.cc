@@ -119,7 +119,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     int64_t bytes = static_cast<int64_t>(read_.Length());
     record_.Received(bytes);
     progress().Moved(bytes, Now());
-    ASSIGN_OR_RETURN(MessageBytes message, MessageBytes::From(read_));
+    MessageBytes message(read_);
     read_.Clear();
     ASSIGN_OR_RETURN(StreamPart part, ParseStreamMessage(message, record_.direction()));
     if (part.is_header) return TakeHeader(message, part.range);

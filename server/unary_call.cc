@@ -51,8 +51,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public ReplySink {
   absl::StatusOr<AdmittedCall> Accept(const grpc::ByteBuffer& request) {
     record_.Received(static_cast<int64_t>(request.Length()));
     RETURN_IF_ERROR(record_.Identify());
-    ASSIGN_OR_RETURN(MessageBytes bytes, MessageBytes::From(request));
-    ASSIGN_OR_RETURN(AttentionCall decoded, Decoder::Decode(std::move(bytes), record_.direction()));
+    ASSIGN_OR_RETURN(AttentionCall decoded,
+                     Decoder::Decode(MessageBytes(request), record_.direction()));
     ASSIGN_OR_RETURN(AdmittedCall call, record_.Admit(std::move(decoded), *this, false));
     record_.Landed(call, Land(call));
     return call;

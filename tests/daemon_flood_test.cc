@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -221,6 +223,51 @@ TEST(DaemonFlood, EndsMessagesThatNeverEndWhenTheyAreTooMany) {
     }
   }
   EXPECT_GT(resets(), 0) << "sent " << (sent >> 20) << " MiB";
+  crowd.clear();
+  ExpectHealthy(daemon);
+}
+
+// gRPC then wants to do something where a received slice goes, which is not a thread of its own.
+TEST(DaemonFlood, OutlivesStreamedCallsWhileMemoryForReceivingIsShort) {
+  ServerOptions options = TestOptions();
+  options.transport.receive_memory_bytes = int64_t{32} << 20;
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  v1::ForwardStreamRequest header, chunk;
+  v1::ForwardRequest request = MakeForward(SmallProblem(8192, 4), 1);
+  chunk.mutable_chunk()->set_tensor(v1::ForwardRequest::kQFieldNumber);
+  chunk.mutable_chunk()->set_data(request.q());
+  request.clear_q();
+  request.clear_k();
+  request.clear_v();
+  *header.mutable_header() = request;
+  std::atomic<bool> over{false};
+  auto call = [&] {
+    auto stub = daemon.NewStub();
+    while (!over) {
+      grpc::ClientContext context;
+      auto stream = stub->ForwardStream(&context);
+      if (stream->Write(header)) stream->Write(chunk);
+      stream->WritesDone();
+      stream->Finish();
+    }
+  };
+  auto crowd = StreamsOn(daemon, 16, 60);
+  const std::string prefix = RawHttp2::MessagePrefix(15 << 20), body(64 << 10, 'x');
+  for (auto& connection : crowd) {
+    for (uint32_t s = 0; s < 60; ++s) connection->SendData(2 * s + 1, prefix);
+  }
+  std::vector<std::thread> callers;
+  for (int n = 0; n < 4; ++n) callers.emplace_back(call);
+  int resets = 0;
+  for (int round = 0; round < 1000 && resets < 16 * 55; ++round) {
+    resets = 0;
+    for (auto& connection : crowd) {
+      for (uint32_t s = 0; s < 60; ++s) connection->SendData(2 * s + 1, body);
+      resets += connection->resets();
+    }
+  }
+  over = true;
+  for (std::thread& caller : callers) caller.join();
   crowd.clear();
   ExpectHealthy(daemon);
 }
