@@ -93,8 +93,7 @@ bool WantsBiasGradient(const Problem& p, Direction direction) {
 void ExpandBias(const Problem& p, Direction direction, ShardRange& r) {
   if (!WantsBiasGradient(p, direction)) return;
   r.expand_bias_heads = p.bias->shape.heads == 1 && r.kv_head_count < p.kv_heads;
-  r.expand_bias_batch =
-      p.bias->shape.batch == 1 && (r.batch_count < p.batch || r.expand_bias_heads);
+  r.expand_bias_batch = p.bias->shape.batch == 1 && r.batch_count < p.batch;
 }
 
 Plan Costed(const Problem& p, Direction direction, std::vector<ShardRange> shards) {

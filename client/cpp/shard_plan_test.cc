@@ -112,6 +112,21 @@ TEST(PlanShards, CutsTheWayThatSendsASharedBiasLeast) {
   EXPECT_FALSE(NeedsBiasGradientSum(p, *shards));
 }
 
+// The sum's order is that of the entries, whatever would send fewer bytes.
+TEST(PlanShards, CutsNoHeadsOfSeveralEntriesWhenABiasGradientSumsOverHeads) {
+  Problem p = Dense(2, 3, 256);
+  p.bias = Bias{ElementType::kFloat32, {1, 1, 256, 256}, true};
+  ShardRange two_heads{0, 1, 0, 2};
+  two_heads.expand_bias_batch = two_heads.expand_bias_heads = true;
+  MessageSizes bytes = MessageSizesOf(SubProblem(p, two_heads), Direction::kBackward);
+  auto shards =
+      PlanShards(p, Direction::kBackward, {.target_bytes = std::max(bytes.request, bytes.reply)});
+  ASSERT_TRUE(shards.ok());
+  EXPECT_EQ(shards->size(), 4u);
+  for (const ShardRange& r : *shards) EXPECT_EQ(r.batch_count, 1);
+  EXPECT_TRUE(NeedsBiasGradientSum(p, *shards));
+}
+
 TEST(PlanShards, IsQuickWithMillionsOfEntries) {
   Problem p = Dense(1, 1, 1);
   p.layout = Layout::kPackedThd;
