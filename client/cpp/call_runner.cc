@@ -396,16 +396,11 @@ Pushback CallRunner::PushbackFor(const Attempt& attempt, const absl::Status& sta
   return pushback;
 }
 
-// A lost lease, or a server that knows none, is an ordinary answer and no retry: the shard is sent
-// at once in full. So it is when the lease's server is away and there are others.
+// A lost lease is an ordinary answer and no retry: the shard is sent at once in full. So it is when
+// the lease's server is away and there are others.
 bool CallRunner::ResendWithoutResidual(const Attempt& attempt, const absl::Status& status) {
-  ResidualLoss loss = ResidualLossOf(status);
-  if (loss == ResidualLoss::kNotKnown) {
-    call_.StopKeeping();
-    return true;
-  }
   if (!attempt.leased) return false;
-  if (loss == ResidualLoss::kLost) {
+  if (IsResidualLost(status)) {
     call_.DropLease(attempt.shard, true);
     return true;
   }

@@ -97,8 +97,6 @@ void LogicalCall::Keep(absl::Duration ttl) {
   kept_.resize(shards_.size());
 }
 
-void LogicalCall::StopKeeping() { keep_ = false; }
-
 std::vector<HeldLease> LogicalCall::TakeKept() { return std::move(kept_); }
 
 void LogicalCall::UseLeases(const ResidualState& residual) {

@@ -7,7 +7,6 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -68,7 +67,6 @@ class LogicalCall {
   // caller adds to its book. `address` of Land tells where a shard was computed.
   void Keep(absl::Duration ttl);
   bool keeps() const { return keep_; }
-  void StopKeeping();                 // the server knows no residuals
   std::vector<HeldLease> TakeKept();  // of each shard; without a token: not kept
 
   // Backward: shards whose lease is held send d_o alone, to where it is held.
@@ -134,7 +132,7 @@ class LogicalCall {
   BackwardOutputs backward_out_;
   std::optional<BiasGradientSum> bias_sum_;
   std::optional<ShardMerger> merger_;  // where shards are partial
-  std::atomic<bool> keep_ = false;
+  bool keep_ = false;
   uint32_t keep_ttl_ms_ = 0;
   std::vector<HeldLease> kept_;              // of each shard, by the lane that holds it
   const ResidualState* residual_ = nullptr;  // leases of a backward

@@ -8,18 +8,15 @@
 
 namespace attnd {
 
-ResidualLoss ResidualLossOf(const absl::Status& status) {
+bool IsResidualLost(const absl::Status& status) {
   std::optional<ErrorDetail> detail = DetailOf(status);
-  if (!detail.has_value()) return ResidualLoss::kNone;
-  auto field = detail->metadata.find("field");
-  bool names_token = field != detail->metadata.end() && field->second == "residual_token";
-  bool names_wish = field != detail->metadata.end() && field->second == "options.keep_residual";
-  if (names_wish && absl::IsUnimplemented(status)) return ResidualLoss::kNotKnown;
+  if (!detail.has_value()) return false;
   for (absl::string_view reason :
        {"LEASE_LOST", "EPOCH_CHANGED", "WRONG_REPLICA", "LEASE_MISMATCH", "LEASE_NOT_OWNED"}) {
-    if (detail->reason == reason) return ResidualLoss::kLost;
+    if (detail->reason == reason) return true;
   }
-  return names_token ? ResidualLoss::kLost : ResidualLoss::kNone;
+  auto field = detail->metadata.find("field");
+  return field != detail->metadata.end() && field->second == "residual_token";
 }
 
 bool IsOverQuota(const absl::Status& status) {

@@ -5,11 +5,8 @@
 
 namespace attnd {
 
-enum class ResidualLoss { kNone, kLost, kNotKnown };
-
-// kLost: the residual that the shard named is no more, or not this caller's; kNotKnown: the server
-// keeps none at all.
-ResidualLoss ResidualLossOf(const absl::Status& status);
+// The residual that the shard named is no more, or not this caller's.
+bool IsResidualLost(const absl::Status& status);
 
 // The caller's own quota on that server (TENANT_QUOTA).
 bool IsOverQuota(const absl::Status& status);
