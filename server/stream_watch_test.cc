@@ -40,6 +40,17 @@ TEST(StreamProgress, IsTooSlowBelowTheRateOnceTheIdleTimeHasPassed) {
   EXPECT_EQ(ReasonAfter(progress, 18.1), reason::kStreamTooSlow);
 }
 
+TEST(StreamProgress, CountsFromWhenItIsWaitedFor) {
+  StreamProgress progress;
+  progress.Begin(kStart);
+  progress.Moved(1 << 30, kStart + absl::Seconds(1));
+  progress.Begin(kStart + absl::Seconds(1));
+  for (int second = 2; second <= 20; ++second) {
+    progress.Moved(400, kStart + absl::Seconds(second));
+  }
+  EXPECT_EQ(ReasonAfter(progress, 20), reason::kStreamTooSlow);
+}
+
 TEST(StreamProgress, IsFineWhileNobodyWaits) {
   StreamProgress progress;
   EXPECT_EQ(ReasonAfter(progress, 1000), "");
@@ -62,22 +73,25 @@ class CountingStream final : public WatchedStream {
 TEST(StreamWatch, CutsTheSilentAndNotTheBusy) {
   FakeClock clock(kStart);
   StreamWatch watch({.idle = absl::Milliseconds(20), .min_bytes_per_second = 0}, clock);
-  CountingStream silent, busy, waits_for_nobody;
+  CountingStream silent, other, busy, waits_for_nobody;
   silent.progress().Begin(kStart);
+  other.progress().Begin(kStart);
   busy.progress().Begin(kStart);
   busy.progress().Moved(1, kStart + absl::Seconds(1));
   for (WatchedStream* stream :
-       {static_cast<WatchedStream*>(&silent), static_cast<WatchedStream*>(&busy),
-        static_cast<WatchedStream*>(&waits_for_nobody)}) {
+       std::initializer_list<WatchedStream*>{&silent, &other, &busy, &waits_for_nobody}) {
     watch.Add(*stream);
   }
   clock.Advance(absl::Seconds(1));
   while (silent.cuts() == 0) std::this_thread::yield();
   watch.Remove(silent);
-  int cuts = silent.cuts();
-  watch.Remove(busy);
-  watch.Remove(waits_for_nobody);
+  const int cuts = silent.cuts(), others = other.cuts();
+  while (other.cuts() < others + 2) std::this_thread::yield();
   EXPECT_EQ(silent.cuts(), cuts);  // nothing after Remove
+  for (WatchedStream* stream :
+       std::initializer_list<WatchedStream*>{&other, &busy, &waits_for_nobody}) {
+    watch.Remove(*stream);
+  }
   EXPECT_EQ(busy.cuts(), 0);
   EXPECT_EQ(waits_for_nobody.cuts(), 0);
 }

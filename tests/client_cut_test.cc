@@ -112,6 +112,24 @@ TEST(ClientCut, AddsUpGradientsOfRowsWhereItMay) {
   EXPECT_LT(LargestDifference(got.d_sink, expected.d_sink), 1e-3f);
 }
 
+// Their pieces are sent to nobody.
+TEST(ClientCut, AddsUpGradientsWhereSomeRowsSeeNoKey) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}));
+  auto engine = MakeCpuBackend({.threads = 2});
+  Problem p = MultiQuery();
+  p.kv_len = 256;
+  p.alignment = Alignment::kBottomRight;  // the first 768 rows
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs expected = RunWhole(*engine, p, in), got(p);
+  auto backward = Client(daemon, true)->Backward(p, BackwardInputs(in, expected), got.backward());
+  ASSERT_TRUE(backward.ok()) << backward.status();
+  EXPECT_GE(backward->shards, 4);
+  EXPECT_TRUE(Same(got.d_q, expected.d_q));
+  EXPECT_LT(LargestDifference(got.d_k, expected.d_k), 1e-4f);
+  EXPECT_LT(LargestDifference(got.d_v, expected.d_v), 1e-4f);
+  EXPECT_LT(LargestDifference(got.d_sink, expected.d_sink), 1e-3f);
+}
+
 TEST(ClientCut, MergesPartsOfLongKeysWhereItMay) {
   Daemon daemon(MakeCpuBackend({.threads = 2}));
   auto engine = MakeCpuBackend({.threads = 2});

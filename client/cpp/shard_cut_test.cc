@@ -294,6 +294,25 @@ TEST(MergedCuts, GiveTheUncutResultWithinRoundingOverTheWholeOptionSet) {
   EXPECT_GT(backward_cuts.rows, 1000);
 }
 
+// exp of the sink relative to any key would be infinite.
+TEST(MergedCuts, TakeASinkThatOutweighsEveryKey) {
+  ReferenceBackend engine;
+  Problem p;
+  p.batch = p.q_heads = p.kv_heads = 1;
+  p.q_len = 4;
+  p.kv_len = 48;
+  p.qk_head_dim = p.v_head_dim = 8;
+  p.denominator = DenominatorKind::kSink;
+  p.sink_logits = {2000};
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs expected = RunWhole(engine, p, in);
+  auto keys = CutShard(p, {0, 1, 0, 1}, Cut::kKeys, 3, {.rows = 16, .keys = 8});
+  EXPECT_EQ(keys.size(), 3u);
+  Outputs got = PieceByPiece(engine, p, in, expected).Run(keys, {});
+  EXPECT_TRUE(Same(got.o, expected.o));
+  EXPECT_TRUE(Same(got.lse, expected.lse));
+}
+
 TEST(CutShard, SendsOnlyTheKeysThatItsRowsSee) {
   Problem p;
   p.batch = p.q_heads = p.kv_heads = 1;
