@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/time/clock.h"
 #include "base/clock.h"
 #include "server/status_details.h"
 #include "tests/gated_backend.h"
@@ -254,8 +255,11 @@ TEST_F(AdmissionTest, AsksTheEngineFirst) {
 TEST_F(AdmissionTest, RefusesEverythingOnceDraining) {
   Make({});
   auto before = Admit();
+  const absl::Time start = absl::Now();
   admission_->StartDraining();
+  EXPECT_EQ(admission_->last_refused_at(), absl::InfinitePast());
   auto after = Admit();
+  EXPECT_GE(admission_->last_refused_at(), start);
   EXPECT_EQ(after.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ReasonOf(after.status()), reason::kDraining);
   EXPECT_TRUE(RetryAfterOf(after.status()).has_value());
@@ -303,6 +307,36 @@ TEST_F(AdmissionDevicesTest, KeepsADevicesMemoryUntilItIsDoneWithTheCall) {
   first->ticket().ReleaseWork();
   EXPECT_EQ(admission_.DeviceUse(0).memory_bytes, 0);
   EXPECT_EQ(Admit()->device(), 0);
+}
+
+TEST_F(AdmissionDevicesTest, LeasesADevicesMemoryUntilItsTicketIsGone) {
+  fast_.SetDeviceBytes(1000, 1500);
+  auto call = Admit();
+  Ticket lease = call->ticket().LeaseDeviceMemory(400);
+  EXPECT_EQ(admission_.DeviceUse(0).memory_bytes, 600);
+  EXPECT_EQ(admission_.DeviceUse(0).lease_bytes, 400);
+  lease = Ticket();
+  EXPECT_EQ(admission_.DeviceUse(0).lease_bytes, 0);
+}
+
+// What it keeps is there already.
+TEST_F(AdmissionDevicesTest, SendsABackwardToTheDeviceThatKeepsItsTensors) {
+  slow_.SetDeviceBytes(1000, 1000);
+  slow_.KeepResiduals(400);
+  const Problem p = SmallProblem(64);
+  const auto request = MakeBackward(p, 1, ComputeForward(slow_, p, MakeForward(p, 1)));
+  auto admit = [&] {
+    AttentionCall decoded = DecodedRequest(request, Direction::kBackward);
+    decoded.UseResidual(nullptr, 1);
+    return admission_.Admit(std::move(decoded), {.caller = "a"});
+  };
+  auto call = admit();
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->device(), 1);
+  EXPECT_EQ(admission_.DeviceUse(1).memory_bytes, 600);
+  admission_.Fence(1);
+  EXPECT_EQ(admit().status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(admit().status()), reason::kLeaseLost);
 }
 
 TEST_F(AdmissionDevicesTest, RefusesForGoodWhatTheDeviceNeverHolds) {

@@ -23,6 +23,11 @@ class BatcherTest : public testing::Test {
         admission_({.max_calls = 1 << 20, .max_queue_seconds = 1e9, .caller_max_calls = 1 << 20},
                    backend_, cost_, clock_) {}
 
+  AdmittedCall Call(uint64_t id, AttentionCall decoded) {
+    auto call = admission_.Admit(std::move(decoded), {.id = id, .caller = "a"});
+    CHECK(call.ok()) << call.status();
+    return *std::move(call);
+  }
   AdmittedCall Call(uint64_t id, const std::string& caller = "a", int64_t length = 16,
                     Priority priority = Priority::kNormal, bool causal = false) {
     Problem problem = SmallProblem(length);
@@ -69,6 +74,46 @@ TEST_F(BatcherTest, PutsCallsOfOneKeyIntoOneBatchAndOthersIntoAnother) {
   EXPECT_TRUE(batcher.empty());
 }
 
+// Kernels and their tiles are chosen for a launch by all of these.
+TEST_F(BatcherTest, PutsWhatNeedsAnotherKernelIntoAnotherBatch) {
+  const Problem plain = SmallProblem();
+  const std::pair<const char*, void (*)(Problem&)> cases[] = {
+      {"element", [](Problem& p) { p.element = ElementType::kBFloat16; }},
+      {"qk_head_dim", [](Problem& p) { p.qk_head_dim = 16; }},
+      {"v_head_dim", [](Problem& p) { p.v_head_dim = 16; }},
+      {"causal", [](Problem& p) { p.causal = true; }},
+      {"mask",
+       [](Problem& p) {
+         p.bool_mask = BoolMask{{1, 1, p.q_len, p.kv_len}};
+       }},
+      {"bias",
+       [](Problem& p) {
+         p.bias = Bias{p.element, {1, 1, p.q_len, p.kv_len}, false};
+       }},
+      {"alibi", [](Problem& p) { p.alibi_slopes.assign(static_cast<size_t>(p.q_heads), 0.5f); }},
+      {"dropout", [](Problem& p) { p.dropout.threshold = 64; }},
+      {"softcap", [](Problem& p) { p.softcap = 30; }},
+      {"denominator", [](Problem& p) { p.denominator = DenominatorKind::kZeroRest; }},
+      {"nondeterministic", [](Problem& p) { p.allow_nondeterministic = true; }},
+  };
+  for (const auto& [name, change] : cases) {
+    SCOPED_TRACE(name);
+    Problem other = plain;
+    change(other);
+    Batcher batcher({});
+    batcher.Add(Call(1, DecodedCall(plain)));
+    batcher.Add(Call(2, DecodedCall(other)));
+    batcher.Add(Call(3, DecodedCall(other)));
+    EXPECT_EQ(Ids(*batcher.Take()), (IdList{1}));
+    EXPECT_EQ(Ids(*batcher.Take()), (IdList{2, 3}));
+  }
+  const v1::ForwardResponse forward = ComputeForward(backend_, plain, MakeForward(plain, 1));
+  Batcher batcher({});
+  batcher.Add(Call(1, DecodedCall(plain)));
+  batcher.Add(Call(2, DecodedRequest(MakeBackward(plain, 1, forward), Direction::kBackward)));
+  EXPECT_EQ(Ids(*batcher.Take()), (IdList{1}));
+}
+
 TEST_F(BatcherTest, ClosesABatchAtItsLimitOfCalls) {
   Batcher batcher({.max_calls = 2});
   for (uint64_t id = 1; id <= 5; ++id) batcher.Add(Call(id));
@@ -104,6 +149,22 @@ TEST_F(BatcherTest, ClosesABatchAtItsLimitOfBytes) {
   }
   EXPECT_EQ(Ids(*exact.Take()), (IdList{1, 2}));
   EXPECT_EQ(Ids(*below.Take()), (IdList{1}));
+}
+
+TEST_F(BatcherTest, ClosesABatchAtItsLimitOfSeconds) {
+  Batcher batcher({.max_seconds = 2 * Call(0).seconds()});
+  for (uint64_t id = 1; id <= 3; ++id) batcher.Add(Call(id));
+  EXPECT_EQ(Ids(*batcher.Take()), (IdList{1, 2}));
+  EXPECT_EQ(Ids(*batcher.Take()), (IdList{3}));
+}
+
+TEST_F(BatcherTest, LetsNoCallPassAnotherOfItsFlowThatDoesNotFit) {
+  Batcher batcher({.max_bytes = 2 * Call(0).bytes()});
+  batcher.Add(Call(1));
+  batcher.Add(Call(2, "a", 64));
+  batcher.Add(Call(3));
+  EXPECT_EQ(Ids(*batcher.Take()), (IdList{1}));
+  EXPECT_EQ(Drain(batcher), (IdList{2, 3}));
 }
 
 TEST_F(BatcherTest, RunsACallAboveEveryLimitAlone) {
@@ -163,6 +224,17 @@ TEST_F(BatcherTest, SharesByWeightOfPriority) {
   EXPECT_NEAR(served["high"], 320, 20);
   EXPECT_NEAR(served["normal"], 80, 12);
   EXPECT_NEAR(served["low"], 20, 8);
+}
+
+TEST_F(BatcherTest, SharesByWeightOfPriorityAmongOneCallersCallsToo) {
+  Batcher batcher({.max_calls = 1});
+  for (uint64_t n = 0; n < 100; ++n) {
+    batcher.Add(Call(1000 + n, "a", 256, Priority::kLow));
+    batcher.Add(Call(n, "a", 256, Priority::kHigh));
+  }
+  int high = 0;
+  for (int n = 0; n < 85; ++n) high += batcher.Take()->calls().front().context().id < 1000;
+  EXPECT_NEAR(high, 80, 4);  // 16 : 1
 }
 
 TEST_F(BatcherTest, SharesEquallyBetweenCallersWhateverTheirCallsCost) {

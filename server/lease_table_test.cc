@@ -126,6 +126,25 @@ TEST(LeaseTable, LivesAsLongAsWishedWithinTheLimit) {
             now + absl::Seconds(3));
 }
 
+TEST(LeaseTable, KeepsALeasesOwnTimeWhenItIsRenewedWithoutOne) {
+  World t;
+  std::string token = t.Grant("alice", "", absl::Seconds(50))->token;
+  t.clock.Advance(absl::Seconds(20));
+  EXPECT_EQ(t.table.Renew(token, "alice", absl::ZeroDuration())->expires,
+            t.clock.Now() + absl::Seconds(50));
+}
+
+TEST(LeaseTable, TellsHowALeaseEndedAsLongAsItRemembers) {
+  World t;
+  const std::string first = t.Grant("alice")->token;
+  EXPECT_TRUE(t.table.Release(first, "alice").ok());
+  ExpectLost(t.Find(first, "alice"), "released");
+  for (int n = 0; n < 1 << 14; ++n) {
+    EXPECT_TRUE(t.table.Release(t.Grant("alice")->token, "alice").ok());
+  }
+  ExpectLost(t.Find(first, "alice"), "unknown");
+}
+
 TEST(LeaseTable, KeepsTheMemoryWhileABackwardRunsOnAnExpiredLease) {
   World t;
   std::string token = t.Grant("alice")->token;
@@ -306,6 +325,8 @@ TEST(LeaseTable, EvictsAtThePlaceThatIsShortAndNowhereElse) {
   EXPECT_FALSE(t.table.EvictOne(0));
   ExpectLost(t.Find(first, "alice"), "evicted");
   EXPECT_TRUE(t.Find(host, "alice").ok());
+  t.clock.Advance(absl::Seconds(10));
+  EXPECT_EQ(t.table.Reclaim(0, kBlock), 0) << "what expired elsewhere is no use here";
 }
 
 TEST(LeaseTable, HoldsAnOwnerToHisQuotaOverAllPlaces) {
