@@ -380,6 +380,17 @@ TEST(DaemonBinary, ServesDrainsAndExitsWithZero) {
   }
 }
 
+// The library of the metrics port ignores it by itself.
+TEST(DaemonBinary, IgnoresABrokenPipeWithoutAMetricsPort) {
+  const std::string port_file = TempPath("pipe");
+  Child child({"--listen", "127.0.0.1:0", "--port_file", port_file, "--metrics_listen", "",
+               "--drain_delay", "0"});
+  WaitForPort(port_file);
+  child.Signal(SIGPIPE);
+  child.Signal(SIGTERM);
+  EXPECT_EQ(child.Wait(), 0);
+}
+
 // The first reply to this message, whatever its type.
 std::string Ask(const std::string& address, const std::string& method, const std::string& request) {
   grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
