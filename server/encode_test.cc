@@ -24,11 +24,12 @@ class EncodeTest : public testing::Test {
     metrics_.AddDevice("gated", backend_.info());
   }
 
-  Result Run(const Problem& problem) {
+  Result Run(const Problem& problem) { return Run(MakeForward(problem, 1)); }
+  Result Run(const v1::ForwardRequest& request) {
     DeviceWorker worker({backend_, cost_, metrics_, clock_}, {});
     KeptAnswer answer;
     auto call =
-        admission_.Admit(DecodedCall(problem),
+        admission_.Admit(DecodedRequest(request, Direction::kForward),
                          {.id = 1, .caller = "a", .received_at = clock_.Now(), .sink = &answer});
     worker.Submit(Landed(std::move(call), staging_));
     CHECK(answer.Wait().ok());
@@ -70,6 +71,14 @@ TEST_F(EncodeTest, GivesMemoryAndBudgetBackWithTheLastSlice) {
   slices.clear();
   EXPECT_EQ(staging_.used(), 0);
   EXPECT_EQ(admission_.Use().bytes, 0);
+}
+
+TEST_F(EncodeTest, LeavesOutWhatIsNotWanted) {
+  v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
+  request.set_want_lse(false);
+  Reply reply = Encode(Run(request), backend_.info(), clock_.Now());
+  EXPECT_EQ(reply.payload_bytes, 1024);
+  EXPECT_EQ(EncodeStream(Run(request), backend_.info(), clock_.Now()).size(), 2u);
 }
 
 TEST_F(EncodeTest, IsTheGeneratedMessage) {

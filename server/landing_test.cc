@@ -8,6 +8,7 @@
 
 #include "kernels/reference_backend.h"
 #include "server/status_details.h"
+#include "tests/gated_backend.h"
 #include "tests/pipeline_fixture.h"
 
 namespace attnd {
@@ -59,6 +60,19 @@ TEST_F(LandingTest, LeavesNoTensorOnAnother) {
   EXPECT_EQ(at[Tensor::kLse], at.outputs.data());
   EXPECT_EQ(at.outputs.data() - at[Tensor::kQ], 5 * 3 * 8 * 4 + 32);
   EXPECT_EQ(at.workspace, nullptr);
+}
+
+TEST_F(LandingTest, PutsTheWorkspaceBetweenInputsAndOutputs) {
+  GatedBackend engine;
+  engine.SetWorkspace(100);
+  Admission admission({}, engine, cost_, clock_);
+  StagingPool staging = *StagingPool::Create(1 << 20);
+  auto call = admission.Admit(DecodedCall(SmallProblem()), {.id = 1});
+  ASSERT_TRUE(call.ok()) << call.status();
+  ASSERT_TRUE(TakePlaces(*call, staging).ok());
+  const StagedTensors& at = call->staged();
+  EXPECT_EQ(at.workspace - at[Tensor::kQ], 1024);
+  EXPECT_EQ(at.outputs.data() - at.workspace, 128);  // rounded up to 64 bytes
 }
 
 TEST_F(LandingTest, SaysFullNowWhenFreeMemoryLiesInPieces) {
