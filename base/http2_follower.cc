@@ -161,7 +161,7 @@ void Http2Follower::TakeMessageHeader(Stream& stream, Bytes& bytes) {
   stream.compressed = header[0] != 0;
   stream.size = BigEndian(header + 1, 4);
   stream.got = 0;
-  stream.place = MessagePlace();
+  stream.place = nullptr;
   if (stream.size == 0) stream.header_got = 0;
 }
 
@@ -175,8 +175,8 @@ void Http2Follower::TakeMessage(Stream& stream, Bytes bytes) {
     bytes.remove_prefix(part.size());
     if (stream.got == beginning) AskForPlace(stream);
   }
-  if (stream.place.to != nullptr && !bytes.empty()) {
-    std::memcpy(stream.place.to + (stream.got - stream.place.skip), bytes.data(), bytes.size());
+  if (stream.place != nullptr && !bytes.empty()) {
+    std::memcpy(NextPlace(stream), bytes.data(), bytes.size());
   }
   Advance(stream, static_cast<int64_t>(bytes.size()));
 }
@@ -196,30 +196,26 @@ void Http2Follower::Advance(Stream& stream, int64_t bytes) {
   stream.got += bytes;
   if (stream.got < stream.size) return;
   stream.header_got = 0;
-  if (stream.placer != nullptr && stream.place.to != nullptr) stream.placer->OnPlaced(stream.index);
+  if (stream.placer != nullptr && stream.place != nullptr) stream.placer->OnPlaced(stream.index);
 }
 
-// The placer may want bytes of the beginning too.
+// Of a message whose beginning has come.
 void Http2Follower::AskForPlace(Stream& stream) {
-  if (stream.placer == nullptr || stream.compressed || stream.size < MessagePlacer::kLeastBytes)
-    return;
-  const Bytes beginning(stream.beginning, static_cast<size_t>(stream.got));
-  MessagePlace place = stream.placer->PlaceOf(stream.index, beginning, stream.size);
-  if (place.to == nullptr || place.skip > stream.got) return;
-  stream.place = place;
-  if (place.skip >= stream.got) return;
-  std::memcpy(place.to, stream.beginning + place.skip,
-              static_cast<size_t>(stream.got - place.skip));
+  const bool is_worth_it = stream.size - stream.got >= MessagePlacer::kLeastBytes;
+  if (stream.placer == nullptr || stream.compressed || !is_worth_it) return;
+  const Bytes beginning(stream.beginning, size_t{MessagePlacer::kBeginning});
+  stream.place = stream.placer->PlaceOf(stream.index, beginning, stream.size, stream.got);
+  stream.place_from = stream.got;
 }
 
 absl::Span<std::byte> Http2Follower::Next() {
   if (lost_ || frame_left_ == 0 || frame_type_ != kData || placing_ == 0) return {};
   Stream* stream = Find(frame_stream_);
   if (stream == nullptr || stream->header_got < kMessageHeaderBytes) return {};
-  if (stream->place.to == nullptr) return {};
+  if (stream->place == nullptr) return {};
   const int64_t bytes = std::min(frame_left_, stream->size - stream->got);
   if (bytes < MessagePlacer::kLeastBytes) return {};
-  return {stream->place.to + (stream->got - stream->place.skip), static_cast<size_t>(bytes)};
+  return {NextPlace(*stream), static_cast<size_t>(bytes)};
 }
 
 void Http2Follower::Skip(int64_t bytes) {
@@ -237,6 +233,8 @@ uint32_t Http2Follower::Place(const void* first_message, MessagePlacer& placer) 
   DropFirst(*stream);
   stream->placer = &placer;
   ++placing_;
+  const bool has_begun = stream->header_got == kMessageHeaderBytes && stream->index > 0;
+  if (has_begun && stream->got >= MessagePlacer::kBeginning) AskForPlace(*stream);
   return stream->id;
 }
 
@@ -244,7 +242,7 @@ void Http2Follower::Forget(uint32_t id) {
   Stream* stream = Find(id);
   if (stream == nullptr || stream->placer == nullptr) return;
   stream->placer = nullptr;
-  stream->place = MessagePlace();  // of a message that has half come: nobody will read it
+  stream->place = nullptr;  // of a message that has half come: nobody will read it
   --placing_;
 }
 

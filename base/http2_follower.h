@@ -25,24 +25,20 @@
 
 namespace attnd {
 
-// Where a message's bytes from `skip` on go; nowhere when `to` is null.
-struct MessagePlace {
-  int64_t skip = 0;
-  std::byte* to = nullptr;
-};
-
 class MessagePlacer {
  public:
   // As much of a message as a placer is shown.
   static constexpr int64_t kBeginning = 48;
-  // Of a smaller message a placer is not asked: a read of its own costs more than the copy.
+  // Where fewer bytes are to come a placer is not asked: a read of its own costs more than the
+  // copy.
   static constexpr int64_t kLeastBytes = 16 << 10;
 
   virtual ~MessagePlacer() = default;
-  // `index`: of the stream's messages, the first is 0; `skip` lies within `beginning`. What gRPC
-  // delivers in the place of the bytes from `skip` on is meaningless.
-  virtual MessagePlace PlaceOf(int64_t index, absl::Span<const uint8_t> beginning,
-                               int64_t message_bytes) = 0;
+  // Where the message's bytes from `came` on go, in whose place gRPC delivers meaningless ones;
+  // null: it delivers all. `index`: of the stream's messages, the first is 0; `beginning` are the
+  // first of the `came` bytes that gRPC has already or is about to have.
+  virtual std::byte* PlaceOf(int64_t index, absl::Span<const uint8_t> beginning,
+                             int64_t message_bytes, int64_t came) = 0;
   // They are all there. Before gRPC delivers the message, or never.
   virtual void OnPlaced(int64_t index) = 0;
 };
@@ -67,7 +63,8 @@ class Http2Follower {
   void Skip(int64_t bytes);
 
   // Asks `placer` for the place of each further message of the stream whose first message begins at
-  // `first_message` in fed memory. Gives the stream, 0: there is none.
+  // `first_message` in fed memory, one that has begun among them. Gives the stream, 0: there is
+  // none.
   uint32_t Place(const void* first_message, MessagePlacer& placer);
   void Forget(uint32_t stream);
 
@@ -98,7 +95,8 @@ class Http2Follower {
     int header_got = 0;                   // bytes of its length prefix
     int64_t size = 0, got = 0;            // its bytes, and those that have come
     bool compressed = false;
-    MessagePlace place;
+    std::byte* place = nullptr;  // of its bytes from `place_from` on
+    int64_t place_from = 0;
     uint8_t beginning[MessagePlacer::kBeginning];
   };
 
@@ -118,7 +116,10 @@ class Http2Follower {
   void TakeFirst(Stream& stream, const void* message);
   void DropFirst(Stream& stream);
   void Advance(Stream& stream, int64_t bytes);
-  void AskForPlace(Stream& stream);
+  static void AskForPlace(Stream& stream);
+  static std::byte* NextPlace(const Stream& stream) {
+    return stream.place + (stream.got - stream.place_from);
+  }
   void EndFrame();
   Stream* Find(uint32_t id);
   void Add(uint32_t id);

@@ -16,7 +16,6 @@ namespace {
 
 constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 constexpr int kData = 0, kHeaders = 1, kRst = 3, kSettings = 4, kWindowUpdate = 8;
-constexpr int64_t kSkip = 20;
 
 std::string Number(uint64_t value, int bytes) {
   std::string text;
@@ -43,16 +42,18 @@ std::string Random(size_t size, std::mt19937& random) {
 class Collector final : public MessagePlacer {
  public:
   explicit Collector(int64_t least = 0) : least_(least) {}
-  MessagePlace PlaceOf(int64_t index, absl::Span<const uint8_t> beginning,
-                       int64_t message_bytes) override {
+  std::byte* PlaceOf(int64_t index, absl::Span<const uint8_t> beginning, int64_t message_bytes,
+                     int64_t came) override {
     beginnings[index] = std::string(beginning.begin(), beginning.end());
-    if (message_bytes < std::max(least_, kSkip)) return {};
-    memory[index].resize(static_cast<size_t>(message_bytes - kSkip));
-    return {.skip = kSkip, .to = reinterpret_cast<std::byte*>(memory[index].data())};
+    if (message_bytes < least_) return nullptr;
+    delivered[index] = static_cast<size_t>(came);
+    memory[index].resize(static_cast<size_t>(message_bytes - came));
+    return reinterpret_cast<std::byte*>(memory[index].data());
   }
   void OnPlaced(int64_t index) override { placed.push_back(index); }
 
   std::map<int64_t, std::string> memory, beginnings;
+  std::map<int64_t, size_t> delivered;
   std::vector<int64_t> placed;
 
  private:
@@ -141,11 +142,17 @@ TEST(Http2Follower, PutsMessagesInTheirPlaceHoweverTheyAreCut) {
     straight += wire.Give(frames);
     std::vector<int64_t> placed;
     for (size_t n = 0; n < sent.size(); ++n) {
-      if (sent[n].size() < MessagePlacer::kLeastBytes) continue;
-      placed.push_back(static_cast<int64_t>(n) + 1);
-      EXPECT_EQ(collector.memory[static_cast<int64_t>(n) + 1], sent[n].substr(kSkip));
+      const auto index = static_cast<int64_t>(n) + 1;
+      if (collector.memory.count(index) == 0) continue;
+      placed.push_back(index);
+      EXPECT_EQ(collector.memory[index], sent[n].substr(collector.delivered[index]));
     }
     EXPECT_EQ(collector.placed, placed);
+    for (size_t n = 0; n < sent.size(); ++n) {
+      const bool is_large =
+          sent[n].size() >= MessagePlacer::kLeastBytes + MessagePlacer::kBeginning;
+      EXPECT_EQ(collector.memory.count(static_cast<int64_t>(n) + 1), is_large);
+    }
     EXPECT_FALSE(follower.lost());
   }
   EXPECT_GT(straight, 0);
@@ -159,6 +166,42 @@ TEST(Http2Follower, ShowsAPlacerTheBeginningAndTakesNoForAnAnswer) {
   EXPECT_EQ(collector.beginnings.count(1), 0u) << "it was asked about a small message";
   EXPECT_EQ(collector.beginnings[2], large.substr(0, MessagePlacer::kBeginning));
   EXPECT_TRUE(collector.placed.empty());
+}
+
+TEST(Http2Follower, PlacesTheRestOfAMessageThatHasBegun) {
+  const size_t least = MessagePlacer::kLeastBytes, beginning = MessagePlacer::kBeginning;
+  const size_t cases[][2] = {
+      // bytes that have come, and of them what the placer does not get
+      {0, beginning},   {beginning - 1, beginning},       {beginning, beginning},
+      {50000, 50000},   {100000 - least, 100000 - least}, {100000 - least + 1, 100000},
+      {100000, 100000},
+  };
+  for (const auto& [came, delivered] : cases) {
+    std::mt19937 random(1);
+    Http2Follower follower(Http2Follower::Peer::kServer);
+    Wire wire(follower, random);
+    const std::string large = Random(100000, random), message = Message(large), next = large + "n";
+    wire.Give(Start(1));
+    wire.Give(Frame(kData, 0, 1, Message("header")) +
+              Frame(kData, 0, 1, message.substr(0, 5 + came)));
+    Collector collector;
+    ASSERT_EQ(follower.Place(wire.At(9 + 5), collector), 1u);
+    const std::string rest = Frame(kData, 0, 1, message.substr(5 + came));
+    wire.Give(rest.substr(0, 9));
+    EXPECT_EQ(follower.Next().size(), came < beginning ? 0 : large.size() - delivered) << came;
+    wire.Give(rest.substr(9));
+    wire.Give(Frame(kData, 0, 1, Message(next)));
+    EXPECT_EQ(collector.memory[2], next.substr(beginning)) << came;
+    if (delivered == large.size()) {
+      EXPECT_EQ(collector.beginnings.count(1), 0u) << came;
+      EXPECT_EQ(collector.placed, std::vector<int64_t>{2}) << came;
+      continue;
+    }
+    EXPECT_EQ(collector.beginnings[1], large.substr(0, beginning)) << came;
+    EXPECT_EQ(collector.delivered[1], delivered) << came;
+    EXPECT_EQ(collector.memory[1], large.substr(delivered)) << came;
+    EXPECT_EQ(collector.placed, (std::vector<int64_t>{1, 2})) << came;
+  }
 }
 
 TEST(Http2Follower, FindsAStreamByItsNewestFirstMessageOnly) {
@@ -252,7 +295,7 @@ TEST(Http2Follower, FollowsNoMoreThanSoManyStreamsAndKeepsThoseWithAPlacer) {
   EXPECT_EQ(follower.Place(wire.At(9 + 5), late), 0u);
   const std::string large = Random(100000, random);
   wire.Give(Frame(kData, 0, 1, Message(large)));
-  EXPECT_EQ(collector.memory[1], large.substr(kSkip));
+  EXPECT_EQ(collector.memory[1], large.substr(MessagePlacer::kBeginning));
 }
 
 TEST(Http2Follower, IsLostRatherThanMissAFirstMessage) {

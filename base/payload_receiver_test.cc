@@ -6,6 +6,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -33,9 +34,11 @@ const std::string kFirst = Frame(0, 1, Message("first"));
 class OnePlace final : public MessagePlacer {
  public:
   explicit OnePlace(size_t bytes) : memory(bytes, '-') {}
-  MessagePlace PlaceOf(int64_t, absl::Span<const uint8_t>, int64_t bytes) override {
-    if (bytes > static_cast<int64_t>(memory.size())) return {};
-    return {.skip = 0, .to = reinterpret_cast<std::byte*>(memory.data())};
+  std::byte* PlaceOf(int64_t, absl::Span<const uint8_t> beginning, int64_t bytes,
+                     int64_t came) override {
+    if (bytes > static_cast<int64_t>(memory.size())) return nullptr;
+    std::copy(beginning.begin(), beginning.end(), memory.begin());
+    return reinterpret_cast<std::byte*>(memory.data()) + came;
   }
   void OnPlaced(int64_t) override { ++placed; }
   std::string memory;

@@ -128,15 +128,12 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
                         "a chunk");
     }
     ASSIGN_OR_RETURN(Tensor tensor, sequence_.Take(part.tensor, part.offset, part.range.size));
-    switch (placer_->Of(index, part.tensor, part.offset, part.range.size)) {
-      case ChunkPlacer::State::kBroken:
-        return absl::UnavailableError("the connection was lost within a chunk");
-      case ChunkPlacer::State::kPlaced:
-        return Piece{};
-      case ChunkPlacer::State::kDelivered:
-        break;
+    const absl::optional<int64_t> delivered =
+        placer_->DeliveredBytes(index, part.tensor, part.offset, part.range.size);
+    if (!delivered.has_value()) {
+      return absl::UnavailableError("the connection was lost within a chunk");
     }
-    return Piece{std::move(message), part.range,
+    return Piece{std::move(message), ByteRange{part.range.offset, *delivered},
                  call_->staged()[tensor] + static_cast<int64_t>(part.offset)};
   }
 
@@ -151,7 +148,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     return Piece{};
   }
 
-  // From here on chunks whose beginning has not come yet go from the socket to their place.
+  // From here on what comes of chunks goes from the socket to its place.
   void PlaceChunks(const MessageBytes& header) {
     std::vector<ChunkTarget> targets;
     for (const TensorSource& input : call_->call().inputs()) {

@@ -106,15 +106,15 @@ absl::Status StreamReply::TakeChunk(CodedInputStream& in) {
 }
 
 absl::Status StreamReply::Land(CodedInputStream& in, int64_t bytes, Landing& landing) {
-  const ChunkPlacer::State state =
-      placer_.Of(messages_ - 1, static_cast<uint64_t>(landing.payload.field_number),
-                 static_cast<uint64_t>(landing.received), bytes);
-  if (state == ChunkPlacer::State::kBroken) return Malformed("the connection ended in a chunk");
-  const bool placed = state == ChunkPlacer::State::kPlaced;
-  if (placed) landing.cursor.Skip(bytes);
-  if (!(placed ? in.Skip(static_cast<int>(bytes)) : ScatterFrom(in, bytes, landing.cursor))) {
+  const absl::optional<int64_t> delivered =
+      placer_.DeliveredBytes(messages_ - 1, static_cast<uint64_t>(landing.payload.field_number),
+                             static_cast<uint64_t>(landing.received), bytes);
+  if (!delivered.has_value()) return Malformed("the connection ended in a chunk");
+  const int64_t placed = bytes - *delivered;
+  if (!ScatterFrom(in, *delivered, landing.cursor) || !in.Skip(static_cast<int>(placed))) {
     return Malformed(absl::StrCat(landing.payload.name, ": is cut off"));
   }
+  landing.cursor.Skip(placed);
   landing.received += bytes;
   return absl::OkStatus();
 }

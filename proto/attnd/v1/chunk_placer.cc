@@ -59,15 +59,16 @@ std::byte* FindTarget(absl::Span<const ChunkTarget> targets, const ChunkForm& ch
   return nullptr;
 }
 
-MessagePlace ChunkPlacer::PlaceOf(int64_t index, absl::Span<const uint8_t> beginning,
-                                  int64_t message_bytes) {
+std::byte* ChunkPlacer::PlaceOf(int64_t index, absl::Span<const uint8_t> beginning,
+                                int64_t message_bytes, int64_t came) {
   ChunkForm chunk;
-  if (!ParseChunkForm(beginning, message_bytes, chunk)) return {};
+  if (!ParseChunkForm(beginning, message_bytes, chunk)) return nullptr;
   std::byte* to = where_(chunk);
-  if (to == nullptr) return {};
+  if (to == nullptr) return nullptr;
+  const int64_t delivered = came - chunk.data_at;
   absl::MutexLock lock(&mutex_);
-  placed_.push_back({.index = index, .chunk = chunk});
-  return {.skip = chunk.data_at, .to = to};
+  placed_.push_back({.index = index, .chunk = chunk, .delivered = delivered});
+  return to + delivered;
 }
 
 void ChunkPlacer::OnPlaced(int64_t index) {
@@ -76,15 +77,16 @@ void ChunkPlacer::OnPlaced(int64_t index) {
   if (!placed_.empty() && placed_.back().index == index) placed_.back().complete = true;
 }
 
-ChunkPlacer::State ChunkPlacer::Of(int64_t index, uint64_t field, uint64_t offset,
-                                   int64_t data_bytes) {
+absl::optional<int64_t> ChunkPlacer::DeliveredBytes(int64_t index, uint64_t field, uint64_t offset,
+                                                    int64_t data_bytes) {
   absl::MutexLock lock(&mutex_);
   while (!placed_.empty() && placed_.front().index < index) placed_.pop_front();
-  if (placed_.empty() || placed_.front().index != index) return State::kDelivered;
-  const ChunkForm& chunk = placed_.front().chunk;
-  const bool same =
-      chunk.field == field && chunk.offset == offset && chunk.data_bytes == data_bytes;
-  return same && placed_.front().complete ? State::kPlaced : State::kBroken;
+  if (placed_.empty() || placed_.front().index != index) return data_bytes;
+  const Placed& placed = placed_.front();
+  const bool same = placed.chunk.field == field && placed.chunk.offset == offset &&
+                    placed.chunk.data_bytes == data_bytes;
+  if (!same || !placed.complete) return absl::nullopt;
+  return placed.delivered;
 }
 
 }  // namespace attnd

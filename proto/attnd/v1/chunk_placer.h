@@ -13,6 +13,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "base/http2_follower.h"
 
@@ -41,23 +42,22 @@ class ChunkPlacer final : public MessagePlacer {
   using Where = std::function<std::byte*(const ChunkForm& chunk)>;
   explicit ChunkPlacer(Where where) : where_(std::move(where)) {}
 
-  MessagePlace PlaceOf(int64_t index, absl::Span<const uint8_t> beginning,
-                       int64_t message_bytes) override;
+  std::byte* PlaceOf(int64_t index, absl::Span<const uint8_t> beginning, int64_t message_bytes,
+                     int64_t came) override;
   void OnPlaced(int64_t index) override;
 
-  enum class State {
-    kDelivered,  // gRPC has its data
-    kPlaced,     // they are in their place
-    kBroken,     // some are there, and the rest was lost with the connection
-  };
-  // Of the stream's message `index`, which gRPC has delivered as this chunk; not asked again for
-  // earlier ones. A message that was another chunk when it was placed is broken too.
-  State Of(int64_t index, uint64_t field, uint64_t offset, int64_t data_bytes);
+  // Of the data of the stream's message `index`, which gRPC has delivered as this chunk: how many
+  // bytes it has delivered; those after them are in their place. Not asked again for earlier ones.
+  // None when some were lost with the connection, or the message was another chunk when it was
+  // placed.
+  absl::optional<int64_t> DeliveredBytes(int64_t index, uint64_t field, uint64_t offset,
+                                         int64_t data_bytes);
 
  private:
   struct Placed {
     int64_t index;
     ChunkForm chunk;
+    int64_t delivered;  // of its data
     bool complete = false;
   };
 

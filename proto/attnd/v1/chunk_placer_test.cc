@@ -67,27 +67,26 @@ TEST(ChunkTarget, HoldsWhatLiesWithinIt) {
   EXPECT_EQ(FindTarget(targets, {.field = 4, .offset = 0, .data_bytes = 1}), nullptr);
 }
 
-TEST(ChunkPlacer, TellsWhichMessagesItHasPlaced) {
+TEST(ChunkPlacer, TellsHowMuchOfAMessageItHasNotPlaced) {
   std::byte memory[1000];
   ChunkPlacer placer([&](const ChunkForm& chunk) { return chunk.field == 5 ? memory : nullptr; });
   const std::string ours = ChunkPrefix(5, 0, 1000), others = ChunkPrefix(6, 0, 1000);
   const auto bytes = static_cast<int64_t>(ours.size()) + 1000;
-  MessagePlace place = placer.PlaceOf(3, Bytes(ours), bytes);
-  EXPECT_EQ(place.to, memory);
-  EXPECT_EQ(place.skip, static_cast<int64_t>(ours.size()));
+  const auto data_at = static_cast<int64_t>(ours.size());
+  EXPECT_EQ(placer.PlaceOf(3, Bytes(ours), bytes, data_at), memory);
   placer.OnPlaced(3);
-  EXPECT_EQ(placer.PlaceOf(4, Bytes(others), bytes).to, nullptr);
-  EXPECT_EQ(placer.PlaceOf(5, Bytes(ours), bytes).to, memory);
+  EXPECT_EQ(placer.PlaceOf(4, Bytes(others), bytes, data_at), nullptr);
+  EXPECT_EQ(placer.PlaceOf(5, Bytes(ours), bytes, data_at + 400), memory + 400);
   placer.OnPlaced(3);  // of a message that is over: nothing
-  EXPECT_EQ(placer.Of(1, 5, 0, 1000), ChunkPlacer::State::kDelivered);
-  EXPECT_EQ(placer.Of(3, 5, 0, 1000), ChunkPlacer::State::kPlaced);
-  EXPECT_EQ(placer.Of(4, 6, 0, 1000), ChunkPlacer::State::kDelivered);
-  EXPECT_EQ(placer.Of(5, 5, 0, 1000), ChunkPlacer::State::kBroken);
+  EXPECT_EQ(placer.DeliveredBytes(1, 5, 0, 1000), 1000);
+  EXPECT_EQ(placer.DeliveredBytes(3, 5, 0, 1000), 0);
+  EXPECT_EQ(placer.DeliveredBytes(4, 6, 0, 1000), 1000);
+  EXPECT_EQ(placer.DeliveredBytes(5, 5, 0, 1000), absl::nullopt);
   placer.OnPlaced(5);
-  EXPECT_EQ(placer.Of(5, 5, 0, 1000), ChunkPlacer::State::kPlaced);
-  EXPECT_EQ(placer.Of(5, 6, 0, 1000), ChunkPlacer::State::kBroken);
-  EXPECT_EQ(placer.Of(5, 5, 1, 1000), ChunkPlacer::State::kBroken);
-  EXPECT_EQ(placer.Of(5, 5, 0, 999), ChunkPlacer::State::kBroken);
+  EXPECT_EQ(placer.DeliveredBytes(5, 5, 0, 1000), 400);
+  EXPECT_EQ(placer.DeliveredBytes(5, 6, 0, 1000), absl::nullopt);
+  EXPECT_EQ(placer.DeliveredBytes(5, 5, 1, 1000), absl::nullopt);
+  EXPECT_EQ(placer.DeliveredBytes(5, 5, 0, 999), absl::nullopt);
 }
 
 }  // namespace
