@@ -194,9 +194,9 @@ TEST_F(HeldPeersTest, CountsWhatComesWhenMessagesAreNotFollowed) {
 TEST_F(HeldPeersTest, CountsWhatComesAfterAMessageThatHasItsPlace) {
   class Place final : public MessagePlacer {
    public:
-    MessagePlace PlaceOf(int64_t, absl::Span<const uint8_t>, int64_t bytes) override {
-      memory.resize(static_cast<size_t>(bytes));
-      return {.skip = 0, .to = memory.data()};
+    std::byte* PlaceOf(int64_t, absl::Span<const uint8_t>, int64_t bytes, int64_t came) override {
+      memory.resize(static_cast<size_t>(bytes - came));
+      return memory.data();
     }
     void OnPlaced(int64_t) override { ++placed; }
     std::vector<std::byte> memory;

@@ -150,10 +150,10 @@ void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimi
   grpc.HandleNewConnection(&connection);
 }
 
-// On 16 cores 6 move more than gRPC's 8, and 4 less (docs/PERFORMANCE.md, Large tensors).
+// On 16 cores 7 move more than gRPC's 8, and 5 less (docs/PERFORMANCE.md, Large tensors).
 int EventThreadCount(int wanted) {
   if (wanted > 0) return wanted;
-  return std::clamp(AvailableCpus() * 3 / 8, 3, 16);
+  return std::clamp(AvailableCpus() * 7 / 16, 3, 16);
 }
 
 // On 16 cores 4 move a little more than 8 do (docs/PERFORMANCE.md).

@@ -112,14 +112,14 @@ Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
   return reply;
 }
 
-std::vector<grpc::ByteBuffer> EncodeStream(Result result, const BackendInfo& engine,
-                                           absl::Time now) {
+std::vector<grpc::ByteBuffer> EncodeStream(Result result, const BackendInfo& engine, absl::Time now,
+                                           int64_t chunk_bytes) {
   std::vector<grpc::ByteBuffer> messages;
   grpc::Slice header(FrameHeader(MakeHeader(result, engine, now)));
   messages.emplace_back(&header, 1);
   for (const Payload& payload : PayloadsOf(result)) {
-    for (int64_t offset = 0; offset < payload.bytes; offset += kChunkBytes) {
-      int64_t size = std::min(kChunkBytes, payload.bytes - offset);
+    for (int64_t offset = 0; offset < payload.bytes; offset += chunk_bytes) {
+      int64_t size = std::min(chunk_bytes, payload.bytes - offset);
       grpc::Slice slices[] = {grpc::Slice(ChunkPrefix(payload.field, offset, size)),
                               Wrap(payload.data + offset, size, result.memory())};
       messages.emplace_back(slices, 2);

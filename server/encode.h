@@ -25,8 +25,9 @@ v1::Residual EncodeLease(const LeaseGrant& lease);
 
 Reply Encode(Result result, const BackendInfo& engine, absl::Time now);
 
-// The same as the messages of a streamed reply, in order: the header, then chunks.
-std::vector<grpc::ByteBuffer> EncodeStream(Result result, const BackendInfo& engine,
-                                           absl::Time now);
+// The same as the messages of a streamed reply, in order: the header, then chunks of at most
+// `chunk_bytes` of data.
+std::vector<grpc::ByteBuffer> EncodeStream(Result result, const BackendInfo& engine, absl::Time now,
+                                           int64_t chunk_bytes);
 
 }  // namespace attnd

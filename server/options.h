@@ -46,7 +46,7 @@ struct TransportOptions {
   // least 4 MiB; auto: where ServesOtherHosts; off.
   std::string bdp_probe = "auto";
   int64_t stream_window_bytes = int64_t{4} << 20;  // of one call, that a peer may send unread
-  int64_t max_frame_bytes = int64_t{1} << 20;      // of HTTP/2, that a peer may send in one piece
+  int64_t max_frame_bytes = int64_t{4} << 20;      // of HTTP/2, that a peer may send in one piece
   std::string loopback_congestion = kLoopbackCongestion;  // of connections within this host
   bool tune_malloc = true;      // keep freed pages: base/transport_tuning.h
   bool deadlock_check = false;  // abseil's detector, on each lock

@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/payload_receiver.h"
 #include "base/status_macros.h"
+#include "proto/attnd/v1/chunk_framing.h"
 #include "proto/attnd/v1/chunk_placer.h"
 #include "server/call_record.h"
 #include "server/chunk_sequence.h"
@@ -128,6 +129,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
                         "a chunk");
     }
     ASSIGN_OR_RETURN(Tensor tensor, sequence_.Take(part.tensor, part.offset, part.range.size));
+    largest_chunk_ = std::max(largest_chunk_, part.range.size);
     const absl::optional<int64_t> delivered =
         placer_->DeliveredBytes(index, part.tensor, part.offset, part.range.size);
     if (!delivered.has_value()) {
@@ -195,7 +197,9 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void Send(Result result) {
     const ServiceDeps& deps = record_.deps();
     record_.Answered(result);
-    messages_ = EncodeStream(std::move(result), deps.engine, deps.clock.Now());
+    // As large as the caller finds right for the way between.
+    const int64_t chunk_bytes = std::clamp(largest_chunk_, kChunkBytes, kLargeChunkBytes);
+    messages_ = EncodeStream(std::move(result), deps.engine, deps.clock.Now(), chunk_bytes);
     Enter(Phase::kWriting, {Phase::kComputing});
     progress().Begin(Now());
     WriteNext();
@@ -231,7 +235,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   grpc::ByteBuffer read_;
   ChunkSequence sequence_;
   std::optional<AdmittedCall> call_;  // from the header until it is submitted
-  int64_t received_messages_ = 0;
+  int64_t received_messages_ = 0, largest_chunk_ = 0;
   std::optional<ChunkPlacer> placer_;                  // from the header on
   std::unique_ptr<PayloadReceiver::Placing> placing_;  // null: every chunk is copied
   std::atomic<int64_t> copied_{0};

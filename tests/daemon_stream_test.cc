@@ -185,6 +185,37 @@ TEST(DaemonStream, TakesAndGivesMoreThanOneMessageHolds) {
   EXPECT_TRUE(got.lse() == expected.lse());
 }
 
+TEST(DaemonStream, AnswersInChunksAsLargeAsTheRequests) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}));
+  Problem problem = SmallProblem(70000, 2);  // 9 MB of o; one key
+  problem.kv_len = 1;
+  const v1::ForwardRequest request = MakeForward(problem, 3);
+  const std::pair<size_t, size_t> sent_and_got[] = {
+      {300'000, 1 << 20},
+      {1 << 20, 1 << 20},
+      {2 << 20, 2 << 20},
+      {4 << 20, (4 << 20) - (64 << 10)},  // with its prefix what gRPC takes by default
+  };
+  for (const auto& [sent, expected] : sent_and_got) {
+    grpc::ClientContext context;
+    auto stream = daemon.stub().ForwardStream(&context);
+    v1::ForwardRequest copy = request;
+    const auto payloads = TakePayloads(copy);
+    stream->Write(HeaderOf(request));
+    for (const auto& [tensor, bytes] : payloads) {
+      for (size_t at = 0; at < bytes.size(); at += sent) {
+        stream->Write(ForwardChunk(tensor, at, bytes.substr(at, sent)));
+      }
+    }
+    stream->WritesDone();
+    size_t got = 0;
+    v1::ForwardStreamResponse message;
+    while (stream->Read(&message)) got = std::max(got, message.chunk().data().size());
+    EXPECT_TRUE(stream->Finish().ok());
+    EXPECT_EQ(got, expected) << sent;
+  }
+}
+
 // What a test sends on one stream, and what the server says to it.
 struct Violation {
   std::string name;

@@ -345,6 +345,12 @@ class AttentionClient::Impl {
         });
   }
 
+  // With TLS a slow link cannot be told from a silent one before a whole chunk has come.
+  int64_t MostChunkBytes() const {
+    const bool plain = !options_.tls.has_value();
+    return plain && connections_->on_this_host() ? kLargeChunkBytes : kChunkBytes;
+  }
+
   // How a call is cut, and which of its shards are streamed.
   struct Sending {
     PlanLimits plan;
@@ -364,7 +370,7 @@ class AttentionClient::Impl {
       if (server.streams) {
         sending.streams = {
             .above_bytes = std::min(options_.stream_above_bytes, plan.max_message_bytes),
-            .chunk_bytes = std::min(kChunkBytes, server.max_message_bytes - kChunkOverhead)};
+            .chunk_bytes = std::min(MostChunkBytes(), server.max_message_bytes - kChunkOverhead)};
         plan.max_message_bytes = INT64_MAX;
       }
     }

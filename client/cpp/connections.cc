@@ -67,7 +67,7 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options, bool this_hos
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection for each channel
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, this_host ? 0 : 1);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
-  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 1 << 20);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, this_host ? 4 << 20 : 1 << 20);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_reply_bytes));
   arguments.SetMaxSendMessageSize(-1);  // PlanShards keeps to the server's limit

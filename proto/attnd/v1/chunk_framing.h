@@ -8,9 +8,12 @@
 namespace attnd {
 
 inline constexpr int64_t kMaxChunkBytes = int64_t{4} << 20;  // of data, either way
-// What attnd's own ends send: a tenth faster than 4 MiB, since a chunk is still in the receiving
-// core's cache when it lands.
+// What attnd's own ends send. Within a host large ones, of which a byte costs a tenth less
+// (docs/PERFORMANCE.md, Large tensors); elsewhere such that a slow link moves a whole one within
+// --stream_idle_seconds. A message of either is below the 4 MiB that gRPC takes unless it is told
+// otherwise.
 inline constexpr int64_t kChunkBytes = int64_t{1} << 20;
+inline constexpr int64_t kLargeChunkBytes = (int64_t{4} << 20) - (int64_t{64} << 10);
 
 // A whole message with the header's bytes.
 std::string FrameHeader(const std::string& header);
