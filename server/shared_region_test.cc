@@ -120,8 +120,8 @@ TEST(SharedRegion, RefusesAnotherSizeThanDeclared) {
   EXPECT_NE(ErrorOf(fd.get(), kSize - 4096), "");
   EXPECT_NE(ErrorOf(fd.get(), kSize - 1), "");
   EXPECT_NE(ErrorOf(fd.get(), int64_t{1} << 46), "");
-  FileDescriptor odd = GoodMemfd(kSize + 1);
-  EXPECT_NE(ErrorOf(odd.get(), kSize + 1), "");
+  FileDescriptor odd = GoodMemfd(kSize + 2048);
+  EXPECT_NE(ErrorOf(odd.get(), kSize + 2048), "");
 }
 
 // Such pages would be the daemon's to find when it first touches them.

@@ -354,6 +354,7 @@ TEST(DaemonSharedMemory, ServesNoCallsOverTcp) {
 TEST(DaemonSharedMemory, ServesARegionToItsOwnerOnly) {
   ServerOptions options = UnixOptions();
   options.token_file = SocketPath();
+  options.listen.push_back("127.0.0.1:0");
   std::ofstream(options.token_file) << "alice alice-alice-alice\nbob bob-bob-bob-bob-bob\n";
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
   TestRegion region(kMiB), strange(kMiB);
@@ -362,7 +363,9 @@ TEST(DaemonSharedMemory, ServesARegionToItsOwnerOnly) {
   EXPECT_FALSE(control.Add(strange, "Bearer nobody-nobody-nobody").error().empty());
   v1::SharedMemoryReply reply = control.Add(region, "Bearer alice-alice-alice");
   ASSERT_TRUE(reply.error().empty()) << reply.error();
-  auto call = [&](const std::string& token, uint64_t use) {
+  auto over_tcp = v1::Attention::NewStub(
+      grpc::CreateChannel(daemon.server().addresses()[1], grpc::InsecureChannelCredentials()));
+  auto call = [&](v1::Attention::Stub& stub, const std::string& token, uint64_t use) {
     v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
     SharedLayout layout(region, reply.region(), use);
     MoveInputs(request, layout);
@@ -370,10 +373,11 @@ TEST(DaemonSharedMemory, ServesARegionToItsOwnerOnly) {
     grpc::ClientContext context;
     context.AddMetadata("authorization", "Bearer " + token);
     v1::ForwardResponse response;
-    return daemon.stub().Forward(&context, request, &response);
+    return stub.Forward(&context, request, &response);
   };
-  ExpectUnknownRegion(call("bob-bob-bob-bob-bob", 1));
-  EXPECT_TRUE(call("alice-alice-alice", 2).ok());
+  ExpectUnknownRegion(call(daemon.stub(), "bob-bob-bob-bob-bob", 1));
+  ExpectUnknownRegion(call(*over_tcp, "alice-alice-alice", 2));
+  EXPECT_TRUE(call(daemon.stub(), "alice-alice-alice", 3).ok());
 }
 
 TEST(DaemonSharedMemory, HasNoSocketWhereItIsTurnedOff) {
@@ -393,6 +397,17 @@ TEST(DaemonSharedMemory, RemovesItsSocketAtTheEnd) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
+TEST(DaemonSharedMemory, LeavesTheSocketOfADaemonThatTookItsPlace) {
+  const ServerOptions options = UnixOptions();
+  auto first = std::make_unique<Daemon>(std::make_unique<ReferenceBackend>(), options);
+  std::filesystem::remove(options.listen.front().substr(5));  // as one does that stops to listen
+  Daemon second(std::make_unique<ReferenceBackend>(), options);
+  first.reset();
+  TestRegion region(kMiB);
+  ControlSocket control(ControlPath(second));
+  EXPECT_EQ(control.Add(region).error(), "");
+}
+
 // A daemon whose kernels wait at a gate.
 class GatedDaemon : public testing::Test {
  protected:
@@ -408,6 +423,7 @@ TEST_F(GatedDaemon, FinishesACallWhoseRegionIsClosedInMidCall) {
   grpc::Status status;
   std::thread call([&] { status = caller_->Forward(request); });
   gate_->WaitForLaunches(before + 1);
+  const int registrations = gate_->host_registrations();
   shutdown(caller_->control().fd(), SHUT_RDWR);
   v1::SharedMemoryReply reply;
   ASSERT_FALSE(caller_->control().Receive(reply));
@@ -421,6 +437,7 @@ TEST_F(GatedDaemon, FinishesACallWhoseRegionIsClosedInMidCall) {
   call.join();
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_TRUE(Eventually([&] { return daemon_.server().shared_memory_use().bytes == 0; }));
+  EXPECT_EQ(gate_->host_registrations(), registrations - 1);
 }
 
 TEST_F(GatedDaemon, TellsWhenACancelledCallHasLetGo) {
@@ -600,17 +617,20 @@ TEST_F(HostileControl, StopsAtTheNumberOfRegionsOfAConnection) {
 }
 
 TEST(DaemonSharedMemory, StopsAtItsLimitOfBytesAndTakesThemAgainWhenSomeAreGone) {
-  ServerOptions options = UnixOptions();
-  options.shared_memory.max_bytes = 3 * kMiB;
-  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
-  auto first = std::make_unique<SharedCaller>(daemon, 2 * kMiB);
-  TestRegion region(2 * kMiB);
-  ControlSocket control(ControlPath(daemon));
-  EXPECT_NE(control.Add(region).error(), "");
-  first.reset();
-  ASSERT_TRUE(Eventually([&] { return daemon.server().shared_memory_use().bytes == 0; }));
-  TestRegion again(2 * kMiB);
-  EXPECT_EQ(control.Add(again).error(), "");
+  for (int64_t SharedMemoryLimits::*limit :
+       {&SharedMemoryLimits::max_bytes, &SharedMemoryLimits::user_max_bytes}) {
+    ServerOptions options = UnixOptions();
+    options.shared_memory.*limit = 3 * kMiB;
+    Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+    auto first = std::make_unique<SharedCaller>(daemon, 2 * kMiB);
+    TestRegion region(2 * kMiB);
+    ControlSocket control(ControlPath(daemon));
+    EXPECT_NE(control.Add(region).error(), "");
+    first.reset();
+    ASSERT_TRUE(Eventually([&] { return daemon.server().shared_memory_use().bytes == 0; }));
+    TestRegion again(2 * kMiB);
+    EXPECT_EQ(control.Add(again).error(), "");
+  }
 }
 
 TEST(DaemonSharedMemory, HoldsSilentConnectionsToItsLimit) {
@@ -624,6 +644,8 @@ TEST(DaemonSharedMemory, HoldsSilentConnectionsToItsLimit) {
   ControlSocket one_more(ControlPath(daemon));
   v1::SharedMemoryReply reply;
   EXPECT_FALSE(one_more.Receive(reply));
+  TestRegion of_another(kMiB);  // for the others are still there
+  EXPECT_EQ(silent.front()->Add(of_another).error(), "");
   silent.clear();
   ASSERT_TRUE(Eventually([&] {
     ControlSocket control(ControlPath(daemon));

@@ -86,6 +86,12 @@ class GatedBackend final : public Backend {
     std::lock_guard<std::mutex> lock(mutex_);
     return residual_bytes_;
   }
+  absl::Status RegisterHost(absl::Span<std::byte>) override {
+    ++host_registrations_;
+    return absl::OkStatus();
+  }
+  void UnregisterHost(absl::Span<std::byte>) override { --host_registrations_; }
+  int host_registrations() const { return host_registrations_; }  // that stand
   DeviceUse Use() const override {
     DeviceUse use;
     std::lock_guard<std::mutex> lock(mutex_);
@@ -181,7 +187,8 @@ class GatedBackend final : public Backend {
   std::vector<std::vector<int64_t>> launches_;
   absl::Status failure_, refusal_;
   int64_t workspace_bytes_ = 0, device_bytes_ = 0, residual_bytes_ = 0;
-  std::atomic<int64_t> held_bytes_{0};  // of residuals; not under the mutex
+  std::atomic<int64_t> held_bytes_{0};  // of residuals; not under the mutex, as the next
+  std::atomic<int> host_registrations_{0};
 };
 
 }  // namespace attnd
