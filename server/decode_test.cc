@@ -500,6 +500,34 @@ TEST(Decode, ReadsTheGradientsAloneBesideAToken) {
   }
 }
 
+TEST(Decode, RefusesSharedMemoryInAStreamedCall) {
+  v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
+  for (std::string* payload : {request.mutable_q(), request.mutable_k(), request.mutable_v()}) {
+    payload->clear();
+  }
+  request.mutable_shared_memory()->add_region("token");
+  const MessageBytes message = InSlices(request.SerializeAsString(), 100);
+  EXPECT_EQ(
+      Decoder::DecodeHeader(message, {0, message.size()}, Direction::kForward).status().message(),
+      "shared_memory: expected none in a streamed call, got some");
+}
+
+// Which would be another gradient without it.
+TEST(Decode, RefusesAnnouncedGradientsThatCannotFollow) {
+  v1::BackwardRequest request = Leased();
+  request.set_d_lse_follows(true);
+  EXPECT_EQ(DecodeText(request.SerializeAsString(), Direction::kBackward).status().message(),
+            "d_lse_follows: expected false in a unary call, got true");
+}
+
+TEST(Decode, TakesTheSumsElementFromTheProblem) {
+  v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
+  request.mutable_problem()->set_accumulate(v1::ACCUMULATE_FLOAT16);
+  absl::StatusOr<AttentionCall> call = DecodeText(request.SerializeAsString(), Direction::kForward);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->problem().accumulate, AccumulateType::kFloat16);
+}
+
 TEST(Decode, RefusesOtherTensorsBesideAToken) {
   v1::BackwardRequest request = Leased();
   request.set_k(ValidBackward().k());

@@ -123,6 +123,24 @@ TEST(ClientSharedMemory, CopiesNothingThatLiesThere) {
             0);
 }
 
+// The kept ones, and so the outputs, lie in the daemon's memory.
+TEST(ClientSharedMemory, SendsTensorsThatAreKept) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
+  auto client = Client(daemon.address());
+  Problem p = MiddlingProblem();
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs expected(p), got(p);
+  Step(*client, p, in, expected);
+  Residual kept;
+  auto forward = client->Forward(p, ForwardInputs(in), got.forward(), {}, &kept);
+  ASSERT_TRUE(forward.ok()) << forward.status();
+  EXPECT_GT(forward->shared, 0);
+  auto backward = client->Backward(p, BackwardInputs(in, got), got.backward(), {}, &kept);
+  ASSERT_TRUE(backward.ok()) << backward.status();
+  EXPECT_EQ(backward->leased, backward->shards);
+  EXPECT_TRUE(got == expected);
+}
+
 TEST(ClientSharedMemory, GivesMemoryBackWhenItsLastOwnerGoes) {
   Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
   auto client = Client(daemon.address(), int64_t{64} << 20);
