@@ -112,11 +112,48 @@ TEST(Connections, FollowTheAddressesOfAName) {
   for (int n = 0; n < 20; ++n) EXPECT_NE(connections->Acquire(10, tried)->address_index(), 0);
   now = {};  // the name server is away
   connections->LookUpNames();
+  picked.clear();
+  for (int n = 0; n < 20; ++n) picked.insert(connections->Acquire(10, tried)->address_index());
+  EXPECT_EQ(picked, std::set<int>({1, 2})) << "what it had stays";
   now = {"ipv4:127.0.0.1:3", "ipv4:127.0.0.1:2"};  // another comes in its place
   connections->LookUpNames();
   EXPECT_EQ(connections->address_count(), 3);
   EXPECT_EQ(connections->target(0), "ipv4:127.0.0.1:3");
   EXPECT_EQ(connections->Acquire(10, tried)->address_index(), 0);
+}
+
+TEST(Connections, AreToALimitedNumberOfAddresses) {
+  FakeClock clock;
+  Names now = {"ipv4:127.0.0.1:1"};
+  auto connections = Create({"dns:///name:7"}, clock, [&](const ReplicaName&) { return now; });
+  for (int port = 2; port <= 300; ++port) now.push_back("ipv4:127.0.0.1:" + std::to_string(port));
+  connections->LookUpNames();
+  EXPECT_EQ(connections->address_count(), 256);
+}
+
+TEST(Connections, LeaveAnAddressAloneForLongerEachTimeThatItIsAway) {
+  FakeClock clock;
+  auto connections = Create({"127.0.0.1:8", "127.0.0.1:9"}, clock, nullptr);
+  // The other one is busy, so that this one is taken unless it is left alone.
+  for (int n = 0; n < 10; ++n) connections->Acquire(int64_t{1} << 30, {true, false});
+  auto first_is_taken = [&] {
+    auto connection = connections->Acquire(10, {});
+    connections->Release(*connection, 10);
+    return connection->address_index() == 0;
+  };
+  const absl::Duration tick = absl::Milliseconds(1);
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_TRUE(first_is_taken());
+    for (int milliseconds : {100, 200, 400, 800, 1600, 3200, 5000, 5000}) {
+      EXPECT_TRUE(connections->ReportUnavailable(0, clock.Now()));
+      clock.Advance(absl::Milliseconds(milliseconds) - tick);
+      EXPECT_FALSE(first_is_taken()) << milliseconds;
+      clock.Advance(tick);
+      EXPECT_TRUE(first_is_taken()) << milliseconds;
+    }
+    connections->ReportUnavailable(0, clock.Now());
+    connections->ReportAlive(0);
+  }
 }
 
 TEST(Connections, KeepOneForSmallCallsWhileTheOthersAreBusy) {
