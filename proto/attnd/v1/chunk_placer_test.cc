@@ -38,11 +38,21 @@ TEST(ChunkForm, IsNoOtherMessage) {
   const auto size = static_cast<int64_t>(chunk.size());
   v1::ForwardStreamRequest other_order;
   other_order.mutable_chunk()->set_data(std::string(100, 'd'));  // without a tensor
+  std::string past_its_end = chunk;  // its data go on where it has ended
+  --past_its_end[1];
+  v1::ForwardStreamRequest with_more;
+  ASSERT_TRUE(with_more.ParseFromString(chunk));
+  with_more.mutable_chunk()
+      ->GetReflection()
+      ->MutableUnknownFields(with_more.mutable_chunk())
+      ->AddVarint(1000, 1);
   const std::string too_large = ChunkPrefix(3, 7, kMaxChunkBytes + 1);
   const std::pair<std::string, int64_t> cases[] = {
       {FrameHeader(std::string(500, 'h')), 503},
       {chunk, size + 1},  // something follows
       {chunk, size - 1},  // cut off
+      {past_its_end, size},
+      {with_more.SerializeAsString(), static_cast<int64_t>(with_more.ByteSizeLong())},
       {ChunkPrefix(3, 7, 0), static_cast<int64_t>(ChunkPrefix(3, 7, 0).size())},
       {too_large, static_cast<int64_t>(too_large.size()) + kMaxChunkBytes + 1},
       {other_order.SerializeAsString(), static_cast<int64_t>(other_order.ByteSizeLong())},
