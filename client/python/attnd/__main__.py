@@ -13,16 +13,16 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from . import __version__, _arrays, connect, local
+from . import __version__, _arrays, _checks, connect, local
 from .client import TLS, Client
-from .errors import AttndError, Unimplemented
+from .errors import AttndError, InvalidArgument, NotFound, Unimplemented
 
 _UNITS = {"f32": 2.0**-17, "f16": 2.0**-9, "bf16": 2.0**-6}
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
     chosen = _parser().parse_args(arguments)
-    tls = TLS(chosen.ca, chosen.cert, chosen.key) if chosen.tls or chosen.ca or chosen.cert else None
+    tls = TLS(chosen.ca, chosen.cert, chosen.key) if chosen.tls or chosen.ca or chosen.cert or chosen.key else None
     try:
         with connect(chosen.address, tls=tls, token=chosen.token, timeout=chosen.timeout,
                      channels=chosen.channels) as client:
@@ -30,7 +30,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
             return run(client, chosen)
     except AttndError as error:
         print(f"attnd: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, (InvalidArgument, NotFound)) else 1
     except KeyboardInterrupt:
         return 130
 
@@ -52,11 +52,24 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--timeout", type=float, default=60.0, help="seconds of one call (default 60)")
         command.add_argument("--channels", type=int, default=4, help="connections (default 4)")
         if name == "check":
-            command.add_argument("--seed", type=int, default=0, help="of the random tensors (default 0)")
+            command.add_argument("--seed", type=_seed, default=0, help="of the random tensors (default 0)")
         else:
             command.add_argument("--json", action="store_true", help="print one JSON object a line")
-            command.add_argument("--seconds", type=float, default=1.0, help="of each measurement (default 1)")
+            command.add_argument("--seconds", type=_duration, default=1.0, help="of each measurement (default 1)")
     return parser
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of 0 or above, got {text!r}")
+    return int(text)
+
+
+def _duration(text: str) -> float:
+    try:
+        return _checks.seconds("duration", float(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, got {text!r}") from None
 
 
 class _Bar:
