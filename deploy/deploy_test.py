@@ -56,26 +56,43 @@ def test_alerts_fire_when_they_should():
     promtool("test", "rules", "alerts_test.yml")
 
 
-def test_what_the_daemon_exposes_is_valid(tmp_path):
+@pytest.fixture
+def daemon(tmp_path):
+    """A running daemon that has had calls: the port of its metrics."""
     ports, metrics = tmp_path / "ports", tmp_path / "metrics"
-    daemon = subprocess.Popen([os.path.join(ROOT, "bazel-bin", "server", "attnd"), "--listen", "127.0.0.1:0",
-                               "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", str(metrics), "--port_file",
-                               str(ports), "--backend", "cpu", "--memory_limit_mib", "64", "--drain_delay", "0"],
-                              stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([os.path.join(ROOT, "bazel-bin", "server", "attnd"), "--listen", "127.0.0.1:0",
+                                "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", str(metrics), "--port_file",
+                                str(ports), "--backend", "cpu", "--memory_limit_mib", "64", "--drain_delay", "0"],
+                               stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         while not ports.exists() or not metrics.exists():
-            assert daemon.poll() is None, daemon.stderr.read()
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.02)
-        subprocess.run([os.path.join(ROOT, "bazel-bin", "client", "attnctl"), "--address",
-                        f"127.0.0.1:{ports.read_text().strip()}", "check", "--count", "3"], check=True,
-                       capture_output=True, stdin=subprocess.DEVNULL)
-        with urllib.request.urlopen(f"http://127.0.0.1:{metrics.read_text().strip()}/metrics") as answer:
-            text = answer.read().decode()
+        attnctl("--address", f"127.0.0.1:{ports.read_text().strip()}", "check", "--count", "3")
+        yield metrics.read_text().strip()
     finally:
-        daemon.terminate()
-        daemon.communicate()
+        process.terminate()
+        process.communicate()
+
+
+def attnctl(*arguments):
+    return subprocess.run([os.path.join(ROOT, "bazel-bin", "client", "attnctl"), *arguments], check=True,
+                          capture_output=True, stdin=subprocess.DEVNULL, text=True).stdout
+
+
+def test_what_the_daemon_exposes_is_valid(daemon):
+    with urllib.request.urlopen(f"http://127.0.0.1:{daemon}/metrics") as answer:
+        text = answer.read().decode()
     assert 'attnd_requests_total{code="OK",method="Forward"}' in text
     promtool("check", "metrics", stdin=text)
+
+
+def test_a_frame_of_attnctl_top_is_a_line_of_json_or_a_page(daemon):
+    top = ("top", "--once", "--interval", "0.1", "--metrics", f"http://127.0.0.1:{daemon}/metrics")
+    lines = attnctl(*top, "-o", "json").splitlines()
+    assert len(lines) == 1 and json.loads(lines[0])["ready"] is True
+    page = attnctl(*top)
+    assert "Forward" in page and "\033" not in page
 
 
 def alert_rules():

@@ -40,7 +40,7 @@ void Redraw(const TopFrame& frame, const TopFlags& flags, bool color) {
 
 void Show(const TopFrame& frame, const TopFlags& flags, const Session& session, bool screen) {
   if (session.json()) {
-    std::cout << JsonText(frame.ToJson(), flags.once ? 2 : -1) << std::endl;  // one line a frame
+    std::cout << JsonText(frame.ToJson(), -1) << std::endl;  // one line a frame
   } else if (screen) {
     Redraw(frame, flags, session.color());
   } else {
