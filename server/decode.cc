@@ -127,7 +127,8 @@ Priority DecodePriority(v1::Priority priority) {
 
 absl::Status CheckSize(Tensor tensor, int64_t expected, ByteRange got) {
   if (got.size == expected) return absl::OkStatus();
-  return FieldError(reason::kSizeMismatch, TensorName(tensor), absl::StrCat(expected, " bytes"),
+  return FieldError(reason::kSizeMismatch, TensorName(tensor),
+                    expected == 0 ? "none beside residual_token" : absl::StrCat(expected, " bytes"),
                     absl::StrCat(got.size, " bytes"));
 }
 
