@@ -75,6 +75,10 @@ absl::Status CheckAddresses(const ServerOptions& o) {
     }
   }
   if (o.metrics_listen.empty()) return absl::OkStatus();
+  if (seen.contains(o.metrics_listen) && !absl::EndsWith(o.metrics_listen, ":0")) {
+    return Wrong("metrics_listen", "another address than --listen's",
+                 absl::StrCat("\"", o.metrics_listen, "\""));
+  }
   return CheckTcpAddress("metrics_listen", o.metrics_listen);
 }
 
@@ -237,9 +241,9 @@ absl::Status CheckOptions(const ServerOptions& o) {
       o.backend == "auto" || o.backend == "cpu" || o.backend == "cuda" || o.backend == "reference";
   if (!known) return Wrong("backend", "auto, cpu, cuda or reference", o.backend);
   RETURN_IF_ERROR(CheckSecurity(o));
-  RETURN_IF_ERROR(CheckLeases(o));
-  RETURN_IF_ERROR(CheckTransport(o.transport));
-  return CheckLimits(o);
+  RETURN_IF_ERROR(CheckLimits(o));
+  RETURN_IF_ERROR(CheckLeases(o));  // within CheckLimits' memory
+  return CheckTransport(o.transport);
 }
 
 }  // namespace attnd
