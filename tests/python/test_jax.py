@@ -55,6 +55,8 @@ def test_values_and_gradients_agree_with_jax(name, rng):
     ({"query": jnp.zeros((2, 9, 4, 8), jnp.int32)}, "query"), ({"key": jnp.zeros((2, 9, 2, 8), jnp.bfloat16)}, "key"),
     ({"mask": jnp.ones((9, 9))}, "mask"), ({"bias": jnp.ones((3, 3))}, "bias"), ({"scale": "x"}, "scale"),
     ({"local_window_size": (1, 2, 3)}, "local_window_size"), ({"local_window_size": (-2, 1)}, "local_window_size left"),
+    ({"local_window_size": (-1, 1)}, "local_window_size left"), ({"local_window_size": (2, -1)}, "local_window_size right"),
+    ({"local_window_size": -1}, "local_window_size left"), ({"local_window_size": 1.5}, "local_window_size"),
     ({"key_value_seq_lengths": jnp.array([1])}, "key_value_seq_lengths"),
     ({"query_seq_lengths": jnp.array([1.0, 2.0])}, "query_seq_lengths"), ({"query_seq_lengths": "x"}, "query_seq_lengths"),
     ({"implementation": "flash"}, "implementation"), ({"is_causal": "no"}, "is_causal"),

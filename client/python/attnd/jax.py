@@ -72,6 +72,9 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     shape, return_residual = query.shape, _checks.flag("return_residual", return_residual)
     query, key, value = [x[None] if x.ndim == 3 else x for x in (query, key, value)]
     window = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+    for side, size in zip(("left", "right"), window if isinstance(window, (tuple, list)) else ()):
+        if isinstance(size, int) and size < 0:  # to JAX a bound on the other side of the diagonal, to attnd none
+            raise wrong(f"local_window_size {side}", "0..2147483647", size)
     statics = _Statics(_checks.number("scale", scale, None), _checks.flag("is_causal", is_causal),
                        tuple(window) if isinstance(window, list) else window, server)
     lengths = _lengths("key_value_seq_lengths", key_value_seq_lengths, len(query), key.shape[1])
