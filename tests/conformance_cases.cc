@@ -418,6 +418,12 @@ void AddPoisons(Table& table) {
     table.AddPoisoned(absl::StrCat("nan_stays_with_its_rows_window_", place.name), window,
                       place.poison, kNan);
   }
+  Problem softcap = plain;  // an infinite score is at the cap, where its gradient is a zero
+  softcap.softcap = 2;
+  for (const Place& place : {places[0], places[1]}) {
+    table.AddPoisoned(absl::StrCat("infinity_surfaces_through_softcap_from_", place.name), softcap,
+                      place.poison, kInfinity);
+  }
 }
 
 }  // namespace

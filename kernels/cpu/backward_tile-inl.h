@@ -124,10 +124,14 @@ class BackwardTile {
     return p_.softcap > 0 && !for_bias_ ? slope_factor_ + r * size_.kv_rows : nullptr;
   }
 
+  // A zero stays what it was, kHiddenZero or a visible +0, and none becomes kHiddenZero.
   static void MultiplyRow(const float* factor, const Span& whole, float* row) {
     const FloatTag d;
+    const FloatVector zero = hn::Zero(d);
     for (int c = whole.begin; c < whole.end; c += kLanes) {
-      hn::StoreU(hn::Mul(hn::LoadU(d, factor + c), hn::LoadU(d, row + c)), d, row + c);
+      const FloatVector value = hn::LoadU(d, row + c);
+      const FloatVector product = hn::MulAdd(hn::LoadU(d, factor + c), value, zero);
+      hn::StoreU(hn::IfThenElse(hn::Eq(value, zero), value, product), d, row + c);
     }
   }
 
