@@ -1,6 +1,7 @@
 #include "base/payload_receiver.h"
 
 #include <dlfcn.h>
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/ioctl.h>
@@ -49,6 +50,7 @@ ssize_t SystemReceive(int socket, msghdr* message, int flags) {
 }
 
 std::atomic<int64_t> placed_bytes{0};
+thread_local std::shared_ptr<PayloadReceiver> begins_tls;
 
 uint64_t CookieOf(int socket) {
   uint64_t cookie = 0;
@@ -73,6 +75,11 @@ int64_t BytesSent(int socket) {
   socklen_t size = sizeof(info);
   if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
   return static_cast<int64_t>(info.tcpi_bytes_acked);
+}
+
+int64_t BytesUnacknowledged(int socket) {
+  int bytes = 0;
+  return ioctl(socket, SIOCOUTQ, &bytes) == 0 ? bytes : 0;
 }
 
 void SetLeastToTell(int socket, int bytes) {
@@ -216,6 +223,34 @@ void PayloadReceiver::Begin() {
   if (wasted_.has_value()) TakeHold({held_peers_->FirstHold(peer_.address, HeldPeers::Time())});
 }
 
+PayloadReceiver::BeginningTls::BeginningTls(std::shared_ptr<PayloadReceiver> receiver) {
+  begins_tls = std::move(receiver);
+}
+PayloadReceiver::BeginningTls::~BeginningTls() { begins_tls.reset(); }
+
+std::shared_ptr<PayloadReceiver> PayloadReceiver::BeginTls() {
+  std::shared_ptr<PayloadReceiver> receiver = std::exchange(begins_tls, nullptr);
+  if (receiver == nullptr) return nullptr;
+  absl::MutexLock lock(&receiver->mutex_);
+  receiver->is_tls_ = true;
+  receiver->follower_.Lose();
+  return receiver;
+}
+
+void PayloadReceiver::Decrypted(absl::Span<const uint8_t> bytes) {
+  absl::MutexLock lock(&mutex_);
+  if (!wasted_.has_value()) return;
+  wasted_->FeedDecrypted(bytes);
+  to_judge_ = true;
+}
+
+// All of it has been sent by now.
+void PayloadReceiver::TakeHandshake() {
+  absl::MutexLock lock(&mutex_);
+  handshake_bytes_ = BytesSent(socket_) + BytesUnacknowledged(socket_);
+  answers_ = true;
+}
+
 std::unique_ptr<PayloadReceiver::Placing> PayloadReceiver::Place(const void* first_message,
                                                                  MessagePlacer& placer) {
   absl::MutexLock lock(&mutex_);
@@ -239,27 +274,37 @@ ssize_t PayloadReceiver::Receive(msghdr& message) {
   if ((hold_.has_value() || follower_.placing() > 0) && IsAnothers()) {
     return ReceiveUnfollowed(socket_, message, 0);
   }
+  if (std::exchange(to_judge_, false)) Judge();
   return hold_.has_value() ? ReceiveHeld(message) : ReceiveSome(message);
 }
 
 ssize_t PayloadReceiver::ReceiveSome(msghdr& message) {
   const ssize_t got = ReceiveAndFollow(message);
-  if (got > 0 && wasted_.has_value()) {
-    const absl::Time now = HeldPeers::Time();
-    TakeHold(wasted_->EndRead(
-        now, [&] { return BytesSent(socket_); },
-        [&](double frames) { return held_peers_->Take(peer_.address, frames, now); }));
-  }
+  if (got > 0 && wasted_.has_value() && !is_tls_) Judge();
   return got;
+}
+
+void PayloadReceiver::Judge() {
+  const absl::Time now = HeldPeers::Time();
+  TakeHold(wasted_->EndRead(
+      now, [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return BytesAnswered(); },
+      [&](double frames) { return held_peers_->Take(peer_.address, frames, now); }));
+}
+
+int64_t PayloadReceiver::BytesAnswered() const {
+  if (is_tls_ && !answers_) return 0;
+  return BytesSent(socket_) - handshake_bytes_;
 }
 
 ssize_t PayloadReceiver::ReceiveAndFollow(msghdr& message) {
   if (follower_.lost()) {
     const ssize_t got = ReceiveUnfollowed(socket_, message, 0);
     if (got > 0 && wasted_.has_value()) {
-      ForEachPiece(message, 0, static_cast<size_t>(got), [&](const uint8_t* data, size_t size) {
-        wasted_->Feed({data, size});
-      });
+      if (is_tls_) wasted_->FeedEncrypted(got);
+      ForEachPiece(message, 0, is_tls_ ? 0 : static_cast<size_t>(got),
+                   [&](const uint8_t* data, size_t size) {
+                     wasted_->Feed({data, size});
+                   });
     }
     return got;
   }

@@ -13,7 +13,8 @@
 // a read finds nothing, unless the connection has ended or as many bytes are there as end the hold,
 // and SO_RCVLOWAT keeps the kernel from telling of fewer. Lowering it makes the kernel tell of what
 // is there (tcp_set_rcvlowat), so that nothing is lost with edge-triggered events. Of TCP alone: a
-// unix socket does not tell.
+// unix socket does not tell. What an encrypted connection brings is known once gRPC has decrypted
+// it (program_tls_calls.cc), on its way to the next read.
 //
 // Threads: any. A placer is called by the thread that receives.
 #pragma once
@@ -21,6 +22,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,6 +31,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/optional.h"
+#include "absl/types/span.h"
 #include "base/held_peers.h"
 #include "base/http2_follower.h"
 #include "base/wasted_work.h"
@@ -73,6 +76,24 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
   // As recvmsg(2) from the socket without flags.
   ssize_t Receive(msghdr& message);
 
+  // TLS that this thread begins while it lives is this connection's. Null: of none.
+  class BeginningTls {
+   public:
+    explicit BeginningTls(std::shared_ptr<PayloadReceiver> receiver);
+    ~BeginningTls();
+    BeginningTls(const BeginningTls&) = delete;
+    BeginningTls& operator=(const BeginningTls&) = delete;
+  };
+  // That connection, of which nothing has been read yet. Null: none.
+  static std::shared_ptr<PayloadReceiver> BeginTls();
+  // What gRPC has decrypted of what it read: nothing yet, perhaps. It reads several times, decrypts
+  // all of that, and reads again.
+  void Decrypted(absl::Span<const uint8_t> bytes);
+  // It is about to send something that is not of the handshake.
+  void BeginToAnswer() {
+    if (!answers_) TakeHandshake();
+  }
+
   PayloadReceiver(int socket, Http2Follower::Peer peer, std::shared_ptr<HeldPeers> held);
 
  private:
@@ -86,7 +107,10 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
   static PeerName PeerOf(int socket);
 
   void Begin();
+  void TakeHandshake();
   bool IsAnothers() const;
+  void Judge() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t BytesAnswered() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ssize_t ReceiveSome(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ssize_t ReceiveAndFollow(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ssize_t ReceiveFollowed(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -103,6 +127,10 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
   absl::optional<WastedWork> wasted_ ABSL_GUARDED_BY(mutex_);
   absl::optional<HeldPeers::Key> hold_ ABSL_GUARDED_BY(mutex_);
   int64_t until_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // that end it
+  bool is_tls_ ABSL_GUARDED_BY(mutex_) = false;
+  bool to_judge_ ABSL_GUARDED_BY(mutex_) = false;        // what it has read, once it is decrypted
+  std::atomic<bool> answers_{false};                     // beyond the handshake
+  int64_t handshake_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // that were sent for it
 };
 
 // The same among all connections, of a call from `peer`, which is gRPC's name for it. The message

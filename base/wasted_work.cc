@@ -32,6 +32,26 @@ WastedWork::WastedWork(const Limits& limits, absl::Time now)
 
 void WastedWork::Feed(absl::Span<const uint8_t> bytes) {
   bytes_ += static_cast<int64_t>(bytes.size());
+  Follow(bytes);
+}
+
+void WastedWork::FeedEncrypted(int64_t bytes) {
+  bytes_ += bytes;
+  unexplained_ += bytes;
+}
+
+// A record has some bytes of its own, more than a small frame in it: twice, that is.
+void WastedWork::FeedDecrypted(absl::Span<const uint8_t> bytes) {
+  unexplained_ = std::max<int64_t>(unexplained_ - 2 * static_cast<int64_t>(bytes.size()), 0);
+  Follow(bytes);
+}
+
+void WastedWork::TakeUnexplained() {
+  budget_.Add(-static_cast<double>(unexplained_ - kRecordBytes) / kFrameBytes);
+  unexplained_ = kRecordBytes;
+}
+
+void WastedWork::Follow(absl::Span<const uint8_t> bytes) {
   while (!bytes.empty() && is_http2_) {
     if (frame_left_ > 0) {
       const int64_t part = std::min<int64_t>(frame_left_, static_cast<int64_t>(bytes.size()));

@@ -19,8 +19,11 @@
 //            a frame of as many lacks, and otherwise every two to three seconds (crumb_hold), not
 //            all of a crowd at once.
 //
+// Of TLS also what brings no HTTP/2 (key updates, records of a byte): kFrameBytes more than what it
+// brings cost one, beyond a record that is still coming.
+//
 // It looks at frame headers alone, so nothing that a peer does in between hides a frame. What does
-// not begin as HTTP/2 (TLS) is not looked at.
+// not begin as HTTP/2 is not looked at.
 //
 // Threads: one at a time. Source: RFC 9113 sections 3.4, 4.1 and 6.
 #pragma once
@@ -69,6 +72,7 @@ class WastedWork {
   static constexpr int64_t kAnswersToACall = 4, kAnsweredBytes = 1024, kMostAnswers = 16384;
   static constexpr int64_t kMostCrumbs = 16, kCrumbBytes = 256, kEnoughBytes = 1024;
   static constexpr absl::Duration kCrumbTime = absl::Seconds(4);
+  static constexpr int64_t kRecordBytes = 20 << 10;  // of TLS, at most
 
   // Times: of any clock that does not go back.
   WastedWork(const Limits& limits, absl::Time now);
@@ -76,12 +80,16 @@ class WastedWork {
   // The next bytes from the peer; or so many that lie within a DATA frame.
   void Feed(absl::Span<const uint8_t> bytes);
   void Skip(int64_t bytes);
+  // The same of TLS: so many have come, and later what was in them.
+  void FeedEncrypted(int64_t bytes);
+  void FeedDecrypted(absl::Span<const uint8_t> bytes);
   // After each read. `sent()` says how many bytes the client has got so far, `take(frames)` for how
   // long who lacks so many is to be held.
   template <class Sent, class Take>
   Hold EndRead(absl::Time now, Sent sent, Take take) {
     if (!is_limited_) TakeUnlimitedCalls(acknowledges_ && sent() >= kFrameHeaderBytes);
     if (answers_ < 0) TakeAnswers(sent());
+    if (unexplained_ > kRecordBytes) TakeUnexplained();
     const Hold crumbs = TakeCrumbs(now);
     if (budget_.frames() >= 0) return crumbs;
     budget_.Grow(now);
@@ -94,6 +102,7 @@ class WastedWork {
 
  private:
   static constexpr int kPrefaceBytes = 24, kFrameHeaderBytes = 9;
+  void Follow(absl::Span<const uint8_t> bytes);
   void TakeHeaderByte(uint8_t byte);
   void BeginFrame();
   double CostOfFrame() const;
@@ -101,6 +110,7 @@ class WastedWork {
   void EndCall();
   void TakeUnlimitedCalls(bool is_limited);
   void TakeAnswers(int64_t sent);
+  void TakeUnexplained();
   Hold TakeCrumbs(absl::Time now);
 
   const Limits limits_;
@@ -117,6 +127,7 @@ class WastedWork {
   bool is_limited_ = false;            // in calls at a time
   int64_t answers_ = kAnswersToACall;  // that may come
   int64_t answered_ = 0;               // bytes of what it got
+  int64_t unexplained_ = 0;            // encrypted bytes, beyond what was in them
   // Of the current read.
   int64_t bytes_ = 0;
   bool ends_call_ = false, answers_now_ = false, acknowledges_ = false;

@@ -41,6 +41,14 @@ class Peer {
 
   absl::Duration Read(const std::string& bytes) {
     work_.Feed({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+    return EndRead();
+  }
+  absl::Duration ReadEncrypted(int64_t encrypted, const std::string& bytes) {
+    work_.FeedEncrypted(encrypted);
+    work_.FeedDecrypted({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+    return EndRead();
+  }
+  absl::Duration EndRead() {
     hold_ = work_.EndRead(
         now_, [this] { return sent_; },
         [this](double frames) {
@@ -227,6 +235,36 @@ INSTANTIATE_TEST_SUITE_P(
         Flood{"PaddedDataBetween", Frame(kData, 8, 1000) + Frame(kPing, 0, 8) + kCall, 1},
         Flood{"Unknown", Frame(99, 0, 100), 1}),
     [](const auto& info) { return info.param.name; });
+
+TEST(WastedWork, FollowsWhatWasDecrypted) {
+  Peer peer;
+  int reads = 0;
+  while (peer.ReadEncrypted(400, kAbandoned) == absl::ZeroDuration()) ++reads;
+  EXPECT_EQ(reads, (kAddressHas - 1) / 2) << "the greeting's settings were one";
+}
+
+TEST(WastedWork, LetsRecordsComeInPieces) {
+  Peer peer;
+  for (int n = 0; n < 1000; ++n) {
+    for (int piece = 0; piece < 10; ++piece) {
+      ASSERT_EQ(peer.ReadEncrypted(500, ""), absl::ZeroDuration()) << n;
+    }
+    ASSERT_EQ(peer.ReadEncrypted(0, kCall), absl::ZeroDuration()) << n;
+  }
+}
+
+TEST(WastedWork, CountsRecordsWithNextToNothing) {
+  Peer peer;
+  int reads = 0;
+  while (peer.ReadEncrypted(WastedWork::kFrameBytes * 10, "") == absl::ZeroDuration()) ++reads;
+  EXPECT_EQ(reads, (WastedWork::kRecordBytes / WastedWork::kFrameBytes + kAddressHas - 1) / 10);
+  const std::string body = Frame(kData, 0, 16000);
+  Peer other;
+  for (reads = 0;
+       other.ReadEncrypted(100 * 23, body.substr(9 + 100 * reads, 100)) == absl::ZeroDuration();) {
+    ASSERT_LT(++reads, 150);
+  }
+}
 
 TEST(WastedWork, HasWhatTimeBringsBeforeItsAddressIsAsked) {
   Peer peer;

@@ -144,7 +144,8 @@ void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimi
   if (!loopback_congestion.empty() && StaysOnThisHost(socket)) {
     SetCongestionControl(socket, loopback_congestion);
   }
-  PayloadReceiver::Attach(socket, Http2Follower::Peer::kClient, std::move(held));
+  PayloadReceiver::BeginningTls beginning(
+      PayloadReceiver::Attach(socket, Http2Follower::Peer::kClient, std::move(held)));
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.fd = socket;
   grpc.HandleNewConnection(&connection);

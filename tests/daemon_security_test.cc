@@ -4,17 +4,21 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/read_file.h"
 #include "client/cli/metrics_text.h"
 #include "kernels/reference_backend.h"
 #include "tests/daemon_fixture.h"
+#include "tests/raw_http2.h"
 #include "tests/wire_request.h"
 
 namespace attnd {
@@ -153,6 +157,82 @@ TEST(DaemonTls, TakesANewCertificateWithoutARestart) {
   own.Issue("server", "other_ca", "localhost");
   while (!CallOverTls(own, daemon.address(), "other_ca", "").ok()) std::this_thread::yield();
   EXPECT_FALSE(CallOverTls(own, daemon.address(), "ca", "").ok());
+}
+
+class TlsPeers {
+ public:
+  TlsPeers() : context_(SSL_CTX_new(TLS_client_method())) {
+    std::signal(SIGPIPE, SIG_IGN);  // OpenSSL's writes to a connection that the daemon has ended
+    const unsigned char http2[] = "\x02h2";
+    CHECK(SSL_CTX_set_alpn_protos(context_, http2, 3) == 0);
+  }
+  ~TlsPeers() { SSL_CTX_free(context_); }
+  std::unique_ptr<RawHttp2> New(Daemon& daemon) {
+    return std::make_unique<RawHttp2>(daemon.address(), context_);
+  }
+
+ private:
+  SSL_CTX* const context_;
+};
+
+TEST(DaemonTls, AnswersOthersBesideFloodsOfSmallFrames) {
+  TlsPeers peers;
+  auto daemon = std::make_unique<Daemon>(std::make_unique<ReferenceBackend>(), TlsServer(false));
+  auto send = [](std::unique_ptr<RawHttp2> peer, RawHttp2::Frame type, uint8_t flags,
+                 const std::string& payload) {
+    peer->Greet();
+    while (!peer->ended()) {
+      peer->Flood(1000, type, flags, 0, payload);
+      peer->ReadWhatIsThere();
+    }
+  };
+  std::vector<std::thread> senders;
+  for (int n = 0; n < 8; ++n) {
+    senders.emplace_back(send, peers.New(*daemon), RawHttp2::kWindowUpdate, uint8_t{0},
+                         std::string("\0\0\0\1", 4));
+    senders.emplace_back(send, peers.New(*daemon), RawHttp2::kPing, RawHttp2::kAck, "12345678");
+  }
+  while (daemon->server().connections_held() == 0) std::this_thread::yield();
+  grpc::Status status = CallOverTls(Shared(), daemon->address(), "ca", "");
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  daemon.reset();  // ends the senders' connections
+  for (std::thread& sender : senders) sender.join();
+}
+
+TEST(DaemonTls, HoldsWhoCallsALotAndAcknowledgesNoSettings) {
+  TlsPeers peers;
+  Daemon daemon(std::make_unique<ReferenceBackend>(), TlsServer(false));
+  auto peer = peers.New(daemon);
+  peer->Greet();
+  const std::string block = RawHttp2::CallHeaders("/attnd.v1.Attention/ForwardStream");
+  for (uint32_t n = 0; n < 300; ++n) {
+    peer->Send(RawHttp2::kHeaders, RawHttp2::kEndHeaders, 2 * n + 1, block);
+  }
+  while (daemon.server().connections_held() == 0) std::this_thread::yield();
+}
+
+TEST(DaemonTls, HoldsNobodyWhoCallsALot) {
+  Daemon daemon(std::make_unique<ReferenceBackend>(), TlsServer(false));
+  std::vector<std::thread> callers;
+  for (int n = 0; n < 4; ++n) {
+    callers.emplace_back([&daemon] {
+      grpc::SslCredentialsOptions ssl{ReadFile(Shared().Path("ca")), "", ""};
+      grpc::ChannelArguments arguments;
+      arguments.SetSslTargetNameOverride("localhost");
+      arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+      auto stub = v1::Attention::NewStub(
+          grpc::CreateCustomChannel(daemon.address(), grpc::SslCredentials(ssl), arguments));
+      const auto large = MakeForward(SmallProblem(64, 1024), 1),
+                 small = MakeForward(SmallProblem(), 1);
+      for (int call = 0; call < 600; ++call) {
+        grpc::ClientContext context;
+        v1::ForwardResponse reply;
+        EXPECT_TRUE(stub->Forward(&context, call % 100 == 0 ? large : small, &reply).ok());
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(daemon.server().connections_held(), 0);
 }
 
 TEST(DaemonTls, RefusesFilesThatWouldServeNobody) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <netinet/in.h>
+#include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -38,8 +39,8 @@ class RawHttp2 {
   static constexpr uint8_t kEndStream = 1, kEndHeaders = 4, kAck = 1;
   using Headers = std::vector<std::pair<std::string, std::string>>;
 
-  // `address`: "127.0.0.1:port". Sends nothing yet.
-  explicit RawHttp2(absl::string_view address) {
+  // `address`: "127.0.0.1:port". Sends nothing yet but, with `tls`, its handshake.
+  explicit RawHttp2(absl::string_view address, SSL_CTX* tls = nullptr) {
     int port = 0;
     CHECK(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
     sockaddr_in to{};
@@ -49,8 +50,14 @@ class RawHttp2 {
     socket_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK(socket_ >= 0) << "out of descriptors";
     CHECK(connect(socket_, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0);
+    if (tls == nullptr) return;
+    tls_ = SSL_new(tls);
+    CHECK(SSL_set_fd(tls_, socket_) == 1 && SSL_connect(tls_) == 1);
   }
-  ~RawHttp2() { close(socket_); }
+  ~RawHttp2() {
+    SSL_free(tls_);
+    close(socket_);
+  }
   RawHttp2(const RawHttp2&) = delete;
   RawHttp2& operator=(const RawHttp2&) = delete;
 
@@ -127,9 +134,10 @@ class RawHttp2 {
   // The same, waiting for at most `ms` for something to arrive.
   void Read(int ms) {
     pollfd waiting{socket_, POLLIN, 0};
-    while (!ended_ && poll(&waiting, 1, ms) > 0) {
+    while (!ended_ && (BytesDecrypted() > 0 || poll(&waiting, 1, ms) > 0)) {
       char bytes[65536];
-      ssize_t size = recv(socket_, bytes, sizeof(bytes), 0);
+      ssize_t size = tls_ == nullptr ? recv(socket_, bytes, sizeof(bytes), 0)
+                                     : SSL_read(tls_, bytes, sizeof(bytes));
       if (size <= 0) {
         ended_ = true;
         return;
@@ -171,7 +179,9 @@ class RawHttp2 {
 
   void SendBytes(absl::string_view bytes) {
     while (!bytes.empty() && !ended_) {
-      ssize_t size = send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      ssize_t size = tls_ == nullptr
+                         ? send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL)
+                         : SSL_write(tls_, bytes.data(), static_cast<int>(bytes.size()));
       if (size <= 0) {
         ended_ = true;
         return;
@@ -179,6 +189,8 @@ class RawHttp2 {
       bytes.remove_prefix(static_cast<size_t>(size));
     }
   }
+
+  int BytesDecrypted() const { return tls_ == nullptr ? 0 : SSL_pending(tls_); }
 
   uint32_t Number(size_t at, int bytes) const {
     uint32_t value = 0;
@@ -222,6 +234,7 @@ class RawHttp2 {
   }
 
   int socket_ = -1;
+  SSL* tls_ = nullptr;
   std::string received_;
   bool acknowledged_ = false, ended_ = false, going_away_ = false;
   int pongs_ = 0, resets_ = 0, answers_ = 0;
