@@ -24,6 +24,7 @@
 #include "tests/daemon_counts.h"
 #include "tests/daemon_fixture.h"
 #include "tests/gated_backend.h"
+#include "tests/raw_http2.h"
 #include "tests/wire_request.h"
 
 namespace attnd {
@@ -478,6 +479,51 @@ TEST(DaemonStream, CutsAReaderThatNeverReads) {
   EXPECT_EQ(Counts(daemon).Of("attnd_cut_streams_total", labels), 1);
   context.TryCancel();
   stream->Finish();
+  ExpectHealthy(daemon);
+}
+
+// Whose first half lies in its place and whose second half was delivered: more calls are begun in
+// between than are followed.
+TEST(DaemonStream, FailsACallOfWhichAChunkIsLostWithinItself) {
+  ServerOptions options = TestOptions();
+  options.transport.max_concurrent_streams = 1000;
+  options.transport.max_wasted_frames = 0;
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  const Problem problem = SmallProblem(512, 2);  // 32 KiB each
+  v1::ForwardRequest request = MakeForward(problem, 1);
+  request.mutable_options()->set_request_id(std::string(60, 'r'));  // not too short to be found
+  auto payloads = TakePayloads(request);
+  v1::ForwardStreamRequest header;
+  *header.mutable_header() = request;
+  auto message = [](const v1::ForwardStreamRequest& part) {
+    const std::string bytes = part.SerializeAsString();
+    return RawHttp2::MessagePrefix(static_cast<uint32_t>(bytes.size())) + bytes;
+  };
+  std::string chunks;
+  for (const auto& [tensor, bytes] : payloads) chunks += message(ForwardChunk(tensor, 0, bytes));
+  const std::string method = "/attnd.v1.Attention/ForwardStream";
+  // The chunk may begin before its place is known, and is delivered whole then.
+  bool lost = false;
+  for (int n = 0; n < 20 && !lost; ++n) {
+    RawHttp2 peer(daemon.address());
+    peer.Greet();
+    while (!peer.acknowledged()) peer.Read(100);
+    peer.StartCall(1, method);
+    peer.SendData(1, message(header));
+    while (daemon.server().staging_used() == 0) std::this_thread::yield();
+    EXPECT_EQ(peer.SendData(1, chunks.substr(0, 16384)), 16384u);
+    for (uint32_t other = 1; other <= 300; ++other) peer.StartCall(2 * other + 1, method);
+    std::string rest = chunks.substr(16384);
+    while (!rest.empty() && peer.answers() == 0 && !peer.ended()) {
+      rest.erase(0, peer.SendData(1, rest));
+    }
+    peer.Send(RawHttp2::kData, RawHttp2::kEndStream, 1, "");
+    while (peer.answers() == 0 && !peer.ended()) peer.Read(100);
+    ASSERT_FALSE(peer.ended());
+    lost = peer.bytes_of(1) == 0 && peer.resets() + peer.answers() > 0;
+    WaitUntilAllIsGivenBack(daemon);
+  }
+  EXPECT_TRUE(lost);
   ExpectHealthy(daemon);
 }
 
