@@ -221,6 +221,14 @@ def test_small_call_that_is_known_by_its_shapes_gives_what_the_first_gave(client
             client.forward(*laid, layout=layout, causal="top_left", **wrong)
 
 
+def test_residuals_cannot_be_pickled(client, rng):
+    import pickle
+    q, k, v = tensors(rng)
+    residual = client.forward(q, k, v, keep=True).residual
+    with pytest.raises(attnd.InvalidType, match="^residual: expected .* got Residual"):
+        pickle.dumps(residual)
+
+
 def test_results_can_be_pickled_with_their_receipts(client, rng):
     import pickle
     q, k, v = tensors(rng)

@@ -460,6 +460,14 @@ def test_wrong_arguments_are_named_where_there_is_nothing_to_compute(changed, fi
             for name, x in given.items()}))
 
 
+@pytest.mark.parametrize("make_tensor", [lambda x: torch._neg_view(x), lambda x: x.to("meta"), lambda x: x.to_sparse(),
+                                         lambda x: x.clone().requires_grad_()])
+def test_tensors_whose_memory_is_not_their_numbers_are_refused_as_arrays(client, make_tensor):
+    given = make_tensor(torch.ones(1, 1, 2, 4, device="cpu"))
+    with pytest.raises(attnd.InvalidArgument, match="^q: expected an array that DLPack can export, got Tensor "):
+        client.forward(given, given, given)
+
+
 def test_without_a_connection_it_says_how_to_connect():
     with pytest.raises(attnd.Unavailable, match=r'attnd.torch.connect\("host:port", name="elsewhere"\)'):
         remote.attention(*[torch.zeros(1, 1, 2, 4)] * 3, server="elsewhere")

@@ -11,7 +11,7 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from .errors import wrong, wrong_type
+from .errors import InvalidArgument, wrong, wrong_type
 
 Array = npt.NDArray[Any]
 
@@ -160,16 +160,20 @@ _DL_ELEMENTS = {(2, 16): "f16", (2, 32): "f32", (4, 16): "bf16"}  # (code, bits)
 
 
 def _from_dlpack(field: str, value: Any) -> Tensor:
-    device = int(value.__dlpack_device__()[0])
-    if device not in _ON_HOST:
-        raise wrong(field, _EXPECTED, f"an array on DLPack device type {device}; move it to the CPU first")
     old = False
     try:
+        device = int(value.__dlpack_device__()[0])
+        if device not in _ON_HOST:
+            raise wrong(field, _EXPECTED, f"an array on DLPack device type {device}; move it to the CPU first")
+        if getattr(value, "is_neg", bool)():  # torch exports the memory alone, whose numbers have the other sign
+            raise BufferError("it is a negated view; use tensor.resolve_neg()")
         try:
             capsule = value.__dlpack__(max_version=(1, 0))
         except TypeError:  # written before DLPack 1.0
             old, capsule = True, value.__dlpack__()
-    except (BufferError, RuntimeError, TypeError) as error:
+    except InvalidArgument:
+        raise
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise wrong(field, "an array that DLPack can export", f"{type(value).__name__} ({error})") from error
     source, writable = _open_capsule(capsule)
     element = _DL_ELEMENTS.get((source.dtype.code, source.dtype.bits))

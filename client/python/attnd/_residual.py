@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from . import _native
+from .errors import wrong_type
 
 if TYPE_CHECKING:
     from ._wire import Wire
@@ -54,6 +55,9 @@ class Residual:
     def release(self) -> None:
         """Gives the servers' memory back, once backward calls that run have ended."""
         self._native = None
+
+    def __reduce__(self) -> Any:
+        raise wrong_type("residual", "one that stays in its process; backward elsewhere sends the arrays", self)
 
     def __repr__(self) -> str:
         return f"<attnd.Residual of {self.bytes_held} bytes>"
