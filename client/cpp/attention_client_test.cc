@@ -278,6 +278,30 @@ TEST(AttentionClient, GoesToAnotherAddressWhenOneIsUnavailable) {
   EXPECT_EQ(good.call_count(), 20);
 }
 
+// The shards that were with it are one failure.
+TEST(AttentionClient, SpendsOneRetryOnAServerThatGoesWithSeveralShards) {
+  std::atomic<int> inside{0};
+  auto wait_for_two = [&] {
+    while (inside < 2) std::this_thread::yield();
+  };
+  FakeServer bad("127.0.0.1:0", [&](int, grpc::ServerContext&) {
+    ++inside;
+    wait_for_two();
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "gone");
+  });
+  FakeServer good("127.0.0.1:0", [&](int, grpc::ServerContext&) {
+    wait_for_two();
+    return grpc::Status::OK;
+  });
+  RetryPolicy policy = QuickRetries();
+  policy.budget = 1;
+  auto client =
+      Connected({.addresses = {bad.address(), good.address()}, .retry = policy, .shard_bytes = 1});
+  absl::StatusOr<CallReceipt> receipt = Case(SmallProblem()).Forward(*client);
+  ASSERT_TRUE(receipt.ok()) << receipt.status();
+  EXPECT_EQ(receipt->retries, 2);
+}
+
 TEST(AttentionClient, EndsWithTheDeadlineWhenTheServerIsSlow) {
   FakeServer server("127.0.0.1:0", [](int, grpc::ServerContext& context) {
     while (!context.IsCancelled()) std::this_thread::yield();
