@@ -131,8 +131,12 @@ const char* attnd_call_result_json(attnd_call* call) { return call->result_json(
 attnd_client* attnd_client_new(const attnd_client_options* options, attnd_call* call) {
   attnd_client_options full = FullStructure(*options);
   auto client = std::make_unique<attnd_client>();
-  int code =
-      call->Run([&] { return Guard([&] { return attnd::NewClient(full, client->client); }); });
+  int code = call->Run([&] {
+    return Guard([&]() -> absl::Status {
+      RETURN_IF_ERROR(attnd::CheckHasSize("options", *options));
+      return attnd::NewClient(full, client->client);
+    });
+  });
   return code == ATTND_OK ? client.release() : nullptr;
 }
 
@@ -154,7 +158,11 @@ int attnd_forward(attnd_client* client, const attnd_problem* problem,
                   const attnd_forward_tensors* tensors, attnd_call* call) {
   attnd_forward_tensors full = FullStructure(*tensors);
   return call->Run([&] {
-    return Guard([&] { return attnd::RunForward(*client, ToProblem(*problem), full, *call); });
+    return Guard([&]() -> absl::Status {
+      RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
+      RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
+      return attnd::RunForward(*client, ToProblem(*problem), full, *call);
+    });
   });
 }
 
@@ -162,7 +170,11 @@ int attnd_backward(attnd_client* client, const attnd_problem* problem,
                    const attnd_backward_tensors* tensors, attnd_call* call) {
   attnd_backward_tensors full = FullStructure(*tensors);
   return call->Run([&] {
-    return Guard([&] { return attnd::RunBackward(*client, ToProblem(*problem), full, *call); });
+    return Guard([&]() -> absl::Status {
+      RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
+      RETURN_IF_ERROR(attnd::CheckHasSize("tensors", *tensors));
+      return attnd::RunBackward(*client, ToProblem(*problem), full, *call);
+    });
   });
 }
 

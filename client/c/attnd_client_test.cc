@@ -145,6 +145,28 @@ TEST(CInterface, EndsACallThatAnotherThreadCancels) {
   other.join();
 }
 
+TEST(CInterface, TellsOfAStructureWithoutItsSize) {
+  CallPointer call = NewCall();
+  attnd_client_options options = Nowhere();
+  ClientPointer client(attnd_client_new(&options, call.get()));
+  options.struct_size = 0;
+  EXPECT_EQ(attnd_client_new(&options, call.get()), nullptr);
+  EXPECT_STREQ(attnd_call_message(call.get()),
+               "options.struct_size: expected sizeof of the structure, got 0");
+  Small arrays;
+  attnd_problem problem = SmallProblem();
+  attnd_forward_tensors tensors = arrays.Forward();
+  tensors.struct_size = 0;
+  EXPECT_EQ(attnd_forward(client.get(), &problem, &tensors, call.get()), 3);
+  EXPECT_STREQ(attnd_call_message(call.get()),
+               "tensors.struct_size: expected sizeof of the structure, got 0");
+  attnd_backward_tensors gradients = {};
+  problem.struct_size = 7;
+  EXPECT_EQ(attnd_backward(client.get(), &problem, &gradients, call.get()), 3);
+  EXPECT_STREQ(attnd_call_message(call.get()),
+               "problem.struct_size: expected sizeof of the structure, got 7");
+}
+
 TEST(CInterface, TakesWhatAnOlderCallerLacksAsZero) {
   CallPointer call = NewCall();
   attnd_client_options options = Nowhere();

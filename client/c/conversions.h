@@ -6,6 +6,8 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "attention/problem.h"
 #include "client/c/attnd_client.h"
 #include "client/cpp/attention_client.h"
@@ -20,6 +22,14 @@ Structure FullStructure(const Structure& given) {
   std::memset(&full, 0, sizeof(full));
   std::memcpy(&full, &given, std::min(given.struct_size, sizeof(full)));
   return full;
+}
+
+// INVALID_ARGUMENT where the caller forgot to say the structure's size.
+template <class Structure>
+absl::Status CheckHasSize(absl::string_view name, const Structure& given) {
+  if (given.struct_size >= sizeof(given.struct_size)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, ".struct_size: expected sizeof of the structure, got ", given.struct_size));
 }
 
 ClientOptions ToClientOptions(const attnd_client_options& options);
