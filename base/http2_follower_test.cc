@@ -385,6 +385,9 @@ TEST(Http2Follower, FindsAStreamAmongConnectionsThatHaveUsedTheSameMemory) {
     Collector collector;
     EXPECT_EQ(refused.Place(first, collector), 0u);
     EXPECT_EQ(Http2Follower::OwnerOf(first), ended ? -1 : 8);
+    const std::string reset = Frame(kRst, 0, 1, "1234");
+    refused.Feed({reinterpret_cast<const uint8_t*>(reset.data()), reset.size()});
+    EXPECT_EQ(Http2Follower::OwnerOf(first), ended ? -1 : 8);
     EXPECT_EQ(followed.Place(first, collector), ended ? 0u : 1u);
   }
 }
