@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -78,7 +79,20 @@ TEST_F(EncodeTest, LeavesOutWhatIsNotWanted) {
   request.set_want_lse(false);
   Reply reply = Encode(Run(request), backend_.info(), clock_.Now());
   EXPECT_EQ(reply.payload_bytes, 1024);
-  EXPECT_EQ(EncodeStream(Run(request), backend_.info(), clock_.Now()).size(), 2u);
+  EXPECT_EQ(EncodeStream(Run(request), backend_.info(), clock_.Now(), 1024).size(), 2u);
+}
+
+TEST_F(EncodeTest, CutsAStreamIntoChunksOfSoManyBytes) {
+  v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
+  request.set_want_lse(false);
+  const auto messages = EncodeStream(Run(request), backend_.info(), clock_.Now(), 300);
+  ASSERT_EQ(messages.size(), 5u);
+  const size_t data[] = {300, 300, 300, 124};
+  for (size_t n = 0; n < std::size(data); ++n) {
+    std::vector<grpc::Slice> slices;
+    ASSERT_TRUE(messages[n + 1].Dump(&slices).ok());
+    EXPECT_EQ(slices.back().size(), data[n]) << n;
+  }
 }
 
 TEST_F(EncodeTest, IsTheGeneratedMessage) {
