@@ -144,6 +144,12 @@ def reworded(error: InvalidArgument, names: Mapping[str, str]) -> InvalidArgumen
                        metadata={**error.metadata, **said})
 
 
+def not_connected(module: str, name: str) -> Unavailable:
+    """The exception for a module's connection of that name, of which there is none."""
+    named = f', name="{name}"' if name else ""
+    return Unavailable(f'not connected: call {module}.connect("host:port"{named}) first', reason="NOT_CONNECTED")
+
+
 def wrong(field: str, expected: object, got: object) -> InvalidArgument:
     """The exception for an argument with a wrong value."""
     return InvalidArgument(f"{field}: expected {expected}, got {got}", reason="INVALID_ARGUMENT", field=field,

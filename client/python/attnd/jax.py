@@ -22,7 +22,7 @@ from . import _checks
 from ._problem import resolve
 from .client import Client
 from .client import connect as _connect
-from .errors import InvalidArgument, Unavailable, reworded, wrong, wrong_type
+from .errors import InvalidArgument, not_connected, reworded, wrong, wrong_type
 
 __all__ = ["check", "connect", "dot_product_attention"]
 
@@ -201,9 +201,7 @@ def _call(statics: _Statics, run: Callable[..., Tuple[Any, ...]], shapes: Sequen
             with _lock:
                 client = _clients.get(statics.server)
             if client is None:
-                named = f', name="{statics.server}"' if statics.server else ""
-                raise Unavailable(f'not connected: call attnd.jax.connect("host:port"{named}) first',
-                                  reason="NOT_CONNECTED")
+                raise not_connected("attnd.jax", statics.server)
             for index in np.ndindex(lead):
                 for result, part in zip(results, run(client, *[None if x is None else x[index] for x in given])):
                     if result.size:

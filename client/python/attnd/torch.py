@@ -34,7 +34,7 @@ from ._residual import Residual
 from ._transfer import Transfer, empty, send
 from .client import Client
 from .client import connect as _connect
-from .errors import InvalidArgument, Unavailable, Unimplemented, reworded, wrong, wrong_type
+from .errors import InvalidArgument, Unimplemented, not_connected, reworded, wrong, wrong_type
 
 __all__ = ["attention", "client", "connect", "disconnect", "replace", "scaled_dot_product_attention"]
 
@@ -74,8 +74,7 @@ def client(name: str = "") -> Client:
     """The Client of a connection."""
     found = _clients.get(name)
     if found is None:
-        named = f', name="{name}"' if name else ""
-        raise Unavailable(f'not connected: call attnd.torch.connect("host:port"{named}) first', reason="NOT_CONNECTED")
+        raise not_connected("attnd.torch", name)
     return found
 
 
