@@ -233,8 +233,8 @@ uint32_t Http2Follower::Place(const void* first_message, MessagePlacer& placer) 
   DropFirst(*stream);
   stream->placer = &placer;
   ++placing_;
-  const bool has_begun = stream->header_got == kMessageHeaderBytes && stream->index > 0;
-  if (has_begun && stream->got >= MessagePlacer::kBeginning) AskForPlace(*stream);
+  const bool has_begun = stream->index > 0 && stream->got >= MessagePlacer::kBeginning;
+  if (has_begun) AskForPlace(*stream);  // of one that is over nothing is to come
   return stream->id;
 }
 

@@ -299,12 +299,13 @@ int64_t PayloadReceiver::BytesAnswered() const {
 ssize_t PayloadReceiver::ReceiveAndFollow(msghdr& message) {
   if (follower_.lost()) {
     const ssize_t got = ReceiveUnfollowed(socket_, message, 0);
-    if (got > 0 && wasted_.has_value()) {
-      if (is_tls_) wasted_->FeedEncrypted(got);
-      ForEachPiece(message, 0, is_tls_ ? 0 : static_cast<size_t>(got),
-                   [&](const uint8_t* data, size_t size) {
-                     wasted_->Feed({data, size});
-                   });
+    if (got <= 0 || !wasted_.has_value()) return got;
+    if (is_tls_) {
+      wasted_->FeedEncrypted(got);
+    } else {
+      ForEachPiece(message, 0, static_cast<size_t>(got), [&](const uint8_t* data, size_t size) {
+        wasted_->Feed({data, size});
+      });
     }
     return got;
   }

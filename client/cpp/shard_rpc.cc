@@ -184,8 +184,8 @@ class StreamRpc final : public ShardRpc {
     placing_.reset();
     context_.TryCancel();  // nothing more of it is wanted
   }
-  // With the first message: from here on chunks whose beginning has not come yet go from the socket
-  // to the caller's arrays.
+  // With the first message: from here on what comes of chunks goes from the socket to the caller's
+  // arrays.
   absl::Status Take(const grpc::ByteBuffer& message) {
     std::vector<grpc::Slice> slices;
     if (!std::exchange(begun_, true) && message.Dump(&slices).ok() && !slices.empty() &&
