@@ -96,9 +96,8 @@ grpc::Status ReadReply(Stream& stream, Response& whole) {
 }
 
 // Sends a whole request in chunks of at most `chunk_bytes()` bytes.
-template <class StreamRequest, class Request, class Response, class Stream>
-grpc::Status CallStreamed(Stream& stream, Request request, Response& response,
-                          const std::function<size_t()>& chunk_bytes) {
+template <class StreamRequest, class Request, class Stream>
+void SendStreamed(Stream& stream, Request request, const std::function<size_t()>& chunk_bytes) {
   auto payloads = TakePayloads(request);
   StreamRequest header;
   *header.mutable_header() = std::move(request);
@@ -112,6 +111,12 @@ grpc::Status CallStreamed(Stream& stream, Request request, Response& response,
     }
   }
   stream.WritesDone();
+}
+
+template <class StreamRequest, class Request, class Response, class Stream>
+grpc::Status CallStreamed(Stream& stream, const Request& request, Response& response,
+                          const std::function<size_t()>& chunk_bytes) {
+  SendStreamed<StreamRequest>(stream, request, chunk_bytes);
   return ReadReply(stream, response);
 }
 
@@ -200,15 +205,7 @@ TEST(DaemonStream, AnswersInChunksAsLargeAsTheRequests) {
   for (const auto& [sent, expected] : sent_and_got) {
     grpc::ClientContext context;
     auto stream = daemon.stub().ForwardStream(&context);
-    v1::ForwardRequest copy = request;
-    const auto payloads = TakePayloads(copy);
-    stream->Write(HeaderOf(request));
-    for (const auto& [tensor, bytes] : payloads) {
-      for (size_t at = 0; at < bytes.size(); at += sent) {
-        stream->Write(ForwardChunk(tensor, at, bytes.substr(at, sent)));
-      }
-    }
-    stream->WritesDone();
+    SendStreamed<v1::ForwardStreamRequest>(*stream, request, [size = sent] { return size; });
     size_t got = 0;
     v1::ForwardStreamResponse message;
     while (stream->Read(&message)) got = std::max(got, message.chunk().data().size());
