@@ -3,22 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/status_details.h"
+#include "tests/sliced_buffer.h"
 
 namespace attnd {
 namespace {
-
-MessageBytes InSlicesOf(const std::string& bytes, size_t slice_bytes) {
-  std::vector<grpc::Slice> slices;
-  for (size_t at = 0; at < bytes.size(); at += slice_bytes) {
-    slices.emplace_back(bytes.substr(at, slice_bytes));
-  }
-  return MessageBytes(std::move(slices));
-}
 
 std::string BytesAt(const MessageBytes& message, ByteRange range) {
   std::string bytes;
@@ -33,7 +24,7 @@ TEST(StreamMessage, FindsAChunksDataWhateverTheSlices) {
   request.mutable_chunk()->set_offset(uint64_t{1} << 40);
   request.mutable_chunk()->set_data("0123456789");
   for (size_t slice_bytes : {1, 2, 7, 1000}) {
-    MessageBytes message = InSlicesOf(request.SerializeAsString(), slice_bytes);
+    const MessageBytes message(InSlicesOf(request.SerializeAsString(), slice_bytes));
     auto part = ParseStreamMessage(message, Direction::kForward);
     ASSERT_TRUE(part.ok()) << part.status();
     EXPECT_FALSE(part->is_header);
@@ -46,7 +37,7 @@ TEST(StreamMessage, FindsAChunksDataWhateverTheSlices) {
 TEST(StreamMessage, FindsTheHeader) {
   v1::BackwardStreamRequest request;
   request.mutable_header()->mutable_problem()->set_batch(3);
-  MessageBytes message = InSlicesOf(request.SerializeAsString(), 3);
+  const MessageBytes message(InSlicesOf(request.SerializeAsString(), 3));
   auto part = ParseStreamMessage(message, Direction::kBackward);
   ASSERT_TRUE(part.ok()) << part.status();
   EXPECT_TRUE(part->is_header);
@@ -56,10 +47,11 @@ TEST(StreamMessage, FindsTheHeader) {
 // So that its faults are named as a unary call's: problem.batch, not header.problem.batch.
 TEST(StreamMessage, LeavesTheHeadersInsideToItsDecoder) {
   const std::string header("\x0a\x02\x18\x05", 4);  // header { want_lse: 5 }
-  auto part = ParseStreamMessage(InSlicesOf(header, 3), Direction::kForward);
+  const MessageBytes message(InSlicesOf(header, 3));
+  auto part = ParseStreamMessage(message, Direction::kForward);
   ASSERT_TRUE(part.ok()) << part.status();
   EXPECT_TRUE(part->is_header);
-  EXPECT_EQ(BytesAt(InSlicesOf(header, 3), part->range), std::string("\x18\x05", 2));
+  EXPECT_EQ(BytesAt(message, part->range), std::string("\x18\x05", 2));
 }
 
 TEST(StreamMessage, RefusesWhatIsNotOnePart) {
@@ -84,7 +76,7 @@ TEST(StreamMessage, RefusesWhatIsNotOnePart) {
        "chunk.data: expected 5 bytes, got 0 before the message ends"},
   };
   for (const Case& c : cases) {
-    auto part = ParseStreamMessage(InSlicesOf(c.bytes, 5), Direction::kForward);
+    auto part = ParseStreamMessage(MessageBytes(InSlicesOf(c.bytes, 5)), Direction::kForward);
     EXPECT_EQ(part.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(part.status().message(), c.message);
   }

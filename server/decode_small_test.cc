@@ -6,14 +6,10 @@
 
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/status_details.h"
+#include "tests/sliced_buffer.h"
 
 namespace attnd {
 namespace {
-
-grpc::ByteBuffer Buffer(const std::string& bytes) {
-  grpc::Slice slice(bytes);
-  return grpc::ByteBuffer(&slice, 1);
-}
 
 struct BadMessage {
   const char* name;
@@ -35,7 +31,7 @@ TEST(DecodeSmall, NamesWhatIsWrong) {
   };
   for (const BadMessage& one : cases) {
     v1::RenewResidualRequest request;
-    absl::Status status = DecodeSmall(Buffer(one.bytes), request);
+    absl::Status status = DecodeSmall(InSlicesOf(one.bytes, 3), request);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << one.name;
     EXPECT_EQ(status.message(), one.message) << one.name;
     EXPECT_FALSE(ReasonOf(status).empty()) << one.name;
@@ -55,8 +51,8 @@ TEST(DecodeSmall, TakesWhatIsRightAndNothing) {
 
 TEST(DecodeLenient, PassesUnknownFieldsButNoGarbage) {
   v1::GetServerInfoRequest request;
-  EXPECT_TRUE(DecodeLenient(Buffer(std::string("\x48\x01", 2)), request).ok());
-  absl::Status status = DecodeLenient(Buffer("\xff"), request);
+  EXPECT_TRUE(DecodeLenient(InSlicesOf(std::string("\x48\x01", 2), 1), request).ok());
+  absl::Status status = DecodeLenient(InSlicesOf("\xff", 1), request);
   EXPECT_EQ(status.message(), "message: expected a protobuf message, got bytes that are none");
 }
 

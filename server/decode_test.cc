@@ -15,24 +15,16 @@
 #include "attention/random_problem.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/status_details.h"
+#include "tests/sliced_buffer.h"
 #include "tests/wire_request.h"
 
 namespace attnd {
 namespace {
 
-// The message cut into slices of `slice_bytes`, as gRPC may deliver it.
-MessageBytes InSlices(const std::string& message, size_t slice_bytes) {
-  std::vector<grpc::Slice> slices;
-  for (size_t at = 0; at < message.size(); at += slice_bytes) {
-    slices.emplace_back(message.substr(at, slice_bytes));
-  }
-  return MessageBytes(std::move(slices));
-}
-
 absl::StatusOr<AttentionCall> DecodeText(const std::string& message,
                                          Direction direction = Direction::kForward,
                                          size_t slice_bytes = 1 << 16) {
-  return Decoder::Decode(InSlices(message, slice_bytes), direction);
+  return Decoder::Decode(MessageBytes(InSlicesOf(message, slice_bytes)), direction);
 }
 
 std::string PayloadOf(const AttentionCall& call, Tensor tensor) {
@@ -506,7 +498,7 @@ TEST(Decode, RefusesSharedMemoryInAStreamedCall) {
     payload->clear();
   }
   request.mutable_shared_memory()->add_region("token");
-  const MessageBytes message = InSlices(request.SerializeAsString(), 100);
+  const MessageBytes message(InSlicesOf(request.SerializeAsString(), 100));
   EXPECT_EQ(
       Decoder::DecodeHeader(message, {0, message.size()}, Direction::kForward).status().message(),
       "shared_memory: expected none in a streamed call, got some");

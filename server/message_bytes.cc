@@ -8,21 +8,6 @@
 #include "base/check.h"
 
 namespace attnd {
-namespace {
-
-// A buffer would join slices of a few bytes, which have no memory of their own.
-grpc::ByteBuffer InOneBuffer(const std::vector<grpc::Slice>& slices) {
-  std::vector<grpc::Slice> apart;
-  for (const grpc::Slice& slice : slices) {
-    auto* kept = new grpc::Slice(slice);
-    apart.emplace_back(
-        const_cast<uint8_t*>(kept->begin()), kept->size(),
-        [](void* k) { delete static_cast<grpc::Slice*>(k); }, kept);
-  }
-  return grpc::ByteBuffer(apart.data(), apart.size());
-}
-
-}  // namespace
 
 MessageBytes::MessageBytes(const grpc::ByteBuffer& buffer) : buffer_(buffer) {
   int64_t total = 0;
@@ -36,9 +21,6 @@ MessageBytes::MessageBytes(const grpc::ByteBuffer& buffer) : buffer_(buffer) {
   }
   starts_.push_back(total);
 }
-
-MessageBytes::MessageBytes(const std::vector<grpc::Slice>& slices)
-    : MessageBytes(InOneBuffer(slices)) {}
 
 MessageBytes& MessageBytes::operator=(MessageBytes&& other) noexcept {
   buffer_.Swap(&other.buffer_);

@@ -9,7 +9,6 @@
 
 #include <google/protobuf/io/zero_copy_stream.h>
 #include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/slice.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +31,6 @@ class MessageBytes {
   MessageBytes() = default;
   // Shares the slices of `buffer`, which is empty for an empty message.
   explicit MessageBytes(const grpc::ByteBuffer& buffer);
-  explicit MessageBytes(const std::vector<grpc::Slice>& slices);
   MessageBytes(MessageBytes&& other) noexcept { *this = std::move(other); }
   MessageBytes& operator=(MessageBytes&& other) noexcept;
 

@@ -4,16 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
+
+#include "tests/sliced_buffer.h"
 
 namespace attnd {
 namespace {
-
-MessageBytes Make(const std::vector<std::string>& parts) {
-  std::vector<grpc::Slice> slices;
-  for (const std::string& part : parts) slices.emplace_back(part);
-  return MessageBytes(slices);
-}
 
 std::string Text(const MessageBytes& message, ByteRange range) {
   std::string text;
@@ -25,9 +20,12 @@ std::string Text(const MessageBytes& message, ByteRange range) {
 }
 
 TEST(MessageBytes, GivesEveryRangeWhateverTheSlices) {
-  MessageBytes message = Make({"", "a", "bcd", "", "efghij", "k", ""});
+  const MessageBytes message(InSlices({"", "a", "bcd", "", "efghij", "k", ""}));
   const std::string whole = "abcdefghijk";
   ASSERT_EQ(message.size(), 11);
+  int pieces = 0;
+  message.ForEachPiece({0, 11}, [&](absl::Span<const uint8_t>) { ++pieces; });
+  EXPECT_EQ(pieces, 4);
   for (int64_t begin = 0; begin <= 11; ++begin) {
     for (int64_t size = 0; begin + size <= 11; ++size) {
       EXPECT_EQ(Text(message, {begin, size}),
@@ -37,7 +35,7 @@ TEST(MessageBytes, GivesEveryRangeWhateverTheSlices) {
 }
 
 TEST(MessageBytes, StreamsARangeWithBackUpAndSkip) {
-  MessageBytes message = Make({"ab", "cdef", "g"});
+  const MessageBytes message(InSlices({"ab", "cdef", "g"}));
   MessageBytes::Stream stream(message, {1, 5});
   const void* data = nullptr;
   int size = 0;
@@ -53,7 +51,7 @@ TEST(MessageBytes, StreamsARangeWithBackUpAndSkip) {
 }
 
 TEST(MessageBytes, FeedsACodedInputStreamByteByByte) {
-  MessageBytes message = Make({"\xac", "\x02", "x"});  // the varint 300
+  const MessageBytes message(InSlices({"\xac", "\x02", "x"}));  // the varint 300
   MessageBytes::Stream stream(message, {0, 3});
   google::protobuf::io::CodedInputStream in(&stream);
   uint32_t value = 0;

@@ -2,25 +2,22 @@
 // the size of the slices in which the rest arrives.
 //
 //   tests/fuzz_decode.sh -max_total_time=60      replay of the corpus: //tests:decode_corpus_test
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
-#include <vector>
+#include <string>
 
 #include "base/check.h"
 #include "server/decode.h"
 #include "server/status_details.h"
+#include "tests/sliced_buffer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   size_t slice_bytes = size_t{1} << ((data[0] >> 1) % 16);
-  std::vector<grpc::Slice> slices;
-  for (size_t at = 1; at < size; at += slice_bytes) {
-    slices.emplace_back(data + at, std::min(slice_bytes, size - at));
-  }
+  const std::string message(reinterpret_cast<const char*>(data) + 1, size - 1);
   auto direction = data[0] & 1 ? attnd::Direction::kBackward : attnd::Direction::kForward;
-  auto call = attnd::Decoder::Decode(attnd::MessageBytes(std::move(slices)), direction);
+  auto call = attnd::Decoder::Decode(attnd::MessageBytes(attnd::InSlicesOf(message, slice_bytes)),
+                                     direction);
   if (!call.ok()) {
     // Whose fault it is decides the form, and the form is complete.
     CHECK(call.status().code() == absl::StatusCode::kInvalidArgument ||

@@ -13,6 +13,7 @@
 #include "server/decode.h"
 #include "server/landing.h"
 #include "server/result.h"
+#include "tests/sliced_buffer.h"
 #include "tests/wire_request.h"
 
 namespace attnd {
@@ -21,7 +22,7 @@ namespace attnd {
 template <class Request>
 AttentionCall DecodedRequest(const Request& request, Direction direction) {
   absl::StatusOr<AttentionCall> call =
-      Decoder::Decode(MessageBytes({grpc::Slice(request.SerializeAsString())}), direction);
+      Decoder::Decode(MessageBytes(InSlices({request.SerializeAsString()})), direction);
   CHECK(call.ok()) << call.status();
   return *std::move(call);
 }

@@ -4,9 +4,11 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/random_problem.h"
+#include "tests/sliced_buffer.h"
 
 namespace attnd {
 namespace {
@@ -14,15 +16,13 @@ namespace {
 constexpr int kO = v1::ForwardResponse::kOFieldNumber, kLse = v1::ForwardResponse::kLseFieldNumber;
 
 // A message whose slices end wherever `seed` puts them.
-grpc::ByteBuffer InSlices(const std::string& bytes, uint64_t seed) {
+grpc::ByteBuffer InRandomSlices(const std::string& bytes, uint64_t seed) {
   Random random(seed);
-  std::vector<grpc::Slice> slices;
-  for (size_t at = 0; at < bytes.size();) {
-    size_t size = std::min<size_t>(bytes.size() - at, random.Between(1, 9));
-    slices.emplace_back(bytes.data() + at, size);
-    at += size;
+  std::vector<std::string> pieces;
+  for (size_t at = 0; at < bytes.size(); at += pieces.back().size()) {
+    pieces.push_back(bytes.substr(at, static_cast<size_t>(random.Between(1, 9))));
   }
-  return grpc::ByteBuffer(slices.data(), slices.size());
+  return InSlices(std::move(pieces));
 }
 
 struct Landed {
@@ -47,7 +47,7 @@ TEST(DecodeReply, LandsPayloadsHoweverTheSlicesAreCut) {
   std::string bytes = Reply().SerializeAsString();
   for (uint64_t seed = 0; seed < 50; ++seed) {
     Landed landed;
-    ASSERT_EQ(landed.Decode(InSlices(bytes, seed)), absl::OkStatus()) << "seed " << seed;
+    ASSERT_EQ(landed.Decode(InRandomSlices(bytes, seed)), absl::OkStatus()) << "seed " << seed;
     EXPECT_EQ(landed.o, "twenty bytes of an O");
     EXPECT_EQ(landed.lse, "8 of lse");
     EXPECT_EQ(landed.header.receipt.kernel, "a kernel");
@@ -60,14 +60,15 @@ TEST(DecodeReply, TakesFieldsInAnyOrderAndSkipsThoseItDoesNotKnow) {
   rest.clear_o();
   std::string unknown("\xa0\x06\x05\xaa\x06\x02hi", 8);  // fields 100 (varint), 101 (bytes)
   Landed landed;
-  EXPECT_EQ(landed.Decode(InSlices(o.SerializeAsString() + unknown + rest.SerializeAsString(), 1)),
-            absl::OkStatus());
+  EXPECT_EQ(
+      landed.Decode(InRandomSlices(o.SerializeAsString() + unknown + rest.SerializeAsString(), 1)),
+      absl::OkStatus());
   EXPECT_EQ(landed.o, "twenty bytes of an O");
 }
 
 TEST(DecodeReply, NamesThePayloadThatIsWrong) {
   auto error = [](const std::string& bytes) {
-    absl::Status status = Landed().Decode(InSlices(bytes, 1));
+    absl::Status status = Landed().Decode(InRandomSlices(bytes, 1));
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
     return std::string(status.message());
   };
@@ -88,7 +89,7 @@ TEST(DecodeReply, NamesThePayloadThatIsWrong) {
 TEST(DecodeReply, RefusesEveryTruncation) {
   std::string bytes = Reply().SerializeAsString();
   for (size_t size = 0; size < bytes.size(); ++size) {
-    EXPECT_EQ(Landed().Decode(InSlices(bytes.substr(0, size), size)).code(),
+    EXPECT_EQ(Landed().Decode(InRandomSlices(bytes.substr(0, size), size)).code(),
               absl::StatusCode::kDataLoss)
         << size;
   }
@@ -102,7 +103,7 @@ TEST(DecodeReply, SurvivesRandomBytes) {
       bytes[random.Between(0, bytes.size() - 1)] = static_cast<char>(random.Bits());
     }
     Landed landed;  // any status: what counts is that nothing is written outside (ASan)
-    landed.Decode(InSlices(bytes, seed)).IgnoreError();
+    landed.Decode(InRandomSlices(bytes, seed)).IgnoreError();
     EXPECT_EQ(landed.o.size(), 20u);
   }
 }

@@ -10,6 +10,7 @@
 #include "client/cpp/chunk_source.h"
 #include "client/cpp/stream_reply.h"
 #include "proto/attnd/v1/chunk_framing.h"
+#include "tests/sliced_buffer.h"
 
 namespace attnd {
 namespace {
@@ -98,12 +99,7 @@ struct Arrays {
 
   // In slices of `slice_bytes`.
   absl::Status Take(const v1::ForwardStreamResponse& message, size_t slice_bytes = 7) {
-    std::string bytes = message.SerializeAsString();
-    std::vector<grpc::Slice> slices;
-    for (size_t at = 0; at < bytes.size(); at += slice_bytes) {
-      slices.emplace_back(bytes.substr(at, slice_bytes));
-    }
-    return reply.Take(grpc::ByteBuffer(slices.data(), slices.size()));
+    return reply.Take(InSlicesOf(message.SerializeAsString(), slice_bytes));
   }
 };
 
