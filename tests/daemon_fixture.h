@@ -35,10 +35,15 @@ class Daemon {
  public:
   explicit Daemon(std::unique_ptr<Backend> backend, const ServerOptions& options = TestOptions())
       : Daemon(ListOf(std::move(backend)), options) {}
+  // By a clock that outlives it.
+  Daemon(std::unique_ptr<Backend> backend, const ServerOptions& options, const Clock& clock)
+      : Daemon(ListOf(std::move(backend)), options, &clock) {}
   // One engine for each device.
-  Daemon(std::vector<std::unique_ptr<Backend>> engines, const ServerOptions& options)
+  Daemon(std::vector<std::unique_ptr<Backend>> engines, const ServerOptions& options,
+         const Clock* clock = nullptr)
       : log_(stderr, LogFormat::kText, Severity::kWarning) {
-    auto server = AttndServer::Start(options, std::move(engines), clock_, log_);
+    auto server = AttndServer::Start(options, std::move(engines),
+                                     clock == nullptr ? real_clock_ : *clock, log_);
     CHECK(server.ok()) << server.status().message();
     server_ = *std::move(server);
     stub_ = NewStub();
@@ -65,7 +70,7 @@ class Daemon {
     return list;
   }
 
-  RealClock clock_;
+  RealClock real_clock_;
   Logger log_;
   std::unique_ptr<AttndServer> server_;
   std::unique_ptr<v1::Attention::Stub> stub_;

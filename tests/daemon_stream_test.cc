@@ -9,6 +9,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -58,6 +59,12 @@ Request Chunk(int tensor, uint64_t offset, std::string data) {
 }
 v1::ForwardStreamRequest ForwardChunk(int tensor, uint64_t offset, std::string data) {
   return Chunk<v1::ForwardStreamRequest>(tensor, offset, std::move(data));
+}
+
+// A message as it travels.
+std::string Framed(const v1::ForwardStreamRequest& message) {
+  const std::string bytes = message.SerializeAsString();
+  return RawHttp2::MessagePrefix(static_cast<uint32_t>(bytes.size())) + bytes;
 }
 
 v1::ForwardStreamRequest HeaderOf(v1::ForwardRequest request) {
@@ -479,6 +486,144 @@ TEST(DaemonStream, CutsAReaderThatNeverReads) {
   ExpectHealthy(daemon);
 }
 
+// A streamed call of 8 MiB each way, one MiB at a time, while the clock moves by kStep before each.
+class PacedStream : public testing::Test {
+ protected:
+  static constexpr absl::Duration kIdle = absl::Milliseconds(40), kStep = absl::Milliseconds(30);
+  static constexpr size_t kMib = 1 << 20, kMibs = 8;
+  static constexpr int64_t kRate = int64_t{kMib} * 1000 / 30;  // of its bytes a second
+
+  void Start(int64_t min_bytes_per_second) {
+    ServerOptions options = TestOptions();
+    options.transport.streams = {.idle = kIdle, .min_bytes_per_second = min_bytes_per_second};
+    daemon_.emplace(MakeCpuBackend({.threads = 1}), WithMetrics(options), clock_);
+    Problem problem = SmallProblem(1 << 17);
+    problem.kv_len = 1;
+    request_ = MakeForward(problem, 1);
+    request_.set_want_lse(false);
+    peer_ = std::make_unique<RawHttp2>(daemon_->address());
+    silent_ = std::make_unique<RawHttp2>(daemon_->address());
+    for (RawHttp2* one : {peer_.get(), silent_.get()}) {
+      one->Greet();
+      while (!one->acknowledged()) one->Read(100);
+    }
+    peer_->StartCall(1, kMethod);
+    Send(Framed(HeaderOf(request_)) + Framed(ForwardChunk(kK, 0, request_.k())) +
+         Framed(ForwardChunk(kV, 0, request_.v())));
+  }
+
+  void Send(std::string bytes) {
+    while (!bytes.empty() && !peer_->ended()) {
+      bytes.erase(0, peer_->SendData(1, bytes));
+      peer_->Read(1);
+    }
+  }
+  void SendMib(size_t n) {
+    Send(Framed(ForwardChunk(kQ, n * kMib, request_.q().substr(n * kMib, kMib))));
+  }
+  void HalfClose() { peer_->Send(RawHttp2::kData, RawHttp2::kEndStream, 1, ""); }
+  // And waits until the reply has begun.
+  void SendAll() {
+    for (size_t n = 0; n < kMibs; ++n) SendMib(n);
+    HalfClose();
+    while (peer_->answers() == 0) peer_->Read(100);
+    waiting_ = 0;
+  }
+  // The window is larger than all that is no payload, so the daemon is at the next MiB then.
+  void ReadMib(size_t n) {
+    peer_->Grant(1, kMib);
+    while (peer_->bytes_of(1) < static_cast<int64_t>(65535 + (n + 1) * kMib) && !IsOver()) {
+      peer_->Read(100);
+    }
+  }
+  bool IsOver() const { return peer_->ended() || peer_->resets() > 0 || peer_->answers() > 1; }
+
+  // Moves the clock twice, each time after `move`, and waits until all streams were looked at: one
+  // that begins now and stays silent is cut.
+  template <class Move>
+  void TwoSteps(Move move) {
+    const uint32_t stream = next_silent_;
+    next_silent_ += 2;
+    WaitForCalls(waiting_);
+    silent_->StartCall(stream, kMethod);
+    silent_->SendData(stream, Framed(HeaderOf(MakeForward(SmallProblem(), 1))));
+    WaitForCalls(waiting_ + 1);
+    const int answers = silent_->answers();
+    for (int step = 0; step < 2; ++step) {
+      move();
+      clock_.Advance(kStep);
+    }
+    while (silent_->answers() == answers) silent_->Read(100);
+    peer_->ReadWhatIsThere();
+  }
+
+  // Admitted and not computed.
+  void WaitForCalls(int64_t calls) {
+    while (daemon_->server().use().calls != calls) std::this_thread::yield();
+  }
+
+  double Cut(const char* stage, const char* reason) {
+    return Counts(*daemon_).Of("attnd_cut_streams_total", {{"stage", stage}, {"reason", reason}});
+  }
+
+  static constexpr char kMethod[] = "/attnd.v1.Attention/ForwardStream";
+  FakeClock clock_{absl::Now()};
+  std::optional<Daemon> daemon_;
+  v1::ForwardRequest request_;
+  std::unique_ptr<RawHttp2> peer_, silent_;
+  uint32_t next_silent_ = 1;
+  int64_t waiting_ = 1;  // calls, beside the silent one
+};
+
+TEST_F(PacedStream, IsNotCutWhenItsCallerReadsSlowlyButSteadily) {
+  Start(kRate * 3 / 4);
+  SendAll();
+  size_t read = 0;
+  while (read < kMibs - 2) {
+    TwoSteps([&] { ReadMib(read++); });
+    ASSERT_FALSE(IsOver()) << read;
+  }
+  EXPECT_EQ(Cut("send", "idle") + Cut("send", "too_slow"), 0);
+  EXPECT_EQ(Cut("receive", "idle"), read / 2);  // the silent ones
+  for (; read < kMibs; ++read) ReadMib(read);
+  while (peer_->answers() < 2) peer_->Read(100);
+  EXPECT_GE(peer_->bytes_of(1), static_cast<int64_t>(kMibs * kMib));
+}
+
+TEST_F(PacedStream, IsCutWhenItsCallerReadsSteadilyBelowTheRate) {
+  Start(kRate * 4);
+  SendAll();
+  size_t read = 0;
+  TwoSteps([&] { ReadMib(read++); });
+  while (!IsOver()) peer_->Read(100);
+  EXPECT_LT(peer_->bytes_of(1), static_cast<int64_t>(kMibs * kMib));
+  EXPECT_EQ(Cut("send", "too_slow"), 1);
+  EXPECT_EQ(Cut("send", "idle"), 0);
+}
+
+TEST_F(PacedStream, IsNotCutWhenItsCallerSendsSlowlyButSteadily) {
+  Start(kRate * 3 / 4);
+  size_t sent = 0;
+  const Counts counts(*daemon_);
+  auto send_mib = [&] {
+    const double before = counts.Of("attnd_received_bytes_total", {});
+    SendMib(sent++);
+    while (counts.Of("attnd_received_bytes_total", {}) < before + kMib && !IsOver()) {
+      peer_->Read(1);
+    }
+  };
+  while (sent < kMibs) {
+    TwoSteps(send_mib);
+    ASSERT_FALSE(IsOver()) << sent;
+  }
+  EXPECT_EQ(Cut("receive", "idle"), sent / 2);  // the silent ones
+  EXPECT_EQ(Cut("receive", "too_slow"), 0);
+  HalfClose();
+  peer_->Grant(1, 2 * kMibs * kMib);
+  while (peer_->answers() < 2) peer_->Read(100);
+  EXPECT_GE(peer_->bytes_of(1), static_cast<int64_t>(kMibs * kMib));
+}
+
 // Whose first half lies in its place and whose second half was delivered: more calls are begun in
 // between than are followed.
 TEST(DaemonStream, FailsACallOfWhichAChunkIsLostWithinItself) {
@@ -492,12 +637,8 @@ TEST(DaemonStream, FailsACallOfWhichAChunkIsLostWithinItself) {
   auto payloads = TakePayloads(request);
   v1::ForwardStreamRequest header;
   *header.mutable_header() = request;
-  auto message = [](const v1::ForwardStreamRequest& part) {
-    const std::string bytes = part.SerializeAsString();
-    return RawHttp2::MessagePrefix(static_cast<uint32_t>(bytes.size())) + bytes;
-  };
   std::string chunks;
-  for (const auto& [tensor, bytes] : payloads) chunks += message(ForwardChunk(tensor, 0, bytes));
+  for (const auto& [tensor, bytes] : payloads) chunks += Framed(ForwardChunk(tensor, 0, bytes));
   const std::string method = "/attnd.v1.Attention/ForwardStream";
   // The chunk may begin before its place is known, and is delivered whole then.
   bool lost = false;
@@ -506,7 +647,7 @@ TEST(DaemonStream, FailsACallOfWhichAChunkIsLostWithinItself) {
     peer.Greet();
     while (!peer.acknowledged()) peer.Read(100);
     peer.StartCall(1, method);
-    peer.SendData(1, message(header));
+    peer.SendData(1, Framed(header));
     while (daemon.server().staging_used() == 0) std::this_thread::yield();
     EXPECT_EQ(peer.SendData(1, chunks.substr(0, 16384)), 16384u);
     for (uint32_t other = 1; other <= 300; ++other) peer.StartCall(2 * other + 1, method);

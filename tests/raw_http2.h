@@ -129,6 +129,14 @@ class RawHttp2 {
     return size;
   }
 
+  // Lets the peer send so many more bytes of a stream.
+  void Grant(uint32_t stream, uint32_t bytes) {
+    std::string more;
+    for (int shift : {24, 16, 8, 0}) more.push_back(static_cast<char>(bytes >> shift));
+    Send(kWindowUpdate, 0, 0, more);
+    Send(kWindowUpdate, 0, stream, more);
+  }
+
   // Reads and understands what has arrived, without waiting.
   void ReadWhatIsThere() { Read(0); }
   // The same, waiting for at most `ms` for something to arrive.
