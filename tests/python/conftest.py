@@ -4,11 +4,13 @@ Needs bazel-bin/server/attnd and bazel-bin/client/c/libattnd_client.so (`./dev t
 ATTND_TEST_BACKEND picks the daemon's engine (default: cpu).
 """
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 import numpy as np
 import pytest
@@ -46,6 +48,7 @@ class Daemon:
         self._backend = backend or os.environ.get("ATTND_TEST_BACKEND", "cpu")
         self._folder = tempfile.TemporaryDirectory(prefix="attnd-test-")
         self.address = None
+        self._metrics_port_file = os.path.join(self._folder.name, "metrics_port")
         self.start()
 
     def start(self):
@@ -54,8 +57,9 @@ class Daemon:
             os.remove(port_file)
         self.log = open(os.path.join(self._folder.name, "log"), "a+")
         self.process = subprocess.Popen(
-            [SERVER, "--listen", self.address or self._listen, "--port_file", port_file, "--metrics_listen", "",
-             "--backend", self._backend, *self._flags], stdout=self.log, stderr=subprocess.STDOUT)
+            [SERVER, "--listen", self.address or self._listen, "--port_file", port_file, "--metrics_listen", "127.0.0.1:0",
+             "--metrics_port_file", self._metrics_port_file, "--backend", self._backend, *self._flags],
+            stdout=self.log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + 60
         while not (os.path.exists(port_file) and open(port_file).read().endswith("\n")):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -66,6 +70,14 @@ class Daemon:
     def read_log(self):
         self.log.seek(0)
         return self.log.read()
+
+    def metric(self, name):
+        """The sum of the samples of that name."""
+        port = open(self._metrics_port_file).read().strip()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        values = [float(line.split()[-1]) for line in text.split("\n") if re.match(name + r"[ {]", line)]
+        assert values, name
+        return sum(values)
 
     def kill(self, how=signal.SIGKILL):
         if self.process.poll() is None:
