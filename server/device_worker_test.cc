@@ -128,6 +128,7 @@ TEST_F(DeviceWorkerTest, GivesMemoryBackAtOnceWhenACallIsCancelledInTheQueue) {
   EXPECT_EQ(waiting.answers(), 1);  // answered inside Cancel
   EXPECT_EQ(waiting.Wait().code(), absl::StatusCode::kCancelled);
   EXPECT_TRUE(absl::StrContains(waiting.Wait().message(), "queue"));
+  EXPECT_EQ(ReasonOf(waiting.Wait()), reason::kCancelled);
   EXPECT_EQ(admission_.Use().bytes, before);
   backend_.Open();
   running.Wait();
@@ -140,6 +141,7 @@ TEST_F(DeviceWorkerTest, EndsAKernelEarlyWhenItsCallIsCancelled) {
   backend_.WaitForLaunches(1);
   worker_->Cancel(id, StopCause::kCancelled);
   EXPECT_EQ(answer.Wait().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(ReasonOf(answer.Wait()), reason::kCancelled);
   ExpectAllGivenBack();
 }
 
