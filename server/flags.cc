@@ -194,11 +194,12 @@ void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
       "a connection without a call is closed after this");
   add("--handshake_timeout_seconds", raw.handshake_s,
       "TLS and HTTP/2 of a new connection take no longer, or it is closed");
-  add("--keepalive_seconds", raw.keepalive_s, "a silent connection is probed after this");
+  add("--keepalive_seconds", raw.keepalive_s,
+      "a connection that is silent in a call is probed after this");
   add("--keepalive_timeout_seconds", raw.keepalive_timeout_s,
       "a probe that is not answered for this long ends its connection");
   add("--min_ping_interval_seconds", raw.min_ping_s,
-      "a peer that probes more often is disconnected");
+      "a peer that probes more often in a call is disconnected");
   add("--stream_window_kib", raw.window_kib, "what a peer may send of one call before it is read");
   add("--max_frame_kib", raw.frame_kib, "HTTP/2 frames that a peer may send");
   add("--bdp_probe", t.bdp_probe,

@@ -24,6 +24,7 @@
 #include "kernels/reference_backend.h"
 #include "tests/daemon_fixture.h"
 #include "tests/raw_http2.h"
+#include "tests/streamed_request.h"
 #include "tests/wire_request.h"
 
 namespace attnd {
@@ -74,16 +75,7 @@ std::vector<std::unique_ptr<RawHttp2>> StreamsOn(Daemon& daemon, int connections
 }
 
 // A message of a stream whose header is valid, of a call of 24 KiB.
-std::string HeaderMessage() {
-  v1::ForwardStreamRequest header;
-  v1::ForwardRequest request = MakeForward(SmallProblem(128, 2), 1);
-  request.clear_q();
-  request.clear_k();
-  request.clear_v();
-  *header.mutable_header() = request;
-  std::string bytes = header.SerializeAsString();
-  return RawHttp2::MessagePrefix(static_cast<uint32_t>(bytes.size())) + bytes;
-}
+std::string HeaderMessage() { return Framed(HeaderOf(MakeForward(SmallProblem(128, 2), 1))); }
 
 TEST(DaemonFlood, HoldsIdleConnectionsToItsLimitAndTakesNewOnesWhenTheyGo) {
   ServerOptions options = TestOptions();
@@ -232,14 +224,9 @@ TEST(DaemonFlood, OutlivesStreamedCallsWhileMemoryForReceivingIsShort) {
   ServerOptions options = TestOptions();
   options.transport.receive_memory_bytes = int64_t{32} << 20;
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
-  v1::ForwardStreamRequest header, chunk;
-  v1::ForwardRequest request = MakeForward(SmallProblem(8192, 4), 1);
-  chunk.mutable_chunk()->set_tensor(v1::ForwardRequest::kQFieldNumber);
-  chunk.mutable_chunk()->set_data(request.q());
-  request.clear_q();
-  request.clear_k();
-  request.clear_v();
-  *header.mutable_header() = request;
+  const v1::ForwardRequest request = MakeForward(SmallProblem(8192, 4), 1);
+  const v1::ForwardStreamRequest header = HeaderOf(request),
+                                 chunk = ForwardChunk(kQ, 0, request.q());
   std::atomic<bool> over{false};
   auto call = [&] {
     auto stub = daemon.NewStub();

@@ -162,6 +162,10 @@ class RawHttp2 {
   bool going_away() const { return going_away_; }
   int64_t connection_window() const { return connection_window_; }  // that may be sent now
   int pongs() const { return pongs_; }                              // answers to pings
+  int pings() const { return pings_; }                              // of the peer
+  void DoNotAnswerPings() { answers_pings_ = false; }
+  // Of the peer, by their numbers in RFC 9113.
+  const std::map<uint32_t, uint32_t>& settings() const { return settings_; }
   int resets() const { return resets_; }    // streams that the peer has reset
   int answers() const { return answers_; }  // HEADERS of the peer
   // DATA that came of a stream.
@@ -216,8 +220,9 @@ class RawHttp2 {
     uint32_t stream = Number(5, 4);
     if (type == kSettings && (flags & kAck) == 0) {
       for (size_t at = 9; at + 6 <= 9 + size; at += 6) {
-        if (Number(at, 2) == 4) initial_window_ = Number(at + 2, 4);  // INITIAL_WINDOW_SIZE
+        settings_[Number(at, 2)] = Number(at + 2, 4);
       }
+      if (settings_.count(4) > 0) initial_window_ = settings_[4];  // INITIAL_WINDOW_SIZE
       Send(kSettings, kAck, 0, "");
       acknowledged_ = true;
     } else if (type == kWindowUpdate) {
@@ -225,7 +230,8 @@ class RawHttp2 {
       if (stream == 0) connection_window_ += more;
       if (stream != 0) stream_windows_.try_emplace(stream, initial_window_).first->second += more;
     } else if (type == kPing && (flags & kAck) == 0) {
-      Send(kPing, kAck, 0, absl::string_view(received_).substr(9, 8));
+      ++pings_;
+      if (answers_pings_) Send(kPing, kAck, 0, absl::string_view(received_).substr(9, 8));
     } else if (type == kPing) {
       ++pongs_;
     } else if (type == kGoAway) {
@@ -245,7 +251,9 @@ class RawHttp2 {
   SSL* tls_ = nullptr;
   std::string received_;
   bool acknowledged_ = false, ended_ = false, going_away_ = false;
-  int pongs_ = 0, resets_ = 0, answers_ = 0;
+  bool answers_pings_ = true;
+  int pongs_ = 0, pings_ = 0, resets_ = 0, answers_ = 0;
+  std::map<uint32_t, uint32_t> settings_;
   int64_t initial_window_ = 65535, connection_window_ = 65535;
   std::map<uint32_t, int64_t> stream_windows_, bytes_;
 };
