@@ -129,6 +129,19 @@ TEST_F(DaemonTransport, EndsAConnectionThatProbesTooOften) {
   }
 }
 
+TEST_F(DaemonTransport, SendsNothingCompressed) {
+  Start();
+  auto peer = Peer();
+  v1::ForwardRequest request = request_;
+  request.set_v(std::string(request.v().size(), '\0'));  // and so is o
+  const std::string message = request.SerializeAsString();
+  peer->StartCall(1, "/attnd.v1.Attention/Forward", {{"grpc-accept-encoding", "gzip, deflate"}});
+  peer->Send(RawHttp2::kData, RawHttp2::kEndStream, 1,
+             RawHttp2::MessagePrefix(static_cast<uint32_t>(message.size())) + message);
+  while (peer->answers() < 2 && !peer->ended()) peer->Read(100);
+  EXPECT_GE(peer->bytes_of(1), 1024);
+}
+
 TEST_F(DaemonTransport, RenewsAnOldConnectionAndEndsItsCallsFirst) {
   transport_.max_connection_age = absl::Milliseconds(200);
   Start();

@@ -251,6 +251,22 @@ TEST(AttentionClient, StopsRetryingWhenTheBudgetIsSpent) {
   EXPECT_EQ(server.call_count(), 5 + 3);
 }
 
+// A small one could become a large one here.
+TEST(AttentionClient, TakesNoCompressedReplies) {
+  FakeServer server("127.0.0.1:0", [](int, grpc::ServerContext& context) {
+    context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+    return grpc::Status::OK;
+  });
+  auto client = Connected({.addresses = {server.address()}});
+  auto receipt = Case(SmallProblem()).Forward(*client);
+  // gRPC refuses it by its header, and where the reply is faster, the decoder by its bytes.
+  EXPECT_TRUE(absl::IsUnimplemented(receipt.status()) || absl::IsDataLoss(receipt.status()))
+      << receipt.status();
+  server.SetScript(nullptr);
+  receipt = Case(SmallProblem()).Forward(*client);
+  EXPECT_TRUE(receipt.ok()) << receipt.status();
+}
+
 TEST(AttentionClient, DoesNotRetryWhenTheServerForbidsItOrAsksForLongerThanThereIs) {
   for (const char* pushback : {"-1", "60000"}) {
     FakeServer server("127.0.0.1:0", [&](int, grpc::ServerContext& context) {
