@@ -275,19 +275,49 @@ TEST(DaemonStream, NamesEachViolationAndGivesEverythingBack) {
   ExpectHealthy(daemon);
 }
 
+// Beside another call of which only the header has come, too.
 TEST(DaemonStream, RefusesOnTheHeaderAlone) {
-  ServerOptions options = TestOptions();
-  options.admission.memory_bytes = options.admission.caller_max_bytes = 1 << 20;
-  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
-  grpc::ClientContext context;
-  auto stream = daemon.stub().ForwardStream(&context);
-  Problem problem = SmallProblem(1 << 16);
-  v1::ForwardRequest request = MakeForward(problem, 1);
-  stream->Write(HeaderOf(request));  // and neither a chunk nor half-close
-  v1::ForwardResponse reply;
-  grpc::Status status = ReadReply(*stream, reply);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
-  EXPECT_EQ(ErrorInfoOf(status).reason(), "TOO_LARGE_FOR_DEVICE");
+  struct Case {
+    const char* reason;
+    grpc::StatusCode code;
+    std::function<void(AdmissionLimits&)> limit;
+    int64_t other_length, length;
+  };
+  const auto no_limit = [](AdmissionLimits&) {};
+  const Case cases[] = {
+      {"TOO_LARGE_FOR_DEVICE", grpc::StatusCode::OUT_OF_RANGE, no_limit, 16, 1 << 20},
+      {"MEMORY_PRESSURE", grpc::StatusCode::UNAVAILABLE,
+       [](AdmissionLimits& l) { l.memory_bytes = l.caller_max_bytes = 8000; }, 16, 16},
+      {"QUEUE_FULL", grpc::StatusCode::UNAVAILABLE, [](AdmissionLimits& l) { l.max_calls = 1; }, 16,
+       16},
+      {"QUEUE_FULL", grpc::StatusCode::UNAVAILABLE,
+       [](AdmissionLimits& l) { l.max_queue_seconds = 1e-9; }, 4096, 16},
+      {"TENANT_QUOTA", grpc::StatusCode::RESOURCE_EXHAUSTED,
+       [](AdmissionLimits& l) { l.caller_max_calls = 1; }, 16, 16},
+      {"TENANT_QUOTA", grpc::StatusCode::RESOURCE_EXHAUSTED,
+       [](AdmissionLimits& l) { l.caller_max_bytes = 8000; }, 16, 16},
+      {"DEADLINE_UNMEETABLE", grpc::StatusCode::DEADLINE_EXCEEDED, no_limit, 1 << 14, 16},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.reason);
+    ServerOptions options = TestOptions();
+    c.limit(options.admission);
+    Daemon daemon(std::make_unique<GatedBackend>(), options);
+    grpc::ClientContext other_context, context;
+    auto other = daemon.stub().ForwardStream(&other_context);
+    other->Write(HeaderOf(MakeForward(SmallProblem(c.other_length), 1)));
+    while (daemon.server().use().calls == 0) std::this_thread::yield();
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
+    auto stream = daemon.stub().ForwardStream(&context);
+    stream->Write(HeaderOf(MakeForward(SmallProblem(c.length), 1)));  // no chunk, no half-close
+    v1::ForwardResponse reply;
+    grpc::Status status = ReadReply(*stream, reply);
+    EXPECT_EQ(status.error_code(), c.code) << status.error_message();
+    EXPECT_EQ(ErrorInfoOf(status).reason(), c.reason) << status.error_message();
+    other_context.TryCancel();
+    other->Finish();
+    ExpectHealthy(daemon);
+  }
 }
 
 // A refused call's chunks are on their way still when another call gets the memory that its header
