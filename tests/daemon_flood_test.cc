@@ -141,17 +141,18 @@ TEST(DaemonFlood, ClosesConnectionsThatNeverGreetOrStayIdle) {
   ExpectHealthy(daemon);
 }
 
-TEST(DaemonFlood, KeepsStagingMemoryToItsQuotaUnder1000SlowStreams) {
+// A thousand in all.
+void SendSlowly(int connections, uint32_t streams) {
   ServerOptions options = TestOptions();
   options.admission.memory_bytes = options.admission.caller_max_bytes = int64_t{16} << 20;
   options.transport.streams.idle = absl::Minutes(2);
   options.transport.streams.min_bytes_per_second = 0;
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
   ExpectHealthy(daemon);
-  auto crowd = StreamsOn(daemon, 20, 50);
+  auto crowd = StreamsOn(daemon, connections, static_cast<int>(streams));
   const std::string header = HeaderMessage();
   for (auto& connection : crowd) {
-    for (uint32_t s = 0; s < 50; ++s) {
+    for (uint32_t s = 0; s < streams; ++s) {
       EXPECT_EQ(connection->SendData(2 * s + 1, header), header.size());
     }
   }
@@ -172,7 +173,7 @@ TEST(DaemonFlood, KeepsStagingMemoryToItsQuotaUnder1000SlowStreams) {
   std::string chunk = RawHttp2::MessagePrefix(1000);
   for (size_t at = 0; at < 20; ++at) {
     for (auto& connection : crowd) {
-      for (uint32_t s = 0; s < 50; ++s) {
+      for (uint32_t s = 0; s < streams; ++s) {
         connection->SendData(2 * s + 1, at < chunk.size() ? chunk.substr(at, 1) : "x");
       }
     }
@@ -182,6 +183,13 @@ TEST(DaemonFlood, KeepsStagingMemoryToItsQuotaUnder1000SlowStreams) {
   crowd.clear();
   while (daemon.server().use().bytes != 0) std::this_thread::yield();
   ExpectHealthy(daemon);
+}
+
+TEST(DaemonFlood, KeepsStagingMemoryToItsQuotaUnder1000SlowStreams) { SendSlowly(20, 50); }
+
+TEST(DaemonFlood, KeepsStagingMemoryToItsQuotaUnder1000SlowConnections) {
+  ASSERT_EQ(SocketsToOpen(1000), 1000);
+  SendSlowly(1000, 1);
 }
 
 // Messages that are announced as large and never end: gRPC holds what it has received of each, and

@@ -199,6 +199,28 @@ TEST(DaemonTls, AnswersOthersBesideFloodsOfSmallFrames) {
   for (std::thread& sender : senders) sender.join();
 }
 
+TEST(DaemonTls, ClosesConnectionsWhoseHandshakeStopsHalfwayOrIsNone) {
+  TlsPeers peers;
+  ServerOptions options = TlsServer(false);
+  options.transport.handshake_timeout = absl::Milliseconds(300);
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  const std::string beginning("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+                              11);  // of a ClientHello
+  const std::string in_plain_text = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+  for (const std::string& sent :
+       {std::string(), beginning, in_plain_text, std::string("\x16\x03\x01\xff\xff", 5),
+        std::string(5000, '\xff')}) {
+    RawHttp2 peer(daemon.address());
+    if (!sent.empty()) peer.SendPlain(sent);
+    while (!peer.ended()) peer.Read(100);
+  }
+  auto silent = peers.New(daemon);  // once TLS stands
+  while (!silent->ended()) silent->Read(100);
+  EXPECT_EQ(silent->answers(), 0);
+  grpc::Status status = CallOverTls(Shared(), daemon.address(), "ca", "");
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
 TEST(DaemonTls, HoldsWhoCallsALotAndAcknowledgesNoSettings) {
   TlsPeers peers;
   Daemon daemon(std::make_unique<ReferenceBackend>(), TlsServer(false));

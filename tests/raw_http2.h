@@ -137,6 +137,12 @@ class RawHttp2 {
     Send(kWindowUpdate, 0, stream, more);
   }
 
+  // As they are, to a peer that speaks TLS too.
+  void SendPlain(absl::string_view bytes) {
+    CHECK(send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+          static_cast<ssize_t>(bytes.size()));
+  }
+
   // Reads and understands what has arrived, without waiting.
   void ReadWhatIsThere() { Read(0); }
   // The same, waiting for at most `ms` for something to arrive.
