@@ -107,6 +107,29 @@ TEST(ClientStream, SendsOneHeadThatNoMessageHolds) {
   ExpectSame(got.o, expected.o, "o");
 }
 
+TEST(ClientStream, TakesChunksAbove8MiBUnlessToldOtherwise) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}));
+  auto client = AttentionClient::Connect({.addresses = {daemon.address()}});
+  ASSERT_TRUE(client.ok()) << client.status();
+  Problem p = LargeProblem();
+  p.batch = p.q_heads = p.kv_heads = p.kv_len = 1;
+  p.qk_head_dim = p.v_head_dim = 64;
+  p.dropout = {.threshold = 25, .seed = 1};  // so that it is not cut by rows
+  for (int64_t mib : {7, 8, 9}) {
+    p.q_len = mib << 12;
+    if (mib == 8) p.q_len -= 1024;  // a reply has lse besides
+    ProblemInputs in = RandomInputs(p, 1);
+    Outputs expected = RunEngine(p, in), got(p);
+    const int64_t before = PayloadReceiver::PlacedBytes();
+    auto receipt =
+        (*client)->Forward(p, {in.q.data(), in.k.data(), in.v.data()}, {got.o.data(), nullptr});
+    ASSERT_TRUE(receipt.ok()) << receipt.status();
+    EXPECT_EQ(receipt->shards, 1);
+    EXPECT_EQ(PayloadReceiver::PlacedBytes() > before, mib > 8) << mib;  // chunks alone are
+    ExpectSame(got.o, expected.o, "o");
+  }
+}
+
 TEST(ClientStream, EndsAtOnceWhenItsCallerStopsIt) {
   auto backend = std::make_unique<GatedBackend>();
   GatedBackend* engine = backend.get();
