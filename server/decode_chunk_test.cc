@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "attention/random_problem.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/status_details.h"
 #include "tests/sliced_buffer.h"
@@ -80,6 +81,45 @@ TEST(StreamMessage, RefusesWhatIsNotOnePart) {
     EXPECT_EQ(part.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(part.status().message(), c.message);
   }
+}
+
+// A status with its reason, or a part that lies within the message.
+TEST(StreamMessage, SurvivesRandomDamage) {
+  v1::ForwardStreamRequest chunk, header;
+  chunk.mutable_chunk()->set_tensor(20);
+  chunk.mutable_chunk()->set_offset(300);
+  chunk.mutable_chunk()->set_data(std::string(40, 'x'));
+  header.mutable_header()->mutable_problem()->set_batch(3);
+  header.mutable_header()->mutable_options()->set_request_id("an id");
+  const std::string messages[] = {chunk.SerializeAsString(), header.SerializeAsString(),
+                                  chunk.SerializeAsString() + header.SerializeAsString()};
+  Random random(5);
+  auto below = [&](size_t size) {
+    return static_cast<size_t>(random.Between(0, static_cast<int64_t>(size) - 1));
+  };
+  int refused = 0, taken = 0;
+  for (int n = 0; n < 30000; ++n) {
+    std::string bytes = messages[below(3)];
+    for (int64_t flips = random.Between(0, 4); flips > 0; --flips) {
+      bytes[below(bytes.size())] = static_cast<char>(random.Bits());
+    }
+    if (random.Chance(0.3)) bytes.resize(below(bytes.size()));
+    const MessageBytes message(InSlicesOf(bytes, 1 + below(9)));
+    const auto direction = random.Chance(0.5) ? Direction::kForward : Direction::kBackward;
+    auto part = ParseStreamMessage(message, direction);
+    if (!part.ok()) {
+      ++refused;
+      ASSERT_EQ(part.status().code(), absl::StatusCode::kInvalidArgument) << part.status();
+      ASSERT_FALSE(ReasonOf(part.status()).empty()) << part.status();
+      continue;
+    }
+    ++taken;
+    ASSERT_GE(part->range.offset, 0);
+    ASSERT_GE(part->range.size, 0);
+    ASSERT_LE(part->range.offset + part->range.size, message.size());
+  }
+  EXPECT_GT(refused, 1000);
+  EXPECT_GT(taken, 1000);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -14,9 +15,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/random_problem.h"
 #include "base/read_file.h"
 #include "client/cli/metrics_text.h"
+#include "client/cpp/attention_client.h"
 #include "kernels/reference_backend.h"
+#include "tests/call_outputs.h"
 #include "tests/daemon_fixture.h"
 #include "tests/raw_http2.h"
 #include "tests/wire_request.h"
@@ -116,6 +120,38 @@ TEST(DaemonTls, ServesCallersThatTrustItAndNobodyElse) {
   EXPECT_EQ(CallOverTls(Shared(), daemon.address(), "other_ca", "").error_code(),
             grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(CallPlain(daemon, "").error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+TEST(DaemonTls, GivesTheEnginesBitsInMessagesAndInChunks) {
+  Daemon daemon(std::make_unique<ReferenceBackend>(), TlsServer(false));
+  Problem p = SmallProblem(307, 3);
+  p.batch = 2;
+  p.qk_head_dim = 33;
+  p.v_head_dim = 31;
+  const ProblemInputs in = RandomInputs(p, 1);
+  ReferenceBackend engine;
+  const Outputs expected = RunWhole(engine, p, in);
+  for (int64_t stream_above : {int64_t{0}, int64_t{1} << 30}) {
+    SCOPED_TRACE(stream_above);
+    auto client = AttentionClient::Connect(
+        {.addresses = {daemon.address()},
+         .tls = ClientTlsOptions{.ca_file = Shared().Path("ca"), .server_name = "localhost"},
+         .shard_bytes = 50'000,
+         .stream_above_bytes = stream_above});
+    ASSERT_TRUE(client.ok()) << client.status();
+    Outputs got(p);
+    auto forward = (*client)->Forward(p, ForwardInputs(in), got.forward());
+    ASSERT_TRUE(forward.ok()) << forward.status();
+    EXPECT_GT(forward->shards, 1);
+    auto backward = (*client)->Backward(p, BackwardInputs(in, expected), got.backward());
+    ASSERT_TRUE(backward.ok()) << backward.status();
+    auto same = [](const AlignedBytes& a, const AlignedBytes& b) {
+      return std::memcmp(a.data(), b.data(), static_cast<size_t>(b.size())) == 0;
+    };
+    EXPECT_TRUE(same(got.o, expected.o) && same(got.lse, expected.lse));
+    EXPECT_TRUE(same(got.d_q, expected.d_q) && same(got.d_k, expected.d_k) &&
+                same(got.d_v, expected.d_v));
+  }
 }
 
 TEST(DaemonTls, DemandsACertificateOfItsAuthorityWhenAsked) {

@@ -602,6 +602,32 @@ TEST_F(HostileControl, RefusesWrongFilesSizesAndProofsAndGoesOn) {
   ExpectBaseline();
 }
 
+TEST_F(HostileControl, SurvivesRandomPackets) {
+  {
+    TestRegion region(kMiB);
+    v1::SharedMemoryRequest end;
+    end.mutable_end_use()->set_use(7);
+    const std::string packets[] = {AddRequest(region).SerializeAsString(), end.SerializeAsString()};
+    Random random(9);
+    auto below = [&](size_t size) {
+      return static_cast<size_t>(random.Between(0, static_cast<int64_t>(size) - 1));
+    };
+    for (int n = 0; n < 300; ++n) {
+      SCOPED_TRACE(n);
+      ControlSocket control(ControlPath(daemon_));
+      for (int packet = 0; packet < 4; ++packet) {
+        std::string bytes = packets[below(2)];
+        for (int64_t flips = random.Between(0, 3); flips > 0; --flips) {
+          bytes[below(bytes.size())] = static_cast<char>(random.Bits());
+        }
+        if (random.Chance(0.2)) bytes.resize(1 + below(bytes.size()));
+        SendPacket(control.fd(), bytes, random.Chance(0.5) ? region.fd() : -1, false);
+      }
+    }
+  }
+  ExpectBaseline();
+}
+
 TEST_F(HostileControl, StopsAtTheNumberOfRegionsOfAConnection) {
   {
     ControlSocket control(ControlPath(daemon_));

@@ -612,6 +612,74 @@ TEST_F(PacedStream, IsNotCutWhenItsCallerSendsSlowlyButSteadily) {
   EXPECT_GE(peer_->bytes_of(1), static_cast<int64_t>(kMibs * kMib));
 }
 
+TEST_F(PacedStream, IsCutWhenItsCallerSendsAllTheTimeAndCompletesNoChunk) {
+  Start(1);
+  const std::string chunk = Framed(ForwardChunk(kQ, 0, request_.q().substr(0, kMib)));
+  size_t sent = 0;
+  TwoSteps([&] {
+    Send(chunk.substr(sent, 100000));
+    sent += 100000;
+  });
+  while (peer_->answers() == 0 && !peer_->ended()) peer_->Read(100);
+  EXPECT_EQ(Cut("receive", "idle"), 2);  // with the silent one
+}
+
+// Whatever is changed in their bytes, lengths and flags of messages included.
+TEST(DaemonStream, AnswersStreamsWhoseBytesAreDamaged) {
+  ServerOptions options = TestOptions();
+  options.transport.max_wasted_frames = 0;  // nobody is held
+  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  const Problem problem = SmallProblem(64, 2);
+  v1::ForwardRequest request = MakeForward(problem, 1);
+  request.mutable_options()->set_request_id(std::string(60, 'r'));  // not too short to be found
+  std::string whole = Framed(HeaderOf(request));
+  std::vector<size_t> begins = {0};  // of messages
+  for (auto [tensor, bytes] :
+       {std::pair(kK, &request.k()), std::pair(kV, &request.v()), std::pair(kQ, &request.q())}) {
+    for (size_t at = 0; at < bytes->size(); at += 1500) {
+      begins.push_back(whole.size());
+      whole += Framed(ForwardChunk(tensor, at, bytes->substr(at, 1500)));
+    }
+  }
+  std::unique_ptr<RawHttp2> peer;
+  uint32_t stream = 1;
+  int results = 0, errors = 0;
+  for (uint64_t seed = 0; seed < 100; ++seed, stream += 2) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Random random(seed);
+    auto below = [&](size_t size) {
+      return static_cast<size_t>(random.Between(0, static_cast<int64_t>(size) - 1));
+    };
+    if (peer == nullptr || peer->ended()) {
+      peer = std::make_unique<RawHttp2>(daemon.address());
+      peer->Greet();
+      while (!peer->acknowledged()) peer->Read(100);
+      stream = 1;
+    }
+    std::string bytes = whole;
+    for (int64_t flips = random.Between(1, 2); flips > 0; --flips) {
+      const bool payload = random.Chance(0.5);
+      const size_t at = payload ? below(whole.size()) : begins[below(begins.size())] + below(16);
+      bytes[at] = static_cast<char>(random.Bits());
+    }
+    if (random.Chance(0.2)) bytes.resize(below(bytes.size()) + 1);
+    peer->StartCall(stream, "/attnd.v1.Attention/ForwardStream");
+    peer->Grant(stream, 8192);
+    const auto over = [&] { return peer->ended() || peer->is_over(stream); };
+    for (size_t at = 0, step = 0; at < bytes.size() && !over(); at += step) {
+      step = peer->SendData(stream, bytes.substr(at, 1 + below(4000)));
+      peer->Read(step == 0 ? 10 : 0);
+    }
+    peer->Send(RawHttp2::kData, RawHttp2::kEndStream, stream, "");
+    while (!over()) peer->Read(100);
+    ++(peer->bytes_of(stream) > 0 ? results : errors);
+  }
+  EXPECT_GT(results, 10);
+  EXPECT_GT(errors, 10);
+  peer.reset();
+  ExpectHealthy(daemon);
+}
+
 // Whose first half lies in its place and whose second half was delivered: more calls are begun in
 // between than are followed.
 TEST(DaemonStream, FailsACallOfWhichAChunkIsLostWithinItself) {

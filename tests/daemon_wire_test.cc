@@ -78,8 +78,8 @@ class Socket {
 TEST(DaemonWire, AnswersBytesThatAreNoMessageInEveryMethod) {
   Daemon daemon(std::make_unique<ReferenceBackend>());
   auto channel = daemon.NewChannel();
-  for (const char* method :
-       {"Forward", "Backward", "GetServerInfo", "RenewResidual", "ReleaseResidual"}) {
+  for (const char* method : {"Forward", "Backward", "ForwardStream", "BackwardStream",
+                             "GetServerInfo", "RenewResidual", "ReleaseResidual"}) {
     grpc::Status status =
         CallRaw(channel, "\xff\xff", absl::StrCat("/attnd.v1.Attention/", method));
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;

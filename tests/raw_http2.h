@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -174,6 +175,8 @@ class RawHttp2 {
   const std::map<uint32_t, uint32_t>& settings() const { return settings_; }
   int resets() const { return resets_; }    // streams that the peer has reset
   int answers() const { return answers_; }  // HEADERS of the peer
+  // The peer has said all of a stream, or reset it.
+  bool is_over(uint32_t stream) const { return over_.count(stream) > 0; }
   // DATA that came of a stream.
   int64_t bytes_of(uint32_t stream) const {
     auto bytes = bytes_.find(stream);
@@ -224,6 +227,8 @@ class RawHttp2 {
     if (received_.size() < 9 + size) return false;
     uint8_t type = static_cast<uint8_t>(received_[3]), flags = static_cast<uint8_t>(received_[4]);
     uint32_t stream = Number(5, 4);
+    const bool ends = (type == kData || type == kHeaders) && (flags & kEndStream) != 0;
+    if (ends || type == kResetStream) over_.insert(stream);
     if (type == kSettings && (flags & kAck) == 0) {
       for (size_t at = 9; at + 6 <= 9 + size; at += 6) {
         settings_[Number(at, 2)] = Number(at + 2, 4);
@@ -260,6 +265,7 @@ class RawHttp2 {
   bool answers_pings_ = true;
   int pongs_ = 0, pings_ = 0, resets_ = 0, answers_ = 0;
   std::map<uint32_t, uint32_t> settings_;
+  std::set<uint32_t> over_;
   int64_t initial_window_ = 65535, connection_window_ = 65535;
   std::map<uint32_t, int64_t> stream_windows_, bytes_;
 };

@@ -61,6 +61,21 @@ TEST(Connections, TakeEachAddressOfANameForAReplica) {
   EXPECT_EQ(picked.size(), 3u);
 }
 
+// Whose number does not count.
+TEST(Connections, AreTakenByTheirOutstandingBytes) {
+  FakeClock clock;
+  auto connections = Create({"127.0.0.1:8", "127.0.0.1:9"}, clock, nullptr);
+  std::vector<std::shared_ptr<Connection>> of_first;
+  constexpr int64_t kLarge = int64_t{8} << 20;
+  for (int n = 0; n < 2; ++n) of_first.push_back(connections->Acquire(kLarge, {false, true}));
+  EXPECT_NE(of_first[0], of_first[1]);
+  for (int n = 0; n < 10; ++n) {
+    EXPECT_EQ(connections->Acquire(kLarge / 20, {})->address_index(), 1) << n;
+  }
+  connections->Release(*of_first[1], kLarge);
+  EXPECT_EQ(connections->Acquire(kLarge / 20, {}), of_first[1]);
+}
+
 TEST(Connections, LeaveANameThatCannotBeLookedUpToGrpc) {
   FakeClock clock;
   auto connections = Create({"dns:///name:7"}, clock, [](const ReplicaName&) { return Names{}; });
