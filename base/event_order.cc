@@ -78,9 +78,11 @@ int EventOrder::Control(int epoll, int operation, int socket, epoll_event* event
     if (epoll != epoll_) Begin(epoll);
     socket_of_[event->data.u64] = socket;
     sockets_[socket].large_reads = 0;
-    sockets_[socket].quiet = 0;
+    sockets_[socket].quiet = false;
+    sockets_[socket].unix_name = 0;
     if (IsConnectedUnixSocket(socket)) {
-      sockets_[socket].quiet = event->data.u64;
+      sockets_[socket].unix_name = event->data.u64;
+      sockets_[socket].quiet = true;
       epoll_event quiet = *event;
       quiet.events &= ~EPOLLOUT;
       return SystemControl(epoll, operation, socket, &quiet);
@@ -91,9 +93,15 @@ int EventOrder::Control(int epoll, int operation, int socket, epoll_event* event
 
 // The kernel tells at once if there is room again.
 void EventOrder::OnSendFailed(int socket) {
+  if (Known(socket) && sockets_[socket].quiet.exchange(false)) TellAgain(socket);
+}
+
+// It looks anew at what a socket has when it is asked for events again.
+void EventOrder::TellAgain(int socket) {
   if (!Known(socket)) return;
-  const Name name = sockets_[socket].quiet.exchange(0);
+  const Name name = sockets_[socket].unix_name;
   if (name == 0) return;
+  sockets_[socket].quiet = false;
   epoll_event event{};
   event.events = kSocketEvents;
   event.data.u64 = name;

@@ -61,6 +61,9 @@ class EventOrder {
   // sendmsg(2) has failed, for want of room perhaps.
   void OnSendFailed(int socket);
 
+  // Tells gRPC of a unix socket once more, if it has something for it.
+  void TellAgain(int socket);
+
   // As epoll_create1(2), epoll_ctl(2) and epoll_wait(2).
   int Create(int flags);
   int Control(int epoll, int operation, int socket, epoll_event* event);
@@ -74,7 +77,8 @@ class EventOrder {
   struct Socket {
     std::atomic<bool> announced{false};
     std::atomic<int> large_reads{0};  // that are still to come
-    std::atomic<Name> quiet{0};       // while it is
+    std::atomic<Name> unix_name{0};   // of a unix socket
+    std::atomic<bool> quiet{false};   // it is
   };
 
   static bool Known(int socket) { return socket >= 0 && socket < kMostSockets; }

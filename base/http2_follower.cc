@@ -161,11 +161,13 @@ void Http2Follower::TakeMessageHeader(Stream& stream, Bytes& bytes) {
   stream.compressed = header[0] != 0;
   stream.size = BigEndian(header + 1, 4);
   stream.got = 0;
+  stream.came_at = message_bytes_;
   stream.place = nullptr;
   if (stream.size == 0) stream.header_got = 0;
 }
 
 void Http2Follower::TakeMessage(Stream& stream, Bytes bytes) {
+  message_bytes_ += static_cast<int64_t>(bytes.size());
   if (stream.index == 0 && stream.got == 0) TakeFirst(stream, bytes.data());
   const int64_t beginning = std::min(stream.size, MessagePlacer::kBeginning);
   if (stream.got < beginning) {
@@ -194,9 +196,22 @@ void Http2Follower::DropFirst(Stream& stream) {
 
 void Http2Follower::Advance(Stream& stream, int64_t bytes) {
   stream.got += bytes;
+  stream.came_at = message_bytes_;
   if (stream.got < stream.size) return;
   stream.header_got = 0;
+  finished_bytes_ += stream.size;
   if (stream.placer != nullptr && stream.place != nullptr) stream.placer->OnPlaced(stream.index);
+}
+
+Http2Follower::Unfinished Http2Follower::unfinished() const {
+  Unfinished all;
+  for (const Stream& stream : streams_) {
+    if (stream.header_got < kMessageHeaderBytes) continue;
+    if (message_bytes_ - stream.came_at > kStillBytes) continue;
+    all.lacking += stream.size - stream.got;
+    all.bytes += stream.size;
+  }
+  return all;
 }
 
 // Of a message whose beginning has come.
@@ -220,6 +235,7 @@ absl::Span<std::byte> Http2Follower::Next() {
 
 void Http2Follower::Skip(int64_t bytes) {
   Stream& stream = *Find(frame_stream_);
+  message_bytes_ += bytes;
   Advance(stream, bytes);
   frame_left_ -= bytes;
   if (frame_left_ == 0) EndFrame();

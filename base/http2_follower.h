@@ -68,6 +68,15 @@ class Http2Follower {
   uint32_t Place(const void* first_message, MessagePlacer& placer);
   void Forget(uint32_t stream);
 
+  // Of the messages that have begun and not ended. Those of which nothing has come while the others
+  // brought kStillBytes do not count: their calls are over, perhaps, which the other end decides.
+  struct Unfinished {
+    int64_t lacking = 0, bytes = 0;  // that are to come, and all of theirs
+  };
+  static constexpr int64_t kStillBytes = 16 << 20;
+  Unfinished unfinished() const;
+  int64_t finished_bytes() const { return finished_bytes_; }  // of messages that have ended
+
   // The connection has ended, or cannot be followed any more: nothing is known of its streams.
   void Lose();
   bool lost() const { return lost_; }
@@ -94,6 +103,7 @@ class Http2Follower {
     int64_t index = -1;                   // of the message that is being received
     int header_got = 0;                   // bytes of its length prefix
     int64_t size = 0, got = 0;            // its bytes, and those that have come
+    int64_t came_at = 0;                  // of the connection's bytes of messages
     bool compressed = false;
     std::byte* place = nullptr;  // of its bytes from `place_from` on
     int64_t place_from = 0;
@@ -136,6 +146,7 @@ class Http2Follower {
   uint8_t frame_type_ = 0, frame_flags_ = 0;
   uint32_t frame_stream_ = 0;
   int placing_ = 0;
+  int64_t message_bytes_ = 0, finished_bytes_ = 0;
   std::vector<Stream> streams_;
 };
 

@@ -392,6 +392,43 @@ TEST(Http2Follower, FindsAStreamAmongConnectionsThatHaveUsedTheSameMemory) {
   }
 }
 
+TEST(Http2Follower, TellsWhatItsUnfinishedMessagesLack) {
+  std::mt19937 random(1);
+  Http2Follower follower(Http2Follower::Peer::kServer);
+  Wire wire(follower, random);
+  auto expect = [&follower](int64_t lacking, int64_t bytes, int64_t finished) {
+    EXPECT_EQ(follower.unfinished().lacking, lacking);
+    EXPECT_EQ(follower.unfinished().bytes, bytes);
+    EXPECT_EQ(follower.finished_bytes(), finished);
+  };
+  wire.Give(Start(1) + Frame(kHeaders, 4, 3, "headers"));
+  expect(0, 0, 0);
+  const std::string message = Message(std::string(1000, 'x'));
+  wire.Give(Frame(kData, 0, 1, message.substr(0, 5)));
+  expect(1000, 1000, 0);
+  wire.Give(Frame(kData, 0, 3, message + message.substr(0, 405)));
+  expect(1600, 2000, 1000);
+  wire.Give(Frame(kData, 0, 1, message.substr(5)));
+  expect(600, 1000, 2000);
+  wire.Give(Frame(kRst, 0, 3, "1234"));
+  expect(0, 0, 2000);
+}
+
+TEST(Http2Follower, CountsNoMessageOfWhichNothingComesBesideOthers) {
+  std::mt19937 random(1);
+  Http2Follower follower(Http2Follower::Peer::kServer);
+  Wire wire(follower, random);
+  wire.Give(Start(1) + Frame(kHeaders, 4, 3, "headers"));
+  wire.Give(Frame(kData, 0, 1, Number(0, 1) + Number(1000, 4) + "x"));
+  const std::string message = Message(std::string(Http2Follower::kStillBytes / 4, 'x'));
+  for (int n = 0; n < 4; ++n) wire.Give(Frame(kData, 0, 3, message));
+  EXPECT_EQ(follower.unfinished().lacking, 999);
+  wire.Give(Frame(kData, 0, 3, Message("x")));
+  EXPECT_EQ(follower.unfinished().lacking, 0);
+  wire.Give(Frame(kData, 0, 1, "x"));
+  EXPECT_EQ(follower.unfinished().lacking, 998);
+}
+
 TEST(Http2Follower, LosesWhatItDoesNotUnderstand) {
   const std::pair<const char*, std::string> cases[] = {
       {"TLS", std::string("\x16\x03\x01\x02", 4) + std::string(40, 'x')},

@@ -179,11 +179,13 @@ ssize_t ReceiveUnfollowed(int socket, msghdr& message, int flags) {
 }  // namespace
 
 PayloadReceiver::PayloadReceiver(int socket, Http2Follower::Peer peer,
-                                 std::shared_ptr<HeldPeers> held)
+                                 std::shared_ptr<HeldPeers> held,
+                                 std::shared_ptr<ReceiveMemory> memory)
     : socket_(socket),
       cookie_(CookieOf(socket)),
       peer_(PeerOf(socket)),
       held_peers_(std::move(held)),
+      memory_(std::move(memory)),
       follower_(peer, socket) {
   const bool is_tcp = peer_.port > 0;
   if (held_peers_ != nullptr && held_peers_->limits().frames_per_second > 0 && is_tcp) {
@@ -208,10 +210,13 @@ PayloadReceiver::PeerName PayloadReceiver::PeerOf(int socket) {
 }
 
 std::shared_ptr<PayloadReceiver> PayloadReceiver::Attach(int socket, Http2Follower::Peer peer,
-                                                         std::shared_ptr<HeldPeers> held) {
+                                                         std::shared_ptr<HeldPeers> held,
+                                                         std::shared_ptr<ReceiveMemory> memory) {
   if (socket < 0 || socket >= kMostSockets) return nullptr;
-  auto receiver = std::make_shared<PayloadReceiver>(socket, peer, std::move(held));
+  auto receiver =
+      std::make_shared<PayloadReceiver>(socket, peer, std::move(held), std::move(memory));
   receiver->Begin();
+  if (receiver->memory_ != nullptr) receiver->memory_->Join(receiver);
   Table::Get().Put(socket, receiver);
   EventOrder::Get().Announce(socket);
   return receiver;
@@ -233,12 +238,12 @@ std::shared_ptr<PayloadReceiver> PayloadReceiver::BeginTls() {
   if (receiver == nullptr) return nullptr;
   absl::MutexLock lock(&receiver->mutex_);
   receiver->is_tls_ = true;
-  receiver->follower_.Lose();
   return receiver;
 }
 
 void PayloadReceiver::Decrypted(absl::Span<const uint8_t> bytes) {
   absl::MutexLock lock(&mutex_);
+  follower_.Feed(bytes);
   if (!wasted_.has_value()) return;
   wasted_->FeedDecrypted(bytes);
   to_judge_ = true;
@@ -254,7 +259,7 @@ void PayloadReceiver::TakeHandshake() {
 std::unique_ptr<PayloadReceiver::Placing> PayloadReceiver::Place(const void* first_message,
                                                                  MessagePlacer& placer) {
   absl::MutexLock lock(&mutex_);
-  uint32_t stream = follower_.Place(first_message, placer);
+  const uint32_t stream = is_tls_ ? 0 : follower_.Place(first_message, placer);
   return stream == 0 ? nullptr : std::make_unique<Placing>(shared_from_this(), stream);
 }
 
@@ -271,11 +276,64 @@ bool PayloadReceiver::IsAnothers() const { return CookieOf(socket_) != cookie_; 
 // of this number brings does no harm.
 ssize_t PayloadReceiver::Receive(msghdr& message) {
   absl::MutexLock lock(&mutex_);
-  if ((hold_.has_value() || follower_.placing() > 0) && IsAnothers()) {
-    return ReceiveUnfollowed(socket_, message, 0);
+  const bool matters =
+      hold_.has_value() || waits_for_memory_ || is_reset_ || follower_.placing() > 0;
+  if (matters && IsAnothers()) return ReceiveUnfollowed(socket_, message, 0);
+  if (is_reset_) {
+    errno = ECONNRESET;
+    return -1;
   }
   if (std::exchange(to_judge_, false)) Judge();
+  if (!HasMemory()) return WaitForMemory(message);
   return hold_.has_value() ? ReceiveHeld(message) : ReceiveSome(message);
+}
+
+bool PayloadReceiver::HasMemory() {
+  if (memory_ == nullptr) return true;
+  if (memory_place_ == 0 && !memory_->IsShort()) return true;
+  return !waits_for_memory_ && MayRead(HeldPeers::Time());
+}
+
+// What it brings is not known once it is lost.
+bool PayloadReceiver::MayRead(absl::Time now) {
+  constexpr int64_t kAll = int64_t{1} << 40;
+  const Http2Follower::Unfinished coming = follower_.unfinished();
+  const ReceiveMemory::Wants wants = {.lacking = follower_.lost() ? kAll : coming.lacking,
+                                      .begun = follower_.lost() ? kAll : coming.bytes,
+                                      .finished = follower_.finished_bytes()};
+  return memory_->MayRead(memory_place_, wants, weak_from_this(), now);
+}
+
+ssize_t PayloadReceiver::WaitForMemory(msghdr& message) {
+  if (IsAnothers()) return ReceiveUnfollowed(socket_, message, 0);
+  const bool is_tcp = peer_.port > 0;
+  if (!std::exchange(waits_for_memory_, true) && is_tcp) SetLeastToTell(socket_, kHeldBytes);
+  char byte;
+  const ssize_t there = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (there <= 0) return there;
+  errno = EAGAIN;
+  return -1;
+}
+
+bool PayloadReceiver::AskAgain(absl::Time now) {
+  absl::MutexLock lock(&mutex_);
+  if (is_reset_ || IsAnothers()) {
+    memory_->Leave(memory_place_);
+    return false;
+  }
+  if (!MayRead(now) || !std::exchange(waits_for_memory_, false)) return true;
+  if (peer_.port > 0) SetLeastToTell(socket_, 1);
+  EventOrder::Get().TellAgain(socket_);
+  return true;
+}
+
+PayloadReceiver::Ended PayloadReceiver::Reset() {
+  absl::MutexLock lock(&mutex_);
+  memory_->Leave(memory_place_);
+  if (IsAnothers() || std::exchange(is_reset_, true)) return {socket_};
+  shutdown(socket_, SHUT_RDWR);
+  const Http2Follower::Unfinished had = follower_.unfinished();
+  return {socket_, had.bytes - had.lacking};
 }
 
 ssize_t PayloadReceiver::ReceiveSome(msghdr& message) {
@@ -297,8 +355,9 @@ int64_t PayloadReceiver::BytesAnswered() const {
 }
 
 ssize_t PayloadReceiver::ReceiveAndFollow(msghdr& message) {
-  if (follower_.lost()) {
+  if (is_tls_ || follower_.lost()) {
     const ssize_t got = ReceiveUnfollowed(socket_, message, 0);
+    if (got == 0) follower_.Lose();
     if (got <= 0 || !wasted_.has_value()) return got;
     if (is_tls_) {
       wasted_->FeedEncrypted(got);

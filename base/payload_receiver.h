@@ -16,6 +16,9 @@
 // unix socket does not tell. What an encrypted connection brings is known once gRPC has decrypted
 // it (program_tls_calls.cc), on its way to the next read.
 //
+// Nor is one whose messages lack more than there is memory for (receive_memory.h), over TCP, with
+// TLS or by a unix socket, whose epoll set is asked again when it may be read.
+//
 // Threads: any. A placer is called by the thread that receives.
 #pragma once
 
@@ -34,16 +37,19 @@
 #include "absl/types/span.h"
 #include "base/held_peers.h"
 #include "base/http2_follower.h"
+#include "base/receive_memory.h"
 #include "base/wasted_work.h"
 
 namespace attnd {
 
-class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
+class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver>,
+                        public ReceiveMemory::Connection {
  public:
   // Follows a TCP or unix socket from its first byte on, until its number means another socket.
-  // Null for a number that is too large. Without `held` the peer is always read.
+  // Null for a number that is too large. Without `held` and `memory` the peer is always read.
   static std::shared_ptr<PayloadReceiver> Attach(int socket, Http2Follower::Peer peer,
-                                                 std::shared_ptr<HeldPeers> held = nullptr);
+                                                 std::shared_ptr<HeldPeers> held = nullptr,
+                                                 std::shared_ptr<ReceiveMemory> memory = nullptr);
 
   // While it lives the placer is asked; when it is gone nothing is written any more.
   class Placing {
@@ -94,7 +100,8 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
     if (!answers_) TakeHandshake();
   }
 
-  PayloadReceiver(int socket, Http2Follower::Peer peer, std::shared_ptr<HeldPeers> held);
+  PayloadReceiver(int socket, Http2Follower::Peer peer, std::shared_ptr<HeldPeers> held,
+                  std::shared_ptr<ReceiveMemory> memory);
 
  private:
   friend std::unique_ptr<Placing> PlaceMessagesFrom(const std::string& peer,
@@ -117,16 +124,26 @@ class PayloadReceiver : public std::enable_shared_from_this<PayloadReceiver> {
   ssize_t ReceiveHeld(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeHold(const WastedWork::Hold& hold) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Release(HeldPeers::Key hold);
+  bool HasMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  ssize_t WaitForMemory(msghdr& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AskAgain(absl::Time now) override;
+  Ended Reset() override;
+  bool MayRead(absl::Time now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int socket_;
   const uint64_t cookie_;  // of the socket: its number may be given to another
   const PeerName peer_;
-  const std::shared_ptr<HeldPeers> held_peers_;  // the server's, which a connection may outlive
+  // The server's, which a connection may outlive.
+  const std::shared_ptr<HeldPeers> held_peers_;
+  const std::shared_ptr<ReceiveMemory> memory_;
   absl::Mutex mutex_;
   Http2Follower follower_ ABSL_GUARDED_BY(mutex_);
   absl::optional<WastedWork> wasted_ ABSL_GUARDED_BY(mutex_);
   absl::optional<HeldPeers::Key> hold_ ABSL_GUARDED_BY(mutex_);
   int64_t until_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // that end it
+  int64_t memory_place_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool waits_for_memory_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_reset_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_tls_ ABSL_GUARDED_BY(mutex_) = false;
   bool to_judge_ ABSL_GUARDED_BY(mutex_) = false;        // what it has read, once it is decrypted
   std::atomic<bool> answers_{false};                     // beyond the handshake

@@ -31,6 +31,7 @@
 #include "base/file_descriptor.h"
 #include "base/numa.h"
 #include "base/payload_receiver.h"
+#include "base/received_slices.h"
 #include "base/socket_observer.h"
 #include "base/status_macros.h"
 #include "base/unix_socket_buffer.h"
@@ -85,12 +86,13 @@ void SetTransport(const ServerOptions& options, grpc::ServerBuilder& builder) {
 // way to channel arguments that are neither text nor numbers.)
 class SocketOption : public grpc::ServerBuilderOption {
  public:
-  SocketOption(std::shared_ptr<ConnectionLimit> limit, std::shared_ptr<HeldPeers> held)
-      : limit_(std::move(limit)), held_(std::move(held)) {}
+  SocketOption(std::shared_ptr<ConnectionLimit> limit, std::shared_ptr<HeldPeers> held,
+               std::shared_ptr<ReceiveMemory> memory)
+      : limit_(std::move(limit)), held_(std::move(held)), memory_(std::move(memory)) {}
   void UpdateArguments(grpc::ChannelArguments* arguments) override {
-    auto count = [limit = limit_, held = held_](int socket) {
+    auto count = [limit = limit_, held = held_, memory = memory_](int socket) {
       limit->TakeOrShutDown(socket);
-      PayloadReceiver::Attach(socket, Http2Follower::Peer::kClient, held);
+      PayloadReceiver::Attach(socket, Http2Follower::Peer::kClient, held, memory);
       WidenIfUnixSocket(socket);
       return true;
     };
@@ -101,6 +103,7 @@ class SocketOption : public grpc::ServerBuilderOption {
  private:
   const std::shared_ptr<ConnectionLimit> limit_;
   const std::shared_ptr<HeldPeers> held_;
+  const std::shared_ptr<ReceiveMemory> memory_;
 };
 
 // Whether a process listens on this unix socket. gRPC would take its place without a word.
@@ -135,7 +138,7 @@ std::string PeerOf(int socket) {
 }
 
 void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimit& limit,
-              std::shared_ptr<HeldPeers> held,
+              std::shared_ptr<HeldPeers> held, std::shared_ptr<ReceiveMemory> memory,
               grpc::experimental::ExternalConnectionAcceptor& grpc) {
   if (!limit.Take(socket)) {
     close(socket);
@@ -144,8 +147,8 @@ void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimi
   if (!loopback_congestion.empty() && StaysOnThisHost(socket)) {
     SetCongestionControl(socket, loopback_congestion);
   }
-  PayloadReceiver::BeginningTls beginning(
-      PayloadReceiver::Attach(socket, Http2Follower::Peer::kClient, std::move(held)));
+  PayloadReceiver::BeginningTls beginning(PayloadReceiver::Attach(
+      socket, Http2Follower::Peer::kClient, std::move(held), std::move(memory)));
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.fd = socket;
   grpc.HandleNewConnection(&connection);
@@ -397,6 +400,27 @@ void AttndServer::HoldWastefulPeers() {
       [held = held_peers_] { return static_cast<double>(held->total()); });
 }
 
+void AttndServer::LimitReceiveMemory() {
+  const int64_t bytes = options_.transport.receive_memory_bytes;
+  SetReceivedSlicesSmallBeyond(bytes / 4);
+  auto on_reset = [this](int socket, int64_t bytes, int64_t total) {
+    log_.Warning("connection_reset_for_memory",
+                 {{"peer", PeerOf(socket)}, {"unfinished_bytes", bytes}, {"reset_so_far", total}});
+  };
+  receive_memory_ =
+      std::make_shared<ReceiveMemory>(bytes, ReceivedSliceBytes(), std::move(on_reset));
+  SampledMetrics& metrics = *metrics_.sampled();
+  metrics.AddGauge("attnd_receive_memory_bytes", "Memory of requests while they arrive.", {},
+                   [memory = receive_memory_] { return static_cast<double>(memory->used()); });
+  metrics.AddGauge("attnd_receive_memory_waiting",
+                   "Connections that are not read for lack of such memory.", {},
+                   [memory = receive_memory_] { return memory->waiting(); });
+  metrics.AddCounter("attnd_receive_memory_resets_total",
+                     "Connections that were reset for lack of such memory.", {},
+                     [memory = receive_memory_] { return static_cast<double>(memory->resets()); });
+  receive_memory_->Start();
+}
+
 void AttndServer::LimitConnections(grpc::ServerBuilder& builder) {
   const int wanted = options_.transport.max_connections, fit = ConnectionsThatFit(wanted);
   if (fit < wanted) {
@@ -405,7 +429,7 @@ void AttndServer::LimitConnections(grpc::ServerBuilder& builder) {
                                        {"cure", "raise the limit of open files"}});
   }
   connections_ = std::make_shared<ConnectionLimit>(fit, clock_);
-  builder.SetOption(std::make_unique<SocketOption>(connections_, held_peers_));
+  builder.SetOption(std::make_unique<SocketOption>(connections_, held_peers_, receive_memory_));
   auto sample = [this](const char* transport, auto of) {
     metrics_.sampled()->AddGauge(
         "attnd_connections", "Open connections of the gRPC ports and sockets.",
@@ -434,6 +458,7 @@ absl::Status AttndServer::StartGrpc() {
   grpc::ServerBuilder builder;
   SetTransport(options_, builder);
   HoldWastefulPeers();
+  LimitReceiveMemory();
   LimitConnections(builder);
   ASSIGN_OR_RETURN(Acceptors acceptors, OpenPorts(builder));
   builder.RegisterService(service_.get());
@@ -444,9 +469,9 @@ absl::Status AttndServer::StartGrpc() {
   }
   for (size_t n = 0; n < listeners_.size(); ++n) {
     listeners_[n]->Start([congestion = options_.transport.loopback_congestion, limit = connections_,
-                          held = held_peers_,
+                          held = held_peers_, memory = receive_memory_,
                           acceptor = std::shared_ptr(std::move(acceptors[n]))](int socket) {
-      HandOver(socket, congestion, *limit, held, *acceptor);
+      HandOver(socket, congestion, *limit, held, memory, *acceptor);
     });
   }
   return absl::OkStatus();
@@ -492,6 +517,7 @@ AttndServer::~AttndServer() {
   reply_threads_.reset();
   server_.reset();
   if (held_peers_ != nullptr) held_peers_->Stop();
+  if (receive_memory_ != nullptr) receive_memory_->Stop();
   CHECK(open_calls_.count() == 0);  // gRPC has ended them all: what they use may go
 }
 

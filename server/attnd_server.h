@@ -28,6 +28,7 @@
 #include "base/event_threads.h"
 #include "base/held_peers.h"
 #include "base/log.h"
+#include "base/receive_memory.h"
 #include "kernels/backend.h"
 #include "server/admission.h"
 #include "server/auth.h"
@@ -77,6 +78,7 @@ class AttndServer {
   LeaseUse leases(int place) const { return leases_->Use(place); }
   int connections() const { return connections_->open().all(); }
   int64_t connections_held() const { return held_peers_->total(); }
+  ReceiveMemory& receive_memory() const { return *receive_memory_; }
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return lost_devices_ > 0; }
   bool all_devices_lost() const { return lost_devices_ == static_cast<int>(devices_.size()); }
@@ -129,6 +131,7 @@ class AttndServer {
   absl::Status StartGrpc();
   absl::StatusOr<Acceptors> OpenPorts(grpc::ServerBuilder& builder);
   void HoldWastefulPeers();
+  void LimitReceiveMemory();
   void LimitConnections(grpc::ServerBuilder& builder);
   void ClosePorts();
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Credentials(const std::string& address);
@@ -155,8 +158,9 @@ class AttndServer {
   std::unique_ptr<LeaseReaper> reaper_;
   std::unique_ptr<StreamWatch> stream_watch_;  // before the server, whose streams it knows
   std::vector<std::unique_ptr<SharedMemoryService>> shared_memory_services_;
-  std::shared_ptr<HeldPeers> held_peers_;         // and their connections
-  std::shared_ptr<ConnectionLimit> connections_;  // and gRPC, as long as it may accept
+  std::shared_ptr<HeldPeers> held_peers_;          // and their connections
+  std::shared_ptr<ReceiveMemory> receive_memory_;  // likewise
+  std::shared_ptr<ConnectionLimit> connections_;   // and gRPC, as long as it may accept
   OpenCalls open_calls_;
   std::unique_ptr<EventThreads> event_threads_;  // before the server, which they drive
   std::unique_ptr<AttentionService> service_;

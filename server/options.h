@@ -31,7 +31,7 @@ struct TransportOptions {
   int64_t max_message_bytes = int64_t{16} << 20;    // request or reply, header included
   int64_t max_metadata_bytes = 16 << 10;            // headers of one call
   int max_concurrent_streams = 64;                  // calls of one connection at a time
-  int64_t receive_memory_bytes = int64_t{1} << 30;  // ResourceQuota: requests while they arrive
+  int64_t receive_memory_bytes = int64_t{1} << 30;  // of requests while they arrive
   int event_threads = 0;                            // at most, that receive calls; 0: by the cores
   int max_connections = 4096;                       // open at a time; a further one is closed
   double max_wasted_frames = 2000;  // a second, of a TCP connection: base/wasted_work.h; 0: any

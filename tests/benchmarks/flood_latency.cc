@@ -3,12 +3,13 @@
 //   headers    connections send blocks of headers that are far too large, and start again
 //   resets     streams are begun and reset at once, some after their header
 //   frames     connections send small frames that gRPC merely reads
+//   messages   40 connections send messages of 15 MiB, 60 at once each, that never end
 //   slow       1,000 connections send a call's bytes one by one
 //   idle       10,000 connections do nothing
 //
 // Quiet pieces and those beside a crowd take turns, so that a machine that changes is seen; medians
 // of the rounds. Daemon and crowd are processes of their own, which send as fast as the daemon
-// takes it: headers and frames by a thread for each connection, else by one.
+// takes it: headers, frames and messages by a thread for each connection, else by one.
 //
 //     bazel build //tests/benchmarks:flood_latency //tests/benchmarks:null_attnd
 //     bazel-bin/tests/benchmarks/flood_latency bazel-bin/tests/benchmarks/null_attnd
@@ -144,6 +145,30 @@ void FloodFrames() {
   for (std::thread& sender : senders) sender.join();
 }
 
+void SendMessages() {
+  constexpr uint32_t kStreams = 60;
+  const std::string prefix = RawHttp2::MessagePrefix(15 << 20), body(64 << 10, 'x');
+  for (std::unique_ptr<RawHttp2> peer;;) {
+    if (peer == nullptr || peer->ended()) {
+      peer = std::make_unique<RawHttp2>(kAddress);
+      peer->Greet();
+      while (!peer->acknowledged() && !peer->ended()) peer->Read(100);
+      for (uint32_t s = 0; s < kStreams; ++s) {
+        peer->StartCall(2 * s + 1, kStream);
+        peer->SendData(2 * s + 1, prefix);
+      }
+    }
+    for (uint32_t s = 0; s < kStreams; ++s) peer->SendData(2 * s + 1, body);
+    peer->Read(1);
+  }
+}
+
+void FloodMessages() {
+  std::vector<std::thread> senders;
+  for (int n = 0; n < 40; ++n) senders.emplace_back(SendMessages);
+  for (std::thread& sender : senders) sender.join();
+}
+
 void SendSlowly() {
   const std::string chunk = RawHttp2::MessagePrefix(1000) + std::string(900, 'x');
   const std::string header = HeaderMessage();
@@ -254,11 +279,10 @@ int Main(int argc, char** argv) {
   struct {
     const char* name;
     void (*crowd)();
-  } floods[] = {{"floods of headers", FloodHeaders},
-                {"streams reset as they begin", FloodResets},
-                {"floods of small frames", FloodFrames},
-                {"1,000 slow connections", SendSlowly},
-                {"10,000 idle connections", StayIdle}};
+  } floods[] = {
+      {"floods of headers", FloodHeaders},     {"streams reset as they begin", FloodResets},
+      {"floods of small frames", FloodFrames}, {"messages that never end", FloodMessages},
+      {"1,000 slow connections", SendSlowly},  {"10,000 idle connections", StayIdle}};
   std::vector<Crowding> crowds;
   // Children before this process has threads.
   for (auto& flood : floods) {

@@ -1,21 +1,24 @@
-// What the daemon's memory does while 1,000 streams send messages that are announced with 15 MiB
-// and never end: as fast as the daemon takes them, or a few bytes a second. Resident MiB, twice a
-// second; the daemon is a process of its own.
+// What the daemon's memory does while connections of 50 streams each send messages that are
+// announced with 15 MiB and never end: as fast as the daemon takes them, or a few bytes a second.
+// Who is cut off comes again. Resident MiB, twice a second; the daemon is a process of its own.
 //
 //     bazel build //tests/benchmarks:flood_memory //tests/benchmarks:null_attnd
-//     cd bazel-bin/tests/benchmarks; ./flood_memory ./null_attnd --receive_memory_mib 256
+//     cd bazel-bin/tests/benchmarks; ./flood_memory 20 ./null_attnd --receive_memory_mib 256
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
@@ -25,7 +28,7 @@ namespace attnd {
 namespace {
 
 constexpr char kAddress[] = "127.0.0.1:17091";
-constexpr int kConnections = 20, kStreams = 50;
+constexpr int kStreams = 50;
 constexpr absl::Duration kLasts = absl::Seconds(6), kSample = absl::Milliseconds(500);
 
 int64_t ResidentMib(pid_t pid) {
@@ -49,59 +52,72 @@ void WaitForDaemon() {
   }
 }
 
-using Crowd = std::vector<std::unique_ptr<RawHttp2>>;
+struct Sent {
+  std::atomic<int64_t> bytes{0};
+  std::atomic<int> streams_ended{0}, connections_ended{0};
+};
 
-Crowd Begin() {
-  Crowd crowd;
+std::unique_ptr<RawHttp2> Begin() {
+  auto peer = std::make_unique<RawHttp2>(kAddress);
+  peer->Greet();
+  while (!peer->acknowledged() && !peer->ended()) peer->Read(100);
   const std::string prefix = RawHttp2::MessagePrefix(15 << 20);
-  for (int n = 0; n < kConnections; ++n) {
-    crowd.push_back(std::make_unique<RawHttp2>(kAddress));
-    crowd.back()->Greet();
-    while (!crowd.back()->acknowledged()) crowd.back()->Read(100);
-    for (uint32_t s = 0; s < kStreams; ++s) {
-      crowd.back()->StartCall(2 * s + 1, "/attnd.v1.Attention/ForwardStream");
-      crowd.back()->SendData(2 * s + 1, prefix);
-    }
+  for (uint32_t s = 0; s < kStreams; ++s) {
+    peer->StartCall(2 * s + 1, "/attnd.v1.Attention/ForwardStream");
+    peer->SendData(2 * s + 1, prefix);
   }
-  return crowd;
+  return peer;
 }
 
-int Resets(const Crowd& crowd) {
-  int count = 0;
-  for (const auto& peer : crowd) count += peer->resets();
-  return count;
-}
-
-// `step`: of each stream in a round; `pause` after each.
-void Flood(const char* name, size_t step, absl::Duration pause, pid_t daemon) {
-  Crowd crowd = Begin();
+// One connection, and another when it has ended. `step`: of each stream in a round; `pause` after
+// each.
+void Send(size_t step, absl::Duration pause, absl::Time end, Sent& sent) {
   const std::string body(step, 'x');
-  std::printf("%-8s", name);
-  int64_t sent = 0, most = 0;
-  absl::Time next = absl::Now();
-  for (absl::Time end = absl::Now() + kLasts; absl::Now() < end;) {
-    for (auto& peer : crowd) {
+  while (absl::Now() < end) {
+    auto peer = Begin();
+    while (absl::Now() < end && !peer->ended() && peer->resets() < kStreams) {
       for (uint32_t s = 0; s < kStreams && !peer->ended(); ++s) {
-        sent += static_cast<int64_t>(peer->SendData(2 * s + 1, body));
+        sent.bytes += static_cast<int64_t>(peer->SendData(2 * s + 1, body));
       }
-      int64_t now = ResidentMib(daemon);
-      most = std::max(most, now);
-      if (absl::Now() < next) continue;
-      next = absl::Now() + kSample;
-      std::printf(" %5d", static_cast<int>(now));
-      std::fflush(stdout);
+      peer->Read(1);
+      absl::SleepFor(pause);
     }
-    absl::SleepFor(pause);
+    sent.streams_ended += peer->resets();
+    if (peer->ended()) ++sent.connections_ended;
   }
-  std::printf("   most %d MiB, %d MiB sent, %d streams ended\n", static_cast<int>(most),
-              static_cast<int>(sent >> 20), Resets(crowd));
+}
+
+void Flood(const char* name, size_t step, absl::Duration pause, pid_t daemon, int connections) {
+  Sent sent;
+  const absl::Time begin = absl::Now(), end = begin + kLasts;
+  std::vector<std::thread> senders;
+  for (int n = 0; n < connections; ++n) {
+    senders.emplace_back([&] { Send(step, pause, end, sent); });
+  }
+  std::printf("%-8s", name);
+  int64_t most = 0;
+  for (absl::Time next = begin; absl::Now() < end; absl::SleepFor(absl::Milliseconds(10))) {
+    const int64_t now = ResidentMib(daemon);
+    most = std::max(most, now);
+    if (absl::Now() < next) continue;
+    next += kSample;
+    std::printf(" %5d", static_cast<int>(now));
+    std::fflush(stdout);
+  }
+  for (std::thread& sender : senders) sender.join();
+  std::printf("   most %d MiB, %d MiB sent, %d streams and %d connections ended\n",
+              static_cast<int>(most), static_cast<int>(sent.bytes >> 20), sent.streams_ended.load(),
+              sent.connections_ended.load());
 }
 
 int Main(int argc, char** argv) {
-  if (argc < 2) {
-    std::fprintf(stderr, "usage: %s path/to/null_attnd [flag of attnd]...\n", argv[0]);
+  int connections = 0;
+  if (argc < 3 || !absl::SimpleAtoi(argv[1], &connections)) {
+    std::fprintf(stderr, "usage: %s connections path/to/null_attnd [flag of attnd]...\n", argv[0]);
     return 2;
   }
+  ++argv;
+  --argc;
   std::vector<char*> words = {argv[1]};
   for (const char* word : {"--listen", kAddress, "--metrics_listen", "", "--log_level", "error",
                            "--memory_limit_mib", "64", "--stream_idle_seconds", "60"}) {
@@ -117,9 +133,9 @@ int Main(int argc, char** argv) {
   }
   WaitForDaemon();
   std::printf("at rest %d MiB\n", static_cast<int>(ResidentMib(daemon)));
-  Flood("slow", 16, absl::Milliseconds(200), daemon);
-  Flood("fast", 256 << 10, absl::ZeroDuration(), daemon);
-  Flood("again", 256 << 10, absl::ZeroDuration(), daemon);
+  Flood("slow", 16, absl::Milliseconds(200), daemon, connections);
+  Flood("fast", 256 << 10, absl::ZeroDuration(), daemon, connections);
+  Flood("again", 256 << 10, absl::ZeroDuration(), daemon, connections);
   kill(daemon, SIGTERM);
   waitpid(daemon, nullptr, 0);
   return 0;
