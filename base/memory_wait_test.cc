@@ -33,6 +33,7 @@ const std::string kMore = std::string("\0\0\1\0\0\0\0\0\1x", 10);
 class MemoryWait : public testing::TestWithParam<sa_family_t> {
  protected:
   MemoryWait() {
+    used_ = 0;
     const int listener = socket(GetParam(), SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_storage at{};  // any address of the loopback device, or a name by the kernel
     at.ss_family = GetParam();
@@ -81,7 +82,7 @@ class MemoryWait : public testing::TestWithParam<sa_family_t> {
     while (memory_->waiting() == 0) Poll(kLongMs);
   }
 
-  std::atomic<int64_t> used_{0};
+  inline static std::atomic<int64_t> used_{0};  // a connection outlives its test
   std::shared_ptr<ReceiveMemory> memory_ = std::make_shared<ReceiveMemory>(
       kLimit, used_, [this](int socket, int64_t, int64_t) { told_of_ = socket; });
   int here_ = -1, there_ = -1, epoll_ = -1, told_of_ = -1;
