@@ -300,7 +300,8 @@ bool PayloadReceiver::MayRead(absl::Time now) {
   const Http2Follower::Unfinished coming = follower_.unfinished();
   const ReceiveMemory::Wants wants = {.lacking = follower_.lost() ? kAll : coming.lacking,
                                       .begun = follower_.lost() ? kAll : coming.bytes,
-                                      .finished = follower_.finished_bytes()};
+                                      .finished = follower_.finished_bytes(),
+                                      .address = peer_.address};
   return memory_->MayRead(memory_place_, wants, weak_from_this(), now);
 }
 

@@ -39,6 +39,8 @@ bool ReceiveMemory::MayRead(int64_t& place, const Wants& wants,
   Entry& own = entry->second;
   Promise(own, 0);
   own.lacking = wants.lacking;
+  own.begun = wants.begun;
+  own.address = wants.address;
   if (!IsShort()) {
     own.waits = false;
     return true;
@@ -54,12 +56,16 @@ bool ReceiveMemory::MayRead(int64_t& place, const Wants& wants,
 
 // Who lacks more than can ever be promised is in nobody's way.
 bool ReceiveMemory::IsNext(const Queue::value_type& entry) const {
-  if (entry.second.lacking > promises_end() - used_ - promised_) return false;
+  const Entry& own = entry.second;
+  if (own.lacking > promises_end() - used_ - promised_) return false;
+  const int64_t most = promises_end() - limit_ / 2;
+  int64_t promised_to_address = 0;
   for (const auto& [place, other] : queue_) {
-    if (place == entry.first) return true;
-    if (other.waits && other.lacking <= promises_end() - limit_ / 2) return false;
+    if (place == entry.first || other.address != own.address) continue;
+    if (place < entry.first && other.waits && other.lacking <= most) return false;
+    if (!other.waits) promised_to_address += other.begun;
   }
-  return true;
+  return promised_to_address == 0 || promised_to_address + own.begun <= most / 2;
 }
 
 void ReceiveMemory::Promise(Entry& entry, int64_t bytes) {

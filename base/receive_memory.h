@@ -3,7 +3,8 @@
 //   below half of it             everybody
 //   above                        who lacks little to the end of the messages that have begun, and
 //                                who gets a promise: all that his messages lack, as far as seven
-//                                eighths of the memory go, first come, first served
+//                                eighths of the memory go, first come, first served among those of
+//                                one address, whose messages get half of that unless it is one
 //   who has waited for kPatience, or has not sent within it what he was promised
 //                                his connection is reset, the oldest first, until three quarters
 //                                are free
@@ -38,6 +39,7 @@ class ReceiveMemory {
     int64_t lacking = 0;   // bytes that have not come
     int64_t begun = 0;     // bytes of them all
     int64_t finished = 0;  // bytes of its messages that have ended since it began
+    uint64_t address = 0;  // whose it is
   };
   class Connection {
    public:
@@ -90,6 +92,8 @@ class ReceiveMemory {
     int64_t lacking = 0, promised = 0;
     bool waits = true;
     absl::Time until;  // its time
+    uint64_t address = 0;
+    int64_t begun = 0;
   };
   using Queue = std::map<int64_t, Entry>;
 

@@ -18,8 +18,8 @@ class ReceiveMemoryTest : public testing::Test {
   // One that has brought `has` bytes of messages of `has + lacks`.
   class Peer final : public ReceiveMemory::Connection {
    public:
-    Peer(ReceiveMemory& memory, int64_t has, int64_t lacks)
-        : wants{.lacking = lacks, .begun = has + lacks}, memory_(memory) {}
+    Peer(ReceiveMemory& memory, int64_t has, int64_t lacks, uint64_t address)
+        : wants{.lacking = lacks, .begun = has + lacks, .address = address}, memory_(memory) {}
     bool AskAgain(absl::Time now) override {
       if (is_reset || has_ended) {
         memory_.Leave(place_);
@@ -34,7 +34,7 @@ class ReceiveMemoryTest : public testing::Test {
       return {1, wants.begun - wants.lacking};
     }
     // Its messages have ended.
-    void Finish() { wants = {.finished = wants.finished + wants.begun}; }
+    void Finish() { wants = {.finished = wants.finished + wants.begun, .address = wants.address}; }
 
     ReceiveMemory::Wants wants;
     std::weak_ptr<Connection> self;
@@ -45,14 +45,19 @@ class ReceiveMemoryTest : public testing::Test {
     int64_t place_ = 0;
   };
 
+  // Of an address of its own.
   std::shared_ptr<Peer> Begin(int64_t has, int64_t lacks) {
-    auto peer = std::make_shared<Peer>(memory_, has, lacks);
+    return Begin(has, lacks, --last_address_);
+  }
+  std::shared_ptr<Peer> Begin(int64_t has, int64_t lacks, uint64_t address) {
+    auto peer = std::make_shared<Peer>(memory_, has, lacks, address);
     peer->self = peer;
     memory_.Join(peer);
     peer->AskAgain(now_);
     return peer;
   }
 
+  uint64_t last_address_ = 0;
   std::atomic<int64_t> used_{0};
   std::vector<int64_t> told_;
   ReceiveMemory memory_{kLimit, used_,
@@ -76,20 +81,31 @@ TEST_F(ReceiveMemoryTest, ReadsOneMessageBesideACrowd) {
 
 TEST_F(ReceiveMemoryTest, PromisesSevenEighthsInAll) {
   used_ = kLimit / 2;
-  auto first = Begin(0, 16 * kMib), second = Begin(0, 9 * kMib), third = Begin(0, 8 * kMib);
+  auto first = Begin(0, 16 * kMib, 1), second = Begin(0, 9 * kMib, 2),
+       third = Begin(0, 8 * kMib, 2);
   EXPECT_TRUE(first->may_read);
   EXPECT_FALSE(second->may_read);
   EXPECT_FALSE(third->may_read);  // there would be room, but it came later
-  EXPECT_EQ(memory_.waiting(), 2);
-  used_ += 16 * kMib;
-  first->wants.lacking = 0;  // all of it has come
+  EXPECT_TRUE(Begin(0, 8 * kMib, 3)->may_read);
+  auto fourth = Begin(0, kMib, 3);
+  EXPECT_FALSE(fourth->may_read);
+  EXPECT_EQ(memory_.waiting(), 3);
+  first->Finish();
   memory_.Look(now_);
-  EXPECT_FALSE(second->may_read);
-  used_ -= 16 * kMib;  // and was answered
   memory_.Look(now_);
   EXPECT_TRUE(second->may_read);
-  EXPECT_TRUE(third->may_read);
-  EXPECT_FALSE(Begin(0, 8 * kMib)->may_read);
+  EXPECT_FALSE(third->may_read);
+}
+
+TEST_F(ReceiveMemoryTest, PromisesTheMessagesOfAnAddressHalfOfThat) {
+  used_ = kLimit / 2;
+  auto stalled = Begin(0, 12 * kMib, 1);
+  EXPECT_TRUE(stalled->may_read);
+  stalled->wants.lacking = 1;
+  used_ += 12 * kMib;
+  memory_.Look(now_);
+  EXPECT_FALSE(Begin(0, kMib, 1)->may_read);
+  EXPECT_TRUE(Begin(0, 12 * kMib - 1, 2)->may_read);
 }
 
 TEST_F(ReceiveMemoryTest, TakesBackWhatWasPromisedToWhoIsGone) {
