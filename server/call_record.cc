@@ -40,6 +40,7 @@ CallRecord::CallRecord(const ServiceDeps& deps, grpc::CallbackServerContext& con
       direction_(direction),
       id_(id),
       received_at_(deps.clock.Now()),
+      deadline_(DeadlineOf(context)),
       peer_(context.peer()),
       unix_socket_(absl::StartsWith(peer_, "unix")) {
   deps_.metrics.CallStarted(MethodOf(direction_));
@@ -57,7 +58,7 @@ absl::StatusOr<AdmittedCall> CallRecord::Admit(AttentionCall call, ReplySink& si
   RETURN_IF_ERROR(AttachResidual(deps_.leases, caller_, call));
   CallContext context{.id = id_,
                       .caller = caller_,
-                      .deadline = DeadlineOf(context_),
+                      .deadline = deadline_,
                       .received_at = received_at_,
                       .sink = &sink,
                       .streamed = streamed};
@@ -77,12 +78,12 @@ void CallRecord::Landed(AdmittedCall& call, int64_t bytes) {
 }
 
 void CallRecord::Cancel() {
-  bool expired = deps_.clock.Now() >= DeadlineOf(context_);
+  bool expired = deps_.clock.Now() >= deadline_;
   deps_.worker.Cancel(id_, expired ? StopCause::kExpired : StopCause::kCancelled);
 }
 
 absl::Status CallRecord::Stopped(WorkStage stage) {
-  bool expired = deps_.clock.Now() >= DeadlineOf(context_);
+  bool expired = deps_.clock.Now() >= deadline_;
   deps_.metrics.CallStopped(stage, expired);
   const absl::string_view where = WorkStageName(stage);
   if (expired) {

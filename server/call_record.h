@@ -36,7 +36,8 @@ class CallRecord {
   void Sent(int64_t bytes);
   void Landed(AdmittedCall& call, int64_t bytes);
 
-  // The caller is gone, or its time is up: wherever the call is, it stops.
+  // The caller is gone, or its time is up: wherever the call is, it stops. Any thread, also when
+  // gRPC has done with the call.
   void Cancel();
   // The status of a call whose caller went away, or whose time passed, while bytes were moved.
   absl::Status Stopped(WorkStage stage);
@@ -55,7 +56,7 @@ class CallRecord {
   grpc::CallbackServerContext& context_;
   const Direction direction_;
   const uint64_t id_;
-  const absl::Time received_at_;
+  const absl::Time received_at_, deadline_;
   const std::string peer_;  // its address
   const bool unix_socket_;
   std::string caller_, request_id_;

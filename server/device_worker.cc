@@ -31,10 +31,10 @@ absl::Status NoDeviceMemory(const absl::Status& status) {
 
 // What the calls of both directions have in common.
 template <class Call>
-Call EngineCall(const AdmittedCall& admitted, const std::stop_token& stop) {
-  const StagedTensors& at = admitted.staged();
+Call EngineCall(const Problem& problem, const TensorPlaces& at, std::byte* workspace,
+                const std::stop_token& stop) {
   Call call;
-  call.problem = &admitted.call().problem();
+  call.problem = &problem;
   call.q = at[Tensor::kQ];
   call.k = at[Tensor::kK];
   call.v = at[Tensor::kV];
@@ -42,9 +42,27 @@ Call EngineCall(const AdmittedCall& admitted, const std::stop_token& stop) {
   call.bias = at[Tensor::kBias];
   call.o = at[Tensor::kO];
   call.lse = at.floats(Tensor::kLse);
-  call.workspace = at.workspace;
+  call.workspace = workspace;
   call.stop = stop;
   return call;
+}
+
+BackwardCall EngineBackward(const Problem& problem, const TensorPlaces& at, std::byte* workspace,
+                            const std::stop_token& stop) {
+  BackwardCall call = EngineCall<BackwardCall>(problem, at, workspace, stop);
+  call.d_o = at[Tensor::kDO];
+  call.d_lse = at.floats(Tensor::kDLse);
+  call.d_q = at[Tensor::kDQ];
+  call.d_k = at[Tensor::kDK];
+  call.d_v = at[Tensor::kDV];
+  call.d_bias = at.floats(Tensor::kDBias);
+  call.d_sink = at.floats(Tensor::kDSink);
+  return call;
+}
+
+// Of the call's work, of these parts.
+double ShareOf(const AttentionCall& call, int64_t begin, int64_t end) {
+  return static_cast<double>(end - begin) / static_cast<double>(CallParts(call).count());
 }
 
 LeaseWish WishOf(const AttentionCall& call, const std::string& caller) {
@@ -173,16 +191,78 @@ void DeviceWorker::Cancel(uint64_t id, StopCause cause) {
                      "the caller cancelled in the queue", {{"stage", "queue"}}));
 }
 
+// A launch costs the waking of a slot and, where threads share its tiles, the wait for the last of
+// them at its end; it gains what the rest takes to arrive.
+bool DeviceWorker::IsWorthALaunch(const AdmittedCall& call, int64_t end,
+                                  absl::Duration arrival) const {
+  constexpr double kLeastSeconds = 200e-6;
+  constexpr double kTileRows = 128;
+  const AttentionCall& whole = call.call();
+  const double tiles =
+      static_cast<double>(Metrics::TokensOf(whole) * whole.problem().q_heads) / kTileRows;
+  const double threads = deps_.backend.info().threads;
+  const double share = ShareOf(whole, call.early_parts(), end);
+  return call.seconds() * share >= kLeastSeconds && tiles * share >= threads &&
+         call.seconds() * threads / tiles <= absl::ToDoubleSeconds(arrival);
+}
+
+bool DeviceWorker::ComputeEarly(AdmittedCall& call, int64_t end, absl::Duration arrival,
+                                std::stop_token stop, std::function<void()> done) {
+  const AttentionCall& whole = call.call();
+  const bool stays = whole.keep_residual() && deps_.backend.ResidualBytes(whole.problem()) > 0;
+  const bool lies_there = whole.residual() != nullptr && whole.residual()->on_device() != nullptr;
+  if (stays || lies_there || !IsWorthALaunch(call, end, arrival)) return false;
+  absl::MutexLock lock(&mutex_);
+  if (in_work_ > 0 || !batcher_.empty() || lost_ || stopping_) return false;
+  early_.emplace(EarlyLaunch{&call, end, std::move(stop), std::move(done)});
+  ++in_work_;
+  work_.Signal();
+  return true;
+}
+
 void DeviceWorker::SlotMain() {
-  for (Launch launch = NextLaunch(); !launch.empty(); launch = NextLaunch()) {
-    EndLaunch(Run(std::move(launch)));
+  for (;;) {
+    std::optional<EarlyLaunch> early;
+    Launch launch = NextLaunch(early);
+    if (early.has_value()) {
+      EndLaunch(RunEarly(*early));
+      early->done();
+    } else if (!launch.empty()) {
+      EndLaunch(Run(std::move(launch)));
+    } else {
+      return;
+    }
   }
 }
 
-DeviceWorker::Launch DeviceWorker::NextLaunch() {
+DeviceWorker::Launch DeviceWorker::NextLaunch(std::optional<EarlyLaunch>& early) {
   absl::MutexLock lock(&mutex_);
-  while (!stopping_ && (batcher_.empty() || in_work_ == slot_count_)) work_.Wait(&mutex_);
-  return TakeLaunch();
+  while (!stopping_ && !early_ && (batcher_.empty() || in_work_ == slot_count_)) {
+    work_.Wait(&mutex_);
+  }
+  early = std::exchange(early_, std::nullopt);
+  return early.has_value() ? Launch() : TakeLaunch();
+}
+
+// What fails here is computed again with the rest of the call, which then fails with it.
+double DeviceWorker::RunEarly(const EarlyLaunch& early) {
+  AdmittedCall& call = *early.call;
+  const int64_t begin = call.early_parts();
+  const CallParts::Part part = CallParts(call.call()).Of(begin, early.end, call.staged().at);
+  std::byte* workspace = call.staged().workspace;
+  absl::StatusOr<LaunchReport> report;
+  if (call.call().direction() == Direction::kForward) {
+    const auto forward = EngineCall<ForwardCall>(part.problem, part.places, workspace, early.stop);
+    report = deps_.backend.Forward({&forward, 1});
+  } else {
+    const BackwardCall backward = EngineBackward(part.problem, part.places, workspace, early.stop);
+    report = deps_.backend.Backward({&backward, 1});
+  }
+  if (IsDeviceLost(report.status())) LoseDevice(report.status());
+  if (!report.ok() || early.stop.stop_requested()) return 0;
+  call.set_early_parts(early.end);
+  deps_.metrics.EarlyLaunchRun(call.call().direction());
+  return call.seconds() * ShareOf(call.call(), begin, early.end);
 }
 
 DeviceWorker::Launch DeviceWorker::TakeLaunch() {
@@ -204,6 +284,11 @@ void DeviceWorker::Begin(AdmittedCall call, absl::Time now, Launch& launch) {
   running.times.admitted = running.call.admitted_at();
   running.times.landed = running.call.staged().landed_at;
   running.times.taken = now;
+  const int64_t computed = running.call.early_parts();
+  if (computed == 0) return;
+  const CallParts parts(running.call.call());
+  running.rest = parts.Of(computed, parts.count(), running.call.staged().at);
+  running.seconds *= ShareOf(running.call.call(), computed, parts.count());
 }
 
 // From the end of a launch when more waited, all slots have work until the next one ends: their
@@ -226,7 +311,7 @@ double DeviceWorker::Run(Launch launch) {
   DropLate(launch, WorkStage::kQueue);
   if (launch.empty()) return 0;
   double seconds = 0;
-  for (const Running& running : launch) seconds += running.call.seconds();
+  for (const Running& running : launch) seconds += running.seconds;
   absl::Time begin = deps_.clock.Now();
   absl::StatusOr<LaunchReport> report = Compute(launch);
   if (report.ok()) {
@@ -305,12 +390,12 @@ absl::StatusOr<LaunchReport> DeviceWorker::Compute(Launch& launch) {
   if (!report.ok()) return report;
   double flops = 0;
   int64_t bytes = 0, tokens = 0;
-  bool whole = true;  // a kernel that was stopped early says nothing about the rate
+  bool whole = true;  // a kernel that was stopped, or had a rest to do, says nothing of the rate
   for (const Running& running : launch) {
     flops += running.call.call().flops();
     bytes += running.call.call().input_bytes() + running.call.call().output_bytes();
     tokens += Metrics::TokensOf(running.call.call());
-    whole = whole && !running.stop.stop_requested();
+    whole = whole && !running.stop.stop_requested() && !running.rest.has_value();
   }
   const AttentionCall& first = launch.front().call.call();
   if (whole) {
@@ -330,8 +415,9 @@ absl::StatusOr<LaunchReport> DeviceWorker::ComputeForward(Launch& launch) {
   std::vector<ForwardCall> calls;
   calls.reserve(launch.size());
   for (Running& running : launch) {
-    calls.push_back(EngineCall<ForwardCall>(running.call, running.stop));
-    if (KeepsOnDevice(running.call.call())) calls.back().kept = &running.kept;
+    calls.push_back(EngineCall<ForwardCall>(running.problem(), running.places(),
+                                            running.call.staged().workspace, running.stop));
+    if (!running.rest && KeepsOnDevice(running.call.call())) calls.back().kept = &running.kept;
   }
   return deps_.backend.Forward(calls);
 }
@@ -340,16 +426,9 @@ absl::StatusOr<LaunchReport> DeviceWorker::ComputeBackward(const Launch& launch)
   std::vector<BackwardCall> calls;
   calls.reserve(launch.size());
   for (const Running& running : launch) {
-    const StagedTensors& at = running.call.staged();
     const ResidualTensors* residual = running.call.call().residual().get();
-    BackwardCall& call = calls.emplace_back(EngineCall<BackwardCall>(running.call, running.stop));
-    call.d_o = at[Tensor::kDO];
-    call.d_lse = at.floats(Tensor::kDLse);
-    call.d_q = at[Tensor::kDQ];
-    call.d_k = at[Tensor::kDK];
-    call.d_v = at[Tensor::kDV];
-    call.d_bias = at.floats(Tensor::kDBias);
-    call.d_sink = at.floats(Tensor::kDSink);
+    BackwardCall& call = calls.emplace_back(EngineBackward(
+        running.problem(), running.places(), running.call.staged().workspace, running.stop));
     if (residual != nullptr) call.residual = residual->on_device();
   }
   return deps_.backend.Backward(calls);

@@ -36,7 +36,7 @@ void SetPlaces(AdmittedCall& call, StagingBlock block) {
   std::byte* next = staged.inputs.data();
   auto place = [&](Tensor tensor, int64_t bytes) {
     bool in_place = call.call().InPlace(tensor);
-    staged.at[static_cast<int>(tensor)] = in_place ? call.call().shared(tensor) : next;
+    staged.at[tensor] = in_place ? call.call().shared(tensor) : next;
     if (!in_place) next += AlignedSize(bytes);
   };
   for (const TensorSource& input : call.call().inputs()) place(input.tensor, input.range.size);

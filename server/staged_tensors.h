@@ -13,17 +13,22 @@
 namespace attnd {
 
 // Where each tensor lies; null: not of this call.
-using TensorPlaces = std::array<std::byte*, kTensors>;
+struct TensorPlaces {
+  std::array<std::byte*, kTensors> at = {};
+
+  std::byte*& operator[](Tensor tensor) { return at[static_cast<int>(tensor)]; }
+  std::byte* operator[](Tensor tensor) const { return at[static_cast<int>(tensor)]; }
+  float* floats(Tensor tensor) const { return reinterpret_cast<float*>((*this)[tensor]); }
+};
 
 struct StagedTensors {
   StagingBlock inputs;  // and workspace
   StagingBlock outputs;
-  TensorPlaces at = {};
+  TensorPlaces at;
   std::byte* workspace = nullptr;                 // null: none needed
   absl::Time landed_at = absl::InfiniteFuture();  // since when the inputs hold what was sent
 
-  std::byte* operator[](Tensor tensor) const { return at[static_cast<int>(tensor)]; }
-  float* floats(Tensor tensor) const { return reinterpret_cast<float*>((*this)[tensor]); }
+  std::byte* operator[](Tensor tensor) const { return at[tensor]; }
 };
 
 }  // namespace attnd

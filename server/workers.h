@@ -1,9 +1,11 @@
-// Workers: the DeviceWorkers of all devices, behind the two things that a call needs of them.
+// Workers: the DeviceWorkers of all devices, behind what a call needs of them.
 // Filled at the start; any thread from then on.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <stop_token>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,11 @@ class Workers {
   void Submit(AdmittedCall call) {
     DeviceWorker& worker = *workers_[call.device()];
     worker.Submit(std::move(call));
+  }
+  bool ComputeEarly(AdmittedCall& call, int64_t end, absl::Duration arrival, std::stop_token stop,
+                    std::function<void()> done) {
+    DeviceWorker& worker = *workers_[call.device()];
+    return worker.ComputeEarly(call, end, arrival, std::move(stop), std::move(done));
   }
   void Lose(int device, const absl::Status& status) { workers_[device]->Lose(status); }
   // Wherever it is; no effect on a call that has been answered.

@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "attention/shard.h"
 #include "client/cpp/bias_gradient_sum.h"
-#include "client/cpp/shard.h"
 #include "client/cpp/shard_cut.h"
 
 namespace attnd {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "base/payload_receiver.h"
@@ -404,6 +405,135 @@ TEST(DaemonStream, GivesEverythingBackWhenAbandonedAtAnyState) {
   }
   engine->Open();
   ExpectHealthy(daemon);
+}
+
+// A call of four heads, long enough to be worth two launches.
+struct ArrivingCall {
+  Problem problem = SmallProblem(512, 4);
+  v1::ForwardRequest request = MakeForward(problem, 1);
+  size_t sent = 0;  // of q
+
+  using Stream = grpc::ClientReaderWriter<v1::ForwardStreamRequest, v1::ForwardStreamResponse>;
+  // Half of it, and byte after byte until `engine` has begun launch number `launches`: the slot
+  // that answered the call before may be at its end still.
+  void SendUntil(const GatedBackend& engine, size_t launches, Stream& to) {
+    to.Write(HeaderOf(request));
+    to.Write(ForwardChunk(kK, 0, request.k()));
+    to.Write(ForwardChunk(kV, 0, request.v()));
+    sent = 0;
+    Send(request.q().size() / 2, to);
+    for (absl::Time next = absl::Now(); engine.launches().size() < launches;) {
+      std::this_thread::yield();
+      if (absl::Now() < next) continue;
+      Send(1, to);
+      next = absl::Now() + absl::Milliseconds(1);
+    }
+  }
+  void SendRest(Stream& to) {
+    Send(request.q().size() - sent, to);
+    to.WritesDone();
+  }
+  void Send(size_t bytes, Stream& to) {
+    to.Write(ForwardChunk(kQ, sent, request.q().substr(sent, bytes)));
+    sent += bytes;
+  }
+};
+
+TEST(DaemonStream, ComputesTheFirstHeadsBeforeTheLastHaveCome) {
+  auto backend = std::make_unique<GatedBackend>();
+  GatedBackend* engine = backend.get();
+  Daemon daemon(std::move(backend), WithMetrics());
+  const size_t before = engine->launches().size();
+  ArrivingCall call;
+  ReferenceBackend reference;
+  const v1::ForwardResponse expected = ComputeForward(reference, call.problem, call.request);
+  for (bool gated : {false, true}) {  // the rest comes when they are computed, or in between
+    SCOPED_TRACE(gated);
+    if (gated) engine->Close();
+    grpc::ClientContext context;
+    auto stream = daemon.stub().ForwardStream(&context);
+    call.SendUntil(*engine, before + (gated ? 3 : 1), *stream);
+    call.SendRest(*stream);
+    engine->Open();
+    v1::ForwardResponse got;
+    grpc::Status status = ReadReply(*stream, got);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(got.o(), expected.o());
+    EXPECT_EQ(got.lse(), expected.lse());
+  }
+  EXPECT_EQ(engine->launches().size(), before + 4);
+  EXPECT_EQ(Counts(daemon).Of("attnd_early_launches_total", {{"direction", "forward"}}), 2);
+  ExpectHealthy(daemon);
+}
+
+TEST(DaemonStream, StopsWhatItHasBegunWhenTheRestDoesNotCome) {
+  auto backend = std::make_unique<GatedBackend>();
+  GatedBackend* engine = backend.get();
+  ServerOptions options = TestOptions();
+  options.transport.streams.idle = absl::Seconds(1);
+  Daemon daemon(std::move(backend), options);
+  size_t launches = engine->launches().size();
+  ArrivingCall call;
+  engine->Close();  // it stays closed: only a stop ends a launch
+  enum class End { kCancelled, kSilent, kHalfClosed, kAnotherHeader };
+  for (End end : {End::kCancelled, End::kSilent, End::kHalfClosed, End::kAnotherHeader}) {
+    SCOPED_TRACE(static_cast<int>(end));
+    grpc::ClientContext context;
+    auto stream = daemon.stub().ForwardStream(&context);
+    call.SendUntil(*engine, ++launches, *stream);
+    if (end == End::kCancelled) context.TryCancel();
+    if (end == End::kHalfClosed) stream->WritesDone();
+    if (end == End::kAnotherHeader) stream->Write(HeaderOf(call.request));
+    v1::ForwardResponse reply;
+    const grpc::StatusCode code = ReadReply(*stream, reply).error_code();
+    const bool invalid = end == End::kHalfClosed || end == End::kAnotherHeader;
+    EXPECT_EQ(code, invalid               ? grpc::StatusCode::INVALID_ARGUMENT
+                    : end == End::kSilent ? grpc::StatusCode::DEADLINE_EXCEEDED
+                                          : grpc::StatusCode::CANCELLED);
+    WaitUntilAllIsGivenBack(daemon);
+  }
+  engine->Open();
+  ExpectHealthy(daemon);
+}
+
+// Slow streams at odd chunk sizes beside each other: whatever has begun early, the bits are the
+// same.
+TEST(DaemonStream, AnswersTheSameBitsWhateverHasBegunEarly) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}), WithMetrics());
+  auto engine = MakeCpuBackend({.threads = 1});
+  Problem problem = SmallProblem(1024, 6);
+  problem.kv_heads = 3;
+  problem.dropout = {.threshold = 64, .seed = 5};
+  problem.causal = true;
+  const v1::ForwardRequest forward = MakeForward(problem, 3);
+  const v1::ForwardResponse expected = ComputeForward(*engine, problem, forward);
+  v1::BackwardRequest backward = MakeBackward(problem, 3, expected);
+  backward.clear_d_lse();
+  const v1::BackwardResponse gradients = ComputeBackward(*engine, problem, backward);
+  auto stub = daemon.NewStub();
+  std::thread other([&] {
+    for (int n = 0; n < 12; ++n) {
+      v1::BackwardResponse got;
+      grpc::ClientContext context;
+      auto stream = stub->BackwardStream(&context);
+      auto chunk_bytes = [n] { return size_t{901} + 100 * n; };
+      ASSERT_TRUE(
+          CallStreamed<v1::BackwardStreamRequest>(*stream, backward, got, chunk_bytes).ok());
+      EXPECT_TRUE(got.d_q() == gradients.d_q());
+      EXPECT_TRUE(got.d_k() == gradients.d_k());
+      EXPECT_TRUE(got.d_v() == gradients.d_v());
+    }
+  });
+  for (int n = 0; n < 12; ++n) {
+    v1::ForwardResponse got;
+    grpc::Status status =
+        ForwardStreamed(daemon.stub(), forward, got, [n] { return size_t{701} + 100 * n; });
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_TRUE(got.o() == expected.o());
+    EXPECT_TRUE(got.lse() == expected.lse());
+  }
+  other.join();
+  EXPECT_GT(Counts(daemon).Of("attnd_early_launches_total", {}), 0);
 }
 
 TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {

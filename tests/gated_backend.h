@@ -28,6 +28,7 @@ class GatedBackend final : public Backend {
   GatedBackend() : info_(reference_.info()) {
     info_.backend = "gated";
     info_.flops_per_second = 1e9;
+    info_.threads = 0;  // as a GPU
   }
 
   // While closed, a launch stays inside until Open or until each of its calls is told to stop.

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "attention/strided_runs.h"
 #include "client/cpp/send_ledger.h"
-#include "client/cpp/strided_runs.h"
 
 namespace attnd {
 

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "attention/problem.h"
+#include "attention/shard.h"
 #include "client/cpp/attention_client.h"
 #include "client/cpp/bias_gradient_sum.h"
 #include "client/cpp/chunk_source.h"
@@ -22,7 +23,6 @@
 #include "client/cpp/request_encoder.h"
 #include "client/cpp/residual_state.h"
 #include "client/cpp/send_ledger.h"
-#include "client/cpp/shard.h"
 #include "client/cpp/shard_merger.h"
 #include "client/cpp/shared_request.h"
 #include "proto/attnd/v1/attention.pb.h"

@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "attention/strided_runs.h"
 #include "client/cpp/shard_receipt.h"
-#include "client/cpp/strided_runs.h"
 #include "proto/attnd/v1/attention.pb.h"
 
 namespace attnd {

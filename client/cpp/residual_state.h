@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "attention/problem.h"
+#include "attention/shard.h"
 #include "client/cpp/lease_book.h"
-#include "client/cpp/shard.h"
 
 namespace attnd {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/problem.h"
-#include "client/cpp/shard.h"
+#include "attention/shard.h"
 
 namespace attnd {
 

@@ -19,7 +19,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "attention/problem.h"
-#include "client/cpp/shard.h"
+#include "attention/shard.h"
 
 namespace attnd {
 

@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "attention/problem.h"
-#include "client/cpp/shard.h"
+#include "attention/shard.h"
 #include "client/cpp/shard_cut.h"
 
 namespace attnd {

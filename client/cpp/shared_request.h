@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "attention/problem.h"
+#include "attention/strided_runs.h"
 #include "client/cpp/reply_decoder.h"
 #include "client/cpp/shared_memory.h"
-#include "client/cpp/strided_runs.h"
 #include "proto/attnd/v1/attention.pb.h"
 
 namespace attnd {

@@ -1,4 +1,4 @@
-#include "client/cpp/shard.h"
+#include "attention/shard.h"
 
 #include <algorithm>
 

@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "attention/problem.h"
-#include "client/cpp/strided_runs.h"
+#include "attention/strided_runs.h"
 
 namespace attnd {
 

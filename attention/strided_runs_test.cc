@@ -1,4 +1,4 @@
-#include "client/cpp/strided_runs.h"
+#include "attention/strided_runs.h"
 
 #include <gtest/gtest.h>
 
