@@ -19,9 +19,11 @@ int DropoutBits(const Problem& p) {
 // Forward brings V to 2^14..2^15, less dropout's factor: O stays inside float16's range, and what
 // falls below its subnormal numbers is 2^39 times smaller than the largest V.
 int ForwardValueBits(const Problem& p) { return 14 - DropoutBits(p); }
-// Backward brings V to 1..2 and dO to 2^4..2^5, less dropout's factor, so that dP, dS and their
-// sums stay inside float16's range for every head dimension: 2·256·2^5·2 ≤ 2^15.
-int OutputGradientBits(const Problem& p) { return 4 - DropoutBits(p); }
+// Q, K and dO come to 2^14..2^15, so that next to one huge number the others keep their bits.
+// Products are float32, and dS has a power of two of its own (kernels/gradient_scale.h); only sums
+// in float16 want scores of 1..2 a product. Backward brings V to 1..2.
+constexpr int kWideBits = 14;
+int ScoreBits(const Problem& p) { return p.accumulate == AccumulateType::kFloat16 ? 0 : kWideBits; }
 
 bool IsBFloat16(const Problem& p) { return p.element == ElementType::kBFloat16; }
 
@@ -241,8 +243,8 @@ absl::Status Transfer::InputsIn(const CallLayout& at, const ForwardCall& call, i
   const Problem& p = *at.problem;
   if (IsBFloat16(p)) {
     for (Part& part : parts) {
-      part.exponents.q = ExponentIn(p, part, QueryRows(p), true, call.q);
-      part.exponents.k = ExponentIn(p, part, KeyRows(p), false, call.k);
+      part.exponents.q = ExponentIn(p, part, QueryRows(p), true, call.q) - ScoreBits(p);
+      part.exponents.k = ExponentIn(p, part, KeyRows(p), false, call.k) - ScoreBits(p);
       part.exponents.kept_v = ExponentIn(p, part, ValueRows(p), false, call.v);
       part.exponents.v = part.exponents.kept_v - value_bits;
     }
@@ -275,8 +277,7 @@ absl::Status Transfer::In(const CallLayout& at, const BackwardCall& call, absl::
   if (call.residual == nullptr) RETURN_IF_ERROR(ForwardIn(at, call, parts));
   if (IsBFloat16(p)) {
     for (Part& part : parts) {
-      part.exponents.d_o =
-          ExponentIn(p, part, OutputRows(p), true, call.d_o) - OutputGradientBits(p);
+      part.exponents.d_o = ExponentIn(p, part, OutputRows(p), true, call.d_o) - kWideBits;
     }
   }
   std::vector<int> d_o = ExponentsOf(parts, [](const Exponents& e) { return e.d_o; });
