@@ -11,7 +11,8 @@
 //
 // So one message finds room beside connections that have begun many each, which never get a
 // promise; beside a crowd with one each it waits for its turn. What a crowd holds falls again.
-// gRPC's own limit (ResourceQuota) ends streams of whoever, and late; it is for what remains.
+// gRPC's own limit (ResourceQuota) ends streams of whoever, and late; it is for what is no received
+// slice.
 //
 // Threads: any; Start makes one that looks after those who wait.
 #pragma once
