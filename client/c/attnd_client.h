@@ -61,7 +61,7 @@ typedef struct attnd_client_options {
   size_t struct_size;
   const char* const* addresses; /* "host:port", "unix:path", or a gRPC target; replicas */
   int64_t address_count;
-  int32_t channels_per_address; /* connections; 0: 4 */
+  int32_t channels_per_address; /* connections; 0: 8 */
   int32_t use_tls;
   const char* tls_ca_file; /* PEM; NULL: the system's authorities */
   const char* tls_certificate_file;

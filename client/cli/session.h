@@ -49,7 +49,7 @@ class Session {
   std::string ca_file_, certificate_file_, key_file_, server_name_, token_file_;
   bool tls_ = false;
   double timeout_seconds_ = 30, hedge_after_ms_ = 0;
-  int channels_ = 4;
+  int channels_ = ClientOptions().channels_per_address;
   int64_t shard_bytes_ = int64_t{8} << 20;
   std::string output_ = "table";
   bool color_, shows_progress_;

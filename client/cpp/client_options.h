@@ -40,7 +40,7 @@ struct ClientOptions {
   // "host:port", "unix:path", or any gRPC target. At least one; several are replicas that any shard
   // may go to, as are the addresses of a name, "dns:///name:port".
   std::vector<std::string> addresses;
-  int channels_per_address = 4;  // connections; 1..64
+  int channels_per_address = 8;  // connections; 1..64
   std::optional<ClientTlsOptions> tls;
   // Sent as "authorization: Bearer ...", so printable ASCII in one line. Refused without TLS unless
   // the address is loopback or a unix socket.

@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--key", help="PEM file of its key")
         command.add_argument("--token", help="bearer token")
         command.add_argument("--timeout", type=float, default=60.0, help="seconds of one call (default 60)")
-        command.add_argument("--channels", type=int, default=4, help="connections (default 4)")
+        command.add_argument("--channels", type=int, default=8, help="connections (default 8)")
         if name == "check":
             command.add_argument("--seed", type=_seed, default=0, help="of the random tensors (default 0)")
         else:

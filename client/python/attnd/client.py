@@ -38,7 +38,7 @@ class TLS(NamedTuple):
 
 
 def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
-            token: Optional[str] = None, channels: int = 4, timeout: float = 30.0, retries: int = 2,
+            token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
             fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
             hedge_after: Optional[float] = None) -> Client:
     """A client of one daemon, or of several replicas. Connections are made when the first call needs them.
@@ -73,7 +73,7 @@ class Client:
     """
 
     def __init__(self, address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
-                 token: Optional[str] = None, channels: int = 4, timeout: float = 30.0, retries: int = 2,
+                 token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
                  fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
                  hedge_after: Optional[float] = None) -> None:
         self.addresses = _addresses(address)
