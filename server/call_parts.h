@@ -29,6 +29,10 @@ class CallParts {
   explicit CallParts(const AttentionCall& call);
 
   int64_t count() const { return count_; }
+  // Of the call's work, that of parts [begin, end).
+  double Share(int64_t begin, int64_t end) const {
+    return static_cast<double>(end - begin) / static_cast<double>(count_);
+  }
   // How many parts are whole when of the payload that comes last, `last`, so many bytes have come.
   int64_t Complete(Tensor last, int64_t bytes) const;
   // Parts [begin, end) of a call whose tensors lie at `whole`.

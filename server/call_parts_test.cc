@@ -11,6 +11,7 @@
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "server/engine_call.h"
 #include "tests/pipeline_fixture.h"
 
 namespace attnd {
@@ -79,39 +80,14 @@ class CallPartsTest : public testing::Test {
   std::string Bytes(const AdmittedCall& call, Tensor tensor, size_t bytes) {
     return std::string(reinterpret_cast<const char*>(call.staged()[tensor]), bytes);
   }
-  // Computes [begin, end) as DeviceWorker does.
   void Forward(AdmittedCall& call, const CallParts::Part& part) {
-    const TensorPlaces& at = part.places;
-    const ForwardCall forward{.problem = &part.problem,
-                              .q = at[Tensor::kQ],
-                              .k = at[Tensor::kK],
-                              .v = at[Tensor::kV],
-                              .mask_bits = reinterpret_cast<const uint8_t*>(at[Tensor::kMaskBits]),
-                              .bias = at[Tensor::kBias],
-                              .o = at[Tensor::kO],
-                              .lse = at.floats(Tensor::kLse),
-                              .workspace = call.staged().workspace};
+    const ForwardCall forward =
+        EngineForward(part.problem, part.places, call.staged().workspace, {});
     CHECK(engine_->Forward({&forward, 1}).ok());
   }
   void Backward(AdmittedCall& call, const CallParts::Part& part) {
-    const TensorPlaces& at = part.places;
-    const BackwardCall backward{
-        .problem = &part.problem,
-        .q = at[Tensor::kQ],
-        .k = at[Tensor::kK],
-        .v = at[Tensor::kV],
-        .mask_bits = reinterpret_cast<const uint8_t*>(at[Tensor::kMaskBits]),
-        .bias = at[Tensor::kBias],
-        .o = at[Tensor::kO],
-        .lse = at.floats(Tensor::kLse),
-        .d_o = at[Tensor::kDO],
-        .d_lse = at.floats(Tensor::kDLse),
-        .d_q = at[Tensor::kDQ],
-        .d_k = at[Tensor::kDK],
-        .d_v = at[Tensor::kDV],
-        .d_bias = nullptr,
-        .d_sink = at.floats(Tensor::kDSink),
-        .workspace = call.staged().workspace};
+    const BackwardCall backward =
+        EngineBackward(part.problem, part.places, call.staged().workspace, {});
     CHECK(engine_->Backward({&backward, 1}).ok());
   }
   // Part after part, several at a time.

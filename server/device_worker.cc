@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "server/engine_call.h"
 #include "server/status_details.h"
 
 namespace attnd {
@@ -27,42 +28,6 @@ absl::Status NoDeviceMemory(const absl::Status& status) {
   return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kHbmPressure,
                                 absl::StrCat("full now: ", status.message())),
                         kMemoryRetryDelay);
-}
-
-// What the calls of both directions have in common.
-template <class Call>
-Call EngineCall(const Problem& problem, const TensorPlaces& at, std::byte* workspace,
-                const std::stop_token& stop) {
-  Call call;
-  call.problem = &problem;
-  call.q = at[Tensor::kQ];
-  call.k = at[Tensor::kK];
-  call.v = at[Tensor::kV];
-  call.mask_bits = reinterpret_cast<const uint8_t*>(at[Tensor::kMaskBits]);
-  call.bias = at[Tensor::kBias];
-  call.o = at[Tensor::kO];
-  call.lse = at.floats(Tensor::kLse);
-  call.workspace = workspace;
-  call.stop = stop;
-  return call;
-}
-
-BackwardCall EngineBackward(const Problem& problem, const TensorPlaces& at, std::byte* workspace,
-                            const std::stop_token& stop) {
-  BackwardCall call = EngineCall<BackwardCall>(problem, at, workspace, stop);
-  call.d_o = at[Tensor::kDO];
-  call.d_lse = at.floats(Tensor::kDLse);
-  call.d_q = at[Tensor::kDQ];
-  call.d_k = at[Tensor::kDK];
-  call.d_v = at[Tensor::kDV];
-  call.d_bias = at.floats(Tensor::kDBias);
-  call.d_sink = at.floats(Tensor::kDSink);
-  return call;
-}
-
-// Of the call's work, of these parts.
-double ShareOf(const AttentionCall& call, int64_t begin, int64_t end) {
-  return static_cast<double>(end - begin) / static_cast<double>(CallParts(call).count());
 }
 
 LeaseWish WishOf(const AttentionCall& call, const std::string& caller) {
@@ -193,7 +158,7 @@ void DeviceWorker::Cancel(uint64_t id, StopCause cause) {
 
 // A launch costs the waking of a slot and, where threads share its tiles, the wait for the last of
 // them at its end; it gains what the rest takes to arrive.
-bool DeviceWorker::IsWorthALaunch(const AdmittedCall& call, int64_t end,
+bool DeviceWorker::IsWorthALaunch(const AdmittedCall& call, const CallParts& parts, int64_t end,
                                   absl::Duration arrival) const {
   constexpr double kLeastSeconds = 200e-6;
   constexpr double kTileRows = 128;
@@ -201,20 +166,21 @@ bool DeviceWorker::IsWorthALaunch(const AdmittedCall& call, int64_t end,
   const double tiles =
       static_cast<double>(Metrics::TokensOf(whole) * whole.problem().q_heads) / kTileRows;
   const double threads = deps_.backend.info().threads;
-  const double share = ShareOf(whole, call.early_parts(), end);
+  const double share = parts.Share(call.early_parts(), end);
   return call.seconds() * share >= kLeastSeconds && tiles * share >= threads &&
          call.seconds() * threads / tiles <= absl::ToDoubleSeconds(arrival);
 }
 
-bool DeviceWorker::ComputeEarly(AdmittedCall& call, int64_t end, absl::Duration arrival,
-                                std::stop_token stop, std::function<void()> done) {
+bool DeviceWorker::ComputeEarly(AdmittedCall& call, const CallParts& parts, int64_t end,
+                                absl::Duration arrival, std::stop_token stop,
+                                std::function<void()> done) {
   const AttentionCall& whole = call.call();
   const bool stays = whole.keep_residual() && deps_.backend.ResidualBytes(whole.problem()) > 0;
   const bool lies_there = whole.residual() != nullptr && whole.residual()->on_device() != nullptr;
-  if (stays || lies_there || !IsWorthALaunch(call, end, arrival)) return false;
+  if (stays || lies_there || !IsWorthALaunch(call, parts, end, arrival)) return false;
   absl::MutexLock lock(&mutex_);
   if (in_work_ > 0 || !batcher_.empty() || lost_ || stopping_) return false;
-  early_.emplace(EarlyLaunch{&call, end, std::move(stop), std::move(done)});
+  early_.emplace(EarlyLaunch{&call, &parts, end, std::move(stop), std::move(done)});
   ++in_work_;
   work_.Signal();
   return true;
@@ -248,11 +214,11 @@ DeviceWorker::Launch DeviceWorker::NextLaunch(std::optional<EarlyLaunch>& early)
 double DeviceWorker::RunEarly(const EarlyLaunch& early) {
   AdmittedCall& call = *early.call;
   const int64_t begin = call.early_parts();
-  const CallParts::Part part = CallParts(call.call()).Of(begin, early.end, call.staged().at);
+  const CallParts::Part part = early.parts->Of(begin, early.end, call.staged().at);
   std::byte* workspace = call.staged().workspace;
   absl::StatusOr<LaunchReport> report;
   if (call.call().direction() == Direction::kForward) {
-    const auto forward = EngineCall<ForwardCall>(part.problem, part.places, workspace, early.stop);
+    const ForwardCall forward = EngineForward(part.problem, part.places, workspace, early.stop);
     report = deps_.backend.Forward({&forward, 1});
   } else {
     const BackwardCall backward = EngineBackward(part.problem, part.places, workspace, early.stop);
@@ -262,7 +228,7 @@ double DeviceWorker::RunEarly(const EarlyLaunch& early) {
   if (!report.ok() || early.stop.stop_requested()) return 0;
   call.set_early_parts(early.end);
   deps_.metrics.EarlyLaunchRun(call.call().direction());
-  return call.seconds() * ShareOf(call.call(), begin, early.end);
+  return call.seconds() * early.parts->Share(begin, early.end);
 }
 
 DeviceWorker::Launch DeviceWorker::TakeLaunch() {
@@ -288,7 +254,7 @@ void DeviceWorker::Begin(AdmittedCall call, absl::Time now, Launch& launch) {
   if (computed == 0) return;
   const CallParts parts(running.call.call());
   running.rest = parts.Of(computed, parts.count(), running.call.staged().at);
-  running.seconds *= ShareOf(running.call.call(), computed, parts.count());
+  running.seconds *= parts.Share(computed, parts.count());
 }
 
 // From the end of a launch when more waited, all slots have work until the next one ends: their
@@ -415,8 +381,8 @@ absl::StatusOr<LaunchReport> DeviceWorker::ComputeForward(Launch& launch) {
   std::vector<ForwardCall> calls;
   calls.reserve(launch.size());
   for (Running& running : launch) {
-    calls.push_back(EngineCall<ForwardCall>(running.problem(), running.places(),
-                                            running.call.staged().workspace, running.stop));
+    calls.push_back(EngineForward(running.problem(), running.places(),
+                                  running.call.staged().workspace, running.stop));
     if (!running.rest && KeepsOnDevice(running.call.call())) calls.back().kept = &running.kept;
   }
   return deps_.backend.Forward(calls);

@@ -65,11 +65,12 @@ class DeviceWorker {
   // Its inputs have landed. It may be answered before this returns.
   void Submit(AdmittedCall call);
   // Computes parts of a call up to `end`, from those that are computed already, while the rest of
-  // it still arrives: false when the device has anything else to do, or the call belongs on it as a
-  // whole. Else `done` is called once, from a slot; until then the call must stay. Then
-  // call.early_parts() says what is computed, and Submit computes the rest.
-  bool ComputeEarly(AdmittedCall& call, int64_t end, absl::Duration arrival, std::stop_token stop,
-                    std::function<void()> done);
+  // it still arrives, for about `arrival`: false when the device has anything else to do, the call
+  // belongs on it as a whole, or nothing would be gained. Else `done` is called once, from a slot;
+  // until then the call and `parts` must stay. Then call.early_parts() says what is computed, and
+  // Submit computes the rest.
+  bool ComputeEarly(AdmittedCall& call, const CallParts& parts, int64_t end, absl::Duration arrival,
+                    std::stop_token stop, std::function<void()> done);
   // The caller is gone, or its time is up. No effect on a call that has been answered.
   void Cancel(uint64_t id, StopCause cause);
   // The device has failed for good, as somebody else knows.
@@ -93,6 +94,7 @@ class DeviceWorker {
   };
   struct EarlyLaunch {
     AdmittedCall* call;
+    const CallParts* parts;
     int64_t end;
     std::stop_token stop;
     std::function<void()> done;
@@ -106,7 +108,8 @@ class DeviceWorker {
   void SlotMain();
   // Empty when the worker stops, or there is something in `early`.
   Launch NextLaunch(std::optional<EarlyLaunch>& early) ABSL_LOCKS_EXCLUDED(mutex_);
-  bool IsWorthALaunch(const AdmittedCall& call, int64_t end, absl::Duration arrival) const;
+  bool IsWorthALaunch(const AdmittedCall& call, const CallParts& parts, int64_t end,
+                      absl::Duration arrival) const;
   double RunEarly(const EarlyLaunch& early);  // gives the estimated seconds of what it computed
   bool RunsInline(const AdmittedCall& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next batch, which is in work until EndLaunch; empty when nothing waits.

@@ -352,7 +352,9 @@ class DeviceWorkerEarlyTest : public DeviceWorkerTest {
   bool ComputeEarly(AdmittedCall& call, int64_t end) {
     absl::Notification done;
     auto notify = [&] { done.Notify(); };
-    if (!worker_->ComputeEarly(call, end, absl::InfiniteDuration(), {}, notify)) return false;
+    const CallParts parts(call.call());
+    if (!worker_->ComputeEarly(call, parts, end, absl::InfiniteDuration(), {}, notify))
+      return false;
     done.WaitForNotification();
     return true;
   }
@@ -421,7 +423,8 @@ TEST_F(DeviceWorkerEarlyTest, BeginsWhereThreadsGainByIt) {
     auto admitted = admission.Admit(DecodedCall(problem), {.id = ++ids_, .sink = &answer});
     AdmittedCall call = Landed(std::move(admitted), staging_);
     absl::Notification done;
-    if (!worker.ComputeEarly(call, end, arrival, {}, [&] { done.Notify(); })) return false;
+    const CallParts parts(call.call());
+    if (!worker.ComputeEarly(call, parts, end, arrival, {}, [&] { done.Notify(); })) return false;
     done.WaitForNotification();
     return true;
   };
@@ -448,7 +451,8 @@ TEST_F(DeviceWorkerEarlyTest, HasComputedNothingWhenItWasStopped) {
   AdmittedCall call = Arriving(answer);
   std::stop_source stop;
   absl::Notification done;
-  ASSERT_TRUE(worker_->ComputeEarly(call, 2, absl::InfiniteDuration(), stop.get_token(),
+  const CallParts parts(call.call());
+  ASSERT_TRUE(worker_->ComputeEarly(call, parts, 2, absl::InfiniteDuration(), stop.get_token(),
                                     [&] { done.Notify(); }));
   backend_.WaitForLaunches(1);
   stop.request_stop();

@@ -17,13 +17,12 @@ EarlyStart::EarlyStart(AdmittedCall& call, Tensor last, Workers& workers, const 
       stop_(std::move(stop)),
       hold_(std::move(hold)),
       release_(std::move(release)) {
-  for (const TensorSource& input : call.call().inputs()) missing_ += input.range.size;
+  for (const TensorSource& input : call.call().inputs()) bytes_ += input.range.size;
 }
 
 void EarlyStart::ChunkLands(int64_t bytes, int64_t of_last) {
   absl::MutexLock lock(&mutex_);
   ++landing_;
-  missing_ -= bytes;
   received_ += bytes;
   of_last_ = of_last;
 }
@@ -43,7 +42,8 @@ void EarlyStart::End() {
 }
 
 absl::Duration EarlyStart::ExpectedArrival() const {
-  return (clock_.Now() - begin_) * static_cast<double>(missing_) / static_cast<double>(received_);
+  return (clock_.Now() - begin_) * static_cast<double>(bytes_ - received_) /
+         static_cast<double>(received_);
 }
 
 // But for the last part: when that is whole, so is the call, and its own launch is due.
@@ -60,7 +60,7 @@ void EarlyStart::LaunchWhatIsWhole() {
   }
   hold_();
   auto done = [this, whole] { OnComputed(whole); };
-  if (workers_.ComputeEarly(call_, whole, arrival, stop_, done)) return;
+  if (workers_.ComputeEarly(call_, parts_, whole, arrival, stop_, done)) return;
   {
     absl::MutexLock lock(&mutex_);
     running_ = false;

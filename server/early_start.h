@@ -43,14 +43,14 @@ class EarlyStart {
   AdmittedCall& call_;
   const CallParts parts_;
   const Tensor last_;
+  int64_t bytes_ = 0;  // of all payloads
   Workers& workers_;
   const Clock& clock_;
   const absl::Time begin_;
   const std::stop_token stop_;
   const std::function<void()> hold_, release_;
   absl::Mutex mutex_;
-  int landing_ ABSL_GUARDED_BY(mutex_) = 0;      // chunks
-  int64_t missing_ ABSL_GUARDED_BY(mutex_) = 0;  // bytes of all payloads
+  int landing_ ABSL_GUARDED_BY(mutex_) = 0;  // chunks
   int64_t received_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t of_last_ ABSL_GUARDED_BY(mutex_) = 0;  // received, of the last payload
   int64_t landed_ ABSL_GUARDED_BY(mutex_) = 0;   // of it, without gaps

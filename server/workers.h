@@ -22,10 +22,10 @@ class Workers {
     DeviceWorker& worker = *workers_[call.device()];
     worker.Submit(std::move(call));
   }
-  bool ComputeEarly(AdmittedCall& call, int64_t end, absl::Duration arrival, std::stop_token stop,
-                    std::function<void()> done) {
+  bool ComputeEarly(AdmittedCall& call, const CallParts& parts, int64_t end, absl::Duration arrival,
+                    std::stop_token stop, std::function<void()> done) {
     DeviceWorker& worker = *workers_[call.device()];
-    return worker.ComputeEarly(call, end, arrival, std::move(stop), std::move(done));
+    return worker.ComputeEarly(call, parts, end, arrival, std::move(stop), std::move(done));
   }
   void Lose(int device, const absl::Status& status) { workers_[device]->Lose(status); }
   // Wherever it is; no effect on a call that has been answered.
