@@ -113,7 +113,7 @@ struct ProblemDesc {
   float* dq_factor;   // … and the power of two of a row's dQ in fixed point
   TileLists tile_lists;
 };
-inline constexpr int32_t kGradientBoundWords = 4;  // per (b, KV head)
+inline constexpr int32_t kGradientBoundWords = 5;  // per (b, KV head)
 
 // dQ is summed in blocks of 64 queries, each of 64·PaddedColumns numbers; block n of (b, h) starts
 // at dq_sums + (b·q_heads + h)·dq_head + n·64·PaddedColumns. b counts entries or sequences.

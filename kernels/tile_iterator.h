@@ -62,12 +62,14 @@ struct RangeVisit {
 
 // In one word: tiles start at multiples of 32.
 struct ListedVisit {
-  enum Flag : uint32_t { kCut = 1, kMasked = 2, kOther = 4 };
+  enum Flag : uint32_t { kCut = 1, kMasked = 2, kOther = 4, kSpoiled = 8 };
   uint32_t word;
   ATTN_HD int First() const { return static_cast<int>(word & ~31u); }
   ATTN_HD bool IsCut() const { return word & kCut; }
   ATTN_HD bool IsMasked() const { return word & kMasked; }
   ATTN_HD bool IsPartial() const { return word & 7u; }
+  // Of backward's: the head has rows that spoil gradients (kernels/sm70/backward_spoiled.h).
+  ATTN_HD bool IsSpoiled() const { return word & kSpoiled; }
 };
 
 // The tiles of an interval that are listed. `flags`: of every visit.

@@ -1,11 +1,13 @@
 // What only an emulator sees of the sm70 kernels: accesses of shared memory that nothing orders,
 // and bank conflicts of every memory instruction.
+#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "attention/element.h"
 #include "attention/random_problem.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -48,6 +50,24 @@ TEST(Hazards, EveryAccessOfSharedMemoryIsOrdered) {
         EXPECT_TRUE(status.ok()) << head_dim << " " << threshold << " " << general << ": "
                                  << status;
       }
+    }
+  }
+}
+
+// Both roles of backward then change tiles that are in use.
+TEST(Hazards, AccessesAreOrderedWhereRowsSpoilGradients) {
+  EmulatedDeviceOptions options;
+  options.shared.detect_races = true;
+  CudaBackend backend(MakeEmulatedDevice(options));
+  for (int64_t head_dim : {64, 128, 256}) {
+    for (bool general : {false, true}) {
+      Problem p = Causal(head_dim);
+      if (general) p.softcap = 20;
+      ProblemInputs inputs = RandomInputs(p, 1, Values::kNormal);
+      StoreElement(p.element, inputs.q.data(), 100 * head_dim, INFINITY);
+      StoreElement(p.element, inputs.d_o.data(), 70 * head_dim, NAN);
+      absl::Status status = RunBothWays(backend, p, inputs).status();
+      EXPECT_TRUE(status.ok()) << head_dim << " " << general << ": " << status;
     }
   }
 }

@@ -16,7 +16,8 @@
 // dQ's additions: FixedPointSums (the default) adds integers, of which any order gives the same
 // bits, so no block waits for another; backward_passes.h bounds them. FloatSums adds float32.
 // Rows   without visible keys (lse = −inf) have P = 0. Invisible scores have P = dS = 0 by
-//        selection; what lies in an invisible row of K or V reaches nothing.
+//        selection; what lies in an invisible row of K or V reaches nothing, nor do infinities
+//        and NaN of Q and dO reach keys that their rows do not see (backward_spoiled.h).
 // Inputs float16; rows as kernels/params.h says. Errors: none.
 // Source Dao 2023 (FlashAttention-2), Algorithm 2; docs/KERNELS.md has figures and what lost.
 #pragma once
@@ -47,6 +48,7 @@ struct BackwardKernel {
   static constexpr int kStepRows = kTile.q_rows, kGroupRows = 16;
   static constexpr int kGroups = kStepRows / kGroupRows, kRoundSteps = kDqBlockRows / kStepRows;
   static constexpr int kSlots = 3;
+  static constexpr int kRoleBarrier = 5;  // and 6; those before are pairs' of warps
   static constexpr bool kFixedPoint = DqSums::kFixedPoint;
   // Stored under products, P costs registers that only this one has to spare.
   static constexpr bool kStoresPLate = kHeadDim == 64 && !kFixedPoint;
@@ -78,6 +80,7 @@ struct BackwardKernel {
     float watch;   // 0; NaN where sums of dQ have a second integer
     int exponent;  // of two, by which dS is multiplied: GradientExponent
     int left_out;  // whether K held an infinity or NaN
+    int spoiled;   // whether rows of Q or dO may (backward_spoiled.h); not of listed visits
     typename Visits::Ring visits;
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
@@ -145,6 +148,11 @@ struct BackwardKernel {
     const ProblemDesc& problem = shared.descriptors.problem;
     if (at.thread == 0) {
       ptx::StoreShared32(&shared.watch, problem.dq_rest != 0 ? 0x7fffffffu : 0);
+      if constexpr (!Rule::kEveryTile) {
+        ptx::StoreShared32(
+            &shared.spoiled,
+            ptx::LoadConstant32(GradientBounds(problem, tile.batch, tile.head) + kSpoiledRows));
+      }
     }
     const SequenceDesc& sequence = shared.descriptors.sequence;
     const int first_key = tile.tile * kKeys;
@@ -297,6 +305,15 @@ struct BackwardKernel {
     const bool partial = here.visit.IsPartial() || (Rule::kEveryTile && is_cut);
     ScoreContext at = work.At(here.head);
     at.options = Rule::OptionsIn(at.options, here.visit.IsMasked());
+    if constexpr (Rule::kEveryTile) {
+      // A look into shared memory would cost these scores a point and 68 spilled bytes.
+      if (here.visit.IsSpoiled()) LeaveOut(work, step, shared);
+    } else if (partial) {
+      ptx::SyncWarp();  // keeps this a branch
+      const bool spoiled = ptx::LoadShared32(&shared.spoiled) != 0;
+      // Either is uniform; the figures of one kernel are better without the vote.
+      if (kStoresPLate ? spoiled : ptx::VoteAny(spoiled)) LeaveOut(work, step, shared);
+    }
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
       const int slot = step.slot + group * kGroupRows * kRowBytes;
@@ -333,6 +350,18 @@ struct BackwardKernel {
       const Left left = {hand, ds, factors};
       AddProduct(work, words, marked, left, shared.slots, slot, places, sums);
     }
+  }
+
+  // Infinities and NaN of what this role multiplies by P or dS in this step (backward_spoiled.h).
+  // By all warps of a role.
+  ATTN_HD static void LeaveOut(const Work& work, const StepState& step, Shared& shared) {
+    constexpr int kRoleThreads = kThreads / 2;
+    char* tile = At(shared.slots, step.slot + (work.role ? 0 : kTileBytes));
+#pragma unroll 1
+    for (int n = (work.thread & (kRoleThreads - 1)) * 16; n < kTileBytes; n += kRoleThreads * 16) {
+      ptx::StoreShared128(tile + n, FiniteHalves(ptx::LoadShared128(tile + n)));
+    }
+    ptx::BarrierSync(kRoleBarrier + work.role, kRoleThreads);
   }
 
   // Sᵀ or dPᵀ: one LDS.128 is the B operand of two k steps for all key tiles.

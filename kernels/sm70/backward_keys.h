@@ -51,8 +51,7 @@ class KeyRows {
                        kPasses = kKeys / kRowsAPass;
 
   ATTN_HD static uint4 Finite(uint4 words, uint32_t& met) {
-    const uint4 bad = make_uint4(NonFiniteHalves(words.x), NonFiniteHalves(words.y),
-                                 NonFiniteHalves(words.z), NonFiniteHalves(words.w));
+    const uint4 bad = NonFiniteHalves(words);
     met |= bad.x | bad.y | bad.z | bad.w;
     return make_uint4(words.x & ~bad.x, words.y & ~bad.y, words.z & ~bad.z, words.w & ~bad.w);
   }

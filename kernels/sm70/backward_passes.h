@@ -5,6 +5,7 @@
 
 #include "kernels/gradient_scale.h"
 #include "kernels/online_softmax.h"
+#include "kernels/sm70/backward_spoiled.h"
 #include "kernels/sm70/pipeline.h"
 
 namespace attnd::sm70 {
@@ -102,10 +103,12 @@ ATTN_HD uint32_t* DqSpoiled(const ProblemDesc& p, int batch, int head, int row) 
 // Sums and maxima over rows that four lanes share, or over halves that are finite.
 struct RowMath {
   ATTN_HD static float FiniteMax(uint4 chunk) {
-    const uint4 x = Finite(chunk);
+    const uint4 x = FiniteHalves(chunk);
     return ptx::Max(ptx::Max(Larger(x.x), Larger(x.y)), ptx::Max(Larger(x.z), Larger(x.w)));
   }
-  ATTN_HD static float FiniteNorm(uint4 chunk) { return Dot(Finite(chunk), Finite(chunk)); }
+  ATTN_HD static float FiniteNorm(uint4 chunk) {
+    return Dot(FiniteHalves(chunk), FiniteHalves(chunk));
+  }
   ATTN_HD static float SumOfQuad(float x) {
     x += ptx::ShuffleXor(x, 1);
     return x + ptx::ShuffleXor(x, 2);
@@ -121,10 +124,6 @@ struct RowMath {
  private:
   ATTN_HD static float Larger(uint32_t word) {
     return ptx::Max(ptx::LowHalf(word & 0x7fff7fffu), ptx::HighHalf(word & 0x7fff7fffu));
-  }
-  ATTN_HD static uint4 Finite(uint4 x) {
-    return make_uint4(x.x & ~NonFiniteHalves(x.x), x.y & ~NonFiniteHalves(x.y),
-                      x.z & ~NonFiniteHalves(x.z), x.w & ~NonFiniteHalves(x.w));
   }
   ATTN_HD static float Dot(uint32_t a, uint32_t b) {
     return ptx::Fma(ptx::LowHalf(a), ptx::LowHalf(b), ptx::HighHalf(a) * ptx::HighHalf(b));
@@ -168,7 +167,8 @@ struct KeyBoundsKernel {
 };
 
 // What belongs to a row: delta = rowsum(dO∘O) − dlse, the stabiliser of P and the factor of dQ; 64
-// rows of a query head, four lanes a row. Also max‖dO‖ and max|delta| of the KV head.
+// rows of a query head, four lanes a row. Also max‖dO‖ and max|delta| of the KV head, and whether
+// it has rows that spoil gradients (backward_spoiled.h).
 struct DeltaKernel {
   static constexpr int kThreads = 256;
   struct Shared {};
@@ -195,8 +195,8 @@ struct DeltaKernel {
     if (p.d_lse != nullptr) sum -= ptx::LoadConstantFloat(p.d_lse + index);
     norm = RowMath::SumOfQuad(norm);
     uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
+    const float lse = exists ? ptx::LoadConstantFloat(p.lse + index) : 0;
     if (exists && (at.thread & 3) == 0) {
-      const float lse = ptx::LoadConstantFloat(p.lse + index);
       ptx::StoreGlobalFloat(p.delta + index, sum);
       ptx::StoreGlobalFloat(p.dq_factor + index,
                             FixedPoint::OfRow(p, bounds, SquareRoot(norm), sum));
@@ -205,9 +205,27 @@ struct DeltaKernel {
     RowMath::Widen(bounds + kOutputGradientBound, norm, at.thread);
     const float size = sum < 0 ? -sum : sum;
     RowMath::Widen(bounds + kDeltaBound, exists && size < Infinity() ? size : 0, at.thread);
+    bool spoils = exists && (lse != lse || !(size < Infinity()));
+    if (exists && MayHideInfinities(p, lse)) {
+      spoils |= !IsFinite(RowOf(p.q, s.batch, tile.head, at_row), p.qk_chunks, at.thread);
+    }
+    if (ptx::VoteAny(spoils) && (at.thread & 31) == 0) ptx::ReduceMax(bounds + kSpoiledRows, 1);
   }
 
  private:
+  // Whether a row's Q may be infinite or NaN although its lse is not NaN.
+  ATTN_HD static bool MayHideInfinities(const ProblemDesc& p, float lse) {
+    return lse == -Infinity() || p.softcap != 0 || p.denominator != kDenominatorSoftmax;
+  }
+  // Of the thread's quarter of a row.
+  ATTN_HD static bool IsFinite(const char* row, int chunks, int thread) {
+    uint32_t bad = 0;
+    for (int c = thread & 3; c < chunks; c += 4) {
+      const uint4 words = NonFiniteHalves(ptx::LoadConstant128(row + c * 16));
+      bad |= words.x | words.y | words.z | words.w;
+    }
+    return bad == 0;
+  }
   ATTN_HD static float StabilizerOf(float lse) {
     if (lse == -Infinity()) return Infinity();
     return ptx::Fma(lse, kLog2E, -(kTruncationBias + kProbabilityShift));
@@ -241,6 +259,7 @@ struct DqKernel {
         }
       }
     }
+    RestoreRows(p, s, tile, warp, lane.index);
   }
 
  private:
@@ -259,6 +278,14 @@ struct DqKernel {
     }
     char* out = RowOf(p.d_q, s.batch, tile.head, int64_t{s.q_begin} + row);
     ptx::StoreGlobal32(out + 2 * column, writer.Pack(low, high));
+  }
+  ATTN_HD static void RestoreRows(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
+                                  int warp, int lane) {
+    const uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
+    if (!ptx::LoadConstant32(bounds + kSpoiledRows)) return;
+    const SpoiledRows rows(p, s, tile);
+    const int first = tile.tile * kDqBlockRows, end = MinInt(first + kDqBlockRows, s.q_len);
+    for (int row = first + warp; row < end; row += kThreads / 32) rows.Restore(row, lane);
   }
   ATTN_HD static float Sum(const ProblemDesc& p, int rest_bits, const float* at) {
     if constexpr (!DqSums::kFixedPoint) return ptx::LoadGlobalFloat(at);

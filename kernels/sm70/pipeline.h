@@ -39,6 +39,15 @@ ATTN_HD void BringDescriptors(const LaunchParams& params, const TileWork& tile, 
 ATTN_HD uint32_t NonFiniteHalves(uint32_t word) {
   return ptx::Permute((word & 0x7c007c00u) + 0x04000400u, 0, 0xbb99u);
 }
+ATTN_HD uint4 NonFiniteHalves(uint4 words) {
+  return make_uint4(NonFiniteHalves(words.x), NonFiniteHalves(words.y), NonFiniteHalves(words.z),
+                    NonFiniteHalves(words.w));
+}
+// Zero in place of those.
+ATTN_HD uint4 FiniteHalves(uint4 words) {
+  const uint4 bad = NonFiniteHalves(words);
+  return make_uint4(words.x & ~bad.x, words.y & ~bad.y, words.z & ~bad.z, words.w & ~bad.w);
+}
 
 template <int kChunks>
 class RowStager {
