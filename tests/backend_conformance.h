@@ -56,8 +56,8 @@ struct ConformanceOptions {
   std::function<std::unique_ptr<CallMemory>()> memory = MakeHostCallMemory;
 };
 
-// What stands at one place of one input instead of a random number.
-enum class Poison { kNone, kQuery, kKey, kValue, kOutputGradient, kBias };
+// Which input has something else than a random number at one place.
+enum class Poison { kNone, kQuery, kKey, kValue, kOutputGradient, kBias, kLseGradient };
 
 struct ConformanceCase {
   std::string name;  // unique; letters, digits and underscores
@@ -65,6 +65,9 @@ struct ConformanceCase {
   Values values = Values::kNormal;
   Poison poison = Poison::kNone;
   float poison_value = 0;
+  bool poisons_row = false;  // the whole row of head_dim numbers, not one of them
+  int poison_eighths = 7;    // how far back in the tensor
+  bool brief = false;        // numbers alone: one launch each way
 };
 
 // The named cases, the same for every engine, and the random ones.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/backend_conformance.h"
+#include "tests/conformance_special.h"
 
 namespace attnd {
 namespace {
@@ -442,7 +443,9 @@ std::vector<ConformanceCase> NamedConformanceCases() {
   AddDropout(table);
   AddExtremes(table);
   AddPoisons(table);
-  return table.Take();
+  std::vector<ConformanceCase> cases = table.Take();
+  for (ConformanceCase& special : SpecialValueCases()) cases.push_back(std::move(special));
+  return cases;
 }
 
 std::vector<ConformanceCase> RandomConformanceCases(const ConformanceOptions& options) {
