@@ -2,9 +2,12 @@
 
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace attnd {
 namespace {
@@ -76,17 +79,19 @@ int EventOrder::Control(int epoll, int operation, int socket, epoll_event* event
   if (adds && Known(socket) && (sockets_[socket].announced.exchange(false) || epoll == epoll_)) {
     absl::MutexLock lock(&mutex_);
     if (epoll != epoll_) Begin(epoll);
+    Socket& added = sockets_[socket];
     socket_of_[event->data.u64] = socket;
-    sockets_[socket].large_reads = 0;
-    sockets_[socket].quiet = false;
-    sockets_[socket].unix_name = 0;
-    if (IsConnectedUnixSocket(socket)) {
-      sockets_[socket].unix_name = event->data.u64;
-      sockets_[socket].quiet = true;
-      epoll_event quiet = *event;
-      quiet.events &= ~EPOLLOUT;
-      return SystemControl(epoll, operation, socket, &quiet);
-    }
+    added.large_reads = 0;
+    added.name = event->data.u64;
+    added.much_until_ms = 0;
+    added.own_epoll = kNone;
+    added.quiet = added.is_unix = IsConnectedUnixSocket(socket);
+    return Watch(EPOLL_CTL_ADD, socket, epoll);
+  }
+  if (operation == EPOLL_CTL_DEL && epoll == epoll_ && Known(socket)) {
+    absl::MutexLock lock(&mutex_);
+    const int own = sockets_[socket].own_epoll.exchange(kNone);
+    return SystemControl(own != kNone ? own : epoll, operation, socket, event);
   }
   return SystemControl(epoll, operation, socket, event);
 }
@@ -99,13 +104,95 @@ void EventOrder::OnSendFailed(int socket) {
 // It looks anew at what a socket has when it is asked for events again.
 void EventOrder::TellAgain(int socket) {
   if (!Known(socket)) return;
-  const Name name = sockets_[socket].unix_name;
-  if (name == 0) return;
-  sockets_[socket].quiet = false;
+  Socket& asked = sockets_[socket];
+  if (!asked.is_unix) return;
+  absl::MutexLock lock(&mutex_);
+  asked.quiet = false;
+  Watch(EPOLL_CTL_MOD, socket, SetOf(socket));
+}
+
+int EventOrder::Watch(int operation, int socket, int epoll) {
+  const Socket& watched = sockets_[socket];
   epoll_event event{};
-  event.events = kSocketEvents;
-  event.data.u64 = name;
-  SystemControl(epoll_, EPOLL_CTL_MOD, socket, &event);
+  event.events = watched.quiet ? kSocketEvents & ~EPOLLOUT : kSocketEvents;
+  event.data.u64 = watched.name;
+  return SystemControl(epoll, operation, socket, &event);
+}
+
+int64_t EventOrder::NowMs() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return int64_t{1000} * now.tv_sec + now.tv_nsec / 1'000'000;
+}
+
+void EventOrder::Join(int own_epoll) {
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(own_process_, getpid()) != getpid()) own_sets_.clear();
+  own_sets_.push_back({own_epoll});
+  has_own_sets_ = true;
+}
+
+void EventOrder::Leave(int own_epoll) {
+  absl::MutexLock lock(&mutex_);
+  const auto set = Find(own_epoll);
+  if (set == own_sets_.end()) return;
+  for (int socket : set->sockets) Move(socket, own_epoll, epoll_);
+  own_sets_.erase(set);
+  has_own_sets_ = !own_sets_.empty();
+}
+
+void EventOrder::OnMuch(int socket) {
+  if (Known(socket)) sockets_[socket].much_until_ms = NowMs() + kMuchForMs;
+}
+
+bool EventOrder::HandOver(int socket) {
+  if (!has_own_sets_ || !Known(socket)) return false;
+  const Socket& asked = sockets_[socket];
+  const int64_t much_until = asked.much_until_ms;
+  if (much_until == 0 || asked.own_epoll != kNone || much_until < NowMs()) return false;
+  absl::MutexLock lock(&mutex_);
+  OwnSet* set = LeastUsed();
+  if (set == nullptr || !Move(socket, epoll_, set->epoll)) return false;
+  set->sockets.push_back(socket);
+  return true;
+}
+
+// No thread of a parent process waits here.
+EventOrder::OwnSet* EventOrder::LeastUsed() {
+  if (own_process_ != getpid()) return nullptr;
+  OwnSet* least = nullptr;
+  for (OwnSet& set : own_sets_) {
+    auto gone = [&](int socket) { return sockets_[socket].own_epoll != set.epoll; };
+    set.sockets.erase(std::remove_if(set.sockets.begin(), set.sockets.end(), gone),
+                      set.sockets.end());
+    if (least == nullptr || set.sockets.size() < least->sockets.size()) least = &set;
+  }
+  return least;
+}
+
+// The kernel tells the other set at once of what there is. Of a number that has become another's
+// neither set knows.
+bool EventOrder::Move(int socket, int from, int to) {
+  Socket& moved = sockets_[socket];
+  epoll_event nothing{};
+  if (SetOf(socket) != from || SystemControl(from, EPOLL_CTL_DEL, socket, &nothing) != 0)
+    return false;
+  moved.own_epoll = to == epoll_ ? kNone : to;
+  if (Watch(EPOLL_CTL_ADD, socket, to) == 0) return true;
+  moved.own_epoll = from == epoll_ ? kNone : from;
+  Watch(EPOLL_CTL_ADD, socket, from);
+  return false;
+}
+
+void EventOrder::TakeBack(int own_epoll) {
+  const int64_t now = NowMs();
+  absl::MutexLock lock(&mutex_);
+  const auto set = Find(own_epoll);
+  if (set == own_sets_.end()) return;
+  for (int socket : set->sockets) {
+    if (sockets_[socket].much_until_ms >= now) continue;
+    Move(socket, own_epoll, epoll_);
+  }
 }
 
 int EventOrder::Wait(int epoll, epoll_event* events, int most, int timeout_ms) {

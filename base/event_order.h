@@ -17,6 +17,9 @@
 // does not replace epoll_create1, epoll_ctl, epoll_wait and sendmsg nothing is ordered; and a set
 // to which no announced socket came is left alone: one comparison, then the system call.
 //
+// A socket that moves much may leave gRPC's set for that of a thread (own_sockets.h). The kernel
+// looks anew at what it has when it comes to another set, so no event is lost on the way.
+//
 // No event is lost, though gRPC's sockets are edge-triggered: what is kept is given, as it came, at
 // the next wait of any thread (events of one socket become one). Until some thread waits it stays,
 // as in gRPC's own array of events: gRPC names the thread that waits next before it handles what a
@@ -31,11 +34,14 @@
 #pragma once
 
 #include <sys/epoll.h>
+#include <sys/types.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -50,6 +56,9 @@ class EventOrder {
   static constexpr int kLargeReads = 4;
   // So many small ones pass a large one.
   static constexpr int kSmallInARow = 8;
+  // A message of so many bytes is much, and so is a write; for so long.
+  static constexpr int64_t kMuchBytes = 256 << 10;
+  static constexpr int64_t kMuchForMs = 1000;
 
   // The process's.
   static EventOrder& Get();
@@ -60,6 +69,19 @@ class EventOrder {
   void OnRead(int socket, int64_t bytes);
   // sendmsg(2) has failed, for want of room perhaps.
   void OnSendFailed(int socket);
+
+  // The set of a thread, by its descriptor. Leave gives its sockets back.
+  void Join(int own_epoll);
+  void Leave(int own_epoll);
+  // Much comes by the socket, or goes.
+  void OnMuch(int socket);
+  // Before a read of it: whether the socket has just gone to the set of a thread, which hears of
+  // what is there; gRPC is to wait for that.
+  bool HandOver(int socket);
+  // Gives back what has not moved much for a while.
+  void TakeBack(int own_epoll);
+  // Of a clock that costs nothing.
+  static int64_t NowMs();
 
   // Tells gRPC of a unix socket once more, if it has something for it.
   void TellAgain(int socket);
@@ -77,15 +99,36 @@ class EventOrder {
   struct Socket {
     std::atomic<bool> announced{false};
     std::atomic<int> large_reads{0};  // that are still to come
-    std::atomic<Name> unix_name{0};   // of a unix socket
-    std::atomic<bool> quiet{false};   // it is
+    std::atomic<Name> name{0};
+    std::atomic<bool> is_unix{false};
+    std::atomic<bool> quiet{false};         // a unix socket
+    std::atomic<int64_t> much_until_ms{0};  // 0: it does not move much
+    std::atomic<int> own_epoll{kNone};      // of the thread that has it
   };
+
+  struct OwnSet {
+    int epoll = kNone;
+    std::vector<int> sockets;  // and some that have left it
+  };
+  static constexpr int kNone = -1;
 
   static bool Known(int socket) { return socket >= 0 && socket < kMostSockets; }
   void Begin(int epoll) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Keep(const epoll_event* events, int count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsLarge(Name name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Give(epoll_event& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The set that the socket is in.
+  int SetOf(int socket) const {
+    const int own = sockets_[socket].own_epoll;
+    return own != kNone ? own : epoll_.load();
+  }
+  int Watch(int operation, int socket, int epoll) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<OwnSet>::iterator Find(int own_epoll) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return std::find_if(own_sets_.begin(), own_sets_.end(),
+                        [&](const OwnSet& set) { return set.epoll == own_epoll; });
+  }
+  bool Move(int socket, int from, int to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  OwnSet* LeastUsed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::atomic<int> epoll_{-1};  // gRPC's set
   std::array<Socket, kMostSockets> sockets_;
@@ -96,6 +139,9 @@ class EventOrder {
   absl::flat_hash_map<Name, uint32_t> kept_ ABSL_GUARDED_BY(mutex_);
   std::deque<Name> small_ ABSL_GUARDED_BY(mutex_), large_ ABSL_GUARDED_BY(mutex_);
   int small_in_a_row_ ABSL_GUARDED_BY(mutex_) = 0;  // that passed a large one
+  std::vector<OwnSet> own_sets_ ABSL_GUARDED_BY(mutex_);
+  pid_t own_process_ ABSL_GUARDED_BY(mutex_) = 0;  // whose threads wait for them
+  std::atomic<bool> has_own_sets_{false};
 };
 
 }  // namespace attnd

@@ -70,6 +70,12 @@ class EventOrderTest : public testing::Test {
     return got == 1 ? events[0].data.u64 : 0;
   }
 
+  // Before a read, as a program's recvmsg asks.
+  bool HandOver(uint64_t name) {
+    order_->OnMuch(sockets_[name].here);
+    return order_->HandOver(sockets_[name].here);
+  }
+
   std::unique_ptr<EventOrder> order_ = std::make_unique<EventOrder>();
   const int epoll_;
   std::map<uint64_t, Socket> sockets_;
@@ -202,6 +208,130 @@ TEST_F(EventOrderTest, TellsOfRoomThatCameBeforeItWasAskedFor) {
   EXPECT_EQ(Wait(), 1u);
 }
 
+// The set of a thread.
+struct Own {
+  explicit Own(EventOrder& owner) : order(owner) { order.Join(epoll); }
+  ~Own() {
+    order.Leave(epoll);
+    close(epoll);
+  }
+  // What stands for a socket that has something; 0: nothing has.
+  uint64_t Wait(int timeout_ms = 0) const {
+    epoll_event event;
+    return epoll_wait(epoll, &event, 1, timeout_ms) == 1 ? event.data.u64 : 0;
+  }
+  EventOrder& order;
+  const int epoll = epoll_create1(EPOLL_CLOEXEC);
+};
+
+TEST_F(EventOrderTest, HandsASocketThatMovesMuchToAThread) {
+  AddAll(1, 2);
+  const Own own(*order_);
+  Send(1);
+  EXPECT_EQ(Wait(), 1u);
+  EXPECT_FALSE(order_->HandOver(sockets_[1].here)) << "it does not move much";
+  ASSERT_TRUE(HandOver(1));
+  EXPECT_EQ(own.Wait(), 1u) << "what has not been read";
+  EXPECT_FALSE(HandOver(1)) << "it has gone";
+  for (uint64_t name : {1, 2}) Send(name);
+  EXPECT_EQ(own.Wait(), 1u);
+  EXPECT_EQ(Wait(), 2u);
+  EXPECT_EQ(own.Wait(), 0u);
+  EXPECT_EQ(Wait(), 0u);
+}
+
+TEST_F(EventOrderTest, HandsEachToTheThreadWithTheFewest) {
+  AddAll(1, 4);
+  const Own a(*order_), b(*order_);
+  for (uint64_t name : {1, 2, 3, 4}) {
+    ASSERT_TRUE(HandOver(name));
+    Send(name);
+  }
+  std::vector<uint64_t> of_a = {a.Wait(), a.Wait(), a.Wait()};
+  std::vector<uint64_t> of_b = {b.Wait(), b.Wait(), b.Wait()};
+  EXPECT_EQ(of_a, std::vector<uint64_t>({1, 3, 0}));
+  EXPECT_EQ(of_b, std::vector<uint64_t>({2, 4, 0}));
+  for (uint64_t name : {1, 3}) {
+    Close(sockets_[name]);
+    Add(name);
+    ASSERT_TRUE(HandOver(name)) << "has no more sockets";
+    Send(name);
+    EXPECT_EQ(a.Wait(), name);
+  }
+}
+
+TEST_F(EventOrderTest, TakesASocketBackThatHasNotMovedMuchForAWhile) {
+  AddAll(1, 2);
+  const Own own(*order_);
+  for (uint64_t name : {1, 2}) ASSERT_TRUE(HandOver(name));
+  order_->TakeBack(own.epoll);
+  Send(1);
+  EXPECT_EQ(own.Wait(), 1u) << "too early";
+  uint64_t came = 0;
+  while ((came = Wait(20)) == 0) {
+    order_->OnMuch(sockets_[2].here);
+    order_->TakeBack(own.epoll);
+  }
+  EXPECT_EQ(came, 1u) << "the kernel tells of what is there";
+  Send(1);
+  Send(2);
+  EXPECT_EQ(Wait(), 1u);
+  EXPECT_EQ(Wait(), 0u);
+  EXPECT_EQ(own.Wait(), 2u);
+}
+
+TEST_F(EventOrderTest, GivesBackTheSocketsOfAThreadThatLeaves) {
+  AddAll(1, 2);
+  {
+    const Own own(*order_);
+    for (uint64_t name : {1, 2}) ASSERT_TRUE(HandOver(name));
+    Send(1);
+    Close(sockets_[2]);
+    Add(2);  // another, perhaps of that number
+  }
+  Send(2);
+  EXPECT_EQ(Wait() + Wait(), 3u);
+  EXPECT_FALSE(HandOver(1)) << "nobody is left";
+}
+
+TEST_F(EventOrderTest, RemovesASocketFromTheSetThatItIsIn) {
+  AddAll(1, 1);
+  const Own own(*order_);
+  ASSERT_TRUE(HandOver(1));
+  EXPECT_EQ(order_->Control(epoll_, EPOLL_CTL_DEL, sockets_[1].here, nullptr), 0);
+  Send(1);
+  EXPECT_EQ(own.Wait(), 0u);
+  AddToSet(1);
+  EXPECT_EQ(Wait(), 1u);
+}
+
+TEST_F(EventOrderTest, TellsTheThreadOfRoomOnceAWriteHasFailed) {
+  AddAll(1, 1);
+  const Own own(*order_);
+  ASSERT_TRUE(HandOver(1));
+  const std::string much(1 << 20, 'x');
+  std::string bytes(much.size(), 0);
+  EXPECT_EQ(own.Wait(), 0u) << "it is quiet there too";
+  while (send(sockets_[1].here, much.data(), much.size(), 0) > 0) {
+  }
+  order_->OnSendFailed(sockets_[1].here);
+  EXPECT_EQ(own.Wait(), 0u);
+  while (recv(sockets_[1].there, bytes.data(), bytes.size(), 0) > 0) {
+  }
+  EXPECT_EQ(own.Wait(), 1u);
+}
+
+TEST_F(EventOrderTest, HandsNothingOverInAChildWhoseParentHasTheThreads) {
+  AddAll(1, 1);
+  const Own own(*order_);
+  const pid_t child = fork();
+  if (child == 0) _exit(HandOver(1) ? 1 : 0);
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(HandOver(1));
+}
+
 // gRPC adds a socket between connect(2) and looking at what that has said.
 TEST_F(EventOrderTest, KeepsErrnoWhenASocketIsAdded) {
   const int connecting = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -298,8 +428,9 @@ TEST_F(EventOrderTest, AnswersAsTheKernelDoes) {
   ASSERT_EQ(order_->Create(EPOLL_CLOEXEC), epoll_);
 }
 
-// Two threads wait while sockets send, close, and others come with their numbers and names, and
-// now and then all of them with a new set: what a socket has sent is told of after it was sent.
+// Two threads wait for all and one for its own while sockets send, close, go to its set and back,
+// and others come with their numbers and names, and now and then all of them with a new set: what a
+// socket has sent is told of after it was sent.
 TEST_F(EventOrderTest, LosesNoEdgeWhateverComesAndGoes) {
   constexpr int kSockets = 20, kRounds = 300, kSteps = 60;
   const uint32_t seed = std::random_device{}();
@@ -311,6 +442,7 @@ TEST_F(EventOrderTest, LosesNoEdgeWhateverComesAndGoes) {
   std::atomic<bool> done{false};
   auto read = [&](uint64_t name, bool large) {
     absl::MutexLock lock(&mutex);
+    if (large && HandOver(name)) return;
     char bytes[256];
     ssize_t got = 0;
     while ((got = recv(sockets_[name].here, bytes, sizeof(bytes), 0)) > 0) {
@@ -326,13 +458,25 @@ TEST_F(EventOrderTest, LosesNoEdgeWhateverComesAndGoes) {
       for (int n = 0; n < got; ++n) read(events[n].data.u64, own() % 2 == 0);
     }
   };
+  auto own = std::make_unique<Own>(*order_);
+  auto wait_for_own = [&](uint32_t own_seed) {
+    std::mt19937 own_random(own_seed);
+    while (!done) {
+      if (const uint64_t name = own->Wait(1); name != 0) read(name, false);
+      if (own_random() % 20 == 0) order_->TakeBack(own->epoll);
+      if (own_random() % 100 == 0) {
+        own.reset();
+        own = std::make_unique<Own>(*order_);
+      }
+    }
+  };
   auto all_seen = [&] { return std::equal(std::begin(sent), std::end(sent), std::begin(seen)); };
   auto replace = [&](uint64_t name) {  // its number and its name go to another
     Close(sockets_[name]);
     Add(name);
     sent[name] = seen[name] = 0;
   };
-  std::thread first(wait, seed + 1), second(wait, seed + 2);
+  std::thread first(wait, seed + 1), second(wait, seed + 2), third(wait_for_own, seed + 3);
   for (int round = 0; round < kRounds && !HasFailure(); ++round) {
     if (round % 30 == 29) {
       absl::MutexLock lock(&mutex);
@@ -353,6 +497,7 @@ TEST_F(EventOrderTest, LosesNoEdgeWhateverComesAndGoes) {
   done = true;
   first.join();
   second.join();
+  third.join();
 }
 
 // Those of this program, which links program_calls.

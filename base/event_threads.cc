@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "base/busy_thread.h"
 #include "base/check.h"
+#include "base/own_sockets.h"
 
 static_assert(GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51,
               "compare with this gRPC's src/cpp/common/completion_queue_cc.cc");
@@ -48,29 +49,32 @@ class EventThreads::Pool {
       stopping_ = true;
     }
     queue_.Shutdown();
+    for (const auto& sockets : own_sockets_) sockets->Wake();
     for (std::thread& thread : threads_) thread.join();
+    for (std::thread& thread : own_threads_) thread.join();
   }
 
   grpc::CompletionQueue* queue() { return &queue_; }
   int driving() const { return driving_; }
 
-  void BeginTransfer() {
-    ++transfers_;
-    if (driving_ == most_) return;
-    absl::MutexLock lock(&mutex_);  // its end wakes those who wait
-    driving_ = most_.load();
-  }
-  void EndTransfer() {
-    needed_at_ = NowNanoseconds();
-    --transfers_;
-  }
-
  private:
   void AddThreads(int most) {
-    for (int n = static_cast<int>(threads_.size()); n < most; ++n) {
+    for (int n = static_cast<int>(threads_.size()); n < std::min(most, std::max(3, most / 4));
+         ++n) {
       threads_.emplace_back([this, n] { Main(n); });
     }
     most_ = static_cast<int>(threads_.size());
+    while (static_cast<int>(own_sockets_.size()) < most) {
+      auto sockets = OwnSockets::Create();
+      if (sockets == nullptr) return;
+      own_threads_.emplace_back([this, own = sockets.get()] { OwnMain(*own); });
+      own_sockets_.push_back(std::move(sockets));
+    }
+  }
+
+  void OwnMain(OwnSockets& sockets) {
+    while (!stopping_ && sockets.Drive(queue_.cq(), [this](void* tag, bool ok) { Run(tag, ok); })) {
+    }
   }
 
   void Main(int index) {
@@ -116,42 +120,46 @@ class EventThreads::Pool {
     }
     grpc_event event = grpc_completion_queue_next(queue_.cq(), until, nullptr);
     if (event.type == GRPC_OP_COMPLETE) {
-      auto* functor = static_cast<grpc_completion_queue_functor*>(event.tag);
       ++inside_;
-      functor->functor_run(functor, event.success);
+      Run(event.tag, event.success != 0);
       --inside_;
-      ++done_;
     }
     return event.type;
   }
 
-  // What leaves no pause without a transfer are small calls of several callers, which three or half
-  // of the threads serve best. All at once: threads that take turns have pauses, and ask no more.
+  void Run(void* tag, bool ok) {
+    auto* functor = static_cast<grpc_completion_queue_functor*>(tag);
+    functor->functor_run(functor, ok);
+    ++done_;
+  }
+
+  // What leaves no pause are small calls of several callers. All at once: threads that take turns
+  // have pauses, and ask no more.
   void Join() {
     needed_at_ = NowNanoseconds();
-    const int enough = std::min(most_.load(), std::max(3, (most_ + 1) / 2));
-    if (driving_ >= enough) return;
-    absl::MutexLock lock(&mutex_);
-    driving_ = std::max(driving_.load(), enough);
+    if (driving_ == most_) return;
+    absl::MutexLock lock(&mutex_);  // its end wakes those who wait
+    driving_ = most_.load();
   }
 
   void LeaveIfNotNeeded() {
-    if (driving_ == 1 || transfers_ > 0) return;
+    if (driving_ == 1) return;
     if (NowNanoseconds() < needed_at_ + absl::ToInt64Nanoseconds(kStay)) return;
     absl::MutexLock lock(&mutex_);
-    if (transfers_ == 0) driving_ = 1;
+    driving_ = 1;
   }
 
   grpc::CompletionQueue queue_;
   std::atomic<int> most_{0};
   std::atomic<int> driving_;  // threads 0 to driving_ - 1 do
-  std::atomic<int> transfers_{0};
   std::atomic<int64_t> needed_at_{0};
   std::atomic<int> inside_{0};  // threads that run a callback
   std::atomic<int64_t> done_{0};
   absl::Mutex mutex_;
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> threads_;
+  std::vector<std::unique_ptr<OwnSockets>> own_sockets_;
+  std::vector<std::thread> own_threads_;
 };
 
 namespace {
@@ -184,11 +192,6 @@ EventThreads::EventThreads(int most) : pool_(Pool::Get(most)) {
 EventThreads::~EventThreads() = default;
 
 int EventThreads::driving() const { return pool_->driving(); }
-
-EventThreads::Transfer::Transfer(EventThreads& owner) : pool_(*owner.pool_) {
-  pool_.BeginTransfer();
-}
-EventThreads::Transfer::~Transfer() { pool_.EndTransfer(); }
 
 // In the place of gRPC's grpc::CompletionQueue::CallbackAlternativeCQ and
 // ReleaseCallbackAlternativeCQ, which are private: a program's own symbols come before those of

@@ -244,6 +244,7 @@ std::shared_ptr<PayloadReceiver> PayloadReceiver::BeginTls() {
 void PayloadReceiver::Decrypted(absl::Span<const uint8_t> bytes) {
   absl::MutexLock lock(&mutex_);
   follower_.Feed(bytes);
+  if (follower_.TakeLarge()) EventOrder::Get().OnMuch(socket_);
   if (!wasted_.has_value()) return;
   wasted_->FeedDecrypted(bytes);
   to_judge_ = true;
@@ -438,6 +439,7 @@ ssize_t PayloadReceiver::ReceiveFollowed(msghdr& message) {
     if (static_cast<size_t>(got) < read.bytes()) break;
     between = !read.straight.empty();  // after a short read that led to none, all that there is
   }
+  if (follower_.TakeLarge()) EventOrder::Get().OnMuch(socket_);
   return static_cast<ssize_t>(total);
 }
 
@@ -453,6 +455,10 @@ ssize_t ReceiveMessage(int socket, msghdr* message, int flags) {
   // gRPC asks once more, for nothing, when it has filled as many slices as it gives at a time and
   // has others; the 0 that it gets is not the connection's end.
   if (flags != 0 || Room(*message) == 0) return SystemReceive(socket, message, flags);
+  if (EventOrder::Get().HandOver(socket)) {
+    errno = EAGAIN;
+    return -1;
+  }
   auto receiver = Table::Get().Find(socket);
   return receiver != nullptr ? receiver->Receive(*message) : ReceiveUnfollowed(socket, *message, 0);
 }

@@ -7,7 +7,23 @@
 #include <cerrno>
 
 #include "base/event_order.h"
+#include "base/own_sockets.h"
 #include "base/payload_receiver.h"
+
+namespace {
+
+[[maybe_unused]] const bool noted = [] {
+  attnd::OwnSockets::OnProgramCalls();
+  return true;
+}();
+
+bool IsMuch(const msghdr& message) {
+  size_t bytes = 0;
+  for (size_t n = 0; n < message.msg_iovlen; ++n) bytes += message.msg_iov[n].iov_len;
+  return bytes >= attnd::EventOrder::kMuchBytes;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -18,6 +34,7 @@ ssize_t recvmsg(int socket, msghdr* message, int flags) {
 }
 
 ssize_t sendmsg(int socket, const msghdr* message, int flags) {
+  if (IsMuch(*message)) attnd::EventOrder::Get().OnMuch(socket);
   const ssize_t sent = syscall(SYS_sendmsg, socket, message, flags);
   if (sent < 0) {
     const int error = errno;

@@ -157,7 +157,7 @@ void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimi
 // On 16 cores 7 move more than gRPC's 8, and 5 less (docs/PERFORMANCE.md, Large tensors).
 int EventThreadCount(int wanted) {
   if (wanted > 0) return wanted;
-  return std::clamp(AvailableCpus() * 7 / 16, 3, 16);
+  return std::clamp(AvailableCpus(), 3, 32);
 }
 
 // On 16 cores 4 move a little more than 8 do (docs/PERFORMANCE.md).
@@ -454,7 +454,7 @@ absl::Status AttndServer::StartGrpc() {
   service_ = std::make_unique<AttentionService>(
       ServiceDeps{*admission_, staging_, *shared_memory_, *workers_, *leases_, *reply_threads_,
                   metrics_, auth_, clock_, log_, devices_.front().engine->info(), server_info_,
-                  options_.slow_call, log_limit_, *stream_watch_, open_calls_, *event_threads_});
+                  options_.slow_call, log_limit_, *stream_watch_, open_calls_});
   grpc::ServerBuilder builder;
   SetTransport(options_, builder);
   HoldWastefulPeers();

@@ -184,7 +184,7 @@ void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
   add("--stream_min_kib_per_second", raw.stream_min_kib,
       "a streamed call whose peer is slower on average is cut");
   add("--event_threads", t.event_threads,
-      "most threads that receive calls, 1 to 64; 0: by the number of cores");
+      "most threads for connections that move much, 1 to 64; 0: by the number of cores");
   add("--max_connections", t.max_connections, "open at a time; a further one is closed at once");
   add("--max_wasted_frames_per_second", t.max_wasted_frames,
       "frames of a connection that ask for nothing; beyond: not read for a while; 0: any");

@@ -32,8 +32,8 @@ struct TransportOptions {
   int64_t max_metadata_bytes = 16 << 10;            // headers of one call
   int max_concurrent_streams = 64;                  // calls of one connection at a time
   int64_t receive_memory_bytes = int64_t{1} << 30;  // of requests while they arrive
-  int event_threads = 0;                            // at most, that receive calls; 0: by the cores
-  int max_connections = 4096;                       // open at a time; a further one is closed
+  int event_threads = 0;            // at most, of connections that move much; 0: by the cores
+  int max_connections = 4096;       // open at a time; a further one is closed
   double max_wasted_frames = 2000;  // a second, of a TCP connection: base/wasted_work.h; 0: any
   absl::Duration max_connection_age = absl::Minutes(30);
   absl::Duration max_connection_age_grace = absl::Minutes(20);

@@ -3,7 +3,6 @@
 
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "base/event_threads.h"
 #include "base/log.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/admission.h"
@@ -38,7 +37,6 @@ struct ServiceDeps {
   CallLogLimit& log_limit;
   StreamWatch& stream_watch;
   OpenCalls& open_calls;
-  EventThreads& event_threads;
 };
 
 }  // namespace attnd

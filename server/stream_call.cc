@@ -258,7 +258,6 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   CallRecord record_;
-  const EventThreads::Transfer transfer_{record_.deps().event_threads};
   grpc::CallbackServerContext& context_;
   grpc::ByteBuffer read_;
   ChunkSequence sequence_;

@@ -13,19 +13,11 @@
 namespace attnd {
 namespace {
 
-bool IsLarge(const grpc::ByteBuffer& request) {
-  constexpr size_t kLarge = 256 << 10;
-  return request.Valid() && request.Length() >= kLarge;
-}
-
 class UnaryCall final : public grpc::ServerUnaryReactor, public ReplySink {
  public:
-  UnaryCall(const ServiceDeps& deps, grpc::CallbackServerContext& context,
-            const grpc::ByteBuffer& request, grpc::ByteBuffer& reply, Direction direction,
-            uint64_t id)
-      : record_(deps, context, direction, id), reply_(reply) {
-    if (IsLarge(request)) transfer_.emplace(deps.event_threads);
-  }
+  UnaryCall(const ServiceDeps& deps, grpc::CallbackServerContext& context, grpc::ByteBuffer& reply,
+            Direction direction, uint64_t id)
+      : record_(deps, context, direction, id), reply_(reply) {}
 
   // Called once, from the method's handler; gRPC calls nothing here before that has returned, so
   // OnCancel finds the call submitted.
@@ -79,7 +71,6 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public ReplySink {
   }
 
   CallRecord record_;
-  std::optional<EventThreads::Transfer> transfer_;
   grpc::ByteBuffer& reply_;
 };
 
@@ -89,7 +80,7 @@ grpc::ServerUnaryReactor* StartUnaryCall(const ServiceDeps& deps,
                                          grpc::CallbackServerContext& context,
                                          const grpc::ByteBuffer& request, grpc::ByteBuffer& reply,
                                          Direction direction, uint64_t id) {
-  auto* call = new UnaryCall(deps, context, request, reply, direction, id);
+  auto* call = new UnaryCall(deps, context, reply, direction, id);
   call->Start(request);
   return call;
 }

@@ -1,5 +1,6 @@
 #include "client/cpp/attention_client.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/generic/generic_stub.h>
 
 #include <algorithm>
@@ -37,6 +38,16 @@ constexpr int64_t kChunkOverhead = 64;  // of a chunk's message beside its data
 
 // On 16 cores 6 move as much as 8 with less processor time, 4 and 12 less (docs/PERFORMANCE.md).
 int BulkThreads() { return std::clamp(AvailableCpus() * 3 / 8, 2, 8); }
+int OwnBulkThreads() { return std::clamp(AvailableCpus(), 2, 16); }
+
+// To the process's end. Its shutdown would keep a program that ends for up to ten seconds: it joins
+// a thread that waits so long for sockets once a request has not fitted a socket's buffer.
+void KeepGrpc() {
+  [[maybe_unused]] static const bool kept = [] {
+    grpc_init();
+    return true;
+  }();
+}
 
 std::string RandomRequestId() {
   thread_local absl::BitGen random;
@@ -136,7 +147,7 @@ class AttentionClient::Impl {
         clock_(std::move(clock)),
         connections_(std::move(connections)),
         budget_(options_.retry),
-        bulk_queue_(BulkThreads()),
+        bulk_queue_(BulkThreads(), OwnBulkThreads()),
         max_lanes_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
         lane_threads_(max_lanes_),
         shared_memory_(MakeSharedMemory(options_)),
@@ -409,6 +420,7 @@ class AttentionClient::Impl {
 
 absl::StatusOr<std::unique_ptr<AttentionClient>> AttentionClient::Connect(ClientOptions options) {
   auto clock = std::make_unique<RealClock>();
+  KeepGrpc();
   ASSIGN_OR_RETURN(std::unique_ptr<Connections> connections, Connections::Create(options, *clock));
   return std::unique_ptr<AttentionClient>(new AttentionClient(
       std::make_unique<Impl>(std::move(options), std::move(clock), std::move(connections))));
