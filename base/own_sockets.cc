@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "base/check.h"
 #include "base/event_order.h"
+#include "base/keep_grpc.h"
 
 static_assert(GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51,
               "compare with this gRPC's src/core/lib/iomgr/ev_epoll1_linux.cc");
@@ -106,6 +107,7 @@ absl::Status KickAnother(Pollset* pollset, PollsetWorker* worker) {
 
 std::unique_ptr<OwnSockets> OwnSockets::Create() {
   if (!program_calls || !within_program) return nullptr;
+  KeepGrpc();  // nothing else may happen on gRPC's own set that would end that wait earlier
   FileDescriptor epoll(static_cast<int>(syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
   FileDescriptor wake(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!epoll.valid() || !wake.valid()) return nullptr;

@@ -1,7 +1,6 @@
 #include "server/daemon_main.h"
 
 #include <google/protobuf/stubs/logging.h>
-#include <grpc/grpc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -15,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
+#include "base/keep_grpc.h"
 #include "base/log.h"
 #include "base/service_notify.h"
 #include "base/standard_streams.h"
@@ -143,9 +143,7 @@ int Fail(Logger& log, const absl::Status& status) {
 }
 
 void PrepareGrpc() {
-  // To the process's end. Its shutdown would keep a daemon that has stopped for up to ten seconds:
-  // it joins a thread that waits so long for sockets once a reply has not fitted a socket's buffer.
-  grpc_init();
+  KeepGrpc();
   // gRPC's own health service has no descriptor, and grpcurl calls only what it can look up.
   google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
 }

@@ -1,6 +1,5 @@
 #include "client/cpp/attention_client.h"
 
-#include <grpc/grpc.h>
 #include <grpcpp/generic/generic_stub.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/cpu_quota.h"
+#include "base/keep_grpc.h"
 #include "base/status_macros.h"
 #include "client/cpp/call_runner.h"
 #include "client/cpp/connections.h"
@@ -39,15 +39,6 @@ constexpr int64_t kChunkOverhead = 64;  // of a chunk's message beside its data
 // On 16 cores 6 move as much as 8 with less processor time, 4 and 12 less (docs/PERFORMANCE.md).
 int BulkThreads() { return std::clamp(AvailableCpus() * 3 / 8, 2, 8); }
 int OwnBulkThreads() { return std::clamp(AvailableCpus(), 2, 16); }
-
-// To the process's end. Its shutdown would keep a program that ends for up to ten seconds: it joins
-// a thread that waits so long for sockets once a request has not fitted a socket's buffer.
-void KeepGrpc() {
-  [[maybe_unused]] static const bool kept = [] {
-    grpc_init();
-    return true;
-  }();
-}
 
 std::string RandomRequestId() {
   thread_local absl::BitGen random;
