@@ -68,6 +68,7 @@ int EventOrder::Create(int flags) {
 
 void EventOrder::Begin(int epoll) {
   epoll_ = epoll;
+  for (const auto& [name, socket] : socket_of_) sockets_[socket].name = kNoName;
   socket_of_.clear();
   kept_.clear();
   small_.clear();
@@ -151,6 +152,7 @@ bool EventOrder::HandOver(int socket) {
   const int64_t much_until = asked.much_until_ms;
   if (much_until == 0 || asked.own_epoll != kNone || much_until < NowMs()) return false;
   absl::MutexLock lock(&mutex_);
+  if (asked.name == kNoName) return false;
   OwnSet* set = LeastUsed();
   if (set == nullptr || !Move(socket, epoll_, set->epoll)) return false;
   set->sockets.push_back(socket);

@@ -94,12 +94,13 @@ class EventOrder {
  private:
   // What epoll_event::data holds, gRPC's own pointer.
   using Name = uint64_t;
+  static constexpr Name kNoName = 0;
   // Those beyond are small.
   static constexpr int kMostSockets = 16384;
   struct Socket {
     std::atomic<bool> announced{false};
     std::atomic<int> large_reads{0};  // that are still to come
-    std::atomic<Name> name{0};
+    std::atomic<Name> name{kNoName};  // none: it came before the set was known to be gRPC's
     std::atomic<bool> is_unix{false};
     std::atomic<bool> quiet{false};         // a unix socket
     std::atomic<int64_t> much_until_ms{0};  // 0: it does not move much

@@ -321,6 +321,23 @@ TEST_F(EventOrderTest, TellsTheThreadOfRoomOnceAWriteHasFailed) {
   EXPECT_EQ(own.Wait(), 1u);
 }
 
+// A connection of another client within the process, perhaps.
+TEST_F(EventOrderTest, KeepsASocketThatCameBeforeTheSetWasKnown) {
+  const Own own(*order_);
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair), 0);
+  sockets_[5] = {pair[0], pair[1]};
+  epoll_event event{};
+  event.events = kGrpcs;
+  event.data.u64 = 5;
+  ASSERT_EQ(order_->Control(epoll_, EPOLL_CTL_ADD, pair[1], &event), 0);
+  Add(1);
+  EXPECT_FALSE(HandOver(5));
+  EXPECT_EQ(Wait(), 5u) << "it can be written";
+  Send(5);
+  EXPECT_EQ(Wait(), 5u);
+}
+
 TEST_F(EventOrderTest, HandsNothingOverInAChildWhoseParentHasTheThreads) {
   AddAll(1, 1);
   const Own own(*order_);
