@@ -3,6 +3,7 @@
 #include <grpc/support/sync.h>
 #include <grpc/support/time.h>
 #include <grpcpp/version_info.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -62,8 +63,10 @@ thread_local Pollset* own_pollset = nullptr;
 thread_local bool something_is_there = false;
 
 // Linux lets a thread that wakes up take the core of one whose time slice is longer (6.12,
-// PREEMPT_SHORT), so a small call does not wait for transfers; an older one takes no notice.
+// PREEMPT_SHORT), so a small call does not wait for transfers; an older one takes no notice. A
+// policy that somebody has chosen for the process stays.
 void LetOthersPass() {
+  if (sched_getscheduler(0) != SCHED_OTHER) return;
   constexpr uint64_t kSliceNs = 20'000'000;
   struct {
     uint32_t size, policy;
