@@ -68,7 +68,10 @@ int EventOrder::Create(int flags) {
 
 void EventOrder::Begin(int epoll) {
   epoll_ = epoll;
-  for (const auto& [name, socket] : socket_of_) sockets_[socket].name = kNoName;
+  for (Socket& socket : sockets_) {
+    socket.name = kNoName;
+    socket.is_unix = false;
+  }
   socket_of_.clear();
   kept_.clear();
   small_.clear();
@@ -142,8 +145,8 @@ void EventOrder::Leave(int own_epoll) {
   has_own_sets_ = !own_sets_.empty();
 }
 
-void EventOrder::OnMuch(int socket) {
-  if (Known(socket)) sockets_[socket].much_until_ms = NowMs() + kMuchForMs;
+void EventOrder::OnMoves(int socket, int64_t bytes) {
+  if (bytes >= kMuchBytes && Known(socket)) sockets_[socket].much_until_ms = NowMs() + kMuchForMs;
 }
 
 bool EventOrder::HandOver(int socket) {

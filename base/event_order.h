@@ -56,7 +56,7 @@ class EventOrder {
   static constexpr int kLargeReads = 4;
   // So many small ones pass a large one.
   static constexpr int kSmallInARow = 8;
-  // A message of so many bytes is much, and so is a write; for so long.
+  // A message of so many bytes that begins to come is much, and so is a write; for so long.
   static constexpr int64_t kMuchBytes = 256 << 10;
   static constexpr int64_t kMuchForMs = 1000;
 
@@ -73,8 +73,8 @@ class EventOrder {
   // The set of a thread, by its descriptor. Leave gives its sockets back.
   void Join(int own_epoll);
   void Leave(int own_epoll);
-  // Much comes by the socket, or goes.
-  void OnMuch(int socket);
+  // A message of so many bytes comes by the socket, or a write of them begins.
+  void OnMoves(int socket, int64_t bytes);
   // Before a read of it: whether the socket has just gone to the set of a thread, which hears of
   // what is there; gRPC is to wait for that.
   bool HandOver(int socket);

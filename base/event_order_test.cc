@@ -72,7 +72,7 @@ class EventOrderTest : public testing::Test {
 
   // Before a read, as a program's recvmsg asks.
   bool HandOver(uint64_t name) {
-    order_->OnMuch(sockets_[name].here);
+    order_->OnMoves(sockets_[name].here, EventOrder::kMuchBytes);
     return order_->HandOver(sockets_[name].here);
   }
 
@@ -269,7 +269,7 @@ TEST_F(EventOrderTest, TakesASocketBackThatHasNotMovedMuchForAWhile) {
   EXPECT_EQ(own.Wait(), 1u) << "too early";
   uint64_t came = 0;
   while ((came = Wait(20)) == 0) {
-    order_->OnMuch(sockets_[2].here);
+    order_->OnMoves(sockets_[2].here, EventOrder::kMuchBytes);
     order_->TakeBack(own.epoll);
   }
   EXPECT_EQ(came, 1u) << "the kernel tells of what is there";

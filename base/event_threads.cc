@@ -59,8 +59,8 @@ class EventThreads::Pool {
 
  private:
   void AddThreads(int most) {
-    for (int n = static_cast<int>(threads_.size()); n < std::min(most, std::max(3, most / 4));
-         ++n) {
+    const int for_all = std::min(most, std::max(3, most / 4));
+    for (int n = static_cast<int>(threads_.size()); n < for_all; ++n) {
       threads_.emplace_back([this, n] { Main(n); });
     }
     most_ = static_cast<int>(threads_.size());

@@ -162,7 +162,7 @@ void Http2Follower::TakeMessageHeader(Stream& stream, Bytes& bytes) {
   stream.size = BigEndian(header + 1, 4);
   stream.got = 0;
   stream.came_at = message_bytes_;
-  large_ |= stream.size >= kLargeBytes;
+  largest_ = std::max(largest_, stream.size);
   stream.place = nullptr;
   if (stream.size == 0) stream.header_got = 0;
 }

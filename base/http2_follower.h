@@ -69,9 +69,8 @@ class Http2Follower {
   uint32_t Place(const void* first_message, MessagePlacer& placer);
   void Forget(uint32_t stream);
 
-  // Whether a message of so many bytes has begun since this was asked last.
-  static constexpr int64_t kLargeBytes = 256 << 10;
-  bool TakeLarge() { return std::exchange(large_, false); }
+  // Bytes of the largest message that has begun since this was asked last.
+  int64_t TakeLargest() { return std::exchange(largest_, 0); }
 
   // Of the messages that have begun and not ended. Those of which nothing has come while the others
   // brought kStillBytes do not count: their calls are over, perhaps, which the other end decides.
@@ -151,7 +150,7 @@ class Http2Follower {
   uint8_t frame_type_ = 0, frame_flags_ = 0;
   uint32_t frame_stream_ = 0;
   int placing_ = 0;
-  bool large_ = false;  // one has begun
+  int64_t largest_ = 0;  // of those that have begun
   int64_t message_bytes_ = 0, finished_bytes_ = 0;
   std::vector<Stream> streams_;
 };

@@ -111,13 +111,13 @@ absl::Status KickAnother(Pollset* pollset, PollsetWorker* worker) {
 std::unique_ptr<OwnSockets> OwnSockets::Create() {
   if (!program_calls || !within_program) return nullptr;
   KeepGrpc();  // nothing else may happen on gRPC's own set that would end that wait earlier
-  FileDescriptor epoll(static_cast<int>(syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
+  FileDescriptor epoll(epoll_create1(EPOLL_CLOEXEC));
   FileDescriptor wake(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!epoll.valid() || !wake.valid()) return nullptr;
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.u64 = kWake;
-  if (syscall(SYS_epoll_ctl, epoll.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) return nullptr;
+  if (epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) return nullptr;
   return std::unique_ptr<OwnSockets>(new OwnSockets(std::move(epoll), std::move(wake)));
 }
 
@@ -157,10 +157,7 @@ bool OwnSockets::Drive(grpc_completion_queue* queue,
 }
 
 void OwnSockets::Wait() {
-  constexpr size_t kSignalSetBytes = 8;
-  const auto heard = syscall(SYS_epoll_pwait, epoll_.get(), events_.data(), kMostEvents, -1,
-                             nullptr, kSignalSetBytes);
-  heard_ = std::max(0, static_cast<int>(heard));
+  heard_ = std::max(0, epoll_wait(epoll_.get(), events_.data(), kMostEvents, -1));
   const int64_t now = EventOrder::NowMs();
   if (now < look_at_) return;
   look_at_ = now + kLookEveryMs;

@@ -244,7 +244,7 @@ std::shared_ptr<PayloadReceiver> PayloadReceiver::BeginTls() {
 void PayloadReceiver::Decrypted(absl::Span<const uint8_t> bytes) {
   absl::MutexLock lock(&mutex_);
   follower_.Feed(bytes);
-  if (follower_.TakeLarge()) EventOrder::Get().OnMuch(socket_);
+  EventOrder::Get().OnMoves(socket_, follower_.TakeLargest());
   if (!wasted_.has_value()) return;
   wasted_->FeedDecrypted(bytes);
   to_judge_ = true;
@@ -439,7 +439,7 @@ ssize_t PayloadReceiver::ReceiveFollowed(msghdr& message) {
     if (static_cast<size_t>(got) < read.bytes()) break;
     between = !read.straight.empty();  // after a short read that led to none, all that there is
   }
-  if (follower_.TakeLarge()) EventOrder::Get().OnMuch(socket_);
+  EventOrder::Get().OnMoves(socket_, follower_.TakeLargest());
   return static_cast<ssize_t>(total);
 }
 

@@ -17,10 +17,10 @@ namespace {
   return true;
 }();
 
-bool IsMuch(const msghdr& message) {
+int64_t BytesOf(const msghdr& message) {
   size_t bytes = 0;
   for (size_t n = 0; n < message.msg_iovlen; ++n) bytes += message.msg_iov[n].iov_len;
-  return bytes >= attnd::EventOrder::kMuchBytes;
+  return static_cast<int64_t>(bytes);
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ ssize_t recvmsg(int socket, msghdr* message, int flags) {
 }
 
 ssize_t sendmsg(int socket, const msghdr* message, int flags) {
-  if (IsMuch(*message)) attnd::EventOrder::Get().OnMuch(socket);
+  attnd::EventOrder::Get().OnMoves(socket, BytesOf(*message));
   const ssize_t sent = syscall(SYS_sendmsg, socket, message, flags);
   if (sent < 0) {
     const int error = errno;
