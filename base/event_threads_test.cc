@@ -1,8 +1,6 @@
 #include "base/event_threads.h"
 
 #include <dirent.h>
-#include <grpcpp/generic/async_generic_service.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -15,6 +13,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/generic_echo.h"
 
 namespace attnd {
 namespace {
@@ -32,59 +31,20 @@ int ThreadsOfGrpc() {
   return count;
 }
 
-// Answers with what it has got, once `gate` calls are inside and after some work.
-class Echo final : public grpc::CallbackGenericService {
- public:
-  Echo(int gate, absl::Duration work) : gate_(gate), work_(work) {}
-
- private:
-  class Call final : public grpc::ServerGenericBidiReactor {
-   public:
-    explicit Call(Echo& echo) : echo_(echo) { StartRead(&message_); }
-    void OnReadDone(bool ok) override {
-      if (!ok) return Finish(grpc::Status::OK);
-      ++echo_.inside_;
-      while (echo_.inside_ < echo_.gate_) std::this_thread::yield();
-      for (absl::Time end = absl::Now() + echo_.work_; absl::Now() < end;) {
-      }
-      StartWriteAndFinish(&message_, {}, grpc::Status::OK);
-    }
-    void OnDone() override { delete this; }
-
-   private:
-    Echo& echo_;
-    grpc::ByteBuffer message_;
-  };
-  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext*) override {
-    return new Call(*this);
-  }
-  const int gate_;
-  const absl::Duration work_;
-  std::atomic<int> inside_{0};
-};
-
 grpc::Status CallEcho(const std::shared_ptr<grpc::Channel>& channel) {
-  grpc::GenericStub stub(channel);
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
-  grpc::Slice slice("hello");
-  grpc::ByteBuffer request(&slice, 1), reply;
-  grpc::CompletionQueue queue;
-  grpc::Status status;
-  auto call = stub.PrepareUnaryCall(&context, "/test/Echo", request, &queue);
-  call->StartCall();
-  call->Finish(&reply, &status, nullptr);
-  void* tag = nullptr;
-  bool ok = false;
-  queue.Next(&tag, &ok);
-  queue.Shutdown();
-  while (queue.Next(&tag, &ok)) {
-  }
-  return status;
+  grpc::ByteBuffer reply;
+  return attnd::CallEcho(channel, "hello", reply);
 }
 
+// Answers once `gate` calls are inside and after some work.
 struct Server {
-  explicit Server(int gate, absl::Duration work = absl::ZeroDuration()) : echo(gate, work) {
+  explicit Server(int gate, absl::Duration work = absl::ZeroDuration())
+      : echo([this, gate, work](const grpc::ByteBuffer&) {
+          ++inside;
+          while (inside < gate) std::this_thread::yield();
+          for (absl::Time end = absl::Now() + work; absl::Now() < end;) {
+          }
+        }) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.RegisterCallbackGenericService(&echo);
@@ -94,7 +54,8 @@ struct Server {
     return grpc::CreateChannel("127.0.0.1:" + std::to_string(port),
                                grpc::InsecureChannelCredentials());
   }
-  Echo echo;
+  std::atomic<int> inside{0};
+  GenericEcho echo;
   int port = 0;
   std::unique_ptr<grpc::Server> server;
 };

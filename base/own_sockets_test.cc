@@ -2,8 +2,6 @@
 
 #include <grpcpp/alarm.h>
 #include <grpcpp/create_channel_posix.h>
-#include <grpcpp/generic/async_generic_service.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/server_posix.h>
 #include <gtest/gtest.h>
@@ -21,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/event_threads.h"
+#include "base/generic_echo.h"
 #include "base/payload_receiver.h"
 
 namespace attnd {
@@ -45,49 +44,6 @@ std::string TextOf(const grpc::ByteBuffer& buffer) {
   return text;
 }
 
-// Answers with what it has got.
-class Echo final : public grpc::CallbackGenericService {
- public:
-  // A message of kMuch waits in its callback until so many are there.
-  std::atomic<int> together{1};
-  // Who took the last message.
-  std::thread::id last() {
-    absl::MutexLock lock(&mutex_);
-    return last_;
-  }
-  void Empty() { inside_ = 0; }
-
- private:
-  class Call final : public grpc::ServerGenericBidiReactor {
-   public:
-    explicit Call(Echo& echo) : echo_(echo) { StartRead(&message_); }
-    void OnReadDone(bool ok) override {
-      if (!ok) return Finish(grpc::Status::OK);
-      {
-        absl::MutexLock lock(&echo_.mutex_);
-        echo_.last_ = std::this_thread::get_id();
-      }
-      if (message_.Length() == kMuch) {
-        ++echo_.inside_;
-        while (echo_.inside_ < echo_.together) std::this_thread::yield();
-      }
-      StartWriteAndFinish(&message_, {}, grpc::Status::OK);
-    }
-    void OnDone() override { delete this; }
-
-   private:
-    Echo& echo_;
-    grpc::ByteBuffer message_;
-  };
-  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext*) override {
-    return new Call(*this);
-  }
-
-  absl::Mutex mutex_;
-  std::thread::id last_ ABSL_GUARDED_BY(mutex_);
-  std::atomic<int> inside_{0};
-};
-
 // A server and connections to it, whose both ends this process follows.
 class OwnSocketsTest : public testing::Test {
  protected:
@@ -110,28 +66,34 @@ class OwnSocketsTest : public testing::Test {
     return grpc::CreateCustomInsecureChannelFromFd("there", pair[1], arguments);
   }
 
-  // By a queue of its own.
   static void Call(const std::shared_ptr<grpc::Channel>& channel, const std::string& bytes) {
-    grpc::GenericStub stub(channel);
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
-    grpc::Slice slice(bytes);
-    grpc::ByteBuffer request(&slice, 1), reply;
-    grpc::CompletionQueue queue;
-    grpc::Status status;
-    auto call = stub.PrepareUnaryCall(&context, "/test/Echo", request, &queue);
-    call->StartCall();
-    call->Finish(&reply, &status, nullptr);
-    void* tag = nullptr;
-    bool ok = false;
-    queue.Next(&tag, &ok);
-    queue.Shutdown();
+    grpc::ByteBuffer reply;
+    const grpc::Status status = CallEcho(channel, bytes, reply);
     EXPECT_TRUE(status.ok()) << status.error_message();
     EXPECT_TRUE(!status.ok() || TextOf(reply) == bytes) << bytes.size();
   }
 
+  void OnMessage(const grpc::ByteBuffer& message) {
+    {
+      absl::MutexLock lock(&mutex_);
+      last_ = std::this_thread::get_id();
+    }
+    if (message.Length() != kMuch) return;
+    ++inside_;
+    while (inside_ < together_) std::this_thread::yield();
+  }
+  // Who took the last message.
+  std::thread::id last() {
+    absl::MutexLock lock(&mutex_);
+    return last_;
+  }
+
   EventThreads threads_{16};  // for both ends of all connections
-  Echo echo_;
+  // A message of kMuch waits in its callback until so many are there.
+  std::atomic<int> together_{1}, inside_{0};
+  absl::Mutex mutex_;
+  std::thread::id last_ ABSL_GUARDED_BY(mutex_);
+  GenericEcho echo_{[this](const grpc::ByteBuffer& message) { OnMessage(message); }};
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -143,8 +105,8 @@ TEST_F(OwnSocketsTest, ConnectionsThatMoveMuchAreServedAtTheSameTimeWithoutTheOt
     Call(channels.back(), Bytes(kMuch, n));  // from here on it moves much
   }
   for (int round = 0; round < 5; ++round) {
-    echo_.Empty();
-    echo_.together = kConnections;
+    inside_ = 0;
+    together_ = kConnections;
     std::vector<std::thread> callers;
     for (int n = 0; n < kConnections; ++n) {
       callers.emplace_back([&, n] { Call(channels[n], Bytes(kMuch, n)); });
@@ -157,9 +119,9 @@ TEST_F(OwnSocketsTest, ConnectionsThatMoveMuchAreServedAtTheSameTimeWithoutTheOt
 TEST_F(OwnSocketsTest, AConnectionThatMovesLittleAgainComesBack) {
   const std::shared_ptr<grpc::Channel> channel = Connect();
   Call(channel, Bytes(kLittle, 1));
-  const std::thread::id of_all = echo_.last();
-  while (echo_.last() == of_all) Call(channel, Bytes(kMuch, 2));
-  while (echo_.last() != of_all) Call(channel, Bytes(kLittle, 3));
+  const std::thread::id of_all = last();
+  while (last() == of_all) Call(channel, Bytes(kMuch, 2));
+  while (last() != of_all) Call(channel, Bytes(kLittle, 3));
 }
 
 // There are more of them than other threads, so that this one has some.
