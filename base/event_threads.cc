@@ -18,7 +18,9 @@
 #include "absl/time/clock.h"
 #include "base/busy_thread.h"
 #include "base/check.h"
+#include "base/cpu_quota.h"
 #include "base/own_sockets.h"
+#include "base/short_waits.h"
 
 static_assert(GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR == 51,
               "compare with this gRPC's src/cpp/common/completion_queue_cc.cc");
@@ -78,11 +80,17 @@ class EventThreads::Pool {
   }
 
   void Main(int index) {
-    BusyThread own(ThreadUse::OfTheCaller());
+    int64_t looks_in_vain = 0;
+    auto use = [&] {
+      ThreadUse now = ThreadUse::OfTheCaller();
+      now.sleeps += looks_in_vain;  // it has waited, too
+      return now;
+    };
+    BusyThread own(use());
     int64_t look_at = 0;
     while (true) {
       if (index >= driving_) WaitUntilWanted(index);
-      switch (RunNext(index)) {
+      switch (RunNext(index, looks_in_vain)) {
         case GRPC_QUEUE_SHUTDOWN:
           return;
         case GRPC_QUEUE_TIMEOUT:
@@ -91,7 +99,7 @@ class EventThreads::Pool {
         case GRPC_OP_COMPLETE:
           if (NowNanoseconds() < look_at) break;
           look_at = NowNanoseconds() + kLookEvery;
-          own.IsBusy(ThreadUse::OfTheCaller()) ? Join() : LeaveIfNotNeeded();
+          own.IsBusy(use()) ? Join() : LeaveIfNotNeeded();
       }
     }
   }
@@ -112,13 +120,23 @@ class EventThreads::Pool {
   }
 
   // As gRPC's own threads do it, which never hold a lock here and are never inside gRPC.
-  grpc_completion_type RunNext(int index) {
+  grpc_completion_type RunNext(int index, int64_t& looks_in_vain) {
     gpr_timespec until = gpr_inf_future(GPR_CLOCK_MONOTONIC);
     if (index > 0) {
       until =
           gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(kLookMs, GPR_TIMESPAN));
     }
-    grpc_event event = grpc_completion_queue_next(queue_.cq(), until, nullptr);
+    grpc_event event;
+    auto next = [&](gpr_timespec until) {
+      event = grpc_completion_queue_next(queue_.cq(), until, nullptr);
+      return event.type != GRPC_QUEUE_TIMEOUT;
+    };
+    auto look = [&] {
+      const bool came = next(gpr_inf_past(GPR_CLOCK_MONOTONIC));
+      if (!came) ++looks_in_vain;
+      return came;
+    };
+    waits_.Wait(look, [&] { return next(until); });
     if (event.type == GRPC_OP_COMPLETE) {
       ++inside_;
       Run(event.tag, event.success != 0);
@@ -150,6 +168,7 @@ class EventThreads::Pool {
   }
 
   grpc::CompletionQueue queue_;
+  ShortWaits waits_{AvailableCpus()};
   std::atomic<int> most_{0};
   std::atomic<int> driving_;  // threads 0 to driving_ - 1 do
   std::atomic<int64_t> needed_at_{0};

@@ -248,8 +248,12 @@ class CallRunner::Lane final : public EventSink {
     if (bulk_) return mailbox_->Take(until);
     void* pointer;
     bool ok;
-    while (own_->queue().AsyncNext(&pointer, &ok, ToGrpcTime(until)) ==
-           grpc::CompletionQueue::GOT_EVENT) {
+    auto next = [&](auto until) {
+      return own_->queue().AsyncNext(&pointer, &ok, until) == grpc::CompletionQueue::GOT_EVENT;
+    };
+    auto look = [&] { return next(gpr_inf_past(GPR_CLOCK_MONOTONIC)); };
+    auto sleep = [&] { return next(ToGrpcTime(until)); };
+    while (CompletionQueues::Waits().Wait(look, sleep)) {
       auto* tag = static_cast<QueueTag*>(pointer);
       if (HasEnded(tag, ok)) return tag;
     }

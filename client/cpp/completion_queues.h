@@ -11,11 +11,19 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "base/cpu_quota.h"
+#include "base/short_waits.h"
 
 namespace attnd {
 
 class CompletionQueues {
  public:
+  // Waits for what such queues bring, of all clients of the process.
+  static ShortWaits& Waits() {
+    static ShortWaits waits(AvailableCpus());
+    return waits;
+  }
+
   // Borrowed: gives its queue back when it goes; nothing may be pending on it then.
   class Borrowed {
    public:

@@ -1,0 +1,143 @@
+#include "base/short_waits.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "absl/synchronization/notification.h"
+
+namespace attnd {
+namespace {
+
+constexpr absl::Duration kShort = ShortWaits::kShort;
+
+// What comes after `wait`; a look and a moment take a tenth of kShort.
+struct Waiter {
+  bool Wait(absl::Duration wait, bool comes = true) {
+    const absl::Time at = clock.Now() + wait;
+    auto look = [&] {
+      ++looks;
+      clock.Advance(kShort / 10);
+      return comes && clock.Now() >= at;
+    };
+    auto sleep = [&] {
+      ++sleeps;
+      clock.Advance(std::max(absl::ZeroDuration(), at - clock.Now()));
+      return comes;
+    };
+    return waits.Wait(look, sleep);
+  }
+  int LooksOf(absl::Duration wait, bool comes = true) {
+    const int before = looks;
+    EXPECT_EQ(Wait(wait, comes), comes);
+    return looks - before;
+  }
+
+  explicit Waiter(int processors = 2) : waits(processors, clock) {}
+  FakeClock clock;
+  ShortWaits waits;
+  int looks = 0, sleeps = 0;
+};
+
+TEST(ShortWaits, LooksOnceAWaitWasShort) {
+  Waiter waiter;
+  EXPECT_EQ(waiter.LooksOf(kShort / 2), 0);
+  EXPECT_EQ(waiter.sleeps, 1);
+  EXPECT_EQ(waiter.LooksOf(kShort / 2), 5);
+  EXPECT_EQ(waiter.LooksOf(kShort / 5), 2);
+  EXPECT_EQ(waiter.sleeps, 1);
+}
+
+TEST(ShortWaits, SleepsThroughLongWaits) {
+  Waiter waiter;
+  for (int n = 0; n < 100; ++n) EXPECT_EQ(waiter.LooksOf(2 * kShort), 0);
+  EXPECT_EQ(waiter.sleeps, 100);
+}
+
+// Looks for no longer than that, then sleeps; and next time the wait before has been long.
+TEST(ShortWaits, LooksForAWhileOnly) {
+  Waiter waiter;
+  waiter.Wait(kShort / 2);
+  EXPECT_EQ(waiter.LooksOf(10 * kShort), 10);
+  EXPECT_EQ(waiter.sleeps, 2);
+  EXPECT_EQ(waiter.LooksOf(kShort / 2), 0);
+}
+
+// Nothing has come: as a wait that was too long.
+TEST(ShortWaits, AWaitInVainIsNotShort) {
+  Waiter waiter;
+  for (int n = 0; n < 4; ++n) EXPECT_EQ(waiter.LooksOf(kShort / 2, false), 0);
+}
+
+// Short waits that have to pass: 1, after looks in vain 2, 4, 8, ..., and half after each that was
+// not.
+TEST(ShortWaits, EachLookInVainDoublesTheShortWaitsBeforeTheNext) {
+  Waiter waiter;
+  waiter.Wait(kShort / 2);
+  for (int wanted : {2, 4, 8, 16}) {
+    EXPECT_GT(waiter.LooksOf(10 * kShort), 0);
+    for (int n = 0; n < wanted; ++n) EXPECT_EQ(waiter.LooksOf(kShort / 2), 0) << wanted;
+  }
+  for (int n = 0; n < 4; ++n) EXPECT_GT(waiter.LooksOf(kShort / 2), 0);
+  EXPECT_GT(waiter.LooksOf(10 * kShort), 0);
+  for (int n = 0; n < 2; ++n) EXPECT_EQ(waiter.LooksOf(kShort / 2), 0);
+  EXPECT_GT(waiter.LooksOf(kShort / 2), 0);
+}
+
+TEST(ShortWaits, DoublesUpToAMost) {
+  Waiter waiter;
+  auto until_it_looks = [&] {
+    int waits = 0;
+    while (waiter.LooksOf(kShort / 2) == 0) ++waits;
+    return waits;
+  };
+  for (int n = 0; n < 30; ++n) {
+    until_it_looks();
+    waiter.Wait(10 * kShort);
+  }
+  // The look that was not in vain has halved it.
+  EXPECT_LE(until_it_looks(), ShortWaits::kMostWanted);
+}
+
+TEST(ShortWaits, OneProcessorNeverLooks) {
+  Waiter waiter(1);
+  for (int n = 0; n < 4; ++n) EXPECT_EQ(waiter.LooksOf(kShort / 2), 0);
+}
+
+// Who looks while another comes to wait sleeps, and the other does not look.
+TEST(ShortWaits, OnlyOneThatIsAloneLooks) {
+  ShortWaits waits(2);
+  auto nothing = [] { return false; };
+  auto at_once = [] { return true; };
+  waits.Wait(nothing, at_once);
+  absl::Notification second_sleeps, first_sleeps;
+  std::thread second;
+  int second_looked = 0;
+  waits.Wait(
+      [&] {
+        if (second.joinable()) return false;
+        second = std::thread([&] {
+          waits.Wait(
+              [&] {
+                ++second_looked;
+                return false;
+              },
+              [&] {
+                second_sleeps.Notify();
+                first_sleeps.WaitForNotification();
+                return true;
+              });
+        });
+        second_sleeps.WaitForNotification();
+        return false;
+      },
+      [&] {
+        first_sleeps.Notify();
+        return true;
+      });
+  second.join();
+  EXPECT_EQ(second_looked, 0);
+}
+
+}  // namespace
+}  // namespace attnd
