@@ -29,6 +29,7 @@ namespace attnd {
 namespace {
 
 constexpr int64_t kLookEvery = 250'000;  // nanoseconds
+constexpr int kLooksOfAPause = 4;
 // How often a thread that hears nothing looks whether it is still needed.
 constexpr int kLookMs = 100;
 
@@ -80,17 +81,17 @@ class EventThreads::Pool {
   }
 
   void Main(int index) {
-    int64_t looks_in_vain = 0;
+    int64_t pauses = 0;  // without a sleep
     auto use = [&] {
       ThreadUse now = ThreadUse::OfTheCaller();
-      now.sleeps += looks_in_vain;  // it has waited, too
+      now.sleeps += pauses;
       return now;
     };
     BusyThread own(use());
     int64_t look_at = 0;
     while (true) {
       if (index >= driving_) WaitUntilWanted(index);
-      switch (RunNext(index, looks_in_vain)) {
+      switch (RunNext(index, pauses)) {
         case GRPC_QUEUE_SHUTDOWN:
           return;
         case GRPC_QUEUE_TIMEOUT:
@@ -120,7 +121,7 @@ class EventThreads::Pool {
   }
 
   // As gRPC's own threads do it, which never hold a lock here and are never inside gRPC.
-  grpc_completion_type RunNext(int index, int64_t& looks_in_vain) {
+  grpc_completion_type RunNext(int index, int64_t& pauses) {
     gpr_timespec until = gpr_inf_future(GPR_CLOCK_MONOTONIC);
     if (index > 0) {
       until =
@@ -131,12 +132,13 @@ class EventThreads::Pool {
       event = grpc_completion_queue_next(queue_.cq(), until, nullptr);
       return event.type != GRPC_QUEUE_TIMEOUT;
     };
+    // A look may bring gRPC work and this nothing, but hardly several.
+    int looks = 0;
     auto look = [&] {
-      const bool came = next(gpr_inf_past(GPR_CLOCK_MONOTONIC));
-      if (!came) ++looks_in_vain;
-      return came;
+      if (++looks == kLooksOfAPause) ++pauses;
+      return next(gpr_inf_past(GPR_CLOCK_MONOTONIC));
     };
-    waits_.Wait(look, [&] { return next(until); });
+    waits_.Wait(driving_ == 1, look, [&] { return next(until); });
     if (event.type == GRPC_OP_COMPLETE) {
       ++inside_;
       Run(event.tag, event.success != 0);

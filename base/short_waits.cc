@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <thread>
 
-#include "absl/cleanup/cleanup.h"
-
 namespace attnd {
 namespace {
 
@@ -17,9 +15,7 @@ const Clock& TheRealClock() {
 
 ShortWaits::ShortWaits(int processors) : ShortWaits(processors, TheRealClock()) {}
 
-bool ShortWaits::Wait(absl::FunctionRef<bool()> look, absl::FunctionRef<bool()> sleep) {
-  const bool alone = waiting_.fetch_add(1) == 0;
-  const auto done = absl::MakeCleanup([this] { --waiting_; });
+bool ShortWaits::Wait(bool alone, absl::FunctionRef<bool()> look, absl::FunctionRef<bool()> sleep) {
   if (!looks_ || !alone) return sleep();
   const bool looks = in_a_row_ >= wanted_;
   const absl::Time long_at = clock_.Now() + kShort;
@@ -38,7 +34,7 @@ bool ShortWaits::Look(absl::FunctionRef<bool()> look, absl::Time until) {
   do {
     if (look()) return true;
     std::this_thread::yield();  // what is to come may need this core
-  } while (waiting_ == 1 && clock_.Now() < until);
+  } while (clock_.Now() < until);
   return false;
 }
 

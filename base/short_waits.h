@@ -1,13 +1,13 @@
 // ShortWaits: waits for what mostly comes at once.
 //
 // A thread that goes to sleep is 5 to 50 us late on a VM, at each end of a call: more than a small
-// call's work. So who waits alone, and has lately waited less than kShort, looks for what is to
-// come for up to kShort before it sleeps. Waits that last longer are slept through: after each
+// call's work. So one that waits alone, and has lately waited less than kShort, looks for what is
+// to come for up to kShort before it sleeps. Waits that last longer are slept through: after each
 // look in vain twice as many short waits have to pass before the next. So looking costs no more
-// processor time than the short waits themselves last, and next to nothing where they are long or
-// several threads wait (docs/PERFORMANCE.md, Wire).
+// processor time than the short waits themselves last, and next to nothing where they are long
+// (docs/PERFORMANCE.md, Wire).
 //
-// Threads: any; those that share an object are alone as one.
+// Threads: any.
 #pragma once
 
 #include <atomic>
@@ -28,14 +28,14 @@ class ShortWaits {
   ShortWaits(int processors, const Clock& clock) : looks_(processors > 1), clock_(clock) {}
 
   // `look` does not wait, `sleep` does; each tells whether something has come, as this does.
-  bool Wait(absl::FunctionRef<bool()> look, absl::FunctionRef<bool()> sleep);
+  // `alone`: no other thread waits for such events, or would have to be woken for them.
+  bool Wait(bool alone, absl::FunctionRef<bool()> look, absl::FunctionRef<bool()> sleep);
 
  private:
   bool Look(absl::FunctionRef<bool()> look, absl::Time until);
 
   const bool looks_;
   const Clock& clock_;
-  std::atomic<int> waiting_{0};  // threads
   // Of who waits alone; a value that another has just replaced does no harm.
   std::atomic<int> in_a_row_{0};  // short waits so far
   std::atomic<int> wanted_{1};    // short waits before a look

@@ -2,9 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <thread>
+#include <algorithm>
 
-#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
 
 namespace attnd {
 namespace {
@@ -25,7 +26,7 @@ struct Waiter {
       clock.Advance(std::max(absl::ZeroDuration(), at - clock.Now()));
       return comes;
     };
-    return waits.Wait(look, sleep);
+    return waits.Wait(alone, look, sleep);
   }
   int LooksOf(absl::Duration wait, bool comes = true) {
     const int before = looks;
@@ -36,6 +37,7 @@ struct Waiter {
   explicit Waiter(int processors = 2) : waits(processors, clock) {}
   FakeClock clock;
   ShortWaits waits;
+  bool alone = true;
   int looks = 0, sleeps = 0;
 };
 
@@ -104,39 +106,11 @@ TEST(ShortWaits, OneProcessorNeverLooks) {
   for (int n = 0; n < 4; ++n) EXPECT_EQ(waiter.LooksOf(kShort / 2), 0);
 }
 
-// Who looks while another comes to wait sleeps, and the other does not look.
 TEST(ShortWaits, OnlyOneThatIsAloneLooks) {
-  ShortWaits waits(2);
-  auto nothing = [] { return false; };
-  auto at_once = [] { return true; };
-  waits.Wait(nothing, at_once);
-  absl::Notification second_sleeps, first_sleeps;
-  std::thread second;
-  int second_looked = 0;
-  waits.Wait(
-      [&] {
-        if (second.joinable()) return false;
-        second = std::thread([&] {
-          waits.Wait(
-              [&] {
-                ++second_looked;
-                return false;
-              },
-              [&] {
-                second_sleeps.Notify();
-                first_sleeps.WaitForNotification();
-                return true;
-              });
-        });
-        second_sleeps.WaitForNotification();
-        return false;
-      },
-      [&] {
-        first_sleeps.Notify();
-        return true;
-      });
-  second.join();
-  EXPECT_EQ(second_looked, 0);
+  Waiter waiter;
+  waiter.Wait(kShort / 2);
+  waiter.alone = false;
+  for (int n = 0; n < 4; ++n) EXPECT_EQ(waiter.LooksOf(kShort / 2), 0);
 }
 
 }  // namespace

@@ -248,12 +248,7 @@ class CallRunner::Lane final : public EventSink {
     if (bulk_) return mailbox_->Take(until);
     void* pointer;
     bool ok;
-    auto next = [&](auto until) {
-      return own_->queue().AsyncNext(&pointer, &ok, until) == grpc::CompletionQueue::GOT_EVENT;
-    };
-    auto look = [&] { return next(gpr_inf_past(GPR_CLOCK_MONOTONIC)); };
-    auto sleep = [&] { return next(ToGrpcTime(until)); };
-    while (CompletionQueues::Waits().Wait(look, sleep)) {
+    while (own_->Next(&pointer, &ok, ToGrpcTime(until))) {
       auto* tag = static_cast<QueueTag*>(pointer);
       if (HasEnded(tag, ok)) return tag;
     }

@@ -5,6 +5,7 @@
 
 #include <grpcpp/completion_queue.h>
 
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -18,20 +19,31 @@ namespace attnd {
 
 class CompletionQueues {
  public:
-  // Waits for what such queues bring, of all clients of the process.
-  static ShortWaits& Waits() {
-    static ShortWaits waits(AvailableCpus());
-    return waits;
-  }
-
   // Borrowed: gives its queue back when it goes; nothing may be pending on it then.
   class Borrowed {
    public:
-    explicit Borrowed(CompletionQueues& pool) : pool_(pool), queue_(pool.Take()) {}
-    ~Borrowed() { pool_.Give(std::move(queue_)); }
+    explicit Borrowed(CompletionQueues& pool) : pool_(pool), queue_(pool.Take()) {
+      ++OfProcess().borrowed;
+    }
+    ~Borrowed() {
+      --OfProcess().borrowed;
+      pool_.Give(std::move(queue_));
+    }
     Borrowed(const Borrowed&) = delete;
     Borrowed& operator=(const Borrowed&) = delete;
     grpc::CompletionQueue& queue() { return *queue_; }
+
+    // As queue().AsyncNext(tag, ok, until); true: an event. Looks for it before it sleeps, if no
+    // other thread of the process drives such a queue.
+    template <typename Time>
+    bool Next(void** tag, bool* ok, const Time& until) {
+      auto next = [&](const auto& time) {
+        return queue_->AsyncNext(tag, ok, time) == grpc::CompletionQueue::GOT_EVENT;
+      };
+      return OfProcess().waits.Wait(
+          OfProcess().borrowed == 1, [&] { return next(gpr_inf_past(GPR_CLOCK_MONOTONIC)); },
+          [&] { return next(until); });
+    }
 
    private:
     CompletionQueues& pool_;
@@ -60,6 +72,15 @@ class CompletionQueues {
   void Give(std::unique_ptr<grpc::CompletionQueue> queue) {
     absl::MutexLock lock(&mutex_);
     free_.push_back(std::move(queue));
+  }
+
+  struct Process {
+    ShortWaits waits{AvailableCpus()};
+    std::atomic<int> borrowed{0};  // queues of all clients
+  };
+  static Process& OfProcess() {
+    static Process process;
+    return process;
   }
 
   absl::Mutex mutex_;

@@ -8,7 +8,8 @@
 //   idle       10,000 connections do nothing
 //
 // Quiet pieces and those beside a crowd take turns, so that a machine that changes is seen; medians
-// of the rounds. Daemon and crowd are processes of their own, which send as fast as the daemon
+// of the rounds. A round's crowd comes, connects, and is gone after it. Daemon and crowd are
+// processes of their own, which send as fast as the daemon
 // takes it: headers, frames and messages by a thread for each connection, else by one.
 //
 //     bazel build //tests/benchmarks:flood_latency //tests/benchmarks:null_attnd
@@ -44,7 +45,7 @@ namespace {
 constexpr char kAddress[] = "127.0.0.1:17090";
 constexpr char kStream[] = "/attnd.v1.Attention/ForwardStream";
 constexpr absl::Duration kQuiet = absl::Milliseconds(600), kBeside = absl::Milliseconds(1000),
-                         kSettling = absl::Milliseconds(400), kPatience = absl::Seconds(3);
+                         kSettling = absl::Milliseconds(700), kPatience = absl::Seconds(3);
 constexpr int kRounds = 5;
 
 pid_t Fork(const std::function<void()>& child) {
@@ -62,14 +63,21 @@ void End(pid_t pid, int signal) {
 
 using Crowd = std::vector<std::unique_ptr<RawHttp2>>;
 
+// All acknowledged.
 Crowd Connect(int count) {
   Crowd crowd;
   for (int n = 0; n < count; ++n) {
     crowd.push_back(std::make_unique<RawHttp2>(kAddress));
     crowd.back()->Greet();
   }
+  for (auto& peer : crowd) {
+    while (!peer->acknowledged()) peer->Read(100);
+  }
   return crowd;
 }
+
+// What a crowd calls when its connections are there.
+using Begun = std::function<void()>;
 
 void SendHeaders() {
   const std::string block = RawHttp2::CallHeaders(kStream, RawHttp2::Headers(10000, {"x", "1"}));
@@ -88,7 +96,8 @@ void SendHeaders() {
   }
 }
 
-void FloodHeaders() {
+void FloodHeaders(const Begun& begun) {
+  begun();
   std::vector<std::thread> senders;
   for (int n = 0; n < 4; ++n) senders.emplace_back(SendHeaders);
   for (std::thread& sender : senders) sender.join();
@@ -107,7 +116,8 @@ std::string HeaderMessage() {
   return RawHttp2::MessagePrefix(static_cast<uint32_t>(bytes.size())) + bytes;
 }
 
-void FloodResets() {
+void FloodResets(const Begun& begun) {
+  begun();
   const std::string block = RawHttp2::CallHeaders(kStream), header = HeaderMessage();
   RawHttp2 peer(kAddress);
   peer.Greet();
@@ -133,7 +143,8 @@ void SendFrames(RawHttp2::Frame type, uint8_t flags, uint32_t stream, std::strin
   }
 }
 
-void FloodFrames() {
+void FloodFrames(const Begun& begun) {
+  begun();
   std::vector<std::thread> senders;
   for (int n = 0; n < 2; ++n) {
     senders.emplace_back(SendFrames, RawHttp2::kWindowUpdate, 0, 0, std::string("\0\0\0\1", 4));
@@ -163,21 +174,22 @@ void SendMessages() {
   }
 }
 
-void FloodMessages() {
+void FloodMessages(const Begun& begun) {
+  begun();
   std::vector<std::thread> senders;
   for (int n = 0; n < 40; ++n) senders.emplace_back(SendMessages);
   for (std::thread& sender : senders) sender.join();
 }
 
-void SendSlowly() {
+void SendSlowly(const Begun& begun) {
   const std::string chunk = RawHttp2::MessagePrefix(1000) + std::string(900, 'x');
   const std::string header = HeaderMessage();
   Crowd crowd = Connect(1000);
   for (auto& peer : crowd) {
-    while (!peer->acknowledged()) peer->Read(100);
     peer->StartCall(1, kStream);
     peer->SendData(1, header);
   }
+  begun();
   for (size_t at = 0;; at = (at + 1) % chunk.size()) {
     for (auto& peer : crowd) {
       if (!peer->ended()) peer->SendData(1, absl::string_view(chunk).substr(at, 1));
@@ -186,8 +198,9 @@ void SendSlowly() {
   }
 }
 
-void StayIdle() {
+void StayIdle(const Begun& begun) {
   Crowd crowd = Connect(10000);
+  begun();
   while (true) pause();
 }
 
@@ -231,24 +244,38 @@ Latency MedianOf(const std::vector<Latency>& rounds) {
   return {median(&Latency::p50), median(&Latency::p90), median(&Latency::p99), failed};
 }
 
+// A process that waits until it is told to begin.
 struct Crowding {
   pid_t pid;
-  int go;  // a byte makes it begin
+  int go, begun;  // pipes, a byte each
+
+  explicit Crowding(void (*crowd)(const Begun&)) {
+    int to[2], from[2];
+    CHECK(pipe(to) == 0 && pipe(from) == 0);
+    pid = Fork([&] {
+      char byte;
+      if (read(to[0], &byte, 1) == 1) crowd([&] { CHECK(write(from[1], "b", 1) == 1); });
+    });
+    go = to[1];
+    begun = from[0];
+  }
+  void Begin() const {
+    char byte;
+    CHECK(write(go, "g", 1) == 1 && read(begun, &byte, 1) == 1);
+  }
 };
 
-// Quiet and beside the crowd, which stands still in between.
-std::pair<Latency, Latency> Compare(AttentionClient& client, const Crowding& crowd) {
+// Quiet and beside a crowd, another in each round.
+std::pair<Latency, Latency> Compare(AttentionClient& client, const std::vector<Crowding>& crowds) {
   std::vector<Latency> quiet, beside;
-  for (int round = 0; round < kRounds; ++round) {
+  for (const Crowding& crowd : crowds) {
     quiet.push_back(Measure(client, kQuiet));
-    CHECK((round == 0 ? write(crowd.go, "g", 1) == 1 : kill(crowd.pid, SIGCONT) == 0));
+    crowd.Begin();
     absl::SleepFor(kSettling);
     beside.push_back(Measure(client, kBeside));
-    CHECK(kill(crowd.pid, SIGSTOP) == 0);
+    End(crowd.pid, SIGKILL);
     absl::SleepFor(kSettling);
   }
-  End(crowd.pid, SIGKILL);
-  absl::SleepFor(kSettling);
   return {MedianOf(quiet), MedianOf(beside)};
 }
 
@@ -278,21 +305,16 @@ int Main(int argc, char** argv) {
   pid_t daemon = Fork([&] { execv(words[0], words.data()); });
   struct {
     const char* name;
-    void (*crowd)();
+    void (*crowd)(const Begun&);
   } floods[] = {
       {"floods of headers", FloodHeaders},     {"streams reset as they begin", FloodResets},
       {"floods of small frames", FloodFrames}, {"messages that never end", FloodMessages},
       {"1,000 slow connections", SendSlowly},  {"10,000 idle connections", StayIdle}};
-  std::vector<Crowding> crowds;
+  std::vector<std::vector<Crowding>> crowds;
   // Children before this process has threads.
   for (auto& flood : floods) {
-    int go[2];
-    CHECK(pipe(go) == 0);
-    pid_t pid = Fork([&] {
-      char byte;
-      if (read(go[0], &byte, 1) == 1) flood.crowd();
-    });
-    crowds.push_back({pid, go[1]});
+    std::vector<Crowding>& of_flood = crowds.emplace_back();
+    for (int round = 0; round < kRounds; ++round) of_flood.emplace_back(flood.crowd);
   }
   auto client = *AttentionClient::Connect({.addresses = {kAddress}, .wait_for_ready = true});
   Measure(*client, absl::Seconds(2));
