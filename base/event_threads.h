@@ -25,7 +25,7 @@ class EventThreads {
  public:
   static constexpr int kMost = 64;
   // How long the others stay after they were last needed.
-  static constexpr absl::Duration kStay = absl::Milliseconds(100);
+  static constexpr absl::Duration kStay = absl::Milliseconds(20);
 
   // At most `most` threads for connections that move much, and a quarter of that, or three, for
   // all others; several objects share the threads of the one with the most.
