@@ -128,8 +128,8 @@ class EventThreads::Pool {
           gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(kLookMs, GPR_TIMESPAN));
     }
     grpc_event event;
-    auto next = [&](gpr_timespec until) {
-      event = grpc_completion_queue_next(queue_.cq(), until, nullptr);
+    auto next = [&](gpr_timespec time) {
+      event = grpc_completion_queue_next(queue_.cq(), time, nullptr);
       return event.type != GRPC_QUEUE_TIMEOUT;
     };
     // A look may bring gRPC work and this nothing, but hardly several.
