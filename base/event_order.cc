@@ -15,13 +15,10 @@ namespace {
 // As gRPC adds a socket.
 constexpr uint32_t kSocketEvents = EPOLLIN | EPOLLOUT | EPOLLET;
 
-// gRPC asks for errno of its connect(2) after the socket has been added: it stays.
 bool IsConnectedUnixSocket(int socket) {
-  const int error = errno;
   sockaddr_storage there{};
   socklen_t size = sizeof(there);
   const bool connected = getpeername(socket, reinterpret_cast<sockaddr*>(&there), &size) == 0;
-  errno = error;
   return connected && there.ss_family == AF_UNIX;
 }
 
@@ -78,7 +75,16 @@ void EventOrder::Begin(int epoll) {
   large_.clear();
 }
 
+// gRPC asks for errno of its connect(2) after the socket has been added, so it stays, whatever else
+// is done here: a mutex that somebody waits for may look at files of the system.
 int EventOrder::Control(int epoll, int operation, int socket, epoll_event* event) {
+  const int error = errno;
+  const int done = Ordered(epoll, operation, socket, event);
+  if (done == 0) errno = error;
+  return done;
+}
+
+int EventOrder::Ordered(int epoll, int operation, int socket, epoll_event* event) {
   const bool adds = operation == EPOLL_CTL_ADD && (event->events & kSocketEvents) == kSocketEvents;
   if (adds && Known(socket) && (sockets_[socket].announced.exchange(false) || epoll == epoll_)) {
     absl::MutexLock lock(&mutex_);

@@ -114,6 +114,7 @@ class EventOrder {
   static constexpr int kNone = -1;
 
   static bool Known(int socket) { return socket >= 0 && socket < kMostSockets; }
+  int Ordered(int epoll, int operation, int socket, epoll_event* event);
   void Begin(int epoll) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Keep(const epoll_event* events, int count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsLarge(Name name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
