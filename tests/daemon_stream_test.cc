@@ -308,9 +308,10 @@ TEST(DaemonStream, RefusesOnTheHeaderAlone) {
     auto other = daemon.stub().ForwardStream(&other_context);
     other->Write(HeaderOf(MakeForward(SmallProblem(c.other_length), 1)));
     while (daemon.server().use().calls == 0) std::this_thread::yield();
+    const auto header = HeaderOf(MakeForward(SmallProblem(c.length), 1));
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(5));
     auto stream = daemon.stub().ForwardStream(&context);
-    stream->Write(HeaderOf(MakeForward(SmallProblem(c.length), 1)));  // no chunk, no half-close
+    stream->Write(header);  // no chunk, no half-close
     v1::ForwardResponse reply;
     grpc::Status status = ReadReply(*stream, reply);
     EXPECT_EQ(status.error_code(), c.code) << status.error_message();
