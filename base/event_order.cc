@@ -96,7 +96,9 @@ int EventOrder::Ordered(int epoll, int operation, int socket, epoll_event* event
     added.much_until_ms = 0;
     added.own_epoll = kNone;
     added.quiet = added.is_unix = IsConnectedUnixSocket(socket);
-    return Watch(EPOLL_CTL_ADD, socket, epoll);
+    if (Watch(EPOLL_CTL_ADD, socket, epoll) == 0) return 0;
+    // Move has just added it by its number, which was that of a socket closed in the meantime.
+    return errno == EEXIST ? Watch(EPOLL_CTL_MOD, socket, epoll) : -1;
   }
   if (operation == EPOLL_CTL_DEL && epoll == epoll_ && Known(socket)) {
     absl::MutexLock lock(&mutex_);

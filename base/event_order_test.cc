@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <random>
@@ -54,7 +55,7 @@ class EventOrderTest : public testing::Test {
     epoll_event event{};
     event.events = kGrpcs;
     event.data.u64 = name;
-    EXPECT_EQ(order_->Control(epoll_, EPOLL_CTL_ADD, socket, &event), 0);
+    EXPECT_EQ(order_->Control(epoll_, EPOLL_CTL_ADD, socket, &event), 0) << std::strerror(errno);
   }
   void AddAll(uint64_t first, uint64_t last) {
     for (uint64_t name = first; name <= last; ++name) Add(name);
@@ -292,6 +293,22 @@ TEST_F(EventOrderTest, GivesBackTheSocketsOfAThreadThatLeaves) {
   Send(2);
   EXPECT_EQ(Wait() + Wait(), 3u);
   EXPECT_FALSE(HandOver(1)) << "nobody is left";
+}
+
+// A thread gives a socket back while it is closed, and its number goes to another.
+TEST_F(EventOrderTest, NamesASocketAnewThatIsInTheSetAlready) {
+  AddAll(1, 1);
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair), 0);
+  epoll_event event{};
+  event.events = kGrpcs;
+  event.data.u64 = 7;
+  ASSERT_EQ(epoll_ctl(epoll_, EPOLL_CTL_ADD, pair[1], &event), 0);
+  sockets_[2] = {pair[0], pair[1]};
+  AddToSet(2);
+  Send(2);
+  EXPECT_EQ(Wait(), 2u);
+  EXPECT_EQ(Wait(), 0u);
 }
 
 TEST_F(EventOrderTest, RemovesASocketFromTheSetThatItIsIn) {
