@@ -18,7 +18,6 @@
 #include "absl/time/clock.h"
 #include "base/busy_thread.h"
 #include "base/check.h"
-#include "base/cpu_quota.h"
 #include "base/own_sockets.h"
 #include "base/short_waits.h"
 
@@ -170,7 +169,7 @@ class EventThreads::Pool {
   }
 
   grpc::CompletionQueue queue_;
-  ShortWaits waits_{AvailableCpus()};
+  ShortWaits waits_;
   std::atomic<int> most_{0};
   std::atomic<int> driving_;  // threads 0 to driving_ - 1 do
   std::atomic<int64_t> needed_at_{0};

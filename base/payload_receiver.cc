@@ -137,12 +137,6 @@ void ForgetFirstMessages(const msghdr& message, size_t bytes) {
   });
 }
 
-size_t Room(const msghdr& message) {
-  size_t bytes = 0;
-  for (size_t n = 0; n < message.msg_iovlen; ++n) bytes += message.msg_iov[n].iov_len;
-  return bytes;
-}
-
 // One read: `straight` bytes to a place of theirs, then `rest` bytes to where gRPC wants them.
 struct Read {
   absl::Span<std::byte> straight;
@@ -415,7 +409,7 @@ void PayloadReceiver::Release(HeldPeers::Key hold) {
 // As long as the socket has what was asked for: a read for each payload with a place, and beside
 // them short ones, so that a payload whose place is not known yet is not read past it.
 ssize_t PayloadReceiver::ReceiveFollowed(msghdr& message) {
-  const size_t room = Room(message), control = message.msg_controllen;
+  const size_t room = RoomOf(message), control = message.msg_controllen;
   size_t total = 0;
   for (bool between = follower_.placing() > 0; total < room;) {
     Read read;
@@ -451,10 +445,16 @@ std::unique_ptr<PayloadReceiver::Placing> PlaceMessagesFrom(const std::string& p
   return receiver->Place(first_message, placer);
 }
 
+size_t RoomOf(const msghdr& message) {
+  size_t bytes = 0;
+  for (size_t n = 0; n < message.msg_iovlen; ++n) bytes += message.msg_iov[n].iov_len;
+  return bytes;
+}
+
 ssize_t ReceiveMessage(int socket, msghdr* message, int flags) {
   // gRPC asks once more, for nothing, when it has filled as many slices as it gives at a time and
   // has others; the 0 that it gets is not the connection's end.
-  if (flags != 0 || Room(*message) == 0) return SystemReceive(socket, message, flags);
+  if (flags != 0 || RoomOf(*message) == 0) return SystemReceive(socket, message, flags);
   if (EventOrder::Get().HandOver(socket)) {
     errno = EAGAIN;
     return -1;

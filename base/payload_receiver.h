@@ -157,6 +157,9 @@ std::unique_ptr<PayloadReceiver::Placing> PlaceMessagesFrom(const std::string& p
                                                             const void* first_message,
                                                             MessagePlacer& placer);
 
+// Bytes of the message's pieces.
+size_t RoomOf(const msghdr& message);
+
 // What a program's recvmsg(2) does.
 ssize_t ReceiveMessage(int socket, msghdr* message, int flags);
 

@@ -17,12 +17,6 @@ namespace {
   return true;
 }();
 
-int64_t BytesOf(const msghdr& message) {
-  size_t bytes = 0;
-  for (size_t n = 0; n < message.msg_iovlen; ++n) bytes += message.msg_iov[n].iov_len;
-  return static_cast<int64_t>(bytes);
-}
-
 }  // namespace
 
 extern "C" {
@@ -34,7 +28,7 @@ ssize_t recvmsg(int socket, msghdr* message, int flags) {
 }
 
 ssize_t sendmsg(int socket, const msghdr* message, int flags) {
-  attnd::EventOrder::Get().OnMoves(socket, BytesOf(*message));
+  attnd::EventOrder::Get().OnMoves(socket, static_cast<int64_t>(attnd::RoomOf(*message)));
   const ssize_t sent = syscall(SYS_sendmsg, socket, message, flags);
   if (sent < 0) {
     const int error = errno;

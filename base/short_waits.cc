@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/cpu_quota.h"
+
 namespace attnd {
 namespace {
 
@@ -13,7 +15,7 @@ const Clock& TheRealClock() {
 
 }  // namespace
 
-ShortWaits::ShortWaits(int processors) : ShortWaits(processors, TheRealClock()) {}
+ShortWaits::ShortWaits() : ShortWaits(AvailableCpus(), TheRealClock()) {}
 
 bool ShortWaits::Wait(bool alone, absl::FunctionRef<bool()> look, absl::FunctionRef<bool()> sleep) {
   if (!looks_ || !alone) return sleep();

@@ -24,7 +24,7 @@ class ShortWaits {
   static constexpr int kMostWanted = 1024;
 
   // With one processor whoever looks is in the way of what it looks for: it never does.
-  explicit ShortWaits(int processors);
+  ShortWaits();  // with those of this process
   ShortWaits(int processors, const Clock& clock) : looks_(processors > 1), clock_(clock) {}
 
   // `look` does not wait, `sleep` does; each tells whether something has come, as this does.

@@ -12,7 +12,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "base/cpu_quota.h"
 #include "base/short_waits.h"
 
 namespace attnd {
@@ -75,7 +74,7 @@ class CompletionQueues {
   }
 
   struct Process {
-    ShortWaits waits{AvailableCpus()};
+    ShortWaits waits;
     std::atomic<int> borrowed{0};  // queues of all clients
   };
   static Process& OfProcess() {

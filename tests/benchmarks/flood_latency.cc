@@ -257,6 +257,8 @@ struct Crowding {
       char byte;
       if (read(to[0], &byte, 1) == 1) crowd([&] { CHECK(write(from[1], "b", 1) == 1); });
     });
+    close(to[0]);
+    close(from[1]);  // so that its end is seen
     go = to[1];
     begun = from[0];
   }
