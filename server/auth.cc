@@ -111,7 +111,7 @@ absl::StatusOr<std::string> Authenticator::CheckToken(absl::string_view header) 
                  "authorization: expected a token that this server knows, got another");
 }
 
-absl::StatusOr<std::string> Authenticator::Identify(const grpc::CallbackServerContext& context,
+absl::StatusOr<std::string> Authenticator::Identify(const grpc::ServerContextBase& context,
                                                     absl::string_view peer) const {
   if (!entries()->empty()) {
     auto header = context.client_metadata().find("authorization");

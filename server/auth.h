@@ -31,7 +31,7 @@ class Authenticator {
   bool Replace(Authenticator other);
 
   // The caller's name, or UNAUTHENTICATED TOKEN_MISSING or TOKEN_INVALID. `peer`: the context's.
-  absl::StatusOr<std::string> Identify(const grpc::CallbackServerContext& context,
+  absl::StatusOr<std::string> Identify(const grpc::ServerContextBase& context,
                                        absl::string_view peer) const;
   // The name of calls that come over a unix socket with this value of "authorization".
   absl::StatusOr<std::string> IdentifyLocal(absl::string_view header) const;

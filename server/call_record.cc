@@ -14,7 +14,7 @@
 namespace attnd {
 namespace {
 
-void AddPushback(const absl::Status& status, grpc::CallbackServerContext& context) {
+void AddPushback(const absl::Status& status, grpc::ServerContextBase& context) {
   std::optional<absl::Duration> delay = RetryAfterOf(status);
   if (!delay.has_value()) return;
   context.AddTrailingMetadata("grpc-retry-pushback-ms",
@@ -23,7 +23,7 @@ void AddPushback(const absl::Status& status, grpc::CallbackServerContext& contex
 
 // As gRPC holds it: std::chrono's system clock ends in 2262, and callers for whom a deadline is a
 // formality are beyond that.
-absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
+absl::Time DeadlineOf(const grpc::ServerContextBase& context) {
   gpr_timespec deadline = gpr_convert_clock_type(context.raw_deadline(), GPR_CLOCK_REALTIME);
   bool none = gpr_time_cmp(deadline, gpr_inf_future(GPR_CLOCK_REALTIME)) == 0;
   return none ? absl::InfiniteFuture()
@@ -32,7 +32,7 @@ absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
 
 }  // namespace
 
-CallRecord::CallRecord(const ServiceDeps& deps, grpc::CallbackServerContext& context,
+CallRecord::CallRecord(const ServiceDeps& deps, grpc::ServerContextBase& context,
                        Direction direction, uint64_t id)
     : deps_(deps),
       open_(deps.open_calls),
@@ -108,8 +108,6 @@ grpc::Status CallRecord::Failed(const absl::Status& status) {
 
 void CallRecord::Close() {
   absl::Time now = deps_.clock.Now();
-  // Not a caller's mistake: nobody is there to read the answer either.
-  if (no_request_ && context_.IsCancelled()) status_ = Stopped(WorkStage::kReceive);
   if (status_.ok()) ReportStages(now);
   std::string reason = ReasonOf(status_);
   if (status_.code() == absl::StatusCode::kUnauthenticated) deps_.metrics.AuthFailed(reason);

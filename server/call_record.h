@@ -19,15 +19,14 @@ namespace attnd {
 class CallRecord {
  public:
   // `deps` and `context` outlive it.
-  CallRecord(const ServiceDeps& deps, grpc::CallbackServerContext& context, Direction direction,
+  CallRecord(const ServiceDeps& deps, grpc::ServerContextBase& context, Direction direction,
              uint64_t id);
 
   const ServiceDeps& deps() const { return deps_; }
   Direction direction() const { return direction_; }
+  absl::Time received_at() const { return received_at_; }
   uint64_t id() const { return id_; }
 
-  // The request is not there: it never came, or the call ended before it had. Close tells which.
-  void NoRequest() { no_request_ = true; }
   // UNAUTHENTICATED when the caller is nobody.
   absl::Status Identify();
   // Admits a decoded call and gives its tensors their places in staging memory.
@@ -44,7 +43,7 @@ class CallRecord {
   // Notes how the call went; the status is the one to finish with.
   void Answered(const Result& result);
   grpc::Status Failed(const absl::Status& status);
-  // From OnDone.
+  // Once the call has ended.
   void Close();
 
  private:
@@ -53,7 +52,7 @@ class CallRecord {
 
   const ServiceDeps& deps_;
   const OpenCalls::Call open_;
-  grpc::CallbackServerContext& context_;
+  grpc::ServerContextBase& context_;
   const Direction direction_;
   const uint64_t id_;
   const absl::Time received_at_, deadline_;
@@ -61,7 +60,6 @@ class CallRecord {
   const bool unix_socket_;
   std::string caller_, request_id_;
   absl::Status status_;
-  bool no_request_ = false;
   CallTimes times_;
   Priority priority_ = Priority::kNormal;
 };

@@ -62,11 +62,29 @@ std::string MakeHeader(const Result& result, const BackendInfo& engine, absl::Ti
   return header;
 }
 
-grpc::Slice Wrap(const std::byte* data, int64_t size, const std::shared_ptr<const void>& memory) {
-  auto* owner = new std::shared_ptr<const void>(memory);  // this slice's own share
-  return grpc::Slice(
-      const_cast<std::byte*>(data), static_cast<size_t>(size),
-      [](void* share) { delete static_cast<std::shared_ptr<const void>*>(share); }, owner);
+// gRPC lets go of a slice once it is written to the socket, so pieces of this size show progress.
+constexpr int64_t kPieceBytes = 256 << 10;
+
+// What one slice holds; its end tells the call's progress.
+struct SliceOwner {
+  std::shared_ptr<const void> memory;
+  std::shared_ptr<TransferProgress> progress;
+  int64_t bytes;
+
+  static void End(void* pointer) {
+    std::unique_ptr<SliceOwner> owner(static_cast<SliceOwner*>(pointer));
+    owner->progress->Moved(owner->bytes);
+  }
+};
+
+// Slices over `data`, at the end of `slices`.
+template <typename Slices>
+void Wrap(const std::byte* data, int64_t size, const SliceOwner& owner, Slices& slices) {
+  for (int64_t offset = 0; offset < size; offset += kPieceBytes) {
+    const int64_t bytes = std::min(kPieceBytes, size - offset);
+    slices.emplace_back(const_cast<std::byte*>(data + offset), static_cast<size_t>(bytes),
+                        SliceOwner::End, new SliceOwner{owner.memory, owner.progress, bytes});
+  }
 }
 
 struct Payload {
@@ -96,14 +114,15 @@ v1::Residual EncodeLease(const LeaseGrant& lease) {
   return residual;
 }
 
-Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
+Reply Encode(Result result, const BackendInfo& engine, absl::Time now,
+             const std::shared_ptr<TransferProgress>& progress) {
   std::string text = MakeHeader(result, engine, now);
   Reply reply;
   absl::InlinedVector<grpc::Slice, 4> slices;
   for (const Payload& payload : PayloadsOf(result)) {
     WireWriter(text).Length(payload.field, static_cast<uint64_t>(payload.bytes));
     slices.emplace_back(text);
-    slices.push_back(Wrap(payload.data, payload.bytes, result.memory()));
+    Wrap(payload.data, payload.bytes, {result.memory(), progress, 0}, slices);
     reply.payload_bytes += payload.bytes;
     text.clear();
   }
@@ -113,16 +132,18 @@ Reply Encode(Result result, const BackendInfo& engine, absl::Time now) {
 }
 
 std::vector<grpc::ByteBuffer> EncodeStream(Result result, const BackendInfo& engine, absl::Time now,
-                                           int64_t chunk_bytes) {
+                                           int64_t chunk_bytes,
+                                           const std::shared_ptr<TransferProgress>& progress) {
   std::vector<grpc::ByteBuffer> messages;
   grpc::Slice header(FrameHeader(MakeHeader(result, engine, now)));
   messages.emplace_back(&header, 1);
   for (const Payload& payload : PayloadsOf(result)) {
     for (int64_t offset = 0; offset < payload.bytes; offset += chunk_bytes) {
       int64_t size = std::min(chunk_bytes, payload.bytes - offset);
-      grpc::Slice slices[] = {grpc::Slice(ChunkPrefix(payload.field, offset, size)),
-                              Wrap(payload.data + offset, size, result.memory())};
-      messages.emplace_back(slices, 2);
+      absl::InlinedVector<grpc::Slice, 8> slices;
+      slices.emplace_back(ChunkPrefix(payload.field, offset, size));
+      Wrap(payload.data + offset, size, {result.memory(), progress, 0}, slices);
+      messages.emplace_back(slices.data(), slices.size());
     }
   }
   return messages;

@@ -1,11 +1,13 @@
 // Encode: Result → Reply, a protobuf message as gRPC slices: one small slice with the receipt, the
 // lease and the tags, and slices that wrap the staging memory itself. Nothing of a tensor is
-// copied; memory and ticket come back when gRPC lets go of the last slice. Any thread.
+// copied; memory and ticket come back when gRPC lets go of the last slice, and `progress` counts
+// what it has let go. Any thread.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -13,6 +15,7 @@
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/lease_table.h"
 #include "server/result.h"
+#include "server/transfer_progress.h"
 
 namespace attnd {
 
@@ -23,11 +26,13 @@ struct Reply {
 
 v1::Residual EncodeLease(const LeaseGrant& lease);
 
-Reply Encode(Result result, const BackendInfo& engine, absl::Time now);
+Reply Encode(Result result, const BackendInfo& engine, absl::Time now,
+             const std::shared_ptr<TransferProgress>& progress);
 
 // The same as the messages of a streamed reply, in order: the header, then chunks of at most
 // `chunk_bytes` of data.
 std::vector<grpc::ByteBuffer> EncodeStream(Result result, const BackendInfo& engine, absl::Time now,
-                                           int64_t chunk_bytes);
+                                           int64_t chunk_bytes,
+                                           const std::shared_ptr<TransferProgress>& progress);
 
 }  // namespace attnd

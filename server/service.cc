@@ -9,7 +9,6 @@
 #include "server/encode.h"
 #include "server/status_details.h"
 #include "server/stream_call.h"
-#include "server/unary_call.h"
 
 namespace attnd {
 namespace {
@@ -23,24 +22,23 @@ absl::Status InField(absl::string_view field, absl::Status status) {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* AttentionService::Forward(grpc::CallbackServerContext* context,
-                                                    const grpc::ByteBuffer* request,
-                                                    grpc::ByteBuffer* reply) {
-  return StartUnaryCall(deps_, *context, *request, *reply, Direction::kForward, next_id_++);
-}
-
-grpc::ServerUnaryReactor* AttentionService::Backward(grpc::CallbackServerContext* context,
-                                                     const grpc::ByteBuffer* request,
-                                                     grpc::ByteBuffer* reply) {
-  return StartUnaryCall(deps_, *context, *request, *reply, Direction::kBackward, next_id_++);
+void AttentionService::Request(Direction direction, grpc::ServerContext& context,
+                               grpc::ByteBuffer& request,
+                               grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>& responder,
+                               grpc::ServerCompletionQueue& queue, void* tag) {
+  if (direction == Direction::kForward) {
+    RequestForward(&context, &request, &responder, &queue, &queue, tag);
+  } else {
+    RequestBackward(&context, &request, &responder, &queue, &queue, tag);
+  }
 }
 
 RawStreamReactor* AttentionService::ForwardStream(grpc::CallbackServerContext* context) {
-  return StartStreamCall(deps_, *context, Direction::kForward, next_id_++);
+  return StartStreamCall(deps_, *context, Direction::kForward, NextId());
 }
 
 RawStreamReactor* AttentionService::BackwardStream(grpc::CallbackServerContext* context) {
-  return StartStreamCall(deps_, *context, Direction::kBackward, next_id_++);
+  return StartStreamCall(deps_, *context, Direction::kBackward, NextId());
 }
 
 grpc::ServerUnaryReactor* AttentionService::AnswerSmall(

@@ -1,7 +1,8 @@
 // AttentionService: the gRPC methods. All take and give raw bytes: Forward and Backward, unary
-// (unary_call.h) or streamed (stream_call.h), so that no tensor passes through protobuf, the others
-// so that bytes which are no message get an answer of ours (decode_small.h). A reactor lives as
-// long as its call, hands it over and returns. It owns nothing but the call. Threads: gRPC's.
+// (unary_calls.h) or streamed (stream_call.h), so that no tensor passes through protobuf, the others
+// so that bytes which are no message get an answer of ours (decode_small.h). Unary Forward and
+// Backward come from completion queues, the other methods by gRPC's callbacks. A reactor lives as
+// long as its call and owns nothing else. Threads: gRPC's.
 #pragma once
 
 #include <atomic>
@@ -18,10 +19,9 @@
 
 namespace attnd {
 
-using RawCalls =
-    v1::Attention::WithRawCallbackMethod_Forward<v1::Attention::WithRawCallbackMethod_Backward<
-        v1::Attention::WithRawCallbackMethod_ForwardStream<
-            v1::Attention::WithRawCallbackMethod_BackwardStream<v1::Attention::Service>>>>;
+using RawCalls = v1::Attention::WithRawMethod_Forward<
+    v1::Attention::WithRawMethod_Backward<v1::Attention::WithRawCallbackMethod_ForwardStream<
+        v1::Attention::WithRawCallbackMethod_BackwardStream<v1::Attention::Service>>>>;
 using AttentionServiceBase = v1::Attention::WithRawCallbackMethod_GetServerInfo<
     v1::Attention::WithRawCallbackMethod_RenewResidual<
         v1::Attention::WithRawCallbackMethod_ReleaseResidual<RawCalls>>>;
@@ -31,12 +31,13 @@ class AttentionService final : public AttentionServiceBase {
  public:
   explicit AttentionService(const ServiceDeps& deps) : deps_(deps) {}
 
-  grpc::ServerUnaryReactor* Forward(grpc::CallbackServerContext* context,
-                                    const grpc::ByteBuffer* request,
-                                    grpc::ByteBuffer* reply) override;
-  grpc::ServerUnaryReactor* Backward(grpc::CallbackServerContext* context,
-                                     const grpc::ByteBuffer* request,
-                                     grpc::ByteBuffer* reply) override;
+  const ServiceDeps& deps() const { return deps_; }
+  uint64_t NextId() { return next_id_++; }
+  // Asks `queue` for the next Forward or Backward; it comes with `tag`, its fields filled.
+  void Request(Direction direction, grpc::ServerContext& context, grpc::ByteBuffer& request,
+               grpc::ServerAsyncResponseWriter<grpc::ByteBuffer>& responder,
+               grpc::ServerCompletionQueue& queue, void* tag);
+
   RawStreamReactor* ForwardStream(grpc::CallbackServerContext* context) override;
   RawStreamReactor* BackwardStream(grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,

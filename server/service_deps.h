@@ -8,13 +8,13 @@
 #include "server/admission.h"
 #include "server/auth.h"
 #include "server/call_log_limit.h"
+#include "server/call_watch.h"
 #include "server/lease_table.h"
 #include "server/metrics.h"
 #include "server/open_calls.h"
 #include "server/reply_threads.h"
 #include "server/shared_memory.h"
 #include "server/staging_pool.h"
-#include "server/stream_watch.h"
 #include "server/workers.h"
 
 namespace attnd {
@@ -35,7 +35,7 @@ struct ServiceDeps {
   const v1::GetServerInfoResponse& server_info;
   absl::Duration slow_call;
   CallLogLimit& log_limit;
-  StreamWatch& stream_watch;
+  CallWatch& call_watch;
   OpenCalls& open_calls;
 };
 
