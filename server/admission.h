@@ -155,9 +155,6 @@ class AdmittedCall {
   Ticket& ticket() { return parts_->ticket; }
   const StagedTensors& staged() const { return parts_->staged; }
   StagedTensors& staged() { return parts_->staged; }
-  // How many of its CallParts were computed while the rest of it still arrived: the first ones.
-  int64_t early_parts() const { return parts_->early_parts; }
-  void set_early_parts(int64_t count) { parts_->early_parts = count; }
   int64_t bytes() const { return parts_->ticket.bytes(); }
   double seconds() const { return parts_->ticket.seconds(); }
   int device() const { return parts_->ticket.device(); }
@@ -173,7 +170,6 @@ class AdmittedCall {
     CallContext context;
     Ticket ticket = {};
     StagedTensors staged = {};  // after the ticket: its memory is back before the promise
-    int64_t early_parts = 0;
     int64_t workspace_bytes = 0;
     int64_t input_bytes = 0;
     int64_t output_bytes = 0;

@@ -41,11 +41,6 @@ absl::StatusOr<Tensor> ChunkSequence::Take(uint64_t field, uint64_t offset, int6
   return input.tensor;
 }
 
-int64_t ChunkSequence::received_of_last() const {
-  if (complete()) return inputs_.back().range.size;
-  return current_ + 1 == inputs_.size() ? received_ : 0;
-}
-
 absl::Status ChunkSequence::CheckComplete() const {
   if (complete()) return absl::OkStatus();
   const TensorSource& input = inputs_[current_];

@@ -27,9 +27,6 @@ class ChunkSequence {
   absl::StatusOr<Tensor> Take(uint64_t field, uint64_t offset, int64_t size);
 
   bool complete() const { return current_ == inputs_.size(); }
-  // The payload that comes last, and how much of it has been received. There is one.
-  Tensor last() const { return inputs_.back().tensor; }
-  int64_t received_of_last() const;
   // OK when the caller may end his side.
   absl::Status CheckComplete() const;
 

@@ -156,79 +156,16 @@ void DeviceWorker::Cancel(uint64_t id, StopCause cause) {
                      "the caller cancelled in the queue", {{"stage", "queue"}}));
 }
 
-// A launch costs the waking of a slot and, where threads share its tiles, the wait for the last of
-// them at its end; it gains what the rest takes to arrive.
-bool DeviceWorker::IsWorthALaunch(const AdmittedCall& call, const CallParts& parts, int64_t end,
-                                  absl::Duration arrival) const {
-  constexpr double kLeastSeconds = 200e-6;
-  constexpr double kTileRows = 128;
-  const AttentionCall& whole = call.call();
-  const double tiles =
-      static_cast<double>(Metrics::TokensOf(whole) * whole.problem().q_heads) / kTileRows;
-  const double threads = deps_.backend.info().threads;
-  const double share = parts.Share(call.early_parts(), end);
-  return call.seconds() * share >= kLeastSeconds && tiles * share >= threads &&
-         call.seconds() * threads / tiles <= absl::ToDoubleSeconds(arrival);
-}
-
-bool DeviceWorker::ComputeEarly(AdmittedCall& call, const CallParts& parts, int64_t end,
-                                absl::Duration arrival, std::stop_token stop,
-                                std::function<void()> done) {
-  const AttentionCall& whole = call.call();
-  const bool stays = whole.keep_residual() && deps_.backend.ResidualBytes(whole.problem()) > 0;
-  const bool lies_there = whole.residual() != nullptr && whole.residual()->on_device() != nullptr;
-  if (stays || lies_there || !IsWorthALaunch(call, parts, end, arrival)) return false;
-  absl::MutexLock lock(&mutex_);
-  if (in_work_ > 0 || !batcher_.empty() || lost_ || stopping_) return false;
-  early_.emplace(EarlyLaunch{&call, &parts, end, std::move(stop), std::move(done)});
-  ++in_work_;
-  work_.Signal();
-  return true;
-}
-
 void DeviceWorker::SlotMain() {
-  for (;;) {
-    std::optional<EarlyLaunch> early;
-    Launch launch = NextLaunch(early);
-    if (early.has_value()) {
-      EndLaunch(RunEarly(*early));
-      early->done();
-    } else if (!launch.empty()) {
-      EndLaunch(Run(std::move(launch)));
-    } else {
-      return;
-    }
+  for (Launch launch = NextLaunch(); !launch.empty(); launch = NextLaunch()) {
+    EndLaunch(Run(std::move(launch)));
   }
 }
 
-DeviceWorker::Launch DeviceWorker::NextLaunch(std::optional<EarlyLaunch>& early) {
+DeviceWorker::Launch DeviceWorker::NextLaunch() {
   absl::MutexLock lock(&mutex_);
-  while (!stopping_ && !early_ && (batcher_.empty() || in_work_ == slot_count_)) {
-    work_.Wait(&mutex_);
-  }
-  early = std::exchange(early_, std::nullopt);
-  return early.has_value() ? Launch() : TakeLaunch();
-}
-
-// What fails here is computed again with the rest of the call, which then fails with it.
-double DeviceWorker::RunEarly(const EarlyLaunch& early) {
-  AdmittedCall& call = *early.call;
-  const int64_t begin = call.early_parts();
-  const CallParts::Part part = early.parts->Of(begin, early.end, call.staged().at);
-  std::byte* workspace = call.staged().workspace;
-  absl::StatusOr<LaunchReport> report;
-  if (call.call().direction() == Direction::kForward) {
-    const ForwardCall forward = EngineForward(part.problem, part.places, workspace, early.stop);
-    report = deps_.backend.Forward({&forward, 1});
-  } else {
-    const BackwardCall backward = EngineBackward(part.problem, part.places, workspace, early.stop);
-    report = deps_.backend.Backward({&backward, 1});
-  }
-  if (IsDeviceLost(report.status())) LoseDevice(report.status());
-  if (!report.ok() || early.stop.stop_requested()) return 0;
-  call.set_early_parts(early.end);
-  deps_.metrics.EarlyLaunchRun(call.call().direction());
-  return call.seconds() * early.parts->Share(begin, early.end);
+  while (!stopping_ && (batcher_.empty() || in_work_ == slot_count_)) work_.Wait(&mutex_);
+  return TakeLaunch();
 }
 
 DeviceWorker::Launch DeviceWorker::TakeLaunch() {
@@ -250,11 +187,6 @@ void DeviceWorker::Begin(AdmittedCall call, absl::Time now, Launch& launch) {
   running.times.admitted = running.call.admitted_at();
   running.times.landed = running.call.staged().landed_at;
   running.times.taken = now;
-  const int64_t computed = running.call.early_parts();
-  if (computed == 0) return;
-  const CallParts parts(running.call.call());
-  running.rest = parts.Of(computed, parts.count(), running.call.staged().at);
-  running.seconds *= parts.Share(computed, parts.count());
 }
 
 // From the end of a launch when more waited, all slots have work until the next one ends: their
@@ -277,7 +209,7 @@ double DeviceWorker::Run(Launch launch) {
   DropLate(launch, WorkStage::kQueue);
   if (launch.empty()) return 0;
   double seconds = 0;
-  for (const Running& running : launch) seconds += running.seconds;
+  for (const Running& running : launch) seconds += running.call.seconds();
   absl::Time begin = deps_.clock.Now();
   absl::StatusOr<LaunchReport> report = Compute(launch);
   if (report.ok()) {
@@ -356,12 +288,12 @@ absl::StatusOr<LaunchReport> DeviceWorker::Compute(Launch& launch) {
   if (!report.ok()) return report;
   double flops = 0;
   int64_t bytes = 0, tokens = 0;
-  bool whole = true;  // a kernel that was stopped, or had a rest to do, says nothing of the rate
+  bool whole = true;  // a kernel that was stopped says nothing of the rate
   for (const Running& running : launch) {
     flops += running.call.call().flops();
     bytes += running.call.call().input_bytes() + running.call.call().output_bytes();
     tokens += Metrics::TokensOf(running.call.call());
-    whole = whole && !running.stop.stop_requested() && !running.rest.has_value();
+    whole = whole && !running.stop.stop_requested();
   }
   const AttentionCall& first = launch.front().call.call();
   if (whole) {
@@ -381,9 +313,8 @@ absl::StatusOr<LaunchReport> DeviceWorker::ComputeForward(Launch& launch) {
   std::vector<ForwardCall> calls;
   calls.reserve(launch.size());
   for (Running& running : launch) {
-    calls.push_back(EngineForward(running.problem(), running.places(),
-                                  running.call.staged().workspace, running.stop));
-    if (!running.rest && KeepsOnDevice(running.call.call())) calls.back().kept = &running.kept;
+    calls.push_back(EngineForward(running.call, running.stop));
+    if (KeepsOnDevice(running.call.call())) calls.back().kept = &running.kept;
   }
   return deps_.backend.Forward(calls);
 }
@@ -393,8 +324,7 @@ absl::StatusOr<LaunchReport> DeviceWorker::ComputeBackward(const Launch& launch)
   calls.reserve(launch.size());
   for (const Running& running : launch) {
     const ResidualTensors* residual = running.call.call().residual().get();
-    BackwardCall& call = calls.emplace_back(EngineBackward(
-        running.problem(), running.places(), running.call.staged().workspace, running.stop));
+    BackwardCall& call = calls.emplace_back(EngineBackward(running.call, running.stop));
     if (residual != nullptr) call.residual = residual->on_device();
   }
   return deps_.backend.Backward(calls);

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -26,7 +25,6 @@
 #include "kernels/backend.h"
 #include "server/admission.h"
 #include "server/batcher.h"
-#include "server/call_parts.h"
 #include "server/cost_model.h"
 #include "server/deadline_timer.h"
 #include "server/lease_table.h"
@@ -64,13 +62,6 @@ class DeviceWorker {
 
   // Its inputs have landed. It may be answered before this returns.
   void Submit(AdmittedCall call);
-  // Computes parts of a call up to `end`, from those that are computed already, while the rest of
-  // it still arrives, for about `arrival`: false when the device has anything else to do, the call
-  // belongs on it as a whole, or nothing would be gained. Else `done` is called once, from a slot;
-  // until then the call and `parts` must stay. Then call.early_parts() says what is computed, and
-  // Submit computes the rest.
-  bool ComputeEarly(AdmittedCall& call, const CallParts& parts, int64_t end, absl::Duration arrival,
-                    std::stop_token stop, std::function<void()> done);
   // The caller is gone, or its time is up. No effect on a call that has been answered.
   void Cancel(uint64_t id, StopCause cause);
   // The device has failed for good, as somebody else knows.
@@ -81,23 +72,11 @@ class DeviceWorker {
   // A call that a slot works on.
   struct Running {
     Running(AdmittedCall admitted, std::stop_token token)
-        : call(std::move(admitted)), stop(std::move(token)), seconds(call.seconds()) {}
+        : call(std::move(admitted)), stop(std::move(token)) {}
     AdmittedCall call;
     std::stop_token stop;
     CallTimes times;
     std::unique_ptr<DeviceResidual> kept;  // what a kept forward left on the device
-    std::optional<CallParts::Part> rest;   // of a call whose beginning has been computed
-    double seconds;                        // estimated, of what is left to compute
-
-    const Problem& problem() const { return rest ? rest->problem : call.call().problem(); }
-    const TensorPlaces& places() const { return rest ? rest->places : call.staged().at; }
-  };
-  struct EarlyLaunch {
-    AdmittedCall* call;
-    const CallParts* parts;
-    int64_t end;
-    std::stop_token stop;
-    std::function<void()> done;
   };
   using Launch = std::vector<Running>;
   struct StopState {
@@ -106,11 +85,8 @@ class DeviceWorker {
   };
 
   void SlotMain();
-  // Empty when the worker stops, or there is something in `early`.
-  Launch NextLaunch(std::optional<EarlyLaunch>& early) ABSL_LOCKS_EXCLUDED(mutex_);
-  bool IsWorthALaunch(const AdmittedCall& call, const CallParts& parts, int64_t end,
-                      absl::Duration arrival) const;
-  double RunEarly(const EarlyLaunch& early);  // gives the estimated seconds of what it computed
+  // Empty when the worker stops.
+  Launch NextLaunch() ABSL_LOCKS_EXCLUDED(mutex_);
   bool RunsInline(const AdmittedCall& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The next batch, which is in work until EndLaunch; empty when nothing waits.
   Launch TakeLaunch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -146,7 +122,6 @@ class DeviceWorker {
   // That slots may have work to take. No Condition: each Unlock would evaluate it for every slot.
   absl::CondVar work_;
   Batcher batcher_ ABSL_GUARDED_BY(mutex_);
-  std::optional<EarlyLaunch> early_ ABSL_GUARDED_BY(mutex_);  // counts as in work
   absl::flat_hash_map<uint64_t, StopState> running_ ABSL_GUARDED_BY(mutex_);
   int in_work_ ABSL_GUARDED_BY(mutex_) = 0;           // launches, at most slot_count_
   absl::Time last_end_ ABSL_GUARDED_BY(mutex_);       // of a launch

@@ -5,16 +5,13 @@
 #include <cstring>
 #include <initializer_list>
 #include <memory>
-#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "server/status_details.h"
 #include "tests/gated_backend.h"
 #include "tests/pipeline_fixture.h"
@@ -336,159 +333,6 @@ TEST(DeviceWorkerPace, IsWhatTheNextLaunchTakesWhileMoreWait) {
   backend.Open();
   EXPECT_TRUE(third.Wait().ok());
   EXPECT_TRUE(first.kept().Wait().ok() && second.kept().Wait().ok());
-}
-
-class DeviceWorkerEarlyTest : public DeviceWorkerTest {
- protected:
-  // A call whose four heads take the engine an estimated 0.5 ms.
-  static Problem FourHeads() { return SmallProblem(64, 4); }
-  AdmittedCall Arriving(KeptAnswer& answer, const Problem& problem = FourHeads()) {
-    auto call = admission_.Admit(
-        DecodedCall(problem),
-        {.id = ++ids_, .caller = "a", .received_at = clock_.Now(), .sink = &answer});
-    return Landed(std::move(call), staging_);
-  }
-  // Whether the worker took it; waits until it is done.
-  bool ComputeEarly(AdmittedCall& call, int64_t end) {
-    absl::Notification done;
-    auto notify = [&] { done.Notify(); };
-    const CallParts parts(call.call());
-    if (!worker_->ComputeEarly(call, parts, end, absl::InfiniteDuration(), {}, notify))
-      return false;
-    done.WaitForNotification();
-    return true;
-  }
-};
-
-TEST_F(DeviceWorkerEarlyTest, ComputesTheBeginningAndThenTheRest) {
-  const Problem problem = FourHeads();
-  const v1::ForwardResponse expected = ComputeForward(backend_, problem, MakeForward(problem, 1));
-  const int before = static_cast<int>(backend_.launches().size());
-  KeptAnswer answer;
-  AdmittedCall call = Arriving(answer);
-  std::byte* const q = call.staged()[Tensor::kQ];
-  const int64_t bytes = problem.QueryElements() * 4;
-  std::memset(q + bytes / 2, 0xff, bytes / 2);  // still to come
-  ASSERT_TRUE(ComputeEarly(call, 2));
-  EXPECT_EQ(call.early_parts(), 2);
-  const std::string request = MakeForward(problem, 1).q();
-  std::memcpy(q, request.data(), bytes);
-  std::memset(q, 0xff, bytes / 2);  // what is computed is not looked at again
-  worker_->Submit(std::move(call));
-  ASSERT_TRUE(answer.Wait().ok()) << answer.Wait();
-  EXPECT_EQ(backend_.launches().size(), before + 2);
-  EXPECT_EQ(Output(answer, answer.result(), Tensor::kO, problem.OutputElements() * 4),
-            expected.o());
-  EXPECT_EQ(Output(answer, answer.result(), Tensor::kLse, problem.LseElements() * 4),
-            expected.lse());
-  answer.DropResult();
-  ExpectAllGivenBack();
-}
-
-TEST_F(DeviceWorkerEarlyTest, LeavesADeviceToOthersThatHaveArrived) {
-  Restart({.slots = 2});
-  KeptAnswer running, arriving;
-  AdmittedCall call = Arriving(arriving);
-  backend_.Close();
-  Submit(running);
-  backend_.WaitForLaunches(1);
-  EXPECT_FALSE(ComputeEarly(call, 2));
-  backend_.Open();
-  EXPECT_TRUE(running.Wait().ok());
-  while (!ComputeEarly(call, 2)) std::this_thread::yield();  // its slot has answered first
-  worker_->Submit(std::move(call));
-  EXPECT_TRUE(arriving.Wait().ok());
-}
-
-TEST_F(DeviceWorkerEarlyTest, LeavesLittleToTheWhole) {
-  KeptAnswer answer;
-  AdmittedCall little = Arriving(answer, SmallProblem(16, 4));
-  EXPECT_FALSE(ComputeEarly(little, 3));
-  AdmittedCall enough = Arriving(answer);
-  EXPECT_FALSE(ComputeEarly(enough, 1));
-  EXPECT_TRUE(ComputeEarly(enough, 2));
-  EXPECT_FALSE(ComputeEarly(enough, 3));
-}
-
-// At a launch's end threads wait for the last tile, here of 4096 · 128 pairs; with few rows they
-// wait from the start.
-TEST_F(DeviceWorkerEarlyTest, BeginsWhereThreadsGainByIt) {
-  auto engine = MakeCpuBackend({.threads = 2});
-  Admission admission({.memory_bytes = int64_t{16} << 20}, *engine, cost_, clock_);
-  DeviceWorker worker({*engine, cost_, metrics_, clock_}, {});
-  KeptAnswer answer;
-  auto begins = [&](int64_t rows, int64_t end, absl::Duration arrival) {
-    Problem problem = SmallProblem(rows, 4);
-    problem.kv_len = 4096;
-    auto admitted = admission.Admit(DecodedCall(problem), {.id = ++ids_, .sink = &answer});
-    AdmittedCall call = Landed(std::move(admitted), staging_);
-    absl::Notification done;
-    const CallParts parts(call.call());
-    if (!worker.ComputeEarly(call, parts, end, arrival, {}, [&] { done.Notify(); })) return false;
-    done.WaitForNotification();
-    return true;
-  };
-  EXPECT_TRUE(begins(256, 1, absl::Seconds(1)));
-  EXPECT_FALSE(begins(256, 1, absl::Milliseconds(1)));
-  EXPECT_FALSE(begins(128, 1, absl::Seconds(1)));
-  EXPECT_TRUE(begins(128, 2, absl::Seconds(1)));
-}
-
-TEST_F(DeviceWorkerEarlyTest, ComputesAgainWhatHasFailed) {
-  KeptAnswer answer;
-  AdmittedCall call = Arriving(answer);
-  backend_.FailWith(absl::InternalError("for a moment"));
-  EXPECT_TRUE(ComputeEarly(call, 2));
-  EXPECT_EQ(call.early_parts(), 0);
-  backend_.FailWith(absl::OkStatus());
-  worker_->Submit(std::move(call));
-  EXPECT_TRUE(answer.Wait().ok());
-}
-
-TEST_F(DeviceWorkerEarlyTest, HasComputedNothingWhenItWasStopped) {
-  backend_.Close();
-  KeptAnswer answer;
-  AdmittedCall call = Arriving(answer);
-  std::stop_source stop;
-  absl::Notification done;
-  const CallParts parts(call.call());
-  ASSERT_TRUE(worker_->ComputeEarly(call, parts, 2, absl::InfiniteDuration(), stop.get_token(),
-                                    [&] { done.Notify(); }));
-  backend_.WaitForLaunches(1);
-  stop.request_stop();
-  done.WaitForNotification();
-  EXPECT_EQ(call.early_parts(), 0);
-}
-
-TEST_F(DeviceWorkerEarlyTest, TellsOfALostDevice) {
-  int lost = 0;
-  worker_.reset();
-  worker_ =
-      std::make_unique<DeviceWorker>(DeviceWorkerDeps{backend_, cost_, metrics_, clock_, 0, nullptr,
-                                                      [&](const absl::Status&) { ++lost; }},
-                                     DeviceWorkerOptions{});
-  KeptAnswer answer;
-  AdmittedCall call = Arriving(answer), other = Arriving(answer);
-  backend_.FailWith(DeviceLost(absl::InternalError("CUDA_ERROR_ILLEGAL_ADDRESS")));
-  EXPECT_TRUE(ComputeEarly(call, 2));
-  EXPECT_EQ(lost, 1);
-  EXPECT_FALSE(ComputeEarly(other, 2));
-  worker_->Submit(std::move(call));
-  EXPECT_EQ(ReasonOf(answer.Wait()), reason::kDeviceLost);
-}
-
-// A kept forward lies on its device as a whole.
-TEST_F(DeviceWorkerEarlyTest, LeavesAloneWhatStaysOnTheDevice) {
-  v1::ForwardRequest request = MakeForward(FourHeads(), 1);
-  request.mutable_options()->set_keep_residual(true);
-  KeptAnswer answer;
-  auto admitted =
-      admission_.Admit(DecodedRequest(request, Direction::kForward),
-                       {.id = ++ids_, .caller = "a", .received_at = clock_.Now(), .sink = &answer});
-  AdmittedCall call = Landed(std::move(admitted), staging_);
-  EXPECT_TRUE(ComputeEarly(call, 2));  // in host memory it may be kept in any way
-  backend_.KeepResiduals(1);
-  EXPECT_FALSE(ComputeEarly(call, 4));
 }
 
 class DeviceWorkerRaceTest : public DeviceWorkerTest, public testing::WithParamInterface<bool> {};

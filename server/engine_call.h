@@ -1,22 +1,21 @@
-// What an engine is given of a call, or of some of its parts (call_parts.h). Any thread.
+// What an engine is given of a call whose tensors have landed. Any thread.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <stop_token>
 
-#include "attention/problem.h"
 #include "kernels/backend.h"
+#include "server/admission.h"
 #include "server/staged_tensors.h"
 
 namespace attnd {
 
 // What the calls of both directions have in common.
 template <class Call>
-Call EngineCall(const Problem& problem, const TensorPlaces& at, std::byte* workspace,
-                const std::stop_token& stop) {
+Call EngineCall(const AdmittedCall& admitted, const std::stop_token& stop) {
+  const TensorPlaces& at = admitted.staged().at;
   Call call;
-  call.problem = &problem;
+  call.problem = &admitted.call().problem();
   call.q = at[Tensor::kQ];
   call.k = at[Tensor::kK];
   call.v = at[Tensor::kV];
@@ -24,19 +23,18 @@ Call EngineCall(const Problem& problem, const TensorPlaces& at, std::byte* works
   call.bias = at[Tensor::kBias];
   call.o = at[Tensor::kO];
   call.lse = at.floats(Tensor::kLse);
-  call.workspace = workspace;
+  call.workspace = admitted.staged().workspace;
   call.stop = stop;
   return call;
 }
 
-inline ForwardCall EngineForward(const Problem& problem, const TensorPlaces& at,
-                                 std::byte* workspace, const std::stop_token& stop) {
-  return EngineCall<ForwardCall>(problem, at, workspace, stop);
+inline ForwardCall EngineForward(const AdmittedCall& admitted, const std::stop_token& stop) {
+  return EngineCall<ForwardCall>(admitted, stop);
 }
 
-inline BackwardCall EngineBackward(const Problem& problem, const TensorPlaces& at,
-                                   std::byte* workspace, const std::stop_token& stop) {
-  BackwardCall call = EngineCall<BackwardCall>(problem, at, workspace, stop);
+inline BackwardCall EngineBackward(const AdmittedCall& admitted, const std::stop_token& stop) {
+  const TensorPlaces& at = admitted.staged().at;
+  BackwardCall call = EngineCall<BackwardCall>(admitted, stop);
   call.d_o = at[Tensor::kDO];
   call.d_lse = at.floats(Tensor::kDLse);
   call.d_q = at[Tensor::kDQ];

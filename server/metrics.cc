@@ -191,14 +191,10 @@ void Metrics::MakeQueueSeries() {
                                  "From admission until a device slot takes the request."};
   const HistogramFamily batch{*counts_, "attnd_batch_requests", "Requests in one launch."};
   const HistogramFamily batch_tokens{*counts_, "attnd_batch_tokens", "Query rows in one launch."};
-  const CounterFamily early_launches{
-      *counts_, "attnd_early_launches_total",
-      "Launches of a streamed request's first parts while the rest of it still arrived."};
   for (Direction direction : kDirections) {
     std::string name = Name(DirectionName(direction));
     batch_.push_back(batch.Add({{"direction", name}}, PowersOfTwo(1, 512)));
     batch_tokens_.push_back(batch_tokens.Add({{"direction", name}}, PowersOfTwo(128, 1 << 20)));
-    early_launches_.push_back(early_launches.Add({{"direction", name}}));
     for (Priority priority : kPriorityList) {
       prometheus::Labels labels = {{"direction", name}, {"priority", Name(PriorityName(priority))}};
       queue_duration_.push_back(duration.Add(labels, QueueBuckets()));
@@ -379,10 +375,6 @@ void Metrics::QueueChanged(int device, Direction direction, Priority priority, i
 void Metrics::BatchRun(Direction direction, int calls, int64_t tokens) {
   batch_[static_cast<int>(direction)].Observe(calls);
   batch_tokens_[static_cast<int>(direction)].Observe(static_cast<double>(tokens));
-}
-
-void Metrics::EarlyLaunchRun(Direction direction) {
-  early_launches_[static_cast<int>(direction)].Add(1);
 }
 
 void Metrics::HostCopied(int64_t bytes) { copied_.Add(static_cast<double>(bytes)); }

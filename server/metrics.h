@@ -94,8 +94,6 @@ class Metrics {
   void StreamCut(WorkStage stage, absl::string_view reason);
   void QueueChanged(int device, Direction direction, Priority priority, int calls, int64_t bytes);
   void BatchRun(Direction direction, int calls, int64_t tokens);
-  // Of a call whose other parts still arrived.
-  void EarlyLaunchRun(Direction direction);
   void HostCopied(int64_t bytes);
   void Received(bool unix_socket, int64_t bytes);
   void Sent(bool unix_socket, int64_t bytes);
@@ -172,7 +170,6 @@ class Metrics {
   Numbers cut_;                                          // [receive, send][reason]
   Histograms queue_duration_;                            // [direction][priority]
   Histograms batch_, batch_tokens_;                      // [direction]
-  Numbers early_launches_;                               // [direction]
   Numbers received_, sent_;                              // [tcp, uds, memfd]
   Number copied_;
   std::map<std::string, Number, std::less<>> auth_failures_;

@@ -5,7 +5,6 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
-#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,7 +19,6 @@
 #include "server/chunk_sequence.h"
 #include "server/decode.h"
 #include "server/decode_chunk.h"
-#include "server/early_start.h"
 #include "server/encode.h"
 #include "server/encode_fields.h"
 #include "server/landing.h"
@@ -31,10 +29,10 @@ namespace {
 
 // Reading: OnReadDone parses a message, fixes where its data go, asks gRPC for the next message,
 // and only then copies what `placer_` has not put in its place already. So the reaction to the next
-// message may run beside the copy; `holds_` counts the copies, the launches of what has come
-// already and the reading itself, and whoever lets go last goes on: the tensors have landed, or the
-// call has failed and nobody reads or writes its memory any more. Finishing: once, whoever is
-// first: a refusal, the watch, the result. `phase_` decides.
+// message may run beside the copy. `holds_` counts the copies and the reading itself; the last one
+// to end goes on: the tensors have landed, or the call has failed and nothing reads or writes its
+// memory any more. A call finishes once, by a refusal, the watch or the result, whichever comes
+// first; `phase_` decides.
 class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                          public ReplySink,
                          public WatchedStream {
@@ -57,7 +55,6 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     absl::StatusOr<Piece> piece = Take();
     if (!piece.ok()) return EndReading(piece.status());
     ++holds_;
-    if (piece->to != nullptr) early_->ChunkLands(piece->bytes, sequence_.received_of_last());
     StartRead(&read_);  // from here on another OnReadDone may run
     Land(*piece);
     LetGo();
@@ -80,7 +77,6 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void Cut(const absl::Status& status) override {
     const std::string reason = ReasonOf(status);
     if (Enter(Phase::kFinished, {Phase::kReading})) {
-      stop_early_.request_stop();
       record_.deps().metrics.StreamCut(WorkStage::kReceive, reason);
       return Finish(record_.Failed(status));
     }
@@ -92,14 +88,13 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
 
   void OnCancel() override {
     cancelled_ = true;
-    stop_early_.request_stop();
     record_.Cancel();
   }
 
   void OnDone() override {
     record_.deps().stream_watch.Remove(*this);
     record_.Close();
-    EndUse();
+    delete this;
   }
 
  private:
@@ -108,7 +103,6 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     MessageBytes message;
     ByteRange data;
     std::byte* to = nullptr;
-    int64_t bytes = 0;  // of the chunk
   };
 
   enum class Phase { kReading, kComputing, kWriting, kFinished };
@@ -142,7 +136,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
       return absl::UnavailableError("the connection was lost within a chunk");
     }
     return Piece{std::move(message), ByteRange{part.range.offset, *delivered},
-                 call_->staged()[tensor] + static_cast<int64_t>(part.offset), part.range.size};
+                 call_->staged()[tensor] + static_cast<int64_t>(part.offset)};
   }
 
   absl::StatusOr<Piece> TakeHeader(const MessageBytes& message, ByteRange header) {
@@ -152,11 +146,6 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     ASSIGN_OR_RETURN(AdmittedCall call, record_.Admit(std::move(decoded), *this, true));
     sequence_ = ChunkSequence(call.call().inputs());
     call_.emplace(std::move(call));
-    if (!sequence_.complete()) {
-      early_.emplace(
-          *call_, sequence_.last(), record_.deps().worker, record_.deps().clock,
-          stop_early_.get_token(), [this] { HoldForLaunch(); }, [this] { LetGoOfLaunch(); });
-    }
     PlaceChunks(message);
     return Piece{};
   }
@@ -184,13 +173,10 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
       piece.to += bytes.size();
     });
     piece.message = MessageBytes();
-    early_->ChunkLanded();
   }
 
   void EndReading(absl::Status status) {
     progress().Pause();
-    if (early_.has_value()) early_->End();
-    if (!status.ok()) stop_early_.request_stop();
     received_ = std::move(status);
     LetGo();
   }
@@ -206,20 +192,6 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     record_.Landed(*call_, copied_);
     record_.deps().worker.Submit(*std::exchange(call_, std::nullopt));
     if (cancelled_) record_.Cancel();  // it may have come just before Submit
-  }
-
-  // A launch of what has come already is no reaction, so gRPC may have done with the call before it
-  // ends.
-  void HoldForLaunch() {
-    ++uses_;
-    ++holds_;
-  }
-  void LetGoOfLaunch() {
-    LetGo();
-    EndUse();
-  }
-  void EndUse() {
-    if (--uses_ == 0) delete this;
   }
 
   void Send(Result result) {
@@ -262,15 +234,12 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   grpc::ByteBuffer read_;
   ChunkSequence sequence_;
   std::optional<AdmittedCall> call_;  // from the header until it is submitted
-  std::stop_source stop_early_;
-  std::optional<EarlyStart> early_;  // from the header on, if payloads come
   int64_t received_messages_ = 0, largest_chunk_ = 0;
   std::optional<ChunkPlacer> placer_;                  // from the header on
   std::unique_ptr<PayloadReceiver::Placing> placing_;  // null: every chunk is copied
   std::atomic<int64_t> copied_{0};
   std::atomic<int> holds_{1};
-  std::atomic<int> uses_{1};  // of this object: gRPC's, and each launch's
-  absl::Status received_;     // of the reading, once it has ended
+  absl::Status received_;  // of the reading, once it has ended
   std::atomic<bool> cancelled_{false};
   std::vector<grpc::ByteBuffer> messages_;
   size_t next_ = 0;  // message to write

@@ -3,9 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <stop_token>
 #include <utility>
 #include <vector>
 
@@ -21,11 +19,6 @@ class Workers {
   void Submit(AdmittedCall call) {
     DeviceWorker& worker = *workers_[call.device()];
     worker.Submit(std::move(call));
-  }
-  bool ComputeEarly(AdmittedCall& call, const CallParts& parts, int64_t end, absl::Duration arrival,
-                    std::stop_token stop, std::function<void()> done) {
-    DeviceWorker& worker = *workers_[call.device()];
-    return worker.ComputeEarly(call, parts, end, arrival, std::move(stop), std::move(done));
   }
   void Lose(int device, const absl::Status& status) { workers_[device]->Lose(status); }
   // Wherever it is; no effect on a call that has been answered.
