@@ -1,6 +1,5 @@
 // How AttndServer ends: in peace, or at once.
 #include <algorithm>
-#include <chrono>
 
 #include "absl/time/clock.h"
 #include "server/attnd_server.h"
@@ -25,10 +24,10 @@ void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
   admission_->StartDraining();
   absl::Time deadline = absl::Now() + timeout;
   if (!WaitUntilCallersLeave(deadline, wait)) return StopNow();
-  ClosePorts();
+  rpc_->StopAccepting();
   if (!WaitUntilAnswered(deadline, wait)) return StopNow();
   // What is open now are watchers of health and the like, which would stay for ever.
-  server_->Shutdown(absl::ToChronoTime(std::min(deadline, absl::Now() + kGoodbye)));
+  rpc_->Shutdown(std::min(deadline, absl::Now() + kGoodbye));
 }
 
 bool AttndServer::WaitOut(absl::Duration time) {
@@ -68,14 +67,10 @@ bool AttndServer::WaitUntilAnswered(absl::Time deadline,
   return true;
 }
 
-void AttndServer::ClosePorts() {
-  for (auto& listener : listeners_) listener->Stop();
-}
-
 void AttndServer::StopNow() {
   admission_->StartDraining();
-  ClosePorts();
-  server_->Shutdown(std::chrono::system_clock::now());
+  rpc_->StopAccepting();
+  rpc_->Shutdown(absl::Now());
 }
 
 }  // namespace attnd

@@ -32,6 +32,7 @@ class CertificateWatch {
 
   // The files' copies. They stay until the process ends, since gRPC may look at them until then.
   const TlsOptions& copies() const { return copies_; }
+  bool wants_client_certificates() const { return !files_.client_ca.empty(); }
 
  private:
   CertificateWatch(const TlsOptions& files, Logger& log) : files_(files), log_(log) {}

@@ -260,14 +260,14 @@ TEST(Addresses, AreLoopbackOrNot) {
 TEST(Addresses, AreProbedForBandwidthWhereOtherHostsMayConnect) {
   ServerOptions options;
   options.listen = {"127.0.0.1:1", "unix:/a"};
-  EXPECT_FALSE(ProbesBandwidth(options));
+  EXPECT_FALSE(ProbesBandwidth(options.transport, options.listen));
   options.transport.bdp_probe = "on";
-  EXPECT_TRUE(ProbesBandwidth(options));
+  EXPECT_TRUE(ProbesBandwidth(options.transport, options.listen));
   options.transport.bdp_probe = "auto";
   options.listen.push_back("10.0.0.1:1");
-  EXPECT_TRUE(ProbesBandwidth(options));
+  EXPECT_TRUE(ProbesBandwidth(options.transport, options.listen));
   options.transport.bdp_probe = "off";
-  EXPECT_FALSE(ProbesBandwidth(options));
+  EXPECT_FALSE(ProbesBandwidth(options.transport, options.listen));
 }
 
 }  // namespace

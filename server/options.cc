@@ -18,6 +18,7 @@
 #include "base/congestion_control.h"
 #include "base/event_threads.h"
 #include "base/status_macros.h"
+#include "server/listen_address.h"
 
 namespace attnd {
 namespace {
@@ -200,33 +201,6 @@ int64_t NumberIn(const char* path, int64_t otherwise) {
 }
 
 }  // namespace
-
-bool IsUnixAddress(absl::string_view address) {
-  return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "unix-abstract:");
-}
-
-std::string UnixPath(absl::string_view address) {
-  if (!absl::ConsumePrefix(&address, "unix:")) return "";
-  absl::ConsumePrefix(&address, "//");
-  return std::string(address);
-}
-
-bool IsLoopbackAddress(absl::string_view address) {
-  if (IsUnixAddress(address)) return true;
-  const std::string host(address.substr(0, address.rfind(':')));
-  in_addr ip4 = {};  // not by its text: 127.example.org is a name like any other
-  bool loopback4 = inet_pton(AF_INET, host.c_str(), &ip4) == 1 && ntohl(ip4.s_addr) >> 24 == 127;
-  return loopback4 || host == "localhost" || host == "[::1]" || host == "::1";
-}
-
-bool ServesOtherHosts(const ServerOptions& o) {
-  return !absl::c_all_of(o.listen, IsLoopbackAddress);
-}
-
-bool ProbesBandwidth(const ServerOptions& o) {
-  const std::string& probe = o.transport.bdp_probe;
-  return probe == "on" || (probe == "auto" && ServesOtherHosts(o));
-}
 
 int64_t DefaultMemoryBytes() {
   int64_t memory = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);

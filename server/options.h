@@ -9,13 +9,12 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "base/congestion_control.h"
 #include "base/log.h"
 #include "server/admission.h"
 #include "server/device_worker.h"
 #include "server/lease_table.h"
 #include "server/shared_memory.h"
-#include "server/stream_watch.h"
+#include "server/transport_options.h"
 
 namespace attnd {
 
@@ -24,33 +23,6 @@ struct TlsOptions {
   std::string key;          // PEM
   std::string client_ca;    // PEM; set: clients must show a certificate signed by it
   absl::Duration refresh = absl::Seconds(10);  // how often they and tokens are looked at; whole s
-};
-
-// What gRPC itself enforces, and its settings for bulk. What each is worth: docs/PERFORMANCE.md.
-struct TransportOptions {
-  int64_t max_message_bytes = int64_t{16} << 20;    // request or reply, header included
-  int64_t max_metadata_bytes = 16 << 10;            // headers of one call
-  int max_concurrent_streams = 64;                  // calls of one connection at a time
-  int64_t receive_memory_bytes = int64_t{1} << 30;  // of requests while they arrive
-  int event_threads = 0;            // at most, of connections that move much; 0: by the cores
-  int max_connections = 4096;       // open at a time; a further one is closed
-  double max_wasted_frames = 2000;  // a second, of a TCP connection: base/wasted_work.h; 0: any
-  absl::Duration max_connection_age = absl::Minutes(30);
-  absl::Duration max_connection_age_grace = absl::Minutes(20);
-  absl::Duration max_connection_idle = absl::Minutes(10);  // without a call
-  absl::Duration handshake_timeout = absl::Seconds(10);
-  absl::Duration keepalive_time = absl::Minutes(2);
-  absl::Duration keepalive_timeout = absl::Seconds(20);
-  absl::Duration min_ping_interval = absl::Seconds(10);  // of a peer; more often: disconnected
-  // on: gRPC probes each connection for its bandwidth-delay product and sets the windows by it, at
-  // least 4 MiB; auto: where ServesOtherHosts; off.
-  std::string bdp_probe = "auto";
-  int64_t stream_window_bytes = int64_t{4} << 20;  // of one call, that a peer may send unread
-  int64_t max_frame_bytes = int64_t{4} << 20;      // of HTTP/2, that a peer may send in one piece
-  std::string loopback_congestion = kLoopbackCongestion;  // of connections within this host
-  bool tune_malloc = true;      // keep freed pages: base/transport_tuning.h
-  bool deadlock_check = false;  // abseil's detector, on each lock
-  StreamLimits streams;
 };
 
 struct ServerOptions {
@@ -76,6 +48,8 @@ struct ServerOptions {
   LeaseLimits leases;
   DeviceWorkerOptions worker;
   TransportOptions transport;
+  bool tune_malloc = true;      // keep freed pages: base/transport_tuning.h
+  bool deadlock_check = false;  // abseil's detector, on each lock
   SharedMemoryLimits shared_memory;
   absl::Duration drain_delay = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(60);
@@ -90,16 +64,6 @@ struct ServerOptions {
 
 // OK, or InvalidArgument "flag: expected ..., got ...". Reads no file and opens no socket.
 absl::Status CheckOptions(const ServerOptions& options);
-
-// "unix:/path" and "unix-abstract:name" are sockets of this machine.
-bool IsUnixAddress(absl::string_view address);
-// The file of "unix:PATH" or "unix:///PATH"; empty for other addresses.
-std::string UnixPath(absl::string_view address);
-// Unix sockets, 127.0.0.0/8, ::1 and localhost.
-bool IsLoopbackAddress(absl::string_view address);
-// Whether it listens on an address that is not this host's alone.
-bool ServesOtherHosts(const ServerOptions& options);
-bool ProbesBandwidth(const ServerOptions& options);
 
 // A quarter of the memory that this process may use (cgroup limit or physical memory), between
 // 256 MiB and 4 GiB: the default of the memory limit.

@@ -1,8 +1,8 @@
 // AttentionService: the gRPC methods. All take and give raw bytes: Forward and Backward, unary
-// (unary_calls.h) or streamed (stream_call.h), so that no tensor passes through protobuf, the others
-// so that bytes which are no message get an answer of ours (decode_small.h). Unary Forward and
-// Backward come from completion queues, the other methods by gRPC's callbacks. A reactor lives as
-// long as its call and owns nothing else. Threads: gRPC's.
+// (unary_calls.h) or streamed (stream_call.h), so that no tensor passes through protobuf, the
+// others so that bytes which are no message get an answer of ours (decode_small.h). Unary Forward
+// and Backward come from completion queues, the other methods by gRPC's callbacks. A reactor lives
+// as long as its call and owns nothing else. Threads: gRPC's.
 #pragma once
 
 #include <atomic>

@@ -3,8 +3,6 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 
 #include <cerrno>
 #include <cstring>
@@ -23,38 +21,6 @@ namespace {
 
 constexpr absl::Duration kPauseWithoutDescriptors = absl::Milliseconds(200);
 constexpr int kBacklog = 64;
-
-absl::Status CannotListen(const std::string& path, absl::string_view why) {
-  return absl::UnavailableError(
-      absl::StrCat("cannot listen for shared memory on ", path, ": ", why));
-}
-
-// As gRPC does with PATH itself: a socket that is there is a dead daemon's, or about to be.
-void RemoveSocket(const std::string& path) {
-  struct stat file;
-  if (lstat(path.c_str(), &file) == 0 && S_ISSOCK(file.st_mode)) unlink(path.c_str());
-}
-
-// The umask decides who may connect, as with PATH.
-absl::StatusOr<FileDescriptor> Listen(const std::string& path) {
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) return CannotListen(path, "the path is too long");
-  memcpy(address.sun_path, path.data(), path.size());
-  FileDescriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid()) return CannotListen(path, strerror(errno));
-  RemoveSocket(path);
-  if (bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      listen(fd.get(), kBacklog) != 0) {
-    return CannotListen(path, strerror(errno));
-  }
-  return fd;
-}
-
-ino_t InodeOf(const std::string& path) {
-  struct stat file;
-  return lstat(path.c_str(), &file) == 0 ? file.st_ino : 0;
-}
 
 // 0, root, is nobody's default: an unknown user shares the quota of all unknown ones.
 uint32_t UserOf(int socket) {
@@ -157,21 +123,20 @@ absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Start(
     const std::string& unix_path, int max_connections, SharedMemoryTable& table,
     const Authenticator& auth, Logger& log) {
   std::string path = absl::StrCat(unix_path, kSharedMemorySuffix);
-  ASSIGN_OR_RETURN(FileDescriptor socket, Listen(path));
+  ASSIGN_OR_RETURN(UnixSocket socket,
+                   UnixSocket::Listen(absl::StrCat("unix:", path), SOCK_SEQPACKET, kBacklog));
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC));
-  if (!wake.valid()) return CannotListen(path, strerror(errno));
+  if (!wake.valid()) return absl::UnavailableError(strerror(errno));
   return std::unique_ptr<SharedMemoryService>(new SharedMemoryService(
       std::move(path), std::move(socket), std::move(wake), max_connections, table, auth, log));
 }
 
-SharedMemoryService::SharedMemoryService(std::string path, FileDescriptor socket,
-                                         FileDescriptor wake, int max_connections,
-                                         SharedMemoryTable& table, const Authenticator& auth,
-                                         Logger& log)
+SharedMemoryService::SharedMemoryService(std::string path, UnixSocket socket, FileDescriptor wake,
+                                         int max_connections, SharedMemoryTable& table,
+                                         const Authenticator& auth, Logger& log)
     : path_(std::move(path)),
       socket_(std::move(socket)),
       wake_(std::move(wake)),
-      inode_(InodeOf(path_)),
       max_connections_(max_connections),
       table_(table),
       auth_(auth),
@@ -183,7 +148,6 @@ SharedMemoryService::~SharedMemoryService() {
   CHECK(write(wake_.get(), &one, sizeof(one)) == sizeof(one));
   thread_.join();
   connections_.clear();
-  if (inode_ != 0 && InodeOf(path_) == inode_) unlink(path_.c_str());
 }
 
 int SharedMemoryService::PollTimeout(absl::Time now) const {

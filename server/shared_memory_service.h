@@ -25,6 +25,7 @@
 #include "base/log.h"
 #include "server/auth.h"
 #include "server/shared_memory.h"
+#include "server/unix_socket.h"
 
 namespace attnd {
 
@@ -50,18 +51,16 @@ class SharedMemoryService {
  private:
   class Connection;
 
-  SharedMemoryService(std::string path, FileDescriptor socket, FileDescriptor wake,
-                      int max_connections, SharedMemoryTable& table, const Authenticator& auth,
-                      Logger& log);
+  SharedMemoryService(std::string path, UnixSocket socket, FileDescriptor wake, int max_connections,
+                      SharedMemoryTable& table, const Authenticator& auth, Logger& log);
   void Serve();
   int PollTimeout(absl::Time now) const;
   void Accept(absl::Time now);
   void CloseIdle(absl::Time now);
 
   const std::string path_;
-  FileDescriptor socket_;
+  UnixSocket socket_;
   FileDescriptor wake_;  // readable: stop
-  ino_t inode_ = 0;      // of the socket's file: another daemon's is not removed
   const int max_connections_;
   SharedMemoryTable& table_;
   const Authenticator& auth_;

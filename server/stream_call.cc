@@ -11,10 +11,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "base/payload_receiver.h"
 #include "base/status_macros.h"
 #include "proto/attnd/v1/chunk_framing.h"
-#include "proto/attnd/v1/chunk_placer.h"
 #include "server/call_record.h"
 #include "server/chunk_sequence.h"
 #include "server/decode.h"
@@ -28,25 +26,26 @@ namespace attnd {
 namespace {
 
 // Reading: OnReadDone parses a message, fixes where its data go, asks gRPC for the next message,
-// and only then copies what `placer_` has not put in its place already. So the reaction to the next
-// message may run beside the copy. `holds_` counts the copies and the reading itself; the last one
-// to end goes on: the tensors have landed, or the call has failed and nothing reads or writes its
-// memory any more. A call finishes once, by a refusal, the watch or the result, whichever comes
-// first; `phase_` decides.
+// and only then copies the chunk to its place. So the reaction to the next message may run beside
+// the copy. `holds_` counts the copies and the reading itself; the last one to end goes on: the
+// tensors have landed, or the call has failed and nothing reads or writes its memory any more. A
+// call finishes once, by a refusal, the watch or the result, whichever comes first; `phase_`
+// decides.
 class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                          public ReplySink,
-                         public WatchedStream {
+                         public WatchedCall {
  public:
   StreamCall(const ServiceDeps& deps, grpc::CallbackServerContext& context, Direction direction,
              uint64_t id)
       : record_(deps, context, direction, id), context_(context) {
-    deps.stream_watch.Add(*this);
+    progress()->CallBegan(record_.received_at());
+    deps.call_watch.Add(*this);
   }
 
   void Start() {
     absl::Status known = record_.Identify();
     if (!known.ok()) return FinishOnce(known);
-    progress().Begin(Now());
+    progress()->Begin(Now());
     StartRead(&read_);
   }
 
@@ -81,7 +80,8 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
       return Finish(record_.Failed(status));
     }
     absl::MutexLock lock(&mutex_);
-    if (phase_ != Phase::kWriting || std::exchange(reply_cut_, true)) return;
+    if (phase_ != Phase::kWriting || !cut_.ok()) return;
+    cut_ = status;
     record_.deps().metrics.StreamCut(WorkStage::kSend, reason);
     context_.TryCancel();
   }
@@ -92,7 +92,8 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   void OnDone() override {
-    record_.deps().stream_watch.Remove(*this);
+    record_.deps().call_watch.Remove(*this);  // cut_ does not change from here on
+    if (!cut_.ok()) record_.Failed(cut_);
     record_.Close();
     delete this;
   }
@@ -116,10 +117,9 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   absl::StatusOr<Piece> Take() {
-    const int64_t index = received_messages_++;
     int64_t bytes = static_cast<int64_t>(read_.Length());
     record_.Received(bytes);
-    progress().Moved(bytes, Now());
+    progress()->Moved(bytes);
     MessageBytes message(read_);
     read_.Clear();
     ASSIGN_OR_RETURN(StreamPart part, ParseStreamMessage(message, record_.direction()));
@@ -130,12 +130,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     }
     ASSIGN_OR_RETURN(Tensor tensor, sequence_.Take(part.tensor, part.offset, part.range.size));
     largest_chunk_ = std::max(largest_chunk_, part.range.size);
-    const absl::optional<int64_t> delivered =
-        placer_->DeliveredBytes(index, part.tensor, part.offset, part.range.size);
-    if (!delivered.has_value()) {
-      return absl::UnavailableError("the connection was lost within a chunk");
-    }
-    return Piece{std::move(message), ByteRange{part.range.offset, *delivered},
+    return Piece{std::move(message), part.range,
                  call_->staged()[tensor] + static_cast<int64_t>(part.offset)};
   }
 
@@ -146,23 +141,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     ASSIGN_OR_RETURN(AdmittedCall call, record_.Admit(std::move(decoded), *this, true));
     sequence_ = ChunkSequence(call.call().inputs());
     call_.emplace(std::move(call));
-    PlaceChunks(message);
     return Piece{};
-  }
-
-  // From here on what comes of chunks goes from the socket to its place.
-  void PlaceChunks(const MessageBytes& header) {
-    std::vector<ChunkTarget> targets;
-    for (const TensorSource& input : call_->call().inputs()) {
-      targets.push_back({static_cast<uint64_t>(RequestField(input.tensor)),
-                         call_->staged()[input.tensor], input.range.size});
-    }
-    placer_.emplace([targets = std::move(targets)](const ChunkForm& chunk) {
-      return FindTarget(targets, chunk);
-    });
-    const absl::Span<const uint8_t> first = header.Beginning();
-    if (first.size() < PayloadReceiver::kLeastFirstBytes) return;
-    placing_ = PlaceMessagesFrom(context_.peer(), first.data(), *placer_);
   }
 
   void Land(Piece& piece) {
@@ -176,14 +155,13 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   }
 
   void EndReading(absl::Status status) {
-    progress().Pause();
+    progress()->Pause();
     received_ = std::move(status);
     LetGo();
   }
 
   void LetGo() {
     if (--holds_ > 0) return;
-    placing_.reset();
     if (!received_.ok()) {
       call_.reset();  // memory and budget are back before the answer is out
       return FinishOnce(received_);
@@ -199,17 +177,15 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     record_.Answered(result);
     // As large as the caller finds right for the way between.
     const int64_t chunk_bytes = std::clamp(largest_chunk_, kChunkBytes, kLargeChunkBytes);
-    messages_ = EncodeStream(std::move(result), deps.engine, deps.clock.Now(), chunk_bytes);
+    messages_ =
+        EncodeStream(std::move(result), deps.engine, deps.clock.Now(), chunk_bytes, progress());
     Enter(Phase::kWriting, {Phase::kComputing});
-    progress().Begin(Now());
+    progress()->Begin(Now());
     WriteNext();
   }
 
   void WriteNext() {
-    if (next_ > 0) {
-      progress().Moved(static_cast<int64_t>(messages_[next_ - 1].Length()), Now());
-      messages_[next_ - 1].Clear();
-    }
+    if (next_ > 0) messages_[next_ - 1].Clear();
     grpc::ByteBuffer& message = messages_[next_++];
     record_.Sent(static_cast<int64_t>(message.Length()));
     if (next_ < messages_.size()) return StartWrite(&message);
@@ -234,9 +210,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   grpc::ByteBuffer read_;
   ChunkSequence sequence_;
   std::optional<AdmittedCall> call_;  // from the header until it is submitted
-  int64_t received_messages_ = 0, largest_chunk_ = 0;
-  std::optional<ChunkPlacer> placer_;                  // from the header on
-  std::unique_ptr<PayloadReceiver::Placing> placing_;  // null: every chunk is copied
+  int64_t largest_chunk_ = 0;
   std::atomic<int64_t> copied_{0};
   std::atomic<int> holds_{1};
   absl::Status received_;  // of the reading, once it has ended
@@ -245,7 +219,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   size_t next_ = 0;  // message to write
   absl::Mutex mutex_;
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kReading;
-  bool reply_cut_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status cut_;  // the watch's, of a reply that is not read
 };
 
 }  // namespace

@@ -3,10 +3,9 @@
 //
 //   header → Decode → Admit, places in staging memory → chunks land in them → Submit → chunks back
 //
-// Nothing of a payload is read before the call is admitted. Chunks are read from the socket to
-// their places (base/payload_receiver.h); one that began to arrive before there were any is copied,
-// on the thread that received it, while gRPC already reads the next one. StreamWatch cuts a peer
-// who neither sends nor reads.
+// Nothing of a payload is read before the call is admitted. A chunk is copied to its place by the
+// thread that received it, while gRPC already reads the next one. CallWatch cuts a peer that neither
+// sends nor reads.
 #pragma once
 
 #include <grpcpp/server_context.h>

@@ -29,19 +29,22 @@ absl::Status TransferProgress::Check(const TransferLimits& limits, absl::Time no
   if (begin == kPaused) return absl::OkStatus();
   if (seen_bytes_.exchange(bytes) != bytes) moved_nanos_ = absl::ToUnixNanos(now);
   if (now - call_began_ > limits.longest) {
-    return Over(reason::kDeadlineExceededTransfer, "the call took longer than the server allows, seconds:",
-                "limit_seconds", absl::ToDoubleSeconds(limits.longest));
+    return Over(reason::kDeadlineExceededTransfer,
+                "the call took longer than the server allows, seconds:", "limit_seconds",
+                absl::ToDoubleSeconds(limits.longest));
   }
   if (now - absl::FromUnixNanos(moved_nanos_) > limits.idle) {
-    return Over(reason::kStreamIdle, "nothing was sent or read for longer than, seconds:",
-                "limit_seconds", absl::ToDoubleSeconds(limits.idle));
+    return Over(reason::kStreamIdle,
+                "nothing was sent or read for longer than, seconds:", "limit_seconds",
+                absl::ToDoubleSeconds(limits.idle));
   }
   const absl::Duration waited = now - absl::FromUnixNanos(begin) - limits.idle;
   const double due =
       absl::ToDoubleSeconds(waited) * static_cast<double>(limits.min_bytes_per_second);
   if (waited <= absl::ZeroDuration() || static_cast<double>(bytes) >= due) return absl::OkStatus();
-  return Over(reason::kStreamTooSlow, "the peer is too slow; bytes a second expected at least:",
-              "limit_bytes_per_second", static_cast<double>(limits.min_bytes_per_second));
+  return Over(reason::kStreamTooSlow,
+              "the peer is too slow; bytes a second expected at least:", "limit_bytes_per_second",
+              static_cast<double>(limits.min_bytes_per_second));
 }
 
 }  // namespace attnd

@@ -28,7 +28,8 @@ class TransferProgress {
   // The call does not wait for its peer.
   void Pause() { begin_nanos_ = kPaused; }
 
-  // OK, or DEADLINE_EXCEEDED with reason STREAM_IDLE, STREAM_TOO_SLOW or DEADLINE_EXCEEDED_IN_TRANSFER.
+  // OK, or DEADLINE_EXCEEDED with reason STREAM_IDLE, STREAM_TOO_SLOW or
+  // DEADLINE_EXCEEDED_IN_TRANSFER.
   absl::Status Check(const TransferLimits& limits, absl::Time now);
 
  private:

@@ -15,6 +15,8 @@ class Workers {
  public:
   // In the order of Admission's devices.
   void Add(std::unique_ptr<DeviceWorker> worker) { workers_.push_back(std::move(worker)); }
+  // Answers what is left. Nothing is submitted or cancelled from then on.
+  void Stop() { workers_.clear(); }
 
   void Submit(AdmittedCall call) {
     DeviceWorker& worker = *workers_[call.device()];

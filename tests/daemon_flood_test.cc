@@ -145,8 +145,8 @@ TEST(DaemonFlood, ClosesConnectionsThatNeverGreetOrStayIdle) {
 void SendSlowly(int connections, uint32_t streams) {
   ServerOptions options = TestOptions();
   options.admission.memory_bytes = options.admission.caller_max_bytes = int64_t{16} << 20;
-  options.transport.streams.idle = absl::Minutes(2);
-  options.transport.streams.min_bytes_per_second = 0;
+  options.transport.transfers.idle = absl::Minutes(2);
+  options.transport.transfers.min_bytes_per_second = 0;
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
   ExpectHealthy(daemon);
   auto crowd = StreamsOn(daemon, connections, static_cast<int>(streams));
@@ -197,7 +197,7 @@ TEST(DaemonFlood, KeepsStagingMemoryToItsQuotaUnder1000SlowConnections) {
 TEST(DaemonFlood, EndsMessagesThatNeverEndWhenTheyAreTooMany) {
   ServerOptions options = TestOptions();
   options.transport.receive_memory_bytes = int64_t{32} << 20;
-  options.transport.streams.idle = absl::Minutes(2);
+  options.transport.transfers.idle = absl::Minutes(2);
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
   ExpectHealthy(daemon);
   auto crowd = StreamsOn(daemon, 16, 60);

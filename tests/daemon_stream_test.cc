@@ -410,7 +410,7 @@ TEST(DaemonStream, GivesEverythingBackWhenAbandonedAtAnyState) {
 
 TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {
   ServerOptions options = TestOptions();
-  options.transport.streams.idle = absl::Milliseconds(60);
+  options.transport.transfers.idle = absl::Milliseconds(60);
   Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options));
   v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
   const std::vector<v1::ForwardStreamRequest> messages = {HeaderOf(request),
@@ -434,7 +434,7 @@ TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {
 
 TEST(DaemonStream, CutsASenderThatIsBelowTheRate) {
   ServerOptions options = TestOptions();
-  options.transport.streams = {.idle = absl::Seconds(1), .min_bytes_per_second = 1 << 30};
+  options.transport.transfers = {.idle = absl::Seconds(1), .min_bytes_per_second = 1 << 30};
   options.admission.max_deadline = absl::Hours(100);  // 2^34 pairs: hours of a busy machine
   Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options));
   Problem problem = SmallProblem(1 << 17);         // k: 4 MiB
@@ -454,7 +454,7 @@ TEST(DaemonStream, CutsASenderThatIsBelowTheRate) {
 
 TEST(DaemonStream, CutsAReaderThatNeverReads) {
   ServerOptions options = TestOptions();
-  options.transport.streams.idle = absl::Milliseconds(500);
+  options.transport.transfers.idle = absl::Milliseconds(500);
   Daemon daemon(MakeCpuBackend({.threads = 1}), WithMetrics(options));
   Problem problem = SmallProblem(1 << 16, 2);  // 4 MiB back, more than a window
   problem.kv_len = 1;
@@ -485,7 +485,7 @@ class PacedStream : public testing::Test {
 
   void Start(int64_t min_bytes_per_second) {
     ServerOptions options = TestOptions();
-    options.transport.streams = {.idle = kIdle, .min_bytes_per_second = min_bytes_per_second};
+    options.transport.transfers = {.idle = kIdle, .min_bytes_per_second = min_bytes_per_second};
     daemon_.emplace(MakeCpuBackend({.threads = 1}), WithMetrics(options), clock_);
     Problem problem = SmallProblem(1 << 17);
     problem.kv_len = 1;

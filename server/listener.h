@@ -1,4 +1,4 @@
-// TcpListener: the daemon's own accept loop for one TCP address; connections are handed to gRPC.
+// Listener: the daemon's own accept loop for one address; connections are handed to gRPC.
 //
 // gRPC 1.51's own listener never accepts again once it has run out of descriptors, and takes every
 // connection that comes. This one waits and goes on, and lets its owner refuse a connection before
@@ -9,28 +9,33 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/file_descriptor.h"
+#include "server/unix_socket.h"
 
 namespace attnd {
 
-class TcpListener {
+class Listener {
  public:
   // "host:port" with a name, an IPv4 address or an IPv6 address in brackets; "[::]" takes both
   // families; port 0: a free one. All addresses of a name are listened on. `user_timeout`: what was
   // sent and is not acknowledged for this long ends its connection. UNAVAILABLE naming the address
   // when the port is in use or the name has no address.
-  static absl::StatusOr<std::unique_ptr<TcpListener>> Open(const std::string& address,
-                                                           absl::Duration user_timeout);
-  ~TcpListener() { Stop(); }
-  TcpListener(const TcpListener&) = delete;
-  TcpListener& operator=(const TcpListener&) = delete;
+  // "unix:PATH" and "unix-abstract:NAME": a socket of this host; one that a process listens on is
+  // in use, one that is left over is replaced.
+  static absl::StatusOr<std::unique_ptr<Listener>> Open(const std::string& address,
+                                                        absl::Duration user_timeout);
+  ~Listener() { Stop(); }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
 
-  int port() const { return port_; }
+  int port() const { return port_; }  // 0: a unix socket
 
   // Accepts until Stop; `on_connection` owns the socket that it is given, which does not block.
   void Start(std::function<void(int socket)> on_connection);
@@ -38,16 +43,17 @@ class TcpListener {
   void Stop();
 
  private:
-  TcpListener() = default;
+  Listener() = default;
   absl::Status Listen(const std::string& host, const std::string& port,
                       absl::Duration user_timeout);
   void Run();
   void AcceptAll(int listener);
   bool StoppedWithin(int ms) const;
 
-  std::vector<int> sockets_;
+  std::vector<FileDescriptor> sockets_;
   int port_ = 0;
-  int stop_event_ = -1;
+  std::optional<UnixSocket> unix_socket_;  // its descriptor is among sockets_
+  FileDescriptor stop_event_;
   std::function<void(int socket)> on_connection_;
   std::thread thread_;
 };

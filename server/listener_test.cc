@@ -1,4 +1,4 @@
-#include "server/tcp_listener.h"
+#include "server/listener.h"
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -17,8 +17,8 @@
 namespace attnd {
 namespace {
 
-std::unique_ptr<TcpListener> Opened(const std::string& address) {
-  auto listener = TcpListener::Open(address, absl::Seconds(20));
+std::unique_ptr<Listener> Opened(const std::string& address) {
+  auto listener = Listener::Open(address, absl::Seconds(20));
   CHECK(listener.ok()) << listener.status().message();
   return *std::move(listener);
 }
@@ -40,7 +40,7 @@ bool EndsOrAnswers(int socket) {
   return recv(socket, &byte, 1, 0) <= 0;
 }
 
-TEST(TcpListener, HandsOverConnectionsThatSendAtOnce) {
+TEST(Listener, HandsOverConnectionsThatSendAtOnce) {
   auto listener = Opened("127.0.0.1:0");
   std::atomic<int> no_delay = -1;
   listener->Start([&](int socket) {
@@ -57,7 +57,7 @@ TEST(TcpListener, HandsOverConnectionsThatSendAtOnce) {
   close(socket);
 }
 
-TEST(TcpListener, ClosesItsPortWhenStopped) {
+TEST(Listener, ClosesItsPortWhenStopped) {
   auto listener = Opened("localhost:0");
   int port = listener->port();
   listener->Start([](int socket) { close(socket); });
@@ -68,17 +68,17 @@ TEST(TcpListener, ClosesItsPortWhenStopped) {
   EXPECT_LT(Connected(port), 0);
 }
 
-TEST(TcpListener, RefusesAPortInUseAndANameWithoutAddress) {
+TEST(Listener, RefusesAPortInUseAndANameWithoutAddress) {
   auto first = Opened("127.0.0.1:0");
   absl::Status status =
-      TcpListener::Open(absl::StrCat("127.0.0.1:", first->port()), absl::Seconds(20)).status();
+      Listener::Open(absl::StrCat("127.0.0.1:", first->port()), absl::Seconds(20)).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(status.message(),
             absl::StrCat("cannot listen on 127.0.0.1:", first->port(), ": Address already in use"));
-  EXPECT_FALSE(TcpListener::Open("no.such.host.invalid:0", absl::Seconds(20)).ok());
+  EXPECT_FALSE(Listener::Open("no.such.host.invalid:0", absl::Seconds(20)).ok());
 }
 
-TEST(TcpListener, GoesOnAfterItHasRunOutOfDescriptors) {
+TEST(Listener, GoesOnAfterItHasRunOutOfDescriptors) {
   auto listener = Opened("127.0.0.1:0");
   std::atomic<int> taken = 0;
   listener->Start([&](int socket) {

@@ -1,4 +1,4 @@
-#include "server/tcp_listener.h"
+#include "server/listener.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "server/listen_address.h"
 
 namespace attnd {
 namespace {
@@ -97,59 +98,64 @@ int BoundPort(int socket) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TcpListener>> TcpListener::Open(const std::string& address,
-                                                               absl::Duration user_timeout) {
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(const std::string& address,
+                                                         absl::Duration user_timeout) {
+  std::unique_ptr<Listener> listener(new Listener);
+  listener->stop_event_ = FileDescriptor(eventfd(0, EFD_CLOEXEC));
+  CHECK(listener->stop_event_.valid()) << "eventfd";
+  if (IsUnixAddress(address)) {
+    ASSIGN_OR_RETURN(UnixSocket socket, UnixSocket::Listen(address, SOCK_STREAM, kBacklog));
+    listener->sockets_.push_back(socket.TakeSocket());
+    listener->unix_socket_.emplace(std::move(socket));
+    return listener;
+  }
   size_t colon = address.rfind(':');
   if (colon == std::string::npos) return Unavailable(address, "no port");
   absl::string_view host = absl::string_view(address).substr(0, colon);
   if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
-  std::unique_ptr<TcpListener> listener(new TcpListener);
   RETURN_IF_ERROR(listener->Listen(std::string(host), address.substr(colon + 1), user_timeout));
-  listener->stop_event_ = eventfd(0, EFD_CLOEXEC);
-  CHECK(listener->stop_event_ >= 0) << "eventfd";
   return listener;
 }
 
 // A port in use on one address of several is a fault too: callers would reach somebody else there.
-absl::Status TcpListener::Listen(const std::string& host, const std::string& port,
-                                 absl::Duration user_timeout) {
+absl::Status Listener::Listen(const std::string& host, const std::string& port,
+                              absl::Duration user_timeout) {
   ASSIGN_OR_RETURN(Addresses addresses, Resolve(host, port));
   sockaddr_storage first{};
   std::memcpy(&first, addresses->ai_addr, addresses->ai_addrlen);
   port_ = PortOf(first);
   std::string why = "no address";
   for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
-    int socket = ListenOn(*one, port_, user_timeout);
-    if (socket < 0) {
+    FileDescriptor socket(ListenOn(*one, port_, user_timeout));
+    if (!socket.valid()) {
       why = std::strerror(errno);
       if (errno == EADDRINUSE || errno == EACCES) return Unavailable(host + ":" + port, why);
       continue;  // a family that this machine lacks
     }
-    sockets_.push_back(socket);
-    if (port_ == 0) port_ = BoundPort(socket);
+    if (port_ == 0) port_ = BoundPort(socket.get());
+    sockets_.push_back(std::move(socket));
   }
   return sockets_.empty() ? Unavailable(host + ":" + port, why) : absl::OkStatus();
 }
 
-void TcpListener::Start(std::function<void(int socket)> on_connection) {
+void Listener::Start(std::function<void(int socket)> on_connection) {
   on_connection_ = std::move(on_connection);
   thread_ = std::thread([this] { Run(); });
 }
 
-void TcpListener::Stop() {
-  if (stop_event_ >= 0) {
+void Listener::Stop() {
+  if (thread_.joinable()) {
     uint64_t one = 1;
-    CHECK(write(stop_event_, &one, sizeof(one)) == sizeof(one));
+    CHECK(write(stop_event_.get(), &one, sizeof(one)) == sizeof(one));
+    thread_.join();
   }
-  if (thread_.joinable()) thread_.join();
-  for (int socket : sockets_) close(socket);
+  unix_socket_.reset();  // its file goes before its port
   sockets_.clear();
-  if (stop_event_ >= 0) close(std::exchange(stop_event_, -1));
 }
 
-void TcpListener::Run() {
-  std::vector<pollfd> waiting = {{stop_event_, POLLIN, 0}};
-  for (int socket : sockets_) waiting.push_back({socket, POLLIN, 0});
+void Listener::Run() {
+  std::vector<pollfd> waiting = {{stop_event_.get(), POLLIN, 0}};
+  for (const FileDescriptor& socket : sockets_) waiting.push_back({socket.get(), POLLIN, 0});
   while (true) {
     if (poll(waiting.data(), waiting.size(), -1) < 0) continue;  // a signal
     if (waiting.front().revents != 0) return;
@@ -159,12 +165,12 @@ void TcpListener::Run() {
   }
 }
 
-bool TcpListener::StoppedWithin(int ms) const {
-  pollfd stop{stop_event_, POLLIN, 0};
+bool Listener::StoppedWithin(int ms) const {
+  pollfd stop{stop_event_.get(), POLLIN, 0};
   return poll(&stop, 1, ms) > 0;
 }
 
-void TcpListener::AcceptAll(int listener) {
+void Listener::AcceptAll(int listener) {
   while (!StoppedWithin(0)) {
     int socket = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (socket >= 0) {

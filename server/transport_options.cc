@@ -1,0 +1,12 @@
+#include "server/transport_options.h"
+
+#include "server/listen_address.h"
+
+namespace attnd {
+
+bool ProbesBandwidth(const TransportOptions& transport, const std::vector<std::string>& listen) {
+  return transport.bdp_probe == "on" ||
+         (transport.bdp_probe == "auto" && ServesOtherHosts(listen));
+}
+
+}  // namespace attnd
