@@ -392,12 +392,6 @@ void AttndServer::HoldWastefulPeers() {
                                {"held_so_far", total}});
   };
   held_peers_ = std::make_shared<HeldPeers>(limits, std::move(on_hold));
-  metrics_.sampled()->AddGauge("attnd_connections_held",
-                               "Connections that are not read for a while, since they waste work.",
-                               {}, [held = held_peers_] { return held->now(); });
-  metrics_.sampled()->AddCounter(
-      "attnd_connections_held_total", "Times that a connection was held.", {},
-      [held = held_peers_] { return static_cast<double>(held->total()); });
 }
 
 void AttndServer::LimitReceiveMemory() {
@@ -409,15 +403,6 @@ void AttndServer::LimitReceiveMemory() {
   };
   receive_memory_ =
       std::make_shared<ReceiveMemory>(bytes, ReceivedSliceBytes(), std::move(on_reset));
-  SampledMetrics& metrics = *metrics_.sampled();
-  metrics.AddGauge("attnd_receive_memory_bytes", "Memory of requests while they arrive.", {},
-                   [memory = receive_memory_] { return static_cast<double>(memory->used()); });
-  metrics.AddGauge("attnd_receive_memory_waiting",
-                   "Connections that are not read for lack of such memory.", {},
-                   [memory = receive_memory_] { return memory->waiting(); });
-  metrics.AddCounter("attnd_receive_memory_resets_total",
-                     "Connections that were reset for lack of such memory.", {},
-                     [memory = receive_memory_] { return static_cast<double>(memory->resets()); });
   receive_memory_->Start();
 }
 

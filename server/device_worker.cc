@@ -227,7 +227,6 @@ double DeviceWorker::RunEarly(const EarlyLaunch& early) {
   if (IsDeviceLost(report.status())) LoseDevice(report.status());
   if (!report.ok() || early.stop.stop_requested()) return 0;
   call.set_early_parts(early.end);
-  deps_.metrics.EarlyLaunchRun(call.call().direction());
   return call.seconds() * early.parts->Share(begin, early.end);
 }
 

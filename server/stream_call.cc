@@ -81,12 +81,12 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     const std::string reason = ReasonOf(status);
     if (Enter(Phase::kFinished, {Phase::kReading})) {
       stop_early_.request_stop();
-      record_.deps().metrics.StreamCut(WorkStage::kReceive, reason);
+      record_.deps().metrics.CallCut(MethodOf(record_.direction()), WorkStage::kReceive, reason);
       return Finish(record_.Failed(status));
     }
     absl::MutexLock lock(&mutex_);
     if (phase_ != Phase::kWriting || std::exchange(reply_cut_, true)) return;
-    record_.deps().metrics.StreamCut(WorkStage::kSend, reason);
+    record_.deps().metrics.CallCut(MethodOf(record_.direction()), WorkStage::kSend, reason);
     context_.TryCancel();
   }
 

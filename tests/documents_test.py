@@ -204,8 +204,8 @@ def test_values_of_labels_are_documented(exposed):
     assert labels["attnd_request_stage_duration_seconds"]["stage"] == set(re.findall(r"`(\w+)`", stages))
     meanings = {cells[0].strip("`"): cells[3] for cells in table(page, r"`\w+`$")}
     for metric, label in (("attnd_leases_ended_total", "reason"), ("attnd_lease_lookups_total", "result"),
-                          ("attnd_auth_failures_total", "reason"), ("attnd_cut_streams_total", "reason"),
-                          ("attnd_cut_streams_total", "stage"), ("attnd_received_bytes_total", "transport")):
+                          ("attnd_auth_failures_total", "reason"), ("attnd_calls_cut_total", "reason"),
+                          ("attnd_calls_cut_total", "stage"), ("attnd_received_bytes_total", "transport")):
         assert labels[metric][label], metric
         for value in labels[metric][label]:
             assert re.search(rf"\b{value}\b", meanings[metric]), (metric, value)
