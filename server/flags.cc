@@ -253,9 +253,6 @@ void AddSharedMemory(CLI::App& app, ServerOptions& o, RawFlags& raw) {
 
 void AddOperation(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   const char* group = "Operation";
-  app.add_flag("--supervise", o.supervise,
-               "serve in a child process and start it again when it fails")
-      ->group(group);
   app.add_option("--drain_delay,--drain_delay_seconds", raw.drain_delay_s,
                  "seconds of NOT_SERVING while calls are still taken")
       ->capture_default_str()

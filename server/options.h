@@ -65,7 +65,6 @@ struct ServerOptions {
   double lease_hbm_fraction = 0.5;  // of that, for residuals
   double max_launch_ms = 50;        // that one kernel may keep a GPU
   std::string nvml_library = "libnvidia-ml.so.1";  // where errors of GPUs are heard
-  bool supervise = false;    // run in a child process and start it again when it fails
   std::string kernel_cache;  // folder of kernels compiled at run time; empty: the user's cache
 
   TlsOptions tls;

@@ -553,7 +553,6 @@ TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
       {{"--check_config", "--port_file", "/dev/stdout"}, "options are valid", 0},
       {{"--drain_delay", "-1"}, "--drain_delay: expected 0..604800, got -1", 2},
       {{"--cpu_threads", "two"}, "--cpu_threads: expected a whole number, got \"two\"", 2},
-      {{"--supervise=maybe"}, "--supervise: expected true or false, got \"maybe\"", 2},
       {{"--loopback_congestion", "no_such"}, "--loopback_congestion: expected one of ", 2},
       {{"--slow_call_seconds", "nan"}, "--slow_call_seconds: expected a number, got \"nan\"", 2},
       {{"--version"}, "attnd 0.", 0},
