@@ -26,7 +26,6 @@
 #include "server/flags.h"
 #include "server/grpc_log.h"
 #include "server/server_files.h"
-#include "server/supervisor.h"
 
 namespace attnd {
 namespace {
@@ -88,7 +87,7 @@ absl::Status WritePorts(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-// Of an earlier start: who waits for the file is not to read an old port.
+// Of an earlier start: a reader that waits for the file must not see an old port.
 void RemovePortFiles(const ServerOptions& options) {
   for (const std::string& path : {options.port_file, options.metrics_port_file}) {
     if (!path.empty() && !StaysInPlace(path)) std::remove(path.c_str());
@@ -179,12 +178,6 @@ int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
   return (*server)->device_lost() ? kExitDeviceLost : 0;
 }
 
-int SuperviseServe(const ServerOptions& options, const EngineFactory& make_engines) {
-  Logger log(stderr, options.log_format, options.log_level);
-  return Supervise([&] { return Serve(options, make_engines); },
-                   {.final_exit_code = kExitBadOptions}, log);
-}
-
 int CheckConfig(const ServerOptions& options) {
   absl::Status files = CheckFiles(options);
   if (!files.ok()) {
@@ -217,12 +210,10 @@ int DaemonMain(int argc, char** argv, const EngineFactory& make_engines) {
   }
   if (flags->action == FlagAction::kPrinted) return std::cout.flush() ? 0 : kExitFailed;
   if (flags->action == FlagAction::kCheckConfig) return CheckConfig(flags->options);
-  const TransportOptions& transport = flags->options.transport;
-  TuneForTransport({.malloc = transport.tune_malloc, .deadlock_check = transport.deadlock_check});
+  TuneForTransport();
   flags->options.version = std::string(kVersion);
   flags->options.revision = std::string(Commit());
-  return flags->options.supervise ? SuperviseServe(flags->options, make_engines)
-                                  : Serve(flags->options, make_engines);
+  return Serve(flags->options, make_engines);
 }
 
 }  // namespace attnd

@@ -1,11 +1,12 @@
 // Metrics: every series that the daemon exposes, its name, unit, labels and buckets;
-// docs/METRICS.md explains them. Children exist from the start (those of a kernel since its first
-// launch), so the request path only adds to numbers that no other thread writes (thread_metrics.h).
-// Prefix attnd_. Any thread.
+// docs/METRICS.md explains them. Series exist from the start (those of a kernel since its first
+// launch), so the request path adds to them and looks none up. Prefix attnd_. Any thread.
 #pragma once
 
 #include <prometheus/collectable.h>
+#include <prometheus/counter.h>
 #include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
 #include <compare>
@@ -24,7 +25,6 @@
 #include "kernels/backend.h"
 #include "server/call.h"
 #include "server/sampled_metrics.h"
-#include "server/thread_metrics.h"
 
 namespace attnd {
 
@@ -76,7 +76,7 @@ class Metrics {
 
   // What the metrics port serves.
   std::vector<std::shared_ptr<prometheus::Collectable>> collectables() const {
-    return {counts_, registry_, sampled_};
+    return {registry_, sampled_};
   }
 
   void CallStarted(Method method);
@@ -89,9 +89,9 @@ class Metrics {
   static int64_t TokensOf(const AttentionCall& call);
   void CallQueued(Direction direction, Priority priority, absl::Duration waited);
   void CallStopped(WorkStage stage, bool expired);
-  // A streamed call was cut because its peer did not move (kReceive, kSend). `reason` is the
-  // status' own: STREAM_IDLE or STREAM_TOO_SLOW.
-  void StreamCut(WorkStage stage, absl::string_view reason);
+  // A Forward or Backward was ended because its peer sent (kReceive) or read (kSend) too slowly.
+  // `reason` is the status' own: STREAM_IDLE or STREAM_TOO_SLOW.
+  void CallCut(Method method, WorkStage stage, absl::string_view reason);
   void QueueChanged(int device, Direction direction, Priority priority, int calls, int64_t bytes);
   void BatchRun(Direction direction, int calls, int64_t tokens);
   void HostCopied(int64_t bytes);
@@ -133,13 +133,18 @@ class Metrics {
   const std::shared_ptr<SampledMetrics>& sampled() const { return sampled_; }
 
  private:
-  using Number = ThreadMetrics::Number;
-  using Numbers = std::vector<Number>;
-  using Histograms = std::vector<ThreadMetrics::Histogram>;
+  using Counter = prometheus::Counter;
+  using Gauge = prometheus::Gauge;
+  using Histogram = prometheus::Histogram;
+  using Counters = std::vector<Counter*>;  // owned, as all series, by registry_
+  using Gauges = std::vector<Gauge*>;
+  using Histograms = std::vector<Histogram*>;
 
   struct Device;
-  // Gauges that are set, by few and seldom.
-  prometheus::Family<prometheus::Gauge>& StateFamily(const char* name, const char* help);
+  // A family that is there already comes back.
+  prometheus::Family<Counter>& CounterFamily(const char* name, const char* help);
+  prometheus::Family<Gauge>& GaugeFamily(const char* name, const char* help);
+  prometheus::Family<Histogram>& HistogramFamily(const char* name, const char* help);
   void MakeRequestSeries();
   void MakeQueueSeries();
   void MakeMemorySeries();
@@ -148,50 +153,49 @@ class Metrics {
   void MakeQueues(prometheus::Labels labels, Device& device);
   void MakeKernels(prometheus::Labels labels, Device& device);
   struct Leases {
-    Number granted;
-    Numbers ended;  // [LeaseEnd]
+    Counter* granted;
+    Counters ended;  // [LeaseEnd]
   };
   Leases MakeLeases(const std::string& place);
   Leases& LeasesAt(int place);
 
-  // All three shared with the exposer.
-  const std::shared_ptr<ThreadMetrics> counts_;
+  // Both shared with the exposer.
   const std::shared_ptr<prometheus::Registry> registry_;
   const std::shared_ptr<SampledMetrics> sampled_;
 
-  Numbers requests_;                                     // [method][code]
-  Histograms durations_;                                 // [method]
-  Histograms refusals_;                                  // [method], Forward and Backward
-  Histograms stages_;                                    // [method][stage], Forward and Backward
-  Numbers in_flight_;                                    // [method]
-  Histograms tokens_;                                    // [direction]
-  std::map<std::string, Number, std::less<>> rejected_;  // by reason, fixed
-  Numbers cancelled_, expired_;                          // [work stage]
-  Numbers cut_;                                          // [receive, send][reason]
-  Histograms queue_duration_;                            // [direction][priority]
-  Histograms batch_, batch_tokens_;                      // [direction]
-  Numbers received_, sent_;                              // [tcp, uds, memfd]
-  Number copied_;
-  std::map<std::string, Number, std::less<>> auth_failures_;
+  Counters requests_;                                      // [method][code]
+  Histograms durations_;                                   // [method]
+  Histograms refusals_;                                    // [method], Forward and Backward
+  Histograms stages_;                                      // [method][stage], Forward and Backward
+  Gauges in_flight_;                                       // [method]
+  Histograms tokens_;                                      // [direction]
+  std::map<std::string, Counter*, std::less<>> rejected_;  // by reason, fixed
+  Counters cancelled_, expired_;                           // [work stage]
+  Counters cut_;                     // [Forward, Backward][receive, send][idle, ...]
+  Histograms queue_duration_;        // [direction][priority]
+  Histograms batch_, batch_tokens_;  // [direction]
+  Counters received_, sent_;         // [tcp, uds, memfd]
+  Counter* copied_ = nullptr;
+  std::map<std::string, Counter*, std::less<>> auth_failures_;
   Leases host_leases_;
-  Number leases_refused_;
-  Numbers lease_lookups_;  // [LeaseLookup]
-  ThreadMetrics::Histogram lease_lifetime_;
-  Number upload_saved_;
-  prometheus::Gauge* ready_ = nullptr;
-  prometheus::Gauge* draining_ = nullptr;
+  Counter* leases_refused_ = nullptr;
+  Counters lease_lookups_;  // [LeaseLookup]
+  Histogram* lease_lifetime_ = nullptr;
+  Counter* upload_saved_ = nullptr;
+  Gauge* ready_ = nullptr;
+  Gauge* draining_ = nullptr;
   struct Device {
     std::string name;
-    Numbers flops;        // [direction]
-    Numbers failures;     // [direction]
-    Numbers queue_depth;  // [direction][priority]
-    Numbers queue_bytes;  // [direction]
+    Counters flops;      // [direction]
+    Counters failures;   // [direction]
+    Gauges queue_depth;  // [direction][priority]
+    Gauges queue_bytes;  // [direction]
     Leases leases;
-    prometheus::Gauge* up = nullptr;
+    Gauge* up = nullptr;
   };
   struct Kernel {
-    ThreadMetrics::Histogram duration;  // of all head dimensions
-    Number launches;
+    Histogram* duration = nullptr;  // of all head dimensions
+    Counter* launches = nullptr;
   };
   Kernel KernelOf(const KernelSeries& series);
   std::deque<Device> devices_;

@@ -1,5 +1,5 @@
-// ServerOptions: everything that can be set on attnd, with its default; docs/FLAGS.md explains
-// each. ParseFlags fills it from the command line, CheckOptions says what is wrong with it.
+// ServerOptions: everything that can be set on attnd, with its default. ParseFlags fills it from
+// the command line (docs/FLAGS.md); tests set the rest. CheckOptions says what is wrong with it.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,6 @@ struct ServerOptions {
   double lease_hbm_fraction = 0.5;  // of that, for residuals
   double max_launch_ms = 50;        // that one kernel may keep a GPU
   std::string nvml_library = "libnvidia-ml.so.1";  // where errors of GPUs are heard
-  bool supervise = false;    // run in a child process and start it again when it fails
   std::string kernel_cache;  // folder of kernels compiled at run time; empty: the user's cache
 
   TlsOptions tls;
@@ -46,10 +45,10 @@ struct ServerOptions {
 
   AdmissionLimits admission;
   LeaseLimits leases;
-  DeviceWorkerOptions worker;
+  // A call of a few microseconds that finds its device idle is computed where it was received:
+  // waking another thread takes 20 to 50 us.
+  DeviceWorkerOptions worker = {.inline_time = absl::Microseconds(200)};
   TransportOptions transport;
-  bool tune_malloc = true;      // keep freed pages: base/transport_tuning.h
-  bool deadlock_check = false;  // abseil's detector, on each lock
   SharedMemoryLimits shared_memory;
   absl::Duration drain_delay = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(60);

@@ -76,13 +76,13 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void Cut(const absl::Status& status) override {
     const std::string reason = ReasonOf(status);
     if (Enter(Phase::kFinished, {Phase::kReading})) {
-      record_.deps().metrics.StreamCut(WorkStage::kReceive, reason);
+      record_.deps().metrics.CallCut(MethodOf(record_.direction()), WorkStage::kReceive, reason);
       return Finish(record_.Failed(status));
     }
     absl::MutexLock lock(&mutex_);
     if (phase_ != Phase::kWriting || !cut_.ok()) return;
     cut_ = status;
-    record_.deps().metrics.StreamCut(WorkStage::kSend, reason);
+    record_.deps().metrics.CallCut(MethodOf(record_.direction()), WorkStage::kSend, reason);
     context_.TryCancel();
   }
 

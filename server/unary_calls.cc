@@ -147,7 +147,7 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
   void Cut(const absl::Status& status) override {
     if (!cut_.ok()) return;
     cut_ = status;
-    deps().metrics.StreamCut(WorkStage::kSend, ReasonOf(status));
+    deps().metrics.CallCut(MethodOf(direction_), WorkStage::kSend, ReasonOf(status));
     context_.TryCancel();
   }
 

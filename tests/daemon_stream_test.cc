@@ -427,8 +427,8 @@ TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {
     WaitUntilAllIsGivenBack(daemon);
   }
   const Counts counts(daemon);
-  EXPECT_EQ(counts.Of("attnd_cut_streams_total", {{"stage", "receive"}, {"reason", "idle"}}), 3);
-  EXPECT_EQ(counts.Of("attnd_cut_streams_total", {}), 3);
+  EXPECT_EQ(counts.Of("attnd_calls_cut_total", {{"stage", "receive"}, {"reason", "idle"}}), 3);
+  EXPECT_EQ(counts.Of("attnd_calls_cut_total", {}), 3);
   ExpectHealthy(daemon);
 }
 
@@ -448,7 +448,7 @@ TEST(DaemonStream, CutsASenderThatIsBelowTheRate) {
   }
   EXPECT_EQ(ErrorInfoOf(stream->Finish()).reason(), "STREAM_TOO_SLOW");
   const Labels labels = {{"stage", "receive"}, {"reason", "too_slow"}};
-  EXPECT_EQ(Counts(daemon).Of("attnd_cut_streams_total", labels), 1);
+  EXPECT_EQ(Counts(daemon).Of("attnd_calls_cut_total", labels), 1);
   ExpectHealthy(daemon);
 }
 
@@ -470,7 +470,7 @@ TEST(DaemonStream, CutsAReaderThatNeverReads) {
   EXPECT_NE(daemon.server().staging_used(), 0);
   WaitUntilAllIsGivenBack(daemon);  // although nobody has read a byte
   const Labels labels = {{"stage", "send"}, {"reason", "idle"}};
-  EXPECT_EQ(Counts(daemon).Of("attnd_cut_streams_total", labels), 1);
+  EXPECT_EQ(Counts(daemon).Of("attnd_calls_cut_total", labels), 1);
   context.TryCancel();
   stream->Finish();
   ExpectHealthy(daemon);
@@ -553,7 +553,7 @@ class PacedStream : public testing::Test {
   }
 
   double Cut(const char* stage, const char* reason) {
-    return Counts(*daemon_).Of("attnd_cut_streams_total", {{"stage", stage}, {"reason", reason}});
+    return Counts(*daemon_).Of("attnd_calls_cut_total", {{"stage", stage}, {"reason", reason}});
   }
 
   static constexpr char kMethod[] = "/attnd.v1.Attention/ForwardStream";

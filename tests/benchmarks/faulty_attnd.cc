@@ -1,7 +1,7 @@
 // faulty_attnd: attnd on GPUs that can be broken from outside, to see what the daemon makes of it.
 //
-//     ATTND_TRAP=/tmp/trap faulty_attnd --supervise --devices all ...      as attnd
-//     touch /tmp/trap1                                                     the next kernel of GPU 1
+//     ATTND_TRAP=/tmp/trap faulty_attnd --devices all ...      as attnd
+//     touch /tmp/trap1                                         the next kernel of GPU 1
 //
 // traps: an illegal instruction, after which the process' context on that GPU is lost. Each file
 // breaks one kernel and is taken away by it, so that a restarted daemon is whole.
