@@ -13,14 +13,14 @@
 #include "client/cpp/look_around.h"
 #include "client/cpp/refusal.h"
 #include "client/cpp/send_ledger.h"
-#include "client/cpp/shard_race.h"
 
 namespace attnd {
 namespace {
 
 // Another thread for each so many RPCs of a call.
 constexpr size_t kRpcsForALane = 2;
-// How long RPCs that should have ended, and their slices, may take before their connection closes.
+// How long RPCs that should have ended, and their slices, may take before calls get another
+// connection.
 constexpr absl::Duration kEndingGrace = absl::Milliseconds(200);
 
 std::chrono::system_clock::time_point ToGrpcTime(absl::Time time) {
@@ -90,6 +90,8 @@ void PrepareContext(const ClientOptions& options, absl::Time deadline,
 
 // One try of one shard. Members die in reverse order: the RPC before its context.
 struct CallRunner::Attempt {
+  explicit Attempt(bool lends) : ledger(lends) {}
+
   int64_t shard = 0;
   SendLedger ledger;
   std::shared_ptr<Connection> connection;
@@ -100,7 +102,6 @@ struct CallRunner::Attempt {
   std::unique_ptr<grpc::ClientContext> context;
   absl::Mutex mutex;  // of the RPC, which several threads of the bulk queue may drive
   std::unique_ptr<ShardRpc> rpc;
-  std::shared_ptr<ShardRace> race;  // the shard's other attempt's too; null: there will be none
 };
 
 class CallRunner::Lane final : public EventSink {
@@ -121,7 +122,6 @@ class CallRunner::Lane final : public EventSink {
       }
       if (!in_flight_.empty()) {
         TakeEnd();
-        if (runner_.hedges_) HedgeLate();
       } else if (!runner_.state_.WaitUntilDue(runner_.core_.clock.Now() + LookAround::kInterval)) {
         break;
       }
@@ -137,71 +137,29 @@ class CallRunner::Lane final : public EventSink {
   bool StartOne() {
     std::optional<int64_t> shard = runner_.state_.TakeReady();
     if (!shard.has_value()) return false;
-    std::shared_ptr<ShardRace> race;
-    if (runner_.hedges_) race = std::make_shared<ShardRace>();
-    Start(*shard, runner_.tries_[*shard].addresses, std::move(race));
+    Start(*shard);
     return true;
   }
 
-  void Start(int64_t shard, const std::vector<bool>& tried, std::shared_ptr<ShardRace> race) {
-    auto attempt = std::make_unique<Attempt>();
+  void Start(int64_t shard) {
+    auto attempt = std::make_unique<Attempt>(runner_.lends_);
     attempt->shard = shard;
-    attempt->race = std::move(race);
     attempt->context = std::make_unique<grpc::ClientContext>();
     PrepareContext(runner_.core_.options, runner_.deadline_, *attempt->context);
-    if (!runner_.state_.Register(attempt->context.get())) {  // the call has failed
-      if (attempt->race != nullptr) attempt->race->Leave(attempt.get(), false);
-      return;
-    }
+    if (!runner_.state_.Register(attempt->context.get())) return;  // the call has failed
     int lease_at = runner_.call_.LeasedAddress(shard);
     attempt->rpc = MakeRpc(*attempt);
     attempt->bytes = attempt->rpc->payload_bytes();
     attempt->leased = attempt->rpc->leased();
-    attempt->connection =
-        runner_.core_.connections.Acquire(attempt->bytes, tried, attempt->leased ? lease_at : -1);
+    attempt->connection = runner_.core_.connections.Acquire(
+        attempt->bytes, runner_.tries_[shard].addresses, attempt->leased ? lease_at : -1);
     attempt->begun = runner_.core_.clock.Now();
     attempt->connection->Enter(attempt->context.get());
-    if (attempt->race != nullptr) {
-      attempt->race->Enter(attempt.get(),
-                           [context = attempt->context.get()] { context->TryCancel(); });
-    }
     {
       absl::MutexLock lock(&attempt->mutex);
       attempt->rpc->Start(*attempt->connection, bulk_ ? bulk_->queue() : own_->queue());
     }
     in_flight_.push_back(std::move(attempt));
-  }
-
-  // A second copy, on another replica, of each shard that has taken long.
-  void HedgeLate() {
-    const ClientCore& core = runner_.core_;
-    absl::Time late = core.clock.Now() - core.options.hedge_after;
-    for (size_t n = 0, count = in_flight_.size(); n < count; ++n) {
-      Attempt& first = *in_flight_[n];
-      if (first.begun > late || !first.race->CanJoin() || !core.budget.Take()) continue;
-      if (!first.race->Join()) {
-        core.budget.GiveBack();
-        continue;
-      }
-      // From here on a failure of the first is the second's matter, and nobody changes its tries.
-      std::vector<bool> tried = runner_.tries_[first.shard].addresses;
-      tried.resize(core.connections.address_count());
-      tried[first.connection->address_index()] = true;
-      bool another = std::find(tried.begin(), tried.end(), false) != tried.end();
-      if (!another) tried.assign(tried.size(), false);
-      tried[first.connection->address_index()] = true;
-      runner_.state_.CountHedge();
-      Start(first.shard, tried, first.race);
-    }
-  }
-
-  // When the first of the shards in flight becomes late.
-  absl::Time NextLate() const {
-    absl::Time next = absl::InfiniteFuture();
-    for (const auto& attempt : in_flight_) {
-      if (attempt->race->CanJoin()) next = std::min(next, attempt->begun);
-    }
-    return next + runner_.core_.options.hedge_after;
   }
 
   std::unique_ptr<ShardRpc> MakeRpc(Attempt& attempt) {
@@ -211,8 +169,7 @@ class CallRunner::Lane final : public EventSink {
                        .ledger = attempt.ledger,
                        .context = *attempt.context,
                        .owner = &attempt,
-                       .sink = this,
-                       .race = attempt.race.get()};
+                       .sink = this};
     if (runner_.Shares(attempt.shard)) {
       auto rpc = MakeSharedRpc(shard, *runner_.core_.shared_memory);
       if (rpc != nullptr) return rpc;
@@ -259,9 +216,8 @@ class CallRunner::Lane final : public EventSink {
   void TakeEnd() {
     absl::Time until = absl::Now() + LookAround::kInterval;
     if (HasRoom()) until = std::min(until, runner_.state_.NextDue());
-    if (runner_.hedges_) until = std::min(until, NextLate());
     QueueTag* tag = NextEnd(until);
-    if (tag == nullptr) return CloseStuckConnections(in_flight_);
+    if (tag == nullptr) return ReplaceStuckConnections(in_flight_);
     void* owner = static_cast<ShardRpc::Tag*>(tag)->owner;
     auto it = std::find_if(in_flight_.begin(), in_flight_.end(),
                            [&](const auto& attempt) { return attempt.get() == owner; });
@@ -273,25 +229,25 @@ class CallRunner::Lane final : public EventSink {
   }
 
   // The arrays are the caller's again only when gRPC has dropped every slice. It does so when the
-  // bytes are written, or when the connection goes.
+  // bytes are written, or when TCP has given the connection up (Connections::kWriteTimeout).
   void TakeSlicesBack() {
     while (true) {
       std::erase_if(lending_, [](const auto& a) { return a->ledger.AllReturned(); });
       if (lending_.empty()) return;
-      CloseStuckConnections(lending_);
+      ReplaceStuckConnections(lending_);
       // Nothing is pending: this only lets gRPC do its reading and writing.
       NextEnd(absl::Now() + absl::Milliseconds(1));
+      if (look_around_ != nullptr) look_around_->Now();
     }
   }
 
   // gRPC ends a cancelled or late RPC only after the write in which it takes part. An RPC that is
   // still there a while after it should have ended waits for a peer that does not read.
-  void CloseStuckConnections(std::vector<std::unique_ptr<Attempt>>& attempts) {
+  void ReplaceStuckConnections(std::vector<std::unique_ptr<Attempt>>& attempts) {
     const absl::Time now = absl::Now();
-    bool all = in_flight_.empty() || runner_.state_.failed() || now > runner_.deadline_;
+    bool ending = in_flight_.empty() || runner_.state_.failed() || now > runner_.deadline_;
+    if (!ending) return;
     for (auto& attempt : attempts) {
-      bool ending = all || (attempt->race != nullptr && attempt->race->Lost(attempt.get()));
-      if (!ending) continue;
       attempt->ending_since = std::min(attempt->ending_since, now);
       if (now < attempt->ending_since + kEndingGrace) continue;
       runner_.core_.connections.Replace(attempt->connection);
@@ -318,8 +274,7 @@ CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOpti
       options_(options),
       tries_(call.shard_count()),
       bulk_(MovesBulk()),
-      hedges_(core.options.hedge_after > absl::ZeroDuration() &&
-              core.connections.address_count() > 1 && !call.keeps() && !call.uses_leases()) {}
+      lends_(!core.connections.has_unix_socket()) {}
 
 absl::StatusOr<CallReceipt> CallRunner::Run() {
   absl::Time start = core_.clock.Now();
@@ -356,10 +311,6 @@ void CallRunner::RunLanes() {
 }
 
 void CallRunner::Handle(Attempt& attempt) {
-  if (attempt.race != nullptr) {
-    auto finish = attempt.race->Leave(&attempt, attempt.rpc->status().ok());
-    if (finish == ShardRace::Finish::kLost) return;
-  }
   if (!attempt.rpc->status().ok()) return HandleFailure(attempt);
   core_.connections.ReportAlive(attempt.connection->address_index());
   core_.budget.OnSuccess();

@@ -4,8 +4,9 @@
 //
 //     lane: take a shard → best connection → Encode → RPC → Land, or delay for a retry
 //
-// When Run returns no RPC is running and no slice of the caller's arrays is held any more: a
-// connection whose peer has stopped reading is closed for that, if need be.
+// When Run returns no RPC is running and no slice of the caller's arrays is held any more. Where a
+// peer has stopped reading in the middle of a request, that may be Connections::kWriteTimeout after
+// the call has ended.
 #pragma once
 
 #include <cstdint>
@@ -92,9 +93,8 @@ class CallRunner {
     std::vector<bool> addresses;  // where it has been; those beyond: not yet
   };
   std::vector<Tries> tries_;
-  const bool bulk_;  // its RPCs run on the bulk queue
-  // Late shards are sent twice. Not what a server keeps, which would have no owner on the second.
-  const bool hedges_;
+  const bool bulk_;   // its RPCs run on the bulk queue
+  const bool lends_;  // the caller's arrays to gRPC
 };
 
 }  // namespace attnd

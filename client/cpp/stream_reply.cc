@@ -1,7 +1,6 @@
 #include "client/cpp/stream_reply.h"
 
 #include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include <algorithm>
@@ -9,11 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "proto/attnd/v1/wire_format.h"
 
 namespace attnd {
 namespace {
 
-using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 using Message = v1::ForwardStreamResponse;  // backward's has the same parts
 using Chunk = v1::PayloadChunk;
@@ -22,17 +21,12 @@ absl::Status Malformed(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("reply: ", what));
 }
 
-constexpr uint32_t BytesTag(int field) {
-  return (static_cast<uint32_t>(field) << 3) | WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
-}
-constexpr uint32_t VarintTag(int field) {
-  return (static_cast<uint32_t>(field) << 3) | WireFormatLite::WIRETYPE_VARINT;
-}
+constexpr uint32_t BytesTag(int field) { return WireTag(field, WireType::kLengthDelimited); }
+constexpr uint32_t VarintTag(int field) { return WireTag(field, WireType::kVarint); }
 
 }  // namespace
 
-StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads)
-    : placer_([this](const ChunkForm& chunk) { return PlaceOf(chunk); }) {
+StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads) {
   for (const ReplyPayload& payload : payloads) {
     landings_.push_back(
         {payload, RunCursor(payload.runs, static_cast<std::byte*>(payload.tensor))});
@@ -40,7 +34,6 @@ StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads)
 }
 
 absl::Status StreamReply::Take(const grpc::ByteBuffer& message) {
-  ++messages_;
   grpc::ByteBuffer slices = message;  // the reader consumes its buffer
   grpc::ProtoBufferReader reader(&slices);
   if (!reader.status().ok()) return Malformed(reader.status().error_message());
@@ -49,7 +42,7 @@ absl::Status StreamReply::Take(const grpc::ByteBuffer& message) {
     uint32_t size;
     if (tag != BytesTag(Message::kHeaderFieldNumber) &&
         tag != BytesTag(Message::kChunkFieldNumber)) {
-      if (!WireFormatLite::SkipField(&in, tag)) return Malformed("a field that cannot be skipped");
+      if (!SkipValue(in, tag)) return Malformed("a field that cannot be skipped");
       continue;
     }
     if (!in.ReadVarint32(&size)) return Malformed("a part without a length");
@@ -98,7 +91,7 @@ absl::Status StreamReply::TakeChunk(CodedInputStream& in) {
         return Malformed(absl::StrCat(name, ": expected at most ", left, " more bytes"));
       }
       RETURN_IF_ERROR(Land(in, static_cast<int64_t>(size), *landing));
-    } else if (!WireFormatLite::SkipField(&in, tag)) {
+    } else if (!SkipValue(in, tag)) {
       return Malformed("chunk: a field that cannot be skipped");
     }
   }
@@ -106,31 +99,11 @@ absl::Status StreamReply::TakeChunk(CodedInputStream& in) {
 }
 
 absl::Status StreamReply::Land(CodedInputStream& in, int64_t bytes, Landing& landing) {
-  const absl::optional<int64_t> delivered =
-      placer_.DeliveredBytes(messages_ - 1, static_cast<uint64_t>(landing.payload.field_number),
-                             static_cast<uint64_t>(landing.received), bytes);
-  if (!delivered.has_value()) return Malformed("the connection ended in a chunk");
-  const int64_t placed = bytes - *delivered;
-  if (!ScatterFrom(in, *delivered, landing.cursor) || !in.Skip(static_cast<int>(placed))) {
+  if (!ScatterFrom(in, bytes, landing.cursor)) {
     return Malformed(absl::StrCat(landing.payload.name, ": is cut off"));
   }
-  landing.cursor.Skip(placed);
   landing.received += bytes;
   return absl::OkStatus();
-}
-
-std::byte* StreamReply::PlaceOf(const ChunkForm& chunk) const {
-  for (const Landing& landing : landings_) {
-    if (static_cast<uint64_t>(landing.payload.field_number) != chunk.field) continue;
-    const StridedRuns& runs = landing.payload.runs;
-    if (chunk.offset > static_cast<uint64_t>(runs.total_bytes())) return nullptr;
-    const auto offset = static_cast<int64_t>(chunk.offset);
-    if (chunk.data_bytes > runs.total_bytes() - offset) return nullptr;
-    const int64_t run = offset / runs.run_bytes, within = offset % runs.run_bytes;
-    if (within + chunk.data_bytes > runs.run_bytes) return nullptr;
-    return static_cast<std::byte*>(landing.payload.tensor) + runs.RunOffset(run) + within;
-  }
-  return nullptr;
 }
 
 absl::Status StreamReply::CheckComplete() const {
