@@ -16,15 +16,9 @@
 #include "server/lease_table.h"
 #include "server/shared_memory.h"
 #include "server/stream_watch.h"
+#include "server/tls_options.h"
 
 namespace attnd {
-
-struct TlsOptions {
-  std::string certificate;  // PEM chain; empty: no TLS
-  std::string key;          // PEM
-  std::string client_ca;    // PEM; set: clients must show a certificate signed by it
-  absl::Duration refresh = absl::Seconds(10);  // how often they and tokens are looked at; whole s
-};
 
 // What gRPC itself enforces, and its settings for bulk. What each is worth: docs/PERFORMANCE.md.
 struct TransportOptions {
