@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "server/attnd_server.h"
-#include "server/server_files.h"
+#include "server/certificate_files.h"
 
 namespace attnd {
 

@@ -11,7 +11,7 @@
 #include "base/file_descriptor.h"
 #include "base/read_file.h"
 #include "base/status_macros.h"
-#include "server/server_files.h"
+#include "server/certificate_files.h"
 
 namespace attnd {
 namespace {

@@ -17,7 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "base/log.h"
-#include "server/options.h"
+#include "server/tls_options.h"
 
 namespace attnd {
 

@@ -14,16 +14,10 @@
 #include "server/device_worker.h"
 #include "server/lease_table.h"
 #include "server/shared_memory.h"
+#include "server/tls_options.h"
 #include "server/transport_options.h"
 
 namespace attnd {
-
-struct TlsOptions {
-  std::string certificate;  // PEM chain; empty: no TLS
-  std::string key;          // PEM
-  std::string client_ca;    // PEM; set: clients must show a certificate signed by it
-  absl::Duration refresh = absl::Seconds(10);  // how often they and tokens are looked at; whole s
-};
 
 struct ServerOptions {
   std::vector<std::string> listen = {"127.0.0.1:7070"};

@@ -23,20 +23,11 @@
 #include "attention/error_bounds.h"
 #include "attention/random_problem.h"
 #include "kernels/backend.h"
+#include "tests/conformance_case.h"
 
 namespace attnd {
 
-// CallMemory: where a backend's calls find their tensors. The default is the host's heap; an engine
-// whose memory the host cannot address brings its own. One thread.
-class CallMemory {
- public:
-  virtual ~CallMemory() = default;
-  virtual void* Allocate(int64_t bytes) = 0;  // 64-byte aligned; lives until Clear
-  virtual void Write(void* to, const void* from, int64_t bytes) = 0;
-  virtual void Read(void* to, const void* from, int64_t bytes) = 0;
-  virtual void Clear() = 0;
-};
-std::unique_ptr<CallMemory> MakeHostCallMemory();
+std::unique_ptr<CallMemory> MakeHostCallMemory();  // the host's heap
 
 struct ConformanceOptions {
   int64_t max_pairs =
@@ -54,20 +45,6 @@ struct ConformanceOptions {
   // docs.
   bool isolates_rows_in_tiles = true;
   std::function<std::unique_ptr<CallMemory>()> memory = MakeHostCallMemory;
-};
-
-// Which input has something else than a random number at one place.
-enum class Poison { kNone, kQuery, kKey, kValue, kOutputGradient, kBias, kLseGradient };
-
-struct ConformanceCase {
-  std::string name;  // unique; letters, digits and underscores
-  Problem problem;
-  Values values = Values::kNormal;
-  Poison poison = Poison::kNone;
-  float poison_value = 0;
-  bool poisons_row = false;  // the whole row of head_dim numbers, not one of them
-  int poison_eighths = 7;    // how far back in the tensor
-  bool brief = false;        // numbers alone: one launch each way
 };
 
 // The named cases, the same for every engine, and the random ones.

@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/backend_conformance.h"
+#include "kernels/backend.h"
+#include "tests/conformance_case.h"
 
 namespace attnd {
 

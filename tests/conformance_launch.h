@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "tests/backend_conformance.h"
+#include "kernels/backend.h"
+#include "tests/conformance_case.h"
 
 namespace attnd {
 

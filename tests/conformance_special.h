@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "tests/backend_conformance.h"
+#include "tests/conformance_case.h"
 
 namespace attnd {
 

@@ -4,12 +4,13 @@
 set -eu
 cd "$(dirname "$0")/.."
 build=$(mktemp -d)
+mask=bazel-bin/proto/attnd/v1/_virtual_imports/mask_proto
 trap 'rm -rf "$build"' EXIT
 clang++ -std=c++20 -O1 -g -UNDEBUG -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-    -I. -Ibazel-bin -o "$build/decode_fuzzer" tests/decode_fuzzer.cc \
+    -I. -Ibazel-bin -I"$mask" -o "$build/decode_fuzzer" tests/decode_fuzzer.cc \
     server/decode.cc server/decode_problem.cc server/wire_check.cc server/message_bytes.cc server/call.cc \
     server/status_details.cc attention/problem.cc attention/cost.cc \
-    bazel-bin/proto/attnd/v1/attention.pb.cc bazel-bin/proto/google/rpc/error_details.pb.cc \
+    bazel-bin/proto/attnd/v1/attention.pb.cc "$mask/attnd/v1/mask.pb.cc" bazel-bin/proto/google/rpc/error_details.pb.cc \
     bazel-bin/proto/google/rpc/status.pb.cc \
     -lgrpc++ -lgrpc -lgpr -lprotobuf -labsl_status -labsl_statusor -labsl_cord -labsl_cordz_info -labsl_strings \
     -labsl_str_format_internal -labsl_int128 -labsl_throw_delegate -labsl_time -labsl_synchronization \

@@ -3,6 +3,8 @@
 Each rule is a generator over a tree {path: text} that yields "path:line: what is wrong". It runs on the repository,
 and on PLANTED below, a violation that it must find: a rule that finds nothing anywhere would be no test.
 """
+import collections
+import functools
 import os
 import posixpath
 import re
@@ -54,12 +56,22 @@ def match_lines(tree, wanted, pattern, what):
 
 MAY_INCLUDE = {
     "base": {"base"},
+    "net": {"base", "net"},
     "attention": {"base", "attention"},
     "kernels": {"base", "attention", "kernels"},
-    "server": {"base", "attention", "kernels", "server", "proto"},
-    "client": {"base", "attention", "client", "proto"},
+    "proto": {"base", "proto"},
+    "server": {"base", "net", "attention", "kernels", "server", "proto"},
+    "client": {"base", "net", "attention", "client", "proto"},
+    "tools": {"base", "net", "attention", "client", "proto", "tools"},
 }
-PROTO_USERS = re.compile(r"(server/.*(decode|encode|service|status_details|wire|daemon)|client/|tests/|proto/).*\.(h|cc)$")
+# Folders of server/, bottom to top: each includes itself and those before it.
+SERVER = ["call", "admission", "metrics", "security", "lease", "shared_memory", "schedule", "wire", "rpc", "app"]
+PROTO_USERS = re.compile(r"(server/(wire|rpc|app)/|server/call/status_details|server/shared_memory/shared_memory_service|"
+                         r"client/|tools/|tests/|proto/).*\.(h|cc)$")
+
+
+def is_test(name):
+    return bool(re.search(r"_(test|fuzzer|benchmark)\.\w+$|(^|/)(test_\w+|conftest)\.py$|^tests/", name))
 
 
 def includes(tree):
@@ -70,12 +82,70 @@ def includes(tree):
 
 
 def include_order(tree):
-    """base ← attention ← kernels ← server; client needs base, attention and proto only. Tests of tests/ may all."""
+    """base ← attention ← kernels ← server, and net beside attention; client needs no kernels. Tests may all."""
     for name, number, target in includes(tree):
         folder, other = name.split("/")[0], target.split("/")[0]
-        if folder in MAY_INCLUDE and other in (*MAY_INCLUDE, "proto", "tests") and other not in MAY_INCLUDE[folder]:
+        if folder in MAY_INCLUDE and other in (*MAY_INCLUDE, "tests") and other not in MAY_INCLUDE[folder]:
             if not name.endswith("_test.cc"):
                 yield f"{name}:{number}: {folder}/ may not include {target}"
+
+
+def server_order(tree):
+    """In server/ every file stands in a folder of SERVER, which includes only those before it."""
+    for name in tree:
+        if name.startswith("server/") and name != "server/BUILD" and name.split("/")[1] not in SERVER:
+            yield f"{name}: server/ has the folders {' '.join(SERVER)} alone"
+    for name, number, target in includes(tree):
+        here, there = ([*path.split("/"), ""][1] for path in (name, target))
+        if name.startswith("server/") and target.startswith("server/") and here in SERVER and there in SERVER:
+            if SERVER.index(there) > SERVER.index(here):
+                yield f"{name}:{number}: {here}/ stands below {target}"
+
+
+def circles(arrows):
+    """Groups of nodes that reach each other; `arrows` is {node: {node}}."""
+    def reached(start):
+        seen, left = set(), [start]
+        while left:
+            for node in arrows.get(left.pop(), ()):
+                if node not in seen:
+                    seen.add(node)
+                    left.append(node)
+        return seen
+
+    reach = {node: reached(node) for node in arrows}
+    groups = {tuple(sorted(other for other in reach[node] if node in reach.get(other, ()))) for node in arrows
+              if node in reach[node]}
+    return sorted(groups)
+
+
+def include_circles(tree):
+    """At no level do folders include each other in a circle, nor a folder's rooms: a header with its source."""
+    parents = collections.defaultdict(lambda: collections.defaultdict(set))
+    example = {}
+    for name, number, target in includes(tree):
+        if is_test(name) and not (name.startswith("tests/") and target.startswith("tests/")):
+            continue
+        here, there = (re.sub(r"\.\w+$", "", path).split("/") for path in (name, target))
+        depth = 0
+        while depth < min(len(here), len(there)) - 1 and here[depth] == there[depth]:
+            depth += 1
+        parent, a, b = "/".join(here[:depth]), here[depth], there[depth]
+        if a != b:
+            parents[parent][a].add(b)
+            example.setdefault((parent, a, b), f"{name}:{number}")
+    for parent, arrows in sorted(parents.items()):
+        for group in circles(arrows):
+            edges = [f"{example[parent, a, b]} -> {b}" for a in group for b in group if (parent, a, b) in example]
+            yield f"{parent or '.'}/: circle of {' '.join(group)}: {', '.join(edges)}"
+
+
+def folder_sizes(tree):
+    """At most 40 files of the product in a folder; tests do not count."""
+    sizes = collections.Counter(posixpath.dirname(name) for name in tree if name.endswith(CODE) and not is_test(name))
+    for folder, size in sorted(sizes.items()):
+        if size > 40:
+            yield f"{folder}/: {size} files, limit 40"
 
 
 def generated_headers(tree):
@@ -98,6 +168,47 @@ def architecture_is_a_tag(tree):
     yield from match_lines(tree, lambda n: n.endswith(CPP), r"^[^/]*__CUDA_ARCH__", "the architecture is a template tag")
     yield from match_lines(tree, lambda n: n.endswith(CPP) and not re.search(r"(ptx\.h|entry\.cu|\.cuh?)$", n),
                            r"^[^/]*\b(threadIdx|blockIdx)\b\.", "only entry.cu reads it")
+
+
+# ---- gRPC, protobuf, OpenSSL and libc by their public interfaces.
+
+SHIMS = re.compile(r"third_party/(tsan_\w+|sanitizer_defaults)\.cc$")  # of tests under sanitizers alone
+REPLACED = r"(recv|send)(msg|mmsg|from|to)?|readv?|writev?|p?poll|epoll_\w+|socket|accept4?|connect|close|malloc|free|" \
+           r"(SSL|BIO|EVP|X509|CRYPTO)_\w+|(grpc|gpr)_\w+"
+PRIVATE = [
+    (r'__asm__\s*\(\s*"_Z|\basm\s*\(\s*"_Z|"_Z[A-Z0-9]\w*(grpc|absl|protobuf|std)', "a mangled name"),
+    (r"\bdl(v?)sym\(\s*RTLD_(NEXT|DEFAULT)", "the function behind the one that stands before it"),
+    (r"\bInternalInlineable\b|\bFinalizeResult\b", "not API"),
+    (r"\bgrpc::internal::|\bprotobuf::internal::|\bgrpc_core\b|\bgrpc_event_engine::.*\binternal\b", "internal"),
+    (r'#include\s+[<"](grpc|grpcpp)/impl/(?!server_builder_option\.h)', "private header"),
+    (r'#include\s+[<"](src/c|bits/|google/protobuf/(stubs/(?!common\.h|logging\.h)|wire_format|port_))', "private header"),
+    (r"\bGRPC_CPP_VERSION\w*", "code that fits one version"),
+    (rf'^(extern\b[^(]*|[A-Za-z_][\w:<>,*& ]*)[\s*&]({REPLACED})\s*\(', "a library's function"),
+    (r"^\s*namespace (grpc|grpc_core|grpc_event_engine|google::protobuf|absl)\b", "a library's namespace"),
+]
+
+
+@functools.cache
+def public_grpc_names():
+    """What gRPC's C headers name."""
+    done = subprocess.run(["grep", "-rhoE", r"\b(grpc|gpr)_\w+", "/usr/include/grpc"], capture_output=True, text=True)
+    return set(done.stdout.split())
+
+
+def public_interfaces_only(tree):
+    """No function of a library is replaced or reached but by its public headers."""
+    def wanted(name):
+        return name.endswith((*CPP, ".c")) and not SHIMS.match(name)
+
+    code = {name: re.sub(r"(?<!:)//.*", "", text) for name, text in tree.items() if wanted(name)}
+    for pattern, what in PRIVATE:
+        yield from match_lines(code, wanted, pattern, what)
+    for name, number, line in lines_of(code, wanted):
+        for function in re.findall(r"(?:^\s*|[=(,!&|?:{]\s*|return )((?:grpc|gpr)_\w*[a-z0-9])\(", line):
+            if function not in public_grpc_names():
+                yield f"{name}:{number}: not in gRPC's headers: {function}"
+    yield from match_lines(tree, lambda n: n.endswith(("BUILD", ".bzl", ".bazelrc", ".sh")) or n == "dev",
+                           r"--wrap\b|--defsym\b|--weaken|\bobjcopy\b|\b_Z[A-Z0-9]\w+", "symbols of a library")
 
 
 # ---- How a file looks.
@@ -177,6 +288,16 @@ def builds_say_who_may_use_them(tree):
             yield f"{name}: nobody but server/ and tests/ uses the server's libraries"
 
 
+def builds_are_tables_of_contents(tree):
+    """A page or two, in which every C++ file of the folder is named."""
+    for name, text in tree.items():
+        build = posixpath.join(posixpath.dirname(name), "BUILD")
+        if name.endswith(CPP) and build in tree and f'"{posixpath.basename(name)}"' not in tree[build]:
+            yield f"{name}: not in {build}"
+        if posixpath.basename(name) == "BUILD" and text.count("\n") > 450:
+            yield f"{name}: {text.count(chr(10))} lines, limit 450"
+
+
 def each_test_is_built(tree):
     """Every *_test.cc and *_fuzzer.cc is named in its folder's BUILD."""
     for name in tree:
@@ -238,18 +359,45 @@ def documents_name_existing_commands(tree):
                 yield f"{name}:{number}: there is no ./dev {command}"
 
 
-RULES = [include_order, generated_headers, cuda_only_in_driver, architecture_is_a_tag,
+RULES = [include_order, server_order, include_circles, folder_sizes, public_interfaces_only, generated_headers,
+         cuda_only_in_driver, architecture_is_a_tag,
          headers_open_with_what_they_are, line_length, file_length, white_space, nothing_unfinished,
          nothing_of_one_machine, no_using_namespace_in_headers, no_test_sleeps, banned_words,
-         builds_say_who_may_use_them, each_test_is_built, links_resolve, documents_are_indexed, dev_commands_have_help,
-         documents_name_existing_commands]
+         builds_say_who_may_use_them, builds_are_tables_of_contents, each_test_is_built, links_resolve,
+         documents_are_indexed, dev_commands_have_help, documents_name_existing_commands]
 
 # For each rule, small trees that violate it.
 PLANTED = {
     include_order: [{"kernels/a.cc": '#include "server/options.h"\n'}, {"base/a.h": '#include "attention/problem.h"\n'},
-                    {"client/a.cc": '#include "server/options.h"\n'}],
+                    {"client/a.cc": '#include "server/options.h"\n'}, {"net/a.h": '#include "attention/problem.h"\n'},
+                    {"attention/a.h": '#include "net/spin_wait.h"\n'}, {"server/a.cc": '#include "tests/a.h"\n'}],
+    server_order: [{"server/options.h": ""}, {"server/rooms/a.h": ""},
+                   {"server/call/call.h": '#include "server/admission/admission.h"\n'}],
+    include_circles: [
+        {"base/a.h": '#include "net/b.h"\n', "net/b.h": '#include "base/c.h"\n'},
+        {"client/x/a.h": '#include "client/y/b.h"\n', "client/y/c.cc": '#include "client/x/d.h"\n'},
+        {"client/x/1/a.h": '#include "client/x/2/b.h"\n', "client/x/2/c.cc": '#include "client/x/1/d.h"\n'},
+        {"base/a.h": '#include "base/b.h"\n', "base/b.cc": '#include "base/c.h"\n', "base/c.h": '#include "base/a.h"\n'},
+        {"tests/x/a_test.cc": '#include "tests/y/b.h"\n', "tests/y/b.h": '#include "tests/x/c.h"\n'}],
+    folder_sizes: [{f"base/a{number}.cc": "" for number in range(41)}],
+    public_interfaces_only: [
+        {"base/a.cc": 'void F() __asm__("_ZN9grpc_core7ExecCtx5FlushEv");\n'},
+        {"base/a.cc": '  Find("_ZN4grpc15CompletionQueue21CallbackAlternativeCQEv");\n'},
+        {"base/a.cc": '  auto* next = dlsym(RTLD_NEXT, "recvmsg");\n'}, {"base/a.cc": "  reactor->InternalInlineable();\n"},
+        {"base/a.cc": "using google::protobuf::internal::WireFormatLite;\n"},
+        {"base/a.cc": "  grpc::internal::Call call;\n"}, {"base/a.cc": "  grpc_core::ExecCtx context;\n"},
+        {"base/a.cc": "#include <grpcpp/impl/codegen/call.h>\n"}, {"base/a.cc": '#include "src/core/lib/iomgr/pollset.h"\n'},
+        {"base/a.cc": "#include <google/protobuf/wire_format_lite.h>\n"},
+        {"base/a.cc": "static_assert(GRPC_CPP_VERSION_MAJOR == 1);\n"},
+        {"base/a.cc": "ssize_t recvmsg(int socket, msghdr* message, int flags) {\n"},
+        {"base/a.cc": "int epoll_wait(int set, epoll_event* events, int most, int ms) {\n"},
+        {"base/a.cc": "SSL* SSL_new(SSL_CTX* context) {\n"},
+        {"base/a.cc": 'extern "C" void grpc_pollset_init(grpc_pollset* pollset);\n'},
+        {"base/a.cc": "  grpc_socket_mutator_init(mutator, &kTable);\n"}, {"base/a.cc": "namespace grpc_core {\n"},
+        {"base/BUILD": 'linkopts = ["-Wl,--wrap=recvmsg"]\n'}, {"third_party/a.BUILD": "objcopy --weaken-symbol=a b\n"},
+        {"base/BUILD": '"_Z17grpc_pollset_initP12grpc_pollsetPPl"\n'}],
     generated_headers: [{"kernels/a.cc": '#include "proto/attnd/v1/attention.pb.h"\n'},
-                        {"server/batcher.cc": '#include "proto/attnd/v1/attention.pb.h"\n'}],
+                        {"server/schedule/batcher.cc": '#include "proto/attnd/v1/attention.pb.h"\n'}],
     cuda_only_in_driver: [{"kernels/a.cc": "  cuMemAlloc(&p, n);\n"}, {"server/a.cc": "#include <cuda.h>\n"}],
     architecture_is_a_tag: [{"kernels/a.h": "#if __CUDA_ARCH__ >= 700\n"}, {"kernels/a.h": "int t = threadIdx.x;\n"}],
     headers_open_with_what_they_are: [{"base/a.h": "#pragma once\n"}, {"base/a.h": "// A.\nint x;\n"},
@@ -264,6 +412,7 @@ PLANTED = {
     banned_words: [{"base/string_utils.h": ""}, {"server/helpers.cc": ""}],
     builds_say_who_may_use_them: [{"base/BUILD": "cc_library(\n"},
                                   {"server/BUILD": 'package(default_visibility = ["//visibility:public"])\n'}],
+    builds_are_tables_of_contents: [{"base/a.h": "", "base/BUILD": 'hdrs = glob(["*.h"])'}, {"base/BUILD": "\n" * 451}],
     each_test_is_built: [{"base/a_test.cc": "", "base/BUILD": ""}],
     links_resolve: [{"README.md": "[a](docs/none.md)\n"}, {"README.md": "[a](#none)\n\n# Some\n"}],
     documents_are_indexed: [{"docs/A.md": "", "docs/README.md": "[b](B.md)\n"}],
@@ -304,3 +453,84 @@ def test_help_of_each_command_is_printed(tree):
         assert re.search(rf"^  {command} ", overview, re.M), overview
         text = subprocess.run(["./dev", command, "--help"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
         assert f"./dev {command}" in text
+
+
+# ---- What is linked.
+
+def run(*command, cwd=ROOT):
+    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+
+
+def paths_to_grpc(targets):
+    """One path of dependencies from the targets to gRPC; protobuf comes with it, by the generated code."""
+    query = f"somepath({targets}, @system//:grpc + @system//:protobuf + //proto/...)"
+    # --keep_going: the proto rules name a toolchain that is not used, which counts as an error
+    done = subprocess.run(["bazel", "query", "--keep_going", query], cwd=ROOT, capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL)
+    assert done.returncode in (0, 3), done.stderr
+    return done.stdout
+
+
+def test_mathematics_and_kernels_link_no_grpc():
+    assert "//server" in paths_to_grpc("//server/...")
+    assert not paths_to_grpc("//attention/... + //kernels/...")
+
+
+NEVER_OURS = {"recvmsg", "sendmsg", "epoll_create1", "epoll_ctl", "epoll_wait", "SSL_new", "SSL_read", "SSL_write"}
+PROGRAMS = ["bazel-bin/server/attnd", "bazel-bin/client/attnctl", "bazel-bin/client/c/libattnd_client.so"]
+
+
+def symbols(path):
+    """(kind, name) of each symbol, by nm: T is defined, W weakly, U elsewhere."""
+    for line in run("nm", path).split("\n"):
+        words = line.split()
+        if len(words) >= 2:
+            yield words[-2], words[-1].split("@")[0]
+
+
+@functools.cache
+def grpc_functions():
+    """What gRPC's own archives define once, with other than inline functions."""
+    folder = run("g++", "-print-file-name=libgrpc++.a").strip()
+    archives = [os.path.join(os.path.dirname(folder), f"lib{name}.a") for name in ("grpc++", "grpc", "gpr")]
+    return {name for archive in archives for kind, name in symbols(archive) if kind == "T"}
+
+
+def wrongly_linked(path, has_grpc_within):
+    """A library's functions that this program or shared library defines itself, or has weakened or wrapped."""
+    for kind, name in symbols(path):
+        if name in NEVER_OURS and kind in "TtWVi":
+            yield f"{path}: defines {name}"
+        if name.startswith(("__wrap_", "__real_")):
+            yield f"{path}: wraps {name}"
+        if name in grpc_functions() and (kind in "WV" or kind == "T" and not has_grpc_within):
+            yield f"{path}: replaces {name}"
+
+
+@pytest.mark.parametrize("path", PROGRAMS)
+def test_programs_replace_no_function_of_a_library(path):
+    violations = list(wrongly_linked(os.path.join(ROOT, path), not path.endswith(".so")))
+    assert not violations, "\n" + "\n".join(violations)
+
+
+@pytest.mark.parametrize("planted", [
+    "long recvmsg(int s, void* m, int f) { return s + f; }", "void* SSL_new(void* context) { return context; }",
+    "__attribute__((weak)) int epoll_wait(int s) { return s; }", "int __wrap_grpc_init(void) { return 0; }",
+    "extern int __real_grpc_init(void); int f(void) { return __real_grpc_init(); }",
+    "void _ZN4grpc15CompletionQueue21CallbackAlternativeCQEv(void) {}",
+    "__attribute__((weak)) void grpc_init(void) {}"])
+def test_a_planted_replacement_is_found(planted, tmp_path):
+    (tmp_path / "a.c").write_text(planted + "\n")
+    run("gcc", "-w", "-fno-builtin", "-shared", "-fPIC", "-o", "a.so", "a.c", cwd=tmp_path)
+    assert list(wrongly_linked(str(tmp_path / "a.so"), has_grpc_within=False))
+    (tmp_path / "b.c").write_text("int f(int x) { return x; }\n")
+    run("gcc", "-shared", "-fPIC", "-o", "b.so", "b.c", cwd=tmp_path)
+    assert not list(wrongly_linked(str(tmp_path / "b.so"), has_grpc_within=False))
+
+
+def test_client_library_imports_public_functions_alone():
+    """Of gRPC's C functions those of its headers; of grpc_core, which has no header, none."""
+    imported = {name for kind, name in symbols(os.path.join(ROOT, PROGRAMS[2])) if kind == "U"}
+    private = {name for name in imported if re.match(r"(grpc|gpr)_\w+$", name)} - public_grpc_names()
+    assert not private | {name for name in imported if "9grpc_core" in name}
+    assert any(name.startswith("_ZN4grpc") for name in imported)
