@@ -12,16 +12,14 @@ import struct
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "voltasim"))
-
-from voltasim import cubin, report  # noqa: E402
-from voltasim.execute import Block, Memory  # noqa: E402
-from voltasim.flow import PathSpec  # noqa: E402
-from voltasim.machine import Machine  # noqa: E402
-from voltasim.model import Setup  # noqa: E402
-from voltasim.occupancy import ctas_per_sm  # noqa: E402
-from voltasim.sim import Conflicts  # noqa: E402
-from voltasim.traced import TracedPredictor  # noqa: E402
+from voltasim import cubin, report
+from voltasim.execute import Block, Memory
+from voltasim.flow import PathSpec
+from voltasim.machine import Machine
+from voltasim.model import Setup
+from voltasim.occupancy import ctas_per_sm
+from voltasim.sim import Conflicts
+from voltasim.traced import TracedPredictor
 
 LENGTH, HEADS, CLOCK_MHZ = 4096, 64, 1380.0
 SCHEDULES = (("gto", 37), ("lrr", 37), ("gto", 500))
@@ -179,7 +177,7 @@ def simulate(key, fields, image, nvdisasm, scores="plain"):
 
 def print_table(rows):
     print("Simulated (voltasim), no V100 was used. Share of peak in %, lowest of gto, lrr, stagger 500; "
-          f"N {LENGTH}, batch × heads {HEADS}. Error band: 10 % of time (voltasim/README.md).")
+          f"N {LENGTH}, batch × heads {HEADS}. Error band: 10 % of time (tools/voltasim/README.md).")
     head = f"{'kernel':40s} {'mask':7s} {'regs':>4s} {'spill':>5s} {'confl':>5s} {'lines':>5s} {'steady':>6s} " \
            f"{'launch':>6s} {'TFLOP/s':>7s} {'published':>9s} {'xformers':>8s}"
     print(head)
