@@ -3,8 +3,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/driver_device.h"
+#include "kernels/engine/cuda_backend.h"
+#include "kernels/engine/device/driver_device.h"
 #include "kernels/reference_backend.h"
 
 namespace attnd {

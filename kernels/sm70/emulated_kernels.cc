@@ -1,7 +1,7 @@
 #include "kernels/sm70/emulated_kernels.h"
 
-#include "kernels/mask_tiles.h"
-#include "kernels/parameter_gradients.h"
+#include "kernels/rules/mask_tiles.h"
+#include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm70/backward.h"
 #include "kernels/sm70/forward.h"
 #include "kernels/sm70/keep_rows.h"

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/emulator/block.h"
-#include "kernels/params.h"
+#include "kernels/rules/params.h"
 #include "kernels/tiles.h"
 
 namespace attnd::sm70 {

@@ -9,8 +9,8 @@
 // lane_map_test is the proof, not this comment.
 #pragma once
 
-#include "kernels/sm70/ptx.h"
-#include "kernels/tile_math.h"
+#include "kernels/ptx/instructions.h"
+#include "kernels/rules/tile_math.h"
 
 namespace attnd::sm70 {
 

@@ -60,7 +60,7 @@ def broadcast_tensor(index, head, row, element, has_pairs):
 
 
 def problem_desc(length, head_dim, heads, dropout, scores):
-    """kernels/params.h: ProblemDesc, for one batch entry; `scores`: one of SCORES."""
+    """kernels/rules/params.h: ProblemDesc, for one batch entry; `scores`: one of SCORES."""
     mask = bias = struct.pack("<Qqqqiiii", 0, 0, 0, 0, 0, 0, 0, 0)
     if scores == "mask":
         mask = broadcast_tensor(12, length * length // 8, length // 8, 0, 0)
