@@ -2,8 +2,7 @@
 // place in the source, for messages and bank counts. They act for the running thread of a Launch
 // (block.h). What crosses lanes waits for all 32 lanes; memory is checked at each access.
 //
-// Differences from the device: Exp2 and Log2 are the C library's (device: within 2 ulp), and matrix
-// products round as mma.h says.
+// Differences from the device: Exp2 and Log2 are the C library's (device: within 2 ulp).
 #pragma once
 
 #include <bit>
@@ -13,7 +12,6 @@
 
 #include "attention/element.h"
 #include "kernels/emulator/block.h"
-#include "kernels/emulator/mma.h"
 #include "kernels/ptx/vector_types.h"
 
 namespace attnd::ptx {
@@ -21,25 +19,9 @@ namespace attnd::ptx {
 namespace host {
 
 using emulator::Access;
-using emulator::Major;
 using emulator::SourceLocation;
 
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
-
-template <Major kA, Major kB>
-void RunMma32(void* const* lanes, uint32_t) {
-  emulator::MultiplyF32(kA, kB, reinterpret_cast<emulator::Mma32* const*>(lanes));
-}
-template <Major kA, Major kB>
-void RunMma16(void* const* lanes, uint32_t) {
-  emulator::MultiplyF16(kA, kB, reinterpret_cast<emulator::Mma16* const*>(lanes));
-}
-template <Major kA, Major kB>
-inline void Mma(float* c, uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1,
-                const SourceLocation& where) {
-  emulator::Mma32 lane{c, {a0, a1}, {b0, b1}};
-  emulator::MeetInWarp(&RunMma32<kA, kB>, &lane, kAllLanes, where);
-}
 
 template <class T>
 T Load(const void* p, const SourceLocation& where, bool shared) {
@@ -95,25 +77,6 @@ inline uint16_t TruncateToHalf(float value) {
 }  // namespace host
 
 #define ATTN_WHERE host::SourceLocation where = host::SourceLocation::current()
-
-inline void MmaRowCol(float (&c)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1,
-                      ATTN_WHERE) {
-  host::Mma<host::Major::kRow, host::Major::kColumn>(c, a0, a1, b0, b1, where);
-}
-inline void MmaRowRow(float (&c)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1,
-                      ATTN_WHERE) {
-  host::Mma<host::Major::kRow, host::Major::kRow>(c, a0, a1, b0, b1, where);
-}
-inline void MmaColRow(float (&c)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1,
-                      ATTN_WHERE) {
-  host::Mma<host::Major::kColumn, host::Major::kRow>(c, a0, a1, b0, b1, where);
-}
-inline void MmaRowColHalf(uint32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1,
-                          ATTN_WHERE) {
-  emulator::Mma16 lane{c, {a0, a1}, {b0, b1}};
-  emulator::MeetInWarp(&host::RunMma16<host::Major::kRow, host::Major::kColumn>, &lane,
-                       host::kAllLanes, where);
-}
 
 inline uint32_t PackTruncated(float low, float high) {
   return host::TruncateToHalf(low) | uint32_t{host::TruncateToHalf(high)} << 16;

@@ -1,6 +1,7 @@
-// The instructions of sm_70 that the kernels use, one function each, asm and nothing else. On the
-// host the emulator's bodies of the same names stand in. Every access to shared or global memory in
-// kernel code goes through here. Pointers are generic; those into SharedStorage compile to shared
+// The instructions of sm_70 and later that the kernels use, one function each, asm and nothing
+// else; tensor cores are each architecture's own (mma_sm70.h). On the host the bodies of
+// host_instructions.h stand in. Every access to shared or global memory in kernel code goes through
+// here. Pointers are generic; those into SharedStorage compile to shared
 // accesses. Functions marked [warp] must be called by all 32 lanes together, [block] by all threads
 // that take part in the barrier. Source: PTX ISA 8.8.
 #pragma once
@@ -14,34 +15,6 @@
 #define ATTN_PTX static __device__ __forceinline__
 
 namespace attnd::ptx {
-
-// ---- Tensor cores: m8n8k4, four quad-pairs. f16 operands; c += a·b. [warp]
-// "Row" and "Col" name the layouts of a, then b. Lane maps: sm70/lane_map.h.
-#define ATTN_MMA_F32(layout)                                                             \
-  asm volatile("mma.sync.aligned.m8n8k4." layout                                         \
-               ".f32.f16.f16.f32 {%0,%1,%2,%3,%4,%5,%6,%7},{%8,%9},{%10,%11},"           \
-               "{%0,%1,%2,%3,%4,%5,%6,%7};"                                              \
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), \
-                 "+f"(c[6]), "+f"(c[7])                                                  \
-               : "r"(a0), "r"(a1), "r"(b0), "r"(b1))
-ATTN_PTX void MmaRowCol(float (&c)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
-  ATTN_MMA_F32("row.col");
-}
-ATTN_PTX void MmaRowRow(float (&c)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
-  ATTN_MMA_F32("row.row");
-}
-ATTN_PTX void MmaColRow(float (&c)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
-  ATTN_MMA_F32("col.row");
-}
-#undef ATTN_MMA_F32
-// float16 accumulators: c[n] holds columns 2n (low half) and 2n + 1 of row t + 4h.
-ATTN_PTX void MmaRowColHalf(uint32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16 {%0,%1,%2,%3},{%4,%5},{%6,%7},"
-      "{%0,%1,%2,%3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(b0), "r"(b1));
-}
 
 // ---- Conversions. Two float16 in a word, the first in the low half.
 // Round towards zero: on sm_70 one HADD2 each on the half-precision pipe. Beyond 65504: 65504.

@@ -22,6 +22,7 @@
 // Source Dao 2023 (FlashAttention-2), Algorithm 2; docs/KERNELS.md has figures and what lost.
 #pragma once
 
+#include "kernels/ptx/mma_sm70.h"
 #include "kernels/rules/online_softmax.h"
 #include "kernels/sm70/backward_dq.h"
 #include "kernels/sm70/backward_dropout.h"

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/ptx/instructions.h"
+#include "kernels/ptx/mma_sm70.h"
 #include "kernels/rules/tile_math.h"
 
 namespace attnd::sm70 {

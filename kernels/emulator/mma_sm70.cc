@@ -1,4 +1,4 @@
-#include "kernels/emulator/mma.h"
+#include "kernels/emulator/mma_sm70.h"
 
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,5 @@
 // The lane maps of mma.m8n8k4, proved by enumeration, and the product's rounding.
-#include "kernels/emulator/mma.h"
+#include "kernels/emulator/mma_sm70.h"
 
 #include <cmath>
 #include <limits>
