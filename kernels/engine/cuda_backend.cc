@@ -138,13 +138,6 @@ bool AnyWanted(absl::Span<const Call* const> calls) {
                      [](const Call* call) { return !call->stop.stop_requested(); });
 }
 
-absl::StatusOr<ForwardKernels> ForwardKernelsOf(const Problem& problem) {
-  return SelectForward(KernelRows(), problem);
-}
-absl::StatusOr<BackwardKernels> BackwardKernelsOf(const Problem& problem) {
-  return SelectBackward(KernelRows(), problem);
-}
-
 }  // namespace
 
 CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device) : device_(std::move(device)) {
@@ -153,11 +146,11 @@ CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device) : device_(std::mo
 
 absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) const {
   if (direction == Direction::kForward) {
-    ASSIGN_OR_RETURN(ForwardKernels kernels, ForwardKernelsOf(problem));
+    ASSIGN_OR_RETURN(ForwardKernels kernels, SelectForward(device_->rows(), problem));
     RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
     return device_->Check(kernels.forward);
   }
-  ASSIGN_OR_RETURN(BackwardKernels kernels, BackwardKernelsOf(problem));
+  ASSIGN_OR_RETURN(BackwardKernels kernels, SelectBackward(device_->rows(), problem));
   RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
   RETURN_IF_ERROR(device_->Check(kernels.delta));
   RETURN_IF_ERROR(device_->Check(kernels.backward));
@@ -172,10 +165,10 @@ int64_t CudaBackend::WorkspaceBytes(const Problem& problem, Direction direction)
 
 int64_t CudaBackend::DeviceBytes(const Problem& problem, Direction direction) const {
   if (direction == Direction::kForward) {
-    absl::StatusOr<ForwardKernels> kernels = ForwardKernelsOf(problem);
+    absl::StatusOr<ForwardKernels> kernels = SelectForward(device_->rows(), problem);
     return kernels.ok() ? ForwardArenaBytes(problem, *kernels) : 0;
   }
-  absl::StatusOr<BackwardKernels> kernels = BackwardKernelsOf(problem);
+  absl::StatusOr<BackwardKernels> kernels = SelectBackward(device_->rows(), problem);
   return kernels.ok() ? BackwardArenaBytes(problem, *kernels) : 0;
 }
 
@@ -189,13 +182,15 @@ int64_t CudaBackend::ResidualBytes(const Problem& problem) const {
 
 absl::StatusOr<LaunchReport> CudaBackend::Forward(absl::Span<const ForwardCall> calls) {
   return RunGroups(
-      GroupCalls<ForwardKernels>(calls, ForwardKernelsOf),
+      GroupCalls<ForwardKernels>(
+          calls, [this](const Problem& p) { return SelectForward(device_->rows(), p); }),
       [this](const auto& kernels, const auto& group) { return RunForward(kernels, group); });
 }
 
 absl::StatusOr<LaunchReport> CudaBackend::Backward(absl::Span<const BackwardCall> calls) {
   return RunGroups(
-      GroupCalls<BackwardKernels>(calls, BackwardKernelsOf),
+      GroupCalls<BackwardKernels>(
+          calls, [this](const Problem& p) { return SelectBackward(device_->rows(), p); }),
       [this](const auto& kernels, const auto& group) { return RunBackward(kernels, group); });
 }
 

@@ -1,4 +1,5 @@
-// Selection: from a Problem to the kernels that compute it.
+// Selection: from a Problem to the kernels that compute it, among a device's rows (of one
+// architecture).
 // Errors: UNIMPLEMENTED naming the field and what would work. Pure functions; any thread.
 #pragma once
 

@@ -25,7 +25,8 @@ concept TileMath = requires(float x) {
   Math::Row(0, 0) + Math::Col(0, 0) + Math::Element(0, 0);
   x = Math::RowMax(x);
   x = Math::RowSum(x);
-  requires Math::kRows* Math::kColumns == 8;
+  requires Math::kRows >
+  0 && Math::kColumns > 0;
 };
 
 }  // namespace attnd

@@ -110,5 +110,8 @@ struct Float16Accumulate {
 };
 
 static_assert(TileMath<Float32Accumulate> && TileMath<Float16Accumulate>);
+// A warp's 16×16 scores are eight a lane, however they lie.
+static_assert(Float32Accumulate::kRows * Float32Accumulate::kColumns == 8);
+static_assert(Float16Accumulate::kRows * Float16Accumulate::kColumns == 8);
 
 }  // namespace attnd::sm70

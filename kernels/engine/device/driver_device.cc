@@ -21,8 +21,15 @@
 namespace attnd::cuda {
 namespace {
 
-// The kernels are built on mma.m8n8k4, which came with this compute capability.
-constexpr int kMinimumMajor = 7;
+// The newest kernels that a GPU of this compute capability (70: 7.0) runs; null: none.
+const ArchitectureInfo* ArchitectureFor(int compute_capability) {
+  const ArchitectureInfo* newest = nullptr;
+  for (const ArchitectureInfo& info : Architectures()) {
+    if (info.compute_capability <= compute_capability) newest = &info;
+  }
+  return newest;
+}
+
 // Launches may hold this share of the pool: the rest is for rounding and for gaps between them.
 constexpr double kLaunchShare = 0.9;
 // Descriptors and tiles of a launch pass through this much page-locked memory at a time.
@@ -66,6 +73,7 @@ class DriverDevice final : public KernelDevice {
   }
 
   const BackendInfo& info() const override { return info_; }
+  const std::vector<KernelRow>& rows() const override { return rows_; }
   absl::Status Check(const KernelRow& row) const override {
     absl::MutexLock lock(&library_mutex_);
     return library_->Check(row);
@@ -95,7 +103,7 @@ class DriverDevice final : public KernelDevice {
   absl::Status Start();
   absl::Status StartMemory();
   absl::Status LoadKernels();
-  void Describe(const DeviceIdentity& identity);
+  void Describe(const DeviceIdentity& identity, const ArchitectureInfo& kernels);
 
   // Passes a status on; one that means a lost context is remembered and marked.
   absl::Status Seen(absl::Status status) {
@@ -130,6 +138,7 @@ class DriverDevice final : public KernelDevice {
   std::unique_ptr<Driver> driver_;
   Context context_;
   BackendInfo info_;
+  std::vector<KernelRow> rows_;
   int64_t total_bytes_ = 0;
   Stream upload_, compute_, download_;
   MemoryPool pool_;
@@ -471,11 +480,13 @@ absl::Status DriverDevice::Start() {
         absl::StrCat("device ", options_.ordinal, ": the driver sees ", count, " GPUs"));
   }
   ASSIGN_OR_RETURN(const DeviceIdentity identity, driver_->Identify(options_.ordinal));
-  if (identity.major < kMinimumMajor || !identity.has_memory_pools) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(identity.name, " has compute capability ", identity.major, ".", identity.minor,
-                     identity.has_memory_pools ? "" : " and no memory pools",
-                     "; the cuda engine needs at least ", kMinimumMajor, ".0 and memory pools"));
+  const ArchitectureInfo* kernels = ArchitectureFor(identity.major * 10 + identity.minor);
+  if (kernels == nullptr || !identity.has_memory_pools) {
+    const int least = Architectures().front().compute_capability;
+    return absl::FailedPreconditionError(absl::StrCat(
+        identity.name, " has compute capability ", identity.major, ".", identity.minor,
+        identity.has_memory_pools ? "" : " and no memory pools",
+        "; the cuda engine needs at least ", least / 10, ".", least % 10, " and memory pools"));
   }
   ASSIGN_OR_RETURN(context_, Context::Retain(*driver_, options_.ordinal));
   ASSIGN_OR_RETURN(upload_, Stream::Create(*driver_));
@@ -484,12 +495,13 @@ absl::Status DriverDevice::Start() {
   ASSIGN_OR_RETURN(library_, KernelLibrary::Create(*driver_, identity.major, identity.minor,
                                                    EmbeddedKernelArchives(),
                                                    {.cache_directory = options_.kernel_cache}));
-  Describe(identity);
+  Describe(identity, *kernels);
   RETURN_IF_ERROR(LoadKernels());
   return StartMemory();
 }
 
-void DriverDevice::Describe(const DeviceIdentity& identity) {
+void DriverDevice::Describe(const DeviceIdentity& identity, const ArchitectureInfo& kernels) {
+  rows_ = KernelRowsOf(kernels.architecture);
   info_.backend = "cuda";
   info_.device = identity.name;
   info_.architecture = absl::StrCat("sm_", identity.major, identity.minor);
@@ -501,12 +513,13 @@ void DriverDevice::Describe(const DeviceIdentity& identity) {
   // Volta: 1024 operations a clock on each multiprocessor's tensor cores, half of them reached.
   // Newer GPUs emulate the instruction: a fiftieth of that.
   const double peak = 1024.0 * identity.multiprocessors * 1e3 * identity.clock_khz;
-  info_.flops_per_second = identity.major == kMinimumMajor ? 0.5 * peak : 0.02 * peak;
+  const bool is_own = identity.major == kernels.compute_capability / 10;
+  info_.flops_per_second = is_own ? 0.5 * peak : 0.02 * peak;
 }
 
 // A module is loaded with memory and a wait of its own: never on the way of a request.
 absl::Status DriverDevice::LoadKernels() {
-  for (const KernelRow& row : KernelRows()) {
+  for (const KernelRow& row : rows_) {
     if (!row.shipped || !Check(row).ok()) continue;
     RETURN_IF_ERROR(Kernel(row).status());
   }

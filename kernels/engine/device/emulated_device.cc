@@ -19,6 +19,14 @@ using emulator::Contents;
 
 constexpr int64_t kArenaAlignment = 256;  // as a GPU's
 
+EmulatedKernel FindKernel(const KernelRow& row) {
+  switch (row.architecture) {
+    case Architecture::kSm70:
+      return sm70::FindEmulatedKernel(row);
+  }
+  return {};
+}
+
 // Set to a pattern that is NaN as float16 and as float32.
 class EmulatedMemory final : public DeviceMemory {
  public:
@@ -91,7 +99,7 @@ class EmulatedLaunch final : public DeviceLaunch {
   }
 
   absl::Status RunStep(const KernelStep& step) {
-    sm70::EmulatedKernel kernel = sm70::FindEmulatedKernel(step.row);
+    const EmulatedKernel kernel = FindKernel(step.row);
     CHECK(kernel.run != nullptr) << NameOf(step.row);
     emulator::LaunchOptions launch;
     launch.grid.x = static_cast<uint32_t>(step.params.tile_count);
@@ -121,17 +129,19 @@ class EmulatedLaunch final : public DeviceLaunch {
 
 class EmulatedDevice final : public KernelDevice {
  public:
-  explicit EmulatedDevice(const EmulatedDeviceOptions& options) : options_(options) {
+  explicit EmulatedDevice(const EmulatedDeviceOptions& options)
+      : options_(options), rows_(KernelRowsOf(options.architecture)) {
     info_.backend = "cuda";
     info_.device = "emulator";
-    info_.architecture = "sm_70";
+    info_.architecture = InfoOf(options.architecture).target;
     info_.memory_bytes = int64_t{1} << 30;
     info_.flops_per_second = 1e8;
   }
 
   const BackendInfo& info() const override { return info_; }
+  const std::vector<KernelRow>& rows() const override { return rows_; }
   absl::Status Check(const KernelRow& row) const override {
-    if (sm70::FindEmulatedKernel(row).run != nullptr) return absl::OkStatus();
+    if (FindKernel(row).run != nullptr) return absl::OkStatus();
     return absl::UnimplementedError(absl::StrCat("the emulator lacks ", NameOf(row)));
   }
   absl::StatusOr<std::unique_ptr<DeviceLaunch>> Begin(int64_t bytes,
@@ -145,6 +155,7 @@ class EmulatedDevice final : public KernelDevice {
 
  private:
   const EmulatedDeviceOptions options_;
+  const std::vector<KernelRow> rows_;
   BackendInfo info_;
 };
 

@@ -12,6 +12,7 @@
 namespace attnd::cuda {
 
 struct EmulatedDeviceOptions {
+  Architecture architecture = Architecture::kSm70;
   emulator::SharedMemory::Options shared = {.count_conflicts = false, .detect_races = false};
   double max_slice_seconds = 1e9;
   // Receives the bank report of each kernel that ran, if conflicts are counted.

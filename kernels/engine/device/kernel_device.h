@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -100,6 +101,8 @@ class KernelDevice {
  public:
   virtual ~KernelDevice() = default;
   virtual const BackendInfo& info() const = 0;
+  // Of the kernel table, all of one architecture: what calls are made of here.
+  virtual const std::vector<KernelRow>& rows() const = 0;
   // OK where Run can run this row, else UNIMPLEMENTED saying what is missing.
   virtual absl::Status Check(const KernelRow& row) const = 0;
   // An arena at least as long as the regions, contents arbitrary.
