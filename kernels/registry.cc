@@ -1,11 +1,14 @@
 #include "kernels/registry.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/driver_device.h"
+#include "kernels/engine/cuda_backend.h"
+#include "kernels/engine/device/driver_device.h"
 #include "kernels/reference_backend.h"
+#include "kernels/tiles.h"
 
 namespace attnd {
 namespace {
@@ -40,17 +43,21 @@ std::unique_ptr<Backend> MakeCpu(const BackendOptions& options) {
   return MakeCpuBackend({.threads = options.cpu_threads});
 }
 
-// The GPUs that the kernels are made for. Elsewhere Volta's instructions run exactly but slowly, so
-// the cuda engine there has to be asked for.
-constexpr absl::string_view kAutomaticArchitecture = "sm_70";
+// Whether kernels are made for these GPUs. Those for others run there exactly but slowly, so the
+// cuda engine has to be asked for.
+bool HasOwnKernels(absl::string_view target) {
+  return std::any_of(Architectures().begin(), Architectures().end(),
+                     [&](const ArchitectureInfo& info) { return info.target == target; });
+}
 
 std::string WhyNotCuda(const absl::StatusOr<Backends>& cuda) {
   if (!cuda.ok()) return std::string(cuda.status().message());
   for (const auto& backend : *cuda) {
     const BackendInfo& info = backend->info();
-    if (info.architecture == kAutomaticArchitecture) continue;
-    return absl::StrCat(info.device, " is ", info.architecture, ", where kernels for ",
-                        kAutomaticArchitecture, " are slow; --backend cuda takes it all the same");
+    if (HasOwnKernels(info.architecture)) continue;
+    return absl::StrCat(info.device, " is ", info.architecture,
+                        ", where kernels for other GPUs are slow; --backend cuda takes it all the "
+                        "same");
   }
   return "";
 }

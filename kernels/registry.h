@@ -2,8 +2,11 @@
 //
 //   reference   float64 on one core, the oracle
 //   cpu         this machine's processors
-//   cuda        one NVIDIA GPU of compute capability 7.0 (native) or newer (correct, slow)
-//   auto        cuda on a usable V100 (sm_70), else cpu; why not is told by the caller's `note`
+//   cuda        one NVIDIA GPU of compute capability 7.0 or newer: fast where the kernel table has
+//               rows for it (V100), correct and slow elsewhere
+//   auto        cuda on a usable GPU with rows of its own, else cpu; why not is told by the
+//   caller's
+//               `note`
 //
 // With several GPUs there is an engine for each.
 // Errors: INVALID_ARGUMENT for a name that is not in the list; FAILED_PRECONDITION, one line that

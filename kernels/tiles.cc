@@ -1,5 +1,8 @@
 #include "kernels/tiles.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace attnd {
 namespace {
 
@@ -100,7 +103,7 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
-std::vector<KernelRow> MakeRows() {
+std::vector<KernelRow> Sm70Rows() {
   std::vector<KernelRow> rows;
   for (int head_dim : {32, 64, 96, 128, 256}) AddForward(head_dim, rows);
   for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
@@ -118,6 +121,7 @@ std::vector<KernelRow> MakeRows() {
                     .tile = {16, 16, 0, 1},
                     .reason = "gradients of bias tensors and sink logits"});
   }
+  for (KernelRow& row : rows) row.architecture = Architecture::kSm70;
   return rows;
 }
 
@@ -135,8 +139,26 @@ std::string NameOf(const KernelRow& row) {
   return name;
 }
 
+const std::vector<ArchitectureInfo>& Architectures() {
+  static const std::vector<ArchitectureInfo>& all =
+      *new std::vector<ArchitectureInfo>{{Architecture::kSm70, "sm70", "sm_70", 70}};
+  return all;
+}
+
+const ArchitectureInfo& InfoOf(Architecture architecture) {
+  return *std::find_if(Architectures().begin(), Architectures().end(),
+                       [&](const auto& info) { return info.architecture == architecture; });
+}
+
 const std::vector<KernelRow>& KernelRows() {
-  static const std::vector<KernelRow>& rows = *new std::vector<KernelRow>(MakeRows());
+  static const std::vector<KernelRow>& rows = *new std::vector<KernelRow>(Sm70Rows());
+  return rows;
+}
+
+std::vector<KernelRow> KernelRowsOf(Architecture architecture) {
+  std::vector<KernelRow> rows;
+  std::copy_if(KernelRows().begin(), KernelRows().end(), std::back_inserter(rows),
+               [&](const KernelRow& row) { return row.architecture == architecture; });
   return rows;
 }
 

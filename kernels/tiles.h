@@ -1,14 +1,27 @@
 // tiles.h: the kernels that exist, one row each: what they can do and how they cut their work. The
-// build compiles each row, the cuda engine picks among them (kernels/cuda/selection.h), the
+// build compiles each row, the cuda engine picks among them (kernels/engine/selection.h), the
 // emulator runs them. Host code; device code takes its Tile from a row as a template argument.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "kernels/tile_math.h"
+#include "kernels/rules/tile_math.h"
 
 namespace attnd {
+
+// The instructions that a kernel is written in.
+enum class Architecture : unsigned char { kSm70 };
+
+struct ArchitectureInfo {
+  Architecture architecture;
+  const char* name;        // "sm70": the folder of its kernels, and their namespace in attnd
+  const char* target;      // "sm_70": the GPUs that its rows are made for
+  int compute_capability;  // 70: the first that runs them; later ones do so slowly
+};
+// Oldest first.
+const std::vector<ArchitectureInfo>& Architectures();
+const ArchitectureInfo& InfoOf(Architecture architecture);
 
 enum class KernelKind : unsigned char {
   kForward,
@@ -24,6 +37,7 @@ enum class KernelKind : unsigned char {
 };
 
 struct KernelRow {
+  Architecture architecture = Architecture::kSm70;
   KernelKind kind = KernelKind::kForward;
   int head_dim = 0;              // both head dimensions are at most this; 0: any
   bool half_accumulate = false;  // products accumulate in float16
@@ -33,14 +47,16 @@ struct KernelRow {
   bool shipped = true;  // compiled at build time; else at run time, where a compiler is
   Tile tile = {};       // see tile_math.h; kDelta and kQueryGradient: q_rows only
   const char* reason = "";  // who needs it
-  // What sm_70's registers may be short of, and what it then is: more stops the build.
+  // What its target's registers may be short of, and what it then is: more stops the build.
   int spill_bytes = 0;
 };
 
-// "forward_d64_f32_linear_dropout": the kernel's name in messages, receipts and the index.
+// "forward_d64_f32_linear_dropout": the kernel's name in messages, receipts and the index. No other
+// row of its architecture has it.
 std::string NameOf(const KernelRow& row);
 
-// Every row that is built.
+// Every row that is built, and those of one architecture.
 const std::vector<KernelRow>& KernelRows();
+std::vector<KernelRow> KernelRowsOf(Architecture architecture);
 
 }  // namespace attnd

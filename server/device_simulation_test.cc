@@ -15,9 +15,9 @@
 
 #include "attention/random_problem.h"
 #include "base/check.h"
-#include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/driver_device.h"
 #include "kernels/driver/fake_driver.h"
+#include "kernels/engine/cuda_backend.h"
+#include "kernels/engine/device/driver_device.h"
 #include "server/device_worker.h"
 #include "server/status_details.h"
 #include "server/workers.h"

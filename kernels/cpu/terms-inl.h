@@ -1,4 +1,4 @@
-// Numbers as bfloat16 terms in the tiles of matrix_tiles.h, and what tiles cannot hold.
+// Numbers as bfloat16 terms in the tiles of tile_product.h, and what tiles cannot hold.
 //
 // x = x1 + x2: the upper half of x's bits, and of what that leaves, rounded. A bfloat16 is one term
 // and a float16 two, exactly; of P and dS, computed in float32, two keep all but 2^-16.

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/cpu/matrix_tiles.h"
+#include "kernels/cpu/tile_product.h"
 
 namespace attnd {
 

@@ -11,7 +11,7 @@
 #include "kernels/driver/handles.h"
 #include "kernels/driver/memory_pool.h"
 #include "kernels/driver/nvml.h"
-#include "kernels/params.h"
+#include "kernels/rules/params.h"
 
 namespace attnd {
 namespace {

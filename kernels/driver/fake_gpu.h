@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/params.h"
+#include "kernels/rules/params.h"
 
 namespace attnd::fake {
 

@@ -7,7 +7,7 @@
 // what cannot come, ends the launch with INTERNAL: what, which thread, where in the source. The
 // fibers are then abandoned: kernel code owns nothing that needs a destructor.
 //
-// The free functions below are for the host bodies of device instructions (sm70_ptx.h) and act for
+// The free functions below are for the host bodies of device instructions (kernels/ptx) and act for
 // the running thread. One launch at a time per host thread.
 #pragma once
 

@@ -1,12 +1,14 @@
-// compile_cubins: the build's kernel compiler. Compiles every shipped row of the kernel table for
+// compile_cubins: the build's kernel compiler. Compiles every shipped row of one architecture for
 // one target and writes a KernelArchive; prints registers, shared bytes and spills of each.
 //
-//     compile_cubins --nvrtc libnvrtc.so.12 --target sm_70 --out kernels.cubins [--jobs N] [--only
-//     S]
+// clang-format off
+//     compile_cubins --nvrtc libnvrtc.so.12 --architecture sm70 --target sm_70 --out kernels.cubins
+//                    [--jobs N] [--only S]
+// clang-format on
 //
 // --only compiles the rows whose name contains S. Exit code 1, with the compiler's log, when a row
-// does not compile, or spills more than its table explains on sm_70. Rows are compiled by processes
-// of their own: the compiler takes one at a time.
+// does not compile, or spills more than its table explains on its own target. Rows are compiled by
+// processes of their own: the compiler takes one at a time.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,7 +30,8 @@
 #include "kernels/tiles.h"
 
 ABSL_FLAG(std::string, nvrtc, "", "the compiler's shared library");
-ABSL_FLAG(std::string, target, "sm_70", "architecture of the machine code");
+ABSL_FLAG(std::string, architecture, "", "whose rows of the kernel table");
+ABSL_FLAG(std::string, target, "", "architecture of the machine code");
 ABSL_FLAG(std::string, out, "", "archive to write");
 ABSL_FLAG(std::string, only, "", "compile only rows whose name contains this");
 ABSL_FLAG(int, jobs, 2, "processes at a time");
@@ -97,7 +100,8 @@ bool CompileAll(std::vector<Job>& jobs) {
 
 // Whether the table explains what a kernel spills; registers of other targets are not tuned for.
 bool IsExplained(const KernelRow& row, const ArchivedKernel& kernel) {
-  if (absl::GetFlag(FLAGS_target) != "sm_70" || kernel.spill_bytes <= row.spill_bytes) return true;
+  const bool is_own_target = absl::GetFlag(FLAGS_target) == InfoOf(row.architecture).target;
+  if (!is_own_target || kernel.spill_bytes <= row.spill_bytes) return true;
   std::cerr << kernel.name << ": spills " << kernel.spill_bytes << " bytes, explained are "
             << row.spill_bytes << " (kernels/tiles.cc)\n";
   return false;
@@ -107,6 +111,7 @@ int Main() {
   const std::string out = absl::GetFlag(FLAGS_out);
   std::vector<Job> jobs;
   for (const KernelRow& row : KernelRows()) {
+    if (absl::GetFlag(FLAGS_architecture) != InfoOf(row.architecture).name) continue;
     if (!row.shipped || !absl::StrContains(NameOf(row), absl::GetFlag(FLAGS_only))) continue;
     jobs.push_back({row, absl::StrCat(out, ".", jobs.size()), 0});
   }

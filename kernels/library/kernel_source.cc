@@ -15,11 +15,11 @@ const char* SumsOf(const KernelRow& row) { return row.ordered ? "FixedPointSums"
 std::string KernelExpression(const KernelRow& row) {
   const char* math = row.half_accumulate ? "Float16Accumulate" : "Float32Accumulate";
   const char* rule = row.general ? "attnd::GeneralScores" : "attnd::LinearScores";
-  const char* dropper = row.dropout ? "PhiloxDropout" : "NoDropout";
+  const char* dropout = row.dropout ? "PhiloxDropout" : "NoDropout";
   std::string tile = TileExpression(row.tile);
   switch (row.kind) {
     case KernelKind::kForward:
-      return absl::StrCat("ForwardKernel<", math, ", ", tile, ", ", rule, ", ", dropper, ">");
+      return absl::StrCat("ForwardKernel<", math, ", ", tile, ", ", rule, ", ", dropout, ">");
     case KernelKind::kBackward:
       return absl::StrCat("BackwardKernel<", tile, ", ", rule, ", ",
                           row.dropout ? "ReplayDropout" : "KeepAll", ", ", SumsOf(row), ">");
@@ -46,13 +46,15 @@ std::string KernelExpression(const KernelRow& row) {
 }  // namespace
 
 KernelSource SourceOf(const KernelRow& row) {
+  const char* name = InfoOf(row.architecture).name;
   KernelSource source;
-  absl::StrAppend(&source.text, "#include \"kernels/sm70/entry.cuh\"\n",
-                  "namespace attnd::sm70 {\nusing Chosen = ", KernelExpression(row), ";\n",
-                  "__device__ int ", kThreadsFact, " = Chosen::kThreads;\n__device__ int ",
-                  kSharedFact, " = static_cast<int>(sizeof(Chosen::Shared));\n}\n");
-  source.expression =
-      absl::StrCat("attnd::sm70::Entry<attnd::sm70::Chosen, ", row.tile.blocks_per_sm, ">");
+  source.space = absl::StrCat("attnd::", name);
+  source.text = absl::StrCat("#include \"kernels/", name, "/entry.cuh\"\nnamespace ", source.space,
+                             " {\nusing Chosen = ", KernelExpression(row), ";\n__device__ int ",
+                             kThreadsFact, " = Chosen::kThreads;\n__device__ int ", kSharedFact,
+                             " = static_cast<int>(sizeof(Chosen::Shared));\n}\n");
+  source.expression = absl::StrCat(source.space, "::Entry<", source.space, "::Chosen, ",
+                                   row.tile.blocks_per_sm, ">");
   return source;
 }
 

@@ -19,9 +19,10 @@ const std::vector<EmbeddedFile>& DeviceHeaders();
 
 struct KernelSource {
   std::string text;
+  std::string space;       // the namespace of all that it declares
   std::string expression;  // names the entry; the compiler lowers it
 };
-// Two ints beside the entry: threads of a block, bytes of its shared memory.
+// Two ints in that namespace: threads of a block, bytes of its shared memory.
 inline constexpr char kThreadsFact[] = "kernel_threads";
 inline constexpr char kSharedFact[] = "kernel_shared_bytes";
 KernelSource SourceOf(const KernelRow& row);

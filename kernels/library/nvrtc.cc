@@ -124,8 +124,9 @@ absl::StatusOr<CompiledKernel> Nvrtc::CompileProgram(Program program, const Kern
                                                      const std::string& target) const {
   const Functions& f = functions_;
   // Only what a name expression asks for stays in the program.
-  for (const std::string& name : {source.expression, absl::StrCat("&attnd::sm70::", kThreadsFact),
-                                  absl::StrCat("&attnd::sm70::", kSharedFact)}) {
+  for (const std::string& name :
+       {source.expression, absl::StrCat("&", source.space, "::", kThreadsFact),
+        absl::StrCat("&", source.space, "::", kSharedFact)}) {
     RETURN_IF_ERROR(Check(f.add_name(program, name.c_str()), "nvrtcAddNameExpression"));
   }
   std::vector<std::string> options = CompilerOptions(target);

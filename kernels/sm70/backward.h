@@ -18,11 +18,12 @@
 // Rows   without visible keys (lse = −inf) have P = 0. Invisible scores have P = dS = 0 by
 //        selection; what lies in an invisible row of K or V reaches nothing, nor do infinities
 //        and NaN of Q and dO reach keys that their rows do not see (backward_spoiled.h).
-// Inputs float16; rows as kernels/params.h says. Errors: none.
+// Inputs float16; rows as kernels/rules/params.h says. Errors: none.
 // Source Dao 2023 (FlashAttention-2), Algorithm 2; docs/KERNELS.md has figures and what lost.
 #pragma once
 
-#include "kernels/online_softmax.h"
+#include "kernels/ptx/mma_sm70.h"
+#include "kernels/rules/online_softmax.h"
 #include "kernels/sm70/backward_dq.h"
 #include "kernels/sm70/backward_dropout.h"
 #include "kernels/sm70/backward_keys.h"

@@ -4,6 +4,7 @@
 // backward.h's schedule, which says when. Errors: none.
 #pragma once
 
+#include "kernels/ptx/mma_sm70.h"
 #include "kernels/sm70/backward_passes.h"
 
 namespace attnd::sm70 {

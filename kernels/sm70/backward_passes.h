@@ -3,15 +3,15 @@
 // a block. Errors: none.
 #pragma once
 
-#include "kernels/gradient_scale.h"
-#include "kernels/online_softmax.h"
+#include "kernels/rules/gradient_scale.h"
+#include "kernels/rules/online_softmax.h"
 #include "kernels/sm70/backward_spoiled.h"
 #include "kernels/sm70/pipeline.h"
 
 namespace attnd::sm70 {
 
 // float16 reaches down to 6e-8 only, so P is kept as P·2^10 (at most 1025) and
-// dS as kernels/gradient_scale.h says; the last factors take it back. Powers of
+// dS as kernels/rules/gradient_scale.h says; the last factors take it back. Powers of
 // two, so no bits are lost.
 inline constexpr int kProbabilityShift = 10;
 

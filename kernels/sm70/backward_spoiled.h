@@ -5,7 +5,7 @@
 // dK and dV what that took away. All of it is slow and rare. Errors: none.
 #pragma once
 
-#include "kernels/score_rules.h"
+#include "kernels/rules/score_rules.h"
 #include "kernels/sm70/pipeline.h"
 
 namespace attnd::sm70 {

@@ -5,8 +5,8 @@
 //                        next rounds in a ring in shared memory
 #pragma once
 
-#include "kernels/gradient_scale.h"
-#include "kernels/score_rules.h"
+#include "kernels/rules/gradient_scale.h"
+#include "kernels/rules/score_rules.h"
 
 namespace attnd::sm70 {
 

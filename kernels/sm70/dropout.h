@@ -9,7 +9,7 @@
 #pragma once
 
 #include "attention/dropout.h"
-#include "kernels/score_rules.h"
+#include "kernels/rules/score_rules.h"
 #include "kernels/sm70/tile_math.h"
 
 namespace attnd::sm70 {

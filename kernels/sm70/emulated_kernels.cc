@@ -1,7 +1,7 @@
 #include "kernels/sm70/emulated_kernels.h"
 
-#include "kernels/mask_tiles.h"
-#include "kernels/parameter_gradients.h"
+#include "kernels/rules/mask_tiles.h"
+#include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm70/backward.h"
 #include "kernels/sm70/forward.h"
 #include "kernels/sm70/keep_rows.h"
@@ -9,37 +9,27 @@
 namespace attnd::sm70 {
 namespace {
 
-template <class Kernel>
-void RunAt(const LaunchParams& params, const emulator::Place& at) {
-  Kernel::Run(params, ThreadIndex{at.thread, static_cast<int>(at.block.x)},
-              *reinterpret_cast<typename Kernel::Shared*>(at.shared));
-}
-
-template <class Kernel>
-EmulatedKernel Entry() {
-  return {&RunAt<Kernel>, Kernel::kThreads, sizeof(typename Kernel::Shared)};
-}
-
 template <int kRows, int kHeadDim, int kBlocks>
 EmulatedKernel Forward(const KernelRow& row) {
   static constexpr Tile kTile = {kRows, 32, kHeadDim, kBlocks};
   if (row.half_accumulate) {
-    return row.general ? Entry<ForwardKernel<Float16Accumulate, kTile, GeneralScores, NoDropout>>()
-                       : Entry<ForwardKernel<Float16Accumulate, kTile, LinearScores, NoDropout>>();
+    return row.general
+               ? EmulatedEntry<ForwardKernel<Float16Accumulate, kTile, GeneralScores, NoDropout>>()
+               : EmulatedEntry<ForwardKernel<Float16Accumulate, kTile, LinearScores, NoDropout>>();
   }
   using Math = Float32Accumulate;
   if (row.general) {
-    return row.dropout ? Entry<ForwardKernel<Math, kTile, GeneralScores, PhiloxDropout>>()
-                       : Entry<ForwardKernel<Math, kTile, GeneralScores, NoDropout>>();
+    return row.dropout ? EmulatedEntry<ForwardKernel<Math, kTile, GeneralScores, PhiloxDropout>>()
+                       : EmulatedEntry<ForwardKernel<Math, kTile, GeneralScores, NoDropout>>();
   }
-  return row.dropout ? Entry<ForwardKernel<Math, kTile, LinearScores, PhiloxDropout>>()
-                     : Entry<ForwardKernel<Math, kTile, LinearScores, NoDropout>>();
+  return row.dropout ? EmulatedEntry<ForwardKernel<Math, kTile, LinearScores, PhiloxDropout>>()
+                     : EmulatedEntry<ForwardKernel<Math, kTile, LinearScores, NoDropout>>();
 }
 
 template <class Rule, class Dropper, Tile kTile>
 EmulatedKernel BackwardSumming(bool ordered) {
-  return ordered ? Entry<BackwardKernel<kTile, Rule, Dropper, FixedPointSums>>()
-                 : Entry<BackwardKernel<kTile, Rule, Dropper, FloatSums>>();
+  return ordered ? EmulatedEntry<BackwardKernel<kTile, Rule, Dropper, FixedPointSums>>()
+                 : EmulatedEntry<BackwardKernel<kTile, Rule, Dropper, FloatSums>>();
 }
 
 template <int kHeadDim, int kRows, int kKeys>
@@ -56,20 +46,20 @@ EmulatedKernel Backward(const KernelRow& row) {
 template <int kHeadDim, int kRows, int kKeys>
 EmulatedKernel OfBackward(const KernelRow& row) {
   if (row.kind == KernelKind::kBackward) return Backward<kHeadDim, kRows, kKeys>(row);
-  return row.ordered ? Entry<DqKernel<kHeadDim, FixedPointSums>>()
-                     : Entry<DqKernel<kHeadDim, FloatSums>>();
+  return row.ordered ? EmulatedEntry<DqKernel<kHeadDim, FixedPointSums>>()
+                     : EmulatedEntry<DqKernel<kHeadDim, FloatSums>>();
 }
 
 }  // namespace
 
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
-  if (row.kind == KernelKind::kKeyBounds) return Entry<KeyBoundsKernel>();
-  if (row.kind == KernelKind::kDelta) return Entry<DeltaKernel>();
-  if (row.kind == KernelKind::kRowMaskTiles) return Entry<MaskTilesKernel<false>>();
-  if (row.kind == KernelKind::kKeyMaskTiles) return Entry<MaskTilesKernel<true>>();
-  if (row.kind == KernelKind::kSinkGradient) return Entry<SinkGradientKernel>();
-  if (row.kind == KernelKind::kBiasGradient) return Entry<BiasGradientKernel>();
-  if (row.kind == KernelKind::kKeepRows) return Entry<KeepRowsKernel>();
+  if (row.kind == KernelKind::kKeyBounds) return EmulatedEntry<KeyBoundsKernel>();
+  if (row.kind == KernelKind::kDelta) return EmulatedEntry<DeltaKernel>();
+  if (row.kind == KernelKind::kRowMaskTiles) return EmulatedEntry<MaskTilesKernel<false>>();
+  if (row.kind == KernelKind::kKeyMaskTiles) return EmulatedEntry<MaskTilesKernel<true>>();
+  if (row.kind == KernelKind::kSinkGradient) return EmulatedEntry<SinkGradientKernel>();
+  if (row.kind == KernelKind::kBiasGradient) return EmulatedEntry<BiasGradientKernel>();
+  if (row.kind == KernelKind::kKeepRows) return EmulatedEntry<KeepRowsKernel>();
   if (row.kind == KernelKind::kForward) {
     if (row.head_dim == 32) return Forward<128, 32, 2>(row);
     if (row.head_dim == 64) return Forward<128, 64, 2>(row);

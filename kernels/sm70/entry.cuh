@@ -1,8 +1,8 @@
 // The only reader of threadIdx and blockIdx: a kernel of this folder as a __global__ function.
 #pragma once
 
-#include "kernels/mask_tiles.h"
-#include "kernels/parameter_gradients.h"
+#include "kernels/rules/mask_tiles.h"
+#include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm70/backward.h"
 #include "kernels/sm70/forward.h"
 #include "kernels/sm70/keep_rows.h"

@@ -9,7 +9,7 @@
 // P reaches its reader as A operand through shared memory: two STS.64 (or one STS.128) a lane, one
 // LDS.128, no shuffles. When a group's scores outgrow the stabiliser by 2^8 (one vote, rare after
 // the first steps), row factors follow the same way and O is rescaled.
-// Inputs    float16; rows as kernels/params.h says. Errors: none.
+// Inputs    float16; rows as kernels/rules/params.h says. Errors: none.
 // Rows      with no visible key give O = 0 and lse = −inf. What an invisible V row holds never
 //           reaches O: on their way in, rows beyond the sequence and, in PARTIAL tiles, infinities
 //           and NaN become zero; RestoreNonFinite puts them into O where they are visible.

@@ -2,7 +2,7 @@
 // where the block stands. Errors: none.
 #pragma once
 
-#include "kernels/online_softmax.h"
+#include "kernels/rules/online_softmax.h"
 #include "kernels/sm70/dropout.h"
 #include "kernels/sm70/forward_visits.h"
 #include "kernels/sm70/pipeline.h"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/dropout.h"
+#include "kernels/ptx/mma_sm70.h"
 #include "kernels/sm70/forward_layout.h"
 
 namespace attnd::sm70 {

@@ -5,7 +5,7 @@
 //                        ring in shared memory, so that no role waits for global memory
 #pragma once
 
-#include "kernels/score_rules.h"
+#include "kernels/rules/score_rules.h"
 
 namespace attnd::sm70 {
 

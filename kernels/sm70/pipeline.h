@@ -6,7 +6,7 @@
 // reach a product, even as 0·NaN).
 #pragma once
 
-#include "kernels/params.h"
+#include "kernels/rules/params.h"
 #include "kernels/sm70/tile_math.h"
 
 namespace attnd::sm70 {

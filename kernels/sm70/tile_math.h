@@ -9,8 +9,9 @@
 // lane_map_test is the proof, not this comment.
 #pragma once
 
-#include "kernels/sm70/ptx.h"
-#include "kernels/tile_math.h"
+#include "kernels/ptx/instructions.h"
+#include "kernels/ptx/mma_sm70.h"
+#include "kernels/rules/tile_math.h"
 
 namespace attnd::sm70 {
 
@@ -109,5 +110,8 @@ struct Float16Accumulate {
 };
 
 static_assert(TileMath<Float32Accumulate> && TileMath<Float16Accumulate>);
+// A warp's 16×16 scores are eight a lane, however they lie.
+static_assert(Float32Accumulate::kRows * Float32Accumulate::kColumns == 8);
+static_assert(Float16Accumulate::kRows * Float16Accumulate::kColumns == 8);
 
 }  // namespace attnd::sm70

@@ -15,8 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "kernels/cuda/cuda_backend.h"
-#include "kernels/cuda/driver_device.h"
+#include "kernels/engine/cuda_backend.h"
+#include "kernels/engine/device/driver_device.h"
 #include "server/daemon_main.h"
 
 namespace attnd {

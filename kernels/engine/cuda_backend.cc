@@ -1,0 +1,293 @@
+#include "kernels/engine/cuda_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "kernels/engine/transfer.h"
+
+namespace attnd::cuda {
+namespace {
+
+// The longest tiles stand first, so the first slice may take this much more than its share
+// (causal: twice the average).
+constexpr double kSliceMargin = 2;
+constexpr int kMostSlices = 1 << 16;
+constexpr double kShortestLesson = 200e-6;  // below, a launch's fixed cost hides its rate
+constexpr double kNewWeight = 0.3;          // of the last launch in the moving average
+
+absl::Status SetRegionsZero(DeviceLaunch& launch, const ArenaLayout& layout) {
+  int64_t begin = 0, end = 0;  // neighbours are zeroed together
+  for (const Region& region : layout.regions()) {
+    if (region.use != RegionUse::kZeroed || region.bytes == 0) continue;
+    if (region.offset - end >= kRegionAlignment) {
+      if (end > begin) RETURN_IF_ERROR(launch.SetZero(launch.arena() + begin, end - begin));
+      begin = region.offset;
+    }
+    end = region.offset + region.bytes;
+  }
+  if (end == begin) return absl::OkStatus();
+  return launch.SetZero(launch.arena() + begin, end - begin);
+}
+
+// Calls that share kernels, by their names. Those that nobody waits for are left out.
+template <class Kernels, class Call>
+struct Group {
+  Kernels kernels;
+  std::vector<const Call*> calls;
+};
+
+const KernelRow& MainRow(const ForwardKernels& kernels) { return kernels.forward; }
+const KernelRow& MainRow(const BackwardKernels& kernels) { return kernels.backward; }
+std::string KeyOf(const ForwardKernels& kernels) { return NameOf(kernels.forward); }
+std::string KeyOf(const BackwardKernels& kernels) {
+  return absl::StrCat(NameOf(kernels.backward), kernels.sink_gradient ? "+sink" : "",
+                      kernels.bias_gradient ? "+bias" : "");
+}
+
+// As they lie in memory, so that like calls lie at one distance from each other (CopyMerger).
+bool LiesBefore(const ForwardCall* a, const ForwardCall* b) { return a->lse < b->lse; }
+bool LiesBefore(const BackwardCall* a, const BackwardCall* b) { return a->d_k < b->d_k; }
+
+template <class Kernels, class Call, class Select>
+std::map<std::string, Group<Kernels, Call>> GroupCalls(absl::Span<const Call> calls,
+                                                       const Select& select) {
+  std::map<std::string, Group<Kernels, Call>> groups;
+  for (const Call& call : calls) {
+    if (call.stop.stop_requested()) continue;
+    absl::StatusOr<Kernels> kernels = select(*call.problem);
+    CHECK(kernels.ok()) << "a launch of what Supports refuses: " << kernels.status();
+    Group<Kernels, Call>& group = groups[KeyOf(*kernels)];
+    group.kernels = *kernels;
+    group.calls.push_back(&call);
+  }
+  for (auto& [name, group] : groups) {
+    std::sort(group.calls.begin(), group.calls.end(),
+              [](const Call* a, const Call* b) { return LiesBefore(a, b); });
+  }
+  return groups;
+}
+
+// Kernels that differ run one launch after the other; the report names the first and sums times.
+template <class Kernels, class Call, class Run>
+absl::StatusOr<LaunchReport> RunGroups(const std::map<std::string, Group<Kernels, Call>>& groups,
+                                       const Run& run) {
+  LaunchReport report;
+  for (const auto& [name, group] : groups) {
+    ASSIGN_OR_RETURN(const DeviceTimes times, run(group.kernels, group.calls));
+    report.seconds += times.kernel;
+    report.upload_seconds += times.upload;
+    report.download_seconds += times.download;
+    const KernelRow& row = MainRow(group.kernels);
+    if (report.kernel.empty()) report.kernel = absl::StrCat("cuda_", NameOf(row));
+    if (row.half_accumulate) report.accumulate = AccumulateType::kFloat16;
+    report.deterministic = report.deterministic && row.ordered;
+  }
+  return report;
+}
+
+template <class Call>
+std::vector<const Problem*> ProblemsOf(absl::Span<const Call* const> calls) {
+  std::vector<const Problem*> problems;
+  for (const Call* call : calls) problems.push_back(call->problem);
+  return problems;
+}
+
+class CudaResidual final : public DeviceResidual {
+ public:
+  // `parts` are those of the forward that filled the memory.
+  CudaResidual(const KernelDevice& device, std::unique_ptr<DeviceMemory> memory,
+               absl::Span<const Part> parts)
+      : device_(device), memory_(std::move(memory)) {
+    for (const Part& part : parts) {
+      const Exponents& forward = part.exponents;
+      exponents_.push_back({.q = forward.q, .k = forward.k, .v = forward.kept_v});
+    }
+  }
+  int64_t bytes() const override { return memory_->bytes(); }
+  const DeviceMemory& MemoryOn(const KernelDevice& device) const {
+    CHECK(&device == &device_) << "a residual of another device";
+    return *memory_;
+  }
+  void SetExponents(absl::Span<Part> parts) const {
+    CHECK(parts.size() == exponents_.size()) << "a residual of another problem";
+    for (size_t n = 0; n < parts.size(); ++n) parts[n].exponents = exponents_[n];
+  }
+
+ private:
+  const KernelDevice& device_;
+  const std::unique_ptr<DeviceMemory> memory_;
+  std::vector<Exponents> exponents_;  // of backward's tensors, d_o's aside
+};
+
+std::vector<bool> IsHeld(const std::vector<const DeviceMemory*>& held) {
+  std::vector<bool> is_held;
+  for (const DeviceMemory* memory : held) is_held.push_back(memory != nullptr);
+  return is_held;
+}
+
+template <class Call>
+bool AnyWanted(absl::Span<const Call* const> calls) {
+  return std::any_of(calls.begin(), calls.end(),
+                     [](const Call* call) { return !call->stop.stop_requested(); });
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device) : device_(std::move(device)) {
+  for (auto& rate : seconds_per_flop_) rate = 1 / std::max(1.0, info().flops_per_second);
+}
+
+absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) const {
+  if (direction == Direction::kForward) {
+    ASSIGN_OR_RETURN(ForwardKernels kernels, SelectForward(device_->rows(), problem));
+    RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
+    return device_->Check(kernels.forward);
+  }
+  ASSIGN_OR_RETURN(BackwardKernels kernels, SelectBackward(device_->rows(), problem));
+  RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
+  RETURN_IF_ERROR(device_->Check(kernels.delta));
+  RETURN_IF_ERROR(device_->Check(kernels.backward));
+  if (kernels.sink_gradient) RETURN_IF_ERROR(device_->Check(*kernels.sink_gradient));
+  if (kernels.bias_gradient) RETURN_IF_ERROR(device_->Check(*kernels.bias_gradient));
+  return device_->Check(kernels.query_gradient);
+}
+
+int64_t CudaBackend::WorkspaceBytes(const Problem& problem, Direction direction) const {
+  return TransferScratchBytes(problem, direction);
+}
+
+int64_t CudaBackend::DeviceBytes(const Problem& problem, Direction direction) const {
+  if (direction == Direction::kForward) {
+    absl::StatusOr<ForwardKernels> kernels = SelectForward(device_->rows(), problem);
+    return kernels.ok() ? ForwardArenaBytes(problem, *kernels) : 0;
+  }
+  absl::StatusOr<BackwardKernels> kernels = SelectBackward(device_->rows(), problem);
+  return kernels.ok() ? BackwardArenaBytes(problem, *kernels) : 0;
+}
+
+int64_t CudaBackend::KeepingBytes(const Problem& problem) const {
+  return CanKeep(problem) ? KeptForwardBytes(problem) : 0;
+}
+
+int64_t CudaBackend::ResidualBytes(const Problem& problem) const {
+  return CanKeep(problem) ? ResidualTensorBytes(problem) : 0;
+}
+
+absl::StatusOr<LaunchReport> CudaBackend::Forward(absl::Span<const ForwardCall> calls) {
+  return RunGroups(
+      GroupCalls<ForwardKernels>(
+          calls, [this](const Problem& p) { return SelectForward(device_->rows(), p); }),
+      [this](const auto& kernels, const auto& group) { return RunForward(kernels, group); });
+}
+
+absl::StatusOr<LaunchReport> CudaBackend::Backward(absl::Span<const BackwardCall> calls) {
+  return RunGroups(
+      GroupCalls<BackwardKernels>(
+          calls, [this](const Problem& p) { return SelectBackward(device_->rows(), p); }),
+      [this](const auto& kernels, const auto& group) { return RunBackward(kernels, group); });
+}
+
+absl::StatusOr<DeviceTimes> CudaBackend::RunForward(const ForwardKernels& kernels,
+                                                    absl::Span<const ForwardCall* const> calls) {
+  std::vector<std::unique_ptr<DeviceMemory>> kept(calls.size());
+  Held held(calls.size(), nullptr);
+  for (size_t n = 0; n < calls.size(); ++n) {
+    const int64_t bytes = calls[n]->kept == nullptr ? 0 : ResidualBytes(*calls[n]->problem);
+    if (bytes > 0) kept[n] = device_->Hold(bytes);
+    held[n] = kept[n].get();
+  }
+  LaunchPlan plan = PlanForward(ProblemsOf(calls), kernels, IsHeld(held));
+  ASSIGN_OR_RETURN(const DeviceTimes times, Launch(plan, calls, held, Direction::kForward));
+  for (size_t n = 0; n < calls.size(); ++n) {
+    if (kept[n] == nullptr) continue;
+    *calls[n]->kept =
+        std::make_unique<CudaResidual>(*device_, std::move(kept[n]), plan.PartsOfCall(n));
+  }
+  return times;
+}
+
+absl::StatusOr<DeviceTimes> CudaBackend::RunBackward(const BackwardKernels& kernels,
+                                                     absl::Span<const BackwardCall* const> calls) {
+  Held held(calls.size(), nullptr);
+  for (size_t n = 0; n < calls.size(); ++n) {
+    if (calls[n]->residual == nullptr) continue;
+    held[n] = &static_cast<const CudaResidual*>(calls[n]->residual)->MemoryOn(*device_);
+  }
+  LaunchPlan plan = PlanBackward(ProblemsOf(calls), kernels, IsHeld(held));
+  for (size_t n = 0; n < calls.size(); ++n) {
+    if (held[n] == nullptr) continue;
+    static_cast<const CudaResidual*>(calls[n]->residual)->SetExponents(plan.PartsOfCall(n));
+  }
+  return Launch(plan, calls, held, Direction::kBackward);
+}
+
+template <class Call>
+absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
+                                                absl::Span<const Call* const> calls,
+                                                const Held& held, Direction direction) {
+  ASSIGN_OR_RETURN(std::unique_ptr<DeviceLaunch> launch,
+                   device_->Begin(plan.arena.bytes(), plan.arena.regions()));
+  for (size_t n = 0; n < calls.size(); ++n) {
+    if (held[n] == nullptr) continue;
+    launch->Use(*held[n], plan.held[n].regions());
+    PlaceOutside(plan.layouts[n], static_cast<int64_t>(held[n]->address() - launch->arena()));
+  }
+  if (!AnyWanted(calls)) return DeviceTimes();  // Begin may have waited
+  Transfer transfer(*launch, plan.arena.bytes());
+  for (size_t n = 0; n < calls.size(); ++n) {
+    RETURN_IF_ERROR(transfer.In(plan.layouts[n], *calls[n], plan.PartsOfCall(n)));
+  }
+  RETURN_IF_ERROR(transfer.FlushIn());
+  RETURN_IF_ERROR(SetRegionsZero(*launch, plan.arena));
+  const std::vector<std::byte> constants = plan.Constants(launch->arena());
+  RETURN_IF_ERROR(launch->UploadCopy(launch->arena() + plan.constants_begin, constants.data(),
+                                     static_cast<int64_t>(constants.size())));
+  ASSIGN_OR_RETURN(const bool ran, RunSlices(*launch, plan, calls, SlicesOf(plan, direction)));
+  if (!ran) return DeviceTimes();
+  for (size_t n = 0; n < calls.size(); ++n) {
+    RETURN_IF_ERROR(transfer.Out(plan.layouts[n], *calls[n], plan.PartsOfCall(n)));
+  }
+  RETURN_IF_ERROR(transfer.FlushOut());
+  ASSIGN_OR_RETURN(const DeviceTimes times, launch->Finish());
+  transfer.Convert();
+  Learn(plan, direction, times.kernel);
+  return times;
+}
+
+// False when nobody waited any more and the kernels were left out or cut short.
+template <class Call>
+absl::StatusOr<bool> CudaBackend::RunSlices(DeviceLaunch& launch, const LaunchPlan& plan,
+                                            absl::Span<const Call* const> calls, int slices) {
+  for (int slice = 0; slice < slices; ++slice) {
+    ASSIGN_OR_RETURN(const bool ran, launch.Run(plan.Slice(launch.arena(), slice, slices),
+                                                [&] { return AnyWanted(calls); }));
+    if (!ran) return false;
+  }
+  return true;
+}
+
+int CudaBackend::SlicesOf(const LaunchPlan& plan, Direction direction) const {
+  const double rate = seconds_per_flop_[static_cast<int>(direction)];
+  const double seconds = plan.flops * rate;
+  if (seconds <= device_->max_slice_seconds()) return 1;
+  const double slices = std::ceil(kSliceMargin * seconds / device_->max_slice_seconds());
+  return static_cast<int>(std::min<double>(slices, kMostSlices));
+}
+
+void CudaBackend::Learn(const LaunchPlan& plan, Direction direction, double seconds) {
+  // What a mask empties takes no time, which would make later launches look short.
+  if (seconds < kShortestLesson || plan.flops <= 0 || plan.has_masks) return;
+  std::atomic<double>& rate = seconds_per_flop_[static_cast<int>(direction)];
+  const double old_rate = rate;
+  // Two launches at once may lose one lesson, which does no harm.
+  rate = old_rate + kNewWeight * (seconds / plan.flops - old_rate);
+}
+
+}  // namespace attnd::cuda

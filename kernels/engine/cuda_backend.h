@@ -1,0 +1,72 @@
+// The cuda engine: calls → kernels of one device, several launches on their way at once.
+//
+//   calls → rows of the kernel table (selection.h) → arena, descriptors and tiles (layout/,
+//   launch_plan.h) → uploads (transfer.h) → slices of the kernels → downloads
+//
+// Calls that need the same kernels share one launch; what shares a launch changes no bit of a
+// result. A launch that would keep the device longer than a slice may (KernelDevice) is cut into
+// several over ranges of its tiles: each tile's arithmetic is independent, and backward's tiles
+// wait only for tiles that stand before them. Between slices other launches get their turn, and a
+// launch whose calls have all stopped ends. Threads and errors: see backend.h. Admission keeps
+// DeviceBytes of each call, so a launch finds its memory; until then it waits for that of launches
+// that are ending.
+//
+// A kept forward has its tensors in memory of their own, which stays when the launch goes; a
+// backward on that residual reads them there. A bfloat16 call's V and O lie on the device in other
+// powers of two than backward wants (transfer.h), so a last kernel puts them there in backward's.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/engine/device/kernel_device.h"
+#include "kernels/engine/launch_plan.h"
+#include "kernels/engine/selection.h"
+
+namespace attnd::cuda {
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(std::unique_ptr<KernelDevice> device);
+
+  const BackendInfo& info() const override { return device_->info(); }
+  absl::Status Supports(const Problem& problem, Direction direction) const override;
+  int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override;
+  int64_t DeviceBytes(const Problem& problem, Direction direction) const override;
+  int64_t KeepingBytes(const Problem& problem) const override;
+  int64_t ResidualBytes(const Problem& problem) const override;
+  absl::Status RegisterHost(absl::Span<std::byte> memory) override {
+    return device_->RegisterHost(memory);
+  }
+  void UnregisterHost(absl::Span<std::byte> memory) override { device_->UnregisterHost(memory); }
+  DeviceUse Use() const override { return device_->use(); }
+  absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override;
+  absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override;
+
+ private:
+  // Of each call: where its tensors lie, if outside the arena.
+  using Held = std::vector<const DeviceMemory*>;
+
+  absl::StatusOr<DeviceTimes> RunForward(const ForwardKernels& kernels,
+                                         absl::Span<const ForwardCall* const> calls);
+  absl::StatusOr<DeviceTimes> RunBackward(const BackwardKernels& kernels,
+                                          absl::Span<const BackwardCall* const> calls);
+  // One launch: calls of the same kernels.
+  template <class Call>
+  absl::StatusOr<DeviceTimes> Launch(LaunchPlan& plan, absl::Span<const Call* const> calls,
+                                     const Held& held, Direction direction);
+  template <class Call>
+  absl::StatusOr<bool> RunSlices(DeviceLaunch& launch, const LaunchPlan& plan,
+                                 absl::Span<const Call* const> calls, int slices);
+  int SlicesOf(const LaunchPlan& plan, Direction direction) const;
+  void Learn(const LaunchPlan& plan, Direction direction, double seconds);
+
+  const std::unique_ptr<KernelDevice> device_;
+  std::array<std::atomic<double>, 2> seconds_per_flop_;  // by direction; follows launches
+};
+
+}  // namespace attnd::cuda

@@ -1,0 +1,31 @@
+// The cuda engine's host code and the sm70 kernels, run in the emulator over the conformance table.
+// BUILD leaves out by name what takes too long here.
+#include <memory>
+
+#include "kernels/engine/cuda_backend.h"
+#include "kernels/engine/device/emulated_device.h"
+#include "tests/backend_conformance.h"
+
+namespace attnd::cuda {
+namespace {
+
+std::unique_ptr<Backend> MakeEmulated() {
+  return std::make_unique<CudaBackend>(MakeEmulatedDevice({}));
+}
+
+const bool kHalf = RegisterBackendConformance("EmulatedHalf", MakeEmulated,
+                                              {.random_problems = 40,
+                                               .random_max_pairs = 20000,
+                                               .element = ElementType::kFloat16,
+                                               .precision = EnginePrecision::HalfOperands(),
+                                               .max_unsupported = 0});
+const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulated,
+                                                  {.max_pairs = 6000,
+                                                   .random_problems = 40,
+                                                   .random_max_pairs = 20000,
+                                                   .element = ElementType::kBFloat16,
+                                                   .precision = EnginePrecision::HalfOperands(),
+                                                   .max_unsupported = 0});
+
+}  // namespace
+}  // namespace attnd::cuda

@@ -1,0 +1,102 @@
+// What only an emulator sees of the sm70 kernels: accesses of shared memory that nothing orders,
+// and bank conflicts of every memory instruction.
+#include <cmath>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "attention/element.h"
+#include "attention/random_problem.h"
+#include "gtest/gtest.h"
+#include "kernels/engine/cuda_backend.h"
+#include "kernels/engine/device/emulated_device.h"
+#include "tests/conformance_launch.h"
+
+namespace attnd::cuda {
+namespace {
+
+// Two rounds of the pipelines' slots and a ragged end, in every direction.
+Problem Causal(int64_t head_dim) {
+  Problem p;
+  p.batch = 1;
+  p.q_heads = 2;
+  p.kv_heads = 1;
+  p.q_len = 150;
+  p.kv_len = 170;
+  p.qk_head_dim = p.v_head_dim = head_dim;
+  p.element = ElementType::kFloat16;
+  p.causal = true;
+  p.alignment = Alignment::kBottomRight;
+  return p;
+}
+
+absl::Status RunRandom(Backend& backend, const Problem& p) {
+  return RunBothWays(backend, p, RandomInputs(p, 1, Values::kNormal)).status();
+}
+
+TEST(Hazards, EveryAccessOfSharedMemoryIsOrdered) {
+  EmulatedDeviceOptions options;
+  options.shared.detect_races = true;
+  CudaBackend backend(MakeEmulatedDevice(options));
+  for (int64_t head_dim : {32, 64, 96, 128, 256}) {
+    for (uint32_t threshold : {0u, 26u}) {
+      for (bool general : {false, true}) {
+        Problem p = Causal(head_dim);
+        p.dropout.threshold = threshold;
+        if (general) p.softcap = 20;
+        absl::Status status = RunRandom(backend, p);
+        EXPECT_TRUE(status.ok()) << head_dim << " " << threshold << " " << general << ": "
+                                 << status;
+      }
+    }
+  }
+}
+
+// Both roles of backward then change tiles that are in use.
+TEST(Hazards, AccessesAreOrderedWhereRowsSpoilGradients) {
+  EmulatedDeviceOptions options;
+  options.shared.detect_races = true;
+  CudaBackend backend(MakeEmulatedDevice(options));
+  for (int64_t head_dim : {64, 128, 256}) {
+    for (bool general : {false, true}) {
+      Problem p = Causal(head_dim);
+      if (general) p.softcap = 20;
+      ProblemInputs inputs = RandomInputs(p, 1, Values::kNormal);
+      StoreElement(p.element, inputs.q.data(), 100 * head_dim, INFINITY);
+      StoreElement(p.element, inputs.d_o.data(), 70 * head_dim, NAN);
+      absl::Status status = RunBothWays(backend, p, inputs).status();
+      EXPECT_TRUE(status.ok()) << head_dim << " " << general << ": " << status;
+    }
+  }
+}
+
+TEST(Hazards, LoadsOfOperandsHaveNoBankConflicts) {
+  std::map<std::string, int64_t> conflicts, instructions;
+  EmulatedDeviceOptions options;
+  options.shared.count_conflicts = true;
+  options.observer = [&](const KernelRow& row, const emulator::LaunchReport& report) {
+    for (const emulator::BankReport& bank : report.banks) {
+      if (bank.bytes != 16 || bank.access != emulator::Access::kLoad) continue;
+      absl::string_view file = bank.site.file_name();
+      std::string site = NameOf(row) + " " + std::string(file.substr(file.rfind('/') + 1)) + ":" +
+                         std::to_string(bank.site.line());
+      conflicts[site] += bank.conflicts;
+      instructions[site] += bank.instructions;
+    }
+  };
+  CudaBackend backend(MakeEmulatedDevice(options));
+  for (int64_t head_dim : {32, 64, 96, 128, 256}) {
+    ASSERT_TRUE(RunRandom(backend, Causal(head_dim)).ok());
+  }
+  int64_t loads = 0;
+  for (const auto& [site, count] : conflicts) {
+    EXPECT_EQ(count, 0) << site << ", of " << instructions[site] << " instructions";
+    loads += instructions[site];
+  }
+  EXPECT_GT(loads, 10000);
+}
+
+}  // namespace
+}  // namespace attnd::cuda

@@ -1,0 +1,212 @@
+#include "kernels/engine/launch_plan.h"
+
+#include <cstring>
+#include <utility>
+
+#include "attention/cost.h"
+#include "base/check.h"
+#include "base/round_up.h"
+
+namespace attnd::cuda {
+namespace {
+
+void AddParts(absl::Span<const Problem* const> problems, LaunchPlan& plan) {
+  for (size_t n = 0; n < problems.size(); ++n) {
+    plan.first_part.push_back(plan.parts.size());
+    for (const Part& part : PartsOf(*problems[n], static_cast<int>(n))) plan.parts.push_back(part);
+  }
+  plan.first_part.push_back(plan.parts.size());
+}
+
+size_t AddTiles(std::vector<TileWork> tiles, LaunchPlan& plan) {
+  plan.tiles.push_back(std::move(tiles));
+  return plan.tiles.size() - 1;
+}
+
+// The arena's end, after the calls' tensors.
+void AddConstants(LaunchPlan& plan) {
+  plan.constants_begin = plan.arena.bytes();
+  for (CallLayout& layout : plan.layouts) LayOutConstants(layout, plan.arena);
+  plan.problems_offset = plan.arena.Add(
+      "problems", static_cast<int64_t>(plan.parts.size() * sizeof(ProblemDesc)), RegionUse::kInput);
+  for (const std::vector<TileWork>& tiles : plan.tiles) {
+    plan.tile_offsets.push_back(plan.arena.Add(
+        "tiles", static_cast<int64_t>(tiles.size() * sizeof(TileWork)), RegionUse::kInput));
+  }
+}
+
+// Tiles of `rows` rows over all entries and one head.
+int64_t TilesOfHead(const Problem& p, int64_t length, int64_t rows) {
+  if (IsPacked(p.layout)) return length / rows + p.batch;
+  return p.batch * ((length + rows - 1) / rows);
+}
+
+int64_t ConstantBytes(const Problem& p, int64_t tiles, int tile_lists) {
+  const int64_t parts = p.element == ElementType::kBFloat16 ? p.batch * p.kv_heads : 1;
+  return parts * static_cast<int64_t>(sizeof(ProblemDesc)) +
+         tiles * static_cast<int64_t>(sizeof(TileWork)) + (1 + tile_lists) * kRegionAlignment;
+}
+
+// Of forward and backward kernels, as their loops visit tiles.
+MaskTiling TilingOf(const ForwardKernels& kernels) {
+  return {kernels.forward.tile.q_rows, kernels.forward.tile.kv_rows, /*by_keys=*/false};
+}
+MaskTiling TilingOf(const BackwardKernels& kernels) {
+  return {kDqBlockRows, kernels.backward.tile.kv_rows, /*by_keys=*/true};
+}
+void AddMaskTiles(absl::Span<const Problem* const> problems, const KernelRow& row,
+                  const MaskTiling& tiling, LaunchPlan& plan) {
+  std::vector<TileWork> lines = MaskLineTiles(problems, plan.parts, tiling);
+  if (lines.empty()) return;
+  plan.kernels.push_back({row, AddTiles(std::move(lines), plan)});
+  plan.has_masks = true;
+}
+bool NeedsRest(const Problem& p, const BackwardKernels& kernels) {
+  return kernels.backward.ordered && NeedsDqRest(p);
+}
+
+}  // namespace
+
+LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
+                       const std::vector<bool>& held) {
+  LaunchPlan plan;
+  AddParts(problems, plan);
+  for (size_t n = 0; n < problems.size(); ++n) {
+    ArenaLayout& own = plan.held.emplace_back();
+    plan.layouts.push_back(held[n] ? LayOutKeptTensors(*problems[n], own, plan.arena)
+                                   : LayOutTensors(*problems[n], RegionUse::kOutput, plan.arena));
+    LayOutTileLists(plan.layouts[n], TilingOf(kernels), plan.arena);
+    plan.flops += Flops(*problems[n], Direction::kForward);
+  }
+  AddMaskTiles(problems, kernels.mask_tiles, TilingOf(kernels), plan);
+  const size_t tiles =
+      AddTiles(ForwardTiles(problems, plan.parts, kernels.forward.tile.q_rows), plan);
+  plan.kernels.push_back({kernels.forward, tiles, /*main=*/true});
+  std::vector<TileWork> kept = KeepRowsTiles(plan.layouts, plan.parts);
+  if (!kept.empty()) plan.kernels.push_back({kernels.keep_rows, AddTiles(std::move(kept), plan)});
+  AddConstants(plan);
+  return plan;
+}
+
+LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
+                        const std::vector<bool>& held) {
+  LaunchPlan plan;
+  AddParts(problems, plan);
+  for (size_t n = 0; n < problems.size(); ++n) {
+    ArenaLayout& own = plan.held.emplace_back();
+    plan.layouts.push_back(
+        LayOutTensors(*problems[n], RegionUse::kInput, held[n] ? own : plan.arena));
+    LayOutTileLists(plan.layouts[n], TilingOf(kernels), plan.arena);
+    LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim,
+                    NeedsRest(*problems[n], kernels), plan.arena);
+    plan.flops += Flops(*problems[n], Direction::kBackward);
+  }
+  AddMaskTiles(problems, kernels.mask_tiles, TilingOf(kernels), plan);
+  const size_t rows = AddTiles(RowBlockTiles(problems, plan.parts), plan);
+  const size_t keys =
+      AddTiles(BackwardTiles(problems, plan.parts, kernels.backward.tile.kv_rows), plan);
+  plan.kernels.push_back({kernels.key_bounds, rows});
+  plan.kernels.push_back({kernels.delta, rows});
+  plan.kernels.push_back({kernels.backward, keys, /*main=*/true});
+  plan.kernels.push_back({kernels.query_gradient, rows});
+  if (kernels.sink_gradient) {
+    plan.kernels.push_back(
+        {*kernels.sink_gradient, AddTiles(HeadTiles(problems, plan.parts), plan)});
+  }
+  if (kernels.bias_gradient) {
+    plan.kernels.push_back(
+        {*kernels.bias_gradient, AddTiles(BiasTiles(problems, plan.parts), plan)});
+  }
+  AddConstants(plan);
+  return plan;
+}
+
+std::vector<std::byte> LaunchPlan::Constants(uint64_t arena_address) const {
+  std::vector<std::byte> image(static_cast<size_t>(arena.bytes() - constants_begin));
+  auto put = [&](int64_t offset, const void* from, size_t bytes) {
+    if (bytes == 0) return;
+    std::memcpy(image.data() + (offset - constants_begin), from, bytes);
+  };
+  for (const CallLayout& at : layouts) {
+    const Problem& p = *at.problem;
+    if (at.alibi >= 0) put(at.alibi, p.alibi_slopes.data(), p.alibi_slopes.size() * 4);
+    if (at.sink >= 0) put(at.sink, p.sink_logits.data(), p.sink_logits.size() * 4);
+    const std::vector<SequenceDesc> sequences = SequencesOf(p);
+    put(at.sequences, sequences.data(), sequences.size() * sizeof(SequenceDesc));
+  }
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const ProblemDesc desc = Describe(layouts[parts[n].call], parts[n], arena_address);
+    put(problems_offset + static_cast<int64_t>(n * sizeof(desc)), &desc, sizeof(desc));
+  }
+  for (size_t n = 0; n < tiles.size(); ++n) {
+    put(tile_offsets[n], tiles[n].data(), tiles[n].size() * sizeof(TileWork));
+  }
+  return image;
+}
+
+std::vector<KernelStep> LaunchPlan::Slice(uint64_t arena_address, int slice, int slices) const {
+  std::vector<KernelStep> steps;
+  bool before_main = true;
+  for (const PlannedKernel& kernel : kernels) {
+    int64_t begin = 0, end = static_cast<int64_t>(tiles[kernel.tiles].size());
+    if (kernel.main) {
+      before_main = false;
+      begin = end * slice / slices;
+      end = end * (slice + 1) / slices;
+    } else if (slice != (before_main ? 0 : slices - 1)) {
+      continue;
+    }
+    if (begin == end) continue;
+    LaunchParams params;
+    params.problems = reinterpret_cast<const ProblemDesc*>(arena_address + problems_offset);
+    params.tiles =
+        reinterpret_cast<const TileWork*>(arena_address + tile_offsets[kernel.tiles]) + begin;
+    params.tile_count = static_cast<int32_t>(end - begin);
+    steps.push_back({kernel.row, params});
+  }
+  return steps;
+}
+
+int64_t ResidualTensorBytes(const Problem& p) {
+  ArenaLayout arena;
+  LayOutTensors(p, RegionUse::kOutput, arena);
+  return arena.bytes();
+}
+
+int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels) {
+  ArenaLayout arena;
+  CallLayout layout = LayOutTensors(p, RegionUse::kOutput, arena);
+  LayOutTileLists(layout, TilingOf(kernels), arena);
+  LayOutConstants(layout, arena);
+  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows) +
+                        MaskLineCount(p, TilingOf(kernels));
+  return arena.bytes() + ConstantBytes(p, tiles, 3);
+}
+
+int64_t KeptForwardBytes(const Problem& p) {
+  ArenaLayout arena;
+  if (!LayOutKeptTensors(p, arena, arena).keeps_rows) return 0;
+  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
+                        p.kv_heads * TilesOfHead(p, p.kv_len, kDqBlockRows);
+  return arena.bytes() - ResidualTensorBytes(p) +
+         RoundUp(tiles * static_cast<int64_t>(sizeof(TileWork)), kRegionAlignment);
+}
+
+int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels) {
+  ArenaLayout arena;
+  CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena);
+  LayOutTileLists(layout, TilingOf(kernels), arena);
+  LayOutGradients(layout, kernels.backward.tile.head_dim, NeedsRest(p, kernels), arena);
+  LayOutConstants(layout, arena);
+  int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
+                  p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows) +
+                  MaskLineCount(p, TilingOf(kernels));
+  if (kernels.sink_gradient) tiles += p.batch * p.q_heads;
+  if (kernels.bias_gradient) {
+    const BroadcastShape& shape = p.bias->shape;
+    tiles += shape.batch * shape.heads * ((shape.rows + 15) / 16) * ((shape.columns + 15) / 16);
+  }
+  return arena.bytes() + ConstantBytes(p, tiles, 5);
+}
+
+}  // namespace attnd::cuda

@@ -1,0 +1,66 @@
+// LaunchPlan: one launch of calls that share kernels: its arena, the kernels in order with their
+// tiles, and how the main kernel can be cut into slices. Pure; nothing here touches a device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kernels/engine/device/kernel_device.h"
+#include "kernels/engine/layout/launch_layout.h"
+#include "kernels/engine/selection.h"
+
+namespace attnd::cuda {
+
+// A kernel of a launch and the tiles that it visits.
+struct PlannedKernel {
+  KernelRow row;
+  size_t tiles = 0;   // index into LaunchPlan::tiles
+  bool main = false;  // the long one, which slices cut
+};
+
+struct LaunchPlan {
+  ArenaLayout arena;
+  std::vector<CallLayout> layouts;  // of each call
+  std::vector<ArenaLayout> held;    // of each call: its tensors in memory of their own, or nothing
+  std::vector<Part> parts;          // of all calls, one after the other
+  std::vector<size_t> first_part;   // of each call, and the end
+  std::vector<std::vector<TileWork>> tiles;
+  std::vector<int64_t> tile_offsets;  // in the arena
+  int64_t problems_offset = 0;        // of the descriptors
+  int64_t constants_begin = 0;        // sequences, slopes, descriptors, tiles: to the arena's end
+  std::vector<PlannedKernel> kernels;
+  double flops = 0;  // at most: what bool masks empty is left out
+  bool has_masks = false;
+
+  absl::Span<Part> PartsOfCall(size_t call) {
+    return absl::MakeSpan(parts).subspan(first_part[call], first_part[call + 1] - first_part[call]);
+  }
+  // What stands in [constants_begin, arena.bytes()), for an arena at this address. After the
+  // parts' exponents are known.
+  std::vector<std::byte> Constants(uint64_t arena_address) const;
+  // The kernels of slice `slice` of `slices`: those before the main one go with the first, those
+  // after it with the last.
+  std::vector<KernelStep> Slice(uint64_t arena_address, int slice, int slices) const;
+};
+
+// `held` says which calls' tensors (LayOutTensors) lie outside the arena; their layouts count from
+// there until PlaceOutside.
+LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
+                       const std::vector<bool>& held);
+LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
+                        const std::vector<bool>& held);
+
+// Of the tensors that forward leaves for backward.
+int64_t ResidualTensorBytes(const Problem& problem);
+
+// At least what a launch of this problem alone takes, and what it adds to a launch of several; of a
+// forward with what it leaves.
+// Without the tiles themselves: cheap for any length.
+int64_t ForwardArenaBytes(const Problem& problem, const ForwardKernels& kernels);
+int64_t BackwardArenaBytes(const Problem& problem, const BackwardKernels& kernels);
+// What a forward takes beside that when its tensors stay: in bfloat16 V and O once more.
+int64_t KeptForwardBytes(const Problem& problem);
+
+}  // namespace attnd::cuda

@@ -1,0 +1,117 @@
+#include "kernels/engine/selection.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace attnd::cuda {
+namespace {
+
+absl::Status CheckElement(const Problem& p) {
+  if (p.element != ElementType::kFloat32) return absl::OkStatus();
+  return absl::UnimplementedError(
+      "element: the cuda engine computes float16 and bfloat16; send float32 tensors with "
+      "precision=\"f16\" or \"bf16\", or use the cpu engine");
+}
+
+int64_t HeadDim(const Problem& p) { return std::max(p.qk_head_dim, p.v_head_dim); }
+
+// The narrowest row that can; in float16 accumulation only if asked for and built.
+template <class Fits>
+std::optional<KernelRow> Narrowest(absl::Span<const KernelRow> rows, const Problem& p,
+                                   const Fits& fits) {
+  std::optional<KernelRow> best;
+  const bool wants_half = p.accumulate == AccumulateType::kFloat16;
+  for (const KernelRow& row : rows) {
+    if (row.head_dim < HeadDim(p) || !fits(row)) continue;
+    if (row.half_accumulate && !wants_half) continue;
+    bool better = !best || row.head_dim < best->head_dim ||
+                  (row.head_dim == best->head_dim && row.half_accumulate && !best->half_accumulate);
+    if (better) best = row;
+  }
+  return best;
+}
+
+std::optional<KernelRow> Find(absl::Span<const KernelRow> rows, KernelKind kind, int head_dim = 0,
+                              bool ordered = true) {
+  auto found = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
+    return r.kind == kind && r.head_dim == head_dim && r.ordered == ordered;
+  });
+  return found == rows.end() ? std::nullopt : std::optional<KernelRow>(*found);
+}
+
+absl::Status NoKernel(const Problem& p, absl::string_view direction) {
+  return absl::UnimplementedError(
+      absl::StrCat("qk_head_dim, v_head_dim: no ", direction,
+                   " kernel is built for head dimensions ", p.qk_head_dim, " and ", p.v_head_dim,
+                   NeedsGeneralScores(p) ? " with softcap, bias, mask or "
+                                           "this scale"
+                                         : "",
+                   p.dropout.threshold != 0 ? " with dropout" : "", "; use the cpu engine"));
+}
+
+bool FitsScores(const KernelRow& row, const Problem& p) {
+  return row.general == NeedsGeneralScores(p) && row.dropout == (p.dropout.threshold != 0);
+}
+
+}  // namespace
+
+bool NeedsGeneralScores(const Problem& p) {
+  const float scale = p.ResolvedScale();
+  return !(scale > 0) || !std::isnormal(scale) || p.softcap != 0 || p.bool_mask || p.bias ||
+         !p.alibi_slopes.empty();
+}
+
+bool NeedsDqRest(const Problem& p) {
+  return p.dropout.threshold != 0 || p.softcap != 0 || p.denominator != DenominatorKind::kSoftmax ||
+         p.accumulate == AccumulateType::kFloat16;
+}
+
+absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, const Problem& p) {
+  RETURN_IF_ERROR(CheckElement(p));
+  std::optional<KernelRow> row = Narrowest(rows, p, [&](const KernelRow& r) {
+    return r.kind == KernelKind::kForward && FitsScores(r, p);
+  });
+  const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kRowMaskTiles);
+  const std::optional<KernelRow> keep_rows = Find(rows, KernelKind::kKeepRows);
+  if (!row || !mask_tiles || !keep_rows) return NoKernel(p, "forward");
+  return ForwardKernels{*row, *mask_tiles, *keep_rows};
+}
+
+absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p) {
+  RETURN_IF_ERROR(CheckElement(p));
+  auto backward_with = [&](bool ordered) {
+    return Narrowest(rows, p, [&](const KernelRow& r) {
+      return r.kind == KernelKind::kBackward && r.ordered == ordered && FitsScores(r, p);
+    });
+  };
+  std::optional<KernelRow> backward = backward_with(!p.allow_nondeterministic);
+  if (!backward) backward = backward_with(true);
+  if (!backward) return NoKernel(p, "backward");
+  BackwardKernels kernels;
+  kernels.backward = *backward;
+  const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kKeyMaskTiles);
+  const std::optional<KernelRow> key_bounds = Find(rows, KernelKind::kKeyBounds);
+  const std::optional<KernelRow> delta = Find(rows, KernelKind::kDelta);
+  const std::optional<KernelRow> query_gradient =
+      Find(rows, KernelKind::kQueryGradient, backward->head_dim, backward->ordered);
+  if (!mask_tiles || !key_bounds || !delta || !query_gradient) return NoKernel(p, "backward");
+  kernels.mask_tiles = *mask_tiles;
+  kernels.key_bounds = *key_bounds;
+  kernels.delta = *delta;
+  kernels.query_gradient = *query_gradient;
+  if (p.denominator == DenominatorKind::kSink) {
+    kernels.sink_gradient = Find(rows, KernelKind::kSinkGradient);
+    if (!kernels.sink_gradient) return NoKernel(p, "sink gradient");
+  }
+  if (p.bias && p.bias->want_gradient) {
+    kernels.bias_gradient = Find(rows, KernelKind::kBiasGradient);
+    if (!kernels.bias_gradient) return NoKernel(p, "bias gradient");
+  }
+  return kernels;
+}
+
+}  // namespace attnd::cuda

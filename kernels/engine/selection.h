@@ -1,0 +1,35 @@
+// Selection: from a Problem to the kernels that compute it, among a device's rows (of one
+// architecture).
+// Errors: UNIMPLEMENTED naming the field and what would work. Pure functions; any thread.
+#pragma once
+
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "attention/problem.h"
+#include "kernels/tiles.h"
+
+namespace attnd::cuda {
+
+// Whether the plain rule serves: a positive, normal scale and nothing else on scores.
+bool NeedsGeneralScores(const Problem& problem);
+
+// Whether a row of dQ may be a tiny part of its bound without errors of dP and delta that are
+// larger still, so that one integer is too coarse (kernels/sm70/backward_passes.h).
+bool NeedsDqRest(const Problem& problem);
+
+// Mask tiles: launched where a problem has a bool mask.
+struct ForwardKernels {
+  KernelRow forward, mask_tiles, keep_rows;
+};
+struct BackwardKernels {
+  KernelRow mask_tiles, key_bounds, delta, backward, query_gradient;
+  std::optional<KernelRow> sink_gradient, bias_gradient;  // where the problem wants them
+};
+absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows,
+                                             const Problem& problem);
+absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
+                                               const Problem& problem);
+
+}  // namespace attnd::cuda

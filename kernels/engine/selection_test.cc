@@ -1,0 +1,98 @@
+// Which kernels a problem gets, and what is said where there are none.
+#include "kernels/engine/selection.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace attnd::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+Problem Plain(int64_t head_dim) {
+  Problem p;
+  p.batch = p.q_heads = p.kv_heads = 1;
+  p.q_len = p.kv_len = 64;
+  p.qk_head_dim = p.v_head_dim = head_dim;
+  p.element = ElementType::kFloat16;
+  return p;
+}
+
+std::string ForwardName(const Problem& p) {
+  auto kernels = SelectForward(KernelRows(), p);
+  return kernels.ok() ? NameOf(kernels->forward) : std::string(kernels.status().message());
+}
+std::string BackwardName(const Problem& p) {
+  auto kernels = SelectBackward(KernelRows(), p);
+  return kernels.ok() ? NameOf(kernels->backward) : std::string(kernels.status().message());
+}
+
+TEST(Selection, TakesTheNarrowestHeadDimensionThatHoldsBoth) {
+  EXPECT_EQ(ForwardName(Plain(64)), "forward_d64_f32_linear");
+  EXPECT_EQ(ForwardName(Plain(1)), "forward_d32_f32_linear");
+  EXPECT_EQ(ForwardName(Plain(65)), "forward_d96_f32_linear");
+  EXPECT_EQ(ForwardName(Plain(97)), "forward_d128_f32_linear");
+  EXPECT_EQ(ForwardName(Plain(129)), "forward_d256_f32_linear");
+  Problem mixed = Plain(16);
+  mixed.v_head_dim = 100;
+  EXPECT_EQ(BackwardName(mixed), "backward_d128_f32_linear");
+}
+
+TEST(Selection, NeedsGeneralScoresForAnythingButAPositiveScale) {
+  auto general = [](auto change) {
+    Problem p = Plain(64);
+    change(p);
+    return ForwardName(p) == "forward_d64_f32_general";
+  };
+  EXPECT_FALSE(general([](Problem& p) { p.causal = true; }));
+  EXPECT_FALSE(general([](Problem& p) { p.window_left = 3; }));
+  EXPECT_TRUE(general([](Problem& p) { p.scale = 0.0f; }));
+  EXPECT_TRUE(general([](Problem& p) { p.scale = -1.0f; }));
+  EXPECT_TRUE(general([](Problem& p) { p.scale = 1e-40f; }));
+  EXPECT_TRUE(general([](Problem& p) { p.softcap = 5; }));
+  EXPECT_TRUE(general([](Problem& p) { p.bool_mask = BoolMask{}; }));
+  EXPECT_TRUE(general([](Problem& p) { p.bias = Bias{}; }));
+  EXPECT_TRUE(general([](Problem& p) { p.alibi_slopes = {1}; }));
+}
+
+TEST(Selection, FollowsDropoutAccumulationAndOrder) {
+  Problem p = Plain(64);
+  p.dropout.threshold = 26;
+  EXPECT_EQ(ForwardName(p), "forward_d64_f32_linear_dropout");
+  EXPECT_EQ(BackwardName(p), "backward_d64_f32_linear_dropout");
+  p.accumulate = AccumulateType::kFloat16;  // not built with dropout: float32, as the report says
+  EXPECT_EQ(ForwardName(p), "forward_d64_f32_linear_dropout");
+  p.dropout.threshold = 0;
+  EXPECT_EQ(ForwardName(p), "forward_d64_f16_linear");
+  p.allow_nondeterministic = true;
+  EXPECT_EQ(BackwardName(p), "backward_d64_f32_linear_atomic");
+  EXPECT_EQ(NameOf(SelectBackward(KernelRows(), p)->query_gradient), "query_gradient_d64_atomic");
+  EXPECT_EQ(BackwardName(Plain(129)), "backward_d256_f32_linear");
+}
+
+TEST(Selection, AddsTheGradientsThatAreWanted) {
+  Problem p = Plain(64);
+  EXPECT_FALSE(SelectBackward(KernelRows(), p)->sink_gradient.has_value());
+  p.denominator = DenominatorKind::kSink;
+  p.bias = Bias{};
+  EXPECT_TRUE(SelectBackward(KernelRows(), p)->sink_gradient.has_value());
+  EXPECT_FALSE(SelectBackward(KernelRows(), p)->bias_gradient.has_value());
+  p.bias->want_gradient = true;
+  EXPECT_TRUE(SelectBackward(KernelRows(), p)->bias_gradient.has_value());
+}
+
+TEST(Selection, SaysWhatWouldWorkInstead) {
+  Problem p = Plain(64);
+  p.element = ElementType::kFloat32;
+  EXPECT_EQ(SelectForward(KernelRows(), p).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(ForwardName(p), HasSubstr("precision=\"f16\""));
+  std::vector<KernelRow> none;
+  auto missing = SelectForward(none, Plain(64));
+  EXPECT_EQ(missing.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(missing.status().message()), HasSubstr("head dimensions 64 and 64"));
+}
+
+}  // namespace
+}  // namespace attnd::cuda

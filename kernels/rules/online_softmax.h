@@ -1,0 +1,43 @@
+// The row recurrence of softmax. In units of log2, with a stabiliser r and l = Σ 2^(score − r) over
+// the keys seen so far, a row of probabilities is 2^(score − r) / l.
+//
+// The stabiliser may lag behind the row's maximum by kLag, so it seldom moves and rescaling leaves
+// the hot path; P stays below 2^kLag, far inside float16. P is truncated to float16 (one cheap
+// instruction on Volta); the mean loss kTruncationLoss is given back by making P larger by that
+// much (kTruncationBias off the stabiliser) and dividing by a sum of the untruncated numbers, so
+// that P = 1 stays 1 and sums are exact: O = (1 + loss)·Σ P·V / l.
+#pragma once
+
+#include "kernels/rules/score_rules.h"
+
+namespace attnd {
+
+inline constexpr float kLag = 8.0f;
+inline constexpr float kTruncationLoss = 3.52e-4f;
+inline constexpr float kTruncationBias = 5.077e-4f;  // log2(1 + kTruncationLoss)
+
+struct RowEnd {
+  float factor;  // O = factor · Σ P·V, dropout's scale included
+  float lse;     // natural logarithm; −infinity where no key is visible
+};
+
+// What one row becomes after its last key. `visible` of the sequence's keys were visible.
+ATTN_HD RowEnd FinishRow(const ScoreContext& at, float stabilizer, float sum, int visible) {
+  if (visible == 0) return {0, -Infinity()};
+  const ProblemDesc& problem = at.problem;
+  float top = stabilizer, shrink = 1, total = sum;
+  if (problem.denominator != kDenominatorSoftmax) {
+    bool sink = problem.denominator == kDenominatorSink;
+    float extra = sink ? ptx::LoadConstantFloat(problem.sink_logits + at.head) * kLog2E : 0.0f;
+    float count = sink ? 1.0f : static_cast<float>(at.sequence.kv_len - visible);
+    top = count > 0 ? ptx::Max(stabilizer, extra) : stabilizer;
+    shrink = ptx::Exp2(stabilizer - top);
+    total = sum * shrink + count * ptx::Exp2(extra - top);
+  }
+  float factor = shrink * (1.0f + kTruncationLoss) * problem.dropout_scale;
+  // Nothing but −infinity among visible scores: 0/0, as in the reference.
+  const float lse = total == 0 ? ptx::BitsFloat(0x7fffffffu) : (top + ptx::Log2(total)) * kLn2;
+  return {factor * ptx::Reciprocal(total), lse};
+}
+
+}  // namespace attnd

@@ -1,0 +1,150 @@
+// What a launch of the device kernels is told: an array of problems (ProblemDesc), each with its
+// sequences, and a list of tiles to work on (TileWork), one per block. All PODs, filled by the
+// host, read by every architecture's kernels and by the emulator. Device pointers on a device, host
+// pointers in the emulator.
+//
+// Launch     grid.x = tile_count, block b works on tiles[b]. A block's result depends on its
+//            problem alone. Longest tiles first (any order is right).
+// Rows       of Q, K, V, O and their gradients start 16-byte aligned and hold whole 16-byte chunks
+//            (8 float16): where head_dim is not a multiple of 8 the host pads copies with zeros.
+// Errors     none here: the host has refused what a kernel cannot do.
+#pragma once
+
+#include "base/hd.h"
+
+namespace attnd {
+
+// Rows of float16: element (b, h, row, d) is at data[b·batch + h·head + row·row_stride + d].
+struct RowTensor {
+  void* data;
+  int64_t batch, head, row_stride;  // in elements, multiples of 8
+};
+ATTN_HD char* RowOf(const RowTensor& t, int64_t batch, int64_t head, int64_t row) {
+  return static_cast<char*>(t.data) + 2 * (batch * t.batch + head * t.head + row * t.row_stride);
+}
+
+// One batch entry or one packed sequence. Row i sees keys [i + low, i + high] inside [0, kv_len).
+struct SequenceDesc {
+  int32_t q_begin, q_len;    // rows of this sequence: q_begin + i within (batch index, head)
+  int32_t kv_begin, kv_len;  // likewise keys; key padding is already cut off
+  int32_t low, high;         // diagonal and window, clamped to ±kUnboundedKeys
+  int32_t diagonal;          // row i is aligned with key i + diagonal (ALiBi)
+  int32_t batch;             // index into the tensors' batch stride: b if dense, 0 if packed
+};
+inline constexpr int32_t kUnboundedKeys = 1 << 29;
+
+enum DenominatorCode : int32_t { kDenominatorSoftmax, kDenominatorZeroRest, kDenominatorSink };
+enum BiasElementCode : int32_t { kBiasNone, kBiasFloat16, kBiasBFloat16, kBiasFloat32 };
+
+// A tensor over (b, h, i, j) whose broadcast dimensions have stride 0.
+struct BroadcastTensor {
+  const void* data;
+  int64_t batch, head, row;  // elements (bias) or bytes (mask bits)
+  int32_t column;            // 1, or 0 where every key shares one value
+  int32_t element;           // BiasElementCode; unused by mask bits
+  int32_t has_pairs;         // whether two keys' biases, the first one's even, are one aligned word
+};
+
+// Which tiles hold what a block has to visit, for scores that are hidden in no simple order: one
+// line of 16-bit numbers for each (batch entry, head) and each block's own tile (rows in forward,
+// keys in backward). rank[0..tiles]: how many tiles before this one are listed; then the listed
+// tiles themselves, ascending, with kTilePartial where some of the tile is hidden. Tiles that are
+// not listed hold nothing. Filled by the host or by a kernel ahead (mask_tiles.h).
+inline constexpr uint32_t kTilePartial = 0x8000;
+struct TileLists {
+  uint16_t* data;                   // null: every tile counts as listed and partial
+  int64_t batch, head, line;        // numbers; 0 where all share one
+  int32_t tiles;                    // of a line; 1: it holds for every tile
+  int32_t tile_rows, tile_keys;     // of the kernels that read them
+  int32_t mask_rows, mask_columns;  // of the bool mask that they describe
+};
+
+struct ProblemDesc {
+  RowTensor q, k, v, o;
+  float* lse;                   // (b, h, i): lse[seq.batch·lse_batch + h·lse_head + q_begin + i]
+  int64_t lse_batch, lse_head;  // delta has the same strides
+  const SequenceDesc* sequences;
+  int32_t q_heads, kv_heads, group;  // group = q_heads / kv_heads
+  int32_t qk_chunks, v_chunks;       // 16-byte chunks that a row of Q, K (V, O, dO) really has
+  float scale, scale_log2;           // scale_log2 = scale·log2(e)
+  float softcap;                     // 0: none
+  BroadcastTensor mask;              // data null: none; bit j&7 of byte j>>3
+  BroadcastTensor bias;
+  const float* alibi_slopes;  // null, or (b, h): alibi_slopes[b·alibi_batch + h]
+  int64_t alibi_batch;
+  int32_t denominator;       // DenominatorCode
+  const float* sink_logits;  // [q_heads]
+  // Dropout (attention/dropout.h): head index of (b, h) is dropout_head + b·dropout_batch + h.
+  uint32_t dropout_threshold;  // 0: none
+  float dropout_scale;         // 256/(256 − threshold)
+  uint32_t dropout_key_lo, dropout_key_hi, dropout_offset_lo;
+  uint32_t dropout_head, dropout_batch;
+  // Backward; of a kept bfloat16 forward where V and O go once more (kernels/sm70/keep_rows.h).
+  union {
+    RowTensor d_o, kept_o;
+  };
+  RowTensor d_q, d_k;
+  union {
+    RowTensor d_v, kept_v;
+  };
+  // Workspace with the strides of lse, written by Delta: rowsum(dO∘O) − dlse, …
+  float* delta;
+  const float* d_lse;    // null: zero; strides of lse
+  float* dq_sums;        // workspace, zeroed: dQ in lane order (float32 or int32), see below
+  int64_t dq_head;       // numbers per (b, q head): DqSumFloats(longest q_len, tile head_dim)
+  int64_t dq_rest;       // from an int32 sum to that of what it leaves, in numbers; 0: none
+  uint32_t* dq_spoiled;  // workspace, zeroed: a bit for each sum that is not finite
+  int64_t spoiled_head;  // words per (b, q head): a 32nd of dq_head
+  float* d_bias;         // float32 of the bias's shape with the bias's strides, or null
+  float* d_sink;         // [batch, q_heads], or null
+  int32_t batch_count;   // entries or sequences
+  int64_t bias_rows, bias_columns;  // the bias's last two dimensions
+  // dQ, dK and dV leave in the call's element type, times these powers of two (0 in float16). What
+  // a kept bfloat16 forward was divided by, V in two scales.
+  int32_t bfloat16_gradients, d_q_exponent;
+  union {
+    int32_t d_k_exponent, v_exponent;
+  };
+  union {
+    int32_t d_v_exponent, kept_v_exponent;
+  };
+  uint32_t* gradient_bounds;  // workspace, zeroed: see kernels/rules/gradient_scale.h
+  float* stabilizer;  // … lse in units of log2 less P's gain, ∞ where no key is visible, …
+  float* dq_factor;   // … and the power of two of a row's dQ in fixed point
+  TileLists tile_lists;
+};
+inline constexpr int32_t kGradientBoundWords = 5;  // per (b, KV head)
+
+// dQ is summed in blocks of 64 queries, each of 64·PaddedColumns numbers; block n of (b, h) starts
+// at dq_sums + (b·q_heads + h)·dq_head + n·64·PaddedColumns. b counts entries or sequences.
+inline constexpr int32_t kDqBlockRows = 64;
+ATTN_HD constexpr int64_t DqBlocks(int64_t q_len) {
+  return (q_len + kDqBlockRows - 1) / kDqBlockRows;
+}
+// Columns of a row in backward's shared memory and in dQ's sums.
+ATTN_HD constexpr int32_t PaddedColumns(int32_t tile_head_dim) {
+  return tile_head_dim <= 64 ? 64 : tile_head_dim <= 128 ? 128 : 256;
+}
+ATTN_HD constexpr int64_t DqSumFloats(int64_t q_len, int32_t tile_head_dim) {
+  return DqBlocks(q_len) * kDqBlockRows * PaddedColumns(tile_head_dim);
+}
+
+// What one block does. Forward: rows [tile·q_rows, +q_rows) of query head `head`. Backward: keys
+// [tile·kv_rows, +kv_rows) of KV head `head`. KeyBounds, Delta and dQ kernels: 64 rows of query
+// head `head`. KeepRows: 64 rows of O's or V's heads.
+struct TileWork {
+  int32_t problem, batch, head, tile;
+};
+
+struct LaunchParams {
+  const ProblemDesc* problems;
+  const TileWork* tiles;
+  int32_t tile_count;
+};
+
+// Which thread of which block this is: made by entry.cu (or the emulator), read from nowhere else.
+struct ThreadIndex {
+  int thread, block;
+};
+
+}  // namespace attnd

@@ -1,0 +1,216 @@
+"""How fast the sm_70 kernels would run on a V100, from their machine code: ./dev volta-report.
+
+Takes the archive that compile_cubins writes for sm_70, runs one block of each attention kernel in
+voltasim's interpreter (registers, branches, barriers; bank conflicts on the way), then simulates its
+steady loop and a whole launch (N = 4096, batch × heads = 64) under three schedules, of which the
+lowest counts. Simulated (voltasim), no V100 was used.
+"""
+import argparse
+import json
+import os
+import struct
+import sys
+import tempfile
+
+from voltasim import cubin, report
+from voltasim.execute import Block, Memory
+from voltasim.flow import PathSpec
+from voltasim.machine import Machine
+from voltasim.model import Setup
+from voltasim.occupancy import ctas_per_sm
+from voltasim.sim import Conflicts
+from voltasim.traced import TracedPredictor
+
+LENGTH, HEADS, CLOCK_MHZ = 4096, 64, 1380.0
+SCHEDULES = (("gto", 37), ("lrr", 37), ("gto", 500))
+PEAK_FLOPS_PER_CLOCK = 80 * 1024
+# Best published on a V100, per cent of 125 TFLOP/s: (head_dim, pass, mask).
+PUBLISHED = {(64, "forward", "full"): 32, (128, "forward", "full"): 30,
+             (64, "forward", "causal"): 24, (128, "forward", "causal"): 16, (256, "forward", "causal"): 38,
+             (64, "backward", "full"): 18, (128, "backward", "full"): 15}
+# xformers 0.0.22 on a V100-SXM2-32GB, TFLOP/s as published: forward at N = 4096, backward D 64 at 4096, D 128 at 2048.
+XFORMERS = {(64, "forward", "full"): 32.4, (64, "forward", "causal"): 29.2, (128, "forward", "full"): 37.0,
+            (64, "backward", "full"): 22.7, (128, "backward", "full"): 19.3}
+STEPS = (16, 15)
+SCORES = ("plain", "bias", "alibi", "softcap", "mask")     # what general scores are asked for; bias in float16
+PARAMETERS = 0x160          # where kernel parameters start in constant bank 0
+TABLES = 0x1000000          # our ProblemDesc; then its sequence and the tile list
+TENSORS = 0x7000000000      # nothing is stored there: every tensor reads as zero
+
+
+def read_archive(path):
+    """[(key, fields, cubin bytes)] of a file of compile_cubins."""
+    data = open(path, "rb").read()
+    head, _, body = data.partition(b"\nend\n")
+    out = []
+    for line in head.decode().splitlines()[1:]:        # the first names the format and the target
+        key, name, offset, size, threads, shared, registers, spills = line.split()
+        out.append((key, {"name": name, "shared": int(shared), "registers": int(registers),
+                          "spills": int(spills), "threads": int(threads)},
+                    body[int(offset):int(offset) + int(size)]))
+    return out
+
+
+def row_tensor(index, length, head_dim, heads):
+    return struct.pack("<Qqqq", TENSORS + (index << 32), length * head_dim * heads, length * head_dim, head_dim)
+
+
+def broadcast_tensor(index, head, row, element, has_pairs):
+    return struct.pack("<Qqqqiiii", TENSORS + (index << 32), 0, head, row, 1, element, has_pairs, 0)
+
+
+def problem_desc(length, head_dim, heads, dropout, scores):
+    """kernels/rules/params.h: ProblemDesc, for one batch entry; `scores`: one of SCORES."""
+    mask = bias = struct.pack("<Qqqqiiii", 0, 0, 0, 0, 0, 0, 0, 0)
+    if scores == "mask":
+        mask = broadcast_tensor(12, length * length // 8, length // 8, 0, 0)
+    if scores == "bias":
+        bias = broadcast_tensor(13, length * length, length, 1, 1)
+    softcap = 30.0 if scores == "softcap" else 0.0
+    alibi = TENSORS + (14 << 32) if scores == "alibi" else 0
+    d = b"".join(row_tensor(n, length, head_dim, heads) for n in range(4))
+    d += struct.pack("<QqqQ", TENSORS + (4 << 32), length * heads, length, TABLES + 0x10000)
+    d += struct.pack("<iiiiifff", heads, heads, 1, head_dim // 8, head_dim // 8, 0.125, 0.18, softcap)
+    d += mask + bias + struct.pack("<QqiiQ", alibi, heads, 0, 0, 0)
+    d += struct.pack("<IfIIIII", 26 if dropout else 0, 256 / 230 if dropout else 1.0, 1, 2, 3, 0, heads)
+    d += b"\0" * (-len(d) % 8)
+    d += b"".join(row_tensor(n, length, head_dim, heads) for n in range(5, 9))
+    d += struct.pack("<QQ", TENSORS + (9 << 32), 0)
+    blocks = (length + 63) // 64
+    d += struct.pack("<QqqQq", TENSORS + (10 << 32), blocks * 64 * head_dim, 0, TENSORS + (11 << 32), blocks)
+    return d + b"\0" * 128
+
+
+class Shape:
+    """What a block of a kernel owns and how many steps it makes."""
+
+    def __init__(self, key):
+        words = key.split("_")
+        self.backward = words[0] == "backward"
+        self.head_dim = int(next(w for w in words if w[0] == "d" and w[1:].isdigit())[1:])
+        self.dropout, self.atomic = "dropout" in words, "atomic" in words
+        self.half, self.general = "f16" in words, "general" in words
+        self.owned = {32: 128, 64: 128, 256: 32}.get(self.head_dim, 64) if self.backward else 128
+        if not self.backward and self.head_dim == 256:
+            self.owned = 64
+        self.step = 64 if self.backward else 32
+        self.products = 5 if self.backward else 2
+
+    def flops_per_step(self):
+        return self.products * 2 * self.owned * self.step * self.head_dim
+
+    def full_work(self):
+        return [LENGTH // self.step] * (LENGTH // self.owned * HEADS)
+
+    def causal_work(self):
+        tiles = range(LENGTH // self.owned)
+        return sorted([(t + 1) * self.owned // self.step for t in tiles] * HEADS, reverse=True)
+
+
+def trace(listing, shape, shared_bytes, scores):
+    """({steps: {warp: path}}, {address: bank-conflict factor})."""
+    traces, factors = {}, {}
+    for steps in STEPS:
+        length = steps * shape.step
+        memory = Memory()
+        memory.write(TABLES, problem_desc(length, shape.head_dim, 4, shape.dropout, scores))
+        memory.write(TABLES + 0x10000, struct.pack("<8i", 0, length, 0, length, -(1 << 29), 1 << 29, 0, 0))
+        tile = (length + shape.owned - 1) // shape.owned - 1 if shape.backward else 0
+        memory.write(TABLES + 0x20000, struct.pack("<4i", 0, 0, 1, tile))
+        constants = {0x0: 256, 0x28: 0xFFFDC0}
+        for n, pointer in enumerate((TABLES, TABLES + 0x20000)):
+            constants[PARAMETERS + 8 * n] = pointer & 0xFFFFFFFF
+            constants[PARAMETERS + 8 * n + 4] = pointer >> 32
+        constants[PARAMETERS + 16] = 1
+        block = Block(listing, constants, memory, range(8), shared_bytes)
+        traces[steps] = block.run()
+        if block.unknown:
+            raise SystemExit(f"opcodes that execute.py does not know: {sorted(block.unknown)}")
+        factors.update(block.conflict_factors())
+    return traces, factors
+
+
+def simulate(key, fields, image, nvdisasm, scores="plain"):
+    """Rows of the report for one kernel: full and causal."""
+    shape = Shape(key)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(image)
+        f.flush()
+        kernel = cubin.pick_kernel(cubin.kernels(f.name), fields["name"])
+        listing = cubin.disassemble(f.name, kernel, nvdisasm)
+    shared = max(0, fields["shared"] - kernel.smem_static)
+    traces, factors = trace(listing, shape, kernel.smem_static + shared, scores)
+    ctas, _ = ctas_per_sm(kernel.regs, kernel.smem_static + shared, kernel.threads)
+    steady, launch = [], {"full": [], "causal": []}
+    for scheduler, stagger in SCHEDULES:
+        setup = Setup(listing, kernel.threads // 32, ctas, Machine(), PathSpec(), None, Conflicts(), 0.0,
+                      scheduler, stagger, [])
+        setup.conflicts.addr = dict(factors)
+        predictor = TracedPredictor(setup, traces)
+        steady.append(report.steady_report(predictor, setup, shape.flops_per_step(), CLOCK_MHZ)
+                      ["useful_percent_of_peak"])
+        rates = predictor.rates()
+        for mask, work in (("full", shape.full_work()), ("causal", shape.causal_work())):
+            pairs = LENGTH * LENGTH / (2 if mask == "causal" else 1)
+            flops = shape.products * 2 * shape.head_dim * pairs * HEADS
+            cycles = predictor.launch(work, rates)["cycles"]
+            launch[mask].append(100 * flops / cycles / PEAK_FLOPS_PER_CLOCK)
+    in_loop = predictor.loop_addresses()
+    conflicts = round(sum(f - 1 for a, f in factors.items() if a in in_loop and f > 1.01), 2)
+    rows = []
+    for mask in ("full", "causal"):
+        name = key if scores == "plain" else f"{key} ({scores})"
+        rows.append({"kernel": name, "head_dim": shape.head_dim,
+                     "pass": "backward" if shape.backward else "forward", "mask": mask,
+                     "dropout": shape.dropout, "deterministic": not shape.atomic,
+                     "accumulate": "float16" if shape.half else "float32",
+                     "registers": kernel.regs, "spills": fields["spills"], "conflicts": conflicts,
+                     "steady_share": round(min(steady), 1), "launch_share": round(min(launch[mask]), 1),
+                     "code_lines": predictor.code_lines(), "blocks_per_sm": ctas,
+                     "tflops_at_1380_mhz": round(min(launch[mask]) * 1.1305, 1),
+                     "best_published_share": PUBLISHED.get(
+                         (shape.head_dim, "backward" if shape.backward else "forward", mask)),
+                     "xformers_tflops": XFORMERS.get(
+                         (shape.head_dim, "backward" if shape.backward else "forward", mask))})
+    return rows
+
+
+def print_table(rows):
+    print("Simulated (voltasim), no V100 was used. Share of peak in %, lowest of gto, lrr, stagger 500; "
+          f"N {LENGTH}, batch × heads {HEADS}. Error band: 10 % of time (tools/voltasim/README.md).")
+    head = f"{'kernel':40s} {'mask':7s} {'regs':>4s} {'spill':>5s} {'confl':>5s} {'lines':>5s} {'steady':>6s} " \
+           f"{'launch':>6s} {'TFLOP/s':>7s} {'published':>9s} {'xformers':>8s}"
+    print(head)
+    for r in rows:
+        best = f"{r['best_published_share']}" if r["best_published_share"] else "–"
+        rival = f"{r['xformers_tflops']}" if r["xformers_tflops"] else "–"
+        print(f"{r['kernel']:40s} {r['mask']:7s} {r['registers']:4d} {r['spills']:5d} {r['conflicts']:5.2f} "
+              f"{r['code_lines']:5d} {r['steady_share']:6.1f} {r['launch_share']:6.1f} "
+              f"{r['tflops_at_1380_mhz']:7.1f} {best:>9s} {rival:>8s}")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("archive", help="sm_70 archive of compile_cubins")
+    p.add_argument("--only", default="", help="kernels whose name contains this")
+    p.add_argument("--general", action="store_true", help="also the kernels with every option (no published rival)")
+    p.add_argument("--scores", nargs="+", choices=SCORES, default=["plain"],
+                   help="of general kernels: one row for each")
+    p.add_argument("--nvdisasm", default=os.environ.get("NVDISASM", ".deps/cuda_tools/nvdisasm"))
+    p.add_argument("--json", action="store_true")
+    args = p.parse_args()
+    rows = []
+    for key, fields, image in read_archive(args.archive):
+        wanted = key.startswith(("forward_", "backward_")) and args.only in key
+        if wanted and (args.general or "_general" not in key):
+            for scores in args.scores if "_general" in key else ["plain"]:
+                rows += simulate(key, fields, image, args.nvdisasm, scores)
+            print(f"{key}: done", file=sys.stderr)
+    if args.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print_table(rows)
+
+
+if __name__ == "__main__":
+    main()
