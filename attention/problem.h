@@ -52,8 +52,8 @@ enum class DenominatorKind : uint8_t {
 enum class AccumulateType : uint8_t { kFloat32, kFloat16 };
 
 // Limits of one call; docs of the wire repeat them.
-inline constexpr int64_t kMaxLength = int64_t{1}
-                                      << 20;  // q_len, kv_len of one sequence or in total
+// Of q_len and kv_len, in one sequence or in total.
+inline constexpr int64_t kMaxLength = int64_t{1} << 20;
 inline constexpr int64_t kMaxHeads = int64_t{1} << 16;
 inline constexpr int64_t kMaxBatch = int64_t{1} << 20;
 inline constexpr int64_t kMaxHeadDim = 256;

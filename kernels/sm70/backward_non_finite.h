@@ -1,4 +1,4 @@
-// Rows that spoil gradients: those with infinities or NaN in Q or dO, and those whose P or delta is
+// Rows that are not finite: those with infinities or NaN in Q or dO, and those whose P or delta is
 // NaN. They reach dK and dV of the keys that such a row sees and of no others, which a product
 // cannot tell apart (0·∞ is NaN). DeltaKernel says which heads have such rows; there backward.h
 // multiplies with zeros in place of what is not finite, and DqKernel, which runs last, puts into
@@ -10,10 +10,10 @@
 
 namespace attnd::sm70 {
 
-class SpoiledRows {
+class NonFiniteRows {
  public:
-  ATTN_HD SpoiledRows(const ProblemDesc& problem, const SequenceDesc& sequence,
-                      const TileWork& tile)
+  ATTN_HD NonFiniteRows(const ProblemDesc& problem, const SequenceDesc& sequence,
+                        const TileWork& tile)
       : at_{problem, sequence, tile.batch, tile.head, GeneralScores::OptionsOf(problem)},
         kv_head_(tile.head / problem.group) {}
 
@@ -34,20 +34,20 @@ class SpoiledRows {
     for (int key = keys.begin; key < keys.end; ++key) {
       if (!GeneralScores::IsVisible(at_, row, key)) continue;
       const int64_t at_key = int64_t{s.kv_begin} + key;
-      Spoil(RowOf(p.d_v, s.batch, kv_head_, at_key) + lane * 16, of_d_v);
-      Spoil(RowOf(p.d_k, s.batch, kv_head_, at_key) + lane * 16, of_d_k);
+      SetNan(RowOf(p.d_v, s.batch, kv_head_, at_key) + lane * 16, of_d_v);
+      SetNan(RowOf(p.d_k, s.batch, kv_head_, at_key) + lane * 16, of_d_k);
     }
   }
 
  private:
-  // All ones in numbers of the lane's chunk that spoil a column of dK or dV.
+  // All ones in numbers of the lane's chunk that make a column of dK or dV NaN.
   ATTN_HD static uint4 Bad(const char* row, int chunks, bool all, int lane) {
     if (lane >= chunks) return make_uint4(0, 0, 0, 0);
     if (all) return make_uint4(~0u, ~0u, ~0u, ~0u);
     return NonFiniteHalves(ptx::LoadConstant128(row + lane * 16));
   }
   // Makes NaN of what is a float16 or a bfloat16, in any order of rows.
-  ATTN_HD static void Spoil(char* chunk, uint4 bad) {
+  ATTN_HD static void SetNan(char* chunk, uint4 bad) {
     if (!IsAny(bad)) return;
     const uint32_t words[4] = {bad.x, bad.y, bad.z, bad.w};
 #pragma unroll
