@@ -3,7 +3,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cstring>
 
@@ -26,13 +25,6 @@ bool SameHost(const sockaddr_storage& a, const sockaddr_storage& b) {
 bool SetCongestionControl(int socket, const std::string& name) {
   return setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(),
                     static_cast<socklen_t>(name.size())) == 0;
-}
-
-bool HasCongestionControl(const std::string& name) {
-  int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  bool has = fd >= 0 && SetCongestionControl(fd, name);
-  if (fd >= 0) close(fd);
-  return has;
 }
 
 bool StaysOnThisHost(int socket) {

@@ -15,9 +15,6 @@ inline constexpr char kLoopbackCongestion[] = "reno";
 // the socket works as before.
 bool SetCongestionControl(int socket, const std::string& name);
 
-// Whether a new socket could have it.
-bool HasCongestionControl(const std::string& name);
-
 // Whether both ends of a connected TCP socket have the same address.
 bool StaysOnThisHost(int socket);
 

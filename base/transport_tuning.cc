@@ -11,14 +11,12 @@ constexpr int kArenas = 4;
 
 }  // namespace
 
-void TuneForTransport(const TransportTuning& tuning) {
-  if (tuning.malloc) {
-    mallopt(M_TRIM_THRESHOLD, 2000000000);
-    mallopt(M_TOP_PAD, 64 << 20);
-    mallopt(M_MMAP_THRESHOLD, 1 << 30);
-    mallopt(M_ARENA_MAX, kArenas);
-  }
-  if (!tuning.deadlock_check) absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+void TuneForTransport() {
+  mallopt(M_TRIM_THRESHOLD, 2000000000);
+  mallopt(M_TOP_PAD, 64 << 20);
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_ARENA_MAX, kArenas);
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 }
 
 }  // namespace attnd

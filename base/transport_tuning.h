@@ -10,11 +10,6 @@
 
 namespace attnd {
 
-struct TransportTuning {
-  bool malloc = true;           // keep freed pages
-  bool deadlock_check = false;  // leave abseil's detector on
-};
-
-void TuneForTransport(const TransportTuning& tuning = {});
+void TuneForTransport();
 
 }  // namespace attnd

@@ -25,20 +25,20 @@ void LockInBothOrders() {
 // Those of a sanitizer's malloc are all 0.
 size_t BytesFromTheSystem() { return mallinfo2().arena + mallinfo2().hblkhd; }
 
-TEST(TransportTuningDeathTest, LeavesTheDeadlockDetectorToWhoAsksForIt) {
-  auto lock_with = [](bool deadlock_check) {
-    TuneForTransport({.malloc = false, .deadlock_check = deadlock_check});
+TEST(TransportTuningDeathTest, TurnsTheDeadlockDetectorOff) {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kAbort);
+  EXPECT_DEATH(LockInBothOrders(), "");
+  auto lock_when_tuned = [] {
+    TuneForTransport();
     LockInBothOrders();
     std::_Exit(0);
   };
-  EXPECT_EXIT(lock_with(false), testing::ExitedWithCode(0), "");
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kAbort);
-  EXPECT_DEATH(lock_with(true), "");
+  EXPECT_EXIT(lock_when_tuned(), testing::ExitedWithCode(0), "");
 }
 
 TEST(TransportTuning, KeepsFreedMemoryOfLargeMessages) {
   constexpr size_t kBytes = 48 << 20;
-  TuneForTransport({.malloc = true, .deadlock_check = true});
+  TuneForTransport();
   void* message = std::malloc(kBytes);
   ASSERT_NE(message, nullptr);
   const size_t with_message = BytesFromTheSystem();

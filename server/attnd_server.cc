@@ -137,27 +137,19 @@ std::string PeerOf(int socket) {
   return absl::StrCat(host, " ", port);
 }
 
-void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimit& limit,
-              std::shared_ptr<HeldPeers> held, std::shared_ptr<ReceiveMemory> memory,
+void HandOver(int socket, ConnectionLimit& limit, std::shared_ptr<HeldPeers> held,
+              std::shared_ptr<ReceiveMemory> memory,
               grpc::experimental::ExternalConnectionAcceptor& grpc) {
   if (!limit.Take(socket)) {
     close(socket);
     return;
   }
-  if (!loopback_congestion.empty() && StaysOnThisHost(socket)) {
-    SetCongestionControl(socket, loopback_congestion);
-  }
+  if (StaysOnThisHost(socket)) SetCongestionControl(socket, kLoopbackCongestion);
   PayloadReceiver::BeginningTls beginning(PayloadReceiver::Attach(
       socket, Http2Follower::Peer::kClient, std::move(held), std::move(memory)));
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.fd = socket;
   grpc.HandleNewConnection(&connection);
-}
-
-// On 16 cores 7 move more than gRPC's 8, and 5 less (docs/PERFORMANCE.md, Large tensors).
-int EventThreadCount(int wanted) {
-  if (wanted > 0) return wanted;
-  return std::clamp(AvailableCpus(), 3, 32);
 }
 
 // On 16 cores 4 move a little more than 8 do (docs/PERFORMANCE.md).
@@ -434,8 +426,7 @@ absl::Status AttndServer::StartGrpc() {
   // channelz shows every peer's address: only to callers on this machine.
   if (!ServesOtherHosts(options_)) grpc::channelz::experimental::InitChannelzService();
   stream_watch_ = std::make_unique<StreamWatch>(options_.transport.streams, clock_);
-  event_threads_ =
-      std::make_unique<EventThreads>(EventThreadCount(options_.transport.event_threads));
+  event_threads_ = std::make_unique<EventThreads>(std::clamp(AvailableCpus(), 3, 32));
   service_ = std::make_unique<AttentionService>(
       ServiceDeps{*admission_, staging_, *shared_memory_, *workers_, *leases_, *reply_threads_,
                   metrics_, auth_, clock_, log_, devices_.front().engine->info(), server_info_,
@@ -453,10 +444,9 @@ absl::Status AttndServer::StartGrpc() {
         absl::StrCat("cannot listen on ", absl::StrJoin(options_.listen, ", ")));
   }
   for (size_t n = 0; n < listeners_.size(); ++n) {
-    listeners_[n]->Start([congestion = options_.transport.loopback_congestion, limit = connections_,
-                          held = held_peers_, memory = receive_memory_,
+    listeners_[n]->Start([limit = connections_, held = held_peers_, memory = receive_memory_,
                           acceptor = std::shared_ptr(std::move(acceptors[n]))](int socket) {
-      HandOver(socket, congestion, *limit, held, memory, *acceptor);
+      HandOver(socket, *limit, held, memory, *acceptor);
     });
   }
   return absl::OkStatus();

@@ -210,8 +210,7 @@ int DaemonMain(int argc, char** argv, const EngineFactory& make_engines) {
   }
   if (flags->action == FlagAction::kPrinted) return std::cout.flush() ? 0 : kExitFailed;
   if (flags->action == FlagAction::kCheckConfig) return CheckConfig(flags->options);
-  const TransportOptions& transport = flags->options.transport;
-  TuneForTransport({.malloc = transport.tune_malloc, .deadlock_check = transport.deadlock_check});
+  TuneForTransport();
   flags->options.version = std::string(kVersion);
   flags->options.revision = std::string(Commit());
   return Serve(flags->options, make_engines);

@@ -1,7 +1,7 @@
 #include "server/flags.h"
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/cpu_quota.h"
-#include "base/flag_kinds.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -27,16 +26,11 @@ constexpr char kDescription[] =
 
 // Numbers as people write them; the options hold bytes and durations.
 struct RawFlags {
-  double memory_mib, caller_memory_mib, max_batch_mib, max_message_mib, receive_memory_mib;
-  double inline_us = 200;
+  double memory_mib, caller_memory_mib = 0, max_message_mib, receive_memory_mib;
   double max_deadline_s, drain_delay_s, drain_timeout_s, slow_call_s;
-  double connection_age_s, connection_idle_s, handshake_s, keepalive_s, keepalive_timeout_s;
-  double min_ping_s, stream_idle_s;
-  double metadata_kib, window_kib, frame_kib;
-  int64_t stream_min_kib;
-  double lease_memory_mib = -1, caller_lease_memory_mib = 0;
-  double lease_ttl_s, lease_max_ttl_s, lease_min_hold_s;
-  double shared_memory_mib, shared_memory_user_mib;
+  double connection_age_s, connection_idle_s, keepalive_s, stream_idle_s;
+  double lease_memory_mib = -1, lease_ttl_s;
+  double shared_memory_mib;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
   std::string devices = "all";
@@ -44,43 +38,26 @@ struct RawFlags {
 
 double Mib(int64_t bytes) { return static_cast<double>(bytes) / double{1 << 20}; }
 // What no memory has stays out of every range.
-int64_t Bytes(double count) { return static_cast<int64_t>(std::clamp(count, -9e18, 9e18)); }
-int64_t BytesOfMib(double mib) { return Bytes(mib * double{1 << 20}); }
-double Kib(int64_t bytes) { return static_cast<double>(bytes) / 1024; }
-int64_t BytesOfKib(double kib) { return Bytes(kib * 1024); }
-
-void SetTransportDefaults(const TransportOptions& t, RawFlags& raw) {
-  auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
-  raw.max_message_mib = Mib(t.max_message_bytes);
-  raw.metadata_kib = Kib(t.max_metadata_bytes);
-  raw.receive_memory_mib = Mib(t.receive_memory_bytes);
-  raw.connection_age_s = seconds(t.max_connection_age);
-  raw.connection_idle_s = seconds(t.max_connection_idle);
-  raw.handshake_s = seconds(t.handshake_timeout);
-  raw.keepalive_s = seconds(t.keepalive_time);
-  raw.keepalive_timeout_s = seconds(t.keepalive_timeout);
-  raw.min_ping_s = seconds(t.min_ping_interval);
-  raw.window_kib = Kib(t.stream_window_bytes);
-  raw.frame_kib = Kib(t.max_frame_bytes);
-  raw.stream_idle_s = seconds(t.streams.idle);
-  raw.stream_min_kib = t.streams.min_bytes_per_second >> 10;
+int64_t BytesOfMib(double mib) {
+  return static_cast<int64_t>(std::clamp(mib * double{1 << 20}, -9e18, 9e18));
 }
 
 RawFlags DefaultsOf(const ServerOptions& o) {
+  auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
   RawFlags raw;
   raw.memory_mib = Mib(o.admission.memory_bytes);
-  raw.caller_memory_mib = 0;
-  raw.max_batch_mib = Mib(o.worker.batcher.max_bytes);
-  raw.max_deadline_s = absl::ToDoubleSeconds(o.admission.max_deadline);
-  raw.drain_delay_s = absl::ToDoubleSeconds(o.drain_delay);
-  raw.drain_timeout_s = absl::ToDoubleSeconds(o.drain_timeout);
-  raw.slow_call_s = absl::ToDoubleSeconds(o.slow_call);
+  raw.max_deadline_s = seconds(o.admission.max_deadline);
+  raw.drain_delay_s = seconds(o.drain_delay);
+  raw.drain_timeout_s = seconds(o.drain_timeout);
+  raw.slow_call_s = seconds(o.slow_call);
   raw.shared_memory_mib = Mib(o.shared_memory.max_bytes);
-  raw.shared_memory_user_mib = 0;
-  raw.lease_ttl_s = absl::ToDoubleSeconds(o.leases.ttl);
-  raw.lease_max_ttl_s = absl::ToDoubleSeconds(o.leases.max_ttl);
-  raw.lease_min_hold_s = absl::ToDoubleSeconds(o.leases.min_hold);
-  SetTransportDefaults(o.transport, raw);
+  raw.lease_ttl_s = seconds(o.leases.ttl);
+  raw.max_message_mib = Mib(o.transport.max_message_bytes);
+  raw.receive_memory_mib = Mib(o.transport.receive_memory_bytes);
+  raw.connection_age_s = seconds(o.transport.max_connection_age);
+  raw.connection_idle_s = seconds(o.transport.max_connection_idle);
+  raw.keepalive_s = seconds(o.transport.keepalive_time);
+  raw.stream_idle_s = seconds(o.transport.streams.idle);
   return raw;
 }
 
@@ -93,13 +70,13 @@ void AddAddresses(CLI::App& app, ServerOptions& o) {
       ->capture_default_str()
       ->group(group);
   app.add_option("--port_file", o.port_file,
-                 "written once serving: one line with the port of each TCP address")
+                 "written once serving: the port of each TCP address, one a line")
       ->group(group);
   app.add_option("--metrics_listen", o.metrics_listen,
-                 "host:port of Prometheus' /metrics; empty: none")
+                 "host:port of Prometheus' /metrics, without TLS; empty: none")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--metrics_port_file", o.metrics_port_file, "as --port_file, of /metrics")
+  app.add_option("--metrics_port_file", o.metrics_port_file, "the same for the port of /metrics")
       ->group(group);
 }
 
@@ -115,11 +92,12 @@ void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   app.add_option("--devices", raw.devices, "GPUs of the cuda engine: all, or ordinals as in 0,2")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--hbm_fraction", o.hbm_fraction, "of each GPU's free memory, taken at the start")
+  app.add_option("--hbm_fraction", o.hbm_fraction,
+                 "share of each GPU's free memory, reserved at the start")
       ->capture_default_str()
       ->group(group);
   app.add_option("--max_launch_ms", o.max_launch_ms,
-                 "milliseconds that one kernel may keep a GPU; longer calls are cut")
+                 "longest kernel in milliseconds; longer calls are split")
       ->capture_default_str()
       ->group(group);
   app.add_option("--kernel_cache", o.kernel_cache,
@@ -129,18 +107,18 @@ void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
 
 void AddSecurity(CLI::App& app, ServerOptions& o) {
   const char* group = "Security";
-  app.add_option("--tls_cert,--tls_certificate", o.tls.certificate,
-                 "PEM certificate chain; TLS on every TCP address; read again when it changes")
+  app.add_option("--tls_cert", o.tls.certificate,
+                 "PEM certificate chain; TLS on every TCP address; reloaded when it changes")
       ->group(group);
   app.add_option("--tls_key", o.tls.key, "PEM private key of --tls_cert")->group(group);
   app.add_option("--tls_client_ca", o.tls.client_ca,
-                 "PEM: callers must show a certificate signed by it")
+                 "PEM; callers must show a certificate signed by it")
       ->group(group);
   app.add_option("--token_file", o.token_file,
                  "lines \"name token\"; callers must send one as a bearer token")
       ->group(group);
   app.add_flag("--insecure", o.insecure,
-               "allow addresses that others reach without TLS or without authentication")
+               "allow addresses that other hosts reach without TLS or authentication")
       ->group(group);
 }
 
@@ -149,22 +127,15 @@ void AddLimits(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   auto add = [&](const char* name, auto& value, const char* help) {
     app.add_option(name, value, help)->capture_default_str()->group(group);
   };
-  add("--memory_limit_mib", raw.memory_mib, "memory for tensors in work; beyond: MEMORY_PRESSURE");
+  add("--memory_limit_mib", raw.memory_mib, "memory for tensors; beyond: MEMORY_PRESSURE");
   add("--max_calls", o.admission.max_calls, "admitted calls not yet computed; beyond: QUEUE_FULL");
   add("--max_queue_seconds", o.admission.max_queue_seconds,
       "estimated work ahead of a new call; beyond: QUEUE_FULL");
-  add("--caller_max_calls", o.admission.caller_max_calls, "of --max_calls, by one caller");
+  add("--caller_max_calls", o.admission.caller_max_calls, "of --max_calls, for one caller");
   add("--caller_memory_mib", raw.caller_memory_mib,
-      "of --memory_limit_mib, by one caller; 0: all of it");
-  add("--max_deadline_seconds", raw.max_deadline_s, "cap on a call's time; also when it sets none");
-  add("--max_batch_calls", o.worker.batcher.max_calls, "calls in one launch");
-  add("--max_batch_mib", raw.max_batch_mib, "memory of one launch of several calls");
-  add("--max_batch_seconds", o.worker.batcher.max_seconds,
-      "estimated time of one launch of several calls");
-  add("--slots", o.worker.slots, "batches in work at once; 0: what the engine overlaps");
-  add("--inline_us", raw.inline_us,
-      "a call estimated to take no longer, while no other is in work, is computed by the thread "
-      "that received it; 0: never");
+      "of --memory_limit_mib, for one caller; 0: all of it");
+  add("--max_deadline_seconds", raw.max_deadline_s,
+      "longest deadline of a call, and the deadline of a call without one");
 }
 
 void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
@@ -172,45 +143,23 @@ void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
   auto add = [&](const char* name, auto& value, const char* help) {
     app.add_option(name, value, help)->capture_default_str()->group(group);
   };
-  auto add_switch = [&](const char* names, bool& value, const char* help) {
-    app.add_flag(names, value, help)->capture_default_str()->group(group);
-  };
-  add("--max_message_mib", raw.max_message_mib, "largest request and reply");
-  add("--max_metadata_kib", raw.metadata_kib, "headers of one call; beyond: RESOURCE_EXHAUSTED");
-  add("--max_concurrent_streams", t.max_concurrent_streams, "calls of one connection");
-  add("--receive_memory_mib", raw.receive_memory_mib, "memory of requests while they arrive");
+  add("--max_message_mib", raw.max_message_mib, "largest request and reply in one message");
+  add("--max_concurrent_streams", t.max_concurrent_streams, "calls of one connection at a time");
+  add("--receive_memory_mib", raw.receive_memory_mib,
+      "memory for requests while they arrive (gRPC's resource quota)");
   add("--stream_idle_seconds", raw.stream_idle_s,
-      "a streamed call whose peer moves nothing for this long is cut");
-  add("--stream_min_kib_per_second", raw.stream_min_kib,
-      "a streamed call whose peer is slower on average is cut");
-  add("--event_threads", t.event_threads,
-      "most threads for connections that move much, 1 to 64; 0: by the number of cores");
-  add("--max_connections", t.max_connections, "open at a time; a further one is closed at once");
-  add("--max_wasted_frames_per_second", t.max_wasted_frames,
-      "frames of a connection that ask for nothing; beyond: not read for a while; 0: any");
+      "a call whose peer sends or reads nothing for this long is cut");
+  add("--max_connections", t.max_connections, "open at a time; further ones are closed at once");
   add("--max_connection_age_seconds", raw.connection_age_s,
       "connections are renewed after this, to rebalance");
   add("--max_connection_idle_seconds", raw.connection_idle_s,
       "a connection without a call is closed after this");
-  add("--handshake_timeout_seconds", raw.handshake_s,
-      "TLS and HTTP/2 of a new connection take no longer, or it is closed");
   add("--keepalive_seconds", raw.keepalive_s,
-      "a connection that is silent in a call is probed after this");
-  add("--keepalive_timeout_seconds", raw.keepalive_timeout_s,
-      "a probe that is not answered for this long ends its connection");
-  add("--min_ping_interval_seconds", raw.min_ping_s,
-      "a peer that probes more often in a call is disconnected");
-  add("--stream_window_kib", raw.window_kib, "what a peer may send of one call before it is read");
-  add("--max_frame_kib", raw.frame_kib, "HTTP/2 frames that a peer may send");
+      "a connection that is silent during a call is pinged after this");
   add("--bdp_probe", t.bdp_probe,
-      "let gRPC set the windows by probing for the bandwidth-delay product: on, off, or auto, "
-      "which is on where other hosts may connect");
-  add("--loopback_congestion", t.loopback_congestion,
-      "TCP congestion control of connections within this host; empty: the system's");
-  add_switch("--tune_malloc,!--no-tune_malloc", t.tune_malloc,
-             "keep freed memory for the next message instead of returning it");
-  add_switch("--deadlock_check,!--no-deadlock_check", t.deadlock_check,
-             "abseil's deadlock detector on each lock, for debugging");
+      "let gRPC size its windows by the bandwidth-delay product: on, off, or auto, which is on "
+      "where "
+      "other hosts may connect");
 }
 
 void AddLeases(CLI::App& app, ServerOptions& o, RawFlags& raw) {
@@ -220,16 +169,11 @@ void AddLeases(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   };
   add("--lease_memory_mib", raw.lease_memory_mib,
       "of --memory_limit_mib, for tensors kept between forward and backward that are not on a GPU; "
-      "they give way to calls; 0: keep none, -1: half of it");
+      "0: none, -1: half of it");
   add("--lease_hbm_fraction", o.lease_hbm_fraction,
-      "of the memory that attnd holds of each GPU, for tensors kept there; they give way to calls");
-  add("--caller_lease_memory_mib", raw.caller_lease_memory_mib,
-      "kept for one caller, there and on GPUs together; 0: no limit of its own");
-  add("--max_leases", o.leases.max_leases, "kept forward calls");
-  add("--lease_ttl_seconds", raw.lease_ttl_s, "life of a lease, after the forward and each use");
-  add("--lease_max_ttl_seconds", raw.lease_max_ttl_s, "the longest life that a caller may ask for");
-  add("--lease_min_hold_seconds", raw.lease_min_hold_s,
-      "a lease used within this time is not evicted for a new call");
+      "share of the reserved GPU memory for tensors kept there");
+  add("--lease_ttl_seconds", raw.lease_ttl_s,
+      "lifetime of kept tensors, after the forward and each use");
 }
 
 void AddSharedMemory(CLI::App& app, ServerOptions& o, RawFlags& raw) {
@@ -238,27 +182,18 @@ void AddSharedMemory(CLI::App& app, ServerOptions& o, RawFlags& raw) {
                "callers of unix:PATH may share memory over PATH.shm")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--shared_memory_limit_mib", raw.shared_memory_mib, "that all callers share")
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--shared_memory_user_mib", raw.shared_memory_user_mib,
-                 "of --shared_memory_limit_mib, by one user id; 0: all of it")
-      ->capture_default_str()
-      ->group(group);
-  app.add_option("--shared_memory_connections", o.shared_memory.max_connections,
-                 "callers that share memory at a time")
+  app.add_option("--shared_memory_limit_mib", raw.shared_memory_mib, "for all callers together")
       ->capture_default_str()
       ->group(group);
 }
 
-void AddOperation(CLI::App& app, ServerOptions& o, RawFlags& raw) {
+void AddOperation(CLI::App& app, RawFlags& raw) {
   const char* group = "Operation";
-  app.add_option("--drain_delay,--drain_delay_seconds", raw.drain_delay_s,
-                 "seconds of NOT_SERVING while calls are still taken")
+  app.add_option("--drain_delay", raw.drain_delay_s,
+                 "seconds of NOT_SERVING while new calls are still accepted")
       ->capture_default_str()
       ->group(group);
-  app.add_option("--drain_timeout,--drain_timeout_seconds", raw.drain_timeout_s,
-                 "seconds for calls in flight to finish")
+  app.add_option("--drain_timeout", raw.drain_timeout_s, "seconds for running calls to finish")
       ->capture_default_str()
       ->group(group);
   app.add_option("--log_format", raw.log_format, "text or json")
@@ -272,7 +207,8 @@ void AddOperation(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   app.add_option("--slow_call_seconds", raw.slow_call_s, "calls that take longer are logged")
       ->capture_default_str()
       ->group(group);
-  app.add_flag("--check_config", raw.check_config, "check the options, say what is wrong, and stop")
+  app.add_flag("--check_config", raw.check_config,
+               "check the options, report what is wrong, and exit")
       ->configurable(false)
       ->group(group);
 }
@@ -283,17 +219,6 @@ Severity ParseSeverity(const std::string& level) {
                                                              {"warning", Severity::kWarning},
                                                              {"error", Severity::kError}};
   return severities.at(level);
-}
-
-void ApplyLeases(const RawFlags& raw, ServerOptions& o) {
-  o.leases.memory_bytes =
-      raw.lease_memory_mib == -1 ? o.admission.memory_bytes / 2 : BytesOfMib(raw.lease_memory_mib);
-  o.leases.caller_bytes = raw.caller_lease_memory_mib == 0
-                              ? std::numeric_limits<int64_t>::max()
-                              : BytesOfMib(raw.caller_lease_memory_mib);
-  o.leases.ttl = absl::Seconds(raw.lease_ttl_s);
-  o.leases.max_ttl = absl::Seconds(raw.lease_max_ttl_s);
-  o.leases.min_hold = absl::Seconds(raw.lease_min_hold_s);
 }
 
 // "all" is no list.
@@ -313,18 +238,11 @@ absl::StatusOr<std::vector<int>> ParseDevices(const std::string& text) {
 
 void ApplyTransport(const RawFlags& raw, TransportOptions& t) {
   t.max_message_bytes = BytesOfMib(raw.max_message_mib);
-  t.max_metadata_bytes = BytesOfKib(raw.metadata_kib);
   t.receive_memory_bytes = BytesOfMib(raw.receive_memory_mib);
   t.max_connection_age = absl::Seconds(raw.connection_age_s);
   t.max_connection_idle = absl::Seconds(raw.connection_idle_s);
-  t.handshake_timeout = absl::Seconds(raw.handshake_s);
   t.keepalive_time = absl::Seconds(raw.keepalive_s);
-  t.keepalive_timeout = absl::Seconds(raw.keepalive_timeout_s);
-  t.min_ping_interval = absl::Seconds(raw.min_ping_s);
-  t.stream_window_bytes = BytesOfKib(raw.window_kib);
-  t.max_frame_bytes = BytesOfKib(raw.frame_kib);
   t.streams.idle = absl::Seconds(raw.stream_idle_s);
-  t.streams.min_bytes_per_second = raw.stream_min_kib << 10;
 }
 
 void Apply(const RawFlags& raw, ServerOptions& o) {
@@ -332,12 +250,11 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.admission.caller_max_bytes =
       raw.caller_memory_mib == 0 ? o.admission.memory_bytes : BytesOfMib(raw.caller_memory_mib);
   o.admission.max_deadline = absl::Seconds(raw.max_deadline_s);
-  o.worker.batcher.max_bytes = BytesOfMib(raw.max_batch_mib);
-  o.worker.inline_time = absl::Microseconds(raw.inline_us);
+  o.leases.memory_bytes =
+      raw.lease_memory_mib == -1 ? o.admission.memory_bytes / 2 : BytesOfMib(raw.lease_memory_mib);
+  o.leases.ttl = absl::Seconds(raw.lease_ttl_s);
   o.shared_memory.max_bytes = BytesOfMib(raw.shared_memory_mib);
-  o.shared_memory.user_max_bytes = raw.shared_memory_user_mib == 0
-                                       ? o.shared_memory.max_bytes
-                                       : BytesOfMib(raw.shared_memory_user_mib);
+  o.shared_memory.user_max_bytes = o.shared_memory.max_bytes;
   ApplyTransport(raw, o.transport);
   o.transport.max_connection_age_grace = 2 * o.admission.max_deadline;
   o.drain_delay = absl::Seconds(raw.drain_delay_s);
@@ -345,7 +262,19 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.slow_call = absl::Seconds(raw.slow_call_s);
   o.log_format = raw.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
   o.log_level = ParseSeverity(raw.log_level);
-  ApplyLeases(raw, o);
+}
+
+// CLI11 reads an empty value, as of a variable that is not set, as 0, and takes "nan".
+void RefuseWhatIsNoNumber(CLI::App& app) {
+  auto check = [](std::string& value) -> std::string {
+    double number = 0;
+    if (absl::SimpleAtod(value, &number) && !std::isnan(number)) return "";
+    return absl::StrCat("expected a number, got \"", value, "\"");
+  };
+  for (CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (type == "INT" || type == "FLOAT") option->check(CLI::Validator(check, ""));
+  }
 }
 
 }  // namespace
@@ -367,8 +296,8 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddTransport(app, o.transport, raw);
   AddLeases(app, o, raw);
   AddSharedMemory(app, o, raw);
-  AddOperation(app, o, raw);
-  CheckFlagKinds(app);
+  AddOperation(app, raw);
+  RefuseWhatIsNoNumber(app);
   try {  // CLI11 reports by throwing
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {
@@ -376,7 +305,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
     flags.action = FlagAction::kPrinted;
     return flags;
   } catch (const CLI::Error& error) {
-    return absl::InvalidArgumentError(FlagError(error));
+    return absl::InvalidArgumentError(error.what());
   }
   Apply(raw, o);
   ASSIGN_OR_RETURN(o.devices, ParseDevices(raw.devices));

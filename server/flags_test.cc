@@ -49,10 +49,10 @@ TEST(Flags, ReachTheOptions) {
                       "debug",
                       "--backend",
                       "cpu",
-                      "--slots",
+                      "--cpu_threads",
                       "3",
-                      "--inline_us",
-                      "50",
+                      "--shared_memory_limit_mib",
+                      "16",
                       "--max_message_mib",
                       "4",
                       "--max_queue_seconds",
@@ -69,97 +69,54 @@ TEST(Flags, ReachTheOptions) {
   EXPECT_EQ(o.log_format, LogFormat::kJson);
   EXPECT_EQ(o.log_level, Severity::kDebug);
   EXPECT_EQ(o.backend, "cpu");
-  EXPECT_EQ(o.worker.slots, 3);
-  EXPECT_EQ(o.worker.inline_time, absl::Microseconds(50));
+  EXPECT_EQ(o.cpu_threads, 3);
+  EXPECT_EQ(o.shared_memory.max_bytes, 16 << 20);
+  EXPECT_EQ(o.shared_memory.user_max_bytes, 16 << 20);
   EXPECT_EQ(o.transport.max_message_bytes, 4 << 20);
   EXPECT_EQ(o.admission.max_queue_seconds, 7);
   EXPECT_EQ(o.port_file, "/tmp/p");
 }
 
 TEST(Flags, ReachTheTransport) {
-  auto flags = Parse({"--max_metadata_kib",
-                      "8",
-                      "--max_concurrent_streams",
-                      "3",
-                      "--receive_memory_mib",
-                      "64",
-                      "--event_threads",
-                      "5",
-                      "--max_connections",
-                      "7",
-                      "--max_wasted_frames_per_second",
-                      "70",
-                      "--max_connection_age_seconds",
-                      "60",
-                      "--max_connection_idle_seconds",
-                      "61",
-                      "--handshake_timeout_seconds",
-                      "2.5",
-                      "--keepalive_seconds",
-                      "30",
-                      "--keepalive_timeout_seconds",
-                      "4",
-                      "--min_ping_interval_seconds",
-                      "1.5",
-                      "--stream_window_kib",
-                      "128",
-                      "--max_frame_kib",
-                      "32",
-                      "--bdp_probe",
-                      "on",
-                      "--no-tune_malloc",
-                      "--deadlock_check"});
+  auto flags =
+      Parse({"--max_concurrent_streams", "3", "--receive_memory_mib", "64", "--max_connections",
+             "7", "--max_connection_age_seconds", "60", "--max_connection_idle_seconds", "61",
+             "--keepalive_seconds", "30", "--stream_idle_seconds", "1.5", "--bdp_probe", "on"});
   ASSERT_TRUE(flags.ok()) << flags.status();
   const TransportOptions& t = flags->options.transport;
-  EXPECT_EQ(t.max_metadata_bytes, 8 << 10);
   EXPECT_EQ(t.max_concurrent_streams, 3);
   EXPECT_EQ(t.receive_memory_bytes, 64 << 20);
-  EXPECT_EQ(t.event_threads, 5);
   EXPECT_EQ(t.max_connections, 7);
-  EXPECT_EQ(t.max_wasted_frames, 70);
   EXPECT_EQ(t.max_connection_age, absl::Seconds(60));
   EXPECT_EQ(t.max_connection_idle, absl::Seconds(61));
-  EXPECT_EQ(t.handshake_timeout, absl::Milliseconds(2500));
   EXPECT_EQ(t.keepalive_time, absl::Seconds(30));
-  EXPECT_EQ(t.keepalive_timeout, absl::Seconds(4));
-  EXPECT_EQ(t.min_ping_interval, absl::Milliseconds(1500));
-  EXPECT_EQ(t.stream_window_bytes, 128 << 10);
-  EXPECT_EQ(t.max_frame_bytes, 32 << 10);
+  EXPECT_EQ(t.streams.idle, absl::Milliseconds(1500));
   EXPECT_EQ(t.bdp_probe, "on");
-  EXPECT_FALSE(t.tune_malloc);
-  EXPECT_TRUE(t.deadlock_check);
 }
 
-TEST(Flags, DefaultToTheTransportsOwnValues) {
+TEST(Flags, DefaultToTheOptionsOwnValues) {
   auto flags = Parse({});
   ASSERT_TRUE(flags.ok()) << flags.status();
   const TransportOptions &t = flags->options.transport, expected;
+  EXPECT_EQ(flags->options.leases.ttl, ServerOptions().leases.ttl);
+  EXPECT_EQ(flags->options.drain_delay, ServerOptions().drain_delay);
   EXPECT_EQ(t.max_message_bytes, expected.max_message_bytes);
-  EXPECT_EQ(t.max_metadata_bytes, expected.max_metadata_bytes);
   EXPECT_EQ(t.receive_memory_bytes, expected.receive_memory_bytes);
   EXPECT_EQ(t.max_connection_age, expected.max_connection_age);
   EXPECT_EQ(t.max_connection_idle, expected.max_connection_idle);
-  EXPECT_EQ(t.handshake_timeout, expected.handshake_timeout);
   EXPECT_EQ(t.keepalive_time, expected.keepalive_time);
-  EXPECT_EQ(t.keepalive_timeout, expected.keepalive_timeout);
-  EXPECT_EQ(t.min_ping_interval, expected.min_ping_interval);
-  EXPECT_EQ(t.stream_window_bytes, expected.stream_window_bytes);
-  EXPECT_EQ(t.max_frame_bytes, expected.max_frame_bytes);
   EXPECT_EQ(t.streams.idle, expected.streams.idle);
-  EXPECT_EQ(t.streams.min_bytes_per_second, expected.streams.min_bytes_per_second);
   EXPECT_EQ(t.bdp_probe, expected.bdp_probe);
-  EXPECT_FALSE(t.deadlock_check);
-  EXPECT_TRUE(t.tune_malloc);
 }
 
 TEST(Flags, MayStandInAFileWhichTheCommandLineOverrides) {
   std::string path = absl::StrCat(testing::TempDir(), "/attnd.ini");
-  std::ofstream(path) << "slots = 3\nlog_level = warning\n";
-  auto flags = Parse({"--config", path.c_str(), "--slots", "4"});
+  std::ofstream(path) << "cpu_threads = 3\nlog_level = warning\n";
+  auto flags = Parse({"--config", path.c_str(), "--cpu_threads", "4"});
   ASSERT_TRUE(flags.ok()) << flags.status();
-  EXPECT_EQ(flags->options.worker.slots, 4);
+  EXPECT_EQ(flags->options.cpu_threads, 4);
   EXPECT_EQ(flags->options.log_level, Severity::kWarning);
-  std::ofstream(path) << "slotz = 3\n";
+  std::ofstream(path) << "cpu_thread = 3\n";
   EXPECT_FALSE(Parse({"--config", path.c_str()}).ok());
 }
 
@@ -171,9 +128,10 @@ TEST(Flags, NameTheFlagThatIsWrong) {
   const Case cases[] = {
       {{"--nonsense"}, "nonsense"},
       {{"stray"}, "stray"},
-      {{"--slots", "x"}, "slots"},
-      {{"--slots", "17"}, "--slots: expected 0..16, got 17"},
-      {{"--inline_us", "-1"}, "--inline_us: expected 0..100000, got -1"},
+      {{"--cpu_threads", "x"}, "--cpu_threads: expected a number, got \"x\""},
+      {{"--cpu_threads", "1.5"}, "--cpu_threads"},
+      {{"--cpu_threads", "4097"}, "--cpu_threads: expected 0..4096, got 4097"},
+      {{"--max_launch_ms", "inf"}, "--max_launch_ms: expected 1..10000, got inf"},
       {{"--listen", "nowhere"}, "--listen: expected host:port"},
       {{"--listen", "127.0.0.1:65536"}, "--listen: expected host:port"},
       {{"--listen", "unix:"}, "--listen: expected unix:PATH"},
@@ -193,18 +151,12 @@ TEST(Flags, NameTheFlagThatIsWrong) {
       {{"--max_message_mib", "1e300"}, "--max_message_mib: expected 1..1024, got"},
       {{"--max_message_mib", "nan"}, "--max_message_mib: expected a number, got \"nan\""},
       {{"--drain_delay", ""}, "--drain_delay: expected a number, got \"\""},
-      {{"--slots", ""}, "--slots: expected a whole number, got \"\""},
-      {{"--max_metadata_kib", "0"}, "--max_metadata_kib: expected 1..1024, got 0"},
-      {{"--event_threads", "65"}, "--event_threads: expected 1..64, got 65"},
+      {{"--max_calls", ""}, "--max_calls: expected a number, got \"\""},
+      {{"--insecure=maybe"}, "--insecure"},
       {{"--max_connections", "0"}, "--max_connections: expected 1..1048576, got 0"},
       {{"--max_connection_age_seconds", "0"}, "--max_connection_age_seconds: expected 1.."},
       {{"--max_connection_idle_seconds", "0"}, "--max_connection_idle_seconds: expected 1.."},
-      {{"--handshake_timeout_seconds", "0"}, "--handshake_timeout_seconds: expected 0.1.."},
       {{"--keepalive_seconds", "0"}, "--keepalive_seconds: expected 1.."},
-      {{"--keepalive_timeout_seconds", "0"}, "--keepalive_timeout_seconds: expected 0.1.."},
-      {{"--min_ping_interval_seconds", "-1"}, "--min_ping_interval_seconds: expected 0.."},
-      {{"--stream_window_kib", "63"}, "--stream_window_kib: expected 64..1048576, got 63"},
-      {{"--max_frame_kib", "16384"}, "--max_frame_kib: expected 16..16383, got 16384"},
       {{"--bdp_probe", "maybe"}, "--bdp_probe: expected auto, on or off, got maybe"},
       {{"--receive_memory_mib", "1"}, "--receive_memory_mib: expected"},
       {{"--max_concurrent_streams", "0"}, "--max_concurrent_streams: expected 1..65536, got 0"},

@@ -24,6 +24,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <list>
 #include <memory>
 #include <optional>
@@ -51,7 +52,8 @@ namespace attnd {
 struct LeaseLimits {
   int64_t memory_bytes = int64_t{512} << 20;  // of leases in host memory; 0: none there
   std::vector<int64_t> device_bytes;          // of those on each device, by its number
-  int64_t caller_bytes = int64_t{512} << 20;  // of one owner's, wherever they lie
+  // Of one owner's, wherever they lie.
+  int64_t caller_bytes = std::numeric_limits<int64_t>::max();
   int64_t max_leases = 1 << 16;
   absl::Duration ttl = absl::Minutes(2);    // after the grant and after each use, unless asked
   absl::Duration max_ttl = absl::Hours(1);  // the most that a caller gets

@@ -15,8 +15,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "base/congestion_control.h"
-#include "base/event_threads.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -42,9 +40,6 @@ absl::Status InRange(absl::string_view flag, double value, double low, double hi
 // Limits and errors are in the flag's unit, as its reader writes it.
 absl::Status InRangeMib(absl::string_view flag, int64_t bytes, double low, double high) {
   return InRange(flag, static_cast<double>(bytes) / double{1 << 20}, low, high);
-}
-absl::Status InRangeKib(absl::string_view flag, int64_t bytes, double low, double high) {
-  return InRange(flag, static_cast<double>(bytes) / 1024, low, high);
 }
 
 absl::Status CheckTcpAddress(absl::string_view flag, absl::string_view address) {
@@ -107,59 +102,28 @@ absl::Status CheckSecurity(const ServerOptions& o) {
 }
 
 absl::Status CheckLeases(const ServerOptions& o) {
-  const double most_seconds = 24 * 3600.0;
   auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
   const double memory_mib = double(o.admission.memory_bytes) / double{1 << 20};
   RETURN_IF_ERROR(InRangeMib("lease_memory_mib", o.leases.memory_bytes, 0, memory_mib));
   RETURN_IF_ERROR(InRange("lease_hbm_fraction", o.lease_hbm_fraction, 0, 0.95));
-  RETURN_IF_ERROR(InRangeMib("caller_lease_memory_mib", o.leases.caller_bytes, 0, 1e13));
-  RETURN_IF_ERROR(InRange("max_leases", double(o.leases.max_leases), 1, 1 << 20));
-  RETURN_IF_ERROR(InRange("lease_max_ttl_seconds", seconds(o.leases.max_ttl), 1, most_seconds));
-  RETURN_IF_ERROR(
-      InRange("lease_ttl_seconds", seconds(o.leases.ttl), 1, seconds(o.leases.max_ttl)));
-  return InRange("lease_min_hold_seconds", seconds(o.leases.min_hold), 0,
-                 seconds(o.leases.max_ttl));
-}
-
-// The default may be missing, which costs speed only; another one was asked for by name.
-absl::Status CheckCongestion(const std::string& name) {
-  bool fine = name.empty() || name == kLoopbackCongestion || HasCongestionControl(name);
-  if (fine) return absl::OkStatus();
-  return Wrong("loopback_congestion",
-               "one of net.ipv4.tcp_available_congestion_control that this user may take", name);
+  return InRange("lease_ttl_seconds", seconds(o.leases.ttl), 1, seconds(o.leases.max_ttl));
 }
 
 absl::Status CheckTransport(const TransportOptions& t) {
   const double most_seconds = 7 * 24 * 3600.0;
   auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
   RETURN_IF_ERROR(InRangeMib("max_message_mib", t.max_message_bytes, 1, 1024));
-  RETURN_IF_ERROR(InRangeKib("max_metadata_kib", t.max_metadata_bytes, 1, 1024));
   RETURN_IF_ERROR(InRange("max_concurrent_streams", t.max_concurrent_streams, 1, 65536));
   RETURN_IF_ERROR(InRangeMib("receive_memory_mib", t.receive_memory_bytes, 16, 1 << 20));
-  if (t.event_threads != 0) {
-    RETURN_IF_ERROR(InRange("event_threads", t.event_threads, 1, EventThreads::kMost));
-  }
   RETURN_IF_ERROR(InRange("max_connections", t.max_connections, 1, 1 << 20));
-  RETURN_IF_ERROR(InRange("max_wasted_frames_per_second", t.max_wasted_frames, 0, 1e9));
-  if (t.max_wasted_frames > 0) {
-    RETURN_IF_ERROR(InRange("max_wasted_frames_per_second", t.max_wasted_frames, 10, 1e9));
-  }
   RETURN_IF_ERROR(
       InRange("max_connection_age_seconds", seconds(t.max_connection_age), 1, most_seconds));
   RETURN_IF_ERROR(
       InRange("max_connection_idle_seconds", seconds(t.max_connection_idle), 1, most_seconds));
-  RETURN_IF_ERROR(InRange("handshake_timeout_seconds", seconds(t.handshake_timeout), 0.1, 3600));
   RETURN_IF_ERROR(InRange("keepalive_seconds", seconds(t.keepalive_time), 1, most_seconds));
-  RETURN_IF_ERROR(InRange("keepalive_timeout_seconds", seconds(t.keepalive_timeout), 0.1, 3600));
-  RETURN_IF_ERROR(InRange("min_ping_interval_seconds", seconds(t.min_ping_interval), 0, 3600));
   bool known = t.bdp_probe == "auto" || t.bdp_probe == "on" || t.bdp_probe == "off";
   if (!known) return Wrong("bdp_probe", "auto, on or off", t.bdp_probe);
-  RETURN_IF_ERROR(CheckCongestion(t.loopback_congestion));
-  // HTTP/2's own bounds: RFC 9113, sections 6.9.1 and 6.5.2.
-  RETURN_IF_ERROR(InRangeKib("stream_window_kib", t.stream_window_bytes, 64, 1 << 20));
-  RETURN_IF_ERROR(InRangeKib("max_frame_kib", t.max_frame_bytes, 16, 16383));
-  RETURN_IF_ERROR(InRange("stream_idle_seconds", seconds(t.streams.idle), 0.01, 3600.0));
-  return InRange("stream_min_kib_per_second", t.streams.min_bytes_per_second / 1024, 0, 1 << 30);
+  return InRange("stream_idle_seconds", seconds(t.streams.idle), 0.01, 3600.0);
 }
 
 absl::Status CheckLimits(const ServerOptions& o) {
@@ -173,19 +137,11 @@ absl::Status CheckLimits(const ServerOptions& o) {
   RETURN_IF_ERROR(InRangeMib("caller_memory_mib", o.admission.caller_max_bytes, 1, tib));
   RETURN_IF_ERROR(
       InRange("max_deadline_seconds", seconds(o.admission.max_deadline), 0.001, most_seconds));
-  RETURN_IF_ERROR(InRange("max_batch_calls", o.worker.batcher.max_calls, 1, 4096));
-  RETURN_IF_ERROR(InRangeMib("max_batch_mib", o.worker.batcher.max_bytes, 1, tib));
-  RETURN_IF_ERROR(InRange("max_batch_seconds", o.worker.batcher.max_seconds, 0, 3600));
-  RETURN_IF_ERROR(InRange("slots", o.worker.slots, 0, 16));
-  RETURN_IF_ERROR(InRange("inline_us", absl::ToInt64Microseconds(o.worker.inline_time), 0, 100000));
   RETURN_IF_ERROR(InRange("cpu_threads", o.cpu_threads, 0, 4096));
   for (int device : o.devices) RETURN_IF_ERROR(InRange("devices", device, 0, 1023));
   RETURN_IF_ERROR(InRange("hbm_fraction", o.hbm_fraction, 0.01, 1));
   RETURN_IF_ERROR(InRange("max_launch_ms", o.max_launch_ms, 1, 10000));
   RETURN_IF_ERROR(InRangeMib("shared_memory_limit_mib", o.shared_memory.max_bytes, 1, 64 * tib));
-  RETURN_IF_ERROR(
-      InRangeMib("shared_memory_user_mib", o.shared_memory.user_max_bytes, 1, 64 * tib));
-  RETURN_IF_ERROR(InRange("shared_memory_connections", o.shared_memory.max_connections, 1, 4096));
   RETURN_IF_ERROR(InRange("slow_call_seconds", seconds(o.slow_call), 0, most_seconds));
   RETURN_IF_ERROR(InRange("drain_delay", seconds(o.drain_delay), 0, most_seconds));
   return InRange("drain_timeout", seconds(o.drain_timeout), 0, most_seconds);

@@ -1,5 +1,5 @@
-// ServerOptions: everything that can be set on attnd, with its default; docs/FLAGS.md explains
-// each. ParseFlags fills it from the command line, CheckOptions says what is wrong with it.
+// ServerOptions: everything that can be set on attnd, with its default. ParseFlags fills it from
+// the command line (docs/FLAGS.md); tests set the rest. CheckOptions says what is wrong with it.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "base/congestion_control.h"
 #include "base/log.h"
 #include "server/admission.h"
 #include "server/device_worker.h"
@@ -31,9 +30,8 @@ struct TransportOptions {
   int64_t max_message_bytes = int64_t{16} << 20;    // request or reply, header included
   int64_t max_metadata_bytes = 16 << 10;            // headers of one call
   int max_concurrent_streams = 64;                  // calls of one connection at a time
-  int64_t receive_memory_bytes = int64_t{1} << 30;  // of requests while they arrive
-  int event_threads = 0;            // at most, of connections that move much; 0: by the cores
-  int max_connections = 4096;       // open at a time; a further one is closed
+  int64_t receive_memory_bytes = int64_t{1} << 30;  // gRPC's resource quota
+  int max_connections = 4096;                       // open at a time; a further one is closed
   double max_wasted_frames = 2000;  // a second, of a TCP connection: base/wasted_work.h; 0: any
   absl::Duration max_connection_age = absl::Minutes(30);
   absl::Duration max_connection_age_grace = absl::Minutes(20);
@@ -47,9 +45,6 @@ struct TransportOptions {
   std::string bdp_probe = "auto";
   int64_t stream_window_bytes = int64_t{4} << 20;  // of one call, that a peer may send unread
   int64_t max_frame_bytes = int64_t{4} << 20;      // of HTTP/2, that a peer may send in one piece
-  std::string loopback_congestion = kLoopbackCongestion;  // of connections within this host
-  bool tune_malloc = true;      // keep freed pages: base/transport_tuning.h
-  bool deadlock_check = false;  // abseil's detector, on each lock
   StreamLimits streams;
 };
 
@@ -73,7 +68,9 @@ struct ServerOptions {
 
   AdmissionLimits admission;
   LeaseLimits leases;
-  DeviceWorkerOptions worker;
+  // A call of a few microseconds that finds its device idle is computed where it was received:
+  // waking another thread takes 20 to 50 us.
+  DeviceWorkerOptions worker = {.inline_time = absl::Microseconds(200)};
   TransportOptions transport;
   SharedMemoryLimits shared_memory;
   absl::Duration drain_delay = absl::Seconds(5);

@@ -27,6 +27,7 @@ inline ServerOptions TestOptions() {
   options.admission.memory_bytes = int64_t{64} << 20;
   options.admission.caller_max_bytes = int64_t{64} << 20;
   options.leases.memory_bytes = options.leases.caller_bytes = int64_t{32} << 20;
+  options.worker.inline_time = absl::ZeroDuration();  // each call takes a slot
   options.drain_delay = absl::ZeroDuration();
   return options;
 }

@@ -92,11 +92,40 @@ def test_flags_of_the_daemon_are_documented_with_their_defaults():
     prose = {"help", "version", "config", "check_config"}
     assert all(f"--{name}" in tables for name in prose - {"version"})
     assert not list(compare_flags(text, tables, prose, {"memory_limit_mib"}))
-    assert len(flags_of_tables(tables)) > 60
-    for planted, found in (("| `--none` | 1 | x |", "--none: documented"), ("| `--slots` | 5 | x |", "--slots: its default"),
+    assert len(flags_of_tables(tables)) > 35
+    for planted, found in (("| `--none` | 1 | x |", "--none: documented"), ("| `--max_calls` | 5 | x |", "--max_calls: its default"),
                            ("| `--log_level` | text | x |", "--log_level: its default")):
         assert any(line.startswith(found) for line in compare_flags(text, tables + "\n" + planted, prose)), planted
-    assert "--slots: not documented" in compare_flags(text, tables.replace("`--slots`", "`slot`"), prose)
+    assert "--max_calls: not documented" in compare_flags(text, tables.replace("`--max_calls`", "`calls`"), prose)
+
+
+MOST_FLAGS = 45
+MOST_WORDS_OF_A_FLAG = 25
+
+
+def too_many_flags(help_text):
+    count = len(list(flags_of_help(help_text)))
+    if count > MOST_FLAGS:
+        yield f"{count} flags; at most {MOST_FLAGS}"
+
+
+def long_rows(tables):
+    """Rows that name more than one flag, or say more of it than a reader takes in at a glance."""
+    for cells in table(tables, r"`-"):
+        count = len(cells[2].split())
+        if len(names(cells[0])) != 1:
+            yield f"{cells[0]}: a row of its own for each flag"
+        if not 0 < count <= MOST_WORDS_OF_A_FLAG:
+            yield f"{cells[0]}: {count} words; 1 to {MOST_WORDS_OF_A_FLAG}"
+
+
+def test_flags_are_few_and_each_says_briefly_who_sets_it():
+    text, tables = run(ATTND, "--help"), read("docs", "FLAGS.md")
+    assert not list(too_many_flags(text)) and not list(long_rows(tables))
+    assert list(too_many_flags(text + "".join(f"  --more_{n}\n" for n in range(MOST_FLAGS))))
+    for planted, found in (("| `--a` | 1 | " + "word " * 26 + "|", "`--a`: 26 words"), ("| `--a` | 1 | |", "`--a`: 0 words"),
+                           ("| `--a`, `--b` | 1 | x |", "`--a`, `--b`: a row")):
+        assert [line.startswith(found) for line in long_rows(tables + "\n" + planted)] == [True], planted
 
 
 def test_flags_of_attnctl_are_documented():

@@ -299,8 +299,7 @@ int Main(int argc, char** argv) {
   CHECK(setrlimit(RLIMIT_NOFILE, &files) == 0);
   std::vector<char*> words = {argv[1]};
   for (const char* word : {"--listen", kAddress, "--metrics_listen", "127.0.0.1:0", "--log_level",
-                           "error", "--max_connections", "12000", "--stream_idle_seconds", "60",
-                           "--stream_min_kib_per_second", "0"}) {
+                           "error", "--max_connections", "12000", "--stream_idle_seconds", "60"}) {
     words.push_back(const_cast<char*>(word));
   }
   words.insert(words.end(), argv + 2, argv + argc);

@@ -62,8 +62,6 @@ int main(int argc, char** argv) {
   auto flags = attnd::ParseFlags(argc, argv, "null", std::cout);
   CHECK(flags.ok()) << flags.status().message();
   if (flags->action != attnd::FlagAction::kServe) return 0;
-  const attnd::TransportOptions& transport = flags->options.transport;
-  attnd::TuneForTransport(
-      {.malloc = transport.tune_malloc, .deadlock_check = transport.deadlock_check});
+  attnd::TuneForTransport();
   return attnd::Serve(flags->options);
 }
