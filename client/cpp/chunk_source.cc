@@ -9,9 +9,9 @@
 
 namespace attnd {
 
-ChunkSource::ChunkSource(std::string header, SendLedger& ledger, int64_t chunk_bytes)
+ChunkSource::ChunkSource(std::string header, BorrowedSlices& borrowed, int64_t chunk_bytes)
     : header_(std::move(header)),
-      ledger_(ledger),
+      borrowed_(borrowed),
       chunk_bytes_(std::min(chunk_bytes, kMaxChunkBytes)) {}
 
 void ChunkSource::AddPayload(int field_number, const StridedRuns& runs, const void* tensor) {
@@ -41,7 +41,7 @@ grpc::ByteBuffer ChunkSource::Next() {
 void ChunkSource::AppendData(const Payload& payload, int64_t bytes,
                              std::vector<grpc::Slice>& slices) {
   const StridedRuns& runs = payload.runs;
-  bool in_place = ledger_.lends() && runs.run_bytes >= kMinRunInPlace;
+  bool in_place = borrowed_.allowed() && runs.run_bytes >= kMinRunInPlace;
   grpc::Slice gathered = in_place ? grpc::Slice() : grpc::Slice(static_cast<size_t>(bytes));
   auto* to = const_cast<uint8_t*>(gathered.begin());
   for (int64_t at = offset_, end = offset_ + bytes; at < end;) {
@@ -49,7 +49,7 @@ void ChunkSource::AppendData(const Payload& payload, int64_t bytes,
     int64_t step = std::min(runs.run_bytes - within, end - at);
     const std::byte* from = payload.tensor + runs.RunOffset(at / runs.run_bytes) + within;
     if (in_place) {
-      slices.push_back(ledger_.Lend(from, step));
+      slices.push_back(borrowed_.Borrow(from, step));
     } else {
       std::memcpy(to, from, static_cast<size_t>(step));
       to += step;

@@ -6,18 +6,18 @@
 
 namespace attnd {
 
-RequestEncoder::RequestEncoder(std::string header, SendLedger& ledger)
-    : ledger_(ledger), small_(std::move(header)) {}
+RequestEncoder::RequestEncoder(std::string header, BorrowedSlices& borrowed)
+    : borrowed_(borrowed), small_(std::move(header)) {}
 
 void RequestEncoder::AddPayload(int field_number, const StridedRuns& runs, const void* tensor) {
   auto* bytes = static_cast<const std::byte*>(tensor);
   int64_t total = runs.total_bytes();
   WireWriter(small_).Length(field_number, static_cast<uint64_t>(total));
   payload_bytes_ += total;
-  if (ledger_.lends() && runs.run_bytes >= kMinRunInPlace) {
+  if (borrowed_.allowed() && runs.run_bytes >= kMinRunInPlace) {
     FlushSmall();
     for (int64_t run = 0; run < runs.run_count(); ++run) {
-      slices_.push_back(ledger_.Lend(bytes + runs.RunOffset(run), runs.run_bytes));
+      slices_.push_back(borrowed_.Borrow(bytes + runs.RunOffset(run), runs.run_bytes));
     }
     return;
   }
