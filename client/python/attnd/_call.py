@@ -1,4 +1,4 @@
-"""One native call: starts it, waits so that Ctrl-C works, and turns what comes back into values or exceptions."""
+"""One native call: starts it, waits so that Ctrl-C works, and turns its outcome into values or exceptions."""
 from __future__ import annotations
 
 import ctypes
@@ -32,7 +32,7 @@ class CallOptions(NamedTuple):
 
 
 class Handle:
-    """A native client, freed when nobody holds it any more; never in a process that did not make it."""
+    """A native client, freed with its last reference, and only in the process that made it."""
 
     def __init__(self, options: _native.ClientOptions) -> None:
         self.pointer = None  # first, for __del__
