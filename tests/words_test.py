@@ -1,4 +1,4 @@
-"""How the documents are written, as far as a machine can count it, as tests (pytest).
+"""How the documents are written and whether their pictures render, as far as a machine can tell (pytest).
 
 Each rule is a generator over {path: text} that yields "path: what is wrong". It runs on the documents of this
 repository, and on PLANTED below, a violation that it must find.
@@ -11,8 +11,11 @@ All words of a document, tables and code included, are counted as `wc -w` does.
 
     /usr/bin/python3 tests/words_test.py      # a line for each document: words, sentences, average, longest
 """
+import glob
 import os
+import posixpath
 import re
+import xml.etree.ElementTree
 
 import pytest
 
@@ -27,13 +30,19 @@ ABBREVIATIONS = ("e.g.", "i.e.", "cf.", "vs.", "etc.")
 
 
 def load_documents():
+    """The documents, and their pictures."""
     names = ["README.md", "SECURITY.md", "CONTRIBUTING.md"]
-    names += sorted(f"docs/{name}" for name in os.listdir(os.path.join(ROOT, "docs")) if name.endswith(".md"))
+    for pattern in ("docs/*.md", "docs/pictures/*.svg"):
+        names += sorted(glob.glob(pattern, root_dir=ROOT))
     documents = {}
     for name in names:
         with open(os.path.join(ROOT, name), encoding="utf-8") as file:
             documents[name] = file.read()
     return documents
+
+
+def pages(documents):
+    return {name: text for name, text in documents.items() if name.endswith(".md")}
 
 
 # ---- Sentences.
@@ -87,20 +96,20 @@ def sentences(text):
 # ---- Rules.
 
 def all_words(documents):
-    total = sum(len(text.split()) for text in documents.values())
+    total = sum(len(text.split()) for text in pages(documents).values())
     if total > MAX_WORDS:
         yield f"all documents: {total} words, limit {MAX_WORDS}"
 
 
 def average_sentence(documents):
-    for name, text in documents.items():
+    for name, text in pages(documents).items():
         lengths = [len(sentence) for sentence in sentences(text)]
         if lengths and sum(lengths) / len(lengths) > MAX_AVERAGE:
             yield f"{name}: {sum(lengths) / len(lengths):.1f} words a sentence, limit {MAX_AVERAGE}"
 
 
 def longest_sentence(documents):
-    for name, text in documents.items():
+    for name, text in pages(documents).items():
         for sentence in sentences(text):
             if len(sentence) > MAX_SENTENCE:
                 yield f"{name}: a sentence of {len(sentence)} words, limit {MAX_SENTENCE}: {' '.join(sentence)}"
@@ -130,14 +139,88 @@ def short_decisions(documents):
         for line in lines:
             if len(line) > MAX_DECISION_WIDTH:
                 yield f"docs/ARCHITECTURE.md: {title}: {len(line)} characters, limit {MAX_DECISION_WIDTH}: {line}"
-        for part in ("Context:", "Decision:", "Consequence:"):
+        for part in ("- Context: ", "- Decision: ", "- Consequence: "):
             if not any(line.startswith(part) for line in lines):
                 yield f"docs/ARCHITECTURE.md: {title}: no line that begins with {part}"
 
 
-RULES = [all_words, average_sentence, longest_sentence, length_of_performance, short_decisions]
+# ---- Pictures.
 
-DECISION = "## Decisions\n\n### Raw\nContext: a.\nDecision: b.\nConsequence: c.\n"
+NODE = re.compile(r'([A-Z]\w*)(?:\["([^"\]]+)"\]|\[\("([^"\]]+)"\)\])')  # Id["text"], Id[("text")]
+EDGE = re.compile(r'([A-Z]\w*) (?:-->|<-->|-->\|"[^"|]+"\|) ([A-Z]\w*)')  # A --> B, A <--> B, A -->|"text"| B
+
+
+def diagram_errors(lines):
+    """The part of Mermaid's flowcharts that is used here; ids in capitals are none of its words (end, call, click)."""
+    if not lines or not re.fullmatch(r"flowchart (LR|RL|TB|BT)", lines[0]):
+        yield "does not begin with flowchart and a direction"
+    depth, named, joined = 0, [], set()
+    for line in filter(None, (line.strip() for line in lines[1:])):
+        node, edge = NODE.fullmatch(line), EDGE.fullmatch(line)
+        if node:
+            named.append(node.group(1))
+        elif edge:
+            joined |= set(edge.groups())
+        elif re.fullmatch(r'subgraph [A-Z]\w*\["[^"\]]+"\]', line):
+            depth += 1
+        elif line == "end" and depth:
+            depth -= 1
+        else:
+            yield f"neither node, edge, subgraph nor end: {line}"
+    if depth:
+        yield "a subgraph without end"
+    for name in sorted({name for name in named if named.count(name) > 1}):
+        yield f"{name} is named twice"
+    for name in sorted(set(named) ^ joined):
+        yield f"{name} is named and not joined, or joined and not named"
+
+
+def diagrams_render(documents):
+    """Each Mermaid diagram is well-formed; ARCHITECTURE has two."""
+    for name, text in pages(documents).items():
+        diagrams = re.findall(r"^```mermaid\n(.*?)^```$", text, re.M | re.S)
+        if text.count("```mermaid") != len(diagrams):
+            yield f"{name}: a diagram without end"
+        if name == "docs/ARCHITECTURE.md" and len(diagrams) < 2:
+            yield f"{name}: {len(diagrams)} diagrams, expected the life of a request and the folders"
+        for diagram in diagrams:
+            for error in diagram_errors(diagram.split("\n")):
+                yield f"{name}: diagram: {error}"
+
+
+def pictures_render(documents):
+    """Each SVG is well-formed, has a size and text, and is shown by a document; each that is shown exists."""
+    shown = set()
+    for name, text in pages(documents).items():
+        for target in re.findall(r"!\[[^\]]*\]\(([^)]+\.svg)\)", text):
+            shown.add(posixpath.normpath(posixpath.join(posixpath.dirname(name), target)))
+    svgs = {name: text for name, text in documents.items() if name.endswith(".svg")}
+    for name in sorted(shown ^ set(svgs)):
+        yield f"{name}: shown and not there, or there and not shown"
+    for name, text in svgs.items():
+        try:
+            root = xml.etree.ElementTree.fromstring(text)
+        except xml.etree.ElementTree.ParseError as error:
+            yield f"{name}: {error}"
+            continue
+        if root.tag != "{http://www.w3.org/2000/svg}svg" or not {"width", "height", "viewBox"} <= set(root.attrib):
+            yield f"{name}: no svg of a size"
+        if not any(element.text for element in root.iter("{http://www.w3.org/2000/svg}text")):
+            yield f"{name}: no text"
+
+
+RULES = [all_words, average_sentence, longest_sentence, length_of_performance, short_decisions, diagrams_render,
+         pictures_render]
+
+DECISION = "## Decisions\n\n### Raw\n- Context: a.\n- Decision: b.\n- Consequence: c.\n"
+DIAGRAM = 'flowchart LR\n  subgraph S["s"]\n    A["a: b/c"]\n  end\n  B[("b")]\n  A --> B\n  B -->|"to"| A\n'
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9" viewBox="0 0 9 9"><text>a</text></svg>'
+
+
+def page_of(diagram):
+    return {"docs/A.md": f"# A\n\n```mermaid\n{diagram}```\n"}
+
+
 PLANTED = {
     all_words: [{"README.md": "word " * 20_000, "docs/A.md": "| word " * 6_001}],
     average_sentence: [{"README.md": "# Title\n\n" + "word " * 21 + "end.\n\n- " + "word " * 20 + "end!\n"},
@@ -147,8 +230,17 @@ PLANTED = {
     length_of_performance: [{"docs/PERFORMANCE.md": "\n" * 251}],
     short_decisions: [{"docs/ARCHITECTURE.md": DECISION + "more\n" * 4},
                       {"docs/ARCHITECTURE.md": DECISION + "x" * 101 + "\n"},
-                      {"docs/ARCHITECTURE.md": DECISION.replace("Consequence: ", "")},
+                      {"docs/ARCHITECTURE.md": DECISION.replace("- Consequence: ", "- ")},
                       {"docs/ARCHITECTURE.md": "# Architecture\n"}],
+    diagrams_render: [page_of(DIAGRAM.replace("flowchart LR", "flowchat LR")), page_of(DIAGRAM.replace("  end\n", "")),
+                      page_of(DIAGRAM.replace('"a: b/c"]', '"a: b/c"')), page_of(DIAGRAM.replace("A", "call")),
+                      page_of(DIAGRAM + '  C["c"]\n'), page_of(DIAGRAM + "  A --> C\n"), page_of(DIAGRAM + "  A -> B\n"),
+                      page_of(DIAGRAM + '  A["again"]\n'), {"docs/A.md": "```mermaid\n" + DIAGRAM},
+                      {"docs/ARCHITECTURE.md": page_of(DIAGRAM)["docs/A.md"]}],
+    pictures_render: [{"docs/pictures/a.svg": SVG}, {"README.md": "![a](docs/pictures/a.svg)\n"},
+                      {"docs/A.md": "![a](pictures/a.svg)\n", "docs/pictures/a.svg": SVG.replace("</text>", "")},
+                      {"docs/A.md": "![a](pictures/a.svg)\n", "docs/pictures/a.svg": SVG.replace("width", "w")},
+                      {"docs/A.md": "![a](pictures/a.svg)\n", "docs/pictures/a.svg": SVG.replace("text", "path")}],
 }
 # What the same rules let pass: limits reached, and what is no sentence.
 KEPT = {
@@ -160,6 +252,8 @@ KEPT = {
                        {"README.md": "Run `" + "a " * 60 + "`, then look.\n"}],
     length_of_performance: [{"docs/PERFORMANCE.md": "\n" * 250}],
     short_decisions: [{"docs/ARCHITECTURE.md": DECISION + "more\n" * 3 + "\n## Next\n" + "more\n" * 9}],
+    diagrams_render: [page_of(DIAGRAM), {"docs/ARCHITECTURE.md": page_of(DIAGRAM)["docs/A.md"] * 2}],
+    pictures_render: [{"docs/A.md": "![a](pictures/a.svg)\n", "docs/pictures/a.svg": SVG}],
 }
 
 
@@ -188,7 +282,7 @@ def test_rule_lets_the_limit_pass(rule):
 
 def main():
     total = 0
-    for name, text in load_documents().items():
+    for name, text in pages(load_documents()).items():
         lengths = [len(sentence) for sentence in sentences(text)] or [0]
         total += len(text.split())
         average = sum(lengths) / len(lengths)
