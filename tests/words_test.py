@@ -147,7 +147,7 @@ def short_decisions(documents):
 # ---- Pictures.
 
 NODE = re.compile(r'([A-Z]\w*)(?:\["([^"\]]+)"\]|\[\("([^"\]]+)"\)\])')  # Id["text"], Id[("text")]
-EDGE = re.compile(r'([A-Z]\w*) (?:-->|<-->|-->\|"[^"|]+"\|) ([A-Z]\w*)')  # A --> B, A <--> B, A -->|"text"| B
+EDGE = re.compile(r'([A-Z]\w*) <?-->(?:\|"[^"|]+"\|)? ([A-Z]\w*)')  # A --> B, A <--> B, A -->|"text"| B
 
 
 def diagram_errors(lines):
