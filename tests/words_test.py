@@ -144,6 +144,17 @@ def short_decisions(documents):
                 yield f"docs/ARCHITECTURE.md: {title}: no line that begins with {part}"
 
 
+def figures_are_current(documents):
+    """Each quantity in README's table of figures stands in PERFORMANCE.md too."""
+    table = re.search(r"^\| figure .*\n\|[-|]+\n((?:\|.*\n)+)", documents.get("README.md", ""), re.M)
+    if "README.md" in documents and not table:
+        yield "README.md: no table of figures"
+    for row in table.group(1).splitlines() if table else []:
+        for quantity in re.findall(r"\d[\d.]*(?: / \d[\d.]*)?", row.split("|")[2]):
+            if not re.search(rf"(?<![\d.]){re.escape(quantity)}(?![\d.])", documents.get("docs/PERFORMANCE.md", "")):
+                yield f"README.md: {quantity} is not in docs/PERFORMANCE.md: {row}"
+
+
 # ---- Pictures.
 
 NODE = re.compile(r'([A-Z]\w*)(?:\["([^"\]]+)"\]|\[\("([^"\]]+)"\)\])')  # Id["text"], Id[("text")]
@@ -209,10 +220,11 @@ def pictures_render(documents):
             yield f"{name}: no text"
 
 
-RULES = [all_words, average_sentence, longest_sentence, length_of_performance, short_decisions, diagrams_render,
-         pictures_render]
+RULES = [all_words, average_sentence, longest_sentence, length_of_performance, short_decisions,
+         figures_are_current, diagrams_render, pictures_render]
 
 DECISION = "## Decisions\n\n### Raw\n- Context: a.\n- Decision: b.\n- Consequence: c.\n"
+FIGURES = "| figure | |\n|---|---|\n| a | 1.5 times; 65 / 320 µs |\n"
 DIAGRAM = 'flowchart LR\n  subgraph S["s"]\n    A["a: b/c"]\n  end\n  B[("b")]\n  A --> B\n  B -->|"to"| A\n'
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9" viewBox="0 0 9 9"><text>a</text></svg>'
 
@@ -232,6 +244,8 @@ PLANTED = {
                       {"docs/ARCHITECTURE.md": DECISION + "x" * 101 + "\n"},
                       {"docs/ARCHITECTURE.md": DECISION.replace("- Consequence: ", "- ")},
                       {"docs/ARCHITECTURE.md": "# Architecture\n"}],
+    figures_are_current: [{"README.md": FIGURES, "docs/PERFORMANCE.md": "1.5, 65 / 32"},
+                          {"README.md": FIGURES, "docs/PERFORMANCE.md": "11.5, 65 / 320"}, {"README.md": "# A\n"}],
     diagrams_render: [page_of(DIAGRAM.replace("flowchart LR", "flowchat LR")), page_of(DIAGRAM.replace("  end\n", "")),
                       page_of(DIAGRAM.replace('"a: b/c"]', '"a: b/c"')), page_of(DIAGRAM.replace("A", "call")),
                       page_of(DIAGRAM + '  C["c"]\n'), page_of(DIAGRAM + "  A --> C\n"), page_of(DIAGRAM + "  A -> B\n"),
@@ -252,6 +266,7 @@ KEPT = {
                        {"README.md": "Run `" + "a " * 60 + "`, then look.\n"}],
     length_of_performance: [{"docs/PERFORMANCE.md": "\n" * 250}],
     short_decisions: [{"docs/ARCHITECTURE.md": DECISION + "more\n" * 3 + "\n## Next\n" + "more\n" * 9}],
+    figures_are_current: [{"README.md": FIGURES, "docs/PERFORMANCE.md": "| 1.5 / 2 | 65 / 320 |"}],
     diagrams_render: [page_of(DIAGRAM), {"docs/ARCHITECTURE.md": page_of(DIAGRAM)["docs/A.md"] * 2}],
     pictures_render: [{"docs/A.md": "![a](pictures/a.svg)\n", "docs/pictures/a.svg": SVG}],
 }
