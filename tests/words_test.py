@@ -26,6 +26,7 @@ MAX_SENTENCE = 45
 MAX_PERFORMANCE_LINES = 250
 MAX_DECISION_LINES = 6
 MAX_DECISION_WIDTH = 100
+FOLDERS = ("base", "net", "attention", "kernels", "proto", "server", "client", "tools", "tests", "deploy", "third_party")
 ABBREVIATIONS = ("e.g.", "i.e.", "cf.", "vs.", "etc.")
 
 
@@ -155,6 +156,14 @@ def figures_are_current(documents):
                 yield f"README.md: {quantity} is not in docs/PERFORMANCE.md: {row}"
 
 
+def paths_exist(documents):
+    """Each `folder/file` that a document names is there; smNN and the like stand for a choice."""
+    for name, text in pages(documents).items():
+        for path in re.findall(r"`([a-z0-9_]+/[a-z0-9_./-]*)`", text):
+            if path.split("/")[0] in FOLDERS and not os.path.exists(os.path.join(ROOT, path)):
+                yield f"{name}: there is no {path}"
+
+
 # ---- Pictures.
 
 NODE = re.compile(r'([A-Z]\w*)(?:\["([^"\]]+)"\]|\[\("([^"\]]+)"\)\])')  # Id["text"], Id[("text")]
@@ -221,7 +230,7 @@ def pictures_render(documents):
 
 
 RULES = [all_words, average_sentence, longest_sentence, length_of_performance, short_decisions,
-         figures_are_current, diagrams_render, pictures_render]
+         figures_are_current, paths_exist, diagrams_render, pictures_render]
 
 DECISION = "## Decisions\n\n### Raw\n- Context: a.\n- Decision: b.\n- Consequence: c.\n"
 FIGURES = "| figure | |\n|---|---|\n| a | 1.5 times; 65 / 320 µs |\n"
@@ -246,6 +255,7 @@ PLANTED = {
                       {"docs/ARCHITECTURE.md": "# Architecture\n"}],
     figures_are_current: [{"README.md": FIGURES, "docs/PERFORMANCE.md": "1.5, 65 / 32"},
                           {"README.md": FIGURES, "docs/PERFORMANCE.md": "11.5, 65 / 320"}, {"README.md": "# A\n"}],
+    paths_exist: [{"docs/A.md": "see `server/none.h`\n"}, {"docs/A.md": "see `tests/none/`\n"}],
     diagrams_render: [page_of(DIAGRAM.replace("flowchart LR", "flowchat LR")), page_of(DIAGRAM.replace("  end\n", "")),
                       page_of(DIAGRAM.replace('"a: b/c"]', '"a: b/c"')), page_of(DIAGRAM.replace("A", "call")),
                       page_of(DIAGRAM + '  C["c"]\n'), page_of(DIAGRAM + "  A --> C\n"), page_of(DIAGRAM + "  A -> B\n"),
@@ -267,6 +277,7 @@ KEPT = {
     length_of_performance: [{"docs/PERFORMANCE.md": "\n" * 250}],
     short_decisions: [{"docs/ARCHITECTURE.md": DECISION + "more\n" * 3 + "\n## Next\n" + "more\n" * 9}],
     figures_are_current: [{"README.md": FIGURES, "docs/PERFORMANCE.md": "| 1.5 / 2 | 65 / 320 |"}],
+    paths_exist: [{"docs/A.md": "`tests/words_test.py`, `tests/`, `kernels/smNN/`, `and/or`\n"}],
     diagrams_render: [page_of(DIAGRAM), {"docs/ARCHITECTURE.md": page_of(DIAGRAM)["docs/A.md"] * 2}],
     pictures_render: [{"docs/A.md": "![a](pictures/a.svg)\n", "docs/pictures/a.svg": SVG}],
 }
