@@ -166,8 +166,8 @@ def cuda_only_in_driver(tree):
 
 def architecture_is_a_tag(tree):
     yield from match_lines(tree, lambda n: n.endswith(CPP), r"^[^/]*__CUDA_ARCH__", "the architecture is a template tag")
-    yield from match_lines(tree, lambda n: n.endswith(CPP) and not re.search(r"(ptx\.h|entry\.cu|\.cuh?)$", n),
-                           r"^[^/]*\b(threadIdx|blockIdx)\b\.", "only entry.cu reads it")
+    yield from match_lines(tree, lambda n: n.endswith(CPP) and not n.endswith((".cu", ".cuh")),
+                           r"^[^/]*\b(threadIdx|blockIdx)\b\.", "only entry.cuh reads it")
 
 
 # ---- gRPC, protobuf, OpenSSL and libc by their public interfaces.

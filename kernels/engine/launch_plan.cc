@@ -6,6 +6,7 @@
 #include "attention/cost.h"
 #include "base/check.h"
 #include "base/round_up.h"
+#include "kernels/engine/layout/tile_work.h"
 
 namespace attnd::cuda {
 namespace {

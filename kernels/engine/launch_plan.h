@@ -8,6 +8,7 @@
 
 #include "absl/types/span.h"
 #include "kernels/engine/device/kernel_device.h"
+#include "kernels/engine/layout/descriptors.h"
 #include "kernels/engine/layout/launch_layout.h"
 #include "kernels/engine/selection.h"
 

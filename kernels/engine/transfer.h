@@ -18,6 +18,7 @@
 #include "kernels/backend.h"
 #include "kernels/engine/copy_merger.h"
 #include "kernels/engine/device/kernel_device.h"
+#include "kernels/engine/layout/descriptors.h"
 #include "kernels/engine/layout/launch_layout.h"
 #include "kernels/engine/layout/staging.h"
 

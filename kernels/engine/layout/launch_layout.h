@@ -1,12 +1,7 @@
-// Launch layout: how calls become one launch: where each tensor lies in the device's arena, which
-// parts each call is cut into, and the descriptors and tile lists that the kernels read
-// (kernels/rules/params.h).
+// Launch layout: where each tensor of a launch's calls lies in the device's arena.
 //
-// A part is what one ProblemDesc describes: a whole call, or in bfloat16 one (batch entry, KV head)
-// of it, because each of those has powers of two of its own (staging.h).
-//
-// Use: lay out (LayOut…), reserve the arena, then describe (Describe…) with its address. Nothing
-// here touches a device. Pure functions; any thread.
+// Use: lay out (LayOut…), reserve the arena, then describe (descriptors.h) with its address.
+// Nothing here touches a device. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -36,19 +31,6 @@ struct CallLayout {
   int64_t kept_v = 0, kept_o = 0;
   int64_t tile_lists = -1;
   TileLists lists = {};  // without their address
-};
-
-// The powers of two that a part's tensors were divided by; 0 in float16. kept_v: what a forward's
-// V and O are divided by for backward.
-struct Exponents {
-  int q = 0, k = 0, v = 0, d_o = 0, kept_v = 0;
-};
-
-struct Part {
-  int call = 0;  // index in the launch
-  int64_t batch_begin = 0, batches = 0;
-  int64_t kv_head_begin = 0, kv_heads = 0;
-  Exponents exponents;
 };
 
 // The tiles of a kernel, of which a bool mask's are listed: in lines of its key tiles (backward) or
@@ -84,45 +66,13 @@ CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLay
 void LayOutGradients(CallLayout& layout, int tile_head_dim, bool dq_rest, ArenaLayout& arena);
 // Nothing without a bool mask.
 void LayOutTileLists(CallLayout& layout, const MaskTiling& tiling, ArenaLayout& arena);
+// How many lines the lists of one (batch entry, head) have.
+int64_t MaskLines(const BroadcastShape& mask, const MaskTiling& tiling);
 // For tensors that were laid out for a memory of their own, which begins `shift` bytes after the
 // arena (or before it).
 void PlaceOutside(CallLayout& layout, int64_t shift);
 // What the problem itself holds: slopes, sink logits, sequences. After the tensors of all calls, so
 // that one copy brings the small things of a launch.
 void LayOutConstants(CallLayout& layout, ArenaLayout& arena);
-
-// Float16: the call itself. Bfloat16: its (batch entry or sequence, KV head) pairs, exponents 0;
-// where a bias gradient sums over entries or heads, the call itself again, with common exponents.
-std::vector<Part> PartsOf(const Problem& problem, int call);
-
-// What the sequences' region holds: one for each batch entry or sequence of the call, as the
-// kernels of PartsOf read them.
-std::vector<SequenceDesc> SequencesOf(const Problem& problem);
-
-// `arena` is the arena's device address.
-ProblemDesc Describe(const CallLayout& layout, const Part& part, uint64_t arena);
-
-// Tiles of rows of every (part, batch entry, query head), most visible keys first.
-std::vector<TileWork> ForwardTiles(absl::Span<const Problem* const> problems,
-                                   absl::Span<const Part> parts, int q_rows);
-// Tiles of keys of every (part, batch entry, KV head), most visiting rows first.
-std::vector<TileWork> BackwardTiles(absl::Span<const Problem* const> problems,
-                                    absl::Span<const Part> parts, int kv_rows);
-// Every (part, batch entry, query head).
-std::vector<TileWork> HeadTiles(absl::Span<const Problem* const> problems,
-                                absl::Span<const Part> parts);
-// 16×16 numbers of every wanted bias gradient; those of a part of a call are the part's own.
-std::vector<TileWork> BiasTiles(absl::Span<const Problem* const> problems,
-                                absl::Span<const Part> parts);
-// 64 rows of every head of O and V of the parts whose call keeps rows (CallLayout).
-std::vector<TileWork> KeepRowsTiles(absl::Span<const CallLayout> layouts,
-                                    absl::Span<const Part> parts);
-// Every line of every (batch entry, head) of every bool mask, in the part that it begins.
-std::vector<TileWork> MaskLineTiles(absl::Span<const Problem* const> problems,
-                                    absl::Span<const Part> parts, const MaskTiling& tiling);
-int64_t MaskLineCount(const Problem& problem, const MaskTiling& tiling);
-// 64 rows of every (part, batch entry, query head): what the Delta and dQ kernels visit.
-std::vector<TileWork> RowBlockTiles(absl::Span<const Problem* const> problems,
-                                    absl::Span<const Part> parts);
 
 }  // namespace attnd::cuda

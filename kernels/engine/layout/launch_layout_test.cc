@@ -10,6 +10,8 @@
 #include "attention/random_problem.h"
 #include "attention/score_rule.h"
 #include "gtest/gtest.h"
+#include "kernels/engine/layout/descriptors.h"
+#include "kernels/engine/layout/tile_work.h"
 
 namespace attnd::cuda {
 namespace {

@@ -1,0 +1,239 @@
+#include "kernels/engine/layout/descriptors.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/dropout.h"
+#include "attention/tensor_view.h"
+
+namespace attnd::cuda {
+namespace {
+
+int32_t Clamp(int64_t keys) {
+  return static_cast<int32_t>(std::clamp<int64_t>(keys, -kUnboundedKeys, kUnboundedKeys));
+}
+
+BroadcastTensor Broadcast(const BroadcastShape& s, int64_t row_units) {
+  BroadcastTensor t = {};
+  t.row = s.rows == 1 ? 0 : row_units;
+  t.head = s.heads == 1 ? 0 : s.rows * row_units;
+  t.batch = s.batch == 1 ? 0 : s.heads * s.rows * row_units;
+  t.column = s.columns == 1 ? 0 : 1;
+  return t;
+}
+
+// A device address plus elements, as the pointer that a descriptor holds.
+template <class T>
+T* At(uint64_t arena, int64_t offset, int64_t elements = 0) {
+  return reinterpret_cast<T*>(arena + static_cast<uint64_t>(offset) +
+                              static_cast<uint64_t>(elements) * sizeof(T));
+}
+
+// The first row of head `head` of a part, in the padded tensor at `offset`.
+RowTensor Rows(const RowShape& shape, uint64_t arena, int64_t offset, int64_t batch, int64_t head) {
+  TensorStrides strides = shape.PaddedStrides();
+  return {At<uint16_t>(arena, offset, strides.Row(batch, head, 0)), strides.batch, strides.head,
+          strides.row};
+}
+
+int32_t BiasCode(ElementType element) {
+  switch (element) {
+    case ElementType::kFloat16:
+      return kBiasFloat16;
+    case ElementType::kBFloat16:
+      return kBiasBFloat16;
+    case ElementType::kFloat32:
+      return kBiasFloat32;
+  }
+  return kBiasNone;
+}
+
+int32_t DenominatorCodeOf(DenominatorKind kind) {
+  switch (kind) {
+    case DenominatorKind::kSoftmax:
+      return kDenominatorSoftmax;
+    case DenominatorKind::kZeroRest:
+      return kDenominatorZeroRest;
+    case DenominatorKind::kSink:
+      return kDenominatorSink;
+  }
+  return kDenominatorSoftmax;
+}
+
+// Whether the call's parts are its (batch entry, KV head) pairs.
+bool IsCut(const Problem& p) {
+  if (p.element != ElementType::kBFloat16) return false;
+  if (!p.bias || !p.bias->want_gradient) return true;
+  return p.bias->shape.batch == p.batch && p.bias->shape.heads == p.q_heads;
+}
+
+int64_t LseBatchStride(const Problem& p) { return IsPacked(p.layout) ? 0 : p.q_heads * p.q_len; }
+
+// Where a part begins in the call's tensors.
+struct Origin {
+  int64_t batch;  // of the dense tensors' batch stride; 0 in packed layouts
+  int64_t entry;  // batch entry or sequence
+  int64_t q_head, kv_head;
+};
+Origin OriginOf(const Problem& p, const Part& part) {
+  return {IsPacked(p.layout) ? 0 : part.batch_begin, part.batch_begin,
+          part.kv_head_begin * p.group_size(), part.kv_head_begin};
+}
+
+void DescribeScores(const CallLayout& at, const Origin& from, uint64_t arena, ProblemDesc& desc) {
+  const Problem& p = *at.problem;
+  desc.softcap = p.softcap;
+  if (at.tile_lists >= 0) {
+    desc.tile_lists = at.lists;
+    desc.tile_lists.data = At<uint16_t>(arena, at.tile_lists,
+                                        from.entry * at.lists.batch + from.q_head * at.lists.head);
+  }
+  if (p.bool_mask.has_value()) {
+    desc.mask = Broadcast(p.bool_mask->shape, p.bool_mask->row_bytes());
+    desc.mask.data =
+        At<uint8_t>(arena, at.mask, from.entry * desc.mask.batch + from.q_head * desc.mask.head);
+  }
+  if (p.bias.has_value()) {
+    desc.bias = Broadcast(p.bias->shape, p.bias->shape.columns);
+    int64_t first = from.entry * desc.bias.batch + from.q_head * desc.bias.head;
+    desc.bias.data = At<uint8_t>(arena, at.bias, first * ElementBytes(p.bias->element));
+    desc.bias.element = BiasCode(p.bias->element);
+    desc.bias.has_pairs = ElementBytes(p.bias->element) == 2 && p.bias->shape.columns % 2 == 0;
+    if (at.d_bias >= 0) desc.d_bias = At<float>(arena, at.d_bias, first);
+  }
+  if (!p.alibi_slopes.empty()) {
+    desc.alibi_batch = static_cast<int64_t>(p.alibi_slopes.size()) == p.q_heads ? 0 : p.q_heads;
+    desc.alibi_slopes = At<float>(arena, at.alibi, from.entry * desc.alibi_batch + from.q_head);
+  }
+  if (p.bias.has_value()) {
+    desc.bias_rows = p.bias->shape.rows;
+    desc.bias_columns = p.bias->shape.columns;
+  }
+  desc.denominator = DenominatorCodeOf(p.denominator);
+  if (at.sink >= 0) desc.sink_logits = At<float>(arena, at.sink, from.q_head);
+  if (at.d_sink >= 0) {
+    desc.d_sink = At<float>(arena, at.d_sink, from.entry * p.q_heads + from.q_head);
+  }
+}
+
+void DescribeDropout(const Problem& p, const Origin& from, ProblemDesc& desc) {
+  DropoutStream stream = MakeDropoutStream(p.dropout.seed, p.dropout.offset, 0);
+  desc.dropout_threshold = p.dropout.threshold;
+  desc.dropout_scale = DropoutScale(p.dropout.threshold);
+  desc.dropout_key_lo = stream.key_lo;
+  desc.dropout_key_hi = stream.key_hi;
+  desc.dropout_offset_lo = stream.offset_lo;
+  desc.dropout_head = p.DropoutHeadIndex(from.entry, from.q_head);
+  desc.dropout_batch = p.DropoutHeadIndex(1, 0) - p.DropoutHeadIndex(0, 0);
+}
+
+void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
+                       ProblemDesc& desc) {
+  const Problem& p = *at.problem;
+  int64_t lse = from.batch * desc.lse_batch + from.q_head * desc.lse_head;
+  desc.d_o = Rows(OutputRows(p), arena, at.d_o, from.batch, from.q_head);
+  desc.d_q = Rows(QueryRows(p), arena, at.d_q, from.batch, from.q_head);
+  desc.d_k = Rows(KeyRows(p), arena, at.d_k, from.batch, from.kv_head);
+  desc.d_v = Rows(ValueRows(p), arena, at.d_v, from.batch, from.kv_head);
+  desc.delta = At<float>(arena, at.delta, lse);
+  if (at.d_lse >= 0) desc.d_lse = At<float>(arena, at.d_lse, lse);
+  int64_t head = from.entry * p.q_heads + from.q_head;
+  desc.dq_sums = At<float>(arena, at.dq_sums, head * at.dq_head);
+  desc.dq_head = at.dq_head;
+  desc.dq_rest = at.dq_rest;
+  desc.dq_non_finite = At<uint32_t>(arena, at.dq_non_finite, head * at.non_finite_head);
+  desc.non_finite_head = at.non_finite_head;
+  desc.stabilizer = At<float>(arena, at.stabilizer, lse);
+  desc.dq_factor = At<float>(arena, at.dq_factor, lse);
+  desc.gradient_bounds =
+      At<uint32_t>(arena, at.gradient_bounds,
+                   (from.entry * p.kv_heads + from.kv_head) * int64_t{kGradientBoundWords});
+}
+
+// Gradients of the scaled problem times these are those of the call: with L' = L·2^−(d_o + v),
+// dX = dX'·2^(d_o + v − x) and dV = dV'·2^d_o.
+void DescribeGradientElement(const Problem& p, const Exponents& exponents, ProblemDesc& desc) {
+  desc.bfloat16_gradients = p.element == ElementType::kBFloat16;
+  desc.d_q_exponent = exponents.d_o + exponents.v - exponents.q;
+  desc.d_k_exponent = exponents.d_o + exponents.v - exponents.k;
+  desc.d_v_exponent = exponents.d_o;
+}
+
+void DescribeKeptRows(const CallLayout& at, const Part& part, const Origin& from, uint64_t arena,
+                      ProblemDesc& desc) {
+  const Problem& p = *at.problem;
+  desc.kept_v = Rows(ValueRows(p), arena, at.kept_v, from.batch, from.kv_head);
+  desc.kept_o = Rows(OutputRows(p), arena, at.kept_o, from.batch, from.q_head);
+  desc.v_exponent = part.exponents.v;
+  desc.kept_v_exponent = part.exponents.kept_v;
+}
+
+}  // namespace
+
+SequenceDesc DescribeSequence(const Problem& p, int64_t batch_index) {
+  Sequence s = p.SequenceAt(batch_index);
+  int64_t low = p.window_left < 0 ? -kUnboundedKeys : s.offset - p.window_left;
+  int64_t high = p.window_right < 0 ? kUnboundedKeys : s.offset + p.window_right;
+  if (p.causal) high = std::min(high, s.offset);
+  SequenceDesc desc;
+  desc.q_begin = static_cast<int32_t>(s.q_begin);
+  desc.q_len = static_cast<int32_t>(s.q_len);
+  desc.kv_begin = static_cast<int32_t>(s.kv_begin);
+  desc.kv_len = static_cast<int32_t>(s.kv_len);
+  desc.low = Clamp(low);
+  desc.high = Clamp(high);
+  desc.diagonal = Clamp(s.offset);
+  desc.batch = IsPacked(p.layout) ? 0 : static_cast<int32_t>(batch_index);
+  return desc;
+}
+
+std::vector<Part> PartsOf(const Problem& p, int call) {
+  if (!IsCut(p)) return {{call, 0, p.batch, 0, p.kv_heads, {}}};
+  std::vector<Part> parts;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.kv_heads; ++h) parts.push_back({call, b, 1, h, 1, {}});
+  }
+  return parts;
+}
+
+std::vector<SequenceDesc> SequencesOf(const Problem& p) {
+  std::vector<SequenceDesc> sequences;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    sequences.push_back(DescribeSequence(p, b));
+    if (IsCut(p)) sequences.back().batch = 0;  // parts of one entry
+  }
+  return sequences;
+}
+
+ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
+  const Problem& p = *at.problem;
+  const Origin from = OriginOf(p, part);
+  ProblemDesc desc = {};
+  desc.q = Rows(QueryRows(p), arena, at.q, from.batch, from.q_head);
+  desc.k = Rows(KeyRows(p), arena, at.k, from.batch, from.kv_head);
+  desc.v = Rows(ValueRows(p), arena, at.v, from.batch, from.kv_head);
+  desc.o = Rows(OutputRows(p), arena, at.o, from.batch, from.q_head);
+  desc.lse_batch = LseBatchStride(p);
+  desc.lse_head = p.q_len;
+  desc.lse = At<float>(arena, at.lse, from.batch * desc.lse_batch + from.q_head * desc.lse_head);
+  desc.sequences = At<SequenceDesc>(arena, at.sequences, part.batch_begin);
+  desc.batch_count = static_cast<int32_t>(part.batches);
+  desc.kv_heads = static_cast<int32_t>(part.kv_heads);
+  desc.group = static_cast<int32_t>(p.group_size());
+  desc.q_heads = desc.kv_heads * desc.group;
+  desc.qk_chunks = static_cast<int32_t>(PaddedDim(p.qk_head_dim) / kChunk);
+  desc.v_chunks = static_cast<int32_t>(PaddedDim(p.v_head_dim) / kChunk);
+  double scale = std::ldexp(double{p.ResolvedScale()}, part.exponents.q + part.exponents.k);
+  desc.scale = static_cast<float>(scale);
+  desc.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
+  DescribeScores(at, from, arena, desc);
+  DescribeDropout(p, from, desc);
+  if (at.keeps_rows) DescribeKeptRows(at, part, from, arena, desc);
+  if (at.d_o >= 0) {
+    DescribeGradients(at, from, arena, desc);
+    DescribeGradientElement(p, part.exponents, desc);
+  }
+  return desc;
+}
+
+}  // namespace attnd::cuda
