@@ -1,6 +1,6 @@
 #include "client/cpp/attention_client.h"
 
-#include <grpcpp/generic/generic_stub.h>
+#include <grpc/grpc.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,7 +11,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/cpu_quota.h"
-#include "base/keep_grpc.h"
 #include "base/status_macros.h"
 #include "client/cpp/call_runner.h"
 #include "client/cpp/connections.h"
@@ -36,9 +35,17 @@ constexpr size_t kMaxRequestIdBytes = 64;
 constexpr absl::Duration kSmallCallTimeout = absl::Milliseconds(500);
 constexpr int64_t kChunkOverhead = 64;  // of a chunk's message beside its data
 
-// On 16 cores 6 move as much as 8 with less processor time, 4 and 12 less (docs/PERFORMANCE.md).
+// On 16 cores 6 move as much as 8 with less processor time, 4 and 12 less.
 int BulkThreads() { return std::clamp(AvailableCpus() * 3 / 8, 2, 8); }
-int OwnBulkThreads() { return std::clamp(AvailableCpus(), 2, 16); }
+
+// gRPC's shutdown joins a thread that may wait ten seconds for a socket, so that a program which
+// ends its last client would stand still for as long: gRPC stays until the process ends.
+void KeepGrpcRunning() {
+  [[maybe_unused]] static const bool kept = [] {
+    grpc_init();
+    return true;
+  }();
+}
 
 std::string RandomRequestId() {
   thread_local absl::BitGen random;
@@ -138,7 +145,7 @@ class AttentionClient::Impl {
         clock_(std::move(clock)),
         connections_(std::move(connections)),
         budget_(options_.retry),
-        bulk_queue_(BulkThreads(), OwnBulkThreads()),
+        bulk_queue_(BulkThreads()),
         max_lanes_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
         lane_threads_(max_lanes_),
         shared_memory_(MakeSharedMemory(options_)),
@@ -411,7 +418,7 @@ class AttentionClient::Impl {
 
 absl::StatusOr<std::unique_ptr<AttentionClient>> AttentionClient::Connect(ClientOptions options) {
   auto clock = std::make_unique<RealClock>();
-  KeepGrpc();
+  KeepGrpcRunning();
   ASSIGN_OR_RETURN(std::unique_ptr<Connections> connections, Connections::Create(options, *clock));
   return std::unique_ptr<AttentionClient>(new AttentionClient(
       std::make_unique<Impl>(std::move(options), std::move(clock), std::move(connections))));

@@ -34,7 +34,6 @@ BulkQueue::~BulkQueue() {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
     threads.swap(threads_);
-    for (const auto& sockets : own_sockets_) sockets->Wake();
   }
   for (std::thread& thread : threads) thread.join();
   queue_.Shutdown();
@@ -48,29 +47,7 @@ void BulkQueue::Begin() {
   absl::MutexLock lock(&mutex_);
   ++uses_;
   if (!threads_.empty()) return;
-  AddOwnThreads();
-  const int shared = own_sockets_.empty() ? shared_threads_ : 1;
-  for (int n = 0; n < shared; ++n) threads_.emplace_back([this] { Drive(); });
-}
-
-void BulkQueue::AddOwnThreads() {
-  for (int n = 0; n < own_threads_; ++n) {
-    auto sockets = OwnSockets::Create();
-    if (sockets == nullptr) return;
-    threads_.emplace_back([this, own = sockets.get()] { DriveOwn(*own); });
-    own_sockets_.push_back(std::move(sockets));
-  }
-}
-
-// Of gRPC's own tags some are for itself.
-void BulkQueue::DriveOwn(OwnSockets& sockets) {
-  auto tell = [](void* grpcs, bool ok) {
-    void* tag = grpcs;
-    if (!static_cast<grpc::internal::CompletionQueueTag*>(grpcs)->FinalizeResult(&tag, &ok)) return;
-    static_cast<QueueTag*>(tag)->sink->OnEvent(static_cast<QueueTag*>(tag), ok);
-  };
-  while (!stopping() && sockets.Drive(queue_.cq(), tell)) {
-  }
+  for (int n = 0; n < thread_count_; ++n) threads_.emplace_back([this] { Drive(); });
 }
 
 void BulkQueue::End() {

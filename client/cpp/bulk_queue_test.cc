@@ -52,7 +52,7 @@ TEST(Mailbox, WakesTheThreadThatWaits) {
 }
 
 TEST(BulkQueue, TellsEachEventToTheSinkOfItsTag) {
-  BulkQueue queue(3, 2);
+  BulkQueue queue(3);
   BulkQueue::Use use(queue);
   Listener listeners[2];
   std::vector<std::unique_ptr<Ring>> rings;
@@ -65,7 +65,7 @@ TEST(BulkQueue, TellsEachEventToTheSinkOfItsTag) {
 }
 
 TEST(BulkQueue, IsDrivenAgainAfterAPause) {
-  BulkQueue queue(1, 2);
+  BulkQueue queue(1);
   Listener listener;
   { BulkQueue::Use first(queue); }
   // Its thread lingers for less.

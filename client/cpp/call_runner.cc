@@ -20,7 +20,8 @@ namespace {
 
 // Another thread for each so many RPCs of a call.
 constexpr size_t kRpcsForALane = 2;
-// How long RPCs that should have ended, and their slices, may take before their connection closes.
+// How long RPCs that should have ended, and their slices, may take before calls get another
+// connection.
 constexpr absl::Duration kEndingGrace = absl::Milliseconds(200);
 
 std::chrono::system_clock::time_point ToGrpcTime(absl::Time time) {
@@ -261,7 +262,7 @@ class CallRunner::Lane final : public EventSink {
     if (HasRoom()) until = std::min(until, runner_.state_.NextDue());
     if (runner_.hedges_) until = std::min(until, NextLate());
     QueueTag* tag = NextEnd(until);
-    if (tag == nullptr) return CloseStuckConnections(in_flight_);
+    if (tag == nullptr) return ReplaceStuckConnections(in_flight_);
     void* owner = static_cast<ShardRpc::Tag*>(tag)->owner;
     auto it = std::find_if(in_flight_.begin(), in_flight_.end(),
                            [&](const auto& attempt) { return attempt.get() == owner; });
@@ -273,20 +274,21 @@ class CallRunner::Lane final : public EventSink {
   }
 
   // The arrays are the caller's again only when gRPC has dropped every slice. It does so when the
-  // bytes are written, or when the connection goes.
+  // bytes are written, or when TCP has given the connection up (Connections::kWriteTimeout).
   void TakeSlicesBack() {
     while (true) {
       std::erase_if(lending_, [](const auto& a) { return a->ledger.AllReturned(); });
       if (lending_.empty()) return;
-      CloseStuckConnections(lending_);
+      ReplaceStuckConnections(lending_);
       // Nothing is pending: this only lets gRPC do its reading and writing.
       NextEnd(absl::Now() + absl::Milliseconds(1));
+      if (look_around_ != nullptr) look_around_->Now();
     }
   }
 
   // gRPC ends a cancelled or late RPC only after the write in which it takes part. An RPC that is
   // still there a while after it should have ended waits for a peer that does not read.
-  void CloseStuckConnections(std::vector<std::unique_ptr<Attempt>>& attempts) {
+  void ReplaceStuckConnections(std::vector<std::unique_ptr<Attempt>>& attempts) {
     const absl::Time now = absl::Now();
     bool all = in_flight_.empty() || runner_.state_.failed() || now > runner_.deadline_;
     for (auto& attempt : attempts) {

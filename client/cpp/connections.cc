@@ -57,15 +57,15 @@ absl::Status ValidateOptions(const ClientOptions& o) {
   return absl::OkStatus();
 }
 
-// Measured with gRPC 1.51.1 (docs/PERFORMANCE.md): within a host the BDP probe costs 5 to 9 % of an
-// echo; without it a connection's window is 320 KiB (base/connection_window.h; gRPC's 64 in a
-// library) and 1 MiB for each stream, which leaves half of a link with 20 ms of round trip empty.
-// gRPC's own retries are off: they would hold slices of the caller's arrays, and cover only
-// requests below 256 KiB.
-grpc::ChannelArguments MakeArguments(const ClientOptions& options, bool this_host) {
+// Without the BDP probe a connection begins with a window of 64 KiB, for which the reply of a small
+// call waits, and half of a link with 20 ms of round trip stays empty. Within a host the probe
+// costs 5 to 9 % of a large transfer. gRPC's own retries are off: they would hold slices of the
+// caller's arrays, and cover only requests below 256 KiB. The keepalive timeout is TCP_USER_TIMEOUT
+// as well, which ends writes to a peer that has stopped reading.
+grpc::ChannelArguments MakeArguments(const ClientOptions& options, bool this_host, bool spare) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection for each channel
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, this_host ? 0 : 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, this_host && !spare ? 0 : 1);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, this_host ? 4 << 20 : 1 << 20);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
@@ -75,7 +75,8 @@ grpc::ChannelArguments MakeArguments(const ClientOptions& options, bool this_hos
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   arguments.SetMaxSendMessageSize(-1);  // PlanShards keeps to the server's limit
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(Connections::kWriteTimeout)));
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);  // a connection attempt's time limit
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
@@ -100,12 +101,9 @@ void Connection::Leave(grpc::ClientContext* context) {
 }
 
 void Connection::Retire() {
-  {
-    absl::MutexLock lock(&mutex_);
-    if (std::exchange(retired_, true)) return;
-    for (grpc::ClientContext* context : contexts_) context->TryCancel();
-  }
-  sockets_->Shutdown();
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(retired_, true)) return;
+  for (grpc::ClientContext* context : contexts_) context->TryCancel();
 }
 
 bool Connection::retired() const {
@@ -161,8 +159,9 @@ Connections::Connections(const ClientOptions& options,
 }
 
 void Connections::AddSlots(int address_index) {
-  for (int n = 0; n < options_.channels_per_address; ++n) slots_.push_back({Open(address_index)});
-  slots_.push_back({Open(address_index), true});
+  for (int n = 0; n < options_.channels_per_address; ++n)
+    slots_.push_back({Open(address_index, false)});
+  slots_.push_back({Open(address_index, true), true});
 }
 
 // A name without addresses now is left to gRPC, which asks again.
@@ -181,11 +180,10 @@ void Connections::AddAddress(const std::string& address) {
   }
 }
 
-std::shared_ptr<Connection> Connections::Open(int address_index) const {
+std::shared_ptr<Connection> Connections::Open(int address_index, bool spare) const {
   const Address& address = addresses_[address_index];
   const bool this_host = IsLocalAddress(address.target);
-  auto sockets = std::make_shared<ConnectionSockets>(this_host);
-  grpc::ChannelArguments arguments = MakeArguments(options_, this_host);
+  grpc::ChannelArguments arguments = MakeArguments(options_, this_host, spare);
   if (address.name >= 0) {  // what a certificate is for
     const ReplicaName& name = names_[address.name].name;
     arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, absl::StrCat(name.host, ":", name.port));
@@ -193,9 +191,8 @@ std::shared_ptr<Connection> Connections::Open(int address_index) const {
       arguments.SetSslTargetNameOverride(name.host);
     }
   }
-  ConnectionSockets::Watch(sockets, arguments);
   auto channel = grpc::CreateCustomChannel(address.target, credentials_, arguments);
-  return std::make_shared<Connection>(std::move(channel), std::move(sockets), address_index);
+  return std::make_shared<Connection>(std::move(channel), address_index);
 }
 
 std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vector<bool>& tried,
@@ -285,7 +282,7 @@ void Connections::Place(int name, const std::string& target) {
   if (place != addresses_.end()) {
     *place = {.target = target, .name = name};
     for (Slot& slot : slots_) {
-      if (slot.connection->address_index() == index) slot = {Open(index), slot.spare};
+      if (slot.connection->address_index() == index) slot = {Open(index, slot.spare), slot.spare};
     }
   } else if (addresses_.size() < kMostAddresses) {
     addresses_.push_back({.target = target, .name = name});
@@ -308,7 +305,9 @@ void Connections::Replace(const std::shared_ptr<Connection>& stuck) {
   {
     absl::MutexLock lock(&mutex_);
     for (Slot& slot : slots_) {
-      if (slot.connection == stuck) slot = {Open(stuck->address_index()), slot.spare};
+      if (slot.connection == stuck) {
+        slot = {Open(stuck->address_index(), slot.spare), slot.spare};
+      }
     }
   }
   stuck->Retire();

@@ -28,7 +28,6 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "client/cpp/client_options.h"
-#include "client/cpp/connection_sockets.h"
 #include "client/cpp/reconnector.h"
 #include "client/cpp/replica_names.h"
 
@@ -38,24 +37,19 @@ namespace attnd {
 // attempt keeps it until the attempt's slices are back.
 class Connection {
  public:
-  Connection(std::shared_ptr<grpc::Channel> channel, std::shared_ptr<ConnectionSockets> sockets,
-             int address_index)
-      : channel_(std::move(channel)), sockets_(std::move(sockets)), address_index_(address_index) {}
+  Connection(std::shared_ptr<grpc::Channel> channel, int address_index)
+      : channel_(std::move(channel)), address_index_(address_index) {}
 
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
-  ConnectionSockets& sockets() const { return *sockets_; }
   int address_index() const { return address_index_; }
 
   void Enter(grpc::ClientContext* context);  // cancels it at once when retired
   void Leave(grpc::ClientContext* context);
-  // Ends every call on it with CANCELLED and shuts its socket down, so that gRPC drops the bytes in
-  // its write buffer.
-  void Retire();
+  void Retire();  // ends every call on it with CANCELLED
   bool retired() const;
 
  private:
   const std::shared_ptr<grpc::Channel> channel_;
-  const std::shared_ptr<ConnectionSockets> sockets_;  // the channel's too
   const int address_index_;
   mutable absl::Mutex mutex_;
   std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
@@ -72,6 +66,8 @@ class Connections {
   ~Connections();
 
   static constexpr int64_t kSmallCallBytes = int64_t{256} << 10;
+  // TCP ends a connection whose peer has taken nothing for so long.
+  static constexpr absl::Duration kWriteTimeout = absl::Seconds(10);
 
   // The best connection for `bytes` more bytes; Release gives them back. `tried[a]`: the shard has
   // been at address a. `only`: the address that it must go to, -1: any.
@@ -87,7 +83,8 @@ class Connections {
   // Sees to it that a connection that has lost its server finds it again, calls or not.
   void Reconnect(const Connection& lost) { reconnector_.Drive(lost.channel()); }
 
-  // Puts a fresh connection in the place of one whose peer no longer reads, and retires that.
+  // Puts a fresh connection in the place of one whose peer no longer reads, and retires that. gRPC
+  // closes its socket when TCP gives up the write that hangs (kWriteTimeout).
   void Replace(const std::shared_ptr<Connection>& stuck);
 
   // The first connection of an address, for small calls about it.
@@ -127,7 +124,7 @@ class Connections {
               const Clock& clock, ReplicaLookup lookup);
   void AddAddress(const std::string& address);
   void AddSlots(int address_index);
-  std::shared_ptr<Connection> Open(int address_index) const;
+  std::shared_ptr<Connection> Open(int address_index, bool spare) const;
   // The name has these addresses now.
   void Update(int name, const std::vector<std::string>& found);
   void Place(int name, const std::string& target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

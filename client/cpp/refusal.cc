@@ -4,7 +4,6 @@
 
 #include "absl/strings/string_view.h"
 #include "client/cpp/error_detail.h"
-#include "client/cpp/grpc_status.h"
 
 namespace attnd {
 

@@ -121,7 +121,6 @@ class StreamRpc final : public ShardRpc {
 
   void Start(const Connection& connection, grpc::CompletionQueue& queue) override {
     grpc::GenericStub stub(connection.channel());
-    sockets_ = &connection.sockets();
     stream_ = stub.PrepareCall(&context_, call_.stream_method(), &queue);
     stream_->StartCall(TagOf(Op::kStart));
     ++pending_;
@@ -141,7 +140,6 @@ class StreamRpc final : public ShardRpc {
         break;
       case Op::kFinish:
         finished_ = true;
-        placing_.reset();
         if (!landed_.ok()) status_ = grpc::Status::OK;  // what it was cancelled for, Land tells
     }
     return finished_ && pending_ == 0;
@@ -179,20 +177,9 @@ class StreamRpc final : public ShardRpc {
     AskForMessage();  // gRPC goes on while this one lands
     if (!landed_.ok()) return;
     bool lost = race_ != nullptr && !race_->Claim(owner_);
-    landed_ = lost ? absl::CancelledError("another copy was first") : Take(message);
+    landed_ = lost ? absl::CancelledError("another copy was first") : reply_.Take(message);
     if (landed_.ok()) return;
-    placing_.reset();
     context_.TryCancel();  // nothing more of it is wanted
-  }
-  // With the first message: from here on what comes of chunks goes from the socket to the caller's
-  // arrays.
-  absl::Status Take(const grpc::ByteBuffer& message) {
-    std::vector<grpc::Slice> slices;
-    if (!std::exchange(begun_, true) && message.Dump(&slices).ok() && !slices.empty() &&
-        slices.front().size() >= PayloadReceiver::kLeastFirstBytes) {
-      placing_ = sockets_->Place(slices.front().begin(), reply_.placer());
-    }
-    return reply_.Take(message);
   }
   void Finish() {
     stream_->Finish(&status_, TagOf(Op::kFinish));
@@ -208,11 +195,8 @@ class StreamRpc final : public ShardRpc {
   ChunkSource& source_ = request_.source;
   LogicalCall::ReplyPlace place_;
   StreamReply reply_;
-  ConnectionSockets* sockets_ = nullptr;  // of the connection that it was started on
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
   grpc::ByteBuffer message_;
-  bool begun_ = false;
-  std::unique_ptr<PayloadReceiver::Placing> placing_;  // null: every chunk is copied
   absl::Status landed_;
   int pending_ = 0;
   bool finished_ = false;

@@ -31,8 +31,7 @@ constexpr uint32_t VarintTag(int field) {
 
 }  // namespace
 
-StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads)
-    : placer_([this](const ChunkForm& chunk) { return PlaceOf(chunk); }) {
+StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads) {
   for (const ReplyPayload& payload : payloads) {
     landings_.push_back(
         {payload, RunCursor(payload.runs, static_cast<std::byte*>(payload.tensor))});
@@ -40,7 +39,6 @@ StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads)
 }
 
 absl::Status StreamReply::Take(const grpc::ByteBuffer& message) {
-  ++messages_;
   grpc::ByteBuffer slices = message;  // the reader consumes its buffer
   grpc::ProtoBufferReader reader(&slices);
   if (!reader.status().ok()) return Malformed(reader.status().error_message());
@@ -106,31 +104,11 @@ absl::Status StreamReply::TakeChunk(CodedInputStream& in) {
 }
 
 absl::Status StreamReply::Land(CodedInputStream& in, int64_t bytes, Landing& landing) {
-  const absl::optional<int64_t> delivered =
-      placer_.DeliveredBytes(messages_ - 1, static_cast<uint64_t>(landing.payload.field_number),
-                             static_cast<uint64_t>(landing.received), bytes);
-  if (!delivered.has_value()) return Malformed("the connection ended in a chunk");
-  const int64_t placed = bytes - *delivered;
-  if (!ScatterFrom(in, *delivered, landing.cursor) || !in.Skip(static_cast<int>(placed))) {
+  if (!ScatterFrom(in, bytes, landing.cursor)) {
     return Malformed(absl::StrCat(landing.payload.name, ": is cut off"));
   }
-  landing.cursor.Skip(placed);
   landing.received += bytes;
   return absl::OkStatus();
-}
-
-std::byte* StreamReply::PlaceOf(const ChunkForm& chunk) const {
-  for (const Landing& landing : landings_) {
-    if (static_cast<uint64_t>(landing.payload.field_number) != chunk.field) continue;
-    const StridedRuns& runs = landing.payload.runs;
-    if (chunk.offset > static_cast<uint64_t>(runs.total_bytes())) return nullptr;
-    const auto offset = static_cast<int64_t>(chunk.offset);
-    if (chunk.data_bytes > runs.total_bytes() - offset) return nullptr;
-    const int64_t run = offset / runs.run_bytes, within = offset % runs.run_bytes;
-    if (within + chunk.data_bytes > runs.run_bytes) return nullptr;
-    return static_cast<std::byte*>(landing.payload.tensor) + runs.RunOffset(run) + within;
-  }
-  return nullptr;
 }
 
 absl::Status StreamReply::CheckComplete() const {

@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "client/cpp/reply_decoder.h"
 #include "proto/attnd/v1/attention.pb.h"
-#include "proto/attnd/v1/chunk_placer.h"
 
 namespace attnd {
 
@@ -21,8 +20,6 @@ class StreamReply {
 
   // The stream's next message.
   absl::Status Take(const grpc::ByteBuffer& message);
-  // Puts data of messages that are still to come where they go, past Take; on any one thread.
-  MessagePlacer& placer() { return placer_; }
   // After the last message.
   absl::Status CheckComplete() const;
   const ReplyHeader& header() const { return header_; }
@@ -36,12 +33,8 @@ class StreamReply {
   absl::Status TakeHeader(google::protobuf::io::CodedInputStream& in, int64_t bytes);
   absl::Status TakeChunk(google::protobuf::io::CodedInputStream& in);
   absl::Status Land(google::protobuf::io::CodedInputStream& in, int64_t bytes, Landing& landing);
-  // Null: not in one piece.
-  std::byte* PlaceOf(const ChunkForm& chunk) const;
 
   std::vector<Landing> landings_;
-  ChunkPlacer placer_;
-  int64_t messages_ = 0;  // that have been taken or are
   ReplyHeader header_;
   bool has_header_ = false;
 };
