@@ -28,7 +28,7 @@ extern "C" {
 #define ATTND_API __attribute__((visibility("default")))
 
 /* Grows when the meaning of something existing changes; a caller refuses another number. */
-#define ATTND_ABI_VERSION 2
+#define ATTND_ABI_VERSION 3
 
 enum { ATTND_OK = 0 };
 enum { ATTND_FLOAT16 = 1, ATTND_BFLOAT16 = 2, ATTND_FLOAT32 = 3 };
@@ -75,8 +75,6 @@ typedef struct attnd_client_options {
   int64_t max_reply_bytes; /* 0: 256 MiB */
   /* 1: may cut calls where results must be merged, exact to rounding and not bitwise */
   int32_t merge_partial_results;
-  /* a shard without an answer for so long is sent to another replica as well; 0: never */
-  double hedge_after_seconds;
 } attnd_client_options;
 
 typedef struct attnd_problem {

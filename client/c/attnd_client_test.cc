@@ -99,10 +99,6 @@ TEST(CInterface, GivesNoClientWhenAnOptionIsWrong) {
   options.channels_per_address = 1000;
   EXPECT_EQ(attnd_client_new(&options, call.get()), nullptr);
   EXPECT_NE(std::string(attnd_call_message(call.get())).find("channels"), std::string::npos);
-  options = Nowhere();
-  options.hedge_after_seconds = -1;
-  EXPECT_EQ(attnd_client_new(&options, call.get()), nullptr);
-  EXPECT_NE(std::string(attnd_call_message(call.get())).find("hedge_after"), std::string::npos);
 }
 
 // Counts down, and cancels at zero.

@@ -86,7 +86,6 @@ ClientOptions ToClientOptions(const attnd_client_options& from) {
   if (from.shard_bytes != 0) to.shard_bytes = from.shard_bytes;
   if (from.max_reply_bytes != 0) to.max_reply_bytes = from.max_reply_bytes;
   to.merge_partial_results = from.merge_partial_results != 0;
-  to.hedge_after = absl::Seconds(from.hedge_after_seconds);
   return to;
 }
 
@@ -121,7 +120,6 @@ std::string ReceiptJson(const CallReceipt& receipt) {
                {"deterministic", receipt.deterministic},
                {"shards", receipt.shards},
                {"retries", receipt.retries},
-               {"hedges", receipt.hedges},
                {"leased", receipt.leased},
                {"bytes_sent", receipt.bytes_sent},
                {"bytes_received", receipt.bytes_received},

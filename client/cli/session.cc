@@ -53,10 +53,6 @@ Session::Session(CLI::App& app)
   app.add_option("--timeout", timeout_seconds_, "seconds that one call may take")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
-  app.add_option("--hedge-after-ms", hedge_after_ms_,
-                 "send a shard without an answer after this once more, to another replica; 0: off")
-      ->check(CLI::Range(0.0, 86.4e6))
-      ->capture_default_str();
   app.add_flag("--tls", tls_, "TLS with the system's certificate authorities");
   app.add_option("--tls-ca", ca_file_, "TLS with this authority (PEM file)");
   app.add_option("--tls-cert", certificate_file_, "client certificate for mutual TLS (PEM file)");
@@ -76,7 +72,6 @@ absl::StatusOr<ClientOptions> Session::MakeClientOptions() const {
   ClientOptions options;
   options.addresses = absl::StrSplit(addresses_, ',', absl::SkipEmpty());
   options.timeout = absl::Seconds(timeout_seconds_);
-  options.hedge_after = absl::Milliseconds(hedge_after_ms_);
   options.channels_per_address = channels_;
   options.shard_bytes = shard_bytes_;
   if (tls_ || !ca_file_.empty() || !certificate_file_.empty() || !key_file_.empty()) {

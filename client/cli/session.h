@@ -48,7 +48,7 @@ class Session {
   std::string addresses_ = "127.0.0.1:7070";
   std::string ca_file_, certificate_file_, key_file_, server_name_, token_file_;
   bool tls_ = false;
-  double timeout_seconds_ = 30, hedge_after_ms_ = 0;
+  double timeout_seconds_ = 30;
   int channels_ = ClientOptions().channels_per_address;
   int64_t shard_bytes_ = int64_t{8} << 20;
   std::string output_ = "table";

@@ -129,10 +129,9 @@ struct CallReceipt {
   std::vector<Stage> stages;
   int64_t shards = 0;
   int64_t retries = 0;
-  int64_t hedges = 0;  // second copies of shards (ClientOptions::hedge_after)
   int64_t leased = 0;  // backward: shards whose tensors the server had; forward: shards it keeps
   int64_t shared = 0;  // shards whose tensors lay in memory shared with the daemon
-  int64_t bytes_sent = 0;      // payload, retries and second copies included
+  int64_t bytes_sent = 0;      // payload, retries included
   int64_t bytes_received = 0;  // payload
   int64_t bytes_copied = 0;    // of those sent: gathered first, since they lay in small pieces
   absl::Duration elapsed;

@@ -13,7 +13,6 @@
 #include "client/cpp/look_around.h"
 #include "client/cpp/refusal.h"
 #include "client/cpp/send_ledger.h"
-#include "client/cpp/shard_race.h"
 
 namespace attnd {
 namespace {
@@ -101,7 +100,6 @@ struct CallRunner::Attempt {
   std::unique_ptr<grpc::ClientContext> context;
   absl::Mutex mutex;  // of the RPC, which several threads of the bulk queue may drive
   std::unique_ptr<ShardRpc> rpc;
-  std::shared_ptr<ShardRace> race;  // the shard's other attempt's too; null: there will be none
 };
 
 class CallRunner::Lane final : public EventSink {
@@ -122,7 +120,6 @@ class CallRunner::Lane final : public EventSink {
       }
       if (!in_flight_.empty()) {
         TakeEnd();
-        if (runner_.hedges_) HedgeLate();
       } else if (!runner_.state_.WaitUntilDue(runner_.core_.clock.Now() + LookAround::kInterval)) {
         break;
       }
@@ -138,71 +135,29 @@ class CallRunner::Lane final : public EventSink {
   bool StartOne() {
     std::optional<int64_t> shard = runner_.state_.TakeReady();
     if (!shard.has_value()) return false;
-    std::shared_ptr<ShardRace> race;
-    if (runner_.hedges_) race = std::make_shared<ShardRace>();
-    Start(*shard, runner_.tries_[*shard].addresses, std::move(race));
+    Start(*shard);
     return true;
   }
 
-  void Start(int64_t shard, const std::vector<bool>& tried, std::shared_ptr<ShardRace> race) {
+  void Start(int64_t shard) {
     auto attempt = std::make_unique<Attempt>();
     attempt->shard = shard;
-    attempt->race = std::move(race);
     attempt->context = std::make_unique<grpc::ClientContext>();
     PrepareContext(runner_.core_.options, runner_.deadline_, *attempt->context);
-    if (!runner_.state_.Register(attempt->context.get())) {  // the call has failed
-      if (attempt->race != nullptr) attempt->race->Leave(attempt.get(), false);
-      return;
-    }
+    if (!runner_.state_.Register(attempt->context.get())) return;  // the call has failed
     int lease_at = runner_.call_.LeasedAddress(shard);
     attempt->rpc = MakeRpc(*attempt);
     attempt->bytes = attempt->rpc->payload_bytes();
     attempt->leased = attempt->rpc->leased();
-    attempt->connection =
-        runner_.core_.connections.Acquire(attempt->bytes, tried, attempt->leased ? lease_at : -1);
+    attempt->connection = runner_.core_.connections.Acquire(
+        attempt->bytes, runner_.tries_[shard].addresses, attempt->leased ? lease_at : -1);
     attempt->begun = runner_.core_.clock.Now();
     attempt->connection->Enter(attempt->context.get());
-    if (attempt->race != nullptr) {
-      attempt->race->Enter(attempt.get(),
-                           [context = attempt->context.get()] { context->TryCancel(); });
-    }
     {
       absl::MutexLock lock(&attempt->mutex);
       attempt->rpc->Start(*attempt->connection, bulk_ ? bulk_->queue() : own_->queue());
     }
     in_flight_.push_back(std::move(attempt));
-  }
-
-  // A second copy, on another replica, of each shard that has taken long.
-  void HedgeLate() {
-    const ClientCore& core = runner_.core_;
-    absl::Time late = core.clock.Now() - core.options.hedge_after;
-    for (size_t n = 0, count = in_flight_.size(); n < count; ++n) {
-      Attempt& first = *in_flight_[n];
-      if (first.begun > late || !first.race->CanJoin() || !core.budget.Take()) continue;
-      if (!first.race->Join()) {
-        core.budget.GiveBack();
-        continue;
-      }
-      // From here on a failure of the first is the second's matter, and nobody changes its tries.
-      std::vector<bool> tried = runner_.tries_[first.shard].addresses;
-      tried.resize(core.connections.address_count());
-      tried[first.connection->address_index()] = true;
-      bool another = std::find(tried.begin(), tried.end(), false) != tried.end();
-      if (!another) tried.assign(tried.size(), false);
-      tried[first.connection->address_index()] = true;
-      runner_.state_.CountHedge();
-      Start(first.shard, tried, first.race);
-    }
-  }
-
-  // When the first of the shards in flight becomes late.
-  absl::Time NextLate() const {
-    absl::Time next = absl::InfiniteFuture();
-    for (const auto& attempt : in_flight_) {
-      if (attempt->race->CanJoin()) next = std::min(next, attempt->begun);
-    }
-    return next + runner_.core_.options.hedge_after;
   }
 
   std::unique_ptr<ShardRpc> MakeRpc(Attempt& attempt) {
@@ -212,8 +167,7 @@ class CallRunner::Lane final : public EventSink {
                        .ledger = attempt.ledger,
                        .context = *attempt.context,
                        .owner = &attempt,
-                       .sink = this,
-                       .race = attempt.race.get()};
+                       .sink = this};
     if (runner_.Shares(attempt.shard)) {
       auto rpc = MakeSharedRpc(shard, *runner_.core_.shared_memory);
       if (rpc != nullptr) return rpc;
@@ -260,7 +214,6 @@ class CallRunner::Lane final : public EventSink {
   void TakeEnd() {
     absl::Time until = absl::Now() + LookAround::kInterval;
     if (HasRoom()) until = std::min(until, runner_.state_.NextDue());
-    if (runner_.hedges_) until = std::min(until, NextLate());
     QueueTag* tag = NextEnd(until);
     if (tag == nullptr) return ReplaceStuckConnections(in_flight_);
     void* owner = static_cast<ShardRpc::Tag*>(tag)->owner;
@@ -290,10 +243,9 @@ class CallRunner::Lane final : public EventSink {
   // still there a while after it should have ended waits for a peer that does not read.
   void ReplaceStuckConnections(std::vector<std::unique_ptr<Attempt>>& attempts) {
     const absl::Time now = absl::Now();
-    bool all = in_flight_.empty() || runner_.state_.failed() || now > runner_.deadline_;
+    bool ending = in_flight_.empty() || runner_.state_.failed() || now > runner_.deadline_;
+    if (!ending) return;
     for (auto& attempt : attempts) {
-      bool ending = all || (attempt->race != nullptr && attempt->race->Lost(attempt.get()));
-      if (!ending) continue;
       attempt->ending_since = std::min(attempt->ending_since, now);
       if (now < attempt->ending_since + kEndingGrace) continue;
       runner_.core_.connections.Replace(attempt->connection);
@@ -319,9 +271,7 @@ CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOpti
       state_(pending_, StartOf(call, pending_), options.progress, core.clock),
       options_(options),
       tries_(call.shard_count()),
-      bulk_(MovesBulk()),
-      hedges_(core.options.hedge_after > absl::ZeroDuration() &&
-              core.connections.address_count() > 1 && !call.keeps() && !call.uses_leases()) {}
+      bulk_(MovesBulk()) {}
 
 absl::StatusOr<CallReceipt> CallRunner::Run() {
   absl::Time start = core_.clock.Now();
@@ -358,10 +308,6 @@ void CallRunner::RunLanes() {
 }
 
 void CallRunner::Handle(Attempt& attempt) {
-  if (attempt.race != nullptr) {
-    auto finish = attempt.race->Leave(&attempt, attempt.rpc->status().ok());
-    if (finish == ShardRace::Finish::kLost) return;
-  }
   if (!attempt.rpc->status().ok()) return HandleFailure(attempt);
   core_.connections.ReportAlive(attempt.connection->address_index());
   core_.budget.OnSuccess();

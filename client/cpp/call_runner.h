@@ -94,8 +94,6 @@ class CallRunner {
   };
   std::vector<Tries> tries_;
   const bool bulk_;  // its RPCs run on the bulk queue
-  // Late shards are sent twice. Not what a server keeps, which would have no owner on the second.
-  const bool hedges_;
 };
 
 }  // namespace attnd

@@ -113,11 +113,6 @@ void CallState::CountRetry() {
   ++receipt_.receipt().retries;
 }
 
-void CallState::CountHedge() {
-  absl::MutexLock lock(&mutex_);
-  ++receipt_.receipt().hedges;
-}
-
 void CallState::CountLeased() {
   absl::MutexLock lock(&mutex_);
   ++receipt_.receipt().leased;

@@ -56,7 +56,6 @@ class CallState {
 
   void CountSent(int64_t bytes, int64_t copied);
   void CountRetry();
-  void CountHedge();
   void CountLeased();
   void CountShared();
   int64_t shards_done();

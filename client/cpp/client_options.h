@@ -51,10 +51,6 @@ struct ClientOptions {
   // Waits for a connection until the deadline, instead of UNAVAILABLE when there is none: a
   // training job then outlives a restart of its daemon.
   bool wait_for_ready = false;
-  // A shard without an answer after this long is sent once more, to another replica; the first
-  // result counts and the other copy is cancelled. Each takes a token of the retry budget. Calls
-  // that keep or use a residual are never sent twice. 0: off.
-  absl::Duration hedge_after = absl::ZeroDuration();
   // Size of a shard's larger message that PlanShards aims at; the servers' limits hold beside it.
   int64_t shard_bytes = int64_t{8} << 20;
   // Also cuts where the shards' results have to be put together here: backward by rows of Q, whose

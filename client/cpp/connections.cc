@@ -51,9 +51,6 @@ absl::Status ValidateOptions(const ClientOptions& o) {
   if (o.timeout <= absl::ZeroDuration()) {
     return OutOfRange("timeout", "above 0", absl::ToInt64Nanoseconds(o.timeout));
   }
-  if (o.hedge_after < absl::ZeroDuration()) {
-    return OutOfRange("hedge_after", "0 or more", absl::ToInt64Nanoseconds(o.hedge_after));
-  }
   return absl::OkStatus();
 }
 

@@ -11,11 +11,6 @@ bool RetryBudget::Take() {
   return true;
 }
 
-void RetryBudget::GiveBack() {
-  absl::MutexLock lock(&mutex_);
-  tokens_ = std::min(capacity_, tokens_ + 1);
-}
-
 void RetryBudget::OnSuccess() {
   absl::MutexLock lock(&mutex_);
   tokens_ = std::min(capacity_, tokens_ + per_success_);

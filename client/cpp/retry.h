@@ -19,7 +19,6 @@ class RetryBudget {
       : capacity_(policy.budget), per_success_(policy.budget_per_success), tokens_(policy.budget) {}
   // Takes a token; false when there is none.
   bool Take();
-  void GiveBack();  // one that was not used
   void OnSuccess();
 
  private:

@@ -110,8 +110,6 @@ class StreamRpc final : public ShardRpc {
         call_(attempt.call),
         shard_(attempt.shard),
         context_(attempt.context),
-        race_(attempt.race),
-        owner_(attempt.owner),
         request_(attempt.call.EncodeStream(attempt.shard, attempt.ledger, chunk_bytes)),
         place_(attempt.call.PlaceOf(attempt.shard)),
         reply_(place_.payloads) {
@@ -176,8 +174,7 @@ class StreamRpc final : public ShardRpc {
     message.Swap(&message_);
     AskForMessage();  // gRPC goes on while this one lands
     if (!landed_.ok()) return;
-    bool lost = race_ != nullptr && !race_->Claim(owner_);
-    landed_ = lost ? absl::CancelledError("another copy was first") : reply_.Take(message);
+    landed_ = reply_.Take(message);
     if (landed_.ok()) return;
     context_.TryCancel();  // nothing more of it is wanted
   }
@@ -189,8 +186,6 @@ class StreamRpc final : public ShardRpc {
   LogicalCall& call_;
   const int64_t shard_;
   grpc::ClientContext& context_;
-  ShardRace* const race_;
-  void* const owner_;
   StreamedRequest request_;
   ChunkSource& source_ = request_.source;
   LogicalCall::ReplyPlace place_;

@@ -15,7 +15,6 @@
 #include "client/cpp/connections.h"
 #include "client/cpp/logical_call.h"
 #include "client/cpp/send_ledger.h"
-#include "client/cpp/shard_race.h"
 
 namespace attnd {
 
@@ -26,7 +25,6 @@ struct ShardAttempt {
   grpc::ClientContext& context;
   void* owner;      // of its tags
   EventSink* sink;  // likewise
-  ShardRace* race;  // null: no other attempt can write the shard's result
 };
 
 class ShardRpc {

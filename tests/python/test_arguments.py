@@ -158,7 +158,7 @@ def test_backward_names_the_argument(nowhere, changed, field, text):
     ({"address": "unix:/" + "x" * 107}, "address"), ({"address": "ipv4:127.0.0.1"}, "address"),
     ({"fallback": []}, "fallback"),
     ({"wait_for_ready": "no"}, "wait_for_ready"), ({"merge_partial_results": 1}, "merge_partial_results"),
-    ({"tls": attnd.TLS(ca=5)}, "tls"), ({"hedge_after": 0}, "hedge_after"), ({"hedge_after": "1"}, "hedge_after"),
+    ({"tls": attnd.TLS(ca=5)}, "tls"),
 ])
 def test_connect_names_the_argument(native_library, arguments, field):
     with pytest.raises(attnd.InvalidArgument) as caught:

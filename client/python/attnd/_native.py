@@ -14,7 +14,7 @@ from typing import List, Optional, Tuple, Type, TypeVar
 
 from .errors import Internal
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 ELEMENTS = {"f16": 1, "bf16": 2, "f32": 3}
 LAYOUTS = {"bhld": 1, "blhd": 2, "thd": 3, "htd": 4}
 ALIGNMENTS = {"none": 0, "top_left": 1, "bottom_right": 2, "offsets": 3}
@@ -44,7 +44,7 @@ class ClientOptions(_Sized):
                 ("tls_key_file", ctypes.c_char_p), ("tls_server_name", ctypes.c_char_p),
                 ("bearer_token", ctypes.c_char_p), ("timeout_seconds", ctypes.c_double), ("max_attempts", _int32),
                 ("wait_for_ready", _int32), ("shard_bytes", _int64), ("max_reply_bytes", _int64),
-                ("merge_partial_results", _int32), ("hedge_after_seconds", ctypes.c_double)]
+                ("merge_partial_results", _int32)]
 
 
 class Problem(_Sized):

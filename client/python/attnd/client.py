@@ -39,8 +39,7 @@ class TLS(NamedTuple):
 
 def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
             token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
-            fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
-            hedge_after: Optional[float] = None) -> Client:
+            fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False) -> Client:
     """A client of one daemon, or of several replicas. Connections are made when the first call needs them.
 
     address: "host:port", "unix:/run/attnd.sock", any gRPC target, or several of them.
@@ -54,14 +53,11 @@ def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, T
         then outlives a restart of its daemon.
     merge_partial_results: also cut calls of few heads by keys (forward) and by query rows (backward) and merge the
         parts here: exact to rounding, but not bitwise what the uncut call gives, as every other cut is.
-    hedge_after: seconds after which a piece without an answer is sent to another replica as well, once; the first
-        result counts. None: never. Calls that keep or use a residual are not sent twice.
 
     Raises InvalidArgument naming the argument, NotFound for a file.
     """
     return Client(address, tls=tls, token=token, channels=channels, timeout=timeout, retries=retries,
-                  fallback=fallback, wait_for_ready=wait_for_ready, merge_partial_results=merge_partial_results,
-                  hedge_after=hedge_after)
+                  fallback=fallback, wait_for_ready=wait_for_ready, merge_partial_results=merge_partial_results)
 
 
 class Client:
@@ -74,8 +70,7 @@ class Client:
 
     def __init__(self, address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
                  token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
-                 fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
-                 hedge_after: Optional[float] = None) -> None:
+                 fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False) -> None:
         self.addresses = _addresses(address)
         self.fallback = _checks.word("fallback", fallback, ("error", "local"), '"error" or "local"')
         self._native_options = _native.ClientOptions(
@@ -86,7 +81,6 @@ class Client:
             max_attempts=1 + _checks.integer("retries", retries, 0, 100),
             wait_for_ready=_checks.flag("wait_for_ready", wait_for_ready),
             merge_partial_results=_checks.flag("merge_partial_results", merge_partial_results),
-            hedge_after_seconds=0 if hedge_after is None else _checks.seconds("hedge_after", hedge_after),
             **_tls_options(tls))
         self._current: Optional[Handle] = None
         self._closed = False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Receipt:
     """What was done. Times are seconds; `stages` sums each stage over the shards of the call. leased: of a forward,
-    shards that are kept on servers; of a backward, shards whose tensors the server had. hedges: shards sent twice."""
+    shards that are kept on servers; of a backward, shards whose tensors the server had."""
 
     backend: str
     device: str = ""
@@ -23,7 +23,6 @@ class Receipt:
     deterministic: bool = True
     shards: int = 0
     retries: int = 0
-    hedges: int = 0
     leased: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
