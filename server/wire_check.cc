@@ -1,7 +1,6 @@
 #include "server/wire_check.h"
 
 #include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format.h>
 
 #include <cstring>
 #include <limits>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "proto/attnd/v1/wire_format.h"
 #include "server/status_details.h"
 
 namespace attnd {
@@ -20,8 +20,6 @@ namespace {
 
 using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
-using google::protobuf::internal::WireFormat;
-using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
 // Where we are, for error texts: a list on the stack, turned into a string only when needed.
@@ -44,18 +42,39 @@ struct Path {
   }
 };
 
-constexpr absl::string_view WireTypeName(int wire_type) {
+constexpr absl::string_view WireTypeName(WireType wire_type) {
   switch (wire_type) {
-    case WireFormatLite::WIRETYPE_VARINT:
+    case WireType::kVarint:
       return "varint";
-    case WireFormatLite::WIRETYPE_FIXED64:
+    case WireType::kFixed64:
       return "fixed64";
-    case WireFormatLite::WIRETYPE_LENGTH_DELIMITED:
+    case WireType::kLengthDelimited:
       return "length-delimited";
-    case WireFormatLite::WIRETYPE_FIXED32:
+    case WireType::kFixed32:
       return "fixed32";
     default:
       return "a group or an invalid wire type";
+  }
+}
+
+WireType ExpectedWireType(const FieldDescriptor& field) {
+  switch (field.type()) {
+    case FieldDescriptor::TYPE_DOUBLE:
+    case FieldDescriptor::TYPE_FIXED64:
+    case FieldDescriptor::TYPE_SFIXED64:
+      return WireType::kFixed64;
+    case FieldDescriptor::TYPE_FLOAT:
+    case FieldDescriptor::TYPE_FIXED32:
+    case FieldDescriptor::TYPE_SFIXED32:
+      return WireType::kFixed32;
+    case FieldDescriptor::TYPE_STRING:
+    case FieldDescriptor::TYPE_BYTES:
+    case FieldDescriptor::TYPE_MESSAGE:
+      return WireType::kLengthDelimited;
+    case FieldDescriptor::TYPE_GROUP:
+      return WireType::kStartGroup;
+    default:
+      return WireType::kVarint;
   }
 }
 
@@ -74,7 +93,7 @@ class Checker {
     uint64_t fields = 0;
     uint32_t oneofs = 0;
   };
-  absl::Status Field(const FieldDescriptor& field, int wire_type, const Path& path, int depth);
+  absl::Status Field(const FieldDescriptor& field, WireType wire_type, const Path& path, int depth);
   absl::Status Once(const FieldDescriptor& field, const Path& path, Seen& seen);
   absl::Status LengthDelimited(const FieldDescriptor& field, const Path& path, int depth);
   absl::Status Length(const Path& path, int* size);
@@ -105,7 +124,7 @@ absl::Status Checker::Message(const Descriptor& type, const Path& path, int dept
   Seen seen;
   while (in_.BytesUntilLimit() > 0) {
     uint32_t tag = in_.ReadTagNoLastTag();
-    int number = WireFormatLite::GetTagFieldNumber(tag);
+    int number = FieldNumberOf(tag);
     if (number == 0) {
       return FieldError(reason::kMalformedMessage, path.TextOrMessage(), "a field's tag",
                         "bytes that are none");
@@ -119,7 +138,7 @@ absl::Status Checker::Message(const Descriptor& type, const Path& path, int dept
     Path here{&path, field};
     RETURN_IF_ERROR(Once(*field, here, seen));
     Note(*field, here, depth);
-    RETURN_IF_ERROR(Field(*field, WireFormatLite::GetTagWireType(tag), here, depth));
+    RETURN_IF_ERROR(Field(*field, WireTypeOf(tag), here, depth));
   }
   return absl::OkStatus();
 }
@@ -150,27 +169,27 @@ absl::Status Checker::Once(const FieldDescriptor& field, const Path& path, Seen&
   return absl::OkStatus();
 }
 
-absl::Status Checker::Field(const FieldDescriptor& field, int wire_type, const Path& path,
+absl::Status Checker::Field(const FieldDescriptor& field, WireType wire_type, const Path& path,
                             int depth) {
-  if (field.is_packable() && wire_type == WireFormatLite::WIRETYPE_LENGTH_DELIMITED) {
+  if (field.is_packable() && wire_type == WireType::kLengthDelimited) {
     return PackedList(field, path);
   }
-  int expected = WireFormat::WireTypeForFieldType(field.type());
+  const WireType expected = ExpectedWireType(field);
   if (wire_type != expected) {
     return FieldError(reason::kMalformedMessage, path.Text(),
                       absl::StrCat("wire type ", WireTypeName(expected)), WireTypeName(wire_type));
   }
   if (field.is_repeated()) RETURN_IF_ERROR(CountEntry(path));
   switch (wire_type) {
-    case WireFormatLite::WIRETYPE_VARINT: {
+    case WireType::kVarint: {
       uint64_t value = 0;
       RETURN_IF_ERROR(Varint(field, path, &value));
       if (depth == 0 && field.number() <= kMaxFieldNumber) table_.varint[field.number()] = value;
       return absl::OkStatus();
     }
-    case WireFormatLite::WIRETYPE_FIXED32:
+    case WireType::kFixed32:
       return SkipFixed(path, 4);
-    case WireFormatLite::WIRETYPE_FIXED64:
+    case WireType::kFixed64:
       return SkipFixed(path, 8);
     default:
       return LengthDelimited(field, path, depth);
@@ -241,9 +260,9 @@ bool Checker::SkipKnown(const FieldDescriptor& field, int size) {
 absl::Status Checker::PackedList(const FieldDescriptor& field, const Path& path) {
   int size = 0;
   RETURN_IF_ERROR(Length(path, &size));
-  int wire_type = WireFormat::WireTypeForFieldType(field.type());
-  if (wire_type != WireFormatLite::WIRETYPE_VARINT) {
-    int width = wire_type == WireFormatLite::WIRETYPE_FIXED32 ? 4 : 8;
+  const WireType wire_type = ExpectedWireType(field);
+  if (wire_type != WireType::kVarint) {
+    int width = wire_type == WireType::kFixed32 ? 4 : 8;
     if (size % width == 0 && in_.Skip(size)) return absl::OkStatus();
     return FieldError(reason::kMalformedMessage, path.Text(),
                       absl::StrCat("a multiple of ", width, " bytes"), absl::StrCat(size));

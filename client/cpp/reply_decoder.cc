@@ -1,7 +1,6 @@
 #include "client/cpp/reply_decoder.h"
 
 #include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include <algorithm>
@@ -10,11 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "proto/attnd/v1/wire_format.h"
 
 namespace attnd {
 namespace {
 
-using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
 constexpr int kReceiptField = v1::ForwardResponse::kReceiptFieldNumber;
@@ -40,7 +39,7 @@ class ReplyParser {
             "residual", [this] { return header_.residual.ParseFromCodedStream(&in_); }));
       } else if (int n = PayloadOf(tag); n >= 0) {
         RETURN_IF_ERROR(LandPayload(n));
-      } else if (!WireFormatLite::SkipField(&in_, tag)) {
+      } else if (!SkipValue(in_, tag)) {
         return Malformed("a field that cannot be skipped");
       }
     }
@@ -49,9 +48,7 @@ class ReplyParser {
   }
 
  private:
-  static uint32_t Tag(int field) {
-    return WireFormatLite::MakeTag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-  }
+  static uint32_t Tag(int field) { return WireTag(field, WireType::kLengthDelimited); }
 
   int PayloadOf(uint32_t tag) const {
     for (size_t n = 0; n < payloads_.size(); ++n) {

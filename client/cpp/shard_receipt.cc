@@ -1,27 +1,21 @@
 #include "client/cpp/shard_receipt.h"
 
-#include <google/protobuf/wire_format_lite.h>
-
+#include <bit>
 #include <cstdint>
 
 #include "proto/attnd/v1/attention.pb.h"
+#include "proto/attnd/v1/wire_format.h"
 
 namespace attnd {
 namespace {
 
-using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 using v1::Receipt;
 using v1::Stage;
 
-constexpr uint32_t TagOf(int field, WireFormatLite::WireType type) {
-  return static_cast<uint32_t>(field) << 3 | static_cast<uint32_t>(type);
-}
-constexpr uint32_t Bytes(int field) {
-  return TagOf(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-}
-constexpr uint32_t Varint(int field) { return TagOf(field, WireFormatLite::WIRETYPE_VARINT); }
-constexpr uint32_t Fixed32(int field) { return TagOf(field, WireFormatLite::WIRETYPE_FIXED32); }
+constexpr uint32_t Bytes(int field) { return WireTag(field, WireType::kLengthDelimited); }
+constexpr uint32_t Varint(int field) { return WireTag(field, WireType::kVarint); }
+constexpr uint32_t Fixed32(int field) { return WireTag(field, WireType::kFixed32); }
 
 bool ReadText(CodedInputStream& in, std::string& text) {
   int size;
@@ -31,7 +25,7 @@ bool ReadText(CodedInputStream& in, std::string& text) {
 bool ReadFloat(CodedInputStream& in, float& value) {
   uint32_t bits;
   if (!in.ReadLittleEndian32(&bits)) return false;
-  value = WireFormatLite::DecodeFloat(bits);
+  value = std::bit_cast<float>(bits);
   return true;
 }
 
@@ -43,7 +37,7 @@ bool ReadStage(CodedInputStream& in, ShardReceipt::Stage& stage) {
     } else if (tag == Varint(Stage::kNanosecondsFieldNumber)) {
       if (!in.ReadVarint64(&nanoseconds)) return false;
       stage.duration = absl::Nanoseconds(nanoseconds);
-    } else if (!WireFormatLite::SkipField(&in, tag)) {
+    } else if (!SkipValue(in, tag)) {
       return false;
     }
   }
@@ -81,7 +75,7 @@ bool ReadField(CodedInputStream& in, uint32_t tag, ShardReceipt& receipt) {
       receipt.deterministic = number != 0;
       return true;
     default:
-      return WireFormatLite::SkipField(&in, tag);
+      return SkipValue(in, tag);
   }
 }
 

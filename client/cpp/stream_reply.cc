@@ -1,7 +1,6 @@
 #include "client/cpp/stream_reply.h"
 
 #include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 
 #include <algorithm>
@@ -9,11 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "proto/attnd/v1/wire_format.h"
 
 namespace attnd {
 namespace {
 
-using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 using Message = v1::ForwardStreamResponse;  // backward's has the same parts
 using Chunk = v1::PayloadChunk;
@@ -22,12 +21,8 @@ absl::Status Malformed(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("reply: ", what));
 }
 
-constexpr uint32_t BytesTag(int field) {
-  return (static_cast<uint32_t>(field) << 3) | WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
-}
-constexpr uint32_t VarintTag(int field) {
-  return (static_cast<uint32_t>(field) << 3) | WireFormatLite::WIRETYPE_VARINT;
-}
+constexpr uint32_t BytesTag(int field) { return WireTag(field, WireType::kLengthDelimited); }
+constexpr uint32_t VarintTag(int field) { return WireTag(field, WireType::kVarint); }
 
 }  // namespace
 
@@ -47,7 +42,7 @@ absl::Status StreamReply::Take(const grpc::ByteBuffer& message) {
     uint32_t size;
     if (tag != BytesTag(Message::kHeaderFieldNumber) &&
         tag != BytesTag(Message::kChunkFieldNumber)) {
-      if (!WireFormatLite::SkipField(&in, tag)) return Malformed("a field that cannot be skipped");
+      if (!SkipValue(in, tag)) return Malformed("a field that cannot be skipped");
       continue;
     }
     if (!in.ReadVarint32(&size)) return Malformed("a part without a length");
@@ -96,7 +91,7 @@ absl::Status StreamReply::TakeChunk(CodedInputStream& in) {
         return Malformed(absl::StrCat(name, ": expected at most ", left, " more bytes"));
       }
       RETURN_IF_ERROR(Land(in, static_cast<int64_t>(size), *landing));
-    } else if (!WireFormatLite::SkipField(&in, tag)) {
+    } else if (!SkipValue(in, tag)) {
       return Malformed("chunk: a field that cannot be skipped");
     }
   }

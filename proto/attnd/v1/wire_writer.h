@@ -5,12 +5,13 @@
 #pragma once
 
 #include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/wire_format_lite.h>
 
+#include <bit>
 #include <cstdint>
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "proto/attnd/v1/wire_format.h"
 
 namespace attnd {
 
@@ -21,14 +22,14 @@ class WireWriter {
 
   void Number(int field, uint64_t value) {
     if (value == 0) return;
-    Tag(field, WireFormatLite::WIRETYPE_VARINT);
+    Tag(field, WireType::kVarint);
     Varint(value);
   }
 
   void Float(int field, float value) {
-    const uint32_t bits = WireFormatLite::EncodeFloat(value);
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
     if (bits == 0) return;
-    Tag(field, WireFormatLite::WIRETYPE_FIXED32);
+    Tag(field, WireType::kFixed32);
     uint8_t bytes[sizeof(bits)];
     CodedOutputStream::WriteLittleEndian32ToArray(bits, bytes);
     Append(bytes, bytes + sizeof(bits));
@@ -42,14 +43,14 @@ class WireWriter {
 
   // What stands before the `bytes` bytes of a field that comes from elsewhere.
   void Length(int field, uint64_t bytes) {
-    Tag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+    Tag(field, WireType::kLengthDelimited);
     Varint(bytes);
   }
 
   // A message: `body()` writes its fields.
   template <class Body>
   void Message(int field, const Body& body) {
-    Tag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+    Tag(field, WireType::kLengthDelimited);
     const size_t length_at = out_.size();
     out_.push_back(0);
     body();
@@ -62,13 +63,10 @@ class WireWriter {
   }
 
  private:
-  using WireFormatLite = google::protobuf::internal::WireFormatLite;
   using CodedOutputStream = google::protobuf::io::CodedOutputStream;
   static constexpr int kMostVarint = 10;
 
-  void Tag(int field, WireFormatLite::WireType type) {
-    Varint(WireFormatLite::MakeTag(field, type));
-  }
+  void Tag(int field, WireType type) { Varint(WireTag(field, type)); }
   void Varint(uint64_t value) {
     if (value < 0x80) return out_.push_back(static_cast<char>(value));  // most tags and lengths
     uint8_t bytes[kMostVarint];
