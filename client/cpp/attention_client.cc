@@ -127,12 +127,12 @@ std::unique_ptr<SharedMemory> MakeSharedMemory(const ClientOptions& options) {
 }
 
 // Two RPCs in flight keep a connection busy while one is encoded or landed; more gained nothing.
-// Within a host two for each lane do: where there are fewer of these than connections, cores are
+// Within a host two for each worker do: where there are fewer of these than connections, cores are
 // few, and they bind. Over a network the round trip does.
-int InFlightPerLane(const Connections& connections, int lanes) {
+int InFlightPerWorker(const Connections& connections, int workers) {
   constexpr int kPerConnection = 2;
   if (connections.on_this_host()) return kPerConnection;
-  return (kPerConnection * connections.count() + lanes - 1) / lanes;
+  return (kPerConnection * connections.count() + workers - 1) / workers;
 }
 
 }  // namespace
@@ -146,8 +146,8 @@ class AttentionClient::Impl {
         connections_(std::move(connections)),
         budget_(options_.retry),
         bulk_queue_(BulkThreads()),
-        max_lanes_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
-        lane_threads_(max_lanes_),
+        max_workers_(std::min(connections_->count(), std::max(2, AvailableCpus()))),
+        workers_(max_workers_),
         shared_memory_(MakeSharedMemory(options_)),
         core_{options_,
               *clock_,
@@ -155,9 +155,9 @@ class AttentionClient::Impl {
               budget_,
               queues_,
               bulk_queue_,
-              lane_threads_,
-              max_lanes_,
-              InFlightPerLane(*connections_, max_lanes_),
+              workers_,
+              max_workers_,
+              InFlightPerWorker(*connections_, max_workers_),
               shared_memory_.get()},
         book_(std::make_shared<LeaseBook>(
             LeaseBook::Calls{
@@ -347,7 +347,7 @@ class AttentionClient::Impl {
         connections_->address_count(), [&](int address) -> absl::StatusOr<ServerLimits> {
           CallOptions probe{.timeout = std::min(deadline - clock_->Now(), absl::Seconds(2)),
                             .stop = options.stop,
-                            .look_around = options.look_around};
+                            .poll_hook = options.poll_hook};
           ASSIGN_OR_RETURN(ServerInfo info, GetServerInfo(address, probe));
           bool streams = absl::c_linear_search(info.features, "stream");
           return ServerLimits{.max_message_bytes = info.max_message_bytes, .streams = streams};
@@ -355,7 +355,7 @@ class AttentionClient::Impl {
   }
 
   // With TLS a slow link cannot be told from a silent one before a whole chunk has come.
-  int64_t MostChunkBytes() const {
+  int64_t MaxChunkBytes() const {
     const bool plain = !options_.tls.has_value();
     return plain && connections_->on_this_host() ? kLargeChunkBytes : kChunkBytes;
   }
@@ -379,7 +379,7 @@ class AttentionClient::Impl {
       if (server.streams) {
         sending.streams = {
             .above_bytes = std::min(options_.stream_above_bytes, plan.max_message_bytes),
-            .chunk_bytes = std::min(MostChunkBytes(), server.max_message_bytes - kChunkOverhead)};
+            .chunk_bytes = std::min(MaxChunkBytes(), server.max_message_bytes - kChunkOverhead)};
         plan.max_message_bytes = INT64_MAX;
       }
     }
@@ -409,8 +409,8 @@ class AttentionClient::Impl {
   MessageLimits limits_;
   CompletionQueues queues_;
   BulkQueue bulk_queue_;
-  const int max_lanes_;
-  LaneThreads lane_threads_;
+  const int max_workers_;
+  WorkerPool workers_;
   const std::unique_ptr<SharedMemory> shared_memory_;  // null: no address to share with
   const ClientCore core_;
   const std::shared_ptr<LeaseBook> book_;  // each Residual's too; closed before the rest goes

@@ -1,5 +1,6 @@
 // BulkQueue: the completion queue of large transfers and the few threads that drive it. They read,
-// write and land for all connections; the lane that waits for an RPC hears of its end by a mailbox.
+// write and land for all connections; the worker that waits for an RPC hears of its end by a
+// mailbox.
 //
 // gRPC lets one thread at a time wait for all sockets of a process, and that thread wakes the next
 // one after each event: with more threads than events more of them sleep when they are called, and

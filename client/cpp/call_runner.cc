@@ -8,17 +8,17 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "client/cpp/error_detail.h"
+#include "client/cpp/borrowed_slices.h"
+#include "client/cpp/error_class.h"
 #include "client/cpp/grpc_status.h"
-#include "client/cpp/look_around.h"
-#include "client/cpp/refusal.h"
-#include "client/cpp/send_ledger.h"
+#include "client/cpp/poll_hook.h"
+#include "client/cpp/types/error_detail.h"
 
 namespace attnd {
 namespace {
 
 // Another thread for each so many RPCs of a call.
-constexpr size_t kRpcsForALane = 2;
+constexpr size_t kRpcsPerWorker = 2;
 // How long RPCs that should have ended, and their slices, may take before calls get another
 // connection.
 constexpr absl::Duration kEndingGrace = absl::Milliseconds(200);
@@ -44,9 +44,9 @@ Progress StartOf(const LogicalCall& call, const std::vector<int64_t>& pending) {
   return progress;
 }
 
-// LaneGate: lets helpers into a call while it lasts. A helper that comes late finds it closed, so
+// WorkerGate: lets helpers into a call while it lasts. A helper that comes late finds it closed, so
 // the call need not wait for threads that are busy elsewhere.
-class LaneGate {
+class WorkerGate {
  public:
   bool Enter() {
     absl::MutexLock lock(&mutex_);
@@ -58,16 +58,16 @@ class LaneGate {
     absl::MutexLock lock(&mutex_);
     --inside_;
   }
-  void CloseAndWait(LookAround& look_around) {
+  void CloseAndWait(PollHook& poll_hook) {
     auto empty = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return inside_ == 0; };
     bool done = false;
     while (!done) {
       {
         absl::MutexLock lock(&mutex_);
         closed_ = true;
-        done = mutex_.AwaitWithTimeout(absl::Condition(&empty), LookAround::kInterval);
+        done = mutex_.AwaitWithTimeout(absl::Condition(&empty), PollHook::kInterval);
       }
-      look_around.Now();
+      poll_hook.Poll();
     }
   }
 
@@ -91,7 +91,7 @@ void PrepareContext(const ClientOptions& options, absl::Time deadline,
 // One try of one shard. Members die in reverse order: the RPC before its context.
 struct CallRunner::Attempt {
   int64_t shard = 0;
-  SendLedger ledger;
+  BorrowedSlices borrowed;
   std::shared_ptr<Connection> connection;
   absl::Time begun;
   absl::Time ending_since = absl::InfiniteFuture();  // has no business to go on
@@ -102,10 +102,10 @@ struct CallRunner::Attempt {
   std::unique_ptr<ShardRpc> rpc;
 };
 
-class CallRunner::Lane final : public EventSink {
+class CallRunner::ShardWorker final : public EventSink {
  public:
-  // look_around: null on a helper's thread.
-  Lane(CallRunner& runner, LookAround* look_around) : runner_(runner), look_around_(look_around) {
+  // poll_hook: null on a helper's thread.
+  ShardWorker(CallRunner& runner, PollHook* poll_hook) : runner_(runner), poll_hook_(poll_hook) {
     if (runner.bulk_) {
       mailbox_.emplace();
       bulk_.emplace(runner.core_.bulk_queue);
@@ -120,17 +120,17 @@ class CallRunner::Lane final : public EventSink {
       }
       if (!in_flight_.empty()) {
         TakeEnd();
-      } else if (!runner_.state_.WaitUntilDue(runner_.core_.clock.Now() + LookAround::kInterval)) {
+      } else if (!runner_.state_.WaitUntilDue(runner_.core_.clock.Now() + PollHook::kInterval)) {
         break;
       }
-      if (look_around_ != nullptr) look_around_->Now();
+      if (poll_hook_ != nullptr) poll_hook_->Poll();
     }
     TakeSlicesBack();
   }
 
  private:
   bool HasRoom() const {
-    return in_flight_.size() < static_cast<size_t>(runner_.core_.in_flight_per_lane);
+    return in_flight_.size() < static_cast<size_t>(runner_.core_.in_flight_per_worker);
   }
   bool StartOne() {
     std::optional<int64_t> shard = runner_.state_.TakeReady();
@@ -164,7 +164,7 @@ class CallRunner::Lane final : public EventSink {
     const StreamUse& streams = runner_.streams_;
     ShardAttempt shard{.call = runner_.call_,
                        .shard = attempt.shard,
-                       .ledger = attempt.ledger,
+                       .borrowed = attempt.borrowed,
                        .context = *attempt.context,
                        .owner = &attempt,
                        .sink = this};
@@ -212,7 +212,7 @@ class CallRunner::Lane final : public EventSink {
 
   // Waits for an RPC to end, for a delayed shard to become due, or for a while.
   void TakeEnd() {
-    absl::Time until = absl::Now() + LookAround::kInterval;
+    absl::Time until = absl::Now() + PollHook::kInterval;
     if (HasRoom()) until = std::min(until, runner_.state_.NextDue());
     QueueTag* tag = NextEnd(until);
     if (tag == nullptr) return ReplaceStuckConnections(in_flight_);
@@ -223,19 +223,19 @@ class CallRunner::Lane final : public EventSink {
     in_flight_.erase(it);
     attempt->rpc.reset();
     attempt->context.reset();
-    if (!attempt->ledger.AllReturned()) lending_.push_back(std::move(attempt));
+    if (!attempt->borrowed.AllReturned()) held_.push_back(std::move(attempt));
   }
 
   // The arrays are the caller's again only when gRPC has dropped every slice. It does so when the
   // bytes are written, or when TCP has given the connection up (Connections::kWriteTimeout).
   void TakeSlicesBack() {
     while (true) {
-      std::erase_if(lending_, [](const auto& a) { return a->ledger.AllReturned(); });
-      if (lending_.empty()) return;
-      ReplaceStuckConnections(lending_);
+      std::erase_if(held_, [](const auto& a) { return a->borrowed.AllReturned(); });
+      if (held_.empty()) return;
+      ReplaceStuckConnections(held_);
       // Nothing is pending: this only lets gRPC do its reading and writing.
       NextEnd(absl::Now() + absl::Milliseconds(1));
-      if (look_around_ != nullptr) look_around_->Now();
+      if (poll_hook_ != nullptr) poll_hook_->Poll();
     }
   }
 
@@ -253,12 +253,12 @@ class CallRunner::Lane final : public EventSink {
   }
 
   CallRunner& runner_;
-  LookAround* const look_around_;
+  PollHook* const poll_hook_;
   std::optional<CompletionQueues::Borrowed> own_;  // of small calls
   std::optional<Mailbox> mailbox_;                 // of large transfers
   std::optional<BulkQueue::Use> bulk_;
   std::vector<std::unique_ptr<Attempt>> in_flight_;
-  std::vector<std::unique_ptr<Attempt>> lending_;  // ended, slices not yet back
+  std::vector<std::unique_ptr<Attempt>> held_;  // ended, slices not yet back
 };
 
 CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOptions& options,
@@ -279,32 +279,32 @@ absl::StatusOr<CallReceipt> CallRunner::Run() {
     std::stop_callback cancel(options_.stop, [this] {
       state_.Fail(absl::CancelledError("the caller cancelled the call"));
     });
-    RunLanes();
+    RunWorkers();
   }
   absl::StatusOr<CallReceipt> receipt = state_.Result();
   if (receipt.ok()) receipt->elapsed = core_.clock.Now() - start;
   return receipt;
 }
 
-int CallRunner::LaneCount() const {
-  size_t wanted = (pending_.size() + kRpcsForALane - 1) / kRpcsForALane;
-  return static_cast<int>(std::min<size_t>(wanted, core_.max_lanes));
+int CallRunner::WorkerCount() const {
+  size_t wanted = (pending_.size() + kRpcsPerWorker - 1) / kRpcsPerWorker;
+  return static_cast<int>(std::min<size_t>(wanted, core_.max_workers));
 }
 
-void CallRunner::RunLanes() {
+void CallRunner::RunWorkers() {
   // shared_ptr: a helper that starts after the call has ended still looks at the gate.
-  std::shared_ptr<LaneGate> gate;
-  for (int lane = LaneCount(); lane > 1; --lane) {
-    if (gate == nullptr) gate = std::make_shared<LaneGate>();
-    core_.lane_threads.Offer([this, gate] {
+  std::shared_ptr<WorkerGate> gate;
+  for (int worker = WorkerCount(); worker > 1; --worker) {
+    if (gate == nullptr) gate = std::make_shared<WorkerGate>();
+    core_.workers.Offer([this, gate] {
       if (!gate->Enter()) return;
-      Lane(*this, nullptr).Run();
+      ShardWorker(*this, nullptr).Run();
       gate->Leave();
     });
   }
-  LookAround look_around(options_.look_around);
-  Lane(*this, &look_around).Run();
-  if (gate != nullptr) gate->CloseAndWait(look_around);
+  PollHook poll_hook(options_.poll_hook);
+  ShardWorker(*this, &poll_hook).Run();
+  if (gate != nullptr) gate->CloseAndWait(poll_hook);
 }
 
 void CallRunner::Handle(Attempt& attempt) {

@@ -1,8 +1,8 @@
 // CallRunner: drives a LogicalCall's shards over the connections until all are done or one has
-// failed for good. Each lane is one thread with a completion queue of its own and a few RPCs in
-// flight; the caller's thread is the first lane, helpers are the others.
+// failed for good. Each worker is one thread with a completion queue of its own and a few RPCs in
+// flight; the caller's thread is the first worker, helpers are the others.
 //
-//     lane: take a shard → best connection → Encode → RPC → Land, or delay for a retry
+//     worker: take a shard → best connection → Encode → RPC → Land, or delay for a retry
 //
 // When Run returns no RPC is running and no slice of the caller's arrays is held any more. gRPC ends
 // an RPC only after the write in which it takes part. Where a peer has stopped reading, TCP ends
@@ -17,17 +17,19 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "client/cpp/attention_client.h"
 #include "client/cpp/bulk_queue.h"
 #include "client/cpp/call_state.h"
 #include "client/cpp/completion_queues.h"
 #include "client/cpp/connections.h"
 #include "client/cpp/grpc_status.h"
-#include "client/cpp/lane_threads.h"
 #include "client/cpp/logical_call.h"
 #include "client/cpp/retry.h"
 #include "client/cpp/shard_rpc.h"
 #include "client/cpp/shared_memory.h"
+#include "client/cpp/types/call_options.h"
+#include "client/cpp/types/call_receipt.h"
+#include "client/cpp/types/client_options.h"
+#include "client/cpp/worker_pool.h"
 
 namespace attnd {
 
@@ -39,9 +41,9 @@ struct ClientCore {
   RetryBudget& budget;
   CompletionQueues& queues;  // of small calls
   BulkQueue& bulk_queue;
-  LaneThreads& lane_threads;
-  int max_lanes;                          // of one call, the caller's thread included
-  int in_flight_per_lane;                 // RPCs
+  WorkerPool& workers;
+  int max_workers;                        // of one call, the caller's thread included
+  int in_flight_per_worker;               // RPCs
   SharedMemory* shared_memory = nullptr;  // with the only address; null: none
 };
 
@@ -63,11 +65,11 @@ class CallRunner {
   absl::StatusOr<CallReceipt> Run();
 
  private:
-  class Lane;
+  class ShardWorker;
   struct Attempt;
 
-  void RunLanes();
-  int LaneCount() const;
+  void RunWorkers();
+  int WorkerCount() const;
   // A shard's RPC has ended: lands it, delays it, or fails the call.
   void Handle(Attempt& attempt);
   bool Shares(int64_t shard) const;
@@ -86,7 +88,7 @@ class CallRunner {
   std::vector<int64_t> pending_;  // shards that need a server
   CallState state_;
   const CallOptions& options_;
-  // Of each shard; touched by the lane that holds it.
+  // Of each shard; touched by the worker that holds it.
   struct Tries {
     int failed = 0;
     bool unshared = false;        // its tensors have to travel

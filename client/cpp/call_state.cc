@@ -57,7 +57,7 @@ void CallState::Delay(int64_t shard, absl::Duration delay) {
 bool CallState::Narrow(int64_t shard) {
   absl::MutexLock lock(&mutex_);
   if (in_hand_ == 1) return false;
-  most_in_hand_ = --in_hand_;
+  max_in_hand_ = --in_hand_;
   if (failure_.ok()) ready_.push_back(shard);
   return true;
 }

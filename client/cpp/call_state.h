@@ -1,9 +1,9 @@
-// CallState: what the lanes of one logical call share: which shards are to be sent, which have
-// failed and wait, what the call has come to so far, and how to stop it. CallRunner's lanes take
+// CallState: what the workers of one logical call share: which shards are to be sent, which have
+// failed and wait, what the call has come to so far, and how to stop it. CallRunner's workers take
 // shards from it and report back. Pure but for its Clock.
 //
-// Invariant: each unfinished shard is ready, delayed, or in the hands of exactly one lane, and at
-// most `most_in_hand_` are.
+// Invariant: each unfinished shard is ready, delayed, or in the hands of exactly one worker, and at
+// most `max_in_hand_` are.
 // Threads: any.
 #pragma once
 
@@ -23,8 +23,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "client/cpp/attention_client.h"
 #include "client/cpp/receipt_merger.h"
+#include "client/cpp/types/call_options.h"
+#include "client/cpp/types/call_receipt.h"
 
 namespace attnd {
 
@@ -59,13 +60,13 @@ class CallState {
   void CountLeased();
   void CountShared();
   int64_t shards_done();
-  // Once, when no lane has a shard.
+  // Once, when no worker has a shard.
   absl::StatusOr<CallReceipt> Result();
 
  private:
   void PromoteDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayTake() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !ready_.empty() && in_hand_ < most_in_hand_;
+    return !ready_.empty() && in_hand_ < max_in_hand_;
   }
 
   const Clock& clock_;
@@ -75,7 +76,7 @@ class CallState {
   std::deque<int64_t> ready_ ABSL_GUARDED_BY(mutex_);
   std::multimap<absl::Time, int64_t> delayed_ ABSL_GUARDED_BY(mutex_);
   int64_t in_hand_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t most_in_hand_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;
+  int64_t max_in_hand_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;
   std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   Progress progress_ ABSL_GUARDED_BY(mutex_);

@@ -9,9 +9,9 @@
 
 namespace attnd {
 
-ChunkSource::ChunkSource(std::string header, SendLedger& ledger, int64_t chunk_bytes)
+ChunkSource::ChunkSource(std::string header, BorrowedSlices& borrowed, int64_t chunk_bytes)
     : header_(std::move(header)),
-      ledger_(ledger),
+      borrowed_(borrowed),
       chunk_bytes_(std::min(chunk_bytes, kMaxChunkBytes)) {}
 
 void ChunkSource::AddPayload(int field_number, const StridedRuns& runs, const void* tensor) {
@@ -49,7 +49,7 @@ void ChunkSource::AppendData(const Payload& payload, int64_t bytes,
     int64_t step = std::min(runs.run_bytes - within, end - at);
     const std::byte* from = payload.tensor + runs.RunOffset(at / runs.run_bytes) + within;
     if (in_place) {
-      slices.push_back(ledger_.Lend(from, step));
+      slices.push_back(borrowed_.Borrow(from, step));
     } else {
       std::memcpy(to, from, static_cast<size_t>(step));
       to += step;

@@ -1,7 +1,7 @@
 // ChunkSource: the messages of one streamed request, made one at a time: the header, then each
-// payload in chunks. A chunk's data are slices over the tensor where it lies (SendLedger), or
+// payload in chunks. A chunk's data are slices over the tensor where it lies (BorrowedSlices), or
 // gathered where the tensor lies in runs too small to be worth a slice each. One thread at a time;
-// the tensors outlive the ledger's slices.
+// the tensors outlive these slices.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -12,14 +12,14 @@
 #include <vector>
 
 #include "attention/strided_runs.h"
-#include "client/cpp/send_ledger.h"
+#include "client/cpp/borrowed_slices.h"
 
 namespace attnd {
 
 class ChunkSource {
  public:
   // `header`: the request's message without payloads. `chunk_bytes`: most data of a chunk.
-  ChunkSource(std::string header, SendLedger& ledger, int64_t chunk_bytes);
+  ChunkSource(std::string header, BorrowedSlices& borrowed, int64_t chunk_bytes);
 
   // The next payload: bytes field `field_number` with the runs of `tensor`.
   void AddPayload(int field_number, const StridedRuns& runs, const void* tensor);
@@ -39,7 +39,7 @@ class ChunkSource {
   void AppendData(const Payload& payload, int64_t bytes, std::vector<grpc::Slice>& slices);
 
   const std::string header_;
-  SendLedger& ledger_;
+  BorrowedSlices& borrowed_;
   const int64_t chunk_bytes_;
   std::vector<Payload> payloads_;
   bool header_left_ = true;

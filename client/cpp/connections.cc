@@ -22,7 +22,7 @@ constexpr absl::Duration kFirstSuspension = absl::Milliseconds(100);
 constexpr absl::Duration kLongestSuspension = absl::Seconds(5);
 constexpr absl::Duration kLookUpAgain = absl::Seconds(1);
 constexpr absl::Duration kLookUpEvery = absl::Seconds(30);
-constexpr size_t kMostAddresses = 256;  // a name may bring them to
+constexpr size_t kMaxAddresses = 256;  // a name may bring them to
 
 absl::Status OutOfRange(absl::string_view option, absl::string_view expected, int64_t got) {
   return absl::InvalidArgumentError(absl::StrCat(option, ": expected ", expected, ", got ", got));
@@ -281,7 +281,7 @@ void Connections::Place(int name, const std::string& target) {
     for (Slot& slot : slots_) {
       if (slot.connection->address_index() == index) slot = {Open(index, slot.spare), slot.spare};
     }
-  } else if (addresses_.size() < kMostAddresses) {
+  } else if (addresses_.size() < kMaxAddresses) {
     addresses_.push_back({.target = target, .name = name});
     AddSlots(index);
   }

@@ -27,9 +27,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "client/cpp/client_options.h"
 #include "client/cpp/reconnector.h"
 #include "client/cpp/replica_names.h"
+#include "client/cpp/types/client_options.h"
 
 namespace attnd {
 

@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "client/cpp/client_options.h"
+#include "client/cpp/types/client_options.h"
 
 namespace attnd {
 

@@ -212,9 +212,9 @@ void LogicalCall::AddPayloads(int64_t shard, bool leased, Encoder& encoder) cons
   if (in_.d_lse != nullptr) encoder.AddPayload(Request::kDLseFieldNumber, runs.lse, in_.d_lse);
 }
 
-EncodedRequest LogicalCall::Encode(int64_t shard, SendLedger& ledger) const {
+EncodedRequest LogicalCall::Encode(int64_t shard, BorrowedSlices& borrowed) const {
   std::string token = TokenOf(shard);
-  RequestEncoder encoder(Header(shard, token, false), ledger);
+  RequestEncoder encoder(Header(shard, token, false), borrowed);
   AddPayloads(shard, !token.empty(), encoder);
   grpc::ByteBuffer message = encoder.Finish();
   return {.message = std::move(message),
@@ -223,10 +223,10 @@ EncodedRequest LogicalCall::Encode(int64_t shard, SendLedger& ledger) const {
           .leased = !token.empty()};
 }
 
-StreamedRequest LogicalCall::EncodeStream(int64_t shard, SendLedger& ledger,
+StreamedRequest LogicalCall::EncodeStream(int64_t shard, BorrowedSlices& borrowed,
                                           int64_t chunk_bytes) const {
   std::string token = TokenOf(shard);
-  ChunkSource source(Header(shard, token, true), ledger, chunk_bytes);
+  ChunkSource source(Header(shard, token, true), borrowed, chunk_bytes);
   AddPayloads(shard, !token.empty(), source);
   return {.source = std::move(source), .leased = !token.empty()};
 }

@@ -15,16 +15,16 @@
 #include "absl/status/status.h"
 #include "attention/problem.h"
 #include "attention/shard.h"
-#include "client/cpp/attention_client.h"
 #include "client/cpp/bias_gradient_sum.h"
+#include "client/cpp/borrowed_slices.h"
 #include "client/cpp/chunk_source.h"
 #include "client/cpp/lease_book.h"
 #include "client/cpp/reply_decoder.h"
 #include "client/cpp/request_encoder.h"
 #include "client/cpp/residual_state.h"
-#include "client/cpp/send_ledger.h"
 #include "client/cpp/shard_merger.h"
 #include "client/cpp/shared_request.h"
+#include "client/cpp/types/tensors.h"
 #include "proto/attnd/v1/attention.pb.h"
 
 namespace attnd {
@@ -80,10 +80,10 @@ class LogicalCall {
   // Shards that need no server; they have been filled when this is true.
   bool FillIfTrivial(int64_t shard);
 
-  // The request of a shard. Its slices may point into the caller's arrays until `ledger` has them
+  // The request of a shard. Its slices may point into the caller's arrays until `borrowed` has them
   // all back.
-  EncodedRequest Encode(int64_t shard, SendLedger& ledger) const;
-  StreamedRequest EncodeStream(int64_t shard, SendLedger& ledger, int64_t chunk_bytes) const;
+  EncodedRequest Encode(int64_t shard, BorrowedSlices& borrowed) const;
+  StreamedRequest EncodeStream(int64_t shard, BorrowedSlices& borrowed, int64_t chunk_bytes) const;
   // Where a reply's payloads go.
   struct ReplyPlace {
     std::vector<ReplyPayload> payloads;
@@ -134,9 +134,9 @@ class LogicalCall {
   std::optional<ShardMerger> merger_;  // where shards are partial
   bool keep_ = false;
   uint32_t keep_ttl_ms_ = 0;
-  std::vector<HeldLease> kept_;              // of each shard, by the lane that holds it
+  std::vector<HeldLease> kept_;              // of each shard, by the worker that holds it
   const ResidualState* residual_ = nullptr;  // leases of a backward
-  std::vector<LeaseBook::Id> leases_;        // of each shard, by the lane that holds it
+  std::vector<LeaseBook::Id> leases_;        // of each shard, by the worker that holds it
   int64_t total_bytes_ = 0;
   std::vector<int64_t> larger_message_;  // of each shard
 };

@@ -1,8 +1,8 @@
 // ReceiptMerger: the receipts of a call's shards as one. Not thread-safe: CallRunner holds a lock.
 #pragma once
 
-#include "client/cpp/attention_client.h"
 #include "client/cpp/shard_receipt.h"
+#include "client/cpp/types/call_receipt.h"
 
 namespace attnd {
 

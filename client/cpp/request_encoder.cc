@@ -6,8 +6,8 @@
 
 namespace attnd {
 
-RequestEncoder::RequestEncoder(std::string header, SendLedger& ledger)
-    : ledger_(ledger), small_(std::move(header)) {}
+RequestEncoder::RequestEncoder(std::string header, BorrowedSlices& borrowed)
+    : borrowed_(borrowed), small_(std::move(header)) {}
 
 void RequestEncoder::AddPayload(int field_number, const StridedRuns& runs, const void* tensor) {
   auto* bytes = static_cast<const std::byte*>(tensor);
@@ -17,7 +17,7 @@ void RequestEncoder::AddPayload(int field_number, const StridedRuns& runs, const
   if (runs.run_bytes >= kMinRunInPlace) {
     FlushSmall();
     for (int64_t run = 0; run < runs.run_count(); ++run) {
-      slices_.push_back(ledger_.Lend(bytes + runs.RunOffset(run), runs.run_bytes));
+      slices_.push_back(borrowed_.Borrow(bytes + runs.RunOffset(run), runs.run_bytes));
     }
     return;
   }

@@ -1,6 +1,6 @@
 // RequestEncoder: one request message as slices. The header is protobuf's own bytes; each payload
-// is a tag and a length, then the tensor from where it lies (SendLedger), copied only where it lies
-// in runs too small to be worth a slice each.
+// is a tag and a length, then the tensor from where it lies (BorrowedSlices), copied only where it
+// lies in runs too small to be worth a slice each.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/strided_runs.h"
-#include "client/cpp/send_ledger.h"
+#include "client/cpp/borrowed_slices.h"
 
 namespace attnd {
 
@@ -20,7 +20,7 @@ inline constexpr int64_t kMinRunInPlace = 8 << 10;
 class RequestEncoder {
  public:
   // `header`: serialised fields that come before the payloads.
-  RequestEncoder(std::string header, SendLedger& ledger);
+  RequestEncoder(std::string header, BorrowedSlices& borrowed);
 
   // The next payload: bytes field `field_number` with the runs of `tensor`.
   void AddPayload(int field_number, const StridedRuns& runs, const void* tensor);
@@ -33,7 +33,7 @@ class RequestEncoder {
  private:
   void FlushSmall();
 
-  SendLedger& ledger_;
+  BorrowedSlices& borrowed_;
   std::string small_;  // what goes into the next owned slice
   std::vector<grpc::Slice> slices_;
   int64_t payload_bytes_ = 0;

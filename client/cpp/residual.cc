@@ -1,4 +1,8 @@
-#include "client/cpp/attention_client.h"
+#include "client/cpp/residual.h"
+
+#include <optional>
+#include <utility>
+
 #include "client/cpp/residual_state.h"
 
 namespace attnd {
@@ -17,10 +21,6 @@ int64_t Residual::bytes_held() const {
     if (lease.has_value()) bytes += lease->bytes;
   }
   return bytes;
-}
-
-ResidualState::~ResidualState() {
-  for (LeaseBook::Id id : leases) book->Release(id);
 }
 
 }  // namespace attnd

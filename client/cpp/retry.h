@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/cpp/client_options.h"
+#include "client/cpp/types/client_options.h"
 
 namespace attnd {
 

@@ -29,7 +29,7 @@ PlanLimits SmallPieces(bool merge) {
   return {.target_bytes = 1,
           .max_message_bytes = int64_t{1} << 40,
           .merge = merge,
-          .most_extra = 1e9,
+          .max_extra = 1e9,
           .least_gain = 0,
           .steps = {.rows = 16, .keys = 8}};
 }

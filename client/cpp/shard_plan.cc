@@ -50,7 +50,7 @@ class Cutter {
   // The largest count ≤ most for which [begin, begin + count) fits, at least 1. Sizes only grow, so
   // doubling brackets it; that looks at few entries more than the shard will hold.
   template <class Make>
-  int64_t MostThatFit(const Make& make, int64_t begin, int64_t most) const {
+  int64_t MaxThatFit(const Make& make, int64_t begin, int64_t most) const {
     int64_t low = 1;
     while (low < most && Fits(make, begin, std::min(2 * low, most))) low = std::min(2 * low, most);
     int64_t high = std::min(2 * low, most);
@@ -67,14 +67,14 @@ class Cutter {
 
   template <class Make>
   int64_t FewestEvenPieces(int64_t units, const Make& make) const {
-    int64_t each = MostThatFit(make, 0, units);
+    int64_t each = MaxThatFit(make, 0, units);
     return (units + each - 1) / each;
   }
 
   template <class Make>
   void CutGreedily(int64_t units, const Make& make, std::vector<ShardRange>& shards) const {
     for (int64_t begin = 0; begin < units;) {
-      int64_t count = MostThatFit(make, begin, units - begin);
+      int64_t count = MaxThatFit(make, begin, units - begin);
       shards.push_back(make(begin, count));
       begin += count;
     }
@@ -166,7 +166,7 @@ Plan CutFurther(const Problem& p, Direction direction, const PlanLimits& limits,
       Plan plan = Costed(p, direction, CutShard(p, shard, cut, pieces, limits.steps));
       if (!limits.merge && IsPartial(plan.shards.front(), direction)) break;
       bool worth =
-          double(plan.total_bytes) <= (1 + limits.most_extra) * double(whole.total_bytes) &&
+          double(plan.total_bytes) <= (1 + limits.max_extra) * double(whole.total_bytes) &&
           double(plan.largest_message) <= (1 - limits.least_gain) * double(whole.largest_message);
       if (!worth) continue;
       if (IsBetter(plan, best, target)) best = std::move(plan);

@@ -21,7 +21,7 @@ class UnaryRpc final : public ShardRpc {
         call_(attempt.call),
         shard_(attempt.shard),
         context_(attempt.context),
-        request_(attempt.call.Encode(attempt.shard, attempt.ledger)) {
+        request_(attempt.call.Encode(attempt.shard, attempt.borrowed)) {
     payload_bytes_ = request_.payload_bytes;
     leased_ = request_.leased;
   }
@@ -110,7 +110,7 @@ class StreamRpc final : public ShardRpc {
         call_(attempt.call),
         shard_(attempt.shard),
         context_(attempt.context),
-        request_(attempt.call.EncodeStream(attempt.shard, attempt.ledger, chunk_bytes)),
+        request_(attempt.call.EncodeStream(attempt.shard, attempt.borrowed, chunk_bytes)),
         place_(attempt.call.PlaceOf(attempt.shard)),
         reply_(place_.payloads) {
     payload_bytes_ = source_.payload_bytes();

@@ -1,6 +1,6 @@
 // ShardRpc: one try of one shard on the wire, as one message each way or as a stream of chunks. It
-// is driven by the lane that made it: each operation that gRPC has finished comes back through
-// OnEvent until that says that the RPC has ended. One thread at a time; `call`, `ledger` and
+// is driven by the worker that made it: each operation that gRPC has finished comes back through
+// OnEvent until that says that the RPC has ended. One thread at a time; `call`, `borrowed` and
 // `context` outlive it.
 #pragma once
 
@@ -11,17 +11,17 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "client/cpp/borrowed_slices.h"
 #include "client/cpp/bulk_queue.h"
 #include "client/cpp/connections.h"
 #include "client/cpp/logical_call.h"
-#include "client/cpp/send_ledger.h"
 
 namespace attnd {
 
 struct ShardAttempt {
   LogicalCall& call;
   int64_t shard;
-  SendLedger& ledger;
+  BorrowedSlices& borrowed;
   grpc::ClientContext& context;
   void* owner;      // of its tags
   EventSink* sink;  // likewise
@@ -30,7 +30,7 @@ struct ShardAttempt {
 class ShardRpc {
  public:
   enum class Op { kStart, kWrite, kRead, kFinish };
-  // What a completion queue gives back. `owner` is the lane's.
+  // What a completion queue gives back. `owner` is the worker's.
   struct Tag : QueueTag {
     void* owner;
     Op op;

@@ -52,17 +52,17 @@ TEST(ChunkSource, SendsTheHeaderThenEachPayloadWhateverItsRunsAndTheChunks) {
   for (const StridedRuns& runs : cases) {
     for (int64_t chunk_bytes : {int64_t{1000}, int64_t{9001}, kMaxChunkBytes}) {
       SCOPED_TRACE(testing::Message() << runs.run_bytes << " in chunks of " << chunk_bytes);
-      SendLedger ledger;
+      BorrowedSlices borrowed;
       std::vector<v1::ForwardStreamRequest> messages;
       {
-        ChunkSource source("", ledger, chunk_bytes);
+        ChunkSource source("", borrowed, chunk_bytes);
         source.AddPayload(kK, runs, tensor.data());
         source.AddPayload(kQ, StridedRuns::Make(0, {}, 3), tensor.data());
         while (!source.done()) messages.push_back(Parsed(source.Next()));
         EXPECT_EQ(source.payload_bytes(), runs.total_bytes() + 3);
         EXPECT_EQ(source.copied_bytes(), (runs.run_bytes < 8192 ? runs.total_bytes() : 0) + 3);
       }
-      EXPECT_TRUE(ledger.AllReturned());
+      EXPECT_TRUE(borrowed.AllReturned());
       EXPECT_TRUE(messages[0].has_header());
       std::string k;
       for (size_t n = 1; n + 1 < messages.size(); ++n) {

@@ -6,7 +6,7 @@
 
 #include "base/status_macros.h"
 #include "client/cpp/grpc_status.h"
-#include "client/cpp/look_around.h"
+#include "client/cpp/poll_hook.h"
 
 namespace attnd {
 namespace {
@@ -26,13 +26,13 @@ absl::StatusOr<std::string> CallBytes(const ClientCore& core, int address,
   reader->StartCall();
   reader->Finish(&reply, &status, &context);
   std::stop_callback cancel(options.stop, [&context] { context.TryCancel(); });
-  LookAround look_around(options.look_around);
+  PollHook poll_hook(options.poll_hook);
   void* tag;
   bool ok;
   while (borrowed.queue().AsyncNext(&tag, &ok,
-                                    absl::ToChronoTime(absl::Now() + LookAround::kInterval)) !=
+                                    absl::ToChronoTime(absl::Now() + PollHook::kInterval)) !=
          grpc::CompletionQueue::GOT_EVENT) {
-    look_around.Now();
+    poll_hook.Poll();
   }
   RETURN_IF_ERROR(FromGrpc(status));
   std::vector<grpc::Slice> slices;

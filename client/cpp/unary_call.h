@@ -8,12 +8,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/cpp/attention_client.h"
 #include "client/cpp/call_runner.h"
+#include "client/cpp/types/call_options.h"
+#include "client/cpp/types/server_info.h"
 
 namespace attnd {
 
-// `request`: a serialised message. Of `options` they take stop and look_around.
+// `request`: a serialised message. Of `options` they take stop and poll_hook.
 absl::Status CallUnary(const ClientCore& core, int address, const std::string& method,
                        const std::string& request, absl::Time deadline, const CallOptions& options,
                        google::protobuf::MessageLite& reply);

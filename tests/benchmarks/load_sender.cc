@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "client/cpp/error_detail.h"
+#include "client/cpp/types/error_detail.h"
 #include "client/cpp/grpc_status.h"
 
 namespace attnd {

@@ -73,8 +73,8 @@ class Call:
         raised: List[BaseException] = []
         watch = self._watch(raised)
         next(watch)
-        look = _native.LOOK_AROUND(watch.send)
-        self._library.attnd_call_look_around(self.pointer, look, None)
+        hook = _native.POLL_HOOK(watch.send)
+        self._library.attnd_call_set_poll_hook(self.pointer, hook, None)
         code = operation(*arguments, self.pointer)
         if raised:
             raise raised[0].with_traceback(None)

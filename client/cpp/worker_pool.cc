@@ -1,10 +1,10 @@
-#include "client/cpp/lane_threads.h"
+#include "client/cpp/worker_pool.h"
 
 #include <utility>
 
 namespace attnd {
 
-LaneThreads::~LaneThreads() {
+WorkerPool::~WorkerPool() {
   std::vector<std::thread> threads;
   {
     absl::MutexLock lock(&mutex_);
@@ -15,15 +15,15 @@ LaneThreads::~LaneThreads() {
   for (std::thread& thread : threads) thread.join();
 }
 
-void LaneThreads::Offer(std::function<void()> task) {
+void WorkerPool::Offer(std::function<void()> task) {
   absl::MutexLock lock(&mutex_);
   queue_.push_back(std::move(task));
-  if (queue_.size() > idle_ && threads_.size() < most_) {
+  if (queue_.size() > idle_ && threads_.size() < max_threads_) {
     threads_.emplace_back([this] { ThreadMain(); });
   }
 }
 
-void LaneThreads::ThreadMain() {
+void WorkerPool::ThreadMain() {
   while (true) {
     std::function<void()> task;
     {

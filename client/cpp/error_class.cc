@@ -1,9 +1,9 @@
-#include "client/cpp/refusal.h"
+#include "client/cpp/error_class.h"
 
 #include <optional>
 
 #include "absl/strings/string_view.h"
-#include "client/cpp/error_detail.h"
+#include "client/cpp/types/error_detail.h"
 
 namespace attnd {
 

@@ -1,4 +1,4 @@
-// LaneThreads: threads that help calls with many shards. They are started when first needed. A
+// WorkerPool: threads that help calls with many shards. They are started when first needed. A
 // task that no thread is free for waits in a queue; callers never wait for a task to begin, so it
 // must do nothing when it comes too late. Threads: any.
 #pragma once
@@ -13,16 +13,16 @@
 
 namespace attnd {
 
-class LaneThreads {
+class WorkerPool {
  public:
-  explicit LaneThreads(int most) : most_(most) {}
-  ~LaneThreads();  // waits for running tasks, drops queued ones
+  explicit WorkerPool(int max_threads) : max_threads_(max_threads) {}
+  ~WorkerPool();  // waits for running tasks, drops queued ones
   void Offer(std::function<void()> task);
 
  private:
   void ThreadMain();
 
-  const size_t most_;
+  const size_t max_threads_;
   absl::Mutex mutex_;
   std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
   size_t idle_ ABSL_GUARDED_BY(mutex_) = 0;

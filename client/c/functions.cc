@@ -1,5 +1,3 @@
-#include "client/c/attnd_client.h"
-
 #include <grpc/support/log.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "base/version.h"
+#include "client/c/attnd_client.h"
 #include "client/c/call.h"
 #include "client/c/conversions.h"
 #include "client/cpp/attention_client.h"
@@ -117,8 +116,8 @@ attnd_call* attnd_call_new(const char* request_id, double timeout_seconds, int32
 
 void attnd_call_free(attnd_call* call) { delete call; }
 void attnd_call_cancel(attnd_call* call) { call->Cancel(); }
-void attnd_call_look_around(attnd_call* call, int (*look)(void* argument), void* argument) {
-  call->SetLookAround(look, argument);
+void attnd_call_set_poll_hook(attnd_call* call, int (*hook)(void* argument), void* argument) {
+  call->SetPollHook(hook, argument);
 }
 void attnd_call_get_progress(const attnd_call* call, attnd_progress* progress) {
   *progress = call->GetProgress();

@@ -1,0 +1,9 @@
+#include "client/cpp/residual_state.h"
+
+namespace attnd {
+
+ResidualState::~ResidualState() {
+  for (LeaseBook::Id id : leases) book->Release(id);
+}
+
+}  // namespace attnd
