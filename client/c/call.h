@@ -11,8 +11,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "client/attention_client.h"
 #include "client/c/attnd_client.h"
-#include "client/cpp/attention_client.h"
 
 struct attnd_call {
  public:

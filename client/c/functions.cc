@@ -13,10 +13,10 @@
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "base/version.h"
+#include "client/attention_client.h"
 #include "client/c/attnd_client.h"
 #include "client/c/call.h"
 #include "client/c/conversions.h"
-#include "client/cpp/attention_client.h"
 
 struct attnd_client {
   std::unique_ptr<attnd::AttentionClient> client;

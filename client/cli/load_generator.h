@@ -15,7 +15,7 @@
 #include "absl/time/time.h"
 #include "attention/problem.h"
 #include "attention/random_problem.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 
 namespace attnd {
 

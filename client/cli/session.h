@@ -11,7 +11,7 @@
 #include "CLI/App.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 
 namespace attnd {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 #include "client/demo/attention_source.h"
 
 namespace attnd::demo {

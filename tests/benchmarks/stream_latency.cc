@@ -19,7 +19,7 @@
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "base/transport_tuning.h"
-#include "client/cpp/problem_to_proto.h"
+#include "client/call/problem_to_proto.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "proto/attnd/v1/chunk_framing.h"
 

@@ -1,9 +1,0 @@
-#include "client/cpp/residual_state.h"
-
-namespace attnd {
-
-ResidualState::~ResidualState() {
-  for (LeaseBook::Id id : leases) book->Release(id);
-}
-
-}  // namespace attnd
