@@ -70,8 +70,7 @@ class StuckPeer {
 };
 
 std::unique_ptr<AttentionClient> Connect(const std::string& address) {
-  auto client =
-      AttentionClient::Connect({.addresses = {address}, .channels_per_address = 2});
+  auto client = AttentionClient::Connect({.addresses = {address}, .channels_per_address = 2});
   CHECK(client.ok()) << client.status();
   return *std::move(client);
 }

@@ -4,9 +4,9 @@
 //
 //     worker: take a shard → best connection → Encode → RPC → Land, or delay for a retry
 //
-// When Run returns no RPC is running and no slice of the caller's arrays is held any more. gRPC ends
-// an RPC only after the write in which it takes part. Where a peer has stopped reading, TCP ends
-// that write after Connections::kWriteTimeout; a unix socket, when the peer reads on or ends.
+// When Run returns no RPC is running and no slice of the caller's arrays is held any more. gRPC
+// ends an RPC only after the write in which it takes part. Where a peer has stopped reading, TCP
+// ends that write after Connections::kWriteTimeout; a unix socket, when the peer reads on or ends.
 #pragma once
 
 #include <cstdint>
