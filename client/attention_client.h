@@ -3,11 +3,11 @@
 //     Forward(problem, arrays, outputs)
 //       → Validate → PlanShards → one RPC per shard over several connections → the outputs
 //
-// Tensors are contiguous in the problem's layout and element type. Inputs are sent from where they
-// lie and outputs are written where they are wanted: the caller's arrays stay his, and none is read
-// or written after a call has returned. A call gives its whole result or an error; after an error
-// the contents of the outputs are unspecified. The result is bitwise the same however the call is
-// cut into shards.
+// Tensors are contiguous in the problem's layout and element type. Inputs are sent from the
+// caller's arrays and outputs are written to them; none is read or written after a call has
+// returned. Where a peer has stopped reading, a call may return up to 10 s after its deadline for
+// that. A call gives its whole result or an error; after an error the contents of the outputs are
+// unspecified. The result is bitwise the same however the call is cut into shards.
 //
 // Errors: what Validate refuses is INVALID_ARGUMENT before a byte is sent; a piece that no message
 // can hold, where a server takes no streams, is OUT_OF_RANGE naming the limit; everything else is

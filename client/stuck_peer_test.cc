@@ -1,15 +1,13 @@
 // A peer that stops reading in the middle of a request: gRPC then holds slices of the caller's
 // array in the connection's write buffer, and the call must not return while they are held. TCP
-// gives the connection up after Connections::kWriteTimeout; over a unix socket nothing is lent.
+// gives the connection up after Connections::kWriteTimeout.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,19 +32,6 @@ FileDescriptor ListenOnPort(std::string& address) {
   CHECK(listen(listener.get(), 16) == 0);
   CHECK(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &size) == 0);
   address = absl::StrCat("127.0.0.1:", ntohs(at.sin_port));
-  return listener;
-}
-
-FileDescriptor ListenOnUnixSocket(std::string& address) {
-  FileDescriptor listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const std::string path = absl::StrCat(testing::TempDir(), "/stuck", getpid());
-  sockaddr_un at{};
-  at.sun_family = AF_UNIX;
-  CHECK(path.size() < sizeof(at.sun_path));
-  std::memcpy(at.sun_path, path.c_str(), path.size() + 1);
-  CHECK(bind(listener.get(), reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0);
-  CHECK(listen(listener.get(), 16) == 0);
-  address = absl::StrCat("unix:", path);
   return listener;
 }
 
@@ -85,8 +70,7 @@ class StuckPeer {
 };
 
 std::unique_ptr<AttentionClient> Connect(const std::string& address) {
-  auto client = AttentionClient::Connect(
-      {.addresses = {address}, .channels_per_address = 2, .shared_memory_bytes = 0});
+  auto client = AttentionClient::Connect({.addresses = {address}, .channels_per_address = 2});
   CHECK(client.ok()) << client.status();
   return *std::move(client);
 }
@@ -138,13 +122,6 @@ TEST(StuckPeer, HoldsTheArraysOfACallOverTcpForTheWriteTimeoutAtMost) {
   const int before = peer.connections();
   EXPECT_FALSE(CallForHalfASecond(*client).ok());
   EXPECT_GT(peer.connections(), before);
-}
-
-TEST(StuckPeer, HoldsNothingOfACallOverAUnixSocket) {
-  std::string address;
-  StuckPeer peer(ListenOnUnixSocket(address));
-  auto client = Connect(address);
-  EXPECT_LT(CallSixteenTimes(*client), absl::Seconds(5));
 }
 
 }  // namespace

@@ -90,8 +90,6 @@ void PrepareContext(const ClientOptions& options, absl::Time deadline,
 
 // One try of one shard. Members die in reverse order: the RPC before its context.
 struct CallRunner::Attempt {
-  explicit Attempt(bool may_borrow) : borrowed(may_borrow) {}
-
   int64_t shard = 0;
   BorrowedSlices borrowed;
   std::shared_ptr<Connection> connection;
@@ -142,7 +140,7 @@ class CallRunner::ShardWorker final : public EventSink {
   }
 
   void Start(int64_t shard) {
-    auto attempt = std::make_unique<Attempt>(runner_.may_borrow_);
+    auto attempt = std::make_unique<Attempt>();
     attempt->shard = shard;
     attempt->context = std::make_unique<grpc::ClientContext>();
     PrepareContext(runner_.core_.options, runner_.deadline_, *attempt->context);
@@ -273,8 +271,7 @@ CallRunner::CallRunner(const ClientCore& core, LogicalCall& call, const CallOpti
       state_(pending_, StartOf(call, pending_), options.progress, core.clock),
       options_(options),
       tries_(call.shard_count()),
-      bulk_(MovesBulk()),
-      may_borrow_(!core.connections.has_unix_socket()) {}
+      bulk_(MovesBulk()) {}
 
 absl::StatusOr<CallReceipt> CallRunner::Run() {
   absl::Time start = core_.clock.Now();

@@ -4,9 +4,9 @@
 //
 //     worker: take a shard → best connection → Encode → RPC → Land, or delay for a retry
 //
-// When Run returns no RPC is running and no slice of the caller's arrays is held any more. Where a
-// peer has stopped reading in the middle of a request, that may be Connections::kWriteTimeout after
-// the call has ended.
+// When Run returns no RPC is running and no slice of the caller's arrays is held any more. gRPC
+// ends an RPC only after the write in which it takes part. Where a peer has stopped reading, TCP
+// ends that write after Connections::kWriteTimeout; a unix socket, when the peer reads on or ends.
 #pragma once
 
 #include <cstdint>
@@ -95,8 +95,7 @@ class CallRunner {
     std::vector<bool> addresses;  // where it has been; those beyond: not yet
   };
   std::vector<Tries> tries_;
-  const bool bulk_;        // its RPCs run on the bulk queue
-  const bool may_borrow_;  // gRPC, the caller's arrays
+  const bool bulk_;  // its RPCs run on the bulk queue
 };
 
 }  // namespace attnd

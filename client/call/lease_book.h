@@ -1,6 +1,6 @@
 // LeaseBook: the residual leases that one client holds: which token, at which address. A thread of
-// its own, started with the first lease, renews those that have lived half their life and gives
-// back, many in one call, those that nobody wants any more. Whoever gives one up waits for nothing.
+// its own, started with the first lease, renews each lease after half its life and returns released
+// ones to their servers, many in one call. Release returns at once.
 //
 // Threads: any. shared_ptr: the client and each Residual have it, so that a Residual may outlive
 // its client; Close then has given everything back.
@@ -49,8 +49,8 @@ class LeaseBook {
 
   Id Add(HeldLease lease);  // 0 after Close
   std::optional<HeldLease> Find(Id id);
-  void Lost(Id id);     // the server no longer has it
-  void Release(Id id);  // nobody wants it any more
+  void Lost(Id id);  // the server no longer has it
+  void Release(Id id);
 
   // Gives everything back and ends the thread; nothing is held or added from then on.
   void Close();

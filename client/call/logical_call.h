@@ -37,7 +37,7 @@ struct EncodedRequest {
   bool leased = false;  // by a residual's token
 };
 
-// What travels of a request whose tensors lie in shared memory, and those that are written there.
+// A request whose tensors lie in shared memory: the message, and the places of the tensors.
 struct SharedShard {
   std::string header;
   SharedRequest tensors;

@@ -72,7 +72,7 @@ class SharedRpc final : public ShardRpc {
     reader_->StartCall();
     reader_->Finish(&reply_, &status_, TagOf(Op::kFinish));
   }
-  // Whoever has given up on a call has the memory back only when the daemon has let go of it too.
+  // After a failure the daemon may still use the memory; EndUse waits for it to let go.
   bool OnEvent(Op, bool) override {
     if (!status_.ok()) memory_.EndUse(request_.tensors.message().use());
     return true;

@@ -25,7 +25,7 @@ namespace attnd {
 
 struct QueueTag;
 
-// Who hears of an operation that gRPC has finished.
+// Receives the operations that gRPC has finished.
 class EventSink {
  public:
   virtual ~EventSink() = default;
@@ -33,7 +33,7 @@ class EventSink {
   virtual void OnEvent(QueueTag* tag, bool ok) = 0;
 };
 
-// The base of whatever is given to gRPC as a tag on the queue.
+// The base of every tag on the queue.
 struct QueueTag {
   EventSink* sink = nullptr;
 };

@@ -3,7 +3,6 @@
 #include <optional>
 
 #include "absl/strings/string_view.h"
-#include "client/channels/grpc_status.h"
 #include "client/types/error_detail.h"
 
 namespace attnd {

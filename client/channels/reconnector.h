@@ -1,9 +1,9 @@
 // Reconnector: drives channels that have lost their server until they have one again.
 //
-// In gRPC 1.51 a channel's sockets move only while somebody waits on a completion queue that the
-// channel knows. A call that fails at once waits for nothing, so that between such calls nobody
-// reads the greeting of a server that is back, and after gRPC's time limit for an attempt the next
-// one begins (its own stand-in looks every 5 s, as long as that limit).
+// gRPC reads a channel's sockets only while a thread polls a completion queue that the channel
+// knows. A call that fails at once does not poll, so between such calls the greeting of a server
+// that is back stays unread until gRPC's time limit for the attempt has passed (gRPC's own backup
+// poller runs every 5 s, as long as that limit).
 //
 // Threads: any.
 #pragma once

@@ -70,7 +70,7 @@ class ShardMerger {
   const std::vector<ShardRange>& shards_;
   const Direction direction_;
   const Outputs outputs_;
-  std::vector<ShardPart> parts_;  // of each shard; read by who completes its group
+  std::vector<ShardPart> parts_;  // of each shard; read when its group is complete
   absl::Mutex mutex_;
   std::vector<Group> groups_ ABSL_GUARDED_BY(mutex_);
   std::vector<int64_t> group_of_;  // of each shard; −1: not partial

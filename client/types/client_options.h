@@ -1,4 +1,4 @@
-// ClientOptions: whom an AttentionClient calls, how it proves who it is, and how hard it tries.
+// ClientOptions: the addresses of an AttentionClient, its credentials, retries and limits.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@ struct ClientOptions {
   // d_k and d_v are added up, and forward by keys, merged by lse. Exact to rounding, but not
   // bitwise what the uncut call gives, as every other cut is.
   bool merge_partial_results = false;
-  // How long a server shall keep a Residual that nobody uses; renewed while the Residual lives.
+  // How long a server shall keep an unused Residual; renewed while the Residual lives.
   absl::Duration residual_ttl = absl::Minutes(2);
   // A shard whose larger message is above this is streamed in chunks, where the servers can.
   int64_t stream_above_bytes = int64_t{8} << 20;
