@@ -6,7 +6,6 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "base/flag_kinds.h"
 #include "base/standard_streams.h"
 #include "base/transport_tuning.h"
 #include "base/version.h"
@@ -29,7 +28,7 @@ int ExitOf(const CLI::App& app, const CLI::ParseError& error) {
   if (unknown) {
     std::cerr << "attnctl: there is no command " << rest.front() << "; attnctl --help lists them\n";
   } else {
-    std::cerr << "attnctl: " << FlagError(error) << "\nRun with --help for more information.\n";
+    std::cerr << "attnctl: " << error.what() << "\nRun with --help for more information.\n";
   }
   return kExitUsage;
 }
@@ -68,7 +67,6 @@ int Main(int argc, char** argv) {
   AddRunCommand(app, session);
   AddTopCommand(app, session);
   AddCompletionCommand(app);
-  CheckFlagKinds(app);
   try {  // CLI11 tells of wrong usage, --help and --version by exceptions
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -14,7 +14,6 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "base/flag_kinds.h"
 #include "client/demo/remote_attention.h"
 #include "client/demo/text.h"
 #include "client/demo/training.h"
@@ -110,13 +109,12 @@ int main(int argc, char** argv) {
   attnd::demo::Options options;
   CLI::App app("Trains a small character transformer whose attention runs on an attnd daemon.");
   attnd::demo::AddOptions(app, options);
-  attnd::CheckFlagKinds(app);
   try {  // CLI11 tells of wrong usage and --help by exceptions
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    std::cerr << "train: " << attnd::FlagError(error) << "\n";
+    std::cerr << "train: " << error.what() << "\n";
     return 2;
   }
   absl::StatusOr<int> status = attnd::demo::Run(options);
