@@ -187,7 +187,7 @@ void AddSharedMemory(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       ->group(group);
 }
 
-void AddOperation(CLI::App& app, ServerOptions& o, RawFlags& raw) {
+void AddOperation(CLI::App& app, RawFlags& raw) {
   const char* group = "Operation";
   app.add_option("--drain_delay", raw.drain_delay_s,
                  "seconds of NOT_SERVING while new calls are still accepted")
@@ -296,7 +296,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddTransport(app, o.transport, raw);
   AddLeases(app, o, raw);
   AddSharedMemory(app, o, raw);
-  AddOperation(app, o, raw);
+  AddOperation(app, raw);
   RefuseWhatIsNoNumber(app);
   try {  // CLI11 reports by throwing
     app.parse(argc, argv);
