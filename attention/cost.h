@@ -1,5 +1,5 @@
-// What a Problem costs: floating-point operations and bytes. Limits, admission, batching and
-// metrics all ask here.
+// What a Problem costs: floating-point operations and bytes, for limits, admission, batching and
+// metrics.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 namespace attnd {
 
-// Pairs (row, key) that causal, window and lengths leave, over all batch entries and heads. Bool
-// masks and biases are not looked into. Closed form: O(batch) whatever the lengths. At most 2^60
-// for a validated problem, since q has at most 2^40 elements and kv_len at most 2^20.
+// Visible pairs (row, key) by causal, window and lengths, over all batch entries and heads. Bool
+// masks and biases are not read. Closed form: O(batch) whatever the lengths. At most 2^60 for a
+// validated problem, since q has at most 2^40 elements and kv_len at most 2^20.
 int64_t VisiblePairs(const Problem& problem);
 
 // 2·pairs·(qk_head_dim + v_head_dim) forward; 2.5 times that backward (five products for two).
 double Flops(const Problem& problem, Direction direction);
 
-// Payload bytes: what the caller sends (residuals included for backward) and what comes back.
+// Payload bytes of the request (residuals included for backward) and of the reply.
 struct PayloadBytes {
   int64_t input = 0;
   int64_t output = 0;

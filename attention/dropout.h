@@ -1,14 +1,15 @@
-// Dropout's keep decisions, a pure function of seed, offset and the *logical* coordinates (b, h, i,
-// j) of one score in the caller's whole tensors, so that every engine, tiling, batch mix and shard
-// drops the same scores.
+// Dropout's keep decisions: a pure function of seed, offset and the *logical* coordinates
+// (b, h, i, j) of one score in the caller's whole tensors. Every engine, tiling, batch mix and
+// shard therefore drops the same scores.
 //
 // Generator: Philox4x32-7 (Salmon et al., SC'11). Known answer: key 0, counter 0 → 5f6fb709
 // 0d893f64 4f121f81 4f730a48. One call serves the 16 scores that one lane holds of a 16-row ×
 // 32-column block in an m16n8 accumulator layout:
 //     key     = (seed_lo, seed_hi ^ offset_hi)
-//     counter = (offset_lo, (i >> 4)·32 + lane, b·total_q_heads + h, j >> 5),  lane = (i & 7)·4 +
-//     ((j & 7) >> 1) byte    = ((i >> 3) & 1)·8 + ((j >> 3) & 3)·2 + (j & 1)   of the 16 output
-//     bytes, little endian words in order
+//     lane    = (i & 7)·4 + ((j & 7) >> 1)
+//     counter = (offset_lo, (i >> 4)·32 + lane, b·total_q_heads + h, j >> 5)
+//     byte    = ((i >> 3) & 1)·8 + ((j >> 3) & 3)·2 + (j & 1)
+// `byte` counts in the 16 output bytes, little endian words in order.
 // A score is dropped iff its byte < threshold, threshold = round(256·p); a kept one is scaled by
 // 256/(256 − threshold).
 #pragma once

@@ -31,8 +31,8 @@ double OutputUnderflow(ElementType element) {
 double SumUnit(double count, double unit) { return (2 * std::sqrt(count) + 8) * unit; }
 
 // The same for sums along a row of keys, which the online softmax rescales as its maximum grows.
-// Each rescaling rounds once; a row whose maximum grows in every tile weighs down what came before
-// it.
+// Each rescaling rounds once: where a row's maximum grows in every tile, its first terms are
+// rounded once a tile.
 double RowSumUnit(double keys, double unit) { return SumUnit(keys, unit) + 8 * unit; }
 
 double AbsoluteDot(const double* a, const double* b, int64_t count) {
@@ -56,7 +56,7 @@ struct RowErrors {
   std::vector<double> probability;  // of softmax as forward makes it
 };
 
-// RowPlace: which row is looked at, and where its numbers stand.
+// RowPlace: one row and the places of its numbers.
 struct RowPlace {
   int64_t b, h, i;
   Sequence s;

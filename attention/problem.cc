@@ -26,7 +26,7 @@ absl::Status Finite(absl::string_view field, float value) {
   return Wrong(field, "a finite number", value);
 }
 
-// The same for one entry of a list. The name is put together for a wrong one alone: lists may have
+// The same for one entry of a list. The name is only built for a wrong entry: lists may have
 // millions of entries.
 absl::Status InRangeAt(absl::string_view list, int64_t index, int64_t value, int64_t low,
                        int64_t high) {

@@ -3,8 +3,8 @@
 // mathematics; proto/attnd/v1 the wire.
 //
 //     S = scale·QKᵀ → softcap·tanh(S/softcap) → + bias + ALiBi → not visible = excluded
-//     P = softmax(S) over visible keys, lse = ln Σ exp(S);   O = (P ∘ Z) V, Z the scaled dropout
-//     mask
+//     P = softmax(S) over visible keys     lse = ln Σ exp(S)
+//     O = (P ∘ Z) V                        Z = the scaled dropout mask
 //
 // Shapes: dense layouts hold Q [batch, q_heads, q_len, qk_head_dim] (or [batch, q_len, q_heads,
 // qk_head_dim]); packed layouts hold `batch` sequences end to end, Q [q_len, q_heads, qk_head_dim]
@@ -52,8 +52,8 @@ enum class DenominatorKind : uint8_t {
 enum class AccumulateType : uint8_t { kFloat32, kFloat16 };
 
 // Limits of one call; docs of the wire repeat them.
-inline constexpr int64_t kMaxLength = int64_t{1}
-                                      << 20;  // q_len, kv_len of one sequence or in total
+// Of q_len and kv_len, in one sequence or in total.
+inline constexpr int64_t kMaxLength = int64_t{1} << 20;
 inline constexpr int64_t kMaxHeads = int64_t{1} << 16;
 inline constexpr int64_t kMaxBatch = int64_t{1} << 20;
 inline constexpr int64_t kMaxHeadDim = 256;
@@ -93,7 +93,7 @@ struct Dropout {
   friend bool operator==(const Dropout&, const Dropout&) = default;
 };
 
-// This problem's place in the caller's whole tensors: dropout depends on it and nothing else does.
+// This problem's place in the caller's whole tensors. Only dropout depends on it.
 struct Shard {
   int64_t batch_offset = 0;
   int64_t q_head_offset = 0;
@@ -177,8 +177,8 @@ struct Problem {
   friend bool operator==(const Problem&, const Problem&) = default;
 };
 
-// OK, or InvalidArgument "field: expected ..., got ..." naming the wire's field. Looks at every
-// number, overflow of products included, and allocates nothing.
+// OK, or InvalidArgument "field: expected ..., got ..." naming the wire's field. Checks every
+// number and the overflow of products, and allocates nothing.
 absl::Status Validate(const Problem& problem);
 
 // Whether forward gives the same for both: all fields but bias.want_gradient agree.

@@ -1,4 +1,4 @@
-// ProblemText: one line that tells a person what a Problem is, for logs, test names and tables:
+// ProblemText: one line that describes a Problem, for logs, test names and tables:
 //     float16 bhld b2 h8/2 q128 k256 d64 causal bottom_right dropout=26/256
 // Only what differs from the plain case is named. Any thread.
 #pragma once

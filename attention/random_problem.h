@@ -51,7 +51,7 @@ class AlignedBytes {
   int64_t size_ = 0;
 };
 
-// For outputs: every element starts as NaN, so one that nobody writes differs.
+// For outputs: every element starts as NaN, so an unwritten one differs.
 AlignedBytes Unwritten(int64_t size);
 
 struct RandomProblemLimits {

@@ -58,7 +58,7 @@ class Reference {
   ReferenceGradients Backward(const void* d_o, const float* d_lse,
                               const ReferenceOutputs* given = nullptr) const;
 
-  // What a single (batch entry, query head) needs, for callers that interleave other work.
+  // One (batch entry, query head), for callers that interleave other work.
   void ForwardHead(int64_t batch_index, int64_t q_head, ReferenceOutputs& outputs) const;
   // Adds to d_k and d_v, sets d_q and d_sink of this head, and adds to d_bias.
   void BackwardHead(int64_t batch_index, int64_t q_head, const std::vector<double>& d_o,

@@ -406,7 +406,7 @@ TEST(ReferenceBackward, AddsTheGradientsOfAGroupOfHeads) {
 }
 
 TEST(ReferenceBackward, IsTheSumOverHalvesOfTheKeysWhenGivenTheWholeLse) {
-  // What a caller does who splits the keys: merge o and lse, then backward on each half with both.
+  // Keys split over two calls: merge o and lse, then run backward on each half with both.
   Problem whole = Small(5, 8, 3);
   ProblemInputs in = RandomInputs(whole, 14);
   Reference reference(whole, TensorsOf(in));

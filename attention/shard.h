@@ -28,8 +28,8 @@ struct ShardRange {
   int64_t batch_begin = 0, batch_count = 0;
   int64_t kv_head_begin = 0, kv_head_count = 0;
   bool expand_bias_batch = false, expand_bias_heads = false;
-  // Unless kNone: of the only batch entry, rows and keys inside its sequence. No dropout, whose
-  // bits know a row and a key by their place in the whole.
+  // Unless kNone: rows and keys inside the sequence of the only batch entry. Not with dropout,
+  // whose bits depend on the place of row and key in the whole.
   Cut cut = Cut::kNone;
   int64_t row_begin = 0, row_count = 0, key_begin = 0, key_count = 0;
 };

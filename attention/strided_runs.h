@@ -58,7 +58,7 @@ inline void Gather(const StridedRuns& runs, const std::byte* source, std::byte* 
 
 class RunCursor {
  public:
-  // Tensors from here on land past the caches.
+  // Tensors of this size and more are written past the caches.
   static constexpr int64_t kCacheBytes = int64_t{4} << 20;
 
   RunCursor(const StridedRuns& runs, std::byte* tensor)
@@ -77,7 +77,7 @@ class RunCursor {
     }
   }
 
-  // They are there.
+  // Leaves out `bytes` that are in place already.
   void Skip(int64_t bytes) {
     within_run_ += bytes;
     run_ += within_run_ / runs_.run_bytes;

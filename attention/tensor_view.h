@@ -53,7 +53,7 @@ struct TensorView {
   }
 };
 
-// Index of a broadcast tensor's element (b, h, i, j): a dimension of 1 stands still.
+// Index of a broadcast tensor's element (b, h, i, j): a dimension of 1 has stride 0.
 inline int64_t BroadcastIndex(const BroadcastShape& shape, int64_t b, int64_t h, int64_t i,
                               int64_t j) {
   int64_t index = shape.batch == 1 ? 0 : b;

@@ -41,6 +41,7 @@ install -m 644 LICENSE README.md SECURITY.md "$output/"
 cp -r deploy/systemd deploy/prometheus deploy/grafana "$output/"
 mkdir -p "$output/docs" "$output/licenses"
 install -m 644 docs/*.md "$output/docs/"
+install -Dm 644 -t "$output/docs/pictures" docs/pictures/*.svg
 # The terms of the libraries, of those within the programs too (archives, and headers alone), as Debian's packages
 # state them.
 {

@@ -4,9 +4,7 @@
 //   cpu         this machine's processors
 //   cuda        one NVIDIA GPU of compute capability 7.0 or newer: fast where the kernel table has
 //               rows for it (V100), correct and slow elsewhere
-//   auto        cuda on a usable GPU with rows of its own, else cpu; why not is told by the
-//   caller's
-//               `note`
+//   auto        cuda on a usable GPU with rows of its own, else cpu; `note` says why
 //
 // With several GPUs there is an engine for each.
 // Errors: INVALID_ARGUMENT for a name that is not in the list; FAILED_PRECONDITION, one line that

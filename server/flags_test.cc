@@ -105,7 +105,7 @@ TEST(Flags, DefaultToTheOptionsOwnValues) {
   EXPECT_EQ(t.max_connection_age, expected.max_connection_age);
   EXPECT_EQ(t.max_connection_idle, expected.max_connection_idle);
   EXPECT_EQ(t.keepalive_time, expected.keepalive_time);
-  EXPECT_EQ(t.transfers.idle, expected.streams.idle);
+  EXPECT_EQ(t.transfers.idle, expected.transfers.idle);
   EXPECT_EQ(t.bdp_probe, expected.bdp_probe);
 }
 

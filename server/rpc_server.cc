@@ -64,15 +64,12 @@ void SetConnections(const TransportOptions& transport, bool probe_bandwidth,
 // Small calls want a free thread more than they want many.
 int UnaryThreads() { return std::clamp(AvailableCpus() / 4, 1, 2); }
 
-void HandOver(int socket, const std::string& loopback_congestion, ConnectionLimit& limit,
-              ExternalConnectionAcceptor& grpc) {
+void HandOver(int socket, ConnectionLimit& limit, ExternalConnectionAcceptor& grpc) {
   if (!limit.Take(socket)) {
     close(socket);
     return;
   }
-  if (!loopback_congestion.empty() && StaysOnThisHost(socket)) {
-    SetCongestionControl(socket, loopback_congestion);
-  }
+  if (StaysOnThisHost(socket)) SetCongestionControl(socket, kLoopbackCongestion);
   WidenIfUnixSocket(socket);
   ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.fd = socket;
@@ -100,9 +97,8 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::vector<st
   RETURN_IF_ERROR(server->Build(listen));
   server->unary_calls_->Start();
   for (Door& door : server->doors_) {
-    door.listener->Start([congestion = transport.loopback_congestion, limit = server->connections_,
-                          acceptor = door.acceptor](int socket) {
-      HandOver(socket, congestion, *limit, *acceptor);
+    door.listener->Start([limit = server->connections_, acceptor = door.acceptor](int socket) {
+      HandOver(socket, *limit, *acceptor);
     });
   }
   return server;
@@ -117,9 +113,9 @@ RpcServer::~RpcServer() {
 void RpcServer::LimitConnections() {
   const int fit = ConnectionsThatFit(transport_.max_connections);
   if (fit < transport_.max_connections) {
-    deps_.log.Warning("max_connections", {{"asked", transport_.max_connections},
-                                          {"descriptors_suffice_for", fit},
-                                          {"cure", "raise the limit of open files"}});
+    deps_.log.Warning("fewer_connections", {{"max_connections", transport_.max_connections},
+                                            {"descriptors_suffice_for", fit},
+                                            {"cure", "raise the limit of open files"}});
   }
   connections_ = std::make_shared<ConnectionLimit>(fit, deps_.clock);
   SampledMetrics& sampled = *deps_.metrics.sampled();

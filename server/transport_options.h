@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "base/congestion_control.h"
 #include "server/transfer_progress.h"
 
 namespace attnd {
@@ -29,7 +28,6 @@ struct TransportOptions {
   std::string bdp_probe = "auto";
   int64_t stream_window_bytes = int64_t{4} << 20;  // of one call, that a peer may send unread
   int64_t max_frame_bytes = int64_t{4} << 20;      // of HTTP/2, that a peer may send in one piece
-  std::string loopback_congestion = kLoopbackCongestion;  // of connections within this host
   TransferLimits transfers;
 };
 

@@ -6,7 +6,7 @@
 
 #include "attention/random_problem.h"
 #include "base/check.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 #include "kernels/backend.h"
 
 namespace attnd {

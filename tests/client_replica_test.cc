@@ -15,7 +15,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "attention/random_problem.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/call_outputs.h"
 #include "tests/daemon_process.h"

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/call_outputs.h"
 #include "tests/daemon_fixture.h"

@@ -11,7 +11,7 @@
 
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/call_outputs.h"
 #include "tests/daemon_fixture.h"

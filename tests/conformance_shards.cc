@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/shard.h"
-#include "client/cpp/bias_gradient_sum.h"
-#include "client/cpp/shard_cut.h"
+#include "client/shards/bias_gradient_sum.h"
+#include "client/shards/shard_cut.h"
 
 namespace attnd {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/random_problem.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 #include "kernels/driver/fake_driver.h"
 #include "tests/call_outputs.h"
 #include "tests/daemon_fixture.h"

@@ -7,7 +7,7 @@
 
 #include "attention/random_problem.h"
 #include "base/check.h"
-#include "client/cpp/problem_to_proto.h"
+#include "client/call/problem_to_proto.h"
 
 namespace attnd {
 namespace {

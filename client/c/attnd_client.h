@@ -2,8 +2,8 @@
 //
 //     attnd_call* call = attnd_call_new(NULL, 30.0, ATTND_PRIORITY_NORMAL);
 //     attnd_client* client = attnd_client_new(&options, call);
-//     if (attnd_forward(client, &problem, &tensors, call) != ATTND_OK)
-// puts(attnd_call_message(call));
+//     int code = attnd_forward(client, &problem, &tensors, call);
+//     if (code != ATTND_OK) puts(attnd_call_message(call));
 //
 // Structures begin with struct_size = sizeof(the structure) as the caller compiled it: later
 // versions append fields, and what an older caller lacks is zero. Zero is each field's default
@@ -146,10 +146,10 @@ ATTND_API attnd_call* attnd_call_new(const char* request_id, double timeout_seco
                                      int32_t priority);
 ATTND_API void attnd_call_free(attnd_call* call);   /* no operation may be running */
 ATTND_API void attnd_call_cancel(attnd_call* call); /* ends with 1 CANCELLED, if not done yet */
-/* look: called some twenty times a second while an operation waits, on the thread that called it,
- * which can thus look after other things (signals); anything but 0 cancels the operation. */
-ATTND_API void attnd_call_look_around(attnd_call* call, int (*look)(void* argument),
-                                      void* argument);
+/* hook: called every 50 ms while an operation waits, on the thread that called it, for example to
+ * handle signals; anything but 0 cancels the operation. */
+ATTND_API void attnd_call_set_poll_hook(attnd_call* call, int (*hook)(void* argument),
+                                        void* argument);
 ATTND_API void attnd_call_get_progress(const attnd_call* call, attnd_progress* progress);
 /* After the operation has ended; valid until the next one or attnd_call_free. Texts are UTF-8.
  * detail: {"reason", "domain", "metadata": {...}, "retry_after": seconds}, "{}" without any.

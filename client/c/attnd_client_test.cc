@@ -104,7 +104,7 @@ TEST(CInterface, GivesNoClientWhenAnOptionIsWrong) {
 // Counts down, and cancels at zero.
 int CountDown(void* argument) { return --*static_cast<int*>(argument) == 0; }
 
-TEST(CInterface, CancelsWhenTheCallerSaysSoWhileHeWaits) {
+TEST(CInterface, CancelsWhenThePollHookSaysSo) {
   CallPointer call = NewCall(60);
   attnd_client_options options = Nowhere();
   options.wait_for_ready = 1;
@@ -112,10 +112,10 @@ TEST(CInterface, CancelsWhenTheCallerSaysSoWhileHeWaits) {
   Small small;
   attnd_forward_tensors tensors = small.Forward();
   attnd_problem problem = SmallProblem();
-  int looks_left = 3;
-  attnd_call_look_around(call.get(), CountDown, &looks_left);
+  int polls_left = 3;
+  attnd_call_set_poll_hook(call.get(), CountDown, &polls_left);
   EXPECT_EQ(attnd_forward(client.get(), &problem, &tensors, call.get()), 1);
-  EXPECT_EQ(looks_left, 0);
+  EXPECT_EQ(polls_left, 0);
 }
 
 TEST(CInterface, CancelsASmallCallAsWell) {
@@ -123,8 +123,8 @@ TEST(CInterface, CancelsASmallCallAsWell) {
   attnd_client_options options = Nowhere();
   options.wait_for_ready = 1;
   ClientPointer client(attnd_client_new(&options, call.get()));
-  int looks_left = 2;
-  attnd_call_look_around(call.get(), CountDown, &looks_left);
+  int polls_left = 2;
+  attnd_call_set_poll_hook(call.get(), CountDown, &polls_left);
   EXPECT_EQ(attnd_server_info(client.get(), 0, call.get()), 1);
 }
 

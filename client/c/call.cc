@@ -20,9 +20,9 @@ const char* attnd_call::result_json() {
 
 void attnd_call::Cancel() { stop_.request_stop(); }
 
-void attnd_call::SetLookAround(int (*look)(void*), void* argument) {
-  look_around_ = [this, look, argument] {
-    if (look(argument) != 0) Cancel();
+void attnd_call::SetPollHook(int (*hook)(void*), void* argument) {
+  poll_hook_ = [this, hook, argument] {
+    if (hook(argument) != 0) Cancel();
   };
 }
 
@@ -39,7 +39,7 @@ attnd::CallOptions attnd_call::MakeCallOptions() {
   }
   options.request_id = request_id_;
   options.stop = stop_.get_token();
-  options.look_around = look_around_;
+  options.poll_hook = poll_hook_;
   options.progress = [this](const attnd::Progress& at) {
     absl::MutexLock lock(&mutex_);
     progress_ = {at.shards_done, at.shards_total, at.bytes_sent, at.bytes_received, at.bytes_total};

@@ -11,8 +11,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "client/attention_client.h"
 #include "client/c/attnd_client.h"
-#include "client/cpp/attention_client.h"
 
 struct attnd_call {
  public:
@@ -24,7 +24,7 @@ struct attnd_call {
 
   int Run(const Operation& operation);
   void Cancel();
-  void SetLookAround(int (*look)(void*), void* argument);
+  void SetPollHook(int (*hook)(void*), void* argument);
   attnd_progress GetProgress() const;
 
   attnd::CallOptions MakeCallOptions();
@@ -47,7 +47,7 @@ struct attnd_call {
   std::string message_, detail_json_ = "{}";
   std::function<std::string()> make_result_json_;
   std::string result_json_;
-  std::function<void()> look_around_;
+  std::function<void()> poll_hook_;
 
   mutable absl::Mutex mutex_;
   attnd_progress progress_ ABSL_GUARDED_BY(mutex_) = {};

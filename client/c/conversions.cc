@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "client/cpp/error_detail.h"
+#include "client/types/error_detail.h"
 
 namespace attnd {
 namespace {

@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "attention/problem.h"
+#include "client/attention_client.h"
 #include "client/c/attnd_client.h"
-#include "client/cpp/attention_client.h"
 
 namespace attnd {
 

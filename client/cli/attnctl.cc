@@ -1,4 +1,4 @@
-// attnctl: the command line of attnd. Each command stands in a file of its own.
+// attnctl: the command line of attnd. Each command has its own file.
 
 #include <iostream>
 #include <string>

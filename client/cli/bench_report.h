@@ -1,5 +1,5 @@
 // BenchReport: the loads that attnctl bench has measured, as a table, JSON or CSV. JSON carries the
-// environment, so that a file tells what its figures are figures of.
+// environment, so that a file says where its figures were measured.
 #pragma once
 
 #include <nlohmann/json.hpp>

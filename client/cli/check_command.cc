@@ -30,7 +30,7 @@ struct CheckFlags {
   int64_t max_head_dim = kMaxHeadDim;
 };
 
-// What one group of cases came to.
+// The results of one group of cases.
 struct Group {
   int cases = 0, unsupported = 0, failed = 0;
   double worst_forward = 0, worst_backward = 0, absolute_error = 0;
@@ -117,7 +117,7 @@ Json ToJson(const std::map<std::string, Group>& groups, const std::vector<Checke
   return out;
 }
 
-// A server that is not there would fail every case: say so once.
+// Without a server every case would fail: say so once.
 absl::Status Reachable(AttentionClient& client) { return client.GetServerInfo().status(); }
 
 void RunCheck(Session& session, const CheckFlags& flags) {

@@ -51,7 +51,7 @@ class Socket {
     freeaddrinfo(found);
     if (socket.fd_ >= 0) return socket;
     return absl::UnavailableError(
-        absl::StrCat("--metrics: nobody answers at ", url.host, ":", url.port));
+        absl::StrCat("--metrics: no answer from ", url.host, ":", url.port));
   }
   Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   ~Socket() {

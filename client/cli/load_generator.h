@@ -1,7 +1,6 @@
-// LoadGenerator: calls one problem over and over and notes each call. Closed loop: a number of
-// callers, each with one call at a time. Open loop: calls arrive at a rate whatever the daemon
-// does; a late start counts as latency (measured from when the call was due), so that a slow daemon
-// cannot hide behind callers who wait for it.
+// LoadGenerator: calls one problem repeatedly and records each call. Closed loop: a number of
+// callers, each with one call at a time. Open loop: calls arrive at a rate, whatever the answers.
+// Latency then counts from when a call was due, so that it includes the wait for a free caller.
 //
 // Threads: Run starts the callers and joins them.
 #pragma once
@@ -15,7 +14,7 @@
 #include "absl/time/time.h"
 #include "attention/problem.h"
 #include "attention/random_problem.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 
 namespace attnd {
 

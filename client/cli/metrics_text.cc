@@ -116,7 +116,7 @@ double QuantileBetween(const std::map<double, double>& before, const std::map<do
   for (const auto& [bound, count] : now) {
     auto it = before.find(bound);
     double earlier = it == before.end() ? 0 : it->second;
-    // A restart has set the counts back: then all that is there is new.
+    // After a restart the counts are smaller: all of them are new.
     delta.emplace_back(bound, count >= earlier ? count - earlier : count);
   }
   if (delta.empty() || delta.back().second <= 0) return std::nan("");

@@ -37,15 +37,15 @@ class MetricsText {
   std::vector<MetricSample> samples_;
 };
 
-// The q-quantile of what came between two looks at a histogram, interpolated within its bucket as
-// Prometheus does; NaN when nothing came.
+// The q-quantile of what a histogram gained between two samples, interpolated within its bucket as
+// Prometheus does; NaN when it gained nothing.
 double QuantileBetween(const std::map<double, double>& before, const std::map<double, double>& now,
                        double q);
 
-// What is wrong with the URL, empty if nothing: as CLI11 wants it.
+// What is wrong with the URL, empty if nothing: the form of CLI11's validators.
 std::string CheckMetricsUrl(const std::string& url);
 
-// GET of "http://host:port/path". UNAVAILABLE when nobody answers; at most 16 MiB.
+// GET of "http://host:port/path". UNAVAILABLE without an answer; at most 16 MiB.
 absl::StatusOr<std::string> FetchMetrics(const std::string& url, absl::Duration timeout);
 
 }  // namespace attnd

@@ -136,7 +136,7 @@ attnd_stream_busy_seconds_total{gpu="gpu0",role="compute"} 1.5
   EXPECT_EQ(frame.ToJson()["devices"][0]["hbm_reserved_bytes"], 1000);
 }
 
-// Whoever serves the metrics does not get hold of the terminal.
+// Metrics cannot send control sequences to the terminal.
 TEST(TopFrame, PrintsNoControlCharacters) {
   auto metrics = MetricsText::Parse(
       "attnd_requests_total{method=\"For\033[2Jward\",code=\"OK\"} 1\n"
@@ -151,7 +151,7 @@ TEST(TopFrame, PrintsNoControlCharacters) {
 
 TEST(FetchMetrics, SaysWhoDoesNotAnswer) {
   EXPECT_EQ(FetchMetrics("http://127.0.0.1:1/metrics", absl::Seconds(1)).status(),
-            absl::UnavailableError("--metrics: nobody answers at 127.0.0.1:1"));
+            absl::UnavailableError("--metrics: no answer from 127.0.0.1:1"));
 }
 
 TEST(CheckMetricsUrl, TakesHttpAlone) {

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "attention/problem.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 
 namespace attnd {
 

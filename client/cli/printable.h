@@ -1,5 +1,5 @@
-// Printable: text of others (servers, their metrics) as a terminal may have it. Control characters,
-// which a terminal would obey, and bytes that are not UTF-8 stand as \n or \x1b.
+// Printable: text from servers and their metrics, made safe for a terminal. Control characters and
+// bytes that are not UTF-8 become escapes such as \n or \x1b.
 #pragma once
 
 #include <string>

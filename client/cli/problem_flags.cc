@@ -63,7 +63,7 @@ absl::Status ParseLayout(const std::string& text, Layout& layout) {
   return absl::OkStatus();
 }
 
-// There is one diagonal: what says the same twice is fine, what contradicts is an error.
+// There is one diagonal: flags that repeat it are fine, flags that contradict it an error.
 absl::Status SetAlignment(const std::string& name, const std::string& text, Alignment alignment,
                           std::vector<int32_t> offsets, Problem& p) {
   bool same = p.alignment == alignment && p.offsets == offsets;
@@ -85,7 +85,7 @@ absl::Status ParseAlignment(const std::string& name, const std::string& text, Pr
   return SetAlignment(name, text, Alignment::kOffsets, {offset}, p);
 }
 
-// Alone it leaves the diagonal to align and offsets; Validate refuses none where lengths differ.
+// Alone it leaves the diagonal to align and offsets. Where lengths differ, Validate requires one.
 absl::Status ParseCausal(const std::string& text, Problem& p) {
   p.causal = true;
   return text == kCausalAlone ? absl::OkStatus() : ParseAlignment("causal", text, p);
@@ -128,7 +128,7 @@ absl::Status Set(const std::string& name, const std::string& text, Problem& p) {
   return absl::OkStatus();
 }
 
-// What CLI11 is to say of a value, behind the flag's name; empty: it is one.
+// CLI11's error for a value, after the flag's name; empty: the value is valid.
 std::string Complaint(const std::string& name, const std::string& value) {
   Problem alone;
   absl::Status status = Set(name, value, alone);

@@ -20,8 +20,8 @@ class ProblemFlags {
   // does not exist.
   absl::Status Merge(const std::map<std::string, std::string>& metadata);
 
-  // Sets layout, scale, masks, dropout and the like; sizes are the caller's, and so may the offsets
-  // of the diagonal be, which no flag may contradict then. INVALID_ARGUMENT naming the flag.
+  // Sets layout, scale, masks, dropout and the like. The caller sets sizes, and may set offsets of
+  // the diagonal, which no flag may then contradict. INVALID_ARGUMENT naming the flag.
   absl::Status Apply(Problem& problem) const;
 
  private:

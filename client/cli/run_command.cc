@@ -25,7 +25,7 @@ struct RunFlags {
   ProblemFlags problem;
 };
 
-// The results would take the tensors' place, whatever name the file goes by.
+// The results would overwrite the tensors, under any name of the file.
 absl::Status CheckApart(const RunFlags& flags) {
   std::error_code no_such_file;
   if (!std::filesystem::equivalent(flags.in, flags.out, no_such_file)) return absl::OkStatus();

@@ -107,7 +107,7 @@ absl::Status ParseMetadata(const Json& entry, std::map<std::string, std::string>
   return absl::OkStatus();
 }
 
-// A name that stands twice would hide a tensor: the parser keeps the last one, so look while it
+// A repeated name would hide a tensor, since the parser keeps the last one: check while it
 // goes. Only names of the outermost object count.
 absl::StatusOr<Json> ParseHeader(absl::string_view text) {
   std::map<std::string, int> names;

@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "client/channels/address.h"
 #include "client/cli/printable.h"
-#include "client/cpp/address.h"
 
 namespace attnd {
 namespace {

@@ -1,4 +1,4 @@
-// Session: what every attnctl command shares: whom to call, how to print, and the exit code.
+// Session: what every attnctl command shares: addresses, output format and exit code.
 //
 // Exit codes: 0 done; 1 the answer is no (a check found a deviation, the server is not serving);
 // 2 wrong usage; 3 the server cannot be reached or did not answer in time; 4 a call or a file
@@ -11,7 +11,7 @@
 #include "CLI/App.hpp"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 
 namespace attnd {
 
@@ -38,7 +38,7 @@ class Session {
 
   int exit_code() const { return exit_code_; }
   void Exit(int code) { exit_code_ = code; }
-  // Tells what failed on standard error and chooses the exit code. `asked`: the address, if it was
+  // Prints the failure on standard error and chooses the exit code. `asked`: the address, if it was
   // one of several.
   void Fail(const absl::Status& status, absl::string_view asked = "");
   // The same for flags that do not fit.

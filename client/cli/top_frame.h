@@ -1,4 +1,4 @@
-// TopFrame: what happened between two looks at a daemon's metrics, as numbers, text and JSON.
+// TopFrame: the difference of two samples of a daemon's metrics, as numbers, text and JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -40,7 +40,7 @@ struct TopFrame {
   double lease_hits_per_second = 0, lease_misses_per_second = 0;  // of backward calls with a token
   bool ready = false, draining = false;
 
-  // `interval`: between the two.
+  // `interval`: between the two samples.
   static TopFrame Between(const MetricsText& before, const MetricsText& now,
                           absl::Duration interval);
   void Print(std::ostream& out, bool color) const;

@@ -18,8 +18,8 @@ namespace attnd {
 namespace {
 
 constexpr int64_t kHeadDim = 256;
-constexpr int64_t kSmallRows = 4;                       // 4 KiB of q and of o
-constexpr int64_t kMostSmallBytes = int64_t{64} << 10;  // never streamed beside streams
+constexpr int64_t kSmallRows = 4;                      // 4 KiB of q and of o
+constexpr int64_t kMaxSmallBytes = int64_t{64} << 10;  // never streamed beside streams
 
 Problem OneHead(int64_t q_len, int64_t kv_len) {
   Problem p;
@@ -66,7 +66,7 @@ WireLatency LatencyOf(const Measured& measured) {
 ClientOptions OptionsFor(ClientOptions options, const WireLoad& load) {
   options.channels_per_address = load.channels;
   options.stream_above_bytes = load.mode == WireMode::kStream
-                                   ? std::min(kMostSmallBytes, load.tensor_bytes - 1)
+                                   ? std::min(kMaxSmallBytes, load.tensor_bytes - 1)
                                    : std::numeric_limits<int64_t>::max();
   if (load.mode != WireMode::kMemfd) options.shared_memory_bytes = 0;
   return options;

@@ -17,7 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "client/cpp/client_options.h"
+#include "client/types/client_options.h"
 
 namespace attnd {
 

@@ -1,6 +1,6 @@
-// AttentionSource: where the demo's transformer gets its attention from, so that the same training
-// runs on a daemon and on local float64 arithmetic. Tensors are float32 in the layout of `problem`;
-// one thread at a time.
+// AttentionSource: computes the attention of the demo's transformer, on a daemon or in local
+// float64 arithmetic, so that the same training runs on both. Tensors are float32 in the layout of
+// `problem`; one thread at a time.
 #pragma once
 
 #include "absl/status/status.h"

@@ -1,5 +1,5 @@
-// RemoteAttention: the demo's attention on a daemon. Each call is an RPC; it keeps count of what it
-// sent and received. Errors: the client's. One thread at a time.
+// RemoteAttention: the demo's attention on a daemon. Each call is an RPC; bytes sent and received
+// are counted. Errors: the client's. One thread at a time.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 #include "client/demo/attention_source.h"
 
 namespace attnd::demo {

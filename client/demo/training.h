@@ -1,5 +1,5 @@
-// TrainTwice: the demo's experiment. One transformer learns a text with its attention from a source
-// under test, and a second one, equal in everything else, beside it on local float64 attention.
+// TrainTwice: the demo's experiment. One transformer learns a text with attention from the source
+// under test, a second one, equal in everything else, with local float64 attention.
 // Both see the same text in the same order with the same dropout, so their losses differ by the
 // attention's rounding alone.
 #pragma once

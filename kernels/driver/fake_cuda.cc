@@ -102,7 +102,7 @@ CUresult PushCopy(const char* call, EngineKind engine, CUstream stream, void* to
                .effect = [=] { std::memcpy(to, from, bytes); }});
 }
 
-// XIDs that nobody has waited for yet. Not under the world's mutex: a wait takes time.
+// XIDs that no call has waited for yet. Not under the world's mutex: a wait takes time.
 struct Xids {
   std::mutex mutex;
   std::condition_variable changed;

@@ -42,7 +42,7 @@ class FakeDriver {
   void (*reset)();
   void (*set_devices)(int count);
   void (*seed)(uint64_t seed);                      // operations take random times
-  void (*xid)(int device, unsigned long long xid);  // to who listens by NVML
+  void (*xid)(int device, unsigned long long xid);  // to NVML's listeners
   int (*live)();                                    // objects and blocks not given back
   int (*launches)();
   int64_t (*calls)(const char* call);

@@ -47,7 +47,7 @@ void RunKernel(const std::string& name, const LaunchParams& params) {
 }
 
 World::World() {
-  for (int n = 0; n < kMostDevices; ++n) devices[n].ordinal = n;
+  for (int n = 0; n < kMaxDevices; ++n) devices[n].ordinal = n;
 }
 
 World& world() {

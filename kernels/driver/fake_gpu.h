@@ -1,7 +1,7 @@
 // FakeGpu: GPUs on the host with a clock of their own, behind the stand-in for libcuda.so.1
 // (fake_cuda.cc). Streams hold operations; two copy engines and one compute engine a device run one
 // operation each at a time. An operation's effect happens when it completes, so memory that was
-// given away too early is seen. The clock moves only when somebody asks for an event that has not
+// given away too early is seen. The clock moves only when a call asks for an event that has not
 // passed: it jumps to the next completion. No thread of its own, no sleeping; any thread.
 //
 // Kernels do no attention: "forward" copies q to o (rows as far as they go) and writes the row's
@@ -72,7 +72,7 @@ struct Device {
   std::map<CUdeviceptr, std::pair<Pool*, int64_t>> blocks;
 };
 
-inline constexpr int kMostDevices = 4;
+inline constexpr int kMaxDevices = 4;
 inline constexpr int64_t kTotalBytes = int64_t{16} << 30;
 inline constexpr int64_t kFreeBytes = kTotalBytes - (int64_t{1} << 30);
 
@@ -84,7 +84,7 @@ struct World {
   int live = 0;
   int launches = 0;
   int device_count = 1;
-  Device devices[kMostDevices];
+  Device devices[kMaxDevices];
   double now = 0;
   std::mt19937_64 random{1};
   double jitter = 0;  // operations take up to 1 + jitter times as long

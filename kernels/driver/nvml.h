@@ -33,9 +33,9 @@ struct XidEvent {
   uint64_t xid = 0;
 };
 
-// Whether the device is of no use after this XID, whoever caused it: what a program does wrong (13,
-// 31, 43, 45, 68, 109) comes to that program as a CUDA error, and 92 and 94 are dealt with by the
-// device. (NVIDIA, "XID Errors"; its Kubernetes device plugin leaves the same ones out.)
+// Whether the device is of no use after this XID, whatever caused it: what a program does wrong
+// (13, 31, 43, 45, 68, 109) comes to that program as a CUDA error, and 92 and 94 are dealt with by
+// the device. (NVIDIA, "XID Errors"; its Kubernetes device plugin leaves the same ones out.)
 bool IsFatalXid(uint64_t xid);
 
 class XidEvents;

@@ -39,7 +39,7 @@ class Fiber {
   // Makes this fiber begin at entry(argument) on its next Enter. `entry` never returns.
   void Reset(std::byte* stack_bottom, size_t stack_bytes, void (*entry)(void*), void* argument);
 
-  // Leaves `from`, which is running, and continues `to`. Returns when somebody switches back.
+  // Leaves `from`, which is running, and continues `to`. Returns when another fiber switches back.
   static void Switch(Fiber& from, Fiber& to);
 
   // The first statement of every entry function.

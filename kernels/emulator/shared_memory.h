@@ -72,7 +72,7 @@ class SharedMemory {
   const std::vector<BankReport>& reports() const { return reports_; }
 
  private:
-  // When and by whom a granule was last touched.
+  // When and by which thread a granule was last touched.
   struct Epoch {
     uint32_t clock = 0;  // of the warp; 0: never
     uint32_t phase = 0;  // synchronisations of the warp's lanes

@@ -29,7 +29,7 @@ class CopyMerger {
     }
     CloseBlock();
     block_ = {{.device = device, .host = host, .bytes = bytes}, allocation};
-    return open_.size() > kMostOpen ? TakeFirst() : std::nullopt;
+    return open_.size() > kMaxOpen ? TakeFirst() : std::nullopt;
   }
   // What is left, one after the other until there is nothing.
   std::optional<HostCopy> Next() {
@@ -39,17 +39,15 @@ class CopyMerger {
 
  private:
   // The driver's limit for the distance of rows.
-  static constexpr int64_t kLongestPitch = (int64_t{1} << 31) - 1;
-  static constexpr size_t kMostOpen = 4;
+  static constexpr int64_t kMaxPitch = (int64_t{1} << 31) - 1;
+  static constexpr size_t kMaxOpen = 4;
 
   struct Rows {
     HostCopy copy;
     int allocation = 0;
   };
 
-  static bool Fits(int64_t pitch, int64_t bytes) {
-    return pitch >= bytes && pitch <= kLongestPitch;
-  }
+  static bool Fits(int64_t pitch, int64_t bytes) { return pitch >= bytes && pitch <= kMaxPitch; }
   static bool Join(const Rows& added, Rows& open) {
     const HostCopy& block = added.copy;
     HostCopy& rows = open.copy;
@@ -83,8 +81,8 @@ class CopyMerger {
     return first;
   }
 
-  absl::InlinedVector<Rows, kMostOpen + 1> open_;  // that may still get more
-  Rows block_;                                     // that still grows; one row
+  absl::InlinedVector<Rows, kMaxOpen + 1> open_;  // that may still get more
+  Rows block_;                                    // that still grows; one row
 };
 
 }  // namespace attnd::cuda

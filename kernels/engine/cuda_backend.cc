@@ -18,9 +18,9 @@ namespace {
 // The longest tiles stand first, so the first slice may take this much more than its share
 // (causal: twice the average).
 constexpr double kSliceMargin = 2;
-constexpr int kMostSlices = 1 << 16;
-constexpr double kShortestLesson = 200e-6;  // below, a launch's fixed cost hides its rate
-constexpr double kNewWeight = 0.3;          // of the last launch in the moving average
+constexpr int kMaxSlices = 1 << 16;
+constexpr double kMinLessonSeconds = 200e-6;  // below, a launch's fixed cost hides its rate
+constexpr double kNewWeight = 0.3;            // of the last launch in the moving average
 
 absl::Status SetRegionsZero(DeviceLaunch& launch, const ArenaLayout& layout) {
   int64_t begin = 0, end = 0;  // neighbours are zeroed together
@@ -36,7 +36,7 @@ absl::Status SetRegionsZero(DeviceLaunch& launch, const ArenaLayout& layout) {
   return launch.SetZero(launch.arena() + begin, end - begin);
 }
 
-// Calls that share kernels, by their names. Those that nobody waits for are left out.
+// Calls that share kernels, by their names. Cancelled ones are left out.
 template <class Kernels, class Call>
 struct Group {
   Kernels kernels;
@@ -261,7 +261,7 @@ absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
   return times;
 }
 
-// False when nobody waited any more and the kernels were left out or cut short.
+// False when all calls were cancelled and the kernels were left out or cut short.
 template <class Call>
 absl::StatusOr<bool> CudaBackend::RunSlices(DeviceLaunch& launch, const LaunchPlan& plan,
                                             absl::Span<const Call* const> calls, int slices) {
@@ -278,12 +278,12 @@ int CudaBackend::SlicesOf(const LaunchPlan& plan, Direction direction) const {
   const double seconds = plan.flops * rate;
   if (seconds <= device_->max_slice_seconds()) return 1;
   const double slices = std::ceil(kSliceMargin * seconds / device_->max_slice_seconds());
-  return static_cast<int>(std::min<double>(slices, kMostSlices));
+  return static_cast<int>(std::min<double>(slices, kMaxSlices));
 }
 
 void CudaBackend::Learn(const LaunchPlan& plan, Direction direction, double seconds) {
   // What a mask empties takes no time, which would make later launches look short.
-  if (seconds < kShortestLesson || plan.flops <= 0 || plan.has_masks) return;
+  if (seconds < kMinLessonSeconds || plan.flops <= 0 || plan.has_masks) return;
   std::atomic<double>& rate = seconds_per_flop_[static_cast<int>(direction)];
   const double old_rate = rate;
   // Two launches at once may lose one lesson, which does no harm.

@@ -55,7 +55,7 @@ TEST(Hazards, EveryAccessOfSharedMemoryIsOrdered) {
 }
 
 // Both roles of backward then change tiles that are in use.
-TEST(Hazards, AccessesAreOrderedWhereRowsSpoilGradients) {
+TEST(Hazards, AccessesAreOrderedWhereRowsAreNotFinite) {
   EmulatedDeviceOptions options;
   options.shared.detect_races = true;
   CudaBackend backend(MakeEmulatedDevice(options));

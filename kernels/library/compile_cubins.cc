@@ -1,10 +1,8 @@
 // compile_cubins: the build's kernel compiler. Compiles every shipped row of one architecture for
 // one target and writes a KernelArchive; prints registers, shared bytes and spills of each.
 //
-// clang-format off
 //     compile_cubins --nvrtc libnvrtc.so.12 --architecture sm70 --target sm_70 --out kernels.cubins
 //                    [--jobs N] [--only S]
-// clang-format on
 //
 // --only compiles the rows whose name contains S. Exit code 1, with the compiler's log, when a row
 // does not compile, or spills more than its table explains on its own target. Rows are compiled by

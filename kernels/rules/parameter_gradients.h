@@ -3,7 +3,7 @@
 //   dbias = Σ dS over the bias's broadcast dimensions     dS = P∘(Z∘dP − delta), before scale
 //   dsink[b, h] = −Σ_i e^(logit(h) − lse_i)·delta_i
 // Order: within (b, h) over keys and rows, then heads, then batch entries, each ascending, so that
-// a caller who splits by batch or head can rebuild the same bits. Needs delta (DeltaKernel).
+// a client that splits by batch or head can rebuild the same bits. Needs delta (DeltaKernel).
 #pragma once
 
 #include "attention/dropout.h"

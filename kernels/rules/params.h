@@ -89,15 +89,15 @@ struct ProblemDesc {
   };
   // Workspace with the strides of lse, written by Delta: rowsum(dO∘O) − dlse, …
   float* delta;
-  const float* d_lse;    // null: zero; strides of lse
-  float* dq_sums;        // workspace, zeroed: dQ in lane order (float32 or int32), see below
-  int64_t dq_head;       // numbers per (b, q head): DqSumFloats(longest q_len, tile head_dim)
-  int64_t dq_rest;       // from an int32 sum to that of what it leaves, in numbers; 0: none
-  uint32_t* dq_spoiled;  // workspace, zeroed: a bit for each sum that is not finite
-  int64_t spoiled_head;  // words per (b, q head): a 32nd of dq_head
-  float* d_bias;         // float32 of the bias's shape with the bias's strides, or null
-  float* d_sink;         // [batch, q_heads], or null
-  int32_t batch_count;   // entries or sequences
+  const float* d_lse;       // null: zero; strides of lse
+  float* dq_sums;           // workspace, zeroed: dQ in lane order (float32 or int32), see below
+  int64_t dq_head;          // numbers per (b, q head): DqSumFloats(longest q_len, tile head_dim)
+  int64_t dq_rest;          // from an int32 sum to that of what it leaves, in numbers; 0: none
+  uint32_t* dq_non_finite;  // workspace, zeroed: a bit for each sum that is not finite
+  int64_t non_finite_head;  // words per (b, q head): a 32nd of dq_head
+  float* d_bias;            // float32 of the bias's shape with the bias's strides, or null
+  float* d_sink;            // [batch, q_heads], or null
+  int32_t batch_count;      // entries or sequences
   int64_t bias_rows, bias_columns;  // the bias's last two dimensions
   // dQ, dK and dV leave in the call's element type, times these powers of two (0 in float16). What
   // a kept bfloat16 forward was divided by, V in two scales.

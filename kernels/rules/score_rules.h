@@ -80,7 +80,7 @@ struct GeneralScores {
   }
   // Scores leave it in natural units.
   ATTN_HD static float Multiplier(const ProblemDesc&) { return kLog2E; }
-  // The same, but scores of invisible keys mean nothing yet: the caller, who counts them, hides
+  // The same, but scores of invisible keys mean nothing yet: the caller, which counts them, hides
   // them in one rare branch. Option by option over all pairs: one uniform branch for each (each
   // jump may wait for its line of code), and all loads of an option are under way before the first
   // is needed.

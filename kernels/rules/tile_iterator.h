@@ -2,9 +2,8 @@
 // code runs) or PARTIAL. Tiles with no visible score are not visited. Loops ask for the n-th visit
 // only, and learn from it where the tile starts and what is hidden in it:
 //   RangeVisits    tiles of an interval; those at its ends are cut
-//   ListedVisits   of such an interval those tiles that a TileLists lists (kernels/rules/params.h):
-//   a bool
-//                  mask's today; block lists, column runs or row runs when something fills them in
+//   ListedVisits   those tiles of such an interval that a TileLists lists (params.h): today a bool
+//                  mask's; block lists, column runs or row runs when something fills them in
 // A visit, of either kind: First(), the tile's first position; IsCut(), causal, window or lengths
 // hide some of it; IsMasked(), the rule's own mask may; IsPartial(), anything may.
 #pragma once
@@ -62,14 +61,14 @@ struct RangeVisit {
 
 // In one word: tiles start at multiples of 32.
 struct ListedVisit {
-  enum Flag : uint32_t { kCut = 1, kMasked = 2, kOther = 4, kSpoiled = 8 };
+  enum Flag : uint32_t { kCut = 1, kMasked = 2, kOther = 4, kNonFinite = 8 };
   uint32_t word;
   ATTN_HD int First() const { return static_cast<int>(word & ~31u); }
   ATTN_HD bool IsCut() const { return word & kCut; }
   ATTN_HD bool IsMasked() const { return word & kMasked; }
   ATTN_HD bool IsPartial() const { return word & 7u; }
-  // Of backward's: the head has rows that spoil gradients (kernels/sm70/backward_spoiled.h).
-  ATTN_HD bool IsSpoiled() const { return word & kSpoiled; }
+  // Of backward's: the head has rows that are not finite (kernels/sm70/backward_non_finite.h).
+  ATTN_HD bool HasNonFiniteRows() const { return word & kNonFinite; }
 };
 
 // The tiles of an interval that are listed. `flags`: of every visit.

@@ -17,7 +17,7 @@
 // bits, so no block waits for another; backward_passes.h bounds them. FloatSums adds float32.
 // Rows   without visible keys (lse = −inf) have P = 0. Invisible scores have P = dS = 0 by
 //        selection; what lies in an invisible row of K or V reaches nothing, nor do infinities
-//        and NaN of Q and dO reach keys that their rows do not see (backward_spoiled.h).
+//        and NaN of Q and dO reach keys that their rows do not see (backward_non_finite.h).
 // Inputs float16; rows as kernels/rules/params.h says. Errors: none.
 // Source Dao 2023 (FlashAttention-2), Algorithm 2; docs/KERNELS.md has figures and what lost.
 #pragma once
@@ -34,7 +34,7 @@
 
 namespace attnd::sm70 {
 
-template <Tile kTile, class Rule, class Dropper, class DqSums>
+template <Tile kTile, class Rule, class DropoutPolicy, class DqSums>
 struct BackwardKernel {
   using Math = Float32Accumulate;
   using ScoreRule = Rule;
@@ -78,10 +78,10 @@ struct BackwardKernel {
     uint4 partial[kSplit == 1 ? 1 : 8 * 64];                // a warp's half of scores
     uint4 slopes[kSplit == 1 ? 1 : 8 * (kHandBytes / 16)];  // softcap's derivative, placed as P
     Descriptors descriptors;
-    float watch;   // 0; NaN where sums of dQ have a second integer
-    int exponent;  // of two, by which dS is multiplied: GradientExponent
-    int left_out;  // whether K held an infinity or NaN
-    int spoiled;   // whether rows of Q or dO may (backward_spoiled.h); not of listed visits
+    float watch;     // 0; NaN where sums of dQ have a second integer
+    int exponent;    // of two, by which dS is multiplied: GradientExponent
+    int left_out;    // whether K held an infinity or NaN
+    int non_finite;  // whether rows of Q or dO may (backward_non_finite.h); not of listed visits
     typename Visits::Ring visits;
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
@@ -151,8 +151,8 @@ struct BackwardKernel {
       ptx::StoreShared32(&shared.watch, problem.dq_rest != 0 ? 0x7fffffffu : 0);
       if constexpr (!Rule::kEveryTile) {
         ptx::StoreShared32(
-            &shared.spoiled,
-            ptx::LoadConstant32(GradientBounds(problem, tile.batch, tile.head) + kSpoiledRows));
+            &shared.non_finite,
+            ptx::LoadConstant32(GradientBounds(problem, tile.batch, tile.head) + kNonFiniteRows));
       }
     }
     const SequenceDesc& sequence = shared.descriptors.sequence;
@@ -176,7 +176,7 @@ struct BackwardKernel {
                  thread < kStepRows       ? 1.0f
                  : thread < 2 * kStepRows ? gain
                                           : PowerOfTwo(-exponent),
-                 thread >> 7 ? gain * Dropper::Factor(problem) : Rule::Multiplier(problem),
+                 thread >> 7 ? gain * DropoutPolicy::Factor(problem) : Rule::Multiplier(problem),
                  thread,
                  ptx::VoteAny(thread >= kThreads / 2),
                  {thread & 31}};
@@ -295,7 +295,7 @@ struct BackwardKernel {
       }
     }
     WriteKeyGradients(work, shared, sums);
-    if (ptx::LoadShared32(&shared.left_out)) QueryGradient<BackwardKernel>::SpoilAll(work);
+    if (ptx::LoadShared32(&shared.left_out)) QueryGradient<BackwardKernel>::MarkNonFiniteKeys(work);
   }
 
   ATTN_HD static void Step(const Work& work, const StepState& step, const Places& places,
@@ -308,12 +308,12 @@ struct BackwardKernel {
     at.options = Rule::OptionsIn(at.options, here.visit.IsMasked());
     if constexpr (Rule::kEveryTile) {
       // A look into shared memory would cost these scores a point and 68 spilled bytes.
-      if (here.visit.IsSpoiled()) LeaveOut(work, step, shared);
+      if (here.visit.HasNonFiniteRows()) LeaveOut(work, step, shared);
     } else if (partial) {
       ptx::SyncWarp();  // keeps this a branch
-      const bool spoiled = ptx::LoadShared32(&shared.spoiled) != 0;
+      const bool non_finite = ptx::LoadShared32(&shared.non_finite) != 0;
       // Either is uniform; the figures of one kernel are better without the vote.
-      if (kStoresPLate ? spoiled : ptx::VoteAny(spoiled)) LeaveOut(work, step, shared);
+      if (kStoresPLate ? non_finite : ptx::VoteAny(non_finite)) LeaveOut(work, step, shared);
     }
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
@@ -344,7 +344,7 @@ struct BackwardKernel {
         Drop(work, here.head, here.row + group * kGroupRows, words, marked);
         if (!kStoresPLate) StoreP(marked, hand);
       } else {
-        MakeDs<Dropper>(rS, rows, hand, words);
+        MakeDs<DropoutPolicy>(rS, rows, hand, words);
         if (partial || Rule::HasSlope(work.problem)) HideZeros(work, hand, slopes, words);
       }
       const char* factors = At(shared.slots, step.slot + places.factor + group * kGroupRows * 2);
@@ -353,8 +353,8 @@ struct BackwardKernel {
     }
   }
 
-  // Infinities and NaN of what this role multiplies by P or dS in this step (backward_spoiled.h).
-  // By all warps of a role.
+  // Infinities and NaN of what this role multiplies by P or dS in this step
+  // (backward_non_finite.h). By all warps of a role.
   ATTN_HD static void LeaveOut(const Work& work, const StepState& step, Shared& shared) {
     constexpr int kRoleThreads = kThreads / 2;
     char* tile = At(shared.slots, step.slot + (work.role ? 0 : kTileBytes));
@@ -410,12 +410,13 @@ struct BackwardKernel {
   // dV multiplies what was kept; the other role gets P with dropped scores marked by their sign.
   ATTN_HD static void Drop(const Work& work, int head, int first_row,
                            uint32_t (&words)[kKeyTiles][4], uint32_t (&marked)[kKeyTiles][4]) {
-    Dropper dropper(work.At(head), first_row, work.first_key + work.warp_key(), work.lane.index);
+    DropoutPolicy dropout(work.At(head), first_row, work.first_key + work.warp_key(),
+                          work.lane.index);
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
-        const uint32_t keep = dropper.KeepPair(m, n >> 1, n & 1);
+        const uint32_t keep = dropout.KeepPair(m, n >> 1, n & 1);
         marked[m][n] = words[m][n] | (~keep & 0x80008000u);
         words[m][n] &= keep;
       }

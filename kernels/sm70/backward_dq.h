@@ -56,7 +56,7 @@ class QueryGradient {
 
   // A row that sees an infinite or NaN number of K has 0·∞ or NaN in that column of dQ, whatever
   // its P. Slow and rare; NaN is NaN in any order.
-  ATTN_HD static void SpoilAll(const Work& work) {
+  ATTN_HD static void MarkNonFiniteKeys(const Work& work) {
 #pragma unroll 1
     for (int round = 0; round < work.visits.rounds(); ++round) {
       const int head = work.visits.HeadOf(round), row = work.visits.RowOf(round);
@@ -65,7 +65,7 @@ class QueryGradient {
         const int part = n / Dq::kSums, sum = n % Dq::kSums;
         const int column = part * Dq::kOut + Dq::Column(sum, work.warp(), work.lane);
         if (SeesNonFinite(work, head, row + Dq::Query(sum, work.warp(), work.lane), column)) {
-          Spoil(work, head, row, part, sum);
+          MarkNonFinite(work, head, row, part, sum);
         }
       }
     }
@@ -109,7 +109,7 @@ class QueryGradient {
     // One rare branch for both.
     if (!(all - all == 0)) {
       if (work.problem.dq_rest != 0) AddRests(work, to, rQ);
-      SpoilSums(work, part, rQ);
+      MarkNonFiniteSums(work, part, rQ);
     }
   }
   // What rounding left: exact, since a float32 beyond 2^23 is an integer.
@@ -122,20 +122,21 @@ class QueryGradient {
       ptx::ReduceAdd(to + n * 32, ptx::RoundToInt((sum - ptx::Round(sum)) * unit));
     }
   }
-  ATTN_HD void SpoilSums(const Work& work, int part, const float (&rQ)[Dq::kSums / 8][8]) const {
+  ATTN_HD void MarkNonFiniteSums(const Work& work, int part,
+                                 const float (&rQ)[Dq::kSums / 8][8]) const {
 #pragma unroll
     for (int n = 0; n < Dq::kSums; ++n) {
       const float sum = rQ[n >> 3][n & 7];
-      if (!(sum - sum == 0)) Spoil(work, at_.head, at_.row(work.visits), part, n);
+      if (!(sum - sum == 0)) MarkNonFinite(work, at_.head, at_.row(work.visits), part, n);
     }
   }
   // Marks sum n of the block of dQ that starts with `row` as not finite.
-  ATTN_HD static void Spoil(const Work& work, int head, int row, int part, int n) {
+  ATTN_HD static void MarkNonFinite(const Work& work, int head, int row, int part, int n) {
     if constexpr (Kernel::kFixedPoint) {
       const ProblemDesc& p = work.problem;
       const int column = part * Dq::kOut + Dq::Column(n, work.warp(), work.lane);
-      uint32_t* words = DqSpoiled<Kernel::kHeadDim>(p, work.batch, head,
-                                                    row + Dq::Query(n, work.warp(), work.lane));
+      uint32_t* words = DqNonFinite<Kernel::kHeadDim>(p, work.batch, head,
+                                                      row + Dq::Query(n, work.warp(), work.lane));
       ptx::ReduceOr(words + (column >> 5), 1u << (column & 31));
     } else {
       ptx::ReduceAdd(Sum(work, head, row) + part * Dq::kFloats + n * 32,

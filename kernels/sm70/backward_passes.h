@@ -5,7 +5,7 @@
 
 #include "kernels/rules/gradient_scale.h"
 #include "kernels/rules/online_softmax.h"
-#include "kernels/sm70/backward_spoiled.h"
+#include "kernels/sm70/backward_non_finite.h"
 #include "kernels/sm70/pipeline.h"
 
 namespace attnd::sm70 {
@@ -34,7 +34,7 @@ struct FloatSums {
 // with 28 bits rows of P may sum to eight (an lse that is off by 2, as float16 accumulation's may
 // be). No sum overflows: over n tiles, 2^30·(1 + 2^-9) + n/2 < 2^31 for n < 2^29; what roundings
 // left is at most 2^(RestBits − 1) each, n of them less than 2^31.
-// What is not finite is marked (dq_spoiled).
+// What is not finite is marked (dq_non_finite).
 struct FixedPoint {
   // 2^row times what GradientExponent's power of two will be; DeltaKernel stores it.
   ATTN_HD static float OfRow(const ProblemDesc& p, const uint32_t* bounds, float norm,
@@ -95,8 +95,8 @@ struct DqLayout {
 
 // Bits of one row of dQ whose sums are not finite: one for each column.
 template <int kHeadDim>
-ATTN_HD uint32_t* DqSpoiled(const ProblemDesc& p, int batch, int head, int row) {
-  return p.dq_spoiled + (int64_t{batch} * p.q_heads + head) * p.spoiled_head +
+ATTN_HD uint32_t* DqNonFinite(const ProblemDesc& p, int batch, int head, int row) {
+  return p.dq_non_finite + (int64_t{batch} * p.q_heads + head) * p.non_finite_head +
          int64_t{row} * (kHeadDim / 32);
 }
 
@@ -168,7 +168,7 @@ struct KeyBoundsKernel {
 
 // What belongs to a row: delta = rowsum(dO∘O) − dlse, the stabiliser of P and the factor of dQ; 64
 // rows of a query head, four lanes a row. Also max‖dO‖ and max|delta| of the KV head, and whether
-// it has rows that spoil gradients (backward_spoiled.h).
+// it has rows that are not finite (backward_non_finite.h).
 struct DeltaKernel {
   static constexpr int kThreads = 256;
   struct Shared {};
@@ -205,11 +205,13 @@ struct DeltaKernel {
     RowMath::Widen(bounds + kOutputGradientBound, norm, at.thread);
     const float size = sum < 0 ? -sum : sum;
     RowMath::Widen(bounds + kDeltaBound, exists && size < Infinity() ? size : 0, at.thread);
-    bool spoils = exists && (lse != lse || !(size < Infinity()));
+    bool non_finite = exists && (lse != lse || !(size < Infinity()));
     if (exists && MayHideInfinities(p, lse)) {
-      spoils |= !IsFinite(RowOf(p.q, s.batch, tile.head, at_row), p.qk_chunks, at.thread);
+      non_finite |= !IsFinite(RowOf(p.q, s.batch, tile.head, at_row), p.qk_chunks, at.thread);
     }
-    if (ptx::VoteAny(spoils) && (at.thread & 31) == 0) ptx::ReduceMax(bounds + kSpoiledRows, 1);
+    if (ptx::VoteAny(non_finite) && (at.thread & 31) == 0) {
+      ptx::ReduceMax(bounds + kNonFiniteRows, 1);
+    }
   }
 
  private:
@@ -270,11 +272,11 @@ struct DqKernel {
     const int rest_bits = FixedPoint::RestBits(s.kv_len);
     float low = Sum(p, rest_bits, sums), high = Sum(p, rest_bits, sums + 32);
     if constexpr (DqSums::kFixedPoint) {
-      const uint32_t spoiled =
-          ptx::LoadGlobal32(DqSpoiled<kColumns>(p, tile.batch, tile.head, row) + (column >> 5)) >>
+      const uint32_t marks =
+          ptx::LoadGlobal32(DqNonFinite<kColumns>(p, tile.batch, tile.head, row) + (column >> 5)) >>
           (column & 31);
-      if (spoiled & 1) low = ptx::BitsFloat(0x7fffffffu);
-      if (spoiled & 2) high = ptx::BitsFloat(0x7fffffffu);
+      if (marks & 1) low = ptx::BitsFloat(0x7fffffffu);
+      if (marks & 2) high = ptx::BitsFloat(0x7fffffffu);
     }
     char* out = RowOf(p.d_q, s.batch, tile.head, int64_t{s.q_begin} + row);
     ptx::StoreGlobal32(out + 2 * column, writer.Pack(low, high));
@@ -282,8 +284,8 @@ struct DqKernel {
   ATTN_HD static void RestoreRows(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
                                   int warp, int lane) {
     const uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
-    if (!ptx::LoadConstant32(bounds + kSpoiledRows)) return;
-    const SpoiledRows rows(p, s, tile);
+    if (!ptx::LoadConstant32(bounds + kNonFiniteRows)) return;
+    const NonFiniteRows rows(p, s, tile);
     const int first = tile.tile * kDqBlockRows, end = MinInt(first + kDqBlockRows, s.q_len);
     for (int row = first + warp; row < end; row += kThreads / 32) rows.Restore(row, lane);
   }

@@ -49,7 +49,7 @@ ATTN_HD void HideInvisible(uint32_t visible, uint32_t (&words)[kKeyTiles][4]) {
 }
 
 // dS = P∘(Z∘dP − delta), in float16. `rS` holds that difference as if nothing had been dropped.
-template <class Dropper, int kKeyTiles>
+template <class DropoutPolicy, int kKeyTiles>
 ATTN_HD void MakeDs(const float (&rS)[kKeyTiles][8], const float2 (&delta)[2], const char* hand,
                     uint32_t (&words)[kKeyTiles][4]) {
 #pragma unroll
@@ -59,9 +59,9 @@ ATTN_HD void MakeDs(const float (&rS)[kKeyTiles][8], const float2 (&delta)[2], c
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const int e = Float32Accumulate::Element(n & 1, n & 2);
-      const float low = Dropper::Kept(p[n] & 0x8000u, rS[m][e], -delta[n >> 1].x);
-      const float high = Dropper::Kept(p[n] & 0x80000000u, rS[m][e + 1], -delta[n >> 1].y);
-      const uint32_t positive = Dropper::Unmarked(p[n]);
+      const float low = DropoutPolicy::Kept(p[n] & 0x8000u, rS[m][e], -delta[n >> 1].x);
+      const float high = DropoutPolicy::Kept(p[n] & 0x80000000u, rS[m][e + 1], -delta[n >> 1].y);
+      const uint32_t positive = DropoutPolicy::Unmarked(p[n]);
       words[m][n] =
           ptx::PackTruncated(ptx::LowHalf(positive) * low, ptx::HighHalf(positive) * high);
     }

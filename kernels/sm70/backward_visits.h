@@ -177,12 +177,12 @@ class RowVisits<Rule, true> {
   ATTN_HD int end_head() const { return first_head() + problem_.group; }
   ATTN_HD ListedTiles TilesOf(int head) const {
     return ListedTiles(RowTiles(VisibilityOf(sequence_), first_key_, end_key_, kDqBlockRows),
-                       problem_.tile_lists, Rule::VisitFlags(problem_) | Spoiled(), tile_.batch,
-                       head, tile_.tile);
+                       problem_.tile_lists, Rule::VisitFlags(problem_) | NonFiniteFlag(),
+                       tile_.batch, head, tile_.tile);
   }
-  ATTN_HD uint32_t Spoiled() const {
+  ATTN_HD uint32_t NonFiniteFlag() const {
     const uint32_t* bounds = GradientBounds(problem_, tile_.batch, tile_.head);
-    return ptx::LoadConstant32(bounds + kSpoiledRows) ? uint32_t{ListedVisit::kSpoiled} : 0u;
+    return ptx::LoadConstant32(bounds + kNonFiniteRows) ? uint32_t{ListedVisit::kNonFinite} : 0u;
   }
   ATTN_HD uint2 Round(int n) const { return ptx::LoadShared64(&ring_.rounds[n & (kSize - 1)]); }
   ATTN_HD void LoadNext() {

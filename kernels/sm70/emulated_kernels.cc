@@ -26,10 +26,10 @@ EmulatedKernel Forward(const KernelRow& row) {
                      : EmulatedEntry<ForwardKernel<Math, kTile, LinearScores, NoDropout>>();
 }
 
-template <class Rule, class Dropper, Tile kTile>
+template <class Rule, class DropoutPolicy, Tile kTile>
 EmulatedKernel BackwardSumming(bool ordered) {
-  return ordered ? EmulatedEntry<BackwardKernel<kTile, Rule, Dropper, FixedPointSums>>()
-                 : EmulatedEntry<BackwardKernel<kTile, Rule, Dropper, FloatSums>>();
+  return ordered ? EmulatedEntry<BackwardKernel<kTile, Rule, DropoutPolicy, FixedPointSums>>()
+                 : EmulatedEntry<BackwardKernel<kTile, Rule, DropoutPolicy, FloatSums>>();
 }
 
 template <int kHeadDim, int kRows, int kKeys>

@@ -21,9 +21,9 @@
 
 namespace attnd::sm70 {
 
-template <TileMath Math, Tile kTile, class Rule, class Dropper>
+template <TileMath Math, Tile kTile, class Rule, class DropoutPolicy>
 struct ForwardKernel {
-  using Layout = ForwardLayout<Math, kTile, Rule, Dropper>;
+  using Layout = ForwardLayout<Math, kTile, Rule, DropoutPolicy>;
   using Shared = typename Layout::Shared;
   using Work = typename Layout::Work;
   static constexpr int kThreads = Layout::kThreads;

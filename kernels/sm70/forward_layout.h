@@ -9,11 +9,11 @@
 
 namespace attnd::sm70 {
 
-template <TileMath Math, Tile kTile, class Rule, class Dropper>
+template <TileMath Math, Tile kTile, class Rule, class DropoutPolicy>
 struct ForwardLayout {
   using ScoreMath = Math;
   using ScoreRule = Rule;
-  using KeepRule = Dropper;
+  using Dropout = DropoutPolicy;
   static constexpr int kThreads = 256;
   static constexpr int kRoleWarps = 4;
   static constexpr int kBlockRows = kTile.q_rows;
@@ -40,7 +40,7 @@ struct ForwardLayout {
   static constexpr int kTileBytes = kGroups * kGroupBytes;
   static constexpr int kLineTileBytes = 32 * 16;               // lines of one 16×16 tile of P
   static constexpr int kPBytes = kTeamTiles * kLineTileBytes;  // of a team
-  using Words = typename Dropper::template Words<kRowTiles>;
+  using Words = typename DropoutPolicy::template Words<kRowTiles>;
   using Visits = KeyVisits<Rule, kStepKeys>;
   struct alignas(128) Shared {
     uint4 k[kKeyRing * kGroupKeys * kPitch];

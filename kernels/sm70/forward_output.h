@@ -28,9 +28,9 @@ class OutputRole {
     stagers.Fetch(work, 0);
     PutTiles(work, stagers, 0, 0, shared);
     stagers.Fetch(work, 1);
-    Dropper dropper(work.at, work.score_row(), work.lane.index);
+    DropoutPolicy dropout(work.at, work.score_row(), work.lane.index);
     int words = ptx::Keep(work.warp * Words::kWarp + work.lane.index * 8);
-    dropper.template Store<L::kRowTiles>(L::At(&shared.keep, words, 0), work.tiles.At(0).First());
+    dropout.template Store<L::kRowTiles>(L::At(&shared.keep, words, 0), work.tiles.At(0).First());
     Operands operands(work);
     const int turn = ptx::Keep(L::kTurn + work.team());
     ptx::SyncThreads();
@@ -40,7 +40,7 @@ class OutputRole {
       words ^= Words::kStep;
       if (step + 1 < count) {
         PutTiles(work, stagers, step + 1, put, shared);
-        dropper.template Store<L::kRowTiles>(L::At(&shared.keep, words, 0),
+        dropout.template Store<L::kRowTiles>(L::At(&shared.keep, words, 0),
                                              work.tiles.At(step + 1).First());
       }
       work.tiles.Advance(step, work.thread);
@@ -67,7 +67,7 @@ class OutputRole {
 
  private:
   using Rule = typename L::ScoreRule;
-  using Dropper = typename L::KeepRule;
+  using DropoutPolicy = typename L::Dropout;
   using Words = typename L::Words;
 
   static constexpr int kOutputTiles = L::kOutputChunks / 2;
@@ -258,7 +258,7 @@ class OutputRole {
         if (!Rule::IsVisible(work.at, row, key)) continue;
         const char* value =
             RowOf(problem.v, s.batch, work.at.head / problem.group, int64_t{s.kv_begin} + key);
-        AddNonFinite(value, problem.v_chunks * 4, Dropper::Drops(work.at, row, key), out);
+        AddNonFinite(value, problem.v_chunks * 4, DropoutPolicy::Drops(work.at, row, key), out);
       }
     }
   }

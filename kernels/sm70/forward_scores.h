@@ -52,7 +52,7 @@ class ScoreRole {
  private:
   using Math = typename L::ScoreMath;
   using Rule = typename L::ScoreRule;
-  using Dropper = typename L::KeepRule;
+  using DropoutPolicy = typename L::Dropout;
 
   struct RowState {
     float stabilizer[kRowTiles][Math::kRows];
@@ -232,14 +232,14 @@ class ScoreRole {
           rows.sum[m][r] += rP[e];
         }
       }
-      StoreP(rP, Dropper::Load(shared.keep, slot, work.warp, m, work.lane.index), shared.p,
+      StoreP(rP, DropoutPolicy::Load(shared.keep, slot, work.warp, m, work.lane.index), shared.p,
              offset + m * L::kLineTileBytes);
     }
   }
 
   // A row's line holds keys (0 1)(8 9)(2 3)(10 11) of its column half, counted within the group's
   // 16: the first two words are the A operand of k step 0, the others of k step 1.
-  ATTN_HD static void StoreP(const float (&rP)[8], typename Dropper::Keep keep, void* sP,
+  ATTN_HD static void StoreP(const float (&rP)[8], typename DropoutPolicy::Keep keep, void* sP,
                              int offset) {
     uint32_t words[2][2];  // row (float16 accumulators: pair of keys), k step
 #pragma unroll
@@ -247,7 +247,7 @@ class ScoreRole {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int e = 2 * r + 4 * k;
-        words[r][k] = ptx::PackTruncated(rP[e], rP[e + 1]) & Dropper::Mask(keep, r, k);
+        words[r][k] = ptx::PackTruncated(rP[e], rP[e + 1]) & DropoutPolicy::Mask(keep, r, k);
       }
     }
     if constexpr (Math::kRows == 2) {

@@ -3,7 +3,7 @@
 // bound by memory. In the numbers of the caller, of which forward reads V·2^−v_exponent:
 //   kept V = V·2^−kept_v_exponent    kept O = bfloat16(O)·2^−kept_v_exponent
 // The bits are those that kernels/engine/layout/staging.h makes of the caller's V and of the O that
-// he was sent: V came to forward exactly, or is too small for backward by 2^8 at least (CanKeep).
+// it received: V came to forward exactly, or is too small for backward by 2^8 at least (CanKeep).
 // Rows     of O are heads [0, q_heads) of the tile list, rows of V those after them.
 // Errors   none
 #pragma once

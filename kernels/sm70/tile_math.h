@@ -5,7 +5,7 @@
 // Numbering: within its tile a row or column gets a number such that each lane owns exactly the 16
 // scores of one dropout generator call (attention/dropout.h) of a 16-row × 32-key tile, and such
 // that a plain swizzle keeps all operand loads free of bank conflicts. It is a permutation of the
-// hardware's order; whoever loads an operand asks Row and Key below.
+// hardware's order; loads of operands ask Row and Key below.
 // lane_map_test is the proof, not this comment.
 #pragma once
 

@@ -34,7 +34,7 @@
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "base/transport_tuning.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "tests/raw_http2.h"
 #include "tests/wire_request.h"

@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "client/cpp/error_detail.h"
-#include "client/cpp/grpc_status.h"
+#include "client/channels/grpc_status.h"
+#include "client/types/error_detail.h"
 
 namespace attnd {
 namespace {

@@ -27,7 +27,7 @@
 #include "absl/time/clock.h"
 #include "attention/random_problem.h"
 #include "base/transport_tuning.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 #include "tests/call_outputs.h"
 #include "tests/emulated_link.h"
 

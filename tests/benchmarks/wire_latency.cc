@@ -39,7 +39,7 @@
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "base/transport_tuning.h"
-#include "client/cpp/attention_client.h"
+#include "client/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/benchmarks/minimal_echo.h"
 

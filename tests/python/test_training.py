@@ -1,9 +1,8 @@
 """The training example at a small size: the daemon's run follows the local one, through a kill and with dropout."""
+import importlib.util
 import os
-import struct
 import subprocess
 import sys
-import zlib
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ torch = pytest.importorskip("torch")
 EXAMPLES = os.path.join(ROOT, "client/python/examples")
 sys.path.insert(0, EXAMPLES)
 import attnd  # noqa: E402
-import plot  # noqa: E402
 import train_gpt  # noqa: E402
 
 SMALL = dict(steps=30, layers=2, heads=2, dim=32, length=24, batch=4)
@@ -64,7 +62,10 @@ def test_program_prints_and_plots_the_curves(tmp_path):
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "attnd, cpu engine: final losses differ by" in done.stdout
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    if importlib.util.find_spec("matplotlib"):
+        assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    else:
+        assert "matplotlib is not installed" in done.stdout
 
 
 def test_a_gpus_daemon_is_trained_with_beside_the_cpus_where_there_is_one(monkeypatch):
@@ -75,29 +76,18 @@ def test_a_gpus_daemon_is_trained_with_beside_the_cpus_where_there_is_one(monkey
     assert [engine[1:] for engine in train_gpt.engines(SERVER, "reference", "bf16")] == [("reference", "bf16")]
 
 
-def pixels_of(path):
-    data = path.read_bytes()
-    at, body = 8, b""
-    while at < len(data):
-        length, kind = struct.unpack_from(">I4s", data, at)
-        body += data[at + 8:at + 8 + length] if kind == b"IDAT" else b""
-        at += 12 + length
-    return np.frombuffer(zlib.decompress(body), np.uint8).reshape(plot.HEIGHT, -1)[:, 1:].reshape(plot.HEIGHT, -1, 3)
+CURVES = {"here": np.linspace(3, 1, 50), "daemon": np.linspace(3, 1, 50)}
 
 
-def test_chart_shows_each_curve_in_its_colour(tmp_path):
-    plot.write_curves(tmp_path / "a.png", {"falls": np.linspace(3, 1, 50), "rises": np.linspace(1, 3, 50)})
-    pixels = pixels_of(tmp_path / "a.png")
-    left, right = pixels[:, plot.LEFT + 2], pixels[:, -plot.RIGHT - 3]
-    for colour, upper in ((plot.COLOURS[0], left), (plot.COLOURS[1], right)):
-        rows = np.flatnonzero((upper == colour).all(-1))
-        assert rows.size and rows.max() < plot.HEIGHT / 2
+def test_curves_are_plotted_where_matplotlib_is_installed(tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    assert train_gpt.plot(str(tmp_path / "loss.png"), CURVES)
+    pixels = image.imread(tmp_path / "loss.png")[..., :3]
+    colours = {tuple(colour) for colour in np.round(pixels.reshape(-1, 3) * 255).astype(int)}
+    assert {(31, 119, 180), (255, 127, 14)} <= colours  # matplotlib's first two: curves that coincide are both seen
 
 
-def test_chart_shows_curves_that_agree_and_names_them_and_both_axes(tmp_path):
-    plot.write_curves(tmp_path / "a.png", dict.fromkeys(("one", "two", "three"), np.linspace(3, 1, 50)))
-    pixels = pixels_of(tmp_path / "a.png")
-    curves = pixels[plot.TOP:-plot.BOTTOM, plot.LEFT:plot.LEFT + 400]
-    assert all((curves == colour).all(-1).any() for colour in plot.COLOURS[:3])
-    for text in (pixels[plot.TOP:plot.TOP + 70, -250:], pixels[:, :plot.LEFT - 8], pixels[-plot.BOTTOM:]):
-        assert (text == plot.INK).all(-1).any()
+def test_nothing_is_plotted_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert not train_gpt.plot(str(tmp_path / "loss.png"), CURVES)
+    assert not os.listdir(tmp_path)

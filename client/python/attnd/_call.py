@@ -1,4 +1,4 @@
-"""One native call: starts it, waits so that Ctrl-C works, and turns what comes back into values or exceptions."""
+"""One native call: starts it, waits so that Ctrl-C works, and turns its outcome into values or exceptions."""
 from __future__ import annotations
 
 import ctypes
@@ -32,7 +32,7 @@ class CallOptions(NamedTuple):
 
 
 class Handle:
-    """A native client, freed when nobody holds it any more; never in a process that did not make it."""
+    """A native client, freed with its last reference, and only in the process that made it."""
 
     def __init__(self, options: _native.ClientOptions) -> None:
         self.pointer = None  # first, for __del__
@@ -73,8 +73,8 @@ class Call:
         raised: List[BaseException] = []
         watch = self._watch(raised)
         next(watch)
-        look = _native.LOOK_AROUND(watch.send)
-        self._library.attnd_call_look_around(self.pointer, look, None)
+        hook = _native.POLL_HOOK(watch.send)
+        self._library.attnd_call_set_poll_hook(self.pointer, hook, None)
         code = operation(*arguments, self.pointer)
         if raised:
             raise raised[0].with_traceback(None)

@@ -31,7 +31,7 @@ _Seen = Union[Tensor, Array]  # a mask as it is compared: on a device itself, on
 
 
 class _Found(NamedTuple):
-    """pattern and the mask that it describes, None where there is none; version: of the mask that was looked at."""
+    """pattern and the mask that it describes, None where there is none; version: of the mask that was read."""
 
     pattern: Optional[Pattern]
     described: Optional[_Seen]

@@ -1,4 +1,4 @@
-"""Memory of large results, used again once nobody holds it.
+"""Memory of large results, reused after the last reference is gone.
 
 A fresh array of 64 MiB costs its page faults at every call, an eighth of a call's time on the same host. Memory of an array
 that has died is therefore kept for the next of its size, up to ATTND_CACHE_MIB (256) of it; 0 keeps none. Any thread.

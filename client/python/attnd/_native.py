@@ -92,7 +92,7 @@ class Progress(ctypes.Structure):
                                             "bytes_total")]
 
 
-LOOK_AROUND = ctypes.CFUNCTYPE(ctypes.c_int, _pointer)
+POLL_HOOK = ctypes.CFUNCTYPE(ctypes.c_int, _pointer)
 _PROTOTYPES = {  # name: (result, arguments)
     "attnd_abi_version": (ctypes.c_int, []),
     "attnd_version": (ctypes.c_char_p, []),
@@ -110,7 +110,7 @@ _PROTOTYPES = {  # name: (result, arguments)
     "attnd_memory_new": (_pointer, [_pointer, _int64]),
     "attnd_memory_data": (_pointer, [_pointer]),
     "attnd_memory_free": (None, [_pointer]),
-    "attnd_call_look_around": (None, [_pointer, LOOK_AROUND, _pointer]),
+    "attnd_call_set_poll_hook": (None, [_pointer, POLL_HOOK, _pointer]),
     "attnd_call_code": (ctypes.c_int, [_pointer]),
     "attnd_server_info": (ctypes.c_int, [_pointer, _int32, _pointer]),
     "attnd_check_health": (ctypes.c_int, [_pointer, _int32, ctypes.POINTER(_int32), _pointer]),
@@ -120,7 +120,7 @@ for _name, _structure in (("forward", ForwardTensors), ("backward", BackwardTens
                                                     _pointer])
 
 # These end at once: they keep the GIL, since to give it up and get it back would take longer.
-_QUICK = {"attnd_call_new", "attnd_call_free", "attnd_call_look_around"}
+_QUICK = {"attnd_call_new", "attnd_call_free", "attnd_call_set_poll_hook"}
 
 _lock = threading.RLock()
 _library: Optional[ctypes.CDLL] = None

@@ -94,7 +94,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask:
 
 
 def check_transforms(*tensors: object) -> None:
-    """Refuses what the operators cannot differentiate, and would give zeros or torch's own riddles for."""
+    """Refuses transforms that the operators cannot differentiate; they would give zeros or obscure errors of torch."""
     if torch.compiler.is_compiling():
         return
     stack = torch._C._functorch.peek_interpreter_stack()

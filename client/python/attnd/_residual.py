@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class NativeResidual:
-    """The C library's handle, which a forward call fills. Freed when nobody holds it any more, which waits for nothing;
-    never in a process that did not make it."""
+    """The C library's handle, which a forward call fills. Freed with its last reference, without blocking, and only in
+    the process that made it."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.pointer = ctypes.c_void_p()
@@ -31,9 +31,9 @@ class NativeResidual:
 class Residual:
     """What servers keep of one forward call (q, k, v, mask, bias, o, lse), so that its backward sends dout alone.
 
-    Give it to Client.backward with the same arrays and options; it may be used again, by any thread. Servers may take
-    the memory back at any time: backward then sends everything, and its result is bitwise the same. The memory is given
-    back when the object goes, or by release(); neither waits. In a forked child it holds nothing.
+    Give it to Client.backward with the same arrays and options; it may be used again, by any thread. Servers may evict
+    it at any time: backward then sends everything, and its result is bitwise the same. The memory is freed with the
+    object or by release(); neither blocks. In a forked child it holds nothing.
     """
 
     __slots__ = ("wire", "_native", "__weakref__")
@@ -53,7 +53,7 @@ class Residual:
         return 0 if found is None else found.bytes_held
 
     def release(self) -> None:
-        """Gives the servers' memory back, once backward calls that run have ended."""
+        """Frees the servers' memory once running backward calls have ended."""
         self._native = None
 
     def __reduce__(self) -> Any:

@@ -149,7 +149,7 @@ _first_byte = ctypes.c_char.from_buffer
 
 
 class Destination:
-    """Where a result tensor lands: the caller's array where its memory fits, else new memory and a copy at the end."""
+    """Where a result tensor is written: the caller's array where its memory fits, else new memory and a copy at the end."""
 
     def __init__(self, field: str, problem: Problem, wire: Wire, shape: Tuple[int, ...], callers: Optional[Tensor],
                  inputs: Sequence[Optional[Array]]) -> None:
@@ -162,7 +162,7 @@ class Destination:
             self.array = wire.empty(shape, problem.element)
 
     def finish(self) -> Tensor:
-        """The result in the caller's element, heads first, in the caller's memory if he gave any."""
+        """The result in the caller's element, heads first, in the caller's array if there is one."""
         result = _arrays.cast(Tensor(self.array, self._problem.element), self._problem.result_element)
         if self._callers is None:
             return result

@@ -234,7 +234,7 @@ class Client:
             return DeadlineExceeded(f"no answer from {where} within {seconds:g} s: {error}; if attnd is running there, "
                                     f"{tls} TLS, and is merely slow, give the call a longer timeout", reason="TIMEOUT")
         if isinstance(error, Unauthenticated):
-            return Unauthenticated(f"{where} lets nobody in without a token that it knows: {error}; give one by "
+            return Unauthenticated(f"{where} requires a token that it knows: {error}; give one by "
                                    "connect(token=...)", reason=error.reason, metadata=error.metadata)
         if isinstance(error, Unimplemented) and not error.reason:
             return Unimplemented(f"the server at {where} does not know this call: it is another program, or an attnd of "
@@ -408,7 +408,7 @@ def _tls_options(tls: Union[None, bool, str, TLS]) -> Any:
 
 
 def _check_pem(tls: TLS) -> None:
-    """Of files that exist; gRPC would say no more than that there is nobody."""
+    """Of files that exist: gRPC's own error for a bad file is that of an unreachable server."""
     import ssl
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:

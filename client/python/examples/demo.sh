@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What `./dev demo-python` runs, after the build: finds or installs a PyTorch, and trains with train_gpt.py.
+# What `./dev demo-python` runs after the build: trains with train_gpt.py on a PyTorch that is there, or installs
+# one with matplotlib.
 #
 #     client/python/examples/demo.sh [OPTIONS OF train_gpt.py]
 set -euo pipefail
@@ -19,7 +20,7 @@ if [ -z "$python" ]; then
   python3 -m venv .deps/python
   quiet=-q
   [ ! -t 2 ] || quiet=  # shows its progress
-  .deps/python/bin/pip install $quiet --disable-pip-version-check torch numpy
+  .deps/python/bin/pip install $quiet --disable-pip-version-check torch numpy matplotlib
   python=.deps/python/bin/python
 fi
 

@@ -27,7 +27,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import attnd.torch
-from plot import write_curves
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -151,6 +150,22 @@ def show(curves, every: int) -> None:
         print(f"{step:4}  " + "  ".join(f"{losses[step]:22.6f}" for losses in curves.values()))
 
 
+def plot(path: str, curves) -> bool:
+    """Draws {name: losses} over the step; False where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    axes = Figure(figsize=(8, 4.8), layout="constrained").subplots()
+    axes.set(xlabel="step", ylabel="loss")
+    axes.grid(alpha=0.3)
+    for n, (name, losses) in enumerate(curves.items()):  # wide below narrow: curves that coincide are all seen
+        axes.plot(losses, label=name, linewidth=2 * (len(curves) - n))
+    axes.legend()
+    axes.figure.savefig(path)
+    return True
+
+
 def progress(name: str, steps: int):
     """Shows a bar on a terminal."""
     def at_step(step: int) -> None:
@@ -220,8 +235,8 @@ def compare(chosen: argparse.Namespace, settings: Settings, text: str) -> bool:
         print(f"{engine.name}: final losses differ by {difference:.1e}; {settings.steps} steps in "
               f"{seconds[engine.name]:.1f} s" + (f", tensors as {engine.precision}" if engine.precision else ""))
     if chosen.plot:
-        write_curves(chosen.plot, curves)
-        print(f"curves: {chosen.plot}")
+        plotted = plot(chosen.plot, curves)
+        print(f"curves: {chosen.plot}" if plotted else f"no {chosen.plot}: matplotlib is not installed")
     return alike
 
 
@@ -233,7 +248,7 @@ def main() -> int:
     parser.add_argument("--precision", choices=["f16", "bf16"], help="of the tensors on the wire and the daemon's work")
     parser.add_argument("--kill-at", type=int, help="step at which --daemon is killed and started again")
     parser.add_argument("--text", help="file to train on (default: this repository's documents)")
-    parser.add_argument("--plot", help="PNG to write")
+    parser.add_argument("--plot", help="image to write (needs matplotlib)")
     for name, value in vars(Settings()).items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value)
     chosen = parser.parse_args()

@@ -166,7 +166,7 @@ TEST_F(DriverDeviceTest, HoldsMemoryForLeasesUntilItIsGivenBack) {
   ASSERT_NE(held, nullptr);
   EXPECT_EQ((*device)->use().lease_bytes, 3 << 20);
   EXPECT_EQ((*device)->use().memory_peak_bytes, 3 << 20);
-  EXPECT_EQ((*device)->Hold(2 << 20), nullptr);  // at once: nobody may be about to give it back
+  EXPECT_EQ((*device)->Hold(2 << 20), nullptr);  // at once: no launch may be about to give it back
   EXPECT_EQ((*device)->Begin(2 << 20, {}).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ((*device)->use().allocation_failures, 2);
   EXPECT_EQ((*device)->use().memory_used_bytes, int64_t{1} << 30);  // the stand-in's

@@ -1,4 +1,4 @@
-// LaunchTurns: who may stand in a device's compute queue: at most kDepth slices, in the order in
+// LaunchTurns: which slices stand in a device's compute queue: at most kDepth, in the order in
 // which they asked. Two: one runs, one stands behind it, so that the device never idles and what is
 // cancelled meanwhile is found before it is launched. Any thread.
 #pragma once

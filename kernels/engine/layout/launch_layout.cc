@@ -174,8 +174,8 @@ void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
   desc.dq_sums = At<float>(arena, at.dq_sums, head * at.dq_head);
   desc.dq_head = at.dq_head;
   desc.dq_rest = at.dq_rest;
-  desc.dq_spoiled = At<uint32_t>(arena, at.dq_spoiled, head * at.spoiled_head);
-  desc.spoiled_head = at.spoiled_head;
+  desc.dq_non_finite = At<uint32_t>(arena, at.dq_non_finite, head * at.non_finite_head);
+  desc.non_finite_head = at.non_finite_head;
   desc.stabilizer = At<float>(arena, at.stabilizer, lse);
   desc.dq_factor = At<float>(arena, at.dq_factor, lse);
   desc.gradient_bounds =
@@ -307,11 +307,11 @@ void LayOutGradients(CallLayout& at, int tile_head_dim, bool dq_rest, ArenaLayou
     at.d_sink = arena.Add("d_sink", p.batch * p.q_heads * 4, RegionUse::kZeroed);
   }
   at.dq_head = DqSumFloats(p.MaxQueryLength(), tile_head_dim);
-  at.spoiled_head = at.dq_head / 32;
+  at.non_finite_head = at.dq_head / 32;
   int64_t heads = p.batch * p.q_heads;
   if (dq_rest) at.dq_rest = heads * at.dq_head;
   at.dq_sums = arena.Add("dq_sums", (heads * at.dq_head + at.dq_rest) * 4, RegionUse::kZeroed);
-  at.dq_spoiled = arena.Add("dq_spoiled", heads * at.spoiled_head * 4, RegionUse::kZeroed);
+  at.dq_non_finite = arena.Add("dq_non_finite", heads * at.non_finite_head * 4, RegionUse::kZeroed);
   at.gradient_bounds =
       arena.Add("gradient_bounds", p.batch * p.kv_heads * int64_t{kGradientBoundWords} * 4,
                 RegionUse::kZeroed);

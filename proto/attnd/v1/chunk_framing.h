@@ -8,10 +8,9 @@
 namespace attnd {
 
 inline constexpr int64_t kMaxChunkBytes = int64_t{4} << 20;  // of data, either way
-// What attnd's own ends send. Within a host large ones, of which a byte costs a tenth less
-// (docs/PERFORMANCE.md, Large tensors); elsewhere such that a slow link moves a whole one within
-// --stream_idle_seconds. A message of either is below the 4 MiB that gRPC takes unless it is told
-// otherwise.
+// Chunk sizes of attnd's own ends. Within a host chunks are large, since a byte then costs a tenth
+// less. Elsewhere a slow link has to move a whole one within --stream_idle_seconds. A message of
+// either is below gRPC's default limit of 4 MiB.
 inline constexpr int64_t kChunkBytes = int64_t{1} << 20;
 inline constexpr int64_t kLargeChunkBytes = (int64_t{4} << 20) - (int64_t{64} << 10);
 

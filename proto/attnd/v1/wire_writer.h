@@ -55,7 +55,7 @@ class WireWriter {
     out_.push_back(0);
     body();
     const size_t length = out_.size() - length_at - 1;
-    uint8_t bytes[kMostVarint];
+    uint8_t bytes[kMaxVarintBytes];
     uint8_t* end = CodedOutputStream::WriteVarint64ToArray(length, bytes);
     out_[length_at] = static_cast<char>(bytes[0]);
     if (end == bytes + 1) return;
@@ -64,12 +64,12 @@ class WireWriter {
 
  private:
   using CodedOutputStream = google::protobuf::io::CodedOutputStream;
-  static constexpr int kMostVarint = 10;
+  static constexpr int kMaxVarintBytes = 10;
 
   void Tag(int field, WireType type) { Varint(WireTag(field, type)); }
   void Varint(uint64_t value) {
     if (value < 0x80) return out_.push_back(static_cast<char>(value));  // most tags and lengths
-    uint8_t bytes[kMostVarint];
+    uint8_t bytes[kMaxVarintBytes];
     Append(bytes, CodedOutputStream::WriteVarint64ToArray(value, bytes));
   }
   void Append(const uint8_t* begin, const uint8_t* end) {

@@ -1,0 +1,102 @@
+// CallRunner: drives a LogicalCall's shards over the connections until all are done or one has
+// failed for good. Each worker is one thread with a completion queue of its own and a few RPCs in
+// flight; the caller's thread is the first worker, helpers are the others.
+//
+//     worker: take a shard → best connection → Encode → RPC → Land, or delay for a retry
+//
+// When Run returns no RPC is running and no slice of the caller's arrays is held any more. Where a
+// peer has stopped reading in the middle of a request, that may be Connections::kWriteTimeout after
+// the call has ended.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "client/call/call_state.h"
+#include "client/call/logical_call.h"
+#include "client/call/shard_rpc.h"
+#include "client/call/shared_memory.h"
+#include "client/call/worker_pool.h"
+#include "client/channels/bulk_queue.h"
+#include "client/channels/completion_queues.h"
+#include "client/channels/connections.h"
+#include "client/channels/grpc_status.h"
+#include "client/channels/retry.h"
+#include "client/types/call_options.h"
+#include "client/types/call_receipt.h"
+#include "client/types/client_options.h"
+
+namespace attnd {
+
+// What all calls of one client share; the client owns it.
+struct ClientCore {
+  const ClientOptions& options;
+  const Clock& clock;
+  Connections& connections;
+  RetryBudget& budget;
+  CompletionQueues& queues;  // of small calls
+  BulkQueue& bulk_queue;
+  WorkerPool& workers;
+  int max_workers;                        // of one call, the caller's thread included
+  int in_flight_per_worker;               // RPCs
+  SharedMemory* shared_memory = nullptr;  // with the only address; null: none
+};
+
+// Deadline, token and waiting of one RPC.
+void PrepareContext(const ClientOptions& options, absl::Time deadline,
+                    grpc::ClientContext& context);
+
+// Which shards are streamed rather than sent as one message.
+struct StreamUse {
+  int64_t above_bytes = INT64_MAX;  // of the larger message; none
+  int64_t chunk_bytes = 0;          // most data of a chunk
+};
+
+class CallRunner {
+ public:
+  // All outlive it.
+  CallRunner(const ClientCore& core, LogicalCall& call, const CallOptions& options,
+             absl::Time deadline, const StreamUse& streams);
+  absl::StatusOr<CallReceipt> Run();
+
+ private:
+  class ShardWorker;
+  struct Attempt;
+
+  void RunWorkers();
+  int WorkerCount() const;
+  // A shard's RPC has ended: lands it, delays it, or fails the call.
+  void Handle(Attempt& attempt);
+  bool Shares(int64_t shard) const;
+  bool MovesBulk() const;
+  bool ResendUnshared(const Attempt& attempt, const absl::Status& status);
+  void HandleFailure(Attempt& attempt);
+  bool ResendWithoutResidual(const Attempt& attempt, const absl::Status& status);
+  absl::Status StatusOf(const Attempt& attempt) const;
+  Pushback PushbackFor(const Attempt& attempt, const absl::Status& status) const;
+  absl::Status WithProgress(const absl::Status& status);
+
+  const ClientCore& core_;
+  LogicalCall& call_;
+  const absl::Time deadline_;
+  const StreamUse streams_;
+  std::vector<int64_t> pending_;  // shards that need a server
+  CallState state_;
+  const CallOptions& options_;
+  // Of each shard; touched by the worker that holds it.
+  struct Tries {
+    int failed = 0;
+    bool unshared = false;        // its tensors have to travel
+    std::vector<bool> addresses;  // where it has been; those beyond: not yet
+  };
+  std::vector<Tries> tries_;
+  const bool bulk_;        // its RPCs run on the bulk queue
+  const bool may_borrow_;  // gRPC, the caller's arrays
+};
+
+}  // namespace attnd

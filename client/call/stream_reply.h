@@ -1,0 +1,42 @@
+// StreamReply: lands the messages of one streamed reply as they come, with the rules and the one
+// copy of DecodeReply: a gap, a payload that was not asked for, or one that is not complete at the
+// end is DATA_LOSS. One thread at a time; the arrays outlive it.
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/call/reply_decoder.h"
+#include "proto/attnd/v1/attention.pb.h"
+
+namespace attnd {
+
+class StreamReply {
+ public:
+  explicit StreamReply(const std::vector<ReplyPayload>& payloads);
+
+  // The stream's next message.
+  absl::Status Take(const grpc::ByteBuffer& message);
+  // After the last message.
+  absl::Status CheckComplete() const;
+  const ReplyHeader& header() const { return header_; }
+
+ private:
+  struct Landing {
+    ReplyPayload payload;
+    RunCursor cursor;
+    int64_t received = 0;
+  };
+  absl::Status TakeHeader(google::protobuf::io::CodedInputStream& in, int64_t bytes);
+  absl::Status TakeChunk(google::protobuf::io::CodedInputStream& in);
+  absl::Status Land(google::protobuf::io::CodedInputStream& in, int64_t bytes, Landing& landing);
+
+  std::vector<Landing> landings_;
+  ReplyHeader header_;
+  bool has_header_ = false;
+};
+
+}  // namespace attnd

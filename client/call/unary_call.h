@@ -1,0 +1,26 @@
+// Small calls about one address, without shards or retries: GetServerInfo and health.
+#pragma once
+
+#include <google/protobuf/message_lite.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/call/call_runner.h"
+#include "client/types/call_options.h"
+#include "client/types/server_info.h"
+
+namespace attnd {
+
+// `request`: a serialised message. Of `options` they take stop and poll_hook.
+absl::Status CallUnary(const ClientCore& core, int address, const std::string& method,
+                       const std::string& request, absl::Time deadline, const CallOptions& options,
+                       google::protobuf::MessageLite& reply);
+
+// grpc.health.v1.Health/Check of the whole server.
+absl::StatusOr<Health> CallHealthCheck(const ClientCore& core, int address, absl::Time deadline,
+                                       const CallOptions& options);
+
+}  // namespace attnd

@@ -1,0 +1,329 @@
+#include "client/channels/connections.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "client/channels/address.h"
+#include "client/channels/credentials.h"
+
+namespace attnd {
+namespace {
+
+constexpr absl::Duration kFirstSuspension = absl::Milliseconds(100);
+constexpr absl::Duration kLongestSuspension = absl::Seconds(5);
+constexpr absl::Duration kLookUpAgain = absl::Seconds(1);
+constexpr absl::Duration kLookUpEvery = absl::Seconds(30);
+constexpr size_t kMaxAddresses = 256;  // a name may bring them to
+
+absl::Status OutOfRange(absl::string_view option, absl::string_view expected, int64_t got) {
+  return absl::InvalidArgumentError(absl::StrCat(option, ": expected ", expected, ", got ", got));
+}
+
+absl::Status ValidateOptions(const ClientOptions& o) {
+  if (o.addresses.empty()) return OutOfRange("addresses", "at least one", 0);
+  for (const std::string& address : o.addresses) {
+    absl::Status status = CheckAddress(address);
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("addresses: ", status.message()));
+    }
+  }
+  if (o.channels_per_address < 1 || o.channels_per_address > 64) {
+    return OutOfRange("channels_per_address", "1..64", o.channels_per_address);
+  }
+  if (o.retry.max_attempts < 1)
+    return OutOfRange("retry.max_attempts", "1 or more", o.retry.max_attempts);
+  if (o.shard_bytes < 1) return OutOfRange("shard_bytes", "1 or more", o.shard_bytes);
+  if (o.shared_memory_bytes < 0) {
+    return OutOfRange("shared_memory_bytes", "0 or more", o.shared_memory_bytes);
+  }
+  if (o.max_reply_bytes < 1 || o.max_reply_bytes > INT32_MAX) {
+    return OutOfRange("max_reply_bytes", "1..2147483647", o.max_reply_bytes);
+  }
+  if (o.timeout <= absl::ZeroDuration()) {
+    return OutOfRange("timeout", "above 0", absl::ToInt64Nanoseconds(o.timeout));
+  }
+  return absl::OkStatus();
+}
+
+// Without the BDP probe a connection begins with a window of 64 KiB, for which the reply of a small
+// call waits, and half of a link with 20 ms of round trip stays empty. Within a host the probe
+// costs 5 to 9 % of a large transfer. gRPC's own retries are off: they would hold slices of the
+// caller's arrays, and cover only requests below 256 KiB. The keepalive timeout is TCP_USER_TIMEOUT
+// as well, which ends writes to a peer that has stopped reading.
+grpc::ChannelArguments MakeArguments(const ClientOptions& options, bool this_host, bool spare) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection for each channel
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, this_host && !spare ? 0 : 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, this_host ? 4 << 20 : 1 << 20);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(options.max_reply_bytes));
+  // A compressed reply could be larger than the limit.
+  arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE);
+  arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  arguments.SetMaxSendMessageSize(-1);  // PlanShards keeps to the server's limit
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                   static_cast<int>(absl::ToInt64Milliseconds(Connections::kWriteTimeout)));
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);  // a connection attempt's time limit
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
+  arguments.SetUserAgentPrefix("attnd-cpp");
+  if (options.tls.has_value() && !options.tls->server_name.empty()) {
+    arguments.SetSslTargetNameOverride(options.tls->server_name);
+  }
+  return arguments;
+}
+
+}  // namespace
+
+void Connection::Enter(grpc::ClientContext* context) {
+  absl::MutexLock lock(&mutex_);
+  contexts_.insert(context);
+  if (retired_) context->TryCancel();
+}
+
+void Connection::Leave(grpc::ClientContext* context) {
+  absl::MutexLock lock(&mutex_);
+  contexts_.erase(context);
+}
+
+void Connection::Retire() {
+  absl::MutexLock lock(&mutex_);
+  if (std::exchange(retired_, true)) return;
+  for (grpc::ClientContext* context : contexts_) context->TryCancel();
+}
+
+bool Connection::retired() const {
+  absl::MutexLock lock(&mutex_);
+  return retired_;
+}
+
+absl::StatusOr<std::unique_ptr<Connections>> Connections::Create(const ClientOptions& options,
+                                                                 const Clock& clock,
+                                                                 ReplicaLookup lookup) {
+  RETURN_IF_ERROR(ValidateOptions(options));
+  ASSIGN_OR_RETURN(auto credentials, MakeCredentials(options));
+  std::unique_ptr<Connections> connections(
+      new Connections(options, std::move(credentials), clock, std::move(lookup)));
+  if (!connections->names_.empty()) {
+    connections->watch_ = std::thread([watched = connections.get()] { watched->WatchNames(); });
+  }
+  return connections;
+}
+
+Connections::~Connections() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  if (watch_.joinable()) watch_.join();
+}
+
+void Connections::WatchNames() {
+  auto stopping = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_; };
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping), kLookUpEvery)) return;
+    }
+    LookUpNames();
+  }
+}
+
+void Connections::LookUpNames() {
+  for (size_t n = 0; n < names_.size(); ++n) Update(static_cast<int>(n), lookup_(names_[n].name));
+}
+
+Connections::Connections(const ClientOptions& options,
+                         std::shared_ptr<grpc::ChannelCredentials> credentials, const Clock& clock,
+                         ReplicaLookup lookup)
+    : options_(options),
+      credentials_(std::move(credentials)),
+      clock_(clock),
+      lookup_(std::move(lookup)) {
+  for (const std::string& address : options.addresses) AddAddress(address);
+  for (int address = 0; address < address_count(); ++address) AddSlots(address);
+}
+
+void Connections::AddSlots(int address_index) {
+  for (int n = 0; n < options_.channels_per_address; ++n)
+    slots_.push_back({Open(address_index, false)});
+  slots_.push_back({Open(address_index, true), true});
+}
+
+// A name without addresses now is left to gRPC, which asks again.
+void Connections::AddAddress(const std::string& address) {
+  std::optional<ReplicaName> name = ReplicaNameOf(address);
+  std::vector<std::string> targets;
+  if (name.has_value()) targets = lookup_(*name);
+  if (targets.empty()) {
+    addresses_.push_back({.target = address});
+    return;
+  }
+  names_.push_back({*std::move(name)});
+  for (std::string& target : targets) {
+    addresses_.push_back(
+        {.target = std::move(target), .name = static_cast<int>(names_.size()) - 1});
+  }
+}
+
+std::shared_ptr<Connection> Connections::Open(int address_index, bool spare) const {
+  const Address& address = addresses_[address_index];
+  const bool this_host = IsLocalAddress(address.target);
+  grpc::ChannelArguments arguments = MakeArguments(options_, this_host, spare);
+  if (address.name >= 0) {  // what a certificate is for
+    const ReplicaName& name = names_[address.name].name;
+    arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, absl::StrCat(name.host, ":", name.port));
+    if (options_.tls.has_value() && options_.tls->server_name.empty()) {
+      arguments.SetSslTargetNameOverride(name.host);
+    }
+  }
+  auto channel = grpc::CreateCustomChannel(address.target, credentials_, arguments);
+  return std::make_shared<Connection>(std::move(channel), address_index);
+}
+
+std::shared_ptr<Connection> Connections::Acquire(int64_t bytes, const std::vector<bool>& tried,
+                                                 int only) {
+  absl::MutexLock lock(&mutex_);
+  absl::Time now = clock_.Now();
+  auto rank = [&](const Slot& slot) {
+    int a = slot.connection->address_index();
+    bool was_there = a < static_cast<int>(tried.size()) && tried[a];
+    return std::make_tuple(slot.spare && bytes > kSmallCallBytes, only >= 0 && a != only, was_there,
+                           addresses_[a].gone, addresses_[a].suspended_until > now,
+                           slot.outstanding_bytes, slot.spare, addresses_[a].last_picked);
+  };
+  Slot& best = *std::min_element(slots_.begin(), slots_.end(),
+                                 [&](const Slot& x, const Slot& y) { return rank(x) < rank(y); });
+  best.outstanding_bytes += bytes;
+  addresses_[best.connection->address_index()].last_picked = ++picks_;
+  return best.connection;
+}
+
+void Connections::Release(const Connection& connection, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  for (Slot& slot : slots_) {
+    if (slot.connection.get() == &connection) slot.outstanding_bytes -= bytes;
+  }
+}
+
+int Connections::idle_count() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int>(absl::c_count_if(
+      slots_, [](const Slot& slot) { return !slot.spare && slot.outstanding_bytes == 0; }));
+}
+
+bool Connections::on_this_host() const {
+  return absl::c_all_of(options_.addresses, IsLocalAddress);
+}
+
+bool Connections::has_unix_socket() const {
+  return absl::c_any_of(options_.addresses, [](const std::string& address) {
+    return absl::StartsWith(address, "unix");  // "unix:", "unix-abstract:"
+  });
+}
+
+int Connections::address_count() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int>(addresses_.size());
+}
+
+int Connections::count() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int>(absl::c_count_if(slots_, [](const Slot& slot) { return !slot.spare; }));
+}
+
+bool Connections::ReportUnavailable(int address_index, absl::Time begun) {
+  int name = -1;
+  {
+    absl::MutexLock lock(&mutex_);
+    Address& address = addresses_[address_index];
+    absl::Time now = clock_.Now();
+    if (begun < address.reported_at) return false;
+    address.reported_at = now;
+    absl::Duration pause = kFirstSuspension * (1 << std::min(address.failures, 6));
+    address.suspended_until = now + std::min(pause, kLongestSuspension);
+    ++address.failures;
+    if (address.name >= 0 && now >= names_[address.name].look_up_after) {
+      names_[address.name].look_up_after = now + kLookUpAgain;
+      name = address.name;
+    }
+  }
+  if (name >= 0) Update(name, lookup_(names_[name].name));
+  return true;
+}
+
+// A name that cannot be looked up now keeps what it had.
+void Connections::Update(int name, const std::vector<std::string>& found) {
+  if (found.empty()) return;
+  absl::MutexLock lock(&mutex_);
+  for (Address& address : addresses_) {
+    if (address.name == name) address.gone = !absl::c_linear_search(found, address.target);
+  }
+  for (const std::string& target : found) {
+    bool used = absl::c_any_of(addresses_, [&](const Address& a) { return a.target == target; });
+    if (!used) Place(name, target);
+  }
+}
+
+// In the place of one that is gone, where what runs on its connections goes on: the replica may be
+// about to finish it. Else behind the others.
+void Connections::Place(int name, const std::string& target) {
+  auto place =
+      absl::c_find_if(addresses_, [&](const Address& a) { return a.name == name && a.gone; });
+  const auto index = static_cast<int>(place - addresses_.begin());
+  if (place != addresses_.end()) {
+    *place = {.target = target, .name = name};
+    for (Slot& slot : slots_) {
+      if (slot.connection->address_index() == index) slot = {Open(index, slot.spare), slot.spare};
+    }
+  } else if (addresses_.size() < kMaxAddresses) {
+    addresses_.push_back({.target = target, .name = name});
+    AddSlots(index);
+  }
+}
+
+std::string Connections::target(int address_index) {
+  absl::MutexLock lock(&mutex_);
+  return addresses_[address_index].target;
+}
+
+void Connections::ReportAlive(int address_index) {
+  absl::MutexLock lock(&mutex_);
+  addresses_[address_index].failures = 0;
+  addresses_[address_index].suspended_until = absl::InfinitePast();
+}
+
+void Connections::Replace(const std::shared_ptr<Connection>& stuck) {
+  {
+    absl::MutexLock lock(&mutex_);
+    for (Slot& slot : slots_) {
+      if (slot.connection == stuck) {
+        slot = {Open(stuck->address_index(), slot.spare), slot.spare};
+      }
+    }
+  }
+  stuck->Retire();
+}
+
+std::shared_ptr<Connection> Connections::Of(int address_index) {
+  absl::MutexLock lock(&mutex_);
+  for (const Slot& slot : slots_) {
+    if (slot.connection->address_index() == address_index) return slot.connection;
+  }
+  CHECK(false) << "no connection to address " << address_index;
+  return nullptr;
+}
+
+}  // namespace attnd

@@ -1,0 +1,149 @@
+// Connections: the client's gRPC channels, several to each address, each with a TCP connection of
+// its own (one connection is worth about one core). A shard goes to the connection with the fewest
+// outstanding bytes, away from addresses that it has tried or that have just been unavailable. Each
+// address has one more for small calls, which would wait behind megabytes on all others; gRPC opens
+// it when first used.
+//
+// A name ("dns:///name:port") stands for all addresses that it has. It is looked up every half
+// minute, and when one of them is unavailable: new ones join or take the place of those that the
+// name has no more, which come last until then. An address's index never changes its name.
+//
+// Threads: any.
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/security/credentials.h>
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "client/channels/reconnector.h"
+#include "client/channels/replica_names.h"
+#include "client/types/client_options.h"
+
+namespace attnd {
+
+// Connection: one channel and the calls that run on it. shared_ptr: the pool owns it, and each
+// attempt keeps it until the attempt's slices are back.
+class Connection {
+ public:
+  Connection(std::shared_ptr<grpc::Channel> channel, int address_index)
+      : channel_(std::move(channel)), address_index_(address_index) {}
+
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
+  int address_index() const { return address_index_; }
+
+  void Enter(grpc::ClientContext* context);  // cancels it at once when retired
+  void Leave(grpc::ClientContext* context);
+  void Retire();  // ends every call on it with CANCELLED
+  bool retired() const;
+
+ private:
+  const std::shared_ptr<grpc::Channel> channel_;
+  const int address_index_;
+  mutable absl::Mutex mutex_;
+  std::set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
+  bool retired_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+class Connections {
+ public:
+  // Checks the options and reads the TLS files; INVALID_ARGUMENT or NOT_FOUND naming the option.
+  // `clock` outlives it.
+  static absl::StatusOr<std::unique_ptr<Connections>> Create(const ClientOptions& options,
+                                                             const Clock& clock,
+                                                             ReplicaLookup lookup = LookUpReplicas);
+  ~Connections();
+
+  static constexpr int64_t kSmallCallBytes = int64_t{256} << 10;
+  // TCP ends a connection whose peer has taken nothing for so long.
+  static constexpr absl::Duration kWriteTimeout = absl::Seconds(10);
+
+  // The best connection for `bytes` more bytes; Release gives them back. `tried[a]`: the shard has
+  // been at address a. `only`: the address that it must go to, -1: any.
+  std::shared_ptr<Connection> Acquire(int64_t bytes, const std::vector<bool>& tried, int only = -1);
+  void Release(const Connection& connection, int64_t bytes);
+
+  // The address was unavailable for a call begun at `begun`: others come first for a while, longer
+  // each time in a row. False when the call began before the failure that was reported last: it is
+  // the same one.
+  bool ReportUnavailable(int address_index, absl::Time begun);
+  void ReportAlive(int address_index);
+
+  // Sees to it that a connection that has lost its server finds it again, calls or not.
+  void Reconnect(const Connection& lost) { reconnector_.Drive(lost.channel()); }
+
+  // Puts a fresh connection in the place of one whose peer no longer reads, and retires that. gRPC
+  // closes its socket when TCP gives up the write that hangs (kWriteTimeout).
+  void Replace(const std::shared_ptr<Connection>& stuck);
+
+  // The first connection of an address, for small calls about it.
+  std::shared_ptr<Connection> Of(int address_index);
+
+  // All that may be called.
+  bool on_this_host() const;
+  bool has_unix_socket() const;  // among the addresses
+  std::string target(int address_index);
+  int address_count() const;  // may grow
+  int count() const;          // likewise; without those for small calls
+  int idle_count() const;     // of these, without outstanding bytes
+
+  // Looks all names up now.
+  void LookUpNames();
+
+ private:
+  struct Address {
+    std::string target;
+    int name = -1;  // index into names_; −1: as it was given
+    absl::Time reported_at = absl::InfinitePast();
+    absl::Time suspended_until = absl::InfinitePast();
+    bool gone = false;         // its name has it no more
+    int failures = 0;          // in a row
+    uint64_t last_picked = 0;  // sequence number
+  };
+  struct Name {
+    ReplicaName name;
+    absl::Time look_up_after = absl::InfinitePast();
+  };
+  struct Slot {
+    std::shared_ptr<Connection> connection;
+    bool spare = false;  // for small calls alone
+    int64_t outstanding_bytes = 0;
+  };
+
+  Connections(const ClientOptions& options, std::shared_ptr<grpc::ChannelCredentials> credentials,
+              const Clock& clock, ReplicaLookup lookup);
+  void AddAddress(const std::string& address);
+  void AddSlots(int address_index);
+  std::shared_ptr<Connection> Open(int address_index, bool spare) const;
+  // The name has these addresses now.
+  void Update(int name, const std::vector<std::string>& found);
+  void Place(int name, const std::string& target) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WatchNames();
+
+  const ClientOptions options_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  const Clock& clock_;
+  mutable absl::Mutex mutex_;
+  const ReplicaLookup lookup_;
+  std::vector<Name> names_;  // its names never change; the rest ABSL_GUARDED_BY(mutex_)
+  // Guarded by mutex_ once Create has returned; they only grow.
+  std::vector<Address> addresses_;
+  std::vector<Slot> slots_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t picks_ ABSL_GUARDED_BY(mutex_) = 0;
+  Reconnector reconnector_;
+  std::thread watch_;  // of names, where there are any
+};
+
+}  // namespace attnd
