@@ -272,7 +272,7 @@ def compare_options(header, page):
 
 
 def test_options_of_the_client_are_documented_with_their_defaults():
-    header, page = read("client", "cpp", "client_options.h"), read("docs", "CLIENT.md")
+    header, page = read("client", "types", "client_options.h"), read("docs", "CLIENT.md")
     assert not list(compare_options(header, page))
     planted = (("{8} << 20;", "{9} << 20;", "shard_bytes"), ("= 8;", "= 9;", "channels_per_address"),
                ("Seconds(30)", "Seconds(31)", "timeout"), ("bool wait_for_ready", "bool waits", "wait_for_ready"))
