@@ -14,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/clock.h"
-#include "base/keep_grpc.h"
 #include "base/log.h"
 #include "base/service_notify.h"
 #include "base/standard_streams.h"
@@ -25,6 +24,7 @@
 #include "server/attnd_server.h"
 #include "server/flags.h"
 #include "server/grpc_log.h"
+#include "server/listen_address.h"
 #include "server/server_files.h"
 
 namespace attnd {
@@ -141,8 +141,7 @@ int Fail(Logger& log, const absl::Status& status) {
   return absl::StartsWith(status.message(), "self test") ? kExitWrongAnswer : kExitFailed;
 }
 
-void PrepareGrpc() {
-  KeepGrpc();
+void LinkHealthDescriptor() {
   // gRPC's own health service has no descriptor, and grpcurl calls only what it can look up.
   google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
 }
@@ -150,7 +149,7 @@ void PrepareGrpc() {
 int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
   Logger log(stderr, options.log_format, options.log_level);
   GrpcLog grpc_log(log);
-  PrepareGrpc();
+  LinkHealthDescriptor();
   RealClock clock;
   WarnWhenInsecure(options, log);
   RemovePortFiles(options);

@@ -11,7 +11,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "base/cpu_quota.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -24,7 +23,7 @@ constexpr char kDescription[] =
     "2 bad options, 3 the engine gave a wrong answer, 4 a device was lost. SIGTERM drains; a "
     "second one stops at once.";
 
-// Numbers as people write them; the options hold bytes and durations.
+// Numbers in the flags' units; the options hold bytes and durations.
 struct RawFlags {
   double memory_mib, caller_memory_mib = 0, max_message_mib, receive_memory_mib;
   double max_deadline_s, drain_delay_s, drain_timeout_s, slow_call_s;
@@ -37,7 +36,7 @@ struct RawFlags {
 };
 
 double Mib(int64_t bytes) { return static_cast<double>(bytes) / double{1 << 20}; }
-// What no memory has stays out of every range.
+// Absurd values stay out of every range instead of overflowing.
 int64_t BytesOfMib(double mib) {
   return static_cast<int64_t>(std::clamp(mib * double{1 << 20}, -9e18, 9e18));
 }
@@ -221,7 +220,7 @@ Severity ParseSeverity(const std::string& level) {
   return severities.at(level);
 }
 
-// "all" is no list.
+// "all" gives an empty list.
 absl::StatusOr<std::vector<int>> ParseDevices(const std::string& text) {
   std::vector<int> devices;
   if (text == "all") return devices;
@@ -264,8 +263,8 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.log_level = ParseSeverity(raw.log_level);
 }
 
-// CLI11 reads an empty value, as of a variable that is not set, as 0, and takes "nan".
-void RefuseWhatIsNoNumber(CLI::App& app) {
+// CLI11 alone reads an empty value, such as an unset variable in a script, as 0, and accepts "nan".
+void RequireNumbers(CLI::App& app) {
   auto check = [](std::string& value) -> std::string {
     double number = 0;
     if (absl::SimpleAtod(value, &number) && !std::isnan(number)) return "";
@@ -297,7 +296,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddLeases(app, o, raw);
   AddSharedMemory(app, o, raw);
   AddOperation(app, raw);
-  RefuseWhatIsNoNumber(app);
+  RequireNumbers(app);
   try {  // CLI11 reports by throwing
     app.parse(argc, argv);
   } catch (const CLI::Success& done) {

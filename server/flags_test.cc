@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/listen_address.h"
 
 namespace attnd {
 namespace {

@@ -1,5 +1,6 @@
 #include "server/metrics.h"
 
+#include <iterator>
 #include <utility>
 
 #include "server/status_details.h"
@@ -61,6 +62,13 @@ constexpr std::pair<absl::string_view, const char*> kRejectLabels[] = {
     {reason::kRegionUnknown, "region_unknown"},
     {reason::kTokenMissing, "unauthenticated"},
     {reason::kTokenInvalid, "unauthenticated"},
+};
+
+// Why a call was cut → the label's value.
+constexpr std::pair<absl::string_view, const char*> kCutLabels[] = {
+    {reason::kStreamIdle, "idle"},
+    {reason::kStreamTooSlow, "too_slow"},
+    {reason::kDeadlineExceededTransfer, "too_long"},
 };
 
 int At(Direction direction, Priority priority) {
@@ -169,10 +177,10 @@ void Metrics::MakeQueueSeries() {
                             "Calls ended because their peer sent or read too slowly.");
   for (Method method : {Method::kForward, Method::kBackward}) {
     for (WorkStage stage : {WorkStage::kReceive, WorkStage::kSend}) {
-      for (const char* reason : {"idle", "too_slow", "too_long"}) {
+      for (const auto& [reason, label] : kCutLabels) {
         cut_.push_back(&cut.Add({{"method", Name(MethodName(method))},
                                  {"stage", Name(WorkStageName(stage))},
-                                 {"reason", reason}}));
+                                 {"reason", label}}));
       }
     }
   }
@@ -347,9 +355,10 @@ void Metrics::CallStopped(WorkStage stage, bool expired) {
 }
 
 void Metrics::CallCut(Method method, WorkStage stage, absl::string_view reason) {
-  const int send = stage == WorkStage::kSend ? 1 : 0;
-  const int why = reason == reason::kStreamIdle ? 0 : reason == reason::kStreamTooSlow ? 1 : 2;
-  cut_[6 * static_cast<int>(method) + 3 * send + why]->Increment();
+  const size_t first = 2 * static_cast<size_t>(method) + (stage == WorkStage::kSend);
+  for (size_t n = 0; n < std::size(kCutLabels); ++n) {
+    if (kCutLabels[n].first == reason) cut_[first * std::size(kCutLabels) + n]->Increment();
+  }
 }
 
 void Metrics::QueueChanged(int device, Direction direction, Priority priority, int calls,

@@ -90,7 +90,7 @@ class Metrics {
   void CallQueued(Direction direction, Priority priority, absl::Duration waited);
   void CallStopped(WorkStage stage, bool expired);
   // A Forward or Backward was ended because its peer sent (kReceive) or read (kSend) too slowly.
-  // `reason` is the status' own: STREAM_IDLE or STREAM_TOO_SLOW.
+  // `reason` is the status' own, one that TransferProgress::Check gives.
   void CallCut(Method method, WorkStage stage, absl::string_view reason);
   void QueueChanged(int device, Direction direction, Priority priority, int calls, int64_t bytes);
   void BatchRun(Direction direction, int calls, int64_t tokens);

@@ -52,8 +52,8 @@ TEST(Metrics, CountsACutCallUnderItsMethodStageAndReason) {
        {{"method", "Backward"}, {"stage", "receive"}, {"reason", "too_slow"}}},
       {Method::kBackward,
        WorkStage::kSend,
-       reason::kStreamIdle,
-       {{"method", "Backward"}, {"stage", "send"}, {"reason", "idle"}}},
+       reason::kDeadlineExceededTransfer,
+       {{"method", "Backward"}, {"stage", "send"}, {"reason", "too_long"}}},
   };
   Metrics metrics;
   for (const Case& one : cases) {
