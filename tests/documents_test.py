@@ -93,7 +93,8 @@ def test_flags_of_the_daemon_are_documented_with_their_defaults():
     assert all(f"--{name}" in tables for name in prose - {"version"})
     assert not list(compare_flags(text, tables, prose, {"memory_limit_mib"}))
     assert len(flags_of_tables(tables)) > 35
-    for planted, found in (("| `--none` | 1 | x |", "--none: documented"), ("| `--max_calls` | 5 | x |", "--max_calls: its default"),
+    for planted, found in (("| `--none` | 1 | x |", "--none: documented"),
+                           ("| `--max_calls` | 5 | x |", "--max_calls: its default"),
                            ("| `--log_level` | text | x |", "--log_level: its default")):
         assert any(line.startswith(found) for line in compare_flags(text, tables + "\n" + planted, prose)), planted
     assert "--max_calls: not documented" in compare_flags(text, tables.replace("`--max_calls`", "`calls`"), prose)
