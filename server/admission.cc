@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "attention/cost.h"
 #include "base/status_macros.h"
 #include "server/staging_pool.h"
 #include "server/status_details.h"
@@ -307,10 +308,12 @@ Admission::Admission(const AdmissionLimits& limits, std::vector<AdmissionDevice>
       reclaimer_(reclaimer),
       ledger_(std::make_shared<AdmissionLedger>(devices_.size())) {}
 
-absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext context) {
-  ASSIGN_OR_RETURN(const Choice choice, Choose(decoded));
+absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall call, CallContext context,
+                                              CallMemory memory) {
+  AdmittedCall admitted(std::move(call), std::move(context), std::move(memory));
+  admitted.parts_->flops = Flops(admitted.call().problem(), admitted.call().direction());
+  ASSIGN_OR_RETURN(const Choice choice, Choose(admitted));
   const absl::Time now = clock_.Now();
-  AdmittedCall admitted(std::move(decoded), std::move(context));
   admitted.parts_->admitted_at = now;
   absl::Time& deadline = admitted.parts_->context.deadline;
   deadline = std::min(deadline, now + limits_.max_deadline);
@@ -334,11 +337,10 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext
 int64_t Admission::AddUpMemory(AdmittedCall& admitted, const Backend& backend) {
   const AttentionCall& call = admitted.call();
   AdmittedCall::Parts& parts = *admitted.parts_;
-  for (const TensorSource& input : call.inputs()) {
-    if (!call.InPlace(input.tensor)) parts.input_bytes += AlignedSize(input.range.size);
-  }
-  for (const TensorSize& output : OutputsOf(call.problem(), call.direction())) {
-    if (!call.InPlace(output.tensor)) parts.output_bytes += AlignedSize(output.bytes);
+  for (const TensorSpec& tensor : call.tensors()) {
+    if (tensor.role == TensorRole::kKept || call.InPlace(tensor)) continue;
+    int64_t& sum = tensor.role == TensorRole::kInput ? parts.input_bytes : parts.output_bytes;
+    sum += AlignedSize(tensor.bytes);
   }
   parts.workspace_bytes = AlignedSize(backend.WorkspaceBytes(call.problem(), call.direction()));
   return parts.input_bytes + parts.workspace_bytes + parts.output_bytes;
@@ -366,30 +368,32 @@ absl::Status Admission::Take(const CallerFlow& flow, int64_t bytes, const Choice
   return status;
 }
 
-Admission::Choice Admission::ChoiceOf(const AttentionCall& call, int device) const {
+Admission::Choice Admission::ChoiceOf(const AdmittedCall& admitted, int device) const {
+  const AttentionCall& call = admitted.call();
   const auto& [backend, cost] = devices_[device];
   const Problem& problem = call.problem();
   int64_t bytes = backend->DeviceBytes(problem, call.direction());
-  if (call.residual_place() == device) bytes -= backend->ResidualBytes(problem);
+  if (admitted.memory().residual_place == device) bytes -= backend->ResidualBytes(problem);
   if (call.keep_residual()) bytes += backend->KeepingBytes(problem);
   return {device, bytes,
-          cost->EstimateSeconds(problem, call.direction(), call.flops(),
+          cost->EstimateSeconds(problem, call.direction(), admitted.flops(),
                                 call.input_bytes() + call.output_bytes())};
 }
 
 // The device that will have finished the call first; one without the memory just now only if there
 // is no other. For a backward on a residual that lies on a device: that one.
-absl::StatusOr<Admission::Choice> Admission::Choose(const AttentionCall& call) const {
-  const Problem& problem = call.problem();
+absl::StatusOr<Admission::Choice> Admission::Choose(const AdmittedCall& call) const {
+  const Problem& problem = call.call().problem();
+  const int residual_place = call.memory().residual_place;
   absl::Status refusal;
   Choice best;
   bool found = false, best_fits = false;
   double best_end = 0;
   for (int n = 0; n < static_cast<int>(devices_.size()); ++n) {
     if (ledger_->is_fenced(n)) continue;
-    if (call.residual_place() != kHostMemory && call.residual_place() != n) continue;
+    if (residual_place != kHostMemory && residual_place != n) continue;
     const Backend& backend = *devices_[n].backend;
-    absl::Status supported = backend.Supports(problem, call.direction());
+    absl::Status supported = backend.Supports(problem, call.call().direction());
     if (!supported.ok()) {
       refusal = Classified(std::move(supported));
       continue;
@@ -408,7 +412,7 @@ absl::StatusOr<Admission::Choice> Admission::Choose(const AttentionCall& call) c
   }
   if (found) return best;
   if (!refusal.ok()) return refusal;
-  if (call.residual_place() != kHostMemory) return LeaseLost("device_lost");
+  if (residual_place != kHostMemory) return LeaseLost("device_lost");
   return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kDeviceLost,
                                 "this server lost its device and is about to restart"),
                         kDrainingRetryDelay);

@@ -151,6 +151,10 @@ class AdmittedCall {
 
   const AttentionCall& call() const { return parts_->call; }
   AttentionCall& call() { return parts_->call; }
+  const CallMemory& memory() const { return parts_->memory; }
+  // The engine is done with it.
+  void DropMemory() { parts_->memory = CallMemory(); }
+  double flops() const { return parts_->flops; }
   const CallContext& context() const { return parts_->context; }
   Ticket& ticket() { return parts_->ticket; }
   const StagedTensors& staged() const { return parts_->staged; }
@@ -168,6 +172,8 @@ class AdmittedCall {
   struct Parts {
     AttentionCall call;
     CallContext context;
+    CallMemory memory;
+    double flops = 0;
     Ticket ticket = {};
     StagedTensors staged = {};  // after the ticket: its memory is back before the promise
     int64_t workspace_bytes = 0;
@@ -175,8 +181,9 @@ class AdmittedCall {
     int64_t output_bytes = 0;
     absl::Time admitted_at = {};
   };
-  AdmittedCall(AttentionCall call, CallContext context)
-      : parts_(new Parts{.call = std::move(call), .context = std::move(context)}) {}
+  AdmittedCall(AttentionCall call, CallContext context, CallMemory memory)
+      : parts_(new Parts{
+            .call = std::move(call), .context = std::move(context), .memory = std::move(memory)}) {}
 
   std::unique_ptr<Parts> parts_;
 };
@@ -190,7 +197,8 @@ class Admission {
             const Clock& clock, MemoryReclaimer* reclaimer = nullptr)
       : Admission(limits, {{&backend, &cost}}, clock, reclaimer) {}
 
-  absl::StatusOr<AdmittedCall> Admit(AttentionCall call, CallContext context);
+  absl::StatusOr<AdmittedCall> Admit(AttentionCall call, CallContext context,
+                                     CallMemory memory = {});
 
   // From now on every call is refused with DRAINING.
   void StartDraining();
@@ -212,8 +220,8 @@ class Admission {
     int64_t device_bytes = 0;
     double seconds = 0;
   };
-  absl::StatusOr<Choice> Choose(const AttentionCall& call) const;
-  Choice ChoiceOf(const AttentionCall& call, int device) const;
+  absl::StatusOr<Choice> Choose(const AdmittedCall& call) const;
+  Choice ChoiceOf(const AdmittedCall& call, int device) const;
   absl::Status Take(const CallerFlow& flow, int64_t bytes, const Choice& choice);
   // Sums the call's staging memory, in its parts, and gives the total.
   static int64_t AddUpMemory(AdmittedCall& admitted, const Backend& backend);

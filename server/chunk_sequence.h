@@ -6,32 +6,31 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/attnd/v1/chunk_framing.h"
-#include "server/call.h"
+#include "server/tensor_spec.h"
 
 namespace attnd {
 
 class ChunkSequence {
  public:
   ChunkSequence() = default;
-  explicit ChunkSequence(absl::Span<const TensorSource> inputs)
-      : inputs_(inputs.begin(), inputs.end()) {}
+  // Of these tensors, those that come in chunks: inputs that are not empty.
+  explicit ChunkSequence(absl::Span<const TensorSpec> tensors);
 
-  // The payload that `size` bytes from `offset` of request field `field` belong to; they have now
-  // been received.
-  absl::StatusOr<Tensor> Take(uint64_t field, uint64_t offset, int64_t size);
+  // The id of the tensor that `size` bytes from `offset` of request field `field` belong to; they
+  // have now been received.
+  absl::StatusOr<int> Take(uint64_t field, uint64_t offset, int64_t size);
 
   bool complete() const { return current_ == inputs_.size(); }
   // OK when the caller may end his side.
   absl::Status CheckComplete() const;
 
  private:
-  std::vector<TensorSource> inputs_;
+  TensorList inputs_;
   size_t current_ = 0;
   int64_t received_ = 0;  // of the current payload
 };

@@ -290,7 +290,7 @@ absl::StatusOr<LaunchReport> DeviceWorker::Compute(Launch& launch) {
   int64_t bytes = 0, tokens = 0;
   bool whole = true;  // a kernel that was stopped says nothing of the rate
   for (const Running& running : launch) {
-    flops += running.call.call().flops();
+    flops += running.call.flops();
     bytes += running.call.call().input_bytes() + running.call.call().output_bytes();
     tokens += Metrics::TokensOf(running.call.call());
     whole = whole && !running.stop.stop_requested();
@@ -323,7 +323,7 @@ absl::StatusOr<LaunchReport> DeviceWorker::ComputeBackward(const Launch& launch)
   std::vector<BackwardCall> calls;
   calls.reserve(launch.size());
   for (const Running& running : launch) {
-    const ResidualTensors* residual = running.call.call().residual().get();
+    const ResidualTensors* residual = running.call.memory().residual.get();
     BackwardCall& call = calls.emplace_back(EngineBackward(running.call, running.stop));
     if (residual != nullptr) call.residual = residual->on_device();
   }
@@ -348,11 +348,12 @@ void DeviceWorker::Answer(Running& running, const LaunchReport& report, int batc
   timer_.Remove(running.call.context().id, running.call.context().deadline);
   StagedTensors& staged = running.call.staged();
   Result result(std::move(running.call.call()));
+  running.call.DropMemory();
   result.report_ = report;
   result.times_ = running.times;
   result.batched_with_ = batched_with;
-  for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {
-    result.outputs_[static_cast<int>(output.tensor)] = staged[output.tensor];
+  for (const TensorSpec& tensor : result.call().tensors()) {
+    if (tensor.role == TensorRole::kOutput) result.outputs_.Add(tensor.id, staged[tensor.id]);
   }
   const bool keep = result.call().keep_residual() && deps_.leases != nullptr;
   if (keep && running.kept == nullptr) {

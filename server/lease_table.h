@@ -94,6 +94,8 @@ class LeaseTable final : public MemoryReclaimer {
   absl::StatusOr<std::shared_ptr<const ResidualTensors>> Find(absl::string_view token,
                                                               absl::string_view owner,
                                                               const Problem& problem);
+  // Gives `memory` the residual that a decoded call names, if any. Errors: those of Find.
+  absl::Status FindFor(const AttentionCall& call, absl::string_view caller, CallMemory& memory);
   // ttl 0: the default.
   absl::StatusOr<LeaseGrant> Renew(absl::string_view token, absl::string_view owner,
                                    absl::Duration ttl);
@@ -177,8 +179,5 @@ class LeaseTable final : public MemoryReclaimer {
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);  // [lease % kRemembered]
   uint64_t next_lease_ ABSL_GUARDED_BY(mutex_) = 1;
 };
-
-// Between Decode and Admit: gives a Backward by token its residual. Errors: those of Find.
-absl::Status AttachResidual(LeaseTable& leases, absl::string_view caller, AttentionCall& call);
 
 }  // namespace attnd

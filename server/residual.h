@@ -36,7 +36,7 @@ class ResidualTensors {
 
   const Problem& problem() const { return problem_; }
   int place() const { return place_; }                                  // a device, or kHostMemory
-  const TensorPlaces& places() const { return staged_.at; }             // all null: on a device
+  const TensorPlaces& places() const { return staged_.at; }             // empty: on a device
   const DeviceResidual* on_device() const { return on_device_.get(); }  // null: in host memory
   int64_t bytes() const {
     return staged_.inputs.size() + staged_.outputs.size() +

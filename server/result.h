@@ -2,7 +2,6 @@
 // by DeviceWorker; Encode turns it into a Reply. ReplySink: who waits for it.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -39,8 +38,8 @@ class Result {
   const LaunchReport& report() const { return report_; }
   const CallTimes& times() const { return times_; }
   int batched_with() const { return batched_with_; }
-  // Null for a tensor that this call does not give back.
-  const std::byte* output(Tensor tensor) const { return outputs_[static_cast<int>(tensor)]; }
+  // Of a tensor of the call, by its id; null for one that is no output.
+  const std::byte* output(int id) const { return outputs_[id]; }
 
   // Set when the caller asked for the call's tensors to be kept, and they were.
   const std::optional<LeaseGrant>& lease() const { return lease_; }
@@ -57,7 +56,7 @@ class Result {
   LaunchReport report_;
   CallTimes times_;
   int batched_with_ = 1;
-  std::array<const std::byte*, kTensors> outputs_ = {};
+  TensorPlaces outputs_;
   std::shared_ptr<const void> memory_;
   std::optional<LeaseGrant> lease_;
 };

@@ -3,7 +3,7 @@
 // A region lives until its session is closed and no call uses it.
 //
 //     AddRegion → SharedRegion::Map → proof both ways → engine's RegisterHost → token
-//     Attach    → token, owner, bounds, overlap → pointers and a use, inside the AttentionCall
+//     FindFor   → token, owner, bounds, overlap → pointers and a use, for one call
 //
 // A token is 128 random bits and serves calls of its owner only, over the unix socket only: another
 // caller's token is as good as none. Any thread.
@@ -58,7 +58,7 @@ class SharedMemoryTable {
  public:
   static constexpr int64_t kMaxRegionsOfSession = 64;
 
-  // `backend` outlives the table, and every call that was attached.
+  // `backend` outlives the table, and every call that uses a region.
   SharedMemoryTable(const SharedMemoryLimits& limits, Backend& backend);
   ~SharedMemoryTable();
 
@@ -68,15 +68,15 @@ class SharedMemoryTable {
                                   absl::string_view proof);
   void Close(const std::shared_ptr<SharedSession>& session);
 
-  // Gives a decoded call the memory that it names; nothing to do when it names none. Errors:
-  // FAILED_PRECONDITION REGION_UNKNOWN, INVALID_ARGUMENT naming the field.
-  absl::Status Attach(absl::string_view caller, bool unix_socket, AttentionCall& call);
+  // Gives `memory` the regions that a decoded call names, if any, and the places of its tensors
+  // there. Errors: FAILED_PRECONDITION REGION_UNKNOWN, INVALID_ARGUMENT naming the field.
+  absl::Status FindFor(const AttentionCall& call, absl::string_view caller, bool unix_socket,
+                       CallMemory& memory);
 
   SharedMemoryUse Use() const;
 
  private:
   using Regions = absl::flat_hash_map<std::string, std::shared_ptr<MappedRegion>>;
-  absl::StatusOr<SharedTensors> Find(absl::string_view caller, const SharedRequest& request);
 
   Backend& backend_;
   const std::shared_ptr<RegionLedger> ledger_;  // shared with every region
