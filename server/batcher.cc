@@ -21,6 +21,7 @@ BatchKey BatchKey::Of(const AttentionCall& call) {
           .v_head_dim = static_cast<int16_t>(p.v_head_dim),
           .bounded = p.IsBounded(),
           .bool_mask = p.bool_mask.has_value(),
+          .mask = p.mask != nullptr,
           .bias = p.bias.has_value(),
           .alibi = !p.alibi_slopes.empty(),
           .dropout = p.dropout.threshold != 0,

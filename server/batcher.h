@@ -30,7 +30,7 @@ struct BatchKey {
   Direction direction;
   ElementType element;
   int16_t qk_head_dim, v_head_dim;
-  bool bounded, bool_mask, bias, alibi, dropout, softcap;
+  bool bounded, bool_mask, mask, bias, alibi, dropout, softcap;
   DenominatorKind denominator;
   AccumulateType accumulate;
   bool packed, nondeterministic;

@@ -59,20 +59,6 @@ void Remember(const MessageBytes& message, ByteRange range, const Problem& probl
   last.problem = problem;
 }
 
-// Before the problem is parsed: patterns may be large and would be parsed for nothing.
-absl::Status RefuseUnimplemented(const FieldTable& table) {
-  bool mask = table.NestedHas(kProblemField, v1::Problem::kMaskFieldNumber);
-  if (mask && table.NestedHas(kProblemField, v1::Problem::kBoolMaskFieldNumber)) {
-    return FieldError(reason::kBadField, "problem.mask", "one of mask and bool_mask", "both");
-  }
-  if (mask) {
-    return Failure(absl::StatusCode::kUnimplemented, reason::kMaskUnsupported,
-                   "problem.mask: mask patterns are not supported by this server; send bool_mask",
-                   {{"field", "problem.mask"}});
-  }
-  return absl::OkStatus();
-}
-
 absl::Status DecodeOptions(const MessageBytes& bytes, const FieldTable& table, Direction direction,
                            v1::CallOptions& options) {
   if (!table.Has(kOptionsField)) return absl::OkStatus();
@@ -309,7 +295,6 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   if (!table.Has(kProblemField)) {
     return FieldError(reason::kBadField, "problem", "a problem", "none");
   }
-  RETURN_IF_ERROR(RefuseUnimplemented(table));
   v1::CallOptions options;
   RETURN_IF_ERROR(DecodeOptions(message, table, direction, options));
   ASSIGN_OR_RETURN(std::string token, DecodeToken(message, table, direction));

@@ -302,6 +302,12 @@ const std::vector<BadForward>& BadForwards() {
        "problem.lengths.cu_seqlens_q[2]: expected the total length 16, got 15", reason::kBadShape},
       {"MaskVersionZero", [](Request& r) { r.mutable_problem()->mutable_mask(); },
        "problem.mask: mask patterns", reason::kMaskUnsupported, absl::StatusCode::kUnimplemented},
+      {"MaskBesideAnotherFault",
+       [](Request& r) {
+         r.mutable_problem()->mutable_mask()->set_version(1);
+         r.mutable_problem()->set_softcap(-1);
+       },
+       "problem.softcap: expected ", reason::kBadField},
       {"MaskAndBoolMask",
        [](Request& r) {
          r.mutable_problem()->mutable_mask()->set_version(1);
