@@ -21,7 +21,8 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/batch.h"
+#include "server/admission.h"
+#include "server/call.h"
 
 namespace attnd {
 
@@ -39,6 +40,23 @@ struct BatchKey {
   friend bool operator==(const BatchKey&, const BatchKey&) = default;
 };
 
+// Admitted calls that share one launch. Closed: no call joins. Made only by Batcher.
+class Batch {
+ public:
+  Batch(Batch&&) = default;
+  Batch& operator=(Batch&&) = default;
+
+  Direction direction() const { return direction_; }
+  std::vector<AdmittedCall>& calls() { return calls_; }
+  const std::vector<AdmittedCall>& calls() const { return calls_; }
+
+ private:
+  friend class Batcher;
+  explicit Batch(Direction direction) : direction_(direction) {}
+  Direction direction_;
+  std::vector<AdmittedCall> calls_;
+};
+
 struct BatcherLimits {
   int max_calls = 64;
   int64_t max_bytes = int64_t{16} << 20;
@@ -47,13 +65,14 @@ struct BatcherLimits {
 
 class Batcher {
  public:
-  // Fewer calls than this are not worth a launch of their own while another one begins.
-  static constexpr int kWorthASlot = 4;
+  // Fewer calls are not worth a launch of their own while another one begins.
+  static constexpr int kMinCallsToShare = 4;
 
   explicit Batcher(const BatcherLimits& limits) : limits_(limits) {}
 
   void Add(AdmittedCall call);
-  // `slots` are free: a batch leaves the others their share of the calls, but for kWorthASlot.
+  // With several free `slots` a batch leaves the others their share of the calls, but takes at
+  // least kMinCallsToShare.
   std::optional<Batch> Take(int slots = 1);
   // Takes a waiting call out, for its caller is gone.
   std::optional<AdmittedCall> Remove(uint64_t id);
@@ -72,7 +91,7 @@ class Batcher {
 
   Flow& FlowOf(const AdmittedCall& call);
   Flows::iterator NextFlow();
-  void Fill(Batch& batch, const BatchKey& key, int most);
+  void Fill(Batch& batch, const BatchKey& key, int max_calls);
   void DropEmptyFlows();
 
   const BatcherLimits limits_;

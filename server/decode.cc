@@ -41,7 +41,7 @@ struct SeenProblem {
   std::string bytes;  // empty: none
   Problem problem;
 };
-constexpr int64_t kMostSeenBytes = 256;
+constexpr int64_t kMaxSeenBytes = 256;
 
 // The last one of this thread.
 SeenProblem& LastProblem() {
@@ -50,7 +50,7 @@ SeenProblem& LastProblem() {
 }
 
 void Remember(const MessageBytes& message, ByteRange range, const Problem& problem) {
-  if (range.size > kMostSeenBytes) return;
+  if (range.size > kMaxSeenBytes) return;
   SeenProblem& last = LastProblem();
   last.bytes.clear();
   message.ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {

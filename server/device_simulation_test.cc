@@ -21,7 +21,6 @@
 #include "kernels/engine/device/driver_device.h"
 #include "server/device_worker.h"
 #include "server/status_details.h"
-#include "server/workers.h"
 #include "tests/pipeline_fixture.h"
 
 namespace attnd {

@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <stop_token>
 #include <thread>
@@ -21,15 +20,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
-#include "base/clock.h"
-#include "kernels/backend.h"
 #include "server/admission.h"
 #include "server/batcher.h"
-#include "server/cost_model.h"
 #include "server/deadline_timer.h"
-#include "server/lease_table.h"
-#include "server/metrics.h"
-#include "server/result.h"
+#include "server/launch.h"
 
 namespace attnd {
 
@@ -38,18 +32,6 @@ struct DeviceWorkerOptions {
   int slots = 0;  // batches in work at once; 0: as many as the engine overlaps
   // A call that is estimated to take no longer, and finds nothing in work, runs inside Submit.
   absl::Duration inline_time = absl::ZeroDuration();
-};
-
-// What a worker needs and does not own; all outlive it.
-struct DeviceWorkerDeps {
-  Backend& backend;
-  CostModel& cost;
-  Metrics& metrics;
-  const Clock& clock;
-  int device = 0;                // its number for Admission and leases
-  LeaseTable* leases = nullptr;  // null: nothing is kept
-  // Called once, from a slot, when the engine says that its device is lost (IsDeviceLost).
-  std::function<void(const absl::Status&)> on_lost = nullptr;
 };
 
 enum class StopCause : uint8_t { kNone, kCancelled, kExpired };
@@ -69,16 +51,6 @@ class DeviceWorker {
   size_t queued() const;
 
  private:
-  // A call that a slot works on.
-  struct Running {
-    Running(AdmittedCall admitted, std::stop_token token)
-        : call(std::move(admitted)), stop(std::move(token)) {}
-    AdmittedCall call;
-    std::stop_token stop;
-    CallTimes times;
-    std::unique_ptr<DeviceResidual> kept;  // what a kept forward left on the device
-  };
-  using Launch = std::vector<Running>;
   struct StopState {
     std::stop_source source;
     StopCause cause = StopCause::kNone;
@@ -97,18 +69,9 @@ class DeviceWorker {
   void EndLaunch(double seconds) ABSL_LOCKS_EXCLUDED(mutex_);
   double Run(Launch launch);
   void DropLate(Launch& launch, WorkStage stage);
-  absl::Status LateStatus(const Running& running, WorkStage stage);
-  void NoteTimes(Launch& launch, const LaunchReport& report, absl::Time begin, absl::Time end);
-  absl::StatusOr<LaunchReport> Compute(Launch& launch);
-  absl::StatusOr<LaunchReport> ComputeOnce(Launch& launch);
-  absl::StatusOr<LaunchReport> ComputeForward(Launch& launch);
-  absl::StatusOr<LaunchReport> ComputeBackward(const Launch& launch);
-  bool KeepsOnDevice(const AttentionCall& call) const;
+  absl::Status LateStatus(const LaunchedCall& launched, WorkStage stage);
   void AnswerAll(Launch launch, const absl::StatusOr<LaunchReport>& report);
-  void Answer(Running& running, const LaunchReport& report, int batched_with);
-  void KeepOutputs(Running& running, Result& result);
-  void LeaseHostMemory(Running& running, Result& result);
-  void LeaseDeviceMemory(Running& running, Result& result);
+  void AnswerOne(LaunchedCall& launched, const LaunchReport& report, int batched_with);
   void Fail(AdmittedCall call, absl::Status status);
   std::vector<AdmittedCall> TakeWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailWaiting(std::vector<AdmittedCall> waiting, const absl::Status& status);
@@ -130,6 +93,28 @@ class DeviceWorker {
   bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> slots_;
   DeadlineTimer timer_;  // last: its thread calls Cancel until it is destroyed
+};
+
+// The workers of all devices. Filled at the start; any thread from then on.
+class Workers {
+ public:
+  // In the order of Admission's devices.
+  void Add(std::unique_ptr<DeviceWorker> worker) { workers_.push_back(std::move(worker)); }
+  // Answers what is left. Nothing is submitted or cancelled from then on.
+  void Stop() { workers_.clear(); }
+
+  void Submit(AdmittedCall call) {
+    DeviceWorker& worker = *workers_[call.device()];
+    worker.Submit(std::move(call));
+  }
+  void Lose(int device, const absl::Status& status) { workers_[device]->Lose(status); }
+  // Wherever it is; no effect on a call that has been answered.
+  void Cancel(uint64_t id, StopCause cause) {
+    for (const auto& worker : workers_) worker->Cancel(id, cause);
+  }
+
+ private:
+  std::vector<std::unique_ptr<DeviceWorker>> workers_;
 };
 
 }  // namespace attnd

@@ -2,11 +2,13 @@
 // asked for it has been computed, lives until it is released, has not been used for its time to
 // live, or is evicted, and is known to its owner by a token (LeaseTokens).
 //
-//   Grant → held ── Find, Renew: lives on ──┬── Release          released
-//                                           ├── ttl passed       expired
-//                                           ├── its device failed  device_lost
-//                                           ├── memory is short  evicted (unused for min_hold,
-//                                           oldest use first) └── the same request again  replaced
+// clang-format off
+//   Grant → held ── Find, Renew: lives on ──┬── Release                 released
+//                                           ├── ttl passed              expired
+//                                           ├── its device failed       device_lost
+//                                           ├── memory is short         evicted (unused for min_hold, oldest use first)
+//                                           └── the same request again  replaced
+// clang-format on
 //
 // Leases lie at places, in host memory or on a device, each with a budget of its own.
 // Granting is a favour: what does not fit beside younger leases is not kept, and the Forward
@@ -30,6 +32,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -40,6 +43,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "server/admission.h"
@@ -178,6 +182,27 @@ class LeaseTable final : public MemoryReclaimer {
   absl::flat_hash_map<std::string, uint64_t> requests_ ABSL_GUARDED_BY(mutex_);  // owner + request
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);  // [lease % kRemembered]
   uint64_t next_lease_ ABSL_GUARDED_BY(mutex_) = 1;
+};
+
+// Gives the memory of leases back soon after they have expired, also when no call comes. A lease
+// ends for its owner exactly at its time: the table looks at each use.
+class LeaseReaper {
+ public:
+  static constexpr absl::Duration kPeriod = absl::Seconds(1);
+
+  // `leases` outlives it.
+  explicit LeaseReaper(LeaseTable& leases)
+      : thread_([this, &leases] {
+          while (!stop_.WaitForNotificationWithTimeout(kPeriod)) leases.Expire();
+        }) {}
+  ~LeaseReaper() {
+    stop_.Notify();
+    thread_.join();
+  }
+
+ private:
+  absl::Notification stop_;
+  std::thread thread_;
 };
 
 }  // namespace attnd

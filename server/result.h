@@ -1,5 +1,5 @@
-// Result: what a launch made of one call: O and lse, or the gradients, in staging memory. Made only
-// by DeviceWorker; Encode turns it into a Reply. ReplySink: who waits for it.
+// Result: what a launch made of one call: its outputs, in staging memory. Made only by Answer;
+// Encode turns it into a Reply. ReplySink: what is told of it.
 #pragma once
 
 #include <cstddef>
@@ -49,7 +49,7 @@ class Result {
   const std::shared_ptr<const void>& memory() const { return memory_; }
 
  private:
-  friend class DeviceWorker;
+  friend class Answer;
   explicit Result(AttentionCall call) : call_(std::move(call)) {}
 
   AttentionCall call_;
