@@ -16,17 +16,16 @@
 namespace attnd {
 namespace {
 
-// A call's own estimate may be wrong by this factor; only what misses its deadline by more is
-// refused. What lies ahead of it is a sum of many estimates, at a measured pace, and counts in full
-// and a little more, for the way back to the caller: under overload a call that was let in too
-// late is work for nobody.
+// One call's estimate may be wrong by this factor, so a call is refused only if it misses its
+// deadline by more. The work ahead is a sum of many estimates at a measured pace. It counts in full
+// plus a margin for the reply's way back: under overload a call admitted too late is wasted work.
 constexpr double kEstimateSlack = 2;
 constexpr double kQueueMargin = 1.1;
 
-// A draining one will not come back: longer than its ports stay open.
+// Longer than the ports of a draining server stay open.
 constexpr absl::Duration kDrainingRetryDelay = absl::Seconds(1);
 
-// A full server asks to be left alone for the time its queue needs, within reason.
+// Half of the queue's time, within bounds.
 absl::Duration RetryDelay(double seconds_ahead) {
   return absl::Seconds(std::clamp(seconds_ahead / 2, 0.05, 2.0));
 }
@@ -69,7 +68,7 @@ struct LeasesInTheWay {
   int64_t bytes = 0;
 };
 
-// What one call wants to take.
+// What one call needs.
 struct Wanted {
   const CallerFlow& flow;
   int64_t bytes;
@@ -79,13 +78,12 @@ struct Wanted {
   double pace;           // of its queue
 };
 
-// What is taken now: in total, by each caller and of each device. Any thread.
+// What is reserved now: in total, by each caller and of each device. Any thread.
 class AdmissionLedger {
  public:
   explicit AdmissionLedger(size_t devices) : devices_(devices) {}
 
-  // When leases stand in the way, `in_the_way` tells how many of their bytes would have to go
-  // where.
+  // When leases take the missing memory, `in_the_way` says how many of their bytes, and where.
   absl::Status Take(const AdmissionLimits& limits, const Wanted& call, LeasesInTheWay* in_the_way) {
     const std::string& caller = call.flow.caller;
     const AdmissionDeviceUse& part = call.part;
@@ -126,7 +124,7 @@ class AdmissionLedger {
     return absl::OkStatus();
   }
 
-  // The device is done with a call.
+  // The device has finished a call.
   void GiveBackWork(const CallerFlow& flow, int device, const AdmissionDeviceUse& part) {
     absl::MutexLock lock(&mutex_);
     Add(flow.caller, {.calls = -part.calls, .seconds = -part.seconds});
@@ -136,8 +134,8 @@ class AdmissionLedger {
     AddToFlow(device, flow, -part.calls, -part.seconds);
   }
 
-  // Estimated work that comes before a new call of `seconds`: all there is, or, if that is less,
-  // what the batcher lets pass while it serves the call's own flow by its weight.
+  // Estimated work before a new call of `seconds`: the whole queue, or, if less, what the batcher
+  // runs of it while it serves the call's own flow by its weight.
   double SecondsAhead(int device, const CallerFlow& flow, double seconds) const {
     absl::MutexLock lock(&mutex_);
     const Device& at = devices_[device];
@@ -346,8 +344,8 @@ int64_t Admission::AddUpMemory(AdmittedCall& admitted, const Backend& backend) {
   return parts.input_bytes + parts.workspace_bytes + parts.output_bytes;
 }
 
-// Leases are asked to give way once for what is missing; more than once when others took what they
-// gave, but not for ever.
+// Evicts leases for what is missing. Other calls may take the freed memory, so it tries again, a
+// few times.
 absl::Status Admission::Take(const CallerFlow& flow, int64_t bytes, const Choice& choice) {
   constexpr int kTries = 4;
   const auto& [backend, cost] = devices_[choice.device];
@@ -380,8 +378,8 @@ Admission::Choice Admission::ChoiceOf(const AdmittedCall& admitted, int device) 
                                 call.input_bytes() + call.output_bytes())};
 }
 
-// The device that will have finished the call first; one without the memory just now only if there
-// is no other. For a backward on a residual that lies on a device: that one.
+// The device estimated to finish the call first; one without enough memory now only if there is no
+// other. A backward on a residual runs on the residual's device.
 absl::StatusOr<Admission::Choice> Admission::Choose(const AdmittedCall& call) const {
   const Problem& problem = call.call().problem();
   const int residual_place = call.memory().residual_place;
@@ -428,7 +426,7 @@ absl::Status Admission::RefuseWhileDraining() const {
   return absl::OkStatus();
 }
 
-// What no waiting and no later deadline would cure, so that it is said first.
+// Checked first: neither waiting nor a later deadline would help.
 absl::Status Admission::RefuseTooLarge(const AdmittedCall& admitted, int64_t bytes,
                                        const Choice& choice) const {
   const AttentionCall& call = admitted.call();

@@ -60,8 +60,7 @@ void Answer::KeepOutputs(AdmittedCall& call, Result& result) {
   result.memory_ = std::move(kept);
 }
 
-// Of a forward whose caller asked for it: its outputs are sent from the residual, and the lease, if
-// there is room for one, holds that too.
+// The outputs of a kept forward are sent from the residual, which the lease, if granted, shares.
 void Answer::LeaseHostMemory(LeaseTable& leases, AdmittedCall& call, Result& result) {
   StagedTensors& staged = call.staged();
   staged.inputs.SplitOff(call.input_bytes());  // the workspace
@@ -73,7 +72,7 @@ void Answer::LeaseHostMemory(LeaseTable& leases, AdmittedCall& call, Result& res
   result.lease_ = leases.Grant(WishOf(result.call(), call.context().caller), std::move(residual));
 }
 
-// The same where the engine has left the tensors on the device: staging memory is a reply's only.
+// The engine has left the tensors on the device: staging memory is the reply's alone.
 void Answer::LeaseDeviceMemory(const DeviceWorkerDeps& deps, LaunchedCall& launched,
                                Result& result) {
   AdmittedCall& call = launched.call;

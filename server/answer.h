@@ -1,5 +1,5 @@
-// Answer: the Result of a call that has been computed. It decides what keeps the memory of the
-// call: the reply until it is sent, and for a kept forward a lease as well. Any thread.
+// Answer: makes the Result of a computed call. The Result owns the call's memory until the reply is
+// sent; a kept forward's lease shares it, or owns what the engine left on the device. Any thread.
 #pragma once
 
 #include "kernels/backend.h"

@@ -61,8 +61,8 @@ std::optional<AdmittedCall> Batcher::Remove(uint64_t id) {
   return std::nullopt;
 }
 
-// The flow whose first call can be paid for after the fewest rounds; rounds in which nobody could
-// be served are skipped at once instead of being counted out.
+// The flow that can pay for its first call after the fewest rounds. Rounds in which no flow could
+// pay are skipped at once.
 Batcher::Flows::iterator Batcher::NextFlow() {
   auto best = flows_.end();
   double fewest = 0;

@@ -6,9 +6,9 @@
 // bytes together). The flow at the front leads a batch; calls of the same BatchKey join in the
 // same order while the batch stays within its limits, and their flows pay for them.
 // Invariants: (1) a batch has at most max_calls calls and, unless it is a single call, at most
-// max_bytes and max_seconds; (2) Take never returns nothing while a call is here; (3) calls of one
-// flow and one key leave in the order in which they came; (4) no flow waits for more than the
-// others' shares: a large call delays its own flow's next call, not the others'.
+// max_bytes and max_seconds; (2) Take returns a batch while a call waits; (3) calls of one flow and
+// one key leave in order of arrival; (4) a flow waits at most for the others' shares: a large call
+// delays its own flow's next call, not the others'.
 #pragma once
 
 #include <array>
@@ -74,7 +74,7 @@ class Batcher {
   // With several free `slots` a batch leaves the others their share of the calls, but takes at
   // least kMinCallsToShare.
   std::optional<Batch> Take(int slots = 1);
-  // Takes a waiting call out, for its caller is gone.
+  // Takes a waiting call out, when it is cancelled.
   std::optional<AdmittedCall> Remove(uint64_t id);
 
   size_t size() const { return size_; }

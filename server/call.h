@@ -1,8 +1,8 @@
 // AttentionCall: one forward or backward call whose every field is valid. Made only by Decoder. Its
 // payloads are ranges of the request's bytes, which it keeps alive until Landing has copied them
 // and drops them (DropMessage); nothing else of it ever changes.
-// CallMemory: the memory of others that a call uses, found for its caller once it is decoded.
-// Any thread may read them.
+// CallMemory: what a call uses beside its message: its caller's shared memory, and a residual.
+// Found once the call is decoded. Any thread may read them.
 #pragma once
 
 #include <cstdint>
@@ -55,13 +55,13 @@ struct SharedRequest {
 struct CallMemory {
   TensorPlaces shared;                  // of the tensors that lie in a region
   std::shared_ptr<const void> regions;  // keeps them mapped, together with their table
-  // Null without a token; else at residual_place only that device can run the call, if it is one.
+  // Null without a token. When residual_place is a device, only that device can run the call.
   // shared_ptr: see ResidualTensors.
   std::shared_ptr<const ResidualTensors> residual;
   int residual_place = kHostMemory;
 };
 
-// Its parts stand on the heap: a call passes through every stage, and moves as a pointer.
+// Its parts lie on the heap: a call passes through every stage and moves as a pointer.
 class AttentionCall {
  public:
   const Problem& problem() const { return parts_->problem; }
@@ -75,14 +75,14 @@ class AttentionCall {
   int64_t kept_bytes() const { return BytesOf(TensorRole::kKept); }
   int64_t output_bytes() const { return BytesOf(TensorRole::kOutput); }
 
-  // A forward whose tensors shall be kept, for so long (0: the server's choice).
+  // A forward whose tensors are to be kept, for so long (0: the server's choice).
   bool keep_residual() const { return parts_->keep_residual; }
   absl::Duration residual_ttl() const { return parts_->residual_ttl; }
   // A backward whose token is not empty brings d_o (and d_lse) alone; its other tensors are kept.
   const std::string& residual_token() const { return parts_->residual_token; }
 
-  // Tensors in shared memory: neither the message nor the reply holds one. The engine reads and
-  // writes them where they lie, but for what shall be kept: that is copied first.
+  // Tensors in shared memory are neither in the message nor in the reply. The engine reads and
+  // writes them in place; those that are to be kept are copied first.
   const SharedRequest* shared_request() const { return parts_->shared_request.get(); }  // or null
   bool InPlace(const TensorSpec& tensor) const {
     return tensor.region != kNoRegion && !keep_residual();
@@ -90,7 +90,7 @@ class AttentionCall {
   int64_t shared_input_bytes() const { return BytesOf(TensorRole::kInput, true); }
   int64_t shared_output_bytes() const { return BytesOf(TensorRole::kOutput, true); }
 
-  // Landing's, once the payloads have been copied: gives the received bytes back.
+  // For Landing, once the payloads have been copied: frees the received bytes.
   void DropMessage() { parts_->message = MessageBytes(); }
 
  private:

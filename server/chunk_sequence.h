@@ -1,7 +1,6 @@
-// ChunkSequence: which byte of a streamed call's payloads comes next. Chunks come in the order of
-// the call's inputs, each payload from its first byte to its last; a gap, an overlap, a byte too
-// many or another payload's turn is INVALID_ARGUMENT, reason CHUNK_ORDER. Pure; one thread at a
-// time.
+// ChunkSequence: checks the order of a streamed call's chunks. They arrive in the order of the
+// call's inputs, each from its first byte to its last. A gap, an overlap, excess bytes or another
+// payload is INVALID_ARGUMENT, reason CHUNK_ORDER. Pure; one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +17,7 @@ namespace attnd {
 class ChunkSequence {
  public:
   ChunkSequence() = default;
-  // Of these tensors, those that come in chunks: inputs that are not empty.
+  // Chunks bring the inputs among `tensors` that are not empty.
   explicit ChunkSequence(absl::Span<const TensorSpec> tensors);
 
   // The id of the tensor that `size` bytes from `offset` of request field `field` belong to; they
@@ -26,7 +25,7 @@ class ChunkSequence {
   absl::StatusOr<int> Take(uint64_t field, uint64_t offset, int64_t size);
 
   bool complete() const { return current_ == inputs_.size(); }
-  // OK when the caller may end his side.
+  // OK when the caller may half-close.
   absl::Status CheckComplete() const;
 
  private:

@@ -35,15 +35,15 @@ absl::Status ParseRange(const MessageBytes& bytes, ByteRange range, absl::string
                     "bytes that are none");
 }
 
-// A problem and its bytes. Most callers repeat theirs, and to check, parse and validate a small one
-// again is a tenth of a small call's instructions.
+// A problem and its bytes. Most callers repeat theirs; to check, parse and validate a small one
+// again takes a tenth of a small call's instructions.
 struct SeenProblem {
   std::string bytes;  // empty: none
   Problem problem;
 };
 constexpr int64_t kMaxSeenBytes = 256;
 
-// The last one of this thread.
+// The last problem that this thread decoded.
 SeenProblem& LastProblem() {
   thread_local SeenProblem last;
   return last;
@@ -83,7 +83,7 @@ absl::Status DecodeProblemIn(const MessageBytes& message, const FieldTable& tabl
   return absl::OkStatus();
 }
 
-// Empty when there is none. What it opens, if anything, is LeaseTable's to say.
+// Empty when there is none. LeaseTable decides what it opens.
 absl::StatusOr<std::string> DecodeToken(const MessageBytes& bytes, const FieldTable& table,
                                         Direction direction) {
   constexpr int kField = v1::BackwardRequest::kResidualTokenFieldNumber;
@@ -193,8 +193,8 @@ bool DLseFollows(const FieldTable& table, Direction direction) {
          table.varint[v1::BackwardRequest::kDLseFollowsFieldNumber] != 0;
 }
 
-// Notes where an input lies, as its payload field or its place in shared memory says. Gives the
-// bytes there.
+// Sets where an input lies, from its payload field or its place in shared memory. Returns the bytes
+// there.
 absl::StatusOr<int64_t> FindInput(const FieldTable& table, const SharedPlaces& shared,
                                   TensorSpec& input) {
   const ByteRange range = table.range[input.field];
@@ -244,7 +244,8 @@ absl::Status AnnounceInputs(const FieldTable& table, const Problem& problem, Dir
   return absl::OkStatus();
 }
 
-// Every place is an input's, which has been found, or a wanted output's.
+// Checks that every place in shared memory is an input's or a wanted output's, and sets where those
+// outputs lie.
 absl::Status FindOutputs(const SharedPlaces& shared, bool keep_residual, TensorList& tensors) {
   size_t found = 0;
   int64_t output_bytes = 0;

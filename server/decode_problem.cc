@@ -37,7 +37,7 @@ absl::Status DecodeSizes(const v1::Problem& wire, Problem& p) {
   return absl::OkStatus();
 }
 
-// A oneof's bool says by being there; false would say nothing.
+// A bool in a oneof means something only when true.
 absl::Status MustBeTrue(absl::string_view field, bool value) {
   if (value) return absl::OkStatus();
   return FieldError(reason::kBadField, field, "true when present", "false");

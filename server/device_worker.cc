@@ -12,7 +12,7 @@
 namespace attnd {
 namespace {
 
-// Longer than the process lives on: another replica is the better choice.
+// Longer than the process keeps running: another replica is the better choice.
 constexpr absl::Duration kLostRetryDelay = absl::Seconds(1);
 
 absl::Status LostStatus() {
@@ -109,7 +109,7 @@ void DeviceWorker::Submit(AdmittedCall call) {
   EndLaunch(Run(std::move(launch)));
 }
 
-// Nothing is queued or runs, so nobody is overtaken, and no slot could begin sooner.
+// Only while nothing is queued or runs: the call overtakes none, and no slot could begin sooner.
 bool DeviceWorker::RunsInline(const AdmittedCall& call) const {
   return call.seconds() <= inline_seconds_ && in_work_ == 0 && batcher_.empty() && !stopping_;
 }
@@ -171,8 +171,8 @@ void DeviceWorker::Begin(AdmittedCall call, absl::Time now, Launch& launch) {
   launched.times.taken = now;
 }
 
-// From the end of a launch when more waited, all slots have work until the next one ends: their
-// distance is what the device takes for the next one's work.
+// When calls waited at the end of the previous launch, all slots have been busy since. Then the
+// time between the two ends is what the device took for this launch.
 void DeviceWorker::EndLaunch(double seconds) {
   absl::MutexLock lock(&mutex_);
   --in_work_;

@@ -1,11 +1,12 @@
-// DeviceWorker: drives one engine. Each of its slots is a thread that takes a batch of landed
-// calls, launches, and answers; the engine decides what of several launches overlaps. A small call
-// that finds the engine idle runs on the thread that submits it: to wake a slot would take longer.
-// Late and cancelled calls are dropped at each boundary (queue, kernel, answer), and a running
-// launch is told by its calls' stop tokens; memory is back as soon as the call is answered.
+// DeviceWorker: drives one engine.
 //
-// A kept forward leaves its tensors on the device, where the engine can, else in staging memory.
-// A lost device: every call here and to come is answered UNAVAILABLE (DEVICE_LOST).
+//   Submit → Batcher → a slot: Launch (launch.h) → Answer (answer.h) → ReplySink
+//
+// Each slot is a thread; the engine decides which parts of several launches overlap. A small call
+// that finds the engine idle runs on the submitting thread: waking a slot would take longer.
+// Late and cancelled calls are dropped before the launch and before the answer; stop tokens end a
+// kernel whose calls have all stopped. Memory is free as soon as a call is answered.
+// After the loss of a device every call is answered UNAVAILABLE (DEVICE_LOST).
 // Submit, Cancel: any thread. Each submitted call is answered exactly once, on any thread.
 #pragma once
 
@@ -30,7 +31,7 @@ namespace attnd {
 struct DeviceWorkerOptions {
   BatcherLimits batcher;
   int slots = 0;  // batches in work at once; 0: as many as the engine overlaps
-  // A call that is estimated to take no longer, and finds nothing in work, runs inside Submit.
+  // A call estimated to take no longer runs inside Submit when the worker is idle.
   absl::Duration inline_time = absl::ZeroDuration();
 };
 
@@ -39,14 +40,14 @@ enum class StopCause : uint8_t { kNone, kCancelled, kExpired };
 class DeviceWorker {
  public:
   DeviceWorker(const DeviceWorkerDeps& deps, const DeviceWorkerOptions& options);
-  // Answers what still waits with CANCELLED and stops what runs.
+  // Answers waiting calls with CANCELLED and stops running ones.
   ~DeviceWorker();
 
   // Its inputs have landed. It may be answered before this returns.
   void Submit(AdmittedCall call);
-  // The caller is gone, or its time is up. No effect on a call that has been answered.
+  // The caller has cancelled, or the deadline has passed. No effect on an answered call.
   void Cancel(uint64_t id, StopCause cause);
-  // The device has failed for good, as somebody else knows.
+  // The device has failed for good, as its driver reports.
   void Lose(const absl::Status& status) { LoseDevice(DeviceLost(status)); }
   size_t queued() const;
 
@@ -60,9 +61,9 @@ class DeviceWorker {
   // Empty when the worker stops.
   Launch NextLaunch() ABSL_LOCKS_EXCLUDED(mutex_);
   bool RunsInline(const AdmittedCall& call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The next batch, which is in work until EndLaunch; empty when nothing waits.
+  // The next batch, which counts as in work until EndLaunch; empty when no call waits.
   Launch TakeLaunch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // From now on it can be stopped.
+  // Makes the call stoppable.
   void Begin(AdmittedCall call, absl::Time now, Launch& launch)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `seconds`: estimated, of what was computed.
@@ -82,7 +83,8 @@ class DeviceWorker {
   const double inline_seconds_;
   const int slot_count_;
   mutable absl::Mutex mutex_;
-  // That slots may have work to take. No Condition: each Unlock would evaluate it for every slot.
+  // Signalled when a slot may have work. A Condition would be evaluated for every slot at each
+  // Unlock.
   absl::CondVar work_;
   Batcher batcher_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, StopState> running_ ABSL_GUARDED_BY(mutex_);
@@ -100,7 +102,7 @@ class Workers {
  public:
   // In the order of Admission's devices.
   void Add(std::unique_ptr<DeviceWorker> worker) { workers_.push_back(std::move(worker)); }
-  // Answers what is left. Nothing is submitted or cancelled from then on.
+  // Answers the calls that are left. No Submit or Cancel follows.
   void Stop() { workers_.clear(); }
 
   void Submit(AdmittedCall call) {
@@ -108,7 +110,7 @@ class Workers {
     worker.Submit(std::move(call));
   }
   void Lose(int device, const absl::Status& status) { workers_[device]->Lose(status); }
-  // Wherever it is; no effect on a call that has been answered.
+  // On whichever device the call is. No effect on an answered call.
   void Cancel(uint64_t id, StopCause cause) {
     for (const auto& worker : workers_) worker->Cancel(id, cause);
   }

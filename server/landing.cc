@@ -13,8 +13,7 @@
 namespace attnd {
 namespace {
 
-// From here on a call's inputs would push each other out of a core's cache before the engine reads
-// them.
+// Larger inputs would evict each other from a core's cache before the engine reads them.
 constexpr int64_t kCacheBytes = int64_t{2} << 20;
 
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);

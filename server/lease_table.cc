@@ -209,7 +209,7 @@ int64_t LeaseTable::Evict(const ByUse& by_use, absl::Time before, Held& gone) {
     auto found = leases_.find(id);
     const Lease& lease = found->second;
     if (lease.used > before) return 0;  // and so are all that follow
-    // Only this table hands out shares, under its lock, so one that is its alone stays so.
+    // Only this table hands out shares, under its lock, so a lease without a reader stays so.
     if (lease.residual.use_count() > 1) continue;
     int64_t bytes = lease.residual->bytes();
     End(found, LeaseEnd::kEvicted, gone);

@@ -1,5 +1,5 @@
-// Result: what a launch made of one call: its outputs, in staging memory. Made only by Answer;
-// Encode turns it into a Reply. ReplySink: what is told of it.
+// Result: the outputs of one computed call, in staging memory. Made only by Answer; Encode turns it
+// into a Reply. ReplySink: receives it.
 #pragma once
 
 #include <cstddef>
@@ -61,7 +61,7 @@ class Result {
   std::optional<LeaseGrant> lease_;
 };
 
-// Answered exactly once, from any thread; gone afterwards.
+// Called exactly once, from any thread; destroyed afterwards.
 class ReplySink {
  public:
   virtual ~ReplySink() = default;

@@ -50,7 +50,7 @@ absl::Status CheckOverlap(absl::Span<const TensorSpec> tensors) {
 
 }  // namespace
 
-// How much is shared now, in total and by each user. Any thread.
+// The bytes shared now, in total and by each user. Any thread.
 class RegionLedger {
  public:
   explicit RegionLedger(const SharedMemoryLimits& limits) : limits_(limits) {}
@@ -91,7 +91,7 @@ class RegionLedger {
   absl::flat_hash_map<uint32_t, int64_t> of_user_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A share of the ledger, then the mapping, then the device's knowledge of it; undone in reverse.
+// A share of the ledger, the mapping, and its registration with the device; undone in reverse.
 class MappedRegion {
  public:
   static absl::StatusOr<std::shared_ptr<MappedRegion>> Make(std::shared_ptr<RegionLedger> ledger,

@@ -5,8 +5,7 @@
 //     AddRegion → SharedRegion::Map → proof both ways → engine's RegisterHost → token
 //     FindFor   → token, owner, bounds, overlap → pointers and a use, for one call
 //
-// A token is 128 random bits and serves calls of its owner only, over the unix socket only: another
-// caller's token is as good as none. Any thread.
+// A token is 128 random bits. It is valid in calls of its owner, over the unix socket. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +38,7 @@ struct SharedMemoryUse {
   int64_t regions = 0;
 };
 
-// Who asks for a region.
+// The owner of a region.
 struct RegionOwner {
   std::shared_ptr<SharedSession> session;
   uint32_t user_id = 0;  // of the peer, as the kernel says
@@ -62,8 +61,9 @@ class SharedMemoryTable {
   SharedMemoryTable(const SharedMemoryLimits& limits, Backend& backend);
   ~SharedMemoryTable();
 
-  // `fd` stays the caller's. FAILED_PRECONDITION for what SharedRegion refuses and a wrong proof,
-  // RESOURCE_EXHAUSTED above a limit, INTERNAL when the device cannot reach the memory.
+  // `fd` remains the caller's to close. FAILED_PRECONDITION for what SharedRegion refuses and a
+  // wrong proof, RESOURCE_EXHAUSTED above a limit, INTERNAL when the device cannot reach the
+  // memory.
   absl::StatusOr<AddedRegion> Add(const RegionOwner& owner, int fd, uint64_t size,
                                   absl::string_view proof);
   void Close(const std::shared_ptr<SharedSession>& session);

@@ -1,6 +1,6 @@
-// StagedTensors: a call's place in staging memory: its inputs, in the order in which they travel,
-// then its workspace; and its outputs. Landing fills it. Moves with the call; the memory is back
-// when it dies.
+// StagedTensors: a call's staging memory: its inputs in the order in which they travel, then its
+// workspace; and its outputs. Landing fills it. It moves with the call and frees its memory when
+// destroyed.
 #pragma once
 
 #include <cstddef>
