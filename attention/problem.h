@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -86,6 +87,8 @@ struct Bias {
   friend bool operator==(const Bias&, const Bias&) = default;
 };
 
+class MaskDescription;  // the visible keys by a rule
+
 struct Dropout {
   uint32_t threshold = 0;  // p·256, 0..255; 0 = none
   uint64_t seed = 0;
@@ -137,6 +140,9 @@ struct Problem {
   std::vector<int32_t> cu_seqlens_q,
       cu_seqlens_k;  // packed: [batch + 1], starting at 0, ending at the total
   std::optional<BoolMask> bool_mask;
+  // Null: none, as always today. Problems with equal descriptions share one object, so that
+  // equality compares pointers.
+  std::shared_ptr<const MaskDescription> mask;
   std::optional<Bias> bias;
   std::vector<float>
       alibi_slopes;  // empty, [q_heads] or [batch·q_heads]: bias −slope·|i + offset − j|

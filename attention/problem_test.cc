@@ -4,11 +4,15 @@
 
 #include <functional>
 #include <limits>
+#include <memory>
 
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 
 namespace attnd {
+
+class MaskDescription {};  // there is none yet: any object stands for one
+
 namespace {
 
 Problem Dense() {
@@ -299,6 +303,15 @@ bool BruteForceVisible(const Problem& p, const Sequence& s, int64_t i, int64_t j
   int64_t diagonal = i + s.offset;
   return !(p.causal && j > diagonal) && !(p.window_left >= 0 && j < diagonal - p.window_left) &&
          !(p.window_right >= 0 && j > diagonal + p.window_right);
+}
+
+TEST(Problem, IsTheSameForwardOnlyWithTheSameMask) {
+  Problem masked = Dense(), other = Dense();
+  masked.mask = std::make_shared<const MaskDescription>();
+  other.mask = std::make_shared<const MaskDescription>();
+  EXPECT_TRUE(SameForward(masked, Problem(masked)));
+  EXPECT_FALSE(SameForward(masked, other));
+  EXPECT_FALSE(SameForward(masked, Dense()));
 }
 
 TEST(VisibleRange, EqualsThePredicateForRandomProblems) {

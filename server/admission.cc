@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "attention/cost.h"
 #include "base/status_macros.h"
 #include "server/staging_pool.h"
 #include "server/status_details.h"
@@ -15,17 +16,16 @@
 namespace attnd {
 namespace {
 
-// A call's own estimate may be wrong by this factor; only what misses its deadline by more is
-// refused. What lies ahead of it is a sum of many estimates, at a measured pace, and counts in full
-// and a little more, for the way back to the caller: under overload a call that was let in too
-// late is work for nobody.
+// One call's estimate may be wrong by this factor, so a call is refused only if it misses its
+// deadline by more. The work ahead is a sum of many estimates at a measured pace. It counts in full
+// plus a margin for the reply's way back: under overload a call admitted too late is wasted work.
 constexpr double kEstimateSlack = 2;
 constexpr double kQueueMargin = 1.1;
 
-// A draining one will not come back: longer than its ports stay open.
+// Longer than the ports of a draining server stay open.
 constexpr absl::Duration kDrainingRetryDelay = absl::Seconds(1);
 
-// A full server asks to be left alone for the time its queue needs, within reason.
+// Half of the queue's time, within bounds.
 absl::Duration RetryDelay(double seconds_ahead) {
   return absl::Seconds(std::clamp(seconds_ahead / 2, 0.05, 2.0));
 }
@@ -68,7 +68,7 @@ struct LeasesInTheWay {
   int64_t bytes = 0;
 };
 
-// What one call wants to take.
+// What one call needs.
 struct Wanted {
   const CallerFlow& flow;
   int64_t bytes;
@@ -78,13 +78,12 @@ struct Wanted {
   double pace;           // of its queue
 };
 
-// What is taken now: in total, by each caller and of each device. Any thread.
+// What is reserved now: in total, by each caller and of each device. Any thread.
 class AdmissionLedger {
  public:
   explicit AdmissionLedger(size_t devices) : devices_(devices) {}
 
-  // When leases stand in the way, `in_the_way` tells how many of their bytes would have to go
-  // where.
+  // When leases take the missing memory, `in_the_way` says how many of their bytes, and where.
   absl::Status Take(const AdmissionLimits& limits, const Wanted& call, LeasesInTheWay* in_the_way) {
     const std::string& caller = call.flow.caller;
     const AdmissionDeviceUse& part = call.part;
@@ -125,7 +124,7 @@ class AdmissionLedger {
     return absl::OkStatus();
   }
 
-  // The device is done with a call.
+  // The device has finished a call.
   void GiveBackWork(const CallerFlow& flow, int device, const AdmissionDeviceUse& part) {
     absl::MutexLock lock(&mutex_);
     Add(flow.caller, {.calls = -part.calls, .seconds = -part.seconds});
@@ -135,8 +134,8 @@ class AdmissionLedger {
     AddToFlow(device, flow, -part.calls, -part.seconds);
   }
 
-  // Estimated work that comes before a new call of `seconds`: all there is, or, if that is less,
-  // what the batcher lets pass while it serves the call's own flow by its weight.
+  // Estimated work before a new call of `seconds`: the whole queue, or, if less, what the batcher
+  // runs of it while it serves the call's own flow by its weight.
   double SecondsAhead(int device, const CallerFlow& flow, double seconds) const {
     absl::MutexLock lock(&mutex_);
     const Device& at = devices_[device];
@@ -307,10 +306,12 @@ Admission::Admission(const AdmissionLimits& limits, std::vector<AdmissionDevice>
       reclaimer_(reclaimer),
       ledger_(std::make_shared<AdmissionLedger>(devices_.size())) {}
 
-absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext context) {
-  ASSIGN_OR_RETURN(const Choice choice, Choose(decoded));
+absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall call, CallContext context,
+                                              CallMemory memory) {
+  AdmittedCall admitted(std::move(call), std::move(context), std::move(memory));
+  admitted.parts_->flops = Flops(admitted.call().problem(), admitted.call().direction());
+  ASSIGN_OR_RETURN(const Choice choice, Choose(admitted));
   const absl::Time now = clock_.Now();
-  AdmittedCall admitted(std::move(decoded), std::move(context));
   admitted.parts_->admitted_at = now;
   absl::Time& deadline = admitted.parts_->context.deadline;
   deadline = std::min(deadline, now + limits_.max_deadline);
@@ -334,18 +335,17 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall decoded, CallContext
 int64_t Admission::AddUpMemory(AdmittedCall& admitted, const Backend& backend) {
   const AttentionCall& call = admitted.call();
   AdmittedCall::Parts& parts = *admitted.parts_;
-  for (const TensorSource& input : call.inputs()) {
-    if (!call.InPlace(input.tensor)) parts.input_bytes += AlignedSize(input.range.size);
-  }
-  for (const TensorSize& output : OutputsOf(call.problem(), call.direction())) {
-    if (!call.InPlace(output.tensor)) parts.output_bytes += AlignedSize(output.bytes);
+  for (const TensorSpec& tensor : call.tensors()) {
+    if (tensor.role == TensorRole::kKept || call.InPlace(tensor)) continue;
+    int64_t& sum = tensor.role == TensorRole::kInput ? parts.input_bytes : parts.output_bytes;
+    sum += AlignedSize(tensor.bytes);
   }
   parts.workspace_bytes = AlignedSize(backend.WorkspaceBytes(call.problem(), call.direction()));
   return parts.input_bytes + parts.workspace_bytes + parts.output_bytes;
 }
 
-// Leases are asked to give way once for what is missing; more than once when others took what they
-// gave, but not for ever.
+// Evicts leases for what is missing. Other calls may take the freed memory, so it tries again, a
+// few times.
 absl::Status Admission::Take(const CallerFlow& flow, int64_t bytes, const Choice& choice) {
   constexpr int kTries = 4;
   const auto& [backend, cost] = devices_[choice.device];
@@ -366,30 +366,32 @@ absl::Status Admission::Take(const CallerFlow& flow, int64_t bytes, const Choice
   return status;
 }
 
-Admission::Choice Admission::ChoiceOf(const AttentionCall& call, int device) const {
+Admission::Choice Admission::ChoiceOf(const AdmittedCall& admitted, int device) const {
+  const AttentionCall& call = admitted.call();
   const auto& [backend, cost] = devices_[device];
   const Problem& problem = call.problem();
   int64_t bytes = backend->DeviceBytes(problem, call.direction());
-  if (call.residual_place() == device) bytes -= backend->ResidualBytes(problem);
+  if (admitted.memory().residual_place == device) bytes -= backend->ResidualBytes(problem);
   if (call.keep_residual()) bytes += backend->KeepingBytes(problem);
   return {device, bytes,
-          cost->EstimateSeconds(problem, call.direction(), call.flops(),
+          cost->EstimateSeconds(problem, call.direction(), admitted.flops(),
                                 call.input_bytes() + call.output_bytes())};
 }
 
-// The device that will have finished the call first; one without the memory just now only if there
-// is no other. For a backward on a residual that lies on a device: that one.
-absl::StatusOr<Admission::Choice> Admission::Choose(const AttentionCall& call) const {
-  const Problem& problem = call.problem();
+// The device estimated to finish the call first; one without enough memory now only if there is no
+// other. A backward on a residual runs on the residual's device.
+absl::StatusOr<Admission::Choice> Admission::Choose(const AdmittedCall& call) const {
+  const Problem& problem = call.call().problem();
+  const int residual_place = call.memory().residual_place;
   absl::Status refusal;
   Choice best;
   bool found = false, best_fits = false;
   double best_end = 0;
   for (int n = 0; n < static_cast<int>(devices_.size()); ++n) {
     if (ledger_->is_fenced(n)) continue;
-    if (call.residual_place() != kHostMemory && call.residual_place() != n) continue;
+    if (residual_place != kHostMemory && residual_place != n) continue;
     const Backend& backend = *devices_[n].backend;
-    absl::Status supported = backend.Supports(problem, call.direction());
+    absl::Status supported = backend.Supports(problem, call.call().direction());
     if (!supported.ok()) {
       refusal = Classified(std::move(supported));
       continue;
@@ -408,7 +410,7 @@ absl::StatusOr<Admission::Choice> Admission::Choose(const AttentionCall& call) c
   }
   if (found) return best;
   if (!refusal.ok()) return refusal;
-  if (call.residual_place() != kHostMemory) return LeaseLost("device_lost");
+  if (residual_place != kHostMemory) return LeaseLost("device_lost");
   return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kDeviceLost,
                                 "this server lost its device and is about to restart"),
                         kDrainingRetryDelay);
@@ -424,7 +426,7 @@ absl::Status Admission::RefuseWhileDraining() const {
   return absl::OkStatus();
 }
 
-// What no waiting and no later deadline would cure, so that it is said first.
+// Checked first: neither waiting nor a later deadline would help.
 absl::Status Admission::RefuseTooLarge(const AdmittedCall& admitted, int64_t bytes,
                                        const Choice& choice) const {
   const AttentionCall& call = admitted.call();

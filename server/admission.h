@@ -1,18 +1,17 @@
-// Admission: decides from a decoded call, before a byte of it is copied, whether this server will
-// run it, and keeps memory and time for it while its Ticket lives.
+// Admission: decides whether this server runs a decoded call, before a byte of it is copied. An
+// admitted call holds a Ticket for its memory and time.
 //
-//   larger than the budget can ever hold → OUT_OF_RANGE     full now → UNAVAILABLE with RetryInfo
-//   the caller's own quota → RESOURCE_EXHAUSTED             too late already → DEADLINE_EXCEEDED
-//   what the engine cannot run → UNIMPLEMENTED              draining → UNAVAILABLE
+//   larger than the budget → OUT_OF_RANGE          full now → UNAVAILABLE with RetryInfo
+//   the caller's own quota → RESOURCE_EXHAUSTED    too late already → DEADLINE_EXCEEDED
+//   what the engine cannot run → UNIMPLEMENTED     draining → UNAVAILABLE
 //
-// With several devices a call goes to the one that will have finished it first, by estimate, among
-// those that have the memory; its Ticket keeps that device's memory and time. A backward on a
-// residual goes to the device that holds it and to no other, however long it has to wait there.
-// Leases count against the memory too, but give way: they are evicted before a call is refused.
-// "Full" looks at the work ahead of a call, not at the call itself: a single call of any length is
-// taken by an idle server, and the wait in front of it never exceeds max_queue_seconds.
-// "Too late" looks at what the batcher will do before it: of others' work their share, so that a
-// caller whose long queue is his own stands in nobody's way.
+// Device      Of several devices with enough memory, the one estimated to finish the call first. A
+//             backward on a residual runs on the device that holds it, whatever the wait.
+// Leases      count against the memory, and are evicted before a call is refused.
+// Full        The work ahead of a call is limited (max_queue_seconds), the call itself is not: an
+//             idle server admits a call of any length.
+// Too late    Work ahead is what the batcher will run first: of other callers' work only their
+//             share. A caller with a long queue delays itself alone.
 // Any thread.
 #pragma once
 
@@ -44,14 +43,13 @@ struct AdmissionLimits {
   absl::Duration max_deadline = absl::Minutes(10);  // of a call that brings none, or a later one
 };
 
-// A device that calls may be admitted to; what is pointed to outlives Admission.
+// A device that calls may be admitted to. The pointees outlive Admission.
 struct AdmissionDevice {
   const Backend* backend = nullptr;
   const CostModel* cost = nullptr;
 };
 
-// What admitted calls will need of one device; seconds as CostModel estimates them, not at its
-// pace.
+// What admitted calls need of one device. Seconds are CostModel's estimates, without its pace.
 struct AdmissionDeviceUse {
   int64_t calls = 0;
   int64_t memory_bytes = 0;  // of BackendInfo::memory_bytes
@@ -67,20 +65,19 @@ struct AdmissionUse {
   double seconds = 0;
 };
 
-// Who can give back memory that was kept as a favour: at a place, a device's number or kHostMemory.
-// Any thread.
+// Frees memory of leases at a place: a device's number or kHostMemory. Any thread.
 class MemoryReclaimer {
  public:
   virtual ~MemoryReclaimer() = default;
-  // Tries to free `bytes`; gives how many it freed.
+  // Tries to free `bytes`; returns how many it freed.
   virtual int64_t Reclaim(int place, int64_t bytes) = 0;
-  // Frees one piece, even if it is young; false when there is none.
+  // Frees one lease, even a recent one; false when there is none.
   virtual bool EvictOne(int place) = 0;
 };
 
 class AdmissionLedger;
 
-// The calls that the batcher serves one after the other, by one weight.
+// The calls of one caller at one priority: the batcher runs them in order, by one weight.
 struct CallerFlow {
   std::string caller;
   Priority priority = Priority::kNormal;
@@ -92,10 +89,9 @@ struct CallerFlow {
   }
 };
 
-// Ticket: a promise that bytes of staging memory, and bytes and seconds of one device, are kept for
-// one call.
-// Destroying it gives both back, so that no path, error and cancel included, can leak budget. It
-// may outlive the server inside a reply's slices. Any thread, one at a time; move-only.
+// Ticket: bytes of staging memory, and bytes and seconds of one device, reserved for one call.
+// Destroying it returns both, so that no path, error and cancel included, can leak budget. It may
+// outlive the server inside a reply's slices. Any thread, one at a time; move-only.
 class Ticket {
  public:
   Ticket() = default;
@@ -106,15 +102,14 @@ class Ticket {
   int64_t bytes() const { return bytes_; }
   double seconds() const { return seconds_; }
   int device() const { return device_; }
-  // The device is done with the call: its memory, its time and its place in the queue are free.
+  // The device has finished the call: returns its device memory, time and place in the queue.
   void ReleaseWork();
-  // Keeps `bytes` of the memory and gives the rest back.
+  // Keeps `bytes` of the staging memory and returns the rest.
   void ShrinkTo(int64_t bytes);
-  // ReleaseWork, ShrinkTo, and from now on the bytes are a lease's: no longer the caller's quota's,
-  // but still of the memory.
+  // ReleaseWork and ShrinkTo. The bytes then count as a lease's, no longer against the caller's
+  // quota.
   void BecomeLease(int64_t bytes);
-  // Takes `bytes` of the device's memory out of what is kept for the call, before ReleaseWork, and
-  // gives the ticket of a lease that keeps them on.
+  // Before ReleaseWork: moves `bytes` of the call's device memory to the ticket of a lease.
   Ticket LeaseDeviceMemory(int64_t bytes);
 
  private:
@@ -132,7 +127,7 @@ class Ticket {
   bool lease_ = false;
 };
 
-// Who calls, and until when the answer matters.
+// The caller, and the time until which the answer matters.
 struct CallContext {
   uint64_t id = 0;  // unique in this process
   std::string caller;
@@ -142,8 +137,8 @@ struct CallContext {
   bool streamed = false;      // the reply is no single message, so it has no limit of its own
 };
 
-// AdmittedCall: a call and its Ticket: memory and time are kept for it while it lives. Made only by
-// Admission; move-only, and as small as a pointer.
+// AdmittedCall: a call with the memory and time that its Ticket reserves. Made only by Admission;
+// move-only, and as small as a pointer.
 class AdmittedCall {
  public:
   AdmittedCall(AdmittedCall&&) = default;
@@ -151,6 +146,10 @@ class AdmittedCall {
 
   const AttentionCall& call() const { return parts_->call; }
   AttentionCall& call() { return parts_->call; }
+  const CallMemory& memory() const { return parts_->memory; }
+  // Once the engine has finished the call.
+  void DropMemory() { parts_->memory = CallMemory(); }
+  double flops() const { return parts_->flops; }
   const CallContext& context() const { return parts_->context; }
   Ticket& ticket() { return parts_->ticket; }
   const StagedTensors& staged() const { return parts_->staged; }
@@ -168,6 +167,8 @@ class AdmittedCall {
   struct Parts {
     AttentionCall call;
     CallContext context;
+    CallMemory memory;
+    double flops = 0;
     Ticket ticket = {};
     StagedTensors staged = {};  // after the ticket: its memory is back before the promise
     int64_t workspace_bytes = 0;
@@ -175,8 +176,9 @@ class AdmittedCall {
     int64_t output_bytes = 0;
     absl::Time admitted_at = {};
   };
-  AdmittedCall(AttentionCall call, CallContext context)
-      : parts_(new Parts{.call = std::move(call), .context = std::move(context)}) {}
+  AdmittedCall(AttentionCall call, CallContext context, CallMemory memory)
+      : parts_(new Parts{
+            .call = std::move(call), .context = std::move(context), .memory = std::move(memory)}) {}
 
   std::unique_ptr<Parts> parts_;
 };
@@ -190,32 +192,32 @@ class Admission {
             const Clock& clock, MemoryReclaimer* reclaimer = nullptr)
       : Admission(limits, {{&backend, &cost}}, clock, reclaimer) {}
 
-  absl::StatusOr<AdmittedCall> Admit(AttentionCall call, CallContext context);
+  absl::StatusOr<AdmittedCall> Admit(AttentionCall call, CallContext context,
+                                     CallMemory memory = {});
 
   // From now on every call is refused with DRAINING.
   void StartDraining();
-  // From now on no call goes to this device; when none is left, every call is refused with
-  // DEVICE_LOST.
+  // From now on the device gets no call. Without a device every call is refused with DEVICE_LOST.
   void Fence(int device);
-  // When the last one was; InfinitePast when none was.
+  // The last refusal while draining; InfinitePast when there was none.
   absl::Time last_refused_at() const;
   AdmissionUse Use() const;
   AdmissionDeviceUse DeviceUse(int device) const;
-  // How long the device will need for all that is admitted to it.
+  // The time that the device needs for all admitted calls.
   double QueueSeconds(int device) const;
   const AdmissionLimits& limits() const { return limits_; }
 
  private:
-  // What a call takes of each device that can run it.
+  // What a call takes of a device.
   struct Choice {
     int device = 0;
     int64_t device_bytes = 0;
     double seconds = 0;
   };
-  absl::StatusOr<Choice> Choose(const AttentionCall& call) const;
-  Choice ChoiceOf(const AttentionCall& call, int device) const;
+  absl::StatusOr<Choice> Choose(const AdmittedCall& call) const;
+  Choice ChoiceOf(const AdmittedCall& call, int device) const;
   absl::Status Take(const CallerFlow& flow, int64_t bytes, const Choice& choice);
-  // Sums the call's staging memory, in its parts, and gives the total.
+  // Sets the sizes of the call's staging memory; returns their sum.
   static int64_t AddUpMemory(AdmittedCall& admitted, const Backend& backend);
   absl::Status RefuseWhileDraining() const;
   absl::Status RefuseTooLarge(const AdmittedCall& call, int64_t bytes, const Choice& choice) const;

@@ -326,9 +326,10 @@ TEST_F(AdmissionDevicesTest, SendsABackwardToTheDeviceThatKeepsItsTensors) {
   const Problem p = SmallProblem(64);
   const auto request = MakeBackward(p, 1, ComputeForward(slow_, p, MakeForward(p, 1)));
   auto admit = [&] {
-    AttentionCall decoded = DecodedRequest(request, Direction::kBackward);
-    decoded.UseResidual(nullptr, 1);
-    return admission_.Admit(std::move(decoded), {.caller = "a"});
+    CallMemory memory;
+    memory.residual_place = 1;
+    return admission_.Admit(DecodedRequest(request, Direction::kBackward), {.caller = "a"},
+                            std::move(memory));
   };
   auto call = admit();
   ASSERT_TRUE(call.ok()) << call.status();

@@ -26,7 +26,6 @@
 #include "server/call_watch.h"
 #include "server/certificate_watch.h"
 #include "server/devices.h"
-#include "server/lease_reaper.h"
 #include "server/lease_table.h"
 #include "server/metrics.h"
 #include "server/metrics_port.h"

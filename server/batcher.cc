@@ -21,6 +21,7 @@ BatchKey BatchKey::Of(const AttentionCall& call) {
           .v_head_dim = static_cast<int16_t>(p.v_head_dim),
           .bounded = p.IsBounded(),
           .bool_mask = p.bool_mask.has_value(),
+          .mask = p.mask != nullptr,
           .bias = p.bias.has_value(),
           .alibi = !p.alibi_slopes.empty(),
           .dropout = p.dropout.threshold != 0,
@@ -60,8 +61,8 @@ std::optional<AdmittedCall> Batcher::Remove(uint64_t id) {
   return std::nullopt;
 }
 
-// The flow whose first call can be paid for after the fewest rounds; rounds in which nobody could
-// be served are skipped at once instead of being counted out.
+// The flow that can pay for its first call after the fewest rounds. Rounds in which no flow could
+// pay are skipped at once.
 Batcher::Flows::iterator Batcher::NextFlow() {
   auto best = flows_.end();
   double fewest = 0;
@@ -80,24 +81,24 @@ Batcher::Flows::iterator Batcher::NextFlow() {
 std::optional<Batch> Batcher::Take(int slots) {
   if (empty()) return std::nullopt;
   const int share = (static_cast<int>(size_) + slots - 1) / slots;
-  const int most = std::min(limits_.max_calls, std::max(share, kWorthASlot));
+  const int max_calls = std::min(limits_.max_calls, std::max(share, kMinCallsToShare));
   auto leader = NextFlow();
   BatchKey key = BatchKey::Of(leader->calls.front().call());
   Batch batch(key.direction);
   flows_.splice(flows_.begin(), flows_, leader);  // it leads the batch
-  Fill(batch, key, most);
+  Fill(batch, key, max_calls);
   flows_.splice(flows_.end(), flows_, leader);  // and waits for its next turn
   DropEmptyFlows();
   return batch;
 }
 
-void Batcher::Fill(Batch& batch, const BatchKey& key, int most) {
+void Batcher::Fill(Batch& batch, const BatchKey& key, int max_calls) {
   int64_t bytes = 0;
   double seconds = 0;
   for (Flow& flow : flows_) {
     for (auto call = flow.calls.begin(); call != flow.calls.end();) {
       bool first = batch.calls_.empty();
-      if (static_cast<int>(batch.calls_.size()) == most) return;
+      if (static_cast<int>(batch.calls_.size()) == max_calls) return;
       if (!(BatchKey::Of(call->call()) == key)) {
         ++call;
         continue;

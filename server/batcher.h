@@ -6,9 +6,9 @@
 // bytes together). The flow at the front leads a batch; calls of the same BatchKey join in the
 // same order while the batch stays within its limits, and their flows pay for them.
 // Invariants: (1) a batch has at most max_calls calls and, unless it is a single call, at most
-// max_bytes and max_seconds; (2) Take never returns nothing while a call is here; (3) calls of one
-// flow and one key leave in the order in which they came; (4) no flow waits for more than the
-// others' shares: a large call delays its own flow's next call, not the others'.
+// max_bytes and max_seconds; (2) Take returns a batch while a call waits; (3) calls of one flow and
+// one key leave in order of arrival; (4) a flow waits at most for the others' shares: a large call
+// delays its own flow's next call, not the others'.
 #pragma once
 
 #include <array>
@@ -21,7 +21,8 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "server/batch.h"
+#include "server/admission.h"
+#include "server/call.h"
 
 namespace attnd {
 
@@ -30,13 +31,30 @@ struct BatchKey {
   Direction direction;
   ElementType element;
   int16_t qk_head_dim, v_head_dim;
-  bool bounded, bool_mask, bias, alibi, dropout, softcap;
+  bool bounded, bool_mask, mask, bias, alibi, dropout, softcap;
   DenominatorKind denominator;
   AccumulateType accumulate;
   bool packed, nondeterministic;
 
   static BatchKey Of(const AttentionCall& call);
   friend bool operator==(const BatchKey&, const BatchKey&) = default;
+};
+
+// Admitted calls that share one launch. Closed: no call joins. Made only by Batcher.
+class Batch {
+ public:
+  Batch(Batch&&) = default;
+  Batch& operator=(Batch&&) = default;
+
+  Direction direction() const { return direction_; }
+  std::vector<AdmittedCall>& calls() { return calls_; }
+  const std::vector<AdmittedCall>& calls() const { return calls_; }
+
+ private:
+  friend class Batcher;
+  explicit Batch(Direction direction) : direction_(direction) {}
+  Direction direction_;
+  std::vector<AdmittedCall> calls_;
 };
 
 struct BatcherLimits {
@@ -47,15 +65,16 @@ struct BatcherLimits {
 
 class Batcher {
  public:
-  // Fewer calls than this are not worth a launch of their own while another one begins.
-  static constexpr int kWorthASlot = 4;
+  // Fewer calls are not worth a launch of their own while another one begins.
+  static constexpr int kMinCallsToShare = 4;
 
   explicit Batcher(const BatcherLimits& limits) : limits_(limits) {}
 
   void Add(AdmittedCall call);
-  // `slots` are free: a batch leaves the others their share of the calls, but for kWorthASlot.
+  // With several free `slots` a batch leaves the others their share of the calls, but takes at
+  // least kMinCallsToShare.
   std::optional<Batch> Take(int slots = 1);
-  // Takes a waiting call out, for its caller is gone.
+  // Takes a waiting call out, when it is cancelled.
   std::optional<AdmittedCall> Remove(uint64_t id);
 
   size_t size() const { return size_; }
@@ -72,7 +91,7 @@ class Batcher {
 
   Flow& FlowOf(const AdmittedCall& call);
   Flows::iterator NextFlow();
-  void Fill(Batch& batch, const BatchKey& key, int most);
+  void Fill(Batch& batch, const BatchKey& key, int max_calls);
   void DropEmptyFlows();
 
   const BatcherLimits limits_;

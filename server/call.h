@@ -1,25 +1,22 @@
-// AttentionCall: one forward or backward call whose every field is valid. Made only by Decoder,
-// immutable; its tensors are ranges of the request's bytes, which it keeps alive until landing, or
-// lie in memory that the caller shares with the daemon.
-// Any thread may read one.
+// AttentionCall: one forward or backward call whose every field is valid. Made only by Decoder. Its
+// payloads are ranges of the request's bytes, which it keeps alive until Landing has copied them
+// and drops them (DropMessage); nothing else of it ever changes.
+// CallMemory: what a call uses beside its message: its caller's shared memory, and a residual.
+// Found once the call is decoded. Any thread may read them.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "attention/cost.h"
 #include "attention/problem.h"
 #include "server/message_bytes.h"
+#include "server/tensor_spec.h"
 
 namespace attnd {
 
@@ -41,46 +38,6 @@ constexpr absl::string_view DirectionName(Direction direction) {
   return direction == Direction::kForward ? "forward" : "backward";
 }
 
-// The tensors that travel, in either direction.
-enum class Tensor : uint8_t {
-  kMaskBits,
-  kBias,
-  kK,
-  kV,
-  kQ,
-  kLse,
-  kO,
-  kDO,
-  kDLse,  // inputs (lse and o also forward's outputs)
-  kDK,
-  kDV,
-  kDQ,
-  kDBias,
-  kDSink,  // outputs
-};
-inline constexpr int kTensors = 14;
-
-absl::string_view TensorName(Tensor tensor);
-
-// A tensor of a call and its bytes.
-struct TensorSize {
-  Tensor tensor;
-  int64_t bytes;
-};
-using TensorList = absl::InlinedVector<TensorSize, 9>;
-
-// What the caller must send and what the engine writes (lse always, whether asked for or not).
-// Sizes of a validated problem fit 64 bits. d_lse is not listed: it may be absent.
-TensorList InputsOf(const Problem& problem, Direction direction);
-TensorList OutputsOf(const Problem& problem, Direction direction);
-
-// A tensor that the caller brings, and where its bytes lie in the message; only their number counts
-// when it lies in shared memory.
-struct TensorSource {
-  Tensor tensor;
-  ByteRange range;
-};
-
 class ResidualTensors;
 
 // Where a residual lies: here, or on the device of this number.
@@ -89,87 +46,74 @@ inline constexpr int kHostMemory = -1;
 // Of an offset in shared memory.
 inline constexpr uint64_t kSharedAlignment = 64;
 
-// Where the header says that a tensor lies: a region of the caller's shared memory and bytes there.
-struct SharedPlace {
-  Tensor tensor;
-  int region;  // index into SharedRequest::regions
-  uint64_t offset;
-  int64_t size;
-};
+// The regions of the caller's shared memory in which tensors of a call lie.
 struct SharedRequest {
   std::vector<std::string> regions;  // tokens, at least one
   uint64_t use = 0;
-  absl::InlinedVector<SharedPlace, 9> places;
 };
 
-// The same as pointers; made by SharedMemoryTable.
-struct SharedTensors {
-  std::array<std::byte*, kTensors> at = {};  // null: not in shared memory
-  std::shared_ptr<const void> memory;        // keeps the regions mapped, together with their table
+struct CallMemory {
+  TensorPlaces shared;                  // of the tensors that lie in a region
+  std::shared_ptr<const void> regions;  // keeps them mapped, together with their table
+  // Null without a token. When residual_place is a device, only that device can run the call.
+  // shared_ptr: see ResidualTensors.
+  std::shared_ptr<const ResidualTensors> residual;
+  int residual_place = kHostMemory;
 };
 
-// Its parts stand on the heap: a call passes through every stage, and moves as a pointer.
+// Its parts lie on the heap: a call passes through every stage and moves as a pointer.
 class AttentionCall {
  public:
   const Problem& problem() const { return parts_->problem; }
   Direction direction() const { return parts_->direction; }
-  bool want_lse() const { return parts_->want_lse; }
   Priority priority() const { return parts_->priority; }
   const std::string& request_id() const { return parts_->request_id; }
-  absl::Span<const TensorSource> inputs() const { return parts_->inputs; }
+  absl::Span<const TensorSpec> tensors() const { return parts_->tensors; }
   const MessageBytes& message() const { return parts_->message; }
-  double flops() const { return parts_->flops; }
-  int64_t input_bytes() const { return parts_->input_bytes; }  // of all tensors, wherever they lie
-  int64_t output_bytes() const { return parts_->output_bytes; }
+  // Of all tensors of a role, wherever they lie.
+  int64_t input_bytes() const { return BytesOf(TensorRole::kInput); }
+  int64_t kept_bytes() const { return BytesOf(TensorRole::kKept); }
+  int64_t output_bytes() const { return BytesOf(TensorRole::kOutput); }
 
-  // A forward whose tensors shall be kept, for so long (0: the server's choice).
+  // A forward whose tensors are to be kept, for so long (0: the server's choice).
   bool keep_residual() const { return parts_->keep_residual; }
   absl::Duration residual_ttl() const { return parts_->residual_ttl; }
-  // A backward whose token is not empty brings d_o (and d_lse) alone; its other tensors lie in
-  // residual(), once the token has been looked up, at residual_place(): only that device can run
-  // it, if it is one. shared_ptr: see ResidualTensors.
+  // A backward whose token is not empty brings d_o (and d_lse) alone; its other tensors are kept.
   const std::string& residual_token() const { return parts_->residual_token; }
-  const std::shared_ptr<const ResidualTensors>& residual() const { return parts_->residual; }
-  int residual_place() const { return parts_->residual_place; }
-  void UseResidual(std::shared_ptr<const ResidualTensors> residual, int place) {
-    parts_->residual = std::move(residual);
-    parts_->residual_place = place;
-  }
 
-  // Tensors in shared memory: neither the message nor the reply holds one. The engine reads and
-  // writes them where they lie, but for what shall be kept: that is copied first.
+  // Tensors in shared memory are neither in the message nor in the reply. The engine reads and
+  // writes them in place; those that are to be kept are copied first.
   const SharedRequest* shared_request() const { return parts_->shared_request.get(); }  // or null
-  std::byte* shared(Tensor tensor) const { return parts_->shared.at[static_cast<int>(tensor)]; }
-  bool InPlace(Tensor tensor) const { return shared(tensor) != nullptr && !keep_residual(); }
-  void PlaceInSharedMemory(SharedTensors tensors);
-  int64_t shared_input_bytes() const { return parts_->shared_input_bytes; }
-  int64_t shared_output_bytes() const { return parts_->shared_output_bytes; }
+  bool InPlace(const TensorSpec& tensor) const {
+    return tensor.region != kNoRegion && !keep_residual();
+  }
+  int64_t shared_input_bytes() const { return BytesOf(TensorRole::kInput, true); }
+  int64_t shared_output_bytes() const { return BytesOf(TensorRole::kOutput, true); }
 
-  // Gives the received bytes back once they have been copied out; inputs() has no meaning after.
+  // For Landing, once the payloads have been copied: frees the received bytes.
   void DropMessage() { parts_->message = MessageBytes(); }
 
  private:
   friend class Decoder;
+  int64_t BytesOf(TensorRole role, bool shared_only = false) const {
+    int64_t bytes = 0;
+    for (const TensorSpec& tensor : tensors()) {
+      if (tensor.role != role || (shared_only && tensor.region == kNoRegion)) continue;
+      bytes += tensor.bytes;
+    }
+    return bytes;
+  }
   struct Parts {
     Problem problem;
     Direction direction = Direction::kForward;
-    bool want_lse = false;
     Priority priority = Priority::kNormal;
     std::string request_id;
     bool keep_residual = false;
     absl::Duration residual_ttl;
     std::string residual_token;
-    std::shared_ptr<const ResidualTensors> residual;
-    int residual_place = kHostMemory;
-    absl::InlinedVector<TensorSource, 9> inputs;
+    TensorList tensors;
     MessageBytes message;
-    double flops = 0;
-    int64_t input_bytes = 0;
-    int64_t output_bytes = 0;
     std::unique_ptr<const SharedRequest> shared_request;
-    SharedTensors shared;
-    int64_t shared_input_bytes = 0;   // part of input_bytes
-    int64_t shared_output_bytes = 0;  // part of output_bytes
   };
   AttentionCall() : parts_(std::make_unique<Parts>()) {}
 

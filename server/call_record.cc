@@ -53,9 +53,10 @@ absl::Status CallRecord::Identify() {
 
 absl::StatusOr<AdmittedCall> CallRecord::Admit(AttentionCall call, ReplySink& sink, bool streamed) {
   request_id_ = call.request_id();
-  RETURN_IF_ERROR(deps_.shared_memory.Attach(caller_, unix_socket_, call));
+  CallMemory memory;
+  RETURN_IF_ERROR(deps_.shared_memory.FindFor(call, caller_, unix_socket_, memory));
   deps_.metrics.SharedReceived(call.shared_input_bytes());
-  RETURN_IF_ERROR(AttachResidual(deps_.leases, caller_, call));
+  RETURN_IF_ERROR(deps_.leases.FindFor(call, caller_, memory));
   CallContext context{.id = id_,
                       .caller = caller_,
                       .deadline = deadline_,
@@ -63,7 +64,7 @@ absl::StatusOr<AdmittedCall> CallRecord::Admit(AttentionCall call, ReplySink& si
                       .sink = &sink,
                       .streamed = streamed};
   ASSIGN_OR_RETURN(AdmittedCall admitted,
-                   deps_.admission.Admit(std::move(call), std::move(context)));
+                   deps_.admission.Admit(std::move(call), std::move(context), std::move(memory)));
   RETURN_IF_ERROR(TakePlaces(admitted, deps_.staging, &deps_.leases));
   deps_.metrics.CallAdmitted(admitted.call());
   return admitted;

@@ -11,14 +11,27 @@
 namespace attnd {
 namespace {
 
-const std::vector<TensorSource>& InputsOfTest() {
-  static const auto* inputs = new std::vector<TensorSource>{
-      {Tensor::kK, {0, 10}}, {Tensor::kV, {0, 4}}, {Tensor::kQ, {0, int64_t{9} << 20}}};
-  return *inputs;
-}
-constexpr uint64_t kK = 20, kV = 21, kQ = 22;
+constexpr int kK = 20, kV = 21, kQ = 22;  // fields; ids are theirs here plus a hundred
+constexpr int kIdOf = 100;
 
-void ExpectRefused(const absl::StatusOr<Tensor>& taken, absl::string_view reason,
+TensorSpec Input(int field, absl::string_view name, int64_t bytes) {
+  return {.id = kIdOf + field, .field = field, .name = name, .bytes = bytes};
+}
+
+// With tensors that are no chunk's: one that is kept, one of no bytes, and an output.
+TensorList TensorsOfTest() {
+  TensorList tensors = {Input(17, "bias", 5),
+                        Input(kK, "k", 10),
+                        Input(kV, "v", 4),
+                        Input(18, "empty", 0),
+                        Input(kQ, "q", int64_t{9} << 20),
+                        Input(20, "o", 10)};
+  tensors.front().role = TensorRole::kKept;
+  tensors.back().role = TensorRole::kOutput;
+  return tensors;
+}
+
+void ExpectRefused(const absl::StatusOr<int>& taken, absl::string_view reason,
                    const std::string& message) {
   EXPECT_EQ(taken.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReasonOf(taken.status()), reason);
@@ -26,20 +39,20 @@ void ExpectRefused(const absl::StatusOr<Tensor>& taken, absl::string_view reason
 }
 
 TEST(ChunkSequence, TakesEachPayloadFromItsFirstByteToItsLast) {
-  ChunkSequence sequence(InputsOfTest());
-  EXPECT_EQ(*sequence.Take(kK, 0, 7), Tensor::kK);
-  EXPECT_EQ(*sequence.Take(kK, 7, 3), Tensor::kK);
-  EXPECT_EQ(*sequence.Take(kV, 0, 4), Tensor::kV);
+  ChunkSequence sequence(TensorsOfTest());
+  EXPECT_EQ(*sequence.Take(kK, 0, 7), kIdOf + kK);
+  EXPECT_EQ(*sequence.Take(kK, 7, 3), kIdOf + kK);
+  EXPECT_EQ(*sequence.Take(kV, 0, 4), kIdOf + kV);
   EXPECT_FALSE(sequence.complete());
-  EXPECT_EQ(*sequence.Take(kQ, 0, kMaxChunkBytes), Tensor::kQ);
-  EXPECT_EQ(*sequence.Take(kQ, kMaxChunkBytes, kMaxChunkBytes), Tensor::kQ);
-  EXPECT_EQ(*sequence.Take(kQ, 2 * kMaxChunkBytes, 1 << 20), Tensor::kQ);
+  EXPECT_EQ(*sequence.Take(kQ, 0, kMaxChunkBytes), kIdOf + kQ);
+  EXPECT_EQ(*sequence.Take(kQ, kMaxChunkBytes, kMaxChunkBytes), kIdOf + kQ);
+  EXPECT_EQ(*sequence.Take(kQ, 2 * kMaxChunkBytes, 1 << 20), kIdOf + kQ);
   EXPECT_TRUE(sequence.complete());
   EXPECT_TRUE(sequence.CheckComplete().ok());
 }
 
 TEST(ChunkSequence, RefusesWhatIsNotNext) {
-  ChunkSequence sequence(InputsOfTest());
+  ChunkSequence sequence(TensorsOfTest());
   ASSERT_TRUE(sequence.Take(kK, 0, 4).ok());
   struct Case {
     uint64_t field, offset;
@@ -64,11 +77,11 @@ TEST(ChunkSequence, RefusesWhatIsNotNext) {
     SCOPED_TRACE(c.message);
     ExpectRefused(sequence.Take(c.field, c.offset, c.size), c.reason, c.message);
   }
-  EXPECT_EQ(*sequence.Take(kK, 4, 6), Tensor::kK);  // a refusal changes nothing
+  EXPECT_EQ(*sequence.Take(kK, 4, 6), kIdOf + kK);  // a refusal changes nothing
 }
 
 TEST(ChunkSequence, RefusesAChunkAboveItsLimitAndOneAfterTheLast) {
-  ChunkSequence sequence(InputsOfTest());
+  ChunkSequence sequence(TensorsOfTest());
   ASSERT_TRUE(sequence.Take(kK, 0, 10).ok());
   ASSERT_TRUE(sequence.Take(kV, 0, 4).ok());
   ExpectRefused(sequence.Take(kQ, 0, kMaxChunkBytes + 1), reason::kBadField,
@@ -79,7 +92,7 @@ TEST(ChunkSequence, RefusesAChunkAboveItsLimitAndOneAfterTheLast) {
 }
 
 TEST(ChunkSequence, NamesWhatIsMissingAtHalfClose) {
-  ChunkSequence sequence(InputsOfTest());
+  ChunkSequence sequence(TensorsOfTest());
   ASSERT_TRUE(sequence.Take(kK, 0, 9).ok());
   EXPECT_EQ(sequence.CheckComplete().message(),
             "k: expected 10 bytes in chunks before half-close, got 9");
@@ -90,9 +103,9 @@ TEST(ChunkSequence, NeverTakesAByteTwiceOrOutOfTurnWhenChunksAreRandom) {
   for (uint32_t seed = 0; seed < 300; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
-    std::vector<TensorSource> inputs;
-    for (Tensor tensor : {Tensor::kBias, Tensor::kK, Tensor::kV, Tensor::kQ}) {
-      inputs.push_back({tensor, {0, 1 + static_cast<int64_t>(random() % 50)}});
+    TensorList inputs;
+    for (int field : {17, kK, kV, kQ}) {
+      inputs.push_back(Input(field, "any", 1 + static_cast<int64_t>(random() % 50)));
     }
     ChunkSequence sequence(inputs);
     size_t current = 0;
@@ -104,13 +117,13 @@ TEST(ChunkSequence, NeverTakesAByteTwiceOrOutOfTurnWhenChunksAreRandom) {
       uint64_t offset = next ? position : random() % 60;
       uint64_t size = random() % 20;
       bool right = field == turn && offset == position && size >= 1 &&
-                   position + size <= static_cast<uint64_t>(inputs[current].range.size);
-      absl::StatusOr<Tensor> taken = sequence.Take(field, offset, static_cast<int64_t>(size));
+                   position + size <= static_cast<uint64_t>(inputs[current].bytes);
+      absl::StatusOr<int> taken = sequence.Take(field, offset, static_cast<int64_t>(size));
       ASSERT_EQ(taken.ok(), right) << taken.status();
       if (!right) continue;
-      EXPECT_EQ(*taken, inputs[current].tensor);
+      EXPECT_EQ(*taken, inputs[current].id);
       position += size;
-      if (position < static_cast<uint64_t>(inputs[current].range.size)) continue;
+      if (position < static_cast<uint64_t>(inputs[current].bytes)) continue;
       position = 0;
       ++current;
     }

@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/decode_problem.h"
-#include "server/encode_fields.h"
+#include "server/decode_tensors.h"
 #include "server/status_details.h"
 
 namespace attnd {
@@ -21,15 +22,8 @@ constexpr int kOptionsField = v1::ForwardRequest::kOptionsFieldNumber;
 constexpr int64_t kMaxTokenBytes = 256;
 constexpr int kSharedField = v1::ForwardRequest::kSharedMemoryFieldNumber;
 static_assert(kSharedField == v1::BackwardRequest::kSharedMemoryFieldNumber);
-static_assert(v1::TENSOR_NAME_MASK_BITS == static_cast<int>(Tensor::kMaskBits) + 1);
-static_assert(v1::TENSOR_NAME_D_LSE == static_cast<int>(Tensor::kDLse) + 1);
-static_assert(v1::TENSOR_NAME_D_SINK == kTensors);
 static_assert(kProblemField == v1::BackwardRequest::kProblemFieldNumber);
 static_assert(kOptionsField == v1::BackwardRequest::kOptionsFieldNumber);
-
-constexpr Tensor kInputs[] = {Tensor::kMaskBits, Tensor::kBias, Tensor::kK,
-                              Tensor::kV,        Tensor::kQ,    Tensor::kLse,
-                              Tensor::kO,        Tensor::kDO,   Tensor::kDLse};
 
 // Into `message`, which is empty.
 absl::Status ParseRange(const MessageBytes& bytes, ByteRange range, absl::string_view field,
@@ -41,42 +35,28 @@ absl::Status ParseRange(const MessageBytes& bytes, ByteRange range, absl::string
                     "bytes that are none");
 }
 
-// A problem and its bytes. Most callers repeat theirs, and to check, parse and validate a small one
-// again is a tenth of a small call's instructions.
+// A problem and its bytes. Most callers repeat theirs; to check, parse and validate a small one
+// again takes a tenth of a small call's instructions.
 struct SeenProblem {
   std::string bytes;  // empty: none
   Problem problem;
 };
-constexpr int64_t kMostSeenBytes = 256;
+constexpr int64_t kMaxSeenBytes = 256;
 
-// The last one of this thread.
+// The last problem that this thread decoded.
 SeenProblem& LastProblem() {
   thread_local SeenProblem last;
   return last;
 }
 
 void Remember(const MessageBytes& message, ByteRange range, const Problem& problem) {
-  if (range.size > kMostSeenBytes) return;
+  if (range.size > kMaxSeenBytes) return;
   SeenProblem& last = LastProblem();
   last.bytes.clear();
   message.ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
     last.bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
   });
   last.problem = problem;
-}
-
-// Before the problem is parsed: patterns may be large and would be parsed for nothing.
-absl::Status RefuseUnimplemented(const FieldTable& table) {
-  bool mask = table.NestedHas(kProblemField, v1::Problem::kMaskFieldNumber);
-  if (mask && table.NestedHas(kProblemField, v1::Problem::kBoolMaskFieldNumber)) {
-    return FieldError(reason::kBadField, "problem.mask", "one of mask and bool_mask", "both");
-  }
-  if (mask) {
-    return Failure(absl::StatusCode::kUnimplemented, reason::kMaskUnsupported,
-                   "problem.mask: mask patterns are not supported by this server; send bool_mask",
-                   {{"field", "problem.mask"}});
-  }
-  return absl::OkStatus();
 }
 
 absl::Status DecodeOptions(const MessageBytes& bytes, const FieldTable& table, Direction direction,
@@ -103,7 +83,7 @@ absl::Status DecodeProblemIn(const MessageBytes& message, const FieldTable& tabl
   return absl::OkStatus();
 }
 
-// Empty when there is none. What it opens, if anything, is LeaseTable's to say.
+// Empty when there is none. LeaseTable decides what it opens.
 absl::StatusOr<std::string> DecodeToken(const MessageBytes& bytes, const FieldTable& table,
                                         Direction direction) {
   constexpr int kField = v1::BackwardRequest::kResidualTokenFieldNumber;
@@ -125,11 +105,11 @@ Priority DecodePriority(v1::Priority priority) {
   return priority == v1::PRIORITY_HIGH ? Priority::kHigh : Priority::kNormal;
 }
 
-absl::Status CheckSize(Tensor tensor, int64_t expected, ByteRange got) {
-  if (got.size == expected) return absl::OkStatus();
-  return FieldError(reason::kSizeMismatch, TensorName(tensor),
+absl::Status CheckSize(const TensorSpec& tensor, int64_t expected, int64_t got) {
+  if (got == expected) return absl::OkStatus();
+  return FieldError(reason::kSizeMismatch, tensor.name,
                     expected == 0 ? "none beside residual_token" : absl::StrCat(expected, " bytes"),
-                    absl::StrCat(got.size, " bytes"));
+                    absl::StrCat(got, " bytes"));
 }
 
 absl::Status BadShared(absl::string_view field, absl::string_view expected, absl::string_view got) {
@@ -151,50 +131,59 @@ absl::Status CheckPlace(const v1::SharedTensor& tensor, int regions) {
   return absl::OkStatus();
 }
 
-// Null when the message names no shared memory. Sizes are checked with the payloads, bounds where
-// the regions are known.
-absl::StatusOr<std::unique_ptr<SharedRequest>> DecodeShared(const MessageBytes& bytes,
-                                                            const FieldTable& table) {
-  if (!table.Has(kSharedField)) return nullptr;
+// Where the message says that a tensor lies in shared memory.
+struct SharedPlace {
+  int id;
+  int region;
+  uint64_t offset;
+  int64_t bytes;
+};
+struct SharedPlaces {
+  std::unique_ptr<SharedRequest> request;  // null: the message names none
+  std::vector<SharedPlace> places;
+
+  const SharedPlace* Find(int id) const {
+    for (const SharedPlace& place : places) {
+      if (place.id == id) return &place;
+    }
+    return nullptr;
+  }
+};
+
+// Sizes are checked with the payloads, bounds where the regions are known.
+absl::StatusOr<SharedPlaces> DecodeShared(const MessageBytes& bytes, const FieldTable& table) {
+  SharedPlaces shared;
+  if (!table.Has(kSharedField)) return shared;
   v1::SharedMemory wire;
   RETURN_IF_ERROR(ParseRange(bytes, table.range[kSharedField], "shared_memory", wire));
   if (wire.region_size() < 1 || wire.region_size() > kTensors) {
     return BadShared("region", absl::StrCat("1..", kTensors, " tokens"),
                      absl::StrCat(wire.region_size()));
   }
-  auto shared = std::make_unique<SharedRequest>();
-  shared->regions.assign(wire.region().begin(), wire.region().end());
-  shared->use = wire.use();
-  uint32_t seen = 0;
+  shared.request = std::make_unique<SharedRequest>();
+  shared.request->regions.assign(wire.region().begin(), wire.region().end());
+  shared.request->use = wire.use();
   for (const v1::SharedTensor& tensor : wire.tensor()) {
     RETURN_IF_ERROR(CheckPlace(tensor, wire.region_size()));
-    int number = static_cast<int>(tensor.name()) - 1;
-    if ((seen >> number) & 1) {
-      return BadShared("tensor", "each tensor at most once", TensorName(Tensor(number)));
+    if (shared.Find(tensor.name()) != nullptr) {
+      return BadShared("tensor", "each tensor at most once", TensorName(tensor.name()));
     }
-    seen |= uint32_t{1} << number;
-    shared->places.push_back({Tensor(number), static_cast<int>(tensor.region()), tensor.offset(),
-                              static_cast<int64_t>(std::min<uint64_t>(tensor.size(), INT64_MAX))});
+    shared.places.push_back({tensor.name(), static_cast<int>(tensor.region()), tensor.offset(),
+                             static_cast<int64_t>(std::min<uint64_t>(tensor.size(), INT64_MAX))});
   }
   return shared;
 }
 
-const SharedPlace* FindPlace(const SharedRequest* shared, Tensor tensor) {
-  if (shared == nullptr) return nullptr;
-  for (const SharedPlace& place : shared->places) {
-    if (place.tensor == tensor) return &place;
-  }
-  return nullptr;
-}
-
 absl::Status RefuseUndeclared(const FieldTable& table, const Problem& problem) {
-  if (!problem.bool_mask && table.range[RequestField(Tensor::kMaskBits)].size != 0) {
+  const int64_t mask_bytes = table.range[RequestField(Tensor::kMaskBits)].size;
+  const int64_t bias_bytes = table.range[RequestField(Tensor::kBias)].size;
+  if (!problem.bool_mask && mask_bytes != 0) {
     return FieldError(reason::kSizeMismatch, "mask_bits", "none without problem.bool_mask",
-                      absl::StrCat(table.range[RequestField(Tensor::kMaskBits)].size, " bytes"));
+                      absl::StrCat(mask_bytes, " bytes"));
   }
-  if (!problem.bias && table.range[RequestField(Tensor::kBias)].size != 0) {
+  if (!problem.bias && bias_bytes != 0) {
     return FieldError(reason::kSizeMismatch, "bias", "none without problem.bias",
-                      absl::StrCat(table.range[RequestField(Tensor::kBias)].size, " bytes"));
+                      absl::StrCat(bias_bytes, " bytes"));
   }
   return absl::OkStatus();
 }
@@ -204,101 +193,77 @@ bool DLseFollows(const FieldTable& table, Direction direction) {
          table.varint[v1::BackwardRequest::kDLseFollowsFieldNumber] != 0;
 }
 
-using Sources = absl::InlinedVector<TensorSource, 9>;
-
-// What must come: with a token d_o alone.
-TensorList ExpectedInputs(const Problem& problem, Direction direction, bool leased) {
-  TensorList inputs = InputsOf(problem, direction);
-  if (!leased) return inputs;
-  for (TensorSize& input : inputs) {
-    if (input.tensor != Tensor::kDO) input.bytes = 0;
+// Sets where an input lies, from its payload field or its place in shared memory. Returns the bytes
+// there.
+absl::StatusOr<int64_t> FindInput(const FieldTable& table, const SharedPlaces& shared,
+                                  TensorSpec& input) {
+  const ByteRange range = table.range[input.field];
+  const SharedPlace* place = shared.Find(input.id);
+  if (place == nullptr) {
+    input.offset = static_cast<uint64_t>(range.offset);
+    return range.size;
   }
-  return inputs;
+  if (range.size != 0) {
+    return FieldError(reason::kSizeMismatch, input.name, "none beside shared memory",
+                      absl::StrCat(range.size, " bytes"));
+  }
+  input.region = place->region;
+  input.offset = place->offset;
+  return place->bytes;
 }
 
-// What a tensor's payload field or its place in shared memory says.
-absl::StatusOr<ByteRange> RangeOf(const FieldTable& table, const SharedRequest* shared,
-                                  Tensor tensor) {
-  ByteRange range = table.range[RequestField(tensor)];
-  const SharedPlace* place = FindPlace(shared, tensor);
-  if (place == nullptr) return range;
-  if (range.size == 0) return ByteRange{0, place->size};
-  return FieldError(reason::kSizeMismatch, TensorName(tensor), "none beside shared memory",
-                    absl::StrCat(range.size, " bytes"));
-}
-
-absl::StatusOr<Sources> FindPayloads(const FieldTable& table, const SharedRequest* shared,
-                                     const Problem& problem, Direction direction, bool leased) {
+// Of a whole message: `inputs` are what must come.
+absl::Status FindInputs(const FieldTable& table, const SharedPlaces& shared, const Problem& problem,
+                        Direction direction, TensorList& inputs) {
   RETURN_IF_ERROR(RefuseUndeclared(table, problem));
-  Sources sources;
-  for (const TensorSize& input : ExpectedInputs(problem, direction, leased)) {
-    ASSIGN_OR_RETURN(ByteRange range, RangeOf(table, shared, input.tensor));
-    RETURN_IF_ERROR(CheckSize(input.tensor, input.bytes, range));
-    if (!leased || input.tensor == Tensor::kDO) sources.push_back({input.tensor, range});
+  for (TensorSpec& input : inputs) {
+    ASSIGN_OR_RETURN(const int64_t bytes, FindInput(table, shared, input));
+    RETURN_IF_ERROR(CheckSize(input, input.role == TensorRole::kKept ? 0 : input.bytes, bytes));
   }
   if (DLseFollows(table, direction)) {
     return FieldError(reason::kBadField, "d_lse_follows", "false in a unary call", "true");
   }
-  if (direction == Direction::kForward) return sources;
-  ASSIGN_OR_RETURN(ByteRange d_lse, RangeOf(table, shared, Tensor::kDLse));
-  if (d_lse.size != 0) {
-    RETURN_IF_ERROR(
-        CheckSize(Tensor::kDLse, problem.LseElements() * int64_t{sizeof(float)}, d_lse));
-    sources.push_back({Tensor::kDLse, d_lse});
-  }
-  return sources;
+  if (direction == Direction::kForward) return absl::OkStatus();
+  TensorSpec d_lse = LseGradient(problem);
+  ASSIGN_OR_RETURN(const int64_t bytes, FindInput(table, shared, d_lse));
+  if (bytes == 0) return absl::OkStatus();
+  inputs.push_back(d_lse);
+  return CheckSize(d_lse, d_lse.bytes, bytes);
 }
 
-// Of a streamed call's header: what will follow.
-absl::StatusOr<Sources> AnnouncedPayloads(const FieldTable& table, const Problem& problem,
-                                          Direction direction, bool leased) {
-  for (Tensor tensor : kInputs) {
-    if (!table.Has(RequestField(tensor))) continue;
-    return FieldError(reason::kBadField, TensorName(tensor),
+// Of a streamed call's header: `inputs` will follow.
+absl::Status AnnounceInputs(const FieldTable& table, const Problem& problem, Direction direction,
+                            TensorList& inputs) {
+  for (int id = Tensor::kMaskBits; id <= Tensor::kDLse; ++id) {
+    if (!table.Has(RequestField(id))) continue;
+    return FieldError(reason::kBadField, TensorName(id),
                       "no payload in the header of a streamed call",
-                      absl::StrCat(table.range[RequestField(tensor)].size, " bytes"));
+                      absl::StrCat(table.range[RequestField(id)].size, " bytes"));
   }
-  Sources sources;
-  for (const TensorSize& input : ExpectedInputs(problem, direction, leased)) {
-    if (input.bytes > 0) sources.push_back({input.tensor, {0, input.bytes}});
-  }
-  if (DLseFollows(table, direction)) {
-    sources.push_back({Tensor::kDLse, {0, problem.LseElements() * int64_t{sizeof(float)}}});
-  }
-  return sources;
+  if (DLseFollows(table, direction)) inputs.push_back(LseGradient(problem));
+  return absl::OkStatus();
 }
 
-// Every place is an input's or a wanted output's. Gives the bytes of both.
-struct SharedBytes {
-  int64_t inputs = 0, outputs = 0;
-};
-absl::StatusOr<SharedBytes> CheckShared(const AttentionCall& call, const SharedRequest* shared) {
-  SharedBytes bytes;
+// Checks that every place in shared memory is an input's or a wanted output's, and sets where those
+// outputs lie.
+absl::Status FindOutputs(const SharedPlaces& shared, bool keep_residual, TensorList& tensors) {
   size_t found = 0;
-  for (const TensorSource& input : call.inputs()) {
-    if (FindPlace(shared, input.tensor) == nullptr) continue;
-    bytes.inputs += input.range.size;
+  int64_t output_bytes = 0;
+  for (TensorSpec& tensor : tensors) {
+    const SharedPlace* place = shared.Find(tensor.id);
+    if (place == nullptr || tensor.role == TensorRole::kKept || !tensor.wanted) continue;
     ++found;
+    if (tensor.role == TensorRole::kInput) continue;
+    RETURN_IF_ERROR(CheckSize(tensor, tensor.bytes, place->bytes));
+    tensor.region = place->region;
+    tensor.offset = place->offset;
+    output_bytes += tensor.bytes;
   }
-  for (const TensorSize& output : OutputsOf(call.problem(), call.direction())) {
-    const SharedPlace* place = FindPlace(shared, output.tensor);
-    bool wanted = output.tensor != Tensor::kLse || call.want_lse();
-    if (place == nullptr || !wanted) continue;
-    RETURN_IF_ERROR(CheckSize(output.tensor, output.bytes, {0, place->size}));
-    bytes.outputs += output.bytes;
-    ++found;
-  }
-  if (call.keep_residual() && bytes.outputs > 0) {
+  if (keep_residual && output_bytes > 0) {
     return BadShared("tensor", "no outputs together with options.keep_residual", "some");
   }
-  if (shared == nullptr || found == shared->places.size()) return bytes;
+  if (found == shared.places.size()) return absl::OkStatus();
   return BadShared("tensor", "inputs of the call and outputs that it wants", "others");
-}
-
-int64_t Total(const TensorList& list) {
-  int64_t total = 0;
-  for (const TensorSize& tensor : list) total += tensor.bytes;
-  return total;
 }
 
 }  // namespace
@@ -331,7 +296,6 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   if (!table.Has(kProblemField)) {
     return FieldError(reason::kBadField, "problem", "a problem", "none");
   }
-  RETURN_IF_ERROR(RefuseUnimplemented(table));
   v1::CallOptions options;
   RETURN_IF_ERROR(DecodeOptions(message, table, direction, options));
   ASSIGN_OR_RETURN(std::string token, DecodeToken(message, table, direction));
@@ -339,31 +303,22 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   AttentionCall::Parts& parts = *call.parts_;
   const Problem& problem = parts.problem;
   RETURN_IF_ERROR(DecodeProblemIn(message, table, parts.problem));
-  ASSIGN_OR_RETURN(std::unique_ptr<SharedRequest> shared, DecodeShared(message, table));
-  if (form != Form::kWhole && shared != nullptr) {
+  ASSIGN_OR_RETURN(SharedPlaces shared, DecodeShared(message, table));
+  if (form != Form::kWhole && shared.request != nullptr) {
     return FieldError(reason::kBadField, "shared_memory", "none in a streamed call", "some");
   }
-  const bool leased = !token.empty();
-  ASSIGN_OR_RETURN(Sources sources,
-                   form == Form::kWhole
-                       ? FindPayloads(table, shared.get(), problem, direction, leased)
-                       : AnnouncedPayloads(table, problem, direction, leased));
-
+  TensorList& tensors = parts.tensors;
+  tensors = AttentionInputs(problem, direction, /*on_residual=*/!token.empty());
+  RETURN_IF_ERROR(form == Form::kWhole ? FindInputs(table, shared, problem, direction, tensors)
+                                       : AnnounceInputs(table, problem, direction, tensors));
+  const bool want_lse = direction == Direction::kForward &&
+                        table.varint[v1::ForwardRequest::kWantLseFieldNumber] != 0;
+  AddAttentionOutputs(problem, direction, want_lse, tensors);
+  RETURN_IF_ERROR(FindOutputs(shared, options.keep_residual(), tensors));
   parts.direction = direction;
-  parts.want_lse = direction == Direction::kForward &&
-                   table.varint[v1::ForwardRequest::kWantLseFieldNumber] != 0;
   parts.residual_token = std::move(token);
+  parts.shared_request = std::move(shared.request);
   TakeOptions(options, call);
-  for (const TensorSource& source : sources) parts.input_bytes += source.range.size;
-  parts.output_bytes = Total(OutputsOf(problem, direction));
-  // With shared memory the work of counting visible pairs is bounded once that is known to be
-  // there.
-  if (shared == nullptr) parts.flops = Flops(problem, direction);
-  parts.inputs = std::move(sources);
-  ASSIGN_OR_RETURN(SharedBytes in_shared, CheckShared(call, shared.get()));
-  parts.shared_input_bytes = in_shared.inputs;
-  parts.shared_output_bytes = in_shared.outputs;
-  parts.shared_request = std::move(shared);
   return call;
 }
 

@@ -1,11 +1,10 @@
-// Decode: bytes of a stranger → AttentionCall. All distrust ends here: what comes out is valid,
-// its payloads have exactly the sizes that its Problem implies, and nothing was allocated from a
-// declared size before that was known. Payload bytes are not touched.
+// Decode: untrusted bytes → AttentionCall. All fields are checked here: what comes out is valid,
+// and its payloads have exactly the sizes that its Problem implies. No memory is allocated from a
+// declared size before that is known. Payload bytes are not read.
 //
-// A header (problem and options) and its payload sizes are decoded apart from where the payloads
-// lie, so that a streamed call can share all but the last step.
-// Errors: INVALID_ARGUMENT "field: expected ..., got ..."; UNIMPLEMENTED for mask patterns,
-// naming the field. Any thread.
+// The header of a streamed call is the same message without payloads.
+// Errors: INVALID_ARGUMENT "field: expected ..., got ..."; UNIMPLEMENTED for mask patterns, naming
+// the field. Any thread.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -24,7 +23,7 @@ class Decoder {
   // All of `message` is an attnd.v1.ForwardRequest or BackwardRequest on the wire.
   static absl::StatusOr<AttentionCall> Decode(MessageBytes message, Direction direction);
   // The same message without payloads, the header of a streamed call, in `range` of `message`. The
-  // call's inputs have their sizes, and lie nowhere yet.
+  // call's inputs have sizes, but no bytes yet.
   static absl::StatusOr<AttentionCall> DecodeHeader(const MessageBytes& message, ByteRange range,
                                                     Direction direction);
 

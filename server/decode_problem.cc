@@ -37,7 +37,7 @@ absl::Status DecodeSizes(const v1::Problem& wire, Problem& p) {
   return absl::OkStatus();
 }
 
-// A oneof's bool says by being there; false would say nothing.
+// A bool in a oneof means something only when true.
 absl::Status MustBeTrue(absl::string_view field, bool value) {
   if (value) return absl::OkStatus();
   return FieldError(reason::kBadField, field, "true when present", "false");
@@ -98,6 +98,9 @@ absl::StatusOr<BroadcastShape> DecodeShape(absl::string_view field,
 }
 
 absl::Status DecodeMaskAndBias(const v1::Problem& wire, Problem& p) {
+  if (wire.has_mask() && wire.has_bool_mask()) {
+    return FieldError(reason::kBadField, "problem.mask", "one of mask and bool_mask", "both");
+  }
   if (wire.has_bool_mask()) {
     ASSIGN_OR_RETURN(BroadcastShape shape,
                      DecodeShape("problem.bool_mask.shape", wire.bool_mask().shape()));
@@ -171,6 +174,14 @@ void DecodeScalars(const v1::Problem& wire, Problem& p) {
              wire.shard().total_q_heads()};
 }
 
+// Last, so that a call is UNIMPLEMENTED for its mask only if nothing else is wrong with it.
+absl::Status RefuseMask(const v1::Problem& wire) {
+  if (!wire.has_mask()) return absl::OkStatus();
+  return Failure(absl::StatusCode::kUnimplemented, reason::kMaskUnsupported,
+                 "problem.mask: mask patterns are not supported by this server; send bool_mask",
+                 {{"field", "problem.mask"}});
+}
+
 }  // namespace
 
 absl::StatusOr<Problem> DecodeProblem(const v1::Problem& wire) {
@@ -183,6 +194,7 @@ absl::StatusOr<Problem> DecodeProblem(const v1::Problem& wire) {
   RETURN_IF_ERROR(DecodeDropout(wire, p));
   RETURN_IF_ERROR(DecodeDenominator(wire, p));
   RETURN_IF_ERROR(Classified(Validate(p)));
+  RETURN_IF_ERROR(RefuseMask(wire));
   return p;
 }
 

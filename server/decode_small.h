@@ -1,6 +1,6 @@
-// Decode and encode of the calls that carry no tensors (residual calls, GetServerInfo): as strict
-// as decode.h, and INVALID_ARGUMENT where gRPC's own parsing would answer UNIMPLEMENTED without a
-// word. Any thread.
+// Decode and encode of the calls that carry no tensors (residual calls, GetServerInfo), as strict
+// as decode.h. A message that cannot be parsed is INVALID_ARGUMENT; gRPC's own parsing would answer
+// UNIMPLEMENTED without a text. Any thread.
 #pragma once
 
 #include <google/protobuf/message.h>

@@ -46,7 +46,7 @@ class DeviceWorkerTest : public testing::Test {
     worker_->Submit(Landed(std::move(call), staging_));
     return id;
   }
-  std::string Output(const KeptAnswer& answer, Result& result, Tensor tensor, int64_t bytes) {
+  std::string Output(const KeptAnswer& answer, Result& result, int tensor, int64_t bytes) {
     (void)answer;
     return std::string(reinterpret_cast<const char*>(result.output(tensor)),
                        static_cast<size_t>(bytes));

@@ -25,7 +25,6 @@
 #include "server/metered_backend.h"
 #include "server/metrics.h"
 #include "server/staging_pool.h"
-#include "server/workers.h"
 
 namespace attnd {
 

@@ -10,7 +10,6 @@
 #include "attention/dropout.h"
 #include "proto/attnd/v1/chunk_framing.h"
 #include "proto/attnd/v1/wire_writer.h"
-#include "server/encode_fields.h"
 
 namespace attnd {
 namespace {
@@ -96,10 +95,10 @@ struct Payload {
 // In the order in which they travel.
 absl::InlinedVector<Payload, 5> PayloadsOf(const Result& result) {
   absl::InlinedVector<Payload, 5> payloads;
-  for (const TensorSize& output : OutputsOf(result.call().problem(), result.call().direction())) {
-    bool wanted = output.tensor != Tensor::kLse || result.call().want_lse();
-    if (!wanted || output.bytes == 0 || result.call().shared(output.tensor) != nullptr) continue;
-    payloads.push_back({ReplyField(output.tensor), result.output(output.tensor), output.bytes});
+  for (const TensorSpec& tensor : result.call().tensors()) {
+    if (tensor.role != TensorRole::kOutput || !tensor.wanted) continue;
+    if (tensor.bytes == 0 || tensor.region != kNoRegion) continue;
+    payloads.push_back({tensor.field, result.output(tensor.id), tensor.bytes});
   }
   return payloads;
 }

@@ -43,12 +43,13 @@ class EncodeTest : public testing::Test {
   StagingPool staging_;
   CostModel cost_;
   Admission admission_;
+  const std::shared_ptr<TransferProgress> progress_ = std::make_shared<TransferProgress>();
 };
 
 TEST_F(EncodeTest, WrapsTheStagingMemoryWithoutCopyingIt) {
   Result result = Run(SmallProblem());
   const std::byte* o = result.output(Tensor::kO);
-  Reply reply = Encode(std::move(result), backend_.info(), clock_.Now());
+  Reply reply = Encode(std::move(result), backend_.info(), clock_.Now(), progress_);
   std::vector<grpc::Slice> slices;
   ASSERT_TRUE(reply.bytes.Dump(&slices).ok());
   bool found = false;
@@ -60,7 +61,7 @@ TEST_F(EncodeTest, WrapsTheStagingMemoryWithoutCopyingIt) {
 }
 
 TEST_F(EncodeTest, GivesMemoryAndBudgetBackWithTheLastSlice) {
-  Reply reply = Encode(Run(SmallProblem()), backend_.info(), clock_.Now());
+  Reply reply = Encode(Run(SmallProblem()), backend_.info(), clock_.Now(), progress_);
   std::vector<grpc::Slice> slices;
   ASSERT_TRUE(reply.bytes.Dump(&slices).ok());
   reply.bytes.Clear();
@@ -77,15 +78,15 @@ TEST_F(EncodeTest, GivesMemoryAndBudgetBackWithTheLastSlice) {
 TEST_F(EncodeTest, LeavesOutWhatIsNotWanted) {
   v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
   request.set_want_lse(false);
-  Reply reply = Encode(Run(request), backend_.info(), clock_.Now());
+  Reply reply = Encode(Run(request), backend_.info(), clock_.Now(), progress_);
   EXPECT_EQ(reply.payload_bytes, 1024);
-  EXPECT_EQ(EncodeStream(Run(request), backend_.info(), clock_.Now(), 1024).size(), 2u);
+  EXPECT_EQ(EncodeStream(Run(request), backend_.info(), clock_.Now(), 1024, progress_).size(), 2u);
 }
 
 TEST_F(EncodeTest, CutsAStreamIntoChunksOfSoManyBytes) {
   v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
   request.set_want_lse(false);
-  const auto messages = EncodeStream(Run(request), backend_.info(), clock_.Now(), 300);
+  const auto messages = EncodeStream(Run(request), backend_.info(), clock_.Now(), 300, progress_);
   ASSERT_EQ(messages.size(), 5u);
   const size_t data[] = {300, 300, 300, 124};
   for (size_t n = 0; n < std::size(data); ++n) {
@@ -98,7 +99,7 @@ TEST_F(EncodeTest, CutsAStreamIntoChunksOfSoManyBytes) {
 TEST_F(EncodeTest, IsTheGeneratedMessage) {
   Problem problem = SmallProblem();
   v1::ForwardResponse expected = ComputeForward(backend_, problem, MakeForward(problem, 1));
-  Reply reply = Encode(Run(problem), backend_.info(), clock_.Now());
+  Reply reply = Encode(Run(problem), backend_.info(), clock_.Now(), progress_);
   grpc::Slice flat;
   ASSERT_TRUE(reply.bytes.DumpToSingleSlice(&flat).ok());
   v1::ForwardResponse got;

@@ -1,14 +1,18 @@
 // What an engine is given of a call whose tensors have landed. Any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <stop_token>
 
 #include "kernels/backend.h"
 #include "server/admission.h"
+#include "server/attention_tensors.h"
 #include "server/staged_tensors.h"
 
 namespace attnd {
+
+inline float* Floats(std::byte* data) { return reinterpret_cast<float*>(data); }
 
 // What the calls of both directions have in common.
 template <class Call>
@@ -22,7 +26,7 @@ Call EngineCall(const AdmittedCall& admitted, const std::stop_token& stop) {
   call.mask_bits = reinterpret_cast<const uint8_t*>(at[Tensor::kMaskBits]);
   call.bias = at[Tensor::kBias];
   call.o = at[Tensor::kO];
-  call.lse = at.floats(Tensor::kLse);
+  call.lse = Floats(at[Tensor::kLse]);
   call.workspace = admitted.staged().workspace;
   call.stop = stop;
   return call;
@@ -36,12 +40,12 @@ inline BackwardCall EngineBackward(const AdmittedCall& admitted, const std::stop
   const TensorPlaces& at = admitted.staged().at;
   BackwardCall call = EngineCall<BackwardCall>(admitted, stop);
   call.d_o = at[Tensor::kDO];
-  call.d_lse = at.floats(Tensor::kDLse);
+  call.d_lse = Floats(at[Tensor::kDLse]);
   call.d_q = at[Tensor::kDQ];
   call.d_k = at[Tensor::kDK];
   call.d_v = at[Tensor::kDV];
-  call.d_bias = at.floats(Tensor::kDBias);
-  call.d_sink = at.floats(Tensor::kDSink);
+  call.d_bias = Floats(at[Tensor::kDBias]);
+  call.d_sink = Floats(at[Tensor::kDSink]);
   return call;
 }
 

@@ -13,8 +13,7 @@
 namespace attnd {
 namespace {
 
-// From here on a call's inputs would push each other out of a core's cache before the engine reads
-// them.
+// Larger inputs would evict each other from a core's cache before the engine reads them.
 constexpr int64_t kCacheBytes = int64_t{2} << 20;
 
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
@@ -28,23 +27,26 @@ absl::Status NoGap(int64_t bytes) {
       kRetryDelay);
 }
 
-void SetPlaces(AdmittedCall& call, StagingBlock block) {
-  StagedTensors& staged = call.staged();
-  if (call.call().residual() != nullptr) staged.at = call.call().residual()->places();
-  staged.outputs = block.SplitOff(call.input_bytes() + call.workspace_bytes());
+void SetPlaces(AdmittedCall& admitted, StagingBlock block) {
+  const AttentionCall& call = admitted.call();
+  const CallMemory& memory = admitted.memory();
+  StagedTensors& staged = admitted.staged();
+  staged.outputs = block.SplitOff(admitted.input_bytes() + admitted.workspace_bytes());
   staged.inputs = std::move(block);
-  std::byte* next = staged.inputs.data();
-  auto place = [&](Tensor tensor, int64_t bytes) {
-    bool in_place = call.call().InPlace(tensor);
-    staged.at[tensor] = in_place ? call.call().shared(tensor) : next;
-    if (!in_place) next += AlignedSize(bytes);
-  };
-  for (const TensorSource& input : call.call().inputs()) place(input.tensor, input.range.size);
-  staged.workspace = call.workspace_bytes() == 0 ? nullptr : next;
-  next = staged.outputs.data();
-  for (const TensorSize& output : OutputsOf(call.call().problem(), call.call().direction())) {
-    place(output.tensor, output.bytes);
+  std::byte *input = staged.inputs.data(), *output = staged.outputs.data();
+  staged.at.Reserve(call.tensors().size());
+  for (const TensorSpec& tensor : call.tensors()) {
+    if (tensor.role == TensorRole::kKept) {
+      staged.at.Add(tensor.id, memory.residual->places()[tensor.id]);
+    } else if (call.InPlace(tensor)) {
+      staged.at.Add(tensor.id, memory.shared[tensor.id]);
+    } else {
+      std::byte*& next = tensor.role == TensorRole::kInput ? input : output;
+      staged.at.Add(tensor.id, next);
+      next += AlignedSize(tensor.bytes);
+    }
   }
+  staged.workspace = admitted.workspace_bytes() == 0 ? nullptr : input;
 }
 
 }  // namespace
@@ -63,16 +65,17 @@ absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging, MemoryReclaime
 int64_t Land(AdmittedCall& admitted) {
   AttentionCall& call = admitted.call();
   int64_t landed = 0;
-  for (const TensorSource& input : call.inputs()) {
-    if (call.InPlace(input.tensor)) continue;
-    std::byte* to = admitted.staged()[input.tensor];
-    landed += input.range.size;
-    if (const std::byte* shared = call.shared(input.tensor); shared != nullptr) {
-      LandPiece(to, {reinterpret_cast<const uint8_t*>(shared), size_t(input.range.size)},
-                call.input_bytes());
+  for (const TensorSpec& tensor : call.tensors()) {
+    if (tensor.role != TensorRole::kInput || call.InPlace(tensor)) continue;
+    std::byte* to = admitted.staged()[tensor.id];
+    landed += tensor.bytes;
+    if (tensor.region != kNoRegion) {
+      const auto* shared = reinterpret_cast<const uint8_t*>(admitted.memory().shared[tensor.id]);
+      LandPiece(to, {shared, static_cast<size_t>(tensor.bytes)}, call.input_bytes());
       continue;
     }
-    call.message().ForEachPiece(input.range, [&](absl::Span<const uint8_t> piece) {
+    const ByteRange range = {static_cast<int64_t>(tensor.offset), tensor.bytes};
+    call.message().ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
       LandPiece(to, piece, call.input_bytes());
       to += piece.size();
     });

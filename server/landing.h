@@ -1,6 +1,6 @@
-// Landing: the one copy of a received byte, from gRPC's slices to its aligned place in staging
-// memory. It runs on the thread that received the bytes, while they are in its cache, as soon as
-// the call is admitted. Any thread, one at a time for each call.
+// Landing: copies received bytes once, from gRPC's slices to their aligned place in staging memory,
+// as soon as the call is admitted. It runs on the thread that received the bytes, while they are in
+// its cache. Any thread, one at a time for each call.
 #pragma once
 
 #include <cstddef>
@@ -14,19 +14,19 @@
 
 namespace attnd {
 
-// Takes memory for the call's inputs, workspace and outputs, and gives each its place there; what a
-// lease holds for it, or lies in shared memory, has its place already. Admission has seen to the
-// sum, but free memory may lie in pieces: then leases that lie between are evicted (`leases` may be
-// null), and if no gap is large enough even so, it is UNAVAILABLE.
+// Takes memory for the call's inputs, workspace and outputs and sets the place of each tensor.
+// Those in a lease or in shared memory have a place already. Admission has reserved the sum, but
+// free memory may lie in pieces: then leases are evicted (`leases` may be null). UNAVAILABLE when
+// no gap is large enough even so.
 absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging,
                         MemoryReclaimer* leases = nullptr);
 
-// Copies the payloads of a call that has its places, and gives the received message back. Returns
-// the bytes copied.
+// Copies the payloads of a call to their places and frees the received message. Returns the bytes
+// copied.
 int64_t Land(AdmittedCall& call);
 
-// One piece of that copy; `call_bytes` are those of all inputs, which lands past the caches when it
-// is too large for them.
+// Copies one piece. A call whose inputs (`call_bytes`) exceed a core's cache is copied past the
+// caches.
 void LandPiece(std::byte* to, absl::Span<const uint8_t> from, int64_t call_bytes);
 
 }  // namespace attnd

@@ -23,9 +23,9 @@ class LandingTest : public testing::Test {
     CHECK(call.ok()) << call.status();
     return *std::move(call);
   }
-  void ExpectEqual(const AdmittedCall& call, Tensor tensor, const std::string& expected) {
+  void ExpectEqual(const AdmittedCall& call, int tensor, const std::string& expected) {
     EXPECT_EQ(std::memcmp(call.staged()[tensor], expected.data(), expected.size()), 0)
-        << TensorName(tensor);
+        << "tensor " << tensor;
   }
 
   RealClock clock_;

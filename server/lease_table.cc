@@ -25,15 +25,6 @@ std::string RequestKey(const std::string& owner, const std::string& request) {
   return absl::StrCat(owner, absl::string_view("\0", 1), request);
 }
 
-// What the caller would have sent without the lease.
-int64_t BytesNotSent(const Problem& problem) {
-  int64_t bytes = 0;
-  for (const TensorSize& input : InputsOf(problem, Direction::kBackward)) {
-    if (input.tensor != Tensor::kDO) bytes += input.bytes;
-  }
-  return bytes;
-}
-
 }  // namespace
 
 LeaseTable::LeaseTable(const LeaseLimits& limits, const TokenIssuer& issuer, Metrics& metrics,
@@ -146,7 +137,6 @@ absl::StatusOr<std::shared_ptr<const ResidualTensors>> LeaseTable::Find(absl::st
   Prolong(id, lease);
   MarkUsed(lease);
   metrics_.LeaseLookedUp(LeaseLookup::kHit);
-  metrics_.UploadSaved(BytesNotSent(problem));
   return lease.residual;
 }
 
@@ -219,7 +209,7 @@ int64_t LeaseTable::Evict(const ByUse& by_use, absl::Time before, Held& gone) {
     auto found = leases_.find(id);
     const Lease& lease = found->second;
     if (lease.used > before) return 0;  // and so are all that follow
-    // Only this table hands out shares, under its lock, so one that is its alone stays so.
+    // Only this table hands out shares, under its lock, so a lease without a reader stays so.
     if (lease.residual.use_count() > 1) continue;
     int64_t bytes = lease.residual->bytes();
     End(found, LeaseEnd::kEvicted, gone);
@@ -303,12 +293,12 @@ LeaseUse LeaseTable::Use(int place) const {
   return {.leases = static_cast<int64_t>(at.by_use.size()), .bytes = at.bytes};
 }
 
-absl::Status AttachResidual(LeaseTable& leases, absl::string_view caller, AttentionCall& call) {
+absl::Status LeaseTable::FindFor(const AttentionCall& call, absl::string_view caller,
+                                 CallMemory& memory) {
   if (call.residual_token().empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(std::shared_ptr<const ResidualTensors> residual,
-                   leases.Find(call.residual_token(), caller, call.problem()));
-  const int place = residual->place();
-  call.UseResidual(std::move(residual), place);
+  ASSIGN_OR_RETURN(memory.residual, Find(call.residual_token(), caller, call.problem()));
+  memory.residual_place = memory.residual->place();
+  metrics_.UploadSaved(call.kept_bytes());
   return absl::OkStatus();
 }
 

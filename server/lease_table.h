@@ -1,25 +1,26 @@
-// LeaseTable: who may use which ResidualTensors until when. A lease is born when a Forward that
-// asked for it has been computed, lives until it is released, has not been used for its time to
-// live, or is evicted, and is known to its owner by a token (LeaseTokens).
+// LeaseTable: the callers' rights to use ResidualTensors, each for a time. A Forward that asked for
+// a lease gets one once it is computed. A token (LeaseTokens) names the lease to its owner.
 //
-//   Grant → held ── Find, Renew: lives on ──┬── Release          released
-//                                           ├── ttl passed       expired
-//                                           ├── its device failed  device_lost
-//                                           ├── memory is short  evicted (unused for min_hold,
-//                                           oldest use first) └── the same request again  replaced
+// clang-format off
+//   Grant → held ── Find, Renew: extends it ──┬── Release                 released
+//                                             ├── ttl passed              expired
+//                                             ├── its device failed       device_lost
+//                                             ├── memory is short         evicted
+//                                             └── the same request again  replaced
+// clang-format on
 //
-// Leases lie at places, in host memory or on a device, each with a budget of its own.
-// Granting is a favour: what does not fit beside younger leases is not kept, and the Forward
-// succeeds all the same. Eviction happens only when somebody needs the memory: a call that would
-// otherwise be refused, a new lease beyond the budget (oldest of all) or the owner's quota (oldest
-// of his), or an admitted call for which the memory is in pieces (then even within min_hold). What
-// a call or a send still reads is never evicted.
+// A lease's memory is host memory or a device's; each place has a budget. Grant keeps only what
+// fits beside leases in recent use; without a lease the Forward succeeds all the same.
+// Eviction frees memory for a call that would be refused, for a new lease beyond a place's budget
+// (its least recently used goes) or the owner's quota (the owner's least recently used), or for an
+// admitted call that finds memory in pieces. Only the last evicts leases used within min_hold. A
+// lease that a call or a send still reads is not evicted.
 //
-// Invariants: (1) the leases' bytes never exceed their place's, an owner's never caller_bytes,
-// their number never max_leases; (2) a lease's memory is free once it has ended and nobody reads
-// it; (3) a token opens its own lease or nothing. Errors of Find, Renew: those of LeaseTokens;
-// FAILED_PRECONDITION LEASE_LOST with how it ended, as far as that is remembered, LEASE_MISMATCH
-// for another problem. Any thread.
+// Invariants: (1) leases never exceed their place's bytes, their owner's caller_bytes, nor
+// max_leases; (2) an ended lease's memory is free once its last reader is done; (3) a token opens
+// its own lease or none. Errors of Find, Renew: those of LeaseTokens; FAILED_PRECONDITION
+// LEASE_LOST with how the lease ended, if remembered, LEASE_MISMATCH for another problem. Any
+// thread.
 #pragma once
 
 #include <array>
@@ -30,6 +31,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -40,6 +42,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "server/admission.h"
@@ -60,15 +63,15 @@ struct LeaseLimits {
   absl::Duration min_hold = absl::Seconds(5);
 };
 
-// What the caller is told of his lease.
+// What the caller is told of its lease.
 struct LeaseGrant {
   std::string token;
   absl::Time expires;
   int64_t bytes = 0;
 };
 
-// Who wants a lease. `request` names the call among its owner's (empty: no name): a second grant of
-// one request replaces the first, so that a retried Forward does not hold its memory twice.
+// What a call asks for. `request` names the call among its owner's (empty: no name). A second grant
+// of one request replaces the first, so a retried Forward holds its memory once.
 struct LeaseWish {
   std::string owner;
   std::string request;
@@ -87,30 +90,32 @@ class LeaseTable final : public MemoryReclaimer {
   LeaseTable(const LeaseLimits& limits, const TokenIssuer& issuer, Metrics& metrics,
              const Clock& clock);
 
-  // Nothing when it does not fit; `residual` is then the caller's alone again.
+  // Nothing when it does not fit; `residual` is then released.
   std::optional<LeaseGrant> Grant(const LeaseWish& wish,
                                   std::shared_ptr<const ResidualTensors> residual);
-  // The residual of `token` for a Backward of `problem`; prolongs the lease.
+  // The residual of `token` for a Backward of `problem`; extends the lease.
   absl::StatusOr<std::shared_ptr<const ResidualTensors>> Find(absl::string_view token,
                                                               absl::string_view owner,
                                                               const Problem& problem);
+  // Gives `memory` the residual that a decoded call names, if any. Errors: those of Find.
+  absl::Status FindFor(const AttentionCall& call, absl::string_view caller, CallMemory& memory);
   // ttl 0: the default.
   absl::StatusOr<LeaseGrant> Renew(absl::string_view token, absl::string_view owner,
                                    absl::Duration ttl);
-  // OK also for a lease that is gone, in whatever way.
+  // OK also for a lease that has ended, however it ended.
   absl::Status Release(absl::string_view token, absl::string_view owner);
 
-  // Evicts leases unused for min_hold, the longest unused first, until `bytes` are free at the
-  // place or none is left there. Gives the bytes freed.
+  // Evicts leases unused for min_hold, least recently used first, until `bytes` are freed at the
+  // place or none is left. Returns the bytes freed.
   int64_t Reclaim(int place, int64_t bytes) override;
-  // Evicts one, within min_hold if need be; false when there is none to evict.
+  // Evicts one, even within min_hold; false when there is none to evict.
   bool EvictOne(int place) override;
-  // Ends leases whose time is over.
+  // Ends leases that have expired.
   void Expire();
-  // Ends the leases of a device that is lost; none is granted there any more.
+  // Ends the leases of a lost device and grants none there from then on.
   void LoseDevice(int device);
 
-  // Whether so much may ever be kept at the place.
+  // Whether the place's budget could hold so much.
   bool MayHold(int place, int64_t bytes) const;
   LeaseUse Use() const;           // in all
   LeaseUse Use(int place) const;  // without next_end
@@ -150,11 +155,11 @@ class LeaseTable final : public MemoryReclaimer {
   void MarkUsed(Lease& lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(Leases::iterator lease, LeaseEnd how, Held& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ExpireDue(absl::Time now, Held& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the longest unused lease of a list that nobody reads and that was last used at `before` or
-  // earlier. Gives its bytes, 0 when there is none.
+  // Ends the least recently used lease of a list that has no reader and was last used at `before`
+  // or earlier. Returns its bytes, 0 when there is none.
   int64_t Evict(const ByUse& by_use, absl::Time before, Held& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the longest unused lease of all places.
+  // The same for the leases of all places.
   int64_t EvictAnywhere(absl::Time before, Held& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MakeRoom(const LeaseWish& wish, const ResidualTensors& residual, absl::Time now, Held& gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -178,7 +183,25 @@ class LeaseTable final : public MemoryReclaimer {
   uint64_t next_lease_ ABSL_GUARDED_BY(mutex_) = 1;
 };
 
-// Between Decode and Admit: gives a Backward by token its residual. Errors: those of Find.
-absl::Status AttachResidual(LeaseTable& leases, absl::string_view caller, AttentionCall& call);
+// A thread that frees expired leases when no call does. A lease ends for its owner exactly at its
+// time, since each use checks it.
+class LeaseReaper {
+ public:
+  static constexpr absl::Duration kPeriod = absl::Seconds(1);
+
+  // `leases` outlives it.
+  explicit LeaseReaper(LeaseTable& leases)
+      : thread_([this, &leases] {
+          while (!stop_.WaitForNotificationWithTimeout(kPeriod)) leases.Expire();
+        }) {}
+  ~LeaseReaper() {
+    stop_.Notify();
+    thread_.join();
+  }
+
+ private:
+  absl::Notification stop_;
+  std::thread thread_;
+};
 
 }  // namespace attnd

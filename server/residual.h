@@ -1,10 +1,8 @@
-// ResidualTensors: what one Forward read and wrote (q, k, v, mask, bias, o, lse) and its Problem,
-// kept so that a Backward needs d_o alone: in the memory of the device that computed it, where the
-// engine leaves it there, else in staging memory. Made by DeviceWorker from the memory and the
-// Ticket of the call that computed it; immutable. Held by shared_ptr, because its memory is needed
-// by several at once: the lease (LeaseTable), each Backward that runs on it, and the reply that
-// still sends o from staging memory. A lease that ends takes nothing from under a kernel or a send:
-// the last holder frees. Any thread.
+// ResidualTensors: the tensors of one Forward (q, k, v, mask, bias, o, lse) and its Problem, kept
+// so that a Backward brings d_o alone. They lie in the memory of the device that computed them, if
+// the engine keeps them there, else in staging memory. Made by Answer from the call's memory and
+// Ticket; immutable. shared_ptr: the lease (LeaseTable), each Backward that runs on them, and a
+// reply that still sends o share them, and the last owner frees the memory. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +34,7 @@ class ResidualTensors {
 
   const Problem& problem() const { return problem_; }
   int place() const { return place_; }                                  // a device, or kHostMemory
-  const TensorPlaces& places() const { return staged_.at; }             // all null: on a device
+  const TensorPlaces& places() const { return staged_.at; }             // empty: on a device
   const DeviceResidual* on_device() const { return on_device_.get(); }  // null: in host memory
   int64_t bytes() const {
     return staged_.inputs.size() + staged_.outputs.size() +

@@ -1,8 +1,7 @@
-// Result: what a launch made of one call: O and lse, or the gradients, in staging memory. Made only
-// by DeviceWorker; Encode turns it into a Reply. ReplySink: who waits for it.
+// Result: the outputs of one computed call, in staging memory. Made only by Answer; Encode turns it
+// into a Reply. ReplySink: receives it.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -39,8 +38,8 @@ class Result {
   const LaunchReport& report() const { return report_; }
   const CallTimes& times() const { return times_; }
   int batched_with() const { return batched_with_; }
-  // Null for a tensor that this call does not give back.
-  const std::byte* output(Tensor tensor) const { return outputs_[static_cast<int>(tensor)]; }
+  // Of a tensor of the call, by its id; null for one that is no output.
+  const std::byte* output(int id) const { return outputs_[id]; }
 
   // Set when the caller asked for the call's tensors to be kept, and they were.
   const std::optional<LeaseGrant>& lease() const { return lease_; }
@@ -50,19 +49,19 @@ class Result {
   const std::shared_ptr<const void>& memory() const { return memory_; }
 
  private:
-  friend class DeviceWorker;
+  friend class Answer;
   explicit Result(AttentionCall call) : call_(std::move(call)) {}
 
   AttentionCall call_;
   LaunchReport report_;
   CallTimes times_;
   int batched_with_ = 1;
-  std::array<const std::byte*, kTensors> outputs_ = {};
+  TensorPlaces outputs_;
   std::shared_ptr<const void> memory_;
   std::optional<LeaseGrant> lease_;
 };
 
-// Answered exactly once, from any thread; gone afterwards.
+// Called exactly once, from any thread; destroyed afterwards.
 class ReplySink {
  public:
   virtual ~ReplySink() = default;

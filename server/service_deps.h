@@ -9,13 +9,13 @@
 #include "server/auth.h"
 #include "server/call_log_limit.h"
 #include "server/call_watch.h"
+#include "server/device_worker.h"
 #include "server/lease_table.h"
 #include "server/metrics.h"
 #include "server/open_calls.h"
 #include "server/reply_threads.h"
 #include "server/shared_memory.h"
 #include "server/staging_pool.h"
-#include "server/workers.h"
 
 namespace attnd {
 

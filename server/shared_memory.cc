@@ -30,26 +30,19 @@ absl::Status BadPlace(absl::string_view field, absl::string_view expected, absl:
   return FieldError(reason::kBadField, absl::StrCat("shared_memory.tensor.", field), expected, got);
 }
 
-bool IsOutput(const SharedPlace& place, const AttentionCall& call) {
-  for (const TensorSize& output : OutputsOf(call.problem(), call.direction())) {
-    if (output.tensor == place.tensor) return true;
-  }
-  return false;
+bool Overlap(const TensorSpec& a, const TensorSpec& b) {
+  return a.region != kNoRegion && a.region == b.region && a.offset < b.offset + b.bytes &&
+         b.offset < a.offset + a.bytes;
 }
 
-bool Overlap(const SharedPlace& a, const SharedPlace& b) {
-  return a.region == b.region && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
-}
-
-absl::Status CheckOverlap(const AttentionCall& call) {
-  const auto& places = call.shared_request()->places;
-  for (size_t n = 0; n < places.size(); ++n) {
-    for (size_t m = 0; m < n; ++m) {
-      if (!Overlap(places[n], places[m])) continue;
-      if (!IsOutput(places[n], call) && !IsOutput(places[m], call)) continue;
-      return BadPlace(
-          "offset", "an output that shares no byte with another tensor",
-          absl::StrCat(TensorName(places[n].tensor), " over ", TensorName(places[m].tensor)));
+absl::Status CheckOverlap(absl::Span<const TensorSpec> tensors) {
+  for (const TensorSpec& a : tensors) {
+    for (const TensorSpec& b : tensors) {
+      if (&a == &b) break;
+      if (a.role != TensorRole::kOutput && b.role != TensorRole::kOutput) continue;
+      if (!Overlap(a, b)) continue;
+      return BadPlace("offset", "an output that shares no byte with another tensor",
+                      absl::StrCat(a.name, " over ", b.name));
     }
   }
   return absl::OkStatus();
@@ -57,7 +50,7 @@ absl::Status CheckOverlap(const AttentionCall& call) {
 
 }  // namespace
 
-// How much is shared now, in total and by each user. Any thread.
+// The bytes shared now, in total and by each user. Any thread.
 class RegionLedger {
  public:
   explicit RegionLedger(const SharedMemoryLimits& limits) : limits_(limits) {}
@@ -98,7 +91,7 @@ class RegionLedger {
   absl::flat_hash_map<uint32_t, int64_t> of_user_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A share of the ledger, then the mapping, then the device's knowledge of it; undone in reverse.
+// A share of the ledger, the mapping, and its registration with the device; undone in reverse.
 class MappedRegion {
  public:
   static absl::StatusOr<std::shared_ptr<MappedRegion>> Make(std::shared_ptr<RegionLedger> ledger,
@@ -151,13 +144,13 @@ struct RegionUse {
   std::vector<std::shared_ptr<MappedRegion>> regions;  // also the table's
 };
 
-absl::StatusOr<std::byte*> PlaceIn(const MappedRegion& region, const SharedPlace& place) {
-  uint64_t size = region.bytes().size(), bytes = static_cast<uint64_t>(place.size);
-  if (place.offset <= size && bytes <= size - place.offset) {
-    return region.bytes().data() + place.offset;
+absl::StatusOr<std::byte*> PlaceIn(const MappedRegion& region, const TensorSpec& tensor) {
+  uint64_t size = region.bytes().size(), bytes = static_cast<uint64_t>(tensor.bytes);
+  if (tensor.offset <= size && bytes <= size - tensor.offset) {
+    return region.bytes().data() + tensor.offset;
   }
   return BadPlace("offset", absl::StrCat("at most ", size, " together with size"),
-                  absl::StrCat(place.offset, " + ", place.size));
+                  absl::StrCat(tensor.offset, " + ", tensor.bytes));
 }
 
 }  // namespace
@@ -207,8 +200,12 @@ void SharedMemoryTable::Close(const std::shared_ptr<SharedSession>& session) {
   }
 }
 
-absl::StatusOr<SharedTensors> SharedMemoryTable::Find(absl::string_view caller,
-                                                      const SharedRequest& request) {
+absl::Status SharedMemoryTable::FindFor(const AttentionCall& call, absl::string_view caller,
+                                        bool unix_socket, CallMemory& memory) {
+  if (call.shared_request() == nullptr) return absl::OkStatus();
+  if (!unix_socket) return UnknownRegion("only in calls over the unix socket");
+  RETURN_IF_ERROR(CheckOverlap(call.tensors()));
+  const SharedRequest& request = *call.shared_request();
   std::vector<std::shared_ptr<MappedRegion>> regions;
   {
     absl::MutexLock lock(&mutex_);
@@ -225,27 +222,16 @@ absl::StatusOr<SharedTensors> SharedMemoryTable::Find(absl::string_view caller,
       return UnknownRegion("region: of several connections");
     }
   }
-  SharedTensors tensors;
-  for (const SharedPlace& place : request.places) {
-    ASSIGN_OR_RETURN(tensors.at[static_cast<int>(place.tensor)],
-                     PlaceIn(*regions[place.region], place));
+  for (const TensorSpec& tensor : call.tensors()) {
+    if (tensor.region == kNoRegion) continue;
+    ASSIGN_OR_RETURN(std::byte * data, PlaceIn(*regions[tensor.region], tensor));
+    memory.shared.Add(tensor.id, data);
   }
   std::shared_ptr<SharedSession> session = regions.front()->owner().session;
   if (!session->Begin(request.use)) return UnknownRegion("use: has been ended, or runs");
   auto use = std::make_shared<RegionUse>(std::move(session), request.use);
   use->regions = std::move(regions);
-  tensors.memory = std::move(use);
-  return tensors;
-}
-
-absl::Status SharedMemoryTable::Attach(absl::string_view caller, bool unix_socket,
-                                       AttentionCall& call) {
-  const SharedRequest* request = call.shared_request();
-  if (request == nullptr) return absl::OkStatus();
-  if (!unix_socket) return UnknownRegion("only in calls over the unix socket");
-  RETURN_IF_ERROR(CheckOverlap(call));
-  ASSIGN_OR_RETURN(SharedTensors tensors, Find(caller, *request));
-  call.PlaceInSharedMemory(std::move(tensors));
+  memory.regions = std::move(use);
   return absl::OkStatus();
 }
 

@@ -3,10 +3,9 @@
 // A region lives until its session is closed and no call uses it.
 //
 //     AddRegion → SharedRegion::Map → proof both ways → engine's RegisterHost → token
-//     Attach    → token, owner, bounds, overlap → pointers and a use, inside the AttentionCall
+//     FindFor   → token, owner, bounds, overlap → pointers and a use, for one call
 //
-// A token is 128 random bits and serves calls of its owner only, over the unix socket only: another
-// caller's token is as good as none. Any thread.
+// A token is 128 random bits. It is valid in calls of its owner, over the unix socket. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +38,7 @@ struct SharedMemoryUse {
   int64_t regions = 0;
 };
 
-// Who asks for a region.
+// The owner of a region.
 struct RegionOwner {
   std::shared_ptr<SharedSession> session;
   uint32_t user_id = 0;  // of the peer, as the kernel says
@@ -58,25 +57,26 @@ class SharedMemoryTable {
  public:
   static constexpr int64_t kMaxRegionsOfSession = 64;
 
-  // `backend` outlives the table, and every call that was attached.
+  // `backend` outlives the table, and every call that uses a region.
   SharedMemoryTable(const SharedMemoryLimits& limits, Backend& backend);
   ~SharedMemoryTable();
 
-  // `fd` stays the caller's. FAILED_PRECONDITION for what SharedRegion refuses and a wrong proof,
-  // RESOURCE_EXHAUSTED above a limit, INTERNAL when the device cannot reach the memory.
+  // `fd` remains the caller's to close. FAILED_PRECONDITION for what SharedRegion refuses and a
+  // wrong proof, RESOURCE_EXHAUSTED above a limit, INTERNAL when the device cannot reach the
+  // memory.
   absl::StatusOr<AddedRegion> Add(const RegionOwner& owner, int fd, uint64_t size,
                                   absl::string_view proof);
   void Close(const std::shared_ptr<SharedSession>& session);
 
-  // Gives a decoded call the memory that it names; nothing to do when it names none. Errors:
-  // FAILED_PRECONDITION REGION_UNKNOWN, INVALID_ARGUMENT naming the field.
-  absl::Status Attach(absl::string_view caller, bool unix_socket, AttentionCall& call);
+  // Gives `memory` the regions that a decoded call names, if any, and the places of its tensors
+  // there. Errors: FAILED_PRECONDITION REGION_UNKNOWN, INVALID_ARGUMENT naming the field.
+  absl::Status FindFor(const AttentionCall& call, absl::string_view caller, bool unix_socket,
+                       CallMemory& memory);
 
   SharedMemoryUse Use() const;
 
  private:
   using Regions = absl::flat_hash_map<std::string, std::shared_ptr<MappedRegion>>;
-  absl::StatusOr<SharedTensors> Find(absl::string_view caller, const SharedRequest& request);
 
   Backend& backend_;
   const std::shared_ptr<RegionLedger> ledger_;  // shared with every region

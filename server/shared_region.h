@@ -1,7 +1,6 @@
-// SharedRegion: memory of a caller on this host, mapped here from the memfd that he sent. Whatever
-// he does with it later, an access to it cannot fail: its size is sealed, its pages are all
-// allocated (and charged to him) and can no longer be given back. He can change its bytes at any
-// time, even while a kernel reads them.
+// SharedRegion: memory of a caller on this host, mapped from the memfd that it sent. Its size is
+// sealed, its pages are allocated (and charged to the caller) and cannot be freed, so no access to
+// it can fail. The caller can change the bytes at any time, even while a kernel reads them.
 //
 // Errors of Map: FAILED_PRECONDITION "memfd: expected ..., got ...". Any thread.
 // Source: memfd_create(2), fcntl(2) File Sealing.
@@ -18,7 +17,7 @@ namespace attnd {
 
 class SharedRegion {
  public:
-  // `fd` stays the caller's. `size`: what the sender says, above 0.
+  // `fd` remains the caller's to close. `size`: what the sender says, above 0.
   static absl::StatusOr<std::unique_ptr<SharedRegion>> Map(int fd, int64_t size);
   ~SharedRegion();
   SharedRegion(const SharedRegion&) = delete;

@@ -1,6 +1,6 @@
-// SharedSession: one control connection's side of the calls that use its memory. It knows which
-// uses run and which may not begin any more, so that a caller who has given up on a call learns
-// when his memory is his own again.
+// SharedSession: the uses of one control connection's memory by calls: which run, and which may not
+// begin any more. A caller that has given up on a call learns from it when the daemon no longer
+// uses the memory.
 //
 // Invariant: a use that EndUse was asked for never begins afterwards. Any thread.
 #pragma once

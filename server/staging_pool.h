@@ -1,6 +1,6 @@
 // StagingPool: the host memory in which tensors land and from which replies are sent. One arena,
 // reserved at start and touched as it is used; blocks are 64-byte aligned, best fit, coalesced when
-// they come back. No allocation from the OS on the request path.
+// they are freed. No allocation from the OS on the request path.
 // A block may outlive the server inside a gRPC slice, so it shares the arena: the last owner frees
 // it. Any thread.
 #pragma once
@@ -24,7 +24,7 @@ constexpr int64_t AlignedSize(int64_t bytes) {
 
 class StagingArena;
 
-// Move-only; gives its memory back when it dies. Empty when default-made.
+// Move-only; frees its memory when destroyed. Empty when default-constructed.
 class StagingBlock {
  public:
   StagingBlock() = default;
@@ -57,7 +57,7 @@ class StagingPool {
   std::optional<StagingBlock> TryAcquire(int64_t bytes);
 
   int64_t capacity() const;
-  absl::Span<std::byte> memory() const;  // all of it, for who page-locks it
+  absl::Span<std::byte> memory() const;  // all of it, to page-lock it
   int64_t used() const;
   int64_t peak_used() const;
 

@@ -18,7 +18,6 @@
 #include "server/decode.h"
 #include "server/decode_chunk.h"
 #include "server/encode.h"
-#include "server/encode_fields.h"
 #include "server/landing.h"
 #include "server/status_details.h"
 
@@ -128,7 +127,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
       return FieldError(reason::kChunkOrder, "header", "a header before the first chunk",
                         "a chunk");
     }
-    ASSIGN_OR_RETURN(Tensor tensor, sequence_.Take(part.tensor, part.offset, part.range.size));
+    ASSIGN_OR_RETURN(const int tensor, sequence_.Take(part.tensor, part.offset, part.range.size));
     largest_chunk_ = std::max(largest_chunk_, part.range.size);
     return Piece{std::move(message), part.range,
                  call_->staged()[tensor] + static_cast<int64_t>(part.offset)};
@@ -139,7 +138,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     ASSIGN_OR_RETURN(AttentionCall decoded,
                      Decoder::DecodeHeader(message, header, record_.direction()));
     ASSIGN_OR_RETURN(AdmittedCall call, record_.Admit(std::move(decoded), *this, true));
-    sequence_ = ChunkSequence(call.call().inputs());
+    sequence_ = ChunkSequence(call.call().tensors());
     call_.emplace(std::move(call));
     return Piece{};
   }

@@ -105,7 +105,6 @@ class Checker {
   absl::Status SkipFixed(const Path& path, int width);
   absl::Status CountEntry(const Path& path);
   absl::Status Truncated(const Path& path, uint64_t wanted);
-  void Note(const FieldDescriptor& field, const Path& path, int depth);
 
   CodedInputStream& in_;
   const int64_t begin_;
@@ -137,18 +136,10 @@ absl::Status Checker::Message(const Descriptor& type, const Path& path, int dept
     }
     Path here{&path, field};
     RETURN_IF_ERROR(Once(*field, here, seen));
-    Note(*field, here, depth);
+    if (depth == 0 && number <= kMaxFieldNumber) table_.present |= uint32_t{1} << number;
     RETURN_IF_ERROR(Field(*field, WireTypeOf(tag), here, depth));
   }
   return absl::OkStatus();
-}
-
-void Checker::Note(const FieldDescriptor& field, const Path& path, int depth) {
-  if (field.number() > kMaxFieldNumber) return;
-  if (depth == 0) table_.present |= uint32_t{1} << field.number();
-  if (depth == 1 && path.parent->field->number() <= kMaxFieldNumber) {
-    table_.nested_present[path.parent->field->number()] |= uint32_t{1} << field.number();
-  }
 }
 
 absl::Status Checker::Once(const FieldDescriptor& field, const Path& path, Seen& seen) {

@@ -29,15 +29,12 @@ struct FieldTable {
   std::array<ByteRange, kMaxFieldNumber + 1> range = {};  // contents of length-delimited fields
   std::array<uint64_t, kMaxFieldNumber + 1> varint = {};
   uint32_t present = 0;  // bit n: field n was there
-  // Bit m of [n]: sub-message n had field m.
-  std::array<uint32_t, kMaxFieldNumber + 1> nested_present = {};
-  bool known = false;  // the KnownField was there, and its bytes were the known ones
+  bool known = false;    // the KnownField was there, and its bytes were the known ones
 
   bool Has(int number) const { return (present >> number) & 1; }
-  bool NestedHas(int number, int nested) const { return (nested_present[number] >> nested) & 1; }
 };
 
-// A sub-message whose bytes, if they are these, have been found good before: they are skipped, and
+// A sub-message that has been checked before if its bytes are these: then they are skipped and
 // nothing inside them is noted. Without bytes none is known.
 struct KnownField {
   int number = 0;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "attention/cost.h"
 #include "base/check.h"
 #include "server/decode.h"
 #include "server/status_details.h"
@@ -27,12 +28,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   int64_t bytes = 0;
-  for (const attnd::TensorSource& input : call->inputs()) {
-    call->message().ForEachPiece(input.range, [&](absl::Span<const uint8_t> piece) {
+  for (const attnd::TensorSpec& tensor : call->tensors()) {
+    if (tensor.role != attnd::TensorRole::kInput) continue;
+    const attnd::ByteRange range = {static_cast<int64_t>(tensor.offset), tensor.bytes};
+    call->message().ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
       bytes += static_cast<int64_t>(piece.size());
     });
   }
   CHECK(bytes == call->input_bytes());
-  CHECK(call->flops() >= 0);
+  if (call->shared_request() == nullptr) {  // whose work is bounded once its memory is found
+    CHECK(attnd::Flops(call->problem(), direction) >= 0);
+  }
   return 0;
 }

@@ -8,7 +8,7 @@ mask=bazel-bin/proto/attnd/v1/_virtual_imports/mask_proto
 trap 'rm -rf "$build"' EXIT
 clang++ -std=c++20 -O1 -g -UNDEBUG -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
     -I. -Ibazel-bin -I"$mask" -o "$build/decode_fuzzer" tests/decode_fuzzer.cc \
-    server/decode.cc server/decode_problem.cc server/wire_check.cc server/message_bytes.cc server/call.cc \
+    server/decode.cc server/decode_problem.cc server/wire_check.cc server/message_bytes.cc server/decode_tensors.cc \
     server/status_details.cc attention/problem.cc attention/cost.cc \
     bazel-bin/proto/attnd/v1/attention.pb.cc "$mask/attnd/v1/mask.pb.cc" bazel-bin/proto/google/rpc/error_details.pb.cc \
     bazel-bin/proto/google/rpc/status.pb.cc \

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "server/admission.h"
+#include "server/attention_tensors.h"
 #include "server/decode.h"
 #include "server/landing.h"
 #include "server/result.h"
