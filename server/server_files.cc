@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "server/listen_address.h"
 #include "server/auth.h"
 #include "server/certificate_files.h"
 

@@ -41,7 +41,7 @@ grpc::ByteBuffer ChunkSource::Next() {
 void ChunkSource::AppendData(const Payload& payload, int64_t bytes,
                              std::vector<grpc::Slice>& slices) {
   const StridedRuns& runs = payload.runs;
-  bool in_place = borrowed_.allowed() && runs.run_bytes >= kMinRunInPlace;
+  bool in_place = runs.run_bytes >= kMinRunInPlace;
   grpc::Slice gathered = in_place ? grpc::Slice() : grpc::Slice(static_cast<size_t>(bytes));
   auto* to = const_cast<uint8_t*>(gathered.begin());
   for (int64_t at = offset_, end = offset_ + bytes; at < end;) {

@@ -14,7 +14,7 @@ void RequestEncoder::AddPayload(int field_number, const StridedRuns& runs, const
   int64_t total = runs.total_bytes();
   WireWriter(small_).Length(field_number, static_cast<uint64_t>(total));
   payload_bytes_ += total;
-  if (borrowed_.allowed() && runs.run_bytes >= kMinRunInPlace) {
+  if (runs.run_bytes >= kMinRunInPlace) {
     FlushSmall();
     for (int64_t run = 0; run < runs.run_count(); ++run) {
       slices_.push_back(borrowed_.Borrow(bytes + runs.RunOffset(run), runs.run_bytes));

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -226,12 +225,6 @@ int Connections::idle_count() const {
 
 bool Connections::on_this_host() const {
   return absl::c_all_of(options_.addresses, IsLocalAddress);
-}
-
-bool Connections::has_unix_socket() const {
-  return absl::c_any_of(options_.addresses, [](const std::string& address) {
-    return absl::StartsWith(address, "unix");  // "unix:", "unix-abstract:"
-  });
 }
 
 int Connections::address_count() const {

@@ -92,7 +92,6 @@ class Connections {
 
   // All that may be called.
   bool on_this_host() const;
-  bool has_unix_socket() const;  // among the addresses
   std::string target(int address_index);
   int address_count() const;  // may grow
   int count() const;          // likewise; without those for small calls
