@@ -59,7 +59,8 @@ MAY_INCLUDE = {
     "server": {"base", "attention", "kernels", "server", "proto"},
     "client": {"base", "attention", "client", "proto"},
 }
-PROTO_USERS = re.compile(r"(server/.*(decode|encode|service|status_details|wire|daemon)|client/|tests/|proto/).*\.(h|cc)$")
+PROTO_USERS = re.compile(r"(server/.*(decode|encode|service|status_details|wire|daemon)|client/|proto/|tests/|tools/).*"
+                         r"\.(h|cc)$")
 
 
 def includes(tree):
