@@ -38,7 +38,7 @@ ldd "${programs[@]}" | awk '$2 == "=>" { print $1, $3 }' | sort -u | while read 
   patchelf --set-rpath '$ORIGIN' "$output/lib/$name"
 done
 install -m 644 LICENSE README.md SECURITY.md "$output/"
-cp -r deploy/systemd deploy/prometheus deploy/grafana "$output/"
+cp -r deploy/systemd deploy/haproxy deploy/prometheus deploy/grafana "$output/"
 mkdir -p "$output/docs" "$output/licenses"
 install -m 644 docs/*.md "$output/docs/"
 install -Dm 644 -t "$output/docs/pictures" docs/pictures/*.svg

@@ -14,7 +14,7 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ATTND = os.path.join(ROOT, "bazel-bin", "server", "attnd")
 ATTNCTL = os.path.join(ROOT, "bazel-bin", "client", "attnctl")
-COMMANDS = [[], ["info"], ["health"], ["check"], ["bench"], ["bench", "wire"], ["run"], ["top"], ["completion"]]
+COMMANDS = [[], ["info"], ["health"], ["check"], ["bench"], ["run"], ["top"], ["completion"]]
 
 
 def read(*path):
@@ -135,7 +135,7 @@ def test_flags_of_attnctl_are_documented():
     assert not list(compare_flags(run(ATTNCTL, "--help"), everywhere, {"help"}))
     assert len(flags_of_tables(everywhere)) > 10
     existing = set().union(*(group for command in COMMANDS for group, _ in flags_of_help(run(ATTNCTL, *command, "--help"))))
-    assert {"in", "small-calls", "once"} < existing
+    assert {"in", "concurrency-range", "once"} < existing
     assert not set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", page)) - existing
 
 

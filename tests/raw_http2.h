@@ -6,6 +6,7 @@
 // Threads: one.
 #pragma once
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <openssl/ssl.h>
 #include <poll.h>
@@ -40,8 +41,10 @@ class RawHttp2 {
   static constexpr uint8_t kEndStream = 1, kEndHeaders = 4, kAck = 1;
   using Headers = std::vector<std::pair<std::string, std::string>>;
 
-  // `address`: "127.0.0.1:port". Sends nothing yet but, with `tls`, its handshake.
-  explicit RawHttp2(absl::string_view address, SSL_CTX* tls = nullptr) {
+  // `address`: "127.0.0.1:port"; `source`: the address of this host that it comes from. Sends
+  // nothing yet but, with `tls`, its handshake; a refused one has `ended`.
+  explicit RawHttp2(absl::string_view address, SSL_CTX* tls = nullptr,
+                    const std::string& source = "127.0.0.1") {
     int port = 0;
     CHECK(absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port));
     sockaddr_in to{};
@@ -50,10 +53,15 @@ class RawHttp2 {
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socket_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     CHECK(socket_ >= 0) << "out of descriptors";
+    sockaddr_in from{};
+    from.sin_family = AF_INET;
+    CHECK(inet_pton(AF_INET, source.c_str(), &from.sin_addr) == 1);
+    CHECK(bind(socket_, reinterpret_cast<sockaddr*>(&from), sizeof(from)) == 0);
     CHECK(connect(socket_, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0);
     if (tls == nullptr) return;
     tls_ = SSL_new(tls);
-    CHECK(SSL_set_fd(tls_, socket_) == 1 && SSL_connect(tls_) == 1);
+    CHECK(SSL_set_fd(tls_, socket_) == 1);
+    ended_ = SSL_connect(tls_) != 1;
   }
   ~RawHttp2() {
     SSL_free(tls_);

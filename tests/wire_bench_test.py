@@ -1,4 +1,4 @@
-"""`attnctl bench wire` and tests/benchmarks/peers/compare.py measure what they say, however briefly (pytest)."""
+"""wire_bench and compare.py of tools/wire_bench measure what they say, however briefly (pytest)."""
 import json
 import os
 import re
@@ -9,7 +9,8 @@ import time
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PEER_ECHO = os.path.join(ROOT, "bazel-bin", "tests", "benchmarks", "peers", "peer_echo")
+WIRE_BENCH = os.path.join(ROOT, "bazel-bin", "tools", "wire_bench", "wire_bench")
+PEER_ECHO = os.path.join(ROOT, "bazel-bin", "tools", "wire_bench", "peer_echo")
 SENT_TO_RECEIVED = {"echo": 1, "forward": 3, "backward": 5 / 3}  # tensors of q's size
 
 
@@ -33,8 +34,8 @@ def daemon(tmp_path_factory):
 
 
 def bench(address, *arguments):
-    done = subprocess.run([os.path.join(ROOT, "bazel-bin/client/attnctl"), "--address", address, "-o", "json", "bench",
-                           "wire", "--duration", "0.4", "--warmup", "0.1", *arguments], capture_output=True, text=True)
+    done = subprocess.run([WIRE_BENCH, "--address", address, "-o", "json", "--duration", "0.4", "--warmup", "0.1",
+                           *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)["rows"]
 
@@ -75,7 +76,7 @@ def test_peers_are_compared_in_one_table():
     ways = ["python-grpcio", "attnd, cpu engine, unary", "attnd, cpu engine, stream"]
     if os.path.exists(PEER_ECHO):
         ways += ["plain sockets", "gRPC generated stub, bytes"]
-    done = subprocess.run([sys.executable, os.path.join(ROOT, "tests/benchmarks/peers/compare.py"), "--rounds", "1",
+    done = subprocess.run([sys.executable, os.path.join(ROOT, "tools/wire_bench/compare.py"), "--rounds", "1",
                            "--seconds", "0.4", "--mib", "1", "--connections", "2", "--depth", "1", "--only", *ways],
                           capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -178,8 +178,6 @@ TEST(Attnctl, CompletesItsCommandsInBash) {
   EXPECT_TRUE(absl::StrContains(completed("check --"), "--max-size"));
   EXPECT_EQ(completed("bench --dtype b"), "bfloat16\n");
   EXPECT_EQ(completed("bench --layout packed_t"), "packed_thd\n");
-  EXPECT_EQ(completed("bench w"), "wire\n");
-  EXPECT_EQ(completed("bench wire --small"), "--small-calls\n");
   EXPECT_EQ(completed("completion b"), "bash\n");
 }
 

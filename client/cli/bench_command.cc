@@ -14,7 +14,6 @@
 #include "client/cli/load_generator.h"
 #include "client/cli/problem_flags.h"
 #include "client/cli/progress_bar.h"
-#include "client/cli/wire_command.h"
 
 namespace attnd {
 namespace {
@@ -205,10 +204,7 @@ void AddBenchCommand(CLI::App& app, Session& session) {
       "  attnctl bench --shape 2,8,2048,64 --causal --direction both\n"
       "  attnctl bench --concurrency-range 1:16:5 --dtype bfloat16 --export bench.csv\n"
       "  attnctl bench --request-rate 200 --duration 30 -o json");
-  AddWireCommand(*command, session);
-  command->callback([&session, flags, command] {
-    if (command->get_subcommands().empty()) RunBench(session, *flags);
-  });
+  command->callback([&session, flags] { RunBench(session, *flags); });
 }
 
 }  // namespace attnd

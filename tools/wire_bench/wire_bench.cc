@@ -1,4 +1,4 @@
-#include "client/cli/wire_bench.h"
+#include "tools/wire_bench/wire_bench.h"
 
 #include <sys/resource.h>
 

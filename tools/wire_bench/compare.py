@@ -6,8 +6,8 @@ one round. attnd's daemon computes nothing (null_attnd); "attnd, cpu engine" is 
 there, o comes back, and there is hardly any attention. CPU seconds are for 1e9 bytes there and back together, both ends.
 
     python3 -m venv /tmp/peers && /tmp/peers/bin/pip install pyarrow numpy grpcio
-    bazel build //server:attnd //client:attnctl //tests/benchmarks:null_attnd //tests/benchmarks/peers:peer_echo
-    /tmp/peers/bin/python tests/benchmarks/peers/compare.py
+    bazel build //server:attnd //tests/benchmarks:null_attnd //tools/wire_bench:all
+    /tmp/peers/bin/python tools/wire_bench/compare.py
 
 What is not installed is left out of the table.
 """
@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 WARM_UP = 0.5  # seconds that are not counted
 
 
@@ -140,7 +140,7 @@ def python_peer(name):
 
 def echo_peer(kind):
     def binary(f):
-        return os.path.join(f.bin, "tests/benchmarks/peers/peer_echo")
+        return os.path.join(f.bin, "tools/wire_bench/peer_echo")
     return (lambda f, port_file: [binary(f), kind, "serve", port_file],
             lambda f, port: [binary(f), kind, "call", str(port), str(f.mib), str(f.connections), str(f.depth),
                              str(f.seconds)])
@@ -152,7 +152,7 @@ def attnd_peer(daemon, mode):
                 "--metrics_listen", "", "--drain_delay", "0", "--max_message_mib", str(f.mib + 1)]
 
     def call(f, port):
-        return [os.path.join(f.bin, "client/attnctl"), "--address", f"127.0.0.1:{port}", "-o", "json", "bench", "wire",
+        return [os.path.join(f.bin, "tools/wire_bench/wire_bench"), "--address", f"127.0.0.1:{port}", "-o", "json",
                 "--traffic", "echo", "--mode", mode, "--connections", str(f.connections), "--depth", str(f.depth),
                 "--mib", str(f.mib), "--warmup", str(WARM_UP), "--duration", str(f.seconds)]
     return serve, call

@@ -1,8 +1,10 @@
-#include "client/cli/wire_command.h"
-
+// wire_bench: what the wire between here and a daemon gives, as a table or JSON, one row for each
+// traffic, mode and number of connections. The flags that say whom to call are those of attnctl.
+//
+//     bazel build //tools/wire_bench //tests/benchmarks:null_attnd
+//     bazel-bin/tools/wire_bench/wire_bench --traffic echo --connections 4,8,12
 #include <iostream>
 #include <map>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,12 +12,14 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "base/transport_tuning.h"
 #include "client/cli/json_text.h"
 #include "client/cli/load_generator.h"
 #include "client/cli/metrics_text.h"
 #include "client/cli/progress_bar.h"
+#include "client/cli/session.h"
 #include "client/cli/table.h"
-#include "client/cli/wire_bench.h"
+#include "tools/wire_bench/wire_bench.h"
 
 namespace attnd {
 namespace {
@@ -132,55 +136,60 @@ absl::Status RunWire(Session& session, const WireFlags& flags) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-void AddWireCommand(CLI::App& bench, Session& session) {
-  auto flags = std::make_shared<WireFlags>();  // shared with the callback, which outlives this
-  CLI::App* command = bench.add_subcommand("wire", "Measure the wire, with next to no attention");
-  command->add_option("--traffic", flags->patterns, "echo, forward (3:1) and backward (5:3)")
+void AddFlags(CLI::App& app, WireFlags& flags) {
+  app.add_option("--traffic", flags.patterns, "echo, forward (3:1) and backward (5:3)")
       ->delimiter(',')
       ->check(CLI::IsMember({"echo", "forward", "backward"}))
       ->capture_default_str();
-  command
-      ->add_option("--mode", flags->modes,
-                   "unary, stream, and memfd (one copy through shared memory, over a unix socket)")
+  app.add_option("--mode", flags.modes,
+                 "unary, stream, and memfd (one copy through shared memory, over a unix socket)")
       ->delimiter(',')
       ->check(CLI::IsMember({"unary", "stream", "memfd"}))
       ->capture_default_str();
-  command->add_option("--connections", flags->channels, "connections, one row for each number")
+  app.add_option("--connections", flags.channels, "connections, one row for each number")
       ->delimiter(',')
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  command->add_option("--mib", flags->tensor_mib, "MiB of one tensor")
+  app.add_option("--mib", flags.tensor_mib, "MiB of one tensor")
       ->check(CLI::Range(0.001, 1024.0))
       ->capture_default_str();
-  command->add_option("--depth", flags->depth, "calls in flight on each connection")
+  app.add_option("--depth", flags.depth, "calls in flight on each connection")
       ->check(CLI::Range(1, 16))
       ->capture_default_str();
-  command->add_flag("--small-calls", flags->small_calls,
-                    "4 KiB calls beside it, one at a time, by the same client");
-  command->add_option("--duration", flags->duration_seconds, "seconds to measure, for each row")
+  app.add_flag("--small-calls", flags.small_calls,
+               "4 KiB calls beside it, one at a time, by the same client");
+  app.add_option("--duration", flags.duration_seconds, "seconds to measure, for each row")
       ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
-  command->add_option("--warmup", flags->warmup_seconds, "seconds before that")
+  app.add_option("--warmup", flags.warmup_seconds, "seconds before that")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
-  command
-      ->add_option("--metrics", flags->metrics_url,
-                   "the daemon's metrics, for its CPU time and copies")
+  app.add_option("--metrics", flags.metrics_url,
+                 "the daemon's metrics, for its CPU time and copies")
       ->envname("ATTND_METRICS")
       ->check(&CheckMetricsUrl);
-  command->footer(
+}
+
+int Main(int argc, char** argv) {
+  TuneForTransport();
+  CLI::App app("wire_bench: measure the wire to an attnd daemon, with next to no attention");
+  app.footer(
       "CPU seconds are for 1e9 bytes up and down together, at each end. echo needs one key and "
       "hardly\nany attention; forward and backward count the engine, unless the daemon has none "
       "(null_attnd).\n\nExamples:\n"
-      "  attnctl bench wire --traffic echo --connections 4,8,12 --metrics "
-      "http://127.0.0.1:9464/metrics\n"
-      "  attnctl bench wire --small-calls -o json");
-  command->callback([&session, flags] {
-    absl::Status status = RunWire(session, *flags);
-    if (!status.ok()) session.Fail(status);
-  });
+      "  wire_bench --traffic echo --connections 4,8,12 --metrics http://127.0.0.1:9464/metrics\n"
+      "  wire_bench --small-calls -o json");
+  Session session(app);
+  WireFlags flags;
+  AddFlags(app, flags);
+  CheckFlagKinds(app);
+  CLI11_PARSE(app, argc, argv);
+  absl::Status status = RunWire(session, flags);
+  if (!status.ok()) session.Fail(status);
+  return session.exit_code();
 }
 
+}  // namespace
 }  // namespace attnd
+
+int main(int argc, char** argv) { return attnd::Main(argc, argv); }
