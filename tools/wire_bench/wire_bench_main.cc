@@ -182,7 +182,6 @@ int Main(int argc, char** argv) {
   Session session(app);
   WireFlags flags;
   AddFlags(app, flags);
-  CheckFlagKinds(app);
   CLI11_PARSE(app, argc, argv);
   absl::Status status = RunWire(session, flags);
   if (!status.ok()) session.Fail(status);
