@@ -15,8 +15,8 @@
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "kernels/reference_backend.h"
-#include "tests/call_outputs.h"
-#include "tests/fake_server.h"
+#include "tests/fixtures/call_outputs.h"
+#include "tests/fixtures/fake_server.h"
 
 namespace attnd {
 namespace {

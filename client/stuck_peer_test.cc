@@ -15,9 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/check.h"
-#include "base/file_descriptor.h"
 #include "client/attention_client.h"
 #include "client/channels/connections.h"
+#include "net/file_descriptor.h"
 
 namespace attnd {
 namespace {

@@ -150,7 +150,7 @@ def test_documents_name_flags_that_exist():
 # ---- Errors.
 
 def reasons_of_source():
-    text = read("server", "status_details.h")
+    text = read("server", "call", "status_details.h")
     text = text[text.index("namespace reason"):]
     return dict(re.findall(r'absl::string_view (k\w+) = "([A-Z_]+)";', text))
 

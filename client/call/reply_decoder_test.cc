@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attention/random_problem.h"
-#include "tests/sliced_buffer.h"
+#include "tests/fixtures/sliced_buffer.h"
 
 namespace attnd {
 namespace {

@@ -14,9 +14,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/descriptor_socket.h"
 #include "base/free_ranges.h"
 #include "base/round_up.h"
+#include "net/descriptor_socket.h"
 #include "proto/attnd/v1/shared_memory.pb.h"
 
 namespace attnd {

@@ -19,7 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "base/file_descriptor.h"
+#include "net/file_descriptor.h"
 
 namespace attnd {
 

@@ -10,7 +10,7 @@
 #include "client/call/chunk_source.h"
 #include "client/call/stream_reply.h"
 #include "proto/attnd/v1/chunk_framing.h"
-#include "tests/sliced_buffer.h"
+#include "tests/fixtures/sliced_buffer.h"
 
 namespace attnd {
 namespace {

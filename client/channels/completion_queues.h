@@ -12,7 +12,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "base/short_waits.h"
+#include "net/spin_wait.h"
 
 namespace attnd {
 
@@ -74,7 +74,7 @@ class CompletionQueues {
   }
 
   struct Process {
-    ShortWaits waits;
+    SpinWait waits;
     std::atomic<int> borrowed{0};  // queues of all clients
   };
   static Process& OfProcess() {

@@ -7,7 +7,6 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "base/standard_streams.h"
-#include "base/transport_tuning.h"
 #include "base/version.h"
 #include "client/cli/bench_command.h"
 #include "client/cli/check_command.h"
@@ -16,6 +15,7 @@
 #include "client/cli/run_command.h"
 #include "client/cli/session.h"
 #include "client/cli/top_command.h"
+#include "net/process_tuning.h"
 
 namespace attnd {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "tests/fake_server.h"
+#include "tests/fixtures/fake_server.h"
 
 namespace attnd {
 namespace {

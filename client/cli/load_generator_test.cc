@@ -6,7 +6,7 @@
 
 #include "absl/strings/match.h"
 #include "client/cli/bench_report.h"
-#include "tests/fake_server.h"
+#include "tests/fixtures/fake_server.h"
 
 namespace attnd {
 namespace {

@@ -7,7 +7,7 @@
 #include "attention/reference.h"
 #include "attention/tensor_view.h"
 #include "client/cli/numeric_check.h"
-#include "tests/fake_server.h"
+#include "tests/fixtures/fake_server.h"
 
 namespace attnd {
 namespace {

@@ -10,7 +10,7 @@
 #include "client/demo/local_attention.h"
 #include "client/demo/remote_attention.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "tests/daemon_fixture.h"
+#include "tests/fixtures/daemon_fixture.h"
 
 namespace attnd::demo {
 namespace {

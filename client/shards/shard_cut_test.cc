@@ -19,7 +19,7 @@
 #include "client/shards/shard_plan.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
-#include "tests/call_outputs.h"
+#include "tests/fixtures/call_outputs.h"
 
 namespace attnd {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/backend_conformance.h"
+#include "tests/conformance/backend_conformance.h"
 
 namespace attnd {
 namespace {

@@ -7,7 +7,7 @@
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/emulated_tiles.h"
 #include "kernels/cpu/matrix_tiles.h"
-#include "tests/backend_conformance.h"
+#include "tests/conformance/backend_conformance.h"
 
 namespace attnd {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "kernels/engine/cuda_backend.h"
 #include "kernels/engine/device/emulated_device.h"
-#include "tests/backend_conformance.h"
+#include "tests/conformance/backend_conformance.h"
 
 namespace attnd::cuda {
 namespace {

@@ -14,7 +14,7 @@
 #include "gtest/gtest.h"
 #include "kernels/engine/cuda_backend.h"
 #include "kernels/engine/device/emulated_device.h"
-#include "tests/conformance_launch.h"
+#include "tests/conformance/conformance_launch.h"
 
 namespace attnd::cuda {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "kernels/registry.h"
-#include "tests/backend_conformance.h"
+#include "tests/conformance/backend_conformance.h"
 
 namespace attnd {
 namespace {

@@ -21,7 +21,7 @@
 #include "absl/time/clock.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
-#include "base/transport_tuning.h"
+#include "net/process_tuning.h"
 #include "proto/attnd/v1/attention.grpc.pb.h"
 #include "tests/benchmarks/load_flags.h"
 

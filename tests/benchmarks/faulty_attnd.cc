@@ -17,7 +17,7 @@
 #include "base/status_macros.h"
 #include "kernels/engine/cuda_backend.h"
 #include "kernels/engine/device/driver_device.h"
-#include "server/daemon_main.h"
+#include "server/app/daemon_main.h"
 
 namespace attnd {
 namespace {

@@ -31,12 +31,12 @@
 #include "absl/time/clock.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
-#include "base/transport_tuning.h"
-#include "client/cli/metrics_text.h"
 #include "client/attention_client.h"
+#include "client/cli/metrics_text.h"
+#include "net/process_tuning.h"
 #include "proto/attnd/v1/attention.pb.h"
-#include "tests/raw_http2.h"
-#include "tests/wire_request.h"
+#include "tests/fixtures/raw_http2.h"
+#include "tests/fixtures/wire_request.h"
 
 namespace attnd {
 namespace {

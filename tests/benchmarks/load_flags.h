@@ -11,7 +11,7 @@
 #include "attention/problem.h"
 #include "base/check.h"
 #include "client/cli/metrics_text.h"
-#include "tests/wire_request.h"
+#include "tests/fixtures/wire_request.h"
 
 namespace attnd {
 

@@ -1,5 +1,6 @@
 // long_link: how much of an emulated link with a round trip the client and the daemon fill, both on
-// this machine (tests/emulated_link.h; needs root). Prints a row for each rate and round trip.
+// this machine (tests/fixtures/emulated_link.h; needs root). Prints a row for each rate and round
+// trip.
 //
 //     long_link [--gbit 1,2] [--rtt_ms 0,20] [--loss 0,0.0001] [--channels 1,4,8] [--down]
 //               -- FLAGS OF attnd
@@ -26,10 +27,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "attention/random_problem.h"
-#include "base/transport_tuning.h"
 #include "client/attention_client.h"
-#include "tests/call_outputs.h"
-#include "tests/emulated_link.h"
+#include "net/process_tuning.h"
+#include "tests/fixtures/call_outputs.h"
+#include "tests/fixtures/emulated_link.h"
 
 extern "C" char** environ;
 

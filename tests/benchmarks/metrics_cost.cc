@@ -5,8 +5,8 @@
 //   bazel-bin/tests/benchmarks/metrics_cost
 #include <benchmark/benchmark.h>
 
-#include "server/metrics.h"
-#include "tests/pipeline_fixture.h"
+#include "server/metrics/metrics.h"
+#include "tests/fixtures/pipeline_fixture.h"
 
 namespace attnd {
 namespace {

@@ -14,10 +14,10 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/transport_tuning.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "server/attnd_server.h"
-#include "server/flags.h"
+#include "net/process_tuning.h"
+#include "server/app/attnd_server.h"
+#include "server/app/flags.h"
 #include "tests/benchmarks/null_backend.h"
 
 namespace attnd {

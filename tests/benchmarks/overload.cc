@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/transport_tuning.h"
+#include "net/process_tuning.h"
 #include "tests/benchmarks/load_flags.h"
 #include "tests/benchmarks/load_sender.h"
 

@@ -38,9 +38,9 @@
 #include "attention/cost.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
-#include "base/transport_tuning.h"
 #include "client/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "net/process_tuning.h"
 #include "tests/benchmarks/minimal_echo.h"
 
 namespace attnd {

@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/transport_tuning.h"
+#include "net/process_tuning.h"
 #include "proto/attnd/v1/attention.grpc.pb.h"
 
 namespace attnd {

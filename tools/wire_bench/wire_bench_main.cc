@@ -12,13 +12,13 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
-#include "base/transport_tuning.h"
 #include "client/cli/json_text.h"
 #include "client/cli/load_generator.h"
 #include "client/cli/metrics_text.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/session.h"
 #include "client/cli/table.h"
+#include "net/process_tuning.h"
 #include "tools/wire_bench/wire_bench.h"
 
 namespace attnd {

@@ -1,0 +1,92 @@
+#include "net/connection_limit.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/check.h"
+
+namespace attnd {
+namespace {
+
+// Two connected sockets.
+class Pair {
+ public:
+  Pair() { CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends_) == 0); }
+  ~Pair() {
+    CloseOurs();
+    close(ends_[1]);
+  }
+  int ours() const { return ends_[0]; }
+  void CloseOurs() {
+    if (ends_[0] >= 0) close(std::exchange(ends_[0], -1));
+  }
+  // Whether our end was shut down.
+  bool Ended() const {
+    char byte;
+    return recv(ends_[1], &byte, 1, MSG_DONTWAIT) == 0;
+  }
+
+ private:
+  int ends_[2];
+};
+
+TEST(ConnectionLimit, ShutsDownTheOneAboveTheLimit) {
+  FakeClock clock;
+  ConnectionLimit limit(2, clock);
+  Pair a, b, c;
+  for (const Pair* pair : {&a, &b, &c}) limit.TakeOrShutDown(pair->ours());
+  EXPECT_FALSE(a.Ended() || b.Ended());
+  EXPECT_TRUE(c.Ended());
+  EXPECT_EQ(limit.open().all(), 2);
+  EXPECT_EQ(limit.refused(), 1);
+}
+
+TEST(ConnectionLimit, TakesAnotherWhenOneWasClosed) {
+  FakeClock clock;
+  ConnectionLimit limit(2, clock);
+  Pair a, b;
+  EXPECT_TRUE(limit.Take(a.ours()));
+  EXPECT_TRUE(limit.Take(b.ours()));
+  a.CloseOurs();
+  Pair c;  // takes the descriptor that a had
+  EXPECT_TRUE(limit.Take(c.ours()));
+  EXPECT_EQ(limit.open().all(), 2);
+  Pair d;
+  clock.Advance(absl::Seconds(1));
+  EXPECT_FALSE(limit.Take(d.ours()));
+  EXPECT_EQ(limit.refused(), 1);
+}
+
+TEST(ConnectionLimit, CountsNoListener) {
+  FakeClock clock;
+  ConnectionLimit limit(1, clock);
+  int listener = socket(AF_INET, SOCK_STREAM, 0);
+  limit.TakeOrShutDown(listener);
+  ASSERT_EQ(listen(listener, 1), 0);
+  limit.TakeOrShutDown(listener);
+  EXPECT_EQ(limit.open().all(), 0);
+  close(listener);
+}
+
+TEST(ConnectionLimit, TellsTcpFromUnixSockets) {
+  FakeClock clock;
+  ConnectionLimit limit(3, clock);
+  Pair a, b;
+  const int tcp = socket(AF_INET, SOCK_STREAM, 0);
+  for (int socket : {a.ours(), tcp, b.ours()}) EXPECT_TRUE(limit.Take(socket));
+  EXPECT_EQ(limit.open().unix_sockets, 2);
+  EXPECT_EQ(limit.open().tcp, 1);
+  close(tcp);
+  EXPECT_EQ(limit.open().tcp, 0);
+}
+
+TEST(ConnectionsThatFit, LeaveDescriptorsForTheRest) {
+  EXPECT_EQ(ConnectionsThatFit(1), 1);
+  EXPECT_LT(ConnectionsThatFit(1 << 30), 1 << 30);
+}
+
+}  // namespace
+}  // namespace attnd

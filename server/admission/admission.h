@@ -1,0 +1,234 @@
+// Admission: decides whether this server runs a decoded call, before a byte of it is copied. An
+// admitted call holds a Ticket for its memory and time.
+//
+//   larger than the budget → OUT_OF_RANGE          full now → UNAVAILABLE with RetryInfo
+//   the caller's own quota → RESOURCE_EXHAUSTED    too late already → DEADLINE_EXCEEDED
+//   what the engine cannot run → UNIMPLEMENTED     draining → UNAVAILABLE
+//
+// Device      Of several devices with enough memory, the one estimated to finish the call first. A
+//             backward on a residual runs on the device that holds it, whatever the wait.
+// Leases      count against the memory, and are evicted before a call is refused.
+// Full        The work ahead of a call is limited (max_queue_seconds), the call itself is not: an
+//             idle server admits a call of any length.
+// Too late    Work ahead is what the batcher will run first: of other callers' work only their
+//             share. A caller with a long queue delays itself alone.
+// Any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "kernels/backend.h"
+#include "server/admission/cost_model.h"
+#include "server/admission/staged_tensors.h"
+#include "server/call/call.h"
+
+namespace attnd {
+
+class ReplySink;
+
+struct AdmissionLimits {
+  int64_t memory_bytes = int64_t{1} << 30;  // staging of inputs, workspace and outputs together
+  int64_t max_calls = 1024;                 // admitted and not yet computed
+  double max_queue_seconds = 30;            // estimated work ahead of a new call
+  int64_t caller_max_calls = 1024;          // of max_calls, by one caller
+  int64_t caller_max_bytes = int64_t{1} << 30;
+  int64_t max_reply_bytes = int64_t{16} << 20;
+  absl::Duration max_deadline = absl::Minutes(10);  // of a call that brings none, or a later one
+};
+
+// A device that calls may be admitted to. The pointees outlive Admission.
+struct AdmissionDevice {
+  const Backend* backend = nullptr;
+  const CostModel* cost = nullptr;
+};
+
+// What admitted calls need of one device. Seconds are CostModel's estimates, without its pace.
+struct AdmissionDeviceUse {
+  int64_t calls = 0;
+  int64_t memory_bytes = 0;  // of BackendInfo::memory_bytes
+  int64_t lease_bytes = 0;   // of what calls left behind there; of that memory too
+  double seconds = 0;
+};
+
+// A snapshot for metrics.
+struct AdmissionUse {
+  int64_t calls = 0;
+  int64_t bytes = 0;        // of calls, until their reply is sent
+  int64_t lease_bytes = 0;  // of what calls left behind; of memory_bytes too
+  double seconds = 0;
+};
+
+// Frees memory of leases at a place: a device's number or kHostMemory. Any thread.
+class MemoryReclaimer {
+ public:
+  virtual ~MemoryReclaimer() = default;
+  // Tries to free `bytes`; returns how many it freed.
+  virtual int64_t Reclaim(int place, int64_t bytes) = 0;
+  // Frees one lease, even a recent one; false when there is none.
+  virtual bool EvictOne(int place) = 0;
+};
+
+class AdmissionLedger;
+
+// The calls of one caller at one priority: the batcher runs them in order, by one weight.
+struct CallerFlow {
+  std::string caller;
+  Priority priority = Priority::kNormal;
+
+  friend bool operator==(const CallerFlow&, const CallerFlow&) = default;
+  template <class Hash>
+  friend Hash AbslHashValue(Hash hash, const CallerFlow& flow) {
+    return Hash::combine(std::move(hash), flow.caller, flow.priority);
+  }
+};
+
+// Ticket: bytes of staging memory, and bytes and seconds of one device, reserved for one call.
+// Destroying it returns both, so that no path, error and cancel included, can leak budget. It may
+// outlive the server inside a reply's slices. Any thread, one at a time; move-only.
+class Ticket {
+ public:
+  Ticket() = default;
+  Ticket(Ticket&& other) noexcept { *this = std::move(other); }
+  Ticket& operator=(Ticket&& other) noexcept;
+  ~Ticket();
+
+  int64_t bytes() const { return bytes_; }
+  double seconds() const { return seconds_; }
+  int device() const { return device_; }
+  // The device has finished the call: returns its device memory, time and place in the queue.
+  void ReleaseWork();
+  // Keeps `bytes` of the staging memory and returns the rest.
+  void ShrinkTo(int64_t bytes);
+  // ReleaseWork and ShrinkTo. The bytes then count as a lease's, no longer against the caller's
+  // quota.
+  void BecomeLease(int64_t bytes);
+  // Before ReleaseWork: moves `bytes` of the call's device memory to the ticket of a lease.
+  Ticket LeaseDeviceMemory(int64_t bytes);
+
+ private:
+  friend class Admission;
+  void EndDeviceLease();
+
+  std::shared_ptr<AdmissionLedger> ledger_;  // shared with Admission and every other ticket
+  CallerFlow flow_;
+  int64_t bytes_ = 0;
+  int device_ = 0;
+  int64_t device_bytes_ = 0;
+  int64_t device_lease_bytes_ = 0;
+  double seconds_ = 0;
+  bool working_ = false;
+  bool lease_ = false;
+};
+
+// The caller, and the time until which the answer matters.
+struct CallContext {
+  uint64_t id = 0;  // unique in this process
+  std::string caller;
+  absl::Time deadline = absl::InfiniteFuture();
+  absl::Time received_at;
+  ReplySink* sink = nullptr;  // answered exactly once
+  bool streamed = false;      // the reply is no single message, so it has no limit of its own
+};
+
+// AdmittedCall: a call with the memory and time that its Ticket reserves. Made only by Admission;
+// move-only, and as small as a pointer.
+class AdmittedCall {
+ public:
+  AdmittedCall(AdmittedCall&&) = default;
+  AdmittedCall& operator=(AdmittedCall&&) = default;
+
+  const AttentionCall& call() const { return parts_->call; }
+  AttentionCall& call() { return parts_->call; }
+  const CallMemory& memory() const { return parts_->memory; }
+  // Once the engine has finished the call.
+  void DropMemory() { parts_->memory = CallMemory(); }
+  double flops() const { return parts_->flops; }
+  const CallContext& context() const { return parts_->context; }
+  Ticket& ticket() { return parts_->ticket; }
+  const StagedTensors& staged() const { return parts_->staged; }
+  StagedTensors& staged() { return parts_->staged; }
+  int64_t bytes() const { return parts_->ticket.bytes(); }
+  double seconds() const { return parts_->ticket.seconds(); }
+  int device() const { return parts_->ticket.device(); }
+  int64_t workspace_bytes() const { return parts_->workspace_bytes; }
+  int64_t input_bytes() const { return parts_->input_bytes; }    // aligned, as they lie in staging
+  int64_t output_bytes() const { return parts_->output_bytes; }  // aligned
+  absl::Time admitted_at() const { return parts_->admitted_at; }
+
+ private:
+  friend class Admission;
+  struct Parts {
+    AttentionCall call;
+    CallContext context;
+    CallMemory memory;
+    double flops = 0;
+    Ticket ticket = {};
+    StagedTensors staged = {};  // after the ticket: its memory is back before the promise
+    int64_t workspace_bytes = 0;
+    int64_t input_bytes = 0;
+    int64_t output_bytes = 0;
+    absl::Time admitted_at = {};
+  };
+  AdmittedCall(AttentionCall call, CallContext context, CallMemory memory)
+      : parts_(new Parts{
+            .call = std::move(call), .context = std::move(context), .memory = std::move(memory)}) {}
+
+  std::unique_ptr<Parts> parts_;
+};
+
+class Admission {
+ public:
+  // `reclaimer` may be null.
+  Admission(const AdmissionLimits& limits, std::vector<AdmissionDevice> devices, const Clock& clock,
+            MemoryReclaimer* reclaimer = nullptr);
+  Admission(const AdmissionLimits& limits, const Backend& backend, const CostModel& cost,
+            const Clock& clock, MemoryReclaimer* reclaimer = nullptr)
+      : Admission(limits, {{&backend, &cost}}, clock, reclaimer) {}
+
+  absl::StatusOr<AdmittedCall> Admit(AttentionCall call, CallContext context,
+                                     CallMemory memory = {});
+
+  // From now on every call is refused with DRAINING.
+  void StartDraining();
+  // From now on the device gets no call. Without a device every call is refused with DEVICE_LOST.
+  void Fence(int device);
+  // The last refusal while draining; InfinitePast when there was none.
+  absl::Time last_refused_at() const;
+  AdmissionUse Use() const;
+  AdmissionDeviceUse DeviceUse(int device) const;
+  // The time that the device needs for all admitted calls.
+  double QueueSeconds(int device) const;
+  const AdmissionLimits& limits() const { return limits_; }
+
+ private:
+  // What a call takes of a device.
+  struct Choice {
+    int device = 0;
+    int64_t device_bytes = 0;
+    double seconds = 0;
+  };
+  absl::StatusOr<Choice> Choose(const AdmittedCall& call) const;
+  Choice ChoiceOf(const AdmittedCall& call, int device) const;
+  absl::Status Take(const CallerFlow& flow, int64_t bytes, const Choice& choice);
+  // Sets the sizes of the call's staging memory; returns their sum.
+  static int64_t AddUpMemory(AdmittedCall& admitted, const Backend& backend);
+  absl::Status RefuseWhileDraining() const;
+  absl::Status RefuseTooLarge(const AdmittedCall& call, int64_t bytes, const Choice& choice) const;
+  absl::Status RefuseLate(const AdmittedCall& call, const CallerFlow& flow, const Choice& choice,
+                          absl::Time now) const;
+
+  const AdmissionLimits limits_;
+  const std::vector<AdmissionDevice> devices_;
+  const Clock& clock_;
+  MemoryReclaimer* const reclaimer_;
+  std::shared_ptr<AdmissionLedger> ledger_;  // shared with every ticket
+};
+
+}  // namespace attnd

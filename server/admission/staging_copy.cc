@@ -1,0 +1,96 @@
+#include "server/admission/staging_copy.h"
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/non_temporal_copy.h"
+#include "server/admission/residual.h"
+#include "server/call/status_details.h"
+
+namespace attnd {
+namespace {
+
+// Larger inputs would evict each other from a core's cache before the engine reads them.
+constexpr int64_t kCacheBytes = int64_t{2} << 20;
+
+constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
+
+absl::Status NoGap(int64_t bytes) {
+  std::string wanted = absl::StrCat(bytes);
+  return WithRetryAfter(
+      Failure(absl::StatusCode::kUnavailable, reason::kMemoryPressure,
+              absl::StrCat("full now: no ", wanted, " bytes of staging memory in one piece"),
+              {{"wanted", wanted}}),
+      kRetryDelay);
+}
+
+void SetPlaces(AdmittedCall& admitted, StagingBlock block) {
+  const AttentionCall& call = admitted.call();
+  const CallMemory& memory = admitted.memory();
+  StagedTensors& staged = admitted.staged();
+  staged.outputs = block.SplitOff(admitted.input_bytes() + admitted.workspace_bytes());
+  staged.inputs = std::move(block);
+  std::byte *input = staged.inputs.data(), *output = staged.outputs.data();
+  staged.at.Reserve(call.tensors().size());
+  for (const TensorSpec& tensor : call.tensors()) {
+    if (tensor.role == TensorRole::kKept) {
+      staged.at.Add(tensor.id, memory.residual->places()[tensor.id]);
+    } else if (call.InPlace(tensor)) {
+      staged.at.Add(tensor.id, memory.shared[tensor.id]);
+    } else {
+      std::byte*& next = tensor.role == TensorRole::kInput ? input : output;
+      staged.at.Add(tensor.id, next);
+      next += AlignedSize(tensor.bytes);
+    }
+  }
+  staged.workspace = admitted.workspace_bytes() == 0 ? nullptr : input;
+}
+
+}  // namespace
+
+absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging, MemoryReclaimer* leases) {
+  int64_t bytes = call.input_bytes() + call.workspace_bytes() + call.output_bytes();
+  std::optional<StagingBlock> block = staging.TryAcquire(bytes);
+  while (!block.has_value() && leases != nullptr && leases->EvictOne(kHostMemory)) {
+    block = staging.TryAcquire(bytes);
+  }
+  if (!block.has_value()) return NoGap(bytes);
+  SetPlaces(call, *std::move(block));
+  return absl::OkStatus();
+}
+
+int64_t Land(AdmittedCall& admitted) {
+  AttentionCall& call = admitted.call();
+  int64_t landed = 0;
+  for (const TensorSpec& tensor : call.tensors()) {
+    if (tensor.role != TensorRole::kInput || call.InPlace(tensor)) continue;
+    std::byte* to = admitted.staged()[tensor.id];
+    landed += tensor.bytes;
+    if (tensor.region != kNoRegion) {
+      const auto* shared = reinterpret_cast<const uint8_t*>(admitted.memory().shared[tensor.id]);
+      LandPiece(to, {shared, static_cast<size_t>(tensor.bytes)}, call.input_bytes());
+      continue;
+    }
+    const ByteRange range = {static_cast<int64_t>(tensor.offset), tensor.bytes};
+    call.message().ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
+      LandPiece(to, piece, call.input_bytes());
+      to += piece.size();
+    });
+  }
+  call.DropMessage();
+  return landed;
+}
+
+void LandPiece(std::byte* to, absl::Span<const uint8_t> from, int64_t call_bytes) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(from.data());
+  if (call_bytes > kCacheBytes) {
+    CopyNonTemporal(to, bytes, from.size());
+  } else {
+    std::memcpy(to, bytes, from.size());
+  }
+}
+
+}  // namespace attnd

@@ -1,0 +1,196 @@
+#include "server/app/attnd_server.h"
+
+#include <openssl/sha.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/check.h"
+#include "base/cpu_quota.h"
+#include "base/status_macros.h"
+#include "net/listen_address.h"
+#include "server/app/encode_server_info.h"
+
+namespace attnd {
+namespace {
+
+// On 16 cores 4 move a little more than 8 do (docs/PERFORMANCE.md).
+int TransferThreadCount() { return std::clamp(AvailableCpus() / 4, 1, 8); }
+
+// Leases get their share of each device that has memory of its own.
+ServerOptions WithDeviceLeases(ServerOptions options,
+                               const std::vector<std::unique_ptr<Backend>>& engines) {
+  for (const std::unique_ptr<Backend>& engine : engines) {
+    const bool own = engine->Use().memory_total_bytes > 0;
+    const auto bytes = own ? static_cast<double>(engine->info().memory_bytes) : 0;
+    options.leases.device_bytes.push_back(static_cast<int64_t>(options.lease_hbm_fraction * bytes));
+  }
+  return options;
+}
+
+// This replica among others, the same after each start: its host's name and what it listens on.
+uint64_t ReplicaOf(const ServerOptions& options) {
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  const std::string text = absl::StrCat(host, "\n", absl::StrJoin(options.listen, "\n"));
+  unsigned char digest[SHA256_DIGEST_LENGTH];
+  SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest);
+  uint64_t replica = 0;
+  std::memcpy(&replica, digest, sizeof(replica));
+  return replica;
+}
+
+}  // namespace
+
+AttndServer::AttndServer(const ServerOptions& options,
+                         std::vector<std::unique_ptr<Backend>> engines, StagingPool staging,
+                         const Clock& clock, Logger& log)
+    : options_(WithDeviceLeases(options, engines)),
+      clock_(clock),
+      log_(log),
+      staging_(std::move(staging)),
+      devices_(std::move(engines), metrics_, log) {
+  metrics_.SetBuildInfo(options_.version, options_.revision,
+                        devices_.first_engine().info().architecture);
+}
+
+absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOptions& options,
+                                                                std::unique_ptr<Backend> backend,
+                                                                const Clock& clock, Logger& log) {
+  std::vector<std::unique_ptr<Backend>> engines;
+  engines.push_back(std::move(backend));
+  return Start(options, std::move(engines), clock, log);
+}
+
+absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
+    const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines, const Clock& clock,
+    Logger& log) {
+  ASSIGN_OR_RETURN(StagingPool staging, StagingPool::Create(options.admission.memory_bytes));
+  auto server = std::unique_ptr<AttndServer>(
+      new AttndServer(options, std::move(engines), std::move(staging), clock, log));
+  RETURN_IF_ERROR(server->StartSecurity());
+  RETURN_IF_ERROR(server->devices_.Check(server->staging_));
+  const uint64_t boot_epoch = NewBootEpoch();
+  server->StartCalls(boot_epoch);
+  server->server_info_ = DescribeServer(server->options_, server->devices_.engines(), boot_epoch);
+  server->StartSharedMemory();
+  server->SampleState();
+  RETURN_IF_ERROR(server->StartMetrics());
+  RETURN_IF_ERROR(server->StartRpc());
+  server->devices_.StartGpuWatch(server->options_.nvml_library);
+  return server;
+}
+
+absl::Status AttndServer::StartSecurity() {
+  if (!options_.tls.certificate.empty()) {
+    ASSIGN_OR_RETURN(certificate_watch_, CertificateWatch::Start(options_.tls, log_));
+  }
+  if (options_.token_file.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(auth_, Authenticator::FromTokenFile(options_.token_file));
+  token_watch_ =
+      std::make_unique<TokenWatch>(options_.token_file, options_.tls.refresh, auth_, log_);
+  return absl::OkStatus();
+}
+
+// What a call passes through, from admission to its reply.
+void AttndServer::StartCalls(uint64_t boot_epoch) {
+  leases_ = std::make_unique<LeaseTable>(
+      options_.leases, TokenIssuer{ReplicaOf(options_), boot_epoch}, metrics_, clock_);
+  reaper_ = std::make_unique<LeaseReaper>(*leases_);
+  AdmissionLimits limits = options_.admission;
+  limits.max_reply_bytes = options_.transport.max_message_bytes - kReplyHeaderBytes;
+  admission_ = std::make_unique<Admission>(limits, devices_.for_admission(), clock_, leases_.get());
+  transfer_pool_ = std::make_unique<TransferPool>(TransferThreadCount());
+  TransferLimits transfers = options_.transport.transfers;
+  transfers.longest = options_.admission.max_deadline;
+  call_watch_ = std::make_unique<CallWatch>(transfers, clock_);
+  shared_memory_ =
+      std::make_unique<SharedMemoryTable>(options_.shared_memory, devices_.first_engine());
+  devices_.StartWorkers(
+      options_.worker, clock_, *leases_,
+      [this](int device, const absl::Status& status) { LoseDevice(device, status); });
+}
+
+// On a worker's thread. The others go on; the process ends when its owner has drained it.
+void AttndServer::LoseDevice(int device, const absl::Status& status) {
+  admission_->Fence(device);
+  leases_->LoseDevice(device);
+  SetDeviceServing(device, false);
+  SetServing(false);
+  log_.Error("device_lost", {{"device", devices_[device].name}, {"message", status.message()}});
+}
+
+// A socket that cannot be had costs speed only: callers then send their tensors.
+void AttndServer::StartSharedMemory() {
+  if (!options_.shared_memory.enabled) return;
+  for (const std::string& address : options_.listen) {
+    std::string path = UnixPath(address);
+    if (path.empty()) continue;
+    auto listener = SharedMemoryService::Start(path, options_.shared_memory.max_connections,
+                                               *shared_memory_, auth_, log_);
+    if (!listener.ok()) {
+      log_.Log(Severity::kWarning, "no_shared_memory", {{"error", listener.status().message()}});
+      continue;
+    }
+    server_info_.set_shared_memory_socket((*listener)->path());
+    shared_memory_services_.push_back(*std::move(listener));
+  }
+}
+
+absl::Status AttndServer::StartMetrics() {
+  if (options_.metrics_listen.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(metrics_port_, MetricsPort::Open(options_.metrics_listen, metrics_));
+  return absl::OkStatus();
+}
+
+absl::Status AttndServer::StartRpc() {
+  const ServiceDeps deps{*admission_,
+                         staging_,
+                         *shared_memory_,
+                         devices_.workers(),
+                         *leases_,
+                         *transfer_pool_,
+                         metrics_,
+                         auth_,
+                         clock_,
+                         log_,
+                         devices_.first_engine().info(),
+                         server_info_,
+                         options_.slow_call,
+                         log_limit_,
+                         *call_watch_,
+                         open_calls_};
+  ASSIGN_OR_RETURN(
+      rpc_, RpcServer::Start(options_.listen, options_.transport, certificate_watch_.get(), deps));
+  for (int n = 0; n < devices_.size(); ++n) SetDeviceServing(n, true);
+  SetServing(true);
+  return absl::OkStatus();
+}
+
+void AttndServer::SetDeviceServing(int device, bool serving) {
+  metrics_.SetDeviceUp(device, serving);
+  rpc_->SetServing(absl::StrCat("attnd.v1.Attention/", devices_[device].name), serving);
+}
+
+void AttndServer::SetServing(bool serving) {
+  metrics_.SetReady(serving);
+  rpc_->SetServing("", serving);
+  rpc_->SetServing("attnd.v1.Attention", serving);
+  rpc_->SetServing("liveness", true);  // a draining process is alive: do not restart it
+}
+
+// Nothing may lose a device, or answer a call, once the server is gone.
+AttndServer::~AttndServer() {
+  devices_.StopGpuWatch();
+  if (rpc_ != nullptr) StopNow();
+  devices_.StopWorkers();
+  transfer_pool_.reset();
+  rpc_.reset();
+  CHECK(open_calls_.count() == 0);  // gRPC has ended them all: what they use may go
+}
+
+}  // namespace attnd

@@ -1,0 +1,125 @@
+// AttndServer: the daemon's parts, built in the order of the arrow and taken down in reverse. main
+// owns one; tests build it in-process with an engine and options of their own.
+//
+//   Start        devices checked → leases, admission, workers → metrics port → gRPC → SERVING
+//   a device     is fenced (no new calls), its calls fail, and the server is NOT_SERVING: the owner
+//   is lost      drains it (other devices finish) and ends the process
+//   Drain        NOT_SERVING, still takes calls for `delay` while it has a device; then refuses new
+//                ones (DRAINING) until none has come for a while, closes the ports, and finishes
+//                what runs; all of it within `timeout`. gRPC cancels a call that arrives while it
+//                closes, so it closes when callers have left, or after three seconds at most.
+//                Watchers of health do not hold it up.
+// Any thread may ask for addresses; Start and Drain by one.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "kernels/backend.h"
+#include "server/admission/admission.h"
+#include "server/admission/staging_pool.h"
+#include "server/app/devices.h"
+#include "server/app/metrics_port.h"
+#include "server/app/options.h"
+#include "server/lease/lease_table.h"
+#include "server/metrics/metrics.h"
+#include "server/rpc/call_watch.h"
+#include "server/rpc/open_calls.h"
+#include "server/rpc/rpc_server.h"
+#include "server/rpc/transfer_pool.h"
+#include "server/security/auth.h"
+#include "server/security/certificate_watch.h"
+#include "server/security/token_watch.h"
+#include "server/shared_memory/shared_memory.h"
+#include "server/shared_memory/shared_memory_service.h"
+
+namespace attnd {
+
+class AttndServer {
+ public:
+  // `options` have passed CheckOptions. Errors: what the startup check, the files or the ports say.
+  // `clock` and `log` outlive the server.
+  static absl::StatusOr<std::unique_ptr<AttndServer>> Start(const ServerOptions& options,
+                                                            std::unique_ptr<Backend> backend,
+                                                            const Clock& clock, Logger& log);
+  // Several devices: one engine each, at least one.
+  static absl::StatusOr<std::unique_ptr<AttndServer>> Start(
+      const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines,
+      const Clock& clock, Logger& log);
+  ~AttndServer();
+
+  // As bound: a port of 0 has become the real one. In the order of options.listen.
+  const std::vector<std::string>& addresses() const { return rpc_->addresses(); }
+  int metrics_port() const { return metrics_port_ == nullptr ? 0 : metrics_port_->port(); }
+  AdmissionUse use() const { return admission_->Use(); }
+  AdmissionDeviceUse use(int device) const { return admission_->DeviceUse(device); }
+  int64_t staging_used() const { return staging_.used(); }
+  LeaseUse leases() const { return leases_->Use(); }
+  LeaseUse leases(int place) const { return leases_->Use(place); }
+  int connections() const { return rpc_->connections(); }
+  // Whether a device has been lost: time to drain and to end the process.
+  bool device_lost() const { return devices_.any_lost(); }
+  bool all_devices_lost() const { return devices_.all_lost(); }
+  SharedMemoryUse shared_memory_use() const { return shared_memory_->Use(); }
+
+  // Returns when every call is answered or `timeout` has passed (what then still runs is
+  // cancelled). `wait(delay)` waits; it returns false to cut the drain short, as a second SIGTERM
+  // does.
+  void Drain(absl::Duration delay, absl::Duration timeout,
+             const std::function<bool(absl::Duration)>& wait = WaitOut);
+  // Without the courtesy: cancels what runs.
+  void StopNow();
+
+ private:
+  AttndServer(const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines,
+              StagingPool staging, const Clock& clock, Logger& log);
+  absl::Status StartSecurity();
+  void StartCalls(uint64_t boot_epoch);
+  void StartSharedMemory();
+  absl::Status StartMetrics();
+  absl::Status StartRpc();
+  void LoseDevice(int device, const absl::Status& status);
+  void SetServing(bool serving);
+  void SetDeviceServing(int device, bool serving);
+
+  void SampleState();
+  void SampleDevice(int number);
+  void SampleLeases(int place, const std::string& name);
+  void SampleSharedMemory();
+  void SampleCertificates();
+
+  static bool WaitOut(absl::Duration time);
+  bool WaitForBalancers(absl::Duration delay, const std::function<bool(absl::Duration)>& wait);
+  bool WaitUntilCallersLeave(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
+  bool WaitUntilAnswered(absl::Time deadline, const std::function<bool(absl::Duration)>& wait);
+
+  // Each uses those above it.
+  const ServerOptions options_;
+  const Clock& clock_;
+  Logger& log_;
+  StagingPool staging_;
+  Metrics metrics_;
+  Devices devices_;
+  std::unique_ptr<SharedMemoryTable> shared_memory_;
+  Authenticator auth_;
+  std::unique_ptr<TokenWatch> token_watch_;              // null: no tokens
+  std::unique_ptr<CertificateWatch> certificate_watch_;  // null: no TLS
+  v1::GetServerInfoResponse server_info_;
+  std::unique_ptr<LeaseTable> leases_;
+  std::unique_ptr<LeaseReaper> reaper_;
+  std::unique_ptr<Admission> admission_;
+  std::unique_ptr<TransferPool> transfer_pool_;
+  CallLogLimit log_limit_;
+  std::unique_ptr<CallWatch> call_watch_;
+  OpenCalls open_calls_;
+  std::vector<std::unique_ptr<SharedMemoryService>> shared_memory_services_;
+  std::unique_ptr<MetricsPort> metrics_port_;
+  std::unique_ptr<RpcServer> rpc_;
+};
+
+}  // namespace attnd

@@ -1,0 +1,76 @@
+// How AttndServer ends: in peace, or at once.
+#include <algorithm>
+
+#include "absl/time/clock.h"
+#include "server/app/attnd_server.h"
+
+namespace attnd {
+namespace {
+
+constexpr absl::Duration kQuietBeforeClosing = absl::Milliseconds(300);
+// Callers that come again at once, without end, are refused either way.
+constexpr absl::Duration kMostWaitForQuiet = absl::Seconds(3);
+constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
+// For connections to end in peace once every call is answered.
+constexpr absl::Duration kGoodbye = absl::Seconds(1);
+
+}  // namespace
+
+void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
+                        const std::function<bool(absl::Duration)>& wait) {
+  metrics_.SetDraining();
+  SetServing(false);
+  if (!WaitForBalancers(delay, wait)) return StopNow();
+  admission_->StartDraining();
+  absl::Time deadline = absl::Now() + timeout;
+  if (!WaitUntilCallersLeave(deadline, wait)) return StopNow();
+  rpc_->StopAccepting();
+  if (!WaitUntilAnswered(deadline, wait)) return StopNow();
+  // What is open now are watchers of health and the like, which would stay for ever.
+  rpc_->Shutdown(std::min(deadline, absl::Now() + kGoodbye));
+}
+
+bool AttndServer::WaitOut(absl::Duration time) {
+  absl::SleepFor(time);
+  return true;
+}
+
+// Until they have noticed that this server is NOT_SERVING; not for one without a device, whose
+// restart is what callers wait for.
+bool AttndServer::WaitForBalancers(absl::Duration delay,
+                                   const std::function<bool(absl::Duration)>& wait) {
+  const absl::Time end = absl::Now() + delay;
+  do {
+    const absl::Duration left = std::max(end - absl::Now(), absl::ZeroDuration());
+    if (!wait(std::min(kDrainPoll, left))) return false;
+  } while (absl::Now() < end && !all_devices_lost());
+  return true;
+}
+
+bool AttndServer::WaitUntilCallersLeave(absl::Time deadline,
+                                        const std::function<bool(absl::Duration)>& wait) {
+  absl::Time begin = absl::Now();
+  deadline = std::min(deadline, begin + kMostWaitForQuiet);
+  for (absl::Time now = begin; now < deadline; now = absl::Now()) {
+    absl::Time quiet_since = std::max(begin, admission_->last_refused_at());
+    if (now - quiet_since >= kQuietBeforeClosing) return true;
+    if (!wait(std::min(kDrainPoll, deadline - now))) return false;
+  }
+  return true;
+}
+
+bool AttndServer::WaitUntilAnswered(absl::Time deadline,
+                                    const std::function<bool(absl::Duration)>& wait) {
+  while (open_calls_.count() > 0 && absl::Now() < deadline) {
+    if (!wait(kDrainPoll)) return false;
+  }
+  return true;
+}
+
+void AttndServer::StopNow() {
+  admission_->StartDraining();
+  rpc_->StopAccepting();
+  rpc_->Shutdown(absl::Now());
+}
+
+}  // namespace attnd

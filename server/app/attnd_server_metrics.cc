@@ -1,0 +1,80 @@
+// What AttndServer knows and metrics ask for at each scrape.
+#include <string>
+#include <utility>
+
+#include "server/app/attnd_server.h"
+#include "server/security/certificate_files.h"
+
+namespace attnd {
+
+void AttndServer::SampleState() {
+  SampledMetrics& sampled = *metrics_.sampled();
+  for (int n = 0; n < devices_.size(); ++n) SampleDevice(n);
+  devices_.Sample(sampled);
+  sampled.AddGauge("attnd_admitted_bytes",
+                   "Staging memory promised to requests, from admission until their reply is sent.",
+                   {}, [this] { return static_cast<double>(admission_->Use().bytes); });
+  SampleLeases(kHostMemory, "host");
+  sampled.AddGauge("attnd_staging_pool_capacity_bytes", "Size of the staging memory.", {},
+                   [this] { return static_cast<double>(staging_.capacity()); });
+  sampled.AddGauge("attnd_staging_pool_used_bytes", "Staging memory that tensors lie in.", {},
+                   [this] { return static_cast<double>(staging_.used()); });
+  sampled.AddGauge("attnd_staging_pool_peak_used_bytes",
+                   "Most staging memory in use at once since the start.", {},
+                   [this] { return static_cast<double>(staging_.peak_used()); });
+  SampleSharedMemory();
+  SampleCertificates();
+}
+
+// Read at each scrape: they are replaced while the daemon runs.
+void AttndServer::SampleCertificates() {
+  if (certificate_watch_ == nullptr) return;
+  const TlsOptions& served = certificate_watch_->copies();
+  const std::pair<const char*, std::string> files[] = {{"server", served.certificate},
+                                                       {"client_ca", served.client_ca}};
+  for (const auto& [role, path] : files) {
+    if (path.empty()) continue;
+    metrics_.sampled()->AddGauge(
+        "attnd_tls_certificate_expiry_timestamp_seconds", "When the certificate ends.",
+        {{"role", role}}, [path = path] {
+          return absl::ToDoubleSeconds(CertificateExpiry(path) - absl::UnixEpoch());
+        });
+  }
+}
+
+void AttndServer::SampleSharedMemory() {
+  SampledMetrics& sampled = *metrics_.sampled();
+  sampled.AddGauge("attnd_shared_memory_bytes", "Memory that callers of this host share.", {},
+                   [this] { return static_cast<double>(shared_memory_->Use().bytes); });
+  sampled.AddGauge("attnd_shared_memory_regions", "Pieces of that memory.", {},
+                   [this] { return static_cast<double>(shared_memory_->Use().regions); });
+  sampled.AddGauge("attnd_shared_memory_connections", "Callers that share memory.", {}, [this] {
+    int connections = 0;
+    for (const auto& listener : shared_memory_services_) connections += listener->connections();
+    return connections;
+  });
+}
+
+void AttndServer::SampleLeases(int place, const std::string& name) {
+  SampledMetrics& sampled = *metrics_.sampled();
+  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", {{"gpu", name}},
+                   [this, place] { return static_cast<double>(leases_->Use(place).leases); });
+  sampled.AddGauge("attnd_lease_bytes", "Memory of the residuals kept now.", {{"gpu", name}},
+                   [this, place] { return static_cast<double>(leases_->Use(place).bytes); });
+}
+
+void AttndServer::SampleDevice(int number) {
+  SampledMetrics& sampled = *metrics_.sampled();
+  const Devices::Device& device = devices_[number];
+  const SampledMetrics::Labels labels = {{"gpu", device.name}};
+  sampled.AddGauge("attnd_queue_estimated_seconds",
+                   "Estimated work of all admitted requests that are not computed yet.", labels,
+                   [this, number] { return admission_->QueueSeconds(number); });
+  SampleLeases(number, device.name);
+  if (device.engine->Use().memory_total_bytes == 0) return;
+  sampled.AddGauge(
+      "attnd_hbm_admitted_bytes", "GPU memory promised to requests.", labels,
+      [this, number] { return static_cast<double>(admission_->DeviceUse(number).memory_bytes); });
+}
+
+}  // namespace attnd

@@ -1,0 +1,84 @@
+// Devices: the engines at work, each with its name, cost model and worker.
+//
+//   named and metered → checked (staging memory page-locked, a known answer) → workers → watched
+//
+// Threads: one builds and destroys it; LoseDevice runs on a worker's or the watch's thread; the
+// readings any.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "kernels/backend.h"
+#include "server/admission/admission.h"
+#include "server/admission/cost_model.h"
+#include "server/admission/staging_pool.h"
+#include "server/app/gpu_watch.h"
+#include "server/lease/lease_table.h"
+#include "server/metrics/metrics.h"
+#include "server/schedule/device_worker.h"
+#include "server/schedule/metered_backend.h"
+
+namespace attnd {
+
+class Devices {
+ public:
+  struct Device {
+    Device(std::string device_name, std::unique_ptr<Backend> device_engine)
+        : name(std::move(device_name)),
+          engine(std::move(device_engine)),
+          cost(engine->info().flops_per_second) {}
+    const std::string name;  // "gpu0", "cpu"
+    std::unique_ptr<Backend> engine;
+    std::unique_ptr<MeteredBackend> backend;
+    CostModel cost;
+  };
+
+  // One for each engine, at least one. `metrics` and `log` outlive it.
+  Devices(std::vector<std::unique_ptr<Backend>> engines, Metrics& metrics, Logger& log);
+
+  // Page-locks the staging memory once, for all GPUs, and asks each engine for a known answer.
+  absl::Status Check(StagingPool& staging);
+  // `on_lost(number)` runs once for each device that fails for good, after its calls are fenced
+  // off.
+  void StartWorkers(const DeviceWorkerOptions& options, const Clock& clock, LeaseTable& leases,
+                    std::function<void(int device, const absl::Status& status)> on_lost);
+  // Hears of GPUs' errors by NVIDIA's management library, where that is installed.
+  void StartGpuWatch(const std::string& nvml_library);
+  void StopGpuWatch() { gpu_watch_.reset(); }
+  // Answers what is left and ends the workers; the watch has stopped.
+  void StopWorkers() { workers_.Stop(); }
+
+  int size() const { return static_cast<int>(devices_.size()); }
+  const Device& operator[](int number) const { return devices_[number]; }
+  Backend& first_engine() { return *devices_.front().engine; }
+  std::vector<const Backend*> engines() const;
+  std::vector<AdmissionDevice> for_admission();
+  Workers& workers() { return workers_; }
+  bool any_lost() const { return lost_ > 0; }
+  bool all_lost() const { return lost_ == size(); }
+
+  // What each engine tells of its memory and streams, at each scrape.
+  void Sample(SampledMetrics& sampled) const;
+
+ private:
+  void PlaceStaging(StagingPool& staging);
+  static void SampleMemory(const Device& device, SampledMetrics& sampled);
+  static void SampleStreams(const Device& device, SampledMetrics& sampled);
+
+  Metrics& metrics_;
+  Logger& log_;
+  std::deque<Device> devices_;
+  std::atomic<int> lost_{0};
+  Workers workers_;
+  std::unique_ptr<GpuWatch> gpu_watch_;  // tells the workers
+};
+
+}  // namespace attnd

@@ -1,0 +1,316 @@
+#include "server/app/flags.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/algorithm/container.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "base/status_macros.h"
+
+namespace attnd {
+namespace {
+
+constexpr char kDescription[] =
+    "attnd computes exact multi-head attention, forward and backward, for remote callers over "
+    "gRPC.\n"
+    "Exit codes: 0 drained or printed, 1 failed while starting or --check_config found a fault,\n"
+    "2 bad options, 3 the engine gave a wrong answer, 4 a device was lost. SIGTERM drains; a "
+    "second one stops at once.";
+
+// Numbers in the flags' units; the options hold bytes and durations.
+struct RawFlags {
+  double memory_mib, caller_memory_mib = 0, max_message_mib, receive_memory_mib;
+  double max_deadline_s, drain_delay_s, drain_timeout_s, slow_call_s;
+  double connection_age_s, connection_idle_s, keepalive_s, stream_idle_s;
+  double lease_memory_mib = -1, lease_ttl_s;
+  double shared_memory_mib;
+  bool check_config = false;
+  std::string log_format = "text", log_level = "info";
+  std::string devices = "all";
+};
+
+double Mib(int64_t bytes) { return static_cast<double>(bytes) / double{1 << 20}; }
+// Absurd values stay out of every range instead of overflowing.
+int64_t BytesOfMib(double mib) {
+  return static_cast<int64_t>(std::clamp(mib * double{1 << 20}, -9e18, 9e18));
+}
+
+RawFlags DefaultsOf(const ServerOptions& o) {
+  auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
+  RawFlags raw;
+  raw.memory_mib = Mib(o.admission.memory_bytes);
+  raw.max_deadline_s = seconds(o.admission.max_deadline);
+  raw.drain_delay_s = seconds(o.drain_delay);
+  raw.drain_timeout_s = seconds(o.drain_timeout);
+  raw.slow_call_s = seconds(o.slow_call);
+  raw.shared_memory_mib = Mib(o.shared_memory.max_bytes);
+  raw.lease_ttl_s = seconds(o.leases.ttl);
+  raw.max_message_mib = Mib(o.transport.max_message_bytes);
+  raw.receive_memory_mib = Mib(o.transport.receive_memory_bytes);
+  raw.connection_age_s = seconds(o.transport.max_connection_age);
+  raw.connection_idle_s = seconds(o.transport.max_connection_idle);
+  raw.keepalive_s = seconds(o.transport.keepalive_time);
+  raw.stream_idle_s = seconds(o.transport.transfers.idle);
+  return raw;
+}
+
+void AddAddresses(CLI::App& app, ServerOptions& o) {
+  const char* group = "Addresses";
+  app.add_option("--listen", o.listen,
+                 "host:port, unix:PATH or a list of them; port 0 picks a free one")
+      ->delimiter(',')
+      ->take_all()
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--port_file", o.port_file,
+                 "written once serving: the port of each TCP address, one a line")
+      ->group(group);
+  app.add_option("--metrics_listen", o.metrics_listen,
+                 "host:port of Prometheus' /metrics, without TLS; empty: none")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--metrics_port_file", o.metrics_port_file, "the same for the port of /metrics")
+      ->group(group);
+}
+
+void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
+  const char* group = "Engine";
+  app.add_option("--backend", o.backend,
+                 "auto, cpu, cuda or reference; auto: cuda on a V100 (sm_70), cpu everywhere else")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--cpu_threads", o.cpu_threads, "threads of the cpu engine; 0: all it may use")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--devices", raw.devices, "GPUs of the cuda engine: all, or ordinals as in 0,2")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--hbm_fraction", o.hbm_fraction,
+                 "share of each GPU's free memory, reserved at the start")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--max_launch_ms", o.max_launch_ms,
+                 "longest kernel in milliseconds; longer calls are split")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--kernel_cache", o.kernel_cache,
+                 "folder for kernels compiled at run time; empty: ~/.cache/attnd")
+      ->group(group);
+}
+
+void AddSecurity(CLI::App& app, ServerOptions& o) {
+  const char* group = "Security";
+  app.add_option("--tls_cert", o.tls.certificate,
+                 "PEM certificate chain; TLS on every TCP address; reloaded when it changes")
+      ->group(group);
+  app.add_option("--tls_key", o.tls.key, "PEM private key of --tls_cert")->group(group);
+  app.add_option("--tls_client_ca", o.tls.client_ca,
+                 "PEM; callers must show a certificate signed by it")
+      ->group(group);
+  app.add_option("--token_file", o.token_file,
+                 "lines \"name token\"; callers must send one as a bearer token")
+      ->group(group);
+  app.add_flag("--insecure", o.insecure,
+               "allow addresses that other hosts reach without TLS or authentication")
+      ->group(group);
+}
+
+void AddLimits(CLI::App& app, ServerOptions& o, RawFlags& raw) {
+  const char* group = "Limits";
+  auto add = [&](const char* name, auto& value, const char* help) {
+    app.add_option(name, value, help)->capture_default_str()->group(group);
+  };
+  add("--memory_limit_mib", raw.memory_mib, "memory for tensors; beyond: MEMORY_PRESSURE");
+  add("--max_calls", o.admission.max_calls, "admitted calls not yet computed; beyond: QUEUE_FULL");
+  add("--max_queue_seconds", o.admission.max_queue_seconds,
+      "estimated work ahead of a new call; beyond: QUEUE_FULL");
+  add("--caller_max_calls", o.admission.caller_max_calls, "of --max_calls, for one caller");
+  add("--caller_memory_mib", raw.caller_memory_mib,
+      "of --memory_limit_mib, for one caller; 0: all of it");
+  add("--max_deadline_seconds", raw.max_deadline_s,
+      "longest deadline of a call, and the deadline of a call without one");
+}
+
+void AddTransport(CLI::App& app, TransportOptions& t, RawFlags& raw) {
+  const char* group = "Transport";
+  auto add = [&](const char* name, auto& value, const char* help) {
+    app.add_option(name, value, help)->capture_default_str()->group(group);
+  };
+  add("--max_message_mib", raw.max_message_mib, "largest request and reply in one message");
+  add("--max_concurrent_streams", t.max_concurrent_streams, "calls of one connection at a time");
+  add("--receive_memory_mib", raw.receive_memory_mib,
+      "memory for requests while they arrive (gRPC's resource quota)");
+  add("--stream_idle_seconds", raw.stream_idle_s,
+      "a call whose peer sends or reads nothing for this long is cut");
+  add("--max_connections", t.max_connections, "open at a time; further ones are closed at once");
+  add("--max_connection_age_seconds", raw.connection_age_s,
+      "connections are renewed after this, to rebalance");
+  add("--max_connection_idle_seconds", raw.connection_idle_s,
+      "a connection without a call is closed after this");
+  add("--keepalive_seconds", raw.keepalive_s,
+      "a connection that is silent during a call is pinged after this");
+  add("--bdp_probe", t.bdp_probe,
+      "let gRPC size its windows by the bandwidth-delay product: on, off, or auto, which is on "
+      "where "
+      "other hosts may connect");
+}
+
+void AddLeases(CLI::App& app, ServerOptions& o, RawFlags& raw) {
+  const char* group = "Residual leases";
+  auto add = [&](const char* name, auto& value, const char* help) {
+    app.add_option(name, value, help)->capture_default_str()->group(group);
+  };
+  add("--lease_memory_mib", raw.lease_memory_mib,
+      "of --memory_limit_mib, for tensors kept between forward and backward that are not on a GPU; "
+      "0: none, -1: half of it");
+  add("--lease_hbm_fraction", o.lease_hbm_fraction,
+      "share of the reserved GPU memory for tensors kept there");
+  add("--lease_ttl_seconds", raw.lease_ttl_s,
+      "lifetime of kept tensors, after the forward and each use");
+}
+
+void AddSharedMemory(CLI::App& app, ServerOptions& o, RawFlags& raw) {
+  const char* group = "Shared memory";
+  app.add_flag("--shared_memory,!--no-shared_memory", o.shared_memory.enabled,
+               "callers of unix:PATH may share memory over PATH.shm")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--shared_memory_limit_mib", raw.shared_memory_mib, "for all callers together")
+      ->capture_default_str()
+      ->group(group);
+}
+
+void AddOperation(CLI::App& app, RawFlags& raw) {
+  const char* group = "Operation";
+  app.add_option("--drain_delay", raw.drain_delay_s,
+                 "seconds of NOT_SERVING while new calls are still accepted")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--drain_timeout", raw.drain_timeout_s, "seconds for running calls to finish")
+      ->capture_default_str()
+      ->group(group);
+  app.add_option("--log_format", raw.log_format, "text or json")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"text", "json"}))
+      ->group(group);
+  app.add_option("--log_level", raw.log_level, "debug, info, warning or error")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+      ->group(group);
+  app.add_option("--slow_call_seconds", raw.slow_call_s, "calls that take longer are logged")
+      ->capture_default_str()
+      ->group(group);
+  app.add_flag("--check_config", raw.check_config,
+               "check the options, report what is wrong, and exit")
+      ->configurable(false)
+      ->group(group);
+}
+
+Severity ParseSeverity(const std::string& level) {
+  static const std::map<std::string, Severity> severities = {{"debug", Severity::kDebug},
+                                                             {"info", Severity::kInfo},
+                                                             {"warning", Severity::kWarning},
+                                                             {"error", Severity::kError}};
+  return severities.at(level);
+}
+
+// "all" gives an empty list.
+absl::StatusOr<std::vector<int>> ParseDevices(const std::string& text) {
+  std::vector<int> devices;
+  if (text == "all") return devices;
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    int ordinal = 0;
+    if (!absl::SimpleAtoi(part, &ordinal) || absl::c_linear_search(devices, ordinal)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--devices: expected all or different ordinals as in 0,2, got ", text));
+    }
+    devices.push_back(ordinal);
+  }
+  return devices;
+}
+
+void ApplyTransport(const RawFlags& raw, TransportOptions& t) {
+  t.max_message_bytes = BytesOfMib(raw.max_message_mib);
+  t.receive_memory_bytes = BytesOfMib(raw.receive_memory_mib);
+  t.max_connection_age = absl::Seconds(raw.connection_age_s);
+  t.max_connection_idle = absl::Seconds(raw.connection_idle_s);
+  t.keepalive_time = absl::Seconds(raw.keepalive_s);
+  t.transfers.idle = absl::Seconds(raw.stream_idle_s);
+}
+
+void Apply(const RawFlags& raw, ServerOptions& o) {
+  o.admission.memory_bytes = BytesOfMib(raw.memory_mib);
+  o.admission.caller_max_bytes =
+      raw.caller_memory_mib == 0 ? o.admission.memory_bytes : BytesOfMib(raw.caller_memory_mib);
+  o.admission.max_deadline = absl::Seconds(raw.max_deadline_s);
+  o.leases.memory_bytes =
+      raw.lease_memory_mib == -1 ? o.admission.memory_bytes / 2 : BytesOfMib(raw.lease_memory_mib);
+  o.leases.ttl = absl::Seconds(raw.lease_ttl_s);
+  o.shared_memory.max_bytes = BytesOfMib(raw.shared_memory_mib);
+  o.shared_memory.user_max_bytes = o.shared_memory.max_bytes;
+  ApplyTransport(raw, o.transport);
+  o.transport.max_connection_age_grace = 2 * o.admission.max_deadline;
+  o.drain_delay = absl::Seconds(raw.drain_delay_s);
+  o.drain_timeout = absl::Seconds(raw.drain_timeout_s);
+  o.slow_call = absl::Seconds(raw.slow_call_s);
+  o.log_format = raw.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
+  o.log_level = ParseSeverity(raw.log_level);
+}
+
+// CLI11 alone reads an empty value, such as an unset variable in a script, as 0, and accepts "nan".
+void RequireNumbers(CLI::App& app) {
+  auto check = [](std::string& value) -> std::string {
+    double number = 0;
+    if (absl::SimpleAtod(value, &number) && !std::isnan(number)) return "";
+    return absl::StrCat("expected a number, got \"", value, "\"");
+  };
+  for (CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (type == "INT" || type == "FLOAT") option->check(CLI::Validator(check, ""));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string_view version,
+                                 std::ostream& out) {
+  Flags flags;
+  ServerOptions& o = flags.options;
+  o.admission.memory_bytes = DefaultMemoryBytes();
+  RawFlags raw = DefaultsOf(o);
+  CLI::App app(kDescription, "attnd");
+  app.set_version_flag("--version", "attnd " + std::string(version));
+  app.set_config("--config", "", "file of flags, one \"flag = value\" a line");
+  app.allow_config_extras(CLI::config_extras_mode::error);
+  AddAddresses(app, o);
+  AddEngine(app, o, raw);
+  AddSecurity(app, o);
+  AddLimits(app, o, raw);
+  AddTransport(app, o.transport, raw);
+  AddLeases(app, o, raw);
+  AddSharedMemory(app, o, raw);
+  AddOperation(app, raw);
+  RequireNumbers(app);
+  try {  // CLI11 reports by throwing
+    app.parse(argc, argv);
+  } catch (const CLI::Success& done) {
+    app.exit(done, out, out);
+    flags.action = FlagAction::kPrinted;
+    return flags;
+  } catch (const CLI::Error& error) {
+    return absl::InvalidArgumentError(error.what());
+  }
+  Apply(raw, o);
+  ASSIGN_OR_RETURN(o.devices, ParseDevices(raw.devices));
+  if (raw.check_config) flags.action = FlagAction::kCheckConfig;
+  RETURN_IF_ERROR(CheckOptions(o));
+  return flags;
+}
+
+}  // namespace attnd

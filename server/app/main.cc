@@ -1,0 +1,15 @@
+// attnd: the daemon, with the engines of kernels/registry.h.
+#include "kernels/registry.h"
+#include "server/app/daemon_main.h"
+
+int main(int argc, char** argv) {
+  return attnd::DaemonMain(argc, argv, [](const attnd::ServerOptions& options, std::string* note) {
+    return attnd::MakeBackends(options.backend,
+                               {.cpu_threads = options.cpu_threads,
+                                .devices = options.devices,
+                                .memory_fraction = options.hbm_fraction,
+                                .max_slice_seconds = options.max_launch_ms * 1e-3,
+                                .kernel_cache = options.kernel_cache},
+                               note);
+  });
+}

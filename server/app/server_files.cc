@@ -1,0 +1,60 @@
+#include "server/app/server_files.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "net/listen_address.h"
+#include "server/security/auth.h"
+#include "server/security/certificate_files.h"
+
+namespace attnd {
+namespace {
+
+// Whether this process can make files in the folder of `path`.
+absl::Status CheckFolder(absl::string_view flag, const std::string& path) {
+  std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (folder.empty()) folder = ".";
+  std::error_code none;
+  if (std::filesystem::is_directory(folder, none) && access(folder.c_str(), W_OK | X_OK) == 0) {
+    return absl::OkStatus();
+  }
+  return WrongFile(flag, "a path in a folder that this user can write to", path);
+}
+
+absl::Status CheckUnixSocket(const std::string& path) {
+  RETURN_IF_ERROR(CheckFolder("listen", path));
+  struct stat what;  // a dead daemon's socket is taken over
+  if (lstat(path.c_str(), &what) != 0 || S_ISSOCK(what.st_mode)) return absl::OkStatus();
+  return WrongFile("listen", "a path for a socket", absl::StrCat("a file, ", path));
+}
+
+// A plain file is put in an older one's place; another one is written to where it is.
+absl::Status CheckPortFile(absl::string_view flag, const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  struct stat what;
+  if (lstat(path.c_str(), &what) != 0 || S_ISREG(what.st_mode)) return CheckFolder(flag, path);
+  bool fits = !S_ISDIR(what.st_mode) && access(path.c_str(), W_OK) == 0;
+  return fits ? absl::OkStatus() : WrongFile(flag, "a file that this user can write to", path);
+}
+
+}  // namespace
+
+absl::Status CheckFiles(const ServerOptions& options) {
+  for (const std::string& address : options.listen) {
+    const std::string path = UnixPath(address);
+    if (!path.empty()) RETURN_IF_ERROR(CheckUnixSocket(path));
+  }
+  RETURN_IF_ERROR(CheckPortFile("port_file", options.port_file));
+  RETURN_IF_ERROR(CheckPortFile("metrics_port_file", options.metrics_port_file));
+  RETURN_IF_ERROR(CheckTlsFiles(options.tls));
+  if (options.token_file.empty()) return absl::OkStatus();
+  return Authenticator::FromTokenFile(options.token_file).status();
+}
+
+}  // namespace attnd

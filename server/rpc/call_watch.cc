@@ -1,0 +1,41 @@
+#include "server/rpc/call_watch.h"
+
+#include <algorithm>
+
+namespace attnd {
+
+CallWatch::CallWatch(const TransferLimits& limits, const Clock& clock)
+    : limits_(limits), clock_(clock), thread_([this] { Main(); }) {}
+
+CallWatch::~CallWatch() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    stop_.Signal();
+  }
+  thread_.join();
+}
+
+void CallWatch::Add(WatchedCall& call) {
+  absl::MutexLock lock(&mutex_);
+  calls_.insert(&call);
+}
+
+void CallWatch::Remove(WatchedCall& call) {
+  absl::MutexLock lock(&mutex_);
+  calls_.erase(&call);
+}
+
+void CallWatch::Main() {
+  absl::MutexLock lock(&mutex_);
+  while (!stopping_) {
+    stop_.WaitWithTimeout(&mutex_, std::min(limits_.idle / 4, absl::Seconds(1)));
+    const absl::Time now = clock_.Now();
+    for (WatchedCall* call : calls_) {
+      const absl::Status status = call->progress()->Check(limits_, now);
+      if (!status.ok()) call->Cut(status);
+    }
+  }
+}
+
+}  // namespace attnd

@@ -1,0 +1,151 @@
+#include "server/rpc/rpc_context.h"
+
+#include <grpc/support/time.h>
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "server/admission/staging_copy.h"
+#include "server/call/status_details.h"
+
+namespace attnd {
+namespace {
+
+void AddPushback(const absl::Status& status, grpc::ServerContextBase& context) {
+  std::optional<absl::Duration> delay = RetryAfterOf(status);
+  if (!delay.has_value()) return;
+  context.AddTrailingMetadata("grpc-retry-pushback-ms",
+                              absl::StrCat(absl::ToInt64Milliseconds(*delay)));
+}
+
+// As gRPC holds it: std::chrono's system clock ends in 2262, and callers for whom a deadline is a
+// formality are beyond that.
+absl::Time DeadlineOf(const grpc::ServerContextBase& context) {
+  gpr_timespec deadline = gpr_convert_clock_type(context.raw_deadline(), GPR_CLOCK_REALTIME);
+  bool none = gpr_time_cmp(deadline, gpr_inf_future(GPR_CLOCK_REALTIME)) == 0;
+  return none ? absl::InfiniteFuture()
+              : absl::FromUnixSeconds(deadline.tv_sec) + absl::Nanoseconds(deadline.tv_nsec);
+}
+
+}  // namespace
+
+RpcContext::RpcContext(const ServiceDeps& deps, grpc::ServerContextBase& context,
+                       Direction direction, uint64_t id)
+    : deps_(deps),
+      open_(deps.open_calls),
+      context_(context),
+      direction_(direction),
+      id_(id),
+      received_at_(deps.clock.Now()),
+      deadline_(DeadlineOf(context)),
+      peer_(context.peer()),
+      unix_socket_(absl::StartsWith(peer_, "unix")) {
+  deps_.metrics.CallStarted(MethodOf(direction_));
+}
+
+absl::Status RpcContext::Identify() {
+  ASSIGN_OR_RETURN(caller_, deps_.auth.Identify(context_, peer_));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AdmittedCall> RpcContext::Admit(AttentionCall call, ReplySink& sink, bool streamed) {
+  request_id_ = call.request_id();
+  CallMemory memory;
+  RETURN_IF_ERROR(deps_.shared_memory.FindFor(call, caller_, unix_socket_, memory));
+  deps_.metrics.SharedReceived(call.shared_input_bytes());
+  RETURN_IF_ERROR(deps_.leases.FindFor(call, caller_, memory));
+  CallContext context{.id = id_,
+                      .caller = caller_,
+                      .deadline = deadline_,
+                      .received_at = received_at_,
+                      .sink = &sink,
+                      .streamed = streamed};
+  ASSIGN_OR_RETURN(AdmittedCall admitted,
+                   deps_.admission.Admit(std::move(call), std::move(context), std::move(memory)));
+  RETURN_IF_ERROR(TakePlaces(admitted, deps_.staging, &deps_.leases));
+  deps_.metrics.CallAdmitted(admitted.call());
+  return admitted;
+}
+
+void RpcContext::Received(int64_t bytes) { deps_.metrics.Received(unix_socket_, bytes); }
+void RpcContext::Sent(int64_t bytes) { deps_.metrics.Sent(unix_socket_, bytes); }
+
+void RpcContext::Landed(AdmittedCall& call, int64_t bytes) {
+  deps_.metrics.HostCopied(bytes);
+  call.staged().landed_at = deps_.clock.Now();
+}
+
+void RpcContext::Cancel() {
+  bool expired = deps_.clock.Now() >= deadline_;
+  deps_.worker.Cancel(id_, expired ? StopCause::kExpired : StopCause::kCancelled);
+}
+
+absl::Status RpcContext::Stopped(WorkStage stage) {
+  bool expired = deps_.clock.Now() >= deadline_;
+  deps_.metrics.CallStopped(stage, expired);
+  const absl::string_view where = WorkStageName(stage);
+  if (expired) {
+    return Failure(absl::StatusCode::kDeadlineExceeded, reason::kDeadlineExceededQueue,
+                   "the deadline passed while bytes were moved", {{"stage", where}});
+  }
+  return Failure(absl::StatusCode::kCancelled, reason::kCancelled,
+                 "the caller cancelled or its connection broke", {{"stage", where}});
+}
+
+void RpcContext::Answered(const Result& result) {
+  times_ = result.times();
+  priority_ = result.call().priority();
+  deps_.metrics.SharedSent(result.call().shared_output_bytes());
+}
+
+grpc::Status RpcContext::Failed(const absl::Status& status) {
+  status_ = Classified(status);
+  AddPushback(status_, context_);
+  return ToGrpcStatus(status_);
+}
+
+void RpcContext::Close() {
+  absl::Time now = deps_.clock.Now();
+  if (status_.ok()) ReportStages(now);
+  std::string reason = ReasonOf(status_);
+  if (status_.code() == absl::StatusCode::kUnauthenticated) deps_.metrics.AuthFailed(reason);
+  deps_.metrics.CallFinished(MethodOf(direction_), status_.code(), reason, now - received_at_);
+  Log(now - received_at_, reason);
+}
+
+void RpcContext::ReportStages(absl::Time now) {
+  Method method = MethodOf(direction_);
+  Metrics& metrics = deps_.metrics;
+  metrics.StageTook(method, RequestStage::kReceive, times_.admitted - times_.received);
+  metrics.StageTook(method, RequestStage::kQueue,
+                    times_.kernel_begin - times_.landed - times_.upload);
+  metrics.StageTook(method, RequestStage::kUpload, times_.landed - times_.admitted + times_.upload);
+  metrics.StageTook(method, RequestStage::kKernel, times_.kernel_end - times_.kernel_begin);
+  metrics.StageTook(method, RequestStage::kDownload, times_.downloaded - times_.kernel_end);
+  metrics.StageTook(method, RequestStage::kSend, now - times_.downloaded);
+  metrics.CallQueued(direction_, priority_, times_.taken - times_.landed);
+}
+
+void RpcContext::Log(absl::Duration took, absl::string_view reason) {
+  bool slow = took > deps_.slow_call;
+  Severity severity = Severity::kDebug;
+  if (!status_.ok()) severity = Severity::kInfo;
+  if (slow || status_.code() == absl::StatusCode::kInternal) severity = Severity::kWarning;
+  if (!deps_.log.Writes(severity)) return;
+  std::optional<int64_t> left_out = deps_.log_limit.Take(deps_.clock.Now());
+  if (!left_out.has_value()) return;
+  deps_.log.Log(severity, slow ? "slow_call" : "call",
+                {{"method", MethodName(MethodOf(direction_))},
+                 {"code", absl::StatusCodeToString(status_.code())},
+                 {"reason", reason},
+                 {"message", status_.message()},
+                 {"caller", caller_},
+                 {"request_id", request_id_},
+                 {"milliseconds", absl::ToDoubleMilliseconds(took)},
+                 {"lines_left_out", *left_out}});
+}
+
+}  // namespace attnd

@@ -1,0 +1,42 @@
+// ServiceDeps: what the gRPC methods use.
+#pragma once
+
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "proto/attnd/v1/attention.pb.h"
+#include "server/admission/admission.h"
+#include "server/admission/staging_pool.h"
+#include "server/lease/lease_table.h"
+#include "server/metrics/metrics.h"
+#include "server/rpc/call_log_limit.h"
+#include "server/rpc/call_watch.h"
+#include "server/rpc/open_calls.h"
+#include "server/rpc/transfer_pool.h"
+#include "server/schedule/device_worker.h"
+#include "server/security/auth.h"
+#include "server/shared_memory/shared_memory.h"
+
+namespace attnd {
+
+// What the service uses and does not own; all outlive it.
+struct ServiceDeps {
+  Admission& admission;
+  StagingPool& staging;
+  SharedMemoryTable& shared_memory;
+  Workers& worker;
+  LeaseTable& leases;
+  TransferPool& transfer_pool;
+  Metrics& metrics;
+  const Authenticator& auth;
+  const Clock& clock;
+  Logger& log;
+  const BackendInfo& engine;
+  const v1::GetServerInfoResponse& server_info;
+  absl::Duration slow_call;
+  CallLogLimit& log_limit;
+  CallWatch& call_watch;
+  OpenCalls& open_calls;
+};
+
+}  // namespace attnd

@@ -1,0 +1,234 @@
+#include "server/rpc/stream_call.h"
+
+#include <algorithm>
+#include <atomic>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "base/status_macros.h"
+#include "proto/attnd/v1/chunk_framing.h"
+#include "server/admission/staging_copy.h"
+#include "server/call/status_details.h"
+#include "server/rpc/chunk_sequence.h"
+#include "server/rpc/rpc_context.h"
+#include "server/wire/decode.h"
+#include "server/wire/decode_chunk.h"
+#include "server/wire/encode.h"
+
+namespace attnd {
+namespace {
+
+// Reading: OnReadDone parses a message, fixes where its data go, asks gRPC for the next message,
+// and only then copies the chunk to its place. So the reaction to the next message may run beside
+// the copy. `holds_` counts the copies and the reading itself; the last one to end goes on: the
+// tensors have landed, or the call has failed and nothing reads or writes its memory any more. A
+// call finishes once, by a refusal, the watch or the result, whichever comes first; `phase_`
+// decides.
+class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                         public ReplySink,
+                         public WatchedCall {
+ public:
+  StreamCall(const ServiceDeps& deps, grpc::CallbackServerContext& context, Direction direction,
+             uint64_t id)
+      : record_(deps, context, direction, id), context_(context) {
+    progress()->CallBegan(record_.received_at());
+    deps.call_watch.Add(*this);
+  }
+
+  void Start() {
+    absl::Status known = record_.Identify();
+    if (!known.ok()) return FinishOnce(known);
+    progress()->Begin(Now());
+    StartRead(&read_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return EndReading(CheckHalfClose());
+    absl::StatusOr<Piece> piece = Take();
+    if (!piece.ok()) return EndReading(piece.status());
+    ++holds_;
+    StartRead(&read_);  // from here on another OnReadDone may run
+    Land(*piece);
+    LetGo();
+  }
+
+  void OnResult(absl::StatusOr<Result> result) override {
+    if (!result.ok()) return FinishOnce(result.status());
+    auto shared = std::make_shared<Result>(*std::move(result));
+    if (shared->call().output_bytes() <= kReplyBytesAtOnce) return Send(std::move(*shared));
+    record_.deps().transfer_pool.Run([this, shared] { Send(std::move(*shared)); });
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) return FinishOnce(record_.Stopped(WorkStage::kSend));
+    WriteNext();
+  }
+
+  // The watch's. A reply that is not read cannot be finished with a status either. A call that has
+  // just stopped waiting for its peer goes on.
+  void Cut(const absl::Status& status) override {
+    const std::string reason = ReasonOf(status);
+    if (Enter(Phase::kFinished, {Phase::kReading})) {
+      record_.deps().metrics.CallCut(MethodOf(record_.direction()), WorkStage::kReceive, reason);
+      return Finish(record_.Failed(status));
+    }
+    absl::MutexLock lock(&mutex_);
+    if (phase_ != Phase::kWriting || !cut_.ok()) return;
+    cut_ = status;
+    record_.deps().metrics.CallCut(MethodOf(record_.direction()), WorkStage::kSend, reason);
+    context_.TryCancel();
+  }
+
+  void OnCancel() override {
+    cancelled_ = true;
+    record_.Cancel();
+  }
+
+  void OnDone() override {
+    record_.deps().call_watch.Remove(*this);  // cut_ does not change from here on
+    if (!cut_.ok()) record_.Failed(cut_);
+    record_.Close();
+    delete this;
+  }
+
+ private:
+  // A received message and where its data go; nowhere for a header.
+  struct Piece {
+    MessageBytes message;
+    ByteRange data;
+    std::byte* to = nullptr;
+  };
+
+  enum class Phase { kReading, kComputing, kWriting, kFinished };
+
+  absl::Time Now() const { return record_.deps().clock.Now(); }
+
+  absl::Status CheckHalfClose() {
+    if (cancelled_) return record_.Stopped(WorkStage::kReceive);
+    if (call_.has_value()) return sequence_.CheckComplete();
+    return FieldError(reason::kChunkOrder, "header", "a header before half-close", "none");
+  }
+
+  absl::StatusOr<Piece> Take() {
+    int64_t bytes = static_cast<int64_t>(read_.Length());
+    record_.Received(bytes);
+    progress()->Moved(bytes);
+    MessageBytes message(read_);
+    read_.Clear();
+    ASSIGN_OR_RETURN(StreamPart part, ParseStreamMessage(message, record_.direction()));
+    if (part.is_header) return TakeHeader(message, part.range);
+    if (!call_.has_value()) {
+      return FieldError(reason::kChunkOrder, "header", "a header before the first chunk",
+                        "a chunk");
+    }
+    ASSIGN_OR_RETURN(const int tensor, sequence_.Take(part.tensor, part.offset, part.range.size));
+    largest_chunk_ = std::max(largest_chunk_, part.range.size);
+    return Piece{std::move(message), part.range,
+                 call_->staged()[tensor] + static_cast<int64_t>(part.offset)};
+  }
+
+  absl::StatusOr<Piece> TakeHeader(const MessageBytes& message, ByteRange header) {
+    if (call_.has_value()) return FieldError(reason::kChunkOrder, "header", "one header", "two");
+    ASSIGN_OR_RETURN(AttentionCall decoded,
+                     Decoder::DecodeHeader(message, header, record_.direction()));
+    ASSIGN_OR_RETURN(AdmittedCall call, record_.Admit(std::move(decoded), *this, true));
+    sequence_ = ChunkSequence(call.call().tensors());
+    call_.emplace(std::move(call));
+    return Piece{};
+  }
+
+  void Land(Piece& piece) {
+    if (piece.to == nullptr) return;
+    copied_ += piece.data.size;
+    piece.message.ForEachPiece(piece.data, [&](absl::Span<const uint8_t> bytes) {
+      LandPiece(piece.to, bytes, call_->call().input_bytes());
+      piece.to += bytes.size();
+    });
+    piece.message = MessageBytes();
+  }
+
+  void EndReading(absl::Status status) {
+    progress()->Pause();
+    received_ = std::move(status);
+    LetGo();
+  }
+
+  void LetGo() {
+    if (--holds_ > 0) return;
+    if (!received_.ok()) {
+      call_.reset();  // memory and budget are back before the answer is out
+      return FinishOnce(received_);
+    }
+    if (!Enter(Phase::kComputing, {Phase::kReading})) return call_.reset();  // it has been cut
+    record_.Landed(*call_, copied_);
+    record_.deps().worker.Submit(*std::exchange(call_, std::nullopt));
+    if (cancelled_) record_.Cancel();  // it may have come just before Submit
+  }
+
+  void Send(Result result) {
+    const ServiceDeps& deps = record_.deps();
+    record_.Answered(result);
+    // As large as the caller finds right for the way between.
+    const int64_t chunk_bytes = std::clamp(largest_chunk_, kChunkBytes, kLargeChunkBytes);
+    messages_ =
+        EncodeStream(std::move(result), deps.engine, deps.clock.Now(), chunk_bytes, progress());
+    Enter(Phase::kWriting, {Phase::kComputing});
+    progress()->Begin(Now());
+    WriteNext();
+  }
+
+  void WriteNext() {
+    if (next_ > 0) messages_[next_ - 1].Clear();
+    grpc::ByteBuffer& message = messages_[next_++];
+    record_.Sent(static_cast<int64_t>(message.Length()));
+    if (next_ < messages_.size()) return StartWrite(&message);
+    // Still kWriting: a peer that never reads the last message is cut too.
+    StartWriteAndFinish(&message, grpc::WriteOptions(), grpc::Status::OK);
+  }
+
+  // False when the call is in none of the phases `from`.
+  bool Enter(Phase phase, std::initializer_list<Phase> from) {
+    absl::MutexLock lock(&mutex_);
+    if (std::find(from.begin(), from.end(), phase_) == from.end()) return false;
+    phase_ = phase;
+    return true;
+  }
+  void FinishOnce(const absl::Status& status) {
+    bool first = Enter(Phase::kFinished, {Phase::kReading, Phase::kComputing, Phase::kWriting});
+    if (first) Finish(record_.Failed(status));
+  }
+
+  RpcContext record_;
+  grpc::CallbackServerContext& context_;
+  grpc::ByteBuffer read_;
+  ChunkSequence sequence_;
+  std::optional<AdmittedCall> call_;  // from the header until it is submitted
+  int64_t largest_chunk_ = 0;
+  std::atomic<int64_t> copied_{0};
+  std::atomic<int> holds_{1};
+  absl::Status received_;  // of the reading, once it has ended
+  std::atomic<bool> cancelled_{false};
+  std::vector<grpc::ByteBuffer> messages_;
+  size_t next_ = 0;  // message to write
+  absl::Mutex mutex_;
+  Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kReading;
+  absl::Status cut_;  // the watch's, of a reply that is not read
+};
+
+}  // namespace
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StartStreamCall(
+    const ServiceDeps& deps, grpc::CallbackServerContext& context, Direction direction,
+    uint64_t id) {
+  auto* call = new StreamCall(deps, context, direction, id);
+  call->Start();
+  return call;
+}
+
+}  // namespace attnd

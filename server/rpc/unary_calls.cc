@@ -1,0 +1,239 @@
+#include "server/rpc/unary_calls.h"
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/async_unary_call.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <atomic>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "base/status_macros.h"
+#include "net/spin_wait.h"
+#include "server/admission/staging_copy.h"
+#include "server/call/status_details.h"
+#include "server/rpc/rpc_context.h"
+#include "server/wire/decode.h"
+#include "server/wire/encode.h"
+
+namespace attnd {
+namespace {
+
+// Calls of each method that a queue is ready to take; further ones wait in gRPC for the next.
+constexpr int kReadyCalls = 16;
+
+}  // namespace
+
+// A completion queue and the thread that drives it.
+class UnaryCalls::Queue {
+ public:
+  // What gRPC hands back: a reaction of a call.
+  struct Tag {
+    Call* call;
+    void (Call::*react)(bool ok);
+  };
+
+  Queue(AttentionService& service, std::unique_ptr<grpc::ServerCompletionQueue> queue)
+      : service_(service), queue_(std::move(queue)) {}
+  ~Queue();
+
+  void Start();
+  // Makes one more call of `direction` that waits to be taken; none once the queue ends.
+  void AwaitCall(Direction direction);
+  AttentionService& service() { return service_; }
+
+ private:
+  void Main();
+  bool Next(void** tag, bool* ok);
+
+  AttentionService& service_;
+  const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  SpinWait waits_;
+  absl::Mutex mutex_;  // no call is asked for once the queue has been shut down
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+// One call, from before it arrives until gRPC has done with it. It deletes itself when its three
+// holders have let go: the work that ends with Submit or a refusal, the reply's end, and gRPC's
+// word that the call is over or cancelled.
+class UnaryCalls::Call final : public ReplySink, public WatchedCall {
+ public:
+  Call(Queue& queue, Direction direction) : queue_(queue), direction_(direction) {
+    context_.AsyncNotifyWhenDone(&over_);
+  }
+
+  void Request(grpc::ServerCompletionQueue& queue) {
+    queue_.service().Request(direction_, context_, request_, responder_, queue, &arrived_);
+  }
+
+ private:
+  const ServiceDeps& deps() const { return queue_.service().deps(); }
+  absl::Time Now() const { return deps().clock.Now(); }
+
+  // Not ok: the server stops, and nothing else will come.
+  void OnArrived(bool ok) {
+    if (!ok) {
+      delete this;
+      return;
+    }
+    queue_.AwaitCall(direction_);
+    record_.emplace(deps(), context_, direction_, queue_.service().NextId());
+    progress()->CallBegan(record_->received_at());
+    deps().call_watch.Add(*this);
+    if (request_.Length() <= kReplyBytesAtOnce) return Work();
+    deps().transfer_pool.Run([this] { Work(); });
+  }
+
+  void Work() {
+    absl::StatusOr<AdmittedCall> call = Accept();
+    request_.Clear();  // gRPC's own reference would keep its slices until the end of the call
+    if (call.ok()) {
+      deps().worker.Submit(*std::move(call));
+      if (cancelled_) record_->Cancel();  // gRPC may have told before Submit
+    } else {
+      Refuse(call.status());
+    }
+    LetGo();
+  }
+
+  absl::StatusOr<AdmittedCall> Accept() {
+    record_->Received(static_cast<int64_t>(request_.Length()));
+    RETURN_IF_ERROR(record_->Identify());
+    ASSIGN_OR_RETURN(AttentionCall decoded, Decoder::Decode(MessageBytes(request_), direction_));
+    ASSIGN_OR_RETURN(AdmittedCall call, record_->Admit(std::move(decoded), *this, false));
+    record_->Landed(call, Land(call));
+    return call;
+  }
+
+  void OnResult(absl::StatusOr<Result> result) override {
+    if (!result.ok()) return Refuse(result.status());
+    const int64_t bytes = result->call().output_bytes() - result->call().shared_output_bytes();
+    if (bytes <= kReplyBytesAtOnce) return Send(*std::move(result));
+    // shared_ptr: std::function wants what it holds to be copyable.
+    auto shared = std::make_shared<Result>(*std::move(result));
+    deps().transfer_pool.Run([this, shared] { Send(std::move(*shared)); });
+  }
+
+  void Send(Result result) {
+    record_->Answered(result);
+    Reply reply = Encode(std::move(result), deps().engine, Now(), progress());
+    record_->Sent(static_cast<int64_t>(reply.bytes.Length()));
+    progress()->Begin(Now());
+    responder_.Finish(reply.bytes, grpc::Status::OK, &sent_);
+  }
+
+  void Refuse(const absl::Status& status) {
+    responder_.FinishWithError(record_->Failed(status), &sent_);
+  }
+
+  void OnSent(bool) {
+    progress()->Pause();
+    LetGo();
+  }
+
+  void OnOver(bool) {
+    if (context_.IsCancelled()) {
+      cancelled_ = true;
+      record_->Cancel();
+    }
+    LetGo();
+  }
+
+  // The peer does not read the reply, so it would not read a status either.
+  void Cut(const absl::Status& status) override {
+    if (!cut_.ok()) return;
+    cut_ = status;
+    deps().metrics.CallCut(MethodOf(direction_), WorkStage::kSend, ReasonOf(status));
+    context_.TryCancel();
+  }
+
+  void LetGo() {
+    if (--holders_ > 0) return;
+    deps().call_watch.Remove(*this);
+    if (!cut_.ok()) record_->Failed(cut_);
+    record_->Close();
+    delete this;
+  }
+
+  Queue& queue_;
+  const Direction direction_;
+  grpc::ServerContext context_;
+  grpc::ByteBuffer request_;
+  grpc::ServerAsyncResponseWriter<grpc::ByteBuffer> responder_{&context_};
+  Queue::Tag arrived_{this, &Call::OnArrived}, sent_{this, &Call::OnSent},
+      over_{this, &Call::OnOver};
+  std::optional<RpcContext> record_;  // from its arrival on
+  std::atomic<int> holders_{3};
+  std::atomic<bool> cancelled_{false};
+  absl::Status cut_;  // the watch's, until the call is removed from it
+};
+
+void UnaryCalls::Queue::Start() {
+  for (int n = 0; n < kReadyCalls; ++n) {
+    AwaitCall(Direction::kForward);
+    AwaitCall(Direction::kBackward);
+  }
+  thread_ = std::thread([this] { Main(); });
+}
+
+UnaryCalls::Queue::~Queue() {
+  {
+    absl::MutexLock lock(&mutex_);
+    ending_ = true;
+  }
+  queue_->Shutdown();
+  if (thread_.joinable()) {
+    thread_.join();
+  } else {
+    Main();  // the server never started, but gRPC wants an empty queue
+  }
+}
+
+void UnaryCalls::Queue::AwaitCall(Direction direction) {
+  auto call = std::make_unique<Call>(*this, direction);
+  absl::MutexLock lock(&mutex_);
+  if (!ending_) call.release()->Request(*queue_);
+}
+
+bool UnaryCalls::Queue::Next(void** tag, bool* ok) {
+  using Status = grpc::CompletionQueue::NextStatus;
+  Status status = Status::TIMEOUT;
+  waits_.Wait(
+      true,
+      [&] {
+        status = queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
+        return status != Status::TIMEOUT;
+      },
+      [&] {
+        status = queue_->AsyncNext(tag, ok, gpr_inf_future(GPR_CLOCK_MONOTONIC));
+        return true;
+      });
+  return status == Status::GOT_EVENT;
+}
+
+void UnaryCalls::Queue::Main() {
+  void* pointer = nullptr;
+  bool ok = false;
+  while (Next(&pointer, &ok)) {
+    const Tag& tag = *static_cast<Tag*>(pointer);
+    (tag.call->*tag.react)(ok);
+  }
+}
+
+UnaryCalls::UnaryCalls(AttentionService& service, int threads, grpc::ServerBuilder& builder) {
+  for (int n = 0; n < threads; ++n) {
+    queues_.push_back(std::make_unique<Queue>(service, builder.AddCompletionQueue()));
+  }
+}
+
+UnaryCalls::~UnaryCalls() = default;
+
+void UnaryCalls::Start() {
+  for (const auto& queue : queues_) queue->Start();
+}
+
+}  // namespace attnd

@@ -1,0 +1,98 @@
+#include "server/schedule/launch.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/call/status_details.h"
+#include "server/schedule/engine_call.h"
+
+namespace attnd {
+namespace {
+
+constexpr absl::Duration kMemoryRetryDelay = absl::Milliseconds(50);
+
+absl::Status NoDeviceMemory(const absl::Status& status) {
+  return WithRetryAfter(Failure(absl::StatusCode::kUnavailable, reason::kHbmPressure,
+                                absl::StrCat("full now: ", status.message())),
+                        kMemoryRetryDelay);
+}
+
+bool KeepsOnDevice(const DeviceWorkerDeps& deps, const AttentionCall& call) {
+  if (!call.keep_residual() || deps.leases == nullptr) return false;
+  const int64_t bytes = deps.backend.ResidualBytes(call.problem());
+  return bytes > 0 && deps.leases->MayHold(deps.device, bytes);
+}
+
+absl::StatusOr<LaunchReport> Forward(const DeviceWorkerDeps& deps, Launch& launch) {
+  std::vector<ForwardCall> calls;
+  calls.reserve(launch.size());
+  for (LaunchedCall& launched : launch) {
+    calls.push_back(EngineForward(launched.call, launched.stop));
+    if (KeepsOnDevice(deps, launched.call.call())) calls.back().kept = &launched.kept;
+  }
+  return deps.backend.Forward(calls);
+}
+
+absl::StatusOr<LaunchReport> Backward(const DeviceWorkerDeps& deps, const Launch& launch) {
+  std::vector<BackwardCall> calls;
+  calls.reserve(launch.size());
+  for (const LaunchedCall& launched : launch) {
+    calls.push_back(EngineBackward(launched.call, launched.stop));
+    const ResidualTensors* residual = launched.call.memory().residual.get();
+    if (residual != nullptr) calls.back().residual = residual->on_device();
+  }
+  return deps.backend.Backward(calls);
+}
+
+absl::StatusOr<LaunchReport> ComputeOnce(const DeviceWorkerDeps& deps, Launch& launch) {
+  const Direction direction = launch.front().call.call().direction();
+  return direction == Direction::kForward ? Forward(deps, launch) : Backward(deps, launch);
+}
+
+// The engine's waits for its turn count as queue: what is left of [begin, end) when the kernel and
+// the transfers are taken off.
+void NoteTimes(Launch& launch, const LaunchReport& report, absl::Time begin, absl::Time end) {
+  absl::Time kernel_end = std::max(begin, end - absl::Seconds(report.download_seconds));
+  absl::Time kernel_begin = std::max(begin, kernel_end - absl::Seconds(report.seconds));
+  absl::Duration upload = std::min(absl::Seconds(report.upload_seconds), kernel_begin - begin);
+  for (LaunchedCall& launched : launch) {
+    launched.times.upload = upload;
+    launched.times.kernel_begin = kernel_begin;
+    launched.times.kernel_end = kernel_end;
+    launched.times.downloaded = end;
+  }
+}
+
+void Learn(const DeviceWorkerDeps& deps, const Launch& launch, const LaunchReport& report) {
+  double flops = 0;
+  int64_t bytes = 0, tokens = 0;
+  bool whole = true;  // a kernel that was stopped says nothing of the rate
+  for (const LaunchedCall& launched : launch) {
+    const AttentionCall& call = launched.call.call();
+    flops += launched.call.flops();
+    bytes += call.input_bytes() + call.output_bytes();
+    tokens += Metrics::TokensOf(call);
+    whole = whole && !launched.stop.stop_requested();
+  }
+  const AttentionCall& first = launch.front().call.call();
+  if (whole) deps.cost.Learn(first.problem(), first.direction(), flops, bytes, report.seconds);
+  deps.metrics.BatchRun(first.direction(), static_cast<int>(launch.size()), tokens);
+}
+
+}  // namespace
+
+absl::StatusOr<LaunchReport> Compute(const DeviceWorkerDeps& deps, Launch& launch) {
+  const absl::Time begin = deps.clock.Now();
+  absl::StatusOr<LaunchReport> report = ComputeOnce(deps, launch);
+  while (absl::IsResourceExhausted(report.status()) && deps.leases != nullptr &&
+         deps.leases->EvictOne(deps.device)) {
+    report = ComputeOnce(deps, launch);
+  }
+  if (absl::IsResourceExhausted(report.status())) return NoDeviceMemory(report.status());
+  if (!report.ok()) return report;
+  Learn(deps, launch, *report);
+  NoteTimes(launch, *report, begin, deps.clock.Now());
+  return report;
+}
+
+}  // namespace attnd

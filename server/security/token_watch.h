@@ -1,0 +1,38 @@
+// TokenWatch: reads the token file again when it changes, so that tokens come and go without a
+// restart. A file that cannot be read or understood changes nothing: the old tokens stay, and the
+// log says why, once.
+//
+// Threads: it has one of its own; Look may be called from any.
+#pragma once
+
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/log.h"
+#include "server/security/auth.h"
+
+namespace attnd {
+
+class TokenWatch {
+ public:
+  // `auth` has the file's tokens; it and `log` outlive this.
+  TokenWatch(std::string path, absl::Duration period, Authenticator& auth, Logger& log);
+  ~TokenWatch();
+
+  void Look();  // now
+
+ private:
+  const std::string path_;
+  Authenticator& auth_;
+  Logger& log_;
+  absl::Mutex mutex_;
+  std::string last_fault_ ABSL_GUARDED_BY(mutex_);
+  absl::Notification stop_;
+  std::thread thread_;
+};
+
+}  // namespace attnd

@@ -1,0 +1,325 @@
+#include "server/wire/decode.h"
+
+#include <google/protobuf/io/coded_stream.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "proto/attnd/v1/attention.pb.h"
+#include "server/call/status_details.h"
+#include "server/wire/decode_problem.h"
+#include "server/wire/decode_tensors.h"
+
+namespace attnd {
+namespace {
+
+constexpr int kProblemField = v1::ForwardRequest::kProblemFieldNumber;
+constexpr int kOptionsField = v1::ForwardRequest::kOptionsFieldNumber;
+constexpr int64_t kMaxTokenBytes = 256;
+constexpr int kSharedField = v1::ForwardRequest::kSharedMemoryFieldNumber;
+static_assert(kSharedField == v1::BackwardRequest::kSharedMemoryFieldNumber);
+static_assert(kProblemField == v1::BackwardRequest::kProblemFieldNumber);
+static_assert(kOptionsField == v1::BackwardRequest::kOptionsFieldNumber);
+
+// Into `message`, which is empty.
+absl::Status ParseRange(const MessageBytes& bytes, ByteRange range, absl::string_view field,
+                        google::protobuf::MessageLite& message) {
+  MessageBytes::Stream stream(bytes, range);
+  google::protobuf::io::CodedInputStream in(&stream);
+  if (message.ParseFromCodedStream(&in) && in.ConsumedEntireMessage()) return absl::OkStatus();
+  return FieldError(reason::kMalformedMessage, field, "a protobuf message with UTF-8 strings",
+                    "bytes that are none");
+}
+
+// A problem and its bytes. Most callers repeat theirs; to check, parse and validate a small one
+// again takes a tenth of a small call's instructions.
+struct SeenProblem {
+  std::string bytes;  // empty: none
+  Problem problem;
+};
+constexpr int64_t kMaxSeenBytes = 256;
+
+// The last problem that this thread decoded.
+SeenProblem& LastProblem() {
+  thread_local SeenProblem last;
+  return last;
+}
+
+void Remember(const MessageBytes& message, ByteRange range, const Problem& problem) {
+  if (range.size > kMaxSeenBytes) return;
+  SeenProblem& last = LastProblem();
+  last.bytes.clear();
+  message.ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
+    last.bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  });
+  last.problem = problem;
+}
+
+absl::Status DecodeOptions(const MessageBytes& bytes, const FieldTable& table, Direction direction,
+                           v1::CallOptions& options) {
+  if (!table.Has(kOptionsField)) return absl::OkStatus();
+  RETURN_IF_ERROR(ParseRange(bytes, table.range[kOptionsField], "options", options));
+  if (options.keep_residual() && direction == Direction::kBackward) {
+    return FieldError(reason::kBadField, "options.keep_residual", "false in Backward", "true");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeProblemIn(const MessageBytes& message, const FieldTable& table,
+                             Problem& problem) {
+  if (table.known) {
+    problem = LastProblem().problem;
+    return absl::OkStatus();
+  }
+  const ByteRange range = table.range[kProblemField];
+  v1::Problem wire;
+  RETURN_IF_ERROR(ParseRange(message, range, "problem", wire));
+  ASSIGN_OR_RETURN(problem, DecodeProblem(wire));
+  Remember(message, range, problem);
+  return absl::OkStatus();
+}
+
+// Empty when there is none. LeaseTable decides what it opens.
+absl::StatusOr<std::string> DecodeToken(const MessageBytes& bytes, const FieldTable& table,
+                                        Direction direction) {
+  constexpr int kField = v1::BackwardRequest::kResidualTokenFieldNumber;
+  std::string token;
+  if (direction == Direction::kForward) return token;
+  ByteRange range = table.range[kField];
+  if (range.size > kMaxTokenBytes) {
+    return FieldError(reason::kBadField, "residual_token",
+                      absl::StrCat("at most ", kMaxTokenBytes, " bytes"), absl::StrCat(range.size));
+  }
+  bytes.ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
+    token.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  });
+  return token;
+}
+
+Priority DecodePriority(v1::Priority priority) {
+  if (priority == v1::PRIORITY_LOW) return Priority::kLow;
+  return priority == v1::PRIORITY_HIGH ? Priority::kHigh : Priority::kNormal;
+}
+
+absl::Status CheckSize(const TensorSpec& tensor, int64_t expected, int64_t got) {
+  if (got == expected) return absl::OkStatus();
+  return FieldError(reason::kSizeMismatch, tensor.name,
+                    expected == 0 ? "none beside residual_token" : absl::StrCat(expected, " bytes"),
+                    absl::StrCat(got, " bytes"));
+}
+
+absl::Status BadShared(absl::string_view field, absl::string_view expected, absl::string_view got) {
+  return FieldError(reason::kBadField, absl::StrCat("shared_memory.", field), expected, got);
+}
+
+absl::Status CheckPlace(const v1::SharedTensor& tensor, int regions) {
+  if (tensor.name() == v1::TENSOR_NAME_UNSPECIFIED) {
+    return BadShared("tensor.name", "a tensor's name", "none");
+  }
+  if (tensor.region() >= static_cast<uint32_t>(regions)) {
+    return BadShared("tensor.region", absl::StrCat("below ", regions),
+                     absl::StrCat(tensor.region()));
+  }
+  if (tensor.offset() % kSharedAlignment != 0) {
+    return BadShared("tensor.offset", absl::StrCat("a multiple of ", kSharedAlignment),
+                     absl::StrCat(tensor.offset()));
+  }
+  return absl::OkStatus();
+}
+
+// Where the message says that a tensor lies in shared memory.
+struct SharedPlace {
+  int id;
+  int region;
+  uint64_t offset;
+  int64_t bytes;
+};
+struct SharedPlaces {
+  std::unique_ptr<SharedRequest> request;  // null: the message names none
+  std::vector<SharedPlace> places;
+
+  const SharedPlace* Find(int id) const {
+    for (const SharedPlace& place : places) {
+      if (place.id == id) return &place;
+    }
+    return nullptr;
+  }
+};
+
+// Sizes are checked with the payloads, bounds where the regions are known.
+absl::StatusOr<SharedPlaces> DecodeShared(const MessageBytes& bytes, const FieldTable& table) {
+  SharedPlaces shared;
+  if (!table.Has(kSharedField)) return shared;
+  v1::SharedMemory wire;
+  RETURN_IF_ERROR(ParseRange(bytes, table.range[kSharedField], "shared_memory", wire));
+  if (wire.region_size() < 1 || wire.region_size() > kTensors) {
+    return BadShared("region", absl::StrCat("1..", kTensors, " tokens"),
+                     absl::StrCat(wire.region_size()));
+  }
+  shared.request = std::make_unique<SharedRequest>();
+  shared.request->regions.assign(wire.region().begin(), wire.region().end());
+  shared.request->use = wire.use();
+  for (const v1::SharedTensor& tensor : wire.tensor()) {
+    RETURN_IF_ERROR(CheckPlace(tensor, wire.region_size()));
+    if (shared.Find(tensor.name()) != nullptr) {
+      return BadShared("tensor", "each tensor at most once", TensorName(tensor.name()));
+    }
+    shared.places.push_back({tensor.name(), static_cast<int>(tensor.region()), tensor.offset(),
+                             static_cast<int64_t>(std::min<uint64_t>(tensor.size(), INT64_MAX))});
+  }
+  return shared;
+}
+
+absl::Status RefuseUndeclared(const FieldTable& table, const Problem& problem) {
+  const int64_t mask_bytes = table.range[RequestField(Tensor::kMaskBits)].size;
+  const int64_t bias_bytes = table.range[RequestField(Tensor::kBias)].size;
+  if (!problem.bool_mask && mask_bytes != 0) {
+    return FieldError(reason::kSizeMismatch, "mask_bits", "none without problem.bool_mask",
+                      absl::StrCat(mask_bytes, " bytes"));
+  }
+  if (!problem.bias && bias_bytes != 0) {
+    return FieldError(reason::kSizeMismatch, "bias", "none without problem.bias",
+                      absl::StrCat(bias_bytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+bool DLseFollows(const FieldTable& table, Direction direction) {
+  return direction == Direction::kBackward &&
+         table.varint[v1::BackwardRequest::kDLseFollowsFieldNumber] != 0;
+}
+
+// Sets where an input lies, from its payload field or its place in shared memory. Returns the bytes
+// there.
+absl::StatusOr<int64_t> FindInput(const FieldTable& table, const SharedPlaces& shared,
+                                  TensorSpec& input) {
+  const ByteRange range = table.range[input.field];
+  const SharedPlace* place = shared.Find(input.id);
+  if (place == nullptr) {
+    input.offset = static_cast<uint64_t>(range.offset);
+    return range.size;
+  }
+  if (range.size != 0) {
+    return FieldError(reason::kSizeMismatch, input.name, "none beside shared memory",
+                      absl::StrCat(range.size, " bytes"));
+  }
+  input.region = place->region;
+  input.offset = place->offset;
+  return place->bytes;
+}
+
+// Of a whole message: `inputs` are what must come.
+absl::Status FindInputs(const FieldTable& table, const SharedPlaces& shared, const Problem& problem,
+                        Direction direction, TensorList& inputs) {
+  RETURN_IF_ERROR(RefuseUndeclared(table, problem));
+  for (TensorSpec& input : inputs) {
+    ASSIGN_OR_RETURN(const int64_t bytes, FindInput(table, shared, input));
+    RETURN_IF_ERROR(CheckSize(input, input.role == TensorRole::kKept ? 0 : input.bytes, bytes));
+  }
+  if (DLseFollows(table, direction)) {
+    return FieldError(reason::kBadField, "d_lse_follows", "false in a unary call", "true");
+  }
+  if (direction == Direction::kForward) return absl::OkStatus();
+  TensorSpec d_lse = LseGradient(problem);
+  ASSIGN_OR_RETURN(const int64_t bytes, FindInput(table, shared, d_lse));
+  if (bytes == 0) return absl::OkStatus();
+  inputs.push_back(d_lse);
+  return CheckSize(d_lse, d_lse.bytes, bytes);
+}
+
+// Of a streamed call's header: `inputs` will follow.
+absl::Status AnnounceInputs(const FieldTable& table, const Problem& problem, Direction direction,
+                            TensorList& inputs) {
+  for (int id = Tensor::kMaskBits; id <= Tensor::kDLse; ++id) {
+    if (!table.Has(RequestField(id))) continue;
+    return FieldError(reason::kBadField, TensorName(id),
+                      "no payload in the header of a streamed call",
+                      absl::StrCat(table.range[RequestField(id)].size, " bytes"));
+  }
+  if (DLseFollows(table, direction)) inputs.push_back(LseGradient(problem));
+  return absl::OkStatus();
+}
+
+// Checks that every place in shared memory is an input's or a wanted output's, and sets where those
+// outputs lie.
+absl::Status FindOutputs(const SharedPlaces& shared, bool keep_residual, TensorList& tensors) {
+  size_t found = 0;
+  int64_t output_bytes = 0;
+  for (TensorSpec& tensor : tensors) {
+    const SharedPlace* place = shared.Find(tensor.id);
+    if (place == nullptr || tensor.role == TensorRole::kKept || !tensor.wanted) continue;
+    ++found;
+    if (tensor.role == TensorRole::kInput) continue;
+    RETURN_IF_ERROR(CheckSize(tensor, tensor.bytes, place->bytes));
+    tensor.region = place->region;
+    tensor.offset = place->offset;
+    output_bytes += tensor.bytes;
+  }
+  if (keep_residual && output_bytes > 0) {
+    return BadShared("tensor", "no outputs together with options.keep_residual", "some");
+  }
+  if (found == shared.places.size()) return absl::OkStatus();
+  return BadShared("tensor", "inputs of the call and outputs that it wants", "others");
+}
+
+}  // namespace
+
+absl::StatusOr<AttentionCall> Decoder::Decode(MessageBytes message, Direction direction) {
+  ASSIGN_OR_RETURN(AttentionCall call,
+                   DecodeIn(message, {0, message.size()}, direction, Form::kWhole));
+  call.parts_->message = std::move(message);
+  return call;
+}
+
+absl::StatusOr<AttentionCall> Decoder::DecodeHeader(const MessageBytes& message, ByteRange range,
+                                                    Direction direction) {
+  return DecodeIn(message, range, direction, Form::kHeader);
+}
+
+void Decoder::TakeOptions(v1::CallOptions& options, AttentionCall& call) {
+  call.parts_->priority = DecodePriority(options.priority());
+  call.parts_->request_id = std::move(*options.mutable_request_id());
+  call.parts_->keep_residual = options.keep_residual();
+  call.parts_->residual_ttl = absl::Milliseconds(options.residual_ttl_ms());
+}
+
+absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, ByteRange range,
+                                                Direction direction, Form form) {
+  const auto& type = direction == Direction::kForward ? *v1::ForwardRequest::descriptor()
+                                                      : *v1::BackwardRequest::descriptor();
+  ASSIGN_OR_RETURN(FieldTable table, CheckWire(message, range, type,
+                                               {.known = {kProblemField, LastProblem().bytes}}));
+  if (!table.Has(kProblemField)) {
+    return FieldError(reason::kBadField, "problem", "a problem", "none");
+  }
+  v1::CallOptions options;
+  RETURN_IF_ERROR(DecodeOptions(message, table, direction, options));
+  ASSIGN_OR_RETURN(std::string token, DecodeToken(message, table, direction));
+  AttentionCall call;
+  AttentionCall::Parts& parts = *call.parts_;
+  const Problem& problem = parts.problem;
+  RETURN_IF_ERROR(DecodeProblemIn(message, table, parts.problem));
+  ASSIGN_OR_RETURN(SharedPlaces shared, DecodeShared(message, table));
+  if (form != Form::kWhole && shared.request != nullptr) {
+    return FieldError(reason::kBadField, "shared_memory", "none in a streamed call", "some");
+  }
+  TensorList& tensors = parts.tensors;
+  tensors = AttentionInputs(problem, direction, /*on_residual=*/!token.empty());
+  RETURN_IF_ERROR(form == Form::kWhole ? FindInputs(table, shared, problem, direction, tensors)
+                                       : AnnounceInputs(table, problem, direction, tensors));
+  const bool want_lse = direction == Direction::kForward &&
+                        table.varint[v1::ForwardRequest::kWantLseFieldNumber] != 0;
+  AddAttentionOutputs(problem, direction, want_lse, tensors);
+  RETURN_IF_ERROR(FindOutputs(shared, options.keep_residual(), tensors));
+  parts.direction = direction;
+  parts.residual_token = std::move(token);
+  parts.shared_request = std::move(shared.request);
+  TakeOptions(options, call);
+  return call;
+}
+
+}  // namespace attnd

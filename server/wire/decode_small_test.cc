@@ -1,0 +1,60 @@
+#include "server/wire/decode_small.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "proto/attnd/v1/attention.pb.h"
+#include "server/call/status_details.h"
+#include "tests/fixtures/sliced_buffer.h"
+
+namespace attnd {
+namespace {
+
+struct BadMessage {
+  const char* name;
+  std::string bytes;
+  const char* message;
+};
+
+TEST(DecodeSmall, NamesWhatIsWrong) {
+  const BadMessage cases[] = {
+      {"garbage", "\xff\xff\xff", "message: expected a field's tag, got bytes that are none"},
+      {"truncated", std::string("\x0a\x05zz", 4),
+       "token: expected 5 bytes, got 2 before the message ends"},
+      {"unknown field", std::string("\x48\x01", 2),
+       "field_9: expected a field of attnd.v1.RenewResidualRequest that this server knows, got "
+       "number 9"},
+      {"twice", std::string("\x10\x01\x10\x02", 4), "ttl_ms: expected at most one value, got two"},
+      {"a wide number", std::string("\x10\x80\x80\x80\x80\x10", 6),
+       "ttl_ms: expected a number of 32 bits, got 4294967296"},
+  };
+  for (const BadMessage& one : cases) {
+    v1::RenewResidualRequest request;
+    absl::Status status = DecodeSmall(InSlicesOf(one.bytes, 3), request);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << one.name;
+    EXPECT_EQ(status.message(), one.message) << one.name;
+    EXPECT_FALSE(ReasonOf(status).empty()) << one.name;
+  }
+}
+
+TEST(DecodeSmall, TakesWhatIsRightAndNothing) {
+  v1::RenewResidualRequest sent, got;
+  sent.set_token("t");
+  sent.set_ttl_ms(7);
+  ASSERT_TRUE(DecodeSmall(EncodeSmall(sent), got).ok());
+  EXPECT_EQ(got.token(), "t");
+  EXPECT_EQ(got.ttl_ms(), 7u);
+  EXPECT_TRUE(DecodeSmall(grpc::ByteBuffer(), got).ok());
+  EXPECT_EQ(got.ttl_ms(), 0u);
+}
+
+TEST(DecodeLenient, PassesUnknownFieldsButNoGarbage) {
+  v1::GetServerInfoRequest request;
+  EXPECT_TRUE(DecodeLenient(InSlicesOf(std::string("\x48\x01", 2), 1), request).ok());
+  absl::Status status = DecodeLenient(InSlicesOf("\xff", 1), request);
+  EXPECT_EQ(status.message(), "message: expected a protobuf message, got bytes that are none");
+}
+
+}  // namespace
+}  // namespace attnd

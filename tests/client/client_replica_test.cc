@@ -1,0 +1,149 @@
+// Several daemons behind one client: real processes, of which one dies or drains in the middle of a
+// call. Its shards cost a retry elsewhere, and nothing else happens.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "attention/random_problem.h"
+#include "client/attention_client.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "tests/fixtures/call_outputs.h"
+#include "tests/fixtures/daemon_process.h"
+
+namespace attnd {
+namespace {
+
+// 64 shards of 1.6 MB, each some milliseconds of work.
+Problem ManyShards() {
+  Problem p;
+  p.batch = 8;
+  p.q_heads = p.kv_heads = 8;
+  p.q_len = p.kv_len = 400;
+  p.qk_head_dim = p.v_head_dim = 64;
+  p.causal = true;
+  return p;
+}
+
+std::unique_ptr<RunningDaemon> Start(const std::string& name) {
+  return std::make_unique<RunningDaemon>(
+      name,
+      std::vector<std::string>{"--cpu_threads", "1", "--drain_delay", "0", "--backend", "cpu"});
+}
+
+std::unique_ptr<AttentionClient> Connect(std::vector<std::string> addresses, int channels = 4) {
+  auto client = AttentionClient::Connect({.addresses = std::move(addresses),
+                                          .channels_per_address = channels,
+                                          .timeout = absl::Minutes(2),
+                                          .shard_bytes = 1});
+  CHECK(client.ok()) << client.status();
+  return *std::move(client);
+}
+
+bool Same(const AlignedBytes& a, const AlignedBytes& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+// A forward of ManyShards over two daemons, one of which gets `signal` when some shards are done.
+void SignalOneInMidCall(int signal) {
+  auto first = Start(absl::StrCat("first", signal)), second = Start(absl::StrCat("second", signal));
+  auto client = Connect({first->address, second->address}, 12);
+  auto engine = MakeCpuBackend({.threads = 1});
+  Problem p = ManyShards();
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs expected = RunForward(*engine, p, in), got(p);
+  std::atomic<bool> sent = false;
+  CallOptions options;
+  options.progress = [&](const Progress& progress) {
+    if (progress.shards_done >= 5 && !sent.exchange(true)) second->child->Signal(signal);
+  };
+  auto receipt = client->Forward(p, ForwardInputs(in), got.forward(), options);
+  ASSERT_TRUE(receipt.ok()) << receipt.status();
+  EXPECT_TRUE(sent);
+  EXPECT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
+  EXPECT_EQ(receipt->shards, 64);
+  // Not more than were with it, and each shard at most once.
+  EXPECT_LE(receipt->retries, 64 - 5);
+  if (signal == SIGKILL) {
+    EXPECT_GE(receipt->retries, 1);
+  }
+  // The next call goes to the other one.
+  Outputs again(p);
+  receipt = client->Forward(p, ForwardInputs(in), again.forward());
+  ASSERT_TRUE(receipt.ok()) << receipt.status();
+  EXPECT_TRUE(Same(again.o, expected.o));
+}
+
+TEST(ClientReplicas, LoseNothingWhenOneDiesInMidCall) { SignalOneInMidCall(SIGKILL); }
+
+TEST(ClientReplicas, LoseNothingWhenOneDrainsInMidCall) { SignalOneInMidCall(SIGTERM); }
+
+TEST(ClientReplicas, ShareACallsShards) {
+  auto first = Start("share1"), second = Start("share2");
+  auto client = Connect({first->address, second->address});
+  Problem p = ManyShards();
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs got(p);
+  ASSERT_TRUE(client->Forward(p, ForwardInputs(in), got.forward()).ok());
+  for (RunningDaemon* daemon : {first.get(), second.get()}) {
+    const double calls =
+        daemon->Metric("attnd_requests_total", {{"code", "OK"}, {"method", "Forward"}});
+    EXPECT_GE(calls, 16) << daemon->address;
+    EXPECT_LE(calls, 48) << daemon->address;
+  }
+}
+
+TEST(ClientReplicas, AreFoundByName) {
+  auto daemon = Start("name");
+  auto client = Connect({absl::StrCat("dns:///localhost:", daemon->port)});
+  Problem p = ManyShards();
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs got(p), expected = RunForward(*MakeCpuBackend({.threads = 1}), p, in);
+  auto receipt = client->Forward(p, ForwardInputs(in), got.forward());
+  ASSERT_TRUE(receipt.ok()) << receipt.status();
+  EXPECT_TRUE(Same(got.o, expected.o));
+}
+
+// Calls that fail at once leave nobody who would drive the connection.
+TEST(ClientReplica, FindsARestartedDaemonWithoutRetries) {
+  auto daemon = Start("restart_first");
+  const std::string address = daemon->address;
+  auto client = AttentionClient::Connect({.addresses = {address},
+                                          .channels_per_address = 1,
+                                          .timeout = absl::Seconds(20),
+                                          .retry = {.max_attempts = 1}});
+  ASSERT_TRUE(client.ok()) << client.status();
+  Problem p;
+  p.batch = p.q_heads = p.kv_heads = 1;
+  p.q_len = p.kv_len = 8;
+  p.qk_head_dim = p.v_head_dim = 8;
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs got(p);
+  auto call = [&] { return (*client)->Forward(p, ForwardInputs(in), got.forward()).status(); };
+  ASSERT_EQ(call(), absl::OkStatus());
+  daemon->child->Signal(SIGKILL);
+  daemon->child->Wait();
+  while (!absl::IsUnavailable(call())) {
+  }
+  Child second({"--listen", address, "--metrics_listen", "", "--cpu_threads", "1", "--backend",
+                "cpu", "--drain_delay", "0"});
+  absl::Notification never;
+  absl::Status status;
+  for (absl::Time until = absl::Now() + absl::Seconds(20); absl::Now() < until;) {
+    if ((status = call()).ok()) break;
+    never.WaitForNotificationWithTimeout(absl::Milliseconds(50));
+  }
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace attnd

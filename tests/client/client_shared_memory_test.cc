@@ -1,0 +1,248 @@
+// The C++ client's shared memory with a real daemon: the bytes that the socket gives, with one copy
+// or none; and what becomes of calls when it cannot be had, or goes away.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <stop_token>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "attention/problem_text.h"
+#include "attention/random_problem.h"
+#include "client/attention_client.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "tests/fixtures/call_outputs.h"
+#include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/gated_backend.h"
+
+namespace attnd {
+namespace {
+
+ServerOptions UnixOptions() {
+  static int count = 0;
+  ServerOptions options = TestOptions();
+  options.listen = {absl::StrCat("unix:/tmp/attnd_client_shm_", getpid(), "_", ++count)};
+  return options;
+}
+
+std::unique_ptr<AttentionClient> Client(const std::string& address,
+                                        int64_t shared_bytes = int64_t{256} << 20) {
+  auto client = AttentionClient::Connect({.addresses = {address},
+                                          .channels_per_address = 3,
+                                          .shard_bytes = int64_t{1} << 20,
+                                          .shared_memory_bytes = shared_bytes});
+  CHECK(client.ok()) << client.status();
+  return *std::move(client);
+}
+
+bool operator==(const Outputs& a, const Outputs& b) {
+  for (auto tensor : {&Outputs::o, &Outputs::lse, &Outputs::d_q, &Outputs::d_k, &Outputs::d_v,
+                      &Outputs::d_bias, &Outputs::d_sink}) {
+    const AlignedBytes &x = a.*tensor, &y = b.*tensor;
+    if (std::memcmp(x.data(), y.data(), static_cast<size_t>(x.size())) != 0) return false;
+  }
+  return true;
+}
+
+// Forward, then backward. Gives the shards whose tensors did not travel.
+int64_t Step(AttentionClient& client, const Problem& p, const ProblemInputs& in, Outputs& out) {
+  auto forward = client.Forward(p, ForwardInputs(in), out.forward());
+  EXPECT_TRUE(forward.ok()) << forward.status();
+  auto backward = client.Backward(p, BackwardInputs(in, out), out.backward());
+  EXPECT_TRUE(backward.ok()) << backward.status();
+  if (!forward.ok() || !backward.ok()) return -1;
+  return forward->shared + backward->shared;
+}
+
+Problem MiddlingProblem() {  // 1.1 MB each of q and o
+  Problem p;
+  p.batch = 3;
+  p.q_heads = 4;
+  p.kv_heads = 2;
+  p.q_len = 307;
+  p.kv_len = 251;
+  p.qk_head_dim = 76;
+  p.v_head_dim = 60;
+  return p;
+}
+
+TEST(ClientSharedMemory, GivesTheBytesThatTheSocketGives) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
+  auto shared = Client(daemon.address()), socket = Client(daemon.address(), 0);
+  for (Layout layout : {Layout::kBhld, Layout::kBlhd}) {
+    for (bool bias : {false, true}) {
+      Problem p = MiddlingProblem();
+      p.layout = layout;
+      if (bias) p.bias = Bias{ElementType::kFloat32, {1, 1, p.q_len, p.kv_len}, true};
+      SCOPED_TRACE(ProblemText(p));
+      ProblemInputs in = RandomInputs(p, 1);
+      Outputs expected(p), got(p);
+      EXPECT_EQ(Step(*socket, p, in, expected), 0);
+      EXPECT_GT(Step(*shared, p, in, got), 2);
+      EXPECT_TRUE(got == expected);
+    }
+  }
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    Problem p = RandomProblem(seed, {.max_pairs = 1 << 16, .max_head_dim = 128});
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << ProblemText(p));
+    ProblemInputs in = RandomInputs(p, seed);
+    Outputs expected(p), got(p);
+    EXPECT_EQ(Step(*socket, p, in, expected), 0);
+    EXPECT_GE(Step(*shared, p, in, got), 0);
+    EXPECT_TRUE(got == expected);
+  }
+}
+
+TEST(ClientSharedMemory, CopiesNothingThatLiesThere) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
+  auto client = Client(daemon.address());
+  Problem p = MiddlingProblem();
+  p.layout = Layout::kBlhd;
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs expected(p);
+  Step(*client, p, in, expected);
+  auto place = [&](const AlignedBytes& tensor) {
+    std::shared_ptr<std::byte> memory = *client->Allocate(tensor.size());
+    std::memcpy(memory.get(), tensor.data(), static_cast<size_t>(tensor.size()));
+    return memory;
+  };
+  auto q = place(in.q), k = place(in.k), v = place(in.v);
+  auto o = *client->Allocate(expected.o.size()), lse = *client->Allocate(expected.lse.size());
+  auto receipt = client->Forward(p, {q.get(), k.get(), v.get()},
+                                 {o.get(), reinterpret_cast<float*>(lse.get())});
+  ASSERT_TRUE(receipt.ok()) << receipt.status();
+  EXPECT_EQ(receipt->shared, receipt->shards);
+  EXPECT_EQ(receipt->bytes_copied, 0);
+  EXPECT_FALSE(receipt->kernel.empty());
+  EXPECT_EQ(std::memcmp(o.get(), expected.o.data(), static_cast<size_t>(expected.o.size())), 0);
+  EXPECT_EQ(std::memcmp(lse.get(), expected.lse.data(), static_cast<size_t>(expected.lse.size())),
+            0);
+}
+
+// The kept ones, and so the outputs, lie in the daemon's memory.
+TEST(ClientSharedMemory, SendsTensorsThatAreKept) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
+  auto client = Client(daemon.address());
+  Problem p = MiddlingProblem();
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs expected(p), got(p);
+  Step(*client, p, in, expected);
+  Residual kept;
+  auto forward = client->Forward(p, ForwardInputs(in), got.forward(), {}, &kept);
+  ASSERT_TRUE(forward.ok()) << forward.status();
+  EXPECT_GT(forward->shared, 0);
+  auto backward = client->Backward(p, BackwardInputs(in, got), got.backward(), {}, &kept);
+  ASSERT_TRUE(backward.ok()) << backward.status();
+  EXPECT_EQ(backward->leased, backward->shards);
+  EXPECT_TRUE(got == expected);
+}
+
+TEST(ClientSharedMemory, GivesMemoryBackWhenItsLastOwnerGoes) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
+  auto client = Client(daemon.address(), int64_t{64} << 20);
+  for (int n = 0; n < 100; ++n) {
+    auto memory = client->Allocate(int64_t{60} << 20);
+    ASSERT_TRUE(memory.ok());
+    std::memset(memory->get(), n, size_t{60} << 20);
+  }
+  EXPECT_EQ(daemon.server().shared_memory_use().regions, 1);
+  auto outlives = *client->Allocate(1000);
+  client.reset();
+  std::memset(outlives.get(), 1, 1000);
+}
+
+TEST(ClientSharedMemory, SendsTensorsWhereThereIsNone) {
+  ServerOptions off = UnixOptions();
+  off.shared_memory.enabled = false;
+  ServerOptions small = UnixOptions();
+  small.shared_memory.max_bytes = 1 << 20;  // below a region
+  for (const ServerOptions& options : {off, small}) {
+    Daemon daemon(MakeCpuBackend({.threads = 2}), options);
+    Problem p = MiddlingProblem();
+    ProblemInputs in = RandomInputs(p, 1);
+    Outputs expected(p), got(p);
+    EXPECT_EQ(Step(*Client(daemon.address(), 0), p, in, expected), 0);
+    auto client = Client(daemon.address());
+    EXPECT_EQ(Step(*client, p, in, got), 0);
+    EXPECT_TRUE(got == expected);
+    auto memory = client->Allocate(1 << 20);
+    ASSERT_TRUE(memory.ok());
+    std::memset(memory->get(), 1, 1 << 20);
+  }
+}
+
+TEST(ClientSharedMemory, SendsTensorsToADaemonThatWasStartedAnew) {
+  ServerOptions options = UnixOptions();
+  auto daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), options);
+  auto client = AttentionClient::Connect({.addresses = {options.listen[0]},
+                                          .wait_for_ready = true,
+                                          .shared_memory_bytes = int64_t{256} << 20});
+  ASSERT_TRUE(client.ok());
+  Problem p = MiddlingProblem();
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs expected(p), got(p);
+  EXPECT_GT(Step(**client, p, in, expected), 0);
+  daemon.reset();
+  daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), options);
+  EXPECT_GE(Step(**client, p, in, got), 0);
+  EXPECT_TRUE(got == expected);
+}
+
+TEST(ClientSharedMemory, HasItsMemoryBackWhenACancelledCallReturns) {
+  auto* gate = new GatedBackend;  // the daemon's
+  Daemon daemon{std::unique_ptr<Backend>(gate), UnixOptions()};
+  const int before = static_cast<int>(gate->launches().size());  // the self test's
+  auto client = Client(daemon.address(), int64_t{64} << 20);
+  Problem p = MiddlingProblem();
+  p.batch = 1;
+  p.causal = true;
+  p.alignment = Alignment::kTopLeft;
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs out(p);
+  gate->Close();
+  std::stop_source stop;
+  absl::Status status;
+  std::thread call([&] {
+    CallOptions options;
+    options.stop = stop.get_token();
+    status = client->Forward(p, {in.q.data(), in.k.data(), in.v.data()}, {out.o.data()}, options)
+                 .status();
+  });
+  gate->WaitForLaunches(before + 1);
+  stop.request_stop();
+  call.join();
+  EXPECT_TRUE(absl::IsCancelled(status)) << status;
+  EXPECT_EQ(daemon.server().use().calls, 0);  // the daemon let go before the client did
+  gate->Open();
+  auto receipt = client->Forward(p, {in.q.data(), in.k.data(), in.v.data()}, {out.o.data()});
+  ASSERT_TRUE(receipt.ok()) << receipt.status();
+  EXPECT_GT(receipt->shared, 0);
+}
+
+TEST(ClientSharedMemory, ServesManyCallsAtOnce) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
+  auto client = Client(daemon.address());
+  Problem p = MiddlingProblem();
+  ProblemInputs in = RandomInputs(p, 1);
+  Outputs expected(p);
+  Step(*client, p, in, expected);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int n = 0; n < 5; ++n) {
+        Outputs got(p);
+        EXPECT_GT(Step(*client, p, in, got), 0);
+        EXPECT_TRUE(got == expected);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(daemon.server().staging_used(), 0);
+}
+
+}  // namespace
+}  // namespace attnd
