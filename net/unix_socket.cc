@@ -62,12 +62,16 @@ absl::StatusOr<UnixSocket> UnixSocket::Listen(absl::string_view address, int typ
   if (!at.ok()) return at.status();
   const std::string path = UnixPath(address);
   if (IsListenedTo(*at, type)) return CannotListen(address, std::strerror(EADDRINUSE));
-  if (InodeOf(path) != 0) unlink(path.c_str());
+  RemoveFile(path);
   FileDescriptor fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid() || bind(fd.get(), at->get(), at->size) != 0 || listen(fd.get(), backlog) != 0) {
     return CannotListen(address, std::strerror(errno));
   }
   return UnixSocket(std::move(fd), path);
+}
+
+void UnixSocket::RemoveFile(const std::string& path) {
+  if (InodeOf(path) != 0) unlink(path.c_str());
 }
 
 UnixSocket::UnixSocket(FileDescriptor socket, std::string path)

@@ -26,6 +26,9 @@ class UnixSocket {
   UnixSocket& operator=(UnixSocket&&) = delete;
   ~UnixSocket();
 
+  // Of a socket whose place is to be taken, listened on or not; other files stay.
+  static void RemoveFile(const std::string& path);
+
   int get() const { return socket_.get(); }
   FileDescriptor TakeSocket() { return std::move(socket_); }
 

@@ -15,7 +15,7 @@
 namespace attnd {
 namespace {
 
-std::string Path() { return absl::StrCat(testing::TempDir(), "/s", getpid()); }
+std::string Path() { return absl::StrCat("/tmp/attnd_socket_", getpid()); }
 
 bool Exists(const std::string& path) {
   struct stat file;

@@ -107,7 +107,7 @@ void AttndServer::StartCalls(uint64_t boot_epoch) {
   transfer_pool_ = std::make_unique<TransferPool>(TransferThreadCount());
   TransferLimits transfers = options_.transport.transfers;
   transfers.longest = options_.admission.max_deadline;
-  call_watch_ = std::make_unique<CallWatch>(transfers, clock_);
+  call_watch_ = std::make_unique<CallWatch>(transfers);
   shared_memory_ =
       std::make_unique<SharedMemoryTable>(options_.shared_memory, devices_.first_engine());
   devices_.StartWorkers(

@@ -17,17 +17,22 @@ absl::Status Over(absl::string_view reason, absl::string_view what, absl::string
 
 }  // namespace
 
-void TransferProgress::Begin(absl::Time now) {
+void TransferProgress::Begin() {
+  const int64_t now = absl::ToUnixNanos(clock_.Now());
   bytes_ = 0;
-  seen_bytes_ = 0;
-  moved_nanos_ = absl::ToUnixNanos(now);
-  begin_nanos_ = absl::ToUnixNanos(now);
+  moved_nanos_ = now;
+  begin_nanos_ = now;
 }
 
-absl::Status TransferProgress::Check(const TransferLimits& limits, absl::Time now) {
-  const int64_t begin = begin_nanos_, bytes = bytes_;
+void TransferProgress::Moved(int64_t bytes) {
+  bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  moved_nanos_.store(absl::ToUnixNanos(clock_.Now()), std::memory_order_relaxed);
+}
+
+absl::Status TransferProgress::Check(const TransferLimits& limits) const {
+  const int64_t begin = begin_nanos_;
   if (begin == kPaused) return absl::OkStatus();
-  if (seen_bytes_.exchange(bytes) != bytes) moved_nanos_ = absl::ToUnixNanos(now);
+  const absl::Time now = clock_.Now();
   if (now - call_began_ > limits.longest) {
     return Over(reason::kDeadlineExceededTransfer,
                 "the call took longer than the server allows, seconds:", "limit_seconds",
@@ -41,7 +46,7 @@ absl::Status TransferProgress::Check(const TransferLimits& limits, absl::Time no
   const absl::Duration waited = now - absl::FromUnixNanos(begin) - limits.idle;
   const double due =
       absl::ToDoubleSeconds(waited) * static_cast<double>(limits.min_bytes_per_second);
-  if (waited <= absl::ZeroDuration() || static_cast<double>(bytes) >= due) return absl::OkStatus();
+  if (waited <= absl::ZeroDuration() || static_cast<double>(bytes_) >= due) return absl::OkStatus();
   return Over(reason::kStreamTooSlow,
               "the peer is too slow; bytes a second expected at least:", "limit_bytes_per_second",
               static_cast<double>(limits.min_bytes_per_second));

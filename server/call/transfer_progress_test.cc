@@ -13,68 +13,67 @@ constexpr TransferLimits kLimits{
     .idle = absl::Seconds(10), .min_bytes_per_second = 1000, .longest = absl::Seconds(2000)};
 const absl::Time kStart = absl::UnixEpoch() + absl::Seconds(100);
 
-std::string ReasonAfter(TransferProgress& progress, double seconds) {
-  absl::Status status = progress.Check(kLimits, kStart + absl::Seconds(seconds));
-  EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kDeadlineExceeded);
-  return ReasonOf(status);
-}
-
-TEST(TransferProgress, IsFineUntilNothingHasMovedForTheIdleTime) {
-  TransferProgress progress;
-  progress.CallBegan(kStart);
-  progress.Begin(kStart);
-  EXPECT_EQ(ReasonAfter(progress, 10), "");
-  EXPECT_EQ(ReasonAfter(progress, 10.001), reason::kStreamIdle);
-  progress.Moved(1 << 20);
-  EXPECT_EQ(ReasonAfter(progress, 11), "");  // seen now
-  EXPECT_EQ(ReasonAfter(progress, 21), "");
-  EXPECT_EQ(ReasonAfter(progress, 21.001), reason::kStreamIdle);
-}
-
-TEST(TransferProgress, IsTooSlowBelowTheRateOnceTheIdleTimeHasPassed) {
-  TransferProgress progress;
-  progress.CallBegan(kStart);
-  progress.Begin(kStart);
-  for (int second = 1; second <= 17; ++second) {
-    progress.Moved(400);
-    EXPECT_EQ(ReasonAfter(progress, second), "") << second;
+class TransferProgressTest : public testing::Test {
+ protected:
+  TransferProgressTest() { progress_.CallBegan(kStart); }
+  void At(double seconds) { clock_.Advance(kStart + absl::Seconds(seconds) - clock_.Now()); }
+  std::string ReasonAt(double seconds) {
+    At(seconds);
+    const absl::Status status = progress_.Check(kLimits);
+    EXPECT_TRUE(status.ok() || status.code() == absl::StatusCode::kDeadlineExceeded);
+    return ReasonOf(status);
   }
-  EXPECT_EQ(ReasonAfter(progress, 16.7), "");  // 6700 bytes are due of 6800
-  EXPECT_EQ(ReasonAfter(progress, 16.9), reason::kStreamTooSlow);
+
+  FakeClock clock_{kStart};
+  TransferProgress progress_{clock_};
+};
+
+TEST_F(TransferProgressTest, IsFineUntilNothingHasMovedForTheIdleTime) {
+  progress_.Begin();
+  EXPECT_EQ(ReasonAt(9), "");
+  progress_.Moved(1 << 20);
+  EXPECT_EQ(ReasonAt(19), "");
+  EXPECT_EQ(ReasonAt(19.001), reason::kStreamIdle);
 }
 
-TEST(TransferProgress, CountsFromWhenItIsWaitedFor) {
-  TransferProgress progress;
-  progress.CallBegan(kStart);
-  progress.Begin(kStart);
-  progress.Moved(1 << 30);
-  progress.Begin(kStart + absl::Seconds(1));
+TEST_F(TransferProgressTest, IsTooSlowBelowTheRateOnceTheIdleTimeHasPassed) {
+  progress_.Begin();
+  for (int second = 1; second <= 16; ++second) {
+    EXPECT_EQ(ReasonAt(second), "") << second;
+    progress_.Moved(400);
+  }
+  EXPECT_EQ(ReasonAt(16.3), "");  // 6300 bytes are due of 6400
+  EXPECT_EQ(ReasonAt(16.5), reason::kStreamTooSlow);
+}
+
+TEST_F(TransferProgressTest, CountsFromWhenItIsWaitedFor) {
+  progress_.Begin();
+  progress_.Moved(1 << 30);
+  At(1);
+  progress_.Begin();
   for (int second = 2; second <= 20; ++second) {
-    progress.Moved(400);
-    ReasonAfter(progress, second);
+    At(second);
+    progress_.Moved(400);
   }
-  EXPECT_EQ(ReasonAfter(progress, 20), reason::kStreamTooSlow);
+  EXPECT_EQ(ReasonAt(20), reason::kStreamTooSlow);
 }
 
-TEST(TransferProgress, IsFineWhileTheCallDoesNotWait) {
-  TransferProgress progress;
-  progress.CallBegan(kStart);
-  EXPECT_EQ(ReasonAfter(progress, 3000), "");
-  progress.Begin(kStart);
-  progress.Pause();
-  EXPECT_EQ(ReasonAfter(progress, 3000), "");
-  progress.Begin(kStart + absl::Seconds(1000));
-  EXPECT_EQ(ReasonAfter(progress, 1001), "");
+TEST_F(TransferProgressTest, IsFineWhileTheCallDoesNotWait) {
+  EXPECT_EQ(ReasonAt(1000), "");
+  progress_.Begin();
+  progress_.Pause();
+  EXPECT_EQ(ReasonAt(1100), "");
+  progress_.Begin();
+  EXPECT_EQ(ReasonAt(1101), "");
 }
 
-TEST(TransferProgress, EndsWithTheLongestTimeOfACallHoweverMuchMoves) {
-  TransferProgress progress;
-  progress.CallBegan(kStart);
-  progress.Begin(kStart + absl::Seconds(1995));
-  progress.Moved(1 << 30);
-  EXPECT_EQ(ReasonAfter(progress, 2000), "");
-  progress.Moved(1 << 30);
-  EXPECT_EQ(ReasonAfter(progress, 2000.001), reason::kDeadlineExceededTransfer);
+TEST_F(TransferProgressTest, EndsWithTheLongestTimeOfACallHoweverMuchMoves) {
+  At(1995);
+  progress_.Begin();
+  progress_.Moved(1 << 30);
+  EXPECT_EQ(ReasonAt(2000), "");
+  progress_.Moved(1 << 30);
+  EXPECT_EQ(ReasonAt(2000.001), reason::kDeadlineExceededTransfer);
 }
 
 }  // namespace

@@ -4,8 +4,7 @@
 
 namespace attnd {
 
-CallWatch::CallWatch(const TransferLimits& limits, const Clock& clock)
-    : limits_(limits), clock_(clock), thread_([this] { Main(); }) {}
+CallWatch::CallWatch(const TransferLimits& limits) : limits_(limits), thread_([this] { Main(); }) {}
 
 CallWatch::~CallWatch() {
   {
@@ -30,9 +29,8 @@ void CallWatch::Main() {
   absl::MutexLock lock(&mutex_);
   while (!stopping_) {
     stop_.WaitWithTimeout(&mutex_, std::min(limits_.idle / 4, absl::Seconds(1)));
-    const absl::Time now = clock_.Now();
     for (WatchedCall* call : calls_) {
-      const absl::Status status = call->progress()->Check(limits_, now);
+      const absl::Status status = call->progress()->Check(limits_);
       if (!status.ok()) call->Cut(status);
     }
   }

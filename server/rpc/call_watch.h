@@ -18,6 +18,7 @@ namespace attnd {
 
 class WatchedCall {
  public:
+  explicit WatchedCall(const Clock& clock) : progress_(std::make_shared<TransferProgress>(clock)) {}
   virtual ~WatchedCall() = default;
   // Shared with the slices of a reply, which gRPC may hold for longer than the call.
   const std::shared_ptr<TransferProgress>& progress() { return progress_; }
@@ -26,12 +27,12 @@ class WatchedCall {
   virtual void Cut(const absl::Status& status) = 0;
 
  private:
-  const std::shared_ptr<TransferProgress> progress_ = std::make_shared<TransferProgress>();
+  const std::shared_ptr<TransferProgress> progress_;
 };
 
 class CallWatch {
  public:
-  CallWatch(const TransferLimits& limits, const Clock& clock);
+  explicit CallWatch(const TransferLimits& limits);
   ~CallWatch();
 
   void Add(WatchedCall& call);
@@ -42,7 +43,6 @@ class CallWatch {
   void Main();
 
   const TransferLimits limits_;
-  const Clock& clock_;
   absl::Mutex mutex_;
   absl::CondVar stop_;
   std::set<WatchedCall*> calls_ ABSL_GUARDED_BY(mutex_);

@@ -12,6 +12,7 @@ const absl::Time kStart = absl::UnixEpoch() + absl::Seconds(100);
 
 class CountingCall final : public WatchedCall {
  public:
+  using WatchedCall::WatchedCall;
   void Cut(const absl::Status&) override { ++cuts_; }
   int cuts() const { return cuts_; }
 
@@ -21,12 +22,15 @@ class CountingCall final : public WatchedCall {
 
 TEST(CallWatch, CutsTheSilentAndNotTheBusy) {
   FakeClock clock(kStart);
-  CallWatch watch({.idle = absl::Milliseconds(20), .min_bytes_per_second = 0}, clock);
-  CountingCall silent, other, busy, waits_for_nobody;
-  for (CountingCall* call : {&silent, &other, &busy}) call->progress()->Begin(kStart);
+  CallWatch watch({.idle = absl::Milliseconds(20), .min_bytes_per_second = 0});
+  CountingCall silent(clock), other(clock), busy(clock), waits_for_nobody(clock);
+  for (CountingCall* call : {&silent, &other, &busy, &waits_for_nobody}) {
+    call->progress()->CallBegan(kStart);
+  }
+  for (CountingCall* call : {&silent, &other, &busy}) call->progress()->Begin();
+  clock.Advance(absl::Seconds(1));
   busy.progress()->Moved(1);
   for (CountingCall* call : {&silent, &other, &busy, &waits_for_nobody}) watch.Add(*call);
-  clock.Advance(absl::Seconds(1));
   while (silent.cuts() == 0) std::this_thread::yield();
   watch.Remove(silent);
   const int cuts = silent.cuts(), others = other.cuts();

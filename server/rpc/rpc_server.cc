@@ -183,6 +183,9 @@ void RpcServer::StopAccepting() {
   for (Door& door : doors_) door.listener->Stop();
 }
 
-void RpcServer::Shutdown(absl::Time deadline) { server_->Shutdown(absl::ToChronoTime(deadline)); }
+void RpcServer::Shutdown(absl::Time deadline) {
+  server_->Shutdown(absl::ToChronoTime(deadline));
+  unary_calls_->Wait();  // gRPC waits for its callbacks alone
+}
 
 }  // namespace attnd

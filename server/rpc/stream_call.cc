@@ -36,7 +36,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
  public:
   StreamCall(const ServiceDeps& deps, grpc::CallbackServerContext& context, Direction direction,
              uint64_t id)
-      : record_(deps, context, direction, id), context_(context) {
+      : WatchedCall(deps.clock), record_(deps, context, direction, id), context_(context) {
     progress()->CallBegan(record_.received_at());
     deps.call_watch.Add(*this);
   }
@@ -44,7 +44,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void Start() {
     absl::Status known = record_.Identify();
     if (!known.ok()) return FinishOnce(known);
-    progress()->Begin(Now());
+    progress()->Begin();
     StartRead(&read_);
   }
 
@@ -179,7 +179,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     messages_ =
         EncodeStream(std::move(result), deps.engine, deps.clock.Now(), chunk_bytes, progress());
     Enter(Phase::kWriting, {Phase::kComputing});
-    progress()->Begin(Now());
+    progress()->Begin();
     WriteNext();
   }
 

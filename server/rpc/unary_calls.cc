@@ -43,6 +43,10 @@ class UnaryCalls::Queue {
   void Start();
   // Makes one more call of `direction` that waits to be taken; none once the queue ends.
   void AwaitCall(Direction direction);
+  // Of calls that have arrived.
+  void CallBegins();
+  void CallEnds();
+  void WaitUntilNoneIsLeft();
   AttentionService& service() { return service_; }
 
  private:
@@ -54,6 +58,7 @@ class UnaryCalls::Queue {
   SpinWait waits_;
   absl::Mutex mutex_;  // no call is asked for once the queue has been shut down
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  int calls_ ABSL_GUARDED_BY(mutex_) = 0;
   std::thread thread_;
 };
 
@@ -62,7 +67,8 @@ class UnaryCalls::Queue {
 // word that the call is over or cancelled.
 class UnaryCalls::Call final : public ReplySink, public WatchedCall {
  public:
-  Call(Queue& queue, Direction direction) : queue_(queue), direction_(direction) {
+  Call(Queue& queue, Direction direction)
+      : WatchedCall(queue.service().deps().clock), queue_(queue), direction_(direction) {
     context_.AsyncNotifyWhenDone(&over_);
   }
 
@@ -80,6 +86,7 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
       delete this;
       return;
     }
+    queue_.CallBegins();
     queue_.AwaitCall(direction_);
     record_.emplace(deps(), context_, direction_, queue_.service().NextId());
     progress()->CallBegan(record_->received_at());
@@ -122,7 +129,7 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
     record_->Answered(result);
     Reply reply = Encode(std::move(result), deps().engine, Now(), progress());
     record_->Sent(static_cast<int64_t>(reply.bytes.Length()));
-    progress()->Begin(Now());
+    progress()->Begin();
     responder_.Finish(reply.bytes, grpc::Status::OK, &sent_);
   }
 
@@ -156,7 +163,9 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
     deps().call_watch.Remove(*this);
     if (!cut_.ok()) record_->Failed(cut_);
     record_->Close();
+    Queue& queue = queue_;
     delete this;
+    queue.CallEnds();
   }
 
   Queue& queue_;
@@ -180,7 +189,25 @@ void UnaryCalls::Queue::Start() {
   thread_ = std::thread([this] { Main(); });
 }
 
+void UnaryCalls::Queue::CallBegins() {
+  absl::MutexLock lock(&mutex_);
+  ++calls_;
+}
+
+void UnaryCalls::Queue::CallEnds() {
+  absl::MutexLock lock(&mutex_);
+  --calls_;
+}
+
+void UnaryCalls::Queue::WaitUntilNoneIsLeft() {
+  auto none = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return calls_ == 0; };
+  absl::MutexLock lock(&mutex_);
+  mutex_.Await(absl::Condition(&none));
+}
+
+// A call must find its queue open when it answers.
 UnaryCalls::Queue::~Queue() {
+  WaitUntilNoneIsLeft();
   {
     absl::MutexLock lock(&mutex_);
     ending_ = true;
@@ -234,6 +261,10 @@ UnaryCalls::~UnaryCalls() = default;
 
 void UnaryCalls::Start() {
   for (const auto& queue : queues_) queue->Start();
+}
+
+void UnaryCalls::Wait() {
+  for (const auto& queue : queues_) queue->WaitUntilNoneIsLeft();
 }
 
 }  // namespace attnd

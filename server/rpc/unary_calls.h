@@ -24,11 +24,13 @@ class UnaryCalls {
  public:
   // Adds its queues to a server that is being built. `service` outlives it.
   UnaryCalls(AttentionService& service, int threads, grpc::ServerBuilder& builder);
-  // The server's Shutdown has returned, or it never started. Returns when every call has ended.
+  // The server's Shutdown has returned, or it never started.
   ~UnaryCalls();
 
   // Once the server has started.
   void Start();
+  // Until every call that has arrived has ended.
+  void Wait();
 
  private:
   class Queue;

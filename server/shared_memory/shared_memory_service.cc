@@ -123,6 +123,7 @@ absl::StatusOr<std::unique_ptr<SharedMemoryService>> SharedMemoryService::Start(
     const std::string& unix_path, int max_connections, SharedMemoryTable& table,
     const Authenticator& auth, Logger& log) {
   std::string path = absl::StrCat(unix_path, kSharedMemorySuffix);
+  UnixSocket::RemoveFile(path);  // a dead daemon's, or of one whose PATH this one has taken
   ASSIGN_OR_RETURN(UnixSocket socket,
                    UnixSocket::Listen(absl::StrCat("unix:", path), SOCK_SEQPACKET, kBacklog));
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC));

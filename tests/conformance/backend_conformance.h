@@ -27,7 +27,6 @@
 
 namespace attnd {
 
-std::unique_ptr<CallMemory> MakeHostCallMemory();  // the host's heap
 
 struct ConformanceOptions {
   int64_t max_pairs =

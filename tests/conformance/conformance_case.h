@@ -20,6 +20,7 @@ class CallMemory {
   virtual void Read(void* to, const void* from, int64_t bytes) = 0;
   virtual void Clear() = 0;
 };
+std::unique_ptr<CallMemory> MakeHostCallMemory();  // the host's heap: conformance_launch.cc
 
 // Which input has something else than a random number at one place.
 enum class Poison { kNone, kQuery, kKey, kValue, kOutputGradient, kBias, kLseGradient };

@@ -193,7 +193,7 @@ TEST(DaemonFlood, KeepsStagingMemoryToItsQuotaUnder1000SlowConnections) {
 }
 
 // Messages that are announced as large and never end: gRPC holds what it has received of each, and
-// beyond its quota ends streams to make room. How late: tests/benchmarks/flood_memory.
+// beyond its quota ends streams to make room.
 TEST(DaemonFlood, EndsMessagesThatNeverEndWhenTheyAreTooMany) {
   ServerOptions options = TestOptions();
   options.transport.receive_memory_bytes = int64_t{32} << 20;
@@ -267,15 +267,8 @@ TEST(DaemonFlood, OutlivesStreamedCallsWhileMemoryForReceivingIsShort) {
   ExpectHealthy(daemon);
 }
 
-// Whose floods are read as fast as they come.
-ServerOptions HoldingNobody() {
-  ServerOptions options = TestOptions();
-  options.transport.max_wasted_frames = 0;
-  return options;
-}
-
 TEST(DaemonFlood, AnswersOthersBesideFloodsOfHeaders) {
-  Daemon daemon(std::make_unique<ReferenceBackend>(), HoldingNobody());
+  Daemon daemon(std::make_unique<ReferenceBackend>());
   const std::string method = "/attnd.v1.Attention/Forward";
   const auto end = RawHttp2::kEndHeaders;
   RawHttp2 large(daemon.address()), many(daemon.address()), endless(daemon.address()),
@@ -319,7 +312,7 @@ TEST(DaemonFlood, AnswersOthersBesideFloodsOfHeaders) {
 }
 
 TEST(DaemonFlood, AnswersOthersBesideStreamsThatAreResetAsTheyBegin) {
-  Daemon daemon(std::make_unique<ReferenceBackend>(), HoldingNobody());
+  Daemon daemon(std::make_unique<ReferenceBackend>());
   RawHttp2 peer(daemon.address());
   peer.Greet();
   const std::string block = RawHttp2::CallHeaders("/attnd.v1.Attention/ForwardStream");
@@ -333,109 +326,6 @@ TEST(DaemonFlood, AnswersOthersBesideStreamsThatAreResetAsTheyBegin) {
   }
   while (daemon.server().use().bytes != 0) std::this_thread::yield();
   ExpectHealthy(daemon);
-}
-
-TEST(DaemonFlood, HoldsWhoWastesWorkAndAnswersHisCallsLater) {
-  ServerOptions options = TestOptions();
-  options.transport.max_wasted_frames = 500;
-  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
-  RawHttp2 peer(daemon.address());
-  peer.Greet();
-  while (!peer.acknowledged()) peer.Read(100);
-  const std::string method = "/attnd.v1.Attention/Forward";
-  constexpr uint32_t kAbandoned = 1200;
-  for (uint32_t n = 0; n < kAbandoned; ++n) {
-    peer.StartCall(2 * n + 1, method);
-    peer.Send(RawHttp2::kResetStream, 0, 2 * n + 1, std::string("\0\0\0\x08", 4));
-  }
-  const std::string call = MakeForward(SmallProblem(), 1).SerializeAsString();
-  const uint32_t last = 2 * kAbandoned + 1;
-  peer.StartCall(last, method);
-  peer.Send(RawHttp2::kData, RawHttp2::kEndStream, last,
-            RawHttp2::MessagePrefix(static_cast<uint32_t>(call.size())) + call);
-  ExpectHealthy(daemon);
-  while (peer.bytes_of(last) == 0) {
-    peer.Read(100);
-    ASSERT_FALSE(peer.ended());
-  }
-  EXPECT_GT(daemon.server().connections_held(), 0);
-}
-
-// gRPC merely reads them, as fast as they come, and each such connection keeps a thread of it busy.
-TEST(DaemonFlood, AnswersOthersBesideFloodsOfSmallFrames) {
-  struct {
-    const char* name;
-    RawHttp2::Frame type;
-    uint8_t flags;
-    uint32_t stream;
-    std::string payload;
-  } const floods[] = {
-      {"window updates", RawHttp2::kWindowUpdate, 0, 0, std::string("\0\0\0\1", 4)},
-      {"acknowledgements", RawHttp2::kPing, RawHttp2::kAck, 0, "12345678"},
-      {"empty settings", RawHttp2::kSettings, RawHttp2::kAck, 0, ""},
-      {"empty headers", RawHttp2::kContinuation, 0, 1, ""},
-      {"pieces of data", RawHttp2::kData, 0, 99, "x"},
-  };
-  for (const auto& flood : floods) {
-    SCOPED_TRACE(flood.name);
-    auto daemon = std::make_unique<Daemon>(std::make_unique<ReferenceBackend>());
-    ExpectHealthy(*daemon);
-    auto send = [&flood](std::unique_ptr<RawHttp2> peer) {
-      peer->Greet();
-      const bool begun = flood.type == RawHttp2::kContinuation;
-      peer->Send(RawHttp2::kHeaders, begun ? 0 : RawHttp2::kEndHeaders, 1,
-                 RawHttp2::CallHeaders("/attnd.v1.Attention/ForwardStream"));
-      while (!peer->ended()) {
-        peer->Flood(1000, flood.type, flood.flags, flood.stream, flood.payload);
-        peer->ReadWhatIsThere();
-      }
-    };
-    std::vector<std::thread> senders;
-    for (int n = 0; n < 16; ++n) {
-      senders.emplace_back(send, std::make_unique<RawHttp2>(daemon->address()));
-    }
-    while (daemon->server().connections_held() == 0) std::this_thread::yield();
-    ExpectHealthy(*daemon);
-    daemon.reset();  // ends the senders' connections
-    for (std::thread& sender : senders) sender.join();
-  }
-}
-
-// gRPC has no limit of such a peer's calls at a time.
-TEST(DaemonFlood, HoldsWhoCallsALotAndAcknowledgesNoSettings) {
-  Daemon daemon(std::make_unique<ReferenceBackend>());
-  RawHttp2 peer(daemon.address());
-  peer.Greet();
-  const std::string block = RawHttp2::CallHeaders("/attnd.v1.Attention/GetServerInfo");
-  for (uint32_t n = 0; n < 1000; ++n) {
-    peer.Send(RawHttp2::kHeaders, RawHttp2::kEndHeaders | RawHttp2::kEndStream, 2 * n + 1, block);
-  }
-  while (daemon.server().connections_held() == 0) std::this_thread::yield();
-  ExpectHealthy(daemon);
-}
-
-TEST(DaemonFlood, HoldsNobodyWhoCallsALotAndCancelsNowAndThen) {
-  ServerOptions options = TestOptions();
-  options.transport.max_wasted_frames = 100;  // his calls are many more than that allows
-  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
-  auto channel = daemon.NewChannel();
-  auto call = [&] {
-    auto stub = v1::Attention::NewStub(channel);
-    for (int n = 0; n < 500; ++n) EXPECT_TRUE(CallSmall(*stub).ok());
-  };
-  std::vector<std::thread> callers;
-  for (int n = 0; n < 4; ++n) callers.emplace_back(call);
-  auto stub = v1::Attention::NewStub(channel);
-  for (int n = 0; n < 100; ++n) {
-    grpc::ClientContext late, large;
-    late.set_deadline(std::chrono::system_clock::now() + std::chrono::microseconds(10 * n));
-    v1::ForwardResponse reply;
-    stub->Forward(&late, MakeForward(SmallProblem(128, 2), 1), &reply);
-    large.AddMetadata("x-large", std::string(10000, 'x'));
-    stub->Forward(&large, MakeForward(SmallProblem(), 1), &reply);
-  }
-  for (std::thread& caller : callers) caller.join();
-  EXPECT_EQ(daemon.server().connections_held(), 0);
 }
 
 }  // namespace

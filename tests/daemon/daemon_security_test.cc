@@ -211,30 +211,6 @@ class TlsPeers {
   SSL_CTX* const context_;
 };
 
-TEST(DaemonTls, AnswersOthersBesideFloodsOfSmallFrames) {
-  TlsPeers peers;
-  auto daemon = std::make_unique<Daemon>(std::make_unique<ReferenceBackend>(), TlsServer(false));
-  auto send = [](std::unique_ptr<RawHttp2> peer, RawHttp2::Frame type, uint8_t flags,
-                 const std::string& payload) {
-    peer->Greet();
-    while (!peer->ended()) {
-      peer->Flood(1000, type, flags, 0, payload);
-      peer->ReadWhatIsThere();
-    }
-  };
-  std::vector<std::thread> senders;
-  for (int n = 0; n < 8; ++n) {
-    senders.emplace_back(send, peers.New(*daemon), RawHttp2::kWindowUpdate, uint8_t{0},
-                         std::string("\0\0\0\1", 4));
-    senders.emplace_back(send, peers.New(*daemon), RawHttp2::kPing, RawHttp2::kAck, "12345678");
-  }
-  while (daemon->server().connections_held() == 0) std::this_thread::yield();
-  grpc::Status status = CallOverTls(Shared(), daemon->address(), "ca", "");
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  daemon.reset();  // ends the senders' connections
-  for (std::thread& sender : senders) sender.join();
-}
-
 TEST(DaemonTls, ClosesConnectionsWhoseHandshakeStopsHalfwayOrIsNone) {
   TlsPeers peers;
   ServerOptions options = TlsServer(false);
@@ -255,42 +231,6 @@ TEST(DaemonTls, ClosesConnectionsWhoseHandshakeStopsHalfwayOrIsNone) {
   EXPECT_EQ(silent->answers(), 0);
   grpc::Status status = CallOverTls(Shared(), daemon.address(), "ca", "");
   EXPECT_TRUE(status.ok()) << status.error_message();
-}
-
-TEST(DaemonTls, HoldsWhoCallsALotAndAcknowledgesNoSettings) {
-  TlsPeers peers;
-  Daemon daemon(std::make_unique<ReferenceBackend>(), TlsServer(false));
-  auto peer = peers.New(daemon);
-  peer->Greet();
-  const std::string block = RawHttp2::CallHeaders("/attnd.v1.Attention/ForwardStream");
-  for (uint32_t n = 0; n < 300; ++n) {
-    peer->Send(RawHttp2::kHeaders, RawHttp2::kEndHeaders, 2 * n + 1, block);
-  }
-  while (daemon.server().connections_held() == 0) std::this_thread::yield();
-}
-
-TEST(DaemonTls, HoldsNobodyWhoCallsALot) {
-  Daemon daemon(std::make_unique<ReferenceBackend>(), TlsServer(false));
-  std::vector<std::thread> callers;
-  for (int n = 0; n < 4; ++n) {
-    callers.emplace_back([&daemon] {
-      grpc::SslCredentialsOptions ssl{ReadFile(Shared().Path("ca")), "", ""};
-      grpc::ChannelArguments arguments;
-      arguments.SetSslTargetNameOverride("localhost");
-      arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-      auto stub = v1::Attention::NewStub(
-          grpc::CreateCustomChannel(daemon.address(), grpc::SslCredentials(ssl), arguments));
-      const auto large = MakeForward(SmallProblem(64, 1024), 1),
-                 small = MakeForward(SmallProblem(), 1);
-      for (int call = 0; call < 600; ++call) {
-        grpc::ClientContext context;
-        v1::ForwardResponse reply;
-        EXPECT_TRUE(stub->Forward(&context, call % 100 == 0 ? large : small, &reply).ok());
-      }
-    });
-  }
-  for (std::thread& caller : callers) caller.join();
-  EXPECT_EQ(daemon.server().connections_held(), 0);
 }
 
 TEST(DaemonTls, RefusesFilesThatWouldServeNobody) {

@@ -112,7 +112,6 @@ TEST_F(DaemonTransport, EndsAConnectionThatProbesTooOften) {
   } const cases[] = {{absl::Minutes(1), true, true},
                      {absl::ZeroDuration(), true, false},
                      {absl::ZeroDuration(), false, true}};
-  transport_.max_wasted_frames = 0;  // nobody is held
   for (const auto& one : cases) {
     SCOPED_TRACE(testing::Message() << one.interval << " " << one.in_call);
     transport_.min_ping_interval = one.interval;

@@ -1,0 +1,101 @@
+// Replies that their peer does not read: they are cut, and the memory they hold comes back.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "attention/random_problem.h"
+#include "kernels/reference_backend.h"
+#include "tests/fixtures/daemon_counts.h"
+#include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/pipeline_fixture.h"
+#include "tests/fixtures/raw_http2.h"
+#include "tests/fixtures/wire_request.h"
+
+namespace attnd {
+namespace {
+
+constexpr int kConnections = 6, kCalls = 60;
+
+// A connection whose HTTP/2 window for each stream is 0: nothing of a reply may be sent on it.
+std::unique_ptr<RawHttp2> ShutPeer(const Daemon& daemon) {
+  auto peer = std::make_unique<RawHttp2>(daemon.address());
+  peer->Greet();
+  peer->Send(RawHttp2::kSettings, 0, 0, std::string("\0\x04\0\0\0\0", 6));
+  while (!peer->acknowledged()) peer->Read(100);
+  return peer;
+}
+
+void SendUnary(RawHttp2& peer, uint32_t stream, const std::string& request) {
+  peer.StartCall(stream, "/attnd.v1.Attention/Forward");
+  const std::string message =
+      RawHttp2::MessagePrefix(static_cast<uint32_t>(request.size())) + request;
+  for (size_t at = 0; at < message.size() && !peer.ended();) {
+    at += peer.SendData(stream, absl::string_view(message).substr(at));
+    if (at < message.size()) peer.Read(10);
+  }
+  peer.Send(RawHttp2::kData, RawHttp2::kEndStream, stream, "");
+}
+
+grpc::Status Call(v1::Attention::Stub& stub, const v1::ForwardRequest& request) {
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  return stub.Forward(&context, request, &reply);
+}
+
+double CutForReason(Daemon& daemon, const char* reason) {
+  return Counts(daemon).Of("attnd_calls_cut_total",
+                           {{"method", "Forward"}, {"stage", "send"}, {"reason", reason}});
+}
+
+TEST(DaemonUnread, GivesTheMemoryOfUnaryRepliesBackThatNoPeerReads) {
+  ServerOptions options = TestOptions();
+  options.transport.transfers.idle = absl::Seconds(1);
+  options.admission.memory_bytes = options.admission.caller_max_bytes = int64_t{8} << 20;
+  Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options));
+  const std::string request = MakeForward(SmallProblem(16, 16), 1).SerializeAsString();
+  const v1::ForwardRequest large = MakeForward(SmallProblem(4096, 4), 1);
+  std::vector<std::unique_ptr<RawHttp2>> peers;
+  for (int n = 0; n < kConnections; ++n) {
+    peers.push_back(ShutPeer(daemon));
+    for (uint32_t call = 0; call < kCalls; ++call) SendUnary(*peers.back(), 2 * call + 1, request);
+  }
+  while (daemon.server().use().calls < kConnections * kCalls / 2) std::this_thread::yield();
+  EXPECT_GT(daemon.server().staging_used(), 0);
+  while (daemon.server().use().bytes != 0) std::this_thread::yield();
+  EXPECT_EQ(daemon.server().staging_used(), 0);
+  EXPECT_GE(CutForReason(daemon, "idle"), kConnections * kCalls / 2);
+  const grpc::Status status = Call(daemon.stub(), large);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+TEST(DaemonUnread, CutsAReplyWhenTheLongestTimeOfACallIsOver) {
+  ServerOptions options = TestOptions();
+  options.transport.transfers.idle = absl::Seconds(2);
+  options.admission.max_deadline = absl::Milliseconds(600);
+  Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options));
+  auto peer = ShutPeer(daemon);
+  SendUnary(*peer, 1, MakeForward(SmallProblem(64, 2), 1).SerializeAsString());
+  while (daemon.server().use().calls == 0) std::this_thread::yield();
+  while (daemon.server().use().bytes != 0) std::this_thread::yield();
+  EXPECT_EQ(CutForReason(daemon, "too_long"), 1);
+  EXPECT_EQ(CutForReason(daemon, "idle"), 0);
+}
+
+TEST(DaemonUnread, LeavesAReplyAloneThatIsReadAtLast) {
+  Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics());
+  auto peer = ShutPeer(daemon);
+  SendUnary(*peer, 1, MakeForward(SmallProblem(64, 2), 1).SerializeAsString());
+  while (daemon.server().use().calls == 0) std::this_thread::yield();
+  EXPECT_EQ(peer->bytes_of(1), 0);
+  peer->Grant(1, 1 << 20);
+  while (!peer->is_over(1)) peer->Read(100);
+  EXPECT_GT(peer->bytes_of(1), 64 * 2);
+  while (daemon.server().use().bytes != 0) std::this_thread::yield();
+  EXPECT_EQ(CutForReason(daemon, "idle"), 0);
+}
+
+}  // namespace
+}  // namespace attnd
