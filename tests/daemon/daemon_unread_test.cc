@@ -50,35 +50,42 @@ double CutForReason(Daemon& daemon, const char* reason) {
                            {{"method", "Forward"}, {"stage", "send"}, {"reason", reason}});
 }
 
+// Six connections of 60 small calls each, and a large call of another caller.
 TEST(DaemonUnread, GivesTheMemoryOfUnaryRepliesBackThatNoPeerReads) {
+  FakeClock clock(absl::Now());
   ServerOptions options = TestOptions();
-  options.transport.transfers.idle = absl::Seconds(1);
-  options.admission.memory_bytes = options.admission.caller_max_bytes = int64_t{8} << 20;
-  Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options));
+  options.admission.memory_bytes = options.admission.caller_max_bytes = int64_t{10} << 20;
+  Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options), clock);
   const std::string request = MakeForward(SmallProblem(16, 16), 1).SerializeAsString();
-  const v1::ForwardRequest large = MakeForward(SmallProblem(4096, 4), 1);
   std::vector<std::unique_ptr<RawHttp2>> peers;
   for (int n = 0; n < kConnections; ++n) {
     peers.push_back(ShutPeer(daemon));
     for (uint32_t call = 0; call < kCalls; ++call) SendUnary(*peers.back(), 2 * call + 1, request);
   }
-  while (daemon.server().use().calls < kConnections * kCalls / 2) std::this_thread::yield();
-  EXPECT_GT(daemon.server().staging_used(), 0);
+  for (auto& peer : peers) {
+    while (peer->answers() < kCalls) peer->Read(100);  // the beginnings of the replies
+  }
+  Problem problem = SmallProblem(32768, 4);
+  problem.kv_len = 1;
+  const v1::ForwardRequest large = MakeForward(problem, 1);
+  EXPECT_EQ(ErrorInfoOf(Call(daemon.stub(), large)).reason(), "MEMORY_PRESSURE");
+  clock.Advance(options.transport.transfers.idle + absl::Seconds(1));
   while (daemon.server().use().bytes != 0) std::this_thread::yield();
   EXPECT_EQ(daemon.server().staging_used(), 0);
-  EXPECT_GE(CutForReason(daemon, "idle"), kConnections * kCalls / 2);
+  EXPECT_GT(CutForReason(daemon, "idle"), kConnections * kCalls / 2);  // some were refused
   const grpc::Status status = Call(daemon.stub(), large);
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
 TEST(DaemonUnread, CutsAReplyWhenTheLongestTimeOfACallIsOver) {
+  FakeClock clock(absl::Now());
   ServerOptions options = TestOptions();
-  options.transport.transfers.idle = absl::Seconds(2);
-  options.admission.max_deadline = absl::Milliseconds(600);
-  Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options));
+  options.admission.max_deadline = absl::Seconds(5);
+  Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics(options), clock);
   auto peer = ShutPeer(daemon);
   SendUnary(*peer, 1, MakeForward(SmallProblem(64, 2), 1).SerializeAsString());
-  while (daemon.server().use().calls == 0) std::this_thread::yield();
+  while (peer->answers() == 0) peer->Read(100);  // the reply's beginning
+  clock.Advance(absl::Seconds(6));
   while (daemon.server().use().bytes != 0) std::this_thread::yield();
   EXPECT_EQ(CutForReason(daemon, "too_long"), 1);
   EXPECT_EQ(CutForReason(daemon, "idle"), 0);
@@ -88,7 +95,7 @@ TEST(DaemonUnread, LeavesAReplyAloneThatIsReadAtLast) {
   Daemon daemon(std::make_unique<ReferenceBackend>(), WithMetrics());
   auto peer = ShutPeer(daemon);
   SendUnary(*peer, 1, MakeForward(SmallProblem(64, 2), 1).SerializeAsString());
-  while (daemon.server().use().calls == 0) std::this_thread::yield();
+  while (peer->answers() == 0) peer->Read(100);
   EXPECT_EQ(peer->bytes_of(1), 0);
   peer->Grant(1, 1 << 20);
   while (!peer->is_over(1)) peer->Read(100);
