@@ -43,7 +43,7 @@ class EncodeTest : public testing::Test {
   StagingPool staging_;
   CostModel cost_;
   Admission admission_;
-  const std::shared_ptr<TransferProgress> progress_ = std::make_shared<TransferProgress>();
+  const std::shared_ptr<TransferProgress> progress_ = std::make_shared<TransferProgress>(clock_);
 };
 
 TEST_F(EncodeTest, WrapsTheStagingMemoryWithoutCopyingIt) {
