@@ -40,8 +40,7 @@ inline constexpr absl::string_view kTenantQuota = "TENANT_QUOTA";
 inline constexpr absl::string_view kDeadlineUnmeetable = "DEADLINE_UNMEETABLE";
 inline constexpr absl::string_view kDeadlineExceededQueue = "DEADLINE_EXCEEDED_IN_QUEUE";
 inline constexpr absl::string_view kDeadlineExceededKernel = "DEADLINE_EXCEEDED_IN_KERNEL";
-inline constexpr absl::string_view kDeadlineExceededTransfer =
-    "DEADLINE_EXCEEDED_IN_TRANSFER";
+inline constexpr absl::string_view kDeadlineExceededTransfer = "DEADLINE_EXCEEDED_IN_TRANSFER";
 inline constexpr absl::string_view kStreamIdle = "STREAM_IDLE";
 inline constexpr absl::string_view kStreamTooSlow = "STREAM_TOO_SLOW";
 inline constexpr absl::string_view kCancelled = "CANCELLED_BY_CALLER";
