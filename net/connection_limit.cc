@@ -42,13 +42,6 @@ bool ConnectionLimit::Take(int socket) {
   return false;
 }
 
-void ConnectionLimit::TakeOrShutDown(int socket) {
-  sockaddr_storage peer;
-  socklen_t size = sizeof(peer);
-  if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return;  // a listener
-  if (!Take(socket)) shutdown(socket, SHUT_RDWR);
-}
-
 void ConnectionLimit::ForgetClosed() {
   looked_at_ = clock_.Now();
   open_.erase(std::remove_if(open_.begin(), open_.end(),

@@ -23,8 +23,6 @@ class ConnectionLimit {
 
   // Counts a new connection; false when there are enough already.
   bool Take(int socket);
-  // Of a socket that gRPC has opened: a connection is taken or shut down, a listener left alone.
-  void TakeOrShutDown(int socket);
 
   struct Open {
     int tcp = 0, unix_sockets = 0;

@@ -23,11 +23,11 @@ bool SpinWait::Wait(bool alone, absl::FunctionRef<bool()> look, absl::FunctionRe
   const absl::Time long_at = clock_.Now() + kShort;
   const bool came = (looks && Look(look, long_at)) || sleep();
   if (came && clock_.Now() < long_at) {
-    in_a_row_ = std::min(in_a_row_ + 1, kMostWanted);
+    in_a_row_ = std::min(in_a_row_ + 1, kMaxWanted);
     if (looks) wanted_ = std::max(wanted_ / 2, 1);
   } else {
     in_a_row_ = 0;
-    if (looks) wanted_ = std::min(wanted_ * 2, kMostWanted);
+    if (looks) wanted_ = std::min(wanted_ * 2, kMaxWanted);
   }
   return came;
 }

@@ -4,8 +4,7 @@
 // call's work. So one that waits alone, and has lately waited less than kShort, looks for what is
 // to come for up to kShort before it sleeps. Waits that last longer are slept through: after each
 // look in vain twice as many short waits have to pass before the next. So looking costs no more
-// processor time than the short waits themselves last, and next to nothing where they are long
-// (docs/PERFORMANCE.md, Wire).
+// processor time than the short waits themselves last, and next to nothing where they are long.
 //
 // Threads: any.
 #pragma once
@@ -21,7 +20,7 @@ namespace attnd {
 class SpinWait {
  public:
   static constexpr absl::Duration kShort = absl::Microseconds(100);
-  static constexpr int kMostWanted = 1024;
+  static constexpr int kMaxWanted = 1024;
 
   // With one processor whoever looks is in the way of what it looks for: it never does.
   SpinWait();  // with those of this process

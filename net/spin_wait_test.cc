@@ -87,7 +87,7 @@ TEST(SpinWait, EachLookInVainDoublesTheShortWaitsBeforeTheNext) {
 }
 
 TEST(SpinWait, DoublesUpToAMost) {
-  constexpr int kMost = SpinWait::kMostWanted;
+  constexpr int kMost = SpinWait::kMaxWanted;
   Waiter waiter;
   for (int wanted = 1; wanted <= 4 * kMost; wanted *= 2) {
     for (int n = 0; n < std::min(wanted, kMost); ++n) EXPECT_EQ(waiter.LooksOf(kShort / 2), 0);

@@ -18,7 +18,7 @@
 namespace attnd {
 namespace {
 
-// On 16 cores 4 move a little more than 8 do (docs/PERFORMANCE.md).
+// On 16 cores 4 move a little more than 8 do.
 int TransferThreadCount() { return std::clamp(AvailableCpus() / 4, 1, 8); }
 
 // Leases get their share of each device that has memory of its own.

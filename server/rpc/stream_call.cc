@@ -61,7 +61,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   void OnResult(absl::StatusOr<Result> result) override {
     if (!result.ok()) return FinishOnce(result.status());
     auto shared = std::make_shared<Result>(*std::move(result));
-    if (shared->call().output_bytes() <= kReplyBytesAtOnce) return Send(std::move(*shared));
+    if (shared->call().output_bytes() <= kBytesAtOnce) return Send(std::move(*shared));
     record_.deps().transfer_pool.Run([this, shared] { Send(std::move(*shared)); });
   }
 

@@ -1,7 +1,8 @@
-// TransferPool: a few threads that hand large replies to gRPC. The thread that does so also writes
-// as much as the socket takes, milliseconds for a large tensor; a slot that did it itself would
-// keep the engine waiting, and all connections would share the slots' few cores. Threads: any may
-// call Run; what it is given runs once, on one of the pool's.
+// TransferPool: a few threads that copy large unary requests and hand large replies to gRPC. The
+// thread that hands one over also writes as much as the socket takes, milliseconds for a large
+// tensor; a slot that did so would keep the engine waiting, and a completion queue's thread that
+// copied one would keep small calls waiting. Threads: any may call Run; what it is given runs once,
+// on one of the pool's.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@
 
 namespace attnd {
 
-// A reply up to this is sent by the slot that computed it: a socket takes it at once.
-inline constexpr int64_t kReplyBytesAtOnce = 256 << 10;
+// A message up to this is moved by the thread that has it: a socket takes it at once.
+inline constexpr int64_t kBytesAtOnce = 256 << 10;
 
 class TransferPool {
  public:
@@ -24,7 +25,7 @@ class TransferPool {
   // Runs what is left, then joins.
   ~TransferPool();
 
-  // The queue is bounded by admission: each entry is the reply of one admitted call.
+  // The queue is bounded: each entry is a call, of as many as connections may have open at a time.
   void Run(std::function<void()> send);
 
  private:

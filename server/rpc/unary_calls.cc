@@ -91,7 +91,7 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
     record_.emplace(deps(), context_, direction_, queue_.service().NextId());
     progress()->CallBegan(record_->received_at());
     deps().call_watch.Add(*this);
-    if (request_.Length() <= kReplyBytesAtOnce) return Work();
+    if (request_.Length() <= kBytesAtOnce) return Work();
     deps().transfer_pool.Run([this] { Work(); });
   }
 
@@ -119,7 +119,7 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
   void OnResult(absl::StatusOr<Result> result) override {
     if (!result.ok()) return Refuse(result.status());
     const int64_t bytes = result->call().output_bytes() - result->call().shared_output_bytes();
-    if (bytes <= kReplyBytesAtOnce) return Send(*std::move(result));
+    if (bytes <= kBytesAtOnce) return Send(*std::move(result));
     // shared_ptr: std::function wants what it holds to be copyable.
     auto shared = std::make_shared<Result>(*std::move(result));
     deps().transfer_pool.Run([this, shared] { Send(std::move(*shared)); });
