@@ -15,11 +15,12 @@ import numpy as np
 from . import _arrays, _checks, _native, _wire
 from ._arrays import Array, Tensor
 from ._call import Call, CallOptions, Handle, Progress
-from ._problem import Problem, memo_of, resolve, resolve_lse, resolve_out, resolve_rows, template_key
+from ._pairing import BackwardInputs, pair, remember
+from ._problem import Problem, memo_of, resolve, resolve_out, template_key
 from ._residual import NativeResidual, Residual
 from ._wire import address
 from .errors import AttndError, DeadlineExceeded, Unauthenticated, Unavailable, Unimplemented, wrong, wrong_type
-from .results import Device, ForwardResult, Gradients, Receipt, ServerInfo
+from .results import Device, ForwardCall, ForwardResult, Gradients, Receipt, ServerInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -111,7 +112,8 @@ class Client:
             if out is None and not keep:
                 plan = memo_of(template_key(q, k, v, bias_grad, options)).get("plan")
                 if plan is not None:
-                    return self._forward_as_planned(plan, q, k, v, return_lse, calls)
+                    result = self._forward_as_planned(plan, q, k, v, return_lse, calls)
+                    return remember(result, ForwardCall(q, k, v, options))
             problem = resolve(q, k, v, bias_grad, **options)
             destination = None if out is None else resolve_out(problem, "out", out, problem.o_shape)
             o, lse, receipt, residual = self._forward(problem, destination, return_lse, calls, keep, bias_grad)
@@ -120,15 +122,19 @@ class Client:
             problem = resolve(q, k, v, bias_grad, **options)
             o, lse, receipt = _forward_locally(problem, destination)
         given = out if isinstance(out, np.ndarray) else _arrays.give(Tensor(problem.in_callers_order(o.bits), o.element))
-        return ForwardResult(given, lse if return_lse else None, receipt, residual)
+        return remember(ForwardResult(given, lse if return_lse else None, receipt, residual),
+                        ForwardCall(q, k, v, options))
 
-    def backward(self, dout: object, q: object, k: object, v: object, o: object, lse: object, *, dlse: object = None,
-                 bias_grad: bool = False, residual: Optional[Residual] = None,
+    def backward(self, dout: object, q: object, k: object = None, v: object = None, o: object = None,
+                 lse: object = None, *, dlse: object = None, bias_grad: bool = False, residual: Optional[Residual] = None,
                  out: Optional[Tuple[object, object, object]] = None,
                  timeout: Optional[float] = None, priority: str = "normal", request_id: Optional[str] = None,
                  progress: Optional[Callable[[Progress], None]] = None, **options: Unpack[Options]) -> Gradients:
-        """dQ, dK, dV of the forward call with the same q, k, v and options, which gave o and lse.
+        """dQ, dK, dV of a forward call: backward(dout, r) with its result r, or with its q, k, v, its options, and the
+        o and lse that it gave.
 
+        r: has q, k, v, o, lse, the options and, unless another is given, the residual. Options given beside it, or beside
+        the very array r.lse, must be forward's: others raise InvalidArgument naming the option.
         dout: the gradient with respect to o, of its shape and type. dlse: with respect to lse, float32; None: zero.
         residual: that of the forward call, if there is one: what servers still hold is not sent again.
         bias_grad: also return dbias, float32 of the bias's shape, summed over broadcast dimensions.
@@ -136,10 +142,8 @@ class Client:
         """
         if not (residual is None or isinstance(residual, Residual)):
             raise wrong_type("residual", "that of a forward call's result", residual)
-        problem = resolve(q, k, v, _checks.flag("bias_grad", bias_grad), **options)
-        inputs = _BackwardInputs(resolve_rows(problem, "o", o), resolve_lse(problem, "lse", lse),
-                                 resolve_rows(problem, "dout", dout),
-                                 None if dlse is None else resolve_lse(problem, "dlse", dlse))
+        problem, inputs, known = pair(dout, q, k, v, o, lse, dlse, _checks.flag("bias_grad", bias_grad), options)
+        residual = known if residual is None else residual
         destinations = _gradient_destinations(problem, out)
         calls = CallOptions(timeout, priority, request_id, progress)
         receipt: Union[Receipt, Callable[[], Receipt]]
@@ -287,7 +291,7 @@ class Client:
         call.run(handle.library.attnd_forward, handle.pointer, ctypes.byref(plan.structure), ctypes.byref(tensors))
         return ForwardResult(o if plan.o_axes is None else o.transpose(plan.o_axes), lse, call.receipt)
 
-    def _backward(self, problem: Problem, inputs: _BackwardInputs, callers: Sequence[Optional[Tensor]], bias_grad: bool,
+    def _backward(self, problem: Problem, inputs: BackwardInputs, callers: Sequence[Optional[Tensor]], bias_grad: bool,
                   calls: CallOptions, residual: Optional[Residual]
                   ) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Callable[[], Receipt]]:
         handle = self._handle()
@@ -315,20 +319,13 @@ class Client:
         return ([d.finish() for d in (d_q, d_k, d_v)], d_bias, None if d_sink is None else d_sink.sum(0), call.receipt)
 
 
-class _BackwardInputs(NamedTuple):
-    o: Tensor
-    lse: Array
-    d_o: Tensor
-    d_lse: Optional[Array]
-
-
 def _forward_locally(problem: Problem, callers: Optional[Tensor]) -> Tuple[Tensor, Optional[Array], Receipt]:
     from . import local
     o, lse = local.forward_arrays(problem)
     return _land(problem, o, callers), lse, local.receipt(problem)
 
 
-def _backward_locally(problem: Problem, inputs: _BackwardInputs, callers: Sequence[Optional[Tensor]]
+def _backward_locally(problem: Problem, inputs: BackwardInputs, callers: Sequence[Optional[Tensor]]
                       ) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Receipt]:
     from . import local
     found = local.backward_arrays(problem, inputs.o, inputs.lse, inputs.d_o, inputs.d_lse)
