@@ -40,7 +40,8 @@ class TLS(NamedTuple):
 
 def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
             token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
-            fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False) -> Client:
+            fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
+            proxy: Optional[str] = None) -> Client:
     """A client of one daemon, or of several replicas. Connections are made when the first call needs them.
 
     address: "host:port", "unix:/run/attnd.sock", any gRPC target, or several of them.
@@ -54,11 +55,14 @@ def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, T
         then outlives a restart of its daemon.
     merge_partial_results: also cut calls of few heads by keys (forward) and by query rows (backward) and merge the
         parts here: exact to rounding, but not bitwise what the uncut call gives, as every other cut is.
+    proxy: "http://host:port" of an HTTP proxy to connect through, or "environment": that of grpc_proxy, https_proxy or
+        http_proxy, unless no_proxy names the address. None: no proxy, whatever the environment says.
 
     Raises InvalidArgument naming the argument, NotFound for a file.
     """
     return Client(address, tls=tls, token=token, channels=channels, timeout=timeout, retries=retries,
-                  fallback=fallback, wait_for_ready=wait_for_ready, merge_partial_results=merge_partial_results)
+                  fallback=fallback, wait_for_ready=wait_for_ready, merge_partial_results=merge_partial_results,
+                  proxy=proxy)
 
 
 class Client:
@@ -71,7 +75,8 @@ class Client:
 
     def __init__(self, address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
                  token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
-                 fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False) -> None:
+                 fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
+                 proxy: Optional[str] = None) -> None:
         self.addresses = _addresses(address)
         self.fallback = _checks.word("fallback", fallback, ("error", "local"), '"error" or "local"')
         self._native_options = _native.ClientOptions(
@@ -82,6 +87,7 @@ class Client:
             max_attempts=1 + _checks.integer("retries", retries, 0, 100),
             wait_for_ready=_checks.flag("wait_for_ready", wait_for_ready),
             merge_partial_results=_checks.flag("merge_partial_results", merge_partial_results),
+            proxy=None if proxy is None else _checks.ascii_text("proxy", proxy).encode(),
             **_tls_options(tls))
         self._current: Optional[Handle] = None
         self._closed = False
