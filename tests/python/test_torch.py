@@ -149,7 +149,7 @@ def test_precision_of_a_connection_is_that_of_its_float32_calls(client):
     check(ours, tensors, *exact(original, tensors), scale=2.0**9)
     bfloats = [make(2, 4, 9, 16, dtype=torch.bfloat16) for _ in range(3)]
     check(remote.scaled_dot_product_attention(*bfloats), bfloats, *exact(original, bfloats))
-    with pytest.raises(attnd.InvalidArgument, match='precision: expected "f16" or "bf16", got \'f8\''):
+    with pytest.raises(attnd.InvalidArgument, match='precision: expected None, "f16", "bf16" or "auto", got \'f8\''):
         remote.connect(client, precision="f8")
 
 

@@ -41,7 +41,7 @@ class TLS(NamedTuple):
 def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
             token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
             fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
-            proxy: Optional[str] = None) -> Client:
+            proxy: Optional[str] = None, precision: Optional[str] = None) -> Client:
     """A client of one daemon, or of several replicas. Connections are made when the first call needs them.
 
     address: "host:port", "unix:/run/attnd.sock", any gRPC target, or several of them.
@@ -57,12 +57,14 @@ def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, T
         parts here: exact to rounding, but not bitwise what the uncut call gives, as every other cut is.
     proxy: "http://host:port" of an HTTP proxy to connect through, or "environment": that of grpc_proxy, https_proxy or
         http_proxy, unless no_proxy names the address. None: no proxy, whatever the environment says.
+    precision: "f16" or "bf16": that of calls with float32 arrays that name none (attnd.Options). "auto": asks the
+        daemons now and takes "f16", with a warning, where one of them has no float32, as on a GPU.
 
-    Raises InvalidArgument naming the argument, NotFound for a file.
+    Raises InvalidArgument naming the argument, NotFound for a file; with "auto" also what info() does.
     """
     return Client(address, tls=tls, token=token, channels=channels, timeout=timeout, retries=retries,
                   fallback=fallback, wait_for_ready=wait_for_ready, merge_partial_results=merge_partial_results,
-                  proxy=proxy)
+                  proxy=proxy, precision=precision)
 
 
 class Client:
@@ -76,7 +78,7 @@ class Client:
     def __init__(self, address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
                  token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
                  fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
-                 proxy: Optional[str] = None) -> None:
+                 proxy: Optional[str] = None, precision: Optional[str] = None) -> None:
         self.addresses = _addresses(address)
         self.fallback = _checks.word("fallback", fallback, ("error", "local"), '"error" or "local"')
         self._native_options = _native.ClientOptions(
@@ -92,6 +94,25 @@ class Client:
         self._current: Optional[Handle] = None
         self._closed = False
         self._handle()
+        self.precision = self.choose_precision(precision)
+
+    def choose_precision(self, precision: Optional[str]) -> Optional[str]:
+        """What connect's argument of that name comes to with these daemons: "f16", "bf16" or None."""
+        if precision is None:
+            return None
+        _checks.word("precision", precision, ("f16", "bf16", "auto"), 'None, "f16", "bf16" or "auto"')
+        if precision != "auto":
+            return precision
+        try:
+            lacking = [a for index, a in enumerate(self.addresses) if "float32" not in self.info(index).features]
+        except Unavailable as error:
+            self._may_fall_back(error)
+            lacking = []
+        if not lacking:
+            return None
+        warnings.warn(f"attnd: the engine at {', '.join(lacking)} has no float32: float32 arrays are sent and computed as "
+                      'float16 (precision="auto")', UserWarning, stacklevel=4)
+        return "f16"
 
     def forward(self, q: object, k: object, v: object, *, return_lse: bool = True, keep: bool = False,
                 bias_grad: bool = False, out: object = None, timeout: Optional[float] = None, priority: str = "normal",
@@ -111,6 +132,7 @@ class Client:
         """
         keep, return_lse = _checks.flag("keep", keep), _checks.flag("return_lse", return_lse)
         bias_grad, calls = _checks.flag("bias_grad", bias_grad), CallOptions(timeout, priority, request_id, progress)
+        self._add_precision(q, options)
         destination: Optional[Tensor] = None
         receipt: Union[Receipt, Callable[[], Receipt]]
         residual: Optional[Residual] = None
@@ -148,6 +170,7 @@ class Client:
         """
         if not (residual is None or isinstance(residual, Residual)):
             raise wrong_type("residual", "that of a forward call's result", residual)
+        self._add_precision(q, options)
         problem, inputs, known = pair(dout, q, k, v, o, lse, dlse, _checks.flag("bias_grad", bias_grad), options)
         residual = known if residual is None else residual
         destinations = _gradient_destinations(problem, out)
@@ -230,6 +253,13 @@ class Client:
             if self._current is None or self._current.generation != _native.generation():
                 self._current = Handle(self._native_options)
             return self._current
+
+    def _add_precision(self, q: object, options: Options) -> None:
+        """The client's own, for float32 arrays of a call that names none."""
+        if self.precision is None or options.get("precision") is not None or isinstance(q, ForwardResult):
+            return
+        if _arrays.take("q", q).element == "f32":
+            options["precision"] = self.precision
 
     def _explain(self, error: AttndError, timeout: Optional[float], asked: Optional[int] = None) -> AttndError:
         """The error with what to do, where the server or gRPC cannot say it in Python's words. asked: the index of the

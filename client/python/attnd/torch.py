@@ -53,13 +53,13 @@ def connect(address: Union[str, Sequence[str], Client], *, name: str = "", keep:
     name: several connections can exist beside each other; functions here take it as `server`.
     keep: where a backward may follow, ask the servers to keep its tensors until autograd frees the graph; backward
         then sends a fifth of the bytes, and everything where a server could not keep them. Same results.
-    precision: "f16" or "bf16": float32 tensors travel and are computed in 16 bits, results are float32. For engines
-        without float32, such as the cuda engine.
+    precision: "f16" or "bf16": float32 tensors travel and are computed in 16 bits, results are float32. "auto": as
+        attnd.connect's, for engines without float32 such as the cuda engine.
     """
-    check_precision(precision)
     made = address if isinstance(address, Client) else _connect(address, **options)
+    chosen = made.choose_precision(precision)
     with _lock:
-        _clients[name], _keeping[name], _precisions[name] = made, keep, precision
+        _clients[name], _keeping[name], _precisions[name] = made, keep, chosen
     return made
 
 
