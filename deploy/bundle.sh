@@ -30,28 +30,21 @@ for program in "${programs[@]}"; do
   strip "$output/${program##*/}"
   patchelf --set-rpath '$ORIGIN/lib' "$output/${program##*/}"
 done
-ldd "${programs[@]}" | awk '$2 == "=>" { print $1, $3 }' | sort -u | while read -r name path; do
-  [[ $name =~ $glibc ]] && continue
+libraries=$(ldd "${programs[@]}" | awk '$2 == "=>" { print $1, $3 }' | grep -vE "$glibc" | sort -u)
+while read -r name path; do
   [ "$path" != not ] || { echo "bundle.sh: $name is not installed here" >&2; exit 1; }
   install -m 644 "$path" "$output/lib/$name"
   strip --strip-unneeded "$output/lib/$name"
   patchelf --set-rpath '$ORIGIN' "$output/lib/$name"
-done
+done <<< "$libraries"
 install -m 644 LICENSE README.md SECURITY.md "$output/"
 cp -r deploy/systemd deploy/haproxy deploy/prometheus deploy/grafana "$output/"
-mkdir -p "$output/docs" "$output/licenses"
+mkdir -p "$output/docs"
 install -m 644 docs/*.md "$output/docs/"
 install -Dm 644 -t "$output/docs/pictures" docs/pictures/*.svg
-# The terms of the libraries, of those within the programs too (archives, and headers alone), as Debian's packages
-# state them.
-{
-  for file in "$output"/lib/*; do echo "*x86_64-linux-gnu/${file##*/}"; done |
-    { xargs dpkg-query -S 2>/dev/null || true; } | cut -d: -f1 | sort -u
-  printf '%s\n' libgrpc-dev libgrpc++-dev libprotobuf-dev libabsl-dev libcli11-dev nlohmann-json3-dev
-} | while read -r package; do
-    copyright=/usr/share/doc/$package/copyright
-    [ ! -e "$copyright" ] || cp -L "$copyright" "$output/licenses/$package"
-  done
+# The terms of the libraries, of those within the programs too (archives, and headers alone), and a list of all.
+/usr/bin/python3 -B deploy/bill_of_materials.py "$output" libgrpc-dev libgrpc++-dev libprotobuf-dev libabsl-dev \
+  libcli11-dev nlohmann-json3-dev <<< "$libraries"
 
 # Nothing but the folder and glibc may be needed.
 for file in "$output"/attnd "$output"/attnctl "$output"/lib/*; do

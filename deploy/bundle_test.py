@@ -1,5 +1,7 @@
 """The bundle of ./dev bundle, run in an empty root with glibc alone and an empty environment (pytest)."""
 import glob
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -85,6 +87,17 @@ def test_documents_and_licences_are_there(empty_root):
     for name in ("libgrpc-dev", "libgrpc++-dev", "libprotobuf-dev", "libabsl-dev", "libcli11-dev", "nlohmann-json3-dev",
                  "libssl3", "libstdc++6", "zlib1g"):
         assert name in packages, packages
+
+
+def test_each_library_is_in_the_sbom_with_its_terms(empty_root):
+    bundle = empty_root / "bundle"
+    document = json.loads((bundle / "sbom.cdx.json").read_text())
+    shipped = {file["name"]: file["hashes"][0]["content"] for package in document["components"]
+               for file in package.get("components", [])}
+    assert shipped == {f"lib/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
+                       for path in (bundle / "lib").iterdir()}
+    for package in document["components"]:
+        assert (bundle / package["licenses"][0]["license"]["name"].removeprefix("see ")).stat().st_size > 100, package
 
 
 def wait_for(path, process):

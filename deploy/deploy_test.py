@@ -175,7 +175,7 @@ def test_each_expression_parses(tmp_path):
     promtool("check", "rules", str(path))
 
 
-# ---- Kubernetes. The patches of the overlays are applied here as kustomize does (RFC 6902 "add" and "replace").
+# ---- Kubernetes. The patches of the overlays are applied here as kustomize does (RFC 6902).
 
 KUBERNETES = os.path.join(HERE, "kubernetes")
 
@@ -186,7 +186,9 @@ def apply_patch(document, operations):
         at = document
         for part in parents:
             at = at[int(part)] if isinstance(at, list) else at[part]
-        if isinstance(at, list):
+        if operation["op"] == "remove":
+            del at[last]
+        elif isinstance(at, list):
             assert operation["op"] == "add" or int(last) < len(at), operation
             if operation["op"] == "replace":
                 at[int(last)] = operation["value"]
@@ -197,12 +199,19 @@ def apply_patch(document, operations):
             at[last] = operation["value"]
 
 
-def render(folder):
-    """The resources of one kustomization, {kind: document}; each kind stands once."""
+def generate(folder, wish):
+    """A ConfigMap of files."""
+    data = {name: read(folder, name) for name in wish["files"]}
+    labels = wish["options"]["labels"]
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": wish["name"], "labels": labels}, "data": data}
+
+
+def render(folder, resources=None):
+    """The resources of one kustomization, {kind: document}; each kind stands once. Of a component: added to those."""
     with open(os.path.join(folder, "kustomization.yaml")) as file:
         kustomization = yaml.safe_load(file)
-    resources = {}
-    for name in kustomization["resources"]:
+    resources = {} if resources is None else resources
+    for name in kustomization.get("resources", []):
         path = os.path.normpath(os.path.join(folder, name))
         if os.path.isdir(path):
             resources.update(render(path))
@@ -211,20 +220,50 @@ def render(folder):
                 for document in yaml.safe_load_all(file):
                     assert document["kind"] not in resources
                     resources[document["kind"]] = document
+    for wish in kustomization.get("configMapGenerator", []):
+        resources["ConfigMap"] = generate(folder, wish)
+    for name in kustomization.get("components", []):
+        render(os.path.normpath(os.path.join(folder, name)), resources)
     for patch in kustomization.get("patches", []):
         apply_patch(resources[patch["target"]["kind"]], yaml.safe_load(patch["patch"]))
+    for image in kustomization.get("images", []):
+        assert container(resources)["image"].startswith(image["name"] + ":")
+        container(resources)["image"] = f"{image['newName']}:{image['newTag']}"
     if "namespace" in kustomization:
-        for document in resources.values():
-            document["metadata"]["namespace"] = kustomization["namespace"]
+        for kind, document in resources.items():
+            document["metadata"]["name" if kind == "Namespace" else "namespace"] = kustomization["namespace"]
     return resources
 
 
 OVERLAYS = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob(f"{KUBERNETES}/overlays/*/kustomization.yaml"))
 
 
-@pytest.fixture(params=OVERLAYS)
-def resources(request):
-    return render(os.path.join(KUBERNETES, "overlays", request.param))
+def own_overlay():
+    """The kustomization that docs/DEPLOY.md shows for a site of one's own."""
+    lines = re.search(r"^    kind: Kustomization\n(?:    .*\n)+", read("docs", "DEPLOY.md"), re.M).group(0)
+    return "apiVersion: kustomize.config.k8s.io/v1beta1\n" + re.sub(r"^    ", "", lines, flags=re.M)
+
+
+@pytest.fixture(params=[*OVERLAYS, "own"])
+def overlay(request, tmp_path):
+    """A folder; "own" is where a user's would stand, beside the others."""
+    if request.param != "own":
+        return os.path.join(KUBERNETES, "overlays", request.param)
+    for name in ("kubernetes", "grafana"):
+        shutil.copytree(os.path.join(HERE, name), tmp_path / name)
+    folder = tmp_path / "kubernetes" / "overlays" / "own"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(own_overlay())
+    return str(folder)
+
+
+@pytest.fixture
+def resources(overlay):
+    return render(overlay)
+
+
+def is_own(resources):
+    return "HorizontalPodAutoscaler" in resources
 
 
 def pod(resources):
@@ -270,20 +309,92 @@ def test_services_policies_and_monitors_select_the_pods(resources):
     assert resources["Service"]["spec"]["selector"].items() <= labels.items()
     assert resources["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert resources["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
-    assert resources["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items() <= \
-        resources["Service"]["metadata"]["labels"].items()
     ports = {p["name"] for p in container(resources)["ports"]}
     assert {p["targetPort"] for p in resources["Service"]["spec"]["ports"]} <= ports
-    assert {e["port"] for e in resources["ServiceMonitor"]["spec"]["endpoints"]} <= ports
     assert {p["port"] for rule in resources["NetworkPolicy"]["spec"]["ingress"] for p in rule["ports"]} <= ports
     assert all(rule["from"] for rule in resources["NetworkPolicy"]["spec"]["ingress"])
     assert resources["Service"]["spec"]["clusterIP"] == "None"
 
 
-def test_a_replica_is_never_missing_during_an_update(resources):
+def test_a_replica_is_never_missing_during_an_update_but_where_it_would_need_another_gpu(resources):
     deployment = resources["Deployment"]["spec"]
-    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0 and deployment["replicas"] >= 2
-    assert resources["PodDisruptionBudget"]["spec"]["maxUnavailable"] < deployment["replicas"]
+    on_gpus = "nvidia.com/gpu" in container(resources)["resources"]["limits"]
+    assert deployment["strategy"]["type"] == "RollingUpdate"
+    assert deployment["strategy"]["rollingUpdate"] == {"maxUnavailable": int(on_gpus), "maxSurge": 1 - int(on_gpus)}
+    replicas = resources["HorizontalPodAutoscaler"]["spec"]["minReplicas"] if is_own(resources) else deployment["replicas"]
+    assert resources["PodDisruptionBudget"]["spec"]["maxUnavailable"] < replicas
+
+
+def test_a_first_apply_needs_nothing_that_a_new_cluster_lacks(resources):
+    foreign = {kind for kind, document in resources.items() if "coreos.com" in document["apiVersion"]}
+    assert foreign == ({"ServiceMonitor", "PrometheusRule"} if is_own(resources) else set())
+    namespace = resources["Namespace"]["metadata"]["name"]
+    assert {d["metadata"]["namespace"] for kind, d in resources.items() if kind != "Namespace"} == {namespace}
+    assert resources["ServiceAccount"]["metadata"]["name"] == pod(resources)["serviceAccountName"]
+    assert not resources["ServiceAccount"]["automountServiceAccountToken"]
+
+
+def test_pods_are_spread_over_hosts_and_zones(resources):
+    labels = resources["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    spread = pod(resources)["topologySpreadConstraints"]
+    assert [s["topologyKey"] for s in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    for constraint in spread:
+        assert constraint["labelSelector"]["matchLabels"].items() <= labels.items()
+        assert constraint["whenUnsatisfiable"] == "ScheduleAnyway" and constraint["maxSkew"] == 1
+
+
+def violations(document):
+    """What Kubernetes' own schemas say, as the API server would; of its own kinds alone."""
+    import kubernetes_validate
+    try:
+        kubernetes_validate.validate(document, KUBERNETES_VERSION, strict=True)
+    except kubernetes_validate.SchemaNotFoundError:
+        return "" if "coreos.com" in document["apiVersion"] else "no such kind"
+    except kubernetes_validate.ValidationError as error:
+        return error.message
+    return ""
+
+
+KUBERNETES_VERSION = "1.32"
+
+
+def test_kubernetes_accepts_each_resource(resources):
+    assert {kind: said for kind, said in zip(resources, map(violations, resources.values())) if said} == {}
+    for path, value in (("/spec/replicas", "two"), ("/spec/template/spec/topologySpread", [])):
+        planted = json.loads(json.dumps(resources["Deployment"]))
+        apply_patch(planted, [{"op": "add", "path": path, "value": value}])
+        assert violations(planted), path
+    assert violations({**resources["Deployment"], "apiVersion": "apps/v2"}) == "no such kind"
+
+
+# ---- The components, as docs/DEPLOY.md's own overlay has them.
+
+@pytest.mark.parametrize("overlay", ["own"], indirect=True)
+def test_the_monitors_select_the_service_and_alerts_and_dashboard_are_the_files(resources):
+    assert resources["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items() <= \
+        resources["Service"]["metadata"]["labels"].items()
+    ports = {p["name"] for p in container(resources)["ports"]}
+    assert {e["port"] for e in resources["ServiceMonitor"]["spec"]["endpoints"]} <= ports
+    assert resources["ConfigMap"]["data"] == {"attnd.json": read("deploy", "grafana", "attnd.json")}
+    assert resources["ConfigMap"]["metadata"]["labels"] == {"grafana_dashboard": "1"}
+
+
+def test_the_rules_for_the_operator_are_those_for_prometheus():
+    path = "deploy/kubernetes/components/monitoring/prometheusrule.yaml"
+    head, spec, rules = read(path).partition("\nspec:\n")
+    expected = "".join(f"  {line}" if line.strip() else line
+                       for line in read("deploy", "prometheus", "alerts.yml").splitlines(True))
+    assert rules == expected, f"{path}: all below spec is deploy/prometheus/alerts.yml, two spaces to the right"
+
+
+@pytest.mark.parametrize("overlay", ["own"], indirect=True)
+def test_scaling_follows_the_estimated_queue(resources):
+    scaler = resources["HorizontalPodAutoscaler"]["spec"]
+    assert scaler["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment",
+                                        "name": resources["Deployment"]["metadata"]["name"]}
+    (metric,) = [m["pods"]["metric"]["name"] for m in scaler["metrics"]]
+    assert documented_metrics()[metric] == "gauge"
+    assert "replicas" not in resources["Deployment"]["spec"], "an apply would undo the scaler's number"
 
 
 def test_the_daemon_accepts_the_arguments(resources, tmp_path):
@@ -305,15 +416,13 @@ def make_certificate(folder):
     shutil.copy(f"{folder}/tls.crt", f"{folder}/ca.crt")
 
 
-def test_kustomize_renders_the_same(resources, request):
+def test_kustomize_renders_the_same(overlay):
     """Where kubectl is installed: its rendering agrees with the one above."""
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl here")
-    overlay = request.node.callspec.params["resources"]
-    done = subprocess.run(["kubectl", "kustomize", os.path.join(KUBERNETES, "overlays", overlay)], check=True,
-                          capture_output=True, text=True)
+    done = subprocess.run(["kubectl", "kustomize", overlay], check=True, capture_output=True, text=True)
     rendered = {d["kind"]: d for d in yaml.safe_load_all(done.stdout)}
-    assert rendered == resources
+    assert rendered == render(overlay)
 
 
 # ---- systemd and the container.

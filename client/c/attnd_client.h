@@ -75,6 +75,7 @@ typedef struct attnd_client_options {
   int64_t max_reply_bytes; /* 0: 256 MiB */
   /* 1: may cut calls where results must be merged, exact to rounding and not bitwise */
   int32_t merge_partial_results;
+  const char* proxy; /* "http://host:port" or "environment" (http_proxy and the like); NULL: none */
 } attnd_client_options;
 
 typedef struct attnd_problem {

@@ -86,6 +86,7 @@ ClientOptions ToClientOptions(const attnd_client_options& from) {
   if (from.shard_bytes != 0) to.shard_bytes = from.shard_bytes;
   if (from.max_reply_bytes != 0) to.max_reply_bytes = from.max_reply_bytes;
   to.merge_partial_results = from.merge_partial_results != 0;
+  to.proxy = Text(from.proxy);
   return to;
 }
 

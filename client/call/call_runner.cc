@@ -323,7 +323,7 @@ void CallRunner::Handle(Attempt& attempt) {
 // from a connection that we closed, or from a server that a call reached in the instant of its
 // shutdown (gRPC 1.51 answers so). Calls are pure and may go elsewhere.
 absl::Status CallRunner::StatusOf(const Attempt& attempt) const {
-  absl::Status status = FromGrpc(attempt.rpc->status());
+  absl::Status status = core_.connections.NameProxy(FromGrpc(attempt.rpc->status()));
   if (absl::IsCancelled(status)) {
     status = absl::UnavailableError(
         attempt.connection->retired()

@@ -34,7 +34,7 @@ absl::StatusOr<std::string> CallBytes(const ClientCore& core, int address,
          grpc::CompletionQueue::GOT_EVENT) {
     poll_hook.Poll();
   }
-  RETURN_IF_ERROR(FromGrpc(status));
+  RETURN_IF_ERROR(core.connections.NameProxy(FromGrpc(status)));
   std::vector<grpc::Slice> slices;
   std::string bytes;
   if (reply.Valid() && reply.Dump(&slices).ok()) {

@@ -14,14 +14,6 @@ namespace {
 
 constexpr size_t kMaxSocketPathBytes = 107;  // sockaddr_un has 108, the last of which is 0
 
-bool IsHostAndPort(absl::string_view address) {
-  const size_t colon = address.rfind(':');
-  if (colon == absl::string_view::npos || colon == 0) return false;
-  int port = 0;
-  return absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 1 && port <= 65535 &&
-         address.substr(0, colon).find_first_of("/, ") == absl::string_view::npos;
-}
-
 // "path", or "///path" with an authority that is empty.
 bool IsSocketPath(absl::string_view path) {
   const bool has_authority = absl::ConsumePrefix(&path, "//");
@@ -48,6 +40,14 @@ absl::Status CheckAddress(absl::string_view address) {
   return absl::InvalidArgumentError(
       absl::StrCat("expected host:port, unix:path (at most ", kMaxSocketPathBytes,
                    " bytes) or a gRPC target, got \"", address, "\""));
+}
+
+bool IsHostAndPort(absl::string_view address) {
+  const size_t colon = address.rfind(':');
+  if (colon == absl::string_view::npos || colon == 0) return false;
+  int port = 0;
+  return absl::SimpleAtoi(address.substr(colon + 1), &port) && port >= 1 && port <= 65535 &&
+         address.substr(0, colon).find_first_of("/, ") == absl::string_view::npos;
 }
 
 }  // namespace attnd

@@ -11,4 +11,7 @@ namespace attnd {
 // dns, ipv4, ...).
 absl::Status CheckAddress(absl::string_view address);
 
+// Whether it is "host:port", with a port of 1..65535.
+bool IsHostAndPort(absl::string_view address);
+
 }  // namespace attnd

@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "client/channels/address.h"
 #include "client/channels/credentials.h"
+#include "client/types/error_detail.h"
 
 namespace attnd {
 namespace {
@@ -59,8 +60,11 @@ absl::Status ValidateOptions(const ClientOptions& o) {
 // costs 5 to 9 % of a large transfer. gRPC's own retries are off: they would hold slices of the
 // caller's arrays, and cover only requests below 256 KiB. The keepalive timeout is TCP_USER_TIMEOUT
 // as well, which ends writes to a peer that has stopped reading.
-grpc::ChannelArguments MakeArguments(const ClientOptions& options, bool this_host, bool spare) {
+grpc::ChannelArguments MakeArguments(const ClientOptions& options, const Proxy& proxy,
+                                     bool this_host, bool spare) {
   grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, proxy.url.empty() ? 0 : 1);
+  if (!proxy.url.empty()) arguments.SetString(GRPC_ARG_HTTP_PROXY, proxy.url);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection for each channel
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, this_host && !spare ? 0 : 1);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
@@ -113,8 +117,9 @@ absl::StatusOr<std::unique_ptr<Connections>> Connections::Create(const ClientOpt
                                                                  ReplicaLookup lookup) {
   RETURN_IF_ERROR(ValidateOptions(options));
   ASSIGN_OR_RETURN(auto credentials, MakeCredentials(options));
+  ASSIGN_OR_RETURN(Proxy proxy, ProxyOf(options.proxy));
   std::unique_ptr<Connections> connections(
-      new Connections(options, std::move(credentials), clock, std::move(lookup)));
+      new Connections(options, std::move(credentials), std::move(proxy), clock, std::move(lookup)));
   if (!connections->names_.empty()) {
     connections->watch_ = std::thread([watched = connections.get()] { watched->WatchNames(); });
   }
@@ -145,10 +150,11 @@ void Connections::LookUpNames() {
 }
 
 Connections::Connections(const ClientOptions& options,
-                         std::shared_ptr<grpc::ChannelCredentials> credentials, const Clock& clock,
-                         ReplicaLookup lookup)
+                         std::shared_ptr<grpc::ChannelCredentials> credentials, Proxy proxy,
+                         const Clock& clock, ReplicaLookup lookup)
     : options_(options),
       credentials_(std::move(credentials)),
+      proxy_(std::move(proxy)),
       clock_(clock),
       lookup_(std::move(lookup)) {
   for (const std::string& address : options.addresses) AddAddress(address);
@@ -180,7 +186,7 @@ void Connections::AddAddress(const std::string& address) {
 std::shared_ptr<Connection> Connections::Open(int address_index, bool spare) const {
   const Address& address = addresses_[address_index];
   const bool this_host = IsLocalAddress(address.target);
-  grpc::ChannelArguments arguments = MakeArguments(options_, this_host, spare);
+  grpc::ChannelArguments arguments = MakeArguments(options_, proxy_, this_host, spare);
   if (address.name >= 0) {  // what a certificate is for
     const ReplicaName& name = names_[address.name].name;
     arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, absl::StrCat(name.host, ":", name.port));
@@ -285,6 +291,12 @@ void Connections::Place(int name, const std::string& target) {
     addresses_.push_back({.target = target, .name = name});
     AddSlots(index);
   }
+}
+
+absl::Status Connections::NameProxy(absl::Status status) const {
+  if (status.ok() || proxy_.url.empty() || DetailOf(status).has_value()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), "; through the proxy ", proxy_.shown));
 }
 
 std::string Connections::target(int address_index) {

@@ -27,6 +27,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "client/channels/proxy.h"
 #include "client/channels/reconnector.h"
 #include "client/channels/replica_names.h"
 #include "client/types/client_options.h"
@@ -64,6 +65,9 @@ class Connections {
                                                              const Clock& clock,
                                                              ReplicaLookup lookup = LookUpReplicas);
   ~Connections();
+
+  // The status of a call; where the proxy may be to blame, its message says through which it went.
+  absl::Status NameProxy(absl::Status status) const;
 
   static constexpr int64_t kSmallCallBytes = int64_t{256} << 10;
   // TCP ends a connection whose peer has taken nothing for so long.
@@ -121,7 +125,7 @@ class Connections {
   };
 
   Connections(const ClientOptions& options, std::shared_ptr<grpc::ChannelCredentials> credentials,
-              const Clock& clock, ReplicaLookup lookup);
+              Proxy proxy, const Clock& clock, ReplicaLookup lookup);
   void AddAddress(const std::string& address);
   void AddSlots(int address_index);
   std::shared_ptr<Connection> Open(int address_index, bool spare) const;
@@ -132,6 +136,7 @@ class Connections {
 
   const ClientOptions options_;
   const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  const Proxy proxy_;
   const Clock& clock_;
   mutable absl::Mutex mutex_;
   const ReplicaLookup lookup_;

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "CLI/CLI.hpp"
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -22,7 +23,7 @@ struct BenchFlags {
   ProblemFlags problem;
   std::string shape = "1,8,1024,64";
   int64_t kv_heads = 0, kv_len = 0, v_head_dim = 0;
-  std::string dtype = "float32";
+  std::string dtype;  // empty: what the daemon has
   std::string direction = "fwd";
   std::string concurrency_range = "1";
   double request_rate = 0;
@@ -59,7 +60,9 @@ absl::StatusOr<Problem> MakeProblem(const BenchFlags& flags) {
   p.kv_heads = flags.kv_heads == 0 ? p.q_heads : flags.kv_heads;
   p.kv_len = flags.kv_len == 0 ? p.q_len : flags.kv_len;
   p.v_head_dim = flags.v_head_dim == 0 ? p.qk_head_dim : flags.v_head_dim;
-  ASSIGN_OR_RETURN(p.element, ParseElement(flags.dtype));
+  if (!flags.dtype.empty()) {
+    ASSIGN_OR_RETURN(p.element, ParseElement(flags.dtype));
+  }
   RETURN_IF_ERROR(flags.problem.Apply(p));
   if (IsPacked(p.layout)) {  // the batch's entries end to end
     for (int64_t b = 0; b <= p.batch; ++b) {
@@ -109,10 +112,17 @@ absl::StatusOr<std::vector<Load>> MakeLoads(const BenchFlags& flags) {
   return loads;
 }
 
-absl::StatusOr<BenchReport> Measure(Session& session, const BenchFlags& flags,
-                                    const Problem& problem, const std::vector<Load>& loads) {
+// An engine of a GPU may lack float32.
+ElementType ElementOf(const ServerInfo& server) {
+  return absl::c_linear_search(server.features, "float32") ? ElementType::kFloat32
+                                                           : ElementType::kFloat16;
+}
+
+absl::StatusOr<BenchReport> Measure(Session& session, const BenchFlags& flags, Problem problem,
+                                    const std::vector<Load>& loads) {
   ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
   ASSIGN_OR_RETURN(ServerInfo server, client->GetServerInfo());
+  if (flags.dtype.empty()) problem.element = ElementOf(server);
   BenchReport report(problem, server);
   LoadGenerator generator(*client, problem);
   ProgressBar bar("measuring", static_cast<int64_t>(loads.size()), session.shows_progress());
@@ -149,9 +159,10 @@ void AddShapeFlags(CLI::App& command, BenchFlags& flags) {
       ->check(CLI::PositiveNumber);
   command.add_option("--v-head-dim", flags.v_head_dim, "head dimension of V (that of Q)")
       ->check(CLI::PositiveNumber);
-  command.add_option("--dtype", flags.dtype, "of q, k and v")
-      ->type_name("{float16,bfloat16,float32}")
-      ->capture_default_str();
+  command
+      .add_option("--dtype", flags.dtype,
+                  "of q, k and v (float32, or float16 where the daemon has no float32)")
+      ->type_name("{float16,bfloat16,float32}");
   command.add_option("--direction", flags.direction, "fwd, bwd or both")
       ->check(CLI::IsMember({"fwd", "bwd", "both"}))
       ->capture_default_str();

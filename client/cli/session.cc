@@ -60,6 +60,9 @@ Session::Session(CLI::App& app)
   app.add_option("--tls-server-name", server_name_, "name expected in the server's certificate");
   app.add_option("--token-file", token_file_, "file with a bearer token")
       ->envname("ATTND_TOKEN_FILE");
+  app.add_option("--proxy", proxy_,
+                 "http://host:port of a proxy to connect through, or environment: that of "
+                 "https_proxy or http_proxy");
   app.add_option("--channels", channels_, "connections to each address")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
@@ -74,6 +77,7 @@ absl::StatusOr<ClientOptions> Session::MakeClientOptions() const {
   options.timeout = absl::Seconds(timeout_seconds_);
   options.channels_per_address = channels_;
   options.shard_bytes = shard_bytes_;
+  options.proxy = proxy_;
   if (tls_ || !ca_file_.empty() || !certificate_file_.empty() || !key_file_.empty()) {
     options.tls = ClientTlsOptions{.ca_file = ca_file_,
                                    .certificate_file = certificate_file_,

@@ -46,7 +46,7 @@ class Session {
 
  private:
   std::string addresses_ = "127.0.0.1:7070";
-  std::string ca_file_, certificate_file_, key_file_, server_name_, token_file_;
+  std::string ca_file_, certificate_file_, key_file_, server_name_, token_file_, proxy_;
   bool tls_ = false;
   double timeout_seconds_ = 30;
   int channels_ = ClientOptions().channels_per_address;

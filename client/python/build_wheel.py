@@ -5,9 +5,9 @@
 
 LIBRARY is bazel-bin/client/c/libattnd_client.so, NATIVE a folder that build_native.py has already made from it.
 
-Pure Python, the native library and what it needs (build_native.py), and the licences of what is bundled. The platform
-tag is computed from the symbol versions of glibc and libstdc++ that the bundled libraries ask for. The same sources and
-libraries give the same bytes.
+Pure Python, the native library and what it needs (build_native.py), and the licences and an SBOM of what is bundled. The
+platform tag is computed from the symbol versions of glibc and libstdc++ that the bundled libraries ask for. The same
+sources and libraries give the same bytes.
 """
 import base64
 import hashlib
@@ -18,10 +18,13 @@ import sys
 import tempfile
 import zipfile
 
-import build_native
-
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.join(ROOT, "deploy"))
+
+import bill_of_materials  # noqa: E402
+import build_native  # noqa: E402
+
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 METADATA = """Metadata-Version: 2.1
@@ -46,12 +49,6 @@ Description-Content-Type: text/markdown
 """
 
 
-def release():
-    """The version in base/version.h."""
-    with open(os.path.join(ROOT, "base/version.h")) as file:
-        return re.search(r'kVersion = "([^"]+)"', file.read()).group(1)
-
-
 # The manylinux policy, the release of glibc, that first grants a release of libstdc++ (pypa/auditwheel,
 # manylinux-policy.json).
 LIBSTDCXX_POLICY = {(3, 4, 29): (2, 34), (3, 4, 30): (2, 35), (3, 4, 31): (2, 38), (3, 4, 32): (2, 39)}
@@ -70,19 +67,19 @@ def manylinux_policy(folder):
     return newest
 
 
-def licences(library):
-    """{name in the wheel: text}: the product's own and those of the Debian packages that are bundled or compiled in."""
-    with open(os.path.join(ROOT, "LICENSE")) as file:
-        texts = {"LICENSE": file.read()}
-    packages = ["nlohmann-json3-dev"]  # headers alone
-    for path in build_native.dependencies(library).values():
-        owner = subprocess.run(["dpkg", "-S", os.path.realpath(path)], capture_output=True, text=True).stdout
-        packages.append(owner.partition(":")[0])
-    for package in packages:
-        copyright_file = f"/usr/share/doc/{package}/copyright"
-        if package and os.path.exists(copyright_file):
-            with open(copyright_file, errors="replace") as file:
-                texts[f"{package}.txt"] = file.read()
+def bill(library, native):
+    """{name in the wheel's folder of metadata: bytes}: the product's licence, those of the Debian packages that are bundled
+    or compiled in, and the SBOM (PEP 770)."""
+    with open(os.path.join(ROOT, "LICENSE"), "rb") as file:
+        texts = {"licenses/LICENSE": file.read()}
+    files = {"nlohmann-json3-dev": {}}  # headers alone
+    for name, path in build_native.dependencies(library).items():
+        shipped = build_native.bundled_name(name)
+        with open(os.path.join(native, shipped), "rb") as file:
+            files.setdefault(bill_of_materials.owner(path), {})[f"attnd/native/{shipped}"] = file.read()
+    licences = {package: f"licenses/{package}.txt" for package in files}
+    texts.update({name: bill_of_materials.terms(package).encode() for package, name in licences.items()})
+    texts["sboms/attnd.cdx.json"] = bill_of_materials.sbom("library", licences, files).encode()
     return texts
 
 
@@ -115,7 +112,7 @@ def main(library, folder, native=None):
         with tempfile.TemporaryDirectory() as native:
             build_native.main(library, native)
             return main(library, folder, native)
-    version = release()
+    version = bill_of_materials.release()
     info = f"attnd-{version}.dist-info"
     with open(os.path.join(ROOT, "docs/python.md")) as file:
         description = file.read()
@@ -128,7 +125,7 @@ def main(library, folder, native=None):
             files[f"attnd/native/{name}"] = file.read()
     files[f"{info}/METADATA"] = METADATA.format(version=version, license=licence, description=description).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: attnd\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    files.update({f"{info}/licenses/{name}": text.encode() for name, text in licences(library).items()})
+    files.update({f"{info}/{name}": data for name, data in bill(library, native).items()})
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"attnd-{version}-{tag}.whl")
     write_wheel(path, files, info)

@@ -45,6 +45,9 @@ struct ClientOptions {
   // Sent as "authorization: Bearer ...", so printable ASCII in one line. Refused without TLS unless
   // the address is loopback or a unix socket.
   std::string bearer_token;
+  // HTTP proxy to connect through: "" none, "http://host:port", or "environment", the first that is
+  // set of grpc_proxy, https_proxy and http_proxy; not for addresses that no_proxy names.
+  std::string proxy;
   absl::Duration timeout = absl::Seconds(30);  // of a call that names none
   CallPriority priority = CallPriority::kNormal;
   RetryPolicy retry;

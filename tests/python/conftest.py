@@ -1,6 +1,7 @@
 """Fixtures of the Python tests: the package from the source tree, its native library, and live daemons.
 
-Needs bazel-bin/server/attnd and bazel-bin/client/c/libattnd_client.so (`./dev test` builds both) and patchelf.
+Needs patchelf, and of bazel-bin server/attnd, client/attnctl, client/c/libattnd_client.so and tests/fixtures/emulated_attnd,
+which `./dev test` builds.
 ATTND_TEST_BACKEND picks the daemon's engine (default: cpu).
 """
 import os
@@ -17,6 +18,7 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SERVER = os.environ.get("ATTND_TEST_SERVER", os.path.join(ROOT, "bazel-bin/server/attnd"))
+EMULATED = os.path.join(ROOT, "bazel-bin/tests/fixtures/emulated_attnd")  # its cuda engine needs no GPU
 LIBRARY = os.path.join(ROOT, "bazel-bin/client/c/libattnd_client.so")
 NATIVE = os.path.join(ROOT, ".build/python/native")
 SOURCE = os.path.join(ROOT, "client/python")
@@ -43,8 +45,8 @@ def native_library():
 class Daemon:
     """An attnd process. `start` after `kill` takes the same port again."""
 
-    def __init__(self, *flags, backend=None, listen="127.0.0.1:0"):
-        self._flags, self._listen, self.process = flags, listen, None
+    def __init__(self, *flags, backend=None, listen="127.0.0.1:0", program=SERVER):
+        self._program, self._flags, self._listen, self.process = program, flags, listen, None
         self._backend = backend or os.environ.get("ATTND_TEST_BACKEND", "cpu")
         self._folder = tempfile.TemporaryDirectory(prefix="attnd-test-")
         self.address = None
@@ -57,8 +59,9 @@ class Daemon:
             os.remove(port_file)
         self.log = open(os.path.join(self._folder.name, "log"), "a+")
         self.process = subprocess.Popen(
-            [SERVER, "--listen", self.address or self._listen, "--port_file", port_file, "--metrics_listen", "127.0.0.1:0",
-             "--metrics_port_file", self._metrics_port_file, "--backend", self._backend, *self._flags],
+            [self._program, "--listen", self.address or self._listen, "--port_file", port_file,
+             "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", self._metrics_port_file,
+             "--backend", self._backend, *self._flags],
             stdout=self.log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + 60
         while not (os.path.exists(port_file) and open(port_file).read().endswith("\n")):
@@ -99,6 +102,14 @@ class Daemon:
 @pytest.fixture(scope="session")
 def daemon():
     made = Daemon()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def gpu_daemon():
+    """A daemon on an emulated GPU: float16 and bfloat16 alone, and very slow."""
+    made = Daemon(program=EMULATED, backend="cuda")
     yield made
     made.stop()
 

@@ -54,6 +54,7 @@ FORWARD = {
     "softcap": (Q, K, V, {"softcap": -1}, "softcap", "expected 0 or above, got -1.0"),
     "dropout": (Q, K, V, {"dropout_p": 1.0}, "dropout_p", "expected 0 <= p < 1, got 1.0"),
     "dropout rounding": (Q, K, V, {"dropout_p": 0.999}, "dropout_p", "255/256"),
+    "dropout without a seed": (Q, K, V, {"dropout_p": 0.1}, "seed", "beside dropout_p, another for each forward, got None"),
     "seed": (Q, K, V, {"seed": -1}, "seed", "expected 0..2**64-1, got -1"),
     "seed type": (Q, K, V, {"seed": 0.5}, "seed", "expected an int, got float"),
     "accumulate": (Q, K, V, {"accumulate": "f64"}, "accumulate", "got 'f64'"),

@@ -205,3 +205,36 @@ def test_failed_call_gives_nan_and_raises_afterwards(rng):
     with pytest.raises(attnd.Unavailable):
         remote.check("dead")
     remote.check("dead")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_without_a_connection_it_raises_at_once_and_nothing_stays(client, rng, compiled):
+    q, k, v = tensors(rng)
+    attend = (lambda q: remote.dot_product_attention(q, k, v, server=f"later {compiled}"))
+    attend = jax.jit(attend) if compiled else attend
+    for _ in range(2):
+        with pytest.raises(attnd.Unavailable, match='not connected: call attnd.jax.connect.*name="later') as caught:
+            attend(q)
+        assert caught.value.reason == "NOT_CONNECTED"
+    remote.connect(client, name=f"later {compiled}")
+    np.testing.assert_allclose(attend(q), jax.nn.dot_product_attention(q, k, v), rtol=1e-4, atol=1e-5)
+
+
+def test_an_eager_call_raises_its_own_error_and_leaves_none(own_daemon, rng):
+    q, k, v = tensors(rng)
+    remote.connect(own_daemon.address, name="gone", timeout=20, retries=0)
+    attend = (lambda q: remote.dot_product_attention(q, k, v, server="gone"))
+    out, pull = jax.vjp(attend, q)
+    own_daemon.kill()
+    for call in (lambda: attend(q), lambda: jax.grad(lambda q: attend(q).sum())(q), lambda: pull(out)):
+        with pytest.raises(attnd.Unavailable, match="no attnd server at"):
+            call()
+        remote.check("gone")
+
+
+def test_connecting_forgets_errors_of_the_connection_before(client, rng):
+    q, k, v = tensors(rng)
+    remote.connect("127.0.0.1:1", name="again", timeout=2, retries=0)
+    assert np.isnan(jax.jit(lambda q: remote.dot_product_attention(q, k, v, server="again"))(q)).all()
+    remote.connect(client, name="again")
+    assert np.isfinite(remote.dot_product_attention(q, k, v, server="again")).all()

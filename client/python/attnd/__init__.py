@@ -3,7 +3,7 @@
     import attnd
     client = attnd.connect("127.0.0.1:7070")
     r = client.forward(q, k, v, causal="top_left")             # r.out, r.lse
-    g = client.backward(dout, q, k, v, r.out, r.lse, causal="top_left")  # g.dq, g.dk, g.dv
+    g = client.backward(dout, r)                               # g.dq, g.dk, g.dv
 
 attnd.torch, attnd.transformers and attnd.jax bring it into those libraries; attnd.local computes the same in NumPy.
 What is here, NumPy included, is loaded when it is first used.

@@ -44,7 +44,7 @@ class ClientOptions(_Sized):
                 ("tls_key_file", ctypes.c_char_p), ("tls_server_name", ctypes.c_char_p),
                 ("bearer_token", ctypes.c_char_p), ("timeout_seconds", ctypes.c_double), ("max_attempts", _int32),
                 ("wait_for_ready", _int32), ("shard_bytes", _int64), ("max_reply_bytes", _int64),
-                ("merge_partial_results", _int32)]
+                ("merge_partial_results", _int32), ("proxy", ctypes.c_char_p)]
 
 
 class Problem(_Sized):

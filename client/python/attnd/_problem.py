@@ -39,8 +39,8 @@ class Options(TypedDict, total=False):
     bias: float16, bfloat16 or float32, broadcastable to the same shape; added to the scores, -inf masks.
     scale: multiplies Q·Kᵀ; None: 1/sqrt(head dim).
     softcap: c in c·tanh(S/c); 0 (default): none.
-    dropout_p, seed, offset: dropout's probability (rounded to 256ths) and the generator's state; backward must be
-        given forward's.
+    dropout_p, seed, offset: dropout's probability (rounded to 256ths) and the generator's state. dropout_p above 0 needs
+        a seed, and each training step one of its own; backward must be given forward's.
     accumulate: "f32" (default) or "f16", where the server's engine has it.
     precision: "f16" or "bf16" sends float32 tensors in 16 bits and gives float32 results.
     kv_lengths: int [batch], keys of each batch entry that exist; the rest is padding and never read as numbers.
@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
     scale: Optional[float]
     softcap: float
     dropout_p: float
-    seed: int
+    seed: Optional[int]
     offset: int
     accumulate: str
     precision: Optional[str]
@@ -259,8 +259,8 @@ def _resolve(q: object, k: object, v: object, bias_grad: bool, options: Options)
         cu_seqlens_q=sizes.cu_seqlens_q, cu_seqlens_k=sizes.cu_seqlens_k, mask=_mask(options.get("mask"), sizes),
         bias=_bias(options.get("bias"), sizes, bias_grad), bias_shape=_shape_of(options.get("bias")),
         alibi_slopes=_slopes(options.get("alibi_slopes"), sizes),
-        dropout_threshold=_dropout_threshold(options.get("dropout_p", 0.0)),
-        seed=_checks.uint64("seed", options.get("seed", 0)), offset=_checks.uint64("offset", options.get("offset", 0)),
+        dropout_threshold=_dropout_threshold(options.get("dropout_p", 0.0)), seed=_seed(options),
+        offset=_checks.uint64("offset", options.get("offset", 0)),
         sink=_sink(options.get("sink"), sizes), zero_rest=_checks.flag("zero_rest", options.get("zero_rest", False)),
         accumulate=_checks.word("accumulate", options.get("accumulate", "f32"), ("f32", "f16"), '"f32" or "f16"'),
         allow_nondeterministic=_checks.flag("allow_nondeterministic", options.get("allow_nondeterministic", False)),
@@ -521,6 +521,15 @@ def _dropout_threshold(p: object) -> int:
     if threshold > 255:
         raise wrong("dropout_p", "at most 255/256 after rounding to 256ths", number)
     return threshold
+
+
+def _seed(options: Options) -> int:
+    seed = options.get("seed")
+    if seed is not None:
+        return _checks.uint64("seed", seed)
+    if options.get("dropout_p"):  # a seed of ours would drop the same at every call
+        raise wrong("seed", "0..2**64-1 beside dropout_p, another for each forward", None)
+    return 0
 
 
 def _check_together(problem: Problem) -> None:

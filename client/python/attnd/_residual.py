@@ -31,9 +31,9 @@ class NativeResidual:
 class Residual:
     """What servers keep of one forward call (q, k, v, mask, bias, o, lse), so that its backward sends dout alone.
 
-    Give it to Client.backward with the same arrays and options; it may be used again, by any thread. Servers may evict
-    it at any time: backward then sends everything, and its result is bitwise the same. The memory is freed with the
-    object or by release(); neither blocks. In a forked child it holds nothing.
+    Client.backward(dout, r) uses that of r, and its long form takes it with the same arrays and options; it may be used
+    again, by any thread. Servers may evict it at any time: backward then sends everything, and its result is bitwise the
+    same. The memory is freed with the object or by release(); neither blocks. In a forked child it holds nothing.
     """
 
     __slots__ = ("wire", "_native", "__weakref__")

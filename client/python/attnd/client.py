@@ -15,11 +15,12 @@ import numpy as np
 from . import _arrays, _checks, _native, _wire
 from ._arrays import Array, Tensor
 from ._call import Call, CallOptions, Handle, Progress
-from ._problem import Problem, memo_of, resolve, resolve_lse, resolve_out, resolve_rows, template_key
+from ._pairing import BackwardInputs, pair, remember
+from ._problem import Problem, memo_of, resolve, resolve_out, template_key
 from ._residual import NativeResidual, Residual
 from ._wire import address
 from .errors import AttndError, DeadlineExceeded, Unauthenticated, Unavailable, Unimplemented, wrong, wrong_type
-from .results import Device, ForwardResult, Gradients, Receipt, ServerInfo
+from .results import Device, ForwardCall, ForwardResult, Gradients, Receipt, ServerInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,7 +40,8 @@ class TLS(NamedTuple):
 
 def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
             token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
-            fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False) -> Client:
+            fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
+            proxy: Optional[str] = None, precision: Optional[str] = None) -> Client:
     """A client of one daemon, or of several replicas. Connections are made when the first call needs them.
 
     address: "host:port", "unix:/run/attnd.sock", any gRPC target, or several of them.
@@ -53,11 +55,16 @@ def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, T
         then outlives a restart of its daemon.
     merge_partial_results: also cut calls of few heads by keys (forward) and by query rows (backward) and merge the
         parts here: exact to rounding, but not bitwise what the uncut call gives, as every other cut is.
+    proxy: "http://host:port" of an HTTP proxy to connect through, or "environment": that of grpc_proxy, https_proxy or
+        http_proxy, unless no_proxy names the address. None: no proxy, whatever the environment says.
+    precision: "f16" or "bf16": that of calls with float32 arrays that name none (attnd.Options). "auto": asks the
+        daemons now and takes "f16", with a warning, where one of them has no float32, as on a GPU.
 
-    Raises InvalidArgument naming the argument, NotFound for a file.
+    Raises InvalidArgument naming the argument, NotFound for a file; with "auto" also what info() does.
     """
     return Client(address, tls=tls, token=token, channels=channels, timeout=timeout, retries=retries,
-                  fallback=fallback, wait_for_ready=wait_for_ready, merge_partial_results=merge_partial_results)
+                  fallback=fallback, wait_for_ready=wait_for_ready, merge_partial_results=merge_partial_results,
+                  proxy=proxy, precision=precision)
 
 
 class Client:
@@ -70,7 +77,8 @@ class Client:
 
     def __init__(self, address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
                  token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
-                 fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False) -> None:
+                 fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
+                 proxy: Optional[str] = None, precision: Optional[str] = None) -> None:
         self.addresses = _addresses(address)
         self.fallback = _checks.word("fallback", fallback, ("error", "local"), '"error" or "local"')
         self._native_options = _native.ClientOptions(
@@ -81,10 +89,30 @@ class Client:
             max_attempts=1 + _checks.integer("retries", retries, 0, 100),
             wait_for_ready=_checks.flag("wait_for_ready", wait_for_ready),
             merge_partial_results=_checks.flag("merge_partial_results", merge_partial_results),
+            proxy=None if proxy is None else _checks.ascii_text("proxy", proxy).encode(),
             **_tls_options(tls))
         self._current: Optional[Handle] = None
         self._closed = False
         self._handle()
+        self.precision = self.choose_precision(precision)
+
+    def choose_precision(self, precision: Optional[str]) -> Optional[str]:
+        """What connect's argument of that name comes to with these daemons: "f16", "bf16" or None."""
+        if precision is None:
+            return None
+        _checks.word("precision", precision, ("f16", "bf16", "auto"), 'None, "f16", "bf16" or "auto"')
+        if precision != "auto":
+            return precision
+        try:
+            lacking = [a for index, a in enumerate(self.addresses) if "float32" not in self.info(index).features]
+        except Unavailable as error:
+            self._may_fall_back(error)
+            lacking = []
+        if not lacking:
+            return None
+        warnings.warn(f"attnd: the engine at {', '.join(lacking)} has no float32: float32 arrays are sent and computed as "
+                      'float16 (precision="auto")', UserWarning, stacklevel=4)
+        return "f16"
 
     def forward(self, q: object, k: object, v: object, *, return_lse: bool = True, keep: bool = False,
                 bias_grad: bool = False, out: object = None, timeout: Optional[float] = None, priority: str = "normal",
@@ -104,6 +132,7 @@ class Client:
         """
         keep, return_lse = _checks.flag("keep", keep), _checks.flag("return_lse", return_lse)
         bias_grad, calls = _checks.flag("bias_grad", bias_grad), CallOptions(timeout, priority, request_id, progress)
+        self._add_precision(q, options)
         destination: Optional[Tensor] = None
         receipt: Union[Receipt, Callable[[], Receipt]]
         residual: Optional[Residual] = None
@@ -111,7 +140,8 @@ class Client:
             if out is None and not keep:
                 plan = memo_of(template_key(q, k, v, bias_grad, options)).get("plan")
                 if plan is not None:
-                    return self._forward_as_planned(plan, q, k, v, return_lse, calls)
+                    result = self._forward_as_planned(plan, q, k, v, return_lse, calls)
+                    return remember(result, ForwardCall(q, k, v, options))
             problem = resolve(q, k, v, bias_grad, **options)
             destination = None if out is None else resolve_out(problem, "out", out, problem.o_shape)
             o, lse, receipt, residual = self._forward(problem, destination, return_lse, calls, keep, bias_grad)
@@ -120,15 +150,19 @@ class Client:
             problem = resolve(q, k, v, bias_grad, **options)
             o, lse, receipt = _forward_locally(problem, destination)
         given = out if isinstance(out, np.ndarray) else _arrays.give(Tensor(problem.in_callers_order(o.bits), o.element))
-        return ForwardResult(given, lse if return_lse else None, receipt, residual)
+        return remember(ForwardResult(given, lse if return_lse else None, receipt, residual),
+                        ForwardCall(q, k, v, options))
 
-    def backward(self, dout: object, q: object, k: object, v: object, o: object, lse: object, *, dlse: object = None,
-                 bias_grad: bool = False, residual: Optional[Residual] = None,
+    def backward(self, dout: object, q: object, k: object = None, v: object = None, o: object = None,
+                 lse: object = None, *, dlse: object = None, bias_grad: bool = False, residual: Optional[Residual] = None,
                  out: Optional[Tuple[object, object, object]] = None,
                  timeout: Optional[float] = None, priority: str = "normal", request_id: Optional[str] = None,
                  progress: Optional[Callable[[Progress], None]] = None, **options: Unpack[Options]) -> Gradients:
-        """dQ, dK, dV of the forward call with the same q, k, v and options, which gave o and lse.
+        """dQ, dK, dV of a forward call: backward(dout, r) with its result r, or with its q, k, v, its options, and the
+        o and lse that it gave.
 
+        r: has q, k, v, o, lse, the options and, unless another is given, the residual. Options given beside it, or beside
+        the very array r.lse, must be forward's: others raise InvalidArgument naming the option.
         dout: the gradient with respect to o, of its shape and type. dlse: with respect to lse, float32; None: zero.
         residual: that of the forward call, if there is one: what servers still hold is not sent again.
         bias_grad: also return dbias, float32 of the bias's shape, summed over broadcast dimensions.
@@ -136,10 +170,9 @@ class Client:
         """
         if not (residual is None or isinstance(residual, Residual)):
             raise wrong_type("residual", "that of a forward call's result", residual)
-        problem = resolve(q, k, v, _checks.flag("bias_grad", bias_grad), **options)
-        inputs = _BackwardInputs(resolve_rows(problem, "o", o), resolve_lse(problem, "lse", lse),
-                                 resolve_rows(problem, "dout", dout),
-                                 None if dlse is None else resolve_lse(problem, "dlse", dlse))
+        self._add_precision(q, options)
+        problem, inputs, known = pair(dout, q, k, v, o, lse, dlse, _checks.flag("bias_grad", bias_grad), options)
+        residual = known if residual is None else residual
         destinations = _gradient_destinations(problem, out)
         calls = CallOptions(timeout, priority, request_id, progress)
         receipt: Union[Receipt, Callable[[], Receipt]]
@@ -221,6 +254,13 @@ class Client:
                 self._current = Handle(self._native_options)
             return self._current
 
+    def _add_precision(self, q: object, options: Options) -> None:
+        """The client's own, for float32 arrays of a call that names none."""
+        if self.precision is None or options.get("precision") is not None or isinstance(q, ForwardResult):
+            return
+        if _arrays.take("q", q).element == "f32":
+            options["precision"] = self.precision
+
     def _explain(self, error: AttndError, timeout: Optional[float], asked: Optional[int] = None) -> AttndError:
         """The error with what to do, where the server or gRPC cannot say it in Python's words. asked: the index of the
         only address that the call was for."""
@@ -287,7 +327,7 @@ class Client:
         call.run(handle.library.attnd_forward, handle.pointer, ctypes.byref(plan.structure), ctypes.byref(tensors))
         return ForwardResult(o if plan.o_axes is None else o.transpose(plan.o_axes), lse, call.receipt)
 
-    def _backward(self, problem: Problem, inputs: _BackwardInputs, callers: Sequence[Optional[Tensor]], bias_grad: bool,
+    def _backward(self, problem: Problem, inputs: BackwardInputs, callers: Sequence[Optional[Tensor]], bias_grad: bool,
                   calls: CallOptions, residual: Optional[Residual]
                   ) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Callable[[], Receipt]]:
         handle = self._handle()
@@ -315,20 +355,13 @@ class Client:
         return ([d.finish() for d in (d_q, d_k, d_v)], d_bias, None if d_sink is None else d_sink.sum(0), call.receipt)
 
 
-class _BackwardInputs(NamedTuple):
-    o: Tensor
-    lse: Array
-    d_o: Tensor
-    d_lse: Optional[Array]
-
-
 def _forward_locally(problem: Problem, callers: Optional[Tensor]) -> Tuple[Tensor, Optional[Array], Receipt]:
     from . import local
     o, lse = local.forward_arrays(problem)
     return _land(problem, o, callers), lse, local.receipt(problem)
 
 
-def _backward_locally(problem: Problem, inputs: _BackwardInputs, callers: Sequence[Optional[Tensor]]
+def _backward_locally(problem: Problem, inputs: BackwardInputs, callers: Sequence[Optional[Tensor]]
                       ) -> Tuple[List[Tensor], Optional[Array], Optional[Array], Receipt]:
     from . import local
     found = local.backward_arrays(problem, inputs.o, inputs.lse, inputs.d_o, inputs.d_lse)

@@ -4,15 +4,15 @@
     attnd.jax.connect("127.0.0.1:7070")
     out = attnd.jax.dot_product_attention(q, k, v, is_causal=True)
 
-The call leaves the compiled program through jax.pure_callback. Nothing may be raised in there, so a call that fails
-gives NaN and its error is raised by the next attnd.jax call, or by attnd.jax.check().
+The call leaves the program through jax.pure_callback. An eager call that fails raises. Out of a compiled program nothing
+may be raised: its result is NaN, and the next attnd.jax call, or attnd.jax.check(), raises its error.
 """
 from __future__ import annotations
 
 import functools
 import logging
 import threading
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from .errors import InvalidArgument, not_connected, reworded, wrong, wrong_type
 __all__ = ["check", "connect", "dot_product_attention"]
 
 _result: Any = jax.ShapeDtypeStruct
+_wait: Any = jax.block_until_ready
 _clients: Dict[str, Client] = {}
 _errors: Dict[str, BaseException] = {}
 _lock = threading.Lock()
@@ -34,10 +35,11 @@ _lock = threading.Lock()
 
 def connect(address: Union[str, Sequence[str], Client], *, name: str = "", **options: Any) -> Client:
     """Connects this module: attnd.connect's arguments, or a Client that exists. `name` is dot_product_attention's
-    `server`."""
+    `server`. Connecting again replaces, and forgets the errors of calls before."""
     made = address if isinstance(address, Client) else _connect(address, **options)
     with _lock:
         _clients[name] = made
+        _errors.pop(name, None)
     return made
 
 
@@ -61,9 +63,12 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     gradient) and mask (True = attend) broadcast to [batch, q_heads, q_len, kv_len]. Returns an array like query, and
     with return_residual the log-sum-exp, float32 [batch, q_len, q_heads], which is differentiable too. Rows beyond
     query_seq_lengths are 0, and so are rows that may attend to nothing (JAX averages there). float16, bfloat16 or
-    float32. implementation says nothing here: the daemon's is used.
+    float32. implementation says nothing here: the daemon's is used. Without a connection it raises at once, while
+    tracing too.
     """
     check(server)
+    if server not in _clients:
+        raise not_connected("attnd.jax", server)
     query, key, value = [_array(*x) for x in (("query", query), ("key", key), ("value", value))]
     if not {query.ndim, key.ndim, value.ndim} <= {3, 4}:
         raise wrong("query, key, value", "3 or 4 dimensions each", [x.shape for x in (query, key, value)])
@@ -193,24 +198,38 @@ _attend.defvjp(_attend_forward, _attend_backward)
 def _call(statics: _Statics, run: Callable[..., Tuple[Any, ...]], shapes: Sequence[Any], *arguments: Any
           ) -> Sequence[Any]:
     """`run` on the host. Under vmap the arguments come with one more leading dimension each, one call for each entry."""
+    eager = not any(isinstance(x, jax.core.Tracer) for x in arguments)
+    raised: List[Exception] = []
+
     def on_host(*arguments: Any) -> Tuple[Any, ...]:
         given = [None if x is None else np.asarray(x) for x in arguments]
         lead = np.asarray(given[0]).shape[:-4]
         results = [np.full((*lead, *shape.shape), np.nan, shape.dtype) for shape in shapes]
         try:
             with _lock:
-                client = _clients.get(statics.server)
-            if client is None:
-                raise not_connected("attnd.jax", statics.server)
+                client = _clients[statics.server]
             for index in np.ndindex(lead):
                 for result, part in zip(results, run(client, *[None if x is None else x[index] for x in given])):
                     if result.size:
                         result[index] = part
         except Exception as error:
-            logging.getLogger("attnd.jax").error("a call failed and gave NaN: %s", error)
-            with _lock:
-                _errors.setdefault(statics.server, error)
+            if eager:
+                raised.append(error)
+            else:
+                _keep_error(statics.server, error)
             return tuple(np.full_like(result, np.nan) for result in results)
         return tuple(results)
 
-    return tuple(jax.pure_callback(on_host, tuple(shapes), *arguments, vmap_method="broadcast_all"))
+    results: Sequence[Any] = jax.pure_callback(on_host, tuple(shapes), *arguments, vmap_method="broadcast_all")
+    if eager:
+        _wait(results)
+        if raised:
+            raise raised[0]
+    return tuple(results)
+
+
+def _keep_error(server: str, error: Exception) -> None:
+    """For the next call, or check(), to raise."""
+    logging.getLogger("attnd.jax").error("a call failed and gave NaN: %s", error)
+    with _lock:
+        _errors.setdefault(server, error)

@@ -12,9 +12,10 @@ import numpy as np
 
 from . import _arrays, _philox
 from ._arrays import Array, Tensor
-from ._problem import Problem, Sequence1, resolve, resolve_lse, resolve_rows
+from ._pairing import pair, remember
+from ._problem import Problem, Sequence1, resolve
 from .errors import wrong
-from .results import ForwardResult, Gradients, Receipt
+from .results import ForwardCall, ForwardResult, Gradients, Receipt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -30,17 +31,18 @@ def forward(q: object, k: object, v: object, *, return_lse: bool = True, compute
     problem, start = resolve(q, k, v, **options), time.perf_counter()
     o, lse = forward_arrays(problem, _compute_type(compute))
     out = _arrays.cast(_arrays.cast(Tensor(o, "f32"), problem.element), problem.result_element)
-    return ForwardResult(_arrays.give(Tensor(problem.in_callers_order(out.bits), out.element)),
-                         lse if return_lse else None, receipt(problem, start))
+    given = _arrays.give(Tensor(problem.in_callers_order(out.bits), out.element))
+    return remember(ForwardResult(given, lse if return_lse else None, receipt(problem, start)),
+                    ForwardCall(q, k, v, options))
 
 
-def backward(dout: object, q: object, k: object, v: object, o: object, lse: object, *, dlse: object = None,
-             bias_grad: bool = False, compute: str = "float32", **options: Unpack[Options]) -> Gradients:
+def backward(dout: object, q: object, k: object = None, v: object = None, o: object = None, lse: object = None, *,
+             dlse: object = None, bias_grad: bool = False, compute: str = "float32",
+             **options: Unpack[Options]) -> Gradients:
     """dQ, dK, dV and, where they apply, dbias and dsink. See attnd.Client.backward."""
-    problem, start = resolve(q, k, v, bias_grad, **options), time.perf_counter()
-    d_lse = None if dlse is None else resolve_lse(problem, "dlse", dlse)
-    gradients = backward_arrays(problem, resolve_rows(problem, "o", o), resolve_lse(problem, "lse", lse),
-                                resolve_rows(problem, "dout", dout), d_lse, _compute_type(compute))
+    start = time.perf_counter()
+    problem, inputs, _ = pair(dout, q, k, v, o, lse, dlse, bias_grad, options)
+    gradients = backward_arrays(problem, inputs.o, inputs.lse, inputs.d_o, inputs.d_lse, _compute_type(compute))
 
     def give(array: Array) -> Array:
         tensor = _arrays.cast(_arrays.cast(Tensor(array, "f32"), problem.element), problem.result_element)

@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from ._arrays import Array
 
 if TYPE_CHECKING:
+    from ._problem import Options
     from ._residual import Residual
 
 
@@ -46,17 +47,31 @@ class _Result:
         return self._receipt
 
 
+class ForwardCall(NamedTuple):
+    """What a forward call was given, which its backward needs again."""
+
+    q: object
+    k: object
+    v: object
+    options: Options
+
+
 class ForwardResult(_Result):
     """out: q's element type, in q's layout, head dim of v. lse: float32 [batch, q_heads, q_len] (packed
     [q_heads, total rows]), natural logarithm, before dropout; None unless asked for. residual: what servers keep for
-    backward, an attnd.Residual; None unless asked for and kept."""
+    backward, an attnd.Residual; None unless asked for and kept.
 
-    __slots__ = ("out", "lse", "residual")
+    Client.backward(dout, result) takes q, k, v and the options from it: it holds those arrays, which are not to change
+    meanwhile. A pickled result is without them.
+    """
+
+    __slots__ = ("out", "lse", "residual", "call")
 
     def __init__(self, out: Array, lse: Optional[Array], receipt: Union[Receipt, Callable[[], Receipt]],
                  residual: Optional[Residual] = None) -> None:
         super().__init__(receipt)
         self.out, self.lse, self.residual = out, lse, residual
+        self.call: Optional[ForwardCall] = None
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return ForwardResult, (self.out, self.lse, self.receipt)

@@ -14,6 +14,7 @@ well, so that nothing else leaves the device either. Needs torch 2.4 or later.
 """
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import weakref
@@ -30,6 +31,7 @@ from ._masks import Pattern, recognise
 from ._operator_options import (ELEMENTS, LAYOUTS, Numbers, Words, check_precision, check_tensor, check_tensors,
                                 check_transforms, diagonal, layout_of, numbers, seed_tensor, unpack, wire_type)
 from ._problem import resolve_window
+from ._replacement import Replacement
 from ._residual import Residual
 from ._transfer import Transfer, empty, send
 from .client import Client
@@ -38,7 +40,6 @@ from .errors import InvalidArgument, Unimplemented, not_connected, reworded, wro
 
 __all__ = ["attention", "client", "connect", "disconnect", "replace", "scaled_dot_product_attention"]
 
-_original = torch.nn.functional.scaled_dot_product_attention
 _clients: Dict[str, Client] = {}
 _keeping: Dict[str, bool] = {}  # by name: whether servers are asked to keep tensors for backward
 _precisions: Dict[str, Optional[str]] = {}  # by name: of calls that name none
@@ -52,13 +53,13 @@ def connect(address: Union[str, Sequence[str], Client], *, name: str = "", keep:
     name: several connections can exist beside each other; functions here take it as `server`.
     keep: where a backward may follow, ask the servers to keep its tensors until autograd frees the graph; backward
         then sends a fifth of the bytes, and everything where a server could not keep them. Same results.
-    precision: "f16" or "bf16": float32 tensors travel and are computed in 16 bits, results are float32. For engines
-        without float32, such as the cuda engine.
+    precision: "f16" or "bf16": float32 tensors travel and are computed in 16 bits, results are float32. "auto": as
+        attnd.connect's, for engines without float32 such as the cuda engine.
     """
-    check_precision(precision)
     made = address if isinstance(address, Client) else _connect(address, **options)
+    chosen = made.choose_precision(precision)
     with _lock:
-        _clients[name], _keeping[name], _precisions[name] = made, keep, precision
+        _clients[name], _keeping[name], _precisions[name] = made, keep, chosen
     return made
 
 
@@ -197,19 +198,24 @@ class replace:
 
         attnd.torch.replace()            # from here on; .restore() of the result ends it
         with attnd.torch.replace(): ...  # here
+
+    Modules that imported the function by its name get this one, and PyTorch's fast path is off meanwhile, so that
+    nn.MultiheadAttention and nn.TransformerEncoder come here without gradients too. What stays with PyTorch warns once:
+    need_weights=True, and holders of the function under another name.
+
+    covers: the names that are the daemon's now.
     """
 
     def __init__(self, server: str = "") -> None:
-        self._before = torch.nn.functional.scaled_dot_product_attention
-        ours = scaled_dot_product_attention
-        if server:
-            def named(*arguments: Any, **keywords: Any) -> Tensor:
-                return scaled_dot_product_attention(*arguments, server=server, **keywords)
-            ours = named
-        torch.nn.functional.scaled_dot_product_attention = ours
+        @functools.wraps(scaled_dot_product_attention)
+        def named(*arguments: Any, **keywords: Any) -> Tensor:
+            return scaled_dot_product_attention(*arguments, **{"server": server, **keywords})
+        self._replacement = Replacement(named)
+        self.covers = (*self._replacement.names, "torch.nn.MultiheadAttention(need_weights=False)",
+                       "torch.nn.TransformerEncoderLayer", "torch.nn.TransformerDecoderLayer")
 
     def restore(self) -> None:
-        torch.nn.functional.scaled_dot_product_attention = self._before
+        self._replacement.undo()
 
     def __enter__(self) -> replace:
         return self
@@ -217,6 +223,9 @@ class replace:
     def __exit__(self, kind: Optional[Type[BaseException]], value: Optional[BaseException],
                  traceback: Optional[TracebackType]) -> None:
         self.restore()
+
+    def __repr__(self) -> str:
+        return f"<attnd.torch.replace: {', '.join(self.covers)}>"
 
 
 # ---- Shapes of scaled_dot_product_attention.

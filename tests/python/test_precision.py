@@ -1,0 +1,73 @@
+"""connect(precision=...): what a client's float32 calls travel as; "auto" asks the daemon and says what it chose."""
+import warnings
+
+import numpy as np
+import pytest
+
+import attnd
+from attnd import local
+
+
+def arrays(rng, dtype=np.float32):
+    return [rng.standard_normal((1, 2, 16, 16)).astype(dtype) for _ in range(4)]
+
+
+def test_a_gpu_says_what_it_can_do_beside_elements(gpu_daemon, client):
+    with attnd.connect(gpu_daemon.address) as gpu:
+        features = set(gpu.info().features)
+    assert "float32" not in features and {"float16", "bfloat16", "causal", "window", "dropout", "packed"} <= features
+    assert features < {*client.info().features}
+
+
+def test_auto_takes_float16_where_there_is_no_float32_and_warns_once(gpu_daemon, rng):
+    q, k, v, dout = arrays(rng)
+    with attnd.connect(gpu_daemon.address, timeout=60) as plain:
+        with pytest.raises(attnd.Unimplemented, match='precision="f16"'):
+            plain.forward(q, k, v)
+    with pytest.warns(UserWarning, match=f"{gpu_daemon.address} has no float32.*computed as float16") as caught:
+        gpu = attnd.connect(gpu_daemon.address, timeout=60, precision="auto")
+    assert len(caught) == 1 and caught[0].filename == __file__
+    with gpu, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        r = gpu.forward(q, k, v, causal="top_left")
+        assert r.out.dtype == np.float32 and r.receipt.backend == "cuda"
+        expected = local.forward(q, k, v, causal="top_left", compute="float64")
+        np.testing.assert_allclose(r.out, expected.out, rtol=0.02, atol=0.005)
+        short, long = gpu.backward(dout, r), gpu.backward(dout, q, k, v, r.out, r.lse, causal="top_left")
+        np.testing.assert_array_equal(short.dq, long.dq)
+        half = [x.astype(np.float16) for x in (q, k, v)]
+        assert gpu.forward(*half).out.dtype == np.float16
+
+
+def test_auto_leaves_float32_where_it_is(daemon, rng):
+    q, k, v, _ = arrays(rng)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with attnd.connect(daemon.address, precision="auto") as client, attnd.connect(daemon.address) as plain:
+            np.testing.assert_array_equal(client.forward(q, k, v).out, plain.forward(q, k, v).out)
+
+
+def test_auto_asks_every_replica(daemon, gpu_daemon):
+    with pytest.warns(UserWarning, match=f"engine at {gpu_daemon.address} has no float32"):
+        attnd.connect([daemon.address, gpu_daemon.address], precision="auto").close()
+
+
+def test_a_clients_precision_is_that_of_float32_calls_that_name_none(daemon, rng):
+    q, k, v, _ = arrays(rng)
+    with attnd.connect(daemon.address, precision="bf16") as client, attnd.connect(daemon.address) as plain:
+        np.testing.assert_array_equal(client.forward(q, k, v).out, plain.forward(q, k, v, precision="bf16").out)
+        np.testing.assert_array_equal(client.forward(q, k, v, precision="f16").out,
+                                      plain.forward(q, k, v, precision="f16").out)
+        half = [x.astype(np.float16) for x in (q, k, v)]
+        np.testing.assert_array_equal(client.forward(*half).out, plain.forward(*half).out)
+    with pytest.raises(attnd.InvalidArgument, match='^precision: expected None, "f16", "bf16" or "auto", got \'f8\''):
+        attnd.connect(daemon.address, precision="f8")
+
+
+def test_auto_needs_the_daemon_unless_it_may_fall_back(native_library, rng):
+    with pytest.raises(attnd.Unavailable, match="no attnd server at 127.0.0.1:1"):
+        attnd.connect("127.0.0.1:1", precision="auto", timeout=5)
+    with pytest.warns(RuntimeWarning, match="computing locally"):
+        client = attnd.connect("127.0.0.1:1", precision="auto", timeout=5, retries=0, fallback="local")
+        with client:
+            assert client.forward(*arrays(rng)[:3]).receipt.backend == "local"
