@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "server/admission/admission.h"
 #include "server/lease/lease_table.h"
+#include "server/masks/mask_store.h"
 #include "server/rpc/transport_options.h"
 #include "server/schedule/device_worker.h"
 #include "server/security/tls_options.h"
@@ -39,6 +40,7 @@ struct ServerOptions {
 
   AdmissionLimits admission;
   LeaseLimits leases;
+  MaskStoreLimits masks;
   // A call of a few microseconds that finds its device idle is computed where it was received:
   // waking another thread takes 20 to 50 us.
   DeviceWorkerOptions worker = {.inline_time = absl::Microseconds(200)};

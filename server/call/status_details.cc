@@ -46,7 +46,8 @@ absl::string_view DefaultReason(absl::StatusCode code, absl::string_view field) 
     case absl::StatusCode::kUnimplemented:
       return reason::kProblemUnsupported;
     case absl::StatusCode::kOutOfRange:
-      return reason::kTooLargeForDevice;
+      return absl::StartsWith(field, "problem.mask") ? reason::kMaskTooComplex
+                                                      : reason::kTooLargeForDevice;
     case absl::StatusCode::kCancelled:
       return reason::kCancelled;
     default:

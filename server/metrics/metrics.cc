@@ -53,6 +53,8 @@ constexpr std::pair<absl::string_view, const char*> kRejectLabels[] = {
     {reason::kTooLargeForDevice, "too_large"},
     {reason::kReplyTooLarge, "too_large"},
     {reason::kMaskUnsupported, "unsupported"},
+    {reason::kMaskTooComplex, "too_large"},
+    {reason::kMaskUnknown, "mask_unknown"},
     {reason::kProblemUnsupported, "unsupported"},
     {reason::kLeaseLost, "lease_lost"},
     {reason::kEpochChanged, "lease_lost"},

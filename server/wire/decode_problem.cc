@@ -3,12 +3,15 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "attention/dropout.h"
+#include "attention/mask_call.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
+#include "server/wire/decode_mask.h"
 #include "server/wire/wire_check.h"
 
 namespace attnd {
@@ -174,17 +177,33 @@ void DecodeScalars(const v1::Problem& wire, Problem& p) {
              wire.shard().total_q_heads()};
 }
 
-// Last, so that a call is UNIMPLEMENTED for its mask only if nothing else is wrong with it.
-absl::Status RefuseMask(const v1::Problem& wire) {
+absl::Status RefuseBesideId(const v1::MaskSpec& wire) {
+  const bool alone = wire.pattern().empty() && wire.pattern_of().empty() && !wire.has_extents() &&
+                     wire.empty_row() == v1::EMPTY_ROW_ZERO;
+  if (alone) return absl::OkStatus();
+  return FieldError(reason::kBadField, "problem.mask.id", "nothing but origin beside it", "more");
+}
+
+// Last: a mask is checked against the sizes and options of the rest.
+absl::Status DecodeMaskIn(const v1::Problem& wire, const CallersMasks& masks, Problem& p) {
   if (!wire.has_mask()) return absl::OkStatus();
-  return Failure(absl::StatusCode::kUnimplemented, reason::kMaskUnsupported,
-                 "problem.mask: mask patterns are not supported by this server; send bool_mask",
-                 {{"field", "problem.mask"}});
+  const v1::MaskSpec& mask = wire.mask();
+  p.mask_origin = DecodeMaskOrigin(mask);
+  if (mask.id().empty()) {
+    ASSIGN_OR_RETURN(MaskSpec spec, DecodeMask(mask));
+    auto kept = masks.store.Keep(spec, MaskCallOf(p), masks.caller);
+    if (!kept.ok()) return Classified(kept.status());
+    p.mask = *std::move(kept);
+  } else {
+    RETURN_IF_ERROR(RefuseBesideId(mask));
+    ASSIGN_OR_RETURN(p.mask, masks.store.Find(mask.id(), masks.caller));
+  }
+  return Classified(Validate(p));
 }
 
 }  // namespace
 
-absl::StatusOr<Problem> DecodeProblem(const v1::Problem& wire) {
+absl::StatusOr<Problem> DecodeProblem(const v1::Problem& wire, const CallersMasks& masks) {
   Problem p;
   RETURN_IF_ERROR(DecodeSizes(wire, p));
   DecodeScalars(wire, p);
@@ -194,7 +213,7 @@ absl::StatusOr<Problem> DecodeProblem(const v1::Problem& wire) {
   RETURN_IF_ERROR(DecodeDropout(wire, p));
   RETURN_IF_ERROR(DecodeDenominator(wire, p));
   RETURN_IF_ERROR(Classified(Validate(p)));
-  RETURN_IF_ERROR(RefuseMask(wire));
+  RETURN_IF_ERROR(DecodeMaskIn(wire, masks, p));
   return p;
 }
 
