@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "attention/element.h"
+#include "attention/masks/mask_spec.h"
 
 namespace attnd {
 
@@ -143,6 +144,7 @@ struct Problem {
   // Null: none, as always today. Problems with equal descriptions share one object, so that
   // equality compares pointers.
   std::shared_ptr<const MaskDescription> mask;
+  MaskOrigin mask_origin;  // where this problem lies in it
   std::optional<Bias> bias;
   std::vector<float>
       alibi_slopes;  // empty, [q_heads] or [batch·q_heads]: bias −slope·|i + offset − j|

@@ -10,8 +10,8 @@
 #include "attention/dropout.h"
 #include "attention/mask_call.h"
 #include "base/status_macros.h"
+#include "proto/attnd/v1/mask_codec.h"
 #include "server/call/status_details.h"
-#include "server/wire/decode_mask.h"
 #include "server/wire/wire_check.h"
 
 namespace attnd {
@@ -190,8 +190,9 @@ absl::Status DecodeMaskIn(const v1::Problem& wire, const CallersMasks& masks, Pr
   const v1::MaskSpec& mask = wire.mask();
   p.mask_origin = DecodeMaskOrigin(mask);
   if (mask.id().empty()) {
-    ASSIGN_OR_RETURN(MaskSpec spec, DecodeMask(mask));
-    auto kept = masks.store.Keep(spec, MaskCallOf(p), masks.caller);
+    absl::StatusOr<MaskSpec> spec = DecodeMask(mask);
+    if (!spec.ok()) return Classified(spec.status());
+    auto kept = masks.store.Keep(*spec, MaskCallOf(p), masks.caller);
     if (!kept.ok()) return Classified(kept.status());
     p.mask = *std::move(kept);
   } else {

@@ -1,13 +1,14 @@
-#include "server/wire/decode_mask.h"
+#include "proto/attnd/v1/mask_codec.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "server/call/status_details.h"
 
 namespace attnd {
 namespace {
@@ -15,7 +16,8 @@ namespace {
 constexpr absl::string_view kMask = "problem.mask";
 
 absl::Status BadField(absl::string_view field, absl::string_view expected, absl::string_view got) {
-  return FieldError(reason::kBadField, field, expected, got);
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, ": expected ", expected, ", got ", got));
 }
 
 template <typename List>
@@ -263,6 +265,189 @@ MaskOrigin DecodeMaskOrigin(const v1::MaskSpec& wire) {
           .key_begin = origin.key_begin(),
           .batch_begin = origin.batch_begin(),
           .head_begin = origin.head_begin()};
+}
+
+// ---- MaskSpec → attnd.v1.MaskSpec.
+
+namespace {
+
+// In the narrowest entries that hold all of them; short lists as numbers.
+void EncodeArray(const std::vector<uint32_t>& numbers, v1::MaskArray& wire) {
+  constexpr size_t kFew = 64;
+  if (numbers.size() <= kFew) {
+    wire.mutable_value()->Assign(numbers.begin(), numbers.end());
+    return;
+  }
+  const uint32_t most = *std::max_element(numbers.begin(), numbers.end());
+  const size_t width = most < 256 ? 1 : most < 65536 ? 2 : 4;
+  std::string& data = *wire.mutable_data();
+  data.reserve(numbers.size() * width);
+  for (uint32_t number : numbers) {
+    for (size_t n = 0; n < width; ++n) data.push_back(static_cast<char>(number >> (8 * n)));
+  }
+  wire.set_entry_bytes(static_cast<uint32_t>(width));
+}
+
+std::string Text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+
+template <typename List, typename Numbers>
+void Assign(const Numbers& numbers, List* list) {
+  list->Assign(numbers.begin(), numbers.end());
+}
+
+void EncodeExpr(const MaskExpr& expr, v1::Expr& wire);
+
+void EncodeOperands(const MaskExpr& expr, v1::ExprList& wire) {
+  for (const MaskExpr& operand : expr.of) EncodeExpr(operand, *wire.add_e());
+}
+
+// One function for each kind of expression.
+struct ExprEncoder {
+  const MaskExpr& expr;
+  v1::Expr& wire;
+
+  void operator()(std::monostate) const {}
+  void operator()(const AllKeys&) const { wire.mutable_all(); }
+  void operator()(const RelativeWindow& op) const {
+    wire.mutable_window()->set_left(op.left);
+    wire.mutable_window()->set_right(op.right);
+  }
+  void operator()(const Dilated& op) const {
+    v1::Dilated& out = *wire.mutable_dilated();
+    out.set_step(op.step);
+    out.set_left(op.left);
+    out.set_right(op.right);
+  }
+  void operator()(const StrideRel& op) const {
+    wire.mutable_stride_rel()->set_p(op.p);
+    wire.mutable_stride_rel()->set_phase(op.phase);
+  }
+  void operator()(const StrideCol& op) const {
+    v1::StrideCol& out = *wire.mutable_stride_col();
+    out.set_p(op.p);
+    out.set_lo(op.lo);
+    out.set_hi(op.hi);
+  }
+  void operator()(const BlockWindow& op) const {
+    v1::BlockWindow& out = *wire.mutable_block_window();
+    out.set_p(op.p);
+    out.set_lo(op.lo);
+    out.set_hi(op.hi);
+    Assign(op.shift, out.mutable_shift());
+  }
+  void operator()(const Global& op) const {
+    v1::Global& out = *wire.mutable_global();
+    Assign(op.start, out.mutable_start());
+    Assign(op.end, out.mutable_end());
+    out.set_direction(static_cast<v1::GlobalDirection>(op.direction));
+  }
+  void operator()(const Prefix& op) const { Assign(op.len, wire.mutable_prefix()->mutable_len()); }
+  void operator()(const Segment& op) const { Assign(op.cu, wire.mutable_segment()->mutable_cu()); }
+  void operator()(const Groups& op) const {
+    v1::Groups& out = *wire.mutable_groups();
+    EncodeArray(op.row, *out.mutable_row());
+    EncodeArray(op.key, *out.mutable_key());
+    out.set_per_batch(op.per_batch);
+  }
+  void operator()(const RandomBlocks& op) const {
+    v1::RandomBlocks& out = *wire.mutable_random();
+    out.set_block(op.block);
+    out.set_per_row(op.per_row);
+    out.set_seed(op.seed);
+    out.set_per_head(op.per_head);
+    if (!expr.of.empty()) EncodeExpr(expr.of[0], *out.mutable_exclude());
+  }
+  void operator()(const AllOf&) const { EncodeOperands(expr, *wire.mutable_all_of()); }
+  void operator()(const AnyOf&) const { EncodeOperands(expr, *wire.mutable_any_of()); }
+  void operator()(const Negate&) const { EncodeExpr(expr.of[0], *wire.mutable_negate()); }
+  void operator()(const PatternRef& op) const { wire.set_pattern_ref(op.pattern); }
+};
+
+void EncodeExpr(const MaskExpr& expr, v1::Expr& wire) {
+  std::visit(ExprEncoder{expr, wire}, expr.op);
+}
+
+// One function for each kind of pattern.
+struct PatternEncoder {
+  v1::Pattern& wire;
+
+  void operator()(std::monostate) const {}
+  void operator()(const MaskExpr& expr) const { EncodeExpr(expr, *wire.mutable_expr()); }
+  void operator()(const BlockList& blocks) const {
+    v1::BlockList& out = *wire.mutable_blocks();
+    out.set_bq(blocks.bq);
+    out.set_bk(blocks.bk);
+    EncodeArray(blocks.indptr, *out.mutable_indptr());
+    EncodeArray(blocks.indices, *out.mutable_indices());
+    out.set_kind(Text(blocks.kind));
+    out.set_bitmaps(Text(blocks.bitmaps));
+    out.set_order(static_cast<v1::BitOrder>(blocks.order));
+    if (blocks.partial_expr) EncodeExpr(*blocks.partial_expr, *out.mutable_partial_expr());
+    EncodeArray(blocks.bitmap_of, *out.mutable_bitmap_of());
+  }
+  void operator()(const ColRuns& runs) const {
+    v1::ColRuns& out = *wire.mutable_col_runs();
+    out.set_m(runs.m);
+    EncodeArray(runs.start, *out.mutable_start());
+    EncodeArray(runs.end, *out.mutable_end());
+    if (runs.base) EncodeExpr(*runs.base, *out.mutable_base());
+  }
+  void operator()(const RowRuns& runs) const {
+    v1::RowRuns& out = *wire.mutable_row_runs();
+    out.set_r(runs.r);
+    EncodeArray(runs.first, *out.mutable_first());
+    EncodeArray(runs.stride, *out.mutable_stride());
+    EncodeArray(runs.count, *out.mutable_count());
+  }
+  void operator()(const RowIntervals& intervals) const {
+    v1::RowIntervals& out = *wire.mutable_row_intervals();
+    out.set_r(intervals.r);
+    EncodeArray(intervals.begin, *out.mutable_begin());
+    EncodeArray(intervals.end, *out.mutable_end());
+  }
+  void operator()(const Rectangles& rectangles) const {
+    v1::Rectangles& out = *wire.mutable_rectangles();
+    for (const MaskRectangle& from : rectangles.of) {
+      v1::Rectangle& to = *out.add_of();
+      to.set_row_begin(from.row_begin);
+      to.set_row_end(from.row_end);
+      to.set_key_begin(from.key_begin);
+      to.set_key_end(from.key_end);
+      to.set_shape(static_cast<v1::Rectangle::Shape>(from.shape));
+    }
+  }
+  void operator()(const MaskBitmap& bits) const {
+    wire.mutable_bits()->set_row_pitch_bits(bits.row_pitch_bits);
+    wire.mutable_bits()->set_data(Text(bits.data));
+  }
+};
+
+}  // namespace
+
+v1::MaskSpec EncodeMaskSpec(const MaskSpec& mask) {
+  v1::MaskSpec wire;
+  wire.set_version(1);
+  for (const MaskPattern& pattern : mask.pattern) {
+    std::visit(PatternEncoder{*wire.add_pattern()}, pattern);
+  }
+  Assign(mask.pattern_of, wire.mutable_pattern_of());
+  wire.set_empty_row(static_cast<v1::EmptyRow>(mask.empty_row));
+  EncodeMaskOrigin(mask.origin, wire);
+  v1::MaskExtents& extents = *wire.mutable_extents();
+  extents.set_batch(static_cast<uint32_t>(mask.extents.batch));
+  extents.set_q_heads(static_cast<uint32_t>(mask.extents.q_heads));
+  extents.set_rows(static_cast<uint32_t>(mask.extents.rows));
+  extents.set_keys(static_cast<uint32_t>(mask.extents.keys));
+  return wire;
+}
+
+void EncodeMaskOrigin(const MaskOrigin& origin, v1::MaskSpec& wire) {
+  if (origin == MaskOrigin()) return;
+  v1::MaskOrigin& out = *wire.mutable_origin();
+  out.set_row_begin(static_cast<uint32_t>(origin.row_begin));
+  out.set_key_begin(static_cast<uint32_t>(origin.key_begin));
+  out.set_batch_begin(static_cast<uint32_t>(origin.batch_begin));
+  out.set_head_begin(static_cast<uint32_t>(origin.head_begin));
 }
 
 }  // namespace attnd
