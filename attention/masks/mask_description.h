@@ -9,15 +9,14 @@
 // one set may stay different: that costs an entry of a cache and never a result.
 //
 // id = SHA-256("attnd.mask/1\0" ‖ encoding): equal ids are equal masks. The encoding is
-// EncodeMask's, not the wire's: tag, length, little-endian fields in order, lists in the narrowest
-// entries of 1, 2 or 4 bytes. Extents count as `batch` and `q_heads` only where the mask depends on
-// their number, and then as 0 otherwise. The origin is no part of it.
+// its own (mask_encoding.h), not the wire's: tag, length, little-endian fields in order, lists in
+// the narrowest entries of 1, 2 or 4 bytes. Extents count as `batch` and `q_heads` only where the
+// mask depends on their number, and then as 0 otherwise. The origin is no part of it.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -61,9 +60,8 @@ class MaskDescription {
   bool depends_on_diagonal_;
 };
 
-// The canonical form of a valid spec whose extents have rows and keys, and the bytes whose hash is
-// its id. The origin is dropped. Canonical of a canonical mask is the same.
+// The canonical form of a valid spec whose extents have rows and keys. The origin is dropped.
+// Canonical of a canonical mask is the same.
 MaskSpec CanonicalMask(const MaskSpec& spec);
-std::string EncodeMask(const MaskSpec& canonical);
 
 }  // namespace attnd

@@ -23,6 +23,8 @@ namespace attnd {
 
 // Limits of a mask, docs of the wire repeat them. Rows and keys as those of a problem.
 inline constexpr int64_t kMaxMaskLength = int64_t{1} << 20;
+inline constexpr int64_t kMaxMaskBatch = int64_t{1} << 20;
+inline constexpr int64_t kMaxMaskHeads = int64_t{1} << 16;
 inline constexpr int64_t kMaxMaskPatterns = 4096;
 inline constexpr int64_t kMaxMaskNodes = 4096;  // in all; and in one pattern with what it refers to
 inline constexpr int64_t kMaxMaskDepth = 16;    // of a pattern with what it refers to
@@ -105,7 +107,7 @@ struct PatternRef {  // what an earlier pattern says
 };
 
 struct MaskExpr {
-  // monostate: nothing was set, refused.
+  // monostate: nothing was set, refused. A place in this list is part of ids: it only grows.
   std::variant<std::monostate, AllKeys, RelativeWindow, Dilated, StrideRel, StrideCol, BlockWindow,
                Global, Prefix, Segment, Groups, RandomBlocks, AllOf, AnyOf, Negate, PatternRef>
       op;
@@ -173,7 +175,7 @@ struct MaskBitmap {  // bit I·row_pitch_bits + J, least significant first, 1 = 
   friend bool operator==(const MaskBitmap&, const MaskBitmap&) = default;
 };
 
-// monostate: nothing was set, refused.
+// monostate: nothing was set, refused. A place in this list is part of ids: it only grows.
 using MaskPattern = std::variant<std::monostate, MaskExpr, BlockList, ColRuns, RowRuns,
                                  RowIntervals, Rectangles, MaskBitmap>;
 
@@ -217,8 +219,5 @@ struct MaskCall {
   int64_t OffsetAt(int64_t b) const { return offsets[offsets.size() == 1 ? 0 : b]; }
   friend bool operator==(const MaskCall&, const MaskCall&) = default;
 };
-
-// What a spec takes in memory, in bytes: for quotas.
-int64_t BytesOf(const MaskSpec& spec);
 
 }  // namespace attnd
