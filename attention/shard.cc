@@ -184,6 +184,7 @@ Problem WithoutLists(const Problem& p) {
   copy.window_right = p.window_right;
   copy.bool_mask = p.bool_mask;
   copy.mask = p.mask;
+  copy.mask_share = p.mask_share;
   copy.bias = p.bias;
   copy.dropout = p.dropout;
   copy.denominator = p.denominator;
