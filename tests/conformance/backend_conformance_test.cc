@@ -63,7 +63,7 @@ const Control kControls[] = {
     {Mistake::kMaskOfFirstEntry, {"mask_per_entry_alone", "mask_prefix_alone"}},
     {Mistake::kMaskWithoutAlignment, {"mask_window_offsets", "mask_dilated_kv_lengths"}},
     {Mistake::kMaskOriginIgnored, {"mask_per_entry_alone", "mask_prefix_bias"}},
-    {Mistake::kMaskOriginSwapped, {"mask_window_origin"}},
+    {Mistake::kMaskOriginSwapped, {"mask_bits_origin", "mask_groups_origin"}},
     {Mistake::kMaxForLse, {"lengths_1_33", "usual_64_float16"}},
     {Mistake::kScaleAfterSoftmax, {"head_dim_64", "usual_128_bfloat16"}},
     {Mistake::kNoRescale, {"lengths_31_65", "usual_64_float32"}},

@@ -118,7 +118,7 @@ MaskSpec PerHead(const MaskCall& c, bool per_batch) {
   MaskSpec mask;
   mask.pattern = {Band(), Causal(), Intervals(c), Leaf(StrideRel{5, 2})};
   for (int64_t n = 0; n < (per_batch ? c.batch : 1) * c.q_heads; ++n) {
-    mask.pattern_of.push_back(static_cast<uint32_t>(n % 4));
+    mask.pattern_of.push_back(static_cast<uint32_t>((n + n / c.q_heads) % 4));
   }
   return mask;
 }
@@ -140,7 +140,7 @@ const std::vector<Kind>& Kinds() {
        [](const MaskCall&) {
          return One(Any({Band(), Leaf(Global{{2}, {9}, GlobalDirection::kRows})}));
        }},
-      {"prefix", [](const MaskCall&) { return One(Any({Causal(), Leaf(Prefix{{30, 7}})})); }},
+      {"prefix", [](const MaskCall&) { return One(Any({Causal(), Leaf(Prefix{{50, 75}})})); }},
       {"segment",
        [](const MaskCall&) { return One(All({Causal(), Leaf(Segment{{0, 11, 11, 50, 90}})})); }},
       {"groups",
