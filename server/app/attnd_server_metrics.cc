@@ -64,6 +64,12 @@ void AttndServer::SampleMasks() {
                      [this] { return static_cast<double>(masks_->stats().hits); });
   sampled.AddCounter("attnd_mask_cache_misses_total", "Calls that named a mask not known here.", {},
                      [this] { return static_cast<double>(masks_->stats().misses); });
+  sampled.AddGauge("attnd_mask_plan_bytes", "Compiled masks.", {},
+                   [this] { return static_cast<double>(masks_->plans().stats().bytes); });
+  sampled.AddCounter("attnd_mask_compile_seconds_total", "Time spent in compiling masks.", {},
+                     [this] { return masks_->plans().stats().compile_seconds; });
+  sampled.AddCounter("attnd_masks_compiled_total", "Masks compiled for some sizes.", {},
+                     [this] { return static_cast<double>(masks_->plans().stats().misses); });
 }
 
 void AttndServer::SampleLeases(int place, const std::string& name) {

@@ -265,6 +265,7 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.shared_memory.max_bytes = BytesOfMib(raw.shared_memory_mib);
   o.masks.bytes = BytesOfMib(raw.mask_memory_mib);
   o.masks.bytes_of_caller = o.masks.bytes / 4;
+  o.mask_plans = std::make_shared<MaskPlans>(o.masks.bytes);
   o.shared_memory.user_max_bytes = o.shared_memory.max_bytes;
   ApplyTransport(raw, o.transport);
   o.transport.max_connection_age_grace = 2 * o.admission.max_deadline;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,7 @@ struct ServerOptions {
   AdmissionLimits admission;
   LeaseLimits leases;
   MaskStoreLimits masks;
+  std::shared_ptr<MaskPlans> mask_plans;  // the engines' too; null: the server's own
   // A call of a few microseconds that finds its device idle is computed where it was received:
   // waking another thread takes 20 to 50 us.
   DeviceWorkerOptions worker = {.inline_time = absl::Microseconds(200)};

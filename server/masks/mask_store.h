@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -19,6 +20,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "attention/mask_plans.h"
 #include "attention/masks/mask_description.h"
 #include "base/clock.h"
 
@@ -37,8 +39,12 @@ struct MaskStoreStats {
 
 class MaskStore {
  public:
-  // `clock` outlives it.
-  MaskStore(const MaskStoreLimits& limits, const Clock& clock) : limits_(limits), clock_(clock) {}
+  // `clock` outlives it. `plans`: null for its own.
+  MaskStore(const MaskStoreLimits& limits, const Clock& clock,
+            std::shared_ptr<MaskPlans> plans = nullptr)
+      : limits_(limits),
+        clock_(clock),
+        plans_(plans != nullptr ? std::move(plans) : std::make_shared<MaskPlans>(limits.bytes)) {}
 
   // Checks the mask and remembers it for the caller. INVALID_ARGUMENT names the field.
   absl::StatusOr<std::shared_ptr<const MaskDescription>> Keep(const MaskSpec& spec,
@@ -49,6 +55,8 @@ class MaskStore {
   absl::StatusOr<std::shared_ptr<const MaskDescription>> Find(absl::string_view id,
                                                               absl::string_view caller);
   MaskStoreStats stats() const;
+  // What engines visit of these masks.
+  MaskPlans& plans() { return *plans_; }
 
  private:
   // What one caller has sent, the latest used first.
@@ -73,6 +81,7 @@ class MaskStore {
 
   const MaskStoreLimits limits_;
   const Clock& clock_;
+  const std::shared_ptr<MaskPlans> plans_;
   mutable absl::Mutex mutex_;
   std::map<MaskId, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   std::list<MaskId> order_ ABSL_GUARDED_BY(mutex_);  // the latest used first

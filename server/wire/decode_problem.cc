@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/dropout.h"
 #include "attention/mask_call.h"
+#include "attention/mask_plans.h"
 #include "base/status_macros.h"
 #include "proto/attnd/v1/mask_codec.h"
 #include "server/call/status_details.h"
@@ -177,6 +178,19 @@ void DecodeScalars(const v1::Problem& wire, Problem& p) {
              wire.shard().total_q_heads()};
 }
 
+// Before any tensor is read: that the mask can be compiled, what it costs, and that no row is empty
+// where that is an error.
+absl::Status CompileMaskOf(const CallersMasks& masks, Problem& p) {
+  auto plan = masks.store.plans().Get(p, HostMaskOptions());
+  if (!plan.ok()) return Classified(plan.status());
+  p.mask_share = VisitedShare(**plan, p);
+  if (p.mask->spec().empty_row == EmptyRow::kZero) return absl::OkStatus();
+  const absl::Status empty = CheckEmptyRows(**plan, p);
+  if (empty.ok()) return empty;
+  return Failure(empty.code(), reason::kEmptyRow, empty.message(),
+                 {{"field", "problem.mask.empty_row"}});
+}
+
 absl::Status RefuseBesideId(const v1::MaskSpec& wire) {
   const bool alone = wire.pattern().empty() && wire.pattern_of().empty() && !wire.has_extents() &&
                      wire.empty_row() == v1::EMPTY_ROW_ZERO;
@@ -199,7 +213,8 @@ absl::Status DecodeMaskIn(const v1::Problem& wire, const CallersMasks& masks, Pr
     RETURN_IF_ERROR(RefuseBesideId(mask));
     ASSIGN_OR_RETURN(p.mask, masks.store.Find(mask.id(), masks.caller));
   }
-  return Classified(Validate(p));
+  RETURN_IF_ERROR(Classified(Validate(p)));
+  return CompileMaskOf(masks, p);
 }
 
 }  // namespace
