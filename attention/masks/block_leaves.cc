@@ -70,7 +70,7 @@ class BlocksLeaf : public MaskLeaf {
     shape.push_back(rect.key_begin % rows_.bk);
     for (int64_t row = first; row <= last; ++row) {
       const auto [begin, end] = Listed(row, rect);
-      if (shape.size() + 2 * (end - begin) > before + kMostNumbers) return false;
+      if (shape.size() + size_t{2} * (end - begin) > before + kMostNumbers) return false;
       for (uint32_t n = begin; n < end; ++n) {
         shape.push_back((row - first) << 32 | (rows_.indices[n] - rect.key_begin / rows_.bk));
         shape.push_back(IsFull(n) ? kFullBlock : rows_.bitmap[n]);
