@@ -4,16 +4,15 @@
 
 namespace attnd {
 
-MaskCall MaskCallOf(const Problem& p) {
-  MaskCall call{.batch = p.batch,
-                .q_heads = p.q_heads,
-                .rows = p.MaxQueryLength(),
-                .keys = p.MaxKeyLength(),
-                .offsets = {}};
-  for (int64_t b = 0; b < p.batch; ++b) call.offsets.push_back(p.SequenceAt(b).offset);
-  const bool one = std::all_of(call.offsets.begin(), call.offsets.end(),
-                               [&](int64_t offset) { return offset == call.offsets[0]; });
-  if (one) call.offsets.resize(1);
+static_assert(kMaxMaskLength == kMaxLength && kMaxMaskBatch == kMaxBatch &&
+              kMaxMaskHeads == kMaxHeads);
+
+MaskCall MaskCallOf(const Problem& problem) {
+  MaskCall call = {
+      problem.batch, problem.q_heads, problem.MaxQueryLength(), problem.MaxKeyLength(), {}};
+  for (int64_t b = 0; b < problem.batch; ++b) call.offsets.push_back(problem.SequenceAt(b).offset);
+  const auto differs = [&](int64_t offset) { return offset != call.offsets[0]; };
+  if (std::none_of(call.offsets.begin(), call.offsets.end(), differs)) call.offsets.resize(1);
   return call;
 }
 

@@ -1,4 +1,4 @@
-// What a mask by description has to know of a Problem.
+// What a mask by description has to know of a Problem (masks/compiled_mask.h). Any thread.
 #pragma once
 
 #include "attention/masks/mask_spec.h"
@@ -6,8 +6,9 @@
 
 namespace attnd {
 
-// Sizes and diagonals of a problem whose other fields are valid: lengths are the longest
-// sequence's, key padding counted.
+// Of a valid problem: its sizes, those of the longest sequence in packed layouts, and the diagonal
+// of each batch entry, once where they are equal. Key lengths cut at run time and do not count, but
+// where the diagonal is bottom_right they move it.
 MaskCall MaskCallOf(const Problem& problem);
 
 }  // namespace attnd

@@ -9,29 +9,6 @@
 namespace attnd {
 namespace {
 
-int64_t FloorDivide(int64_t a, int64_t b) {
-  const int64_t quotient = a / b;
-  return a % b < 0 ? quotient - 1 : quotient;
-}
-bool BitAt(const uint8_t* bytes, int64_t bit) { return bytes[bit / 8] >> (bit % 8) & 1; }
-
-// What has been found of a rectangle, line after line.
-class Finding {
- public:
-  // Whether both were found, so that no other line matters.
-  bool Add(Seen line) {
-    is_visible_ |= line != Seen::kNone;
-    is_hidden_ |= line != Seen::kAll;
-    return is_visible_ && is_hidden_;
-  }
-  Seen result() const {
-    return !is_hidden_ ? Seen::kAll : is_visible_ ? Seen::kMixed : Seen::kNone;
-  }
-
- private:
-  bool is_visible_ = false, is_hidden_ = false;
-};
-
 // Where run [begin, end) leaves [from, to).
 Seen Covers(int64_t begin, int64_t end, int64_t from, int64_t to) {
   if (begin <= from && end >= to) return Seen::kAll;
@@ -39,149 +16,6 @@ Seen Covers(int64_t begin, int64_t end, int64_t from, int64_t to) {
 }
 Seen Not(Seen seen) {
   return seen == Seen::kMixed ? seen : seen == Seen::kAll ? Seen::kNone : Seen::kAll;
-}
-
-// ---- Blocks.
-
-constexpr uint32_t kFullBlock = 0xffffffff;
-
-// Blocks by rows of blocks, of mask rows or of query positions.
-struct BlockRows {
-  bool counts_queries = false;
-  int64_t bq = 0, bk = 0;
-  int64_t first = 0;  // row of blocks that indptr[0] is of
-  std::vector<uint32_t> indptr, indices;
-  std::vector<uint32_t> bitmap;      // of each block, or kFullBlock; empty: all full
-  const uint8_t* bitmaps = nullptr;  // row-major, of whole bytes each
-};
-
-class BlocksLeaf : public MaskLeaf {
- public:
-  explicit BlocksLeaf(BlockRows rows)
-      : rows_(std::move(rows)), bitmap_bytes_((rows_.bq * rows_.bk + 7) / 8) {
-    if (rows_.bitmap.empty()) return;
-    partial_before_.push_back(0);
-    for (uint32_t bitmap : rows_.bitmap) {
-      partial_before_.push_back(partial_before_.back() + (bitmap == kFullBlock ? 0 : 1));
-    }
-  }
-
-  Seen Classify(const MaskRect& rect, int64_t& steps) const override {
-    const int64_t last = BlockRow(rect, rect.rows - 1);
-    Finding finding;
-    for (int64_t row = BlockRow(rect, 0); row <= last; ++row) {
-      ++steps;
-      if (finding.Add(OfRow(row, rect))) break;
-    }
-    return finding.result();
-  }
-
-  int64_t AppendRuns(const MaskRect& rect, std::vector<KeyRun>& runs) const override {
-    const int64_t row = BlockRow(rect, 0);
-    const auto [begin, end] = Listed(row, rect);
-    const int64_t row_in_block = Line(rect) - row * rows_.bq;
-    for (uint32_t n = begin; n < end; ++n) {
-      const int64_t key = rows_.indices[n] * rows_.bk;
-      if (IsFull(n)) {
-        AppendClipped({key, key + rows_.bk}, rect.key_begin, rect.key_end, runs);
-      } else {
-        AppendBits(n, row_in_block, rect, runs);
-      }
-    }
-    return CountPartial(begin, end) > 0 ? 1 : rows_.bq - row_in_block;
-  }
-
-  // Where the first block begins, and which blocks are listed.
-  bool AppendShape(const MaskRect& rect, std::vector<int64_t>& shape) const override {
-    constexpr size_t kMostNumbers = 64;
-    const int64_t first = BlockRow(rect, 0), last = BlockRow(rect, rect.rows - 1);
-    const size_t before = shape.size();
-    shape.push_back(Line(rect) - first * rows_.bq);
-    shape.push_back(rect.key_begin % rows_.bk);
-    for (int64_t row = first; row <= last; ++row) {
-      const auto [begin, end] = Listed(row, rect);
-      if (shape.size() + 2 * (end - begin) > before + kMostNumbers) return false;
-      for (uint32_t n = begin; n < end; ++n) {
-        shape.push_back((row - first) << 32 | (rows_.indices[n] - rect.key_begin / rows_.bk));
-        shape.push_back(IsFull(n) ? kFullBlock : rows_.bitmap[n]);
-      }
-    }
-    return true;
-  }
-
- private:
-  static constexpr int64_t kShortRow = 8;  // blocks that are sooner walked than searched
-  struct Range {
-    uint32_t begin, end;
-  };
-
-  int64_t Line(const MaskRect& rect) const { return rows_.counts_queries ? rect.query : rect.row; }
-  int64_t BlockRow(const MaskRect& rect, int64_t row) const {
-    return FloorDivide(Line(rect) + row, rows_.bq);
-  }
-  bool IsFull(uint32_t n) const { return rows_.bitmap.empty() || rows_.bitmap[n] == kFullBlock; }
-  uint32_t CountPartial(uint32_t begin, uint32_t end) const {
-    return rows_.bitmap.empty() ? 0 : partial_before_[end] - partial_before_[begin];
-  }
-
-  // The blocks of one row that the rectangle's keys touch.
-  Range Listed(int64_t row, const MaskRect& rect) const {
-    const auto begin = rows_.indices.begin() + rows_.indptr[static_cast<size_t>(row - rows_.first)];
-    const auto end =
-        rows_.indices.begin() + rows_.indptr[static_cast<size_t>(row - rows_.first + 1)];
-    const int64_t first = rect.key_begin / rows_.bk, last = rect.last_key() / rows_.bk;
-    auto from = begin, to = end;
-    if (end - begin <= kShortRow) {
-      while (from != end && *from < first) ++from;
-      for (to = from; to != end && *to <= last; ++to) {
-      }
-    } else {
-      from = std::lower_bound(begin, end, first);
-      to = std::upper_bound(from, end, last);
-    }
-    return {static_cast<uint32_t>(from - rows_.indices.begin()),
-            static_cast<uint32_t>(to - rows_.indices.begin())};
-  }
-  Seen OfRow(int64_t row, const MaskRect& rect) const {
-    const auto [begin, end] = Listed(row, rect);
-    if (begin == end) return Seen::kNone;
-    const int64_t columns = rect.last_key() / rows_.bk - rect.key_begin / rows_.bk + 1;
-    if (end - begin < columns || CountPartial(begin, end) > 0) return Seen::kMixed;
-    return Seen::kAll;
-  }
-  void AppendBits(uint32_t n, int64_t row_in_block, const MaskRect& rect,
-                  std::vector<KeyRun>& runs) const {
-    const uint8_t* bits = rows_.bitmaps + rows_.bitmap[n] * bitmap_bytes_;
-    const int64_t key = rows_.indices[n] * rows_.bk, first_bit = row_in_block * rows_.bk - key;
-    const int64_t end = std::min(key + rows_.bk, rect.key_end);
-    for (int64_t j = std::max(key, rect.key_begin); j < end; ++j) {
-      if (!BitAt(bits, first_bit + j)) continue;
-      const int64_t begin = j;
-      while (j < end && BitAt(bits, first_bit + j)) ++j;
-      runs.push_back({begin, j});
-    }
-  }
-
-  const BlockRows rows_;
-  const int64_t bitmap_bytes_;
-  std::vector<uint32_t> partial_before_;
-};
-
-std::unique_ptr<MaskLeaf> MakeBlocks(const BlockList& list, BlocksWanted wanted) {
-  BlockRows rows = {.bq = list.bq, .bk = list.bk, .indptr = {0}, .bitmaps = list.bitmaps.data()};
-  const bool has_bitmaps = wanted == BlocksWanted::kBoth && !list.kind.empty();
-  size_t partial = 0;
-  for (size_t row = 0; row + 1 < list.indptr.size(); ++row) {
-    for (size_t n = list.indptr[row]; n < list.indptr[row + 1]; ++n) {
-      const bool is_full = list.kind.empty() || list.kind[n] == 0;
-      if (has_bitmaps) rows.bitmap.push_back(is_full ? kFullBlock : list.bitmap_of[partial++]);
-      if (wanted == BlocksWanted::kBoth || is_full == (wanted == BlocksWanted::kFull)) {
-        rows.indices.push_back(list.indices[n]);
-      }
-    }
-    rows.indptr.push_back(static_cast<uint32_t>(rows.indices.size()));
-  }
-  return std::make_unique<BlocksLeaf>(std::move(rows));
 }
 
 // ---- Runs. What is empty stands at the end of a line, with end 0.
@@ -433,6 +267,13 @@ class BitmapLeaf : public MaskLeaf {
     }
     return 1;
   }
+  bool CopyRow(const MaskRect& rect, uint32_t* words) const override {
+    for (int64_t key = rect.key_begin; key < rect.key_end; key += 32) {
+      *words++ =
+          static_cast<uint32_t>(Bits(rect.row, key, std::min<int64_t>(32, rect.key_end - key)));
+    }
+    return true;
+  }
 
  private:
   static void Append(KeyRun run, std::vector<KeyRun>& runs) {
@@ -460,7 +301,7 @@ class BitmapLeaf : public MaskLeaf {
 }  // namespace
 
 std::unique_ptr<MaskLeaf> MakeListLeaf(const MaskPattern& pattern, BlocksWanted wanted) {
-  if (auto* list = std::get_if<BlockList>(&pattern)) return MakeBlocks(*list, wanted);
+  if (auto* list = std::get_if<BlockList>(&pattern)) return MakeBlocksLeaf(*list, wanted);
   if (auto* runs = std::get_if<ColRuns>(&pattern)) return std::make_unique<ColRunsLeaf>(*runs);
   if (auto* runs = std::get_if<RowRuns>(&pattern)) return std::make_unique<RowRunsLeaf>(*runs);
   if (auto* runs = std::get_if<RowIntervals>(&pattern)) {
@@ -472,15 +313,6 @@ std::unique_ptr<MaskLeaf> MakeListLeaf(const MaskPattern& pattern, BlocksWanted 
   auto* bits = std::get_if<MaskBitmap>(&pattern);
   CHECK(bits != nullptr) << "pattern " << pattern.index();
   return std::make_unique<BitmapLeaf>(*bits);
-}
-
-std::unique_ptr<MaskLeaf> MakeDrawnLeaf(DrawnBlocks blocks) {
-  return std::make_unique<BlocksLeaf>(BlockRows{.counts_queries = true,
-                                                .bq = blocks.block,
-                                                .bk = blocks.block,
-                                                .first = blocks.first,
-                                                .indptr = std::move(blocks.indptr),
-                                                .indices = std::move(blocks.indices)});
 }
 
 }  // namespace attnd

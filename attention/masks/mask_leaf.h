@@ -41,12 +41,36 @@ class MaskLeaf {
   // rows from this one on are known to see the same of them, at least 1.
   virtual int64_t AppendRuns(const MaskRect& rect, std::vector<KeyRun>& runs) const = 0;
 
+  // Writes what the first row of `rect` sees, key key_begin + c as bit c mod 32 of word c / 32.
+  // False where AppendRuns is as good.
+  virtual bool CopyRow(const MaskRect& rect, uint32_t* words) const {
+    static_cast<void>(rect), static_cast<void>(words);
+    return false;
+  }
+
   // Appends numbers that are equal only for rectangles of which this leaf shows the same places,
   // for rectangles of equal size. False where it knows no such numbers.
   virtual bool AppendShape(const MaskRect& rect, std::vector<int64_t>& shape) const {
     static_cast<void>(rect), static_cast<void>(shape);
     return false;
   }
+};
+
+// What a leaf has found of a rectangle, line after line.
+class Finding {
+ public:
+  // Whether both were found, so that no other line matters.
+  bool Add(Seen line) {
+    is_visible_ |= line != Seen::kNone;
+    is_hidden_ |= line != Seen::kAll;
+    return is_visible_ && is_hidden_;
+  }
+  Seen result() const {
+    return !is_hidden_ ? Seen::kAll : is_visible_ ? Seen::kMixed : Seen::kNone;
+  }
+
+ private:
+  bool is_visible_ = false, is_hidden_ = false;
 };
 
 // Of an operation that is not a combination, a reference or random, for batch entry B of the mask.
@@ -57,6 +81,8 @@ std::unique_ptr<MaskLeaf> MakeExprLeaf(const MaskExpr& expr, const MaskExtents& 
 // kind alone where partial blocks have an expression.
 enum class BlocksWanted : uint8_t { kBoth, kFull, kPartial };
 std::unique_ptr<MaskLeaf> MakeListLeaf(const MaskPattern& pattern, BlocksWanted wanted);
+
+std::unique_ptr<MaskLeaf> MakeBlocksLeaf(const BlockList& list, BlocksWanted wanted);
 
 // Blocks of block × block in rows of query positions: row of blocks R keeps
 // indices[indptr[R − first] .. indptr[R − first + 1]), ascending.

@@ -309,7 +309,8 @@ void MaskTreeWalk::FillLeaf(const MaskLeaf& leaf, const MaskRect& rect, TileBits
     uint32_t* words = bits.Row(r);
     std::fill_n(words, bits.words_per_row, 0);
     runs_.clear();
-    const int64_t same = std::min(leaf.AppendRuns(rest, runs_), rest.rows);
+    const bool is_copied = leaf.CopyRow(rest, words);
+    const int64_t same = is_copied ? 1 : std::min(leaf.AppendRuns(rest, runs_), rest.rows);
     for (const KeyRun& run : runs_) {
       SetBits(words, run.begin - rect.key_begin, run.end - rect.key_begin);
     }
