@@ -31,7 +31,8 @@ int64_t PairsOfSequence(const Problem& p, const Sequence& s) {
 int64_t VisiblePairs(const Problem& p) {
   int64_t pairs = 0;
   for (int64_t b = 0; b < p.batch; ++b) pairs += PairsOfSequence(p, p.SequenceAt(b));
-  return pairs * p.q_heads;
+  const int64_t all = pairs * p.q_heads;
+  return p.mask == nullptr ? all : static_cast<int64_t>(p.mask_share * static_cast<double>(all));
 }
 
 double Flops(const Problem& p, Direction direction) {

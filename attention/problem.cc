@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "attention/mask_call.h"
+#include "attention/masks/mask_description.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -185,7 +187,20 @@ absl::Status ValidateShape(absl::string_view field, const BroadcastShape& shape,
   return ElementsInRange(field, {shape.batch, shape.heads, shape.rows, shape.columns});
 }
 
+absl::Status ValidateMask(const Problem& p) {
+  if (p.mask == nullptr) return absl::OkStatus();
+  if (p.bool_mask.has_value()) return Wrong("problem.mask", "none beside bool_mask", "both");
+  if (p.alignment == Alignment::kUnspecified && p.mask->depends_on_diagonal() && LengthsDiffer(p)) {
+    return Wrong("problem.alignment",
+                 "top_left, bottom_right or offsets, since the mask depends on it and the lengths "
+                 "of queries and keys differ",
+                 "none");
+  }
+  return ValidatePlace(p.mask->spec(), p.mask_origin, MaskCallOf(p));
+}
+
 absl::Status ValidateMaskAndBias(const Problem& p) {
+  RETURN_IF_ERROR(ValidateMask(p));
   if (p.bool_mask.has_value()) {
     RETURN_IF_ERROR(ValidateShape("problem.bool_mask.shape", p.bool_mask->shape, p));
   }

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "attention/element.h"
+#include "attention/masks/mask_spec.h"
 
 namespace attnd {
 
@@ -140,9 +141,11 @@ struct Problem {
   std::vector<int32_t> cu_seqlens_q,
       cu_seqlens_k;  // packed: [batch + 1], starting at 0, ending at the total
   std::optional<BoolMask> bool_mask;
-  // Null: none, as always today. Problems with equal descriptions share one object, so that
-  // equality compares pointers.
+  // Null: none. Equal masks mostly share one object: equality compares pointers.
   std::shared_ptr<const MaskDescription> mask;
+  MaskOrigin mask_origin;  // where this problem lies in it
+  // About the share of all scores that an engine visits because of it: what a call costs.
+  double mask_share = 1;
   std::optional<Bias> bias;
   std::vector<float>
       alibi_slopes;  // empty, [q_heads] or [batch·q_heads]: bias −slope·|i + offset − j|

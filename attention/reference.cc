@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "attention/dropout.h"
+#include "attention/mask_call.h"
+#include "attention/masks/mask_description.h"
 #include "attention/tensor_view.h"
 
 namespace attnd {
@@ -35,7 +37,13 @@ Reference::Reference(const Problem& problem, const ReferenceTensors& tensors)
       tensors_(tensors),
       q_(ToDoubles(problem.element, tensors.q, problem.QueryElements())),
       k_(ToDoubles(problem.element, tensors.k, problem.KeyElements())),
-      v_(ToDoubles(problem.element, tensors.v, problem.ValueElements())) {}
+      v_(ToDoubles(problem.element, tensors.v, problem.ValueElements())) {
+  if (problem.mask == nullptr) return;
+  mask_spec_ = problem.mask->spec();
+  mask_spec_.origin = problem.mask_origin;
+  mask_call_ = MaskCallOf(problem);
+  mask_.emplace(mask_spec_, mask_call_);
+}
 
 double Reference::BiasAt(int64_t b, int64_t h, int64_t i, int64_t j) const {
   if (!problem_.bias) return 0;
@@ -49,6 +57,7 @@ bool Reference::IsVisible(int64_t b, int64_t h, const Sequence& s, int64_t i, in
   if (p.causal && j > diagonal) return false;
   if (p.window_left >= 0 && j < diagonal - p.window_left) return false;
   if (p.window_right >= 0 && j > diagonal + p.window_right) return false;
+  if (mask_.has_value() && !mask_->IsVisible(b, h, i, j)) return false;
   if (p.bool_mask && !MaskBit(*p.bool_mask, tensors_.mask_bits, b, h, i, j)) return false;
   return BiasAt(b, h, i, j) != -kInfinity;
 }

@@ -10,8 +10,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "attention/masks/mask_oracle.h"
 #include "attention/problem.h"
 
 namespace attnd {
@@ -89,6 +91,9 @@ class Reference {
 
   const Problem& problem_;
   ReferenceTensors tensors_;
+  MaskSpec mask_spec_;  // mask_ refers to both
+  MaskCall mask_call_;
+  std::optional<MaskOracle> mask_;
   std::vector<double> q_, k_, v_;
 };
 

@@ -104,6 +104,16 @@ void SliceLengths(const Problem& whole, const ShardRange& r, Problem& sub) {
       whole.offsets.size() > 1 ? Slice(whole.offsets, r.batch_begin, r.batch_count) : whole.offsets;
 }
 
+// r's rows and keys are 0 unless it is cut.
+MaskOrigin OriginOf(const Problem& whole, const ShardRange& r, int64_t head_begin) {
+  MaskOrigin origin = whole.mask_origin;
+  origin.row_begin += r.row_begin;
+  origin.key_begin += r.key_begin;
+  origin.batch_begin += r.batch_begin;
+  origin.head_begin += head_begin;
+  return origin;
+}
+
 // The range's part of a [batch, heads, length, dim] tensor.
 StridedRuns TensorRuns(const Problem& whole, const ShardRange& r, int64_t heads, Rows heads_range,
                        Rows rows, int64_t length, int64_t row_bytes) {
@@ -173,6 +183,8 @@ Problem WithoutLists(const Problem& p) {
   copy.window_left = p.window_left;
   copy.window_right = p.window_right;
   copy.bool_mask = p.bool_mask;
+  copy.mask = p.mask;
+  copy.mask_share = p.mask_share;
   copy.bias = p.bias;
   copy.dropout = p.dropout;
   copy.denominator = p.denominator;
@@ -200,6 +212,7 @@ Problem SubProblem(const Problem& whole, const ShardRange& r) {
     sub.sink_logits = Slice(whole.sink_logits, head_begin, sub.q_heads);
   }
   SliceMaskAndBias(whole, r, sub);
+  if (whole.mask != nullptr) sub.mask_origin = OriginOf(whole, r, head_begin);
   sub.shard.batch_offset = whole.shard.batch_offset + r.batch_begin;
   sub.shard.q_head_offset = whole.shard.q_head_offset + head_begin;
   sub.shard.total_q_heads = whole.shard.total_q_heads != 0

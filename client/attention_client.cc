@@ -13,6 +13,7 @@
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
 #include "client/call/call_runner.h"
+#include "client/call/known_masks.h"
 #include "client/call/lease_book.h"
 #include "client/call/logical_call.h"
 #include "client/call/message_limits.h"
@@ -208,6 +209,7 @@ class AttentionClient::Impl {
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards, PlanShards(problem, cut, sending.plan));
     LogicalCall call(problem, shards, std::move(prepared.header), in, out);
     if (keep != nullptr) call.Keep(options_.residual_ttl);
+    call.NameMasks(known_masks_);
     absl::StatusOr<CallReceipt> receipt = Run(call, options, prepared.deadline, sending.streams);
     if (keep == nullptr) return receipt;
     std::unique_ptr<ResidualState> state = Book(problem, std::move(shards), call.TakeKept());
@@ -226,12 +228,14 @@ class AttentionClient::Impl {
     if (residual != nullptr && Fits(*residual, problem)) {
       LogicalCall call(problem, residual->shards, std::move(prepared.header), in, out);
       call.UseLeases(*residual);
+      call.NameMasks(known_masks_);
       return Run(call, options, prepared.deadline, sending.streams);
     }
     LeaveWholeIfShared({in.q, in.k, in.v, in.o, in.d_o, out.d_q, out.d_k, out.d_v}, sending);
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards,
                      PlanShards(problem, Direction::kBackward, sending.plan));
     LogicalCall call(problem, std::move(shards), std::move(prepared.header), in, out);
+    call.NameMasks(known_masks_);
     return Run(call, options, prepared.deadline, sending.streams);
   }
 
@@ -413,6 +417,7 @@ class AttentionClient::Impl {
   WorkerPool workers_;
   const std::unique_ptr<SharedMemory> shared_memory_;  // null: no address to share with
   const ClientCore core_;
+  KnownMasks known_masks_;
   const std::shared_ptr<LeaseBook> book_;  // each Residual's too; closed before the rest goes
 };
 

@@ -28,6 +28,8 @@
 
 namespace attnd {
 
+class CompiledMask;
+
 // What a forward read and wrote (q, k, v, mask, bias, o, lse), left in its device's memory for
 // backward calls of that engine. Freed when it dies, on any thread: when no launch reads it any
 // more, and before the engine goes.
@@ -49,6 +51,7 @@ struct ForwardCall {
   float* lse = nullptr;  // [batch, q_heads, q_len] or packed [q_heads, q_len]; always written
   std::byte* workspace = nullptr;  // WorkspaceBytes(problem, kForward), contents arbitrary
   std::stop_token stop;            // once requested, the outputs of this call no longer matter
+  const CompiledMask* compiled_mask = nullptr;  // of problem->mask; the engine finds it itself
   // Set: the engine may leave the tensors on its device and tell here; a favour, null is no error.
   std::unique_ptr<DeviceResidual>* kept = nullptr;
 };
@@ -73,6 +76,7 @@ struct BackwardCall {
   float* d_sink = nullptr;         // iff kSink: float32 [batch, q_heads], each batch entry's share
   std::byte* workspace = nullptr;  // WorkspaceBytes(problem, kBackward), contents arbitrary
   std::stop_token stop;
+  const CompiledMask* compiled_mask = nullptr;
   const DeviceResidual* residual = nullptr;  // of this engine's forward of the same problem
 };
 

@@ -40,7 +40,7 @@ Backends One(std::unique_ptr<Backend> backend) {
 }
 
 std::unique_ptr<Backend> MakeCpu(const BackendOptions& options) {
-  return MakeCpuBackend({.threads = options.cpu_threads});
+  return MakeCpuBackend({.threads = options.cpu_threads, .mask_plans = options.mask_plans});
 }
 
 // Whether kernels are made for these GPUs. Those for others run there exactly but slowly, so the

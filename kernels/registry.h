@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "attention/mask_plans.h"
 #include "kernels/backend.h"
 
 namespace attnd {
@@ -30,6 +31,8 @@ struct BackendOptions {
   double max_slice_seconds = 0.05;  // of one kernel on a GPU
   // Where kernels compiled at run time are kept; empty: $XDG_CACHE_HOME/attnd or ~/.cache/attnd.
   std::string kernel_cache;
+  // Compiled masks, shared with who else asks for them; null: the CPU engine's own.
+  std::shared_ptr<MaskPlans> mask_plans;
 };
 
 // At least one. `note`, if given, receives one line for the log when "auto" falls back, else stays

@@ -389,6 +389,9 @@ void CallRunner::HandleFailure(Attempt& attempt) {
   if (state_.failed()) return;
   absl::Status status = StatusOf(attempt);
   if (ResendUnshared(attempt, status)) return state_.Delay(attempt.shard, {});
+  if (IsMaskUnknown(status) && call_.SendWholeMask(attempt.shard)) {
+    return state_.Delay(attempt.shard, {});
+  }
   if (ResendWithoutResidual(attempt, status)) return state_.Delay(attempt.shard, {});
   const bool over_quota = IsOverQuota(status);
   // The call's own shards use the quota up: fewer at a time fit into it.

@@ -122,6 +122,20 @@ void LogicalCall::DropLease(int64_t shard, bool lost) {
   leases_[shard] = 0;
 }
 
+void LogicalCall::NameMasks(KnownMasks& masks) {
+  constexpr int64_t kSmallMask = 256;  // bytes; not worth a look-up
+  if (problem_.mask == nullptr || problem_.mask->bytes() <= kSmallMask) return;
+  known_masks_ = &masks;
+  mask_forms_.assign(shards_.size(),
+                     masks.Has(problem_.mask->id()) ? MaskForm::kId : MaskForm::kWhole);
+}
+
+bool LogicalCall::SendWholeMask(int64_t shard) {
+  if (known_masks_ == nullptr || mask_forms_[shard] == MaskForm::kWhole) return false;
+  mask_forms_[shard] = MaskForm::kWhole;
+  return true;
+}
+
 void LogicalCall::CountBytes() {
   total_bytes_ = 0;
   larger_message_.assign(shards_.size(), 0);
@@ -168,7 +182,8 @@ std::string LogicalCall::Header(int64_t shard, const std::string& token, bool st
     out.Length(field, message.ByteSizeLong());
     message.AppendToString(&header);
   };
-  append(Request::kProblemFieldNumber, ToProto(SubProblem(problem_, shards_[shard])));
+  const MaskForm mask = known_masks_ == nullptr ? MaskForm::kWhole : mask_forms_[shard];
+  append(Request::kProblemFieldNumber, ToProto(SubProblem(problem_, shards_[shard]), mask));
   if (keep_) {
     v1::CallOptions options = options_;
     options.set_keep_residual(true);
@@ -309,6 +324,7 @@ void LogicalCall::PlacePart(ReplyPlace& place) {
 
 void LogicalCall::Landed(int64_t shard, ReplyPlace place, const ReplyHeader& header, int address) {
   if (!kept_.empty()) KeepLease(shard, address, header.residual);
+  if (known_masks_ != nullptr) known_masks_->Add(problem_.mask->id());
   if (SumsBiasGradient()) bias_sum_->Add(shard, std::move(place.addends));
   if (IsPartOf(shard)) merger_->Add(shard, std::move(place.part));
 }

@@ -17,7 +17,9 @@
 #include "attention/shard.h"
 #include "client/call/borrowed_slices.h"
 #include "client/call/chunk_source.h"
+#include "client/call/known_masks.h"
 #include "client/call/lease_book.h"
+#include "client/call/problem_to_proto.h"
 #include "client/call/reply_decoder.h"
 #include "client/call/request_encoder.h"
 #include "client/call/residual_state.h"
@@ -76,6 +78,11 @@ class LogicalCall {
   int LeasedAddress(int64_t shard) const;
   // The lease is lost, or its server cannot be reached: from now on the shard is sent in full.
   void DropLease(int64_t shard, bool lost);
+
+  // Large masks travel once: later calls name those that `masks` knows.
+  void NameMasks(KnownMasks& masks);
+  // A server does not know the mask that the shard named: it is sent whole. False: it was.
+  bool SendWholeMask(int64_t shard);
 
   // Shards that need no server; they have been filled when this is true.
   bool FillIfTrivial(int64_t shard);
@@ -137,6 +144,8 @@ class LogicalCall {
   std::vector<HeldLease> kept_;              // of each shard, by the worker that holds it
   const ResidualState* residual_ = nullptr;  // leases of a backward
   std::vector<LeaseBook::Id> leases_;        // of each shard, by the worker that holds it
+  KnownMasks* known_masks_ = nullptr;        // null: each shard brings the mask
+  std::vector<MaskForm> mask_forms_;         // of each shard, by the worker that holds it
   int64_t total_bytes_ = 0;
   std::vector<int64_t> larger_message_;  // of each shard
 };

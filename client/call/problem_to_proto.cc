@@ -1,5 +1,8 @@
 #include "client/call/problem_to_proto.h"
 
+#include "attention/masks/mask_description.h"
+#include "proto/attnd/v1/mask_codec.h"
+
 namespace attnd {
 namespace {
 
@@ -90,9 +93,18 @@ void SetShard(const Shard& shard, v1::Problem& out) {
   out.mutable_shard()->set_total_q_heads(shard.total_q_heads);
 }
 
+void SetMask(const Problem& p, MaskForm form, v1::MaskSpec& out) {
+  if (form == MaskForm::kWhole) {
+    out = EncodeMaskSpec(p.mask->spec());
+  } else {
+    out.set_id(p.mask->id().data(), p.mask->id().size());
+  }
+  EncodeMaskOrigin(p.mask_origin, out);
+}
+
 }  // namespace
 
-v1::Problem ToProto(const Problem& p) {
+v1::Problem ToProto(const Problem& p, MaskForm mask) {
   v1::Problem out;
   SetSizes(p, out);
   SetLengths(p, out);
@@ -100,6 +112,7 @@ v1::Problem ToProto(const Problem& p) {
   SetScores(p, out);
   SetSoftmax(p, out);
   SetShard(p.shard, out);
+  if (p.mask != nullptr) SetMask(p, mask, *out.mutable_mask());
   return out;
 }
 

@@ -8,6 +8,10 @@
 namespace attnd {
 
 // `problem` is valid.
-v1::Problem ToProto(const Problem& problem);
+enum class MaskForm {
+  kWhole,
+  kId,  // a mask that the server should know
+};
+v1::Problem ToProto(const Problem& problem, MaskForm mask = MaskForm::kWhole);
 
 }  // namespace attnd

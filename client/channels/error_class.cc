@@ -18,6 +18,11 @@ bool IsResidualLost(const absl::Status& status) {
   return field != detail->metadata.end() && field->second == "residual_token";
 }
 
+bool IsMaskUnknown(const absl::Status& status) {
+  std::optional<ErrorDetail> detail = DetailOf(status);
+  return detail.has_value() && detail->reason == "MASK_UNKNOWN";
+}
+
 bool IsOverQuota(const absl::Status& status) {
   std::optional<ErrorDetail> detail = DetailOf(status);
   return detail.has_value() && detail->reason == "TENANT_QUOTA";

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/cost.h"
+#include "attention/masks/mask_description.h"
 
 namespace attnd {
 namespace {
@@ -202,6 +203,7 @@ MessageSizes MessageSizesOf(const Problem& p, Direction direction) {
   int64_t numbers = p.kv_lengths.size() + p.offsets.size() + p.cu_seqlens_q.size() +
                     p.cu_seqlens_k.size() + p.alibi_slopes.size() + p.sink_logits.size();
   int64_t header = kHeaderBytes + 5 * numbers;  // a varint below 2^32 has at most 5 bytes
+  if (p.mask != nullptr) header += p.mask->bytes();
   return {payload.input + header, payload.output + kHeaderBytes};
 }
 

@@ -8,14 +8,18 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "attention/cost.h"
+#include "attention/mask_plans.h"
 #include "base/check.h"
 #include "base/cpu_quota.h"
+#include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/tiles.h"
@@ -62,7 +66,8 @@ class Scratch {
 class CpuBackend : public Backend {
  public:
   explicit CpuBackend(const CpuBackendOptions& options)
-      : pool_(options.threads > 0 ? options.threads : AvailableCpus()), scratch_(pool_.threads()) {
+      : plans_(options.mask_plans != nullptr ? options.mask_plans : std::make_shared<MaskPlans>()),
+        pool_(options.threads > 0 ? options.threads : AvailableCpus()), scratch_(pool_.threads()) {
     info_.backend = "cpu";
     info_.device = ProcessorName();
     info_.architecture = CpuTargetName();
@@ -73,13 +78,18 @@ class CpuBackend : public Backend {
   }
 
   const BackendInfo& info() const override { return info_; }
-  absl::Status Supports(const Problem&, Direction) const override { return absl::OkStatus(); }
+  absl::Status Supports(const Problem& problem, Direction) const override {
+    return problem.mask == nullptr ? absl::OkStatus()
+                                   : plans_->Get(problem, HostMaskOptions()).status();
+  }
 
   int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override {
     return direction == Direction::kForward ? 0 : BackwardWorkspace::Bytes(problem);
   }
 
-  absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override {
+  absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> unmasked) override {
+    ASSIGN_OR_RETURN(const Masked<ForwardCall> masked, WithMasks(unmasked));
+    const absl::Span<const ForwardCall> calls = masked.calls;
     const Lane lane = TakeLane(calls, Direction::kForward);
     const Instant start = std::chrono::steady_clock::now();
     Run(lane, calls, ForwardItems(calls, lane.scratch != nullptr ? 1 : pool_.threads()),
@@ -89,7 +99,9 @@ class CpuBackend : public Backend {
     return Report("cpu_forward", calls.empty() ? nullptr : calls[0].problem, start);
   }
 
-  absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override {
+  absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> unmasked) override {
+    ASSIGN_OR_RETURN(const Masked<BackwardCall> masked, WithMasks(unmasked));
+    const absl::Span<const BackwardCall> calls = masked.calls;
     const Lane lane = TakeLane(calls, Direction::kBackward);
     const Instant start = std::chrono::steady_clock::now();
     Run(lane, calls, RowSumItems(calls),
@@ -111,6 +123,30 @@ class CpuBackend : public Backend {
   }
 
  private:
+  // The calls of a launch, those with a mask by description with its plan.
+  template <class Call>
+  struct Masked {
+    absl::Span<const Call> calls;
+    std::vector<Call> copies;
+    std::vector<std::shared_ptr<const CompiledMask>> plans;
+  };
+  template <class Call>
+  absl::StatusOr<Masked<Call>> WithMasks(absl::Span<const Call> calls) {
+    Masked<Call> masked{calls, {}, {}};
+    if (absl::c_all_of(calls, [](const Call& c) { return c.problem->mask == nullptr; })) {
+      return masked;
+    }
+    masked.copies.assign(calls.begin(), calls.end());
+    for (Call& call : masked.copies) {
+      if (call.problem->mask == nullptr) continue;
+      ASSIGN_OR_RETURN(auto plan, plans_->Get(*call.problem, HostMaskOptions()));
+      call.compiled_mask = plan.get();
+      masked.plans.push_back(std::move(plan));
+    }
+    masked.calls = masked.copies;
+    return masked;
+  }
+
   // Where a launch runs: on all threads, by turns; or, when it is too short to wake anybody, on the
   // caller's thread alone, beside other short ones. Results do not depend on it.
   struct Lane {
@@ -161,6 +197,7 @@ class CpuBackend : public Backend {
   }
 
   BackendInfo info_;
+  const std::shared_ptr<MaskPlans> plans_;
   ThreadPool pool_;
   std::vector<Scratch> scratch_;                 // one per thread
   std::mutex turn_;                              // one launch on all threads at a time

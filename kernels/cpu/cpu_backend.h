@@ -6,12 +6,14 @@
 //           included; short ones run on their callers' threads, beside others.
 // Memory    WorkspaceBytes is linear in the lengths; each thread adds a fixed scratch.
 // Results   bitwise the same for any thread count, launch and shard by batch or KV-head group.
-// Errors    Supports is OK for every Problem that Validate accepts; a launch does not fail.
+// Errors    Supports is OK for every Problem that Validate accepts, except a mask that takes too long
+//           to compile (OUT_OF_RANGE); a launch does not fail.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
+#include "attention/mask_plans.h"
 #include "kernels/backend.h"
 
 namespace attnd {
@@ -19,6 +21,8 @@ namespace attnd {
 struct CpuBackendOptions {
   int threads = 0;           // 0: AvailableCpus()
   int64_t memory_bytes = 0;  // reported by info(); 0: the machine's physical memory
+  // Compiled masks, shared with who else asks for plans of its tiles; null: its own.
+  std::shared_ptr<MaskPlans> mask_plans;
 };
 
 std::unique_ptr<Backend> MakeCpuBackend(const CpuBackendOptions& options);

@@ -16,8 +16,11 @@
 //
 #include <hwy/contrib/math/math-inl.h>
 
+#include <algorithm>
+#include <bit>
 #include <limits>
 
+#include "attention/mask_plans.h"
 #include "attention/dropout.h"
 #include "attention/tensor_view.h"
 #include "kernels/cpu/rows-inl.h"
@@ -44,6 +47,7 @@ struct HeadRules {
   const void* bias;
   float scale, slope;
   bool plain;
+  const MaskPlan* plan;  // null: none
   DropoutStream dropout;
 
   template <class Call>
@@ -58,6 +62,7 @@ struct HeadRules {
         slope(problem.AlibiSlope(b, h)),
         plain(scale > 0 && problem.softcap == 0 && !problem.bias && !problem.bool_mask &&
               slope == 0),
+        plan(call.compiled_mask == nullptr ? nullptr : &call.compiled_mask->PlanAt(b, h)),
         dropout(MakeDropoutStream(problem.dropout.seed, problem.dropout.offset,
                                   problem.DropoutHeadIndex(b, h))) {}
 
@@ -71,11 +76,16 @@ struct ScoreTile {
   int rows, columns;
   bool full;                  // every row sees every column
   Span spans[kMaxQueryRows];  // unless full: what the diagonal leaves of each row
+  // Whether a mask by description hides keys inside rows' spans; then their bits, 64 keys a word.
+  bool masked;
+  bool gaps[kMaxQueryRows];
+  uint64_t bits[kMaxQueryRows][kMaxKeyRows / kHostMaskTile.keys];
   // Unless full: per kTileRows rows, the columns of any of them; per kTileRows columns, the rows.
   Span columns_of_rows[kMaxQueryRows / kTileRows + 1];
   Span rows_of_columns[kMaxKeyRows / kTileRows + 1];
 
   Span row(int r) const { return full ? Span{0, columns} : spans[r]; }
+  bool has_gaps(int r) const { return masked && gaps[r]; }
 
   // The columns that any of up to `count` rows from `first` sees.
   Span columns_of(int first, int count) const;
@@ -113,6 +123,59 @@ inline void SummariseSpans(ScoreTile& tile) {
   }
 }
 
+// The bits of 64 keys from `first` that a span leaves.
+inline uint64_t WordOf(const Span& span, int first) {
+  const int begin = HWY_MAX(span.begin - first, 0), end = HWY_MIN(span.end - first, 64);
+  if (begin >= end) return 0;
+  return (~uint64_t{0} >> (64 - (end - begin))) << begin;
+}
+
+enum class MaskTileKind { kNothing, kEverything, kSome };
+
+// Fills tile.bits with what the mask shows, unless that is nothing or everything.
+inline MaskTileKind LoadMask(const MaskPlan& plan, ScoreTile& tile) {
+  constexpr int kSide = kHostMaskTile.keys;
+  const int panels = (tile.columns + kSide - 1) / kSide;
+  const uint32_t first = static_cast<uint32_t>(tile.first_column / kSide);
+  bool any = false, all = true;
+  for (int row = 0; row < tile.rows; row += kHostMaskTile.rows) {
+    const auto line = plan.by_rows.Line((tile.first_row + row) / kHostMaskTile.rows);
+    auto at = std::lower_bound(line.begin(), line.end(), first,
+                               [](const MaskTile& m, uint32_t key) { return m.tile < key; });
+    const int rows = HWY_MIN(tile.rows - row, kHostMaskTile.rows);
+    for (int panel = 0; panel < panels; ++panel) {
+      const bool listed = at != line.end() && at->tile == first + panel;
+      any = any || listed;
+      all = all && listed && at->is_full();
+      const uint32_t* words = listed && !at->is_full() ? plan.Bitmap(at->bitmap).data() : nullptr;
+      for (int r = 0; r < rows; ++r) {
+        tile.bits[row + r][panel] =
+            words != nullptr ? words[2 * r] | uint64_t{words[2 * r + 1]} << 32
+                             : (listed ? ~uint64_t{0} : 0);
+      }
+      if (listed) ++at;
+    }
+  }
+  return !any ? MaskTileKind::kNothing : all ? MaskTileKind::kEverything : MaskTileKind::kSome;
+}
+
+// Narrows the span of row `r` to what its bits show, and cuts the bits to the span.
+inline void NarrowToMask(ScoreTile& tile, int r) {
+  constexpr int kWords = kMaxKeyRows / kHostMaskTile.keys;
+  Span& span = tile.spans[r];
+  int count = 0, begin = -1, end = 0;
+  for (int n = 0; n < kWords && n * 64 < tile.columns; ++n) {
+    uint64_t& word = tile.bits[r][n];
+    word &= WordOf(span, n * 64);
+    if (word == 0) continue;
+    if (begin < 0) begin = n * 64 + std::countr_zero(word);
+    end = n * 64 + 64 - std::countl_zero(word);
+    count += std::popcount(word);
+  }
+  span = count == 0 ? Span{} : Span{begin, end};
+  tile.gaps[r] = count != end - HWY_MAX(begin, 0);
+}
+
 // Fills `tile`, whose place and size are set. False if no row sees any of it.
 inline bool FindSpans(const HeadRules& rules, ScoreTile& tile) {
   const Problem& p = rules.problem;
@@ -124,10 +187,16 @@ inline bool FindSpans(const HeadRules& rules, ScoreTile& tile) {
                    span(tile.rows - 1).begin == 0 && span(tile.rows - 1).end == tile.columns;
   // A ragged last vector has keys to hide too.
   tile.full = unbounded && !p.bias && !p.bool_mask && tile.columns % kLanes == 0;
+  const MaskTileKind mask =
+      rules.plan == nullptr ? MaskTileKind::kEverything : LoadMask(*rules.plan, tile);
+  if (mask == MaskTileKind::kNothing) return false;
+  tile.masked = mask == MaskTileKind::kSome;
+  tile.full = tile.full && !tile.masked;
   if (tile.full) return true;
   bool any = false;
   for (int r = 0; r < tile.rows; ++r) {
     tile.spans[r] = span(r);
+    if (tile.masked) NarrowToMask(tile, r);
     any |= !tile.spans[r].empty();
   }
   if (any) SummariseSpans(tile);
@@ -198,6 +267,27 @@ inline hn::Mask<FloatTag> LoadMaskBits(const HeadRules& rules, int64_t row, int6
   return hn::LoadMaskBits(d, copy);
 }
 
+// What the mask shows of kLanes keys from `column`, a multiple of kLanes.
+inline hn::Mask<FloatTag> ShownByMask(const ScoreTile& tile, int r, int column) {
+  const uint64_t word = tile.bits[r][column / 64] >> (column % 64);
+  uint8_t copy[8];
+  std::memcpy(copy, &word, sizeof(copy));
+  return hn::LoadMaskBits(FloatTag(), copy);
+}
+
+// kHidden where the mask shows nothing. Returns how many keys are visible.
+inline int HideGaps(const ScoreTile& tile, int r, float* s) {
+  const FloatTag d;
+  const Span whole = WholeVectors(tile.spans[r]);
+  int visible = 0;
+  for (int c = whole.begin; c < whole.end; c += kLanes) {
+    const auto shown = ShownByMask(tile, r, c);
+    visible += static_cast<int>(hn::CountTrue(d, shown));
+    hn::StoreU(hn::IfThenElse(shown, hn::LoadU(d, s + c), hn::Set(d, kHidden)), d, s + c);
+  }
+  return visible;
+}
+
 // All rules on one row's scores. Returns how many keys are visible. `slope_factor`, if not null,
 // gets 1 − tanh², what softcap multiplies dS by (1 where not visible).
 inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, float* s,
@@ -232,6 +322,7 @@ inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, floa
           hn::Set(d, static_cast<float>(row + rules.sequence.offset - column)), hn::Iota(d, 0.0f));
       x = hn::NegMulAdd(hn::Set(d, rules.slope), hn::Abs(distance), x);
     }
+    if (tile.has_gaps(r)) shown = hn::And(shown, ShownByMask(tile, r, c));
     if (p.bool_mask) shown = hn::And(shown, LoadMaskBits(rules, row, column, count));
     visible += static_cast<int>(hn::CountTrue(d, shown));
     x = hn::IfThenElse(shown, x, hn::Set(d, kHidden));
@@ -251,6 +342,7 @@ inline int PrepareRow(const HeadRules& rules, const ScoreTile& tile, int r, floa
   Span span = tile.row(r);
   if (span.empty()) return 0;
   if (!rules.plain) return ApplyRules(rules, tile, r, s, slope_factor);
+  if (tile.has_gaps(r)) return HideGaps(tile, r, s);
   HideEdges(span, s);
   return span.end - span.begin;
 }

@@ -17,6 +17,13 @@ absl::Status CheckElement(const Problem& p) {
       "precision=\"f16\" or \"bf16\", or use the cpu engine");
 }
 
+absl::Status CheckMask(const Problem& p) {
+  if (p.mask == nullptr) return absl::OkStatus();
+  return absl::UnimplementedError(
+      "problem.mask: the cuda engine has no masks by description; send bool_mask, or use the cpu "
+      "engine");
+}
+
 int64_t HeadDim(const Problem& p) { return std::max(p.qk_head_dim, p.v_head_dim); }
 
 // The narrowest row that can; in float16 accumulation only if asked for and built.
@@ -72,6 +79,7 @@ bool NeedsDqRest(const Problem& p) {
 
 absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, const Problem& p) {
   RETURN_IF_ERROR(CheckElement(p));
+  RETURN_IF_ERROR(CheckMask(p));
   std::optional<KernelRow> row = Narrowest(rows, p, [&](const KernelRow& r) {
     return r.kind == KernelKind::kForward && FitsScores(r, p);
   });
@@ -83,6 +91,7 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, c
 
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p) {
   RETURN_IF_ERROR(CheckElement(p));
+  RETURN_IF_ERROR(CheckMask(p));
   auto backward_with = [&](bool ordered) {
     return Narrowest(rows, p, [&](const KernelRow& r) {
       return r.kind == KernelKind::kBackward && r.ordered == ordered && FitsScores(r, p);

@@ -101,6 +101,7 @@ void AttndServer::StartCalls(uint64_t boot_epoch) {
   leases_ = std::make_unique<LeaseTable>(
       options_.leases, TokenIssuer{ReplicaOf(options_), boot_epoch}, metrics_, clock_);
   reaper_ = std::make_unique<LeaseReaper>(*leases_);
+  masks_ = std::make_unique<MaskStore>(options_.masks, clock_, options_.mask_plans);
   AdmissionLimits limits = options_.admission;
   limits.max_reply_bytes = options_.transport.max_message_bytes - kReplyHeaderBytes;
   admission_ = std::make_unique<Admission>(limits, devices_.for_admission(), clock_, leases_.get());
@@ -153,6 +154,7 @@ absl::Status AttndServer::StartRpc() {
                          *shared_memory_,
                          devices_.workers(),
                          *leases_,
+                         *masks_,
                          *transfer_pool_,
                          metrics_,
                          auth_,

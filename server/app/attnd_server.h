@@ -27,6 +27,7 @@
 #include "server/app/metrics_port.h"
 #include "server/app/options.h"
 #include "server/lease/lease_table.h"
+#include "server/masks/mask_store.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/call_watch.h"
 #include "server/rpc/open_calls.h"
@@ -91,6 +92,7 @@ class AttndServer {
   void SampleDevice(int number);
   void SampleLeases(int place, const std::string& name);
   void SampleSharedMemory();
+  void SampleMasks();
   void SampleCertificates();
 
   static bool WaitOut(absl::Duration time);
@@ -111,6 +113,7 @@ class AttndServer {
   std::unique_ptr<CertificateWatch> certificate_watch_;  // null: no TLS
   v1::GetServerInfoResponse server_info_;
   std::unique_ptr<LeaseTable> leases_;
+  std::unique_ptr<MaskStore> masks_;
   std::unique_ptr<LeaseReaper> reaper_;
   std::unique_ptr<Admission> admission_;
   std::unique_ptr<TransferPool> transfer_pool_;

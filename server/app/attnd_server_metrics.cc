@@ -23,6 +23,7 @@ void AttndServer::SampleState() {
                    "Most staging memory in use at once since the start.", {},
                    [this] { return static_cast<double>(staging_.peak_used()); });
   SampleSharedMemory();
+  SampleMasks();
   SampleCertificates();
 }
 
@@ -53,6 +54,22 @@ void AttndServer::SampleSharedMemory() {
     for (const auto& listener : shared_memory_services_) connections += listener->connections();
     return connections;
   });
+}
+
+void AttndServer::SampleMasks() {
+  SampledMetrics& sampled = *metrics_.sampled();
+  sampled.AddGauge("attnd_mask_cache_bytes", "Masks by description that callers may name.", {},
+                   [this] { return static_cast<double>(masks_->stats().bytes); });
+  sampled.AddCounter("attnd_mask_cache_hits_total", "Calls that named a mask known here.", {},
+                     [this] { return static_cast<double>(masks_->stats().hits); });
+  sampled.AddCounter("attnd_mask_cache_misses_total", "Calls that named a mask not known here.", {},
+                     [this] { return static_cast<double>(masks_->stats().misses); });
+  sampled.AddGauge("attnd_mask_plan_bytes", "Compiled masks.", {},
+                   [this] { return static_cast<double>(masks_->plans().stats().bytes); });
+  sampled.AddCounter("attnd_mask_compile_seconds_total", "Time spent in compiling masks.", {},
+                     [this] { return masks_->plans().stats().compile_seconds; });
+  sampled.AddCounter("attnd_masks_compiled_total", "Masks compiled for some sizes.", {},
+                     [this] { return static_cast<double>(masks_->plans().stats().misses); });
 }
 
 void AttndServer::SampleLeases(int place, const std::string& name) {

@@ -30,6 +30,7 @@ struct RawFlags {
   double connection_age_s, connection_idle_s, keepalive_s, stream_idle_s;
   double lease_memory_mib = -1, lease_ttl_s;
   double shared_memory_mib;
+  double mask_memory_mib;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
   std::string devices = "all";
@@ -50,6 +51,7 @@ RawFlags DefaultsOf(const ServerOptions& o) {
   raw.drain_timeout_s = seconds(o.drain_timeout);
   raw.slow_call_s = seconds(o.slow_call);
   raw.shared_memory_mib = Mib(o.shared_memory.max_bytes);
+  raw.mask_memory_mib = Mib(o.masks.bytes);
   raw.lease_ttl_s = seconds(o.leases.ttl);
   raw.max_message_mib = Mib(o.transport.max_message_bytes);
   raw.receive_memory_mib = Mib(o.transport.receive_memory_bytes);
@@ -186,6 +188,14 @@ void AddSharedMemory(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       ->group(group);
 }
 
+void AddMasks(CLI::App& app, RawFlags& raw) {
+  app.add_option("--mask_memory_mib", raw.mask_memory_mib,
+                 "for masks by description, and as much for their compiled forms; a caller has a "
+                 "quarter of it")
+      ->capture_default_str()
+      ->group("Masks");
+}
+
 void AddOperation(CLI::App& app, RawFlags& raw) {
   const char* group = "Operation";
   app.add_option("--drain_delay", raw.drain_delay_s,
@@ -253,6 +263,9 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
       raw.lease_memory_mib == -1 ? o.admission.memory_bytes / 2 : BytesOfMib(raw.lease_memory_mib);
   o.leases.ttl = absl::Seconds(raw.lease_ttl_s);
   o.shared_memory.max_bytes = BytesOfMib(raw.shared_memory_mib);
+  o.masks.bytes = BytesOfMib(raw.mask_memory_mib);
+  o.masks.bytes_of_caller = o.masks.bytes / 4;
+  o.mask_plans = std::make_shared<MaskPlans>(o.masks.bytes);
   o.shared_memory.user_max_bytes = o.shared_memory.max_bytes;
   ApplyTransport(raw, o.transport);
   o.transport.max_connection_age_grace = 2 * o.admission.max_deadline;
@@ -295,6 +308,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddTransport(app, o.transport, raw);
   AddLeases(app, o, raw);
   AddSharedMemory(app, o, raw);
+  AddMasks(app, raw);
   AddOperation(app, raw);
   RequireNumbers(app);
   try {  // CLI11 reports by throwing

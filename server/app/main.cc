@@ -9,7 +9,8 @@ int main(int argc, char** argv) {
                                 .devices = options.devices,
                                 .memory_fraction = options.hbm_fraction,
                                 .max_slice_seconds = options.max_launch_ms * 1e-3,
-                                .kernel_cache = options.kernel_cache},
+                                .kernel_cache = options.kernel_cache,
+                                .mask_plans = options.mask_plans},
                                note);
   });
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "base/log.h"
 #include "server/admission/admission.h"
 #include "server/lease/lease_table.h"
+#include "server/masks/mask_store.h"
 #include "server/rpc/transport_options.h"
 #include "server/schedule/device_worker.h"
 #include "server/security/tls_options.h"
@@ -39,6 +41,8 @@ struct ServerOptions {
 
   AdmissionLimits admission;
   LeaseLimits leases;
+  MaskStoreLimits masks;
+  std::shared_ptr<MaskPlans> mask_plans;  // the engines' too; null: the server's own
   // A call of a few microseconds that finds its device idle is computed where it was received:
   // waking another thread takes 20 to 50 us.
   DeviceWorkerOptions worker = {.inline_time = absl::Microseconds(200)};

@@ -44,9 +44,10 @@ absl::string_view DefaultReason(absl::StatusCode code, absl::string_view field) 
     case absl::StatusCode::kInvalidArgument:
       return ReasonForField(field);
     case absl::StatusCode::kUnimplemented:
-      return reason::kProblemUnsupported;
+      return field == "problem.mask" ? reason::kMaskUnsupported : reason::kProblemUnsupported;
     case absl::StatusCode::kOutOfRange:
-      return reason::kTooLargeForDevice;
+      return absl::StartsWith(field, "problem.mask") ? reason::kMaskTooComplex
+                                                      : reason::kTooLargeForDevice;
     case absl::StatusCode::kCancelled:
       return reason::kCancelled;
     default:

@@ -53,6 +53,8 @@ constexpr std::pair<absl::string_view, const char*> kRejectLabels[] = {
     {reason::kTooLargeForDevice, "too_large"},
     {reason::kReplyTooLarge, "too_large"},
     {reason::kMaskUnsupported, "unsupported"},
+    {reason::kMaskTooComplex, "too_large"},
+    {reason::kMaskUnknown, "mask_unknown"},
     {reason::kProblemUnsupported, "unsupported"},
     {reason::kLeaseLost, "lease_lost"},
     {reason::kEpochChanged, "lease_lost"},
@@ -88,7 +90,8 @@ std::string CudaErrorIn(absl::string_view message) {
 
 absl::string_view MethodName(Method method) {
   constexpr absl::string_view kNames[kMethods] = {"Forward", "Backward", "GetServerInfo",
-                                                  "RenewResidual", "ReleaseResidual"};
+                                                  "RenewResidual", "ReleaseResidual",
+                                                  "CompileMask"};
   return kNames[static_cast<int>(method)];
 }
 

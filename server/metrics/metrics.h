@@ -33,9 +33,10 @@ enum class Method : uint8_t {
   kBackward,
   kGetServerInfo,
   kRenewResidual,
-  kReleaseResidual
+  kReleaseResidual,
+  kCompileMask
 };
-inline constexpr int kMethods = 5;
+inline constexpr int kMethods = 6;
 absl::string_view MethodName(Method method);
 constexpr Method MethodOf(Direction direction) {
   return direction == Direction::kForward ? Method::kForward : Method::kBackward;

@@ -26,6 +26,7 @@ class RpcContext {
   Direction direction() const { return direction_; }
   absl::Time received_at() const { return received_at_; }
   uint64_t id() const { return id_; }
+  CallersMasks masks() const { return {deps_.masks, caller_}; }  // once identified
 
   // UNAUTHENTICATED when the caller is nobody.
   absl::Status Identify();

@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
 #include "server/rpc/stream_call.h"
+#include "server/wire/decode_problem.h"
 #include "server/wire/decode_small.h"
 #include "server/wire/encode.h"
 
@@ -88,6 +89,45 @@ grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServer
                        *reply = EncodeSmall(v1::ReleaseResidualResponse());
                        return absl::OkStatus();
                      });
+}
+
+grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerContext* context,
+                                                        const grpc::ByteBuffer* request,
+                                                        grpc::ByteBuffer* reply) {
+  return AnswerSmall(context, Method::kCompileMask, [&](const std::string& caller) -> absl::Status {
+    ASSIGN_OR_RETURN(v1::CompileMaskResponse wire, Compile(*request, caller));
+    *reply = EncodeSmall(wire);
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<v1::CompileMaskResponse> AttentionService::Compile(const grpc::ByteBuffer& request,
+                                                                  const std::string& caller) {
+  v1::CompileMaskRequest wire;
+  RETURN_IF_ERROR(DecodeSmall(request, wire));
+  ASSIGN_OR_RETURN(const Problem problem, DecodeProblem(wire.problem(), {deps_.masks, caller}));
+  if (problem.mask == nullptr) {
+    return FieldError(reason::kBadField, "problem.mask", "a mask", "none");
+  }
+  ASSIGN_OR_RETURN(auto compiled, deps_.masks.plans().Get(problem, HostMaskOptions()));
+  v1::CompileMaskResponse reply;
+  reply.set_id(problem.mask->id().data(), problem.mask->id().size());
+  reply.set_bytes_held(static_cast<uint64_t>(problem.mask->bytes() + compiled->bytes()));
+  uint64_t visible = 0, empty_rows = 0, full = 0, partial = 0;
+  for (int64_t b = 0; b < problem.batch; ++b) {
+    for (int64_t h = 0; h < problem.q_heads; ++h) {
+      const MaskPlan& plan = compiled->PlanAt(b, h);
+      visible += static_cast<uint64_t>(plan.visible);
+      empty_rows += static_cast<uint64_t>(plan.empty_rows);
+      full += static_cast<uint64_t>(plan.full_tiles);
+      partial += static_cast<uint64_t>(plan.partial_tiles);
+    }
+  }
+  reply.set_visible(visible);
+  reply.set_empty_rows(empty_rows);
+  reply.set_tiles_full(full);
+  reply.set_tiles_partial(partial);
+  return reply;
 }
 
 absl::StatusOr<LeaseGrant> AttentionService::Renew(const grpc::ByteBuffer& request,

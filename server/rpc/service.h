@@ -24,7 +24,8 @@ using RawCalls = v1::Attention::WithRawMethod_Forward<
         v1::Attention::WithRawCallbackMethod_BackwardStream<v1::Attention::Service>>>>;
 using AttentionServiceBase = v1::Attention::WithRawCallbackMethod_GetServerInfo<
     v1::Attention::WithRawCallbackMethod_RenewResidual<
-        v1::Attention::WithRawCallbackMethod_ReleaseResidual<RawCalls>>>;
+        v1::Attention::WithRawCallbackMethod_ReleaseResidual<
+            v1::Attention::WithRawCallbackMethod_CompileMask<RawCalls>>>>;
 using RawStreamReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 class AttentionService final : public AttentionServiceBase {
@@ -46,6 +47,9 @@ class AttentionService final : public AttentionServiceBase {
   grpc::ServerUnaryReactor* RenewResidual(grpc::CallbackServerContext* context,
                                           const grpc::ByteBuffer* request,
                                           grpc::ByteBuffer* reply) override;
+  grpc::ServerUnaryReactor* CompileMask(grpc::CallbackServerContext* context,
+                                        const grpc::ByteBuffer* request,
+                                        grpc::ByteBuffer* reply) override;
   grpc::ServerUnaryReactor* ReleaseResidual(grpc::CallbackServerContext* context,
                                             const grpc::ByteBuffer* request,
                                             grpc::ByteBuffer* reply) override;
@@ -56,6 +60,8 @@ class AttentionService final : public AttentionServiceBase {
       grpc::CallbackServerContext* context, Method method,
       const std::function<absl::Status(const std::string& caller)>& work);
   absl::StatusOr<LeaseGrant> Renew(const grpc::ByteBuffer& request, const std::string& caller);
+  absl::StatusOr<v1::CompileMaskResponse> Compile(const grpc::ByteBuffer& request,
+                                                  const std::string& caller);
   absl::Status Release(const grpc::ByteBuffer& request, const std::string& caller);
 
   const ServiceDeps deps_;

@@ -8,6 +8,7 @@
 #include "server/admission/admission.h"
 #include "server/admission/staging_pool.h"
 #include "server/lease/lease_table.h"
+#include "server/masks/mask_store.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/call_log_limit.h"
 #include "server/rpc/call_watch.h"
@@ -26,6 +27,7 @@ struct ServiceDeps {
   SharedMemoryTable& shared_memory;
   Workers& worker;
   LeaseTable& leases;
+  MaskStore& masks;
   TransferPool& transfer_pool;
   Metrics& metrics;
   const Authenticator& auth;

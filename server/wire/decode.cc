@@ -70,7 +70,7 @@ absl::Status DecodeOptions(const MessageBytes& bytes, const FieldTable& table, D
 }
 
 absl::Status DecodeProblemIn(const MessageBytes& message, const FieldTable& table,
-                             Problem& problem) {
+                             const CallersMasks& masks, Problem& problem) {
   if (table.known) {
     problem = LastProblem().problem;
     return absl::OkStatus();
@@ -78,8 +78,9 @@ absl::Status DecodeProblemIn(const MessageBytes& message, const FieldTable& tabl
   const ByteRange range = table.range[kProblemField];
   v1::Problem wire;
   RETURN_IF_ERROR(ParseRange(message, range, "problem", wire));
-  ASSIGN_OR_RETURN(problem, DecodeProblem(wire));
-  Remember(message, range, problem);
+  ASSIGN_OR_RETURN(problem, DecodeProblem(wire, masks));
+  // Which masks an id may name depends on the caller.
+  if (wire.mask().id().empty()) Remember(message, range, problem);
   return absl::OkStatus();
 }
 
@@ -268,16 +269,18 @@ absl::Status FindOutputs(const SharedPlaces& shared, bool keep_residual, TensorL
 
 }  // namespace
 
-absl::StatusOr<AttentionCall> Decoder::Decode(MessageBytes message, Direction direction) {
+absl::StatusOr<AttentionCall> Decoder::Decode(MessageBytes message, Direction direction,
+                                              const CallersMasks& masks) {
   ASSIGN_OR_RETURN(AttentionCall call,
-                   DecodeIn(message, {0, message.size()}, direction, Form::kWhole));
+                   DecodeIn(message, {0, message.size()}, direction, masks, Form::kWhole));
   call.parts_->message = std::move(message);
   return call;
 }
 
 absl::StatusOr<AttentionCall> Decoder::DecodeHeader(const MessageBytes& message, ByteRange range,
-                                                    Direction direction) {
-  return DecodeIn(message, range, direction, Form::kHeader);
+                                                    Direction direction,
+                                                    const CallersMasks& masks) {
+  return DecodeIn(message, range, direction, masks, Form::kHeader);
 }
 
 void Decoder::TakeOptions(v1::CallOptions& options, AttentionCall& call) {
@@ -288,7 +291,8 @@ void Decoder::TakeOptions(v1::CallOptions& options, AttentionCall& call) {
 }
 
 absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, ByteRange range,
-                                                Direction direction, Form form) {
+                                                Direction direction, const CallersMasks& masks,
+                                                Form form) {
   const auto& type = direction == Direction::kForward ? *v1::ForwardRequest::descriptor()
                                                       : *v1::BackwardRequest::descriptor();
   ASSIGN_OR_RETURN(FieldTable table, CheckWire(message, range, type,
@@ -302,7 +306,7 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   AttentionCall call;
   AttentionCall::Parts& parts = *call.parts_;
   const Problem& problem = parts.problem;
-  RETURN_IF_ERROR(DecodeProblemIn(message, table, parts.problem));
+  RETURN_IF_ERROR(DecodeProblemIn(message, table, masks, parts.problem));
   ASSIGN_OR_RETURN(SharedPlaces shared, DecodeShared(message, table));
   if (form != Form::kWhole && shared.request != nullptr) {
     return FieldError(reason::kBadField, "shared_memory", "none in a streamed call", "some");

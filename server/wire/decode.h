@@ -3,14 +3,15 @@
 // declared size before that is known. Payload bytes are not read.
 //
 // The header of a streamed call is the same message without payloads.
-// Errors: INVALID_ARGUMENT "field: expected ..., got ..."; UNIMPLEMENTED for mask patterns, naming
-// the field. Any thread.
+// Errors: INVALID_ARGUMENT "field: expected ..., got ..."; FAILED_PRECONDITION for the id of a mask
+// that is not known. Any thread.
 #pragma once
 
 #include "absl/status/statusor.h"
 #include "attention/problem.h"
 #include "server/call/call.h"
 #include "server/call/message_bytes.h"
+#include "server/masks/mask_store.h"
 #include "server/wire/wire_check.h"
 
 namespace attnd {
@@ -21,16 +22,19 @@ class CallOptions;
 class Decoder {
  public:
   // All of `message` is an attnd.v1.ForwardRequest or BackwardRequest on the wire.
-  static absl::StatusOr<AttentionCall> Decode(MessageBytes message, Direction direction);
+  static absl::StatusOr<AttentionCall> Decode(MessageBytes message, Direction direction,
+                                              const CallersMasks& masks);
   // The same message without payloads, the header of a streamed call, in `range` of `message`. The
   // call's inputs have sizes, but no bytes yet.
   static absl::StatusOr<AttentionCall> DecodeHeader(const MessageBytes& message, ByteRange range,
-                                                    Direction direction);
+                                                    Direction direction,
+                                                    const CallersMasks& masks);
 
  private:
   enum class Form { kWhole, kHeader };
   static absl::StatusOr<AttentionCall> DecodeIn(const MessageBytes& message, ByteRange range,
-                                                Direction direction, Form form);
+                                                Direction direction, const CallersMasks& masks,
+                                                Form form);
   static void TakeOptions(v1::CallOptions& options, AttentionCall& call);
 };
 

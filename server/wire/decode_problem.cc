@@ -3,11 +3,15 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "attention/dropout.h"
+#include "attention/mask_call.h"
+#include "attention/mask_plans.h"
 #include "base/status_macros.h"
+#include "proto/attnd/v1/mask_codec.h"
 #include "server/call/status_details.h"
 #include "server/wire/wire_check.h"
 
@@ -174,17 +178,48 @@ void DecodeScalars(const v1::Problem& wire, Problem& p) {
              wire.shard().total_q_heads()};
 }
 
-// Last, so that a call is UNIMPLEMENTED for its mask only if nothing else is wrong with it.
-absl::Status RefuseMask(const v1::Problem& wire) {
+// Before any tensor is read: that the mask can be compiled, what it costs, and that no row is empty
+// where that is an error.
+absl::Status CompileMaskOf(const CallersMasks& masks, Problem& p) {
+  auto plan = masks.store.plans().Get(p, HostMaskOptions());
+  if (!plan.ok()) return Classified(plan.status());
+  p.mask_share = VisitedShare(**plan, p);
+  if (p.mask->spec().empty_row == EmptyRow::kZero) return absl::OkStatus();
+  const absl::Status empty = CheckEmptyRows(**plan, p);
+  if (empty.ok()) return empty;
+  return Failure(empty.code(), reason::kEmptyRow, empty.message(),
+                 {{"field", "problem.mask.empty_row"}});
+}
+
+absl::Status RefuseBesideId(const v1::MaskSpec& wire) {
+  const bool alone = wire.pattern().empty() && wire.pattern_of().empty() && !wire.has_extents() &&
+                     wire.empty_row() == v1::EMPTY_ROW_ZERO;
+  if (alone) return absl::OkStatus();
+  return FieldError(reason::kBadField, "problem.mask.id", "nothing but origin beside it", "more");
+}
+
+// Last: a mask is checked against the sizes and options of the rest.
+absl::Status DecodeMaskIn(const v1::Problem& wire, const CallersMasks& masks, Problem& p) {
   if (!wire.has_mask()) return absl::OkStatus();
-  return Failure(absl::StatusCode::kUnimplemented, reason::kMaskUnsupported,
-                 "problem.mask: mask patterns are not supported by this server; send bool_mask",
-                 {{"field", "problem.mask"}});
+  const v1::MaskSpec& mask = wire.mask();
+  p.mask_origin = DecodeMaskOrigin(mask);
+  if (mask.id().empty()) {
+    absl::StatusOr<MaskSpec> spec = DecodeMask(mask);
+    if (!spec.ok()) return Classified(spec.status());
+    auto kept = masks.store.Keep(*spec, MaskCallOf(p), masks.caller);
+    if (!kept.ok()) return Classified(kept.status());
+    p.mask = *std::move(kept);
+  } else {
+    RETURN_IF_ERROR(RefuseBesideId(mask));
+    ASSIGN_OR_RETURN(p.mask, masks.store.Find(mask.id(), masks.caller));
+  }
+  RETURN_IF_ERROR(Classified(Validate(p)));
+  return CompileMaskOf(masks, p);
 }
 
 }  // namespace
 
-absl::StatusOr<Problem> DecodeProblem(const v1::Problem& wire) {
+absl::StatusOr<Problem> DecodeProblem(const v1::Problem& wire, const CallersMasks& masks) {
   Problem p;
   RETURN_IF_ERROR(DecodeSizes(wire, p));
   DecodeScalars(wire, p);
@@ -194,7 +229,7 @@ absl::StatusOr<Problem> DecodeProblem(const v1::Problem& wire) {
   RETURN_IF_ERROR(DecodeDropout(wire, p));
   RETURN_IF_ERROR(DecodeDenominator(wire, p));
   RETURN_IF_ERROR(Classified(Validate(p)));
-  RETURN_IF_ERROR(RefuseMask(wire));
+  RETURN_IF_ERROR(DecodeMaskIn(wire, masks, p));
   return p;
 }
 

@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "attention/random_problem.h"
+#include "base/clock.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/call/attention_tensors.h"
 #include "server/call/status_details.h"
@@ -22,10 +23,28 @@
 namespace attnd {
 namespace {
 
+MaskStore& Masks() {
+  static const RealClock clock;
+  static MaskStore store({}, clock);
+  return store;
+}
+
+v1::RelativeWindow* SetWindowMask(v1::Problem& problem) {
+  v1::MaskSpec& mask = *problem.mutable_mask();
+  mask.set_version(1);
+  mask.add_pattern_of(0);
+  v1::RelativeWindow* window = mask.add_pattern()->mutable_expr()->mutable_window();
+  window->set_left(3);
+  window->set_right(0);
+  return window;
+}
+
 absl::StatusOr<AttentionCall> DecodeText(const std::string& message,
                                          Direction direction = Direction::kForward,
-                                         size_t slice_bytes = 1 << 16) {
-  return Decoder::Decode(MessageBytes(InSlicesOf(message, slice_bytes)), direction);
+                                         size_t slice_bytes = 1 << 16,
+                                         absl::string_view caller = "caller") {
+  return Decoder::Decode(MessageBytes(InSlicesOf(message, slice_bytes)), direction,
+                         {Masks(), caller});
 }
 
 std::string PayloadOf(const AttentionCall& call, int tensor) {
@@ -301,7 +320,42 @@ const std::vector<BadForward>& BadForwards() {
        },
        "problem.lengths.cu_seqlens_q[2]: expected the total length 16, got 15", reason::kBadShape},
       {"MaskVersionZero", [](Request& r) { r.mutable_problem()->mutable_mask(); },
-       "problem.mask: mask patterns", reason::kMaskUnsupported, absl::StatusCode::kUnimplemented},
+       "problem.mask.version: expected 1, got 0", reason::kBadField},
+      {"MaskBesideBoolMask",
+       [](Request& r) {
+         SetWindowMask(*r.mutable_problem());
+         for (int n = 0; n < 4; ++n) r.mutable_problem()->mutable_bool_mask()->add_shape(1);
+         r.set_mask_bits("x");
+       },
+       "problem.mask: expected none beside bool_mask, got both", reason::kBadField},
+      {"MaskWindow",
+       [](Request& r) {
+         SetWindowMask(*r.mutable_problem())->set_left(-2);
+       },
+       "problem.mask.pattern[0].expr.window.left: expected ", reason::kBadField},
+      {"MaskIdBesideAMask",
+       [](Request& r) {
+         SetWindowMask(*r.mutable_problem());
+         r.mutable_problem()->mutable_mask()->set_id(std::string(32, 'x'));
+       },
+       "problem.mask.id: expected nothing but origin beside it", reason::kBadField},
+      {"MaskIdTooShort",
+       [](Request& r) { r.mutable_problem()->mutable_mask()->set_id("x"); },
+       "problem.mask.id: expected 32 bytes, got 1 bytes", reason::kBadField},
+      {"MaskIdUnknown",
+       [](Request& r) { r.mutable_problem()->mutable_mask()->set_id(std::string(32, 'x')); },
+       "problem.mask.id: not known", reason::kMaskUnknown,
+       absl::StatusCode::kFailedPrecondition},
+      {"MaskWithoutDiagonal",
+       [](Request& r) {
+         SetWindowMask(*r.mutable_problem());
+         r.mutable_problem()->set_kv_len(8);
+         const size_t bytes = r.k().size() / 2;
+         r.mutable_k()->resize(bytes);
+         r.mutable_v()->resize(bytes);
+       },
+       "problem.alignment: expected top_left, bottom_right or offsets, since the mask",
+       reason::kBadField},
       {"MaskBesideAnotherFault",
        [](Request& r) {
          r.mutable_problem()->mutable_mask()->set_version(1);
@@ -518,9 +572,9 @@ TEST(Decode, RefusesSharedMemoryInAStreamedCall) {
   }
   request.mutable_shared_memory()->add_region("token");
   const MessageBytes message(InSlicesOf(request.SerializeAsString(), 100));
-  EXPECT_EQ(
-      Decoder::DecodeHeader(message, {0, message.size()}, Direction::kForward).status().message(),
-      "shared_memory: expected none in a streamed call, got some");
+  auto call = Decoder::DecodeHeader(message, {0, message.size()}, Direction::kForward,
+                                    {Masks(), "caller"});
+  EXPECT_EQ(call.status().message(), "shared_memory: expected none in a streamed call, got some");
 }
 
 // Which would be another gradient without it.
@@ -561,6 +615,46 @@ TEST(Decode, RefusesATokenThatIsTooLong) {
   EXPECT_EQ(status.message(), "residual_token: expected at most 256 bytes, got 257");
 }
 
+// ---- Masks by description.
+
+std::string MaskIdOf(const AttentionCall& call) {
+  return {call.problem().mask->id().begin(), call.problem().mask->id().end()};
+}
+
+TEST(Decode, AMaskIsKeptForItsCallerAndFoundByItsId) {
+  v1::ForwardRequest request = Valid();
+  SetWindowMask(*request.mutable_problem());
+  absl::StatusOr<AttentionCall> first = DecodeText(request.SerializeAsString());
+  ASSERT_TRUE(first.ok()) << first.status();
+  v1::MaskSpec& mask = *request.mutable_problem()->mutable_mask();
+  mask.Clear();
+  mask.set_id(MaskIdOf(*first));
+  mask.mutable_origin()->set_row_begin(0);
+  absl::StatusOr<AttentionCall> second = DecodeText(request.SerializeAsString());
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(second->problem().mask, first->problem().mask);
+  // The same bytes, right after, from somebody else.
+  absl::Status foreign =
+      DecodeText(request.SerializeAsString(), Direction::kForward, 1 << 16, "other").status();
+  EXPECT_EQ(ReasonOf(foreign), reason::kMaskUnknown) << foreign;
+}
+
+TEST(Decode, AMaskHasItsPlaceFromTheOrigin) {
+  v1::ForwardRequest request = Valid();
+  SetWindowMask(*request.mutable_problem());
+  v1::MaskSpec& mask = *request.mutable_problem()->mutable_mask();
+  mask.mutable_extents()->set_rows(1000);
+  mask.mutable_extents()->set_keys(1000);
+  mask.mutable_origin()->set_row_begin(500);
+  mask.mutable_origin()->set_key_begin(500);
+  absl::StatusOr<AttentionCall> call = DecodeText(request.SerializeAsString());
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->problem().mask_origin, (MaskOrigin{.row_begin = 500, .key_begin = 500}));
+  mask.mutable_origin()->set_row_begin(999);
+  absl::Status outside = DecodeText(request.SerializeAsString()).status();
+  EXPECT_TRUE(absl::StartsWith(outside.message(), "problem.mask.origin.row_begin")) << outside;
+}
+
 // ---- Everything wrong that only bytes can say.
 
 struct BadBytes {
@@ -574,7 +668,7 @@ std::vector<BadBytes> BadByteCases() {
   std::string deep;  // problem.mask.pattern.expr.negate.negate...
   for (int n = 0; n < 80; ++n) deep = BytesField(13, deep);
   std::string patterns;
-  for (int n = 0; n < 5000; ++n) patterns += BytesField(4, "");
+  for (int n = 0; n <= kMaxNodes; ++n) patterns += BytesField(4, "");
   return {
       {"DuplicatedProblem", valid + BytesField(1, Valid().problem().SerializeAsString()),
        "problem: expected at most one value, got two"},
@@ -626,7 +720,7 @@ std::vector<BadBytes> BadByteCases() {
       {"NestedTooDeep", WithProblemBytes(BytesField(16, BytesField(4, BytesField(1, deep)))),
        "levels of nesting"},
       {"TooManyNodes", WithProblemBytes(BytesField(16, patterns)),
-       "expected at most 4096 messages inside one, got more"},
+       "expected at most 131072 messages inside one, got more"},
       {"InvalidUtf8", valid + BytesField(2, BytesField(1, "\xff\xfe")),
        "options: expected a protobuf message with UTF-8"},
       {"Empty", "", "problem: expected a problem, got none"},

@@ -20,7 +20,7 @@ namespace attnd {
 inline constexpr int kMaxFieldNumber = 31;  // of the messages checked here
 // Entries of all lists of numbers in a message: room for two lists of batch + 1.
 inline constexpr int64_t kMaxListEntries = (1 << 21) + 2;
-inline constexpr int64_t kMaxNodes = 4096;  // sub-messages of one message
+inline constexpr int64_t kMaxNodes = 1 << 17;  // sub-messages of one message: room for rectangles
 inline constexpr int kMaxDepth = 48;
 inline constexpr int64_t kMaxStringBytes = 64;
 

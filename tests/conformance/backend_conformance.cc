@@ -515,6 +515,9 @@ bool RegisterBackendConformance(const std::string& name,
   if (options.element.has_value()) ConvertAll(*options.element, cases);
   std::erase_if(cases,
                 [&](const ConformanceCase& c) { return Pairs(c.problem) > options.max_pairs; });
+  if (!options.masks) {
+    std::erase_if(cases, [](const ConformanceCase& c) { return c.problem.mask != nullptr; });
+  }
   std::string suite = name + "Conformance", support_suite = name + "Support";
   for (const ConformanceCase& test_case : cases) {
     testing::RegisterTest(suite.c_str(), test_case.name.c_str(), nullptr, nullptr, __FILE__,

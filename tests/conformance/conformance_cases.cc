@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/conformance/backend_conformance.h"
+#include "tests/conformance/conformance_masks.h"
 #include "tests/conformance/conformance_special.h"
 
 namespace attnd {
@@ -445,6 +446,7 @@ std::vector<ConformanceCase> NamedConformanceCases() {
   AddPoisons(table);
   std::vector<ConformanceCase> cases = table.Take();
   for (ConformanceCase& special : SpecialValueCases()) cases.push_back(std::move(special));
+  for (ConformanceCase& masked : MaskCases()) cases.push_back(std::move(masked));
   return cases;
 }
 

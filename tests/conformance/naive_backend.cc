@@ -3,9 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "attention/dropout.h"
+#include "attention/mask_call.h"
+#include "attention/masks/mask_description.h"
+#include "attention/masks/mask_oracle.h"
 #include "attention/tensor_view.h"
 
 namespace attnd {
@@ -69,6 +74,30 @@ class Head {
     if (Is(Mistake::kOneOffsetForAll)) s_.offset = p.SequenceAt(0).offset;
     if (Is(Mistake::kKeyLengthIgnored) && !IsPacked(p.layout)) s_.kv_len = p.kv_len;
     if (Is(Mistake::kNeighbourSequence) && s_.kv_begin + s_.kv_len < p.kv_len) ++s_.kv_len;
+    if (p.mask != nullptr && !Is(Mistake::kMaskForgotten)) PlaceMask();
+  }
+
+  // The oracle refers to this object's members.
+  Head(const Head&) = delete;
+  Head& operator=(const Head&) = delete;
+
+  void PlaceMask() {
+    spec_ = p_.mask->spec();
+    spec_.origin = Is(Mistake::kMaskOriginIgnored) ? MaskOrigin() : p_.mask_origin;
+    if (Is(Mistake::kMaskOriginSwapped)) std::swap(spec_.origin.row_begin, spec_.origin.key_begin);
+    mask_call_ = MaskCallOf(p_);
+    if (Is(Mistake::kMaskWithoutAlignment)) mask_call_.offsets = {0};
+    mask_.emplace(spec_, mask_call_);
+  }
+
+  bool MaskShows(int64_t i, int64_t j) const {
+    const int64_t b = Is(Mistake::kMaskOfFirstEntry) ? 0 : b_;
+    int64_t h = h_;
+    if (Is(Mistake::kMaskOfFirstHead)) h = 0;
+    if (Is(Mistake::kMaskOfKvHead)) h = h_ / p_.group_size() * p_.group_size();
+    if (Is(Mistake::kMaskNeighbourKey)) j = std::min(j + 1, s_.kv_len - 1);
+    if (Is(Mistake::kMaskTransposed) && i < s_.kv_len && j < s_.q_len) std::swap(i, j);
+    return mask_->IsVisible(b, h, i, j);
   }
 
   const Sequence& sequence() const { return s_; }
@@ -97,6 +126,7 @@ class Head {
         from_diagonal > p_.window_right + Is(Mistake::kWindowRightOffByOne)) {
       return false;
     }
+    if (mask_.has_value() && !MaskShows(i, j)) return false;
     int64_t bit = Is(Mistake::kMaskOffByOne) ? std::min(j + 1, s_.kv_len - 1) : j;
     if (p_.bool_mask && !MaskBit(*p_.bool_mask, t_.mask_bits, b_, h_, i, bit)) return false;
     return Bias(i, j) != -kInfinity;
@@ -264,6 +294,9 @@ class Head {
   int64_t b_, h_;
   Mistake mistake_;
   bool rounds_;
+  MaskSpec spec_;
+  MaskCall mask_call_;
+  std::optional<MaskOracle> mask_;
   Sequence s_;
   int64_t kv_head_;
 };

@@ -19,6 +19,16 @@ enum class Mistake {
   kKeyLengthIgnored,   // padding keys attend
   kOneOffsetForAll,    // the first batch entry's offset
   kNeighbourSequence,  // a packed sequence sees the next one's first key
+  // Masks by description.
+  kMaskForgotten,
+  kMaskTransposed,
+  kMaskNeighbourKey,      // what the mask says of the next key
+  kMaskOfFirstHead,       // one pattern for all heads
+  kMaskOfKvHead,          // a group's heads share its first pattern
+  kMaskOfFirstEntry,      // one pattern for all batch entries
+  kMaskWithoutAlignment,  // expressions stay where they are
+  kMaskOriginIgnored,
+  kMaskOriginSwapped,  // rows moved by keys and the reverse
   // Softmax.
   kMaxForLse,          // lse is the row maximum (SparkAttention, section 3.3)
   kScaleAfterSoftmax,  // softmax(S)·scale (SparkAttention, equation 1)

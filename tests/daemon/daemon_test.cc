@@ -250,13 +250,18 @@ TEST(DaemonErrors, SaysWhichReasonForWhichField) {
   ExpectError(Forward(daemon.stub(), request), grpc::StatusCode::INVALID_ARGUMENT, "UNKNOWN_FIELD");
 }
 
-TEST(DaemonErrors, RefusesPatternsByName) {
+TEST(DaemonErrors, SaysWhatIsWrongWithAMask) {
   Daemon daemon(std::make_unique<ReferenceBackend>());
   v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
-  request.mutable_problem()->mutable_mask()->set_version(1);
+  v1::MaskSpec& mask = *request.mutable_problem()->mutable_mask();
+  mask.set_version(2);
   grpc::Status status = Forward(daemon.stub(), request);
-  ExpectError(status, grpc::StatusCode::UNIMPLEMENTED, "MASK_UNSUPPORTED");
-  EXPECT_EQ((*ErrorInfoOf(status).mutable_metadata())["field"], "problem.mask");
+  ExpectError(status, grpc::StatusCode::INVALID_ARGUMENT, "BAD_FIELD");
+  EXPECT_EQ((*ErrorInfoOf(status).mutable_metadata())["field"], "problem.mask.version");
+  mask.Clear();
+  mask.set_id(std::string(32, 'x'));
+  ExpectError(Forward(daemon.stub(), request), grpc::StatusCode::FAILED_PRECONDITION,
+              "MASK_UNKNOWN");
 }
 
 TEST(DaemonErrors, PassesOnWhatTheEngineCannotDo) {

@@ -18,12 +18,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   size_t slice_bytes = size_t{1} << ((data[0] >> 1) % 16);
   const std::string message(reinterpret_cast<const char*>(data) + 1, size - 1);
   auto direction = data[0] & 1 ? attnd::Direction::kBackward : attnd::Direction::kForward;
+  static const attnd::RealClock clock;
+  static attnd::MaskStore masks({.bytes = 1 << 20, .bytes_of_caller = 1 << 20}, clock);
   auto call = attnd::Decoder::Decode(attnd::MessageBytes(attnd::InSlicesOf(message, slice_bytes)),
-                                     direction);
+                                     direction, {masks, "caller"});
   if (!call.ok()) {
     // Whose fault it is decides the form, and the form is complete.
     CHECK(call.status().code() == absl::StatusCode::kInvalidArgument ||
-          call.status().code() == absl::StatusCode::kUnimplemented)
+          call.status().code() == absl::StatusCode::kFailedPrecondition)
         << call.status().message();
     CHECK(!attnd::ReasonOf(call.status()).empty());
     return 0;

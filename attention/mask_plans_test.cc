@@ -1,0 +1,93 @@
+#include "attention/mask_plans.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "attention/mask_call.h"
+
+namespace attnd {
+namespace {
+
+Problem WithMask(MaskExpr expr, int64_t length = 256, EmptyRow empty = EmptyRow::kZero) {
+  Problem p;
+  p.batch = 2;
+  p.q_heads = p.kv_heads = 2;
+  p.q_len = p.kv_len = length;
+  p.qk_head_dim = p.v_head_dim = 64;
+  auto mask = MaskDescription::Make(
+      {.pattern = {std::move(expr)}, .pattern_of = {0}, .empty_row = empty}, MaskCallOf(p));
+  EXPECT_TRUE(mask.ok()) << mask.status();
+  p.mask = *mask;
+  return p;
+}
+
+MaskExpr Window(int32_t left, int32_t right) {
+  return {.op = RelativeWindow{left, right}, .of = {}};
+}
+
+TEST(MaskPlans, CallsThatAgreeShareAPlan) {
+  MaskPlans plans;
+  const Problem p = WithMask(Window(7, 0));
+  auto first = plans.Get(p, HostMaskOptions());
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(*first, *plans.Get(WithMask(Window(7, 0)), HostMaskOptions()));
+  EXPECT_NE(*first, *plans.Get(WithMask(Window(8, 0)), HostMaskOptions()));
+  EXPECT_NE(*first, *plans.Get(WithMask(Window(7, 0), 320), HostMaskOptions()));
+  Problem moved = p;
+  moved.alignment = Alignment::kOffsets;
+  moved.offsets = {5};
+  EXPECT_NE(*first, *plans.Get(moved, HostMaskOptions()));
+  EXPECT_EQ(plans.stats().hits, 1u);
+  EXPECT_EQ(plans.stats().misses, 4u);
+}
+
+TEST(MaskPlans, ThoseUsedLastStay) {
+  const Problem first = WithMask(Window(1, 0));
+  MaskPlans measured;
+  ASSERT_TRUE(measured.Get(first, HostMaskOptions()).ok());
+  const int64_t one = measured.stats().bytes;
+  MaskPlans plans(3 * one + one / 2);
+  for (int32_t left = 1; left <= 20; ++left) {
+    ASSERT_TRUE(plans.Get(WithMask(Window(left, 0)), HostMaskOptions()).ok());
+    ASSERT_TRUE(plans.Get(first, HostMaskOptions()).ok());
+    EXPECT_LE(plans.stats().bytes, 4 * one);
+  }
+  EXPECT_EQ(plans.stats().hits, 20u);  // the first one each time
+}
+
+TEST(MaskPlans, OneCompilesForAllThatAsk) {
+  MaskPlans plans;
+  const Problem p = WithMask(Window(300, 0), 8192);
+  std::vector<const CompiledMask*> got(4);
+  std::vector<std::thread> threads;
+  for (auto& plan : got) {
+    threads.emplace_back([&] { plan = plans.Get(p, HostMaskOptions())->get(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const CompiledMask* plan : got) EXPECT_EQ(plan, got[0]);
+  EXPECT_EQ(plans.stats().misses, 1u);
+}
+
+TEST(MaskPlans, SaysWhatShareIsVisited) {
+  MaskPlans plans;
+  const Problem p = WithMask(Window(-1, 0));  // causal: 10 of 16 tiles
+  EXPECT_DOUBLE_EQ(VisitedShare(**plans.Get(p, HostMaskOptions()), p), 10.0 / 16);
+}
+
+TEST(MaskPlans, NamesTheFirstRowThatSeesNothing) {
+  MaskPlans plans;
+  Problem p = WithMask({.op = Global{{0}, {4}, GlobalDirection::kColumns}, .of = {}});
+  EXPECT_TRUE(CheckEmptyRows(**plans.Get(p, HostMaskOptions()), p).ok());
+  p.window_left = 9;
+  p.window_right = 0;
+  absl::Status status = CheckEmptyRows(**plans.Get(p, HostMaskOptions()), p);
+  EXPECT_EQ(status.message(),
+            "problem.mask.empty_row: expected a visible key for every row, got none for row 13 of "
+            "head 0 of batch entry 0");
+}
+
+}  // namespace
+}  // namespace attnd

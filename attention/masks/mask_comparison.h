@@ -1,0 +1,17 @@
+// What the compiler makes of a mask against what the oracle says of each score: for tests and the
+// fuzzer. Any thread.
+#pragma once
+
+#include <string>
+
+#include "attention/masks/compiled_mask.h"
+#include "attention/masks/mask_spec.h"
+
+namespace attnd {
+
+// The first difference, or "": of the canonical form as a set, of runs, and for each tile size of
+// both lists, bitmaps, counts and empty rows. A mask that is refused is a difference.
+std::string CompareWithOracle(const MaskSpec& spec, const MaskCall& call,
+                              const std::vector<MaskTileSize>& tiles);
+
+}  // namespace attnd

@@ -1,0 +1,103 @@
+// MaskStore: the masks that callers have sent, by content id, so that a later call names one in 32
+// bytes. One object for each id: equal masks are equal pointers. Storage is shared; a caller may
+// name only what it has sent itself, so that an id tells nothing of other callers' data.
+//
+// Nothing is promised: what nobody has used for a while is forgotten, and the oldest goes first
+// when room is short. Calls that run, and residuals, keep their masks alive by themselves. Any
+// thread.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "attention/mask_plans.h"
+#include "attention/masks/mask_description.h"
+#include "base/clock.h"
+
+namespace attnd {
+
+struct MaskStoreLimits {
+  int64_t bytes = int64_t{256} << 20;
+  int64_t bytes_of_caller = int64_t{64} << 20;
+  absl::Duration idle = absl::Minutes(10);  // forgotten after
+};
+
+struct MaskStoreStats {
+  int64_t masks = 0, bytes = 0;
+  uint64_t hits = 0, misses = 0;  // of calls that named an id
+};
+
+class MaskStore {
+ public:
+  // `clock` outlives it. `plans`: null for its own.
+  MaskStore(const MaskStoreLimits& limits, const Clock& clock,
+            std::shared_ptr<MaskPlans> plans = nullptr)
+      : limits_(limits),
+        clock_(clock),
+        plans_(plans != nullptr ? std::move(plans) : std::make_shared<MaskPlans>(limits.bytes)) {}
+
+  // Checks the mask and remembers it for the caller. INVALID_ARGUMENT names the field.
+  absl::StatusOr<std::shared_ptr<const MaskDescription>> Keep(const MaskSpec& spec,
+                                                              const MaskCall& call,
+                                                              absl::string_view caller);
+  // FAILED_PRECONDITION MASK_UNKNOWN when the caller has not sent it, or it is forgotten.
+  // INVALID_ARGUMENT when `id` is none.
+  absl::StatusOr<std::shared_ptr<const MaskDescription>> Find(absl::string_view id,
+                                                              absl::string_view caller);
+  MaskStoreStats stats() const;
+  // What engines visit of these masks.
+  MaskPlans& plans() { return *plans_; }
+
+ private:
+  // What one caller has sent, the latest used first.
+  struct Right {
+    std::string caller;
+    MaskId id;
+  };
+  using Rights = std::list<Right>;
+  struct Entry {
+    std::shared_ptr<const MaskDescription> mask;
+    std::map<std::string, Rights::iterator, std::less<>> callers;
+    absl::Time used_at;
+    std::list<MaskId>::iterator at;  // in order_
+  };
+
+  Entry& Insert(std::shared_ptr<const MaskDescription> mask) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Allow(Entry& entry, absl::string_view caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Touch(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forbid(const MaskId& id, absl::string_view caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Erase(const MaskId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const MaskStoreLimits limits_;
+  const Clock& clock_;
+  const std::shared_ptr<MaskPlans> plans_;
+  mutable absl::Mutex mutex_;
+  std::map<MaskId, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::list<MaskId> order_ ABSL_GUARDED_BY(mutex_);  // the latest used first
+  struct Caller {
+    Rights rights;
+    int64_t bytes = 0;
+  };
+  absl::flat_hash_map<std::string, Caller> callers_ ABSL_GUARDED_BY(mutex_);
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t hits_ ABSL_GUARDED_BY(mutex_) = 0, misses_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// The store as one caller sees it. Both outlive it.
+struct CallersMasks {
+  MaskStore& store;
+  absl::string_view caller;
+};
+
+}  // namespace attnd
