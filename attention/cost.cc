@@ -35,10 +35,13 @@ int64_t VisiblePairs(const Problem& p) {
   return p.mask == nullptr ? all : static_cast<int64_t>(p.mask_share * static_cast<double>(all));
 }
 
-double Flops(const Problem& p, Direction direction) {
-  double forward = 2.0 * static_cast<double>(VisiblePairs(p)) *
-                   static_cast<double>(p.qk_head_dim + p.v_head_dim);
+double ScoreFlops(const Problem& p, Direction direction) {
+  const double forward = 2.0 * static_cast<double>(p.qk_head_dim + p.v_head_dim);
   return direction == Direction::kForward ? forward : 2.5 * forward;
+}
+
+double Flops(const Problem& p, Direction direction) {
+  return static_cast<double>(VisiblePairs(p)) * ScoreFlops(p, direction);
 }
 
 PayloadBytes BytesOf(const Problem& p, Direction direction) {

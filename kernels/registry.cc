@@ -28,7 +28,7 @@ absl::StatusOr<Backends> MakeCuda(const BackendOptions& options) {
                                              .kernel_cache = options.kernel_cache,
                                              .memory_fraction = options.memory_fraction,
                                              .max_slice_seconds = options.max_slice_seconds}));
-    backends.push_back(std::make_unique<cuda::CudaBackend>(std::move(device)));
+    backends.push_back(std::make_unique<cuda::CudaBackend>(std::move(device), options.mask_plans));
   }
   return backends;
 }

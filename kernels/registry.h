@@ -31,7 +31,7 @@ struct BackendOptions {
   double max_slice_seconds = 0.05;  // of one kernel on a GPU
   // Where kernels compiled at run time are kept; empty: $XDG_CACHE_HOME/attnd or ~/.cache/attnd.
   std::string kernel_cache;
-  // Compiled masks, shared with who else asks for them; null: the CPU engine's own.
+  // Compiled masks, shared with who else asks for them; null: each engine's own.
   std::shared_ptr<MaskPlans> mask_plans;
 };
 

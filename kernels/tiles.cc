@@ -10,10 +10,8 @@ const char* KindName(KernelKind kind) {
   switch (kind) {
     case KernelKind::kForward:
       return "forward";
-    case KernelKind::kRowMaskTiles:
-      return "row_mask_tiles";
-    case KernelKind::kKeyMaskTiles:
-      return "key_mask_tiles";
+    case KernelKind::kMaskTiles:
+      return "mask_tiles";
     case KernelKind::kKeyBounds:
       return "key_bounds";
     case KernelKind::kDelta:
@@ -32,19 +30,24 @@ const char* KindName(KernelKind kind) {
   return "unknown";
 }
 
-const char* ScoresReason(bool general, bool dropout) {
-  if (general) {
-    return dropout ? "the same in training with dropout"
-                   : "softcap, bias, ALiBi, bool masks, a scale that is not positive";
-  }
-  return dropout ? "the same in training with dropout" : "plain, causal and windowed attention";
+// What scores a row is for.
+struct Scores {
+  bool general, listed;
+};
+constexpr Scores kLinear = {false, false}, kListed = {false, true}, kGeneral = {true, false};
+
+const char* ScoresReason(Scores scores, bool dropout) {
+  if (dropout) return "the same in training with dropout";
+  if (scores.general) return "softcap, bias, ALiBi, a scale that is not positive";
+  return scores.listed ? "masks, and nothing else on scores"
+                       : "plain, causal and windowed attention";
 }
 
 // Two blocks an SM leave 128 registers: descriptors that are looked up outside the loop, and with
 // dropout some of the generator's state, spill. General scores keep the descriptors of options that
 // are not in use, dropout at 256 columns and float16 scores a few words.
-int SpillBytes(bool general, bool dropout, bool is_crowded) {
-  if (general) return dropout ? 320 : 256;
+int SpillBytes(Scores scores, bool dropout, bool is_crowded) {
+  if (scores.general) return dropout ? 320 : 256;
   if (dropout) return 128;
   return is_crowded ? 48 : 16;
 }
@@ -53,17 +56,19 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
   const int q_rows = head_dim > 128 ? 16 : 32;
   const int kv_rows = head_dim <= 64 ? 128 : head_dim <= 128 ? 64 : 32;
   for (bool ordered : {true, false}) {
-    for (bool general : {false, true}) {
+    for (Scores scores : {kLinear, kListed, kGeneral}) {
+      if (scores.listed && !ordered) continue;  // too little to gain
       for (bool dropout : {false, true}) {
         rows.push_back({.kind = KernelKind::kBackward,
                         .head_dim = head_dim,
-                        .general = general,
+                        .general = scores.general,
+                        .listed = scores.listed,
                         .dropout = dropout,
                         .ordered = ordered,
                         .tile = {q_rows, kv_rows, head_dim, 1},
-                        .reason = ordered ? ScoresReason(general, dropout)
+                        .reason = ordered ? ScoresReason(scores, dropout)
                                           : "allow_nondeterministic: dQ by atomics, 3 to 5 points",
-                        .spill_bytes = SpillBytes(general, dropout, false)});
+                        .spill_bytes = SpillBytes(scores, dropout, false)});
       }
     }
   }
@@ -83,23 +88,25 @@ Tile ForwardTile(int head_dim) {
 }
 
 void AddForward(int head_dim, std::vector<KernelRow>& rows) {
-  for (bool general : {false, true}) {
+  for (Scores scores : {kLinear, kListed, kGeneral}) {
     for (bool dropout : {false, true}) {
       rows.push_back({.kind = KernelKind::kForward,
                       .head_dim = head_dim,
-                      .general = general,
+                      .general = scores.general,
+                      .listed = scores.listed,
                       .dropout = dropout,
                       .tile = ForwardTile(head_dim),
-                      .reason = ScoresReason(general, dropout),
-                      .spill_bytes = SpillBytes(general, dropout, head_dim <= 64)});
+                      .reason = ScoresReason(scores, dropout),
+                      .spill_bytes = SpillBytes(scores, dropout, head_dim <= 64)});
     }
     rows.push_back({.kind = KernelKind::kForward,
                     .head_dim = head_dim,
                     .half_accumulate = true,
-                    .general = general,
+                    .general = scores.general,
+                    .listed = scores.listed,
                     .tile = ForwardTile(head_dim),
                     .reason = "calls that ask for float16 accumulators",
-                    .spill_bytes = SpillBytes(general, false, head_dim <= 64)});
+                    .spill_bytes = SpillBytes(scores, false, head_dim <= 64)});
   }
 }
 
@@ -107,9 +114,9 @@ std::vector<KernelRow> Sm70Rows() {
   std::vector<KernelRow> rows;
   for (int head_dim : {32, 64, 96, 128, 256}) AddForward(head_dim, rows);
   for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
-  for (KernelKind kind : {KernelKind::kRowMaskTiles, KernelKind::kKeyMaskTiles}) {
-    rows.push_back({.kind = kind, .tile = {0, 0, 0, 1}, .reason = "calls with a bool mask"});
-  }
+  rows.push_back({.kind = KernelKind::kMaskTiles,
+                  .tile = {0, 0, 0, 1},
+                  .reason = "ahead of calls with a bool mask"});
   rows.push_back({.kind = KernelKind::kKeepRows,
                   .tile = {64, 0, 0, 1},
                   .reason = "after a forward in bfloat16 whose tensors stay for backward"});
@@ -133,7 +140,7 @@ std::string NameOf(const KernelRow& row) {
   name += "_d" + std::to_string(row.head_dim);
   if (row.kind == KernelKind::kQueryGradient) return name + (row.ordered ? "" : "_atomic");
   name += row.half_accumulate ? "_f16" : "_f32";
-  name += row.general ? "_general" : "_linear";
+  name += row.general ? "_general" : row.listed ? "_listed" : "_linear";
   if (row.dropout) name += "_dropout";
   if (!row.ordered) name += "_atomic";
   return name;

@@ -25,8 +25,7 @@ const ArchitectureInfo& InfoOf(Architecture architecture);
 
 enum class KernelKind : unsigned char {
   kForward,
-  kRowMaskTiles,  // ahead of forward: which tiles a bool mask leaves, line by line of its row tiles
-  kKeyMaskTiles,  // ahead of backward: the same by its key tiles
+  kMaskTiles,     // ahead of either under a bool mask: its lists and bitmaps
   kKeyBounds,     // backward's first step: how large K and V are
   kDelta,         // then what belongs to a row: rowsum(dO∘O) − dlse, …
   kBackward,      // dK, dV, and dQ in pieces
@@ -41,7 +40,8 @@ struct KernelRow {
   KernelKind kind = KernelKind::kForward;
   int head_dim = 0;              // both head dimensions are at most this; 0: any
   bool half_accumulate = false;  // products accumulate in float16
-  bool general = false;  // softcap, bias, ALiBi, bool mask, any scale; else a positive scale
+  bool general = false;  // softcap, bias, ALiBi, any scale, with a mask or without
+  bool listed = false;   // else: a positive scale with a mask, or without
   bool dropout = false;
   bool ordered = true;  // backward: the same bits of dQ every time, in whatever order blocks run
   bool shipped = true;  // compiled at build time; else at run time, where a compiler is

@@ -15,9 +15,8 @@
 namespace attnd::cuda {
 namespace {
 
-// The longest tiles stand first, so the first slice may take this much more than its share
-// (causal: twice the average).
-constexpr double kSliceMargin = 2;
+// Slices have like shares of the work, but its estimate may be wrong by this much.
+constexpr double kSliceMargin = 1.25;
 constexpr int kMaxSlices = 1 << 16;
 constexpr double kMinLessonSeconds = 200e-6;  // below, a launch's fixed cost hides its rate
 constexpr double kNewWeight = 0.3;            // of the last launch in the moving average
@@ -132,6 +131,27 @@ std::vector<bool> IsHeld(const std::vector<const DeviceMemory*>& held) {
   return is_held;
 }
 
+// The lists of masks into the device's memory, as far as they are not there.
+absl::Status PlaceMasks(absl::Span<const CallMask> masks, DeviceLaunch& launch, LaunchPlan& plan) {
+  for (size_t n = 0; n < masks.size(); ++n) {
+    const CallMask& mask = masks[n];
+    if (mask.compiled == nullptr) continue;
+    CallLayout& at = plan.layouts[n];
+    if (mask.held != nullptr) {
+      const DeviceMemory& memory = mask.held->memory();
+      const Region region = {"mask", 0, mask.layout.bytes, RegionUse::kInput};
+      launch.Use(memory, {&region, 1});
+      PlaceMask(at, static_cast<int64_t>(memory.address() - launch.arena()));
+      RETURN_IF_ERROR(mask.held->Fill(launch, *mask.compiled, *at.problem, mask.layout));
+      continue;
+    }
+    const std::vector<std::byte> image = MaskImage(*mask.compiled, *at.problem, mask.layout);
+    RETURN_IF_ERROR(launch.UploadCopy(launch.arena() + static_cast<uint64_t>(at.tile_lists),
+                                      image.data(), mask.layout.bytes));
+  }
+  return absl::OkStatus();
+}
+
 template <class Call>
 bool AnyWanted(absl::Span<const Call* const> calls) {
   return std::any_of(calls.begin(), calls.end(),
@@ -140,7 +160,10 @@ bool AnyWanted(absl::Span<const Call* const> calls) {
 
 }  // namespace
 
-CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device) : device_(std::move(device)) {
+CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device, std::shared_ptr<MaskPlans> plans)
+    : device_(std::move(device)),
+      plans_(plans != nullptr ? std::move(plans) : std::make_shared<MaskPlans>()),
+      masks_(*device_) {
   for (auto& rate : seconds_per_flop_) rate = 1 / std::max(1.0, info().flops_per_second);
 }
 
@@ -148,9 +171,11 @@ absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) 
   if (direction == Direction::kForward) {
     ASSIGN_OR_RETURN(ForwardKernels kernels, SelectForward(device_->rows(), problem));
     RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
+    RETURN_IF_ERROR(MaskOf(problem, TilingOf(kernels)).status());
     return device_->Check(kernels.forward);
   }
   ASSIGN_OR_RETURN(BackwardKernels kernels, SelectBackward(device_->rows(), problem));
+  RETURN_IF_ERROR(MaskOf(problem, TilingOf(kernels)).status());
   RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
   RETURN_IF_ERROR(device_->Check(kernels.delta));
   RETURN_IF_ERROR(device_->Check(kernels.backward));
@@ -166,10 +191,36 @@ int64_t CudaBackend::WorkspaceBytes(const Problem& problem, Direction direction)
 int64_t CudaBackend::DeviceBytes(const Problem& problem, Direction direction) const {
   if (direction == Direction::kForward) {
     absl::StatusOr<ForwardKernels> kernels = SelectForward(device_->rows(), problem);
-    return kernels.ok() ? ForwardArenaBytes(problem, *kernels) : 0;
+    if (!kernels.ok()) return 0;
+    const absl::StatusOr<CallMask> mask = MaskOf(problem, TilingOf(*kernels));
+    return mask.ok() ? ForwardArenaBytes(problem, *kernels, &*mask) : 0;
   }
   absl::StatusOr<BackwardKernels> kernels = SelectBackward(device_->rows(), problem);
-  return kernels.ok() ? BackwardArenaBytes(problem, *kernels) : 0;
+  if (!kernels.ok()) return 0;
+  const absl::StatusOr<CallMask> mask = MaskOf(problem, TilingOf(*kernels));
+  return mask.ok() ? BackwardArenaBytes(problem, *kernels, &*mask) : 0;
+}
+
+absl::StatusOr<CallMask> CudaBackend::MaskOf(const Problem& problem,
+                                             const MaskTiling& tiling) const {
+  CallMask mask;
+  if (problem.mask == nullptr) return mask;
+  ASSIGN_OR_RETURN(mask.compiled, plans_->Get(problem, OptionsOf(tiling)));
+  RETURN_IF_ERROR(CheckMask(*mask.compiled));
+  mask.layout = LayOutMask(*mask.compiled, problem, tiling);
+  return mask;
+}
+
+template <class Call>
+absl::StatusOr<std::vector<CallMask>> CudaBackend::MasksOf(absl::Span<const Call* const> calls,
+                                                           const MaskTiling& tiling) {
+  std::vector<CallMask> masks;
+  for (const Call* call : calls) {
+    ASSIGN_OR_RETURN(CallMask mask, MaskOf(*call->problem, tiling));
+    if (mask.compiled != nullptr) mask.held = masks_.Find(mask.compiled, mask.layout.bytes);
+    masks.push_back(std::move(mask));
+  }
+  return masks;
 }
 
 int64_t CudaBackend::KeepingBytes(const Problem& problem) const {
@@ -203,8 +254,9 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunForward(const ForwardKernels& kernel
     if (bytes > 0) kept[n] = device_->Hold(bytes);
     held[n] = kept[n].get();
   }
-  LaunchPlan plan = PlanForward(ProblemsOf(calls), kernels, IsHeld(held));
-  ASSIGN_OR_RETURN(const DeviceTimes times, Launch(plan, calls, held, Direction::kForward));
+  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(calls, TilingOf(kernels)));
+  LaunchPlan plan = PlanForward(ProblemsOf(calls), kernels, IsHeld(held), masks);
+  ASSIGN_OR_RETURN(const DeviceTimes times, Launch(plan, calls, held, masks, Direction::kForward));
   for (size_t n = 0; n < calls.size(); ++n) {
     if (kept[n] == nullptr) continue;
     *calls[n]->kept =
@@ -220,18 +272,21 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunBackward(const BackwardKernels& kern
     if (calls[n]->residual == nullptr) continue;
     held[n] = &static_cast<const CudaResidual*>(calls[n]->residual)->MemoryOn(*device_);
   }
-  LaunchPlan plan = PlanBackward(ProblemsOf(calls), kernels, IsHeld(held));
+  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(calls, TilingOf(kernels)));
+  LaunchPlan plan = PlanBackward(ProblemsOf(calls), kernels, IsHeld(held), masks);
   for (size_t n = 0; n < calls.size(); ++n) {
     if (held[n] == nullptr) continue;
     static_cast<const CudaResidual*>(calls[n]->residual)->SetExponents(plan.PartsOfCall(n));
   }
-  return Launch(plan, calls, held, Direction::kBackward);
+  return Launch(plan, calls, held, masks, Direction::kBackward);
 }
 
 template <class Call>
 absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
                                                 absl::Span<const Call* const> calls,
-                                                const Held& held, Direction direction) {
+                                                const Held& held,
+                                                absl::Span<const CallMask> masks,
+                                                Direction direction) {
   ASSIGN_OR_RETURN(std::unique_ptr<DeviceLaunch> launch,
                    device_->Begin(plan.arena.bytes(), plan.arena.regions()));
   for (size_t n = 0; n < calls.size(); ++n) {
@@ -245,6 +300,7 @@ absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
     RETURN_IF_ERROR(transfer.In(plan.layouts[n], *calls[n], plan.PartsOfCall(n)));
   }
   RETURN_IF_ERROR(transfer.FlushIn());
+  RETURN_IF_ERROR(PlaceMasks(masks, *launch, plan));
   RETURN_IF_ERROR(SetRegionsZero(*launch, plan.arena));
   const std::vector<std::byte> constants = plan.Constants(launch->arena());
   RETURN_IF_ERROR(launch->UploadCopy(launch->arena() + plan.constants_begin, constants.data(),
@@ -282,8 +338,8 @@ int CudaBackend::SlicesOf(const LaunchPlan& plan, Direction direction) const {
 }
 
 void CudaBackend::Learn(const LaunchPlan& plan, Direction direction, double seconds) {
-  // What a mask empties takes no time, which would make later launches look short.
-  if (seconds < kMinLessonSeconds || plan.flops <= 0 || plan.has_masks) return;
+  // What a bool mask empties takes no time, which would make later launches look short.
+  if (seconds < kMinLessonSeconds || plan.flops <= 0 || plan.has_bool_masks) return;
   std::atomic<double>& rate = seconds_per_flop_[static_cast<int>(direction)];
   const double old_rate = rate;
   // Two launches at once may lose one lesson, which does no harm.

@@ -12,7 +12,7 @@
 // that are ending.
 //
 // A kept forward has its tensors in memory of their own, which stays when the launch goes; a
-// backward on that residual reads them there. A bfloat16 call's V and O lie on the device in other
+// backward on that residual reads them there. Lists of masks stay likewise (masks/). A bfloat16 call's V and O lie on the device in other
 // powers of two than backward wants (transfer.h), so a last kernel puts them there in backward's.
 #pragma once
 
@@ -22,16 +22,20 @@
 #include <memory>
 #include <vector>
 
+#include "attention/mask_plans.h"
 #include "kernels/backend.h"
 #include "kernels/engine/device/kernel_device.h"
 #include "kernels/engine/launch_plan.h"
+#include "kernels/engine/masks/mask_cache.h"
 #include "kernels/engine/selection.h"
 
 namespace attnd::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(std::unique_ptr<KernelDevice> device);
+  // `plans`: compiled masks, shared with who else asks for them; null: its own.
+  explicit CudaBackend(std::unique_ptr<KernelDevice> device,
+                       std::shared_ptr<MaskPlans> plans = nullptr);
 
   const BackendInfo& info() const override { return device_->info(); }
   absl::Status Supports(const Problem& problem, Direction direction) const override;
@@ -58,7 +62,14 @@ class CudaBackend final : public Backend {
   // One launch: calls of the same kernels.
   template <class Call>
   absl::StatusOr<DeviceTimes> Launch(LaunchPlan& plan, absl::Span<const Call* const> calls,
-                                     const Held& held, Direction direction);
+                                     const Held& held, absl::Span<const CallMask> masks,
+                                     Direction direction);
+  // Of a problem with a mask by description; not yet in the device's memory.
+  absl::StatusOr<CallMask> MaskOf(const Problem& problem, const MaskTiling& tiling) const;
+  // Of all calls, those there are; nothing if there is none.
+  template <class Call>
+  absl::StatusOr<std::vector<CallMask>> MasksOf(absl::Span<const Call* const> calls,
+                                                const MaskTiling& tiling);
   template <class Call>
   absl::StatusOr<bool> RunSlices(DeviceLaunch& launch, const LaunchPlan& plan,
                                  absl::Span<const Call* const> calls, int slices);
@@ -66,6 +77,8 @@ class CudaBackend final : public Backend {
   void Learn(const LaunchPlan& plan, Direction direction, double seconds);
 
   const std::unique_ptr<KernelDevice> device_;
+  const std::shared_ptr<MaskPlans> plans_;
+  MaskCache masks_;
   std::array<std::atomic<double>, 2> seconds_per_flop_;  // by direction; follows launches
 };
 

@@ -18,7 +18,6 @@ const bool kHalf = RegisterBackendConformance("EmulatedHalf", MakeEmulated,
                                                .random_max_pairs = 20000,
                                                .element = ElementType::kFloat16,
                                                .precision = EnginePrecision::HalfOperands(),
-                                               .masks = false,
                                                .max_unsupported = 0});
 const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulated,
                                                   {.max_pairs = 6000,
@@ -26,7 +25,6 @@ const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulat
                                                    .random_max_pairs = 20000,
                                                    .element = ElementType::kBFloat16,
                                                    .precision = EnginePrecision::HalfOperands(),
-                                                   .masks = false,
                                                    .max_unsupported = 0});
 
 }  // namespace

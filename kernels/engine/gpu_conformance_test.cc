@@ -22,14 +22,12 @@ const bool kHalf = RegisterBackendConformance("GpuHalf", MakeGpu,
                                                .random_max_pairs = 20000,
                                                .element = ElementType::kFloat16,
                                                .precision = EnginePrecision::HalfOperands(),
-                                               .masks = false,
                                                .max_unsupported = 0});
 const bool kBFloat16 = RegisterBackendConformance("GpuBFloat16", MakeGpu,
                                                   {.random_problems = 100,
                                                    .random_max_pairs = 20000,
                                                    .element = ElementType::kBFloat16,
                                                    .precision = EnginePrecision::HalfOperands(),
-                                                   .masks = false,
                                                    .max_unsupported = 0});
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "kernels/engine/launch_plan.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -48,75 +49,108 @@ int64_t ConstantBytes(const Problem& p, int64_t tiles, int tile_lists) {
          tiles * static_cast<int64_t>(sizeof(TileWork)) + (1 + tile_lists) * kRegionAlignment;
 }
 
-// Of forward and backward kernels, as their loops visit tiles.
+void AddMaskTiles(const KernelRow& row, LaunchPlan& plan) {
+  std::vector<TileWork> lines = MaskLineTiles(plan.layouts, plan.parts);
+  if (lines.empty()) return;
+  plan.kernels.push_back({row, AddTiles(std::move(lines), plan), {}});
+  plan.has_bool_masks = true;
+}
+
+// A block costs about as much as this many keys (rows), whatever it visits.
+constexpr int64_t kBlockWork = 64;
+
+// The long kernel, and what its calls with masks by description cost: `own` places a tile, `flops`
+// of a score of a call.
+template <class FlopsOf>
+void AddMain(const KernelRow& row, OrderedTiles ordered, int own, absl::Span<const CallMask> masks,
+             const FlopsOf& flops, LaunchPlan& plan) {
+  std::vector<int64_t> work = {0};
+  for (size_t n = 0; n < ordered.tiles.size(); ++n) {
+    work.push_back(work.back() + ordered.work[n] + kBlockWork);
+    const size_t call =
+        static_cast<size_t>(plan.parts[static_cast<size_t>(ordered.tiles[n].problem)].call);
+    if (masks.empty() || masks[call].compiled == nullptr) continue;
+    plan.flops += static_cast<double>(ordered.work[n] * own) * flops(*plan.layouts[call].problem);
+  }
+  plan.kernels.push_back({row, AddTiles(std::move(ordered.tiles), plan), std::move(work)});
+}
+const CallMask* MaskOf(absl::Span<const CallMask> masks, size_t call) {
+  return masks.empty() || masks[call].compiled == nullptr ? nullptr : &masks[call];
+}
+bool NeedsRest(const Problem& p, const BackwardKernels& kernels) {
+  return kernels.backward.ordered && NeedsDqRest(p);
+}
+
+// The first tile that slice `slice` of `slices` does not have: each has about the same work.
+int64_t EndOfSlice(const std::vector<int64_t>& work, int slice, int slices) {
+  const double end = static_cast<double>(work.back()) * (slice + 1) / slices;
+  return std::partition_point(work.begin() + 1, work.end(),
+                              [end](int64_t up_to) { return static_cast<double>(up_to) <= end; }) -
+         (work.begin() + 1);
+}
+
+}  // namespace
+
 MaskTiling TilingOf(const ForwardKernels& kernels) {
   return {kernels.forward.tile.q_rows, kernels.forward.tile.kv_rows, /*by_keys=*/false};
 }
 MaskTiling TilingOf(const BackwardKernels& kernels) {
   return {kDqBlockRows, kernels.backward.tile.kv_rows, /*by_keys=*/true};
 }
-void AddMaskTiles(absl::Span<const Problem* const> problems, const KernelRow& row,
-                  const MaskTiling& tiling, LaunchPlan& plan) {
-  std::vector<TileWork> lines = MaskLineTiles(problems, plan.parts, tiling);
-  if (lines.empty()) return;
-  plan.kernels.push_back({row, AddTiles(std::move(lines), plan)});
-  plan.has_masks = true;
-}
-bool NeedsRest(const Problem& p, const BackwardKernels& kernels) {
-  return kernels.backward.ordered && NeedsDqRest(p);
-}
-
-}  // namespace
 
 LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
-                       const std::vector<bool>& held) {
+                       const std::vector<bool>& held, absl::Span<const CallMask> masks) {
   LaunchPlan plan;
   AddParts(problems, plan);
   for (size_t n = 0; n < problems.size(); ++n) {
     ArenaLayout& own = plan.held.emplace_back();
     plan.layouts.push_back(held[n] ? LayOutKeptTensors(*problems[n], own, plan.arena)
                                    : LayOutTensors(*problems[n], RegionUse::kOutput, plan.arena));
-    LayOutTileLists(plan.layouts[n], TilingOf(kernels), plan.arena);
-    plan.flops += Flops(*problems[n], Direction::kForward);
+    LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
+    if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kForward);
   }
-  AddMaskTiles(problems, kernels.mask_tiles, TilingOf(kernels), plan);
-  const size_t tiles =
-      AddTiles(ForwardTiles(problems, plan.parts, kernels.forward.tile.q_rows), plan);
-  plan.kernels.push_back({kernels.forward, tiles, /*main=*/true});
+  AddMaskTiles(kernels.mask_tiles, plan);
+  const Tile& tile = kernels.forward.tile;
+  AddMain(
+      kernels.forward, ForwardTiles(problems, plan.parts, tile, masks), tile.q_rows, masks,
+      [](const Problem& p) { return ScoreFlops(p, Direction::kForward); }, plan);
   std::vector<TileWork> kept = KeepRowsTiles(plan.layouts, plan.parts);
-  if (!kept.empty()) plan.kernels.push_back({kernels.keep_rows, AddTiles(std::move(kept), plan)});
+  if (!kept.empty()) {
+    plan.kernels.push_back({kernels.keep_rows, AddTiles(std::move(kept), plan), {}});
+  }
   AddConstants(plan);
   return plan;
 }
 
 LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
-                        const std::vector<bool>& held) {
+                        const std::vector<bool>& held, absl::Span<const CallMask> masks) {
   LaunchPlan plan;
   AddParts(problems, plan);
   for (size_t n = 0; n < problems.size(); ++n) {
     ArenaLayout& own = plan.held.emplace_back();
     plan.layouts.push_back(
         LayOutTensors(*problems[n], RegionUse::kInput, held[n] ? own : plan.arena));
-    LayOutTileLists(plan.layouts[n], TilingOf(kernels), plan.arena);
+    LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
     LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim,
                     NeedsRest(*problems[n], kernels), plan.arena);
-    plan.flops += Flops(*problems[n], Direction::kBackward);
+    if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kBackward);
   }
-  AddMaskTiles(problems, kernels.mask_tiles, TilingOf(kernels), plan);
+  AddMaskTiles(kernels.mask_tiles, plan);
   const size_t rows = AddTiles(RowBlockTiles(problems, plan.parts), plan);
-  const size_t keys =
-      AddTiles(BackwardTiles(problems, plan.parts, kernels.backward.tile.kv_rows), plan);
-  plan.kernels.push_back({kernels.key_bounds, rows});
-  plan.kernels.push_back({kernels.delta, rows});
-  plan.kernels.push_back({kernels.backward, keys, /*main=*/true});
-  plan.kernels.push_back({kernels.query_gradient, rows});
+  plan.kernels.push_back({kernels.key_bounds, rows, {}});
+  plan.kernels.push_back({kernels.delta, rows, {}});
+  const Tile& tile = kernels.backward.tile;
+  AddMain(
+      kernels.backward, BackwardTiles(problems, plan.parts, tile, masks), tile.kv_rows, masks,
+      [](const Problem& p) { return ScoreFlops(p, Direction::kBackward); }, plan);
+  plan.kernels.push_back({kernels.query_gradient, rows, {}});
   if (kernels.sink_gradient) {
     plan.kernels.push_back(
-        {*kernels.sink_gradient, AddTiles(HeadTiles(problems, plan.parts), plan)});
+        {*kernels.sink_gradient, AddTiles(HeadTiles(problems, plan.parts), plan), {}});
   }
   if (kernels.bias_gradient) {
     plan.kernels.push_back(
-        {*kernels.bias_gradient, AddTiles(BiasTiles(problems, plan.parts), plan)});
+        {*kernels.bias_gradient, AddTiles(BiasTiles(problems, plan.parts), plan), {}});
   }
   AddConstants(plan);
   return plan;
@@ -150,10 +184,10 @@ std::vector<KernelStep> LaunchPlan::Slice(uint64_t arena_address, int slice, int
   bool before_main = true;
   for (const PlannedKernel& kernel : kernels) {
     int64_t begin = 0, end = static_cast<int64_t>(tiles[kernel.tiles].size());
-    if (kernel.main) {
+    if (!kernel.work.empty()) {
       before_main = false;
-      begin = end * slice / slices;
-      end = end * (slice + 1) / slices;
+      if (slice > 0) begin = EndOfSlice(kernel.work, slice - 1, slices);
+      if (slice < slices - 1) end = EndOfSlice(kernel.work, slice, slices);
     } else if (slice != (before_main ? 0 : slices - 1)) {
       continue;
     }
@@ -174,13 +208,13 @@ int64_t ResidualTensorBytes(const Problem& p) {
   return arena.bytes();
 }
 
-int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels) {
+int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels, const CallMask* mask) {
   ArenaLayout arena;
   CallLayout layout = LayOutTensors(p, RegionUse::kOutput, arena);
-  LayOutTileLists(layout, TilingOf(kernels), arena);
+  LayOutTileLists(layout, TilingOf(kernels), mask, arena);
   LayOutConstants(layout, arena);
   const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows) +
-                        MaskLineCount(p, TilingOf(kernels));
+                        MaskLineCount(layout);
   return arena.bytes() + ConstantBytes(p, tiles, 3);
 }
 
@@ -193,15 +227,16 @@ int64_t KeptForwardBytes(const Problem& p) {
          RoundUp(tiles * static_cast<int64_t>(sizeof(TileWork)), kRegionAlignment);
 }
 
-int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels) {
+int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels,
+                           const CallMask* mask) {
   ArenaLayout arena;
   CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena);
-  LayOutTileLists(layout, TilingOf(kernels), arena);
+  LayOutTileLists(layout, TilingOf(kernels), mask, arena);
   LayOutGradients(layout, kernels.backward.tile.head_dim, NeedsRest(p, kernels), arena);
   LayOutConstants(layout, arena);
   int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
                   p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows) +
-                  MaskLineCount(p, TilingOf(kernels));
+                  MaskLineCount(layout);
   if (kernels.sink_gradient) tiles += p.batch * p.q_heads;
   if (kernels.bias_gradient) {
     const BroadcastShape& shape = p.bias->shape;

@@ -18,7 +18,8 @@ namespace attnd::cuda {
 struct PlannedKernel {
   KernelRow row;
   size_t tiles = 0;   // index into LaunchPlan::tiles
-  bool main = false;  // the long one, which slices cut
+  // Of the long one, which slices cut: what tiles cost up to each, and all of them. Else empty.
+  std::vector<int64_t> work;
 };
 
 struct LaunchPlan {
@@ -32,8 +33,8 @@ struct LaunchPlan {
   int64_t problems_offset = 0;        // of the descriptors
   int64_t constants_begin = 0;        // sequences, slopes, descriptors, tiles: to the arena's end
   std::vector<PlannedKernel> kernels;
-  double flops = 0;  // at most: what bool masks empty is left out
-  bool has_masks = false;
+  double flops = 0;  // at most: what bool masks empty is counted
+  bool has_bool_masks = false;
 
   absl::Span<Part> PartsOfCall(size_t call) {
     return absl::MakeSpan(parts).subspan(first_part[call], first_part[call + 1] - first_part[call]);
@@ -46,21 +47,28 @@ struct LaunchPlan {
   std::vector<KernelStep> Slice(uint64_t arena_address, int slice, int slices) const;
 };
 
+// Tiles as the loops of these kernels visit them.
+MaskTiling TilingOf(const ForwardKernels& kernels);
+MaskTiling TilingOf(const BackwardKernels& kernels);
+
 // `held` says which calls' tensors (LayOutTensors) lie outside the arena; their layouts count from
-// there until PlaceOutside.
+// there until PlaceOutside. `masks`: of each call for TilingOf(kernels), or nothing; those that are
+// held lie outside until PlaceMask.
 LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
-                       const std::vector<bool>& held);
+                       const std::vector<bool>& held, absl::Span<const CallMask> masks = {});
 LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
-                        const std::vector<bool>& held);
+                        const std::vector<bool>& held, absl::Span<const CallMask> masks = {});
 
 // Of the tensors that forward leaves for backward.
 int64_t ResidualTensorBytes(const Problem& problem);
 
 // At least what a launch of this problem alone takes, and what it adds to a launch of several; of a
 // forward with what it leaves.
-// Without the tiles themselves: cheap for any length.
-int64_t ForwardArenaBytes(const Problem& problem, const ForwardKernels& kernels);
-int64_t BackwardArenaBytes(const Problem& problem, const BackwardKernels& kernels);
+// Without the tiles themselves: cheap for any length. `mask`: as above, if it has one.
+int64_t ForwardArenaBytes(const Problem& problem, const ForwardKernels& kernels,
+                          const CallMask* mask = nullptr);
+int64_t BackwardArenaBytes(const Problem& problem, const BackwardKernels& kernels,
+                           const CallMask* mask = nullptr);
 // What a forward takes beside that when its tensors stay: in bfloat16 V and O once more.
 int64_t KeptForwardBytes(const Problem& problem);
 

@@ -1,6 +1,13 @@
 // What admission is told beforehand about a launch against what its plan then takes.
 #include "kernels/engine/launch_plan.h"
 
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "attention/cost.h"
+#include "attention/mask_call.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "gtest/gtest.h"
@@ -61,6 +68,99 @@ TEST(LaunchPlan, ReservesVAndOTwiceOnlyWhereABFloat16ForwardIsKept) {
     EXPECT_NEAR(static_cast<double>(KeptForwardBytes(p)) / tensor,
                 element == ElementType::kBFloat16 ? 2 : 0, 0.05);
   }
+}
+
+// A few rows and keys that all see, beside a narrow window: blocks differ by 50 times.
+Problem Longformer(int64_t length) {
+  Problem p;
+  p.batch = 1;
+  p.q_heads = p.kv_heads = 4;
+  p.q_len = p.kv_len = length;
+  p.qk_head_dim = p.v_head_dim = 64;
+  p.element = ElementType::kFloat16;
+  const MaskExpr window = {.op = RelativeWindow{40, 40}, .of = {}};
+  const MaskExpr globals = {.op = Global{{0}, {20}, GlobalDirection::kBoth}, .of = {}};
+  auto mask = MaskDescription::Make(
+      {.pattern = {MaskExpr{.op = AnyOf(), .of = {window, globals}}}, .pattern_of = {0}},
+      MaskCallOf(p));
+  EXPECT_TRUE(mask.ok()) << mask.status();
+  p.mask = *mask;
+  return p;
+}
+
+CallMask MaskOf(const Problem& p, const MaskTiling& tiling) {
+  auto compiled = CompiledMask::Make(*p.mask, {}, MaskCallOf(p), OptionsOf(tiling));
+  EXPECT_TRUE(compiled.ok()) << compiled.status();
+  CallMask mask;
+  mask.compiled = std::make_shared<const CompiledMask>(*std::move(compiled));
+  mask.layout = LayOutMask(*mask.compiled, p, tiling);
+  return mask;
+}
+
+// Visits of the main kernel's tiles, in their order.
+std::vector<int64_t> WorkOf(const LaunchPlan& plan) {
+  for (const PlannedKernel& kernel : plan.kernels) {
+    if (kernel.work.empty()) continue;
+    std::vector<int64_t> each;
+    for (size_t n = 1; n < kernel.work.size(); ++n) {
+      each.push_back(kernel.work[n] - kernel.work[n - 1]);
+    }
+    return each;
+  }
+  return {};
+}
+
+TEST(LaunchPlan, OrdersAndCountsBlocksByWhatAMaskLeaves) {
+  const Problem p = Longformer(4096);
+  const Problem* problem = &p;
+  const auto forward = SelectForward(KernelRows(), p);
+  const auto backward = SelectBackward(KernelRows(), p);
+  ASSERT_TRUE(forward.ok() && backward.ok());
+  const CallMask by_rows = MaskOf(p, TilingOf(*forward)), by_keys = MaskOf(p, TilingOf(*backward));
+  for (const LaunchPlan& plan : {PlanForward({&problem, 1}, *forward, {false}, {&by_rows, 1}),
+                                 PlanBackward({&problem, 1}, *backward, {false}, {&by_keys, 1})}) {
+    const std::vector<int64_t> work = WorkOf(plan);
+    EXPECT_TRUE(std::is_sorted(work.rbegin(), work.rend()));
+    EXPECT_GT(work.front(), 10 * work.back());
+    EXPECT_EQ(work[3], work.front()) << "one a head";
+    EXPECT_LT(work[4], work.front() / 5);
+  }
+  const int64_t tiles = static_cast<int64_t>(by_rows.compiled->plans()[0].by_rows.tiles.size());
+  EXPECT_EQ(PlanForward({&problem, 1}, *forward, {false}, {&by_rows, 1}).flops,
+            static_cast<double>(4 * tiles * 128 * 32) * ScoreFlops(p, Direction::kForward));
+}
+
+TEST(LaunchPlan, SlicesHaveLikeSharesOfTheWork) {
+  const Problem p = Longformer(8192);
+  const Problem* problem = &p;
+  const auto forward = SelectForward(KernelRows(), p);
+  ASSERT_TRUE(forward.ok());
+  const CallMask mask = MaskOf(p, TilingOf(*forward));
+  const LaunchPlan plan = PlanForward({&problem, 1}, *forward, {false}, {&mask, 1});
+  const std::vector<int64_t> work = WorkOf(plan);
+  const int64_t all = std::accumulate(work.begin(), work.end(), int64_t{0});
+  for (int slices : {1, 2, 7, 1000}) {
+    size_t next = 0;
+    for (int slice = 0; slice < slices; ++slice) {
+      int64_t share = 0;
+      for (const KernelStep& step : plan.Slice(0, slice, slices)) {
+        for (int n = 0; n < step.params.tile_count; ++n) share += work.at(next++);
+      }
+      EXPECT_LE(share, all / slices + work.front()) << slice << " of " << slices;
+    }
+    EXPECT_EQ(next, work.size()) << "all tiles, once";
+  }
+}
+
+TEST(LaunchPlan, CountsAMaskThatIsNotHeld) {
+  const Problem p = Longformer(4096);
+  const Problem* problem = &p;
+  const auto forward = SelectForward(KernelRows(), p);
+  ASSERT_TRUE(forward.ok());
+  const CallMask mask = MaskOf(p, TilingOf(*forward));
+  const int64_t told = ForwardArenaBytes(p, *forward, &mask);
+  EXPECT_LE(Taken(PlanForward({&problem, 1}, *forward, {false}, {&mask, 1})), told);
+  EXPECT_GE(told, ForwardArenaBytes(p, *forward) + mask.layout.bytes);
 }
 
 }  // namespace

@@ -17,12 +17,7 @@ absl::Status CheckElement(const Problem& p) {
       "precision=\"f16\" or \"bf16\", or use the cpu engine");
 }
 
-absl::Status CheckMask(const Problem& p) {
-  if (p.mask == nullptr) return absl::OkStatus();
-  return absl::UnimplementedError(
-      "problem.mask: the cuda engine has no masks by description; send bool_mask, or use the cpu "
-      "engine");
-}
+bool HasMask(const Problem& p) { return p.bool_mask.has_value() || p.mask != nullptr; }
 
 int64_t HeadDim(const Problem& p) { return std::max(p.qk_head_dim, p.v_head_dim); }
 
@@ -54,21 +49,23 @@ absl::Status NoKernel(const Problem& p, absl::string_view direction) {
   return absl::UnimplementedError(
       absl::StrCat("qk_head_dim, v_head_dim: no ", direction,
                    " kernel is built for head dimensions ", p.qk_head_dim, " and ", p.v_head_dim,
-                   NeedsGeneralScores(p) ? " with softcap, bias, mask or "
-                                           "this scale"
+                   NeedsGeneralScores(p) ? " with softcap, bias, ALiBi or this scale"
+                   : HasMask(p)          ? " with a mask"
                                          : "",
                    p.dropout.threshold != 0 ? " with dropout" : "", "; use the cpu engine"));
 }
 
 bool FitsScores(const KernelRow& row, const Problem& p) {
-  return row.general == NeedsGeneralScores(p) && row.dropout == (p.dropout.threshold != 0);
+  const bool general = NeedsGeneralScores(p);
+  return row.general == general && (general || row.listed == HasMask(p)) &&
+         row.dropout == (p.dropout.threshold != 0);
 }
 
 }  // namespace
 
 bool NeedsGeneralScores(const Problem& p) {
   const float scale = p.ResolvedScale();
-  return !(scale > 0) || !std::isnormal(scale) || p.softcap != 0 || p.bool_mask || p.bias ||
+  return !(scale > 0) || !std::isnormal(scale) || p.softcap != 0 || p.bias ||
          !p.alibi_slopes.empty();
 }
 
@@ -79,11 +76,10 @@ bool NeedsDqRest(const Problem& p) {
 
 absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, const Problem& p) {
   RETURN_IF_ERROR(CheckElement(p));
-  RETURN_IF_ERROR(CheckMask(p));
   std::optional<KernelRow> row = Narrowest(rows, p, [&](const KernelRow& r) {
     return r.kind == KernelKind::kForward && FitsScores(r, p);
   });
-  const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kRowMaskTiles);
+  const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kMaskTiles);
   const std::optional<KernelRow> keep_rows = Find(rows, KernelKind::kKeepRows);
   if (!row || !mask_tiles || !keep_rows) return NoKernel(p, "forward");
   return ForwardKernels{*row, *mask_tiles, *keep_rows};
@@ -91,7 +87,6 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, c
 
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p) {
   RETURN_IF_ERROR(CheckElement(p));
-  RETURN_IF_ERROR(CheckMask(p));
   auto backward_with = [&](bool ordered) {
     return Narrowest(rows, p, [&](const KernelRow& r) {
       return r.kind == KernelKind::kBackward && r.ordered == ordered && FitsScores(r, p);
@@ -102,7 +97,7 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   if (!backward) return NoKernel(p, "backward");
   BackwardKernels kernels;
   kernels.backward = *backward;
-  const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kKeyMaskTiles);
+  const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kMaskTiles);
   const std::optional<KernelRow> key_bounds = Find(rows, KernelKind::kKeyBounds);
   const std::optional<KernelRow> delta = Find(rows, KernelKind::kDelta);
   const std::optional<KernelRow> query_gradient =

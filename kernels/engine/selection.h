@@ -12,7 +12,7 @@
 
 namespace attnd::cuda {
 
-// Whether the plain rule serves: a positive, normal scale and nothing else on scores.
+// Whether scores need more than a positive, normal scale; a mask is no part of them.
 bool NeedsGeneralScores(const Problem& problem);
 
 // Whether a row of dQ may be a tiny part of its bound without errors of dP and delta that are

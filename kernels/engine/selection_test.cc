@@ -52,9 +52,21 @@ TEST(Selection, NeedsGeneralScoresForAnythingButAPositiveScale) {
   EXPECT_TRUE(general([](Problem& p) { p.scale = -1.0f; }));
   EXPECT_TRUE(general([](Problem& p) { p.scale = 1e-40f; }));
   EXPECT_TRUE(general([](Problem& p) { p.softcap = 5; }));
-  EXPECT_TRUE(general([](Problem& p) { p.bool_mask = BoolMask{}; }));
   EXPECT_TRUE(general([](Problem& p) { p.bias = Bias{}; }));
   EXPECT_TRUE(general([](Problem& p) { p.alibi_slopes = {1}; }));
+}
+
+TEST(Selection, ListsTilesUnderAMaskAndOnlyThere) {
+  Problem p = Plain(64);
+  p.bool_mask = BoolMask{};
+  EXPECT_EQ(ForwardName(p), "forward_d64_f32_listed");
+  EXPECT_EQ(BackwardName(p), "backward_d64_f32_listed");
+  p.accumulate = AccumulateType::kFloat16;
+  EXPECT_EQ(ForwardName(p), "forward_d64_f16_listed");
+  p.allow_nondeterministic = true;  // not built
+  EXPECT_EQ(BackwardName(p), "backward_d64_f32_listed");
+  p.softcap = 5;
+  EXPECT_EQ(BackwardName(p), "backward_d64_f32_general_atomic");
 }
 
 TEST(Selection, FollowsDropoutAccumulationAndOrder) {

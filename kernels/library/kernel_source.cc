@@ -14,7 +14,9 @@ const char* SumsOf(const KernelRow& row) { return row.ordered ? "FixedPointSums"
 
 std::string KernelExpression(const KernelRow& row) {
   const char* math = row.half_accumulate ? "Float16Accumulate" : "Float32Accumulate";
-  const char* rule = row.general ? "attnd::GeneralScores" : "attnd::LinearScores";
+  const char* rule = row.general  ? "attnd::GeneralScores"
+                     : row.listed ? "attnd::ListedScores"
+                                  : "attnd::LinearScores";
   const char* dropout = row.dropout ? "PhiloxDropout" : "NoDropout";
   std::string tile = TileExpression(row.tile);
   switch (row.kind) {
@@ -23,10 +25,8 @@ std::string KernelExpression(const KernelRow& row) {
     case KernelKind::kBackward:
       return absl::StrCat("BackwardKernel<", tile, ", ", rule, ", ",
                           row.dropout ? "ReplayDropout" : "KeepAll", ", ", SumsOf(row), ">");
-    case KernelKind::kRowMaskTiles:
-      return "attnd::MaskTilesKernel<false>";
-    case KernelKind::kKeyMaskTiles:
-      return "attnd::MaskTilesKernel<true>";
+    case KernelKind::kMaskTiles:
+      return "attnd::MaskTilesKernel";
     case KernelKind::kKeyBounds:
       return "KeyBoundsKernel";
     case KernelKind::kDelta:

@@ -183,6 +183,9 @@ inline void LoadConstantFloatIf(float& v, const void* p, bool condition, ATTN_WH
 inline uint32_t LoadConstant32(const void* p, ATTN_WHERE) {
   return host::Load<uint32_t>(p, where, false);
 }
+inline void LoadConstant32If(uint32_t& v, const void* p, bool condition, ATTN_WHERE) {
+  if (condition) v = host::Load<uint32_t>(p, where, false);
+}
 inline uint32_t LoadConstant16(const void* p, ATTN_WHERE) {
   return host::Load<uint16_t>(p, where, false);
 }
@@ -194,9 +197,6 @@ inline float LoadGlobalFloat(const void* p, ATTN_WHERE) {
 }
 inline uint32_t LoadGlobal32(const void* p, ATTN_WHERE) {
   return host::Load<uint32_t>(p, where, false);
-}
-inline void StoreGlobal16(void* p, uint32_t v, ATTN_WHERE) {
-  host::Store(p, static_cast<uint16_t>(v), where, false);
 }
 inline void StoreGlobal32(void* p, uint32_t v, ATTN_WHERE) { host::Store(p, v, where, false); }
 inline void StoreGlobalFloat(void* p, float v, ATTN_WHERE) { host::Store(p, v, where, false); }

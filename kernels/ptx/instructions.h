@@ -195,6 +195,12 @@ ATTN_PTX uint32_t LoadConstant32(const void* p) {
   asm volatile("ld.global.nc.u32 %0,[%1];" : "=r"(v) : "l"(p));
   return v;
 }
+// The same if `condition`; otherwise `v` stays as it is.
+ATTN_PTX void LoadConstant32If(uint32_t& v, const void* p, bool condition) {
+  asm volatile("{.reg .pred q; setp.ne.b32 q,%2,0; @q ld.global.nc.u32 %0,[%1];}"
+               : "+r"(v)
+               : "l"(p), "r"(static_cast<int>(condition)));
+}
 ATTN_PTX uint32_t LoadConstant16(const void* p) {
   uint16_t v;
   asm volatile("ld.global.nc.u16 %0,[%1];" : "=h"(v) : "l"(p));
@@ -214,10 +220,6 @@ ATTN_PTX uint32_t LoadGlobal32(const void* p) {
   uint32_t v;
   asm volatile("ld.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
-}
-// The lower half.
-ATTN_PTX void StoreGlobal16(void* p, uint32_t v) {
-  asm volatile("st.global.u16 [%0],%1;" ::"l"(p), "h"(static_cast<uint16_t>(v)) : "memory");
 }
 ATTN_PTX void StoreGlobal32(void* p, uint32_t v) {
   asm volatile("st.global.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");

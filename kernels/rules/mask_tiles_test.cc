@@ -1,7 +1,9 @@
-// Lists of a mask's tiles against a plain count of its bits.
+// Lists and bitmaps of a bool mask against its bits, one by one.
 #include "kernels/rules/mask_tiles.h"
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -48,9 +50,12 @@ struct Tiling {
   bool by_keys;
 };
 
-// rank and list of one line, as params.h has them.
-std::vector<uint16_t> Expected(const Mask& mask, const Tiling& tiling, int line, int tiles) {
-  std::vector<uint16_t> rank, list;
+int Count(int length, int size) { return (length + size - 1) / size; }
+
+// A line's tiles: their numbers, and whether they hide anything.
+std::vector<std::pair<int, bool>> Expected(const Mask& mask, const Tiling& tiling, int line,
+                                           int tiles) {
+  std::vector<std::pair<int, bool>> listed;
   for (int tile = 0; tile < tiles; ++tile) {
     const int row_begin = (tiling.by_keys ? tile : line) * tiling.rows;
     const int key_begin = (tiling.by_keys ? line : tile) * tiling.keys;
@@ -61,49 +66,88 @@ std::vector<uint16_t> Expected(const Mask& mask, const Tiling& tiling, int line,
         all = all && mask.At(row, key);
       }
     }
-    rank.push_back(static_cast<uint16_t>(list.size()));
-    if (any) list.push_back(static_cast<uint16_t>(tile | (all ? 0 : 0x8000)));
+    if (any) listed.emplace_back(tile, !all);
   }
-  rank.push_back(static_cast<uint16_t>(list.size()));
-  rank.insert(rank.end(), list.begin(), list.end());
-  return rank;
+  return listed;
 }
 
-int Count(int length, int size) { return (length + size - 1) / size; }
-
-template <bool kByKeys>
-void Run(const LaunchParams& params, int lines) {
-  using Kernel = MaskTilesKernel<kByKeys>;
+void Launch(int blocks, int threads, int64_t shared_bytes,
+            const std::function<void(const emulator::Place&)>& body) {
   emulator::LaunchOptions options;
-  options.grid = {static_cast<uint32_t>(lines), 1, 1};
-  options.threads = Kernel::kThreads;
-  options.shared_bytes = sizeof(typename Kernel::Shared);
-  auto report = emulator::Launch(options, [&](const emulator::Place& at) {
-    Kernel::Run(params, ThreadIndex{at.thread, static_cast<int>(at.block.x)},
-                *reinterpret_cast<typename Kernel::Shared*>(at.shared));
-  });
+  options.grid = {static_cast<uint32_t>(blocks), 1, 1};
+  options.threads = threads;
+  options.shared_bytes = shared_bytes;
+  auto report = emulator::Launch(options, body);
   ASSERT_TRUE(report.ok()) << report.status();
 }
 
-void Check(const Mask& mask, const Tiling& tiling) {
-  int lines = Count(mask.rows, tiling.rows), tiles = Count(mask.columns, tiling.keys);
-  if (tiling.by_keys) std::swap(lines, tiles);
-  std::vector<uint16_t> numbers(int64_t{lines} * (2 * tiles + 1), 0xdead);
+// Lists of a mask, as the kernel makes them, with room for all.
+struct Lists {
+  std::vector<MaskLine> lines;
+  std::vector<uint32_t> tiles, bitmaps;
   ProblemDesc problem = {};
-  problem.mask.data = mask.bits.data();
-  problem.mask.row = mask.row_bytes();
-  problem.tile_lists = {numbers.data(), 0,           0,         2 * tiles + 1, tiles,
-                        tiling.rows,    tiling.keys, mask.rows, mask.columns};
-  std::vector<TileWork> work;
-  for (int line = 0; line < lines; ++line) work.push_back({0, 0, 0, line});
-  const LaunchParams params = {&problem, work.data(), lines};
-  tiling.by_keys ? Run<true>(params, lines) : Run<false>(params, lines);
-  for (int line = 0; line < lines; ++line) {
-    std::vector<uint16_t> expected = Expected(mask, tiling, line, tiles);
-    const auto first = numbers.begin() + int64_t{line} * (2 * tiles + 1);
-    EXPECT_EQ(std::vector<uint16_t>(first, first + static_cast<int64_t>(expected.size())), expected)
-        << "line " << line << " of " << lines << ", " << tiles << " tiles";
+
+  Lists(const Mask& mask, const Tiling& tiling) {
+    int own = Count(mask.rows, tiling.rows), others = Count(mask.columns, tiling.keys);
+    if (tiling.by_keys) std::swap(own, others);
+    lines.resize(own);
+    tiles.assign(int64_t{own} * others, 0xdeadbeef);
+    bitmaps.assign(int64_t{own} * others * BitmapWords(tiling.rows, tiling.keys), 0xdeadbeef);
+    problem.mask = {mask.bits.data(), 0, 0, mask.row_bytes(), mask.rows, mask.columns};
+    TileLists& lists = problem.tile_lists;
+    lists.lines = lines.data();
+    lists.tiles = tiles.data();
+    lists.bitmaps = bitmaps.data();
+    lists.plan_lines = own;
+    lists.line_tiles = others;
+    lists.tile_rows = tiling.rows;
+    lists.tile_keys = tiling.keys;
+    lists.by_keys = tiling.by_keys;
+    std::vector<TileWork> work;
+    for (int line = 0; line < own; ++line) work.push_back({0, 0, 0, line});
+    const LaunchParams params = {&problem, work.data(), own};
+    Launch(own, MaskTilesKernel::kThreads, sizeof(MaskTilesKernel::Shared),
+           [&](const emulator::Place& at) {
+             MaskTilesKernel::Run(params, ThreadIndex{at.thread, static_cast<int>(at.block.x)},
+                                  *reinterpret_cast<MaskTilesKernel::Shared*>(at.shared));
+           });
   }
+};
+
+void CheckLists(const Mask& mask, const Tiling& tiling, const Lists& lists) {
+  for (size_t line = 0; line < lists.lines.size(); ++line) {
+    std::vector<std::pair<int, bool>> listed;
+    for (uint32_t n = lists.lines[line].begin; n < lists.lines[line].end; ++n) {
+      listed.emplace_back(lists.tiles[n] & kListedTileMask,
+                          lists.tiles[n] >> kListedTileBits != 0);
+    }
+    const int others = lists.problem.tile_lists.line_tiles;
+    EXPECT_EQ(listed, Expected(mask, tiling, static_cast<int>(line), others))
+        << "line " << line << " of " << lists.lines.size() << ", " << others << " tiles";
+  }
+}
+
+// Place by place, as slow paths look: one row a block. A mask with one row or column is for all.
+void CheckPlaces(const Mask& mask, const Lists& lists, int rows, int keys) {
+  std::vector<int> wrong(rows);
+  Launch(rows, 32, 0, [&](const emulator::Place& at) {
+    if (at.thread != 0) return;
+    const int row = static_cast<int>(at.block.x);
+    MaskLookup lookup(lists.problem.tile_lists, 0, 0);
+    for (int key = 0; key < keys; ++key) {
+      const bool visible = mask.At(mask.rows == 1 ? 0 : row, mask.columns == 1 ? 0 : key);
+      wrong[row] += lookup.Shows(row, key) != visible;
+    }
+  });
+  EXPECT_EQ(wrong, std::vector<int>(rows));
+}
+
+void Check(const Mask& mask, const Tiling& tiling) {
+  const Lists lists(mask, tiling);
+  CheckLists(mask, tiling, lists);
+  const bool all_rows = mask.rows == 1 && tiling.by_keys;
+  const bool all_keys = mask.columns == 1 && !tiling.by_keys;
+  CheckPlaces(mask, lists, all_rows ? 70 : mask.rows, all_keys ? 70 : mask.columns);
 }
 
 TEST(MaskTiles, ListsTilesThatHoldAnythingForEveryTiling) {
@@ -117,6 +161,8 @@ TEST(MaskTiles, ListsTilesThatHoldAnythingForEveryTiling) {
                                 " columns; tiles of ", tiling.rows, " rows, ", tiling.keys,
                                 tiling.by_keys ? " keys, by keys" : " keys"));
       Check(mask, tiling);
+      Check(Mask{1, mask.columns, mask.bits}, tiling);
+      Check(Mask{mask.rows, 1, mask.bits}, tiling);
     }
   }
 }

@@ -89,11 +89,12 @@ struct BiasGradientKernel {
     const bool all_rows = p.bias.row == 0, all_keys = p.bias.column == 0;
     const int end_row = all_rows ? s.q_len : MinInt(s.q_len, FirstRow(w) + kEdge);
     const int end_key = all_keys ? s.kv_len : MinInt(s.kv_len, FirstKey(w) + kEdge);
+    MaskLookup mask(p.tile_lists, batch, head);
     float sum = 0;
     for (int i = FirstRow(w) + w.row; i < end_row; i += kEdge) {
       float of_row = 0;
       for (int j = FirstKey(w) + w.column; j < end_key; j += kEdge)
-        of_row += ScoreGradient(at, i, j);
+        of_row += ScoreGradient(at, mask, i, j);
       sum += of_row;
     }
     return all_rows || all_keys ? Gather(w, sum, all_rows, all_keys, shared) : sum;
@@ -124,7 +125,7 @@ struct BiasGradientKernel {
                           total);
   }
 
-  ATTN_HD static float ScoreGradient(const ScoreContext& at, int row, int key) {
+  ATTN_HD static float ScoreGradient(const ScoreContext& at, MaskLookup& mask, int row, int key) {
     const ProblemDesc& p = at.problem;
     const SequenceDesc& s = at.sequence;
     const int kv_head = at.head / p.group;
@@ -133,7 +134,7 @@ struct BiasGradientKernel {
     const float lse = ptx::LoadConstantFloat(p.lse + at_row);
     const float product =
         Dot(RowOf(p.q, s.batch, at.head, q_row), RowOf(p.k, s.batch, kv_head, k_row), p.qk_chunks);
-    const Scored scored = GeneralScores::Apply(at, row, key, product);
+    const Scored scored = GeneralScores::Apply(at, mask, row, key, product);
     if (!scored.visible || lse == -Infinity()) return 0;
     const float probability = ptx::Exp2((scored.score - lse) * kLog2E);
     float d_p =

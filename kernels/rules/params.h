@@ -39,24 +39,43 @@ enum BiasElementCode : int32_t { kBiasNone, kBiasFloat16, kBiasBFloat16, kBiasFl
 // A tensor over (b, h, i, j) whose broadcast dimensions have stride 0.
 struct BroadcastTensor {
   const void* data;
-  int64_t batch, head, row;  // elements (bias) or bytes (mask bits)
+  int64_t batch, head, row;  // elements
   int32_t column;            // 1, or 0 where every key shares one value
-  int32_t element;           // BiasElementCode; unused by mask bits
+  int32_t element;           // BiasElementCode
   int32_t has_pairs;         // whether two keys' biases, the first one's even, are one aligned word
 };
 
-// Which tiles hold what a block has to visit, for scores that are hidden in no simple order: one
-// line of 16-bit numbers for each (batch entry, head) and each block's own tile (rows in forward,
-// keys in backward). rank[0..tiles]: how many tiles before this one are listed; then the listed
-// tiles themselves, ascending, with kTilePartial where some of the tile is hidden. Tiles that are
-// not listed hold nothing. Filled by the host or by a kernel ahead (mask_tiles.h).
-inline constexpr uint32_t kTilePartial = 0x8000;
+// A bool mask as its caller sent it: bit j&7 of byte j>>3 of a row. Read by the kernel that lists its
+// tiles (mask_tiles.h) and by no other.
+struct MaskBits {
+  const void* data;           // null: none
+  int64_t batch, head, row;   // bytes; 0 where all share one
+  int32_t rows, columns;      // 1: all share one
+};
+
+// Which tiles a block visits under a mask, whatever way the mask was described. A plan is what one
+// or more (b, h) see. It has a line for each of a block's own tiles (of rows in forward, of keys in
+// backward), and a line lists the other side's tiles that hold anything, ascending: a tile's number,
+// and 1 + the number of its bitmap, or 0 where all of it is visible. Bitmaps: tile_lists.h. Made by
+// the host from masks by description, by a kernel ahead from bool masks.
+struct alignas(16) MaskLine {
+  uint32_t begin, end;  // its tiles
+  uint32_t bitmap;      // number of the bitmap that its tiles count from
+  uint32_t unused;
+};
+inline constexpr int kListedTileBits = 15;  // 2^20 keys, 32 a tile
+inline constexpr uint32_t kListedTileMask = (1u << kListedTileBits) - 1;
+inline constexpr int64_t kMaxListedBitmaps = (int64_t{1} << (32 - kListedTileBits)) - 1;
 struct TileLists {
-  uint16_t* data;                   // null: every tile counts as listed and partial
-  int64_t batch, head, line;        // numbers; 0 where all share one
-  int32_t tiles;                    // of a line; 1: it holds for every tile
-  int32_t tile_rows, tile_keys;     // of the kernels that read them
-  int32_t mask_rows, mask_columns;  // of the bool mask that they describe
+  MaskLine* lines;          // line l of plan n: lines[n·plan_lines + l]; null: no mask
+  uint32_t* tiles;
+  uint32_t* bitmaps;        // tile_rows·tile_keys / 32 words each
+  const uint32_t* plan_of;  // of (b, h) at b·batch + h·head; null: the plan is that number
+  int64_t batch, head;
+  int32_t plan_lines;            // 1: it holds for all of a block's own tiles
+  int32_t line_tiles;            // room for a line's tiles; 1: what is listed holds for every tile
+  int32_t tile_rows, tile_keys;  // of the kernels that read them
+  int32_t by_keys;               // whether lines are tiles of keys
 };
 
 struct ProblemDesc {
@@ -68,7 +87,7 @@ struct ProblemDesc {
   int32_t qk_chunks, v_chunks;       // 16-byte chunks that a row of Q, K (V, O, dO) really has
   float scale, scale_log2;           // scale_log2 = scale·log2(e)
   float softcap;                     // 0: none
-  BroadcastTensor mask;              // data null: none; bit j&7 of byte j>>3
+  MaskBits mask;
   BroadcastTensor bias;
   const float* alibi_slopes;  // null, or (b, h): alibi_slopes[b·alibi_batch + h]
   int64_t alibi_batch;

@@ -2,8 +2,9 @@
 // of log2 divided by its Multiplier, so that P = 2^(score·Multiplier − stabiliser); −infinity
 // means not visible.
 //   LinearScores    scale·s; causal, window and lengths cut tiles, and only PARTIAL tiles run it
-//   GeneralScores   also softcap, bias, ALiBi, bool mask and any scale, decided at run time; every
-//                   tile runs it
+//   ListedScores    the same under a mask, which lists tiles and hides what its bitmaps say
+//   GeneralScores   also softcap, bias, ALiBi and any scale, decided at run time; every tile runs
+//                   it. With or without a mask
 // Positions: (row, key) count inside a sequence. Errors: none. Threads: pure functions, except that
 // ApplyAll must be called by a whole warp.
 #pragma once
@@ -29,21 +30,24 @@ struct Scored {
 };
 
 struct LinearScores {
-  static constexpr bool kEveryTile = false;
+  static constexpr bool kListed = false, kEveryTile = false;
   ATTN_HD static uint32_t OptionsOf(const ProblemDesc&) { return 0; }
-  ATTN_HD static uint32_t OptionsIn(uint32_t options, bool /*is_masked*/) { return options; }
   // Products of kPairs pairs become scores, −infinity where invisible. Returns which keys are
-  // visible. `is_cut`: causal, window or lengths may hide some.
+  // visible. `is_cut`: causal, window or lengths may hide some. `shown`: by the mask.
   template <Along kAlong, int kPairs>
   ATTN_HD static uint32_t ApplyAll(const ScoreContext& at, const ScorePlace (&pairs)[kPairs],
-                                   bool /*is_cut*/, ScorePairs<kPairs>& scores,
+                                   bool /*is_cut*/, uint32_t /*shown*/, ScorePairs<kPairs>& scores,
                                    ScorePairs<kPairs>& /*slopes*/) {
     const uint32_t visible = VisiblePlaces<kAlong>(at, pairs);
+    Hide(visible, scores);
+    return visible;
+  }
+  template <int kPairs>
+  ATTN_HD static void Hide(uint32_t visible, ScorePairs<kPairs>& scores) {
 #pragma unroll
     for (int n = 0; n < 2 * kPairs; ++n) {
       if (!(visible >> n & 1)) scores[n >> 1][n & 1] = -Infinity();
     }
-    return visible;
   }
   // dS of the raw product over dS of the score, where it is not constant (softcap): `slopes`.
   ATTN_HD static bool HasSlope(const ProblemDesc&) { return false; }
@@ -52,6 +56,10 @@ struct LinearScores {
   // Rows beyond the sequence, which fill up tiles, see nothing.
   ATTN_HD static bool IsVisible(const ScoreContext& at, int row, int key) {
     return row < at.sequence.q_len && attnd::IsVisible(VisibilityOf(at.sequence), row, key);
+  }
+  // One place alone; `mask` is that of (b, h).
+  ATTN_HD static bool IsVisible(const ScoreContext& at, MaskLookup& /*mask*/, int row, int key) {
+    return IsVisible(at, row, key);
   }
   template <Along kAlong, int kPairs>
   ATTN_HD static uint32_t VisiblePlaces(const ScoreContext& at, const ScorePlace (&pairs)[kPairs]) {
@@ -70,13 +78,32 @@ struct LinearScores {
   }
 };
 
+struct ListedScores : LinearScores {
+  static constexpr bool kListed = true;
+  template <Along kAlong, int kPairs>
+  ATTN_HD static uint32_t ApplyAll(const ScoreContext& at, const ScorePlace (&pairs)[kPairs],
+                                   bool is_cut, uint32_t shown, ScorePairs<kPairs>& scores,
+                                   ScorePairs<kPairs>& /*slopes*/) {
+    uint32_t visible = shown & kAllScores<kPairs>;
+    if (is_cut) visible &= VisiblePlaces<kAlong>(at, pairs);
+    Hide(visible, scores);
+    return visible;
+  }
+  // Of every visit.
+  ATTN_HD static uint32_t VisitFlags(const ProblemDesc&) { return 0; }
+  ATTN_HD static bool IsVisible(const ScoreContext& at, MaskLookup& mask, int row, int key) {
+    return LinearScores::IsVisible(at, row, key) && mask.Shows(row, key);
+  }
+  ATTN_HD static int VisibleCount(const ScoreContext&, int /*row*/, int counted) { return counted; }
+};
+
 struct GeneralScores {
-  static constexpr bool kEveryTile = true;
+  static constexpr bool kListed = true, kEveryTile = true;
   // What a problem asks for, looked up once.
-  enum Option : uint32_t { kSoftcap = 1, kBias = 2, kAlibi = 4, kMask = 8 };
+  enum Option : uint32_t { kSoftcap = 1, kBias = 2, kAlibi = 4 };
   ATTN_HD static uint32_t OptionsOf(const ProblemDesc& p) {
     return (p.softcap != 0 ? kSoftcap : 0u) | (p.bias.data != nullptr ? kBias : 0u) |
-           (p.alibi_slopes != nullptr ? kAlibi : 0u) | (p.mask.data != nullptr ? kMask : 0u);
+           (p.alibi_slopes != nullptr ? kAlibi : 0u);
   }
   // Scores leave it in natural units.
   ATTN_HD static float Multiplier(const ProblemDesc&) { return kLog2E; }
@@ -86,7 +113,7 @@ struct GeneralScores {
   // is needed.
   template <Along kAlong, int kPairs>
   ATTN_HD static uint32_t ApplyAll(const ScoreContext& at, const ScorePlace (&pairs)[kPairs],
-                                   bool is_cut, ScorePairs<kPairs>& scores,
+                                   bool is_cut, uint32_t shown, ScorePairs<kPairs>& scores,
                                    ScorePairs<kPairs>& slopes) {
     const uint32_t options = at.options;
     float factor = at.problem.scale;
@@ -94,38 +121,32 @@ struct GeneralScores {
       Cap(at.problem, scores, slopes);
       factor = 1;
     }
-    uint32_t visible = kAllScores<kPairs>;
+    uint32_t visible = shown & kAllScores<kPairs>;
     if (options & kBias) {
-      visible = AddBias<kAlong>(at, pairs, factor, scores);
+      visible &= AddBias<kAlong>(at, pairs, factor, scores);
     } else {
 #pragma unroll
       for (int n = 0; n < 2 * kPairs; ++n) scores[n >> 1][n & 1] *= factor;
     }
     if (options & kAlibi) AddAlibi<kAlong>(at, pairs, scores);
     if (is_cut) visible &= LinearScores::VisiblePlaces<kAlong>(at, pairs);
-    if (options & kMask) visible &= ScoreTensors::Allowed<kAlong>(at, pairs);
     return visible;
   }
   ATTN_HD static bool HasSlope(const ProblemDesc& problem) { return problem.softcap != 0; }
-  // Of every visit, besides what tile lists say.
+  // Of every visit, besides what lists say.
   ATTN_HD static uint32_t VisitFlags(const ProblemDesc& problem) {
-    const bool unlisted = problem.mask.data != nullptr && problem.tile_lists.data == nullptr;
-    return (unlisted ? uint32_t{ListedVisit::kMasked} : 0u) |
-           (problem.bias.data != nullptr ? uint32_t{ListedVisit::kOther} : 0u);
-  }
-  // Of those of a problem, what a tile needs.
-  ATTN_HD static uint32_t OptionsIn(uint32_t options, bool is_masked) {
-    return is_masked ? options : options & ~uint32_t{kMask};
+    return problem.bias.data != nullptr ? uint32_t{ListedVisit::kOther} : 0u;
   }
 
-  ATTN_HD static bool IsVisible(const ScoreContext& at, int row, int key) {
-    return LinearScores::IsVisible(at, row, key) && ScoreTensors::MaskAllows(at, row, key) &&
+  ATTN_HD static bool IsVisible(const ScoreContext& at, MaskLookup& mask, int row, int key) {
+    return LinearScores::IsVisible(at, row, key) && mask.Shows(row, key) &&
            ScoreTensors::BiasAt(at, row, key) != -Infinity();
   }
   // One score alone.
-  ATTN_HD static Scored Apply(const ScoreContext& at, int row, int key, float product) {
+  ATTN_HD static Scored Apply(const ScoreContext& at, MaskLookup& mask, int row, int key,
+                              float product) {
     const Scored kHidden = {-Infinity(), false};
-    if (!IsVisible(at, row, key)) return kHidden;
+    if (!IsVisible(at, mask, row, key)) return kHidden;
     const float cap = at.problem.softcap;
     float score = cap == 0 ? product * at.problem.scale
                            : SoftcapFromInverse(cap, Inverse(product * ToPower(at.problem)));

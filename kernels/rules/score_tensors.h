@@ -1,5 +1,5 @@
-// What a caller's tensors hold for scores, by place: bias, ALiBi slopes, bits of a bool mask. Used
-// by GeneralScores (score_rules.h). A lane's numbers come together: all loads are under way before
+// What a caller's tensors hold for scores, by place: bias and ALiBi slopes. Used by GeneralScores
+// (score_rules.h). A lane's numbers come together: all loads are under way before
 // the first is needed. Errors: none. Threads: pure functions.
 #pragma once
 
@@ -108,43 +108,6 @@ struct ScoreTensors {
   ATTN_HD static float SlopeOf(const ScoreContext& at) {
     return ptx::LoadConstantFloat(at.problem.alibi_slopes + at.batch * at.problem.alibi_batch +
                                   at.head);
-  }
-
-  // ---- Bool mask.
-  ATTN_HD static const char* MaskOf(const ScoreContext& at) {
-    const BroadcastTensor& mask = at.problem.mask;
-    return static_cast<const char*>(mask.data) + at.batch * mask.batch + at.head * mask.head;
-  }
-  ATTN_HD static bool MaskAllows(const ScoreContext& at, int row, int key) {
-    const BroadcastTensor& mask = at.problem.mask;
-    if (mask.data == nullptr) return true;
-    const int column = mask.column * key;
-    return ptx::LoadConstant8(MaskOf(at) + row * mask.row + (column >> 3)) >> (column & 7) & 1;
-  }
-  // A pair of keys has its bits in one byte.
-  template <Along kAlong, int kPairs>
-  ATTN_HD static uint32_t Allowed(const ScoreContext& at, const ScorePlace (&pairs)[kPairs]) {
-    constexpr int kEach = kAlong == Along::kKeys ? 1 : 2;  // bytes of a pair
-    const BroadcastTensor& mask = at.problem.mask;
-    const char* data = MaskOf(at);
-    uint32_t bytes[kPairs][kEach], allowed = 0;
-#pragma unroll
-    for (int n = 0; n < kEach * kPairs; ++n) {
-      const ScorePlace place = Inside(at, InPair<kAlong>(pairs[n / kEach], n % kEach));
-      const char* row = ptx::Offset(data, place.row, static_cast<int>(mask.row));
-      bytes[n / kEach][n % kEach] = ptx::LoadConstant8(row + (mask.column * place.key >> 3));
-    }
-#pragma unroll
-    for (int n = 0; n < kPairs; ++n) {
-      const uint32_t first = bytes[n][0] >> (mask.column * pairs[n].key & 7);
-      if (kAlong == Along::kRows) {
-        const uint32_t second = bytes[n][kEach - 1] >> (mask.column * pairs[n].key & 7);
-        allowed |= ((first & 1) | (second & 1) << 1) << (2 * n);
-      } else {
-        allowed |= (mask.column ? first & 3 : (first & 1) * 3) << (2 * n);
-      }
-    }
-    return allowed;
   }
 
  private:

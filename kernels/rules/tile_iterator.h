@@ -2,16 +2,14 @@
 // code runs) or PARTIAL. Tiles with no visible score are not visited. Loops ask for the n-th visit
 // only, and learn from it where the tile starts and what is hidden in it:
 //   RangeVisits    tiles of an interval; those at its ends are cut
-//   ListedVisits   those tiles of such an interval that a TileLists lists (params.h): today a bool
-//                  mask's; block lists, column runs or row runs when something fills them in
+//   ListedVisits   those tiles of such an interval that a mask lists (TileLists, params.h)
 // A visit, of either kind: First(), the tile's first position; IsCut(), causal, window or lengths
-// hide some of it; IsMasked(), the rule's own mask may; IsPartial(), anything may.
+// hide some of it; IsMasked(), its bitmap does; IsPartial(), anything may.
 #pragma once
 
 #include "attention/score_rule.h"
 #include "base/hd.h"
-#include "kernels/ptx/instructions.h"
-#include "kernels/rules/params.h"
+#include "kernels/rules/tile_lists.h"
 
 namespace attnd {
 
@@ -71,45 +69,55 @@ struct ListedVisit {
   ATTN_HD bool HasNonFiniteRows() const { return word & kNonFinite; }
 };
 
-// The tiles of an interval that are listed. `flags`: of every visit.
+// The tiles of an interval that are listed; all of them where there are no lists. `flags`: of every
+// visit.
 class ListedTiles {
  public:
   ATTN_HD ListedTiles(TileVisits range, const TileLists& lists, uint32_t flags, int batch, int head,
                       int own_tile)
-      : range_(range), list_(nullptr), count_(range.count()), flags_(flags) {
-    if (lists.data == nullptr || count_ == 0) return;
-    const uint16_t* rank =
-        lists.data + batch * lists.batch + head * lists.head + own_tile * lists.line;
-    if (lists.tiles == 1) {  // holds for every tile
-      if (ptx::LoadConstant16(rank + 1) == 0) count_ = 0;
-      if (ptx::LoadConstant16(rank + 2) & kTilePartial) flags_ |= ListedVisit::kMasked;
+      : range_(range),
+        list_(nullptr),
+        count_(range.count()),
+        flags_(flags),
+        every_(0),
+        first_bitmap_(0) {
+    if (lists.lines == nullptr || count_ == 0) return;
+    const MaskLine line = LineOf(lists, batch, head, own_tile);
+    first_bitmap_ = line.bitmap;
+    if (lists.line_tiles == 1) {  // what is listed holds for every tile
+      if (line.begin == line.end) count_ = 0;
+      if (count_ > 0) every_ = ptx::LoadConstant32(lists.tiles + line.begin) & ~kListedTileMask;
       return;
     }
     const int first = range.First(0) / range.size();
-    const uint32_t begin = ptx::LoadConstant16(rank + first);
-    const uint32_t end = ptx::LoadConstant16(rank + first + count_);
-    list_ = rank + lists.tiles + 1 + begin;
+    const uint32_t begin = FirstListed(lists.tiles, line.begin, line.end, first);
+    const uint32_t end = FirstListed(lists.tiles, line.begin, line.end, first + count_);
+    list_ = lists.tiles + begin;
     count_ = static_cast<int>(end - begin);
   }
   ATTN_HD int count() const { return count_; }
   // Visit n < count() in two parts: what is loaded, and what is worked out from it.
   ATTN_HD uint32_t Load(int n) const {
-    if (list_ != nullptr) return ptx::LoadConstant16(list_ + n);
-    return static_cast<uint32_t>(range_.First(n) / range_.size());
+    if (list_ != nullptr) return ptx::LoadConstant32(list_ + n);
+    return static_cast<uint32_t>(range_.First(n) / range_.size()) | every_;
   }
   ATTN_HD ListedVisit Visit(uint32_t loaded) const {
-    const int tile = static_cast<int>(loaded & ~kTilePartial);
+    const int tile = static_cast<int>(loaded & kListedTileMask);
     uint32_t word = static_cast<uint32_t>(tile * range_.size()) | flags_;
-    if (loaded & kTilePartial) word |= ListedVisit::kMasked;
+    if (loaded >> kListedTileBits) word |= ListedVisit::kMasked;
     if (range_.IsCut(tile - range_.First(0) / range_.size())) word |= ListedVisit::kCut;
     return {word};
+  }
+  // The bitmap of a masked one.
+  ATTN_HD uint32_t Bitmap(uint32_t loaded) const {
+    return first_bitmap_ + (loaded >> kListedTileBits) - 1;
   }
 
  private:
   TileVisits range_;
-  const uint16_t* list_;  // the first listed tile of the interval
+  const uint32_t* list_;  // the first listed tile of the interval
   int count_;
-  uint32_t flags_;
+  uint32_t flags_, every_, first_bitmap_;
 };
 
 }  // namespace attnd

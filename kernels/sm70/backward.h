@@ -68,7 +68,9 @@ struct BackwardKernel {
     uint4 tiles[2][kStepRows * kChunks];  // Q, then dO
     float rows[2][kStepRows];             // stabiliser of P, then delta·gain
     uint16_t factors[kStepRows];          // float16: 2^row, see FixedPoint
+    uint32_t bits[Rule::kListed ? kThreads / 2 : 1];  // of a mask, for the first role's threads
   };
+  static constexpr int kBitsOffset = 2 * kTileBytes + 2 * kStepRows * 4 + kStepRows * 2;
   static constexpr int kSlotBytes = sizeof(Slot);
   struct alignas(128) Shared {
     uint4 k[kKeys * kChunks];
@@ -304,8 +306,7 @@ struct BackwardKernel {
     // A block's last keys may lie beyond the sequence, where general scores know nothing.
     const bool is_cut = here.visit.IsCut() || work.first_key + kKeys > work.sequence.kv_len;
     const bool partial = here.visit.IsPartial() || (Rule::kEveryTile && is_cut);
-    ScoreContext at = work.At(here.head);
-    at.options = Rule::OptionsIn(at.options, here.visit.IsMasked());
+    const ScoreContext at = work.At(here.head);
     if constexpr (Rule::kEveryTile) {
       // A look into shared memory would cost these scores a point and 68 spilled bytes.
       if (here.visit.HasNonFiniteRows()) LeaveOut(work, step, shared);
@@ -326,7 +327,8 @@ struct BackwardKernel {
       char* slopes = kSplit == 1 ? ds : At(shared.slopes, step.hand + places.hand);
       uint32_t visible = 0xffffffffu;
       if ((Rule::kEveryTile || partial) && work.role == 0) {
-        visible = ApplyRule(work, at, here.row + group * kGroupRows, is_cut, slopes, rS);
+        const Hidden hidden = {is_cut, Shown(work, step, here, group, shared)};
+        visible = ApplyRule(work, at, here.row + group * kGroupRows, hidden, slopes, rS);
       }
       float2 rows[2];  // of the lane's queries: stabiliser or delta
 #pragma unroll
@@ -425,9 +427,27 @@ struct BackwardKernel {
 
   // Under a softcap its derivative is left for the other role: where dS will be, or beside P.
   static constexpr int kSlopeStride = 16 * 128;
+  // What hides scores of a group: its place, and the mask, of which bit 8m + e shows element e of key
+  // tile m.
+  struct Hidden {
+    bool is_cut;
+    uint32_t shown;
+  };
+  template <class StepAt>
+  ATTN_HD static uint32_t Shown(const Work& work, const StepState& step, const StepAt& here,
+                                int group, const Shared& shared) {
+    if constexpr (Rule::kListed) {
+      if (!here.visit.IsMasked()) return ~0u;
+      const int row = here.row + group * kGroupRows;  // its bit 4 and the key's pick the byte
+      const char* bits = At(shared.slots, step.slot + kBitsOffset + work.thread * 4);
+      return ptx::LoadShared32(bits) >> ((row & 16) + (work.warp_key() & 16) / 2);
+    }
+    return ~0u;
+  }
   // Bit 8m + e of the result tells whether element e of key tile m is visible; others become 0.
   ATTN_HD static uint32_t ApplyRule(const Work& work, const ScoreContext& at, int first_row,
-                                    bool is_cut, char* slopes, float (&rS)[kKeyTiles][8]) {
+                                    const Hidden& hidden, char* slopes,
+                                    float (&rS)[kKeyTiles][8]) {
     const int lane = ptx::Keep(work.lane.index);
     constexpr int kPairs = 4 * kKeyTiles;
     ScorePlace pairs[kPairs];
@@ -441,7 +461,7 @@ struct BackwardKernel {
       scores[n][1] = rS[m][e + 1];
     }
     const uint32_t visible =
-        Rule::template ApplyAll<Along::kRows>(at, pairs, is_cut, scores, slope);
+        Rule::template ApplyAll<Along::kRows>(at, pairs, hidden.is_cut, hidden.shown, scores, slope);
 #pragma unroll
     for (int n = 0; n < 2 * kPairs; ++n) {
       rS[n >> 3][n & 7] = visible >> n & 1 ? scores[n >> 1][n & 1] : 0.0f;

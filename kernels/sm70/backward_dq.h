@@ -155,6 +155,7 @@ class QueryGradient {
   }
   ATTN_HD static bool SeesNonFinite(const Work& work, int head, int row, int column) {
     const ScoreContext at = work.At(head);
+    MaskLookup mask(work.problem.tile_lists, work.batch, head);
     bool sees = false;
 #pragma unroll 1
     for (int key = 0; key < kKeys; ++key) {
@@ -162,7 +163,7 @@ class QueryGradient {
       const uint32_t word =
           (column & 4) ? (column & 2 ? chunk.w : chunk.z) : (column & 2 ? chunk.y : chunk.x);
       if (NonFiniteHalves(word) & (column & 1 ? 0xffff0000u : 0xffffu)) {
-        sees |= Kernel::ScoreRule::IsVisible(at, row, work.first_key + key);
+        sees |= Kernel::ScoreRule::IsVisible(at, mask, row, work.first_key + key);
       }
     }
     return sees;

@@ -31,8 +31,9 @@ class NonFiniteRows {
         Bad(RowOf(p.q, s.batch, at_.head, at_row), p.qk_chunks, is_p_nan || !is_delta_finite, lane);
     if (!ptx::VoteAny(IsAny(of_d_v) || IsAny(of_d_k))) return;
     const Range keys = VisibleKeys(VisibilityOf(s), row, row + 1);
+    MaskLookup mask(p.tile_lists, at_.batch, at_.head);
     for (int key = keys.begin; key < keys.end; ++key) {
-      if (!GeneralScores::IsVisible(at_, row, key)) continue;
+      if (!GeneralScores::IsVisible(at_, mask, row, key)) continue;
       const int64_t at_key = int64_t{s.kv_begin} + key;
       SetNan(RowOf(p.d_v, s.batch, kv_head_, at_key) + lane * 16, of_d_v);
       SetNan(RowOf(p.d_k, s.batch, kv_head_, at_key) + lane * 16, of_d_k);

@@ -1,6 +1,7 @@
 // What a backward block brings for each step: all 256 threads the rows of Q and dO; some of them
-// what belongs to a row: its stabiliser, delta, and factor of dQ. Fetch runs a step ahead of Put. A
-// piece of backward.h's schedule. Errors: none.
+// what belongs to a row: its stabiliser, delta, and factor of dQ; under a mask the second role's
+// threads its bits, each for its like in the first. Fetch runs a step ahead of Put. A piece of
+// backward.h's schedule. Errors: none.
 #pragma once
 
 #include "kernels/sm70/backward_passes.h"
@@ -19,7 +20,7 @@ struct StepStager {
   static constexpr int kRowsAPass = kThreads / kChunks, kPasses = kStepRows / kRowsAPass;
   static constexpr int kVectors = Kernel::kFixedPoint ? 3 : 2;
   uint4 q[kPasses], d_o[kPasses];
-  float value;  // of one row: stabiliser, delta or factor of dQ
+  float value;  // of one row: stabiliser, delta or factor of dQ; or bits
   const char *from_q, *from_o, *from_rows;
   int place;                    // of this thread's chunk in a tile
   int q_pitch, o_pitch;         // bytes from row to row; 0: looked up
@@ -78,6 +79,9 @@ struct StepStager {
                              from < o_limit);
     }
     if (work.thread < kVectors * kStepRows) FetchRow(work, here.row);
+    if constexpr (Kernel::ScoreRule::kListed) {
+      if (work.thread >= kThreads / 2 && here.visit.IsMasked()) FetchBits(work, here.row);
+    }
     at.template Advance<kStepRows>(work.visits);
     const int next_head = at.template Read<kStepRows>(work.visits).head;
     if (next_head != here.head) OpenHead(work, next_head);
@@ -85,6 +89,14 @@ struct StepStager {
   ATTN_HD void FetchRow(const Work& work, int first_row) {
     const int row = first_row + work.thread % kStepRows;
     ptx::LoadConstantFloatIf(value, ptx::Offset(from_rows, row, 4), row < limit);
+  }
+  ATTN_HD void FetchBits(const Work& work, int first_row) {
+    const int row = first_row % kDqBlockRows / kMaskSquare * kMaskSquare;
+    const int square = SquareOf(row, work.warp_key(), Kernel::kKeys);
+    const char* bitmap = ptx::Offset(work.problem.tile_lists.bitmaps + square,
+                                     static_cast<int>(at.template Bitmap<kStepRows>(work.visits)),
+                                     BitmapWords(kDqBlockRows, Kernel::kKeys) * 4);
+    value = ptx::BitsFloat(ptx::LoadConstant32(bitmap + work.lane.index * 4));
   }
   ATTN_HD void Put(const Work& work, int slot, Shared& shared) {
 #pragma unroll
@@ -95,6 +107,12 @@ struct StepStager {
       ptx::StoreShared128(to + kTileBytes, d_o[n]);
     }
     if (work.thread < kVectors * kStepRows) PutRow(work, slot, shared);
+    if constexpr (Kernel::ScoreRule::kListed) {
+      if (work.thread >= kThreads / 2) {
+        ptx::StoreSharedFloat(
+            Kernel::At(shared.slots, slot + Kernel::kBitsOffset + work.thread % 128 * 4), value);
+      }
+    }
   }
   ATTN_HD void PutRow(const Work& work, int slot, Shared& shared) const {
     char* rows = Kernel::At(shared.slots, slot + 2 * kTileBytes);

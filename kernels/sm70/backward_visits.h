@@ -1,8 +1,8 @@
 // The rounds of a backward block: 64 queries at a time, tile by tile and query head by query head
 // of its KV head. A Cursor walks through them in steps, a RoundCursor round by round.
-//   kEveryTile = false   each head's tiles are the same interval
-//   kEveryTile = true    each head's own listed tiles: one thread brings the lists and keeps the
-//                        next rounds in a ring in shared memory
+//   Rule::kListed = false   each head's tiles are the same interval
+//   Rule::kListed = true    each head's own listed tiles: one thread brings the lists and keeps the
+//                           next rounds in a ring in shared memory
 #pragma once
 
 #include "kernels/rules/gradient_scale.h"
@@ -20,7 +20,7 @@ struct ListedStep {
   ListedVisit visit;
 };
 
-template <class Rule, bool kListed = Rule::kEveryTile>
+template <class Rule, bool kListed = Rule::kListed>
 class RowVisits;
 
 template <class Rule>
@@ -90,6 +90,7 @@ class RowVisits<Rule, true> {
   static constexpr int kSize = 8, kAhead = 3;
   struct Ring {
     uint2 rounds[kSize];  // visit and query head of round n, at n % kSize
+    uint32_t bitmaps[kSize];
     // Of the thread that fills it: the head whose tiles come next, and which.
     ListedTiles tiles;
     int head, n;
@@ -129,8 +130,10 @@ class RowVisits<Rule, true> {
   ATTN_HD void Advance(int round, int thread) {
     if (thread != 0) return;
     const uint32_t word = ring_.head < end_head() ? ring_.tiles.Visit(next_).word : 0;
-    ptx::StoreShared64(&ring_.rounds[(round + kAhead) & (kSize - 1)],
+    const int place = (round + kAhead) & (kSize - 1);
+    ptx::StoreShared64(&ring_.rounds[place],
                        make_uint2(word, static_cast<uint32_t>(ring_.head)));
+    ptx::StoreShared32(&ring_.bitmaps[place], ring_.tiles.Bitmap(next_));
     LoadNext();
   }
 
@@ -143,6 +146,12 @@ class RowVisits<Rule, true> {
       const uint2 round = of.Round(step_ / kRoundSteps);
       const ListedVisit visit = {round.x};
       return {static_cast<int>(round.y), visit.First() + step_ % kRoundSteps * kStepRows, visit};
+    }
+    // The bitmap of a masked one.
+    template <int kStepRows>
+    ATTN_HD uint32_t Bitmap(const RowVisits& of) const {
+      const int round = step_ / (kDqBlockRows / kStepRows);
+      return ptx::LoadShared32(&of.ring_.bitmaps[round & (kSize - 1)]);
     }
     template <int kStepRows>
     ATTN_HD void Advance(const RowVisits&) {

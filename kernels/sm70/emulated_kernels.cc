@@ -9,21 +9,21 @@
 namespace attnd::sm70 {
 namespace {
 
+template <class Rule, Tile kTile>
+EmulatedKernel ForwardScoring(const KernelRow& row) {
+  if (row.half_accumulate) {
+    return EmulatedEntry<ForwardKernel<Float16Accumulate, kTile, Rule, NoDropout>>();
+  }
+  return row.dropout ? EmulatedEntry<ForwardKernel<Float32Accumulate, kTile, Rule, PhiloxDropout>>()
+                     : EmulatedEntry<ForwardKernel<Float32Accumulate, kTile, Rule, NoDropout>>();
+}
+
 template <int kRows, int kHeadDim, int kBlocks>
 EmulatedKernel Forward(const KernelRow& row) {
   static constexpr Tile kTile = {kRows, 32, kHeadDim, kBlocks};
-  if (row.half_accumulate) {
-    return row.general
-               ? EmulatedEntry<ForwardKernel<Float16Accumulate, kTile, GeneralScores, NoDropout>>()
-               : EmulatedEntry<ForwardKernel<Float16Accumulate, kTile, LinearScores, NoDropout>>();
-  }
-  using Math = Float32Accumulate;
-  if (row.general) {
-    return row.dropout ? EmulatedEntry<ForwardKernel<Math, kTile, GeneralScores, PhiloxDropout>>()
-                       : EmulatedEntry<ForwardKernel<Math, kTile, GeneralScores, NoDropout>>();
-  }
-  return row.dropout ? EmulatedEntry<ForwardKernel<Math, kTile, LinearScores, PhiloxDropout>>()
-                     : EmulatedEntry<ForwardKernel<Math, kTile, LinearScores, NoDropout>>();
+  if (row.general) return ForwardScoring<GeneralScores, kTile>(row);
+  return row.listed ? ForwardScoring<ListedScores, kTile>(row)
+                    : ForwardScoring<LinearScores, kTile>(row);
 }
 
 template <class Rule, class DropoutPolicy, Tile kTile>
@@ -32,15 +32,18 @@ EmulatedKernel BackwardSumming(bool ordered) {
                  : EmulatedEntry<BackwardKernel<kTile, Rule, DropoutPolicy, FloatSums>>();
 }
 
+template <class Rule, Tile kTile>
+EmulatedKernel BackwardScoring(const KernelRow& row) {
+  return row.dropout ? BackwardSumming<Rule, ReplayDropout, kTile>(row.ordered)
+                     : BackwardSumming<Rule, KeepAll, kTile>(row.ordered);
+}
+
 template <int kHeadDim, int kRows, int kKeys>
 EmulatedKernel Backward(const KernelRow& row) {
   static constexpr Tile kTile = {kRows, kKeys, kHeadDim, 1};
-  if (row.general) {
-    return row.dropout ? BackwardSumming<GeneralScores, ReplayDropout, kTile>(row.ordered)
-                       : BackwardSumming<GeneralScores, KeepAll, kTile>(row.ordered);
-  }
-  return row.dropout ? BackwardSumming<LinearScores, ReplayDropout, kTile>(row.ordered)
-                     : BackwardSumming<LinearScores, KeepAll, kTile>(row.ordered);
+  if (row.general) return BackwardScoring<GeneralScores, kTile>(row);
+  return row.listed ? BackwardScoring<ListedScores, kTile>(row)
+                    : BackwardScoring<LinearScores, kTile>(row);
 }
 
 template <int kHeadDim, int kRows, int kKeys>
@@ -55,8 +58,7 @@ EmulatedKernel OfBackward(const KernelRow& row) {
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kKeyBounds) return EmulatedEntry<KeyBoundsKernel>();
   if (row.kind == KernelKind::kDelta) return EmulatedEntry<DeltaKernel>();
-  if (row.kind == KernelKind::kRowMaskTiles) return EmulatedEntry<MaskTilesKernel<false>>();
-  if (row.kind == KernelKind::kKeyMaskTiles) return EmulatedEntry<MaskTilesKernel<true>>();
+  if (row.kind == KernelKind::kMaskTiles) return EmulatedEntry<MaskTilesKernel>();
   if (row.kind == KernelKind::kSinkGradient) return EmulatedEntry<SinkGradientKernel>();
   if (row.kind == KernelKind::kBiasGradient) return EmulatedEntry<BiasGradientKernel>();
   if (row.kind == KernelKind::kKeepRows) return EmulatedEntry<KeepRowsKernel>();

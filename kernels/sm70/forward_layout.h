@@ -40,6 +40,7 @@ struct ForwardLayout {
   static constexpr int kTileBytes = kGroups * kGroupBytes;
   static constexpr int kLineTileBytes = 32 * 16;               // lines of one 16×16 tile of P
   static constexpr int kPBytes = kTeamTiles * kLineTileBytes;  // of a team
+  static constexpr int kBitmapWords = BitmapWords(kBlockRows, kStepKeys);
   using Words = typename DropoutPolicy::template Words<kRowTiles>;
   using Visits = KeyVisits<Rule, kStepKeys>;
   struct alignas(128) Shared {
@@ -49,7 +50,9 @@ struct ForwardLayout {
     float factor[kPRing][kRoleWarps][kWarpRows];
     // 1 + the last group of this slot for which a score warp wrote factor.
     int grown[kPRing][kRoleWarps];
-    float end_factor[kRoleWarps * kWarpRows];
+    // Bits of masked tiles, of two steps in turn, in the lanes of score warps; at the end the first
+    // ones are the last factors of rows (EndFactor).
+    uint32_t bits[Rule::kListed ? 2 : 1][kStageThreads];
     Words keep;
     Descriptors descriptors;
     int left_out;  // whether an infinity or NaN of a PARTIAL tile of V was left out
@@ -98,6 +101,9 @@ struct ForwardLayout {
   ATTN_HD static int PlaceOf(int m, int r, Lane lane) {
     return m * 16 + Math::Row(Math::Element(r, 0), lane.index);
   }
+  // Where the last factor of row `row` of score warp `warp` is among the first bits: among the
+  // warp's own.
+  ATTN_HD static constexpr int EndFactor(int warp, int row) { return warp * kWarpLanes + row; }
   ATTN_HD static float* LseOf(const Work& work) {
     const SequenceDesc& s = work.at.sequence;
     const ProblemDesc& problem = work.at.problem;

@@ -23,7 +23,7 @@ class OutputRole {
       for (int x = 0; x < kOutputTiles; ++x) Float32Accumulate::Zero(rO[m][x]);
     }
     Stagers stagers = {Stager(work, work.at.problem.k, work.at.problem.qk_chunks),
-                       Stager(work, work.at.problem.v, work.at.problem.v_chunks)};
+                       Stager(work, work.at.problem.v, work.at.problem.v_chunks), 0};
     const int count = work.tiles.count();
     stagers.Fetch(work, 0);
     PutTiles(work, stagers, 0, 0, shared);
@@ -81,15 +81,21 @@ class OutputRole {
                                 static_cast<int>(t.row_stride * 2), s.kv_len, live_chunks,
                                 work.thread);
   }
-  ATTN_HD static int NextFetch(const Work& work, int step) {
-    return work.tiles.At(MinInt(step, work.tiles.count() - 1)).First();
-  }
   struct Stagers {
     RowStager<L::kPitch> k, v;
+    uint32_t bits;  // of the mask, for this thread's like in the score role
     ATTN_HD void Fetch(const Work& work, int step) {
-      int first = NextFetch(work, step);
-      k.Fetch(first);
-      v.Fetch(first);
+      const int n = MinInt(step, work.tiles.count() - 1);
+      const auto visit = work.tiles.At(n);
+      k.Fetch(visit.First());
+      v.Fetch(visit.First());
+      if constexpr (Rule::kListed) {
+        const int square = SquareOf(work.warp * L::kWarpRows, 0, L::kStepKeys);
+        const char* bitmap = ptx::Offset(work.at.problem.tile_lists.bitmaps + square,
+                                         static_cast<int>(work.tiles.BitmapAt(n)),
+                                         L::kBitmapWords * 4);
+        ptx::LoadConstant32If(bits, bitmap + work.lane.index * 4, visit.IsMasked());
+      }
     }
   };
 
@@ -97,11 +103,14 @@ class OutputRole {
                                Shared& shared) {
     stagers.k.Put(shared.k, (step & 1) * L::kTileBytes);
     const auto visit = work.tiles.At(step);
+    if constexpr (Rule::kListed) {
+      if (visit.IsMasked()) ptx::StoreShared32(&shared.bits[step & 1][work.thread], stagers.bits);
+    }
     if (!visit.IsPartial()) {
       stagers.v.Put(shared.v, value_offset);
       return;
     }
-    if (stagers.v.template PutFinite<Rule::kEveryTile>(shared.v, value_offset, visit.First())) {
+    if (stagers.v.template PutFinite<Rule::kListed>(shared.v, value_offset, visit.First())) {
       ptx::StoreShared32(&shared.left_out, 1);
     }
   }
@@ -210,7 +219,9 @@ class OutputRole {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int place = m * 16 + Float32Accumulate::Row(2 * r, work.lane.index);
-        factor[r] = ptx::LoadSharedFloat(&shared.end_factor[work.team() * L::kTeamRows + place]);
+        const int score_warp = work.team() * L::kTeamWarps + place / L::kWarpRows;
+        factor[r] = ptx::LoadSharedFloat(
+            &shared.bits[0][L::EndFactor(score_warp, place % L::kWarpRows)]);
       }
       const int row =
           work.team_row() + m * 16 + Float32Accumulate::Row(second * 2, work.lane.index);
@@ -250,12 +261,13 @@ class OutputRole {
     const int row = work.block_row + work.thread;
     if (work.thread >= L::kBlockRows || row >= s.q_len) return;
     char* out = RowOf(problem.o, s.batch, work.at.head, s.q_begin + row);
+    MaskLookup mask(problem.tile_lists, work.at.batch, work.at.head);
     for (int step = 0; step < work.tiles.count(); ++step) {
       const auto visit = work.tiles.Any(step);
       if (!visit.IsPartial()) continue;
       const int first = visit.First(), end = MinInt(first + L::kStepKeys, s.kv_len);
       for (int key = first; key < end; ++key) {
-        if (!Rule::IsVisible(work.at, row, key)) continue;
+        if (!Rule::IsVisible(work.at, mask, row, key)) continue;
         const char* value =
             RowOf(problem.v, s.batch, work.at.head / problem.group, int64_t{s.kv_begin} + key);
         AddNonFinite(value, problem.v_chunks * 4, DropoutPolicy::Drops(work.at, row, key), out);

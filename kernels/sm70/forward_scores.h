@@ -37,7 +37,8 @@ class ScoreRole {
         ScoresQK(rQ, shared.k, from + slot * L::kGroupBytes, rS);
         ptx::BarrierArrive(turn + group * L::kTeams, L::kTurnThreads);
         if (Rule::kEveryTile || visit.IsPartial()) {
-          ApplyRule(work, visit, group * L::kGroupKeys, rS, rows);
+          ApplyRule(work, visit, group * L::kGroupKeys, Shown(work, visit, step, group, shared), rS,
+                    rows);
         }
         Grow(rS, multiplier, work, step * L::kGroups + group, shared, rows);
         MakeProbabilities(rS, multiplier, slot, work, rows, shared,
@@ -133,9 +134,21 @@ class ScoreRole {
                   first_key + Math::Col(PairElement(n & 3), lane)};
     }
   }
+  // What the mask shows of a group: bit 8m + e of row tile m.
+  template <class Visit>
+  ATTN_HD static uint32_t Shown(const Work& work, const Visit& visit, int step, int group,
+                                const Shared& shared) {
+    if constexpr (Rule::kListed) {
+      if (!visit.IsMasked()) return ~0u;
+      const int shift = group * 16 + (kRowTiles == 1 ? (work.warp & 1) * 8 : 0);
+      return Math::MaskBits(shared.bits[step & 1] + work.warp * kWarpLanes, work.lane.index) >>
+             shift;
+    }
+    return ~0u;
+  }
   // `first_key`: counted within the tile.
   template <class Visit>
-  ATTN_HD static void ApplyRule(const Work& work, const Visit& visit, int first_key,
+  ATTN_HD static void ApplyRule(const Work& work, const Visit& visit, int first_key, uint32_t shown,
                                 float (&rS)[kRowTiles][8], RowState& rows) {
     ScorePlace pairs[kPairs];
     PlacePairs(work, visit.First() + first_key, pairs);
@@ -145,10 +158,8 @@ class ScoreRole {
       scores[n][0] = rS[n >> 2][PairElement(n & 3)];
       scores[n][1] = rS[n >> 2][PairElement(n & 3) + 1];
     }
-    ScoreContext at = work.at;
-    at.options = Rule::OptionsIn(at.options, visit.IsMasked());
     const uint32_t visible =
-        Rule::template ApplyAll<Along::kKeys>(at, pairs, visit.IsCut(), scores, slopes);
+        Rule::template ApplyAll<Along::kKeys>(work.at, pairs, visit.IsCut(), shown, scores, slopes);
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       rS[n >> 2][PairElement(n & 3)] = scores[n][0];
@@ -260,22 +271,50 @@ class ScoreRole {
     }
   }
 
+  // Whether the loop leaves it to the end to count what rows see.
+  static constexpr bool kCountsLate = Rule::kListed && !Rule::kEveryTile;
+
   ATTN_HD static void FinishRows(const Work& work, RowState& rows, Shared& shared) {
-    float* lse = L::LseOf(work);
-    const int q_len = work.at.sequence.q_len;
-    const int visited = work.tiles.count() * L::kStepKeys;
+    bool empty = false;  // whether some row may have seen nothing
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < Math::kRows; ++r) {
+        rows.sum[m][r] = Math::RowSum(rows.sum[m][r]);
+        empty |= rows.sum[m][r] == 0;
+      }
+    }
+    bool counted = false;
+    if constexpr (kCountsLate) {
+      counted = work.at.problem.denominator == kDenominatorZeroRest || ptx::VoteAny(empty);
+      if (counted) CountKeys(work, shared.bits[0]);
+    }
     RowEnd ends[kRowTiles][Math::kRows];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < Math::kRows; ++r) {
-        float sum = Math::RowSum(rows.sum[m][r]);
-        const int hidden = static_cast<int>(Math::RowSum(static_cast<float>(rows.hidden[m][r])));
-        const int row = work.score_row() + L::PlaceOf(m, r, work.lane);
-        ends[m][r] = FinishRow(work.at, rows.stabilizer[m][r], sum,
-                               Rule::VisibleCount(work.at, row, visited - hidden));
+        const int place = L::PlaceOf(m, r, work.lane);
+        int seen = 1;  // at least
+        if constexpr (Rule::kEveryTile) {
+          seen = work.tiles.count() * L::kStepKeys -
+                 static_cast<int>(Math::RowSum(static_cast<float>(rows.hidden[m][r])));
+        }
+        if (counted) {
+          seen = static_cast<int>(
+              ptx::LoadShared32(&shared.bits[0][L::EndFactor(work.warp, place)]));
+        }
+        ends[m][r] = FinishRow(work.at, rows.stabilizer[m][r], rows.sum[m][r],
+                               Rule::VisibleCount(work.at, work.score_row() + place, seen));
       }
     }
+    if (counted) ptx::SyncWarp();
+    WriteRows(work, ends, shared);
+  }
+  ATTN_HD static void WriteRows(const Work& work, const RowEnd (&ends)[kRowTiles][Math::kRows],
+                                Shared& shared) {
+    float* lse = L::LseOf(work);
+    const int q_len = work.at.sequence.q_len;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -283,11 +322,64 @@ class ScoreRole {
         const int place = L::PlaceOf(m, r, work.lane), row = work.score_row() + place;
         bool is_writer = Math::Col(0, work.lane.index) == 0;
         if (is_writer) {
-          ptx::StoreSharedFloat(&shared.end_factor[work.warp * L::kWarpRows + place],
+          ptx::StoreSharedFloat(&shared.bits[0][L::EndFactor(work.warp, place)],
                                 ends[m][r].factor);
         }
         if (is_writer && row < q_len) ptx::StoreGlobalFloat(lse + row, ends[m][r].lse);
       }
+    }
+  }
+
+  // Leaves in EndFactor's places how many keys each row of the warp sees, a row a lane. Slow, and
+  // only where something asks for it: zero_rest, or a row that may see nothing.
+  ATTN_HD static void CountKeys(const Work& work, uint32_t* places) {
+    const int place = work.warp * L::kWarpRows + (work.lane.index & (L::kWarpRows - 1));
+    const int row = work.block_row + place;
+    const Range keys = VisibleKeys(VisibilityOf(work.at.sequence), row, row + 1);
+    const ListedTiles& tiles = work.tiles.tiles();
+    int seen = 0;
+#pragma unroll 1
+    for (int n = 0; n < tiles.count(); n += kCounted) {
+      uint32_t listed[kCounted], bits[kCounted];
+#pragma unroll
+      for (int k = 0; k < kCounted; ++k) listed[k] = tiles.Load(MinInt(n + k, tiles.count() - 1));
+      LoadRow(work, place, listed, bits);
+#pragma unroll
+      for (int k = 0; k < kCounted; ++k) {
+        const int first = tiles.Visit(listed[k]).First();
+        const uint32_t inside = BitsFrom(keys.begin - first) & ~BitsFrom(keys.end - first);
+        if (n + k < tiles.count()) seen += ptx::CountBits(bits[k] & inside);
+      }
+    }
+    if (work.lane.index < L::kWarpRows) {
+      ptx::StoreShared32(&places[L::EndFactor(work.warp, work.lane.index)],
+                         static_cast<uint32_t>(seen));
+    }
+    ptx::SyncWarp();
+  }
+  static constexpr int kCounted = 4;  // visits whose loads are under way at once
+  // Bits from `n` on.
+  ATTN_HD static uint32_t BitsFrom(int n) { return n >= 32 ? 0 : ~0u << MaxInt(0, n); }
+  // The keys that the mask shows row `place` of the block, of each visit.
+  ATTN_HD static void LoadRow(const Work& work, int place, const uint32_t (&listed)[kCounted],
+                              uint32_t (&bits)[kCounted]) {
+    const ListedTiles& tiles = work.tiles.tiles();
+    const uint32_t* squares =
+        work.at.problem.tile_lists.bitmaps + SquareOf(place, 0, L::kStepKeys);
+    uint32_t words[kCounted][4];
+#pragma unroll
+    for (int k = 0; k < kCounted; ++k) {
+      const uint32_t* square = squares + int64_t{tiles.Bitmap(listed[k])} * L::kBitmapWords;
+#pragma unroll
+      for (int y = 0; y < 4; ++y) {
+        words[k][y] = ~0u;
+        ptx::LoadConstant32If(words[k][y], square + MaskWord::LaneOf(place, 2 * y),
+                              tiles.Visit(listed[k]).IsMasked());
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kCounted; ++k) {
+      bits[k] = MaskWord::KeysOfRow(place, [&](int y) { return words[k][y / 2]; });
     }
   }
 

@@ -1,15 +1,15 @@
 // The tiles of keys that a forward block visits, as its two roles ask for them: the n-th, where n
 // is at most kAhead steps ahead of the output role's (Any: whichever, but slowly).
-//   kEveryTile = false   an interval, worked out where it is asked for
-//   kEveryTile = true    listed tiles: one thread brings the list and keeps the next visits in a
-//                        ring in shared memory, so that no role waits for global memory
+//   Rule::kListed = false   an interval, worked out where it is asked for
+//   Rule::kListed = true    listed tiles: one thread brings the list and keeps the next visits in a
+//                           ring in shared memory, so that no role waits for global memory
 #pragma once
 
 #include "kernels/rules/score_rules.h"
 
 namespace attnd::sm70 {
 
-template <class Rule, int kStepKeys, bool kListed = Rule::kEveryTile>
+template <class Rule, int kStepKeys, bool kListed = Rule::kListed>
 class KeyVisits;
 
 template <class Rule, int kStepKeys>
@@ -35,7 +35,7 @@ class KeyVisits<Rule, kStepKeys, true> {
   static constexpr int kSize = 8, kAhead = 4;
   // Visit n is at n % kSize from when the output role makes step n − kAhead until all are past n.
   struct Ring {
-    uint32_t visits[kSize];
+    uint32_t visits[kSize], bitmaps[kSize];
   };
   ATTN_HD KeyVisits(const ProblemDesc& problem, const SequenceDesc& sequence, const TileWork& tile,
                     int first_row, int end_row, Ring& ring)
@@ -47,7 +47,12 @@ class KeyVisits<Rule, kStepKeys, true> {
   ATTN_HD ListedVisit At(int n) const {
     return {ptx::LoadShared32(&ring_.visits[n & (kSize - 1)])};
   }
+  // Of a masked one.
+  ATTN_HD uint32_t BitmapAt(int n) const {
+    return ptx::LoadShared32(&ring_.bitmaps[n & (kSize - 1)]);
+  }
   ATTN_HD ListedVisit Any(int n) const { return tiles_.Visit(tiles_.Load(n)); }
+  ATTN_HD const ListedTiles& tiles() const { return tiles_; }
   // By all threads of the block: the first visits.
   ATTN_HD void Open(int thread) {
     if (thread < kAhead && thread < count()) Put(thread, tiles_.Load(thread));
@@ -64,6 +69,7 @@ class KeyVisits<Rule, kStepKeys, true> {
  private:
   ATTN_HD void Put(int n, uint32_t loaded) const {
     ptx::StoreShared32(&ring_.visits[n & (kSize - 1)], tiles_.Visit(loaded).word);
+    ptx::StoreShared32(&ring_.bitmaps[n & (kSize - 1)], tiles_.Bitmap(loaded));
   }
 
   ListedTiles tiles_;

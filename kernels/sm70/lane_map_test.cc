@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/rules/tile_lists.h"
 #include "kernels/sm70/tile_math.h"
 
 namespace attnd::sm70 {
@@ -102,6 +103,33 @@ TEST(LaneMap, LoadsOperandsWithoutBankConflicts) {
         EXPECT_EQ(Wavefronts(by_rows), 4) << chunks << " chunks, step " << step;
       }
     }
+  }
+}
+
+// Each byte of a lane's word is one 16×16 tile of the square: bit 16·(y tile) + 8·(x tile) + e.
+TEST(LaneMap, PutsTheBitsOfMasksWhereScoresAre) {
+  for (int x = 0; x < 32; ++x) {
+    for (int y = 0; y < 32; ++y) {
+      const int lane = MaskWord::LaneOf(x, y), bit = MaskWord::BitOf(x, y);
+      const int e = bit & 7;
+      EXPECT_EQ(Float32Accumulate::Row(e, lane) + 16 * (bit >> 3 & 1), x);
+      EXPECT_EQ(Float32Accumulate::Col(e, lane) + 16 * (bit >> 4), y);
+    }
+  }
+}
+
+TEST(LaneMap, MakesWordsOfRowsOrColumns) {
+  std::vector<uint32_t> rows;
+  for (uint32_t n = 0; n < 32; ++n) rows.push_back(n * 2654435761u ^ n << 27);
+  const auto row = [&rows](int n) { return rows[n]; };
+  for (int x = 0; x < 32; ++x) {
+    for (int y = 0; y < 32; ++y) {
+      const int lane = MaskWord::LaneOf(x, y), bit = MaskWord::BitOf(x, y);
+      EXPECT_EQ(MaskWord::FromRows(lane, row) >> bit & 1, rows[x] >> y & 1);
+      EXPECT_EQ(MaskWord::FromColumns(lane, row) >> bit & 1, rows[y] >> x & 1);
+    }
+    const auto word = [&](int y) { return MaskWord::FromRows(MaskWord::LaneOf(x, y), row); };
+    EXPECT_EQ(MaskWord::KeysOfRow(x, word), rows[x]);
   }
 }
 

@@ -66,6 +66,10 @@ struct Float32Accumulate {
     x += ptx::ShuffleXor(x, 2);
     return x + ptx::ShuffleXor(x, 4);
   }
+  // A lane's word of a mask's bitmap: a bit for each element of four tiles (MaskWord).
+  ATTN_HD static uint32_t MaskBits(const uint32_t* square, int lane) {
+    return ptx::LoadShared32(square + lane);
+  }
   ATTN_HD static void Zero(Accumulator& c) {
 #pragma unroll
     for (int e = 0; e < 8; ++e) c[e] = 0;
@@ -92,6 +96,12 @@ struct Float16Accumulate {
   // Over the two lanes that share a row.
   ATTN_HD static float RowMax(float x) { return ptx::Max(x, ptx::ShuffleXor(x, 4)); }
   ATTN_HD static float RowSum(float x) { return x + ptx::ShuffleXor(x, 4); }
+  // Bitmaps lie as float32 accumulators do: of eight keys two lanes have four each.
+  ATTN_HD static uint32_t MaskBits(const uint32_t* square, int lane) {
+    const uint32_t low = ptx::LoadShared32(square + (lane & ~2)) >> (lane & 2);
+    const uint32_t high = ptx::LoadShared32(square + (lane | 2)) >> (lane & 2);
+    return (low & 0x33333333u) | (high & 0x33333333u) << 2;
+  }
   ATTN_HD static void Zero(Accumulator& c) {
 #pragma unroll
     for (int n = 0; n < 4; ++n) c[n] = 0;

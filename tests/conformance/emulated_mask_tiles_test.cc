@@ -9,6 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/element.h"
+#include "attention/mask_call.h"
+#include "attention/masks/mask_description.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "gtest/gtest.h"
@@ -128,6 +130,17 @@ std::vector<Case> Cases() {
   p.dropout.threshold = 26;
   p.denominator = DenominatorKind::kZeroRest;
   cases.push_back({"dropout and zero_rest", p});
+  p.dropout.threshold = 0;
+  p.accumulate = AccumulateType::kFloat16;
+  cases.push_back({"float16 accumulators and zero_rest", p});
+  p = Sized(140, 330, 40);
+  p.element = ElementType::kBFloat16;  // a part for each entry and key head
+  p.batch = 2;
+  p.q_heads = 4;
+  p.kv_heads = 2;
+  p.bool_mask->shape.batch = 2;
+  p.bool_mask->shape.heads = 4;
+  cases.push_back({"bfloat16", p});
   return cases;
 }
 
@@ -138,20 +151,81 @@ void Pad(const BoolMask& mask, int64_t keys, ProblemInputs& in) {
   }
 }
 
+bool IsVisible(const BoolMask& mask, const ProblemInputs& in, int64_t line, int64_t column) {
+  const uint8_t byte = in.mask_bits.as<uint8_t>()[line * mask.row_bytes() + column / 8];
+  return byte >> (column % 8) & 1;
+}
+
+// A bias of nothing beside the mask, so that both have the same kind of scores.
+void AddEmptyBias(Problem& p, ProblemInputs& in) {
+  p.bias = Bias{ElementType::kFloat16, p.bool_mask->shape, false};
+  in.bias = AlignedBytes(p.bool_mask->shape.elements() * 2);
+  for (int64_t n = 0; n < p.bool_mask->shape.elements(); ++n) {
+    StoreElement(ElementType::kFloat16, in.bias.data(), n, 0);
+  }
+}
+
 // The same mask as a bias, of which nothing is known before its tiles are visited.
 void MaskByBias(Problem& p, ProblemInputs& in) {
   const BoolMask mask = *p.bool_mask;
-  p.bias = Bias{ElementType::kFloat16, mask.shape, false};
-  in.bias = AlignedBytes(mask.shape.elements() * 2);
   for (int64_t n = 0; n < mask.shape.elements(); ++n) {
-    const int64_t row = n / mask.shape.columns, column = n % mask.shape.columns;
-    const uint8_t byte = in.mask_bits.as<uint8_t>()[row * mask.row_bytes() + column / 8];
-    const bool visible = byte >> (column % 8) & 1;
-    StoreElement(ElementType::kFloat16, in.bias.data(), n,
-                 visible ? 0.0f : -std::numeric_limits<float>::infinity());
+    if (IsVisible(mask, in, n / mask.shape.columns, n % mask.shape.columns)) continue;
+    StoreElement(ElementType::kFloat16, in.bias.data(), n, -std::numeric_limits<float>::infinity());
   }
   p.bool_mask.reset();
   in.mask_bits = AlignedBytes();
+}
+
+// The same mask by description: each (b, h) that may differ has a pattern of bits.
+void MaskByDescription(Problem& p, ProblemInputs& in) {
+  const BoolMask mask = *p.bool_mask;
+  const BroadcastShape& shape = mask.shape;
+  p.bool_mask.reset();
+  const MaskCall call = MaskCallOf(p);
+  MaskSpec spec;
+  for (int64_t b = 0; b < shape.batch; ++b) {
+    for (int64_t h = 0; h < shape.heads; ++h) {
+      MaskBitmap bits{.row_pitch_bits = static_cast<uint32_t>((call.keys + 7) / 8 * 8)};
+      bits.data.resize(static_cast<size_t>(call.rows * bits.row_pitch_bits / 8));
+      for (int64_t row = 0; row < call.rows; ++row) {
+        for (int64_t key = 0; key < call.keys; ++key) {
+          const int64_t line = (b * shape.heads + h) * shape.rows + (shape.rows == 1 ? 0 : row);
+          if (!IsVisible(mask, in, line, shape.columns == 1 ? 0 : key)) continue;
+          bits.data[static_cast<size_t>(row * bits.row_pitch_bits + key) / 8] |=
+              static_cast<uint8_t>(1 << (key % 8));
+        }
+      }
+      spec.pattern.emplace_back(std::move(bits));
+    }
+  }
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.q_heads; ++h) {
+      spec.pattern_of.push_back(static_cast<uint32_t>((shape.batch == 1 ? 0 : b) * shape.heads +
+                                                      (shape.heads == 1 ? 0 : h)));
+    }
+  }
+  auto description = MaskDescription::Make(spec, call);
+  CHECK(description.ok()) << description.status();
+  p.mask = *std::move(description);
+  in.mask_bits = AlignedBytes();
+}
+
+// Where two tensors differ first, and in how many bytes.
+void ExpectSame(const char* name, const Bytes& got, const Bytes& want) {
+  ASSERT_EQ(got.size(), want.size()) << name;
+  int64_t different = 0, first = -1;
+  for (size_t n = 0; n < got.size(); ++n) {
+    if (got[n] == want[n]) continue;
+    if (different++ == 0) first = static_cast<int64_t>(n);
+  }
+  EXPECT_EQ(different, 0) << name << ": of " << got.size() << " bytes, the first at " << first;
+}
+void ExpectSameBits(const BothResults& got, const BothResults& want) {
+  ExpectSame("o", got.forward.o, want.forward.o);
+  ExpectSame("lse", got.forward.lse, want.forward.lse);
+  ExpectSame("d_q", got.backward.d_q, want.backward.d_q);
+  ExpectSame("d_k", got.backward.d_k, want.backward.d_k);
+  ExpectSame("d_v", got.backward.d_v, want.backward.d_v);
 }
 
 TEST(MaskTiles, ResultsHaveTheBitsOfABiasThatHidesTheSame) {
@@ -161,14 +235,27 @@ TEST(MaskTiles, ResultsHaveTheBitsOfABiasThatHidesTheSame) {
     ASSERT_TRUE(Validate(c.problem).ok()) << Validate(c.problem);
     ProblemInputs in = RandomInputs(c.problem, 7);
     Pad(*c.problem.bool_mask, c.padding, in);
+    AddEmptyBias(c.problem, in);
     const BothResults masked = RunChecked(backend, c.problem, in);
     MaskByBias(c.problem, in);
-    const BothResults biased = RunChecked(backend, c.problem, in);
-    EXPECT_EQ(masked.forward.o, biased.forward.o);
-    EXPECT_EQ(masked.forward.lse, biased.forward.lse);
-    EXPECT_EQ(masked.backward.d_q, biased.backward.d_q);
-    EXPECT_EQ(masked.backward.d_k, biased.backward.d_k);
-    EXPECT_EQ(masked.backward.d_v, biased.backward.d_v);
+    ExpectSameBits(masked, RunChecked(backend, c.problem, in));
+  }
+}
+
+// Whether lists are held on the device or go with the launch.
+TEST(MaskTiles, ResultsHaveTheBitsOfTheSameMaskByDescription) {
+  for (int64_t held : {0, 1 << 24}) {
+    CudaBackend backend(MakeEmulatedDevice({.mask_bytes = held}));
+    for (Case& c : Cases()) {
+      SCOPED_TRACE(c.name);
+      ProblemInputs in = RandomInputs(c.problem, 7);
+      Pad(*c.problem.bool_mask, c.padding, in);
+      const BothResults masked = RunChecked(backend, c.problem, in);
+      MaskByDescription(c.problem, in);
+      ASSERT_TRUE(Validate(c.problem).ok()) << Validate(c.problem);
+      ExpectSameBits(RunChecked(backend, c.problem, in), masked);
+      if (held > 0) ExpectSameBits(RunChecked(backend, c.problem, in), masked);
+    }
   }
 }
 

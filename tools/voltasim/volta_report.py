@@ -8,6 +8,7 @@ lowest counts. Simulated (voltasim), no V100 was used.
 import argparse
 import json
 import os
+import random
 import struct
 import sys
 import tempfile
@@ -33,6 +34,8 @@ XFORMERS = {(64, "forward", "full"): 32.4, (64, "forward", "causal"): 29.2, (128
             (64, "backward", "full"): 22.7, (128, "backward", "full"): 19.3}
 STEPS = (16, 15)
 SCORES = ("plain", "bias", "alibi", "softcap", "mask")     # what general scores are asked for; bias in float16
+# What tiles of a mask are; a general kernel's "mask" has partial ones. Partial tiles take their bits from this many bitmaps.
+LISTED, BITMAPS = ("full tiles", "partial tiles"), 8
 PARAMETERS = 0x160          # where kernel parameters start in constant bank 0
 TABLES = 0x1000000          # our ProblemDesc; then its sequence and the tile list
 TENSORS = 0x7000000000      # nothing is stored there: every tensor reads as zero
@@ -55,17 +58,12 @@ def row_tensor(index, length, head_dim, heads):
     return struct.pack("<Qqqq", TENSORS + (index << 32), length * head_dim * heads, length * head_dim, head_dim)
 
 
-def broadcast_tensor(index, head, row, element, has_pairs):
-    return struct.pack("<Qqqqiiii", TENSORS + (index << 32), 0, head, row, 1, element, has_pairs, 0)
-
-
-def problem_desc(length, head_dim, heads, dropout, scores):
-    """kernels/rules/params.h: ProblemDesc, for one batch entry; `scores`: one of SCORES."""
-    mask = bias = struct.pack("<Qqqqiiii", 0, 0, 0, 0, 0, 0, 0, 0)
-    if scores == "mask":
-        mask = broadcast_tensor(12, length * length // 8, length // 8, 0, 0)
+def problem_desc(shape, length, heads, scores):
+    """kernels/rules/params.h: ProblemDesc, for one batch entry; `scores`: one of SCORES or LISTED."""
+    head_dim, dropout = shape.head_dim, shape.dropout
+    mask, bias = b"\0" * 40, b"\0" * 48
     if scores == "bias":
-        bias = broadcast_tensor(13, length * length, length, 1, 1)
+        bias = struct.pack("<Qqqqiiii", TENSORS + (13 << 32), 0, length * length, length, 1, 1, 1, 0)
     softcap = 30.0 if scores == "softcap" else 0.0
     alibi = TENSORS + (14 << 32) if scores == "alibi" else 0
     d = b"".join(row_tensor(n, length, head_dim, heads) for n in range(4))
@@ -78,7 +76,21 @@ def problem_desc(length, head_dim, heads, dropout, scores):
     d += struct.pack("<QQ", TENSORS + (9 << 32), 0)
     blocks = (length + 63) // 64
     d += struct.pack("<QqqQq", TENSORS + (10 << 32), blocks * 64 * head_dim, 0, TENSORS + (11 << 32), blocks)
+    d += b"\0" * (608 - len(d))
+    if scores == "mask" or scores in LISTED:
+        d += struct.pack("<QQQQqqiiiiii", TABLES + 0x30000, TABLES + 0x40000, TABLES + 0x50000, 0, 0, 0,
+                         shape.lines(length), 0, *shape.tile(), shape.backward, 0)
     return d + b"\0" * 128
+
+
+def write_lists(memory, shape, steps, scores):
+    """Lists of every tile for every line, as kernels/rules/params.h has them."""
+    partial = scores != "full tiles"
+    memory.write(TABLES + 0x30000, struct.pack("<4I", 0, steps, 0, 0) * shape.lines(steps * shape.step))
+    memory.write(TABLES + 0x40000, struct.pack(f"<{steps}I", *(n | (1 + n % BITMAPS) << 15 if partial else n
+                                                                for n in range(steps))))
+    rows, keys = shape.tile()
+    memory.write(TABLES + 0x50000, random.Random(1).randbytes(BITMAPS * rows * keys // 8))
 
 
 class Shape:
@@ -89,12 +101,19 @@ class Shape:
         self.backward = words[0] == "backward"
         self.head_dim = int(next(w for w in words if w[0] == "d" and w[1:].isdigit())[1:])
         self.dropout, self.atomic = "dropout" in words, "atomic" in words
-        self.half, self.general = "f16" in words, "general" in words
+        self.half, self.general, self.listed = "f16" in words, "general" in words, "listed" in words
         self.owned = {32: 128, 64: 128, 256: 32}.get(self.head_dim, 64) if self.backward else 128
         if not self.backward and self.head_dim == 256:
             self.owned = 64
         self.step = 64 if self.backward else 32
         self.products = 5 if self.backward else 2
+
+    def tile(self):
+        """Rows and keys of a tile that a list counts."""
+        return (64, self.owned) if self.backward else (self.owned, 32)
+
+    def lines(self, length):
+        return -(-length // self.owned)
 
     def flops_per_step(self):
         return self.products * 2 * self.owned * self.step * self.head_dim
@@ -113,7 +132,9 @@ def trace(listing, shape, shared_bytes, scores):
     for steps in STEPS:
         length = steps * shape.step
         memory = Memory()
-        memory.write(TABLES, problem_desc(length, shape.head_dim, 4, shape.dropout, scores))
+        memory.write(TABLES, problem_desc(shape, length, 4, scores))
+        if scores == "mask" or scores in LISTED:
+            write_lists(memory, shape, steps, scores)
         memory.write(TABLES + 0x10000, struct.pack("<8i", 0, length, 0, length, -(1 << 29), 1 << 29, 0, 0))
         tile = (length + shape.owned - 1) // shape.owned - 1 if shape.backward else 0
         memory.write(TABLES + 0x20000, struct.pack("<4i", 0, 0, 1, tile))
@@ -196,14 +217,15 @@ def main():
     p.add_argument("--general", action="store_true", help="also the kernels with every option (no published rival)")
     p.add_argument("--scores", nargs="+", choices=SCORES, default=["plain"],
                    help="of general kernels: one row for each")
+    p.add_argument("--listed", action="store_true", help="also the kernels of masks, per visited score: full and partial tiles")
     p.add_argument("--nvdisasm", default=os.environ.get("NVDISASM", ".deps/cuda_tools/nvdisasm"))
     p.add_argument("--json", action="store_true")
     args = p.parse_args()
     rows = []
     for key, fields, image in read_archive(args.archive):
         wanted = key.startswith(("forward_", "backward_")) and args.only in key
-        if wanted and (args.general or "_general" not in key):
-            for scores in args.scores if "_general" in key else ["plain"]:
+        if wanted and (args.general or "_general" not in key) and (args.listed or "_listed" not in key):
+            for scores in args.scores if "_general" in key else LISTED if "_listed" in key else ["plain"]:
                 rows += simulate(key, fields, image, args.nvdisasm, scores)
             print(f"{key}: done", file=sys.stderr)
     if args.json:

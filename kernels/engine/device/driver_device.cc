@@ -30,8 +30,9 @@ const ArchitectureInfo* ArchitectureFor(int compute_capability) {
   return newest;
 }
 
-// Launches may hold this share of the pool: the rest is for rounding and for gaps between them.
-constexpr double kLaunchShare = 0.9;
+// Launches may hold this share of the pool, and masks that one: the rest is for rounding and for
+// gaps between them.
+constexpr double kLaunchShare = 0.88, kMaskShare = 0.02;
 // Descriptors and tiles of a launch pass through this much page-locked memory at a time.
 constexpr int64_t kBounceBytes = int64_t{1} << 20;
 
@@ -94,6 +95,7 @@ class DriverDevice final : public KernelDevice {
     pinned_.erase(memory.data());
   }
   double max_slice_seconds() const override { return options_.max_slice_seconds; }
+  int64_t mask_bytes() const override { return mask_bytes_; }
   DeviceUse use() const override;
 
  private:
@@ -139,7 +141,7 @@ class DriverDevice final : public KernelDevice {
   Context context_;
   BackendInfo info_;
   std::vector<KernelRow> rows_;
-  int64_t total_bytes_ = 0;
+  int64_t total_bytes_ = 0, mask_bytes_ = 0;
   Stream upload_, compute_, download_;
   MemoryPool pool_;
   std::vector<Slot> slots_;
@@ -541,6 +543,7 @@ absl::Status DriverDevice::StartMemory() {
   }
   ASSIGN_OR_RETURN(pool_, std::move(pool));
   info_.memory_bytes = static_cast<int64_t>(static_cast<double>(wanted) * kLaunchShare);
+  mask_bytes_ = static_cast<int64_t>(static_cast<double>(wanted) * kMaskShare);
   slots_.resize(options_.launches);
   absl::MutexLock lock(&mutex_);
   for (Slot& slot : slots_) {

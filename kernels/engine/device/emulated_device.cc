@@ -152,6 +152,7 @@ class EmulatedDevice final : public KernelDevice {
     return std::make_unique<EmulatedMemory>(bytes);
   }
   double max_slice_seconds() const override { return options_.max_slice_seconds; }
+  int64_t mask_bytes() const override { return options_.mask_bytes; }
 
  private:
   const EmulatedDeviceOptions options_;

@@ -15,6 +15,7 @@ struct EmulatedDeviceOptions {
   Architecture architecture = Architecture::kSm70;
   emulator::SharedMemory::Options shared = {.count_conflicts = false, .detect_races = false};
   double max_slice_seconds = 1e9;
+  int64_t mask_bytes = int64_t{1} << 20;
   // Receives the bank report of each kernel that ran, if conflicts are counted.
   std::function<void(const KernelRow&, const emulator::LaunchReport&)> observer;
 };

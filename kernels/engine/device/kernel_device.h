@@ -110,6 +110,8 @@ class KernelDevice {
                                                               absl::Span<const Region> regions) = 0;
   // Null when so much is not there just now: it does not wait.
   virtual std::unique_ptr<DeviceMemory> Hold(int64_t bytes) = 0;
+  // How much of Hold's memory lists of masks may take; launches are not counted on it.
+  virtual int64_t mask_bytes() const = 0;
   // See Backend.
   virtual absl::Status RegisterHost(absl::Span<std::byte>) { return absl::OkStatus(); }
   virtual void UnregisterHost(absl::Span<std::byte>) {}

@@ -83,15 +83,17 @@ Origin OriginOf(const Problem& p, const Part& part) {
 void DescribeScores(const CallLayout& at, const Origin& from, uint64_t arena, ProblemDesc& desc) {
   const Problem& p = *at.problem;
   desc.softcap = p.softcap;
-  if (at.tile_lists >= 0) {
-    desc.tile_lists = at.lists;
-    desc.tile_lists.data = At<uint16_t>(arena, at.tile_lists,
-                                        from.entry * at.lists.batch + from.q_head * at.lists.head);
+  if (at.mask_lists.bytes > 0) {
+    desc.tile_lists = ListsAt(at.mask_lists, arena + static_cast<uint64_t>(at.tile_lists),
+                              from.entry, from.q_head);
   }
   if (p.bool_mask.has_value()) {
-    desc.mask = Broadcast(p.bool_mask->shape, p.bool_mask->row_bytes());
+    const BroadcastShape& shape = p.bool_mask->shape;
+    const BroadcastTensor mask = Broadcast(shape, p.bool_mask->row_bytes());
+    desc.mask = {nullptr, mask.batch, mask.head, mask.row, static_cast<int32_t>(shape.rows),
+                 static_cast<int32_t>(shape.columns)};
     desc.mask.data =
-        At<uint8_t>(arena, at.mask, from.entry * desc.mask.batch + from.q_head * desc.mask.head);
+        At<uint8_t>(arena, at.mask, from.entry * mask.batch + from.q_head * mask.head);
   }
   if (p.bias.has_value()) {
     desc.bias = Broadcast(p.bias->shape, p.bias->shape.columns);

@@ -5,22 +5,6 @@
 #include "base/round_up.h"
 
 namespace attnd::cuda {
-namespace {
-
-int64_t Tiles(int64_t length, int64_t rows) { return (length + rows - 1) / rows; }
-
-// Lines and tiles of one (batch entry, head) of a mask; one where its dimension is broadcast.
-struct ListShape {
-  int64_t lines, tiles;
-  ListShape(const BroadcastShape& mask, const MaskTiling& tiling)
-      : lines(Tiles(mask.rows, tiling.rows)), tiles(Tiles(mask.columns, tiling.keys)) {
-    if (tiling.by_keys) std::swap(lines, tiles);
-  }
-  int64_t line_numbers() const { return 2 * tiles + 1; }
-};
-
-}  // namespace
-
 int64_t ArenaLayout::Add(std::string name, int64_t bytes, RegionUse use) {
   int64_t offset = bytes_;
   bytes_ += RoundUp(bytes, kRegionAlignment);
@@ -114,27 +98,20 @@ void LayOutGradients(CallLayout& at, int tile_head_dim, bool dq_rest, ArenaLayou
   at.dq_factor = arena.Add("dq_factor", p.LseElements() * 4, RegionUse::kOutput);
 }
 
-void LayOutTileLists(CallLayout& at, const MaskTiling& tiling, ArenaLayout& arena) {
-  if (!at.problem->bool_mask) return;
-  const BroadcastShape& mask = at.problem->bool_mask->shape;
-  const ListShape shape(mask, tiling);
-  const int64_t head = shape.lines * shape.line_numbers();
-  at.lists.line = shape.lines == 1 ? 0 : shape.line_numbers();
-  at.lists.head = mask.heads == 1 ? 0 : head;
-  at.lists.batch = mask.batch == 1 ? 0 : mask.heads * head;
-  at.lists.tiles = static_cast<int32_t>(shape.tiles);
-  at.lists.tile_rows = tiling.rows;
-  at.lists.tile_keys = tiling.keys;
-  at.lists.mask_rows = static_cast<int32_t>(mask.rows);
-  at.lists.mask_columns = static_cast<int32_t>(mask.columns);
-  // Zeroed, since a list's first tile may be read where there is none.
-  at.tile_lists = arena.Add(
-      "tile_lists", mask.batch * mask.heads * head * int64_t{sizeof(uint16_t)}, RegionUse::kZeroed);
+void LayOutTileLists(CallLayout& at, const MaskTiling& tiling, const CallMask* mask,
+                     ArenaLayout& arena) {
+  const Problem& p = *at.problem;
+  if (p.bool_mask) {
+    at.mask_lists = LayOutBoolMask(p.bool_mask->shape, tiling);
+    at.tile_lists = arena.Add("tile_lists", at.mask_lists.bytes, RegionUse::kOutput);
+  } else if (mask != nullptr && mask->compiled != nullptr) {
+    at.mask_lists = mask->layout;
+    if (mask->held != nullptr) return;
+    at.tile_lists = arena.Add("tile_lists", at.mask_lists.bytes, RegionUse::kInput);
+  }
 }
 
-int64_t MaskLines(const BroadcastShape& mask, const MaskTiling& tiling) {
-  return ListShape(mask, tiling).lines;
-}
+void PlaceMask(CallLayout& at, int64_t offset) { at.tile_lists = offset; }
 
 void LayOutConstants(CallLayout& at, ArenaLayout& arena) {
   const Problem& p = *at.problem;

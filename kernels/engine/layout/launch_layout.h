@@ -12,6 +12,8 @@
 #include "attention/problem.h"
 #include "kernels/engine/device/kernel_device.h"
 #include "kernels/engine/layout/staging.h"
+#include "kernels/engine/masks/mask_cache.h"
+#include "kernels/engine/masks/mask_layout.h"
 #include "kernels/rules/params.h"
 
 namespace attnd::cuda {
@@ -29,15 +31,8 @@ struct CallLayout {
   // A kept bfloat16 forward: V and O stand in the arena, and once more with the other tensors.
   bool keeps_rows = false;
   int64_t kept_v = 0, kept_o = 0;
-  int64_t tile_lists = -1;
-  TileLists lists = {};  // without their address
-};
-
-// The tiles of a kernel, of which a bool mask's are listed: in lines of its key tiles (backward) or
-// of its row tiles.
-struct MaskTiling {
-  int rows = 0, keys = 0;
-  bool by_keys = false;
+  int64_t tile_lists = -1;  // where mask_lists begins; meaningless where it has no bytes
+  MaskLayout mask_lists;
 };
 
 class ArenaLayout {
@@ -64,10 +59,11 @@ CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout&
 // in another scale than backward (V and O in bfloat16) stands in the arena too.
 CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLayout& arena);
 void LayOutGradients(CallLayout& layout, int tile_head_dim, bool dq_rest, ArenaLayout& arena);
-// Nothing without a bool mask.
-void LayOutTileLists(CallLayout& layout, const MaskTiling& tiling, ArenaLayout& arena);
-// How many lines the lists of one (batch entry, head) have.
-int64_t MaskLines(const BroadcastShape& mask, const MaskTiling& tiling);
+// The lists of its mask, of either kind. `mask`: null, or that of a mask by description; what is held
+// elsewhere is not in the arena: PlaceMask says where.
+void LayOutTileLists(CallLayout& layout, const MaskTiling& tiling, const CallMask* mask,
+                     ArenaLayout& arena);
+void PlaceMask(CallLayout& layout, int64_t offset);
 // For tensors that were laid out for a memory of their own, which begins `shift` bytes after the
 // arena (or before it).
 void PlaceOutside(CallLayout& layout, int64_t shift);

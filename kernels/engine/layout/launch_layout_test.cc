@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/engine/layout/descriptors.h"
 #include "kernels/engine/layout/tile_work.h"
+#include "kernels/rules/tile_lists.h"
 
 namespace attnd::cuda {
 namespace {
@@ -114,7 +115,7 @@ TEST(Tiles, CoverEveryRowOfEveryHeadOnceLongestFirst) {
   for (const Part& part : PartsOf(packed, 1)) parts.push_back(part);
   std::set<std::tuple<int, int, int, int>> seen;
   int64_t previous = INT64_MAX;
-  for (const TileWork& tile : ForwardTiles(problems, parts, 128)) {
+  for (const TileWork& tile : ForwardTiles(problems, parts, {128, 32, 64, 1}, {}).tiles) {
     EXPECT_TRUE(seen.emplace(tile.problem, tile.batch, tile.head, tile.tile).second);
     const SequenceDesc s = SequencesOf(*problems[tile.problem])[tile.batch];
     int begin = tile.tile * 128, end = std::min(begin + 128, s.q_len);
@@ -133,7 +134,7 @@ TEST(Tiles, OfKeysVisitMostRowsFirst) {
   std::vector<const Problem*> problems = {&p};
   std::set<std::tuple<int, int, int, int>> seen;
   int64_t previous = INT64_MAX;
-  for (const TileWork& tile : BackwardTiles(problems, PartsOf(p, 0), 64)) {
+  for (const TileWork& tile : BackwardTiles(problems, PartsOf(p, 0), {32, 64, 64, 1}, {}).tiles) {
     EXPECT_TRUE(seen.emplace(tile.problem, tile.batch, tile.head, tile.tile).second);
     const SequenceDesc s = SequencesOf(p)[tile.batch];
     const int begin = tile.tile * 64;
@@ -165,22 +166,28 @@ TEST(Tiles, ListEachLineOfAMaskOnceWhereverPartsShareIt) {
     for (const MaskTiling& tiling : {by_rows, by_keys}) {
       ArenaLayout arena;
       CallLayout at = LayOutTensors(p, RegionUse::kInput, arena);
-      LayOutTileLists(at, tiling, arena);
+      LayOutTileLists(at, tiling, nullptr, arena);
       LayOutConstants(at, arena);
-      std::set<uintptr_t> lines;
-      const Problem* const problems[] = {&p};
-      const std::vector<TileWork> tiles = MaskLineTiles(problems, parts, tiling);
+      std::set<uintptr_t> lines, bitmaps;
+      const std::vector<TileWork> tiles = MaskLineTiles({&at, 1}, parts);
+      const int64_t words = BitmapWords(tiling.rows, tiling.keys);
       for (const TileWork& tile : tiles) {
         const TileLists lists = Describe(at, parts[tile.problem], 0).tile_lists;
-        EXPECT_EQ(lists.tiles, tiling.by_keys ? (broadcast & 4 ? 5 : 1) : (broadcast & 8 ? 7 : 1));
-        const int64_t first =
-            tile.batch * lists.batch + tile.head * lists.head + tile.tile * lists.line;
-        const auto line = reinterpret_cast<uintptr_t>(lists.data) + first * sizeof(uint16_t);
-        EXPECT_TRUE(lines.insert(line).second) << "twice the same line";
-        EXPECT_LE(line + (2 * lists.tiles + 1) * sizeof(uint16_t),
-                  static_cast<uintptr_t>(arena.regions().back().offset));
+        EXPECT_EQ(lists.line_tiles,
+                  tiling.by_keys ? (broadcast & 4 ? 5 : 1) : (broadcast & 8 ? 7 : 1));
+        const int64_t line =
+            (tile.batch * lists.batch + tile.head * lists.head) * lists.plan_lines + tile.tile;
+        const int64_t end = (line + 1) * lists.line_tiles;
+        EXPECT_TRUE(lines.insert(reinterpret_cast<uintptr_t>(lists.lines + line)).second);
+        EXPECT_TRUE(bitmaps.insert(reinterpret_cast<uintptr_t>(lists.bitmaps + end * words)).second);
+        EXPECT_LE(reinterpret_cast<uintptr_t>(lists.lines + line + 1),
+                  static_cast<uintptr_t>(at.tile_lists + at.mask_lists.tiles));
+        EXPECT_LE(reinterpret_cast<uintptr_t>(lists.tiles + end),
+                  static_cast<uintptr_t>(at.tile_lists + at.mask_lists.bitmaps));
+        EXPECT_LE(reinterpret_cast<uintptr_t>(lists.bitmaps + end * words),
+                  static_cast<uintptr_t>(at.tile_lists + at.mask_lists.bytes));
       }
-      EXPECT_EQ(static_cast<int64_t>(tiles.size()), MaskLineCount(p, tiling)) << broadcast;
+      EXPECT_EQ(static_cast<int64_t>(tiles.size()), MaskLineCount(at)) << broadcast;
     }
   }
 }

@@ -10,13 +10,38 @@ namespace {
 
 int64_t Tiles(int64_t length, int64_t rows) { return (length + rows - 1) / rows; }
 
-std::vector<TileWork> MostWorkFirst(std::vector<std::pair<int64_t, TileWork>> tiles) {
+struct SizedTile {
+  int64_t work;
+  TileWork tile;
+};
+OrderedTiles MostWorkFirst(std::vector<SizedTile> tiles) {
   std::stable_sort(tiles.begin(), tiles.end(),
-                   [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::vector<TileWork> ordered;
-  ordered.reserve(tiles.size());
-  for (const auto& [keys, tile] : tiles) ordered.push_back(tile);
+                   [](const SizedTile& a, const SizedTile& b) { return a.work > b.work; });
+  OrderedTiles ordered;
+  ordered.tiles.reserve(tiles.size());
+  ordered.work.reserve(tiles.size());
+  for (const SizedTile& sized : tiles) {
+    ordered.tiles.push_back(sized.tile);
+    ordered.work.push_back(sized.work);
+  }
   return ordered;
+}
+
+// The places of `size` at a time that a block visits: those of `range`, or of the tiles there that
+// line `line` lists.
+int64_t Visited(Range range, const MaskLists* lists, int64_t line, int64_t size) {
+  if (range.end <= range.begin) return 0;
+  if (lists == nullptr) return range.end - range.begin;
+  const absl::Span<const MaskTile> tiles = lists->Line(line);
+  auto first_from = [&tiles](int64_t tile) {
+    return std::partition_point(tiles.begin(), tiles.end(),
+                                [tile](const MaskTile& t) { return t.tile < tile; });
+  };
+  return (first_from(Tiles(range.end, size)) - first_from(range.begin / size)) * size;
+}
+
+const CompiledMask* MaskOf(absl::Span<const CallMask> masks, const Part& part) {
+  return masks.empty() ? nullptr : masks[static_cast<size_t>(part.call)].compiled.get();
 }
 
 // Calls visit(part index, entry within the part, query head within the part, its sequence).
@@ -36,36 +61,49 @@ void ForEachQueryHead(absl::Span<const Problem* const> problems, absl::Span<cons
 
 }  // namespace
 
-std::vector<TileWork> ForwardTiles(absl::Span<const Problem* const> problems,
-                                   absl::Span<const Part> parts, int q_rows) {
-  std::vector<std::pair<int64_t, TileWork>> tiles;  // keys to visit, tile
+OrderedTiles ForwardTiles(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
+                          const Tile& of, absl::Span<const CallMask> masks) {
+  std::vector<SizedTile> tiles;
   ForEachQueryHead(problems, parts, [&](int32_t n, int32_t b, int32_t h, const SequenceDesc& s) {
-    Visibility visibility = {s.q_len, s.kv_len, s.low, s.high};
-    for (int32_t tile = 0; tile < Tiles(s.q_len, q_rows); ++tile) {
-      int begin = tile * q_rows, end = std::min(begin + q_rows, s.q_len);
-      Range keys = VisibleKeys(visibility, begin, end);
-      tiles.push_back({std::max(0, keys.end - keys.begin), {n, b, h, tile}});
+    const Part& part = parts[static_cast<size_t>(n)];
+    const CompiledMask* mask = MaskOf(masks, part);
+    const int64_t head = part.kv_head_begin * problems[part.call]->group_size() + h;
+    const MaskLists* lists =
+        mask == nullptr ? nullptr : &mask->PlanAt(part.batch_begin + b, head).by_rows;
+    const Visibility visibility = {s.q_len, s.kv_len, s.low, s.high};
+    for (int32_t tile = 0; tile < Tiles(s.q_len, of.q_rows); ++tile) {
+      const int begin = tile * of.q_rows, end = std::min(begin + of.q_rows, s.q_len);
+      const Range keys = VisibleKeys(visibility, begin, end);
+      tiles.push_back({Visited(keys, lists, tile, of.kv_rows), {n, b, h, tile}});
     }
   });
   return MostWorkFirst(std::move(tiles));
 }
 
-std::vector<TileWork> BackwardTiles(absl::Span<const Problem* const> problems,
-                                    absl::Span<const Part> parts, int kv_rows) {
-  std::vector<std::pair<int64_t, TileWork>> tiles;  // rows to visit, tile
+OrderedTiles BackwardTiles(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
+                           const Tile& of, absl::Span<const CallMask> masks) {
+  std::vector<SizedTile> tiles;
   for (size_t n = 0; n < parts.size(); ++n) {
-    const Problem& p = *problems[parts[n].call];
-    for (int64_t b = 0; b < parts[n].batches; ++b) {
-      SequenceDesc s = DescribeSequence(p, parts[n].batch_begin + b);
-      Visibility visibility = {s.q_len, s.kv_len, s.low, s.high};
-      for (int64_t h = 0; h < parts[n].kv_heads; ++h) {
-        for (int32_t at = 0; at < Tiles(s.kv_len, kv_rows); ++at) {
-          int begin = at * kv_rows;
-          int end = std::min(begin + kv_rows, s.kv_len);
-          Range rows = RowsThatSee(visibility, begin, end);
-          tiles.push_back(
-              {std::max(0, rows.end - rows.begin) * p.group_size(),
-               {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), at}});
+    const Part& part = parts[n];
+    const Problem& p = *problems[part.call];
+    const CompiledMask* mask = MaskOf(masks, part);
+    for (int64_t b = 0; b < part.batches; ++b) {
+      const SequenceDesc s = DescribeSequence(p, part.batch_begin + b);
+      const Visibility visibility = {s.q_len, s.kv_len, s.low, s.high};
+      for (int64_t h = 0; h < part.kv_heads; ++h) {
+        for (int32_t at = 0; at < Tiles(s.kv_len, of.kv_rows); ++at) {
+          const int begin = at * of.kv_rows, end = std::min(begin + of.kv_rows, s.kv_len);
+          const Range rows = RowsThatSee(visibility, begin, end);
+          int64_t work = 0;
+          for (int64_t g = 0; g < p.group_size(); ++g) {
+            const int64_t head = (part.kv_head_begin + h) * p.group_size() + g;
+            work += Visited(rows,
+                            mask == nullptr ? nullptr
+                                            : &mask->PlanAt(part.batch_begin + b, head).by_keys,
+                            at, kDqBlockRows);
+          }
+          tiles.push_back({work, {static_cast<int32_t>(n), static_cast<int32_t>(b),
+                                  static_cast<int32_t>(h), at}});
         }
       }
     }
@@ -125,12 +163,13 @@ std::vector<TileWork> KeepRowsTiles(absl::Span<const CallLayout> layouts,
   return tiles;
 }
 
-std::vector<TileWork> MaskLineTiles(absl::Span<const Problem* const> problems,
-                                    absl::Span<const Part> parts, const MaskTiling& tiling) {
+std::vector<TileWork> MaskLineTiles(absl::Span<const CallLayout> layouts,
+                                    absl::Span<const Part> parts) {
   std::vector<TileWork> tiles;
   for (size_t n = 0; n < parts.size(); ++n) {
     const Part& part = parts[n];
-    const Problem& p = *problems[part.call];
+    const CallLayout& at = layouts[part.call];
+    const Problem& p = *at.problem;
     if (!p.bool_mask) continue;
     const BroadcastShape& mask = p.bool_mask->shape;
     // What is shared belongs to the first part.
@@ -138,12 +177,11 @@ std::vector<TileWork> MaskLineTiles(absl::Span<const Problem* const> problems,
     if ((mask.batch == 1 && !is_first_entry) || (mask.heads == 1 && !is_first_head)) continue;
     const int64_t batches = mask.batch == 1 ? 1 : part.batches;
     const int64_t heads = mask.heads == 1 ? 1 : part.kv_heads * p.group_size();
-    const int64_t lines = MaskLines(mask, tiling);
     for (int64_t b = 0; b < batches; ++b) {
       for (int64_t h = 0; h < heads; ++h) {
-        for (int64_t line = 0; line < lines; ++line) {
-          tiles.push_back({static_cast<int32_t>(n), static_cast<int32_t>(b),
-                           static_cast<int32_t>(h), static_cast<int32_t>(line)});
+        for (int32_t line = 0; line < at.mask_lists.lists.plan_lines; ++line) {
+          tiles.push_back(
+              {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), line});
         }
       }
     }
@@ -151,10 +189,10 @@ std::vector<TileWork> MaskLineTiles(absl::Span<const Problem* const> problems,
   return tiles;
 }
 
-int64_t MaskLineCount(const Problem& p, const MaskTiling& tiling) {
-  if (!p.bool_mask) return 0;
-  const BroadcastShape& mask = p.bool_mask->shape;
-  return mask.batch * mask.heads * MaskLines(mask, tiling);
+int64_t MaskLineCount(const CallLayout& at) {
+  if (!at.problem->bool_mask) return 0;
+  const BroadcastShape& mask = at.problem->bool_mask->shape;
+  return mask.batch * mask.heads * at.mask_lists.lists.plan_lines;
 }
 
 std::vector<TileWork> RowBlockTiles(absl::Span<const Problem* const> problems,

@@ -9,16 +9,25 @@
 #include "attention/problem.h"
 #include "kernels/engine/layout/descriptors.h"
 #include "kernels/engine/layout/launch_layout.h"
+#include "kernels/engine/masks/mask_cache.h"
 #include "kernels/rules/params.h"
+#include "kernels/rules/tile_math.h"
 
 namespace attnd::cuda {
 
-// Tiles of rows of every (part, batch entry, query head), most visible keys first.
-std::vector<TileWork> ForwardTiles(absl::Span<const Problem* const> problems,
-                                   absl::Span<const Part> parts, int q_rows);
-// Tiles of keys of every (part, batch entry, KV head), most visiting rows first.
-std::vector<TileWork> BackwardTiles(absl::Span<const Problem* const> problems,
-                                    absl::Span<const Part> parts, int kv_rows);
+// Tiles with the keys (rows) that each visits.
+struct OrderedTiles {
+  std::vector<TileWork> tiles;
+  std::vector<int64_t> work;
+};
+// Tiles of rows of every (part, batch entry, query head), most visited keys first. `masks`: of each
+// call, or nothing.
+OrderedTiles ForwardTiles(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
+                          const Tile& of, absl::Span<const CallMask> masks);
+// Tiles of keys of every (part, batch entry, KV head), most visiting rows of all its query heads
+// first.
+OrderedTiles BackwardTiles(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
+                           const Tile& of, absl::Span<const CallMask> masks);
 // Every (part, batch entry, query head).
 std::vector<TileWork> HeadTiles(absl::Span<const Problem* const> problems,
                                 absl::Span<const Part> parts);
@@ -29,9 +38,9 @@ std::vector<TileWork> BiasTiles(absl::Span<const Problem* const> problems,
 std::vector<TileWork> KeepRowsTiles(absl::Span<const CallLayout> layouts,
                                     absl::Span<const Part> parts);
 // Every line of every (batch entry, head) of every bool mask, in the part that it begins.
-std::vector<TileWork> MaskLineTiles(absl::Span<const Problem* const> problems,
-                                    absl::Span<const Part> parts, const MaskTiling& tiling);
-int64_t MaskLineCount(const Problem& problem, const MaskTiling& tiling);
+std::vector<TileWork> MaskLineTiles(absl::Span<const CallLayout> layouts,
+                                    absl::Span<const Part> parts);
+int64_t MaskLineCount(const CallLayout& layout);
 // 64 rows of every (part, batch entry, query head): what the Delta and dQ kernels visit.
 std::vector<TileWork> RowBlockTiles(absl::Span<const Problem* const> problems,
                                     absl::Span<const Part> parts);
