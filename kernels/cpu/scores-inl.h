@@ -20,8 +20,8 @@
 #include <bit>
 #include <limits>
 
-#include "attention/mask_plans.h"
 #include "attention/dropout.h"
+#include "attention/mask_plans.h"
 #include "attention/tensor_view.h"
 #include "kernels/cpu/rows-inl.h"
 
@@ -149,9 +149,9 @@ inline MaskTileKind LoadMask(const MaskPlan& plan, ScoreTile& tile) {
       all = all && listed && at->is_full();
       const uint32_t* words = listed && !at->is_full() ? plan.Bitmap(at->bitmap).data() : nullptr;
       for (int r = 0; r < rows; ++r) {
-        tile.bits[row + r][panel] =
-            words != nullptr ? words[2 * r] | uint64_t{words[2 * r + 1]} << 32
-                             : (listed ? ~uint64_t{0} : 0);
+        tile.bits[row + r][panel] = words != nullptr
+                                        ? words[2 * r] | uint64_t{words[2 * r + 1]} << 32
+                                        : (listed ? ~uint64_t{0} : 0);
       }
       if (listed) ++at;
     }

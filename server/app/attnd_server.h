@@ -62,6 +62,7 @@ class AttndServer {
   int64_t staging_used() const { return staging_.used(); }
   LeaseUse leases() const { return leases_->Use(); }
   LeaseUse leases(int place) const { return leases_->Use(place); }
+  MaskStoreStats masks() const { return masks_->stats(); }
   int connections() const { return rpc_->connections(); }
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return devices_.any_lost(); }

@@ -30,7 +30,7 @@ struct RawFlags {
   double connection_age_s, connection_idle_s, keepalive_s, stream_idle_s;
   double lease_memory_mib = -1, lease_ttl_s;
   double shared_memory_mib;
-  double mask_memory_mib;
+  double mask_memory_mib = -1;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
   std::string devices = "all";
@@ -51,7 +51,6 @@ RawFlags DefaultsOf(const ServerOptions& o) {
   raw.drain_timeout_s = seconds(o.drain_timeout);
   raw.slow_call_s = seconds(o.slow_call);
   raw.shared_memory_mib = Mib(o.shared_memory.max_bytes);
-  raw.mask_memory_mib = Mib(o.masks.bytes);
   raw.lease_ttl_s = seconds(o.leases.ttl);
   raw.max_message_mib = Mib(o.transport.max_message_bytes);
   raw.receive_memory_mib = Mib(o.transport.receive_memory_bytes);
@@ -191,7 +190,7 @@ void AddSharedMemory(CLI::App& app, ServerOptions& o, RawFlags& raw) {
 void AddMasks(CLI::App& app, RawFlags& raw) {
   app.add_option("--mask_memory_mib", raw.mask_memory_mib,
                  "for masks by description, and as much for their compiled forms; a caller has a "
-                 "quarter of it")
+                 "quarter of it; -1: an eighth of --memory_limit_mib, at most 256")
       ->capture_default_str()
       ->group("Masks");
 }
@@ -263,7 +262,9 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
       raw.lease_memory_mib == -1 ? o.admission.memory_bytes / 2 : BytesOfMib(raw.lease_memory_mib);
   o.leases.ttl = absl::Seconds(raw.lease_ttl_s);
   o.shared_memory.max_bytes = BytesOfMib(raw.shared_memory_mib);
-  o.masks.bytes = BytesOfMib(raw.mask_memory_mib);
+  o.masks.bytes = raw.mask_memory_mib == -1 ? std::clamp(o.admission.memory_bytes / 8,
+                                                         int64_t{1} << 20, int64_t{256} << 20)
+                                            : BytesOfMib(raw.mask_memory_mib);
   o.masks.bytes_of_caller = o.masks.bytes / 4;
   o.mask_plans = std::make_shared<MaskPlans>(o.masks.bytes);
   o.shared_memory.user_max_bytes = o.shared_memory.max_bytes;

@@ -9,7 +9,7 @@
 namespace attnd {
 namespace {
 
-constexpr MaskCall kCall{.batch = 1, .q_heads = 2, .rows = 64, .keys = 64, .offsets = {0}};
+const MaskCall kCall{.batch = 1, .q_heads = 2, .rows = 64, .keys = 64, .offsets = {0}};
 
 MaskSpec Window(int32_t left) {
   return {.pattern = {MaskExpr{.op = RelativeWindow{left, 0}, .of = {}}}, .pattern_of = {0}};
@@ -38,8 +38,9 @@ class MaskStoreTest : public ::testing::Test {
   }
   static bool Knows(MaskStore& store, const MaskDescription& mask, absl::string_view caller) {
     auto found = store.Find(IdOf(mask), caller);
-    if (found.ok()) EXPECT_EQ((*found)->id(), mask.id());
-    if (!found.ok()) {
+    if (found.ok()) {
+      EXPECT_EQ((*found)->id(), mask.id());
+    } else {
       EXPECT_EQ(found.status().code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_EQ(ReasonOf(found.status()), reason::kMaskUnknown);
     }
@@ -79,8 +80,8 @@ TEST_F(MaskStoreTest, AnIdHas32Bytes) {
 }
 
 TEST_F(MaskStoreTest, TheOldestGoesWhenRoomIsShort) {
-  const int64_t one = Keep(*std::make_unique<MaskStore>(MaskStoreLimits{}, clock_), Intervals(0),
-                           "ann")->bytes();
+  const int64_t one =
+      Keep(*std::make_unique<MaskStore>(MaskStoreLimits{}, clock_), Intervals(0), "ann")->bytes();
   MaskStore store({.bytes = 3 * one + one / 2, .bytes_of_caller = 3 * one + one / 2}, clock_);
   auto first = Keep(store, Intervals(1), "ann"), second = Keep(store, Intervals(2), "ann");
   auto third = Keep(store, Intervals(3), "bob");
@@ -94,8 +95,8 @@ TEST_F(MaskStoreTest, TheOldestGoesWhenRoomIsShort) {
 }
 
 TEST_F(MaskStoreTest, ACallersQuotaTouchesNobodyElse) {
-  const int64_t one = Keep(*std::make_unique<MaskStore>(MaskStoreLimits{}, clock_), Intervals(0),
-                           "ann")->bytes();
+  const int64_t one =
+      Keep(*std::make_unique<MaskStore>(MaskStoreLimits{}, clock_), Intervals(0), "ann")->bytes();
   MaskStore store({.bytes = 100 * one, .bytes_of_caller = 2 * one + one / 2}, clock_);
   auto shared = Keep(store, Intervals(100), "bob");
   Keep(store, Intervals(100), "ann");

@@ -1,0 +1,195 @@
+// The client's masks by description against real daemons: the engine's bits however a call is cut,
+// and whatever a daemon has forgotten; large masks travel once.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "attention/masks/mask_description.h"
+#include "attention/problem.h"
+#include "attention/random_problem.h"
+#include "client/attention_client.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "tests/fixtures/call_outputs.h"
+#include "tests/fixtures/daemon_fixture.h"
+
+namespace attnd {
+namespace {
+
+Problem Sized(int64_t length) {
+  Problem p;
+  p.batch = 2;
+  p.q_heads = 4;
+  p.kv_heads = 2;
+  p.q_len = p.kv_len = length;
+  p.qk_head_dim = p.v_head_dim = 32;
+  return p;
+}
+
+Problem WithMask(Problem p, std::vector<MaskPattern> patterns, std::vector<uint32_t> pattern_of) {
+  const MaskCall call = MaskCallOf(p);
+  auto mask = MaskDescription::Make(
+      {.pattern = std::move(patterns), .pattern_of = std::move(pattern_of)}, call);
+  CHECK(mask.ok()) << mask.status();
+  p.mask = *std::move(mask);
+  return p;
+}
+
+// Some kilobytes, another pattern for every other head.
+Problem WithLists(int64_t length = 256) {
+  RowIntervals intervals{.r = 1};
+  for (int64_t row = 0; row < length; ++row) {
+    intervals.begin.push_back(static_cast<uint32_t>(row * 37 % (length / 2)));
+    intervals.end.push_back(intervals.begin.back() + static_cast<uint32_t>(row * 13 % 90));
+  }
+  return WithMask(Sized(length),
+                  {std::move(intervals), MaskExpr{.op = RelativeWindow{40, 9}, .of = {}}},
+                  {0, 1, 0, 1});
+}
+
+std::unique_ptr<AttentionClient> Connect(const std::string& address, int64_t shard_bytes) {
+  auto client = AttentionClient::Connect({.addresses = {address}, .shard_bytes = shard_bytes});
+  CHECK(client.ok()) << client.status();
+  return *std::move(client);
+}
+
+bool Same(const AlignedBytes& a, const AlignedBytes& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+void ExpectSame(const Outputs& got, const Outputs& expected) {
+  EXPECT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
+  EXPECT_TRUE(Same(got.d_q, expected.d_q));
+  EXPECT_TRUE(Same(got.d_k, expected.d_k) && Same(got.d_v, expected.d_v));
+}
+
+struct Result {
+  Outputs out;
+  CallReceipt forward, backward;
+};
+
+Result Both(AttentionClient& client, const Problem& p, const ProblemInputs& in) {
+  Result run{.out = Outputs(p), .forward = {}, .backward = {}};
+  auto forward = client.Forward(p, ForwardInputs(in), run.out.forward());
+  CHECK(forward.ok()) << forward.status();
+  auto backward = client.Backward(p, BackwardInputs(in, run.out), run.out.backward());
+  CHECK(backward.ok()) << backward.status();
+  run.forward = *forward;
+  run.backward = *backward;
+  return run;
+}
+
+TEST(ClientMask, GivesTheEnginesBitsHoweverItIsCut) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}));
+  auto engine = MakeCpuBackend({.threads = 2});
+  const Problem p = WithLists();
+  const ProblemInputs in = RandomInputs(p, 1);
+  const Outputs expected = RunWhole(*engine, p, in);
+  for (int64_t shard_bytes : {1 << 24, 100'000, 30'000}) {
+    const Result run = Both(*Connect(daemon.address(), shard_bytes), p, in);
+    ExpectSame(run.out, expected);
+    EXPECT_GE(run.forward.shards, shard_bytes < 1 << 24 ? 2 : 1);
+  }
+}
+
+TEST(ClientMask, AWindowByDescriptionIsAWindow) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}));
+  auto client = Connect(daemon.address(), 1 << 24);
+  Problem option = Sized(200);
+  option.window_left = 30;
+  option.window_right = 2;
+  const Problem p = WithMask(Sized(200), {MaskExpr{.op = RelativeWindow{30, 2}, .of = {}}}, {0});
+  const ProblemInputs in = RandomInputs(option, 3);
+  ExpectSame(Both(*client, p, in).out, Both(*client, option, in).out);
+}
+
+TEST(ClientMask, ALargeMaskTravelsOnce) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}));
+  auto client = Connect(daemon.address(), 1 << 24);
+  const Problem p = WithLists();
+  const ProblemInputs in = RandomInputs(p, 1);
+  const Result first = Both(*client, p, in);
+  ASSERT_EQ(first.forward.shards, 1);
+  uint64_t named = static_cast<uint64_t>(first.backward.shards);  // all calls but the first
+  EXPECT_EQ(daemon.server().masks().hits, named);
+  const Result second = Both(*client, p, in);
+  ExpectSame(second.out, first.out);
+  named += static_cast<uint64_t>(second.forward.shards + second.backward.shards);
+  EXPECT_EQ(daemon.server().masks().hits, named);
+  EXPECT_EQ(daemon.server().masks().misses, 0u);
+}
+
+TEST(ClientMask, NobodyNoticesThatADaemonHasForgotten) {
+  const std::string address = absl::StrCat("unix-abstract:attnd_mask_", getpid());
+  ServerOptions options = TestOptions();
+  options.listen = {address};
+  auto daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), options);
+  auto client = Connect(address, 30'000);
+  const Problem p = WithLists();
+  const ProblemInputs in = RandomInputs(p, 1);
+  const Outputs first = Both(*client, p, in).out;
+  daemon.reset();
+  daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), options);
+  const Result again = Both(*client, p, in);
+  ExpectSame(again.out, first);
+  EXPECT_GE(daemon->server().masks().misses, 1u);
+}
+
+TEST(ClientMask, NobodyNoticesThatThereIsNoRoom) {
+  ServerOptions options = TestOptions();
+  options.masks = {.bytes = 4096, .bytes_of_caller = 4096};
+  Daemon daemon(MakeCpuBackend({.threads = 2}), options);
+  auto client = Connect(daemon.address(), 1 << 24);
+  const ProblemInputs in = RandomInputs(Sized(256), 1);
+  auto engine = MakeCpuBackend({.threads = 2});
+  for (int round = 0; round < 3; ++round) {
+    for (int64_t length : {256, 512}) {
+      const Problem p = WithLists(length);
+      const ProblemInputs inputs = RandomInputs(p, 1);
+      ExpectSame(Both(*client, p, inputs).out, RunWhole(*engine, p, inputs));
+    }
+  }
+  EXPECT_LE(daemon.server().masks().bytes, 4096);
+}
+
+TEST(ClientMask, ABackwardOnALeaseOutlivesItsMask) {
+  ServerOptions options = TestOptions();
+  options.masks = {.bytes = 20'000, .bytes_of_caller = 20'000};
+  Daemon daemon(MakeCpuBackend({.threads = 2}), options);
+  auto client = Connect(daemon.address(), 1 << 24);
+  auto engine = MakeCpuBackend({.threads = 2});
+  const Problem p = WithLists();
+  const ProblemInputs in = RandomInputs(p, 1);
+  Outputs out(p);
+  Residual kept;
+  auto forward = client->Forward(p, ForwardInputs(in), out.forward(), {}, &kept);
+  ASSERT_TRUE(forward.ok()) << forward.status();
+  for (int64_t length : {300, 400, 500, 600, 700}) {  // push it out
+    const Problem other = WithLists(length);
+    Both(*client, other, RandomInputs(other, 2));
+  }
+  auto backward = client->Backward(p, BackwardInputs(in, out), out.backward(), {}, &kept);
+  ASSERT_TRUE(backward.ok()) << backward.status();
+  ExpectSame(out, RunWhole(*engine, p, in));
+}
+
+TEST(ClientMask, SaysWhatIsWrong) {
+  Daemon daemon(MakeCpuBackend({.threads = 2}));
+  auto client = Connect(daemon.address(), 1 << 24);
+  Problem p = WithLists();
+  p.mask_origin.row_begin = 1;  // its last row lies outside
+  const ProblemInputs in = RandomInputs(Sized(256), 1);
+  Outputs out(p);
+  auto forward = client->Forward(p, ForwardInputs(in), out.forward());
+  EXPECT_EQ(forward.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(forward.status().message().find("problem.mask.extents.rows"), absl::string_view::npos)
+      << forward.status();
+}
+
+}  // namespace
+}  // namespace attnd
