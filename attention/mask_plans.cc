@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "attention/mask_call.h"
+#include "attention/problem.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -101,8 +101,7 @@ double VisitedShare(const CompiledMask& compiled, const Problem& p) {
       const MaskPlan& plan = compiled.PlanAt(b, h);
       const double scores = static_cast<double>(plan.rows) * static_cast<double>(plan.keys);
       const double tile = static_cast<double>(plan.tile.rows) * plan.tile.keys;
-      visited +=
-          std::min(scores, static_cast<double>(plan.full_tiles + plan.partial_tiles) * tile);
+      visited += std::min(scores, static_cast<double>(plan.full_tiles + plan.partial_tiles) * tile);
       all += scores;
     }
   }

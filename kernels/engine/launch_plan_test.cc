@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attention/cost.h"
-#include "attention/mask_call.h"
+#include "attention/problem.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "gtest/gtest.h"

@@ -35,7 +35,8 @@ absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Find(absl::str
   absl::MutexLock lock(&mutex_);
   DropIdle();
   auto found = entries_.find(key);
-  if (found == entries_.end() || found->second.callers.find(caller) == found->second.callers.end()) {
+  if (found == entries_.end() ||
+      found->second.callers.find(caller) == found->second.callers.end()) {
     ++misses_;
     return Failure(absl::StatusCode::kFailedPrecondition, reason::kMaskUnknown,
                    "problem.mask.id: not known to this server; send the mask itself",
@@ -62,7 +63,8 @@ MaskStore::Entry& MaskStore::Insert(std::shared_ptr<const MaskDescription> mask)
   order_.push_front(mask->id());
   const MaskId id = mask->id();
   return entries_
-      .emplace(id, Entry{.mask = std::move(mask), .callers = {}, .used_at = {}, .at = order_.begin()})
+      .emplace(id,
+               Entry{.mask = std::move(mask), .callers = {}, .used_at = {}, .at = order_.begin()})
       .first->second;
 }
 

@@ -136,8 +136,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   absl::StatusOr<Piece> TakeHeader(const MessageBytes& message, ByteRange header) {
     if (call_.has_value()) return FieldError(reason::kChunkOrder, "header", "one header", "two");
     ASSIGN_OR_RETURN(AttentionCall decoded,
-                     Decoder::DecodeHeader(message, header, record_.direction(),
-                                           record_.masks()));
+                     Decoder::DecodeHeader(message, header, record_.direction(), record_.masks()));
     ASSIGN_OR_RETURN(AdmittedCall call, record_.Admit(std::move(decoded), *this, true));
     sequence_ = ChunkSequence(call.call().tensors());
     call_.emplace(std::move(call));

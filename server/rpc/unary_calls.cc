@@ -110,8 +110,8 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
   absl::StatusOr<AdmittedCall> Accept() {
     record_->Received(static_cast<int64_t>(request_.Length()));
     RETURN_IF_ERROR(record_->Identify());
-    ASSIGN_OR_RETURN(AttentionCall decoded, Decoder::Decode(MessageBytes(request_), direction_,
-                                                                   record_->masks()));
+    ASSIGN_OR_RETURN(AttentionCall decoded,
+                     Decoder::Decode(MessageBytes(request_), direction_, record_->masks()));
     ASSIGN_OR_RETURN(AdmittedCall call, record_->Admit(std::move(decoded), *this, false));
     record_->Landed(call, Land(call));
     return call;

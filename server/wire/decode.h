@@ -27,8 +27,7 @@ class Decoder {
   // The same message without payloads, the header of a streamed call, in `range` of `message`. The
   // call's inputs have sizes, but no bytes yet.
   static absl::StatusOr<AttentionCall> DecodeHeader(const MessageBytes& message, ByteRange range,
-                                                    Direction direction,
-                                                    const CallersMasks& masks);
+                                                    Direction direction, const CallersMasks& masks);
 
  private:
   enum class Form { kWhole, kHeader };

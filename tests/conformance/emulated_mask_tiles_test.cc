@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/element.h"
-#include "attention/mask_call.h"
+#include "attention/problem.h"
 #include "attention/masks/mask_description.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
