@@ -110,25 +110,82 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
+// What every architecture needs around its forward and backward, of rows of `element`.
+void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
+  for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta}) {
+    rows.push_back(
+        {.kind = kind, .element = element, .tile = {64, 0, 0, 1}, .reason = "ahead of backward"});
+  }
+  rows.push_back({.kind = KernelKind::kBiasGradient,
+                  .element = element,
+                  .tile = {16, 16, 0, 1},
+                  .reason = "gradients of bias tensors"});
+  if (element != ElementType::kFloat16) return;
+  rows.push_back({.kind = KernelKind::kMaskTiles,
+                  .tile = {0, 0, 0, 1},
+                  .reason = "ahead of calls with a bool mask"});
+  rows.push_back({.kind = KernelKind::kSinkGradient,
+                  .tile = {16, 16, 0, 1},
+                  .reason = "gradients of sink logits"});
+}
+
 std::vector<KernelRow> Sm70Rows() {
   std::vector<KernelRow> rows;
   for (int head_dim : {32, 64, 96, 128, 256}) AddForward(head_dim, rows);
   for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
-  rows.push_back({.kind = KernelKind::kMaskTiles,
-                  .tile = {0, 0, 0, 1},
-                  .reason = "ahead of calls with a bool mask"});
+  AddSmall(ElementType::kFloat16, rows);
   rows.push_back({.kind = KernelKind::kKeepRows,
                   .tile = {64, 0, 0, 1},
                   .reason = "after a forward in bfloat16 whose tensors stay for backward"});
-  for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta}) {
-    rows.push_back({.kind = kind, .tile = {64, 0, 0, 1}, .reason = "ahead of backward"});
-  }
-  for (KernelKind kind : {KernelKind::kSinkGradient, KernelKind::kBiasGradient}) {
-    rows.push_back({.kind = kind,
-                    .tile = {16, 16, 0, 1},
-                    .reason = "gradients of bias tensors and sink logits"});
-  }
   for (KernelRow& row : rows) row.architecture = Architecture::kSm70;
+  return rows;
+}
+
+// As wide as 255 registers of 128 threads (forward) or 256 (backward) allow.
+Tile ForwardTileOfSm80(int head_dim) {
+  return head_dim > 128 ? Tile{64, 64, head_dim, 1} : Tile{128, 64, head_dim, 1};
+}
+Tile BackwardTileOfSm80(int head_dim) { return {64, head_dim > 128 ? 64 : 128, head_dim, 1}; }
+
+void AddSm80(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
+  for (Scores scores : {kLinear, kListed, kGeneral}) {
+    for (bool dropout : {false, true}) {
+      KernelRow row = {.element = element,
+                       .head_dim = head_dim,
+                       .general = scores.general,
+                       .listed = scores.listed,
+                       .dropout = dropout,
+                       .reason = ScoresReason(scores, dropout),
+                       .spill_bytes = 512};
+      row.kind = KernelKind::kForward;
+      row.tile = ForwardTileOfSm80(head_dim);
+      rows.push_back(row);
+      row.kind = KernelKind::kBackward;
+      row.tile = BackwardTileOfSm80(head_dim);
+      rows.push_back(row);
+      if (scores.listed || scores.general) continue;  // too little to gain
+      row.ordered = false;
+      row.reason = "allow_nondeterministic: dQ by atomics";
+      rows.push_back(row);
+    }
+  }
+  for (bool ordered : {true, false}) {
+    rows.push_back({.kind = KernelKind::kQueryGradient,
+                    .element = element,
+                    .head_dim = head_dim,
+                    .ordered = ordered,
+                    .tile = {64, 0, head_dim, 1},
+                    .reason = "after backward: dQ in its rows"});
+  }
+}
+
+std::vector<KernelRow> Sm80Rows() {
+  std::vector<KernelRow> rows;
+  for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
+    for (int head_dim : {32, 64, 128, 256}) AddSm80(element, head_dim, rows);
+    AddSmall(element, rows);
+  }
+  for (KernelRow& row : rows) row.architecture = Architecture::kSm80;
   return rows;
 }
 
@@ -136,6 +193,7 @@ std::vector<KernelRow> Sm70Rows() {
 
 std::string NameOf(const KernelRow& row) {
   std::string name = KindName(row.kind);
+  if (row.element == ElementType::kBFloat16) name += "_bf16";
   if (row.head_dim == 0) return name;
   name += "_d" + std::to_string(row.head_dim);
   if (row.kind == KernelKind::kQueryGradient) return name + (row.ordered ? "" : "_atomic");
@@ -148,7 +206,8 @@ std::string NameOf(const KernelRow& row) {
 
 const std::vector<ArchitectureInfo>& Architectures() {
   static const std::vector<ArchitectureInfo>& all =
-      *new std::vector<ArchitectureInfo>{{Architecture::kSm70, "sm70", "sm_70", 70}};
+      *new std::vector<ArchitectureInfo>{{Architecture::kSm70, "sm70", "sm_70", 70, kLanesOfSm70},
+                                         {Architecture::kSm80, "sm80", "sm_80", 80, kLanesOfSm80}};
   return all;
 }
 
@@ -158,7 +217,12 @@ const ArchitectureInfo& InfoOf(Architecture architecture) {
 }
 
 const std::vector<KernelRow>& KernelRows() {
-  static const std::vector<KernelRow>& rows = *new std::vector<KernelRow>(Sm70Rows());
+  static const std::vector<KernelRow>& rows = *[] {
+    auto* all = new std::vector<KernelRow>(Sm70Rows());
+    const std::vector<KernelRow> sm80 = Sm80Rows();
+    all->insert(all->end(), sm80.begin(), sm80.end());
+    return all;
+  }();
   return rows;
 }
 

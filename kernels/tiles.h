@@ -6,18 +6,21 @@
 #include <string>
 #include <vector>
 
+#include "attention/element.h"
+#include "kernels/rules/params.h"
 #include "kernels/rules/tile_math.h"
 
 namespace attnd {
 
 // The instructions that a kernel is written in.
-enum class Architecture : unsigned char { kSm70 };
+enum class Architecture : unsigned char { kSm70, kSm80 };
 
 struct ArchitectureInfo {
   Architecture architecture;
   const char* name;        // "sm70": the folder of its kernels, and their namespace in attnd
   const char* target;      // "sm_70": the GPUs that its rows are made for
   int compute_capability;  // 70: the first that runs them; later ones do so slowly
+  LaneOrder lanes;         // how they read a mask's bitmaps
 };
 // Oldest first.
 const std::vector<ArchitectureInfo>& Architectures();
@@ -25,10 +28,10 @@ const ArchitectureInfo& InfoOf(Architecture architecture);
 
 enum class KernelKind : unsigned char {
   kForward,
-  kMaskTiles,     // ahead of either under a bool mask: its lists and bitmaps
-  kKeyBounds,     // backward's first step: how large K and V are
-  kDelta,         // then what belongs to a row: rowsum(dO∘O) − dlse, …
-  kBackward,      // dK, dV, and dQ in pieces
+  kMaskTiles,      // ahead of either under a bool mask: its lists and bitmaps
+  kKeyBounds,      // backward's first step: how large K and V are
+  kDelta,          // then what belongs to a row: rowsum(dO∘O) − dlse, …
+  kBackward,       // dK, dV, and dQ in pieces
   kQueryGradient,  // dQ's pieces into place
   kSinkGradient,   // one block for each (problem, batch entry, query head)
   kBiasGradient,   // one block for each 16×16 numbers of the gradient
@@ -38,8 +41,9 @@ enum class KernelKind : unsigned char {
 struct KernelRow {
   Architecture architecture = Architecture::kSm70;
   KernelKind kind = KernelKind::kForward;
-  int head_dim = 0;              // both head dimensions are at most this; 0: any
-  bool half_accumulate = false;  // products accumulate in float16
+  ElementType element = ElementType::kFloat16;  // what it multiplies or reads
+  int head_dim = 0;                             // both head dimensions are at most this; 0: any
+  bool half_accumulate = false;                 // products accumulate in float16
   bool general = false;  // softcap, bias, ALiBi, any scale, with a mask or without
   bool listed = false;   // else: a positive scale with a mask, or without
   bool dropout = false;
@@ -51,8 +55,8 @@ struct KernelRow {
   int spill_bytes = 0;
 };
 
-// "forward_d64_f32_linear_dropout": the kernel's name in messages, receipts and the index. No other
-// row of its architecture has it.
+// "forward_d64_f32_linear_dropout", of bfloat16 "forward_bf16_d64_f32_linear_dropout": the kernel's
+// name in messages, receipts and the index. No other row of its architecture has it.
 std::string NameOf(const KernelRow& row);
 
 // Every row that is built, and those of one architecture.

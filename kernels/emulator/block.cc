@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,10 +20,20 @@ namespace {
 
 enum class State : uint8_t { kRunnable, kInWarp, kAtBarrier, kReturned };
 
+// A copy into shared memory that its thread has not waited for.
+struct Copy {
+  std::byte* to;
+  const void* from;  // null: zeros
+  int bytes;
+  int64_t group;
+};
+
 struct Lane {
   Fiber fiber;
   State state = State::kRunnable;
   Place place;
+  std::deque<Copy> copies;
+  int64_t group = 0;  // of copies, the open one
   // What it waits for.
   WarpOperation operation = nullptr;
   void* argument = nullptr;
@@ -79,6 +91,9 @@ class Block {
   void ArriveAtBarrier(int id, int threads, bool wait, const SourceLocation& where);
   void CheckShared(const void* address, int bytes, Access access, const SourceLocation& where);
   void CheckGlobal(const void* address, int bytes, Access access, const SourceLocation& where);
+  void CopyLater(void* to, const void* from, int bytes, const SourceLocation& where);
+  void CommitCopies() { ++current().group; }
+  void WaitForCopies(int left, const SourceLocation& where);
   void Poll(const SourceLocation& where);
   [[noreturn]] void Fail(absl::string_view what, const SourceLocation& where);
 
@@ -131,6 +146,8 @@ absl::Status Block::Run(Dimensions block) {
     Lane& lane = lanes_[thread];
     lane.state = State::kRunnable;
     lane.place = {thread, block, shared_.data()};
+    lane.copies.clear();
+    lane.group = 0;
     lane.fiber.Reset(stacks_.Bottom(thread), stacks_.bytes(), &Block::LaneMain, &lane);
   }
   for (Warp& warp : warps_) warp = Warp{.runnable = ~0u, .waiting = 0, .returned = 0};
@@ -365,6 +382,28 @@ void Block::CheckGlobal(const void* address, int bytes, Access access,
     Fail(wrong_, where);
 }
 
+void Block::CopyLater(void* to, const void* from, int bytes, const SourceLocation& where) {
+  CheckShared(to, bytes, Access::kStore, where);
+  if (from != nullptr) CheckGlobal(from, bytes, Access::kLoad, where);
+  shared_.BeginCopy(to, bytes);
+  current().copies.push_back({static_cast<std::byte*>(to), from, bytes, current().group});
+}
+
+void Block::WaitForCopies(int left, const SourceLocation& where) {
+  std::deque<Copy>& copies = current().copies;
+  while (!copies.empty() && copies.front().group < current().group - left) {
+    const Copy copy = copies.front();
+    copies.pop_front();
+    shared_.EndCopy(copy.to, copy.bytes);
+    CheckShared(copy.to, copy.bytes, Access::kStore, where);
+    if (copy.from == nullptr) {
+      std::memset(copy.to, 0, static_cast<size_t>(copy.bytes));
+    } else {
+      std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+    }
+  }
+}
+
 void Block::Fail(absl::string_view what, const SourceLocation& where) {
   failure_ = absl::StrCat("thread ", current_, " at ", Describe(where), ": ", what);
   Fiber::Switch(current().fiber, host_);
@@ -412,6 +451,11 @@ void CheckShared(const void* address, int bytes, Access access, const SourceLoca
 void CheckGlobal(const void* address, int bytes, Access access, const SourceLocation& where) {
   running->CheckGlobal(address, bytes, access, where);
 }
+void CopyLater(void* to, const void* from, int bytes, const SourceLocation& where) {
+  running->CopyLater(to, from, bytes, where);
+}
+void CommitCopies() { running->CommitCopies(); }
+void WaitForCopies(int left, const SourceLocation& where) { running->WaitForCopies(left, where); }
 void Poll(const SourceLocation& where) { running->Poll(where); }
 void Fail(absl::string_view what, const SourceLocation& where) { running->Fail(what, where); }
 

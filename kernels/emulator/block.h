@@ -80,6 +80,13 @@ void ArriveAtBarrier(int id, int threads, const SourceLocation& where);
 void CheckShared(const void* address, int bytes, Access access, const SourceLocation& where);
 void CheckGlobal(const void* address, int bytes, Access access, const SourceLocation& where);
 
+// cp.async: copies into shared memory that happen when their thread waits for them, as late as they
+// may. `from` null: zeros. Groups are closed by CommitCopies; WaitForCopies leaves the last `left`
+// of them under way.
+void CopyLater(void* to, const void* from, int bytes, const SourceLocation& where);
+void CommitCopies();
+void WaitForCopies(int left, const SourceLocation& where);
+
 // One turn of a loop that polls memory: lets the others run.
 void Poll(const SourceLocation& where);
 

@@ -65,6 +65,8 @@ SharedMemory::SharedMemory(int64_t bytes, int warps, Options options)
 void SharedMemory::BeginBlock() {
   std::memset(memory_.data(), 0xA5, memory_.size());
   written_.assign(bytes_, 0);
+  copied_.assign(bytes_, 0);
+  copies_ = 0;
   warp_phase_.assign(warps_, 0);
   clocks_.assign(warps_, Clocks(warps_, 0));
   for (int warp = 0; warp < warps_; ++warp) clocks_[warp][warp] = 1;
@@ -86,6 +88,10 @@ std::string SharedMemory::Check(const void* pointer, int bytes, Access access, i
     return absl::StrCat("misaligned shared ", NameOf(access), " of ", bytes, " bytes at offset ",
                         offset);
   }
+  if (copies_ > 0 && std::memchr(copied_.data() + offset, 1, bytes) != nullptr) {
+    return absl::StrCat("shared ", NameOf(access), " of ", bytes, " bytes at offset ", offset,
+                        ", whose copy is under way");
+  }
   uint8_t* written = written_.data() + offset;
   if (access != Access::kStore && std::memchr(written, 0, bytes) != nullptr) {
     return absl::StrCat("shared ", NameOf(access), " of ", bytes, " bytes at offset ", offset,
@@ -96,6 +102,16 @@ std::string SharedMemory::Check(const void* pointer, int bytes, Access access, i
     RecordBanks(static_cast<uint32_t>(offset), bytes, access, thread, site);
   }
   return options_.detect_races ? CheckOrder(offset, bytes, access, thread) : "";
+}
+
+void SharedMemory::BeginCopy(const void* address, int bytes) {
+  std::memset(copied_.data() + (static_cast<const std::byte*>(address) - data()), 1, bytes);
+  ++copies_;
+}
+
+void SharedMemory::EndCopy(const void* address, int bytes) {
+  std::memset(copied_.data() + (static_cast<const std::byte*>(address) - data()), 0, bytes);
+  --copies_;
 }
 
 bool SharedMemory::Ordered(const Epoch& before, int warp, int lane) const {

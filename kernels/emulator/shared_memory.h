@@ -61,6 +61,10 @@ class SharedMemory {
   std::string Check(const void* address, int bytes, Access access, int thread,
                     const std::source_location& site);
 
+  // A copy into these bytes begins or ends; until it ends, no access to them is legal.
+  void BeginCopy(const void* address, int bytes);
+  void EndCopy(const void* address, int bytes);
+
   // Order: the lanes of a warp met; a warp arrived at barrier `id`; the barrier opened for it.
   void WarpSynchronised(int warp) { ++warp_phase_[warp]; }
   void ArriveAtBarrier(int id, int warp);
@@ -104,6 +108,8 @@ class SharedMemory {
   std::vector<std::byte> memory_;
   int64_t pad_ = 0;
   std::vector<uint8_t> written_;
+  std::vector<uint8_t> copied_;  // bytes whose copy is under way
+  int64_t copies_ = 0;           // those copies
 
   std::vector<Epoch> writes_;   // per granule of kGranule bytes
   std::vector<Epoch> reads_;    // per granule and warp

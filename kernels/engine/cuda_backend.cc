@@ -184,8 +184,16 @@ absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) 
   return device_->Check(kernels.query_gradient);
 }
 
+Travel CudaBackend::TravelOf(const Problem& problem) const {
+  const std::vector<KernelRow>& rows = device_->rows();
+  const bool is_native = std::any_of(rows.begin(), rows.end(), [&](const KernelRow& row) {
+    return row.kind == KernelKind::kForward && row.element == problem.element;
+  });
+  return is_native ? Travel::kAsItIs : Travel::kAsHalves;
+}
+
 int64_t CudaBackend::WorkspaceBytes(const Problem& problem, Direction direction) const {
-  return TransferScratchBytes(problem, direction);
+  return TransferScratchBytes(problem, direction, TravelOf(problem));
 }
 
 int64_t CudaBackend::DeviceBytes(const Problem& problem, Direction direction) const {
@@ -224,11 +232,12 @@ absl::StatusOr<std::vector<CallMask>> CudaBackend::MasksOf(absl::Span<const Call
 }
 
 int64_t CudaBackend::KeepingBytes(const Problem& problem) const {
-  return CanKeep(problem) ? KeptForwardBytes(problem) : 0;
+  const Travel travel = TravelOf(problem);
+  return CanKeep(problem, travel) ? KeptForwardBytes(problem, travel) : 0;
 }
 
 int64_t CudaBackend::ResidualBytes(const Problem& problem) const {
-  return CanKeep(problem) ? ResidualTensorBytes(problem) : 0;
+  return CanKeep(problem, TravelOf(problem)) ? ResidualTensorBytes(problem) : 0;
 }
 
 absl::StatusOr<LaunchReport> CudaBackend::Forward(absl::Span<const ForwardCall> calls) {
@@ -284,8 +293,7 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunBackward(const BackwardKernels& kern
 template <class Call>
 absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
                                                 absl::Span<const Call* const> calls,
-                                                const Held& held,
-                                                absl::Span<const CallMask> masks,
+                                                const Held& held, absl::Span<const CallMask> masks,
                                                 Direction direction) {
   ASSIGN_OR_RETURN(std::unique_ptr<DeviceLaunch> launch,
                    device_->Begin(plan.arena.bytes(), plan.arena.regions()));

@@ -12,8 +12,9 @@
 // that are ending.
 //
 // A kept forward has its tensors in memory of their own, which stays when the launch goes; a
-// backward on that residual reads them there. Lists of masks stay likewise (masks/). A bfloat16 call's V and O lie on the device in other
-// powers of two than backward wants (transfer.h), so a last kernel puts them there in backward's.
+// backward on that residual reads them there. Lists of masks stay likewise (masks/). A bfloat16
+// call's V and O lie on the device in other powers of two than backward wants (transfer.h), so a
+// last kernel puts them there in backward's.
 #pragma once
 
 #include <array>
@@ -65,6 +66,8 @@ class CudaBackend final : public Backend {
                                      const Held& held, absl::Span<const CallMask> masks,
                                      Direction direction);
   // Of a problem with a mask by description; not yet in the device's memory.
+  // How its tensors reach this device's kernels.
+  Travel TravelOf(const Problem& problem) const;
   absl::StatusOr<CallMask> MaskOf(const Problem& problem, const MaskTiling& tiling) const;
   // Of all calls, those there are; nothing if there is none.
   template <class Call>

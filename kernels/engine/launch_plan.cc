@@ -12,10 +12,12 @@
 namespace attnd::cuda {
 namespace {
 
-void AddParts(absl::Span<const Problem* const> problems, LaunchPlan& plan) {
+void AddParts(absl::Span<const Problem* const> problems, Travel travel, LaunchPlan& plan) {
   for (size_t n = 0; n < problems.size(); ++n) {
     plan.first_part.push_back(plan.parts.size());
-    for (const Part& part : PartsOf(*problems[n], static_cast<int>(n))) plan.parts.push_back(part);
+    for (const Part& part : PartsOf(*problems[n], static_cast<int>(n), travel)) {
+      plan.parts.push_back(part);
+    }
   }
   plan.first_part.push_back(plan.parts.size());
 }
@@ -43,8 +45,8 @@ int64_t TilesOfHead(const Problem& p, int64_t length, int64_t rows) {
   return p.batch * ((length + rows - 1) / rows);
 }
 
-int64_t ConstantBytes(const Problem& p, int64_t tiles, int tile_lists) {
-  const int64_t parts = p.element == ElementType::kBFloat16 ? p.batch * p.kv_heads : 1;
+int64_t ConstantBytes(const Problem& p, Travel travel, int64_t tiles, int tile_lists) {
+  const int64_t parts = IsConverted(p.element, travel) ? p.batch * p.kv_heads : 1;
   return parts * static_cast<int64_t>(sizeof(ProblemDesc)) +
          tiles * static_cast<int64_t>(sizeof(TileWork)) + (1 + tile_lists) * kRegionAlignment;
 }
@@ -91,21 +93,29 @@ int64_t EndOfSlice(const std::vector<int64_t>& work, int slice, int slices) {
 
 }  // namespace
 
+Travel TravelOf(const KernelRow& row) {
+  return row.element == ElementType::kBFloat16 ? Travel::kAsItIs : Travel::kAsHalves;
+}
+
 MaskTiling TilingOf(const ForwardKernels& kernels) {
-  return {kernels.forward.tile.q_rows, kernels.forward.tile.kv_rows, /*by_keys=*/false};
+  const KernelRow& row = kernels.forward;
+  return {row.tile.q_rows, row.tile.kv_rows, /*by_keys=*/false, InfoOf(row.architecture).lanes};
 }
 MaskTiling TilingOf(const BackwardKernels& kernels) {
-  return {kDqBlockRows, kernels.backward.tile.kv_rows, /*by_keys=*/true};
+  const KernelRow& row = kernels.backward;
+  return {kDqBlockRows, row.tile.kv_rows, /*by_keys=*/true, InfoOf(row.architecture).lanes};
 }
 
 LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
                        const std::vector<bool>& held, absl::Span<const CallMask> masks) {
   LaunchPlan plan;
-  AddParts(problems, plan);
+  const Travel travel = TravelOf(kernels.forward);
+  AddParts(problems, travel, plan);
   for (size_t n = 0; n < problems.size(); ++n) {
+    const Problem& p = *problems[n];
     ArenaLayout& own = plan.held.emplace_back();
-    plan.layouts.push_back(held[n] ? LayOutKeptTensors(*problems[n], own, plan.arena)
-                                   : LayOutTensors(*problems[n], RegionUse::kOutput, plan.arena));
+    plan.layouts.push_back(held[n] ? LayOutKeptTensors(p, own, plan.arena, travel)
+                                   : LayOutTensors(p, RegionUse::kOutput, plan.arena, travel));
     LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
     if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kForward);
   }
@@ -116,7 +126,8 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
       [](const Problem& p) { return ScoreFlops(p, Direction::kForward); }, plan);
   std::vector<TileWork> kept = KeepRowsTiles(plan.layouts, plan.parts);
   if (!kept.empty()) {
-    plan.kernels.push_back({kernels.keep_rows, AddTiles(std::move(kept), plan), {}});
+    CHECK(kernels.keep_rows.has_value());
+    plan.kernels.push_back({*kernels.keep_rows, AddTiles(std::move(kept), plan), {}});
   }
   AddConstants(plan);
   return plan;
@@ -125,11 +136,12 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
 LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
                         const std::vector<bool>& held, absl::Span<const CallMask> masks) {
   LaunchPlan plan;
-  AddParts(problems, plan);
+  const Travel travel = TravelOf(kernels.backward);
+  AddParts(problems, travel, plan);
   for (size_t n = 0; n < problems.size(); ++n) {
     ArenaLayout& own = plan.held.emplace_back();
     plan.layouts.push_back(
-        LayOutTensors(*problems[n], RegionUse::kInput, held[n] ? own : plan.arena));
+        LayOutTensors(*problems[n], RegionUse::kInput, held[n] ? own : plan.arena, travel));
     LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
     LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim,
                     NeedsRest(*problems[n], kernels), plan.arena);
@@ -166,7 +178,7 @@ std::vector<std::byte> LaunchPlan::Constants(uint64_t arena_address) const {
     const Problem& p = *at.problem;
     if (at.alibi >= 0) put(at.alibi, p.alibi_slopes.data(), p.alibi_slopes.size() * 4);
     if (at.sink >= 0) put(at.sink, p.sink_logits.data(), p.sink_logits.size() * 4);
-    const std::vector<SequenceDesc> sequences = SequencesOf(p);
+    const std::vector<SequenceDesc> sequences = SequencesOf(p, at.travel);
     put(at.sequences, sequences.data(), sequences.size() * sizeof(SequenceDesc));
   }
   for (size_t n = 0; n < parts.size(); ++n) {
@@ -209,28 +221,29 @@ int64_t ResidualTensorBytes(const Problem& p) {
 }
 
 int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels, const CallMask* mask) {
+  const Travel travel = TravelOf(kernels.forward);
   ArenaLayout arena;
-  CallLayout layout = LayOutTensors(p, RegionUse::kOutput, arena);
+  CallLayout layout = LayOutTensors(p, RegionUse::kOutput, arena, travel);
   LayOutTileLists(layout, TilingOf(kernels), mask, arena);
   LayOutConstants(layout, arena);
-  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows) +
-                        MaskLineCount(layout);
-  return arena.bytes() + ConstantBytes(p, tiles, 3);
+  const int64_t tiles =
+      p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows) + MaskLineCount(layout);
+  return arena.bytes() + ConstantBytes(p, travel, tiles, 3);
 }
 
-int64_t KeptForwardBytes(const Problem& p) {
+int64_t KeptForwardBytes(const Problem& p, Travel travel) {
   ArenaLayout arena;
-  if (!LayOutKeptTensors(p, arena, arena).keeps_rows) return 0;
+  if (!LayOutKeptTensors(p, arena, arena, travel).keeps_rows) return 0;
   const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
                         p.kv_heads * TilesOfHead(p, p.kv_len, kDqBlockRows);
   return arena.bytes() - ResidualTensorBytes(p) +
          RoundUp(tiles * static_cast<int64_t>(sizeof(TileWork)), kRegionAlignment);
 }
 
-int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels,
-                           const CallMask* mask) {
+int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels, const CallMask* mask) {
+  const Travel travel = TravelOf(kernels.backward);
   ArenaLayout arena;
-  CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena);
+  CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena, travel);
   LayOutTileLists(layout, TilingOf(kernels), mask, arena);
   LayOutGradients(layout, kernels.backward.tile.head_dim, NeedsRest(p, kernels), arena);
   LayOutConstants(layout, arena);
@@ -242,7 +255,7 @@ int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels,
     const BroadcastShape& shape = p.bias->shape;
     tiles += shape.batch * shape.heads * ((shape.rows + 15) / 16) * ((shape.columns + 15) / 16);
   }
-  return arena.bytes() + ConstantBytes(p, tiles, 5);
+  return arena.bytes() + ConstantBytes(p, travel, tiles, 5);
 }
 
 }  // namespace attnd::cuda

@@ -17,7 +17,7 @@ namespace attnd::cuda {
 // A kernel of a launch and the tiles that it visits.
 struct PlannedKernel {
   KernelRow row;
-  size_t tiles = 0;   // index into LaunchPlan::tiles
+  size_t tiles = 0;  // index into LaunchPlan::tiles
   // Of the long one, which slices cut: what tiles cost up to each, and all of them. Else empty.
   std::vector<int64_t> work;
 };
@@ -62,6 +62,9 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
 // Of the tensors that forward leaves for backward.
 int64_t ResidualTensorBytes(const Problem& problem);
 
+// How tensors reach these kernels.
+Travel TravelOf(const KernelRow& row);
+
 // At least what a launch of this problem alone takes, and what it adds to a launch of several; of a
 // forward with what it leaves.
 // Without the tiles themselves: cheap for any length. `mask`: as above, if it has one.
@@ -69,7 +72,7 @@ int64_t ForwardArenaBytes(const Problem& problem, const ForwardKernels& kernels,
                           const CallMask* mask = nullptr);
 int64_t BackwardArenaBytes(const Problem& problem, const BackwardKernels& kernels,
                            const CallMask* mask = nullptr);
-// What a forward takes beside that when its tensors stay: in bfloat16 V and O once more.
-int64_t KeptForwardBytes(const Problem& problem);
+// What a forward takes beside that when its tensors stay: of bfloat16 as halves V and O once more.
+int64_t KeptForwardBytes(const Problem& problem, Travel travel);
 
 }  // namespace attnd::cuda

@@ -37,10 +37,11 @@ std::optional<KernelRow> Narrowest(absl::Span<const KernelRow> rows, const Probl
   return best;
 }
 
-std::optional<KernelRow> Find(absl::Span<const KernelRow> rows, KernelKind kind, int head_dim = 0,
+std::optional<KernelRow> Find(absl::Span<const KernelRow> rows, KernelKind kind,
+                              ElementType element = ElementType::kFloat16, int head_dim = 0,
                               bool ordered = true) {
   auto found = std::find_if(rows.begin(), rows.end(), [&](const KernelRow& r) {
-    return r.kind == kind && r.head_dim == head_dim && r.ordered == ordered;
+    return r.kind == kind && r.element == element && r.head_dim == head_dim && r.ordered == ordered;
   });
   return found == rows.end() ? std::nullopt : std::optional<KernelRow>(*found);
 }
@@ -53,6 +54,14 @@ absl::Status NoKernel(const Problem& p, absl::string_view direction) {
                    : HasMask(p)          ? " with a mask"
                                          : "",
                    p.dropout.threshold != 0 ? " with dropout" : "", "; use the cpu engine"));
+}
+
+// bfloat16 goes through kernels of its own where there are some.
+ElementType ElementOf(absl::Span<const KernelRow> rows, const Problem& p) {
+  const bool has_own = std::any_of(rows.begin(), rows.end(), [&p](const KernelRow& r) {
+    return r.kind == KernelKind::kForward && r.element == p.element;
+  });
+  return has_own ? p.element : ElementType::kFloat16;
 }
 
 bool FitsScores(const KernelRow& row, const Problem& p) {
@@ -76,20 +85,22 @@ bool NeedsDqRest(const Problem& p) {
 
 absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, const Problem& p) {
   RETURN_IF_ERROR(CheckElement(p));
+  const ElementType element = ElementOf(rows, p);
   std::optional<KernelRow> row = Narrowest(rows, p, [&](const KernelRow& r) {
-    return r.kind == KernelKind::kForward && FitsScores(r, p);
+    return r.kind == KernelKind::kForward && r.element == element && FitsScores(r, p);
   });
   const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kMaskTiles);
-  const std::optional<KernelRow> keep_rows = Find(rows, KernelKind::kKeepRows);
-  if (!row || !mask_tiles || !keep_rows) return NoKernel(p, "forward");
-  return ForwardKernels{*row, *mask_tiles, *keep_rows};
+  if (!row || !mask_tiles) return NoKernel(p, "forward");
+  return ForwardKernels{*row, *mask_tiles, Find(rows, KernelKind::kKeepRows)};
 }
 
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p) {
   RETURN_IF_ERROR(CheckElement(p));
+  const ElementType element = ElementOf(rows, p);
   auto backward_with = [&](bool ordered) {
     return Narrowest(rows, p, [&](const KernelRow& r) {
-      return r.kind == KernelKind::kBackward && r.ordered == ordered && FitsScores(r, p);
+      return r.kind == KernelKind::kBackward && r.element == element && r.ordered == ordered &&
+             FitsScores(r, p);
     });
   };
   std::optional<KernelRow> backward = backward_with(!p.allow_nondeterministic);
@@ -98,10 +109,10 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   BackwardKernels kernels;
   kernels.backward = *backward;
   const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kMaskTiles);
-  const std::optional<KernelRow> key_bounds = Find(rows, KernelKind::kKeyBounds);
-  const std::optional<KernelRow> delta = Find(rows, KernelKind::kDelta);
+  const std::optional<KernelRow> key_bounds = Find(rows, KernelKind::kKeyBounds, element);
+  const std::optional<KernelRow> delta = Find(rows, KernelKind::kDelta, element);
   const std::optional<KernelRow> query_gradient =
-      Find(rows, KernelKind::kQueryGradient, backward->head_dim, backward->ordered);
+      Find(rows, KernelKind::kQueryGradient, element, backward->head_dim, backward->ordered);
   if (!mask_tiles || !key_bounds || !delta || !query_gradient) return NoKernel(p, "backward");
   kernels.mask_tiles = *mask_tiles;
   kernels.key_bounds = *key_bounds;
@@ -112,7 +123,7 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
     if (!kernels.sink_gradient) return NoKernel(p, "sink gradient");
   }
   if (p.bias && p.bias->want_gradient) {
-    kernels.bias_gradient = Find(rows, KernelKind::kBiasGradient);
+    kernels.bias_gradient = Find(rows, KernelKind::kBiasGradient, element);
     if (!kernels.bias_gradient) return NoKernel(p, "bias gradient");
   }
   return kernels;

@@ -16,12 +16,13 @@ namespace attnd::cuda {
 bool NeedsGeneralScores(const Problem& problem);
 
 // Whether a row of dQ may be a tiny part of its bound without errors of dP and delta that are
-// larger still, so that one integer is too coarse (kernels/sm70/backward_passes.h).
+// larger still, so that one integer is too coarse (kernels/rules/backward_passes.h).
 bool NeedsDqRest(const Problem& problem);
 
 // Mask tiles: launched where a problem has a bool mask.
 struct ForwardKernels {
-  KernelRow forward, mask_tiles, keep_rows;
+  KernelRow forward, mask_tiles;
+  std::optional<KernelRow> keep_rows;  // where bfloat16 travels as float16
 };
 struct BackwardKernels {
   KernelRow mask_tiles, key_bounds, delta, backward, query_gradient;

@@ -25,8 +25,6 @@ int ForwardValueBits(const Problem& p) { return 14 - DropoutBits(p); }
 constexpr int kWideBits = 14;
 int ScoreBits(const Problem& p) { return p.accumulate == AccumulateType::kFloat16 ? 0 : kWideBits; }
 
-bool IsBFloat16(const Problem& p) { return p.element == ElementType::kBFloat16; }
-
 // The rows of a part in a tensor of its call, one block for each of its batch entries.
 std::vector<RowBlock> BlocksOf(const Problem& p, const Part& part, bool is_query) {
   const bool packed = IsPacked(p.layout);
@@ -111,8 +109,8 @@ void ScaleSinkGradient(const Problem& p, absl::Span<const Part> parts, float* d_
 }
 
 // Whether the kernels can read (write) the caller's rows as they are.
-bool FitsAsIs(const Problem& p, const RowShape& shape) {
-  return !IsBFloat16(p) && shape.dim % kChunk == 0;
+bool FitsAsIs(const Problem& p, const RowShape& shape, Travel travel) {
+  return !IsConverted(p.element, travel) && shape.dim % kChunk == 0;
 }
 
 constexpr int64_t kScratchAlignment = 64;
@@ -124,19 +122,19 @@ int64_t ScratchSize(int64_t bytes) {
 
 // V's least step in forward is 2^−(24 + bits) of its largest number, and backward's 2^−24, so that
 // what forward rounds is nothing to backward from 8 bits on: below half a step.
-bool CanKeep(const Problem& p) {
-  if (p.element == ElementType::kFloat16) return true;
-  return IsBFloat16(p) && ForwardValueBits(p) >= 8;
+bool CanKeep(const Problem& p, Travel travel) {
+  if (p.element == ElementType::kFloat32) return false;
+  return !IsConverted(p.element, travel) || ForwardValueBits(p) >= 8;
 }
 
-int64_t TransferScratchBytes(const Problem& p, Direction direction) {
+int64_t TransferScratchBytes(const Problem& p, Direction direction, Travel travel) {
   auto of = [&](const RowShape& shape) {
-    return FitsAsIs(p, shape) ? 0 : ScratchSize(shape.padded_bytes());
+    return FitsAsIs(p, shape, travel) ? 0 : ScratchSize(shape.padded_bytes());
   };
   const int64_t inputs = of(QueryRows(p)) + of(KeyRows(p)) + of(ValueRows(p));
   const int64_t output = of(OutputRows(p));
   if (direction == Direction::kForward) return std::max(inputs, output);
-  const int64_t d_lse = IsBFloat16(p) ? ScratchSize(p.LseElements() * 4) : 0;
+  const int64_t d_lse = IsConverted(p.element, travel) ? ScratchSize(p.LseElements() * 4) : 0;
   return inputs + 2 * output + d_lse;  // gradients have the sizes of the inputs
 }
 
@@ -146,7 +144,8 @@ std::byte* Transfer::TakeScratch(int64_t bytes) {
   return taken;
 }
 
-void Transfer::BeginCall(std::byte* workspace) {
+void Transfer::BeginCall(const CallLayout& at, std::byte* workspace) {
+  travel_ = at.travel;
   scratch_ = workspace;
   ++call_;
 }
@@ -192,10 +191,10 @@ void Transfer::Convert() {
 absl::Status Transfer::RowsIn(const Rows& rows, const void* from, const Problem& p,
                               absl::Span<const Part> parts) {
   const int64_t bytes = rows.shape.padded_bytes();
-  if (bytes == 0 || FitsAsIs(p, rows.shape)) return BytesIn(rows.offset, from, bytes);
+  if (bytes == 0 || FitsAsIs(p, rows.shape, travel_)) return BytesIn(rows.offset, from, bytes);
   const auto* data = static_cast<const uint16_t*>(from);
   auto* halves = reinterpret_cast<uint16_t*>(TakeScratch(bytes));
-  if (!IsBFloat16(p)) {
+  if (!IsConverted(p.element, travel_)) {
     PadRows(rows.shape, data, halves);
     return BytesIn(rows.offset, halves, bytes);
   }
@@ -219,7 +218,7 @@ absl::Status Transfer::RowsOut(const RowShape& shape, void* to, int64_t offset) 
 
 absl::Status Transfer::OutputOut(const Rows& rows, void* to, const Problem& p,
                                  absl::Span<const Part> parts) {
-  if (!IsBFloat16(p)) return RowsOut(rows.shape, to, rows.offset);
+  if (!IsConverted(p.element, travel_)) return RowsOut(rows.shape, to, rows.offset);
   const int64_t bytes = rows.shape.padded_bytes();
   auto* data = static_cast<uint16_t*>(to);
   auto* halves = reinterpret_cast<uint16_t*>(TakeScratch(bytes));
@@ -234,14 +233,14 @@ absl::Status Transfer::OutputOut(const Rows& rows, void* to, const Problem& p,
 }
 
 absl::Status Transfer::In(const CallLayout& at, const ForwardCall& call, absl::Span<Part> parts) {
-  BeginCall(call.workspace);
+  BeginCall(at, call.workspace);
   return InputsIn(at, call, ForwardValueBits(*at.problem), parts);
 }
 
 absl::Status Transfer::InputsIn(const CallLayout& at, const ForwardCall& call, int value_bits,
                                 absl::Span<Part> parts) {
   const Problem& p = *at.problem;
-  if (IsBFloat16(p)) {
+  if (IsConverted(p.element, travel_)) {
     for (Part& part : parts) {
       part.exponents.q = ExponentIn(p, part, QueryRows(p), true, call.q) - ScoreBits(p);
       part.exponents.k = ExponentIn(p, part, KeyRows(p), false, call.k) - ScoreBits(p);
@@ -265,7 +264,7 @@ absl::Status Transfer::InputsIn(const CallLayout& at, const ForwardCall& call, i
 absl::Status Transfer::Out(const CallLayout& at, const ForwardCall& call,
                            absl::Span<const Part> parts) {
   const Problem& p = *at.problem;
-  BeginCall(call.workspace);
+  BeginCall(at, call.workspace);
   std::vector<int> v = ExponentsOf(parts, [](const Exponents& e) { return e.v; });
   RETURN_IF_ERROR(BytesOut(call.lse, at.lse, p.LseElements() * 4));
   return OutputOut({OutputRows(p), true, at.o, v}, call.o, p, parts);
@@ -273,9 +272,9 @@ absl::Status Transfer::Out(const CallLayout& at, const ForwardCall& call,
 
 absl::Status Transfer::In(const CallLayout& at, const BackwardCall& call, absl::Span<Part> parts) {
   const Problem& p = *at.problem;
-  BeginCall(call.workspace);
+  BeginCall(at, call.workspace);
   if (call.residual == nullptr) RETURN_IF_ERROR(ForwardIn(at, call, parts));
-  if (IsBFloat16(p)) {
+  if (IsConverted(p.element, travel_)) {
     for (Part& part : parts) {
       part.exponents.d_o = ExponentIn(p, part, OutputRows(p), true, call.d_o) - kWideBits;
     }
@@ -306,7 +305,7 @@ absl::Status Transfer::DLseIn(const CallLayout& at, const BackwardCall& call,
   const int64_t bytes = p.LseElements() * 4;
   if (bytes == 0) return absl::OkStatus();
   if (call.d_lse == nullptr) return launch_.SetZero(launch_.arena() + at.d_lse, bytes);
-  if (!IsBFloat16(p)) return BytesIn(at.d_lse, call.d_lse, bytes);
+  if (!IsConverted(p.element, travel_)) return BytesIn(at.d_lse, call.d_lse, bytes);
   auto* scaled = reinterpret_cast<float*>(TakeScratch(bytes));
   std::memcpy(scaled, call.d_lse, bytes);
   ScaleLse(p, parts, scaled);
@@ -316,7 +315,7 @@ absl::Status Transfer::DLseIn(const CallLayout& at, const BackwardCall& call,
 absl::Status Transfer::Out(const CallLayout& at, const BackwardCall& call,
                            absl::Span<const Part> parts) {
   const Problem& p = *at.problem;
-  BeginCall(call.workspace);
+  BeginCall(at, call.workspace);
   RETURN_IF_ERROR(RowsOut(KeyRows(p), call.d_k, at.d_k));
   RETURN_IF_ERROR(RowsOut(ValueRows(p), call.d_v, at.d_v));
   RETURN_IF_ERROR(RowsOut(QueryRows(p), call.d_q, at.d_q));

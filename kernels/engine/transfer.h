@@ -25,12 +25,12 @@
 namespace attnd::cuda {
 
 // Whether what a forward leaves on the device serves backward with the bits of tensors that are
-// sent again. Not in float32, and not in bfloat16 with hardly anything kept by dropout: V is then
-// so small in forward that its least numbers lose bits which backward would still see.
-bool CanKeep(const Problem& problem);
+// sent again. Not in float32, and not of bfloat16 as halves with hardly anything kept by dropout: V
+// is then so small in forward that its least numbers lose bits which backward would still see.
+bool CanKeep(const Problem& problem, Travel travel);
 
 // Bytes of host memory that In and Out need for a call.
-int64_t TransferScratchBytes(const Problem& problem, Direction direction);
+int64_t TransferScratchBytes(const Problem& problem, Direction direction, Travel travel);
 
 class Transfer {
  public:
@@ -69,7 +69,7 @@ class Transfer {
   absl::Status OutputOut(const Rows& rows, void* to, const Problem& p,
                          absl::Span<const Part> parts);
   absl::Status DLseIn(const CallLayout& at, const BackwardCall& call, absl::Span<const Part> parts);
-  void BeginCall(std::byte* workspace);
+  void BeginCall(const CallLayout& at, std::byte* workspace);
   // A number of the allocation in which these bytes lie: the launch's arena, or a call's own.
   int AllocationOf(int64_t offset) const;
   absl::Status BytesIn(int64_t offset, const void* from, int64_t bytes);
@@ -78,9 +78,10 @@ class Transfer {
 
   DeviceLaunch& launch_;
   const int64_t arena_bytes_;
-  int call_ = 0;                  // the number of the one at hand, from 1
-  CopyMerger copies_;             // in the direction of the phase
-  std::byte* scratch_ = nullptr;  // of the call at hand, what is left of it
+  Travel travel_ = Travel::kAsHalves;  // of the call at hand
+  int call_ = 0;                       // the number of the one at hand, from 1
+  CopyMerger copies_;                  // in the direction of the phase
+  std::byte* scratch_ = nullptr;       // of the call at hand, what is left of it
   std::vector<std::function<void()>> conversions_;
 };
 

@@ -2,6 +2,7 @@
 
 extern "C" {
 extern const char attnd_kernels_sm_70[], attnd_kernels_sm_70_end[];
+extern const char attnd_kernels_sm_80[], attnd_kernels_sm_80_end[];
 extern const char attnd_kernels_sm_90[], attnd_kernels_sm_90_end[];
 }
 
@@ -16,6 +17,7 @@ absl::string_view Between(const char* begin, const char* end) {
 
 std::vector<absl::string_view> EmbeddedKernelArchives() {
   return {Between(attnd_kernels_sm_70, attnd_kernels_sm_70_end),
+          Between(attnd_kernels_sm_80, attnd_kernels_sm_80_end),
           Between(attnd_kernels_sm_90, attnd_kernels_sm_90_end)};
 }
 

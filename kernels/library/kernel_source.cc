@@ -12,35 +12,74 @@ std::string TileExpression(const Tile& tile) {
 
 const char* SumsOf(const KernelRow& row) { return row.ordered ? "FixedPointSums" : "FloatSums"; }
 
-std::string KernelExpression(const KernelRow& row) {
+const char* RuleOf(const KernelRow& row) {
+  return row.general  ? "attnd::GeneralScores"
+         : row.listed ? "attnd::ListedScores"
+                      : "attnd::LinearScores";
+}
+const char* ForwardDropoutOf(const KernelRow& row) {
+  return row.dropout ? "PhiloxDropout" : "NoDropout";
+}
+const char* BackwardDropoutOf(const KernelRow& row) {
+  return row.dropout ? "ReplayDropout" : "KeepAll";
+}
+
+std::string Sm70Expression(const KernelRow& row) {
   const char* math = row.half_accumulate ? "Float16Accumulate" : "Float32Accumulate";
-  const char* rule = row.general  ? "attnd::GeneralScores"
-                     : row.listed ? "attnd::ListedScores"
-                                  : "attnd::LinearScores";
-  const char* dropout = row.dropout ? "PhiloxDropout" : "NoDropout";
-  std::string tile = TileExpression(row.tile);
+  const std::string tile = TileExpression(row.tile);
   switch (row.kind) {
     case KernelKind::kForward:
-      return absl::StrCat("ForwardKernel<", math, ", ", tile, ", ", rule, ", ", dropout, ">");
+      return absl::StrCat("ForwardKernel<", math, ", ", tile, ", ", RuleOf(row), ", ",
+                          ForwardDropoutOf(row), ">");
     case KernelKind::kBackward:
-      return absl::StrCat("BackwardKernel<", tile, ", ", rule, ", ",
-                          row.dropout ? "ReplayDropout" : "KeepAll", ", ", SumsOf(row), ">");
-    case KernelKind::kMaskTiles:
-      return "attnd::MaskTilesKernel";
+      return absl::StrCat("BackwardKernel<", tile, ", ", RuleOf(row), ", ", BackwardDropoutOf(row),
+                          ", ", SumsOf(row), ">");
     case KernelKind::kKeyBounds:
       return "KeyBoundsKernel";
     case KernelKind::kDelta:
       return "DeltaKernel";
     case KernelKind::kQueryGradient:
       return absl::StrCat("DqKernel<", row.head_dim, ", ", SumsOf(row), ">");
+    case KernelKind::kKeepRows:
+      return "KeepRowsKernel";
+    default:
+      return "";
+  }
+}
+
+std::string Sm80Expression(const KernelRow& row) {
+  const std::string tile = TileExpression(row.tile);
+  const char* math = row.element == ElementType::kBFloat16 ? "BFloat16Math" : "HalfMath";
+  switch (row.kind) {
+    case KernelKind::kForward:
+      return absl::StrCat("ForwardKernel<", math, ", ", tile, ", ", RuleOf(row), ", ",
+                          ForwardDropoutOf(row), ">");
+    case KernelKind::kBackward:
+      return absl::StrCat("BackwardKernel<", math, ", ", tile, ", ", RuleOf(row), ", ",
+                          BackwardDropoutOf(row), ", ", SumsOf(row), ">");
+    case KernelKind::kKeyBounds:
+      return absl::StrCat("KeyBoundsKernel<", math, ">");
+    case KernelKind::kDelta:
+      return absl::StrCat("DeltaKernel<", math, ">");
+    case KernelKind::kQueryGradient:
+      return absl::StrCat("DqKernel<", math, ", ", row.head_dim, ", ", SumsOf(row), ">");
+    default:
+      return "";
+  }
+}
+
+std::string KernelExpression(const KernelRow& row) {
+  switch (row.kind) {
+    case KernelKind::kMaskTiles:
+      return "attnd::MaskTilesKernel";
     case KernelKind::kSinkGradient:
       return "attnd::SinkGradientKernel";
     case KernelKind::kBiasGradient:
-      return "attnd::BiasGradientKernel";
-    case KernelKind::kKeepRows:
-      return "KeepRowsKernel";
+      return absl::StrCat("attnd::BiasGradientKernel<attnd::",
+                          row.element == ElementType::kBFloat16 ? "BFloat16" : "Float16", ">");
+    default:
+      return row.architecture == Architecture::kSm70 ? Sm70Expression(row) : Sm80Expression(row);
   }
-  return "";
 }
 
 }  // namespace

@@ -11,13 +11,13 @@
 // Errors: none. Threads: pure functions.
 #pragma once
 
-#include "kernels/ptx/instructions.h"
+#include "kernels/rules/half_element.h"
 #include "kernels/rules/params.h"
 
 namespace attnd {
 
 // Bits of floats ≥ 0: max‖dO‖², max|delta|, max‖V‖², max|K|. The last is 1 where rows
-// are not finite (kernels/sm70/backward_non_finite.h).
+// are not finite (non_finite_rows.h).
 enum GradientBound { kOutputGradientBound, kDeltaBound, kValueBound, kKeyBound, kNonFiniteRows };
 
 ATTN_HD uint32_t* GradientBounds(const ProblemDesc& p, int batch, int kv_head) {
@@ -31,21 +31,15 @@ ATTN_HD float PowerOfTwo(int exponent) {
 // Within 2^-20 of it.
 ATTN_HD float SquareRoot(float x) { return ptx::Exp2(0.5f * ptx::Log2(x)); }
 
-ATTN_HD int GradientExponent(const ProblemDesc& p, int batch, int kv_head) {
+// `margin`: of the bound, for those who round dS up.
+ATTN_HD int GradientExponent(const ProblemDesc& p, int batch, int kv_head, float margin) {
   const uint32_t* bounds = GradientBounds(p, batch, kv_head);
   const float d_o = ptx::BitsFloat(ptx::LoadConstant32(bounds + kOutputGradientBound));
   const float delta = ptx::BitsFloat(ptx::LoadConstant32(bounds + kDeltaBound));
   const float v = ptx::BitsFloat(ptx::LoadConstant32(bounds + kValueBound));
-  const float bound = ptx::Fma(SquareRoot(d_o) * SquareRoot(v), p.dropout_scale, delta);
+  const float bound = ptx::Fma(SquareRoot(d_o) * SquareRoot(v), p.dropout_scale, delta) * margin;
   const int exponent = (15 - (static_cast<int>(ptx::FloatBits(bound) >> 23) - 127)) & ~1;
   return exponent < -100 ? -100 : exponent > 60 ? 60 : exponent;
-}
-
-// The upper half is the bfloat16: to nearest, ties to even; NaN stays NaN.
-ATTN_HD uint32_t BFloat16InUpperHalf(float value) {
-  const uint32_t bits = ptx::FloatBits(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff0000u;
-  return bits + 0x7fffu + (bits >> 16 & 1u);
 }
 
 // Multiplies by factor·2^exponent and rounds to the call's element type.
@@ -60,8 +54,7 @@ class GradientWriter {
   ATTN_HD uint32_t Pack(float low, float high) const {
     low = low * first_ * second_;
     high = high * first_ * second_;
-    if (!is_bfloat16_) return ptx::PackRounded(low, high);
-    return BFloat16InUpperHalf(low) >> 16 | (BFloat16InUpperHalf(high) & 0xffff0000u);
+    return is_bfloat16_ ? BFloat16::Pack(low, high) : Float16::Pack(low, high);
   }
 
  private:

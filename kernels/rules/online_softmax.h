@@ -2,10 +2,11 @@
 // the keys seen so far, a row of probabilities is 2^(score − r) / l.
 //
 // The stabiliser may lag behind the row's maximum by kLag, so it seldom moves and rescaling leaves
-// the hot path; P stays below 2^kLag, far inside float16. P is truncated to float16 (one cheap
-// instruction on Volta); the mean loss kTruncationLoss is given back by making P larger by that
-// much (kTruncationBias off the stabiliser) and dividing by a sum of the untruncated numbers, so
-// that P = 1 stays 1 and sums are exact: O = (1 + loss)·Σ P·V / l.
+// the hot path; P stays below 2^kLag, far inside float16. Where P is truncated to float16 (one
+// cheap instruction on Volta), the mean loss kTruncationLoss is given back by making P larger by
+// that much (kTruncationBias off the stabiliser) and dividing by a sum of the untruncated numbers,
+// so that P = 1 stays 1 and sums are exact: O = (1 + loss)·Σ P·V / l. Where P is rounded to
+// nearest, there is no loss.
 #pragma once
 
 #include "kernels/rules/score_rules.h"
@@ -16,13 +17,26 @@ inline constexpr float kLag = 8.0f;
 inline constexpr float kTruncationLoss = 3.52e-4f;
 inline constexpr float kTruncationBias = 5.077e-4f;  // log2(1 + kTruncationLoss)
 
+// How P and dS become 16-bit numbers. kMargin: what keeps dS below the
+// numbers that become infinite (GradientExponent).
+struct TruncatedP {
+  static constexpr float kLoss = kTruncationLoss, kBias = kTruncationBias;
+  static constexpr float kMargin = 1;
+};
+struct RoundedP {
+  static constexpr float kLoss = 0, kBias = 0;
+  static constexpr float kMargin = 1.002f;
+};
+
 struct RowEnd {
   float factor;  // O = factor · Σ P·V, dropout's scale included
   float lse;     // natural logarithm; −infinity where no key is visible
 };
 
-// What one row becomes after its last key. `visible` of the sequence's keys were visible.
-ATTN_HD RowEnd FinishRow(const ScoreContext& at, float stabilizer, float sum, int visible) {
+// What one row becomes after its last key. `visible` of the sequence's keys were visible; `gain`: 1
+// + the mean loss of P.
+ATTN_HD RowEnd FinishRow(const ScoreContext& at, float gain, float stabilizer, float sum,
+                         int visible) {
   if (visible == 0) return {0, -Infinity()};
   const ProblemDesc& problem = at.problem;
   float top = stabilizer, shrink = 1, total = sum;
@@ -34,7 +48,7 @@ ATTN_HD RowEnd FinishRow(const ScoreContext& at, float stabilizer, float sum, in
     shrink = ptx::Exp2(stabilizer - top);
     total = sum * shrink + count * ptx::Exp2(extra - top);
   }
-  float factor = shrink * (1.0f + kTruncationLoss) * problem.dropout_scale;
+  float factor = shrink * gain * problem.dropout_scale;
   // Nothing but −infinity among visible scores: 0/0, as in the reference.
   const float lse = total == 0 ? ptx::BitsFloat(0x7fffffffu) : (top + ptx::Log2(total)) * kLn2;
   return {factor * ptx::Reciprocal(total), lse};

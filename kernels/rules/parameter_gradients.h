@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention/dropout.h"
+#include "kernels/rules/half_element.h"
 #include "kernels/rules/score_rules.h"
 
 namespace attnd {
@@ -43,6 +44,7 @@ struct SinkGradientKernel {
 // One block of 256 threads for 16×16 numbers of dbias: TileWork.batch and head are the bias's (0
 // where broadcast), tile = row tile · ceil(columns / 16) + column tile; a broadcast dimension has
 // one tile. Which dimensions are broadcast is told by bias's strides of 0 (column: 0).
+template <class Element>
 struct BiasGradientKernel {
   static constexpr int kThreads = 256, kEdge = 16;
   struct Shared {
@@ -157,8 +159,8 @@ struct BiasGradientKernel {
     return sum;
   }
   ATTN_HD static float DotPair(uint32_t a, uint32_t b, float sum) {
-    return ptx::Fma(ptx::LowHalf(a), ptx::LowHalf(b),
-                    ptx::Fma(ptx::HighHalf(a), ptx::HighHalf(b), sum));
+    return ptx::Fma(Element::Low(a), Element::Low(b),
+                    ptx::Fma(Element::High(a), Element::High(b), sum));
   }
 };
 

@@ -65,7 +65,7 @@ struct ListedVisit {
   ATTN_HD bool IsCut() const { return word & kCut; }
   ATTN_HD bool IsMasked() const { return word & kMasked; }
   ATTN_HD bool IsPartial() const { return word & 7u; }
-  // Of backward's: the head has rows that are not finite (kernels/sm70/backward_non_finite.h).
+  // Of backward's: the head has rows that are not finite (non_finite_rows.h).
   ATTN_HD bool HasNonFiniteRows() const { return word & kNonFinite; }
 };
 

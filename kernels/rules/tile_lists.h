@@ -1,13 +1,16 @@
 // Reading a mask's lists (TileLists, params.h): lines, bitmaps, and single places for what is slow
 // and rare. Host and device.
 //
-// Bitmaps stand as lanes hold scores, so that a lane's bits of 32×32 scores are one word. Squares of
-// 32 rows × 32 keys follow one another along keys, then rows, 32 words each. An accumulator of 16×16
-// scores (sm70/tile_math.h) has x along its rows: the mask's rows in forward, its keys in backward;
-// y is the other side. With x and y counted inside the square:
-//   lane  x&1 | y&6 | (x>>2&1)<<3 | (x>>1&1)<<4
-//   bit   (y>>4&1)<<4 | (x>>4&1)<<3 | (y>>3&1)<<2 | (x>>3&1)<<1 | y&1
-// so each byte of a word is one accumulator, element by element. lane_map_test is the proof.
+// Bitmaps stand as lanes hold scores, so that a lane's bits of 32×32 scores are one word. Squares
+// of 32 rows × 32 keys follow one another along keys, then rows, 32 words each. x is along the rows
+// of an accumulator: the mask's rows in forward, its keys in backward; y is the other side. With x
+// and y counted inside the square, in the two orders (LaneOrder):
+//   sm70  lane  x&1 | y&6 | (x>>2&1)<<3 | (x>>1&1)<<4        (sm70/tile_math.h)
+//         bit   (y>>4&1)<<4 | (x>>4&1)<<3 | (y>>3&1)<<2 | (x>>3&1)<<1 | y&1
+//   sm80  lane  (x&7)<<2 | y>>1&3                            (sm80/tile_math.h)
+//         bit   x>>3<<3 | y>>3<<1 | y&1
+// so each byte of a word is one accumulator of 16×16 scores, or eight of its rows' scores with 32
+// columns. The lane_map_tests are the proof.
 // Errors: none. Threads: pure functions.
 #pragma once
 
@@ -19,7 +22,11 @@ namespace attnd {
 
 inline constexpr int kMaskSquare = 32;
 
-struct MaskWord {
+template <LaneOrder kOrder>
+struct MaskWordOf;
+
+template <>
+struct MaskWordOf<kLanesOfSm70> {
   ATTN_HD static constexpr int LaneOf(int x, int y) {
     return (x & 1) | (y & 6) | (x >> 2 & 1) << 3 | (x >> 1 & 1) << 4;
   }
@@ -68,6 +75,53 @@ struct MaskWord {
   ATTN_HD static uint32_t Spread(uint32_t bytes, uint32_t mask, int one, int two) {
     return (bytes & mask) | (bytes >> 8 & mask) << one | (bytes >> 16 & mask) << two |
            (bytes >> 24 & mask) << (one + two);
+  }
+};
+
+template <>
+struct MaskWordOf<kLanesOfSm80> {
+  ATTN_HD static constexpr int LaneOf(int x, int y) { return (x & 7) << 2 | (y >> 1 & 3); }
+  ATTN_HD static constexpr int BitOf(int x, int y) {
+    return (x >> 3) << 3 | (y >> 3) << 1 | (y & 1);
+  }
+  template <class Row>
+  ATTN_HD static uint32_t FromRows(int lane, const Row& row) {
+    uint32_t word = 0;
+    for (int n = 0; n < 4; ++n) {
+      const uint32_t pairs = row((lane >> 2) + n * 8) >> (lane & 3) * 2 & 0x03030303u;
+      word |= ((pairs | pairs >> 6 | pairs >> 12 | pairs >> 18) & 0xffu) << n * 8;
+    }
+    return word;
+  }
+  template <class Row>
+  ATTN_HD static uint32_t FromColumns(int lane, const Row& row) {
+    uint32_t word = 0;
+    for (int n = 0; n < 8; ++n) {
+      const int y = (n & 1) + (lane & 3) * 2 + (n >> 1) * 8;
+      word |= (row(y) >> (lane >> 2) & 0x01010101u) << n;
+    }
+    return word;
+  }
+};
+
+struct MaskWord {
+  template <class Row>
+  ATTN_HD static uint32_t FromRows(LaneOrder order, int lane, const Row& row) {
+    return order == kLanesOfSm80 ? MaskWordOf<kLanesOfSm80>::FromRows(lane, row)
+                                 : MaskWordOf<kLanesOfSm70>::FromRows(lane, row);
+  }
+  template <class Row>
+  ATTN_HD static uint32_t FromColumns(LaneOrder order, int lane, const Row& row) {
+    return order == kLanesOfSm80 ? MaskWordOf<kLanesOfSm80>::FromColumns(lane, row)
+                                 : MaskWordOf<kLanesOfSm70>::FromColumns(lane, row);
+  }
+  ATTN_HD static int LaneOf(LaneOrder order, int x, int y) {
+    return order == kLanesOfSm80 ? MaskWordOf<kLanesOfSm80>::LaneOf(x, y)
+                                 : MaskWordOf<kLanesOfSm70>::LaneOf(x, y);
+  }
+  ATTN_HD static int BitOf(LaneOrder order, int x, int y) {
+    return order == kLanesOfSm80 ? MaskWordOf<kLanesOfSm80>::BitOf(x, y)
+                                 : MaskWordOf<kLanesOfSm70>::BitOf(x, y);
   }
 };
 
@@ -120,9 +174,12 @@ class MaskLookup {
     row -= row_tile * lists_.tile_rows;
     key -= key_tile * lists_.tile_keys;
     const int x = lists_.by_keys ? key : row, y = lists_.by_keys ? row : key;
+    const int in_x = x % kMaskSquare, in_y = y % kMaskSquare;
     const int64_t word = entry_ * BitmapWords(lists_.tile_rows, lists_.tile_keys) +
-                         SquareOf(row, key, lists_.tile_keys) + MaskWord::LaneOf(x, y);
-    return ptx::LoadConstant32(lists_.bitmaps + word) >> MaskWord::BitOf(x, y) & 1;
+                         SquareOf(row, key, lists_.tile_keys) +
+                         MaskWord::LaneOf(lists_.lanes, in_x, in_y);
+    return ptx::LoadConstant32(lists_.bitmaps + word) >> MaskWord::BitOf(lists_.lanes, in_x, in_y) &
+           1;
   }
 
  private:

@@ -14,10 +14,10 @@
 // halves of Sᵀ and dPᵀ through shared memory.
 //
 // dQ's additions: FixedPointSums (the default) adds integers, of which any order gives the same
-// bits, so no block waits for another; backward_passes.h bounds them. FloatSums adds float32.
+// bits, so no block waits for another; rules/backward_passes.h bounds them. FloatSums adds float32.
 // Rows   without visible keys (lse = −inf) have P = 0. Invisible scores have P = dS = 0 by
 //        selection; what lies in an invisible row of K or V reaches nothing, nor do infinities
-//        and NaN of Q and dO reach keys that their rows do not see (backward_non_finite.h).
+//        and NaN of Q and dO reach keys that their rows do not see (rules/non_finite_rows.h).
 // Inputs float16; rows as kernels/rules/params.h says. Errors: none.
 // Source Dao 2023 (FlashAttention-2), Algorithm 2; docs/KERNELS.md has figures and what lost.
 #pragma once
@@ -29,7 +29,7 @@
 #include "kernels/sm70/backward_keys.h"
 #include "kernels/sm70/backward_scores.h"
 #include "kernels/sm70/backward_staging.h"
-#include "kernels/sm70/backward_visits.h"
+#include "kernels/rules/row_visits.h"
 #include "kernels/sm70/pipeline.h"
 
 namespace attnd::sm70 {
@@ -65,9 +65,9 @@ struct BackwardKernel {
   static constexpr int kHandBytes = kKeyTiles * kGroups * 512;  // P of one warp and step
   static constexpr int kDsBytes = kKeys * 128;                  // dS of 64 queries
   struct alignas(128) Slot {
-    uint4 tiles[2][kStepRows * kChunks];  // Q, then dO
-    float rows[2][kStepRows];             // stabiliser of P, then delta·gain
-    uint16_t factors[kStepRows];          // float16: 2^row, see FixedPoint
+    uint4 tiles[2][kStepRows * kChunks];              // Q, then dO
+    float rows[2][kStepRows];                         // stabiliser of P, then delta·gain
+    uint16_t factors[kStepRows];                      // float16: 2^row, see FixedPoint
     uint32_t bits[Rule::kListed ? kThreads / 2 : 1];  // of a mask, for the first role's threads
   };
   static constexpr int kBitsOffset = 2 * kTileBytes + 2 * kStepRows * 4 + kStepRows * 2;
@@ -83,7 +83,7 @@ struct BackwardKernel {
     float watch;     // 0; NaN where sums of dQ have a second integer
     int exponent;    // of two, by which dS is multiplied: GradientExponent
     int left_out;    // whether K held an infinity or NaN
-    int non_finite;  // whether rows of Q or dO may (backward_non_finite.h); not of listed visits
+    int non_finite;  // whether rows of Q or dO may (rules/non_finite_rows.h); not of listed visits
     typename Visits::Ring visits;
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
@@ -165,7 +165,7 @@ struct BackwardKernel {
     // Under way while the rest is worked out.
     KeyRows<kKeys, kChunks> keys;
     keys.Fetch(problem, sequence, tile.head, first_key, at.thread);
-    const int exponent = GradientExponent(problem, tile.batch, tile.head);
+    const int exponent = GradientExponent(problem, tile.batch, tile.head, TruncatedP::kMargin);
     if (at.thread == 0) ptx::StoreShared32(&shared.exponent, static_cast<uint32_t>(exponent));
     const float gain = PowerOfTwo(exponent - kProbabilityShift);
     const int thread = ptx::Keep(at.thread);
@@ -356,7 +356,7 @@ struct BackwardKernel {
   }
 
   // Infinities and NaN of what this role multiplies by P or dS in this step
-  // (backward_non_finite.h). By all warps of a role.
+  // (rules/non_finite_rows.h). By all warps of a role.
   ATTN_HD static void LeaveOut(const Work& work, const StepState& step, Shared& shared) {
     constexpr int kRoleThreads = kThreads / 2;
     char* tile = At(shared.slots, step.slot + (work.role ? 0 : kTileBytes));
@@ -427,8 +427,8 @@ struct BackwardKernel {
 
   // Under a softcap its derivative is left for the other role: where dS will be, or beside P.
   static constexpr int kSlopeStride = 16 * 128;
-  // What hides scores of a group: its place, and the mask, of which bit 8m + e shows element e of key
-  // tile m.
+  // What hides scores of a group: its place, and the mask, of which bit 8m + e shows element e of
+  // key tile m.
   struct Hidden {
     bool is_cut;
     uint32_t shown;
@@ -446,8 +446,7 @@ struct BackwardKernel {
   }
   // Bit 8m + e of the result tells whether element e of key tile m is visible; others become 0.
   ATTN_HD static uint32_t ApplyRule(const Work& work, const ScoreContext& at, int first_row,
-                                    const Hidden& hidden, char* slopes,
-                                    float (&rS)[kKeyTiles][8]) {
+                                    const Hidden& hidden, char* slopes, float (&rS)[kKeyTiles][8]) {
     const int lane = ptx::Keep(work.lane.index);
     constexpr int kPairs = 4 * kKeyTiles;
     ScorePlace pairs[kPairs];
@@ -460,8 +459,8 @@ struct BackwardKernel {
       scores[n][0] = rS[m][e];
       scores[n][1] = rS[m][e + 1];
     }
-    const uint32_t visible =
-        Rule::template ApplyAll<Along::kRows>(at, pairs, hidden.is_cut, hidden.shown, scores, slope);
+    const uint32_t visible = Rule::template ApplyAll<Along::kRows>(at, pairs, hidden.is_cut,
+                                                                   hidden.shown, scores, slope);
 #pragma unroll
     for (int n = 0; n < 2 * kPairs; ++n) {
       rS[n >> 3][n & 7] = visible >> n & 1 ? scores[n >> 1][n & 1] : 0.0f;

@@ -1,7 +1,7 @@
 // dQ of one backward block: once in 64 queries all eight warps multiply dS of those queries with
 // the block's K and add it to a workspace in lane order, so that each addition is one full line;
-// DqKernel puts that into place (backward_passes.h, which also bounds the integers). A piece of
-// backward.h's schedule, which says when. Errors: none.
+// DqKernel puts that into place (rules/backward_passes.h, which also bounds the integers). A piece
+// of backward.h's schedule, which says when. Errors: none.
 #pragma once
 
 #include "kernels/ptx/mma_sm70.h"
@@ -63,8 +63,8 @@ class QueryGradient {
 #pragma unroll 1
       for (int n = 0; n < Dq::kSums * Dq::kParts; ++n) {
         const int part = n / Dq::kSums, sum = n % Dq::kSums;
-        const int column = part * Dq::kOut + Dq::Column(sum, work.warp(), work.lane);
-        if (SeesNonFinite(work, head, row + Dq::Query(sum, work.warp(), work.lane), column)) {
+        const int column = part * Dq::kOut + Dq::Column(sum, work.warp(), work.lane.index);
+        if (SeesNonFinite(work, head, row + Dq::Query(sum, work.warp(), work.lane.index), column)) {
           MarkNonFinite(work, head, row, part, sum);
         }
       }
@@ -134,9 +134,9 @@ class QueryGradient {
   ATTN_HD static void MarkNonFinite(const Work& work, int head, int row, int part, int n) {
     if constexpr (Kernel::kFixedPoint) {
       const ProblemDesc& p = work.problem;
-      const int column = part * Dq::kOut + Dq::Column(n, work.warp(), work.lane);
-      uint32_t* words = DqNonFinite<Kernel::kHeadDim>(p, work.batch, head,
-                                                      row + Dq::Query(n, work.warp(), work.lane));
+      const int column = part * Dq::kOut + Dq::Column(n, work.warp(), work.lane.index);
+      uint32_t* words = DqNonFinite<Kernel::kHeadDim>(
+          p, work.batch, head, row + Dq::Query(n, work.warp(), work.lane.index));
       ptx::ReduceOr(words + (column >> 5), 1u << (column & 31));
     } else {
       ptx::ReduceAdd(Sum(work, head, row) + part * Dq::kFloats + n * 32,

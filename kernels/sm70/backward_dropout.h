@@ -24,7 +24,7 @@ class ReplayDropout {
   // `first_row` and `first_key` of the group's 16 queries and the warp's keys.
   ATTN_HD ReplayDropout(const ScoreContext& at, int first_row, int first_key, int lane)
       : threshold_bytes_(at.problem.dropout_threshold * 0x01010101u) {
-    const DropoutStream stream = PhiloxDropout::StreamOf(at);
+    const DropoutStream stream = DropoutStreamOf(at);
     const int key = first_key + Float32Accumulate::Row(0, lane);
     const int query = first_row + Float32Accumulate::Col(0, lane);  // even
     first_word_ = (first_key >> 4) & 1;

@@ -8,13 +8,13 @@
 // lane's row r, k step k.
 #pragma once
 
-#include "attention/dropout.h"
-#include "kernels/rules/score_rules.h"
+#include "kernels/rules/dropout_rules.h"
 #include "kernels/sm70/tile_math.h"
 
 namespace attnd::sm70 {
 
 struct NoDropout {
+  static constexpr bool kDrops = false;
   template <int kRowTiles>
   struct Words {
     static constexpr int kStep = 0, kWarp = 0;
@@ -28,18 +28,13 @@ struct NoDropout {
     return {};
   }
   ATTN_HD static uint32_t Mask(Keep, int, int) { return 0xffffffffu; }
-  ATTN_HD static bool Drops(const ScoreContext&, int, int) { return false; }
 };
 
-// The sign of each byte tells whether that byte of `bytes` is at least the threshold (unsigned).
-ATTN_HD uint32_t KeepSigns(uint32_t bytes, uint32_t threshold_bytes) {
-  uint32_t low7 = (bytes | 0x80808080u) - (threshold_bytes & 0x7f7f7f7fu);
-  return (bytes & ~threshold_bytes) | (~(bytes ^ threshold_bytes) & low7);
-}
 // For Float32Accumulate: the lane's rows r (bit 3 of the row) and keys (bits 0, 3, 4) are what one
 // call serves, so word 2r + group holds [k step][pair] of that row and group.
 class PhiloxDropout {
  public:
+  static constexpr bool kDrops = true;
   // Of two steps in turn: the words of a lane's two rows; the sign of a byte says keep.
   template <int kRowTiles>
   struct Words {
@@ -48,15 +43,9 @@ class PhiloxDropout {
   };
   using Keep = uint2;
 
-  ATTN_HD static DropoutStream StreamOf(const ScoreContext& at) {
-    const ProblemDesc& p = at.problem;
-    return {p.dropout_key_lo, p.dropout_key_hi, p.dropout_offset_lo,
-            p.dropout_head + at.batch * p.dropout_batch + at.head};
-  }
-
   // `first_row`: of the score warp.
   ATTN_HD PhiloxDropout(const ScoreContext& at, int first_row, int lane)
-      : threshold_bytes_(at.problem.dropout_threshold * 0x01010101u), stream_(StreamOf(at)) {
+      : threshold_bytes_(at.problem.dropout_threshold * 0x01010101u), stream_(DropoutStreamOf(at)) {
     using Math = Float32Accumulate;
     row_block_ = first_row >> 4;
     place_ = (Math::Row(0, lane) & 7) * 4 + (Math::Col(0, lane) >> 1);
@@ -84,9 +73,6 @@ class PhiloxDropout {
   // PRMT spreads the signs of the lower or upper two bytes.
   ATTN_HD static uint32_t Mask(Keep keep, int r, int k) {
     return ptx::Permute(r ? keep.y : keep.x, 0, k ? 0xbbaau : 0x9988u);
-  }
-  ATTN_HD static bool Drops(const ScoreContext& at, int row, int key) {
-    return DropoutByte(StreamOf(at), row, key) < at.problem.dropout_threshold;
   }
 
  private:

@@ -60,7 +60,7 @@ EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kDelta) return EmulatedEntry<DeltaKernel>();
   if (row.kind == KernelKind::kMaskTiles) return EmulatedEntry<MaskTilesKernel>();
   if (row.kind == KernelKind::kSinkGradient) return EmulatedEntry<SinkGradientKernel>();
-  if (row.kind == KernelKind::kBiasGradient) return EmulatedEntry<BiasGradientKernel>();
+  if (row.kind == KernelKind::kBiasGradient) return EmulatedEntry<BiasGradientKernel<Float16>>();
   if (row.kind == KernelKind::kKeepRows) return EmulatedEntry<KeepRowsKernel>();
   if (row.kind == KernelKind::kForward) {
     if (row.head_dim == 32) return Forward<128, 32, 2>(row);

@@ -2,8 +2,8 @@
 // its part of O in registers. `L`: ForwardLayout. Errors: none.
 #pragma once
 
-#include "attention/dropout.h"
 #include "kernels/ptx/mma_sm70.h"
+#include "kernels/rules/restore_non_finite.h"
 #include "kernels/sm70/forward_layout.h"
 
 namespace attnd::sm70 {
@@ -91,9 +91,9 @@ class OutputRole {
       v.Fetch(visit.First());
       if constexpr (Rule::kListed) {
         const int square = SquareOf(work.warp * L::kWarpRows, 0, L::kStepKeys);
-        const char* bitmap = ptx::Offset(work.at.problem.tile_lists.bitmaps + square,
-                                         static_cast<int>(work.tiles.BitmapAt(n)),
-                                         L::kBitmapWords * 4);
+        const char* bitmap =
+            ptx::Offset(work.at.problem.tile_lists.bitmaps + square,
+                        static_cast<int>(work.tiles.BitmapAt(n)), L::kBitmapWords * 4);
         ptx::LoadConstant32If(bits, bitmap + work.lane.index * 4, visit.IsMasked());
       }
     }
@@ -220,8 +220,8 @@ class OutputRole {
       for (int r = 0; r < 2; ++r) {
         const int place = m * 16 + Float32Accumulate::Row(2 * r, work.lane.index);
         const int score_warp = work.team() * L::kTeamWarps + place / L::kWarpRows;
-        factor[r] = ptx::LoadSharedFloat(
-            &shared.bits[0][L::EndFactor(score_warp, place % L::kWarpRows)]);
+        factor[r] =
+            ptx::LoadSharedFloat(&shared.bits[0][L::EndFactor(score_warp, place % L::kWarpRows)]);
       }
       const int row =
           work.team_row() + m * 16 + Float32Accumulate::Row(second * 2, work.lane.index);
@@ -253,40 +253,12 @@ class OutputRole {
     return second ? make_uint4(got0, own0, got1, own1) : make_uint4(own0, got0, own1, got1);
   }
 
-  // Gives O what PutFinite left out, where it is visible: slow, rare, and far from the hot loop,
-  // whose registers it would crowd. One row a thread.
+  // Gives O what PutFinite left out, one row a thread.
   ATTN_HD static void RestoreNonFinite(const Work& work) {
-    const ProblemDesc& problem = work.at.problem;
-    const SequenceDesc& s = work.at.sequence;
     const int row = work.block_row + work.thread;
-    if (work.thread >= L::kBlockRows || row >= s.q_len) return;
-    char* out = RowOf(problem.o, s.batch, work.at.head, s.q_begin + row);
-    MaskLookup mask(problem.tile_lists, work.at.batch, work.at.head);
-    for (int step = 0; step < work.tiles.count(); ++step) {
-      const auto visit = work.tiles.Any(step);
-      if (!visit.IsPartial()) continue;
-      const int first = visit.First(), end = MinInt(first + L::kStepKeys, s.kv_len);
-      for (int key = first; key < end; ++key) {
-        if (!Rule::IsVisible(work.at, mask, row, key)) continue;
-        const char* value =
-            RowOf(problem.v, s.batch, work.at.head / problem.group, int64_t{s.kv_begin} + key);
-        AddNonFinite(value, problem.v_chunks * 4, DropoutPolicy::Drops(work.at, row, key), out);
-      }
-    }
-  }
-  // Pairs of float16: an infinity counts as it is (its P is positive, however small), or as 0·∞ if
-  // it was dropped.
-  ATTN_HD static void AddNonFinite(const char* value, int pairs, bool dropped, char* out) {
-    for (int n = 0; n < pairs; ++n) {
-      const uint32_t word = ptx::LoadConstant32(value + n * 4);
-      if (NonFiniteHalves(word) == 0) continue;
-      const uint32_t old = ptx::LoadGlobal32(out + n * 4);
-      const float factor = dropped ? 0.0f : 1.0f;
-      float low = ptx::LowHalf(old), high = ptx::HighHalf(old);
-      if (NonFiniteHalves(word) & 0xffffu) low += factor * ptx::LowHalf(word);
-      if (NonFiniteHalves(word) >> 16) high += factor * ptx::HighHalf(word);
-      ptx::StoreGlobal32(out + n * 4, ptx::PackRounded(low, high));
-    }
+    if (work.thread >= L::kBlockRows || row >= work.at.sequence.q_len) return;
+    NonFiniteValues<Float16, Rule, DropoutPolicy::kDrops>::Restore(work.at, work.tiles,
+                                                                   L::kStepKeys, row);
   }
 
   // Byte offset within slot 0 of P, row tile 0: what this lane reads.

@@ -301,11 +301,12 @@ class ScoreRole {
                  static_cast<int>(Math::RowSum(static_cast<float>(rows.hidden[m][r])));
         }
         if (counted) {
-          seen = static_cast<int>(
-              ptx::LoadShared32(&shared.bits[0][L::EndFactor(work.warp, place)]));
+          seen =
+              static_cast<int>(ptx::LoadShared32(&shared.bits[0][L::EndFactor(work.warp, place)]));
         }
-        ends[m][r] = FinishRow(work.at, rows.stabilizer[m][r], rows.sum[m][r],
-                               Rule::VisibleCount(work.at, work.score_row() + place, seen));
+        ends[m][r] =
+            FinishRow(work.at, 1.0f + kTruncationLoss, rows.stabilizer[m][r], rows.sum[m][r],
+                      Rule::VisibleCount(work.at, work.score_row() + place, seen));
       }
     }
     if (counted) ptx::SyncWarp();
@@ -322,8 +323,7 @@ class ScoreRole {
         const int place = L::PlaceOf(m, r, work.lane), row = work.score_row() + place;
         bool is_writer = Math::Col(0, work.lane.index) == 0;
         if (is_writer) {
-          ptx::StoreSharedFloat(&shared.bits[0][L::EndFactor(work.warp, place)],
-                                ends[m][r].factor);
+          ptx::StoreSharedFloat(&shared.bits[0][L::EndFactor(work.warp, place)], ends[m][r].factor);
         }
         if (is_writer && row < q_len) ptx::StoreGlobalFloat(lse + row, ends[m][r].lse);
       }
@@ -364,8 +364,7 @@ class ScoreRole {
   ATTN_HD static void LoadRow(const Work& work, int place, const uint32_t (&listed)[kCounted],
                               uint32_t (&bits)[kCounted]) {
     const ListedTiles& tiles = work.tiles.tiles();
-    const uint32_t* squares =
-        work.at.problem.tile_lists.bitmaps + SquareOf(place, 0, L::kStepKeys);
+    const uint32_t* squares = work.at.problem.tile_lists.bitmaps + SquareOf(place, 0, L::kStepKeys);
     uint32_t words[kCounted][4];
 #pragma unroll
     for (int k = 0; k < kCounted; ++k) {
@@ -373,13 +372,13 @@ class ScoreRole {
 #pragma unroll
       for (int y = 0; y < 4; ++y) {
         words[k][y] = ~0u;
-        ptx::LoadConstant32If(words[k][y], square + MaskWord::LaneOf(place, 2 * y),
+        ptx::LoadConstant32If(words[k][y], square + MaskWordOf<kLanesOfSm70>::LaneOf(place, 2 * y),
                               tiles.Visit(listed[k]).IsMasked());
       }
     }
 #pragma unroll
     for (int k = 0; k < kCounted; ++k) {
-      bits[k] = MaskWord::KeysOfRow(place, [&](int y) { return words[k][y / 2]; });
+      bits[k] = MaskWordOf<kLanesOfSm70>::KeysOfRow(place, [&](int y) { return words[k][y / 2]; });
     }
   }
 

@@ -110,7 +110,8 @@ TEST(LaneMap, LoadsOperandsWithoutBankConflicts) {
 TEST(LaneMap, PutsTheBitsOfMasksWhereScoresAre) {
   for (int x = 0; x < 32; ++x) {
     for (int y = 0; y < 32; ++y) {
-      const int lane = MaskWord::LaneOf(x, y), bit = MaskWord::BitOf(x, y);
+      const int lane = MaskWordOf<kLanesOfSm70>::LaneOf(x, y),
+                bit = MaskWordOf<kLanesOfSm70>::BitOf(x, y);
       const int e = bit & 7;
       EXPECT_EQ(Float32Accumulate::Row(e, lane) + 16 * (bit >> 3 & 1), x);
       EXPECT_EQ(Float32Accumulate::Col(e, lane) + 16 * (bit >> 4), y);
@@ -124,12 +125,15 @@ TEST(LaneMap, MakesWordsOfRowsOrColumns) {
   const auto row = [&rows](int n) { return rows[n]; };
   for (int x = 0; x < 32; ++x) {
     for (int y = 0; y < 32; ++y) {
-      const int lane = MaskWord::LaneOf(x, y), bit = MaskWord::BitOf(x, y);
-      EXPECT_EQ(MaskWord::FromRows(lane, row) >> bit & 1, rows[x] >> y & 1);
-      EXPECT_EQ(MaskWord::FromColumns(lane, row) >> bit & 1, rows[y] >> x & 1);
+      const int lane = MaskWordOf<kLanesOfSm70>::LaneOf(x, y),
+                bit = MaskWordOf<kLanesOfSm70>::BitOf(x, y);
+      EXPECT_EQ(MaskWordOf<kLanesOfSm70>::FromRows(lane, row) >> bit & 1, rows[x] >> y & 1);
+      EXPECT_EQ(MaskWordOf<kLanesOfSm70>::FromColumns(lane, row) >> bit & 1, rows[y] >> x & 1);
     }
-    const auto word = [&](int y) { return MaskWord::FromRows(MaskWord::LaneOf(x, y), row); };
-    EXPECT_EQ(MaskWord::KeysOfRow(x, word), rows[x]);
+    const auto word = [&](int y) {
+      return MaskWordOf<kLanesOfSm70>::FromRows(MaskWordOf<kLanesOfSm70>::LaneOf(x, y), row);
+    };
+    EXPECT_EQ(MaskWordOf<kLanesOfSm70>::KeysOfRow(x, word), rows[x]);
   }
 }
 

@@ -6,7 +6,8 @@
 // reach a product, even as 0·NaN).
 #pragma once
 
-#include "kernels/rules/params.h"
+#include "kernels/rules/descriptors.h"
+#include "kernels/rules/half_element.h"
 #include "kernels/sm70/tile_math.h"
 
 namespace attnd::sm70 {
@@ -14,40 +15,9 @@ namespace attnd::sm70 {
 inline constexpr int kStageRows = 32;
 inline constexpr int kStageThreads = 128;
 
-// A block's problem and sequence, copied next to it: loops that look something up then wait for
-// shared memory, not for the L2.
-struct alignas(16) Descriptors {
-  ProblemDesc problem;
-  SequenceDesc sequence;
-};
-ATTN_HD void CopyWords(const void* from, void* to, int bytes, int thread, int threads) {
-  for (int n = thread * 4; n < bytes; n += threads * 4) {
-    ptx::StoreShared32(static_cast<char*>(to) + n,
-                       ptx::LoadConstant32(static_cast<const char*>(from) + n));
-  }
-}
-// By all threads of the block; a barrier has to follow.
-ATTN_HD void BringDescriptors(const LaunchParams& params, const TileWork& tile, int thread,
-                              int threads, Descriptors& to) {
-  const ProblemDesc& problem = params.problems[tile.problem];
-  CopyWords(&problem, &to.problem, sizeof(ProblemDesc), thread, threads);
-  CopyWords(&problem.sequences[tile.batch], &to.sequence, sizeof(SequenceDesc), thread, threads);
-}
-
-// All ones in those halves of a word that are an infinity or NaN: an exponent of all ones carries
-// into the sign's place, which is then spread.
-ATTN_HD uint32_t NonFiniteHalves(uint32_t word) {
-  return ptx::Permute((word & 0x7c007c00u) + 0x04000400u, 0, 0xbb99u);
-}
-ATTN_HD uint4 NonFiniteHalves(uint4 words) {
-  return make_uint4(NonFiniteHalves(words.x), NonFiniteHalves(words.y), NonFiniteHalves(words.z),
-                    NonFiniteHalves(words.w));
-}
-// Zero in place of those.
-ATTN_HD uint4 FiniteHalves(uint4 words) {
-  const uint4 bad = NonFiniteHalves(words);
-  return make_uint4(words.x & ~bad.x, words.y & ~bad.y, words.z & ~bad.z, words.w & ~bad.w);
-}
+ATTN_HD uint32_t NonFiniteHalves(uint32_t word) { return Float16::NonFinite(word); }
+ATTN_HD uint4 NonFiniteHalves(uint4 words) { return attnd::NonFiniteHalves<Float16>(words); }
+ATTN_HD uint4 FiniteHalves(uint4 words) { return attnd::FiniteHalves<Float16>(words); }
 
 template <int kChunks>
 class RowStager {

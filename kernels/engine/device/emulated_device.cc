@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/sm70/emulated_kernels.h"
+#include "kernels/sm80/emulated_kernels.h"
 
 namespace attnd::cuda {
 namespace {
@@ -23,8 +24,16 @@ EmulatedKernel FindKernel(const KernelRow& row) {
   switch (row.architecture) {
     case Architecture::kSm70:
       return sm70::FindEmulatedKernel(row);
+    case Architecture::kSm80:
+      return sm80::FindEmulatedKernel(row);
   }
   return {};
+}
+
+std::vector<KernelRow> EmulatedRows(Architecture architecture) {
+  std::vector<KernelRow> rows = KernelRowsOf(architecture);
+  std::erase_if(rows, [](const KernelRow& row) { return FindKernel(row).run == nullptr; });
+  return rows;
 }
 
 // Set to a pattern that is NaN as float16 and as float32.
@@ -130,7 +139,7 @@ class EmulatedLaunch final : public DeviceLaunch {
 class EmulatedDevice final : public KernelDevice {
  public:
   explicit EmulatedDevice(const EmulatedDeviceOptions& options)
-      : options_(options), rows_(KernelRowsOf(options.architecture)) {
+      : options_(options), rows_(EmulatedRows(options.architecture)) {
     info_.backend = "cuda";
     info_.device = "emulator";
     info_.architecture = InfoOf(options.architecture).target;

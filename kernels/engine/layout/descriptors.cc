@@ -61,8 +61,8 @@ int32_t DenominatorCodeOf(DenominatorKind kind) {
 }
 
 // Whether the call's parts are its (batch entry, KV head) pairs.
-bool IsCut(const Problem& p) {
-  if (p.element != ElementType::kBFloat16) return false;
+bool IsCut(const Problem& p, Travel travel) {
+  if (!IsConverted(p.element, travel)) return false;
   if (!p.bias || !p.bias->want_gradient) return true;
   return p.bias->shape.batch == p.batch && p.bias->shape.heads == p.q_heads;
 }
@@ -90,10 +90,13 @@ void DescribeScores(const CallLayout& at, const Origin& from, uint64_t arena, Pr
   if (p.bool_mask.has_value()) {
     const BroadcastShape& shape = p.bool_mask->shape;
     const BroadcastTensor mask = Broadcast(shape, p.bool_mask->row_bytes());
-    desc.mask = {nullptr, mask.batch, mask.head, mask.row, static_cast<int32_t>(shape.rows),
+    desc.mask = {nullptr,
+                 mask.batch,
+                 mask.head,
+                 mask.row,
+                 static_cast<int32_t>(shape.rows),
                  static_cast<int32_t>(shape.columns)};
-    desc.mask.data =
-        At<uint8_t>(arena, at.mask, from.entry * mask.batch + from.q_head * mask.head);
+    desc.mask.data = At<uint8_t>(arena, at.mask, from.entry * mask.batch + from.q_head * mask.head);
   }
   if (p.bias.has_value()) {
     desc.bias = Broadcast(p.bias->shape, p.bias->shape.columns);
@@ -189,8 +192,8 @@ SequenceDesc DescribeSequence(const Problem& p, int64_t batch_index) {
   return desc;
 }
 
-std::vector<Part> PartsOf(const Problem& p, int call) {
-  if (!IsCut(p)) return {{call, 0, p.batch, 0, p.kv_heads, {}}};
+std::vector<Part> PartsOf(const Problem& p, int call, Travel travel) {
+  if (!IsCut(p, travel)) return {{call, 0, p.batch, 0, p.kv_heads, {}}};
   std::vector<Part> parts;
   for (int64_t b = 0; b < p.batch; ++b) {
     for (int64_t h = 0; h < p.kv_heads; ++h) parts.push_back({call, b, 1, h, 1, {}});
@@ -198,11 +201,11 @@ std::vector<Part> PartsOf(const Problem& p, int call) {
   return parts;
 }
 
-std::vector<SequenceDesc> SequencesOf(const Problem& p) {
+std::vector<SequenceDesc> SequencesOf(const Problem& p, Travel travel) {
   std::vector<SequenceDesc> sequences;
   for (int64_t b = 0; b < p.batch; ++b) {
     sequences.push_back(DescribeSequence(p, b));
-    if (IsCut(p)) sequences.back().batch = 0;  // parts of one entry
+    if (IsCut(p, travel)) sequences.back().batch = 0;  // parts of one entry
   }
   return sequences;
 }

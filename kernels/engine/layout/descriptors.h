@@ -1,9 +1,9 @@
 // Descriptors: the parts that each call is cut into and what the kernels read of them
 // (kernels/rules/params.h).
 //
-// A part is what one ProblemDesc describes: a whole call, or in bfloat16 one (batch entry, KV head)
-// of it, because each of those has powers of two of its own (staging.h).
-// Pure functions; any thread.
+// A part is what one ProblemDesc describes: a whole call, or of bfloat16 as halves one (batch
+// entry, KV head), because each of those has powers of two of its own (staging.h). Pure functions;
+// any thread.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +28,15 @@ struct Part {
   Exponents exponents;
 };
 
-// Float16: the call itself. Bfloat16: its (batch entry or sequence, KV head) pairs, exponents 0;
-// where a bias gradient sums over entries or heads, the call itself again, with common exponents.
-std::vector<Part> PartsOf(const Problem& problem, int call);
+// What is not converted: the call itself. Bfloat16 as halves: its (batch entry or sequence, KV
+// head) pairs, exponents 0; where a bias gradient sums over entries or heads, the call itself
+// again, with common exponents.
+std::vector<Part> PartsOf(const Problem& problem, int call, Travel travel = Travel::kAsHalves);
 
 SequenceDesc DescribeSequence(const Problem& problem, int64_t batch_index);
 // What the sequences' region holds: one for each batch entry or sequence of the call, as the
 // kernels of PartsOf read them.
-std::vector<SequenceDesc> SequencesOf(const Problem& problem);
+std::vector<SequenceDesc> SequencesOf(const Problem& problem, Travel travel = Travel::kAsHalves);
 
 // `arena` is the arena's device address.
 ProblemDesc Describe(const CallLayout& layout, const Part& part, uint64_t arena);

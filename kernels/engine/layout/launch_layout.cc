@@ -27,8 +27,7 @@ RowShape OutputRows(const Problem& p) {
 
 namespace {
 
-CallLayout LayOutTensors(const Problem& p, RegionUse values, RegionUse results,
-                         ArenaLayout& arena) {
+CallLayout LayOut(const Problem& p, RegionUse values, RegionUse results, ArenaLayout& arena) {
   CallLayout at;
   at.problem = &p;
   if (p.bool_mask) at.mask = arena.Add("mask", p.bool_mask->bytes(), RegionUse::kInput);
@@ -46,13 +45,19 @@ CallLayout LayOutTensors(const Problem& p, RegionUse values, RegionUse results,
 
 }  // namespace
 
-CallLayout LayOutTensors(const Problem& p, RegionUse results, ArenaLayout& arena) {
-  return LayOutTensors(p, RegionUse::kInput, results, arena);
+CallLayout LayOutTensors(const Problem& p, RegionUse results, ArenaLayout& arena, Travel travel) {
+  CallLayout at = LayOut(p, RegionUse::kInput, results, arena);
+  at.travel = travel;
+  return at;
 }
 
-CallLayout LayOutKeptTensors(const Problem& p, ArenaLayout& kept, ArenaLayout& arena) {
-  if (p.element != ElementType::kBFloat16) return LayOutTensors(p, RegionUse::kOutput, kept);
-  CallLayout at = LayOutTensors(p, /*values=*/RegionUse::kOutput, RegionUse::kOutput, kept);
+CallLayout LayOutKeptTensors(const Problem& p, ArenaLayout& kept, ArenaLayout& arena,
+                             Travel travel) {
+  if (!IsConverted(p.element, travel)) {
+    return LayOutTensors(p, RegionUse::kOutput, kept, travel);
+  }
+  CallLayout at = LayOut(p, /*values=*/RegionUse::kOutput, RegionUse::kOutput, kept);
+  at.travel = travel;
   at.keeps_rows = true;
   at.kept_v = at.v;
   at.kept_o = at.o;

@@ -22,6 +22,7 @@ namespace attnd::cuda {
 // (PlaceOutside) may be any other number.
 struct CallLayout {
   const Problem* problem = nullptr;
+  Travel travel = Travel::kAsHalves;
   int64_t q = -1, k = -1, v = -1, o = -1, lse = -1;
   int64_t mask = -1, bias = -1, alibi = -1, sink = -1, sequences = -1;
   int64_t d_o = -1, d_lse = -1, d_q = -1, d_k = -1, d_v = -1, d_bias = -1, d_sink = -1;
@@ -54,13 +55,15 @@ RowShape OutputRows(const Problem& problem);
 // Where a call's tensors go, in the order of backend.h: what forward reads and writes and leaves
 // for backward (`results` is lse's and o's use), then what backward adds. `tile_head_dim` is of the
 // backward kernel's tile; `dq_rest`: dQ has a second integer (ProblemDesc).
-CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout& arena);
+CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout& arena,
+                         Travel travel = Travel::kAsHalves);
 // The same of a forward whose tensors stay in memory of their own, `kept`: what it reads or writes
-// in another scale than backward (V and O in bfloat16) stands in the arena too.
-CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLayout& arena);
+// in another scale than backward (V and O of bfloat16 as halves) stands in the arena too.
+CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLayout& arena,
+                             Travel travel = Travel::kAsHalves);
 void LayOutGradients(CallLayout& layout, int tile_head_dim, bool dq_rest, ArenaLayout& arena);
-// The lists of its mask, of either kind. `mask`: null, or that of a mask by description; what is held
-// elsewhere is not in the arena: PlaceMask says where.
+// The lists of its mask, of either kind. `mask`: null, or that of a mask by description; what is
+// held elsewhere is not in the arena: PlaceMask says where.
 void LayOutTileLists(CallLayout& layout, const MaskTiling& tiling, const CallMask* mask,
                      ArenaLayout& arena);
 void PlaceMask(CallLayout& layout, int64_t offset);

@@ -18,6 +18,12 @@
 
 namespace attnd::cuda {
 
+// Where kernels multiply bfloat16, it travels as it is.
+enum class Travel : uint8_t { kAsHalves, kAsItIs };
+constexpr bool IsConverted(ElementType element, Travel travel) {
+  return element == ElementType::kBFloat16 && travel == Travel::kAsHalves;
+}
+
 inline constexpr int64_t kChunk = 8;  // float16 numbers in 16 bytes
 constexpr int64_t PaddedDim(int64_t dim) { return (dim + kChunk - 1) / kChunk * kChunk; }
 

@@ -97,13 +97,13 @@ OrderedTiles BackwardTiles(absl::Span<const Problem* const> problems, absl::Span
           int64_t work = 0;
           for (int64_t g = 0; g < p.group_size(); ++g) {
             const int64_t head = (part.kv_head_begin + h) * p.group_size() + g;
-            work += Visited(rows,
-                            mask == nullptr ? nullptr
-                                            : &mask->PlanAt(part.batch_begin + b, head).by_keys,
-                            at, kDqBlockRows);
+            work += Visited(
+                rows, mask == nullptr ? nullptr : &mask->PlanAt(part.batch_begin + b, head).by_keys,
+                at, kDqBlockRows);
           }
-          tiles.push_back({work, {static_cast<int32_t>(n), static_cast<int32_t>(b),
-                                  static_cast<int32_t>(h), at}});
+          tiles.push_back(
+              {work,
+               {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), at}});
         }
       }
     }

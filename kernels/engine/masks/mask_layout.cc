@@ -18,6 +18,7 @@ TileLists ListsOf(const MaskTiling& tiling) {
   lists.tile_rows = tiling.rows;
   lists.tile_keys = tiling.keys;
   lists.by_keys = tiling.by_keys;
+  lists.lanes = tiling.lanes;
   return lists;
 }
 
@@ -43,7 +44,7 @@ const MaskLists& SideOf(const MaskPlan& plan, const TileLists& lists) {
 }
 
 // Bitmaps in the order of lanes, from rows of bits.
-void WriteBitmaps(const MaskPlan& plan, bool by_keys, uint32_t* to) {
+void WriteBitmaps(const MaskPlan& plan, const TileLists& lists, uint32_t* to) {
   const int squares = plan.tile.keys / kMaskSquare;
   for (int64_t n = 0; n < plan.bitmap_count(); ++n) {
     const absl::Span<const uint32_t> rows = plan.Bitmap(static_cast<uint32_t>(n));
@@ -53,7 +54,8 @@ void WriteBitmaps(const MaskPlan& plan, bool by_keys, uint32_t* to) {
         return rows[first + static_cast<size_t>(row * squares + square % squares)];
       };
       for (int lane = 0; lane < 32; ++lane) {
-        *to++ = by_keys ? MaskWord::FromColumns(lane, keys_of) : MaskWord::FromRows(lane, keys_of);
+        *to++ = lists.by_keys ? MaskWord::FromColumns(lists.lanes, lane, keys_of)
+                              : MaskWord::FromRows(lists.lanes, lane, keys_of);
       }
     }
   }
@@ -104,10 +106,10 @@ MaskLayout LayOutMask(const CompiledMask& compiled, const Problem& p, const Mask
 absl::Status CheckMask(const CompiledMask& compiled) {
   for (const MaskPlan& plan : compiled.plans()) {
     if (plan.bitmap_count() <= kMaxListedBitmaps) continue;
-    return absl::UnimplementedError(absl::StrCat(
-        "problem.mask: the cuda engine takes at most ", kMaxListedBitmaps, " different tiles of ",
-        plan.tile.rows, " rows and ", plan.tile.keys, " keys, got ", plan.bitmap_count(),
-        "; use the cpu engine"));
+    return absl::UnimplementedError(
+        absl::StrCat("problem.mask: the cuda engine takes at most ", kMaxListedBitmaps,
+                     " different tiles of ", plan.tile.rows, " rows and ", plan.tile.keys,
+                     " keys, got ", plan.bitmap_count(), "; use the cpu engine"));
   }
   return absl::OkStatus();
 }
@@ -128,7 +130,7 @@ std::vector<std::byte> MaskImage(const CompiledMask& compiled, const Problem& p,
     for (const MaskTile& tile : side.tiles) {
       *tiles++ = tile.tile | (tile.is_full() ? 0 : (tile.bitmap + 1) << kListedTileBits);
     }
-    WriteBitmaps(plan, layout.lists.by_keys,
+    WriteBitmaps(plan, layout.lists,
                  bitmaps + int64_t{bitmap} * BitmapWords(plan.tile.rows, plan.tile.keys));
     listed += static_cast<uint32_t>(side.tiles.size());
     bitmap += static_cast<uint32_t>(plan.bitmap_count());

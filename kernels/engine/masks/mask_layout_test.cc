@@ -16,8 +16,8 @@
 namespace attnd::cuda {
 namespace {
 
-const MaskTiling kTilings[] = {{128, 32, false}, {64, 32, false}, {64, 128, true}, {64, 64, true},
-                               {64, 32, true}};
+const MaskTiling kTilings[] = {
+    {128, 32, false}, {64, 32, false}, {64, 128, true}, {64, 64, true}, {64, 32, true}};
 
 bool InPlan(const MaskPlan& plan, bool by_keys, int row, int key) {
   const int own = by_keys ? key / plan.tile.keys : row / plan.tile.rows;
@@ -65,8 +65,7 @@ TEST(MaskLayout, HoldsWhatThePlansSayForEveryTiling) {
     p.q_heads = c.call.q_heads;
     for (const MaskTiling& tiling : kTilings) {
       SCOPED_TRACE(absl::StrCat("seed ", seed, ", tiles of ", tiling.rows, " × ", tiling.keys));
-      auto compiled =
-          CompiledMask::Make(**mask, c.spec.origin, c.call, OptionsOf(tiling));
+      auto compiled = CompiledMask::Make(**mask, c.spec.origin, c.call, OptionsOf(tiling));
       ASSERT_TRUE(compiled.ok()) << compiled.status();
       const MaskLayout layout = LayOutMask(*compiled, p, tiling);
       const std::vector<std::byte> image = MaskImage(*compiled, p, layout);

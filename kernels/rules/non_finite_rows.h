@@ -1,15 +1,16 @@
 // Rows that are not finite: those with infinities or NaN in Q or dO, and those whose P or delta is
 // NaN. They reach dK and dV of the keys that such a row sees and of no others, which a product
-// cannot tell apart (0·∞ is NaN). DeltaKernel says which heads have such rows; there backward.h
+// cannot tell apart (0·∞ is NaN). DeltaKernel says which heads have such rows; there backward
 // multiplies with zeros in place of what is not finite, and DqKernel, which runs last, puts into
 // dK and dV what that took away. All of it is slow and rare. Errors: none.
 #pragma once
 
+#include "kernels/rules/half_element.h"
 #include "kernels/rules/score_rules.h"
-#include "kernels/sm70/pipeline.h"
 
-namespace attnd::sm70 {
+namespace attnd {
 
+template <class Element>
 class NonFiniteRows {
  public:
   ATTN_HD NonFiniteRows(const ProblemDesc& problem, const SequenceDesc& sequence,
@@ -45,7 +46,7 @@ class NonFiniteRows {
   ATTN_HD static uint4 Bad(const char* row, int chunks, bool all, int lane) {
     if (lane >= chunks) return make_uint4(0, 0, 0, 0);
     if (all) return make_uint4(~0u, ~0u, ~0u, ~0u);
-    return NonFiniteHalves(ptx::LoadConstant128(row + lane * 16));
+    return NonFiniteHalves<Element>(ptx::LoadConstant128(row + lane * 16));
   }
   // Makes NaN of what is a float16 or a bfloat16, in any order of rows.
   ATTN_HD static void SetNan(char* chunk, uint4 bad) {
@@ -62,4 +63,4 @@ class NonFiniteRows {
   int kv_head_;
 };
 
-}  // namespace attnd::sm70
+}  // namespace attnd

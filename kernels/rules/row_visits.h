@@ -8,7 +8,7 @@
 #include "kernels/rules/gradient_scale.h"
 #include "kernels/rules/score_rules.h"
 
-namespace attnd::sm70 {
+namespace attnd {
 
 // Where a step's queries are.
 struct RangeStep {
@@ -131,8 +131,7 @@ class RowVisits<Rule, true> {
     if (thread != 0) return;
     const uint32_t word = ring_.head < end_head() ? ring_.tiles.Visit(next_).word : 0;
     const int place = (round + kAhead) & (kSize - 1);
-    ptx::StoreShared64(&ring_.rounds[place],
-                       make_uint2(word, static_cast<uint32_t>(ring_.head)));
+    ptx::StoreShared64(&ring_.rounds[place], make_uint2(word, static_cast<uint32_t>(ring_.head)));
     ptx::StoreShared32(&ring_.bitmaps[place], ring_.tiles.Bitmap(next_));
     LoadNext();
   }
@@ -221,4 +220,4 @@ class RowVisits<Rule, true> {
   uint32_t next_;  // loaded; of the round after the ring's last
 };
 
-}  // namespace attnd::sm70
+}  // namespace attnd

@@ -1,0 +1,23 @@
+// mma.sync.m16n8k16 on the host: one warp's product D = A·B + C. Source: PTX ISA, "Matrix Fragments
+// for mma.m16n8k16".
+//
+// Rounding. Products are exact, the sixteen of them and the addend are summed exactly, and the sum
+// is rounded once, toward zero. GPUs truncate the addends to a common last place before they add
+// (Fasi et al., 2021), so they may lose a few units in the last place more. Tests against the
+// emulator therefore never ask for equal bits of sums that are not exact.
+#pragma once
+
+#include <cstdint>
+
+namespace attnd::emulator {
+
+enum class HalfKind : uint8_t { kFloat16, kBFloat16 };
+
+// What one lane brings; d is also the addend.
+struct Mma16816 {
+  float* d;  // [4]
+  uint32_t a[4], b[2];
+};
+void Multiply16816(HalfKind kind, Mma16816* const lanes[32]);
+
+}  // namespace attnd::emulator

@@ -1,0 +1,53 @@
+// What forward kernels leave out of PARTIAL tiles of V, infinities and NaN, and how a row of O gets
+// it where it is visible: slow, rare, and far from the hot loop. Errors: none.
+#pragma once
+
+#include "kernels/rules/dropout_rules.h"
+#include "kernels/rules/half_element.h"
+
+namespace attnd {
+
+// `Rule`: of scores. `kDrops`: whether the kernel does.
+template <class Element, class Rule, bool kDrops>
+struct NonFiniteValues {
+  // Row `row` of O, which has been written. By one thread; `tiles`: those that the row's block
+  // visited, of `tile_keys` keys each.
+  template <class Visits>
+  ATTN_HD static void Restore(const ScoreContext& at, const Visits& tiles, int tile_keys, int row) {
+    const ProblemDesc& problem = at.problem;
+    const SequenceDesc& s = at.sequence;
+    char* out = RowOf(problem.o, s.batch, at.head, s.q_begin + row);
+    MaskLookup mask(problem.tile_lists, at.batch, at.head);
+    for (int n = 0; n < tiles.count(); ++n) {
+      const auto visit = tiles.Any(n);
+      if (!visit.IsPartial()) continue;
+      const int first = visit.First(), end = MinInt(first + tile_keys, s.kv_len);
+      for (int key = first; key < end; ++key) {
+        if (!Rule::IsVisible(at, mask, row, key)) continue;
+        const char* value =
+            RowOf(problem.v, s.batch, at.head / problem.group, int64_t{s.kv_begin} + key);
+        bool is_dropped = false;
+        if constexpr (kDrops) is_dropped = IsDropped(at, row, key);
+        Add(value, problem.v_chunks * 4, is_dropped, out);
+      }
+    }
+  }
+
+ private:
+  // An infinity counts as it is (its P is positive, however small), or as 0·∞ if it was dropped.
+  ATTN_HD static void Add(const char* value, int pairs, bool is_dropped, char* out) {
+    for (int n = 0; n < pairs; ++n) {
+      const uint32_t word = ptx::LoadConstant32(value + n * 4);
+      const uint32_t bad = Element::NonFinite(word);
+      if (bad == 0) continue;
+      const uint32_t old = ptx::LoadGlobal32(out + n * 4);
+      const float factor = is_dropped ? 0.0f : 1.0f;
+      float low = Element::Low(old), high = Element::High(old);
+      if (bad & 0xffffu) low += factor * Element::Low(word);
+      if (bad >> 16) high += factor * Element::High(word);
+      ptx::StoreGlobal32(out + n * 4, Element::Pack(low, high));
+    }
+  }
+};
+
+}  // namespace attnd

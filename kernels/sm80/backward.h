@@ -1,0 +1,552 @@
+// Gradients of attention for one tile of keys, in one pass over the queries that see them.
+//   Sᵀ = scale·K·Qᵀ    P = exp(S − lse)    dPᵀ = V·dOᵀ    dS = P∘(Z∘dP − delta)
+//   dV = (P∘Z)ᵀ·dO     dK = scale·dSᵀ·Q    dQ = scale·dS·K      delta = rowsum(dO∘O) − dlse
+// Eight warps, a step of 64 queries. A warp makes Sᵀ and dPᵀ of 32 keys and its share of the
+// queries, leaves P and dS in shared memory [key][query], and from there multiplies all 64 queries
+// for 32 keys and its share of the columns of dV and dK, and 64 queries by all keys for its part of
+// dQ, which it adds to a workspace in lane order; DqKernel puts that into place. Q and dO of the
+// next step come by cp.async meanwhile. With GQA a block goes through all query heads of its KV
+// head: dK and dV are sums over the group.
+//
+// dQ's additions: FixedPointSums (the default) adds integers, of which any order gives the same
+// bits, so no block waits for another; rules/backward_passes.h bounds them. FloatSums adds float32.
+// Rows   without visible keys (lse = −inf) have P = 0. Invisible scores have P = dS = 0 by
+//        selection; what lies in an invisible row of K or V reaches nothing, nor do infinities
+//        and NaN of Q and dO reach keys that their rows do not see (rules/non_finite_rows.h).
+// Inputs float16 or bfloat16; rows as kernels/rules/params.h says. Errors: none.
+// Source Dao 2023 (FlashAttention-2), Algorithm 2; docs/KERNELS.md has figures and what lost.
+#pragma once
+
+#include "kernels/rules/descriptors.h"
+#include "kernels/rules/dq_sums.h"
+#include "kernels/rules/row_visits.h"
+#include "kernels/sm80/backward_dropout.h"
+#include "kernels/sm80/backward_passes.h"
+#include "kernels/sm80/pipeline.h"
+
+namespace attnd::sm80 {
+
+template <class Math, Tile kTile, class Rule, template <int> class DropoutPolicy, class DqSums>
+struct BackwardKernel {
+  static constexpr int kWarps = 8, kThreads = kWarps * kWarpLanes;
+  static constexpr int kKeys = kTile.kv_rows, kStepRows = kTile.q_rows;
+  static constexpr int kWarpKeys = 32, kKeyTiles = kWarpKeys / 16;
+  static constexpr int kShares = kWarps / (kKeys / kWarpKeys);  // warps of the same keys
+  static constexpr int kWarpQueries = kStepRows / kShares, kQueryGroups = kWarpQueries / 8;
+  static constexpr int kChunks = kTile.head_dim / 8, kPitch = PitchOf(kTile.head_dim);
+  static constexpr int kShareChunks = kChunks / kShares;
+  static constexpr int kStages = kTile.head_dim <= 128 ? 2 : 1;
+  static constexpr int kPairPitch = kStepRows / 8;  // of P and dS
+  static_assert(kStepRows == kDqBlockRows && kShareChunks % 2 == 0 && kQueryGroups % 2 == 0);
+
+  using Dropout = DropoutPolicy<kQueryGroups>;
+  using Dq = DqLayout<kTile.head_dim>;
+  using Adder = DqAdder<Dq, Math, Rule, DqSums>;
+  using Visits = RowVisits<Rule>;
+  using Cursor = typename Visits::Cursor;
+  enum RowVector { kStabilizer, kDelta, kDqFactor, kRowVectors };
+  struct Stage {
+    uint4 q[kStepRows * kPitch], d_o[kStepRows * kPitch];
+    float rows[kRowVectors][kStepRows];
+  };
+  struct alignas(128) Shared {
+    uint4 k[kKeys * kPitch], v[kKeys * kPitch];  // at the end dK and dV
+    Stage stages[kStages];
+    uint4 p[kKeys * kPairPitch], ds[kKeys * kPairPitch];
+    Descriptors descriptors;
+    int left_out;  // whether K holds an infinity or NaN
+    typename Visits::Ring visits;
+  };
+
+  struct Work {
+    const ProblemDesc& problem;
+    const SequenceDesc& sequence;
+    int batch, kv_head, first_key;
+    Visits visits;
+    int thread, lane, warp;
+    int exponent;     // of two, by which dS is multiplied
+    bool non_finite;  // whether rows of Q or dO may be
+    ATTN_HD int key() const { return warp / kShares * kWarpKeys; }  // of the block
+    ATTN_HD int share() const { return warp % kShares; }
+    ATTN_HD int query() const { return share() * kWarpQueries; }  // of the step
+    ATTN_HD ScoreContext At(int head) const {
+      return {problem, sequence, batch, head, Rule::OptionsOf(problem)};
+    }
+    ATTN_HD Adder DqSumsOf() const { return {problem, sequence, batch, warp, lane}; }
+  };
+
+  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
+    const TileWork tile = params.tiles[at.block];
+    BringDescriptors(params, tile, at.thread, kThreads, shared.descriptors);
+    if (at.thread == 0) ptx::StoreShared32(&shared.left_out, 0);
+    ptx::SyncThreads();
+    const ProblemDesc& problem = shared.descriptors.problem;
+    const SequenceDesc& sequence = shared.descriptors.sequence;
+    const int first_key = tile.tile * kKeys;
+    const int end_key = MinInt(first_key + kKeys, sequence.kv_len);
+    const uint32_t* bounds = GradientBounds(problem, tile.batch, tile.head);
+    Work work = {problem,
+                 sequence,
+                 tile.batch,
+                 tile.head,
+                 first_key,
+                 Visits(problem, sequence, tile, first_key, end_key, shared.visits),
+                 at.thread,
+                 at.thread & (kWarpLanes - 1),
+                 at.thread / kWarpLanes,
+                 GradientExponent(problem, tile.batch, tile.head, RoundedP::kMargin),
+                 ptx::LoadConstant32(bounds + kNonFiniteRows) != 0};
+    work.visits.Open(at.thread);
+    Accumulate(work, shared);
+  }
+
+ private:
+  using Scores = float[kKeyTiles][kQueryGroups][4];
+  using Sums = float[kKeyTiles][kShareChunks][4];  // dV or dK
+  using KeyCopier = RowCopier<kKeys, kChunks, kPitch, kThreads>;
+  using StepCopier = RowCopier<kStepRows, kChunks, kPitch, kThreads>;
+
+  // ---- What comes in.
+  ATTN_HD static void CopyKeys(const Work& work, Shared& shared) {
+    const ProblemDesc& p = work.problem;
+    const SequenceDesc& s = work.sequence;
+    KeyCopier(RowOf(p.k, s.batch, work.kv_head, s.kv_begin), p.k.row_stride * 2, s.kv_len,
+              p.qk_chunks, work.thread)
+        .Copy(work.first_key, shared.k);
+    KeyCopier(RowOf(p.v, s.batch, work.kv_head, s.kv_begin), p.v.row_stride * 2, s.kv_len,
+              p.v_chunks, work.thread)
+        .Copy(work.first_key, shared.v);
+  }
+  template <class StepAt>
+  ATTN_HD static void CopyStep(const Work& work, const StepAt& at, Stage& stage) {
+    const ProblemDesc& p = work.problem;
+    const SequenceDesc& s = work.sequence;
+    StepCopier(RowOf(p.q, s.batch, at.head, s.q_begin), p.q.row_stride * 2, s.q_len, p.qk_chunks,
+               work.thread)
+        .Copy(at.row, stage.q);
+    StepCopier(RowOf(p.d_o, s.batch, at.head, s.q_begin), p.d_o.row_stride * 2, s.q_len, p.v_chunks,
+               work.thread)
+        .Copy(at.row, stage.d_o);
+    const int n = work.thread / kStepRows, row = work.thread % kStepRows;
+    if (n >= kRowVectors) return;
+    const float* vector = n == kStabilizer ? p.stabilizer : n == kDelta ? p.delta : p.dq_factor;
+    const bool exists = at.row + row < s.q_len;
+    ptx::CopyAsync4(&stage.rows[n][row],
+                    vector + s.batch * p.lse_batch + at.head * p.lse_head + s.q_begin +
+                        (exists ? at.row + row : 0),
+                    exists);
+  }
+  ATTN_HD static void FindNonFiniteKeys(const Work& work, Shared& shared) {
+    uint32_t met = 0;
+#pragma unroll 1
+    for (int n = work.thread; n < kKeys * kChunks; n += kThreads) {
+      const uint4 bad = NonFiniteHalves<Math>(
+          ptx::LoadShared128(At(shared.k, ChunkOffset<kPitch>(n / kChunks, n % kChunks))));
+      met |= bad.x | bad.y | bad.z | bad.w;
+    }
+    if (met != 0) ptx::StoreShared32(&shared.left_out, 1);
+  }
+
+  // ---- The loop.
+  ATTN_HD static void Accumulate(Work& work, Shared& shared) {
+    const int rounds = work.visits.rounds();
+    Sums d_k, d_v;
+    Clear(d_k);
+    Clear(d_v);
+    Cursor here(work.visits), ahead(work.visits);
+    CopyKeys(work, shared);
+    auto copy_next = [&](int round) {
+      if (round < rounds) {
+        CopyStep(work, ahead.template Read<kStepRows>(work.visits), shared.stages[round % kStages]);
+        ahead.template Advance<kStepRows>(work.visits);
+      }
+      ptx::CommitCopies();
+    };
+    copy_next(0);
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round) {
+      ptx::WaitForCopies<0>();
+      ptx::SyncThreads();  // this step's tiles are there, and all are done with the last one's
+      if (round == 0) FindNonFiniteKeys(work, shared);
+      work.visits.Advance(round, work.thread);
+      if (kStages == 2) copy_next(round + 1);
+      Step(work, here.template Read<kStepRows>(work.visits), here, shared.stages[round % kStages],
+           shared, d_k, d_v);
+      here.template Advance<kStepRows>(work.visits);
+      if (kStages == 1) {
+        ptx::SyncThreads();
+        copy_next(round + 1);
+      }
+    }
+    ptx::WaitForCopies<0>();
+    ptx::SyncThreads();
+    WriteKeyGradients(work, d_k, d_v, shared);
+    if (rounds > 0 && ptx::LoadShared32(&shared.left_out)) {
+      work.DqSumsOf().MarkNonFiniteKeys(work.visits, work.kv_head, work.first_key, kKeys);
+    }
+  }
+  ATTN_HD static void Clear(Sums& sums) {
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kShareChunks * 4; ++n) sums[m][n >> 2][n & 3] = 0;
+    }
+  }
+
+  template <class StepAt>
+  ATTN_HD static void Step(const Work& work, const StepAt& at, const Cursor& cursor, Stage& stage,
+                           Shared& shared, Sums& d_k, Sums& d_v) {
+    // A block's last keys may lie beyond the sequence.
+    const bool is_cut = at.visit.IsCut() || work.first_key + kKeys > work.sequence.kv_len;
+    const bool partial = at.visit.IsPartial() || is_cut;
+    const uint32_t shown = Shown(work, at, cursor);
+    Scores rS;
+    Product(work, shared.k, stage.q, rS);
+    uint32_t visible[kKeyTiles];
+    Scores slopes;
+    if (Rule::kEveryTile || partial) ApplyRule(work, at, is_cut, shown, rS, slopes, visible);
+    MakeP(work, partial, visible, stage, rS);
+    const Dropout dropout(work.At(at.head), at.row + work.query(), work.first_key + work.key(),
+                          work.lane);
+    StoreP(work, rS, dropout, shared.p);
+    Scores rD;
+    Product(work, shared.v, stage.d_o, rD);
+    MakeDs(work, partial, visible, stage, dropout, rS, slopes, rD);
+    StorePairs(work, rD, shared.ds);
+    ptx::SyncThreads();  // P and dS are there
+    if (partial && work.non_finite) LeaveOutRows(work, stage);
+    AddProduct(work, shared.p, stage.d_o, d_v);
+    AddProduct(work, shared.ds, stage.q, d_k);
+    AddQueryGradient(work, at.head, at.row, stage, shared);
+  }
+
+  // The keys' rows of `keys` by the warp's rows of `queries`.
+  ATTN_HD static void Product(const Work& work, const void* keys, const void* queries, Scores& rS) {
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kQueryGroups * 4; ++n) rS[m][n >> 2][n & 3] = 0;
+    }
+    const LanePlace of_a = LanePlace::OfA(work.lane), of_b = LanePlace::OfColumns(work.lane);
+    const int a_offset = ChunkOffset<kPitch>(work.key() + of_a.row, of_a.chunk);
+    const int b_offset = ChunkOffset<kPitch>(work.query() + of_b.row, of_b.chunk);
+#pragma unroll
+    for (int c = 0; c < kChunks / 2; ++c) {
+      uint32_t a[kKeyTiles][4];
+#pragma unroll
+      for (int m = 0; m < kKeyTiles; ++m) {
+        ToWords(ptx::LoadMatrices(At(keys, Moved<kPitch>(a_offset, m * 16, 2 * c))), a[m]);
+      }
+#pragma unroll
+      for (int x = 0; x < kQueryGroups / 2; ++x) {
+        const uint4 b = ptx::LoadMatrices(At(queries, Moved<kPitch>(b_offset, x * 16, 2 * c)));
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m) {
+          Math::Multiply(rS[m][2 * x], a[m], b.x, b.y);
+          Math::Multiply(rS[m][2 * x + 1], a[m], b.z, b.w);
+        }
+      }
+    }
+  }
+
+  // The lane's word of a masked visit: its bits 16m + 8r + 2t + c are of key tile m, row r of the
+  // tile and the c-th of two queries of group t.
+  template <class StepAt>
+  ATTN_HD static uint32_t Shown(const Work& work, const StepAt& at, const Cursor& cursor) {
+    uint32_t shown = ~0u;
+    if constexpr (Rule::kListed) {
+      if (at.visit.IsMasked()) {
+        const int square = SquareOf(work.query(), work.key(), kKeys);
+        const char* bitmap =
+            ptx::Offset(work.problem.tile_lists.bitmaps + square + work.lane,
+                        static_cast<int>(cursor.template Bitmap<kStepRows>(work.visits)),
+                        BitmapWords(kStepRows, kKeys) * 4);
+        shown = ptx::LoadConstant32(bitmap) >> (work.query() % kMaskSquare / 4);
+      }
+    }
+    return shown;
+  }
+
+  // Pair kQueryGroups·r + t of key tile m: row r of the tile, group t of queries. `visible`: a bit
+  // for each of its scores in that order; those of invisible ones mean nothing.
+  template <class StepAt>
+  ATTN_HD static void ApplyRule(const Work& work, const StepAt& at, bool is_cut, uint32_t shown,
+                                Scores& rS, Scores& slopes, uint32_t (&visible)[kKeyTiles]) {
+    constexpr int kPairs = 2 * kQueryGroups;
+    const ScoreContext context = work.At(at.head);
+    const int lane = ptx::Keep(work.lane);
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+      ScorePlace pairs[kPairs];
+      float scores[kPairs][2], slope[kPairs][2];
+#pragma unroll
+      for (int n = 0; n < kPairs; ++n) {
+        const int r = n / kQueryGroups, t = n % kQueryGroups;
+        pairs[n] = {at.row + work.query() + t * 8 + Accumulator::Col(0, lane),
+                    work.first_key + work.key() + m * 16 + Accumulator::Row(2 * r, lane)};
+        scores[n][0] = rS[m][t][2 * r];
+        scores[n][1] = rS[m][t][2 * r + 1];
+      }
+      uint32_t seen = shown >> (16 * m);
+      if (kQueryGroups == 2) seen = (seen & 0xfu) | (seen >> 4 & 0xf0u);
+      visible[m] =
+          Rule::template ApplyAll<Along::kRows>(context, pairs, is_cut, seen, scores, slope);
+#pragma unroll
+      for (int n = 0; n < 2 * kPairs; ++n) {
+        const int r = (n >> 1) / kQueryGroups, t = (n >> 1) % kQueryGroups, e = 2 * r + (n & 1);
+        rS[m][t][e] = scores[n >> 1][n & 1];
+        if constexpr (Rule::kEveryTile) slopes[m][t][e] = slope[n >> 1][n & 1];
+      }
+    }
+  }
+  ATTN_HD static bool IsShown(const uint32_t (&visible)[kKeyTiles], int m, int t, int e) {
+    return visible[m] >> (2 * (kQueryGroups * (e >> 1) + t) + (e & 1)) & 1;
+  }
+  // What belongs to the two queries of group t.
+  ATTN_HD static float2 RowPair(const Work& work, const Stage& stage, RowVector vector, int t) {
+    return ptx::LoadSharedFloat2(
+        &stage.rows[vector][work.query() + t * 8 + Accumulator::Col(0, work.lane)]);
+  }
+  ATTN_HD static void MakeP(const Work& work, bool partial, const uint32_t (&visible)[kKeyTiles],
+                            const Stage& stage, Scores& rS) {
+    const float multiplier = Rule::Multiplier(work.problem);
+#pragma unroll
+    for (int t = 0; t < kQueryGroups; ++t) {
+      const float2 rows = RowPair(work, stage, kStabilizer, t);
+#pragma unroll
+      for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          rS[m][t][e] = ptx::Exp2(ptx::Fma(rS[m][t][e], multiplier, -(e & 1 ? rows.y : rows.x)));
+        }
+      }
+    }
+    // A row whose lse is NaN must not reach the keys that it does not see.
+    if (partial || Rule::kEveryTile) Hide(partial, visible, rS);
+  }
+  ATTN_HD static void Hide(bool partial, const uint32_t (&visible)[kKeyTiles], Scores& rS) {
+    if (!partial) return;
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kQueryGroups * 4; ++n) {
+        if (!IsShown(visible, m, n >> 2, n & 3)) rS[m][n >> 2][n & 3] = 0;
+      }
+    }
+  }
+  // dS of P in `rS` and dP in `rD`, which it replaces.
+  ATTN_HD static void MakeDs(const Work& work, bool partial, const uint32_t (&visible)[kKeyTiles],
+                             const Stage& stage, const Dropout& dropout, const Scores& rS,
+                             const Scores& slopes, Scores& rD) {
+    const float gain = PowerOfTwo(work.exponent - kProbabilityShift);
+    const float multiplier = Dropout::kDrops ? gain * work.problem.dropout_scale : gain;
+    const bool has_slope = Rule::HasSlope(work.problem);
+#pragma unroll
+    for (int t = 0; t < kQueryGroups; ++t) {
+      const float2 rows = RowPair(work, stage, kDelta, t);
+      const float delta[2] = {rows.x * gain, rows.y * gain};
+#pragma unroll
+      for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& d = rD[m][t][e];
+          float difference = ptx::Fma(d, multiplier, -delta[e & 1]);
+          if constexpr (Dropout::kDrops) {
+            const uint32_t keep = dropout.Mask(m, e >> 1, t);
+            if (!(keep & (e & 1 ? 0x10000u : 1u))) difference = -delta[e & 1];
+          }
+          d = rS[m][t][e] * difference;
+          if constexpr (Rule::kEveryTile) {
+            if (has_slope) d *= slopes[m][t][e];
+          }
+        }
+      }
+    }
+    if (partial) Hide(partial, visible, rD);
+  }
+
+  // As [key][query].
+  ATTN_HD static int PairOffset(const Work& work, int m, int r, int t) {
+    return ChunkOffset<kPairPitch>(work.key() + m * 16 + Accumulator::Row(2 * r, work.lane),
+                                   work.query() / 8 + t) +
+           (work.lane & 3) * 4;
+  }
+  ATTN_HD static void StoreP(const Work& work, const Scores& rS, const Dropout& dropout, void* to) {
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+      for (int t = 0; t < kQueryGroups; ++t) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          ptx::StoreShared32(
+              At(to, PairOffset(work, m, r, t)),
+              Math::Pack(rS[m][t][2 * r], rS[m][t][2 * r + 1]) & dropout.Mask(m, r, t));
+        }
+      }
+    }
+  }
+  ATTN_HD static void StorePairs(const Work& work, const Scores& rS, void* to) {
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+      for (int t = 0; t < kQueryGroups; ++t) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          ptx::StoreShared32(At(to, PairOffset(work, m, r, t)),
+                             Math::Pack(rS[m][t][2 * r], rS[m][t][2 * r + 1]));
+        }
+      }
+    }
+  }
+
+  // Infinities and NaN of what P and dS multiply (rules/non_finite_rows.h).
+  ATTN_HD static void LeaveOutRows(const Work& work, Stage& stage) {
+    LeaveOutNonFinite<Math, kStepRows, kChunks, kPitch, kThreads>(stage.q, work.thread);
+    LeaveOutNonFinite<Math, kStepRows, kChunks, kPitch, kThreads>(stage.d_o, work.thread);
+    ptx::SyncThreads();
+  }
+
+  // dV += (P∘Z)ᵀ·dO or dK += dSᵀ·Q.
+  ATTN_HD static void AddProduct(const Work& work, const void* pairs, const void* rows,
+                                 Sums& sums) {
+    const LanePlace of_a = LanePlace::OfA(work.lane), of_b = LanePlace::OfRows(work.lane);
+    const int a_offset = ChunkOffset<kPairPitch>(work.key() + of_a.row, of_a.chunk);
+#pragma unroll
+    for (int y = 0; y < kStepRows / 16; ++y) {
+      uint32_t a[kKeyTiles][4];
+#pragma unroll
+      for (int m = 0; m < kKeyTiles; ++m) {
+        ToWords(ptx::LoadMatrices(At(pairs, Moved<kPairPitch>(a_offset, m * 16, 2 * y))), a[m]);
+      }
+#pragma unroll
+      for (int c = 0; c < kShareChunks / 2; ++c) {
+        const uint4 b = ptx::LoadMatricesTransposed(At(
+            rows, y * 16 * kPitch * 16 + ChunkOffset<kPitch>(of_b.row, work.share() * kShareChunks +
+                                                                           2 * c + of_b.chunk)));
+#pragma unroll
+        for (int m = 0; m < kKeyTiles; ++m) {
+          Math::Multiply(sums[m][2 * c], a[m], b.x, b.y);
+          Math::Multiply(sums[m][2 * c + 1], a[m], b.z, b.w);
+        }
+      }
+    }
+  }
+
+  // ---- dQ.
+  ATTN_HD static void AddQueryGradient(const Work& work, int head, int row, const Stage& stage,
+                                       Shared& shared) {
+    const bool left_out = ptx::LoadShared32(&shared.left_out) != 0;
+    if (left_out) {  // K as it is was for scores
+      ptx::SyncThreads();
+      LeaveOutNonFinite<Math, kKeys, kChunks, kPitch, kThreads>(shared.k, work.thread);
+      ptx::SyncThreads();
+    }
+    float rQ[Dq::kQueryTiles][Dq::kColumnTiles][4];
+#pragma unroll
+    for (int n = 0; n < Dq::kSums; ++n) {
+      rQ[n / (4 * Dq::kColumnTiles)][n / 4 % Dq::kColumnTiles][n & 3] = 0;
+    }
+    const LanePlace of_a = LanePlace::OfColumns(work.lane), of_b = LanePlace::OfRows(work.lane);
+    const int query_chunk = Dq::FirstQuery(work.warp) / 8;
+    const int column_chunk = Dq::FirstColumn(work.warp) / 8;
+#pragma unroll
+    for (int y = 0; y < kKeys / 16; ++y) {
+      uint32_t a[Dq::kQueryTiles][4];
+#pragma unroll
+      for (int m = 0; m < Dq::kQueryTiles; ++m) {
+        ToWords(ptx::LoadMatricesTransposed(
+                    At(shared.ds,
+                       y * 16 * kPairPitch * 16 +
+                           ChunkOffset<kPairPitch>(of_a.row, query_chunk + 2 * m + of_a.chunk))),
+                a[m]);
+      }
+#pragma unroll
+      for (int c = 0; c < Dq::kColumnTiles / 2; ++c) {
+        const uint4 b = ptx::LoadMatricesTransposed(
+            At(shared.k, y * 16 * kPitch * 16 +
+                             ChunkOffset<kPitch>(of_b.row, column_chunk + 2 * c + of_b.chunk)));
+#pragma unroll
+        for (int m = 0; m < Dq::kQueryTiles; ++m) {
+          Math::Multiply(rQ[m][2 * c], a[m], b.x, b.y);
+          Math::Multiply(rQ[m][2 * c + 1], a[m], b.z, b.w);
+        }
+      }
+    }
+    AddSums(work, head, row, stage, rQ);
+    if (left_out) {
+      ptx::SyncThreads();
+      CopyKeys(work, shared);
+      ptx::CommitCopies();
+    }
+  }
+  ATTN_HD static void AddSums(const Work& work, int head, int row, const Stage& stage,
+                              float (&rQ)[Dq::kQueryTiles][Dq::kColumnTiles][4]) {
+    if constexpr (DqSums::kFixedPoint) {
+      const uint32_t* bounds = GradientBounds(work.problem, work.batch, work.kv_head);
+      const float of_key = PowerOfTwo(FixedPoint::KeyExponent(work.problem, bounds));
+      const float ungain = PowerOfTwo(-work.exponent);
+#pragma unroll
+      for (int m = 0; m < Dq::kQueryTiles; ++m) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int query = Dq::Query(m * 4 * Dq::kColumnTiles + 2 * r, work.warp, work.lane);
+          const float of_row = ptx::LoadSharedFloat(&stage.rows[kDqFactor][query]);
+          const float factor = FixedPoint::RowFactor(of_row, ungain) * of_key;
+#pragma unroll
+          for (int x = 0; x < Dq::kColumnTiles; ++x) {
+            rQ[m][x][2 * r] *= factor;
+            rQ[m][x][2 * r + 1] *= factor;
+          }
+        }
+      }
+    }
+    const float watch = ptx::BitsFloat(work.problem.dq_rest != 0 ? 0x7fffffffu : 0);
+    work.DqSumsOf().Add(head, row, 0, watch, [&](int n) {
+      return rQ[n / (4 * Dq::kColumnTiles)][n / 4 % Dq::kColumnTiles][n & 3];
+    });
+  }
+
+  // ---- dK, dV.
+  ATTN_HD static void WriteKeyGradients(const Work& work, const Sums& d_k, const Sums& d_v,
+                                        Shared& shared) {
+    const ProblemDesc& p = work.problem;
+    Put(work, GradientWriter(p, p.scale, p.d_k_exponent - work.exponent), d_k, shared.k);
+    Put(work, GradientWriter(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift), d_v,
+        shared.v);
+    ptx::SyncThreads();
+    Write(work, p.d_k, p.qk_chunks, shared.k);
+    Write(work, p.d_v, p.v_chunks, shared.v);
+  }
+  ATTN_HD static void Put(const Work& work, const GradientWriter& writer, const Sums& sums,
+                          void* to) {
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = work.key() + m * 16 + Accumulator::Row(2 * r, work.lane);
+#pragma unroll
+        for (int c = 0; c < kShareChunks; ++c) {
+          const int offset = ChunkOffset<kPitch>(row, work.share() * kShareChunks + c);
+          ptx::StoreShared32(At(to, offset + (work.lane & 3) * 4),
+                             writer.Pack(sums[m][c][2 * r], sums[m][c][2 * r + 1]));
+        }
+      }
+    }
+  }
+  ATTN_HD static void Write(const Work& work, const RowTensor& t, int live_chunks,
+                            const void* from) {
+    const SequenceDesc& s = work.sequence;
+    const char* first = RowOf(t, s.batch, work.kv_head, s.kv_begin);
+    const int row_bytes = static_cast<int>(t.row_stride * 2);
+#pragma unroll 1
+    for (int n = work.thread; n < kKeys * kChunks; n += kThreads) {
+      const int row = n / kChunks, chunk = n % kChunks;
+      if (work.first_key + row >= s.kv_len || chunk >= live_chunks) continue;
+      char* out = const_cast<char*>(ptx::Offset(first, work.first_key + row, row_bytes));
+      ptx::StoreGlobal128(out + chunk * 16,
+                          ptx::LoadShared128(At(from, ChunkOffset<kPitch>(row, chunk))));
+    }
+  }
+};
+
+}  // namespace attnd::sm80

@@ -1,0 +1,2 @@
+#pragma once
+#include "kernels/sm90/forward.h"
