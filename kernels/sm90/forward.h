@@ -35,7 +35,18 @@ class PanelCopier {
   }
   ATTN_HD void Copy(int first_row, void* tile) const {
     char* to = At(tile, place_);
+    if (first_row + kRows <= rows_ && live_ == kChunks) {
+      const char* from = ptx::Offset(data_, first_row + row_, row_bytes_);
+      const int64_t step = int64_t{row_bytes_} * kPass;
 #pragma unroll
+      for (int n = 0; n < kRows; n += kPass) {
+#pragma unroll
+        for (int c = 0; c < kChunks; c += 8) ptx::CopyAsync(to + (c / 8) * kRows * 128 + n * 128, from + c * 16, true);
+        from += step;
+      }
+      return;
+    }
+#pragma unroll 1
     for (int n = 0; n < kRows; n += kPass) {
       const int row = first_row + n + row_;
       const bool exists = row < rows_;
@@ -64,16 +75,39 @@ struct ForwardKernel {
   struct alignas(1024) Shared {
     uint4 q[kConsumers][64 * kChunks];
     uint4 k[kStages][kKeys * kChunks], v[kStages][kKeys * kChunks];
-    uint64_t full_q, full_k[kStages], empty_k[kStages], full_v[kStages], empty_v[kStages];
-    Descriptors descriptors;
+    uint64_t full_q, empty_q, full_k[kStages], empty_k[kStages], full_v[kStages], empty_v[kStages];
+    uint64_t full_work[2], empty_work[2];
+    Descriptors descriptors[2];
+    TileWork tiles[2];
     int left_out;
   };
+  struct Work {
+    ScoreContext at;
+    Visits tiles;
+    int first_row;
+  };
+  ATTN_HD static Work WorkOf(Shared& shared, int slot) {
+    const ProblemDesc& problem = shared.descriptors[slot].problem;
+    const SequenceDesc& sequence = shared.descriptors[slot].sequence;
+    const TileWork tile = shared.tiles[slot];
+    const int first_row = tile.tile * kTile.q_rows;
+    const int end_row = MinInt(first_row + kTile.q_rows, sequence.q_len);
+    return {{problem, sequence, tile.batch, tile.head, Rule::OptionsOf(problem)},
+            Visits(problem, sequence, tile, first_row, end_row, kKeys), first_row};
+  }
+  // Where a role stands: tiles and visits so far.
+  struct Place {
+    uint32_t tile = 0, visit = 0;
+  };
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const TileWork tile = params.tiles[at.block];
-    BringDescriptors(params, tile, at.thread, kThreads, shared.descriptors);
     if (at.thread == 0) {
       ptx::StoreShared32(&shared.left_out, 0);
       ptx::InitBarrier(&shared.full_q, 128);
+      ptx::InitBarrier(&shared.empty_q, 4 * kConsumers);
+      for (int n = 0; n < 2; ++n) {
+        ptx::InitBarrier(&shared.full_work[n], 128);
+        ptx::InitBarrier(&shared.empty_work[n], 4 * kConsumers);
+      }
       for (int n = 0; n < kStages; ++n) {
         ptx::InitBarrier(&shared.full_k[n], 128);
         ptx::InitBarrier(&shared.full_v[n], 128);
@@ -83,26 +117,44 @@ struct ForwardKernel {
       ptx::FenceBarriers();
     }
     ptx::SyncThreads();
-    const ProblemDesc& problem = shared.descriptors.problem;
-    const SequenceDesc& sequence = shared.descriptors.sequence;
-    const int first_row = tile.tile * kTile.q_rows;
-    const int end_row = MinInt(first_row + kTile.q_rows, sequence.q_len);
-    const ScoreContext context = {problem, sequence, tile.batch, tile.head, Rule::OptionsOf(problem)};
-    Visits tiles(problem, sequence, tile, first_row, end_row, kKeys);
     const int group = __shfl_sync(~0u, at.thread >> 7, 0);
+    Place place;
     if (group == 0) {
       ptx::KeepRegisters<kProducerRegisters>();
-      Produce(context, tiles, first_row, at.thread, shared);
+#pragma unroll 1
+      for (int n = at.block; n < params.tile_count; n += gridDim.x, ++place.tile) {
+        const int slot = place.tile & 1;
+        ptx::WaitFor(&shared.empty_work[slot], ((place.tile >> 1) & 1) ^ 1);
+        const TileWork tile = params.tiles[n];
+        BringDescriptors(params, tile, at.thread, 128, shared.descriptors[slot]);
+        if (at.thread == 0) shared.tiles[slot] = tile;
+        ptx::Arrive(&shared.full_work[slot]);
+        ptx::WaitFor(&shared.full_work[slot], (place.tile >> 1) & 1);
+        Work work = WorkOf(shared, slot);
+        Produce(work.at, work.tiles, work.first_row, at.thread, place, shared);
+      }
     } else {
       ptx::TakeRegisters<kConsumerRegisters>();
-      Consume(context, tiles, first_row, group - 1, at.thread & 127, shared);
+      const int w = group - 1;
+#if PP
+      if (w == kConsumers - 1) ptx::BarrierArrive(1, 256);
+#endif
+#pragma unroll 1
+      for (int n = at.block; n < params.tile_count; n += gridDim.x, ++place.tile) {
+        const int slot = place.tile & 1;
+        ptx::WaitFor(&shared.full_work[slot], (place.tile >> 1) & 1);
+        Work work = WorkOf(shared, slot);
+        Consume(work.at, work.tiles, work.first_row, w, at.thread & 127, place, shared);
+        if ((at.thread & 31) == 0) ptx::Arrive(&shared.empty_work[slot]);
+      }
     }
   }
 
-  ATTN_HD static void Produce(const ScoreContext& at, Visits& tiles, int first_row, int thread, Shared& shared) {
+  ATTN_HD static void Produce(const ScoreContext& at, Visits& tiles, int first_row, int thread, Place& place, Shared& shared) {
     const ProblemDesc& p = at.problem;
     const SequenceDesc& s = at.sequence;
     using Copier = PanelCopier<kKeys, kChunks, 128>;
+    ptx::WaitFor(&shared.empty_q, (place.tile & 1) ^ 1);
     {
       const PanelCopier<64, kChunks, 128> queries(RowOf(p.q, s.batch, at.head, s.q_begin), p.q.row_stride * 2, s.q_len, p.qk_chunks, thread);
       for (int w = 0; w < kConsumers; ++w) queries.Copy(first_row + w * 64, shared.q[w]);
@@ -117,20 +169,21 @@ struct ForwardKernel {
     for (int n = 0; n <= count; ++n) {
       const int first = n < count ? tiles.Here().First() : 0;
       if (n < count) {
-        const int stage = n & 1;
-        ptx::WaitFor(&shared.empty_k[stage], ((n >> 1) & 1) ^ 1);
+        const uint32_t i = place.visit + n, stage = i & 1;
+        ptx::WaitFor(&shared.empty_k[stage], ((i >> 1) & 1) ^ 1);
         keys.Copy(first, shared.k[stage]);
         ptx::ArriveAfterCopies(&shared.full_k[stage]);
       }
       if (n > 0) {
-        const int stage = (n - 1) & 1;
-        ptx::WaitFor(&shared.empty_v[stage], (((n - 1) >> 1) & 1) ^ 1);
+        const uint32_t i = place.visit + n - 1, stage = i & 1;
+        ptx::WaitFor(&shared.empty_v[stage], ((i >> 1) & 1) ^ 1);
         values.Copy(last, shared.v[stage]);
         ptx::ArriveAfterCopies(&shared.full_v[stage]);
       }
       last = first;
       if (n < count) tiles.Advance();
     }
+    place.visit += count;
   }
 
   using Output = float[1][kChunks][4];
@@ -157,7 +210,7 @@ struct ForwardKernel {
     for (int t = 0; t < kGroups; ++t) { ptx::Pin(rP[0][t][0]); ptx::Pin(rP[0][t][1]); }
   }
 
-  ATTN_HD static void Consume(const ScoreContext& at, Visits& tiles, int block_row, int w, int thread, Shared& shared) {
+  ATTN_HD static void Consume(const ScoreContext& at, Visits& tiles, int block_row, int w, int thread, Place& place, Shared& shared) {
     const int lane = thread & 31;
     const int warp = __shfl_sync(~0u, thread >> 5, 0);
     const int first_row = block_row + w * 64 + warp * 16;
@@ -172,20 +225,18 @@ struct ForwardKernel {
 #pragma unroll
     for (int n = 0; n < kChunks * 4; ++n) rO[0][n >> 2][n & 3] = 0;
     const int count = tiles.count();
-#if PP
-    if (w == kConsumers - 1) ptx::BarrierArrive(1, 256);
-#endif
-    ptx::WaitFor(&shared.full_q, 0);
+    ptx::WaitFor(&shared.full_q, place.tile & 1);
     Scores rS;
     typename Rows::Probabilities rP;
     typename Rows::Factors factors;
-    ptx::WaitFor(&shared.full_k[0], 0);
+    uint32_t i = place.visit;
+    ptx::WaitFor(&shared.full_k[i & 1], (i >> 1) & 1);
     ptx::FenceShared();
     ptx::FenceProducts();
-    MultiplyQK(q, k0, rS);
+    MultiplyQK(q, k0 + (i & 1) * kBytes, rS);
     ptx::CommitProducts();
     ptx::WaitForProducts<0>(rS[0]);
-    if (lane == 0) ptx::Arrive(&shared.empty_k[0]);
+    if (lane == 0) ptx::Arrive(&shared.empty_k[i & 1]);
     {
       const auto visit = tiles.Here();
       uint32_t shown[kGroups / 4] = {};
@@ -198,8 +249,9 @@ struct ForwardKernel {
     }
 #pragma unroll 1
     for (int n = 1; n < count; ++n) {
-      const int stage = n & 1, before = stage ^ 1;
-      ptx::WaitFor(&shared.full_k[stage], (n >> 1) & 1);
+      ++i;
+      const uint32_t stage = i & 1, before = stage ^ 1;
+      ptx::WaitFor(&shared.full_k[stage], (i >> 1) & 1);
 #if PP
       ptx::BarrierSync(1 + w, 256);
 #endif
@@ -207,7 +259,7 @@ struct ForwardKernel {
       ptx::FenceProducts();
       MultiplyQK(q, k0 + stage * kBytes, rS);
       ptx::CommitProducts();
-      ptx::WaitFor(&shared.full_v[before], ((n - 1) >> 1) & 1);
+      ptx::WaitFor(&shared.full_v[before], ((i - 1) >> 1) & 1);
       ptx::FenceShared();
       ptx::FenceProducts();
       MultiplyPV(rP, v0 + before * kBytes, rO);
@@ -236,15 +288,18 @@ struct ForwardKernel {
       PinP(rP);
       tiles.Advance();
     }
-    if (count > 0) {
-      const int stage = (count - 1) & 1;
-      ptx::WaitFor(&shared.full_v[stage], ((count - 1) >> 1) & 1);
+    if (lane == 0) ptx::Arrive(&shared.empty_q);
+    {
+      const uint32_t stage = i & 1;
+      ptx::WaitFor(&shared.full_v[stage], (i >> 1) & 1);
       ptx::FenceShared();
       ptx::FenceProducts();
       MultiplyPV(rP, v0 + stage * kBytes, rO);
       ptx::CommitProducts();
       ptx::WaitForProducts<0>(rO[0]);
+      if (lane == 0) ptx::Arrive(&shared.empty_v[stage]);
     }
+    place.visit += count;
     Rows::Finish(at, rows, first_row, lane, count, rO);
     const ProblemDesc& p = at.problem;
     const SequenceDesc& s = at.sequence;
