@@ -255,12 +255,21 @@ struct ForwardKernel {
 #if PP
       ptx::BarrierSync(1 + w, 256);
 #endif
+#if FENCES == 1
+      ptx::WaitFor(&shared.full_v[before], ((i - 1) >> 1) & 1);
+#endif
+#if FENCES
       ptx::FenceShared();
+#endif
       ptx::FenceProducts();
       MultiplyQK(q, k0 + stage * kBytes, rS);
       ptx::CommitProducts();
+#if FENCES != 1
       ptx::WaitFor(&shared.full_v[before], ((i - 1) >> 1) & 1);
+#endif
+#if FENCES == 2
       ptx::FenceShared();
+#endif
       ptx::FenceProducts();
       MultiplyPV(rP, v0 + before * kBytes, rO);
       ptx::CommitProducts();
