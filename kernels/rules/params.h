@@ -3,8 +3,9 @@
 // host, read by every architecture's kernels and by the emulator. Device pointers on a device, host
 // pointers in the emulator.
 //
-// Launch     grid.x = tile_count, block b works on tiles[b]. A block's result depends on its
-//            problem alone. Longest tiles first (any order is right).
+// Launch     grid.x = tile_count, block b works on tiles[b]; or fewer blocks, each of which takes the
+//            next tile until there is none. A tile's result depends on its problem alone. Longest
+//            tiles first (any order is right).
 // Rows       of Q, K, V, O and their gradients start 16-byte aligned and hold whole 16-byte chunks
 //            (8 float16): where head_dim is not a multiple of 8 the host pads copies with zeros.
 // Errors     none here: the host has refused what a kernel cannot do.
@@ -82,6 +83,13 @@ struct TileLists {
   LaneOrder lanes;               // of the kernels that read them
 };
 
+// A tensor of four dimensions (columns, rows, heads, entries) and a box of it, as the driver encodes
+// them for the kernels that load by boxes.
+struct alignas(64) TensorMap {
+  uint64_t words[16];
+};
+enum MapOf : int32_t { kMapOfQ, kMapOfK, kMapOfV, kForwardMaps };
+
 struct ProblemDesc {
   RowTensor q, k, v, o;
   float* lse;                   // (b, h, i): lse[seq.batch·lse_batch + h·lse_head + q_begin + i]
@@ -135,6 +143,7 @@ struct ProblemDesc {
   float* stabilizer;  // … lse in units of log2 less P's gain, ∞ where no key is visible, …
   float* dq_factor;   // … and the power of two of a row's dQ in fixed point
   TileLists tile_lists;
+  const TensorMap* maps;  // MapOf; null where the kernels load rows
 };
 inline constexpr int32_t kGradientBoundWords = 5;  // per (b, KV head)
 
@@ -163,11 +172,16 @@ struct LaunchParams {
   const ProblemDesc* problems;
   const TileWork* tiles;
   int32_t tile_count;
+  // Of kernels whose blocks stay for many tiles: one word that began as zero, and how many tiles
+  // earlier launches of it took. A launch of n tiles adds n.
+  uint32_t* taken;
+  uint32_t taken_before;
 };
 
-// Which thread of which block this is: made by entry.cu (or the emulator), read from nowhere else.
+// Which thread of which block this is: made by entry.cuh (or the emulator), read from nowhere else.
 struct ThreadIndex {
   int thread, block;
+  int blocks = 1;
 };
 
 }  // namespace attnd

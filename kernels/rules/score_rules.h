@@ -67,9 +67,23 @@ struct LinearScores {
 #pragma unroll
     for (int n = 0; n < 2 * kPairs; ++n) {
       const ScorePlace place = InPair<kAlong>(pairs[n >> 1], n & 1);
-      visible |= static_cast<uint32_t>(IsVisible(at, place.row, place.key)) << n;
+      const Range seen = Line<kAlong>(at, pairs[n >> 1]);
+      const int position = kAlong == Along::kKeys ? place.key : place.row;
+      // One comparison for both ends.
+      const bool is_inside = static_cast<uint32_t>(position - seen.begin) <
+                             static_cast<uint32_t>(MaxInt(0, seen.end - seen.begin));
+      visible |= static_cast<uint32_t>(is_inside) << n;
     }
     return visible;
+  }
+  // What is visible of the line along which a pair lies: keys of its row, or rows of its key.
+  template <Along kAlong>
+  ATTN_HD static Range Line(const ScoreContext& at, ScorePlace place) {
+    const Visibility v = VisibilityOf(at.sequence);
+    const bool exists = kAlong == Along::kKeys ? place.row < v.q_len : place.key < v.kv_len;
+    const Range seen = kAlong == Along::kKeys ? VisibleKeys(v, place.row, place.row + 1)
+                                              : RowsThatSee(v, place.key, place.key + 1);
+    return {seen.begin, exists ? seen.end : seen.begin};
   }
   // Keys that `row` sees, for the denominator; `counted` is what the loop counted.
   ATTN_HD static int VisibleCount(const ScoreContext& at, int row, int /*counted*/) {

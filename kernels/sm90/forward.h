@@ -1,325 +1,415 @@
-// prototype
+// Exact attention, tile of queries by tile of queries, each in one pass over K and V.
+//   S = scale·Q·Kᵀ, masked      P = softmax(S)      O = (P∘Z)·V      lse = m + log(l)
+// A block stays for many tiles. One warpgroup brings: a warp loads Q and two stages of K and V each
+// by tensor maps, the others prepare the next tile's descriptors. The other warpgroups consume:
+// each has 64 queries of its own, multiplies the scores of one tile of keys while P·V of the one
+// before still runs, and softmaxes under it; they take turns at the tensor cores. Barriers in
+// shared memory hand tiles over. Inputs    float16 or bfloat16; tensor maps of Q, K, V
+// (kernels/rules/params.h). Errors: none. Rows      with no visible key give O = 0 and lse = −inf.
+// What an invisible V row holds never
+//           reaches O: in PARTIAL tiles the preparers turn infinities and NaN into zeros before
+//           they hand V over; NonFiniteValues puts them into O where they are visible. What follows
+//           a sequence in its tensor is hidden as any other key.
+// Source    Shah et al. 2024 (FlashAttention-3), Algorithm 2; docs/KERNELS.md has figures and what
+//           lost.
 #pragma once
-#include "kernels/ptx/instructions_sm90.h"
+
 #include "kernels/rules/descriptors.h"
 #include "kernels/rules/restore_non_finite.h"
 #include "kernels/sm80/forward_rows.h"
 #include "kernels/sm80/forward_visits.h"
+#include "kernels/sm90/tile_math.h"
 
 namespace attnd::sm90 {
-using sm80::Accumulator;
-using sm80::At;
-using sm80::KeyVisits;
-using sm80::kUnitColumns;
+
 using sm80::NoDropout;
 using sm80::PhiloxDropout;
 
-struct HalfMath : sm80::HalfMath {
-  template <int n> ATTN_HD static void Scores(float (&c)[n][4], uint64_t a, uint64_t b, bool adds) { ptx::WgmmaHalf(c, a, b, adds); }
-  template <int n> ATTN_HD static void Values(float (&c)[n][4], const uint32_t (&a)[4], uint64_t b) { ptx::WgmmaHalf(c, a, b); }
-};
-
-// chunk c of row r in a tile of kRows rows: columns of 128 bytes, one after the other
-template <int kRows>
-ATTN_HD constexpr int PanelOffset(int row, int chunk) {
-  return (chunk >> 3) * kRows * 128 + row * 128 + ((chunk & 7) ^ (row & 7)) * 16;
-}
-
-template <int kRows, int kChunks, int kThreads>
-class PanelCopier {
- public:
-  ATTN_HD PanelCopier(const void* data, int64_t row_bytes, int rows, int live_chunks, int thread)
-      : row_bytes_(static_cast<int>(row_bytes)), rows_(rows), live_(live_chunks), row_(thread / 8), chunk_(thread % 8) {
-    data_ = static_cast<const char*>(data) + chunk_ * 16;
-    place_ = PanelOffset<kRows>(row_, chunk_);
-  }
-  ATTN_HD void Copy(int first_row, void* tile) const {
-    char* to = At(tile, place_);
-    if (first_row + kRows <= rows_ && live_ == kChunks) {
-      const char* from = ptx::Offset(data_, first_row + row_, row_bytes_);
-      const int64_t step = int64_t{row_bytes_} * kPass;
-#pragma unroll
-      for (int n = 0; n < kRows; n += kPass) {
-#pragma unroll
-        for (int c = 0; c < kChunks; c += 8) ptx::CopyAsync(to + (c / 8) * kRows * 128 + n * 128, from + c * 16, true);
-        from += step;
-      }
-      return;
-    }
-#pragma unroll 1
-    for (int n = 0; n < kRows; n += kPass) {
-      const int row = first_row + n + row_;
-      const bool exists = row < rows_;
-      const char* from = ptx::Offset(data_, exists ? row : 0, row_bytes_);
-#pragma unroll
-      for (int c = 0; c < kChunks; c += 8) {
-        const bool live = exists && c + chunk_ < live_;
-        ptx::CopyAsync(to + (c / 8) * kRows * 128 + n * 128, live ? from + c * 16 : from, live);
-      }
-    }
-  }
- private:
-  static constexpr int kPass = kThreads / 8;
-  const char* data_;
-  int row_bytes_, rows_, live_, row_, chunk_, place_;
-};
-
 template <class Math, Tile kTile, class Rule, class DropoutPolicy>
 struct ForwardKernel {
-  static constexpr int kConsumers = kTile.q_rows / 64, kThreads = 128 * (kConsumers + 1);
-  static constexpr int kKeys = kTile.kv_rows, kChunks = kTile.head_dim / 8, kGroups = kKeys / 8;
-  static constexpr int kStages = 2;
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kConsumerRegisters = kConsumers == 2 ? 232 : 160;
-  using Rows = sm80::ForwardRows<Math, Rule, DropoutPolicy, 1, kGroups>;
-  using Visits = KeyVisits<Rule>;
+  static constexpr int kConsumers = kTile.q_rows / kGroupRows;
+  static constexpr int kThreads = kGroupThreads * (kConsumers + 1);
+  static constexpr int kHeadDim = kTile.head_dim, kPanels = kHeadDim / kPanelColumns;
+  static constexpr int kBlockRows = kTile.q_rows, kKeys = kTile.kv_rows, kGroups = kKeys / 8;
+  static constexpr int kStages = 2, kSlots = 3;  // of K and V; of tiles' descriptors
+  // 64 Ki registers an SM.
+  static constexpr int kBringerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  static_assert(kHeadDim % kPanelColumns == 0 && (kConsumers == 2 || kConsumers == 3));
+
+  using Visits = sm80::KeyVisits<Rule>;
   struct alignas(1024) Shared {
-    uint4 q[kConsumers][64 * kChunks];
-    uint4 k[kStages][kKeys * kChunks], v[kStages][kKeys * kChunks];
+    char q[kPanels * PanelBytes(kBlockRows)];
+    char k[kStages][kPanels * PanelBytes(kKeys)], v[kStages][kPanels * PanelBytes(kKeys)];
     uint64_t full_q, empty_q, full_k[kStages], empty_k[kStages], full_v[kStages], empty_v[kStages];
-    uint64_t full_work[2], empty_work[2];
-    Descriptors descriptors[2];
-    TileWork tiles[2];
-    int left_out;
+    uint64_t raw_v[kStages];  // of a PARTIAL tile, as it came
+    uint64_t full_work[kSlots], empty_work[kSlots];
+    Descriptors descriptors[kSlots];
+    TileWork tiles[kSlots];
+    int numbers[kSlots];   // of tiles
+    int left_out[kSlots];  // whether an infinity or NaN of a PARTIAL tile of V was left out
   };
+
+  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
+    if (at.thread == 0) InitBarriers(shared);
+    ptx::SyncThreads();
+    const int group = ptx::Uniform(at.thread / kGroupThreads);
+    if (group == 0) {
+      ptx::KeepRegisters<kBringerRegisters>();
+      if (at.thread < kWarpLanes) {
+        Load(params, at.thread, shared);
+      } else {
+        Prepare(params, at, at.thread - kWarpLanes, shared);
+      }
+    } else {
+      ptx::TakeRegisters<kConsumerRegisters>();
+      Consume(params, group - 1, at.thread % kGroupThreads, shared);
+    }
+  }
+
+ private:
+  using Rows = sm80::ForwardRows<Math, Rule, DropoutPolicy, 1, kGroups>;
+  using Scores = typename Rows::Scores;
+  using Probabilities = typename Rows::Probabilities;
+  using Output = float[1][kHeadDim / 8][4];
+  static constexpr int kPreparers = kGroupThreads - kWarpLanes;
+  // Named barriers: the preparers', and whose turn of the consumers it is.
+  enum BarrierId { kPreparing = 1, kTurn = 2 };
+  // What a role has had so far: tiles, those of them that visit anything, visits.
+  struct Place {
+    uint32_t tile = 0, filled = 0, visit = 0;
+    ATTN_HD uint32_t slot() const { return tile % kSlots; }
+  };
+  // The parity of the phase that a barrier's n-th use ends, of `uses` barriers in turn.
+  ATTN_HD static uint32_t Parity(uint32_t n, int uses) { return n / uses & 1; }
+
   struct Work {
     ScoreContext at;
     Visits tiles;
-    int first_row;
+    int block_row;  // the first
   };
   ATTN_HD static Work WorkOf(Shared& shared, int slot) {
     const ProblemDesc& problem = shared.descriptors[slot].problem;
     const SequenceDesc& sequence = shared.descriptors[slot].sequence;
-    const TileWork tile = shared.tiles[slot];
-    const int first_row = tile.tile * kTile.q_rows;
-    const int end_row = MinInt(first_row + kTile.q_rows, sequence.q_len);
+    const TileWork& tile = shared.tiles[slot];
+    const int first_row = tile.tile * kBlockRows;
+    const int end_row = MinInt(first_row + kBlockRows, sequence.q_len);
     return {{problem, sequence, tile.batch, tile.head, Rule::OptionsOf(problem)},
-            Visits(problem, sequence, tile, first_row, end_row, kKeys), first_row};
-  }
-  // Where a role stands: tiles and visits so far.
-  struct Place {
-    uint32_t tile = 0, visit = 0;
-  };
-  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    if (at.thread == 0) {
-      ptx::StoreShared32(&shared.left_out, 0);
-      ptx::InitBarrier(&shared.full_q, 128);
-      ptx::InitBarrier(&shared.empty_q, 4 * kConsumers);
-      for (int n = 0; n < 2; ++n) {
-        ptx::InitBarrier(&shared.full_work[n], 128);
-        ptx::InitBarrier(&shared.empty_work[n], 4 * kConsumers);
-      }
-      for (int n = 0; n < kStages; ++n) {
-        ptx::InitBarrier(&shared.full_k[n], 128);
-        ptx::InitBarrier(&shared.full_v[n], 128);
-        ptx::InitBarrier(&shared.empty_k[n], 4 * kConsumers);
-        ptx::InitBarrier(&shared.empty_v[n], 4 * kConsumers);
-      }
-      ptx::FenceBarriers();
-    }
-    ptx::SyncThreads();
-    const int group = __shfl_sync(~0u, at.thread >> 7, 0);
-    Place place;
-    if (group == 0) {
-      ptx::KeepRegisters<kProducerRegisters>();
-#pragma unroll 1
-      for (int n = at.block; n < params.tile_count; n += gridDim.x, ++place.tile) {
-        const int slot = place.tile & 1;
-        ptx::WaitFor(&shared.empty_work[slot], ((place.tile >> 1) & 1) ^ 1);
-        const TileWork tile = params.tiles[n];
-        BringDescriptors(params, tile, at.thread, 128, shared.descriptors[slot]);
-        if (at.thread == 0) shared.tiles[slot] = tile;
-        ptx::Arrive(&shared.full_work[slot]);
-        ptx::WaitFor(&shared.full_work[slot], (place.tile >> 1) & 1);
-        Work work = WorkOf(shared, slot);
-        Produce(work.at, work.tiles, work.first_row, at.thread, place, shared);
-      }
-    } else {
-      ptx::TakeRegisters<kConsumerRegisters>();
-      const int w = group - 1;
-#if PP
-      if (w == kConsumers - 1) ptx::BarrierArrive(1, 256);
-#endif
-#pragma unroll 1
-      for (int n = at.block; n < params.tile_count; n += gridDim.x, ++place.tile) {
-        const int slot = place.tile & 1;
-        ptx::WaitFor(&shared.full_work[slot], (place.tile >> 1) & 1);
-        Work work = WorkOf(shared, slot);
-        Consume(work.at, work.tiles, work.first_row, w, at.thread & 127, place, shared);
-        if ((at.thread & 31) == 0) ptx::Arrive(&shared.empty_work[slot]);
-      }
-    }
+            Visits(problem, sequence, tile, first_row, end_row, kKeys),
+            first_row};
   }
 
-  ATTN_HD static void Produce(const ScoreContext& at, Visits& tiles, int first_row, int thread, Place& place, Shared& shared) {
-    const ProblemDesc& p = at.problem;
-    const SequenceDesc& s = at.sequence;
-    using Copier = PanelCopier<kKeys, kChunks, 128>;
-    ptx::WaitFor(&shared.empty_q, (place.tile & 1) ^ 1);
-    {
-      const PanelCopier<64, kChunks, 128> queries(RowOf(p.q, s.batch, at.head, s.q_begin), p.q.row_stride * 2, s.q_len, p.qk_chunks, thread);
-      for (int w = 0; w < kConsumers; ++w) queries.Copy(first_row + w * 64, shared.q[w]);
-      ptx::ArriveAfterCopies(&shared.full_q);
+  ATTN_HD static void InitBarriers(Shared& shared) {
+    constexpr int kWarps = 4 * kConsumers;
+    ptx::InitBarrier(&shared.full_q, 1);
+    ptx::InitBarrier(&shared.empty_q, kWarps);
+    for (int n = 0; n < kSlots; ++n) {
+      ptx::InitBarrier(&shared.full_work[n], kPreparers);
+      ptx::InitBarrier(&shared.empty_work[n], kWarps + 1);
     }
-    const int kv_head = at.head / p.group;
-    const Copier keys(RowOf(p.k, s.batch, kv_head, s.kv_begin), p.k.row_stride * 2, s.kv_len, p.qk_chunks, thread);
-    const Copier values(RowOf(p.v, s.batch, kv_head, s.kv_begin), p.v.row_stride * 2, s.kv_len, p.v_chunks, thread);
-    const int count = tiles.count();
-    int last = 0;
+    for (int n = 0; n < kStages; ++n) {
+      ptx::InitBarrier(&shared.full_k[n], 1);
+      ptx::InitBarrier(&shared.full_v[n], 1);
+      ptx::InitBarrier(&shared.raw_v[n], 1);
+      ptx::InitBarrier(&shared.empty_k[n], kWarps);
+      ptx::InitBarrier(&shared.empty_v[n], kWarps);
+    }
+    ptx::FenceBarriers();
+  }
+
+  // ---- The loader, a warp of which one lane works.
+  ATTN_HD static void Load(const LaunchParams& params, int lane, Shared& shared) {
+    Place place;
+    int last_problem = -1;
 #pragma unroll 1
-    for (int n = 0; n <= count; ++n) {
-      const int first = n < count ? tiles.Here().First() : 0;
+    for (;; ++place.tile) {
+      const int slot = place.slot();
+      ptx::WaitForPhase(&shared.full_work[slot], Parity(place.tile, kSlots));
+      if (ptx::LoadShared32(&shared.numbers[slot]) >= params.tile_count) return;
+      Work work = WorkOf(shared, slot);
+      if (lane == 0 && work.tiles.count() > 0) {
+        const int problem = ptx::LoadShared32(&shared.tiles[slot].problem);
+        if (problem != last_problem) {
+          for (int n = 0; n < kForwardMaps; ++n) ptx::FenceMap(work.at.problem.maps + n);
+        }
+        last_problem = problem;
+        LoadTiles(work, place, shared);
+        ++place.filled;
+      }
+      if (lane == 0) ptx::Arrive(&shared.empty_work[slot]);
+    }
+  }
+  ATTN_HD static void LoadTiles(Work& work, Place& place, Shared& shared) {
+    const SequenceDesc& s = work.at.sequence;
+    const int kv_head = work.at.head / work.at.problem.group, count = work.tiles.count();
+    ptx::WaitForPhase(&shared.empty_q, Parity(place.filled, 1) ^ 1);
+    LoadTile<kBlockRows>(work, kMapOfQ, work.at.head, s.q_begin + work.block_row, &shared.full_q,
+                         shared.q);
+    int before = 0;
+    bool was_partial = false;
+    // K of a visit stands before V of the one before, as consumers want them.
+#pragma unroll 1
+    for (int n = 0; n <= count; ++n, ++place.visit) {
+      const auto visit = work.tiles.Here();
+      uint32_t stage = place.visit % kStages;
       if (n < count) {
-        const uint32_t i = place.visit + n, stage = i & 1;
-        ptx::WaitFor(&shared.empty_k[stage], ((i >> 1) & 1) ^ 1);
-        keys.Copy(first, shared.k[stage]);
-        ptx::ArriveAfterCopies(&shared.full_k[stage]);
+        ptx::WaitForPhase(&shared.empty_k[stage], Parity(place.visit, kStages) ^ 1);
+        LoadTile<kKeys>(work, kMapOfK, kv_head, s.kv_begin + visit.First(), &shared.full_k[stage],
+                        shared.k[stage]);
       }
       if (n > 0) {
-        const uint32_t i = place.visit + n - 1, stage = i & 1;
-        ptx::WaitFor(&shared.empty_v[stage], ((i >> 1) & 1) ^ 1);
-        values.Copy(last, shared.v[stage]);
-        ptx::ArriveAfterCopies(&shared.full_v[stage]);
+        stage = (place.visit - 1) % kStages;
+        ptx::WaitForPhase(&shared.empty_v[stage], Parity(place.visit - 1, kStages) ^ 1);
+        LoadTile<kKeys>(work, kMapOfV, kv_head, s.kv_begin + before,
+                        was_partial ? &shared.raw_v[stage] : &shared.full_v[stage],
+                        shared.v[stage]);
       }
-      last = first;
-      if (n < count) tiles.Advance();
+      if (n == count) break;
+      before = visit.First();
+      was_partial = visit.IsPartial();
+      work.tiles.Advance();
     }
-    place.visit += count;
+  }
+  template <int kRows>
+  ATTN_HD static void LoadTile(const Work& work, MapOf map, int head, int row, uint64_t* barrier,
+                               char* to) {
+    ptx::ArriveExpecting(barrier, kPanels * PanelBytes(kRows));
+#pragma unroll
+    for (int n = 0; n < kPanels; ++n) {
+      ptx::LoadBox(to + n * PanelBytes(kRows), work.at.problem.maps + map, n * kPanelColumns, row,
+                   head, work.at.sequence.batch, barrier);
+    }
   }
 
-  using Output = float[1][kChunks][4];
-  using Scores = typename Rows::Scores;
-  static constexpr int kPanelStep = 32, kValueStep = 2048;
-  ATTN_HD static void MultiplyQK(uint32_t q, uint32_t k, Scores& rS) {
-    const uint64_t a = ptx::MatrixOf(q, 16, 1024), b = ptx::MatrixOf(k, 16, 1024);
-#pragma unroll
-    for (int i = 0; i < kChunks / 2; ++i) {
-      const int panel = i >> 2, step = i & 3;
-      Math::Scores(rS[0], a + ((panel * 64 * 128 + step * 32) >> 4), b + ((panel * kKeys * 128 + step * 32) >> 4), i > 0);
+  // ---- The preparers: descriptors of the tile after this one, then this one's PARTIAL tiles of V.
+  ATTN_HD static void Prepare(const LaunchParams& params, ThreadIndex at, int thread,
+                              Shared& shared) {
+    Place place;
+    uint32_t raw_parities = 0;  // a bit a stage
+    PutWork(params, 0, at.block, thread, shared);
+#pragma unroll 1
+    for (;; ++place.tile) {
+      const int slot = place.slot();
+      ptx::WaitForPhase(&shared.full_work[slot], Parity(place.tile, kSlots));
+      if (ptx::LoadShared32(&shared.numbers[slot]) >= params.tile_count) return;
+      int next = 0;
+      if (thread == 0) {
+        next = at.blocks + ptx::AddGlobal(params.taken, 1) - params.taken_before;
+      }
+      PutWork(params, place.tile + 1, next, thread, shared);
+      Work work = WorkOf(shared, slot);
+      const int count = work.tiles.count();
+#pragma unroll 1
+      for (int n = 0; n < count; ++n, ++place.visit) {
+        const uint32_t stage = place.visit % kStages;
+        if (work.tiles.Here().IsPartial()) {
+          ptx::WaitForPhase(&shared.raw_v[stage], raw_parities >> stage & 1);
+          raw_parities ^= 1u << stage;
+          if (LeaveOut(shared.v[stage], thread)) {
+            ptx::StoreShared32(&shared.left_out[slot], 1);
+            ptx::FenceShared();
+          }
+          ptx::BarrierSync(kPreparing, kPreparers);
+          if (thread == 0) ptx::Arrive(&shared.full_v[stage]);
+        }
+        work.tiles.Advance();
+      }
     }
   }
-  ATTN_HD static void MultiplyPV(const typename Rows::Probabilities& rP, uint32_t v, Output& rO) {
-    const uint64_t b = ptx::MatrixOf(v, kKeys * 128, 1024);
-#pragma unroll
-    for (int i = 0; i < kKeys / 16; ++i) {
-      const uint32_t a[4] = {rP[0][2 * i][0], rP[0][2 * i][1], rP[0][2 * i + 1][0], rP[0][2 * i + 1][1]};
-      Math::Values(rO[0], a, b + ((i * 2048) >> 4));
+  // `next`: the first thread knows it.
+  ATTN_HD static void PutWork(const LaunchParams& params, uint32_t tile, int next, int thread,
+                              Shared& shared) {
+    const int slot = tile % kSlots;
+    ptx::WaitForPhase(&shared.empty_work[slot], Parity(tile, kSlots) ^ 1);
+    if (thread == 0) ptx::StoreShared32(&shared.numbers[slot], next);
+    ptx::BarrierSync(kPreparing, kPreparers);
+    const int number = ptx::LoadShared32(&shared.numbers[slot]);
+    if (number < params.tile_count) {
+      const TileWork work = params.tiles[number];
+      BringDescriptors(params, work, thread, kPreparers, shared.descriptors[slot]);
+      if (thread == 0) {
+        ptx::StoreShared128(&shared.tiles[slot],
+                            make_uint4(work.problem, work.batch, work.head, work.tile));
+        ptx::StoreShared32(&shared.left_out[slot], 0);
+      }
     }
+    ptx::Arrive(&shared.full_work[slot]);
   }
-  ATTN_HD static void PinP(typename Rows::Probabilities& rP) {
-#pragma unroll
-    for (int t = 0; t < kGroups; ++t) { ptx::Pin(rP[0][t][0]); ptx::Pin(rP[0][t][1]); }
+  // Zeros in place of infinities and NaN; whether this thread met one.
+  ATTN_HD static bool LeaveOut(char* tile, int thread) {
+    bool met = false;
+#pragma unroll 1
+    for (int n = thread * 16; n < kPanels * PanelBytes(kKeys); n += kPreparers * 16) {
+      const uint4 words = ptx::LoadShared128(tile + n);
+      const uint4 bad = NonFiniteHalves<Math>(words);
+      if ((bad.x | bad.y | bad.z | bad.w) == 0) continue;
+      met = true;
+      ptx::StoreShared128(tile + n, FiniteHalves<Math>(words));
+    }
+    return met;
   }
 
-  ATTN_HD static void Consume(const ScoreContext& at, Visits& tiles, int block_row, int w, int thread, Place& place, Shared& shared) {
-    const int lane = thread & 31;
-    const int warp = __shfl_sync(~0u, thread >> 5, 0);
-    const int first_row = block_row + w * 64 + warp * 16;
-    const uint32_t q = ptx::SharedAddress(shared.q[w]);
-    const uint32_t k0 = ptx::SharedAddress(shared.k), v0 = ptx::SharedAddress(shared.v);
-    constexpr int kBytes = kKeys * kChunks * 16;
-    const DropoutPolicy dropout(at);
-    const float multiplier = Rule::Multiplier(at.problem);
+  // ---- The consumers.
+  struct Own {
+    int first_row;  // of the warp, in the sequence
+    int tile_row;   // the same in the block's tile
+    int lane, group;
+  };
+  ATTN_HD static void Consume(const LaunchParams& params, int group, int thread, Shared& shared) {
+    Place place;
+    const int lane = thread % kWarpLanes, warp = ptx::Uniform(thread / kWarpLanes);
+    // The last one lets the first one start.
+    if (group == kConsumers - 1) PassTurn(group);
+#pragma unroll 1
+    for (;; ++place.tile) {
+      const int slot = place.slot();
+      ptx::WaitForPhase(&shared.full_work[slot], Parity(place.tile, kSlots));
+      if (ptx::LoadShared32(&shared.numbers[slot]) >= params.tile_count) break;
+      Work work = WorkOf(shared, slot);
+      const int tile_row = group * kGroupRows + warp * 16;
+      const Own own = {work.block_row + tile_row, tile_row, lane, group};
+      if (work.tiles.count() == 0) {
+        WriteEmptyRows(work, own);
+      } else {
+        Attend(work, own, place, shared);
+        ++place.filled;
+      }
+      ptx::SyncWarp();
+      if (lane == 0) ptx::Arrive(&shared.empty_work[slot]);
+    }
+    // What the first one was left with, for barriers that end as they began.
+    if (group == 0) TakeTurn(group);
+  }
+  ATTN_HD static void TakeTurn(int group) { ptx::BarrierSync(kTurn + group, 2 * kGroupThreads); }
+  ATTN_HD static void PassTurn(int group) {
+    ptx::BarrierArrive(kTurn + (group + 1 == kConsumers ? 0 : group + 1), 2 * kGroupThreads);
+  }
+  ATTN_HD static void Release(const Own& own, uint64_t* barrier) {
+    if (own.lane == 0) ptx::Arrive(barrier);
+  }
+
+  ATTN_HD static void Attend(Work& work, const Own& own, Place& place, Shared& shared) {
+    const DropoutPolicy dropout(work.at);
+    const float multiplier = Rule::Multiplier(work.at.problem);
+    const int count = work.tiles.count();
+    const char* q = shared.q + own.group * PanelBytes(kGroupRows);
     typename Rows::State rows;
     Rows::Clear(rows);
     Output rO;
 #pragma unroll
-    for (int n = 0; n < kChunks * 4; ++n) rO[0][n >> 2][n & 3] = 0;
-    const int count = tiles.count();
-    ptx::WaitFor(&shared.full_q, place.tile & 1);
+    for (int n = 0; n < kHeadDim / 2; ++n) rO[0][n >> 2][n & 3] = 0;
     Scores rS;
-    typename Rows::Probabilities rP;
+    Probabilities rP;
     typename Rows::Factors factors;
-    uint32_t i = place.visit;
-    ptx::WaitFor(&shared.full_k[i & 1], (i >> 1) & 1);
-    ptx::FenceShared();
+    uint32_t i = place.visit, stage = i % kStages;
+    ptx::WaitForPhase(&shared.full_q, Parity(place.filled, 1));
+    ptx::WaitForPhase(&shared.full_k[stage], Parity(i, kStages));
     ptx::FenceProducts();
-    MultiplyQK(q, k0 + (i & 1) * kBytes, rS);
+    MultiplyRows<Math, kHeadDim, kBlockRows>(q, shared.k[stage], rS[0]);
     ptx::CommitProducts();
     ptx::WaitForProducts<0>(rS[0]);
-    if (lane == 0) ptx::Arrive(&shared.empty_k[i & 1]);
-    {
-      const auto visit = tiles.Here();
-      uint32_t shown[kGroups / 4] = {};
-      if (Rule::kEveryTile || visit.IsPartial()) Rows::ApplyRule(at, visit, first_row, lane, shown, 0, rS, rows);
-      Rows::Grow(rS, multiplier, rows, factors);
-      Rows::MakeP(multiplier, rows, rS);
-      Rows::Pack(rS, dropout, first_row, visit.First(), lane, rP);
-      PinP(rP);
-      tiles.Advance();
-    }
+    Release(own, &shared.empty_k[stage]);
+    Softmax(work, own, multiplier, rS, rows, factors);
+    Pack(work, own, dropout, rS, rP);
+    work.tiles.Advance();
 #pragma unroll 1
     for (int n = 1; n < count; ++n) {
-      ++i;
-      const uint32_t stage = i & 1, before = stage ^ 1;
-      ptx::WaitFor(&shared.full_k[stage], (i >> 1) & 1);
-#if PP
-      ptx::BarrierSync(1 + w, 256);
-#endif
-#if FENCES == 1
-      ptx::WaitFor(&shared.full_v[before], ((i - 1) >> 1) & 1);
-#endif
-#if FENCES
-      ptx::FenceShared();
-#endif
+      const uint32_t before = stage;
+      stage = ++i % kStages;
+      ptx::WaitForPhase(&shared.full_k[stage], Parity(i, kStages));
+      TakeTurn(own.group);
       ptx::FenceProducts();
-      MultiplyQK(q, k0 + stage * kBytes, rS);
+      MultiplyRows<Math, kHeadDim, kBlockRows>(q, shared.k[stage], rS[0]);
       ptx::CommitProducts();
-#if FENCES != 1
-      ptx::WaitFor(&shared.full_v[before], ((i - 1) >> 1) & 1);
-#endif
-#if FENCES == 2
-      ptx::FenceShared();
-#endif
+      ptx::WaitForPhase(&shared.full_v[before], Parity(i - 1, kStages));
       ptx::FenceProducts();
-      MultiplyPV(rP, v0 + before * kBytes, rO);
+      AddColumns<Math, kKeys / kDepth>(rP[0], shared.v[before], rO[0]);
       ptx::CommitProducts();
-#if PP
-      ptx::BarrierArrive(1 + (w + 1 == kConsumers ? 0 : w + 1), 256);
-#endif
+      PassTurn(own.group);
       ptx::WaitForProducts<1>(rS[0]);
-      if (lane == 0) ptx::Arrive(&shared.empty_k[stage]);
-      const auto visit = tiles.Here();
-      uint32_t shown[kGroups / 4] = {};
-      if (Rule::kEveryTile || visit.IsPartial()) Rows::ApplyRule(at, visit, first_row, lane, shown, 0, rS, rows);
-      const bool grew = Rows::Grow(rS, multiplier, rows, factors);
-      Rows::MakeP(multiplier, rows, rS);
+      Release(own, &shared.empty_k[stage]);
+      const bool grew = Softmax(work, own, multiplier, rS, rows, factors);
       ptx::Pin(rS[0]);
-#if KEEP == 1
-      if (ptx::VoteAny(rows.sum[0][0] + rows.sum[0][1] < 0)) ptx::StoreShared32(&shared.left_out, 1);
-#elif KEEP == 2
-      ptx::WaitFor(&shared.full_q, 0);
-#endif
       ptx::WaitForProducts<0>(rO[0]);
-      if (lane == 0) ptx::Arrive(&shared.empty_v[before]);
-      Rows::Pack(rS, dropout, first_row, visit.First(), lane, rP);
+      Release(own, &shared.empty_v[before]);
+      Pack(work, own, dropout, rS, rP);
       if (grew) Rows::Rescale(factors, rO);
       ptx::Pin(rO[0]);
-      PinP(rP);
-      tiles.Advance();
+      work.tiles.Advance();
     }
-    if (lane == 0) ptx::Arrive(&shared.empty_q);
-    {
-      const uint32_t stage = i & 1;
-      ptx::WaitFor(&shared.full_v[stage], (i >> 1) & 1);
-      ptx::FenceShared();
-      ptx::FenceProducts();
-      MultiplyPV(rP, v0 + stage * kBytes, rO);
-      ptx::CommitProducts();
-      ptx::WaitForProducts<0>(rO[0]);
-      if (lane == 0) ptx::Arrive(&shared.empty_v[stage]);
-    }
+    Release(own, &shared.empty_q);
+    ptx::WaitForPhase(&shared.full_v[stage], Parity(i, kStages));
+    ptx::FenceProducts();
+    AddColumns<Math, kKeys / kDepth>(rP[0], shared.v[stage], rO[0]);
+    ptx::CommitProducts();
+    ptx::WaitForProducts<0>(rO[0]);
+    Release(own, &shared.empty_v[stage]);
     place.visit += count;
-    Rows::Finish(at, rows, first_row, lane, count, rO);
-    const ProblemDesc& p = at.problem;
-    const SequenceDesc& s = at.sequence;
+    Rows::Finish(work.at, rows, own.first_row, own.lane, count, rO);
+    Write(work, own, rO);
+    if (ptx::LoadShared32(&shared.left_out[place.slot()])) RestoreRow(work, own);
+  }
+  // Scores to probabilities; whether stabilisers grew, and then by which factors sums shrink.
+  ATTN_HD static bool Softmax(const Work& work, const Own& own, float multiplier, Scores& rS,
+                              typename Rows::State& rows, typename Rows::Factors& factors) {
+    const auto visit = work.tiles.Here();
+    uint32_t shown[kKeys / kUnitColumns] = {};
+    if constexpr (Rule::kListed) {
+      const int square = SquareOf(own.tile_row, 0, kKeys);
+      Rows::LoadShown(
+          ptx::Offset(work.at.problem.tile_lists.bitmaps + square + own.lane,
+                      static_cast<int>(work.tiles.Bitmap()), BitmapWords(kBlockRows, kKeys) * 4),
+          visit.IsMasked(), shown);
+    }
+    if (Rule::kEveryTile || visit.IsPartial()) {
+      Rows::ApplyRule(work.at, visit, own.first_row, own.lane, shown, own.tile_row & 16, rS, rows);
+    }
+    const bool grew = Rows::Grow(rS, multiplier, rows, factors);
+    Rows::MakeP(multiplier, rows, rS);
+    return grew;
+  }
+  ATTN_HD static void Pack(const Work& work, const Own& own, const DropoutPolicy& dropout,
+                           const Scores& rS, Probabilities& rP) {
+    Rows::Pack(rS, dropout, own.first_row, work.tiles.Here().First(), own.lane, rP);
+#pragma unroll
+    for (int n = 0; n < kGroups * 2; ++n) ptx::Pin(rP[0][n >> 1][n & 1]);
+  }
+
+  // ---- Output: a quad of lanes writes a chunk of a row.
+  ATTN_HD static void Write(const Work& work, const Own& own, const Output& rO) {
+    const ProblemDesc& p = work.at.problem;
+    const SequenceDesc& s = work.at.sequence;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = first_row + Accumulator::Row(2 * r, lane);
+      const int row = own.first_row + Accumulator::Row(2 * r, own.lane);
       if (row >= s.q_len) continue;
-      char* out = RowOf(p.o, s.batch, at.head, s.q_begin + row);
+      char* out = RowOf(p.o, s.batch, work.at.head, s.q_begin + row) + (own.lane & 3) * 4;
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) ptx::StoreGlobal32(out + c * 16 + (lane & 3) * 4, Math::Pack(rO[0][c][2 * r], rO[0][c][2 * r + 1]));
+      for (int c = 0; c < kHeadDim / 8; ++c) {
+        if (c >= p.v_chunks) break;
+        ptx::StoreGlobal32(out + c * 16, Math::Pack(rO[0][c][2 * r], rO[0][c][2 * r + 1]));
+      }
+    }
+  }
+  ATTN_HD static void RestoreRow(const Work& work, const Own& own) {
+    ptx::SyncWarp();  // the warp's rows of O are written
+    const int row = own.first_row + own.lane;
+    if (own.lane >= 16 || row >= work.at.sequence.q_len) return;
+    NonFiniteValues<Math, Rule, DropoutPolicy::kDrops>::Restore(work.at, work.tiles, kKeys, row);
+  }
+  // No key is visible to any row of this tile.
+  ATTN_HD static void WriteEmptyRows(const Work& work, const Own& own) {
+    const ProblemDesc& p = work.at.problem;
+    const SequenceDesc& s = work.at.sequence;
+    const int row = own.first_row + own.lane;
+    if (own.lane >= 16 || row >= s.q_len) return;
+    ptx::StoreGlobalFloat(
+        p.lse + s.batch * p.lse_batch + work.at.head * p.lse_head + s.q_begin + row, -Infinity());
+    char* out = RowOf(p.o, s.batch, work.at.head, s.q_begin + row);
+    for (int c = 0; c < p.v_chunks; ++c) {
+      ptx::StoreGlobal128(out + c * 16, make_uint4(0, 0, 0, 0));
     }
   }
 };
+
 }  // namespace attnd::sm90

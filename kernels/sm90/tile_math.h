@@ -1,0 +1,76 @@
+// wgmma as the kernels of this folder use it. Accumulators are those of m16n8k16
+// (sm80/tile_math.h), a warp's 16 rows of its warpgroup's 64, so rules on scores are shared with
+// sm80. Tiles in shared memory stand in panels: 64 columns of all rows, a row 128 bytes whose
+// 16-byte chunks are twisted by the row, as boxes with a 128-byte swizzle come. (PTX ISA 8.8,
+// "Asynchronous Warpgroup Level Matrix Shared Memory Layout")
+#pragma once
+
+#include "kernels/ptx/instructions_sm90.h"
+#include "kernels/sm80/tile_math.h"
+
+namespace attnd::sm90 {
+
+using sm80::Accumulator;
+using sm80::At;
+using sm80::kUnitColumns;
+using sm80::kWarpLanes;
+
+inline constexpr int kGroupThreads = 128, kGroupRows = 64;  // of a warpgroup
+inline constexpr int kPanelColumns = 64, kRowBytes = 2 * kPanelColumns;
+inline constexpr int kDepth = 16;  // of a product
+
+struct HalfMath : sm80::HalfMath {
+  template <int kGroups>
+  ATTN_HD static void Rows(float (&c)[kGroups][4], uint64_t a, uint64_t b, bool adds) {
+    ptx::WarpgroupHalf(c, a, b, adds);
+  }
+  template <int kGroups>
+  ATTN_HD static void Columns(float (&c)[kGroups][4], const uint32_t (&a)[4], uint64_t b) {
+    ptx::WarpgroupHalf(c, a, b);
+  }
+};
+struct BFloat16Math : sm80::BFloat16Math {
+  template <int kGroups>
+  ATTN_HD static void Rows(float (&c)[kGroups][4], uint64_t a, uint64_t b, bool adds) {
+    ptx::WarpgroupBFloat16(c, a, b, adds);
+  }
+  template <int kGroups>
+  ATTN_HD static void Columns(float (&c)[kGroups][4], const uint32_t (&a)[4], uint64_t b) {
+    ptx::WarpgroupBFloat16(c, a, b);
+  }
+};
+
+constexpr int PanelBytes(int rows) { return rows * kRowBytes; }
+// Byte offset of a chunk in a tile of kRows rows.
+template <int kRows>
+ATTN_HD constexpr int PanelOffset(int row, int chunk) {
+  return (chunk >> 3) * PanelBytes(kRows) + row * kRowBytes + ((chunk & 7) ^ (row & 7)) * 16;
+}
+
+// c = A·Bᵀ of two tiles in shared memory with columns of kHeadDim: 64 rows of one of kRowsOfA rows,
+// all kGroups·8 of the other.
+template <class Math, int kHeadDim, int kRowsOfA, int kGroups>
+ATTN_HD void MultiplyRows(const void* a, const void* b, float (&c)[kGroups][4]) {
+  const uint64_t of_a = ptx::MatrixOf(a, 16, 8 * kRowBytes);
+  const uint64_t of_b = ptx::MatrixOf(b, 16, 8 * kRowBytes);
+#pragma unroll
+  for (int i = 0; i < kHeadDim / kDepth; ++i) {
+    const int panel = i / (kPanelColumns / kDepth), bytes = i % (kPanelColumns / kDepth) * 32;
+    Math::Rows(c, of_a + ((panel * PanelBytes(kRowsOfA) + bytes) >> 4),
+               of_b + ((panel * PanelBytes(kGroups * 8) + bytes) >> 4), i > 0);
+  }
+}
+// c += P·B: P's rows in registers (pairs of columns), B a tile of kDepths·16 rows and kGroups·8
+// columns.
+template <class Math, int kDepths, int kGroups>
+ATTN_HD void AddColumns(const uint32_t (&p)[kDepths * 2][2], const void* b,
+                        float (&c)[kGroups][4]) {
+  const uint64_t of_b = ptx::MatrixOf(b, PanelBytes(kDepths * kDepth), 8 * kRowBytes);
+#pragma unroll
+  for (int i = 0; i < kDepths; ++i) {
+    const uint32_t a[4] = {p[2 * i][0], p[2 * i][1], p[2 * i + 1][0], p[2 * i + 1][1]};
+    Math::Columns(c, a, of_b + ((i * PanelBytes(kDepth)) >> 4));
+  }
+}
+
+}  // namespace attnd::sm90
