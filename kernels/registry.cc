@@ -1,14 +1,11 @@
 #include "kernels/registry.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/engine/cuda_backend.h"
 #include "kernels/engine/device/driver_device.h"
 #include "kernels/reference_backend.h"
-#include "kernels/tiles.h"
 
 namespace attnd {
 namespace {
@@ -43,25 +40,6 @@ std::unique_ptr<Backend> MakeCpu(const BackendOptions& options) {
   return MakeCpuBackend({.threads = options.cpu_threads, .mask_plans = options.mask_plans});
 }
 
-// Whether kernels are made for these GPUs. Those for others run there exactly but slowly, so the
-// cuda engine has to be asked for.
-bool HasOwnKernels(absl::string_view target) {
-  return std::any_of(Architectures().begin(), Architectures().end(),
-                     [&](const ArchitectureInfo& info) { return info.target == target; });
-}
-
-std::string WhyNotCuda(const absl::StatusOr<Backends>& cuda) {
-  if (!cuda.ok()) return std::string(cuda.status().message());
-  for (const auto& backend : *cuda) {
-    const BackendInfo& info = backend->info();
-    if (HasOwnKernels(info.architecture)) continue;
-    return absl::StrCat(info.device, " is ", info.architecture,
-                        ", where kernels for other GPUs are slow; --backend cuda takes it all the "
-                        "same");
-  }
-  return "";
-}
-
 }  // namespace
 
 absl::StatusOr<Backends> MakeBackends(absl::string_view name, const BackendOptions& options,
@@ -75,9 +53,8 @@ absl::StatusOr<Backends> MakeBackends(absl::string_view name, const BackendOptio
         absl::StrCat("backend: expected auto, cpu, cuda or reference, got ", name));
   }
   absl::StatusOr<Backends> cuda = MakeCuda(options);
-  const std::string why_not = WhyNotCuda(cuda);
-  if (why_not.empty()) return cuda;
-  if (note != nullptr) *note = absl::StrCat("cpu engine: ", why_not);
+  if (cuda.ok()) return cuda;
+  if (note != nullptr) *note = absl::StrCat("cpu engine: ", cuda.status().message());
   return One(MakeCpu(options));
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "absl/strings/str_cat.h"
+
 namespace attnd {
 namespace {
 
@@ -189,6 +191,36 @@ std::vector<KernelRow> Sm80Rows() {
   return rows;
 }
 
+// Registers: two consumers of 64 × 128 numbers of O, or three of 64 × 64.
+Tile ForwardTileOfSm90(int head_dim) {
+  return head_dim > 64 ? Tile{128, 128, head_dim, 1} : Tile{192, 128, head_dim, 1};
+}
+constexpr int kWidestOfSm90 = 128;
+
+std::vector<KernelRow> Sm90Rows() {
+  std::vector<KernelRow> rows;
+  for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
+    for (int head_dim : {64, kWidestOfSm90}) {
+      for (Scores scores : {kLinear, kListed, kGeneral}) {
+        for (bool dropout : {false, true}) {
+          rows.push_back({.architecture = Architecture::kSm90,
+                          .kind = KernelKind::kForward,
+                          .element = element,
+                          .head_dim = head_dim,
+                          .general = scores.general,
+                          .listed = scores.listed,
+                          .dropout = dropout,
+                          .stays = true,
+                          .tile = ForwardTileOfSm90(head_dim),
+                          .reason = ScoresReason(scores, dropout),
+                          .spill_bytes = 512});
+        }
+      }
+    }
+  }
+  return rows;
+}
+
 }  // namespace
 
 std::string NameOf(const KernelRow& row) {
@@ -206,8 +238,9 @@ std::string NameOf(const KernelRow& row) {
 
 const std::vector<ArchitectureInfo>& Architectures() {
   static const std::vector<ArchitectureInfo>& all =
-      *new std::vector<ArchitectureInfo>{{Architecture::kSm70, "sm70", "sm_70", 70, kLanesOfSm70},
-                                         {Architecture::kSm80, "sm80", "sm_80", 80, kLanesOfSm80}};
+      *new std::vector<ArchitectureInfo>{{Architecture::kSm70, "sm70", 70, kLanesOfSm70},
+                                         {Architecture::kSm80, "sm80", 80, kLanesOfSm80},
+                                         {Architecture::kSm90, "sm90", 90, kLanesOfSm80}};
   return all;
 }
 
@@ -219,8 +252,9 @@ const ArchitectureInfo& InfoOf(Architecture architecture) {
 const std::vector<KernelRow>& KernelRows() {
   static const std::vector<KernelRow>& rows = *[] {
     auto* all = new std::vector<KernelRow>(Sm70Rows());
-    const std::vector<KernelRow> sm80 = Sm80Rows();
-    all->insert(all->end(), sm80.begin(), sm80.end());
+    for (const std::vector<KernelRow>& rows : {Sm80Rows(), Sm90Rows()}) {
+      all->insert(all->end(), rows.begin(), rows.end());
+    }
     return all;
   }();
   return rows;
@@ -231,6 +265,23 @@ std::vector<KernelRow> KernelRowsOf(Architecture architecture) {
   std::copy_if(KernelRows().begin(), KernelRows().end(), std::back_inserter(rows),
                [&](const KernelRow& row) { return row.architecture == architecture; });
   return rows;
+}
+
+std::vector<KernelRow> KernelRowsOfGpu(int compute_capability) {
+  if (compute_capability < 70) return {};
+  if (compute_capability < 80) return KernelRowsOf(Architecture::kSm70);
+  std::vector<KernelRow> rows = KernelRowsOf(Architecture::kSm80);
+  if (compute_capability != 90) return rows;
+  std::erase_if(rows, [](const KernelRow& row) {
+    return row.kind == KernelKind::kForward && row.head_dim <= kWidestOfSm90;
+  });
+  const std::vector<KernelRow> own = KernelRowsOf(Architecture::kSm90);
+  rows.insert(rows.end(), own.begin(), own.end());
+  return rows;
+}
+
+std::string TargetOf(int compute_capability) {
+  return absl::StrCat("sm_", compute_capability, compute_capability == 90 ? "a" : "");
 }
 
 }  // namespace attnd

@@ -13,18 +13,22 @@
 namespace attnd {
 
 // The instructions that a kernel is written in.
-enum class Architecture : unsigned char { kSm70, kSm80 };
+// Later ones are preferred where they have a kernel.
+enum class Architecture : unsigned char { kSm70, kSm80, kSm90 };
 
 struct ArchitectureInfo {
   Architecture architecture;
   const char* name;        // "sm70": the folder of its kernels, and their namespace in attnd
-  const char* target;      // "sm_70": the GPUs that its rows are made for
-  int compute_capability;  // 70: the first that runs them; later ones do so slowly
+  int compute_capability;  // 70: the GPUs that its rows are made for
   LaneOrder lanes;         // how they read a mask's bitmaps
 };
 // Oldest first.
 const std::vector<ArchitectureInfo>& Architectures();
 const ArchitectureInfo& InfoOf(Architecture architecture);
+
+// What the compiler calls GPUs of this compute capability: "sm_80"; of 90 "sm_90a", which no other
+// runs.
+std::string TargetOf(int compute_capability);
 
 enum class KernelKind : unsigned char {
   kForward,
@@ -47,6 +51,7 @@ struct KernelRow {
   bool general = false;  // softcap, bias, ALiBi, any scale, with a mask or without
   bool listed = false;   // else: a positive scale with a mask, or without
   bool dropout = false;
+  bool stays = false;   // its blocks take tile after tile, by tensor maps (TensorMap)
   bool ordered = true;  // backward: the same bits of dQ every time, in whatever order blocks run
   bool shipped = true;  // compiled at build time; else at run time, where a compiler is
   Tile tile = {};       // see tile_math.h; kDelta and kQueryGradient: q_rows only
@@ -59,8 +64,10 @@ struct KernelRow {
 // name in messages, receipts and the index. No other row of its architecture has it.
 std::string NameOf(const KernelRow& row);
 
-// Every row that is built, and those of one architecture.
+// Every row that is built, those of one architecture, and those that a GPU of this compute
+// capability is given: its own, and of the one before what its own cannot do. Empty: too old.
 const std::vector<KernelRow>& KernelRows();
 std::vector<KernelRow> KernelRowsOf(Architecture architecture);
+std::vector<KernelRow> KernelRowsOfGpu(int compute_capability);
 
 }  // namespace attnd

@@ -460,6 +460,13 @@ CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfuncti
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) {
   return Enter("cuFuncSetAttribute");
 }
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t, void*,
+                                const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                                const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  *map = {};
+  return Enter("cuTensorMapEncodeTiled");
+}
 #ifndef FAKE_CUDA_PARTIAL
 CUresult cuLaunchKernel(CUfunction raw, unsigned blocks, unsigned, unsigned, unsigned, unsigned,
                         unsigned, unsigned, CUstream stream, void** arguments, void**) {

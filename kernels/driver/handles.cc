@@ -1,5 +1,7 @@
 #include "kernels/driver/handles.h"
 
+#include <cstring>
+
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -116,6 +118,29 @@ absl::Status AllowDynamicShared(const Driver& driver, CUfunction function, int64
       driver.functions().function_set_attribute(
           function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(bytes)),
       "cuFuncSetAttribute");
+}
+
+absl::StatusOr<TensorMap> EncodeTensorMap(const Driver& driver, const RowsBox& box) {
+  constexpr cuuint32_t kDimensions = 4, kBoxColumns = 64;
+  const cuuint64_t extents[] = {
+      static_cast<cuuint64_t>(box.columns), static_cast<cuuint64_t>(box.rows),
+      static_cast<cuuint64_t>(box.heads), static_cast<cuuint64_t>(box.entries)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(box.row_bytes),
+                                static_cast<cuuint64_t>(box.head_bytes),
+                                static_cast<cuuint64_t>(box.entry_bytes)};
+  const cuuint32_t sizes[] = {kBoxColumns, static_cast<cuuint32_t>(box.box_rows), 1, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  CUtensorMap map;
+  RETURN_IF_ERROR(driver.Check(
+      driver.functions().tensor_map_encode(
+          &map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, kDimensions, reinterpret_cast<void*>(box.address),
+          extents, strides, sizes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+      "cuTensorMapEncodeTiled"));
+  TensorMap encoded;
+  static_assert(sizeof(map) == sizeof(encoded));
+  std::memcpy(&encoded, &map, sizeof(map));
+  return encoded;
 }
 
 absl::Status StreamRef::CopyIn(DeviceAddress to, const void* from, int64_t bytes) const {

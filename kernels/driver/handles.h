@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/driver/driver.h"
+#include "kernels/rules/params.h"
 
 namespace attnd {
 
@@ -131,6 +132,9 @@ struct FunctionAttributes {
 };
 absl::StatusOr<FunctionAttributes> AttributesOf(const Driver& driver, CUfunction function);
 absl::Status AllowDynamicShared(const Driver& driver, CUfunction function, int64_t bytes);
+
+// Boxes come with a swizzle of 128 bytes.
+absl::StatusOr<TensorMap> EncodeTensorMap(const Driver& driver, const RowsBox& box);
 
 // Work for a stream: nothing waits for it here. Host memory of a copy and arguments' targets must
 // outlive the work; argument values are copied at the call.

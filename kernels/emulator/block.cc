@@ -18,7 +18,7 @@
 namespace attnd::emulator {
 namespace {
 
-enum class State : uint8_t { kRunnable, kInWarp, kAtBarrier, kReturned };
+enum class State : uint8_t { kRunnable, kInWarp, kAtBarrier, kAtPhase, kReturned };
 
 // A copy into shared memory that its thread has not waited for.
 struct Copy {
@@ -46,6 +46,8 @@ struct Warp {
   uint32_t runnable = 0;  // lanes
   uint32_t waiting = 0;   // lanes inside MeetInWarp
   uint32_t returned = 0;
+  std::deque<std::pair<int64_t, std::function<void()>>> work = {};  // by group
+  int64_t group = 0;                                                // the open one
 };
 
 struct Barrier {
@@ -53,6 +55,16 @@ struct Barrier {
   int expected = 0;  // 0: all that have not returned
   uint32_t arrived_lanes[kMaxWarps] = {};
   std::vector<int> waiting;  // threads
+};
+
+// A barrier in shared memory.
+struct Phases {
+  int arrivals = 0, left = 0;  // of a phase; of the one at hand
+  int64_t announced = 0;       // bytes that it waits for, less those of `copies`
+  uint32_t ended = 0;          // phases
+  std::vector<Copy> copies;
+  SharedMemory::Clocks released, ended_with;  // in the phase at hand; in the last one
+  std::vector<int> waiting;                   // threads
 };
 
 std::string Describe(const SourceLocation& where) {
@@ -94,6 +106,17 @@ class Block {
   void CopyLater(void* to, const void* from, int bytes, const SourceLocation& where);
   void CommitCopies() { ++current().group; }
   void WaitForCopies(int left, const SourceLocation& where);
+  void InitPhases(const void* barrier, int arrivals, const SourceLocation& where);
+  void ArriveAtPhase(const void* barrier, int64_t announced, const SourceLocation& where);
+  void WaitForPhase(const void* barrier, uint32_t parity, const SourceLocation& where);
+  void CopyInPhase(const void* barrier, void* to, const void* from, int bytes,
+                   const SourceLocation& where);
+  void DoLater(std::function<void()> work) {
+    Warp& warp = WarpOf(current_);
+    warp.work.emplace_back(warp.group, std::move(work));
+  }
+  void CommitWork() { ++WarpOf(current_).group; }
+  void FinishWork(int left);
   void Poll(const SourceLocation& where);
   [[noreturn]] void Fail(absl::string_view what, const SourceLocation& where);
 
@@ -108,6 +131,9 @@ class Block {
   int NextRunnable() const;
   std::string Deadlock() const;
   void CheckBarrierUse(int id, int threads, const SourceLocation& where);
+  Phases& PhasesAt(const void* barrier, const SourceLocation& where);
+  void EndPhaseIfComplete(Phases& phases);
+  void Finish(const Copy& copy);
 
   Warp& WarpOf(int thread) { return warps_[thread / kWarpSize]; }
 
@@ -119,6 +145,7 @@ class Block {
   std::vector<Lane> lanes_;
   std::vector<Warp> warps_;
   Barrier barriers_[kBarriers];
+  std::map<const void*, Phases> phases_;
   int current_ = 0;
   int live_ = 0;  // threads that have not returned
   int64_t polls_ = 0;
@@ -142,6 +169,7 @@ Block::Block(const LaunchOptions& options, const Kernel& kernel)
 absl::Status Block::Run(Dimensions block) {
   shared_.BeginBlock();
   for (Barrier& barrier : barriers_) barrier = Barrier();
+  phases_.clear();
   for (int thread = 0; thread < options_.threads; ++thread) {
     Lane& lane = lanes_[thread];
     lane.state = State::kRunnable;
@@ -150,7 +178,7 @@ absl::Status Block::Run(Dimensions block) {
     lane.group = 0;
     lane.fiber.Reset(stacks_.Bottom(thread), stacks_.bytes(), &Block::LaneMain, &lane);
   }
-  for (Warp& warp : warps_) warp = Warp{.runnable = ~0u, .waiting = 0, .returned = 0};
+  for (Warp& warp : warps_) warp = Warp{.runnable = ~0u};
   live_ = options_.threads;
   polls_ = 0;
   current_ = 0;
@@ -354,6 +382,8 @@ std::string Block::Deadlock() const {
       what = absl::StrCat("wait at barrier ", lane.barrier, " (", barrier.arrived, " of ",
                           barrier.expected == 0 ? live_ : barrier.expected, " arrived, ",
                           Describe(lane.where), ")");
+    } else if (lane.state == State::kAtPhase) {
+      what = absl::StrCat("wait for a phase (", Describe(lane.where), ")");
     } else {
       what = absl::StrCat("wait for lanes ", absl::Hex(lane.mask, absl::kZeroPad8),
                           " of their warp at ", Describe(lane.where));
@@ -394,13 +424,89 @@ void Block::WaitForCopies(int left, const SourceLocation& where) {
   while (!copies.empty() && copies.front().group < current().group - left) {
     const Copy copy = copies.front();
     copies.pop_front();
-    shared_.EndCopy(copy.to, copy.bytes);
+    Finish(copy);
     CheckShared(copy.to, copy.bytes, Access::kStore, where);
-    if (copy.from == nullptr) {
-      std::memset(copy.to, 0, static_cast<size_t>(copy.bytes));
-    } else {
-      std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-    }
+  }
+}
+
+void Block::Finish(const Copy& copy) {
+  shared_.EndCopy(copy.to, copy.bytes);
+  if (copy.from == nullptr) {
+    std::memset(copy.to, 0, static_cast<size_t>(copy.bytes));
+  } else {
+    std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+  }
+}
+
+void Block::InitPhases(const void* barrier, int arrivals, const SourceLocation& where) {
+  if (arrivals <= 0) Fail("a barrier in shared memory that nobody arrives at", where);
+  if (phases_.contains(barrier)) Fail("a barrier in shared memory is made twice", where);
+  Phases& phases = phases_[barrier];
+  phases.arrivals = phases.left = arrivals;
+}
+
+Phases& Block::PhasesAt(const void* barrier, const SourceLocation& where) {
+  auto found = phases_.find(barrier);
+  if (found == phases_.end()) Fail("no barrier was made at this address", where);
+  return found->second;
+}
+
+void Block::ArriveAtPhase(const void* barrier, int64_t announced, const SourceLocation& where) {
+  Phases& phases = PhasesAt(barrier, where);
+  // The phase before ends at last.
+  if (phases.left == 0) EndPhaseIfComplete(phases);
+  if (phases.left == 0)
+    Fail("arrives at a phase whose arrivals and bytes are not all there", where);
+  --phases.left;
+  phases.announced += announced;
+  shared_.Release(current_ / kWarpSize, phases.released);
+  if (phases.copies.empty() || !phases.waiting.empty()) EndPhaseIfComplete(phases);
+}
+
+void Block::EndPhaseIfComplete(Phases& phases) {
+  if (phases.left != 0 || phases.announced != 0) return;
+  for (const Copy& copy : phases.copies) Finish(copy);
+  phases.copies.clear();
+  phases.left = phases.arrivals;
+  ++phases.ended;
+  phases.ended_with = std::move(phases.released);
+  phases.released.clear();
+  for (int thread : phases.waiting) Wake(thread);
+  phases.waiting.clear();
+  polls_ = 0;
+}
+
+void Block::WaitForPhase(const void* barrier, uint32_t parity, const SourceLocation& where) {
+  Phases& phases = PhasesAt(barrier, where);
+  if (phases.ended % 2 == parity) EndPhaseIfComplete(phases);
+  while (phases.ended % 2 == parity) {
+    phases.waiting.push_back(current_);
+    current().state = State::kAtPhase;
+    current().where = where;
+    WarpOf(current_).runnable &= ~(1u << current_ % kWarpSize);
+    SwitchAway();
+  }
+  shared_.Acquire(current_ / kWarpSize, phases.ended_with);
+}
+
+void Block::CopyInPhase(const void* barrier, void* to, const void* from, int bytes,
+                        const SourceLocation& where) {
+  Phases& phases = PhasesAt(barrier, where);
+  CheckShared(to, bytes, Access::kStore, where);
+  if (from != nullptr) CheckGlobal(from, bytes, Access::kLoad, where);
+  shared_.BeginCopy(to, bytes);
+  shared_.Release(current_ / kWarpSize, phases.released);
+  phases.copies.push_back({static_cast<std::byte*>(to), from, bytes, 0});
+  phases.announced -= bytes;
+  if (!phases.waiting.empty()) EndPhaseIfComplete(phases);
+}
+
+void Block::FinishWork(int left) {
+  Warp& warp = WarpOf(current_);
+  while (!warp.work.empty() && warp.work.front().first < warp.group - left) {
+    const std::function<void()> work = std::move(warp.work.front().second);
+    warp.work.pop_front();
+    work();
   }
 }
 
@@ -432,6 +538,8 @@ absl::StatusOr<LaunchReport> Launch(const LaunchOptions& options, const Kernel& 
 
 bool InKernel() { return running != nullptr; }
 int CurrentLane() { return running->current_thread() % kWarpSize; }
+int CurrentThread() { return running->current_thread(); }
+std::byte* CurrentShared() { return running->current().place.shared; }
 
 void MeetInWarp(WarpOperation run, void* argument, uint32_t mask, const SourceLocation& where) {
   running->MeetInWarp(run, argument, mask, where);
@@ -456,6 +564,29 @@ void CopyLater(void* to, const void* from, int bytes, const SourceLocation& wher
 }
 void CommitCopies() { running->CommitCopies(); }
 void WaitForCopies(int left, const SourceLocation& where) { running->WaitForCopies(left, where); }
+void InitPhases(const void* barrier, int arrivals, const SourceLocation& where) {
+  running->InitPhases(barrier, arrivals, where);
+}
+void ArriveAtPhase(const void* barrier, int64_t announced, const SourceLocation& where) {
+  running->ArriveAtPhase(barrier, announced, where);
+}
+void WaitForPhase(const void* barrier, uint32_t parity, const SourceLocation& where) {
+  running->WaitForPhase(barrier, parity, where);
+}
+void CopyInPhase(const void* barrier, void* to, const void* from, int bytes,
+                 const SourceLocation& where) {
+  running->CopyInPhase(barrier, to, from, bytes, where);
+}
+void DoLater(std::function<void()> work) { running->DoLater(std::move(work)); }
+void CommitWork(const SourceLocation& where) {
+  running->MeetInWarp([](void* const*, uint32_t) { running->CommitWork(); }, nullptr, ~0u, where);
+}
+void FinishWork(int left, const SourceLocation& where) {
+  int shared_left = left;
+  running->MeetInWarp(
+      [](void* const* lanes, uint32_t) { running->FinishWork(*static_cast<int*>(lanes[0])); },
+      &shared_left, ~0u, where);
+}
 void Poll(const SourceLocation& where) { running->Poll(where); }
 void Fail(absl::string_view what, const SourceLocation& where) { running->Fail(what, where); }
 

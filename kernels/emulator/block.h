@@ -34,7 +34,7 @@ struct Dimensions {
 struct Place {
   int thread = 0;  // in the block
   Dimensions block{0, 0, 0};
-  std::byte* shared = nullptr;  // 128-byte aligned
+  std::byte* shared = nullptr;  // 1024-byte aligned
 };
 
 struct LaunchOptions {
@@ -60,8 +60,10 @@ absl::StatusOr<LaunchReport> Launch(const LaunchOptions& options, const Kernel& 
 // True while a kernel runs on this host thread.
 bool InKernel();
 
-// Lane of the running thread.
+// Lane of the running thread; its number in the block; where the block's shared memory begins.
 int CurrentLane();
+int CurrentThread();
+std::byte* CurrentShared();
 
 // Waits until each lane of `mask` has called this with the same `run`, `mask` and source line, then
 // calls run(arguments, mask) once: arguments[lane] is what that lane gave. INTERNAL if a lane never
@@ -86,6 +88,22 @@ void CheckGlobal(const void* address, int bytes, Access access, const SourceLoca
 void CopyLater(void* to, const void* from, int bytes, const SourceLocation& where);
 void CommitCopies();
 void WaitForCopies(int left, const SourceLocation& where);
+
+// mbarrier: a barrier in shared memory at this address, whose phases end when `arrivals` threads
+// have arrived and all bytes that they announced have come. Waiting returns at once unless the
+// phase at hand has this parity.
+void InitPhases(const void* barrier, int arrivals, const SourceLocation& where);
+void ArriveAtPhase(const void* barrier, int64_t announced, const SourceLocation& where);
+void WaitForPhase(const void* barrier, uint32_t parity, const SourceLocation& where);
+// Announced bytes: like CopyLater, but they come when somebody waits for the phase.
+void CopyInPhase(const void* barrier, void* to, const void* from, int bytes,
+                 const SourceLocation& where);
+
+// wgmma: what a warp does when it waits for it, as late as it may. DoLater by one lane, inside a
+// WarpOperation; groups as those of copies, by all lanes.
+void DoLater(std::function<void()> work);
+void CommitWork(const SourceLocation& where);
+void FinishWork(int left, const SourceLocation& where);
 
 // One turn of a loop that polls memory: lets the others run.
 void Poll(const SourceLocation& where);

@@ -4,8 +4,6 @@
 #include "kernels/emulator/mma_sm70.h"
 
 namespace attnd::emulator {
-namespace {
-
 // Without branches, so that the compiler uses vectors.
 float Widen(HalfKind kind, uint32_t half) {
   if (kind == HalfKind::kBFloat16) return FloatOf(half << 16);
@@ -14,8 +12,6 @@ float Widen(HalfKind kind, uint32_t half) {
   bits = magnitude >= 0x7c00 ? 0x7f800000u | (magnitude & 0x3ff) << 13 : bits;
   return FloatOf(bits | (half & 0x8000u) << 16);
 }
-
-}  // namespace
 
 void Multiply16816(HalfKind kind, Mma16816* const lanes[32]) {
   double a[16][16], b[16][8];

@@ -13,6 +13,8 @@ namespace attnd::emulator {
 
 enum class HalfKind : uint8_t { kFloat16, kBFloat16 };
 
+float Widen(HalfKind kind, uint32_t half);
+
 // What one lane brings; d is also the addend.
 struct Mma16816 {
   float* d;  // [4]

@@ -14,7 +14,7 @@ constexpr int kGranule = 2;  // bytes: the smallest access of a kernel
 constexpr int kBanks = 32;
 constexpr int kWordBytes = 4;
 constexpr int16_t kSeveralLanes = -1;
-constexpr int64_t kAlignment = 128;
+constexpr int64_t kAlignment = 1024;  // of swizzles
 
 const char* NameOf(Access access) {
   return access == Access::kLoad ? "load" : access == Access::kStore ? "store" : "atomic";
@@ -149,10 +149,7 @@ std::string SharedMemory::CheckOrder(int64_t offset, int bytes, Access access, i
 }
 
 void SharedMemory::ArriveAtBarrier(int id, int warp) {
-  for (int w = 0; w < warps_; ++w) {
-    barrier_clocks_[id][w] = std::max(barrier_clocks_[id][w], clocks_[warp][w]);
-  }
-  ++clocks_[warp][warp];
+  Release(warp, barrier_clocks_[id]);
   ++warp_phase_[warp];
 }
 
@@ -160,6 +157,19 @@ void SharedMemory::PassBarrier(int id, int warp) {
   for (int w = 0; w < warps_; ++w) {
     clocks_[warp][w] = std::max(clocks_[warp][w], barrier_clocks_[id][w]);
   }
+}
+
+void SharedMemory::Release(int warp, Clocks& to) {
+  to.resize(static_cast<size_t>(warps_), 0);
+  for (int w = 0; w < warps_; ++w) to[w] = std::max(to[w], clocks_[warp][w]);
+  ++clocks_[warp][warp];
+}
+
+void SharedMemory::Acquire(int warp, const Clocks& from) {
+  for (size_t w = 0; w < from.size(); ++w) {
+    clocks_[warp][w] = std::max(clocks_[warp][w], from[w]);
+  }
+  ++warp_phase_[warp];
 }
 
 void SharedMemory::ResetBarrier(int id) { barrier_clocks_[id].assign(warps_, 0); }

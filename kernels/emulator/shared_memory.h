@@ -53,6 +53,7 @@ class SharedMemory {
 
   SharedMemory(int64_t bytes, int warps, Options options);
 
+  // 1024-byte aligned.
   std::byte* data() { return memory_.data() + pad_; }
   // Forgets contents and order; keeps the bank reports.
   void BeginBlock();
@@ -65,11 +66,16 @@ class SharedMemory {
   void BeginCopy(const void* address, int bytes);
   void EndCopy(const void* address, int bytes);
 
+  using Clocks = std::vector<uint32_t>;  // per warp
   // Order: the lanes of a warp met; a warp arrived at barrier `id`; the barrier opened for it.
   void WarpSynchronised(int warp) { ++warp_phase_[warp]; }
   void ArriveAtBarrier(int id, int warp);
   void PassBarrier(int id, int warp);
   void ResetBarrier(int id);
+  // A lane hands over what its warp did, and one takes it; the other lanes of that warp count as
+  // having met then.
+  void Release(int warp, Clocks& to);
+  void Acquire(int warp, const Clocks& from);
   // Counts the memory instructions that only some lanes reached.
   void EndBlock();
 
@@ -83,8 +89,7 @@ class SharedMemory {
     int16_t warp = 0;
     int16_t lane = 0;  // kSeveralLanes: more than one
   };
-  using Clocks = std::vector<uint32_t>;  // per warp
-  struct Pending {                       // one warp instruction that some lanes have reached
+  struct Pending {  // one warp instruction that some lanes have reached
     uint32_t offsets[kWarpSize];
     uint32_t lanes = 0;
   };

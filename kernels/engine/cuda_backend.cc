@@ -310,7 +310,8 @@ absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
   RETURN_IF_ERROR(transfer.FlushIn());
   RETURN_IF_ERROR(PlaceMasks(masks, *launch, plan));
   RETURN_IF_ERROR(SetRegionsZero(*launch, plan.arena));
-  const std::vector<std::byte> constants = plan.Constants(launch->arena());
+  ASSIGN_OR_RETURN(const std::vector<std::byte> constants,
+                   plan.Constants(launch->arena(), *device_));
   RETURN_IF_ERROR(launch->UploadCopy(launch->arena() + plan.constants_begin, constants.data(),
                                      static_cast<int64_t>(constants.size())));
   ASSIGN_OR_RETURN(const bool ran, RunSlices(*launch, plan, calls, SlicesOf(plan, direction)));

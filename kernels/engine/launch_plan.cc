@@ -7,6 +7,7 @@
 #include "attention/cost.h"
 #include "base/check.h"
 #include "base/round_up.h"
+#include "base/status_macros.h"
 #include "kernels/engine/layout/tile_work.h"
 
 namespace attnd::cuda {
@@ -27,9 +28,27 @@ size_t AddTiles(std::vector<TileWork> tiles, LaunchPlan& plan) {
   return plan.tiles.size() - 1;
 }
 
+// Rows of boxes of Q, K and V, as MapOf numbers them.
+constexpr int kMapsOfPart = kForwardMaps;
+int BoxRows(const KernelRow& row, int map) {
+  return map == kMapOfQ ? row.tile.q_rows : row.tile.kv_rows;
+}
+
+// What a kernel whose blocks stay needs besides.
+void AddStay(const KernelRow& row, LaunchPlan& plan) {
+  if (!row.stays) return;
+  plan.taken_offset = plan.arena.Add("taken", sizeof(uint32_t), RegionUse::kZeroed);
+  plan.stays = row;
+}
+
 // The arena's end, after the calls' tensors.
 void AddConstants(LaunchPlan& plan) {
   plan.constants_begin = plan.arena.bytes();
+  if (plan.stays) {
+    plan.maps_offset = plan.arena.Add(
+        "maps", static_cast<int64_t>(plan.parts.size() * kMapsOfPart * sizeof(TensorMap)),
+        RegionUse::kInput);
+  }
   for (CallLayout& layout : plan.layouts) LayOutConstants(layout, plan.arena);
   plan.problems_offset = plan.arena.Add(
       "problems", static_cast<int64_t>(plan.parts.size() * sizeof(ProblemDesc)), RegionUse::kInput);
@@ -120,6 +139,7 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
     if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kForward);
   }
   AddMaskTiles(kernels.mask_tiles, plan);
+  AddStay(kernels.forward, plan);
   const Tile& tile = kernels.forward.tile;
   AddMain(
       kernels.forward, ForwardTiles(problems, plan.parts, tile, masks), tile.q_rows, masks,
@@ -168,7 +188,8 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
   return plan;
 }
 
-std::vector<std::byte> LaunchPlan::Constants(uint64_t arena_address) const {
+absl::StatusOr<std::vector<std::byte>> LaunchPlan::Constants(uint64_t arena_address,
+                                                             const KernelDevice& device) const {
   std::vector<std::byte> image(static_cast<size_t>(arena.bytes() - constants_begin));
   auto put = [&](int64_t offset, const void* from, size_t bytes) {
     if (bytes == 0) return;
@@ -182,7 +203,18 @@ std::vector<std::byte> LaunchPlan::Constants(uint64_t arena_address) const {
     put(at.sequences, sequences.data(), sequences.size() * sizeof(SequenceDesc));
   }
   for (size_t n = 0; n < parts.size(); ++n) {
-    const ProblemDesc desc = Describe(layouts[parts[n].call], parts[n], arena_address);
+    ProblemDesc desc = Describe(layouts[parts[n].call], parts[n], arena_address);
+    if (stays) {
+      const int64_t offset =
+          maps_offset + static_cast<int64_t>(n * kMapsOfPart * sizeof(TensorMap));
+      desc.maps = reinterpret_cast<const TensorMap*>(arena_address + offset);
+      for (int map = 0; map < kMapsOfPart; ++map) {
+        ASSIGN_OR_RETURN(
+            const TensorMap encoded,
+            device.Encode(BoxOf(*layouts[parts[n].call].problem, desc, map, BoxRows(*stays, map))));
+        put(offset + static_cast<int64_t>(map * sizeof(encoded)), &encoded, sizeof(encoded));
+      }
+    }
     put(problems_offset + static_cast<int64_t>(n * sizeof(desc)), &desc, sizeof(desc));
   }
   for (size_t n = 0; n < tiles.size(); ++n) {
@@ -209,6 +241,10 @@ std::vector<KernelStep> LaunchPlan::Slice(uint64_t arena_address, int slice, int
     params.tiles =
         reinterpret_cast<const TileWork*>(arena_address + tile_offsets[kernel.tiles]) + begin;
     params.tile_count = static_cast<int32_t>(end - begin);
+    if (kernel.row.stays) {
+      params.taken = reinterpret_cast<uint32_t*>(arena_address + taken_offset);
+      params.taken_before = static_cast<uint32_t>(begin);
+    }
     steps.push_back({kernel.row, params});
   }
   return steps;
@@ -228,7 +264,9 @@ int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels, const
   LayOutConstants(layout, arena);
   const int64_t tiles =
       p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows) + MaskLineCount(layout);
-  return arena.bytes() + ConstantBytes(p, travel, tiles, 3);
+  const int64_t maps =
+      kernels.forward.stays ? kMapsOfPart * sizeof(TensorMap) + kRegionAlignment : 0;
+  return arena.bytes() + ConstantBytes(p, travel, tiles, 3) + maps;
 }
 
 int64_t KeptForwardBytes(const Problem& p, Travel travel) {

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/engine/device/kernel_device.h"
 #include "kernels/engine/layout/descriptors.h"
@@ -31,17 +33,21 @@ struct LaunchPlan {
   std::vector<std::vector<TileWork>> tiles;
   std::vector<int64_t> tile_offsets;  // in the arena
   int64_t problems_offset = 0;        // of the descriptors
+  int64_t maps_offset = -1;           // of the main kernel's tensor maps, if it has some
+  int64_t taken_offset = -1;          // LaunchParams::taken
   int64_t constants_begin = 0;        // sequences, slopes, descriptors, tiles: to the arena's end
   std::vector<PlannedKernel> kernels;
-  double flops = 0;  // at most: what bool masks empty is counted
+  std::optional<KernelRow> stays;  // the main kernel, if its blocks stay
+  double flops = 0;                // at most: what bool masks empty is counted
   bool has_bool_masks = false;
 
   absl::Span<Part> PartsOfCall(size_t call) {
     return absl::MakeSpan(parts).subspan(first_part[call], first_part[call + 1] - first_part[call]);
   }
   // What stands in [constants_begin, arena.bytes()), for an arena at this address. After the
-  // parts' exponents are known.
-  std::vector<std::byte> Constants(uint64_t arena_address) const;
+  // parts' exponents are known. `device` encodes maps.
+  absl::StatusOr<std::vector<std::byte>> Constants(uint64_t arena_address,
+                                                   const KernelDevice& device) const;
   // The kernels of slice `slice` of `slices`: those before the main one go with the first, those
   // after it with the last.
   std::vector<KernelStep> Slice(uint64_t arena_address, int slice, int slices) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
@@ -21,7 +22,8 @@ bool HasMask(const Problem& p) { return p.bool_mask.has_value() || p.mask != nul
 
 int64_t HeadDim(const Problem& p) { return std::max(p.qk_head_dim, p.v_head_dim); }
 
-// The narrowest row that can; in float16 accumulation only if asked for and built.
+// The narrowest row of the newest architecture that can; in float16 accumulation only if asked for
+// and built.
 template <class Fits>
 std::optional<KernelRow> Narrowest(absl::Span<const KernelRow> rows, const Problem& p,
                                    const Fits& fits) {
@@ -30,9 +32,10 @@ std::optional<KernelRow> Narrowest(absl::Span<const KernelRow> rows, const Probl
   for (const KernelRow& row : rows) {
     if (row.head_dim < HeadDim(p) || !fits(row)) continue;
     if (row.half_accumulate && !wants_half) continue;
-    bool better = !best || row.head_dim < best->head_dim ||
-                  (row.head_dim == best->head_dim && row.half_accumulate && !best->half_accumulate);
-    if (better) best = row;
+    const auto rank = [](const KernelRow& r) {
+      return std::tuple(-static_cast<int>(r.architecture), r.head_dim, !r.half_accumulate);
+    };
+    if (!best || rank(row) < rank(*best)) best = row;
   }
   return best;
 }

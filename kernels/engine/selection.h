@@ -1,5 +1,4 @@
-// Selection: from a Problem to the kernels that compute it, among a device's rows (of one
-// architecture).
+// Selection: from a Problem to the kernels that compute it, among a device's rows.
 // Errors: UNIMPLEMENTED naming the field and what would work. Pure functions; any thread.
 #pragma once
 

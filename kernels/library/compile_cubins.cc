@@ -1,10 +1,10 @@
-// compile_cubins: the build's kernel compiler. Compiles every shipped row of one architecture for
-// one target and writes a KernelArchive; prints registers, shared bytes and spills of each.
+// compile_cubins: the build's kernel compiler. Compiles every shipped row of the GPUs of one
+// compute capability for them and writes a KernelArchive; prints registers, shared bytes and spills
+// of each.
 //
-//     compile_cubins --nvrtc libnvrtc.so.12 --architecture sm70 --target sm_70 --out kernels.cubins
-//                    [--jobs N] [--only S]
+//     compile_cubins --nvrtc libnvrtc.so.12 --gpu 70 --out kernels.cubins [--jobs N]
 //
-// --only compiles the rows whose name contains S. Exit code 1, with the compiler's log, when a row
+// Exit code 1, with the compiler's log, when a row
 // does not compile, or spills more than its table explains on its own target. Rows are compiled by
 // processes of their own: the compiler takes one at a time.
 #include <sys/wait.h>
@@ -19,7 +19,6 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/read_file.h"
@@ -28,10 +27,8 @@
 #include "kernels/tiles.h"
 
 ABSL_FLAG(std::string, nvrtc, "", "the compiler's shared library");
-ABSL_FLAG(std::string, architecture, "", "whose rows of the kernel table");
-ABSL_FLAG(std::string, target, "", "architecture of the machine code");
+ABSL_FLAG(int, gpu, 0, "compute capability, 70: 7.0");
 ABSL_FLAG(std::string, out, "", "archive to write");
-ABSL_FLAG(std::string, only, "", "compile only rows whose name contains this");
 ABSL_FLAG(int, jobs, 2, "processes at a time");
 
 namespace attnd {
@@ -51,7 +48,7 @@ bool WriteFile(const std::string& path, const std::string& bytes) {
 
 // In a process of its own: the exit code.
 int CompileOne(const Job& job) {
-  const std::string target = absl::GetFlag(FLAGS_target);
+  const std::string target = TargetOf(absl::GetFlag(FLAGS_gpu));
   auto nvrtc = Nvrtc::Load(absl::GetFlag(FLAGS_nvrtc));
   if (!nvrtc.ok()) {
     std::cerr << nvrtc.status().message() << "\n";
@@ -98,7 +95,8 @@ bool CompileAll(std::vector<Job>& jobs) {
 
 // Whether the table explains what a kernel spills; registers of other targets are not tuned for.
 bool IsExplained(const KernelRow& row, const ArchivedKernel& kernel) {
-  const bool is_own_target = absl::GetFlag(FLAGS_target) == InfoOf(row.architecture).target;
+  const bool is_own_target =
+      absl::GetFlag(FLAGS_gpu) == InfoOf(row.architecture).compute_capability;
   if (!is_own_target || kernel.spill_bytes <= row.spill_bytes) return true;
   std::cerr << kernel.name << ": spills " << kernel.spill_bytes << " bytes, explained are "
             << row.spill_bytes << " (kernels/tiles.cc)\n";
@@ -108,14 +106,13 @@ bool IsExplained(const KernelRow& row, const ArchivedKernel& kernel) {
 int Main() {
   const std::string out = absl::GetFlag(FLAGS_out);
   std::vector<Job> jobs;
-  for (const KernelRow& row : KernelRows()) {
-    if (absl::GetFlag(FLAGS_architecture) != InfoOf(row.architecture).name) continue;
-    if (!row.shipped || !absl::StrContains(NameOf(row), absl::GetFlag(FLAGS_only))) continue;
+  for (const KernelRow& row : KernelRowsOfGpu(absl::GetFlag(FLAGS_gpu))) {
+    if (!row.shipped) continue;
     jobs.push_back({row, absl::StrCat(out, ".", jobs.size()), 0});
   }
   bool ok = CompileAll(jobs);
   KernelArchive all;
-  all.target = absl::GetFlag(FLAGS_target);
+  all.target = TargetOf(absl::GetFlag(FLAGS_gpu));
   std::vector<std::string> files;
   files.reserve(jobs.size());  // the archives point into them
   for (const Job& job : jobs) {

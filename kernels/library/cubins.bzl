@@ -1,20 +1,15 @@
-"""cubins: the kernels of one architecture as machine code for one target."""
+"""cubins: the kernels of one kind of GPU as machine code."""
 
-def cubins(target, architecture, only = "", **kwargs):
-    """cubins_TARGET, the archive kernels_TARGET.cubins.
+def cubins(gpu):
+    """cubins_GPU, the archive kernels_GPU.cubins: all that are shipped for it.
 
     Args:
-      target: the GPUs that run it, "sm_90". Code of an earlier architecture runs there too, exactly but slowly.
-      architecture: whose rows of kernels/tiles.cc, "sm70".
-      only: part of the names of those rows; empty: all that are shipped.
-      **kwargs: of the genrule.
+      gpu: compute capability, "80". Later GPUs of its generation run the code too.
     """
     native.genrule(
-        name = "cubins_" + target,
+        name = "cubins_" + gpu,
         srcs = ["@nvidia//:nvrtc_libraries"],
-        outs = ["kernels_%s.cubins" % target],
-        cmd = "$(location :compile_cubins) --architecture=%s --target=%s --only=%s" % (architecture, target, only) +
-              " --out=$@ --nvrtc=$$(ls $(SRCS) | grep 'libnvrtc.so')",
+        outs = ["kernels_%s.cubins" % gpu],
+        cmd = "$(location :compile_cubins) --gpu=%s --out=$@ --nvrtc=$$(ls $(SRCS) | grep 'libnvrtc.so')" % gpu,
         exec_tools = [":compile_cubins"],
-        **kwargs
     )

@@ -1,9 +1,9 @@
 #include "kernels/library/embedded_kernels.h"
 
 extern "C" {
-extern const char attnd_kernels_sm_70[], attnd_kernels_sm_70_end[];
-extern const char attnd_kernels_sm_80[], attnd_kernels_sm_80_end[];
-extern const char attnd_kernels_sm_90[], attnd_kernels_sm_90_end[];
+extern const char attnd_kernels_70[], attnd_kernels_70_end[];
+extern const char attnd_kernels_80[], attnd_kernels_80_end[];
+extern const char attnd_kernels_90[], attnd_kernels_90_end[];
 }
 
 namespace attnd {
@@ -16,9 +16,9 @@ absl::string_view Between(const char* begin, const char* end) {
 }  // namespace
 
 std::vector<absl::string_view> EmbeddedKernelArchives() {
-  return {Between(attnd_kernels_sm_70, attnd_kernels_sm_70_end),
-          Between(attnd_kernels_sm_80, attnd_kernels_sm_80_end),
-          Between(attnd_kernels_sm_90, attnd_kernels_sm_90_end)};
+  return {Between(attnd_kernels_70, attnd_kernels_70_end),
+          Between(attnd_kernels_80, attnd_kernels_80_end),
+          Between(attnd_kernels_90, attnd_kernels_90_end)};
 }
 
 }  // namespace attnd

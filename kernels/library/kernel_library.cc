@@ -12,6 +12,7 @@ namespace {
 // 70 of "sm_70"; 0 for what no GPU is called.
 int NumberOf(absl::string_view target) {
   int number = 0;
+  absl::ConsumeSuffix(&target, "a");
   return absl::ConsumePrefix(&target, "sm_") && absl::SimpleAtoi(target, &number) ? number : 0;
 }
 
@@ -21,8 +22,7 @@ absl::StatusOr<std::unique_ptr<KernelLibrary>> KernelLibrary::Create(
     const Driver& driver, int major, int minor, const std::vector<absl::string_view>& archives,
     const Options& options) {
   const int own = major * 10 + minor;
-  auto library =
-      std::unique_ptr<KernelLibrary>(new KernelLibrary(driver, absl::StrCat("sm_", own), options));
+  auto library = std::unique_ptr<KernelLibrary>(new KernelLibrary(driver, TargetOf(own), options));
   for (absl::string_view bytes : archives) {
     ASSIGN_OR_RETURN(KernelArchive archive, ParseKernelArchive(bytes));
     const int number = NumberOf(archive.target);

@@ -47,7 +47,8 @@ std::string Sm70Expression(const KernelRow& row) {
   }
 }
 
-std::string Sm80Expression(const KernelRow& row) {
+// Of sm80 and later.
+std::string HalvesExpression(const KernelRow& row) {
   const std::string tile = TileExpression(row.tile);
   const char* math = row.element == ElementType::kBFloat16 ? "BFloat16Math" : "HalfMath";
   switch (row.kind) {
@@ -78,7 +79,7 @@ std::string KernelExpression(const KernelRow& row) {
       return absl::StrCat("attnd::BiasGradientKernel<attnd::",
                           row.element == ElementType::kBFloat16 ? "BFloat16" : "Float16", ">");
     default:
-      return row.architecture == Architecture::kSm70 ? Sm70Expression(row) : Sm80Expression(row);
+      return row.architecture == Architecture::kSm70 ? Sm70Expression(row) : HalvesExpression(row);
   }
 }
 

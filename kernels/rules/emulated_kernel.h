@@ -8,15 +8,16 @@
 namespace attnd {
 
 struct EmulatedKernel {
-  void (*run)(const LaunchParams& params, const emulator::Place& at) = nullptr;  // null: none
+  void (*run)(const LaunchParams& params, const emulator::Place& at,
+              int blocks) = nullptr;  // null: none
   int threads = 0;
   int64_t shared_bytes = 0;
 };
 
 template <class Kernel>
 EmulatedKernel EmulatedEntry() {
-  auto run = [](const LaunchParams& params, const emulator::Place& at) {
-    Kernel::Run(params, ThreadIndex{at.thread, static_cast<int>(at.block.x)},
+  auto run = [](const LaunchParams& params, const emulator::Place& at, int blocks) {
+    Kernel::Run(params, ThreadIndex{at.thread, static_cast<int>(at.block.x), blocks},
                 *reinterpret_cast<typename Kernel::Shared*>(at.shared));
   };
   return {run, Kernel::kThreads, sizeof(typename Kernel::Shared)};

@@ -3,7 +3,8 @@
 // host, read by every architecture's kernels and by the emulator. Device pointers on a device, host
 // pointers in the emulator.
 //
-// Launch     grid.x = tile_count, block b works on tiles[b]; or fewer blocks, each of which takes the
+// Launch     grid.x = tile_count, block b works on tiles[b]; or fewer blocks, each of which takes
+// the
 //            next tile until there is none. A tile's result depends on its problem alone. Longest
 //            tiles first (any order is right).
 // Rows       of Q, K, V, O and their gradients start 16-byte aligned and hold whole 16-byte chunks
@@ -83,10 +84,18 @@ struct TileLists {
   LaneOrder lanes;               // of the kernels that read them
 };
 
-// A tensor of four dimensions (columns, rows, heads, entries) and a box of it, as the driver encodes
-// them for the kernels that load by boxes.
+// A tensor of four dimensions (columns, rows, heads, entries) and a box of it, as the driver
+// encodes them for the kernels that load by boxes.
 struct alignas(64) TensorMap {
   uint64_t words[16];
+};
+// What a map says. Boxes have 64 columns; what lies outside the tensor comes as zeros. The
+// emulator's maps hold just this.
+struct RowsBox {
+  uint64_t address;
+  int64_t columns, rows, heads, entries;
+  int64_t row_bytes, head_bytes, entry_bytes;  // multiples of 16
+  int32_t box_rows;
 };
 enum MapOf : int32_t { kMapOfQ, kMapOfK, kMapOfV, kForwardMaps };
 

@@ -21,15 +21,6 @@
 namespace attnd::cuda {
 namespace {
 
-// The newest kernels that a GPU of this compute capability (70: 7.0) runs; null: none.
-const ArchitectureInfo* ArchitectureFor(int compute_capability) {
-  const ArchitectureInfo* newest = nullptr;
-  for (const ArchitectureInfo& info : Architectures()) {
-    if (info.compute_capability <= compute_capability) newest = &info;
-  }
-  return newest;
-}
-
 // Launches may hold this share of the pool, and masks that one: the rest is for rounding and for
 // gaps between them.
 constexpr double kLaunchShare = 0.88, kMaskShare = 0.02;
@@ -75,6 +66,9 @@ class DriverDevice final : public KernelDevice {
 
   const BackendInfo& info() const override { return info_; }
   const std::vector<KernelRow>& rows() const override { return rows_; }
+  absl::StatusOr<TensorMap> Encode(const RowsBox& box) const override {
+    return EncodeTensorMap(*driver_, box);
+  }
   absl::Status Check(const KernelRow& row) const override {
     absl::MutexLock lock(&library_mutex_);
     return library_->Check(row);
@@ -105,7 +99,7 @@ class DriverDevice final : public KernelDevice {
   absl::Status Start();
   absl::Status StartMemory();
   absl::Status LoadKernels();
-  void Describe(const DeviceIdentity& identity, const ArchitectureInfo& kernels);
+  void Describe(const DeviceIdentity& identity);
 
   // Passes a status on; one that means a lost context is remembered and marked.
   absl::Status Seen(absl::Status status) {
@@ -142,6 +136,7 @@ class DriverDevice final : public KernelDevice {
   BackendInfo info_;
   std::vector<KernelRow> rows_;
   int64_t total_bytes_ = 0, mask_bytes_ = 0;
+  int multiprocessors_ = 0;
   Stream upload_, compute_, download_;
   MemoryPool pool_;
   std::vector<Slot> slots_;
@@ -335,8 +330,10 @@ absl::Status DriverLaunch::EnqueueStep(const KernelStep& step) {
   ASSIGN_OR_RETURN(LoadedKernel kernel, device_.Kernel(step.row));
   LaunchParams params = step.params;
   void* arguments[] = {&params};
+  const int blocks =
+      step.row.stays ? std::min(params.tile_count, device_.multiprocessors_) : params.tile_count;
   return compute.Launch(kernel.function,
-                        {.blocks = static_cast<uint32_t>(params.tile_count),
+                        {.blocks = static_cast<uint32_t>(blocks),
                          .threads = static_cast<uint32_t>(kernel.threads),
                          .shared_bytes = static_cast<uint32_t>(kernel.shared_bytes)},
                         arguments);
@@ -482,8 +479,8 @@ absl::Status DriverDevice::Start() {
         absl::StrCat("device ", options_.ordinal, ": the driver sees ", count, " GPUs"));
   }
   ASSIGN_OR_RETURN(const DeviceIdentity identity, driver_->Identify(options_.ordinal));
-  const ArchitectureInfo* kernels = ArchitectureFor(identity.major * 10 + identity.minor);
-  if (kernels == nullptr || !identity.has_memory_pools) {
+  rows_ = KernelRowsOfGpu(identity.major * 10 + identity.minor);
+  if (rows_.empty() || !identity.has_memory_pools) {
     const int least = Architectures().front().compute_capability;
     return absl::FailedPreconditionError(absl::StrCat(
         identity.name, " has compute capability ", identity.major, ".", identity.minor,
@@ -497,13 +494,12 @@ absl::Status DriverDevice::Start() {
   ASSIGN_OR_RETURN(library_, KernelLibrary::Create(*driver_, identity.major, identity.minor,
                                                    EmbeddedKernelArchives(),
                                                    {.cache_directory = options_.kernel_cache}));
-  Describe(identity, *kernels);
+  Describe(identity);
   RETURN_IF_ERROR(LoadKernels());
   return StartMemory();
 }
 
-void DriverDevice::Describe(const DeviceIdentity& identity, const ArchitectureInfo& kernels) {
-  rows_ = KernelRowsOf(kernels.architecture);
+void DriverDevice::Describe(const DeviceIdentity& identity) {
   info_.backend = "cuda";
   info_.device = identity.name;
   info_.architecture = absl::StrCat("sm_", identity.major, identity.minor);
@@ -512,11 +508,13 @@ void DriverDevice::Describe(const DeviceIdentity& identity, const ArchitectureIn
   info_.pci_bus_id = identity.pci_bus_id;
   info_.launches = options_.launches;
   total_bytes_ = identity.memory_bytes;
-  // Volta: 1024 operations a clock on each multiprocessor's tensor cores, half of them reached.
-  // Newer GPUs emulate the instruction: a fiftieth of that.
-  const double peak = 1024.0 * identity.multiprocessors * 1e3 * identity.clock_khz;
-  const bool is_own = identity.major == kernels.compute_capability / 10;
-  info_.flops_per_second = is_own ? 0.5 * peak : 0.02 * peak;
+  multiprocessors_ = identity.multiprocessors;
+  // Operations a clock of each multiprocessor's tensor cores, half of them reached: 1024 of Volta's
+  // and of those of gaming GPUs, 2048 of the A100's, 4096 of the H100's.
+  const double operations = identity.major == 9                          ? 4096
+                            : identity.major == 8 && identity.minor == 0 ? 2048
+                                                                         : 1024;
+  info_.flops_per_second = 0.5 * operations * identity.multiprocessors * 1e3 * identity.clock_khz;
 }
 
 // A module is loaded with memory and a wait of its own: never on the way of a request.

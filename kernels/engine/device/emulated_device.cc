@@ -12,6 +12,7 @@
 #include "base/status_macros.h"
 #include "kernels/sm70/emulated_kernels.h"
 #include "kernels/sm80/emulated_kernels.h"
+#include "kernels/sm90/emulated_kernels.h"
 
 namespace attnd::cuda {
 namespace {
@@ -19,6 +20,7 @@ namespace {
 using emulator::Contents;
 
 constexpr int64_t kArenaAlignment = 256;  // as a GPU's
+constexpr int kStayingBlocks = 2;
 
 EmulatedKernel FindKernel(const KernelRow& row) {
   switch (row.architecture) {
@@ -26,12 +28,14 @@ EmulatedKernel FindKernel(const KernelRow& row) {
       return sm70::FindEmulatedKernel(row);
     case Architecture::kSm80:
       return sm80::FindEmulatedKernel(row);
+    case Architecture::kSm90:
+      return sm90::FindEmulatedKernel(row);
   }
   return {};
 }
 
 std::vector<KernelRow> EmulatedRows(Architecture architecture) {
-  std::vector<KernelRow> rows = KernelRowsOf(architecture);
+  std::vector<KernelRow> rows = KernelRowsOfGpu(InfoOf(architecture).compute_capability);
   std::erase_if(rows, [](const KernelRow& row) { return FindKernel(row).run == nullptr; });
   return rows;
 }
@@ -111,14 +115,17 @@ class EmulatedLaunch final : public DeviceLaunch {
     const EmulatedKernel kernel = FindKernel(step.row);
     CHECK(kernel.run != nullptr) << NameOf(step.row);
     emulator::LaunchOptions launch;
-    launch.grid.x = static_cast<uint32_t>(step.params.tile_count);
+    // Few enough that blocks that stay have several tiles, and enough that several take them.
+    const int blocks =
+        step.row.stays ? std::min(step.params.tile_count, kStayingBlocks) : step.params.tile_count;
+    launch.grid.x = static_cast<uint32_t>(blocks);
     launch.threads = kernel.threads;
     launch.shared_bytes = kernel.shared_bytes;
     launch.memory = &global_;
     launch.shared = options_.shared;
     auto start = std::chrono::steady_clock::now();
-    auto report =
-        emulator::Launch(launch, [&](const emulator::Place& at) { kernel.run(step.params, at); });
+    auto report = emulator::Launch(
+        launch, [&](const emulator::Place& at) { kernel.run(step.params, at, blocks); });
     times_.kernel +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!report.ok()) {
@@ -142,13 +149,19 @@ class EmulatedDevice final : public KernelDevice {
       : options_(options), rows_(EmulatedRows(options.architecture)) {
     info_.backend = "cuda";
     info_.device = "emulator";
-    info_.architecture = InfoOf(options.architecture).target;
+    info_.architecture = TargetOf(InfoOf(options.architecture).compute_capability);
     info_.memory_bytes = int64_t{1} << 30;
     info_.flops_per_second = 1e8;
   }
 
   const BackendInfo& info() const override { return info_; }
   const std::vector<KernelRow>& rows() const override { return rows_; }
+  absl::StatusOr<TensorMap> Encode(const RowsBox& box) const override {
+    TensorMap map = {};
+    static_assert(sizeof(box) <= sizeof(map));
+    std::memcpy(&map, &box, sizeof(box));
+    return map;
+  }
   absl::Status Check(const KernelRow& row) const override {
     if (FindKernel(row).run != nullptr) return absl::OkStatus();
     return absl::UnimplementedError(absl::StrCat("the emulator lacks ", NameOf(row)));

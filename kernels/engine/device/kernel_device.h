@@ -101,8 +101,10 @@ class KernelDevice {
  public:
   virtual ~KernelDevice() = default;
   virtual const BackendInfo& info() const = 0;
-  // Of the kernel table, all of one architecture: what calls are made of here.
+  // Of the kernel table: what calls are made of here.
   virtual const std::vector<KernelRow>& rows() const = 0;
+  // As the kernels of this device read it.
+  virtual absl::StatusOr<TensorMap> Encode(const RowsBox& box) const = 0;
   // OK where Run can run this row, else UNIMPLEMENTED saying what is missing.
   virtual absl::Status Check(const KernelRow& row) const = 0;
   // An arena at least as long as the regions, contents arbitrary.

@@ -210,6 +210,21 @@ std::vector<SequenceDesc> SequencesOf(const Problem& p, Travel travel) {
   return sequences;
 }
 
+RowsBox BoxOf(const Problem& p, const ProblemDesc& desc, int map, int box_rows) {
+  const bool is_q = map == kMapOfQ;
+  const RowTensor& t = is_q ? desc.q : map == kMapOfK ? desc.k : desc.v;
+  const int bytes = 2;  // of an element
+  return {.address = reinterpret_cast<uint64_t>(t.data),
+          .columns = (map == kMapOfV ? desc.v_chunks : desc.qk_chunks) * kChunk,
+          .rows = is_q ? p.q_len : p.kv_len,
+          .heads = is_q ? desc.q_heads : desc.kv_heads,
+          .entries = IsPacked(p.layout) ? 1 : desc.batch_count,
+          .row_bytes = t.row_stride * bytes,
+          .head_bytes = t.head * bytes,
+          .entry_bytes = t.batch * bytes,
+          .box_rows = box_rows};
+}
+
 ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
   const Problem& p = *at.problem;
   const Origin from = OriginOf(p, part);

@@ -40,5 +40,7 @@ std::vector<SequenceDesc> SequencesOf(const Problem& problem, Travel travel = Tr
 
 // `arena` is the arena's device address.
 ProblemDesc Describe(const CallLayout& layout, const Part& part, uint64_t arena);
+// What tensor map `map` (MapOf) of this part says, whose description is `desc`.
+RowsBox BoxOf(const Problem& problem, const ProblemDesc& desc, int map, int box_rows);
 
 }  // namespace attnd::cuda

@@ -1,0 +1,31 @@
+#include "kernels/sm90/emulated_kernels.h"
+
+#include "kernels/sm90/forward.h"
+
+namespace attnd::sm90 {
+namespace {
+
+template <class Math, Tile kTile, class Rule>
+EmulatedKernel ForwardScoring(const KernelRow& row) {
+  return row.dropout ? EmulatedEntry<ForwardKernel<Math, kTile, Rule, PhiloxDropout>>()
+                     : EmulatedEntry<ForwardKernel<Math, kTile, Rule, NoDropout>>();
+}
+template <class Math, Tile kTile>
+EmulatedKernel Forward(const KernelRow& row) {
+  if (row.general) return ForwardScoring<Math, kTile, GeneralScores>(row);
+  return row.listed ? ForwardScoring<Math, kTile, ListedScores>(row)
+                    : ForwardScoring<Math, kTile, LinearScores>(row);
+}
+
+}  // namespace
+
+EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
+  // One head dimension of each form: each kernel costs the compiler seconds.
+  static constexpr Tile kNarrow = {192, 128, 64, 1}, kWide = {128, 128, 128, 1};
+  const bool is_half = row.element == ElementType::kFloat16;
+  if (is_half && row.head_dim == 64) return Forward<HalfMath, kNarrow>(row);
+  if (!is_half && row.head_dim == 128) return Forward<BFloat16Math, kWide>(row);
+  return {};
+}
+
+}  // namespace attnd::sm90
