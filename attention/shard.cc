@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "attention/masks/mask_description.h"
-
 namespace attnd {
 namespace {
 
@@ -111,9 +109,8 @@ MaskOrigin OriginOf(const Problem& whole, const ShardRange& r, int64_t head_begi
   MaskOrigin origin = whole.mask_origin;
   origin.row_begin += r.row_begin;
   origin.key_begin += r.key_begin;
-  const MaskExtents& extents = whole.mask->spec().extents;  // 0: the same for all of them
-  if (extents.batch != 0) origin.batch_begin += r.batch_begin;
-  if (extents.q_heads != 0) origin.head_begin += head_begin;
+  origin.batch_begin += r.batch_begin;
+  origin.head_begin += head_begin;
   return origin;
 }
 

@@ -17,6 +17,7 @@
 #include "client/call/lease_book.h"
 #include "client/call/logical_call.h"
 #include "client/call/message_limits.h"
+#include "client/call/problem_to_proto.h"
 #include "client/call/residual_state.h"
 #include "client/call/shared_memory.h"
 #include "client/call/unary_call.h"
@@ -109,6 +110,34 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& reply, const std::string& 
                             static_cast<int>(d.threads())});
   }
   return info;
+}
+
+absl::StatusOr<MaskReport> FromProto(const v1::CompileMaskResponse& reply) {
+  MaskReport report;
+  if (reply.id().size() != report.id.size()) {
+    return absl::DataLossError(
+        absl::StrCat("reply.id: expected ", report.id.size(), " bytes, got ", reply.id().size()));
+  }
+  absl::c_copy(reply.id(), report.id.begin());
+  report.bytes_held = static_cast<int64_t>(reply.bytes_held());
+  report.visible = static_cast<int64_t>(reply.visible());
+  report.empty_rows = static_cast<int64_t>(reply.empty_rows());
+  for (const v1::MaskOnDevice& d : reply.device()) {
+    report.devices.push_back(
+        {.device = d.device(),
+         .kernel_forward = d.kernel_forward(),
+         .kernel_backward = d.kernel_backward(),
+         .reason = d.reason(),
+         .tile_rows = d.tile_rows(),
+         .tile_keys = d.tile_keys(),
+         .tiles = static_cast<int64_t>(d.tiles()),
+         .tiles_full = static_cast<int64_t>(d.tiles_full()),
+         .tiles_partial = static_cast<int64_t>(d.tiles_partial()),
+         .distinct_bitmaps = static_cast<int64_t>(d.distinct_bitmaps()),
+         .plan_bytes = static_cast<int64_t>(d.plan_bytes()),
+         .compile_nanoseconds = static_cast<int64_t>(d.compile_nanoseconds())});
+  }
+  return report;
 }
 
 // A region belongs to one daemon, so several replicas share none.
@@ -252,6 +281,22 @@ class AttentionClient::Impl {
     RETURN_IF_ERROR(CheckAddress(address));
     ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
     return CallHealthCheck(core_, address, deadline, options);
+  }
+
+  absl::StatusOr<MaskReport> CompileMask(const Problem& problem, int address,
+                                         const CallOptions& options) {
+    RETURN_IF_ERROR(Validate(problem));
+    if (problem.mask == nullptr) {
+      return absl::InvalidArgumentError("problem.mask: expected a mask, got none");
+    }
+    RETURN_IF_ERROR(CheckAddress(address));
+    ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
+    v1::CompileMaskRequest request;
+    *request.mutable_problem() = ToProto(problem);
+    v1::CompileMaskResponse reply;
+    RETURN_IF_ERROR(CallUnary(core_, address, "/attnd.v1.Attention/CompileMask",
+                              request.SerializeAsString(), deadline, options, reply));
+    return FromProto(reply);
   }
 
  private:
@@ -455,6 +500,11 @@ absl::StatusOr<ServerInfo> AttentionClient::GetServerInfo(int address_index,
 
 absl::StatusOr<Health> AttentionClient::CheckHealth(int address_index, const CallOptions& options) {
   return impl_->CheckHealth(address_index, options);
+}
+
+absl::StatusOr<MaskReport> AttentionClient::CompileMask(const Problem& problem, int address_index,
+                                                        const CallOptions& options) {
+  return impl_->CompileMask(problem, address_index, options);
 }
 
 absl::StatusOr<std::shared_ptr<std::byte>> AttentionClient::Allocate(int64_t bytes) {

@@ -131,11 +131,7 @@ absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskDescription::Make(con
                                                                              const MaskCall& call) {
   RETURN_IF_ERROR(ValidateMask(spec, call));
   MaskSpec whole = spec;
-  MaskExtents& extents = whole.extents;
-  if (extents.batch == 0) extents.batch = call.batch;
-  if (extents.q_heads == 0) extents.q_heads = call.q_heads;
-  if (extents.rows == 0) extents.rows = call.rows;
-  if (extents.keys == 0) extents.keys = call.keys;
+  whole.extents = ResolvedExtents(spec, call);
   return std::shared_ptr<const MaskDescription>(new MaskDescription(CanonicalMask(whole)));
 }
 

@@ -31,6 +31,10 @@ using MaskId = std::array<uint8_t, 32>;
 // Reads each entry once and allocates by the number of patterns only.
 absl::Status ValidateMask(const MaskSpec& spec, const MaskCall& call);
 
+// The extents with those that are 0 filled in: the problem's rows and keys; and as many batch
+// entries and heads as reach from the origin to the problem's end.
+MaskExtents ResolvedExtents(const MaskSpec& spec, const MaskCall& call);
+
 // Whether a call with these sizes and this place lies inside the mask (already canonical). Errors
 // as above, of problem.mask.origin and problem.mask.extents.
 absl::Status ValidatePlace(const MaskSpec& canonical, const MaskOrigin& origin,

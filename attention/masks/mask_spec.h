@@ -192,7 +192,7 @@ struct MaskOrigin {
   friend bool operator==(const MaskOrigin&, const MaskOrigin&) = default;
 };
 
-// The whole mask's size. 0: that of the problem; in a canonical mask: any.
+// The whole mask's size. 0: that of the problem; of batch and heads: any that are met.
 struct MaskExtents {
   int64_t batch = 0, q_heads = 0, rows = 0, keys = 0;
   friend bool operator==(const MaskExtents&, const MaskExtents&) = default;

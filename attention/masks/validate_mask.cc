@@ -429,14 +429,19 @@ absl::Status Inside(absl::string_view origin_field, int64_t begin, absl::string_
                absl::StrCat("at least origin + the problem's = ", begin + size), whole);
 }
 
-MaskExtents Resolve(const MaskExtents& extents, const MaskCall& call) {
-  return {extents.batch == 0 ? call.batch : extents.batch,
-          extents.q_heads == 0 ? call.q_heads : extents.q_heads,
-          extents.rows == 0 ? call.rows : extents.rows,
-          extents.keys == 0 ? call.keys : extents.keys};
-}
-
 }  // namespace
+
+MaskExtents ResolvedExtents(const MaskSpec& spec, const MaskCall& call) {
+  const auto end = [](int64_t begin, int64_t count) {
+    return std::clamp<int64_t>(begin, 0, kMaxMaskLength) + count;
+  };
+  MaskExtents extents = spec.extents;
+  if (extents.batch == 0) extents.batch = end(spec.origin.batch_begin, call.batch);
+  if (extents.q_heads == 0) extents.q_heads = end(spec.origin.head_begin, call.q_heads);
+  if (extents.rows == 0) extents.rows = call.rows;
+  if (extents.keys == 0) extents.keys = call.keys;
+  return extents;
+}
 
 absl::Status ValidatePlace(const MaskSpec& mask, const MaskOrigin& origin, const MaskCall& call) {
   const MaskExtents& whole = mask.extents;
@@ -452,7 +457,7 @@ absl::Status ValidateMask(const MaskSpec& spec, const MaskCall& call) {
   RETURN_IF_ERROR(InRange(at, "q_heads", spec.extents.q_heads, 0, kMaxMaskHeads));
   RETURN_IF_ERROR(InRange(at, "rows", spec.extents.rows, 0, kMaxMaskLength));
   RETURN_IF_ERROR(InRange(at, "keys", spec.extents.keys, 0, kMaxMaskLength));
-  const MaskExtents extents = Resolve(spec.extents, call);
+  const MaskExtents extents = ResolvedExtents(spec, call);
   MaskSpec resolved;
   resolved.extents = extents;
   RETURN_IF_ERROR(ValidatePlace(resolved, spec.origin, call));

@@ -28,6 +28,7 @@ struct CheckFlags {
   uint64_t seed = 1;
   int64_t max_pairs = 1 << 12;
   int64_t max_head_dim = kMaxHeadDim;
+  bool masks = false;
 };
 
 // The results of one group of cases.
@@ -58,8 +59,9 @@ std::vector<CheckedCase> RunCases(AttentionClient& client, const CheckFlags& fla
   auto work = [&] {
     for (int n = next++; n < flags.count; n = next++) {
       uint64_t seed = flags.seed + static_cast<uint64_t>(n);
-      Problem problem =
-          RandomProblem(seed, {.max_pairs = flags.max_pairs, .max_head_dim = flags.max_head_dim});
+      Problem problem = RandomProblem(
+          seed,
+          {.max_pairs = flags.max_pairs, .max_head_dim = flags.max_head_dim, .masks = flags.masks});
       cases[n] = CheckCase(client, problem, seed);
       bar.Show(++done);
     }
@@ -167,9 +169,12 @@ void AddCheckCommand(CLI::App& app, Session& session) {
   command->add_option("--max-head-dim", flags->max_head_dim, "largest head dimension")
       ->check(CLI::Range(int64_t{1}, kMaxHeadDim))
       ->capture_default_str();
+  command->add_flag("--mask", flags->masks,
+                    "each problem with a mask by description, of every kind");
   command->footer(
       "Exit code 0 when every element lies within its bound, 1 otherwise.\n\n"
-      "Examples:\n  attnctl check\n  attnctl check --count 5000 --max-size 65536\n"
+      "Examples:\n  attnctl check\n  attnctl check --mask\n  attnctl check --count 5000 --max-size "
+      "65536\n"
       "  attnctl check --seed 17 --count 1    # one case again");
   command->callback([&session, flags] { RunCheck(session, *flags); });
 }

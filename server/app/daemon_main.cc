@@ -1,6 +1,7 @@
 #include "server/app/daemon_main.h"
 
 #include <google/protobuf/stubs/logging.h>
+#include <grpc/grpc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -141,7 +142,10 @@ int Fail(Logger& log, const absl::Status& status) {
   return absl::StartsWith(status.message(), "self test") ? kExitWrongAnswer : kExitFailed;
 }
 
-void LinkHealthDescriptor() {
+void PrepareGrpc() {
+  // To the process's end. Its shutdown would keep a daemon that has stopped for up to ten seconds:
+  // it joins a thread that waits so long for sockets once a reply has not fitted a socket's buffer.
+  grpc_init();
   // gRPC's own health service has no descriptor, and grpcurl calls only what it can look up.
   google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
 }
@@ -149,7 +153,7 @@ void LinkHealthDescriptor() {
 int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
   Logger log(stderr, options.log_format, options.log_level);
   GrpcLog grpc_log(log);
-  LinkHealthDescriptor();
+  PrepareGrpc();
   RealClock clock;
   WarnWhenInsecure(options, log);
   RemovePortFiles(options);

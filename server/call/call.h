@@ -105,6 +105,7 @@ class AttentionCall {
   }
   struct Parts {
     Problem problem;
+    std::shared_ptr<const void> mask_plan;  // held, so that the engine finds it compiled
     Direction direction = Direction::kForward;
     Priority priority = Priority::kNormal;
     std::string request_id;

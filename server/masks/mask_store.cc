@@ -25,7 +25,8 @@ absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Keep(const Mas
 }
 
 absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Find(absl::string_view id,
-                                                                       absl::string_view caller) {
+                                                                       absl::string_view caller,
+                                                                       bool counts) {
   MaskId key;
   if (id.size() != key.size()) {
     return FieldError(reason::kBadField, "problem.mask.id", absl::StrCat(key.size(), " bytes"),
@@ -35,13 +36,14 @@ absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Find(absl::str
   absl::MutexLock lock(&mutex_);
   DropIdle();
   auto found = entries_.find(key);
-  if (found == entries_.end() || found->second.callers.find(caller) == found->second.callers.end()) {
-    ++misses_;
+  if (found == entries_.end() ||
+      found->second.callers.find(caller) == found->second.callers.end()) {
+    if (counts) ++misses_;
     return Failure(absl::StatusCode::kFailedPrecondition, reason::kMaskUnknown,
                    "problem.mask.id: not known to this server; send the mask itself",
                    {{"field", "problem.mask.id"}});
   }
-  ++hits_;
+  if (counts) ++hits_;
   Touch(found->second);
   Rights& rights = callers_[caller].rights;
   rights.splice(rights.begin(), rights, found->second.callers.find(caller)->second);
@@ -62,7 +64,8 @@ MaskStore::Entry& MaskStore::Insert(std::shared_ptr<const MaskDescription> mask)
   order_.push_front(mask->id());
   const MaskId id = mask->id();
   return entries_
-      .emplace(id, Entry{.mask = std::move(mask), .callers = {}, .used_at = {}, .at = order_.begin()})
+      .emplace(id,
+               Entry{.mask = std::move(mask), .callers = {}, .used_at = {}, .at = order_.begin()})
       .first->second;
 }
 

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
+#include "server/rpc/compile_mask.h"
 #include "server/rpc/stream_call.h"
-#include "server/wire/decode_problem.h"
 #include "server/wire/decode_small.h"
 #include "server/wire/encode.h"
 
@@ -42,18 +42,27 @@ RawStreamReactor* AttentionService::BackwardStream(grpc::CallbackServerContext* 
   return StartStreamCall(deps_, *context, Direction::kBackward, NextId());
 }
 
+AttentionService::SmallCall AttentionService::Begin(grpc::CallbackServerContext* context,
+                                                    Method method) {
+  SmallCall call{method, deps_.clock.Now(), context->DefaultReactor(), std::string()};
+  deps_.metrics.CallStarted(method);
+  call.caller = deps_.auth.Identify(*context, context->peer());
+  if (!call.caller.ok()) deps_.metrics.AuthFailed(ReasonOf(call.caller.status()));
+  return call;
+}
+
+void AttentionService::Finish(const SmallCall& call, const absl::Status& status) {
+  deps_.metrics.CallFinished(call.method, status.code(), ReasonOf(status),
+                             deps_.clock.Now() - call.begin);
+  call.reactor->Finish(ToGrpcStatus(status));
+}
+
 grpc::ServerUnaryReactor* AttentionService::AnswerSmall(
     grpc::CallbackServerContext* context, Method method,
     const std::function<absl::Status(const std::string& caller)>& work) {
-  absl::Time begin = deps_.clock.Now();
-  deps_.metrics.CallStarted(method);
-  absl::StatusOr<std::string> caller = deps_.auth.Identify(*context, context->peer());
-  if (!caller.ok()) deps_.metrics.AuthFailed(ReasonOf(caller.status()));
-  absl::Status status = caller.ok() ? work(*caller) : caller.status();
-  deps_.metrics.CallFinished(method, status.code(), ReasonOf(status), deps_.clock.Now() - begin);
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(status));
-  return reactor;
+  const SmallCall call = Begin(context, method);
+  Finish(call, call.caller.ok() ? work(*call.caller) : call.caller.status());
+  return call.reactor;
 }
 
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
@@ -94,40 +103,19 @@ grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServer
 grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request,
                                                         grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kCompileMask, [&](const std::string& caller) -> absl::Status {
-    ASSIGN_OR_RETURN(v1::CompileMaskResponse wire, Compile(*request, caller));
-    *reply = EncodeSmall(wire);
-    return absl::OkStatus();
+  const SmallCall call = Begin(context, Method::kCompileMask);
+  grpc::ServerUnaryReactor* reactor = call.reactor;
+  if (!call.caller.ok()) {
+    Finish(call, call.caller.status());
+    return reactor;
+  }
+  deps_.mask_workers.Run(*call.caller, [this, call, request, reply] {
+    absl::StatusOr<v1::CompileMaskResponse> wire =
+        attnd::CompileMask(*request, *call.caller, deps_);
+    if (wire.ok()) *reply = EncodeSmall(*wire);
+    Finish(call, wire.status());
   });
-}
-
-absl::StatusOr<v1::CompileMaskResponse> AttentionService::Compile(const grpc::ByteBuffer& request,
-                                                                  const std::string& caller) {
-  v1::CompileMaskRequest wire;
-  RETURN_IF_ERROR(DecodeSmall(request, wire));
-  ASSIGN_OR_RETURN(const Problem problem, DecodeProblem(wire.problem(), {deps_.masks, caller}));
-  if (problem.mask == nullptr) {
-    return FieldError(reason::kBadField, "problem.mask", "a mask", "none");
-  }
-  ASSIGN_OR_RETURN(auto compiled, deps_.masks.plans().Get(problem, HostMaskOptions()));
-  v1::CompileMaskResponse reply;
-  reply.set_id(problem.mask->id().data(), problem.mask->id().size());
-  reply.set_bytes_held(static_cast<uint64_t>(problem.mask->bytes() + compiled->bytes()));
-  uint64_t visible = 0, empty_rows = 0, full = 0, partial = 0;
-  for (int64_t b = 0; b < problem.batch; ++b) {
-    for (int64_t h = 0; h < problem.q_heads; ++h) {
-      const MaskPlan& plan = compiled->PlanAt(b, h);
-      visible += static_cast<uint64_t>(plan.visible);
-      empty_rows += static_cast<uint64_t>(plan.empty_rows);
-      full += static_cast<uint64_t>(plan.full_tiles);
-      partial += static_cast<uint64_t>(plan.partial_tiles);
-    }
-  }
-  reply.set_visible(visible);
-  reply.set_empty_rows(empty_rows);
-  reply.set_tiles_full(full);
-  reply.set_tiles_partial(partial);
-  return reply;
+  return reactor;
 }
 
 absl::StatusOr<LeaseGrant> AttentionService::Renew(const grpc::ByteBuffer& request,

@@ -42,6 +42,7 @@ struct SeenProblem {
   Problem problem;
 };
 constexpr int64_t kMaxSeenBytes = 256;
+constexpr int64_t kMaxBytesAtOnce = 64 << 10;  // of a problem; a larger one takes long to parse
 
 // The last problem that this thread decoded.
 SeenProblem& LastProblem() {
@@ -70,17 +71,21 @@ absl::Status DecodeOptions(const MessageBytes& bytes, const FieldTable& table, D
 }
 
 absl::Status DecodeProblemIn(const MessageBytes& message, const FieldTable& table,
-                             const CallersMasks& masks, Problem& problem) {
+                             const CallersMasks& masks, DecodedProblem& decoded) {
   if (table.known) {
-    problem = LastProblem().problem;
-    return absl::OkStatus();
+    decoded.problem = LastProblem().problem;
+    return PlanMask(masks, decoded);
   }
   const ByteRange range = table.range[kProblemField];
+  if (range.size > kMaxBytesAtOnce && masks.takes_long != nullptr) {
+    *masks.takes_long = true;
+    return absl::CancelledError();
+  }
   v1::Problem wire;
   RETURN_IF_ERROR(ParseRange(message, range, "problem", wire));
-  ASSIGN_OR_RETURN(problem, DecodeProblem(wire, masks));
+  ASSIGN_OR_RETURN(decoded, DecodeProblem(wire, masks));
   // Which masks an id may name depends on the caller.
-  if (wire.mask().id().empty()) Remember(message, range, problem);
+  if (wire.mask().id().empty()) Remember(message, range, decoded.problem);
   return absl::OkStatus();
 }
 
@@ -306,7 +311,10 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   AttentionCall call;
   AttentionCall::Parts& parts = *call.parts_;
   const Problem& problem = parts.problem;
-  RETURN_IF_ERROR(DecodeProblemIn(message, table, masks, parts.problem));
+  DecodedProblem decoded;
+  RETURN_IF_ERROR(DecodeProblemIn(message, table, masks, decoded));
+  parts.problem = std::move(decoded.problem);
+  parts.mask_plan = std::move(decoded.plan);
   ASSIGN_OR_RETURN(SharedPlaces shared, DecodeShared(message, table));
   if (form != Form::kWhole && shared.request != nullptr) {
     return FieldError(reason::kBadField, "shared_memory", "none in a streamed call", "some");

@@ -4,7 +4,7 @@
 //
 // The header of a streamed call is the same message without payloads.
 // Errors: INVALID_ARGUMENT "field: expected ..., got ..."; FAILED_PRECONDITION for the id of a mask
-// that is not known. Any thread.
+// that is not known; where `masks` asks for it, CANCELLED instead of what takes long. Any thread.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -27,8 +27,7 @@ class Decoder {
   // The same message without payloads, the header of a streamed call, in `range` of `message`. The
   // call's inputs have sizes, but no bytes yet.
   static absl::StatusOr<AttentionCall> DecodeHeader(const MessageBytes& message, ByteRange range,
-                                                    Direction direction,
-                                                    const CallersMasks& masks);
+                                                    Direction direction, const CallersMasks& masks);
 
  private:
   enum class Form { kWhole, kHeader };

@@ -327,7 +327,7 @@ const std::vector<BadForward>& BadForwards() {
          for (int n = 0; n < 4; ++n) r.mutable_problem()->mutable_bool_mask()->add_shape(1);
          r.set_mask_bits("x");
        },
-       "problem.mask: expected none beside bool_mask, got both", reason::kBadField},
+       "problem.mask: expected one of mask and bool_mask, got both", reason::kBadField},
       {"MaskWindow",
        [](Request& r) {
          SetWindowMask(*r.mutable_problem())->set_left(-2);
@@ -652,7 +652,7 @@ TEST(Decode, AMaskHasItsPlaceFromTheOrigin) {
   EXPECT_EQ(call->problem().mask_origin, (MaskOrigin{.row_begin = 500, .key_begin = 500}));
   mask.mutable_origin()->set_row_begin(999);
   absl::Status outside = DecodeText(request.SerializeAsString()).status();
-  EXPECT_TRUE(absl::StartsWith(outside.message(), "problem.mask.origin.row_begin")) << outside;
+  EXPECT_TRUE(absl::StartsWith(outside.message(), "problem.mask.extents.rows")) << outside;
 }
 
 // ---- Everything wrong that only bytes can say.
