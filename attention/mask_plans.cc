@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "attention/mask_call.h"
+#include "attention/problem.h"
 #include "base/status_macros.h"
 
 namespace attnd {

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "attention/mask_call.h"
+#include "attention/problem.h"
 
 namespace attnd {
 namespace {

@@ -6,7 +6,6 @@
 #include <limits>
 #include <numbers>
 
-#include "attention/mask_call.h"
 #include "attention/masks/mask_description.h"
 #include "attention/masks/random_mask.h"
 #include "attention/problem_text.h"

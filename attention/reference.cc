@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "attention/dropout.h"
-#include "attention/mask_call.h"
 #include "attention/masks/mask_description.h"
+#include "attention/problem.h"
 #include "attention/tensor_view.h"
 
 namespace attnd {

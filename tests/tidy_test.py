@@ -59,13 +59,13 @@ MAY_INCLUDE = {
     "net": {"base", "net"},
     "attention": {"base", "attention"},
     "kernels": {"base", "attention", "kernels"},
-    "proto": {"base", "proto"},
+    "proto": {"base", "attention", "proto"},
     "server": {"base", "net", "attention", "kernels", "server", "proto"},
     "client": {"base", "net", "attention", "client", "proto"},
     "tools": {"base", "net", "attention", "client", "proto", "tools"},
 }
 # Folders of server/, bottom to top: each includes itself and those before it.
-SERVER = ["call", "admission", "metrics", "security", "lease", "shared_memory", "masks", "schedule", "wire", "rpc", "app"]
+SERVER = ["call", "admission", "metrics", "security", "lease", "masks", "shared_memory", "schedule", "wire", "rpc", "app"]
 PROTO_USERS = re.compile(r"(server/(wire|rpc|app)/|server/call/status_details|server/shared_memory/shared_memory_service|"
                          r"client/|tools/|tests/|proto/).*\.(h|cc)$")
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "attention/mask_call.h"
 #include "attention/masks/mask_description.h"
 #include "attention/masks/mask_nodes.h"
 #include "base/status_macros.h"

@@ -67,7 +67,8 @@ class CpuBackend : public Backend {
  public:
   explicit CpuBackend(const CpuBackendOptions& options)
       : plans_(options.mask_plans != nullptr ? options.mask_plans : std::make_shared<MaskPlans>()),
-        pool_(options.threads > 0 ? options.threads : AvailableCpus()), scratch_(pool_.threads()) {
+        pool_(options.threads > 0 ? options.threads : AvailableCpus()),
+        scratch_(pool_.threads()) {
     info_.backend = "cpu";
     info_.device = ProcessorName();
     info_.architecture = CpuTargetName();

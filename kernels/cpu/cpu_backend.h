@@ -6,7 +6,8 @@
 //           included; short ones run on their callers' threads, beside others.
 // Memory    WorkspaceBytes is linear in the lengths; each thread adds a fixed scratch.
 // Results   bitwise the same for any thread count, launch and shard by batch or KV-head group.
-// Errors    Supports is OK for every Problem that Validate accepts, except a mask that takes too long
+// Errors    Supports is OK for every Problem that Validate accepts, except a mask that takes too
+// long
 //           to compile (OUT_OF_RANGE); a launch does not fail.
 #pragma once
 

@@ -105,7 +105,8 @@ void AttndServer::StartCalls(uint64_t boot_epoch) {
       options_.leases, TokenIssuer{ReplicaOf(options_), boot_epoch}, metrics_, clock_);
   reaper_ = std::make_unique<LeaseReaper>(*leases_);
   masks_ = std::make_unique<MaskStore>(options_.masks, clock_, options_.mask_plans);
-  mask_workers_ = std::make_unique<MaskWorkers>(MaskThreadCount());
+  mask_workers_ =
+      std::make_unique<MaskWorkers>(MaskThreadCount(), options_.admission.caller_max_calls);
   for (int n = 0; n < devices_.size(); ++n) {
     named_engines_.push_back({devices_[n].name, devices_[n].engine.get()});
   }

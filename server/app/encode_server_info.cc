@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "attention/mask_call.h"
 #include "attention/masks/mask_description.h"
 #include "base/check.h"
 

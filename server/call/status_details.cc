@@ -47,7 +47,7 @@ absl::string_view DefaultReason(absl::StatusCode code, absl::string_view field) 
       return field == "problem.mask" ? reason::kMaskUnsupported : reason::kProblemUnsupported;
     case absl::StatusCode::kOutOfRange:
       return absl::StartsWith(field, "problem.mask") ? reason::kMaskTooComplex
-                                                      : reason::kTooLargeForDevice;
+                                                     : reason::kTooLargeForDevice;
     case absl::StatusCode::kCancelled:
       return reason::kCancelled;
     default:

@@ -66,6 +66,10 @@ TEST(StatusDetails, ChoosesAReasonForEveryCode) {
             reason::kBadDtype);
   EXPECT_EQ(ReasonOf(Classified(absl::UnimplementedError("problem.bias: no"))),
             reason::kProblemUnsupported);
+  EXPECT_EQ(ReasonOf(Classified(absl::UnimplementedError("problem.mask: no"))),
+            reason::kMaskUnsupported);
+  EXPECT_EQ(ReasonOf(Classified(absl::OutOfRangeError("problem.mask.pattern[0]: too long"))),
+            reason::kMaskTooComplex);
 }
 
 TEST(StatusDetails, KeepsAReasonThatIsThere) {

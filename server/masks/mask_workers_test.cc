@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
 
 #include "absl/synchronization/notification.h"
+#include "server/call/status_details.h"
 
 namespace attnd {
 namespace {
@@ -12,9 +14,9 @@ namespace {
 TEST(MaskWorkers, RunsEverythingOnceBeforeItEnds) {
   std::atomic<int> runs{0};
   {
-    MaskWorkers workers(2);
+    MaskWorkers workers(2, 100);
     for (int n = 0; n < 100; ++n) {
-      workers.Run(n % 3 == 0 ? "ann" : "bob", [&] { ++runs; });
+      EXPECT_TRUE(workers.Run(n % 3 == 0 ? "ann" : "bob", [&] { ++runs; }).ok());
     }
   }
   EXPECT_EQ(runs, 100);
@@ -22,15 +24,18 @@ TEST(MaskWorkers, RunsEverythingOnceBeforeItEnds) {
 
 TEST(MaskWorkers, OneCallersSlowWorkDelaysNobodyElse) {
   absl::Notification release, done;
-  MaskWorkers workers(2);
+  MaskWorkers workers(2, 100);
   std::atomic<int> slow{0};
   for (int n = 0; n < 10; ++n) {
-    workers.Run("ann", [&] {
-      ++slow;
-      release.WaitForNotification();
-    });
+    EXPECT_TRUE(workers
+                    .Run("ann",
+                         [&] {
+                           ++slow;
+                           release.WaitForNotification();
+                         })
+                    .ok());
   }
-  workers.Run("bob", [&] { done.Notify(); });
+  EXPECT_TRUE(workers.Run("bob", [&] { done.Notify(); }).ok());
   done.WaitForNotification();  // though ann would have filled both threads
   EXPECT_LE(slow, 1);
   release.Notify();
@@ -40,14 +45,41 @@ TEST(MaskWorkers, CallersTakeTurns) {
   absl::Notification all_wait;
   std::string order;
   {
-    MaskWorkers workers(1);
-    workers.Run("first", [&] { all_wait.WaitForNotification(); });
+    MaskWorkers workers(1, 100);
+    EXPECT_TRUE(workers.Run("first", [&] { all_wait.WaitForNotification(); }).ok());
     for (const char* caller : {"a", "a", "a", "b", "b", "c"}) {
-      workers.Run(caller, [&order, caller] { order += caller; });
+      EXPECT_TRUE(workers.Run(caller, [&order, caller] { order += caller; }).ok());
     }
     all_wait.Notify();
   }
   EXPECT_EQ(order, "abcaba");
+}
+
+TEST(MaskWorkers, ACallersQuotaIsItsOwn) {
+  absl::Notification started, release;
+  std::atomic<int> runs{0};
+  const auto count = [&runs] { ++runs; };
+  {
+    MaskWorkers workers(1, 2);
+    ASSERT_TRUE(workers
+                    .Run("ann",
+                         [&] {
+                           started.Notify();
+                           release.WaitForNotification();
+                         })
+                    .ok());
+    started.WaitForNotification();
+    EXPECT_TRUE(workers.Run("ann", count).ok());
+    EXPECT_TRUE(workers.Run("ann", count).ok());
+    const absl::Status third = workers.Run("ann", count);
+    EXPECT_EQ(third.code(), absl::StatusCode::kResourceExhausted) << third;
+    EXPECT_EQ(ReasonOf(third), reason::kTenantQuota);
+    EXPECT_TRUE(RetryAfterOf(third).has_value());
+    EXPECT_TRUE(workers.Run("bob", count).ok());
+    EXPECT_EQ(workers.waiting(), 3);
+    release.Notify();
+  }
+  EXPECT_EQ(runs, 3);
 }
 
 }  // namespace

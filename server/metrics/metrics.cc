@@ -89,9 +89,8 @@ std::string CudaErrorIn(absl::string_view message) {
 }  // namespace
 
 absl::string_view MethodName(Method method) {
-  constexpr absl::string_view kNames[kMethods] = {"Forward", "Backward", "GetServerInfo",
-                                                  "RenewResidual", "ReleaseResidual",
-                                                  "CompileMask"};
+  constexpr absl::string_view kNames[kMethods] = {
+      "Forward", "Backward", "GetServerInfo", "RenewResidual", "ReleaseResidual", "CompileMask"};
   return kNames[static_cast<int>(method)];
 }
 

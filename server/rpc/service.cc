@@ -21,6 +21,11 @@ absl::Status InField(absl::string_view field, absl::Status status) {
   return RenameField(std::move(status), "residual_token", field);
 }
 
+absl::Status GaveUp() {
+  return Failure(absl::StatusCode::kCancelled, reason::kCancelled,
+                 "the caller gave up while its mask waited to be compiled");
+}
+
 }  // namespace
 
 void AttentionService::Request(Direction direction, grpc::ServerContext& context,
@@ -109,13 +114,19 @@ grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerCont
     Finish(call, call.caller.status());
     return reactor;
   }
-  deps_.mask_workers.Run(*call.caller, [this, call, request, reply] {
-    absl::StatusOr<v1::CompileMaskResponse> wire =
-        attnd::CompileMask(*request, *call.caller, deps_);
-    if (wire.ok()) *reply = EncodeSmall(*wire);
-    Finish(call, wire.status());
-  });
+  const absl::Status taken =
+      deps_.mask_workers.Run(*call.caller, [this, context, call, request, reply] {
+        Finish(call, context->IsCancelled() ? GaveUp() : Compile(*request, *call.caller, reply));
+      });
+  if (!taken.ok()) Finish(call, taken);
   return reactor;
+}
+
+absl::Status AttentionService::Compile(const grpc::ByteBuffer& request, const std::string& caller,
+                                       grpc::ByteBuffer* reply) {
+  ASSIGN_OR_RETURN(const v1::CompileMaskResponse wire, attnd::CompileMask(request, caller, deps_));
+  *reply = EncodeSmall(wire);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<LeaseGrant> AttentionService::Renew(const grpc::ByteBuffer& request,

@@ -68,6 +68,8 @@ class AttentionService final : public AttentionServiceBase {
   grpc::ServerUnaryReactor* AnswerSmall(
       grpc::CallbackServerContext* context, Method method,
       const std::function<absl::Status(const std::string& caller)>& work);
+  absl::Status Compile(const grpc::ByteBuffer& request, const std::string& caller,
+                       grpc::ByteBuffer* reply);
   absl::StatusOr<LeaseGrant> Renew(const grpc::ByteBuffer& request, const std::string& caller);
   absl::Status Release(const grpc::ByteBuffer& request, const std::string& caller);
 

@@ -160,7 +160,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     if (!Enter(Phase::kPreparing, {Phase::kReading})) return EndReading(absl::CancelledError());
     ++lives_;
     auto shared = std::make_shared<const Piece>(std::move(header));
-    record_.deps().mask_workers.Run(record_.caller(), [this, shared] {
+    const absl::Status accepted = record_.deps().mask_workers.Run(record_.caller(), [this, shared] {
       const absl::StatusOr<Piece> taken = cancelled_
                                               ? record_.Stopped(WorkStage::kReceive)
                                               : TakeHeader(shared->message, shared->data, nullptr);
@@ -173,6 +173,10 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
       taken.ok() ? LetGo() : EndReading(taken.status());
       Release();
     });
+    if (accepted.ok()) return;
+    Enter(Phase::kReading, {Phase::kPreparing});
+    EndReading(accepted);
+    Release();
   }
 
   void Land(Piece& piece) {

@@ -102,9 +102,10 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
     bool takes_long = false;
     absl::StatusOr<AdmittedCall> call = Accept(&takes_long);
     if (!takes_long) return Take(std::move(call));
-    deps().mask_workers.Run(record_->caller(), [this] {
+    const absl::Status taken = deps().mask_workers.Run(record_->caller(), [this] {
       Take(cancelled_ ? record_->Stopped(WorkStage::kReceive) : Accept(nullptr));
     });
+    if (!taken.ok()) Take(taken);
   }
 
   void Take(absl::StatusOr<AdmittedCall> call) {

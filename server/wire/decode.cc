@@ -314,6 +314,7 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   DecodedProblem decoded;
   RETURN_IF_ERROR(DecodeProblemIn(message, table, masks, decoded));
   parts.problem = std::move(decoded.problem);
+  if (problem.mask != nullptr) parts.mask_bytes = problem.mask->bytes() + decoded.plan->bytes();
   parts.mask_plan = std::move(decoded.plan);
   ASSIGN_OR_RETURN(SharedPlaces shared, DecodeShared(message, table));
   if (form != Form::kWhole && shared.request != nullptr) {

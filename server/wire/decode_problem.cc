@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/dropout.h"
-#include "attention/mask_call.h"
 #include "attention/mask_plans.h"
+#include "attention/problem.h"
 #include "base/status_macros.h"
 #include "proto/attnd/v1/mask_codec.h"
 #include "server/call/status_details.h"

@@ -328,10 +328,7 @@ const std::vector<BadForward>& BadForwards() {
          r.set_mask_bits("x");
        },
        "problem.mask: expected one of mask and bool_mask, got both", reason::kBadField},
-      {"MaskWindow",
-       [](Request& r) {
-         SetWindowMask(*r.mutable_problem())->set_left(-2);
-       },
+      {"MaskWindow", [](Request& r) { SetWindowMask(*r.mutable_problem())->set_left(-2); },
        "problem.mask.pattern[0].expr.window.left: expected ", reason::kBadField},
       {"MaskIdBesideAMask",
        [](Request& r) {
@@ -339,13 +336,11 @@ const std::vector<BadForward>& BadForwards() {
          r.mutable_problem()->mutable_mask()->set_id(std::string(32, 'x'));
        },
        "problem.mask.id: expected nothing but origin beside it", reason::kBadField},
-      {"MaskIdTooShort",
-       [](Request& r) { r.mutable_problem()->mutable_mask()->set_id("x"); },
+      {"MaskIdTooShort", [](Request& r) { r.mutable_problem()->mutable_mask()->set_id("x"); },
        "problem.mask.id: expected 32 bytes, got 1 bytes", reason::kBadField},
       {"MaskIdUnknown",
        [](Request& r) { r.mutable_problem()->mutable_mask()->set_id(std::string(32, 'x')); },
-       "problem.mask.id: not known", reason::kMaskUnknown,
-       absl::StatusCode::kFailedPrecondition},
+       "problem.mask.id: not known", reason::kMaskUnknown, absl::StatusCode::kFailedPrecondition},
       {"MaskWithoutDiagonal",
        [](Request& r) {
          SetWindowMask(*r.mutable_problem());
@@ -572,8 +567,8 @@ TEST(Decode, RefusesSharedMemoryInAStreamedCall) {
   }
   request.mutable_shared_memory()->add_region("token");
   const MessageBytes message(InSlicesOf(request.SerializeAsString(), 100));
-  auto call = Decoder::DecodeHeader(message, {0, message.size()}, Direction::kForward,
-                                    {Masks(), "caller"});
+  auto call =
+      Decoder::DecodeHeader(message, {0, message.size()}, Direction::kForward, {Masks(), "caller"});
   EXPECT_EQ(call.status().message(), "shared_memory: expected none in a streamed call, got some");
 }
 
@@ -653,6 +648,22 @@ TEST(Decode, AMaskHasItsPlaceFromTheOrigin) {
   mask.mutable_origin()->set_row_begin(999);
   absl::Status outside = DecodeText(request.SerializeAsString()).status();
   EXPECT_TRUE(absl::StartsWith(outside.message(), "problem.mask.extents.rows")) << outside;
+}
+
+TEST(Decode, ARowWithoutKeysIsAnErrorWhereTheMaskSaysSo) {
+  v1::ForwardRequest request = Valid();
+  v1::RelativeWindow& window = *SetWindowMask(*request.mutable_problem());
+  window.set_left(0);
+  v1::MaskSpec& mask = *request.mutable_problem()->mutable_mask();
+  v1::Expr diagonal = mask.pattern(0).expr();
+  *mask.mutable_pattern(0)->mutable_expr()->mutable_negate() = diagonal;
+  EXPECT_TRUE(DecodeText(request.SerializeAsString()).ok());
+  request.mutable_problem()->set_causal(true);  // the first row sees its own key at most
+  EXPECT_TRUE(DecodeText(request.SerializeAsString()).ok());
+  mask.set_empty_row(v1::EMPTY_ROW_REJECT);
+  absl::Status empty = DecodeText(request.SerializeAsString()).status();
+  EXPECT_EQ(empty.code(), absl::StatusCode::kInvalidArgument) << empty;
+  EXPECT_EQ(ReasonOf(empty), reason::kEmptyRow) << empty;
 }
 
 // ---- Everything wrong that only bytes can say.

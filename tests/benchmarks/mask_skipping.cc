@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "attention/mask_call.h"
 #include "attention/mask_plans.h"
 #include "attention/masks/mask_description.h"
+#include "attention/problem.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"

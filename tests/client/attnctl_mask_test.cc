@@ -142,6 +142,28 @@ TEST(AttnctlMask, ChecksAllKindsAndFindsAMaskForgotten) {
   EXPECT_EQ(without.exit_code, 0) << without.output;
 }
 
+TEST(AttnctlMask, ChecksTheOneThatIsSpelled) {
+  const std::string flags =
+      " check --count 30 --max-size 1024 --max-head-dim 16 --mask '~window(2,0) | causal'";
+  Daemon right(MakeCpuBackend({.threads = 1}));
+  const Outcome good = RunAttnctl(At(right) + flags);
+  EXPECT_EQ(good.exit_code, 0) << good.output;
+  EXPECT_TRUE(absl::StrContains(good.output, "30 problems")) << good.output;
+  EXPECT_TRUE(absl::StrContains(good.output, "mask: window")) << good.output;
+  EXPECT_FALSE(absl::StrContains(good.output, "mask: bits")) << good.output;
+  Daemon wrong(std::make_unique<Forgetful>());
+  const Outcome bad = RunAttnctl(At(wrong) + " check --count 20 --mask 'window(0,0)'");
+  EXPECT_EQ(bad.exit_code, 1) << bad.output;
+  const Outcome unknown = RunAttnctl(At(right) + " check --mask windw");
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_TRUE(absl::StrContains(unknown.output, "--mask: character 1: expected a mask (all,"))
+      << unknown.output;
+  const Outcome misfit = RunAttnctl(At(right) + " check --mask 'documents(100000)'");
+  EXPECT_EQ(misfit.exit_code, 2);
+  EXPECT_TRUE(absl::StrContains(misfit.output, "--mask: character 11: expected an integer 1.."))
+      << misfit.output;
+}
+
 TEST(AttnctlMask, BenchesAMaskBesideNone) {
   Daemon daemon(MakeCpuBackend({.threads = 1}));
   const std::string flags =

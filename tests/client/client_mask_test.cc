@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/mask_call.h"
 #include "attention/masks/mask_description.h"
+#include "attention/problem.h"
 #include "attention/random_problem.h"
 #include "client/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"

@@ -27,7 +27,6 @@
 
 namespace attnd {
 
-
 struct ConformanceOptions {
   int64_t max_pairs =
       INT64_MAX;             // cases with more (row, key) pairs over all heads are not registered

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/mask_call.h"
 #include "attention/masks/mask_description.h"
+#include "attention/problem.h"
 #include "base/check.h"
 
 namespace attnd {
@@ -127,11 +127,26 @@ const std::vector<Kind>& Kinds() {
   static const auto* kinds = new std::vector<Kind>{
       {"all", [](const MaskCall&) { return One(Leaf(AllKeys())); }},
       {"nothing", [](const MaskCall&) { return One(Any({})); }},
-      {"window", [](const MaskCall&) { return One(Leaf(RelativeWindow{20, 3})); }},
-      {"dilated", [](const MaskCall&) { return One(Leaf(Dilated{4, 5, 6})); }},
-      {"stride_rel", [](const MaskCall&) { return One(Leaf(StrideRel{7, 3})); }},
-      {"stride_col", [](const MaskCall&) { return One(Leaf(StrideCol{16, 5, 9})); }},
-      {"block_window", [](const MaskCall&) { return One(Leaf(BlockWindow{16, -1, 0, {0, 5}})); }},
+      {"window",
+       [](const MaskCall&) {
+         return One(Leaf(RelativeWindow{20, 3}));
+       }},
+      {"dilated",
+       [](const MaskCall&) {
+         return One(Leaf(Dilated{4, 5, 6}));
+       }},
+      {"stride_rel",
+       [](const MaskCall&) {
+         return One(Leaf(StrideRel{7, 3}));
+       }},
+      {"stride_col",
+       [](const MaskCall&) {
+         return One(Leaf(StrideCol{16, 5, 9}));
+       }},
+      {"block_window",
+       [](const MaskCall&) {
+         return One(Leaf(BlockWindow{16, -1, 0, {0, 5}}));
+       }},
       {"longformer",
        [](const MaskCall&) {
          return One(Any({Band(), Leaf(Global{{0, 40}, {4, 43}, GlobalDirection::kBoth})}));
@@ -140,17 +155,27 @@ const std::vector<Kind>& Kinds() {
        [](const MaskCall&) {
          return One(Any({Band(), Leaf(Global{{2}, {9}, GlobalDirection::kRows})}));
        }},
-      {"prefix", [](const MaskCall&) { return One(Any({Causal(), Leaf(Prefix{{50, 75}})})); }},
+      {"prefix",
+       [](const MaskCall&) {
+         return One(Any({Causal(), Leaf(Prefix{{50, 75}})}));
+       }},
       {"segment",
-       [](const MaskCall&) { return One(All({Causal(), Leaf(Segment{{0, 11, 11, 50, 90}})})); }},
+       [](const MaskCall&) {
+         return One(All({Causal(), Leaf(Segment{{0, 11, 11, 50, 90}})}));
+       }},
       {"groups",
-       [](const MaskCall& c) { return One(Leaf(Groups{Ids(c.rows, 4), Ids(c.keys, 4), false})); }},
+       [](const MaskCall& c) {
+         return One(Leaf(Groups{Ids(c.rows, 4), Ids(c.keys, 4), false}));
+       }},
       {"bigbird",
        [](const MaskCall&) {
          MaskExpr random{.op = RandomBlocks{16, 2, 7, true}, .of = {Band()}};
          return One(Any({Band(), std::move(random)}));
        }},
-      {"not_band", [](const MaskCall&) { return One(All({Causal(), Not(Band())})); }},
+      {"not_band",
+       [](const MaskCall&) {
+         return One(All({Causal(), Not(Band())}));
+       }},
       {"reference",
        [](const MaskCall&) {
          MaskSpec mask;
@@ -183,14 +208,23 @@ const std::vector<Option>& Options() {
       {"alone", [](Problem&) {}},
       {"causal", [](Problem& p) { p.causal = true; }},
       {"window", [](Problem& p) { p.window_left = p.window_right = 25; }},
-      {"kv_lengths", [](Problem& p) { p.kv_lengths = {61, 100}; }},
-      {"bias", [](Problem& p) { p.bias = Bias{ElementType::kFloat32, {1, 4, 70, 100}, true}; }},
+      {"kv_lengths",
+       [](Problem& p) {
+         p.kv_lengths = {61, 100};
+       }},
+      {"bias",
+       [](Problem& p) {
+         p.bias = Bias{ElementType::kFloat32, {1, 4, 70, 100}, true};
+       }},
       {"alibi_softcap",
        [](Problem& p) {
          p.alibi_slopes = {0.1f, 0.02f, 0.5f, 0};
          p.softcap = 5;
        }},
-      {"dropout", [](Problem& p) { p.dropout = {60, 7, 1}; }},
+      {"dropout",
+       [](Problem& p) {
+         p.dropout = {60, 7, 1};
+       }},
       {"zero_rest", [](Problem& p) { p.denominator = DenominatorKind::kZeroRest; }},
       {"zero_rest_kv_lengths_causal",
        [](Problem& p) {
@@ -231,7 +265,8 @@ Problem Sized(int64_t q_len, int64_t kv_len) {
 }
 
 // Elements take turns.
-void Add(const Kind& kind, const std::string& name, Problem p, std::vector<ConformanceCase>& cases) {
+void Add(const Kind& kind, const std::string& name, Problem p,
+         std::vector<ConformanceCase>& cases) {
   p.element = static_cast<ElementType>(1 + cases.size() % 3);
   MaskCall whole = MaskCallOf(p);
   whole.rows += p.mask_origin.row_begin;
@@ -239,9 +274,9 @@ void Add(const Kind& kind, const std::string& name, Problem p, std::vector<Confo
   auto mask = MaskDescription::Make(kind.make(whole), whole);
   CHECK(mask.ok()) << name << ": " << mask.status().ToString();
   p.mask = *std::move(mask);
-  cases.push_back({absl::StrCat("mask_", kind.name, "_", name, "_",
-                                absl::string_view(ElementName(p.element))),
-                   p, Values::kNormal});
+  cases.push_back(
+      {absl::StrCat("mask_", kind.name, "_", name, "_", absl::string_view(ElementName(p.element))),
+       p, Values::kNormal});
 }
 
 }  // namespace

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "attention/dropout.h"
-#include "attention/mask_call.h"
 #include "attention/masks/mask_description.h"
 #include "attention/masks/mask_oracle.h"
+#include "attention/problem.h"
 #include "attention/tensor_view.h"
 
 namespace attnd {

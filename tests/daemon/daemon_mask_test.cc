@@ -11,12 +11,10 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "client/call/problem_to_proto.h"
-#include "client/masks/mask_builder.h"
-#include "client/masks/mask_text.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
+#include "tests/daemon/masked_request.h"
 #include "tests/daemon/streamed_request.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/gated_backend.h"
@@ -25,35 +23,11 @@
 namespace attnd {
 namespace {
 
-Problem WithMask(Problem p, const std::string& text) {
-  const auto mask = masks::ParseMask(text, p.kv_len);
-  CHECK(mask.ok()) << mask.status();
-  const absl::Status status = masks::SetMask(mask->Spec(), p);
-  CHECK(status.ok()) << status;
-  return p;
-}
-
-v1::ForwardRequest MaskedForward(const Problem& p) {
-  v1::ForwardRequest request = MakeForward(p, 1);
-  *request.mutable_problem() = ToProto(p);
-  return request;
-}
-
 grpc::Status CompileAt(Daemon& daemon, const Problem& p, v1::CompileMaskResponse& reply) {
   v1::CompileMaskRequest request;
   *request.mutable_problem() = ToProto(p);
   grpc::ClientContext context;
   return daemon.stub().CompileMask(&context, request, &reply);
-}
-
-// Mixed everywhere and of many nodes: about a second. Each `seed` has another.
-Problem SlowMask(int64_t seed) {
-  Problem p = SmallProblem(8192, 1);
-  p.qk_head_dim = p.v_head_dim = 1;
-  p.element = ElementType::kFloat16;
-  std::string text = absl::StrCat("stride(1009,", seed, ")");
-  for (int64_t n = 0; n < 100; ++n) absl::StrAppend(&text, " | stride(", 1013 + 2 * n, ",3)");
-  return WithMask(p, text);
 }
 
 // With no tensors: refused once its mask has been compiled.
@@ -102,10 +76,9 @@ TEST(DaemonMask, TheReportNamesTheKernelOfTheReceipt) {
   ASSERT_TRUE(CompileAt(daemon, p, report).ok());
   grpc::ClientContext forward, backward;
   v1::ForwardResponse reply;
-  ASSERT_TRUE(daemon.stub().Forward(&forward, MaskedForward(p), &reply).ok());
+  ASSERT_TRUE(daemon.stub().Forward(&forward, MakeForward(p, 1), &reply).ok());
   EXPECT_EQ(reply.receipt().kernel(), report.device(0).kernel_forward());
-  v1::BackwardRequest request = MakeBackward(p, 1, reply);
-  *request.mutable_problem() = ToProto(p);
+  const v1::BackwardRequest request = MakeBackward(p, 1, reply);
   v1::BackwardResponse gradients;
   ASSERT_TRUE(daemon.stub().Backward(&backward, request, &gradients).ok());
   EXPECT_EQ(gradients.receipt().kernel(), report.device(0).kernel_backward());
@@ -222,7 +195,7 @@ TEST(DaemonMask, SlowMasksOfStreamsDelayNobodyElse) {
 TEST(DaemonMask, AStreamWithAMaskGivesTheUnaryCallsBits) {
   Daemon daemon(MakeCpuBackend({.threads = 1}));
   const Problem p = WithMask(SmallProblem(100, 2), "bigbird(8,4,1,16)");
-  v1::ForwardRequest request = MaskedForward(p);
+  v1::ForwardRequest request = MakeForward(p, 1);
   v1::ForwardStreamRequest header;
   v1::ForwardRequest whole = request;
   const auto payloads = TakePayloads(request);
@@ -241,6 +214,27 @@ TEST(DaemonMask, AStreamWithAMaskGivesTheUnaryCallsBits) {
   v1::ForwardResponse reply;
   ASSERT_TRUE(daemon.stub().Forward(&unary, whole, &reply).ok());
   EXPECT_EQ(o, reply.o());
+}
+
+// Both of a connection's: the second never begins, and leaves nothing in the cache.
+TEST(DaemonMask, CompileMaskOfACallerThatLeftIsNotBegun) {
+  Daemon daemon(MakeCpuBackend({.threads = 1}));
+  std::thread first([&daemon] {
+    v1::CompileMaskResponse reply;
+    EXPECT_TRUE(CompileAt(daemon, SlowMask(50), reply).ok());
+  });
+  while (daemon.server().masks().masks == 0) std::this_thread::yield();  // it compiles
+  v1::CompileMaskRequest request;
+  *request.mutable_problem() = ToProto(SlowMask(51));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
+  v1::CompileMaskResponse reply;
+  EXPECT_EQ(daemon.stub().CompileMask(&context, request, &reply).error_code(),
+            grpc::StatusCode::DEADLINE_EXCEEDED);
+  first.join();
+  v1::CompileMaskResponse third;  // its turn comes after the second's
+  EXPECT_TRUE(CompileAt(daemon, WithMask(SmallProblem(), "causal"), third).ok());
+  EXPECT_EQ(daemon.server().masks().masks, 2);
 }
 
 TEST(DaemonMask, CallersLeaveWhileTheirMaskIsCompiled) {

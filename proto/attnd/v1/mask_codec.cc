@@ -16,8 +16,7 @@ namespace {
 constexpr absl::string_view kMask = "problem.mask";
 
 absl::Status BadField(absl::string_view field, absl::string_view expected, absl::string_view got) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, ": expected ", expected, ", got ", got));
+  return absl::InvalidArgumentError(absl::StrCat(field, ": expected ", expected, ", got ", got));
 }
 
 template <typename List>
@@ -133,8 +132,8 @@ absl::StatusOr<MaskExpr> DecodeExpr(const v1::Expr& wire, const std::string& fie
       break;
     case v1::Expr::kBlockWindow: {
       const v1::BlockWindow& window = wire.block_window();
-      expr.op = BlockWindow{window.p(), window.lo(), window.hi(),
-                            {window.shift().begin(), window.shift().end()}};
+      expr.op = BlockWindow{
+          window.p(), window.lo(), window.hi(), {window.shift().begin(), window.shift().end()}};
       break;
     }
     case v1::Expr::kGlobal:

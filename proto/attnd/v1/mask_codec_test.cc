@@ -124,8 +124,7 @@ TEST(MaskCodec, NamesWhatIsWrong) {
     absl::StatusOr<MaskSpec> mask = DecodeMask(wire);
     ASSERT_FALSE(mask.ok()) << bad.expected;
     EXPECT_EQ(mask.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_NE(mask.status().message().find(bad.expected), absl::string_view::npos)
-        << mask.status();
+    EXPECT_NE(mask.status().message().find(bad.expected), absl::string_view::npos) << mask.status();
   }
 }
 

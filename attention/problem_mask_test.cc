@@ -1,6 +1,6 @@
-#include "attention/mask_call.h"
-
 #include <gtest/gtest.h>
+
+#include "attention/problem.h"
 
 namespace attnd {
 namespace {
