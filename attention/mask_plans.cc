@@ -19,7 +19,9 @@ void Append(Number number, std::string& key) {
 
 std::string KeyOf(const MaskId& id, const MaskOrigin& origin, const MaskCall& call,
                   const MaskCompileOptions& options) {
-  std::string key(id.begin(), id.end());
+  std::string key;
+  key.reserve(256);
+  key.assign(id.begin(), id.end());
   for (int64_t number : {origin.row_begin, origin.key_begin, origin.batch_begin, origin.head_begin,
                          call.batch, call.q_heads, call.rows, call.keys}) {
     Append(number, key);

@@ -13,6 +13,11 @@ absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Keep(const Mas
                                                                        const MaskCall& call,
                                                                        absl::string_view caller) {
   ASSIGN_OR_RETURN(std::shared_ptr<const MaskDescription> mask, MaskDescription::Make(spec, call));
+  return Keep(std::move(mask), caller);
+}
+
+std::shared_ptr<const MaskDescription> MaskStore::Keep(std::shared_ptr<const MaskDescription> mask,
+                                                       absl::string_view caller) {
   absl::MutexLock lock(&mutex_);
   DropIdle();
   if (mask->bytes() > std::min(limits_.bytes, limits_.bytes_of_caller)) return mask;

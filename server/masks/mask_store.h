@@ -50,6 +50,9 @@ class MaskStore {
   absl::StatusOr<std::shared_ptr<const MaskDescription>> Keep(const MaskSpec& spec,
                                                               const MaskCall& call,
                                                               absl::string_view caller);
+  // The same of one that has been checked. Comes back as the store has it.
+  std::shared_ptr<const MaskDescription> Keep(std::shared_ptr<const MaskDescription> mask,
+                                              absl::string_view caller);
   // FAILED_PRECONDITION MASK_UNKNOWN when the caller has not sent it, or it is forgotten.
   // INVALID_ARGUMENT when `id` is none.
   absl::StatusOr<std::shared_ptr<const MaskDescription>> Find(absl::string_view id,
