@@ -69,7 +69,8 @@ class BackwardProducts {
                        .columns = tile.columns,
                        .depth = dim_,
                        .accumulate = false,
-                       .column_limits = tile.full ? nullptr : tile.columns_of_rows};
+                       .column_limits = tile.full ? nullptr : tile.columns_of_rows,
+                       .column_panels = tile.masked ? tile.panels_of_rows : nullptr};
     Multiply(product);
     product.a = d_o_;
     product.a_row = v_stride_;
@@ -127,6 +128,7 @@ class BackwardProducts {
                          .depth = tile.columns,
                          .accumulate = false,
                          .depth_limits = tile.full ? nullptr : tile.columns_of_rows,
+                         .depth_panels = tile.masked ? tile.panels_of_rows : nullptr,
                          .depth_step = kLongDepthStep});
   }
 

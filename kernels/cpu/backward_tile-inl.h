@@ -108,14 +108,12 @@ class BackwardTile {
       float* d_s = d_s_ + r * size_.kv_rows;
       float* slope_factor = SlopeFactor(r);
       if (kMasked || !rules_->plain) PrepareRow(*rules_, tile_, r, s, slope_factor);
-      const Span whole = WholeVectors(tile_.row(r));
-      GradientRow<kMasked, kDropout>(r, whole);
-      if (slope_factor != nullptr) MultiplyRow(slope_factor, whole, d_s);
+      for (const Span& part : StretchesOf(tile_, r)) {
+        GradientRow<kMasked, kDropout>(r, part);
+        if (slope_factor != nullptr) MultiplyRow(slope_factor, part, d_s);
+      }
       if (kMasked) {
-        for (float* row : {s, d_s}) {
-          FillHidden(row, 0, whole.begin);
-          FillHidden(row, whole.end, tile_.columns);
-        }
+        for (float* row : {s, d_s}) FillUnseen(tile_, r, row);
       }
     }
   }

@@ -123,24 +123,20 @@ class TiledBackwardProducts {
   void ScoresOf(const ScoreTile& tile, const PackedRows& a, const PackedRows& b, int depth,
                 float* c) const {
     const int64_t block = DepthBlocks(depth) * terms_;
-    Span limits[kMaxQueryRows / kBlockSide];
-    for (int row = 0; row < tile.rows; row += kBlockSide) {
-      limits[row / kBlockSide] = TilesOf(tile.columns_of(row, kBlockSide), kTileSide);
-    }
-    unit_.multiply({.a = a.rows,
-                    .b = b.rows,
-                    .a_block = block,
-                    .b_block = block,
-                    .a_terms = terms_,
-                    .b_terms = terms_,
-                    .c = c,
-                    .c_row = size_.kv_rows,
-                    .row_tiles = TileCount(tile.rows),
-                    .column_tiles = TileCount(tile.columns),
-                    .k_begin = 0,
-                    .k_end = DepthBlocks(depth),
-                    .accumulate = false,
-                    .column_limits = limits});
+    TileProduct product = {.a = a.rows,
+                           .b = b.rows,
+                           .a_block = block,
+                           .b_block = block,
+                           .a_terms = terms_,
+                           .b_terms = terms_,
+                           .c = c,
+                           .c_row = size_.kv_rows,
+                           .row_tiles = TileCount(tile.rows),
+                           .column_tiles = TileCount(tile.columns),
+                           .k_begin = 0,
+                           .k_end = DepthBlocks(depth),
+                           .accumulate = false};
+    tile.masked ? MultiplyPanels(tile, product) : MultiplySpans(tile, product);
     for (int n = 0; n < a.special.count; ++n) {
       const int row = a.special.rows[n];
       const FloatRow special(element_, a.from, row);
@@ -153,6 +149,31 @@ class TiledBackwardProducts {
       const FloatRow special(element_, b.from, column);
       for (int row = 0; row < tile.rows; ++row) {
         c[row * size_.kv_rows + column] = Dot(FloatRow(element_, a.from, row), special, depth);
+      }
+    }
+  }
+
+  void MultiplySpans(const ScoreTile& tile, TileProduct product) const {
+    Span limits[kMaxQueryRows / kBlockSide];
+    for (int row = 0; row < tile.rows; row += kBlockSide) {
+      limits[row / kBlockSide] = TilesOf(tile.columns_of(row, kBlockSide), kTileSide);
+    }
+    product.column_limits = limits;
+    unit_.multiply(product);
+  }
+
+  void MultiplyPanels(const ScoreTile& tile, const TileProduct& whole) const {
+    for (int row = 0; row < tile.rows; row += kBlockSide) {
+      const Span all = tile.columns_of(row, kBlockSide);
+      for (const Span& part : Within(tile.panels_of(row, kBlockSide), all)) {
+        const Span columns = TilesOf(part, kTileSide);
+        TileProduct product = whole;
+        product.a += row / kTileSide * whole.a_block * kTileWords;
+        product.b += columns.begin * whole.b_block * kTileWords;
+        product.c += row * whole.c_row + columns.begin * kTileSide;
+        product.row_tiles = TileCount(HWY_MIN(kBlockSide, tile.rows - row));
+        product.column_tiles = columns.end - columns.begin;
+        unit_.multiply(product);
       }
     }
   }
@@ -245,13 +266,14 @@ class TiledBackwardProducts {
     }
   }
 
-  // Blocks of rows that see a key of the block from `column`; those between see some too, since
-  // spans only move right.
+  // Blocks of rows that see a key of the block from `column`, and those between.
   static Span RowBlocksThatSee(const ScoreTile& tile, int column) {
     Span blocks;
     for (int n = 0; n * kBlockSide < tile.rows; ++n) {
       const Span seen = TilesOf(tile.columns_of(n * kBlockSide, kBlockSide), kBlockSide);
       const int at = column / kBlockSide;
+      const uint32_t panels = tile.panels_of(n * kBlockSide, kBlockSide);
+      if ((panels >> (column / kPanelKeys) & 1) == 0) continue;
       if (seen.begin <= at && at < seen.end) blocks = Union(blocks, {n, n + 1});
     }
     return blocks;
@@ -281,6 +303,7 @@ class TiledBackwardProducts {
       product.row_tiles = TileCount(HWY_MIN(kBlockSide, tile.rows - row));
       product.k_begin = depth.begin;
       product.k_end = depth.end;
+      product.k_wanted = DepthsOf(tile.panels_of(row, kBlockSide));
       unit_.multiply(product);
     }
   }

@@ -157,26 +157,23 @@ class ForwardPass {
         float* s = ScoreRow(r);
         const bool as_is = !kMasked && tile.rules.plain;
         tile.visible[r] += as_is ? scores_.columns : PrepareRow(tile.rules, scores_, r, s);
-        UpdateMaximum(tile, r, s, WholeVectors(scores_.row(r)));
+        UpdateMaximum(tile, r, s);
       }
       for (int r = first; r < end; ++r) {
         float* s = ScoreRow(r);
-        const Span whole = WholeVectors(scores_.row(r));
-        tile.sum[r] += ExponentialRow<kMasked, kDropout>(tile, r, s, whole);
-        if (kMasked) {
-          FillHidden(s, 0, whole.begin);
-          FillHidden(s, whole.end, scores_.columns);
-        }
+        tile.sum[r] += ExponentialRow<kMasked, kDropout>(tile, r, s);
+        if (kMasked) FillUnseen(scores_, r, s);
       }
     }
   }
 
-  void UpdateMaximum(QueryTile& tile, int r, const float* s, const Span& whole) {
+  void UpdateMaximum(QueryTile& tile, int r, const float* s) {
     const FloatTag d;
-    if (whole.empty()) return;
-    FloatVector most = hn::LoadU(d, s + whole.begin);
-    for (int c = whole.begin + kLanes; c < whole.end; c += kLanes) {
-      most = hn::Max(most, hn::LoadU(d, s + c));
+    if (scores_.row(r).empty()) return;
+    const Stretches parts = StretchesOf(scores_, r);
+    FloatVector most = hn::LoadU(d, s + parts.at[0].begin);
+    for (const Span& part : parts) {
+      for (int c = part.begin; c < part.end; c += kLanes) most = hn::Max(most, hn::LoadU(d, s + c));
     }
     const float row_max = hn::GetLane(hn::MaxOfLanes(d, most));
     if (!(row_max > tile.max[r])) return;  // a NaN among the scores shows in P
@@ -191,11 +188,21 @@ class ForwardPass {
   }
 
   template <bool kMasked, bool kDropout>
-  float ExponentialRow(const QueryTile& tile, int r, float* s, const Span& whole) const {
+  float ExponentialRow(const QueryTile& tile, int r, float* s) const {
+    FloatVector sum = hn::Zero(FloatTag());
+    for (const Span& part : StretchesOf(scores_, r)) {
+      sum = Exponentials<kMasked, kDropout>(tile, r, s, part, sum);
+    }
+    return hn::GetLane(hn::SumOfLanes(FloatTag(), sum));
+  }
+
+  // Of whole vectors; adds them to `sum`.
+  template <bool kMasked, bool kDropout>
+  FloatVector Exponentials(const QueryTile& tile, int r, float* s, const Span& whole,
+                           FloatVector sum) const {
     const FloatTag d;
     const FloatVector factor = hn::Set(d, tile.factor), max = hn::Set(d, tile.max[r]);
     const uint8_t* keep = keep_ + r * kMaxKeyRows;
-    FloatVector sum = hn::Zero(d);
     for (int c = whole.begin; c < whole.end; c += kLanes) {
       FloatVector score = hn::LoadU(d, s + c);
       FloatVector probability = Exp2(hn::Mul(hn::Sub(score, max), factor));
@@ -210,7 +217,7 @@ class ForwardPass {
       if (kMasked) probability = hn::IfThenElse(hidden, hn::Set(d, kHiddenZero), probability);
       hn::StoreU(probability, d, s + c);
     }
-    return hn::GetLane(hn::SumOfLanes(d, sum));
+    return sum;
   }
 
   // Normalises and writes O and lse.

@@ -91,6 +91,7 @@ class ForwardProducts {
                        .depth = scores.columns,
                        .accumulate = true,
                        .depth_limits = scores.full ? nullptr : scores.columns_of_rows,
+                       .depth_panels = scores.masked ? scores.panels_of_rows : nullptr,
                        .depth_step = kLongDepthStep};
     scores.full || AreValuesFinite(scores.columns) ? Multiply(product) : MultiplyVisible(product);
   }
@@ -122,6 +123,7 @@ class ForwardProducts {
               .depth = dim_,
               .accumulate = false,
               .column_limits = scores.full ? nullptr : scores.columns_of_rows,
+              .column_panels = scores.masked ? scores.panels_of_rows : nullptr,
               .depth_step = kLongDepthStep});
   }
 

@@ -54,26 +54,14 @@ class TiledForwardProducts {
   }
 
   void Scores(int n, const ScoreTile& scores, int row, float* s) const {
-    const Span columns = TilesOf(scores.columns_of(row, kStripRows), kTileSide);
-    if (columns.empty()) return;
-    const int64_t block = DepthBlocks(dim_) * terms_;
+    const Span all = scores.columns_of(row, kStripRows);
+    if (all.empty()) return;
     const int rows = HWY_MIN(kStripRows, scores.rows - row);
-    unit_.multiply({.a = q_ + n * q_words_ + row / kTileSide * block * kTileWords,
-                    .b = k_ + columns.begin * block * kTileWords,
-                    .a_block = block,
-                    .b_block = block,
-                    .a_terms = terms_,
-                    .b_terms = terms_,
-                    .c = s + columns.begin * kTileSide,
-                    .c_row = kMaxKeyRows,
-                    .row_tiles = TileCount(rows),
-                    .column_tiles = columns.end - columns.begin,
-                    .k_begin = 0,
-                    .k_end = DepthBlocks(dim_),
-                    .accumulate = false});
+    for (const Span& part : Within(scores.panels_of(row, kStripRows), all)) {
+      MultiplyQueries(n, row, rows, TilesOf(part, kTileSide), s);
+    }
     AddSpecialScores(n, scores, {row, row + rows}, s);
   }
-
   void AddValues(const ScoreTile& scores, int row, const float* p, float* o) const {
     const Span depth = TilesOf(scores.columns_of(row, kStripRows), kTileDepth);
     if (depth.empty()) return;
@@ -95,11 +83,30 @@ class TiledForwardProducts {
                     .column_tiles = TileCount(v_dim_),
                     .k_begin = 0,
                     .k_end = depth.end - depth.begin,
-                    .accumulate = true});
+                    .accumulate = true,
+                    .k_wanted = DepthsOf(scores.panels_of(row, kStripRows)) >> depth.begin});
     AddSpecialValues({row, row + rows}, p, o);
   }
 
  private:
+  // S of some tiles of columns.
+  void MultiplyQueries(int n, int row, int rows, const Span& columns, float* s) const {
+    const int64_t block = DepthBlocks(dim_) * terms_;
+    unit_.multiply({.a = q_ + n * q_words_ + row / kTileSide * block * kTileWords,
+                    .b = k_ + columns.begin * block * kTileWords,
+                    .a_block = block,
+                    .b_block = block,
+                    .a_terms = terms_,
+                    .b_terms = terms_,
+                    .c = s + columns.begin * kTileSide,
+                    .c_row = kMaxKeyRows,
+                    .row_tiles = TileCount(rows),
+                    .column_tiles = columns.end - columns.begin,
+                    .k_begin = 0,
+                    .k_end = DepthBlocks(dim_),
+                    .accumulate = false});
+  }
+
   void AddSpecialScores(int n, const ScoreTile& scores, const Span& rows, float* s) const {
     const SpecialRows& special = special_queries_[n];
     for (int at = 0; at < special.count; ++at) {

@@ -56,6 +56,10 @@ struct Product {
   // were), and the k that contribute (A is zero elsewhere, or B must not be read).
   const Span* column_limits = nullptr;
   const Span* depth_limits = nullptr;
+  // Optional, also per kTileRows rows: bit n says the same of columns, or k, from
+  // n·kMaxPanelColumns.
+  const uint8_t* column_panels = nullptr;
+  const uint8_t* depth_panels = nullptr;
   int depth_step = kDepthStep;
 };
 
@@ -149,6 +153,16 @@ inline void VisibleTile(int rows, int vectors, const Product& p, const float* a,
   }
 }
 
+// Without its first and last panels that are not wanted.
+inline Span Trim(Span k, uint32_t panels) {
+  auto wanted = [=](int at) { return (panels >> (at / kMaxPanelColumns) & 1) != 0; };
+  while (k.begin < k.end && !wanted(k.begin))
+    k.begin = (k.begin / kMaxPanelColumns + 1) * kMaxPanelColumns;
+  while (k.begin < k.end && !wanted(k.end - 1))
+    k.end = (k.end - 1) / kMaxPanelColumns * kMaxPanelColumns;
+  return k;
+}
+
 // One panel, one stretch [k_begin, k_end) of the depth: every row tile.
 template <bool kVisibleOnly>
 void MultiplyPanel(const Product& p, int column, int k_begin, int k_end) {
@@ -161,13 +175,18 @@ void MultiplyPanel(const Product& p, int column, int k_begin, int k_end) {
         (p.column_limits[group].end <= column || p.column_limits[group].begin >= column + width)) {
       continue;
     }
+    if (p.column_panels != nullptr &&
+        (p.column_panels[group] >> (column / kMaxPanelColumns) & 1) == 0) {
+      continue;
+    }
     bool accumulate = p.accumulate || k_begin > 0;
     int from = k_begin, to = k_end;
     if (p.depth_limits != nullptr) {
-      from = HWY_MAX(from, p.depth_limits[group].begin);
-      to = HWY_MIN(to, p.depth_limits[group].end);
-      if (from >= to && accumulate) continue;
-      to = HWY_MAX(from, to);
+      Span k = {HWY_MAX(from, p.depth_limits[group].begin), HWY_MIN(to, p.depth_limits[group].end)};
+      if (p.depth_panels != nullptr) k = Trim(k, p.depth_panels[group]);
+      if (k.empty() && accumulate) continue;
+      from = k.begin;
+      to = HWY_MAX(k.begin, k.end);
     }
     int rows = HWY_MIN(kTileRows, p.rows - row);
     const float* a = p.a + row * p.a_row + from * p.a_k;

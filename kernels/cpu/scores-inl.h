@@ -3,8 +3,8 @@
 //
 //     S → softcap·tanh(scale·S / softcap) + bias − slope·|i + offset − j|
 //
-// Plain problems (no softcap, bias, ALiBi or bool mask, scale above 0) leave S raw: the scale joins
-// the exponential. Included once per Highway target; kernels/cpu only.
+// Plain problems (no softcap, bias or ALiBi, scale above 0) leave S raw: the scale joins the
+// exponential. Included once per Highway target; kernels/cpu only.
 #if defined(ATTND_KERNELS_CPU_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTND_KERNELS_CPU_SCORES_INL_H_
 #undef ATTND_KERNELS_CPU_SCORES_INL_H_
@@ -60,8 +60,7 @@ struct HeadRules {
         bias(call.bias),
         scale(problem.ResolvedScale()),
         slope(problem.AlibiSlope(b, h)),
-        plain(scale > 0 && problem.softcap == 0 && !problem.bias && !problem.bool_mask &&
-              slope == 0),
+        plain(scale > 0 && problem.softcap == 0 && !problem.bias && slope == 0),
         plan(call.compiled_mask == nullptr ? nullptr : &call.compiled_mask->PlanAt(b, h)),
         dropout(MakeDropoutStream(problem.dropout.seed, problem.dropout.offset,
                                   problem.DropoutHeadIndex(b, h))) {}
@@ -70,16 +69,43 @@ struct HeadRules {
   float factor() const { return plain ? scale : 1.0f; }
 };
 
+// What masks skip: this many keys.
+constexpr int kPanelKeys = kHostMaskTile.keys;
+constexpr int kPanels = kMaxKeyRows / kPanelKeys;
+
+// Spans in order, with gaps between them: at most one of every other panel.
+struct Stretches {
+  Span at[kPanels / 2];
+  int count = 0;
+  const Span* begin() const { return at; }
+  const Span* end() const { return at + count; }
+};
+
+// The parts of `all` that lie in `panels`: bit n stands for the keys from n·kPanelKeys.
+inline Stretches Within(uint32_t panels, const Span& all) {
+  Stretches parts;
+  while (panels != 0) {
+    const int first = std::countr_zero(panels), end = first + std::countr_one(panels >> first);
+    parts.at[parts.count++] = {HWY_MAX(all.begin, first * kPanelKeys),
+                               HWY_MIN(all.end, end * kPanelKeys)};
+    panels &= ~uint32_t{0} << end;
+  }
+  return parts;
+}
+
 // One tile: `rows` queries from `first_row`, `columns` keys from `first_column`.
 struct ScoreTile {
   int64_t first_row, first_column;
   int rows, columns;
   bool full;                  // every row sees every column
   Span spans[kMaxQueryRows];  // unless full: what the diagonal leaves of each row
-  // Whether a mask by description hides keys inside rows' spans; then their bits, 64 keys a word.
+  // Whether a mask hides keys inside rows' spans; then of each row which it sees, a word a panel,
+  // in which panels it sees any, and whether it sees all of its span.
   bool masked;
+  uint64_t bits[kMaxQueryRows][kPanels];
+  uint8_t panels[kMaxQueryRows];
   bool gaps[kMaxQueryRows];
-  uint64_t bits[kMaxQueryRows][kMaxKeyRows / kHostMaskTile.keys];
+  uint8_t panels_of_rows[kMaxQueryRows / kTileRows + 1];  // of any of kTileRows rows
   // Unless full: per kTileRows rows, the columns of any of them; per kTileRows columns, the rows.
   Span columns_of_rows[kMaxQueryRows / kTileRows + 1];
   Span rows_of_columns[kMaxKeyRows / kTileRows + 1];
@@ -87,8 +113,10 @@ struct ScoreTile {
   Span row(int r) const { return full ? Span{0, columns} : spans[r]; }
   bool has_gaps(int r) const { return masked && gaps[r]; }
 
-  // The columns that any of up to `count` rows from `first` sees.
+  // The columns that any of up to `count` rows from `first` sees, and the panels.
   Span columns_of(int first, int count) const;
+  uint32_t panels_of(int first, int count) const;
+  bool Sees(int r, const Span& some) const;  // any of these columns; masked tiles only
 };
 
 inline Span Cut(const KeyRange& range, int64_t first, int count) {
@@ -110,6 +138,28 @@ inline Span ScoreTile::columns_of(int first, int count) const {
   return all;
 }
 
+inline uint32_t ScoreTile::panels_of(int first, int count) const {
+  if (!masked) return (1u << kPanels) - 1;
+  uint32_t all = 0;
+  for (int r = first; r < HWY_MIN(first + count, rows); ++r) all |= panels[r];
+  return all;
+}
+
+// The bits of a panel from column `first` that lie in a span.
+inline uint64_t WordOf(const Span& span, int first) {
+  static_assert(kPanelKeys == 64 && kPanelKeys == kMaxPanelColumns);
+  const int begin = HWY_MAX(span.begin - first, 0), end = HWY_MIN(span.end - first, kPanelKeys);
+  if (begin >= end) return 0;
+  return (~uint64_t{0} >> (kPanelKeys - (end - begin))) << begin;
+}
+
+inline bool ScoreTile::Sees(int r, const Span& some) const {
+  for (int n = some.begin / kPanelKeys; n * kPanelKeys < some.end && n < kPanels; ++n) {
+    if ((bits[r][n] & WordOf(some, n * kPanelKeys)) != 0) return true;
+  }
+  return false;
+}
+
 inline void SummariseSpans(ScoreTile& tile) {
   int column_groups = (tile.columns + kTileRows - 1) / kTileRows;
   for (int g = 0; g < column_groups; ++g) tile.rows_of_columns[g] = Span{};
@@ -118,25 +168,22 @@ inline void SummariseSpans(ScoreTile& tile) {
     group = r % kTileRows == 0 ? tile.spans[r] : Union(group, tile.spans[r]);
     if (tile.spans[r].empty()) continue;
     for (int g = tile.spans[r].begin / kTileRows; g * kTileRows < tile.spans[r].end; ++g) {
+      if (tile.has_gaps(r) && !tile.Sees(r, {g * kTileRows, (g + 1) * kTileRows})) continue;
       tile.rows_of_columns[g] = Union(tile.rows_of_columns[g], {r, r + 1});
     }
   }
-}
-
-// The bits of 64 keys from `first` that a span leaves.
-inline uint64_t WordOf(const Span& span, int first) {
-  const int begin = HWY_MAX(span.begin - first, 0), end = HWY_MIN(span.end - first, 64);
-  if (begin >= end) return 0;
-  return (~uint64_t{0} >> (64 - (end - begin))) << begin;
+  if (!tile.masked) return;
+  for (int r = 0; r < tile.rows; r += kTileRows) {
+    tile.panels_of_rows[r / kTileRows] = static_cast<uint8_t>(tile.panels_of(r, kTileRows));
+  }
 }
 
 enum class MaskTileKind { kNothing, kEverything, kSome };
 
 // Fills tile.bits with what the mask shows, unless that is nothing or everything.
 inline MaskTileKind LoadMask(const MaskPlan& plan, ScoreTile& tile) {
-  constexpr int kSide = kHostMaskTile.keys;
-  const int panels = (tile.columns + kSide - 1) / kSide;
-  const uint32_t first = static_cast<uint32_t>(tile.first_column / kSide);
+  const int panels = (tile.columns + kPanelKeys - 1) / kPanelKeys;
+  const uint32_t first = static_cast<uint32_t>(tile.first_column / kPanelKeys);
   bool any = false, all = true;
   for (int row = 0; row < tile.rows; row += kHostMaskTile.rows) {
     const auto line = plan.by_rows.Line((tile.first_row + row) / kHostMaskTile.rows);
@@ -159,18 +206,47 @@ inline MaskTileKind LoadMask(const MaskPlan& plan, ScoreTile& tile) {
   return !any ? MaskTileKind::kNothing : all ? MaskTileKind::kEverything : MaskTileKind::kSome;
 }
 
+// The same of a bool mask.
+inline MaskTileKind LoadBoolMask(const HeadRules& rules, ScoreTile& tile) {
+  const BoolMask& mask = *rules.problem.bool_mask;
+  const BroadcastShape& s = mask.shape;
+  const int64_t head =
+      (s.batch == 1 ? 0 : rules.batch_index) * s.heads + (s.heads == 1 ? 0 : rules.q_head);
+  bool any = false, all = true;
+  for (int r = 0; r < tile.rows; ++r) {
+    const int64_t line = head * s.rows + (s.rows == 1 ? 0 : tile.first_row + r);
+    const uint8_t* bits = rules.mask_bits + line * mask.row_bytes();
+    for (int column = 0; column < tile.columns; column += kPanelKeys) {
+      const int count = HWY_MIN(kPanelKeys, tile.columns - column);
+      const uint64_t everything = WordOf({0, count}, 0);
+      uint64_t word = 0;
+      if (s.columns == 1) {
+        word = (bits[0] & 1) != 0 ? everything : 0;
+      } else {
+        std::memcpy(&word, bits + (tile.first_column + column) / 8, (count + 7) / 8);
+        word &= everything;
+      }
+      tile.bits[r][column / kPanelKeys] = word;
+      any = any || word != 0;
+      all = all && word == everything;
+    }
+  }
+  return !any ? MaskTileKind::kNothing : all ? MaskTileKind::kEverything : MaskTileKind::kSome;
+}
+
 // Narrows the span of row `r` to what its bits show, and cuts the bits to the span.
 inline void NarrowToMask(ScoreTile& tile, int r) {
-  constexpr int kWords = kMaxKeyRows / kHostMaskTile.keys;
   Span& span = tile.spans[r];
   int count = 0, begin = -1, end = 0;
-  for (int n = 0; n < kWords && n * 64 < tile.columns; ++n) {
+  tile.panels[r] = 0;
+  for (int n = 0; n * kPanelKeys < tile.columns; ++n) {
     uint64_t& word = tile.bits[r][n];
-    word &= WordOf(span, n * 64);
+    word &= WordOf(span, n * kPanelKeys);
     if (word == 0) continue;
-    if (begin < 0) begin = n * 64 + std::countr_zero(word);
-    end = n * 64 + 64 - std::countl_zero(word);
+    if (begin < 0) begin = n * kPanelKeys + std::countr_zero(word);
+    end = (n + 1) * kPanelKeys - std::countl_zero(word);
     count += std::popcount(word);
+    tile.panels[r] |= static_cast<uint8_t>(1 << n);
   }
   span = count == 0 ? Span{} : Span{begin, end};
   tile.gaps[r] = count != end - HWY_MAX(begin, 0);
@@ -186,9 +262,10 @@ inline bool FindSpans(const HeadRules& rules, ScoreTile& tile) {
   bool unbounded = span(0).end == tile.columns && span(0).begin == 0 &&
                    span(tile.rows - 1).begin == 0 && span(tile.rows - 1).end == tile.columns;
   // A ragged last vector has keys to hide too.
-  tile.full = unbounded && !p.bias && !p.bool_mask && tile.columns % kLanes == 0;
-  const MaskTileKind mask =
-      rules.plan == nullptr ? MaskTileKind::kEverything : LoadMask(*rules.plan, tile);
+  tile.full = unbounded && !p.bias && tile.columns % kLanes == 0;
+  const MaskTileKind mask = rules.plan != nullptr ? LoadMask(*rules.plan, tile)
+                            : p.bool_mask         ? LoadBoolMask(rules, tile)
+                                                  : MaskTileKind::kEverything;
   if (mask == MaskTileKind::kNothing) return false;
   tile.masked = mask == MaskTileKind::kSome;
   tile.full = tile.full && !tile.masked;
@@ -207,6 +284,13 @@ inline bool FindSpans(const HeadRules& rules, ScoreTile& tile) {
 inline Span WholeVectors(const Span& span) {
   if (span.empty()) return Span{};
   return {span.begin / kLanes * kLanes, static_cast<int>(RoundUp(span.end, kLanes))};
+}
+
+// The whole vectors of row `r` that hold visible keys.
+inline Stretches StretchesOf(const ScoreTile& tile, int r) {
+  const Span whole = WholeVectors(tile.row(r));
+  if (tile.has_gaps(r)) return Within(tile.panels[r], whole);
+  return {{whole}, 1};
 }
 
 inline hn::Mask<FloatTag> Inside(const Span& span, int column) {
@@ -243,33 +327,9 @@ inline FloatVector LoadBias(const HeadRules& rules, int64_t row, int64_t column,
   }
 }
 
-// The bool mask's bits of kLanes keys from `column`, a multiple of kLanes, of which `count` exist.
-inline hn::Mask<FloatTag> LoadMaskBits(const HeadRules& rules, int64_t row, int64_t column,
-                                       int64_t count) {
-  const FloatTag d;
-  const BoolMask& mask = *rules.problem.bool_mask;
-  const BroadcastShape& s = mask.shape;
-  int64_t line =
-      ((s.batch == 1 ? 0 : rules.batch_index) * s.heads + (s.heads == 1 ? 0 : rules.q_head)) *
-          s.rows +
-      (s.rows == 1 ? 0 : row);
-  const uint8_t* bits = rules.mask_bits + line * mask.row_bytes();
-  uint64_t word = 0;
-  if (s.columns == 1) {
-    word = (bits[0] & 1) ? ~uint64_t{0} : 0;
-  } else {
-    int64_t bytes = ((column & 7) + HWY_MIN(count, int64_t{kLanes}) + 7) / 8;
-    for (int64_t n = 0; n < bytes; ++n) word |= uint64_t{bits[(column >> 3) + n]} << (8 * n);
-    word >>= column & 7;
-  }
-  uint8_t copy[8];
-  std::memcpy(copy, &word, sizeof(copy));
-  return hn::LoadMaskBits(d, copy);
-}
-
 // What the mask shows of kLanes keys from `column`, a multiple of kLanes.
 inline hn::Mask<FloatTag> ShownByMask(const ScoreTile& tile, int r, int column) {
-  const uint64_t word = tile.bits[r][column / 64] >> (column % 64);
+  const uint64_t word = tile.bits[r][column / kPanelKeys] >> (column % kPanelKeys);
   uint8_t copy[8];
   std::memcpy(copy, &word, sizeof(copy));
   return hn::LoadMaskBits(FloatTag(), copy);
@@ -278,30 +338,31 @@ inline hn::Mask<FloatTag> ShownByMask(const ScoreTile& tile, int r, int column) 
 // kHidden where the mask shows nothing. Returns how many keys are visible.
 inline int HideGaps(const ScoreTile& tile, int r, float* s) {
   const FloatTag d;
-  const Span whole = WholeVectors(tile.spans[r]);
   int visible = 0;
-  for (int c = whole.begin; c < whole.end; c += kLanes) {
-    const auto shown = ShownByMask(tile, r, c);
-    visible += static_cast<int>(hn::CountTrue(d, shown));
-    hn::StoreU(hn::IfThenElse(shown, hn::LoadU(d, s + c), hn::Set(d, kHidden)), d, s + c);
+  for (const Span& part : StretchesOf(tile, r)) {
+    for (int c = part.begin; c < part.end; c += kLanes) {
+      const auto shown = ShownByMask(tile, r, c);
+      visible += static_cast<int>(hn::CountTrue(d, shown));
+      hn::StoreU(hn::IfThenElse(shown, hn::LoadU(d, s + c), hn::Set(d, kHidden)), d, s + c);
+    }
   }
   return visible;
 }
 
-// All rules on one row's scores. Returns how many keys are visible. `slope_factor`, if not null,
-// gets 1 − tanh², what softcap multiplies dS by (1 where not visible).
-inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, float* s,
-                      float* slope_factor) {
+// All rules on `part`, whole vectors, of one row's scores. Returns how many keys are visible.
+// `slope_factor`, if not null, gets 1 − tanh², what softcap multiplies dS by (1 where not visible).
+inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, const Span& part,
+                      float* s, float* slope_factor) {
   const FloatTag d;
   const Problem& p = rules.problem;
   const int64_t row = tile.first_row + r;
-  const Span span = tile.row(r), whole = WholeVectors(span);
+  const Span span = tile.row(r);
   const FloatVector scale = hn::Set(d, rules.scale), cap = hn::Set(d, p.softcap);
   // Finite for the smallest numbers too: a score of 0 has tanh 0.
   const FloatVector inverse_cap =
       hn::Set(d, p.softcap > 0 ? HWY_MIN(1.0f / p.softcap, -kHidden) : 0.0f);
   int visible = 0;
-  for (int c = whole.begin; c < whole.end; c += kLanes) {
+  for (int c = part.begin; c < part.end; c += kLanes) {
     FloatVector x = hn::Mul(scale, hn::LoadU(d, s + c)), tanh = hn::Zero(d);
     auto shown = Inside(span, c);
     const int64_t column = tile.first_column + c, count = span.end - c;
@@ -323,7 +384,6 @@ inline int ApplyRules(const HeadRules& rules, const ScoreTile& tile, int r, floa
       x = hn::NegMulAdd(hn::Set(d, rules.slope), hn::Abs(distance), x);
     }
     if (tile.has_gaps(r)) shown = hn::And(shown, ShownByMask(tile, r, c));
-    if (p.bool_mask) shown = hn::And(shown, LoadMaskBits(rules, row, column, count));
     visible += static_cast<int>(hn::CountTrue(d, shown));
     x = hn::IfThenElse(shown, x, hn::Set(d, kHidden));
     hn::StoreU(x, d, s + c);
@@ -341,7 +401,13 @@ inline int PrepareRow(const HeadRules& rules, const ScoreTile& tile, int r, floa
                       float* slope_factor = nullptr) {
   Span span = tile.row(r);
   if (span.empty()) return 0;
-  if (!rules.plain) return ApplyRules(rules, tile, r, s, slope_factor);
+  if (!rules.plain) {
+    int visible = 0;
+    for (const Span& part : StretchesOf(tile, r)) {
+      visible += ApplyRules(rules, tile, r, part, s, slope_factor);
+    }
+    return visible;
+  }
   if (tile.has_gaps(r)) return HideGaps(tile, r, s);
   HideEdges(span, s);
   return span.end - span.begin;
@@ -351,9 +417,10 @@ inline int PrepareRow(const HeadRules& rules, const ScoreTile& tile, int r, floa
 inline void FillDropout(const HeadRules& rules, const ScoreTile& tile, uint8_t* bytes,
                         int64_t stride) {
   for (int row = 0; row < tile.rows; row += 16) {
-    Span wanted;
-    for (int r = row; r < HWY_MIN(row + 16, tile.rows); ++r) wanted = Union(wanted, tile.row(r));
+    const Span wanted = tile.columns_of(row, 16);
+    const uint32_t panels = tile.panels_of(row, 16);
     for (int column = wanted.begin / 32 * 32; column < wanted.end; column += 32) {
+      if ((panels >> (column / kPanelKeys) & 1) == 0) continue;
       DropoutBlock(rules.dropout, static_cast<uint32_t>((tile.first_row + row) >> 4),
                    static_cast<uint32_t>((tile.first_column + column) >> 5),
                    bytes + row * stride + column, stride);
@@ -361,8 +428,14 @@ inline void FillDropout(const HeadRules& rules, const ScoreTile& tile, uint8_t* 
   }
 }
 
-inline void FillHidden(float* row, int begin, int end) {
-  for (int c = begin; c < end; ++c) row[c] = kHiddenZero;
+// kHiddenZero wherever row `r` of P or dS has not been computed.
+inline void FillUnseen(const ScoreTile& tile, int r, float* row) {
+  int at = 0;
+  for (const Span& part : StretchesOf(tile, r)) {
+    std::fill(row + at, row + HWY_MAX(at, part.begin), kHiddenZero);
+    at = HWY_MAX(at, part.end);
+  }
+  std::fill(row + at, row + HWY_MAX(at, tile.columns), kHiddenZero);
 }
 
 }  // namespace HWY_NAMESPACE

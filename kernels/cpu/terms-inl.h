@@ -57,6 +57,14 @@ inline Span TilesOf(const Span& span, int side) {
   return {span.begin / side, (span.end + side - 1) / side};
 }
 
+// The blocks of kTileDepth columns in these panels of kMaxPanelColumns, a bit each.
+inline uint64_t DepthsOf(uint32_t panels) {
+  static_assert(kMaxPanelColumns == 2 * kTileDepth);
+  uint64_t depths = 0;
+  for (int n = 0; n < 32; ++n) depths |= uint64_t{panels >> n & 1} * 3 << (2 * n);
+  return depths;
+}
+
 // The numbers' terms, each in the upper half of its lane; the lower half means nothing.
 template <int kTerms>
 HWY_INLINE void Split(FloatVector x, BitVector* terms) {

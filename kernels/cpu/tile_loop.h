@@ -59,6 +59,7 @@ void MultiplyBlock(const TileProduct& p, const Block& block) {
   const int64_t second_a = p.a_block * kTileWords, second_b = p.b_block * kTileWords;
   const int64_t a_step = p.a_terms * kTileWords, b_step = p.b_terms * kTileWords;
   for (int k = p.k_begin; k < p.k_end; ++k) {
+    if ((p.k_wanted >> k & 1) == 0) continue;
     const uint16_t* a = block.a + k * a_step;
     const uint16_t* b = block.b + k * b_step;
     const bool last = k + 1 == p.k_end;

@@ -39,6 +39,7 @@ struct TileProduct {
   // Optional, one span per block of rows: the tiles of columns that are wanted; others stay as they
   // were.
   const Span* column_limits = nullptr;
+  uint64_t k_wanted = ~uint64_t{0};  // bit k: whether block k is; A or B is zero in others
 };
 
 }  // namespace attnd

@@ -1,8 +1,11 @@
 // The CPU engine behind three C functions, so that cpu_against_pytorch.py can time it in PyTorch's
 // own process, in turn with PyTorch. Not installed; tensors are dense bhld. One thread at a time.
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "attention/masks/mask_description.h"
+#include "attention/problem.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace {
@@ -14,6 +17,9 @@ struct Engine {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<std::byte[]> workspace;
   int64_t workspace_bytes = 0;
+  // Of all calls, for all heads; one of them, or none.
+  std::shared_ptr<const attnd::MaskDescription> mask;
+  std::vector<uint8_t> mask_bits;
 
   std::byte* Workspace(const Problem& problem, attnd::Direction direction) {
     const int64_t bytes = backend->WorkspaceBytes(problem, direction) + 64;
@@ -47,7 +53,7 @@ const char* attnd_benchmark_architecture(void* engine) {
   return static_cast<Engine*>(engine)->backend->info().architecture.c_str();
 }
 
-static Problem ProblemOf(const BenchmarkProblem& from) {
+static Problem ProblemOf(const Engine& engine, const BenchmarkProblem& from) {
   Problem p;
   p.batch = from.batch;
   p.q_heads = from.q_heads;
@@ -60,22 +66,51 @@ static Problem ProblemOf(const BenchmarkProblem& from) {
   p.causal = from.causal != 0;
   p.dropout.threshold = static_cast<uint32_t>(from.dropout_threshold);
   p.dropout.seed = 1;
+  p.mask = engine.mask;
+  if (!engine.mask_bits.empty()) {
+    p.bool_mask = {.shape = {.batch = 1, .heads = 1, .rows = from.q_len, .columns = from.kv_len}};
+  }
   return p;
+}
+
+// The mask of the calls that follow: `bits` as of a bool mask, rows of whole bytes; null: none.
+// It goes by description, or as the array itself.
+int attnd_benchmark_mask(void* handle, const BenchmarkProblem* problem, const uint8_t* bits,
+                         int as_array) {
+  auto& engine = *static_cast<Engine*>(handle);
+  engine.mask = nullptr;
+  engine.mask_bits.clear();
+  if (bits == nullptr) return 0;
+  const int64_t row_bytes = (problem->kv_len + 7) / 8;
+  std::vector<uint8_t> copy(bits, bits + problem->q_len * row_bytes);
+  if (as_array != 0) {
+    engine.mask_bits = std::move(copy);
+    return 0;
+  }
+  auto mask = attnd::MaskDescription::Make(
+      {.pattern = {attnd::MaskBitmap{static_cast<uint32_t>(8 * row_bytes), std::move(copy)}},
+       .pattern_of = {0}},
+      attnd::MaskCallOf(ProblemOf(engine, *problem)));
+  if (!mask.ok()) return 1;
+  engine.mask = *std::move(mask);
+  return 0;
 }
 
 int64_t attnd_benchmark_workspace_bytes(void* engine, const BenchmarkProblem* problem,
                                         int backward) {
   return static_cast<Engine*>(engine)->backend->WorkspaceBytes(
-      ProblemOf(*problem), backward ? attnd::Direction::kBackward : attnd::Direction::kForward);
+      ProblemOf(*static_cast<Engine*>(engine), *problem),
+      backward ? attnd::Direction::kBackward : attnd::Direction::kForward);
 }
 
 int attnd_benchmark_forward(void* handle, const BenchmarkProblem* problem, const void* q,
                             const void* k, const void* v, void* o, float* lse) {
   auto* engine = static_cast<Engine*>(handle);
-  const Problem p = ProblemOf(*problem);
+  const Problem p = ProblemOf(*engine, *problem);
   attnd::ForwardCall call;
   call.problem = &p;
   call.q = q, call.k = k, call.v = v, call.o = o, call.lse = lse;
+  call.mask_bits = engine->mask_bits.data();
   call.workspace = engine->Workspace(p, attnd::Direction::kForward);
   return engine->backend->Forward({&call, 1}).ok() ? 0 : 1;
 }
@@ -84,11 +119,12 @@ int attnd_benchmark_backward(void* handle, const BenchmarkProblem* problem, cons
                              const void* k, const void* v, const void* o, const float* lse,
                              const void* d_o, void* d_q, void* d_k, void* d_v) {
   auto* engine = static_cast<Engine*>(handle);
-  const Problem p = ProblemOf(*problem);
+  const Problem p = ProblemOf(*engine, *problem);
   attnd::BackwardCall call;
   call.problem = &p;
   call.q = q, call.k = k, call.v = v, call.o = o, call.lse = lse, call.d_o = d_o;
   call.d_q = d_q, call.d_k = d_k, call.d_v = d_v;
+  call.mask_bits = engine->mask_bits.data();
   call.workspace = engine->Workspace(p, attnd::Direction::kBackward);
   return engine->backend->Backward({&call, 1}).ok() ? 0 : 1;
 }
