@@ -8,10 +8,11 @@ import numpy as np
 
 from . import _arrays, _checks
 from ._arrays import Array
-from ._mask_nodes import (COLUMNS, MAX_LENGTH, ROWS, SHAPES, All, AllOf, AnyOf, Bits, Blocks, BlockWindow, ColumnRuns,
-                          Dilated, Documents, Global, Grid, Groups, Mask, Not, Prefix, RandomBlocks, Rectangles,
-                          RowIntervals, RowRuns, Stride, StrideColumns, Window, check_mask, pick, walk)
+from ._mask_nodes import (COLUMNS, ROWS, SHAPES, All, AllOf, AnyOf, Bits, Blocks, BlockWindow, ColumnRuns, Dilated,
+                          Documents, Global, Grid, Groups, Mask, Not, Prefix, RandomBlocks, Rectangles, RowIntervals,
+                          RowRuns, Stride, StrideColumns, Window, check_mask, pick, walk)
 from ._mask_sizes import Sizes, Whole, resolve
+from ._mask_values import MAX_LENGTH
 from .errors import Unimplemented, wrong
 
 
@@ -43,6 +44,7 @@ class Evaluation:
         self._heads = sizes.q_heads
         self._by_head = any(isinstance(part, RandomBlocks) and part.per_head for part in walk(mask))
         self._drawn: Dict[Any, Array] = {}
+        self.reject_empty_rows = self._whole.reject_empty_rows
 
     def rows(self, batch: int, rows: range, keys: int, offset: int) -> Array:
         """bool [q_heads, rows, keys], or [1, rows, keys] where heads are alike: rows of a batch entry whose diagonal's
@@ -92,7 +94,7 @@ def count(mask: Mask, rows: int, keys: Optional[int], batch: int, heads: int, al
 def show(mask: Mask, rows: int, keys: Optional[int], batch: int, head: int, align: object, axes: Any) -> Any:
     """Mask.show."""
     try:
-        from matplotlib import pyplot
+        from matplotlib import pyplot  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise Unimplemented("show: expected matplotlib to be installed, got none: pip install matplotlib; to_dense gives "
                             "the same as an array", field="show") from None
@@ -168,15 +170,15 @@ def _shows_relation(mask: Mask, at: _Place) -> Array:
     if isinstance(mask, Window):
         return _between(key - query, mask.left, mask.right, 1)
     if isinstance(mask, Dilated):
-        return ((query - key) % mask.step == 0) & _between(key - query, mask.left, mask.right, mask.step)
+        return np.asarray(_between(key - query, mask.left, mask.right, mask.step) & ((query - key) % mask.step == 0))
     if isinstance(mask, Stride):
         return np.asarray((query - key) % mask.p == mask.phase)
     if isinstance(mask, StrideColumns):
-        return (key % mask.p >= mask.lo) & (key % mask.p < mask.hi)
+        return np.asarray((key % mask.p >= mask.lo) & (key % mask.p < mask.hi))
     if isinstance(mask, BlockWindow):
         shift = _of_batch(mask.shift.array, at.batch) if len(mask.shift) else 0
         blocks = (key + shift) // mask.p - (query + shift) // mask.p
-        return (blocks >= mask.lo) & (blocks <= mask.hi)
+        return np.asarray((blocks >= mask.lo) & (blocks <= mask.hi))
     if isinstance(mask, Global):
         rows = _inside(query, mask.intervals) if mask.direction != COLUMNS else np.zeros((1, 1), np.bool_)
         columns = _inside(key, mask.intervals) if mask.direction != ROWS else np.zeros((1, 1), np.bool_)
@@ -186,7 +188,7 @@ def _shows_relation(mask: Mask, at: _Place) -> Array:
     assert isinstance(mask, Documents), mask
     cu = mask.cu_seqlens.array
     query_document, key_document = [np.searchsorted(cu, x, side="right") for x in (query, key)]
-    return (query_document == key_document) & (query_document > 0) & (query_document < len(cu))
+    return np.asarray((query_document == key_document) & (query_document > 0) & (query_document < len(cu)))
 
 
 def _between(distance: Array, left: int, right: int, step: int) -> Array:
@@ -237,7 +239,7 @@ def _shows_list(mask: Mask, at: _Place) -> Array:
         return np.unpackbits(bits[row], axis=1, count=mask.keys, bitorder="little")[:, key].astype(np.bool_)
     assert isinstance(mask, Groups)
     rows, keys = [ids.array[at.batch] if ids.array.ndim == 2 else ids.array for ids in (mask.row, mask.key)]
-    return (rows[row][:, None] == keys[key]) & (keys[key] != 0)
+    return np.asarray((rows[row][:, None] == keys[key]) & (keys[key] != 0))
 
 
 def _shows_blocks(mask: Blocks, row: Array, key: Array) -> Array:

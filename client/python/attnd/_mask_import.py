@@ -7,8 +7,8 @@ import numpy as np
 
 from . import _arrays, _checks
 from ._arrays import Array
-from ._mask_nodes import (MAX_LENGTH, SHAPES, Bits, Blocks, ColumnRuns, Mask, Numbers, Rectangles,
-                          RowIntervals, RowRuns, Window, check_rising, grid_of, integers)
+from ._mask_nodes import SHAPES, Bits, Blocks, ColumnRuns, Mask, Rectangles, RowIntervals, RowRuns, Window, grid_of
+from ._mask_values import MAX_LENGTH, Numbers, bools, check_rising, integers
 from .errors import Unimplemented, wrong, wrong_type
 
 
@@ -108,11 +108,49 @@ def from_bsr(indptr: object, indices: object, R: int, C: int, keys: int, mask: o
     return partial_blocks(common, np.ones(len(columns), np.bool_), packed, 0, keys)
 
 
-def partial_blocks(common: Tuple[int, int, int, Numbers, Numbers], partial: Array, bits: Array, rows: int, keys: int) -> Mask:
+def partial_blocks(common: Tuple[int, int, int, Numbers, Numbers], partial: Array, bits: Array, rows: int, keys: int
+                   ) -> Blocks:
     """Blocks of which some show a bitmap, uint8 [their number, bytes]; equal bitmaps are kept once."""
-    distinct, of = np.unique(bits, axis=0, return_inverse=True) if len(bits) else (bits, np.zeros(0, np.int64))
-    return Blocks(*common, kind=partial.astype(np.uint8).tobytes(), bitmaps=distinct.tobytes(),
-                  bitmap_of=Numbers(of.reshape(-1).astype(np.int32)), rows=rows, keys=keys)
+    distinct: Dict[bytes, int] = {}
+    of = [distinct.setdefault(one.tobytes(), len(distinct)) for one in bits]
+    return Blocks(*common, kind=partial.astype(np.uint8).tobytes(), bitmaps=b"".join(distinct),
+                  bitmap_of=Numbers(np.array(of, np.int32)), rows=rows, keys=keys)
+
+
+def from_dense(dense: object) -> Mask:
+    """Any mask, bool [rows, keys], [heads, rows, keys] or [batch, heads, rows, keys]: a window where a square array is one,
+    else intervals where these are smaller than bits, else the smaller one of blocks and bits."""
+    from ._mask_bits import block_list, classify, wire_bytes
+
+    def make(dense: Array) -> Mask:
+        rows, keys = dense.shape
+        edges = np.diff(np.pad(dense.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+        (row, begin), end = np.nonzero(edges == 1), np.nonzero(edges == -1)[1]
+        most = max(1, int(np.bincount(row, minlength=1).max(initial=0)))
+        window = _window(rows, keys, row, begin, end) if most == 1 and rows == keys else None
+        if window is not None:
+            return window
+        if most * 8 * rows <= rows * keys // 8:
+            return _intervals(rows, keys, most, row, begin, end)
+        packed = np.packbits(dense, axis=1, bitorder="little")
+        blocks = block_list([classify(packed, keys)], rows, keys)
+        return blocks if wire_bytes([blocks]) < packed.nbytes else Bits(rows, keys, packed.tobytes())
+    return grid_of(make, bools("from_dense", dense))
+
+
+def _window(rows: int, keys: int, row: Array, begin: Array, end: Array) -> Optional[Mask]:
+    """That shows the run [begin, end) of each of these rows and nothing of others."""
+    above, below = begin > 0, end < keys
+    left = int((row - begin)[above].max(initial=-1)) if above.any() else -1
+    right = int((end - 1 - row)[below].max(initial=-1)) if below.any() else -1
+    if (above.any() and left < 0) or (below.any() and right < 0):
+        return None
+    every = np.arange(rows)
+    first = np.maximum(every - left, 0) if left >= 0 else np.zeros(rows, np.int64)
+    last = np.minimum(every + right + 1, keys) if right >= 0 else np.full(rows, keys)
+    full = np.flatnonzero(first < last)
+    same = np.array_equal(full, row) and np.array_equal(first[full], begin) and np.array_equal(last[full], end)
+    return Window(left, right) if same else None
 
 
 def from_csr(matrix: Any) -> Mask:
@@ -153,10 +191,16 @@ def _smallest(rows: int, keys: int, row: Array, key: Array) -> Mask:
             dense[row, key] = True
             return Bits(rows, keys, np.packbits(dense, axis=1, bitorder="little").tobytes())
     ends = np.append(begins[1:], True) if len(key) else begins
-    place = np.arange(int(begins.sum())) - np.repeat(np.concatenate([[0], np.cumsum(runs)])[:-1], runs)
-    begin, end = np.zeros((rows, most), np.int32), np.zeros((rows, most), np.int32)
-    begin[row[begins], place], end[row[begins], place] = key[begins], key[ends] + 1
-    return RowIntervals(Numbers(begin), Numbers(end), keys)
+    return _intervals(rows, keys, most, row[begins], key[begins], key[ends] + 1)
+
+
+def _intervals(rows: int, keys: int, most: int, row: Array, begin: Array, end: Array) -> Mask:
+    """Of runs in ascending order, at most `most` in a row."""
+    counts = np.bincount(row, minlength=rows)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins, ends = np.zeros((rows, most), np.int32), np.zeros((rows, most), np.int32)
+    begins[row, place], ends[row, place] = begin, end
+    return RowIntervals(Numbers(begins), Numbers(ends), keys)
 
 
 def _steps(rows: int, row: Array, key: Array, counts: Array, first: Array) -> Optional[Tuple[Numbers, Numbers, Numbers]]:

@@ -14,48 +14,15 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Typ
 
 import numpy as np
 
-from . import _arrays, _checks
+from . import _checks
 from ._arrays import Array
+from ._mask_values import (MAX_INT, MAX_LENGTH, MAX_RECTANGLES, Numbers, check_indices, check_last, check_pair, check_rising,
+                           check_sides)
 from .errors import wrong, wrong_type
-
-MAX_LENGTH, MAX_INT = 1 << 20, (1 << 31) - 1
-MAX_PATTERNS, MAX_NODES, MAX_DEPTH, MAX_RECTANGLES = 4096, 4096, 16, 65536
 
 _T = TypeVar("_T")
 _tokens = itertools.count()
 _by_token: weakref.WeakValueDictionary[str, Mask] = weakref.WeakValueDictionary()
-
-
-class Numbers:
-    """An array of integers as a value: read-only, compared and hashed by content."""
-
-    __slots__ = ("array", "_hash")
-
-    def __init__(self, array: Any) -> None:
-        self.array: Array = np.array(array)
-        self.array.flags.writeable = False
-        self._hash = hash((self.array.shape, self.array.tobytes()))
-
-    def __len__(self) -> int:
-        return int(self.array.size)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Numbers) and self._hash == other._hash
-                                 and np.array_equal(self.array, other.array))
-
-    def __reduce__(self) -> Any:
-        return Numbers, (self.array,)
-
-    def __repr__(self) -> str:
-        return f"Numbers({self.array.tolist()})" if self.array.size <= 16 else f"<{self.array.size} numbers>"
-
-
-def integers(field: str, value: object, low: int = 0, high: int = MAX_INT) -> Array:
-    """Integers of any shape, each within low..high, as int32."""
-    return _arrays.integers(field, value, low, high)
 
 
 class Mask:
@@ -127,7 +94,7 @@ class Mask:
         return any(child.relative for child in self.children)
 
     def __reduce__(self) -> Any:
-        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
 
 
 def by_token(token: str) -> Optional[Mask]:
@@ -195,7 +162,7 @@ def on_each(change: Callable[[Mask], Mask], mask: Mask) -> Mask:
 def as_masks(field: str, value: object) -> Tuple[Mask, ...]:
     if isinstance(value, Mask) or not hasattr(value, "__iter__"):
         raise wrong_type(field, "several masks", value)
-    masks = tuple(check_mask(f"{field}[{n}]", mask) for n, mask in enumerate(value))  # type: ignore[arg-type]
+    masks = tuple(check_mask(f"{field}[{n}]", mask) for n, mask in enumerate(value))
     if not masks:
         raise wrong(field, "at least one mask", "none")
     return masks
@@ -216,7 +183,7 @@ class Window(Relative):
     right: int
 
     def __post_init__(self) -> None:
-        _check_sides("window", self.left, self.right)
+        check_sides("window", self.left, self.right)
         super().__post_init__()
 
 
@@ -230,7 +197,7 @@ class Dilated(Relative):
 
     def __post_init__(self) -> None:
         _checks.integer("dilated step", self.step, 1, MAX_INT)
-        _check_sides("dilated", self.left, self.right)
+        check_sides("dilated", self.left, self.right)
         super().__post_init__()
 
 
@@ -405,7 +372,7 @@ class Blocks(Mask):
         check_rising("blocks indptr", self.indptr.array)
         if int(self.indptr.array[-1]) != len(self.indices):
             raise wrong("blocks indptr", f"{len(self.indices)} at its end, the number of indices", self.indptr.array[-1])
-        _check_indices(self.indptr.array, self.indices.array, self.columns)
+        check_indices(self.indptr.array, self.indices.array, self.columns)
         super().__post_init__()
 
     @property
@@ -558,46 +525,6 @@ class Placed(Mask):
     @property
     def children(self) -> Tuple[Mask, ...]:
         return (self.mask,)
-
-
-# ---- Checks.
-
-def _check_sides(kind: str, left: int, right: int) -> None:
-    for name, side in (("left", left), ("right", right)):
-        _checks.integer(f"{kind} {name}", side, -1, MAX_INT)
-
-
-def check_rising(field: str, values: Array) -> None:
-    """From 0, never falling."""
-    if values.ndim != 1 or values.size == 0:
-        raise wrong(field, "one dimension of at least 1 entry", f"shape {values.shape}")
-    if values[0] != 0:
-        raise wrong(field, "0 at its beginning", values[0])
-    falls = np.flatnonzero(values[1:] < values[:-1])
-    if falls.size:
-        raise wrong(field, f"never falling: at least {values[falls[0]]}", values[falls[0] + 1])
-
-
-def check_pair(one_name: str, one: Array, other_name: str, other: Array) -> None:
-    if one.ndim != 2 or 0 in one.shape:
-        raise wrong(one_name, "1 or 2 dimensions without 0", one.shape)
-    if one.shape != other.shape:
-        raise wrong(other_name, f"shape {one.shape}, as {one_name} has", other.shape)
-
-
-def check_last(field: str, last: int, keys: int) -> None:
-    if last > (keys or MAX_LENGTH):
-        raise wrong(field, f"keys below {keys or MAX_LENGTH}", last - 1)
-
-
-def _check_indices(indptr: Array, indices: Array, columns: int) -> None:
-    inside = np.ones(len(indices), np.bool_)
-    inside[indptr[:-1][indptr[:-1] < len(indices)]] = False  # first of their rows
-    falls = np.flatnonzero(inside[1:] & (indices[1:] <= indices[:-1]))
-    if falls.size:
-        raise wrong("blocks indices", f"ascending in each row: above {indices[falls[0]]}", indices[falls[0] + 1])
-    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < columns:
-        raise wrong("blocks indices", f"0..{columns - 1}", indices[(indices < 0) | (indices >= columns)][0])
 
 
 # ---- Arrays with leading dimensions for heads and batch entries.

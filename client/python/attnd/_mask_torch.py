@@ -5,7 +5,8 @@ not defined. Partial blocks are those where its mask_mod decides, which is calle
 """
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+import weakref
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from ._arrays import Array
 from ._mask_import import partial_blocks
-from ._mask_nodes import Mask, Numbers, simplified
+from ._mask_nodes import Mask, simplified
+from ._mask_values import Numbers
 from .errors import wrong, wrong_type
 
 _MOST_SCORES = 1 << 22  # of one call of mask_mod
@@ -48,6 +50,45 @@ def from_block_mask(block_mask: Any) -> Mask:
             row.append(partial_blocks(common, partial[b, h][seen], bits[which[b, h][partial[b, h]]], rows, keys))
         made.append(tuple(row))
     return simplified(tuple(made))
+
+
+_known: weakref.WeakKeyDictionary[Any, Dict[Tuple[int, int, int, int], Mask]] = weakref.WeakKeyDictionary()
+
+
+def described_block_mask(block_mask: Any, scores: Tuple[int, int, int, int]) -> Mask:
+    """The mask of a BlockMask for scores = [batch, q_heads, q_len, kv_len]; the same object while the BlockMask lives."""
+    if not isinstance(block_mask, BlockMask):
+        raise wrong_type("block_mask", "None, a BlockMask, or a Mask made by attnd.masks", block_mask)
+    known = _known.setdefault(block_mask, {})
+    if scores not in known:
+        lengths = tuple(getattr(block_mask, "seq_lengths", block_mask.shape[-2:]))
+        counts = block_mask.kv_num_blocks.shape[:2]
+        if lengths != scores[2:]:
+            raise wrong("block_mask", f"one of {scores[2]} rows and {scores[3]} keys", f"{lengths[0]} and {lengths[1]}")
+        for name, got, count in zip(("B", "H"), counts, scores):
+            if got not in (1, count):
+                raise wrong("block_mask", f"{name} = 1 or {count}", got)
+        _check_alike(block_mask, scores)
+        mask = next(iter(known.values())) if known else from_block_mask(block_mask)
+        known[scores] = mask
+    return known[scores]
+
+
+def _check_alike(block_mask: BlockMask, scores: Tuple[int, int, int, int]) -> None:
+    """What says B = 1 or H = 1 is one mask for all: at random points, mask_mod must say so too."""
+    batch, heads = [1 if got > 1 else count for got, count in zip(block_mask.kv_num_blocks.shape[:2], scores)]
+    if batch == heads == 1:
+        return
+    random, device = torch.Generator().manual_seed(0), block_mask.kv_num_blocks.device
+    b, h, q, k = [torch.randint(0, most, (512,), generator=random).to(device) for most in (batch, heads, *scores[2:])]
+
+    def differs(n: Tensor, _: Tensor, __: Tensor, ___: Tensor) -> Tensor:
+        one: Tensor = block_mask.mask_mod(b[n], h[n], q[n], k[n])
+        return one ^ block_mask.mask_mod(torch.zeros_like(b[n]), torch.zeros_like(h[n]), q[n], k[n])
+    with torch.no_grad():
+        if bool(create_mask(differs, len(b), 1, 1, 1, device=str(device)).any()):
+            raise wrong("block_mask", f"one made with B={scores[0]}, H={scores[1]}, since its mask_mod depends on them",
+                        "one for all")
 
 
 def _listed(counts: Any, indices: Any) -> Array:

@@ -9,10 +9,11 @@ from typing import Dict, Iterable, List, Tuple
 import numpy as np
 
 from ._arrays import Array
-from ._mask_nodes import (BOTH, COLUMNS, MAX_DEPTH, MAX_NODES, MAX_PATTERNS, ROWS, All, AllOf, AnyOf, Bits, Blocks,
-                          BlockWindow, ColumnRuns, Dilated, Documents, Global, Grid, Groups, Mask, Not, Numbers, Prefix,
-                          RandomBlocks, Rectangles, RowIntervals, RowRuns, Stride, StrideColumns, Window, pick)
+from ._mask_nodes import (BOTH, COLUMNS, ROWS, All, AllOf, AnyOf, Bits, Blocks, BlockWindow, ColumnRuns, Dilated, Documents,
+                          Global, Grid, Groups, Mask, Not, Prefix, RandomBlocks, Rectangles, RowIntervals, RowRuns, Stride,
+                          StrideColumns, Window, pick)
 from ._mask_sizes import Sizes, resolve
+from ._mask_values import MAX_DEPTH, MAX_NODES, MAX_PATTERNS, Numbers
 from .errors import wrong
 
 _VARINT, _LENGTH = 0, 2  # wire types

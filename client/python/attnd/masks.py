@@ -16,17 +16,18 @@ import numpy as np
 from . import _arrays, _checks
 from ._arrays import Array
 from ._mask_dense import count as _count
-from ._mask_import import from_bsr, from_csr, from_deepspeed, from_endpoints, from_flashmask, from_slices
-from ._mask_nodes import (BOTH, COLUMNS, MAX_INT, MAX_LENGTH, ROWS, SHAPES, All, Bits, Blocks, BlockWindow, Dilated,
-                          Documents, Global, Grid, Groups, Mask, Numbers, Placed, Prefix, RandomBlocks, Rectangles,
-                          RowIntervals, RowRuns, Stride, StrideColumns, Window, as_masks, check_mask, integers)
+from ._mask_import import from_bsr, from_csr, from_deepspeed, from_dense, from_endpoints, from_flashmask, from_slices
+from ._mask_nodes import (BOTH, COLUMNS, ROWS, SHAPES, All, Bits, Blocks, BlockWindow, Dilated, Documents, Global, Grid,
+                          Groups, Mask, Placed, Prefix, RandomBlocks, Rectangles, RowIntervals, RowRuns, Stride,
+                          StrideColumns, Window, as_masks, check_mask)
 from ._mask_nodes import grid_of as _grid_of
+from ._mask_values import MAX_INT, MAX_LENGTH, Numbers, bools, integers
 from .errors import wrong, wrong_type
 
 __all__ = ["Mask", "all_", "bits", "block_window", "blocks", "causal", "count", "dilated", "documents", "from_block_mask",
-           "from_bsr", "from_csr", "from_deepspeed", "from_endpoints", "from_flashmask", "from_slices", "global_",
-           "groups", "intervals", "per_batch", "per_head", "prefix", "random_blocks", "rectangles", "runs", "stride",
-           "stride_columns", "window"]
+           "from_bsr", "from_csr", "from_deepspeed", "from_dense", "from_endpoints", "from_flashmask", "from_mask_mod",
+           "from_slices", "global_", "groups", "intervals", "per_batch", "per_head", "prefix", "random_blocks", "rectangles",
+           "runs", "stride", "stride_columns", "window"]
 
 _Side = Optional[int]
 _Span = Union[int, Tuple[int, int], Sequence[int]]
@@ -120,7 +121,7 @@ def blocks(layout: object, size: Union[int, Tuple[int, int]]) -> Mask:
     size: of a block, rows and keys or one int for both. The last row and column of blocks may reach over the problem.
     """
     bq, bk = _pair("blocks size", size)
-    array = _bools("blocks layout", layout)
+    array = bools("blocks layout", layout)
 
     def make(layout: Array) -> Mask:
         counts = np.concatenate([[0], np.cumsum(layout.sum(1, dtype=np.int64))])
@@ -164,7 +165,7 @@ def bits(dense: object) -> Mask:
     """Any mask, one bit for each row and key: bool [rows, keys], [heads, rows, keys] or [batch, heads, rows, keys]."""
     def make(dense: Array) -> Mask:
         return Bits(dense.shape[0], dense.shape[1], np.packbits(dense, axis=1, bitorder="little").tobytes())
-    return _grid_of(make, _bools("bits", dense))
+    return _grid_of(make, bools("bits", dense))
 
 
 def per_head(masks: Sequence[Mask]) -> Mask:
@@ -197,6 +198,17 @@ def from_block_mask(block_mask: Any) -> Mask:
     return convert(block_mask)
 
 
+def from_mask_mod(mask_mod: Any, rows: int, keys: int, *, batch: int = 1, heads: int = 1, device: Any = "cpu") -> Mask:
+    """What FlexAttention's mask_mod(b, h, q, kv) shows; batch, heads: 1 where it does not depend on them.
+
+    It is called here, on tensors of `device`. Comparisons of q and kv, of their quotients and remainders by constants, and
+    of integers that captured tensors have for them become closed forms, compared with mask_mod at 4096 scores. Any other
+    function is evaluated everywhere, 64 rows at a time, and becomes blocks.
+    """
+    from ._mask_trace import from_mask_mod as convert
+    return convert(mask_mod, batch, heads, rows, keys, device)
+
+
 # ---- Arguments.
 
 def _integer(field: str, value: object, low: int) -> int:
@@ -225,18 +237,6 @@ def _columns(field: str, value: object) -> Numbers:
     if array.ndim not in (1, 2):
         raise wrong(field, "shape [rows] or [rows, r]", array.shape)
     return Numbers(array.reshape(len(array), -1) if array.size else array.reshape(0, 1))
-
-
-def _bools(field: str, value: object) -> Array:
-    """bool of 2 to 4 dimensions; integers 0 and 1 too."""
-    array = _arrays.host(field, value)
-    if array.dtype.kind not in "biu":
-        raise wrong(field, "a bool array (True = attend), or integers 0 and 1", f"an array of {array.dtype}")
-    if array.dtype != np.bool_:
-        array = integers(field, array, 0, 1).astype(np.bool_)
-    if not 2 <= array.ndim <= 4 or 0 in array.shape:
-        raise wrong(field, "2 to 4 dimensions without 0", f"shape {array.shape}")
-    return array
 
 
 def _intervals(field: str, spans: Sequence[_Span]) -> Tuple[Tuple[int, int], ...]:
