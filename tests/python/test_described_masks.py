@@ -492,6 +492,36 @@ def test_sparse_rows_of_anything(rng):
         np.testing.assert_array_equal(mask.to_dense(1, 1, *dense.shape)[0, 0], dense)
 
 
+DENSE = {
+    "Window": [np.tri(40, dtype=bool), np.tri(40, k=3, dtype=bool) & ~np.tri(40, k=-9, dtype=bool), np.ones((7, 7), bool),
+               ~np.tri(40, k=-5, dtype=bool)],
+    "RowIntervals": [np.arange(900) < np.random.default_rng(3).integers(0, 900, (300, 1)),
+                     np.abs(np.arange(900) - np.random.default_rng(4).integers(0, 900, (300, 1))) % 700 < 20],
+    "Blocks": [np.zeros((300, 300), bool), np.tri(300, k=-1, dtype=bool), np.tri(300, 310, dtype=bool),
+               np.kron(np.random.default_rng(1).random((6, 6)) < 0.4, np.tri(64, dtype=bool))[:370, :361]],
+    "Bits": [np.random.default_rng(2).random((130, 70)) < 0.5],
+}
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_arrays_become_what_is_smallest(message, kind):
+    for dense in DENSE[kind]:
+        mask = m.from_dense(dense)
+        assert type(mask).__name__ == kind
+        np.testing.assert_array_equal(mask.to_dense(1, 1, *dense.shape, align=0)[0, 0], dense)
+        assert len(serialize(mask, Sizes(1, 1, *dense.shape))) <= dense.size // 8 + len(dense) + 40
+    both = np.stack([np.tri(9, dtype=bool), np.eye(9, dtype=bool)])
+    np.testing.assert_array_equal(compare(message, m.from_dense(both), (2, 2, 9, 9))[1], both)
+
+
+def test_any_array_is_what_it_shows(rng):
+    for _ in range(40):
+        shape = (number(rng, 1, 150),) * 2 if rng.random() < 0.5 else (number(rng, 1, 150), number(rng, 1, 150))
+        dense = rng.random(shape) < rng.random() ** 3
+        dense = dense if rng.random() < 0.5 else np.logical_or.accumulate(dense, axis=1)
+        np.testing.assert_array_equal(m.from_dense(dense).to_dense(1, 1, *dense.shape, align=0)[0, 0], dense)
+
+
 def deepspeed(name, blocks, **fields):
     """Layouts cell by cell, from the descriptions of DeepSpeed's documentation."""
     uni = fields.get("attention") == "unidirectional"

@@ -119,7 +119,7 @@ def partial_blocks(common: Tuple[int, int, int, Numbers, Numbers], partial: Arra
 
 def from_dense(dense: object) -> Mask:
     """Any mask, bool [rows, keys], [heads, rows, keys] or [batch, heads, rows, keys]: a window where a square array is one,
-    else intervals where these are smaller than bits, else the smaller one of blocks and bits."""
+    else intervals, blocks of 64 or bits, whichever is smallest."""
     from ._mask_bits import block_list, classify, wire_bytes
 
     def make(dense: Array) -> Mask:
@@ -130,11 +130,12 @@ def from_dense(dense: object) -> Mask:
         window = _window(rows, keys, row, begin, end) if most == 1 and rows == keys else None
         if window is not None:
             return window
-        if most * 8 * rows <= rows * keys // 8:
-            return _intervals(rows, keys, most, row, begin, end)
         packed = np.packbits(dense, axis=1, bitorder="little")
         blocks = block_list([classify(packed, keys)], rows, keys)
-        return blocks if wire_bytes([blocks]) < packed.nbytes else Bits(rows, keys, packed.tobytes())
+        least = min(wire_bytes([blocks]), packed.nbytes)
+        if most * 8 * rows < least:
+            return _intervals(rows, keys, most, row, begin, end)
+        return blocks if least < packed.nbytes else Bits(rows, keys, packed.tobytes())
     return grid_of(make, bools("from_dense", dense))
 
 

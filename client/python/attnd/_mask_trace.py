@@ -7,7 +7,7 @@ is evaluated, 64 rows at a time.
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 import torch

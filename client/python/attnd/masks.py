@@ -13,12 +13,12 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from . import _arrays, _checks
+from . import _checks
 from ._arrays import Array
 from ._mask_dense import count as _count
 from ._mask_import import from_bsr, from_csr, from_deepspeed, from_dense, from_endpoints, from_flashmask, from_slices
 from ._mask_nodes import (BOTH, COLUMNS, ROWS, SHAPES, All, Bits, Blocks, BlockWindow, Dilated, Documents, Global, Grid,
-                          Groups, Mask, Placed, Prefix, RandomBlocks, Rectangles, RowIntervals, RowRuns, Stride,
+                          Groups, Mask, Prefix, RandomBlocks, Rectangles, RowIntervals, RowRuns, Stride,
                           StrideColumns, Window, as_masks, check_mask)
 from ._mask_nodes import grid_of as _grid_of
 from ._mask_values import MAX_INT, MAX_LENGTH, Numbers, bools, integers

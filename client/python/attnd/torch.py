@@ -39,7 +39,7 @@ from ._residual import Residual
 from ._transfer import Transfer, empty, send
 from .client import Client
 from .client import connect as _connect
-from .errors import InvalidArgument, Unimplemented, not_connected, reworded, wrong, wrong_type
+from .errors import InvalidArgument, Unimplemented, not_connected, reworded, wrong
 
 __all__ = ["attention", "client", "connect", "disconnect", "flex_attention", "replace", "scaled_dot_product_attention"]
 
