@@ -45,19 +45,19 @@ struct BroadcastTensor {
   int32_t has_pairs;         // whether two keys' biases, the first one's even, are one aligned word
 };
 
-// A bool mask as its caller sent it: bit j&7 of byte j>>3 of a row. Read by the kernel that lists its
-// tiles (mask_tiles.h) and by no other.
+// A bool mask as its caller sent it: bit j&7 of byte j>>3 of a row. Read by the kernel that lists
+// its tiles (mask_tiles.h) and by no other.
 struct MaskBits {
-  const void* data;           // null: none
-  int64_t batch, head, row;   // bytes; 0 where all share one
-  int32_t rows, columns;      // 1: all share one
+  const void* data;          // null: none
+  int64_t batch, head, row;  // bytes; 0 where all share one
+  int32_t rows, columns;     // 1: all share one
 };
 
 // Which tiles a block visits under a mask, whatever way the mask was described. A plan is what one
 // or more (b, h) see. It has a line for each of a block's own tiles (of rows in forward, of keys in
-// backward), and a line lists the other side's tiles that hold anything, ascending: a tile's number,
-// and 1 + the number of its bitmap, or 0 where all of it is visible. Bitmaps: tile_lists.h. Made by
-// the host from masks by description, by a kernel ahead from bool masks.
+// backward), and a line lists the other side's tiles that hold anything, ascending: a tile's
+// number, and 1 + the number of its bitmap, or 0 where all of it is visible. Bitmaps: tile_lists.h.
+// Made by the host from masks by description, by a kernel ahead from bool masks.
 struct alignas(16) MaskLine {
   uint32_t begin, end;  // its tiles
   uint32_t bitmap;      // number of the bitmap that its tiles count from
@@ -67,7 +67,7 @@ inline constexpr int kListedTileBits = 15;  // 2^20 keys, 32 a tile
 inline constexpr uint32_t kListedTileMask = (1u << kListedTileBits) - 1;
 inline constexpr int64_t kMaxListedBitmaps = (int64_t{1} << (32 - kListedTileBits)) - 1;
 struct TileLists {
-  MaskLine* lines;          // line l of plan n: lines[n·plan_lines + l]; null: no mask
+  MaskLine* lines;  // line l of plan n: lines[n·plan_lines + l]; null: no mask
   uint32_t* tiles;
   uint32_t* bitmaps;        // tile_rows·tile_keys / 32 words each
   const uint32_t* plan_of;  // of (b, h) at b·batch + h·head; null: the plan is that number
@@ -87,7 +87,6 @@ struct ProblemDesc {
   int32_t qk_chunks, v_chunks;       // 16-byte chunks that a row of Q, K (V, O, dO) really has
   float scale, scale_log2;           // scale_log2 = scale·log2(e)
   float softcap;                     // 0: none
-  MaskBits mask;
   BroadcastTensor bias;
   const float* alibi_slopes;  // null, or (b, h): alibi_slopes[b·alibi_batch + h]
   int64_t alibi_batch;
@@ -131,6 +130,7 @@ struct ProblemDesc {
   float* stabilizer;  // … lse in units of log2 less P's gain, ∞ where no key is visible, …
   float* dq_factor;   // … and the power of two of a row's dQ in fixed point
   TileLists tile_lists;
+  MaskBits mask;
 };
 inline constexpr int32_t kGradientBoundWords = 5;  // per (b, KV head)
 

@@ -129,7 +129,7 @@ TEST(LaneMap, MakesWordsOfRowsOrColumns) {
       EXPECT_EQ(MaskWord::FromColumns(lane, row) >> bit & 1, rows[y] >> x & 1);
     }
     const auto word = [&](int y) { return MaskWord::FromRows(MaskWord::LaneOf(x, y), row); };
-    EXPECT_EQ(MaskWord::KeysOfRow(x, word), rows[x]);
+    EXPECT_EQ(MaskWord::AlongY(x, word), rows[x]);
   }
 }
 

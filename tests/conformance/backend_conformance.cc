@@ -515,9 +515,10 @@ bool RegisterBackendConformance(const std::string& name,
   if (options.element.has_value()) ConvertAll(*options.element, cases);
   std::erase_if(cases,
                 [&](const ConformanceCase& c) { return Pairs(c.problem) > options.max_pairs; });
-  if (!options.masks) {
-    std::erase_if(cases, [](const ConformanceCase& c) { return c.problem.mask != nullptr; });
-  }
+  int masks = 0;
+  std::erase_if(cases, [&](const ConformanceCase& c) {
+    return c.problem.mask != nullptr && masks++ % options.mask_stride != 0;
+  });
   std::string suite = name + "Conformance", support_suite = name + "Support";
   for (const ConformanceCase& test_case : cases) {
     testing::RegisterTest(suite.c_str(), test_case.name.c_str(), nullptr, nullptr, __FILE__,
