@@ -268,7 +268,7 @@ PLANTED = {
 }
 # What the same rules let pass: limits reached, and what is no sentence.
 KEPT = {
-    all_words: [{"README.md": "word " * 26_000}],
+    all_words: [{"README.md": "word " * MAX_WORDS}],
     average_sentence: [{"README.md": "| " + "word " * 30 + "|\n\n    " + "code " * 30 + "\n"},
                        {"README.md": "```\n" + "word " * 30 + "\n```\n# " + "word " * 30 + "\n"},
                        {"README.md": "word " * 19 + "end. " + "word " * 19 + "(end.)\n"}],
