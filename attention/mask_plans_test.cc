@@ -89,5 +89,50 @@ TEST(MaskPlans, NamesTheFirstRowThatSeesNothing) {
             "head 0 of batch entry 0");
 }
 
+TEST(MaskPlans, FindsWithoutCompiling) {
+  MaskPlans plans;
+  const Problem p = WithMask(Window(7, 0));
+  EXPECT_EQ(plans.Find(p, HostMaskOptions()), nullptr);
+  EXPECT_EQ(plans.stats().misses, 0u);
+  auto plan = plans.Get(p, HostMaskOptions());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plans.Find(p, HostMaskOptions()), *plan);
+}
+
+TEST(MaskPlans, APlanThatSomebodyHoldsIsFoundThoughThereIsNoRoom) {
+  MaskPlans plans(100);
+  const Problem p = WithMask(Window(7, 0));
+  auto held = plans.Get(p, HostMaskOptions());
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_EQ(plans.stats().bytes, 0);
+  EXPECT_EQ(plans.Find(p, HostMaskOptions()), *held);
+  EXPECT_EQ(*plans.Get(p, HostMaskOptions()), *held);
+  EXPECT_EQ(plans.stats().misses, 1u);
+  *held = nullptr;
+  EXPECT_EQ(plans.Find(p, HostMaskOptions()), nullptr);
+}
+
+TEST(MaskPlans, CountsWhatAMaskShows) {
+  MaskPlans plans;
+  const Problem p = WithMask({.op = Global{{0}, {65}, GlobalDirection::kRows}, .of = {}});
+  const MaskTotals totals = TotalsOf(**plans.Get(p, HostMaskOptions()), p);
+  EXPECT_EQ(totals.visible, 4 * 65 * 256);  // 2 batch entries of 2 heads
+  EXPECT_EQ(totals.empty_rows, 4 * (256 - 65));
+  EXPECT_EQ(totals.tiles, 4 * 16);
+  EXPECT_EQ(totals.tiles_full, 4 * 4);
+  EXPECT_EQ(totals.tiles_partial, 4 * 4);
+  EXPECT_EQ(totals.distinct_bitmaps, 1);
+}
+
+TEST(MaskPlans, RefusesToLookThroughTooManyRows) {
+  Problem p = WithMask(Window(-1, 0), 1024, EmptyRow::kReject);
+  MaskPlans plans;
+  EXPECT_TRUE(CheckEmptyRows(**plans.Get(p, HostMaskOptions()), p).ok());
+  p.batch = 1 << 18;
+  const absl::Status status = CheckEmptyRows(**plans.Get(p, HostMaskOptions()), p);
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(status.message().rfind("problem.mask.empty_row: expected at most ", 0), 0) << status;
+}
+
 }  // namespace
 }  // namespace attnd

@@ -344,9 +344,14 @@ MaskCall MaskCallOf(const Problem& problem) {
 }
 
 bool SameForward(const Problem& a, const Problem& b) {
-  if (!a.bias || !b.bias || a.bias->want_gradient == b.bias->want_gradient) return a == b;
+  if (a == b) return true;
+  const bool same_mask = a.mask != nullptr && b.mask != nullptr && a.mask->id() == b.mask->id();
   Problem same = a;
-  same.bias->want_gradient = b.bias->want_gradient;
+  if (same_mask) {
+    same.mask = b.mask;
+    same.mask_share = b.mask_share;
+  }
+  if (a.bias && b.bias) same.bias->want_gradient = b.bias->want_gradient;
   return same == b;
 }
 

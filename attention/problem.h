@@ -195,7 +195,8 @@ absl::Status Validate(const Problem& problem);
 // lengths cut at run time and do not count, but where the diagonal is bottom_right they move it.
 MaskCall MaskCallOf(const Problem& problem);
 
-// Whether forward gives the same for both: all fields but bias.want_gradient agree.
+// Whether forward gives the same for both: all fields but bias.want_gradient agree, and masks have
+// the same id.
 bool SameForward(const Problem& a, const Problem& b);
 
 }  // namespace attnd

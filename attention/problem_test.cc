@@ -6,13 +6,11 @@
 #include <limits>
 #include <memory>
 
+#include "attention/masks/mask_description.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 
 namespace attnd {
-
-class MaskDescription {};  // there is none yet: any object stands for one
-
 namespace {
 
 Problem Dense() {
@@ -306,12 +304,18 @@ bool BruteForceVisible(const Problem& p, const Sequence& s, int64_t i, int64_t j
 }
 
 TEST(Problem, IsTheSameForwardOnlyWithTheSameMask) {
-  Problem masked = Dense(), other = Dense();
-  masked.mask = std::make_shared<const MaskDescription>();
-  other.mask = std::make_shared<const MaskDescription>();
-  EXPECT_TRUE(SameForward(masked, Problem(masked)));
-  EXPECT_FALSE(SameForward(masked, other));
-  EXPECT_FALSE(SameForward(masked, Dense()));
+  const auto masked = [](int32_t left) {
+    Problem p = Dense();
+    const MaskSpec spec = {.pattern = {MaskExpr{RelativeWindow{left, 0}, {}}}, .pattern_of = {0}};
+    p.mask = *MaskDescription::Make(spec, MaskCallOf(p));
+    return p;
+  };
+  EXPECT_TRUE(SameForward(masked(3), masked(3)));  // two objects
+  EXPECT_FALSE(SameForward(masked(3), masked(4)));
+  EXPECT_FALSE(SameForward(masked(3), Dense()));
+  Problem moved = masked(3);
+  moved.mask_origin.row_begin = 1;
+  EXPECT_FALSE(SameForward(masked(3), moved));
 }
 
 TEST(VisibleRange, EqualsThePredicateForRandomProblems) {

@@ -1,7 +1,9 @@
 #include "attention/problem_text.h"
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "attention/masks/mask_description.h"
 
 namespace attnd {
 namespace {
@@ -49,6 +51,11 @@ std::string ScoreText(const Problem& p) {
   if (p.scale.has_value()) absl::StrAppend(&text, " scale=", *p.scale);
   if (p.softcap > 0) absl::StrAppend(&text, " softcap=", p.softcap);
   if (p.bool_mask) absl::StrAppend(&text, " mask", ShapeText(p.bool_mask->shape));
+  if (p.mask != nullptr) {
+    const MaskId& id = p.mask->id();
+    absl::StrAppend(
+        &text, " mask=", absl::BytesToHexString({reinterpret_cast<const char*>(id.data()), 4}));
+  }
   if (p.bias) {
     absl::StrAppend(&text, " bias:", ElementName(p.bias->element), ShapeText(p.bias->shape),
                     p.bias->want_gradient ? "+gradient" : "");

@@ -6,6 +6,8 @@
 #include <limits>
 #include <numbers>
 
+#include "attention/masks/mask_description.h"
+#include "attention/masks/random_mask.h"
 #include "attention/problem_text.h"
 #include "base/check.h"
 
@@ -167,6 +169,21 @@ void DrawSoftmax(Random& random, Problem& p) {
   p.allow_nondeterministic = random.Chance(0.1);
 }
 
+// Rows that see nothing are no error.
+void DrawMask(Random& random, Problem& p) {
+  p.bool_mask.reset();
+  MaskSpec spec = RandomMaskFor(
+      [&](int64_t low, int64_t high) { return random.Between(low, high); }, MaskCallOf(p));
+  spec.empty_row = EmptyRow::kZero;
+  const auto mask = MaskDescription::Make(spec, MaskCallOf(p));
+  CHECK(mask.ok()) << mask.status().ToString();
+  p.mask = *mask;
+  p.mask_origin = spec.origin;
+  if (p.alignment == Alignment::kUnspecified && !Validate(p).ok()) {
+    p.alignment = Alignment::kTopLeft;
+  }
+}
+
 }  // namespace
 
 Problem RandomProblem(uint64_t seed, const RandomProblemLimits& limits) {
@@ -177,6 +194,7 @@ Problem RandomProblem(uint64_t seed, const RandomProblemLimits& limits) {
   DrawDiagonal(random, p);
   DrawScores(random, p);
   DrawSoftmax(random, p);
+  if (limits.masks) DrawMask(random, p);
   absl::Status status = Validate(p);
   CHECK(status.ok()) << status.ToString() << " seed " << seed << ": " << ProblemText(p);
   return p;

@@ -57,6 +57,7 @@ AlignedBytes Unwritten(int64_t size);
 struct RandomProblemLimits {
   int64_t max_pairs = 1 << 14;  // of q_heads · Σ q_len·kv_len over batch entries, masks not counted
   int64_t max_head_dim = kMaxHeadDim;
+  bool masks = false;  // each with a mask by description, of any kind, instead of a bool mask
 };
 
 // A Problem that Validate accepts; every option of the contract appears among the seeds.

@@ -10,6 +10,7 @@
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "attention/masks/mask_description.h"
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
 #include "client/call/call_runner.h"
@@ -17,6 +18,7 @@
 #include "client/call/lease_book.h"
 #include "client/call/logical_call.h"
 #include "client/call/message_limits.h"
+#include "client/call/problem_to_proto.h"
 #include "client/call/residual_state.h"
 #include "client/call/shared_memory.h"
 #include "client/call/unary_call.h"
@@ -34,7 +36,8 @@ constexpr int64_t kMinShardBytes = int64_t{1} << 20;
 constexpr size_t kMaxRequestIdBytes = 64;
 // Of a call about leases; the last ones are made while the client goes away.
 constexpr absl::Duration kSmallCallTimeout = absl::Milliseconds(500);
-constexpr int64_t kChunkOverhead = 64;  // of a chunk's message beside its data
+constexpr int64_t kChunkOverhead = 64;     // of a chunk's message beside its data
+constexpr int64_t kHeaderOverhead = 4096;  // of a call's first message beside its problem
 
 // On 16 cores 6 move as much as 8 with less processor time, 4 and 12 less.
 int BulkThreads() { return std::clamp(AvailableCpus() * 3 / 8, 2, 8); }
@@ -52,6 +55,17 @@ std::string RandomRequestId() {
   thread_local absl::BitGen random;
   return absl::StrCat(absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16),
                       absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
+}
+
+// A mask by description lies in the first message whole, however its tensors are cut.
+absl::Status CheckMaskSize(const Problem& problem, int64_t most) {
+  if (problem.mask == nullptr || problem.mask->bytes() <= most) return absl::OkStatus();
+  const auto bytes = static_cast<int64_t>(ToProto(problem).ByteSizeLong());
+  if (bytes <= most) return absl::OkStatus();
+  return absl::OutOfRangeError(
+      absl::StrCat("problem.mask: expected at most ", most,
+                   " bytes, as the server's largest message allows, got ", bytes,
+                   ": raise its limit (attnd --max_message_mib), or send bool_mask, which is cut"));
 }
 
 absl::Status MissingTensor(absl::string_view name) {
@@ -109,6 +123,34 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& reply, const std::string& 
                             static_cast<int>(d.threads())});
   }
   return info;
+}
+
+absl::StatusOr<MaskReport> FromProto(const v1::CompileMaskResponse& reply) {
+  MaskReport report;
+  if (reply.id().size() != report.id.size()) {
+    return absl::DataLossError(
+        absl::StrCat("reply.id: expected ", report.id.size(), " bytes, got ", reply.id().size()));
+  }
+  absl::c_copy(reply.id(), report.id.begin());
+  report.bytes_held = static_cast<int64_t>(reply.bytes_held());
+  report.visible = static_cast<int64_t>(reply.visible());
+  report.empty_rows = static_cast<int64_t>(reply.empty_rows());
+  for (const v1::MaskOnDevice& d : reply.device()) {
+    report.devices.push_back(
+        {.device = d.device(),
+         .kernel_forward = d.kernel_forward(),
+         .kernel_backward = d.kernel_backward(),
+         .reason = d.reason(),
+         .tile_rows = d.tile_rows(),
+         .tile_keys = d.tile_keys(),
+         .tiles = static_cast<int64_t>(d.tiles()),
+         .tiles_full = static_cast<int64_t>(d.tiles_full()),
+         .tiles_partial = static_cast<int64_t>(d.tiles_partial()),
+         .distinct_bitmaps = static_cast<int64_t>(d.distinct_bitmaps()),
+         .plan_bytes = static_cast<int64_t>(d.plan_bytes()),
+         .compile_nanoseconds = static_cast<int64_t>(d.compile_nanoseconds())});
+  }
+  return report;
 }
 
 // A region belongs to one daemon, so several replicas share none.
@@ -195,7 +237,7 @@ class AttentionClient::Impl {
     ASSIGN_OR_RETURN(Prepared prepared, Prepare(problem, in, out, options));
     // What is kept is used by a backward that is cut alike.
     Direction cut = keep == nullptr ? Direction::kForward : Direction::kBackward;
-    Sending sending = SendingOf(problem, cut, prepared.deadline, options);
+    ASSIGN_OR_RETURN(Sending sending, SendingOf(problem, cut, prepared.deadline, options));
     if (keep == nullptr) {
       LeaveWholeIfShared({in.q, in.k, in.v, out.o}, sending);
     } else {
@@ -224,7 +266,8 @@ class AttentionClient::Impl {
                                        const BackwardOutputs& out, const CallOptions& options,
                                        const ResidualState* residual) {
     ASSIGN_OR_RETURN(Prepared prepared, Prepare(problem, in, out, options));
-    Sending sending = SendingOf(problem, Direction::kBackward, prepared.deadline, options);
+    ASSIGN_OR_RETURN(Sending sending,
+                     SendingOf(problem, Direction::kBackward, prepared.deadline, options));
     if (residual != nullptr && Fits(*residual, problem)) {
       LogicalCall call(problem, residual->shards, std::move(prepared.header), in, out);
       call.UseLeases(*residual);
@@ -252,6 +295,22 @@ class AttentionClient::Impl {
     RETURN_IF_ERROR(CheckAddress(address));
     ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
     return CallHealthCheck(core_, address, deadline, options);
+  }
+
+  absl::StatusOr<MaskReport> CompileMask(const Problem& problem, int address,
+                                         const CallOptions& options) {
+    RETURN_IF_ERROR(Validate(problem));
+    if (problem.mask == nullptr) {
+      return absl::InvalidArgumentError("problem.mask: expected a mask, got none");
+    }
+    RETURN_IF_ERROR(CheckAddress(address));
+    ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
+    v1::CompileMaskRequest request;
+    *request.mutable_problem() = ToProto(problem);
+    v1::CompileMaskResponse reply;
+    RETURN_IF_ERROR(CallUnary(core_, address, "/attnd.v1.Attention/CompileMask",
+                              request.SerializeAsString(), deadline, options, reply));
+    return FromProto(reply);
   }
 
  private:
@@ -369,8 +428,8 @@ class AttentionClient::Impl {
     PlanLimits plan;
     StreamUse streams;
   };
-  Sending SendingOf(const Problem& problem, Direction direction, absl::Time deadline,
-                    const CallOptions& options) {
+  absl::StatusOr<Sending> SendingOf(const Problem& problem, Direction direction,
+                                    absl::Time deadline, const CallOptions& options) {
     MessageSizes whole = MessageSizesOf(problem, direction);
     int64_t larger = std::max(whole.request, whole.reply);
     Sending sending;
@@ -381,6 +440,7 @@ class AttentionClient::Impl {
       ServerLimits server = LimitsOfAll(deadline, options);
       plan.max_message_bytes = std::min(plan.max_message_bytes, server.max_message_bytes);
       if (server.streams) {
+        RETURN_IF_ERROR(CheckMaskSize(problem, server.max_message_bytes - kHeaderOverhead));
         sending.streams = {
             .above_bytes = std::min(options_.stream_above_bytes, plan.max_message_bytes),
             .chunk_bytes = std::min(MaxChunkBytes(), server.max_message_bytes - kChunkOverhead)};
@@ -455,6 +515,11 @@ absl::StatusOr<ServerInfo> AttentionClient::GetServerInfo(int address_index,
 
 absl::StatusOr<Health> AttentionClient::CheckHealth(int address_index, const CallOptions& options) {
   return impl_->CheckHealth(address_index, options);
+}
+
+absl::StatusOr<MaskReport> AttentionClient::CompileMask(const Problem& problem, int address_index,
+                                                        const CallOptions& options) {
+  return impl_->CompileMask(problem, address_index, options);
 }
 
 absl::StatusOr<std::shared_ptr<std::byte>> AttentionClient::Allocate(int64_t bytes) {

@@ -30,6 +30,7 @@
 #include "client/types/call_receipt.h"
 #include "client/types/client_options.h"
 #include "client/types/error_detail.h"
+#include "client/types/mask_report.h"
 #include "client/types/server_info.h"
 #include "client/types/tensors.h"
 
@@ -64,6 +65,10 @@ class AttentionClient {
   // has addresses.
   absl::StatusOr<ServerInfo> GetServerInfo(int address_index = 0, const CallOptions& options = {});
   absl::StatusOr<Health> CheckHealth(int address_index = 0, const CallOptions& options = {});
+  // What that daemon says of the mask of such calls, which it keeps for them. Not needed: a call
+  // that brings its mask does the same. INVALID_ARGUMENT without problem.mask.
+  absl::StatusOr<MaskReport> CompileMask(const Problem& problem, int address_index = 0,
+                                         const CallOptions& options = {});
 
   const ClientOptions& options() const;
 

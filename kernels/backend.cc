@@ -1,6 +1,8 @@
 #include "kernels/backend.h"
 
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 
 namespace attnd {
 namespace {
@@ -16,6 +18,13 @@ bool IsDeviceLost(const absl::Status& status) {
 absl::Status DeviceLost(absl::Status status) {
   status.SetPayload(kLostPayload, absl::Cord("1"));
   return status;
+}
+
+absl::StatusOr<MaskKernel> Backend::KernelForMask(const Problem& problem,
+                                                  Direction direction) const {
+  RETURN_IF_ERROR(Supports(problem, direction));
+  return absl::UnimplementedError(
+      absl::StrCat("problem.mask: the ", info().backend, " engine does not tell its kernels"));
 }
 
 }  // namespace attnd

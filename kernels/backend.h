@@ -24,11 +24,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "attention/masks/compiled_mask.h"
 #include "attention/problem.h"
 
 namespace attnd {
-
-class CompiledMask;
 
 // What a forward read and wrote (q, k, v, mask, bias, o, lse), left in its device's memory for
 // backward calls of that engine. Freed when it dies, on any thread: when no launch reads it any
@@ -90,6 +89,13 @@ struct LaunchReport {
   bool deterministic = true;
 };
 
+// How an engine runs calls with a mask by description: for reports.
+struct MaskKernel {
+  std::string kernel;       // as LaunchReport names it
+  std::string reason;       // why this one
+  MaskCompileOptions plan;  // the tiles that it visits
+};
+
 struct BackendInfo {
   std::string backend;          // "reference", "cpu", "cuda"
   std::string device;           // the processor's or GPU's name
@@ -128,6 +134,10 @@ class Backend {
   virtual ~Backend() = default;
   virtual const BackendInfo& info() const = 0;
   virtual absl::Status Supports(const Problem& problem, Direction direction) const = 0;
+  // Of a valid problem with a mask. UNIMPLEMENTED as Supports says it, or because the engine does
+  // not tell.
+  virtual absl::StatusOr<MaskKernel> KernelForMask(const Problem& problem,
+                                                   Direction direction) const;
   virtual int64_t WorkspaceBytes(const Problem& problem, Direction direction) const = 0;
   // Device memory that a call takes while it is launched; 0 where tensors stay in host memory.
   virtual int64_t DeviceBytes(const Problem&, Direction) const { return 0; }

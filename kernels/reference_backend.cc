@@ -5,10 +5,14 @@
 #include <chrono>
 #include <vector>
 
+#include "attention/mask_plans.h"
 #include "attention/reference.h"
 
 namespace attnd {
 namespace {
+
+constexpr char kForwardKernel[] = "reference_forward_f64";
+constexpr char kBackwardKernel[] = "reference_backward_f64";
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -109,18 +113,26 @@ absl::Status ReferenceBackend::Supports(const Problem&, Direction) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<MaskKernel> ReferenceBackend::KernelForMask(const Problem&,
+                                                           Direction direction) const {
+  return MaskKernel{
+      .kernel = direction == Direction::kForward ? kForwardKernel : kBackwardKernel,
+      .reason = "this engine asks the mask about every score and skips none; tiles are admission's",
+      .plan = HostMaskOptions()};
+}
+
 int64_t ReferenceBackend::WorkspaceBytes(const Problem&, Direction) const { return 0; }
 
 absl::StatusOr<LaunchReport> ReferenceBackend::Forward(absl::Span<const ForwardCall> calls) {
   auto start = std::chrono::steady_clock::now();
   for (const ForwardCall& call : calls) ForwardOne(call);
-  return LaunchReport{.kernel = "reference_forward_f64", .seconds = SecondsSince(start)};
+  return LaunchReport{.kernel = kForwardKernel, .seconds = SecondsSince(start)};
 }
 
 absl::StatusOr<LaunchReport> ReferenceBackend::Backward(absl::Span<const BackwardCall> calls) {
   auto start = std::chrono::steady_clock::now();
   for (const BackwardCall& call : calls) BackwardOne(call);
-  return LaunchReport{.kernel = "reference_backward_f64", .seconds = SecondsSince(start)};
+  return LaunchReport{.kernel = kBackwardKernel, .seconds = SecondsSince(start)};
 }
 
 }  // namespace attnd

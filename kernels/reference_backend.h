@@ -12,6 +12,8 @@ class ReferenceBackend : public Backend {
   ReferenceBackend();
   const BackendInfo& info() const override { return info_; }
   absl::Status Supports(const Problem& problem, Direction direction) const override;
+  absl::StatusOr<MaskKernel> KernelForMask(const Problem& problem,
+                                           Direction direction) const override;
   int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override;
   absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override;
   absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override;

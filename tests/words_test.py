@@ -20,7 +20,7 @@ import xml.etree.ElementTree
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-MAX_WORDS = 26_000
+MAX_WORDS = 28_000
 MAX_AVERAGE = 20
 MAX_SENTENCE = 45
 MAX_PERFORMANCE_LINES = 250
@@ -268,7 +268,7 @@ PLANTED = {
 }
 # What the same rules let pass: limits reached, and what is no sentence.
 KEPT = {
-    all_words: [{"README.md": "word " * 26_000}],
+    all_words: [{"README.md": "word " * MAX_WORDS}],
     average_sentence: [{"README.md": "| " + "word " * 30 + "|\n\n    " + "code " * 30 + "\n"},
                        {"README.md": "```\n" + "word " * 30 + "\n```\n# " + "word " * 30 + "\n"},
                        {"README.md": "word " * 19 + "end. " + "word " * 19 + "(end.)\n"}],

@@ -1,6 +1,7 @@
 #include "attention/masks/compiled_mask.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
@@ -264,6 +265,7 @@ class Compiler {
 absl::StatusOr<CompiledMask> CompiledMask::Make(const MaskDescription& mask,
                                                 const MaskOrigin& origin, const MaskCall& call,
                                                 const MaskCompileOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
   const MaskTileSize& tile = options.tile;
   CHECK(tile.rows >= 1 && tile.rows <= kMaxMaskTile && tile.keys >= 1 && tile.keys <= kMaxMaskTile)
       << tile.rows << " x " << tile.keys;
@@ -291,6 +293,8 @@ absl::StatusOr<CompiledMask> CompiledMask::Make(const MaskDescription& mask,
   }
   compiled.bytes_ += static_cast<int64_t>(compiled.plan_of_.size() * 4);
   compiled.steps_ = compiler.steps();
+  compiled.compile_nanoseconds_ =
+      std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
   return compiled;
 }
 

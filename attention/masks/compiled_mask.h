@@ -58,6 +58,7 @@ class CompiledMask {
   const std::vector<MaskPlan>& plans() const { return plans_; }
   int64_t bytes() const { return bytes_; }
   int64_t steps() const { return steps_; }  // work done
+  int64_t compile_nanoseconds() const { return compile_nanoseconds_; }
 
  private:
   CompiledMask() = default;
@@ -65,7 +66,7 @@ class CompiledMask {
   std::vector<MaskPlan> plans_;
   std::vector<uint32_t> plan_of_;
   int64_t batch_stride_ = 0, head_stride_ = 0;
-  int64_t bytes_ = 0, steps_ = 0;
+  int64_t bytes_ = 0, steps_ = 0, compile_nanoseconds_ = 0;
 };
 
 // Keys that row `row` of (b, h) sees, before the call's options: ascending runs [begin, end) that

@@ -256,6 +256,33 @@ class Maker {
   int64_t earlier_ = 0, nodes_left_ = 0;
 };
 
+using Choose = std::function<int64_t(int64_t, int64_t)>;
+
+// Mostly the call is the whole mask. Gives the whole's extents.
+MaskExtents ChoosePlace(const Choose& choose, const MaskCall& call, MaskSpec& spec) {
+  MaskExtents extents = {call.batch, call.q_heads, call.rows, call.keys};
+  if (choose(0, 2) != 0) return extents;
+  spec.origin = {choose(0, 20), choose(0, 20), choose(0, 2), choose(0, 2)};
+  extents.batch += spec.origin.batch_begin + choose(0, 1);
+  extents.q_heads += spec.origin.head_begin + choose(0, 1);
+  extents.rows += spec.origin.row_begin + choose(0, 9);
+  extents.keys += spec.origin.key_begin + choose(0, 9);
+  spec.extents = extents;
+  return extents;
+}
+
+void ChoosePatterns(const Choose& choose, const MaskExtents& extents, MaskSpec& spec) {
+  Maker maker(choose, extents);
+  const int64_t patterns = choose(1, 4);
+  for (int64_t n = 0; n < patterns; ++n) spec.pattern.push_back(maker.Pattern(n));
+  const int64_t heads = choose(0, 2);
+  spec.pattern_of.resize(static_cast<size_t>(heads == 0   ? 1
+                                             : heads == 1 ? extents.q_heads
+                                                          : extents.batch * extents.q_heads));
+  for (uint32_t& n : spec.pattern_of) n = static_cast<uint32_t>(choose(0, patterns - 1));
+  spec.empty_row = static_cast<EmptyRow>(choose(0, 1));
+}
+
 }  // namespace
 
 RandomMaskCase RandomMask(const std::function<int64_t(int64_t, int64_t)>& choose,
@@ -267,30 +294,22 @@ RandomMaskCase RandomMask(const std::function<int64_t(int64_t, int64_t)>& choose
   call.rows = choose(1, max_length);
   const int64_t most_keys = max_scores / (call.batch * call.q_heads * call.rows);
   call.keys = std::clamp<int64_t>(choose(1, max_length), 1, std::max<int64_t>(1, most_keys));
-  MaskExtents extents = {call.batch, call.q_heads, call.rows, call.keys};
-  if (choose(0, 2) == 0) {
-    spec.origin = {choose(0, 20), choose(0, 20), choose(0, 2), choose(0, 2)};
-    extents.batch += spec.origin.batch_begin + choose(0, 1);
-    extents.q_heads += spec.origin.head_begin + choose(0, 1);
-    extents.rows += spec.origin.row_begin + choose(0, 9);
-    extents.keys += spec.origin.key_begin + choose(0, 9);
-    spec.extents = extents;
-  }
+  const MaskExtents extents = ChoosePlace(choose, call, spec);
   const int64_t diagonal = choose(0, 3);  // none, one, or one for each entry
   if (diagonal > 0) {
     call.offsets.assign(static_cast<size_t>(diagonal == 1 ? call.batch : 1), 0);
     for (int64_t& offset : call.offsets) offset = choose(-50, 50);
   }
-  Maker maker(choose, extents);
-  const int64_t patterns = choose(1, 4);
-  for (int64_t n = 0; n < patterns; ++n) spec.pattern.push_back(maker.Pattern(n));
-  const int64_t heads = choose(0, 2);
-  spec.pattern_of.resize(static_cast<size_t>(heads == 0   ? 1
-                                             : heads == 1 ? extents.q_heads
-                                                          : extents.batch * extents.q_heads));
-  for (uint32_t& n : spec.pattern_of) n = static_cast<uint32_t>(choose(0, patterns - 1));
-  spec.empty_row = static_cast<EmptyRow>(choose(0, 1));
+  ChoosePatterns(choose, extents, spec);
   return {std::move(spec), std::move(call)};
+}
+
+MaskSpec RandomMaskFor(const std::function<int64_t(int64_t, int64_t)>& choose,
+                       const MaskCall& call) {
+  MaskSpec spec;
+  const MaskExtents extents = ChoosePlace(choose, call, spec);
+  ChoosePatterns(choose, extents, spec);
+  return spec;
 }
 
 }  // namespace attnd

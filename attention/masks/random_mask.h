@@ -20,4 +20,8 @@ struct RandomMaskCase {
 RandomMaskCase RandomMask(const std::function<int64_t(int64_t low, int64_t high)>& choose,
                           int64_t max_length, int64_t max_scores);
 
+// One for the sizes and diagonals of `call`, which may be a part of it.
+MaskSpec RandomMaskFor(const std::function<int64_t(int64_t low, int64_t high)>& choose,
+                       const MaskCall& call);
+
 }  // namespace attnd

@@ -46,6 +46,8 @@ typedef struct attnd_client attnd_client;
 typedef struct attnd_call attnd_call;
 /* What servers keep of one forward, so that its backward sends d_o alone. */
 typedef struct attnd_residual attnd_residual;
+/* A mask by description, checked and in canonical form. Immutable. */
+typedef struct attnd_mask attnd_mask;
 
 typedef struct attnd_int32_array {
   const int32_t* data;
@@ -104,6 +106,7 @@ typedef struct attnd_problem {
   attnd_float_array sink_logits;
   int32_t accumulate_float16;
   int32_t allow_nondeterministic;
+  const attnd_mask* mask; /* NULL: none; not beside has_bool_mask */
 } attnd_problem;
 
 typedef struct attnd_forward_tensors {
@@ -178,6 +181,15 @@ ATTND_API int attnd_forward(attnd_client* client, const attnd_problem* problem,
                             const attnd_forward_tensors* tensors, attnd_call* call);
 ATTND_API int attnd_backward(attnd_client* client, const attnd_problem* problem,
                              const attnd_backward_tensors* tensors, attnd_call* call);
+
+/* `spec`: a serialized attnd.v1.MaskSpec without id, for problems of these sizes: batch entries or
+ * packed sequences, and the longest one's rows and keys. NULL after an error. Any number of calls,
+ * clients and threads may use it at a time; freed when none does any more. NULL is fine there. */
+ATTND_API attnd_mask* attnd_mask_new(const void* spec, int64_t spec_bytes, int64_t batch,
+                                     int64_t q_heads, int64_t rows, int64_t keys, attnd_call* call);
+ATTND_API void attnd_mask_free(attnd_mask* mask);
+/* The 32 bytes by which servers know it: equal for equal masks. They live as long as the mask. */
+ATTND_API const uint8_t* attnd_mask_id(const attnd_mask* mask);
 
 /* Gives the servers' memory back, soon; waits for nothing. No call may be using it. It may outlive
  * its client. NULL is fine. */

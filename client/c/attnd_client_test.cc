@@ -66,6 +66,54 @@ TEST(CInterface, SaysItsVersion) {
   EXPECT_EQ(std::string(attnd_version()).substr(0, 2), "0.");
 }
 
+// MaskSpec{version: 1, pattern: [{expr: {window: {left: -1, right: 0}}}], pattern_of: [0]}.
+const std::string kCausal("\x08\x01\x22\x06\x0A\x04\x12\x02\x08\x01\x2A\x01\x00", 13);
+
+TEST(CInterface, MasksHaveIds) {
+  CallPointer call = NewCall();
+  attnd_mask* masks[2];
+  for (attnd_mask*& mask : masks) {
+    mask = attnd_mask_new(kCausal.data(), kCausal.size(), 1, 1, 2, 2, call.get());
+    ASSERT_NE(mask, nullptr) << attnd_call_message(call.get());
+  }
+  EXPECT_EQ(std::memcmp(attnd_mask_id(masks[0]), attnd_mask_id(masks[1]), 32), 0);
+  for (attnd_mask* mask : masks) attnd_mask_free(mask);
+  attnd_mask_free(nullptr);
+}
+
+TEST(CInterface, SaysWhatIsWrongWithAMask) {
+  CallPointer call = NewCall();
+  std::string negative = kCausal;
+  negative[9] = 3;  // left −2
+  EXPECT_EQ(attnd_mask_new(negative.data(), 13, 1, 1, 2, 2, call.get()), nullptr);
+  EXPECT_EQ(attnd_call_code(call.get()), 3);
+  EXPECT_STREQ(attnd_call_message(call.get()),
+               "problem.mask.pattern[0].expr.window.left: expected -1 or above, got -2");
+  EXPECT_EQ(attnd_mask_new("\xff", 1, 1, 1, 2, 2, call.get()), nullptr);
+  EXPECT_EQ(attnd_call_code(call.get()), 3);
+  EXPECT_EQ(attnd_mask_new(kCausal.data(), 0, 1, 1, 2, 2, call.get()), nullptr);
+  EXPECT_EQ(attnd_mask_new(kCausal.data(), 13, 1, 1, 2, 0, call.get()), nullptr);
+  EXPECT_STREQ(attnd_call_message(call.get()), "keys: expected 1..1048576, got 0");
+}
+
+TEST(CInterface, RefusesAMaskThatDoesNotFitTheProblem) {
+  CallPointer call = NewCall();
+  attnd_client_options options = Nowhere();
+  ClientPointer client(attnd_client_new(&options, call.get()));
+  ASSERT_NE(client, nullptr) << attnd_call_message(call.get());
+  attnd_mask* mask = attnd_mask_new(kCausal.data(), kCausal.size(), 1, 1, 1, 1, call.get());
+  ASSERT_NE(mask, nullptr) << attnd_call_message(call.get());
+  Small small;
+  attnd_forward_tensors tensors = small.Forward();
+  attnd_problem problem = SmallProblem();
+  problem.mask = mask;
+  EXPECT_EQ(attnd_forward(client.get(), &problem, &tensors, call.get()), 3);
+  EXPECT_NE(std::string(attnd_call_message(call.get())).find("problem.mask.extents"),
+            std::string::npos)
+      << attnd_call_message(call.get());
+  attnd_mask_free(mask);
+}
+
 TEST(CInterface, RefusesAProblemBeforeAByteIsSent) {
   CallPointer call = NewCall();
   attnd_client_options options = Nowhere();

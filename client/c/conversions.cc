@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "client/c/mask.h"
 #include "client/types/error_detail.h"
 
 namespace attnd {
@@ -96,6 +97,10 @@ Problem ToProblem(const attnd_problem& given) {
   SetSizes(from, to);
   SetVisibility(from, to);
   SetScores(from, to);
+  if (from.mask != nullptr) {
+    to.mask = from.mask->mask;
+    to.mask_origin = from.mask->origin;
+  }
   return to;
 }
 

@@ -17,12 +17,16 @@
 #include "client/c/attnd_client.h"
 #include "client/c/call.h"
 #include "client/c/conversions.h"
+#include "client/c/mask.h"
 
 struct attnd_client {
   std::unique_ptr<attnd::AttentionClient> client;
 };
 struct attnd_residual {
   attnd::Residual residual;
+};
+struct attnd_memory {
+  std::shared_ptr<std::byte> memory;  // and calls that use it
 };
 
 namespace attnd {
@@ -141,10 +145,6 @@ attnd_client* attnd_client_new(const attnd_client_options* options, attnd_call* 
 
 void attnd_client_free(attnd_client* client) { delete client; }
 
-struct attnd_memory {
-  std::shared_ptr<std::byte> memory;  // and calls that use it
-};
-
 attnd_memory* attnd_memory_new(attnd_client* client, int64_t bytes) {
   auto memory = client->client->Allocate(bytes);
   return memory.ok() ? new attnd_memory{*std::move(memory)} : nullptr;
@@ -176,6 +176,18 @@ int attnd_backward(attnd_client* client, const attnd_problem* problem,
     });
   });
 }
+
+attnd_mask* attnd_mask_new(const void* spec, int64_t spec_bytes, int64_t batch, int64_t q_heads,
+                           int64_t rows, int64_t keys, attnd_call* call) {
+  auto mask = std::make_unique<attnd_mask>();
+  const attnd::MaskCall sizes = {.batch = batch, .q_heads = q_heads, .rows = rows, .keys = keys};
+  int code = call->Run(
+      [&] { return Guard([&] { return attnd::MakeMask(spec, spec_bytes, sizes, *mask); }); });
+  return code == ATTND_OK ? mask.release() : nullptr;
+}
+
+void attnd_mask_free(attnd_mask* mask) { delete mask; }
+const uint8_t* attnd_mask_id(const attnd_mask* mask) { return mask->mask->id().data(); }
 
 void attnd_residual_free(attnd_residual* residual) { delete residual; }
 int64_t attnd_residual_bytes(const attnd_residual* residual) {

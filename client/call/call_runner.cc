@@ -149,8 +149,10 @@ class CallRunner::ShardWorker final : public EventSink {
     attempt->rpc = MakeRpc(*attempt);
     attempt->bytes = attempt->rpc->payload_bytes();
     attempt->leased = attempt->rpc->leased();
-    attempt->connection = runner_.core_.connections.Acquire(
-        attempt->bytes, runner_.tries_[shard].addresses, attempt->leased ? lease_at : -1);
+    Tries& tries = runner_.tries_[shard];
+    const int mask_at = std::exchange(tries.mask_at, -1);
+    attempt->connection = runner_.core_.connections.Acquire(attempt->bytes, tries.addresses,
+                                                            attempt->leased ? lease_at : mask_at);
     attempt->begun = runner_.core_.clock.Now();
     attempt->connection->Enter(attempt->context.get());
     {
@@ -390,6 +392,7 @@ void CallRunner::HandleFailure(Attempt& attempt) {
   absl::Status status = StatusOf(attempt);
   if (ResendUnshared(attempt, status)) return state_.Delay(attempt.shard, {});
   if (IsMaskUnknown(status) && call_.SendWholeMask(attempt.shard)) {
+    tries_[attempt.shard].mask_at = attempt.connection->address_index();
     return state_.Delay(attempt.shard, {});
   }
   if (ResendWithoutResidual(attempt, status)) return state_.Delay(attempt.shard, {});

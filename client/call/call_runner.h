@@ -93,6 +93,7 @@ class CallRunner {
     int failed = 0;
     bool unshared = false;        // its tensors have to travel
     std::vector<bool> addresses;  // where it has been; those beyond: not yet
+    int mask_at = -1;  // the server that wants the mask itself: another would leave it without
   };
   std::vector<Tries> tries_;
   const bool bulk_;  // its RPCs run on the bulk queue

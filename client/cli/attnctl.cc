@@ -12,6 +12,7 @@
 #include "client/cli/check_command.h"
 #include "client/cli/completion_command.h"
 #include "client/cli/info_command.h"
+#include "client/cli/mask/mask_command.h"
 #include "client/cli/run_command.h"
 #include "client/cli/session.h"
 #include "client/cli/top_command.h"
@@ -57,6 +58,7 @@ int Main(int argc, char** argv) {
       "  attnctl info\n"
       "  attnctl --address unix:/run/attnd/attnd.sock check\n"
       "  attnctl bench --shape 2,8,2048,64 --causal --direction both --duration 5\n"
+      "  attnctl mask 'longformer(64,64)' --shape 1,8,4096,64\n"
       "  attnctl run --in tensors.safetensors --out result.safetensors --causal bottom_right\n"
       "  attnctl top --metrics http://127.0.0.1:9464/metrics");
   Session session(app);
@@ -64,6 +66,7 @@ int Main(int argc, char** argv) {
   AddHealthCommand(app, session);
   AddCheckCommand(app, session);
   AddBenchCommand(app, session);
+  AddMaskCommand(app, session);
   AddRunCommand(app, session);
   AddTopCommand(app, session);
   AddCompletionCommand(app);

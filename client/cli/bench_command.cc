@@ -1,14 +1,13 @@
 #include "client/cli/bench_command.h"
 
+#include <deque>
 #include <iostream>
 #include <memory>
 
 #include "CLI/CLI.hpp"
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "client/cli/bench_report.h"
 #include "client/cli/json_text.h"
@@ -20,10 +19,9 @@ namespace attnd {
 namespace {
 
 struct BenchFlags {
-  ProblemFlags problem;
-  std::string shape = "1,8,1024,64";
-  int64_t kv_heads = 0, kv_len = 0, v_head_dim = 0;
-  std::string dtype;  // empty: what the daemon has
+  ProblemFlags options;
+  SizeFlags sizes;
+  std::string mask;  // empty: none
   std::string direction = "fwd";
   std::string concurrency_range = "1";
   double request_rate = 0;
@@ -33,53 +31,10 @@ struct BenchFlags {
   std::string export_path;
 };
 
-absl::Status ParseNumbers(const std::string& flag, const std::string& text, char separator,
-                          std::vector<int64_t>& numbers) {
-  for (absl::string_view part : absl::StrSplit(text, separator)) {
-    int64_t number;
-    if (!absl::SimpleAtoi(part, &number) || number < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(flag, ": expected numbers above 0, got ", text));
-    }
-    numbers.push_back(number);
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Problem> MakeProblem(const BenchFlags& flags) {
-  std::vector<int64_t> shape;
-  RETURN_IF_ERROR(ParseNumbers("--shape", flags.shape, ',', shape));
-  if (shape.size() != 4) {
-    return absl::InvalidArgumentError(absl::StrCat("--shape: expected B,H,N,D, got ", flags.shape));
-  }
-  Problem p;
-  p.batch = shape[0];
-  p.q_heads = shape[1];
-  p.q_len = shape[2];
-  p.qk_head_dim = shape[3];
-  p.kv_heads = flags.kv_heads == 0 ? p.q_heads : flags.kv_heads;
-  p.kv_len = flags.kv_len == 0 ? p.q_len : flags.kv_len;
-  p.v_head_dim = flags.v_head_dim == 0 ? p.qk_head_dim : flags.v_head_dim;
-  if (!flags.dtype.empty()) {
-    ASSIGN_OR_RETURN(p.element, ParseElement(flags.dtype));
-  }
-  RETURN_IF_ERROR(flags.problem.Apply(p));
-  if (IsPacked(p.layout)) {  // the batch's entries end to end
-    for (int64_t b = 0; b <= p.batch; ++b) {
-      p.cu_seqlens_q.push_back(static_cast<int32_t>(b * p.q_len));
-      p.cu_seqlens_k.push_back(static_cast<int32_t>(b * p.kv_len));
-    }
-    p.q_len *= p.batch;
-    p.kv_len *= p.batch;
-  }
-  RETURN_IF_ERROR(Validate(p));
-  return p;
-}
-
 // "a", "a:b" or "a:b:step".
 absl::StatusOr<std::vector<int>> ParseRange(const std::string& text) {
-  std::vector<int64_t> numbers;
-  RETURN_IF_ERROR(ParseNumbers("--concurrency-range", text, ':', numbers));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> numbers,
+                   ParseNumbers("--concurrency-range", text, ':'));
   if (numbers.size() > 3 || (numbers.size() > 1 && numbers[1] < numbers[0]) || numbers[0] > 1024 ||
       (numbers.size() > 1 && numbers[1] > 1024)) {
     return absl::InvalidArgumentError(
@@ -118,26 +73,40 @@ ElementType ElementOf(const ServerInfo& server) {
                                                            : ElementType::kFloat16;
 }
 
+// Each load with the problem and, beside one with a mask, without it: in turns, so that both see
+// the same machine.
 absl::StatusOr<BenchReport> Measure(Session& session, const BenchFlags& flags, Problem problem,
                                     const std::vector<Load>& loads) {
   ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
   ASSIGN_OR_RETURN(ServerInfo server, client->GetServerInfo());
-  if (flags.dtype.empty()) problem.element = ElementOf(server);
-  BenchReport report(problem, server);
-  LoadGenerator generator(*client, problem);
+  if (!flags.sizes.has_dtype()) problem.element = ElementOf(server);
+  std::vector<Problem> problems = {problem};
+  if (problem.mask != nullptr) {
+    problems.insert(problems.begin(), problem);
+    problems.front().mask = nullptr;
+  }
+  BenchReport report(problem, flags.mask, server);
+  std::deque<LoadGenerator> generators;
+  for (const Problem& p : problems) generators.emplace_back(*client, p);
   ProgressBar bar("measuring", static_cast<int64_t>(loads.size()), session.shows_progress());
   for (size_t n = 0; n < loads.size(); ++n) {
     bar.Show(static_cast<int64_t>(n));
-    ASSIGN_OR_RETURN(LoadResult result, generator.Run(loads[n]));
-    report.Add(loads[n], result);
+    for (size_t k = 0; k < problems.size(); ++k) {
+      ASSIGN_OR_RETURN(LoadResult result, generators[k].Run(loads[n]));
+      report.Add(loads[n], result, problems[k]);
+    }
   }
   if (!flags.export_path.empty()) RETURN_IF_ERROR(report.Write(flags.export_path));
   return report;
 }
 
 void RunBench(Session& session, const BenchFlags& flags) {
-  absl::StatusOr<Problem> problem = MakeProblem(flags);
+  absl::StatusOr<Problem> problem = flags.sizes.MakeProblem(flags.options);
   if (!problem.ok()) return session.FailUsage(problem.status());
+  if (!flags.mask.empty()) {
+    const absl::Status status = ApplyMask("--mask", flags.mask, *problem);
+    if (!status.ok()) return session.FailUsage(status);
+  }
   absl::StatusOr<std::vector<Load>> loads = MakeLoads(flags);
   if (!loads.ok()) return session.FailUsage(loads.status());
   absl::StatusOr<BenchReport> report = Measure(session, flags, *problem, *loads);
@@ -148,24 +117,6 @@ void RunBench(Session& session, const BenchFlags& flags) {
     report->PrintTable(std::cout, session.color());
   }
   if (report->has_errors()) session.Exit(kExitFailed);
-}
-
-void AddShapeFlags(CLI::App& command, BenchFlags& flags) {
-  command.add_option("--shape", flags.shape, "batch, query heads, query length, head dimension")
-      ->capture_default_str();
-  command.add_option("--kv-heads", flags.kv_heads, "heads of K and V (as many as query heads)")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--kv-len", flags.kv_len, "length of K and V (the query length)")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--v-head-dim", flags.v_head_dim, "head dimension of V (that of Q)")
-      ->check(CLI::PositiveNumber);
-  command
-      .add_option("--dtype", flags.dtype,
-                  "of q, k and v (float32, or float16 where the daemon has no float32)")
-      ->type_name("{float16,bfloat16,float32}");
-  command.add_option("--direction", flags.direction, "fwd, bwd or both")
-      ->check(CLI::IsMember({"fwd", "bwd", "both"}))
-      ->capture_default_str();
 }
 
 std::string CheckExportPath(const std::string& path) {
@@ -205,14 +156,21 @@ void AddLoadFlags(CLI::App& command, BenchFlags& flags) {
 void AddBenchCommand(CLI::App& app, Session& session) {
   auto flags = std::make_shared<BenchFlags>();  // shared with the callback, which outlives this
   CLI::App* command = app.add_subcommand("bench", "Measure latency and throughput");
-  AddShapeFlags(*command, *flags);
+  flags->sizes.AddTo(*command);
+  command->add_option("--direction", flags->direction, "fwd, bwd or both")
+      ->check(CLI::IsMember({"fwd", "bwd", "both"}))
+      ->capture_default_str();
+  command->add_option("--mask", flags->mask,
+                      "a mask by description, measured beside no mask; attnctl mask --help lists "
+                      "how it is spelled");
   AddLoadFlags(*command, *flags);
-  flags->problem.AddTo(*command);
+  flags->options.AddTo(*command);
   command->footer(
       "Latency is that of whole calls, transfer and queue included. An open loop counts from when "
       "a\n"
       "call was due. Exit code 4 when calls failed.\n\nExamples:\n"
       "  attnctl bench --shape 2,8,2048,64 --causal --direction both\n"
+      "  attnctl bench --shape 1,8,4096,64 --mask 'longformer(64,64)'\n"
       "  attnctl bench --concurrency-range 1:16:5 --dtype bfloat16 --export bench.csv\n"
       "  attnctl bench --request-rate 200 --duration 30 -o json");
   command->callback([&session, flags] { RunBench(session, *flags); });

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "attention/cost.h"
+#include "attention/mask_plans.h"
 #include "attention/problem_text.h"
 #include "base/cpu_quota.h"
 #include "base/version.h"
@@ -63,9 +64,13 @@ Json Environment(const ServerInfo& server) {
 
 }  // namespace
 
-void BenchReport::Add(const Load& load, const LoadResult& result) {
-  if (load.forward) rows_.push_back({Direction::kForward, load, result.forward});
-  if (load.backward) rows_.push_back({Direction::kBackward, load, result.backward});
+void BenchReport::Add(const Load& load, const LoadResult& result, const Problem& problem) {
+  const auto add = [&](Direction direction, const Measured& measured) {
+    rows_.push_back(
+        {direction, load, measured, problem.mask != nullptr, Flops(problem, direction)});
+  };
+  if (load.forward) add(Direction::kForward, result.forward);
+  if (load.backward) add(Direction::kBackward, result.backward);
 }
 
 bool BenchReport::has_errors() const {
@@ -84,16 +89,47 @@ double BenchReport::ReceivedPerSecond(const BenchRow& row) const {
          static_cast<double>(row.measured.last_receipt.bytes_received);
 }
 double BenchReport::FlopsPerSecond(const BenchRow& row) const {
-  return row.measured.RequestsPerSecond() * Flops(p_, row.direction);
+  return row.measured.RequestsPerSecond() * row.flops;
+}
+
+double BenchReport::VisibleShare() const {
+  MaskPlans plans;
+  const auto plan = plans.Get(p_, HostMaskOptions());
+  if (!plan.ok()) return 1;
+  return static_cast<double>(TotalsOf(**plan, p_).visible) /
+         (static_cast<double>(p_.batch * p_.q_heads) *
+          static_cast<double>(p_.MaxQueryLength() * p_.MaxKeyLength()));
+}
+
+// Each row with the mask beside the one without.
+void BenchReport::PrintGains(std::ostream& out) const {
+  for (const BenchRow& dense : rows_) {
+    for (const BenchRow& row : rows_) {
+      if (dense.has_mask || !row.has_mask || row.direction != dense.direction ||
+          row.load.callers != dense.load.callers || row.measured.latencies.empty()) {
+        continue;
+      }
+      out << NameOf(row.direction) << ", " << LoadText(row.load) << ": "
+          << NumberText(dense.measured.Percentile(50) / row.measured.Percentile(50))
+          << " times as fast as without the mask, by p50\n";
+    }
+  }
 }
 
 void BenchReport::PrintTable(std::ostream& out, bool color) const {
-  out << ProblemText(p_) << "\n\n";
-  Table table({"direction", "load", "calls/s", "p50", "p90", "p95", "p99", "p99.9", "sent/s",
-               "received/s", "compute", "errors"});
+  out << ProblemText(p_) << "\n";
+  if (!mask_.empty()) {
+    out << "mask " << mask_ << ": " << NumberText(100 * VisibleShare())
+        << " % of the scores are visible, " << NumberText(100 * p_.mask_share)
+        << " % lie in tiles of " << kHostMaskTile.rows << " x " << kHostMaskTile.keys
+        << " that hold one\n";
+  }
+  out << "\n";
+  Table table({"direction", "mask", "load", "calls/s", "p50", "p90", "p95", "p99", "p99.9",
+               "sent/s", "received/s", "compute", "errors"});
   for (const BenchRow& row : rows_) {
-    std::vector<Cell> cells = {NameOf(row.direction), LoadText(row.load),
-                               NumberText(row.measured.RequestsPerSecond())};
+    std::vector<Cell> cells = {NameOf(row.direction), row.has_mask ? "yes" : "no",
+                               LoadText(row.load), NumberText(row.measured.RequestsPerSecond())};
     for (double percent : kPercentiles) {
       cells.push_back(SecondsText(row.measured.Percentile(percent)));
     }
@@ -105,6 +141,7 @@ void BenchReport::PrintTable(std::ostream& out, bool color) const {
     table.Add(std::move(cells));
   }
   table.Print(out, color);
+  PrintGains(out);
   for (const BenchRow& row : rows_) {
     if (row.measured.errors.empty()) continue;
     out << NameOf(row.direction) << ", " << LoadText(row.load) << ": "
@@ -124,6 +161,7 @@ Json BenchReport::RowJson(const BenchRow& row) const {
     stages[stage.name] = absl::ToDoubleSeconds(stage.total);
   }
   return {{"direction", NameOf(row.direction)},
+          {"mask", row.has_mask},
           {"callers", row.load.callers},
           {"requests_per_second_offered", row.load.requests_per_second},
           {"arrivals", row.load.requests_per_second == 0 ? "closed"
@@ -151,15 +189,22 @@ Json BenchReport::RowJson(const BenchRow& row) const {
 Json BenchReport::ToJson() const {
   Json rows = Json::array();
   for (const BenchRow& row : rows_) rows.push_back(RowJson(row));
-  return {{"environment", Environment(server_)}, {"problem", ProblemText(p_)}, {"rows", rows}};
+  Json report = {{"environment", Environment(server_)}, {"problem", ProblemText(p_)}};
+  if (!mask_.empty()) {
+    report["mask"] = {
+        {"spelling", mask_}, {"visible_share", VisibleShare()}, {"visited_share", p_.mask_share}};
+  }
+  report["rows"] = rows;
+  return report;
 }
 
 std::string BenchReport::ToCsv() const {
   std::string csv =
-      "direction,callers,offered_per_second,calls,calls_per_second,p50_s,p90_s,p95_s,p99_s,p99.9_s,"
+      "direction,mask,callers,offered_per_second,calls,calls_per_second,p50_s,p90_s,p95_s,p99_s,"
+      "p99.9_s,"
       "sent_bytes_per_second,received_bytes_per_second,flops_per_second,errors\n";
   for (const BenchRow& row : rows_) {
-    absl::StrAppend(&csv, NameOf(row.direction), ",", row.load.callers, ",",
+    absl::StrAppend(&csv, NameOf(row.direction), ",", row.has_mask, ",", row.load.callers, ",",
                     row.load.requests_per_second, ",", row.measured.latencies.size(), ",",
                     row.measured.RequestsPerSecond());
     for (double percent : kPercentiles) {

@@ -1,5 +1,6 @@
 // BenchReport: the loads that attnctl bench has measured, as a table, JSON or CSV. JSON carries the
-// environment, so that a file says where its figures were measured.
+// environment, so that a file says where its figures were measured. Of a problem with a mask by
+// description there are rows without it too.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -18,12 +19,17 @@ struct BenchRow {
   Direction direction;
   Load load;
   Measured measured;
+  bool has_mask;
+  double flops;  // of a call
 };
 
 class BenchReport {
  public:
-  BenchReport(const Problem& problem, const ServerInfo& server) : p_(problem), server_(server) {}
-  void Add(const Load& load, const LoadResult& result);
+  // `mask`: as it was spelled; empty: none.
+  BenchReport(const Problem& problem, std::string mask, const ServerInfo& server)
+      : p_(problem), mask_(std::move(mask)), server_(server) {}
+  // `problem`: that of the report, or the same without its mask.
+  void Add(const Load& load, const LoadResult& result, const Problem& problem);
   bool has_errors() const;
 
   void PrintTable(std::ostream& out, bool color) const;
@@ -39,7 +45,12 @@ class BenchReport {
   double ReceivedPerSecond(const BenchRow& row) const;
   double FlopsPerSecond(const BenchRow& row) const;
 
-  const Problem& p_;
+  // What the mask shows and what an engine visits, as shares of all scores.
+  double VisibleShare() const;
+  void PrintGains(std::ostream& out) const;
+
+  const Problem p_;
+  const std::string mask_;
   const ServerInfo server_;
   std::vector<BenchRow> rows_;
 };

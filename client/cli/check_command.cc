@@ -13,8 +13,10 @@
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "base/cpu_quota.h"
+#include "base/status_macros.h"
 #include "client/cli/json_text.h"
 #include "client/cli/numeric_check.h"
+#include "client/cli/problem_flags.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
 
@@ -28,6 +30,8 @@ struct CheckFlags {
   uint64_t seed = 1;
   int64_t max_pairs = 1 << 12;
   int64_t max_head_dim = kMaxHeadDim;
+  bool masks = false;
+  std::string mask;  // the one for all; empty: of every kind
 };
 
 // The results of one group of cases.
@@ -50,17 +54,41 @@ struct Group {
   }
 };
 
+// INVALID_ARGUMENT when the mask does not fit the seed's sizes.
+absl::StatusOr<Problem> ProblemOf(const CheckFlags& flags, uint64_t seed) {
+  const bool any_mask = flags.masks && flags.mask.empty();
+  Problem p = RandomProblem(
+      seed, {.max_pairs = flags.max_pairs, .max_head_dim = flags.max_head_dim, .masks = any_mask});
+  if (flags.mask.empty()) return p;
+  p.bool_mask.reset();
+  if (p.alignment == Alignment::kUnspecified) p.alignment = Alignment::kTopLeft;
+  RETURN_IF_ERROR(ApplyMask("--mask", flags.mask, p));
+  return p;
+}
+
+// The first ones whose problems the mask fits.
+absl::StatusOr<std::vector<uint64_t>> SeedsOf(const CheckFlags& flags) {
+  constexpr uint64_t kTries = 20;
+  std::vector<uint64_t> seeds;
+  absl::Status misfit;
+  const uint64_t end = flags.seed + kTries * static_cast<uint64_t>(flags.count);
+  for (uint64_t seed = flags.seed; seed != end && std::ssize(seeds) < flags.count; ++seed) {
+    if (!flags.mask.empty()) misfit = ProblemOf(flags, seed).status();
+    if (misfit.ok()) seeds.push_back(seed);
+  }
+  if (seeds.empty()) return misfit;
+  return seeds;
+}
+
 std::vector<CheckedCase> RunCases(AttentionClient& client, const CheckFlags& flags,
-                                  bool shows_progress) {
-  std::vector<CheckedCase> cases(flags.count);
-  ProgressBar bar("checking", flags.count, shows_progress);
+                                  const std::vector<uint64_t>& seeds, bool shows_progress) {
+  const int count = static_cast<int>(seeds.size());
+  std::vector<CheckedCase> cases(seeds.size());
+  ProgressBar bar("checking", count, shows_progress);
   std::atomic<int> next{0}, done{0};
   auto work = [&] {
-    for (int n = next++; n < flags.count; n = next++) {
-      uint64_t seed = flags.seed + static_cast<uint64_t>(n);
-      Problem problem =
-          RandomProblem(seed, {.max_pairs = flags.max_pairs, .max_head_dim = flags.max_head_dim});
-      cases[n] = CheckCase(client, problem, seed);
+    for (int n = next++; n < count; n = next++) {
+      cases[n] = CheckCase(client, *ProblemOf(flags, seeds[n]), seeds[n]);
       bar.Show(++done);
     }
   };
@@ -121,12 +149,14 @@ Json ToJson(const std::map<std::string, Group>& groups, const std::vector<Checke
 absl::Status Reachable(AttentionClient& client) { return client.GetServerInfo().status(); }
 
 void RunCheck(Session& session, const CheckFlags& flags) {
+  const absl::StatusOr<std::vector<uint64_t>> seeds = SeedsOf(flags);
+  if (!seeds.ok()) return session.FailUsage(seeds.status());
   auto client = session.Connect();
   if (!client.ok()) return session.Fail(client.status());
   absl::Status reachable = Reachable(**client);
   if (!reachable.ok()) return session.Fail(reachable);
   absl::Time start = absl::Now();
-  std::vector<CheckedCase> cases = RunCases(**client, flags, session.shows_progress());
+  std::vector<CheckedCase> cases = RunCases(**client, flags, *seeds, session.shows_progress());
   std::map<std::string, Group> groups;
   for (const CheckedCase& c : cases) {
     for (const std::string& name : FeaturesOf(c.problem)) groups[name].Add(c);
@@ -137,7 +167,7 @@ void RunCheck(Session& session, const CheckFlags& flags) {
     PrintTable(groups, session.color());
     std::cout << "forward, backward: the largest error in units of what rounding explains "
                  "(docs/NUMERICS.md); at most 1 is right.\n"
-              << flags.count << " problems from seed " << flags.seed << " in "
+              << cases.size() << " problems from seed " << flags.seed << " in "
               << SecondsText(absl::ToDoubleSeconds(absl::Now() - start)) << "\n";
     int shown = 0;
     for (const CheckedCase& c : cases) {
@@ -167,11 +197,22 @@ void AddCheckCommand(CLI::App& app, Session& session) {
   command->add_option("--max-head-dim", flags->max_head_dim, "largest head dimension")
       ->check(CLI::Range(int64_t{1}, kMaxHeadDim))
       ->capture_default_str();
+  command
+      ->add_option("--mask", flags->mask,
+                   "each problem with a mask by description: of every kind, or this one, where it "
+                   "fits; attnctl mask --help lists how it is spelled")
+      ->expected(0, 1)
+      ->type_name("[MASK]");
   command->footer(
       "Exit code 0 when every element lies within its bound, 1 otherwise.\n\n"
       "Examples:\n  attnctl check\n  attnctl check --count 5000 --max-size 65536\n"
+      "  attnctl check --mask                       # masks of every kind\n"
+      "  attnctl check --mask 'longformer(8,2)'\n"
       "  attnctl check --seed 17 --count 1    # one case again");
-  command->callback([&session, flags] { RunCheck(session, *flags); });
+  command->callback([&session, flags, command] {
+    flags->masks = command->count("--mask") > 0;
+    RunCheck(session, *flags);
+  });
 }
 
 }  // namespace attnd

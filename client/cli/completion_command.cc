@@ -70,7 +70,7 @@ std::string BashCompletion(const CLI::App& app) {
       "    esac\n"
       "  done\n"
       "  case \"${COMP_WORDS[COMP_CWORD-1]}\" in\n"
-      "    --in|--out|--tls-ca|--tls-cert|--tls-key|--token-file|--export)\n"
+      "    --in|--out|--tls-ca|--tls-cert|--tls-key|--token-file|--export|--png)\n"
       "      COMPREPLY=($(compgen -f -- \"$word\")); return;;\n",
       values,
       "  esac\n"

@@ -82,12 +82,12 @@ TEST(LoadGenerator, KeepsAnOpenLoopsRateAndCountsErrorsByCode) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(bench.server.call_count(), 1 + 49);  // the first call and those due before 500 ms
   EXPECT_GT(result->forward.errors["RESOURCE_EXHAUSTED"], 0);
-  BenchReport report(bench.problem, {});
-  report.Add(load, *result);
+  BenchReport report(bench.problem, "", {});
+  report.Add(load, *result, bench.problem);
   EXPECT_TRUE(report.has_errors());
   EXPECT_EQ(report.ToJson()["rows"][0]["arrivals"], "constant");
   EXPECT_GT(report.ToJson()["rows"][0]["calls"], 0);
-  EXPECT_TRUE(absl::StrContains(report.ToCsv(), "forward,4,100,"));
+  EXPECT_TRUE(absl::StrContains(report.ToCsv(), "forward,0,4,100,"));
 }
 
 TEST(LoadGenerator, FailsWithTheFirstCallsError) {

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <set>
 
 #include "attention/error_bounds.h"
+#include "attention/masks/mask_description.h"
+#include "attention/masks/mask_nodes.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "attention/reference.h"
@@ -165,8 +169,69 @@ std::vector<std::string> AllFeatures() {
           "zero_rest",
           "sink",
           "shard",
+          "mask: all",
+          "mask: window",
+          "mask: dilated",
+          "mask: stride",
+          "mask: stride columns",
+          "mask: block window",
+          "mask: global",
+          "mask: prefix",
+          "mask: documents",
+          "mask: groups",
+          "mask: random blocks",
+          "mask: all of",
+          "mask: any of",
+          "mask: not",
+          "mask: reference",
+          "mask: blocks",
+          "mask: hidden rows",
+          "mask: progressions",
+          "mask: intervals",
+          "mask: rectangles",
+          "mask: bits",
+          "mask: per head",
+          "mask: part of a whole",
           "all"};
 }
+
+namespace {
+
+// The kinds in it, canonical as it is sent, in the order of the variants of mask_spec.h.
+std::set<std::string> MaskKindsOf(const MaskSpec& spec) {
+  constexpr const char* kOperations[] = {"",
+                                         "all",
+                                         "window",
+                                         "dilated",
+                                         "stride",
+                                         "stride columns",
+                                         "block window",
+                                         "global",
+                                         "prefix",
+                                         "documents",
+                                         "groups",
+                                         "random blocks",
+                                         "all of",
+                                         "any of",
+                                         "not",
+                                         "reference"};
+  constexpr const char* kPatterns[] = {
+      "", "", "blocks", "hidden rows", "progressions", "intervals", "rectangles", "bits"};
+  static_assert(std::size(kOperations) == std::variant_size_v<decltype(MaskExpr::op)>);
+  static_assert(std::size(kPatterns) == std::variant_size_v<MaskPattern>);
+  std::set<std::string> kinds;
+  for (const MaskPattern& pattern : spec.pattern) {
+    kinds.insert(kPatterns[pattern.index()]);
+    const MaskExpr* expr = ExprOf(pattern);
+    if (expr == nullptr) continue;
+    VisitNodes(*expr, [&](const MaskExpr& node) { kinds.insert(kOperations[node.op.index()]); });
+  }
+  kinds.erase("");
+  if (spec.pattern_of.size() > 1) kinds.insert("per head");
+  return kinds;
+}
+
+}  // namespace
 
 std::vector<std::string> FeaturesOf(const Problem& p) {
   std::vector<std::string> names = {std::string(ElementName(p.element)),
@@ -190,6 +255,10 @@ std::vector<std::string> FeaturesOf(const Problem& p) {
   add(p.denominator == DenominatorKind::kSink, "sink");
   add(p.shard.total_q_heads != 0 || p.shard.batch_offset != 0 || p.shard.q_head_offset != 0,
       "shard");
+  if (p.mask != nullptr) {
+    for (const std::string& kind : MaskKindsOf(p.mask->spec())) names.push_back("mask: " + kind);
+    add(p.mask_origin != MaskOrigin(), "mask: part of a whole");
+  }
   add(true, "all");
   return names;
 }

@@ -9,7 +9,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "attention/dropout.h"
+#include "attention/mask_plans.h"
 #include "base/status_macros.h"
+#include "client/masks/mask_text.h"
 
 namespace attnd {
 namespace {
@@ -162,6 +164,80 @@ absl::Status ProblemFlags::Merge(const std::map<std::string, std::string>& metad
 absl::Status ProblemFlags::Apply(Problem& p) const {
   for (const auto& [name, text] : values_) RETURN_IF_ERROR(Set(name, text, p));
   return absl::OkStatus();
+}
+
+void SizeFlags::AddTo(CLI::App& command) {
+  command.add_option("--shape", shape_, "batch, query heads, query length, head dimension")
+      ->capture_default_str();
+  command.add_option("--kv-heads", kv_heads_, "heads of K and V (as many as query heads)")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--kv-len", kv_len_, "length of K and V (the query length)")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--v-head-dim", v_head_dim_, "head dimension of V (that of Q)")
+      ->check(CLI::PositiveNumber);
+  command
+      .add_option("--dtype", dtype_,
+                  "of q, k and v (float32, or float16 where the daemon has no float32)")
+      ->type_name("{float16,bfloat16,float32}");
+}
+
+absl::StatusOr<Problem> SizeFlags::MakeProblem(const ProblemFlags& options) const {
+  ASSIGN_OR_RETURN(const std::vector<int64_t> shape, ParseNumbers("--shape", shape_, ','));
+  if (shape.size() != 4) {
+    return absl::InvalidArgumentError(absl::StrCat("--shape: expected B,H,N,D, got ", shape_));
+  }
+  Problem p;
+  p.batch = shape[0];
+  p.q_heads = shape[1];
+  p.q_len = shape[2];
+  p.qk_head_dim = shape[3];
+  p.kv_heads = kv_heads_ == 0 ? p.q_heads : kv_heads_;
+  p.kv_len = kv_len_ == 0 ? p.q_len : kv_len_;
+  p.v_head_dim = v_head_dim_ == 0 ? p.qk_head_dim : v_head_dim_;
+  if (!dtype_.empty()) {
+    ASSIGN_OR_RETURN(p.element, ParseElement(dtype_));
+  }
+  RETURN_IF_ERROR(options.Apply(p));
+  if (IsPacked(p.layout)) {
+    for (int64_t b = 0; b <= p.batch; ++b) {
+      p.cu_seqlens_q.push_back(static_cast<int32_t>(b * p.q_len));
+      p.cu_seqlens_k.push_back(static_cast<int32_t>(b * p.kv_len));
+    }
+    p.q_len *= p.batch;
+    p.kv_len *= p.batch;
+  }
+  RETURN_IF_ERROR(Validate(p));
+  return p;
+}
+
+absl::Status ApplyMask(absl::string_view flag, const std::string& text, Problem& problem) {
+  const auto named = [&](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat(flag, ": ", status.message()));
+  };
+  const absl::StatusOr<masks::Mask> mask = masks::ParseMask(text, problem.MaxKeyLength());
+  if (!mask.ok()) return named(mask.status());
+  absl::Status status = masks::SetMask(mask->Spec(), problem);
+  if (status.ok()) status = Validate(problem);
+  if (!status.ok()) return named(status);
+  MaskPlans plans;
+  const auto plan = plans.Get(problem, HostMaskOptions());
+  if (!plan.ok()) return named(plan.status());
+  problem.mask_share = VisitedShare(**plan, problem);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<int64_t>> ParseNumbers(absl::string_view flag, const std::string& text,
+                                                  char separator) {
+  std::vector<int64_t> numbers;
+  for (absl::string_view part : absl::StrSplit(text, separator)) {
+    int64_t number;
+    if (!absl::SimpleAtoi(part, &number) || number < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(flag, ": expected numbers above 0, got ", text));
+    }
+    numbers.push_back(number);
+  }
+  return numbers;
 }
 
 absl::StatusOr<ElementType> ParseElement(const std::string& name) {

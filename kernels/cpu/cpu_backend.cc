@@ -84,6 +84,15 @@ class CpuBackend : public Backend {
                                    : plans_->Get(problem, HostMaskOptions()).status();
   }
 
+  absl::StatusOr<MaskKernel> KernelForMask(const Problem& problem,
+                                           Direction direction) const override {
+    RETURN_IF_ERROR(Supports(problem, direction));
+    return MaskKernel{
+        .kernel = KernelName(direction == Direction::kForward ? kForward : kBackward, &problem),
+        .reason = "the one kernel for this element type; it skips tiles that show nothing",
+        .plan = HostMaskOptions()};
+  }
+
   int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override {
     return direction == Direction::kForward ? 0 : BackwardWorkspace::Bytes(problem);
   }
@@ -97,7 +106,7 @@ class CpuBackend : public Backend {
         [](const ForwardCall& call, const WorkItem& item, float* scratch) {
           ForwardItem(call, {item.batch_index, item.head, item.tile, item.count}, scratch);
         });
-    return Report("cpu_forward", calls.empty() ? nullptr : calls[0].problem, start);
+    return Report(kForward, calls.empty() ? nullptr : calls[0].problem, start);
   }
 
   absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> unmasked) override {
@@ -120,7 +129,7 @@ class CpuBackend : public Backend {
                            {item.batch_index, item.head, item.tile / columns, item.tile % columns},
                            scratch);
         });
-    return Report("cpu_backward", calls.empty() ? nullptr : calls[0].problem, start);
+    return Report(kBackward, calls.empty() ? nullptr : calls[0].problem, start);
   }
 
  private:
@@ -188,11 +197,16 @@ class CpuBackend : public Backend {
     for (int64_t index = 0; index < list.size(); ++index) run(index, lane.scratch->floats());
   }
 
+  static constexpr absl::string_view kForward = "cpu_forward", kBackward = "cpu_backward";
+  static std::string KernelName(absl::string_view kernel, const Problem* first) {
+    return first == nullptr ? std::string(kernel)
+                            : absl::StrCat(kernel, "_", ElementName(first->element));
+  }
+
   static LaunchReport Report(absl::string_view kernel, const Problem* first, Instant start) {
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     LaunchReport report;
-    report.kernel = first == nullptr ? std::string(kernel)
-                                     : absl::StrCat(kernel, "_", ElementName(first->element));
+    report.kernel = KernelName(kernel, first);
     report.seconds = spent.count();
     return report;
   }

@@ -8,7 +8,10 @@
 
 #include "absl/strings/string_view.h"
 #include "attention/element.h"
+#include "attention/masks/mask_description.h"
+#include "attention/problem.h"
 #include "attention/random_problem.h"
+#include "base/check.h"
 #include "gtest/gtest.h"
 #include "kernels/engine/cuda_backend.h"
 #include "kernels/engine/device/emulated_device.h"
@@ -32,6 +35,17 @@ Problem Causal(int64_t head_dim) {
   return p;
 }
 
+// A window by description has whole and partial tiles; a bool mask of random bits partial ones.
+enum class MaskKind { kNone, kDescribed, kBool };
+void AddMask(MaskKind kind, Problem& p) {
+  if (kind == MaskKind::kBool) p.bool_mask = BoolMask{{1, 1, p.q_len, p.kv_len}};
+  if (kind != MaskKind::kDescribed) return;
+  const MaskExpr window = {.op = RelativeWindow{100, 0}, .of = {}};
+  auto mask = MaskDescription::Make({.pattern = {window}, .pattern_of = {0}}, MaskCallOf(p));
+  CHECK(mask.ok()) << mask.status();
+  p.mask = *std::move(mask);
+}
+
 absl::Status RunRandom(Backend& backend, const Problem& p) {
   return RunBothWays(backend, p, RandomInputs(p, 1, Values::kNormal)).status();
 }
@@ -42,13 +56,13 @@ TEST(Hazards, EveryAccessOfSharedMemoryIsOrdered) {
   CudaBackend backend(MakeEmulatedDevice(options));
   for (int64_t head_dim : {32, 64, 96, 128, 256}) {
     for (uint32_t threshold : {0u, 26u}) {
-      for (bool general : {false, true}) {
+      for (int n = 0; n < 6; ++n) {
         Problem p = Causal(head_dim);
         p.dropout.threshold = threshold;
-        if (general) p.softcap = 20;
+        if (n % 2 == 1) p.softcap = 20;
+        AddMask(static_cast<MaskKind>(n / 2), p);
         absl::Status status = RunRandom(backend, p);
-        EXPECT_TRUE(status.ok()) << head_dim << " " << threshold << " " << general << ": "
-                                 << status;
+        EXPECT_TRUE(status.ok()) << head_dim << " " << threshold << " " << n << ": " << status;
       }
     }
   }
@@ -60,14 +74,15 @@ TEST(Hazards, AccessesAreOrderedWhereRowsAreNotFinite) {
   options.shared.detect_races = true;
   CudaBackend backend(MakeEmulatedDevice(options));
   for (int64_t head_dim : {64, 128, 256}) {
-    for (bool general : {false, true}) {
+    for (int n = 0; n < 4; ++n) {
       Problem p = Causal(head_dim);
-      if (general) p.softcap = 20;
+      if (n % 2 == 1) p.softcap = 20;
+      AddMask(static_cast<MaskKind>(n / 2), p);
       ProblemInputs inputs = RandomInputs(p, 1, Values::kNormal);
       StoreElement(p.element, inputs.q.data(), 100 * head_dim, INFINITY);
       StoreElement(p.element, inputs.d_o.data(), 70 * head_dim, NAN);
       absl::Status status = RunBothWays(backend, p, inputs).status();
-      EXPECT_TRUE(status.ok()) << head_dim << " " << general << ": " << status;
+      EXPECT_TRUE(status.ok()) << head_dim << " " << n << ": " << status;
     }
   }
 }
@@ -88,7 +103,11 @@ TEST(Hazards, LoadsOfOperandsHaveNoBankConflicts) {
   };
   CudaBackend backend(MakeEmulatedDevice(options));
   for (int64_t head_dim : {32, 64, 96, 128, 256}) {
-    ASSERT_TRUE(RunRandom(backend, Causal(head_dim)).ok());
+    for (MaskKind kind : {MaskKind::kNone, MaskKind::kDescribed}) {
+      Problem p = Causal(head_dim);
+      AddMask(kind, p);
+      ASSERT_TRUE(RunRandom(backend, p).ok());
+    }
   }
   int64_t loads = 0;
   for (const auto& [site, count] : conflicts) {

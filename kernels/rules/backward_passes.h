@@ -116,9 +116,8 @@ struct KeyBoundsKernel {
     for (int first = share * kDqBlockRows; first < s.kv_len;
          first += p.group * blocks * kDqBlockRows) {
       const int key = first + (at.thread >> 2);
-      const Range rows = RowsThatSee(VisibilityOf(s), key, key + 1);
       float norm = 0;
-      if (key < s.kv_len && rows.begin < rows.end) {
+      if (key < s.kv_len && IsSeen(p, s, tile.batch, kv_head, key)) {
         const char* v = RowOf(p.v, s.batch, kv_head, int64_t{s.kv_begin} + key);
         for (int c = at.thread & 3; c < p.v_chunks; c += 4) {
           norm += RowMath::FiniteNorm(ptx::LoadConstant128(v + c * 16));
@@ -133,6 +132,18 @@ struct KeyBoundsKernel {
     uint32_t* bounds = GradientBounds(p, tile.batch, kv_head);
     RowMath::Widen(bounds + kValueBound, value_norm, at.thread);
     RowMath::Widen(bounds + kKeyBound, largest_key, at.thread);
+  }
+
+ private:
+  // By some row of a query head that shares the key. A bias of −infinity hides nothing here.
+  ATTN_HD static bool IsSeen(const ProblemDesc& p, const SequenceDesc& s, int batch, int kv_head,
+                             int key) {
+    const Range rows = RowsThatSee(VisibilityOf(s), key, key + 1);
+    if (p.tile_lists.lines == nullptr) return rows.begin < rows.end;
+    for (int head = kv_head * p.group; head < (kv_head + 1) * p.group; ++head) {
+      if (IsShown(p.tile_lists, batch, head, key, rows.begin, rows.end)) return true;
+    }
+    return false;
   }
 };
 

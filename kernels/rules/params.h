@@ -108,7 +108,6 @@ struct ProblemDesc {
   int32_t qk_chunks, v_chunks;       // 16-byte chunks that a row of Q, K (V, O, dO) really has
   float scale, scale_log2;           // scale_log2 = scale·log2(e)
   float softcap;                     // 0: none
-  MaskBits mask;
   BroadcastTensor bias;
   const float* alibi_slopes;  // null, or (b, h): alibi_slopes[b·alibi_batch + h]
   int64_t alibi_batch;
@@ -152,6 +151,7 @@ struct ProblemDesc {
   float* stabilizer;  // … lse in units of log2 less P's gain, ∞ where no key is visible, …
   float* dq_factor;   // … and the power of two of a row's dQ in fixed point
   TileLists tile_lists;
+  MaskBits mask;
   const TensorMap* maps;  // MapOf; null where the kernels load rows
 };
 inline constexpr int32_t kGradientBoundWords = 5;  // per (b, KV head)

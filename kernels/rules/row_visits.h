@@ -12,12 +12,31 @@ namespace attnd {
 
 // Where a step's queries are.
 struct RangeStep {
-  int head, row;
+  int row;
   RangeVisit visit;
 };
 struct ListedStep {
-  int head, row;
+  int row;
   ListedVisit visit;
+};
+
+// Where a cursor is: looked up where it is asked for, or (kAhead) under way since Bring.
+template <class Visits, int kStepRows, bool kAhead>
+struct PlaceOfStep {
+  using Cursor = typename Visits::Cursor;
+  ATTN_HD void Bring(const Visits&, const Cursor&) const {}
+  ATTN_HD auto Read(const Visits& of, const Cursor& at) const {
+    return at.template Read<kStepRows>(of);
+  }
+};
+template <class Visits, int kStepRows>
+struct PlaceOfStep<Visits, kStepRows, true> {
+  using Cursor = typename Visits::Cursor;
+  ListedStep place;
+  ATTN_HD void Bring(const Visits& of, const Cursor& at) {
+    place = at.template Read<kStepRows>(of);
+  }
+  ATTN_HD ListedStep Read(const Visits&, const Cursor&) const { return place; }
 };
 
 template <class Rule, bool kListed = Rule::kListed>
@@ -43,14 +62,22 @@ class RowVisits<Rule, false> {
     template <int kStepRows>
     ATTN_HD RangeStep Read(const RowVisits& of) const {
       const uint32_t place = static_cast<uint32_t>(row_ - of.first_row());
-      return {head_, row_, {of.tiles_, static_cast<int>(place / uint32_t{kDqBlockRows})}};
+      return {row_, {of.tiles_, static_cast<int>(place / uint32_t{kDqBlockRows})}};
     }
     template <int kStepRows>
-    ATTN_HD void Advance(const RowVisits& of) {
+    ATTN_HD int Head(const RowVisits&) const {
+      return head_;
+    }
+    // Whether another head begins.
+    template <int kStepRows>
+    ATTN_HD bool Advance(const RowVisits& of, const RangeStep& /*here*/) {
+      const int head = head_;
       row_ += kStepRows;
-      if (row_ < of.end_row()) return;
-      row_ = of.first_row();
-      ++head_;
+      if (row_ >= of.end_row()) {
+        row_ = of.first_row();
+        ++head_;
+      }
+      return head_ != head;
     }
 
    private:
@@ -91,6 +118,8 @@ class RowVisits<Rule, true> {
   struct Ring {
     uint2 rounds[kSize];  // visit and query head of round n, at n % kSize
     uint32_t bitmaps[kSize];
+    int count;  // of rounds; read back from here, since the compiler then knows it to be alike for
+                // all threads
     // Of the thread that fills it: the head whose tiles come next, and which.
     ListedTiles tiles;
     int head, n;
@@ -116,8 +145,8 @@ class RowVisits<Rule, true> {
     }
 #pragma unroll
     for (int mask = 1; mask < 32; mask <<= 1) count += ptx::ShuffleXor(count, mask);
-    rounds_ = static_cast<int>(count);
     if (thread == 0) {
+      ptx::StoreShared32(&ring_.count, count);
       ring_.head = first_head();
       ring_.tiles = TilesOf(ring_.head);
       ring_.n = -1;
@@ -125,39 +154,49 @@ class RowVisits<Rule, true> {
       for (int round = 0; round < kAhead; ++round) Advance(round - kAhead, thread);
     }
     ptx::SyncThreads();
+    rounds_ = static_cast<int>(ptx::LoadShared32(&ring_.count));
   }
   // At the head of a round: brings the one kAhead later. Beyond the last there is no head.
   ATTN_HD void Advance(int round, int thread) {
     if (thread != 0) return;
-    const uint32_t word = ring_.head < end_head() ? ring_.tiles.Visit(next_).word : 0;
-    const int place = (round + kAhead) & (kSize - 1);
-    ptx::StoreShared64(&ring_.rounds[place], make_uint2(word, static_cast<uint32_t>(ring_.head)));
+    const int head = ring_.head, place = (round + kAhead) & (kSize - 1);
+    uint32_t word = head < end_head() ? ring_.tiles.Visit(next_).word : 0;
     ptx::StoreShared32(&ring_.bitmaps[place], ring_.tiles.Bitmap(next_));
     LoadNext();
+    if (ring_.head != head) word |= ListedVisit::kEndsHead;
+    ptx::StoreShared64(&ring_.rounds[place], make_uint2(word, static_cast<uint32_t>(head)));
   }
 
   // All that it has to remember is how far it is.
-  struct Cursor {
+  class Cursor {
+   public:
     ATTN_HD explicit Cursor(const RowVisits&) : step_(0) {}
     template <int kStepRows>
     ATTN_HD ListedStep Read(const RowVisits& of) const {
-      constexpr int kRoundSteps = kDqBlockRows / kStepRows;
-      const uint2 round = of.Round(step_ / kRoundSteps);
-      const ListedVisit visit = {round.x};
-      return {static_cast<int>(round.y), visit.First() + step_ % kRoundSteps * kStepRows, visit};
+      const ListedVisit visit = {of.Round(Round<kStepRows>()).x};
+      return {visit.First() + step_ % (kDqBlockRows / kStepRows) * kStepRows, visit};
+    }
+    template <int kStepRows>
+    ATTN_HD int Head(const RowVisits& of) const {
+      return static_cast<int>(of.Round(Round<kStepRows>()).y);
     }
     // The bitmap of a masked one.
     template <int kStepRows>
     ATTN_HD uint32_t Bitmap(const RowVisits& of) const {
-      const int round = step_ / (kDqBlockRows / kStepRows);
-      return ptx::LoadShared32(&of.ring_.bitmaps[round & (kSize - 1)]);
+      return ptx::LoadShared32(&of.ring_.bitmaps[Round<kStepRows>() & (kSize - 1)]);
     }
+    // Whether another head begins. `here`: what Read returned.
     template <int kStepRows>
-    ATTN_HD void Advance(const RowVisits&) {
+    ATTN_HD bool Advance(const RowVisits&, const ListedStep& here) {
       ++step_;
+      return here.visit.EndsHead() && step_ % (kDqBlockRows / kStepRows) == 0;
     }
 
    private:
+    template <int kStepRows>
+    ATTN_HD int Round() const {
+      return step_ / (kDqBlockRows / kStepRows);
+    }
     int step_;
   };
   struct RoundCursor {

@@ -59,14 +59,16 @@ struct RangeVisit {
 
 // In one word: tiles start at multiples of 32.
 struct ListedVisit {
-  enum Flag : uint32_t { kCut = 1, kMasked = 2, kOther = 4, kNonFinite = 8 };
+  enum Flag : uint32_t { kCut = 1, kMasked = 2, kOther = 4, kNonFinite = 8, kEndsHead = 16 };
   uint32_t word;
   ATTN_HD int First() const { return static_cast<int>(word & ~31u); }
   ATTN_HD bool IsCut() const { return word & kCut; }
   ATTN_HD bool IsMasked() const { return word & kMasked; }
   ATTN_HD bool IsPartial() const { return word & 7u; }
-  // Of backward's: the head has rows that are not finite (non_finite_rows.h).
+  // Of backward's: the head has rows that are not finite (non_finite_rows.h); and
+  // this is the last of its tiles.
   ATTN_HD bool HasNonFiniteRows() const { return word & kNonFinite; }
+  ATTN_HD bool EndsHead() const { return word & kEndsHead; }
 };
 
 // The tiles of an interval that are listed; all of them where there are no lists. `flags`: of every
@@ -76,6 +78,7 @@ class ListedTiles {
   ATTN_HD ListedTiles(TileVisits range, const TileLists& lists, uint32_t flags, int batch, int head,
                       int own_tile)
       : range_(range),
+        first_(range.First(0) / range.size()),
         list_(nullptr),
         count_(range.count()),
         flags_(flags),
@@ -89,9 +92,8 @@ class ListedTiles {
       if (count_ > 0) every_ = ptx::LoadConstant32(lists.tiles + line.begin) & ~kListedTileMask;
       return;
     }
-    const int first = range.First(0) / range.size();
-    const uint32_t begin = FirstListed(lists.tiles, line.begin, line.end, first);
-    const uint32_t end = FirstListed(lists.tiles, line.begin, line.end, first + count_);
+    const uint32_t begin = FirstListed(lists.tiles, line.begin, line.end, first_);
+    const uint32_t end = FirstListed(lists.tiles, line.begin, line.end, first_ + count_);
     list_ = lists.tiles + begin;
     count_ = static_cast<int>(end - begin);
   }
@@ -99,13 +101,13 @@ class ListedTiles {
   // Visit n < count() in two parts: what is loaded, and what is worked out from it.
   ATTN_HD uint32_t Load(int n) const {
     if (list_ != nullptr) return ptx::LoadConstant32(list_ + n);
-    return static_cast<uint32_t>(range_.First(n) / range_.size()) | every_;
+    return static_cast<uint32_t>(first_ + n) | every_;
   }
   ATTN_HD ListedVisit Visit(uint32_t loaded) const {
     const int tile = static_cast<int>(loaded & kListedTileMask);
     uint32_t word = static_cast<uint32_t>(tile * range_.size()) | flags_;
     if (loaded >> kListedTileBits) word |= ListedVisit::kMasked;
-    if (range_.IsCut(tile - range_.First(0) / range_.size())) word |= ListedVisit::kCut;
+    if (range_.IsCut(tile - first_)) word |= ListedVisit::kCut;
     return {word};
   }
   // The bitmap of a masked one.
@@ -115,6 +117,7 @@ class ListedTiles {
 
  private:
   TileVisits range_;
+  int first_;             // tile of the interval
   const uint32_t* list_;  // the first listed tile of the interval
   int count_;
   uint32_t flags_, every_, first_bitmap_;

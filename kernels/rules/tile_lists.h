@@ -58,16 +58,16 @@ struct MaskWordOf<kLanesOfSm70> {
     }
     return word;
   }
-  // The 32 keys of row `x` of a square: word(y) is that of LaneOf(x, y).
+  // The 32 y of an x of a square: word(y) is that of LaneOf(x, y).
   template <class Word>
-  ATTN_HD static uint32_t KeysOfRow(int x, const Word& word) {
-    uint32_t keys = 0;
+  ATTN_HD static uint32_t AlongY(int x, const Word& word) {
+    uint32_t all = 0;
     for (int y = 0; y < 8; y += 2) {
       const uint32_t bits = word(y) >> BitOf(x, 0);
-      keys |= ((bits & 3) | (bits >> 4 & 3) << 8 | (bits >> 16 & 3) << 16 | (bits >> 20 & 3) << 24)
-              << y;
+      all |= ((bits & 3) | (bits >> 4 & 3) << 8 | (bits >> 16 & 3) << 16 | (bits >> 20 & 3) << 24)
+             << y;
     }
-    return keys;
+    return all;
   }
 
  private:
@@ -82,7 +82,17 @@ template <>
 struct MaskWordOf<kLanesOfSm80> {
   ATTN_HD static constexpr int LaneOf(int x, int y) { return (x & 7) << 2 | (y >> 1 & 3); }
   ATTN_HD static constexpr int BitOf(int x, int y) {
-    return (x >> 3) << 3 | (y >> 3) << 1 | (y & 1);
+    return (x >> 3 & 3) << 3 | (y >> 3 & 3) << 1 | (y & 1);
+  }
+  template <class Word>
+  ATTN_HD static uint32_t AlongY(int x, const Word& word) {
+    uint32_t all = 0;
+    for (int y = 0; y < 8; y += 2) {
+      const uint32_t bits = word(y) >> BitOf(x, 0);
+      all |= ((bits & 3) | (bits >> 2 & 3) << 8 | (bits >> 4 & 3) << 16 | (bits >> 6 & 3) << 24)
+             << y;
+    }
+    return all;
   }
   template <class Row>
   ATTN_HD static uint32_t FromRows(int lane, const Row& row) {
@@ -114,6 +124,11 @@ struct MaskWord {
   ATTN_HD static uint32_t FromColumns(LaneOrder order, int lane, const Row& row) {
     return order == kLanesOfSm80 ? MaskWordOf<kLanesOfSm80>::FromColumns(lane, row)
                                  : MaskWordOf<kLanesOfSm70>::FromColumns(lane, row);
+  }
+  template <class Word>
+  ATTN_HD static uint32_t AlongY(LaneOrder order, int x, const Word& word) {
+    return order == kLanesOfSm80 ? MaskWordOf<kLanesOfSm80>::AlongY(x, word)
+                                 : MaskWordOf<kLanesOfSm70>::AlongY(x, word);
   }
   ATTN_HD static int LaneOf(LaneOrder order, int x, int y) {
     return order == kLanesOfSm80 ? MaskWordOf<kLanesOfSm80>::LaneOf(x, y)
@@ -158,6 +173,43 @@ ATTN_HD uint32_t FirstListed(const uint32_t* tiles, uint32_t begin, uint32_t end
     }
   }
   return begin;
+}
+
+// Which of 64 rows or fewer a bitmap shows `key` of its tile, lists by keys: bit n is row n.
+ATTN_HD uint64_t RowsOfKey(const uint32_t* bitmap, int key, const TileLists& lists) {
+  uint64_t rows = 0;
+  for (int row = 0; row < lists.tile_rows; row += kMaskSquare) {
+    const uint32_t* square = bitmap + SquareOf(row, key, lists.tile_keys);
+    const auto word = [&](int y) {
+      return ptx::LoadConstant32(square + MaskWord::LaneOf(lists.lanes, key, y));
+    };
+    rows |= uint64_t{MaskWord::AlongY(lists.lanes, key, word)} << row;
+  }
+  return rows;
+}
+// Whether some row of [begin, end) of (b, h) sees `key`; lists by keys. Stops at the first.
+ATTN_HD bool IsShown(const TileLists& lists, int batch, int head, int key, int begin, int end) {
+  if (begin >= end) return false;
+  const int size = lists.tile_rows;
+  const MaskLine line = LineOf(lists, batch, head, key / lists.tile_keys);
+  const bool holds_for_all = lists.line_tiles == 1;
+  uint32_t at =
+      holds_for_all ? line.begin : FirstListed(lists.tiles, line.begin, line.end, begin / size);
+  for (; at < line.end; ++at) {
+    const uint32_t listed = ptx::LoadConstant32(lists.tiles + at);
+    const int tile = holds_for_all ? begin / size : static_cast<int>(listed & kListedTileMask);
+    const int first = tile * size;
+    if (first >= end) return false;
+    const uint32_t number = listed >> kListedTileBits;
+    if (number == 0) return true;
+    const uint32_t* bitmap =
+        lists.bitmaps + (int64_t{line.bitmap} + number - 1) * BitmapWords(size, lists.tile_keys);
+    const uint64_t rows = RowsOfKey(bitmap, key % lists.tile_keys, lists);
+    const uint64_t from = begin > first ? ~uint64_t{0} << (begin - first) : ~uint64_t{0};
+    const uint64_t up_to = end - first < 64 ? ~(~uint64_t{0} << (end - first)) : ~uint64_t{0};
+    if (rows & from & up_to) return true;
+  }
+  return false;
 }
 
 // What one (b, h) sees, place by place; those of one tile come cheaper one after another.

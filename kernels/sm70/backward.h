@@ -24,12 +24,12 @@
 
 #include "kernels/ptx/mma_sm70.h"
 #include "kernels/rules/online_softmax.h"
+#include "kernels/rules/row_visits.h"
 #include "kernels/sm70/backward_dq.h"
 #include "kernels/sm70/backward_dropout.h"
 #include "kernels/sm70/backward_keys.h"
 #include "kernels/sm70/backward_scores.h"
 #include "kernels/sm70/backward_staging.h"
-#include "kernels/rules/row_visits.h"
 #include "kernels/sm70/pipeline.h"
 
 namespace attnd::sm70 {
@@ -58,6 +58,9 @@ struct BackwardKernel {
   using Dq = DqLayout<kHeadDim>;
   using Visits = RowVisits<Rule>;
   using Cursor = typename Visits::Cursor;
+  // Places of listed steps come from shared memory: brought ahead as far as registers go.
+  using StepPlace = PlaceOfStep<Visits, kStepRows, Rule::kListed && kHeadDim <= 64>;
+  using FetchPlace = PlaceOfStep<Visits, kStepRows, Rule::kListed>;
   static_assert(kStepRows % 16 == 0 && kRoundSteps >= 2 && kKeys * kSplit % 64 == 0);
 
   static constexpr int kRowBytes = kChunks * 16;
@@ -65,12 +68,10 @@ struct BackwardKernel {
   static constexpr int kHandBytes = kKeyTiles * kGroups * 512;  // P of one warp and step
   static constexpr int kDsBytes = kKeys * 128;                  // dS of 64 queries
   struct alignas(128) Slot {
-    uint4 tiles[2][kStepRows * kChunks];              // Q, then dO
-    float rows[2][kStepRows];                         // stabiliser of P, then delta·gain
-    uint16_t factors[kStepRows];                      // float16: 2^row, see FixedPoint
-    uint32_t bits[Rule::kListed ? kThreads / 2 : 1];  // of a mask, for the first role's threads
+    uint4 tiles[2][kStepRows * kChunks];  // Q, then dO
+    float rows[2][kStepRows];             // stabiliser of P, then delta·gain
+    uint16_t factors[kStepRows];          // float16: 2^row, see FixedPoint
   };
-  static constexpr int kBitsOffset = 2 * kTileBytes + 2 * kStepRows * 4 + kStepRows * 2;
   static constexpr int kSlotBytes = sizeof(Slot);
   struct alignas(128) Shared {
     uint4 k[kKeys * kChunks];
@@ -225,13 +226,16 @@ struct BackwardKernel {
   // Where this role stands: its step and what lies where for it.
   struct StepState {
     Cursor at;
+    StepPlace place;
     int slot, hand;  // bytes
     uint32_t count;  // of this role's steps before this one
     ATTN_HD explicit StepState(const Work& work)
         : at(work.visits),
           slot(work.role ? (kSlots - 1) * kSlotBytes : 0),
           hand(work.role * 4 * kHandBytes),
-          count(-static_cast<uint32_t>(work.role)) {}
+          count(-static_cast<uint32_t>(work.role)) {
+      place.Bring(work.visits, at);
+    }
     ATTN_HD static int NextSlot(int slot) {
       return slot == (kSlots - 1) * kSlotBytes ? 0 : slot + kSlotBytes;
     }
@@ -249,6 +253,7 @@ struct BackwardKernel {
 
   ATTN_HD static void Accumulate(Work& work, const KeyRows<kKeys, kChunks>& keys, Shared& shared) {
     StepStager<BackwardKernel> stager(work);
+    stager.Bring(work);
     stager.Fetch(work);
     float key_scale = 1.0f;
     if constexpr (kFixedPoint) {
@@ -260,6 +265,7 @@ struct BackwardKernel {
       ptx::StoreShared32(&shared.left_out, 1);
     }
     stager.Put(work, 0, shared);
+    stager.Bring(work);
     ptx::SyncThreads();
     stager.Fetch(work);
     Operand rA;
@@ -281,9 +287,12 @@ struct BackwardKernel {
 #pragma unroll 1
       for (int n = 0; n < kRoundSteps; ++n) {
         if (step.count < static_cast<uint32_t>(rounds * kRoundSteps)) {
-          Step(work, step, places, rA, shared, sums);
-          step.at.template Advance<kStepRows>(work.visits);
+          const auto here = step.place.Read(work.visits, step.at);
+          Step(work, step, here, places, rA, shared, sums);
+          step.at.template Advance<kStepRows>(work.visits, here);
         }
+        step.place.Bring(work.visits, step.at);
+        stager.Bring(work);
         stager.Put(work, put, shared);
         step.Advance();
         put = StepState::NextSlot(put);
@@ -300,13 +309,14 @@ struct BackwardKernel {
     if (ptx::LoadShared32(&shared.left_out)) QueryGradient<BackwardKernel>::MarkNonFiniteKeys(work);
   }
 
-  ATTN_HD static void Step(const Work& work, const StepState& step, const Places& places,
-                           const Operand& rA, Shared& shared, Sums& sums) {
-    const auto here = step.at.template Read<kStepRows>(work.visits);
+  template <class StepAt>
+  ATTN_HD static void Step(const Work& work, const StepState& step, const StepAt& here,
+                           const Places& places, const Operand& rA, Shared& shared, Sums& sums) {
     // A block's last keys may lie beyond the sequence, where general scores know nothing.
     const bool is_cut = here.visit.IsCut() || work.first_key + kKeys > work.sequence.kv_len;
     const bool partial = here.visit.IsPartial() || (Rule::kEveryTile && is_cut);
-    const ScoreContext at = work.At(here.head);
+    const int head = step.at.template Head<kStepRows>(work.visits);
+    const ScoreContext at = work.At(head);
     if constexpr (Rule::kEveryTile) {
       // A look into shared memory would cost these scores a point and 68 spilled bytes.
       if (here.visit.HasNonFiniteRows()) LeaveOut(work, step, shared);
@@ -316,6 +326,7 @@ struct BackwardKernel {
       // Either is uniform; the figures of one kernel are better without the vote.
       if (kStoresPLate ? non_finite : ptx::VoteAny(non_finite)) LeaveOut(work, step, shared);
     }
+    const uint32_t mask = Masked(work, step, here);
 #pragma unroll 1
     for (int group = 0; group < kGroups; ++group) {
       const int slot = step.slot + group * kGroupRows * kRowBytes;
@@ -327,7 +338,7 @@ struct BackwardKernel {
       char* slopes = kSplit == 1 ? ds : At(shared.slopes, step.hand + places.hand);
       uint32_t visible = 0xffffffffu;
       if ((Rule::kEveryTile || partial) && work.role == 0) {
-        const Hidden hidden = {is_cut, Shown(work, step, here, group, shared)};
+        const Hidden hidden = {is_cut, Shown(work, mask, here.row + group * kGroupRows)};
         visible = ApplyRule(work, at, here.row + group * kGroupRows, hidden, slopes, rS);
       }
       float2 rows[2];  // of the lane's queries: stabiliser or delta
@@ -343,7 +354,7 @@ struct BackwardKernel {
         MakeP(rS, words);
         // A row whose lse is NaN must not reach the keys that it does not see.
         if (partial) HideInvisible(visible, words);
-        Drop(work, here.head, here.row + group * kGroupRows, words, marked);
+        Drop(work, head, here.row + group * kGroupRows, words, marked);
         if (!kStoresPLate) StoreP(marked, hand);
       } else {
         MakeDs<DropoutPolicy>(rS, rows, hand, words);
@@ -433,16 +444,24 @@ struct BackwardKernel {
     bool is_cut;
     uint32_t shown;
   };
+  // This lane's bits of a step's 32 queries (of the 32 that it is in), under way while its first
+  // product is made.
   template <class StepAt>
-  ATTN_HD static uint32_t Shown(const Work& work, const StepState& step, const StepAt& here,
-                                int group, const Shared& shared) {
+  ATTN_HD static uint32_t Masked(const Work& work, const StepState& step, const StepAt& here) {
     if constexpr (Rule::kListed) {
-      if (!here.visit.IsMasked()) return ~0u;
-      const int row = here.row + group * kGroupRows;  // its bit 4 and the key's pick the byte
-      const char* bits = At(shared.slots, step.slot + kBitsOffset + work.thread * 4);
-      return ptx::LoadShared32(bits) >> ((row & 16) + (work.warp_key() & 16) / 2);
+      if (ptx::VoteAny(here.visit.IsMasked() && work.role == 0)) {
+        constexpr uint32_t kWords = BitmapWords(kDqBlockRows, kKeys);
+        const int square = SquareOf(here.row % kDqBlockRows, work.warp_key(), kKeys);
+        const uint32_t bitmap = step.at.template Bitmap<kStepRows>(work.visits);
+        return ptx::LoadConstant32(work.problem.tile_lists.bitmaps + uint64_t{bitmap} * kWords +
+                                   square + work.lane.index);
+      }
     }
     return ~0u;
+  }
+  ATTN_HD static uint32_t Shown(const Work& work, uint32_t mask, int row) {
+    if constexpr (!Rule::kListed) return ~0u;
+    return mask >> ((row & 16) + (work.warp_key() & 16) / 2);  // a byte is one tile of 16×16
   }
   // Bit 8m + e of the result tells whether element e of key tile m is visible; others become 0.
   ATTN_HD static uint32_t ApplyRule(const Work& work, const ScoreContext& at, int first_row,
@@ -461,6 +480,8 @@ struct BackwardKernel {
     }
     const uint32_t visible = Rule::template ApplyAll<Along::kRows>(at, pairs, hidden.is_cut,
                                                                    hidden.shown, scores, slope);
+    // What listed scores hide is cut out of P (HideInvisible), whatever it is.
+    if constexpr (Rule::kListed && !Rule::kEveryTile) return visible;
 #pragma unroll
     for (int n = 0; n < 2 * kPairs; ++n) {
       rS[n >> 3][n & 7] = visible >> n & 1 ? scores[n >> 1][n & 1] : 0.0f;

@@ -1,7 +1,6 @@
 // What a backward block brings for each step: all 256 threads the rows of Q and dO; some of them
-// what belongs to a row: its stabiliser, delta, and factor of dQ; under a mask the second role's
-// threads its bits, each for its like in the first. Fetch runs a step ahead of Put. A piece of
-// backward.h's schedule. Errors: none.
+// what belongs to a row: its stabiliser, delta, and factor of dQ. Fetch runs a step ahead of Put. A
+// piece of backward.h's schedule. Errors: none.
 #pragma once
 
 #include "kernels/sm70/backward_passes.h"
@@ -20,12 +19,13 @@ struct StepStager {
   static constexpr int kRowsAPass = kThreads / kChunks, kPasses = kStepRows / kRowsAPass;
   static constexpr int kVectors = Kernel::kFixedPoint ? 3 : 2;
   uint4 q[kPasses], d_o[kPasses];
-  float value;  // of one row: stabiliser, delta or factor of dQ; or bits
+  float value;  // of one row: stabiliser, delta or factor of dQ
   const char *from_q, *from_o, *from_rows;
   int place;                    // of this thread's chunk in a tile
   int q_pitch, o_pitch;         // bytes from row to row; 0: looked up
   int limit, q_limit, o_limit;  // rows that exist, and those that this thread may read
   typename Kernel::Cursor at;
+  typename Kernel::FetchPlace place_of_fetch;
 
   ATTN_HD explicit StepStager(const Work& work)
       : value(0),
@@ -34,7 +34,7 @@ struct StepStager {
         o_pitch(kKeepsPitches ? ptx::Keep(PitchOf(work.problem.d_o)) : 0),
         at(work.visits) {
     Clear(work);
-    OpenHead(work, at.template Read<kStepRows>(work.visits).head);
+    OpenHead(work, at.template Head<kStepRows>(work.visits));
   }
   ATTN_HD static int PitchOf(const RowTensor& t) { return static_cast<int>(t.row_stride * 2); }
   ATTN_HD void Clear(const Work& work) {
@@ -60,9 +60,11 @@ struct StepStager {
     from_rows = reinterpret_cast<const char*>(vector + s.batch * p.lse_batch + head * p.lse_head +
                                               s.q_begin);
   }
+  // Ahead of Fetch.
+  ATTN_HD void Bring(const Work& work) { place_of_fetch.Bring(work.visits, at); }
   ATTN_HD void Fetch(const Work& work) {
     const ProblemDesc& p = work.problem;
-    const auto here = at.template Read<kStepRows>(work.visits);
+    const auto here = place_of_fetch.Read(work.visits, at);
     // Rows beyond the sequence become zero, with P = 0.
     if (ptx::VoteAny(here.row + kStepRows > limit)) {
       ptx::SyncWarp();  // keeps this a branch
@@ -79,24 +81,13 @@ struct StepStager {
                              from < o_limit);
     }
     if (work.thread < kVectors * kStepRows) FetchRow(work, here.row);
-    if constexpr (Kernel::ScoreRule::kListed) {
-      if (work.thread >= kThreads / 2 && here.visit.IsMasked()) FetchBits(work, here.row);
+    if (at.template Advance<kStepRows>(work.visits, here)) {
+      OpenHead(work, at.template Head<kStepRows>(work.visits));
     }
-    at.template Advance<kStepRows>(work.visits);
-    const int next_head = at.template Read<kStepRows>(work.visits).head;
-    if (next_head != here.head) OpenHead(work, next_head);
   }
   ATTN_HD void FetchRow(const Work& work, int first_row) {
     const int row = first_row + work.thread % kStepRows;
     ptx::LoadConstantFloatIf(value, ptx::Offset(from_rows, row, 4), row < limit);
-  }
-  ATTN_HD void FetchBits(const Work& work, int first_row) {
-    const int row = first_row % kDqBlockRows / kMaskSquare * kMaskSquare;
-    const int square = SquareOf(row, work.warp_key(), Kernel::kKeys);
-    const char* bitmap = ptx::Offset(work.problem.tile_lists.bitmaps + square,
-                                     static_cast<int>(at.template Bitmap<kStepRows>(work.visits)),
-                                     BitmapWords(kDqBlockRows, Kernel::kKeys) * 4);
-    value = ptx::BitsFloat(ptx::LoadConstant32(bitmap + work.lane.index * 4));
   }
   ATTN_HD void Put(const Work& work, int slot, Shared& shared) {
 #pragma unroll
@@ -107,12 +98,6 @@ struct StepStager {
       ptx::StoreShared128(to + kTileBytes, d_o[n]);
     }
     if (work.thread < kVectors * kStepRows) PutRow(work, slot, shared);
-    if constexpr (Kernel::ScoreRule::kListed) {
-      if (work.thread >= kThreads / 2) {
-        ptx::StoreSharedFloat(
-            Kernel::At(shared.slots, slot + Kernel::kBitsOffset + work.thread % 128 * 4), value);
-      }
-    }
   }
   ATTN_HD void PutRow(const Work& work, int slot, Shared& shared) const {
     char* rows = Kernel::At(shared.slots, slot + 2 * kTileBytes);

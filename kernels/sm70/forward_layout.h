@@ -50,9 +50,7 @@ struct ForwardLayout {
     float factor[kPRing][kRoleWarps][kWarpRows];
     // 1 + the last group of this slot for which a score warp wrote factor.
     int grown[kPRing][kRoleWarps];
-    // Bits of masked tiles, of two steps in turn, in the lanes of score warps; at the end the first
-    // ones are the last factors of rows (EndFactor).
-    uint32_t bits[Rule::kListed ? 2 : 1][kStageThreads];
+    float end_factor[kRoleWarps * kWarpRows];
     Words keep;
     Descriptors descriptors;
     int left_out;  // whether an infinity or NaN of a PARTIAL tile of V was left out
@@ -101,9 +99,6 @@ struct ForwardLayout {
   ATTN_HD static int PlaceOf(int m, int r, Lane lane) {
     return m * 16 + Math::Row(Math::Element(r, 0), lane.index);
   }
-  // Where the last factor of row `row` of score warp `warp` is among the first bits: among the
-  // warp's own.
-  ATTN_HD static constexpr int EndFactor(int warp, int row) { return warp * kWarpLanes + row; }
   ATTN_HD static float* LseOf(const Work& work) {
     const SequenceDesc& s = work.at.sequence;
     const ProblemDesc& problem = work.at.problem;

@@ -23,7 +23,7 @@ class OutputRole {
       for (int x = 0; x < kOutputTiles; ++x) Float32Accumulate::Zero(rO[m][x]);
     }
     Stagers stagers = {Stager(work, work.at.problem.k, work.at.problem.qk_chunks),
-                       Stager(work, work.at.problem.v, work.at.problem.v_chunks), 0};
+                       Stager(work, work.at.problem.v, work.at.problem.v_chunks)};
     const int count = work.tiles.count();
     stagers.Fetch(work, 0);
     PutTiles(work, stagers, 0, 0, shared);
@@ -43,7 +43,6 @@ class OutputRole {
         dropout.template Store<L::kRowTiles>(L::At(&shared.keep, words, 0),
                                              work.tiles.At(step + 1).First());
       }
-      work.tiles.Advance(step, work.thread);
       put = put == (L::kValueRing - L::kGroups) * L::kGroupBytes ? 0 : put + L::kTileBytes;
       stagers.Fetch(work, step + 2);
       // The last group of the step before, then the first of this one.
@@ -81,21 +80,15 @@ class OutputRole {
                                 static_cast<int>(t.row_stride * 2), s.kv_len, live_chunks,
                                 work.thread);
   }
+  ATTN_HD static int NextFetch(const Work& work, int step) {
+    return work.tiles.At(MinInt(step, work.tiles.count() - 1)).First();
+  }
   struct Stagers {
     RowStager<L::kPitch> k, v;
-    uint32_t bits;  // of the mask, for this thread's like in the score role
     ATTN_HD void Fetch(const Work& work, int step) {
-      const int n = MinInt(step, work.tiles.count() - 1);
-      const auto visit = work.tiles.At(n);
-      k.Fetch(visit.First());
-      v.Fetch(visit.First());
-      if constexpr (Rule::kListed) {
-        const int square = SquareOf(work.warp * L::kWarpRows, 0, L::kStepKeys);
-        const char* bitmap =
-            ptx::Offset(work.at.problem.tile_lists.bitmaps + square,
-                        static_cast<int>(work.tiles.BitmapAt(n)), L::kBitmapWords * 4);
-        ptx::LoadConstant32If(bits, bitmap + work.lane.index * 4, visit.IsMasked());
-      }
+      int first = NextFetch(work, step);
+      k.Fetch(first);
+      v.Fetch(first);
     }
   };
 
@@ -103,9 +96,6 @@ class OutputRole {
                                Shared& shared) {
     stagers.k.Put(shared.k, (step & 1) * L::kTileBytes);
     const auto visit = work.tiles.At(step);
-    if constexpr (Rule::kListed) {
-      if (visit.IsMasked()) ptx::StoreShared32(&shared.bits[step & 1][work.thread], stagers.bits);
-    }
     if (!visit.IsPartial()) {
       stagers.v.Put(shared.v, value_offset);
       return;
@@ -219,9 +209,7 @@ class OutputRole {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int place = m * 16 + Float32Accumulate::Row(2 * r, work.lane.index);
-        const int score_warp = work.team() * L::kTeamWarps + place / L::kWarpRows;
-        factor[r] =
-            ptx::LoadSharedFloat(&shared.bits[0][L::EndFactor(score_warp, place % L::kWarpRows)]);
+        factor[r] = ptx::LoadSharedFloat(&shared.end_factor[work.team() * L::kTeamRows + place]);
       }
       const int row =
           work.team_row() + m * 16 + Float32Accumulate::Row(second * 2, work.lane.index);

@@ -14,7 +14,7 @@ class ScoreRole {
   static constexpr int kRowTiles = L::kRowTiles;
 
   // By its warps alone.
-  ATTN_HD static void Run(const Work& work, Shared& shared) {
+  ATTN_HD static void Run(Work work, Shared& shared) {
     uint32_t rQ[kRowTiles][L::kChunks * 4];
     LoadQueries(work, rQ);
     RowState rows;
@@ -28,8 +28,9 @@ class ScoreRole {
     }
     ptx::SyncThreads();  // the first K is there
     for (int step = 0; step < work.tiles.count(); ++step) {
-      if (step > 0) ptx::BarrierSync(L::kKeysReady + (step & 1), L::kThreads);
       const auto visit = work.tiles.At(step);
+      if (step > 0) ptx::BarrierSync(L::kKeysReady + (step & 1), L::kThreads);
+      const MaskWords mask = Masked(work, visit, step);
 #pragma unroll 1
       for (int group = 0; group < L::kGroups; ++group) {
         const int slot = (step & 1) * L::kGroups + group;
@@ -37,13 +38,13 @@ class ScoreRole {
         ScoresQK(rQ, shared.k, from + slot * L::kGroupBytes, rS);
         ptx::BarrierArrive(turn + group * L::kTeams, L::kTurnThreads);
         if (Rule::kEveryTile || visit.IsPartial()) {
-          ApplyRule(work, visit, group * L::kGroupKeys, Shown(work, visit, step, group, shared), rS,
-                    rows);
+          ApplyRule(work, visit, group * L::kGroupKeys, Shown(work, mask, group), rS, rows);
         }
         Grow(rS, multiplier, work, step * L::kGroups + group, shared, rows);
         MakeProbabilities(rS, multiplier, slot, work, rows, shared,
                           to + slot * L::kTeams * L::kPBytes);
       }
+      work.tiles.Advance(step, work.thread);  // late: what comes first in a step is waited for
       ptx::BarrierArrive(L::kKeysRead + (step & 1), L::kThreads);
     }
     FinishRows(work, rows, shared);
@@ -134,17 +135,24 @@ class ScoreRole {
                   first_key + Math::Col(PairElement(n & 3), lane)};
     }
   }
-  // What the mask shows of a group: bit 8m + e of row tile m.
+  // This lane's bits of a step, under way while the step's first product is made.
+  using MaskWords = typename Math::MaskWords;
   template <class Visit>
-  ATTN_HD static uint32_t Shown(const Work& work, const Visit& visit, int step, int group,
-                                const Shared& shared) {
+  ATTN_HD static MaskWords Masked(const Work& work, const Visit& visit, int step) {
+    MaskWords words = MaskWords::All();
     if constexpr (Rule::kListed) {
-      if (!visit.IsMasked()) return ~0u;
-      const int shift = group * 16 + (kRowTiles == 1 ? (work.warp & 1) * 8 : 0);
-      return Math::MaskBits(shared.bits[step & 1] + work.warp * kWarpLanes, work.lane.index) >>
-             shift;
+      if (ptx::VoteAny(visit.IsMasked())) {
+        const uint32_t* bitmap = work.at.problem.tile_lists.bitmaps +
+                                 uint64_t{work.tiles.BitmapAt(step)} * uint32_t{L::kBitmapWords};
+        words.Load(bitmap + SquareOf(work.warp * L::kWarpRows, 0, L::kStepKeys), work.lane.index);
+      }
     }
-    return ~0u;
+    return words;
+  }
+  // What the mask shows of a group: bit 8m + e of row tile m.
+  ATTN_HD static uint32_t Shown(const Work& work, const MaskWords& mask, int group) {
+    if constexpr (!Rule::kListed) return ~0u;
+    return mask.bits() >> (group * 16 + (kRowTiles == 1 ? (work.warp & 1) * 8 : 0));
   }
   // `first_key`: counted within the tile.
   template <class Visit>
@@ -158,8 +166,11 @@ class ScoreRole {
       scores[n][0] = rS[n >> 2][PairElement(n & 3)];
       scores[n][1] = rS[n >> 2][PairElement(n & 3) + 1];
     }
+    // A mask may have more rows than this sequence.
+    const bool is_cut = visit.IsCut() || (visit.IsMasked() &&
+                                          work.score_row() + L::kWarpRows > work.at.sequence.q_len);
     const uint32_t visible =
-        Rule::template ApplyAll<Along::kKeys>(work.at, pairs, visit.IsCut(), shown, scores, slopes);
+        Rule::template ApplyAll<Along::kKeys>(work.at, pairs, is_cut, shown, scores, slopes);
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       rS[n >> 2][PairElement(n & 3)] = scores[n][0];
@@ -287,7 +298,7 @@ class ScoreRole {
     bool counted = false;
     if constexpr (kCountsLate) {
       counted = work.at.problem.denominator == kDenominatorZeroRest || ptx::VoteAny(empty);
-      if (counted) CountKeys(work, shared.bits[0]);
+      if (counted) CountKeys(work, shared.end_factor);
     }
     RowEnd ends[kRowTiles][Math::kRows];
 #pragma unroll
@@ -301,8 +312,8 @@ class ScoreRole {
                  static_cast<int>(Math::RowSum(static_cast<float>(rows.hidden[m][r])));
         }
         if (counted) {
-          seen =
-              static_cast<int>(ptx::LoadShared32(&shared.bits[0][L::EndFactor(work.warp, place)]));
+          seen = static_cast<int>(
+              ptx::LoadShared32(&shared.end_factor[work.warp * L::kWarpRows + place]));
         }
         ends[m][r] =
             FinishRow(work.at, 1.0f + kTruncationLoss, rows.stabilizer[m][r], rows.sum[m][r],
@@ -323,16 +334,17 @@ class ScoreRole {
         const int place = L::PlaceOf(m, r, work.lane), row = work.score_row() + place;
         bool is_writer = Math::Col(0, work.lane.index) == 0;
         if (is_writer) {
-          ptx::StoreSharedFloat(&shared.bits[0][L::EndFactor(work.warp, place)], ends[m][r].factor);
+          ptx::StoreSharedFloat(&shared.end_factor[work.warp * L::kWarpRows + place],
+                                ends[m][r].factor);
         }
         if (is_writer && row < q_len) ptx::StoreGlobalFloat(lse + row, ends[m][r].lse);
       }
     }
   }
 
-  // Leaves in EndFactor's places how many keys each row of the warp sees, a row a lane. Slow, and
-  // only where something asks for it: zero_rest, or a row that may see nothing.
-  ATTN_HD static void CountKeys(const Work& work, uint32_t* places) {
+  // Leaves in `places`, those of end_factor, how many keys each row of the warp sees, a row a lane.
+  // Slow, and only where something asks for it: zero_rest, or a row that may see nothing.
+  ATTN_HD static void CountKeys(const Work& work, float* places) {
     const int place = work.warp * L::kWarpRows + (work.lane.index & (L::kWarpRows - 1));
     const int row = work.block_row + place;
     const Range keys = VisibleKeys(VisibilityOf(work.at.sequence), row, row + 1);
@@ -352,7 +364,7 @@ class ScoreRole {
       }
     }
     if (work.lane.index < L::kWarpRows) {
-      ptx::StoreShared32(&places[L::EndFactor(work.warp, work.lane.index)],
+      ptx::StoreShared32(&places[work.warp * L::kWarpRows + work.lane.index],
                          static_cast<uint32_t>(seen));
     }
     ptx::SyncWarp();
@@ -378,7 +390,7 @@ class ScoreRole {
     }
 #pragma unroll
     for (int k = 0; k < kCounted; ++k) {
-      bits[k] = MaskWordOf<kLanesOfSm70>::KeysOfRow(place, [&](int y) { return words[k][y / 2]; });
+      bits[k] = MaskWordOf<kLanesOfSm70>::AlongY(place, [&](int y) { return words[k][y / 2]; });
     }
   }
 

@@ -33,17 +33,20 @@ template <class Rule, int kStepKeys>
 class KeyVisits<Rule, kStepKeys, true> {
  public:
   static constexpr int kSize = 8, kAhead = 4;
-  // Visit n is at n % kSize from when the output role makes step n − kAhead until all are past n.
+  // Visit n is at n % kSize from when the score role makes step n − kAhead until all are past n.
+  // The score role is the one that waits for the other.
   struct Ring {
     uint32_t visits[kSize], bitmaps[kSize];
+    int count;  // read back from here: a number that the compiler knows to be alike for all threads
   };
   ATTN_HD KeyVisits(const ProblemDesc& problem, const SequenceDesc& sequence, const TileWork& tile,
                     int first_row, int end_row, Ring& ring)
       : tiles_(KeyTiles(VisibilityOf(sequence), first_row, end_row, kStepKeys), problem.tile_lists,
                Rule::VisitFlags(problem), tile.batch, tile.head, tile.tile),
         ring_(ring),
+        count_(0),
         next_(0) {}
-  ATTN_HD int count() const { return tiles_.count(); }
+  ATTN_HD int count() const { return count_; }
   ATTN_HD ListedVisit At(int n) const {
     return {ptx::LoadShared32(&ring_.visits[n & (kSize - 1)])};
   }
@@ -55,11 +58,13 @@ class KeyVisits<Rule, kStepKeys, true> {
   ATTN_HD const ListedTiles& tiles() const { return tiles_; }
   // By all threads of the block: the first visits.
   ATTN_HD void Open(int thread) {
-    if (thread < kAhead && thread < count()) Put(thread, tiles_.Load(thread));
-    if (count() > kAhead) next_ = tiles_.Load(kAhead);
+    if (thread == 0) ptx::StoreShared32(&ring_.count, static_cast<uint32_t>(tiles_.count()));
+    if (thread < kAhead && thread < tiles_.count()) Put(thread, tiles_.Load(thread));
+    if (tiles_.count() > kAhead) next_ = tiles_.Load(kAhead);
     ptx::SyncThreads();
+    count_ = static_cast<int>(ptx::LoadShared32(&ring_.count));
   }
-  // By the output role, whose step this is; a barrier has to follow before step + kAhead.
+  // By the score role, whose step this is.
   ATTN_HD void Advance(int step, int thread) {
     if (thread != 0 || step + kAhead >= count()) return;
     Put(step + kAhead, next_);
@@ -74,6 +79,7 @@ class KeyVisits<Rule, kStepKeys, true> {
 
   ListedTiles tiles_;
   Ring& ring_;
+  int count_;
   uint32_t next_;  // loaded, of the step after the ring's last
 };
 

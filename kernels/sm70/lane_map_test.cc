@@ -133,7 +133,7 @@ TEST(LaneMap, MakesWordsOfRowsOrColumns) {
     const auto word = [&](int y) {
       return MaskWordOf<kLanesOfSm70>::FromRows(MaskWordOf<kLanesOfSm70>::LaneOf(x, y), row);
     };
-    EXPECT_EQ(MaskWordOf<kLanesOfSm70>::KeysOfRow(x, word), rows[x]);
+    EXPECT_EQ(MaskWordOf<kLanesOfSm70>::AlongY(x, word), rows[x]);
   }
 }
 

@@ -67,9 +67,14 @@ struct Float32Accumulate {
     return x + ptx::ShuffleXor(x, 4);
   }
   // A lane's word of a mask's bitmap: a bit for each element of four tiles (MaskWord).
-  ATTN_HD static uint32_t MaskBits(const uint32_t* square, int lane) {
-    return ptx::LoadShared32(square + lane);
-  }
+  struct MaskWords {
+    uint32_t word;
+    ATTN_HD static MaskWords All() { return {~0u}; }
+    ATTN_HD void Load(const uint32_t* square, int lane) {
+      word = ptx::LoadConstant32(square + lane);
+    }
+    ATTN_HD uint32_t bits() const { return word; }
+  };
   ATTN_HD static void Zero(Accumulator& c) {
 #pragma unroll
     for (int e = 0; e < 8; ++e) c[e] = 0;
@@ -97,11 +102,19 @@ struct Float16Accumulate {
   ATTN_HD static float RowMax(float x) { return ptx::Max(x, ptx::ShuffleXor(x, 4)); }
   ATTN_HD static float RowSum(float x) { return x + ptx::ShuffleXor(x, 4); }
   // Bitmaps lie as float32 accumulators do: of eight keys two lanes have four each.
-  ATTN_HD static uint32_t MaskBits(const uint32_t* square, int lane) {
-    const uint32_t low = ptx::LoadShared32(square + (lane & ~2)) >> (lane & 2);
-    const uint32_t high = ptx::LoadShared32(square + (lane | 2)) >> (lane & 2);
-    return (low & 0x33333333u) | (high & 0x33333333u) << 2;
-  }
+  struct MaskWords {
+    uint32_t low, high;
+    int shift;
+    ATTN_HD static MaskWords All() { return {~0u, ~0u, 0}; }
+    ATTN_HD void Load(const uint32_t* square, int lane) {
+      low = ptx::LoadConstant32(square + (lane & ~2));
+      high = ptx::LoadConstant32(square + (lane | 2));
+      shift = lane & 2;
+    }
+    ATTN_HD uint32_t bits() const {
+      return (low >> shift & 0x33333333u) | (high >> shift & 0x33333333u) << 2;
+    }
+  };
   ATTN_HD static void Zero(Accumulator& c) {
 #pragma unroll
     for (int n = 0; n < 4; ++n) c[n] = 0;

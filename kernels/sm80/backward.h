@@ -44,6 +44,19 @@ struct BackwardKernel {
   using Adder = DqAdder<Dq, Math, Rule, DqSums>;
   using Visits = RowVisits<Rule>;
   using Cursor = typename Visits::Cursor;
+  // Where a step's queries are.
+  template <class Visit>
+  struct StepAt {
+    int head, row;
+    Visit visit;
+  };
+  ATTN_HD static auto Read(const Visits& visits, const Cursor& at) {
+    const auto step = at.template Read<kStepRows>(visits);
+    return StepAt<decltype(step.visit)>{at.template Head<kStepRows>(visits), step.row, step.visit};
+  }
+  ATTN_HD static void Advance(const Visits& visits, Cursor& at) {
+    at.template Advance<kStepRows>(visits, at.template Read<kStepRows>(visits));
+  }
   enum RowVector { kStabilizer, kDelta, kDqFactor, kRowVectors };
   struct Stage {
     uint4 q[kStepRows * kPitch], d_o[kStepRows * kPitch];
@@ -117,8 +130,8 @@ struct BackwardKernel {
               p.v_chunks, work.thread)
         .Copy(work.first_key, shared.v);
   }
-  template <class StepAt>
-  ATTN_HD static void CopyStep(const Work& work, const StepAt& at, Stage& stage) {
+  template <class Place>
+  ATTN_HD static void CopyStep(const Work& work, const Place& at, Stage& stage) {
     const ProblemDesc& p = work.problem;
     const SequenceDesc& s = work.sequence;
     StepCopier(RowOf(p.q, s.batch, at.head, s.q_begin), p.q.row_stride * 2, s.q_len, p.qk_chunks,
@@ -157,8 +170,8 @@ struct BackwardKernel {
     CopyKeys(work, shared);
     auto copy_next = [&](int round) {
       if (round < rounds) {
-        CopyStep(work, ahead.template Read<kStepRows>(work.visits), shared.stages[round % kStages]);
-        ahead.template Advance<kStepRows>(work.visits);
+        CopyStep(work, Read(work.visits, ahead), shared.stages[round % kStages]);
+        Advance(work.visits, ahead);
       }
       ptx::CommitCopies();
     };
@@ -170,9 +183,8 @@ struct BackwardKernel {
       if (round == 0) FindNonFiniteKeys(work, shared);
       work.visits.Advance(round, work.thread);
       if (kStages == 2) copy_next(round + 1);
-      Step(work, here.template Read<kStepRows>(work.visits), here, shared.stages[round % kStages],
-           shared, d_k, d_v);
-      here.template Advance<kStepRows>(work.visits);
+      Step(work, Read(work.visits, here), here, shared.stages[round % kStages], shared, d_k, d_v);
+      Advance(work.visits, here);
       if (kStages == 1) {
         ptx::SyncThreads();
         copy_next(round + 1);
@@ -193,8 +205,8 @@ struct BackwardKernel {
     }
   }
 
-  template <class StepAt>
-  ATTN_HD static void Step(const Work& work, const StepAt& at, const Cursor& cursor, Stage& stage,
+  template <class Place>
+  ATTN_HD static void Step(const Work& work, const Place& at, const Cursor& cursor, Stage& stage,
                            Shared& shared, Sums& d_k, Sums& d_v) {
     // A block's last keys may lie beyond the sequence.
     const bool is_cut = at.visit.IsCut() || work.first_key + kKeys > work.sequence.kv_len;
@@ -251,8 +263,8 @@ struct BackwardKernel {
 
   // The lane's word of a masked visit: its bits 16m + 8r + 2t + c are of key tile m, row r of the
   // tile and the c-th of two queries of group t.
-  template <class StepAt>
-  ATTN_HD static uint32_t Shown(const Work& work, const StepAt& at, const Cursor& cursor) {
+  template <class Place>
+  ATTN_HD static uint32_t Shown(const Work& work, const Place& at, const Cursor& cursor) {
     uint32_t shown = ~0u;
     if constexpr (Rule::kListed) {
       if (at.visit.IsMasked()) {
@@ -269,8 +281,8 @@ struct BackwardKernel {
 
   // Pair kQueryGroups·r + t of key tile m: row r of the tile, group t of queries. `visible`: a bit
   // for each of its scores in that order; those of invisible ones mean nothing.
-  template <class StepAt>
-  ATTN_HD static void ApplyRule(const Work& work, const StepAt& at, bool is_cut, uint32_t shown,
+  template <class Place>
+  ATTN_HD static void ApplyRule(const Work& work, const Place& at, bool is_cut, uint32_t shown,
                                 Scores& rS, Scores& slopes, uint32_t (&visible)[kKeyTiles]) {
     constexpr int kPairs = 2 * kQueryGroups;
     const ScoreContext context = work.At(at.head);

@@ -341,7 +341,8 @@ int64_t Admission::AddUpMemory(AdmittedCall& admitted, const Backend& backend) {
     sum += AlignedSize(tensor.bytes);
   }
   parts.workspace_bytes = AlignedSize(backend.WorkspaceBytes(call.problem(), call.direction()));
-  return parts.input_bytes + parts.workspace_bytes + parts.output_bytes;
+  return parts.input_bytes + parts.workspace_bytes + parts.output_bytes +
+         AlignedSize(call.mask_bytes());
 }
 
 // Evicts leases for what is missing. Other calls may take the freed memory, so it tries again, a

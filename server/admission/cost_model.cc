@@ -34,7 +34,9 @@ int CostModel::VariantIndex(const Problem& p, Direction direction) {
   const bool scores = p.bias || p.bool_mask || !p.alibi_slopes.empty() || p.softcap != 0;
   const bool dropout = p.dropout.threshold != 0;
   int index = ElementIndex(p, direction) * kHeadDims + head_dim;
-  for (bool feature : {scores, dropout, p.IsBounded()}) index = 2 * index + (feature ? 1 : 0);
+  for (bool feature : {scores, dropout, p.IsBounded(), p.mask != nullptr}) {
+    index = 2 * index + (feature ? 1 : 0);
+  }
   return index;
 }
 

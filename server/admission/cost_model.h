@@ -35,7 +35,7 @@ class CostModel {
  private:
   using Rate = std::atomic<double>;
   static constexpr int kHeadDims = 4;
-  static constexpr int kVariants = 2 * 3 * kHeadDims * 2 * 2 * 2;
+  static constexpr int kVariants = 2 * 3 * kHeadDims * 2 * 2 * 2 * 2;
   static int ElementIndex(const Problem& problem, Direction direction);
   static int VariantIndex(const Problem& problem, Direction direction);
   static void Follow(Rate& rate, double seen);

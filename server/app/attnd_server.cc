@@ -21,6 +21,9 @@ namespace {
 // On 16 cores 4 move a little more than 8 do.
 int TransferThreadCount() { return std::clamp(AvailableCpus() / 4, 1, 8); }
 
+// A caller has one of them at a time; two callers need not wait for each other.
+int MaskThreadCount() { return std::clamp(AvailableCpus() / 4, 2, 4); }
+
 // Leases get their share of each device that has memory of its own.
 ServerOptions WithDeviceLeases(ServerOptions options,
                                const std::vector<std::unique_ptr<Backend>>& engines) {
@@ -102,6 +105,11 @@ void AttndServer::StartCalls(uint64_t boot_epoch) {
       options_.leases, TokenIssuer{ReplicaOf(options_), boot_epoch}, metrics_, clock_);
   reaper_ = std::make_unique<LeaseReaper>(*leases_);
   masks_ = std::make_unique<MaskStore>(options_.masks, clock_, options_.mask_plans);
+  mask_workers_ =
+      std::make_unique<MaskWorkers>(MaskThreadCount(), options_.admission.caller_max_calls);
+  for (int n = 0; n < devices_.size(); ++n) {
+    named_engines_.push_back({devices_[n].name, devices_[n].engine.get()});
+  }
   AdmissionLimits limits = options_.admission;
   limits.max_reply_bytes = options_.transport.max_message_bytes - kReplyHeaderBytes;
   admission_ = std::make_unique<Admission>(limits, devices_.for_admission(), clock_, leases_.get());
@@ -155,12 +163,14 @@ absl::Status AttndServer::StartRpc() {
                          devices_.workers(),
                          *leases_,
                          *masks_,
+                         *mask_workers_,
                          *transfer_pool_,
                          metrics_,
                          auth_,
                          clock_,
                          log_,
                          devices_.first_engine().info(),
+                         named_engines_,
                          server_info_,
                          options_.slow_call,
                          log_limit_,
@@ -192,6 +202,7 @@ AttndServer::~AttndServer() {
   devices_.StopWorkers();
   transfer_pool_.reset();
   rpc_.reset();
+  mask_workers_.reset();
   CHECK(open_calls_.count() == 0);  // gRPC has ended them all: what they use may go
 }
 

@@ -28,6 +28,7 @@
 #include "server/app/options.h"
 #include "server/lease/lease_table.h"
 #include "server/masks/mask_store.h"
+#include "server/masks/mask_workers.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/call_watch.h"
 #include "server/rpc/open_calls.h"
@@ -115,6 +116,8 @@ class AttndServer {
   v1::GetServerInfoResponse server_info_;
   std::unique_ptr<LeaseTable> leases_;
   std::unique_ptr<MaskStore> masks_;
+  std::unique_ptr<MaskWorkers> mask_workers_;
+  std::vector<NamedEngine> named_engines_;
   std::unique_ptr<LeaseReaper> reaper_;
   std::unique_ptr<Admission> admission_;
   std::unique_ptr<TransferPool> transfer_pool_;

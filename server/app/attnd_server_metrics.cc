@@ -66,6 +66,8 @@ void AttndServer::SampleMasks() {
                      [this] { return static_cast<double>(masks_->stats().misses); });
   sampled.AddGauge("attnd_mask_plan_bytes", "Compiled masks.", {},
                    [this] { return static_cast<double>(masks_->plans().stats().bytes); });
+  sampled.AddGauge("attnd_mask_calls_waiting", "Calls whose masks wait to be compiled.", {},
+                   [this] { return static_cast<double>(mask_workers_->waiting()); });
   sampled.AddCounter("attnd_mask_compile_seconds_total", "Time spent in compiling masks.", {},
                      [this] { return masks_->plans().stats().compile_seconds; });
   sampled.AddCounter("attnd_masks_compiled_total", "Masks compiled for some sizes.", {},

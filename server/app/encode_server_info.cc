@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -9,6 +10,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "attention/masks/mask_description.h"
+#include "base/check.h"
 
 namespace attnd {
 namespace {
@@ -21,6 +24,14 @@ Problem SmallProblem() {
   p.q_len = p.kv_len = 32;
   p.qk_head_dim = p.v_head_dim = 64;
   return p;
+}
+
+std::shared_ptr<const MaskDescription> SmallMask(const Problem& problem) {
+  const MaskSpec causal = {.pattern = {MaskExpr{RelativeWindow{-1, 0}, {}}}, .pattern_of = {0}};
+  absl::StatusOr<std::shared_ptr<const MaskDescription>> mask =
+      MaskDescription::Make(causal, MaskCallOf(problem));
+  CHECK(mask.ok()) << mask.status();
+  return *std::move(mask);
 }
 
 struct Feature {
@@ -49,6 +60,7 @@ const std::vector<Feature>& Features() {
        [](Problem& p) {
          p.bool_mask = BoolMask{{1, 1, 32, 32}};
        }},
+      {"masks", [](Problem& p) { p.mask = SmallMask(p); }},
       {"bias",
        [](Problem& p) {
          p.bias = Bias{ElementType::kFloat32, {1, 1, 32, 32}, false};

@@ -90,6 +90,9 @@ class AttentionCall {
   int64_t shared_input_bytes() const { return BytesOf(TensorRole::kInput, true); }
   int64_t shared_output_bytes() const { return BytesOf(TensorRole::kOutput, true); }
 
+  // That the description of its mask and the tiles that it visits take, while the call lives.
+  int64_t mask_bytes() const { return parts_->mask_bytes; }
+
   // For Landing, once the payloads have been copied: frees the received bytes.
   void DropMessage() { parts_->message = MessageBytes(); }
 
@@ -105,6 +108,8 @@ class AttentionCall {
   }
   struct Parts {
     Problem problem;
+    std::shared_ptr<const void> mask_plan;  // held, so that the engine finds it compiled
+    int64_t mask_bytes = 0;
     Direction direction = Direction::kForward;
     Priority priority = Priority::kNormal;
     std::string request_id;

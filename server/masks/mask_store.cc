@@ -13,6 +13,11 @@ absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Keep(const Mas
                                                                        const MaskCall& call,
                                                                        absl::string_view caller) {
   ASSIGN_OR_RETURN(std::shared_ptr<const MaskDescription> mask, MaskDescription::Make(spec, call));
+  return Keep(std::move(mask), caller);
+}
+
+std::shared_ptr<const MaskDescription> MaskStore::Keep(std::shared_ptr<const MaskDescription> mask,
+                                                       absl::string_view caller) {
   absl::MutexLock lock(&mutex_);
   DropIdle();
   if (mask->bytes() > std::min(limits_.bytes, limits_.bytes_of_caller)) return mask;
@@ -25,7 +30,8 @@ absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Keep(const Mas
 }
 
 absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Find(absl::string_view id,
-                                                                       absl::string_view caller) {
+                                                                       absl::string_view caller,
+                                                                       bool counts) {
   MaskId key;
   if (id.size() != key.size()) {
     return FieldError(reason::kBadField, "problem.mask.id", absl::StrCat(key.size(), " bytes"),
@@ -37,12 +43,12 @@ absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Find(absl::str
   auto found = entries_.find(key);
   if (found == entries_.end() ||
       found->second.callers.find(caller) == found->second.callers.end()) {
-    ++misses_;
+    if (counts) ++misses_;
     return Failure(absl::StatusCode::kFailedPrecondition, reason::kMaskUnknown,
                    "problem.mask.id: not known to this server; send the mask itself",
                    {{"field", "problem.mask.id"}});
   }
-  ++hits_;
+  if (counts) ++hits_;
   Touch(found->second);
   Rights& rights = callers_[caller].rights;
   rights.splice(rights.begin(), rights, found->second.callers.find(caller)->second);

@@ -50,10 +50,14 @@ class MaskStore {
   absl::StatusOr<std::shared_ptr<const MaskDescription>> Keep(const MaskSpec& spec,
                                                               const MaskCall& call,
                                                               absl::string_view caller);
+  // The same of one that has been checked. Comes back as the store has it.
+  std::shared_ptr<const MaskDescription> Keep(std::shared_ptr<const MaskDescription> mask,
+                                              absl::string_view caller);
   // FAILED_PRECONDITION MASK_UNKNOWN when the caller has not sent it, or it is forgotten.
   // INVALID_ARGUMENT when `id` is none.
   absl::StatusOr<std::shared_ptr<const MaskDescription>> Find(absl::string_view id,
-                                                              absl::string_view caller);
+                                                              absl::string_view caller,
+                                                              bool counts = true);
   MaskStoreStats stats() const;
   // What engines visit of these masks.
   MaskPlans& plans() { return *plans_; }
@@ -98,6 +102,10 @@ class MaskStore {
 struct CallersMasks {
   MaskStore& store;
   absl::string_view caller;
+  // Null: all is done at once. Else a mask that may take long ends the decoding, with an error that
+  // says nothing, and sets this: decode again where there is time (MaskWorkers).
+  bool* takes_long = nullptr;
+  bool is_repeated = false;  // decoded a second time for that: the store counts calls once
 };
 
 }  // namespace attnd

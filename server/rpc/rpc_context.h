@@ -26,7 +26,11 @@ class RpcContext {
   Direction direction() const { return direction_; }
   absl::Time received_at() const { return received_at_; }
   uint64_t id() const { return id_; }
-  CallersMasks masks() const { return {deps_.masks, caller_}; }  // once identified
+  const std::string& caller() const { return caller_; }  // once identified
+  // `takes_long`: CallersMasks's; null when the call is decoded again.
+  CallersMasks masks(bool* takes_long) const {
+    return {deps_.masks, caller_, takes_long, takes_long == nullptr};
+  }
 
   // UNAUTHENTICATED when the caller is nobody.
   absl::Status Identify();

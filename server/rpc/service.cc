@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
+#include "server/rpc/compile_mask.h"
 #include "server/rpc/stream_call.h"
-#include "server/wire/decode_problem.h"
 #include "server/wire/decode_small.h"
 #include "server/wire/encode.h"
 
@@ -19,6 +19,11 @@ constexpr int kMaxReleases = 1024;  // of one call
 // LeaseTable's errors name BackwardRequest's field; other requests have the token in their own.
 absl::Status InField(absl::string_view field, absl::Status status) {
   return RenameField(std::move(status), "residual_token", field);
+}
+
+absl::Status GaveUp() {
+  return Failure(absl::StatusCode::kCancelled, reason::kCancelled,
+                 "the caller gave up while its mask waited to be compiled");
 }
 
 }  // namespace
@@ -42,18 +47,27 @@ RawStreamReactor* AttentionService::BackwardStream(grpc::CallbackServerContext* 
   return StartStreamCall(deps_, *context, Direction::kBackward, NextId());
 }
 
+AttentionService::SmallCall AttentionService::Begin(grpc::CallbackServerContext* context,
+                                                    Method method) {
+  SmallCall call{method, deps_.clock.Now(), context->DefaultReactor(), std::string()};
+  deps_.metrics.CallStarted(method);
+  call.caller = deps_.auth.Identify(*context, context->peer());
+  if (!call.caller.ok()) deps_.metrics.AuthFailed(ReasonOf(call.caller.status()));
+  return call;
+}
+
+void AttentionService::Finish(const SmallCall& call, const absl::Status& status) {
+  deps_.metrics.CallFinished(call.method, status.code(), ReasonOf(status),
+                             deps_.clock.Now() - call.begin);
+  call.reactor->Finish(ToGrpcStatus(status));
+}
+
 grpc::ServerUnaryReactor* AttentionService::AnswerSmall(
     grpc::CallbackServerContext* context, Method method,
     const std::function<absl::Status(const std::string& caller)>& work) {
-  absl::Time begin = deps_.clock.Now();
-  deps_.metrics.CallStarted(method);
-  absl::StatusOr<std::string> caller = deps_.auth.Identify(*context, context->peer());
-  if (!caller.ok()) deps_.metrics.AuthFailed(ReasonOf(caller.status()));
-  absl::Status status = caller.ok() ? work(*caller) : caller.status();
-  deps_.metrics.CallFinished(method, status.code(), ReasonOf(status), deps_.clock.Now() - begin);
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(status));
-  return reactor;
+  const SmallCall call = Begin(context, method);
+  Finish(call, call.caller.ok() ? work(*call.caller) : call.caller.status());
+  return call.reactor;
 }
 
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
@@ -94,40 +108,25 @@ grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServer
 grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request,
                                                         grpc::ByteBuffer* reply) {
-  return AnswerSmall(context, Method::kCompileMask, [&](const std::string& caller) -> absl::Status {
-    ASSIGN_OR_RETURN(v1::CompileMaskResponse wire, Compile(*request, caller));
-    *reply = EncodeSmall(wire);
-    return absl::OkStatus();
-  });
+  const SmallCall call = Begin(context, Method::kCompileMask);
+  grpc::ServerUnaryReactor* reactor = call.reactor;
+  if (!call.caller.ok()) {
+    Finish(call, call.caller.status());
+    return reactor;
+  }
+  const absl::Status taken =
+      deps_.mask_workers.Run(*call.caller, [this, context, call, request, reply] {
+        Finish(call, context->IsCancelled() ? GaveUp() : Compile(*request, *call.caller, reply));
+      });
+  if (!taken.ok()) Finish(call, taken);
+  return reactor;
 }
 
-absl::StatusOr<v1::CompileMaskResponse> AttentionService::Compile(const grpc::ByteBuffer& request,
-                                                                  const std::string& caller) {
-  v1::CompileMaskRequest wire;
-  RETURN_IF_ERROR(DecodeSmall(request, wire));
-  ASSIGN_OR_RETURN(const Problem problem, DecodeProblem(wire.problem(), {deps_.masks, caller}));
-  if (problem.mask == nullptr) {
-    return FieldError(reason::kBadField, "problem.mask", "a mask", "none");
-  }
-  ASSIGN_OR_RETURN(auto compiled, deps_.masks.plans().Get(problem, HostMaskOptions()));
-  v1::CompileMaskResponse reply;
-  reply.set_id(problem.mask->id().data(), problem.mask->id().size());
-  reply.set_bytes_held(static_cast<uint64_t>(problem.mask->bytes() + compiled->bytes()));
-  uint64_t visible = 0, empty_rows = 0, full = 0, partial = 0;
-  for (int64_t b = 0; b < problem.batch; ++b) {
-    for (int64_t h = 0; h < problem.q_heads; ++h) {
-      const MaskPlan& plan = compiled->PlanAt(b, h);
-      visible += static_cast<uint64_t>(plan.visible);
-      empty_rows += static_cast<uint64_t>(plan.empty_rows);
-      full += static_cast<uint64_t>(plan.full_tiles);
-      partial += static_cast<uint64_t>(plan.partial_tiles);
-    }
-  }
-  reply.set_visible(visible);
-  reply.set_empty_rows(empty_rows);
-  reply.set_tiles_full(full);
-  reply.set_tiles_partial(partial);
-  return reply;
+absl::Status AttentionService::Compile(const grpc::ByteBuffer& request, const std::string& caller,
+                                       grpc::ByteBuffer* reply) {
+  ASSIGN_OR_RETURN(const v1::CompileMaskResponse wire, attnd::CompileMask(request, caller, deps_));
+  *reply = EncodeSmall(wire);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<LeaseGrant> AttentionService::Renew(const grpc::ByteBuffer& request,

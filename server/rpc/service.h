@@ -55,13 +55,22 @@ class AttentionService final : public AttentionServiceBase {
                                             grpc::ByteBuffer* reply) override;
 
  private:
+  // A call that is no Forward or Backward, from its arrival to Finish.
+  struct SmallCall {
+    Method method;
+    absl::Time begin;
+    grpc::ServerUnaryReactor* reactor;
+    absl::StatusOr<std::string> caller;  // or why it is nobody
+  };
+  SmallCall Begin(grpc::CallbackServerContext* context, Method method);
+  void Finish(const SmallCall& call, const absl::Status& status);
   // Answers a small call with what `work(caller)` says.
   grpc::ServerUnaryReactor* AnswerSmall(
       grpc::CallbackServerContext* context, Method method,
       const std::function<absl::Status(const std::string& caller)>& work);
+  absl::Status Compile(const grpc::ByteBuffer& request, const std::string& caller,
+                       grpc::ByteBuffer* reply);
   absl::StatusOr<LeaseGrant> Renew(const grpc::ByteBuffer& request, const std::string& caller);
-  absl::StatusOr<v1::CompileMaskResponse> Compile(const grpc::ByteBuffer& request,
-                                                  const std::string& caller);
   absl::Status Release(const grpc::ByteBuffer& request, const std::string& caller);
 
   const ServiceDeps deps_;

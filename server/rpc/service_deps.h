@@ -1,14 +1,19 @@
 // ServiceDeps: what the gRPC methods use.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "kernels/backend.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/admission/admission.h"
 #include "server/admission/staging_pool.h"
 #include "server/lease/lease_table.h"
 #include "server/masks/mask_store.h"
+#include "server/masks/mask_workers.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/call_log_limit.h"
 #include "server/rpc/call_watch.h"
@@ -20,6 +25,12 @@
 
 namespace attnd {
 
+// An engine under its device's name: "cpu", "gpu0".
+struct NamedEngine {
+  std::string name;
+  const Backend* engine;
+};
+
 // What the service uses and does not own; all outlive it.
 struct ServiceDeps {
   Admission& admission;
@@ -28,12 +39,14 @@ struct ServiceDeps {
   Workers& worker;
   LeaseTable& leases;
   MaskStore& masks;
+  MaskWorkers& mask_workers;
   TransferPool& transfer_pool;
   Metrics& metrics;
   const Authenticator& auth;
   const Clock& clock;
   Logger& log;
   const BackendInfo& engine;
+  const std::vector<NamedEngine>& engines;
   const v1::GetServerInfoResponse& server_info;
   absl::Duration slow_call;
   CallLogLimit& log_limit;

@@ -52,6 +52,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     if (!ok) return EndReading(CheckHalfClose());
     absl::StatusOr<Piece> piece = Take();
     if (!piece.ok()) return EndReading(piece.status());
+    if (piece->takes_long) return TakeHeaderLater(*std::move(piece));
     ++holds_;
     StartRead(&read_);  // from here on another OnReadDone may run
     Land(*piece);
@@ -94,7 +95,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     record_.deps().call_watch.Remove(*this);  // cut_ does not change from here on
     if (!cut_.ok()) record_.Failed(cut_);
     record_.Close();
-    delete this;
+    Release();
   }
 
  private:
@@ -103,9 +104,11 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     MessageBytes message;
     ByteRange data;
     std::byte* to = nullptr;
+    bool takes_long = false;  // a header, in `data`, that is to be decoded where there is time
   };
 
-  enum class Phase { kReading, kComputing, kWriting, kFinished };
+  // kPreparing: MaskWorkers decode the header; nothing is read, and nobody finishes the call.
+  enum class Phase { kReading, kPreparing, kComputing, kWriting, kFinished };
 
   absl::Time Now() const { return record_.deps().clock.Now(); }
 
@@ -122,7 +125,12 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     MessageBytes message(read_);
     read_.Clear();
     ASSIGN_OR_RETURN(StreamPart part, ParseStreamMessage(message, record_.direction()));
-    if (part.is_header) return TakeHeader(message, part.range);
+    if (part.is_header) {
+      bool takes_long = false;
+      absl::StatusOr<Piece> header = TakeHeader(message, part.range, &takes_long);
+      if (!takes_long) return header;
+      return Piece{std::move(message), part.range, nullptr, true};
+    }
     if (!call_.has_value()) {
       return FieldError(reason::kChunkOrder, "header", "a header before the first chunk",
                         "a chunk");
@@ -133,14 +141,42 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
                  call_->staged()[tensor] + static_cast<int64_t>(part.offset)};
   }
 
-  absl::StatusOr<Piece> TakeHeader(const MessageBytes& message, ByteRange header) {
+  absl::StatusOr<Piece> TakeHeader(const MessageBytes& message, ByteRange header,
+                                   bool* takes_long) {
     if (call_.has_value()) return FieldError(reason::kChunkOrder, "header", "one header", "two");
-    ASSIGN_OR_RETURN(AttentionCall decoded,
-                     Decoder::DecodeHeader(message, header, record_.direction(), record_.masks()));
+    ASSIGN_OR_RETURN(
+        AttentionCall decoded,
+        Decoder::DecodeHeader(message, header, record_.direction(), record_.masks(takes_long)));
     ASSIGN_OR_RETURN(AdmittedCall call, record_.Admit(std::move(decoded), *this, true));
     sequence_ = ChunkSequence(call.call().tensors());
     call_.emplace(std::move(call));
     return Piece{};
+  }
+
+  // Reads on when the header has been taken. gRPC keeps a call alive in its own reactions only:
+  // here the call holds itself, and the next read begins before the watch may finish the call.
+  void TakeHeaderLater(Piece header) {
+    progress()->Pause();
+    if (!Enter(Phase::kPreparing, {Phase::kReading})) return EndReading(absl::CancelledError());
+    ++lives_;
+    auto shared = std::make_shared<const Piece>(std::move(header));
+    const absl::Status accepted = record_.deps().mask_workers.Run(record_.caller(), [this, shared] {
+      const absl::StatusOr<Piece> taken = cancelled_
+                                              ? record_.Stopped(WorkStage::kReceive)
+                                              : TakeHeader(shared->message, shared->data, nullptr);
+      if (taken.ok()) {
+        ++holds_;
+        progress()->Begin();
+        StartRead(&read_);
+      }
+      Enter(Phase::kReading, {Phase::kPreparing});
+      taken.ok() ? LetGo() : EndReading(taken.status());
+      Release();
+    });
+    if (accepted.ok()) return;
+    Enter(Phase::kReading, {Phase::kPreparing});
+    EndReading(accepted);
+    Release();
   }
 
   void Land(Piece& piece) {
@@ -192,6 +228,10 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     StartWriteAndFinish(&message, grpc::WriteOptions(), grpc::Status::OK);
   }
 
+  void Release() {
+    if (--lives_ == 0) delete this;
+  }
+
   // False when the call is in none of the phases `from`.
   bool Enter(Phase phase, std::initializer_list<Phase> from) {
     absl::MutexLock lock(&mutex_);
@@ -212,7 +252,8 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   int64_t largest_chunk_ = 0;
   std::atomic<int64_t> copied_{0};
   std::atomic<int> holds_{1};
-  absl::Status received_;  // of the reading, once it has ended
+  std::atomic<int> lives_{1};  // gRPC's, until OnDone, and that of TakeHeaderLater
+  absl::Status received_;      // of the reading, once it has ended
   std::atomic<bool> cancelled_{false};
   std::vector<grpc::ByteBuffer> messages_;
   size_t next_ = 0;  // message to write

@@ -96,7 +96,19 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
   }
 
   void Work() {
-    absl::StatusOr<AdmittedCall> call = Accept();
+    record_->Received(static_cast<int64_t>(request_.Length()));
+    const absl::Status known = record_->Identify();
+    if (!known.ok()) return Take(known);
+    bool takes_long = false;
+    absl::StatusOr<AdmittedCall> call = Accept(&takes_long);
+    if (!takes_long) return Take(std::move(call));
+    const absl::Status taken = deps().mask_workers.Run(record_->caller(), [this] {
+      Take(cancelled_ ? record_->Stopped(WorkStage::kReceive) : Accept(nullptr));
+    });
+    if (!taken.ok()) Take(taken);
+  }
+
+  void Take(absl::StatusOr<AdmittedCall> call) {
     request_.Clear();  // gRPC's own reference would keep its slices until the end of the call
     if (call.ok()) {
       deps().worker.Submit(*std::move(call));
@@ -107,11 +119,9 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
     LetGo();
   }
 
-  absl::StatusOr<AdmittedCall> Accept() {
-    record_->Received(static_cast<int64_t>(request_.Length()));
-    RETURN_IF_ERROR(record_->Identify());
-    ASSIGN_OR_RETURN(AttentionCall decoded,
-                     Decoder::Decode(MessageBytes(request_), direction_, record_->masks()));
+  absl::StatusOr<AdmittedCall> Accept(bool* takes_long) {
+    ASSIGN_OR_RETURN(AttentionCall decoded, Decoder::Decode(MessageBytes(request_), direction_,
+                                                            record_->masks(takes_long)));
     ASSIGN_OR_RETURN(AdmittedCall call, record_->Admit(std::move(decoded), *this, false));
     record_->Landed(call, Land(call));
     return call;

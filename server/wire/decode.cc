@@ -39,9 +39,12 @@ absl::Status ParseRange(const MessageBytes& bytes, ByteRange range, absl::string
 // again takes a tenth of a small call's instructions.
 struct SeenProblem {
   std::string bytes;  // empty: none
-  Problem problem;
+  Problem problem;    // without the mask that it names
+  std::string mask_id;
+  std::weak_ptr<const CompiledMask> plan;  // of a mask whose rows need no check
 };
 constexpr int64_t kMaxSeenBytes = 256;
+constexpr int64_t kMaxBytesAtOnce = 64 << 10;  // of a problem; a larger one takes long to parse
 
 // The last problem that this thread decoded.
 SeenProblem& LastProblem() {
@@ -49,14 +52,34 @@ SeenProblem& LastProblem() {
   return last;
 }
 
-void Remember(const MessageBytes& message, ByteRange range, const Problem& problem) {
+void Remember(const MessageBytes& message, ByteRange range, const DecodedProblem& decoded,
+              const std::string& mask_id) {
   if (range.size > kMaxSeenBytes) return;
   SeenProblem& last = LastProblem();
   last.bytes.clear();
   message.ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
     last.bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
   });
-  last.problem = problem;
+  last.problem = decoded.problem;
+  last.mask_id = mask_id;
+  last.plan.reset();
+  if (decoded.plan == nullptr) return;
+  if (decoded.problem.mask->spec().empty_row == EmptyRow::kZero) last.plan = decoded.plan;
+  if (!mask_id.empty()) last.problem.mask = nullptr;
+}
+
+// What the store would have done with the mask, had it been parsed again.
+absl::Status DecodeLastProblem(const CallersMasks& masks, DecodedProblem& decoded) {
+  const SeenProblem& last = LastProblem();
+  Problem& p = decoded.problem;
+  p = last.problem;
+  if (!last.mask_id.empty()) {
+    ASSIGN_OR_RETURN(p.mask, masks.store.Find(last.mask_id, masks.caller, !masks.is_repeated));
+  } else if (p.mask != nullptr) {
+    p.mask = masks.store.Keep(std::move(p.mask), masks.caller);
+  }
+  decoded.plan = last.plan.lock();
+  return decoded.plan != nullptr ? absl::OkStatus() : PlanMask(masks, decoded);
 }
 
 absl::Status DecodeOptions(const MessageBytes& bytes, const FieldTable& table, Direction direction,
@@ -70,17 +93,17 @@ absl::Status DecodeOptions(const MessageBytes& bytes, const FieldTable& table, D
 }
 
 absl::Status DecodeProblemIn(const MessageBytes& message, const FieldTable& table,
-                             const CallersMasks& masks, Problem& problem) {
-  if (table.known) {
-    problem = LastProblem().problem;
-    return absl::OkStatus();
-  }
+                             const CallersMasks& masks, DecodedProblem& decoded) {
+  if (table.known) return DecodeLastProblem(masks, decoded);
   const ByteRange range = table.range[kProblemField];
+  if (range.size > kMaxBytesAtOnce && masks.takes_long != nullptr) {
+    *masks.takes_long = true;
+    return absl::CancelledError();
+  }
   v1::Problem wire;
   RETURN_IF_ERROR(ParseRange(message, range, "problem", wire));
-  ASSIGN_OR_RETURN(problem, DecodeProblem(wire, masks));
-  // Which masks an id may name depends on the caller.
-  if (wire.mask().id().empty()) Remember(message, range, problem);
+  ASSIGN_OR_RETURN(decoded, DecodeProblem(wire, masks));
+  Remember(message, range, decoded, wire.mask().id());
   return absl::OkStatus();
 }
 
@@ -306,7 +329,11 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   AttentionCall call;
   AttentionCall::Parts& parts = *call.parts_;
   const Problem& problem = parts.problem;
-  RETURN_IF_ERROR(DecodeProblemIn(message, table, masks, parts.problem));
+  DecodedProblem decoded;
+  RETURN_IF_ERROR(DecodeProblemIn(message, table, masks, decoded));
+  parts.problem = std::move(decoded.problem);
+  if (problem.mask != nullptr) parts.mask_bytes = problem.mask->bytes() + decoded.plan->bytes();
+  parts.mask_plan = std::move(decoded.plan);
   ASSIGN_OR_RETURN(SharedPlaces shared, DecodeShared(message, table));
   if (form != Form::kWhole && shared.request != nullptr) {
     return FieldError(reason::kBadField, "shared_memory", "none in a streamed call", "some");

@@ -4,7 +4,7 @@
 //
 // The header of a streamed call is the same message without payloads.
 // Errors: INVALID_ARGUMENT "field: expected ..., got ..."; FAILED_PRECONDITION for the id of a mask
-// that is not known. Any thread.
+// that is not known; where `masks` asks for it, CANCELLED instead of what takes long. Any thread.
 #pragma once
 
 #include "absl/status/statusor.h"

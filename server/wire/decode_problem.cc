@@ -20,6 +20,9 @@ namespace {
 
 using google::protobuf::RepeatedField;
 
+// A mask up to this is checked in microseconds.
+constexpr size_t kSmallMaskBytes = 4096;
+
 absl::Status DecodeSizes(const v1::Problem& wire, Problem& p) {
   p.batch = wire.batch();
   p.q_heads = wire.q_heads();
@@ -178,17 +181,11 @@ void DecodeScalars(const v1::Problem& wire, Problem& p) {
              wire.shard().total_q_heads()};
 }
 
-// Before any tensor is read: that the mask can be compiled, what it costs, and that no row is empty
-// where that is an error.
-absl::Status CompileMaskOf(const CallersMasks& masks, Problem& p) {
-  auto plan = masks.store.plans().Get(p, HostMaskOptions());
-  if (!plan.ok()) return Classified(plan.status());
-  p.mask_share = VisitedShare(**plan, p);
-  if (p.mask->spec().empty_row == EmptyRow::kZero) return absl::OkStatus();
-  const absl::Status empty = CheckEmptyRows(**plan, p);
-  if (empty.ok()) return empty;
-  return Failure(empty.code(), reason::kEmptyRow, empty.message(),
-                 {{"field", "problem.mask.empty_row"}});
+// Says so where the caller would rather have this done elsewhere.
+absl::Status LeaveItWhereItTakesLong(const CallersMasks& masks) {
+  if (masks.takes_long == nullptr) return absl::OkStatus();
+  *masks.takes_long = true;
+  return absl::CancelledError();
 }
 
 absl::Status RefuseBesideId(const v1::MaskSpec& wire) {
@@ -199,11 +196,14 @@ absl::Status RefuseBesideId(const v1::MaskSpec& wire) {
 }
 
 // Last: a mask is checked against the sizes and options of the rest.
-absl::Status DecodeMaskIn(const v1::Problem& wire, const CallersMasks& masks, Problem& p) {
+absl::Status DecodeMaskIn(const v1::Problem& wire, const CallersMasks& masks,
+                          DecodedProblem& decoded) {
   if (!wire.has_mask()) return absl::OkStatus();
   const v1::MaskSpec& mask = wire.mask();
+  Problem& p = decoded.problem;
   p.mask_origin = DecodeMaskOrigin(mask);
   if (mask.id().empty()) {
+    if (mask.ByteSizeLong() > kSmallMaskBytes) RETURN_IF_ERROR(LeaveItWhereItTakesLong(masks));
     absl::StatusOr<MaskSpec> spec = DecodeMask(mask);
     if (!spec.ok()) return Classified(spec.status());
     auto kept = masks.store.Keep(*spec, MaskCallOf(p), masks.caller);
@@ -211,16 +211,37 @@ absl::Status DecodeMaskIn(const v1::Problem& wire, const CallersMasks& masks, Pr
     p.mask = *std::move(kept);
   } else {
     RETURN_IF_ERROR(RefuseBesideId(mask));
-    ASSIGN_OR_RETURN(p.mask, masks.store.Find(mask.id(), masks.caller));
+    ASSIGN_OR_RETURN(p.mask, masks.store.Find(mask.id(), masks.caller, !masks.is_repeated));
   }
   RETURN_IF_ERROR(Classified(Validate(p)));
-  return CompileMaskOf(masks, p);
+  return PlanMask(masks, decoded);
 }
 
 }  // namespace
 
-absl::StatusOr<Problem> DecodeProblem(const v1::Problem& wire, const CallersMasks& masks) {
-  Problem p;
+absl::Status PlanMask(const CallersMasks& masks, DecodedProblem& decoded) {
+  Problem& p = decoded.problem;
+  if (p.mask == nullptr) return absl::OkStatus();
+  const bool rejects_empty_rows = p.mask->spec().empty_row == EmptyRow::kReject;
+  MaskPlans& plans = masks.store.plans();
+  decoded.plan = plans.Find(p, HostMaskOptions());
+  if (decoded.plan == nullptr || rejects_empty_rows) {
+    RETURN_IF_ERROR(LeaveItWhereItTakesLong(masks));
+    auto plan = plans.Get(p, HostMaskOptions());
+    if (!plan.ok()) return Classified(plan.status());
+    decoded.plan = *std::move(plan);
+  }
+  p.mask_share = VisitedShare(*decoded.plan, p);
+  if (!rejects_empty_rows) return absl::OkStatus();
+  const absl::Status empty = CheckEmptyRows(*decoded.plan, p);
+  if (!absl::IsInvalidArgument(empty)) return Classified(empty);
+  return Failure(empty.code(), reason::kEmptyRow, empty.message(),
+                 {{"field", "problem.mask.empty_row"}});
+}
+
+absl::StatusOr<DecodedProblem> DecodeProblem(const v1::Problem& wire, const CallersMasks& masks) {
+  DecodedProblem decoded;
+  Problem& p = decoded.problem;
   RETURN_IF_ERROR(DecodeSizes(wire, p));
   DecodeScalars(wire, p);
   RETURN_IF_ERROR(DecodeAlignment(wire, p));
@@ -229,8 +250,8 @@ absl::StatusOr<Problem> DecodeProblem(const v1::Problem& wire, const CallersMask
   RETURN_IF_ERROR(DecodeDropout(wire, p));
   RETURN_IF_ERROR(DecodeDenominator(wire, p));
   RETURN_IF_ERROR(Classified(Validate(p)));
-  RETURN_IF_ERROR(DecodeMaskIn(wire, masks, p));
-  return p;
+  RETURN_IF_ERROR(DecodeMaskIn(wire, masks, decoded));
+  return decoded;
 }
 
 }  // namespace attnd

@@ -619,7 +619,8 @@ std::string MaskIdOf(const AttentionCall& call) {
 TEST(Decode, AMaskIsKeptForItsCallerAndFoundByItsId) {
   v1::ForwardRequest request = Valid();
   SetWindowMask(*request.mutable_problem());
-  absl::StatusOr<AttentionCall> first = DecodeText(request.SerializeAsString());
+  const std::string whole = request.SerializeAsString();
+  absl::StatusOr<AttentionCall> first = DecodeText(whole);
   ASSERT_TRUE(first.ok()) << first.status();
   v1::MaskSpec& mask = *request.mutable_problem()->mutable_mask();
   mask.Clear();
@@ -628,10 +629,20 @@ TEST(Decode, AMaskIsKeptForItsCallerAndFoundByItsId) {
   absl::StatusOr<AttentionCall> second = DecodeText(request.SerializeAsString());
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(second->problem().mask, first->problem().mask);
+  const uint64_t hits = Masks().stats().hits;
+  absl::StatusOr<AttentionCall> third = DecodeText(request.SerializeAsString());
+  ASSERT_TRUE(third.ok()) << third.status();  // the same bytes again
+  EXPECT_EQ(third->problem().mask, first->problem().mask);
+  EXPECT_EQ(Masks().stats().hits, hits + 1);
+  EXPECT_GT(third->mask_bytes(), 0);
   // The same bytes, right after, from somebody else.
-  absl::Status foreign =
-      DecodeText(request.SerializeAsString(), Direction::kForward, 1 << 16, "other").status();
-  EXPECT_EQ(ReasonOf(foreign), reason::kMaskUnknown) << foreign;
+  const auto other = [](const std::string& bytes) {
+    return DecodeText(bytes, Direction::kForward, 1 << 16, "other").status();
+  };
+  EXPECT_EQ(ReasonOf(other(request.SerializeAsString())), reason::kMaskUnknown);
+  EXPECT_TRUE(DecodeText(whole).ok());
+  EXPECT_TRUE(other(whole).ok());
+  EXPECT_TRUE(other(request.SerializeAsString()).ok());
 }
 
 TEST(Decode, AMaskHasItsPlaceFromTheOrigin) {

@@ -6,6 +6,7 @@
 //   frames     10 connections with pings, settings, window updates and empty or stray frames
 //   messages   20 connections with messages of 15 MiB that never end
 //   slow       100 connections that send a call's bytes one by one
+//   masks      100 calls a second, each with another mask: too complex, or a second of work
 //
 // A connection that ends is made again. Quiet pieces and those beside a flood take turns; medians
 // of the rounds. Resident memory is the largest sample of all daemons together.
@@ -32,6 +33,7 @@
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "client/attention_client.h"
+#include "client/call/problem_to_proto.h"
 #include "client/cli/metrics_text.h"
 #include "net/process_tuning.h"
 #include "proto/attnd/v1/attention.pb.h"
@@ -121,6 +123,36 @@ void SendResets(const Target& target) {
   }
 }
 
+// A stream's first message. An odd `number`: refused by an estimate; else a second of work.
+std::string MaskMessage(uint32_t number) {
+  v1::ForwardStreamRequest message;
+  v1::Problem& problem = *message.mutable_header()->mutable_problem();
+  problem = ToProto(SmallProblem(number % 2 == 1 ? 1 << 20 : 8192, 1));
+  problem.mutable_mask()->set_version(1);
+  auto& any = *problem.mutable_mask()->add_pattern()->mutable_expr()->mutable_any_of();
+  for (uint32_t n = 0; n < 100; ++n) {
+    v1::StrideRel& stride = *any.add_e()->mutable_stride_rel();
+    stride.set_p(1009 + 2 * n);
+    stride.set_phase(number % 1000);
+  }
+  problem.mutable_mask()->add_pattern_of(0);
+  const std::string bytes = message.SerializeAsString();
+  return RawHttp2::MessagePrefix(static_cast<uint32_t>(bytes.size())) + bytes;
+}
+
+void SendMasks(const Target& target) {
+  const std::string block = RawHttp2::CallHeaders(kStream);
+  for (uint32_t number = 0;;) {
+    auto peer = target.Connect();
+    for (uint32_t stream = 1; !Over(*peer); stream += 2) {
+      peer->Send(RawHttp2::kHeaders, RawHttp2::kEndHeaders, stream, block);
+      peer->SendData(stream, MaskMessage(number++));
+      peer->ReadWhatIsThere();
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+  }
+}
+
 struct Frames {
   RawHttp2::Frame type;
   uint8_t flags;
@@ -199,7 +231,8 @@ const Flood kFloods[] = {
     {"resets", [](Senders& s, const Target& t) { Start(s, 4, SendResets, t); }},
     {"frames", StartFrames},
     {"messages", [](Senders& s, const Target& t) { Start(s, 20, SendMessages, t); }},
-    {"slow", [](Senders& s, const Target& t) { Start(s, 100, SendSlowly, t); }}};
+    {"slow", [](Senders& s, const Target& t) { Start(s, 100, SendSlowly, t); }},
+    {"masks", [](Senders& s, const Target& t) { Start(s, 1, SendMasks, t); }}};
 
 // A process that floods from `Begin` on until `End`. Made before this process has threads.
 class Flooder {

@@ -1,6 +1,8 @@
 // mask_compile: what a mask's tiles cost to make, both directions, on one core: closed forms and
 // lists over N keys, in tiles of 128 × 32. Labels: listed tiles, distinct bitmaps, bytes.
 //
+// Also what it takes to say that a mask is too complex.
+//
 //   bazel-bin/tests/benchmarks/mask_compile
 #include <benchmark/benchmark.h>
 
@@ -78,9 +80,31 @@ void Describe(benchmark::State& state, MaskPattern (*pattern_of)(int64_t)) {
   }
 }
 
-constexpr int64_t kLong = 131072;
+// Strides of primes: every tile is mixed, of a hundred nodes.
+MaskPattern Primes(int64_t) {
+  MaskExpr any = {AnyOf{}, {}};
+  for (uint32_t n = 0; n < 100; ++n) any.of.push_back({StrideRel{1009 + 2 * n, 3}, {}});
+  return any;
+}
 
-BENCHMARK_CAPTURE(Run, window, [](int64_t) { return MaskPattern(Window(256, 0)); })->Arg(kLong);
+void Refuse(benchmark::State& state, MaskPattern (*pattern_of)(int64_t)) {
+  const int64_t n = state.range(0);
+  const MaskCall call = {1, 1, n, n, {0}};
+  MaskSpec spec;
+  spec.pattern = {pattern_of(n)};
+  spec.pattern_of = {0};
+  auto mask = MaskDescription::Make(spec, call);
+  CHECK(mask.ok()) << mask.status();
+  for (auto _ : state) {
+    CHECK(!CompiledMask::Make(**mask, {}, call, {.tile = {128, 32}}).ok());
+  }
+}
+
+constexpr int64_t kLong = 131072, kLongest = int64_t{1} << 20;
+
+BENCHMARK_CAPTURE(Run, window, [](int64_t) { return MaskPattern(Window(256, 0)); })
+    ->Arg(kLong)
+    ->Arg(kLongest);
 BENCHMARK_CAPTURE(Run, documents, Documents)->Arg(kLong);
 BENCHMARK_CAPTURE(Run, longformer, Longformer)->Arg(kLong);
 BENCHMARK_CAPTURE(Run, blocked, [](int64_t) {
@@ -89,6 +113,7 @@ BENCHMARK_CAPTURE(Run, blocked, [](int64_t) {
 BENCHMARK_CAPTURE(Run, bigbird, BigBird)->Arg(kLong);
 BENCHMARK_CAPTURE(Run, blocks, Blocks)->Arg(kLong);
 BENCHMARK_CAPTURE(Run, bits, Bits)->Arg(8192);
+BENCHMARK_CAPTURE(Refuse, primes, Primes)->Arg(kLongest);
 BENCHMARK_CAPTURE(Describe, blocks, Blocks)->Arg(kLong);
 BENCHMARK_CAPTURE(Describe, bits, Bits)->Arg(8192);
 

@@ -15,16 +15,10 @@
 //
 //     wire_latency echo queue|callback ADDRESS        serves the minimal echo
 //     wire_latency calls attnd|echo ADDRESS COUNT     calls of 4 KiB in a row, in CountedCalls
-#include <dirent.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -42,11 +36,11 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "net/process_tuning.h"
 #include "tests/benchmarks/minimal_echo.h"
+#include "tests/benchmarks/turns.h"
 
 namespace attnd {
 namespace {
 
-constexpr int kRounds = 40, kCallsATurn = 50;
 constexpr int kFirstPort = 17070;
 
 Problem OneHead(int64_t q_len, int64_t kv_len, int64_t head_dim) {
@@ -56,105 +50,6 @@ Problem OneHead(int64_t q_len, int64_t kv_len, int64_t head_dim) {
   p.kv_len = kv_len;
   p.qk_head_dim = p.v_head_dim = head_dim;
   return p;
-}
-
-// A program that serves on an address, ended when this goes.
-class ServerProcess {
- public:
-  explicit ServerProcess(std::vector<std::string> words) : pid_(fork()) {
-    if (pid_ != 0) return;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    execv(argv[0], argv.data());
-    std::perror(argv[0]);
-    _exit(1);
-  }
-  ~ServerProcess() {
-    kill(pid_, SIGTERM);
-    waitpid(pid_, nullptr, 0);
-  }
-  struct Use {
-    double sleeps = 0, cpu_us = 0;
-  };
-  // Of all its threads so far.
-  Use UseSoFar() const {
-    const std::string tasks = absl::StrCat("/proc/", pid_, "/task/");
-    Use use;
-    DIR* folder = opendir(tasks.c_str());
-    CHECK(folder != nullptr) << tasks;
-    while (const dirent* entry = readdir(folder)) {
-      std::ifstream status(tasks + entry->d_name + "/status");
-      for (std::string word; status >> word;) {
-        double count = 0;
-        if (word == "voluntary_ctxt_switches:" && status >> count) use.sleeps += count;
-      }
-      std::ifstream times(tasks + entry->d_name + "/schedstat");
-      double nanoseconds = 0;
-      if (times >> nanoseconds) use.cpu_us += nanoseconds / 1000;
-    }
-    closedir(folder);
-    return use;
-  }
-
- private:
-  const pid_t pid_;
-};
-
-double OwnThreadMicroseconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) / 1000;
-}
-
-// One way of making the case's call, and what its calls took.
-struct Way {
-  std::string name;
-  std::function<void()> call;
-  const ServerProcess* server = nullptr;
-  std::vector<double> microseconds;
-  double caller_us = 0, server_us = 0, sleeps = 0;  // sums
-
-  void TimedCall() {
-    absl::Time start = absl::Now();
-    call();
-    microseconds.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
-  }
-  void Turn(bool counts) {
-    ServerProcess::Use before;
-    if (server != nullptr) before = server->UseSoFar();
-    double own = OwnThreadMicroseconds();
-    for (int n = 0; n < kCallsATurn; ++n) {
-      counts ? TimedCall() : call();
-    }
-    if (!counts) return;
-    caller_us += OwnThreadMicroseconds() - own;
-    if (server == nullptr) return;
-    ServerProcess::Use after = server->UseSoFar();
-    server_us += after.cpu_us - before.cpu_us;
-    sleeps += after.sleeps - before.sleeps;
-  }
-  double At(double quantile) const {
-    auto last = static_cast<double>(microseconds.size() - 1);
-    return microseconds[static_cast<size_t>(quantile * last)];
-  }
-};
-
-void Compare(const std::string& title, std::vector<Way> ways) {
-  for (int round = -2; round < kRounds; ++round) {  // two rounds to warm up
-    for (Way& way : ways) way.Turn(round >= 0);
-  }
-  std::printf("%-28s %8s %8s %8s %8s %10s %10s\n", title.c_str(), "p50", "p90", "p99", "sleeps",
-              "caller CPU", "daemon CPU");
-  for (Way& way : ways) {
-    std::sort(way.microseconds.begin(), way.microseconds.end());
-    double calls = kRounds * kCallsATurn;
-    std::printf("%-28s %8.1f %8.1f %8.1f %8.1f %10.1f %10.1f\n", way.name.c_str(), way.At(0.5),
-                way.At(0.9), way.At(0.99), way.sleeps / calls, way.caller_us / calls,
-                way.server_us / calls);
-  }
-  std::fflush(stdout);
 }
 
 // attnd's call of one problem, and the engine's.
@@ -219,7 +114,7 @@ void Measure(const std::string& title, const Problem& p, const Servers& at, bool
   if (shares) {
     ways.push_back({"attnd, shared memory", [&] { shared.CallDaemon(); }, at.attnd_process});
   }
-  Compare(title, std::move(ways));
+  Compare(title, ways);
 }
 
 // Of its own so that a profiler can begin and end with it.

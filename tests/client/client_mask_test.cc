@@ -52,10 +52,15 @@ Problem WithLists(int64_t length = 256) {
                   {0, 1, 0, 1});
 }
 
-std::unique_ptr<AttentionClient> Connect(const std::string& address, int64_t shard_bytes) {
-  auto client = AttentionClient::Connect({.addresses = {address}, .shard_bytes = shard_bytes});
+std::unique_ptr<AttentionClient> Connect(std::vector<std::string> addresses, int64_t shard_bytes) {
+  auto client =
+      AttentionClient::Connect({.addresses = std::move(addresses), .shard_bytes = shard_bytes});
   CHECK(client.ok()) << client.status();
   return *std::move(client);
+}
+
+std::unique_ptr<AttentionClient> Connect(const std::string& address, int64_t shard_bytes) {
+  return Connect(std::vector<std::string>{address}, shard_bytes);
 }
 
 bool Same(const AlignedBytes& a, const AlignedBytes& b) {
@@ -122,6 +127,17 @@ TEST(ClientMask, ALargeMaskTravelsOnce) {
   named += static_cast<uint64_t>(second.forward.shards + second.backward.shards);
   EXPECT_EQ(daemon.server().masks().hits, named);
   EXPECT_EQ(daemon.server().masks().misses, 0u);
+}
+
+TEST(ClientMask, EachReplicaAsksForAMaskOnce) {
+  Daemon one(MakeCpuBackend({.threads = 1})), two(MakeCpuBackend({.threads = 1}));
+  auto client = Connect({one.address(), two.address()}, 1 << 24);
+  const Problem p = WithLists();
+  const ProblemInputs in = RandomInputs(p, 1);
+  for (int round = 0; round < 6; ++round) Both(*client, p, in);  // they take turns
+  EXPECT_EQ(one.server().masks().misses + two.server().masks().misses, 1u);
+  EXPECT_GE(one.server().masks().hits, 2u);
+  EXPECT_GE(two.server().masks().hits, 2u);
 }
 
 TEST(ClientMask, NobodyNoticesThatADaemonHasForgotten) {

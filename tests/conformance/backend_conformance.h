@@ -37,7 +37,7 @@ struct ConformanceOptions {
   // nothing else stand once. Absent: the elements that the table names.
   std::optional<ElementType> element;
   EnginePrecision precision;
-  bool masks = true;        // with cases of masks by description
+  int mask_stride = 1;      // of the cases of masks by description every n-th
   int max_unsupported = 0;  // (case, direction) pairs that Supports may refuse
   // NaN in a key or value that some rows see must not reach rows that do not see it, even inside
   // one tile. An engine that multiplies whole tiles and accepts that leak says so here and in its

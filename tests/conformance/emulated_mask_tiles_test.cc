@@ -1,5 +1,6 @@
 // Tiles of a bool mask that hold nothing are not visited, and leaving them out changes no bit.
 #include <cstddef>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <memory>
@@ -9,10 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/element.h"
-#include "attention/problem.h"
 #include "attention/masks/mask_description.h"
+#include "attention/problem.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
+#include "base/round_up.h"
 #include "gtest/gtest.h"
 #include "kernels/engine/cuda_backend.h"
 #include "kernels/engine/device/emulated_device.h"
@@ -144,8 +146,15 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// Whole bytes of each row.
-void Pad(const BoolMask& mask, int64_t keys, ProblemInputs& in) {
+// Hides the last `keys` from every row, whole bytes of them. They are zero, since what masks hide
+// from all is left out of the bounds of K and V, which a bias does not change.
+void Pad(const Problem& p, int64_t keys, ProblemInputs& in) {
+  const BoolMask& mask = *p.bool_mask;
+  const int64_t hidden = keys * p.qk_head_dim * 2, head = p.kv_len * p.qk_head_dim * 2;
+  for (int64_t end = head; hidden > 0 && end <= in.k.size(); end += head) {
+    std::memset(in.k.data() + end - hidden, 0, static_cast<size_t>(hidden));
+    std::memset(in.v.data() + end - hidden, 0, static_cast<size_t>(hidden));
+  }
   for (int64_t n = 0; n < in.mask_bits.size(); ++n) {
     if (n % mask.row_bytes() >= mask.row_bytes() - keys / 8) in.mask_bits.data()[n] = std::byte{0};
   }
@@ -228,13 +237,34 @@ void ExpectSameBits(const BothResults& got, const BothResults& want) {
   ExpectSame("d_v", got.backward.d_v, want.backward.d_v);
 }
 
+// Rows up to whole warps: what a warp's rows have in common shows in the last bits, and rows beyond
+// the sequence are hidden by a mask but by no bias.
+void FillWarps(Problem& p) {
+  const auto filled = [](int64_t rows) { return RoundUp(rows, 32); };
+  if (p.cu_seqlens_q.empty()) {
+    p.q_len = filled(p.q_len);
+  } else {
+    int64_t end = 0;
+    std::vector<int32_t> ends = {0};
+    for (size_t n = 1; n < p.cu_seqlens_q.size(); ++n) {
+      end += filled(p.cu_seqlens_q[n] - p.cu_seqlens_q[n - 1]);
+      ends.push_back(static_cast<int32_t>(end));
+    }
+    p.cu_seqlens_q = ends;
+    p.q_len = end;
+  }
+  BroadcastShape& mask = p.bool_mask->shape;
+  if (mask.rows > 1) mask.rows = filled(mask.rows);
+}
+
 TEST(MaskTiles, ResultsHaveTheBitsOfABiasThatHidesTheSame) {
   CudaBackend backend(MakeEmulatedDevice({}));
   for (Case& c : Cases()) {
     SCOPED_TRACE(c.name);
+    FillWarps(c.problem);
     ASSERT_TRUE(Validate(c.problem).ok()) << Validate(c.problem);
     ProblemInputs in = RandomInputs(c.problem, 7);
-    Pad(*c.problem.bool_mask, c.padding, in);
+    Pad(c.problem, c.padding, in);
     AddEmptyBias(c.problem, in);
     const BothResults masked = RunChecked(backend, c.problem, in);
     MaskByBias(c.problem, in);
@@ -249,7 +279,7 @@ TEST(MaskTiles, ResultsHaveTheBitsOfTheSameMaskByDescription) {
     for (Case& c : Cases()) {
       SCOPED_TRACE(c.name);
       ProblemInputs in = RandomInputs(c.problem, 7);
-      Pad(*c.problem.bool_mask, c.padding, in);
+      Pad(c.problem, c.padding, in);
       const BothResults masked = RunChecked(backend, c.problem, in);
       MaskByDescription(c.problem, in);
       ASSERT_TRUE(Validate(c.problem).ok()) << Validate(c.problem);

@@ -218,7 +218,7 @@ def test_opcheck_passes(case):
         if case == "everything" else (None,) * 7
     window = (5, 3) if case == "everything" else (None, None)
     keep = {"plain": "", "mask": "keep"}.get(case, "bias")
-    options = Words("bhld", None, None, *window, False, "f32", None, keep, 7, False, "").pack()
+    options = Words("bhld", None, None, *window, False, "f32", None, keep, 7, False, "", "").pack()
     arguments = (make(2, 4, 9, 8), make(2, 2, 7, 8), make(2, 2, 7, 12), bias, mask, *extra, None, 0.0,
                  0.25 if case == "everything" else 0.0, options)
     result = torch.library.opcheck(torch.ops.attnd.forward, arguments)

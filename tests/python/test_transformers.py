@@ -145,7 +145,7 @@ def test_bidirectional_model_with_padding(sent):
 def test_packed_positions_are_eager_attention_and_travel_as_sequences(sent):
     model, tokens = model_of("mistral"), torch.randint(0, 99, (1, 17))
     given = {"position_ids": torch.cat([torch.arange(7), torch.arange(10)])[None], "use_cache": False}
-    for name, expected in (("mistral", [{"mask"}] * 2), ("llama", [{"causal", "cu_seqlens_q"}] * 2)):
+    for name, expected in (("mistral", [{"causal", "window", "mask"}] * 2), ("llama", [{"causal", "mask"}] * 2)):
         del sent[:]
         model = model_of(name)
         compare(both(model, input_ids=tokens, **given))
@@ -212,3 +212,139 @@ def test_models_of_two_names_use_their_own_daemons(daemon):
     model.set_attn_implementation("attnd")
     other.set_attn_implementation("attnd_second")
     torch.testing.assert_close(model(tokens).logits, other(tokens).logits)
+
+
+# ---- Mask functions as descriptions.
+
+LEFT = torch.tensor([0, 3])
+IDS = torch.tensor([[-1] * 4 + [0] * 5 + [-1] * 6 + [1] * 8 + [-1] * 7, [0] * 6 + [-1] * 24])
+POSITIONS = torch.stack([torch.cat([torch.arange(11), torch.arange(19)]), torch.cat([torch.arange(4), torch.arange(26)])])
+PACKED = torch.stack([torch.arange(30) // 11 > 0, torch.arange(30) // 4 > 0]).long()
+PREFIX = torch.tensor([4, 9])
+FUNCTIONS = {
+    "causal": lambda f: f.causal_mask_function,
+    "bidirectional": lambda f: f.bidirectional_mask_function,
+    "sliding": lambda f: f.sliding_window_causal_mask_function(6),
+    "sliding both ways": lambda f: f.sliding_window_bidirectional_mask_function(5),
+    "chunked": lambda f: f.chunked_causal_mask_function(8, torch.zeros(2, dtype=torch.long)),
+    "chunked after padding": lambda f: f.chunked_causal_mask_function(8, LEFT),
+    "images": lambda f: f.or_masks(f.causal_mask_function, f.blockwise_overlay(IDS)),
+    "images in windows": lambda f: f.and_masks(f.sliding_window_overlay(9), f.or_masks(f.causal_mask_function,
+                                                                                      f.blockwise_overlay(IDS))),
+}
+AT_THE_START = {  # those that know no offset, and a model's own
+    "packed": lambda f: f.packed_sequence_compatibility_function(f.causal_mask_function, POSITIONS, PACKED),
+    "packed windows": lambda f: f.packed_sequence_compatibility_function(f.sliding_window_causal_mask_function(5),
+                                                                         POSITIONS[:1].expand(2, -1),
+                                                                         PACKED[:1].expand(2, -1)),
+    "prefix": lambda f: f.or_masks(f.causal_mask_function, lambda b, h, q, k: k < 7),
+    "prefix of each entry": lambda f: f.or_masks(f.causal_mask_function, lambda b, h, q, k: k < PREFIX[b]),
+    "own documents": lambda f: f.and_masks(f.causal_mask_function, lambda b, h, q, k: IDS[b, q] == IDS[b, k]),
+}
+
+
+def padding_of(kind):
+    mask = torch.ones(2, 30, dtype=torch.bool)
+    mask[1, {"left": slice(0, 3), "right": slice(22, None), "holes": slice(5, 9)}[kind]] = False
+    return mask
+
+
+@pytest.mark.parametrize("kind", ["none", "left", "right", "holes"])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *AT_THE_START])
+def test_mask_functions_are_described_as_they_are(name, kind):
+    import attnd.masks as m
+    from attnd._model_masks import LazyMask, model_mask
+    from transformers import masking_utils
+    function = {**FUNCTIONS, **AT_THE_START}[name](masking_utils)
+    padding = None if kind == "none" else padding_of(kind)
+    for q_length, kv_length, q_offset, kv_offset in ((30, 30, 0, 0), (4, 30, 26, 0), (1, 30, 29, 0), (5, 12, 25, 18)):
+        if name in AT_THE_START and q_offset:
+            continue
+        given = dict(batch_size=2, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+                     mask_function=function, attention_mask=padding, allow_is_causal_skip=False)
+        expected, found = masking_utils.sdpa_mask(**given), model_mask(**given)
+        assert isinstance(found, LazyMask) and found.shape == (2, 1, q_length, kv_length), name
+        options = dict(found.options)
+        left, right = options.pop("window", (-1, -1))
+        shown = m.window(left, 0 if options.pop("causal", False) else right)
+        mask, align = options.pop("mask", None), options.pop("align", 0)
+        if isinstance(mask, m.Mask):
+            shown = shown & mask
+        dense = torch.from_numpy(shown.to_dense(2, 1, q_length, kv_length, align=align))
+        if isinstance(mask, torch.Tensor):
+            dense = dense & mask
+        if "kv_lengths" in options:
+            dense = dense & (torch.arange(kv_length) < options.pop("kv_lengths")[:, None, None, None])
+        assert not options and torch.equal(dense, expected), (name, q_offset)
+        assert torch.equal(found & True, expected) and torch.equal(found[1:, :, :2].clone(), expected[1:, :, :2])
+
+
+def test_functions_that_no_description_says_are_dense_masks():
+    from attnd._model_masks import LazyMask, model_mask
+    from transformers import masking_utils
+    for function in (lambda b, h, q, k: (q * k) % 3 == 0, lambda b, h, q, k: torch.where(q > 3, k > 3, k < 3)):
+        given = dict(batch_size=2, q_length=9, kv_length=9, mask_function=function, allow_is_causal_skip=False)
+        found = model_mask(**given)
+        assert not isinstance(found, LazyMask) and torch.equal(found, masking_utils.sdpa_mask(**given))
+
+
+def test_a_function_that_is_not_what_its_name_says_is_a_dense_mask(monkeypatch):
+    """As another version of transformers may have it."""
+    from attnd import _model_masks
+    from transformers import masking_utils
+
+    def sliding_window_overlay(sliding_window):
+        def inner_mask(batch_idx, head_idx, q_idx, kv_idx):
+            return kv_idx >= q_idx - sliding_window
+        inner_mask.__module__ = "transformers.masking_utils"
+        inner_mask.__qualname__ = "sliding_window_overlay.<locals>.inner_mask"
+        return inner_mask
+    monkeypatch.setattr(_model_masks, "_checked", set())
+    monkeypatch.setattr(_model_masks, "_refused", set())
+    given = dict(batch_size=2, q_length=30, kv_length=30, mask_function=sliding_window_overlay(4),
+                 allow_is_causal_skip=False)
+    with pytest.warns(RuntimeWarning, match="are not those known here"):
+        found = _model_masks.model_mask(**given)
+    assert torch.equal(found, masking_utils.sdpa_mask(**given))
+
+
+class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+    """The most elements of any tensor that an operator makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        made = function(*arguments, **(keywords or {}))
+        for tensor in torch.utils._pytree.tree_leaves(made):
+            if type(tensor) is torch.Tensor and tensor.untyped_storage().nbytes() > 0:
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return made
+
+
+@pytest.mark.parametrize("name, padding", [("mistral", "left"), ("llama", "packed")])
+def test_8192_tokens_without_an_array_of_all_scores(name, padding):
+    n = 8192
+    config = dict(vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+                  num_key_value_heads=1, max_position_embeddings=n)
+    kind = {"mistral": lambda: transformers.MistralConfig(**config, sliding_window=512),
+            "llama": lambda: transformers.LlamaConfig(**config)}[name]
+    torch.manual_seed(1)
+    model = transformers.AutoModel.from_config(kind()).eval()
+    model.set_attn_implementation("attnd")
+    tokens = torch.randint(0, 9, (1, n))
+    if padding == "left":
+        mask = torch.ones(1, n, dtype=torch.long)
+        mask[:, :100] = 0
+        given = {"attention_mask": mask}
+    else:
+        given = {"position_ids": torch.cat([torch.arange(5000), torch.arange(n - 5000)])[None], "use_cache": False}
+    with Largest() as largest:
+        states = model(tokens, **given).last_hidden_state
+        states.square().sum().backward()
+    assert largest.elements < n * n // 16, largest.elements
+    assert all(p.grad.isfinite().all() for p in model.parameters()) and states.isfinite().all()
+    with Largest() as dense:
+        torch.ones(n, n, dtype=torch.bool)
+    assert dense.elements == n * n

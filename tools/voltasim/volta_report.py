@@ -13,6 +13,7 @@ import struct
 import sys
 import tempfile
 
+import volta_masks
 from voltasim import cubin, report
 from voltasim.execute import Block, Memory
 from voltasim.flow import PathSpec
@@ -61,7 +62,7 @@ def row_tensor(index, length, head_dim, heads):
 def problem_desc(shape, length, heads, scores):
     """kernels/rules/params.h: ProblemDesc, for one batch entry; `scores`: one of SCORES or LISTED."""
     head_dim, dropout = shape.head_dim, shape.dropout
-    mask, bias = b"\0" * 40, b"\0" * 48
+    bias = b"\0" * 48
     if scores == "bias":
         bias = struct.pack("<Qqqqiiii", TENSORS + (13 << 32), 0, length * length, length, 1, 1, 1, 0)
     softcap = 30.0 if scores == "softcap" else 0.0
@@ -69,14 +70,14 @@ def problem_desc(shape, length, heads, scores):
     d = b"".join(row_tensor(n, length, head_dim, heads) for n in range(4))
     d += struct.pack("<QqqQ", TENSORS + (4 << 32), length * heads, length, TABLES + 0x10000)
     d += struct.pack("<iiiiifff", heads, heads, 1, head_dim // 8, head_dim // 8, 0.125, 0.18, softcap)
-    d += mask + bias + struct.pack("<QqiiQ", alibi, heads, 0, 0, 0)
+    d += bias + struct.pack("<QqiiQ", alibi, heads, 0, 0, 0)
     d += struct.pack("<IfIIIII", 26 if dropout else 0, 256 / 230 if dropout else 1.0, 1, 2, 3, 0, heads)
     d += b"\0" * (-len(d) % 8)
     d += b"".join(row_tensor(n, length, head_dim, heads) for n in range(5, 9))
     d += struct.pack("<QQ", TENSORS + (9 << 32), 0)
     blocks = (length + 63) // 64
     d += struct.pack("<QqqQq", TENSORS + (10 << 32), blocks * 64 * head_dim, 0, TENSORS + (11 << 32), blocks)
-    d += b"\0" * (608 - len(d))
+    d += b"\0" * (568 - len(d))
     if scores == "mask" or scores in LISTED:
         d += struct.pack("<QQQQqqiiiiii", TABLES + 0x30000, TABLES + 0x40000, TABLES + 0x50000, 0, 0, 0,
                          shape.lines(length), 0, *shape.tile(), shape.backward, 0)
@@ -151,8 +152,15 @@ def trace(listing, shape, shared_bytes, scores):
     return traces, factors
 
 
+class Speeds:
+    """Of a kernel and what its scores are: the rates of TracedPredictor.rates under each schedule."""
+
+    def __init__(self):
+        self.predictor, self.rates = None, []
+
+
 def simulate(key, fields, image, nvdisasm, scores="plain"):
-    """Rows of the report for one kernel: full and causal."""
+    """(rows of the report for one kernel, full and causal; its Speeds)."""
     shape = Shape(key)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
         f.write(image)
@@ -162,7 +170,7 @@ def simulate(key, fields, image, nvdisasm, scores="plain"):
     shared = max(0, fields["shared"] - kernel.smem_static)
     traces, factors = trace(listing, shape, kernel.smem_static + shared, scores)
     ctas, _ = ctas_per_sm(kernel.regs, kernel.smem_static + shared, kernel.threads)
-    steady, launch = [], {"full": [], "causal": []}
+    steady, launch, speeds = [], {"full": [], "causal": []}, Speeds()
     for scheduler, stagger in SCHEDULES:
         setup = Setup(listing, kernel.threads // 32, ctas, Machine(), PathSpec(), None, Conflicts(), 0.0,
                       scheduler, stagger, [])
@@ -171,6 +179,8 @@ def simulate(key, fields, image, nvdisasm, scores="plain"):
         steady.append(report.steady_report(predictor, setup, shape.flops_per_step(), CLOCK_MHZ)
                       ["useful_percent_of_peak"])
         rates = predictor.rates()
+        speeds.predictor = predictor
+        speeds.rates.append(rates)
         for mask, work in (("full", shape.full_work()), ("causal", shape.causal_work())):
             pairs = LENGTH * LENGTH / (2 if mask == "causal" else 1)
             flops = shape.products * 2 * shape.head_dim * pairs * HEADS
@@ -193,7 +203,21 @@ def simulate(key, fields, image, nvdisasm, scores="plain"):
                          (shape.head_dim, "backward" if shape.backward else "forward", mask)),
                      "xformers_tflops": XFORMERS.get(
                          (shape.head_dim, "backward" if shape.backward else "forward", mask))})
-    return rows
+    return rows, speeds
+
+
+def simulate_masks(archive, only, nvdisasm):
+    """Rows of volta_masks for D 64 and 128, forward and backward."""
+    images = {key: (fields, image) for key, fields, image in read_archive(archive)}
+    table = []
+    for name in (f"{way}_d{dim}_f32" for dim in (64, 128) for way in ("forward", "backward")):
+        if only not in name:
+            continue
+        wanted = (("_linear", "plain"), *(("_listed", scores) for scores in LISTED))
+        speeds = [simulate(name + kind, *images[name + kind], nvdisasm, scores)[1] for kind, scores in wanted]
+        table += volta_masks.rows(*speeds, Shape(name + "_listed"), LENGTH, HEADS)
+        print(f"{name}: done", file=sys.stderr)
+    return table
 
 
 def print_table(rows):
@@ -218,15 +242,20 @@ def main():
     p.add_argument("--scores", nargs="+", choices=SCORES, default=["plain"],
                    help="of general kernels: one row for each")
     p.add_argument("--listed", action="store_true", help="also the kernels of masks, per visited score: full and partial tiles")
+    p.add_argument("--masks", action="store_true", help="instead: a table by mask, against the dense kernels")
     p.add_argument("--nvdisasm", default=os.environ.get("NVDISASM", ".deps/cuda_tools/nvdisasm"))
     p.add_argument("--json", action="store_true")
     args = p.parse_args()
+    if args.masks:
+        table = simulate_masks(args.archive, args.only, args.nvdisasm)
+        print(json.dumps(table, indent=1)) if args.json else volta_masks.print_table(table)
+        return
     rows = []
     for key, fields, image in read_archive(args.archive):
         wanted = key.startswith(("forward_", "backward_")) and args.only in key
         if wanted and (args.general or "_general" not in key) and (args.listed or "_listed" not in key):
             for scores in args.scores if "_general" in key else LISTED if "_listed" in key else ["plain"]:
-                rows += simulate(key, fields, image, args.nvdisasm, scores)
+                rows += simulate(key, fields, image, args.nvdisasm, scores)[0]
             print(f"{key}: done", file=sys.stderr)
     if args.json:
         print(json.dumps(rows, indent=1))

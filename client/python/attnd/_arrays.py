@@ -69,12 +69,7 @@ def to_float32(tensor: Tensor) -> Array:
 
 def integers(field: str, value: object, low: int, high: int, shape: Optional[Tuple[int, ...]] = None) -> Array:
     """A list or array of integers as contiguous int32, each within low..high."""
-    if hasattr(value, "detach"):  # a torch tensor
-        value = value.detach().cpu().numpy()
-    try:
-        array = np.asarray(value)
-    except ValueError:  # rows of several lengths
-        raise wrong_type(field, "an array of integers", value) from None
+    array = host(field, value)
     if array.dtype.kind not in "iu":
         raise wrong(field, "integers", f"an array of {array.dtype}")
     if shape is not None and array.shape != shape:
@@ -83,6 +78,16 @@ def integers(field: str, value: object, low: int, high: int, shape: Optional[Tup
         outside = array[(array < low) | (array > high)]
         raise wrong(field, f"{low}..{high}", int(outside.flat[0]))
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def host(field: str, value: object) -> Array:
+    """A list, an array or a torch tensor as an array here."""
+    if hasattr(value, "detach"):  # a torch tensor
+        value = value.detach().cpu().numpy()
+    try:
+        return np.asarray(value)
+    except ValueError:  # rows of several lengths
+        raise wrong_type(field, "an array of integers", value) from None
 
 
 def finite_floats(field: str, value: object) -> Array:

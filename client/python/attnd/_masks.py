@@ -47,11 +47,7 @@ def recognise(mask: Tensor, scores: Tuple[int, int, int, int]) -> Optional[Patte
 
     What was found is remembered as long as the tensor lives, and compared with it each time.
     """
-    if torch.compiler.is_compiling() or type(mask) is not Tensor or mask.is_meta or mask.numel() == 0:
-        return None
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # inside vmap, which shows no numbers
-        return None
-    rows = _rows_of(mask, scores)
+    rows = _rows_of(mask, scores) if is_readable(mask) else None
     if rows is None:
         return None
     base = mask if mask._base is None else mask._base
@@ -66,6 +62,13 @@ def recognise(mask: Tensor, scores: Tuple[int, int, int, int]) -> Optional[Patte
             kept.clear()
         found = kept[key] = _Found(*_recognise(rows, scores[0], scores[2]), version)
     return found.pattern
+
+
+def is_readable(mask: Tensor) -> bool:
+    """Whether it has numbers to look at: neither torch.compile nor vmap shows them."""
+    if torch.compiler.is_compiling() or type(mask) is not Tensor or mask.is_meta or mask.numel() == 0:
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is None
 
 
 def _rows_of(mask: Tensor, scores: Tuple[int, int, int, int]) -> Optional[Tensor]:

@@ -59,7 +59,8 @@ class Problem(_Sized):
                 ("bias_shape", _int64 * 4), ("bias_element", _int32), ("bias_want_gradient", _int32),
                 ("alibi_slopes", NumberArray), ("dropout_seed", ctypes.c_uint64),
                 ("dropout_offset", ctypes.c_uint64), ("dropout_threshold", ctypes.c_uint32), ("denominator", _int32),
-                ("sink_logits", NumberArray), ("accumulate_float16", _int32), ("allow_nondeterministic", _int32)]
+                ("sink_logits", NumberArray), ("accumulate_float16", _int32), ("allow_nondeterministic", _int32),
+                ("mask", _pointer)]
 
 
 _T = TypeVar("_T", bound="_Tensors")
@@ -105,6 +106,8 @@ _PROTOTYPES = {  # name: (result, arguments)
     "attnd_call_result_json": (ctypes.c_char_p, [_pointer]),
     "attnd_client_new": (_pointer, [ctypes.POINTER(ClientOptions), _pointer]),
     "attnd_client_free": (None, [_pointer]),
+    "attnd_mask_new": (_pointer, [ctypes.c_char_p, *[_int64] * 5, _pointer]),
+    "attnd_mask_free": (None, [_pointer]),
     "attnd_residual_free": (None, [_pointer]),
     "attnd_residual_bytes": (_int64, [_pointer]),
     "attnd_memory_new": (_pointer, [_pointer, _int64]),

@@ -2,8 +2,10 @@
 operator's schema takes no unions."""
 from __future__ import annotations
 
+import collections
 import functools
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
+import weakref
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -11,6 +13,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _checks
+from ._mask_nodes import Mask, by_token
+from .client import Client
 from .errors import Unimplemented, wrong, wrong_type
 
 Numbers = Union[Tensor, Sequence[float], Sequence[Sequence[float]]]
@@ -22,7 +26,8 @@ _PRECISIONS = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 class Words(NamedTuple):
     """keep: what servers are asked to keep tensors for, "" nothing, "keep" a backward, "bias" one that wants the bias's
-    gradient. server: the connection's name. The rest as attnd.Options; left and right are the window."""
+    gradient. described: the token of a mask by description, or "". server: the connection's name. The rest as attnd.Options;
+    left and right are the window."""
 
     layout: str
     causal: Union[None, bool, str]
@@ -35,6 +40,7 @@ class Words(NamedTuple):
     keep: str
     offset: int
     allow_nondeterministic: bool
+    described: str
     server: str
 
     def pack(self) -> str:
@@ -50,8 +56,38 @@ class Words(NamedTuple):
 @functools.lru_cache(256)
 def unpack(options: str) -> Words:
     *words, server = options.split("|", len(Words._fields) - 1)
-    values: List[Any] = [*map(_constant, words), server]
+    values: List[Any] = [*map(_constant, words[:-1]), words[-1], server]
     return Words(*values)
+
+
+_recent: Deque[Mask] = collections.deque(maxlen=16)  # live for backwards of compiled programs, which hold their tokens alone
+
+
+def described_mask(options: str) -> Optional[Mask]:
+    """The mask by description that a call's options name."""
+    token = unpack(options).described
+    mask = by_token(token) if token else None
+    if token and mask is None:
+        raise wrong("mask", "a mask that lives until its backward, beside a compiled program", "one that is gone")
+    if mask is not None and (not _recent or _recent[-1] is not mask):
+        _recent.append(mask)
+    return mask
+
+
+_T = TypeVar("_T")
+_without: weakref.WeakSet[Client] = weakref.WeakSet()  # clients of engines that have no masks by description
+
+
+def described_first(client: Client, described: Callable[[], _T], dense: Callable[[], _T]) -> _T:
+    """A call with a mask by description; or the same with a bool mask, where the client's engine has no others."""
+    if client not in _without:
+        try:
+            return described()
+        except Unimplemented as error:
+            if error.reason != "MASK_UNSUPPORTED":
+                raise
+        _without.add(client)
+    return dense()
 
 
 def layout_of(options: str) -> str:
@@ -80,7 +116,7 @@ def check_tensor(name: str, tensor: object) -> Tensor:
     return tensor
 
 
-def check_tensors(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Optional[Tensor]) -> None:
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Union[None, Tensor, Mask]) -> None:
     for name, given in (("q", q), ("k", k), ("v", v), *(() if bias is None else (("bias", bias),))):
         tensor = check_tensor(name, given)
         if tensor.dtype not in ELEMENTS:
@@ -89,7 +125,9 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask:
             raise wrong(name, f"a tensor of {q.dtype}, as q is", f"one of {tensor.dtype}")
         if tensor.device != q.device:
             raise wrong(name, f"a tensor on q's device, {q.device}", f"one on {tensor.device}")
-    if mask is not None and check_tensor("mask", mask).dtype != torch.bool:
+    if mask is None or isinstance(mask, Mask):
+        return
+    if check_tensor("mask", mask).dtype != torch.bool:
         raise wrong("mask", "a bool tensor (True = attend); floats belong into bias", f"one of {mask.dtype}")
 
 

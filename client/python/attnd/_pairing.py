@@ -13,6 +13,7 @@ import numpy as np
 
 from . import _arrays
 from ._arrays import Array, Tensor
+from ._mask_nodes import Mask
 from ._problem import Options, Problem, resolve, resolve_lse, resolve_rows
 from .errors import InvalidArgument, wrong, wrong_type
 from .results import ForwardCall, ForwardResult
@@ -129,13 +130,15 @@ def _comparison(a: Problem, b: Problem) -> List[Tuple[str, bool]]:
         ("zero_rest", a.zero_rest == b.zero_rest), ("dropout_p", a.dropout_threshold == b.dropout_threshold),
         ("seed", a.seed == b.seed or not drops), ("offset", a.offset == b.offset or not drops),
         *[(name, _equal(getattr(a, name), getattr(b, name)))
-          for name in ("kv_lengths", "cu_seqlens_q", "cu_seqlens_k", "mask", "alibi_slopes", "sink")],
+          for name in ("kv_lengths", "cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "sink")],
+        ("mask", a.described == b.described and _equal(a.mask, b.mask)),
         ("bias", _equal(a.bias and _arrays.to_float32(a.bias), b.bias and _arrays.to_float32(b.bias))),
     ]
 
 
 def _same_diagonal(a: Problem, b: Problem) -> bool:
-    used = a.causal or a.window != (-1, -1) or a.alibi_slopes is not None
+    relative = a.described is not None and a.described.relative
+    used = a.causal or a.window != (-1, -1) or a.alibi_slopes is not None or relative
     if not used or (a.alignment == b.alignment and _equal(a.offsets, b.offsets)):
         return True
     return all(one.offset == other.offset for one, other in zip(a.sequences(), b.sequences()))
@@ -152,4 +155,4 @@ def _equal(a: Optional[Array], b: Optional[Array]) -> bool:
 
 
 def _show(value: object, array: str) -> str:
-    return repr(value) if value is None or isinstance(value, (bool, int, float, str, tuple, list)) else array
+    return repr(value) if value is None or isinstance(value, (bool, int, float, str, tuple, list, Mask)) else array

@@ -14,6 +14,9 @@ import numpy as np
 
 from . import _arrays, _checks, _philox
 from ._arrays import Array, Tensor
+from ._mask_nodes import Mask
+from ._mask_sizes import Sizes
+from ._mask_sizes import resolve as resolve_mask
 from .errors import wrong, wrong_type
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ class Options(TypedDict, total=False):
     align: where the diagonal lies: "top_left" (offset 0), "bottom_right" (key length - query length), an int, or
         int array [batch].
     window: (left, right), inclusive around i + offset; -1 or None is unbounded.
-    mask: bool, broadcastable to [batch, q_heads, q_len, kv_len]; True = attend.
+    mask: an attnd.masks.Mask, or bool, broadcastable to [batch, q_heads, q_len, kv_len]; True = attend.
     bias: float16, bfloat16 or float32, broadcastable to the same shape; added to the scores, -inf masks.
     scale: multiplies Q·Kᵀ; None: 1/sqrt(head dim).
     softcap: c in c·tanh(S/c); 0 (default): none.
@@ -103,6 +106,7 @@ class Problem:
     cu_seqlens_q: Optional[Array]
     cu_seqlens_k: Optional[Array]
     mask: Optional[Array]  # bool, 4 dimensions, each full or 1
+    described: Optional[Mask]  # a mask by description, instead
     bias: Optional[Tensor]  # the same
     bias_shape: Tuple[int, ...]  # as the caller gave it
     alibi_slopes: Optional[Array]  # flat
@@ -155,6 +159,13 @@ class Problem:
     @property
     def lse_shape(self) -> Tuple[int, ...]:
         return tuple(self.q.bits.shape[:-1])
+
+    @property
+    def mask_sizes(self) -> Sizes:
+        """What a mask by description is sized by: the longest sequence's lengths, padding counted."""
+        if self.cu_seqlens_q is None or self.cu_seqlens_k is None:
+            return Sizes(self.batch, self.q_heads, self.q_len, self.kv_len)
+        return Sizes(self.batch, self.q_heads, int(np.diff(self.cu_seqlens_q).max()), int(np.diff(self.cu_seqlens_k).max()))
 
     def resolved_scale(self) -> float:
         return float(np.float32(1 / math.sqrt(self.qk_head_dim) if self.scale is None else self.scale))
@@ -249,6 +260,10 @@ def _resolve(q: object, k: object, v: object, bias_grad: bool, options: Options)
     _check_shapes(tensors[0].bits.shape, tensors[1].bits.shape, tensors[2].bits.shape, layout)
     tensors = [_arrays.cast(tensor, _wire_element(tensor.element, options)) for tensor in tensors]
     sizes = _Sizes.of(tensors, options)
+    mask = options.get("mask")
+    described = mask if isinstance(mask, Mask) else None
+    if described is not None:
+        resolve_mask(described, Sizes(*sizes.score_shape))
     alignment, offsets = _alignment(options, sizes)
     problem = Problem(
         q=tensors[0], k=tensors[1], v=tensors[2], layout=layout, batch=sizes.batch,
@@ -256,7 +271,8 @@ def _resolve(q: object, k: object, v: object, bias_grad: bool, options: Options)
         softcap=_checks.number("softcap", options.get("softcap"), 0.0) or 0.0,
         causal=bool(options.get("causal")),
         alignment=alignment, offsets=offsets, window=resolve_window(options.get("window")), kv_lengths=sizes.kv_lengths,
-        cu_seqlens_q=sizes.cu_seqlens_q, cu_seqlens_k=sizes.cu_seqlens_k, mask=_mask(options.get("mask"), sizes),
+        cu_seqlens_q=sizes.cu_seqlens_q, cu_seqlens_k=sizes.cu_seqlens_k, described=described,
+        mask=None if described is not None else _mask(mask, sizes),
         bias=_bias(options.get("bias"), sizes, bias_grad), bias_shape=_shape_of(options.get("bias")),
         alibi_slopes=_slopes(options.get("alibi_slopes"), sizes),
         dropout_threshold=_dropout_threshold(options.get("dropout_p", 0.0)), seed=_seed(options),
@@ -424,10 +440,11 @@ def _alignment(options: Options, sizes: _Sizes) -> Tuple[str, Optional[Array]]:
         return align, None
     if align is not None:
         return "offsets", _offsets(align, sizes)
+    mask = options.get("mask")
     bounded = causal or options.get("window") is not None or options.get("alibi_slopes") is not None
-    if bounded and sizes.lengths_differ:
-        raise wrong("align", '"top_left", "bottom_right", an int or an int array [batch], since causal, window or '
-                    "alibi_slopes depend on it and the lengths of queries and keys differ", None)
+    if (bounded or (isinstance(mask, Mask) and mask.relative)) and sizes.lengths_differ:
+        raise wrong("align", '"top_left", "bottom_right", an int or an int array [batch], since causal, window, '
+                    "alibi_slopes or the mask depend on it and the lengths of queries and keys differ", None)
     return "none", None
 
 
@@ -474,7 +491,7 @@ def _mask(value: object, sizes: _Sizes) -> Optional[Array]:
     if not isinstance(value, np.ndarray) and hasattr(value, "__array__"):
         value = np.asarray(value)
     if not isinstance(value, np.ndarray):
-        raise wrong_type("mask", "a bool array", value)
+        raise wrong_type("mask", "a bool array, or a Mask made by attnd.masks", value)
     if value.dtype != np.bool_:
         raise wrong("mask", "a bool array (True = attend); floats belong into bias", f"an array of {value.dtype}")
     return _arrays.without_broadcast(_fit("mask", value, sizes))

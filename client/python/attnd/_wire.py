@@ -13,6 +13,7 @@ import numpy as np
 
 from . import _arrays, _memory, _native
 from ._arrays import Array, Tensor
+from ._call import native_mask
 from ._problem import Problem
 
 _ORDERS: Dict[int, Dict[str, Tuple[int, ...]]] = {  # by number of dimensions
@@ -106,6 +107,10 @@ def _structure(problem: Problem, wire: Wire, bias_gradient: bool) -> Tuple[_nati
             keep.append(numbers)
     if problem.mask is not None:
         structure.has_bool_mask, structure.bool_mask_shape = 1, _shape4(problem.mask)
+    if problem.described is not None:
+        mask = native_mask(problem.described, problem.mask_sizes)
+        structure.mask = mask.pointer
+        keep.append(mask)
     if problem.bias is not None:
         structure.has_bias, structure.bias_shape = 1, _shape4(problem.bias.bits)
         structure.bias_element = _native.ELEMENTS[problem.bias.element]

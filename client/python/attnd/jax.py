@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _checks
+from ._mask_nodes import Mask
 from ._problem import resolve
 from .client import Client
 from .client import connect as _connect
@@ -60,11 +61,11 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     """As jax.nn.dot_product_attention.
 
     query [batch, q_len, q_heads, dim], key and value [batch, kv_len, kv_heads, dim], or all without batch; bias (with
-    gradient) and mask (True = attend) broadcast to [batch, q_heads, q_len, kv_len]. Returns an array like query, and
-    with return_residual the log-sum-exp, float32 [batch, q_len, q_heads], which is differentiable too. Rows beyond
-    query_seq_lengths are 0, and so are rows that may attend to nothing (JAX averages there). float16, bfloat16 or
-    float32. implementation says nothing here: the daemon's is used. Without a connection it raises at once, while
-    tracing too.
+    gradient) and mask (True = attend) broadcast to [batch, q_heads, q_len, kv_len]; mask may be an attnd.masks.Mask.
+    Returns an array like query, and with return_residual the log-sum-exp, float32 [batch, q_len, q_heads], which is
+    differentiable too. Rows beyond query_seq_lengths are 0, and so are rows that may attend to nothing (JAX averages
+    there). float16, bfloat16 or float32. implementation says nothing here: the daemon's is used. Without a connection it
+    raises at once, while tracing too.
     """
     check(server)
     if server not in _clients:
@@ -80,8 +81,9 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     for side, size in zip(("left", "right"), window if isinstance(window, (tuple, list)) else ()):
         if isinstance(size, int) and size < 0:  # to JAX a bound on the other side of the diagonal, to attnd none
             raise wrong(f"local_window_size {side}", "0..2147483647", size)
+    described, mask = (mask, None) if isinstance(mask, Mask) else (None, mask)
     statics = _Statics(_checks.number("scale", scale, None), _checks.flag("is_causal", is_causal),
-                       tuple(window) if isinstance(window, list) else window, server)
+                       tuple(window) if isinstance(window, list) else window, described, server)
     lengths = _lengths("key_value_seq_lengths", key_value_seq_lengths, len(query), key.shape[1])
     rows = _lengths("query_seq_lengths", query_seq_lengths, len(query), query.shape[1])
     four = [None if x is None else x[(None,) * (4 - x.ndim)] for x in (_array("bias", bias), _array("mask", mask))]
@@ -90,10 +92,12 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
         out, lse = jnp.zeros((*shape[:-1], value.shape[-1]), query.dtype), jnp.full(shape[:-1], -jnp.inf, jnp.float32)
         return (out, lse) if return_residual else out
     _check(statics, query, key, value, *four)
-    if rows is not None:
-        seen = jnp.arange(query.shape[1])[None, None, :, None] < rows[:, None, None, None]
+    seen = None if rows is None else jnp.arange(query.shape[1])[None, None, :, None] < rows[:, None, None, None]
+    if seen is not None and described is None:
         four[1] = seen if four[1] is None else jnp.logical_and(four[1], seen)
     out, lse = _attend(statics, query, key, value, four[0], four[1], lengths)
+    if seen is not None and described is not None:  # a description stands alone: what lies beyond goes out of its result
+        out, lse = jnp.where(seen[:, 0, :, :, None], out, 0), jnp.where(seen[..., 0], lse, -jnp.inf)
     out, residual = out.reshape(*shape[:-1], value.shape[-1]), jnp.swapaxes(lse, 1, 2).reshape(shape[:-1])
     return (out, residual) if return_residual else out
 
@@ -125,7 +129,7 @@ def _check(statics: _Statics, *arrays: Any) -> None:
     """Raises here, while tracing, what Client.forward would raise of these shapes, types and options."""
     q, k, v, bias, mask = [None if x is None else np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in arrays]
     try:
-        resolve(q, k, v, bias=bias, mask=mask, **statics.options())
+        resolve(q, k, v, **{"bias": bias, "mask": mask, **statics.options()})
     except InvalidArgument as error:
         raise reworded(error, _NAMES) from None
 
@@ -151,11 +155,13 @@ class _Statics(NamedTuple):
     scale: Optional[float]
     is_causal: bool
     window: Optional[Tuple[int, int]]
+    described: Optional[Mask]
     server: str
 
     def options(self) -> Dict[str, Any]:
-        return {"layout": "blhd", "scale": self.scale, "causal": self.is_causal, "align": "top_left",
+        said = {"layout": "blhd", "scale": self.scale, "causal": self.is_causal, "align": "top_left",
                 "window": self.window}
+        return said if self.described is None else {**said, "mask": self.described}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -165,7 +171,7 @@ def _attend(statics: _Statics, q: Any, k: Any, v: Any, bias: Any, mask: Any, len
               _result((batch, heads, q_len), jnp.float32))
 
     def run(client: Client, q: Any, k: Any, v: Any, bias: Any, mask: Any, lengths: Any) -> Tuple[Any, ...]:
-        r = client.forward(q, k, v, bias=bias, mask=mask, kv_lengths=lengths, **statics.options())
+        r = client.forward(q, k, v, **{"bias": bias, "mask": mask, "kv_lengths": lengths, **statics.options()})
         return r.out, r.lse
 
     out, lse = _call(statics, run, shapes, q, k, v, bias, mask, lengths)
@@ -184,8 +190,8 @@ def _attend_backward(statics: _Statics, saved: Any, cotangents: Any) -> Tuple[An
 
     def run(client: Client, q: Any, k: Any, v: Any, bias: Any, mask: Any, lengths: Any, o: Any, lse: Any, d_o: Any,
             d_lse: Any) -> Tuple[Any, ...]:
-        g = client.backward(d_o, q, k, v, o, lse, dlse=d_lse, bias=bias, bias_grad=bias is not None, mask=mask,
-                            kv_lengths=lengths, **statics.options())
+        g = client.backward(d_o, q, k, v, o, lse, dlse=d_lse, bias_grad=bias is not None,
+                            **{"bias": bias, "mask": mask, "kv_lengths": lengths, **statics.options()})
         return g.dq, g.dk, g.dv, np.zeros((len(q), 0), np.float32) if g.dbias is None else g.dbias
 
     dq, dk, dv, d_bias = _call(statics, run, shapes, *saved, *cotangents)

@@ -12,9 +12,10 @@ import numpy as np
 
 from . import _arrays, _philox
 from ._arrays import Array, Tensor
+from ._mask_dense import Evaluation
 from ._pairing import pair, remember
 from ._problem import Problem, Sequence1, resolve
-from .errors import wrong
+from .errors import empty_row, wrong
 from .results import ForwardCall, ForwardResult, Gradients, Receipt
 
 if TYPE_CHECKING:
@@ -220,6 +221,11 @@ def _scores(entry: _Entry, rows: range) -> _Scores:
     visible: Array = np.broadcast_to(_bounds(problem, distance), product.shape)
     if problem.mask is not None:
         visible = visible & _window_of(entry, rows, problem.mask)
+    if problem.described is not None:
+        shown = Evaluation(problem.described, problem.mask_sizes)
+        visible = visible & shown.rows(entry.batch_index, rows, s.kv_len, s.offset)
+        if shown.reject_empty_rows and not visible.any(-1).all():
+            raise empty_row(entry.batch_index, *np.argwhere(~visible.any(-1))[0] + [0, rows.start])
     if problem.bias is not None:
         bias = _floats(Tensor(_window_of(entry, rows, problem.bias.bits), problem.bias.element), q.dtype)
         visible, product = visible & (bias != -np.inf), product + bias

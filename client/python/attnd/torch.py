@@ -27,18 +27,21 @@ from torch import Tensor
 
 from . import _checks
 from ._arrays import Tensor as Bits
+from ._mask_nodes import Mask
+from ._mask_lists import as_blocks
 from ._masks import Pattern, recognise
 from ._operator_options import (ELEMENTS, LAYOUTS, Numbers, Words, check_precision, check_tensor, check_tensors,
-                                check_transforms, diagonal, layout_of, numbers, seed_tensor, unpack, wire_type)
+                                check_transforms, described_first, described_mask, diagonal, layout_of, numbers, seed_tensor,
+                                unpack, wire_type)
 from ._problem import resolve_window
 from ._replacement import Replacement
 from ._residual import Residual
 from ._transfer import Transfer, empty, send
 from .client import Client
 from .client import connect as _connect
-from .errors import InvalidArgument, Unimplemented, not_connected, reworded, wrong, wrong_type
+from .errors import InvalidArgument, Unimplemented, not_connected, reworded, wrong
 
-__all__ = ["attention", "client", "connect", "disconnect", "replace", "scaled_dot_product_attention"]
+__all__ = ["attention", "client", "connect", "disconnect", "flex_attention", "replace", "scaled_dot_product_attention"]
 
 _clients: Dict[str, Client] = {}
 _keeping: Dict[str, bool] = {}  # by name: whether servers are asked to keep tensors for backward
@@ -79,34 +82,38 @@ def client(name: str = "") -> Client:
     return found
 
 
-def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Optional[Tensor] = None,
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
+                                 attn_mask: Union[None, Tensor, Mask] = None,
                                  dropout_p: float = 0.0, is_causal: bool = False, scale: Optional[float] = None,
                                  enable_gqa: bool = False, *, server: str = "") -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention on a daemon.
 
     query [..., q_heads, q_len, dim], key [..., kv_heads, kv_len, dim], value [..., kv_heads, kv_len, v_dim] of at
     least 2 dimensions; leading dimensions broadcast. attn_mask: bool (True = attend) or float (added, with gradient),
-    broadcastable to [..., q_heads, q_len, kv_len]. is_causal is aligned to the top left. dropout_p is applied always,
-    rounded to 256ths. A row that may attend to nothing gives 0, and so does dropout_p=1.
+    broadcastable to [..., q_heads, q_len, kv_len], or an attnd.masks.Mask. That and is_causal are aligned to the top left.
+    dropout_p is applied always, rounded to 256ths. A row that may attend to nothing gives 0, and so does dropout_p=1.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if check_tensor(name, tensor).dim() < 2:
             raise wrong(name, "at least 2 dimensions", f"shape {tuple(tensor.shape)}")
     if _checks.flag("is_causal", is_causal) and attn_mask is not None:
-        raise wrong("attn_mask", "None when is_causal=True", "a tensor")
+        raise wrong("attn_mask", "None when is_causal=True", "a mask")
+    described = attn_mask if isinstance(attn_mask, Mask) else None
+    attn_mask = None if isinstance(attn_mask, Mask) else attn_mask
     query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
     q, k, v, lead = _four_dimensions(query, key, value, enable_gqa)
-    mask = bias = None
+    mask: Union[None, Tensor, Mask] = described
+    bias = None
     if attn_mask is not None:
         scores = (*lead, query.shape[-2], key.shape[-2])
         shaped = _mask_dimensions(check_tensor("attn_mask", attn_mask), scores)
         mask, bias = (shaped, None) if attn_mask.dtype == torch.bool else (None, shaped)
     try:
         if dropout_p == 1 or 0 in (*q.shape[:3], k.shape[2], v.shape[3]):
-            _check_uncomputed(q, k, v, bias, mask, scale, dropout_p)
+            _check_uncomputed(q, k, v, bias, attn_mask if bias is None else None, scale, dropout_p)
             return _zeros((*lead, query.shape[-2], value.shape[-1]), q, k, v, bias)
         out = attention(q, k, v, causal="top_left" if is_causal else None, mask=mask, bias=bias, scale=scale,
-                        dropout_p=dropout_p, server=server)
+                        align=None if described is None else "top_left", dropout_p=dropout_p, server=server)
     except InvalidArgument as error:
         raise reworded(error, _NAMES) from None
     assert isinstance(out, Tensor)
@@ -116,10 +123,40 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, attn
 _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask"}
 
 
+def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optional[Callable[..., Tensor]] = None,
+                   block_mask: Any = None, scale: Optional[float] = None, enable_gqa: bool = False,
+                   return_lse: bool = False, kernel_options: Optional[Dict[str, Any]] = None, *, server: str = ""
+                   ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+    """torch.nn.attention.flex_attention.flex_attention on a daemon, forward and backward, on any device.
+
+    query [batch, q_heads, q_len, dim], key and value [batch, kv_heads, kv_len, ...]. block_mask: a BlockMask or an
+    attnd.masks.Mask. A BlockMask becomes a description at its first call, which is kept as long as it lives: what its
+    mask_mod captures must not change. score_mod: None. kernel_options say nothing here. Rows that see no key give 0.
+    """
+    if score_mod is not None:
+        raise Unimplemented("score_mod: expected None, got a function, which a server cannot run: say it by bias=, softcap= "
+                            "or alibi_slopes= of attnd.torch.attention", field="score_mod")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if check_tensor(name, tensor).dim() != 4:
+            raise wrong(name, "4 dimensions", f"shape {tuple(tensor.shape)}")
+    if not _checks.flag("enable_gqa", enable_gqa) and query.shape[1] != key.shape[1]:
+        raise wrong("key", f"{query.shape[1]} heads, as query has, or enable_gqa=True", key.shape[1])
+    q, k, v, _ = _four_dimensions(query, key, value, enable_gqa)
+    mask = block_mask
+    if not (block_mask is None or isinstance(block_mask, Mask)):
+        from ._mask_torch import described_block_mask  # which needs torch 2.5
+        mask = described_block_mask(block_mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+    try:
+        return attention(q, k, v, mask=mask, align=None if mask is None else "top_left", scale=scale,
+                         return_lse=_checks.flag("return_lse", return_lse), server=server)
+    except InvalidArgument as error:
+        raise reworded(error, {**_NAMES, "mask": "block_mask"}) from None
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
               causal: Union[None, bool, str] = None,
               align: Union[None, str, int, Numbers] = None,
-              window: Optional[Sequence[Optional[int]]] = None, mask: Optional[Tensor] = None,
+              window: Optional[Sequence[Optional[int]]] = None, mask: Union[None, Tensor, Mask] = None,
               bias: Optional[Tensor] = None, scale: Optional[float] = None, softcap: float = 0.0,
               dropout_p: float = 0.0, seed: Union[None, int, Tensor] = None, offset: int = 0,
               sink: Optional[Numbers] = None, zero_rest: bool = False, kv_lengths: Optional[Numbers] = None,
@@ -129,6 +166,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
               ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """Attention with every option of attnd.Options, differentiable in q, k, v, bias, sink and through lse.
 
+    mask: a bool tensor, or an attnd.masks.Mask, which torch.compile takes as a constant.
     q [batch, q_heads, q_len, dim] (layout "bhld"), or as `layout` says. seed: an int, or an int64 tensor of one number;
     None: drawn from torch's generator when dropout_p > 0. sink, kv_lengths, cu_seqlens_q, cu_seqlens_k, alibi_slopes and
     several offsets in align are tensors or lists. Returns out, or (out, lse) with lse float32 [batch, q_heads, q_len].
@@ -142,9 +180,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
         layout = "bhld" if cu_seqlens_q is None else "thd"
     _checks.word("layout", layout, LAYOUTS, '"bhld" or "blhd", with cu_seqlens "thd" or "htd"')
     others = (causal or None, align, window, kv_lengths, cu_seqlens_q, alibi_slopes, zero_rest or None)
-    if mask is not None and q.dim() == k.dim() == 4 and layout[0] == "b" and all(x is None for x in others):
-        heads, length = layout.index("h"), layout.index("l")
-        pattern = recognise(mask, (q.shape[0], q.shape[heads], q.shape[length], k.shape[length]))
+    described = mask if isinstance(mask, Mask) else None
+    mask = None if isinstance(mask, Mask) else mask
+    scores = _scores(q, k, layout)
+    if mask is not None and scores is not None and all(x is None for x in others):
+        pattern = recognise(mask, scores)
         if pattern is not None and pattern.cu_seqlens is None:
             mask, kv_lengths = pattern.keys, pattern.kv_lengths
             causal, align, window = _diagonal_of(pattern)
@@ -165,13 +205,30 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
                     _checks.flag("zero_rest", zero_rest),
                     _checks.word("accumulate", accumulate, ("f32", "f16"), '"f32" or "f16"'), precision,
                     _wish(q, k, v, bias, sink_tensor, server), _checks.uint64("offset", offset),
-                    _checks.flag("allow_nondeterministic", allow_nondeterministic), server)
-    out, lse, _ = torch.ops.attnd.forward(
-        q, k, v, bias, mask, sink_tensor, numbers("alibi_slopes", alibi_slopes), numbers("kv_lengths", kv_lengths),
-        numbers("cu_seqlens_q", cu_seqlens_q), numbers("cu_seqlens_k", cu_seqlens_k), offsets,
-        seed_tensor(seed, dropout_p), _checks.number("scale", scale, None),
-        _checks.number("softcap", softcap, 0.0) or 0.0, dropout_p, options.pack())
+                    _checks.flag("allow_nondeterministic", allow_nondeterministic), "", server)
+    rest = (sink_tensor, numbers("alibi_slopes", alibi_slopes), numbers("kv_lengths", kv_lengths),
+            numbers("cu_seqlens_q", cu_seqlens_q), numbers("cu_seqlens_k", cu_seqlens_k), offsets,
+            seed_tensor(seed, dropout_p), _checks.number("scale", scale, None),
+            _checks.number("softcap", softcap, 0.0) or 0.0, dropout_p)
+
+    def call(mask: Optional[Tensor], described: Optional[Mask]) -> Tuple[Tensor, Tensor, Tensor]:
+        said = options if described is None else options._replace(described=described.token)
+        found: Tuple[Tensor, Tensor, Tensor] = torch.ops.attnd.forward(q, k, v, bias, mask, *rest, said.pack())
+        return found
+    listed = None if mask is None or scores is None else as_blocks(mask, scores)
+    if listed is None:
+        out, lse, _ = call(mask, described)
+    else:
+        out, lse, _ = described_first(client(server), lambda: call(None, listed), lambda: call(mask, None))
     return (out, lse) if return_lse else out
+
+
+def _scores(q: Tensor, k: Tensor, layout: str) -> Optional[Tuple[int, int, int, int]]:
+    """[batch, q_heads, q_len, kv_len]; None for packed sequences."""
+    if not q.dim() == k.dim() == 4 or layout[0] != "b":
+        return None
+    heads, length = layout.index("h"), layout.index("l")
+    return q.shape[0], q.shape[heads], q.shape[length], k.shape[length]
 
 
 def _diagonal_of(pattern: Pattern) -> Tuple[Optional[bool], Union[None, int, Tensor], Optional[Tuple[int, int]]]:
@@ -392,6 +449,7 @@ def _(d_o: Tensor, d_lse: Optional[Tensor], o: Tensor, lse: Tensor, residual: Te
 
 def _setup_context(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor, Tensor]) -> None:
     tensors, ctx.numbers = inputs[:12], inputs[12:]
+    ctx.described = described_mask(inputs[-1])  # lives until backward
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output, *tensors)
 
@@ -450,7 +508,8 @@ def _options(options: str, host: _Inputs, sink: Optional[Tensor], alibi_slopes: 
     """Keywords for Client.forward, what _wish said, and the connection's name."""
     said = unpack(options)
     chosen: Dict[str, Any] = dict(
-        said.contract(), bias=None if host.bias is None else _bits("bias", host.bias), mask=host.mask, sink=sink,
+        said.contract(), bias=None if host.bias is None else _bits("bias", host.bias), sink=sink,
+        mask=host.mask if host.mask is not None else described_mask(options),
         alibi_slopes=alibi_slopes, kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         scale=scale, softcap=softcap, dropout_p=dropout_p, seed=0 if seed is None else int(seed) % (1 << 64))
     if offsets is not None:

@@ -5,19 +5,22 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="attnd")
 
 What a model asks of its attention is done: grouped heads, sliding windows, softcap, sinks, position bias, padding on
-either side, caches, packed positions. Masks are transformers' own bool masks and travel as options where attnd.torch
-recognises them, else as bits. Needs a transformers with AttentionMaskInterface (4.53 or later).
+either side, caches, packed positions. The masks that transformers' own functions describe travel as options and
+descriptions, without an array of all scores; all others are its bool masks. Needs a transformers with
+AttentionMaskInterface (4.53 or later).
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union, cast
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 
 from . import torch as remote
+from ._model_masks import LazyMask, model_mask
+from ._operator_options import described_first
 from .client import Client
 from .errors import Unimplemented, wrong_type
 
@@ -31,7 +34,7 @@ def register(address: Union[str, Sequence[str], Client], *, name: str = "attnd",
     """
     client = remote.connect(address, name=f"transformers:{name}", **options)
     AttentionInterface.register(name, _attention_of(f"transformers:{name}"))
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, model_mask)
     return client
 
 
@@ -53,10 +56,16 @@ def _attention_of(server: str) -> Callable[..., Tuple[Tensor, None]]:
             key, value = key[:, :, :query.shape[2]], value[:, :, :query.shape[2]]
             position_bias = None if position_bias is None else position_bias[..., :query.shape[2]]
         q, k, v, _ = remote._four_dimensions(query, key, value, enable_gqa=True)
-        mask, bias = _mask_and_bias(attention_mask, position_bias, k.shape[2])
-        out = remote.attention(q, k, v, causal="top_left" if causal else None, mask=mask, bias=bias, scale=scaling,
-                               softcap=softcap or 0.0, sink=s_aux, dropout_p=dropout, server=server)
-        assert isinstance(out, Tensor)
+        common: Dict[str, Any] = dict(scale=scaling, softcap=softcap or 0.0, sink=s_aux, dropout_p=dropout, server=server)
+
+        def dense() -> Any:
+            mask, bias = _mask_and_bias(attention_mask, position_bias, k.shape[2])
+            return remote.attention(q, k, v, causal="top_left" if causal else None, mask=mask, bias=bias, **common)
+
+        def described() -> Any:
+            return remote.attention(q, k, v, bias=position_bias, **cast(LazyMask, attention_mask).options, **common)
+        lazy = isinstance(attention_mask, LazyMask) and attention_mask.shape == (q.shape[0], 1, q.shape[2], k.shape[2])
+        out = described_first(remote.client(server), described, dense) if lazy else dense()
         return out.transpose(1, 2).contiguous(), None
     return attend
 

@@ -1,0 +1,183 @@
+"""Masks by description in calls: what the daemon and the local computation make of them is what they make of the array that
+the mask stands for. What masks show is test_described_masks.py's, torch and JAX test_mask_torch.py's."""
+import pickle
+
+import numpy as np
+import pytest
+from conftest import Daemon, close
+
+import attnd
+import attnd.masks as m
+from attnd import local
+
+B, H, KV, ROWS, KEYS, D = 2, 4, 2, 70, 90, 16
+LAYOUT = np.random.default_rng(1).random((H, 5, 6)) < 0.5
+ROW = np.arange(ROWS)
+KINDS = {
+    "all": m.all_(),
+    "nothing": ~m.all_(),
+    "causal": m.causal(),
+    "window": m.window(9, 3),
+    "dilated": m.dilated(3, 4, 4),
+    "stride": m.stride(4, 1),
+    "stride columns": m.stride_columns(8, 2, 5),
+    "block window": m.block_window(16, -1, 0, shift=[0, 5]),
+    "global": m.global_(rows=[(0, 3)], cols=[(5, 9), (40, 41)]),
+    "prefix": m.prefix([20, 33]) | m.causal(),
+    "documents": m.documents([0, 20, 55, 90]) & m.causal(),
+    "groups": m.groups(np.stack([ROW % 4, ROW % 5]), np.stack([np.arange(KEYS) % 4, np.arange(KEYS) % 5])),
+    "random blocks": m.random_blocks(8, 3, seed=5, per_head=True),
+    "random blocks beside a window": m.random_blocks(8, 2, seed=9, exclude=m.window(8, 8)) | m.window(8, 8),
+    "blocks": m.blocks(LAYOUT, (14, 15)),
+    "partial blocks": m.from_bsr([0, 2, 2, 3, 5, 6], [0, 2, 1, 0, 2, 1], 14, 30, KEYS,
+                                 np.random.default_rng(2).random((6, 14, 30)) < 0.5),
+    "column runs": m.from_flashmask(np.random.default_rng(3).integers(0, ROWS, (B, KV, KEYS, 1)), True, q_heads=H),
+    "runs": m.runs(ROW % 7, np.full(ROWS, 3), np.full(ROWS, 20), KEYS),
+    "intervals": m.from_endpoints(np.sort(np.random.default_rng(4).integers(0, KEYS + 1, (H, 3, ROWS)), axis=1)),
+    "rectangles": m.rectangles([(0, 30, 0, 40), (20, 70, 30, 80, "causal"), (50, 70, 0, 30, "band")]),
+    "bits": m.bits(np.random.default_rng(5).random((B, H, ROWS, KEYS)) < 0.3),
+    "heads": m.per_head([m.causal(), m.window(5, 5), m.all_(), m.blocks(LAYOUT[0], (14, 15))]),
+    "entries": m.per_batch([m.causal(), m.per_head([m.window(n, 0) for n in range(4)])]),
+    "everything": (m.window(9, 9) | m.global_(cols=[(0, 2)]) | ~m.blocks(LAYOUT, (14, 15))) & m.causal(),
+    "a part": m.bits(np.random.default_rng(6).random((100, 120)) < 0.5).at(row=20, key=11),
+}
+
+
+def arrays(rng, dtype=np.float32, batch=B, heads=H, kv_heads=KV, rows=ROWS, keys=KEYS):
+    shapes = (batch, heads, rows, D), (batch, kv_heads, keys, D), (batch, kv_heads, keys, D), (batch, heads, rows, D)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_is_its_array(client, rng, name):
+    mask, (q, k, v, dout) = KINDS[name], arrays(rng)
+    options = {"align": "bottom_right", "kv_lengths": [KEYS, 61]}
+    dense = np.stack([mask.to_dense(B, H, ROWS, KEYS, align=[KEYS - ROWS, 61 - ROWS])[b] for b in range(B)])
+    expected = local.forward(q, k, v, mask=dense, compute="float64", **options)
+    gradients = local.backward(dout, q, k, v, expected.out, expected.lse, mask=dense, compute="float64", **options)
+    for engine in (client, local):
+        r = engine.forward(q, k, v, mask=mask, **options)
+        close(r.out, expected.out)
+        close(r.lse, expected.lse)
+        g = engine.backward(dout, r)
+        for got, want in zip((g.dq, g.dk, g.dv), (gradients.dq, gradients.dk, gradients.dv)):
+            close(got, want, scale=4)
+
+
+def test_a_mask_stands_beside_other_options(client, rng):
+    q, k, v, dout = arrays(rng)
+    bias, mask = rng.standard_normal((1, H, ROWS, KEYS)).astype(np.float32), m.window(30, 30) & ~m.stride_columns(5, 0, 1)
+    for options in ({"causal": "bottom_right"}, {"bias": bias, "align": 3}, {"softcap": 2.0, "align": "top_left"},
+                    {"dropout_p": 0.25, "seed": 4, "align": "top_left"}, {"zero_rest": True, "align": "top_left"},
+                    {"sink": np.arange(H, dtype=np.float32), "align": "top_left"}):
+        offset = {"bottom_right": KEYS - ROWS, "top_left": 0}.get(options.get("align", options.get("causal")), 3)
+        dense = mask.to_dense(B, H, ROWS, KEYS, align=offset)
+        r, e = client.forward(q, k, v, mask=mask, **options), client.forward(q, k, v, mask=dense, **options)
+        close(r.out, e.out)
+        g, f = client.backward(dout, r), client.backward(dout, e)
+        close(g.dq, f.dq, scale=4), close(g.dk, f.dk, scale=4)
+
+
+def test_packed_sequences_count_inside_themselves(client, rng):
+    cu = np.array([0, 30, 37, 70], np.int32)
+    q, k, v, dout = [rng.standard_normal((70, heads, D)).astype(np.float32) for heads in (H, KV, KV, H)]
+    mask = m.per_batch([m.block_window(8), m.prefix(3), m.bits(np.tri(33, dtype=bool))])
+    r = client.forward(q, k, v, mask=mask, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    g = client.backward(dout, r)
+    for n, (begin, end) in enumerate(zip(cu, cu[1:])):
+        part = [x[begin:end].swapaxes(0, 1)[None] for x in (q, k, v, dout)]
+        dense = mask.to_dense(3, H, 33, 33)[n:n + 1, :, :end - begin, :end - begin]
+        expected = local.forward(*part[:3], mask=dense, compute="float64")
+        close(r.out[begin:end].swapaxes(0, 1)[None], expected.out)
+        wanted = local.backward(part[3], *part[:3], expected.out, expected.lse, mask=dense, compute="float64")
+        close(g.dk[begin:end].swapaxes(0, 1)[None], wanted.dk, scale=4)
+
+
+def test_a_residual_keeps_the_mask(client, rng):
+    q, k, v, dout = arrays(rng, np.float16)
+    for mask in (KINDS["blocks"], KINDS["window"]):
+        r = client.forward(q, k, v, mask=mask, align="bottom_right", keep=True)
+        expected = client.backward(dout, q, k, v, r.out, r.lse, mask=mask, align="bottom_right")
+        got = client.backward(dout, r)
+        assert got.receipt.leased == got.receipt.shards > 0 == expected.receipt.leased
+        assert got.receipt.bytes_sent * 4 < expected.receipt.bytes_sent
+        for a, b in ((got.dq, expected.dq), (got.dk, expected.dk), (got.dv, expected.dv)):
+            np.testing.assert_array_equal(a, b)
+    with pytest.raises(attnd.InvalidArgument, match=r"^mask: expected Window.*, as forward had, got Prefix"):
+        client.backward(dout, q, k, v, r.out, r.lse, mask=m.prefix(3), align="bottom_right", residual=r.residual)
+
+
+def test_servers_know_masks_by_name_and_may_forget(rng):
+    """Two replicas, of which the second asks once, and both again when they have restarted."""
+    q, k, v, _ = arrays(rng, rows=128, keys=128)
+    mask, daemons = m.bits(rng.random((128, 128)) < 0.5), [Daemon(), Daemon()]
+
+    def counted(name):
+        return [daemon.metric(f"attnd_mask_cache_{name}_total") for daemon in daemons]
+    try:
+        with attnd.connect([daemon.address for daemon in daemons], timeout=60, channels=1) as client:
+            expected = client.forward(q, k, v, mask=mask.to_dense(B, H, 128, 128))
+            for again in [mask] * 7 + [pickle.loads(pickle.dumps(mask))]:  # as another process has it
+                np.testing.assert_array_equal(client.forward(q, k, v, mask=again).out, expected.out)
+            assert sum(counted("misses")) == 1 and sum(counted("hits")) == 6 and min(counted("hits")) >= 2
+            for daemon in daemons:
+                daemon.kill()
+                daemon.start()
+            for _ in range(4):
+                np.testing.assert_array_equal(client.forward(q, k, v, mask=mask).out, expected.out)
+            assert sum(counted("misses")) >= 1
+    finally:
+        for daemon in daemons:
+            daemon.stop()
+
+
+def test_shards_have_their_part_of_the_mask(client, rng):
+    """Cut by batch entries, heads and rows."""
+    for batch, heads, rows in ((8, 8, 256), (1, 4, 4096)):
+        q, k, v = [rng.standard_normal((batch, heads, rows, 64)).astype(np.float32) for _ in range(3)]
+        mask = m.per_head([m.window(40 + h, 0) | m.global_(cols=[(0, h + 1)]) for h in range(heads)])
+        r = client.forward(q, k, v, mask=mask)
+        assert r.receipt.shards > 1
+        b, h, begin = batch - 1, heads - 1, rows - 32
+        part = q[b:, h:, begin:], k[b:, h:], v[b:, h:]
+        dense = mask.to_dense(1, heads, rows, rows)[:, h:, begin:]
+        close(r.out[b:, h:, begin:], local.forward(*part, mask=dense, compute="float64").out)
+
+
+def test_what_is_refused(client, rng):
+    q, k, v, _ = arrays(rng)
+
+    def said(mask, **options):
+        messages = []
+        for engine in (client, local):
+            with pytest.raises(attnd.InvalidArgument) as caught:
+                engine.forward(q, k, v, mask=mask, **options)
+            messages.append(str(caught.value))
+            assert caught.value.field.startswith("mask") or options == {}
+        assert messages[0] == messages[1]
+        return messages[0]
+    top = {"align": "top_left"}
+    assert said(m.per_head([m.causal()] * 3 + [m.all_()] * 2), **top) == \
+        "mask per_head: expected 1 or 4, the problem's query heads, got 5"
+    assert said(m.prefix([1, 2, 3]), **top) == "mask prefix lengths: expected 1 or 2, the problem's batch entries, got 3"
+    assert said(m.bits(np.ones((10, 12), bool)), **top) == \
+        "mask bits: expected at least 70 rows, for the problem's 70, got 10"
+    assert "align: expected" in said(m.causal())
+    for engine in (client, local):
+        with pytest.raises(attnd.InvalidArgument, match="head 0, row 0|row 0") as caught:
+            engine.forward(q, k, v, mask=m.window(5, 0).require_keys(), align=-3)
+        assert caught.value.reason == "EMPTY_ROW", engine
+    with pytest.raises(attnd.InvalidType, match="^mask: expected"):
+        client.forward(q, k, v, mask="causal")
+
+
+def test_a_mask_that_no_message_holds_is_refused_before_it_is_sent(rng):
+    q, k, v, _ = arrays(rng, np.float16, batch=1, heads=1, kv_heads=1, rows=4096, keys=4096)
+    small = Daemon("--max_message_mib", "1")
+    try:
+        with attnd.connect(small.address, timeout=60) as client:
+            with pytest.raises(attnd.OutOfRange, match=r"mask: expected at most 104\d+ bytes, .* got 2097\d+"):
+                client.forward(q, k, v, mask=m.bits(rng.random((4096, 4096)) < 0.5))
+            assert client.forward(q, k, v, mask=m.causal()).out.shape == q.shape
+    finally:
+        small.stop()
