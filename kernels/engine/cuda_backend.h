@@ -12,8 +12,9 @@
 // that are ending.
 //
 // A kept forward has its tensors in memory of their own, which stays when the launch goes; a
-// backward on that residual reads them there. Lists of masks stay likewise (masks/). A bfloat16 call's V and O lie on the device in other
-// powers of two than backward wants (transfer.h), so a last kernel puts them there in backward's.
+// backward on that residual reads them there. Lists of masks stay likewise (masks/). A bfloat16
+// call's V and O lie on the device in other powers of two than backward wants (transfer.h), so a
+// last kernel puts them there in backward's.
 #pragma once
 
 #include <array>

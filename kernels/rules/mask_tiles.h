@@ -1,7 +1,7 @@
 // A bool mask's lists and bitmaps (TileLists, kernels/rules/params.h) from its bits: a small kernel
-// ahead of forward and of backward, each for its own tiles; it reads the mask twice, the second time
-// mostly from caches. Each partial tile has a bitmap of its own, at its number in its line's room.
-// Any architecture. Errors: none.
+// ahead of forward and of backward, each for its own tiles; it reads the mask twice, the second
+// time mostly from caches. Each partial tile has a bitmap of its own, at its number in its line's
+// room. Any architecture. Errors: none.
 #pragma once
 
 #include "kernels/rules/tile_lists.h"
@@ -23,9 +23,10 @@ struct MaskTilesKernel {
     const TileLists& lists = p.tile_lists;
     const int64_t plan = work.batch * lists.batch + work.head * lists.head;
     const int64_t line = plan * lists.plan_lines + work.tile;
-    const Bits bits = {p, static_cast<const char*>(p.mask.data) + work.batch * p.mask.batch +
-                              work.head * p.mask.head,
-                       work.tile};
+    const Bits bits = {
+        p,
+        static_cast<const char*>(p.mask.data) + work.batch * p.mask.batch + work.head * p.mask.head,
+        work.tile};
     const uint32_t begin = static_cast<uint32_t>(line * lists.line_tiles);
     const int warp = at.thread >> 5, lane = at.thread & 31;
     int listed = 0;
@@ -138,9 +139,9 @@ struct MaskTilesKernel {
       const int row = bits.first_row(tile) + square / squares * kMaskSquare;
       const int key = bits.first_key(tile) + square % squares * kMaskSquare;
       const auto keys_of = [&](int y) { return bits.Keys(row + y, key); };
-      ptx::StoreGlobal32(lists.bitmaps + (int64_t{bitmap} + tile) * words + word,
-                         lists.by_keys ? MaskWord::FromColumns(lane, keys_of)
-                                       : MaskWord::FromRows(lane, keys_of));
+      ptx::StoreGlobal32(
+          lists.bitmaps + (int64_t{bitmap} + tile) * words + word,
+          lists.by_keys ? MaskWord::FromColumns(lane, keys_of) : MaskWord::FromRows(lane, keys_of));
     }
   }
   ATTN_HD static int Smaller(int a, int b) { return a < b ? a : b; }

@@ -59,8 +59,8 @@ CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout&
 // in another scale than backward (V and O in bfloat16) stands in the arena too.
 CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLayout& arena);
 void LayOutGradients(CallLayout& layout, int tile_head_dim, bool dq_rest, ArenaLayout& arena);
-// The lists of its mask, of either kind. `mask`: null, or that of a mask by description; what is held
-// elsewhere is not in the arena: PlaceMask says where.
+// The lists of its mask, of either kind. `mask`: null, or that of a mask by description; what is
+// held elsewhere is not in the arena: PlaceMask says where.
 void LayOutTileLists(CallLayout& layout, const MaskTiling& tiling, const CallMask* mask,
                      ArenaLayout& arena);
 void PlaceMask(CallLayout& layout, int64_t offset);

@@ -179,7 +179,8 @@ TEST(Tiles, ListEachLineOfAMaskOnceWhereverPartsShareIt) {
             (tile.batch * lists.batch + tile.head * lists.head) * lists.plan_lines + tile.tile;
         const int64_t end = (line + 1) * lists.line_tiles;
         EXPECT_TRUE(lines.insert(reinterpret_cast<uintptr_t>(lists.lines + line)).second);
-        EXPECT_TRUE(bitmaps.insert(reinterpret_cast<uintptr_t>(lists.bitmaps + end * words)).second);
+        EXPECT_TRUE(
+            bitmaps.insert(reinterpret_cast<uintptr_t>(lists.bitmaps + end * words)).second);
         EXPECT_LE(reinterpret_cast<uintptr_t>(lists.lines + line + 1),
                   static_cast<uintptr_t>(at.tile_lists + at.mask_lists.tiles));
         EXPECT_LE(reinterpret_cast<uintptr_t>(lists.tiles + end),

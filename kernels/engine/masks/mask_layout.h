@@ -1,6 +1,6 @@
-// MaskLayout: where a mask's lists lie in a piece of device memory (TileLists, kernels/rules/params.h):
-// those of a mask by description, which the host fills in, and those of a bool mask, which a kernel
-// fills in (kernels/rules/mask_tiles.h). Pure functions; any thread.
+// MaskLayout: where a mask's lists lie in a piece of device memory (TileLists,
+// kernels/rules/params.h): those of a mask by description, which the host fills in, and those of a
+// bool mask, which a kernel fills in (kernels/rules/mask_tiles.h). Pure functions; any thread.
 #pragma once
 
 #include <cstddef>
