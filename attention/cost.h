@@ -13,7 +13,8 @@ namespace attnd {
 // validated problem, since q has at most 2^40 elements and kv_len at most 2^20.
 int64_t VisiblePairs(const Problem& problem);
 
-// Of one pair: 2·(qk_head_dim + v_head_dim) forward; 2.5 times that backward (five products for two).
+// Of one pair: 2·(qk_head_dim + v_head_dim) forward; 2.5 times that backward (five products for
+// two).
 double ScoreFlops(const Problem& problem, Direction direction);
 // Of all visible pairs.
 double Flops(const Problem& problem, Direction direction);

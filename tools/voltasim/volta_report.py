@@ -241,7 +241,7 @@ def main():
     p.add_argument("--general", action="store_true", help="also the kernels with every option (no published rival)")
     p.add_argument("--scores", nargs="+", choices=SCORES, default=["plain"],
                    help="of general kernels: one row for each")
-    p.add_argument("--listed", action="store_true", help="also the kernels of masks, per visited score: full and partial tiles")
+    p.add_argument("--listed", action="store_true", help="also kernels of masks, per visited score: full and partial tiles")
     p.add_argument("--masks", action="store_true", help="instead: a table by mask, against the dense kernels")
     p.add_argument("--nvdisasm", default=os.environ.get("NVDISASM", ".deps/cuda_tools/nvdisasm"))
     p.add_argument("--json", action="store_true")

@@ -210,7 +210,7 @@ class Block:
 
     def _do_cs2r(self, w, ins, ops, mask):
         i = self._reg(ops[0])
-        for k in range(1 if ins.opcode.endswith(".32") else 2):
+        for k in range(0 if i == 255 else 1 if ins.opcode.endswith(".32") else 2):
             w.r[i + k] = np.where(mask, 0, w.r[i + k])
 
     def _do_s2r(self, w, ins, ops, mask):
