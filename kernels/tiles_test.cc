@@ -31,7 +31,7 @@ TEST(Architectures, AreListedOldestFirstWithTheirTargets) {
   for (const ArchitectureInfo& info : Architectures()) {
     EXPECT_GT(info.compute_capability, last);
     last = info.compute_capability;
-    EXPECT_EQ(std::string(info.target).rfind("sm_" + std::to_string(last), 0), 0u);
+    EXPECT_EQ(TargetOf(last).rfind("sm_" + std::to_string(last), 0), 0u);
     EXPECT_EQ(&InfoOf(info.architecture), &info);
   }
 }

@@ -22,51 +22,61 @@ int64_t Taken(const LaunchPlan& plan) {
 }
 
 // Rows' padding, regions' alignment and descriptors allow for some more, but not for a tensor.
-TEST(LaunchPlan, TakesWhatAdmissionIsTold) {
-  int kept_differently = 0;
-  for (uint64_t seed = 0; seed < 400; ++seed) {
-    Problem p = RandomProblem(seed);
-    if (p.element == ElementType::kFloat32) p.element = ElementType::kBFloat16;
-    SCOPED_TRACE(testing::Message() << "seed " << seed << ": " << ProblemText(p));
-    const Problem* problem = &p;
-    const int64_t slack = 8192 + 256 * p.batch * p.q_heads;
-    auto forward = SelectForward(KernelRows(), p);
-    if (forward.ok()) {
-      const int64_t told = ForwardArenaBytes(p, *forward), keeping = KeptForwardBytes(p);
-      const int64_t taken = Taken(PlanForward({&problem, 1}, *forward, {false}));
-      const int64_t kept = Taken(PlanForward({&problem, 1}, *forward, {true}));
-      EXPECT_LE(taken, told);
-      EXPECT_GE(taken + slack + told / 8, told);
-      EXPECT_LE(kept, told + keeping);
-      EXPECT_EQ(keeping > 0, p.element == ElementType::kBFloat16);
-      kept_differently += keeping > 0;
-    }
-    auto backward = SelectBackward(KernelRows(), p);
-    if (backward.ok()) {
-      const int64_t told = BackwardArenaBytes(p, *backward);
-      const int64_t taken = Taken(PlanBackward({&problem, 1}, *backward, {false}));
-      EXPECT_LE(taken, told);
-      EXPECT_LE(Taken(PlanBackward({&problem, 1}, *backward, {true})), told);
-    }
+void ExpectTakesWhatIsTold(const std::vector<KernelRow>& rows, const Problem& p) {
+  const Problem* problem = &p;
+  const int64_t slack = 8192 + 256 * p.batch * p.q_heads;
+  auto forward = SelectForward(rows, p);
+  if (forward.ok()) {
+    const Travel travel = TravelOf(forward->forward);
+    const int64_t told = ForwardArenaBytes(p, *forward), keeping = KeptForwardBytes(p, travel);
+    const int64_t taken = Taken(PlanForward({&problem, 1}, *forward, {false}));
+    const int64_t kept = Taken(PlanForward({&problem, 1}, *forward, {true}));
+    EXPECT_LE(taken, told);
+    EXPECT_GE(taken + slack + told / 8, told);
+    EXPECT_LE(kept, told + keeping);
+    EXPECT_EQ(keeping > 0, p.element == ElementType::kBFloat16 && travel == Travel::kAsHalves);
   }
-  EXPECT_GT(kept_differently, 50);
+  auto backward = SelectBackward(rows, p);
+  if (backward.ok()) {
+    const int64_t told = BackwardArenaBytes(p, *backward);
+    const int64_t taken = Taken(PlanBackward({&problem, 1}, *backward, {false}));
+    EXPECT_LE(taken, told);
+    EXPECT_LE(Taken(PlanBackward({&problem, 1}, *backward, {true})), told);
+  }
 }
 
-// A large one, whose small things do not count: q, k, v and o, and once more v and o if it is kept.
-TEST(LaunchPlan, ReservesVAndOTwiceOnlyWhereABFloat16ForwardIsKept) {
+TEST(LaunchPlan, TakesWhatAdmissionIsTold) {
+  for (const ArchitectureInfo& info : Architectures()) {
+    const std::vector<KernelRow> rows = KernelRowsOfGpu(info.compute_capability);
+    for (uint64_t seed = 0; seed < 400; ++seed) {
+      Problem p = RandomProblem(seed);
+      if (p.element == ElementType::kFloat32) p.element = ElementType::kBFloat16;
+      SCOPED_TRACE(testing::Message() << info.name << ", seed " << seed << ": " << ProblemText(p));
+      ExpectTakesWhatIsTold(rows, p);
+    }
+  }
+}
+
+// A large one, whose small things do not count: q, k, v and o, and once more v and o if it is kept
+// as halves.
+TEST(LaunchPlan, ReservesVAndOTwiceOnlyWhereABFloat16ForwardIsKeptAsHalves) {
   Problem p;
   p.batch = 4;
   p.q_heads = p.kv_heads = 8;
   p.q_len = p.kv_len = 2048;
   p.qk_head_dim = p.v_head_dim = 64;
-  for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
-    p.element = element;
-    const double tensor = 4 * 8 * 2048 * 64 * 2;
-    auto forward = SelectForward(KernelRows(), p);
-    ASSERT_TRUE(forward.ok()) << forward.status();
-    EXPECT_NEAR(static_cast<double>(ForwardArenaBytes(p, *forward)) / tensor, 4, 0.1);
-    EXPECT_NEAR(static_cast<double>(KeptForwardBytes(p)) / tensor,
-                element == ElementType::kBFloat16 ? 2 : 0, 0.05);
+  for (const ArchitectureInfo& info : Architectures()) {
+    for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
+      p.element = element;
+      const double tensor = 4 * 8 * 2048 * 64 * 2;
+      auto forward = SelectForward(KernelRowsOfGpu(info.compute_capability), p);
+      ASSERT_TRUE(forward.ok()) << forward.status();
+      EXPECT_NEAR(static_cast<double>(ForwardArenaBytes(p, *forward)) / tensor, 4, 0.1);
+      const bool twice =
+          element == ElementType::kBFloat16 && info.architecture == Architecture::kSm70;
+      EXPECT_NEAR(static_cast<double>(KeptForwardBytes(p, TravelOf(forward->forward))) / tensor,
+                  twice ? 2 : 0, 0.05);
+    }
   }
 }
 
@@ -113,8 +123,8 @@ std::vector<int64_t> WorkOf(const LaunchPlan& plan) {
 TEST(LaunchPlan, OrdersAndCountsBlocksByWhatAMaskLeaves) {
   const Problem p = Longformer(4096);
   const Problem* problem = &p;
-  const auto forward = SelectForward(KernelRows(), p);
-  const auto backward = SelectBackward(KernelRows(), p);
+  const auto forward = SelectForward(KernelRowsOf(Architecture::kSm70), p);
+  const auto backward = SelectBackward(KernelRowsOf(Architecture::kSm70), p);
   ASSERT_TRUE(forward.ok() && backward.ok());
   const CallMask by_rows = MaskOf(p, TilingOf(*forward)), by_keys = MaskOf(p, TilingOf(*backward));
   for (const LaunchPlan& plan : {PlanForward({&problem, 1}, *forward, {false}, {&by_rows, 1}),
@@ -133,7 +143,7 @@ TEST(LaunchPlan, OrdersAndCountsBlocksByWhatAMaskLeaves) {
 TEST(LaunchPlan, SlicesHaveLikeSharesOfTheWork) {
   const Problem p = Longformer(8192);
   const Problem* problem = &p;
-  const auto forward = SelectForward(KernelRows(), p);
+  const auto forward = SelectForward(KernelRowsOf(Architecture::kSm70), p);
   ASSERT_TRUE(forward.ok());
   const CallMask mask = MaskOf(p, TilingOf(*forward));
   const LaunchPlan plan = PlanForward({&problem, 1}, *forward, {false}, {&mask, 1});
@@ -155,7 +165,7 @@ TEST(LaunchPlan, SlicesHaveLikeSharesOfTheWork) {
 TEST(LaunchPlan, CountsAMaskThatIsNotHeld) {
   const Problem p = Longformer(4096);
   const Problem* problem = &p;
-  const auto forward = SelectForward(KernelRows(), p);
+  const auto forward = SelectForward(KernelRowsOf(Architecture::kSm70), p);
   ASSERT_TRUE(forward.ok());
   const CallMask mask = MaskOf(p, TilingOf(*forward));
   const int64_t told = ForwardArenaBytes(p, *forward, &mask);

@@ -20,12 +20,14 @@ Problem Plain(int64_t head_dim) {
   return p;
 }
 
-std::string ForwardName(const Problem& p) {
-  auto kernels = SelectForward(KernelRows(), p);
+std::vector<KernelRow> Volta() { return KernelRowsOfGpu(70); }
+
+std::string ForwardName(const Problem& p, int gpu = 70) {
+  auto kernels = SelectForward(KernelRowsOfGpu(gpu), p);
   return kernels.ok() ? NameOf(kernels->forward) : std::string(kernels.status().message());
 }
-std::string BackwardName(const Problem& p) {
-  auto kernels = SelectBackward(KernelRows(), p);
+std::string BackwardName(const Problem& p, int gpu = 70) {
+  auto kernels = SelectBackward(KernelRowsOfGpu(gpu), p);
   return kernels.ok() ? NameOf(kernels->backward) : std::string(kernels.status().message());
 }
 
@@ -80,25 +82,48 @@ TEST(Selection, FollowsDropoutAccumulationAndOrder) {
   EXPECT_EQ(ForwardName(p), "forward_d64_f16_linear");
   p.allow_nondeterministic = true;
   EXPECT_EQ(BackwardName(p), "backward_d64_f32_linear_atomic");
-  EXPECT_EQ(NameOf(SelectBackward(KernelRows(), p)->query_gradient), "query_gradient_d64_atomic");
+  EXPECT_EQ(NameOf(SelectBackward(Volta(), p)->query_gradient), "query_gradient_d64_atomic");
   EXPECT_EQ(BackwardName(Plain(129)), "backward_d256_f32_linear");
+}
+
+TEST(Selection, TakesTheNewestArchitectureThatCan) {
+  const auto architecture = [](const Problem& p, int gpu) {
+    return SelectForward(KernelRowsOfGpu(gpu), p)->forward.architecture;
+  };
+  EXPECT_EQ(architecture(Plain(64), 75), Architecture::kSm70);
+  EXPECT_EQ(architecture(Plain(64), 86), Architecture::kSm80);
+  EXPECT_EQ(architecture(Plain(64), 90), Architecture::kSm90);
+  EXPECT_EQ(architecture(Plain(200), 90), Architecture::kSm80);
+  EXPECT_EQ(architecture(Plain(64), 100), Architecture::kSm80) << "sm_90a's run on no other GPU";
+  EXPECT_EQ(ForwardName(Plain(32), 90), "forward_d64_f32_linear");
+  EXPECT_EQ(ForwardName(Plain(32), 80), "forward_d32_f32_linear");
+}
+
+TEST(Selection, TakesBfloat16AsItIsWhereThereAreKernels) {
+  Problem p = Plain(64);
+  p.element = ElementType::kBFloat16;
+  EXPECT_EQ(ForwardName(p), "forward_d64_f32_linear");
+  for (const int gpu : {80, 90}) {
+    EXPECT_EQ(ForwardName(p, gpu), "forward_bf16_d64_f32_linear");
+    EXPECT_EQ(BackwardName(p, gpu), "backward_bf16_d64_f32_linear");
+  }
 }
 
 TEST(Selection, AddsTheGradientsThatAreWanted) {
   Problem p = Plain(64);
-  EXPECT_FALSE(SelectBackward(KernelRows(), p)->sink_gradient.has_value());
+  EXPECT_FALSE(SelectBackward(Volta(), p)->sink_gradient.has_value());
   p.denominator = DenominatorKind::kSink;
   p.bias = Bias{};
-  EXPECT_TRUE(SelectBackward(KernelRows(), p)->sink_gradient.has_value());
-  EXPECT_FALSE(SelectBackward(KernelRows(), p)->bias_gradient.has_value());
+  EXPECT_TRUE(SelectBackward(Volta(), p)->sink_gradient.has_value());
+  EXPECT_FALSE(SelectBackward(Volta(), p)->bias_gradient.has_value());
   p.bias->want_gradient = true;
-  EXPECT_TRUE(SelectBackward(KernelRows(), p)->bias_gradient.has_value());
+  EXPECT_TRUE(SelectBackward(Volta(), p)->bias_gradient.has_value());
 }
 
 TEST(Selection, SaysWhatWouldWorkInstead) {
   Problem p = Plain(64);
   p.element = ElementType::kFloat32;
-  EXPECT_EQ(SelectForward(KernelRows(), p).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(SelectForward(Volta(), p).status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(ForwardName(p), HasSubstr("precision=\"f16\""));
   std::vector<KernelRow> none;
   auto missing = SelectForward(none, Plain(64));

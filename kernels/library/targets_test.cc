@@ -1,11 +1,8 @@
-// What the build compiles for each target: the program's archives for sm_70 and sm_90, and one for
-// sm_80 that only this test has.
+// What the build compiles for each target: the program's archives for sm_70, sm_80 and sm_90a.
 #include <cstring>
-#include <iostream>
 #include <string>
 #include <vector>
 
-#include "base/read_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/library/embedded_kernels.h"
@@ -17,13 +14,11 @@ namespace {
 using ::testing::ElementsAreArray;
 
 constexpr char kFakeDriver[] = "kernels/driver/libfake_cuda.so";
-constexpr char kSm80Archive[] = "kernels/library/kernels_sm_80.cubins";
-constexpr char kSm80Rows[] = "_d64";  // BUILD's choice
 
-std::vector<std::string> NamesOfRows(const std::string& part) {
+std::vector<std::string> ShippedFor(int compute_capability) {
   std::vector<std::string> names;
-  for (const KernelRow& row : KernelRowsOf(Architecture::kSm70)) {
-    if (row.shipped && NameOf(row).find(part) != std::string::npos) names.push_back(NameOf(row));
+  for (const KernelRow& row : KernelRowsOfGpu(compute_capability)) {
+    if (row.shipped) names.push_back(NameOf(row));
   }
   return names;
 }
@@ -45,7 +40,7 @@ constexpr size_t kMachineOffset = 18, kFlagsOffset = 48;
 constexpr int kCuda = 190;
 
 void ExpectMachineCode(const KernelArchive& archive, int architecture) {
-  EXPECT_EQ(archive.target, "sm_" + std::to_string(architecture));
+  EXPECT_EQ(archive.target, TargetOf(architecture));
   for (const ArchivedKernel& kernel : archive.kernels) {
     SCOPED_TRACE(archive.target + " " + kernel.name);
     ASSERT_EQ(kernel.cubin.substr(0, 4),
@@ -66,42 +61,29 @@ KernelArchive Parse(absl::string_view bytes) {
   return archive.ok() ? *std::move(archive) : KernelArchive{};
 }
 
-TEST(TargetArchives, HoldEveryShippedRowOfVoltaAndHopper) {
+TEST(TargetArchives, HoldEveryShippedRow) {
   const std::vector<absl::string_view> archives = EmbeddedKernelArchives();
-  ASSERT_EQ(archives.size(), 2u);
+  ASSERT_EQ(archives.size(), Architectures().size());
   for (size_t n = 0; n < archives.size(); ++n) {
+    const int compute_capability = Architectures()[n].compute_capability;
     const KernelArchive archive = Parse(archives[n]);
-    EXPECT_THAT(NamesIn(archive), ElementsAreArray(NamesOfRows("")));
-    ExpectMachineCode(archive, n == 0 ? 70 : 90);
-  }
-}
-
-TEST(TargetArchives, HoldOneHeadDimOfAmpere) {
-  const std::string bytes = ReadFile(kSm80Archive);
-  const KernelArchive archive = Parse(bytes);
-  EXPECT_THAT(NamesIn(archive), ElementsAreArray(NamesOfRows(kSm80Rows)));
-  ExpectMachineCode(archive, 80);
-  for (const ArchivedKernel& k : archive.kernels) {
-    std::cout << archive.target << " " << k.name << ": " << k.registers << " registers, "
-              << k.shared_bytes << " shared bytes, " << k.spill_bytes << " spilled\n";
+    EXPECT_THAT(NamesIn(archive), ElementsAreArray(ShippedFor(compute_capability)));
+    ExpectMachineCode(archive, compute_capability);
   }
 }
 
 TEST(TargetArchives, ServeTheirGenerationAlone) {
   auto driver = Driver::Load(kFakeDriver);
   ASSERT_TRUE(driver.ok()) << driver.status();
-  const std::string ampere = ReadFile(kSm80Archive);
-  std::vector<absl::string_view> archives = EmbeddedKernelArchives();
-  archives.push_back(ampere);
-  for (const auto& [major, minor] : {std::pair(8, 0), std::pair(8, 6), std::pair(8, 9)}) {
-    auto library =
-        KernelLibrary::Create(**driver, major, minor, archives, {.compiler = "libabsent.so"});
+  for (const int gpu : {70, 75, 80, 86, 89, 90, 100, 120}) {
+    auto library = KernelLibrary::Create(**driver, gpu / 10, gpu % 10, EmbeddedKernelArchives(),
+                                         {.compiler = "libabsent.so"});
     ASSERT_TRUE(library.ok()) << library.status();
-    for (const KernelRow& row : KernelRowsOf(Architecture::kSm70)) {
-      const bool is_there = NameOf(row).find(kSm80Rows) != std::string::npos;
-      EXPECT_EQ((*library)->Check(row).ok(), is_there) << NameOf(row);
-      if (is_there) {
-        EXPECT_TRUE((*library)->Get(row).ok()) << NameOf(row);
+    for (const KernelRow& row : KernelRowsOfGpu(gpu)) {
+      if (!row.shipped) continue;
+      EXPECT_EQ((*library)->Check(row).ok(), gpu < 100) << gpu << " " << NameOf(row);
+      if (gpu < 100) {
+        EXPECT_TRUE((*library)->Get(row).ok()) << gpu << " " << NameOf(row);
       }
     }
   }
