@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "attention/dropout.h"
 #include "attention/masks/mask_description.h"
@@ -33,11 +34,13 @@ std::vector<double> ToDoubles(ElementType element, const void* data, int64_t cou
 }
 
 Reference::Reference(const Problem& problem, const ReferenceTensors& tensors)
-    : problem_(problem),
-      tensors_(tensors),
-      q_(ToDoubles(problem.element, tensors.q, problem.QueryElements())),
-      k_(ToDoubles(problem.element, tensors.k, problem.KeyElements())),
-      v_(ToDoubles(problem.element, tensors.v, problem.ValueElements())) {
+    : Reference(problem, tensors, ToDoubles(problem.element, tensors.q, problem.QueryElements()),
+                ToDoubles(problem.element, tensors.k, problem.KeyElements()),
+                ToDoubles(problem.element, tensors.v, problem.ValueElements())) {}
+
+Reference::Reference(const Problem& problem, const ReferenceTensors& tensors, std::vector<double> q,
+                     std::vector<double> k, std::vector<double> v)
+    : problem_(problem), tensors_(tensors), q_(std::move(q)), k_(std::move(k)), v_(std::move(v)) {
   if (problem.mask == nullptr) return;
   mask_spec_ = problem.mask->spec();
   mask_spec_.origin = problem.mask_origin;

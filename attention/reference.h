@@ -53,6 +53,9 @@ class Reference {
  public:
   // `problem` and the tensors must outlive the object.
   Reference(const Problem& problem, const ReferenceTensors& tensors);
+  // With q, k and v in float64, of the problem's sizes; those of `tensors` are not read.
+  Reference(const Problem& problem, const ReferenceTensors& tensors, std::vector<double> q,
+            std::vector<double> k, std::vector<double> v);
 
   ReferenceOutputs Forward() const;
 

@@ -58,10 +58,11 @@ MAY_INCLUDE = {
     "base": {"base"},
     "net": {"base", "net"},
     "attention": {"base", "attention"},
+    "modules": {"base", "attention", "modules"},
     "kernels": {"base", "attention", "kernels"},
-    "proto": {"base", "attention", "proto"},
-    "server": {"base", "net", "attention", "kernels", "server", "proto"},
-    "client": {"base", "net", "attention", "client", "proto"},
+    "proto": {"base", "attention", "modules", "proto"},
+    "server": {"base", "net", "attention", "modules", "kernels", "server", "proto"},
+    "client": {"base", "net", "attention", "modules", "client", "proto"},
     "tools": {"base", "net", "attention", "client", "proto", "tools"},
 }
 # Folders of server/, bottom to top: each includes itself and those before it.
@@ -82,7 +83,8 @@ def includes(tree):
 
 
 def include_order(tree):
-    """base ← attention ← kernels ← server, and net beside attention; client needs no kernels. Tests may all."""
+    """base ← attention ← kernels ← server, net beside attention, modules beside kernels; client needs no kernels. Tests may
+    all."""
     for name, number, target in includes(tree):
         folder, other = name.split("/")[0], target.split("/")[0]
         if folder in MAY_INCLUDE and other in (*MAY_INCLUDE, "tests") and other not in MAY_INCLUDE[folder]:
@@ -370,7 +372,9 @@ RULES = [include_order, server_order, include_circles, folder_sizes, public_inte
 PLANTED = {
     include_order: [{"kernels/a.cc": '#include "server/options.h"\n'}, {"base/a.h": '#include "attention/problem.h"\n'},
                     {"client/a.cc": '#include "server/options.h"\n'}, {"net/a.h": '#include "attention/problem.h"\n'},
-                    {"attention/a.h": '#include "net/spin_wait.h"\n'}, {"server/a.cc": '#include "tests/a.h"\n'}],
+                    {"attention/a.h": '#include "net/spin_wait.h"\n'}, {"server/a.cc": '#include "tests/a.h"\n'},
+                    {"modules/a.h": '#include "proto/attnd/v1/module.pb.h"\n'},
+                    {"kernels/a.h": '#include "modules/layout.h"\n'}],
     server_order: [{"server/options.h": ""}, {"server/rooms/a.h": ""},
                    {"server/call/call.h": '#include "server/admission/admission.h"\n'}],
     include_circles: [
@@ -473,7 +477,7 @@ def paths_to_grpc(targets):
 
 def test_mathematics_and_kernels_link_no_grpc():
     assert "//server" in paths_to_grpc("//server/...")
-    assert not paths_to_grpc("//attention/... + //kernels/...")
+    assert not paths_to_grpc("//attention/... + //modules/... + //kernels/...")
 
 
 NEVER_OURS = {"recvmsg", "sendmsg", "epoll_create1", "epoll_ctl", "epoll_wait", "SSL_new", "SSL_read", "SSL_write"}

@@ -26,7 +26,8 @@ MAX_SENTENCE = 45
 MAX_PERFORMANCE_LINES = 250
 MAX_DECISION_LINES = 6
 MAX_DECISION_WIDTH = 100
-FOLDERS = ("base", "net", "attention", "kernels", "proto", "server", "client", "tools", "tests", "deploy", "third_party")
+FOLDERS = ("base", "net", "attention", "modules", "kernels", "proto", "server", "client", "tools", "tests", "deploy",
+           "third_party")
 ABBREVIATIONS = ("e.g.", "i.e.", "cf.", "vs.", "etc.")
 
 

@@ -1,0 +1,60 @@
+#include "modules/graph.h"
+
+#include <algorithm>
+
+#include "base/status_macros.h"
+#include "modules/check_layout.h"
+#include "modules/field_error.h"
+#include "modules/op_uses.h"
+
+namespace attnd {
+namespace {
+
+absl::Status CheckAttentionScales(const ModuleLayout& layout,
+                                  const std::vector<BlockShapes>& shapes) {
+  for (size_t n = 0; n < layout.layers.size(); ++n) {
+    const ModuleLayer& layer = layout.layers[n];
+    const std::string path = absl::StrCat("layer[", n, "].attention_scale");
+    const size_t count = shapes[layer.block].attention_ops.size();
+    if (!layer.attention_scale.empty() && layer.attention_scale.size() != count) {
+      return WrongField(path, absl::StrCat("none, or one for each of ", count, " attention ops"),
+                        layer.attention_scale.size());
+    }
+    for (float scale : layer.attention_scale) RETURN_IF_ERROR(FieldIsFinite(path, scale));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ModuleGraph> ModuleGraph::Make(ModuleLayout layout) {
+  RETURN_IF_ERROR(CheckFrame(layout));
+  std::vector<BlockShapes> shapes;
+  for (size_t n = 0; n < layout.blocks.size(); ++n) {
+    ASSIGN_OR_RETURN(BlockShapes of_block, CheckBlock(layout, n));
+    shapes.push_back(std::move(of_block));
+  }
+  RETURN_IF_ERROR(CheckAttentionScales(layout, shapes));
+  return ModuleGraph(std::move(layout), std::move(shapes));
+}
+
+bool ModuleGraph::InputIsWide(int64_t layer) const {
+  return layer > 0 && BlockOf(layer - 1).ops.back().wide;
+}
+
+ElementType ModuleGraph::ElementOf(int64_t layer, int64_t value) const {
+  const bool wide = value == kInputValue ? InputIsWide(layer) : ShapesOf(layer).values[value].wide;
+  return wide ? layout_.wide_element : layout_.element;
+}
+
+std::vector<int64_t> ModuleGraph::LastUses(int64_t block) const {
+  const std::vector<ModuleOp>& ops = layout_.blocks[block].ops;
+  std::vector<int64_t> last(ops.size() + kFirstOpValue, -1);
+  for (size_t n = 0; n < ops.size(); ++n) {
+    for (const ValueUse& use : ValuesOf(ops[n])) last[use.value] = n;
+  }
+  last.back() = ops.size();
+  return last;
+}
+
+}  // namespace attnd

@@ -1,0 +1,43 @@
+// ModuleGraph: a layout that has been checked, with the shape of every value. Holding one means
+// that any call whose rows are valid can be computed: sizes fit, values are read after they are
+// made, each op's gradient is defined. Immutable; any thread.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "modules/block_shapes.h"
+#include "modules/layout.h"
+
+namespace attnd {
+
+class ModuleGraph {
+ public:
+  // InvalidArgument "block[0].op[3].linear.weight: expected ..., got ...". Memory and time are
+  // those of the layout, whatever its sizes say.
+  static absl::StatusOr<ModuleGraph> Make(ModuleLayout layout);
+
+  const ModuleLayout& layout() const { return layout_; }
+  const BlockShapes& shapes(int64_t block) const { return shapes_[block]; }
+  const ModuleBlock& BlockOf(int64_t layer) const {
+    return layout_.blocks[layout_.layers[layer].block];
+  }
+  const BlockShapes& ShapesOf(int64_t layer) const { return shapes_[layout_.layers[layer].block]; }
+
+  // Whether the input of `layer` is of wide_element: what the layer before gives. x never is.
+  bool InputIsWide(int64_t layer) const;
+  ElementType ElementOf(int64_t layer, int64_t value) const;
+  // The last op that reads each value, [ops + 2]: −1 where none does, ops.size() for the output.
+  std::vector<int64_t> LastUses(int64_t block) const;
+
+ private:
+  ModuleGraph(ModuleLayout layout, std::vector<BlockShapes> shapes)
+      : layout_(std::move(layout)), shapes_(std::move(shapes)) {}
+
+  ModuleLayout layout_;
+  std::vector<BlockShapes> shapes_;
+};
+
+}  // namespace attnd

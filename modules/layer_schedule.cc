@@ -1,0 +1,154 @@
+#include "modules/layer_schedule.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "modules/op_uses.h"
+
+namespace attnd {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+
+class Buffers {
+ public:
+  Buffers(const ModuleGraph& graph, int64_t block, const RowCounts& rows)
+      : layout_(graph.layout()), shapes_(graph.shapes(block)), rows_(rows) {}
+
+  void AddValue(int64_t value, int64_t first, int64_t last) {
+    const ValueShape& shape = shapes_.values[value];
+    const ElementType element = shape.wide ? layout_.wide_element : layout_.element;
+    Add(rows_.Of(shape.rows) * shape.columns * ElementBytes(element), first, last);
+  }
+  void AddHeads(const HeadColumns& heads, int64_t step) {
+    const RowKind rows = shapes_.values[heads.value].rows;
+    Add(rows_.Of(rows) * heads.columns() * ElementBytes(layout_.element), step, step);
+  }
+  void AddRowNumbers(int64_t count, int64_t first, int64_t last) {  // of x's rows
+    Add(rows_.input * count * kFloatBytes, first, last);
+  }
+  std::vector<ArenaBuffer> Take() { return std::move(buffers_); }
+
+ private:
+  void Add(int64_t bytes, int64_t first, int64_t last) {
+    buffers_.push_back({.bytes = bytes, .first = first, .last = last});
+  }
+  const ModuleLayout& layout_;
+  const BlockShapes& shapes_;
+  const RowCounts rows_;
+  std::vector<ArenaBuffer> buffers_;
+};
+
+// q and k after norm and rotary, which no value holds.
+void AddTurned(const AttentionOp& op, int64_t step, Buffers& buffers) {
+  if (op.rotary.has_value() || op.q_norm.has_value()) buffers.AddHeads(op.q, step);
+  if (op.rotary.has_value() || op.k_norm.has_value()) buffers.AddHeads(op.k, step);
+}
+
+// The gradients of q, k and v as attention gives them, and the rows' delta.
+void AddAttentionGradients(const AttentionOp& op, int64_t step, Buffers& buffers) {
+  AddTurned(op, step, buffers);
+  for (const HeadColumns* heads : {&op.q, &op.k, &op.v}) buffers.AddHeads(*heads, step);
+  buffers.AddRowNumbers(op.q.heads, step, step);
+}
+
+// The last step of backward that reads each value itself, −1 where none does.
+std::vector<int64_t> BackwardReads(const ModuleGraph& graph, int64_t block) {
+  const std::vector<ModuleOp>& ops = graph.layout().blocks[block].ops;
+  const int64_t count = static_cast<int64_t>(ops.size());
+  std::vector<int64_t> last(count + kFirstOpValue, -1);
+  for (int64_t n = count - 1; n >= 0; --n) {
+    const int64_t step = 2 * count - 1 - n;
+    for (const ValueUse& use : ValuesOf(ops[n])) last[use.value] = step;
+    if (std::holds_alternative<AttentionOp>(ops[n].kind)) {
+      last[n + kFirstOpValue] = std::max(last[n + kFirstOpValue], step);
+    }
+  }
+  return last;
+}
+
+void AddRecomputed(const ModuleGraph& graph, int64_t block, Recompute recompute, Buffers& buffers) {
+  const std::vector<ModuleOp>& ops = graph.layout().blocks[block].ops;
+  const std::vector<bool> again = RecomputedValues(graph, block, recompute);
+  const std::vector<bool> needed = NeededValues(graph, block);
+  const std::vector<int64_t> reads = BackwardReads(graph, block);
+  std::vector<int64_t> last(ops.size() + kFirstOpValue, -1);
+  for (size_t n = 0; n < ops.size(); ++n) {
+    if (!again[n + kFirstOpValue]) continue;
+    for (const ValueUse& use : ValuesOf(ops[n])) last[use.value] = n;
+  }
+  for (size_t n = 0; n < ops.size(); ++n) {
+    const int64_t value = n + kFirstOpValue;
+    if (!again[value]) continue;
+    buffers.AddValue(value, n, needed[value] ? reads[value] : std::max<int64_t>(last[value], n));
+    if (const auto* op = std::get_if<AttentionOp>(&ops[n].kind)) {
+      AddTurned(*op, n, buffers);
+      buffers.AddRowNumbers(op->q.heads, n, 2 * ops.size() - 1 - n);  // logsumexp
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<bool> RecomputedValues(const ModuleGraph& graph, int64_t block, Recompute recompute) {
+  const std::vector<ModuleOp>& ops = graph.layout().blocks[block].ops;
+  const std::vector<bool> kept = KeptValues(graph, block, recompute);
+  std::vector<bool> wanted = NeededValues(graph, block);
+  std::vector<bool> again(wanted.size());
+  for (int64_t n = static_cast<int64_t>(ops.size()) - 1; n >= 0; --n) {
+    const int64_t value = n + kFirstOpValue;
+    again[value] = wanted[value] && !kept[value];
+    if (!again[value]) continue;
+    for (const ValueUse& use : ValuesOf(ops[n])) wanted[use.value] = true;
+  }
+  return again;
+}
+
+std::vector<ArenaBuffer> ForwardBuffers(const ModuleGraph& graph, int64_t block,
+                                        const RowCounts& rows) {
+  const std::vector<ModuleOp>& ops = graph.layout().blocks[block].ops;
+  const std::vector<int64_t> last = graph.LastUses(block);
+  Buffers buffers(graph, block, rows);
+  for (size_t n = 0; n < ops.size(); ++n) {
+    if (n + 1 < ops.size()) buffers.AddValue(n + kFirstOpValue, n, last[n + kFirstOpValue]);
+    if (const auto* op = std::get_if<AttentionOp>(&ops[n].kind)) AddTurned(*op, n, buffers);
+  }
+  return buffers.Take();
+}
+
+std::vector<ArenaBuffer> BackwardBuffers(const ModuleGraph& graph, int64_t block,
+                                         Recompute recompute, const RowCounts& rows) {
+  const std::vector<ModuleOp>& ops = graph.layout().blocks[block].ops;
+  const std::vector<int64_t> last = graph.LastUses(block);
+  const int64_t count = static_cast<int64_t>(ops.size());
+  Buffers buffers(graph, block, rows);
+  AddRecomputed(graph, block, recompute, buffers);
+  for (int64_t n = count - 1; n >= 0; --n) {
+    const int64_t step = 2 * count - 1 - n, value = n + kFirstOpValue;
+    if (n + 1 < count) buffers.AddValue(value, 2 * count - 1 - last[value], step);
+    if (const auto* op = std::get_if<AttentionOp>(&ops[n].kind)) {
+      AddAttentionGradients(*op, step, buffers);
+    }
+  }
+  return buffers.Take();
+}
+
+RowCounts KeptBytesPerRow(const ModuleGraph& graph, int64_t layer, Recompute recompute) {
+  const int64_t block = graph.layout().layers[layer].block;
+  const std::vector<bool> kept = KeptValues(graph, block, recompute);
+  RowCounts bytes;
+  for (size_t value = 0; value < kept.size(); ++value) {
+    if (!kept[value]) continue;
+    const ValueShape& shape = graph.shapes(block).values[value];
+    const int64_t of_row = shape.columns * ElementBytes(graph.ElementOf(layer, value));
+    (shape.rows == RowKind::kInput ? bytes.input : bytes.memory) += of_row;
+  }
+  if (recompute == Recompute::kLayers) return bytes;
+  for (int64_t op : graph.shapes(block).attention_ops) {
+    const auto& attention = std::get<AttentionOp>(graph.layout().blocks[block].ops[op].kind);
+    bytes.input += attention.q.heads * kFloatBytes;
+  }
+  return bytes;
+}
+
+}  // namespace attnd

@@ -1,0 +1,35 @@
+// LayerSchedule: the workspace of one layer of a block: which buffers each direction needs and for
+// which steps. Forward runs op n at step n. Backward computes what was not kept first (op n at step
+// n of N), then runs op n at step 2·N − 1 − n. Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "modules/arena.h"
+#include "modules/graph.h"
+#include "modules/kept_values.h"
+
+namespace attnd {
+
+struct RowCounts {
+  int64_t input = 0, memory = 0;
+  int64_t Of(RowKind kind) const { return kind == RowKind::kInput ? input : memory; }
+};
+
+// Values that forward makes and nothing keeps. The block's input and output are not among them: the
+// boundary between layers holds those.
+std::vector<ArenaBuffer> ForwardBuffers(const ModuleGraph& graph, int64_t block,
+                                        const RowCounts& rows);
+
+// Values that are computed again, their gradients, and attention's own.
+std::vector<ArenaBuffer> BackwardBuffers(const ModuleGraph& graph, int64_t block,
+                                         Recompute recompute, const RowCounts& rows);
+
+// [ops + 2]: what backward computes again, since it needs it, or needs what is made of it.
+std::vector<bool> RecomputedValues(const ModuleGraph& graph, int64_t block, Recompute recompute);
+
+// Bytes a row of what a layer keeps, by kind of row, logsumexp included.
+RowCounts KeptBytesPerRow(const ModuleGraph& graph, int64_t layer, Recompute recompute);
+
+}  // namespace attnd

@@ -1,0 +1,29 @@
+// What a call of the reference reads, and what it keeps. Values; any thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "modules/call_rows.h"
+#include "modules/kept_values.h"
+#include "modules/reference/rounding.h"
+
+namespace attnd {
+
+// What both directions of a call read.
+struct ModuleInputs {
+  CallRows rows;
+  CallDropout dropout;
+  Numbers x;
+  Numbers memory;                  // empty without
+  std::vector<uint8_t> mask_bits;  // iff rows.bool_mask
+};
+
+// What Forward keeps for Backward: of each layer the values that KeptValues names.
+struct KeptLayer {
+  Recompute recompute = Recompute::kNone;
+  std::vector<Numbers> values;  // [ops + 2], empty: not kept
+  std::vector<Numbers> lse;     // [ops], of attention ops; empty with the value
+};
+
+}  // namespace attnd
