@@ -94,6 +94,8 @@ absl::Status AttndServer::StartSecurity() {
   }
   if (options_.token_file.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(auth_, Authenticator::FromTokenFile(options_.token_file));
+  const std::string exposure = TokenFileExposure(options_.token_file);
+  if (!exposure.empty()) log_.Warning("token_file_exposed", {{"message", exposure}});
   token_watch_ =
       std::make_unique<TokenWatch>(options_.token_file, options_.tls.refresh, auth_, log_);
   return absl::OkStatus();
