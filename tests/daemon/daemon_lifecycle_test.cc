@@ -436,6 +436,27 @@ TEST(DaemonBinary, AnswersReflectionAndChannelz) {
   EXPECT_FALSE(Ask(daemon.address, "/grpc.channelz.v1.Channelz/GetServers", "").empty());
 }
 
+TEST(DaemonBinary, LogsTheIdsOfRefusedRequests) {
+  RunningDaemon daemon("ids", {"--drain_delay", "0"});
+  v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
+  request.mutable_problem()->set_q_len(0);
+  request.mutable_options()->set_request_id("a whole one");
+  grpc::ClientContext context, stream_context;
+  v1::ForwardResponse reply;
+  EXPECT_EQ(daemon.Stub()->Forward(&context, request, &reply).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  auto stub = daemon.Stub();
+  v1::ForwardStreamRequest header;
+  *header.mutable_header() = request;
+  header.mutable_header()->mutable_options()->set_request_id("a streamed one");
+  auto stream = stub->ForwardStream(&stream_context);
+  stream->WriteLast(header, grpc::WriteOptions());
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  for (const char* id : {"request_id=\"a whole one\"", "request_id=\"a streamed one\""}) {
+    while (!absl::StrContains(daemon.child->Output(), id)) std::this_thread::yield();
+  }
+}
+
 TEST(DaemonBinary, RemovesAnOlderPortFileBeforeItServes) {
   const std::string path = TempPath("old_port");
   std::ofstream(path) << "1\n";
@@ -521,6 +542,13 @@ TEST(DaemonBinary, ExposesTheDocumentedMetrics) {
   }
 }
 
+// What `command`, run by a shell, prints to standard error, after its exit code.
+std::string ShellOutcome(const std::string& command) {
+  const std::string file = TempPath("stderr");
+  const int status = std::system(absl::StrCat(command, " 2> ", file).c_str());
+  return absl::StrCat(WEXITSTATUS(status), " ", ReadFile(file));
+}
+
 TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
   const std::string file = absl::StrCat("/tmp/attnd_flags_", getpid());  // at most 107 bytes
   std::ofstream(file) << "no socket";
@@ -560,6 +588,9 @@ TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
       {{"--listen", "0.0.0.0:0", "--insecure", "--metrics_listen", "", "--token_file",
         "/nonexistent"},
        "event=insecure listen=0.0.0.0:0 tls=false client_certificates=false tokens=true",
+       1},
+      {{"--listen", "unix:/no/such/socket", "--metrics_listen", "", "--no-shared_memory"},
+       "cannot listen on unix:/no/such/socket: No such file or directory",
        1},
       {{"--backend", "abacus"}, "--backend: expected auto, cpu, cuda or reference, got abacus", 2},
       {{"--listen", "127.0.0.1:0", "--metrics_listen", "", "--token_file", "/nonexistent"},
