@@ -436,6 +436,64 @@ TEST(DaemonBinary, AnswersReflectionAndChannelz) {
   EXPECT_FALSE(Ask(daemon.address, "/grpc.channelz.v1.Channelz/GetServers", "").empty());
 }
 
+// Each keeps a thread of gRPC's while it is open.
+TEST(DaemonBinary, BoundsTheThreadsOfReflection) {
+  RunningDaemon daemon("bounds", {"--drain_delay", "0"});
+  const double before = daemon.Metric("process_threads", {});
+  grpc::GenericStub stub(grpc::CreateChannel(daemon.address, grpc::InsecureChannelCredentials()));
+  grpc::CompletionQueue queue;
+  auto next = [&queue] {
+    void* tag = nullptr;
+    bool ok = false;
+    EXPECT_TRUE(queue.Next(&tag, &ok));
+    return tag;
+  };
+  constexpr int kStreams = 60;  // within --max_concurrent_streams
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> calls;
+  std::vector<grpc::Status> statuses(kStreams);
+  for (int n = 0; n < kStreams; ++n) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    calls.push_back(
+        stub.PrepareCall(contexts.back().get(),
+                         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue));
+    calls.back()->StartCall(nullptr);
+    next();
+    calls.back()->Finish(&statuses[n], &statuses[n]);
+  }
+  for (int refused = 0; refused < kStreams - 32; ++refused) {
+    EXPECT_EQ(static_cast<grpc::Status*>(next())->error_code(),
+              grpc::StatusCode::RESOURCE_EXHAUSTED);
+  }
+  EXPECT_LE(daemon.Metric("process_threads", {}), before + 32);
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  EXPECT_TRUE(daemon.Stub()->Forward(&context, MakeForward(SmallProblem(), 1), &reply).ok());
+  for (auto& one : contexts) one->TryCancel();
+  void* tag = nullptr;
+  bool ok = false;
+  for (queue.Shutdown(); queue.Next(&tag, &ok);) {
+  }
+}
+
+TEST(DaemonBinary, ShowsItsServicesToOtherHostsWithACertificateAlone) {
+  RunningDaemon daemon("others", {"--drain_delay", "0", "--insecure"}, "0.0.0.0");
+  grpc::GenericStub stub(grpc::CreateChannel(absl::StrCat("127.0.0.1:", daemon.port),
+                                             grpc::InsecureChannelCredentials()));
+  grpc::CompletionQueue queue;
+  grpc::ClientContext context;
+  auto call = stub.PrepareCall(
+      &context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  call->StartCall(nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
 TEST(DaemonBinary, LogsTheIdsOfRefusedRequests) {
   RunningDaemon daemon("ids", {"--drain_delay", "0"});
   v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
