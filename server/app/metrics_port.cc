@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "net/listener.h"
 
 namespace attnd {
 namespace {
@@ -29,6 +30,12 @@ std::string HostOf(const std::string& address) {
   return bracketed ? host.substr(1, host.size() - 2) : host;
 }
 
+// The system's reason: the exposer does not tell it.
+std::string WhyNot(const std::string& address, absl::string_view otherwise) {
+  const absl::Status status = Listener::Open(address, absl::ZeroDuration()).status();
+  return status.ok() ? absl::StrCat(address, ": ", otherwise) : std::string(status.message());
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MetricsPort>> MetricsPort::Open(const std::string& address,
@@ -40,7 +47,7 @@ absl::StatusOr<std::unique_ptr<MetricsPort>> MetricsPort::Open(const std::string
                                  "request_timeout_ms", kRequestTimeoutMs});
   } catch (const std::exception& error) {
     return absl::UnavailableError(
-        absl::StrCat("cannot listen for metrics on ", address, ": ", error.what()));
+        absl::StrCat("cannot listen for metrics: ", WhyNot(address, error.what())));
   }
   addrinfo hints{}, *found = nullptr;
   hints.ai_flags = AI_NUMERICSERV;

@@ -607,6 +607,45 @@ std::string ShellOutcome(const std::string& command) {
   return absl::StrCat(WEXITSTATUS(status), " ", ReadFile(file));
 }
 
+TEST(DaemonBinary, SaysThatItsOutputIsLost) {
+  for (const char* flag : {"--help", "--version", "--check_config"}) {
+    EXPECT_EQ(ShellOutcome(absl::StrCat("server/attnd ", flag, " > /dev/full")),
+              "1 attnd: cannot write to standard output\n");
+  }
+}
+
+TEST(DaemonBinary, RefusesToStartWithoutDescriptors) {
+  for (int descriptors : {12, 32, 63}) {
+    EXPECT_THAT(
+        ShellOutcome(absl::StrCat("ulimit -n ", descriptors, "; exec server/attnd --listen ",
+                                  "127.0.0.1:0 --metrics_listen ''")),
+        testing::AllOf(testing::StartsWith("1 "),
+                       testing::HasSubstr(absl::StrCat(
+                           "limit of open files: expected at least 64, got ", descriptors))));
+  }
+}
+
+TEST(DaemonBinary, ServesWithTheFewestDescriptors) {
+  const std::string port_file = TempPath("few"), output = TempPath("few_output");
+  std::thread daemon([&] {
+    EXPECT_EQ(
+        std::system(absl::StrCat("ulimit -n 64; server/attnd --listen 127.0.0.1:0 --port_file ",
+                                 port_file, " --metrics_listen 127.0.0.1:0 --drain_delay 0 &",
+                                 " echo $! > ", output, "; wait $!")
+                        .c_str()),
+        0);
+  });
+  auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", WaitForPort(port_file)),
+                                     grpc::InsecureChannelCredentials());
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  const grpc::Status status =
+      v1::Attention::NewStub(channel)->Forward(&context, MakeForward(SmallProblem(), 1), &reply);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  kill(std::stoi(ReadFile(output)), SIGTERM);
+  daemon.join();
+}
+
 TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
   const std::string file = absl::StrCat("/tmp/attnd_flags_", getpid());  // at most 107 bytes
   std::ofstream(file) << "no socket";
