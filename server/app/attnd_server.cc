@@ -154,7 +154,8 @@ void AttndServer::StartSharedMemory() {
 
 absl::Status AttndServer::StartMetrics() {
   if (options_.metrics_listen.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(metrics_port_, MetricsPort::Open(options_.metrics_listen, metrics_));
+  ASSIGN_OR_RETURN(metrics_port_, MetricsPort::Open(options_.metrics_listen, metrics_,
+                                                    [this] { return serving_.load(); }));
   return absl::OkStatus();
 }
 
@@ -191,6 +192,7 @@ void AttndServer::SetDeviceServing(int device, bool serving) {
 }
 
 void AttndServer::SetServing(bool serving) {
+  serving_ = serving;
   metrics_.SetReady(serving);
   rpc_->SetServing("", serving);
   rpc_->SetServing("attnd.v1.Attention", serving);
