@@ -438,6 +438,7 @@ def test_unit_is_hardened_and_drains():
                        "KillSignal": "SIGTERM", "Restart": "on-failure", "CapabilityBoundingSet": ""}.items():
         assert options[key] == value, key
     assert int(options["TimeoutStopSec"]) >= 60
+    assert 1024 <= int(options["TasksMax"]) <= 8192
     verify_unit(os.path.join(HERE, "systemd", "attnd.service"))
 
 

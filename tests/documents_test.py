@@ -227,6 +227,12 @@ def test_labels_of_metrics_are_documented(exposed):
     assert [line.split(":")[0] for line in compare_labels(exposed, planted)] == ["attnd_requests_total"]
 
 
+def test_status_page_reads_documented_series():
+    named = set(re.findall(r"\b(?:attnd|process)_[a-z0-9_]+", read("server", "app", "status_page.html")))
+    assert len(named) > 15
+    assert not [name for name in sorted(named) if f"| `{name}` |" not in read("docs", "METRICS.md")]
+
+
 def test_values_of_labels_are_documented(exposed):
     page, labels = read("docs", "METRICS.md"), labels_of(exposed)
     reasons = re.search(r"^Reasons of rejection: (.*?)\. ", page, re.M | re.S).group(1)

@@ -6,6 +6,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "base/flag_words.h"
 #include "base/standard_streams.h"
 #include "base/version.h"
 #include "client/cli/bench_command.h"
@@ -71,7 +72,7 @@ int Main(int argc, char** argv) {
   AddTopCommand(app, session);
   AddCompletionCommand(app);
   try {  // CLI11 tells of wrong usage, --help and --version by exceptions
-    app.parse(argc, argv);
+    app.parse(FlagWords(argc, argv));
   } catch (const CLI::ParseError& error) {
     return AfterOutput(ExitOf(app, error));
   }

@@ -94,6 +94,8 @@ absl::Status AttndServer::StartSecurity() {
   }
   if (options_.token_file.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(auth_, Authenticator::FromTokenFile(options_.token_file));
+  const std::string exposure = TokenFileExposure(options_.token_file);
+  if (!exposure.empty()) log_.Warning("token_file_exposed", {{"message", exposure}});
   token_watch_ =
       std::make_unique<TokenWatch>(options_.token_file, options_.tls.refresh, auth_, log_);
   return absl::OkStatus();
@@ -152,7 +154,8 @@ void AttndServer::StartSharedMemory() {
 
 absl::Status AttndServer::StartMetrics() {
   if (options_.metrics_listen.empty()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(metrics_port_, MetricsPort::Open(options_.metrics_listen, metrics_));
+  ASSIGN_OR_RETURN(metrics_port_, MetricsPort::Open(options_.metrics_listen, metrics_,
+                                                    [this] { return serving_.load(); }));
   return absl::OkStatus();
 }
 
@@ -189,6 +192,7 @@ void AttndServer::SetDeviceServing(int device, bool serving) {
 }
 
 void AttndServer::SetServing(bool serving) {
+  serving_ = serving;
   metrics_.SetReady(serving);
   rpc_->SetServing("", serving);
   rpc_->SetServing("attnd.v1.Attention", serving);

@@ -12,6 +12,7 @@
 // Any thread may ask for addresses; Start and Drain by one.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -125,6 +126,7 @@ class AttndServer {
   std::unique_ptr<CallWatch> call_watch_;
   OpenCalls open_calls_;
   std::vector<std::unique_ptr<SharedMemoryService>> shared_memory_services_;
+  std::atomic<bool> serving_{false};  // to all callers, as health says
   std::unique_ptr<MetricsPort> metrics_port_;
   std::unique_ptr<RpcServer> rpc_;
 };

@@ -27,6 +27,7 @@
 #include "server/app/flags.h"
 #include "server/app/grpc_log.h"
 #include "server/app/server_files.h"
+#include "server/security/auth.h"
 
 namespace attnd {
 namespace {
@@ -35,6 +36,8 @@ constexpr int kExitFailed = 1;
 constexpr int kExitBadOptions = 2;
 constexpr int kExitWrongAnswer = 3;
 constexpr int kExitDeviceLost = 4;
+// Below, gRPC aborts or spins; a daemon that serves one caller has about 40.
+constexpr rlim_t kFewestDescriptors = 64;
 // How often a lost device is looked for.
 constexpr absl::Duration kLostPoll = absl::Milliseconds(200);
 
@@ -48,6 +51,16 @@ void TuneProcess() {
   if (getrlimit(RLIMIT_NOFILE, &files) != 0) return;
   files.rlim_cur = files.rlim_max;
   setrlimit(RLIMIT_NOFILE, &files);
+}
+
+absl::Status RequireDescriptors() {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= kFewestDescriptors) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat("limit of open files: expected at least ",
+                                                   kFewestDescriptors, ", got ", files.rlim_cur,
+                                                   "; raise it (ulimit -n, LimitNOFILE=)"));
 }
 
 sigset_t StopSignals() {
@@ -152,6 +165,8 @@ void PrepareGrpc() {
 
 int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
   Logger log(stderr, options.log_format, options.log_level);
+  absl::Status descriptors = RequireDescriptors();
+  if (!descriptors.ok()) return Fail(log, descriptors);
   GrpcLog grpc_log(log);
   PrepareGrpc();
   RealClock clock;
@@ -181,14 +196,23 @@ int Serve(const ServerOptions& options, const EngineFactory& make_engines) {
   return (*server)->device_lost() ? kExitDeviceLost : 0;
 }
 
+// What was printed has to have arrived, on a full disk too.
+int AfterOutput() {
+  if (std::cout.flush()) return 0;
+  std::fprintf(stderr, "attnd: cannot write to standard output\n");
+  return kExitFailed;
+}
+
 int CheckConfig(const ServerOptions& options) {
   absl::Status files = CheckFiles(options);
   if (!files.ok()) {
     std::fprintf(stderr, "attnd: %s\n", std::string(files.message()).c_str());
     return kExitFailed;
   }
-  std::printf("attnd: options are valid\n");
-  return 0;
+  const std::string exposure = TokenFileExposure(options.token_file);
+  if (!exposure.empty()) std::fprintf(stderr, "attnd: warning: %s\n", exposure.c_str());
+  std::cout << "attnd: options are valid\n";
+  return AfterOutput();
 }
 
 bool AsksForCheck(int argc, char** argv) {
@@ -211,7 +235,7 @@ int DaemonMain(int argc, char** argv, const EngineFactory& make_engines) {
     std::fprintf(stderr, "attnd: %s\n", std::string(flags.status().message()).c_str());
     return AsksForCheck(argc, argv) ? kExitFailed : kExitBadOptions;
   }
-  if (flags->action == FlagAction::kPrinted) return std::cout.flush() ? 0 : kExitFailed;
+  if (flags->action == FlagAction::kPrinted) return AfterOutput();
   if (flags->action == FlagAction::kCheckConfig) return CheckConfig(flags->options);
   TuneForTransport();
   flags->options.version = std::string(kVersion);

@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/flag_words.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -313,7 +314,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddOperation(app, raw);
   RequireNumbers(app);
   try {  // CLI11 reports by throwing
-    app.parse(argc, argv);
+    app.parse(FlagWords(argc, argv));
   } catch (const CLI::Success& done) {
     app.exit(done, out, out);
     flags.action = FlagAction::kPrinted;

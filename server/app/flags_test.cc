@@ -121,6 +121,18 @@ TEST(Flags, MayStandInAFileWhichTheCommandLineOverrides) {
   EXPECT_FALSE(Parse({"--config", path.c_str()}).ok());
 }
 
+TEST(Flags, TakeNoValueFromTheNextWord) {
+  auto flags = Parse({"--metrics_listen=", "--cpu_threads", "3", "--kernel_cache="});
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_EQ(flags->options.metrics_listen, "");
+  EXPECT_EQ(flags->options.cpu_threads, 3);
+  EXPECT_EQ(flags->options.kernel_cache, "");
+  flags = Parse({"--token_file=", "--listen=127.0.0.1:5"});
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_EQ(flags->options.token_file, "");
+  EXPECT_EQ(flags->options.listen, (std::vector<std::string>{"127.0.0.1:5"}));
+}
+
 TEST(Flags, NameTheFlagThatIsWrong) {
   struct Case {
     std::vector<const char*> words;
@@ -153,6 +165,8 @@ TEST(Flags, NameTheFlagThatIsWrong) {
       {{"--max_message_mib", "nan"}, "--max_message_mib: expected a number, got \"nan\""},
       {{"--drain_delay", ""}, "--drain_delay: expected a number, got \"\""},
       {{"--max_calls", ""}, "--max_calls: expected a number, got \"\""},
+      {{"--max_calls=", "--backend", "cpu"}, "--max_calls: expected a number, got \"\""},
+      {{"--insecure="}, "not expected"},
       {{"--insecure=maybe"}, "--insecure"},
       {{"--max_connections", "0"}, "--max_connections: expected 1..1048576, got 0"},
       {{"--max_connection_age_seconds", "0"}, "--max_connection_age_seconds: expected 1.."},

@@ -4,11 +4,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "net/file_descriptor.h"
 
@@ -26,15 +28,18 @@ FileDescriptor ConnectTo(const char* host, int port) {
   return connected ? std::move(socket) : FileDescriptor();
 }
 
-// What GET /metrics answers; empty when nobody listens, or answers in the time that Prometheus
-// waits.
-std::string Scrape(const char* host, int port) {
+bool IsReady() { return true; }
+
+// What GET /metrics, or another request, answers; empty when nobody listens, or answers in the time
+// that Prometheus waits.
+std::string Scrape(const char* host, int port,
+                   const std::string& request = "GET /metrics HTTP/1.0") {
   const FileDescriptor socket = ConnectTo(host, port);
   if (!socket.valid()) return "";
   const timeval patience{.tv_sec = 10};
   setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-  constexpr absl::string_view kGet = "GET /metrics HTTP/1.0\r\n\r\n";
-  EXPECT_EQ(write(socket.get(), kGet.data(), kGet.size()), static_cast<ssize_t>(kGet.size()));
+  const std::string lines = request + "\r\n\r\n";
+  EXPECT_EQ(write(socket.get(), lines.data(), lines.size()), static_cast<ssize_t>(lines.size()));
   std::string answer;
   char bytes[4096];
   for (ssize_t n; (n = read(socket.get(), bytes, sizeof(bytes))) > 0;) answer.append(bytes, n);
@@ -44,7 +49,7 @@ std::string Scrape(const char* host, int port) {
 TEST(MetricsPort, ServesUntilItGoesAndNoLonger) {
   const Metrics metrics;
   for (const char* address : {"127.0.0.1:0", "0.0.0.0:0"}) {
-    auto port = MetricsPort::Open(address, metrics);
+    auto port = MetricsPort::Open(address, metrics, IsReady);
     ASSERT_TRUE(port.ok()) << port.status();
     const int number = (*port)->port();
     const std::string text = Scrape("127.0.0.1", number);
@@ -57,7 +62,7 @@ TEST(MetricsPort, ServesUntilItGoesAndNoLonger) {
 
 TEST(MetricsPort, AnswersBesideConnectionsThatAskForNothing) {
   const Metrics metrics;
-  auto port = MetricsPort::Open("127.0.0.1:0", metrics);
+  auto port = MetricsPort::Open("127.0.0.1:0", metrics, IsReady);
   ASSERT_TRUE(port.ok()) << port.status();
   std::vector<FileDescriptor> silent;
   for (int n = 0; n < 16; ++n) silent.push_back(ConnectTo("127.0.0.1", (*port)->port()));
@@ -65,14 +70,45 @@ TEST(MetricsPort, AnswersBesideConnectionsThatAskForNothing) {
   EXPECT_TRUE(absl::StrContains(text, "attnd_requests_total"));
 }
 
+TEST(MetricsPort, ShowsAPageAndWhetherItIsReady) {
+  const Metrics metrics;
+  std::atomic<bool> ready = true;
+  auto port = MetricsPort::Open("127.0.0.1:0", metrics, [&] { return ready.load(); });
+  ASSERT_TRUE(port.ok()) << port.status();
+  auto ask = [&](const std::string& request) {
+    return Scrape("127.0.0.1", (*port)->port(), request + " HTTP/1.0");
+  };
+  const std::string page = ask("GET /");
+  EXPECT_TRUE(absl::StartsWith(page, "HTTP/1.1 200 OK\r\nContent-Type: text/html")) << page;
+  EXPECT_TRUE(absl::EndsWith(page, "</html>\n"));
+  EXPECT_LE(page.size(), size_t{50} << 10);
+  for (const char* elsewhere : {"http:", "https:", "src=", "@import", "innerHTML"}) {
+    EXPECT_FALSE(absl::StrContains(page, elsewhere)) << elsewhere;
+  }
+  EXPECT_TRUE(absl::EndsWith(ask("GET /healthz"), "\r\n\r\nok\n"));
+  ready = false;
+  EXPECT_TRUE(absl::StartsWith(ask("GET /healthz"), "HTTP/1.1 503 ")) << ask("GET /healthz");
+  for (const char* path : {"/", "/metrics", "/healthz"}) {
+    const std::string head = ask(absl::StrCat("HEAD ", path));
+    EXPECT_TRUE(absl::StartsWith(head, path[1] == 'h' ? "HTTP/1.1 503 " : "HTTP/1.1 200 OK"));
+    EXPECT_TRUE(absl::EndsWith(head, "\r\n\r\n")) << head;
+  }
+  for (const char* request :
+       {"GET /metrics/x", "GET /../etc/passwd", "POST /", "DELETE /metrics"}) {
+    const std::string answer = ask(request);
+    EXPECT_TRUE(absl::StrContains(answer.substr(0, 10), " 4")) << request << answer;
+  }
+}
+
 TEST(MetricsPort, SaysWhichAddressCannotBeListenedOn) {
   const Metrics metrics;
-  auto first = MetricsPort::Open("127.0.0.1:0", metrics);
+  auto first = MetricsPort::Open("127.0.0.1:0", metrics, IsReady);
   ASSERT_TRUE(first.ok()) << first.status();
   const std::string address = "127.0.0.1:" + std::to_string((*first)->port());
-  const absl::Status status = MetricsPort::Open(address, metrics).status();
+  const absl::Status status = MetricsPort::Open(address, metrics, IsReady).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_TRUE(absl::StrContains(status.message(), address)) << status;
+  EXPECT_EQ(status.message(),
+            "cannot listen for metrics: cannot listen on " + address + ": Address already in use");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "net/listen_address.h"
 #include "server/security/auth.h"
@@ -53,6 +54,7 @@ absl::Status CheckFiles(const ServerOptions& options) {
   RETURN_IF_ERROR(CheckPortFile("port_file", options.port_file));
   RETURN_IF_ERROR(CheckPortFile("metrics_port_file", options.metrics_port_file));
   RETURN_IF_ERROR(CheckTlsFiles(options.tls));
+  RETURN_IF_ERROR(CheckCertificateTimes(options.tls, absl::Now()));
   if (options.token_file.empty()) return absl::OkStatus();
   return Authenticator::FromTokenFile(options.token_file).status();
 }

@@ -160,7 +160,7 @@ class Metrics {
   Leases MakeLeases(const std::string& place);
   Leases& LeasesAt(int place);
 
-  // Both shared with the exposer.
+  // Both shared with the metrics port.
   const std::shared_ptr<prometheus::Registry> registry_;
   const std::shared_ptr<SampledMetrics> sampled_;
 

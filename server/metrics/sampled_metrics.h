@@ -17,7 +17,7 @@ class SampledMetrics final : public prometheus::Collectable {
  public:
   using Labels = std::map<std::string, std::string>;
 
-  // Names and help follow Prometheus' rules; `value` is called from the exposer's threads.
+  // Names and help follow Prometheus' rules; `value` is called from the metrics port's threads.
   void AddGauge(const std::string& name, const std::string& help, Labels labels,
                 std::function<double()> value);
   void AddCounter(const std::string& name, const std::string& help, Labels labels,

@@ -10,6 +10,7 @@
 #include "base/status_macros.h"
 #include "server/admission/staging_copy.h"
 #include "server/call/status_details.h"
+#include "server/wire/decode.h"
 
 namespace attnd {
 namespace {
@@ -68,6 +69,10 @@ absl::StatusOr<AdmittedCall> RpcContext::Admit(AttentionCall call, ReplySink& si
   RETURN_IF_ERROR(TakePlaces(admitted, deps_.staging, &deps_.leases));
   deps_.metrics.CallAdmitted(admitted.call());
   return admitted;
+}
+
+void RpcContext::NoteRefused(const MessageBytes& message, ByteRange range) {
+  if (request_id_.empty()) request_id_ = Decoder::RequestIdOf(message, range);
 }
 
 void RpcContext::Received(int64_t bytes) { deps_.metrics.Received(unix_socket_, bytes); }

@@ -3,6 +3,7 @@
 #include <grpcpp/ext/channelz_service_plugin.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/security/tls_credentials_options.h>
@@ -27,6 +28,20 @@ using grpc::experimental::ExternalConnectionAcceptor;
 // gRPC's own look at the copies of certificates that CertificateWatch makes.
 constexpr unsigned kCopiesRefreshSeconds = 1;
 
+// Of gRPC's own services, which are synchronous: each open stream of reflection keeps one. Further
+// calls of these services are answered RESOURCE_EXHAUSTED. Ours have their own threads.
+constexpr int kSynchronousThreads = 32;
+
+// gRPC's reflection is in every server of a program that links it.
+class WithoutReflection final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    std::erase_if(*plugins,
+                  [](const auto& plugin) { return plugin->name() == "proto_server_reflection"; });
+  }
+};
+
 void SetMessages(const TransportOptions& transport, grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(transport.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);  // admission has checked unary replies
@@ -36,6 +51,7 @@ void SetMessages(const TransportOptions& transport, grpc::ServerBuilder& builder
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   grpc::ResourceQuota quota("attnd");
   quota.Resize(static_cast<size_t>(transport.receive_memory_bytes));
+  quota.SetMaxThreads(kSynchronousThreads);
   builder.SetResourceQuota(quota);
 }
 
@@ -133,10 +149,15 @@ void RpcServer::LimitConnections() {
 
 absl::Status RpcServer::Build(const std::vector<std::string>& listen) {
   grpc::EnableDefaultHealthCheckService(true);
+  // These ask for no token. Reflection: to callers on this host, or with a certificate. channelz
+  // shows every peer's address: only to callers on this host.
+  const bool others = ServesOtherHosts(listen);
+  const bool certified =
+      certificate_files_ != nullptr && certificate_files_->wants_client_certificates();
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  // channelz shows every peer's address: only to callers on this machine.
-  if (!ServesOtherHosts(listen)) grpc::channelz::experimental::InitChannelzService();
+  if (!others) grpc::channelz::experimental::InitChannelzService();
   grpc::ServerBuilder builder;
+  if (others && !certified) builder.SetOption(std::make_unique<WithoutReflection>());
   SetMessages(transport_, builder);
   SetConnections(transport_, ProbesBandwidth(transport_, listen), builder);
   for (const std::string& address : listen) RETURN_IF_ERROR(AddAddress(address, builder));

@@ -144,10 +144,13 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   absl::StatusOr<Piece> TakeHeader(const MessageBytes& message, ByteRange header,
                                    bool* takes_long) {
     if (call_.has_value()) return FieldError(reason::kChunkOrder, "header", "one header", "two");
-    ASSIGN_OR_RETURN(
-        AttentionCall decoded,
-        Decoder::DecodeHeader(message, header, record_.direction(), record_.masks(takes_long)));
-    ASSIGN_OR_RETURN(AdmittedCall call, record_.Admit(std::move(decoded), *this, true));
+    absl::StatusOr<AttentionCall> decoded =
+        Decoder::DecodeHeader(message, header, record_.direction(), record_.masks(takes_long));
+    if (!decoded.ok()) {
+      record_.NoteRefused(message, header);
+      return decoded.status();
+    }
+    ASSIGN_OR_RETURN(AdmittedCall call, record_.Admit(*std::move(decoded), *this, true));
     sequence_ = ChunkSequence(call.call().tensors());
     call_.emplace(std::move(call));
     return Piece{};

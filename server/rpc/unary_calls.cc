@@ -109,6 +109,10 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
   }
 
   void Take(absl::StatusOr<AdmittedCall> call) {
+    if (!call.ok()) {
+      const MessageBytes message(request_);
+      record_->NoteRefused(message, {0, message.size()});
+    }
     request_.Clear();  // gRPC's own reference would keep its slices until the end of the call
     if (call.ok()) {
       deps().worker.Submit(*std::move(call));

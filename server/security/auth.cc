@@ -1,5 +1,7 @@
 #include "server/security/auth.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <fstream>
 #include <memory>
@@ -57,6 +59,11 @@ bool Authenticator::Replace(Authenticator other) {
 }
 
 absl::StatusOr<Authenticator> Authenticator::FromTokenFile(const std::string& path) {
+  struct stat what {};
+  if (stat(path.c_str(), &what) == 0 && !S_ISREG(what.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--token_file: expected a regular file, got a folder, pipe or device, ", path));
+  }
   std::ifstream file(path);
   if (!file) return absl::NotFoundError(absl::StrCat("--token_file: cannot read ", path));
   std::stringstream text;
@@ -128,6 +135,13 @@ absl::StatusOr<std::string> Authenticator::Identify(const grpc::ServerContextBas
 absl::StatusOr<std::string> Authenticator::IdentifyLocal(absl::string_view header) const {
   if (!entries()->empty()) return CheckToken(header);
   return CallerOfPeer("unix:");
+}
+
+std::string TokenFileExposure(const std::string& path) {
+  struct stat what {};
+  if (stat(path.c_str(), &what) != 0 || (what.st_mode & S_IROTH) == 0) return "";
+  return absl::StrCat("--token_file: every user of this host can read ", path,
+                      "; take that right away (chmod o-r)");
 }
 
 std::string CallerOfPeer(absl::string_view peer) {

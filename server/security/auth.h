@@ -23,7 +23,7 @@ class Authenticator {
   Authenticator();
   // One "name token" per line, "#" begins a comment; a token has at least 16 printable
   // ASCII bytes and one name, a name any number of tokens.
-  // INVALID_ARGUMENT naming the line, NOT_FOUND when the file cannot be read.
+  // INVALID_ARGUMENT naming the line, or for what is no file; NOT_FOUND when it cannot be read.
   static absl::StatusOr<Authenticator> FromTokenFile(const std::string& path);
   static absl::StatusOr<Authenticator> FromTokenText(absl::string_view text);
 
@@ -52,6 +52,9 @@ class Authenticator {
 
   std::unique_ptr<Current> current_;  // so that an Authenticator can be moved
 };
+
+// What is wrong with who may read the token file; "" when its owner and group alone may.
+std::string TokenFileExposure(const std::string& path);
 
 // "ipv4:10.0.0.1:4711" → "10.0.0.1", "unix:..." → "unix".
 std::string CallerOfPeer(absl::string_view peer);

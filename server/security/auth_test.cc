@@ -1,7 +1,12 @@
 #include "server/security/auth.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
 #include "server/call/status_details.h"
 
 namespace attnd {
@@ -39,6 +44,29 @@ TEST(Authenticator, RefusesFilesThatProtectNothing) {
   EXPECT_TRUE(Authenticator::FromTokenText("a 0123456789abcdef\na fedcba9876543210\n").ok());
   EXPECT_EQ(Authenticator::FromTokenFile("/nonexistent").status().code(),
             absl::StatusCode::kNotFound);
+}
+
+TEST(Authenticator, TakesTokensFromFilesAlone) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/token_pipe_", getpid());
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  for (const std::string& other : {path, testing::TempDir(), std::string("/dev/zero")}) {
+    EXPECT_EQ(Authenticator::FromTokenFile(other).status().message(),
+              absl::StrCat("--token_file: expected a regular file, got a folder, pipe or device, ",
+                           other));
+  }
+  unlink(path.c_str());
+}
+
+TEST(Authenticator, SaysWhoElseCanReadItsFile) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/exposed_tokens_", getpid());
+  std::ofstream(path) << "alice 0123456789abcdef\n";
+  for (mode_t mode : {0400, 0600, 0640}) {
+    ASSERT_EQ(chmod(path.c_str(), mode), 0);
+    EXPECT_EQ(TokenFileExposure(path), "");
+  }
+  ASSERT_EQ(chmod(path.c_str(), 0644), 0);
+  EXPECT_EQ(TokenFileExposure(path), absl::StrCat("--token_file: every user of this host can read ",
+                                                  path, "; take that right away (chmod o-r)"));
 }
 
 TEST(CallerOfPeer, IsTheAddressWithoutThePort) {

@@ -17,6 +17,10 @@ absl::Status CheckTlsFiles(const TlsOptions& tls);
 // When the first certificate in a PEM file ends; InfinitePast when there is none.
 absl::Time CertificateExpiry(const std::string& path);
 
+// Whether the certificates hold at `now`: INVALID_ARGUMENT naming the flag, the file and since or
+// until when. The files are those that CheckTlsFiles has found right.
+absl::Status CheckCertificateTimes(const TlsOptions& tls, absl::Time now);
+
 // INVALID_ARGUMENT "--flag: expected `expected`, got `path`".
 absl::Status WrongFile(absl::string_view flag, absl::string_view expected, const std::string& path);
 

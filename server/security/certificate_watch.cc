@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "base/check.h"
 #include "base/read_file.h"
 #include "base/status_macros.h"
@@ -47,6 +48,7 @@ absl::StatusOr<std::unique_ptr<CertificateWatch>> CertificateWatch::Start(const 
   auto watch = std::unique_ptr<CertificateWatch>(new CertificateWatch(files, log));
   absl::MutexLock lock(&watch->mutex_);
   RETURN_IF_ERROR(watch->Update());
+  watch->CheckTimes();
   watch->thread_ = std::thread([raw = watch.get()] { raw->Watch(); });
   return watch;
 }
@@ -69,6 +71,17 @@ void CertificateWatch::Look() {
     log_.Warning("certificates_kept", {{"message", fault}});
   }
   last_fault_ = std::move(fault);
+  CheckTimes();
+}
+
+// Of the files, when they are right: their names say more than the copies'.
+void CertificateWatch::CheckTimes() {
+  const TlsOptions& served = last_fault_.empty() ? files_ : copies_;
+  std::string fault(CheckCertificateTimes(served, absl::Now()).message());
+  if (!fault.empty() && fault != last_time_fault_) {
+    log_.Warning("certificate_not_valid", {{"message", fault}});
+  }
+  last_time_fault_ = std::move(fault);
 }
 
 absl::Status CertificateWatch::Update() {

@@ -37,6 +37,8 @@ class CertificateWatch {
  private:
   CertificateWatch(const TlsOptions& files, Logger& log) : files_(files), log_(log) {}
   absl::Status Update() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Warns, once, when what is served is not valid yet or any more.
+  void CheckTimes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Watch();
 
   const TlsOptions files_;
@@ -45,6 +47,7 @@ class CertificateWatch {
   absl::Mutex mutex_;
   std::array<std::string, 3> contents_ ABSL_GUARDED_BY(mutex_);  // of the copies
   std::string last_fault_ ABSL_GUARDED_BY(mutex_);
+  std::string last_time_fault_ ABSL_GUARDED_BY(mutex_);
   absl::Notification stop_;
   std::thread thread_;
 };

@@ -3,6 +3,7 @@
 #include <google/protobuf/io/coded_stream.h>
 
 #include <algorithm>
+#include <climits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -304,6 +305,31 @@ absl::StatusOr<AttentionCall> Decoder::DecodeHeader(const MessageBytes& message,
                                                     Direction direction,
                                                     const CallersMasks& masks) {
   return DecodeIn(message, range, direction, masks, Form::kHeader);
+}
+
+std::string Decoder::RequestIdOf(const MessageBytes& message, ByteRange range) {
+  constexpr uint32_t kWireTypeBits = 3, kLengthDelimited = 2;
+  constexpr uint32_t kMaxOptionsBytes = 4096;  // all that can be right is far less
+  MessageBytes::Stream stream(message, range);
+  google::protobuf::io::CodedInputStream in(&stream);
+  while (const uint32_t tag = in.ReadTag()) {
+    uint64_t value = 0;
+    uint32_t size = 0;
+    const uint32_t type = tag & ((1u << kWireTypeBits) - 1);
+    if (type == 0 && in.ReadVarint64(&value)) continue;
+    const bool has_size = type == kLengthDelimited && in.ReadVarint32(&size);
+    if (!has_size || size > static_cast<uint32_t>(INT_MAX)) return "";
+    if (tag >> kWireTypeBits != kOptionsField) {
+      if (in.Skip(static_cast<int>(size))) continue;
+      return "";
+    }
+    std::string bytes;
+    v1::CallOptions options;
+    const bool parsed = size <= kMaxOptionsBytes && in.ReadString(&bytes, static_cast<int>(size)) &&
+                        options.ParseFromString(bytes);
+    return parsed ? options.request_id().substr(0, kMaxStringBytes) : "";
+  }
+  return "";
 }
 
 void Decoder::TakeOptions(v1::CallOptions& options, AttentionCall& call) {

@@ -29,6 +29,10 @@ class Decoder {
   static absl::StatusOr<AttentionCall> DecodeHeader(const MessageBytes& message, ByteRange range,
                                                     Direction direction, const CallersMasks& masks);
 
+  // The request_id of a message that need not be right, for the log: at most kMaxStringBytes of it,
+  // "" when none is found.
+  static std::string RequestIdOf(const MessageBytes& message, ByteRange range);
+
  private:
   enum class Form { kWhole, kHeader };
   static absl::StatusOr<AttentionCall> DecodeIn(const MessageBytes& message, ByteRange range,

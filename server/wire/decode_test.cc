@@ -129,6 +129,27 @@ TEST(Decode, AcceptsFieldsInAnyOrder) {
   EXPECT_EQ(PayloadOf(*call, Tensor::kK), request.k());
 }
 
+TEST(Decode, FindsTheRequestIdOfMessagesThatAreWrong) {
+  const auto id_of = [](const std::string& text) {
+    const MessageBytes message(InSlices({text}));
+    return Decoder::RequestIdOf(message, {0, message.size()});
+  };
+  v1::ForwardRequest request = Valid();
+  EXPECT_EQ(id_of(request.SerializeAsString()), "");
+  request.clear_problem();
+  request.mutable_options()->set_request_id(std::string(65, 'x'));
+  const std::string text = request.SerializeAsString();
+  EXPECT_EQ(id_of(text), std::string(64, 'x'));
+  EXPECT_EQ(id_of(VarintField(30, 1) + BytesField(31, "?") + text), std::string(64, 'x'));
+  for (const std::string& wrong :
+       {std::string(), std::string(20, '\xff'), BytesField(2, "\xff\xff"),
+        BytesField(2, std::string(5000, 0)), std::string("\x12\xff\xff\xff\xff\x0f", 6),
+        std::string("\x1a\x70", 2)}) {
+    EXPECT_EQ(id_of(wrong), "");
+  }
+  for (size_t size = 0; size < text.size(); ++size) id_of(text.substr(0, size));
+}
+
 TEST(Decode, TakesOptionsWhenGiven) {
   v1::ForwardRequest request = Valid();
   request.mutable_options()->set_priority(v1::PRIORITY_HIGH);

@@ -436,6 +436,85 @@ TEST(DaemonBinary, AnswersReflectionAndChannelz) {
   EXPECT_FALSE(Ask(daemon.address, "/grpc.channelz.v1.Channelz/GetServers", "").empty());
 }
 
+// Each keeps a thread of gRPC's while it is open.
+TEST(DaemonBinary, BoundsTheThreadsOfReflection) {
+  RunningDaemon daemon("bounds", {"--drain_delay", "0"});
+  const double before = daemon.Metric("process_threads", {});
+  grpc::GenericStub stub(grpc::CreateChannel(daemon.address, grpc::InsecureChannelCredentials()));
+  grpc::CompletionQueue queue;
+  auto next = [&queue] {
+    void* tag = nullptr;
+    bool ok = false;
+    EXPECT_TRUE(queue.Next(&tag, &ok));
+    return tag;
+  };
+  constexpr int kStreams = 60;  // within --max_concurrent_streams
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> calls;
+  std::vector<grpc::Status> statuses(kStreams);
+  for (int n = 0; n < kStreams; ++n) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    calls.push_back(
+        stub.PrepareCall(contexts.back().get(),
+                         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue));
+    calls.back()->StartCall(nullptr);
+    next();
+    calls.back()->Finish(&statuses[n], &statuses[n]);
+  }
+  for (int refused = 0; refused < kStreams - 32; ++refused) {
+    EXPECT_EQ(static_cast<grpc::Status*>(next())->error_code(),
+              grpc::StatusCode::RESOURCE_EXHAUSTED);
+  }
+  EXPECT_LE(daemon.Metric("process_threads", {}), before + 32);
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  EXPECT_TRUE(daemon.Stub()->Forward(&context, MakeForward(SmallProblem(), 1), &reply).ok());
+  for (auto& one : contexts) one->TryCancel();
+  void* tag = nullptr;
+  bool ok = false;
+  for (queue.Shutdown(); queue.Next(&tag, &ok);) {
+  }
+}
+
+TEST(DaemonBinary, ShowsItsServicesToOtherHostsWithACertificateAlone) {
+  RunningDaemon daemon("others", {"--drain_delay", "0", "--insecure"}, "0.0.0.0");
+  grpc::GenericStub stub(grpc::CreateChannel(absl::StrCat("127.0.0.1:", daemon.port),
+                                             grpc::InsecureChannelCredentials()));
+  grpc::CompletionQueue queue;
+  grpc::ClientContext context;
+  auto call = stub.PrepareCall(
+      &context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  call->StartCall(nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok));
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST(DaemonBinary, LogsTheIdsOfRefusedRequests) {
+  RunningDaemon daemon("ids", {"--drain_delay", "0"});
+  v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
+  request.mutable_problem()->set_q_len(0);
+  request.mutable_options()->set_request_id("a whole one");
+  grpc::ClientContext context, stream_context;
+  v1::ForwardResponse reply;
+  EXPECT_EQ(daemon.Stub()->Forward(&context, request, &reply).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  auto stub = daemon.Stub();
+  v1::ForwardStreamRequest header;
+  *header.mutable_header() = request;
+  header.mutable_header()->mutable_options()->set_request_id("a streamed one");
+  auto stream = stub->ForwardStream(&stream_context);
+  stream->WriteLast(header, grpc::WriteOptions());
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  for (const char* id : {"request_id=\"a whole one\"", "request_id=\"a streamed one\""}) {
+    while (!absl::StrContains(daemon.child->Output(), id)) std::this_thread::yield();
+  }
+}
+
 TEST(DaemonBinary, RemovesAnOlderPortFileBeforeItServes) {
   const std::string path = TempPath("old_port");
   std::ofstream(path) << "1\n";
@@ -521,6 +600,52 @@ TEST(DaemonBinary, ExposesTheDocumentedMetrics) {
   }
 }
 
+// What `command`, run by a shell, prints to standard error, after its exit code.
+std::string ShellOutcome(const std::string& command) {
+  const std::string file = TempPath("stderr");
+  const int status = std::system(absl::StrCat(command, " 2> ", file).c_str());
+  return absl::StrCat(WEXITSTATUS(status), " ", ReadFile(file));
+}
+
+TEST(DaemonBinary, SaysThatItsOutputIsLost) {
+  for (const char* flag : {"--help", "--version", "--check_config"}) {
+    EXPECT_EQ(ShellOutcome(absl::StrCat("server/attnd ", flag, " > /dev/full")),
+              "1 attnd: cannot write to standard output\n");
+  }
+}
+
+TEST(DaemonBinary, RefusesToStartWithoutDescriptors) {
+  for (int descriptors : {12, 32, 63}) {
+    EXPECT_THAT(
+        ShellOutcome(absl::StrCat("ulimit -n ", descriptors, "; exec server/attnd --listen ",
+                                  "127.0.0.1:0 --metrics_listen ''")),
+        testing::AllOf(testing::StartsWith("1 "),
+                       testing::HasSubstr(absl::StrCat(
+                           "limit of open files: expected at least 64, got ", descriptors))));
+  }
+}
+
+TEST(DaemonBinary, ServesWithTheFewestDescriptors) {
+  const std::string port_file = TempPath("few"), output = TempPath("few_output");
+  std::thread daemon([&] {
+    EXPECT_EQ(
+        std::system(absl::StrCat("ulimit -n 64; server/attnd --listen 127.0.0.1:0 --port_file ",
+                                 port_file, " --metrics_listen 127.0.0.1:0 --drain_delay 0 &",
+                                 " echo $! > ", output, "; wait $!")
+                        .c_str()),
+        0);
+  });
+  auto channel = grpc::CreateChannel(absl::StrCat("127.0.0.1:", WaitForPort(port_file)),
+                                     grpc::InsecureChannelCredentials());
+  grpc::ClientContext context;
+  v1::ForwardResponse reply;
+  const grpc::Status status =
+      v1::Attention::NewStub(channel)->Forward(&context, MakeForward(SmallProblem(), 1), &reply);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  kill(std::stoi(ReadFile(output)), SIGTERM);
+  daemon.join();
+}
+
 TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
   const std::string file = absl::StrCat("/tmp/attnd_flags_", getpid());  // at most 107 bytes
   std::ofstream(file) << "no socket";
@@ -560,6 +685,9 @@ TEST(DaemonBinary, SaysWhatIsWrongWithItsFlags) {
       {{"--listen", "0.0.0.0:0", "--insecure", "--metrics_listen", "", "--token_file",
         "/nonexistent"},
        "event=insecure listen=0.0.0.0:0 tls=false client_certificates=false tokens=true",
+       1},
+      {{"--listen", "unix:/no/such/socket", "--metrics_listen", "", "--no-shared_memory"},
+       "cannot listen on unix:/no/such/socket: No such file or directory",
        1},
       {{"--backend", "abacus"}, "--backend: expected auto, cpu, cuda or reference, got abacus", 2},
       {{"--listen", "127.0.0.1:0", "--metrics_listen", "", "--token_file", "/nonexistent"},

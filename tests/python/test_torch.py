@@ -480,3 +480,12 @@ def test_named_connections_exist_beside_each_other(daemon):
     remote.disconnect("second")
     with pytest.raises(attnd.Unavailable):
         remote.client("second")
+
+
+def test_names_and_messages_are_for_those_who_type_them():
+    assert dir(remote) == remote.__all__
+    q, k = make(1, 4, 8, 16), make(1, 2, 8, 16)
+    with pytest.raises(attnd.InvalidArgument, match="heads that broadcast, or enable_gqa=True, got"):
+        remote.scaled_dot_product_attention(q, k, k)
+    with pytest.raises(TypeError, match="chanels"):
+        remote.connect("127.0.0.1:1", chanels=3)

@@ -6,7 +6,7 @@ has no bfloat16 of its own.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Protocol, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,14 @@ import numpy.typing as npt
 from .errors import InvalidArgument, wrong, wrong_type
 
 Array = npt.NDArray[Any]
+
+
+class DLPackArray(Protocol):
+    """An array of any library, such as a torch.Tensor."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __dlpack_device__(self) -> Tuple[int, int]: ...
 
 _BITS: Dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32)}
 _EXPECTED = "an array of float16, float32 or ml_dtypes.bfloat16 on the CPU"
@@ -24,6 +32,9 @@ class Tensor(NamedTuple):
 
     bits: Array
     element: str
+
+
+ArrayLike = Union[Array, DLPackArray, Tensor]
 
 
 def bits_dtype(element: str) -> np.dtype[Any]:
@@ -119,7 +130,8 @@ def _from_numpy(field: str, array: Array) -> Tensor:
         return Tensor(array, "f16")
     if array.dtype.name == "bfloat16":
         return Tensor(array.view(np.uint16), "bf16")
-    raise wrong(field, _EXPECTED, f"an array of {array.dtype}")
+    cure = "; .astype(np.float32) makes one" if array.dtype.kind in "fiu" else ""
+    raise wrong(field, _EXPECTED + cure, f"an array of {array.dtype}")
 
 
 def _bfloat16_bits(floats: Array) -> Array:

@@ -5,7 +5,7 @@ import ctypes
 import json
 import re
 import threading
-from typing import Any, Callable, Dict, Generator, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Generator, List, Literal, NamedTuple, Optional
 
 from . import _checks, _native
 from ._mask_nodes import Mask
@@ -25,11 +25,14 @@ class Progress(NamedTuple):
     bytes_total: int
 
 
+Priority = Literal["low", "normal", "high"]
+
+
 class CallOptions(NamedTuple):
     """timeout: seconds for the whole call; None: the client's. progress: called several times a second."""
 
     timeout: Optional[float] = None
-    priority: str = "normal"
+    priority: Priority = "normal"
     request_id: Optional[str] = None
     progress: Optional[Callable[[Progress], None]] = None
 

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 
 from . import _checks
 from ._mask_nodes import Mask, by_token
+from ._problem import Precision
 from .client import Client
 from .errors import Unimplemented, wrong, wrong_type
 
@@ -145,8 +146,10 @@ def check_transforms(*tensors: object) -> None:
                             field="attention")
 
 
-def check_precision(precision: Optional[str]) -> Optional[str]:
-    return None if precision is None else _checks.word("precision", precision, tuple(_PRECISIONS), '"f16" or "bf16"')
+def check_precision(precision: Optional[Precision]) -> Optional[Precision]:
+    if precision is not None:
+        _checks.word("precision", precision, tuple(_PRECISIONS), '"f16" or "bf16"')
+    return precision
 
 
 def numbers(name: str, value: Optional[Numbers]) -> Optional[Tensor]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, TypedDict, Union, cast
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Literal, Optional, Sequence, Tuple, TypedDict, Union, cast
 
 import numpy as np
 
 from . import _arrays, _checks, _philox
-from ._arrays import Array, Tensor
+from ._arrays import Array, ArrayLike, Tensor
 from ._mask_nodes import Mask
 from ._mask_sizes import Sizes
 from ._mask_sizes import resolve as resolve_mask
@@ -26,6 +26,11 @@ MAX_LENGTH, MAX_HEADS, MAX_BATCH, MAX_HEAD_DIM, MAX_ELEMENTS = 1 << 20, 1 << 16,
 
 # Axes that turn the caller's order into ours, heads before length: [batch, heads, length, dim], [heads, length, dim].
 _TO_HEADS_FIRST = {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3), "htd": (0, 1, 2), "thd": (1, 0, 2)}
+
+
+Layout = Literal["bhld", "blhd", "thd", "htd"]
+Causal = Union[None, bool, Literal["top_left", "bottom_right"]]
+Precision = Literal["f16", "bf16"]
 
 
 class Options(TypedDict, total=False):
@@ -54,19 +59,19 @@ class Options(TypedDict, total=False):
     allow_nondeterministic: lets a server add gradients in any order where that is faster.
     """
 
-    layout: Optional[str]
-    causal: Union[None, bool, str]
+    layout: Optional[Layout]
+    causal: Causal
     align: object
     window: Optional[Sequence[Optional[int]]]
     mask: object
-    bias: object
+    bias: Optional[ArrayLike]
     scale: Optional[float]
     softcap: float
     dropout_p: float
     seed: Optional[int]
     offset: int
-    accumulate: str
-    precision: Optional[str]
+    accumulate: Literal["f32", "f16"]
+    precision: Optional[Precision]
     kv_lengths: object
     cu_seqlens_q: object
     cu_seqlens_k: object

@@ -8,18 +8,18 @@ import sys
 import warnings
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Literal, NamedTuple, Optional, Sequence, Tuple, Type, TypedDict, Union
 
 import numpy as np
 
 from . import _arrays, _checks, _native, _wire
-from ._arrays import Array, Tensor
-from ._call import Call, CallOptions, Handle, Progress
+from ._arrays import Array, ArrayLike, Tensor
+from ._call import Call, CallOptions, Handle, Priority, Progress
 from ._pairing import BackwardInputs, pair, remember
-from ._problem import Problem, memo_of, resolve, resolve_out, template_key
+from ._problem import Precision, Problem, memo_of, resolve, resolve_out, template_key
 from ._residual import NativeResidual, Residual
 from ._wire import address
-from .errors import AttndError, DeadlineExceeded, Unauthenticated, Unavailable, Unimplemented, wrong, wrong_type
+from .errors import AttndError, DeadlineExceeded, Unauthenticated, Unavailable, Unimplemented, brief, wrong, wrong_type
 from .results import Device, ForwardCall, ForwardResult, Gradients, Receipt, ServerInfo
 
 if TYPE_CHECKING:
@@ -38,10 +38,29 @@ class TLS(NamedTuple):
     server_name: Optional[str] = None
 
 
+Fallback = Literal["error", "local"]
+ConnectPrecision = Optional[Literal["f16", "bf16", "auto"]]
+
+
+class ConnectOptions(TypedDict, total=False):
+    """The arguments of connect that other modules' connect hand on."""
+
+    tls: Union[None, bool, str, TLS]
+    token: Optional[str]
+    channels: int
+    timeout: float
+    retries: int
+    fallback: Fallback
+    wait_for_ready: bool
+    merge_partial_results: bool
+    proxy: Optional[str]
+
+
+@brief
 def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
             token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
-            fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
-            proxy: Optional[str] = None, precision: Optional[str] = None) -> Client:
+            fallback: Fallback = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
+            proxy: Optional[str] = None, precision: ConnectPrecision = None) -> Client:
     """A client of one daemon, or of several replicas. Connections are made when the first call needs them.
 
     address: "host:port", "unix:/run/attnd.sock", any gRPC target, or several of them.
@@ -77,8 +96,8 @@ class Client:
 
     def __init__(self, address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
                  token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
-                 fallback: str = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
-                 proxy: Optional[str] = None, precision: Optional[str] = None) -> None:
+                 fallback: Fallback = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
+                 proxy: Optional[str] = None, precision: ConnectPrecision = None) -> None:
         self.addresses = _addresses(address)
         self.fallback = _checks.word("fallback", fallback, ("error", "local"), '"error" or "local"')
         self._native_options = _native.ClientOptions(
@@ -96,7 +115,7 @@ class Client:
         self._handle()
         self.precision = self.choose_precision(precision)
 
-    def choose_precision(self, precision: Optional[str]) -> Optional[str]:
+    def choose_precision(self, precision: ConnectPrecision) -> Optional[Precision]:
         """What connect's argument of that name comes to with these daemons: "f16", "bf16" or None."""
         if precision is None:
             return None
@@ -111,12 +130,14 @@ class Client:
         if not lacking:
             return None
         warnings.warn(f"attnd: the engine at {', '.join(lacking)} has no float32: float32 arrays are sent and computed as "
-                      'float16 (precision="auto")', UserWarning, stacklevel=4)
+                      'float16 (precision="auto")', UserWarning, stacklevel=5)
         return "f16"
 
-    def forward(self, q: object, k: object, v: object, *, return_lse: bool = True, keep: bool = False,
-                bias_grad: bool = False, out: object = None, timeout: Optional[float] = None, priority: str = "normal",
-                request_id: Optional[str] = None, progress: Optional[Callable[[Progress], None]] = None,
+    @brief
+    def forward(self, q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: bool = True, keep: bool = False,
+                bias_grad: bool = False, out: Optional[ArrayLike] = None, timeout: Optional[float] = None,
+                priority: Priority = "normal", request_id: Optional[str] = None,
+                progress: Optional[Callable[[Progress], None]] = None,
                 **options: Unpack[Options]) -> ForwardResult:
         """O = softmax(scale·QKᵀ + bias, masked) V, and its log-sum-exp.
 
@@ -153,10 +174,12 @@ class Client:
         return remember(ForwardResult(given, lse if return_lse else None, receipt, residual),
                         ForwardCall(q, k, v, options))
 
-    def backward(self, dout: object, q: object, k: object = None, v: object = None, o: object = None,
-                 lse: object = None, *, dlse: object = None, bias_grad: bool = False, residual: Optional[Residual] = None,
-                 out: Optional[Tuple[object, object, object]] = None,
-                 timeout: Optional[float] = None, priority: str = "normal", request_id: Optional[str] = None,
+    @brief
+    def backward(self, dout: ArrayLike, q: Union[ArrayLike, ForwardResult], k: Optional[ArrayLike] = None,
+                 v: Optional[ArrayLike] = None, o: Optional[ArrayLike] = None, lse: Optional[ArrayLike] = None, *,
+                 dlse: Optional[ArrayLike] = None, bias_grad: bool = False, residual: Optional[Residual] = None,
+                 out: Optional[Tuple[ArrayLike, ArrayLike, ArrayLike]] = None,
+                 timeout: Optional[float] = None, priority: Priority = "normal", request_id: Optional[str] = None,
                  progress: Optional[Callable[[Progress], None]] = None, **options: Unpack[Options]) -> Gradients:
         """dQ, dK, dV of a forward call: backward(dout, r) with its result r, or with its q, k, v, its options, and the
         o and lse that it gave.
@@ -187,6 +210,7 @@ class Client:
         return Gradients(dq, dk, dv, d_bias.reshape(problem.bias_shape) if bias_grad and d_bias is not None else None,
                          d_sink, receipt)
 
+    @brief
     def empty(self, shape: Union[int, Sequence[int]], dtype: Any = np.float32) -> Array:
         """A new array, not initialised, in memory that this client shares with its daemon; torch.from_numpy takes it.
 
@@ -207,6 +231,7 @@ class Client:
         array: Array = np.frombuffer(buffer, np.uint8).view(kind).reshape(lengths)
         return array
 
+    @brief
     def info(self, index: int = 0, *, timeout: Optional[float] = None) -> ServerInfo:
         """What the daemon at addresses[index] is and can do."""
         index, handle = _checks.integer("index", index, 0, len(self.addresses) - 1), self._handle()
@@ -218,6 +243,7 @@ class Client:
         found = call.result()
         return ServerInfo(**{**found, "devices": [Device(**device) for device in found["devices"]]})
 
+    @brief
     def serving(self, index: int = 0, *, timeout: Optional[float] = None) -> bool:
         """Whether the daemon at addresses[index] says that it is ready (grpc.health.v1)."""
         index, handle = _checks.integer("index", index, 0, len(self.addresses) - 1), self._handle()
@@ -293,7 +319,7 @@ class Client:
                 raise error from None
             finally:
                 del error  # a cycle through this frame would hold the call's arrays
-        warnings.warn(f"attnd: no server is available ({error}); computing locally", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"attnd: no server is available ({error}); computing locally", RuntimeWarning, stacklevel=4)
 
     def _forward(self, problem: Problem, callers: Optional[Tensor], return_lse: bool, calls: CallOptions, keep: bool,
                  bias_grad: bool

@@ -6,8 +6,23 @@ ConnectionError, a call past its timeout a TimeoutError.
 """
 from __future__ import annotations
 
+import functools
 import re
-from typing import Mapping, Optional, Type
+from typing import Any, Callable, Mapping, Optional, Type, TypeVar, cast
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def brief(function: _Function) -> _Function:
+    """The function, whose AttndErrors show no frame below it: where they were found says nothing to a caller."""
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except AttndError as error:
+            raise error.with_traceback(None) from error.__cause__
+    return cast(_Function, call)
 
 
 class AttndError(RuntimeError):
@@ -153,7 +168,8 @@ def empty_row(batch: int, head: int, row: int) -> InvalidArgument:
 def not_connected(module: str, name: str) -> Unavailable:
     """The exception for a module's connection of that name, of which there is none."""
     named = f', name="{name}"' if name else ""
-    return Unavailable(f'not connected: call {module}.connect("host:port"{named}) first', reason="NOT_CONNECTED")
+    return Unavailable(f'not connected: call {module}.connect("host:port"{named}) first, in each process that was '
+                       "spawned too (a DataLoader's worker_init_fn)", reason="NOT_CONNECTED")
 
 
 def wrong(field: str, expected: object, got: object) -> InvalidArgument:

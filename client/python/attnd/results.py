@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from ._arrays import Array
 
@@ -46,6 +46,12 @@ class _Result:
             self._receipt = self._receipt()
         return self._receipt
 
+    def _describe(self, **arrays: Optional[Array]) -> str:
+        named = [f"{name}={array.dtype}{list(array.shape)}" for name, array in arrays.items() if array is not None]
+        receipt = self.receipt
+        return f"{type(self).__name__}({', '.join(named)}, {receipt.kernel or receipt.backend}, " \
+               f"{1e3 * receipt.elapsed:.3g} ms)"
+
 
 class ForwardCall(NamedTuple):
     """What a forward call was given, which its backward needs again."""
@@ -62,7 +68,7 @@ class ForwardResult(_Result):
     backward, an attnd.Residual; None unless asked for and kept.
 
     Client.backward(dout, result) takes q, k, v and the options from it: it holds those arrays, which are not to change
-    meanwhile. A pickled result is without them.
+    meanwhile. A pickled result is without them. `out, lse = result` works too.
     """
 
     __slots__ = ("out", "lse", "residual", "call")
@@ -73,13 +79,19 @@ class ForwardResult(_Result):
         self.out, self.lse, self.residual = out, lse, residual
         self.call: Optional[ForwardCall] = None
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.out, self.lse))
+
+    def __repr__(self) -> str:
+        return self._describe(out=self.out, lse=self.lse)
+
     def __reduce__(self) -> Tuple[Any, ...]:
         return ForwardResult, (self.out, self.lse, self.receipt)
 
 
 class Gradients(_Result):
     """dq, dk, dv: of q, k, v. dbias: float32 of the bias's shape, if asked for. dsink: float32 [q_heads], if there
-    is a sink."""
+    is a sink. `dq, dk, dv = gradients` works too."""
 
     __slots__ = ("dq", "dk", "dv", "dbias", "dsink")
 
@@ -87,6 +99,12 @@ class Gradients(_Result):
                  receipt: Union[Receipt, Callable[[], Receipt]]) -> None:
         super().__init__(receipt)
         self.dq, self.dk, self.dv, self.dbias, self.dsink = dq, dk, dv, dbias, dsink
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter((self.dq, self.dk, self.dv))
+
+    def __repr__(self) -> str:
+        return self._describe(dq=self.dq, dk=self.dk, dv=self.dv, dbias=self.dbias, dsink=self.dsink)
 
     def __reduce__(self) -> Tuple[Any, ...]:
         return Gradients, (self.dq, self.dk, self.dv, self.dbias, self.dsink, self.receipt)

@@ -19,7 +19,7 @@ import math
 import threading
 import weakref
 from types import TracebackType
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Literal, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 import torch
@@ -33,24 +33,33 @@ from ._masks import Pattern, recognise
 from ._operator_options import (ELEMENTS, LAYOUTS, Numbers, Words, check_precision, check_tensor, check_tensors,
                                 check_transforms, described_first, described_mask, diagonal, layout_of, numbers, seed_tensor,
                                 unpack, wire_type)
-from ._problem import resolve_window
+from ._problem import Causal, Layout, Precision, resolve_window
 from ._replacement import Replacement
 from ._residual import Residual
 from ._transfer import Transfer, empty, send
-from .client import Client
+from .client import Client, ConnectOptions, ConnectPrecision
 from .client import connect as _connect
-from .errors import InvalidArgument, Unimplemented, not_connected, reworded, wrong
+from .errors import InvalidArgument, Unimplemented, brief, not_connected, reworded, wrong
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["attention", "client", "connect", "disconnect", "flex_attention", "replace", "scaled_dot_product_attention"]
 
+
+def __dir__() -> List[str]:
+    return list(__all__)
+
+
 _clients: Dict[str, Client] = {}
 _keeping: Dict[str, bool] = {}  # by name: whether servers are asked to keep tensors for backward
-_precisions: Dict[str, Optional[str]] = {}  # by name: of calls that name none
+_precisions: Dict[str, Optional[Precision]] = {}  # by name: of calls that name none
 _lock = threading.Lock()
 
 
+@brief
 def connect(address: Union[str, Sequence[str], Client], *, name: str = "", keep: bool = True,
-            precision: Optional[str] = None, **options: Any) -> Client:
+            precision: ConnectPrecision = None, **options: Unpack[ConnectOptions]) -> Client:
     """Connects this module: attnd.connect's arguments, or a Client that exists. Connecting again replaces.
 
     name: several connections can exist beside each other; functions here take it as `server`.
@@ -74,6 +83,7 @@ def disconnect(name: str = "") -> None:
         found.close()
 
 
+@brief
 def client(name: str = "") -> Client:
     """The Client of a connection."""
     found = _clients.get(name)
@@ -82,6 +92,7 @@ def client(name: str = "") -> Client:
     return found
 
 
+@brief
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
                                  attn_mask: Union[None, Tensor, Mask] = None,
                                  dropout_p: float = 0.0, is_causal: bool = False, scale: Optional[float] = None,
@@ -123,6 +134,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
 _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask"}
 
 
+@brief
 def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optional[Callable[..., Tensor]] = None,
                    block_mask: Any = None, scale: Optional[float] = None, enable_gqa: bool = False,
                    return_lse: bool = False, kernel_options: Optional[Dict[str, Any]] = None, *, server: str = ""
@@ -153,16 +165,17 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
         raise reworded(error, {**_NAMES, "mask": "block_mask"}) from None
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
-              causal: Union[None, bool, str] = None,
+@brief
+def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[Layout] = None, causal: Causal = None,
               align: Union[None, str, int, Numbers] = None,
               window: Optional[Sequence[Optional[int]]] = None, mask: Union[None, Tensor, Mask] = None,
               bias: Optional[Tensor] = None, scale: Optional[float] = None, softcap: float = 0.0,
               dropout_p: float = 0.0, seed: Union[None, int, Tensor] = None, offset: int = 0,
               sink: Optional[Numbers] = None, zero_rest: bool = False, kv_lengths: Optional[Numbers] = None,
               cu_seqlens_q: Optional[Numbers] = None, cu_seqlens_k: Optional[Numbers] = None,
-              alibi_slopes: Optional[Numbers] = None, accumulate: str = "f32", precision: Optional[str] = None,
-              allow_nondeterministic: bool = False, return_lse: bool = False, server: str = ""
+              alibi_slopes: Optional[Numbers] = None, accumulate: Literal["f32", "f16"] = "f32",
+              precision: Optional[Precision] = None, allow_nondeterministic: bool = False,
+              return_lse: bool = False, server: str = ""
               ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """Attention with every option of attnd.Options, differentiable in q, k, v, bias, sink and through lse.
 
@@ -189,8 +202,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[str] = None,
             mask, kv_lengths = pattern.keys, pattern.kv_lengths
             causal, align, window = _diagonal_of(pattern)
         elif pattern is not None and bias is None and dropout_p == 0:
-            found = attention(q[0], k[0], v[0], layout=layout[1:].replace("l", "t"), causal="top_left", scale=scale,
-                              softcap=softcap, sink=sink, cu_seqlens_q=pattern.cu_seqlens,
+            found = attention(q[0], k[0], v[0], layout="htd" if layout == "bhld" else "thd", causal="top_left",
+                              scale=scale, softcap=softcap, sink=sink, cu_seqlens_q=pattern.cu_seqlens,
                               cu_seqlens_k=pattern.cu_seqlens, accumulate=accumulate, precision=precision,
                               allow_nondeterministic=allow_nondeterministic, return_lse=return_lse, server=server)
             return found[None] if isinstance(found, Tensor) else (found[0][None], found[1][None])
@@ -347,16 +360,16 @@ def _four_dimensions(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 
 def _broadcast_heads(heads: List[int]) -> List[int]:
     """Heads broadcast; one key head for all query heads needs no copies of it."""
-    most = _broadcast("heads", [[count] for count in heads])[0]
+    most = _broadcast("heads", [[count] for count in heads], ", or enable_gqa=True")[0]
     return [most, 1, 1] if heads[1] == heads[2] == 1 else [most, most, most]
 
 
-def _broadcast(what: str, shapes: Sequence[Sequence[int]]) -> List[int]:
+def _broadcast(what: str, shapes: Sequence[Sequence[int]], cure: str = "") -> List[int]:
     result = []
     for sizes in zip(*shapes):
         others = {int(size) for size in sizes if size != 1}
         if len(others) > 1:
-            raise wrong("query, key, value", f"{what} that broadcast", [list(shape) for shape in shapes])
+            raise wrong("query, key, value", f"{what} that broadcast{cure}", [list(shape) for shape in shapes])
         result.append(others.pop() if others else 1)
     return result
 
