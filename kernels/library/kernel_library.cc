@@ -44,11 +44,21 @@ absl::StatusOr<std::unique_ptr<KernelLibrary>> KernelLibrary::Create(
 }
 
 absl::Status KernelLibrary::Check(const KernelRow& row) const {
-  if (shipped_.Find(NameOf(row)) != nullptr || compiler_ != nullptr) return absl::OkStatus();
+  const ArchivedKernel* shipped = shipped_.Find(NameOf(row));
+  if (shipped != nullptr) return CheckSharedMemory(*shipped);
+  if (compiler_ != nullptr) return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat("kernel ", NameOf(row),
                                                " is not part of this build for ", target_,
                                                " and cannot be compiled here (", why_no_compiler_,
                                                "); install libnvrtc 12 or use the cpu engine"));
+}
+
+absl::Status KernelLibrary::CheckSharedMemory(const ArchivedKernel& kernel) const {
+  if (kernel.shared_bytes <= shared_bytes_per_block_) return absl::OkStatus();
+  return absl::UnimplementedError(
+      absl::StrCat("kernel ", kernel.name, " takes ", kernel.shared_bytes,
+                   " bytes of shared memory a block, this GPU has ", shared_bytes_per_block_,
+                   "; use the cpu engine, or a smaller head dimension"));
 }
 
 absl::StatusOr<LoadedKernel> KernelLibrary::Get(const KernelRow& row) {
@@ -63,6 +73,7 @@ absl::StatusOr<LoadedKernel> KernelLibrary::Get(const KernelRow& row) {
 }
 
 absl::StatusOr<LoadedKernel> KernelLibrary::Load(const ArchivedKernel& kernel) {
+  RETURN_IF_ERROR(CheckSharedMemory(kernel));
   // The driver wants the image aligned; an archive packs its cubins.
   std::vector<uint64_t> image((kernel.cubin.size() + 7) / 8);
   kernel.cubin.copy(reinterpret_cast<char*>(image.data()), kernel.cubin.size());

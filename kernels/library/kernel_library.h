@@ -10,6 +10,7 @@
 // long as the library.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -37,13 +38,15 @@ class KernelLibrary {
   struct Options {
     std::string cache_directory = "";  // see KernelCache
     std::string compiler = "";         // libnvrtc; empty: by its usual names
+    int64_t shared_bytes_per_block = std::numeric_limits<int64_t>::max();  // what the GPU allows
   };
   // `archives` outlive the library; each is one target's. `major`.`minor`: compute capability.
   static absl::StatusOr<std::unique_ptr<KernelLibrary>> Create(
       const Driver& driver, int major, int minor, const std::vector<absl::string_view>& archives,
       const Options& options);
 
-  // OK where Get can work; compiles and loads nothing.
+  // OK where Get can work, but that a kernel compiled here may want more shared memory than the GPU
+  // has; compiles and loads nothing.
   absl::Status Check(const KernelRow& row) const;
   absl::StatusOr<LoadedKernel> Get(const KernelRow& row);
 
@@ -53,13 +56,18 @@ class KernelLibrary {
 
  private:
   KernelLibrary(const Driver& driver, std::string target, const Options& options)
-      : driver_(driver), target_(std::move(target)), cache_(options.cache_directory) {}
+      : driver_(driver),
+        target_(std::move(target)),
+        shared_bytes_per_block_(options.shared_bytes_per_block),
+        cache_(options.cache_directory) {}
+  absl::Status CheckSharedMemory(const ArchivedKernel& kernel) const;
   absl::StatusOr<LoadedKernel> Load(const ArchivedKernel& kernel);
   absl::StatusOr<LoadedKernel> LoadCompiled(const KernelRow& row);
   std::string CacheKey(const KernelRow& row) const;
 
   const Driver& driver_;
   const std::string target_;
+  const int64_t shared_bytes_per_block_;
   KernelArchive shipped_;            // for the target, or an earlier one of its generation
   std::unique_ptr<Nvrtc> compiler_;  // null: none
   std::string why_no_compiler_;

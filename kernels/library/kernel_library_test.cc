@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/library/embedded_kernels.h"
@@ -207,6 +208,22 @@ TEST_F(KernelLibraryTest, CompilesOnceAndFindsItInTheCacheLater) {
   auto other = Create(8, 6, {}, options);
   ASSERT_TRUE(other->Get(row_).ok());
   EXPECT_EQ(other->compiled(), 1);
+}
+
+TEST_F(KernelLibraryTest, SaysWhatDoesNotFitIntoSharedMemory) {
+  auto library = Create(8, 6, EmbeddedKernelArchives(),
+                        {.compiler = "libabsent.so", .shared_bytes_per_block = 99 << 10});
+  std::set<std::string> too_large;
+  for (const KernelRow& row : KernelRowsOfGpu(86)) {
+    const absl::Status status = library->Check(row);
+    EXPECT_EQ(library->Get(row).ok(), status.ok()) << NameOf(row);
+    if (status.ok()) continue;
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("this GPU has 101376"));
+    too_large.insert(
+        absl::StrCat(row.kind == KernelKind::kBackward ? "backward " : NameOf(row), row.head_dim));
+  }
+  EXPECT_THAT(too_large, testing::ElementsAre("backward 128", "backward 256"));
 }
 
 TEST_F(KernelLibraryTest, CompilesEveryKindOfKernel) {

@@ -84,7 +84,8 @@ void AddAddresses(CLI::App& app, ServerOptions& o) {
 void AddEngine(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   const char* group = "Engine";
   app.add_option("--backend", o.backend,
-                 "auto, cpu, cuda or reference; auto: cuda on a V100 (sm_70), cpu everywhere else")
+                 "auto, cpu, cuda or reference; auto: cuda where there is a GPU of sm_70 or later, "
+                 "else cpu")
       ->capture_default_str()
       ->group(group);
   app.add_option("--cpu_threads", o.cpu_threads, "threads of the cpu engine; 0: all it may use")

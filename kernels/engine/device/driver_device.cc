@@ -491,9 +491,10 @@ absl::Status DriverDevice::Start() {
   ASSIGN_OR_RETURN(upload_, Stream::Create(*driver_));
   ASSIGN_OR_RETURN(compute_, Stream::Create(*driver_));
   ASSIGN_OR_RETURN(download_, Stream::Create(*driver_));
-  ASSIGN_OR_RETURN(library_, KernelLibrary::Create(*driver_, identity.major, identity.minor,
-                                                   EmbeddedKernelArchives(),
-                                                   {.cache_directory = options_.kernel_cache}));
+  ASSIGN_OR_RETURN(library_, KernelLibrary::Create(
+                                 *driver_, identity.major, identity.minor, EmbeddedKernelArchives(),
+                                 {.cache_directory = options_.kernel_cache,
+                                  .shared_bytes_per_block = identity.shared_bytes_per_block}));
   Describe(identity);
   RETURN_IF_ERROR(LoadKernels());
   return StartMemory();
@@ -521,7 +522,8 @@ void DriverDevice::Describe(const DeviceIdentity& identity) {
 absl::Status DriverDevice::LoadKernels() {
   for (const KernelRow& row : rows_) {
     if (!row.shipped || !Check(row).ok()) continue;
-    RETURN_IF_ERROR(Kernel(row).status());
+    const absl::Status status = Kernel(row).status();
+    if (!absl::IsUnimplemented(status)) RETURN_IF_ERROR(status);
   }
   return absl::OkStatus();
 }
