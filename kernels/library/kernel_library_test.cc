@@ -179,7 +179,7 @@ TEST_F(KernelLibraryTest, RunsAnEarlierArchitectureOfTheGenerationOnly) {
   const KernelLibrary::Options no_compiler = {.compiler = "libabsent.so"};
   EXPECT_TRUE(Create(7, 2, EmbeddedKernelArchives(), no_compiler)->Check(row_).ok());
   EXPECT_FALSE(Create(6, 1, EmbeddedKernelArchives(), no_compiler)->Check(row_).ok());
-  EXPECT_FALSE(Create(8, 0, EmbeddedKernelArchives(), no_compiler)->Check(row_).ok());
+  EXPECT_FALSE(Create(10, 0, EmbeddedKernelArchives(), no_compiler)->Check(row_).ok());
 }
 
 TEST_F(KernelLibraryTest, CompilesOnceAndFindsItInTheCacheLater) {
