@@ -8,7 +8,7 @@
 
 #include "kernels/emulator/product_sm90.h"
 #include "kernels/ptx/host_instructions_sm80.h"
-#include "kernels/rules/params.h"
+#include "kernels/ptx/tensor_map.h"
 
 namespace attnd::ptx {
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "kernels/ptx/instructions_sm80.h"
-#include "kernels/rules/params.h"
+#include "kernels/ptx/tensor_map.h"
 
 #if !defined(__CUDACC_RTC__)
 #include "kernels/ptx/host_instructions_sm90.h"

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "base/hd.h"
+#include "kernels/ptx/tensor_map.h"
 
 namespace attnd {
 
@@ -84,19 +85,7 @@ struct TileLists {
   LaneOrder lanes;               // of the kernels that read them
 };
 
-// A tensor of four dimensions (columns, rows, heads, entries) and a box of it, as the driver
-// encodes them for the kernels that load by boxes.
-struct alignas(64) TensorMap {
-  uint64_t words[16];
-};
-// What a map says. Boxes have 64 columns; what lies outside the tensor comes as zeros. The
-// emulator's maps hold just this.
-struct RowsBox {
-  uint64_t address;
-  int64_t columns, rows, heads, entries;
-  int64_t row_bytes, head_bytes, entry_bytes;  // multiples of 16
-  int32_t box_rows;
-};
+// Of a part (TensorMap).
 enum MapOf : int32_t { kMapOfQ, kMapOfK, kMapOfV, kForwardMaps };
 
 struct ProblemDesc {

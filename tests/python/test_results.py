@@ -34,7 +34,7 @@ def test_results_unpack_and_say_what_they_are(client):
 @pytest.mark.parametrize("wrong", [
     lambda client: client.forward(Q, Q[:, :, :, :4], Q),
     lambda client: client.forward(Q, Q, Q, causl=True),
-    lambda client: client.forward(Q, Q, Q, timeout=1e-6),
+    lambda client: client.forward(Q, Q, Q, timeout=-1),
     lambda client: client.backward(Q, Q, Q, Q, Q, Q),
     lambda client: client.info(7),
     lambda client: attnd.connect("127.0.0.1:1", channels=0),
