@@ -55,6 +55,8 @@ def check_states(here, there, atol):
     assert list(expected) == list(found)
     for name, tensor in expected.items():
         assert found[name].device.type == "cpu" and found[name].dtype == tensor.dtype
+        if name.endswith("in_proj_bias"):  # the keys' has no gradient but rounding, which Adam makes as large as any
+            tensor, found[name] = [torch.cat((bias[:16], bias[32:])) for bias in (tensor, found[name])]
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=atol, msg=lambda text: f"{name}: {text}")
 
 
@@ -123,7 +125,7 @@ def test_state_dict_and_optimizer_state_make_the_round_trip():
     weights, moments = copy.deepcopy(there.state_dict()), copy.deepcopy(optimizer.state_dict())
     alone = torch.optim.AdamW(here.parameters(), lr=1e-2)
     here.load_state_dict(weights)
-    alone.load_state_dict(moments)  # a checkpoint is PyTorch's own
+    alone.load_state_dict(copy.deepcopy(moments))  # a checkpoint is PyTorch's own
     steps(there, optimizer, (2, 3))
     steps(here, alone, (2, 3))
     check_states(here, there, 2e-5)
@@ -208,12 +210,25 @@ def test_eval_has_no_dropout_and_training_repeats_with_its_seed():
     runs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        runs.append(there(tokens[0]).detach())
-    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+        loss = loss_of(there, tokens[0], targets[0])
+        loss.backward()
+        runs.append(loss.item())
+    assert runs[0] == runs[1] != runs[2]
+    there.zero_grad()
+    there.encoder.layers.discard()
     there.eval()
     loss_of(there, tokens[0], targets[0]).backward()
     loss_of(here.eval(), tokens[0], targets[0]).backward()
     torch.testing.assert_close(there.embedding.weight.grad, here.embedding.weight.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_unused_activations_are_given_back():
+    _, there = pair(dropout=0.2)
+    tokens, targets = data()
+    for n in range(6):
+        loss_of(there, tokens[0], targets[0])  # a loss that is thrown away
+        with torch.no_grad():
+            there(tokens[0])
 
 
 def test_frozen_parameters_stay():
@@ -295,7 +310,8 @@ def test_killed_daemon_in_the_midst_of_training_changes_nothing(own_daemon, daem
         np.testing.assert_array_equal(states[1][name].numpy(), tensor.numpy(), err_msg=name)
 
 
-TRANSFORMERS = {"Bert": {}, "GPT2": {}, "Llama": {"num_key_value_heads": 1}, "Gemma2": {"sliding_window": 3, "head_dim": 8}}
+TRANSFORMERS = {"Bert": {}, "GPT2": {}, "Llama": {"num_key_value_heads": 1}, 
+                "Gemma2": {"sliding_window": 3, "head_dim": 8, "num_key_value_heads": 1}}
 
 
 @pytest.mark.parametrize("kind", TRANSFORMERS)

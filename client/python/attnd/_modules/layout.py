@@ -89,7 +89,9 @@ class Block:
         dropout_p = 0.0 if self._keeps_all else dropout_p
         self.drops |= dropout_p > 0
         options = b"" if scale is None else wire.some_float32(10, scale)
-        options += wire.float32(11, softcap) + wire.number(13, int(causal))
+        options += wire.float32(11, softcap)
+        if causal or window is not None:
+            options += wire.message(12, wire.number(1, 1)) + wire.number(13, int(causal))  # from the top left
         if window is not None:
             options += wire.message(14, wire.signed(1, window[0]) + wire.signed(2, window[1]))
         if dropout_p:

@@ -53,6 +53,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     """Made by attnd.torch.optimizer."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.__dict__.update({name: value for name, value in inner.__dict__.items() if name != "step"})  # hooks and groups
         self._inner = inner
         self._remote: Dict[int, Tuple[RemoteStack, str]] = {}
         self.stacks: List[RemoteStack] = []
@@ -74,7 +75,6 @@ class RemoteOptimizer(torch.optim.Optimizer):
             stack.set_optimizer(self._layout, groups[id(stack)], len(inner.param_groups))
         self._witness = _Witness(self)
         inner.param_groups[0]["params"].append(self._witness)
-        self.defaults, self.state, self.param_groups = inner.defaults, inner.state, inner.param_groups
         self._patch_step_function()
         self._step_supports_amp_scaling = True
 

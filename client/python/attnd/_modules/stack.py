@@ -97,6 +97,7 @@ class RemoteStack(nn.Module):
         self._describe(layers, Variant())  # refuses before anything changes
         for name, layer in layers:
             self.add_module(name, layer)
+        self.training = layers[0][1].training
         self._client, self._options = client, options
         self._name = options.name or f"stack-{uuid.uuid4().hex}"
         self._optimizer: Union[None, AdamW, SGD] = None
@@ -166,6 +167,7 @@ class RemoteStack(nn.Module):
         if self._module is None or self._module.micro_batches == 0:
             return None
         clip, self.clip = self.clip, 1.0
+        rates = rates[:max(self._groups, default=0) + 1]
         return self._module.step(rates=rates, multiplier=multiplier * clip, timeout=self._options.timeout)
 
     def discard(self) -> None:
