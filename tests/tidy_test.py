@@ -58,8 +58,8 @@ MAY_INCLUDE = {
     "base": {"base"},
     "net": {"base", "net"},
     "attention": {"base", "attention"},
-    "modules": {"base", "attention", "modules"},
     "kernels": {"base", "attention", "kernels"},
+    "modules": {"base", "attention", "kernels", "modules"},
     "proto": {"base", "attention", "modules", "proto"},
     "server": {"base", "net", "attention", "modules", "kernels", "server", "proto"},
     "client": {"base", "net", "attention", "modules", "client", "proto"},
@@ -83,7 +83,7 @@ def includes(tree):
 
 
 def include_order(tree):
-    """base ← attention ← kernels ← server, net beside attention, modules beside kernels; client needs no kernels. Tests may
+    """base ← attention ← kernels ← server, net beside attention, modules above kernels; client needs no kernels. Tests may
     all."""
     for name, number, target in includes(tree):
         folder, other = name.split("/")[0], target.split("/")[0]
