@@ -348,7 +348,6 @@ TEST_F(DaemonModules, GivesAllBackWhenCallsAreCancelledInEachState) {
     message.mutable_chunk()->set_tensor(kX);
     message.mutable_chunk()->set_data(std::string(32, '\0'));
     if (writes > 1) stream->Write(message);
-    absl::SleepFor(absl::Milliseconds(5));
     context->TryCancel();
     EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
@@ -369,11 +368,12 @@ TEST_F(DaemonModules, GivesAllBackWhenCallsAreCancelledInEachState) {
   early.mutable_chunk()->set_data(Rows(4));
   stream->Write(early);
   stream->WritesDone();
-  absl::SleepFor(absl::Milliseconds(20));
+  // Its tensors have come: dy, and with them all that it holds.
+  while (daemon_.server().staging_used() == 0) std::this_thread::yield();
   context->TryCancel();
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
 
-  while (daemon_.server().staging_used() > 0) absl::SleepFor(absl::Milliseconds(1));
+  while (daemon_.server().staging_used() > 0) std::this_thread::yield();
   EXPECT_EQ(daemon_.server().module_bytes(), held);
   EXPECT_TRUE(Backward(token, 1, 0, forward.header, Rows(4)).status.ok());
 }
@@ -383,8 +383,8 @@ TEST_F(DaemonModules, LetsCallersFetchTheirTensorsWhileItDrains) {
   const auto forward = Forward(token, 1, 4, true);
   ASSERT_TRUE(Backward(token, 1, 0, forward.header, Rows(4)).status.ok());
   bool tried = false;
-  daemon_.server().Drain(absl::ZeroDuration(), absl::Seconds(5), [&](absl::Duration time) {
-    absl::SleepFor(time);
+  daemon_.server().Drain(absl::ZeroDuration(), absl::Seconds(5), [&](absl::Duration) {
+    std::this_thread::yield();
     if (tried) return true;
     if (ReasonOf(Forward(token, 1, 4).status) != "DRAINING") return true;  // not yet
     tried = true;
