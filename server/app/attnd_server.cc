@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
+#include "modules/cpu/cpu_module_engine.h"
 #include "modules/reference/reference_engine.h"
 #include "net/listen_address.h"
 #include "server/app/encode_server_info.h"
@@ -137,16 +138,27 @@ void AttndServer::LoseDevice(int device, const absl::Status& status) {
   log_.Error("device_lost", {{"device", devices_[device].name}, {"message", status.message()}});
 }
 
+// Null: modules have none on this backend.
+std::shared_ptr<ModuleEngine> AttndServer::EngineOfModules() {
+  if (options_.modules.memory.bytes == 0) return nullptr;
+  if (options_.module_engine != nullptr) return options_.module_engine;
+  Backend& attention = devices_.first_engine();
+  if (attention.info().backend == "cpu") {
+    return MakeCpuModuleEngine(options_.cpu_threads, attention);
+  }
+  if (attention.info().backend == "reference") return std::make_shared<ReferenceEngine>();
+  return nullptr;
+}
+
 void AttndServer::StartModules(uint64_t boot_epoch) {
-  if (options_.modules.memory.bytes == 0) return;
-  module_engine_ = options_.module_engine;
-  if (module_engine_ == nullptr) module_engine_ = std::make_shared<ReferenceEngine>();
+  module_engine_ = EngineOfModules();
+  if (module_engine_ == nullptr) return;
   module_table_ = std::make_unique<ModuleTable>(
       options_.modules, TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
   module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry());
   module_calls_ = std::make_unique<ModuleCalls>(
-      ModuleCalls::Deps{*module_table_, *module_engine_, staging_, *module_metrics_, "cpu",
-                        options_.leases.ttl, options_.leases.max_ttl});
+      ModuleCalls::Deps{*module_table_, *module_engine_, staging_, *module_metrics_,
+                        devices_[0].name, options_.leases.ttl, options_.leases.max_ttl});
   modules_service_ = std::make_unique<ModulesService>(
       ModulesService::Deps{*module_calls_,
                            {clock_, metrics_, *call_watch_, open_calls_},

@@ -92,6 +92,7 @@ class AttndServer {
   void StartCalls(uint64_t boot_epoch);
   void StartSharedMemory();
   void StartModules(uint64_t boot_epoch);
+  std::shared_ptr<ModuleEngine> EngineOfModules();
   absl::Status StartMetrics();
   absl::Status StartRpc();
   void LoseDevice(int device, const absl::Status& status);

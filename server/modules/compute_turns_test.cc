@@ -27,7 +27,7 @@ TEST(ComputeTurns, GivesCallersTheirTurnsInRotation) {
       absl::MutexLock lock(&mutex);
       order.push_back(caller);
     });
-    while (turns.waiting() < waiting) absl::SleepFor(absl::Milliseconds(1));
+    while (turns.waiting() < waiting) std::this_thread::yield();
   };
   call("a", 1);
   call("a", 2);
@@ -45,7 +45,7 @@ TEST(ComputeTurns, EndsAWaitThatIsStoppedOrTooLong) {
   std::stop_source stop;
   std::thread caller(
       [&] { EXPECT_FALSE(turns.Take("b", stop.get_token(), absl::InfiniteFuture())); });
-  while (turns.waiting() < 1) absl::SleepFor(absl::Milliseconds(1));
+  while (turns.waiting() < 1) std::this_thread::yield();
   stop.request_stop();
   caller.join();
   EXPECT_EQ(turns.waiting(), 0);

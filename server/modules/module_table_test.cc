@@ -138,7 +138,7 @@ TEST_F(Modules, WaitsForTheStepThatMakesItsSequence) {
   ASSERT_TRUE(change.ok());
   absl::Status later = absl::UnknownError("not run");
   std::thread next([&] { later = module->Take(1, Forever()).status(); });
-  absl::SleepFor(absl::Milliseconds(5));
+  while (module->waiting() < 1) std::this_thread::yield();
   change->hold->Changed("step", "reply");
   change->hold.reset();
   next.join();
@@ -161,7 +161,7 @@ TEST_F(Modules, AddsMicroBatchesInTheirOrderHoweverTheyCome) {
       turn->hold.Added(std::to_string(n));
     });
   }
-  while (module->CheckMicroBatch(1).ok()) absl::SleepFor(absl::Milliseconds(1));
+  while (module->waiting() < kMaxEarlyMicroBatches) std::this_thread::yield();
   EXPECT_EQ(ReasonOf(module->TakeMicroBatch(0, 9, "9", Forever()).status()),
             reason::kMicroBatchEarly);
   {
@@ -180,7 +180,7 @@ TEST_F(Modules, EndsTheWaitsOfAModuleThatIsReleased) {
   auto module = *Register("a", "m", "digest");
   absl::Status status;
   std::thread waiting([&] { status = module->TakeMicroBatch(0, 1, "1", Forever()).status(); });
-  absl::SleepFor(absl::Milliseconds(5));
+  while (module->waiting() < 1) std::this_thread::yield();
   EXPECT_TRUE(table_.Release(table_.TokenOf(*module), "a").ok());
   waiting.join();
   EXPECT_EQ(ReasonOf(status), reason::kModuleLost);

@@ -255,9 +255,9 @@ v1::ModuleStatus RegisteredModule::Status() const {
   return status;
 }
 
-int64_t RegisteredModule::kept() const {
+int RegisteredModule::waiting() const {
   absl::MutexLock lock(&mutex_);
-  return static_cast<int64_t>(kept_.size());
+  return waiting_;
 }
 
 }  // namespace attnd

@@ -127,7 +127,7 @@ class RegisteredModule {
   bool Expire(absl::Time now);
   void Lose(std::string cause);
   v1::ModuleStatus Status() const;
-  int64_t kept() const;  // activations
+  int waiting() const;  // calls, for their turn
 
  private:
   bool Lost() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !lost_.empty(); }

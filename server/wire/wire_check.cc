@@ -205,7 +205,8 @@ absl::Status Checker::LengthDelimited(const FieldDescriptor& field, const Path& 
   RETURN_IF_ERROR(Length(path, &size));
   if (field.type() == FieldDescriptor::TYPE_STRING && size > options_.max_string_bytes) {
     return FieldError(reason::kBadField, path.Text(),
-                      absl::StrCat("at most ", options_.max_string_bytes, " bytes"), absl::StrCat(size));
+                      absl::StrCat("at most ", options_.max_string_bytes, " bytes"),
+                      absl::StrCat(size));
   }
   if (depth == 0 && field.number() <= kMaxFieldNumber) {
     table_.range[field.number()] = {begin_ + in_.CurrentPosition(), size};
