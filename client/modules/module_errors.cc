@@ -31,6 +31,10 @@ bool AreActivationsLost(const absl::Status& status) {
   return HasReason(status, {"LEASE_LOST", "LEASE_MISMATCH", "LEASE_NOT_OWNED"});
 }
 
+bool IsActivationPressure(const absl::Status& status) {
+  return HasReason(status, {"ACTIVATION_PRESSURE"});
+}
+
 bool IsStepDone(const absl::Status& status, uint64_t sequence) {
   if (!HasReason(status, {"STEP_OUT_OF_ORDER", "SEQUENCE_MISMATCH"})) return false;
   const ErrorDetail detail = *DetailOf(status);

@@ -13,6 +13,9 @@ bool IsModuleLost(const absl::Status& status);
 // The activations that a Backward named are gone, or of weights that have changed.
 bool AreActivationsLost(const absl::Status& status);
 
+// The server has no room for another Forward's activations.
+bool IsActivationPressure(const absl::Status& status);
+
 // The call that ends `sequence` has been done: its reply was lost, and the server with it.
 bool IsStepDone(const absl::Status& status, uint64_t sequence);
 

@@ -18,6 +18,7 @@ namespace {
 
 // Of one call; each follows a restart of the daemon.
 constexpr int kMaxRecoveries = 8;
+constexpr size_t kMostUnused = 256;  // activations that were given up
 constexpr absl::Duration kReleaseTimeout = absl::Milliseconds(500);
 
 SharedBytes Copy(absl::Span<const std::byte> bytes) {
@@ -131,6 +132,7 @@ absl::Status RemoteModule::Replay(const v1::ModuleStatus& found, absl::Time dead
   std::vector<RedoLog::Entry> entries;
   {
     absl::MutexLock lock(&log_mutex_);
+    unused_.clear();
     // One ahead is a Step or Put whose reply was lost: what tries it again finds out.
     if (found.sequence() == sequence_ + 1) return absl::OkStatus();
     if (!log_.CanReplayFrom(found.sequence())) return StateLost(found.sequence(), sequence_);
@@ -197,7 +199,10 @@ absl::Status RemoteModule::Forward(const v1::ModuleForwardHeader& call,
     made->life = life_;
     made->sequence = sequence_;
     v1::ModuleForwardResult result;
-    absl::Status status = rpcs_.Forward(std::move(header), *kept, y, result, attempt);
+    absl::Status status = rpcs_.Forward(header, *kept, y, result, attempt);
+    if (IsActivationPressure(status) && SpendUnused(attempt)) {
+      status = rpcs_.Forward(header, *kept, y, result, attempt);
+    }
     made->token = result.activations().token();
     return status;
   }));
@@ -332,6 +337,7 @@ void RemoteModule::Advance(StateChange change, uint64_t durable) {
   log_.End(std::move(change));
   log_.ForgetBefore(durable);
   micro_batches_ = 0;
+  unused_.clear();
 }
 
 absl::Status RemoteModule::Get(const std::vector<TensorPlace>& places, const CallOptions& options) {
@@ -392,9 +398,34 @@ absl::Status RemoteModule::Release(const CallOptions& options) {
   return IsModuleLost(status) ? absl::OkStatus() : status;
 }
 
+bool RemoteModule::SpendUnused(ModuleTry& attempt) {
+  std::vector<std::pair<std::string, size_t>> unused;
+  {
+    absl::MutexLock lock(&log_mutex_);
+    unused.swap(unused_);
+  }
+  for (const auto& [token, bytes] : unused) {
+    v1::ModuleBackwardHeader header;
+    header.set_token(token_);
+    header.set_activations(token);
+    header.set_sequence(sequence_);
+    header.set_no_weight_gradients(true);
+    v1::ModuleBackwardResult result;
+    const auto dy = std::make_shared<const std::string>(bytes, '\0');
+    rpcs_.Backward(std::move(header), nullptr, dy, {}, result, attempt).IgnoreError();
+  }
+  return !unused.empty();
+}
+
 void RemoteModule::Drop(const Activations& activations) {
   absl::ReaderMutexLock lock(&mutex_);
-  if (activations.token.empty() || activations.life != life_) return;
+  const bool gone = activations.life != life_ || activations.sequence != sequence_;
+  if (activations.token.empty() || gone) return;
+  {
+    absl::MutexLock log_lock(&log_mutex_);
+    if (unused_.size() == kMostUnused) unused_.erase(unused_.begin());
+    unused_.emplace_back(activations.token, activations.forward->x->size());
+  }
   const CallOptions options;
   ModuleTry one{
       .deadline = rpcs_.core().clock.Now() + kReleaseTimeout, .options = options, .pushback = {}};

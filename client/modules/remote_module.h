@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -73,7 +74,8 @@ class RemoteModule {
   absl::Status Get(const std::vector<TensorPlace>& places, const CallOptions& options);
   absl::StatusOr<v1::ModuleStatus> GetStatus(const CallOptions& options);
   absl::Status Release(const CallOptions& options);
-  // Gives up what no Backward will use. Failures are not told: it ends by its time.
+  // Gives up what no Backward will use. Failures are not told: what a server still holds then is
+  // spent by an empty Backward when it has no room for another Forward.
   void Drop(const Activations& activations);
 
   uint64_t sequence() const;
@@ -98,6 +100,8 @@ class RemoteModule {
   absl::Status BackwardOnce(const Activations& activations, const SentBackward& kept,
                             bool no_weight_gradients, const BackwardOutputsOfModule& out,
                             bool& resend, ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // After ACTIVATION_PRESSURE: makes room of what Drop has given up. False where there was none.
+  bool SpendUnused(ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // The state is the next sequence's from here on.
   void Advance(StateChange change, uint64_t durable) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -111,6 +115,8 @@ class RemoteModule {
   uint64_t optimizer_step_ ABSL_GUARDED_BY(mutex_) = 0;
   mutable absl::Mutex log_mutex_;  // after mutex_
   uint32_t micro_batches_ ABSL_GUARDED_BY(log_mutex_) = 0;
+  // Of the present sequence and life: token and bytes of x.
+  std::vector<std::pair<std::string, size_t>> unused_ ABSL_GUARDED_BY(log_mutex_);
   RedoLog log_ ABSL_GUARDED_BY(log_mutex_);
 };
 

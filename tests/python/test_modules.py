@@ -1,4 +1,8 @@
 """attnd.register: a stack of layers on a daemon, from NumPy."""
+import contextlib
+import socket
+import threading
+
 import numpy as np
 import pytest
 
@@ -149,3 +153,62 @@ def test_state_beyond_the_log_is_lost(own_daemon, rng):
         with pytest.raises(attnd.FailedPrecondition) as error:
             module.forward(np.ones((1, 4, 16), np.float32))
         assert error.value.reason == "STATE_LOST"
+
+
+class CuttingProxy:
+    """Forwards TCP to a daemon and cuts each connection after a random number of the daemon's bytes, so that replies are
+    lost of calls that were done."""
+
+    def __init__(self, address, rng, most=12000):
+        host, port = address.split(":")
+        self._to, self._rng, self._most, self.cuts = (host, int(port)), rng, most, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                here, _ = self._listener.accept()
+            except OSError:
+                return
+            there = socket.create_connection(self._to)
+            left = int(self._rng.integers(2000, self._most))
+            threading.Thread(target=self._copy, args=(here, there, None), daemon=True).start()
+            threading.Thread(target=self._copy, args=(there, here, left), daemon=True).start()
+
+    def _copy(self, source, sink, left):
+        try:
+            while left is None or left > 0:
+                data = source.recv(65536 if left is None else min(left, 65536))
+                if not data:
+                    break
+                sink.sendall(data)
+                left = None if left is None else left - len(data)
+            self.cuts += left == 0
+        except OSError:
+            pass
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self._listener.close()
+
+
+def test_each_call_counts_once_however_often_its_reply_is_lost(daemon, rng):
+    xs, dys = np.float32(rng.normal(size=(2, 8, 2, 2, 5, 16)))
+    weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
+    proxy, found = CuttingProxy(daemon.address, rng), []
+    for address in (daemon.address, proxy.address):
+        with attnd.connect(address, timeout=60, retries=100, channels=1, wait_for_ready=True) as client:
+            module = attnd.register(small_layout(), client, name="cut" if found else "quiet", optimizer=attnd.AdamW(),
+                                    max_rows=64, kept_rows=640)
+            module.put(weights)
+            found.append(train(module, xs, dys, 8))
+            assert module.sequence == 9
+            module.release()
+    proxy.close()
+    assert proxy.cuts >= 3, proxy.cuts
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)

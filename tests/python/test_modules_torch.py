@@ -1,5 +1,6 @@
 """attnd.torch.offload: stacks of layers on a daemon beside the same layers here, in float32."""
 import copy
+import gc
 
 import numpy as np
 import pytest
@@ -255,6 +256,17 @@ def test_single_layer_and_pieces_keep_their_names():
         there.load_state_dict(other)
         here.load_state_dict(other)
         torch.testing.assert_close(there(x), here(x), rtol=1e-5, atol=1e-5)
+
+
+def test_stack_that_is_gone_gives_its_module_back(daemon):
+    gc.collect()
+    before = daemon.metric("attnd_modules")
+    _, there = pair()
+    there(data()[0][0])
+    assert daemon.metric("attnd_modules") == before + 1
+    del there
+    gc.collect()
+    assert daemon.metric("attnd_modules") == before
 
 
 def test_more_rows_than_before_keep_the_state():

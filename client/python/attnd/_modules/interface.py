@@ -37,7 +37,8 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
     _checks.word("optimizer", optimizer, ("server", "local"), '"server" or "local"')
     several = isinstance(layers, torch.nn.ModuleList) or (
         isinstance(layers, torch.nn.Sequential) and any(len(list(layer.children())) for layer in layers))
-    named = list(layers._modules.items()) if several else [("0", layers)]
+    children = layers._modules.items() if several else [("0", layers)]
+    named = [(name, layer) for name, layer in children if layer is not None]
     element = check_precision(precision or remote._precisions.get(server)) or "f32"
     options = StackOptions(optimizer == "server", not several, name, element, max_rows, kept_rows, durability, replay_mib,
                            timeout)

@@ -103,6 +103,7 @@ class RemoteStack(nn.Module):
         self._optimizer: Union[None, AdamW, SGD] = None
         self._groups: Tuple[int, ...] = ()
         self._module: Optional[Module] = None
+        self._held: List[Module] = []  # the same, for what is left when the stack goes
         self._needs: Optional[Tuple[Variant, int]] = None  # what the module was registered for
         self._described: List[Described] = []
         self._weights: Dict[str, Tensor] = {}  # with optimizer="server", until there is a module
@@ -254,22 +255,21 @@ class RemoteStack(nn.Module):
         self._sent = {}
         self._module, self._needs, self._weights = module, (variant, max_rows), {}
         self._described = describe_all(self._layers(), variant)
+        self._held[:] = [module]
         if options.name is None and old is None:
-            weakref.finalize(self, _release, self.__dict__)
+            weakref.finalize(self, _release, self._held)
 
     def _ensure(self, call: StackCall, with_gradient: bool) -> Module:
         rows, variant = call.x.shape[0] * call.x.shape[1], Variant(call.causal, frozen=self._frozen())
-        if self._needs is not None:
+        most = self._options.max_rows or rows
+        if self._module is not None and self._needs is not None:
             was, most = self._needs
             # Without gradients a call says by itself whether there is dropout.
-            drops = not with_gradient or self.training or was.keeps_all
-            if (was.causal, was.frozen) == (variant.causal, variant.frozen) and rows <= most and drops and not (
-                    was.keeps_all and self.training):
-                return self._module  # type: ignore[return-value]
-        else:
-            most = self._options.max_rows or rows
-        keeps_all = with_gradient and not self.training
-        self._register(variant._replace(keeps_all=keeps_all), max(rows, most))
+            right = not self.training if was.keeps_all else not with_gradient or self.training or not self._module.layout.drops
+            if right and (was.causal, was.frozen) == (variant.causal, variant.frozen) and rows <= most:
+                return self._module
+        drops = layout_of(self._layers(), variant).drops
+        self._register(variant._replace(keeps_all=drops and with_gradient and not self.training), max(rows, most))
         assert self._module is not None
         return self._module
 
@@ -309,10 +309,10 @@ class RemoteStack(nn.Module):
                 for name, tensor in tensors.items()]
 
 
-def _release(attributes: Dict[str, Any]) -> None:
+def _release(held: List[Module]) -> None:
     """Of a stack that is gone: its module is nobody's."""
     try:
-        attributes["_module"].release(timeout=1.0)
+        held.pop().release(timeout=1.0)
     except (AttndError, OSError):
         pass  # it ends by its time
 
