@@ -24,8 +24,8 @@ def small_layout(width=16, layers=2):
 
 @pytest.fixture
 def made(client, rng, request):
-    module = attnd.register(small_layout(), client, name="test-" + "".join(c if c.isalnum() else "." for c in request.node.name),
-                            optimizer=attnd.AdamW(), max_rows=64, kept_rows=128)
+    name = "".join(c if c.isalnum() else "." for c in request.node.name)
+    module = attnd.register(small_layout(), client, name=name, optimizer=attnd.AdamW(), max_rows=64, kept_rows=128)
     yield module
     module.release()
 

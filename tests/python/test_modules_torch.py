@@ -232,6 +232,24 @@ def test_unused_activations_are_given_back():
             there(tokens[0])
 
 
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_sixteen_bits_train(precision):
+    here, there = pair(precision=precision)
+    optimizers = [torch.optim.SGD(here.parameters(), lr=0.1),
+                  attnd.torch.optimizer(torch.optim.SGD(there.parameters(), lr=0.1))]
+    tokens, targets = data(5)
+    for step in range(5):
+        losses = []
+        for model, optimizer in zip((here, there), optimizers):
+            optimizer.zero_grad()
+            loss = loss_of(model, tokens[step], targets[step])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert 0 < abs(losses[1] - losses[0]) < 0.02, step
+    check_states(here, there, 0.01)
+
+
 def test_frozen_parameters_stay():
     here, there = pair()
     for model in (here, there):
@@ -247,7 +265,8 @@ def test_frozen_parameters_stay():
 
 
 def test_single_layer_and_pieces_keep_their_names():
-    for layer in (nn.TransformerEncoderLayer(16, 2, 24, 0.0), nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16))):
+    pieces = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16))
+    for layer in (nn.TransformerEncoderLayer(16, 2, 24, 0.0), pieces):
         here, there = copy.deepcopy(layer), attnd.torch.offload(layer)
         x = torch.randn(5, 2, 16)
         torch.testing.assert_close(there(x), here(x), rtol=1e-5, atol=1e-5)
@@ -322,7 +341,7 @@ def test_killed_daemon_in_the_midst_of_training_changes_nothing(own_daemon, daem
         np.testing.assert_array_equal(states[1][name].numpy(), tensor.numpy(), err_msg=name)
 
 
-TRANSFORMERS = {"Bert": {}, "GPT2": {}, "Llama": {"num_key_value_heads": 1}, 
+TRANSFORMERS = {"Bert": {}, "GPT2": {}, "Llama": {"num_key_value_heads": 1},
                 "Gemma2": {"sliding_window": 3, "head_dim": 8, "num_key_value_heads": 1}}
 
 

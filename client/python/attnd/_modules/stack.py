@@ -265,7 +265,8 @@ class RemoteStack(nn.Module):
         if self._module is not None and self._needs is not None:
             was, most = self._needs
             # Without gradients a call says by itself whether there is dropout.
-            right = not self.training if was.keeps_all else not with_gradient or self.training or not self._module.layout.drops
+            drops = self._module.layout.drops
+            right = not self.training if was.keeps_all else not with_gradient or self.training or not drops
             if right and (was.causal, was.frozen) == (variant.causal, variant.frozen) and rows <= most:
                 return self._module
         drops = layout_of(self._layers(), variant).drops
