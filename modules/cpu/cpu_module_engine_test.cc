@@ -43,8 +43,8 @@ double Distance(const Numbers& a, const Numbers& b) {
 
 double UnitOf(ElementType element) {
   return element == ElementType::kFloat32    ? 0x1p-24
-         : element == ElementType::kBFloat16 ? 0x1p-9
-                                             : 0x1p-12;
+         : element == ElementType::kBFloat16 ? 0x1p-8
+                                             : 0x1p-11;
 }
 
 // A value's error by rounding alone is what the reference shows when it rounds where the contract
@@ -133,7 +133,8 @@ TEST_F(CpuModuleEngineTest, RandomModulesAreAsCloseAsRoundingLeavesThem) {
       if (!IsModerate(rounded) || !IsModerate(exact)) continue;
       ++moderate;
       const Comparison one = Compare(results, rounded, exact, element);
-      EXPECT_LE(one.most, 2) << ElementName(element) << " seed " << seed;
+      EXPECT_LE(one.most, 2)  // errors grow from op to op
+          << ElementName(element) << " seed " << seed;
       all.tensors += one.tensors;
       all.close += one.close;
     }
