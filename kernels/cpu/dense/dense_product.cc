@@ -190,8 +190,14 @@ int64_t DenseItems(const DenseProduct& product) {
 }
 
 int64_t DenseItemRows(const DenseProduct& product, int threads) {
+  // About 20 microseconds of one thread: less is not worth waking another.
+  constexpr int64_t kFewestProducts = int64_t{1} << 22;
+  const int64_t of_row = std::min(product.columns, kDenseColumns) * product.depth;
   DenseProduct cut = product;
-  while (cut.item_rows > kFewestDenseRows && DenseItems(cut) < 2 * threads) cut.item_rows /= 2;
+  while (cut.item_rows > kFewestDenseRows && DenseItems(cut) < 2 * threads &&
+         cut.item_rows / 2 * of_row >= kFewestProducts) {
+    cut.item_rows /= 2;
+  }
   return cut.item_rows;
 }
 

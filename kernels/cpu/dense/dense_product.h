@@ -62,7 +62,7 @@ struct DenseProduct {
   int64_t item_rows = kDenseRows;  // a multiple of 6, at most kDenseRows
 };
 
-// Item rows such that there are about two items a thread, if the product is so large.
+// Item rows such that there are two items a thread, if each is worth a thread.
 int64_t DenseItemRows(const DenseProduct& product, int threads);
 int64_t DenseItems(const DenseProduct& product);
 void RunDenseItem(const DenseProduct& product, int64_t item, float* scratch);
