@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from conftest import Daemon
 
 import attnd
 from attnd.modules import Heads, Layout, Module
@@ -210,5 +211,28 @@ def test_each_call_counts_once_however_often_its_reply_is_lost(daemon, rng):
             module.release()
     proxy.close()
     assert proxy.cuts >= 3, proxy.cuts
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)
+
+
+def test_state_in_host_memory_outlives_the_process(daemon, rng, tmp_path):
+    xs, dys = np.float32(rng.normal(size=(2, 6, 2, 2, 5, 16)))
+    weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
+    durable, found = Daemon("--module_state_dir", str(tmp_path)), []
+    for where, durability in ((daemon, "process"), (durable, "host")):
+        with attnd.connect(where.address, wait_for_ready=True, timeout=60) as client:
+            module = attnd.register(small_layout(), client, name="durable", optimizer=attnd.AdamW(), max_rows=64,
+                                    durability=durability)
+            module.put(weights)
+
+            def kill(step):
+                if where is durable and step in (2, 4):
+                    durable.kill()
+                    durable.start()
+            found.append(train(module, xs, dys, 6, kill))
+            if where is durable:
+                assert int(module.status()["durable_sequence"]) >= module.sequence - 1 > 0
+            module.release()
+    durable.stop()
     for name, array in found[0].items():
         np.testing.assert_array_equal(found[1][name], array)
