@@ -14,6 +14,7 @@
 #include "client/cli/completion_command.h"
 #include "client/cli/info_command.h"
 #include "client/cli/mask/mask_command.h"
+#include "client/cli/module/module_command.h"
 #include "client/cli/run_command.h"
 #include "client/cli/session.h"
 #include "client/cli/top_command.h"
@@ -68,6 +69,7 @@ int Main(int argc, char** argv) {
   AddCheckCommand(app, session);
   AddBenchCommand(app, session);
   AddMaskCommand(app, session);
+  AddModuleCommand(app, session);
   AddRunCommand(app, session);
   AddTopCommand(app, session);
   AddCompletionCommand(app);

@@ -39,7 +39,7 @@ TEST(Attnctl, TellsItsVersionAndHelpsWithExamples) {
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_TRUE(absl::StrContains(help.output, "Exit codes:")) << help.output;
   for (const char* command :
-       {"info", "health", "check", "bench", "mask", "run", "top", "completion"}) {
+       {"info", "health", "check", "bench", "mask", "module", "run", "top", "completion"}) {
     Outcome one = RunAttnctl(absl::StrCat(command, " --help"));
     EXPECT_EQ(one.exit_code, 0) << command;
     EXPECT_TRUE(absl::StrContains(help.output, absl::StrCat("  ", command, " "))) << command;
@@ -75,7 +75,9 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   Outcome timeout = RunAttnctl("--timeout 0 info");
   EXPECT_EQ(timeout.exit_code, 2);
   EXPECT_LT(timeout.output.size(), 200) << timeout.output;
-  for (const char* command : {"info", "health", "check", "bench"}) {
+  EXPECT_EQ(RunAttnctl("module").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("module plan /no/such").exit_code, 4);
+  for (const char* command : {"info", "health", "check", "bench", "module list"}) {
     Outcome outcome = RunAttnctl(absl::StrCat("--address 127.0.0.1:1 ", command));
     EXPECT_EQ(outcome.exit_code, 3) << outcome.output;
     EXPECT_TRUE(absl::StrContains(outcome.output, "UNAVAILABLE")) << outcome.output;

@@ -84,9 +84,13 @@ def bill(library, native):
 
 
 def package_files():
-    folder = os.path.join(HERE, "attnd")
-    names = sorted(name for name in os.listdir(folder) if name.endswith(".py") or name == "py.typed")
-    return {f"attnd/{name}": open(os.path.join(folder, name), "rb").read() for name in names}
+    files = {}
+    for package in ("attnd", "attnd/_modules"):
+        for name in sorted(os.listdir(os.path.join(HERE, package))):
+            if name.endswith(".py") or name == "py.typed":
+                with open(os.path.join(HERE, package, name), "rb") as file:
+                    files[f"{package}/{name}"] = file.read()
+    return files
 
 
 def write_wheel(path, files, info):
