@@ -1,10 +1,10 @@
 """The cuda engine against PyTorch's attention on the same GPU: cuDNN, flash, unfused eager and, under masks,
 FlexAttention.
 
-Every figure is the time of kernels alone, the median of several runs after a rest: attnd's as its engine reports it, of
-all kernels of a call, the others' by CUDA events. They take turns, cell by cell. Before a cell is timed, attnd's results
-are compared with the peers' (without dropout; with it, each draws its own, and the conformance tests check attnd's).
-FLOPs are 4·B·H·N²·D forward and 10·B·H·N²·D backward, half of it if causal; B·N = --tokens, H·D = --hidden. Masks count
+Every figure is the time of kernels alone, the median of several runs after a rest: attnd's as its engine reports it,
+of all kernels of a call, the others' by CUDA events. They take turns, cell by cell. Before a cell is timed, attnd's
+results are compared with the peers' (without dropout; with it each draws its own, and the conformance tests check
+attnd's). FLOPs are 4·B·H·N²·D forward and 10·B·H·N²·D backward, half of it if causal; B·N = --tokens, H·D = --hidden. Masks count
 milliseconds. Rows stand in the order of attnd's speed over that of the best peer, losses first.
 
 Needs: torch with CUDA, and bazel build //tests/benchmarks:libattention.so.
