@@ -4,8 +4,8 @@ FlexAttention.
 Every figure is the time of kernels alone, the median of several runs after a rest: attnd's as its engine reports it,
 of all kernels of a call, the others' by CUDA events. They take turns, cell by cell. Before a cell is timed, attnd's
 results are compared with the peers' (without dropout; with it each draws its own, and the conformance tests check
-attnd's). FLOPs are 4·B·H·N²·D forward and 10·B·H·N²·D backward, half of it if causal; B·N = --tokens, H·D = --hidden. Masks count
-milliseconds. Rows stand in the order of attnd's speed over that of the best peer, losses first.
+attnd's). FLOPs are 4·B·H·N²·D forward and 10·B·H·N²·D backward, half of it if causal; B·N = --tokens, H·D = --hidden.
+Masks count milliseconds. Rows stand in the order of attnd's speed over that of the best peer, losses first.
 
 Needs: torch with CUDA, and bazel build //tests/benchmarks:libattention.so.
 Run:   python3 tests/benchmarks/gpu_peers.py [--lengths 2048 4096] [--dropouts 0] [--masks] [--json F] [--plot F] ...
