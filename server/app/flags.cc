@@ -211,7 +211,6 @@ void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   app.add_option("--module_state_dir", o.modules.state_dir,
                  "folder in host memory (tmpfs) for modules that outlive the process; empty: none")
       ->group(group);
-  add("--max_modules", o.modules.max_modules, "registered at a time; beyond: MODULE_QUOTA");
 }
 
 void AddOperation(CLI::App& app, RawFlags& raw) {

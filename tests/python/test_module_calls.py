@@ -42,7 +42,7 @@ class Trainer:
     """Linear, GELU, linear. Sends the calls of a step again whenever one fails, from the state that the server has."""
 
     def __init__(self, wire, address, durability):
-        self.wire, self.pb, self.address = wire, wire.pb2, address
+        self.wire, self.pb, self.address, self.connected = wire, wire.pb2, address, threading.Event()
         pb, f32 = self.pb, wire.attention.ELEMENT_FLOAT32
         layout = pb.ModuleLayout(version=1, width=WIDTH, element=f32, parameter_element=f32)
         block = layout.block.add()
@@ -59,10 +59,13 @@ class Trainer:
             limits=pb.ModuleLimits(max_rows=ROWS, kept_rows=ROWS))
 
     def connect(self):
-        self.channel = grpc.insecure_channel(self.address, options=[("grpc.use_local_subchannel_pool", 1)])
+        options = {"use_local_subchannel_pool": 1, "initial_reconnect_backoff_ms": 20, "max_reconnect_backoff_ms": 50,
+                   "min_reconnect_backoff_ms": 20}
+        self.channel = grpc.insecure_channel(self.address, [(f"grpc.{name}", value) for name, value in options.items()])
         self.stub = self.wire.pb2_grpc.ModulesStub(self.channel)
         answer = self.stub.Register(self.registration, wait_for_ready=True, timeout=20)
         self.token = answer.token
+        self.connected.set()
         return answer.status.sequence
 
     def put(self):
@@ -128,19 +131,50 @@ def test_a_daemon_that_is_killed_at_any_moment_leaves_the_weights_of_the_quiet_r
     own = Daemon("--module_state_dir", str(tmp_path))
     try:
         chance, done = random.Random(5), threading.Event()
+        trainer = Trainer(wire, own.address, wire.pb2.DURABILITY_HOST)
 
-        def kill_now_and_then():
+        def kill_while_it_trains():
             for _ in range(KILLS):
-                if done.wait(chance.uniform(0.01, 0.25)):
+                trainer.connected.wait()
+                trainer.connected.clear()
+                if done.wait(chance.uniform(0, 0.05)):
                     return
                 own.kill()
                 own.start()
-        killer = threading.Thread(target=kill_now_and_then)
+        killer = threading.Thread(target=kill_while_it_trains)
         killer.start()
-        noisy, restarts = Trainer(wire, own.address, wire.pb2.DURABILITY_HOST).train(STEPS)
+        noisy, restarts = trainer.train(STEPS)
         done.set()
+        trainer.connected.set()
         killer.join()
         assert restarts > 0 and noisy == quiet
     finally:
         done.set()
         own.stop()
+
+
+def test_messages_of_random_bytes_are_refused_or_answered_and_nothing_else(wire, own_daemon):
+    trainer, chance, codes = Trainer(wire, own_daemon.address, wire.pb2.DURABILITY_PROCESS), random.Random(11), set()
+    trainer.connect()
+    trainer.put()
+    forward = wire.pb2.ModuleForwardRequest(header=wire.pb2.ModuleForwardHeader(
+        token=trainer.token, sequence=1, rows=wire.pb2.Rows(batch=1, length=4), payload=[wire.pb2.PayloadSize(tensor=X)]))
+    step = wire.pb2.StepRequest(token=trainer.token, sequence=1, group=[wire.pb2.GroupValues()])
+    raw = {name: getattr(trainer.channel, kind)(f"/attnd.v1.Modules/{name}") for name, kind in
+           (("Register", "unary_unary"), ("Step", "unary_unary"), ("Forward", "stream_stream"))}
+    for _ in range(600):
+        name, message = chance.choice([("Register", trainer.registration), ("Step", step), ("Forward", forward)])
+        data = bytearray(message.SerializeToString())
+        for _ in range(chance.randint(1, 3)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        try:
+            if name == "Forward":
+                list(raw[name](iter([bytes(data)]), timeout=20))
+            else:
+                raw[name](bytes(data), timeout=20)
+        except grpc.RpcError as error:
+            codes.add(error.code())
+    known = {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "PERMISSION_DENIED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+             "RESOURCE_EXHAUSTED"}
+    assert own_daemon.process.poll() is None and grpc.StatusCode.INVALID_ARGUMENT in codes
+    assert {code.name for code in codes} <= known

@@ -60,7 +60,7 @@ _lock = threading.Lock()
 
 
 @brief
-def connect(address: Union[str, Sequence[str], Client], *, name: str = "", keep: bool = True,
+def connect(address: Union[None, str, Sequence[str], Client] = None, *, name: str = "", keep: bool = True,
             precision: ConnectPrecision = None, **options: Unpack[ConnectOptions]) -> Client:
     """Connects this module: attnd.connect's arguments, or a Client that exists. Connecting again replaces.
 
