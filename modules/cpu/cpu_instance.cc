@@ -105,8 +105,12 @@ void CpuInstance::Pack(int64_t entry) {
 
 absl::StatusOr<std::unique_ptr<CpuInstance::Kept>> CpuInstance::Reserve(const CallRows& rows) {
   auto kept = std::make_unique<Kept>(module_->graph, plan_.plan.recompute, rows);
+  int64_t memory_rows = rows.memory_rows();
+  for (const auto& [id, other] : kept_) memory_rows += other->call.rows.memory_rows();
+  const bool has_room =
+      KeptRows() + rows.rows() <= limits_.kept_rows && memory_rows <= limits_.kept_memory_rows;
   std::optional<int64_t> at;
-  if (free_.has_value() && KeptRows() + rows.rows() <= limits_.kept_rows) {
+  if (free_.has_value() && has_room) {
     at = free_->Take(std::max(kept->places.bytes, kTensorAlignment));
   }
   if (!at.has_value()) {
@@ -180,7 +184,8 @@ absl::Status CpuInstance::ForwardLayer(int64_t layer, const CpuCall& call, const
 
 absl::StatusOr<ActivationId> CpuInstance::Forward(const ModuleForwardCall& call) {
   CheckSizes(*module_, call);
-  CHECK(call.rows->rows() <= limits_.max_rows && call.memory.size() <= INT64_MAX);
+  CHECK(call.rows->rows() <= limits_.max_rows);
+  CHECK(call.memory.empty() || call.rows->memory_rows() <= limits_.max_memory_rows);
   RETURN_IF_ERROR(Stopped(call.stop));
   std::unique_ptr<Kept> kept;
   if (call.keep) {

@@ -12,9 +12,9 @@
 namespace attnd {
 namespace {
 
-// Calls whose kept values may each be rounded up to kTensorAlignment; more of them are refused
-// where that does not fit.
-constexpr int64_t kAlignedCalls = 16;
+// Calls, beyond those of max_rows, whose kept values may each be rounded up to kTensorAlignment;
+// more of them are refused where that does not fit.
+constexpr int64_t kSmallCalls = 16;
 constexpr int64_t kFloatBytes = 4;
 
 // The larger of each part.
@@ -136,7 +136,8 @@ int64_t ActivationSlack(const ModuleGraph& graph, const ModuleLimits& limits) {
     tensors += static_cast<int64_t>(graph.BlockOf(n).ops.size()) + kFirstOpValue +
                static_cast<int64_t>(graph.ShapesOf(n).attention_ops.size());
   }
-  return kAlignedCalls * tensors * kTensorAlignment;
+  const int64_t calls = kSmallCalls + limits.kept_rows / limits.max_rows;
+  return calls * tensors * kTensorAlignment;
 }
 
 }  // namespace

@@ -13,6 +13,9 @@
 #include "modules/reference/call_parts.h"
 #include "modules/reference/reference_engine.h"
 
+// Of AddressSanitizer and its like, whose heap mallinfo2 does not see.
+extern "C" size_t __sanitizer_get_current_allocated_bytes() __attribute__((weak));
+
 namespace attnd {
 namespace {
 
@@ -43,8 +46,8 @@ double Distance(const Numbers& a, const Numbers& b) {
 
 double UnitOf(ElementType element) {
   return element == ElementType::kFloat32    ? 0x1p-24
-         : element == ElementType::kBFloat16 ? 0x1p-9
-                                             : 0x1p-12;
+         : element == ElementType::kBFloat16 ? 0x1p-8
+                                             : 0x1p-11;
 }
 
 // A value's error by rounding alone is what the reference shows when it rounds where the contract
@@ -133,7 +136,8 @@ TEST_F(CpuModuleEngineTest, RandomModulesAreAsCloseAsRoundingLeavesThem) {
       if (!IsModerate(rounded) || !IsModerate(exact)) continue;
       ++moderate;
       const Comparison one = Compare(results, rounded, exact, element);
-      EXPECT_LE(one.most, 2) << ElementName(element) << " seed " << seed;
+      EXPECT_LE(one.most, 2)  // errors grow from op to op
+          << ElementName(element) << " seed " << seed;
       all.tensors += one.tensors;
       all.close += one.close;
     }
@@ -394,6 +398,9 @@ TEST_F(CpuModuleEngineTest, TakesTheMemoryThatItPlansAndNoMoreInCalls) {
                            Rounding::kElements);
   fixture.SetRows({.batch = 4, .length = 256});
   const auto in_use = [] {
+    if (__sanitizer_get_current_allocated_bytes != nullptr) {
+      return static_cast<int64_t>(__sanitizer_get_current_allocated_bytes());
+    }
     const struct mallinfo2 info = mallinfo2();
     return static_cast<int64_t>(info.uordblks + info.hblkhd);
   };

@@ -17,7 +17,8 @@ class Workers {
  public:
   explicit Workers(int threads) : pool_(threads), scratch_(threads * kDenseScratchFloats) {}
 
-  void Run(const DenseProduct& product) {
+  void Run(DenseProduct product) {
+    product.item_rows = DenseItemRows(product, pool_.threads());
     pool_.ParallelFor(DenseItems(product), [&](int64_t item, int thread) {
       RunDenseItem(product, item, &scratch_[thread * kDenseScratchFloats]);
     });

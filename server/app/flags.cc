@@ -208,7 +208,9 @@ void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
       "--memory_limit_mib");
   add("--caller_module_mib", raw.caller_module_mib,
       "of --module_memory_mib, for one caller; 0: all of it");
-  add("--max_modules", o.modules.max_modules, "registered at a time; beyond: MODULE_QUOTA");
+  app.add_option("--module_state_dir", o.modules.state_dir,
+                 "folder in host memory (tmpfs) for modules that outlive the process; empty: none")
+      ->group(group);
 }
 
 void AddOperation(CLI::App& app, RawFlags& raw) {

@@ -31,6 +31,12 @@ void CallLedger::Changed(std::string digest, std::string reply) {
   last_reply_ = std::move(reply);
 }
 
+void CallLedger::Restore(uint64_t sequence, std::string digest, std::string reply) {
+  sequence_ = sequence;
+  last_digest_ = std::move(digest);
+  last_reply_ = std::move(reply);
+}
+
 absl::StatusOr<CallLedger::Place> CallLedger::PlaceOf(uint64_t micro_batch,
                                                       const std::string& digest) const {
   if (micro_batch == added_.size()) return Place::kNext;

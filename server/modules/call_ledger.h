@@ -33,6 +33,9 @@ class CallLedger {
   absl::Status CheckGradient(uint64_t micro_batches) const;
   // The accumulator is empty again.
   void Changed(std::string digest, std::string reply);
+  // As it was after the change of this digest and reply.
+  void Restore(uint64_t sequence, std::string digest, std::string reply);
+  const std::string& last_digest() const { return last_digest_; }
   const std::string& last_reply() const { return last_reply_; }  // of a change that was seen
 
   enum class Place { kNext, kEarly, kAdded };

@@ -18,6 +18,14 @@ TEST(CallLedger, TakesAChangeOnceAndKnowsItAgain) {
   EXPECT_EQ(*ledger.CheckChange(1, "b"), CallLedger::Change::kNew);
 }
 
+TEST(CallLedger, KnowsTheLastChangeAfterARestart) {
+  CallLedger ledger;
+  ledger.Restore(7, "a", "reply");
+  EXPECT_EQ(*ledger.CheckChange(6, "a"), CallLedger::Change::kSeen);
+  EXPECT_EQ(*ledger.CheckChange(7, "b"), CallLedger::Change::kNew);
+  EXPECT_EQ(ledger.last_reply(), "reply");
+}
+
 TEST(CallLedger, RefusesChangesOfOtherSequences) {
   CallLedger ledger;
   EXPECT_EQ(ReasonOf(ledger.CheckChange(1, "a").status()), reason::kStepOutOfOrder);

@@ -33,14 +33,6 @@ absl::StatusOr<absl::Duration> DecodeTtl(uint32_t ttl_ms) {
   return FieldError(reason::kBadField, "ttl_ms", "0, or 1000 and more", absl::StrCat(ttl_ms));
 }
 
-absl::Status CheckDurability(v1::Durability durability) {
-  if (durability == v1::DURABILITY_PROCESS) return absl::OkStatus();
-  return Failure(absl::StatusCode::kUnimplemented, reason::kModuleUnsupported,
-                 absl::StrCat("durability: expected DURABILITY_PROCESS, got ",
-                              v1::Durability_Name(durability)),
-                 {{"field", "durability"}});
-}
-
 // The layout's devices are a wish that a server of one device cannot grant or refuse.
 absl::StatusOr<std::shared_ptr<const ModuleDescription>> Describe(
     const v1::RegisterModuleRequest& request) {
@@ -109,19 +101,51 @@ absl::StatusOr<EnginePlan> PlanWithin(const ModuleEngine& engine, const ModuleMe
 
 }  // namespace
 
+absl::Status ModuleCalls::CheckDurability(v1::Durability durability) const {
+  if (durability == v1::DURABILITY_PROCESS) return absl::OkStatus();
+  if (durability == v1::DURABILITY_HOST && !deps_.state_dir.empty()) return absl::OkStatus();
+  const char* offered = deps_.state_dir.empty() ? "DURABILITY_PROCESS (--module_state_dir is empty)"
+                                                : "DURABILITY_PROCESS or DURABILITY_HOST";
+  return Failure(
+      absl::StatusCode::kUnimplemented, reason::kModuleUnsupported,
+      absl::StrCat("durability: expected ", offered, ", got ", v1::Durability_Name(durability)),
+      {{"field", "durability"}});
+}
+
 absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
-    const std::string& caller, ModuleRecord record,
+    ModuleRecord record, v1::Durability durability,
     std::shared_ptr<const ModuleDescription> description) {
+  const std::string& caller = record.caller;
   ModuleMemory& memory = deps_.table.memory();
+  std::unique_ptr<ModuleState> state;
+  ModuleMemory::Reservation of_state;
+  if (durability == v1::DURABILITY_HOST) {
+    ASSIGN_OR_RETURN(of_state, memory.Reserve(caller, ModuleState::BytesOf(*description)));
+    ASSIGN_OR_RETURN(state,
+                     ModuleState::Open(deps_.state_dir, caller, record.name, record.state_digest));
+  }
   ASSIGN_OR_RETURN(const EnginePlan plan,
                    PlanWithin(deps_.engine, memory, *description, record.limits, caller));
   ASSIGN_OR_RETURN(ModuleMemory::Reservation reserved, memory.Reserve(caller, plan.bytes()));
+  reserved.Join(std::move(of_state));
   absl::StatusOr<std::unique_ptr<ModuleInstance>> instance =
       deps_.engine.Make(std::move(description), record.limits, plan);
   if (!instance.ok()) return OfEngine(instance.status());
+  std::optional<SavedChange> saved;
+  if (state != nullptr) {
+    absl::StatusOr<std::optional<SavedChange>> loaded = state->Load(**instance);
+    if (absl::IsDataLoss(loaded.status())) {
+      deps_.log.Warning("module_state_ignored", {{"message", loaded.status().message()}});
+    } else if (!loaded.ok()) {
+      return Classified(loaded.status());
+    } else {
+      saved = *std::move(loaded);
+    }
+  }
   record.plan = EncodePlan(plan, deps_.engine.Name());
   return std::make_shared<RegisteredModule>(std::move(record), *std::move(instance),
-                                            std::move(reserved));
+                                            std::move(reserved), std::move(state),
+                                            std::move(saved));
 }
 
 absl::Status ModuleCalls::Register(ModuleCall& call) {
@@ -145,7 +169,9 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
   *same.mutable_layout() = EncodeModuleLayout(description->graph.layout());
   record.layout_digest = DigestOf(same.layout());
   *same.mutable_optimizer() = EncodeOptimizer(description->optimizer);
+  record.state_digest = DigestOf(same);
   *same.mutable_limits() = request.limits();
+  same.set_durability(request.durability());
   record.digest = DigestOf(same);
 
   v1::RegisterModuleResponse response;
@@ -166,7 +192,7 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
           call.caller, request.name(), digest, ttl, [&](uint64_t id) -> absl::StatusOr<Module> {
             RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.staging.capacity()));
             record.id = id;
-            return MakeModule(call.caller, std::move(record), std::move(description));
+            return MakeModule(std::move(record), request.durability(), std::move(description));
           }));
   response.set_token(deps_.table.TokenOf(*module));
   *response.mutable_status() = module->Status();

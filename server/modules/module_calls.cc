@@ -46,6 +46,11 @@ absl::Status ModuleCalls::CheckNotDraining() const {
   return draining_ ? ModulesDraining() : absl::OkStatus();
 }
 
+void ModuleCalls::Keep(RegisteredModule::Hold& hold) {
+  const absl::Status saved = hold.Save();
+  if (!saved.ok()) deps_.log.Warning("module_state_not_saved", {{"message", saved.message()}});
+}
+
 absl::StatusOr<ComputeTurns::Turn> ModuleCalls::TakeDevice(const ModuleCall& call) {
   ComputeTurns::Turn turn = turns_.Take(call.caller, call.wait.stop, call.wait.deadline);
   if (!turn) return call.wait.Stopped();

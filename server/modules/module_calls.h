@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/log.h"
 #include "modules/module_engine.h"
 #include "proto/attnd/v1/module.pb.h"
 #include "server/admission/staging_pool.h"
@@ -42,6 +43,8 @@ class ModuleCalls {
     ModuleMetrics& metrics;
     std::string device;
     absl::Duration activation_ttl, max_activation_ttl;
+    std::string state_dir;  // of DURABILITY_HOST; empty: not offered
+    Logger& log;
   };
   explicit ModuleCalls(const Deps& deps) : deps_(deps) {}
 
@@ -54,8 +57,9 @@ class ModuleCalls {
 
   // life_calls.cc
   absl::Status Register(ModuleCall& call);
-  absl::StatusOr<Module> MakeModule(const std::string& caller, ModuleRecord record,
+  absl::StatusOr<Module> MakeModule(ModuleRecord record, v1::Durability durability,
                                     std::shared_ptr<const ModuleDescription> description);
+  absl::Status CheckDurability(v1::Durability durability) const;
   absl::Status GetModule(ModuleCall& call);
   absl::Status ListModules(ModuleCall& call);
   absl::Status Renew(ModuleCall& call);
@@ -83,6 +87,8 @@ class ModuleCalls {
   absl::Status GetTensors(ModuleCall& call);
 
   absl::Status CheckNotDraining() const;
+  // Saves the state where it outlives the process, and tells of a failure: the call is answered.
+  void Keep(RegisteredModule::Hold& hold);
   absl::StatusOr<ComputeTurns::Turn> TakeDevice(const ModuleCall& call);
   v1::Receipt ReceiptOf(absl::Duration queued, absl::Duration took) const;
 

@@ -28,6 +28,11 @@ ModuleMemory::Reservation& ModuleMemory::Reservation::operator=(Reservation&& ot
   return *this;
 }
 
+void ModuleMemory::Reservation::Join(Reservation other) {
+  if (memory_ == nullptr) return (void)(*this = std::move(other));
+  bytes_ += std::exchange(other.bytes_, 0);
+}
+
 void ModuleMemory::Reservation::Release() {
   if (memory_ == nullptr) return;
   absl::MutexLock lock(&memory_->mutex_);

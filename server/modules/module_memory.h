@@ -28,6 +28,7 @@ class ModuleMemory {
     Reservation& operator=(Reservation&& other) noexcept;
     ~Reservation() { Release(); }
     int64_t bytes() const { return bytes_; }
+    void Join(Reservation other);  // of the same caller
 
    private:
     friend class ModuleMemory;

@@ -34,6 +34,7 @@ namespace attnd {
 struct ModuleOptions {
   ModuleMemoryLimits memory;
   int64_t max_modules = 64;
+  std::string state_dir;  // of DURABILITY_HOST; empty: it is not offered
 };
 
 inline constexpr absl::Duration kModuleTtl = absl::Hours(1);

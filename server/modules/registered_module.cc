@@ -20,12 +20,26 @@ absl::Status CallWait::Stopped() const {
 }
 
 RegisteredModule::RegisteredModule(ModuleRecord record, std::unique_ptr<ModuleInstance> instance,
-                                   ModuleMemory::Reservation memory)
+                                   ModuleMemory::Reservation memory,
+                                   std::unique_ptr<ModuleState> state,
+                                   std::optional<SavedChange> saved)
     : record_(std::move(record)),
       memory_(std::move(memory)),
       instance_(std::move(instance)),
-      put_(instance_->description().table.entries().size(), false),
-      missing_(static_cast<int64_t>(put_.size())) {}
+      state_(std::move(state)),
+      put_(instance_->description().table.entries().size(), saved.has_value()),
+      missing_(saved.has_value() ? 0 : static_cast<int64_t>(put_.size())) {
+  if (!saved.has_value()) return;
+  durable_sequence_ = saved->sequence;
+  optimizer_step_ = instance_->optimizer_step();
+  ledger_.Restore(saved->sequence, std::move(saved->digest), std::move(saved->reply));
+}
+
+// What its caller has given up, or what failed, is not to be found again.
+RegisteredModule::~RegisteredModule() {
+  absl::MutexLock lock(&mutex_);
+  if (state_ != nullptr && !lost_.empty()) state_->Forget();
+}
 
 // ---- Turns.
 
@@ -198,6 +212,21 @@ void RegisteredModule::Hold::Changed(std::string digest, std::string reply) {
   module_->ForgetKept();
 }
 
+absl::Status RegisteredModule::Hold::Save() {
+  if (module_->state_ == nullptr) return absl::OkStatus();
+  SavedChange change;
+  {
+    absl::MutexLock lock(&module_->mutex_);
+    if (module_->missing_ > 0) return absl::OkStatus();
+    change = {module_->ledger_.sequence(), module_->ledger_.last_digest(),
+              module_->ledger_.last_reply()};
+  }
+  RETURN_IF_ERROR(module_->state_->Save(*module_->instance_, change));
+  absl::MutexLock lock(&module_->mutex_);
+  module_->durable_sequence_ = change.sequence;
+  return absl::OkStatus();
+}
+
 void RegisteredModule::Hold::Fail() {
   absl::MutexLock lock(&module_->mutex_);
   if (!module_->Lost()) module_->lost_ = "failed";
@@ -245,6 +274,7 @@ v1::ModuleStatus RegisteredModule::Status() const {
   status.set_host_bytes(static_cast<uint64_t>(memory_.bytes()));
   absl::MutexLock lock(&mutex_);
   status.set_sequence(ledger_.sequence());
+  status.set_durable_sequence(durable_sequence_);
   status.set_optimizer_step(static_cast<uint64_t>(optimizer_step_));
   if (ledger_.micro_batches() > 0) {
     status.add_micro_batches(0);
@@ -253,6 +283,11 @@ v1::ModuleStatus RegisteredModule::Status() const {
   status.set_weights_complete(missing_ == 0);
   status.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(expires_)));
   return status;
+}
+
+uint64_t RegisteredModule::durable_sequence() const {
+  absl::MutexLock lock(&mutex_);
+  return durable_sequence_;
 }
 
 int RegisteredModule::waiting() const {

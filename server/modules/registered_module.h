@@ -29,6 +29,7 @@
 #include "proto/attnd/v1/module.pb.h"
 #include "server/modules/call_ledger.h"
 #include "server/modules/module_memory.h"
+#include "server/modules/module_state.h"
 
 namespace attnd {
 
@@ -54,7 +55,8 @@ struct KeptForward {
 struct ModuleRecord {
   uint64_t id = 0;
   std::string caller, name;
-  std::string digest;         // of layout, optimizer and limits: the same registration
+  std::string digest;         // of layout, optimizer, limits and durability: the same registration
+  std::string state_digest;   // of layout and optimizer
   std::string layout_digest;  // SHA-256
   ModuleLimits limits;
   v1::Plan plan;
@@ -62,8 +64,11 @@ struct ModuleRecord {
 
 class RegisteredModule {
  public:
+  // `state`: null with DURABILITY_PROCESS. `saved`: what the instance has been loaded from it.
   RegisteredModule(ModuleRecord record, std::unique_ptr<ModuleInstance> instance,
-                   ModuleMemory::Reservation memory);
+                   ModuleMemory::Reservation memory, std::unique_ptr<ModuleState> state = nullptr,
+                   std::optional<SavedChange> saved = std::nullopt);
+  ~RegisteredModule();
 
   const ModuleRecord& record() const { return record_; }
   const ModuleDescription& description() const { return instance_->description(); }
@@ -88,6 +93,9 @@ class RegisteredModule {
     void WasPut(int64_t entry);  // a weight
     // The change of CheckChange; `reply` is what the same call gets again.
     void Changed(std::string digest, std::string reply);
+    // Writes the state to where it outlives the process, if the module has such a place and its
+    // weights are complete. What it says does not change the call's answer.
+    absl::Status Save();
     // The instance holds half of a change: nobody may use it any more.
     void Fail();
 
@@ -127,6 +135,7 @@ class RegisteredModule {
   bool Expire(absl::Time now);
   void Lose(std::string cause);
   v1::ModuleStatus Status() const;
+  uint64_t durable_sequence() const;
   int waiting() const;  // calls, for their turn
 
  private:
@@ -143,6 +152,7 @@ class RegisteredModule {
   const ModuleRecord record_;
   const ModuleMemory::Reservation memory_;
   const std::unique_ptr<ModuleInstance> instance_;  // used by the holder alone
+  const std::unique_ptr<ModuleState> state_;        // as instance_
 
   mutable absl::Mutex mutex_;
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
@@ -150,6 +160,7 @@ class RegisteredModule {
   int waiting_ ABSL_GUARDED_BY(mutex_) = 0;        // calls
   int early_ ABSL_GUARDED_BY(mutex_) = 0;          // micro-batches among them
   CallLedger ledger_ ABSL_GUARDED_BY(mutex_);
+  uint64_t durable_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<bool> put_ ABSL_GUARDED_BY(mutex_);  // [entries]
   int64_t missing_ ABSL_GUARDED_BY(mutex_);        // entries not put
   int64_t optimizer_step_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -112,6 +112,7 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
   };
   v1::StepResponse response;
   {
+    request.clear_token();  // another one after a restart
     std::string digest = DigestOf(request);
     absl::StatusOr<RegisteredModule::ChangeTurn> change =
         module->TakeChange(request.sequence(), digest, call.wait);
@@ -131,11 +132,13 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
       }
       response = *std::move(applied);
       hold.Changed(std::move(digest), response.SerializeAsString());
+      Keep(hold);
     } else {
       if (!response.ParseFromString(change->reply)) return StepConflict(request.sequence());
       response.set_replayed(true);
     }
   }
+  response.set_durable_sequence(module->durable_sequence());
   deps_.metrics.Stepped(OutcomeOf(response));
   return Reply(call.stream, response);
 }

@@ -13,6 +13,7 @@
 #include "server/call/status_details.h"
 #include "server/modules/module_calls.h"
 #include "server/modules/module_errors.h"
+#include "server/modules/running_digest.h"
 #include "server/modules/tensor_copy.h"
 #include "server/rpc/chunk_sequence.h"
 #include "server/wire/decode_small.h"
@@ -28,8 +29,9 @@ constexpr uint32_t kMaxShards = 64;
 class PutReader {
  public:
   PutReader(RegisteredModule& module, ModuleMemory& memory, CallStream& stream,
-            const v1::PutTensorsHeader& header)
+            v1::PutTensorsHeader header)
       : module_(module), memory_(memory), stream_(stream) {
+    header.clear_token();  // another one after a restart
     digest_.Add(DigestOf(header));
   }
 
@@ -189,6 +191,7 @@ absl::Status ModuleCalls::PutTensors(ModuleCall& call) {
         return Classified(std::move(put));
       }
       change.hold->Changed(std::move(digest), "");
+      Keep(*change.hold);
     } else {
       response.set_replayed(true);
     }

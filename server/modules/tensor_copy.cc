@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/check.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
 
@@ -103,22 +102,6 @@ std::string TensorCopy::Digest() const {
   std::string digest(SHA256_DIGEST_LENGTH, '\0');
   SHA256(reinterpret_cast<const unsigned char*>(bytes()), static_cast<size_t>(size()),
          reinterpret_cast<unsigned char*>(digest.data()));
-  return digest;
-}
-
-RunningDigest::RunningDigest() : context_(EVP_MD_CTX_new()) {
-  CHECK(context_ != nullptr);
-  CHECK(EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) == 1);
-}
-
-void RunningDigest::Add(absl::string_view bytes) {
-  CHECK(EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1);
-}
-
-std::string RunningDigest::Final() {
-  std::string digest(SHA256_DIGEST_LENGTH, '\0');
-  CHECK(EVP_DigestFinal_ex(context_.get(), reinterpret_cast<unsigned char*>(digest.data()),
-                           nullptr) == 1);
   return digest;
 }
 

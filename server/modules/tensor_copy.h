@@ -2,8 +2,6 @@
 // caller's share. Values; one thread.
 #pragma once
 
-#include <openssl/evp.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -41,20 +39,6 @@ struct TensorCopy {
   ElementType element = ElementType::kFloat32;
   ModuleMemory::Reservation reserved;
   std::unique_ptr<std::byte[]> data;
-};
-
-// SHA-256 of what is added, piece after piece.
-class RunningDigest {
- public:
-  RunningDigest();
-  void Add(absl::string_view bytes);
-  std::string Final();  // once
-
- private:
-  struct Free {
-    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
-  };
-  std::unique_ptr<EVP_MD_CTX, Free> context_;
 };
 
 }  // namespace attnd

@@ -3,7 +3,9 @@
 // it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -72,20 +74,26 @@ class ForgetfulEngine final : public ReferenceEngine {
 class Training {
  public:
   // Null: the CPU engine.
-  explicit Training(std::shared_ptr<ModuleEngine> engine)
-      : daemon_(MakeCpuBackend({.threads = 2}), OptionsOf(std::move(engine))),
+  explicit Training(std::shared_ptr<ModuleEngine> engine, const std::string& state_dir = "")
+      : daemon_(MakeCpuBackend({.threads = 2}), OptionsOf(std::move(engine), state_dir)),
         caller_(daemon_.NewChannel()) {
+    v1::RegisterModuleRequest request = SmallRegistration("m", 0.25f);
+    if (!state_dir.empty()) request.set_durability(v1::DURABILITY_HOST);
     v1::RegisterModuleResponse response;
-    CHECK(caller_.Register(SmallRegistration("m", 0.25f), response).ok());
+    const grpc::Status status = caller_.Register(request, response);
+    CHECK(status.ok()) << status.error_message();
     token_ = response.token();
+    first_ = std::max<uint64_t>(response.status().sequence(), 1);
+    if (response.status().sequence() > 0) return;
     Random random(3);
     v1::PutTensorsResponse put;
     const auto bytes = [&](int64_t count) { return RandomBytes(random, count); };
     CHECK(caller_.Put(PutMessages(token_, 0, bytes), put).ok());
   }
 
+  // From the sequence where the module stands.
   std::map<std::string, std::string> Quiet() {
-    for (uint64_t sequence = 1; sequence <= kSteps; ++sequence) {
+    for (uint64_t sequence = first_; sequence <= kSteps; ++sequence) {
       for (uint32_t n = 0; n < kMicroBatches; ++n) {
         CHECK(Backward(sequence, n, Forward(sequence, n)).status.ok());
       }
@@ -93,6 +101,19 @@ class Training {
     }
     return Tensors();
   }
+
+  // Dies at step `at`: after one of its micro-batches, or after the step itself.
+  void DieAt(uint64_t at, bool after_step) {
+    for (uint64_t sequence = first_; sequence <= at; ++sequence) {
+      for (uint32_t n = 0; n < kMicroBatches; ++n) {
+        if (sequence == at && !after_step && n == 2) return;
+        CHECK(Backward(sequence, n, Forward(sequence, n)).status.ok());
+      }
+      EXPECT_EQ(Step(sequence).durable_sequence(), sequence + 1);
+    }
+  }
+  v1::StepResponse StepAgain() { return Step(first_ - 1); }
+  uint64_t first() const { return first_; }
 
   // Micro-batches at once, last first, some again with what has been spent and some with x; each
   // step twice, at once, and once more later.
@@ -119,10 +140,12 @@ class Training {
   }
 
  private:
-  static ServerOptions OptionsOf(std::shared_ptr<ModuleEngine> engine) {
+  static ServerOptions OptionsOf(std::shared_ptr<ModuleEngine> engine,
+                                 const std::string& state_dir) {
     ServerOptions options = TestOptions();
     options.modules.memory = {int64_t{8} << 20, int64_t{8} << 20};
     options.module_engine = std::move(engine);
+    options.modules.state_dir = state_dir;
     return options;
   }
 
@@ -194,12 +217,30 @@ class Training {
   Daemon daemon_;
   ModuleCaller caller_;
   std::string token_;
+  uint64_t first_ = 1;
 };
 
 TEST(ModuleRetries, LeaveTheWeightsOfTheQuietRun) {
   const auto quiet = Training(nullptr).Quiet();
   EXPECT_EQ(quiet.size(), 8);
   EXPECT_EQ(Training(nullptr).Noisy(), quiet);
+}
+
+TEST(ModuleRetries, GoOnFromTheStateThatOutlivedTheProcess) {
+  const auto quiet = Training(nullptr).Quiet();
+  const std::string states = testing::TempDir() + "/module_states";
+  std::filesystem::remove_all(states);
+  std::filesystem::create_directory(states);
+  Training(nullptr, states).DieAt(3, false);
+  {
+    Training second(nullptr, states);
+    EXPECT_EQ(second.first(), 3);
+    second.DieAt(7, true);
+  }
+  Training third(nullptr, states);
+  EXPECT_EQ(third.first(), 8);
+  EXPECT_TRUE(third.StepAgain().replayed());  // its reply was lost with the process
+  EXPECT_EQ(third.Quiet(), quiet);
 }
 
 TEST(ModuleRetries, WouldShowAMicroBatchThatIsAddedTwice) {

@@ -65,12 +65,14 @@ def check_layers(layers, tmp_path, rng, call, variant=Variant(), batch=2, length
     for layer in layers:
         value = call(layer, value)
     value.backward(torch.tensor(dy))
-    np.testing.assert_allclose(y, value.detach().numpy(), rtol=rtol, atol=rtol)
-    np.testing.assert_allclose(dx, tx.grad.numpy(), rtol=rtol, atol=10 * rtol)
+    compare("y", y, value.detach().numpy(), rtol)
+    compare("dx", dx, tx.grad.numpy(), rtol)
     for (n, name), gradient in gradients.items():
-        expected = dict(layers[n].named_parameters())[name].grad.numpy()
-        np.testing.assert_allclose(gradient, expected, rtol=rtol, atol=10 * rtol * max(1, np.abs(expected).max()),
-                                   err_msg=f"{n}.{name}")
+        compare(f"{n}.{name}", gradient, dict(layers[n].named_parameters())[name].grad.numpy(), rtol)
+
+
+def compare(name, found, expected, rtol):
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=10 * rtol * max(1, np.abs(expected).max()), err_msg=name)
 
 
 @pytest.mark.parametrize("name", NN)

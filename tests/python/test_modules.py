@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from conftest import Daemon
 
 import attnd
 from attnd.modules import Heads, Layout, Module
@@ -159,9 +160,9 @@ class CuttingProxy:
     """Forwards TCP to a daemon and cuts each connection after a random number of the daemon's bytes, so that replies are
     lost of calls that were done."""
 
-    def __init__(self, address, rng, most=12000):
+    def __init__(self, address, rng, most=6000):
         host, port = address.split(":")
-        self._to, self._rng, self._most, self.cuts = (host, int(port)), rng, most, 0
+        self._to, self._rng, self._most, self.cuts, self.cutting = (host, int(port)), rng, most, 0, True
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -173,7 +174,7 @@ class CuttingProxy:
             except OSError:
                 return
             there = socket.create_connection(self._to)
-            left = int(self._rng.integers(2000, self._most))
+            left = int(self._rng.integers(1500, self._most)) if self.cutting else None
             threading.Thread(target=self._copy, args=(here, there, None), daemon=True).start()
             threading.Thread(target=self._copy, args=(there, here, left), daemon=True).start()
 
@@ -200,15 +201,41 @@ def test_each_call_counts_once_however_often_its_reply_is_lost(daemon, rng):
     xs, dys = np.float32(rng.normal(size=(2, 8, 2, 2, 5, 16)))
     weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
     proxy, found = CuttingProxy(daemon.address, rng), []
+
+    def rest(step):
+        proxy.cutting = not (found and step == 7)  # the weights' reply alone is longer than a connection lives
     for address in (daemon.address, proxy.address):
         with attnd.connect(address, timeout=60, retries=100, channels=1, wait_for_ready=True) as client:
             module = attnd.register(small_layout(), client, name="cut" if found else "quiet", optimizer=attnd.AdamW(),
                                     max_rows=64, kept_rows=640)
             module.put(weights)
-            found.append(train(module, xs, dys, 8))
+            found.append(train(module, xs, dys, 8, rest))
             assert module.sequence == 9
             module.release()
     proxy.close()
     assert proxy.cuts >= 3, proxy.cuts
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)
+
+
+def test_state_in_host_memory_outlives_the_process(daemon, rng, tmp_path):
+    xs, dys = np.float32(rng.normal(size=(2, 6, 2, 2, 5, 16)))
+    weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
+    durable, found = Daemon("--module_state_dir", str(tmp_path)), []
+    for where, durability in ((daemon, "process"), (durable, "host")):
+        with attnd.connect(where.address, wait_for_ready=True, timeout=60) as client:
+            module = attnd.register(small_layout(), client, name="durable", optimizer=attnd.AdamW(), max_rows=64,
+                                    durability=durability)
+            module.put(weights)
+
+            def kill(step):
+                if where is durable and step in (2, 4):
+                    durable.kill()
+                    durable.start()
+            found.append(train(module, xs, dys, 6, kill))
+            if where is durable:
+                assert int(module.status()["durable_sequence"]) >= module.sequence - 1 > 0
+            module.release()
+    durable.stop()
     for name, array in found[0].items():
         np.testing.assert_array_equal(found[1][name], array)

@@ -1,9 +1,12 @@
 """attnd.torch.offload: stacks of layers on a daemon beside the same layers here, in float32."""
 import copy
 import gc
+import os
+import sys
 
 import numpy as np
 import pytest
+from conftest import ROOT, SERVER
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -365,3 +368,20 @@ def test_transformers_models_run_with_their_masks(daemon, kind):
     with pytest.raises(attnd.Unimplemented, match="output_hidden_states"):
         there(tokens, output_hidden_states=True)
     assert set(there.state_dict()) == set(here.state_dict())
+
+
+def test_example_ends_with_the_local_loss_though_its_daemon_is_killed():
+    sys.path.insert(0, os.path.join(ROOT, "client/python/examples"))
+    import train_modules
+    settings = train_modules.Settings(steps=10, length=16, batch=2)
+    with open(os.path.join(ROOT, "LICENSE"), encoding="utf-8") as file:
+        text = file.read()
+    own = train_modules.Daemon(SERVER, "cpu")
+    try:
+        here, _ = train_modules.train(settings, text, True, False)
+        there, _, _ = train_modules.train_there(settings, text, True, own, 5, "")
+        np.testing.assert_allclose(there, here, rtol=0, atol=1e-5)
+        _, _, moved = train_modules.train_there(settings, text, False, own, None, "")
+        assert 1 < moved / (4 * 2 * 16 * 32 * 4) < 1.15  # headers and tokens beside the tensors
+    finally:
+        own.stop()

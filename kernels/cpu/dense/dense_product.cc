@@ -6,6 +6,7 @@
 //
 #include <hwy/foreach_target.h>
 //
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -25,9 +26,9 @@ class DenseItem {
  public:
   DenseItem(const DenseProduct& p, int64_t item, float* scratch)
       : p_(p),
-        first_row_(item / ColumnGroups(p) * kDenseRows),
+        first_row_(item / ColumnGroups(p) * p.item_rows),
         first_column_(item % ColumnGroups(p) * kDenseColumns),
-        rows_(std::min(kDenseRows, p.rows - first_row_)),
+        rows_(std::min(p.item_rows, p.rows - first_row_)),
         columns_(std::min(kDenseColumns, p.columns - first_column_)),
         a_(scratch),
         b_(a_ + kDenseRows * kDenseDepth),
@@ -47,6 +48,8 @@ class DenseItem {
   }
 
  private:
+  static constexpr int64_t kRowsAhead = 8;
+
   // sums_ ← A·B over k in [begin, end).
   void Sum(int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; k += kDenseDepth) {
@@ -86,13 +89,26 @@ class DenseItem {
       return Floats(p_.b.element, p_.b.data, at, depth * kDensePanel, b_);
     }
     const int64_t count = std::min(kDensePanel, p_.columns - column);
+    const auto* bytes = static_cast<const uint8_t*>(p_.b.data);
     for (int64_t n = 0; n < depth; ++n) {
-      Load(p_.b, (k + n) * p_.b.stride + column, count, b_ + n * kDensePanel);
+      const int64_t at = (k + n) * p_.b.stride + column;
+      // Rows lie pages apart, where hardware does not look ahead.
+      if (n + kRowsAhead < depth) {
+        const uint8_t* ahead = bytes + (at + kRowsAhead * p_.b.stride) * ElementBytes(p_.b.element);
+        for (int64_t line = 0; line < count * ElementBytes(p_.b.element); line += 64) {
+          hwy::Prefetch(ahead + line);
+        }
+      }
+      Load(p_.b, at, count, b_ + n * kDensePanel);
     }
     return b_;
   }
 
   void Load(const DenseMatrix& from, int64_t index, int64_t count, float* out) const {
+    if (from.element == ElementType::kFloat32 && p_.operand == from.element) {
+      std::memcpy(out, static_cast<const float*>(from.data) + index, count * sizeof(float));
+      return;
+    }
     LoadFloats(from.element, from.data, index, count, out);
     if (from.element != p_.operand) RoundFloats(p_.operand, out, count);
   }
@@ -169,8 +185,20 @@ HWY_EXPORT(RunDenseItemImpl);
 HWY_EXPORT(PackPanelImpl);
 
 int64_t DenseItems(const DenseProduct& product) {
-  return (product.rows + kDenseRows - 1) / kDenseRows *
+  return (product.rows + product.item_rows - 1) / product.item_rows *
          ((product.columns + kDenseColumns - 1) / kDenseColumns);
+}
+
+int64_t DenseItemRows(const DenseProduct& product, int threads) {
+  // About 20 microseconds of one thread: less is not worth waking another.
+  constexpr int64_t kFewestProducts = int64_t{1} << 22;
+  const int64_t of_row = std::min(product.columns, kDenseColumns) * product.depth;
+  DenseProduct cut = product;
+  while (cut.item_rows > kFewestDenseRows && DenseItems(cut) < 2 * threads &&
+         cut.item_rows / 2 * of_row >= kFewestProducts) {
+    cut.item_rows /= 2;
+  }
+  return cut.item_rows;
 }
 
 void RunDenseItem(const DenseProduct& product, int64_t item, float* scratch) {

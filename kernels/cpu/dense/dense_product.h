@@ -5,8 +5,8 @@
 // stretches are added in order. So a row of C depends on its row of A and on B alone: not on the
 // number of rows, on threads or on how C is cut into items.
 //
-// An item is kDenseRows × kDenseColumns of C, for one thread with scratch of its own. B comes in
-// panels, or row by row; A as it lies, where it is float32, else from scratch. Any thread.
+// An item is at most kDenseRows × kDenseColumns of C, for one thread with scratch of its own. B
+// comes in panels, or row by row; A as it lies, where it is float32, else from scratch. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,9 @@
 
 namespace attnd {
 
-inline constexpr int64_t kDenseRows = 192;
+// Rows of B are read again by each item: with 192 rows that cost 5 to 10 % where B is no panels.
+inline constexpr int64_t kDenseRows = 384;
+inline constexpr int64_t kFewestDenseRows = 48;
 inline constexpr int64_t kDenseColumns = 256;
 // A panel's stretch of B, 32 KiB, stays in a first-level cache while the rows of A pass by.
 inline constexpr int64_t kDenseDepth = 128;
@@ -57,8 +59,11 @@ struct DenseProduct {
   ElementType bias_element = ElementType::kFloat32;
   void* c = nullptr;  // row-major [rows, columns]
   ElementType c_element = ElementType::kFloat32;
+  int64_t item_rows = kDenseRows;  // a multiple of 6, at most kDenseRows
 };
 
+// Item rows such that there are two items a thread, if each is worth a thread.
+int64_t DenseItemRows(const DenseProduct& product, int threads);
 int64_t DenseItems(const DenseProduct& product);
 void RunDenseItem(const DenseProduct& product, int64_t item, float* scratch);
 
