@@ -213,6 +213,7 @@ class AttentionClient::Impl {
             *clock_)) {}
 
   const ClientOptions& options() const { return options_; }
+  const ClientCore& core() const { return core_; }
 
   ~Impl() { book_->Close(); }
 
@@ -527,5 +528,6 @@ absl::StatusOr<std::shared_ptr<std::byte>> AttentionClient::Allocate(int64_t byt
 }
 
 const ClientOptions& AttentionClient::options() const { return impl_->options(); }
+const ClientCore& AttentionClient::core() const { return impl_->core(); }
 
 }  // namespace attnd

@@ -36,6 +36,8 @@
 
 namespace attnd {
 
+struct ClientCore;
+
 class AttentionClient {
  public:
   // Reads the TLS files and checks the options; connects when the first call needs it. Errors:
@@ -71,6 +73,8 @@ class AttentionClient {
                                          const CallOptions& options = {});
 
   const ClientOptions& options() const;
+  // Connections, retries and queues, for other services' calls of this library.
+  const ClientCore& core() const;
 
  private:
   class Impl;

@@ -3,9 +3,10 @@
 
     python3 deploy/bill_of_materials.py FOLDER [PACKAGE...] < LIST
 
-For the bundle in FOLDER: LIST has a line "NAME PATH" for each library in FOLDER/lib, PATH being the installed file that it
-was copied from; PACKAGES are within the programs. Writes FOLDER/licenses/PACKAGE and FOLDER/sbom.cdx.json. The wheel's
-build imports it. A file without a package, or a package without a statement of its terms, ends the build.
+For the bundle in FOLDER: LIST has a line "NAME PATH" for each library in FOLDER/lib, PATH being the installed file that
+it was copied from; PACKAGES are within the programs. Writes FOLDER/licenses/PACKAGE and FOLDER/sbom.cdx.json. With --add
+before FOLDER, and no LIST, the packages join those in FOLDER/sbom.cdx.json: an image's base. The wheel's build imports
+it. A file without a package, or a package without a statement of its terms, ends the build.
 """
 import hashlib
 import json
@@ -83,16 +84,36 @@ def main(folder, packages, lines):
     for name, path in (line.split() for line in lines):
         with open(os.path.join(folder, "lib", name), "rb") as file:
             files.setdefault(owner(path), {})[f"lib/{name}"] = file.read()
+    licences = write_terms(folder, {*packages, *files})
+    with open(os.path.join(folder, "sbom.cdx.json"), "w") as file:
+        file.write(sbom("application", licences, files))
+
+
+def write_terms(folder, packages):
+    """{package: the file in the folder that now states its terms}"""
     os.makedirs(os.path.join(folder, "licenses"), exist_ok=True)
-    licences = {package: f"licenses/{package}" for package in {*packages, *files}}
+    licences = {package: f"licenses/{package}" for package in packages}
     for package, name in licences.items():
         with open(os.path.join(folder, name), "w") as file:
             file.write(terms(package))
-    with open(os.path.join(folder, "sbom.cdx.json"), "w") as file:
-        file.write(sbom("application", licences, files))
+    return licences
+
+
+def add(folder, packages):
+    path = os.path.join(folder, "sbom.cdx.json")
+    with open(path) as file:
+        document = json.load(file)
+    for package, name in sorted(write_terms(folder, packages).items()):
+        document["components"].append(component(package, name, {}))
+        document["dependencies"][0]["dependsOn"].append(package)
+    with open(path, "w") as file:
+        file.write(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         raise SystemExit(__doc__)
-    main(sys.argv[1], sys.argv[2:], sys.stdin.read().splitlines())
+    if sys.argv[1] == "--add":
+        add(sys.argv[2], sys.argv[3:])
+    else:
+        main(sys.argv[1], sys.argv[2:], sys.stdin.read().splitlines())

@@ -37,7 +37,7 @@ while read -r name path; do
   strip --strip-unneeded "$output/lib/$name"
   patchelf --set-rpath '$ORIGIN' "$output/lib/$name"
 done <<< "$libraries"
-install -m 644 LICENSE README.md SECURITY.md "$output/"
+install -m 644 LICENSE README.md SECURITY.md CHANGELOG.md "$output/"
 cp -r deploy/systemd deploy/haproxy deploy/prometheus deploy/grafana "$output/"
 mkdir -p "$output/docs"
 install -m 644 docs/*.md "$output/docs/"

@@ -197,10 +197,34 @@ Tile ForwardTileOfSm90(int head_dim) {
 }
 constexpr int kWidestOfSm90 = 128;
 
+// General scores keep a slope beside each score, which these registers have no room for.
+void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
+  for (bool ordered : {true, false}) {
+    for (Scores scores : {kLinear, kListed}) {
+      if (scores.listed && !ordered) continue;  // too little to gain
+      for (bool dropout : {false, true}) {
+        rows.push_back({.architecture = Architecture::kSm90,
+                        .kind = KernelKind::kBackward,
+                        .element = element,
+                        .head_dim = head_dim,
+                        .listed = scores.listed,
+                        .dropout = dropout,
+                        .maps = kBackwardMaps,
+                        .ordered = ordered,
+                        .tile = {64, 128, head_dim, 1},
+                        .reason = ordered ? ScoresReason(scores, dropout)
+                                          : "allow_nondeterministic: dQ by atomics",
+                        .spill_bytes = 512});
+      }
+    }
+  }
+}
+
 std::vector<KernelRow> Sm90Rows() {
   std::vector<KernelRow> rows;
   for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
     for (int head_dim : {64, kWidestOfSm90}) {
+      AddBackwardOfSm90(element, head_dim, rows);
       for (Scores scores : {kLinear, kListed, kGeneral}) {
         for (bool dropout : {false, true}) {
           rows.push_back({.architecture = Architecture::kSm90,
@@ -211,6 +235,7 @@ std::vector<KernelRow> Sm90Rows() {
                           .listed = scores.listed,
                           .dropout = dropout,
                           .stays = true,
+                          .maps = kForwardMaps,
                           .tile = ForwardTileOfSm90(head_dim),
                           .reason = ScoresReason(scores, dropout),
                           .spill_bytes = 512});
@@ -273,7 +298,8 @@ std::vector<KernelRow> KernelRowsOfGpu(int compute_capability) {
   std::vector<KernelRow> rows = KernelRowsOf(Architecture::kSm80);
   if (compute_capability != 90) return rows;
   std::erase_if(rows, [](const KernelRow& row) {
-    return row.kind == KernelKind::kForward && row.head_dim <= kWidestOfSm90;
+    if (row.head_dim > kWidestOfSm90) return false;
+    return row.kind == KernelKind::kForward || (row.kind == KernelKind::kBackward && !row.general);
   });
   const std::vector<KernelRow> own = KernelRowsOf(Architecture::kSm90);
   rows.insert(rows.end(), own.begin(), own.end());

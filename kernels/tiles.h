@@ -51,7 +51,8 @@ struct KernelRow {
   bool general = false;  // softcap, bias, ALiBi, any scale, with a mask or without
   bool listed = false;   // else: a positive scale with a mask, or without
   bool dropout = false;
-  bool stays = false;   // its blocks take tile after tile, by tensor maps (TensorMap)
+  bool stays = false;   // its blocks take tile after tile
+  int maps = 0;         // tensor maps (MapOf) that it loads by
   bool ordered = true;  // backward: the same bits of dQ every time, in whatever order blocks run
   bool shipped = true;  // compiled at build time; else at run time, where a compiler is
   Tile tile = {};       // see tile_math.h; kDelta and kQueryGradient: q_rows only

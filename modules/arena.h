@@ -13,6 +13,7 @@ struct ArenaBuffer {
   int64_t bytes = 0;
   int64_t first = 0, last = 0;  // steps in which it lives, both inclusive
   int64_t offset = -1;          // set by PlaceBuffers; −1: of no bytes
+  int64_t key = 0;              // its user's, to find it again
 };
 
 // Gives each buffer its offset, in the order of `first`, and returns the arena's size. The same

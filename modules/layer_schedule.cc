@@ -15,23 +15,24 @@ class Buffers {
   Buffers(const ModuleGraph& graph, int64_t block, const RowCounts& rows)
       : layout_(graph.layout()), shapes_(graph.shapes(block)), rows_(rows) {}
 
-  void AddValue(int64_t value, int64_t first, int64_t last) {
+  void AddValue(BufferUse use, int64_t value, int64_t first, int64_t last) {
     const ValueShape& shape = shapes_.values[value];
     const ElementType element = shape.wide ? layout_.wide_element : layout_.element;
-    Add(rows_.Of(shape.rows) * shape.columns * ElementBytes(element), first, last);
+    Add(BufferKey(use, value), rows_.Of(shape.rows) * shape.columns * ElementBytes(element), first,
+        last);
   }
-  void AddHeads(const HeadColumns& heads, int64_t step) {
+  void AddHeads(int64_t key, const HeadColumns& heads, int64_t step) {
     const RowKind rows = shapes_.values[heads.value].rows;
-    Add(rows_.Of(rows) * heads.columns() * ElementBytes(layout_.element), step, step);
+    Add(key, rows_.Of(rows) * heads.columns() * ElementBytes(layout_.element), step, step);
   }
-  void AddRowNumbers(int64_t count, int64_t first, int64_t last) {  // of x's rows
-    Add(rows_.input * count * kFloatBytes, first, last);
+  void AddRowNumbers(int64_t key, int64_t count, int64_t first, int64_t last) {  // of x's rows
+    Add(key, rows_.input * count * kFloatBytes, first, last);
   }
   std::vector<ArenaBuffer> Take() { return std::move(buffers_); }
 
  private:
-  void Add(int64_t bytes, int64_t first, int64_t last) {
-    buffers_.push_back({.bytes = bytes, .first = first, .last = last});
+  void Add(int64_t key, int64_t bytes, int64_t first, int64_t last) {
+    buffers_.push_back({.bytes = bytes, .first = first, .last = last, .key = key});
   }
   const ModuleLayout& layout_;
   const BlockShapes& shapes_;
@@ -40,16 +41,25 @@ class Buffers {
 };
 
 // q and k after norm and rotary, which no value holds.
-void AddTurned(const AttentionOp& op, int64_t step, Buffers& buffers) {
-  if (op.rotary.has_value() || op.q_norm.has_value()) buffers.AddHeads(op.q, step);
-  if (op.rotary.has_value() || op.k_norm.has_value()) buffers.AddHeads(op.k, step);
+struct TurnedKeys {
+  int64_t q, k;
+};
+void AddTurned(const AttentionOp& op, const TurnedKeys& keys, int64_t step, Buffers& buffers) {
+  if (op.rotary.has_value() || op.q_norm.has_value()) buffers.AddHeads(keys.q, op.q, step);
+  if (op.rotary.has_value() || op.k_norm.has_value()) buffers.AddHeads(keys.k, op.k, step);
+}
+TurnedKeys ForwardKeys(int64_t op) {
+  return {BufferKey(BufferUse::kTurnedQuery, op), BufferKey(BufferUse::kTurnedKey, op)};
 }
 
 // The gradients of q, k and v as attention gives them, and the rows' delta.
-void AddAttentionGradients(const AttentionOp& op, int64_t step, Buffers& buffers) {
-  AddTurned(op, step, buffers);
-  for (const HeadColumns* heads : {&op.q, &op.k, &op.v}) buffers.AddHeads(*heads, step);
-  buffers.AddRowNumbers(op.q.heads, step, step);
+void AddAttentionGradients(const AttentionOp& op, int64_t number, int64_t step, Buffers& buffers) {
+  const auto key = [&](BufferUse use) { return BufferKey(use, number); };
+  AddTurned(op, {key(BufferUse::kBackwardQuery), key(BufferUse::kBackwardKey)}, step, buffers);
+  buffers.AddHeads(key(BufferUse::kQueryGradient), op.q, step);
+  buffers.AddHeads(key(BufferUse::kKeyGradient), op.k, step);
+  buffers.AddHeads(key(BufferUse::kValueGradient), op.v, step);
+  buffers.AddRowNumbers(key(BufferUse::kDelta), op.q.heads, step, step);
 }
 
 // The last step of backward that reads each value itself, −1 where none does.
@@ -80,10 +90,12 @@ void AddRecomputed(const ModuleGraph& graph, int64_t block, Recompute recompute,
   for (size_t n = 0; n < ops.size(); ++n) {
     const int64_t value = n + kFirstOpValue;
     if (!again[value]) continue;
-    buffers.AddValue(value, n, needed[value] ? reads[value] : std::max<int64_t>(last[value], n));
+    buffers.AddValue(BufferUse::kValue, value, n,
+                     needed[value] ? reads[value] : std::max<int64_t>(last[value], n));
     if (const auto* op = std::get_if<AttentionOp>(&ops[n].kind)) {
-      AddTurned(*op, n, buffers);
-      buffers.AddRowNumbers(op->q.heads, n, 2 * ops.size() - 1 - n);  // logsumexp
+      AddTurned(*op, ForwardKeys(n), n, buffers);
+      buffers.AddRowNumbers(BufferKey(BufferUse::kLogSumExp, n), op->q.heads, n,
+                            2 * ops.size() - 1 - n);
     }
   }
 }
@@ -110,8 +122,11 @@ std::vector<ArenaBuffer> ForwardBuffers(const ModuleGraph& graph, int64_t block,
   const std::vector<int64_t> last = graph.LastUses(block);
   Buffers buffers(graph, block, rows);
   for (size_t n = 0; n < ops.size(); ++n) {
-    if (n + 1 < ops.size()) buffers.AddValue(n + kFirstOpValue, n, last[n + kFirstOpValue]);
-    if (const auto* op = std::get_if<AttentionOp>(&ops[n].kind)) AddTurned(*op, n, buffers);
+    const int64_t value = n + kFirstOpValue;
+    if (n + 1 < ops.size()) buffers.AddValue(BufferUse::kValue, value, n, last[value]);
+    if (const auto* op = std::get_if<AttentionOp>(&ops[n].kind)) {
+      AddTurned(*op, ForwardKeys(n), n, buffers);
+    }
   }
   return buffers.Take();
 }
@@ -125,9 +140,11 @@ std::vector<ArenaBuffer> BackwardBuffers(const ModuleGraph& graph, int64_t block
   AddRecomputed(graph, block, recompute, buffers);
   for (int64_t n = count - 1; n >= 0; --n) {
     const int64_t step = 2 * count - 1 - n, value = n + kFirstOpValue;
-    if (n + 1 < count) buffers.AddValue(value, 2 * count - 1 - last[value], step);
+    if (n + 1 < count) {
+      buffers.AddValue(BufferUse::kGradient, value, 2 * count - 1 - last[value], step);
+    }
     if (const auto* op = std::get_if<AttentionOp>(&ops[n].kind)) {
-      AddAttentionGradients(*op, step, buffers);
+      AddAttentionGradients(*op, n, step, buffers);
     }
   }
   return buffers.Take();

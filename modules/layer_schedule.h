@@ -17,6 +17,24 @@ struct RowCounts {
   int64_t Of(RowKind kind) const { return kind == RowKind::kInput ? input : memory; }
 };
 
+// What a buffer of a schedule holds, and of which value or op: ArenaBuffer::key.
+enum class BufferUse : uint8_t {
+  kValue,        // by value
+  kTurnedQuery,  // by op, as the rest: q and k after norm and rotary, in forward's step
+  kTurnedKey,
+  kLogSumExp,
+  kGradient,       // by value
+  kBackwardQuery,  // q and k again, in backward's step
+  kBackwardKey,
+  kQueryGradient,
+  kKeyGradient,
+  kValueGradient,
+  kDelta,
+};
+constexpr int64_t BufferKey(BufferUse use, int64_t number) {
+  return number * 16 + static_cast<int64_t>(use);
+}
+
 // Values that forward makes and nothing keeps. The block's input and output are not among them: the
 // boundary between layers holds those.
 std::vector<ArenaBuffer> ForwardBuffers(const ModuleGraph& graph, int64_t block,

@@ -129,9 +129,20 @@ void ApplyStep(const OptimizerSpec& spec, const StepScalars& scalars,
 }
 
 double SquaredNorm(absl::Span<const float> gradient) {
-  constexpr size_t kRun = 1024;
+  constexpr size_t kRun = 1024, kTogether = 8;  // runs at once: none waits for its own additions
   double sum = 0;
-  for (size_t begin = 0; begin < gradient.size(); begin += kRun) {
+  size_t begin = 0;
+  for (; begin + kTogether * kRun <= gradient.size(); begin += kTogether * kRun) {
+    double runs[kTogether] = {};
+    for (size_t n = 0; n < kRun; ++n) {
+      for (size_t run = 0; run < kTogether; ++run) {
+        const double g = gradient[begin + run * kRun + n];
+        runs[run] += g * g;
+      }
+    }
+    for (double run : runs) sum += run;
+  }
+  for (; begin < gradient.size(); begin += kRun) {
     double run = 0;
     for (float g : gradient.subspan(begin, kRun)) run += double{g} * double{g};
     sum += run;

@@ -58,16 +58,18 @@ MAY_INCLUDE = {
     "base": {"base"},
     "net": {"base", "net"},
     "attention": {"base", "attention"},
-    "modules": {"base", "attention", "modules"},
     "kernels": {"base", "attention", "kernels"},
+    "modules": {"base", "attention", "kernels", "modules"},
     "proto": {"base", "attention", "modules", "proto"},
     "server": {"base", "net", "attention", "modules", "kernels", "server", "proto"},
     "client": {"base", "net", "attention", "modules", "client", "proto"},
     "tools": {"base", "net", "attention", "client", "proto", "tools"},
 }
 # Folders of server/, bottom to top: each includes itself and those before it.
-SERVER = ["call", "admission", "metrics", "security", "lease", "masks", "shared_memory", "schedule", "wire", "rpc", "app"]
-PROTO_USERS = re.compile(r"(server/(wire|rpc|app)/|server/call/status_details|server/shared_memory/shared_memory_service|"
+SERVER = ["call", "admission", "metrics", "security", "lease", "masks", "shared_memory", "schedule", "wire", "rpc",
+          "modules", "app"]
+PROTO_USERS = re.compile(r"(server/(wire|rpc|modules|app)/|server/call/status_details|"
+                         r"server/shared_memory/shared_memory_service|"
                          r"client/|tools/|tests/|proto/).*\.(h|cc)$")
 
 
@@ -83,7 +85,7 @@ def includes(tree):
 
 
 def include_order(tree):
-    """base ← attention ← kernels ← server, net beside attention, modules beside kernels; client needs no kernels. Tests may
+    """base ← attention ← kernels ← server, net beside attention, modules above kernels; client needs no kernels. Tests may
     all."""
     for name, number, target in includes(tree):
         folder, other = name.split("/")[0], target.split("/")[0]

@@ -202,6 +202,85 @@ ATTND_API int attnd_server_info(attnd_client* client, int32_t address_index, att
 ATTND_API int attnd_check_health(attnd_client* client, int32_t address_index, int32_t* health,
                                  attnd_call* call);
 
+/* ---- Modules: stacks of layers whose weights stay on the daemon (attnd/v1/module.proto).
+ *
+ *     attnd_module* module = attnd_module_register(client, request, bytes, -1, call);
+ *     attnd_module_put(module, weights, count, -1, 1, call);
+ *     attnd_module_forward(module, &forward, call);    -> activations
+ *     attnd_module_backward(module, &backward, call);  -> dx; the gradients stay there
+ *     attnd_module_step(module, request, bytes, call);
+ *
+ * Messages are serialized protobuf. Results are JSON in attnd_call_result_json, with the field
+ * names of the message. Calls are tried again as the client's are, count once, and survive a
+ * restart of the daemon. */
+typedef struct attnd_module attnd_module;
+/* What a forward left for its backward. */
+typedef struct attnd_activations attnd_activations;
+
+typedef struct attnd_module_forward_tensors {
+  size_t struct_size;
+  const void* header; /* a ModuleForwardHeader: rows, training, seed, offset */
+  int64_t header_bytes;
+  const void *x, *memory, *mask_bits; /* read once, and copied */
+  int64_t x_bytes, memory_bytes, mask_bits_bytes;
+  void* y; /* of x_bytes */
+  /* NULL: nothing is kept. Freed by attnd_activations_free, before its module. */
+  attnd_activations** keep;
+} attnd_module_forward_tensors;
+
+typedef struct attnd_module_backward_tensors {
+  size_t struct_size;
+  const attnd_activations* activations;
+  const void* dy;
+  int64_t dy_bytes;
+  void *dx, *d_memory; /* NULL: not wanted */
+  int64_t d_memory_bytes;
+  int32_t no_weight_gradients; /* 1: adds nothing to the gradients */
+} attnd_module_backward_tensors;
+
+typedef struct attnd_module_tensor {
+  int32_t kind; /* TensorKind: 1 weight, 2 gradient, 3, 4, 5 moments */
+  int32_t element;
+  const char* name;
+  void* data; /* read by put, written by get */
+  int64_t bytes;
+  const int64_t* shape;
+  int32_t dimensions;
+} attnd_module_tensor;
+
+/* `request`: a RegisterModuleRequest. `replay_bytes`: of calls kept for replay after a restart of
+ * the daemon; negative: 512 MiB. NULL after an error, and after a dry run, whose result is the
+ * answer all the same. The client outlives it. */
+ATTND_API attnd_module* attnd_module_register(attnd_client* client, const void* request,
+                                              int64_t request_bytes, int64_t replay_bytes,
+                                              attnd_call* call);
+/* No call may be using it; the daemon keeps the module. */
+ATTND_API void attnd_module_free(attnd_module* module);
+ATTND_API int attnd_module_release(attnd_module* module, attnd_call* call);
+ATTND_API int attnd_module_status(attnd_module* module, attnd_call* call);
+ATTND_API int attnd_module_list(attnd_client* client, attnd_call* call);
+/* The state that calls name, and how many backwards have been called on it. */
+ATTND_API uint64_t attnd_module_sequence(const attnd_module* module);
+ATTND_API uint32_t attnd_module_micro_batches(const attnd_module* module);
+
+ATTND_API int attnd_module_forward(attnd_module* module,
+                                   const attnd_module_forward_tensors* tensors, attnd_call* call);
+ATTND_API int attnd_module_backward(attnd_module* module,
+                                    const attnd_module_backward_tensors* tensors, attnd_call* call);
+/* Tells the daemon, where no backward has used them. NULL is fine. */
+ATTND_API void attnd_activations_free(attnd_activations* activations);
+ATTND_API int attnd_module_gradient_stats(attnd_module* module, attnd_call* call);
+/* `request`: a StepRequest without token, sequence and micro_batches. */
+ATTND_API int attnd_module_step(attnd_module* module, const void* request, int64_t request_bytes,
+                                attnd_call* call);
+/* optimizer_step: negative: as it is. complete: every parameter must be there then. */
+ATTND_API int attnd_module_put(attnd_module* module, const attnd_module_tensor* tensors,
+                               int64_t count, int64_t optimizer_step, int32_t complete,
+                               attnd_call* call);
+/* Float32, all of one state. */
+ATTND_API int attnd_module_get(attnd_module* module, const attnd_module_tensor* tensors,
+                               int64_t count, attnd_call* call);
+
 #ifdef __cplusplus
 }
 #endif

@@ -221,4 +221,30 @@ TEST(CInterface, TakesWhatAnOlderCallerLacksAsZero) {
   EXPECT_NE(client, nullptr) << attnd_call_message(call.get());
 }
 
+// A RegisterModuleRequest that names the module "m" and nothing else.
+constexpr char kNameAlone[] = "\x0a\x01m";
+
+TEST(CInterface, RefusesBytesThatAreNoRegistration) {
+  CallPointer call = NewCall();
+  attnd_client_options options = Nowhere();
+  ClientPointer client(attnd_client_new(&options, call.get()));
+  EXPECT_EQ(attnd_module_register(client.get(), "\xff", 1, -1, call.get()), nullptr);
+  EXPECT_EQ(attnd_call_code(call.get()), 3);
+  EXPECT_EQ(std::string(attnd_call_message(call.get())).rfind("request: expected", 0), 0);
+}
+
+TEST(CInterface, SaysThatNoServerRegistersModules) {
+  CallPointer call = NewCall();
+  attnd_client_options options = Nowhere();
+  ClientPointer client(attnd_client_new(&options, call.get()));
+  EXPECT_EQ(attnd_module_register(client.get(), kNameAlone, 3, -1, call.get()), nullptr);
+  EXPECT_EQ(attnd_call_code(call.get()), 14);
+  EXPECT_EQ(attnd_module_list(client.get(), call.get()), 14);
+}
+
+TEST(CInterface, FreesNoModuleAndNoActivations) {
+  attnd_module_free(nullptr);
+  attnd_activations_free(nullptr);
+}
+
 }  // namespace

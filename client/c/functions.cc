@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "base/version.h"
@@ -17,11 +15,9 @@
 #include "client/c/attnd_client.h"
 #include "client/c/call.h"
 #include "client/c/conversions.h"
+#include "client/c/handles.h"
 #include "client/c/mask.h"
 
-struct attnd_client {
-  std::unique_ptr<attnd::AttentionClient> client;
-};
 struct attnd_residual {
   attnd::Residual residual;
 };
@@ -31,16 +27,6 @@ struct attnd_memory {
 
 namespace attnd {
 namespace {
-
-// Runs `operation`, which gives a Status, and turns what it throws into a Status.
-template <class Operation>
-absl::Status Guard(Operation operation) {
-  try {
-    return operation();
-  } catch (const std::exception& error) {
-    return absl::InternalError(absl::StrCat("client library: ", error.what()));
-  }
-}
 
 absl::Status RunForward(attnd_client& client, const Problem& problem,
                         const attnd_forward_tensors& tensors, attnd_call& call) {

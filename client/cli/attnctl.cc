@@ -1,6 +1,8 @@
 // attnctl: the command line of attnd. Each command has its own file.
 
+#include <algorithm>
 #include <iostream>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -9,11 +11,13 @@
 #include "base/flag_words.h"
 #include "base/standard_streams.h"
 #include "base/version.h"
-#include "client/cli/bench_command.h"
+#include "client/cli/bench/bench_command.h"
+#include "client/cli/bench/estimate_command.h"
 #include "client/cli/check_command.h"
 #include "client/cli/completion_command.h"
 #include "client/cli/info_command.h"
 #include "client/cli/mask/mask_command.h"
+#include "client/cli/module/module_command.h"
 #include "client/cli/run_command.h"
 #include "client/cli/session.h"
 #include "client/cli/top_command.h"
@@ -22,15 +26,52 @@
 namespace attnd {
 namespace {
 
+// Letters to change, add or leave out to make one word of the other.
+size_t Distance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t changed = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+// "; did you mean WORD?" of the nearest command, or flag of `app` and its chosen command, if one is
+// near.
+std::string Suggestion(const CLI::App& app, absl::string_view typed) {
+  std::vector<std::string> words;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) words.push_back(command->get_name());
+  std::vector<const CLI::App*> chosen = {&app};
+  for (const CLI::App* command : app.get_subcommands()) chosen.push_back(command);
+  for (const CLI::App* one : chosen) {
+    for (const CLI::Option* option : one->get_options()) {
+      for (const std::string& name : option->get_lnames()) words.push_back("--" + name);
+    }
+  }
+  const auto nearest = std::min_element(words.begin(), words.end(), [typed](auto& a, auto& b) {
+    return Distance(typed, a) < Distance(typed, b);
+  });
+  return Distance(typed, *nearest) > 2 ? "" : absl::StrCat("; did you mean ", *nearest, "?");
+}
+
 // Wrong usage has been found, or --help or --version was asked for.
 int ExitOf(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) return app.exit(error);
   std::vector<std::string> rest = app.remaining();
   bool unknown = app.get_subcommands().empty() && !rest.empty() && rest.front()[0] != '-';
   if (unknown) {
-    std::cerr << "attnctl: there is no command " << rest.front() << "; attnctl --help lists them\n";
+    std::cerr << "attnctl: there is no command " << rest.front() << Suggestion(app, rest.front())
+              << "; attnctl --help lists them\n";
   } else {
-    std::cerr << "attnctl: " << error.what() << "\nRun with --help for more information.\n";
+    rest = app.remaining(/*recurse=*/true);
+    std::cerr << "attnctl: " << error.what() << (rest.empty() ? "" : Suggestion(app, rest.front()))
+              << "\nRun with --help for more information.\n";
   }
   return kExitUsage;
 }
@@ -67,7 +108,9 @@ int Main(int argc, char** argv) {
   AddHealthCommand(app, session);
   AddCheckCommand(app, session);
   AddBenchCommand(app, session);
+  AddEstimateCommand(app, session);
   AddMaskCommand(app, session);
+  AddModuleCommand(app, session);
   AddRunCommand(app, session);
   AddTopCommand(app, session);
   AddCompletionCommand(app);

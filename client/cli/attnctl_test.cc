@@ -21,14 +21,18 @@ struct Outcome {
   std::string output;  // both streams
 };
 
-Outcome RunAttnctl(const std::string& arguments) {
-  FILE* pipe = popen(absl::StrCat("client/attnctl ", arguments, " 2>&1").c_str(), "r");
+Outcome RunShell(const std::string& command) {
+  FILE* pipe = popen(absl::StrCat(command, " 2>&1").c_str(), "r");
   std::string output;
   std::array<char, 4096> buffer;
   while (size_t got = fread(buffer.data(), 1, buffer.size(), pipe)) {
     output.append(buffer.data(), got);
   }
   return {WEXITSTATUS(pclose(pipe)), output};
+}
+
+Outcome RunAttnctl(const std::string& arguments) {
+  return RunShell(absl::StrCat("client/attnctl ", arguments));
 }
 
 TEST(Attnctl, TellsItsVersionAndHelpsWithExamples) {
@@ -39,7 +43,8 @@ TEST(Attnctl, TellsItsVersionAndHelpsWithExamples) {
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_TRUE(absl::StrContains(help.output, "Exit codes:")) << help.output;
   for (const char* command :
-       {"info", "health", "check", "bench", "mask", "run", "top", "completion"}) {
+       {"info", "health", "check", "bench", "estimate", "mask", "module", "run", "top",
+        "completion"}) {
     Outcome one = RunAttnctl(absl::StrCat(command, " --help"));
     EXPECT_EQ(one.exit_code, 0) << command;
     EXPECT_TRUE(absl::StrContains(help.output, absl::StrCat("  ", command, " "))) << command;
@@ -64,6 +69,14 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   EXPECT_EQ(nothing.exit_code, 2);
   EXPECT_TRUE(absl::StrContains(nothing.output, "no command nothing")) << nothing.output;
   EXPECT_EQ(RunAttnctl("info --no-such-flag").exit_code, 2);
+  for (const auto& [typed, meant] : {std::pair("inf", "info"),
+                                     {"bnech", "bench"},
+                                     {"bench --causl", "--causal"},
+                                     {"info --adress", "--address"}}) {
+    const std::string text = RunAttnctl(typed).output;
+    EXPECT_TRUE(absl::StrContains(text, absl::StrCat("did you mean ", meant, "?"))) << text;
+  }
+  EXPECT_FALSE(absl::StrContains(nothing.output, "did you mean")) << nothing.output;
   EXPECT_EQ(RunAttnctl("-o yaml info").exit_code, 2);
   EXPECT_EQ(RunAttnctl("bench --shape 1,2").exit_code, 2);
   EXPECT_EQ(RunAttnctl("bench --dtype int8").exit_code, 2);
@@ -75,7 +88,9 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   Outcome timeout = RunAttnctl("--timeout 0 info");
   EXPECT_EQ(timeout.exit_code, 2);
   EXPECT_LT(timeout.output.size(), 200) << timeout.output;
-  for (const char* command : {"info", "health", "check", "bench"}) {
+  EXPECT_EQ(RunAttnctl("module").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("module plan /no/such").exit_code, 4);
+  for (const char* command : {"info", "health", "check", "bench", "module list"}) {
     Outcome outcome = RunAttnctl(absl::StrCat("--address 127.0.0.1:1 ", command));
     EXPECT_EQ(outcome.exit_code, 3) << outcome.output;
     EXPECT_TRUE(absl::StrContains(outcome.output, "UNAVAILABLE")) << outcome.output;
@@ -147,6 +162,34 @@ TEST(Attnctl, BenchesWithItsEnvironmentInTheJson) {
   EXPECT_EQ(json["environment"]["server"], "fake");
   EXPECT_GT(json["rows"][0]["calls"], 0);
   EXPECT_GT(json["rows"][0]["latency_seconds"]["p50"], 0);
+}
+
+// docs/PERFORMANCE.md, When sending pays off: 2 cores of Zen 4, a simulated V100, head_dim 64.
+TEST(Attnctl, EstimatesWhetherSendingPaysOff) {
+  const char* flags = "estimate --shape 1,1,4096,64 --round-trip-us 0 --remote-tflops 70.1 -o json";
+  auto estimate = [&](const char* more) {
+    return nlohmann::json::parse(RunAttnctl(absl::StrCat(flags, " ", more)).output);
+  };
+  const nlohmann::json ten = estimate("--link-gbit 10 --local-tflops 0.174");
+  EXPECT_NEAR(ten["gain"], 29, 0.5);
+  EXPECT_NEAR(ten["pays_off_from_length"], 130, 1);
+  EXPECT_NEAR(estimate("--link-gbit 100 --local-tflops 0.174")["gain"], 177, 2);
+  EXPECT_NEAR(estimate("--link-gbit 10 --local-tflops 0.174 --no-leases")["pays_off_from_length"],
+              130 * 4 / 3, 2);
+  EXPECT_FALSE(estimate("--link-gbit 10 --local-tflops 80").contains("pays_off_from_length"));
+  EXPECT_FALSE(estimate("--link-gbit 10").contains("gain"));
+  EXPECT_EQ(RunAttnctl("estimate").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("estimate --link-gbit 0").exit_code, 2);
+}
+
+TEST(Attnctl, BenchPrintsItsFinishedRowsWhenInterrupted) {
+  FakeServer server(absl::StrCat("unix:/tmp/attnctl_test_", getpid()));
+  const Outcome bench = RunShell(absl::StrCat(
+      "timeout --preserve-status -s INT 3 client/attnctl --address unix:/tmp/attnctl_test_",
+      getpid(),
+      " bench --shape 1,1,2,4 --warmup 0 --duration 0.5 --concurrency-range 1:60 -o json"));
+  EXPECT_EQ(bench.exit_code, 130) << bench.output;
+  EXPECT_TRUE(absl::StrContains(bench.output, "\"callers\"")) << bench.output;
 }
 
 TEST(Attnctl, PrintsJsonWhateverBytesANameHolds) {

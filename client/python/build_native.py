@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Makes attnd/native/: libattnd_client and the libraries it needs, in a form that shares nothing with a process.
 
-    python3 client/python/build_native.py LIBRARY FOLDER      (needs patchelf)
+    python3 client/python/build_native.py LIBRARY FOLDER [ATTNCTL]      (needs patchelf)
 
 Each library that is no part of every Linux is copied beside it under a name of ours, "-attnd0" in it, and looks for
-the others in its own folder, so that no other copy in a process is taken for it or takes it. Symbols that the dynamic
-linker would unite over all libraries of a process (STB_GNU_UNIQUE) become weak, so that a second copy, which a forked
-child loads under another name, has globals of its own. The library itself exports attnd_* alone: members of std::string that
-the linker exports because other libraries ask for them, too, come from libstdc++ instead.
+the others in its own folder, so that no other copy in a process is taken for it or takes it; ATTNCTL, which keeps its
+name, looks there too. Symbols that the dynamic linker would unite over all libraries of a process (STB_GNU_UNIQUE) become
+weak, so that a second copy, which a forked child loads under another name, has globals of its own. The library itself
+exports attnd_* alone: members of std::string that the linker exports because other libraries ask for them, too, come from
+libstdc++ instead.
 """
 import os
 import re
@@ -71,31 +72,36 @@ def hide_symbols(library, ours):
     return changed
 
 
-def main(library, folder):
+def main(library, folder, *programs):
     """All of them or none: what is half made is no folder of that name."""
     unfinished = folder.rstrip("/") + ".unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     os.makedirs(unfinished)
-    sources = {os.path.basename(library): library, **dependencies(library)}
+    sources = {os.path.basename(path): path for path in (library, *programs)}
+    for path in (library, *programs):
+        sources.update(dependencies(path))
     for name, path in sources.items():
-        target = os.path.join(unfinished, bundled_name(name))
+        is_program = path in programs
+        target = os.path.join(unfinished, name if is_program else bundled_name(name))
         shutil.copyfile(os.path.realpath(path), target)
         os.chmod(target, 0o755)
         subprocess.run(["strip", "--strip-unneeded", target], check=True)
         change = [argument for other in needed(target) if other in sources
                   for argument in ("--replace-needed", other, bundled_name(other))]
         # One kind of change a run: patchelf 0.14 writes broken strings when several grow the table at once.
-        for options in (["--set-soname", bundled_name(name)], ["--set-rpath", "$ORIGIN"], change):
+        soname = [] if is_program else ["--set-soname", bundled_name(name)]
+        for options in (soname, ["--set-rpath", "$ORIGIN"], change):
             if options:
                 subprocess.run(["patchelf", *options, target], check=True)
-        hide_symbols(target, ours=path == library)
+        if not is_program:
+            hide_symbols(target, ours=path == library)
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(unfinished, folder)
     size = sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder))
-    print(f"{len(sources)} libraries, {size / 2**20:.1f} MiB in {folder}")
+    print(f"{len(sources)} files, {size / 2**20:.1f} MiB in {folder}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         raise SystemExit(__doc__)
     main(*sys.argv[1:])

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Builds the wheel: one file for every CPython 3.9 or later on x86_64 Linux.
 
-    python3 client/python/build_wheel.py LIBRARY FOLDER [NATIVE]
+    python3 client/python/build_wheel.py LIBRARY ATTNCTL FOLDER [NATIVE]
 
-LIBRARY is bazel-bin/client/c/libattnd_client.so, NATIVE a folder that build_native.py has already made from it.
+LIBRARY is bazel-bin/client/c/libattnd_client.so, ATTNCTL bazel-bin/client/attnctl, NATIVE a folder that build_native.py
+has already made from them.
 
-Pure Python, the native library and what it needs (build_native.py), and the licences and an SBOM of what is bundled. The
-platform tag is computed from the symbol versions of glibc and libstdc++ that the bundled libraries ask for. The same
-sources and libraries give the same bytes.
+Pure Python, the native library and attnctl with what they need (build_native.py), and the licences and an SBOM of what
+is bundled. The platform tag is computed from the symbol versions of glibc and libstdc++ that the bundled libraries ask
+for. The same sources and libraries give the same bytes.
 """
 import base64
 import hashlib
@@ -41,7 +42,14 @@ Requires-Dist: torch>=2.4; extra == "transformers"
 Requires-Dist: transformers>=4.53; extra == "transformers"
 Provides-Extra: jax
 Requires-Dist: jax>=0.4.34; extra == "jax"
+Keywords: attention,transformer,GPU,Volta,gRPC,PyTorch,JAX
+Classifier: Development Status :: 4 - Beta
+Classifier: Intended Audience :: Science/Research
+Classifier: License :: OSI Approved :: Apache Software License
 Classifier: Operating System :: POSIX :: Linux
+Classifier: Programming Language :: Python :: 3
+Classifier: Programming Language :: C++
+Classifier: Topic :: Scientific/Engineering :: Artificial Intelligence
 Classifier: Typing :: Typed
 Description-Content-Type: text/markdown
 
@@ -52,6 +60,10 @@ Description-Content-Type: text/markdown
 # The manylinux policy, the release of glibc, that first grants a release of libstdc++ (pypa/auditwheel,
 # manylinux-policy.json).
 LIBSTDCXX_POLICY = {(3, 4, 29): (2, 34), (3, 4, 30): (2, 35), (3, 4, 31): (2, 38), (3, 4, 32): (2, 39)}
+
+
+# Compiled into attnctl: archives, and headers alone.
+WITHIN_ATTNCTL = ("libgrpc-dev", "libgrpc++-dev", "libprotobuf-dev", "libabsl-dev", "libcli11-dev", "nlohmann-json3-dev")
 
 
 def manylinux_policy(folder):
@@ -67,13 +79,13 @@ def manylinux_policy(folder):
     return newest
 
 
-def bill(library, native):
+def bill(library, program, native):
     """{name in the wheel's folder of metadata: bytes}: the product's licence, those of the Debian packages that are bundled
     or compiled in, and the SBOM (PEP 770)."""
     with open(os.path.join(ROOT, "LICENSE"), "rb") as file:
         texts = {"licenses/LICENSE": file.read()}
-    files = {"nlohmann-json3-dev": {}}  # headers alone
-    for name, path in build_native.dependencies(library).items():
+    files = {package: {} for package in WITHIN_ATTNCTL}
+    for name, path in {**build_native.dependencies(library), **build_native.dependencies(program)}.items():
         shipped = build_native.bundled_name(name)
         with open(os.path.join(native, shipped), "rb") as file:
             files.setdefault(bill_of_materials.owner(path), {})[f"attnd/native/{shipped}"] = file.read()
@@ -84,9 +96,13 @@ def bill(library, native):
 
 
 def package_files():
-    folder = os.path.join(HERE, "attnd")
-    names = sorted(name for name in os.listdir(folder) if name.endswith(".py") or name == "py.typed")
-    return {f"attnd/{name}": open(os.path.join(folder, name), "rb").read() for name in names}
+    files = {}
+    for package in ("attnd", "attnd/_modules"):
+        for name in sorted(os.listdir(os.path.join(HERE, package))):
+            if name.endswith(".py") or name == "py.typed":
+                with open(os.path.join(HERE, package, name), "rb") as file:
+                    files[f"{package}/{name}"] = file.read()
+    return files
 
 
 def write_wheel(path, files, info):
@@ -103,15 +119,15 @@ def write_wheel(path, files, info):
 def add(wheel, name, data):
     entry = zipfile.ZipInfo(name, EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = (0o755 if ".so" in name else 0o644) << 16
+    entry.external_attr = (0o755 if "/native/" in name else 0o644) << 16
     wheel.writestr(entry, data)
 
 
-def main(library, folder, native=None):
+def main(library, program, folder, native=None):
     if native is None:
         with tempfile.TemporaryDirectory() as native:
-            build_native.main(library, native)
-            return main(library, folder, native)
+            build_native.main(library, native, program)
+            return main(library, program, folder, native)
     version = bill_of_materials.release()
     info = f"attnd-{version}.dist-info"
     with open(os.path.join(ROOT, "docs/python.md")) as file:
@@ -125,7 +141,8 @@ def main(library, folder, native=None):
             files[f"attnd/native/{name}"] = file.read()
     files[f"{info}/METADATA"] = METADATA.format(version=version, license=licence, description=description).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: attnd\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    files.update({f"{info}/{name}": data for name, data in bill(library, native).items()})
+    files[f"{info}/entry_points.txt"] = b"[console_scripts]\nattnctl = attnd._attnctl:main\n"
+    files.update({f"{info}/{name}": data for name, data in bill(library, program, native).items()})
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"attnd-{version}-{tag}.whl")
     write_wheel(path, files, info)
@@ -134,6 +151,6 @@ def main(library, folder, native=None):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4):
+    if len(sys.argv) not in (4, 5):
         raise SystemExit(__doc__)
     main(*sys.argv[1:])

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "base/check.h"
+#include "kernels/emulator/deferred_work.h"
 #include "kernels/emulator/fiber.h"
 
 namespace attnd::emulator {
@@ -34,6 +35,7 @@ struct Lane {
   Place place;
   std::deque<Copy> copies;
   int64_t group = 0;  // of copies, the open one
+  DeferredWork sums;
   // What it waits for.
   WarpOperation operation = nullptr;
   void* argument = nullptr;
@@ -46,8 +48,7 @@ struct Warp {
   uint32_t runnable = 0;  // lanes
   uint32_t waiting = 0;   // lanes inside MeetInWarp
   uint32_t returned = 0;
-  std::deque<std::pair<int64_t, std::function<void()>>> work = {};  // by group
-  int64_t group = 0;                                                // the open one
+  DeferredWork work = {};
 };
 
 struct Barrier {
@@ -111,12 +112,8 @@ class Block {
   void WaitForPhase(const void* barrier, uint32_t parity, const SourceLocation& where);
   void CopyInPhase(const void* barrier, void* to, const void* from, int bytes,
                    const SourceLocation& where);
-  void DoLater(std::function<void()> work) {
-    Warp& warp = WarpOf(current_);
-    warp.work.emplace_back(warp.group, std::move(work));
-  }
-  void CommitWork() { ++WarpOf(current_).group; }
-  void FinishWork(int left);
+  DeferredWork& sums() { return current().sums; }         // of the thread
+  DeferredWork& work() { return WarpOf(current_).work; }  // of its warp
   void Poll(const SourceLocation& where);
   [[noreturn]] void Fail(absl::string_view what, const SourceLocation& where);
 
@@ -176,6 +173,7 @@ absl::Status Block::Run(Dimensions block) {
     lane.place = {thread, block, shared_.data()};
     lane.copies.clear();
     lane.group = 0;
+    lane.sums = {};
     lane.fiber.Reset(stacks_.Bottom(thread), stacks_.bytes(), &Block::LaneMain, &lane);
   }
   for (Warp& warp : warps_) warp = Warp{.runnable = ~0u};
@@ -204,6 +202,7 @@ void Block::LaneMain(void* argument) {
 }
 
 void Block::Return() {
+  if (!current().sums.empty()) Fail("returns before its sums are done", current().where);
   Warp& warp = WarpOf(current_);
   uint32_t bit = 1u << current_ % kWarpSize;
   current().state = State::kReturned;
@@ -501,15 +500,6 @@ void Block::CopyInPhase(const void* barrier, void* to, const void* from, int byt
   if (!phases.waiting.empty()) EndPhaseIfComplete(phases);
 }
 
-void Block::FinishWork(int left) {
-  Warp& warp = WarpOf(current_);
-  while (!warp.work.empty() && warp.work.front().first < warp.group - left) {
-    const std::function<void()> work = std::move(warp.work.front().second);
-    warp.work.pop_front();
-    work();
-  }
-}
-
 void Block::Fail(absl::string_view what, const SourceLocation& where) {
   failure_ = absl::StrCat("thread ", current_, " at ", Describe(where), ": ", what);
   Fiber::Switch(current().fiber, host_);
@@ -577,14 +567,18 @@ void CopyInPhase(const void* barrier, void* to, const void* from, int bytes,
                  const SourceLocation& where) {
   running->CopyInPhase(barrier, to, from, bytes, where);
 }
-void DoLater(std::function<void()> work) { running->DoLater(std::move(work)); }
+void AddLater(std::function<void()> sum) { running->sums().Add(std::move(sum)); }
+void CommitSums() { running->sums().Commit(); }
+void WaitForSums(int left) { running->sums().Finish(left); }
+void DoLater(std::function<void()> work) { running->work().Add(std::move(work)); }
 void CommitWork(const SourceLocation& where) {
-  running->MeetInWarp([](void* const*, uint32_t) { running->CommitWork(); }, nullptr, ~0u, where);
+  running->MeetInWarp([](void* const*, uint32_t) { running->work().Commit(); }, nullptr, ~0u,
+                      where);
 }
 void FinishWork(int left, const SourceLocation& where) {
   int shared_left = left;
   running->MeetInWarp(
-      [](void* const* lanes, uint32_t) { running->FinishWork(*static_cast<int*>(lanes[0])); },
+      [](void* const* lanes, uint32_t) { running->work().Finish(*static_cast<int*>(lanes[0])); },
       &shared_left, ~0u, where);
 }
 void Poll(const SourceLocation& where) { running->Poll(where); }

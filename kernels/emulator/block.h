@@ -99,6 +99,12 @@ void WaitForPhase(const void* barrier, uint32_t parity, const SourceLocation& wh
 void CopyInPhase(const void* barrier, void* to, const void* from, int bytes,
                  const SourceLocation& where);
 
+// cp.reduce.async.bulk: what a thread does when it waits for it, as late as it may; groups as those
+// of copies.
+void AddLater(std::function<void()> sum);
+void CommitSums();
+void WaitForSums(int left);
+
 // wgmma: what a warp does when it waits for it, as late as it may. DoLater by one lane, inside a
 // WarpOperation; groups as those of copies, by all lanes.
 void DoLater(std::function<void()> work);

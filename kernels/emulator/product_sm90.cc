@@ -31,6 +31,16 @@ void LoadChunk(const WarpProduct& product, const Matrix& matrix, int row, int co
 
 void LoadA(const WarpProduct& product, double (&a)[kRows][kDepth]) {
   const Matrix matrix(product.matrix_a);
+  if (product.across) {
+    double column[kRows];
+    for (int k = 0; k < kDepth; ++k) {
+      for (int n = 0; n < kRows; n += kChunk) {
+        LoadChunk(product, matrix, k, product.first_row + n, column + n);
+      }
+      for (int row = 0; row < kRows; ++row) a[row][k] = column[row];
+    }
+    return;
+  }
   for (int row = 0; row < kRows; ++row) {
     for (int k = 0; k < kDepth; k += kChunk) {
       if (!product.in_registers) LoadChunk(product, matrix, product.first_row + row, k, a[row] + k);
@@ -50,7 +60,7 @@ void LoadA(const WarpProduct& product, double (&a)[kRows][kDepth]) {
 void LoadB(const WarpProduct& product, std::vector<std::vector<double>>& b) {
   const Matrix matrix(product.matrix_b);
   const int columns = product.groups * 8;
-  if (product.in_registers) {
+  if (product.in_registers || product.across) {
     for (int k = 0; k < kDepth; ++k) {
       for (int n = 0; n < columns; n += kChunk) LoadChunk(product, matrix, k, n, b[k].data() + n);
     }

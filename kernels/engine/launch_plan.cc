@@ -28,26 +28,27 @@ size_t AddTiles(std::vector<TileWork> tiles, LaunchPlan& plan) {
   return plan.tiles.size() - 1;
 }
 
-// Rows of boxes of Q, K and V, as MapOf numbers them.
-constexpr int kMapsOfPart = kForwardMaps;
 int BoxRows(const KernelRow& row, int map) {
-  return map == kMapOfQ ? row.tile.q_rows : row.tile.kv_rows;
+  return map == kMapOfQ || map == kMapOfDo ? row.tile.q_rows : row.tile.kv_rows;
+}
+int64_t MapBytes(const KernelRow& row, size_t parts) {
+  return static_cast<int64_t>(parts * static_cast<size_t>(row.maps) * sizeof(TensorMap));
 }
 
-// What a kernel whose blocks stay needs besides.
-void AddStay(const KernelRow& row, LaunchPlan& plan) {
-  if (!row.stays) return;
-  plan.taken_offset = plan.arena.Add("taken", sizeof(uint32_t), RegionUse::kZeroed);
-  plan.stays = row;
+// What the main kernel needs besides tensors.
+void AddMaps(const KernelRow& row, LaunchPlan& plan) {
+  if (row.maps > 0) plan.mapped = row;
+  if (row.stays) {
+    plan.taken_offset = plan.arena.Add("taken", sizeof(uint32_t), RegionUse::kZeroed);
+  }
 }
 
 // The arena's end, after the calls' tensors.
 void AddConstants(LaunchPlan& plan) {
   plan.constants_begin = plan.arena.bytes();
-  if (plan.stays) {
-    plan.maps_offset = plan.arena.Add(
-        "maps", static_cast<int64_t>(plan.parts.size() * kMapsOfPart * sizeof(TensorMap)),
-        RegionUse::kInput);
+  if (plan.mapped) {
+    plan.maps_offset =
+        plan.arena.Add("maps", MapBytes(*plan.mapped, plan.parts.size()), RegionUse::kInput);
   }
   for (CallLayout& layout : plan.layouts) LayOutConstants(layout, plan.arena);
   plan.problems_offset = plan.arena.Add(
@@ -139,7 +140,7 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
     if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kForward);
   }
   AddMaskTiles(kernels.mask_tiles, plan);
-  AddStay(kernels.forward, plan);
+  AddMaps(kernels.forward, plan);
   const Tile& tile = kernels.forward.tile;
   AddMain(
       kernels.forward, ForwardTiles(problems, plan.parts, tile, masks), tile.q_rows, masks,
@@ -168,6 +169,7 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
     if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kBackward);
   }
   AddMaskTiles(kernels.mask_tiles, plan);
+  AddMaps(kernels.backward, plan);
   const size_t rows = AddTiles(RowBlockTiles(problems, plan.parts), plan);
   plan.kernels.push_back({kernels.key_bounds, rows, {}});
   plan.kernels.push_back({kernels.delta, rows, {}});
@@ -204,14 +206,13 @@ absl::StatusOr<std::vector<std::byte>> LaunchPlan::Constants(uint64_t arena_addr
   }
   for (size_t n = 0; n < parts.size(); ++n) {
     ProblemDesc desc = Describe(layouts[parts[n].call], parts[n], arena_address);
-    if (stays) {
-      const int64_t offset =
-          maps_offset + static_cast<int64_t>(n * kMapsOfPart * sizeof(TensorMap));
+    if (mapped) {
+      const int64_t offset = maps_offset + MapBytes(*mapped, n);
       desc.maps = reinterpret_cast<const TensorMap*>(arena_address + offset);
-      for (int map = 0; map < kMapsOfPart; ++map) {
-        ASSIGN_OR_RETURN(
-            const TensorMap encoded,
-            device.Encode(BoxOf(*layouts[parts[n].call].problem, desc, map, BoxRows(*stays, map))));
+      for (int map = 0; map < mapped->maps; ++map) {
+        ASSIGN_OR_RETURN(const TensorMap encoded,
+                         device.Encode(BoxOf(*layouts[parts[n].call].problem, desc, map,
+                                             BoxRows(*mapped, map))));
         put(offset + static_cast<int64_t>(map * sizeof(encoded)), &encoded, sizeof(encoded));
       }
     }
@@ -264,8 +265,7 @@ int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels, const
   LayOutConstants(layout, arena);
   const int64_t tiles =
       p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows) + MaskLineCount(layout);
-  const int64_t maps =
-      kernels.forward.stays ? kMapsOfPart * sizeof(TensorMap) + kRegionAlignment : 0;
+  const int64_t maps = kernels.forward.stays ? MapBytes(kernels.forward, 1) + kRegionAlignment : 0;
   return arena.bytes() + ConstantBytes(p, travel, tiles, 3) + maps;
 }
 
@@ -293,7 +293,9 @@ int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels, con
     const BroadcastShape& shape = p.bias->shape;
     tiles += shape.batch * shape.heads * ((shape.rows + 15) / 16) * ((shape.columns + 15) / 16);
   }
-  return arena.bytes() + ConstantBytes(p, travel, tiles, 5);
+  const int64_t maps =
+      kernels.backward.maps > 0 ? MapBytes(kernels.backward, 1) + kRegionAlignment : 0;
+  return arena.bytes() + ConstantBytes(p, travel, tiles, 5) + maps;
 }
 
 }  // namespace attnd::cuda

@@ -37,7 +37,7 @@ struct LaunchPlan {
   int64_t taken_offset = -1;          // LaunchParams::taken
   int64_t constants_begin = 0;        // sequences, slopes, descriptors, tiles: to the arena's end
   std::vector<PlannedKernel> kernels;
-  std::optional<KernelRow> stays;  // the main kernel, if its blocks stay
+  std::optional<KernelRow> mapped;  // the main kernel, if it loads by tensor maps
   double flops = 0;                // at most: what bool masks empty is counted
   bool has_bool_masks = false;
 

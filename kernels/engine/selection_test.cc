@@ -96,6 +96,14 @@ TEST(Selection, TakesTheNewestArchitectureThatCan) {
   EXPECT_EQ(architecture(Plain(200), 90), Architecture::kSm80);
   EXPECT_EQ(architecture(Plain(64), 100), Architecture::kSm80) << "sm_90a's run on no other GPU";
   EXPECT_EQ(ForwardName(Plain(32), 90), "forward_d64_f32_linear");
+  const auto backward_architecture = [](const Problem& p) {
+    return SelectBackward(KernelRowsOfGpu(90), p)->backward.architecture;
+  };
+  EXPECT_EQ(backward_architecture(Plain(32)), Architecture::kSm90);
+  EXPECT_EQ(backward_architecture(Plain(200)), Architecture::kSm80);
+  Problem capped = Plain(64);
+  capped.softcap = 2;
+  EXPECT_EQ(backward_architecture(capped), Architecture::kSm80) << "general scores";
   EXPECT_EQ(ForwardName(Plain(32), 80), "forward_d32_f32_linear");
 }
 

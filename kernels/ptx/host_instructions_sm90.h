@@ -21,6 +21,7 @@ struct WarpgroupLane {
   bool adds;
   const uint32_t* a;  // null: matrix_a
   uint64_t matrix_a, matrix_b;
+  bool across;
   SourceLocation where;
 };
 inline void RunWarpgroup(void* const* lanes, uint32_t) {
@@ -29,6 +30,7 @@ inline void RunWarpgroup(void* const* lanes, uint32_t) {
                                 .groups = first.groups,
                                 .adds = first.adds,
                                 .in_registers = first.a != nullptr,
+                                .across = first.across,
                                 .matrix_a = first.matrix_a,
                                 .first_row = emulator::CurrentThread() / 32 % 4 * 16,
                                 .matrix_b = first.matrix_b,
@@ -42,9 +44,36 @@ inline void RunWarpgroup(void* const* lanes, uint32_t) {
 }
 template <int kGroups>
 void Warpgroup(emulator::HalfKind kind, float (&c)[kGroups][4], const uint32_t* a,
-               uint64_t matrix_a, uint64_t matrix_b, bool adds, const SourceLocation& where) {
-  WarpgroupLane lane{kind, kGroups, &c[0][0], adds, a, matrix_a, matrix_b, where};
+               uint64_t matrix_a, uint64_t matrix_b, bool adds, const SourceLocation& where,
+               bool across = false) {
+  WarpgroupLane lane{kind, kGroups, &c[0][0], adds, a, matrix_a, matrix_b, across, where};
   emulator::MeetInWarp(&RunWarpgroup, &lane, kAllLanes, where);
+}
+
+template <class T>
+void AddInBulk(T* to, const T* from, int bytes, const SourceLocation& where) {
+  emulator::AddLater([=] {
+    for (int n = 0; n < bytes / static_cast<int>(sizeof(T)); ++n) {
+      emulator::CheckShared(from + n, sizeof(T), emulator::Access::kLoad, where);
+      emulator::CheckGlobal(to + n, sizeof(T), emulator::Access::kAtomic, where);
+      to[n] += from[n];
+    }
+  });
+}
+
+struct StoredRow {
+  uint32_t words[4];  // of the lane
+  uint16_t row[8];    // at its address
+};
+inline void RunStoreMatrices(void* const* lanes, uint32_t) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int n = 0; n < 4; ++n) {
+      const uint32_t word = static_cast<const StoredRow*>(lanes[lane])->words[n];
+      uint16_t* row = static_cast<StoredRow*>(lanes[8 * n + lane / 4])->row;
+      row[lane % 4 * 2] = static_cast<uint16_t>(word);
+      row[lane % 4 * 2 + 1] = static_cast<uint16_t>(word >> 16);
+    }
+  }
 }
 
 }  // namespace host
@@ -84,6 +113,26 @@ inline void LoadBox(void* to, const TensorMap* map, int column, int row, int hea
     }
   }
 }
+inline void AddInBulk(float* to, const float* from, int bytes, ATTN_WHERE) {
+  host::AddInBulk(to, from, bytes, where);
+}
+inline void AddInBulk(int32_t* to, const int32_t* from, int bytes, ATTN_WHERE) {
+  host::AddInBulk(to, from, bytes, where);
+}
+inline void CommitBulk() { emulator::CommitSums(); }
+template <int kLeft>
+void WaitForBulkReads() {
+  emulator::WaitForSums(kLeft);
+}
+inline void WaitForBulk() { emulator::WaitForSums(0); }
+inline void StoreMatrices(void* row, uint4 words, ATTN_WHERE) {
+  host::StoredRow lane{{words.x, words.y, words.z, words.w}, {}};
+  emulator::MeetInWarp(&host::RunStoreMatrices, &lane, host::kAllLanes, where);
+  uint4 stored;
+  std::memcpy(&stored, lane.row, sizeof(stored));
+  host::Store(row, stored, where, true);
+}
+inline void Pause(uint32_t) {}
 inline uint32_t AddGlobal(uint32_t* p, uint32_t value, ATTN_WHERE) {
   emulator::CheckGlobal(p, 4, emulator::Access::kAtomic, where);
   const uint32_t old = *p;
@@ -102,6 +151,7 @@ inline uint64_t MatrixOf(const void* address, uint32_t leading, uint32_t stride)
       static_cast<uint32_t>(static_cast<const std::byte*>(address) - emulator::CurrentShared()),
       leading, stride);
 }
+inline uint64_t MovedMatrix(uint64_t matrix, uint32_t bytes) { return matrix + (bytes >> 4); }
 inline void FenceProducts() {}
 inline void CommitProducts(ATTN_WHERE) { emulator::CommitWork(where); }
 template <int kGroups>
@@ -120,6 +170,26 @@ template <int kGroups>
 void WarpgroupBFloat16(float (&c)[kGroups][4], const uint32_t (&a)[4], uint64_t b, ATTN_WHERE) {
   host::Warpgroup(emulator::HalfKind::kBFloat16, c, a, 0, b, true, where);
 }
+#define ATTN_STORED_PRODUCTS(Name, kind)                                              \
+  template <int kGroups>                                                              \
+  void Name##First(float(&c)[kGroups][4], uint64_t a, uint64_t b, ATTN_WHERE) {       \
+    host::Warpgroup(kind, c, nullptr, a, b, false, where);                            \
+  }                                                                                   \
+  template <int kGroups>                                                              \
+  void Name##Next(float(&c)[kGroups][4], uint64_t a, uint64_t b, ATTN_WHERE) {        \
+    host::Warpgroup(kind, c, nullptr, a, b, true, where);                             \
+  }                                                                                   \
+  template <int kGroups>                                                              \
+  void Name##AcrossFirst(float(&c)[kGroups][4], uint64_t a, uint64_t b, ATTN_WHERE) { \
+    host::Warpgroup(kind, c, nullptr, a, b, false, where, true);                      \
+  }                                                                                   \
+  template <int kGroups>                                                              \
+  void Name##Across(float(&c)[kGroups][4], uint64_t a, uint64_t b, ATTN_WHERE) {      \
+    host::Warpgroup(kind, c, nullptr, a, b, true, where, true);                       \
+  }
+ATTN_STORED_PRODUCTS(WarpgroupHalf, emulator::HalfKind::kFloat16)
+ATTN_STORED_PRODUCTS(WarpgroupBFloat16, emulator::HalfKind::kBFloat16)
+#undef ATTN_STORED_PRODUCTS
 template <int kLeft, int kGroups>
 void WaitForProducts(float (&)[kGroups][4], ATTN_WHERE) {
   emulator::FinishWork(kLeft, where);

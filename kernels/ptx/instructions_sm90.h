@@ -61,6 +61,44 @@ ATTN_PTX void LoadBox(void* to, const TensorMap* map, int column, int row, int h
       "l"(map), "r"(SharedAddress(barrier)), "r"(column), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
+// ---- Sums in global memory of numbers that stand in shared memory one after another, in bulk:
+// multiples of 16 bytes, by one thread, known to the copies' order (FenceShared).
+ATTN_PTX void AddInBulk(float* to, const float* from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0],[%1],%2;" ::"l"(to),
+               "r"(SharedAddress(from)), "r"(bytes)
+               : "memory");
+}
+ATTN_PTX void AddInBulk(int32_t* to, const int32_t* from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.s32 [%0],[%1],%2;" ::"l"(to),
+               "r"(SharedAddress(from)), "r"(bytes)
+               : "memory");
+}
+ATTN_PTX void CommitBulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but the last kLeft groups have read shared memory.
+template <int kLeft>
+ATTN_PTX void WaitForBulkReads() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+// Until all is done.
+ATTN_PTX void WaitForBulk() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Four 8×8 matrices of 16-bit numbers, held as operands of m16n8k16 are; a lane has the address of
+// a row. [warp]
+ATTN_PTX void StoreMatrices(void* row, uint4 words) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(SharedAddress(row)),
+      "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+      : "memory");
+}
+// At least so many cycles.
+ATTN_PTX void Pause(uint32_t cycles) {
+  uint32_t begin, now;
+  asm volatile("mov.u32 %0,%%clock;" : "=r"(begin)::"memory");
+  do {
+    asm volatile("mov.u32 %0,%%clock;" : "=r"(now)::"memory");
+  } while (now - begin < cycles);
+}
+
 ATTN_PTX uint32_t AddGlobal(uint32_t* p, uint32_t value) {
   uint32_t old;
   asm volatile("atom.global.add.u32 %0,[%1],%2;" : "=r"(old) : "l"(p), "r"(value) : "memory");
@@ -87,6 +125,14 @@ ATTN_PTX uint64_t MatrixOf(const void* address, uint32_t leading, uint32_t strid
          static_cast<uint64_t>(leading >> 4) << 16 | static_cast<uint64_t>(stride >> 4) << 32 |
          1ull << 62;
 }
+// So many bytes on. One addition, since addresses in shared memory do not carry.
+ATTN_PTX uint64_t MovedMatrix(uint64_t matrix, uint32_t bytes) {
+  uint64_t moved;
+  asm("{.reg .b32 low, high; mov.b64 {low,high},%1; add.u32 low,low,%2; mov.b64 %0,{low,high};}"
+      : "=l"(moved)
+      : "l"(matrix), "r"(bytes >> 4));
+  return moved;
+}
 ATTN_PTX void FenceProducts() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 ATTN_PTX void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
@@ -94,6 +140,12 @@ ATTN_PTX void CommitProducts() { asm volatile("wgmma.commit_group.sync.aligned;"
 #define ATTN_C16(c, n) ATTN_C4(c, n), ATTN_C4(c, n + 1), ATTN_C4(c, n + 2), ATTN_C4(c, n + 3)
 #define ATTN_C32(c) ATTN_C16(c, 0), ATTN_C16(c, 4)
 #define ATTN_C64(c) ATTN_C32(c), ATTN_C16(c, 8), ATTN_C16(c, 12)
+// What a product writes without reading it.
+#define ATTN_N4(c, n) "=f"(c[n][0]), "=f"(c[n][1]), "=f"(c[n][2]), "=f"(c[n][3])
+#define ATTN_N16(c) ATTN_N4(c, 0), ATTN_N4(c, 1), ATTN_N4(c, 2), ATTN_N4(c, 3)
+#define ATTN_N32(c) ATTN_N16(c), ATTN_N4(c, 4), ATTN_N4(c, 5), ATTN_N4(c, 6), ATTN_N4(c, 7)
+#define ATTN_CC16(c) ATTN_C16(c, 0)
+#define ATTN_D16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
 #define ATTN_D32                                                            \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
@@ -129,7 +181,38 @@ ATTN_PRODUCTS(WarpgroupBFloat16, "bf16", 8, "64", ATTN_C32, ATTN_D32, "%32", "%3
 ATTN_PRODUCTS(WarpgroupBFloat16, "bf16", 16, "128", ATTN_C64, ATTN_D64, "%64", "%65", "%66", "%67",
               "%68")
 
+// Both in shared memory, without the predicate.
+//   …First         c = a·bᵀ
+//   …Next          c += a·bᵀ
+//   …Across        c += aᵀ·b, by rows both: their rows are the depth
+//   …AcrossFirst   c = aᵀ·b
+// With "+f" and a predicate the compiler would keep the old values for the first product of a sum,
+// and wait for products in flight where registers are short.
+#define ATTN_STORED_PRODUCT(Name, type, groups, columns, C, D, A0, A1, adds, across)          \
+  ATTN_PTX void Name(float(&c)[groups][4], uint64_t a, uint64_t b) {                          \
+    asm volatile("{.reg .pred p; setp.ne.b32 p,0," adds                                       \
+                 "; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " " D \
+                 "," A0 "," A1 ",p,1,1," across "," across ";}"                               \
+                 : C(c)                                                                       \
+                 : "l"(a), "l"(b));                                                           \
+  }
+#define ATTN_STORED_PRODUCTS(Name, type)                                                       \
+  ATTN_STORED_PRODUCT(Name##First, type, 8, "64", ATTN_N32, ATTN_D32, "%32", "%33", "0", "0")  \
+  ATTN_STORED_PRODUCT(Name##Next, type, 8, "64", ATTN_C32, ATTN_D32, "%32", "%33", "1", "0")   \
+  ATTN_STORED_PRODUCT(Name##AcrossFirst, type, 8, "64", ATTN_N32, ATTN_D32, "%32", "%33", "0", \
+                      "1")                                                                     \
+  ATTN_STORED_PRODUCT(Name##Across, type, 8, "64", ATTN_C32, ATTN_D32, "%32", "%33", "1", "1") \
+  ATTN_STORED_PRODUCT(Name##AcrossFirst, type, 4, "32", ATTN_N16, ATTN_D16, "%16", "%17", "0", \
+                      "1")                                                                     \
+  ATTN_STORED_PRODUCT(Name##Across, type, 4, "32", ATTN_CC16, ATTN_D16, "%16", "%17", "1", "1")
+ATTN_STORED_PRODUCTS(WarpgroupHalf, "f16")
+ATTN_STORED_PRODUCTS(WarpgroupBFloat16, "bf16")
+
 // Until all but the last kLeft committed groups are done; c belongs to those that are.
+template <int kLeft>
+ATTN_PTX void WaitForProducts(float (&c)[4][4]) {
+  asm volatile("wgmma.wait_group.sync.aligned %16;" : ATTN_CC16(c) : "n"(kLeft) : "memory");
+}
 template <int kLeft>
 ATTN_PTX void WaitForProducts(float (&c)[8][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %32;" : ATTN_C32(c) : "n"(kLeft) : "memory");
@@ -139,6 +222,7 @@ ATTN_PTX void WaitForProducts(float (&c)[16][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %64;" : ATTN_C64(c) : "n"(kLeft) : "memory");
 }
 // Registers that products read or write stay in place, and what was computed before comes before.
+ATTN_PTX void Pin(float (&c)[4][4]) { asm volatile("" : ATTN_CC16(c)::"memory"); }
 ATTN_PTX void Pin(float (&c)[8][4]) { asm volatile("" : ATTN_C32(c)::"memory"); }
 ATTN_PTX void Pin(float (&c)[16][4]) { asm volatile("" : ATTN_C64(c)::"memory"); }
 ATTN_PTX void Pin(uint32_t& word) { asm volatile("" : "+r"(word)); }

@@ -234,6 +234,7 @@ struct DqKernel {
     const int lane = at.thread & 31, warp = at.thread >> 5;
     const float* from = p.dq_sums + (int64_t{tile.batch} * p.q_heads + tile.head) * p.dq_head +
                         int64_t{tile.tile} * Dq::kBlockFloats + warp * Dq::kSums * 32 + lane;
+    const Head head(p, s, tile);
 #pragma unroll 1
     for (int part = 0; part < Dq::kParts; ++part, from += Dq::kFloats) {
 #pragma unroll
@@ -241,7 +242,7 @@ struct DqKernel {
         const int row = tile.tile * kDqBlockRows + Dq::Query(n, warp, lane);
         const int column = part * Dq::kOut + Dq::Column(n, warp, lane);
         if (row < s.q_len && column < p.qk_chunks * 8) {
-          Write(p, s, tile, row, column, from + n * 32);
+          Write(head, row, column, from + n * 32);
         }
       }
     }
@@ -249,20 +250,44 @@ struct DqKernel {
   }
 
  private:
-  ATTN_HD static void Write(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
-                            int row, int column, const float* sums) {
+  // What all rows of the block share, looked up once.
+  struct Head {
+    const ProblemDesc& p;
+    const SequenceDesc& s;
+    const TileWork& tile;
+    int gain, key_exponent, rest_bits;
+    bool has_rest;
+    ATTN_HD Head(const ProblemDesc& problem, const SequenceDesc& sequence, const TileWork& of)
+        : p(problem),
+          s(sequence),
+          tile(of),
+          gain(GradientExponent(p, of.batch, of.head / p.group, Rounding::kMargin)),
+          key_exponent(FixedPoint::KeyExponent(p, GradientBounds(p, of.batch, of.head / p.group))),
+          rest_bits(FixedPoint::RestBits(s.kv_len)),
+          has_rest(p.dq_rest != 0) {}
+    // The sums are dQ / scale times 2^this.
+    ATTN_HD int SumExponent(int row) const {
+      if constexpr (!DqSums::kFixedPoint) return gain;
+      const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + s.q_begin + row;
+      const float factor =
+          FixedPoint::RowFactor(ptx::LoadConstantFloat(p.dq_factor + index), PowerOfTwo(-gain));
+      return gain + FixedPoint::Exponent(factor) + key_exponent;
+    }
+  };
+  ATTN_HD static void Write(const Head& head, int row, int column, const float* sums) {
+    const ProblemDesc& p = head.p;
     const GradientWriter writer(p, p.scale * (1.0f + Rounding::kLoss),
-                                p.d_q_exponent - SumExponent(p, s, tile, row));
-    const int rest_bits = FixedPoint::RestBits(s.kv_len);
-    float low = Sum(p, rest_bits, sums), high = Sum(p, rest_bits, sums + 32);
+                                p.d_q_exponent - head.SumExponent(row));
+    float low = Sum(head, sums), high = Sum(head, sums + 32);
     if constexpr (DqSums::kFixedPoint) {
-      const uint32_t marks =
-          ptx::LoadGlobal32(DqNonFinite<kColumns>(p, tile.batch, tile.head, row) + (column >> 5)) >>
-          (column & 31);
+      const uint32_t marks = ptx::LoadGlobal32(DqNonFinite<kColumns>(p, head.tile.batch,
+                                                                     head.tile.head, row) +
+                                               (column >> 5)) >>
+                             (column & 31);
       if (marks & 1) low = ptx::BitsFloat(0x7fffffffu);
       if (marks & 2) high = ptx::BitsFloat(0x7fffffffu);
     }
-    char* out = RowOf(p.d_q, s.batch, tile.head, int64_t{s.q_begin} + row);
+    char* out = RowOf(p.d_q, head.s.batch, head.tile.head, int64_t{head.s.q_begin} + row);
     ptx::StoreGlobal32(out + 2 * column, writer.Pack(low, high));
   }
   ATTN_HD static void RestoreRows(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
@@ -273,24 +298,12 @@ struct DqKernel {
     const int first = tile.tile * kDqBlockRows, end = MinInt(first + kDqBlockRows, s.q_len);
     for (int row = first + warp; row < end; row += kThreads / 32) rows.Restore(row, lane);
   }
-  ATTN_HD static float Sum(const ProblemDesc& p, int rest_bits, const float* at) {
+  ATTN_HD static float Sum(const Head& head, const float* at) {
     if constexpr (!DqSums::kFixedPoint) return ptx::LoadGlobalFloat(at);
     const int64_t sum = static_cast<int32_t>(ptx::LoadGlobal32(at));
-    if (p.dq_rest == 0) return static_cast<float>(sum);
-    const int64_t rest = static_cast<int32_t>(ptx::LoadGlobal32(at + p.dq_rest));
-    return static_cast<float>((sum << rest_bits) + rest) * PowerOfTwo(-rest_bits);
-  }
-  // The sums are dQ / scale times 2^this.
-  ATTN_HD static int SumExponent(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
-                                 int row) {
-    const int kv_head = tile.head / p.group;
-    const int gain = GradientExponent(p, tile.batch, kv_head, Rounding::kMargin);
-    if constexpr (!DqSums::kFixedPoint) return gain;
-    const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + s.q_begin + row;
-    const float factor =
-        FixedPoint::RowFactor(ptx::LoadConstantFloat(p.dq_factor + index), PowerOfTwo(-gain));
-    return gain + FixedPoint::Exponent(factor) +
-           FixedPoint::KeyExponent(p, GradientBounds(p, tile.batch, kv_head));
+    if (!head.has_rest) return static_cast<float>(sum);
+    const int64_t rest = static_cast<int32_t>(ptx::LoadGlobal32(at + head.p.dq_rest));
+    return static_cast<float>((sum << head.rest_bits) + rest) * PowerOfTwo(-head.rest_bits);
   }
 };
 

@@ -44,6 +44,23 @@ struct DqAdder {
     }
   }
 
+  // What rounding left of one sum, which goes to `to`: exact, since a float32 beyond 2^23 is an
+  // integer. `unit`: 2^RestBits.
+  ATTN_HD void AddRest(int32_t* to, float sum, float unit) const {
+    ptx::ReduceAdd(to + problem.dq_rest, ptx::RoundToInt((sum - ptx::Round(sum)) * unit));
+  }
+  // Marks sum n of the block of dQ that starts with `row` as not finite.
+  ATTN_HD void Mark(int head, int row, int part, int n) const {
+    if constexpr (DqSums::kFixedPoint) {
+      const int column = part * Dq::kOut + Dq::Column(n, warp, lane);
+      uint32_t* words =
+          DqNonFinite<Dq::kColumns>(problem, batch, head, row + Dq::Query(n, warp, lane));
+      ptx::ReduceOr(words + (column >> 5), 1u << (column & 31));
+    } else {
+      ptx::ReduceAdd(Sums(head, row) + part * Dq::kFloats + n * 32, ptx::BitsFloat(0x7fffffffu));
+    }
+  }
+
   // A row that sees an infinite or NaN number of K has 0·∞ or NaN in that column of dQ, whatever
   // its P; NaN is NaN in any order. For all rounds of a block of `keys` keys.
   template <class Visits>
@@ -64,32 +81,18 @@ struct DqAdder {
   }
 
  private:
-  // What rounding left: exact, since a float32 beyond 2^23 is an integer.
   template <class Sum>
   ATTN_HD void AddRests(float* sums, const Sum& sum) const {
-    int32_t* to = reinterpret_cast<int32_t*>(sums) + problem.dq_rest;
+    int32_t* to = reinterpret_cast<int32_t*>(sums);
     const float unit = PowerOfTwo(FixedPoint::RestBits(sequence.kv_len));
 #pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) {
-      ptx::ReduceAdd(to + n * 32, ptx::RoundToInt((sum(n) - ptx::Round(sum(n))) * unit));
-    }
+    for (int n = 0; n < Dq::kSums; ++n) AddRest(to + n * 32, sum(n), unit);
   }
   template <class Sum>
   ATTN_HD void MarkSums(int head, int row, int part, const Sum& sum) const {
 #pragma unroll
     for (int n = 0; n < Dq::kSums; ++n) {
       if (!(sum(n) - sum(n) == 0)) Mark(head, row, part, n);
-    }
-  }
-  // Marks sum n of the block of dQ that starts with `row` as not finite.
-  ATTN_HD void Mark(int head, int row, int part, int n) const {
-    if constexpr (DqSums::kFixedPoint) {
-      const int column = part * Dq::kOut + Dq::Column(n, warp, lane);
-      uint32_t* words =
-          DqNonFinite<Dq::kColumns>(problem, batch, head, row + Dq::Query(n, warp, lane));
-      ptx::ReduceOr(words + (column >> 5), 1u << (column & 31));
-    } else {
-      ptx::ReduceAdd(Sums(head, row) + part * Dq::kFloats + n * 32, ptx::BitsFloat(0x7fffffffu));
     }
   }
   ATTN_HD bool SeesNonFinite(int head, int row, int column, int kv_head, int first_key,

@@ -86,7 +86,14 @@ struct TileLists {
 };
 
 // Of a part (TensorMap).
-enum MapOf : int32_t { kMapOfQ, kMapOfK, kMapOfV, kForwardMaps };
+enum MapOf : int32_t {
+  kMapOfQ,
+  kMapOfK,
+  kMapOfV,
+  kForwardMaps,
+  kMapOfDo = kForwardMaps,
+  kBackwardMaps
+};
 
 struct ProblemDesc {
   RowTensor q, k, v, o;

@@ -33,7 +33,7 @@ ATTN_HD ScorePlace InPair(ScorePlace first, int n) {
 template <int kPairs>
 using ScorePairs = float[kPairs][2];
 template <int kPairs>
-inline constexpr uint32_t kAllScores = (1u << (2 * kPairs)) - 1;
+inline constexpr uint32_t kAllScores = (2u << (2 * kPairs - 1)) - 1;
 
 struct ScoreTensors {
   // ---- Bias.

@@ -1,5 +1,6 @@
 #include "kernels/sm90/emulated_kernels.h"
 
+#include "kernels/sm90/backward.h"
 #include "kernels/sm90/forward.h"
 
 namespace attnd::sm90 {
@@ -17,12 +18,34 @@ EmulatedKernel Forward(const KernelRow& row) {
                     : ForwardScoring<Math, kTile, LinearScores>(row);
 }
 
+template <class Math, Tile kTile, class Rule, class Dropout>
+EmulatedKernel BackwardSumming(bool ordered) {
+  return ordered ? EmulatedEntry<BackwardKernel<Math, kTile, Rule, Dropout, FixedPointSums>>()
+                 : EmulatedEntry<BackwardKernel<Math, kTile, Rule, Dropout, FloatSums>>();
+}
+template <class Math, Tile kTile, class Rule>
+EmulatedKernel BackwardScoring(const KernelRow& row) {
+  return row.dropout ? BackwardSumming<Math, kTile, Rule, ReplayDropout>(row.ordered)
+                     : BackwardSumming<Math, kTile, Rule, KeepAll>(row.ordered);
+}
+template <class Math, Tile kTile>
+EmulatedKernel Backward(const KernelRow& row) {
+  return row.listed ? BackwardScoring<Math, kTile, ListedScores>(row)
+                    : BackwardScoring<Math, kTile, LinearScores>(row);
+}
+
 }  // namespace
 
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   // One head dimension of each form: each kernel costs the compiler seconds.
   static constexpr Tile kNarrow = {192, 128, 64, 1}, kWide = {128, 128, 128, 1};
   const bool is_half = row.element == ElementType::kFloat16;
+  static constexpr Tile kNarrowKeys = {64, 128, 64, 1}, kWideKeys = {64, 128, 128, 1};
+  if (row.kind == KernelKind::kBackward) {
+    if (is_half && row.head_dim == 64) return Backward<HalfMath, kNarrowKeys>(row);
+    if (!is_half && row.head_dim == 128) return Backward<BFloat16Math, kWideKeys>(row);
+    return {};
+  }
   if (is_half && row.head_dim == 64) return Forward<HalfMath, kNarrow>(row);
   if (!is_half && row.head_dim == 128) return Forward<BFloat16Math, kWide>(row);
   return {};

@@ -1,6 +1,7 @@
 // The only reader of threadIdx and blockIdx: a kernel of this folder as a __global__ function.
 #pragma once
 
+#include "kernels/sm90/backward.h"
 #include "kernels/sm90/forward.h"
 
 namespace attnd::sm90 {

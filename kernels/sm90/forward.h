@@ -136,6 +136,7 @@ struct ForwardKernel {
         LoadTiles(work, place, shared);
         ++place.filled;
       }
+      ptx::SyncWarp();  // all lanes have read it
       if (lane == 0) ptx::Arrive(&shared.empty_work[slot]);
     }
   }

@@ -28,6 +28,22 @@ struct HalfMath : sm80::HalfMath {
   ATTN_HD static void Columns(float (&c)[kGroups][4], const uint32_t (&a)[4], uint64_t b) {
     ptx::WarpgroupHalf(c, a, b);
   }
+  template <int kGroups>
+  ATTN_HD static void FirstRows(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
+    ptx::WarpgroupHalfFirst(c, a, b);
+  }
+  template <int kGroups>
+  ATTN_HD static void AddRows(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
+    ptx::WarpgroupHalfNext(c, a, b);
+  }
+  template <int kGroups>
+  ATTN_HD static void FirstAcross(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
+    ptx::WarpgroupHalfAcrossFirst(c, a, b);
+  }
+  template <int kGroups>
+  ATTN_HD static void Across(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
+    ptx::WarpgroupHalfAcross(c, a, b);
+  }
 };
 struct BFloat16Math : sm80::BFloat16Math {
   template <int kGroups>
@@ -37,6 +53,22 @@ struct BFloat16Math : sm80::BFloat16Math {
   template <int kGroups>
   ATTN_HD static void Columns(float (&c)[kGroups][4], const uint32_t (&a)[4], uint64_t b) {
     ptx::WarpgroupBFloat16(c, a, b);
+  }
+  template <int kGroups>
+  ATTN_HD static void FirstRows(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
+    ptx::WarpgroupBFloat16First(c, a, b);
+  }
+  template <int kGroups>
+  ATTN_HD static void AddRows(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
+    ptx::WarpgroupBFloat16Next(c, a, b);
+  }
+  template <int kGroups>
+  ATTN_HD static void FirstAcross(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
+    ptx::WarpgroupBFloat16AcrossFirst(c, a, b);
+  }
+  template <int kGroups>
+  ATTN_HD static void Across(float (&c)[kGroups][4], uint64_t a, uint64_t b) {
+    ptx::WarpgroupBFloat16Across(c, a, b);
   }
 };
 
@@ -60,6 +92,31 @@ ATTN_HD void MultiplyRows(const void* a, const void* b, float (&c)[kGroups][4]) 
                of_b + ((panel * PanelBytes(kGroups * 8) + bytes) >> 4), i > 0);
   }
 }
+// The same, where c's old values are in nobody's way.
+template <class Math, int kHeadDim, int kRowsOfA, int kGroups>
+ATTN_HD void MakeRows(const void* a, const void* b, float (&c)[kGroups][4]) {
+  const uint64_t of_a = ptx::MatrixOf(a, 16, 8 * kRowBytes);
+  const uint64_t of_b = ptx::MatrixOf(b, 16, 8 * kRowBytes);
+  Math::FirstRows(c, of_a, of_b);
+#pragma unroll
+  for (int i = 1; i < kHeadDim / kDepth; ++i) {
+    const int panel = i / (kPanelColumns / kDepth), bytes = i % (kPanelColumns / kDepth) * 32;
+    Math::AddRows(c, ptx::MovedMatrix(of_a, panel * PanelBytes(kRowsOfA) + bytes),
+                  ptx::MovedMatrix(of_b, panel * PanelBytes(kGroups * 8) + bytes));
+  }
+}
+// c = Aᵀ·B of two tiles of kRows rows: 64 columns of A, kGroups·8 of B inside one panel.
+template <class Math, int kRows, int kGroups>
+ATTN_HD void MakeAcross(const void* a, const void* b, float (&c)[kGroups][4]) {
+  const uint64_t of_a = ptx::MatrixOf(a, PanelBytes(kRows), 8 * kRowBytes);
+  const uint64_t of_b = ptx::MatrixOf(b, PanelBytes(kRows), 8 * kRowBytes);
+  Math::FirstAcross(c, of_a, of_b);
+#pragma unroll
+  for (int i = 1; i < kRows / kDepth; ++i) {
+    Math::Across(c, ptx::MovedMatrix(of_a, i * PanelBytes(kDepth)),
+                 ptx::MovedMatrix(of_b, i * PanelBytes(kDepth)));
+  }
+}
 // c += P·B: P's rows in registers (pairs of columns), B a tile of kDepths·16 rows and kGroups·8
 // columns.
 template <class Math, int kDepths, int kGroups>
@@ -70,6 +127,17 @@ ATTN_HD void AddColumns(const uint32_t (&p)[kDepths * 2][2], const void* b,
   for (int i = 0; i < kDepths; ++i) {
     const uint32_t a[4] = {p[2 * i][0], p[2 * i][1], p[2 * i + 1][0], p[2 * i + 1][1]};
     Math::Columns(c, a, of_b + ((i * PanelBytes(kDepth)) >> 4));
+  }
+}
+
+// The same with descriptors that move in one addition.
+template <class Math, int kDepths, int kGroups>
+ATTN_HD void AddPairs(const uint32_t (&p)[kDepths * 2][2], const void* b, float (&c)[kGroups][4]) {
+  const uint64_t of_b = ptx::MatrixOf(b, PanelBytes(kDepths * kDepth), 8 * kRowBytes);
+#pragma unroll
+  for (int i = 0; i < kDepths; ++i) {
+    const uint32_t a[4] = {p[2 * i][0], p[2 * i][1], p[2 * i + 1][0], p[2 * i + 1][1]};
+    Math::Columns(c, a, ptx::MovedMatrix(of_b, i * PanelBytes(kDepth)));
   }
 }
 

@@ -336,8 +336,8 @@ int64_t Admission::AddUpMemory(AdmittedCall& admitted, const Backend& backend) {
   const AttentionCall& call = admitted.call();
   AdmittedCall::Parts& parts = *admitted.parts_;
   for (const TensorSpec& tensor : call.tensors()) {
-    if (tensor.role == TensorRole::kKept || call.InPlace(tensor)) continue;
-    int64_t& sum = tensor.role == TensorRole::kInput ? parts.input_bytes : parts.output_bytes;
+    if (tensor.role == TensorUse::kKept || call.InPlace(tensor)) continue;
+    int64_t& sum = tensor.role == TensorUse::kInput ? parts.input_bytes : parts.output_bytes;
     sum += AlignedSize(tensor.bytes);
   }
   parts.workspace_bytes = AlignedSize(backend.WorkspaceBytes(call.problem(), call.direction()));

@@ -36,12 +36,12 @@ void SetPlaces(AdmittedCall& admitted, StagingBlock block) {
   std::byte *input = staged.inputs.data(), *output = staged.outputs.data();
   staged.at.Reserve(call.tensors().size());
   for (const TensorSpec& tensor : call.tensors()) {
-    if (tensor.role == TensorRole::kKept) {
+    if (tensor.role == TensorUse::kKept) {
       staged.at.Add(tensor.id, memory.residual->places()[tensor.id]);
     } else if (call.InPlace(tensor)) {
       staged.at.Add(tensor.id, memory.shared[tensor.id]);
     } else {
-      std::byte*& next = tensor.role == TensorRole::kInput ? input : output;
+      std::byte*& next = tensor.role == TensorUse::kInput ? input : output;
       staged.at.Add(tensor.id, next);
       next += AlignedSize(tensor.bytes);
     }
@@ -66,7 +66,7 @@ int64_t Land(AdmittedCall& admitted) {
   AttentionCall& call = admitted.call();
   int64_t landed = 0;
   for (const TensorSpec& tensor : call.tensors()) {
-    if (tensor.role != TensorRole::kInput || call.InPlace(tensor)) continue;
+    if (tensor.role != TensorUse::kInput || call.InPlace(tensor)) continue;
     std::byte* to = admitted.staged()[tensor.id];
     landed += tensor.bytes;
     if (tensor.region != kNoRegion) {

@@ -12,6 +12,8 @@
 #include "base/check.h"
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
+#include "modules/cpu/cpu_module_engine.h"
+#include "modules/reference/reference_engine.h"
 #include "net/listen_address.h"
 #include "server/app/encode_server_info.h"
 
@@ -80,6 +82,7 @@ absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
   const uint64_t boot_epoch = NewBootEpoch();
   server->StartCalls(boot_epoch);
   server->server_info_ = DescribeServer(server->options_, server->devices_.engines(), boot_epoch);
+  server->StartModules(boot_epoch);
   server->StartSharedMemory();
   server->SampleState();
   RETURN_IF_ERROR(server->StartMetrics());
@@ -135,6 +138,38 @@ void AttndServer::LoseDevice(int device, const absl::Status& status) {
   log_.Error("device_lost", {{"device", devices_[device].name}, {"message", status.message()}});
 }
 
+// Null: modules have none on this backend.
+std::shared_ptr<ModuleEngine> AttndServer::EngineOfModules() {
+  if (options_.modules.memory.bytes == 0) return nullptr;
+  if (options_.module_engine != nullptr) return options_.module_engine;
+  Backend& attention = devices_.first_engine();
+  if (attention.info().backend == "cpu") {
+    return MakeCpuModuleEngine(options_.cpu_threads, attention);
+  }
+  if (attention.info().backend == "reference") return std::make_shared<ReferenceEngine>();
+  return nullptr;
+}
+
+void AttndServer::StartModules(uint64_t boot_epoch) {
+  module_engine_ = EngineOfModules();
+  if (module_engine_ == nullptr) return;
+  module_table_ = std::make_unique<ModuleTable>(
+      options_.modules, TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
+  module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry());
+  module_calls_ = std::make_unique<ModuleCalls>(ModuleCalls::Deps{
+      *module_table_, *module_engine_, staging_, *module_metrics_, devices_[0].name,
+      options_.leases.ttl, options_.leases.max_ttl, options_.modules.state_dir, log_});
+  modules_service_ = std::make_unique<ModulesService>(
+      ModulesService::Deps{*module_calls_,
+                           {clock_, metrics_, *call_watch_, open_calls_},
+                           auth_,
+                           *module_metrics_,
+                           log_,
+                           log_limit_,
+                           options_.admission.max_deadline});
+  server_info_.add_feature("modules");
+}
+
 // A socket that cannot be had costs speed only: callers then send their tensors.
 void AttndServer::StartSharedMemory() {
   if (!options_.shared_memory.enabled) return;
@@ -179,8 +214,8 @@ absl::Status AttndServer::StartRpc() {
                          log_limit_,
                          *call_watch_,
                          open_calls_};
-  ASSIGN_OR_RETURN(
-      rpc_, RpcServer::Start(options_.listen, options_.transport, certificate_watch_.get(), deps));
+  ASSIGN_OR_RETURN(rpc_, RpcServer::Start(options_.listen, options_.transport,
+                                          certificate_watch_.get(), deps, modules_service_.get()));
   for (int n = 0; n < devices_.size(); ++n) SetDeviceServing(n, true);
   SetServing(true);
   return absl::OkStatus();
@@ -196,6 +231,7 @@ void AttndServer::SetServing(bool serving) {
   metrics_.SetReady(serving);
   rpc_->SetServing("", serving);
   rpc_->SetServing("attnd.v1.Attention", serving);
+  if (modules_service_ != nullptr) rpc_->SetServing("attnd.v1.Modules", serving);
   rpc_->SetServing("liveness", true);  // a draining process is alive: do not restart it
 }
 
@@ -206,6 +242,7 @@ AttndServer::~AttndServer() {
   devices_.StopWorkers();
   transfer_pool_.reset();
   rpc_.reset();
+  modules_service_.reset();
   mask_workers_.reset();
   CHECK(open_calls_.count() == 0);  // gRPC has ended them all: what they use may go
 }

@@ -31,6 +31,10 @@
 #include "server/masks/mask_store.h"
 #include "server/masks/mask_workers.h"
 #include "server/metrics/metrics.h"
+#include "server/modules/module_calls.h"
+#include "server/modules/module_metrics.h"
+#include "server/modules/module_table.h"
+#include "server/modules/modules_service.h"
 #include "server/rpc/call_watch.h"
 #include "server/rpc/open_calls.h"
 #include "server/rpc/rpc_server.h"
@@ -69,6 +73,8 @@ class AttndServer {
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return devices_.any_lost(); }
   bool all_devices_lost() const { return devices_.all_lost(); }
+  int64_t module_bytes() const { return module_table_->memory().used(); }
+  void ExpireModules() { module_table_->Expire(); }
   SharedMemoryUse shared_memory_use() const { return shared_memory_->Use(); }
 
   // Returns when every call is answered or `timeout` has passed (what then still runs is
@@ -85,6 +91,8 @@ class AttndServer {
   absl::Status StartSecurity();
   void StartCalls(uint64_t boot_epoch);
   void StartSharedMemory();
+  void StartModules(uint64_t boot_epoch);
+  std::shared_ptr<ModuleEngine> EngineOfModules();
   absl::Status StartMetrics();
   absl::Status StartRpc();
   void LoseDevice(int device, const absl::Status& status);
@@ -96,6 +104,7 @@ class AttndServer {
   void SampleLeases(int place, const std::string& name);
   void SampleSharedMemory();
   void SampleMasks();
+  void SampleModules();
   void SampleCertificates();
 
   static bool WaitOut(absl::Duration time);
@@ -125,6 +134,12 @@ class AttndServer {
   CallLogLimit log_limit_;
   std::unique_ptr<CallWatch> call_watch_;
   OpenCalls open_calls_;
+  // Null: none are served.
+  std::shared_ptr<ModuleEngine> module_engine_;  // and whoever gave the options
+  std::unique_ptr<ModuleTable> module_table_;
+  std::unique_ptr<ModuleMetrics> module_metrics_;
+  std::unique_ptr<ModuleCalls> module_calls_;
+  std::unique_ptr<ModulesService> modules_service_;
   std::vector<std::unique_ptr<SharedMemoryService>> shared_memory_services_;
   std::atomic<bool> serving_{false};  // to all callers, as health says
   std::unique_ptr<MetricsPort> metrics_port_;

@@ -22,6 +22,7 @@ void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
   SetServing(false);
   if (!WaitForBalancers(delay, wait)) return StopNow();
   admission_->StartDraining();
+  if (module_calls_ != nullptr) module_calls_->StartDraining();
   absl::Time deadline = absl::Now() + timeout;
   if (!WaitUntilCallersLeave(deadline, wait)) return StopNow();
   rpc_->StopAccepting();
@@ -69,6 +70,7 @@ bool AttndServer::WaitUntilAnswered(absl::Time deadline,
 
 void AttndServer::StopNow() {
   admission_->StartDraining();
+  if (module_calls_ != nullptr) module_calls_->StartDraining();
   rpc_->StopAccepting();
   rpc_->Shutdown(absl::Now());
 }

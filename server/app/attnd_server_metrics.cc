@@ -24,6 +24,7 @@ void AttndServer::SampleState() {
                    [this] { return static_cast<double>(staging_.peak_used()); });
   SampleSharedMemory();
   SampleMasks();
+  SampleModules();
   SampleCertificates();
 }
 
@@ -54,6 +55,15 @@ void AttndServer::SampleSharedMemory() {
     for (const auto& listener : shared_memory_services_) connections += listener->connections();
     return connections;
   });
+}
+
+void AttndServer::SampleModules() {
+  if (module_table_ == nullptr) return;
+  SampledMetrics& sampled = *metrics_.sampled();
+  sampled.AddGauge("attnd_modules", "Modules that are registered.", {},
+                   [this] { return static_cast<double>(module_table_->size()); });
+  sampled.AddGauge("attnd_module_bytes", "Memory reserved for modules.", {},
+                   [this] { return static_cast<double>(module_table_->memory().used()); });
 }
 
 void AttndServer::SampleMasks() {

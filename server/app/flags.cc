@@ -32,6 +32,7 @@ struct RawFlags {
   double lease_memory_mib = -1, lease_ttl_s;
   double shared_memory_mib;
   double mask_memory_mib = -1;
+  double module_memory_mib = -1, caller_module_mib = 0;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
   std::string devices = "all";
@@ -197,6 +198,21 @@ void AddMasks(CLI::App& app, RawFlags& raw) {
       ->group("Masks");
 }
 
+void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
+  const char* group = "Modules";
+  auto add = [&](const char* name, auto& value, const char* help) {
+    app.add_option(name, value, help)->capture_default_str()->group(group);
+  };
+  add("--module_memory_mib", raw.module_memory_mib,
+      "for weights, optimizers and activations of modules; 0: no modules, -1: as much as "
+      "--memory_limit_mib");
+  add("--caller_module_mib", raw.caller_module_mib,
+      "of --module_memory_mib, for one caller; 0: all of it");
+  app.add_option("--module_state_dir", o.modules.state_dir,
+                 "folder in host memory (tmpfs) for modules that outlive the process; empty: none")
+      ->group(group);
+}
+
 void AddOperation(CLI::App& app, RawFlags& raw) {
   const char* group = "Operation";
   app.add_option("--drain_delay", raw.drain_delay_s,
@@ -270,6 +286,10 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.masks.bytes_of_caller = o.masks.bytes / 4;
   o.mask_plans = std::make_shared<MaskPlans>(o.masks.bytes);
   o.shared_memory.user_max_bytes = o.shared_memory.max_bytes;
+  o.modules.memory.bytes =
+      raw.module_memory_mib == -1 ? o.admission.memory_bytes : BytesOfMib(raw.module_memory_mib);
+  o.modules.memory.caller_bytes =
+      raw.caller_module_mib == 0 ? o.modules.memory.bytes : BytesOfMib(raw.caller_module_mib);
   ApplyTransport(raw, o.transport);
   o.transport.max_connection_age_grace = 2 * o.admission.max_deadline;
   o.drain_delay = absl::Seconds(raw.drain_delay_s);
@@ -312,6 +332,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, const char* const* argv, absl::string
   AddLeases(app, o, raw);
   AddSharedMemory(app, o, raw);
   AddMasks(app, raw);
+  AddModules(app, o, raw);
   AddOperation(app, raw);
   RequireNumbers(app);
   try {  // CLI11 reports by throwing

@@ -111,6 +111,13 @@ absl::Status CheckLeases(const ServerOptions& o) {
   return InRange("lease_ttl_seconds", seconds(o.leases.ttl), 1, seconds(o.leases.max_ttl));
 }
 
+absl::Status CheckModules(const ModuleOptions& modules) {
+  const double tib = 1 << 20;  // in MiB
+  RETURN_IF_ERROR(InRangeMib("module_memory_mib", modules.memory.bytes, 0, tib));
+  RETURN_IF_ERROR(InRangeMib("caller_module_mib", modules.memory.caller_bytes, 0, tib));
+  return InRange("max_modules", static_cast<double>(modules.max_modules), 1, 65536);
+}
+
 absl::Status CheckTransport(const TransportOptions& t) {
   const double most_seconds = 7 * 24 * 3600.0;
   auto seconds = [](absl::Duration d) { return absl::ToDoubleSeconds(d); };
@@ -174,6 +181,7 @@ absl::Status CheckOptions(const ServerOptions& o) {
   RETURN_IF_ERROR(CheckSecurity(o));
   RETURN_IF_ERROR(CheckLimits(o));
   RETURN_IF_ERROR(CheckLeases(o));  // within CheckLimits' memory
+  RETURN_IF_ERROR(CheckModules(o.modules));
   return CheckTransport(o.transport);
 }
 

@@ -11,9 +11,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/log.h"
+#include "modules/module_engine.h"
 #include "server/admission/admission.h"
 #include "server/lease/lease_table.h"
 #include "server/masks/mask_store.h"
+#include "server/modules/module_table.h"
 #include "server/rpc/transport_options.h"
 #include "server/schedule/device_worker.h"
 #include "server/security/tls_options.h"
@@ -47,6 +49,8 @@ struct ServerOptions {
   // waking another thread takes 20 to 50 us.
   DeviceWorkerOptions worker = {.inline_time = absl::Microseconds(200)};
   TransportOptions transport;
+  ModuleOptions modules;  // of no memory: the service answers UNIMPLEMENTED
+  std::shared_ptr<ModuleEngine> module_engine;  // the tests' too; null: that of the backend
   SharedMemoryLimits shared_memory;
   absl::Duration drain_delay = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(60);

@@ -71,9 +71,9 @@ class AttentionCall {
   absl::Span<const TensorSpec> tensors() const { return parts_->tensors; }
   const MessageBytes& message() const { return parts_->message; }
   // Of all tensors of a role, wherever they lie.
-  int64_t input_bytes() const { return BytesOf(TensorRole::kInput); }
-  int64_t kept_bytes() const { return BytesOf(TensorRole::kKept); }
-  int64_t output_bytes() const { return BytesOf(TensorRole::kOutput); }
+  int64_t input_bytes() const { return BytesOf(TensorUse::kInput); }
+  int64_t kept_bytes() const { return BytesOf(TensorUse::kKept); }
+  int64_t output_bytes() const { return BytesOf(TensorUse::kOutput); }
 
   // A forward whose tensors are to be kept, for so long (0: the server's choice).
   bool keep_residual() const { return parts_->keep_residual; }
@@ -87,8 +87,8 @@ class AttentionCall {
   bool InPlace(const TensorSpec& tensor) const {
     return tensor.region != kNoRegion && !keep_residual();
   }
-  int64_t shared_input_bytes() const { return BytesOf(TensorRole::kInput, true); }
-  int64_t shared_output_bytes() const { return BytesOf(TensorRole::kOutput, true); }
+  int64_t shared_input_bytes() const { return BytesOf(TensorUse::kInput, true); }
+  int64_t shared_output_bytes() const { return BytesOf(TensorUse::kOutput, true); }
 
   // That the description of its mask and the tiles that it visits take, while the call lives.
   int64_t mask_bytes() const { return parts_->mask_bytes; }
@@ -98,7 +98,7 @@ class AttentionCall {
 
  private:
   friend class Decoder;
-  int64_t BytesOf(TensorRole role, bool shared_only = false) const {
+  int64_t BytesOf(TensorUse role, bool shared_only = false) const {
     int64_t bytes = 0;
     for (const TensorSpec& tensor : tensors()) {
       if (tensor.role != role || (shared_only && tensor.region == kNoRegion)) continue;

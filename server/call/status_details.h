@@ -56,6 +56,22 @@ inline constexpr absl::string_view kLeaseMismatch = "LEASE_MISMATCH";
 inline constexpr absl::string_view kLeaseNotOwned = "LEASE_NOT_OWNED";
 inline constexpr absl::string_view kRegionUnknown = "REGION_UNKNOWN";
 inline constexpr absl::string_view kEngineFailed = "ENGINE_FAILED";
+inline constexpr absl::string_view kBadLayout = "BAD_LAYOUT";
+inline constexpr absl::string_view kDigestMismatch = "DIGEST_MISMATCH";
+inline constexpr absl::string_view kModuleTooLarge = "MODULE_TOO_LARGE";
+inline constexpr absl::string_view kModuleUnsupported = "MODULE_UNSUPPORTED";
+inline constexpr absl::string_view kModuleQuota = "MODULE_QUOTA";
+inline constexpr absl::string_view kModuleExists = "MODULE_EXISTS";
+inline constexpr absl::string_view kModuleLost = "MODULE_LOST";
+inline constexpr absl::string_view kModuleNotOwned = "MODULE_NOT_OWNED";
+inline constexpr absl::string_view kWeightsIncomplete = "WEIGHTS_INCOMPLETE";
+inline constexpr absl::string_view kSequenceMismatch = "SEQUENCE_MISMATCH";
+inline constexpr absl::string_view kStepConflict = "STEP_CONFLICT";
+inline constexpr absl::string_view kStepOutOfOrder = "STEP_OUT_OF_ORDER";
+inline constexpr absl::string_view kGradientIncomplete = "GRADIENT_INCOMPLETE";
+inline constexpr absl::string_view kMicroBatchConflict = "MICRO_BATCH_CONFLICT";
+inline constexpr absl::string_view kMicroBatchEarly = "MICRO_BATCH_EARLY";
+inline constexpr absl::string_view kActivationPressure = "ACTIVATION_PRESSURE";
 }  // namespace reason
 
 using Metadata = std::initializer_list<std::pair<absl::string_view, absl::string_view>>;

@@ -13,7 +13,7 @@
 
 namespace attnd {
 
-enum class TensorRole : uint8_t {
+enum class TensorUse : uint8_t {
   kInput,   // the caller brings it
   kKept,    // it lies in the residual that the call names
   kOutput,  // the engine writes it
@@ -26,7 +26,7 @@ struct TensorSpec {
   int id = 0;              // the same in every call
   int field = 0;           // of the request message; of an output: of the reply
   absl::string_view name;  // for errors; static
-  TensorRole role = TensorRole::kInput;
+  TensorUse role = TensorUse::kInput;
   bool wanted = true;      // false: an output that the engine writes and the caller did not ask for
   int region = kNoRegion;  // of the call's SharedRequest
   int64_t bytes = 0;

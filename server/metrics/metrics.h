@@ -80,6 +80,9 @@ class Metrics {
     return {registry_, sampled_};
   }
 
+  // For rooms that make series of their own.
+  prometheus::Registry& registry() { return *registry_; }
+
   void CallStarted(Method method);
   // `reason` is empty for OK; it chooses the series of rejected requests.
   void CallFinished(Method method, absl::StatusCode code, absl::string_view reason,

@@ -7,7 +7,7 @@ namespace attnd {
 
 ChunkSequence::ChunkSequence(absl::Span<const TensorSpec> tensors) {
   for (const TensorSpec& tensor : tensors) {
-    if (tensor.role == TensorRole::kInput && tensor.bytes > 0) inputs_.push_back(tensor);
+    if (tensor.role == TensorUse::kInput && tensor.bytes > 0) inputs_.push_back(tensor);
   }
 }
 

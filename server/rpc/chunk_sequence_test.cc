@@ -26,8 +26,8 @@ TensorList TensorsOfTest() {
                         Input(18, "empty", 0),
                         Input(kQ, "q", int64_t{9} << 20),
                         Input(20, "o", 10)};
-  tensors.front().role = TensorRole::kKept;
-  tensors.back().role = TensorRole::kOutput;
+  tensors.front().role = TensorUse::kKept;
+  tensors.back().role = TensorUse::kOutput;
   return tensors;
 }
 

@@ -101,14 +101,19 @@ std::string BoundAddress(const std::string& asked, int port) {
 }  // namespace
 
 RpcServer::RpcServer(const TransportOptions& transport, const CertificateWatch* certificates,
-                     const ServiceDeps& deps)
-    : transport_(transport), certificate_files_(certificates), deps_(deps), service_(deps_) {}
+                     const ServiceDeps& deps, grpc::Service* modules)
+    : transport_(transport),
+      certificate_files_(certificates),
+      deps_(deps),
+      service_(deps_),
+      modules_(modules) {}
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::vector<std::string>& listen,
                                                             const TransportOptions& transport,
                                                             const CertificateWatch* certificates,
-                                                            const ServiceDeps& deps) {
-  std::unique_ptr<RpcServer> server(new RpcServer(transport, certificates, deps));
+                                                            const ServiceDeps& deps,
+                                                            grpc::Service* modules) {
+  std::unique_ptr<RpcServer> server(new RpcServer(transport, certificates, deps, modules));
   server->LimitConnections();
   RETURN_IF_ERROR(server->Build(listen));
   server->unary_calls_->Start();
@@ -162,6 +167,7 @@ absl::Status RpcServer::Build(const std::vector<std::string>& listen) {
   SetConnections(transport_, ProbesBandwidth(transport_, listen), builder);
   for (const std::string& address : listen) RETURN_IF_ERROR(AddAddress(address, builder));
   builder.RegisterService(&service_);
+  if (modules_ != nullptr) builder.RegisterService(modules_);
   unary_calls_ = std::make_unique<UnaryCalls>(service_, UnaryThreads(), builder);
   server_ = builder.BuildAndStart();
   if (server_ != nullptr) return absl::OkStatus();

@@ -29,11 +29,13 @@ namespace attnd {
 class RpcServer {
  public:
   // `deps` and what they name outlive it. `certificates`: null for no TLS; unix sockets never have
-  // any. UNAVAILABLE when an address cannot be had.
+  // any. `modules`: the service of that name; null: there is none. UNAVAILABLE when an address
+  // cannot be had.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const std::vector<std::string>& listen,
                                                           const TransportOptions& transport,
                                                           const CertificateWatch* certificates,
-                                                          const ServiceDeps& deps);
+                                                          const ServiceDeps& deps,
+                                                          grpc::Service* modules);
   // Cancels what runs.
   ~RpcServer();
 
@@ -49,7 +51,7 @@ class RpcServer {
 
  private:
   RpcServer(const TransportOptions& transport, const CertificateWatch* certificates,
-            const ServiceDeps& deps);
+            const ServiceDeps& deps, grpc::Service* modules);
   void LimitConnections();
   absl::Status Build(const std::vector<std::string>& listen);
   absl::Status AddAddress(const std::string& address, grpc::ServerBuilder& builder);
@@ -66,6 +68,7 @@ class RpcServer {
   const ServiceDeps deps_;
   std::shared_ptr<ConnectionLimit> connections_;  // and the metrics, which read it
   AttentionService service_;
+  grpc::Service* const modules_;
   std::shared_ptr<grpc::experimental::CertificateProviderInterface> certificates_;
   std::unique_ptr<UnaryCalls> unary_calls_;  // ends after the server has shut down
   std::unique_ptr<grpc::Server> server_;

@@ -39,7 +39,7 @@ absl::Status CheckOverlap(absl::Span<const TensorSpec> tensors) {
   for (const TensorSpec& a : tensors) {
     for (const TensorSpec& b : tensors) {
       if (&a == &b) break;
-      if (a.role != TensorRole::kOutput && b.role != TensorRole::kOutput) continue;
+      if (a.role != TensorUse::kOutput && b.role != TensorUse::kOutput) continue;
       if (!Overlap(a, b)) continue;
       return BadPlace("offset", "an output that shares no byte with another tensor",
                       absl::StrCat(a.name, " over ", b.name));

@@ -243,7 +243,7 @@ absl::Status FindInputs(const FieldTable& table, const SharedPlaces& shared, con
   RETURN_IF_ERROR(RefuseUndeclared(table, problem));
   for (TensorSpec& input : inputs) {
     ASSIGN_OR_RETURN(const int64_t bytes, FindInput(table, shared, input));
-    RETURN_IF_ERROR(CheckSize(input, input.role == TensorRole::kKept ? 0 : input.bytes, bytes));
+    RETURN_IF_ERROR(CheckSize(input, input.role == TensorUse::kKept ? 0 : input.bytes, bytes));
   }
   if (DLseFollows(table, direction)) {
     return FieldError(reason::kBadField, "d_lse_follows", "false in a unary call", "true");
@@ -276,9 +276,9 @@ absl::Status FindOutputs(const SharedPlaces& shared, bool keep_residual, TensorL
   int64_t output_bytes = 0;
   for (TensorSpec& tensor : tensors) {
     const SharedPlace* place = shared.Find(tensor.id);
-    if (place == nullptr || tensor.role == TensorRole::kKept || !tensor.wanted) continue;
+    if (place == nullptr || tensor.role == TensorUse::kKept || !tensor.wanted) continue;
     ++found;
-    if (tensor.role == TensorRole::kInput) continue;
+    if (tensor.role == TensorUse::kInput) continue;
     RETURN_IF_ERROR(CheckSize(tensor, tensor.bytes, place->bytes));
     tensor.region = place->region;
     tensor.offset = place->offset;

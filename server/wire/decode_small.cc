@@ -12,8 +12,9 @@
 namespace attnd {
 namespace {
 
-absl::Status Parse(const MessageBytes& bytes, google::protobuf::Message& request) {
-  MessageBytes::Stream stream(bytes, {0, bytes.size()});
+absl::Status Parse(const MessageBytes& bytes, ByteRange range,
+                   google::protobuf::Message& request) {
+  MessageBytes::Stream stream(bytes, range);
   if (request.ParseFromZeroCopyStream(&stream)) return absl::OkStatus();
   return FieldError(reason::kMalformedMessage, "message", "a protobuf message",
                     "bytes that are none");
@@ -24,12 +25,20 @@ absl::Status Parse(const MessageBytes& bytes, google::protobuf::Message& request
 absl::Status DecodeSmall(const grpc::ByteBuffer& buffer, google::protobuf::Message& request) {
   const MessageBytes bytes(buffer);
   RETURN_IF_ERROR(CheckWire(bytes, {0, bytes.size()}, *request.GetDescriptor()).status());
-  return Parse(bytes, request);
+  return Parse(bytes, {0, bytes.size()}, request);
+}
+
+absl::Status DecodePart(const MessageBytes& bytes, ByteRange range, absl::string_view path,
+                        int64_t max_string_bytes, google::protobuf::Message& request) {
+  RETURN_IF_ERROR(CheckWire(bytes, range, *request.GetDescriptor(),
+                            {.path = path, .max_string_bytes = max_string_bytes})
+                      .status());
+  return Parse(bytes, range, request);
 }
 
 absl::Status DecodeLenient(const grpc::ByteBuffer& buffer, google::protobuf::Message& request) {
   const MessageBytes bytes(buffer);
-  return Parse(bytes, request);
+  return Parse(bytes, {0, bytes.size()}, request);
 }
 
 grpc::ByteBuffer EncodeSmall(const google::protobuf::Message& reply) {

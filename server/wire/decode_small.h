@@ -7,11 +7,16 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "server/call/message_bytes.h"
 
 namespace attnd {
 
 // Fills `request`. Unknown, repeated and truncated fields are INVALID_ARGUMENT naming the field.
 absl::Status DecodeSmall(const grpc::ByteBuffer& bytes, google::protobuf::Message& request);
+// Of one message inside another, called `path` in errors; strings may have so many bytes.
+absl::Status DecodePart(const MessageBytes& bytes, ByteRange range, absl::string_view path,
+                        int64_t max_string_bytes, google::protobuf::Message& request);
 
 // The same, but unknown fields pass.
 absl::Status DecodeLenient(const grpc::ByteBuffer& bytes, google::protobuf::Message& request);

@@ -44,7 +44,7 @@ TensorSpec Output(int id, int64_t bytes) {
   return {.id = id,
           .field = kTable[id].reply_field,
           .name = kTable[id].name,
-          .role = TensorRole::kOutput,
+          .role = TensorUse::kOutput,
           .bytes = bytes};
 }
 
@@ -69,7 +69,7 @@ TensorList AttentionInputs(const Problem& p, Direction direction, bool on_residu
   list.push_back(Input(Tensor::kLse, LseBytes(p)));
   list.push_back(Input(Tensor::kO, p.OutputElements() * element));
   if (on_residual) {
-    for (TensorSpec& tensor : list) tensor.role = TensorRole::kKept;
+    for (TensorSpec& tensor : list) tensor.role = TensorUse::kKept;
   }
   list.push_back(Input(Tensor::kDO, p.OutputElements() * element));
   return list;

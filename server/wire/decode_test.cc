@@ -50,7 +50,7 @@ absl::StatusOr<AttentionCall> DecodeText(const std::string& message,
 std::string PayloadOf(const AttentionCall& call, int tensor) {
   std::string bytes;
   for (const TensorSpec& spec : call.tensors()) {
-    if (spec.id != tensor || spec.role != TensorRole::kInput) continue;
+    if (spec.id != tensor || spec.role != TensorUse::kInput) continue;
     const ByteRange range = {static_cast<int64_t>(spec.offset), spec.bytes};
     call.message().ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
       bytes.append(reinterpret_cast<const char*>(piece.data()), piece.size());
@@ -59,7 +59,7 @@ std::string PayloadOf(const AttentionCall& call, int tensor) {
   return bytes;
 }
 
-std::vector<int> IdsOf(const AttentionCall& call, TensorRole role) {
+std::vector<int> IdsOf(const AttentionCall& call, TensorUse role) {
   std::vector<int> ids;
   for (const TensorSpec& tensor : call.tensors()) {
     if (tensor.role == role) ids.push_back(tensor.id);
@@ -165,11 +165,11 @@ TEST(Decode, ListsDLseOnlyWhenItIsSent) {
   auto with = DecodeText(request.SerializeAsString(), Direction::kBackward);
   ASSERT_TRUE(with.ok()) << with.status();
   EXPECT_EQ(PayloadOf(*with, Tensor::kDLse), request.d_lse());
-  EXPECT_EQ(IdsOf(*with, TensorRole::kInput).back(), Tensor::kDLse);
+  EXPECT_EQ(IdsOf(*with, TensorUse::kInput).back(), Tensor::kDLse);
   request.clear_d_lse();
   auto without = DecodeText(request.SerializeAsString(), Direction::kBackward);
   ASSERT_TRUE(without.ok()) << without.status();
-  EXPECT_EQ(IdsOf(*without, TensorRole::kInput).back(), Tensor::kDO);
+  EXPECT_EQ(IdsOf(*without, TensorUse::kInput).back(), Tensor::kDO);
 }
 
 // ---- Everything wrong that a generated message can say.
@@ -573,9 +573,8 @@ TEST(Decode, ReadsTheGradientsAloneBesideAToken) {
     ASSERT_TRUE(call.ok()) << call.status();
     EXPECT_EQ(call->residual_token(), std::string("to\0ken", 6));
     const std::vector<int> inputs = {Tensor::kDO, Tensor::kDLse};
-    EXPECT_EQ(IdsOf(*call, TensorRole::kInput),
-              with_d_lse ? inputs : std::vector<int>{Tensor::kDO});
-    EXPECT_EQ(IdsOf(*call, TensorRole::kKept),
+    EXPECT_EQ(IdsOf(*call, TensorUse::kInput), with_d_lse ? inputs : std::vector<int>{Tensor::kDO});
+    EXPECT_EQ(IdsOf(*call, TensorUse::kKept),
               (std::vector<int>{Tensor::kK, Tensor::kV, Tensor::kQ, Tensor::kLse, Tensor::kO}));
     EXPECT_EQ(call->input_bytes(), request.d_o().size() + request.d_lse().size());
   }

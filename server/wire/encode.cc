@@ -96,7 +96,7 @@ struct Payload {
 absl::InlinedVector<Payload, 5> PayloadsOf(const Result& result) {
   absl::InlinedVector<Payload, 5> payloads;
   for (const TensorSpec& tensor : result.call().tensors()) {
-    if (tensor.role != TensorRole::kOutput || !tensor.wanted) continue;
+    if (tensor.role != TensorUse::kOutput || !tensor.wanted) continue;
     if (tensor.bytes == 0 || tensor.region != kNoRegion) continue;
     payloads.push_back({tensor.field, result.output(tensor.id), tensor.bytes});
   }

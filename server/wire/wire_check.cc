@@ -203,9 +203,10 @@ absl::Status Checker::LengthDelimited(const FieldDescriptor& field, const Path& 
   if (field.type() == FieldDescriptor::TYPE_MESSAGE) return SubMessage(field, path, depth);
   int size = 0;
   RETURN_IF_ERROR(Length(path, &size));
-  if (field.type() == FieldDescriptor::TYPE_STRING && size > kMaxStringBytes) {
+  if (field.type() == FieldDescriptor::TYPE_STRING && size > options_.max_string_bytes) {
     return FieldError(reason::kBadField, path.Text(),
-                      absl::StrCat("at most ", kMaxStringBytes, " bytes"), absl::StrCat(size));
+                      absl::StrCat("at most ", options_.max_string_bytes, " bytes"),
+                      absl::StrCat(size));
   }
   if (depth == 0 && field.number() <= kMaxFieldNumber) {
     table_.range[field.number()] = {begin_ + in_.CurrentPosition(), size};

@@ -46,6 +46,7 @@ struct WireCheckOptions {
   absl::string_view path;  // what the message itself is called, before its fields' names
   // Sub-messages are noted as ranges and skipped: each will be checked by itself.
   bool outer_fields_only = false;
+  int64_t max_string_bytes = kMaxStringBytes;
 };
 
 // `range` of `message` holds one message of `type`; the table's ranges are those of the whole.

@@ -3,7 +3,7 @@
 Both run in this process in turn (PyTorch, attnd, PyTorch, attnd, ...), so that what else the machine does meets
 both. Each figure is the median of the ratios of neighbours; milliseconds are the fastest run of each.
 
-Needs: torch (pip install torch) and bazel build //tests/benchmarks:libcpu_attention.so.
+Needs: torch (pip install torch) and bazel build //tests/benchmarks:libattention.so.
 Run:   python3 tests/benchmarks/cpu_against_pytorch.py [--lengths 512 2048] [--element float32] [--dropout 0.1] ...
 """
 import argparse
@@ -15,27 +15,36 @@ import time
 import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-LIBRARY = os.path.join(ROOT, "bazel-bin/tests/benchmarks/libcpu_attention.so")
+LIBRARY = os.path.join(ROOT, "bazel-bin/tests/benchmarks/libattention.so")
 ELEMENTS = {"float16": (1, torch.float16), "bfloat16": (2, torch.bfloat16), "float32": (3, torch.float32)}
 
 
 class BenchmarkProblem(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "dim")] + \
-               [(name, ctypes.c_int32) for name in ("element", "causal", "dropout_threshold", "padding")]
+               [(name, ctypes.c_int32) for name in ("element", "causal", "dropout_threshold", "nondeterministic")]
 
 
 class Engine:
-    """attnd's CPU engine through the benchmark library."""
+    """An engine of attnd's through the benchmark library."""
 
-    def __init__(self, path, threads):
+    def __init__(self, path, threads, backend="cpu"):
         self.library = ctypes.CDLL(path)
         self.library.attnd_benchmark_open.restype = ctypes.c_void_p
         self.library.attnd_benchmark_architecture.restype = ctypes.c_char_p
+        self.library.attnd_benchmark_kernel.restype = ctypes.c_char_p
+        self.library.attnd_benchmark_kernel_seconds.restype = ctypes.c_double
         self.library.attnd_benchmark_workspace_bytes.restype = ctypes.c_int64
-        self.handle = ctypes.c_void_p(self.library.attnd_benchmark_open(threads))
+        self.handle = ctypes.c_void_p(self.library.attnd_benchmark_open(backend.encode(), threads))
+        if not self.handle:
+            raise RuntimeError(f"no engine {backend}")
 
     def architecture(self):
         return self.library.attnd_benchmark_architecture(self.handle).decode()
+
+    def kernel(self):
+        """Of the last call: its kernels' name and their seconds, without transfers."""
+        return (self.library.attnd_benchmark_kernel(self.handle).decode(),
+                self.library.attnd_benchmark_kernel_seconds(self.handle))
 
     def workspace_bytes(self, problem, backward):
         return self.library.attnd_benchmark_workspace_bytes(self.handle, ctypes.byref(problem), int(backward))

@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   int64_t bytes = 0;
   for (const attnd::TensorSpec& tensor : call->tensors()) {
-    if (tensor.role != attnd::TensorRole::kInput) continue;
+    if (tensor.role != attnd::TensorUse::kInput) continue;
     const attnd::ByteRange range = {static_cast<int64_t>(tensor.offset), tensor.bytes};
     call->message().ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
       bytes += static_cast<int64_t>(piece.size());

@@ -22,6 +22,7 @@ EMULATED = os.path.join(ROOT, "bazel-bin/tests/fixtures/emulated_attnd")  # its 
 LIBRARY = os.path.join(ROOT, "bazel-bin/client/c/libattnd_client.so")
 NATIVE = os.path.join(ROOT, ".build/python/native")
 SOURCE = os.path.join(ROOT, "client/python")
+ATTNCTL = os.path.join(ROOT, "bazel-bin/client/attnctl")
 BUNDLED = os.path.join(NATIVE, "libattnd_client-attnd0.so")
 
 sys.path.insert(0, SOURCE)
@@ -36,9 +37,10 @@ def pytest_configure(config):
 @pytest.fixture(scope="session", autouse=True)
 def native_library():
     """The library as the wheel has it, made anew when the build is newer."""
-    stale = not os.path.exists(BUNDLED) or os.path.getmtime(BUNDLED) < os.path.getmtime(LIBRARY)
-    if stale:
-        subprocess.run([sys.executable, os.path.join(SOURCE, "build_native.py"), LIBRARY, NATIVE], check=True)
+    made = [BUNDLED, os.path.join(NATIVE, "attnctl")]
+    if not all(os.path.exists(path) for path in made) or min(map(os.path.getmtime, made)) < max(
+            map(os.path.getmtime, [LIBRARY, ATTNCTL])):
+        subprocess.run([sys.executable, os.path.join(SOURCE, "build_native.py"), LIBRARY, NATIVE, ATTNCTL], check=True)
     return BUNDLED
 
 

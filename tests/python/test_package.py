@@ -9,7 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from conftest import LIBRARY, NATIVE, ROOT, SOURCE
+from conftest import ATTNCTL, LIBRARY, NATIVE, ROOT, SOURCE
 
 import attnd
 
@@ -17,8 +17,8 @@ import attnd
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-B", os.path.join(SOURCE, "build_wheel.py"), LIBRARY, str(folder), NATIVE],
-                   check=True)
+    subprocess.run([sys.executable, "-B", os.path.join(SOURCE, "build_wheel.py"), LIBRARY, ATTNCTL, str(folder),
+                    NATIVE], check=True)
     name, = os.listdir(folder)
     return folder / name
 
@@ -29,6 +29,8 @@ def installed(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(wheel) as files:
         files.extractall(folder)
+        for entry in files.infolist():
+            os.chmod(folder / entry.filename, entry.external_attr >> 16)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ATTND_")}
     return {**environment, "PYTHONPATH": str(folder)}
 
@@ -56,7 +58,7 @@ def test_each_library_in_the_wheel_is_in_its_sbom_with_its_terms(wheel):
     packages = json.loads(read[info + "sboms/attnd.cdx.json"])["components"]
     shipped = {file["name"]: file["hashes"][0]["content"] for package in packages for file in package.get("components", [])}
     assert shipped == {name: hashlib.sha256(data).hexdigest() for name, data in read.items()
-                       if name.startswith("attnd/native/") and "/libattnd_client" not in name}
+                       if name.startswith("attnd/native/") and not re.search("/(libattnd_client|attnctl$)", name)}
     for package in packages:
         assert len(read[info + package["licenses"][0]["license"]["name"][len("see "):]]) > 100, package["name"]
     assert {"zlib1g", "libssl3", "nlohmann-json3-dev"} <= {package["name"] for package in packages}
@@ -91,6 +93,36 @@ assert os.wait()[1] == 0
 def test_check_finds_the_daemon_right(installed, daemon):
     done = run(installed, "-m", "attnd", "check", daemon.address)
     assert done.returncode == 0 and "36 cases, 0 wrong" in done.stdout, done.stdout + done.stderr
+
+
+def test_attnctl_is_the_programs_own(installed, daemon):
+    """What an installer's script for the entry point does."""
+    program = "import sys; from attnd._attnctl import main; sys.argv[0] = 'attnctl'; main()"
+    for arguments, code, text in ((["--version"], 0, attnd.__version__), (["info"], 0, "cpu"), (["inf"], 2, "inf")):
+        done = run({**installed, "ATTND_ADDRESS": daemon.address, "LD_LIBRARY_PATH": ""}, "-c", program, *arguments)
+        assert done.returncode == code and text in done.stdout + done.stderr, (arguments, done)
+
+
+def test_connect_without_an_address_reads_the_environment(daemon, tmp_path, monkeypatch):
+    token, nothing = tmp_path / "token", tmp_path / "none"
+    token.write_text("secret\n")
+    nothing.write_text("\n")
+    monkeypatch.delenv("ATTND_TOKEN_FILE", raising=False)
+    monkeypatch.delenv("ATTND_ADDRESS", raising=False)
+    with attnd.connect() as client:
+        assert client.addresses == ["127.0.0.1:7070"]
+    monkeypatch.setenv("ATTND_ADDRESS", f"{daemon.address},127.0.0.1:1")
+    monkeypatch.setenv("ATTND_TOKEN_FILE", str(token))
+    with attnd.connect() as client:
+        assert client.addresses == [daemon.address, "127.0.0.1:1"]
+        assert client._native_options.bearer_token == b"secret"
+        assert client.info(0).version.startswith(attnd.__version__)
+    with attnd.connect(daemon.address) as client:
+        assert client._native_options.bearer_token is None, "a token goes to no address that the environment does not name"
+    for path, error in ((nothing, attnd.InvalidArgument), (tmp_path / "away", attnd.NotFound)):
+        monkeypatch.setenv("ATTND_TOKEN_FILE", str(path))
+        with pytest.raises(error, match="ATTND_TOKEN_FILE"):
+            attnd.connect()
 
 
 def test_check_finds_a_wrong_result(daemon, monkeypatch, capsys):
@@ -141,7 +173,8 @@ def test_structures_are_the_headers():
         header = re.sub(r"/\*.*?\*/|//[^\n]*", "", file.read(), flags=re.S)
     names = {"attnd_client_options": _native.ClientOptions, "attnd_problem": _native.Problem,
              "attnd_forward_tensors": _native.ForwardTensors, "attnd_backward_tensors": _native.BackwardTensors,
-             "attnd_progress": _native.Progress}
+             "attnd_progress": _native.Progress, "attnd_module_forward_tensors": _native.ModuleForward,
+             "attnd_module_backward_tensors": _native.ModuleBackward, "attnd_module_tensor": _native.ModuleTensor}
     for name, structure in names.items():
         body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", header, re.S).group(1)
         fields = [re.findall(r"\w+", part.replace("[4]", ""))[-1] for line in body.split(";") if line.strip()

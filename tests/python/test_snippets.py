@@ -17,7 +17,7 @@ from conftest import ROOT
 
 DOCUMENTS = ["README.md", "docs/python.md"]
 ADDRESS = "127.0.0.1:7070"  # of the documents
-HERE_NOT = {"pip": "tests/python/test_package.py installs the wheel"}
+HERE_NOT = {"pip": "tests/python/test_package.py installs the wheel", "podman": "deploy/release_test.py runs the image"}
 # The emulator computes 1e8 FLOP a second: the same commands, of less work.
 LESS = {"attnctl check": ["--count", "10"],
         "attnctl bench": ["--shape", "1,2,64,64", "--duration", "0.5", "--warmup", "0"]}
@@ -35,7 +35,7 @@ def blocks(document):
 
 def kind_of(block):
     words = {line.split()[0] for line in block}
-    if all(re.match(r"\./dev|bazel-bin/|python3|pip", word) for word in words):
+    if all(re.match(r"\./dev|bazel-bin/|python3|pip|podman|attnctl", word) for word in words):
         return "commands"
     if re.search("[·→²ᵀ]", block[0]):
         return "formula"
@@ -74,6 +74,8 @@ def test_commands_succeed(document, engine, request):
         words = shlex.split(line, comments=True)
         if words[0] in HERE_NOT:
             continue
+        if words[0] == "attnctl":
+            words[0] = "bazel-bin/client/attnctl"
         if words[0] == "./dev":  # the long ones: there is such a command
             assert words[1] in run(["./dev", "help", words[1]], engine)
         elif words[0] == "bazel-bin/server/attnd":  # the fixtures have started it

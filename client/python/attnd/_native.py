@@ -88,6 +88,22 @@ class BackwardTensors(_Tensors):
                         "d_sink", "residual")
 
 
+class ModuleForward(_Sized):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("header", ctypes.c_char_p), ("header_bytes", _int64),
+                ("x", _pointer), ("memory", _pointer), ("mask_bits", _pointer), ("x_bytes", _int64),
+                ("memory_bytes", _int64), ("mask_bits_bytes", _int64), ("y", _pointer), ("keep", _pointer)]
+
+
+class ModuleBackward(_Sized):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("activations", _pointer), ("dy", _pointer), ("dy_bytes", _int64),
+                ("dx", _pointer), ("d_memory", _pointer), ("d_memory_bytes", _int64), ("no_weight_gradients", _int32)]
+
+
+class ModuleTensor(ctypes.Structure):
+    _fields_ = [("kind", _int32), ("element", _int32), ("name", ctypes.c_char_p), ("data", _pointer), ("bytes", _int64),
+                ("shape", ctypes.POINTER(_int64)), ("dimensions", _int32)]
+
+
 class Progress(ctypes.Structure):
     _fields_ = [(name, _int64) for name in ("shards_done", "shards_total", "bytes_sent", "bytes_received",
                                             "bytes_total")]
@@ -118,6 +134,22 @@ _PROTOTYPES = {  # name: (result, arguments)
     "attnd_server_info": (ctypes.c_int, [_pointer, _int32, _pointer]),
     "attnd_check_health": (ctypes.c_int, [_pointer, _int32, ctypes.POINTER(_int32), _pointer]),
 }
+_PROTOTYPES.update({
+    "attnd_module_register": (_pointer, [_pointer, ctypes.c_char_p, _int64, _int64, _pointer]),
+    "attnd_module_free": (None, [_pointer]),
+    "attnd_module_release": (ctypes.c_int, [_pointer, _pointer]),
+    "attnd_module_status": (ctypes.c_int, [_pointer, _pointer]),
+    "attnd_module_list": (ctypes.c_int, [_pointer, _pointer]),
+    "attnd_module_sequence": (ctypes.c_uint64, [_pointer]),
+    "attnd_module_micro_batches": (ctypes.c_uint32, [_pointer]),
+    "attnd_module_forward": (ctypes.c_int, [_pointer, ctypes.POINTER(ModuleForward), _pointer]),
+    "attnd_module_backward": (ctypes.c_int, [_pointer, ctypes.POINTER(ModuleBackward), _pointer]),
+    "attnd_activations_free": (None, [_pointer]),
+    "attnd_module_gradient_stats": (ctypes.c_int, [_pointer, _pointer]),
+    "attnd_module_step": (ctypes.c_int, [_pointer, ctypes.c_char_p, _int64, _pointer]),
+    "attnd_module_put": (ctypes.c_int, [_pointer, _pointer, _int64, _int64, _int32, _pointer]),
+    "attnd_module_get": (ctypes.c_int, [_pointer, _pointer, _int64, _pointer]),
+})
 for _name, _structure in (("forward", ForwardTensors), ("backward", BackwardTensors)):
     _PROTOTYPES["attnd_" + _name] = (ctypes.c_int, [_pointer, ctypes.POINTER(Problem), ctypes.POINTER(_structure),
                                                     _pointer])

@@ -38,8 +38,8 @@ def __dir__() -> List[str]:
     return list(__all__)
 
 
-async def connect(address: Union[str, Sequence[str]], *, calls: int = 32, precision: ConnectPrecision = None,
-                  **options: Unpack[ConnectOptions]) -> AsyncClient:
+async def connect(address: Union[None, str, Sequence[str]] = None, *, calls: int = 32,
+                  precision: ConnectPrecision = None, **options: Unpack[ConnectOptions]) -> AsyncClient:
     """An AsyncClient by attnd.connect's arguments. calls: that run at a time, 1..1024; further ones wait."""
     threads = _checks.integer("calls", calls, 1, 1024)
     made = await asyncio.to_thread(functools.partial(_connect, address, precision=precision, **options))

@@ -19,7 +19,8 @@ from ._pairing import BackwardInputs, pair, remember
 from ._problem import Precision, Problem, memo_of, resolve, resolve_out, template_key
 from ._residual import NativeResidual, Residual
 from ._wire import address
-from .errors import AttndError, DeadlineExceeded, Unauthenticated, Unavailable, Unimplemented, brief, wrong, wrong_type
+from .errors import (AttndError, DeadlineExceeded, NotFound, Unauthenticated, Unavailable, Unimplemented, brief, wrong,
+                     wrong_type)
 from .results import Device, ForwardCall, ForwardResult, Gradients, Receipt, ServerInfo
 
 if TYPE_CHECKING:
@@ -57,13 +58,14 @@ class ConnectOptions(TypedDict, total=False):
 
 
 @brief
-def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, TLS] = None,
+def connect(address: Union[None, str, Sequence[str]] = None, *, tls: Union[None, bool, str, TLS] = None,
             token: Optional[str] = None, channels: int = 8, timeout: float = 30.0, retries: int = 2,
             fallback: Fallback = "error", wait_for_ready: bool = False, merge_partial_results: bool = False,
             proxy: Optional[str] = None, precision: ConnectPrecision = None) -> Client:
     """A client of one daemon, or of several replicas. Connections are made when the first call needs them.
 
-    address: "host:port", "unix:/run/attnd.sock", any gRPC target, or several of them.
+    address: "host:port", "unix:/run/attnd.sock", any gRPC target, or several of them. None: those in ATTND_ADDRESS, by
+        commas, else 127.0.0.1:7070, with the token in the file that ATTND_TOKEN_FILE names, as attnctl does.
     tls: None (plaintext), True (system's authorities), the path of a CA file, or a TLS.
     token: sent as bearer token; needs TLS unless the address is loopback or a Unix socket.
     channels: connections per address, 1..64.
@@ -81,6 +83,9 @@ def connect(address: Union[str, Sequence[str]], *, tls: Union[None, bool, str, T
 
     Raises InvalidArgument naming the argument, NotFound for a file; with "auto" also what info() does.
     """
+    if address is None:
+        address = (os.environ.get("ATTND_ADDRESS") or "127.0.0.1:7070").split(",")
+        token = _token_of_environment() if token is None else token
     return Client(address, tls=tls, token=token, channels=channels, timeout=timeout, retries=retries,
                   fallback=fallback, wait_for_ready=wait_for_ready, merge_partial_results=merge_partial_results,
                   proxy=proxy, precision=precision)
@@ -444,6 +449,22 @@ def _addresses(address: Union[str, Sequence[str]]) -> List[str]:
             raise wrong_type("address", 'a string such as "127.0.0.1:7070"', one)
         _checks.ascii_text("address", one)  # the library checks the rest
     return given
+
+
+def _token_of_environment() -> Optional[str]:
+    path = os.environ.get("ATTND_TOKEN_FILE")
+    if not path:
+        return None
+    try:
+        with open(path, encoding="ascii") as file:
+            token = file.read().strip()
+    except OSError as error:
+        raise NotFound(f"ATTND_TOKEN_FILE: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise wrong("ATTND_TOKEN_FILE", "printable ASCII", f"other bytes in {path}") from None
+    if not token:
+        raise wrong("ATTND_TOKEN_FILE", "a token", f"none in {path}")
+    return token
 
 
 def _tls_options(tls: Union[None, bool, str, TLS]) -> Any:

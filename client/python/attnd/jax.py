@@ -34,7 +34,7 @@ _errors: Dict[str, BaseException] = {}
 _lock = threading.Lock()
 
 
-def connect(address: Union[str, Sequence[str], Client], *, name: str = "", **options: Any) -> Client:
+def connect(address: Union[None, str, Sequence[str], Client] = None, *, name: str = "", **options: Any) -> Client:
     """Connects this module: attnd.connect's arguments, or a Client that exists. `name` is dot_product_attention's
     `server`. Connecting again replaces, and forgets the errors of calls before."""
     made = address if isinstance(address, Client) else _connect(address, **options)

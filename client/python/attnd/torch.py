@@ -30,6 +30,7 @@ from ._arrays import Tensor as Bits
 from ._mask_nodes import Mask
 from ._mask_lists import as_blocks
 from ._masks import Pattern, recognise
+from ._modules.interface import clip_grad_norm_, offload, optimizer
 from ._operator_options import (ELEMENTS, LAYOUTS, Numbers, Words, check_precision, check_tensor, check_tensors,
                                 check_transforms, described_first, described_mask, diagonal, layout_of, numbers, seed_tensor,
                                 unpack, wire_type)
@@ -44,7 +45,8 @@ from .errors import InvalidArgument, Unimplemented, brief, not_connected, reword
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["attention", "client", "connect", "disconnect", "flex_attention", "replace", "scaled_dot_product_attention"]
+__all__ = ["attention", "client", "clip_grad_norm_", "connect", "disconnect", "flex_attention", "offload", "optimizer",
+           "replace", "scaled_dot_product_attention"]
 
 
 def __dir__() -> List[str]:
@@ -58,7 +60,7 @@ _lock = threading.Lock()
 
 
 @brief
-def connect(address: Union[str, Sequence[str], Client], *, name: str = "", keep: bool = True,
+def connect(address: Union[None, str, Sequence[str], Client] = None, *, name: str = "", keep: bool = True,
             precision: ConnectPrecision = None, **options: Unpack[ConnectOptions]) -> Client:
     """Connects this module: attnd.connect's arguments, or a Client that exists. Connecting again replaces.
 

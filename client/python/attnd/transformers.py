@@ -11,7 +11,7 @@ AttentionMaskInterface (4.53 or later).
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,10 @@ from ._operator_options import described_first
 from .client import Client
 from .errors import Unimplemented, wrong_type
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from ._modules.stack import RemoteStack
+
+__all__ = ["offload", "register"]
 
 
 def register(address: Union[str, Sequence[str], Client], *, name: str = "attnd", **options: Any) -> Client:
@@ -36,6 +39,42 @@ def register(address: Union[str, Sequence[str], Client], *, name: str = "attnd",
     AttentionInterface.register(name, _attention_of(f"transformers:{name}"))
     AttentionMaskInterface.register(name, model_mask)
     return client
+
+
+def offload(model: torch.nn.Module, address: Union[str, Sequence[str], Client], *, optimizer: str = "server",
+            connection: Optional[Dict[str, Any]] = None, **options: Any) -> List[RemoteStack]:
+    """Puts each stack of a model's layers (BertLayer, RobertaLayer, GPT2Block, LlamaDecoderLayer, MistralDecoderLayer,
+    Qwen2 and Qwen3, Gemma) on the daemon at `address`: docs/MODULES.md. The model is changed, and used as before.
+
+    options: attnd.torch.offload's. connection: attnd.connect's. The model's cache is switched off, since a stack keeps no
+    keys and values; output_attentions and output_hidden_states raise. Raises TypeError where no layer can be offloaded.
+    """
+    from ._modules.models import MODELS
+    found = [(owner, name, child) for owner in model.modules() for name, child in owner.named_children()
+             if isinstance(child, torch.nn.ModuleList) and len(child) and type(child[0]).__name__ in MODELS]
+    if not found:
+        raise TypeError(f"{type(model).__name__} cannot be offloaded: expected layers of class {', '.join(MODELS)}")
+    server = f"transformers:offload:{id(model)}"
+    remote.connect(address, name=server, **(connection or {}))
+    made = [remote.offload(child, optimizer=cast(Any, optimizer), server=server, **options) for _, _, child in found]
+    for (owner, name, _), stack in zip(found, made):
+        setattr(owner, name, stack)
+    for inner in model.modules():
+        config = getattr(inner, "config", None)
+        if config is not None and hasattr(config, "use_cache"):
+            config.use_cache = False
+    generation: Any = getattr(model, "generation_config", None)
+    if generation is not None:
+        generation.use_cache = False
+    model.register_forward_pre_hook(_refuse_inner_outputs, with_kwargs=True)
+    return made
+
+
+def _refuse_inner_outputs(model: Any, _: Tuple[Any, ...], keywords: Dict[str, Any]) -> None:
+    for name in ("output_attentions", "output_hidden_states"):
+        wanted = keywords.get(name)
+        if wanted or (wanted is None and getattr(model.config, name, False)):
+            raise Unimplemented(f"{name}: expected False: what is inside a remote stack stays there", field=name)
 
 
 def _attention_of(server: str) -> Callable[..., Tuple[Tensor, None]]:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What `./dev demo-python` runs after the build: trains with train_gpt.py on a PyTorch that is there, or installs
-# one with matplotlib.
+# What `./dev demo-python` and `./dev demo-modules` run after the build: a training program of this folder on a PyTorch
+# that is there, or on one that it installs with matplotlib.
 #
-#     client/python/examples/demo.sh [OPTIONS OF train_gpt.py]
+#     client/python/examples/demo.sh PROGRAM [ITS OPTIONS]
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../../.."
 
@@ -26,5 +26,8 @@ fi
 
 "$python" client/python/build_native.py bazel-bin/client/c/libattnd_client.so .build/python/native
 mkdir -p dist
-export ATTND_CLIENT_LIBRARY="$PWD/.build/python/native/libattnd_client-attnd0.so" PYTHONPATH="$PWD/client/python"
-exec "$python" client/python/examples/train_gpt.py --daemon bazel-bin/server/attnd --kill-at 150 --plot dist/loss.png "$@"
+export ATTND_CLIENT_LIBRARY="$PWD/.build/python/native/libattnd_client-attnd0.so"
+export PYTHONPATH="$PWD/client/python${PYTHONPATH:+:$PYTHONPATH}"
+program=$1
+shift
+exec "$python" "client/python/examples/$program" --daemon bazel-bin/server/attnd "$@"

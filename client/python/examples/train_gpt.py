@@ -110,6 +110,7 @@ class Daemon:
     def __init__(self, program: str, backend: str = "auto") -> None:
         self._program, self._backend = program, backend
         self._folder = tempfile.TemporaryDirectory()
+        self.metrics_port_file = os.path.join(self._folder.name, "metrics_port")
         self.address = "127.0.0.1:0"
         self.start()
 
@@ -119,8 +120,9 @@ class Daemon:
             os.remove(port_file)
         with open(os.path.join(self._folder.name, "log"), "a") as log:
             self._process = subprocess.Popen(
-                [self._program, "--listen", self.address, "--port_file", port_file, "--metrics_listen", "",
-                 "--drain_delay", "0", "--backend", self._backend], stdout=log, stderr=log)
+                [self._program, "--listen", self.address, "--port_file", port_file, "--metrics_listen", "127.0.0.1:0",
+                 "--metrics_port_file", self.metrics_port_file, "--drain_delay", "0", "--backend", self._backend],
+                stdout=log, stderr=log)
         while not (os.path.exists(port_file) and open(port_file).read().endswith("\n")):
             if self._process.poll() is not None:
                 raise SystemExit("attnd did not start:\n" + open(os.path.join(self._folder.name, "log")).read())

@@ -211,11 +211,14 @@ std::vector<SequenceDesc> SequencesOf(const Problem& p, Travel travel) {
 }
 
 RowsBox BoxOf(const Problem& p, const ProblemDesc& desc, int map, int box_rows) {
-  const bool is_q = map == kMapOfQ;
-  const RowTensor& t = is_q ? desc.q : map == kMapOfK ? desc.k : desc.v;
+  const bool is_q = map == kMapOfQ || map == kMapOfDo;
+  const RowTensor& t = map == kMapOfQ   ? desc.q
+                       : map == kMapOfK ? desc.k
+                       : map == kMapOfV ? desc.v
+                                        : desc.d_o;
   const int bytes = 2;  // of an element
   return {.address = reinterpret_cast<uint64_t>(t.data),
-          .columns = (map == kMapOfV ? desc.v_chunks : desc.qk_chunks) * kChunk,
+          .columns = (map == kMapOfV || map == kMapOfDo ? desc.v_chunks : desc.qk_chunks) * kChunk,
           .rows = is_q ? p.q_len : p.kv_len,
           .heads = is_q ? desc.q_heads : desc.kv_heads,
           .entries = IsPacked(p.layout) ? 1 : desc.batch_count,

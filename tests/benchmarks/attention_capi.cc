@@ -1,12 +1,15 @@
-// The CPU engine behind three C functions, so that cpu_against_pytorch.py can time it in PyTorch's
-// own process, in turn with PyTorch. Not installed; tensors are dense bhld. One thread at a time.
+// An engine behind a few C functions, so that cpu_against_pytorch.py, gpu_peers.py and others can
+// time it in PyTorch's own process, in turn with PyTorch. Not installed; tensors are dense bhld, in
+// host memory. One thread at a time.
+#include <cstdio>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "attention/masks/mask_description.h"
 #include "attention/problem.h"
-#include "kernels/cpu/cpu_backend.h"
+#include "kernels/registry.h"
 
 namespace {
 
@@ -15,6 +18,7 @@ using attnd::Problem;
 
 struct Engine {
   std::unique_ptr<Backend> backend;
+  attnd::LaunchReport report;  // of the last call
   std::unique_ptr<std::byte[]> workspace;
   int64_t workspace_bytes = 0;
   // Of all calls, for all heads; one of them, or none.
@@ -38,19 +42,40 @@ extern "C" {
 // Laid out alike in cpu_against_pytorch.py.
 struct BenchmarkProblem {
   int64_t batch, q_heads, kv_heads, q_len, kv_len, dim;
-  int32_t element, causal, dropout_threshold, padding;
+  int32_t element, causal, dropout_threshold, nondeterministic;
 };
 
-void* attnd_benchmark_open(int threads) {
-  auto* engine = new Engine;
-  engine->backend = attnd::MakeCpuBackend({.threads = threads});
-  return engine;
+// "cpu", "cuda", ...; null, after a line on standard error, where there is none.
+void* attnd_benchmark_open(const char* backend, int threads) {
+  auto made = attnd::MakeBackend(backend, {.cpu_threads = threads, .memory_fraction = 0.2});
+  if (!made.ok()) {
+    std::fprintf(stderr, "%s\n", made.status().ToString().c_str());
+    return nullptr;
+  }
+  return new Engine{.backend = *std::move(made)};
 }
 
 void attnd_benchmark_close(void* engine) { delete static_cast<Engine*>(engine); }
 
 const char* attnd_benchmark_architecture(void* engine) {
   return static_cast<Engine*>(engine)->backend->info().architecture.c_str();
+}
+
+// Of the last call: its kernels' name, and their time without transfers.
+const char* attnd_benchmark_kernel(void* engine) {
+  return static_cast<Engine*>(engine)->report.kernel.c_str();
+}
+double attnd_benchmark_kernel_seconds(void* engine) {
+  return static_cast<Engine*>(engine)->report.seconds;
+}
+
+static int Keep(Engine& engine, absl::StatusOr<attnd::LaunchReport> report) {
+  if (!report.ok()) {
+    std::fprintf(stderr, "%s\n", report.status().ToString().c_str());
+    return 1;
+  }
+  engine.report = *std::move(report);
+  return 0;
 }
 
 static Problem ProblemOf(const Engine& engine, const BenchmarkProblem& from) {
@@ -66,6 +91,7 @@ static Problem ProblemOf(const Engine& engine, const BenchmarkProblem& from) {
   p.causal = from.causal != 0;
   p.dropout.threshold = static_cast<uint32_t>(from.dropout_threshold);
   p.dropout.seed = 1;
+  p.allow_nondeterministic = from.nondeterministic != 0;
   p.mask = engine.mask;
   if (!engine.mask_bits.empty()) {
     p.bool_mask = {.shape = {.batch = 1, .heads = 1, .rows = from.q_len, .columns = from.kv_len}};
@@ -112,7 +138,7 @@ int attnd_benchmark_forward(void* handle, const BenchmarkProblem* problem, const
   call.q = q, call.k = k, call.v = v, call.o = o, call.lse = lse;
   call.mask_bits = engine->mask_bits.data();
   call.workspace = engine->Workspace(p, attnd::Direction::kForward);
-  return engine->backend->Forward({&call, 1}).ok() ? 0 : 1;
+  return Keep(*engine, engine->backend->Forward({&call, 1}));
 }
 
 int attnd_benchmark_backward(void* handle, const BenchmarkProblem* problem, const void* q,
@@ -126,6 +152,6 @@ int attnd_benchmark_backward(void* handle, const BenchmarkProblem* problem, cons
   call.d_q = d_q, call.d_k = d_k, call.d_v = d_v;
   call.mask_bits = engine->mask_bits.data();
   call.workspace = engine->Workspace(p, attnd::Direction::kBackward);
-  return engine->backend->Backward({&call, 1}).ok() ? 0 : 1;
+  return Keep(*engine, engine->backend->Backward({&call, 1}));
 }
 }

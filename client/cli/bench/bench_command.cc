@@ -1,15 +1,18 @@
-#include "client/cli/bench_command.h"
+#include "client/cli/bench/bench_command.h"
 
 #include <deque>
 #include <iostream>
 #include <memory>
+#include <optional>
 
 #include "CLI/CLI.hpp"
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
 #include "client/cli/bench_report.h"
+#include "client/cli/bench/interrupt.h"
 #include "client/cli/json_text.h"
 #include "client/cli/load_generator.h"
 #include "client/cli/problem_flags.h"
@@ -73,10 +76,38 @@ ElementType ElementOf(const ServerInfo& server) {
                                                            : ElementType::kFloat16;
 }
 
+absl::Status Show(const BenchReport& report, bool json, bool color, const std::string& path) {
+  if (!path.empty()) RETURN_IF_ERROR(report.Write(path));
+  if (json) {
+    std::cout << JsonText(report.ToJson()) << "\n";
+  } else {
+    report.PrintTable(std::cout, color);
+  }
+  return absl::OkStatus();
+}
+
+// The rows so far. Any thread.
+struct SharedReport {
+  absl::Mutex mutex;
+  std::optional<BenchReport> report ABSL_GUARDED_BY(mutex);
+};
+
+// Ctrl-C shows the rows that are finished.
+void ShowOnInterrupt(const Session& session, const BenchFlags& flags,
+                     const std::shared_ptr<SharedReport>& shared) {
+  OnInterrupt([shared, json = session.json(), color = session.color(), path = flags.export_path] {
+    absl::MutexLock lock(&shared->mutex);
+    if (!shared->report.has_value()) return;
+    std::cerr << "\n";
+    const absl::Status status = Show(*shared->report, json, color, path);
+    if (!status.ok()) std::cerr << "attnctl: " << status.message() << "\n";
+  });
+}
+
 // Each load with the problem and, beside one with a mask, without it: in turns, so that both see
 // the same machine.
-absl::StatusOr<BenchReport> Measure(Session& session, const BenchFlags& flags, Problem problem,
-                                    const std::vector<Load>& loads) {
+absl::Status Measure(Session& session, const BenchFlags& flags, Problem problem,
+                     const std::vector<Load>& loads, SharedReport& shared) {
   ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
   ASSIGN_OR_RETURN(ServerInfo server, client->GetServerInfo());
   if (!flags.sizes.has_dtype()) problem.element = ElementOf(server);
@@ -85,7 +116,10 @@ absl::StatusOr<BenchReport> Measure(Session& session, const BenchFlags& flags, P
     problems.insert(problems.begin(), problem);
     problems.front().mask = nullptr;
   }
-  BenchReport report(problem, flags.mask, server);
+  {
+    absl::MutexLock lock(&shared.mutex);
+    shared.report.emplace(problem, flags.mask, server);
+  }
   std::deque<LoadGenerator> generators;
   for (const Problem& p : problems) generators.emplace_back(*client, p);
   ProgressBar bar("measuring", static_cast<int64_t>(loads.size()), session.shows_progress());
@@ -93,11 +127,11 @@ absl::StatusOr<BenchReport> Measure(Session& session, const BenchFlags& flags, P
     bar.Show(static_cast<int64_t>(n));
     for (size_t k = 0; k < problems.size(); ++k) {
       ASSIGN_OR_RETURN(LoadResult result, generators[k].Run(loads[n]));
-      report.Add(loads[n], result, problems[k]);
+      absl::MutexLock lock(&shared.mutex);
+      shared.report->Add(loads[n], result, problems[k]);
     }
   }
-  if (!flags.export_path.empty()) RETURN_IF_ERROR(report.Write(flags.export_path));
-  return report;
+  return absl::OkStatus();
 }
 
 void RunBench(Session& session, const BenchFlags& flags) {
@@ -109,14 +143,14 @@ void RunBench(Session& session, const BenchFlags& flags) {
   }
   absl::StatusOr<std::vector<Load>> loads = MakeLoads(flags);
   if (!loads.ok()) return session.FailUsage(loads.status());
-  absl::StatusOr<BenchReport> report = Measure(session, flags, *problem, *loads);
-  if (!report.ok()) return session.Fail(report.status());
-  if (session.json()) {
-    std::cout << JsonText(report->ToJson()) << "\n";
-  } else {
-    report->PrintTable(std::cout, session.color());
-  }
-  if (report->has_errors()) session.Exit(kExitFailed);
+  auto shared = std::make_shared<SharedReport>();  // shared with the thread that Ctrl-C wakes
+  ShowOnInterrupt(session, flags, shared);
+  absl::Status status = Measure(session, flags, *problem, *loads, *shared);
+  if (!status.ok()) return session.Fail(status);
+  absl::MutexLock lock(&shared->mutex);
+  status = Show(*shared->report, session.json(), session.color(), flags.export_path);
+  if (!status.ok()) return session.Fail(status);
+  if (shared->report->has_errors()) session.Exit(kExitFailed);
 }
 
 std::string CheckExportPath(const std::string& path) {
@@ -168,7 +202,8 @@ void AddBenchCommand(CLI::App& app, Session& session) {
   command->footer(
       "Latency is that of whole calls, transfer and queue included. An open loop counts from when "
       "a\n"
-      "call was due. Exit code 4 when calls failed.\n\nExamples:\n"
+      "call was due. Exit code 4 when calls failed; Ctrl-C prints the finished rows, exit code "
+      "130.\n\nExamples:\n"
       "  attnctl bench --shape 2,8,2048,64 --causal --direction both\n"
       "  attnctl bench --shape 1,8,4096,64 --mask 'longformer(64,64)'\n"
       "  attnctl bench --concurrency-range 1:16:5 --dtype bfloat16 --export bench.csv\n"

@@ -1,0 +1,131 @@
+#include "client/cli/bench/estimate_command.h"
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "attention/cost.h"
+#include "client/cli/json_text.h"
+#include "client/cli/problem_flags.h"
+#include "client/cli/table.h"
+
+namespace attnd {
+namespace {
+
+// What calls carry of a link, measured at 10 Gbit/s (docs/PERFORMANCE.md).
+constexpr double kLinkShare = 0.92;
+
+struct EstimateFlags {
+  ProblemFlags options;
+  SizeFlags sizes;
+  double link_gbit = 0, round_trip_us = 100, remote_tflops = 70, local_tflops = 0;  // 0: not given
+  bool no_leases = false;
+};
+
+// Forward and backward of one step, in seconds. The ways of a link do not share its rate, so the
+// fuller one counts; transfer and compute are taken not to overlap.
+struct Step {
+  double bytes, flops;
+  double transfer, compute, latency, local;
+  double Remote() const { return transfer + compute + latency; }
+};
+
+Step StepOf(const Problem& p, const EstimateFlags& flags) {
+  const PayloadBytes forward = BytesOf(p, Direction::kForward);
+  const PayloadBytes backward = BytesOf(p, Direction::kBackward);
+  // With a lease the server still has all but dO, which is of O's size.
+  const int64_t sent = flags.no_leases ? backward.input : forward.output;
+  Step step;
+  step.bytes = static_cast<double>(std::max(forward.input, forward.output) +
+                                   std::max(sent, backward.output));
+  step.flops = Flops(p, Direction::kForward) + Flops(p, Direction::kBackward);
+  step.transfer = step.bytes / (kLinkShare * flags.link_gbit * 1e9 / 8);
+  step.compute = step.flops / (flags.remote_tflops * 1e12);
+  step.latency = 2 * flags.round_trip_us * 1e-6;
+  step.local = flags.local_tflops > 0 ? step.flops / (flags.local_tflops * 1e12) : 0;
+  return step;
+}
+
+// The length from which sending pays off: bytes grow with it, work with its square. 0: at no
+// length, or not of this form.
+double LengthThatPays(const Problem& p, const Step& step) {
+  const bool is_square = p.q_len == p.kv_len && p.window_left < 0 && p.window_right < 0;
+  if (!is_square || step.local <= step.compute) return 0;
+  return static_cast<double>(p.q_len) * step.transfer / (step.local - step.compute);
+}
+
+nlohmann::ordered_json ToJson(const Step& step, double length) {
+  nlohmann::ordered_json json = {{"bytes", step.bytes},
+                                 {"flops", step.flops},
+                                 {"transfer_seconds", step.transfer},
+                                 {"compute_seconds", step.compute},
+                                 {"latency_seconds", step.latency},
+                                 {"remote_seconds", step.Remote()}};
+  if (step.local > 0) {
+    json["local_seconds"] = step.local;
+    json["gain"] = step.local / step.Remote();
+  }
+  if (length > 0) json["pays_off_from_length"] = length;
+  return json;
+}
+
+void Print(const Step& step, double length, bool color) {
+  Table table({"a training step", ""});
+  table.Add({"bytes on the fuller way", BytesText(step.bytes)});
+  table.Add({"transfer", SecondsText(step.transfer)});
+  table.Add({"compute", SecondsText(step.compute)});
+  table.Add({"round trips", SecondsText(step.latency)});
+  table.Add({"remote", SecondsText(step.Remote())});
+  if (step.local > 0) {
+    const double gain = step.local / step.Remote();
+    table.Add({"local", SecondsText(step.local)});
+    table.Add({"gain", Cell(NumberText(gain), gain > 1 ? Color::kGreen : Color::kRed)});
+  }
+  if (length > 0) table.Add({"pays off from length", NumberText(length)});
+  table.Print(std::cout, color);
+}
+
+void RunEstimate(Session& session, const EstimateFlags& flags) {
+  absl::StatusOr<Problem> problem = flags.sizes.MakeProblem(flags.options);
+  if (!problem.ok()) return session.FailUsage(problem.status());
+  if (!flags.sizes.has_dtype()) problem->element = ElementType::kFloat16;
+  const Step step = StepOf(*problem, flags);
+  const double length = LengthThatPays(*problem, step);
+  if (session.json()) {
+    std::cout << JsonText(ToJson(step, length)) << "\n";
+  } else {
+    Print(step, length, session.color());
+  }
+}
+
+}  // namespace
+
+void AddEstimateCommand(CLI::App& app, Session& session) {
+  auto flags = std::make_shared<EstimateFlags>();  // shared with the callback, which outlives this
+  CLI::App* command = app.add_subcommand("estimate", "Whether sending a step's attention pays off");
+  flags->sizes.AddTo(*command);
+  const CLI::Range rates(1e-6, 1e6);
+  command->add_option("--link-gbit", flags->link_gbit, "the link's rate each way, in Gbit/s")
+      ->required()
+      ->check(rates);
+  command->add_option("--round-trip-us", flags->round_trip_us, "of the smallest call")
+      ->check(CLI::Range(0.0, 1e7))
+      ->capture_default_str();
+  command->add_option("--remote-tflops", flags->remote_tflops, "what the daemon's engine reaches")
+      ->check(rates)
+      ->capture_default_str();
+  command->add_option("--local-tflops", flags->local_tflops, "what the worker reaches itself")
+      ->check(rates);
+  command->add_flag("--no-leases", flags->no_leases, "backward sends every tensor again");
+  flags->options.AddTo(*command);
+  command->footer(
+      "Asks no daemon. Elements are float16 unless --dtype says otherwise; 70 TFLOP/s is a V100's "
+      "rate\nas simulated.\n\nExamples:\n"
+      "  attnctl estimate --shape 8,16,2048,64 --link-gbit 10 --local-tflops 1.4\n"
+      "  attnctl estimate --shape 1,8,16384,64 --causal --link-gbit 1 -o json");
+  command->callback([&session, flags] { RunEstimate(session, *flags); });
+}
+
+}  // namespace attnd

@@ -1,0 +1,11 @@
+// attnctl estimate: the time of a training step's attention behind a link, by arithmetic.
+#pragma once
+
+#include "CLI/App.hpp"
+#include "client/cli/session.h"
+
+namespace attnd {
+
+void AddEstimateCommand(CLI::App& app, Session& session);
+
+}  // namespace attnd

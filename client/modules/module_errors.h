@@ -1,0 +1,26 @@
+// What a server's refusal of a module call means for what RemoteModule does next.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace attnd {
+
+// The module that the token named is no more there: register it again.
+bool IsModuleLost(const absl::Status& status);
+
+// The activations that a Backward named are gone, or of weights that have changed.
+bool AreActivationsLost(const absl::Status& status);
+
+// The server has no room for another Forward's activations.
+bool IsActivationPressure(const absl::Status& status);
+
+// The call that ends `sequence` has been done: its reply was lost, and the server with it.
+bool IsStepDone(const absl::Status& status, uint64_t sequence);
+
+// FAILED_PRECONDITION STATE_LOST: the server has the state of `found`, and the log does not reach
+// from there to `wanted`.
+absl::Status StateLost(uint64_t found, uint64_t wanted);
+
+}  // namespace attnd

@@ -1,0 +1,72 @@
+// ModuleRpcs: the calls of attnd.v1.Modules at one address, each tried once. It knows no state:
+// RemoteModule names sequences, tries again and recovers. Any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "client/call/call_runner.h"
+#include "client/modules/redo_log.h"
+#include "client/types/call_options.h"
+#include "proto/attnd/v1/module.pb.h"
+
+namespace attnd {
+
+// Deadline and cancellation of one try, and what the server wished of the next.
+struct ModuleTry {
+  absl::Time deadline;
+  const CallOptions& options;
+  Pushback pushback;
+};
+
+struct BackwardOutputsOfModule {
+  absl::Span<std::byte> d_memory, dx;  // empty: not wanted
+};
+
+class ModuleRpcs {
+ public:
+  ModuleRpcs(const ClientCore& core, int address) : core_(core), address_(address) {}
+
+  const ClientCore& core() const { return core_; }
+
+  absl::Status Register(const v1::RegisterModuleRequest& request, v1::RegisterModuleResponse& reply,
+                        ModuleTry& attempt) const;
+  absl::Status GetModule(const v1::GetModuleRequest& request, v1::GetModuleResponse& reply,
+                         ModuleTry& attempt) const;
+  absl::Status List(v1::ListModulesResponse& reply, ModuleTry& attempt) const;
+  absl::Status Release(const std::string& token, ModuleTry& attempt) const;
+  absl::Status ReleaseActivations(const std::string& token, ModuleTry& attempt) const;
+  absl::Status GradientStats(const v1::GradientStatsRequest& request,
+                             v1::GradientStatsResponse& reply, ModuleTry& attempt) const;
+  absl::Status Step(const v1::StepRequest& request, v1::StepResponse& reply,
+                    ModuleTry& attempt) const;
+
+  // The header's payload sizes are filled in here.
+  absl::Status Forward(v1::ModuleForwardHeader header, const SentForward& inputs,
+                       absl::Span<std::byte> y, v1::ModuleForwardResult& result,
+                       ModuleTry& attempt) const;
+  // `inputs`: null where the header names activations.
+  absl::Status Backward(v1::ModuleBackwardHeader header, const SentForward* inputs,
+                        const SharedBytes& dy, const BackwardOutputsOfModule& out,
+                        v1::ModuleBackwardResult& result, ModuleTry& attempt) const;
+  absl::Status Put(const v1::PutTensorsHeader& header, const SentPut& put,
+                   v1::PutTensorsResponse& reply, ModuleTry& attempt) const;
+  // Where a tensor of the reply goes; an error ends the call, an empty span leaves the tensor out.
+  using Place = std::function<absl::StatusOr<absl::Span<std::byte>>(const v1::TensorHeader&)>;
+  absl::Status Get(const v1::GetTensorsRequest& request, const Place& place,
+                   ModuleTry& attempt) const;
+
+ private:
+  absl::Status Unary(const char* method, const google::protobuf::MessageLite& request,
+                     google::protobuf::MessageLite& reply, ModuleTry& attempt) const;
+
+  const ClientCore& core_;
+  const int address_;
+};
+
+}  // namespace attnd

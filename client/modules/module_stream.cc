@@ -1,0 +1,157 @@
+#include "client/modules/module_stream.h"
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/async_stream.h>
+
+#include <algorithm>
+#include <stop_token>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "client/call/poll_hook.h"
+#include "proto/attnd/v1/chunk_framing.h"
+
+namespace attnd {
+namespace {
+
+void DropReference(void* reference) { delete static_cast<SharedBytes*>(reference); }
+
+// A slice over `bytes`, which holds them.
+grpc::Slice SliceOf(const SharedBytes& bytes, int64_t offset, int64_t size) {
+  return grpc::Slice(const_cast<char*>(bytes->data()) + offset, static_cast<size_t>(size),
+                     &DropReference, new SharedBytes(bytes));
+}
+
+// One RPC: at most one write and one read are pending at a time.
+class Stream {
+ public:
+  Stream(grpc::ClientContext& context, const StreamEnds& ends) : context_(context), ends_(ends) {}
+
+  void Start(const Connection& connection, const std::string& method,
+             grpc::CompletionQueue& queue) {
+    grpc::GenericStub stub(connection.channel());
+    stream_ = stub.PrepareCall(&context_, method, &queue);
+    stream_->StartCall(Pending(kStart));
+  }
+  bool ended() const { return finished_ && pending_ == 0; }
+
+  void OnEvent(void* tag, bool ok) {
+    --pending_;
+    switch (static_cast<Op>(reinterpret_cast<intptr_t>(tag))) {
+      case kStart:
+        if (!ok) return Finish();
+        Write();
+        return Read();
+      case kWrite:
+        if (ok && !written_) Write();
+        return;
+      case kRead:
+        return ok ? Take() : Finish();
+      case kFinish:
+        finished_ = true;
+    }
+  }
+  // What the reply was refused for comes before what the RPC was cancelled with.
+  absl::Status status() const { return taken_.ok() ? FromGrpc(status_) : taken_; }
+
+ private:
+  enum Op : intptr_t { kStart = 1, kWrite, kRead, kFinish };
+
+  void* Pending(Op op) {
+    ++pending_;
+    return reinterpret_cast<void*>(op);
+  }
+  void Write() {
+    grpc::ByteBuffer message = ends_.next(written_);
+    grpc::WriteOptions options;
+    if (written_) options.set_last_message();
+    stream_->Write(message, options, Pending(kWrite));
+  }
+  void Read() { stream_->Read(&message_, Pending(kRead)); }
+  void Take() {
+    grpc::ByteBuffer message;
+    message.Swap(&message_);
+    Read();
+    if (!taken_.ok()) return;
+    taken_ = ends_.take(message);
+    if (!taken_.ok()) context_.TryCancel();
+  }
+  void Finish() { stream_->Finish(&status_, Pending(kFinish)); }
+
+  grpc::ClientContext& context_;
+  const StreamEnds& ends_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+  grpc::ByteBuffer message_;
+  grpc::Status status_;
+  absl::Status taken_;
+  bool written_ = false, finished_ = false;
+  int pending_ = 0;
+};
+
+}  // namespace
+
+PayloadMessages::PayloadMessages(std::string header, std::vector<StreamedPayload> payloads)
+    : header_(std::move(header)), payloads_(std::move(payloads)) {
+  SkipEmpty();
+}
+
+void PayloadMessages::SkipEmpty() {
+  while (current_ < payloads_.size() && payloads_[current_].bytes->empty()) ++current_;
+}
+
+grpc::ByteBuffer PayloadMessages::Next() {
+  if (header_left_) {
+    header_left_ = false;
+    grpc::Slice slice(FrameHeader(header_));
+    return grpc::ByteBuffer(&slice, 1);
+  }
+  const StreamedPayload& payload = payloads_[current_];
+  const auto total = static_cast<int64_t>(payload.bytes->size());
+  const int64_t size = std::min(kChunkBytes, total - offset_);
+  grpc::Slice slices[] = {grpc::Slice(ChunkPrefix(payload.field_number, offset_, size)),
+                          SliceOf(payload.bytes, offset_, size)};
+  offset_ += size;
+  if (offset_ == total) {
+    ++current_;
+    offset_ = 0;
+    SkipEmpty();
+  }
+  return grpc::ByteBuffer(slices, 2);
+}
+
+absl::Status RunStream(const ClientCore& core, int address, const std::string& method,
+                       int64_t bytes, const StreamEnds& ends, absl::Time deadline,
+                       const CallOptions& options, Pushback& pushback) {
+  CompletionQueues::Borrowed borrowed(core.queues);
+  grpc::ClientContext context;
+  PrepareContext(core.options, deadline, context);
+  const absl::Time begun = core.clock.Now();
+  std::shared_ptr<Connection> connection = core.connections.Acquire(bytes, {}, address);
+  connection->Enter(&context);
+  Stream stream(context, ends);
+  stream.Start(*connection, method, borrowed.queue());
+  {
+    std::stop_callback cancel(options.stop, [&context] { context.TryCancel(); });
+    PollHook poll_hook(options.poll_hook);
+    while (!stream.ended()) {
+      void* tag;
+      bool ok;
+      const auto until = absl::ToChronoTime(absl::Now() + PollHook::kInterval);
+      if (borrowed.Next(&tag, &ok, until)) stream.OnEvent(tag, ok);
+      poll_hook.Poll();
+    }
+  }
+  connection->Leave(&context);
+  core.connections.Release(*connection, bytes);
+  pushback = PushbackOf(context);
+  absl::Status status = core.connections.NameProxy(stream.status());
+  if (absl::IsUnavailable(status)) {
+    core.connections.ReportUnavailable(address, begun);
+    core.connections.Reconnect(*connection);
+  } else if (status.ok()) {
+    core.connections.ReportAlive(address);
+  }
+  return status;
+}
+
+}  // namespace attnd

@@ -1,0 +1,445 @@
+#include "client/modules/remote_module.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/random/random.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "client/call/poll_hook.h"
+#include "client/channels/retry.h"
+#include "client/modules/module_errors.h"
+#include "client/types/error_detail.h"
+
+namespace attnd {
+namespace {
+
+// Of one call; each follows a restart of the daemon.
+constexpr int kMaxRecoveries = 8;
+constexpr size_t kMostUnused = 256;  // activations that were given up
+constexpr absl::Duration kReleaseTimeout = absl::Milliseconds(500);
+
+SharedBytes Copy(absl::Span<const std::byte> bytes) {
+  return std::make_shared<const std::string>(reinterpret_cast<const char*>(bytes.data()),
+                                             bytes.size());
+}
+
+}  // namespace
+
+RemoteModule::RemoteModule(const ClientCore& core, int address, v1::RegisterModuleRequest request,
+                           int64_t replay_bytes)
+    : rpcs_(core, address), request_(std::move(request)), log_(replay_bytes) {}
+
+absl::StatusOr<absl::Time> RemoteModule::Deadline(const CallOptions& options) const {
+  const ClientCore& core = rpcs_.core();
+  absl::Duration timeout = options.timeout.value_or(core.options.timeout);
+  if (timeout > absl::ZeroDuration()) return core.clock.Now() + timeout;
+  return absl::DeadlineExceededError("timeout: expected above 0, got none left");
+}
+
+absl::Status RemoteModule::WaitFor(absl::Duration delay, const CallOptions& options) const {
+  PollHook poll_hook(options.poll_hook);
+  for (absl::Time until = absl::Now() + delay; absl::Now() < until; poll_hook.Poll()) {
+    if (options.stop.stop_requested()) break;
+    absl::SleepFor(std::min(until - absl::Now(), PollHook::kInterval));
+  }
+  if (!options.stop.stop_requested()) return absl::OkStatus();
+  return absl::CancelledError("the caller cancelled the call");
+}
+
+absl::Status RemoteModule::Persist(const CallOptions& options, TryOnce attempt) {
+  ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
+  return Persist(options, deadline, attempt, true);
+}
+
+absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadline, TryOnce attempt,
+                                   bool recovers) {
+  const ClientCore& core = rpcs_.core();
+  absl::BitGen random;
+  for (int attempts = 1, recoveries = 0;;) {
+    uint64_t life;
+    {
+      absl::ReaderMutexLock lock(&mutex_);
+      life = life_;
+    }
+    ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
+    absl::Status status = attempt(one);
+    if (status.ok()) {
+      core.budget.OnSuccess();
+      return status;
+    }
+    if (options.stop.stop_requested()) return absl::CancelledError("the caller cancelled the call");
+    if (recovers && IsModuleLost(status) && ++recoveries <= kMaxRecoveries) {
+      RETURN_IF_ERROR(Recover(life, deadline, options));
+      continue;
+    }
+    std::optional<ErrorDetail> detail = DetailOf(status);
+    FailedAttempt failed{.status = status,
+                         .attempts = attempts++,
+                         .retry_forbidden = one.pushback.forbids_retry,
+                         .server_delay = one.pushback.delay};
+    if (!failed.server_delay && detail) failed.server_delay = detail->retry_delay;
+    std::optional<absl::Duration> delay =
+        RetryDelay(core.options.retry, failed, absl::Uniform(random, 0.0, 1.0));
+    if (!delay || core.clock.Now() + *delay >= deadline || !core.budget.Take()) return status;
+    RETURN_IF_ERROR(WaitFor(*delay, options));
+  }
+}
+
+absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::Register(const CallOptions& options) {
+  v1::RegisterModuleResponse reply;
+  ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
+  RETURN_IF_ERROR(Persist(
+      options, deadline,
+      [&](ModuleTry& attempt) { return rpcs_.Register(request_, reply, attempt); }, false));
+  absl::MutexLock lock(&mutex_);
+  token_ = reply.token();
+  ++life_;
+  sequence_ = reply.status().sequence();
+  optimizer_step_ = reply.status().optimizer_step();
+  absl::MutexLock log_lock(&log_mutex_);
+  log_.Begin(sequence_);
+  micro_batches_ = 0;
+  for (uint32_t end : reply.status().micro_batches())
+    micro_batches_ = std::max(micro_batches_, end);
+  return reply;
+}
+
+absl::Status RemoteModule::Recover(uint64_t life, absl::Time deadline, const CallOptions& options) {
+  v1::RegisterModuleResponse reply;
+  absl::MutexLock lock(&mutex_);
+  if (life_ != life) return absl::OkStatus();  // another thread has
+  const ClientCore& core = rpcs_.core();
+  // The server is starting, or ends once more: asked again until the deadline.
+  while (true) {
+    ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
+    absl::Status status = rpcs_.Register(request_, reply, one);
+    if (status.ok()) {
+      token_ = reply.token();
+      ++life_;
+      status = Replay(reply.status(), deadline, options);
+    }
+    const bool again = absl::IsUnavailable(status) || IsModuleLost(status);
+    if (!again || core.clock.Now() >= deadline) return status;
+    RETURN_IF_ERROR(WaitFor(core.options.retry.initial_backoff, options));
+  }
+}
+
+absl::Status RemoteModule::Replay(const v1::ModuleStatus& found, absl::Time deadline,
+                                  const CallOptions& options) {
+  std::vector<RedoLog::Entry> entries;
+  {
+    absl::MutexLock lock(&log_mutex_);
+    unused_.clear();
+    // One ahead is a Step or Put whose reply was lost: what tries it again finds out.
+    if (found.sequence() == sequence_ + 1) return absl::OkStatus();
+    if (!log_.CanReplayFrom(found.sequence())) return StateLost(found.sequence(), sequence_);
+    entries = log_.From(found.sequence());
+  }
+  for (const RedoLog::Entry& entry : entries) {
+    for (const SentBackward& kept : entry.backwards) {
+      ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
+      RETURN_IF_ERROR(ReplayBackward(entry.sequence, kept, one));
+    }
+    for (const StateChange& change : entry.end) {
+      ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
+      RETURN_IF_ERROR(ReplayEnd(entry.sequence, entry.backwards.size(), change, one));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RemoteModule::ReplayBackward(uint64_t sequence, const SentBackward& kept,
+                                          ModuleTry& attempt) {
+  v1::ModuleBackwardHeader header;
+  header.set_token(token_);
+  header.set_sequence(sequence);
+  header.set_micro_batch(kept.micro_batch);
+  *header.mutable_forward() = kept.forward->header;
+  header.mutable_forward()->set_token(token_);
+  header.mutable_forward()->set_training(true);
+  v1::ModuleBackwardResult result;
+  return rpcs_.Backward(std::move(header), kept.forward.get(), kept.dy, {}, result, attempt);
+}
+
+absl::Status RemoteModule::ReplayEnd(uint64_t sequence, size_t micro_batches,
+                                     const StateChange& change, ModuleTry& attempt) {
+  if (const auto* put = std::get_if<std::shared_ptr<const SentPut>>(&change)) {
+    v1::PutTensorsHeader header;
+    header.set_token(token_);
+    header.set_sequence(sequence);
+    v1::PutTensorsResponse reply;
+    return rpcs_.Put(header, **put, reply, attempt);
+  }
+  v1::StepRequest request = std::get<v1::StepRequest>(change);
+  request.set_token(token_);
+  request.set_sequence(sequence);
+  request.set_micro_batches(static_cast<uint32_t>(micro_batches));
+  v1::StepResponse reply;
+  return rpcs_.Step(request, reply, attempt);
+}
+
+absl::Status RemoteModule::Forward(const v1::ModuleForwardHeader& call,
+                                   const ForwardInputsOfModule& in, absl::Span<std::byte> y,
+                                   const CallOptions& options, std::unique_ptr<Activations>* keep) {
+  auto kept = std::make_shared<SentForward>();
+  kept->header = call;
+  kept->x = Copy(in.x);
+  kept->memory = Copy(in.memory);
+  kept->mask_bits = Copy(in.mask_bits);
+  auto made = std::make_unique<Activations>();
+  RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {
+    absl::ReaderMutexLock lock(&mutex_);
+    v1::ModuleForwardHeader header = call;
+    header.set_token(token_);
+    header.set_sequence(sequence_);
+    header.mutable_options()->set_request_id(options.request_id);
+    made->life = life_;
+    made->sequence = sequence_;
+    v1::ModuleForwardResult result;
+    absl::Status status = rpcs_.Forward(header, *kept, y, result, attempt);
+    if (IsActivationPressure(status) && SpendUnused(attempt)) {
+      status = rpcs_.Forward(header, *kept, y, result, attempt);
+    }
+    made->token = result.activations().token();
+    return status;
+  }));
+  made->forward = std::move(kept);
+  if (keep != nullptr) {
+    *keep = std::move(made);
+  } else if (!made->token.empty()) {
+    Drop(*made);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RemoteModule::BackwardOnce(const Activations& activations, const SentBackward& kept,
+                                        bool no_weight_gradients,
+                                        const BackwardOutputsOfModule& out, bool& resend,
+                                        ModuleTry& attempt) {
+  v1::ModuleBackwardHeader header;
+  header.set_token(token_);
+  header.set_sequence(sequence_);
+  header.set_micro_batch(kept.micro_batch);
+  header.set_want_dx(!out.dx.empty() || !out.d_memory.empty());
+  header.set_no_weight_gradients(no_weight_gradients);
+  resend |=
+      activations.token.empty() || activations.life != life_ || activations.sequence != sequence_;
+  if (resend) {
+    *header.mutable_forward() = kept.forward->header;
+    header.mutable_forward()->set_token(token_);
+    header.mutable_forward()->set_training(true);
+  } else {
+    header.set_activations(activations.token);
+  }
+  v1::ModuleBackwardResult result;
+  return rpcs_.Backward(std::move(header), resend ? kept.forward.get() : nullptr, kept.dy, out,
+                        result, attempt);
+}
+
+absl::Status RemoteModule::Backward(const Activations& activations, absl::Span<const std::byte> dy,
+                                    bool no_weight_gradients, const BackwardOutputsOfModule& out,
+                                    const CallOptions& options) {
+  SentBackward kept{.forward = activations.forward, .dy = Copy(dy)};
+  if (!no_weight_gradients) {
+    absl::ReaderMutexLock lock(&mutex_);
+    absl::MutexLock log_lock(&log_mutex_);
+    kept.micro_batch = micro_batches_++;
+  }
+  bool resend = false;
+  return Persist(options, [&](ModuleTry& attempt) {
+    absl::ReaderMutexLock lock(&mutex_);
+    absl::Status status =
+        BackwardOnce(activations, kept, no_weight_gradients, out, resend, attempt);
+    // Activations that are gone are an ordinary answer: the inputs are sent at once.
+    if (!resend && AreActivationsLost(status)) {
+      resend = true;
+      status = BackwardOnce(activations, kept, no_weight_gradients, out, resend, attempt);
+    }
+    if (status.ok() && !no_weight_gradients) {
+      absl::MutexLock log_lock(&log_mutex_);
+      log_.Add(std::move(kept));
+    }
+    return status;
+  });
+}
+
+absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const CallOptions& options) {
+  v1::GradientStatsResponse reply;
+  RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {
+    absl::ReaderMutexLock lock(&mutex_);
+    v1::GradientStatsRequest request;
+    request.set_token(token_);
+    request.set_sequence(sequence_);
+    request.set_micro_batches(micro_batches());
+    return rpcs_.GradientStats(request, reply, attempt);
+  }));
+  return reply;
+}
+
+absl::StatusOr<v1::StepResponse> RemoteModule::Step(v1::StepRequest request,
+                                                    const CallOptions& options) {
+  absl::MutexLock changing(&changing_);
+  request.set_micro_batches(micro_batches());
+  v1::StepResponse reply;
+  absl::Status status = Persist(options, [&](ModuleTry& attempt) {
+    absl::ReaderMutexLock lock(&mutex_);
+    request.set_token(token_);
+    request.set_sequence(sequence_);
+    return rpcs_.Step(request, reply, attempt);
+  });
+  if (IsStepDone(status, sequence())) {
+    ASSIGN_OR_RETURN(v1::ModuleStatus found, GetStatus(options));
+    absl::ReaderMutexLock lock(&mutex_);
+    reply.set_applied(found.optimizer_step() > optimizer_step_);
+    reply.set_replayed(true);
+    reply.set_sequence(found.sequence());
+    reply.set_durable_sequence(found.durable_sequence());
+    reply.set_optimizer_step(found.optimizer_step());
+    reply.set_finite(reply.applied() || !request.skip_unless_finite());
+  } else if (!status.ok()) {
+    return status;
+  }
+  absl::MutexLock lock(&mutex_);
+  request.clear_token();
+  optimizer_step_ = reply.optimizer_step();
+  Advance(std::move(request), reply.durable_sequence());
+  return reply;
+}
+
+absl::Status RemoteModule::Put(SentPut given, const CallOptions& options) {
+  auto put = std::make_shared<const SentPut>(std::move(given));
+  absl::MutexLock changing(&changing_);
+  v1::PutTensorsResponse reply;
+  absl::Status status = Persist(options, [&](ModuleTry& attempt) {
+    absl::ReaderMutexLock lock(&mutex_);
+    v1::PutTensorsHeader header;
+    header.set_token(token_);
+    header.set_sequence(sequence_);
+    return rpcs_.Put(header, *put, reply, attempt);
+  });
+  if (IsStepDone(status, sequence())) {
+    ASSIGN_OR_RETURN(*reply.mutable_status(), GetStatus(options));
+  } else if (!status.ok()) {
+    return status;
+  }
+  absl::MutexLock lock(&mutex_);
+  optimizer_step_ = reply.status().optimizer_step();
+  Advance(std::move(put), reply.status().durable_sequence());
+  return absl::OkStatus();
+}
+
+void RemoteModule::Advance(StateChange change, uint64_t durable) {
+  ++sequence_;
+  absl::MutexLock lock(&log_mutex_);
+  log_.End(std::move(change));
+  log_.ForgetBefore(durable);
+  micro_batches_ = 0;
+  unused_.clear();
+}
+
+absl::Status RemoteModule::Get(const std::vector<TensorPlace>& places, const CallOptions& options) {
+  v1::GetTensorsRequest request;
+  for (const TensorPlace& place : places) {
+    if (std::find(request.kind().begin(), request.kind().end(), place.kind) ==
+        request.kind().end()) {
+      request.add_kind(place.kind);
+    }
+    if (std::find(request.name().begin(), request.name().end(), place.name) ==
+        request.name().end()) {
+      request.add_name(place.name);
+    }
+  }
+  request.set_element(v1::ELEMENT_FLOAT32);
+  size_t landed = 0;
+  auto place_of = [&](const v1::TensorHeader& header) -> absl::StatusOr<absl::Span<std::byte>> {
+    for (const TensorPlace& place : places) {
+      if (place.kind == header.kind() && place.name == header.name()) {
+        ++landed;
+        return place.to;
+      }
+    }
+    return absl::Span<std::byte>();
+  };
+  RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {
+    absl::ReaderMutexLock lock(&mutex_);
+    landed = 0;
+    request.set_token(token_);
+    request.set_sequence(sequence_);
+    return rpcs_.Get(request, place_of, attempt);
+  }));
+  if (landed == places.size()) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("reply: expected ", places.size(), " tensors, got ", landed));
+}
+
+absl::StatusOr<v1::ModuleStatus> RemoteModule::GetStatus(const CallOptions& options) {
+  v1::GetModuleResponse reply;
+  RETURN_IF_ERROR(Persist(options, [&](ModuleTry& attempt) {
+    absl::ReaderMutexLock lock(&mutex_);
+    v1::GetModuleRequest request;
+    request.set_token(token_);
+    return rpcs_.GetModule(request, reply, attempt);
+  }));
+  return reply.status();
+}
+
+absl::Status RemoteModule::Release(const CallOptions& options) {
+  ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
+  absl::Status status = Persist(
+      options, deadline,
+      [&](ModuleTry& attempt) {
+        absl::ReaderMutexLock lock(&mutex_);
+        return rpcs_.Release(token_, attempt);
+      },
+      false);
+  return IsModuleLost(status) ? absl::OkStatus() : status;
+}
+
+bool RemoteModule::SpendUnused(ModuleTry& attempt) {
+  std::vector<std::pair<std::string, size_t>> unused;
+  {
+    absl::MutexLock lock(&log_mutex_);
+    unused.swap(unused_);
+  }
+  for (const auto& [token, bytes] : unused) {
+    v1::ModuleBackwardHeader header;
+    header.set_token(token_);
+    header.set_activations(token);
+    header.set_sequence(sequence_);
+    header.set_no_weight_gradients(true);
+    v1::ModuleBackwardResult result;
+    const auto dy = std::make_shared<const std::string>(bytes, '\0');
+    rpcs_.Backward(std::move(header), nullptr, dy, {}, result, attempt).IgnoreError();
+  }
+  return !unused.empty();
+}
+
+void RemoteModule::Drop(const Activations& activations) {
+  absl::ReaderMutexLock lock(&mutex_);
+  const bool gone = activations.life != life_ || activations.sequence != sequence_;
+  if (activations.token.empty() || gone) return;
+  {
+    absl::MutexLock log_lock(&log_mutex_);
+    if (unused_.size() == kMostUnused) unused_.erase(unused_.begin());
+    unused_.emplace_back(activations.token, activations.forward->x->size());
+  }
+  const CallOptions options;
+  ModuleTry one{
+      .deadline = rpcs_.core().clock.Now() + kReleaseTimeout, .options = options, .pushback = {}};
+  rpcs_.ReleaseActivations(activations.token, one).IgnoreError();
+}
+
+uint64_t RemoteModule::sequence() const {
+  absl::ReaderMutexLock lock(&mutex_);
+  return sequence_;
+}
+
+uint32_t RemoteModule::micro_batches() const {
+  absl::MutexLock lock(&log_mutex_);
+  return micro_batches_;
+}
+
+}  // namespace attnd

@@ -1,0 +1,123 @@
+// RemoteModule: one module on a daemon, as if it were here: each call is tried again as the
+// client's RetryPolicy says, counts once whatever happens on the way, and survives the daemon.
+//
+//     Forward → Activations → Backward (each one a micro-batch) → Step → the next sequence
+//
+// Exactly once. A Backward or Step that is tried again names the same sequence and number; the
+// server knows those that it has done. MODULE_LOST, after a restart say: the module is registered
+// again by its name, and the calls that the server no longer knows of are replayed from the
+// RedoLog, which gives the same bits. Beyond the log: FAILED_PRECONDITION STATE_LOST.
+//
+// Threads: any; Forward and Backward may run beside each other, Step, Put and recovery alone. Each
+// thread that calls waits for its own call. The client outlives it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
+#include "client/modules/module_rpcs.h"
+#include "client/modules/redo_log.h"
+#include "client/types/call_options.h"
+#include "proto/attnd/v1/module.pb.h"
+
+namespace attnd {
+
+struct ForwardInputsOfModule {
+  absl::Span<const std::byte> x, memory, mask_bits;  // empty: none
+};
+
+class RemoteModule {
+ public:
+  // What a Forward left for its Backward. Forward's inputs are copied, since they may be needed
+  // again after the arrays have changed.
+  struct Activations {
+    std::shared_ptr<const SentForward> forward;
+    uint64_t sequence = 0;
+    std::string token;  // empty: nothing is kept, and the inputs are sent again
+    uint64_t life = 0;  // of the module that the token is of
+  };
+
+  struct TensorPlace {
+    v1::TensorKind kind;
+    std::string name;
+    absl::Span<std::byte> to;
+  };
+
+  RemoteModule(const ClientCore& core, int address, v1::RegisterModuleRequest request,
+               int64_t replay_bytes);
+
+  // Once, before any other call. The answer's plan is all there is of a dry run.
+  absl::StatusOr<v1::RegisterModuleResponse> Register(const CallOptions& options);
+
+  // `call`: rows, training, seed, offset, layers. `keep`: null: nothing is kept for a Backward.
+  absl::Status Forward(const v1::ModuleForwardHeader& call, const ForwardInputsOfModule& in,
+                       absl::Span<std::byte> y, const CallOptions& options,
+                       std::unique_ptr<Activations>* keep);
+  // The next micro-batch of the sequence. FAILED_PRECONDITION where weights have changed since.
+  absl::Status Backward(const Activations& activations, absl::Span<const std::byte> dy,
+                        bool no_weight_gradients, const BackwardOutputsOfModule& out,
+                        const CallOptions& options);
+  absl::StatusOr<v1::GradientStatsResponse> GradientStats(const CallOptions& options);
+  // `request` without token, sequence and number of micro-batches.
+  absl::StatusOr<v1::StepResponse> Step(v1::StepRequest request, const CallOptions& options);
+  absl::Status Put(SentPut put, const CallOptions& options);
+  absl::Status Get(const std::vector<TensorPlace>& places, const CallOptions& options);
+  absl::StatusOr<v1::ModuleStatus> GetStatus(const CallOptions& options);
+  absl::Status Release(const CallOptions& options);
+  // Gives up what no Backward will use. Failures are not told: what a server still holds then is
+  // spent by an empty Backward when it has no room for another Forward.
+  void Drop(const Activations& activations);
+
+  uint64_t sequence() const;
+  uint32_t micro_batches() const;  // so far in the sequence
+
+ private:
+  using TryOnce = absl::FunctionRef<absl::Status(ModuleTry&)>;
+  // Tries until it works, fails for good, or the deadline has come.
+  absl::Status Persist(const CallOptions& options, TryOnce attempt);
+  absl::Status Persist(const CallOptions& options, absl::Time deadline, TryOnce attempt,
+                       bool recovers);
+  absl::StatusOr<absl::Time> Deadline(const CallOptions& options) const;
+  absl::Status WaitFor(absl::Duration delay, const CallOptions& options) const;
+  // Registers again and replays, unless another thread has done so since `life`.
+  absl::Status Recover(uint64_t life, absl::Time deadline, const CallOptions& options);
+  absl::Status Replay(const v1::ModuleStatus& found, absl::Time deadline,
+                      const CallOptions& options) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ReplayBackward(uint64_t sequence, const SentBackward& kept, ModuleTry& attempt)
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status ReplayEnd(uint64_t sequence, size_t micro_batches, const StateChange& change,
+                         ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status BackwardOnce(const Activations& activations, const SentBackward& kept,
+                            bool no_weight_gradients, const BackwardOutputsOfModule& out,
+                            bool& resend, ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // After ACTIVATION_PRESSURE: makes room of what Drop has given up. False where there was none.
+  bool SpendUnused(ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // The state is the next sequence's from here on.
+  void Advance(StateChange change, uint64_t durable) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const ModuleRpcs rpcs_;
+  const v1::RegisterModuleRequest request_;
+  mutable absl::Mutex changing_;  // held by Step and Put for their whole time
+  mutable absl::Mutex mutex_;     // shared by calls on the state, exclusive where it changes
+  std::string token_ ABSL_GUARDED_BY(mutex_);
+  uint64_t life_ ABSL_GUARDED_BY(mutex_) = 0;  // registrations so far
+  uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t optimizer_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  mutable absl::Mutex log_mutex_;  // after mutex_
+  uint32_t micro_batches_ ABSL_GUARDED_BY(log_mutex_) = 0;
+  // Of the present sequence and life: token and bytes of x.
+  std::vector<std::pair<std::string, size_t>> unused_ ABSL_GUARDED_BY(log_mutex_);
+  RedoLog log_ ABSL_GUARDED_BY(log_mutex_);
+};
+
+}  // namespace attnd

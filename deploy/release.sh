@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Makes what is handed out, from bazel-bin: FOLDER/NAME.tar.gz (the bundle), NAME.oci.tar (the image), the wheel,
+# NAME.cdx.json (the bundle's SBOM) and SHA256SUMS of these. The same build and commit give the same bytes. Called by
+# `./dev release`.
+#
+#     deploy/release.sh FOLDER NAME
+set -euo pipefail
+[ $# = 2 ] || { sed -n '2,6s/^# \?//p' "$0" >&2; exit 2; }
+mkdir -p "$1"
+output=$(readlink -f "$1") name=$2
+cd "$(dirname "$(readlink -f "$0")")/.."
+rm -f "$output"/attnd-*.whl  # of another version or policy
+
+deploy/bundle.sh --output "$output/$name"
+epoch=$(git log -1 --format=%ct 2>/dev/null || echo 0)
+tar -C "$output" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -cf - "$name" |
+  gzip -n > "$output/$name.tar.gz"
+cp "$output/$name/sbom.cdx.json" "$output/$name.cdx.json"
+deploy/image.sh "$output/$name" "$output/$name.oci.tar"
+/usr/bin/python3 -B client/python/build_wheel.py bazel-bin/client/c/libattnd_client.so bazel-bin/client/attnctl "$output"
+cd "$output"
+sha256sum "$name.tar.gz" "$name.oci.tar" "$name.cdx.json" attnd-*.whl > SHA256SUMS
+cat SHA256SUMS

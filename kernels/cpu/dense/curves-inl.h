@@ -1,0 +1,130 @@
+// Activation functions and their slopes on vectors. Included once per Highway target; kernels/cpu
+// only. Errors are absolute, a few float32 roundings of max(1, |x|); NaN stays NaN.
+#if defined(ATTND_KERNELS_CPU_DENSE_CURVES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ATTND_KERNELS_CPU_DENSE_CURVES_INL_H_
+#undef ATTND_KERNELS_CPU_DENSE_CURVES_INL_H_
+#else
+#define ATTND_KERNELS_CPU_DENSE_CURVES_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include "kernels/cpu/vector_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnd {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+HWY_INLINE FloatVector Constant(float value) { return hn::Set(FloatTag(), value); }
+
+// e^x; beyond 2^126 it stops there.
+HWY_INLINE FloatVector Exponential(FloatVector x) {
+  const FloatVector most = Constant(126.0f);
+  const FloatVector power = hn::Mul(x, Constant(0x1.715476p+0f));
+  return Exp2(hn::IfThenElse(hn::Gt(power, most), most, power));
+}
+
+template <int kCount>
+HWY_INLINE FloatVector Polynomial(FloatVector x, const float (&highest_first)[kCount]) {
+  FloatVector p = Constant(highest_first[0]);
+  for (int n = 1; n < kCount; ++n) p = hn::MulAdd(p, x, Constant(highest_first[n]));
+  return p;
+}
+
+HWY_INLINE FloatVector Sigmoid(FloatVector x) {
+  const FloatVector one = Constant(1);
+  return hn::Div(one, hn::Add(one, Exponential(hn::Neg(x))));
+}
+
+// Near 0 x + x³·P(x²), else from the exponential.
+HWY_INLINE FloatVector Tanh(FloatVector x) {
+  const FloatVector size = hn::Abs(x), square = hn::Mul(x, x), one = Constant(1);
+  static constexpr float kNear[] = {-0x1.69709ap-8f, 0x1.4f5ed6p-6f, -0x1.b7cfecp-5f,
+                                    0x1.1103f2p-3f, -0x1.555524p-2f};
+  const FloatVector near = hn::MulAdd(hn::Mul(x, square), Polynomial(square, kNear), x);
+  const FloatVector two = Constant(2);
+  const FloatVector power = Exponential(hn::Mul(two, size));
+  const FloatVector far = hn::CopySign(hn::Sub(one, hn::Div(two, hn::Add(power, one))), x);
+  return hn::IfThenElse(hn::Lt(size, Constant(0.65f)), near, hn::IfThenElse(hn::Eq(x, x), far, x));
+}
+
+// The normal distribution: Φ(x), and its density. erfc(z) = exp(−z²)·t·P(t), t = 1/(1 + 0.4z), for
+// z = |x|/√2, least squares at Chebyshev points, relative error 7e-9.
+struct Normal {
+  FloatVector cumulative, density;
+};
+HWY_INLINE Normal NormalOf(FloatVector x) {
+  static constexpr float kErfc[] = {
+      -0x1.f549d4p-6f, 0x1.a0b9fep-3f, -0x1.0601eap-1f, 0x1.212976p-1f, -0x1.320d6ap-2f,
+      0x1.1ea1e8p-2f,  0x1.03faf6p-3f, 0x1.b95dd4p-3f,  0x1.cc8de6p-3f, 0x1.ce4164p-3f};
+  const FloatVector one = Constant(1), half = Constant(0.5f);
+  const FloatVector z = hn::Mul(hn::Abs(x), Constant(0x1.6a09e6p-1f));
+  const FloatVector t = hn::Div(one, hn::MulAdd(z, Constant(0.4f), one));
+  const FloatVector power = Exponential(hn::Mul(hn::Neg(half), hn::Mul(x, x)));
+  const FloatVector tail =
+      hn::Mul(hn::Mul(half, power), hn::Mul(t, Polynomial(t, kErfc)));  // of |x| and beyond
+  return {hn::IfThenElse(hn::Lt(x, hn::Zero(FloatTag())), tail, hn::Sub(one, tail)),
+          hn::Mul(power, Constant(0x1.988454p-2f))};
+}
+
+struct ReluCurve {
+  static FloatVector Value(FloatVector x) {
+    return hn::IfThenElse(hn::Le(x, hn::Zero(FloatTag())), hn::Zero(FloatTag()), x);
+  }
+  static FloatVector Slope(FloatVector x) {
+    return hn::IfThenElseZero(hn::Gt(x, hn::Zero(FloatTag())), Constant(1));
+  }
+};
+
+struct GeluCurve {
+  static FloatVector Value(FloatVector x) { return hn::Mul(x, NormalOf(x).cumulative); }
+  static FloatVector Slope(FloatVector x) {
+    const Normal normal = NormalOf(x);
+    return hn::MulAdd(x, normal.density, normal.cumulative);
+  }
+};
+
+// ½x(1 + tanh(u)), u = √(2/π)(x + 0.044715x³).
+struct GeluTanhCurve {
+  static constexpr float kRoot = 0x1.988454p-1f, kCubic = 0.044715f;
+  static FloatVector Argument(FloatVector x) {
+    const FloatVector inner = hn::MulAdd(hn::Mul(x, x), Constant(kCubic), Constant(1));
+    return hn::Mul(hn::Mul(Constant(kRoot), x), inner);
+  }
+  static FloatVector Value(FloatVector x) {
+    // ½(1 + tanh(u)) = σ(2u), which keeps its digits where x is far below 0.
+    return hn::Mul(x, Sigmoid(hn::Mul(Constant(2), Argument(x))));
+  }
+  static FloatVector Slope(FloatVector x) {
+    const FloatVector s = Sigmoid(hn::Mul(Constant(2), Argument(x))), one = Constant(1);
+    const FloatVector inner = hn::MulAdd(hn::Mul(x, x), Constant(3 * kCubic), one);
+    const FloatVector steep = hn::Mul(hn::Mul(s, hn::Sub(one, s)), Constant(2 * kRoot));
+    return hn::MulAdd(hn::Mul(x, steep), inner, s);
+  }
+};
+
+// x·σ(c·x), c in 1/1000.
+template <int kSlope>
+struct GateCurve {
+  static FloatVector Gate(FloatVector x) { return Sigmoid(hn::Mul(Constant(kSlope / 1000.0f), x)); }
+  static FloatVector Value(FloatVector x) { return hn::Mul(x, Gate(x)); }
+  static FloatVector Slope(FloatVector x) {
+    const FloatVector s = Gate(x);
+    const FloatVector steep = hn::Mul(s, hn::Sub(Constant(1), s));
+    return hn::MulAdd(hn::Mul(Constant(kSlope / 1000.0f), x), steep, s);
+  }
+};
+
+struct TanhCurve {
+  static FloatVector Value(FloatVector x) { return Tanh(x); }
+  static FloatVector Slope(FloatVector x) {
+    const FloatVector t = Tanh(x);
+    return hn::NegMulAdd(t, t, Constant(1));
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnd
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,213 @@
+#include "kernels/cpu/dense/dense_product.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/dense/dense_product.cc"
+#include "kernels/cpu/targets.h"
+//
+#include <hwy/foreach_target.h>
+//
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu/dense/chunks-inl.h"
+#include "kernels/cpu/gemm-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace attnd {
+namespace HWY_NAMESPACE {
+
+static_assert(kDensePanel % kPanelColumns == 0 && kDenseRows % kTileRows == 0);
+
+// One item.
+class DenseItem {
+ public:
+  DenseItem(const DenseProduct& p, int64_t item, float* scratch)
+      : p_(p),
+        first_row_(item / ColumnGroups(p) * p.item_rows),
+        first_column_(item % ColumnGroups(p) * kDenseColumns),
+        rows_(std::min(p.item_rows, p.rows - first_row_)),
+        columns_(std::min(kDenseColumns, p.columns - first_column_)),
+        a_(scratch),
+        b_(a_ + kDenseRows * kDenseDepth),
+        sums_(b_ + kDenseDepth * kDensePanel) {}
+
+  static int64_t ColumnGroups(const DenseProduct& p) {
+    return (p.columns + kDenseColumns - 1) / kDenseColumns;
+  }
+
+  void Run() {
+    const bool in_blocks = p_.result == DenseResult::kAddBlocks;
+    const int64_t step = in_blocks ? kGradientBlockRows : std::max<int64_t>(p_.depth, 1);
+    for (int64_t begin = 0; begin < p_.depth; begin += step) {
+      Sum(begin, std::min(p_.depth, begin + step));
+      Finish();
+    }
+  }
+
+ private:
+  static constexpr int64_t kRowsAhead = 8;
+
+  // sums_ ← A·B over k in [begin, end).
+  void Sum(int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; k += kDenseDepth) {
+      const int64_t depth = std::min(kDenseDepth, end - k);
+      const Rows a = LoadA(k, depth);
+      for (int64_t column = 0; column < columns_; column += kDensePanel) {
+        Multiply(a, LoadB(k, depth, first_column_ + column), depth, column, k > begin);
+      }
+    }
+  }
+
+  struct Rows {
+    const float* data;
+    int64_t row, k;  // strides
+  };
+
+  Rows LoadA(int64_t k, int64_t depth) const {
+    const bool is_plain = p_.a.element == ElementType::kFloat32 && p_.operand == p_.a.element;
+    if (p_.a_order == DenseOrder::kRows) {
+      const int64_t at = first_row_ * p_.a.stride + k;
+      if (is_plain) return {static_cast<const float*>(p_.a.data) + at, p_.a.stride, 1};
+      for (int64_t m = 0; m < rows_; ++m) {
+        Load(p_.a, at + m * p_.a.stride, depth, a_ + m * kDenseDepth);
+      }
+      return {a_, kDenseDepth, 1};
+    }
+    for (int64_t n = 0; n < depth; ++n) {
+      Load(p_.a, (k + n) * p_.a.stride + first_row_, rows_, a_ + n * kDenseRows);
+    }
+    return {a_, 1, kDenseRows};
+  }
+
+  // [depth][kDensePanel], whatever lies beyond the columns.
+  const float* LoadB(int64_t k, int64_t depth, int64_t column) const {
+    if (p_.b_order == DenseOrder::kPanels) {
+      const int64_t at = (column / kDensePanel * p_.depth + k) * kDensePanel;
+      return Floats(p_.b.element, p_.b.data, at, depth * kDensePanel, b_);
+    }
+    const int64_t count = std::min(kDensePanel, p_.columns - column);
+    const auto* bytes = static_cast<const uint8_t*>(p_.b.data);
+    for (int64_t n = 0; n < depth; ++n) {
+      const int64_t at = (k + n) * p_.b.stride + column;
+      // Rows lie pages apart, where hardware does not look ahead.
+      if (n + kRowsAhead < depth) {
+        const uint8_t* ahead = bytes + (at + kRowsAhead * p_.b.stride) * ElementBytes(p_.b.element);
+        for (int64_t line = 0; line < count * ElementBytes(p_.b.element); line += 64) {
+          hwy::Prefetch(ahead + line);
+        }
+      }
+      Load(p_.b, at, count, b_ + n * kDensePanel);
+    }
+    return b_;
+  }
+
+  void Load(const DenseMatrix& from, int64_t index, int64_t count, float* out) const {
+    if (from.element == ElementType::kFloat32 && p_.operand == from.element) {
+      std::memcpy(out, static_cast<const float*>(from.data) + index, count * sizeof(float));
+      return;
+    }
+    LoadFloats(from.element, from.data, index, count, out);
+    if (from.element != p_.operand) RoundFloats(p_.operand, out, count);
+  }
+
+  void Multiply(const Rows& a, const float* b, int64_t depth, int64_t column, bool accumulate) {
+    const int64_t wanted = std::min(kDensePanel, columns_ - column);
+    for (int64_t n = 0; n < wanted; n += kPanelColumns) {
+      const int vectors =
+          static_cast<int>((std::min<int64_t>(kPanelColumns, wanted - n) + kLanes - 1) / kLanes);
+      const RegisterTileFunction whole = ChooseTile(kTileRows, vectors);
+      for (int64_t m = 0; m < rows_; m += kTileRows) {
+        const int rows = static_cast<int>(std::min<int64_t>(kTileRows, rows_ - m));
+        const RegisterTileFunction tile = rows == kTileRows ? whole : ChooseTile(rows, vectors);
+        tile(a.data + m * a.row, a.row, a.k, b + n, kDensePanel, static_cast<int>(depth),
+             sums_ + m * kDenseColumns + column + n, kDenseColumns, accumulate);
+      }
+    }
+  }
+
+  void Finish() {
+    alignas(64) float bias[kDenseColumns];
+    if (p_.bias != nullptr) LoadFloats(p_.bias_element, p_.bias, first_column_, columns_, bias);
+    for (int64_t m = 0; m < rows_; ++m) {
+      float* sums = sums_ + m * kDenseColumns;
+      if (p_.bias != nullptr) {
+        for (int64_t n = 0; n < columns_; n += kLanes) {
+          const FloatTag d;
+          hn::StoreU(hn::Add(hn::LoadU(d, sums + n), hn::LoadU(d, bias + n)), d, sums + n);
+        }
+      }
+      StoreOrAdd(sums, p_.result != DenseResult::kStore, p_.c_element, p_.c,
+                 (first_row_ + m) * p_.columns + first_column_, columns_);
+    }
+  }
+
+  const DenseProduct& p_;
+  const int64_t first_row_, first_column_, rows_, columns_;
+  float *const a_, *const b_, *const sums_;
+};
+
+static_assert(kDenseColumns <= kChunk);
+
+void RunDenseItemImpl(const DenseProduct& product, int64_t item, float* scratch) {
+  DenseItem(product, item, scratch).Run();
+}
+
+void PackPanelImpl(const PanelSource& source, int64_t panel, ElementType operand, void* packed) {
+  constexpr int64_t kStep = 16;  // of the depth: a cache line of each row of the source
+  const int64_t first = panel * kDensePanel;
+  const int64_t count = std::min(kDensePanel, source.columns - first);
+  alignas(64) float rows[kDensePanel * kStep] = {}, turned[kDensePanel * kStep];
+  for (int64_t k = 0; k < source.depth; k += kStep) {
+    const int64_t depth = std::min(kStep, source.depth - k);
+    for (int64_t n = 0; n < count; ++n) {
+      LoadFloats(source.matrix.element, source.matrix.data, (first + n) * source.matrix.stride + k,
+                 depth, rows + n * kStep);
+    }
+    for (int64_t n = 0; n < kDensePanel; ++n) {
+      for (int64_t at = 0; at < kStep; ++at) turned[at * kDensePanel + n] = rows[n * kStep + at];
+    }
+    StoreFloats(turned, operand, packed, (panel * source.depth + k) * kDensePanel,
+                depth * kDensePanel);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace attnd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace attnd {
+
+HWY_EXPORT(RunDenseItemImpl);
+HWY_EXPORT(PackPanelImpl);
+
+int64_t DenseItems(const DenseProduct& product) {
+  return (product.rows + product.item_rows - 1) / product.item_rows *
+         ((product.columns + kDenseColumns - 1) / kDenseColumns);
+}
+
+int64_t DenseItemRows(const DenseProduct& product, int threads) {
+  // About 20 microseconds of one thread: less is not worth waking another.
+  constexpr int64_t kFewestProducts = int64_t{1} << 22;
+  const int64_t of_row = std::min(product.columns, kDenseColumns) * product.depth;
+  DenseProduct cut = product;
+  while (cut.item_rows > kFewestDenseRows && DenseItems(cut) < 2 * threads &&
+         cut.item_rows / 2 * of_row >= kFewestProducts) {
+    cut.item_rows /= 2;
+  }
+  return cut.item_rows;
+}
+
+void RunDenseItem(const DenseProduct& product, int64_t item, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(RunDenseItemImpl)(product, item, scratch);
+}
+
+void PackPanel(const PanelSource& source, int64_t panel, ElementType operand, void* packed) {
+  HWY_DYNAMIC_DISPATCH(PackPanelImpl)(source, panel, operand, packed);
+}
+
+}  // namespace attnd
+#endif

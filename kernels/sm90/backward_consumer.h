@@ -1,0 +1,508 @@
+// A warpgroup of the backward kernel (backward.h) that multiplies: 64 keys of the block, a round of
+// 64 queries at a time. Errors: none.
+//
+// A round: dPᵀ starts | P from scores that are there | dV starts | dS into P's registers and, for
+// the other group, into shared memory | dK, dQ of the round before and the next scores start | dQ
+// leaves. dQ's columns are halved between the groups, and it lags a round behind, so that no group
+// waits for the other's dS. Nothing is in flight where the loop begins again.
+#pragma once
+
+#include "kernels/sm90/backward_bringer.h"
+
+namespace attnd::sm90 {
+
+template <class Layout>
+class BackwardConsumer {
+ public:
+  using Shared = typename Layout::Shared;
+  using Work = typename Layout::Work;
+
+  // `thread` of warpgroup `group`.
+  ATTN_HD BackwardConsumer(const Work& work, int group, int thread, Shared& shared)
+      : work_(work),
+        shared_(shared),
+        group_(group),
+        thread_(thread),
+        lane_(thread % kWarpLanes),
+        warp_(ptx::Uniform(thread / kWarpLanes)),
+        matrix_offset_(PanelOffset<kKeys>(own_key() + (lane_ & 15), lane_ >> 4)),
+        always_partial_(work.first_key + kKeys > work.sequence.kv_len) {}
+
+  ATTN_HD void Run() {
+    Sums sums;
+    Clear(sums.d_k);
+    Clear(sums.d_v);
+    if (work_.rounds > 0) Accumulate(sums);
+    WriteKeyGradients(sums);
+    if (thread_ == 0) ptx::WaitForBulk();
+    if (work_.rounds > 0 && IsAnyKeyBad()) MarkNonFiniteKeys();
+  }
+
+ private:
+  using Math = typename Layout::Math;
+  using Rule = typename Layout::Rule;
+  static constexpr bool kDrops = Layout::Dropout::kDrops;
+  static constexpr bool kFixedPoint = Layout::DqSums::kFixedPoint;
+  static constexpr int kHeadDim = Layout::kHeadDim, kChunks = Layout::kChunks;
+  static constexpr int kKeys = Layout::kKeys, kQueries = Layout::kQueries;
+  static constexpr int kStages = Layout::kStages, kScoreStages = Layout::kScoreStages;
+  static constexpr int kSumStages = Layout::kSumStages;
+  static constexpr int kGroups = kQueries / 8;         // of queries
+  static constexpr int kSumGroups = kHeadDim / 2 / 8;  // of dQ's columns
+  static constexpr int kPairs = 2 * kGroups;
+  enum BarrierId { kOfGroup = 1 };
+  // Cycles that the second group starts later, so that one's arithmetic meets the other's products.
+  static constexpr uint32_t kSkew = kHeadDim > 64 ? 1300 : 700;
+
+  using Scores = float[kGroups][4];    // of Sᵀ: keys along rows, queries along columns
+  using Words = uint32_t[kGroups][2];  // P or dS as an operand
+  using KeySums = float[kChunks][4];
+  using QuerySums = float[kSumGroups][4];
+  struct Sums {
+    KeySums d_k, d_v;
+  };
+  // A round's place, known a round ahead.
+  struct Place {
+    ListedVisit visit;
+    uint32_t shown;  // by a masked tile's bitmap
+  };
+
+  ATTN_HD static void Clear(KeySums& sums) {
+#pragma unroll
+    for (int n = 0; n < kChunks * 4; ++n) sums[n >> 2][n & 3] = 0;
+  }
+  ATTN_HD void Arrive(uint64_t* barrier) const {
+    if (lane_ == 0) ptx::Arrive(barrier);
+  }
+  ATTN_HD int own_key() const { return group_ * kGroupRows + warp_ * 16; }
+  ATTN_HD const char* keys() const { return shared_.k + group_ * PanelBytes(kGroupRows); }
+  ATTN_HD const char* values() const { return shared_.v + group_ * PanelBytes(kGroupRows); }
+  // The group's columns of K.
+  ATTN_HD const char* columns() const {
+    return kHeadDim > 64 ? shared_.k + group_ * PanelBytes(kKeys)
+                         : shared_.k + group_ * (kRowBytes / 2);
+  }
+
+  // ---- The loop.
+  ATTN_HD void Accumulate(Sums& sums) {
+    Scores rS;
+    ptx::WaitForPhase(&shared_.full_k, 0);
+    has_bad_keys_ = CleanKeys();
+    always_partial_ |= has_bad_keys_;
+    ptx::WaitForPhase(&shared_.full_q[0], 0);
+    Place place = PlaceOf(0);
+    ptx::FenceProducts();
+    MakeRows<Math, kHeadDim, kKeys>(keys(), shared_.q[0], rS);
+    ptx::CommitProducts();
+    ptx::WaitForPhase(&shared_.full_v, 0);
+    ptx::WaitForProducts<0>(rS);
+    if (group_ == 1) {
+      ptx::Pause(kSkew);
+      ptx::Pin(rS);
+    }
+    const int last = work_.rounds - 1;
+    if (last == 0) {
+      Step<true, true, true>(0, place, rS, sums);
+    } else {
+      Step<true, false, true>(0, place, rS, sums);
+#pragma unroll 1
+      for (int round = 1; round < last; ++round) {
+        // The code of FULL tiles lies together.
+        if (ptx::Uniform(IsPartial(place))) {
+          Step<false, false, true>(round, place, rS, sums);
+        } else {
+          Step<false, false, false>(round, place, rS, sums);
+        }
+      }
+      Step<false, true, true>(last, place, rS, sums);
+    }
+    QuerySums rQ;
+    ptx::WaitForPhase(&shared_.full_ds[last % kScoreStages], Layout::Parity(last, kScoreStages));
+    ptx::FenceProducts();
+    MakeAcross<Math, kKeys>(shared_.ds[last % kScoreStages], columns(), rQ);
+    ptx::CommitProducts();
+    ptx::WaitForProducts<0>(rQ);
+    AddSums(last, rQ);
+  }
+
+  template <bool kFirst, bool kLast, bool kMayHide>
+  ATTN_HD void Step(int round, Place& place, Scores& rS, Sums& sums) {
+    const int stage = round % kStages, slot = round % kScoreStages;
+    const int before = (round - 1) % kScoreStages;
+    Scores rD;  // dP, then dS
+    Words rP;
+    ptx::WaitForPhase(&shared_.full_d_o[stage], Layout::Parity(round, kStages));
+    ptx::FenceProducts();
+    MakeRows<Math, kHeadDim, kKeys>(values(), shared_.d_o[stage], rD);
+    ptx::CommitProducts();
+    const uint32_t kept = Kept(round);
+    uint32_t visible = ~0u;
+    const bool partial = kMayHide && IsPartial(place);
+    if (partial) visible = ApplyRule(place, rS);
+    MakeP(stage, partial, visible, rS);
+    PackP(rS, kept, rP);
+    ptx::Pin(rS);
+    PinWords(rP);
+    // Also keeps the exponentials before the next wait.
+    ptx::WaitForPhase(&shared_.empty_ds[slot], Layout::Parity(round, kScoreStages) ^ 1);
+    ptx::WaitForProducts<0>(rD);
+    ptx::Pin(rS);
+    PinWords(rP);
+    ptx::FenceProducts();
+    AddPairs<Math, kQueries / kDepth>(rP, shared_.d_o[stage], sums.d_v);
+    ptx::CommitProducts();
+    MakeDs(stage, partial, visible, kept, rS, rD);
+    ptx::Pin(rD);
+    ptx::WaitForProducts<0>(sums.d_v);
+    PinWords(rP);
+    Arrive(&shared_.empty_d_o[stage]);
+    Pack(rD, rP);
+    StoreWords(rP, shared_.ds[slot]);
+    ptx::FenceShared();
+    ptx::SyncWarp();
+    Arrive(&shared_.full_ds[slot]);
+    PinWords(rP);
+    ptx::FenceProducts();
+    AddPairs<Math, kQueries / kDepth>(rP, shared_.q[stage], sums.d_k);
+    ptx::CommitProducts();
+    QuerySums rQ;
+    if constexpr (!kFirst) {
+      ptx::WaitForPhase(&shared_.full_ds[before], Layout::Parity(round - 1, kScoreStages));
+      ptx::FenceProducts();
+      MakeAcross<Math, kKeys>(shared_.ds[before], columns(), rQ);
+      ptx::CommitProducts();
+    }
+    if constexpr (!kLast) {
+      const int next = (round + 1) % kStages;
+      ptx::WaitForPhase(&shared_.full_q[next], Layout::Parity(round + 1, kStages));
+      ptx::FenceProducts();
+      MakeRows<Math, kHeadDim, kKeys>(keys(), shared_.q[next], rS);
+      ptx::CommitProducts();
+      place = PlaceOf(round + 1);
+    }
+    if constexpr (!kFirst) {
+      ptx::WaitForProducts<kLast ? 0 : 1>(rQ);
+      ptx::Pin(sums.d_k);
+      PinWords(rP);
+      Arrive(&shared_.empty_q[stage]);
+      Arrive(&shared_.empty_ds[before]);
+      AddSums(round - 1, rQ);
+      if constexpr (!kLast) ptx::WaitForProducts<0>(rS);
+    } else {
+      ptx::WaitForProducts<0>(sums.d_k);
+      if constexpr (!kLast) ptx::Pin(rS);
+      PinWords(rP);
+      Arrive(&shared_.empty_q[stage]);
+    }
+  }
+  ATTN_HD static void PinWords(Words& words) {
+#pragma unroll
+    for (int n = 0; n < 2 * kGroups; ++n) ptx::Pin(words[n >> 1][n & 1]);
+  }
+
+  // ---- What may be hidden.
+  ATTN_HD Place PlaceOf(int round) const {
+    const uint4 at = ptx::LoadShared128(&shared_.places[round % Layout::kPlaces]);
+    Place place = {{at.x}, ~0u};
+    if constexpr (Rule::kListed) {
+      if (place.visit.IsMasked()) {
+        // A word is 32 queries of the warp's 16 keys and 16 others.
+        const char* bitmap = ptx::Offset(work_.problem.tile_lists.bitmaps, static_cast<int>(at.z),
+                                         BitmapWords(kQueries, kKeys) * 4);
+        const char* word = bitmap + (SquareOf(0, own_key(), kKeys) + lane_) * 4;
+        place.shown = ptx::Permute(ptx::LoadConstant32(word),
+                                   ptx::LoadConstant32(word + SquareOf(32, 0, kKeys) * 4),
+                                   warp_ & 1 ? 0x7362u : 0x5140u);
+      }
+    }
+    return place;
+  }
+  ATTN_HD bool IsPartial(const Place& place) const {
+    return place.visit.IsPartial() || always_partial_;
+  }
+  ATTN_HD bool IsAtEnd() const { return work_.first_key + kKeys > work_.sequence.kv_len; }
+  // Bit 2·(kGroups·r + t) + c: row r of the lane's two keys, the c-th of its queries of group t.
+  ATTN_HD uint32_t ApplyRule(const Place& place, Scores& rS) const {
+    const ScoreContext context = work_.At(0);  // no option of a head is looked at
+    const int lane = ptx::Keep(lane_);
+    ScorePlace pairs[kPairs];
+    float scores[kPairs][2], slopes[kPairs][2];
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const int r = n / kGroups, t = n % kGroups;
+      pairs[n] = {place.visit.First() + t * 8 + Accumulator::Col(0, lane),
+                  work_.first_key + own_key() + Accumulator::Row(2 * r, lane)};
+      scores[n][0] = rS[t][2 * r];
+      scores[n][1] = rS[t][2 * r + 1];
+    }
+    const uint32_t shown = has_bad_keys_ ? place.shown & ~BadKeys() : place.shown;
+    uint32_t visible = Rule::template ApplyAll<Along::kRows>(
+        context, pairs, place.visit.IsCut() || IsAtEnd(), shown, scores, slopes);
+    visible &= shown;
+#pragma unroll
+    for (int n = 0; n < 2 * kPairs; ++n) {
+      rS[(n >> 1) % kGroups][2 * ((n >> 1) / kGroups) + (n & 1)] = scores[n >> 1][n & 1];
+    }
+    return visible;
+  }
+  ATTN_HD static void Hide(uint32_t visible, Scores& rS) {
+#pragma unroll
+    for (int n = 0; n < 4 * kGroups; ++n) {
+      const int t = n >> 2, e = n & 3;
+      if (!(visible >> (2 * (kGroups * (e >> 1) + t) + (e & 1)) & 1)) rS[t][e] = 0;
+    }
+  }
+  // A key with infinities or NaN gives scores of −∞, or its rows have no finite lse: in both cases
+  // P of other rows is 0, and so K can be kept finite for dQ's product. Whether the warp has such.
+  ATTN_HD bool CleanKeys() {
+    const int half = thread_ / kGroupRows, key = group_ * kGroupRows + thread_ % kGroupRows;
+    uint32_t met = 0;
+#pragma unroll
+    for (int n = 0; n < kChunks / 2; ++n) {
+      met |= BackwardBringer<Layout>::template CleanChunk<Math>(
+          shared_.k + PanelOffset<kKeys>(key, half * (kChunks / 2) + n));
+    }
+    ptx::StoreShared32(&shared_.bad_keys[half * kKeys + key], met);
+    ptx::FenceShared();
+    SyncGroup();
+    return ptx::VoteAny(BadKeys() != 0);
+  }
+  // Ones in bits (ApplyRule) of the lane's keys that hold infinities or NaN.
+  ATTN_HD uint32_t BadKeys() const {
+    uint32_t bad = 0;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int own = own_key() + Accumulator::Row(n & 2, lane_);
+      if (ptx::LoadShared32(&shared_.bad_keys[(n & 1) * kKeys + own]) != 0) {
+        bad |= n & 2 ? 0xffff0000u : 0xffffu;
+      }
+    }
+    return bad;
+  }
+  // Of all the block's keys.
+  ATTN_HD bool IsAnyKeyBad() const {
+    uint32_t bad = 0;
+#pragma unroll
+    for (int n = 0; n < 2 * kKeys; n += kWarpLanes) {
+      bad |= ptx::LoadShared32(&shared_.bad_keys[n + lane_]);
+    }
+    return ptx::VoteAny(bad != 0);
+  }
+
+  // ---- Scores to operands.
+  ATTN_HD float2 RowPair(const float* rows, int t) const {
+    return ptx::LoadSharedFloat2(rows + t * 8 + Accumulator::Col(0, lane_));
+  }
+  ATTN_HD void MakeP(int stage, bool partial, uint32_t visible, Scores& rS) const {
+    const float multiplier = Rule::Multiplier(work_.problem);
+#pragma unroll
+    for (int t = 0; t < kGroups; ++t) {
+      const float2 rows = RowPair(shared_.stabilizer[stage], t);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        rS[t][e] = ptx::Exp2(ptx::Fma(rS[t][e], multiplier, -(e & 1 ? rows.y : rows.x)));
+      }
+    }
+    // A row whose lse is NaN must not reach the keys that it does not see.
+    if (partial) Hide(visible, rS);
+  }
+  // Dropout's decisions (BackwardBringer::Decide).
+  ATTN_HD uint32_t Kept(int round) const {
+    if constexpr (!kDrops) return ~0u;
+    const int slot = round % Layout::kKeepStages;
+    ptx::WaitForPhase(&shared_.full_kept[slot], Layout::Parity(round, Layout::kKeepStages));
+    const uint32_t kept = ptx::LoadShared32(&shared_.kept[slot][group_ * kGroupThreads + thread_]);
+    ptx::SyncWarp();
+    Arrive(&shared_.empty_kept[slot]);
+    return kept;
+  }
+  ATTN_HD static bool IsKept(uint32_t kept, int t, int e) {
+    return !kDrops || (kept >> ((t >> 1) * 2 + (e & 1) + 8 * (t & 1) + 16 * (e >> 1)) & 1);
+  }
+  ATTN_HD static void PackP(const Scores& rS, uint32_t kept, Words& words) {
+#pragma unroll
+    for (int n = 0; n < 2 * kGroups; ++n) {
+      const int t = n >> 1, e = 2 * (n & 1);
+      words[t][n & 1] = Math::Pack(IsKept(kept, t, e) ? rS[t][e] : 0.0f,
+                                   IsKept(kept, t, e + 1) ? rS[t][e + 1] : 0.0f);
+    }
+  }
+  ATTN_HD static void Pack(const Scores& rS, Words& words) { PackP(rS, ~0u, words); }
+  ATTN_HD void MakeDs(int stage, bool partial, uint32_t visible, uint32_t kept, const Scores& rS,
+                      Scores& rD) const {
+    const float gain = PowerOfTwo(work_.exponent - kProbabilityShift);
+    const float multiplier = kDrops ? gain * work_.problem.dropout_scale : gain;
+#pragma unroll
+    for (int t = 0; t < kGroups; ++t) {
+      const float2 rows = RowPair(shared_.delta[stage], t);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float delta = e & 1 ? rows.y : rows.x;
+        float difference = ptx::Fma(rD[t][e], multiplier, -delta);
+        if (!IsKept(kept, t, e)) difference = -delta;
+        rD[t][e] = rS[t][e] * difference;
+      }
+    }
+    if (partial) Hide(visible, rD);
+  }
+  // As [key][query]: the warp's 16 keys.
+  ATTN_HD void StoreWords(const Words& words, char* to) const {
+#pragma unroll
+    for (int t = 0; t < kGroups; t += 2) {
+      ptx::StoreMatrices(to + (matrix_offset_ ^ t * 16),
+                         make_uint4(words[t][0], words[t][1], words[t + 1][0], words[t + 1][1]));
+    }
+  }
+
+  // ---- dQ, in the order of sm80::DqLayout: element e of the group of columns x of this warp's 16
+  // queries is the sum Sum(x, e) of one of its warps.
+  using Dq = typename Layout::Dq;
+  static constexpr int kWarpGroups = Dq::kWarpColumns / 8;  // of columns, of a warp there
+  ATTN_HD int WarpOf(int x) const {
+    return warp_ * 16 / Dq::kWarpQueries * Dq::kColumnGroups + group_ * (kSumGroups / kWarpGroups) +
+           x / kWarpGroups;
+  }
+  ATTN_HD int SumOf(int x, int e) const {
+    return (warp_ * 16 % Dq::kWarpQueries / 16 * Dq::kColumnTiles + x % kWarpGroups) * 4 + e;
+  }
+  ATTN_HD void AddSums(int round, QuerySums& rQ) {
+    const int slot = round % kSumStages;
+    float all[2] = {0, 0};
+    if constexpr (kFixedPoint) {
+      const float* factors = shared_.dq_factor[round % Layout::kPlaces] + warp_ * 16;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float factor = ptx::LoadSharedFloat(factors + Accumulator::Row(2 * r, lane_));
+#pragma unroll
+        for (int x = 0; x < kSumGroups; ++x) {
+          rQ[x][2 * r] *= factor;
+          rQ[x][2 * r + 1] *= factor;
+          all[r] = ptx::Fma(rQ[x][2 * r], rQ[x][2 * r], all[r]);
+          all[r] = ptx::Fma(rQ[x][2 * r + 1], rQ[x][2 * r + 1], all[r]);
+        }
+      }
+    }
+    // Those that went out of the same memory before have been read.
+    if (thread_ == 0) ptx::WaitForBulkReads<kSumStages - 1>();
+    SyncGroup();
+    if constexpr (kFixedPoint) {
+      if (!IsFine(all[0]) || !IsFine(all[1])) {
+        Put(rQ, shared_.sums[slot], [](float sum) { return ptx::FloatBits(sum); });
+        RoundRareSums(round, shared_.sums[slot]);
+      } else {
+        Put(rQ, shared_.sums[slot],
+            [](float sum) { return static_cast<uint32_t>(ptx::RoundToInt(sum)); });
+      }
+    } else {
+      Put(rQ, shared_.sums[slot], [](float sum) { return ptx::FloatBits(sum); });
+    }
+    ptx::FenceShared();
+    SyncGroup();
+    if (thread_ == 0) SendSums(round, shared_.sums[slot]);
+  }
+  ATTN_HD void SyncGroup() const { ptx::BarrierSync(kOfGroup + group_, kGroupThreads); }
+  // The group's columns are those of two runs of warps there, one for each half of the queries.
+  ATTN_HD void SendSums(int round, const float* sums) const {
+    const uint2 place = ptx::LoadShared64(&shared_.places[round % Layout::kPlaces]);
+    const ProblemDesc& p = work_.problem;
+    float* to = p.dq_sums +
+                (int64_t{work_.batch} * p.q_heads + static_cast<int>(place.y)) * p.dq_head +
+                int64_t{ListedVisit{place.x}.First() / kDqBlockRows} * Dq::kBlockFloats;
+    constexpr int kRun = Dq::kFloats / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int first = (2 * half + group_) * kRun;
+      if constexpr (kFixedPoint) {
+        ptx::AddInBulk(reinterpret_cast<int32_t*>(to + first),
+                       reinterpret_cast<const int32_t*>(sums + first), kRun * 4);
+      } else {
+        ptx::AddInBulk(to + first, sums + first, kRun * 4);
+      }
+    }
+    ptx::CommitBulk();
+  }
+  template <class BitsOf>
+  ATTN_HD void Put(const QuerySums& rQ, float* to, const BitsOf& bits) const {
+#pragma unroll
+    for (int n = 0; n < 4 * kSumGroups; ++n) {
+      ptx::StoreShared32(SumAt(to, n >> 2, n & 3), bits(rQ[n >> 2][n & 3]));
+    }
+  }
+  ATTN_HD float* SumAt(float* sums, int x, int e) const {
+    return sums + (WarpOf(x) * Dq::kSums + SumOf(x, e)) * kWarpLanes + lane_;
+  }
+  // Whether the squares of a row's sums say that one integer is enough: all finite, and, where rows
+  // may be far below their bound, either all zero or large beside their rounding.
+  ATTN_HD bool IsFine(float squares) const {
+    const float least = work_.problem.dq_rest != 0 ? kLargeSums : 0.0f;
+    return (squares >= least || squares == 0) && squares < Infinity();
+  }
+  static constexpr float kLargeSums = 0x1p20f;
+  // What the lane has put there, to integers: what rounding leaves goes to the second ones, and
+  // what is not finite is marked.
+  ATTN_HD void RoundRareSums(int round, float* sums) const {
+    const uint2 place = ptx::LoadShared64(&shared_.places[round % Layout::kPlaces]);
+    const int row = ListedVisit{place.x}.First(), head = static_cast<int>(place.y);
+    const float unit = PowerOfTwo(FixedPoint::RestBits(work_.sequence.kv_len));
+#pragma unroll 1
+    for (int n = 0; n < 4 * kSumGroups; ++n) {
+      const int x = n >> 2, e = n & 3;
+      float* at = SumAt(sums, x, e);
+      const float sum = ptx::LoadSharedFloat(at);
+      const auto adder = AdderOf(WarpOf(x));
+      int32_t* to = reinterpret_cast<int32_t*>(adder.Sums(head, row)) + SumOf(x, e) * kWarpLanes;
+      if (work_.problem.dq_rest != 0) adder.AddRest(to, sum, unit);
+      if (!(sum - sum == 0)) adder.Mark(head, row, 0, SumOf(x, e));
+      ptx::StoreShared32(at, static_cast<uint32_t>(ptx::RoundToInt(sum)));
+    }
+  }
+  ATTN_HD typename Layout::Adder AdderOf(int warp) const {
+    return {work_.problem, work_.sequence, work_.batch, warp, lane_};
+  }
+  ATTN_HD void MarkNonFiniteKeys() const {
+    const RoundPlaces places{work_.visits, work_.rounds};
+    AdderOf(group_ * 4 + warp_).MarkNonFiniteKeys(places, work_.kv_head, work_.first_key, kKeys);
+  }
+
+  // ---- dK, dV, through the warp's own rows of V, which nobody else reads.
+  ATTN_HD void WriteKeyGradients(const Sums& sums) {
+    const ProblemDesc& p = work_.problem;
+    Write(GradientWriter(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift), sums.d_v, p.d_v,
+          p.v_chunks);
+    Write(GradientWriter(p, p.scale, p.d_k_exponent - work_.exponent), sums.d_k, p.d_k,
+          p.qk_chunks);
+  }
+  ATTN_HD void Write(const GradientWriter& writer, const KeySums& sums, const RowTensor& t,
+                     int live_chunks) {
+    const SequenceDesc& s = work_.sequence;
+    const int row = own_key() + (lane_ & 15);
+    ptx::SyncWarp();
+#pragma unroll
+    for (int c = 0; c < kChunks; c += 2) {
+      ptx::StoreMatrices(
+          shared_.v + PanelOffset<kKeys>(row, c + (lane_ >> 4)),
+          make_uint4(writer.Pack(sums[c][0], sums[c][1]), writer.Pack(sums[c][2], sums[c][3]),
+                     writer.Pack(sums[c + 1][0], sums[c + 1][1]),
+                     writer.Pack(sums[c + 1][2], sums[c + 1][3])));
+    }
+    ptx::SyncWarp();
+    constexpr int kRowsAtOnce = kWarpLanes / kChunks;
+#pragma unroll
+    for (int n = 0; n < 16 / kRowsAtOnce; ++n) {
+      const int key = own_key() + n * kRowsAtOnce + lane_ / kChunks, chunk = lane_ % kChunks;
+      if (work_.first_key + key >= s.kv_len || chunk >= live_chunks) continue;
+      char* out = RowOf(t, s.batch, work_.kv_head, s.kv_begin + work_.first_key + key);
+      ptx::StoreGlobal128(out + chunk * 16,
+                          ptx::LoadShared128(shared_.v + PanelOffset<kKeys>(key, chunk)));
+    }
+  }
+
+  const Work& work_;
+  Shared& shared_;
+  const int group_, thread_, lane_, warp_;
+  const int matrix_offset_;    // of the lane's row in the warp's rows of a tile
+  bool has_bad_keys_ = false;  // of the warp
+  bool always_partial_;        // for this or because the last keys may lie beyond the sequence
+};
+
+}  // namespace attnd::sm90

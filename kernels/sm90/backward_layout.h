@@ -1,0 +1,185 @@
+// What the roles of the backward kernel share (backward.h): its sizes, its shared memory, and the
+// rounds of a block, 64 queries of one query head each.
+#pragma once
+
+#include "kernels/rules/descriptors.h"
+#include "kernels/rules/dq_sums.h"
+#include "kernels/rules/dropout_rules.h"
+#include "kernels/sm80/backward_passes.h"
+#include "kernels/sm90/tile_math.h"
+
+namespace attnd::sm90 {
+
+struct KeepAll {
+  static constexpr bool kDrops = false;
+};
+struct ReplayDropout {
+  static constexpr bool kDrops = true;
+};
+
+// The tiles of queries that a block of keys visits, one query head of its KV head after another.
+// What no mask cuts has no lists, so ListedTiles serve all rules.
+class QueryVisits {
+ public:
+  ATTN_HD QueryVisits(const ProblemDesc& problem, const SequenceDesc& sequence,
+                      const TileWork& tile, int first_key, int end_key)
+      : problem_(problem),
+        tile_(tile),
+        range_(RowTiles(VisibilityOf(sequence), first_key, end_key, kDqBlockRows)) {}
+  ATTN_HD int first_head() const { return tile_.head * problem_.group; }
+  ATTN_HD int end_head() const { return first_head() + problem_.group; }
+  ATTN_HD ListedTiles Of(int head) const {
+    return ListedTiles(range_, problem_.tile_lists, 0, tile_.batch, head, tile_.tile);
+  }
+  // By whole warps.
+  ATTN_HD int Count(int lane) const {
+    if (problem_.tile_lists.lines == nullptr) return range_.count() * problem_.group;
+    uint32_t count = 0;
+    for (int head = first_head() + lane; head < end_head(); head += kWarpLanes) {
+      count += static_cast<uint32_t>(Of(head).count());
+    }
+#pragma unroll
+    for (int mask = 1; mask < kWarpLanes; mask <<= 1) count += ptx::ShuffleXor(count, mask);
+    return static_cast<int>(count);
+  }
+
+  ATTN_HD const TileVisits& range() const { return range_; }
+
+ private:
+  const ProblemDesc& problem_;
+  TileWork tile_;
+  TileVisits range_;
+};
+
+// One visit after the other.
+template <bool kListed>
+class VisitCursor;
+template <>
+class VisitCursor<true> {
+ public:
+  ATTN_HD explicit VisitCursor(const QueryVisits& of)
+      : head_(of.first_head()), n_(0), tiles_(of.Of(head_)) {
+    FindHead(of);
+  }
+  ATTN_HD int head() const { return head_; }
+  ATTN_HD uint32_t Load() const { return tiles_.Load(n_); }
+  ATTN_HD ListedVisit Visit(const QueryVisits&, uint32_t loaded) const {
+    return tiles_.Visit(loaded);
+  }
+  ATTN_HD uint32_t Bitmap(uint32_t loaded) const { return tiles_.Bitmap(loaded); }
+  ATTN_HD void Advance(const QueryVisits& of) {
+    ++n_;
+    FindHead(of);
+  }
+
+ private:
+  ATTN_HD void FindHead(const QueryVisits& of) {
+    while (n_ >= tiles_.count() && head_ + 1 < of.end_head()) {
+      tiles_ = of.Of(++head_);
+      n_ = 0;
+    }
+  }
+  int head_, n_;
+  ListedTiles tiles_;
+};
+// Where there are no lists.
+template <>
+class VisitCursor<false> {
+ public:
+  ATTN_HD explicit VisitCursor(const QueryVisits& of) : head_(of.first_head()), n_(0) {}
+  ATTN_HD int head() const { return head_; }
+  ATTN_HD uint32_t Load() const { return static_cast<uint32_t>(n_); }
+  ATTN_HD ListedVisit Visit(const QueryVisits& of, uint32_t loaded) const {
+    const int n = static_cast<int>(loaded);
+    return {static_cast<uint32_t>(of.range().First(n)) |
+            (of.range().IsCut(n) ? uint32_t{ListedVisit::kCut} : 0u)};
+  }
+  ATTN_HD uint32_t Bitmap(uint32_t) const { return 0; }
+  ATTN_HD void Advance(const QueryVisits& of) {
+    if (++n_ < of.range().count()) return;
+    n_ = 0;
+    ++head_;
+  }
+
+ private:
+  int head_, n_;
+};
+
+// For what is slow and rare: round n's place, found from the start.
+struct RoundPlaces {
+  const QueryVisits& visits;
+  int count;
+  ATTN_HD int rounds() const { return count; }
+  ATTN_HD int HeadOf(int n) const { return At(n).head(); }
+  ATTN_HD int RowOf(int n) const {
+    const VisitCursor<true> at = At(n);
+    return at.Visit(visits, at.Load()).First();
+  }
+
+ private:
+  ATTN_HD VisitCursor<true> At(int n) const {
+    VisitCursor<true> at(visits);
+    for (; n > 0; --n) at.Advance(visits);
+    return at;
+  }
+};
+
+template <class MathOf, Tile kTile, class RuleOf, class DropoutOf, class DqSumsOf>
+struct BackwardLayout {
+  using Math = MathOf;
+  using Rule = RuleOf;
+  using Dropout = DropoutOf;
+  using DqSums = DqSumsOf;
+  using Dq = sm80::DqLayout<kTile.head_dim>;
+  using Adder = DqAdder<Dq, Math, Rule, DqSums>;
+
+  static constexpr int kHeadDim = kTile.head_dim, kPanels = kHeadDim / kPanelColumns;
+  static constexpr int kKeys = kTile.kv_rows, kQueries = kTile.q_rows;
+  static constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
+  static constexpr int kThreads = kGroupThreads * (kConsumers + 1);
+  static constexpr int kChunks = kHeadDim / 8;
+  // 208 KB of tiles at 128 columns, 192 at 64.
+  static constexpr int kStages = kHeadDim > 64 ? 2 : 4;
+  static constexpr int kScoreStages = kHeadDim > 64 ? 3 : 4;
+  static constexpr int kSumStages = kHeadDim > 64 ? 1 : 2;
+  static constexpr int kPlaces = 8;  // more than stages and what lags behind them
+  static constexpr int kKeepStages = 2;
+  static_assert(kKeys == kConsumers * kGroupRows && kQueries == kDqBlockRows);
+  static_assert(kPlaces >= kStages + 3);
+
+  struct alignas(1024) Shared {
+    char k[kPanels * PanelBytes(kKeys)], v[kPanels * PanelBytes(kKeys)];  // V's at the end dK, dV
+    char q[kStages][kPanels * PanelBytes(kQueries)], d_o[kStages][kPanels * PanelBytes(kQueries)];
+    char ds[kScoreStages][PanelBytes(kKeys)];     // [key][query]
+    float sums[kSumStages][kQueries * kHeadDim];  // of dQ, on their way out
+    float stabilizer[kStages][kQueries], delta[kStages][kQueries];
+    float dq_factor[kPlaces][kQueries];
+    uint4 places[kPlaces];  // of rounds: visit, head, bitmap
+    uint32_t kept[DropoutOf::kDrops ? kKeepStages : 1][kConsumerWarps * kWarpLanes];
+    uint32_t bad_keys[2 * kKeys];  // whether halves of K's rows hold infinities or NaN
+    uint64_t full_k, full_v, raw;  // raw: a tile that has to be cleaned
+    uint64_t full_q[kStages], empty_q[kStages], full_d_o[kStages], empty_d_o[kStages];
+    uint64_t full_ds[kScoreStages], empty_ds[kScoreStages];
+    uint64_t full_kept[kKeepStages], empty_kept[kKeepStages];
+    int rounds;
+    Descriptors descriptors;
+  };
+
+  // A block's keys.
+  struct Work {
+    const ProblemDesc& problem;
+    const SequenceDesc& sequence;
+    QueryVisits visits;
+    int batch, kv_head, first_key, rounds;
+    int exponent;     // of two, by which dS is multiplied
+    bool non_finite;  // whether rows of Q or dO may be
+    ATTN_HD ScoreContext At(int head) const {
+      return {problem, sequence, batch, head, Rule::OptionsOf(problem)};
+    }
+  };
+
+  // The parity of the phase that a barrier's n-th use ends, of `uses` barriers in turn.
+  ATTN_HD static uint32_t Parity(int n, int uses) { return static_cast<uint32_t>(n / uses) & 1; }
+};
+
+}  // namespace attnd::sm90

@@ -1,0 +1,89 @@
+// CpuMemory: the memory of one instance of the CPU engine, one allocation, zeroed.
+//
+//   weights      as the table lays them out, in parameter_element
+//   panels       of each matrix, the operand of the product that would otherwise read it across
+//   gradients, moments                float32, as the table's trained offsets
+//   activations  what KeptPlaces lays out, from the first free range on
+//   workspace    boundaries between layers, the memory's gradient, one layer's buffers
+//   attention    gathered heads, logsumexp, norm statistics, the backend's workspace
+//
+// Sizes are known from the plan alone: EngineBytes is what exceeds it. One thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "modules/layer_schedule.h"
+#include "modules/module_engine.h"
+
+namespace attnd {
+
+inline constexpr int64_t kTensorAlignment = 64;
+
+// Bytes of each part of an attention op's scratch, the most of any op of the module.
+struct AttentionBytes {
+  int64_t q = 0, k = 0, v = 0;  // heads that do not lie as the backend reads them
+  int64_t o = 0, d_o = 0;       // of wide ops
+  int64_t lse = 0;
+  int64_t workspace = 0;  // the backend's
+};
+
+struct CpuLayout {
+  CpuLayout(const ModuleDescription& module, const ModuleLimits& limits, const ModulePlan& plan,
+            const Backend& attention);
+
+  std::vector<int64_t> panels;  // [entries]: offset of each matrix, in bytes
+  AttentionBytes attention_bytes;
+  int64_t activation_bytes = 0, boundary_bytes = 0, d_memory_bytes = 0, layer_bytes = 0;
+  // Offsets of the parts.
+  int64_t weights_at = 0, panels_at = 0, gradients_at = 0, activations_at = 0;
+  std::array<int64_t, 3> moments_at = {};
+  int64_t boundaries_at = 0, d_memory_at = 0, layer_at = 0, statistics_at = 0, attention_at = 0;
+  int64_t bytes = 0;
+};
+
+class CpuMemory {
+ public:
+  explicit CpuMemory(int64_t bytes);  // at(0) is null where the machine has no such memory
+  std::byte* at(int64_t offset) const { return memory_.get() + offset; }
+  bool is_there() const { return memory_ != nullptr; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+};
+
+// Where the buffers of a schedule lie.
+class BufferPlaces {
+ public:
+  explicit BufferPlaces(std::vector<ArenaBuffer> buffers);
+  int64_t bytes() const { return bytes_; }
+  // −1: not among them.
+  int64_t At(BufferUse use, int64_t number) const;
+
+ private:
+  std::vector<std::pair<int64_t, int64_t>> places_;  // (key, offset), ascending
+  int64_t bytes_ = 0;
+};
+
+// Where a call's kept values lie in its range of the activations.
+struct KeptPlaces {
+  KeptPlaces(const ModuleGraph& graph, const std::vector<Recompute>& recompute,
+             const RowCounts& rows);
+
+  struct Layer {
+    std::vector<int64_t> values;  // [ops + 2]; −1: not kept
+    std::vector<int64_t> lse;     // [ops]; −1
+  };
+  std::vector<Layer> layers;
+  int64_t memory_at = 0;
+  int64_t bytes = 0;
+};
+
+}  // namespace attnd

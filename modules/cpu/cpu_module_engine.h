@@ -1,0 +1,19 @@
+// The engine of modules on this machine's processors: float32, float16 and bfloat16 values with
+// float32 arithmetic, products of its own (kernels/cpu/dense), attention by a Backend.
+//
+// Memory   what the plan says, and panels, gathered heads and attention's own beside it.
+// Results  see ModuleEngine; bitwise the same for any number of threads.
+#pragma once
+
+#include <memory>
+
+#include "kernels/backend.h"
+#include "modules/module_engine.h"
+
+namespace attnd {
+
+// `threads` 0: AvailableCpus(). The attention engine computes in host memory (the CPU engine, the
+// reference) and outlives this one.
+std::unique_ptr<ModuleEngine> MakeCpuModuleEngine(int threads, Backend& attention);
+
+}  // namespace attnd

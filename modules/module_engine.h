@@ -1,0 +1,150 @@
+// ModuleEngine and ModuleInstance: what computes modules on one device. A server's path of a call
+// is
+//     Plan (what to reserve) → Make (takes it all) → Put … → Forward → Backward → Step → Get …
+// and an engine knows nothing of names, owners, sequence numbers, retries or durability: those are
+// the server's.
+//
+// Memory   Make takes all memory that an instance ever uses, zeroed, and the destructor gives it
+//          back. Kept activations take rows of `limits.kept_rows` until they are dropped.
+// Threads  an engine: any. An instance: one call at a time, from any thread.
+// Results  bitwise the same for the same weights and calls, however sequences are batched, whatever
+//          is kept or computed again, however many threads there are (proto/attnd/v1/module.proto).
+// Errors   Plan and Make say INVALID_ARGUMENT, OUT_OF_RANGE (does not fit `budget`), UNIMPLEMENTED
+//          (naming the field) or RESOURCE_EXHAUSTED (the device has no such memory). A call says
+//          UNAVAILABLE where activations have no room, NOT_FOUND for an activation that was
+//          dropped, CANCELLED, what attention says of its masks, else INTERNAL. Wrong sizes of
+//          spans are bugs: CHECK. Rows have passed CheckRows and fit the limits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "modules/call_rows.h"
+#include "modules/graph.h"
+#include "modules/optimizer.h"
+#include "modules/plan.h"
+#include "modules/weight_table.h"
+
+namespace attnd {
+
+// What a module is: checked (ModuleGraph::Make, CheckOptimizer), immutable, shared by who registers
+// it and its instance. Neither moved nor copied.
+struct ModuleDescription {
+  ModuleDescription(ModuleGraph of, OptimizerSpec by)
+      : graph(std::move(of)), table(graph), optimizer(std::move(by)) {}
+  ModuleDescription(const ModuleDescription&) = delete;
+  ModuleDescription& operator=(const ModuleDescription&) = delete;
+
+  const ModuleGraph graph;
+  const WeightTable table;
+  const OptimizerSpec optimizer;
+};
+
+// A plan, and what the engine's own kernels take beside it: packed weights, gathered heads.
+struct EnginePlan {
+  ModulePlan plan;
+  int64_t engine_bytes = 0;
+  int64_t bytes() const { return plan.bytes() + engine_bytes; }
+};
+
+// The tensors of one entry of the table. Weights are of ModuleLayout::parameter_element, the others
+// float32 and of trained entries alone, moments as far as the optimizer has them: SGD with momentum
+// the first, AdamW two, AMSGrad three.
+enum class TensorRole : uint8_t { kWeight, kGradient, kMoment1, kMoment2, kMoment2Max };
+
+// 0 is no activation. Never given twice by an instance.
+using ActivationId = uint64_t;
+
+struct ModuleForwardCall {
+  const CallRows* rows = nullptr;
+  CallDropout dropout;
+  absl::Span<const std::byte> x;        // [rows, width] of the layout's element
+  absl::Span<const std::byte> memory;   // [memory rows, memory_width]; empty without
+  absl::Span<const uint8_t> mask_bits;  // iff rows->bool_mask
+  bool keep = false;                    // for Backward; then dropout.is_training counts there too
+  absl::Span<std::byte> y;              // as x
+  std::stop_token stop;                 // looked at between ops
+};
+
+struct ModuleBackwardCall {
+  ActivationId activation = 0;     // stays until DropActivation
+  absl::Span<const std::byte> dy;  // as x
+  bool add_gradients = true;       // of parameters; false: a retry, or frozen weights
+  absl::Span<std::byte> dx;        // as x; may be empty
+  absl::Span<std::byte> d_memory;  // as memory; may be empty
+  // Looked at between ops where gradients are not added; else before the first op alone, so that
+  // gradients hold a call whole or not at all.
+  std::stop_token stop;
+};
+
+struct GradientStats {
+  double squared_norm = 0;  // of gradients as they are, before any multiplier
+  bool is_finite = true;
+};
+
+struct StepCall {
+  absl::Span<const GroupRates> groups;  // one for each group that an entry is in
+  double multiplier = 1;                // of gradients
+  double max_norm = 0;                  // 0: not clipped
+  bool skip_unless_finite = false;
+};
+
+struct StepResult {
+  bool applied = false;
+  GradientStats stats;
+  int64_t optimizer_step = 0;  // steps that were applied, this one included
+};
+
+class ModuleInstance {
+ public:
+  virtual ~ModuleInstance() = default;
+
+  virtual const ModuleDescription& description() const = 0;
+  virtual const EnginePlan& plan() const = 0;
+
+  // One tensor, whole, converted from or to `element`. `entry` counts as the table does. NOT_FOUND
+  // "moment1" where the entry has none. Weights that were put count from the next Forward on.
+  virtual absl::Status Put(int64_t entry, TensorRole role, ElementType element,
+                           absl::Span<const std::byte> bytes) = 0;
+  virtual absl::Status Get(int64_t entry, TensorRole role, ElementType element,
+                           absl::Span<std::byte> bytes) const = 0;
+
+  // The activation, 0 unless it keeps one.
+  virtual absl::StatusOr<ActivationId> Forward(const ModuleForwardCall& call) = 0;
+  virtual absl::Status Backward(const ModuleBackwardCall& call) = 0;
+  virtual void DropActivation(ActivationId activation) = 0;  // of an unknown one: nothing
+  virtual int64_t KeptRows() const = 0;                      // of all activations
+
+  virtual absl::StatusOr<GradientStats> Stats() = 0;
+  // Applies what the gradients hold, or skips it, and clears them either way.
+  virtual absl::StatusOr<StepResult> Step(const StepCall& call) = 0;
+  virtual absl::Status ClearGradients() = 0;
+
+  // t of the optimizer: applied steps. Set when moments are put.
+  virtual int64_t optimizer_step() const = 0;
+  virtual void SetOptimizerStep(int64_t step) = 0;
+};
+
+class ModuleEngine {
+ public:
+  virtual ~ModuleEngine() = default;
+  virtual std::string Name() const = 0;  // "cpu", "reference"
+  virtual absl::Status Supports(const ModuleGraph& graph) const = 0;
+  // Whole bytes of an instance within `budget`, as MakePlan. Takes no memory.
+  virtual absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module,
+                                          const ModuleLimits& limits, int64_t budget) const = 0;
+  // `plan` is Plan's of the same module and limits. The engine outlives the instance.
+  virtual absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
+      std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
+      const EnginePlan& plan) = 0;
+};
+
+}  // namespace attnd

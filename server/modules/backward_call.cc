@@ -1,0 +1,170 @@
+// Backward of a module. The activations are those of a token, or are computed again from x.
+#include <openssl/sha.h>
+
+#include <optional>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "server/call/status_details.h"
+#include "server/modules/module_calls.h"
+#include "server/modules/module_errors.h"
+#include "server/modules/run_forward.h"
+
+namespace attnd {
+
+struct ModuleCalls::Gradient {
+  v1::ModuleBackwardHeader header;
+  Module module;
+  uint64_t kept = 0;  // its number; 0: the forward comes with the call
+  CallRows rows;
+  CallDropout dropout;
+  std::string digest;  // of rows, seed and offset, and then of dy too
+  Payloads payloads;
+  v1::ModuleBackwardResult result;
+};
+
+namespace {
+
+absl::Status CheckHeader(const v1::ModuleBackwardHeader& header) {
+  auto none = [](absl::string_view field, absl::string_view got) {
+    return FieldError(reason::kBadField, field, "none", got);
+  };
+  if (header.activations().empty() != header.has_forward()) {
+    return FieldError(reason::kBadField, "activations", "either activations or forward",
+                      header.has_forward() ? "both" : "neither");
+  }
+  if (header.options().keep_residual()) return none("options.keep_residual", "true");
+  if (header.no_weight_gradients() && header.micro_batch() != 0) {
+    return FieldError(reason::kBadField, "micro_batch", "0 with no_weight_gradients",
+                      absl::StrCat(header.micro_batch()));
+  }
+  if (!header.has_forward()) return absl::OkStatus();
+  const v1::ModuleForwardHeader& forward = header.forward();
+  if (forward.has_options()) return none("forward.options", "some");
+  if (forward.payload_size() > 0) return none("forward.payload", "some");
+  if (!forward.training()) {
+    return FieldError(reason::kBadField, "forward.training", "true", "false");
+  }
+  if (forward.token() == header.token()) return absl::OkStatus();
+  return FieldError(reason::kBadField, "forward.token", "the token of this call", "another");
+}
+
+std::vector<PayloadSpec> SpecsOf(const ModuleGraph& graph, const CallRows& rows, bool with_forward,
+                                 bool want_dx) {
+  std::vector<PayloadSpec> specs;
+  if (with_forward) specs = ForwardInputs(graph, rows);
+  const int64_t bytes = ActivationBytes(graph, rows);
+  specs.push_back({kDyField, "dy", bytes, true});
+  if (with_forward) specs.push_back({kYField, "y", bytes, false});
+  if (!want_dx) return specs;
+  const ModuleLayout& layout = graph.layout();
+  if (layout.memory_width > 0) {
+    const int64_t numbers = rows.memory_rows() * layout.memory_width;
+    specs.push_back({kDMemoryField, "d_memory", numbers * ElementBytes(layout.element), false});
+  }
+  specs.push_back({kDxField, "dx", bytes, false});
+  return specs;
+}
+
+std::string WithBytes(const std::string& digest, absl::Span<const std::byte> dy) {
+  std::string both(SHA256_DIGEST_LENGTH, '\0');
+  SHA256(reinterpret_cast<const unsigned char*>(dy.data()), dy.size(),
+         reinterpret_cast<unsigned char*>(both.data()));
+  return digest + both;
+}
+
+}  // namespace
+
+absl::Status ModuleCalls::Backward(ModuleCall& call) {
+  const google::protobuf::Descriptor& type = *v1::ModuleBackwardRequest::descriptor();
+  Gradient gradient;
+  v1::ModuleBackwardHeader& header = gradient.header;
+  RETURN_IF_ERROR(ReadHeader(call.stream, type, header));
+  RETURN_IF_ERROR(CheckNotDraining());
+  RETURN_IF_ERROR(CheckHeader(header));
+  ASSIGN_OR_RETURN(gradient.module, deps_.table.Find(header.token(), call.caller));
+  RegisteredModule& module = *gradient.module;
+  RETURN_IF_ERROR(module.CheckSequence(header.sequence()));
+  if (!header.no_weight_gradients()) RETURN_IF_ERROR(module.CheckMicroBatch(header.micro_batch()));
+  RETURN_IF_ERROR(module.CheckWeights());
+  if (header.has_forward()) {
+    ASSIGN_OR_RETURN(gradient.rows, DecodeCallRows(header.forward().rows(), module));
+    gradient.dropout = {true, header.forward().seed(), header.forward().offset()};
+    gradient.digest = ForwardDigest(header.forward());
+  } else {
+    ASSIGN_OR_RETURN(gradient.kept, deps_.table.CheckActivation(header.activations(), module));
+    ASSIGN_OR_RETURN(KeptForward kept, module.FindKept(gradient.kept));
+    gradient.rows = std::move(kept.rows);
+    gradient.digest = std::move(kept.digest);
+  }
+  std::vector<PayloadSpec> specs =
+      SpecsOf(module.description().graph, gradient.rows, header.has_forward(), header.want_dx());
+  ASSIGN_OR_RETURN(gradient.payloads,
+                   Payloads::Make(std::move(specs), header.payload(), deps_.staging));
+  RETURN_IF_ERROR(gradient.payloads.Receive(call.stream, type));
+  gradient.digest = WithBytes(gradient.digest, gradient.payloads[kDyField]);
+  RETURN_IF_ERROR(Differentiate(call, gradient));
+  gradient.payloads.Forget(kYField);
+  gradient.payloads.List(*gradient.result.mutable_payload());
+  return gradient.payloads.Send(call.stream, FramedHeader(gradient.result));
+}
+
+// The forward's activations: by their token, or computed again, for this call alone.
+absl::StatusOr<ActivationId> ModuleCalls::Recompute(RegisteredModule::Hold& hold,
+                                                    Gradient& gradient, const ModuleCall& call) {
+  if (gradient.kept == 0) {
+    return RunForward(hold.instance(), gradient.rows, gradient.dropout, true, gradient.payloads,
+                      gradient.payloads[kYField], call.wait);
+  }
+  std::optional<KeptForward> kept = hold.Find(gradient.kept);
+  if (kept.has_value()) return kept->activation;
+  return RenameField(LeaseLost("spent or expired"), "residual_token", "activations");
+}
+
+absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
+  const v1::ModuleBackwardHeader& header = gradient.header;
+  const absl::Time arrived = absl::Now();
+  std::optional<RegisteredModule::Hold> hold;
+  bool add = false;
+  if (header.no_weight_gradients()) {
+    ASSIGN_OR_RETURN(RegisteredModule::Hold taken,
+                     gradient.module->Take(header.sequence(), call.wait));
+    hold.emplace(std::move(taken));
+  } else {
+    ASSIGN_OR_RETURN(RegisteredModule::MicroBatchTurn turn,
+                     gradient.module->TakeMicroBatch(header.sequence(), header.micro_batch(),
+                                                     gradient.digest, call.wait));
+    add = !turn.added;
+    if (turn.added) deps_.metrics.BackwardReplayed();
+    hold.emplace(std::move(turn.hold));
+  }
+  ASSIGN_OR_RETURN(const ComputeTurns::Turn turn, TakeDevice(call));
+  const absl::Time began = absl::Now();
+  ASSIGN_OR_RETURN(const ActivationId activation, Recompute(*hold, gradient, call));
+  const absl::Cleanup drop = [&] {
+    if (gradient.kept == 0) hold->instance().DropActivation(activation);
+  };
+  absl::Status done = hold->instance().Backward({.activation = activation,
+                                                 .dy = gradient.payloads[kDyField],
+                                                 .add_gradients = add,
+                                                 .dx = gradient.payloads[kDxField],
+                                                 .d_memory = gradient.payloads[kDMemoryField],
+                                                 .stop = call.wait.stop});
+  if (done.code() == absl::StatusCode::kCancelled) return call.wait.Stopped();
+  if (!done.ok()) {
+    if (add) hold->Fail();
+    return Classified(std::move(done));
+  }
+  if (add) hold->Added(gradient.digest);
+  if (gradient.kept != 0) hold->Drop(gradient.kept);
+  const absl::Duration took = absl::Now() - began;
+  deps_.metrics.Computed(false, gradient.rows.rows(), began - arrived, took);
+  *gradient.result.mutable_receipt() = ReceiptOf(began - arrived, took);
+  gradient.result.set_added(add);
+  return absl::OkStatus();
+}
+
+}  // namespace attnd

@@ -1,0 +1,66 @@
+// Forward of a module.
+#include <algorithm>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "base/status_macros.h"
+#include "server/call/status_details.h"
+#include "server/modules/module_calls.h"
+#include "server/modules/run_forward.h"
+
+namespace attnd {
+absl::Time ModuleCalls::ActivationsExpire(const v1::CallOptions& options) const {
+  absl::Duration ttl = absl::Milliseconds(options.residual_ttl_ms());
+  if (ttl == absl::ZeroDuration()) ttl = deps_.activation_ttl;
+  return deps_.table.clock().Now() + std::min(ttl, deps_.max_activation_ttl);
+}
+
+absl::Status ModuleCalls::Forward(ModuleCall& call) {
+  const google::protobuf::Descriptor& type = *v1::ModuleForwardRequest::descriptor();
+  v1::ModuleForwardHeader header;
+  RETURN_IF_ERROR(ReadHeader(call.stream, type, header));
+  RETURN_IF_ERROR(CheckNotDraining());
+  ASSIGN_OR_RETURN(const Module module, deps_.table.Find(header.token(), call.caller));
+  std::optional<uint64_t> wanted;
+  if (header.has_sequence()) wanted = header.sequence();
+  RETURN_IF_ERROR(module->CheckSequence(wanted));
+  RETURN_IF_ERROR(module->CheckWeights());
+  if (header.options().keep_residual()) {
+    return FieldError(reason::kBadField, "options.keep_residual", "none", "true");
+  }
+  const ModuleGraph& graph = module->description().graph;
+  ASSIGN_OR_RETURN(CallRows rows, DecodeCallRows(header.rows(), *module));
+  std::vector<PayloadSpec> specs = ForwardInputs(graph, rows);
+  specs.push_back({kYField, "y", ActivationBytes(graph, rows), false});
+  ASSIGN_OR_RETURN(Payloads payloads,
+                   Payloads::Make(std::move(specs), header.payload(), deps_.staging));
+  RETURN_IF_ERROR(payloads.Receive(call.stream, type));
+
+  const bool keep = header.training() && module->record().limits.kept_rows > 0;
+  const CallDropout dropout{header.training(), header.seed(), header.offset()};
+  v1::ModuleForwardResult result;
+  {
+    const absl::Time arrived = absl::Now();
+    ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(wanted, call.wait));
+    ASSIGN_OR_RETURN(const ComputeTurns::Turn turn, TakeDevice(call));
+    const absl::Time began = absl::Now();
+    ASSIGN_OR_RETURN(
+        const ActivationId activation,
+        RunForward(hold.instance(), rows, dropout, keep, payloads, payloads[kYField], call.wait));
+    const absl::Duration took = absl::Now() - began;
+    deps_.metrics.Computed(true, rows.rows(), began - arrived, took);
+    *result.mutable_receipt() = ReceiptOf(began - arrived, took);
+    result.set_sequence(hold.sequence());
+    if (keep) {
+      const absl::Time expires = ActivationsExpire(header.options());
+      const uint64_t kept = hold.Keep({activation, rows, dropout, ForwardDigest(header), expires});
+      v1::Residual& residual = *result.mutable_activations();
+      residual.set_token(deps_.table.ActivationToken(*module, kept));
+      residual.set_expires_unix_ms(static_cast<uint64_t>(absl::ToUnixMillis(expires)));
+    }
+  }
+  payloads.List(*result.mutable_payload());
+  return payloads.Send(call.stream, FramedHeader(result));
+}
+
+}  // namespace attnd

@@ -1,0 +1,243 @@
+// Register, GetModule, ListModules, Renew and Release.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "modules/field_error.h"
+#include "proto/attnd/v1/module_codec.h"
+#include "server/call/status_details.h"
+#include "server/modules/module_calls.h"
+#include "server/modules/module_errors.h"
+
+namespace attnd {
+namespace {
+
+constexpr size_t kMaxNameBytes = 128;
+
+absl::Status CheckName(const std::string& name) {
+  auto good = [](char c) { return absl::ascii_isalnum(c) || c == '_' || c == '.' || c == '-'; };
+  if (!name.empty() && name.size() <= kMaxNameBytes &&
+      std::all_of(name.begin(), name.end(), good)) {
+    return absl::OkStatus();
+  }
+  return FieldError(reason::kBadField, "name", "1..128 bytes of [A-Za-z0-9_.-]",
+                    absl::StrCat(name.size(), " bytes"));
+}
+
+absl::StatusOr<absl::Duration> DecodeTtl(uint32_t ttl_ms) {
+  const absl::Duration ttl = absl::Milliseconds(ttl_ms);
+  if (ttl_ms == 0) return kModuleTtl;
+  if (ttl >= kMinModuleTtl) return std::min(ttl, kMaxModuleTtl);
+  return FieldError(reason::kBadField, "ttl_ms", "0, or 1000 and more", absl::StrCat(ttl_ms));
+}
+
+// The layout's devices are a wish that a server of one device cannot grant or refuse.
+absl::StatusOr<std::shared_ptr<const ModuleDescription>> Describe(
+    const v1::RegisterModuleRequest& request) {
+  absl::StatusOr<ModuleLayout> layout = DecodeModuleLayout(request.layout());
+  if (!layout.ok()) return OfLayout(layout.status());
+  absl::StatusOr<ModuleGraph> graph = ModuleGraph::Make(*std::move(layout));
+  if (!graph.ok()) return OfLayout(graph.status());
+  absl::StatusOr<OptimizerSpec> optimizer = DecodeOptimizer(request.optimizer());
+  if (!optimizer.ok()) return Classified(optimizer.status());
+  auto description =
+      std::make_shared<const ModuleDescription>(*std::move(graph), *std::move(optimizer));
+  absl::Status status =
+      CheckOptimizer(description->optimizer, description->graph, description->table);
+  if (!status.ok()) return Classified(std::move(status));
+  return description;
+}
+
+v1::Plan EncodePlan(const EnginePlan& plan, const std::string& engine) {
+  v1::Plan wire;
+  wire.set_weight_bytes(static_cast<uint64_t>(plan.plan.weight_bytes));
+  wire.set_optimizer_bytes(static_cast<uint64_t>(plan.plan.optimizer_bytes));
+  wire.set_activation_bytes(static_cast<uint64_t>(plan.plan.activation_bytes));
+  wire.set_workspace_bytes(static_cast<uint64_t>(plan.plan.workspace_bytes + plan.engine_bytes));
+  const auto most = std::max_element(plan.plan.recompute.begin(), plan.plan.recompute.end());
+  wire.set_recompute(static_cast<v1::Recompute>(*most));
+  for (size_t n = 0; n < plan.plan.recompute.size(); ++n) wire.add_layer_device(0);
+  wire.set_forward_flops(plan.plan.forward_flops);
+  wire.set_backward_flops(plan.plan.backward_flops);
+  wire.set_engine(engine);
+  return wire;
+}
+
+// What the largest call moves has to fit into staging memory, bool masks aside.
+absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits, int64_t capacity) {
+  const ModuleLayout& layout = graph.layout();
+  const double element = static_cast<double>(ElementBytes(layout.element));
+  const double bytes =
+      element * (4.0 * static_cast<double>(limits.max_rows) * static_cast<double>(layout.width) +
+                 2.0 * static_cast<double>(limits.max_memory_rows) *
+                     static_cast<double>(layout.memory_width));
+  if (bytes <= static_cast<double>(capacity)) return absl::OkStatus();
+  return Failure(absl::StatusCode::kOutOfRange, reason::kModuleTooLarge,
+                 absl::StrCat("limits.max_rows: x, y and gradients of one call take ", bytes,
+                              " bytes, memory_limit_mib is ", capacity),
+                 {{"limit", "memory_limit_mib"}, {"bytes", absl::StrCat(bytes)}});
+}
+
+// Within what is free now; else says whether it would ever fit.
+absl::StatusOr<EnginePlan> PlanWithin(const ModuleEngine& engine, const ModuleMemory& memory,
+                                      const ModuleDescription& description,
+                                      const ModuleLimits& limits, const std::string& caller) {
+  absl::StatusOr<EnginePlan> plan = engine.Plan(description, limits, memory.FreeFor(caller));
+  if (plan.status().code() == absl::StatusCode::kOutOfRange) {
+    absl::StatusOr<EnginePlan> alone = engine.Plan(description, limits, memory.capacity());
+    if (!alone.ok()) return OfEngine(alone.status());
+    return Failure(absl::StatusCode::kResourceExhausted, reason::kModuleQuota,
+                   absl::StrCat("module_memory_mib or caller_module_mib: ", alone->bytes(),
+                                " bytes do not fit beside what is registered, ",
+                                memory.FreeFor(caller), " are free"),
+                   {{"caller", caller}, {"bytes", absl::StrCat(alone->bytes())}});
+  }
+  if (plan.status().code() == absl::StatusCode::kInvalidArgument) return Classified(plan.status());
+  if (!plan.ok()) return OfEngine(plan.status());
+  return plan;
+}
+
+}  // namespace
+
+absl::Status ModuleCalls::CheckDurability(v1::Durability durability) const {
+  if (durability == v1::DURABILITY_PROCESS) return absl::OkStatus();
+  if (durability == v1::DURABILITY_HOST && !deps_.state_dir.empty()) return absl::OkStatus();
+  const char* offered = deps_.state_dir.empty() ? "DURABILITY_PROCESS (--module_state_dir is empty)"
+                                                : "DURABILITY_PROCESS or DURABILITY_HOST";
+  return Failure(
+      absl::StatusCode::kUnimplemented, reason::kModuleUnsupported,
+      absl::StrCat("durability: expected ", offered, ", got ", v1::Durability_Name(durability)),
+      {{"field", "durability"}});
+}
+
+absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
+    ModuleRecord record, v1::Durability durability,
+    std::shared_ptr<const ModuleDescription> description) {
+  const std::string& caller = record.caller;
+  ModuleMemory& memory = deps_.table.memory();
+  std::unique_ptr<ModuleState> state;
+  ModuleMemory::Reservation of_state;
+  if (durability == v1::DURABILITY_HOST) {
+    ASSIGN_OR_RETURN(of_state, memory.Reserve(caller, ModuleState::BytesOf(*description)));
+    ASSIGN_OR_RETURN(state,
+                     ModuleState::Open(deps_.state_dir, caller, record.name, record.state_digest));
+  }
+  ASSIGN_OR_RETURN(const EnginePlan plan,
+                   PlanWithin(deps_.engine, memory, *description, record.limits, caller));
+  ASSIGN_OR_RETURN(ModuleMemory::Reservation reserved, memory.Reserve(caller, plan.bytes()));
+  reserved.Join(std::move(of_state));
+  absl::StatusOr<std::unique_ptr<ModuleInstance>> instance =
+      deps_.engine.Make(std::move(description), record.limits, plan);
+  if (!instance.ok()) return OfEngine(instance.status());
+  std::optional<SavedChange> saved;
+  if (state != nullptr) {
+    absl::StatusOr<std::optional<SavedChange>> loaded = state->Load(**instance);
+    if (absl::IsDataLoss(loaded.status())) {
+      deps_.log.Warning("module_state_ignored", {{"message", loaded.status().message()}});
+    } else if (!loaded.ok()) {
+      return Classified(loaded.status());
+    } else {
+      saved = *std::move(loaded);
+    }
+  }
+  record.plan = EncodePlan(plan, deps_.engine.Name());
+  return std::make_shared<RegisteredModule>(std::move(record), *std::move(instance),
+                                            std::move(reserved), std::move(state),
+                                            std::move(saved));
+}
+
+absl::Status ModuleCalls::Register(ModuleCall& call) {
+  v1::RegisterModuleRequest request;
+  RETURN_IF_ERROR(ReadRequest(call.stream, request));
+  RETURN_IF_ERROR(CheckNotDraining());
+  RETURN_IF_ERROR(CheckName(request.name()));
+  RETURN_IF_ERROR(CheckDurability(request.durability()));
+  ASSIGN_OR_RETURN(const absl::Duration ttl, DecodeTtl(request.ttl_ms()));
+  ASSIGN_OR_RETURN(std::shared_ptr<const ModuleDescription> description, Describe(request));
+  const absl::StatusOr<ModuleLimits> limits = DecodeModuleLimits(request.limits());
+  if (!limits.ok()) return Classified(limits.status());
+  if (absl::Status status = deps_.engine.Supports(description->graph); !status.ok()) {
+    return OfEngine(std::move(status));
+  }
+  ModuleRecord record;
+  record.caller = call.caller;
+  record.name = request.name();
+  record.limits = *limits;
+  v1::RegisterModuleRequest same;  // what a second registration must repeat
+  *same.mutable_layout() = EncodeModuleLayout(description->graph.layout());
+  record.layout_digest = DigestOf(same.layout());
+  *same.mutable_optimizer() = EncodeOptimizer(description->optimizer);
+  record.state_digest = DigestOf(same);
+  *same.mutable_limits() = request.limits();
+  same.set_durability(request.durability());
+  record.digest = DigestOf(same);
+
+  v1::RegisterModuleResponse response;
+  if (request.dry_run()) {
+    ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(deps_.engine, deps_.table.memory(),
+                                                       *description, *limits, call.caller));
+    RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.staging.capacity()));
+    *response.mutable_plan() = EncodePlan(plan, deps_.engine.Name());
+    response.mutable_status()->set_name(request.name());
+    response.mutable_status()->set_layout_digest(record.layout_digest);
+    response.mutable_status()->set_host_bytes(static_cast<uint64_t>(plan.bytes()));
+    return Reply(call.stream, response);
+  }
+  const std::string digest = record.digest;
+  ASSIGN_OR_RETURN(
+      const Module module,
+      deps_.table.Register(
+          call.caller, request.name(), digest, ttl, [&](uint64_t id) -> absl::StatusOr<Module> {
+            RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.staging.capacity()));
+            record.id = id;
+            return MakeModule(std::move(record), request.durability(), std::move(description));
+          }));
+  response.set_token(deps_.table.TokenOf(*module));
+  *response.mutable_status() = module->Status();
+  *response.mutable_plan() = module->record().plan;
+  return Reply(call.stream, response);
+}
+
+absl::Status ModuleCalls::GetModule(ModuleCall& call) {
+  v1::GetModuleRequest request;
+  RETURN_IF_ERROR(ReadRequest(call.stream, request));
+  ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
+  v1::GetModuleResponse response;
+  *response.mutable_status() = module->Status();
+  *response.mutable_layout() = EncodeModuleLayout(module->description().graph.layout());
+  *response.mutable_optimizer() = EncodeOptimizer(module->description().optimizer);
+  *response.mutable_plan() = module->record().plan;
+  return Reply(call.stream, response);
+}
+
+absl::Status ModuleCalls::ListModules(ModuleCall& call) {
+  v1::ListModulesRequest request;
+  RETURN_IF_ERROR(ReadRequest(call.stream, request));
+  v1::ListModulesResponse response;
+  for (const Module& module : deps_.table.Of(call.caller)) {
+    *response.add_module() = module->Status();
+  }
+  return Reply(call.stream, response);
+}
+
+absl::Status ModuleCalls::Renew(ModuleCall& call) {
+  v1::RenewModuleRequest request;
+  RETURN_IF_ERROR(ReadRequest(call.stream, request));
+  ASSIGN_OR_RETURN(const absl::Duration ttl, DecodeTtl(request.ttl_ms()));
+  ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
+  if (request.ttl_ms() > 0) module->Touch(deps_.table.clock().Now(), ttl);
+  v1::RenewModuleResponse response;
+  *response.mutable_status() = module->Status();
+  return Reply(call.stream, response);
+}
+
+absl::Status ModuleCalls::Release(ModuleCall& call) {
+  v1::ReleaseModuleRequest request;
+  RETURN_IF_ERROR(ReadRequest(call.stream, request));
+  RETURN_IF_ERROR(deps_.table.Release(request.token(), call.caller));
+  return Reply(call.stream, v1::ReleaseModuleResponse());
+}
+
+}  // namespace attnd

@@ -1,0 +1,113 @@
+// ModuleCalls: what each method of the service Modules does, from its first message to its last.
+//
+//   header → the module by its token → checks that need no payload → payloads → the module's turn
+//   (RegisteredModule) → the device's turn (ComputeTurns) → engine → what was done is noted → reply
+//
+// Each runs on a thread that may wait. Threads: any, one for each call.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "base/log.h"
+#include "modules/module_engine.h"
+#include "proto/attnd/v1/module.pb.h"
+#include "server/admission/staging_pool.h"
+#include "server/modules/call_stream.h"
+#include "server/modules/compute_turns.h"
+#include "server/modules/module_metrics.h"
+#include "server/modules/module_table.h"
+#include "server/modules/payloads.h"
+
+namespace attnd {
+
+// A call: its stream, and who asks.
+struct ModuleCall {
+  CallStream& stream;
+  std::string caller;
+  CallWait wait;
+};
+
+class ModuleCalls {
+ public:
+  // All outlive it. `device`: what receipts call it.
+  struct Deps {
+    ModuleTable& table;
+    ModuleEngine& engine;
+    StagingPool& staging;
+    ModuleMetrics& metrics;
+    std::string device;
+    absl::Duration activation_ttl, max_activation_ttl;
+    std::string state_dir;  // of DURABILITY_HOST; empty: not offered
+    Logger& log;
+  };
+  explicit ModuleCalls(const Deps& deps) : deps_(deps) {}
+
+  absl::Status Run(ModuleMethod method, ModuleCall& call);
+  // From now on no new work: Register, Forward, Backward and PutTensors are DRAINING.
+  void StartDraining() { draining_ = true; }
+
+ private:
+  using Module = std::shared_ptr<RegisteredModule>;
+
+  // life_calls.cc
+  absl::Status Register(ModuleCall& call);
+  absl::StatusOr<Module> MakeModule(ModuleRecord record, v1::Durability durability,
+                                    std::shared_ptr<const ModuleDescription> description);
+  absl::Status CheckDurability(v1::Durability durability) const;
+  absl::Status GetModule(ModuleCall& call);
+  absl::Status ListModules(ModuleCall& call);
+  absl::Status Renew(ModuleCall& call);
+  absl::Status Release(ModuleCall& call);
+
+  // forward_call.cc
+  absl::Status Forward(ModuleCall& call);
+  absl::Time ActivationsExpire(const v1::CallOptions& options) const;
+
+  // backward_call.cc
+  absl::Status Backward(ModuleCall& call);
+  struct Gradient;
+  absl::Status Differentiate(ModuleCall& call, Gradient& gradient);
+  absl::StatusOr<ActivationId> Recompute(RegisteredModule::Hold& hold, Gradient& gradient,
+                                         const ModuleCall& call);
+
+  // step_calls.cc
+  absl::Status GradientStatsOf(ModuleCall& call);
+  absl::Status Step(ModuleCall& call);
+  absl::StatusOr<v1::StepResponse> Apply(RegisteredModule::Hold& hold,
+                                         const v1::StepRequest& request);
+
+  // tensor_calls.cc
+  absl::Status PutTensors(ModuleCall& call);
+  absl::Status GetTensors(ModuleCall& call);
+
+  absl::Status CheckNotDraining() const;
+  // Saves the state where it outlives the process, and tells of a failure: the call is answered.
+  void Keep(RegisteredModule::Hold& hold);
+  absl::StatusOr<ComputeTurns::Turn> TakeDevice(const ModuleCall& call);
+  v1::Receipt ReceiptOf(absl::Duration queued, absl::Duration took) const;
+
+  const Deps deps_;
+  ComputeTurns turns_;
+  std::atomic<bool> draining_{false};
+};
+
+// Of the bytes of a message, the same for equal messages: 32 bytes.
+std::string DigestOf(const google::protobuf::Message& message);
+
+// Rows of a call, checked against the module: INVALID_ARGUMENT "rows...".
+absl::StatusOr<CallRows> DecodeCallRows(const v1::Rows& wire, const RegisteredModule& module);
+
+// Payloads that rows imply, in order.
+std::vector<PayloadSpec> ForwardInputs(const ModuleGraph& graph, const CallRows& rows);
+int64_t ActivationBytes(const ModuleGraph& graph, const CallRows& rows);  // of x, y, dx, dy
+
+// A framed message of one part.
+grpc::ByteBuffer FramedHeader(const google::protobuf::Message& header);
+
+}  // namespace attnd

@@ -1,0 +1,80 @@
+#include "server/modules/module_metrics.h"
+
+#include <string>
+
+namespace attnd {
+namespace {
+
+constexpr std::array<absl::string_view, kModuleMethods> kMethodNames = {
+    "Register", "GetModule",     "ListModules", "Renew",      "Release",   "Forward",
+    "Backward", "GradientStats", "Step",        "PutTensors", "GetTensors"};
+constexpr std::array<const char*, 2> kDirections = {"forward", "backward"};
+constexpr std::array<const char*, kModuleStages> kStages = {"queue", "compute"};
+constexpr std::array<const char*, kStepOutcomes> kOutcomes = {"applied", "skipped", "replayed",
+                                                              "refused"};
+
+const prometheus::Histogram::BucketBoundaries& Buckets() {
+  static const prometheus::Histogram::BucketBoundaries buckets = {
+      1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100};
+  return buckets;
+}
+
+}  // namespace
+
+absl::string_view ModuleMethodName(ModuleMethod method) {
+  return kMethodNames[static_cast<size_t>(method)];
+}
+
+ModuleMetrics::ModuleMetrics(prometheus::Registry& registry) {
+  auto counters = [&](const char* name, const char* help) -> auto& {
+    return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
+  };
+  auto& calls = counters("attnd_module_calls_total", "Calls of the service Modules that ended.");
+  for (int method = 0; method < kModuleMethods; ++method) {
+    for (int code = 0; code < kCodes; ++code) {
+      calls_[method][code] =
+          &calls.Add({{"method", std::string(kMethodNames[method])},
+                      {"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}});
+    }
+  }
+  auto& durations = prometheus::BuildHistogram()
+                        .Name("attnd_module_duration_seconds")
+                        .Help("Time of Forward and Backward of modules, by stage.")
+                        .Register(registry);
+  auto& rows = counters("attnd_module_rows_total", "Rows that went through modules.");
+  for (int direction = 0; direction < 2; ++direction) {
+    rows_[direction] = &rows.Add({{"direction", kDirections[direction]}});
+    for (int stage = 0; stage < kModuleStages; ++stage) {
+      durations_[direction][stage] = &durations.Add(
+          {{"direction", kDirections[direction]}, {"stage", kStages[stage]}}, Buckets());
+    }
+  }
+  auto& steps = counters("attnd_steps_total", "Steps of modules, by what became of them.");
+  for (int outcome = 0; outcome < kStepOutcomes; ++outcome) {
+    steps_[outcome] = &steps.Add({{"result", kOutcomes[outcome]}});
+  }
+  replays_ = &counters("attnd_backward_replays_total",
+                       "Backwards of micro-batches that had been added before.")
+                  .Add({});
+}
+
+void ModuleMetrics::CallFinished(ModuleMethod method, const absl::Status& status) {
+  const int code = static_cast<int>(status.code());
+  calls_[static_cast<size_t>(method)][code >= 0 && code < kCodes ? code : 2]->Increment();
+}
+
+void ModuleMetrics::Computed(bool is_forward, int64_t rows, absl::Duration queued,
+                             absl::Duration took) {
+  const int direction = is_forward ? 0 : 1;
+  rows_[direction]->Increment(static_cast<double>(rows));
+  durations_[direction][static_cast<size_t>(ModuleStage::kQueue)]->Observe(
+      absl::ToDoubleSeconds(queued));
+  durations_[direction][static_cast<size_t>(ModuleStage::kCompute)]->Observe(
+      absl::ToDoubleSeconds(took));
+}
+
+void ModuleMetrics::Stepped(StepOutcome outcome) {
+  steps_[static_cast<size_t>(outcome)]->Increment();
+}
+
+}  // namespace attnd

@@ -1,0 +1,278 @@
+#include "server/modules/module_state.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "base/status_macros.h"
+#include "nlohmann/json.hpp"
+#include "server/call/status_details.h"
+#include "server/modules/running_digest.h"
+
+namespace attnd {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr absl::string_view kCommitBegins = "attnd module state 1";
+constexpr uint64_t kMaxHeaderBytes = uint64_t{64} << 20;
+
+struct Part {
+  int64_t entry;
+  TensorRole role;
+  std::string name;
+  int64_t bytes;
+};
+
+constexpr TensorRole kMoments[] = {TensorRole::kMoment1, TensorRole::kMoment2,
+                                   TensorRole::kMoment2Max};
+constexpr const char* kMomentNames[] = {"moment1/", "moment2/", "moment2_max/"};
+
+// Weights as they are kept, then moments of trained parameters.
+std::vector<Part> PartsOf(const ModuleDescription& module) {
+  std::vector<Part> parts;
+  const auto& entries = module.table.entries();
+  const int64_t element = ElementBytes(module.graph.layout().parameter_element);
+  for (size_t n = 0; n < entries.size(); ++n) {
+    parts.push_back({static_cast<int64_t>(n), TensorRole::kWeight, "weight/" + entries[n].name,
+                     entries[n].elements * element});
+  }
+  for (int64_t moment = 0; moment < module.optimizer.MomentCount(); ++moment) {
+    for (size_t n = 0; n < entries.size(); ++n) {
+      if (!entries[n].trained_offset.has_value()) continue;
+      parts.push_back({static_cast<int64_t>(n), kMoments[moment],
+                       kMomentNames[moment] + entries[n].name, entries[n].elements * 4});
+    }
+  }
+  return parts;
+}
+
+ElementType ElementOf(const Part& part, const ModuleDescription& module) {
+  return part.role == TensorRole::kWeight ? module.graph.layout().parameter_element
+                                          : ElementType::kFloat32;
+}
+
+const char* DtypeOf(ElementType element) {
+  switch (element) {
+    case ElementType::kFloat16:
+      return "F16";
+    case ElementType::kBFloat16:
+      return "BF16";
+    case ElementType::kFloat32:
+      break;
+  }
+  return "F32";
+}
+
+absl::Status Failed(absl::string_view what, const std::string& path) {
+  return absl::UnavailableError(absl::StrCat(what, " ", path, ": ", std::strerror(errno)));
+}
+
+absl::Status Ignored(absl::string_view path, absl::string_view why) {
+  return absl::DataLossError(absl::StrCat(path, ": ", why, "; it is not loaded"));
+}
+
+// A safetensors header: its length, then JSON.
+std::string HeaderOf(const ModuleInstance& instance, const std::string& module,
+                     const SavedChange& change) {
+  Json header;
+  header["__metadata__"] = {{"module", absl::BytesToHexString(module)},
+                            {"sequence", absl::StrCat(change.sequence)},
+                            {"optimizer_step", absl::StrCat(instance.optimizer_step())},
+                            {"digest", absl::BytesToHexString(change.digest)},
+                            {"reply", absl::BytesToHexString(change.reply)}};
+  int64_t at = 0;
+  const ModuleDescription& description = instance.description();
+  for (const Part& part : PartsOf(description)) {
+    header[part.name] = {{"dtype", DtypeOf(ElementOf(part, description))},
+                         {"shape", description.table.entries()[part.entry].shape},
+                         {"data_offsets", {at, at + part.bytes}}};
+    at += part.bytes;
+  }
+  const std::string text = header.dump();
+  std::string bytes(8, '\0');
+  const uint64_t size = text.size();
+  std::memcpy(bytes.data(), &size, 8);
+  return bytes + text;
+}
+
+// The metadata of a header, if it is that of `module` and of this very registration.
+absl::StatusOr<Json> CheckHeader(const std::string& path, const std::string& text,
+                                 const ModuleDescription& description, const std::string& module) {
+  Json header = Json::parse(text, nullptr, false);
+  if (!header.is_object() || !header["__metadata__"].is_object()) {
+    return Ignored(path, "not a state of a module");
+  }
+  const Json& metadata = header["__metadata__"];
+  if (metadata.value("module", "") != absl::BytesToHexString(module)) {
+    return Ignored(path, "a state of another layout or optimizer");
+  }
+  int64_t at = 0;
+  for (const Part& part : PartsOf(description)) {
+    const Json expected = {at, at + part.bytes};
+    if (!header[part.name].is_object() || header[part.name]["data_offsets"] != expected) {
+      return Ignored(path, "its tensors are not the module's");
+    }
+    at += part.bytes;
+  }
+  return metadata;
+}
+
+absl::StatusOr<SavedChange> ChangeOf(const std::string& path, const Json& metadata,
+                                     int64_t* optimizer_step) {
+  SavedChange change;
+  for (const char* key : {"sequence", "optimizer_step", "digest", "reply"}) {
+    if (!metadata.contains(key) || !metadata[key].is_string()) return Ignored(path, "no number");
+  }
+  if (!absl::SimpleAtoi(metadata["sequence"].get<std::string>(), &change.sequence) ||
+      !absl::SimpleAtoi(metadata["optimizer_step"].get<std::string>(), optimizer_step)) {
+    return Ignored(path, "its numbers are none");
+  }
+  change.digest = absl::HexStringToBytes(metadata["digest"].get<std::string>());
+  change.reply = absl::HexStringToBytes(metadata["reply"].get<std::string>());
+  return change;
+}
+
+struct Commit {
+  std::string slot, digest;
+};
+
+absl::StatusOr<Commit> ReadCommit(const std::string& path, std::istream& file) {
+  std::string begins, slot, digest;
+  if (!std::getline(file, begins) || begins != kCommitBegins || !std::getline(file, slot) ||
+      !std::getline(file, digest) || digest.size() != 64 || (slot != "a" && slot != "b")) {
+    return Ignored(path, "not a commit record of attnd");
+  }
+  return Commit{slot, digest};
+}
+
+absl::StatusOr<std::string> DigestOfFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return Ignored(path, "it cannot be read");
+  RunningDigest digest;
+  std::string buffer(1 << 20, '\0');
+  while (file.read(buffer.data(), static_cast<int64_t>(buffer.size())) || file.gcount() > 0) {
+    digest.Add(absl::string_view(buffer).substr(0, static_cast<size_t>(file.gcount())));
+  }
+  return absl::BytesToHexString(digest.Final());
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ModuleState>> ModuleState::Open(const std::string& folder,
+                                                               const std::string& caller,
+                                                               const std::string& name,
+                                                               const std::string& module) {
+  RunningDigest digest;
+  digest.Add(absl::StrCat(caller.size(), ":", caller, name));
+  const std::string path =
+      absl::StrCat(folder, "/", absl::BytesToHexString(digest.Final()).substr(0, 32));
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return Failed("cannot make", path);
+  const std::string lock_path = path + "/lock";
+  const int lock = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (lock < 0) return Failed("cannot open", lock_path);
+  if (flock(lock, LOCK_EX | LOCK_NB) != 0) {
+    close(lock);
+    return Failure(absl::StatusCode::kFailedPrecondition, reason::kModuleExists,
+                   absl::StrCat("name: another server of this host has the state of ", name),
+                   {{"name", name}});
+  }
+  return std::unique_ptr<ModuleState>(new ModuleState(path, module, lock));
+}
+
+ModuleState::~ModuleState() {
+  if (forget_) {
+    for (const char* file : {"/commit", "/a.safetensors", "/b.safetensors", "/lock"}) {
+      unlink((path_ + file).c_str());
+    }
+    rmdir(path_.c_str());
+  }
+  close(lock_);
+}
+
+int64_t ModuleState::BytesOf(const ModuleDescription& module) {
+  int64_t bytes = 0;
+  for (const Part& part : PartsOf(module)) bytes += part.bytes;
+  return 2 * bytes;
+}
+
+absl::StatusOr<std::optional<SavedChange>> ModuleState::Load(ModuleInstance& instance) {
+  const std::string commit_path = path_ + "/commit";
+  std::ifstream commit_file(commit_path);
+  if (!commit_file) return std::nullopt;
+  ASSIGN_OR_RETURN(const Commit commit, ReadCommit(commit_path, commit_file));
+  const std::string path = absl::StrCat(path_, "/", commit.slot, ".safetensors");
+  next_is_b_ = commit.slot == "a";  // what is committed stays until the other slot is
+  ASSIGN_OR_RETURN(const std::string digest, DigestOfFile(path));
+  if (digest != commit.digest) return Ignored(path, "its SHA-256 is not that of the commit record");
+  std::ifstream file(path, std::ios::binary);
+  uint64_t size = 0;
+  if (!file.read(reinterpret_cast<char*>(&size), 8) || size > kMaxHeaderBytes) {
+    return Ignored(path, "its header is none");
+  }
+  std::string text(size, '\0');
+  if (!file.read(text.data(), static_cast<int64_t>(size))) return Ignored(path, "it is cut off");
+  const ModuleDescription& description = instance.description();
+  ASSIGN_OR_RETURN(const Json metadata, CheckHeader(path, text, description, module_));
+  int64_t optimizer_step = 0;
+  ASSIGN_OR_RETURN(SavedChange change, ChangeOf(path, metadata, &optimizer_step));
+  std::vector<std::byte> bytes;
+  for (const Part& part : PartsOf(description)) {
+    bytes.resize(static_cast<size_t>(part.bytes));
+    if (!file.read(reinterpret_cast<char*>(bytes.data()), part.bytes)) {
+      return absl::InternalError(absl::StrCat(path, ": it is cut off"));
+    }
+    RETURN_IF_ERROR(instance.Put(part.entry, part.role, ElementOf(part, description), bytes));
+  }
+  instance.SetOptimizerStep(optimizer_step);
+  return change;
+}
+
+absl::Status ModuleState::Save(const ModuleInstance& instance, const SavedChange& change) {
+  const std::string slot = next_is_b_ ? "b" : "a";
+  const std::string path = absl::StrCat(path_, "/", slot, ".safetensors");
+  RunningDigest digest;
+  {
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    const std::string header = HeaderOf(instance, module_, change);
+    file << header;
+    digest.Add(header);
+    std::vector<std::byte> bytes;
+    const ModuleDescription& description = instance.description();
+    for (const Part& part : PartsOf(description)) {
+      bytes.resize(static_cast<size_t>(part.bytes));
+      absl::Span<std::byte> span(bytes);
+      RETURN_IF_ERROR(instance.Get(part.entry, part.role, ElementOf(part, description), span));
+      file.write(reinterpret_cast<const char*>(bytes.data()), part.bytes);
+      digest.Add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    }
+    file.flush();
+    if (!file) return Failed("cannot write", path);
+  }
+  const std::string commit = path_ + "/commit", next = commit + ".next";
+  {
+    std::ofstream file(next, std::ios::trunc);
+    file << kCommitBegins << "\n" << slot << "\n" << absl::BytesToHexString(digest.Final()) << "\n";
+    file.flush();
+    if (!file) return Failed("cannot write", next);
+  }
+  if (rename(next.c_str(), commit.c_str()) != 0) return Failed("cannot rename", next);
+  next_is_b_ = !next_is_b_;
+  return absl::OkStatus();
+}
+
+}  // namespace attnd

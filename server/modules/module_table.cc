@@ -1,0 +1,161 @@
+#include "server/modules/module_table.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "server/call/status_details.h"
+#include "server/modules/module_errors.h"
+
+namespace attnd {
+namespace {
+
+constexpr size_t kEndsRemembered = 1024;
+constexpr absl::Duration kReapEvery = absl::Seconds(1);
+
+absl::Status Exists(const std::string& name) {
+  return Failure(absl::StatusCode::kFailedPrecondition, reason::kModuleExists,
+                 absl::StrCat("name: ", name,
+                              " is a module of another layout, optimizer or limits; release it, or "
+                              "take another name"),
+                 {{"name", name}});
+}
+
+absl::Status TooMany(int64_t most) {
+  return Failure(absl::StatusCode::kResourceExhausted, reason::kModuleQuota,
+                 absl::StrCat("max_modules: all ", most, " are registered"),
+                 {{"limit", "max_modules"}, {"value", absl::StrCat(most)}});
+}
+
+// Activations' tokens name both in one number.
+constexpr int kKeptBits = 40;
+uint64_t ActivationNumber(uint64_t module, uint64_t kept) { return module << kKeptBits | kept; }
+
+}  // namespace
+
+ModuleTable::ModuleTable(const ModuleOptions& options, const TokenIssuer& issuer,
+                         const Clock& clock)
+    : options_(options),
+      clock_(clock),
+      memory_(options.memory),
+      tokens_(issuer),
+      activation_tokens_(issuer),
+      reaper_([this] { ExpireUntilStopped(); }) {}
+
+ModuleTable::~ModuleTable() {
+  stop_.Notify();
+  reaper_.join();
+}
+
+void ModuleTable::ExpireUntilStopped() {
+  while (!stop_.WaitForNotificationWithTimeout(kReapEvery)) Expire();
+}
+
+absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Register(const std::string& caller,
+                                                                        const std::string& name,
+                                                                        const std::string& digest,
+                                                                        absl::Duration ttl,
+                                                                        const Make& make) {
+  absl::MutexLock making(&making_);
+  uint64_t id = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    auto found = by_name_.find({caller, name});
+    if (found != by_name_.end() && !found->second->CheckSequence(std::nullopt).ok()) {
+      End(found->second, "failed");
+      found = by_name_.end();
+    }
+    if (found != by_name_.end()) {
+      if (found->second->record().digest != digest) return Exists(name);
+      found->second->Touch(clock_.Now(), ttl);
+      return found->second;
+    }
+    if (static_cast<int64_t>(by_id_.size()) >= options_.max_modules) {
+      return TooMany(options_.max_modules);
+    }
+    id = next_id_++;
+  }
+  ASSIGN_OR_RETURN(std::shared_ptr<RegisteredModule> module, make(id));
+  module->Touch(clock_.Now(), ttl);
+  absl::MutexLock lock(&mutex_);
+  by_name_[{caller, name}] = by_id_[id] = module;
+  return module;
+}
+
+absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Find(const std::string& token,
+                                                                    const std::string& caller) {
+  absl::StatusOr<uint64_t> id = tokens_.Check(token, caller);
+  if (!id.ok()) return OfModuleToken(id.status());
+  absl::MutexLock lock(&mutex_);
+  auto found = by_id_.find(*id);
+  if (found != by_id_.end()) {
+    found->second->Touch(clock_.Now());
+    return found->second;
+  }
+  for (const auto& [ended, cause] : ended_) {
+    if (ended == *id) return ModuleLost(cause);
+  }
+  return ModuleLost("unknown");
+}
+
+absl::Status ModuleTable::Release(const std::string& token, const std::string& caller) {
+  absl::StatusOr<uint64_t> id = tokens_.Check(token, caller);
+  if (!id.ok()) return OfModuleToken(id.status());
+  absl::MutexLock lock(&mutex_);
+  auto found = by_id_.find(*id);
+  if (found != by_id_.end()) End(found->second, "released");
+  return absl::OkStatus();
+}
+
+void ModuleTable::End(std::shared_ptr<RegisteredModule> module, const std::string& cause) {
+  module->Lose(cause);
+  const ModuleRecord& record = module->record();
+  by_name_.erase({record.caller, record.name});
+  by_id_.erase(record.id);
+  ended_.emplace_back(record.id, cause);
+  if (ended_.size() > kEndsRemembered) ended_.pop_front();
+}
+
+void ModuleTable::Expire() {
+  const absl::Time now = clock_.Now();
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<RegisteredModule>> over;
+  for (const auto& [id, module] : by_id_) {
+    if (module->Expire(now)) over.push_back(module);
+  }
+  for (auto& module : over) End(std::move(module), "expired");
+}
+
+std::vector<std::shared_ptr<RegisteredModule>> ModuleTable::Of(const std::string& caller) const {
+  std::vector<std::shared_ptr<RegisteredModule>> of;
+  absl::MutexLock lock(&mutex_);
+  for (auto at = by_name_.lower_bound({caller, ""}); at != by_name_.end(); ++at) {
+    if (at->first.first != caller) break;
+    of.push_back(at->second);
+  }
+  return of;
+}
+
+std::string ModuleTable::TokenOf(const RegisteredModule& module) const {
+  return tokens_.Make(module.record().id, module.record().caller);
+}
+
+std::string ModuleTable::ActivationToken(const RegisteredModule& module, uint64_t kept) const {
+  return activation_tokens_.Make(ActivationNumber(module.record().id, kept),
+                                 module.record().caller);
+}
+
+absl::StatusOr<uint64_t> ModuleTable::CheckActivation(const std::string& token,
+                                                      const RegisteredModule& module) const {
+  absl::StatusOr<uint64_t> number = activation_tokens_.Check(token, module.record().caller);
+  if (!number.ok()) return RenameField(number.status(), "residual_token", "activations");
+  if (*number >> kKeptBits == module.record().id) return *number & ((uint64_t{1} << kKeptBits) - 1);
+  return RenameField(LeaseLost("of another module"), "residual_token", "activations");
+}
+
+int64_t ModuleTable::size() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int64_t>(by_id_.size());
+}
+
+}  // namespace attnd

@@ -1,0 +1,95 @@
+// ModuleTable: the modules of all callers, by caller and name, and by their tokens.
+//
+//   Register → lives ttl after each use ─┬─ Release           released
+//                                        ├─ ttl passed        expired
+//                                        └─ a change failed   failed
+//
+// Names are per caller; nobody sees another's. Memory is reserved before an instance is made.
+// Errors of Find: INVALID_ARGUMENT (no token), FAILED_PRECONDITION WRONG_REPLICA, EPOCH_CHANGED,
+// MODULE_LOST, PERMISSION_DENIED MODULE_NOT_OWNED. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
+#include "base/clock.h"
+#include "server/lease/lease_token.h"
+#include "server/modules/registered_module.h"
+
+namespace attnd {
+
+struct ModuleOptions {
+  ModuleMemoryLimits memory;
+  int64_t max_modules = 64;
+  std::string state_dir;  // of DURABILITY_HOST; empty: it is not offered
+};
+
+inline constexpr absl::Duration kModuleTtl = absl::Hours(1);
+inline constexpr absl::Duration kMinModuleTtl = absl::Seconds(1);
+inline constexpr absl::Duration kMaxModuleTtl = absl::Hours(24 * 7);
+
+class ModuleTable {
+ public:
+  ModuleTable(const ModuleOptions& options, const TokenIssuer& issuer, const Clock& clock);
+  ~ModuleTable();
+
+  ModuleMemory& memory() { return memory_; }
+  const Clock& clock() const { return clock_; }
+
+  // The module of `caller` and `name` if its digest is the same; else what `make(id)` makes.
+  // FAILED_PRECONDITION MODULE_EXISTS, RESOURCE_EXHAUSTED MODULE_QUOTA, or what `make` says.
+  using Make = std::function<absl::StatusOr<std::shared_ptr<RegisteredModule>>(uint64_t id)>;
+  absl::StatusOr<std::shared_ptr<RegisteredModule>> Register(const std::string& caller,
+                                                             const std::string& name,
+                                                             const std::string& digest,
+                                                             absl::Duration ttl, const Make& make);
+  absl::StatusOr<std::shared_ptr<RegisteredModule>> Find(const std::string& token,
+                                                         const std::string& caller);
+  // OK when the module is gone already.
+  absl::Status Release(const std::string& token, const std::string& caller);
+  std::vector<std::shared_ptr<RegisteredModule>> Of(const std::string& caller) const;
+
+  std::string TokenOf(const RegisteredModule& module) const;
+  // Tokens of activations name module and Forward: both are of `module`, or LEASE_LOST.
+  std::string ActivationToken(const RegisteredModule& module, uint64_t kept) const;
+  absl::StatusOr<uint64_t> CheckActivation(const std::string& token,
+                                           const RegisteredModule& module) const;
+
+  int64_t size() const;
+  // Ends what has expired; the table's own thread does so each second.
+  void Expire();
+
+ private:
+  using Key = std::pair<std::string, std::string>;  // caller, name
+  void End(std::shared_ptr<RegisteredModule> module, const std::string& cause)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ExpireUntilStopped();
+
+  const ModuleOptions options_;
+  const Clock& clock_;
+  ModuleMemory memory_;  // outlives the modules
+  const LeaseTokens tokens_, activation_tokens_;
+  absl::Mutex making_;  // one Register at a time; before mutex_
+  mutable absl::Mutex mutex_;
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::map<Key, std::shared_ptr<RegisteredModule>> by_name_ ABSL_GUARDED_BY(mutex_);  // and calls
+  std::map<uint64_t, std::shared_ptr<RegisteredModule>> by_id_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::pair<uint64_t, std::string>> ended_ ABSL_GUARDED_BY(mutex_);  // how, the last
+  absl::Notification stop_;
+  std::thread reaper_;
+};
+
+}  // namespace attnd

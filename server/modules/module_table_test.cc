@@ -1,0 +1,190 @@
+#include "server/modules/module_table.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "base/check.h"
+#include "modules/reference/reference_engine.h"
+#include "server/call/status_details.h"
+
+namespace attnd {
+namespace {
+
+ModuleLayout OneLinear() {
+  ModuleLayout layout;
+  layout.width = 8;
+  layout.element = layout.wide_element = layout.parameter_element = ElementType::kFloat32;
+  ModuleBlock block;
+  block.parameters.push_back({"weight", {8, 8}});
+  ModuleOp op;
+  op.kind = LinearOp{.input = 0, .weight = 0};
+  block.ops.push_back(op);
+  layout.blocks.push_back(block);
+  layout.layers.push_back({.block = 0, .prefix = "layer."});
+  return layout;
+}
+
+class Modules : public ::testing::Test {
+ protected:
+  absl::StatusOr<std::shared_ptr<RegisteredModule>> Register(const std::string& caller,
+                                                             const std::string& name,
+                                                             const std::string& digest) {
+    return table_.Register(caller, name, digest, absl::Seconds(10), [&](uint64_t id) {
+      ModuleRecord record;
+      record.id = id;
+      record.caller = caller;
+      record.name = name;
+      record.digest = digest;
+      record.limits = {.max_rows = 8, .kept_rows = 64};
+      return Make(std::move(record));
+    });
+  }
+
+  absl::StatusOr<std::shared_ptr<RegisteredModule>> Make(ModuleRecord record) {
+    auto graph = ModuleGraph::Make(OneLinear());
+    CHECK(graph.ok()) << graph.status();
+    auto description =
+        std::make_shared<const ModuleDescription>(*std::move(graph), OptimizerSpec{});
+    auto plan = engine_.Plan(*description, record.limits, int64_t{1} << 20);
+    CHECK(plan.ok()) << plan.status();
+    auto memory = table_.memory().Reserve(record.caller, plan->bytes());
+    if (!memory.ok()) return memory.status();
+    auto instance = engine_.Make(description, record.limits, *plan);
+    CHECK(instance.ok()) << instance.status();
+    return std::make_shared<RegisteredModule>(std::move(record), *std::move(instance),
+                                              *std::move(memory));
+  }
+
+  static CallWait Forever() { return {{}, absl::InfiniteFuture()}; }
+  static CallWait Shortly() { return {{}, absl::Now() + absl::Milliseconds(20)}; }
+
+  FakeClock clock_;
+  ReferenceEngine engine_;
+  ModuleTable table_{{.memory = {int64_t{1} << 20, int64_t{1} << 20}, .max_modules = 2},
+                     {.replica = 1, .boot_epoch = 1},
+                     clock_};
+};
+
+TEST_F(Modules, GivesTheSameModuleToTheSameRegistration) {
+  auto first = Register("a", "m", "digest");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(*Register("a", "m", "digest"), *first);
+  EXPECT_EQ(ReasonOf(Register("a", "m", "other").status()), reason::kModuleExists);
+  EXPECT_NE(*Register("b", "m", "other"), *first);
+  EXPECT_EQ(table_.Of("a").size(), 1);
+  EXPECT_EQ(ReasonOf(Register("a", "n", "digest").status()), reason::kModuleQuota);
+}
+
+TEST_F(Modules, OpensAModuleToItsOwnerAlone) {
+  const std::string token = table_.TokenOf(**Register("a", "m", "digest"));
+  EXPECT_TRUE(table_.Find(token, "a").ok());
+  EXPECT_EQ(ReasonOf(table_.Find(token, "b").status()), reason::kModuleNotOwned);
+  EXPECT_EQ(table_.Find("nonsense", "a").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReasonOf(table_.Release(token, "b")), reason::kModuleNotOwned);
+  const ModuleTable restarted({}, {.replica = 1, .boot_epoch = 2}, clock_);
+  EXPECT_EQ(ReasonOf(const_cast<ModuleTable&>(restarted).Find(token, "a").status()),
+            reason::kEpochChanged);
+}
+
+TEST_F(Modules, HasItsMemoryBackAfterReleaseAndExpiry) {
+  const std::string token = table_.TokenOf(**Register("a", "m", "digest"));
+  EXPECT_GT(table_.memory().used(), 0);
+  EXPECT_TRUE(table_.Release(token, "a").ok());
+  EXPECT_TRUE(table_.Release(token, "a").ok());
+  EXPECT_EQ(table_.memory().used(), 0);
+  EXPECT_EQ(table_.Find(token, "a").status().message(),
+            "token: this module is gone (released); register it again");
+
+  const std::string second = table_.TokenOf(**Register("a", "m", "digest"));
+  clock_.Advance(absl::Seconds(9));
+  table_.Expire();
+  EXPECT_TRUE(table_.Find(second, "a").ok());  // a use
+  clock_.Advance(absl::Seconds(9));
+  table_.Expire();
+  EXPECT_EQ(table_.size(), 1);
+  clock_.Advance(absl::Seconds(1));
+  table_.Expire();
+  EXPECT_EQ(table_.size(), 0);
+  EXPECT_EQ(table_.memory().used(), 0);
+  EXPECT_EQ(ReasonOf(table_.Find(second, "a").status()), reason::kModuleLost);
+}
+
+TEST_F(Modules, HoldsTheInstanceForOneCallAtATime) {
+  auto module = *Register("a", "m", "digest");
+  {
+    auto hold = module->Take(std::nullopt, Forever());
+    ASSERT_TRUE(hold.ok());
+    EXPECT_EQ(module->Take(std::nullopt, Shortly()).status().code(),
+              absl::StatusCode::kDeadlineExceeded);
+    std::stop_source stop;
+    stop.request_stop();
+    EXPECT_EQ(
+        module->Take(std::nullopt, {stop.get_token(), absl::InfiniteFuture()}).status().code(),
+        absl::StatusCode::kCancelled);
+  }
+  EXPECT_TRUE(module->Take(0, Forever()).ok());
+  EXPECT_EQ(ReasonOf(module->Take(1, Forever()).status()), reason::kSequenceMismatch);
+}
+
+TEST_F(Modules, WaitsForTheStepThatMakesItsSequence) {
+  auto module = *Register("a", "m", "digest");
+  auto change = module->TakeChange(0, "step", Forever());
+  ASSERT_TRUE(change.ok());
+  absl::Status later = absl::UnknownError("not run");
+  std::thread next([&] { later = module->Take(1, Forever()).status(); });
+  while (module->waiting() < 1) std::this_thread::yield();
+  change->hold->Changed("step", "reply");
+  change->hold.reset();
+  next.join();
+  EXPECT_TRUE(later.ok()) << later;
+  EXPECT_EQ(module->TakeChange(0, "step", Forever())->reply, "reply");
+}
+
+TEST_F(Modules, AddsMicroBatchesInTheirOrderHoweverTheyCome) {
+  auto module = *Register("a", "m", "digest");
+  absl::Mutex mutex;
+  std::vector<int> order;
+  std::vector<std::thread> threads;
+  for (int n = kMaxEarlyMicroBatches; n > 0; --n) {
+    threads.emplace_back([&, n] {
+      auto turn = module->TakeMicroBatch(0, n, std::to_string(n), Forever());
+      ASSERT_TRUE(turn.ok()) << turn.status();
+      EXPECT_FALSE(turn->added);
+      absl::MutexLock lock(&mutex);
+      order.push_back(n);
+      turn->hold.Added(std::to_string(n));
+    });
+  }
+  while (module->waiting() < kMaxEarlyMicroBatches) std::this_thread::yield();
+  EXPECT_EQ(ReasonOf(module->TakeMicroBatch(0, 9, "9", Forever()).status()),
+            reason::kMicroBatchEarly);
+  {
+    auto first = module->TakeMicroBatch(0, 0, "0", Forever());
+    ASSERT_TRUE(first.ok());
+    first->hold.Added("0");
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8}));
+  EXPECT_TRUE(module->TakeMicroBatch(0, 8, "8", Forever())->added);
+  EXPECT_EQ(ReasonOf(module->TakeMicroBatch(0, 8, "x", Forever()).status()),
+            reason::kMicroBatchConflict);
+}
+
+TEST_F(Modules, EndsTheWaitsOfAModuleThatIsReleased) {
+  auto module = *Register("a", "m", "digest");
+  absl::Status status;
+  std::thread waiting([&] { status = module->TakeMicroBatch(0, 1, "1", Forever()).status(); });
+  while (module->waiting() < 1) std::this_thread::yield();
+  EXPECT_TRUE(table_.Release(table_.TokenOf(*module), "a").ok());
+  waiting.join();
+  EXPECT_EQ(ReasonOf(status), reason::kModuleLost);
+}
+
+}  // namespace
+}  // namespace attnd

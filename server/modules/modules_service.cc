@@ -1,0 +1,169 @@
+#include "server/modules/modules_service.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/call/status_details.h"
+
+namespace attnd {
+namespace {
+
+absl::Status TooManyCalls() {
+  return WithRetryAfter(
+      Failure(absl::StatusCode::kUnavailable, reason::kQueueFull,
+              absl::StrCat("all ", kMaxModuleCalls, " calls of modules are in use"),
+              {{"limit", "module_calls"}, {"value", absl::StrCat(kMaxModuleCalls)}}),
+      absl::Milliseconds(100));
+}
+
+absl::Status TooManyOfCaller(const std::string& caller) {
+  return WithRetryAfter(Failure(absl::StatusCode::kResourceExhausted, reason::kTenantQuota,
+                                absl::StrCat("this caller has ", kMaxModuleCallsOfCaller,
+                                             " calls of modules open, as many as it may"),
+                                {{"caller", caller},
+                                 {"limit", "module_calls_of_caller"},
+                                 {"value", absl::StrCat(kMaxModuleCallsOfCaller)}}),
+                        absl::Milliseconds(100));
+}
+
+}  // namespace
+
+void ModulesService::Start(ModuleMethod method, CallStream& stream) {
+  const absl::StatusOr<std::string> caller =
+      deps_.auth.Identify(stream.context(), stream.context().peer());
+  if (!caller.ok()) {
+    deps_.streams.metrics.AuthFailed(ReasonOf(caller.status()));
+    return Finish(method, stream, "", caller.status());
+  }
+  if (absl::Status room = Enter(*caller); !room.ok()) return Finish(method, stream, *caller, room);
+  threads_.Run([this, method, &stream, caller = *caller] { Serve(method, stream, caller); });
+}
+
+absl::Status ModulesService::Enter(const std::string& caller) {
+  absl::MutexLock lock(&mutex_);
+  if (open_ >= kMaxModuleCalls) return TooManyCalls();
+  int& own = open_of_[caller];
+  if (own >= kMaxModuleCallsOfCaller) return TooManyOfCaller(caller);
+  ++own;
+  ++open_;
+  return absl::OkStatus();
+}
+
+void ModulesService::Leave(const std::string& caller) {
+  absl::MutexLock lock(&mutex_);
+  --open_;
+  auto own = open_of_.find(caller);
+  if (--own->second == 0) open_of_.erase(own);
+}
+
+void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::string& caller) {
+  const absl::Time latest = absl::Now() + deps_.longest;
+  ModuleCall call{
+      stream, caller,
+      CallWait{stream.stop(), std::min(latest, absl::FromChrono(stream.context().deadline()))}};
+  const absl::Status status = deps_.calls.Run(method, call);
+  Leave(caller);
+  Finish(method, stream, caller, status);
+}
+
+void ModulesService::Finish(ModuleMethod method, CallStream& stream, const std::string& caller,
+                            const absl::Status& status) {
+  const std::string reason = ReasonOf(status);
+  deps_.metrics.CallFinished(method, status);
+  Severity severity = Severity::kDebug;
+  if (!status.ok()) severity = Severity::kInfo;
+  if (status.code() == absl::StatusCode::kInternal) severity = Severity::kWarning;
+  if (deps_.log.Writes(severity)) {
+    const std::optional<int64_t> left_out = deps_.log_limit.Take(deps_.streams.clock.Now());
+    if (left_out.has_value()) {
+      deps_.log.Log(severity, "module_call",
+                    {{"method", ModuleMethodName(method)},
+                     {"code", absl::StatusCodeToString(status.code())},
+                     {"reason", reason},
+                     {"message", status.message()},
+                     {"caller", caller},
+                     {"lines_left_out", *left_out}});
+    }
+  }
+  grpc::Status wire = ToGrpcStatus(status);
+  const std::optional<absl::Duration> retry = RetryAfterOf(status);
+  if (retry.has_value()) {
+    stream.context().AddTrailingMetadata("grpc-retry-pushback-ms",
+                                         absl::StrCat(absl::ToInt64Milliseconds(*retry)));
+  }
+  stream.Finish(wire);
+}
+
+UnaryStream* ModulesService::StartUnary(ModuleMethod method, Context* context, const Bytes* request,
+                                        Bytes* reply) {
+  auto* stream = new UnaryStream(deps_.streams, *context, *request, *reply);
+  Start(method, *stream);
+  return stream;
+}
+
+grpc::ServerUnaryReactor* ModulesService::Register(Context* context, const Bytes* request,
+                                                   Bytes* reply) {
+  return StartUnary(ModuleMethod::kRegister, context, request, reply);
+}
+
+grpc::ServerUnaryReactor* ModulesService::GetModule(Context* context, const Bytes* request,
+                                                    Bytes* reply) {
+  return StartUnary(ModuleMethod::kGetModule, context, request, reply);
+}
+
+grpc::ServerUnaryReactor* ModulesService::ListModules(Context* context, const Bytes* request,
+                                                      Bytes* reply) {
+  return StartUnary(ModuleMethod::kListModules, context, request, reply);
+}
+
+grpc::ServerUnaryReactor* ModulesService::Renew(Context* context, const Bytes* request,
+                                                Bytes* reply) {
+  return StartUnary(ModuleMethod::kRenew, context, request, reply);
+}
+
+grpc::ServerUnaryReactor* ModulesService::Release(Context* context, const Bytes* request,
+                                                  Bytes* reply) {
+  return StartUnary(ModuleMethod::kRelease, context, request, reply);
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModulesService::Forward(
+    Context* context) {
+  auto* stream = new BidiStream(deps_.streams, *context);
+  Start(ModuleMethod::kForward, *stream);
+  return stream;
+}
+
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ModulesService::Backward(
+    Context* context) {
+  auto* stream = new BidiStream(deps_.streams, *context);
+  Start(ModuleMethod::kBackward, *stream);
+  return stream;
+}
+
+grpc::ServerUnaryReactor* ModulesService::GradientStats(Context* context, const Bytes* request,
+                                                        Bytes* reply) {
+  return StartUnary(ModuleMethod::kGradientStats, context, request, reply);
+}
+
+grpc::ServerUnaryReactor* ModulesService::Step(Context* context, const Bytes* request,
+                                               Bytes* reply) {
+  return StartUnary(ModuleMethod::kStep, context, request, reply);
+}
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* ModulesService::PutTensors(Context* context,
+                                                                      Bytes* reply) {
+  auto* stream = new ReadStream(deps_.streams, *context, *reply);
+  Start(ModuleMethod::kPutTensors, *stream);
+  return stream;
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* ModulesService::GetTensors(Context* context,
+                                                                       const Bytes* request) {
+  auto* stream = new WriteStream(deps_.streams, *context, *request);
+  Start(ModuleMethod::kGetTensors, *stream);
+  return stream;
+}
+
+}  // namespace attnd

@@ -1,0 +1,86 @@
+// ModulesService: the gRPC methods of attnd.v1.Modules. All take and give raw bytes, so that no
+// tensor passes through protobuf. A call gets a thread of its own while it lives (kMaxModuleCalls;
+// one caller has at most half of them): most of its time is waiting, for its payloads, its turn and
+// its peer. Threads: gRPC's; destroyed after the server has shut down.
+#pragma once
+
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "base/log.h"
+#include "proto/attnd/v1/module.grpc.pb.h"
+#include "server/modules/call_stream.h"
+#include "server/modules/module_calls.h"
+#include "server/modules/module_metrics.h"
+#include "server/rpc/call_log_limit.h"
+#include "server/rpc/transfer_pool.h"
+#include "server/security/auth.h"
+
+namespace attnd {
+
+inline constexpr int kMaxModuleCalls = 64;
+inline constexpr int kMaxModuleCallsOfCaller = kMaxModuleCalls / 2;
+
+using ModulesWithLife =
+    v1::Modules::WithRawCallbackMethod_Register<v1::Modules::WithRawCallbackMethod_GetModule<
+        v1::Modules::WithRawCallbackMethod_ListModules<v1::Modules::WithRawCallbackMethod_Renew<
+            v1::Modules::WithRawCallbackMethod_Release<v1::Modules::Service>>>>>;
+using ModulesServiceBase = v1::Modules::WithRawCallbackMethod_Forward<
+    v1::Modules::WithRawCallbackMethod_Backward<v1::Modules::WithRawCallbackMethod_GradientStats<
+        v1::Modules::WithRawCallbackMethod_Step<v1::Modules::WithRawCallbackMethod_PutTensors<
+            v1::Modules::WithRawCallbackMethod_GetTensors<ModulesWithLife>>>>>>;
+
+class ModulesService final : public ModulesServiceBase {
+ public:
+  // All outlive it.
+  struct Deps {
+    ModuleCalls& calls;
+    StreamDeps streams;
+    const Authenticator& auth;
+    ModuleMetrics& metrics;
+    Logger& log;
+    CallLogLimit& log_limit;
+    absl::Duration longest;  // a call's deadline at most
+  };
+  explicit ModulesService(const Deps& deps) : deps_(deps), threads_(kMaxModuleCalls) {}
+
+  using Context = grpc::CallbackServerContext;
+  using Bytes = grpc::ByteBuffer;
+  grpc::ServerUnaryReactor* Register(Context* context, const Bytes* request, Bytes* reply) override;
+  grpc::ServerUnaryReactor* GetModule(Context* context, const Bytes* request,
+                                      Bytes* reply) override;
+  grpc::ServerUnaryReactor* ListModules(Context* context, const Bytes* request,
+                                        Bytes* reply) override;
+  grpc::ServerUnaryReactor* Renew(Context* context, const Bytes* request, Bytes* reply) override;
+  grpc::ServerUnaryReactor* Release(Context* context, const Bytes* request, Bytes* reply) override;
+  grpc::ServerBidiReactor<Bytes, Bytes>* Forward(Context* context) override;
+  grpc::ServerBidiReactor<Bytes, Bytes>* Backward(Context* context) override;
+  grpc::ServerUnaryReactor* GradientStats(Context* context, const Bytes* request,
+                                          Bytes* reply) override;
+  grpc::ServerUnaryReactor* Step(Context* context, const Bytes* request, Bytes* reply) override;
+  grpc::ServerReadReactor<Bytes>* PutTensors(Context* context, Bytes* reply) override;
+  grpc::ServerWriteReactor<Bytes>* GetTensors(Context* context, const Bytes* request) override;
+
+ private:
+  UnaryStream* StartUnary(ModuleMethod method, Context* context, const Bytes* request,
+                          Bytes* reply);
+  void Start(ModuleMethod method, CallStream& stream);
+  // Refuses a caller that has as many calls as it may.
+  absl::Status Enter(const std::string& caller);
+  void Leave(const std::string& caller);
+  void Serve(ModuleMethod method, CallStream& stream, const std::string& caller);
+  void Finish(ModuleMethod method, CallStream& stream, const std::string& caller,
+              const absl::Status& status);
+
+  const Deps deps_;
+  absl::Mutex mutex_;
+  int open_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<std::string, int> open_of_ ABSL_GUARDED_BY(mutex_);
+  TransferPool threads_;
+};
+
+}  // namespace attnd

@@ -1,0 +1,49 @@
+#include "server/modules/run_forward.h"
+
+#include <utility>
+
+#include "server/call/status_details.h"
+#include "server/modules/module_calls.h"
+#include "server/modules/module_errors.h"
+
+namespace attnd {
+namespace {
+
+absl::Span<const uint8_t> MaskBits(const Payloads& payloads) {
+  const absl::Span<std::byte> bits = payloads[kMaskBitsField];
+  return {reinterpret_cast<const uint8_t*>(bits.data()), bits.size()};
+}
+
+absl::Status OfForward(absl::Status status, const CallWait& wait) {
+  if (status.code() == absl::StatusCode::kUnavailable) return ActivationPressure(status.message());
+  if (status.code() == absl::StatusCode::kCancelled) return wait.Stopped();
+  return Classified(std::move(status));
+}
+
+}  // namespace
+
+std::string ForwardDigest(const v1::ModuleForwardHeader& header) {
+  v1::ModuleForwardHeader of;
+  *of.mutable_rows() = header.rows();
+  of.set_seed(header.seed());
+  of.set_offset(header.offset());
+  return DigestOf(of);
+}
+
+absl::StatusOr<ActivationId> RunForward(ModuleInstance& instance, const CallRows& rows,
+                                        const CallDropout& dropout, bool keep,
+                                        const Payloads& payloads, absl::Span<std::byte> y,
+                                        const CallWait& wait) {
+  absl::StatusOr<ActivationId> done = instance.Forward({.rows = &rows,
+                                                        .dropout = dropout,
+                                                        .x = payloads[kXField],
+                                                        .memory = payloads[kMemoryField],
+                                                        .mask_bits = MaskBits(payloads),
+                                                        .keep = keep,
+                                                        .y = y,
+                                                        .stop = wait.stop});
+  if (!done.ok()) return OfForward(done.status(), wait);
+  return done;
+}
+
+}  // namespace attnd

@@ -1,0 +1,25 @@
+// A Forward on a module's instance, for the call of that name and for a Backward whose activations
+// are gone. Any thread that holds the instance.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "modules/module_engine.h"
+#include "proto/attnd/v1/module.pb.h"
+#include "server/modules/payloads.h"
+#include "server/modules/registered_module.h"
+
+namespace attnd {
+
+// Of what names a micro-batch beside its numbers: rows, seed and offset.
+std::string ForwardDigest(const v1::ModuleForwardHeader& header);
+
+// UNAVAILABLE ACTIVATION_PRESSURE, CANCELLED, DEADLINE_EXCEEDED, or what the engine says.
+absl::StatusOr<ActivationId> RunForward(ModuleInstance& instance, const CallRows& rows,
+                                        const CallDropout& dropout, bool keep,
+                                        const Payloads& payloads, absl::Span<std::byte> y,
+                                        const CallWait& wait);
+
+}  // namespace attnd

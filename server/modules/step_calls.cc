@@ -1,0 +1,146 @@
+// GradientStats and Step of a module.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "modules/field_error.h"
+#include "server/call/status_details.h"
+#include "server/modules/module_calls.h"
+#include "server/modules/module_errors.h"
+
+namespace attnd {
+namespace {
+
+int64_t GroupCount(const OptimizerSpec& optimizer, size_t entries) {
+  int64_t most = 0;
+  for (size_t n = 0; n < entries; ++n) {
+    most = std::max(most, optimizer.GroupOf(static_cast<int64_t>(n)));
+  }
+  return most + 1;
+}
+
+absl::Status CheckGroups(const v1::StepRequest& request, int64_t groups) {
+  const int64_t expected = request.discard() ? 0 : groups;
+  if (request.group_size() != expected) {
+    return WrongField("group", absl::StrCat(expected, " entries"), request.group_size());
+  }
+  for (int n = 0; n < request.group_size(); ++n) {
+    const std::string path = absl::StrCat("group[", n, "].");
+    RETURN_IF_ERROR(FieldIsFinite(path + "learning_rate", request.group(n).learning_rate()));
+    RETURN_IF_ERROR(FieldIsFinite(path + "weight_decay", request.group(n).weight_decay()));
+  }
+  return absl::OkStatus();
+}
+
+// What the module does not depend on.
+absl::Status CheckRequest(const v1::StepRequest& request, const ModuleDescription& module) {
+  if (module.optimizer.kind == OptimizerKind::kNone && !request.discard()) {
+    return WrongField("discard", "true without an optimizer", "false");
+  }
+  RETURN_IF_ERROR(
+      CheckGroups(request, GroupCount(module.optimizer, module.table.entries().size())));
+  RETURN_IF_ERROR(FieldIsFinite("multiplier", request.multiplier()));
+  if (std::isfinite(request.max_norm()) && request.max_norm() >= 0) return absl::OkStatus();
+  return WrongField("max_norm", "a finite number, 0 or above", request.max_norm());
+}
+
+StepOutcome OutcomeOf(const v1::StepResponse& response) {
+  if (response.replayed()) return StepOutcome::kReplayed;
+  return response.applied() ? StepOutcome::kApplied : StepOutcome::kSkipped;
+}
+
+}  // namespace
+
+absl::Status ModuleCalls::GradientStatsOf(ModuleCall& call) {
+  v1::GradientStatsRequest request;
+  RETURN_IF_ERROR(ReadRequest(call.stream, request));
+  ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
+  v1::GradientStatsResponse response;
+  {
+    ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(request.sequence(), call.wait));
+    RETURN_IF_ERROR(hold.CheckGradient(request.micro_batches()));
+    ASSIGN_OR_RETURN(const ComputeTurns::Turn turn, TakeDevice(call));
+    const absl::StatusOr<GradientStats> stats = hold.instance().Stats();
+    if (!stats.ok()) return Classified(stats.status());
+    response.set_squared_norm(stats->squared_norm);
+    response.set_finite(stats->is_finite);
+  }
+  return Reply(call.stream, response);
+}
+
+// Once begun a step is not stopped: its caller learns from the same request what became of it.
+absl::StatusOr<v1::StepResponse> ModuleCalls::Apply(RegisteredModule::Hold& hold,
+                                                    const v1::StepRequest& request) {
+  v1::StepResponse response;
+  response.set_finite(true);
+  response.set_sequence(request.sequence() + 1);
+  if (request.discard()) {
+    RETURN_IF_ERROR(hold.instance().ClearGradients());
+  } else {
+    std::vector<GroupRates> groups;
+    for (const v1::GroupValues& group : request.group()) {
+      groups.push_back({group.learning_rate(), group.weight_decay()});
+    }
+    ASSIGN_OR_RETURN(
+        const StepResult result,
+        hold.instance().Step({.groups = groups,
+                              .multiplier = request.multiplier() == 0 ? 1 : request.multiplier(),
+                              .max_norm = request.max_norm(),
+                              .skip_unless_finite = request.skip_unless_finite()}));
+    response.set_applied(result.applied);
+    response.set_squared_norm(result.stats.squared_norm);
+    response.set_finite(result.stats.is_finite);
+  }
+  response.set_optimizer_step(static_cast<uint64_t>(hold.instance().optimizer_step()));
+  return response;
+}
+
+absl::Status ModuleCalls::Step(ModuleCall& call) {
+  v1::StepRequest request;
+  RETURN_IF_ERROR(ReadRequest(call.stream, request));
+  ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
+  if (absl::Status status = CheckRequest(request, module->description()); !status.ok()) {
+    return Classified(std::move(status));
+  }
+  auto refused = [&](absl::Status status) {
+    deps_.metrics.Stepped(StepOutcome::kRefused);
+    return status;
+  };
+  v1::StepResponse response;
+  {
+    request.clear_token();  // another one after a restart
+    std::string digest = DigestOf(request);
+    absl::StatusOr<RegisteredModule::ChangeTurn> change =
+        module->TakeChange(request.sequence(), digest, call.wait);
+    if (!change.ok()) return refused(change.status());
+    if (change->hold.has_value()) {
+      RegisteredModule::Hold& hold = *change->hold;
+      if (!request.discard()) {
+        absl::Status complete = hold.CheckGradient(request.micro_batches());
+        if (!complete.ok()) return refused(std::move(complete));
+        RETURN_IF_ERROR(module->CheckWeights());
+      }
+      ASSIGN_OR_RETURN(const ComputeTurns::Turn turn, TakeDevice(call));
+      absl::StatusOr<v1::StepResponse> applied = Apply(hold, request);
+      if (!applied.ok()) {
+        hold.Fail();
+        return Classified(applied.status());
+      }
+      response = *std::move(applied);
+      hold.Changed(std::move(digest), response.SerializeAsString());
+      Keep(hold);
+    } else {
+      if (!response.ParseFromString(change->reply)) return StepConflict(request.sequence());
+      response.set_replayed(true);
+    }
+  }
+  response.set_durable_sequence(module->durable_sequence());
+  deps_.metrics.Stepped(OutcomeOf(response));
+  return Reply(call.stream, response);
+}
+
+}  // namespace attnd

@@ -1,0 +1,295 @@
+// PutTensors and GetTensors of a module. Either copies the tensors beside the module, in memory of
+// the caller's share, so that a put counts whole and a get shows one state.
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "proto/attnd/v1/chunk_framing.h"
+#include "server/call/status_details.h"
+#include "server/modules/module_calls.h"
+#include "server/modules/module_errors.h"
+#include "server/modules/running_digest.h"
+#include "server/modules/tensor_copy.h"
+#include "server/rpc/chunk_sequence.h"
+#include "server/wire/decode_small.h"
+
+namespace attnd {
+namespace {
+
+using Put = v1::PutTensorsRequest;
+
+constexpr uint32_t kMaxShards = 64;
+
+// Reads what follows the header of a PutTensors.
+class PutReader {
+ public:
+  PutReader(RegisteredModule& module, ModuleMemory& memory, CallStream& stream,
+            v1::PutTensorsHeader header)
+      : module_(module), memory_(memory), stream_(stream) {
+    header.clear_token();  // another one after a restart
+    digest_.Add(DigestOf(header));
+  }
+
+  absl::Status ReadAll() {
+    for (grpc::ByteBuffer buffer; stream_.Read(buffer);) {
+      const MessageBytes message(buffer);
+      ASSIGN_OR_RETURN(const MessagePart part, PartOf(message, *Put::descriptor()));
+      if (committed_) {
+        return FieldError(reason::kChunkOrder, "part", "half-close after commit", "another part");
+      }
+      RETURN_IF_ERROR(Take(message, part));
+    }
+    RETURN_IF_ERROR(stream_.Broken());
+    if (committed_) return absl::OkStatus();
+    return FieldError(reason::kChunkOrder, "commit", "a commit before half-close", "none");
+  }
+
+  std::vector<TensorCopy>& tensors() { return tensors_; }
+  const v1::PutTensorsCommit& commit() const { return commit_; }
+  std::string digest() { return digest_.Final(); }
+
+ private:
+  absl::Status Take(const MessageBytes& message, const MessagePart& part) {
+    if (part.field == Put::kChunkFieldNumber) return TakeChunk(message, part.range);
+    RETURN_IF_ERROR(EndTensor());
+    if (part.field == Put::kTensorFieldNumber) return TakeTensor(message, part.range);
+    if (part.field != Put::kCommitFieldNumber) {
+      return FieldError(reason::kChunkOrder, "header", "one header", "two");
+    }
+    committed_ = true;
+    RETURN_IF_ERROR(DecodePart(message, part.range, "commit", kMaxModuleString, commit_));
+    digest_.Add(DigestOf(commit_));
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeTensor(const MessageBytes& message, ByteRange range) {
+    v1::TensorHeader header;
+    RETURN_IF_ERROR(DecodePart(message, range, "tensor", kMaxModuleString, header));
+    ASSIGN_OR_RETURN(TensorCopy tensor, TensorCopy::Make(header, module_, memory_));
+    if (!names_.emplace(tensor.entry, tensor.role).second) {
+      return FieldError(reason::kBadField, "tensor.name", "each tensor once", header.name());
+    }
+    digest_.Add(DigestOf(header));
+    expected_ = header.digest();
+    received_ = 0;
+    tensors_.push_back(std::move(tensor));
+    return absl::OkStatus();
+  }
+
+  absl::Status TakeChunk(const MessageBytes& message, ByteRange range) {
+    ASSIGN_OR_RETURN(const ChunkPart chunk, ChunkOf(message, range));
+    if (tensors_.empty()) {
+      return FieldError(reason::kChunkOrder, "chunk", "a tensor before its chunks", "a chunk");
+    }
+    TensorCopy& tensor = tensors_.back();
+    if (chunk.tensor != 0) {
+      return FieldError(reason::kBadField, "chunk.tensor", "0", absl::StrCat(chunk.tensor));
+    }
+    if (chunk.offset != static_cast<uint64_t>(received_)) {
+      return FieldError(reason::kChunkOrder, "chunk.offset", absl::StrCat(received_),
+                        absl::StrCat(chunk.offset));
+    }
+    const int64_t most = std::min(kMaxChunkBytes, tensor.size() - received_);
+    if (chunk.data.size < 1 || chunk.data.size > most) {
+      return FieldError(reason::kBadField, "chunk.data", absl::StrCat("1..", most, " bytes"),
+                        absl::StrCat(chunk.data.size));
+    }
+    message.ForEachPiece(chunk.data, [&](absl::Span<const uint8_t> bytes) {
+      std::copy(bytes.begin(), bytes.end(), reinterpret_cast<uint8_t*>(tensor.bytes()) + received_);
+      received_ += static_cast<int64_t>(bytes.size());
+    });
+    return absl::OkStatus();
+  }
+
+  // Of the tensor before, which is whole now, or should be.
+  absl::Status EndTensor() {
+    if (tensors_.empty()) return absl::OkStatus();
+    const TensorCopy& tensor = tensors_.back();
+    if (received_ != tensor.size()) {
+      return FieldError(reason::kChunkOrder, "chunk", absl::StrCat(tensor.size(), " bytes"),
+                        absl::StrCat(received_));
+    }
+    const std::string digest = tensor.Digest();
+    if (!expected_.empty() && expected_ != digest) {
+      return FieldError(reason::kDigestMismatch, "tensor.digest", "the SHA-256 of its bytes",
+                        "another");
+    }
+    digest_.Add(digest);
+    return absl::OkStatus();
+  }
+
+  RegisteredModule& module_;
+  ModuleMemory& memory_;
+  CallStream& stream_;
+  std::vector<TensorCopy> tensors_;
+  std::set<std::pair<int64_t, TensorRole>> names_;  // of tensors_
+  int64_t received_ = 0;                            // of the last tensor
+  std::string expected_;                            // its digest; empty: not told
+  bool committed_ = false;
+  v1::PutTensorsCommit commit_;
+  RunningDigest digest_;
+};
+
+// With these put no weight is missing.
+absl::Status CheckComplete(const RegisteredModule& module, const std::vector<TensorCopy>& tensors) {
+  std::vector<bool> put(module.description().table.entries().size(), false);
+  for (const TensorCopy& tensor : tensors) {
+    if (tensor.role == TensorRole::kWeight) put[tensor.entry] = true;
+  }
+  return module.CheckWeights(put);
+}
+
+absl::Status PutAll(RegisteredModule::Hold& hold, const std::vector<TensorCopy>& tensors,
+                    const v1::PutTensorsCommit& commit) {
+  ModuleInstance& instance = hold.instance();
+  RETURN_IF_ERROR(instance.ClearGradients());
+  for (const TensorCopy& tensor : tensors) {
+    RETURN_IF_ERROR(instance.Put(tensor.entry, tensor.role, tensor.element,
+                                 {tensor.bytes(), static_cast<size_t>(tensor.size())}));
+    if (tensor.role == TensorRole::kWeight) hold.WasPut(tensor.entry);
+  }
+  if (commit.has_optimizer_step()) {
+    instance.SetOptimizerStep(static_cast<int64_t>(commit.optimizer_step()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCommit(const v1::PutTensorsCommit& commit) {
+  constexpr uint64_t kMost = uint64_t{1} << 53;  // exact in float64
+  if (commit.optimizer_step() <= kMost) return absl::OkStatus();
+  return FieldError(reason::kBadField, "commit.optimizer_step", absl::StrCat("0..", kMost),
+                    absl::StrCat(commit.optimizer_step()));
+}
+
+}  // namespace
+
+absl::Status ModuleCalls::PutTensors(ModuleCall& call) {
+  v1::PutTensorsHeader header;
+  RETURN_IF_ERROR(ReadHeader(call.stream, *Put::descriptor(), header));
+  RETURN_IF_ERROR(CheckNotDraining());
+  ASSIGN_OR_RETURN(const Module module, deps_.table.Find(header.token(), call.caller));
+  RETURN_IF_ERROR(module->CheckChange(header.sequence()));
+  PutReader reader(*module, deps_.table.memory(), call.stream, header);
+  RETURN_IF_ERROR(reader.ReadAll());
+  RETURN_IF_ERROR(CheckCommit(reader.commit()));
+  v1::PutTensorsResponse response;
+  {
+    std::string digest = reader.digest();
+    ASSIGN_OR_RETURN(RegisteredModule::ChangeTurn change,
+                     module->TakeChange(header.sequence(), digest, call.wait));
+    if (change.hold.has_value()) {
+      if (reader.commit().complete()) RETURN_IF_ERROR(CheckComplete(*module, reader.tensors()));
+      ASSIGN_OR_RETURN(const ComputeTurns::Turn turn, TakeDevice(call));
+      absl::Status put = PutAll(*change.hold, reader.tensors(), reader.commit());
+      if (!put.ok()) {
+        change.hold->Fail();
+        return Classified(std::move(put));
+      }
+      change.hold->Changed(std::move(digest), "");
+      Keep(*change.hold);
+    } else {
+      response.set_replayed(true);
+    }
+  }
+  *response.mutable_status() = module->Status();
+  return Reply(call.stream, response);
+}
+
+namespace {
+
+absl::Status CheckGet(const v1::GetTensorsRequest& request, const WeightTable& table) {
+  if (request.shards() > kMaxShards) {
+    return FieldError(reason::kBadField, "shards", absl::StrCat("0..", kMaxShards),
+                      absl::StrCat(request.shards()));
+  }
+  if (request.shard() >= std::max(request.shards(), 1u)) {
+    return FieldError(reason::kBadField, "shard", "less than shards",
+                      absl::StrCat(request.shard()));
+  }
+  for (int n = 0; n < request.name_size(); ++n) {
+    if (table.Find(request.name(n)) != nullptr) continue;
+    return FieldError(reason::kBadField, absl::StrCat("name[", n, "]"),
+                      "the name of one of the module's parameters", request.name(n));
+  }
+  return absl::OkStatus();
+}
+
+// Tensors go to the shard that has the fewest bytes yet, the first of them.
+absl::StatusOr<std::vector<v1::TensorHeader>> Wanted(const v1::GetTensorsRequest& request,
+                                                     const ModuleDescription& module) {
+  RETURN_IF_ERROR(CheckGet(request, module.table));
+  std::vector<int> kinds(request.kind().begin(), request.kind().end());
+  if (kinds.empty()) kinds = {v1::TENSOR_KIND_WEIGHT};
+  const std::set<std::string> names(request.name().begin(), request.name().end());
+  std::vector<int64_t> dealt(std::max(request.shards(), 1u), 0);
+  std::vector<v1::TensorHeader> wanted;
+  for (const int kind : kinds) {
+    ASSIGN_OR_RETURN(const TensorRole role, DecodeTensorKind(static_cast<v1::TensorKind>(kind)));
+    for (const WeightEntry& entry : module.table.entries()) {
+      const bool named = names.empty() || names.contains(entry.name);
+      if (!named || !HasTensor(module, entry, role)) continue;
+      const auto shard = std::min_element(dealt.begin(), dealt.end());
+      *shard += entry.elements;
+      if (shard - dealt.begin() != static_cast<int64_t>(request.shard())) continue;
+      wanted.push_back(HeaderOf(module, entry, role, request.element()));
+    }
+  }
+  return wanted;
+}
+
+absl::Status SendTensor(CallStream& stream, const v1::TensorHeader& header,
+                        const TensorCopy& tensor) {
+  v1::GetTensorsResponse message;
+  *message.mutable_tensor() = header;
+  message.mutable_tensor()->set_digest(tensor.Digest());
+  RETURN_IF_ERROR(Reply(stream, message));
+  for (int64_t at = 0; at < tensor.size(); at += kChunkBytes) {
+    const int64_t bytes = std::min(kChunkBytes, tensor.size() - at);
+    v1::PayloadChunk& chunk = *message.mutable_chunk();
+    chunk.set_offset(static_cast<uint64_t>(at));
+    chunk.set_data(tensor.bytes() + at, static_cast<size_t>(bytes));
+    RETURN_IF_ERROR(Reply(stream, message));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
+  v1::GetTensorsRequest request;
+  RETURN_IF_ERROR(ReadRequest(call.stream, request));
+  ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
+  ASSIGN_OR_RETURN(const std::vector<v1::TensorHeader> wanted,
+                   Wanted(request, module->description()));
+  std::optional<uint64_t> sequence;
+  if (request.has_sequence()) sequence = request.sequence();
+  RETURN_IF_ERROR(module->CheckSequence(sequence));
+  std::vector<TensorCopy> tensors;
+  for (const v1::TensorHeader& header : wanted) {
+    ASSIGN_OR_RETURN(TensorCopy tensor, TensorCopy::Make(header, *module, deps_.table.memory()));
+    tensors.push_back(std::move(tensor));
+  }
+  v1::GetTensorsResponse first;
+  {
+    ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(sequence, call.wait));
+    ASSIGN_OR_RETURN(const ComputeTurns::Turn turn, TakeDevice(call));
+    for (TensorCopy& tensor : tensors) {
+      absl::Status got = hold.instance().Get(tensor.entry, tensor.role, tensor.element,
+                                             {tensor.bytes(), static_cast<size_t>(tensor.size())});
+      if (!got.ok()) return Classified(std::move(got));
+    }
+    *first.mutable_status() = module->Status();
+  }
+  RETURN_IF_ERROR(Reply(call.stream, first));
+  for (size_t n = 0; n < tensors.size(); ++n) {
+    RETURN_IF_ERROR(SendTensor(call.stream, wanted[n], tensors[n]));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace attnd

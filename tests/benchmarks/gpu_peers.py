@@ -1,0 +1,245 @@
+"""The cuda engine against PyTorch's attention on the same GPU: cuDNN, flash, unfused eager and, under masks,
+FlexAttention.
+
+Every figure is the time of kernels alone, the median of several runs after a rest: attnd's as its engine reports it,
+of all kernels of a call, the others' by CUDA events. They take turns, cell by cell. Before a cell is timed, attnd's
+results are compared with the peers' (without dropout; with it each draws its own, and the conformance tests check
+attnd's). FLOPs are 4·B·H·N²·D forward and 10·B·H·N²·D backward, half of it if causal; B·N = --tokens, H·D = --hidden.
+Masks count milliseconds. Rows stand in the order of attnd's speed over that of the best peer, losses first.
+
+Needs: torch with CUDA, and bazel build //tests/benchmarks:libattention.so.
+Run:   python3 tests/benchmarks/gpu_peers.py [--lengths 2048 4096] [--dropouts 0] [--masks] [--json F] [--plot F] ...
+"""
+import argparse
+import ctypes
+import json
+import math
+import statistics
+import sys
+import time
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from cpu_against_pytorch import ELEMENTS, LIBRARY, BenchmarkProblem, Engine
+from cpu_masks_against_pytorch import by_name
+
+sdpa = torch.nn.functional.scaled_dot_product_attention
+REST = 0.2  # seconds before each measurement: boost clocks fall under load
+SEVEN = ("causal", "window 256", "band", "longformer", "bigbird", "strided 64", "document")
+
+
+def median_ms(function, repeats):
+    """Of kernels on the current stream."""
+    torch.cuda.synchronize()
+    time.sleep(REST)
+    for _ in range(2):
+        function()
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for begin, end in marks:
+        begin.record()
+        function()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in marks)
+
+
+def distance(a, b):
+    """Relative, in the Frobenius norm."""
+    a, b = a.detach().cpu().float(), b.detach().cpu().float()
+    return ((a - b).norm() / b.norm()).item()
+
+
+class Cell:
+    """One shape on both sides: device tensors for the peers, the same numbers in host memory for attnd."""
+
+    def __init__(self, args, length, dim, causal, dropout):
+        self.args, self.length, self.dim, self.causal, self.dropout = args, length, dim, causal, dropout
+        number, self.dtype = ELEMENTS[args.element]
+        batch, heads = max(1, args.tokens // length), args.hidden // dim
+        shape = (batch, heads, length, dim)
+        torch.manual_seed(length + dim)
+        self.device = [torch.randn(shape, device="cuda", dtype=self.dtype) for _ in range(4)]
+        self.host = [t.cpu() for t in self.device]
+        self.out, *self.slopes = [torch.zeros_like(self.host[0]) for _ in range(4)]
+        self.lse = torch.zeros(shape[:3])
+        self.problem = BenchmarkProblem(batch, heads, heads, length, length, dim, number, int(causal),
+                                        round(256 * dropout), 0)
+        self.flops = 4 * batch * heads * length * length * dim * (0.5 if causal else 1)
+
+    def leaves(self):
+        return [t.clone().requires_grad_() for t in self.device[:3]]
+
+    def forward(self, engine):
+        engine.call("forward", self.problem, *self.host[:3], self.out, self.lse)
+        return engine.kernel()
+
+    def backward(self, engine):
+        engine.call("backward", self.problem, *self.host[:3], self.out, self.lse, self.host[3], *self.slopes)
+        return engine.kernel()
+
+    def ours(self, engine, what):
+        """(kernels' names, median ms)"""
+        self.problem.nondeterministic = int(what == "backward, atomics")
+        call = self.forward if what == "forward" else self.backward
+        call(engine)
+        times = []
+        for _ in range(self.args.repeats):
+            time.sleep(REST / 4)
+            kernel, spent = call(engine)
+            times.append(spent * 1e3)
+        return kernel, statistics.median(times)
+
+    def peer(self, function):
+        """{forward, backward: ms} of function(q, k, v), and how far its results are from attnd's last ones."""
+        leaves = self.leaves()
+        out = function(*leaves)
+        slopes = torch.autograd.grad(out, leaves, self.device[3], retain_graph=True)
+        apart = max(map(distance, [out, *slopes], [self.out, *self.slopes]))
+        with torch.no_grad():
+            forward = median_ms(lambda: function(*leaves), self.args.repeats)
+        backward = median_ms(lambda: torch.autograd.grad(out, leaves, self.device[3], retain_graph=True),
+                             self.args.repeats)
+        return {"forward": forward, "backward": backward, "apart": apart}
+
+
+def eager(cell):
+    """matmul, softmax, dropout, matmul."""
+    hidden = torch.full((cell.length, cell.length), -math.inf, device="cuda", dtype=cell.dtype).triu(1)
+
+    def run(q, k, v):
+        scores = q @ k.transpose(-1, -2) * cell.dim**-0.5
+        if cell.causal:
+            scores = scores + hidden
+        return torch.dropout(torch.softmax(scores, -1), cell.dropout, True) @ v
+
+    return run
+
+
+def fused(cell, backend):
+    def run(q, k, v):
+        with sdpa_kernel(backend):
+            return sdpa(q, k, v, is_causal=cell.causal, dropout_p=cell.dropout)
+    return run
+
+
+def dense_peers(cell):
+    return {"cudnn": fused(cell, SDPBackend.CUDNN_ATTENTION), "flash": fused(cell, SDPBackend.FLASH_ATTENTION),
+            "eager": eager(cell)}
+
+
+def mask_peers(mask):
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    length, there = mask.shape[0], mask.cuda()
+    block_mask = create_block_mask(lambda b, h, i, j: there[i, j], None, None, length, length, device="cuda")
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return {"flex": lambda q, k, v: compiled(q, k, v, block_mask=block_mask)}
+
+
+def measure(cell, engine, peers, name):
+    """A row for each direction."""
+    cell.forward(engine)
+    cell.backward(engine)
+    theirs = {}
+    for peer, function in peers.items():
+        try:
+            theirs[peer] = cell.peer(function)
+        except (torch.cuda.OutOfMemoryError, RuntimeError) as error:
+            print(f"{name}: {peer}: {str(error).splitlines()[0][:90]}", file=sys.stderr)
+        torch.cuda.empty_cache()
+    apart = max((t["apart"] for t in theirs.values()), default=math.nan)
+    if cell.dropout == 0 and apart > cell.args.tolerance:
+        raise RuntimeError(f"{name}: results are {apart:.1e} apart")
+    for what in ("forward", "backward", "backward, atomics"):
+        kernel, ms = cell.ours(engine, what)
+        of = {peer: t[what.split(",")[0]] for peer, t in theirs.items()}
+        best = min((t for peer, t in of.items() if peer != "eager"), default=math.nan)
+        yield {"cell": name, "N": cell.length, "D": cell.dim, "causal": cell.causal, "dropout": cell.dropout,
+               "what": what, "kernel": kernel, "ms": ms, "peers": of, "ratio": best / ms, "apart": apart,
+               "flops": cell.flops * (1 if what == "forward" else 2.5)}
+
+
+def cells(args):
+    """(cell, its mask as bool [N, N] or None, name)"""
+    for dim in args.dims:
+        for length in args.lengths:
+            if args.masks:
+                for name, mask in by_name(length).items():
+                    if name in SEVEN:
+                        yield Cell(args, length, dim, False, 0.0), mask, name
+                continue
+            for causal in (False, True):
+                for dropout in args.dropouts:
+                    yield Cell(args, length, dim, causal, dropout), None, "causal" if causal else "full"
+
+
+def run(args, engine):
+    for cell, mask, name in cells(args):
+        bits = None if mask is None else np.packbits(mask.numpy(), axis=1, bitorder="little")
+        pointer = None if mask is None else ctypes.c_void_p(bits.ctypes.data)
+        if engine.library.attnd_benchmark_mask(engine.handle, ctypes.byref(cell.problem), pointer, 0) != 0:
+            raise RuntimeError("attnd_benchmark_mask failed")
+        for row in measure(cell, engine, dense_peers(cell) if mask is None else mask_peers(mask), name):
+            print(line(row, args.masks), flush=True)
+            yield row
+
+
+def line(row, masks):
+    def speed(ms):
+        return f"{ms:.3f} ms" if masks else f"{row['flops'] / ms / 1e9:.0f}"
+    peers = ", ".join(f"{peer} {speed(ms)}" for peer, ms in row["peers"].items())
+    return (f"| {row['ratio']:.2f} | {row['what']} | D {row['D']} | N {row['N']} | {row['cell']} | {row['dropout']} | "
+            f"{speed(row['ms'])} | {peers} |")
+
+
+def plot(rows, path):
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
+    for axis, direction in zip(axes, ("forward", "backward")):
+        for dim in sorted({row["D"] for row in rows}):
+            for cell in sorted({row["cell"] for row in rows}):
+                of = sorted((row["N"], row["ratio"]) for row in rows
+                            if (row["what"], row["D"], row["cell"], row["dropout"]) == (direction, dim, cell, 0.0))
+                axis.plot(*zip(*of), marker="o", label=f"D {dim}, {cell}") if of else None
+        axis.axhline(1, color="gray", linewidth=0.8)
+        axis.set(title=direction, xlabel="N", xscale="log", ylabel="speed over the best peer's")
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--dropouts", type=float, nargs="+", default=[0.0, 0.1])
+    parser.add_argument("--element", choices=ELEMENTS, default="float16")
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--masks", action="store_true", help="seven masks against FlexAttention instead")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--tolerance", type=float, default=5e-3, help="relative, between results")
+    parser.add_argument("--library", default=LIBRARY)
+    parser.add_argument("--json", help="where to write all rows")
+    parser.add_argument("--plot", help="where to draw the ratios (matplotlib)")
+    args = parser.parse_args()
+    engine = Engine(args.library, 0, "cuda")
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, attnd {engine.architecture()}, {args.element}")
+    rows = list(run(args, engine))
+    print("\n| of the best peer | what | head_dim | length | mask | dropout | attnd | peers |\n|" + "---|" * 8)
+    for row in sorted(rows, key=lambda row: row["ratio"]):
+        print(line(row, args.masks))
+    ratios = [row["ratio"] for row in rows if row["ratio"] > 0]
+    print(f"geometric mean {math.exp(statistics.fmean(map(math.log, ratios))):.3f}, worst {min(ratios):.3f}")
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(rows, file, indent=1)
+    if args.plot:
+        plot(rows, args.plot)
+
+
+if __name__ == "__main__":
+    main()

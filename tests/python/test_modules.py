@@ -1,0 +1,241 @@
+"""attnd.register: a stack of layers on a daemon, from NumPy."""
+import contextlib
+import socket
+import threading
+
+import numpy as np
+import pytest
+from conftest import Daemon
+
+import attnd
+from attnd.modules import Heads, Layout, Module
+
+
+def small_layout(width=16, layers=2):
+    layout = Layout(width)
+    block = layout.block()
+    packed = block.linear(0, block.parameter("in.weight", 3 * width, width), block.parameter("in.bias", 3 * width))
+    q, k, v = [Heads(packed, 2, width // 2, n * width) for n in range(3)]
+    made = block.linear(block.attention(q, k, v, causal=True), block.parameter("out.weight", width, width))
+    block.norm(block.add(0, made), "layer", block.parameter("norm.weight", width), block.parameter("norm.bias", width))
+    for n in range(layers):
+        layout.layer(block, f"{n}.")
+    return layout
+
+
+@pytest.fixture
+def made(client, rng, request):
+    name = "".join(c if c.isalnum() else "." for c in request.node.name)
+    module = attnd.register(small_layout(), client, name=name, optimizer=attnd.AdamW(), max_rows=64, kept_rows=128)
+    yield module
+    module.release()
+
+
+def draw(module, rng):
+    weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in module.layout.parameters}
+    module.put(weights)
+    return weights
+
+
+def test_weights_come_back_as_they_were_put(made, rng):
+    weights = draw(made, rng)
+    found = made.get()
+    assert set(found) == set(weights) and made.sequence == 1
+    for name, array in weights.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_gradient_is_the_difference_quotients(made, rng):
+    weights = draw(made, rng)
+    x, dy = np.float32(rng.normal(size=(2, 5, 16))), np.float32(rng.normal(size=(2, 5, 16)))
+    y, act = made.forward(x, keep=True)
+    dx = made.backward(dy, act)
+    gradient = made.get(["1.out.weight"], kind="gradient")["1.out.weight"]
+    direction = np.float32(rng.normal(size=(16, 16)))
+    made.discard()
+    values = []
+    for sign in (1, -1):
+        made.put({"1.out.weight": weights["1.out.weight"] + np.float32(sign * 1e-2) * direction})
+        values.append(np.vdot(np.float64(made.forward(x)), dy))
+    np.testing.assert_allclose(np.vdot(gradient, direction), (values[0] - values[1]) / 2e-2, rtol=2e-2, atol=2e-3)
+    assert dx.shape == x.shape and np.isfinite(dx).all() and y.dtype == np.float32
+
+
+def test_micro_batches_add_up_and_steps_count(made, rng):
+    draw(made, rng)
+    x, dy = np.float32(rng.normal(size=(2, 4, 5, 16)))[:, :2], np.float32(rng.normal(size=(2, 2, 5, 16)))
+    for n in range(2):
+        made.backward(dy[n], made.forward(x[n], keep=True)[1])
+    assert made.micro_batches == 2
+    squared, finite = made.gradient_stats()
+    result = made.step(lr=1e-3, weight_decay=0.1)
+    assert finite and result.applied and result.optimizer_step == 1 and made.micro_batches == 0
+    np.testing.assert_allclose(result.norm ** 2, squared, rtol=1e-12)
+    assert made.sequence == result.sequence == 2
+
+
+def test_discard_changes_nothing_but_the_sequence(made, rng):
+    weights = draw(made, rng)
+    made.backward(np.ones((1, 5, 16), np.float32), made.forward(np.ones((1, 5, 16), np.float32), keep=True)[1])
+    assert not made.discard().applied and made.sequence == 2
+    np.testing.assert_array_equal(made.get()["0.in.weight"], weights["0.in.weight"])
+
+
+def test_plan_and_status_say_what_is_held(made):
+    status = made.status()
+    assert int(made.plan["weight_bytes"]) > 0 and not status["weights_complete"] and int(status["sequence"]) == 0
+
+
+def test_lengths_and_masks_hide_the_same_keys(made, rng):
+    draw(made, rng)
+    x = np.float32(rng.normal(size=(2, 5, 16)))
+    keys = np.arange(5) < np.array([3, 5])[:, None]
+    by_length = made.forward(x, kv_lengths=[3, 5])
+    by_mask = made.forward(x, mask=keys[:, None, None, :])
+    np.testing.assert_allclose(by_length, by_mask, rtol=0, atol=1e-6)
+    assert np.abs(by_length - made.forward(x))[0].max() > 1e-4
+
+
+WRONG = {
+    "width": (lambda m: m.forward(np.ones((1, 4, 8), np.float32)), attnd.InvalidArgument, "x: expected"),
+    "rows": (lambda m: [m.put({p.name: np.zeros(p.shape, np.float32) for p in m.layout.parameters}),
+                        m.forward(np.ones((1, 65, 16), np.float32))], attnd.AttndError, "rows"),
+    "name": (lambda m: m.put({"2.in.weight": np.ones((48, 16), np.float32)}), attnd.InvalidArgument, "name: expected"),
+    "shape": (lambda m: m.put({"0.in.weight": np.ones((4, 16), np.float32)}), attnd.InvalidArgument, "0.in.weight"),
+    "incomplete": (lambda m: m.forward(np.ones((1, 4, 16), np.float32)), attnd.FailedPrecondition, ""),
+    "kind": (lambda m: m.get(kind="momentum"), attnd.InvalidArgument, "kind: expected"),
+    "other layout": (lambda m: attnd.register(small_layout(layers=1), m.client, name=m.registration.name),
+                     attnd.FailedPrecondition, ""),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_calls_are_told(made, name):
+    call, kind, told = WRONG[name]
+    with pytest.raises(kind, match=told):
+        call(made)
+
+
+def train(module, xs, dys, steps, between=lambda step: None):
+    for step in range(steps):
+        for n in range(2):
+            module.backward(dys[step, n], module.forward(xs[step, n], keep=True)[1])
+            between(step)
+        module.step(lr=1e-3, weight_decay=0.1)
+    return module.get()
+
+
+def test_killed_and_restarted_daemon_gives_the_same_bits(own_daemon, daemon, rng):
+    xs, dys = np.float32(rng.normal(size=(2, 6, 2, 2, 5, 16)))
+    weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
+    found = []
+    for where in (daemon, own_daemon):
+        with attnd.connect(where.address, wait_for_ready=True, timeout=60) as client:
+            module = attnd.register(small_layout(), client, name="killed", optimizer=attnd.AdamW(), max_rows=64)
+            module.put(weights)
+
+            def kill(step):
+                if where is own_daemon and step in (1, 4):
+                    own_daemon.kill()
+                    own_daemon.start()
+            found.append(train(module, xs, dys, 6, kill))
+            assert isinstance(module, Module) and module.sequence == 7
+            module.release()
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)
+
+
+def test_state_beyond_the_log_is_lost(own_daemon, rng):
+    with attnd.connect(own_daemon.address, wait_for_ready=True, timeout=60) as client:
+        module = attnd.register(small_layout(), client, name="lost", optimizer=attnd.AdamW(), max_rows=64, replay_mib=0)
+        draw(module, rng)
+        own_daemon.kill()
+        own_daemon.start()
+        with pytest.raises(attnd.FailedPrecondition) as error:
+            module.forward(np.ones((1, 4, 16), np.float32))
+        assert error.value.reason == "STATE_LOST"
+
+
+class CuttingProxy:
+    """Forwards TCP to a daemon and cuts each connection after a random number of the daemon's bytes, so that replies are
+    lost of calls that were done."""
+
+    def __init__(self, address, rng, most=6000):
+        host, port = address.split(":")
+        self._to, self._rng, self._most, self.cuts, self.cutting = (host, int(port)), rng, most, 0, True
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                here, _ = self._listener.accept()
+            except OSError:
+                return
+            there = socket.create_connection(self._to)
+            left = int(self._rng.integers(1500, self._most)) if self.cutting else None
+            threading.Thread(target=self._copy, args=(here, there, None), daemon=True).start()
+            threading.Thread(target=self._copy, args=(there, here, left), daemon=True).start()
+
+    def _copy(self, source, sink, left):
+        try:
+            while left is None or left > 0:
+                data = source.recv(65536 if left is None else min(left, 65536))
+                if not data:
+                    break
+                sink.sendall(data)
+                left = None if left is None else left - len(data)
+            self.cuts += left == 0
+        except OSError:
+            pass
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self._listener.close()
+
+
+def test_each_call_counts_once_however_often_its_reply_is_lost(daemon, rng):
+    xs, dys = np.float32(rng.normal(size=(2, 8, 2, 2, 5, 16)))
+    weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
+    proxy, found = CuttingProxy(daemon.address, rng), []
+
+    def rest(step):
+        proxy.cutting = not (found and step == 7)  # the weights' reply alone is longer than a connection lives
+    for address in (daemon.address, proxy.address):
+        with attnd.connect(address, timeout=60, retries=100, channels=1, wait_for_ready=True) as client:
+            module = attnd.register(small_layout(), client, name="cut" if found else "quiet", optimizer=attnd.AdamW(),
+                                    max_rows=64, kept_rows=640)
+            module.put(weights)
+            found.append(train(module, xs, dys, 8, rest))
+            assert module.sequence == 9
+            module.release()
+    proxy.close()
+    assert proxy.cuts >= 3, proxy.cuts
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)
+
+
+def test_state_in_host_memory_outlives_the_process(daemon, rng, tmp_path):
+    xs, dys = np.float32(rng.normal(size=(2, 6, 2, 2, 5, 16)))
+    weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
+    durable, found = Daemon("--module_state_dir", str(tmp_path)), []
+    for where, durability in ((daemon, "process"), (durable, "host")):
+        with attnd.connect(where.address, wait_for_ready=True, timeout=60) as client:
+            module = attnd.register(small_layout(), client, name="durable", optimizer=attnd.AdamW(), max_rows=64,
+                                    durability=durability)
+            module.put(weights)
+
+            def kill(step):
+                if where is durable and step in (2, 4):
+                    durable.kill()
+                    durable.start()
+            found.append(train(module, xs, dys, 6, kill))
+            if where is durable:
+                assert int(module.status()["durable_sequence"]) >= module.sequence - 1 > 0
+            module.release()
+    durable.stop()
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(found[1][name], array)

@@ -1,0 +1,387 @@
+"""attnd.torch.offload: stacks of layers on a daemon beside the same layers here, in float32."""
+import copy
+import gc
+import os
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT, SERVER
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+import attnd  # noqa: E402
+import attnd.torch  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def connected(daemon):
+    attnd.torch.connect(daemon.address, timeout=60, wait_for_ready=True)
+    torch.manual_seed(5)
+    yield
+    attnd.torch.disconnect()
+
+
+class Model(nn.Module):
+    """An embedding and a head here, two encoder layers to be offloaded."""
+
+    def __init__(self, dropout=0.0, **options):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(11, 16), nn.Linear(16, 11)
+        layer = nn.TransformerEncoderLayer(16, 2, 24, dropout, batch_first=True, **options)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, tokens, **masks):
+        return self.head(self.encoder(self.embedding(tokens), **masks))
+
+
+def pair(**options):
+    """The same model twice: here, and with its stack on the daemon."""
+    here = Model(**{key: value for key, value in options.items() if key not in ("optimizer", "precision")})
+    there = copy.deepcopy(here)
+    there.encoder.layers = attnd.torch.offload(
+        there.encoder.layers, **{key: value for key, value in options.items() if key in ("optimizer", "precision")})
+    return here, there
+
+
+def data(steps=1, batch=2, length=6):
+    tokens = torch.randint(0, 11, (steps, batch, length + 1))
+    return tokens[..., :-1], tokens[..., 1:]
+
+
+def loss_of(model, tokens, targets, **masks):
+    return nn.functional.cross_entropy(model(tokens, **masks).reshape(-1, 11), targets.reshape(-1))
+
+
+def check_states(here, there, atol):
+    expected, found = here.state_dict(), there.state_dict()
+    assert list(expected) == list(found)
+    for name, tensor in expected.items():
+        assert found[name].device.type == "cpu" and found[name].dtype == tensor.dtype
+        if name.endswith("in_proj_bias"):  # the keys' has no gradient but rounding, which Adam makes as large as any
+            tensor, found[name] = [torch.cat((bias[:16], bias[32:])) for bias in (tensor, found[name])]
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=atol, msg=lambda text: f"{name}: {text}")
+
+
+OPTIMIZERS = {
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=0.01, amsgrad=True),
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+    "groups": lambda model: torch.optim.AdamW([
+        {"params": [p for n, p in model.named_parameters() if n.endswith("weight")], "weight_decay": 0.2},
+        {"params": [p for n, p in model.named_parameters() if not n.endswith("weight")], "lr": 3e-3}], lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_follows_the_same_curve(name):
+    here, there = pair(norm_first=name == "groups", activation="gelu" if name == "adam" else "relu")
+    optimizers = [OPTIMIZERS[name](here), attnd.torch.optimizer(OPTIMIZERS[name](there))]
+    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(one, 25) for one in optimizers]
+    tokens, targets = data(20)
+    for step in range(20):
+        losses = []
+        for model, optimizer, scheduler in zip((here, there), optimizers, schedulers):
+            optimizer.zero_grad()
+            loss = loss_of(model, tokens[step], targets[step])
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            losses.append(loss.item())
+        assert losses[1] == pytest.approx(losses[0], abs=2e-5), step
+    check_states(here, there, 3e-4)
+
+
+def test_masks_reach_the_daemon():
+    here, there = pair()
+    tokens, targets = data()
+    padding = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    causal = nn.Transformer.generate_square_subsequent_mask(6)
+    middle = torch.tensor([[False, True] + [False] * 4, [False] * 6])
+    for masks in ({"src_key_padding_mask": padding}, {"mask": causal, "is_causal": True},
+                  {"mask": causal, "src_key_padding_mask": padding}, {"src_key_padding_mask": middle},
+                  {"mask": torch.rand(6, 6) > 0.5}):
+        if "mask" in masks and masks["mask"].dtype == torch.bool:
+            masks["mask"].fill_diagonal_(False)
+        ours, theirs = there(tokens[0], **masks), here(tokens[0], **masks)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_float_mask_with_numbers_raises():
+    _, there = pair()
+    with pytest.raises(attnd.Unimplemented, match="bias"):
+        there(data()[0][0], mask=torch.rand(6, 6))
+
+
+def test_state_dict_and_optimizer_state_make_the_round_trip():
+    here, there = pair()
+    optimizer = attnd.torch.optimizer(torch.optim.AdamW(there.parameters(), lr=1e-2))
+    tokens, targets = data(4)
+
+    def steps(model, stepper, some):
+        for n in some:
+            stepper.zero_grad()
+            loss_of(model, tokens[n], targets[n]).backward()
+            stepper.step()
+    check_states(here, there, 0)
+    steps(there, optimizer, (0, 1))
+    weights, moments = copy.deepcopy(there.state_dict()), copy.deepcopy(optimizer.state_dict())
+    alone = torch.optim.AdamW(here.parameters(), lr=1e-2)
+    here.load_state_dict(weights)
+    alone.load_state_dict(copy.deepcopy(moments))  # a checkpoint is PyTorch's own
+    steps(there, optimizer, (2, 3))
+    steps(here, alone, (2, 3))
+    check_states(here, there, 2e-5)
+    after = there.state_dict()
+    there.load_state_dict(weights)
+    optimizer.load_state_dict(moments)
+    check_states(there, there, 0)
+    steps(there, optimizer, (2, 3))
+    for name, tensor in there.state_dict().items():
+        torch.testing.assert_close(tensor, after[name], rtol=0, atol=0)
+
+
+def test_clipping_spans_both_sides():
+    here, there = pair()
+    optimizers = [torch.optim.SGD(here.parameters(), lr=0.5),
+                  attnd.torch.optimizer(torch.optim.SGD(there.parameters(), lr=0.5))]
+    tokens, targets = data()
+    norms = []
+    for model, optimizer, clip in zip((here, there), optimizers, (None, attnd.torch.clip_grad_norm_)):
+        loss_of(model, tokens[0], targets[0]).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1) if clip is None else clip(model, 0.1)))
+        optimizer.step()
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5) and norms[0] > 0.1
+    check_states(here, there, 1e-6)
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_grad_scaler_scales_and_skips(clips):
+    here, there = pair()
+    optimizers = [torch.optim.AdamW(here.parameters(), lr=1e-2),
+                  attnd.torch.optimizer(torch.optim.AdamW(there.parameters(), lr=1e-2))]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100) for _ in optimizers]
+    tokens, targets = data(4)
+    for step in range(4):
+        for model, optimizer, scaler in zip((here, there), optimizers, scalers):
+            optimizer.zero_grad()
+            factor = float("inf") if step == 2 else 1.0
+            scaler.scale(loss_of(model, tokens[step], targets[step]) * factor).backward()
+            if clips and model is there:
+                attnd.torch.clip_grad_norm_(model, 0.5, scaler=scaler, optimizer=optimizer)
+            elif clips:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scalers[0].get_scale() == scalers[1].get_scale() == (512.0 if step >= 2 else 1024.0)
+    check_states(here, there, 1e-4)
+
+
+def test_local_optimizer_gets_gradients():
+    here, there = pair(optimizer="local")
+    optimizers = [torch.optim.Adagrad(model.parameters(), lr=1e-2) for model in (here, there)]
+    tokens, targets = data(5)
+    for step in range(5):
+        for model, optimizer in zip((here, there), optimizers):
+            optimizer.zero_grad()
+            loss_of(model, tokens[step], targets[step]).backward()
+            optimizer.step()
+    check_states(here, there, 1e-5)
+
+
+def test_two_backwards_add_up_in_either_mode():
+    for mode in ("server", "local"):
+        here, there = pair(optimizer=mode)
+        optimizers = [torch.optim.SGD(here.parameters(), lr=0.1),
+                      attnd.torch.optimizer(torch.optim.SGD(there.parameters(), lr=0.1))]
+        tokens, targets = data(3)
+        for model, optimizer in zip((here, there), optimizers):
+            first, second = [loss_of(model, tokens[n], targets[n]) for n in range(2)]
+            second.backward()
+            first.backward()
+            loss_of(model, tokens[2], targets[2]).backward()
+            optimizer.step()
+        check_states(here, there, 2e-6)
+
+
+def test_eval_has_no_dropout_and_training_repeats_with_its_seed():
+    here, there = pair(dropout=0.2)
+    tokens, targets = data()
+    torch.testing.assert_close(there.eval()(tokens[0]), here.eval()(tokens[0]), rtol=1e-5, atol=1e-5)
+    there.train()
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        loss = loss_of(there, tokens[0], targets[0])
+        loss.backward()
+        runs.append(loss.item())
+    assert runs[0] == runs[1] != runs[2]
+    there.zero_grad()
+    there.encoder.layers.discard()
+    there.eval()
+    loss_of(there, tokens[0], targets[0]).backward()
+    loss_of(here.eval(), tokens[0], targets[0]).backward()
+    torch.testing.assert_close(there.embedding.weight.grad, here.embedding.weight.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_unused_activations_are_given_back():
+    _, there = pair(dropout=0.2)
+    tokens, targets = data()
+    for n in range(6):
+        loss_of(there, tokens[0], targets[0])  # a loss that is thrown away
+        with torch.no_grad():
+            there(tokens[0])
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_sixteen_bits_train(precision):
+    here, there = pair(precision=precision)
+    optimizers = [torch.optim.SGD(here.parameters(), lr=0.1),
+                  attnd.torch.optimizer(torch.optim.SGD(there.parameters(), lr=0.1))]
+    tokens, targets = data(5)
+    for step in range(5):
+        losses = []
+        for model, optimizer in zip((here, there), optimizers):
+            optimizer.zero_grad()
+            loss = loss_of(model, tokens[step], targets[step])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert 0 < abs(losses[1] - losses[0]) < 0.02, step
+    check_states(here, there, 0.01)
+
+
+def test_frozen_parameters_stay():
+    here, there = pair()
+    for model in (here, there):
+        for name, tensor in model.encoder.named_parameters():
+            tensor.requires_grad_("linear" in name)
+    optimizers = [torch.optim.SGD(here.parameters(), lr=0.1),
+                  attnd.torch.optimizer(torch.optim.SGD(there.parameters(), lr=0.1))]
+    tokens, targets = data()
+    for model, optimizer in zip((here, there), optimizers):
+        loss_of(model, tokens[0], targets[0]).backward()
+        optimizer.step()
+    check_states(here, there, 1e-6)
+
+
+def test_single_layer_and_pieces_keep_their_names():
+    pieces = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16))
+    for layer in (nn.TransformerEncoderLayer(16, 2, 24, 0.0), pieces):
+        here, there = copy.deepcopy(layer), attnd.torch.offload(layer)
+        x = torch.randn(5, 2, 16)
+        torch.testing.assert_close(there(x), here(x), rtol=1e-5, atol=1e-5)
+        assert set(there.state_dict()) == set(here.state_dict())
+        other = {name: tensor + 0.5 for name, tensor in here.state_dict().items()}
+        there.load_state_dict(other)
+        here.load_state_dict(other)
+        torch.testing.assert_close(there(x), here(x), rtol=1e-5, atol=1e-5)
+
+
+def test_stack_that_is_gone_gives_its_module_back(daemon):
+    gc.collect()
+    before = daemon.metric("attnd_modules")
+    _, there = pair()
+    there(data()[0][0])
+    assert daemon.metric("attnd_modules") == before + 1
+    del there
+    gc.collect()
+    assert daemon.metric("attnd_modules") == before
+
+
+def test_more_rows_than_before_keep_the_state():
+    here, there = pair()
+    optimizers = [torch.optim.AdamW(here.parameters(), lr=1e-2),
+                  attnd.torch.optimizer(torch.optim.AdamW(there.parameters(), lr=1e-2))]
+    for length in (4, 6, 9):
+        tokens, targets = data(length=length)
+        for model, optimizer in zip((here, there), optimizers):
+            optimizer.zero_grad()
+            loss_of(model, tokens[0], targets[0]).backward()
+            optimizer.step()
+    check_states(here, there, 2e-5)
+
+
+def test_unsupported_optimizers_and_layers_raise_at_wrap():
+    _, there = pair()
+    with pytest.raises(TypeError, match="RMSprop"):
+        attnd.torch.optimizer(torch.optim.RMSprop(there.parameters()))
+    with pytest.raises(TypeError, match="Conv1d"):
+        attnd.torch.offload(nn.ModuleList([nn.Conv1d(16, 16, 1)]))
+    layer = nn.TransformerEncoderLayer(16, 2, 24)
+    with pytest.raises(TypeError, match="share"):
+        attnd.torch.offload(nn.ModuleList([layer, layer]))
+
+
+def test_double_backward_raises():
+    _, there = pair()
+    x = torch.randn(1, 4, 16, requires_grad=True)
+    dx, = torch.autograd.grad(there.encoder(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError):
+        dx.sum().backward()
+
+
+def test_killed_daemon_in_the_midst_of_training_changes_nothing(own_daemon, daemon):
+    states = []
+    for where in (daemon, own_daemon):
+        attnd.torch.connect(where.address, timeout=60, wait_for_ready=True)
+        torch.manual_seed(7)
+        _, model = pair(dropout=0.1)
+        optimizer = attnd.torch.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
+        tokens, targets = data(6)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = loss_of(model, tokens[step], targets[step])
+            if where is own_daemon and step in (2, 4):
+                own_daemon.kill()
+                own_daemon.start()
+            loss.backward()
+            optimizer.step()
+        states.append(model.state_dict())
+    for name, tensor in states[0].items():
+        np.testing.assert_array_equal(states[1][name].numpy(), tensor.numpy(), err_msg=name)
+
+
+TRANSFORMERS = {"Bert": {}, "GPT2": {}, "Llama": {"num_key_value_heads": 1},
+                "Gemma2": {"sliding_window": 3, "head_dim": 8, "num_key_value_heads": 1}}
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_transformers_models_run_with_their_masks(daemon, kind):
+    transformers = pytest.importorskip("transformers")
+    import attnd.transformers
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=20,
+        max_position_embeddings=64, **TRANSFORMERS[kind])
+    here = getattr(transformers, f"{kind}Model")(config).eval()
+    there = copy.deepcopy(here)
+    attnd.transformers.offload(there, daemon.address)
+    tokens = torch.randint(1, 20, (2, 7))
+    padding = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
+    with torch.no_grad():
+        for mask in (None, padding):
+            ours, theirs = [model(tokens, attention_mask=mask).last_hidden_state for model in (there, here)]
+            seen = slice(None) if mask is None else mask.bool()
+            torch.testing.assert_close(ours[seen], theirs[seen], rtol=1e-4, atol=1e-5)
+    with pytest.raises(attnd.Unimplemented, match="output_hidden_states"):
+        there(tokens, output_hidden_states=True)
+    assert set(there.state_dict()) == set(here.state_dict())
+
+
+def test_example_ends_with_the_local_loss_though_its_daemon_is_killed():
+    sys.path.insert(0, os.path.join(ROOT, "client/python/examples"))
+    import train_modules
+    settings = train_modules.Settings(steps=10, length=16, batch=2)
+    with open(os.path.join(ROOT, "LICENSE"), encoding="utf-8") as file:
+        text = file.read()
+    own = train_modules.Daemon(SERVER, "cpu")
+    try:
+        here, _ = train_modules.train(settings, text, True, False)
+        there, _, _ = train_modules.train_there(settings, text, True, own, 5, "")
+        np.testing.assert_allclose(there, here, rtol=0, atol=1e-5)
+        _, _, moved = train_modules.train_there(settings, text, False, own, None, "")
+        assert 1 < moved / (4 * 2 * 16 * 32 * 4) < 1.15  # headers and tokens beside the tensors
+    finally:
+        own.stop()
