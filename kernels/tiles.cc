@@ -197,6 +197,13 @@ Tile ForwardTileOfSm90(int head_dim) {
 }
 constexpr int kWidestOfSm90 = 128;
 
+// Three accumulators of 64 numbers a thread stand beside a round's scores; under lists and dropout
+// their state is put away between tiles.
+int SpillsOfSm90Backward(int head_dim, bool listed, bool dropout) {
+  if (head_dim <= 64) return 8;
+  return listed && dropout ? 528 : 192;
+}
+
 // General scores keep a slope beside each score, which these registers have no room for.
 void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
   for (bool ordered : {true, false}) {
@@ -214,7 +221,7 @@ void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>
                         .tile = {64, 128, head_dim, 1},
                         .reason = ordered ? ScoresReason(scores, dropout)
                                           : "allow_nondeterministic: dQ by atomics",
-                        .spill_bytes = 512});
+                        .spill_bytes = SpillsOfSm90Backward(head_dim, scores.listed, dropout)});
       }
     }
   }
