@@ -1,4 +1,6 @@
 """Masks by description in torch and JAX: outputs and gradients are those of the array that the mask stands for."""
+import weakref
+
 import numpy as np
 import pytest
 from conftest import close
@@ -7,7 +9,7 @@ from test_mask_calls import KEYS, KINDS, ROWS, B, H, arrays
 torch = pytest.importorskip("torch")
 import attnd  # noqa: E402
 import attnd.masks as m  # noqa: E402
-from attnd import local  # noqa: E402
+from attnd import _operator_options, local  # noqa: E402
 
 
 @pytest.fixture
@@ -83,20 +85,38 @@ def test_bool_tensors_of_blocks_travel_as_blocks(remote, client, rng, monkeypatc
     assert not isinstance(calls[-1], m.Mask)
 
 
-def test_engines_without_masks_get_arrays(remote, gpu_daemon, rng):
-    """Where a mask comes from a bool tensor; a mask that was asked for by its name is refused."""
+def test_the_cuda_engine_takes_masks(remote, gpu_daemon, rng):
     attnd.torch.connect(gpu_daemon.address, name="gpu", precision="f16", timeout=300)
-    q, k, v = tensors(rng, batch=1, heads=1, kv_heads=1, rows=16, keys=16)
-    long = [x.detach() for x in tensors(rng, batch=1, heads=1, kv_heads=1, rows=512, keys=512)]
+    q, k, v = [x.detach() for x in tensors(rng, batch=1, heads=1, kv_heads=1, rows=512, keys=512)]
     blocks = np.kron(rng.random((8, 8)) < 0.2, np.ones((64, 64), bool))
     try:
-        got = remote.scaled_dot_product_attention(*long, torch.from_numpy(blocks), server="gpu")
-        close(got, local.forward(*long, mask=blocks, compute="float64").out, "f16", scale=4)
-        with pytest.raises(attnd.Unimplemented) as caught:
-            remote.attention(q, k, v, mask=m.causal(), server="gpu")
-        assert caught.value.reason == "MASK_UNSUPPORTED"
+        for got in (remote.scaled_dot_product_attention(q, k, v, torch.from_numpy(blocks), server="gpu"),
+                    remote.attention(q, k, v, mask=m.blocks(blocks[::64, ::64], 64), server="gpu")):
+            close(got, local.forward(q, k, v, mask=blocks, compute="float64").out, "f16", scale=4)
     finally:
         remote.disconnect("gpu")
+
+
+def test_engines_that_refuse_a_mask_get_arrays(remote, rng, monkeypatch):
+    """Where a mask comes from a bool tensor; a mask that was asked for by its name is refused."""
+    forward, calls = attnd.Client.forward, []
+
+    def without_masks(client, *arguments, mask=None, **options):
+        calls.append(mask)
+        if isinstance(mask, m.Mask):
+            raise attnd.Unimplemented("problem.mask: unsupported", reason="MASK_UNSUPPORTED")
+        return forward(client, *arguments, mask=mask, **options)
+    monkeypatch.setattr(attnd.Client, "forward", without_masks)
+    monkeypatch.setattr(_operator_options, "_without", weakref.WeakSet())
+    q, k, v = [x.detach() for x in tensors(rng, batch=1, heads=1, kv_heads=1, rows=512, keys=512)]
+    blocks = np.kron(rng.random((8, 8)) < 0.2, np.ones((64, 64), bool))
+    for _ in range(2):
+        got = remote.scaled_dot_product_attention(q, k, v, torch.from_numpy(blocks))
+        close(got, local.forward(q, k, v, mask=blocks, compute="float64").out, "f32", scale=4)
+    assert [isinstance(mask, m.Mask) for mask in calls] == [True, False, False]
+    with pytest.raises(attnd.Unimplemented) as caught:
+        remote.attention(q, k, v, mask=m.blocks(blocks[::64, ::64], 64))
+    assert caught.value.reason == "MASK_UNSUPPORTED"
 
 
 # ---- JAX.

@@ -232,11 +232,18 @@ FUNCTIONS = {
     "images in windows": lambda f: f.and_masks(f.sliding_window_overlay(9), f.or_masks(f.causal_mask_function,
                                                                                       f.blockwise_overlay(IDS))),
 }
+
+
+def packed(f, function, positions, ids):
+    """As transformers combines them: by version in this order or the other."""
+    return f.remap_positions_for_packed_sequence(function, positions), f.packed_sequence_mask_function(ids)
+
+
 AT_THE_START = {  # those that know no offset, and a model's own
-    "packed": lambda f: f.packed_sequence_compatibility_function(f.causal_mask_function, POSITIONS, PACKED),
-    "packed windows": lambda f: f.packed_sequence_compatibility_function(f.sliding_window_causal_mask_function(5),
-                                                                         POSITIONS[:1].expand(2, -1),
-                                                                         PACKED[:1].expand(2, -1)),
+    "packed": lambda f: f.and_masks(*packed(f, f.causal_mask_function, POSITIONS, PACKED)),
+    "packed, ids first": lambda f: f.and_masks(*packed(f, f.causal_mask_function, POSITIONS, PACKED)[::-1]),
+    "packed windows": lambda f: f.and_masks(*packed(f, f.sliding_window_causal_mask_function(5),
+                                                    POSITIONS[:1].expand(2, -1), PACKED[:1].expand(2, -1))),
     "prefix": lambda f: f.or_masks(f.causal_mask_function, lambda b, h, q, k: k < 7),
     "prefix of each entry": lambda f: f.or_masks(f.causal_mask_function, lambda b, h, q, k: k < PREFIX[b]),
     "own documents": lambda f: f.and_masks(f.causal_mask_function, lambda b, h, q, k: IDS[b, q] == IDS[b, k]),

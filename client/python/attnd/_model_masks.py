@@ -200,11 +200,14 @@ def _cells(function: Function) -> Dict[str, Any]:
     return dict(zip(function.__code__.co_freevars, values))
 
 
+_IDS, _REMAP = "packed_sequence_mask_function.inner_mask", "remap_positions_for_packed_sequence.inner_mask"
+
+
 def _all_of(cells: Dict[str, Any], shape: Shape, names: List[str]) -> Optional[Mask]:
     functions = list(cells["mask_functions"])
-    if [_name_of(part) for part in functions] == ["packed_sequence_mask_function.inner_mask",
-                                                  "remap_positions_for_packed_sequence.inner_mask"]:
-        return _packed(_cells(functions[0])["packed_sequence_mask"], _cells(functions[1]), shape, names)
+    named = {_name_of(part): part for part in functions}
+    if len(functions) == 2 and set(named) == {_IDS, _REMAP}:  # in either order
+        return _packed(_cells(named[_IDS])["packed_sequence_mask"], _cells(named[_REMAP]), shape, names)
     masks = [_mask_of(part, shape, names) for part in functions]
     return None if None in masks else _combined(masks, lambda one, other: one & other)
 
@@ -233,7 +236,7 @@ def _packed(ids: Tensor, remap: Dict[str, Any], shape: Shape, names: List[str]) 
              "sliding_window_overlay.inner_mask", "sliding_window_bidirectional_overlay.inner_mask"}
     if mask is None or not set(inner) <= known or not rising or not steps.all() or shape.q_offset or shape.kv_offset:
         return None
-    names += ["packed_sequence_compatibility_function", *inner]
+    names += [_IDS, *inner]
     if len(own) > 1 and bool((own != own[:1]).any()):
         numbers = Numbers(own - own.min() + 1)
         return mask & Groups(numbers, numbers)
