@@ -437,7 +437,8 @@ class BackwardConsumer {
     const float least = work_.problem.dq_rest != 0 ? kLargeSums : 0.0f;
     return (squares >= least || squares == 0) && squares < Infinity();
   }
-  static constexpr float kLargeSums = 0x1p20f;
+  // Rounding is then at most 2^-16 of the lane's sums of the row, less than float16's own.
+  static constexpr float kLargeSums = 0x1p30f;
   // What the lane has put there, to integers: what rounding leaves goes to the second ones, and
   // what is not finite is marked.
   ATTN_HD void RoundRareSums(int round, float* sums) const {
