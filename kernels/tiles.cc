@@ -197,19 +197,14 @@ Tile ForwardTileOfSm90(int head_dim) {
 }
 constexpr int kWidestOfSm90 = 128;
 
-// Three accumulators of 64 numbers a thread stand beside a round's scores; under lists and dropout
-// their state is put away between tiles.
-int SpillsOfSm90Backward(int head_dim, bool listed, bool dropout) {
-  if (head_dim <= 64) return 8;
-  return listed && dropout ? 528 : 192;
-}
-
-// General scores keep a slope beside each score, which these registers have no room for.
+// General scores keep a slope beside each score, which these registers have no room for. Nor is
+// there room for dQ's second integers, which dropout always needs.
 void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
   for (bool ordered : {true, false}) {
     for (Scores scores : {kLinear, kListed}) {
       if (scores.listed && !ordered) continue;  // too little to gain
       for (bool dropout : {false, true}) {
+        if (dropout && ordered) continue;
         rows.push_back({.architecture = Architecture::kSm90,
                         .kind = KernelKind::kBackward,
                         .element = element,
@@ -218,10 +213,11 @@ void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>
                         .dropout = dropout,
                         .maps = kBackwardMaps,
                         .ordered = ordered,
+                        .keeps_rest = false,
                         .tile = {64, 128, head_dim, 1},
                         .reason = ordered ? ScoresReason(scores, dropout)
                                           : "allow_nondeterministic: dQ by atomics",
-                        .spill_bytes = SpillsOfSm90Backward(head_dim, scores.listed, dropout)});
+                        .spill_bytes = 192});
       }
     }
   }
@@ -306,7 +302,8 @@ std::vector<KernelRow> KernelRowsOfGpu(int compute_capability) {
   if (compute_capability != 90) return rows;
   std::erase_if(rows, [](const KernelRow& row) {
     if (row.head_dim > kWidestOfSm90) return false;
-    return row.kind == KernelKind::kForward || (row.kind == KernelKind::kBackward && !row.general);
+    return row.kind == KernelKind::kForward ||
+           (row.kind == KernelKind::kBackward && !row.general && !row.ordered);
   });
   const std::vector<KernelRow> own = KernelRowsOf(Architecture::kSm90);
   rows.insert(rows.end(), own.begin(), own.end());

@@ -104,6 +104,14 @@ TEST(Selection, TakesTheNewestArchitectureThatCan) {
   Problem capped = Plain(64);
   capped.softcap = 2;
   EXPECT_EQ(backward_architecture(capped), Architecture::kSm80) << "general scores";
+  Problem dropped = Plain(64);
+  dropped.dropout.threshold = 26;
+  EXPECT_EQ(backward_architecture(dropped), Architecture::kSm80) << "dQ's second integer";
+  dropped.allow_nondeterministic = true;
+  EXPECT_EQ(backward_architecture(dropped), Architecture::kSm90);
+  Problem sink = Plain(64);
+  sink.denominator = DenominatorKind::kSink;
+  EXPECT_EQ(backward_architecture(sink), Architecture::kSm80) << "dQ's second integer";
   EXPECT_EQ(ForwardName(Plain(32), 80), "forward_d32_f32_linear");
 }
 

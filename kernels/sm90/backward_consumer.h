@@ -386,7 +386,7 @@ class BackwardConsumer {
     if (thread_ == 0) ptx::WaitForBulkReads<kSumStages - 1>();
     SyncGroup();
     if constexpr (kFixedPoint) {
-      if (!IsFine(all[0]) || !IsFine(all[1])) {
+      if (!AreFinite(all[0]) || !AreFinite(all[1])) {
         Put(rQ, shared_.sums[slot], [](float sum) { return ptx::FloatBits(sum); });
         RoundRareSums(round, shared_.sums[slot]);
       } else {
@@ -431,29 +431,18 @@ class BackwardConsumer {
   ATTN_HD float* SumAt(float* sums, int x, int e) const {
     return sums + (WarpOf(x) * Dq::kSums + SumOf(x, e)) * kWarpLanes + lane_;
   }
-  // Whether the squares of a row's sums say that one integer is enough: all finite, and, where rows
-  // may be far below their bound, either all zero or large beside their rounding.
-  ATTN_HD bool IsFine(float squares) const {
-    const float least = work_.problem.dq_rest != 0 ? kLargeSums : 0.0f;
-    return (squares >= least || squares == 0) && squares < Infinity();
-  }
-  // Rounding is then at most 2^-16 of the lane's sums of the row, less than float16's own.
-  static constexpr float kLargeSums = 0x1p30f;
-  // What the lane has put there, to integers: what rounding leaves goes to the second ones, and
-  // what is not finite is marked.
+  // Of the squares of a row's sums.
+  ATTN_HD static bool AreFinite(float squares) { return squares < Infinity(); }
+  // What the lane has put there, to integers; what is not finite is marked.
   ATTN_HD void RoundRareSums(int round, float* sums) const {
     const uint2 place = ptx::LoadShared64(&shared_.places[round % Layout::kPlaces]);
     const int row = ListedVisit{place.x}.First(), head = static_cast<int>(place.y);
-    const float unit = PowerOfTwo(FixedPoint::RestBits(work_.sequence.kv_len));
 #pragma unroll 1
     for (int n = 0; n < 4 * kSumGroups; ++n) {
       const int x = n >> 2, e = n & 3;
       float* at = SumAt(sums, x, e);
       const float sum = ptx::LoadSharedFloat(at);
-      const auto adder = AdderOf(WarpOf(x));
-      int32_t* to = reinterpret_cast<int32_t*>(adder.Sums(head, row)) + SumOf(x, e) * kWarpLanes;
-      if (work_.problem.dq_rest != 0) adder.AddRest(to, sum, unit);
-      if (!(sum - sum == 0)) adder.Mark(head, row, 0, SumOf(x, e));
+      if (!(sum - sum == 0)) AdderOf(WarpOf(x)).Mark(head, row, 0, SumOf(x, e));
       ptx::StoreShared32(at, static_cast<uint32_t>(ptx::RoundToInt(sum)));
     }
   }
