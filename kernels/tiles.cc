@@ -198,28 +198,30 @@ Tile ForwardTileOfSm90(int head_dim) {
 constexpr int kWidestOfSm90 = 128;
 
 // General scores keep a slope beside each score, which these registers have no room for. Nor is
-// there room for dQ's second integers, which dropout always needs.
+// there room for dQ's second integers, which dropout needs unless dQ is a sum of floats; lists gain
+// too little by such sums.
 void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
-  for (bool ordered : {true, false}) {
-    for (Scores scores : {kLinear, kListed}) {
-      if (scores.listed && !ordered) continue;  // too little to gain
-      for (bool dropout : {false, true}) {
-        if (dropout && ordered) continue;
-        rows.push_back({.architecture = Architecture::kSm90,
-                        .kind = KernelKind::kBackward,
-                        .element = element,
-                        .head_dim = head_dim,
-                        .listed = scores.listed,
-                        .dropout = dropout,
-                        .maps = kBackwardMaps,
-                        .ordered = ordered,
-                        .keeps_rest = false,
-                        .tile = {64, 128, head_dim, 1},
-                        .reason = ordered ? ScoresReason(scores, dropout)
-                                          : "allow_nondeterministic: dQ by atomics",
-                        .spill_bytes = 192});
-      }
-    }
+  struct Variant {
+    bool ordered;
+    Scores scores;
+    bool dropout;
+  };
+  for (const auto& [ordered, scores, dropout] :
+       {Variant{true, kLinear, false}, Variant{true, kListed, false},
+        Variant{false, kLinear, false}, Variant{false, kLinear, true}}) {
+    rows.push_back({.architecture = Architecture::kSm90,
+                    .kind = KernelKind::kBackward,
+                    .element = element,
+                    .head_dim = head_dim,
+                    .listed = scores.listed,
+                    .dropout = dropout,
+                    .maps = kBackwardMaps,
+                    .ordered = ordered,
+                    .keeps_rest = false,
+                    .tile = {64, 128, head_dim, 1},
+                    .reason = ordered ? ScoresReason(scores, dropout)
+                                      : "allow_nondeterministic: dQ by atomics",
+                    .spill_bytes = 192});
   }
 }
 

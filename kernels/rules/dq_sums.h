@@ -44,11 +44,6 @@ struct DqAdder {
     }
   }
 
-  // What rounding left of one sum, which goes to `to`: exact, since a float32 beyond 2^23 is an
-  // integer. `unit`: 2^RestBits.
-  ATTN_HD void AddRest(int32_t* to, float sum, float unit) const {
-    ptx::ReduceAdd(to + problem.dq_rest, ptx::RoundToInt((sum - ptx::Round(sum)) * unit));
-  }
   // Marks sum n of the block of dQ that starts with `row` as not finite.
   ATTN_HD void Mark(int head, int row, int part, int n) const {
     if constexpr (DqSums::kFixedPoint) {
@@ -81,12 +76,15 @@ struct DqAdder {
   }
 
  private:
+  // What rounding left: exact, since a float32 beyond 2^23 is an integer.
   template <class Sum>
   ATTN_HD void AddRests(float* sums, const Sum& sum) const {
-    int32_t* to = reinterpret_cast<int32_t*>(sums);
+    int32_t* to = reinterpret_cast<int32_t*>(sums) + problem.dq_rest;
     const float unit = PowerOfTwo(FixedPoint::RestBits(sequence.kv_len));
 #pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) AddRest(to + n * 32, sum(n), unit);
+    for (int n = 0; n < Dq::kSums; ++n) {
+      ptx::ReduceAdd(to + n * 32, ptx::RoundToInt((sum(n) - ptx::Round(sum(n))) * unit));
+    }
   }
   template <class Sum>
   ATTN_HD void MarkSums(int head, int row, int part, const Sum& sum) const {

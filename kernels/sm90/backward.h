@@ -8,9 +8,8 @@
 // dQ. Sums of dQ leave a round later in bulk; DqKernel (rules/backward_passes.h) puts them into
 // place.
 //
-// dQ's additions, rows without visible keys, infinities and NaN: as in sm80/backward.h. A row's
-// second integer (FixedPoint) is left out for a tile of keys whose sums are large beside what
-// rounding leaves of them, which depends on that tile alone.
+// dQ's additions, rows without visible keys, infinities and NaN: as in sm80/backward.h, but for
+// dQ's second integer, which these kernels do not keep (KernelRow::keeps_rest).
 // Inputs float16 or bfloat16; tensor maps of Q, K, V, dO (kernels/rules/params.h). Errors: none.
 // Source Shah et al. 2024 (FlashAttention-3), section 3; docs/KERNELS.md has figures.
 #pragma once

@@ -26,7 +26,7 @@ class BackwardConsumer {
         lane_(thread % kWarpLanes),
         warp_(ptx::Uniform(thread / kWarpLanes)),
         matrix_offset_(PanelOffset<kKeys>(own_key() + (lane_ & 15), lane_ >> 4)),
-        always_partial_(work.first_key + kKeys > work.sequence.kv_len) {}
+        always_partial_(IsAtEnd()) {}
 
   ATTN_HD void Run() {
     Sums sums;

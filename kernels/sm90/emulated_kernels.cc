@@ -18,20 +18,18 @@ EmulatedKernel Forward(const KernelRow& row) {
                     : ForwardScoring<Math, kTile, LinearScores>(row);
 }
 
-template <class Math, Tile kTile, class Rule, class Dropout>
-EmulatedKernel BackwardSumming(bool ordered) {
-  return ordered ? EmulatedEntry<BackwardKernel<Math, kTile, Rule, Dropout, FixedPointSums>>()
-                 : EmulatedEntry<BackwardKernel<Math, kTile, Rule, Dropout, FloatSums>>();
-}
-template <class Math, Tile kTile, class Rule>
-EmulatedKernel BackwardScoring(const KernelRow& row) {
-  return row.dropout ? BackwardSumming<Math, kTile, Rule, ReplayDropout>(row.ordered)
-                     : BackwardSumming<Math, kTile, Rule, KeepAll>(row.ordered);
-}
+// Those that have rows (kernels/tiles.cc).
 template <class Math, Tile kTile>
 EmulatedKernel Backward(const KernelRow& row) {
-  return row.listed ? BackwardScoring<Math, kTile, ListedScores>(row)
-                    : BackwardScoring<Math, kTile, LinearScores>(row);
+  if (!row.ordered) {
+    return row.dropout
+               ? EmulatedEntry<
+                     BackwardKernel<Math, kTile, LinearScores, ReplayDropout, FloatSums>>()
+               : EmulatedEntry<BackwardKernel<Math, kTile, LinearScores, KeepAll, FloatSums>>();
+  }
+  return row.listed
+             ? EmulatedEntry<BackwardKernel<Math, kTile, ListedScores, KeepAll, FixedPointSums>>()
+             : EmulatedEntry<BackwardKernel<Math, kTile, LinearScores, KeepAll, FixedPointSums>>();
 }
 
 }  // namespace
