@@ -2,6 +2,7 @@
 
 #include "absl/strings/match.h"
 #include "server/call/status_details.h"
+#include "server/rpc/server_context.h"
 
 namespace attnd {
 CallStream::CallStream(const StreamDeps& deps, grpc::CallbackServerContext& context)
@@ -10,7 +11,7 @@ CallStream::CallStream(const StreamDeps& deps, grpc::CallbackServerContext& cont
       open_(deps.open_calls),
       context_(context),
       unix_socket_(absl::StartsWith(context.peer(), "unix:")),
-      deadline_(absl::FromChrono(context.deadline())) {
+      deadline_(DeadlineOf(context)) {
   progress()->CallBegan(deps.clock.Now());
   deps_.call_watch.Add(*this);
 }

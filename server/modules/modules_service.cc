@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/call/status_details.h"
+#include "server/rpc/server_context.h"
 
 namespace attnd {
 namespace {
@@ -60,9 +61,8 @@ void ModulesService::Leave(const std::string& caller) {
 
 void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::string& caller) {
   const absl::Time latest = absl::Now() + deps_.longest;
-  ModuleCall call{
-      stream, caller,
-      CallWait{stream.stop(), std::min(latest, absl::FromChrono(stream.context().deadline()))}};
+  ModuleCall call{stream, caller,
+                  CallWait{stream.stop(), std::min(latest, DeadlineOf(stream.context()))}};
   const absl::Status status = deps_.calls.Run(method, call);
   Leave(caller);
   Finish(method, stream, caller, status);
@@ -70,7 +70,6 @@ void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::s
 
 void ModulesService::Finish(ModuleMethod method, CallStream& stream, const std::string& caller,
                             const absl::Status& status) {
-  const std::string reason = ReasonOf(status);
   deps_.metrics.CallFinished(method, status);
   Severity severity = Severity::kDebug;
   if (!status.ok()) severity = Severity::kInfo;
@@ -81,19 +80,14 @@ void ModulesService::Finish(ModuleMethod method, CallStream& stream, const std::
       deps_.log.Log(severity, "module_call",
                     {{"method", ModuleMethodName(method)},
                      {"code", absl::StatusCodeToString(status.code())},
-                     {"reason", reason},
+                     {"reason", ReasonOf(status)},
                      {"message", status.message()},
                      {"caller", caller},
                      {"lines_left_out", *left_out}});
     }
   }
-  grpc::Status wire = ToGrpcStatus(status);
-  const std::optional<absl::Duration> retry = RetryAfterOf(status);
-  if (retry.has_value()) {
-    stream.context().AddTrailingMetadata("grpc-retry-pushback-ms",
-                                         absl::StrCat(absl::ToInt64Milliseconds(*retry)));
-  }
-  stream.Finish(wire);
+  AddPushback(status, stream.context());
+  stream.Finish(ToGrpcStatus(status));
 }
 
 UnaryStream* ModulesService::StartUnary(ModuleMethod method, Context* context, const Bytes* request,

@@ -1,37 +1,16 @@
 #include "server/rpc/rpc_context.h"
 
-#include <grpc/support/time.h>
-
 #include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "server/admission/staging_copy.h"
 #include "server/call/status_details.h"
+#include "server/rpc/server_context.h"
 #include "server/wire/decode.h"
 
 namespace attnd {
-namespace {
-
-void AddPushback(const absl::Status& status, grpc::ServerContextBase& context) {
-  std::optional<absl::Duration> delay = RetryAfterOf(status);
-  if (!delay.has_value()) return;
-  context.AddTrailingMetadata("grpc-retry-pushback-ms",
-                              absl::StrCat(absl::ToInt64Milliseconds(*delay)));
-}
-
-// As gRPC holds it: std::chrono's system clock ends in 2262, and callers for whom a deadline is a
-// formality are beyond that.
-absl::Time DeadlineOf(const grpc::ServerContextBase& context) {
-  gpr_timespec deadline = gpr_convert_clock_type(context.raw_deadline(), GPR_CLOCK_REALTIME);
-  bool none = gpr_time_cmp(deadline, gpr_inf_future(GPR_CLOCK_REALTIME)) == 0;
-  return none ? absl::InfiniteFuture()
-              : absl::FromUnixSeconds(deadline.tv_sec) + absl::Nanoseconds(deadline.tv_nsec);
-}
-
-}  // namespace
 
 RpcContext::RpcContext(const ServiceDeps& deps, grpc::ServerContextBase& context,
                        Direction direction, uint64_t id)

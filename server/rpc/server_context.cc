@@ -1,0 +1,26 @@
+#include "server/rpc/server_context.h"
+
+#include <grpc/support/time.h>
+
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "server/call/status_details.h"
+
+namespace attnd {
+
+absl::Time DeadlineOf(const grpc::ServerContextBase& context) {
+  gpr_timespec deadline = gpr_convert_clock_type(context.raw_deadline(), GPR_CLOCK_REALTIME);
+  bool none = gpr_time_cmp(deadline, gpr_inf_future(GPR_CLOCK_REALTIME)) == 0;
+  return none ? absl::InfiniteFuture()
+              : absl::FromUnixSeconds(deadline.tv_sec) + absl::Nanoseconds(deadline.tv_nsec);
+}
+
+void AddPushback(const absl::Status& status, grpc::ServerContextBase& context) {
+  std::optional<absl::Duration> delay = RetryAfterOf(status);
+  if (!delay.has_value()) return;
+  context.AddTrailingMetadata("grpc-retry-pushback-ms",
+                              absl::StrCat(absl::ToInt64Milliseconds(*delay)));
+}
+
+}  // namespace attnd

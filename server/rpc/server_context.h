@@ -1,0 +1,18 @@
+// What the handlers of all services ask of gRPC's context of a call, and add to it. Any thread.
+#pragma once
+
+#include <grpcpp/server_context.h>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace attnd {
+
+// As gRPC holds it: std::chrono's system clock ends in 2262, and callers for whom a deadline is a
+// formality are beyond that.
+absl::Time DeadlineOf(const grpc::ServerContextBase& context);
+
+// The trailer that says when to come back, if the status says so. Before the call is finished.
+void AddPushback(const absl::Status& status, grpc::ServerContextBase& context);
+
+}  // namespace attnd
