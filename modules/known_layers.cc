@@ -157,4 +157,15 @@ ModuleLayout DecoderLayers(const LayerSizes& s) {
   return layout;
 }
 
+ModuleLayout OneLinear() {
+  ModuleLayout layout;
+  layout.width = 8;
+  ModuleBlock block;
+  block.parameters.push_back({"weight", {8, 8}});
+  block.ops.push_back({LinearOp{.input = kInputValue, .weight = 0}});
+  layout.blocks.push_back(block);
+  layout.layers.push_back({.block = 0, .prefix = "layer."});
+  return layout;
+}
+
 }  // namespace attnd

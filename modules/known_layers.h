@@ -19,5 +19,7 @@ ModuleLayout GptLayers(const LayerSizes& sizes);    // pre-norm, packed QKV, tra
 ModuleLayout LlamaLayers(const LayerSizes& sizes);  // RMS, rotary, grouped heads, gated; QK-norm
 // A decoder layer: attention over itself, then over a memory of the same width.
 ModuleLayout DecoderLayers(const LayerSizes& sizes);
+// One product of 8 columns without a bias: "layer.weight".
+ModuleLayout OneLinear();
 
 }  // namespace attnd

@@ -66,14 +66,17 @@ void* CpuInstance::Place(int64_t entry, TensorRole role) const {
   return tensors_.moments(moment) + *of.trained_offset;
 }
 
+absl::StatusOr<ElementType> CpuInstance::ElementOf(int64_t entry, TensorRole role) const {
+  ASSIGN_OR_RETURN(const ElementType element, ElementOfRole(*module_, entry, role));
+  if (role == TensorRole::kWeight || limits_.kept_rows > 0) return element;
+  return absl::NotFoundError("limits.kept_rows is 0: the module is not trained");
+}
+
 absl::Status CpuInstance::Put(int64_t entry, TensorRole role, ElementType element,
                               absl::Span<const std::byte> bytes) {
-  ASSIGN_OR_RETURN(const ElementType kept, ElementOfRole(*module_, entry, role));
+  ASSIGN_OR_RETURN(const ElementType kept, ElementOf(entry, role));
   const int64_t count = module_->table.entries()[entry].elements;
   CHECK(static_cast<int64_t>(bytes.size()) == count * ElementBytes(element));
-  if (role != TensorRole::kWeight && limits_.kept_rows == 0) {
-    return absl::NotFoundError("limits.kept_rows is 0: the module is not trained");
-  }
   ConvertNumbers(element, bytes.data(), kept, Place(entry, role), count);
   if (role == TensorRole::kWeight) Pack(entry);
   return absl::OkStatus();
@@ -81,12 +84,9 @@ absl::Status CpuInstance::Put(int64_t entry, TensorRole role, ElementType elemen
 
 absl::Status CpuInstance::Get(int64_t entry, TensorRole role, ElementType element,
                               absl::Span<std::byte> bytes) const {
-  ASSIGN_OR_RETURN(const ElementType kept, ElementOfRole(*module_, entry, role));
+  ASSIGN_OR_RETURN(const ElementType kept, ElementOf(entry, role));
   const int64_t count = module_->table.entries()[entry].elements;
   CHECK(static_cast<int64_t>(bytes.size()) == count * ElementBytes(element));
-  if (role != TensorRole::kWeight && limits_.kept_rows == 0) {
-    return absl::NotFoundError("limits.kept_rows is 0: the module is not trained");
-  }
   ConvertNumbers(kept, Place(entry, role), element, bytes.data(), count);
   return absl::OkStatus();
 }

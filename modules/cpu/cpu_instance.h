@@ -59,6 +59,8 @@ class CpuInstance : public ModuleInstance {
 
   int64_t Layers() const { return static_cast<int64_t>(module_->graph.layout().layers.size()); }
   void* Place(int64_t entry, TensorRole role) const;
+  // As which it is kept; NOT_FOUND where there is no such tensor.
+  absl::StatusOr<ElementType> ElementOf(int64_t entry, TensorRole role) const;
   void Pack(int64_t entry);
   absl::StatusOr<std::unique_ptr<Kept>> Reserve(const CallRows& rows);
   std::byte* KeptAt(const Kept& kept, int64_t offset) const;

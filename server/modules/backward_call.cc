@@ -1,5 +1,4 @@
 // Backward of a module. The activations are those of a token, or are computed again from x.
-#include <openssl/sha.h>
 
 #include <optional>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "server/modules/module_calls.h"
 #include "server/modules/module_errors.h"
 #include "server/modules/run_forward.h"
+#include "server/modules/running_digest.h"
 
 namespace attnd {
 
@@ -70,10 +70,7 @@ std::vector<PayloadSpec> SpecsOf(const ModuleGraph& graph, const CallRows& rows,
 }
 
 std::string WithBytes(const std::string& digest, absl::Span<const std::byte> dy) {
-  std::string both(SHA256_DIGEST_LENGTH, '\0');
-  SHA256(reinterpret_cast<const unsigned char*>(dy.data()), dy.size(),
-         reinterpret_cast<unsigned char*>(both.data()));
-  return digest + both;
+  return digest + DigestOf({reinterpret_cast<const char*>(dy.data()), dy.size()});
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
-#include <openssl/sha.h>
 
 #include "base/status_macros.h"
 #include "modules/check_rows.h"
@@ -11,6 +10,7 @@
 #include "proto/attnd/v1/rows_codec.h"
 #include "server/call/status_details.h"
 #include "server/modules/module_errors.h"
+#include "server/modules/running_digest.h"
 
 namespace attnd {
 
@@ -82,10 +82,7 @@ std::string DigestOf(const google::protobuf::Message& message) {
     out.SetSerializationDeterministic(true);
     message.SerializeToCodedStream(&out);
   }
-  std::string digest(SHA256_DIGEST_LENGTH, '\0');
-  SHA256(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
-         reinterpret_cast<unsigned char*>(digest.data()));
-  return digest;
+  return DigestOf(bytes);
 }
 
 absl::StatusOr<CallRows> DecodeCallRows(const v1::Rows& wire, const RegisteredModule& module) {

@@ -177,10 +177,8 @@ absl::StatusOr<std::unique_ptr<ModuleState>> ModuleState::Open(const std::string
                                                                const std::string& caller,
                                                                const std::string& name,
                                                                const std::string& module) {
-  RunningDigest digest;
-  digest.Add(absl::StrCat(caller.size(), ":", caller, name));
-  const std::string path =
-      absl::StrCat(folder, "/", absl::BytesToHexString(digest.Final()).substr(0, 32));
+  const std::string digest = DigestOf(absl::StrCat(caller.size(), ":", caller, name));
+  const std::string path = absl::StrCat(folder, "/", absl::BytesToHexString(digest).substr(0, 32));
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return Failed("cannot make", path);
   const std::string lock_path = path + "/lock";
   const int lock = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "modules/known_layers.h"
 #include "modules/reference/reference_engine.h"
 #include "server/call/status_details.h"
 #include "server/modules/running_digest.h"
@@ -19,19 +20,6 @@ namespace attnd {
 namespace {
 
 namespace fs = std::filesystem;
-
-ModuleLayout OneLinear() {
-  ModuleLayout layout;
-  layout.width = 8;
-  ModuleBlock block;
-  block.parameters.push_back({"weight", {8, 8}});
-  ModuleOp op;
-  op.kind = LinearOp{.input = 0, .weight = 0};
-  block.ops.push_back(op);
-  layout.blocks.push_back(block);
-  layout.layers.push_back({.block = 0, .prefix = "layer."});
-  return layout;
-}
 
 class State : public ::testing::Test {
  protected:

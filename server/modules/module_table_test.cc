@@ -10,25 +10,12 @@
 
 #include "absl/time/clock.h"
 #include "base/check.h"
+#include "modules/known_layers.h"
 #include "modules/reference/reference_engine.h"
 #include "server/call/status_details.h"
 
 namespace attnd {
 namespace {
-
-ModuleLayout OneLinear() {
-  ModuleLayout layout;
-  layout.width = 8;
-  layout.element = layout.wide_element = layout.parameter_element = ElementType::kFloat32;
-  ModuleBlock block;
-  block.parameters.push_back({"weight", {8, 8}});
-  ModuleOp op;
-  op.kind = LinearOp{.input = 0, .weight = 0};
-  block.ops.push_back(op);
-  layout.blocks.push_back(block);
-  layout.layers.push_back({.block = 0, .prefix = "layer."});
-  return layout;
-}
 
 class Modules : public ::testing::Test {
  protected:

@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "proto/attnd/v1/chunk_framing.h"
+#include "server/admission/staging_copy.h"
 #include "server/call/status_details.h"
 #include "server/rpc/chunk_sequence.h"
 #include "server/wire/decode_small.h"
@@ -74,8 +75,10 @@ void Payloads::Forget(int field) {
 
 absl::Status Payloads::Receive(CallStream& stream, const google::protobuf::Descriptor& type) {
   std::vector<TensorSpec> inputs;
+  int64_t input_bytes = 0;
   for (const Placed& placed : placed_) {
     if (!placed.spec.is_input) continue;
+    input_bytes += placed.spec.bytes;
     inputs.push_back({.id = placed.spec.field,
                       .field = placed.spec.field,
                       .name = placed.spec.name,
@@ -92,8 +95,8 @@ absl::Status Payloads::Receive(CallStream& stream, const google::protobuf::Descr
     ASSIGN_OR_RETURN(const int field, sequence.Take(chunk.tensor, chunk.offset, chunk.data.size));
     std::byte* to = (*this)[field].data() + chunk.offset;
     message.ForEachPiece(chunk.data, [&](absl::Span<const uint8_t> bytes) {
-      to = std::transform(bytes.begin(), bytes.end(), to,
-                          [](uint8_t byte) { return std::byte{byte}; });
+      LandPiece(to, bytes, input_bytes);
+      to += bytes.size();
     });
   }
   return BrokenOr(stream, sequence.CheckComplete());

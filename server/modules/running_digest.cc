@@ -22,4 +22,10 @@ std::string RunningDigest::Final() {
   return digest;
 }
 
+std::string DigestOf(absl::string_view bytes) {
+  RunningDigest digest;
+  digest.Add(bytes);
+  return digest.Final();
+}
+
 }  // namespace attnd

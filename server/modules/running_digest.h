@@ -1,4 +1,4 @@
-// RunningDigest: SHA-256 of what is added, piece after piece. One thread.
+// SHA-256: of bytes, or of what is added piece after piece (RunningDigest, one thread).
 #pragma once
 
 #include <openssl/evp.h>
@@ -22,5 +22,7 @@ class RunningDigest {
   };
   std::unique_ptr<EVP_MD_CTX, Free> context_;
 };
+
+std::string DigestOf(absl::string_view bytes);  // 32 bytes
 
 }  // namespace attnd

@@ -1,13 +1,12 @@
 #include "server/modules/tensor_copy.h"
 
-#include <openssl/sha.h>
-
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
+#include "server/modules/running_digest.h"
 
 namespace attnd {
 namespace {
@@ -25,18 +24,6 @@ absl::StatusOr<ElementType> DecodeElement(v1::Element element) {
                         "ELEMENT_FLOAT16, ELEMENT_BFLOAT16 or ELEMENT_FLOAT32",
                         v1::Element_Name(element));
   }
-}
-
-v1::Element EncodeElement(ElementType element) {
-  switch (element) {
-    case ElementType::kFloat16:
-      return v1::ELEMENT_FLOAT16;
-    case ElementType::kBFloat16:
-      return v1::ELEMENT_BFLOAT16;
-    case ElementType::kFloat32:
-      break;
-  }
-  return v1::ELEMENT_FLOAT32;
 }
 
 v1::TensorKind EncodeTensorKind(TensorRole role) {
@@ -67,7 +54,7 @@ v1::TensorHeader HeaderOf(const ModuleDescription& module, const WeightEntry& en
   v1::TensorHeader header;
   header.set_kind(EncodeTensorKind(role));
   header.set_name(entry.name);
-  header.set_element(element == v1::ELEMENT_UNSPECIFIED ? EncodeElement(kept) : element);
+  header.set_element(element == v1::ELEMENT_UNSPECIFIED ? static_cast<v1::Element>(kept) : element);
   for (const int64_t size : entry.shape) header.add_shape(static_cast<uint32_t>(size));
   return header;
 }
@@ -99,10 +86,7 @@ absl::StatusOr<TensorCopy> TensorCopy::Make(const v1::TensorHeader& header,
 }
 
 std::string TensorCopy::Digest() const {
-  std::string digest(SHA256_DIGEST_LENGTH, '\0');
-  SHA256(reinterpret_cast<const unsigned char*>(bytes()), static_cast<size_t>(size()),
-         reinterpret_cast<unsigned char*>(digest.data()));
-  return digest;
+  return DigestOf({reinterpret_cast<const char*>(bytes()), static_cast<size_t>(size())});
 }
 
 }  // namespace attnd
