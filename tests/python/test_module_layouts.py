@@ -9,7 +9,7 @@ from conftest import ROOT
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from attnd._modules import wire  # noqa: E402
+from attnd import _protobuf as wire  # noqa: E402
 from attnd._modules.layers import Variant  # noqa: E402
 from attnd._modules.stack import layout_of  # noqa: E402
 

@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterable, List, Literal, Mapping, NamedTuple, Opti
 import numpy as np
 
 from . import _arrays, _checks, _native
-from ._modules import wire
+from . import _protobuf as wire
 from ._arrays import Array, ArrayLike, Tensor
 from ._call import Call, CallOptions, Handle
 from ._modules.layout import Block, Heads, Layout, Parameter, Rotary

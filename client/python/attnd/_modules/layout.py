@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from . import wire
+from .. import _protobuf as wire
 from ..errors import wrong
 
+_ELEMENTS = {"f16": 1, "bf16": 2, "f32": 3}
 NORMS = {"layer": 1, "rms": 2}
 ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "quick_gelu": 5, "tanh": 6}
 
@@ -149,7 +150,7 @@ class Layout:
 
     def __init__(self, width: int, element: str = "f32", memory_width: int = 0) -> None:
         self.width, self.memory_width = width, memory_width
-        _word("element", element, wire.ELEMENTS)
+        _word("element", element, _ELEMENTS)
         self.element = element
         self.layers: List[Layer] = []
 
@@ -185,8 +186,8 @@ class Layout:
             layers.append(wire.number(1, block) + wire.text(2, layer.prefix) + wire.numbers(3, layer.frozen)
                           + wire.floats(4, layer.attention_scale))
         return (wire.number(1, 1) + wire.number(2, self.width) + b"".join(wire.message(3, block) for block in blocks)
-                + b"".join(wire.message(4, layer) for layer in layers) + wire.number(5, wire.ELEMENTS[self.element])
-                + wire.number(7, wire.ELEMENTS["f32"]) + wire.number(8, self.memory_width))
+                + b"".join(wire.message(4, layer) for layer in layers) + wire.number(5, _ELEMENTS[self.element])
+                + wire.number(7, _ELEMENTS["f32"]) + wire.number(8, self.memory_width))
 
 
 def _word(field: str, value: str, words: Dict[str, int]) -> int:

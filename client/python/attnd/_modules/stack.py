@@ -282,8 +282,9 @@ class RemoteStack(nn.Module):
         x = call.x
         if x.shape[-1] != described[0].width:
             raise wrong("x", f"{described[0].width} columns", x.shape[-1])
-        tensors = [] if self._options.server_optimizer else list(self._tensors().values())
-        anchor = self._anchor if any(tensor.requires_grad for tensor in self._tensors().values()) else None
+        every = list(self._tensors().values())
+        tensors = [] if self._options.server_optimizer else every
+        anchor = self._anchor if any(tensor.requires_grad for tensor in every) else None
         apply: Any = _Remote.apply
         y = apply(self, call, torch.is_grad_enabled(), anchor, x.reshape(x.shape[0], -1, x.shape[-1]), *tensors)
         return call.give(y.reshape(x.shape))
@@ -347,7 +348,7 @@ class _Remote(torch.autograd.Function):
             raise FailedPrecondition("backward: expected the module of its forward, got one that was registered since: a "
                                      "call between them needed more rows, or another mask")
         local = not stack._options.server_optimizer
-        trained = ctx.needs_input_grad[3] is not None and any(t.requires_grad for t in stack._tensors().values())
+        trained = any(t.requires_grad for t in stack._tensors().values())
         if local and ctx.versions != tuple((t.data_ptr(), t._version) for t in stack._tensors().values()):
             raise RuntimeError("one of the parameters needed for gradient computation has been modified by an inplace "
                                "operation since this stack's forward")

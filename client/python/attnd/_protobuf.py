@@ -1,13 +1,12 @@
-"""Messages of attnd/v1/module.proto by hand, since this package needs no protobuf: fields to bytes.
+"""Protobuf messages by hand, since this package needs nothing but NumPy: fields to bytes.
 
-A message is bytes; the functions give one field each, and nothing for a default that proto3 leaves out.
+A message is bytes; the functions give one field each, and nothing for a default that proto3 leaves out. (Protocol
+Buffers, "Encoding".)
 """
 from __future__ import annotations
 
 import struct
 from typing import Iterable, Optional
-
-ELEMENTS = {"f16": 1, "bf16": 2, "f32": 3}
 
 
 def varint(value: int) -> bytes:
@@ -32,9 +31,13 @@ def maybe(field: int, value: Optional[int]) -> bytes:
     return b"" if value is None else present(field, value)
 
 
+def zigzag(value: int) -> int:
+    return value << 1 if value >= 0 else -value * 2 - 1
+
+
 def signed(field: int, value: int) -> bytes:
     """A sint32."""
-    return number(field, value << 1 if value >= 0 else -value * 2 - 1)
+    return number(field, zigzag(value))
 
 
 def fixed64(field: int, value: int) -> bytes:
