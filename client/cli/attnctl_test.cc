@@ -42,9 +42,8 @@ TEST(Attnctl, TellsItsVersionAndHelpsWithExamples) {
   Outcome help = RunAttnctl("--help");
   EXPECT_EQ(help.exit_code, 0);
   EXPECT_TRUE(absl::StrContains(help.output, "Exit codes:")) << help.output;
-  for (const char* command :
-       {"info", "health", "check", "bench", "estimate", "mask", "module", "run", "top",
-        "completion"}) {
+  for (const char* command : {"info", "health", "check", "bench", "estimate", "mask", "module",
+                              "run", "top", "completion"}) {
     Outcome one = RunAttnctl(absl::StrCat(command, " --help"));
     EXPECT_EQ(one.exit_code, 0) << command;
     EXPECT_TRUE(absl::StrContains(help.output, absl::StrCat("  ", command, " "))) << command;

@@ -38,7 +38,7 @@ struct LaunchPlan {
   int64_t constants_begin = 0;        // sequences, slopes, descriptors, tiles: to the arena's end
   std::vector<PlannedKernel> kernels;
   std::optional<KernelRow> mapped;  // the main kernel, if it loads by tensor maps
-  double flops = 0;                // at most: what bool masks empty is counted
+  double flops = 0;                 // at most: what bool masks empty is counted
   bool has_bool_masks = false;
 
   absl::Span<Part> PartsOfCall(size_t call) {

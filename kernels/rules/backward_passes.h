@@ -280,10 +280,10 @@ struct DqKernel {
                                 p.d_q_exponent - head.SumExponent(row));
     float low = Sum(head, sums), high = Sum(head, sums + 32);
     if constexpr (DqSums::kFixedPoint) {
-      const uint32_t marks = ptx::LoadGlobal32(DqNonFinite<kColumns>(p, head.tile.batch,
-                                                                     head.tile.head, row) +
-                                               (column >> 5)) >>
-                             (column & 31);
+      const uint32_t marks =
+          ptx::LoadGlobal32(DqNonFinite<kColumns>(p, head.tile.batch, head.tile.head, row) +
+                            (column >> 5)) >>
+          (column & 31);
       if (marks & 1) low = ptx::BitsFloat(0x7fffffffu);
       if (marks & 2) high = ptx::BitsFloat(0x7fffffffu);
     }

@@ -49,7 +49,7 @@ struct ServerOptions {
   // waking another thread takes 20 to 50 us.
   DeviceWorkerOptions worker = {.inline_time = absl::Microseconds(200)};
   TransportOptions transport;
-  ModuleOptions modules;  // of no memory: the service answers UNIMPLEMENTED
+  ModuleOptions modules;                        // of no memory: the service answers UNIMPLEMENTED
   std::shared_ptr<ModuleEngine> module_engine;  // the tests' too; null: that of the backend
   SharedMemoryLimits shared_memory;
   absl::Duration drain_delay = absl::Seconds(5);

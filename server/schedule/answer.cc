@@ -32,8 +32,7 @@ Result Answer::Of(const DeviceWorkerDeps& deps, LaunchedCall& launched, const La
   result.batched_with_ = batched_with;
   result.outputs_.Reserve(result.call().tensors().size());
   for (const TensorSpec& tensor : result.call().tensors()) {
-    if (tensor.role == TensorUse::kOutput)
-      result.outputs_.Add(tensor.id, call.staged()[tensor.id]);
+    if (tensor.role == TensorUse::kOutput) result.outputs_.Add(tensor.id, call.staged()[tensor.id]);
   }
   const bool keep = result.call().keep_residual() && deps.leases != nullptr;
   if (keep && launched.kept == nullptr) {

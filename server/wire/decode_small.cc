@@ -12,8 +12,7 @@
 namespace attnd {
 namespace {
 
-absl::Status Parse(const MessageBytes& bytes, ByteRange range,
-                   google::protobuf::Message& request) {
+absl::Status Parse(const MessageBytes& bytes, ByteRange range, google::protobuf::Message& request) {
   MessageBytes::Stream stream(bytes, range);
   if (request.ParseFromZeroCopyStream(&stream)) return absl::OkStatus();
   return FieldError(reason::kMalformedMessage, "message", "a protobuf message",
