@@ -124,6 +124,26 @@ TEST_F(DaemonModules, TrainsFromRegisterToRelease) {
   EXPECT_EQ(ReasonOf(Forward(token, 2, 4).status), "MODULE_LOST");
 }
 
+// A large chunk comes from gRPC in many pieces, a small one in one.
+TEST_F(DaemonModules, LandsChunksOfAnySize) {
+  constexpr int kRows = 4096;
+  v1::RegisterModuleRequest request = SmallRegistration("m");
+  request.mutable_limits()->set_max_rows(kRows);
+  request.mutable_limits()->set_kept_rows(0);
+  v1::RegisterModuleResponse response;
+  const grpc::Status status = caller_.Register(request, response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_TRUE(Put(response.token(), 0).ok());
+  const v1::ModuleForwardHeader header = ForwardHeader(response.token(), 1, kRows);
+  const Payload x = {kX, Rows(kRows)};
+  const auto small = caller_.Forward(header, {x});
+  caller_.SendChunksOf(x.second.size());
+  const auto large = caller_.Forward(header, {x});
+  ASSERT_TRUE(small.status.ok()) << small.status.error_message();
+  ASSERT_TRUE(large.status.ok()) << large.status.error_message();
+  EXPECT_EQ(small.payload.at(kY), large.payload.at(kY));
+}
+
 TEST_F(DaemonModules, SaysThatItServesThem) {
   grpc::ClientContext context;
   v1::GetServerInfoResponse info;

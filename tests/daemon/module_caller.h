@@ -86,6 +86,7 @@ class ModuleCaller {
       : stub_(v1::Modules::NewStub(channel)), bearer_(std::move(bearer)) {}
 
   v1::Modules::Stub& stub() { return *stub_; }
+  void SendChunksOf(size_t bytes) { chunk_bytes_ = bytes; }
   std::unique_ptr<grpc::ClientContext> NewContext() const {
     auto context = std::make_unique<grpc::ClientContext>();
     if (!bearer_.empty()) context->AddMetadata("authorization", "Bearer " + bearer_);
@@ -169,11 +170,11 @@ class ModuleCaller {
     *message.mutable_header() = std::move(header);
     stream.Write(message);
     for (const auto& [field, bytes] : payloads) {
-      for (size_t at = 0; at < bytes.size(); at += 100) {
+      for (size_t at = 0; at < bytes.size(); at += chunk_bytes_) {
         v1::PayloadChunk& chunk = *message.mutable_chunk();
         chunk.set_tensor(static_cast<uint32_t>(field));
         chunk.set_offset(at);
-        chunk.set_data(bytes.substr(at, 100));
+        chunk.set_data(bytes.substr(at, chunk_bytes_));
         stream.Write(message);
       }
     }
@@ -192,6 +193,7 @@ class ModuleCaller {
 
   const std::unique_ptr<v1::Modules::Stub> stub_;
   const std::string bearer_;
+  size_t chunk_bytes_ = 100;
 };
 
 // Messages that put tensors of a small module, each of the bytes that `bytes(count)` gives.
