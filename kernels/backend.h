@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "attention/masks/compiled_mask.h"
+#include "attention/patterns/captured_map.h"
 #include "attention/problem.h"
 
 namespace attnd {
@@ -78,6 +79,19 @@ struct BackwardCall {
   const CompiledMask* compiled_mask = nullptr;
   const DeviceResidual* residual = nullptr;  // of this engine's forward of the same problem
 };
+
+// What to capture of a forward, beside what it returns.
+struct CaptureRequest {
+  int64_t block = 0;      // rows and keys of a block of the pooled map
+  bool keep_map = false;  // the map itself too
+};
+
+// OUT_OF_RANGE or UNIMPLEMENTED naming the field where no engine captures this: lengths above
+// kMaxCaptureLength (a kept map: kMaxKeptMapLength), more than kMaxMapBlocks blocks, packed
+// layouts. INVALID_ARGUMENT: no block.
+absl::Status CheckCapture(const Problem& problem, const CaptureRequest& request);
+inline constexpr int64_t kMaxCaptureLength = 65536, kMaxKeptMapLength = 4096;
+inline constexpr int64_t kMaxMapBlocks = int64_t{1} << 20;
 
 // What a launch did, for receipts and metrics.
 struct LaunchReport {
@@ -153,6 +167,14 @@ class Backend {
   virtual DeviceUse Use() const { return {}; }
   virtual absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) = 0;
   virtual absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) = 0;
+
+  // Whether this engine has Capture. UNIMPLEMENTED otherwise.
+  virtual absl::Status SupportsCapture() const;
+  // The averaged attention map of a call that Forward has run: reads what it read, and its lse. The
+  // same call has the same bits whatever else runs. `request` has passed CheckCapture. Errors are
+  // Forward's; a call whose stop token is set may have any result.
+  virtual absl::StatusOr<CapturedMap> Capture(const ForwardCall& call,
+                                              const CaptureRequest& request);
 };
 
 }  // namespace attnd

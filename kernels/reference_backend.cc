@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <utility>
 #include <vector>
 
 #include "attention/mask_plans.h"
@@ -133,6 +134,32 @@ absl::StatusOr<LaunchReport> ReferenceBackend::Backward(absl::Span<const Backwar
   auto start = std::chrono::steady_clock::now();
   for (const BackwardCall& call : calls) BackwardOne(call);
   return LaunchReport{.kernel = kBackwardKernel, .seconds = SecondsSince(start)};
+}
+
+absl::StatusOr<CapturedMap> ReferenceBackend::Capture(const ForwardCall& call,
+                                                      const CaptureRequest& request) {
+  const Problem& p = *call.problem;
+  const Reference reference(p, {call.q, call.k, call.v, call.mask_bits, call.bias});
+  std::vector<double> sums(static_cast<size_t>(p.q_len * p.kv_len));
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence sequence = p.SequenceAt(b);
+    for (int64_t h = 0; h < p.q_heads; ++h) {
+      for (int64_t i = 0; i < p.q_len && !call.stop.stop_requested(); ++i) {
+        const ReferenceRow row = reference.Row(b, h, sequence, i);
+        for (int64_t j = 0; j < sequence.kv_len; ++j) {
+          if (row.visible[j]) sums[i * p.kv_len + j] += row.probability[j];
+        }
+      }
+    }
+  }
+  std::vector<float> map(sums.size());
+  const double share = 1.0 / static_cast<double>(p.batch * p.q_heads);
+  for (size_t n = 0; n < sums.size(); ++n) map[n] = static_cast<float>(share * sums[n]);
+  MapSums pooled({p.q_len, p.kv_len, request.block}, p.q_len, p.kv_len);
+  pooled.Add(0, 0, map.data(), p.kv_len);
+  CapturedMap captured = pooled.Finish();
+  if (request.keep_map) captured.map = std::move(map);
+  return captured;
 }
 
 }  // namespace attnd

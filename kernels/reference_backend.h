@@ -17,6 +17,9 @@ class ReferenceBackend : public Backend {
   int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override;
   absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override;
   absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override;
+  absl::Status SupportsCapture() const override { return absl::OkStatus(); }
+  absl::StatusOr<CapturedMap> Capture(const ForwardCall& call,
+                                      const CaptureRequest& request) override;
 
  private:
   BackendInfo info_;

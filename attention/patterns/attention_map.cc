@@ -7,10 +7,11 @@
 #include "base/check.h"
 
 namespace attnd {
-namespace {
+int64_t MapShape::BlockEntries(int64_t row_block, int64_t key_block) const {
+  return std::min(block, rows - row_block * block) * std::min(block, keys - key_block * block);
+}
 
-// The sums of each block into the average of its entries.
-std::vector<float> Averages(const MapShape& shape, const std::vector<double>& sums) {
+std::vector<float> BlockAverages(const MapShape& shape, absl::Span<const double> sums) {
   std::vector<float> averages(sums.size());
   const int64_t columns = shape.key_blocks();
   for (int64_t n = 0; n < static_cast<int64_t>(sums.size()); ++n) {
@@ -18,12 +19,6 @@ std::vector<float> Averages(const MapShape& shape, const std::vector<double>& su
         sums[n] / static_cast<double>(shape.BlockEntries(n / columns, n % columns)));
   }
   return averages;
-}
-
-}  // namespace
-
-int64_t MapShape::BlockEntries(int64_t row_block, int64_t key_block) const {
-  return std::min(block, rows - row_block * block) * std::min(block, keys - key_block * block);
 }
 
 std::vector<float> PoolBlocks(const MapShape& shape, absl::Span<const float> map) {
@@ -49,7 +44,7 @@ std::vector<float> PoolDiagonals(const MapShape& shape, absl::Span<const float> 
       sums[row / shape.block * columns + block] += sum;
     }
   }
-  return Averages(shape, sums);
+  return BlockAverages(shape, sums);
 }
 
 double FrobeniusDistance(absl::Span<const float> a, absl::Span<const float> b) {

@@ -19,6 +19,9 @@ struct MapShape {
   int64_t BlockEntries(int64_t row_block, int64_t key_block) const;
 };
 
+// The average of each block from its sum, both [row_blocks, key_blocks].
+std::vector<float> BlockAverages(const MapShape& shape, absl::Span<const double> sums);
+
 // The average of each block, [row_blocks, key_blocks].
 std::vector<float> PoolBlocks(const MapShape& shape, absl::Span<const float> map);
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -132,6 +133,36 @@ class CpuBackend : public Backend {
     return Report(kBackward, calls.empty() ? nullptr : calls[0].problem, start);
   }
 
+  absl::Status SupportsCapture() const override { return absl::OkStatus(); }
+
+  absl::StatusOr<CapturedMap> Capture(const ForwardCall& unmasked,
+                                      const CaptureRequest& request) override {
+    ASSIGN_OR_RETURN(const Masked<ForwardCall> masked,
+                     WithMasks(absl::MakeConstSpan(&unmasked, 1)));
+    const ForwardCall& call = masked.calls[0];
+    const MapShape shape = {call.problem->q_len, call.problem->kv_len, request.block};
+    MapSums sums(shape, kMaxQueryRows, kMaxKeyRows);
+    std::vector<float> map(static_cast<size_t>(request.keep_map ? shape.rows * shape.keys : 0));
+    const Lane lane = TakeLane(masked.calls, Direction::kForward);
+    const auto run = [&](int64_t index, float* scratch) {
+      const int64_t row_tile = index / sums.key_tiles(), key_tile = index % sums.key_tiles();
+      const MapTile tile = {row_tile * kMaxQueryRows, key_tile * kMaxKeyRows};
+      const float* averages = CaptureItem(call, tile, scratch);
+      sums.Add(row_tile, key_tile, averages, kMaxKeyRows);
+      if (!request.keep_map) return;
+      const int64_t rows = std::min<int64_t>(kMaxQueryRows, shape.rows - tile.row);
+      const int64_t keys = std::min<int64_t>(kMaxKeyRows, shape.keys - tile.key);
+      for (int64_t row = 0; row < rows; ++row) {
+        std::copy_n(averages + row * kMaxKeyRows, keys,
+                    &map[(tile.row + row) * shape.keys + tile.key]);
+      }
+    };
+    RunAll(lane, sums.row_tiles() * sums.key_tiles(), run);
+    CapturedMap captured = sums.Finish();
+    captured.map = std::move(map);
+    return captured;
+  }
+
  private:
   // The calls of a launch, those with a mask by description with its plan.
   template <class Call>
@@ -190,11 +221,17 @@ class CpuBackend : public Backend {
       const Call& call = calls[list[index].call];
       if (!call.stop.stop_requested()) body(call, list[index], scratch);
     };
+    RunAll(lane, list.size(), run);
+  }
+
+  // run(index, scratch) for each index below `count`.
+  template <class Body>
+  void RunAll(const Lane& lane, int64_t count, const Body& run) {
     if (lane.scratch == nullptr) {
       return pool_.ParallelFor(
-          list.size(), [&](int64_t index, int thread) { run(index, scratch_[thread].floats()); });
+          count, [&](int64_t index, int thread) { run(index, scratch_[thread].floats()); });
     }
-    for (int64_t index = 0; index < list.size(); ++index) run(index, lane.scratch->floats());
+    for (int64_t index = 0; index < count; ++index) run(index, lane.scratch->floats());
   }
 
   static constexpr absl::string_view kForward = "cpu_forward", kBackward = "cpu_backward";

@@ -8,6 +8,7 @@
 //            phase 2: GradientItem for each (batch entry, KV head, slot): dQ, and dK, dV of its
 //                     rows; it waits for the slot before it, so that must have been started
 //            phase 3: BiasGradientItem for each tile of the bias, if its gradient is wanted
+// Capture    CaptureItem for each tile of the map
 // Backward's workspace is laid out by BackwardWorkspace (workspace.h).
 #pragma once
 
@@ -36,6 +37,14 @@ struct BiasTile {
   int64_t batch, head, row_tile, column_tile;
 };
 void BiasGradientItem(const BackwardCall& call, const BiasTile& tile, float* scratch);
+
+// The averaged attention map's tile at (row, key), both multiples of the tile's sides:
+// [kMaxQueryRows][kMaxKeyRows] of `scratch`, zero beyond the map. It reads what the call's forward
+// read, and lse.
+struct MapTile {
+  int64_t row, key;
+};
+const float* CaptureItem(const ForwardCall& call, const MapTile& tile, float* scratch);
 
 // The vector target in use, and the matrix tiles if there are any ("AVX3_AMX"); and what the
 // float32 product reaches in one thread.

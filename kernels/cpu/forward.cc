@@ -27,12 +27,6 @@ HWY_BEFORE_NAMESPACE();
 namespace attnd {
 namespace HWY_NAMESPACE {
 
-RowsOf RowsAt(const Problem& p, const void* data, const TensorStrides& strides, int64_t first,
-              int rows, int64_t count) {
-  return {static_cast<const uint8_t*>(data) + first * ElementBytes(p.element), strides.row, rows,
-          static_cast<int>(count)};
-}
-
 // QueryTile: some rows of one head, and what an item knows of them so far.
 struct QueryTile {
   QueryTile(const ForwardCall& call, int64_t b, int64_t head, int64_t tile)

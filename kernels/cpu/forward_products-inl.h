@@ -18,6 +18,13 @@ namespace attnd {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// `rows` rows from `first` of a tensor of Problem::element, `count` elements each.
+inline RowsOf RowsAt(const Problem& p, const void* data, const TensorStrides& strides,
+                     int64_t first, int rows, int64_t count) {
+  return {static_cast<const uint8_t*>(data) + first * ElementBytes(p.element), strides.row, rows,
+          static_cast<int>(count)};
+}
+
 struct FloatRows {
   const float* data;
   int64_t stride;
