@@ -367,6 +367,9 @@ absl::Status Admission::Take(const CallerFlow& flow, int64_t bytes, const Choice
   return status;
 }
 
+// A capture computes all scores once more.
+constexpr double kCapturedWork = 1.6;
+
 Admission::Choice Admission::ChoiceOf(const AdmittedCall& admitted, int device) const {
   const AttentionCall& call = admitted.call();
   const auto& [backend, cost] = devices_[device];
@@ -374,9 +377,9 @@ Admission::Choice Admission::ChoiceOf(const AdmittedCall& admitted, int device) 
   int64_t bytes = backend->DeviceBytes(problem, call.direction());
   if (admitted.memory().residual_place == device) bytes -= backend->ResidualBytes(problem);
   if (call.keep_residual()) bytes += backend->KeepingBytes(problem);
-  return {device, bytes,
-          cost->EstimateSeconds(problem, call.direction(), admitted.flops(),
-                                call.input_bytes() + call.output_bytes())};
+  const double seconds = cost->EstimateSeconds(problem, call.direction(), admitted.flops(),
+                                               call.input_bytes() + call.output_bytes());
+  return {device, bytes, call.capture() == nullptr ? seconds : kCapturedWork * seconds};
 }
 
 // The device estimated to finish the call first; one without enough memory now only if there is no
@@ -393,6 +396,7 @@ absl::StatusOr<Admission::Choice> Admission::Choose(const AdmittedCall& call) co
     if (residual_place != kHostMemory && residual_place != n) continue;
     const Backend& backend = *devices_[n].backend;
     absl::Status supported = backend.Supports(problem, call.call().direction());
+    if (supported.ok() && call.call().capture() != nullptr) supported = backend.SupportsCapture();
     if (!supported.ok()) {
       refusal = Classified(std::move(supported));
       continue;

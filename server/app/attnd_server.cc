@@ -110,6 +110,8 @@ void AttndServer::StartCalls(uint64_t boot_epoch) {
       options_.leases, TokenIssuer{ReplicaOf(options_), boot_epoch}, metrics_, clock_);
   reaper_ = std::make_unique<LeaseReaper>(*leases_);
   masks_ = std::make_unique<MaskStore>(options_.masks, clock_, options_.mask_plans);
+  maps_ = std::make_unique<MapStore>(options_.captures,
+                                     TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
   mask_workers_ =
       std::make_unique<MaskWorkers>(MaskThreadCount(), options_.admission.caller_max_calls);
   for (int n = 0; n < devices_.size(); ++n) {
@@ -125,7 +127,7 @@ void AttndServer::StartCalls(uint64_t boot_epoch) {
   shared_memory_ =
       std::make_unique<SharedMemoryTable>(options_.shared_memory, devices_.first_engine());
   devices_.StartWorkers(
-      options_.worker, clock_, *leases_,
+      options_.worker, clock_, *leases_, *maps_,
       [this](int device, const absl::Status& status) { LoseDevice(device, status); });
 }
 
@@ -201,6 +203,7 @@ absl::Status AttndServer::StartRpc() {
                          devices_.workers(),
                          *leases_,
                          *masks_,
+                         *maps_,
                          *mask_workers_,
                          *transfer_pool_,
                          metrics_,

@@ -27,6 +27,7 @@
 #include "server/app/devices.h"
 #include "server/app/metrics_port.h"
 #include "server/app/options.h"
+#include "server/captures/map_store.h"
 #include "server/lease/lease_table.h"
 #include "server/masks/mask_store.h"
 #include "server/masks/mask_workers.h"
@@ -104,6 +105,7 @@ class AttndServer {
   void SampleLeases(int place, const std::string& name);
   void SampleSharedMemory();
   void SampleMasks();
+  void SampleCaptures();
   void SampleModules();
   void SampleCertificates();
 
@@ -126,6 +128,7 @@ class AttndServer {
   v1::GetServerInfoResponse server_info_;
   std::unique_ptr<LeaseTable> leases_;
   std::unique_ptr<MaskStore> masks_;
+  std::unique_ptr<MapStore> maps_;
   std::unique_ptr<MaskWorkers> mask_workers_;
   std::vector<NamedEngine> named_engines_;
   std::unique_ptr<LeaseReaper> reaper_;

@@ -24,6 +24,7 @@ void AttndServer::SampleState() {
                    [this] { return static_cast<double>(staging_.peak_used()); });
   SampleSharedMemory();
   SampleMasks();
+  SampleCaptures();
   SampleModules();
   SampleCertificates();
 }
@@ -82,6 +83,14 @@ void AttndServer::SampleMasks() {
                      [this] { return masks_->plans().stats().compile_seconds; });
   sampled.AddCounter("attnd_masks_compiled_total", "Masks compiled for some sizes.", {},
                      [this] { return static_cast<double>(masks_->plans().stats().misses); });
+}
+
+void AttndServer::SampleCaptures() {
+  SampledMetrics& sampled = *metrics_.sampled();
+  sampled.AddGauge("attnd_capture_bytes", "Attention maps kept for callers.", {},
+                   [this] { return static_cast<double>(maps_->stats().bytes); });
+  sampled.AddCounter("attnd_captures_lost_total", "Calls that named a map which is gone.", {},
+                     [this] { return static_cast<double>(maps_->stats().lost); });
 }
 
 void AttndServer::SampleLeases(int place, const std::string& name) {

@@ -60,15 +60,21 @@ void Devices::PlaceStaging(StagingPool& staging) {
 }
 
 void Devices::StartWorkers(const DeviceWorkerOptions& options, const Clock& clock,
-                           LeaseTable& leases,
+                           LeaseTable& leases, MapStore& maps,
                            std::function<void(int device, const absl::Status& status)> on_lost) {
   for (int n = 0; n < size(); ++n) {
     auto lost = [this, n, on_lost](const absl::Status& status) {
       on_lost(n, status);
       ++lost_;
     };
-    DeviceWorkerDeps deps{*devices_[n].backend, devices_[n].cost, metrics_, clock, n, &leases,
-                          std::move(lost)};
+    DeviceWorkerDeps deps{*devices_[n].backend,
+                          devices_[n].cost,
+                          metrics_,
+                          clock,
+                          n,
+                          &leases,
+                          std::move(lost),
+                          &maps};
     workers_.Add(std::make_unique<DeviceWorker>(deps, options));
   }
 }

@@ -135,6 +135,8 @@ v1::GetServerInfoResponse DescribeServer(const ServerOptions& options,
     };
     if (std::all_of(engines.begin(), engines.end(), supports)) reply.add_feature(feature.name);
   }
+  const auto captures = [](const Backend* engine) { return engine->SupportsCapture().ok(); };
+  if (std::all_of(engines.begin(), engines.end(), captures)) reply.add_feature("capture");
   reply.add_feature("stream");
   DescribeLeases(options.leases, reply);
   return reply;

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "modules/module_engine.h"
 #include "server/admission/admission.h"
+#include "server/captures/map_store.h"
 #include "server/lease/lease_table.h"
 #include "server/masks/mask_store.h"
 #include "server/modules/module_table.h"
@@ -44,6 +45,7 @@ struct ServerOptions {
   AdmissionLimits admission;
   LeaseLimits leases;
   MaskStoreLimits masks;
+  MapStoreLimits captures;
   std::shared_ptr<MaskPlans> mask_plans;  // the engines' too; null: the server's own
   // A call of a few microseconds that finds its device idle is computed where it was received:
   // waking another thread takes 20 to 50 us.

@@ -39,6 +39,7 @@ constexpr absl::string_view DirectionName(Direction direction) {
 }
 
 class ResidualTensors;
+struct KeptMap;
 
 // Where a residual lies: here, or on the device of this number.
 inline constexpr int kHostMemory = -1;
@@ -52,6 +53,13 @@ struct SharedRequest {
   uint64_t use = 0;
 };
 
+// The attention map that a forward is asked for beside its results (attnd.v1.Capture).
+struct CaptureWish {
+  int64_t block = 0;
+  bool keep = false;
+  std::string previous;  // token of a kept map; empty: none
+};
+
 struct CallMemory {
   TensorPlaces shared;                  // of the tensors that lie in a region
   std::shared_ptr<const void> regions;  // keeps them mapped, together with their table
@@ -59,6 +67,7 @@ struct CallMemory {
   // shared_ptr: see ResidualTensors.
   std::shared_ptr<const ResidualTensors> residual;
   int residual_place = kHostMemory;
+  std::shared_ptr<const KeptMap> previous_map;  // that the capture's distance is from, or null
 };
 
 // Its parts lie on the heap: a call passes through every stage and moves as a pointer.
@@ -80,6 +89,8 @@ class AttentionCall {
   absl::Duration residual_ttl() const { return parts_->residual_ttl; }
   // A backward whose token is not empty brings d_o (and d_lse) alone; its other tensors are kept.
   const std::string& residual_token() const { return parts_->residual_token; }
+
+  const CaptureWish* capture() const { return parts_->capture.get(); }  // or null
 
   // Tensors in shared memory are neither in the message nor in the reply. The engine reads and
   // writes them in place; those that are to be kept are copied first.
@@ -119,6 +130,7 @@ class AttentionCall {
     TensorList tensors;
     MessageBytes message;
     std::unique_ptr<const SharedRequest> shared_request;
+    std::unique_ptr<const CaptureWish> capture;
   };
   AttentionCall() : parts_(std::make_unique<Parts>()) {}
 

@@ -54,6 +54,7 @@ inline constexpr absl::string_view kEpochChanged = "EPOCH_CHANGED";
 inline constexpr absl::string_view kWrongReplica = "WRONG_REPLICA";
 inline constexpr absl::string_view kLeaseMismatch = "LEASE_MISMATCH";
 inline constexpr absl::string_view kLeaseNotOwned = "LEASE_NOT_OWNED";
+inline constexpr absl::string_view kCaptureLost = "CAPTURE_LOST";
 inline constexpr absl::string_view kRegionUnknown = "REGION_UNKNOWN";
 inline constexpr absl::string_view kEngineFailed = "ENGINE_FAILED";
 inline constexpr absl::string_view kBadLayout = "BAD_LAYOUT";

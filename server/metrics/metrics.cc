@@ -90,7 +90,8 @@ std::string CudaErrorIn(absl::string_view message) {
 
 absl::string_view MethodName(Method method) {
   constexpr absl::string_view kNames[kMethods] = {
-      "Forward", "Backward", "GetServerInfo", "RenewResidual", "ReleaseResidual", "CompileMask"};
+      "Forward",         "Backward",    "GetServerInfo", "RenewResidual",
+      "ReleaseResidual", "CompileMask", "BuildPattern",  "ReleaseCapture"};
   return kNames[static_cast<int>(method)];
 }
 

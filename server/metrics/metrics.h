@@ -34,9 +34,11 @@ enum class Method : uint8_t {
   kGetServerInfo,
   kRenewResidual,
   kReleaseResidual,
-  kCompileMask
+  kCompileMask,
+  kBuildPattern,
+  kReleaseCapture
 };
-inline constexpr int kMethods = 6;
+inline constexpr int kMethods = 8;
 absl::string_view MethodName(Method method);
 constexpr Method MethodOf(Direction direction) {
   return direction == Direction::kForward ? Method::kForward : Method::kBackward;

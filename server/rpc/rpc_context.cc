@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "server/admission/staging_copy.h"
 #include "server/call/status_details.h"
@@ -37,6 +38,7 @@ absl::StatusOr<AdmittedCall> RpcContext::Admit(AttentionCall call, ReplySink& si
   RETURN_IF_ERROR(deps_.shared_memory.FindFor(call, caller_, unix_socket_, memory));
   deps_.metrics.SharedReceived(call.shared_input_bytes());
   RETURN_IF_ERROR(deps_.leases.FindFor(call, caller_, memory));
+  RETURN_IF_ERROR(FindCapture(call, memory));
   CallContext context{.id = id_,
                       .caller = caller_,
                       .deadline = deadline_,
@@ -48,6 +50,26 @@ absl::StatusOr<AdmittedCall> RpcContext::Admit(AttentionCall call, ReplySink& si
   RETURN_IF_ERROR(TakePlaces(admitted, deps_.staging, &deps_.leases));
   deps_.metrics.CallAdmitted(admitted.call());
   return admitted;
+}
+
+// The map that a capture is compared with, and room for the one that it keeps.
+absl::Status RpcContext::FindCapture(const AttentionCall& call, CallMemory& memory) const {
+  const CaptureWish* wish = call.capture();
+  if (wish == nullptr) return absl::OkStatus();
+  const Problem& p = call.problem();
+  if (wish->keep) {
+    RETURN_IF_ERROR(deps_.maps.MayKeep(p.q_len * p.kv_len * static_cast<int64_t>(sizeof(float))));
+  }
+  if (wish->previous.empty()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(memory.previous_map,
+                   deps_.maps.Find(wish->previous, caller_, "capture.previous"));
+  if (memory.previous_map->rows == p.q_len && memory.previous_map->keys == p.kv_len) {
+    return absl::OkStatus();
+  }
+  return FieldError(
+      reason::kBadShape, "capture.previous",
+      absl::StrCat("a map of ", p.q_len, " rows and ", p.kv_len, " keys"),
+      absl::StrCat("one of ", memory.previous_map->rows, " and ", memory.previous_map->keys));
 }
 
 void RpcContext::NoteRefused(const MessageBytes& message, ByteRange range) {

@@ -54,6 +54,7 @@ class RpcContext {
   void Close();
 
  private:
+  absl::Status FindCapture(const AttentionCall& call, CallMemory& memory) const;
   void ReportStages(absl::Time now);
   void Log(absl::Duration took, absl::string_view reason);
 

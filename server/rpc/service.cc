@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
+#include "server/rpc/build_pattern.h"
 #include "server/rpc/compile_mask.h"
 #include "server/rpc/stream_call.h"
 #include "server/wire/decode_small.h"
@@ -23,7 +24,7 @@ absl::Status InField(absl::string_view field, absl::Status status) {
 
 absl::Status GaveUp() {
   return Failure(absl::StatusCode::kCancelled, reason::kCancelled,
-                 "the caller gave up while its mask waited to be compiled");
+                 "the caller gave up while its call waited for a thread");
 }
 
 }  // namespace
@@ -105,28 +106,56 @@ grpc::ServerUnaryReactor* AttentionService::ReleaseResidual(grpc::CallbackServer
                      });
 }
 
-grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerContext* context,
-                                                        const grpc::ByteBuffer* request,
-                                                        grpc::ByteBuffer* reply) {
-  const SmallCall call = Begin(context, Method::kCompileMask);
+grpc::ServerUnaryReactor* AttentionService::AnswerLong(
+    grpc::CallbackServerContext* context, Method method,
+    std::function<absl::Status(const std::string& caller)> work) {
+  const SmallCall call = Begin(context, method);
   grpc::ServerUnaryReactor* reactor = call.reactor;
   if (!call.caller.ok()) {
     Finish(call, call.caller.status());
     return reactor;
   }
   const absl::Status taken =
-      deps_.mask_workers.Run(*call.caller, [this, context, call, request, reply] {
-        Finish(call, context->IsCancelled() ? GaveUp() : Compile(*request, *call.caller, reply));
+      deps_.mask_workers.Run(*call.caller, [this, context, call, work = std::move(work)] {
+        Finish(call, context->IsCancelled() ? GaveUp() : work(*call.caller));
       });
   if (!taken.ok()) Finish(call, taken);
   return reactor;
 }
 
-absl::Status AttentionService::Compile(const grpc::ByteBuffer& request, const std::string& caller,
-                                       grpc::ByteBuffer* reply) {
-  ASSIGN_OR_RETURN(const v1::CompileMaskResponse wire, attnd::CompileMask(request, caller, deps_));
-  *reply = EncodeSmall(wire);
-  return absl::OkStatus();
+grpc::ServerUnaryReactor* AttentionService::CompileMask(grpc::CallbackServerContext* context,
+                                                        const grpc::ByteBuffer* request,
+                                                        grpc::ByteBuffer* reply) {
+  return AnswerLong(context, Method::kCompileMask,
+                    [this, request, reply](const std::string& caller) -> absl::Status {
+                      ASSIGN_OR_RETURN(const v1::CompileMaskResponse wire,
+                                       attnd::CompileMask(*request, caller, deps_));
+                      *reply = EncodeSmall(wire);
+                      return absl::OkStatus();
+                    });
+}
+
+grpc::ServerUnaryReactor* AttentionService::BuildPattern(grpc::CallbackServerContext* context,
+                                                         const grpc::ByteBuffer* request,
+                                                         grpc::ByteBuffer* reply) {
+  return AnswerLong(context, Method::kBuildPattern,
+                    [this, request, reply](const std::string& caller) -> absl::Status {
+                      ASSIGN_OR_RETURN(const v1::BuildPatternResponse wire,
+                                       BuildPatternOfCaller(*request, caller, deps_.maps));
+                      *reply = EncodeSmall(wire);
+                      return absl::OkStatus();
+                    });
+}
+
+grpc::ServerUnaryReactor* AttentionService::ReleaseCapture(grpc::CallbackServerContext* context,
+                                                           const grpc::ByteBuffer* request,
+                                                           grpc::ByteBuffer* reply) {
+  return AnswerSmall(context, Method::kReleaseCapture,
+                     [&](const std::string& caller) -> absl::Status {
+                       RETURN_IF_ERROR(attnd::ReleaseCapture(*request, caller, deps_.maps));
+                       *reply = EncodeSmall(v1::ReleaseCaptureResponse());
+                       return absl::OkStatus();
+                     });
 }
 
 absl::StatusOr<LeaseGrant> AttentionService::Renew(const grpc::ByteBuffer& request,

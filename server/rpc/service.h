@@ -25,7 +25,9 @@ using RawCalls = v1::Attention::WithRawMethod_Forward<
 using AttentionServiceBase = v1::Attention::WithRawCallbackMethod_GetServerInfo<
     v1::Attention::WithRawCallbackMethod_RenewResidual<
         v1::Attention::WithRawCallbackMethod_ReleaseResidual<
-            v1::Attention::WithRawCallbackMethod_CompileMask<RawCalls>>>>;
+            v1::Attention::WithRawCallbackMethod_CompileMask<
+                v1::Attention::WithRawCallbackMethod_BuildPattern<
+                    v1::Attention::WithRawCallbackMethod_ReleaseCapture<RawCalls>>>>>>;
 using RawStreamReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 class AttentionService final : public AttentionServiceBase {
@@ -50,6 +52,12 @@ class AttentionService final : public AttentionServiceBase {
   grpc::ServerUnaryReactor* CompileMask(grpc::CallbackServerContext* context,
                                         const grpc::ByteBuffer* request,
                                         grpc::ByteBuffer* reply) override;
+  grpc::ServerUnaryReactor* BuildPattern(grpc::CallbackServerContext* context,
+                                         const grpc::ByteBuffer* request,
+                                         grpc::ByteBuffer* reply) override;
+  grpc::ServerUnaryReactor* ReleaseCapture(grpc::CallbackServerContext* context,
+                                           const grpc::ByteBuffer* request,
+                                           grpc::ByteBuffer* reply) override;
   grpc::ServerUnaryReactor* ReleaseResidual(grpc::CallbackServerContext* context,
                                             const grpc::ByteBuffer* request,
                                             grpc::ByteBuffer* reply) override;
@@ -68,8 +76,9 @@ class AttentionService final : public AttentionServiceBase {
   grpc::ServerUnaryReactor* AnswerSmall(
       grpc::CallbackServerContext* context, Method method,
       const std::function<absl::Status(const std::string& caller)>& work);
-  absl::Status Compile(const grpc::ByteBuffer& request, const std::string& caller,
-                       grpc::ByteBuffer* reply);
+  // Answers what takes long with `work(caller)`, on a thread of MaskWorkers.
+  grpc::ServerUnaryReactor* AnswerLong(grpc::CallbackServerContext* context, Method method,
+                                       std::function<absl::Status(const std::string& caller)> work);
   absl::StatusOr<LeaseGrant> Renew(const grpc::ByteBuffer& request, const std::string& caller);
   absl::Status Release(const grpc::ByteBuffer& request, const std::string& caller);
 

@@ -11,6 +11,7 @@
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/admission/admission.h"
 #include "server/admission/staging_pool.h"
+#include "server/captures/map_store.h"
 #include "server/lease/lease_table.h"
 #include "server/masks/mask_store.h"
 #include "server/masks/mask_workers.h"
@@ -39,6 +40,7 @@ struct ServiceDeps {
   Workers& worker;
   LeaseTable& leases;
   MaskStore& masks;
+  MapStore& maps;
   MaskWorkers& mask_workers;
   TransferPool& transfer_pool;
   Metrics& metrics;

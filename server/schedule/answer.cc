@@ -30,6 +30,7 @@ Result Answer::Of(const DeviceWorkerDeps& deps, LaunchedCall& launched, const La
   result.report_ = report;
   result.times_ = launched.times;
   result.batched_with_ = batched_with;
+  result.captured_ = std::move(launched.captured);
   result.outputs_.Reserve(result.call().tensors().size());
   for (const TensorSpec& tensor : result.call().tensors()) {
     if (tensor.role == TensorUse::kOutput) result.outputs_.Add(tensor.id, call.staged()[tensor.id]);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/call/status_details.h"
 #include "server/schedule/engine_call.h"
 
@@ -49,6 +50,37 @@ absl::StatusOr<LaunchReport> ComputeOnce(const DeviceWorkerDeps& deps, Launch& l
   return direction == Direction::kForward ? Forward(deps, launch) : Backward(deps, launch);
 }
 
+// The attention map of a call whose forward has run, compared with the one before and kept, as the
+// call asks.
+absl::Status Capture(const DeviceWorkerDeps& deps, LaunchedCall& launched) {
+  const ForwardCall forward = EngineForward(launched.call, launched.stop);
+  const CaptureWish& wish = *launched.call.call().capture();
+  const KeptMap* previous = launched.call.memory().previous_map.get();
+  ASSIGN_OR_RETURN(CapturedMap map,
+                   deps.backend.Capture(forward, {.block = wish.block,
+                                                  .keep_map = wish.keep || previous != nullptr}));
+  CaptureResult& result = launched.captured.emplace();
+  if (previous != nullptr) result.distance = FrobeniusDistance(previous->map, map.map);
+  KeptMap kept = {forward.problem->q_len, forward.problem->kv_len, std::move(map.map)};
+  map.map.clear();
+  result.map = std::move(map);
+  if (wish.keep && deps.maps != nullptr && !launched.stop.stop_requested()) {
+    result.token = deps.maps->Keep(std::move(kept), launched.call.context().caller);
+  }
+  return absl::OkStatus();
+}
+
+// Of those calls of a launch that ask for it; the time it takes is the launch's.
+absl::Status CaptureAll(const DeviceWorkerDeps& deps, Launch& launch, LaunchReport& report) {
+  for (LaunchedCall& launched : launch) {
+    if (launched.call.call().capture() == nullptr) continue;
+    const absl::Time begin = deps.clock.Now();
+    RETURN_IF_ERROR(Capture(deps, launched));
+    report.seconds += absl::ToDoubleSeconds(deps.clock.Now() - begin);
+  }
+  return absl::OkStatus();
+}
+
 // The engine's waits for its turn count as queue: what is left of [begin, end) when the kernel and
 // the transfers are taken off.
 void NoteTimes(Launch& launch, const LaunchReport& report, absl::Time begin, absl::Time end) {
@@ -91,6 +123,7 @@ absl::StatusOr<LaunchReport> Compute(const DeviceWorkerDeps& deps, Launch& launc
   if (absl::IsResourceExhausted(report.status())) return NoDeviceMemory(report.status());
   if (!report.ok()) return report;
   Learn(deps, launch, *report);
+  RETURN_IF_ERROR(CaptureAll(deps, launch, *report));
   NoteTimes(launch, *report, begin, deps.clock.Now());
   return report;
 }

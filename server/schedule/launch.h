@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "kernels/backend.h"
 #include "server/admission/admission.h"
 #include "server/admission/cost_model.h"
+#include "server/captures/map_store.h"
 #include "server/lease/lease_table.h"
 #include "server/metrics/metrics.h"
 #include "server/schedule/result.h"
@@ -29,6 +31,7 @@ struct DeviceWorkerDeps {
   LeaseTable* leases = nullptr;  // null: nothing is kept
   // Called once, from a slot, when the engine says that its device is lost (IsDeviceLost).
   std::function<void(const absl::Status&)> on_lost = nullptr;
+  MapStore* maps = nullptr;  // null: no attention map is kept
 };
 
 struct LaunchedCall {
@@ -38,6 +41,7 @@ struct LaunchedCall {
   std::stop_token stop;
   CallTimes times;
   std::unique_ptr<DeviceResidual> kept;  // what a kept forward left on the device
+  std::optional<CaptureResult> captured;
 };
 using Launch = std::vector<LaunchedCall>;
 

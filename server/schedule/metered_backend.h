@@ -45,6 +45,11 @@ class MeteredBackend final : public Backend {
   absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override {
     return Count(Direction::kBackward, calls, backend_.Backward(calls));
   }
+  absl::Status SupportsCapture() const override { return backend_.SupportsCapture(); }
+  absl::StatusOr<CapturedMap> Capture(const ForwardCall& call,
+                                      const CaptureRequest& request) override {
+    return backend_.Capture(call, request);
+  }
 
  private:
   template <class Call>

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -29,6 +30,13 @@ struct CallTimes {
   absl::Time downloaded;  // its results lie in staging memory
 };
 
+// What a forward's capture gives.
+struct CaptureResult {
+  CapturedMap map;                 // without the map itself
+  std::optional<double> distance;  // iff a previous map was named
+  std::string token;               // of the kept map; empty: none
+};
+
 class Result {
  public:
   Result(Result&&) = default;
@@ -43,6 +51,9 @@ class Result {
 
   // Set when the caller asked for the call's tensors to be kept, and they were.
   const std::optional<LeaseGrant>& lease() const { return lease_; }
+
+  // Set when the caller asked for the attention map.
+  const std::optional<CaptureResult>& captured() const { return captured_; }
 
   // Owns what outputs point into and pays for it: shared by the slices that send them, and by the
   // lease if there is one.
@@ -59,6 +70,7 @@ class Result {
   TensorPlaces outputs_;
   std::shared_ptr<const void> memory_;
   std::optional<LeaseGrant> lease_;
+  std::optional<CaptureResult> captured_;
 };
 
 // Called exactly once, from any thread; destroyed afterwards.

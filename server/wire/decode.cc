@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "kernels/backend.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/call/status_details.h"
 #include "server/wire/decode_problem.h"
@@ -20,6 +21,7 @@ namespace {
 
 constexpr int kProblemField = v1::ForwardRequest::kProblemFieldNumber;
 constexpr int kOptionsField = v1::ForwardRequest::kOptionsFieldNumber;
+constexpr int kCaptureField = v1::ForwardRequest::kCaptureFieldNumber;
 constexpr int64_t kMaxTokenBytes = 256;
 constexpr int kSharedField = v1::ForwardRequest::kSharedMemoryFieldNumber;
 static_assert(kSharedField == v1::BackwardRequest::kSharedMemoryFieldNumber);
@@ -123,6 +125,22 @@ absl::StatusOr<std::string> DecodeToken(const MessageBytes& bytes, const FieldTa
     token.append(reinterpret_cast<const char*>(piece.data()), piece.size());
   });
   return token;
+}
+
+// Null when there is none.
+absl::StatusOr<std::unique_ptr<const CaptureWish>> DecodeCapture(const MessageBytes& bytes,
+                                                                 const FieldTable& table,
+                                                                 Direction direction,
+                                                                 const Problem& problem) {
+  if (direction == Direction::kBackward || !table.Has(kCaptureField)) return nullptr;
+  v1::Capture wire;
+  RETURN_IF_ERROR(ParseRange(bytes, table.range[kCaptureField], "capture", wire));
+  const CaptureRequest request = {.block = wire.block(), .keep_map = wire.keep()};
+  if (const absl::Status status = CheckCapture(problem, request); !status.ok()) {
+    return Classified(status);
+  }
+  return std::make_unique<const CaptureWish>(CaptureWish{
+      .block = wire.block(), .keep = wire.keep(), .previous = std::move(*wire.mutable_previous())});
 }
 
 Priority DecodePriority(v1::Priority priority) {
@@ -372,6 +390,7 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
                         table.varint[v1::ForwardRequest::kWantLseFieldNumber] != 0;
   AddAttentionOutputs(problem, direction, want_lse, tensors);
   RETURN_IF_ERROR(FindOutputs(shared, options.keep_residual(), tensors));
+  ASSIGN_OR_RETURN(parts.capture, DecodeCapture(message, table, direction, problem));
   parts.direction = direction;
   parts.residual_token = std::move(token);
   parts.shared_request = std::move(shared.request);

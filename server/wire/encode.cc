@@ -47,6 +47,18 @@ void WriteReceipt(const Result& result, const BackendInfo& engine, absl::Time no
   out.Number(Receipt::kDeterministicFieldNumber, report.deterministic ? 1 : 0);
 }
 
+std::string EncodeCapture(const CaptureResult& captured) {
+  v1::CapturedMap wire;
+  const CapturedMap& map = captured.map;
+  wire.set_pooled(map.pooled.data(), map.pooled.size() * sizeof(float));
+  wire.set_mean(map.mean);
+  wire.set_variance(map.variance);
+  wire.set_skewness(map.skewness);
+  if (captured.distance.has_value()) wire.set_distance(*captured.distance);
+  wire.set_token(captured.token);
+  return wire.SerializeAsString();
+}
+
 // What stands before the payloads.
 std::string MakeHeader(const Result& result, const BackendInfo& engine, absl::Time now) {
   std::string header;
@@ -57,6 +69,9 @@ std::string MakeHeader(const Result& result, const BackendInfo& engine, absl::Ti
   if (result.lease().has_value()) {
     out.Text(v1::ForwardResponse::kResidualFieldNumber,
              EncodeLease(*result.lease()).SerializeAsString());
+  }
+  if (result.captured().has_value()) {
+    out.Text(v1::ForwardResponse::kCapturedFieldNumber, EncodeCapture(*result.captured()));
   }
   return header;
 }
