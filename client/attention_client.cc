@@ -153,6 +153,19 @@ absl::StatusOr<MaskReport> FromProto(const v1::CompileMaskResponse& reply) {
   return report;
 }
 
+// A map is an average over all of a call, so the call must not be cut.
+absl::Status CheckCapture(const CaptureOptions& capture, absl::Span<const ShardRange> shards) {
+  if (capture.block < 1 || capture.block > UINT32_MAX) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("capture.block: expected 1 or more, got ", capture.block));
+  }
+  if (shards.size() == 1) return absl::OkStatus();
+  return absl::OutOfRangeError(
+      absl::StrCat("capture: expected a call that fits in one message, since this server takes no "
+                   "streams, got ",
+                   shards.size(), " pieces"));
+}
+
 // A region belongs to one daemon, so several replicas share none.
 std::unique_ptr<SharedMemory> MakeSharedMemory(const ClientOptions& options) {
   absl::string_view path = options.addresses.front();
@@ -249,11 +262,15 @@ class AttentionClient::Impl {
                                MessageSizesOf(problem, Direction::kBackward).request /
                                MessageSizesOf(problem, Direction::kForward).request);
     }
+    if (options.capture.has_value()) sending.plan.target_bytes = INT64_MAX;
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards, PlanShards(problem, cut, sending.plan));
+    if (options.capture.has_value()) RETURN_IF_ERROR(CheckCapture(*options.capture, shards));
     LogicalCall call(problem, shards, std::move(prepared.header), in, out);
+    if (options.capture.has_value()) call.Capture(*options.capture);
     if (keep != nullptr) call.Keep(options_.residual_ttl);
     call.NameMasks(known_masks_);
     absl::StatusOr<CallReceipt> receipt = Run(call, options, prepared.deadline, sending.streams);
+    if (receipt.ok()) receipt->captured = call.TakeCaptured();
     if (keep == nullptr) return receipt;
     std::unique_ptr<ResidualState> state = Book(problem, std::move(shards), call.TakeKept());
     if (!receipt.ok() || state == nullptr) return receipt;
@@ -312,6 +329,28 @@ class AttentionClient::Impl {
     RETURN_IF_ERROR(CallUnary(core_, address, "/attnd.v1.Attention/CompileMask",
                               request.SerializeAsString(), deadline, options, reply));
     return FromProto(reply);
+  }
+
+  absl::StatusOr<v1::BuildPatternResponse> BuildPattern(v1::BuildPatternRequest request,
+                                                        const KeptAttentionMap& kept,
+                                                        const CallOptions& options) {
+    RETURN_IF_ERROR(CheckAddress(kept.address));
+    ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
+    request.set_token(kept.token);
+    v1::BuildPatternResponse reply;
+    RETURN_IF_ERROR(CallUnary(core_, kept.address, "/attnd.v1.Attention/BuildPattern",
+                              request.SerializeAsString(), deadline, options, reply));
+    return reply;
+  }
+
+  absl::Status ReleaseCapture(const KeptAttentionMap& kept, const CallOptions& options) {
+    RETURN_IF_ERROR(CheckAddress(kept.address));
+    ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
+    v1::ReleaseCaptureRequest request;
+    request.add_tokens(kept.token);
+    v1::ReleaseCaptureResponse reply;
+    return CallUnary(core_, kept.address, "/attnd.v1.Attention/ReleaseCapture",
+                     request.SerializeAsString(), deadline, options, reply);
   }
 
  private:
@@ -516,6 +555,16 @@ absl::StatusOr<ServerInfo> AttentionClient::GetServerInfo(int address_index,
 
 absl::StatusOr<Health> AttentionClient::CheckHealth(int address_index, const CallOptions& options) {
   return impl_->CheckHealth(address_index, options);
+}
+
+absl::StatusOr<v1::BuildPatternResponse> AttentionClient::BuildPattern(
+    v1::BuildPatternRequest request, const KeptAttentionMap& kept, const CallOptions& options) {
+  return impl_->BuildPattern(std::move(request), kept, options);
+}
+
+absl::Status AttentionClient::ReleaseCapture(const KeptAttentionMap& kept,
+                                             const CallOptions& options) {
+  return impl_->ReleaseCapture(kept, options);
 }
 
 absl::StatusOr<MaskReport> AttentionClient::CompileMask(const Problem& problem, int address_index,

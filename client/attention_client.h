@@ -28,6 +28,7 @@
 #include "client/residual.h"
 #include "client/types/call_options.h"
 #include "client/types/call_receipt.h"
+#include "client/types/capture.h"
 #include "client/types/client_options.h"
 #include "client/types/error_detail.h"
 #include "client/types/mask_report.h"
@@ -35,6 +36,11 @@
 #include "client/types/tensors.h"
 
 namespace attnd {
+
+namespace v1 {
+class BuildPatternRequest;
+class BuildPatternResponse;
+}  // namespace v1
 
 struct ClientCore;
 
@@ -71,6 +77,14 @@ class AttentionClient {
   // that brings its mask does the same. INVALID_ARGUMENT without problem.mask.
   absl::StatusOr<MaskReport> CompileMask(const Problem& problem, int address_index = 0,
                                          const CallOptions& options = {});
+
+  // Builds a block pattern from a map that a server keeps: a serialized
+  // attnd.v1.BuildPatternRequest, whose token is `kept`'s. FAILED_PRECONDITION CAPTURE_LOST.
+  absl::StatusOr<v1::BuildPatternResponse> BuildPattern(v1::BuildPatternRequest request,
+                                                        const KeptAttentionMap& kept,
+                                                        const CallOptions& options = {});
+  // Frees it there.
+  absl::Status ReleaseCapture(const KeptAttentionMap& kept, const CallOptions& options = {});
 
   const ClientOptions& options() const;
   // Connections, retries and queues, for other services' calls of this library.

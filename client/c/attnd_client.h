@@ -109,6 +109,17 @@ typedef struct attnd_problem {
   const attnd_mask* mask; /* NULL: none; not beside has_bool_mask */
 } attnd_problem;
 
+/* Asks a forward for its averaged attention map (attnd/v1/capture.proto). What came of it: float32
+ * [⌈q_len / block⌉, ⌈kv_len / block⌉] in `pooled`, and "captured" of the call's result: mean,
+ * variance, skewness, distance (null where there is none), token (text, "" when not kept). */
+typedef struct attnd_capture {
+  size_t struct_size;
+  int64_t block;
+  int32_t keep;
+  const char* previous; /* the token of an earlier capture with this client; NULL: none */
+  float* pooled;
+} attnd_capture;
+
 typedef struct attnd_forward_tensors {
   size_t struct_size;
   const void *q, *k, *v;
@@ -118,6 +129,7 @@ typedef struct attnd_forward_tensors {
   float* lse; /* NULL: not wanted */
   /* NULL: nothing is kept. Else it receives what the servers keep, NULL when that is nothing. */
   attnd_residual** keep;
+  const attnd_capture* capture; /* NULL: none */
 } attnd_forward_tensors;
 
 typedef struct attnd_backward_tensors {
@@ -190,6 +202,15 @@ ATTND_API attnd_mask* attnd_mask_new(const void* spec, int64_t spec_bytes, int64
 ATTND_API void attnd_mask_free(attnd_mask* mask);
 /* The 32 bytes by which servers know it: equal for equal masks. They live as long as the mask. */
 ATTND_API const uint8_t* attnd_mask_id(const attnd_mask* mask);
+
+/* Builds a block pattern: `request` is a serialized attnd.v1.BuildPatternRequest without token.
+ * With `token`, that of a capture whose map is kept, the server that keeps it builds; else
+ * `request` brings the averages, and they are built from here, without a server, and `client` may
+ * be NULL. The result: {"indptr": [...], "indices": [...], "block", "density"}. */
+ATTND_API int attnd_build_pattern(attnd_client* client, const void* request, int64_t request_bytes,
+                                  const char* token, attnd_call* call);
+/* Frees a kept map on its server. */
+ATTND_API int attnd_release_capture(attnd_client* client, const char* token, attnd_call* call);
 
 /* Gives the servers' memory back, soon; waits for nothing. No call may be using it. It may outlive
  * its client. NULL is fine. */

@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "client/c/mask.h"
 #include "client/types/error_detail.h"
@@ -113,6 +115,21 @@ std::string DetailJson(const absl::Status& status) {
   return Dump(out);
 }
 
+// As ToKeptMap reads it. Empty: not kept.
+std::string TokenText(const KeptAttentionMap& kept) {
+  if (kept.token.empty()) return "";
+  return absl::StrCat(kept.address, ":", absl::BytesToHexString(kept.token));
+}
+
+// NaN becomes null, since JSON has none.
+json CapturedJson(const CapturedAttention& captured) {
+  return {{"mean", captured.mean},
+          {"variance", captured.variance},
+          {"skewness", captured.skewness},
+          {"distance", captured.distance ? json(*captured.distance) : json()},
+          {"token", TokenText(captured.kept)}};
+}
+
 std::string ReceiptJson(const CallReceipt& receipt) {
   json stages = json::object();
   for (const CallReceipt::Stage& stage : receipt.stages) {
@@ -130,7 +147,8 @@ std::string ReceiptJson(const CallReceipt& receipt) {
                {"bytes_sent", receipt.bytes_sent},
                {"bytes_received", receipt.bytes_received},
                {"elapsed", absl::ToDoubleSeconds(receipt.elapsed)},
-               {"stages", std::move(stages)}});
+               {"stages", std::move(stages)},
+               {"captured", receipt.captured ? CapturedJson(*receipt.captured) : json()}});
 }
 
 std::string ServerInfoJson(const ServerInfo& info) {

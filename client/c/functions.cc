@@ -14,6 +14,7 @@
 #include "client/attention_client.h"
 #include "client/c/attnd_client.h"
 #include "client/c/call.h"
+#include "client/c/capture.h"
 #include "client/c/conversions.h"
 #include "client/c/handles.h"
 #include "client/c/mask.h"
@@ -32,15 +33,22 @@ absl::Status RunForward(attnd_client& client, const Problem& problem,
                         const attnd_forward_tensors& tensors, attnd_call& call) {
   ForwardTensors in{tensors.q, tensors.k, tensors.v, tensors.mask_bits, tensors.bias};
   Residual residual;
-  auto receipt =
-      client.client->Forward(problem, in, {tensors.o, tensors.lse}, call.MakeCallOptions(),
-                             tensors.keep == nullptr ? nullptr : &residual);
+  CallOptions options = call.MakeCallOptions();
+  if (tensors.capture != nullptr) {
+    ASSIGN_OR_RETURN(options.capture, ToCaptureOptions(*tensors.capture));
+  }
+  auto receipt = client.client->Forward(problem, in, {tensors.o, tensors.lse}, options,
+                                        tensors.keep == nullptr ? nullptr : &residual);
   if (tensors.keep != nullptr) {
     bool kept = residual.bytes_held() > 0;
     *tensors.keep = kept ? new attnd_residual{std::move(residual)} : nullptr;
   }
-  if (receipt.ok()) call.SetResult([r = *receipt] { return ReceiptJson(r); });
-  return receipt.status();
+  if (!receipt.ok()) return receipt.status();
+  if (receipt->captured.has_value()) {
+    RETURN_IF_ERROR(GivePooled(problem, *tensors.capture, *receipt->captured));
+  }
+  call.SetResult([r = *std::move(receipt)] { return ReceiptJson(r); });
+  return absl::OkStatus();
 }
 
 absl::Status RunBackward(attnd_client& client, const Problem& problem,
@@ -178,6 +186,26 @@ const uint8_t* attnd_mask_id(const attnd_mask* mask) { return mask->mask->id().d
 void attnd_residual_free(attnd_residual* residual) { delete residual; }
 int64_t attnd_residual_bytes(const attnd_residual* residual) {
   return residual == nullptr ? 0 : residual->residual.bytes_held();
+}
+
+int attnd_build_pattern(attnd_client* client, const void* request, int64_t request_bytes,
+                        const char* token, attnd_call* call) {
+  return call->Run([&] {
+    return Guard([&] {
+      return attnd::RunBuildPattern(
+          client, {static_cast<const char*>(request), static_cast<size_t>(request_bytes)},
+          token == nullptr ? "" : token, *call);
+    });
+  });
+}
+
+int attnd_release_capture(attnd_client* client, const char* token, attnd_call* call) {
+  return call->Run([&] {
+    return Guard([&]() -> absl::Status {
+      ASSIGN_OR_RETURN(const attnd::KeptAttentionMap kept, attnd::ToKeptMap("token", token));
+      return client->client->ReleaseCapture(kept, call->MakeCallOptions());
+    });
+  });
 }
 
 int attnd_server_info(attnd_client* client, int32_t address_index, attnd_call* call) {

@@ -151,8 +151,10 @@ class CallRunner::ShardWorker final : public EventSink {
     attempt->leased = attempt->rpc->leased();
     Tries& tries = runner_.tries_[shard];
     const int mask_at = std::exchange(tries.mask_at, -1);
-    attempt->connection = runner_.core_.connections.Acquire(attempt->bytes, tries.addresses,
-                                                            attempt->leased ? lease_at : mask_at);
+    const int only = attempt->leased ? lease_at
+                     : mask_at >= 0  ? mask_at
+                                     : runner_.call_.bound_address();
+    attempt->connection = runner_.core_.connections.Acquire(attempt->bytes, tries.addresses, only);
     attempt->begun = runner_.core_.clock.Now();
     attempt->connection->Enter(attempt->context.get());
     {

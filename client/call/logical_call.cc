@@ -3,6 +3,7 @@
 #include <google/protobuf/message_lite.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -95,6 +96,19 @@ void LogicalCall::Keep(absl::Duration ttl) {
   keep_ = true;
   keep_ttl_ms_ = static_cast<uint32_t>(absl::ToInt64Milliseconds(ttl));
   kept_.resize(shards_.size());
+}
+
+void LogicalCall::Capture(const CaptureOptions& options) { capture_ = options; }
+
+void LogicalCall::TakeCapture(int address, const v1::CapturedMap& map) {
+  CapturedAttention& captured = captured_.emplace();
+  captured.pooled.resize(map.pooled().size() / sizeof(float));
+  std::memcpy(captured.pooled.data(), map.pooled().data(), captured.pooled.size() * sizeof(float));
+  captured.mean = map.mean();
+  captured.variance = map.variance();
+  captured.skewness = map.skewness();
+  if (map.has_distance()) captured.distance = map.distance();
+  captured.kept = {.token = map.token(), .address = address};
 }
 
 std::vector<HeldLease> LogicalCall::TakeKept() { return std::move(kept_); }
@@ -195,6 +209,13 @@ std::string LogicalCall::Header(int64_t shard, const std::string& token, bool st
   if (direction_ == Direction::kForward) {
     const bool want_lse = forward_out_.lse != nullptr || IsPartOf(shard);
     out.Number(v1::ForwardRequest::kWantLseFieldNumber, want_lse ? 1 : 0);
+    if (capture_.has_value()) {
+      v1::Capture capture;
+      capture.set_block(static_cast<uint32_t>(capture_->block));
+      capture.set_keep(capture_->keep);
+      capture.set_previous(capture_->previous.token);
+      append(v1::ForwardRequest::kCaptureFieldNumber, capture);
+    }
   } else {
     const bool d_lse_follows = streamed && in_.d_lse != nullptr;
     out.Text(Request::kResidualTokenFieldNumber, token);
@@ -324,6 +345,7 @@ void LogicalCall::PlacePart(ReplyPlace& place) {
 
 void LogicalCall::Landed(int64_t shard, ReplyPlace place, const ReplyHeader& header, int address) {
   if (!kept_.empty()) KeepLease(shard, address, header.residual);
+  if (capture_.has_value()) TakeCapture(address, header.captured);
   if (known_masks_ != nullptr) known_masks_->Add(problem_.mask->id());
   if (SumsBiasGradient()) bias_sum_->Add(shard, std::move(place.addends));
   if (IsPartOf(shard)) merger_->Add(shard, std::move(place.part));

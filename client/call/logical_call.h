@@ -26,6 +26,7 @@
 #include "client/call/shared_request.h"
 #include "client/shards/bias_gradient_sum.h"
 #include "client/shards/shard_merger.h"
+#include "client/types/capture.h"
 #include "client/types/tensors.h"
 #include "proto/attnd/v1/attention.pb.h"
 
@@ -71,11 +72,17 @@ class LogicalCall {
   bool keeps() const { return keep_; }
   std::vector<HeldLease> TakeKept();  // of each shard; without a token: not kept
 
+  // Forward of one shard: asks for its attention map too; TakeCaptured has it afterwards.
+  void Capture(const CaptureOptions& options);
+  std::optional<CapturedAttention> TakeCaptured() { return std::move(captured_); }
+
   // Backward: shards whose lease is held send d_o alone, to where it is held.
   void UseLeases(const ResidualState& residual);
   bool uses_leases() const { return residual_ != nullptr; }
   // The address of the shard's lease, -1 without one.
   int LeasedAddress(int64_t shard) const;
+  // Of the server that must compute the call; -1: any.
+  int bound_address() const { return capture_.has_value() ? capture_->previous.address : -1; }
   // The lease is lost, or its server cannot be reached: from now on the shard is sent in full.
   void DropLease(int64_t shard, bool lost);
 
@@ -122,6 +129,7 @@ class LogicalCall {
   template <class Encoder>
   void AddKept(const ShardRuns& runs, Encoder& encoder) const;
   void KeepLease(int64_t shard, int address, const v1::Residual& residual);
+  void TakeCapture(int address, const v1::CapturedMap& map);
   std::string TokenOf(int64_t shard) const;  // empty: no lease
   std::vector<ReplyPayload> ReplyPayloads(const ShardRuns& runs, bool partial);
   // Leads what a partial shard brings to `part` instead of the caller's arrays.
@@ -144,8 +152,10 @@ class LogicalCall {
   std::vector<HeldLease> kept_;              // of each shard, by the worker that holds it
   const ResidualState* residual_ = nullptr;  // leases of a backward
   std::vector<LeaseBook::Id> leases_;        // of each shard, by the worker that holds it
-  KnownMasks* known_masks_ = nullptr;        // null: each shard brings the mask
-  std::vector<MaskForm> mask_forms_;         // of each shard, by the worker that holds it
+  std::optional<CaptureOptions> capture_;
+  std::optional<CapturedAttention> captured_;  // by the worker that holds the shard
+  KnownMasks* known_masks_ = nullptr;          // null: each shard brings the mask
+  std::vector<MaskForm> mask_forms_;           // of each shard, by the worker that holds it
   int64_t total_bytes_ = 0;
   std::vector<int64_t> larger_message_;  // of each shard
 };

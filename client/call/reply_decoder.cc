@@ -19,6 +19,7 @@ using google::protobuf::io::CodedInputStream;
 constexpr int kReceiptField = v1::ForwardResponse::kReceiptFieldNumber;
 static_assert(kReceiptField == v1::BackwardResponse::kReceiptFieldNumber);
 constexpr int kResidualField = v1::ForwardResponse::kResidualFieldNumber;  // forward only
+constexpr int kCapturedField = v1::ForwardResponse::kCapturedFieldNumber;  // likewise
 
 absl::Status Malformed(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("reply: ", what));
@@ -37,6 +38,9 @@ class ReplyParser {
       } else if (tag == Tag(kResidualField)) {
         RETURN_IF_ERROR(ParseMessage(
             "residual", [this] { return header_.residual.ParseFromCodedStream(&in_); }));
+      } else if (tag == Tag(kCapturedField)) {
+        RETURN_IF_ERROR(ParseMessage(
+            "captured", [this] { return header_.captured.ParseFromCodedStream(&in_); }));
       } else if (int n = PayloadOf(tag); n >= 0) {
         RETURN_IF_ERROR(LandPayload(n));
       } else if (!SkipValue(in_, tag)) {

@@ -28,6 +28,7 @@ struct ReplyPayload {
 struct ReplyHeader {
   ShardReceipt receipt;
   v1::Residual residual;  // without a token: none
+  v1::CapturedMap captured;
 };
 
 // Lands the next `bytes` bytes of `in`; false when it ends before.

@@ -97,7 +97,7 @@ def bill(library, program, native):
 
 def package_files():
     files = {}
-    for package in ("attnd", "attnd/_modules"):
+    for package in ("attnd", "attnd/_modules", "attnd/sparse"):
         for name in sorted(os.listdir(os.path.join(HERE, package))):
             if name.endswith(".py") or name == "py.typed":
                 with open(os.path.join(HERE, package, name), "rb") as file:

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "client/types/capture.h"
 #include "client/types/client_options.h"
 
 namespace attnd {
@@ -28,6 +29,9 @@ struct CallOptions {
   // ≤ 64 bytes, in the server's logs; empty: a random one. A kept Forward needs one of its own: the
   // next of the same name takes its residual's place.
   std::string request_id;
+  // Forward: also capture the attention map. The call is then sent in one piece, to the server that
+  // keeps the previous map if there is one.
+  std::optional<CaptureOptions> capture;
   // Called after each shard, one call at a time, from any thread; must not block.
   std::function<void(const Progress&)> progress;
   // Called every 50 ms on the caller's thread while that waits, for example to handle signals; not

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "attention/problem.h"
+#include "client/types/capture.h"
 
 namespace attnd {
 
@@ -29,6 +31,7 @@ struct CallReceipt {
   int64_t bytes_received = 0;  // payload
   int64_t bytes_copied = 0;    // of those sent: gathered first, since they lay in small pieces
   absl::Duration elapsed;
+  std::optional<CapturedAttention> captured;  // iff CallOptions::capture
 };
 
 }  // namespace attnd

@@ -28,7 +28,7 @@ BACKWARD = {"k": 20, "v": 21, "q": 22, "lse": 23, "o": 24, "d_o": 25, "d_lse": 2
 def wire(tmp_path_factory):
     """What protoc makes of the interface, beside the package attnd as docs/python.md says."""
     made = tmp_path_factory.mktemp("generated")
-    protos = ["attnd/v1/attention.proto", "attnd/v1/mask.proto", "google/rpc/status.proto",
+    protos = ["attnd/v1/attention.proto", "attnd/v1/capture.proto", "attnd/v1/mask.proto", "google/rpc/status.proto",
               "google/rpc/error_details.proto"]
     subprocess.run(["protoc", "-I.", f"--python_out={made}", f"--grpc_out={made}", f"--plugin=protoc-gen-grpc={PLUGIN}",
                     *protos], cwd=os.path.join(ROOT, "proto"), check=True)

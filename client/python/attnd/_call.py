@@ -145,7 +145,9 @@ class Call:
 
     def receipt(self) -> Receipt:
         """Of a forward or backward that went well."""
-        return Receipt(**self.result())
+        result = self.result()
+        result.pop("captured", None)
+        return Receipt(**result)
 
     def error(self) -> AttndError:
         """Of an operation that has failed."""

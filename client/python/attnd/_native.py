@@ -79,8 +79,13 @@ class _Tensors(_Sized):
         return made
 
 
+class Capture(_Sized):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("block", _int64), ("keep", _int32), ("previous", ctypes.c_char_p),
+                ("pooled", _pointer)]
+
+
 class ForwardTensors(_Tensors):
-    _fields_ = _tensors("q", "k", "v", "mask_bits", "bias", "o", "lse", "keep")
+    _fields_ = _tensors("q", "k", "v", "mask_bits", "bias", "o", "lse", "keep", "capture")
 
 
 class BackwardTensors(_Tensors):
@@ -122,6 +127,8 @@ _PROTOTYPES = {  # name: (result, arguments)
     "attnd_call_result_json": (ctypes.c_char_p, [_pointer]),
     "attnd_client_new": (_pointer, [ctypes.POINTER(ClientOptions), _pointer]),
     "attnd_client_free": (None, [_pointer]),
+    "attnd_build_pattern": (ctypes.c_int, [_pointer, ctypes.c_char_p, _int64, ctypes.c_char_p, _pointer]),
+    "attnd_release_capture": (ctypes.c_int, [_pointer, ctypes.c_char_p, _pointer]),
     "attnd_mask_new": (_pointer, [ctypes.c_char_p, *[_int64] * 5, _pointer]),
     "attnd_mask_free": (None, [_pointer]),
     "attnd_residual_free": (None, [_pointer]),

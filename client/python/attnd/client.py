@@ -22,6 +22,7 @@ from ._wire import address
 from .errors import (AttndError, DeadlineExceeded, NotFound, Unauthenticated, Unavailable, Unimplemented, brief, wrong,
                      wrong_type)
 from .results import Device, ForwardCall, ForwardResult, Gradients, Receipt, ServerInfo
+from .sparse.capture import Capture, Captured, NativeCapture
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -140,8 +141,8 @@ class Client:
 
     @brief
     def forward(self, q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: bool = True, keep: bool = False,
-                bias_grad: bool = False, out: Optional[ArrayLike] = None, timeout: Optional[float] = None,
-                priority: Priority = "normal", request_id: Optional[str] = None,
+                bias_grad: bool = False, out: Optional[ArrayLike] = None, capture: Optional[Capture] = None,
+                timeout: Optional[float] = None, priority: Priority = "normal", request_id: Optional[str] = None,
                 progress: Optional[Callable[[Progress], None]] = None,
                 **options: Unpack[Options]) -> ForwardResult:
         """O = softmax(scale·QKᵀ + bias, masked) V, and its log-sum-exp.
@@ -151,6 +152,7 @@ class Client:
         out: an array of O's shape and q's type that receives it; the result's `out` is then this array.
         keep: ask the servers to keep what backward needs; the result's `residual`, if they do, makes backward send dout
         alone. bias_grad: beside keep, whether backward will be asked for dbias.
+        capture: an attnd.sparse.Capture: the result's `captured` is the averaged attention map. Never computed locally.
         timeout, priority ("low", "normal", "high"), request_id (for the server's logs) and progress (a function of
         attnd.Progress) are this call's.
 
@@ -159,25 +161,32 @@ class Client:
         keep, return_lse = _checks.flag("keep", keep), _checks.flag("return_lse", return_lse)
         bias_grad, calls = _checks.flag("bias_grad", bias_grad), CallOptions(timeout, priority, request_id, progress)
         self._add_precision(q, options)
+        if not (capture is None or isinstance(capture, Capture)):
+            raise wrong_type("capture", "an attnd.sparse.Capture", capture)
         destination: Optional[Tensor] = None
+        captured: Optional[Captured] = None
         receipt: Union[Receipt, Callable[[], Receipt]]
         residual: Optional[Residual] = None
         try:
-            if out is None and not keep:
+            if out is None and not keep and capture is None:
                 plan = memo_of(template_key(q, k, v, bias_grad, options)).get("plan")
                 if plan is not None:
                     result = self._forward_as_planned(plan, q, k, v, return_lse, calls)
                     return remember(result, ForwardCall(q, k, v, options))
             problem = resolve(q, k, v, bias_grad, **options)
             destination = None if out is None else resolve_out(problem, "out", out, problem.o_shape)
-            o, lse, receipt, residual = self._forward(problem, destination, return_lse, calls, keep, bias_grad)
+            o, lse, receipt, residual, captured = self._forward(problem, destination, return_lse, calls, keep, bias_grad,
+                                                                capture)
         except AttndError as error:
+            if capture is not None:
+                raise self._explain(error, timeout) from None
             self._may_fall_back(self._explain(error, timeout))
             problem = resolve(q, k, v, bias_grad, **options)
             o, lse, receipt = _forward_locally(problem, destination)
         given = out if isinstance(out, np.ndarray) else _arrays.give(Tensor(problem.in_callers_order(o.bits), o.element))
-        return remember(ForwardResult(given, lse if return_lse else None, receipt, residual),
-                        ForwardCall(q, k, v, options))
+        result = ForwardResult(given, lse if return_lse else None, receipt, residual)
+        result.captured = captured
+        return remember(result, ForwardCall(q, k, v, options))
 
     @brief
     def backward(self, dout: ArrayLike, q: Union[ArrayLike, ForwardResult], k: Optional[ArrayLike] = None,
@@ -327,8 +336,8 @@ class Client:
         warnings.warn(f"attnd: no server is available ({error}); computing locally", RuntimeWarning, stacklevel=4)
 
     def _forward(self, problem: Problem, callers: Optional[Tensor], return_lse: bool, calls: CallOptions, keep: bool,
-                 bias_grad: bool
-                 ) -> Tuple[Tensor, Optional[Array], Callable[[], Receipt], Optional[Residual]]:
+                 bias_grad: bool, capture: Optional[Capture]
+                 ) -> Tuple[Tensor, Optional[Array], Callable[[], Receipt], Optional[Residual], Optional[Captured]]:
         handle = self._handle()
         wire = _wire.choose(problem, _present(problem.q.bits, problem.k.bits, problem.v.bits,
                                               callers and callers.bits))
@@ -342,11 +351,15 @@ class Client:
         kept = NativeResidual(handle.library) if keep else None  # before the call: frees what an interrupted one left
         if kept is not None:
             tensors.keep = ctypes.addressof(kept.pointer)
+        wished = None if capture is None else NativeCapture(capture, problem.q_len, problem.kv_len, handle)
+        if wished is not None:
+            tensors.capture = ctypes.addressof(wished.structure)
         call = Call(handle.library, calls)
         call.run(handle.library.attnd_forward, handle.pointer, ctypes.byref(packed.problem), ctypes.byref(tensors))
         _wire.remember(problem, wire, packed)
         residual = Residual(kept, wire) if kept is not None and kept.pointer else None
-        return o.finish(), lse, call.receipt, residual
+        captured = None if wished is None else wished.result(call.result()["captured"])
+        return o.finish(), lse, call.receipt, residual, captured
 
     def _forward_as_planned(self, plan: _wire.Plan, q: Any, k: Any, v: Any, return_lse: bool, calls: CallOptions
                             ) -> ForwardResult:

@@ -9,6 +9,7 @@ from ._arrays import Array
 if TYPE_CHECKING:
     from ._problem import Options
     from ._residual import Residual
+    from .sparse.capture import Captured
 
 
 @dataclass(frozen=True)
@@ -65,19 +66,21 @@ class ForwardCall(NamedTuple):
 class ForwardResult(_Result):
     """out: q's element type, in q's layout, head dim of v. lse: float32 [batch, q_heads, q_len] (packed
     [q_heads, total rows]), natural logarithm, before dropout; None unless asked for. residual: what servers keep for
-    backward, an attnd.Residual; None unless asked for and kept.
+    backward, an attnd.Residual; None unless asked for and kept. captured: the attention map, an attnd.sparse.Captured, if
+    asked for.
 
     Client.backward(dout, result) takes q, k, v and the options from it: it holds those arrays, which are not to change
     meanwhile. A pickled result is without them. `out, lse = result` works too.
     """
 
-    __slots__ = ("out", "lse", "residual", "call")
+    __slots__ = ("out", "lse", "residual", "call", "captured")
 
     def __init__(self, out: Array, lse: Optional[Array], receipt: Union[Receipt, Callable[[], Receipt]],
                  residual: Optional[Residual] = None) -> None:
         super().__init__(receipt)
         self.out, self.lse, self.residual = out, lse, residual
         self.call: Optional[ForwardCall] = None
+        self.captured: Optional[Captured] = None
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.out, self.lse))

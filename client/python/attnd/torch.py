@@ -41,6 +41,7 @@ from ._transfer import Transfer, empty, send
 from .client import Client, ConnectOptions, ConnectPrecision
 from .client import connect as _connect
 from .errors import InvalidArgument, Unimplemented, brief, not_connected, reworded, wrong
+from .sparse.capture import note, wished
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -405,7 +406,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], mask: Opti
     chosen, keep, server = _options(options, host, sink, alibi_slopes, kv_lengths, cu_seqlens_q, cu_seqlens_k, offsets,
                                     seed, scale, softcap, dropout_p)
     result = client(server).forward(_bits("q", host.q), _bits("k", host.k), _bits("v", host.v), out=_bits("out", o),
-                                    keep=keep != "", bias_grad=keep == "bias", **chosen)
+                                    keep=keep != "", bias_grad=keep == "bias", capture=wished(), **chosen)
+    note(result.captured)
     lse = torch.from_numpy(result.lse)
     copies = None if q.device.type == "cpu" else _Copies(host, o, lse)
     return send(o, q.device).to(q.dtype), send(lse, q.device), _stand_in(result.residual, copies)
