@@ -1,0 +1,308 @@
+#!/usr/bin/env python3
+"""Trains an encoder on a long-range task in several ways: dense, SPION, SAT, and static masks of the same density.
+
+    python3 client/python/examples/train_sparse.py --daemon bazel-bin/server/attnd [--task image] [--plot sparse.png]
+
+Tasks are made by a program: "listops" (nested MIN, MAX, MED and SM of digits), "retrieval" (do two texts of bytes share a
+word?), "image" (which way do the stripes of a noisy picture run? pixels as a sequence). All attention is the daemon's. The
+table has each way's last loss, accuracy on held-out samples, the step of its switch, and the time of a step before and after
+it. "without training on" is the dense model with SPION's patterns at the end: what the switch costs when nothing adapts.
+"""
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import attnd.torch
+from attnd import masks
+from attnd.sparse import Capture, SparseAttention, SparseTraining, sat, spion
+from attnd.sparse.capture import pattern_layout
+from train_gpt import Daemon, progress
+
+
+@dataclass
+class Settings:
+    task: str = "image"
+    steps: int = 120
+    length: int = 256
+    block: int = 16
+    density: float = 0.1
+    quantile: float = 0.85
+    every: int = 5
+    warmup: int = 30
+    layers: int = 2
+    heads: int = 2
+    dim: int = 64
+    batch: int = 16
+    held_out: int = 256
+    learning_rate: float = 2e-3
+    seed: int = 1
+
+
+# ---- Tasks: tokens [count, length] and classes [count].
+
+def listops(random, count, length):
+    """Digits 0 to 9, 10 to 13 the operators, 14 a closing bracket, 15 padding; the class is the value."""
+    def expression(room, depth):
+        if room < 5 or depth > 3 or (depth and random.random() < 0.6):
+            digit = int(random.integers(10))
+            return [digit], digit
+        kind, tokens, values = int(random.integers(4)), [], []
+        for _ in range(int(random.integers(2, 6))):
+            part, value = expression((room - 2) // 5, depth + 1)
+            tokens, values = tokens + part, values + [value]
+        value = (min(values), max(values), int(np.median(values)), sum(values) % 10)[kind]
+        return [10 + kind, *tokens, 14], value
+    rows, classes = np.full((count, length), 15), np.zeros(count, int)
+    for n in range(count):
+        tokens, classes[n] = expression(length, 0)
+        rows[n, :len(tokens)] = tokens[:length]
+    return rows, classes, 16, 10
+
+
+def retrieval(random, count, length):
+    """Two texts of random bytes, one after the other, each with one word of four equal bytes at some place."""
+    half, rows = length // 2, random.integers(0, 16, (count, length))
+    words = random.integers(16, 24, (count, 2))
+    same = random.random(count) < 0.5
+    words[same, 1] = words[same, 0]
+    for n in range(count):
+        for part in range(2):
+            at = part * half + int(random.integers(half - 4))
+            rows[n, at:at + 4] = words[n, part]
+    return rows, (words[:, 0] == words[:, 1]).astype(int), 24, 2
+
+
+def image(random, count, length):
+    """Square pictures of 16 grey values with stripes in one of four directions."""
+    side = int(length ** 0.5)
+    if side * side != length:
+        raise SystemExit(f"--length: expected a square for --task image, got {length}")
+    classes = random.integers(0, 4, count)
+    y, x = np.mgrid[:side, :side]
+    way = np.stack([x, y, x + y, x - y])[classes]
+    phase, period = random.uniform(0, 6.3, (count, 1, 1)), random.uniform(3, 6, (count, 1, 1))
+    grey = np.sin(way * 6.283 / period + phase) + 0.7 * random.standard_normal((count, side, side))
+    return np.clip(8 + 4 * grey, 0, 15).astype(int).reshape(count, length), classes, 16, 4
+
+
+TASKS = {"listops": listops, "retrieval": retrieval, "image": image}
+
+
+def samples(settings, seed, count):
+    rows, classes, symbols, kinds = TASKS[settings.task](np.random.default_rng(seed), count, settings.length)
+    return torch.tensor(rows), torch.tensor(classes), symbols, kinds
+
+
+# ---- The model: a pre-norm encoder with mean pooling, as SAT's and SPION's.
+
+class Layer(nn.Module):
+    def __init__(self, settings):
+        super().__init__()
+        self.heads, width = settings.heads, settings.dim
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.attention = SparseAttention(learned=(settings.length, 16), block=settings.block)
+        self.inner = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        q, k, v = self.project(self.before(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(self.attention(q, k, v).transpose(1, 2).flatten(-2))
+        return x + self.inner(self.after(x))
+
+
+class Model(nn.Module):
+    def __init__(self, settings, symbols, kinds):
+        super().__init__()
+        torch.manual_seed(settings.seed)
+        self.symbols = nn.Embedding(symbols, settings.dim)
+        self.places = nn.Parameter(0.02 * torch.randn(settings.length, settings.dim))
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.head = nn.Sequential(nn.LayerNorm(settings.dim), nn.Linear(settings.dim, kinds))
+
+    @property
+    def attention(self):
+        return [layer.attention for layer in self.layers]
+
+    def forward(self, tokens):
+        x = self.symbols(tokens) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+# ---- Ways to train it.
+
+def static_masks(settings):
+    """Longformer, BigBird and a strided mask, as wide as shows about as much as the block pattern."""
+    n, block = settings.length, settings.block
+    wanted = settings.density * n * n
+
+    def widest(make):
+        found = make(1)
+        for width in range(1, n):
+            if masks.count(make(width), n) > wanted:
+                return found
+            found = make(width)
+        return found
+    reach = masks.global_(rows=[(0, 2)], cols=[(0, 2)])
+    return {"longformer": widest(lambda w: masks.window(w, w) | reach),
+            "bigbird": widest(lambda w: masks.window(w, w) | reach | masks.random_blocks(block // 2, 1, seed=1)),
+            "strided": widest(lambda w: masks.window(w, w) | masks.stride(max(2, int(1 / settings.density) * 2)))}
+
+
+def rule_of(way, settings):
+    if way == "SAT":
+        return sat(settings.block, density=settings.density, change=30.0, skewness=0.5)
+    return spion(settings.block, quantile=settings.quantile)
+
+
+@dataclass
+class Run:
+    losses: list
+    accuracy: float
+    switched_at: object
+    dense_seconds: float
+    sparse_seconds: float
+    layouts: list  # of each layer; None: none
+    density: float
+
+
+def accuracy(model, held):
+    with torch.no_grad():
+        return float((model(held[0]).argmax(-1) == held[1]).float().mean())
+
+
+def train(way, settings, data, held, static):
+    model = Model(settings, *data[2:])
+    if way in static:
+        for attention in model.attention:
+            attention.mask = static[way]
+    training = None
+    if way in ("SPION", "SAT"):
+        training = SparseTraining(model.attention, rule_of(way, settings), every=settings.every, warmup=settings.warmup)
+    optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate)
+    losses, seconds, bar = [], {"dense": [], "sparse": []}, progress(way, settings.steps)
+    for step in range(settings.steps):
+        at = slice(step * settings.batch, (step + 1) * settings.batch)
+        begin, phase = time.perf_counter(), model.attention[0].phase
+        losses.append(one_step(model, optimizer, training, way, (data[0][at], data[1][at])))
+        seconds[phase].append(time.perf_counter() - begin)
+        bar(step)
+    middle = {phase: float(np.median(found)) if found else np.nan for phase, found in seconds.items()}
+    layouts = [a._layout for a in model.attention]
+    shown = static[way] if way in static else None
+    density = masks.count(shown, settings.length) / settings.length ** 2 if shown is not None else \
+        float(np.mean([1.0 if layout is None else layout.mean() for layout in layouts]))
+    return model, Run(losses, accuracy(model, held), training and training.switched_at, middle["dense"], middle["sparse"],
+                      layouts, density)
+
+
+def one_step(model, optimizer, training, way, batch):
+    def backward():
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        total = loss
+        if way == "SAT" and training.captures:
+            total = loss + 0.01 * len(model.layers) * sum(a.pattern_loss() for a in model.attention)
+        optimizer.zero_grad()
+        total.backward()
+        nn.utils.clip_grad_value_(model.parameters(), 1)
+        return loss.item()
+    if training is None:
+        loss = backward()
+    else:
+        with training.step():
+            loss = backward()
+    optimizer.step()
+    return loss
+
+
+def without_training_on(model, settings, data, held):
+    """The dense model's accuracy with the patterns of its own maps, and those maps."""
+    maps = []
+    for attention in model.attention:
+        attention.capture_next(Capture(settings.block, keep=settings.length <= 4096))
+    with torch.no_grad():
+        model(data[0][:settings.batch])
+    for attention in model.attention:
+        maps.append(attention.captured.pooled)
+        attention.set_pattern(pattern_layout(attention.captured, block=settings.block,
+                                             **rule_of("SPION", settings).builder), settings.block)
+        attention.captured.release()
+    return accuracy(model, held), maps
+
+
+# ---- What is shown.
+
+def table(runs, control):
+    print(f"{'way':20} {'last loss':>9} {'accuracy':>9} {'density':>8} {'switch':>7} {'ms dense':>9} {'ms sparse':>9}")
+    for way, run in runs.items():
+        last = float(np.mean(run.losses[-10:]))
+        times = [f"{1e3 * s:9.1f}" if s == s else "        -" for s in (run.dense_seconds, run.sparse_seconds)]
+        switch = "-" if run.switched_at is None else str(run.switched_at)
+        print(f"{way:20} {last:9.4f} {run.accuracy:9.3f} {run.density:8.3f} {switch:>7} {' '.join(times)}")
+    print(f"{'without training on':20} {'-':>9} {control:9.3f}")
+
+
+def plot(path, runs, maps):
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(3 * len(maps) + 4, 8), layout="constrained")
+    grid = figure.add_gridspec(2, 2 * len(maps))
+    axes = figure.add_subplot(grid[0, :])
+    axes.set(xlabel="step", ylabel="loss (mean of 5 steps)")
+    axes.grid(alpha=0.3)
+    for number, (way, run) in enumerate(runs.items()):
+        smooth = np.convolve(run.losses, np.ones(5) / 5, "valid")
+        axes.plot(np.arange(4, len(run.losses)), smooth, label=way, color=f"C{number}")
+        if run.switched_at is not None:
+            axes.axvline(run.switched_at, color=f"C{number}", linestyle=":")
+    axes.legend()
+    for layer, pooled in enumerate(maps):
+        axes = figure.add_subplot(grid[1, 2 * layer])
+        axes.imshow(pooled, cmap="viridis")
+        axes.set_title(f"layer {layer}: map")
+        axes = figure.add_subplot(grid[1, 2 * layer + 1])
+        layout = runs["SPION"].layouts[layer]
+        axes.imshow(np.ones_like(pooled) if layout is None else layout, cmap="gray_r", vmin=0, vmax=1)
+        axes.set_title("SPION's blocks")
+    figure.savefig(path)
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--daemon", required=True, help="program to start: bazel-bin/server/attnd")
+    parser.add_argument("--plot", help="image to write (needs matplotlib)")
+    for name, value in vars(Settings()).items():
+        parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value,
+                            choices=tuple(TASKS) if name == "task" else None)
+    chosen = parser.parse_args()
+    settings = Settings(**{name: getattr(chosen, name) for name in vars(Settings())})
+    torch.set_num_threads(1)
+    data = samples(settings, settings.seed, settings.steps * settings.batch)
+    held = samples(settings, settings.seed + 1000, settings.held_out)
+    static, runs = static_masks(settings), {}
+    daemon = Daemon(chosen.daemon, "cpu")
+    with attnd.torch.connect(daemon.address, wait_for_ready=True, timeout=120):
+        for way in ("dense", "SPION", "SAT", *static):
+            model, runs[way] = train(way, settings, data, held, static)
+            if way == "dense":
+                control, maps = without_training_on(model, settings, data, held)
+    daemon.stop()
+    table(runs, control)
+    if chosen.plot:
+        print(f"curves, maps and patterns: {chosen.plot}" if plot(chosen.plot, runs, maps)
+              else f"no {chosen.plot}: matplotlib is not installed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
