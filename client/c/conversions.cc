@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/time/time.h"
 #include "client/c/mask.h"
 #include "client/types/error_detail.h"
@@ -149,6 +150,30 @@ std::string ServerInfoJson(const ServerInfo& info) {
                {"boot_epoch", info.boot_epoch},
                {"max_message_bytes", info.max_message_bytes},
                {"features", info.features},
+               {"devices", std::move(devices)}});
+}
+
+std::string MaskReportJson(const MaskReport& report) {
+  json devices = json::array();
+  for (const MaskOnDevice& device : report.devices) {
+    devices.push_back({{"device", device.device},
+                       {"kernel_forward", device.kernel_forward},
+                       {"kernel_backward", device.kernel_backward},
+                       {"reason", device.reason},
+                       {"tile_rows", device.tile_rows},
+                       {"tile_keys", device.tile_keys},
+                       {"tiles", device.tiles},
+                       {"tiles_full", device.tiles_full},
+                       {"tiles_partial", device.tiles_partial},
+                       {"distinct_bitmaps", device.distinct_bitmaps},
+                       {"plan_bytes", device.plan_bytes},
+                       {"compile_nanoseconds", device.compile_nanoseconds}});
+  }
+  const absl::string_view id(reinterpret_cast<const char*>(report.id.data()), report.id.size());
+  return Dump({{"id", absl::BytesToHexString(id)},
+               {"bytes_held", report.bytes_held},
+               {"visible", report.visible},
+               {"empty_rows", report.empty_rows},
                {"devices", std::move(devices)}});
 }
 
