@@ -243,18 +243,23 @@ TEST(ReferenceForward, GivesZeroAndMinusInfinityWhenRowIsFullyMasked) {
 
 TEST(ReferenceForward, CountsMissingKeysAsLogitZeroWithZeroRest) {
   // The identity L' = ln(e^L + rest), O' = O·e^(L − L') against a plain softmax over the same keys.
-  Problem plain = Small(9, 9, 4);
-  plain.window_left = plain.window_right = 2;
-  Problem rest = plain;
-  rest.denominator = DenominatorKind::kZeroRest;
-  ProblemInputs in = RandomInputs(plain, 5);
-  ReferenceOutputs a = RunForward(plain, in), b = RunForward(rest, in);
-  for (int64_t i = 0; i < 9; ++i) {
-    int64_t visible = std::min<int64_t>(8, i + 2) - std::max<int64_t>(0, i - 2) + 1;
-    double lse = std::log(std::exp(a.lse[i]) + static_cast<double>(9 - visible));
-    EXPECT_NEAR(b.lse[i], lse, 1e-13);
-    for (int64_t d = 0; d < 4; ++d) {
-      EXPECT_NEAR(b.o[i * 4 + d], a.o[i * 4 + d] * std::exp(a.lse[i] - lse), 1e-13);
+  // Padding is no rest.
+  for (int32_t keys : {9, 6}) {
+    Problem plain = Small(9, 9, 4);
+    plain.window_left = plain.window_right = 2;
+    plain.alignment = Alignment::kTopLeft;
+    plain.kv_lengths = {keys};
+    Problem rest = plain;
+    rest.denominator = DenominatorKind::kZeroRest;
+    ProblemInputs in = RandomInputs(plain, 5);
+    ReferenceOutputs a = RunForward(plain, in), b = RunForward(rest, in);
+    for (int64_t i = 0; i < std::min(9, keys + 2); ++i) {  // the last row sees none of six
+      int64_t visible = std::min<int64_t>(keys - 1, i + 2) - std::max<int64_t>(0, i - 2) + 1;
+      double lse = std::log(std::exp(a.lse[i]) + static_cast<double>(keys - visible));
+      EXPECT_NEAR(b.lse[i], lse, 1e-13);
+      for (int64_t d = 0; d < 4; ++d) {
+        EXPECT_NEAR(b.o[i * 4 + d], a.o[i * 4 + d] * std::exp(a.lse[i] - lse), 1e-13);
+      }
     }
   }
 }

@@ -158,4 +158,9 @@ std::string CompareWithOracle(const MaskSpec& spec, const MaskCall& call,
   return "";
 }
 
+std::string ComparePlanWithOracle(const MaskSpec& spec, const MaskCall& call, int64_t b, int64_t h,
+                                  const MaskPlan& plan) {
+  return ComparePlan(DenseOf(MaskOracle(spec, call), call, b, h), plan);
+}
+
 }  // namespace attnd

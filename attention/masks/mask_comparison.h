@@ -2,9 +2,11 @@
 // fuzzer. Any thread.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "attention/masks/compiled_mask.h"
+#include "attention/masks/mask_plan.h"
 #include "attention/masks/mask_spec.h"
 
 namespace attnd {
@@ -13,5 +15,9 @@ namespace attnd {
 // both lists, bitmaps, counts and empty rows. A mask that is refused is a difference.
 std::string CompareWithOracle(const MaskSpec& spec, const MaskCall& call,
                               const std::vector<MaskTileSize>& tiles);
+
+// The same of one plan of (b, h), which has row_keys.
+std::string ComparePlanWithOracle(const MaskSpec& spec, const MaskCall& call, int64_t b, int64_t h,
+                                  const MaskPlan& plan);
 
 }  // namespace attnd

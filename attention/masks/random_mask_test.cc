@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -36,7 +37,93 @@ TEST(RandomMask, IsCompiledAsTheOracleSeesItUpTo300Keys) {
   }
 }
 
-// Otherwise the tests above would say less than they seem to.
+// What may go wrong in a plan; `other` is that of another offset.
+struct Planted {
+  const char* name;
+  std::function<void(MaskPlan& plan, const MaskPlan& other)> plant;
+};
+
+// Counts as full those tiles that `is_full` says, in both lists.
+void FillTiles(
+    MaskPlan& plan,
+    const std::function<bool(int64_t row_tile, int64_t key_tile, const MaskTile& tile)>& is_full) {
+  for (MaskLists* lists : {&plan.by_rows, &plan.by_keys}) {
+    for (int64_t line = 0; line < lists->lines(); ++line) {
+      for (uint32_t at = lists->offsets[line]; at < lists->offsets[line + 1]; ++at) {
+        MaskTile& tile = lists->tiles[at];
+        const bool by_rows = lists == &plan.by_rows;
+        if (is_full(by_rows ? line : tile.tile, by_rows ? tile.tile : line, tile)) {
+          tile.bitmap = kFullMaskTile;
+        }
+      }
+    }
+  }
+}
+
+// Whether each square of 8 × 8 scores of the tile shows something.
+bool NoSquareIsEmpty(const MaskPlan& plan, const MaskTile& tile) {
+  if (tile.is_full()) return true;
+  const auto words = plan.Bitmap(tile.bitmap);
+  for (int32_t row = 0; row < plan.tile.rows; row += 8) {
+    for (int32_t key = 0; key < plan.tile.keys; key += 8) {
+      uint32_t any = 0;
+      for (int32_t r = row; r < row + 8; ++r) {
+        any |= words[static_cast<size_t>(r * plan.words_per_row + key / 32)] >> key % 32 & 0xff;
+      }
+      if (any == 0) return false;
+    }
+  }
+  return true;
+}
+
+const std::vector<Planted>& Mistakes() {
+  static const auto* mistakes = new std::vector<Planted>{
+      {"the plan of another offset", [](MaskPlan& p, const MaskPlan& other) { p = other; }},
+      {"the transpose of another offset",
+       [](MaskPlan& p, const MaskPlan& other) { p.by_keys = other.by_keys; }},
+      {"the transpose lists rows", [](MaskPlan& p, const MaskPlan&) { p.by_keys = p.by_rows; }},
+      {"full where no square of 8 x 8 is empty",
+       [](MaskPlan& p, const MaskPlan&) {
+         FillTiles(p, [&p](int64_t, int64_t, const MaskTile& t) { return NoSquareIsEmpty(p, t); });
+       }},
+      {"the last tiles of rows, which reach over the end, are full",
+       [](MaskPlan& p, const MaskPlan&) {
+         FillTiles(p, [&p](int64_t row, int64_t, const MaskTile&) {
+           return row == p.rows / p.tile.rows;
+         });
+       }},
+      {"the last tiles of keys, which reach over the end, are full",
+       [](MaskPlan& p, const MaskPlan&) {
+         FillTiles(p, [&p](int64_t, int64_t key, const MaskTile&) {
+           return key == p.keys / p.tile.keys;
+         });
+       }},
+  };
+  return *mistakes;
+}
+
+TEST(MaskComparison, NoticesEachPlantedMistake) {
+  const MaskExpr stride = {StrideRel{5, 2}, {}}, window = {RelativeWindow{70, 3}, {}};
+  MaskSpec spec;
+  spec.pattern = {MaskExpr{AnyOf{}, {stride, window}}};
+  spec.pattern_of = {0};
+  const MaskCall call = {1, 1, 170, 190, {20}}, moved = {1, 1, 170, 190, {60}};
+  const auto plan_of = [&spec](const MaskCall& at) {
+    auto mask = MaskDescription::Make(spec, at);
+    EXPECT_TRUE(mask.ok()) << mask.status();
+    return CompiledMask::Make(**mask, {}, at, {.tile = {64, 32}, .row_keys = true})->PlanAt(0, 0);
+  };
+  const MaskPlan right = plan_of(call), other = plan_of(moved);
+  ASSERT_EQ(ComparePlanWithOracle(spec, call, 0, 0, right), "");
+  ASSERT_LE(other.bitmap_count(), right.bitmap_count());  // so that its lists fit
+  for (const Planted& mistake : Mistakes()) {
+    MaskPlan plan = right;
+    mistake.plant(plan, other);
+    EXPECT_NE(ComparePlanWithOracle(spec, call, 0, 0, plan), "") << mistake.name;
+  }
+}
+
+// Otherwise the random tests would say less than they seem to.
 TEST(RandomMask, HasEveryKindAndDensity) {
   std::set<size_t> patterns, operations;
   int64_t empty = 0, full = 0, mixed = 0, with_origin = 0, shared = 0, apart = 0;

@@ -169,8 +169,7 @@ ATTND_API void attnd_call_set_poll_hook(attnd_call* call, int (*hook)(void* argu
 ATTND_API void attnd_call_get_progress(const attnd_call* call, attnd_progress* progress);
 /* After the operation has ended; valid until the next one or attnd_call_free. Texts are UTF-8.
  * detail: {"reason", "domain", "metadata": {...}, "retry_after": seconds}, "{}" without any.
- * result: of forward and backward the receipt, of attnd_server_info the information; "{}" after an
- * error. */
+ * result: of forward and backward the receipt, of the others what they say; "{}" after an error. */
 ATTND_API int attnd_call_code(const attnd_call* call);
 ATTND_API const char* attnd_call_message(const attnd_call* call);
 ATTND_API const char* attnd_call_detail_json(const attnd_call* call);
@@ -202,6 +201,10 @@ ATTND_API attnd_mask* attnd_mask_new(const void* spec, int64_t spec_bytes, int64
 ATTND_API void attnd_mask_free(attnd_mask* mask);
 /* The 32 bytes by which servers know it: equal for equal masks. They live as long as the mask. */
 ATTND_API const uint8_t* attnd_mask_id(const attnd_mask* mask);
+/* What the daemon at that address says of problem->mask in such calls; it keeps it for them. The
+ * result is JSON, with the field names of CompileMaskResponse; its id is in hexadecimal digits. */
+ATTND_API int attnd_compile_mask(attnd_client* client, int32_t address_index,
+                                 const attnd_problem* problem, attnd_call* call);
 
 /* Builds a block pattern: `request` is a serialized attnd.v1.BuildPatternRequest without token.
  * With `token`, that of a capture whose map is kept, the server that keeps it builds; else

@@ -114,6 +114,24 @@ TEST(CInterface, RefusesAMaskThatDoesNotFitTheProblem) {
   attnd_mask_free(mask);
 }
 
+TEST(CInterface, RefusesToCompileNoMask) {
+  CallPointer call = NewCall();
+  attnd_client_options options = Nowhere();
+  ClientPointer client(attnd_client_new(&options, call.get()));
+  attnd_problem problem = SmallProblem();
+  EXPECT_EQ(attnd_compile_mask(client.get(), 0, &problem, call.get()), 3);
+  EXPECT_STREQ(attnd_call_message(call.get()), "problem.mask: expected a mask, got none");
+  attnd_mask* mask = attnd_mask_new(kCausal.data(), kCausal.size(), 1, 1, 2, 2, call.get());
+  ASSERT_NE(mask, nullptr) << attnd_call_message(call.get());
+  problem.mask = mask;
+  EXPECT_EQ(attnd_compile_mask(client.get(), 1, &problem, call.get()), 3);   // there is one address
+  EXPECT_EQ(attnd_compile_mask(client.get(), 0, &problem, call.get()), 14);  // nobody listens
+  EXPECT_STREQ(attnd_call_result_json(call.get()), "{}");
+  problem.struct_size = 0;
+  EXPECT_EQ(attnd_compile_mask(client.get(), 0, &problem, call.get()), 3);
+  attnd_mask_free(mask);
+}
+
 TEST(CInterface, RefusesAProblemBeforeAByteIsSent) {
   CallPointer call = NewCall();
   attnd_client_options options = Nowhere();

@@ -170,4 +170,28 @@ std::string ServerInfoJson(const ServerInfo& info) {
                {"devices", std::move(devices)}});
 }
 
+std::string MaskReportJson(const MaskReport& report) {
+  json devices = json::array();
+  for (const MaskOnDevice& device : report.devices) {
+    devices.push_back({{"device", device.device},
+                       {"kernel_forward", device.kernel_forward},
+                       {"kernel_backward", device.kernel_backward},
+                       {"reason", device.reason},
+                       {"tile_rows", device.tile_rows},
+                       {"tile_keys", device.tile_keys},
+                       {"tiles", device.tiles},
+                       {"tiles_full", device.tiles_full},
+                       {"tiles_partial", device.tiles_partial},
+                       {"distinct_bitmaps", device.distinct_bitmaps},
+                       {"plan_bytes", device.plan_bytes},
+                       {"compile_nanoseconds", device.compile_nanoseconds}});
+  }
+  const absl::string_view id(reinterpret_cast<const char*>(report.id.data()), report.id.size());
+  return Dump({{"id", absl::BytesToHexString(id)},
+               {"bytes_held", report.bytes_held},
+               {"visible", report.visible},
+               {"empty_rows", report.empty_rows},
+               {"devices", std::move(devices)}});
+}
+
 }  // namespace attnd

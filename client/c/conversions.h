@@ -38,5 +38,6 @@ Problem ToProblem(const attnd_problem& problem);  // not validated: the client d
 std::string DetailJson(const absl::Status& status);
 std::string ReceiptJson(const CallReceipt& receipt);
 std::string ServerInfoJson(const ServerInfo& info);
+std::string MaskReportJson(const MaskReport& report);
 
 }  // namespace attnd

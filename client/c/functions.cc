@@ -73,6 +73,14 @@ absl::Status RunServerInfo(attnd_client& client, int index, attnd_call& call) {
   return absl::OkStatus();
 }
 
+absl::Status RunCompileMask(attnd_client& client, int index, const Problem& problem,
+                            attnd_call& call) {
+  ASSIGN_OR_RETURN(MaskReport report,
+                   client.client->CompileMask(problem, index, call.MakeCallOptions()));
+  call.SetResult([report] { return MaskReportJson(report); });
+  return absl::OkStatus();
+}
+
 absl::Status RunHealth(attnd_client& client, int index, attnd_call& call, int32_t& health) {
   ASSIGN_OR_RETURN(Health answer, client.client->CheckHealth(index, call.MakeCallOptions()));
   health = answer == Health::kServing;
@@ -182,6 +190,16 @@ attnd_mask* attnd_mask_new(const void* spec, int64_t spec_bytes, int64_t batch, 
 
 void attnd_mask_free(attnd_mask* mask) { delete mask; }
 const uint8_t* attnd_mask_id(const attnd_mask* mask) { return mask->mask->id().data(); }
+
+int attnd_compile_mask(attnd_client* client, int32_t address_index, const attnd_problem* problem,
+                       attnd_call* call) {
+  return call->Run([&] {
+    return Guard([&]() -> absl::Status {
+      RETURN_IF_ERROR(attnd::CheckHasSize("problem", *problem));
+      return attnd::RunCompileMask(*client, address_index, ToProblem(*problem), *call);
+    });
+  });
+}
 
 void attnd_residual_free(attnd_residual* residual) { delete residual; }
 int64_t attnd_residual_bytes(const attnd_residual* residual) {

@@ -50,6 +50,17 @@ std::string KeyOf(const BackwardKernels& kernels) {
                       kernels.bias_gradient ? "+bias" : "");
 }
 
+std::string ReportedName(const KernelRow& row) { return absl::StrCat("cuda_", NameOf(row)); }
+
+template <class Kernels>
+MaskKernel MaskKernelOf(const Kernels& kernels) {
+  return {.kernel = ReportedName(MainRow(kernels)),
+          .reason =
+              "the kernel for this shape and these options; it visits listed tiles alone, and "
+              "reads bits of partial ones",
+          .plan = OptionsOf(TilingOf(kernels))};
+}
+
 // As they lie in memory, so that like calls lie at one distance from each other (CopyMerger).
 bool LiesBefore(const ForwardCall* a, const ForwardCall* b) { return a->lse < b->lse; }
 bool LiesBefore(const BackwardCall* a, const BackwardCall* b) { return a->d_k < b->d_k; }
@@ -84,7 +95,7 @@ absl::StatusOr<LaunchReport> RunGroups(const std::map<std::string, Group<Kernels
     report.upload_seconds += times.upload;
     report.download_seconds += times.download;
     const KernelRow& row = MainRow(group.kernels);
-    if (report.kernel.empty()) report.kernel = absl::StrCat("cuda_", NameOf(row));
+    if (report.kernel.empty()) report.kernel = ReportedName(row);
     if (row.half_accumulate) report.accumulate = AccumulateType::kFloat16;
     report.deterministic = report.deterministic && row.ordered;
   }
@@ -182,6 +193,17 @@ absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) 
   if (kernels.sink_gradient) RETURN_IF_ERROR(device_->Check(*kernels.sink_gradient));
   if (kernels.bias_gradient) RETURN_IF_ERROR(device_->Check(*kernels.bias_gradient));
   return device_->Check(kernels.query_gradient);
+}
+
+absl::StatusOr<MaskKernel> CudaBackend::KernelForMask(const Problem& problem,
+                                                      Direction direction) const {
+  RETURN_IF_ERROR(Supports(problem, direction));
+  if (direction == Direction::kForward) {
+    ASSIGN_OR_RETURN(const ForwardKernels kernels, SelectForward(device_->rows(), problem));
+    return MaskKernelOf(kernels);
+  }
+  ASSIGN_OR_RETURN(const BackwardKernels kernels, SelectBackward(device_->rows(), problem));
+  return MaskKernelOf(kernels);
 }
 
 Travel CudaBackend::TravelOf(const Problem& problem) const {

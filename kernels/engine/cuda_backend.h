@@ -40,6 +40,8 @@ class CudaBackend final : public Backend {
 
   const BackendInfo& info() const override { return device_->info(); }
   absl::Status Supports(const Problem& problem, Direction direction) const override;
+  absl::StatusOr<MaskKernel> KernelForMask(const Problem& problem,
+                                           Direction direction) const override;
   int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override;
   int64_t DeviceBytes(const Problem& problem, Direction direction) const override;
   int64_t KeepingBytes(const Problem& problem) const override;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "attention/dropout.h"
@@ -87,6 +88,7 @@ class Head {
     if (Is(Mistake::kMaskOriginSwapped)) std::swap(spec_.origin.row_begin, spec_.origin.key_begin);
     mask_call_ = MaskCallOf(p_);
     if (Is(Mistake::kMaskWithoutAlignment)) mask_call_.offsets = {0};
+    if (Is(Mistake::kMaskOfFirstOffset)) mask_call_.offsets.resize(1);
     mask_.emplace(spec_, mask_call_);
   }
 
@@ -95,9 +97,22 @@ class Head {
     int64_t h = h_;
     if (Is(Mistake::kMaskOfFirstHead)) h = 0;
     if (Is(Mistake::kMaskOfKvHead)) h = h_ / p_.group_size() * p_.group_size();
+    if (Is(Mistake::kMaskOfEntryNumber)) h = b_;
     if (Is(Mistake::kMaskNeighbourKey)) j = std::min(j + 1, s_.kv_len - 1);
     if (Is(Mistake::kMaskTransposed) && i < s_.kv_len && j < s_.q_len) std::swap(i, j);
+    if (Is(Mistake::kMaskRemainder) && !RemainderIsPhase(i, j)) return false;
+    if (Is(Mistake::kMaskListsMoved) && !std::holds_alternative<MaskExpr>(spec_.pattern[0])) {
+      i += s_.offset;
+      if (i < 0 || i >= s_.q_len) return false;
+    }
     return mask_->IsVisible(b, h, i, j);
+  }
+
+  // Of a mask that is a stride.
+  bool RemainderIsPhase(int64_t i, int64_t j) const {
+    const auto* expr = std::get_if<MaskExpr>(&spec_.pattern[0]);
+    const auto* stride = expr == nullptr ? nullptr : std::get_if<StrideRel>(&expr->op);
+    return stride == nullptr || (i + s_.offset - j) % stride->p == stride->phase;
   }
 
   const Sequence& sequence() const { return s_; }
@@ -227,7 +242,8 @@ class Head {
 
   int64_t RestCount(const Row& row) const {
     if (p_.denominator != DenominatorKind::kZeroRest || Is(Mistake::kZeroRestIgnored)) return 0;
-    return std::count(row.visible.begin(), row.visible.end(), false);
+    const int64_t padding = Is(Mistake::kPaddingIsRest) ? p_.kv_len - s_.kv_len : 0;
+    return padding + std::count(row.visible.begin(), row.visible.end(), false);
   }
 
   float Most(const Row& row) const {

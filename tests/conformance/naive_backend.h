@@ -26,7 +26,11 @@ enum class Mistake {
   kMaskOfFirstHead,       // one pattern for all heads
   kMaskOfKvHead,          // a group's heads share its first pattern
   kMaskOfFirstEntry,      // one pattern for all batch entries
+  kMaskOfEntryNumber,     // the batch entry's number picks the head's pattern
   kMaskWithoutAlignment,  // expressions stay where they are
+  kMaskListsMoved,        // lists follow the alignment
+  kMaskOfFirstOffset,     // all batch entries share the plan of the first one's offset
+  kMaskRemainder,         // C's % for the floor modulus
   kMaskOriginIgnored,
   kMaskOriginSwapped,  // rows moved by keys and the reverse
   // Softmax.
@@ -35,6 +39,7 @@ enum class Mistake {
   kNoRescale,          // the online softmax keeps O when the maximum moves
   kHalfScores,         // scores rounded to float16 before softmax
   kZeroRestIgnored,
+  kPaddingIsRest,  // keys beyond the lengths count as logit 0
   kSinkNotInLse,
   kUniformEmptyRow,  // a row without keys averages the values
   kNanLeak,          // masked values are multiplied by 0

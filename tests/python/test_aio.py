@@ -7,6 +7,7 @@ import pytest
 
 import attnd
 import attnd.aio
+import attnd.masks
 
 Q = np.random.default_rng(1).standard_normal((2, 4, 16, 8), np.float32)
 
@@ -20,6 +21,7 @@ def test_asyncio_runs_calls_beside_each_other(daemon):
         async with await attnd.aio.connect(daemon.address, calls=4) as client:
             assert await client.serving()
             assert (await client.info()).devices
+            assert (await client.compile_mask(attnd.masks.causal(), rows=9)).nnz == 45
             results = await asyncio.gather(*[client.forward(Q, Q, Q, request_id=f"call {n}") for n in range(12)])
             gradients = await client.backward(results[0].out, results[0])
             with pytest.raises(attnd.InvalidArgument, match="did you mean causal"):

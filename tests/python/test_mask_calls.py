@@ -181,3 +181,73 @@ def test_a_mask_that_no_message_holds_is_refused_before_it_is_sent(rng):
             assert client.forward(q, k, v, mask=m.causal()).out.shape == q.shape
     finally:
         small.stop()
+
+
+def test_compile_mask_says_what_the_mask_costs(daemon, client, rng):
+    mask = m.per_batch([m.window(63, 0), m.bits(rng.random((300, 300)) < 0.3)])
+    dense = mask.to_dense(2, 4, 300, 300)
+    report = client.compile_mask(mask, rows=300, batch=2, q_heads=4, kv_heads=2)
+    assert (report.scores, report.nnz) == (dense.size, np.count_nonzero(dense))
+    assert report.empty_rows == np.count_nonzero(~dense.any(-1)) and len(report.id) == 64
+    (device,) = report.devices
+    cells = np.zeros((2, 4, 320, 320), bool)
+    cells[..., :300, :300] = dense
+    cells = cells.reshape(2, 4, 5, 64, 5, 64)
+    outside = np.ones((320, 320), bool)
+    outside[:300, :300] = False  # beyond the problem's end nothing has to be visible
+    full = (cells | outside.reshape(5, 64, 5, 64)).all((3, 5)) & cells.any((3, 5))
+    assert (device.tile_rows, device.tile_keys, device.tiles) == (64, 64, 2 * 4 * 25)
+    assert (device.tiles_full, device.tiles_partial) == (full.sum(), (cells.any((3, 5)) & ~full).sum())
+    assert device.distinct_bitmaps > 0 and device.plan_bytes > 0 and device.compile_seconds > 0 and device.reason
+    text = repr(report)
+    assert f"<mask {report.id[:8]}: {report.nnz:,} of 720,000 scores" in text and device.kernel_forward in text
+    assert f"{device.tiles_full + device.tiles_partial:,} of 200 tiles of 64 x 64" in text
+    # What it has compiled, it knows in the calls to come, which run these kernels.
+    q, k, v = [rng.standard_normal((2, heads, 300, 64)).astype(np.float32) for heads in (4, 2, 2)]
+    before = [daemon.metric(f"attnd_mask_cache_{name}_total") for name in ("hits", "misses")]
+    r = client.forward(q, k, v, mask=mask)
+    assert [daemon.metric(f"attnd_mask_cache_{name}_total") for name in ("hits", "misses")][1] == before[1]
+    g = client.backward(np.ones_like(r.out), r)
+    assert (r.receipt.kernel, g.receipt.kernel) == (device.kernel_forward, device.kernel_backward)
+
+
+def test_compile_mask_takes_the_options_of_calls(client, gpu_daemon):
+    base = client.compile_mask(m.causal(), rows=96, keys=128, align="top_left")
+    assert base.nnz == 96 * 97 // 2
+    assert client.compile_mask(m.causal(), rows=96, keys=128, align="top_left", layout="blhd").id == base.id
+    assert client.compile_mask(m.causal(), rows=96, keys=128, align="bottom_right").nnz == 96 * 97 // 2 + 96 * 32
+    assert client.compile_mask(m.causal(), rows=96, keys=128, align=-10).empty_rows == 10
+    cu = np.array([0, 40, 96], np.int32)
+    packed = client.compile_mask(m.causal(), rows=96, q_heads=3, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    assert packed.scores == 2 * 3 * 56 * 56
+    with attnd.connect(gpu_daemon.address, timeout=60) as gpu:
+        (without,), (device,) = [gpu.compile_mask(m.window(9, 0), rows=512, **options).devices
+                                 for options in ({}, {"precision": "f16"})]
+        assert without.kernel_forward == "" and without.reason in str(without)
+        q = np.zeros((1, 1, 512, 64), np.float16)
+        r = gpu.forward(q, q, q, mask=m.window(9, 0))
+        assert (device.kernel_forward, device.kernel_backward) == (
+            r.receipt.kernel, gpu.backward(q, r).receipt.kernel) and device.tile_rows < 512
+        assert 0 < device.tiles_full + device.tiles_partial < device.tiles
+
+
+def test_compile_mask_refuses_what_calls_refuse(client):
+    mask = m.causal()
+
+    def said(error, *arguments, **options):
+        with pytest.raises(error) as caught:
+            client.compile_mask(*arguments, **options)
+        return str(caught.value)
+    wrong = attnd.InvalidArgument
+    assert said(wrong, mask, rows=0) == "rows: expected 1..1048576, got 0"
+    assert said(wrong, mask, rows=9, q_heads=3, kv_heads=2).startswith("k: expected heads that divide q's 3, got 2")
+    assert said(wrong, mask, rows=9, keys=12).startswith("align: expected")
+    assert said(wrong, m.prefix([1, 2, 3]), rows=9, batch=2).startswith("mask prefix lengths: expected 1 or 2")
+    assert said(wrong, mask, rows=9, index=1) == "index: expected 0..0, got 1"
+    assert said(wrong, mask, rows=9, precision="f64").startswith('precision: expected None, "f16" or "bf16"')
+    cu = {"cu_seqlens_q": [0, 9], "cu_seqlens_k": [0, 9]}
+    assert said(wrong, mask, rows=9, batch=2, **cu).startswith("batch: expected 1 beside cu_seqlens")
+    assert said(attnd.InvalidType, np.ones((9, 9), bool), rows=9).startswith("mask: expected a Mask")
+    assert said(attnd.InvalidType, mask, rows=9, windo=(1, 1)).startswith("windo: expected no such option; did you mean wi")
+    slow = m.stride(1009) | m.stride(1013)
+    assert said(attnd.OutOfRange, slow, rows=1 << 20).startswith("problem.mask.pattern[0]: expected at most")

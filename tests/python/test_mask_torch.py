@@ -1,4 +1,5 @@
 """Masks by description in torch and JAX: outputs and gradients are those of the array that the mask stands for."""
+import dataclasses
 import weakref
 
 import numpy as np
@@ -97,9 +98,16 @@ def test_the_cuda_engine_takes_masks(remote, gpu_daemon, rng):
         remote.disconnect("gpu")
 
 
-def test_engines_that_refuse_a_mask_get_arrays(remote, rng, monkeypatch):
-    """Where a mask comes from a bool tensor; a mask that was asked for by its name is refused."""
-    forward, calls = attnd.Client.forward, []
+@pytest.mark.parametrize("has_others", [True, False])
+def test_engines_that_refuse_a_mask_get_arrays(remote, rng, monkeypatch, has_others):
+    """Where a mask comes from a bool tensor; a mask that was asked for by its name is refused. A daemon that has no masks
+    is asked once, one that refuses this mask each time, since another may do."""
+    forward, info, calls = attnd.Client.forward, attnd.Client.info, []
+
+    def features(client, index=0):
+        found = info(client, index)
+        assert "masks" in found.features
+        return found if has_others else dataclasses.replace(found, features=["bool_mask"])
 
     def without_masks(client, *arguments, mask=None, **options):
         calls.append(mask)
@@ -107,13 +115,14 @@ def test_engines_that_refuse_a_mask_get_arrays(remote, rng, monkeypatch):
             raise attnd.Unimplemented("problem.mask: unsupported", reason="MASK_UNSUPPORTED")
         return forward(client, *arguments, mask=mask, **options)
     monkeypatch.setattr(attnd.Client, "forward", without_masks)
+    monkeypatch.setattr(attnd.Client, "info", features)
     monkeypatch.setattr(_operator_options, "_without", weakref.WeakSet())
     q, k, v = [x.detach() for x in tensors(rng, batch=1, heads=1, kv_heads=1, rows=512, keys=512)]
     blocks = np.kron(rng.random((8, 8)) < 0.2, np.ones((64, 64), bool))
     for _ in range(2):
         got = remote.scaled_dot_product_attention(q, k, v, torch.from_numpy(blocks))
         close(got, local.forward(q, k, v, mask=blocks, compute="float64").out, "f32", scale=4)
-    assert [isinstance(mask, m.Mask) for mask in calls] == [True, False, False]
+    assert [isinstance(mask, m.Mask) for mask in calls] == ([True, False] * 2 if has_others else [True, False, False])
     with pytest.raises(attnd.Unimplemented) as caught:
         remote.attention(q, k, v, mask=m.blocks(blocks[::64, ::64], 64))
     assert caught.value.reason == "MASK_UNSUPPORTED"

@@ -239,11 +239,21 @@ def packed(f, function, positions, ids):
     return f.remap_positions_for_packed_sequence(function, positions), f.packed_sequence_mask_function(ids)
 
 
+def packed_images(f, function, positions=POSITIONS):
+    """Images of several packed sequences, which see all of themselves."""
+    remapped, ids = packed(f, function, positions, PACKED)
+    return f.and_masks(f.or_masks(remapped, f.blockwise_overlay(IDS)), ids)
+
+
 AT_THE_START = {  # those that know no offset, and a model's own
     "packed": lambda f: f.and_masks(*packed(f, f.causal_mask_function, POSITIONS, PACKED)),
     "packed, ids first": lambda f: f.and_masks(*packed(f, f.causal_mask_function, POSITIONS, PACKED)[::-1]),
     "packed windows": lambda f: f.and_masks(*packed(f, f.sliding_window_causal_mask_function(5),
                                                     POSITIONS[:1].expand(2, -1), PACKED[:1].expand(2, -1))),
+    "packed images": lambda f: packed_images(f, f.causal_mask_function),
+    "packed images in windows": lambda f: packed_images(f, f.sliding_window_causal_mask_function(5)),
+    "packed images, nothing remapped": lambda f: f.and_masks(f.packed_sequence_mask_function(PACKED),
+                                                             f.blockwise_overlay(IDS)),
     "prefix": lambda f: f.or_masks(f.causal_mask_function, lambda b, h, q, k: k < 7),
     "prefix of each entry": lambda f: f.or_masks(f.causal_mask_function, lambda b, h, q, k: k < PREFIX[b]),
     "own documents": lambda f: f.and_masks(f.causal_mask_function, lambda b, h, q, k: IDS[b, q] == IDS[b, k]),
@@ -288,11 +298,15 @@ def test_mask_functions_are_described_as_they_are(name, kind):
 
 def test_functions_that_no_description_says_are_dense_masks():
     from attnd._model_masks import LazyMask, model_mask
-    from transformers import masking_utils
-    for function in (lambda b, h, q, k: (q * k) % 3 == 0, lambda b, h, q, k: torch.where(q > 3, k > 3, k < 3)):
-        given = dict(batch_size=2, q_length=9, kv_length=9, mask_function=function, allow_is_causal_skip=False)
+    from transformers import masking_utils as f
+    skipping = POSITIONS + (torch.arange(30) > 20)  # positions that leave one out amid a sequence
+    for function in (lambda b, h, q, k: (q * k) % 3 == 0, lambda b, h, q, k: torch.where(q > 3, k > 3, k < 3),
+                     packed_images(f, f.sliding_window_causal_mask_function(5), skipping),
+                     f.remap_positions_for_packed_sequence(f.causal_mask_function, POSITIONS),
+                     packed_images(f, f.chunked_causal_mask_function(8, torch.zeros(2, dtype=torch.long)))):
+        given = dict(batch_size=2, q_length=30, kv_length=30, mask_function=function, allow_is_causal_skip=False)
         found = model_mask(**given)
-        assert not isinstance(found, LazyMask) and torch.equal(found, masking_utils.sdpa_mask(**given))
+        assert not isinstance(found, LazyMask) and torch.equal(found, f.sdpa_mask(**given))
 
 
 def test_a_function_that_is_not_what_its_name_says_is_a_dense_mask(monkeypatch):
@@ -328,6 +342,33 @@ class Largest(torch.utils._python_dispatch.TorchDispatchMode):
             if type(tensor) is torch.Tensor and tensor.untyped_storage().nbytes() > 0:
                 self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
         return made
+
+
+def test_8192_tokens_of_packed_images_without_an_array_of_all_scores():
+    """What a model of images and text does with packed sequences: its mask, and its attention under it."""
+    from attnd._model_masks import LazyMask
+    from transformers.masking_utils import create_causal_mask
+    n, heads = 8192, 2
+    config = transformers.LlamaConfig(vocab_size=9, hidden_size=32, intermediate_size=16, num_attention_heads=heads)
+    config._attn_implementation = "attnd"
+    positions = torch.cat([torch.arange(5000), torch.arange(n - 5000)])[None]
+    ids = torch.full((1, n), -1)
+    ids[0, 1000:1300], ids[0, 4900:5100], ids[0, 7000:7040] = 0, 1, 2  # the second one reaches over the border
+    torch.manual_seed(1)
+    q, k, v = [torch.randn(1, heads, n, 16, requires_grad=True) for _ in range(3)]
+    attend = transformers.AttentionInterface()["attnd"]
+    with Largest() as largest:
+        mask = create_causal_mask(config, torch.zeros(1, n, 32), None, None, position_ids=positions, block_sequence_ids=ids)
+        out, _ = attend(torch.nn.Module(), q, k, v, mask)
+        out.square().sum().backward()
+    assert isinstance(mask, LazyMask) and largest.elements < n * n // 16, largest.elements
+    rows = torch.tensor([0, 1100, 4999, 5000, 5050, 7010, n - 1])
+    at, keys = positions[0][rows][:, None], positions[0]
+    alike = (rows[:, None] < 5000) == (torch.arange(n) < 5000)
+    seen = alike & ((keys <= at) | ((ids[0][rows][:, None] == ids[0]) & (ids[0] >= 0)))
+    expected = torch.nn.functional.scaled_dot_product_attention(q[:, :, rows], k, v, attn_mask=seen)
+    torch.testing.assert_close(out[:, rows].transpose(1, 2), expected, rtol=1e-4, atol=1e-5)
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
 @pytest.mark.parametrize("name, padding", [("mistral", "left"), ("llama", "packed")])

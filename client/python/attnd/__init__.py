@@ -20,19 +20,19 @@ if TYPE_CHECKING:
                          InvalidArgument, InvalidType, NotFound, OutOfRange, PermissionDenied, ResourceExhausted,
                          Unauthenticated, Unavailable, Unimplemented)
     from .modules import SGD, AdamW, register
-    from .results import Device, ForwardResult, Gradients, Receipt, ServerInfo
+    from .results import Device, ForwardResult, Gradients, MaskReport, Receipt, ServerInfo
 
 __version__ = "0.1.0"
 
 __all__ = ["AdamW", "AttndError", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Device", "FailedPrecondition",
-           "ForwardResult", "Gradients", "Internal", "InvalidArgument", "InvalidType", "NotFound", "Options",
+           "ForwardResult", "Gradients", "Internal", "InvalidArgument", "InvalidType", "MaskReport", "NotFound", "Options",
            "OutOfRange", "PermissionDenied", "Progress", "Receipt", "Residual", "ResourceExhausted", "SGD",
            "ServerInfo", "TLS", "Unauthenticated", "Unavailable", "Unimplemented", "connect", "errors", "local", "modules",
            "register"]
 
 _HOMES = {"Progress": "_call", "Options": "_problem", "Residual": "_residual", "TLS": "client", "Client": "client",
           "connect": "client", "Device": "results", "ForwardResult": "results", "Gradients": "results",
-          "Receipt": "results", "ServerInfo": "results", "AdamW": "modules", "SGD": "modules",
+          "MaskReport": "results", "Receipt": "results", "ServerInfo": "results", "AdamW": "modules", "SGD": "modules",
           "register": "modules"}  # the rest are errors
 _MODULES = ("client", "errors", "local", "modules", "results")
 

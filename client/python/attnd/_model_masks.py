@@ -7,6 +7,7 @@ a model's own. Everything else is sdpa_mask's dense mask.
 """
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
@@ -143,7 +144,7 @@ _checked: Set[Any] = set()
 def describe(function: Function, attention_mask: Optional[Tensor], shape: Shape) -> Optional[Description]:
     """What the function shows of these rows and keys, if it is known."""
     names: List[str] = []
-    mask = _mask_of(function, shape, names)
+    mask = _mask_of(function, _Search(shape, names))
     kind = (tuple(names), shape.q_length == 1, shape.q_length == shape.kv_length, shape.q_offset > 0, shape.kv_offset > 0)
     if mask is None or kind in _refused:
         return None
@@ -176,13 +177,22 @@ def _keys(attention_mask: Tensor, shape: Shape) -> Tensor:
 
 # ---- Each function by its name.
 
-def _mask_of(function: Function, shape: Shape, names: List[str]) -> Optional[Mask]:
-    """The mask of positions Q = query - kv_offset and J = key - kv_offset; names: of what was met."""
-    make = _KNOWN.get(_name_of(function))
+class _Search(NamedTuple):
+    """What is known where a function is met. names: of what has been met. sequences: of each position its packed sequence,
+    [batch, length], where only pairs of one sequence count; None: all count."""
+
+    shape: Shape
+    names: List[str]
+    sequences: Optional[Array] = None
+
+
+def _mask_of(function: Function, search: _Search) -> Optional[Mask]:
+    """The mask of positions Q = query - kv_offset and J = key - kv_offset."""
+    make, shape = _KNOWN.get(_name_of(function)), search.shape
     if make is not None:
-        names.append(_name_of(function))
-        return make(_cells(function), shape, names)
-    names.append(_TRACED)
+        search.names.append(_name_of(function))
+        return make(_cells(function), search)
+    search.names.append(_TRACED)
     if shape.q_offset or shape.kv_offset:
         return None
     masks = [trace(function, torch.tensor(b), torch.tensor(0)) for b in range(shape.batch)]
@@ -200,48 +210,54 @@ def _cells(function: Function) -> Dict[str, Any]:
     return dict(zip(function.__code__.co_freevars, values))
 
 
-_IDS, _REMAP = "packed_sequence_mask_function.inner_mask", "remap_positions_for_packed_sequence.inner_mask"
-
-
-def _all_of(cells: Dict[str, Any], shape: Shape, names: List[str]) -> Optional[Mask]:
+def _all_of(cells: Dict[str, Any], search: _Search) -> Optional[Mask]:
     functions = list(cells["mask_functions"])
-    named = {_name_of(part): part for part in functions}
-    if len(functions) == 2 and set(named) == {_IDS, _REMAP}:  # in either order
-        return _packed(_cells(named[_IDS])["packed_sequence_mask"], _cells(named[_REMAP]), shape, names)
-    masks = [_mask_of(part, shape, names) for part in functions]
-    return None if None in masks else _combined(masks, lambda one, other: one & other)
+    packed = [_host(_cells(part)["packed_sequence_mask"]) for part in functions if _name_of(part) == _PACKED]
+    inner = search._replace(sequences=packed[0]) if packed else search
+    return _combined([_mask_of(part, inner) for part in functions], lambda one, other: one & other)
 
 
-def _any_of(cells: Dict[str, Any], shape: Shape, names: List[str]) -> Optional[Mask]:
-    masks = [_mask_of(part, shape, names) for part in cells["mask_functions"]]
-    return None if None in masks else _combined(masks, lambda one, other: one | other)
+def _any_of(cells: Dict[str, Any], search: _Search) -> Optional[Mask]:
+    masks = [_mask_of(part, search) for part in cells["mask_functions"]]
+    return _combined(masks, lambda one, other: one | other)
 
 
-def _combined(masks: List[Any], combine: Callable[[Mask, Mask], Mask]) -> Mask:
-    found: Mask = masks[0]
-    for mask in masks[1:]:
-        found = combine(found, mask)
-    return found
+def _combined(masks: List[Optional[Mask]], combine: Callable[[Mask, Mask], Mask]) -> Optional[Mask]:
+    known = [mask for mask in masks if mask is not None]
+    return functools.reduce(combine, known) if len(known) == len(masks) else None
 
 
-def _packed(ids: Tensor, remap: Dict[str, Any], shape: Shape, names: List[str]) -> Optional[Mask]:
-    """Sequences one behind the other, whose own positions rise by one: relative functions do not see that they restart."""
-    own, positions = _host(ids), _host(remap["position_ids"])
-    inner: List[str] = []
-    mask = _mask_of(remap["mask_function"], shape, inner)
-    same = own[:, 1:] == own[:, :-1]
-    steps = (np.diff(positions, axis=1) == 1) | ~same
-    rising = bool((own[:, 1:] >= own[:, :-1]).all())
-    known = {"causal_mask_function", "bidirectional_mask_function", "and_masks.and_mask",
-             "sliding_window_overlay.inner_mask", "sliding_window_bidirectional_overlay.inner_mask"}
-    if mask is None or not set(inner) <= known or not rising or not steps.all() or shape.q_offset or shape.kv_offset:
+def _packed(cells: Dict[str, Any], search: _Search) -> Optional[Mask]:
+    """Pairs of one sequence."""
+    own = _host(cells["packed_sequence_mask"])
+    if not _covers(own, search.shape):
         return None
-    names += [_IDS, *inner]
-    if len(own) > 1 and bool((own != own[:1]).any()):
+    steps = np.diff(own[0])
+    if bool((own != own[:1]).any()) or bool((steps < 0).any()):
         numbers = Numbers(own - own.min() + 1)
-        return mask & Groups(numbers, numbers)
-    begins = np.flatnonzero(~same[0]) + 1
-    return mask & Documents(Numbers(np.concatenate([[0], begins, [own.shape[1]]]).astype(np.int32)))
+        return Groups(numbers, numbers)
+    begins = np.flatnonzero(steps) + 1
+    return Documents(Numbers(np.concatenate([[0], begins, [own.shape[1]]]).astype(np.int32)))
+
+
+def _remapped(cells: Dict[str, Any], search: _Search) -> Optional[Mask]:
+    """A function of positions that restart in each sequence. Relative functions do not see that, where only pairs of one
+    sequence count and its positions rise by one."""
+    own, positions = search.sequences, _host(cells["position_ids"])
+    names: List[str] = []
+    mask = _mask_of(cells["mask_function"], _Search(search.shape, names))
+    if mask is None or own is None or positions.shape != own.shape or not _covers(own, search.shape):
+        return None
+    same, steps = own[:, 1:] == own[:, :-1], np.diff(positions, axis=1) == 1
+    if not set(names) <= _RELATIVE or not (steps | ~same).all() or bool((own[:, 1:] < own[:, :-1]).any()):
+        return None
+    search.names.extend(names)
+    return mask
+
+
+def _covers(numbers: Array, shape: Shape) -> bool:
+    """One for each row and key, which are the same positions."""
+    return not shape.q_offset and not shape.kv_offset and numbers.shape[1] == shape.q_length == shape.kv_length
 
 
 def _host(tensor: Tensor) -> Array:
@@ -249,13 +265,13 @@ def _host(tensor: Tensor) -> Array:
     return array
 
 
-def _chunked(cells: Dict[str, Any], shape: Shape, names: List[str]) -> Mask:
-    shift = shape.kv_offset - _host(cells["left_padding"]).reshape(-1)
+def _chunked(cells: Dict[str, Any], search: _Search) -> Mask:
+    shift = search.shape.kv_offset - _host(cells["left_padding"]).reshape(-1)
     return BlockWindow(int(cells["chunk_size"]), 0, 0, Numbers(shift if (shift != shift[0]).any() else shift[:1]))
 
 
-def _blockwise(cells: Dict[str, Any], shape: Shape, names: List[str]) -> Optional[Mask]:
-    ids = np.maximum(_host(cells["block_sequence_ids"]), -1) + 1
+def _blockwise(cells: Dict[str, Any], search: _Search) -> Optional[Mask]:
+    ids, shape = np.maximum(_host(cells["block_sequence_ids"]), -1) + 1, search.shape
     rows = ids[:, shape.q_offset:shape.q_offset + shape.q_length]
     keys = ids[:, shape.kv_offset:shape.kv_offset + shape.kv_length]
     if rows.shape[1] != shape.q_length or keys.shape[1] != shape.kv_length:
@@ -263,14 +279,19 @@ def _blockwise(cells: Dict[str, Any], shape: Shape, names: List[str]) -> Optiona
     return Groups(Numbers(rows), Numbers(keys))
 
 
-_KNOWN: Dict[str, Callable[[Dict[str, Any], Shape, List[str]], Optional[Mask]]] = {
-    "causal_mask_function": lambda cells, shape, names: Window(-1, 0),
-    "bidirectional_mask_function": lambda cells, shape, names: All(),
-    "sliding_window_overlay.inner_mask": lambda cells, shape, names: Window(int(cells["sliding_window"]) - 1, -1),
+_PACKED = "packed_sequence_mask_function.inner_mask"
+_RELATIVE = {"causal_mask_function", "bidirectional_mask_function", "and_masks.and_mask", "or_masks.or_mask",
+             "sliding_window_overlay.inner_mask", "sliding_window_bidirectional_overlay.inner_mask"}
+_KNOWN: Dict[str, Callable[[Dict[str, Any], _Search], Optional[Mask]]] = {
+    "causal_mask_function": lambda cells, search: Window(-1, 0),
+    "bidirectional_mask_function": lambda cells, search: All(),
+    "sliding_window_overlay.inner_mask": lambda cells, search: Window(int(cells["sliding_window"]) - 1, -1),
     "sliding_window_bidirectional_overlay.inner_mask":
-        lambda cells, shape, names: Window(int(cells["sliding_window"]), int(cells["sliding_window"])),
+        lambda cells, search: Window(int(cells["sliding_window"]), int(cells["sliding_window"])),
     "chunked_overlay.inner_mask": _chunked,
     "blockwise_overlay.inner_mask": _blockwise,
+    _PACKED: _packed,
+    "remap_positions_for_packed_sequence.inner_mask": _remapped,
     "and_masks.and_mask": _all_of,
     "or_masks.or_mask": _any_of,
 }

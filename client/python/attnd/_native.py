@@ -131,6 +131,7 @@ _PROTOTYPES = {  # name: (result, arguments)
     "attnd_release_capture": (ctypes.c_int, [_pointer, ctypes.c_char_p, _pointer]),
     "attnd_mask_new": (_pointer, [ctypes.c_char_p, *[_int64] * 5, _pointer]),
     "attnd_mask_free": (None, [_pointer]),
+    "attnd_compile_mask": (ctypes.c_int, [_pointer, _int32, ctypes.POINTER(Problem), _pointer]),
     "attnd_residual_free": (None, [_pointer]),
     "attnd_residual_bytes": (_int64, [_pointer]),
     "attnd_memory_new": (_pointer, [_pointer, _int64]),

@@ -16,7 +16,7 @@ from . import _checks
 from ._mask_nodes import Mask, by_token
 from ._problem import Precision
 from .client import Client
-from .errors import Unimplemented, wrong, wrong_type
+from .errors import AttndError, Unimplemented, wrong, wrong_type
 
 Numbers = Union[Tensor, Sequence[float], Sequence[Sequence[float]]]
 
@@ -76,19 +76,29 @@ def described_mask(options: str) -> Optional[Mask]:
 
 
 _T = TypeVar("_T")
-_without: weakref.WeakSet[Client] = weakref.WeakSet()  # clients of engines that have no masks by description
+_without: weakref.WeakSet[Client] = weakref.WeakSet()  # clients of daemons that have no masks by description
 
 
 def described_first(client: Client, described: Callable[[], _T], dense: Callable[[], _T]) -> _T:
-    """A call with a mask by description; or the same with a bool mask, where the client's engine has no others."""
+    """A call with a mask by description; or the same with a bool mask, where the daemon's engine refuses this one. Daemons
+    that have no such masks at all are not asked again."""
     if client not in _without:
         try:
             return described()
         except Unimplemented as error:
             if error.reason != "MASK_UNSUPPORTED":
                 raise
-        _without.add(client)
+        if not _takes_masks(client):
+            _without.add(client)
     return dense()
+
+
+def _takes_masks(client: Client) -> bool:
+    """Whether some daemon of the client says so; also where one does not answer now."""
+    try:
+        return any("masks" in client.info(index).features for index in range(len(client.addresses)))
+    except AttndError:
+        return True
 
 
 def layout_of(options: str) -> str:

@@ -224,6 +224,17 @@ def resolve(q: object, k: object, v: object, bias_grad: bool = False, **options:
     return problem
 
 
+def resolve_absent(batch: int, heads: Tuple[int, int], lengths: Tuple[int, int], dim: int, element: str,
+                   **options: Unpack[Options]) -> Problem:
+    """As resolve, for arrays that do not exist; heads and lengths are those of q, and of k and v. In packed layouts lengths
+    are total, and batch is 1."""
+    axes = _TO_HEADS_FIRST[_layout(options)]
+    shapes = [(batch, count, length, dim)[-len(axes):] for count, length in zip(heads, lengths)]
+    q, k = [Tensor(np.broadcast_to(np.zeros((), _arrays.bits_dtype(element)), shape).transpose(axes), element)
+            for shape in shapes]
+    return resolve(q, k, k, **options)
+
+
 _SAME_ORDER = ((0, 1, 2, 3), (0, 1, 2))
 _MOST_TEMPLATES = 256
 _templates: Dict[Any, Dict[str, Any]] = {}

@@ -77,7 +77,7 @@ class Packed(NamedTuple):
 
 
 def pack(problem: Problem, wire: Wire, bias_gradient: bool) -> Packed:
-    structure, keep = problem.memo.get(wire.layout) or _structure(problem, wire, bias_gradient)
+    structure, keep = problem.memo.get(wire.layout) or structure_of(problem, wire.layout, bias_gradient)
     if not keep and problem.mask is None and problem.bias is None:
         problem.memo[wire.layout] = structure, keep
     mask_bits = None if problem.mask is None else np.packbits(problem.mask, axis=-1, bitorder="little")
@@ -86,13 +86,13 @@ def pack(problem: Problem, wire: Wire, bias_gradient: bool) -> Packed:
                   mask_bits, bias, keep)
 
 
-def _structure(problem: Problem, wire: Wire, bias_gradient: bool) -> Tuple[_native.Problem, List[object]]:
+def structure_of(problem: Problem, layout: str, bias_gradient: bool) -> Tuple[_native.Problem, List[object]]:
     """The C problem and the arrays that it points to."""
     keep: List[object] = []
     structure = _native.Problem(
         batch=problem.batch, q_heads=problem.q_heads, kv_heads=problem.kv_heads, q_len=problem.q_len,
         kv_len=problem.kv_len, qk_head_dim=problem.qk_head_dim, v_head_dim=problem.v_head_dim,
-        element=_native.ELEMENTS[problem.element], layout=_native.LAYOUTS[wire.layout],
+        element=_native.ELEMENTS[problem.element], layout=_native.LAYOUTS[layout],
         has_scale=problem.scale is not None, scale=problem.scale or 0.0, softcap=problem.softcap,
         alignment=_native.ALIGNMENTS[problem.alignment], causal=problem.causal, has_window=1,
         window_left=problem.window[0], window_right=problem.window[1],

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Type,
 from . import _checks
 from ._arrays import ArrayLike
 from ._call import Progress
+from ._mask_nodes import Mask
 from .client import Client, ConnectOptions, ConnectPrecision
 from .client import connect as _connect
-from .results import ForwardResult, Gradients, ServerInfo
+from .results import ForwardResult, Gradients, MaskReport, ServerInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,6 +69,10 @@ class AsyncClient:
     async def info(self, index: int = 0, *, timeout: Optional[float] = None) -> ServerInfo:
         """Client.info."""
         return await self._run(functools.partial(self.client.info, index, timeout=timeout))
+
+    async def compile_mask(self, mask: Mask, /, **arguments: Any) -> MaskReport:
+        """Client.compile_mask."""
+        return await self._run(functools.partial(self.client.compile_mask, mask, **arguments))
 
     async def serving(self, index: int = 0, *, timeout: Optional[float] = None) -> bool:
         """Client.serving."""

@@ -15,13 +15,16 @@ import numpy as np
 from . import _arrays, _checks, _native, _wire
 from ._arrays import Array, ArrayLike, Tensor
 from ._call import Call, CallOptions, Handle, Priority, Progress
+from ._mask_nodes import Mask, check_mask
 from ._pairing import BackwardInputs, pair, remember
-from ._problem import Precision, Problem, memo_of, resolve, resolve_out, template_key
+from ._problem import (MAX_BATCH, MAX_HEAD_DIM, MAX_HEADS, MAX_LENGTH, Precision, Problem, memo_of, resolve, resolve_absent,
+                       resolve_out, template_key)
 from ._residual import NativeResidual, Residual
 from ._wire import address
 from .errors import (AttndError, DeadlineExceeded, NotFound, Unauthenticated, Unavailable, Unimplemented, brief, wrong,
                      wrong_type)
-from .results import Device, ForwardCall, ForwardResult, Gradients, Receipt, ServerInfo
+from .results import (Device, ForwardCall, ForwardResult, Gradients, MaskOnDevice, MaskReport, Receipt,
+                      ServerInfo)
 from .sparse.capture import Capture, Captured, NativeCapture
 
 if TYPE_CHECKING:
@@ -258,6 +261,41 @@ class Client:
         return ServerInfo(**{**found, "devices": [Device(**device) for device in found["devices"]]})
 
     @brief
+    def compile_mask(self, mask: Mask, /, *, rows: int, keys: Optional[int] = None, batch: int = 1, q_heads: int = 1,
+                     kv_heads: Optional[int] = None, head_dim: int = 64, index: int = 0, timeout: Optional[float] = None,
+                     **options: Unpack[Options]) -> MaskReport:
+        """What the daemon at addresses[index] says of this mask in calls of these sizes: how many scores it shows, by which
+        kernels and tiles each device runs it and why, its bytes, and how long it took to compile.
+
+        The daemon then keeps it for such calls. Not needed: a call that brings its mask does the same.
+        rows, keys: lengths of queries and keys, of all sequences together beside cu_seqlens; keys None: as rows. kv_heads
+        None: as q_heads. options: those of the calls; without `precision` their arrays are taken as float32.
+        """
+        largest = {"rows": MAX_LENGTH, "keys": MAX_LENGTH, "batch": MAX_BATCH, "q_heads": MAX_HEADS, "kv_heads": MAX_HEADS,
+                   "head_dim": MAX_HEAD_DIM}
+        given = dict(rows=rows, keys=rows if keys is None else keys, batch=batch, q_heads=q_heads,
+                     kv_heads=q_heads if kv_heads is None else kv_heads, head_dim=head_dim)
+        size = {name: _checks.integer(name, value, 1, largest[name]) for name, value in given.items()}
+        if options.get("cu_seqlens_q") is not None and size["batch"] != 1:
+            raise wrong("batch", "1 beside cu_seqlens, which say how many sequences there are", size["batch"])
+        if "mask" in options:
+            raise wrong("mask", "given once, as the first argument", "two")
+        options["mask"] = check_mask("mask", mask)
+        element = _checks.word("precision", options.pop("precision", None) or self.precision or "f32",
+                               tuple(_native.ELEMENTS), 'None, "f16" or "bf16"')
+        problem = resolve_absent(size["batch"], (size["q_heads"], size["kv_heads"]), (size["rows"], size["keys"]),
+                                 size["head_dim"], element, **options)
+        structure, keep = _wire.structure_of(problem, problem.layout, False)
+        index, handle = _checks.integer("index", index, 0, len(self.addresses) - 1), self._handle()
+        call = Call(handle.library, CallOptions(timeout))
+        try:
+            call.run(handle.library.attnd_compile_mask, handle.pointer, index, ctypes.byref(structure))
+        except AttndError as error:
+            raise self._explain(error, timeout, index) from None
+        del keep  # what the structure points to
+        return _mask_report(call.result(), problem)
+
+    @brief
     def serving(self, index: int = 0, *, timeout: Optional[float] = None) -> bool:
         """Whether the daemon at addresses[index] says that it is ready (grpc.health.v1)."""
         index, handle = _checks.integer("index", index, 0, len(self.addresses) - 1), self._handle()
@@ -397,6 +435,13 @@ class Client:
         call = Call(handle.library, calls)
         call.run(handle.library.attnd_backward, handle.pointer, ctypes.byref(packed.problem), ctypes.byref(tensors))
         return ([d.finish() for d in (d_q, d_k, d_v)], d_bias, None if d_sink is None else d_sink.sum(0), call.receipt)
+
+
+def _mask_report(found: Any, problem: Problem) -> MaskReport:
+    devices = [MaskOnDevice(compile_seconds=1e-9 * device.pop("compile_nanoseconds"), **device)
+               for device in found["devices"]]
+    return MaskReport(id=found["id"], scores=math.prod(problem.mask_sizes), nnz=found["visible"],
+                      empty_rows=found["empty_rows"], bytes_held=found["bytes_held"], devices=devices)
 
 
 def _forward_locally(problem: Problem, callers: Optional[Tensor]) -> Tuple[Tensor, Optional[Array], Receipt]:

@@ -127,6 +127,54 @@ class Device:
 
 
 @dataclass(frozen=True)
+class MaskOnDevice:
+    """How one device runs calls with a mask. kernel_forward and kernel_backward are named as in receipts; "": it has none,
+    and `reason` says what to do. Tiles are of tile_rows × tile_keys scores, over all batch entries and heads: all of them,
+    those that show everything, and those that show something, whose different pictures distinct_bitmaps counts."""
+
+    device: str
+    kernel_forward: str
+    kernel_backward: str
+    reason: str
+    tile_rows: int
+    tile_keys: int
+    tiles: int
+    tiles_full: int
+    tiles_partial: int
+    distinct_bitmaps: int
+    plan_bytes: int
+    compile_seconds: float
+
+    def __str__(self) -> str:
+        if not self.kernel_forward:
+            return f"{self.device}: {self.reason}"
+        visited = self.tiles_full + self.tiles_partial
+        return (f"{self.device}: {self.kernel_forward}, backward {self.kernel_backward or 'none'}; {visited:,} of "
+                f"{self.tiles:,} tiles of {self.tile_rows} x {self.tile_keys}, {self.tiles_full:,} full; "
+                f"{self.distinct_bitmaps:,} bitmaps; {self.plan_bytes:,} bytes in {1e3 * self.compile_seconds:.3g} ms; "
+                f"{self.reason}")
+
+
+@dataclass(frozen=True, repr=False)
+class MaskReport:
+    """What a daemon says of a mask. nnz: how many of `scores` it shows, over all batch entries and heads and before causal,
+    window and lengths; empty_rows: rows that see nothing of it. bytes_held: by the daemon. id: the mask's name, hexadecimal.
+    """
+
+    id: str
+    scores: int
+    nnz: int
+    empty_rows: int
+    bytes_held: int
+    devices: List[MaskOnDevice]
+
+    def __repr__(self) -> str:
+        of = f"{self.nnz:,} of {self.scores:,} scores, {100 * self.nnz / self.scores:.3g} %"
+        return "\n  ".join([f"<mask {self.id[:8]}: {of}; {self.empty_rows:,} empty rows; {self.bytes_held:,} bytes held",
+                            *map(str, self.devices)]) + ">"
+
+
+@dataclass(frozen=True)
 class ServerInfo:
     """What a server is and can do. boot_epoch changes with each start of its process."""
 
