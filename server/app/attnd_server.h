@@ -29,6 +29,7 @@
 #include "server/app/options.h"
 #include "server/captures/map_store.h"
 #include "server/lease/lease_table.h"
+#include "server/masks/mask_arrivals.h"
 #include "server/masks/mask_store.h"
 #include "server/masks/mask_workers.h"
 #include "server/metrics/metrics.h"
@@ -130,6 +131,7 @@ class AttndServer {
   std::unique_ptr<MaskStore> masks_;
   std::unique_ptr<MapStore> maps_;
   std::unique_ptr<MaskWorkers> mask_workers_;
+  std::unique_ptr<MaskArrivals> mask_arrivals_;
   std::vector<NamedEngine> named_engines_;
   std::unique_ptr<LeaseReaper> reaper_;
   std::unique_ptr<Admission> admission_;

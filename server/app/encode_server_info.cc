@@ -138,6 +138,7 @@ v1::GetServerInfoResponse DescribeServer(const ServerOptions& options,
   const auto captures = [](const Backend* engine) { return engine->SupportsCapture().ok(); };
   if (std::all_of(engines.begin(), engines.end(), captures)) reply.add_feature("capture");
   reply.add_feature("stream");
+  reply.add_feature("mask_data");
   DescribeLeases(options.leases, reply);
   return reply;
 }

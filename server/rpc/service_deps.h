@@ -13,6 +13,7 @@
 #include "server/admission/staging_pool.h"
 #include "server/captures/map_store.h"
 #include "server/lease/lease_table.h"
+#include "server/masks/mask_arrivals.h"
 #include "server/masks/mask_store.h"
 #include "server/masks/mask_workers.h"
 #include "server/metrics/metrics.h"
@@ -42,6 +43,7 @@ struct ServiceDeps {
   MaskStore& masks;
   MapStore& maps;
   MaskWorkers& mask_workers;
+  MaskArrivals& mask_arrivals;
   TransferPool& transfer_pool;
   Metrics& metrics;
   const Authenticator& auth;
