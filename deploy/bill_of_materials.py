@@ -3,9 +3,10 @@
 
     python3 deploy/bill_of_materials.py FOLDER [PACKAGE...] < LIST
 
-For the bundle in FOLDER: LIST has a line "NAME PATH" for each library in FOLDER/lib, PATH being the installed file that
+For the bundle in FOLDER: LIST has a line "NAME PATH" for each library FOLDER/NAME, PATH being the installed file that
 it was copied from; PACKAGES are within the programs. Writes FOLDER/licenses/PACKAGE and FOLDER/sbom.cdx.json. With --add
-before FOLDER, and no LIST, the packages join those in FOLDER/sbom.cdx.json: an image's base. The wheel's build imports
+before FOLDER, and no LIST, the packages join those in FOLDER/sbom.cdx.json: an image's base. Files that have been taken
+out of FOLDER leave it. The wheel's build imports
 it. A file without a package, or a package without a statement of its terms, ends the build.
 """
 import hashlib
@@ -26,16 +27,20 @@ def release():
         return re.search(r'kVersion = "([^"]+)"', file.read()).group(1)
 
 
-def owner(path):
-    """The package that installed a file. dpkg knows one of its names: with links followed or not, before or after /lib
-    became /usr/lib."""
-    names = [path, os.path.realpath(path)]
-    names += [name[len("/usr"):] if name.startswith("/usr/") else "/usr" + name for name in names]
-    for name in names:
-        found = subprocess.run(["dpkg-query", "-S", name], capture_output=True, text=True)
-        if found.returncode == 0:
-            return found.stdout.partition(":")[0]
-    raise SystemExit(f"{path}: no Debian package has installed it, so its terms are not known")
+def owners(paths):
+    """{path: the package that installed it}. dpkg knows one of a file's names: with links followed or not, before or after
+    /lib became /usr/lib."""
+    names = {path: [path, os.path.realpath(path)] for path in paths}
+    for known in names.values():
+        known += [name[len("/usr"):] if name.startswith("/usr/") else "/usr" + name for name in known]
+    asked = sorted(set().union(*names.values()))
+    found = subprocess.run(["dpkg-query", "-S", *asked], capture_output=True, text=True).stdout if asked else ""
+    packages = {name: package.partition(":")[0] for package, _, name in
+                (line.partition(": ") for line in found.splitlines())}
+    for path, known in names.items():
+        if not any(name in packages for name in known):
+            raise SystemExit(f"{path}: no Debian package has installed it, so its terms are not known")
+    return {path: next(packages[name] for name in known if name in packages) for path, known in names.items()}
 
 
 def terms(package):
@@ -80,10 +85,11 @@ def sbom(kind, licences, files):
 
 
 def main(folder, packages, lines):
-    files = {}
-    for name, path in (line.split() for line in lines):
-        with open(os.path.join(folder, "lib", name), "rb") as file:
-            files.setdefault(owner(path), {})[f"lib/{name}"] = file.read()
+    files, paths = {}, dict(line.split() for line in lines)
+    installed_by = owners(paths.values())
+    for name, path in paths.items():
+        with open(os.path.join(folder, name), "rb") as file:
+            files.setdefault(installed_by[path], {})[name] = file.read()
     licences = write_terms(folder, {*packages, *files})
     with open(os.path.join(folder, "sbom.cdx.json"), "w") as file:
         file.write(sbom("application", licences, files))
@@ -103,6 +109,9 @@ def add(folder, packages):
     path = os.path.join(folder, "sbom.cdx.json")
     with open(path) as file:
         document = json.load(file)
+    for shipped in document["components"]:
+        shipped["components"] = [file for file in shipped.get("components", [])
+                                 if os.path.exists(os.path.join(folder, file["name"]))]
     for package, name in sorted(write_terms(folder, packages).items()):
         document["components"].append(component(package, name, {}))
         document["dependencies"][0]["dependsOn"].append(package)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the self-contained folder: attnd, attnctl and every shared library that is not glibc's, found
-# by $ORIGIN. Called by `./dev bundle` after the build.
+# by $ORIGIN; client/ for C and C++ programs, which need libstdc++ too. Called by `./dev bundle` after the build.
 #
 #     deploy/bundle.sh [--output FOLDER]      default dist/attnd-VERSION-linux-x86_64
 set -euo pipefail
@@ -16,7 +16,7 @@ esac
 programs=(bazel-bin/server/attnd bazel-bin/client/attnctl)
 # What belongs to the machine it runs on: glibc and the kernel's own.
 glibc='^(ld-linux-x86-64|libc|libm|libdl|libpthread|librt|libresolv|linux-vdso)\.so'
-limit_mb=80
+limit_mb=100  # unpacked
 
 # A folder that is not an earlier bundle may be anything, a home for example.
 if [ -e "$output" ] && [ ! -x "$output/attnd" ] && [ -n "$(ls -A "$output")" ]; then
@@ -42,16 +42,20 @@ cp -r deploy/systemd deploy/haproxy deploy/prometheus deploy/grafana "$output/"
 mkdir -p "$output/docs"
 install -m 644 docs/*.md "$output/docs/"
 install -Dm 644 -t "$output/docs/pictures" docs/pictures/*.svg
+deploy/share.sh "$output/share"
+client=$(deploy/client.sh "$output/client")
 # The terms of the libraries, of those within the programs too (archives, and headers alone), and a list of all.
 /usr/bin/python3 -B deploy/bill_of_materials.py "$output" libgrpc-dev libgrpc++-dev libprotobuf-dev libabsl-dev \
-  libcli11-dev nlohmann-json3-dev <<< "$libraries"
+  libcli11-dev nlohmann-json3-dev <<< "$(sed 's/^/lib\//' <<< "$libraries"; sed 's/^/client\//' <<< "$client")"
 
-# Nothing but the folder and glibc may be needed.
-for file in "$output"/attnd "$output"/attnctl "$output"/lib/*; do
+# Nothing but the folder and glibc may be needed; C and C++ programs bring their libstdc++.
+folder=$(readlink -f "$output")
+for file in "$output"/attnd "$output"/attnctl "$output"/lib/* "$output"/client/lib/libattnd_client.so; do
   env -i LD_LIBRARY_PATH= ldd "$file" | awk '$2 == "=>" { print $1, $3 }' | while read -r name path; do
     case $path in
-      "$(readlink -f "$output")"/lib/*) ;;
-      *) [[ $name =~ $glibc ]] || { echo "bundle.sh: ${file##*/} takes $name from $path" >&2; exit 1; } ;;
+      "$folder"/lib/* | "$folder"/client/lib/*) ;;
+      *) [[ $name =~ $glibc || $file/$name =~ /client/.*/lib(stdc\+\+|gcc_s)\.so ]] ||
+        { echo "bundle.sh: ${file##*/} takes $name from $path" >&2; exit 1; } ;;
     esac
   done
 done

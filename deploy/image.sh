@@ -35,6 +35,7 @@ echo 'hosts: files dns' > "$root/etc/nsswitch.conf"
 [ ! -e /etc/ssl/certs/ca-certificates.crt ] ||
   install -m 644 /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 cp -r "$bundle" "$root/opt/attnd"
+rm -r "$root"/opt/attnd/{client,share}  # nobody compiles in here, or reads
 /usr/bin/python3 -B deploy/bill_of_materials.py --add "$root/opt/attnd" libc6 ca-certificates
 # NVIDIA's container toolkit puts libcuda.so.1 into this folder and runs ldconfig's work by its own program.
 echo /lib/x86_64-linux-gnu > "$root/etc/ld.so.conf"

@@ -3,6 +3,7 @@
 Each comparison yields what differs, and is also given a mistake that it must find.
 """
 import collections
+import json
 import os
 import re
 import subprocess
@@ -285,3 +286,64 @@ def test_options_of_the_client_are_documented_with_their_defaults():
                ("Seconds(30)", "Seconds(31)", "timeout"), ("bool wait_for_ready", "bool waits", "wait_for_ready"))
     for old, new, found in planted:
         assert any(line.startswith(found + ":") for line in compare_options(header.replace(old, new, 1), page)), found
+
+
+# ---- When it pays off.
+
+def estimate(*flags):
+    return json.loads(run(ATTNCTL, "-o", "json", "estimate", "--round-trip-us", "0", *flags))
+
+
+def wrong_lengths(page):
+    """The table of lengths against attnctl estimate; figures are rounded to two digits at least."""
+    header = next(table(page, "daemon$"))
+    for cells in table(page, "V100|H200|CPU node"):
+        row = dict(zip(header, cells))
+        rates = ["--shape", "1,1,4096,64", "--remote-tflops", cells[1], "--local-tflops", cells[3]]
+        links = {name: name.split()[0] for name in header if name.endswith("Gbit/s")}
+        if row["at GB/s"]:
+            links["same host"] = str(float(row["at GB/s"]) * 8 / 0.92)
+        for name, gbit in links.items():
+            length = estimate("--link-gbit", gbit, *rates)["pays_off_from_length"]
+            if abs(float(row[name]) - length) > max(0.01 * length, 0.5):
+                yield f"{cells[0]}, {cells[2]}, {name}: {length:.0f}, documented {row[name]}"
+
+
+def wrong_factors(page):
+    base = estimate("--shape", "8,16,4096,64", "--link-gbit", "10", "--local-tflops", "1.39")["pays_off_from_length"]
+    for name, flags in (("no leases", ["--no-leases"]), ("causal masks", ["--causal"]),
+                        ("float32 tensors", ["--dtype", "float32"]), ("KV heads", ["--kv-heads", "4"])):
+        cells, = table(page, name)
+        length = estimate("--shape", "8,16,4096,64", "--link-gbit", "10", "--local-tflops", "1.39", *flags)
+        if abs(float(cells[1]) / (length["pays_off_from_length"] / base) - 1) > 0.01:
+            yield f"{name}: {length['pays_off_from_length'] / base:.2f}, documented {cells[1]}"
+
+
+def wrong_work(page):
+    """Bytes and work of a layer, and bytes of a stack: 4·T·width·2."""
+    lengths = next(table(page, "one layer and step"))[1:]
+    rows = [next(table(page, name))[1:] for name in ("MB on the fuller way", "without leases", "TFLOP", "FLOP per byte")]
+    for length, *documented in zip(lengths, *rows):
+        shape = ["--shape", f"8,16,{length.split()[-1]},64", "--link-gbit", "10"]
+        kept, sent = estimate(*shape), estimate(*shape, "--no-leases")
+        for figure, true in zip(documented, (kept["bytes"] / 1e6, sent["bytes"] / 1e6, kept["flops"] / 1e12,
+                                             kept["flops"] / kept["bytes"])):
+            if abs(float(figure) / true - 1) > 0.015:
+                yield f"{length}: {true:.3g}, documented {figure}"
+    for cells in table(page, "BERT|Llama"):
+        moved = 4 * 16384 * int(re.search(r"(\d+)$", cells[0]).group(1)) * 2
+        seconds = [moved * 8 / (0.92e9 * gbit) for gbit in (1, 10)]
+        for figure, true in zip([cells[2], *cells[3].split(" / ")], [moved / 1e6, *seconds]):
+            if abs(float(figure) - true) > max(0.01 * true, 0.005):
+                yield f"{cells[0]}: {true:.3g}, documented {figure}"
+
+
+@pytest.mark.parametrize("check, planted", [
+    (wrong_lengths, ("| 1057 |", "| 1100 |")), (wrong_lengths, ("| 37 |", "| 40 |")),
+    (wrong_factors, ("| 1.34 |", "| 1.30 |")),
+    (wrong_work, ("| 201 |", "| 210 |")), (wrong_work, ("| 101 | 0.88", "| 101 | 0.80"))],
+    ids=lambda one: one.__name__ if callable(one) else one[0].strip("| "))
+def test_when_it_pays_off_is_what_attnctl_estimates(check, planted):
+    page = read("docs", "WHEN.md")
+    assert not list(check(page))
+    assert len(list(check(page.replace(*planted)))) == 1

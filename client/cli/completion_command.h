@@ -1,13 +1,10 @@
-// attnctl completion bash: a completion script, made from the commands and flags themselves.
+// attnctl completion: a completion script of bash, zsh or fish, made from the commands and flags
+// themselves.
 #pragma once
 
-#include <string>
-
-#include "client/cli/session.h"
+#include "CLI/App.hpp"
 
 namespace attnd {
-
-std::string BashCompletion(const CLI::App& app);
 
 void AddCompletionCommand(CLI::App& app);
 

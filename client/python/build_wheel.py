@@ -85,10 +85,12 @@ def bill(library, program, native):
     with open(os.path.join(ROOT, "LICENSE"), "rb") as file:
         texts = {"licenses/LICENSE": file.read()}
     files = {package: {} for package in WITHIN_ATTNCTL}
-    for name, path in {**build_native.dependencies(library), **build_native.dependencies(program)}.items():
+    paths = {**build_native.dependencies(library), **build_native.dependencies(program)}
+    owners = bill_of_materials.owners(paths.values())
+    for name, path in paths.items():
         shipped = build_native.bundled_name(name)
         with open(os.path.join(native, shipped), "rb") as file:
-            files.setdefault(bill_of_materials.owner(path), {})[f"attnd/native/{shipped}"] = file.read()
+            files.setdefault(owners[path], {})[f"attnd/native/{shipped}"] = file.read()
     licences = {package: f"licenses/{package}.txt" for package in files}
     texts.update({name: bill_of_materials.terms(package).encode() for package, name in licences.items()})
     texts["sboms/attnd.cdx.json"] = bill_of_materials.sbom("library", licences, files).encode()

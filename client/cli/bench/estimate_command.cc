@@ -1,12 +1,12 @@
 #include "client/cli/bench/estimate_command.h"
 
-#include <algorithm>
 #include <iostream>
 #include <memory>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "attention/cost.h"
+#include "base/status_macros.h"
+#include "client/cli/bench/step_probe.h"
 #include "client/cli/json_text.h"
 #include "client/cli/problem_flags.h"
 #include "client/cli/table.h"
@@ -20,32 +20,40 @@ constexpr double kLinkShare = 0.92;
 struct EstimateFlags {
   ProblemFlags options;
   SizeFlags sizes;
-  double link_gbit = 0, round_trip_us = 100, remote_tflops = 70, local_tflops = 0;  // 0: not given
+  double link_gbit = 0;  // 0: not given; the daemon is asked
+  double round_trip_us = 100, remote_tflops = 70, local_tflops = 0;  // 0: not given
   bool no_leases = false;
+  bool is_measured() const { return link_gbit == 0; }
 };
 
 // Forward and backward of one step, in seconds. The ways of a link do not share its rate, so the
 // fuller one counts; transfer and compute are taken not to overlap.
 struct Step {
-  double bytes, flops;
+  StepWork work;
+  StepRates rates;
   double transfer, compute, latency, local;
   double Remote() const { return transfer + compute + latency; }
 };
 
-Step StepOf(const Problem& p, const EstimateFlags& flags) {
-  const PayloadBytes forward = BytesOf(p, Direction::kForward);
-  const PayloadBytes backward = BytesOf(p, Direction::kBackward);
-  // With a lease the server still has all but dO, which is of O's size.
-  const int64_t sent = flags.no_leases ? backward.input : forward.output;
+Step StepOf(const Problem& p, const StepRates& rates, const EstimateFlags& flags) {
   Step step;
-  step.bytes = static_cast<double>(std::max(forward.input, forward.output) +
-                                   std::max(sent, backward.output));
-  step.flops = Flops(p, Direction::kForward) + Flops(p, Direction::kBackward);
-  step.transfer = step.bytes / (kLinkShare * flags.link_gbit * 1e9 / 8);
-  step.compute = step.flops / (flags.remote_tflops * 1e12);
-  step.latency = 2 * flags.round_trip_us * 1e-6;
-  step.local = flags.local_tflops > 0 ? step.flops / (flags.local_tflops * 1e12) : 0;
+  step.work = WorkOf(p, !flags.no_leases);
+  step.rates = rates;
+  step.transfer = step.work.bytes * rates.seconds_per_byte;
+  step.compute = step.work.flops * rates.seconds_per_flop;
+  step.latency = 2 * rates.round_trip;
+  step.local = flags.local_tflops > 0 ? step.work.flops / (flags.local_tflops * 1e12) : 0;
   return step;
+}
+
+absl::StatusOr<StepRates> RatesOf(Session& session, const Problem& p, const EstimateFlags& flags) {
+  if (!flags.is_measured()) {
+    return StepRates{.round_trip = flags.round_trip_us * 1e-6,
+                     .seconds_per_byte = 8 / (kLinkShare * flags.link_gbit * 1e9),
+                     .seconds_per_flop = 1 / (flags.remote_tflops * 1e12)};
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
+  return ProbeStep(*client, p, !flags.no_leases);
 }
 
 // The length from which sending pays off: bytes grow with it, work with its square. 0: at no
@@ -53,12 +61,17 @@ Step StepOf(const Problem& p, const EstimateFlags& flags) {
 double LengthThatPays(const Problem& p, const Step& step) {
   const bool is_square = p.q_len == p.kv_len && p.window_left < 0 && p.window_right < 0;
   if (!is_square || step.local <= step.compute) return 0;
-  return static_cast<double>(p.q_len) * step.transfer / (step.local - step.compute);
+  return static_cast<double>(p.MaxQueryLength()) * step.transfer / (step.local - step.compute);
 }
 
+// What is reached in a second; 0 where it took no time that could be told.
+double PerSecond(double seconds_of_one) { return seconds_of_one > 0 ? 1 / seconds_of_one : 0; }
+
 nlohmann::ordered_json ToJson(const Step& step, double length) {
-  nlohmann::ordered_json json = {{"bytes", step.bytes},
-                                 {"flops", step.flops},
+  nlohmann::ordered_json json = {{"bytes", step.work.bytes},
+                                 {"flops", step.work.flops},
+                                 {"bytes_per_second", PerSecond(step.rates.seconds_per_byte)},
+                                 {"flops_per_second", PerSecond(step.rates.seconds_per_flop)},
                                  {"transfer_seconds", step.transfer},
                                  {"compute_seconds", step.compute},
                                  {"latency_seconds", step.latency},
@@ -71,9 +84,16 @@ nlohmann::ordered_json ToJson(const Step& step, double length) {
   return json;
 }
 
-void Print(const Step& step, double length, bool color) {
+void AddRates(const StepRates& rates, Table& table) {
+  table.Add(
+      {"calls carry, measured", absl::StrCat(BytesText(PerSecond(rates.seconds_per_byte)), "/s")});
+  table.Add({"the engine reaches, measured", FlopsText(PerSecond(rates.seconds_per_flop))});
+}
+
+void Print(const Step& step, double length, bool is_measured, bool color) {
   Table table({"a training step", ""});
-  table.Add({"bytes on the fuller way", BytesText(step.bytes)});
+  if (is_measured) AddRates(step.rates, table);
+  table.Add({"bytes on the fuller way", BytesText(step.work.bytes)});
   table.Add({"transfer", SecondsText(step.transfer)});
   table.Add({"compute", SecondsText(step.compute)});
   table.Add({"round trips", SecondsText(step.latency)});
@@ -91,12 +111,14 @@ void RunEstimate(Session& session, const EstimateFlags& flags) {
   absl::StatusOr<Problem> problem = flags.sizes.MakeProblem(flags.options);
   if (!problem.ok()) return session.FailUsage(problem.status());
   if (!flags.sizes.has_dtype()) problem->element = ElementType::kFloat16;
-  const Step step = StepOf(*problem, flags);
+  const absl::StatusOr<StepRates> rates = RatesOf(session, *problem, flags);
+  if (!rates.ok()) return session.Fail(rates.status());
+  const Step step = StepOf(*problem, *rates, flags);
   const double length = LengthThatPays(*problem, step);
   if (session.json()) {
     std::cout << JsonText(ToJson(step, length)) << "\n";
   } else {
-    Print(step, length, session.color());
+    Print(step, length, flags.is_measured(), session.color());
   }
 }
 
@@ -107,13 +129,16 @@ void AddEstimateCommand(CLI::App& app, Session& session) {
   CLI::App* command = app.add_subcommand("estimate", "Whether sending a step's attention pays off");
   flags->sizes.AddTo(*command);
   const CLI::Range rates(1e-6, 1e6);
-  command->add_option("--link-gbit", flags->link_gbit, "the link's rate each way, in Gbit/s")
-      ->required()
-      ->check(rates);
+  CLI::Option* link = command->add_option("--link-gbit", flags->link_gbit,
+                                          "the link's rate each way, in Gbit/s; without it the "
+                                          "daemon is asked, and link and engine are measured");
+  link->check(rates);
   command->add_option("--round-trip-us", flags->round_trip_us, "of the smallest call")
+      ->needs(link)
       ->check(CLI::Range(0.0, 1e7))
       ->capture_default_str();
   command->add_option("--remote-tflops", flags->remote_tflops, "what the daemon's engine reaches")
+      ->needs(link)
       ->check(rates)
       ->capture_default_str();
   command->add_option("--local-tflops", flags->local_tflops, "what the worker reaches itself")
@@ -121,8 +146,10 @@ void AddEstimateCommand(CLI::App& app, Session& session) {
   command->add_flag("--no-leases", flags->no_leases, "backward sends every tensor again");
   flags->options.AddTo(*command);
   command->footer(
-      "Asks no daemon. Elements are float16 unless --dtype says otherwise; 70 TFLOP/s is a V100's "
-      "rate\nas simulated.\n\nExamples:\n"
+      "Elements are float16 unless --dtype says otherwise; 70 TFLOP/s is a V100's rate as "
+      "simulated.\nA live daemon is measured by steps of a part of the problem, for a few "
+      "seconds.\n\nExamples:\n"
+      "  attnctl --address gpu7:7070 estimate --shape 8,16,2048,64 --local-tflops 1.4\n"
       "  attnctl estimate --shape 8,16,2048,64 --link-gbit 10 --local-tflops 1.4\n"
       "  attnctl estimate --shape 1,8,16384,64 --causal --link-gbit 1 -o json");
   command->callback([&session, flags] { RunEstimate(session, *flags); });
