@@ -9,9 +9,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/attention_client.h"
+#include "client/modules/module_rpcs.h"
+#include "client/modules/redo_log.h"
 #include "client/modules/remote_module.h"
 #include "client/types/call_options.h"
 #include "proto/attnd/v1/module.pb.h"
@@ -36,7 +40,18 @@ class ModuleClient {
                                             int64_t replay_bytes = kReplayBytes);
   absl::StatusOr<v1::ListModulesResponse> List(const CallOptions& options = {});
 
+  // Of one of the caller's modules, whoever registered it. MODULE_LOST: none of that name.
+  absl::StatusOr<v1::GetModuleResponse> Get(const std::string& name,
+                                            const CallOptions& options = {});
+  // Its weights and moments, all of one state, as they are kept.
+  absl::StatusOr<std::vector<SentTensor>> Fetch(const std::string& token,
+                                                const CallOptions& options = {});
+  absl::Status Release(const std::string& token, const CallOptions& options = {});
+
  private:
+  ModuleTry TryOf(const CallOptions& options) const;
+  ModuleRpcs rpcs() const { return ModuleRpcs(core_, address_); }
+
   const ClientCore& core_;
   const int address_;
 };

@@ -31,6 +31,8 @@ bool AreActivationsLost(const absl::Status& status) {
   return HasReason(status, {"LEASE_LOST", "LEASE_MISMATCH", "LEASE_NOT_OWNED"});
 }
 
+bool IsDraining(const absl::Status& status) { return HasReason(status, {"DRAINING"}); }
+
 bool IsActivationPressure(const absl::Status& status) {
   return HasReason(status, {"ACTIVATION_PRESSURE"});
 }

@@ -13,6 +13,9 @@ bool IsModuleLost(const absl::Status& status);
 // The activations that a Backward named are gone, or of weights that have changed.
 bool AreActivationsLost(const absl::Status& status);
 
+// The server ends, and takes no new work: the module can be taken elsewhere.
+bool IsDraining(const absl::Status& status);
+
 // The server has no room for another Forward's activations.
 bool IsActivationPressure(const absl::Status& status);
 

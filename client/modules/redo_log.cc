@@ -46,6 +46,16 @@ void RedoLog::Add(SentBackward backward) {
   Trim();
 }
 
+void RedoLog::Remove(uint32_t micro_batch) {
+  Entry* entry = Present();
+  if (entry == nullptr) return;
+  std::erase_if(entry->backwards, [&](const SentBackward& kept) {
+    if (kept.micro_batch != micro_batch) return false;
+    bytes_ -= BytesOf(kept);
+    return true;
+  });
+}
+
 void RedoLog::End(StateChange change) {
   Entry* entry = Present();
   if (entry != nullptr) {

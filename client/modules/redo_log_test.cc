@@ -35,6 +35,18 @@ TEST(RedoLog, GivesCallsInOrderFromASequenceOn) {
   EXPECT_EQ(log.bytes(), 400);
 }
 
+TEST(RedoLog, LeavesOutAMicroBatchThatFailed) {
+  RedoLog log(1000);
+  log.Begin(7);
+  log.Add(BackwardOf(0, 100));
+  log.Add(BackwardOf(1, 200));
+  log.Remove(1);
+  log.Remove(5);
+  EXPECT_EQ(log.bytes(), 100);
+  ASSERT_EQ(log.From(7).size(), 1);
+  EXPECT_EQ(log.From(7)[0].backwards.size(), 1);
+}
+
 TEST(RedoLog, SaysNoForSequencesThatItHasNotSeen) {
   RedoLog log(1000);
   log.Begin(7);

@@ -30,12 +30,11 @@ SharedBytes Copy(absl::Span<const std::byte> bytes) {
 
 RemoteModule::RemoteModule(const ClientCore& core, int address, v1::RegisterModuleRequest request,
                            int64_t replay_bytes)
-    : rpcs_(core, address), request_(std::move(request)), log_(replay_bytes) {}
+    : core_(core), request_(std::move(request)), address_(address), log_(replay_bytes) {}
 
 absl::StatusOr<absl::Time> RemoteModule::Deadline(const CallOptions& options) const {
-  const ClientCore& core = rpcs_.core();
-  absl::Duration timeout = options.timeout.value_or(core.options.timeout);
-  if (timeout > absl::ZeroDuration()) return core.clock.Now() + timeout;
+  absl::Duration timeout = options.timeout.value_or(core_.options.timeout);
+  if (timeout > absl::ZeroDuration()) return core_.clock.Now() + timeout;
   return absl::DeadlineExceededError("timeout: expected above 0, got none left");
 }
 
@@ -56,7 +55,6 @@ absl::Status RemoteModule::Persist(const CallOptions& options, TryOnce attempt) 
 
 absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadline, TryOnce attempt,
                                    bool recovers) {
-  const ClientCore& core = rpcs_.core();
   absl::BitGen random;
   for (int attempts = 1, recoveries = 0;;) {
     uint64_t life;
@@ -67,12 +65,17 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
     ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
     absl::Status status = attempt(one);
     if (status.ok()) {
-      core.budget.OnSuccess();
+      core_.budget.OnSuccess();
       return status;
     }
     if (options.stop.stop_requested()) return absl::CancelledError("the caller cancelled the call");
     if (recovers && IsModuleLost(status) && ++recoveries <= kMaxRecoveries) {
       RETURN_IF_ERROR(Recover(life, deadline, options));
+      continue;
+    }
+    if (recovers && IsDraining(status) && recoveries < kMaxRecoveries &&
+        Move(life, deadline, options)) {
+      ++recoveries;
       continue;
     }
     std::optional<ErrorDetail> detail = DetailOf(status);
@@ -82,8 +85,8 @@ absl::Status RemoteModule::Persist(const CallOptions& options, absl::Time deadli
                          .server_delay = one.pushback.delay};
     if (!failed.server_delay && detail) failed.server_delay = detail->retry_delay;
     std::optional<absl::Duration> delay =
-        RetryDelay(core.options.retry, failed, absl::Uniform(random, 0.0, 1.0));
-    if (!delay || core.clock.Now() + *delay >= deadline || !core.budget.Take()) return status;
+        RetryDelay(core_.options.retry, failed, absl::Uniform(random, 0.0, 1.0));
+    if (!delay || core_.clock.Now() + *delay >= deadline || !core_.budget.Take()) return status;
     RETURN_IF_ERROR(WaitFor(*delay, options));
   }
 }
@@ -93,7 +96,11 @@ absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::Register(const CallOpti
   ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
   RETURN_IF_ERROR(Persist(
       options, deadline,
-      [&](ModuleTry& attempt) { return rpcs_.Register(request_, reply, attempt); }, false));
+      [&](ModuleTry& attempt) {
+        absl::ReaderMutexLock lock(&mutex_);
+        return rpcs().Register(request_, reply, attempt);
+      },
+      false));
   absl::MutexLock lock(&mutex_);
   token_ = reply.token();
   ++life_;
@@ -105,80 +112,6 @@ absl::StatusOr<v1::RegisterModuleResponse> RemoteModule::Register(const CallOpti
   for (uint32_t end : reply.status().micro_batches())
     micro_batches_ = std::max(micro_batches_, end);
   return reply;
-}
-
-absl::Status RemoteModule::Recover(uint64_t life, absl::Time deadline, const CallOptions& options) {
-  v1::RegisterModuleResponse reply;
-  absl::MutexLock lock(&mutex_);
-  if (life_ != life) return absl::OkStatus();  // another thread has
-  const ClientCore& core = rpcs_.core();
-  // The server is starting, or ends once more: asked again until the deadline.
-  while (true) {
-    ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
-    absl::Status status = rpcs_.Register(request_, reply, one);
-    if (status.ok()) {
-      token_ = reply.token();
-      ++life_;
-      status = Replay(reply.status(), deadline, options);
-    }
-    const bool again = absl::IsUnavailable(status) || IsModuleLost(status);
-    if (!again || core.clock.Now() >= deadline) return status;
-    RETURN_IF_ERROR(WaitFor(core.options.retry.initial_backoff, options));
-  }
-}
-
-absl::Status RemoteModule::Replay(const v1::ModuleStatus& found, absl::Time deadline,
-                                  const CallOptions& options) {
-  std::vector<RedoLog::Entry> entries;
-  {
-    absl::MutexLock lock(&log_mutex_);
-    unused_.clear();
-    // One ahead is a Step or Put whose reply was lost: what tries it again finds out.
-    if (found.sequence() == sequence_ + 1) return absl::OkStatus();
-    if (!log_.CanReplayFrom(found.sequence())) return StateLost(found.sequence(), sequence_);
-    entries = log_.From(found.sequence());
-  }
-  for (const RedoLog::Entry& entry : entries) {
-    for (const SentBackward& kept : entry.backwards) {
-      ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
-      RETURN_IF_ERROR(ReplayBackward(entry.sequence, kept, one));
-    }
-    for (const StateChange& change : entry.end) {
-      ModuleTry one{.deadline = deadline, .options = options, .pushback = {}};
-      RETURN_IF_ERROR(ReplayEnd(entry.sequence, entry.backwards.size(), change, one));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RemoteModule::ReplayBackward(uint64_t sequence, const SentBackward& kept,
-                                          ModuleTry& attempt) {
-  v1::ModuleBackwardHeader header;
-  header.set_token(token_);
-  header.set_sequence(sequence);
-  header.set_micro_batch(kept.micro_batch);
-  *header.mutable_forward() = kept.forward->header;
-  header.mutable_forward()->set_token(token_);
-  header.mutable_forward()->set_training(true);
-  v1::ModuleBackwardResult result;
-  return rpcs_.Backward(std::move(header), kept.forward.get(), kept.dy, {}, result, attempt);
-}
-
-absl::Status RemoteModule::ReplayEnd(uint64_t sequence, size_t micro_batches,
-                                     const StateChange& change, ModuleTry& attempt) {
-  if (const auto* put = std::get_if<std::shared_ptr<const SentPut>>(&change)) {
-    v1::PutTensorsHeader header;
-    header.set_token(token_);
-    header.set_sequence(sequence);
-    v1::PutTensorsResponse reply;
-    return rpcs_.Put(header, **put, reply, attempt);
-  }
-  v1::StepRequest request = std::get<v1::StepRequest>(change);
-  request.set_token(token_);
-  request.set_sequence(sequence);
-  request.set_micro_batches(static_cast<uint32_t>(micro_batches));
-  v1::StepResponse reply;
-  return rpcs_.Step(request, reply, attempt);
 }
 
 absl::Status RemoteModule::Forward(const v1::ModuleForwardHeader& call,
@@ -199,9 +132,9 @@ absl::Status RemoteModule::Forward(const v1::ModuleForwardHeader& call,
     made->life = life_;
     made->sequence = sequence_;
     v1::ModuleForwardResult result;
-    absl::Status status = rpcs_.Forward(header, *kept, y, result, attempt);
+    absl::Status status = rpcs().Forward(header, *kept, y, result, attempt);
     if (IsActivationPressure(status) && SpendUnused(attempt)) {
-      status = rpcs_.Forward(header, *kept, y, result, attempt);
+      status = rpcs().Forward(header, *kept, y, result, attempt);
     }
     made->token = result.activations().token();
     return status;
@@ -235,8 +168,8 @@ absl::Status RemoteModule::BackwardOnce(const Activations& activations, const Se
     header.set_activations(activations.token);
   }
   v1::ModuleBackwardResult result;
-  return rpcs_.Backward(std::move(header), resend ? kept.forward.get() : nullptr, kept.dy, out,
-                        result, attempt);
+  return rpcs().Backward(std::move(header), resend ? kept.forward.get() : nullptr, kept.dy, out,
+                         result, attempt);
 }
 
 absl::Status RemoteModule::Backward(const Activations& activations, absl::Span<const std::byte> dy,
@@ -247,9 +180,10 @@ absl::Status RemoteModule::Backward(const Activations& activations, absl::Span<c
     absl::ReaderMutexLock lock(&mutex_);
     absl::MutexLock log_lock(&log_mutex_);
     kept.micro_batch = micro_batches_++;
+    log_.Add(kept);  // at once: a recovery needs all numbers below one that has been added
   }
   bool resend = false;
-  return Persist(options, [&](ModuleTry& attempt) {
+  absl::Status done = Persist(options, [&](ModuleTry& attempt) {
     absl::ReaderMutexLock lock(&mutex_);
     absl::Status status =
         BackwardOnce(activations, kept, no_weight_gradients, out, resend, attempt);
@@ -258,12 +192,13 @@ absl::Status RemoteModule::Backward(const Activations& activations, absl::Span<c
       resend = true;
       status = BackwardOnce(activations, kept, no_weight_gradients, out, resend, attempt);
     }
-    if (status.ok() && !no_weight_gradients) {
-      absl::MutexLock log_lock(&log_mutex_);
-      log_.Add(std::move(kept));
-    }
     return status;
   });
+  if (!done.ok() && !no_weight_gradients) {
+    absl::MutexLock log_lock(&log_mutex_);
+    log_.Remove(kept.micro_batch);
+  }
+  return done;
 }
 
 absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const CallOptions& options) {
@@ -274,7 +209,7 @@ absl::StatusOr<v1::GradientStatsResponse> RemoteModule::GradientStats(const Call
     request.set_token(token_);
     request.set_sequence(sequence_);
     request.set_micro_batches(micro_batches());
-    return rpcs_.GradientStats(request, reply, attempt);
+    return rpcs().GradientStats(request, reply, attempt);
   }));
   return reply;
 }
@@ -288,7 +223,7 @@ absl::StatusOr<v1::StepResponse> RemoteModule::Step(v1::StepRequest request,
     absl::ReaderMutexLock lock(&mutex_);
     request.set_token(token_);
     request.set_sequence(sequence_);
-    return rpcs_.Step(request, reply, attempt);
+    return rpcs().Step(request, reply, attempt);
   });
   if (IsStepDone(status, sequence())) {
     ASSIGN_OR_RETURN(v1::ModuleStatus found, GetStatus(options));
@@ -318,7 +253,7 @@ absl::Status RemoteModule::Put(SentPut given, const CallOptions& options) {
     v1::PutTensorsHeader header;
     header.set_token(token_);
     header.set_sequence(sequence_);
-    return rpcs_.Put(header, *put, reply, attempt);
+    return rpcs().Put(header, *put, reply, attempt);
   });
   if (IsStepDone(status, sequence())) {
     ASSIGN_OR_RETURN(*reply.mutable_status(), GetStatus(options));
@@ -368,7 +303,7 @@ absl::Status RemoteModule::Get(const std::vector<TensorPlace>& places, const Cal
     landed = 0;
     request.set_token(token_);
     request.set_sequence(sequence_);
-    return rpcs_.Get(request, place_of, attempt);
+    return rpcs().Get(request, place_of, attempt);
   }));
   if (landed == places.size()) return absl::OkStatus();
   return absl::DataLossError(
@@ -381,7 +316,7 @@ absl::StatusOr<v1::ModuleStatus> RemoteModule::GetStatus(const CallOptions& opti
     absl::ReaderMutexLock lock(&mutex_);
     v1::GetModuleRequest request;
     request.set_token(token_);
-    return rpcs_.GetModule(request, reply, attempt);
+    return rpcs().GetModule(request, reply, attempt);
   }));
   return reply.status();
 }
@@ -392,7 +327,7 @@ absl::Status RemoteModule::Release(const CallOptions& options) {
       options, deadline,
       [&](ModuleTry& attempt) {
         absl::ReaderMutexLock lock(&mutex_);
-        return rpcs_.Release(token_, attempt);
+        return rpcs().Release(token_, attempt);
       },
       false);
   return IsModuleLost(status) ? absl::OkStatus() : status;
@@ -412,7 +347,7 @@ bool RemoteModule::SpendUnused(ModuleTry& attempt) {
     header.set_no_weight_gradients(true);
     v1::ModuleBackwardResult result;
     const auto dy = std::make_shared<const std::string>(bytes, '\0');
-    rpcs_.Backward(std::move(header), nullptr, dy, {}, result, attempt).IgnoreError();
+    rpcs().Backward(std::move(header), nullptr, dy, {}, result, attempt).IgnoreError();
   }
   return !unused.empty();
 }
@@ -428,8 +363,8 @@ void RemoteModule::Drop(const Activations& activations) {
   }
   const CallOptions options;
   ModuleTry one{
-      .deadline = rpcs_.core().clock.Now() + kReleaseTimeout, .options = options, .pushback = {}};
-  rpcs_.ReleaseActivations(activations.token, one).IgnoreError();
+      .deadline = core_.clock.Now() + kReleaseTimeout, .options = options, .pushback = {}};
+  rpcs().ReleaseActivations(activations.token, one).IgnoreError();
 }
 
 uint64_t RemoteModule::sequence() const {

@@ -6,7 +6,8 @@
 // Exactly once. A Backward or Step that is tried again names the same sequence and number; the
 // server knows those that it has done. MODULE_LOST, after a restart say: the module is registered
 // again by its name, and the calls that the server no longer knows of are replayed from the
-// RedoLog, which gives the same bits. Beyond the log: FAILED_PRECONDITION STATE_LOST.
+// RedoLog, which gives the same bits. Beyond the log: FAILED_PRECONDITION STATE_LOST. From a server
+// that drains the module moves to the client's next address, where its sequence begins anew.
 //
 // Threads: any; Forward and Backward may run beside each other, Step, Put and recovery alone. Each
 // thread that calls waits for its own call. The client outlives it.
@@ -93,8 +94,20 @@ class RemoteModule {
   absl::Status Recover(uint64_t life, absl::Time deadline, const CallOptions& options);
   absl::Status Replay(const v1::ModuleStatus& found, absl::Time deadline,
                       const CallOptions& options) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status ReplayBackward(uint64_t sequence, const SentBackward& kept, ModuleTry& attempt)
+  static absl::Status ReplayBackward(const ModuleRpcs& rpcs, const std::string& token,
+                                     uint64_t sequence, const SentBackward& kept,
+                                     ModuleTry& attempt);
+  // Takes the module, with the gradients so far, from a server that drains to another address of
+  // the client's. False: it stays, and the call may be tried again later.
+  bool Move(uint64_t life, absl::Time deadline, const CallOptions& options);
+  struct ModuleContents {
+    std::shared_ptr<const SentPut> state;
+    std::vector<SentBackward> gradients;  // of the present sequence
+  };
+  absl::StatusOr<ModuleContents> Contents(absl::Time deadline, const CallOptions& options) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  absl::Status MoveTo(int address, const ModuleContents& contents, absl::Time deadline,
+                      const CallOptions& options) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ReplayEnd(uint64_t sequence, size_t micro_batches, const StateChange& change,
                          ModuleTry& attempt) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status BackwardOnce(const Activations& activations, const SentBackward& kept,
@@ -105,10 +118,13 @@ class RemoteModule {
   // The state is the next sequence's from here on.
   void Advance(StateChange change, uint64_t durable) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const ModuleRpcs rpcs_;
+  ModuleRpcs rpcs() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ModuleRpcs(core_, address_); }
+
+  const ClientCore& core_;
   const v1::RegisterModuleRequest request_;
   mutable absl::Mutex changing_;  // held by Step and Put for their whole time
   mutable absl::Mutex mutex_;     // shared by calls on the state, exclusive where it changes
+  int address_ ABSL_GUARDED_BY(mutex_);
   std::string token_ ABSL_GUARDED_BY(mutex_);
   uint64_t life_ ABSL_GUARDED_BY(mutex_) = 0;  // registrations so far
   uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -338,7 +338,9 @@ absl::StatusOr<StepResult> CpuInstance::Step(const StepCall& call) {
       tensors.moments[n] = tensors_.moments(n);
     }
     const std::vector<WeightEntry>& entries = module_->table.entries();
-    tensors.weights = static_cast<float*>(Place(0, TensorRole::kWeight)) - entries[0].offset;
+    if (!entries.empty()) {
+      tensors.weights = static_cast<float*>(Place(0, TensorRole::kWeight)) - entries[0].offset;
+    }
     for (size_t n = 0; n < entries.size(); ++n) {
       if (!entries[n].trained_offset.has_value()) continue;
       tensors_.workers().ForRanges(entries[n].elements, kStepNumbers, [&](IndexRange range) {

@@ -350,6 +350,18 @@ TEST_F(CpuModuleEngineTest, SkipsAStepThatIsNotFiniteAndClearsIt) {
   EXPECT_EQ(Value(engine.instance().Stats()).squared_norm, 0);
 }
 
+TEST_F(CpuModuleEngineTest, StepsAModuleThatHasNoParameters) {
+  ModuleLayout layout{.width = 8};
+  layout.blocks.push_back({.ops = {{.kind = ActivationOp{.kind = ActivationKind::kTanh}}}});
+  layout.layers.push_back({});
+  ReferenceFixture fixture(layout, 3, Rounding::kElements);
+  EngineUnderTest engine(*engine_, fixture, EngineUnderTest::LimitsOf(fixture, Recompute::kNone),
+                         AdamW());
+  engine.Run(fixture.inputs, fixture.dy);
+  const GroupRates rates[] = {{.learning_rate = 1e-2}};
+  EXPECT_TRUE(Value(engine.instance().Step({.groups = rates})).applied);
+}
+
 // Forward of the fixture's call on an instance.
 absl::StatusOr<ActivationId> Keep(EngineUnderTest& engine, const ReferenceFixture& fixture,
                                   std::stop_token stop = {}) {
@@ -404,18 +416,25 @@ TEST_F(CpuModuleEngineTest, TakesTheMemoryThatItPlansAndNoMoreInCalls) {
     const struct mallinfo2 info = mallinfo2();
     return static_cast<int64_t>(info.uordblks + info.hblkhd);
   };
-  const int64_t before = in_use();
-  EngineUnderTest engine(*engine_, fixture, EngineUnderTest::LimitsOf(fixture, Recompute::kNone),
-                         AdamW());
-  const EnginePlan& plan = engine.instance().plan();
-  const int64_t made = in_use() - before;
-  EXPECT_GE(made, plan.bytes());
-  EXPECT_LE(made, plan.bytes() + (int64_t{1} << 18));
-  const ActivationId kept = Value(Keep(engine, fixture));
-  EXPECT_LE(in_use() - before - made, int64_t{1} << 18);
-  engine.instance().DropActivation(kept);
-  const auto small = engine_->Plan(engine.module(), {.max_rows = 1024, .kept_rows = 1024}, 1000);
-  EXPECT_EQ(small.status().code(), absl::StatusCode::kOutOfRange);
+  const GroupRates rates[] = {{.learning_rate = 1e-2}};
+  const Bytes dy = BytesOf(fixture.dy, ElementType::kFloat32);
+  constexpr int64_t kBookkeeping = int64_t{1} << 18;
+  for (Recompute mode : kModes) {
+    const int64_t before = in_use();
+    EngineUnderTest engine(*engine_, fixture, EngineUnderTest::LimitsOf(fixture, mode), AdamW());
+    const EnginePlan& plan = engine.instance().plan();
+    const int64_t made = in_use() - before;
+    EXPECT_GE(made, plan.bytes());
+    EXPECT_LE(made, plan.bytes() + kBookkeeping);
+    const ActivationId kept = Value(Keep(engine, fixture));
+    EXPECT_LE(in_use() - before - made, kBookkeeping);
+    CheckOk(engine.instance().Backward({.activation = kept, .dy = dy}));
+    EXPECT_TRUE(Value(engine.instance().Step({.groups = rates})).applied);
+    EXPECT_LE(in_use() - before - made, kBookkeeping);
+    engine.instance().DropActivation(kept);
+    const auto small = engine_->Plan(engine.module(), {.max_rows = 1024, .kept_rows = 1024}, 1000);
+    EXPECT_EQ(small.status().code(), absl::StatusCode::kOutOfRange);
+  }
 }
 
 }  // namespace

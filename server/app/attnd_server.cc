@@ -158,12 +158,13 @@ std::shared_ptr<ModuleEngine> AttndServer::EngineOfModules() {
 void AttndServer::StartModules(uint64_t boot_epoch) {
   module_engine_ = EngineOfModules();
   if (module_engine_ == nullptr) return;
+  module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry());
   module_table_ = std::make_unique<ModuleTable>(
       options_.modules, TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
-  module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry());
-  module_calls_ = std::make_unique<ModuleCalls>(ModuleCalls::Deps{
-      *module_table_, *module_engine_, staging_, *module_metrics_, devices_[0].name,
-      options_.leases.ttl, options_.leases.max_ttl, options_.modules.state_dir, log_});
+  module_calls_ = std::make_unique<ModuleCalls>(
+      ModuleCalls::Deps{*module_table_, *module_engine_, staging_, *module_metrics_,
+                        devices_[0].name, options_.leases.ttl, options_.leases.max_ttl,
+                        options_.modules.state_dir, options_.modules.save_every, log_});
   modules_service_ = std::make_unique<ModulesService>(
       ModulesService::Deps{*module_calls_,
                            {clock_, metrics_, *call_watch_, open_calls_},

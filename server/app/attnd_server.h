@@ -141,8 +141,8 @@ class AttndServer {
   OpenCalls open_calls_;
   // Null: none are served.
   std::shared_ptr<ModuleEngine> module_engine_;  // and whoever gave the options
-  std::unique_ptr<ModuleTable> module_table_;
   std::unique_ptr<ModuleMetrics> module_metrics_;
+  std::unique_ptr<ModuleTable> module_table_;
   std::unique_ptr<ModuleCalls> module_calls_;
   std::unique_ptr<ModulesService> modules_service_;
   std::vector<std::unique_ptr<SharedMemoryService>> shared_memory_services_;

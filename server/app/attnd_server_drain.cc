@@ -10,6 +10,8 @@ namespace {
 constexpr absl::Duration kQuietBeforeClosing = absl::Milliseconds(300);
 // Callers that come again at once, without end, are refused either way.
 constexpr absl::Duration kMostWaitForQuiet = absl::Seconds(3);
+// For owners of modules to take them elsewhere, since their last call.
+constexpr absl::Duration kWaitForMove = absl::Seconds(5);
 constexpr absl::Duration kDrainPoll = absl::Milliseconds(20);
 // For connections to end in peace once every call is answered.
 constexpr absl::Duration kGoodbye = absl::Seconds(1);
@@ -27,6 +29,7 @@ void AttndServer::Drain(absl::Duration delay, absl::Duration timeout,
   if (!WaitUntilCallersLeave(deadline, wait)) return StopNow();
   rpc_->StopAccepting();
   if (!WaitUntilAnswered(deadline, wait)) return StopNow();
+  if (module_table_ != nullptr) module_table_->SaveAll();
   // What is open now are watchers of health and the like, which would stay for ever.
   rpc_->Shutdown(std::min(deadline, absl::Now() + kGoodbye));
 }
@@ -62,7 +65,10 @@ bool AttndServer::WaitUntilCallersLeave(absl::Time deadline,
 
 bool AttndServer::WaitUntilAnswered(absl::Time deadline,
                                     const std::function<bool(absl::Duration)>& wait) {
-  while (open_calls_.count() > 0 && absl::Now() < deadline) {
+  auto moves = [this] {
+    return module_table_ != nullptr && module_table_->AnyUsedWithin(kWaitForMove);
+  };
+  while ((open_calls_.count() > 0 || moves()) && absl::Now() < deadline) {
     if (!wait(kDrainPoll)) return false;
   }
   return true;

@@ -63,6 +63,8 @@ void AttndServer::SampleModules() {
   SampledMetrics& sampled = *metrics_.sampled();
   sampled.AddGauge("attnd_modules", "Modules that are registered.", {},
                    [this] { return static_cast<double>(module_table_->size()); });
+  sampled.AddGauge("attnd_durable_lag_steps", "Changes of modules that a restart would not find.",
+                   {}, [this] { return static_cast<double>(module_table_->durable_lag()); });
   sampled.AddGauge("attnd_module_bytes", "Memory reserved for modules.", {},
                    [this] { return static_cast<double>(module_table_->memory().used()); });
 }

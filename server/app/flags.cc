@@ -223,7 +223,7 @@ void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   add("--caller_module_mib", raw.caller_module_mib,
       "of --module_memory_mib, for one caller; 0: all of it");
   app.add_option("--module_state_dir", o.modules.state_dir,
-                 "folder in host memory (tmpfs) for modules that outlive the process; empty: none")
+                 "folder for modules that outlive the process, on a tmpfs or a disk; empty: none")
       ->group(group);
 }
 

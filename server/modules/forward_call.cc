@@ -49,6 +49,7 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
         RunForward(hold.instance(), rows, dropout, keep, payloads, payloads[kYField], call.wait));
     const absl::Duration took = absl::Now() - began;
     deps_.metrics.Computed(true, rows.rows(), began - arrived, took);
+    deps_.metrics.Worked(true, FlopsOf(*module, true, rows.rows()));
     *result.mutable_receipt() = ReceiptOf(began - arrived, took);
     result.set_sequence(hold.sequence());
     if (keep) {

@@ -1,4 +1,7 @@
 // Register, GetModule, ListModules, Renew and Release.
+#include <linux/magic.h>
+#include <sys/vfs.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -15,6 +18,13 @@ namespace attnd {
 namespace {
 
 constexpr size_t kMaxNameBytes = 128;
+
+// What does not outlive the host.
+bool IsHostMemory(const std::string& folder) {
+  struct statfs of = {};
+  if (statfs(folder.c_str(), &of) != 0) return false;  // Open tells
+  return of.f_type == TMPFS_MAGIC || of.f_type == RAMFS_MAGIC;
+}
 
 absl::Status CheckName(const std::string& name) {
   auto good = [](char c) { return absl::ascii_isalnum(c) || c == '_' || c == '.' || c == '-'; };
@@ -103,13 +113,32 @@ absl::StatusOr<EnginePlan> PlanWithin(const ModuleEngine& engine, const ModuleMe
 
 absl::Status ModuleCalls::CheckDurability(v1::Durability durability) const {
   if (durability == v1::DURABILITY_PROCESS) return absl::OkStatus();
-  if (durability == v1::DURABILITY_HOST && !deps_.state_dir.empty()) return absl::OkStatus();
-  const char* offered = deps_.state_dir.empty() ? "DURABILITY_PROCESS (--module_state_dir is empty)"
-                                                : "DURABILITY_PROCESS or DURABILITY_HOST";
+  const bool has_place = !deps_.state_dir.empty();
+  if (durability == v1::DURABILITY_HOST && has_place) return absl::OkStatus();
+  if (durability == v1::DURABILITY_DISK && has_place && !IsHostMemory(deps_.state_dir)) {
+    return absl::OkStatus();
+  }
+  const char* offered =
+      has_place ? "DURABILITY_PROCESS or DURABILITY_HOST (--module_state_dir is no disk)"
+                : "DURABILITY_PROCESS (--module_state_dir is empty)";
   return Failure(
       absl::StatusCode::kUnimplemented, reason::kModuleUnsupported,
       absl::StrCat("durability: expected ", offered, ", got ", v1::Durability_Name(durability)),
       {{"field", "durability"}});
+}
+
+absl::StatusOr<std::unique_ptr<ModuleState>> ModuleCalls::OpenState(
+    const ModuleRecord& record, v1::Durability durability) const {
+  const bool is_disk = durability == v1::DURABILITY_DISK;
+  const StatePlace place = {deps_.state_dir, is_disk,
+                            is_disk ? deps_.save_every : absl::ZeroDuration()};
+  // The log and the metrics outlive the modules, these calls do not.
+  auto saved = [&log = deps_.log, &metrics = deps_.metrics](const absl::Status& status,
+                                                            int64_t bytes) {
+    metrics.Saved(status.ok(), bytes);
+    if (!status.ok()) log.Warning("module_state_not_saved", {{"message", status.message()}});
+  };
+  return ModuleState::Open(place, record.caller, record.name, record.state_digest, saved);
 }
 
 absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
@@ -121,8 +150,9 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
   ModuleMemory::Reservation of_state;
   if (durability == v1::DURABILITY_HOST) {
     ASSIGN_OR_RETURN(of_state, memory.Reserve(caller, ModuleState::BytesOf(*description)));
-    ASSIGN_OR_RETURN(state,
-                     ModuleState::Open(deps_.state_dir, caller, record.name, record.state_digest));
+  }
+  if (durability != v1::DURABILITY_PROCESS) {
+    ASSIGN_OR_RETURN(state, OpenState(record, durability));
   }
   ASSIGN_OR_RETURN(const EnginePlan plan,
                    PlanWithin(deps_.engine, memory, *description, record.limits, caller));
@@ -135,11 +165,13 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
   if (state != nullptr) {
     absl::StatusOr<std::optional<SavedChange>> loaded = state->Load(**instance);
     if (absl::IsDataLoss(loaded.status())) {
+      deps_.metrics.Recovered(StateFound::kDamaged);
       deps_.log.Warning("module_state_ignored", {{"message", loaded.status().message()}});
     } else if (!loaded.ok()) {
       return Classified(loaded.status());
     } else {
       saved = *std::move(loaded);
+      if (saved.has_value()) deps_.metrics.Recovered(StateFound::kLoaded);
     }
   }
   record.plan = EncodePlan(plan, deps_.engine.Name());
@@ -203,8 +235,11 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
 absl::Status ModuleCalls::GetModule(ModuleCall& call) {
   v1::GetModuleRequest request;
   RETURN_IF_ERROR(ReadRequest(call.stream, request));
-  ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
+  ASSIGN_OR_RETURN(const Module module, request.name().empty()
+                                            ? deps_.table.Find(request.token(), call.caller)
+                                            : deps_.table.FindByName(call.caller, request.name()));
   v1::GetModuleResponse response;
+  response.set_token(deps_.table.TokenOf(*module));
   *response.mutable_status() = module->Status();
   *response.mutable_layout() = EncodeModuleLayout(module->description().graph.layout());
   *response.mutable_optimizer() = EncodeOptimizer(module->description().optimizer);

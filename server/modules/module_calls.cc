@@ -46,11 +46,6 @@ absl::Status ModuleCalls::CheckNotDraining() const {
   return draining_ ? ModulesDraining() : absl::OkStatus();
 }
 
-void ModuleCalls::Keep(RegisteredModule::Hold& hold) {
-  const absl::Status saved = hold.Save();
-  if (!saved.ok()) deps_.log.Warning("module_state_not_saved", {{"message", saved.message()}});
-}
-
 absl::StatusOr<ComputeTurns::Turn> ModuleCalls::TakeDevice(const ModuleCall& call) {
   ComputeTurns::Turn turn = turns_.Take(call.caller, call.wait.stop, call.wait.deadline);
   if (!turn) return call.wait.Stopped();
@@ -102,6 +97,12 @@ absl::StatusOr<CallRows> DecodeCallRows(const v1::Rows& wire, const RegisteredMo
   }
   if (!status.ok()) return Classified(std::move(status));
   return rows;
+}
+
+double FlopsOf(const RegisteredModule& module, bool is_forward, int64_t rows) {
+  const ModuleRecord& record = module.record();
+  const double of_most = is_forward ? record.plan.forward_flops() : record.plan.backward_flops();
+  return of_most * static_cast<double>(rows) / static_cast<double>(record.limits.max_rows);
 }
 
 int64_t ActivationBytes(const ModuleGraph& graph, const CallRows& rows) {

@@ -43,7 +43,8 @@ class ModuleCalls {
     ModuleMetrics& metrics;
     std::string device;
     absl::Duration activation_ttl, max_activation_ttl;
-    std::string state_dir;  // of DURABILITY_HOST; empty: not offered
+    std::string state_dir;  // of what outlives the process; empty: that is not offered
+    absl::Duration save_every;
     Logger& log;
   };
   explicit ModuleCalls(const Deps& deps) : deps_(deps) {}
@@ -60,6 +61,8 @@ class ModuleCalls {
   absl::StatusOr<Module> MakeModule(ModuleRecord record, v1::Durability durability,
                                     std::shared_ptr<const ModuleDescription> description);
   absl::Status CheckDurability(v1::Durability durability) const;
+  absl::StatusOr<std::unique_ptr<ModuleState>> OpenState(const ModuleRecord& record,
+                                                         v1::Durability durability) const;
   absl::Status GetModule(ModuleCall& call);
   absl::Status ListModules(ModuleCall& call);
   absl::Status Renew(ModuleCall& call);
@@ -87,8 +90,6 @@ class ModuleCalls {
   absl::Status GetTensors(ModuleCall& call);
 
   absl::Status CheckNotDraining() const;
-  // Saves the state where it outlives the process, and tells of a failure: the call is answered.
-  void Keep(RegisteredModule::Hold& hold);
   absl::StatusOr<ComputeTurns::Turn> TakeDevice(const ModuleCall& call);
   v1::Receipt ReceiptOf(absl::Duration queued, absl::Duration took) const;
 
@@ -102,6 +103,9 @@ std::string DigestOf(const google::protobuf::Message& message);
 
 // Rows of a call, checked against the module: INVALID_ARGUMENT "rows...".
 absl::StatusOr<CallRows> DecodeCallRows(const v1::Rows& wire, const RegisteredModule& module);
+
+// Of linear ops, by the module's plan.
+double FlopsOf(const RegisteredModule& module, bool is_forward, int64_t rows);
 
 // Payloads that rows imply, in order.
 std::vector<PayloadSpec> ForwardInputs(const ModuleGraph& graph, const CallRows& rows);

@@ -53,6 +53,17 @@ ModuleMetrics::ModuleMetrics(prometheus::Registry& registry) {
   for (int outcome = 0; outcome < kStepOutcomes; ++outcome) {
     steps_[outcome] = &steps.Add({{"result", kOutcomes[outcome]}});
   }
+  auto& flops = counters("attnd_module_flops_total", "Work of modules' linear ops, in FLOP.");
+  for (int direction = 0; direction < 2; ++direction) {
+    flops_[direction] = &flops.Add({{"direction", kDirections[direction]}});
+  }
+  auto& saves = counters("attnd_module_saves_total", "Saves of what outlives the process.");
+  saves_ = {&saves.Add({{"result", "ok"}}), &saves.Add({{"result", "failed"}})};
+  saved_bytes_ =
+      &counters("attnd_module_saved_bytes_total", "Bytes of saves that succeeded.").Add({});
+  auto& recoveries = counters("attnd_state_recoveries_total",
+                              "States that registrations found, by what became of them.");
+  recoveries_ = {&recoveries.Add({{"result", "loaded"}}), &recoveries.Add({{"result", "damaged"}})};
   replays_ = &counters("attnd_backward_replays_total",
                        "Backwards of micro-batches that had been added before.")
                   .Add({});
@@ -71,6 +82,11 @@ void ModuleMetrics::Computed(bool is_forward, int64_t rows, absl::Duration queue
       absl::ToDoubleSeconds(queued));
   durations_[direction][static_cast<size_t>(ModuleStage::kCompute)]->Observe(
       absl::ToDoubleSeconds(took));
+}
+
+void ModuleMetrics::Saved(bool ok, int64_t bytes) {
+  saves_[ok ? 0 : 1]->Increment();
+  if (ok) saved_bytes_->Increment(static_cast<double>(bytes));
 }
 
 void ModuleMetrics::Stepped(StepOutcome outcome) {

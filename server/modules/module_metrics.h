@@ -38,6 +38,9 @@ inline constexpr int kStepOutcomes = 4;
 enum class ModuleStage : uint8_t { kQueue, kCompute };
 inline constexpr int kModuleStages = 2;
 
+// What a registration found where states outlive the process.
+enum class StateFound : uint8_t { kLoaded, kDamaged };
+
 class ModuleMetrics {
  public:
   explicit ModuleMetrics(prometheus::Registry& registry);
@@ -45,8 +48,12 @@ class ModuleMetrics {
   void CallFinished(ModuleMethod method, const absl::Status& status);
   // Forward and Backward, of `rows` rows.
   void Computed(bool is_forward, int64_t rows, absl::Duration queued, absl::Duration took);
+  // Of linear ops, as plans count them.
+  void Worked(bool is_forward, double flops) { flops_[is_forward ? 0 : 1]->Increment(flops); }
   void Stepped(StepOutcome outcome);
   void BackwardReplayed() { replays_->Increment(); }
+  void Saved(bool ok, int64_t bytes);
+  void Recovered(StateFound found) { recoveries_[static_cast<size_t>(found)]->Increment(); }
 
  private:
   static constexpr int kCodes = 17;
@@ -55,6 +62,10 @@ class ModuleMetrics {
   std::array<prometheus::Counter*, 2> rows_;                                    // [direction]
   std::array<prometheus::Counter*, kStepOutcomes> steps_;
   prometheus::Counter* replays_;
+  std::array<prometheus::Counter*, 2> flops_;       // [direction]
+  std::array<prometheus::Counter*, 2> saves_;       // ok, failed
+  std::array<prometheus::Counter*, 2> recoveries_;  // [StateFound]
+  prometheus::Counter* saved_bytes_;
 };
 
 }  // namespace attnd

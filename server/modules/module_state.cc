@@ -82,6 +82,15 @@ absl::Status Failed(absl::string_view what, const std::string& path) {
   return absl::UnavailableError(absl::StrCat(what, " ", path, ": ", std::strerror(errno)));
 }
 
+// A file or a folder.
+absl::Status SyncFile(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return Failed("cannot open", path);
+  const absl::Status status = fsync(file) == 0 ? absl::OkStatus() : Failed("cannot sync", path);
+  close(file);
+  return status;
+}
+
 absl::Status Ignored(absl::string_view path, absl::string_view why) {
   return absl::DataLossError(absl::StrCat(path, ": ", why, "; it is not loaded"));
 }
@@ -147,17 +156,17 @@ absl::StatusOr<SavedChange> ChangeOf(const std::string& path, const Json& metada
   return change;
 }
 
-struct Commit {
+struct CommitRecord {
   std::string slot, digest;
 };
 
-absl::StatusOr<Commit> ReadCommit(const std::string& path, std::istream& file) {
+absl::StatusOr<CommitRecord> ReadCommit(const std::string& path, std::istream& file) {
   std::string begins, slot, digest;
   if (!std::getline(file, begins) || begins != kCommitBegins || !std::getline(file, slot) ||
       !std::getline(file, digest) || digest.size() != 64 || (slot != "a" && slot != "b")) {
     return Ignored(path, "not a commit record of attnd");
   }
-  return Commit{slot, digest};
+  return CommitRecord{slot, digest};
 }
 
 absl::StatusOr<std::string> DigestOfFile(const std::string& path) {
@@ -173,13 +182,16 @@ absl::StatusOr<std::string> DigestOfFile(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ModuleState>> ModuleState::Open(const std::string& folder,
+absl::StatusOr<std::unique_ptr<ModuleState>> ModuleState::Open(const StatePlace& place,
                                                                const std::string& caller,
                                                                const std::string& name,
-                                                               const std::string& module) {
+                                                               const std::string& module,
+                                                               const Saved& saved) {
   const std::string digest = DigestOf(absl::StrCat(caller.size(), ":", caller, name));
-  const std::string path = absl::StrCat(folder, "/", absl::BytesToHexString(digest).substr(0, 32));
+  const std::string path =
+      absl::StrCat(place.folder, "/", absl::BytesToHexString(digest).substr(0, 32));
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return Failed("cannot make", path);
+  if (place.is_disk) RETURN_IF_ERROR(SyncFile(place.folder));  // knows `path` from now on
   const std::string lock_path = path + "/lock";
   const int lock = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (lock < 0) return Failed("cannot open", lock_path);
@@ -189,7 +201,7 @@ absl::StatusOr<std::unique_ptr<ModuleState>> ModuleState::Open(const std::string
                    absl::StrCat("name: another server of this host has the state of ", name),
                    {{"name", name}});
   }
-  return std::unique_ptr<ModuleState>(new ModuleState(path, module, lock));
+  return std::unique_ptr<ModuleState>(new ModuleState(place, path, module, saved, lock));
 }
 
 ModuleState::~ModuleState() {
@@ -212,7 +224,7 @@ absl::StatusOr<std::optional<SavedChange>> ModuleState::Load(ModuleInstance& ins
   const std::string commit_path = path_ + "/commit";
   std::ifstream commit_file(commit_path);
   if (!commit_file) return std::nullopt;
-  ASSIGN_OR_RETURN(const Commit commit, ReadCommit(commit_path, commit_file));
+  ASSIGN_OR_RETURN(const CommitRecord commit, ReadCommit(commit_path, commit_file));
   const std::string path = absl::StrCat(path_, "/", commit.slot, ".safetensors");
   next_is_b_ = commit.slot == "a";  // what is committed stays until the other slot is
   ASSIGN_OR_RETURN(const std::string digest, DigestOfFile(path));
@@ -240,8 +252,20 @@ absl::StatusOr<std::optional<SavedChange>> ModuleState::Load(ModuleInstance& ins
   return change;
 }
 
+absl::Status ModuleState::Sync(const std::string& path) const {
+  return place_.is_disk ? SyncFile(path) : absl::OkStatus();
+}
+
 absl::Status ModuleState::Save(const ModuleInstance& instance, const SavedChange& change) {
   const std::string slot = next_is_b_ ? "b" : "a";
+  const absl::Status status = SaveInto(slot, instance, change);
+  if (status.ok()) next_is_b_ = !next_is_b_;
+  saved_(status, BytesOf(instance.description()) / 2);
+  return status;
+}
+
+absl::Status ModuleState::SaveInto(const std::string& slot, const ModuleInstance& instance,
+                                   const SavedChange& change) const {
   const std::string path = absl::StrCat(path_, "/", slot, ".safetensors");
   RunningDigest digest;
   {
@@ -261,16 +285,21 @@ absl::Status ModuleState::Save(const ModuleInstance& instance, const SavedChange
     file.flush();
     if (!file) return Failed("cannot write", path);
   }
+  RETURN_IF_ERROR(Sync(path));
+  return Commit(slot, absl::BytesToHexString(digest.Final()));
+}
+
+absl::Status ModuleState::Commit(const std::string& slot, const std::string& digest) const {
   const std::string commit = path_ + "/commit", next = commit + ".next";
   {
     std::ofstream file(next, std::ios::trunc);
-    file << kCommitBegins << "\n" << slot << "\n" << absl::BytesToHexString(digest.Final()) << "\n";
+    file << kCommitBegins << "\n" << slot << "\n" << digest << "\n";
     file.flush();
     if (!file) return Failed("cannot write", next);
   }
+  RETURN_IF_ERROR(Sync(next));
   if (rename(next.c_str(), commit.c_str()) != 0) return Failed("cannot rename", next);
-  next_is_b_ = !next_is_b_;
-  return absl::OkStatus();
+  return Sync(path_);
 }
 
 }  // namespace attnd

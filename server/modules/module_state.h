@@ -1,17 +1,19 @@
-// ModuleState: what of a module outlives the process (DURABILITY_HOST): weights, moments and the
-// ledger's last change, in files of a folder that is memory of the host, such as a tmpfs.
+// ModuleState: what of a module outlives the process: weights, moments and the ledger's last
+// change, in files of a folder. That is memory of the host, such as a tmpfs, for DURABILITY_HOST,
+// and on a disk for DURABILITY_DISK.
 //
 //   DIR/<SHA-256 of caller and name>/a.safetensors, b.safetensors   two slots, written in turn
-//                                    commit                         which one counts, and its
-//                                    SHA-256 lock                           of the process that has
-//                                    it
+//                                    commit    which slot counts, and its SHA-256
+//                                    lock      of the process that has it
 //
 // A slot is whole before the commit record names it, and the record is replaced by rename. So a
-// process that is killed at any moment leaves the last state that was committed. What is damaged,
-// half written or of another module is told and never loaded. Threads: one at a time.
+// process that is killed at any moment leaves the last state that was committed; on a disk slot,
+// record and folder are synced in this order, so that the host may fail at any moment too. What is
+// damaged, half written or of another module is told and never loaded. Threads: one at a time.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +21,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "modules/module_engine.h"
 
 namespace attnd {
@@ -29,16 +32,27 @@ struct SavedChange {
   std::string digest, reply;  // of the change that made it
 };
 
+struct StatePlace {
+  std::string folder;
+  bool is_disk = false;  // files are synced, and an expired module's stay
+  absl::Duration every;  // at most one save in this time; 0: each change
+};
+
 class ModuleState {
  public:
+  // Told of each save, and of the bytes that it wrote.
+  using Saved = std::function<void(const absl::Status& status, int64_t bytes)>;
+
   // Makes the folder and takes its lock. `module`: a digest of layout and optimizer. UNAVAILABLE
   // where files cannot be made, FAILED_PRECONDITION MODULE_EXISTS where another process has it.
-  static absl::StatusOr<std::unique_ptr<ModuleState>> Open(const std::string& folder,
+  static absl::StatusOr<std::unique_ptr<ModuleState>> Open(const StatePlace& place,
                                                            const std::string& caller,
                                                            const std::string& name,
-                                                           const std::string& module);
+                                                           const std::string& module,
+                                                           const Saved& saved);
   ~ModuleState();
 
+  const StatePlace& place() const { return place_; }
   // Of both slots.
   static int64_t BytesOf(const ModuleDescription& module);
 
@@ -50,10 +64,20 @@ class ModuleState {
   void Forget() { forget_ = true; }
 
  private:
-  ModuleState(std::string path, std::string module, int lock)
-      : path_(std::move(path)), module_(std::move(module)), lock_(lock) {}
+  ModuleState(StatePlace place, std::string path, std::string module, Saved saved, int lock)
+      : place_(std::move(place)),
+        path_(std::move(path)),
+        module_(std::move(module)),
+        saved_(std::move(saved)),
+        lock_(lock) {}
+  absl::Status SaveInto(const std::string& slot, const ModuleInstance& instance,
+                        const SavedChange& change) const;
+  absl::Status Commit(const std::string& slot, const std::string& digest) const;
+  absl::Status Sync(const std::string& path) const;  // a file or folder, where that is asked for
 
+  const StatePlace place_;
   const std::string path_, module_;
+  const Saved saved_;
   const int lock_;  // descriptor
   bool next_is_b_ = false;
   bool forget_ = false;

@@ -42,7 +42,7 @@ class State : public ::testing::Test {
     return *std::move(instance);
   }
   std::unique_ptr<ModuleState> Open(const std::string& module = "m") {
-    auto state = ModuleState::Open(folder_, "caller", "name", module);
+    auto state = ModuleState::Open({folder_, is_disk_}, "caller", "name", module, Told());
     CHECK(state.ok()) << state.status();
     return *std::move(state);
   }
@@ -75,6 +75,15 @@ class State : public ::testing::Test {
     return fs::directory_iterator(folder_)->path().string() + "/" + name;
   }
 
+  ModuleState::Saved Told() {
+    return [this](const absl::Status& status, int64_t bytes) {
+      EXPECT_EQ(bytes, 64 * 4 * 2);
+      ++(status.ok() ? saved_ : failed_);
+    };
+  }
+
+  bool is_disk_ = false;
+  int saved_ = 0, failed_ = 0;
   const std::string folder_ = testing::TempDir() + "/states";
   ReferenceEngine engine_;
 };
@@ -171,11 +180,28 @@ TEST_F(State, IsNotLoadedWhenItsHeaderIsNonsense) {
   }
 }
 
+TEST_F(State, TellsOfEachSaveAndKeepsTheLastOneWhenADiskIsInTheWay) {
+  is_disk_ = true;
+  SaveTwice();
+  EXPECT_EQ(saved_, 2);
+  auto instance = NewInstance();
+  auto state = Open();
+  ASSERT_TRUE(state->Load(*instance).ok());
+  fs::remove(File("a.safetensors"));
+  fs::create_directory(File("a.safetensors"));  // cannot be written
+  Fill(*instance, 3);
+  EXPECT_EQ(state->Save(*instance, {3, "three", ""}).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(failed_, 1);
+  auto again = NewInstance();
+  EXPECT_EQ((*state->Load(*again))->sequence, 2);
+  EXPECT_EQ(Read(*again, TensorRole::kWeight), 2);
+}
+
 TEST_F(State, BelongsToOneProcess) {
   auto state = Open();
-  EXPECT_EQ(ReasonOf(ModuleState::Open(folder_, "caller", "name", "m").status()),
+  EXPECT_EQ(ReasonOf(ModuleState::Open({folder_}, "caller", "name", "m", Told()).status()),
             reason::kModuleExists);
-  EXPECT_TRUE(ModuleState::Open(folder_, "other", "name", "m").ok());
+  EXPECT_TRUE(ModuleState::Open({folder_}, "other", "name", "m", Told()).ok());
 }
 
 }  // namespace

@@ -98,6 +98,15 @@ absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::Find(const std::s
   return ModuleLost("unknown");
 }
 
+absl::StatusOr<std::shared_ptr<RegisteredModule>> ModuleTable::FindByName(const std::string& caller,
+                                                                          const std::string& name) {
+  absl::MutexLock lock(&mutex_);
+  auto found = by_name_.find({caller, name});
+  if (found == by_name_.end()) return ModuleLost("unknown");
+  found->second->Touch(clock_.Now());
+  return found->second;
+}
+
 absl::Status ModuleTable::Release(const std::string& token, const std::string& caller) {
   absl::StatusOr<uint64_t> id = tokens_.Check(token, caller);
   if (!id.ok()) return OfModuleToken(id.status());
@@ -116,14 +125,44 @@ void ModuleTable::End(std::shared_ptr<RegisteredModule> module, const std::strin
   if (ended_.size() > kEndsRemembered) ended_.pop_front();
 }
 
+// Saving takes as long as a disk does, so it holds no lock of the table.
 void ModuleTable::Expire() {
   const absl::Time now = clock_.Now();
+  for (const auto& module : All()) {
+    const bool is_over = module->Expire(now);
+    module->SaveIfDue(now, is_over);
+  }
   absl::MutexLock lock(&mutex_);
   std::vector<std::shared_ptr<RegisteredModule>> over;
   for (const auto& [id, module] : by_id_) {
     if (module->Expire(now)) over.push_back(module);
   }
-  for (auto& module : over) End(std::move(module), "expired");
+  for (auto& module : over) End(std::move(module), kExpired);
+}
+
+void ModuleTable::SaveAll() {
+  for (const auto& module : All()) module->SaveIfDue(clock_.Now(), true);
+}
+
+std::vector<std::shared_ptr<RegisteredModule>> ModuleTable::All() const {
+  std::vector<std::shared_ptr<RegisteredModule>> all;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [id, module] : by_id_) all.push_back(module);
+  return all;
+}
+
+uint64_t ModuleTable::durable_lag() const {
+  uint64_t most = 0;
+  for (const auto& module : All()) most = std::max(most, module->durable_lag());
+  return most;
+}
+
+bool ModuleTable::AnyUsedWithin(absl::Duration time) const {
+  const absl::Time since = clock_.Now() - time;
+  for (const auto& module : All()) {
+    if (module->used_at() >= since) return true;
+  }
+  return false;
 }
 
 std::vector<std::shared_ptr<RegisteredModule>> ModuleTable::Of(const std::string& caller) const {

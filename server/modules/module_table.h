@@ -34,7 +34,8 @@ namespace attnd {
 struct ModuleOptions {
   ModuleMemoryLimits memory;
   int64_t max_modules = 64;
-  std::string state_dir;  // of DURABILITY_HOST; empty: it is not offered
+  std::string state_dir;  // of DURABILITY_HOST and DURABILITY_DISK; empty: they are not offered
+  absl::Duration save_every = absl::Minutes(1);  // with DURABILITY_DISK
 };
 
 inline constexpr absl::Duration kModuleTtl = absl::Hours(1);
@@ -58,6 +59,9 @@ class ModuleTable {
                                                              absl::Duration ttl, const Make& make);
   absl::StatusOr<std::shared_ptr<RegisteredModule>> Find(const std::string& token,
                                                          const std::string& caller);
+  // MODULE_LOST: the caller has none of that name.
+  absl::StatusOr<std::shared_ptr<RegisteredModule>> FindByName(const std::string& caller,
+                                                               const std::string& name);
   // OK when the module is gone already.
   absl::Status Release(const std::string& token, const std::string& caller);
   std::vector<std::shared_ptr<RegisteredModule>> Of(const std::string& caller) const;
@@ -69,11 +73,19 @@ class ModuleTable {
                                            const RegisteredModule& module) const;
 
   int64_t size() const;
-  // Ends what has expired; the table's own thread does so each second.
+  // The largest number of changes that a restart would not find, of modules that have a state
+  // there.
+  uint64_t durable_lag() const;
+  // Whether a module was used in the last `time`: its owner may be taking it elsewhere.
+  bool AnyUsedWithin(absl::Duration time) const;
+  // Saves what is due and ends what has expired; the table's own thread does so each second.
   void Expire();
+  // Saves what has changed since it was saved, for the end of the process.
+  void SaveAll();
 
  private:
   using Key = std::pair<std::string, std::string>;  // caller, name
+  std::vector<std::shared_ptr<RegisteredModule>> All() const;
   void End(std::shared_ptr<RegisteredModule> module, const std::string& cause)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ExpireUntilStopped();

@@ -35,10 +35,12 @@ RegisteredModule::RegisteredModule(ModuleRecord record, std::unique_ptr<ModuleIn
   ledger_.Restore(saved->sequence, std::move(saved->digest), std::move(saved->reply));
 }
 
-// What its caller has given up, or what failed, is not to be found again.
+// What its caller has given up, or what failed, is not to be found again; what expired is not to
+// take memory of the host.
 RegisteredModule::~RegisteredModule() {
   absl::MutexLock lock(&mutex_);
-  if (state_ != nullptr && !lost_.empty()) state_->Forget();
+  if (state_ == nullptr || lost_.empty()) return;
+  if (lost_ != kExpired || !state_->place().is_disk) state_->Forget();
 }
 
 // ---- Turns.
@@ -212,19 +214,20 @@ void RegisteredModule::Hold::Changed(std::string digest, std::string reply) {
   module_->ForgetKept();
 }
 
-absl::Status RegisteredModule::Hold::Save() {
-  if (module_->state_ == nullptr) return absl::OkStatus();
+void RegisteredModule::Hold::Save(absl::Time now, bool at_once) {
+  if (module_->state_ == nullptr) return;
   SavedChange change;
   {
     absl::MutexLock lock(&module_->mutex_);
-    if (module_->missing_ > 0) return absl::OkStatus();
+    if (module_->missing_ > 0 || module_->durable_sequence_ == module_->ledger_.sequence()) return;
+    if (!at_once && now - module_->saved_at_ < module_->state_->place().every) return;
+    module_->saved_at_ = now;
     change = {module_->ledger_.sequence(), module_->ledger_.last_digest(),
               module_->ledger_.last_reply()};
   }
-  RETURN_IF_ERROR(module_->state_->Save(*module_->instance_, change));
+  if (!module_->state_->Save(*module_->instance_, change).ok()) return;
   absl::MutexLock lock(&module_->mutex_);
   module_->durable_sequence_ = change.sequence;
-  return absl::OkStatus();
 }
 
 void RegisteredModule::Hold::Fail() {
@@ -247,7 +250,17 @@ void RegisteredModule::DropForgotten() {
 void RegisteredModule::Touch(absl::Time now, std::optional<absl::Duration> ttl) {
   absl::MutexLock lock(&mutex_);
   if (ttl.has_value()) ttl_ = *ttl;
+  used_at_ = now;
   expires_ = now + ttl_;
+}
+
+void RegisteredModule::SaveIfDue(absl::Time now, bool at_once) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (state_ == nullptr || busy_ || Lost()) return;
+    busy_ = true;
+  }
+  Hold(*this).Save(now, at_once);
 }
 
 bool RegisteredModule::Expire(absl::Time now) {
@@ -288,6 +301,16 @@ v1::ModuleStatus RegisteredModule::Status() const {
 uint64_t RegisteredModule::durable_sequence() const {
   absl::MutexLock lock(&mutex_);
   return durable_sequence_;
+}
+
+uint64_t RegisteredModule::durable_lag() const {
+  absl::MutexLock lock(&mutex_);
+  return state_ == nullptr ? 0 : ledger_.sequence() - durable_sequence_;
+}
+
+absl::Time RegisteredModule::used_at() const {
+  absl::MutexLock lock(&mutex_);
+  return used_at_;
 }
 
 int RegisteredModule::waiting() const {

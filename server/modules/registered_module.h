@@ -34,6 +34,7 @@
 namespace attnd {
 
 inline constexpr int kMaxEarlyMicroBatches = 8;
+inline constexpr char kExpired[] = "expired";  // a cause of MODULE_LOST
 
 // Who asks, and for how long it waits.
 struct CallWait {
@@ -93,9 +94,9 @@ class RegisteredModule {
     void WasPut(int64_t entry);  // a weight
     // The change of CheckChange; `reply` is what the same call gets again.
     void Changed(std::string digest, std::string reply);
-    // Writes the state to where it outlives the process, if the module has such a place and its
-    // weights are complete. What it says does not change the call's answer.
-    absl::Status Save();
+    // Writes the state to where it outlives the process, if the module has such a place, its
+    // weights are complete and it is time, or `at_once`. ModuleState tells of a failure.
+    void Save(absl::Time now, bool at_once = false);
     // The instance holds half of a change: nobody may use it any more.
     void Fail();
 
@@ -131,11 +132,15 @@ class RegisteredModule {
 
   // Used at `now`: lives `ttl` longer; absent: as long as it was given before.
   void Touch(absl::Time now, std::optional<absl::Duration> ttl = std::nullopt);
+  // Hold::Save, unless somebody uses it now.
+  void SaveIfDue(absl::Time now, bool at_once);
   // Gives up activations whose time has passed. Whether the module's own has, and nobody uses it.
   bool Expire(absl::Time now);
   void Lose(std::string cause);
   v1::ModuleStatus Status() const;
   uint64_t durable_sequence() const;
+  uint64_t durable_lag() const;  // changes that a restart would not find; 0 where it finds none
+  absl::Time used_at() const;
   int waiting() const;  // calls, for their turn
 
  private:
@@ -161,6 +166,7 @@ class RegisteredModule {
   int early_ ABSL_GUARDED_BY(mutex_) = 0;          // micro-batches among them
   CallLedger ledger_ ABSL_GUARDED_BY(mutex_);
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Time saved_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::vector<bool> put_ ABSL_GUARDED_BY(mutex_);  // [entries]
   int64_t missing_ ABSL_GUARDED_BY(mutex_);        // entries not put
   int64_t optimizer_step_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -169,6 +175,7 @@ class RegisteredModule {
   std::vector<ActivationId> forgotten_ ABSL_GUARDED_BY(mutex_);  // to be dropped by a holder
   absl::Duration ttl_ ABSL_GUARDED_BY(mutex_);
   absl::Time expires_ ABSL_GUARDED_BY(mutex_);
+  absl::Time used_at_ ABSL_GUARDED_BY(mutex_);
   std::string lost_ ABSL_GUARDED_BY(mutex_);  // how; empty: it is there
 };
 

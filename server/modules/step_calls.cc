@@ -132,7 +132,7 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
       }
       response = *std::move(applied);
       hold.Changed(std::move(digest), response.SerializeAsString());
-      Keep(hold);
+      hold.Save(deps_.table.clock().Now());
     } else {
       if (!response.ParseFromString(change->reply)) return StepConflict(request.sequence());
       response.set_replayed(true);

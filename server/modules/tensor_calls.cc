@@ -191,7 +191,7 @@ absl::Status ModuleCalls::PutTensors(ModuleCall& call) {
         return Classified(std::move(put));
       }
       change.hold->Changed(std::move(digest), "");
-      Keep(*change.hold);
+      change.hold->Save(deps_.table.clock().Now());
     } else {
       response.set_replayed(true);
     }

@@ -143,7 +143,6 @@ UNSUPPORTED = {
     "pieces": (lambda: nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)), "BatchNorm1d"),
     "width": (lambda: nn.Linear(16, 8), "input's columns"),
     "activation": (lambda: encoder(activation=nn.functional.softplus), "softplus"),
-    "decoder": (lambda: nn.TransformerDecoderLayer(16, 2), "TransformerDecoderLayer"),
     "dropout": (lambda: encoder(dropout=1.0), "dropout"),
     "double": (lambda: encoder().double(), "float64"),
 }

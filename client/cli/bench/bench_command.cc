@@ -11,8 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "base/status_macros.h"
-#include "client/cli/bench_report.h"
 #include "client/cli/bench/interrupt.h"
+#include "client/cli/bench/module_bench.h"
+#include "client/cli/bench_report.h"
 #include "client/cli/json_text.h"
 #include "client/cli/load_generator.h"
 #include "client/cli/problem_flags.h"
@@ -24,6 +25,7 @@ namespace {
 struct BenchFlags {
   ProblemFlags options;
   SizeFlags sizes;
+  ModuleBenchFlags module;
   std::string mask;  // empty: none
   std::string direction = "fwd";
   std::string concurrency_range = "1";
@@ -137,6 +139,12 @@ absl::Status Measure(Session& session, const BenchFlags& flags, Problem problem,
 void RunBench(Session& session, const BenchFlags& flags) {
   absl::StatusOr<Problem> problem = flags.sizes.MakeProblem(flags.options);
   if (!problem.ok()) return session.FailUsage(problem.status());
+  if (!flags.module.module.empty()) {
+    const absl::Status done =
+        BenchModule(session, flags.module, problem->element, absl::Seconds(flags.warmup_seconds),
+                    absl::Seconds(flags.duration_seconds));
+    return done.ok() ? void() : session.Fail(done);
+  }
   if (!flags.mask.empty()) {
     const absl::Status status = ApplyMask("--mask", flags.mask, *problem);
     if (!status.ok()) return session.FailUsage(status);
@@ -156,6 +164,24 @@ void RunBench(Session& session, const BenchFlags& flags) {
 std::string CheckExportPath(const std::string& path) {
   if (absl::EndsWith(path, ".json") || absl::EndsWith(path, ".csv")) return "";
   return absl::StrCat("expected a name that ends in .json or .csv, got ", path);
+}
+
+// Beside --dtype, --duration and --warmup.
+void AddModuleFlags(CLI::App& command, ModuleBenchFlags& flags) {
+  CLI::Option* module =
+      command.add_option("--module", flags.module,
+                         "a training step of a stack of layers whose weights stay "
+                         "on the daemon, instead of attention");
+  module->check(CLI::IsMember(BenchedModules()));
+  command.add_option("--rows", flags.rows, "BATCH,LENGTH of a step; the model's if left out")
+      ->needs(module);
+  command.add_option("--layers", flags.layers, "of the module; the model's if left out")
+      ->check(CLI::Range(1, 512))
+      ->needs(module);
+  for (const char* other :
+       {"--shape", "--mask", "--concurrency-range", "--request-rate", "--export"}) {
+    module->excludes(command.get_option(other));
+  }
 }
 
 void AddLoadFlags(CLI::App& command, BenchFlags& flags) {
@@ -198,6 +224,7 @@ void AddBenchCommand(CLI::App& app, Session& session) {
                       "a mask by description, measured beside no mask; attnctl mask --help lists "
                       "how it is spelled");
   AddLoadFlags(*command, *flags);
+  AddModuleFlags(*command, flags->module);
   flags->options.AddTo(*command);
   command->footer(
       "Latency is that of whole calls, transfer and queue included. An open loop counts from when "
@@ -207,6 +234,7 @@ void AddBenchCommand(CLI::App& app, Session& session) {
       "  attnctl bench --shape 2,8,2048,64 --causal --direction both\n"
       "  attnctl bench --shape 1,8,4096,64 --mask 'longformer(64,64)'\n"
       "  attnctl bench --concurrency-range 1:16:5 --dtype bfloat16 --export bench.csv\n"
+      "  attnctl bench --module bert-base --rows 4,512\n"
       "  attnctl bench --request-rate 200 --duration 30 -o json");
   command->callback([&session, flags] { RunBench(session, *flags); });
 }

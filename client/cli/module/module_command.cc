@@ -2,16 +2,21 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <string>
+#include <system_error>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "client/cli/json_text.h"
+#include "client/cli/safetensors.h"
 #include "client/cli/table.h"
 #include "client/modules/module_client.h"
 
@@ -99,6 +104,108 @@ absl::Status Plan(Session& session, const std::string& path) {
   return absl::OkStatus();
 }
 
+const char* KindName(v1::TensorKind kind) {
+  switch (kind) {
+    case v1::TENSOR_KIND_MOMENT1:
+      return "moment1/";
+    case v1::TENSOR_KIND_MOMENT2:
+      return "moment2/";
+    case v1::TENSOR_KIND_MOMENT2_MAX:
+      return "moment2_max/";
+    default:
+      return "weight/";
+  }
+}
+
+const char* DtypeOf(v1::Element element) {
+  if (element == v1::ELEMENT_FLOAT32) return "F32";
+  return element == v1::ELEMENT_BFLOAT16 ? "BF16" : "F16";
+}
+
+// As the daemon's own files name them.
+std::string FileOf(const v1::ModuleStatus& status, const std::vector<SentTensor>& tensors) {
+  std::map<std::string, StoredTensor> stored;
+  for (const auto& [header, bytes] : tensors) {
+    const std::string name = KindName(header.kind()) + header.name();
+    stored[name] = {.dtype = DtypeOf(header.element()),
+                    .shape = {header.shape().begin(), header.shape().end()},
+                    .data = {reinterpret_cast<const std::byte*>(bytes->data()), bytes->size()}};
+  }
+  return SerializeSafetensors(stored, {{"module", status.name()},
+                                       {"sequence", absl::StrCat(status.sequence())},
+                                       {"optimizer_step", absl::StrCat(status.optimizer_step())}});
+}
+
+// Whole or not at all.
+absl::Status WriteFile(const std::string& path, const std::string& bytes) {
+  const std::string part = path + ".part";
+  std::ofstream file(part, std::ios::binary);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file.close();
+  std::error_code failed;
+  if (file.good()) std::filesystem::rename(part, path, failed);
+  if (file.good() && !failed) return absl::OkStatus();
+  std::filesystem::remove(part, failed);
+  return absl::NotFoundError(absl::StrCat("cannot write ", path));
+}
+
+absl::Status Save(Session& session, const std::string& name, const std::string& path) {
+  ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
+  ModuleClient modules(*client);
+  ASSIGN_OR_RETURN(const v1::GetModuleResponse found, modules.Get(name));
+  ASSIGN_OR_RETURN(const std::vector<SentTensor> tensors, modules.Fetch(found.token()));
+  const std::string bytes = FileOf(found.status(), tensors);
+  RETURN_IF_ERROR(WriteFile(path, bytes));
+  if (session.json()) {
+    Json json = ToJson(found.status());
+    json["out"] = path;
+    json["tensors"] = tensors.size();
+    json["bytes"] = bytes.size();
+    std::cout << JsonText(json) << "\n";
+  } else {
+    std::cout << tensors.size() << " tensors of sequence " << found.status().sequence() << ", "
+              << Bytes(bytes.size()) << ", in " << path << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Release(Session& session, const std::string& name) {
+  ASSIGN_OR_RETURN(std::unique_ptr<AttentionClient> client, session.Connect());
+  ModuleClient modules(*client);
+  ASSIGN_OR_RETURN(const v1::GetModuleResponse found, modules.Get(name));
+  RETURN_IF_ERROR(modules.Release(found.token()));
+  if (session.json()) {
+    std::cout << JsonText(ToJson(found.status())) << "\n";
+  } else {
+    std::cout << "released " << name << " at sequence " << found.status().sequence() << "\n";
+  }
+  return absl::OkStatus();
+}
+
+void AddSave(CLI::App& command, Session& session) {
+  struct Flags {
+    std::string name, path;
+  };
+  auto flags = std::make_shared<Flags>();  // shared with the callback, which outlives this
+  CLI::App* save = command.add_subcommand("save", "Weights and moments to a safetensors file");
+  save->add_option("NAME", flags->name, "the module's")->required();
+  save->add_option("FILE", flags->path, "replaced once it is whole")->required();
+  save->callback([&session, flags] {
+    absl::Status status = Save(session, flags->name, flags->path);
+    if (!status.ok()) session.Fail(status);
+  });
+}
+
+void AddRelease(CLI::App& command, Session& session) {
+  auto name = std::make_shared<std::string>();
+  CLI::App* release = command.add_subcommand("release", "Give a module's memory back; it is gone");
+  release->add_option("NAME", *name, "the module's")->required();
+  release->callback([&session, name] {
+    absl::Status status = Release(session, *name);
+    if (!status.ok()) session.Fail(status);
+  });
+}
+
 }  // namespace
 
 void AddModuleCommand(CLI::App& app, Session& session) {
@@ -117,7 +224,10 @@ void AddModuleCommand(CLI::App& app, Session& session) {
     absl::Status status = Plan(session, *path);
     if (!status.ok()) session.Fail(status);
   });
-  command->footer("Example:\n  attnctl module list");
+  AddSave(*command, session);
+  AddRelease(*command, session);
+  command->footer(
+      "Examples:\n  attnctl module list\n  attnctl module save run-17 run-17.safetensors");
 }
 
 }  // namespace attnd

@@ -85,9 +85,12 @@ class Registration(NamedTuple):
     kept_rows: int
     durability: str
     ttl: float
+    max_memory_rows: int = 0
 
     def serialize(self, dry_run: bool = False) -> bytes:
         limits = wire.number(1, self.max_rows) + wire.number(2, self.kept_rows)
+        calls = -(-self.kept_rows // self.max_rows)
+        limits += wire.number(4, self.max_memory_rows) + wire.number(5, calls * self.max_memory_rows)
         optimizer = wire.message(3, b"") if self.optimizer is None else self.optimizer.encode()
         return (wire.text(1, self.name) + wire.message(2, self.layout.serialize())
                 + wire.message(3, optimizer + wire.numbers(4, self.groups)) + wire.message(4, limits)
@@ -116,8 +119,9 @@ class StepResult(NamedTuple):
 class Activations:
     """What a forward left on the daemon for its backward. Given back with the last reference."""
 
-    def __init__(self, module: _Native, shape: Tuple[int, ...]) -> None:
+    def __init__(self, module: _Native, shape: Tuple[int, ...], memory: Optional[Array] = None) -> None:
         self.pointer, self.shape, self._module = ctypes.c_void_p(), shape, module
+        self.memory_shape = None if memory is None else memory.shape
 
     def __del__(self) -> None:
         if self.pointer and self._module.alive():
@@ -140,21 +144,23 @@ class _Native:
 
 def register(layout: Layout, client: Union[str, Client], *, name: str, optimizer: Optimizer = None,
              groups: Sequence[int] = (), max_rows: int = 16384, kept_rows: Optional[int] = None,
-             durability: Durability = "process", ttl: float = 3600.0, replay_mib: int = 512,
-             timeout: Optional[float] = None) -> Module:
+             max_memory_rows: Optional[int] = None, durability: Durability = "process", ttl: float = 3600.0,
+             replay_mib: int = 512, timeout: Optional[float] = None) -> Module:
     """A module of that name on the client's first daemon; a new one has no weights until they are put.
 
     client: a Client, or the address of a daemon. optimizer: None: gradients are fetched, weights put. groups: of each of
     the layout's parameters, the index of its rates. max_rows: rows of one call; kept_rows: of all whose activations are
-    kept at a time (None: max_rows). Memory for both is reserved. durability: what the daemon keeps through a restart:
+    kept at a time (None: max_rows). max_memory_rows: of the memory of one call, where the layout has one (None: max_rows).
+    The daemon's memory is reserved for them. durability: what the daemon keeps through a restart:
     nothing ("process"), or the state as of a while ago. ttl: seconds that the daemon keeps it unused. replay_mib: of calls
     kept here, to be replayed where the daemon lost them.
     """
     made = client if isinstance(client, Client) else connect(client)
+    most = 0 if not layout.memory_width else max_rows if max_memory_rows is None else max_memory_rows
     return Module(made, Registration(layout, name, optimizer, tuple(groups), max_rows,
                                      max_rows if kept_rows is None else kept_rows,
                                      _checks.word("durability", durability, list(DURABILITIES),
-                                                  '"process", "host" or "disk"'), ttl), replay_mib, timeout)
+                                                  '"process", "host" or "disk"'), ttl, most), replay_mib, timeout)
 
 
 class Module:
@@ -194,24 +200,30 @@ class Module:
 
     def forward(self, x: ArrayLike, *, keep: bool = False, training: Optional[bool] = None,
                 kv_lengths: Optional[ArrayLike] = None, mask: Optional[Array] = None,
-                positions: Optional[Sequence[int]] = None, memory: Optional[ArrayLike] = None, seed: int = 0,
-                offset: int = 0, timeout: Optional[float] = None) -> Any:
+                positions: Optional[Sequence[int]] = None, cu_seqlens: Optional[ArrayLike] = None,
+                memory: Optional[ArrayLike] = None, memory_lengths: Optional[ArrayLike] = None,
+                memory_cu_seqlens: Optional[ArrayLike] = None, seed: int = 0, offset: int = 0,
+                timeout: Optional[float] = None) -> Any:
         """y of x [batch, length, width] (or [length, width]) in the layout's element; with keep, (y, activations).
 
         training: with dropout; None: keep. kv_lengths [batch]: rows beyond are padding. mask: bool [batch or 1, heads or 1,
-        length or 1, length], True = attend. positions: of each row, for rotary. memory [batch, rows, memory_width].
-        seed, offset: dropout's; offset numbers the micro-batch.
+        length or 1, length], True = attend. positions: of each row, for rotary. memory [batch, rows, memory_width], and
+        memory_lengths as kv_lengths. cu_seqlens [batch + 1]: x [total, width] holds sequences end to end, the first row of
+        each and the total; memory_cu_seqlens for memory [total, memory_width]. seed, offset: dropout's; offset numbers the
+        micro-batch.
         """
         taken = self._array("x", x)
         shape = taken.shape if taken.ndim == 3 else (1, *taken.shape)
         if len(shape) != 3 or shape[2] != self.layout.width:
             raise wrong("x", f"[batch, length, {self.layout.width}]", taken.shape)
         training = keep if training is None else training
-        rows, bits, second = self._rows(shape, kv_lengths, mask, positions, memory)
+        rows, bits = self._rows(shape, kv_lengths, mask, positions, cu_seqlens)
+        second = None if memory is None else self._array("memory", memory)
+        rows += self._memory_rows(shape, second, memory_lengths, memory_cu_seqlens, cu_seqlens is not None)
         header = (wire.message(3, rows) + wire.number(5, int(training)) + wire.fixed64(6, seed % (1 << 64))
                   + wire.number(7, offset))
         y = np.empty(taken.shape, taken.dtype)
-        kept = Activations(self._native, taken.shape)
+        kept = Activations(self._native, taken.shape, second)
         tensors = _native.ModuleForward(
             header=header, header_bytes=len(header), x=address(taken), x_bytes=taken.nbytes, memory=address(second),
             memory_bytes=0 if second is None else second.nbytes, mask_bits=address(bits),
@@ -223,15 +235,22 @@ class Module:
 
     def backward(self, dy: ArrayLike, activations: Activations, *, want_dx: bool = True, weight_gradients: bool = True,
                  timeout: Optional[float] = None) -> Any:
-        """dx, and the weights' gradients added to those since the last step. want_dx=False gives None."""
+        """dx, and the weights' gradients added to those since the last step; (dx, d_memory) where there was a memory.
+        want_dx=False gives None."""
         taken = self._array("dy", dy)
         if taken.shape != activations.shape:
             raise wrong("dy", f"shape {activations.shape}, as x has", taken.shape)
         dx = np.empty(taken.shape, taken.dtype) if want_dx else None
+        memory = None
+        if want_dx and activations.memory_shape is not None:
+            memory = np.empty(activations.memory_shape, taken.dtype)
         tensors = _native.ModuleBackward(activations=activations.pointer, dy=address(taken), dy_bytes=taken.nbytes,
-                                         dx=address(dx), no_weight_gradients=int(not weight_gradients))
+                                         dx=address(dx), d_memory=address(memory),
+                                         d_memory_bytes=0 if memory is None else memory.nbytes,
+                                         no_weight_gradients=int(not weight_gradients))
         self._run("attnd_module_backward", ctypes.byref(tensors), timeout=timeout)
-        return None if dx is None else _arrays.give(Tensor(dx, self.layout.element))
+        found = [None if made is None else _arrays.give(Tensor(made, self.layout.element)) for made in (dx, memory)]
+        return found[0] if memory is None else tuple(found)
 
     def gradient_stats(self, *, timeout: Optional[float] = None) -> Tuple[float, bool]:
         """The squared norm of the gradients, and whether they all are finite."""
@@ -339,15 +358,20 @@ class Module:
         return found
 
     def _rows(self, shape: Tuple[int, ...], kv_lengths: Optional[ArrayLike], mask: Optional[Array],
-              positions: Optional[Sequence[int]], memory: Optional[ArrayLike]
-              ) -> Tuple[bytes, Optional[Array], Optional[Array]]:
-        """The message, the mask's bits and the memory."""
+              positions: Optional[Sequence[int]], cu_seqlens: Optional[ArrayLike]) -> Tuple[bytes, Optional[Array]]:
+        """The message without its memory, and the mask's bits."""
         batch, length = shape[:2]
-        rows = wire.number(1, batch) + wire.number(2, length)
+        if cu_seqlens is not None:
+            if batch != 1 or kv_lengths is not None:
+                raise wrong("cu_seqlens", "x of shape [total, width], and no kv_lengths", f"x of shape {shape}")
+            starts = _starts("cu_seqlens", cu_seqlens, length)
+            rows = wire.number(1, len(starts) - 1) + wire.message(3, wire.numbers(2, starts))
+        else:
+            rows = wire.number(1, batch) + wire.number(2, length)
         if kv_lengths is not None:
             lengths = _arrays.integers("kv_lengths", kv_lengths, 0, length, (batch,))
             rows += wire.message(3, wire.numbers(1, lengths.tolist()))
-        bits = second = None
+        bits = None
         if mask is not None:
             if mask.ndim != 4 or mask.dtype != np.bool_:
                 raise wrong("mask", "a bool array of 4 dimensions", f"{mask.dtype} of shape {mask.shape}")
@@ -355,10 +379,37 @@ class Module:
             rows += wire.message(4, wire.numbers(1, mask.shape))
         if positions is not None:
             rows += wire.numbers(5, positions)
-        if memory is not None:
-            second = self._array("memory", memory)
-            rows += wire.number(7, second.shape[1] if second.ndim == 3 else second.shape[0])
-        return rows, bits, second
+        return rows, bits
+
+    def _memory_rows(self, shape: Tuple[int, ...], memory: Optional[Array], lengths: Optional[ArrayLike],
+                     cu_seqlens: Optional[ArrayLike], is_packed: bool) -> bytes:
+        width = self.layout.memory_width
+        if memory is None:
+            if width:
+                raise wrong("memory", f"rows of {width} columns, which the layout reads", None)
+            return b""
+        if memory.ndim not in (2, 3) or memory.shape[-1] != width:
+            raise wrong("memory", f"[batch, rows, {width}]" if width else "None: the layout has none", memory.shape)
+        if (cu_seqlens is not None) != is_packed:
+            raise wrong("memory_cu_seqlens", "an array iff cu_seqlens is one", cu_seqlens)
+        if cu_seqlens is not None:
+            return wire.message(8, wire.numbers(3, _starts("memory_cu_seqlens", cu_seqlens, memory.shape[0])))
+        count, rows = memory.shape[:2] if memory.ndim == 3 else (1, memory.shape[0])
+        if count != shape[0]:
+            raise wrong("memory", f"{shape[0]} sequences, as x has", count)
+        made = wire.number(7, rows)
+        if lengths is not None:
+            made += wire.message(8, wire.numbers(1, _arrays.integers("memory_lengths", lengths, 0, rows, (count,)).tolist()))
+        return made
+
+
+def _starts(name: str, value: ArrayLike, total: int) -> List[int]:
+    """First rows and the total."""
+    found = np.asarray(value)
+    starts: List[int] = _arrays.integers(name, value, 0, total, (found.size,)).tolist()
+    if len(starts) < 2 or starts[0] != 0 or starts[-1] != total or sorted(starts) != starts:
+        raise wrong(name, f"numbers from 0 to {total}, never falling", starts)
+    return starts
 
 
 def _tensor(kind: str, name: str, array: Array, element: int) -> _native.ModuleTensor:

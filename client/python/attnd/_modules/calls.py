@@ -21,12 +21,18 @@ class StackCall(NamedTuple):
     mask: Optional[Tensor] = None  # bool [batch or 1, heads or 1, length or 1, length], True = attend
     kv_lengths: Optional[List[int]] = None
     positions: Optional[List[int]] = None
+    cu_seqlens: Optional[Tensor] = None  # x [1, total, width] holds sequences end to end
+    memory: Optional[Tensor] = None  # [batch, rows, width]
+    memory_lengths: Optional[List[int]] = None
     batch_first: bool = True
     unbatched: bool = False
     as_tuple: bool = False  # the class returns (y, None)
+    nested: bool = False
 
     def give(self, y: Tensor) -> Any:
         """y [batch, length, width] as the layer's class returns it."""
+        if self.nested:
+            return torch.nested.nested_tensor_from_jagged(y[0], self.cu_seqlens)
         y = y[0] if self.unbatched else y if self.batch_first else y.transpose(0, 1)
         return (y, None) if self.as_tuple else y
 
@@ -40,6 +46,8 @@ def adapt(layer: nn.Module, layers: Sequence[Described], arguments: Tuple[Any, .
         return _plain(arguments[0])
     given = inspect.signature(type(layer).forward).bind(layer, *arguments, **keywords)
     given.apply_defaults()
+    if kind == "decoder":
+        return _decoder(layer, given.arguments)
     if kind == "encoder":
         return _encoder(layer, given.arguments)
     if kind == "attention":
@@ -48,6 +56,8 @@ def adapt(layer: nn.Module, layers: Sequence[Described], arguments: Tuple[Any, .
 
 
 def _plain(x: Tensor) -> StackCall:
+    if x.is_nested:
+        return _nested(x)
     if x.dim() < 2:
         raise wrong("x", "at least 2 dimensions", tuple(x.shape))
     return StackCall(x, unbatched=True) if x.dim() == 2 else StackCall(x)
@@ -55,7 +65,17 @@ def _plain(x: Tensor) -> StackCall:
 
 # ---- torch.nn
 
+def _nested(x: Any) -> StackCall:
+    """Sequences end to end, of torch.nested's jagged layout."""
+    if x.layout != torch.jagged or x.dim() != 3 or x._lengths is not None:
+        raise Unimplemented("x: expected a nested tensor [batch, length, width] of layout=torch.jagged without holes",
+                            field="x")
+    return StackCall(x.values()[None], cu_seqlens=x.offsets(), nested=True)
+
+
 def _batched(x: Tensor, batch_first: bool) -> StackCall:
+    if x.is_nested:
+        return _nested(x)
     if x.dim() == 2:
         return StackCall(x[None], unbatched=True)
     if x.dim() != 3:
@@ -66,6 +86,26 @@ def _batched(x: Tensor, batch_first: bool) -> StackCall:
 def _encoder(layer: Any, given: Dict[str, Any]) -> StackCall:
     call = _batched(given["src"], layer.self_attn.batch_first)
     return _masked(call, given["src_mask"], given["src_key_padding_mask"], given["is_causal"])
+
+
+def _decoder(layer: Any, given: Dict[str, Any]) -> StackCall:
+    call = _batched(given["tgt"], layer.self_attn.batch_first)
+    memory = _batched(given["memory"], layer.self_attn.batch_first)
+    if call.nested or memory.nested:
+        raise Unimplemented("tgt, memory: expected tensors that are not nested", field="tgt")
+    if given["memory_mask"] is not None or given["memory_is_causal"]:
+        raise Unimplemented("memory_mask: expected None: rows of a memory are hidden by memory_key_padding_mask alone",
+                            field="memory_mask")
+    call = call._replace(memory=memory.x)
+    if given["memory_key_padding_mask"] is not None:
+        seen = _hidden("memory_key_padding_mask", given["memory_key_padding_mask"]).logical_not()
+        seen = seen.reshape(memory.x.shape[:2])
+        lengths = seen.sum(-1)
+        if not torch.equal(seen, torch.arange(seen.shape[1], device=seen.device) < lengths[:, None]):
+            raise Unimplemented("memory_key_padding_mask: expected padding at the end alone",
+                                field="memory_key_padding_mask")
+        call = call._replace(memory_lengths=lengths.tolist())
+    return _masked(call, given["tgt_mask"], given["tgt_key_padding_mask"], given["tgt_is_causal"])
 
 
 def _attention(layer: Any, given: Dict[str, Any]) -> StackCall:
@@ -80,6 +120,8 @@ def _attention(layer: Any, given: Dict[str, Any]) -> StackCall:
 
 def _masked(call: StackCall, mask: Optional[Tensor], padding: Optional[Tensor], is_causal: bool) -> StackCall:
     """torch.nn's masks: True, or −inf, is what a row must not see."""
+    if call.nested:
+        return _nested_masked(call, mask, padding, is_causal)
     batch, length = call.x.shape[:2]
     keys = None if padding is None else _hidden("key_padding_mask", padding).logical_not().reshape(batch, 1, 1, length)
     if mask is None and is_causal:
@@ -91,6 +133,18 @@ def _masked(call: StackCall, mask: Optional[Tensor], padding: Optional[Tensor], 
         return _with_keys(call._replace(causal=True), keys)
     shaped = seen.reshape(1 if seen.dim() == 2 else batch, -1 if seen.dim() == 3 else 1, length, length)
     return call._replace(mask=shaped if keys is None else shaped & keys)
+
+
+def _nested_masked(call: StackCall, mask: Optional[Tensor], padding: Optional[Tensor], is_causal: bool) -> StackCall:
+    """A causal mask of any length stands for that of each sequence; others do not fit all of them."""
+    if padding is not None:
+        raise wrong("key_padding_mask", "None: a nested tensor has no padding", "a mask")
+    if mask is None and not is_causal:
+        return call
+    if mask is None or mask.dim() != 2 or not torch.equal(_hidden("mask", mask).logical_not(),
+                                                          _diagonal(mask.shape[0], None, mask.device)):
+        raise Unimplemented("mask: expected None or a causal one with a nested tensor", field="mask")
+    return call._replace(causal=True)
 
 
 def _hidden(name: str, mask: Tensor) -> Tensor:
@@ -144,7 +198,9 @@ def _model_layer(layer: nn.Module, layers: Sequence[Described], bound: inspect.B
                                 "generate(), with use_cache=False", field=name)
     call = StackCall(given["hidden_states"], causal=layers[0].causal)
     call = call._replace(positions=_positions(given.get("position_ids"), call.x))
-    mask = given.get("attention_mask")
+    mask, starts = given.get("attention_mask"), given.get("cu_seq_lens_q")
+    if starts is not None and mask is None and call.x.shape[0] == 1:  # as DataCollatorWithFlattening packs them
+        return call._replace(cu_seqlens=starts)
     return call if mask is None else _with_model_mask(call, mask, layers)
 
 

@@ -5,7 +5,7 @@ Unsupported options raise TypeError here, when a module is wrapped, and name the
 """
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Tuple, Type, cast
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ class Described(NamedTuple):
     windows: Optional[Tuple[int, int]] = None  # of its attention, for masks that say the same
     causal: bool = False
     attention_scale: Tuple[float, ...] = ()
+    memory_width: int = 0
 
 
 def refuse(module: nn.Module, reason: str) -> NoReturn:
@@ -57,6 +58,17 @@ class Maker:
         tensor = self.module.get_parameter(whole)
         self.names.append(whole)
         return self.block.parameter(whole, *tensor.shape)
+
+    def rows(self, name: str, counts: Tuple[int, ...]) -> Tuple[Optional[int], ...]:
+        """A parameter cut into parts of so many rows, in order; Nones where the module has none."""
+        owner, _, last = (self.prefix + name).rpartition(".")
+        tensor = getattr(self.module.get_submodule(owner), last)
+        if tensor is None:
+            return (None,) * len(counts)
+        self.names += [self.prefix + name] * len(counts)
+        whole = self.prefix + name
+        return tuple(self.block.parameter(whole if len(counts) == 1 else f"{whole}.{part}", rows, *tensor.shape[1:])
+                     for part, rows in enumerate(counts))
 
     def maybe(self, name: str) -> Optional[int]:
         """None where the module has no such parameter."""
@@ -113,8 +125,8 @@ def activation(module: nn.Module, function: Any) -> str:
     return found
 
 
-def _multihead(make: Maker, name: str, value: int, variant: Variant) -> int:
-    """nn.MultiheadAttention of a value to itself, with its output projection."""
+def _multihead(make: Maker, name: str, value: int, variant: Variant, memory: Optional[int] = None) -> int:
+    """nn.MultiheadAttention of a value to itself, or to the memory, with its output projection."""
     attention: Any = make.module.get_submodule((make.prefix + name).rstrip("."))
     for option in ("bias_k", "bias_v"):
         if getattr(attention, option) is not None:
@@ -126,13 +138,21 @@ def _multihead(make: Maker, name: str, value: int, variant: Variant) -> int:
     if not attention._qkv_same_embed_dim:
         refuse(attention, "kdim and vdim other than embed_dim are cross-attention, which needs a layout of your own "
                           "(attnd.modules.Layout)")
-    packed = make.block.linear(value, make.parameter(name + "in_proj_weight"), make.maybe(name + "in_proj_bias"))
-    q, k, v = [Heads(packed, heads, dim, part * width) for part in range(3)]
-    out = make.block.attention(q, k, v, causal=variant.causal, dropout_p=p)
+    rows = (3 * width,) if memory is None else (width, 2 * width)
+    weights, biases = make.rows(name + "in_proj_weight", rows), make.rows(name + "in_proj_bias", rows)
+    if memory is None:
+        packed = make.block.linear(value, cast(int, weights[0]), biases[0])
+        q, k, v = [Heads(packed, heads, dim, part * width) for part in range(3)]
+    else:
+        q = Heads(make.block.linear(value, cast(int, weights[0]), biases[0]), heads, dim)
+        packed = make.block.linear(memory, cast(int, weights[1]), biases[1])
+        k, v = Heads(packed, heads, dim), Heads(packed, heads, dim, width)
+    out = make.block.attention(q, k, v, causal=variant.causal and memory is None, dropout_p=p)
     return make.linear(out, name + "out_proj")
 
 
-def _encoder_layer(make: Maker, layer: Any, variant: Variant) -> Described:
+def _transformer_layer(make: Maker, layer: Any, variant: Variant, memory: Optional[int]) -> Described:
+    """PyTorch's encoder layer or, with a memory, its decoder layer."""
     block, norm_first = make.block, layer.norm_first
 
     def sublayer(value: int, norm: str, inner: Callable[[int], int], dropout: str) -> int:
@@ -143,9 +163,22 @@ def _encoder_layer(make: Maker, layer: Any, variant: Variant) -> Described:
     def feed_forward(value: int) -> int:
         made = block.activation(make.linear(value, "linear1"), activation(layer, layer.activation))
         return make.linear(make.dropout(made, "dropout"), "linear2")
+    width = layer.self_attn.embed_dim
     value = sublayer(0, "norm1", lambda v: _multihead(make, "self_attn.", v, variant), "dropout1")
-    sublayer(value, "norm2", feed_forward, "dropout2")
-    return Described(block, tuple(make.names), "encoder", layer.self_attn.embed_dim, causal=variant.causal)
+    if memory is None:
+        sublayer(value, "norm2", feed_forward, "dropout2")
+        return Described(block, tuple(make.names), "encoder", width, causal=variant.causal)
+    value = sublayer(value, "norm2", lambda v: _multihead(make, "multihead_attn.", v, variant, memory), "dropout2")
+    sublayer(value, "norm3", feed_forward, "dropout3")
+    return Described(block, tuple(make.names), "decoder", width, causal=variant.causal, memory_width=width)
+
+
+def _encoder_layer(make: Maker, layer: Any, variant: Variant) -> Described:
+    return _transformer_layer(make, layer, variant, None)
+
+
+def _decoder_layer(make: Maker, layer: Any, variant: Variant) -> Described:
+    return _transformer_layer(make, layer, variant, 1)
 
 
 def _attention_alone(make: Maker, attention: Any, variant: Variant) -> Described:
@@ -217,6 +250,8 @@ def describer(module: nn.Module) -> Describer:
     """Raises TypeError for a class that has none."""
     if isinstance(module, nn.TransformerEncoderLayer):
         return _exact(module, nn.TransformerEncoderLayer, _encoder_layer)
+    if isinstance(module, nn.TransformerDecoderLayer):
+        return _exact(module, nn.TransformerDecoderLayer, _decoder_layer)
     if isinstance(module, nn.MultiheadAttention):
         return _exact(module, nn.MultiheadAttention, _attention_alone)
     if isinstance(module, (nn.Sequential, *_Pieces)):
@@ -227,8 +262,8 @@ def describer(module: nn.Module) -> Describer:
     from .models import MODELS
     found = MODELS.get(type(module).__name__)
     if found is None:
-        refuse(module, "expected nn.TransformerEncoderLayer, nn.MultiheadAttention, nn.Linear, nn.LayerNorm, an "
-                       f"nn.Sequential of such pieces, or transformers' {', '.join(MODELS)}")
+        refuse(module, "expected nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention, "
+                       f"nn.Linear, nn.LayerNorm, an nn.Sequential of such pieces, or transformers' {', '.join(MODELS)}")
     return found
 
 

@@ -18,6 +18,7 @@ from .._arrays import Tensor as Bits
 from .calls import StackCall, adapt
 from .layers import Described, Variant, describe, refuse
 from .layout import Layout
+from .parts import Parts
 from .._transfer import Transfer, send
 from ..client import Client
 from ..errors import AttndError, FailedPrecondition, Unimplemented, wrong
@@ -57,7 +58,7 @@ def describe_all(layers: Sequence[Tuple[Any, nn.Module]], variant: Variant) -> L
 def layout_of(layers: Sequence[Tuple[Any, nn.Module]], variant: Variant, element: str = "f32") -> Layout:
     """Named layers, first to last, as one layout. Raises TypeError for what cannot be one."""
     described = describe_all(layers, variant)
-    layout = Layout(described[0].width, element)
+    layout = Layout(described[0].width, element, described[0].memory_width)
     for (name, _), layer in zip(layers, described):
         frozen = [n for n, inner in enumerate(layer.names) if f"{name}.{inner}" in variant.frozen]
         layout.layer(layer.block, f"{name}.", frozen=frozen, attention_scale=layer.attention_scale)
@@ -94,7 +95,8 @@ class RemoteStack(nn.Module):
 
     def __init__(self, layers: Sequence[Tuple[str, nn.Module]], client: Client, options: StackOptions) -> None:
         super().__init__()
-        self._describe(layers, Variant())  # refuses before anything changes
+        described = self._describe(layers, Variant())  # refuses before anything changes
+        self._parts = Parts([f"{name}." for name, _ in layers], described)
         for name, layer in layers:
             self.add_module(name, layer)
         self.training = layers[0][1].training
@@ -104,7 +106,7 @@ class RemoteStack(nn.Module):
         self._groups: Tuple[int, ...] = ()
         self._module: Optional[Module] = None
         self._held: List[Module] = []  # the same, for what is left when the stack goes
-        self._needs: Optional[Tuple[Variant, int]] = None  # what the module was registered for
+        self._needs: Optional[Tuple[Variant, int, int]] = None  # what the module was registered for
         self._described: List[Described] = []
         self._weights: Dict[str, Tensor] = {}  # with optimizer="server", until there is a module
         self._sent: Dict[str, Tuple[int, int]] = {}  # with "local", versions of what the server has
@@ -159,7 +161,7 @@ class RemoteStack(nn.Module):
     def set_optimizer(self, optimizer: Union[AdamW, SGD], groups: Dict[str, int], other: int) -> None:
         """For its next registration. groups: by parameter; the rest belongs to `other`."""
         self._optimizer, old = optimizer, (self._optimizer, self._groups)
-        self._groups = tuple(groups.get(name, other) for name in self._tensors())
+        self._groups = tuple(groups.get(name, other) for name in self._parts.names)
         if (self._optimizer, self._groups) != old and self._module is not None and self._needs is not None:
             self._register(*self._needs)
 
@@ -187,17 +189,19 @@ class RemoteStack(nn.Module):
         """Tensors by kind and name, all of one state, and how often the optimizer has stepped."""
         if self._module is None:
             return {kind: dict(self._weights) if kind == "weight" else {} for kind in kinds}, 0
-        found = self._module.get_kinds(kinds, timeout=self._options.timeout)
+        found = self._parts.get(self._module, kinds, timeout=self._options.timeout)
         step = int(self._module.status(timeout=self._options.timeout)["optimizer_step"])
         return {kind: {name: torch.from_numpy(array) for name, array in tensors.items()}
                 for kind, tensors in found.items()}, step
 
     def put_moments(self, moments: Dict[str, Dict[str, Tensor]], step: int) -> None:
         if self._module is None:
-            self._register(Variant(frozen=self._frozen()), self._options.max_rows or 4096)
+            most = self._options.max_rows or 4096
+            self._register(Variant(frozen=self._frozen()), most, most)
         assert self._module is not None
-        self._module.put_kinds({kind: {name: _host(tensor) for name, tensor in tensors.items()}
-                                for kind, tensors in moments.items()}, optimizer_step=step, timeout=self._options.timeout)
+        self._parts.put(self._module, {kind: {name: _host(tensor) for name, tensor in tensors.items()}
+                                       for kind, tensors in moments.items()}, optimizer_step=step,
+                        timeout=self._options.timeout)
 
     def _describe(self, layers: Sequence[Tuple[str, nn.Module]], variant: Variant) -> List[Described]:
         described = describe_all(layers, variant)
@@ -229,7 +233,7 @@ class RemoteStack(nn.Module):
             meta.__dict__["_attnd_owner"] = weakref.ref(self), name
             self.get_submodule(owner)._parameters[last] = meta
 
-    def _register(self, variant: Variant, max_rows: int) -> None:
+    def _register(self, variant: Variant, max_rows: int, memory_rows: int) -> None:
         """A module for such calls, with the state of the one before."""
         options, old = self._options, self._module
         layout = layout_of(self._layers(), variant, options.element)
@@ -246,14 +250,15 @@ class RemoteStack(nn.Module):
             old.release(timeout=options.timeout)
         kept = 2 * max_rows if options.kept_rows is None else options.kept_rows
         module = Module(self._client, Registration(layout, self._name, self._optimizer, self._groups, max_rows, kept,
-                                                   options.durability, 3600.0), options.replay_mib, options.timeout)
+                                                   options.durability, 3600.0, memory_rows if layout.memory_width else 0),
+                        options.replay_mib, options.timeout)
         if options.server_optimizer:
-            trained = {parameter.name for parameter in layout.parameters if parameter.trained}
+            trained = {name for name, parameter in zip(self._parts.names, layout.parameters) if parameter.trained}
             kinds = {kind: {name: _host(tensor) for name, tensor in tensors.items() if kind == "weight" or name in trained}
                      for kind, tensors in state.items()}
-            module.put_kinds(kinds, optimizer_step=step, complete=True, timeout=options.timeout)
+            self._parts.put(module, kinds, optimizer_step=step, complete=True, timeout=options.timeout)
         self._sent = {}
-        self._module, self._needs, self._weights = module, (variant, max_rows), {}
+        self._module, self._needs, self._weights = module, (variant, max_rows, memory_rows), {}
         self._described = describe_all(self._layers(), variant)
         self._held[:] = [module]
         if options.name is None and old is None:
@@ -262,15 +267,19 @@ class RemoteStack(nn.Module):
     def _ensure(self, call: StackCall, with_gradient: bool) -> Module:
         rows, variant = call.x.shape[0] * call.x.shape[1], Variant(call.causal, frozen=self._frozen())
         most = self._options.max_rows or rows
+        memory_rows = 0 if call.memory is None else call.memory.shape[0] * call.memory.shape[1]
+        most_memory = memory_rows
         if self._module is not None and self._needs is not None:
-            was, most = self._needs
+            was, most, most_memory = self._needs
             # Without gradients a call says by itself whether there is dropout.
             drops = self._module.layout.drops
             right = not self.training if was.keeps_all else not with_gradient or self.training or not drops
-            if right and (was.causal, was.frozen) == (variant.causal, variant.frozen) and rows <= most:
+            if right and (was.causal, was.frozen) == (variant.causal, variant.frozen) and (
+                    rows <= most and memory_rows <= most_memory):
                 return self._module
         drops = layout_of(self._layers(), variant).drops
-        self._register(variant._replace(keeps_all=drops and with_gradient and not self.training), max(rows, most))
+        self._register(variant._replace(keeps_all=drops and with_gradient and not self.training), max(rows, most),
+                       max(memory_rows, most_memory))
         assert self._module is not None
         return self._module
 
@@ -286,7 +295,8 @@ class RemoteStack(nn.Module):
         tensors = [] if self._options.server_optimizer else every
         anchor = self._anchor if any(tensor.requires_grad for tensor in every) else None
         apply: Any = _Remote.apply
-        y = apply(self, call, torch.is_grad_enabled(), anchor, x.reshape(x.shape[0], -1, x.shape[-1]), *tensors)
+        y = apply(self, call, torch.is_grad_enabled(), anchor, x.reshape(x.shape[0], -1, x.shape[-1]), call.memory,
+                  *tensors)
         return call.give(y.reshape(x.shape))
 
     def send_changed(self, module: Module) -> Tuple[Tuple[int, int], ...]:
@@ -297,7 +307,7 @@ class RemoteStack(nn.Module):
         if changed:
             if module.micro_batches:
                 module.discard(timeout=self._options.timeout)
-            module.put(changed, timeout=self._options.timeout)
+            self._parts.put(module, {"weight": changed}, timeout=self._options.timeout)
             self._sent = present
         return tuple(present.values())
 
@@ -305,7 +315,7 @@ class RemoteStack(nn.Module):
         """With optimizer="local": of each parameter, since the backward that has just been; the server's are cleared."""
         tensors = self._tensors()
         trained = [name for name, tensor in tensors.items() if tensor.requires_grad]
-        found = module.get(trained, kind="gradient", timeout=self._options.timeout)
+        found = self._parts.get(module, ["gradient"], trained, timeout=self._options.timeout)["gradient"]
         module.discard(timeout=self._options.timeout)
         return [send(torch.from_numpy(found[name]), tensor.device).to(tensor.dtype) if name in found else None
                 for name, tensor in tensors.items()]
@@ -322,7 +332,7 @@ def _release(held: List[Module]) -> None:
 class _Remote(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stack: RemoteStack, call: StackCall, grad_enabled: bool, anchor: Optional[Tensor], x: Tensor,
-                *tensors: Tensor) -> Tensor:
+                memory: Optional[Tensor], *tensors: Tensor) -> Tensor:
         with_gradient = grad_enabled and any(ctx.needs_input_grad)
         module = stack._ensure(call, with_gradient)
         ctx.versions = stack.send_changed(module) if tensors else ()
@@ -331,13 +341,19 @@ class _Remote(torch.autograd.Function):
                                      mask=None if call.mask is None else call.mask.cpu().numpy(),
                                      timeout=stack._options.timeout)
         element = module.layout.element
-        bits = _bits(x, element)
+        bits = _bits(x[0] if call.cu_seqlens is not None else x, element)
+        if call.cu_seqlens is not None:
+            given["cu_seqlens"] = call.cu_seqlens.tolist()
+        if memory is not None:
+            given.update(memory=_bits(memory, element), memory_lengths=call.memory_lengths)
+            ctx.memory_type, ctx.memory_device = memory.dtype, memory.device
         if with_gradient:
             y, ctx.activations = module.forward(bits, keep=True, **given)
         else:
             y = module.forward(bits, training=stack.training and module.layout.drops, **given)
         ctx.stack, ctx.module, ctx.x_type, ctx.device = stack, module, x.dtype, x.device
-        return _tensor(y, element, x.dtype, x.device)
+        ctx.has_memory, ctx.is_packed = memory is not None, call.cu_seqlens is not None
+        return _tensor(y, element, x.dtype, x.device).reshape(x.shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -353,13 +369,18 @@ class _Remote(torch.autograd.Function):
             raise RuntimeError("one of the parameters needed for gradient computation has been modified by an inplace "
                                "operation since this stack's forward")
         element = module.layout.element
-        dx = module.backward(_bits(dy, element), ctx.activations, want_dx=ctx.needs_input_grad[4],
-                             weight_gradients=trained, timeout=stack._options.timeout)
-        given = None if dx is None else _tensor(dx, element, ctx.x_type, ctx.device)
+        dx = module.backward(_bits(dy[0] if ctx.is_packed else dy, element), ctx.activations,
+                             want_dx=any(ctx.needs_input_grad[4:6]), weight_gradients=trained,
+                             timeout=stack._options.timeout)
+        d_memory = None
+        if ctx.has_memory and dx is not None:
+            dx, made = dx
+            d_memory = _tensor(made, element, ctx.memory_type, ctx.memory_device)
+        given = None if dx is None else _tensor(dx, element, ctx.x_type, ctx.device).reshape(dy.shape)
         gradients: Sequence[Optional[Tensor]] = ()
         if local:
             gradients = stack.gradients(module) if trained else [None] * len(stack._tensors())
-        return (None, None, None, None, given, *gradients)
+        return (None, None, None, None, given, d_memory, *gradients)
 
 
 def _host(tensor: Tensor) -> Any:
@@ -409,4 +430,5 @@ def _take_state_dict(stack: RemoteStack, state_dict: Dict[str, Any], prefix: str
                                for name, tensor in given.items()})
     elif given:
         stack.discard()
-        stack.module.put({name: _host(tensor) for name, tensor in given.items()}, timeout=stack._options.timeout)
+        stack._parts.put(stack.module, {"weight": {name: _host(tensor) for name, tensor in given.items()}},
+                         timeout=stack._options.timeout)

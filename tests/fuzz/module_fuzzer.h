@@ -1,0 +1,21 @@
+// Any bytes → a layout, rows and steps of a module that are refused by name, or run. Bytes choose a
+// random layout, then change what its message says: libFuzzer's entry, and that of a test. One
+// thread.
+//
+//   tests/fuzz/fuzz_modules.sh -max_total_time=60      the same with a seeded generator's bytes:
+//   //tests/fuzz:module_fuzzer_test
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace attnd {
+
+struct FuzzedModule {
+  bool was_run = false;
+  double check_seconds = 0;  // of the processor, until it was refused or planned
+};
+
+FuzzedModule FuzzModule(const uint8_t* data, size_t size);
+
+}  // namespace attnd

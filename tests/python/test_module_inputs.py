@@ -1,0 +1,127 @@
+"""What module calls bring beside x: a memory for cross-attention, and sequences that lie end to end."""
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+import attnd  # noqa: E402
+import attnd.torch  # noqa: E402
+from attnd.modules import Heads, Layout  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def connected(daemon):
+    attnd.torch.connect(daemon.address, timeout=60, wait_for_ready=True)
+    torch.manual_seed(5)
+    yield
+    attnd.torch.disconnect()
+
+
+def decoders(**options):
+    """PyTorch's decoder here, and with its layers on the daemon; each a step's gradients away from the other."""
+    layer = nn.TransformerDecoderLayer(16, 2, 24, 0.0, batch_first=True, **options)
+    here = nn.TransformerDecoder(layer, 2)
+    there = copy.deepcopy(here)
+    there.layers = attnd.torch.offload(there.layers)
+    return here, there
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_first": True, "activation": "gelu"}], ids=["post", "pre"])
+def test_decoder_layers_attend_to_a_memory(options):
+    here, there = decoders(**options)
+    optimizers = [torch.optim.SGD(here.parameters(), lr=0.1),
+                  attnd.torch.optimizer(torch.optim.SGD(there.parameters(), lr=0.1))]
+    causal = nn.Transformer.generate_square_subsequent_mask(6)
+    padding = torch.tensor([[False] * 4, [False] * 2 + [True] * 2])
+    for step in range(4):
+        x, memory, target = torch.randn(2, 6, 16), torch.randn(2, 4, 16), torch.randn(2, 6, 16)
+        found = []
+        for model, optimizer in zip((here, there), optimizers):
+            inputs = [x.clone().requires_grad_(), memory.clone().requires_grad_()]
+            optimizer.zero_grad()
+            y = model(*inputs, tgt_mask=causal, tgt_is_causal=True,
+                      memory_key_padding_mask=padding if step % 2 else None)
+            nn.functional.mse_loss(y, target).backward()
+            optimizer.step()
+            found.append([y, *(one.grad for one in inputs)])
+        for expected, got in zip(*found):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    expected, got = here.state_dict(), there.state_dict()
+    assert list(expected) == list(got)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}: {text}")
+
+
+REFUSED = {
+    "memory_mask": {"memory_mask": torch.zeros(6, 4)},
+    "memory_key_padding_mask": {"memory_key_padding_mask": torch.tensor([[True, False, False, False]] * 2)},
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_masks_of_the_memory_that_no_lengths_say_raise(field):
+    _, there = decoders()
+    with pytest.raises(attnd.Unimplemented, match=field):
+        there(torch.randn(2, 6, 16), torch.randn(2, 4, 16), **REFUSED[field])
+
+
+def test_nested_tensors_are_what_their_sequences_are_alone():
+    layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True)
+    here = nn.ModuleList([layer, copy.deepcopy(layer)])
+    there = attnd.torch.offload(copy.deepcopy(here), optimizer="local")
+    parts = [torch.randn(length, 16) for length in (3, 7, 1)]
+    causal = nn.Transformer.generate_square_subsequent_mask(7)
+    for mask in (None, causal):
+        whole = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+        y = there[0](whole, src_mask=mask)
+        assert y.is_nested and y.shape[0] == 3
+        y.values().square().sum().backward()
+        assert whole.grad is not None
+        for got, slope, part in zip(y.unbind(), whole.grad.unbind(), parts):
+            x = part[None].clone().requires_grad_()
+            alone = x
+            for one in here:
+                alone = one(alone, src_mask=None if mask is None else causal[:len(part), :len(part)])
+            alone.square().sum().backward()
+            torch.testing.assert_close(got, alone[0], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(slope, x.grad[0], rtol=1e-4, atol=1e-4)
+    with pytest.raises(attnd.Unimplemented, match="mask"):
+        there[0](torch.nested.nested_tensor(parts, layout=torch.jagged), src_mask=torch.rand(7, 7) > 0.5)
+
+
+def cross_layout():
+    layout = Layout(16, memory_width=8)
+    block = layout.block()
+    q = Heads(block.linear(0, block.parameter("q", 16, 16)), 2, 8)
+    packed = block.linear(1, block.parameter("kv", 32, 8))
+    made = block.attention(q, Heads(packed, 2, 8), Heads(packed, 2, 8, 16))
+    block.add(0, block.linear(made, block.parameter("out", 16, 16)))
+    layout.layer(block, "")
+    return layout
+
+
+def test_packed_rows_and_memory_have_the_bits_of_each_sequence(client, rng):
+    layout = cross_layout()
+    module = attnd.register(layout, client, name="packed", max_rows=32)
+    module.put({p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in layout.parameters})
+    starts, ends = [0, 3, 10, 11], [0, 2, 3, 9]
+    x, memory, dy = [np.float32(rng.normal(size=shape)) for shape in ((11, 16), (9, 8), (11, 16))]
+    y, act = module.forward(x, keep=True, cu_seqlens=starts, memory=memory, memory_cu_seqlens=ends)
+    dx, d_memory = module.backward(dy, act)
+    for n in range(3):
+        rows, keys = slice(starts[n], starts[n + 1]), slice(ends[n], ends[n + 1])
+        alone, act = module.forward(x[rows][None], keep=True, memory=memory[keys][None])
+        d_alone, d_keys = module.backward(dy[rows][None], act)
+        for got, expected in ((y[rows], alone[0]), (dx[rows], d_alone[0]), (d_memory[keys], d_keys[0])):
+            np.testing.assert_array_equal(got, expected)
+    long = np.concatenate([memory, np.full((2, 8), np.nan, np.float32)])[None]
+    by_length = module.forward(x[None], memory=long, memory_lengths=[9])
+    np.testing.assert_array_equal(by_length, module.forward(x[None], memory=memory[None]))
+    for told, wrong in {"memory": {}, "memory_cu_seqlens": {"memory": memory, "cu_seqlens": starts},
+                        "cu_seqlens": {"memory": memory, "cu_seqlens": [0, 12], "memory_cu_seqlens": [0, 9]}}.items():
+        with pytest.raises(attnd.InvalidArgument, match=f"^{told}: expected"):
+            module.forward(x, **wrong)
+    module.release()

@@ -1,0 +1,142 @@
+"""Modules whose daemon ends: taken to another one while it drains, found again on a disk, all in their callers' shares."""
+import os
+import re
+import signal
+import threading
+
+import numpy as np
+import pytest
+from conftest import Daemon
+from test_modules import small_layout, train
+
+import attnd
+
+MOVES = int(os.environ.get("ATTND_TEST_MOVES", "2"))
+DRAIN = ("--drain_delay", "0.1", "--drain_timeout", "20")
+
+
+def data(rng, steps):
+    xs, dys = np.float32(rng.normal(size=(2, steps, 2, 2, 5, 16)))
+    return xs, dys, {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
+
+
+def run(where, xs, dys, weights, between=lambda module, step: None, **options):
+    with attnd.connect(where, wait_for_ready=True, timeout=60) as client:
+        module, seen = attnd.register(small_layout(), client, name="moved", optimizer=attnd.AdamW(), max_rows=64,
+                                      **options), set()
+
+        def once(step):  # after its first micro-batch
+            if step not in seen:
+                seen.add(step)
+                between(module, step)
+        module.put(weights)
+        found = train(module, xs, dys, len(xs), once)
+        status = module.status()
+        module.release()
+        return found, status
+
+
+def check_same(found, expected):
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+def test_module_moves_to_another_daemon_while_its_own_drains(daemon, rng):
+    """In the middle of steps, so that gradients move too; each daemon comes back before the next move."""
+    xs, dys, weights = data(rng, 2 * MOVES + 1)
+    expected, _ = run(daemon.address, xs, dys, weights)
+    daemons = [Daemon(*DRAIN), Daemon(*DRAIN)]
+    try:
+        def end(module, step):
+            if step % 2 == 0:
+                return
+            old = daemons[step // 2 % 2]
+            old.process.send_signal(signal.SIGTERM)
+            while old.process.poll() is None:
+                module.forward(xs[0, 0])  # one of these moves it, and the daemon ends
+            assert old.process.returncode == 0
+            old.start()
+        found, _ = run([one.address for one in daemons], xs, dys, weights, end)
+        check_same(found, expected)
+    finally:
+        for one in daemons:
+            one.stop()
+
+
+def test_state_on_a_disk_outlives_a_crash_and_a_drain(daemon, rng, tmp_path):
+    xs, dys, weights = data(rng, 8)
+    expected, _ = run(daemon.address, xs, dys, weights)
+    durable = Daemon("--module_state_dir", str(tmp_path), *DRAIN)
+    try:
+        ends = {2: signal.SIGKILL, 4: signal.SIGTERM, 6: signal.SIGKILL}
+
+        def end(_, step):
+            how = ends.pop(step, None)
+            if how is not None:
+                durable.kill(how)
+                durable.start()
+        found, status = run(durable.address, xs, dys, weights, end, durability="disk")
+        check_same(found, expected)
+        assert 0 < int(status["durable_sequence"]) <= int(status["sequence"])
+        assert durable.metric("attnd_state_recoveries_total") >= 1 and not os.listdir(tmp_path)
+    finally:
+        durable.stop()
+
+
+def test_disk_is_refused_where_there_is_none(client):
+    with pytest.raises(attnd.Unimplemented, match="module_state_dir"):
+        attnd.register(small_layout(), client, name="disk", durability="disk", max_rows=64)
+
+
+def test_four_callers_fill_their_shares_and_train_in_what_was_planned(rng, tmp_path):
+    names = ["ada", "ben", "cy", "di"]
+    tokens = tmp_path / "tokens"
+    tokens.write_text("".join(f"{name} {name * 12}\n" for name in names))
+    tokens.chmod(0o600)
+    full = Daemon("--token_file", str(tokens), "--module_memory_mib", "256", "--caller_module_mib", "64")
+    try:
+        def memory(what):
+            return int(re.search(rf"{what}:\s+(\d+) kB", open(f"/proc/{full.process.pid}/status").read())[1]) << 10
+        layout, held, failed = big_layout(), [], []
+        before, planned = memory("VmRSS"), 0
+        for name in names:
+            client = attnd.connect(full.address, token=name * 12, timeout=120)
+            modules = []
+            with pytest.raises(attnd.ResourceExhausted, match="caller_module_mib"):
+                while True:
+                    modules.append(attnd.register(layout, client, name=f"m{len(modules)}", optimizer=attnd.AdamW(),
+                                                  max_rows=512))
+            assert modules
+            planned += sum(int(m.plan[part]) for m in modules for part in m.plan if part.endswith("_bytes"))
+            held.append(modules)
+
+        def use(modules):
+            try:
+                for module in modules:
+                    module.put({p.name: np.zeros(p.shape, np.float32) for p in layout.parameters})
+                    for _ in range(2):
+                        x = np.ones((1, 512, 256), np.float32)
+                        module.backward(x, module.forward(x, keep=True)[1])
+                        module.step(lr=1e-3)
+            except attnd.AttndError as error:
+                failed.append(error)
+        callers = [threading.Thread(target=use, args=(modules,)) for modules in held]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        peak = memory("VmHWM") - before
+        print(f"planned {planned >> 10} KiB, peak {peak >> 10} KiB beside {before >> 10} KiB at the start")
+        assert not failed
+        assert planned <= 1.05 * peak and full.process.poll() is None
+    finally:
+        full.stop()
+
+
+def big_layout():
+    layout = attnd.modules.Layout(256)
+    block = layout.block()
+    made = block.activation(block.linear(0, block.parameter("up", 1024, 256)), "gelu")
+    block.add(0, block.linear(made, block.parameter("down", 256, 1024)))
+    layout.layer(block, "0.")
+    return layout
