@@ -1,7 +1,7 @@
 """Counts what `./dev test` ran and prints the closing line, "N passed, N failed".
 
-Reads FOLDER/bazel.json (Bazel's build events, which name each test.xml of this run and no older one) and
-FOLDER/pytest.xml, whichever exist. Exits non-zero when anything failed, STATUS is not 0, or nothing ran.
+Reads FOLDER/bazel.json (Bazel's build events, which name each test.xml of this run and no older one), FOLDER/pytest.xml
+and FOLDER/frameworks.xml, whichever exist. Exits non-zero when anything failed, STATUS is not 0, or nothing ran.
 
     python3 tests/summary.py FOLDER STATUS
 """
@@ -63,7 +63,7 @@ def count_bazel(path):
 
 def main(folder, status):
     counts, failed = collections.Counter(), []
-    for name, count in (("bazel.json", count_bazel), ("pytest.xml", count_cases)):
+    for name, count in (("bazel.json", count_bazel), ("pytest.xml", count_cases), ("frameworks.xml", count_cases)):
         path = os.path.join(folder, name)
         if os.path.exists(path):
             more, names = count(path)

@@ -30,10 +30,12 @@ def write_events(folder, targets):
                                      "testSummary": {"overallStatus": status}}) + "\n")
 
 
-def test_counts_cases_of_both_runners(tmp_path):
+def test_counts_cases_of_each_run(tmp_path):
     write_events(tmp_path, {"//a": ("PASSED", XML % "")})
     (tmp_path / "pytest.xml").write_text(XML % "")
     assert summarise(tmp_path) == ("2 passed, 0 failed, 2 skipped", 0)
+    (tmp_path / "frameworks.xml").write_text(XML % FAILED_CASE)
+    assert summarise(tmp_path) == ("3 passed, 1 failed, 3 skipped", 1)
 
 
 def test_fails_when_a_case_fails(tmp_path):

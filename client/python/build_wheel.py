@@ -14,6 +14,7 @@ import base64
 import hashlib
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,7 @@ Provides-Extra: transformers
 Requires-Dist: torch>=2.4; extra == "transformers"
 Requires-Dist: transformers>=4.53; extra == "transformers"
 Provides-Extra: jax
-Requires-Dist: jax>=0.4.34; extra == "jax"
+Requires-Dist: jax>=0.4.36; extra == "jax"
 Keywords: attention,transformer,GPU,Volta,gRPC,PyTorch,JAX
 Classifier: Development Status :: 4 - Beta
 Classifier: Intended Audience :: Science/Research
@@ -121,7 +122,8 @@ def write_wheel(path, files, info):
 def add(wheel, name, data):
     entry = zipfile.ZipInfo(name, EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = (0o755 if "/native/" in name else 0o644) << 16
+    # Installers keep the mode of what is marked as a regular file alone.
+    entry.external_attr = (stat.S_IFREG | (0o755 if "/native/" in name else 0o644)) << 16
     wheel.writestr(entry, data)
 
 

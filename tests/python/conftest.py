@@ -27,7 +27,7 @@ BUNDLED = os.path.join(NATIVE, "libattnd_client-attnd0.so")
 
 sys.path.insert(0, SOURCE)
 os.environ["ATTND_CLIENT_LIBRARY"] = BUNDLED
-os.environ["PYTHONPATH"] = SOURCE
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
 
 
 def pytest_configure(config):

@@ -25,12 +25,10 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """What an installer does with this wheel, and an environment in which nothing of the source tree is seen."""
+    """The wheel installed by pip, and an environment in which nothing of the source tree is seen."""
     folder = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheel) as files:
-        files.extractall(folder)
-        for entry in files.infolist():
-            os.chmod(folder / entry.filename, entry.external_attr >> 16)
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--disable-pip-version-check",
+                    "--root-user-action=ignore", "--target", str(folder), str(wheel)], check=True)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("ATTND_")}
     return {**environment, "PYTHONPATH": str(folder)}
 
@@ -49,6 +47,34 @@ def test_wheel_is_small_and_says_where_it_runs(wheel):
         record = files.read(next(n for n in names if n.endswith("RECORD"))).decode().splitlines()
     assert sorted(line.partition(",")[0] for line in record) == sorted(names)
     assert "attnd/py.typed" in names
+
+
+def tool(name, *arguments):
+    """twine or auditwheel, which `./dev test` installs."""
+    folder = os.path.join(ROOT, ".deps/wheel_checks")
+    if not os.path.exists(folder):
+        pytest.skip("no twine and auditwheel here")
+    environment = {**os.environ, "PYTHONPATH": folder, "NO_COLOR": "1"}
+    done = subprocess.run([sys.executable, "-m", name, *arguments], env=environment, capture_output=True, text=True,
+                          timeout=120)
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+def test_twine_accepts_the_wheel(wheel, tmp_path):
+    assert tool("twine", "check", "--strict", str(wheel))[0] == 0
+    bare = tmp_path / wheel.name  # without its description
+    with zipfile.ZipFile(wheel) as files, zipfile.ZipFile(bare, "w") as copy:
+        for entry in files.infolist():
+            data = files.read(entry)
+            copy.writestr(entry, data.partition(b"\n\n")[0] + b"\n\n" if entry.filename.endswith("/METADATA") else data)
+    status, text = tool("twine", "check", "--strict", str(bare))
+    assert status == 1 and "long_description" in text
+
+
+def test_auditwheel_finds_the_tag_right(wheel):
+    tag = re.search(r"manylinux_2_\d+_x86_64", wheel.name).group()
+    status, text = tool("auditwheel", "show", str(wheel))
+    assert status == 0 and f'This constrains the platform tag to "{tag}"' in text, text
 
 
 def test_each_library_in_the_wheel_is_in_its_sbom_with_its_terms(wheel):
@@ -96,7 +122,9 @@ def test_check_finds_the_daemon_right(installed, daemon):
 
 
 def test_attnctl_is_the_programs_own(installed, daemon):
-    """What an installer's script for the entry point does."""
+    """As pip's script for the entry point starts it; and by what the script calls."""
+    script = os.path.join(installed["PYTHONPATH"], "bin/attnctl")
+    assert run({**installed, "ATTND_ADDRESS": daemon.address}, script, "health").stdout.endswith(" SERVING\n")
     program = "import sys; from attnd._attnctl import main; sys.argv[0] = 'attnctl'; main()"
     for arguments, code, text in ((["--version"], 0, attnd.__version__), (["info"], 0, "cpu"), (["inf"], 2, "inf")):
         done = run({**installed, "ATTND_ADDRESS": daemon.address, "LD_LIBRARY_PATH": ""}, "-c", program, *arguments)

@@ -26,7 +26,7 @@ def run(device_of, keep="bias", between=lambda: None):
     """Output, lse and all gradients of a call with everything, by the bodies of the two operators."""
     q, k, v, bias, mask, sink = [device_of(t) for t in tensors()]
     call = (q, k, v, bias, mask.expand(2, 4, 9, 9), sink, *(None,) * 6, None, 0.0, 0.0,
-            Words("bhld", "top_left", None, None, None, False, "f32", None, keep, 0, False, "").pack())
+            Words("bhld", "top_left", None, None, None, False, "f32", None, keep, 0, False, "", "").pack())
     out, lse, residual = remote._forward._init_fn(*call)
     between()
     return [out, lse, *remote._backward._init_fn(out * 0.5, lse * 1, out, lse, residual, True, *call)]
