@@ -20,7 +20,7 @@ import xml.etree.ElementTree
 import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-MAX_WORDS = 30_000
+MAX_WORDS = 32_000
 MAX_AVERAGE = 20
 MAX_SENTENCE = 45
 MAX_PERFORMANCE_LINES = 250

@@ -88,7 +88,7 @@ def test_a_map_of_another_size_is_refused(client):
     q, k, v = tensors()
     first = client.forward(q, k, v, capture=Capture(32, keep=True)).captured
     small = [t[:, :, :64] for t in (q, k, v)]
-    with pytest.raises(attnd.InvalidArgument, match="capture.previous: expected a map of 64 rows and 64 keys, got one of 96"):
+    with pytest.raises(attnd.InvalidArgument, match="capture.previous: expected a map of 64 rows and 64 keys, got one of"):
         client.forward(*small, capture=Capture(32, previous=first))
     first.release()
 
