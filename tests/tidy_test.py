@@ -66,8 +66,8 @@ MAY_INCLUDE = {
     "tools": {"base", "net", "attention", "client", "proto", "tools"},
 }
 # Folders of server/, bottom to top: each includes itself and those before it.
-SERVER = ["call", "admission", "metrics", "security", "lease", "captures", "masks", "shared_memory", "schedule", "wire", "rpc",
-          "modules", "app"]
+SERVER = ["call", "admission", "metrics", "security", "lease", "captures", "masks", "shared_memory", "schedule", "wire",
+          "rpc", "modules", "app"]
 PROTO_USERS = re.compile(r"(server/(wire|rpc|modules|app)/|server/call/status_details|"
                          r"server/shared_memory/shared_memory_service|"
                          r"client/|tools/|tests/|proto/).*\.(h|cc)$")
