@@ -1,11 +1,13 @@
 """attnd.register: a stack of layers on a daemon, from NumPy."""
 import contextlib
+import json
 import socket
+import subprocess
 import threading
 
 import numpy as np
 import pytest
-from conftest import Daemon
+from conftest import ATTNCTL, Daemon
 
 import attnd
 from attnd.modules import Heads, Layout, Module
@@ -239,3 +241,32 @@ def test_state_in_host_memory_outlives_the_process(daemon, rng, tmp_path):
     durable.stop()
     for name, array in found[0].items():
         np.testing.assert_array_equal(found[1][name], array)
+
+
+def attnctl(daemon, *words):
+    done = subprocess.run([ATTNCTL, "-a", daemon.address, "-o", "json", *words], capture_output=True, text=True, timeout=60)
+    return done.returncode, json.loads(done.stdout) if done.returncode == 0 else done.stderr
+
+
+def test_attnctl_saves_and_releases_by_name(daemon, client, rng, tmp_path):
+    module = attnd.register(small_layout(), client, name="by-name", optimizer=attnd.AdamW(), max_rows=64)
+    weights = draw(module, rng)
+    code, told = attnctl(daemon, "module", "save", "by-name", str(tmp_path / "saved"))
+    assert code == 0 and told["sequence"] == 1 and [one.name for one in tmp_path.iterdir()] == ["saved"]
+    data = (tmp_path / "saved").read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    assert len(header) == 1 + 3 * len(weights) and header["__metadata__"]["module"] == "by-name"
+    for name, array in weights.items():
+        first, last = header[f"weight/{name}"]["data_offsets"]
+        assert data[begin + first:begin + last] == array.tobytes()
+    assert attnctl(daemon, "module", "release", "by-name")[0] == 0
+    code, told = attnctl(daemon, "module", "save", "by-name", str(tmp_path / "none"))
+    assert code == 4 and "MODULE_LOST" in told and not (tmp_path / "none").exists()
+
+
+def test_attnctl_measures_a_training_step(daemon):
+    code, told = attnctl(daemon, "bench", "--module", "bert-base", "--layers", "1", "--rows", "1,8", "--duration", "0.1",
+                         "--warmup", "0")
+    assert code == 0 and told["rows"] == 8 and told["bytes_per_step"] == 4 * 8 * 768 * 4 and told["step"]["p50_seconds"] > 0
+    assert not [one for one in attnctl(daemon, "module", "list")[1] if one["name"].startswith("attnctl-bench")]
