@@ -331,8 +331,3 @@ FuzzedModule FuzzModule(const uint8_t* data, size_t size) {
 }
 
 }  // namespace attnd
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  attnd::FuzzModule(data, size);
-  return 0;
-}

@@ -1,9 +1,7 @@
 // Any bytes → a layout, rows and steps of a module that are refused by name, or run. Bytes choose a
-// random layout, then change what its message says: libFuzzer's entry, and that of a test. One
-// thread.
+// random layout, then change what its message says. One thread.
 //
-//   tests/fuzz/fuzz_modules.sh -max_total_time=60      the same with a seeded generator's bytes:
-//   //tests/fuzz:module_fuzzer_test
+//   ATTND_TEST_LAYOUTS=1000000 bazel-bin/tests/fuzz/module_fuzzer_test
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The module fuzzer with bytes of a seeded generator, without libFuzzer. ATTND_TEST_LAYOUTS says
-// how many layouts; the figure is of 1000000.
+// The module fuzzer with bytes of a seeded generator. ATTND_TEST_LAYOUTS says how many layouts; the
+// figure is of 1000000.
 #include "tests/fuzz/module_fuzzer.h"
 
 #include <gtest/gtest.h>

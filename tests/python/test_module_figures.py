@@ -59,8 +59,11 @@ def test_each_step_is_within_two_ulps_of_pytorchs(client, rng, name):
         module.step(lr=LR, weight_decay=DECAY)
         before, state = state["weight"]["weight"], module.get_kinds(kinds)
         found, expected = np.float64(state["weight"]["weight"]), np.float64(parameter.detach().numpy())
-        # The change has roundings of its own, which count where the parameter is as small as it.
-        size = np.maximum(np.abs(before), 2 * np.abs(np.float32(expected - before)))
+        # The change has roundings of its own, which count where the parameter is as small as it, or as its summands.
+        change = np.abs(expected - before)
+        if spec.moments and kind is torch.optim.SGD:
+            change = LR * (np.abs(dy.T) + spec.momentum * np.abs(state["moment1"]["weight"]))
+        size = np.maximum(np.abs(before), np.float32(2 * change))
         most = max(most, float((np.abs(found - expected) / np.spacing(size)).max()))
     module.release()
     print(f"{name}: {STEPS} steps, {most} ulp at most")
