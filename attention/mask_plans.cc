@@ -62,10 +62,8 @@ absl::StatusOr<std::shared_ptr<const CompiledMask>> MaskPlans::Get(
     if (auto compiled = FindCompiled(key); compiled != nullptr) return compiled;
   }
   const absl::Time start = absl::Now();
-  MaskCompileOptions limited = options;
-  limited.max_steps = max_steps_;
   absl::StatusOr<CompiledMask> made =
-      CompiledMask::Make(*problem.mask, problem.mask_origin, call, limited);
+      CompiledMask::Make(*problem.mask, problem.mask_origin, call, options);
   if (!made.ok()) {
     Account(key, plan, nullptr, absl::ZeroDuration());
     return made.status();

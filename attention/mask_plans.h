@@ -29,11 +29,7 @@ struct MaskPlansStats {
 class MaskPlans {
  public:
   static constexpr int64_t kUsualBytes = int64_t{256} << 20;
-  static constexpr int64_t kStepsPerMillisecond = int64_t{100} << 10;  // of one core, about
-  // `max_steps`: of one compilation, whatever its options say.
-  explicit MaskPlans(int64_t max_bytes = kUsualBytes,
-                     int64_t max_steps = 2048 * kStepsPerMillisecond)
-      : max_bytes_(max_bytes), max_steps_(max_steps) {}
+  explicit MaskPlans(int64_t max_bytes = kUsualBytes) : max_bytes_(max_bytes) {}
 
   // Of a valid problem with a mask. OUT_OF_RANGE when it takes too long to compile. Whoever holds
   // the plan keeps it alive.
@@ -61,7 +57,7 @@ class MaskPlans {
                std::shared_ptr<const CompiledMask> compiled, absl::Duration took);
   void DropOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const int64_t max_bytes_, max_steps_;
+  const int64_t max_bytes_;
   mutable absl::Mutex mutex_;
   std::map<std::string, std::shared_ptr<Plan>> plans_ ABSL_GUARDED_BY(mutex_);
   std::list<std::string> order_ ABSL_GUARDED_BY(mutex_);  // the latest used first

@@ -114,9 +114,8 @@ void AttndServer::StartCalls(uint64_t boot_epoch) {
                                      TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
   mask_workers_ =
       std::make_unique<MaskWorkers>(MaskThreadCount(), options_.admission.caller_max_calls);
-  constexpr int64_t kMasksArriving = 4;  // of the largest size; one of a caller
-  const int64_t largest = options_.masks.data_bytes;
-  mask_arrivals_ = std::make_unique<MaskArrivals>(kMasksArriving * largest, largest);
+  mask_arrivals_ =
+      std::make_unique<MaskArrivals>(options_.masks.bytes, options_.masks.bytes_of_caller);
   for (int n = 0; n < devices_.size(); ++n) {
     named_engines_.push_back({devices_[n].name, devices_[n].engine.get()});
   }

@@ -31,7 +31,7 @@ struct RawFlags {
   double connection_age_s, connection_idle_s, keepalive_s, stream_idle_s;
   double lease_memory_mib = -1, lease_ttl_s;
   double shared_memory_mib;
-  double mask_memory_mib = -1, mask_message_mib, mask_compile_ms = 2000;
+  double mask_memory_mib = -1;
   double capture_memory_mib = 256;
   double module_memory_mib = -1, caller_module_mib = 0;
   bool check_config = false;
@@ -55,7 +55,6 @@ RawFlags DefaultsOf(const ServerOptions& o) {
   raw.slow_call_s = seconds(o.slow_call);
   raw.shared_memory_mib = Mib(o.shared_memory.max_bytes);
   raw.lease_ttl_s = seconds(o.leases.ttl);
-  raw.mask_message_mib = Mib(o.masks.data_bytes);
   raw.max_message_mib = Mib(o.transport.max_message_bytes);
   raw.receive_memory_mib = Mib(o.transport.receive_memory_bytes);
   raw.connection_age_s = seconds(o.transport.max_connection_age);
@@ -198,14 +197,6 @@ void AddMasks(CLI::App& app, RawFlags& raw) {
                  "quarter of it; -1: an eighth of --memory_limit_mib, at most 256")
       ->capture_default_str()
       ->group("Masks");
-  app.add_option("--mask_message_mib", raw.mask_message_mib,
-                 "largest lists of one mask, beside its message (mask_data)")
-      ->capture_default_str()
-      ->group("Masks");
-  app.add_option("--mask_compile_ms", raw.mask_compile_ms,
-                 "of one core for compiling a mask, as estimated; beyond: MASK_TOO_COMPLEX")
-      ->capture_default_str()
-      ->group("Masks");
   app.add_option("--capture_memory_mib", raw.capture_memory_mib,
                  "for attention maps that callers keep; a caller has half of it; 0: none are kept")
       ->capture_default_str()
@@ -300,11 +291,7 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.masks.bytes_of_caller = o.masks.bytes / 4;
   o.captures.bytes = BytesOfMib(raw.capture_memory_mib);
   o.captures.bytes_of_caller = o.captures.bytes / 2;
-  o.masks.data_bytes = BytesOfMib(raw.mask_message_mib);
-  o.mask_compile_ms = raw.mask_compile_ms;
-  o.mask_plans = std::make_shared<MaskPlans>(
-      o.masks.bytes, static_cast<int64_t>(std::clamp(raw.mask_compile_ms, 0.0, 1e6) *
-                                          static_cast<double>(MaskPlans::kStepsPerMillisecond)));
+  o.mask_plans = std::make_shared<MaskPlans>(o.masks.bytes);
   o.shared_memory.user_max_bytes = o.shared_memory.max_bytes;
   o.modules.memory.bytes =
       raw.module_memory_mib == -1 ? o.admission.memory_bytes : BytesOfMib(raw.module_memory_mib);

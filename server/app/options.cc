@@ -107,8 +107,6 @@ absl::Status CheckLeases(const ServerOptions& o) {
   const double memory_mib = double(o.admission.memory_bytes) / double{1 << 20};
   RETURN_IF_ERROR(InRangeMib("lease_memory_mib", o.leases.memory_bytes, 0, memory_mib));
   RETURN_IF_ERROR(InRangeMib("mask_memory_mib", o.masks.bytes, 1, memory_mib));
-  RETURN_IF_ERROR(InRangeMib("mask_message_mib", o.masks.data_bytes, 1, 1024));
-  RETURN_IF_ERROR(InRange("mask_compile_ms", o.mask_compile_ms, 1, 600'000));
   RETURN_IF_ERROR(InRange("lease_hbm_fraction", o.lease_hbm_fraction, 0, 0.95));
   return InRange("lease_ttl_seconds", seconds(o.leases.ttl), 1, seconds(o.leases.max_ttl));
 }

@@ -46,7 +46,6 @@ struct ServerOptions {
   LeaseLimits leases;
   MaskStoreLimits masks;
   MapStoreLimits captures;
-  double mask_compile_ms = 2000;          // as mask_plans limits it
   std::shared_ptr<MaskPlans> mask_plans;  // the engines' too; null: the server's own
   // A call of a few microseconds that finds its device idle is computed where it was received:
   // waking another thread takes 20 to 50 us.

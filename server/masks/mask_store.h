@@ -29,9 +29,8 @@ namespace attnd {
 
 struct MaskStoreLimits {
   int64_t bytes = int64_t{256} << 20;
-  int64_t bytes_of_caller = int64_t{64} << 20;
-  absl::Duration idle = absl::Minutes(10);  // forgotten after
-  int64_t data_bytes = int64_t{64} << 20;   // of one mask's lists outside its message
+  int64_t bytes_of_caller = int64_t{64} << 20;  // and of one mask's lists outside its message
+  absl::Duration idle = absl::Minutes(10);      // forgotten after
 };
 
 struct MaskStoreStats {

@@ -47,7 +47,7 @@ struct SeenProblem {
   std::weak_ptr<const CompiledMask> plan;  // of a mask whose rows need no check
 };
 constexpr int64_t kMaxSeenBytes = 256;
-constexpr int64_t kMaxBytesAtOnce = 64 << 10;  // of a problem; a larger one takes long to parse
+constexpr int64_t kMaxBytesAtOnce = 16 << 10;  // of a problem; a larger one takes long to parse
 
 // The last problem that this thread decoded.
 SeenProblem& LastProblem() {

@@ -200,9 +200,10 @@ absl::Status RefuseBesideId(const v1::MaskSpec& wire) {
 absl::StatusOr<int64_t> CheckMaskData(const v1::MaskSpec& wire, const CallersMasks& masks) {
   const absl::StatusOr<int64_t> bytes = MaskDataBytes(wire);
   if (!bytes.ok()) return Classified(bytes.status());
-  const int64_t most = masks.store.limits().data_bytes;
+  const int64_t most = masks.store.limits().bytes_of_caller;
   if (*bytes <= most) return *bytes;
-  const std::string expected = absl::StrCat("at most ", most, " bytes (--mask_message_mib)");
+  const std::string expected =
+      absl::StrCat("at most ", most, " bytes (a quarter of --mask_memory_mib)");
   const std::string got = absl::StrCat(*bytes);
   return Failure(absl::StatusCode::kOutOfRange, reason::kMaskTooLarge,
                  absl::StrCat("mask_data: expected ", expected, ", got ", got),

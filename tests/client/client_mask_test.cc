@@ -243,7 +243,7 @@ TEST(ClientMask, AMaskLargerThanAMessageIsAMask) {
 
 TEST(ClientMask, ALongMaskThatADaemonRefusesSaysTheLimit) {
   ServerOptions options = SmallMessages("127.0.0.1:0");
-  options.masks.data_bytes = 1 << 20;
+  options.masks.bytes_of_caller = 1 << 20;
   Daemon daemon(MakeCpuBackend({.threads = 2}), options);
   const Problem p = WithLongLists();
   const ProblemInputs in = RandomInputs(p, 1);

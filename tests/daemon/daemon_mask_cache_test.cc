@@ -339,24 +339,6 @@ TEST(DaemonMaskCache, ACallersWaitingMasksAreItsQuota) {
   EXPECT_LT(refused, 6);
 }
 
-// The limit in time, as steps that are estimated.
-TEST(DaemonMaskCache, AMaskMayTakeSoLongToCompile) {
-  ServerOptions options = TestOptions();
-  const Problem p = WithMask(SmallProblem(2048, 1), "stride(7) | stride(11) | stride(13)");
-  for (const bool enough : {true, false}) {
-    options.mask_plans = std::make_shared<MaskPlans>(1 << 20, enough ? 1 << 24 : 1000);
-    Daemon daemon(MakeCpuBackend({.threads = 1}), options);
-    grpc::ClientContext context;
-    v1::ForwardResponse reply;
-    const grpc::Status status = daemon.stub().Forward(&context, MakeForward(p, 1), &reply);
-    if (enough) {
-      EXPECT_TRUE(status.ok()) << status.error_message();
-    } else {
-      ExpectError(status, grpc::StatusCode::OUT_OF_RANGE, "MASK_TOO_COMPLEX");
-    }
-  }
-}
-
 // An eighth of a device's memory is for one call's tiles: half a megabyte of them here.
 TEST(DaemonMaskCache, TilesAreAnEighthOfADevicesMemory) {
   ServerOptions options = TestOptions();

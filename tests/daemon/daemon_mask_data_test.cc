@@ -270,11 +270,13 @@ std::vector<Refused> RefusedData() {
        "row_intervals.begin[0]: expected at most its end 10, got 99"},
       {"large", [](auto& r) { RowsOf(r).mutable_end()->set_count(1 << 20); }, kOutOfRange,
        "MASK_TOO_LARGE",
-       "mask_data: expected at most 1048576 bytes (--mask_message_mib), got 1049024"},
+       "mask_data: expected at most 1048576 bytes (a quarter of --mask_memory_mib), got 1049024"},
       {"huge", [](auto& r) { RowsOf(r).mutable_end()->set_count(uint64_t{1} << 40); }, kOutOfRange,
-       "MASK_TOO_LARGE", "mask_data: expected at most 1048576 bytes (--mask_message_mib), got"},
+       "MASK_TOO_LARGE",
+       "mask_data: expected at most 1048576 bytes (a quarter of --mask_memory_mib), got"},
       {"absurd", [](auto& r) { RowsOf(r).mutable_end()->set_count(~uint64_t{0}); }, kOutOfRange,
-       "MASK_TOO_LARGE", "mask_data: expected at most 1048576 bytes (--mask_message_mib), got"},
+       "MASK_TOO_LARGE",
+       "mask_data: expected at most 1048576 bytes (a quarter of --mask_memory_mib), got"},
   };
 }
 
@@ -282,7 +284,7 @@ class DaemonMaskDataRefuses : public testing::TestWithParam<Refused> {
  protected:
   static ServerOptions Options() {
     ServerOptions options = TestOptions();
-    options.masks.data_bytes = 1 << 20;
+    options.masks.bytes_of_caller = 1 << 20;
     return options;
   }
   Daemon daemon_{MakeCpuBackend({.threads = 1}), Options()};
@@ -310,7 +312,7 @@ INSTANTIATE_TEST_SUITE_P(All, DaemonMaskDataRefuses, testing::ValuesIn(RefusedDa
 // Of streams, by what comes.
 TEST(DaemonMaskData, RefusesStreams) {
   ServerOptions options = TestOptions();
-  options.masks.data_bytes = 1 << 20;
+  options.masks.bytes_of_caller = 1 << 20;
   Daemon daemon(MakeCpuBackend({.threads = 1}), options);
   using Parts = std::vector<v1::ForwardStreamRequest>;
   struct Case {
@@ -358,7 +360,7 @@ TEST(DaemonMaskData, RefusesStreams) {
 // One stream keeps the room of a caller; what is over comes back.
 TEST(DaemonMaskData, AStreamThatWaitsTakesRoom) {
   ServerOptions options = TestOptions();
-  options.masks.data_bytes = 1000;
+  options.masks.bytes_of_caller = 1000;
   Daemon daemon(MakeCpuBackend({.threads = 1}), options);
   std::vector<v1::ForwardStreamRequest> parts = PartsOf(SplitForward(Listed()), 500);
   std::string o;
