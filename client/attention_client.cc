@@ -57,7 +57,7 @@ std::string RandomRequestId() {
                       absl::Hex(absl::Uniform<uint64_t>(random), absl::kZeroPad16));
 }
 
-// A mask by description lies in the first message whole, however its tensors are cut.
+// Of a server that takes no lists outside of the mask: it lies in the first message whole.
 absl::Status CheckMaskSize(const Problem& problem, int64_t most) {
   if (problem.mask == nullptr || problem.mask->bytes() <= most) return absl::OkStatus();
   const auto bytes = static_cast<int64_t>(ToProto(problem).ByteSizeLong());
@@ -252,7 +252,7 @@ class AttentionClient::Impl {
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards, PlanShards(problem, cut, sending.plan));
     LogicalCall call(problem, shards, std::move(prepared.header), in, out);
     if (keep != nullptr) call.Keep(options_.residual_ttl);
-    call.NameMasks(known_masks_);
+    call.NameMasks(known_masks_, sending.lists_outside);
     absl::StatusOr<CallReceipt> receipt = Run(call, options, prepared.deadline, sending.streams);
     if (keep == nullptr) return receipt;
     std::unique_ptr<ResidualState> state = Book(problem, std::move(shards), call.TakeKept());
@@ -272,14 +272,14 @@ class AttentionClient::Impl {
     if (residual != nullptr && Fits(*residual, problem)) {
       LogicalCall call(problem, residual->shards, std::move(prepared.header), in, out);
       call.UseLeases(*residual);
-      call.NameMasks(known_masks_);
+      call.NameMasks(known_masks_, sending.lists_outside);
       return Run(call, options, prepared.deadline, sending.streams);
     }
     LeaveWholeIfShared({in.q, in.k, in.v, in.o, in.d_o, out.d_q, out.d_k, out.d_v}, sending);
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards,
                      PlanShards(problem, Direction::kBackward, sending.plan));
     LogicalCall call(problem, std::move(shards), std::move(prepared.header), in, out);
-    call.NameMasks(known_masks_);
+    call.NameMasks(known_masks_, sending.lists_outside);
     return Run(call, options, prepared.deadline, sending.streams);
   }
 
@@ -414,7 +414,9 @@ class AttentionClient::Impl {
                             .poll_hook = options.poll_hook};
           ASSIGN_OR_RETURN(ServerInfo info, GetServerInfo(address, probe));
           bool streams = absl::c_linear_search(info.features, "stream");
-          return ServerLimits{.max_message_bytes = info.max_message_bytes, .streams = streams};
+          return ServerLimits{.max_message_bytes = info.max_message_bytes,
+                              .streams = streams,
+                              .mask_data = absl::c_linear_search(info.features, "mask_data")};
         });
   }
 
@@ -428,6 +430,7 @@ class AttentionClient::Impl {
   struct Sending {
     PlanLimits plan;
     StreamUse streams;
+    bool lists_outside = false;  // those of a mask too large for any server's message
   };
   absl::StatusOr<Sending> SendingOf(const Problem& problem, Direction direction,
                                     absl::Time deadline, const CallOptions& options) {
@@ -437,11 +440,15 @@ class AttentionClient::Impl {
     PlanLimits& plan = sending.plan;
     plan.max_message_bytes = options_.max_reply_bytes;
     plan.merge = options_.merge_partial_results;
-    if (larger > MessageLimits::kAnyServerTakes) {
+    const int64_t mask_bytes = problem.mask == nullptr ? 0 : problem.mask->bytes();
+    if (std::max(larger, mask_bytes) > MessageLimits::kAnyServerTakes) {
       ServerLimits server = LimitsOfAll(deadline, options);
       plan.max_message_bytes = std::min(plan.max_message_bytes, server.max_message_bytes);
+      sending.lists_outside = server.mask_data && mask_bytes > MessageLimits::kAnyServerTakes;
       if (server.streams) {
-        RETURN_IF_ERROR(CheckMaskSize(problem, server.max_message_bytes - kHeaderOverhead));
+        if (!sending.lists_outside) {
+          RETURN_IF_ERROR(CheckMaskSize(problem, server.max_message_bytes - kHeaderOverhead));
+        }
         sending.streams = {
             .above_bytes = std::min(options_.stream_above_bytes, plan.max_message_bytes),
             .chunk_bytes = std::min(MaxChunkBytes(), server.max_message_bytes - kChunkOverhead)};

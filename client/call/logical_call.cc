@@ -29,7 +29,8 @@ static_assert(Same(v1::ForwardRequest::kProblemFieldNumber, Request::kProblemFie
               Same(v1::ForwardRequest::kKFieldNumber, Request::kKFieldNumber) &&
               Same(v1::ForwardRequest::kVFieldNumber, Request::kVFieldNumber) &&
               Same(v1::ForwardRequest::kBiasFieldNumber, Request::kBiasFieldNumber) &&
-              Same(v1::ForwardRequest::kMaskBitsFieldNumber, Request::kMaskBitsFieldNumber));
+              Same(v1::ForwardRequest::kMaskBitsFieldNumber, Request::kMaskBitsFieldNumber) &&
+              Same(v1::ForwardRequest::kMaskDataFieldNumber, Request::kMaskDataFieldNumber));
 
 void FillRuns(const StridedRuns& runs, void* tensor) {
   if (tensor == nullptr) return;
@@ -122,12 +123,18 @@ void LogicalCall::DropLease(int64_t shard, bool lost) {
   leases_[shard] = 0;
 }
 
-void LogicalCall::NameMasks(KnownMasks& masks) {
+void LogicalCall::NameMasks(KnownMasks& masks, bool lists_outside) {
   constexpr int64_t kSmallMask = 256;  // bytes; not worth a look-up
   if (problem_.mask == nullptr || problem_.mask->bytes() <= kSmallMask) return;
   known_masks_ = &masks;
   mask_forms_.assign(shards_.size(),
                      masks.Has(problem_.mask->id()) ? MaskForm::kId : MaskForm::kWhole);
+  lists_outside_ = lists_outside;
+}
+
+const SplitMask& LogicalCall::Split() const {
+  std::call_once(split_once_, [this] { split_ = EncodeSplitMask(problem_.mask->spec()); });
+  return split_;
 }
 
 bool LogicalCall::SendWholeMask(int64_t shard) {
@@ -183,7 +190,9 @@ std::string LogicalCall::Header(int64_t shard, const std::string& token, bool st
     message.AppendToString(&header);
   };
   const MaskForm mask = known_masks_ == nullptr ? MaskForm::kWhole : mask_forms_[shard];
-  append(Request::kProblemFieldNumber, ToProto(SubProblem(problem_, shards_[shard]), mask));
+  const Problem problem = SubProblem(problem_, shards_[shard]);
+  append(Request::kProblemFieldNumber,
+         BringsLists(shard) ? ToProto(problem, Split().spec) : ToProto(problem, mask));
   if (keep_) {
     v1::CallOptions options = options_;
     options.set_keep_residual(true);
@@ -220,6 +229,11 @@ void LogicalCall::AddKept(const ShardRuns& runs, Encoder& encoder) const {
 
 template <class Encoder>
 void LogicalCall::AddPayloads(int64_t shard, bool leased, Encoder& encoder) const {
+  if (BringsLists(shard) && !Split().data.empty()) {
+    const std::string& lists = Split().data;
+    encoder.AddPayload(Request::kMaskDataFieldNumber,
+                       StridedRuns::Make(0, {}, static_cast<int64_t>(lists.size())), lists.data());
+  }
   ShardRuns runs = ShardRunsOf(problem_, shards_[shard]);
   if (!leased) AddKept(runs, encoder);
   if (direction_ == Direction::kForward) return;

@@ -8,6 +8,7 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,6 +29,7 @@
 #include "client/shards/shard_merger.h"
 #include "client/types/tensors.h"
 #include "proto/attnd/v1/attention.pb.h"
+#include "proto/attnd/v1/mask_codec.h"
 
 namespace attnd {
 
@@ -79,8 +81,9 @@ class LogicalCall {
   // The lease is lost, or its server cannot be reached: from now on the shard is sent in full.
   void DropLease(int64_t shard, bool lost);
 
-  // Large masks travel once: later calls name those that `masks` knows.
-  void NameMasks(KnownMasks& masks);
+  // Large masks travel once: later calls name those that `masks` knows. `lists_outside`: the lists
+  // travel as a payload.
+  void NameMasks(KnownMasks& masks, bool lists_outside);
   // A server does not know the mask that the shard named: it is sent whole. False: it was.
   bool SendWholeMask(int64_t shard);
 
@@ -103,7 +106,9 @@ class LogicalCall {
   std::optional<SharedShard> EncodeShared(int64_t shard, SharedMemory& memory,
                                           const ReplyPlace& place) const;
   // Of the shard's request and reply, the larger as one message.
-  int64_t LargerMessage(int64_t shard) const { return larger_message_[shard]; }
+  int64_t LargerMessage(int64_t shard) const {
+    return larger_message_[shard] + (BringsLists(shard) ? problem_.mask->bytes() : 0);
+  }
 
   // Writes a shard's reply to the caller's outputs. Gives the payload bytes.
   absl::StatusOr<int64_t> Land(int64_t shard, const grpc::ByteBuffer& reply, int address,
@@ -128,6 +133,11 @@ class LogicalCall {
   void PlacePart(ReplyPlace& place);
   bool IsPartOf(int64_t shard) const { return IsPartial(shards_[shard], direction_); }
   bool SumsBiasGradient() const { return bias_sum_.has_value(); }
+  // Whether lists of the mask are a payload of the shard.
+  bool BringsLists(int64_t shard) const {
+    return lists_outside_ && mask_forms_[shard] == MaskForm::kWhole;
+  }
+  const SplitMask& Split() const;
   void CountBytes();
 
   const Problem& problem_;
@@ -146,6 +156,9 @@ class LogicalCall {
   std::vector<LeaseBook::Id> leases_;        // of each shard, by the worker that holds it
   KnownMasks* known_masks_ = nullptr;        // null: each shard brings the mask
   std::vector<MaskForm> mask_forms_;         // of each shard, by the worker that holds it
+  bool lists_outside_ = false;
+  mutable std::once_flag split_once_;
+  mutable SplitMask split_;  // made when the first shard needs it
   int64_t total_bytes_ = 0;
   std::vector<int64_t> larger_message_;  // of each shard
 };

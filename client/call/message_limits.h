@@ -19,6 +19,7 @@ namespace attnd {
 struct ServerLimits {
   int64_t max_message_bytes = int64_t{16} << 20;
   bool streams = false;
+  bool mask_data = false;  // lists of masks as a payload
 };
 
 class MessageLimits {
@@ -28,7 +29,7 @@ class MessageLimits {
   // What each of so many addresses can do. `ask(address)` gives an unknown one's limits.
   template <class Ask>
   ServerLimits OfAll(int addresses, const Ask& ask) {
-    ServerLimits all{.max_message_bytes = INT64_MAX, .streams = true};
+    ServerLimits all{.max_message_bytes = INT64_MAX, .streams = true, .mask_data = true};
     for (int address = 0; address < addresses; ++address) {
       std::optional<ServerLimits> limits = Known(address);
       if (!limits.has_value()) {
@@ -38,6 +39,7 @@ class MessageLimits {
       ServerLimits one = limits.value_or(ServerLimits());
       all.max_message_bytes = std::min(all.max_message_bytes, one.max_message_bytes);
       all.streams = all.streams && one.streams;
+      all.mask_data = all.mask_data && one.mask_data;
     }
     return all;
   }

@@ -1,5 +1,7 @@
 #include "client/call/problem_to_proto.h"
 
+#include <utility>
+
 #include "attention/masks/mask_description.h"
 #include "proto/attnd/v1/mask_codec.h"
 
@@ -93,18 +95,20 @@ void SetShard(const Shard& shard, v1::Problem& out) {
   out.mutable_shard()->set_total_q_heads(shard.total_q_heads);
 }
 
-void SetMask(const Problem& p, MaskForm form, v1::MaskSpec& out) {
-  if (form == MaskForm::kWhole) {
-    out = EncodeMaskSpec(p.mask->spec());
-  } else {
-    out.set_id(p.mask->id().data(), p.mask->id().size());
-  }
-  EncodeMaskOrigin(p.mask_origin, out);
+v1::MaskSpec EncodeMask(const Problem& p, MaskForm form) {
+  if (form == MaskForm::kWhole) return EncodeMaskSpec(p.mask->spec());
+  v1::MaskSpec named;
+  named.set_id(p.mask->id().data(), p.mask->id().size());
+  return named;
 }
 
 }  // namespace
 
 v1::Problem ToProto(const Problem& p, MaskForm mask) {
+  return ToProto(p, p.mask == nullptr ? v1::MaskSpec() : EncodeMask(p, mask));
+}
+
+v1::Problem ToProto(const Problem& p, v1::MaskSpec mask) {
   v1::Problem out;
   SetSizes(p, out);
   SetLengths(p, out);
@@ -112,7 +116,10 @@ v1::Problem ToProto(const Problem& p, MaskForm mask) {
   SetScores(p, out);
   SetSoftmax(p, out);
   SetShard(p.shard, out);
-  if (p.mask != nullptr) SetMask(p, mask, *out.mutable_mask());
+  if (p.mask != nullptr) {
+    EncodeMaskOrigin(p.mask_origin, mask);
+    *out.mutable_mask() = std::move(mask);
+  }
   return out;
 }
 

@@ -13,5 +13,7 @@ enum class MaskForm {
   kId,  // a mask that the server should know
 };
 v1::Problem ToProto(const Problem& problem, MaskForm mask = MaskForm::kWhole);
+// With this in the mask's place.
+v1::Problem ToProto(const Problem& problem, v1::MaskSpec mask);
 
 }  // namespace attnd

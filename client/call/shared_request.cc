@@ -13,6 +13,8 @@ namespace {
 v1::TensorName InputName(int field_number) {
   using Request = v1::BackwardRequest;  // its field numbers are forward's too
   switch (field_number) {
+    case Request::kMaskDataFieldNumber:
+      return v1::TENSOR_NAME_MASK_DATA;
     case Request::kMaskBitsFieldNumber:
       return v1::TENSOR_NAME_MASK_BITS;
     case Request::kBiasFieldNumber:

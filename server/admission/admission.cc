@@ -21,6 +21,8 @@ namespace {
 // plus a margin for the reply's way back: under overload a call admitted too late is wasted work.
 constexpr double kEstimateSlack = 2;
 constexpr double kQueueMargin = 1.1;
+// Of a device's memory, what one call's compiled mask may take: 1 / this.
+constexpr int64_t kMaskPlanShare = 8;
 
 // Longer than the ports of a draining server stay open.
 constexpr absl::Duration kDrainingRetryDelay = absl::Seconds(1);
@@ -442,7 +444,13 @@ absl::Status Admission::RefuseTooLarge(const AdmittedCall& admitted, int64_t byt
     return TooLarge(reason::kTooLargeForDevice, "memory of one caller", limits_.caller_max_bytes,
                     bytes);
   }
-  const int64_t device_memory = devices_[choice.device].backend->info().memory_bytes;
+  const BackendInfo& device = devices_[choice.device].backend->info();
+  const int64_t budget = device.uuid.empty() ? limits_.memory_bytes : device.memory_bytes;
+  if (call.mask_plan_bytes() > budget / kMaskPlanShare) {
+    return TooLarge(reason::kTooLargeForDevice, "problem.mask: its tiles", budget / kMaskPlanShare,
+                    call.mask_plan_bytes());
+  }
+  const int64_t device_memory = device.memory_bytes;
   if (choice.device_bytes > device_memory) {
     return TooLarge(reason::kTooLargeForDevice, "device memory", device_memory,
                     choice.device_bytes);

@@ -112,6 +112,8 @@ void AttndServer::StartCalls(uint64_t boot_epoch) {
   masks_ = std::make_unique<MaskStore>(options_.masks, clock_, options_.mask_plans);
   mask_workers_ =
       std::make_unique<MaskWorkers>(MaskThreadCount(), options_.admission.caller_max_calls);
+  mask_arrivals_ =
+      std::make_unique<MaskArrivals>(options_.masks.bytes, options_.masks.bytes_of_caller);
   for (int n = 0; n < devices_.size(); ++n) {
     named_engines_.push_back({devices_[n].name, devices_[n].engine.get()});
   }
@@ -202,6 +204,7 @@ absl::Status AttndServer::StartRpc() {
                          *leases_,
                          *masks_,
                          *mask_workers_,
+                         *mask_arrivals_,
                          *transfer_pool_,
                          metrics_,
                          auth_,

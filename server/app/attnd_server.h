@@ -28,6 +28,7 @@
 #include "server/app/metrics_port.h"
 #include "server/app/options.h"
 #include "server/lease/lease_table.h"
+#include "server/masks/mask_arrivals.h"
 #include "server/masks/mask_store.h"
 #include "server/masks/mask_workers.h"
 #include "server/metrics/metrics.h"
@@ -127,6 +128,7 @@ class AttndServer {
   std::unique_ptr<LeaseTable> leases_;
   std::unique_ptr<MaskStore> masks_;
   std::unique_ptr<MaskWorkers> mask_workers_;
+  std::unique_ptr<MaskArrivals> mask_arrivals_;
   std::vector<NamedEngine> named_engines_;
   std::unique_ptr<LeaseReaper> reaper_;
   std::unique_ptr<Admission> admission_;

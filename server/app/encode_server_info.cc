@@ -136,6 +136,7 @@ v1::GetServerInfoResponse DescribeServer(const ServerOptions& options,
     if (std::all_of(engines.begin(), engines.end(), supports)) reply.add_feature(feature.name);
   }
   reply.add_feature("stream");
+  reply.add_feature("mask_data");
   DescribeLeases(options.leases, reply);
   return reply;
 }

@@ -24,5 +24,7 @@ struct Tensor {
   };
 };
 inline constexpr int kTensors = 14;
+// Lists of a mask travel like a tensor, before the others, and are none.
+inline constexpr int kMaskDataId = kTensors + 1;
 
 }  // namespace attnd

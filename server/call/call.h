@@ -92,6 +92,7 @@ class AttentionCall {
 
   // That the description of its mask and the tiles that it visits take, while the call lives.
   int64_t mask_bytes() const { return parts_->mask_bytes; }
+  int64_t mask_plan_bytes() const { return parts_->mask_plan_bytes; }  // of them, the tiles
 
   // For Landing, once the payloads have been copied: frees the received bytes.
   void DropMessage() { parts_->message = MessageBytes(); }
@@ -109,7 +110,7 @@ class AttentionCall {
   struct Parts {
     Problem problem;
     std::shared_ptr<const void> mask_plan;  // held, so that the engine finds it compiled
-    int64_t mask_bytes = 0;
+    int64_t mask_bytes = 0, mask_plan_bytes = 0;
     Direction direction = Direction::kForward;
     Priority priority = Priority::kNormal;
     std::string request_id;

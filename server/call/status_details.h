@@ -30,6 +30,7 @@ inline constexpr absl::string_view kChunkOrder = "CHUNK_ORDER";
 inline constexpr absl::string_view kMaskUnsupported = "MASK_UNSUPPORTED";
 inline constexpr absl::string_view kMaskUnknown = "MASK_UNKNOWN";
 inline constexpr absl::string_view kMaskTooComplex = "MASK_TOO_COMPLEX";
+inline constexpr absl::string_view kMaskTooLarge = "MASK_TOO_LARGE";
 inline constexpr absl::string_view kEmptyRow = "EMPTY_ROW";
 inline constexpr absl::string_view kProblemUnsupported = "PROBLEM_UNSUPPORTED";
 inline constexpr absl::string_view kTooLargeForDevice = "TOO_LARGE_FOR_DEVICE";

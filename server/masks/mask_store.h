@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -28,8 +29,8 @@ namespace attnd {
 
 struct MaskStoreLimits {
   int64_t bytes = int64_t{256} << 20;
-  int64_t bytes_of_caller = int64_t{64} << 20;
-  absl::Duration idle = absl::Minutes(10);  // forgotten after
+  int64_t bytes_of_caller = int64_t{64} << 20;  // and of one mask's lists outside its message
+  absl::Duration idle = absl::Minutes(10);      // forgotten after
 };
 
 struct MaskStoreStats {
@@ -59,6 +60,7 @@ class MaskStore {
                                                               absl::string_view caller,
                                                               bool counts = true);
   MaskStoreStats stats() const;
+  const MaskStoreLimits& limits() const { return limits_; }
   // What engines visit of these masks.
   MaskPlans& plans() { return *plans_; }
 
@@ -98,6 +100,18 @@ class MaskStore {
   uint64_t hits_ ABSL_GUARDED_BY(mutex_) = 0, misses_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
+// Lists of a mask that follow a streamed call's header.
+struct StreamedMaskData {
+  int64_t wanted = 0;  // set by decoding the header
+  std::string bytes;   // what has come; taken when the header is decoded again
+};
+
+struct SharedRequest;
+struct TensorSpec;
+// A copy of a tensor in a call's shared memory.
+using ReadShared =
+    std::function<absl::StatusOr<std::string>(const SharedRequest&, const TensorSpec&)>;
+
 // The store as one caller sees it. Both outlive it.
 struct CallersMasks {
   MaskStore& store;
@@ -105,7 +119,9 @@ struct CallersMasks {
   // Null: all is done at once. Else a mask that may take long ends the decoding, with an error that
   // says nothing, and sets this: decode again where there is time (MaskWorkers).
   bool* takes_long = nullptr;
-  bool is_repeated = false;  // decoded a second time for that: the store counts calls once
+  bool is_repeated = false;          // decoded a second time for that: the store counts calls once
+  ReadShared read_shared = nullptr;  // of a call that may have shared memory
+  StreamedMaskData* streamed = nullptr;  // of a streamed call
 };
 
 }  // namespace attnd

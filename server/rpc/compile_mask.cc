@@ -1,5 +1,8 @@
 #include "server/rpc/compile_mask.h"
 
+#include <string>
+
+#include "absl/strings/str_cat.h"
 #include "attention/mask_plans.h"
 #include "base/status_macros.h"
 #include "server/call/status_details.h"
@@ -45,8 +48,16 @@ absl::StatusOr<v1::CompileMaskResponse> CompileMask(const grpc::ByteBuffer& requ
                                                     const ServiceDeps& deps) {
   v1::CompileMaskRequest wire;
   RETURN_IF_ERROR(DecodeSmall(request, wire));
+  const auto read = [&wire](int64_t bytes) -> absl::StatusOr<std::string> {
+    if (static_cast<int64_t>(wire.mask_data().size()) == bytes) return wire.mask_data();
+    return FieldError(reason::kSizeMismatch, "mask_data", absl::StrCat(bytes, " bytes"),
+                      absl::StrCat(wire.mask_data().size(), " bytes"));
+  };
   ASSIGN_OR_RETURN(const DecodedProblem decoded,
-                   DecodeProblem(wire.problem(), {deps.masks, caller}));
+                   DecodeProblem(wire.problem(), {deps.masks, caller}, read));
+  if (decoded.mask_data_bytes == 0) {
+    RETURN_IF_ERROR(RefuseMaskData(static_cast<int64_t>(wire.mask_data().size())));
+  }
   const Problem& problem = decoded.problem;
   if (problem.mask == nullptr) {
     return FieldError(reason::kBadField, "problem.mask", "a mask", "none");

@@ -31,6 +31,16 @@ absl::Status RpcContext::Identify() {
   return absl::OkStatus();
 }
 
+CallersMasks RpcContext::masks(bool* takes_long) const {
+  return {.store = deps_.masks,
+          .caller = caller_,
+          .takes_long = takes_long,
+          .is_repeated = takes_long == nullptr,
+          .read_shared = [this](const SharedRequest& request, const TensorSpec& tensor) {
+            return deps_.shared_memory.Copy(request, tensor, caller_, unix_socket_);
+          }};
+}
+
 absl::StatusOr<AdmittedCall> RpcContext::Admit(AttentionCall call, ReplySink& sink, bool streamed) {
   request_id_ = call.request_id();
   CallMemory memory;

@@ -28,9 +28,7 @@ class RpcContext {
   uint64_t id() const { return id_; }
   const std::string& caller() const { return caller_; }  // once identified
   // `takes_long`: CallersMasks's; null when the call is decoded again.
-  CallersMasks masks(bool* takes_long) const {
-    return {deps_.masks, caller_, takes_long, takes_long == nullptr};
-  }
+  CallersMasks masks(bool* takes_long) const;
 
   // UNAUTHENTICATED when the caller is nobody.
   absl::Status Identify();

@@ -12,6 +12,7 @@
 #include "server/admission/admission.h"
 #include "server/admission/staging_pool.h"
 #include "server/lease/lease_table.h"
+#include "server/masks/mask_arrivals.h"
 #include "server/masks/mask_store.h"
 #include "server/masks/mask_workers.h"
 #include "server/metrics/metrics.h"
@@ -40,6 +41,7 @@ struct ServiceDeps {
   LeaseTable& leases;
   MaskStore& masks;
   MaskWorkers& mask_workers;
+  MaskArrivals& mask_arrivals;
   TransferPool& transfer_pool;
   Metrics& metrics;
   const Authenticator& auth;

@@ -19,6 +19,7 @@
 #include "server/rpc/rpc_context.h"
 #include "server/wire/decode.h"
 #include "server/wire/decode_chunk.h"
+#include "server/wire/decode_tensors.h"
 #include "server/wire/encode.h"
 
 namespace attnd {
@@ -52,7 +53,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     if (!ok) return EndReading(CheckHalfClose());
     absl::StatusOr<Piece> piece = Take();
     if (!piece.ok()) return EndReading(piece.status());
-    if (piece->takes_long) return TakeHeaderLater(*std::move(piece));
+    if (piece->takes_long) return TakeHeaderLater();
     ++holds_;
     StartRead(&read_);  // from here on another OnReadDone may run
     Land(*piece);
@@ -104,7 +105,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     MessageBytes message;
     ByteRange data;
     std::byte* to = nullptr;
-    bool takes_long = false;  // a header, in `data`, that is to be decoded where there is time
+    bool takes_long = false;  // the header is to be decoded where there is time
   };
 
   // kPreparing: MaskWorkers decode the header; nothing is read, and nobody finishes the call.
@@ -114,7 +115,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
 
   absl::Status CheckHalfClose() {
     if (cancelled_) return record_.Stopped(WorkStage::kReceive);
-    if (call_.has_value()) return sequence_.CheckComplete();
+    if (call_.has_value() || header_.has_value()) return sequence_.CheckComplete();
     return FieldError(reason::kChunkOrder, "header", "a header before half-close", "none");
   }
 
@@ -126,47 +127,72 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     read_.Clear();
     ASSIGN_OR_RETURN(StreamPart part, ParseStreamMessage(message, record_.direction()));
     if (part.is_header) {
+      if (call_.has_value() || header_.has_value()) {
+        return FieldError(reason::kChunkOrder, "header", "one header", "two");
+      }
+      header_ = Piece{std::move(message), part.range};
       bool takes_long = false;
-      absl::StatusOr<Piece> header = TakeHeader(message, part.range, &takes_long);
+      absl::StatusOr<Piece> header = TakeHeader(&takes_long);
       if (!takes_long) return header;
-      return Piece{std::move(message), part.range, nullptr, true};
+      return Piece{.takes_long = true};
     }
-    if (!call_.has_value()) {
+    if (!call_.has_value() && !header_.has_value()) {
       return FieldError(reason::kChunkOrder, "header", "a header before the first chunk",
                         "a chunk");
     }
     ASSIGN_OR_RETURN(const int tensor, sequence_.Take(part.tensor, part.offset, part.range.size));
+    if (header_.has_value()) return TakeMaskData(message, part.range);
     largest_chunk_ = std::max(largest_chunk_, part.range.size);
     return Piece{std::move(message), part.range,
                  call_->staged()[tensor] + static_cast<int64_t>(part.offset)};
   }
 
-  absl::StatusOr<Piece> TakeHeader(const MessageBytes& message, ByteRange header,
-                                   bool* takes_long) {
-    if (call_.has_value()) return FieldError(reason::kChunkOrder, "header", "one header", "two");
+  // Of header_, which is done with then, unless lists of its mask come first.
+  absl::StatusOr<Piece> TakeHeader(bool* takes_long) {
+    CallersMasks masks = record_.masks(takes_long);
+    masks.streamed = &mask_data_;
     absl::StatusOr<AttentionCall> decoded =
-        Decoder::DecodeHeader(message, header, record_.direction(), record_.masks(takes_long));
+        Decoder::DecodeHeader(header_->message, header_->data, record_.direction(), masks);
     if (!decoded.ok()) {
-      record_.NoteRefused(message, header);
+      if (const int64_t wanted = std::exchange(mask_data_.wanted, 0); wanted > 0) {
+        return AwaitMaskData(wanted);
+      }
+      record_.NoteRefused(header_->message, header_->data);
       return decoded.status();
     }
+    header_.reset();
+    mask_room_.reset();
     ASSIGN_OR_RETURN(AdmittedCall call, record_.Admit(*std::move(decoded), *this, true));
     sequence_ = ChunkSequence(call.call().tensors());
     call_.emplace(std::move(call));
     return Piece{};
   }
 
+  absl::StatusOr<Piece> AwaitMaskData(int64_t bytes) {
+    ASSIGN_OR_RETURN(mask_room_, record_.deps().mask_arrivals.Take(record_.caller(), bytes));
+    const TensorSpec data = MaskDataInput(bytes);
+    sequence_ = ChunkSequence(absl::MakeConstSpan(&data, 1));
+    return Piece{};
+  }
+
+  // Memory grows with what has come, not with what was announced.
+  Piece TakeMaskData(const MessageBytes& message, ByteRange data) {
+    copied_ += data.size;
+    message.ForEachPiece(data, [this](absl::Span<const uint8_t> bytes) {
+      mask_data_.bytes.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    });
+    return Piece{.takes_long = sequence_.complete()};
+  }
+
   // Reads on when the header has been taken. gRPC keeps a call alive in its own reactions only:
   // here the call holds itself, and the next read begins before the watch may finish the call.
-  void TakeHeaderLater(Piece header) {
+  void TakeHeaderLater() {
     progress()->Pause();
     if (!Enter(Phase::kPreparing, {Phase::kReading})) return EndReading(absl::CancelledError());
     ++lives_;
-    auto shared = std::make_shared<const Piece>(std::move(header));
-    const absl::Status accepted = record_.deps().mask_workers.Run(record_.caller(), [this, shared] {
-      const absl::StatusOr<Piece> taken = cancelled_
-                                              ? record_.Stopped(WorkStage::kReceive)
-                                              : TakeHeader(shared->message, shared->data, nullptr);
+    const absl::Status accepted = record_.deps().mask_workers.Run(record_.caller(), [this] {
+      const absl::StatusOr<Piece> taken =
+          cancelled_ ? record_.Stopped(WorkStage::kReceive) : TakeHeader(nullptr);
       if (taken.ok()) {
         ++holds_;
         progress()->Begin();
@@ -251,7 +277,10 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
   grpc::CallbackServerContext& context_;
   grpc::ByteBuffer read_;
   ChunkSequence sequence_;
-  std::optional<AdmittedCall> call_;  // from the header until it is submitted
+  std::optional<Piece> header_;                    // until it has become a call
+  StreamedMaskData mask_data_;                     // between the header and the tensors
+  std::unique_ptr<MaskArrivals::Room> mask_room_;  // for it
+  std::optional<AdmittedCall> call_;               // from the header until it is submitted
   int64_t largest_chunk_ = 0;
   std::atomic<int64_t> copied_{0};
   std::atomic<int> holds_{1};

@@ -200,13 +200,10 @@ void SharedMemoryTable::Close(const std::shared_ptr<SharedSession>& session) {
   }
 }
 
-absl::Status SharedMemoryTable::FindFor(const AttentionCall& call, absl::string_view caller,
-                                        bool unix_socket, CallMemory& memory) {
-  if (call.shared_request() == nullptr) return absl::OkStatus();
+absl::StatusOr<SharedMemoryTable::RegionList> SharedMemoryTable::RegionsOf(
+    const SharedRequest& request, absl::string_view caller, bool unix_socket) {
   if (!unix_socket) return UnknownRegion("only in calls over the unix socket");
-  RETURN_IF_ERROR(CheckOverlap(call.tensors()));
-  const SharedRequest& request = *call.shared_request();
-  std::vector<std::shared_ptr<MappedRegion>> regions;
+  RegionList regions;
   {
     absl::MutexLock lock(&mutex_);
     for (const std::string& token : request.regions) {
@@ -222,6 +219,23 @@ absl::Status SharedMemoryTable::FindFor(const AttentionCall& call, absl::string_
       return UnknownRegion("region: of several connections");
     }
   }
+  return regions;
+}
+
+absl::StatusOr<std::string> SharedMemoryTable::Copy(const SharedRequest& request,
+                                                    const TensorSpec& tensor,
+                                                    absl::string_view caller, bool unix_socket) {
+  ASSIGN_OR_RETURN(const RegionList regions, RegionsOf(request, caller, unix_socket));
+  ASSIGN_OR_RETURN(const std::byte* data, PlaceIn(*regions[tensor.region], tensor));
+  return std::string(reinterpret_cast<const char*>(data), static_cast<size_t>(tensor.bytes));
+}
+
+absl::Status SharedMemoryTable::FindFor(const AttentionCall& call, absl::string_view caller,
+                                        bool unix_socket, CallMemory& memory) {
+  if (call.shared_request() == nullptr) return absl::OkStatus();
+  const SharedRequest& request = *call.shared_request();
+  ASSIGN_OR_RETURN(RegionList regions, RegionsOf(request, caller, unix_socket));
+  RETURN_IF_ERROR(CheckOverlap(call.tensors()));
   for (const TensorSpec& tensor : call.tensors()) {
     if (tensor.region == kNoRegion) continue;
     ASSIGN_OR_RETURN(std::byte * data, PlaceIn(*regions[tensor.region], tensor));

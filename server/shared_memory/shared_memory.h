@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -73,9 +74,16 @@ class SharedMemoryTable {
   absl::Status FindFor(const AttentionCall& call, absl::string_view caller, bool unix_socket,
                        CallMemory& memory);
 
+  // A copy of one tensor that the call names, which its owner may go on writing. Errors: FindFor's.
+  absl::StatusOr<std::string> Copy(const SharedRequest& request, const TensorSpec& tensor,
+                                   absl::string_view caller, bool unix_socket);
+
   SharedMemoryUse Use() const;
 
  private:
+  using RegionList = std::vector<std::shared_ptr<MappedRegion>>;  // shared with the table
+  absl::StatusOr<RegionList> RegionsOf(const SharedRequest& request, absl::string_view caller,
+                                       bool unix_socket);
   using Regions = absl::flat_hash_map<std::string, std::shared_ptr<MappedRegion>>;
 
   Backend& backend_;

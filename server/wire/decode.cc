@@ -45,7 +45,7 @@ struct SeenProblem {
   std::weak_ptr<const CompiledMask> plan;  // of a mask whose rows need no check
 };
 constexpr int64_t kMaxSeenBytes = 256;
-constexpr int64_t kMaxBytesAtOnce = 64 << 10;  // of a problem; a larger one takes long to parse
+constexpr int64_t kMaxBytesAtOnce = 16 << 10;  // of a problem; a larger one takes long to parse
 
 // The last problem that this thread decoded.
 SeenProblem& LastProblem() {
@@ -91,43 +91,6 @@ absl::Status DecodeOptions(const MessageBytes& bytes, const FieldTable& table, D
     return FieldError(reason::kBadField, "options.keep_residual", "false in Backward", "true");
   }
   return absl::OkStatus();
-}
-
-absl::Status DecodeProblemIn(const MessageBytes& message, const FieldTable& table,
-                             const CallersMasks& masks, DecodedProblem& decoded) {
-  if (table.known) return DecodeLastProblem(masks, decoded);
-  const ByteRange range = table.range[kProblemField];
-  if (range.size > kMaxBytesAtOnce && masks.takes_long != nullptr) {
-    *masks.takes_long = true;
-    return absl::CancelledError();
-  }
-  v1::Problem wire;
-  RETURN_IF_ERROR(ParseRange(message, range, "problem", wire));
-  ASSIGN_OR_RETURN(decoded, DecodeProblem(wire, masks));
-  Remember(message, range, decoded, wire.mask().id());
-  return absl::OkStatus();
-}
-
-// Empty when there is none. LeaseTable decides what it opens.
-absl::StatusOr<std::string> DecodeToken(const MessageBytes& bytes, const FieldTable& table,
-                                        Direction direction) {
-  constexpr int kField = v1::BackwardRequest::kResidualTokenFieldNumber;
-  std::string token;
-  if (direction == Direction::kForward) return token;
-  ByteRange range = table.range[kField];
-  if (range.size > kMaxTokenBytes) {
-    return FieldError(reason::kBadField, "residual_token",
-                      absl::StrCat("at most ", kMaxTokenBytes, " bytes"), absl::StrCat(range.size));
-  }
-  bytes.ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
-    token.append(reinterpret_cast<const char*>(piece.data()), piece.size());
-  });
-  return token;
-}
-
-Priority DecodePriority(v1::Priority priority) {
-  if (priority == v1::PRIORITY_LOW) return Priority::kLow;
-  return priority == v1::PRIORITY_HIGH ? Priority::kHigh : Priority::kNormal;
 }
 
 absl::Status CheckSize(const TensorSpec& tensor, int64_t expected, int64_t got) {
@@ -199,25 +162,6 @@ absl::StatusOr<SharedPlaces> DecodeShared(const MessageBytes& bytes, const Field
   return shared;
 }
 
-absl::Status RefuseUndeclared(const FieldTable& table, const Problem& problem) {
-  const int64_t mask_bytes = table.range[RequestField(Tensor::kMaskBits)].size;
-  const int64_t bias_bytes = table.range[RequestField(Tensor::kBias)].size;
-  if (!problem.bool_mask && mask_bytes != 0) {
-    return FieldError(reason::kSizeMismatch, "mask_bits", "none without problem.bool_mask",
-                      absl::StrCat(mask_bytes, " bytes"));
-  }
-  if (!problem.bias && bias_bytes != 0) {
-    return FieldError(reason::kSizeMismatch, "bias", "none without problem.bias",
-                      absl::StrCat(bias_bytes, " bytes"));
-  }
-  return absl::OkStatus();
-}
-
-bool DLseFollows(const FieldTable& table, Direction direction) {
-  return direction == Direction::kBackward &&
-         table.varint[v1::BackwardRequest::kDLseFollowsFieldNumber] != 0;
-}
-
 // Sets where an input lies, from its payload field or its place in shared memory. Returns the bytes
 // there.
 absl::StatusOr<int64_t> FindInput(const FieldTable& table, const SharedPlaces& shared,
@@ -235,6 +179,102 @@ absl::StatusOr<int64_t> FindInput(const FieldTable& table, const SharedPlaces& s
   input.region = place->region;
   input.offset = place->offset;
   return place->bytes;
+}
+
+// What a message says of its call, beside its problem.
+struct Outside {
+  const MessageBytes& message;
+  const FieldTable& table;
+  const SharedPlaces& shared;
+};
+
+// The lists of the call's mask: they have come behind the header, lie in the message or in shared
+// memory.
+absl::StatusOr<std::string> ReadMaskDataOf(const Outside& call, const CallersMasks& masks,
+                                           int64_t bytes) {
+  if (StreamedMaskData* streamed = masks.streamed; streamed != nullptr) {
+    if (static_cast<int64_t>(streamed->bytes.size()) == bytes) return std::move(streamed->bytes);
+    streamed->wanted = bytes;
+    return absl::CancelledError();
+  }
+  TensorSpec data = MaskDataInput(bytes);
+  ASSIGN_OR_RETURN(const int64_t found, FindInput(call.table, call.shared, data));
+  RETURN_IF_ERROR(CheckSize(data, bytes, found));
+  if (data.region != kNoRegion && masks.read_shared == nullptr) {
+    return BadShared("tensor", "no mask_data where none is read", "some");
+  }
+  if (data.region != kNoRegion) return masks.read_shared(*call.shared.request, data);
+  std::string copy;
+  copy.reserve(static_cast<size_t>(bytes));
+  call.message.ForEachPiece(call.table.range[data.field], [&](absl::Span<const uint8_t> piece) {
+    copy.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  });
+  return copy;
+}
+
+absl::Status DecodeProblemIn(const Outside& call, const CallersMasks& masks,
+                             DecodedProblem& decoded) {
+  if (call.table.known) return DecodeLastProblem(masks, decoded);
+  const ByteRange range = call.table.range[kProblemField];
+  if (range.size > kMaxBytesAtOnce && masks.takes_long != nullptr) {
+    *masks.takes_long = true;
+    return absl::CancelledError();
+  }
+  v1::Problem wire;
+  RETURN_IF_ERROR(ParseRange(call.message, range, "problem", wire));
+  const auto read = [&](int64_t bytes) { return ReadMaskDataOf(call, masks, bytes); };
+  ASSIGN_OR_RETURN(decoded, DecodeProblem(wire, masks, read));
+  if (decoded.mask_data_bytes == 0) Remember(call.message, range, decoded, wire.mask().id());
+  return absl::OkStatus();
+}
+
+// Refuses mask_data that no list lies in.
+absl::Status CheckMaskDataIsUsed(const Outside& call, const DecodedProblem& decoded) {
+  if (decoded.mask_data_bytes > 0) return absl::OkStatus();
+  TensorSpec none = MaskDataInput(0);
+  ASSIGN_OR_RETURN(const int64_t bytes, FindInput(call.table, call.shared, none));
+  return RefuseMaskData(bytes);
+}
+
+// Empty when there is none. LeaseTable decides what it opens.
+absl::StatusOr<std::string> DecodeToken(const MessageBytes& bytes, const FieldTable& table,
+                                        Direction direction) {
+  constexpr int kField = v1::BackwardRequest::kResidualTokenFieldNumber;
+  std::string token;
+  if (direction == Direction::kForward) return token;
+  ByteRange range = table.range[kField];
+  if (range.size > kMaxTokenBytes) {
+    return FieldError(reason::kBadField, "residual_token",
+                      absl::StrCat("at most ", kMaxTokenBytes, " bytes"), absl::StrCat(range.size));
+  }
+  bytes.ForEachPiece(range, [&](absl::Span<const uint8_t> piece) {
+    token.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  });
+  return token;
+}
+
+Priority DecodePriority(v1::Priority priority) {
+  if (priority == v1::PRIORITY_LOW) return Priority::kLow;
+  return priority == v1::PRIORITY_HIGH ? Priority::kHigh : Priority::kNormal;
+}
+
+absl::Status RefuseUndeclared(const FieldTable& table, const Problem& problem) {
+  const int64_t mask_bytes = table.range[RequestField(Tensor::kMaskBits)].size;
+  const int64_t bias_bytes = table.range[RequestField(Tensor::kBias)].size;
+  if (!problem.bool_mask && mask_bytes != 0) {
+    return FieldError(reason::kSizeMismatch, "mask_bits", "none without problem.bool_mask",
+                      absl::StrCat(mask_bytes, " bytes"));
+  }
+  if (!problem.bias && bias_bytes != 0) {
+    return FieldError(reason::kSizeMismatch, "bias", "none without problem.bias",
+                      absl::StrCat(bias_bytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+bool DLseFollows(const FieldTable& table, Direction direction) {
+  return direction == Direction::kBackward &&
+         table.varint[v1::BackwardRequest::kDLseFollowsFieldNumber] != 0;
 }
 
 // Of a whole message: `inputs` are what must come.
@@ -256,23 +296,27 @@ absl::Status FindInputs(const FieldTable& table, const SharedPlaces& shared, con
   return CheckSize(d_lse, d_lse.bytes, bytes);
 }
 
+absl::Status RefusePayload(const FieldTable& table, int id) {
+  if (!table.Has(RequestField(id))) return absl::OkStatus();
+  return FieldError(reason::kBadField, TensorName(id),
+                    "no payload in the header of a streamed call",
+                    absl::StrCat(table.range[RequestField(id)].size, " bytes"));
+}
+
 // Of a streamed call's header: `inputs` will follow.
 absl::Status AnnounceInputs(const FieldTable& table, const Problem& problem, Direction direction,
                             TensorList& inputs) {
   for (int id = Tensor::kMaskBits; id <= Tensor::kDLse; ++id) {
-    if (!table.Has(RequestField(id))) continue;
-    return FieldError(reason::kBadField, TensorName(id),
-                      "no payload in the header of a streamed call",
-                      absl::StrCat(table.range[RequestField(id)].size, " bytes"));
+    RETURN_IF_ERROR(RefusePayload(table, id));
   }
   if (DLseFollows(table, direction)) inputs.push_back(LseGradient(problem));
   return absl::OkStatus();
 }
 
 // Checks that every place in shared memory is an input's or a wanted output's, and sets where those
-// outputs lie.
-absl::Status FindOutputs(const SharedPlaces& shared, bool keep_residual, TensorList& tensors) {
-  size_t found = 0;
+// outputs lie. `found`: places that are right already.
+absl::Status FindOutputs(const SharedPlaces& shared, size_t found, bool keep_residual,
+                         TensorList& tensors) {
   int64_t output_bytes = 0;
   for (TensorSpec& tensor : tensors) {
     const SharedPlace* place = shared.Find(tensor.id);
@@ -355,15 +399,21 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   AttentionCall call;
   AttentionCall::Parts& parts = *call.parts_;
   const Problem& problem = parts.problem;
-  DecodedProblem decoded;
-  RETURN_IF_ERROR(DecodeProblemIn(message, table, masks, decoded));
-  parts.problem = std::move(decoded.problem);
-  if (problem.mask != nullptr) parts.mask_bytes = problem.mask->bytes() + decoded.plan->bytes();
-  parts.mask_plan = std::move(decoded.plan);
+  if (form == Form::kHeader) RETURN_IF_ERROR(RefusePayload(table, kMaskDataId));
   ASSIGN_OR_RETURN(SharedPlaces shared, DecodeShared(message, table));
   if (form != Form::kWhole && shared.request != nullptr) {
     return FieldError(reason::kBadField, "shared_memory", "none in a streamed call", "some");
   }
+  const Outside outside = {message, table, shared};
+  DecodedProblem decoded;
+  RETURN_IF_ERROR(DecodeProblemIn(outside, masks, decoded));
+  RETURN_IF_ERROR(CheckMaskDataIsUsed(outside, decoded));
+  parts.problem = std::move(decoded.problem);
+  if (problem.mask != nullptr) {
+    parts.mask_plan_bytes = decoded.plan->bytes();
+    parts.mask_bytes = problem.mask->bytes() + parts.mask_plan_bytes;
+  }
+  parts.mask_plan = std::move(decoded.plan);
   TensorList& tensors = parts.tensors;
   tensors = AttentionInputs(problem, direction, /*on_residual=*/!token.empty());
   RETURN_IF_ERROR(form == Form::kWhole ? FindInputs(table, shared, problem, direction, tensors)
@@ -371,7 +421,8 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   const bool want_lse = direction == Direction::kForward &&
                         table.varint[v1::ForwardRequest::kWantLseFieldNumber] != 0;
   AddAttentionOutputs(problem, direction, want_lse, tensors);
-  RETURN_IF_ERROR(FindOutputs(shared, options.keep_residual(), tensors));
+  RETURN_IF_ERROR(FindOutputs(shared, shared.Find(kMaskDataId) != nullptr ? 1 : 0,
+                              options.keep_residual(), tensors));
   parts.direction = direction;
   parts.residual_token = std::move(token);
   parts.shared_request = std::move(shared.request);

@@ -12,6 +12,7 @@
 #include "attention/problem.h"
 #include "base/status_macros.h"
 #include "proto/attnd/v1/mask_codec.h"
+#include "proto/attnd/v1/mask_data.h"
 #include "server/call/status_details.h"
 #include "server/wire/wire_check.h"
 
@@ -195,20 +196,57 @@ absl::Status RefuseBesideId(const v1::MaskSpec& wire) {
   return FieldError(reason::kBadField, "problem.mask.id", "nothing but origin beside it", "more");
 }
 
+// What its lists outside of it take, within the limit; they may lie anywhere yet.
+absl::StatusOr<int64_t> CheckMaskData(const v1::MaskSpec& wire, const CallersMasks& masks) {
+  const absl::StatusOr<int64_t> bytes = MaskDataBytes(wire);
+  if (!bytes.ok()) return Classified(bytes.status());
+  const int64_t most = masks.store.limits().bytes_of_caller;
+  if (*bytes <= most) return *bytes;
+  const std::string expected =
+      absl::StrCat("at most ", most, " bytes (a quarter of --mask_memory_mib)");
+  const std::string got = absl::StrCat(*bytes);
+  return Failure(absl::StatusCode::kOutOfRange, reason::kMaskTooLarge,
+                 absl::StrCat("mask_data: expected ", expected, ", got ", got),
+                 {{"field", "mask_data"},
+                  {"expected", expected},
+                  {"got", got},
+                  {"limit", absl::StrCat(most)}});
+}
+
+// Whether they come in chunks behind this header, and have not yet.
+bool FollowsLater(int64_t data_bytes, const CallersMasks& masks) {
+  return data_bytes > 0 && masks.streamed != nullptr && masks.streamed->bytes.empty();
+}
+
+absl::Status TakeMask(const v1::MaskSpec& wire, const CallersMasks& masks,
+                      ReadMaskData read_mask_data, DecodedProblem& decoded) {
+  ASSIGN_OR_RETURN(const int64_t data_bytes, CheckMaskData(wire, masks));
+  decoded.mask_data_bytes = data_bytes;
+  const bool is_small = wire.ByteSizeLong() + static_cast<size_t>(data_bytes) <= kSmallMaskBytes;
+  if (!is_small && !FollowsLater(data_bytes, masks)) {
+    RETURN_IF_ERROR(LeaveItWhereItTakesLong(masks));
+  }
+  std::string data;
+  if (data_bytes > 0) {
+    ASSIGN_OR_RETURN(data, read_mask_data(data_bytes));
+  }
+  absl::StatusOr<MaskSpec> spec = DecodeMask(wire, data);
+  if (!spec.ok()) return Classified(spec.status());
+  auto kept = masks.store.Keep(*spec, MaskCallOf(decoded.problem), masks.caller);
+  if (!kept.ok()) return Classified(kept.status());
+  decoded.problem.mask = *std::move(kept);
+  return absl::OkStatus();
+}
+
 // Last: a mask is checked against the sizes and options of the rest.
 absl::Status DecodeMaskIn(const v1::Problem& wire, const CallersMasks& masks,
-                          DecodedProblem& decoded) {
+                          ReadMaskData read_mask_data, DecodedProblem& decoded) {
   if (!wire.has_mask()) return absl::OkStatus();
   const v1::MaskSpec& mask = wire.mask();
   Problem& p = decoded.problem;
   p.mask_origin = DecodeMaskOrigin(mask);
   if (mask.id().empty()) {
-    if (mask.ByteSizeLong() > kSmallMaskBytes) RETURN_IF_ERROR(LeaveItWhereItTakesLong(masks));
-    absl::StatusOr<MaskSpec> spec = DecodeMask(mask);
-    if (!spec.ok()) return Classified(spec.status());
-    auto kept = masks.store.Keep(*spec, MaskCallOf(p), masks.caller);
-    if (!kept.ok()) return Classified(kept.status());
-    p.mask = *std::move(kept);
+    RETURN_IF_ERROR(TakeMask(mask, masks, read_mask_data, decoded));
   } else {
     RETURN_IF_ERROR(RefuseBesideId(mask));
     ASSIGN_OR_RETURN(p.mask, masks.store.Find(mask.id(), masks.caller, !masks.is_repeated));
@@ -239,7 +277,14 @@ absl::Status PlanMask(const CallersMasks& masks, DecodedProblem& decoded) {
                  {{"field", "problem.mask.empty_row"}});
 }
 
-absl::StatusOr<DecodedProblem> DecodeProblem(const v1::Problem& wire, const CallersMasks& masks) {
+absl::Status RefuseMaskData(int64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  return FieldError(reason::kSizeMismatch, "mask_data", "none without lists of problem.mask there",
+                    absl::StrCat(bytes, " bytes"));
+}
+
+absl::StatusOr<DecodedProblem> DecodeProblem(const v1::Problem& wire, const CallersMasks& masks,
+                                             ReadMaskData read_mask_data) {
   DecodedProblem decoded;
   Problem& p = decoded.problem;
   RETURN_IF_ERROR(DecodeSizes(wire, p));
@@ -250,7 +295,7 @@ absl::StatusOr<DecodedProblem> DecodeProblem(const v1::Problem& wire, const Call
   RETURN_IF_ERROR(DecodeDropout(wire, p));
   RETURN_IF_ERROR(DecodeDenominator(wire, p));
   RETURN_IF_ERROR(Classified(Validate(p)));
-  RETURN_IF_ERROR(DecodeMaskIn(wire, masks, decoded));
+  RETURN_IF_ERROR(DecodeMaskIn(wire, masks, read_mask_data, decoded));
   return decoded;
 }
 

@@ -13,12 +13,15 @@ static_assert(static_cast<int>(Request::kKFieldNumber) ==
 static_assert(v1::TENSOR_NAME_MASK_BITS == static_cast<int>(Tensor::kMaskBits));
 static_assert(v1::TENSOR_NAME_D_LSE == static_cast<int>(Tensor::kDLse));
 static_assert(v1::TENSOR_NAME_D_SINK == kTensors);
+static_assert(v1::TENSOR_NAME_MASK_DATA == kMaskDataId);
+static_assert(static_cast<int>(Request::kMaskDataFieldNumber) ==
+              static_cast<int>(v1::ForwardRequest::kMaskDataFieldNumber));
 
 struct OnTheWire {
   absl::string_view name;
   int request_field, reply_field;
 };
-constexpr OnTheWire kTable[kTensors + 1] = {
+constexpr OnTheWire kTable[kMaskDataId + 1] = {
     {"", 0, 0},
     {"mask_bits", Request::kMaskBitsFieldNumber, 0},
     {"bias", Request::kBiasFieldNumber, 0},
@@ -34,6 +37,7 @@ constexpr OnTheWire kTable[kTensors + 1] = {
     {"d_q", 0, v1::BackwardResponse::kDQFieldNumber},
     {"d_bias", 0, v1::BackwardResponse::kDBiasFieldNumber},
     {"d_sink", 0, v1::BackwardResponse::kDSinkFieldNumber},
+    {"mask_data", Request::kMaskDataFieldNumber, 0},
 };
 
 TensorSpec Input(int id, int64_t bytes) {
@@ -74,6 +78,8 @@ TensorList AttentionInputs(const Problem& p, Direction direction, bool on_residu
   list.push_back(Input(Tensor::kDO, p.OutputElements() * element));
   return list;
 }
+
+TensorSpec MaskDataInput(int64_t bytes) { return Input(kMaskDataId, bytes); }
 
 TensorSpec LseGradient(const Problem& p) { return Input(Tensor::kDLse, LseBytes(p)); }
 

@@ -2,6 +2,8 @@
 // implies. The decoder makes a call's TensorList from them. Any thread.
 #pragma once
 
+#include <cstdint>
+
 #include "absl/strings/string_view.h"
 #include "attention/problem.h"
 #include "server/call/attention_tensors.h"
@@ -12,6 +14,9 @@ namespace attnd {
 absl::string_view TensorName(int id);
 // Of ForwardRequest and BackwardRequest, which agree.
 int RequestField(int id);
+
+// The lists of a mask that lie outside of it.
+TensorSpec MaskDataInput(int64_t bytes);
 
 // What a call must bring; with a residual d_o alone, and the rest is kept. d_lse is not listed.
 // Sizes of a validated problem fit 64 bits.

@@ -194,6 +194,119 @@ TEST(ClientMask, ABackwardOnALeaseOutlivesItsMask) {
   ExpectSame(out, RunWhole(*engine, p, in));
 }
 
+// More than a megabyte of lists on the wire, and more than a message of the daemons below takes.
+Problem WithLongLists() {
+  Problem p = Sized(4096);
+  p.batch = 1;
+  p.q_heads = p.kv_heads = 1;
+  p.kv_len = 2048;
+  p.qk_head_dim = p.v_head_dim = 8;
+  RowIntervals intervals{.r = 100};
+  for (uint32_t row = 0; row < 4096; ++row) {
+    for (uint32_t run = 0; run < 100; ++run) {
+      intervals.begin.push_back(20 * run);
+      intervals.end.push_back(20 * run + 1 + (row * 7 + run) % 13);
+    }
+  }
+  return WithMask(p, {std::move(intervals)}, {0});
+}
+
+ServerOptions SmallMessages(const std::string& address) {
+  ServerOptions options = TestOptions();
+  options.listen = {address};
+  options.transport.max_message_bytes = 1 << 20;
+  return options;
+}
+
+// Over TCP in chunks, over a unix socket in shared memory; whole, by id, and whole again.
+TEST(ClientMask, AMaskLargerThanAMessageIsAMask) {
+  const std::string path = absl::StrCat("unix:/tmp/attnd_client_mask_", getpid());
+  auto engine = MakeCpuBackend({.threads = 2});
+  const Problem p = WithLongLists();
+  const ProblemInputs in = RandomInputs(p, 1);
+  const Outputs expected = RunWhole(*engine, p, in);
+  for (const std::string& address : {std::string("127.0.0.1:0"), path}) {
+    SCOPED_TRACE(address);
+    auto daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), SmallMessages(address));
+    auto client = Connect(daemon->address(), 1 << 24);
+    const Result first = Both(*client, p, in);
+    ExpectSame(first.out, expected);
+    EXPECT_EQ(first.forward.shared, address == path ? 1 : 0);
+    EXPECT_EQ(daemon->server().masks().hits, 1u);  // the backward's
+    if (address != path) continue;
+    daemon.reset();
+    daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), SmallMessages(address));
+    ExpectSame(Both(*client, p, in).out, expected);
+    EXPECT_EQ(daemon->server().masks().hits, 1u);
+  }
+}
+
+TEST(ClientMask, ALongMaskThatADaemonRefusesSaysTheLimit) {
+  ServerOptions options = SmallMessages("127.0.0.1:0");
+  options.masks.bytes_of_caller = 1 << 20;
+  Daemon daemon(MakeCpuBackend({.threads = 2}), options);
+  const Problem p = WithLongLists();
+  const ProblemInputs in = RandomInputs(p, 1);
+  Outputs out(p);
+  const absl::Status status =
+      Connect(daemon.address(), 1 << 24)->Forward(p, ForwardInputs(in), out.forward()).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange) << status;
+  EXPECT_NE(status.message().find("mask_data: expected at most 1048576 bytes"),
+            absl::string_view::npos)
+      << status;
+}
+
+// Between the forward and a backward on its residual; sooner or later, wherever it is.
+TEST(ClientMask, ALeasedBackwardOutlivesARestartAndAnothersMasks) {
+  const std::string address = absl::StrCat("unix-abstract:attnd_lease_", getpid());
+  ServerOptions options = TestOptions();
+  options.listen = {address};
+  auto engine = MakeCpuBackend({.threads = 2});
+  const Problem p = WithLists();
+  const ProblemInputs in = RandomInputs(p, 1);
+  const Outputs expected = RunWhole(*engine, p, in);
+  auto daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), options);
+  auto client = Connect(address, 1 << 24), stranger = Connect(address, 1 << 24);
+  for (const char* what : {"a restart", "a foreign caller"}) {
+    SCOPED_TRACE(what);
+    Outputs out(p);
+    Residual kept;
+    auto forward = client->Forward(p, ForwardInputs(in), out.forward(), {}, &kept);
+    ASSERT_TRUE(forward.ok()) << forward.status();
+    EXPECT_EQ(forward->leased, 1);
+    if (what == std::string("a restart")) {
+      daemon.reset();
+      daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), options);
+    } else {
+      const Problem other = WithLists(320);
+      Both(*stranger, other, RandomInputs(other, 2));
+      ExpectSame(Both(*stranger, p, in).out, expected);
+    }
+    auto backward = client->Backward(p, BackwardInputs(in, out), out.backward(), {}, &kept);
+    ASSERT_TRUE(backward.ok()) << backward.status();
+    ExpectSame(out, expected);
+  }
+}
+
+// Its daemon is gone: the other has neither residual nor mask.
+TEST(ClientMask, ALeasedBackwardGoesToAnotherReplica) {
+  auto engine = MakeCpuBackend({.threads = 2});
+  const Problem p = WithLists();
+  const ProblemInputs in = RandomInputs(p, 1);
+  const Outputs expected = RunWhole(*engine, p, in);
+  auto one = std::make_unique<Daemon>(MakeCpuBackend({.threads = 1}));
+  auto two = std::make_unique<Daemon>(MakeCpuBackend({.threads = 1}));
+  auto client = Connect({one->address(), two->address()}, 1 << 24);
+  Outputs out(p);
+  Residual kept;
+  auto forward = client->Forward(p, ForwardInputs(in), out.forward(), {}, &kept);
+  ASSERT_TRUE(forward.ok()) << forward.status();
+  (one->server().leases().leases > 0 ? one : two).reset();
+  auto backward = client->Backward(p, BackwardInputs(in, out), out.backward(), {}, &kept);
+  ASSERT_TRUE(backward.ok()) << backward.status();
+  ExpectSame(out, expected);
+}
+
 TEST(ClientMask, SaysWhatIsWrong) {
   Daemon daemon(MakeCpuBackend({.threads = 2}));
   auto client = Connect(daemon.address(), 1 << 24);

@@ -196,6 +196,60 @@ Problem TooComplex() {
   return WithMask(p, text);
 }
 
+// Of one pattern.
+v1::Problem WithExpr(const v1::Expr& expr) {
+  v1::Problem p = ToProto(WithMask(SmallProblem(64, 1), "causal"));
+  *p.mutable_mask()->mutable_pattern(0)->mutable_expr() = expr;
+  return p;
+}
+
+// So many negations of a window.
+v1::Expr Deep(int levels) {
+  v1::Expr expr;
+  expr.mutable_window()->set_left(3);
+  for (int n = 1; n < levels; ++n) {
+    v1::Expr outer;
+    *outer.mutable_negate() = std::move(expr);
+    expr = std::move(outer);
+  }
+  return expr;
+}
+
+v1::Expr Wide(int operands) {
+  v1::Expr expr;
+  for (int n = 0; n < operands; ++n) {
+    expr.mutable_any_of()->add_e()->mutable_window()->set_left(n);
+  }
+  return expr;
+}
+
+// What goes beyond a limit by one.
+std::vector<Refused> MasksBeyondLimits() {
+  constexpr grpc::StatusCode kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
+  const v1::Problem small = ToProto(WithMask(SmallProblem(64, 1), "causal"));
+  v1::Problem patterns = small, rectangles = small, inside = small, beside_id = small;
+  for (int n = 0; n < 4096; ++n) *patterns.mutable_mask()->add_pattern() = small.mask().pattern(0);
+  auto& of = *rectangles.mutable_mask()->mutable_pattern(0)->mutable_rectangles();
+  for (int n = 0; n < 65537; ++n) of.add_of();
+  auto& rows = *inside.mutable_mask()->mutable_pattern(0)->mutable_row_intervals();
+  for (int n = 0; n < (1 << 20) + 1; ++n) rows.mutable_begin()->add_value(0);
+  beside_id.mutable_mask()->set_id(std::string(32, 'x'));
+  return {
+      {"Patterns", patterns, kInvalid, "BAD_FIELD",
+       "problem.mask.pattern: expected at most 4096 patterns, got 4097"},
+      {"Nodes", WithExpr(Wide(4096)), kInvalid, "BAD_FIELD",
+       "expected at most 4096 nodes in a pattern with what it refers to, got more"},
+      {"Depth", WithExpr(Deep(17)), kInvalid, "BAD_FIELD", "expected depth 16 at most, got more"},
+      {"Rectangles", rectangles, kInvalid, "BAD_FIELD",
+       "problem.mask.pattern[0].rectangles.of: expected at most 65536 rectangles, got 65537"},
+      {"Inside", inside, kInvalid, "BAD_FIELD",
+       "problem.mask: expected at most 1048576 numbers as `value` of its lists, more in "
+       "mask_data, got 1048577"},
+      {"BesideId", beside_id, kInvalid, "BAD_FIELD",
+       "problem.mask.id: expected nothing but origin beside it, got more"},
+  };
+}
+
 std::vector<Refused> RefusedMasks() {
   constexpr grpc::StatusCode kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
   const Problem small = SmallProblem(64, 1);
@@ -224,6 +278,11 @@ class DaemonMaskRefuses : public testing::TestWithParam<Refused> {
     ExpectError(status, GetParam().code, GetParam().reason);
     EXPECT_TRUE(absl::StrContains(status.error_message(), GetParam().message))
         << status.error_message();
+    if (GetParam().reason != "BAD_FIELD") return;
+    const auto detail = ErrorInfoOf(status).metadata();
+    const std::string text = absl::StrCat(detail.at("field"), ": expected ", detail.at("expected"),
+                                          ", got ", detail.at("got"));
+    EXPECT_EQ(status.error_message(), text);
   }
   Daemon daemon_{MakeCpuBackend({.threads = 1})};
 };
@@ -253,6 +312,8 @@ TEST_P(DaemonMaskRefuses, EveryCallAlike) {
 
 INSTANTIATE_TEST_SUITE_P(All, DaemonMaskRefuses, testing::ValuesIn(RefusedMasks()),
                          [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(Limits, DaemonMaskRefuses, testing::ValuesIn(MasksBeyondLimits()),
+                         [](const auto& test) { return test.param.name; });
 
 // One call's mask is compiled, one waits.
 TEST(DaemonMaskCache, ACallersWaitingMasksAreItsQuota) {
@@ -276,6 +337,28 @@ TEST(DaemonMaskCache, ACallersWaitingMasksAreItsQuota) {
   while (refused == 0) bob.Send(Masked(0));  // beside them
   for (std::thread& call : calls) call.join();
   EXPECT_LT(refused, 6);
+}
+
+// An eighth of a device's memory is for one call's tiles: half a megabyte of them here.
+TEST(DaemonMaskCache, TilesAreAnEighthOfADevicesMemory) {
+  ServerOptions options = TestOptions();
+  Problem p = SmallProblem(2048, 1);
+  p.qk_head_dim = p.v_head_dim = 1;
+  p = WithMask(p, "random_blocks(4,200)");
+  for (const int64_t mib : {8, 3}) {
+    options.admission.memory_bytes = options.admission.caller_max_bytes = mib << 20;
+    Daemon daemon(MakeCpuBackend({.threads = 1}), options);
+    grpc::ClientContext context;
+    v1::ForwardResponse reply;
+    const grpc::Status status = daemon.stub().Forward(&context, MakeForward(p, 1), &reply);
+    if (mib == 8) {
+      EXPECT_TRUE(status.ok()) << status.error_message();
+    } else {
+      ExpectError(status, grpc::StatusCode::OUT_OF_RANGE, "TOO_LARGE_FOR_DEVICE");
+      EXPECT_TRUE(absl::StrContains(status.error_message(), "problem.mask: its tiles: at most "))
+          << status.error_message();
+    }
+  }
 }
 
 // 1024 tiles, each with a bitmap of its own.

@@ -20,7 +20,7 @@ template <class Request>
 std::vector<std::pair<int, std::string>> TakePayloads(Request& request) {
   std::vector<std::pair<int, std::string>> payloads;
   const auto* type = request.GetDescriptor();
-  for (int number = 16; number <= 31; ++number) {
+  for (int number = 15; number <= 31; ++number) {
     const auto* field = type->FindFieldByNumber(number);
     if (field == nullptr) continue;
     std::string bytes = request.GetReflection()->GetString(request, field);

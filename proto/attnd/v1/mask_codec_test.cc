@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "proto/attnd/v1/mask_data.h"
 
 namespace attnd {
 namespace {
@@ -62,6 +65,88 @@ TEST(MaskCodec, EveryKindComesBackAsItWas) {
   absl::StatusOr<MaskSpec> back = DecodeMask(wire);
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(*back, mask);
+}
+
+TEST(MaskCodec, EveryKindComesBackWithItsListsOutside) {
+  const MaskSpec mask{.pattern = EveryPattern(), .pattern_of = {0, 1, 5}};
+  const SplitMask split = EncodeSplitMask(mask);
+  v1::MaskSpec wire;
+  ASSERT_TRUE(wire.ParseFromString(split.spec.SerializeAsString()));
+  EXPECT_LT(split.spec.ByteSizeLong(), EncodeMaskSpec(mask).ByteSizeLong() - 1000);
+  const absl::StatusOr<int64_t> bytes = MaskDataBytes(wire);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  EXPECT_EQ(*bytes, static_cast<int64_t>(split.data.size()));
+  const absl::StatusOr<MaskSpec> back = DecodeMask(wire, split.data);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(*back, mask);
+}
+
+// Small lists stay inside, even of a mask that is split.
+TEST(MaskCodec, ListsOutsideBeginAtMultiplesOf64) {
+  const std::vector<uint32_t> many(100, 7), wide(65, 70000);
+  const SplitMask split =
+      EncodeSplitMask({.pattern = {RowRuns{1, many, {1, 2}, wide}}, .pattern_of = {0}});
+  const v1::RowRuns& runs = split.spec.pattern(0).row_runs();
+  EXPECT_EQ(runs.first().count(), 100);
+  EXPECT_EQ(runs.first().entry_bytes(), 1);
+  EXPECT_EQ(runs.stride().value_size(), 2);
+  EXPECT_EQ(runs.count().count(), 65);
+  EXPECT_EQ(runs.count().entry_bytes(), 4);
+  ASSERT_EQ(split.data.size(), 128 + 65 * 4);
+  EXPECT_EQ(split.data[99], 7);
+  EXPECT_EQ(split.data[100], 0);
+  EXPECT_EQ(static_cast<uint8_t>(split.data[128]), 70000 % 256);
+}
+
+TEST(MaskCodec, RefusesListsOutside) {
+  const SplitMask good =
+      EncodeSplitMask({.pattern = {BlockList{.bq = 8,
+                                             .bk = 8,
+                                             .indptr = std::vector<uint32_t>(100, 3),
+                                             .kind = {1, 1},
+                                             .bitmaps = std::vector<uint8_t>(16, 3)}},
+                       .pattern_of = {0}});
+  const auto refusal = [&good](const std::function<void(v1::BlockList&, std::string&)>& change) {
+    SplitMask mask = good;
+    change(*mask.spec.mutable_pattern(0)->mutable_blocks(), mask.data);
+    return std::string(DecodeMask(mask.spec, mask.data).status().message());
+  };
+  const std::string at = "problem.mask.pattern[0].blocks.";
+  EXPECT_EQ(refusal([](auto&, auto&) {}), "");
+  EXPECT_EQ(refusal([](auto&, auto& data) { data.pop_back(); }),
+            "mask_data: expected 208 bytes, got 207 bytes");
+  EXPECT_EQ(refusal([](auto&, auto& data) { data.push_back(0); }),
+            "mask_data: expected 208 bytes, got 209 bytes");
+  EXPECT_EQ(refusal([](auto& blocks, auto&) { blocks.mutable_indptr()->set_entry_bytes(3); }),
+            at + "indptr.entry_bytes: expected 1, 2 or 4, got 3");
+  EXPECT_EQ(refusal([](auto& blocks, auto&) { blocks.mutable_indptr()->set_data("abc"); }),
+            at + "indptr.count: expected a list inside the mask or in mask_data, got both");
+  EXPECT_EQ(refusal([](auto& blocks, auto&) { blocks.set_kind("abc"); }),
+            at + "kind_bytes: expected a list inside the mask or in mask_data, got both");
+  EXPECT_EQ(refusal([](auto& blocks, auto&) { blocks.set_bitmaps("abc"); }),
+            at + "bitmaps_bytes: expected a list inside the mask or in mask_data, got both");
+  // Nothing is allocated for what is announced.
+  for (const uint64_t count : {uint64_t{1} << 40, ~uint64_t{0}}) {
+    EXPECT_NE(refusal([count](auto& blocks, auto&) { blocks.mutable_indptr()->set_count(count); }),
+              "");
+  }
+  EXPECT_EQ(refusal([](auto& blocks, auto&) { blocks.set_bitmaps_bytes(~uint64_t{0}); }),
+            "mask_data: expected 1152921504606846976 bytes, got 208 bytes");
+}
+
+TEST(MaskCodec, SoManyNumbersLieInside) {
+  v1::MaskSpec wire;
+  wire.set_version(1);
+  wire.add_pattern_of(0);
+  v1::RowIntervals& rows = *wire.add_pattern()->mutable_row_intervals();
+  const std::vector<uint32_t> half(1 << 19);
+  rows.mutable_begin()->mutable_value()->Assign(half.begin(), half.end());
+  rows.mutable_end()->mutable_value()->Assign(half.begin(), half.end());
+  EXPECT_TRUE(DecodeMask(wire).ok());
+  rows.mutable_end()->add_value(0);
+  EXPECT_EQ(DecodeMask(wire).status().message(),
+            "problem.mask: expected at most 1048576 numbers as `value` of its lists, more in "
+            "mask_data, got 1048577");
 }
 
 TEST(MaskCodec, ListsTravelInTheNarrowestEntries) {
