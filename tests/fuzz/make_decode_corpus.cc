@@ -2,10 +2,30 @@
 //   bazel run //tests/fuzz:make_decode_corpus -- $PWD/tests/fuzz/decode_corpus
 #include <fstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/masks/mask_description.h"
 #include "attention/random_problem.h"
+#include "base/check.h"
+#include "proto/attnd/v1/mask_codec.h"
 #include "tests/fixtures/wire_request.h"
+
+// A forward whose mask has its lists outside of it.
+std::string WithListsOutside(attnd::MaskPattern pattern) {
+  attnd::Problem problem = attnd::SmallProblem(8, 1);
+  const auto mask = attnd::MaskDescription::Make(
+      {.pattern = {std::move(pattern)}, .pattern_of = {0}}, attnd::MaskCallOf(problem));
+  CHECK(mask.ok()) << mask.status();
+  problem.mask = *mask;
+  attnd::v1::ForwardRequest request = attnd::MakeForward(problem, 1);
+  attnd::SplitMask split = attnd::EncodeSplitMask(problem.mask->spec());
+  CHECK(!split.data.empty());
+  *request.mutable_problem()->mutable_mask() = split.spec;
+  request.set_mask_data(split.data);
+  return request.SerializeAsString();
+}
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
@@ -23,4 +43,15 @@ int main(int argc, char** argv) {
     std::ofstream(absl::StrCat(argv[1], "/backward_", seed))
         << static_cast<char>(slices | 1) << backward.SerializeAsString();
   }
+  const std::vector<uint8_t> bits = {1, 2, 4, 8, 16, 32, 64, 129};
+  std::ofstream(absl::StrCat(argv[1], "/mask_bits"))
+      << '\6' << WithListsOutside(attnd::MaskBitmap{8, bits});
+  std::ofstream(absl::StrCat(argv[1], "/mask_blocks"))
+      << '\6'
+      << WithListsOutside(attnd::BlockList{.bq = 4,
+                                           .bk = 4,
+                                           .indptr = {0, 1, 3},
+                                           .indices = {1, 0, 1},
+                                           .kind = {0, 1, 1},
+                                           .bitmaps = {1, 2, 3, 4}});
 }
