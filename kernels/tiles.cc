@@ -263,6 +263,7 @@ std::string NameOf(const KernelRow& row) {
   name += row.general ? "_general" : row.listed ? "_listed" : "_linear";
   if (row.dropout) name += "_dropout";
   if (!row.ordered) name += "_atomic";
+  if (row.ordered && !row.keeps_rest) name += "_no_rest";
   return name;
 }
 
