@@ -116,7 +116,7 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
 void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta}) {
     rows.push_back(
-        {.kind = kind, .element = element, .tile = {64, 0, 0, 1}, .reason = "ahead of backward"});
+        {.kind = kind, .element = element, .tile = {64, 0, 0, 4}, .reason = "ahead of backward"});
   }
   rows.push_back({.kind = KernelKind::kBiasGradient,
                   .element = element,
@@ -181,7 +181,7 @@ void AddSm80(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
                     .element = element,
                     .head_dim = head_dim,
                     .ordered = ordered,
-                    .tile = {64, 0, head_dim, 1},
+                    .tile = {64, 0, head_dim, head_dim > 128 ? 1 : 2},
                     .reason = "after backward: dQ in its rows"});
   }
 }
@@ -272,6 +272,7 @@ std::string NameOf(const KernelRow& row) {
   name += row.general ? "_general" : row.listed ? "_listed" : "_linear";
   if (row.dropout) name += "_dropout";
   if (!row.ordered) name += "_atomic";
+  if (row.ordered && !row.keeps_rest) name += "_no_rest";
   return name;
 }
 

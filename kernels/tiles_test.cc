@@ -1,6 +1,7 @@
 #include "kernels/tiles.h"
 
 #include <set>
+#include <string>
 #include <utility>
 
 #include "gtest/gtest.h"
@@ -12,6 +13,16 @@ TEST(KernelRows, HaveNamesOfTheirOwnInTheirArchitecture) {
   std::set<std::pair<Architecture, std::string>> names;
   for (const KernelRow& row : KernelRows()) {
     EXPECT_TRUE(names.emplace(row.architecture, NameOf(row)).second) << NameOf(row);
+  }
+}
+
+// A kernel is found by its name, and calls whose kernel has the same name share a launch.
+TEST(KernelRows, HaveNamesOfTheirOwnOnEveryGpu) {
+  for (int gpu : {70, 75, 80, 86, 89, 90, 100, 120}) {
+    std::set<std::string> names;
+    for (const KernelRow& row : KernelRowsOfGpu(gpu)) {
+      EXPECT_TRUE(names.insert(NameOf(row)).second) << gpu << " " << NameOf(row);
+    }
   }
 }
 

@@ -1,6 +1,6 @@
-// What backward needs before and after its one large kernel: bounds, what belongs to a row (delta,
-// stabiliser, factor of dQ), and dQ's sums put into place. Small kernels, bound by memory; 64 rows
-// a block. Errors: none.
+// What backward needs before and after its one large kernel: bounds, and what belongs to a row
+// (delta, stabiliser, factor of dQ); query_gradient.h puts dQ's sums into place. Small kernels,
+// bound by memory; 64 rows a block. Errors: none.
 #pragma once
 
 #include "kernels/rules/gradient_scale.h"
@@ -70,20 +70,20 @@ ATTN_HD uint32_t* DqNonFinite(const ProblemDesc& p, int batch, int head, int row
 // Sums and maxima over rows that four lanes share, or over numbers that are finite.
 template <class Element>
 struct RowMath {
-  ATTN_HD static float FiniteMax(uint4 chunk) {
-    const uint4 x = FiniteHalves<Element>(chunk);
+  ATTN_HD static float Max(uint4 x) {
     return ptx::Max(ptx::Max(Larger(x.x), Larger(x.y)), ptx::Max(Larger(x.z), Larger(x.w)));
   }
-  ATTN_HD static float FiniteNorm(uint4 chunk) {
-    return Dot(FiniteHalves<Element>(chunk), FiniteHalves<Element>(chunk));
-  }
+  ATTN_HD static float FiniteMax(uint4 chunk) { return Max(FiniteHalves<Element>(chunk)); }
+  ATTN_HD static float Norm(uint4 chunk) { return Dot(chunk, chunk); }
+  ATTN_HD static float FiniteNorm(uint4 chunk) { return Norm(FiniteHalves<Element>(chunk)); }
   ATTN_HD static float SumOfQuad(float x) {
     x += ptx::ShuffleXor(x, 1);
     return x + ptx::ShuffleXor(x, 2);
   }
-  ATTN_HD static void Widen(uint32_t* bound, float value, int thread) {
+  // Of the warp.
+  ATTN_HD static uint32_t MaxBits(float value) {
     for (int mask = 1; mask < 32; mask <<= 1) value = ptx::Max(value, ptx::ShuffleXor(value, mask));
-    if ((thread & 31) == 0) ptx::ReduceMax(bound, ptx::FloatBits(value));
+    return ptx::FloatBits(value);
   }
   ATTN_HD static float Dot(uint4 a, uint4 b) {
     return Dot(a.x, b.x) + Dot(a.y, b.y) + (Dot(a.z, b.z) + Dot(a.w, b.w));
@@ -99,15 +99,59 @@ struct RowMath {
   }
 };
 
+// Widens bounds of a KV head, one atomic operation a block: kCount of them from `first` on, each
+// the largest of a block's eight warps.
+template <int kCount>
+struct BlockBounds {
+  uint32_t of_warps[kCount][8];
+
+  ATTN_HD void Put(int n, uint32_t bits, int thread) {
+    if ((thread & 31) == 0) ptx::StoreShared32(&of_warps[n][thread >> 5], bits);
+  }
+  // By all threads.
+  ATTN_HD void Widen(uint32_t* first, int thread) const {
+    ptx::SyncThreads();
+    if (thread >= kCount) return;
+    uint32_t largest = 0;
+#pragma unroll
+    for (int warp = 0; warp < 8; ++warp) {
+      const uint32_t bits = ptx::LoadShared32(&of_warps[thread][warp]);
+      if (bits > largest) largest = bits;
+    }
+    if (largest != 0) ptx::ReduceMax(first + thread, largest);
+  }
+};
+
+// A lane's quarter of two rows, so many chunks each, several loads at a time:
+// use(chunk of a, of b), zeros beyond the end.
+template <class Use>
+ATTN_HD void ForQuarters(const char* a, int a_chunks, const char* b, int b_chunks, int thread,
+                         const Use& use) {
+  constexpr int kAhead = 2;
+#pragma unroll 1
+  for (int first = thread & 3; first < a_chunks || first < b_chunks; first += 4 * kAhead) {
+    uint4 of_a[kAhead], of_b[kAhead];
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) {
+      const int c = first + 4 * n;
+      of_a[n] = of_b[n] = make_uint4(0, 0, 0, 0);
+      ptx::LoadConstant128If(of_a[n], a + c * 16, c < a_chunks);
+      ptx::LoadConstant128If(of_b[n], b + c * 16, c < b_chunks);
+    }
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) use(of_a[n], of_b[n]);
+  }
+}
+
 // max‖V‖ and max|K| of the keys that some row sees. The blocks of a KV head's query heads share its
 // keys: 64 at a time, four lanes a key.
 template <class Element>
 struct KeyBoundsKernel {
   using RowMath = attnd::RowMath<Element>;
   static constexpr int kThreads = 256;
-  struct Shared {};
+  using Shared = BlockBounds<2>;
 
-  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
+  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const TileWork& tile = params.tiles[at.block];
     const ProblemDesc& p = params.problems[tile.problem];
     const SequenceDesc& s = p.sequences[tile.batch];
@@ -117,22 +161,32 @@ struct KeyBoundsKernel {
     for (int first = share * kDqBlockRows; first < s.kv_len;
          first += p.group * blocks * kDqBlockRows) {
       const int key = first + (at.thread >> 2);
-      float norm = 0;
+      float norm = 0, largest = 0;
       if (key < s.kv_len && IsSeen(p, s, tile.batch, kv_head, key)) {
-        const char* v = RowOf(p.v, s.batch, kv_head, int64_t{s.kv_begin} + key);
-        for (int c = at.thread & 3; c < p.v_chunks; c += 4) {
-          norm += RowMath::FiniteNorm(ptx::LoadConstant128(v + c * 16));
-        }
-        const char* k = RowOf(p.k, s.batch, kv_head, int64_t{s.kv_begin} + key);
-        for (int c = at.thread & 3; c < p.qk_chunks; c += 4) {
-          largest_key = ptx::Max(largest_key, RowMath::FiniteMax(ptx::LoadConstant128(k + c * 16)));
+        const int64_t at_key = int64_t{s.kv_begin} + key;
+        ForQuarters(RowOf(p.v, s.batch, kv_head, at_key), p.v_chunks,
+                    RowOf(p.k, s.batch, kv_head, at_key), p.qk_chunks, at.thread,
+                    [&](uint4 of_v, uint4 of_k) {
+                      norm += RowMath::Norm(of_v);
+                      largest = ptx::Max(largest, RowMath::Max(of_k));
+                    });
+        if (!(norm < Infinity()) || !(largest < Infinity())) {  // once more, of what is finite
+          norm = largest = 0;
+          ForQuarters(RowOf(p.v, s.batch, kv_head, at_key), p.v_chunks,
+                      RowOf(p.k, s.batch, kv_head, at_key), p.qk_chunks, at.thread,
+                      [&](uint4 of_v, uint4 of_k) {
+                        norm += RowMath::FiniteNorm(of_v);
+                        largest = ptx::Max(largest, RowMath::FiniteMax(of_k));
+                      });
         }
       }
       value_norm = ptx::Max(value_norm, RowMath::SumOfQuad(norm));
+      largest_key = ptx::Max(largest_key, largest);
     }
-    uint32_t* bounds = GradientBounds(p, tile.batch, kv_head);
-    RowMath::Widen(bounds + kValueBound, value_norm, at.thread);
-    RowMath::Widen(bounds + kKeyBound, largest_key, at.thread);
+    shared.Put(0, RowMath::MaxBits(value_norm), at.thread);
+    shared.Put(1, RowMath::MaxBits(largest_key), at.thread);
+    static_assert(kKeyBound == kValueBound + 1);
+    shared.Widen(GradientBounds(p, tile.batch, kv_head) + kValueBound, at.thread);
   }
 
  private:
@@ -155,47 +209,49 @@ template <class Element, class Rounding>
 struct DeltaKernel {
   using RowMath = attnd::RowMath<Element>;
   static constexpr int kThreads = 256;
-  struct Shared {};
+  using Shared = BlockBounds<3>;
 
-  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
+  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const TileWork& tile = params.tiles[at.block];
     const ProblemDesc& p = params.problems[tile.problem];
     const SequenceDesc& s = p.sequences[tile.batch];
     const int row = tile.tile * kDqBlockRows + (at.thread >> 2);
     const bool exists = row < s.q_len;
     const int64_t at_row = int64_t{s.q_begin} + (exists ? row : 0);
+    const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + at_row;
+    const int chunks = exists ? p.v_chunks : 0;
+    const float lse = exists ? ptx::LoadConstantFloat(p.lse + index) : 0;
+    float sum = 0, norm = 0;
     const char* o = RowOf(p.o, s.batch, tile.head, at_row);
     const char* d_o = RowOf(p.d_o, s.batch, tile.head, at_row);
-    float sum = 0, norm = 0;
-    if (exists) {
-      for (int c = at.thread & 3; c < p.v_chunks; c += 4) {
-        const uint4 chunk = ptx::LoadConstant128(d_o + c * 16);
-        sum += RowMath::Dot(ptx::LoadConstant128(o + c * 16), chunk);
-        norm += RowMath::FiniteNorm(chunk);
-      }
+    ForQuarters(o, chunks, d_o, chunks, at.thread, [&](uint4 of_o, uint4 of_d_o) {
+      sum += RowMath::Dot(of_o, of_d_o);
+      norm += RowMath::Norm(of_d_o);
+    });
+    if (!(norm < Infinity())) {  // once more, of what is finite
+      norm = 0;
+      ForQuarters(o, 0, d_o, chunks, at.thread,
+                  [&](uint4, uint4 of_d_o) { norm += RowMath::FiniteNorm(of_d_o); });
     }
     sum = RowMath::SumOfQuad(sum);
-    const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + at_row;
     if (p.d_lse != nullptr) sum -= ptx::LoadConstantFloat(p.d_lse + index);
     norm = RowMath::SumOfQuad(norm);
     uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
-    const float lse = exists ? ptx::LoadConstantFloat(p.lse + index) : 0;
     if (exists && (at.thread & 3) == 0) {
       ptx::StoreGlobalFloat(p.delta + index, sum);
       ptx::StoreGlobalFloat(p.dq_factor + index,
                             FixedPoint::OfRow(p, bounds, SquareRoot(norm), sum));
       ptx::StoreGlobalFloat(p.stabilizer + index, StabilizerOf(lse));
     }
-    RowMath::Widen(bounds + kOutputGradientBound, norm, at.thread);
     const float size = sum < 0 ? -sum : sum;
-    RowMath::Widen(bounds + kDeltaBound, exists && size < Infinity() ? size : 0, at.thread);
     bool non_finite = exists && (lse != lse || !(size < Infinity()));
     if (exists && MayHideInfinities(p, lse)) {
       non_finite |= !IsFinite(RowOf(p.q, s.batch, tile.head, at_row), p.qk_chunks, at.thread);
     }
-    if (ptx::VoteAny(non_finite) && (at.thread & 31) == 0) {
-      ptx::ReduceMax(bounds + kNonFiniteRows, 1);
-    }
+    shared.Put(kOutputGradientBound, RowMath::MaxBits(norm), at.thread);
+    shared.Put(kDeltaBound, RowMath::MaxBits(exists && size < Infinity() ? size : 0), at.thread);
+    shared.Put(kNonFiniteRows, ptx::VoteAny(non_finite), at.thread);
+    shared.Widen(bounds, at.thread);
   }
 
  private:
@@ -215,101 +271,6 @@ struct DeltaKernel {
   ATTN_HD static float StabilizerOf(float lse) {
     if (lse == -Infinity()) return Infinity();
     return ptx::Fma(lse, kLog2E, -(Rounding::kBias + kProbabilityShift));
-  }
-};
-
-// dQ's sums into place: 64 rows of a query head. `Dq` says where the sums of kColumns columns lie:
-//   kParts, kSums         sums of a lane: parts of kOut columns, kSums each
-//   kFloats, kBlockFloats numbers of a part and of 64 queries
-//   Query, Column(n, warp, lane)   of sum n; 2n and 2n + 1 are neighbours in a row
-template <class Dq, class Element, class Rounding, class DqSums>
-struct DqKernel {
-  static constexpr int kThreads = 256;
-  struct Shared {};
-  static constexpr int kColumns = Dq::kColumns;
-
-  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
-    const TileWork& tile = params.tiles[at.block];
-    const ProblemDesc& p = params.problems[tile.problem];
-    const SequenceDesc& s = p.sequences[tile.batch];
-    const int lane = at.thread & 31, warp = at.thread >> 5;
-    const float* from = p.dq_sums + (int64_t{tile.batch} * p.q_heads + tile.head) * p.dq_head +
-                        int64_t{tile.tile} * Dq::kBlockFloats + warp * Dq::kSums * 32 + lane;
-    const Head head(p, s, tile);
-#pragma unroll 1
-    for (int part = 0; part < Dq::kParts; ++part, from += Dq::kFloats) {
-#pragma unroll
-      for (int n = 0; n < Dq::kSums; n += 2) {
-        const int row = tile.tile * kDqBlockRows + Dq::Query(n, warp, lane);
-        const int column = part * Dq::kOut + Dq::Column(n, warp, lane);
-        if (row < s.q_len && column * Element::kBytes < p.qk_chunks * 16) {
-          Write(head, row, column, from + n * 32);
-        }
-      }
-    }
-    RestoreRows(p, s, tile, warp, lane);
-  }
-
- private:
-  // What all rows of the block share, looked up once.
-  struct Head {
-    const ProblemDesc& p;
-    const SequenceDesc& s;
-    const TileWork& tile;
-    int gain, key_exponent, rest_bits;
-    bool has_rest;
-    ATTN_HD Head(const ProblemDesc& problem, const SequenceDesc& sequence, const TileWork& of)
-        : p(problem),
-          s(sequence),
-          tile(of),
-          gain(GradientExponent(p, of.batch, of.head / p.group, Rounding::kMargin)),
-          key_exponent(FixedPoint::KeyExponent(p, GradientBounds(p, of.batch, of.head / p.group))),
-          rest_bits(FixedPoint::RestBits(s.kv_len)),
-          has_rest(p.dq_rest != 0) {}
-    // The sums are dQ / scale times 2^this.
-    ATTN_HD int SumExponent(int row) const {
-      if constexpr (!DqSums::kFixedPoint) return gain;
-      const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + s.q_begin + row;
-      const float factor =
-          FixedPoint::RowFactor(ptx::LoadConstantFloat(p.dq_factor + index), PowerOfTwo(-gain));
-      return gain + FixedPoint::Exponent(factor) + key_exponent;
-    }
-  };
-  ATTN_HD static void Write(const Head& head, int row, int column, const float* sums) {
-    const ProblemDesc& p = head.p;
-    const GradientWriter writer(p, p.scale * (1.0f + Rounding::kLoss),
-                                p.d_q_exponent - head.SumExponent(row));
-    float low = Sum(head, sums), high = Sum(head, sums + 32);
-    if constexpr (DqSums::kFixedPoint) {
-      const uint32_t marks =
-          ptx::LoadGlobal32(DqNonFinite<kColumns>(p, head.tile.batch, head.tile.head, row) +
-                            (column >> 5)) >>
-          (column & 31);
-      if (marks & 1) low = ptx::BitsFloat(0x7fffffffu);
-      if (marks & 2) high = ptx::BitsFloat(0x7fffffffu);
-    }
-    char* out = RowOf(p.d_q, head.s.batch, head.tile.head, int64_t{head.s.q_begin} + row);
-    out += Element::kBytes * column;
-    if constexpr (Element::kBytes == 4) {
-      ptx::StoreGlobal64(out, writer.Floats(low, high));
-    } else {
-      ptx::StoreGlobal32(out, writer.Pack(low, high));
-    }
-  }
-  ATTN_HD static void RestoreRows(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
-                                  int warp, int lane) {
-    const uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
-    if (!ptx::LoadConstant32(bounds + kNonFiniteRows)) return;
-    const NonFiniteRows<Element> rows(p, s, tile);
-    const int first = tile.tile * kDqBlockRows, end = MinInt(first + kDqBlockRows, s.q_len);
-    for (int row = first + warp; row < end; row += kThreads / 32) rows.Restore(row, lane);
-  }
-  ATTN_HD static float Sum(const Head& head, const float* at) {
-    if constexpr (!DqSums::kFixedPoint) return ptx::LoadGlobalFloat(at);
-    const int64_t sum = static_cast<int32_t>(ptx::LoadGlobal32(at));
-    if (!head.has_rest) return static_cast<float>(sum);
-    const int64_t rest = static_cast<int32_t>(ptx::LoadGlobal32(at + head.p.dq_rest));
-    return static_cast<float>((sum << head.rest_bits) + rest) * PowerOfTwo(-head.rest_bits);
   }
 };
 

@@ -16,9 +16,9 @@
 
 namespace attnd {
 
-// Bits of floats ≥ 0: max‖dO‖², max|delta|, max‖V‖², max|K|. The last is 1 where rows
-// are not finite (non_finite_rows.h).
-enum GradientBound { kOutputGradientBound, kDeltaBound, kValueBound, kKeyBound, kNonFiniteRows };
+// Bits of floats ≥ 0: max‖dO‖², max|delta|; 1 where rows are not finite (non_finite_rows.h); bits
+// of max‖V‖², max|K|.
+enum GradientBound { kOutputGradientBound, kDeltaBound, kNonFiniteRows, kValueBound, kKeyBound };
 
 ATTN_HD uint32_t* GradientBounds(const ProblemDesc& p, int batch, int kv_head) {
   return p.gradient_bounds + (int64_t{batch} * p.kv_heads + kv_head) * kGradientBoundWords;

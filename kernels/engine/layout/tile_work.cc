@@ -1,6 +1,7 @@
 #include "kernels/engine/layout/tile_work.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "attention/score_rule.h"
@@ -13,10 +14,38 @@ int64_t Tiles(int64_t length, int64_t rows) { return (length + rows - 1) / rows;
 struct SizedTile {
   int64_t work;
   TileWork tile;
+  size_t group = 0;  // HeadGroups
 };
+
+// Heads whose tiles run at the same time: what their blocks read and add to fits the L2 together.
+class HeadGroups {
+ public:
+  // The next head's group.
+  size_t Next(int64_t head_bytes) {
+    if (bytes_ > 0 && bytes_ + head_bytes > kBytes) {
+      ++group_;
+      bytes_ = 0;
+    }
+    bytes_ += head_bytes;
+    return group_;
+  }
+
+ private:
+  static constexpr int64_t kBytes = 36 << 20;  // of the 50 MB of an H100
+  size_t group_ = 0;
+  int64_t bytes_ = 0;
+};
+
+// In a group, and of groups those with the longest tiles, so that none is left for the end.
 OrderedTiles MostWorkFirst(std::vector<SizedTile> tiles) {
-  std::stable_sort(tiles.begin(), tiles.end(),
-                   [](const SizedTile& a, const SizedTile& b) { return a.work > b.work; });
+  std::vector<int64_t> longest(tiles.empty() ? 0 : tiles.back().group + 1);
+  for (const SizedTile& tile : tiles) {
+    longest[tile.group] = std::max(longest[tile.group], tile.work);
+  }
+  std::stable_sort(tiles.begin(), tiles.end(), [&](const SizedTile& a, const SizedTile& b) {
+    return std::tie(longest[b.group], a.group, b.work) <
+           std::tie(longest[a.group], b.group, a.work);
+  });
   OrderedTiles ordered;
   ordered.tiles.reserve(tiles.size());
   ordered.work.reserve(tiles.size());
@@ -83,6 +112,7 @@ OrderedTiles ForwardTiles(absl::Span<const Problem* const> problems, absl::Span<
 OrderedTiles BackwardTiles(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
                            const Tile& of, absl::Span<const CallMask> masks) {
   std::vector<SizedTile> tiles;
+  HeadGroups groups;
   for (size_t n = 0; n < parts.size(); ++n) {
     const Part& part = parts[n];
     const Problem& p = *problems[part.call];
@@ -90,7 +120,10 @@ OrderedTiles BackwardTiles(absl::Span<const Problem* const> problems, absl::Span
     for (int64_t b = 0; b < part.batches; ++b) {
       const SequenceDesc s = DescribeSequence(p, part.batch_begin + b);
       const Visibility visibility = {s.q_len, s.kv_len, s.low, s.high};
+      // Q and dO in 16 bits, sums of dQ in 32.
+      const int64_t head_bytes = p.group_size() * s.q_len * PaddedColumns(of.head_dim) * 8;
       for (int64_t h = 0; h < part.kv_heads; ++h) {
+        const size_t group = groups.Next(head_bytes);
         for (int32_t at = 0; at < Tiles(s.kv_len, of.kv_rows); ++at) {
           const int begin = at * of.kv_rows, end = std::min(begin + of.kv_rows, s.kv_len);
           const Range rows = RowsThatSee(visibility, begin, end);
@@ -103,7 +136,8 @@ OrderedTiles BackwardTiles(absl::Span<const Problem* const> problems, absl::Span
           }
           tiles.push_back(
               {work,
-               {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), at}});
+               {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), at},
+               group});
         }
       }
     }
