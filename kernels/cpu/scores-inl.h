@@ -23,6 +23,7 @@
 #include "attention/dropout.h"
 #include "attention/mask_plans.h"
 #include "attention/tensor_view.h"
+#include "kernels/cpu/cpu_call.h"
 #include "kernels/cpu/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -38,11 +39,12 @@ constexpr float kHidden = -std::numeric_limits<float>::max();
 // kHidden.
 constexpr float kLowestBias = -0x1.fffffcp127f;
 
-// What all tiles of one (batch entry, query head) share.
+// What all tiles of one (batch entry, query head, residue) share.
 struct HeadRules {
   const Problem& problem;
   int64_t batch_index, q_head;
-  Sequence sequence;
+  RowClass rows;
+  const Sequence& sequence;
   const uint8_t* mask_bits;
   const void* bias;
   float scale, slope;
@@ -51,11 +53,12 @@ struct HeadRules {
   DropoutStream dropout;
 
   template <class Call>
-  HeadRules(const Call& call, int64_t b, int64_t h)
+  HeadRules(const CpuCall<Call>& call, int64_t b, int64_t h, int64_t residue)
       : problem(*call.problem),
         batch_index(b),
         q_head(h),
-        sequence(problem.SequenceAt(b)),
+        rows(RowClassOf(call, b, residue)),
+        sequence(rows.sequence),
         mask_bits(call.mask_bits),
         bias(call.bias),
         scale(problem.ResolvedScale()),
@@ -64,6 +67,8 @@ struct HeadRules {
         plan(call.compiled_mask == nullptr ? nullptr : &call.compiled_mask->PlanAt(b, h)),
         dropout(MakeDropoutStream(problem.dropout.seed, problem.dropout.offset,
                                   problem.DropoutHeadIndex(b, h))) {}
+  HeadRules(const HeadRules&) = delete;  // `sequence` is part of `rows`
+  HeadRules& operator=(const HeadRules&) = delete;
 
   // What a score must still be multiplied by after PrepareRow.
   float factor() const { return plain ? scale : 1.0f; }
