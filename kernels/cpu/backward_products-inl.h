@@ -20,6 +20,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 class BackwardProducts {
  public:
+  static constexpr bool kReadsWholeRows = false;  // of P and dS, or what their columns want
+
   BackwardProducts(const Problem& p, ScratchArena& scratch)
       : p_(p),
         size_(BackwardTileSize(p)),

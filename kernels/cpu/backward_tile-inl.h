@@ -51,7 +51,9 @@ class BackwardTile {
     tile_.rows = static_cast<int>(HWY_MIN(s.q_len - tile_.first_row, int64_t{size_.q_rows}));
     tile_.columns =
         static_cast<int>(HWY_MIN(s.kv_len - tile_.first_column, int64_t{size_.kv_rows}));
-    return tile_.rows > 0 && tile_.columns > 0 && FindSpans(*rules_, tile_);
+    if (tile_.rows <= 0 || tile_.columns <= 0 || !FindSpans(*rules_, tile_)) return false;
+    if (!tile_.full) FindRowsOfColumns(tile_);
+    return true;
   }
 
   // Fills P∘Z and dS of the selected tile. With `for_bias`, dS is the bias's gradient: without the
@@ -106,6 +108,8 @@ class BackwardTile {
   // S → P∘Z and dP → dS in place.
   template <bool kMasked, bool kDropout>
   void Rows() {
+    const Stretches read =
+        for_bias_ || Products::kReadsWholeRows ? tile_.WholeRow() : tile_.WantedByColumns();
     for (int r = 0; r < tile_.rows; ++r) {
       float* s = s_ + r * size_.kv_rows;
       float* d_s = d_s_ + r * size_.kv_rows;
@@ -116,7 +120,7 @@ class BackwardTile {
         if (slope_factor != nullptr) MultiplyRow(slope_factor, part, d_s);
       }
       if (kMasked) {
-        for (float* row : {s, d_s}) FillUnseen(tile_, r, row);
+        for (float* row : {s, d_s}) FillUnseen(tile_, r, read, row);
       }
     }
   }

@@ -163,7 +163,9 @@ class ForwardPass {
       for (int r = first; r < end; ++r) {
         float* s = ScoreRow(r);
         tile.sum[r] += ExponentialRow<kMasked, kDropout>(tile, r, s);
-        if (kMasked) FillUnseen(scores_, r, s);
+        if (!kMasked) continue;
+        FillUnseen(scores_, r,
+                   Products::kReadsWholeRows ? scores_.WholeRow() : scores_.WantedByRows(r), s);
       }
     }
   }

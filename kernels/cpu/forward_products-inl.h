@@ -40,6 +40,7 @@ constexpr int64_t kFarFloats = 1024;
 class ForwardProducts {
  public:
   static constexpr int kStripRows = kMaxQueryRows;  // of S in work at a time
+  static constexpr bool kReadsWholeRows = false;    // of P, or what its rows want
 
   ForwardProducts(const Problem& p, int64_t q_len, int tiles, ScratchArena& scratch)
       : p_(p),
