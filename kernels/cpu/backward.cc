@@ -148,7 +148,8 @@ class GradientPass {
   }
 
   bool VisitKeys(int64_t kv_tile) {
-    products_.ClearKeyGradients();
+    const int64_t step = tile_.size().kv_rows;
+    products_.ClearKeyGradients(HWY_MIN(step, sequence_.kv_len - kv_tile * step));
     bool stopped = false;
     ForEachTile([&](int64_t head, int64_t q_tile) {
       stopped = stopped || call_.stop.stop_requested();

@@ -116,12 +116,12 @@ class BackwardTile {
       float* slope_factor = SlopeFactor(r);
       if (kMasked || !rules_->plain) PrepareRow(*rules_, tile_, r, s, slope_factor);
       for (const Span& part : StretchesOf(tile_, r)) {
+        if (part.empty()) continue;
         GradientRow<kMasked, kDropout>(r, part);
         if (slope_factor != nullptr) MultiplyRow(slope_factor, part, d_s);
       }
-      if (kMasked) {
-        for (float* row : {s, d_s}) FillUnseen(tile_, r, read, row);
-      }
+      if (!kMasked) continue;
+      for (float* row : {s, d_s}) FillUnseen(tile_, r, read, row);
     }
   }
 

@@ -80,7 +80,7 @@ class TiledBackwardProducts {
     d_v_ = scratch.Floats(PaddedDim(v_dim_) * size_.kv_rows);
     rows_ = scratch.Floats(kTileSide * (PaddedDim(dim_) + PaddedDim(v_dim_)));
   }
-  void ClearKeyGradients() {
+  void ClearKeyGradients(int64_t) {  // keys lie side by side: all
     std::memset(d_k_, 0, sizeof(float) * PaddedDim(dim_) * size_.kv_rows);
     std::memset(d_v_, 0, sizeof(float) * PaddedDim(v_dim_) * size_.kv_rows);
   }

@@ -162,7 +162,9 @@ class ForwardPass {
       }
       for (int r = first; r < end; ++r) {
         float* s = ScoreRow(r);
-        tile.sum[r] += ExponentialRow<kMasked, kDropout>(tile, r, s);
+        if (!kMasked || !scores_.row(r).empty()) {
+          tile.sum[r] += ExponentialRow<kMasked, kDropout>(tile, r, s);
+        }
         if (!kMasked) continue;
         FillUnseen(scores_, r,
                    Products::kReadsWholeRows ? scores_.WholeRow() : scores_.WantedByRows(r), s);

@@ -472,17 +472,24 @@ inline void FillDropout(const HeadRules& rules, const ScoreTile& tile, uint8_t* 
   }
 }
 
-// kHiddenZero wherever row `r` of P or dS has not been computed and `read` says that it is read.
+inline void FillHidden(int begin, int end, float* row) {
+  const FloatTag d;
+  for (int c = begin; c < end; c += kLanes) hn::StoreU(hn::Set(d, kHiddenZero), d, row + c);
+}
+
+// kHiddenZero wherever row `r` of P or dS has not been computed and `read` says that it is read: in
+// whole vectors, as it is computed.
 inline void FillUnseen(const ScoreTile& tile, int r, const Stretches& read, float* row) {
   const Stretches computed = StretchesOf(tile, r);
   const Span* part = computed.begin();
   for (const Span& some : read) {
-    int at = some.begin;
-    for (; part != computed.end() && part->begin < some.end; ++part) {
-      std::fill(row + at, row + HWY_MAX(at, part->begin), kHiddenZero);
+    const Span whole = WholeVectors(some);
+    int at = whole.begin;
+    for (; part != computed.end() && part->begin < whole.end; ++part) {
+      FillHidden(at, part->begin, row);
       at = HWY_MAX(at, part->end);
     }
-    std::fill(row + at, row + HWY_MAX(at, some.end), kHiddenZero);
+    FillHidden(at, whole.end, row);
   }
 }
 
