@@ -58,7 +58,7 @@ inline float DotRows(ElementType element, const void* a, const void* b, int64_t 
 
 // delta = rowsum(dO ∘ O) − dlse, and d_sink = −Σ rows exp(logit − lse)·delta. The first query head
 // of a KV head also sets its slots' progress to nothing.
-void RowSumsImpl(const BackwardCall& call, int64_t b, int64_t h) {
+void RowSumsImpl(const CpuBackwardCall& call, int64_t b, int64_t h) {
   const Problem& p = *call.problem;
   const BackwardWorkspace work(p, call.workspace);
   const Sequence s = p.SequenceAt(b);
@@ -78,23 +78,25 @@ void RowSumsImpl(const BackwardCall& call, int64_t b, int64_t h) {
   if (call.d_sink != nullptr) call.d_sink[b * p.q_heads + h] = static_cast<float>(d_sink);
 }
 
-// GradientPass: one item, a slot of one KV head.
+// GradientPass: one item, a slot of one KV head. A residue class is one slot.
 template <class Products>
 class GradientPass {
  public:
-  GradientPass(const BackwardCall& call, int64_t b, int64_t kv_head, int64_t slot,
-               Products& products, ScratchArena& scratch)
+  GradientPass(const CpuBackwardCall& call, const GradientRange& range, Products& products,
+               ScratchArena& scratch)
       : call_(call),
         p_(*call.problem),
         work_(p_, call.workspace),
-        sequence_(p_.SequenceAt(b)),
-        batch_index_(b),
-        kv_head_(kv_head),
-        slot_(slot),
-        slots_(GradientSlots(p_, sequence_.q_len)),
+        range_(range),
+        rows_(RowClassOf(call, range.batch_index, range.residue)),
+        sequence_(rows_.sequence),
+        batch_index_(range.batch_index),
+        kv_head_(range.kv_head),
+        slot_(range.slot),
+        slots_(call.residues ? 1 : GradientSlots(p_, sequence_.q_len)),
         q_stride_(PaddedDim(p_.qk_head_dim)),
         products_(products),
-        tile_(call, products, scratch) {
+        tile_(call, range.residue, products, scratch) {
     const CpuTile& size = tile_.size();
     products_.BeginKeyGradients(scratch);
     d_q_ = scratch.Floats(size.q_rows * q_stride_);
@@ -108,6 +110,7 @@ class GradientPass {
     for (int64_t key = 0; key < sequence_.kv_len; key += step) {
       if (!VisitKeys(key / step) || !WaitForEarlierSlot(key / step)) return;
       AddKeyGradients(key, HWY_MIN(step, sequence_.kv_len - key));
+      if (slots_ == 1) continue;
       TilesDone(slot_).store(static_cast<int32_t>(key / step) + 1, std::memory_order_release);
     }
     if (p_.element != ElementType::kFloat32) {
@@ -115,7 +118,7 @@ class GradientPass {
         StoreRow(p_.element, sum, 1.0f, static_cast<int>(p_.qk_head_dim), out);
       });
     }
-    if (slot_ == 0) ClearPadding();
+    if (slot_ == 0 && range_.residue == 0) ClearOtherKeys();
   }
 
  private:
@@ -134,7 +137,7 @@ class GradientPass {
     ForEachTile([&](int64_t head, int64_t q_tile) {
       const int64_t end = HWY_MIN(sequence_.q_len, (q_tile + 1) * q_rows);
       for (int64_t row = q_tile * q_rows; row < end; ++row) {
-        const int64_t at = QueryStrides(p_).Row(batch_index_, head, sequence_.q_begin + row);
+        const int64_t at = QueryStrides(p_).Row(batch_index_, head, rows_.QueryRow(row));
         body(Sums() + at, At(call_.d_q, at, ElementBytes(p_.element)));
       }
     });
@@ -145,7 +148,8 @@ class GradientPass {
   }
 
   bool VisitKeys(int64_t kv_tile) {
-    products_.ClearKeyGradients();
+    const int64_t step = tile_.size().kv_rows;
+    products_.ClearKeyGradients(HWY_MIN(step, sequence_.kv_len - kv_tile * step));
     bool stopped = false;
     ForEachTile([&](int64_t head, int64_t q_tile) {
       stopped = stopped || call_.stop.stop_requested();
@@ -162,11 +166,13 @@ class GradientPass {
     const ScoreTile& tile = tile_.tile();
     const int count = static_cast<int>(p_.qk_head_dim);
     const FloatVector scale = hn::Set(d, tile_.rules().scale);
-    const int64_t first = QueryStrides(p_).Row(batch_index_, tile_.rules().q_head,
-                                               sequence_.q_begin + tile.first_row);
+    const TensorStrides strides = QueryStrides(p_);
+    const int64_t first =
+        strides.Row(batch_index_, tile_.rules().q_head, rows_.QueryRow(tile.first_row));
+    const int64_t step = rows_.Stepping(strides).row;
     for (int r = 0; r < tile.rows; ++r) {
       const float* from = d_q_ + r * q_stride_;
-      float* to = Sums() + first + r * QueryStrides(p_).row;
+      float* to = Sums() + first + r * step;
       for (int c = 0; c < count; c += kLanes) {
         FloatVector sum = LoadFirst<ElementType::kFloat32>(to, c, count - c);
         sum = hn::MulAdd(scale, hn::LoadU(d, from + c), sum);
@@ -192,7 +198,7 @@ class GradientPass {
   // Adds our share of dK, dV of a tile of keys to that of the slots before.
   void AddKeyGradients(int64_t first, int64_t rows) const {
     products_.ForEachKey(rows, [&](int64_t r, const float* d_k, const float* d_v) {
-      const int64_t row = sequence_.kv_begin + first + r;
+      const int64_t row = rows_.KeyRow(first + r);
       AddRow(d_k, p_.ResolvedScale(), static_cast<int>(p_.qk_head_dim),
              KeyStrides(p_).Row(batch_index_, kv_head_, row), work_.d_k(), call_.d_k);
       AddRow(d_v, 1.0f, static_cast<int>(p_.v_head_dim),
@@ -217,22 +223,33 @@ class GradientPass {
     if (!is_float && slot_ == slots_ - 1) StoreRow(p_.element, sum, 1.0f, count, out);
   }
 
-  // Keys cut off by key lengths have no gradient.
-  void ClearPadding() const {
-    if (IsPacked(p_.layout)) return;
-    const int64_t bytes = ElementBytes(p_.element);
-    for (int64_t row = sequence_.kv_len; row < p_.kv_len; ++row) {
-      std::memset(At(call_.d_k, KeyStrides(p_).Row(batch_index_, kv_head_, row), bytes), 0,
-                  p_.qk_head_dim * bytes);
-      std::memset(At(call_.d_v, ValueStrides(p_).Row(batch_index_, kv_head_, row), bytes), 0,
-                  p_.v_head_dim * bytes);
+  // Keys that are cut off by key lengths, or whose residue no row has, have no gradient.
+  void ClearOtherKeys() const {
+    const Sequence whole = p_.SequenceAt(batch_index_);
+    if (call_.residues && call_.residues->p > whole.q_len) {
+      for (int64_t key = 0; key < whole.kv_len; ++key) {
+        const int64_t residue = call_.residues->ResidueOfKey(whole, key);
+        if (residue >= call_.residues->Count(whole)) ClearKey(whole.kv_begin + key);
+      }
     }
+    if (IsPacked(p_.layout)) return;
+    for (int64_t key = whole.kv_len; key < p_.kv_len; ++key) ClearKey(key);
   }
 
-  const BackwardCall& call_;
+  void ClearKey(int64_t row) const {
+    const int64_t bytes = ElementBytes(p_.element);
+    std::memset(At(call_.d_k, KeyStrides(p_).Row(batch_index_, kv_head_, row), bytes), 0,
+                p_.qk_head_dim * bytes);
+    std::memset(At(call_.d_v, ValueStrides(p_).Row(batch_index_, kv_head_, row), bytes), 0,
+                p_.v_head_dim * bytes);
+  }
+
+  const CpuBackwardCall& call_;
   const Problem& p_;
   const BackwardWorkspace work_;
-  const Sequence sequence_;
+  const GradientRange range_;
+  const RowClass rows_;
+  const Sequence& sequence_;
   const int64_t batch_index_, kv_head_, slot_, slots_;
   const int64_t q_stride_;
   int64_t q_tiles_;
@@ -256,10 +273,9 @@ void WithProducts(const Problem& p, float* scratch, const Body& body) {
   body(products, arena);
 }
 
-void GradientItemImpl(const BackwardCall& call, int64_t b, int64_t kv_head, int64_t slot,
-                      float* scratch) {
+void GradientItemImpl(const CpuBackwardCall& call, const GradientRange& range, float* scratch) {
   WithProducts(*call.problem, scratch, [&](auto& products, ScratchArena& arena) {
-    GradientPass(call, b, kv_head, slot, products, arena).Run();
+    GradientPass(call, range, products, arena).Run();
   });
 }
 
@@ -267,13 +283,13 @@ void GradientItemImpl(const BackwardCall& call, int64_t b, int64_t kv_head, int6
 template <class Products>
 class BiasPass {
  public:
-  BiasPass(const BackwardCall& call, const BiasTile& place, Products& products,
+  BiasPass(const CpuBackwardCall& call, const BiasTile& place, Products& products,
            ScratchArena& scratch)
       : call_(call),
         p_(*call.problem),
         shape_(p_.bias->shape),
         place_(place),
-        tile_(call, products, scratch) {
+        tile_(call, /*residue=*/0, products, scratch) {
     const int64_t floats = int64_t{tile_.size().q_rows} * tile_.size().kv_rows;
     head_ = scratch.Floats(floats);
     entry_ = scratch.Floats(floats);
@@ -350,7 +366,7 @@ class BiasPass {
     }
   }
 
-  const BackwardCall& call_;
+  const CpuBackwardCall& call_;
   const Problem& p_;
   const BroadcastShape shape_;
   const BiasTile place_;
@@ -359,7 +375,7 @@ class BiasPass {
   int rows_, columns_;
 };
 
-void BiasGradientItemImpl(const BackwardCall& call, const BiasTile& tile, float* scratch) {
+void BiasGradientItemImpl(const CpuBackwardCall& call, const BiasTile& tile, float* scratch) {
   WithProducts(*call.problem, scratch, [&](auto& products, ScratchArena& arena) {
     BiasPass(call, tile, products, arena).Run();
   });
@@ -376,16 +392,15 @@ HWY_EXPORT(RowSumsImpl);
 HWY_EXPORT(GradientItemImpl);
 HWY_EXPORT(BiasGradientItemImpl);
 
-void RowSums(const BackwardCall& call, int64_t batch_index, int64_t q_head) {
+void RowSums(const CpuBackwardCall& call, int64_t batch_index, int64_t q_head) {
   HWY_DYNAMIC_DISPATCH(RowSumsImpl)(call, batch_index, q_head);
 }
 
-void GradientItem(const BackwardCall& call, int64_t batch_index, int64_t kv_head, int64_t slot,
-                  float* scratch) {
-  HWY_DYNAMIC_DISPATCH(GradientItemImpl)(call, batch_index, kv_head, slot, scratch);
+void GradientItem(const CpuBackwardCall& call, const GradientRange& range, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(GradientItemImpl)(call, range, scratch);
 }
 
-void BiasGradientItem(const BackwardCall& call, const BiasTile& tile, float* scratch) {
+void BiasGradientItem(const CpuBackwardCall& call, const BiasTile& tile, float* scratch) {
   HWY_DYNAMIC_DISPATCH(BiasGradientItemImpl)(call, tile, scratch);
 }
 

@@ -20,6 +20,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 class BackwardProducts {
  public:
+  static constexpr bool kReadsWholeRows = false;  // of P and dS, or what their columns want
+
   BackwardProducts(const Problem& p, ScratchArena& scratch)
       : p_(p),
         size_(BackwardTileSize(p)),
@@ -87,9 +89,9 @@ class BackwardProducts {
     d_k_ = scratch.Floats(size_.kv_rows * q_stride_);
     d_v_ = scratch.Floats(size_.kv_rows * v_stride_);
   }
-  void ClearKeyGradients() {
-    std::memset(d_k_, 0, sizeof(float) * size_.kv_rows * q_stride_);
-    std::memset(d_v_, 0, sizeof(float) * size_.kv_rows * v_stride_);
+  void ClearKeyGradients(int64_t keys) {  // of the first ones: a class may have few
+    std::memset(d_k_, 0, sizeof(float) * keys * q_stride_);
+    std::memset(d_v_, 0, sizeof(float) * keys * v_stride_);
   }
 
   // dV += (P∘Z)ᵀ·dO,  dK += dSᵀ·Q,  d_q [rows][q_stride] = dS·K; p, d_s as s and d_p of Scores,

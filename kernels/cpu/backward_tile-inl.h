@@ -27,8 +27,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class Products>
 class BackwardTile {
  public:
-  BackwardTile(const BackwardCall& call, Products& products, ScratchArena& scratch)
+  BackwardTile(const CpuBackwardCall& call, int64_t residue, Products& products,
+               ScratchArena& scratch)
       : call_(call),
+        residue_(residue),
         p_(*call.problem),
         work_(p_, call.workspace),
         size_(BackwardTileSize(p_)),
@@ -42,14 +44,16 @@ class BackwardTile {
 
   // Points at a tile. False, and nothing is read, if no query of it sees a key of it.
   bool Select(int64_t b, int64_t h, int64_t q_tile, int64_t kv_tile) {
-    rules_.emplace(call_, b, h);
+    rules_.emplace(call_, b, h, residue_);
     const Sequence& s = rules_->sequence;
     tile_.first_row = q_tile * size_.q_rows;
     tile_.first_column = kv_tile * size_.kv_rows;
     tile_.rows = static_cast<int>(HWY_MIN(s.q_len - tile_.first_row, int64_t{size_.q_rows}));
     tile_.columns =
         static_cast<int>(HWY_MIN(s.kv_len - tile_.first_column, int64_t{size_.kv_rows}));
-    return tile_.rows > 0 && tile_.columns > 0 && FindSpans(*rules_, tile_);
+    if (tile_.rows <= 0 || tile_.columns <= 0 || !FindSpans(*rules_, tile_)) return false;
+    if (!tile_.full) FindRowsOfColumns(tile_);
+    return true;
   }
 
   // Fills P∘Z and dS of the selected tile. With `for_bias`, dS is the bias's gradient: without the
@@ -80,7 +84,8 @@ class BackwardTile {
   RowsOf RowsAt(const void* data, const TensorStrides& strides, int64_t head, int64_t row, int rows,
                 int64_t count) const {
     const int64_t at = strides.Row(rules_->batch_index, head, row) * ElementBytes(p_.element);
-    return {static_cast<const uint8_t*>(data) + at, strides.row, rows, static_cast<int>(count)};
+    return {static_cast<const uint8_t*>(data) + at, rules_->rows.Stepping(strides).row, rows,
+            static_cast<int>(count)};
   }
 
   void LoadKeys() {
@@ -88,13 +93,13 @@ class BackwardTile {
     const int64_t identity[3] = {rules_->batch_index, head, tile_.first_column};
     if (std::equal(identity, identity + 3, loaded_)) return;
     std::copy(identity, identity + 3, loaded_);
-    const int64_t row = rules_->sequence.kv_begin + tile_.first_column;
+    const int64_t row = rules_->rows.KeyRow(tile_.first_column);
     products_.LoadKeys(RowsAt(call_.k, KeyStrides(p_), head, row, tile_.columns, p_.qk_head_dim),
                        RowsAt(call_.v, ValueStrides(p_), head, row, tile_.columns, p_.v_head_dim));
   }
 
   void LoadQueries() {
-    const int64_t row = rules_->sequence.q_begin + tile_.first_row, head = rules_->q_head;
+    const int64_t row = rules_->rows.QueryRow(tile_.first_row), head = rules_->q_head;
     products_.LoadQueries(
         RowsAt(call_.q, QueryStrides(p_), head, row, tile_.rows, p_.qk_head_dim),
         RowsAt(call_.d_o, OutputStrides(p_), head, row, tile_.rows, p_.v_head_dim), tile_.full);
@@ -103,18 +108,20 @@ class BackwardTile {
   // S → P∘Z and dP → dS in place.
   template <bool kMasked, bool kDropout>
   void Rows() {
+    const Stretches read =
+        for_bias_ || Products::kReadsWholeRows ? tile_.WholeRow() : tile_.WantedByColumns();
     for (int r = 0; r < tile_.rows; ++r) {
       float* s = s_ + r * size_.kv_rows;
       float* d_s = d_s_ + r * size_.kv_rows;
       float* slope_factor = SlopeFactor(r);
       if (kMasked || !rules_->plain) PrepareRow(*rules_, tile_, r, s, slope_factor);
       for (const Span& part : StretchesOf(tile_, r)) {
+        if (part.empty()) continue;
         GradientRow<kMasked, kDropout>(r, part);
         if (slope_factor != nullptr) MultiplyRow(slope_factor, part, d_s);
       }
-      if (kMasked) {
-        for (float* row : {s, d_s}) FillUnseen(tile_, r, row);
-      }
+      if (!kMasked) continue;
+      for (float* row : {s, d_s}) FillUnseen(tile_, r, read, row);
     }
   }
 
@@ -137,7 +144,7 @@ class BackwardTile {
   void GradientRow(int r, const Span& whole) {
     const FloatTag d;
     const int64_t at =
-        p_.LseIndex(rules_->batch_index, rules_->q_head, rules_->sequence, tile_.first_row + r);
+        rules_->rows.LseIndex(p_, rules_->batch_index, rules_->q_head, tile_.first_row + r);
     const FloatVector factor = hn::Set(d, rules_->factor());
     const FloatVector lse = hn::Set(d, call_.lse[at]);
     const FloatVector delta = hn::Set(d, work_.delta()[at]);
@@ -170,7 +177,8 @@ class BackwardTile {
     }
   }
 
-  const BackwardCall& call_;
+  const CpuBackwardCall& call_;
+  const int64_t residue_;
   const Problem& p_;
   const BackwardWorkspace work_;
   const CpuTile size_;

@@ -32,6 +32,8 @@ struct PackedRows {
 
 class TiledBackwardProducts {
  public:
+  static constexpr bool kReadsWholeRows = true;
+
   TiledBackwardProducts(const TileUnit& unit, const Problem& p, ScratchArena& scratch)
       : unit_(unit),
         element_(p.element),
@@ -78,7 +80,7 @@ class TiledBackwardProducts {
     d_v_ = scratch.Floats(PaddedDim(v_dim_) * size_.kv_rows);
     rows_ = scratch.Floats(kTileSide * (PaddedDim(dim_) + PaddedDim(v_dim_)));
   }
-  void ClearKeyGradients() {
+  void ClearKeyGradients(int64_t) {  // keys lie side by side: all
     std::memset(d_k_, 0, sizeof(float) * PaddedDim(dim_) * size_.kv_rows);
     std::memset(d_v_, 0, sizeof(float) * PaddedDim(v_dim_) * size_.kv_rows);
   }
@@ -273,7 +275,7 @@ class TiledBackwardProducts {
       const Span seen = TilesOf(tile.columns_of(n * kBlockSide, kBlockSide), kBlockSide);
       const int at = column / kBlockSide;
       const uint32_t panels = tile.panels_of(n * kBlockSide, kBlockSide);
-      if ((panels >> (column / kPanelKeys) & 1) == 0) continue;
+      if ((panels >> (column / kSkipKeys) & 1) == 0) continue;
       if (seen.begin <= at && at < seen.end) blocks = Union(blocks, {n, n + 1});
     }
     return blocks;
@@ -303,7 +305,7 @@ class TiledBackwardProducts {
       product.row_tiles = TileCount(HWY_MIN(kBlockSide, tile.rows - row));
       product.k_begin = depth.begin;
       product.k_end = depth.end;
-      product.k_wanted = DepthsOf(tile.panels_of(row, kBlockSide));
+      product.k_wanted = tile.panels_of(row, kBlockSide);
       unit_.multiply(product);
     }
   }

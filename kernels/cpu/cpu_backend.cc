@@ -5,14 +5,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <deque>
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -22,7 +23,9 @@
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
+#include "kernels/cpu/cpu_call.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/mask_choice.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_items.h"
 #include "kernels/cpu/workspace.h"
@@ -68,6 +71,7 @@ class CpuBackend : public Backend {
  public:
   explicit CpuBackend(const CpuBackendOptions& options)
       : plans_(options.mask_plans != nullptr ? options.mask_plans : std::make_shared<MaskPlans>()),
+        mask_kernel_(options.mask_kernel),
         pool_(options.threads > 0 ? options.threads : AvailableCpus()),
         scratch_(pool_.threads()) {
     info_.backend = "cpu";
@@ -81,56 +85,55 @@ class CpuBackend : public Backend {
 
   const BackendInfo& info() const override { return info_; }
   absl::Status Supports(const Problem& problem, Direction) const override {
-    return problem.mask == nullptr ? absl::OkStatus()
-                                   : plans_->Get(problem, HostMaskOptions()).status();
+    return problem.mask == nullptr ? absl::OkStatus() : Choose(problem).status();
   }
 
   absl::StatusOr<MaskKernel> KernelForMask(const Problem& problem,
                                            Direction direction) const override {
-    RETURN_IF_ERROR(Supports(problem, direction));
-    return MaskKernel{
-        .kernel = KernelName(direction == Direction::kForward ? kForward : kBackward, &problem),
-        .reason = "the one kernel for this element type; it skips tiles that show nothing",
-        .plan = HostMaskOptions()};
+    ASSIGN_OR_RETURN(const MaskChoice choice, Choose(problem));
+    return MaskKernel{.kernel = KernelName(direction, problem.element, choice.kernel),
+                      .reason = ReasonOf(problem, choice),
+                      .plan = HostMaskOptions()};
   }
 
   int64_t WorkspaceBytes(const Problem& problem, Direction direction) const override {
     return direction == Direction::kForward ? 0 : BackwardWorkspace::Bytes(problem);
   }
 
-  absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> unmasked) override {
-    ASSIGN_OR_RETURN(const Masked<ForwardCall> masked, WithMasks(unmasked));
-    const absl::Span<const ForwardCall> calls = masked.calls;
-    const Lane lane = TakeLane(calls, Direction::kForward);
+  absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override {
+    ASSIGN_OR_RETURN(const Prepared<ForwardCall> prepared, Prepare(calls));
+    const absl::Span<const CpuForwardCall> ours = prepared.calls;
+    const Lane lane = TakeLane(ours, Direction::kForward);
     const Instant start = std::chrono::steady_clock::now();
-    Run(lane, calls, ForwardItems(calls, lane.scratch != nullptr ? 1 : pool_.threads()),
-        [](const ForwardCall& call, const WorkItem& item, float* scratch) {
-          ForwardItem(call, {item.batch_index, item.head, item.tile, item.count}, scratch);
+    Run(lane, ours, ForwardItems(ours, lane.scratch != nullptr ? 1 : pool_.threads()),
+        [](const CpuForwardCall& call, const WorkItem& item, float* scratch) {
+          ForwardItem(call, {item.batch_index, item.head, item.residue, item.tile, item.count},
+                      scratch);
         });
-    return Report(kForward, calls.empty() ? nullptr : calls[0].problem, start);
+    return Report(prepared, Direction::kForward, start);
   }
 
-  absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> unmasked) override {
-    ASSIGN_OR_RETURN(const Masked<BackwardCall> masked, WithMasks(unmasked));
-    const absl::Span<const BackwardCall> calls = masked.calls;
-    const Lane lane = TakeLane(calls, Direction::kBackward);
+  absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override {
+    ASSIGN_OR_RETURN(const Prepared<BackwardCall> prepared, Prepare(calls));
+    const absl::Span<const CpuBackwardCall> ours = prepared.calls;
+    const Lane lane = TakeLane(ours, Direction::kBackward);
     const Instant start = std::chrono::steady_clock::now();
-    Run(lane, calls, RowSumItems(calls),
-        [](const BackwardCall& call, const WorkItem& item, float*) {
+    Run(lane, ours, RowSumItems(ours),
+        [](const CpuBackwardCall& call, const WorkItem& item, float*) {
           RowSums(call, item.batch_index, item.head);
         });
-    Run(lane, calls, GradientItems(calls),
-        [](const BackwardCall& call, const WorkItem& item, float* scratch) {
-          GradientItem(call, item.batch_index, item.head, item.tile, scratch);
+    Run(lane, ours, GradientItems(ours),
+        [](const CpuBackwardCall& call, const WorkItem& item, float* scratch) {
+          GradientItem(call, {item.batch_index, item.head, item.residue, item.tile}, scratch);
         });
-    Run(lane, calls, BiasItems(calls),
-        [](const BackwardCall& call, const WorkItem& item, float* scratch) {
+    Run(lane, ours, BiasItems(ours),
+        [](const CpuBackwardCall& call, const WorkItem& item, float* scratch) {
           const int64_t columns = BiasColumnTiles(*call.problem);
           BiasGradientItem(call,
                            {item.batch_index, item.head, item.tile / columns, item.tile % columns},
                            scratch);
         });
-    return Report(kBackward, calls.empty() ? nullptr : calls[0].problem, start);
+    return Report(prepared, Direction::kBackward, start);
   }
 
   absl::Status SupportsCapture() const override { return absl::OkStatus(); }
@@ -164,28 +167,38 @@ class CpuBackend : public Backend {
   }
 
  private:
-  // The calls of a launch, those with a mask by description with its plan.
+  absl::StatusOr<MaskChoice> Choose(const Problem& problem) const {
+    return ChooseMaskKernel(problem, mask_kernel_, *plans_);
+  }
+
+  // The calls of a launch, those with a mask by description on their way through it.
   template <class Call>
-  struct Masked {
-    absl::Span<const Call> calls;
-    std::vector<Call> copies;
+  struct Prepared {
+    std::vector<CpuCall<Call>> calls;
     std::vector<std::shared_ptr<const CompiledMask>> plans;
+    std::deque<Problem> problems;  // of one residue class
+    std::optional<CpuMaskKernel> first;
   };
   template <class Call>
-  absl::StatusOr<Masked<Call>> WithMasks(absl::Span<const Call> calls) {
-    Masked<Call> masked{calls, {}, {}};
-    if (absl::c_all_of(calls, [](const Call& c) { return c.problem->mask == nullptr; })) {
-      return masked;
-    }
-    masked.copies.assign(calls.begin(), calls.end());
-    for (Call& call : masked.copies) {
+  absl::StatusOr<Prepared<Call>> Prepare(absl::Span<const Call> calls) {
+    Prepared<Call> prepared;
+    for (const Call& call : calls) {
+      CpuCall<Call>& ours = prepared.calls.emplace_back(CpuCall<Call>{call, {}});
       if (call.problem->mask == nullptr) continue;
-      ASSIGN_OR_RETURN(auto plan, plans_->Get(*call.problem, HostMaskOptions()));
-      call.compiled_mask = plan.get();
-      masked.plans.push_back(std::move(plan));
+      ASSIGN_OR_RETURN(MaskChoice choice, Choose(*call.problem));
+      if (prepared.calls.size() == 1) prepared.first = choice.kernel;
+      ours.compiled_mask = choice.plan.get();
+      prepared.plans.push_back(std::move(choice.plan));
+      if (!choice.residues) continue;
+      ours.residues = choice.residues;
+      Problem& of_class = prepared.problems.emplace_back(*call.problem);
+      of_class.mask = nullptr;
+      of_class.causal = false;
+      of_class.window_left = choice.residues->window_left;
+      of_class.window_right = choice.residues->window_right;
+      ours.problem = &of_class;
     }
-    masked.calls = masked.copies;
-    return masked;
+    return prepared;
   }
 
   // Where a launch runs: on all threads, by turns; or, when it is too short to wake anybody, on the
@@ -195,9 +208,12 @@ class CpuBackend : public Backend {
     std::shared_ptr<Scratch> scratch;  // given back by its deleter; null: on all threads
   };
   template <class Call>
-  Lane TakeLane(absl::Span<const Call> calls, Direction direction) {
+  Lane TakeLane(absl::Span<const CpuCall<Call>> calls, Direction direction) {
     double flops = 0;
-    for (const Call& call : calls) flops += Flops(*call.problem, direction);
+    for (const CpuCall<Call>& call : calls) {
+      const double all = Flops(*call.problem, direction);
+      flops += call.residues ? all / static_cast<double>(call.residues->p) : all;
+    }
     Lane lane;
     if (flops * pool_.threads() > kAloneSeconds * info_.flops_per_second) {
       lane.turn = std::unique_lock<std::mutex>(turn_);
@@ -234,22 +250,29 @@ class CpuBackend : public Backend {
     for (int64_t index = 0; index < count; ++index) run(index, lane.scratch->floats());
   }
 
-  static constexpr absl::string_view kForward = "cpu_forward", kBackward = "cpu_backward";
-  static std::string KernelName(absl::string_view kernel, const Problem* first) {
-    return first == nullptr ? std::string(kernel)
-                            : absl::StrCat(kernel, "_", ElementName(first->element));
+  static std::string KernelName(Direction direction, ElementType element,
+                                std::optional<CpuMaskKernel> mask) {
+    std::string name = absl::StrCat(
+        direction == Direction::kForward ? "cpu_forward_" : "cpu_backward_", ElementName(element));
+    if (mask && *mask != CpuMaskKernel::kDense) absl::StrAppend(&name, "_", NameOf(*mask));
+    return name;
   }
 
-  static LaunchReport Report(absl::string_view kernel, const Problem* first, Instant start) {
+  // Named after the first call.
+  template <class Call>
+  static LaunchReport Report(const Prepared<Call>& prepared, Direction direction, Instant start) {
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     LaunchReport report;
-    report.kernel = KernelName(kernel, first);
+    if (!prepared.calls.empty()) {
+      report.kernel = KernelName(direction, prepared.calls[0].problem->element, prepared.first);
+    }
     report.seconds = spent.count();
     return report;
   }
 
   BackendInfo info_;
   const std::shared_ptr<MaskPlans> plans_;
+  const std::optional<CpuMaskKernel> mask_kernel_;
   ThreadPool pool_;
   std::vector<Scratch> scratch_;                 // one per thread
   std::mutex turn_;                              // one launch on all threads at a time

@@ -6,16 +6,18 @@
 //           included; short ones run on their callers' threads, beside others.
 // Memory    WorkspaceBytes is linear in the lengths; each thread adds a fixed scratch.
 // Results   bitwise the same for any thread count, launch and shard by batch or KV-head group.
+//           Masks by description go as MaskChoice says, alike wherever a call runs.
 // Errors    Supports is OK for every Problem that Validate accepts, except a mask that takes too
-// long
-//           to compile (OUT_OF_RANGE); a launch does not fail.
+//           long to compile (OUT_OF_RANGE); a launch does not fail.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "attention/mask_plans.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/mask_choice.h"
 
 namespace attnd {
 
@@ -24,6 +26,8 @@ struct CpuBackendOptions {
   int64_t memory_bytes = 0;  // reported by info(); 0: the machine's physical memory
   // Compiled masks, shared with who else asks for plans of its tiles; null: its own.
   std::shared_ptr<MaskPlans> mask_plans;
+  // For tests: masks by description go this way or are UNIMPLEMENTED.
+  std::optional<CpuMaskKernel> mask_kernel;
 };
 
 std::unique_ptr<Backend> MakeCpuBackend(const CpuBackendOptions& options);

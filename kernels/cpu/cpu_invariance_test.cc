@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "attention/masks/mask_description.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -118,7 +119,11 @@ std::vector<Problem> LongProblems() {
   biased.softcap = 20;
   biased.denominator = DenominatorKind::kSink;
   biased.sink_logits = {0.5f, -1, 2, 0};
-  return {Long(), causal, biased};
+  Problem strided = Long();  // in residue classes
+  strided.causal = true;
+  strided.mask = *MaskDescription::Make(
+      {.pattern = {MaskExpr{StrideRel{2, 1}, {}}}, .pattern_of = {0}}, MaskCallOf(strided));
+  return {Long(), causal, biased, strided};
 }
 
 TEST(CpuInvariance, GivesTheSameBitsForAnyNumberOfThreads) {

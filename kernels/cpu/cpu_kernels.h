@@ -5,8 +5,8 @@
 //
 // Forward    ForwardItem for each ForwardRange
 // Backward   phase 1: RowSums for each (batch entry, query head): delta and d_sink
-//            phase 2: GradientItem for each (batch entry, KV head, slot): dQ, and dK, dV of its
-//                     rows; it waits for the slot before it, so that must have been started
+//            phase 2: GradientItem for each (batch entry, KV head, residue, slot): dQ, and dK, dV
+//                     of its rows; it waits for the slot before it, so that must have been started
 //            phase 3: BiasGradientItem for each tile of the bias, if its gradient is wanted
 // Capture    CaptureItem for each tile of the map
 // Backward's workspace is laid out by BackwardWorkspace (workspace.h).
@@ -15,28 +15,31 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/backend.h"
+#include "kernels/cpu/cpu_call.h"
 #include "kernels/cpu/tiles.h"
 
 namespace attnd {
 
-// Query tiles [first, first + count) of those that share a KV head: head by head, QueryTiles(q_len)
-// of each. How they are cut into ranges changes no result.
+// Query tiles [first, first + count) of those of a row class that share a KV head: head by head,
+// QueryTiles(q_len) of each. How they are cut into ranges changes no result.
 struct ForwardRange {
-  int64_t batch_index, kv_head, first;
+  int64_t batch_index, kv_head, residue, first;
   int count;
 };
-void ForwardItem(const ForwardCall& call, const ForwardRange& range, float* scratch);
+void ForwardItem(const CpuForwardCall& call, const ForwardRange& range, float* scratch);
 
-void RowSums(const BackwardCall& call, int64_t batch_index, int64_t q_head);
-void GradientItem(const BackwardCall& call, int64_t batch_index, int64_t kv_head, int64_t slot,
-                  float* scratch);
+void RowSums(const CpuBackwardCall& call, int64_t batch_index, int64_t q_head);
+
+struct GradientRange {
+  int64_t batch_index, kv_head, residue, slot;
+};
+void GradientItem(const CpuBackwardCall& call, const GradientRange& range, float* scratch);
 
 // One tile of d_bias: [rows, columns] of (batch, head) of the bias's own shape.
 struct BiasTile {
   int64_t batch, head, row_tile, column_tile;
 };
-void BiasGradientItem(const BackwardCall& call, const BiasTile& tile, float* scratch);
+void BiasGradientItem(const CpuBackwardCall& call, const BiasTile& tile, float* scratch);
 
 // The averaged attention map's tile at (row, key), both multiples of the tile's sides:
 // [kMaxQueryRows][kMaxKeyRows] of `scratch`, zero beyond the map. It reads what the call's forward

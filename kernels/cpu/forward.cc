@@ -29,8 +29,8 @@ namespace HWY_NAMESPACE {
 
 // QueryTile: some rows of one head, and what an item knows of them so far.
 struct QueryTile {
-  QueryTile(const ForwardCall& call, int64_t b, int64_t head, int64_t tile)
-      : rules(call, b, head),
+  QueryTile(const CpuForwardCall& call, int64_t b, int64_t head, int64_t residue, int64_t tile)
+      : rules(call, b, head, residue),
         first_row(tile * kMaxQueryRows),
         rows(static_cast<int>(HWY_MIN(rules.sequence.q_len - first_row, int64_t{kMaxQueryRows}))),
         factor(rules.factor() * kLog2E) {}
@@ -50,12 +50,13 @@ struct QueryTile {
 template <class Products>
 class ForwardPass {
  public:
-  ForwardPass(const ForwardCall& call, const ForwardRange& range, Products& products,
+  ForwardPass(const CpuForwardCall& call, const ForwardRange& range, Products& products,
               ScratchArena& scratch)
       : call_(call),
         p_(*call.problem),
         range_(range),
-        sequence_(p_.SequenceAt(range.batch_index)),
+        rows_(RowClassOf(call, range.batch_index, range.residue)),
+        sequence_(rows_.sequence),
         dim_(static_cast<int>(p_.qk_head_dim)),
         v_dim_(static_cast<int>(p_.v_head_dim)),
         v_stride_(PaddedDim(v_dim_)),
@@ -70,7 +71,7 @@ class ForwardPass {
     for (int n = 0; n < range_.count; ++n) {
       const int64_t unit = range_.first + n;
       tiles_[n].emplace(call_, range_.batch_index,
-                        range_.kv_head * p_.group_size() + unit / tiles_of_head,
+                        range_.kv_head * p_.group_size() + unit / tiles_of_head, range_.residue,
                         unit % tiles_of_head);
       Start(n);
     }
@@ -88,8 +89,8 @@ class ForwardPass {
     QueryTile& tile = *tiles_[n];
     const TensorStrides strides = QueryStrides(p_);
     const int64_t row =
-        strides.Row(range_.batch_index, tile.rules.q_head, sequence_.q_begin + tile.first_row);
-    products_.LoadQueries(n, RowsAt(p_, call_.q, strides, row, tile.rows, dim_));
+        strides.Row(range_.batch_index, tile.rules.q_head, rows_.QueryRow(tile.first_row));
+    products_.LoadQueries(n, RowsAt(p_, call_.q, rows_.Stepping(strides), row, tile.rows, dim_));
     tile.o = o_ + n * kMaxQueryRows * v_stride_;
     std::memset(tile.o, 0, sizeof(float) * tile.rows * v_stride_);
     std::fill_n(tile.max, tile.rows, kHidden);
@@ -113,10 +114,10 @@ class ForwardPass {
   }
 
   void LoadKeys() {
-    const int64_t row = sequence_.kv_begin + scores_.first_column;
+    const int64_t row = rows_.KeyRow(scores_.first_column);
     auto rows = [&](const void* data, const TensorStrides& strides, int dim) {
-      return RowsAt(p_, data, strides, strides.Row(range_.batch_index, range_.kv_head, row),
-                    scores_.columns, dim);
+      return RowsAt(p_, data, rows_.Stepping(strides),
+                    strides.Row(range_.batch_index, range_.kv_head, row), scores_.columns, dim);
     };
     products_.LoadKeys(rows(call_.k, KeyStrides(p_), dim_), rows(call_.v, ValueStrides(p_), v_dim_),
                        s_);
@@ -155,8 +156,12 @@ class ForwardPass {
       }
       for (int r = first; r < end; ++r) {
         float* s = ScoreRow(r);
-        tile.sum[r] += ExponentialRow<kMasked, kDropout>(tile, r, s);
-        if (kMasked) FillUnseen(scores_, r, s);
+        if (!kMasked || !scores_.row(r).empty()) {
+          tile.sum[r] += ExponentialRow<kMasked, kDropout>(tile, r, s);
+        }
+        if (!kMasked) continue;
+        FillUnseen(scores_, r,
+                   Products::kReadsWholeRows ? scores_.WholeRow() : scores_.WantedByRows(r), s);
       }
     }
   }
@@ -221,9 +226,9 @@ class ForwardPass {
     const int64_t head = tile.rules.q_head;
     for (int r = 0; r < tile.rows; ++r) {
       const int64_t row = tile.first_row + r;
-      const int64_t at = strides.Row(range_.batch_index, head, sequence_.q_begin + row);
+      const int64_t at = strides.Row(range_.batch_index, head, rows_.QueryRow(row));
       uint8_t* out = static_cast<uint8_t*>(call_.o) + at * ElementBytes(p_.element);
-      float& lse = call_.lse[p_.LseIndex(range_.batch_index, head, sequence_, row)];
+      float& lse = call_.lse[rows_.LseIndex(p_, range_.batch_index, head, row)];
       const float* o = tile.o + r * v_stride_;
       if (tile.visible[r] == 0) {
         lse = -std::numeric_limits<float>::infinity();
@@ -247,7 +252,7 @@ class ForwardPass {
       logit = p_.sink_logits[tile.rules.q_head];
       count = 1;
     } else if (p_.denominator == DenominatorKind::kZeroRest) {
-      count = static_cast<double>(sequence_.kv_len - tile.visible[r]);
+      count = static_cast<double>(rows_.all_keys - tile.visible[r]);
     }
     if (count == 0) return 1.0f;
     const double most = HWY_MAX(max, logit), rescale = std::exp(max - most);
@@ -256,10 +261,11 @@ class ForwardPass {
     return static_cast<float>(rescale);
   }
 
-  const ForwardCall& call_;
+  const CpuForwardCall& call_;
   const Problem& p_;
   const ForwardRange range_;
-  const Sequence sequence_;
+  const RowClass rows_;
+  const Sequence& sequence_;
   const int dim_, v_dim_;
   const int64_t v_stride_;
   Products& products_;
@@ -270,12 +276,14 @@ class ForwardPass {
   ScoreTile scores_;
 };
 
-void ForwardItemImpl(const ForwardCall& call, const ForwardRange& range, float* scratch) {
+void ForwardItemImpl(const CpuForwardCall& call, const ForwardRange& range, float* scratch) {
   const Problem& p = *call.problem;
-  const int64_t q_len = p.SequenceAt(range.batch_index).q_len;
+  const int64_t q_len = RowClassOf(call, range.batch_index, range.residue).sequence.q_len;
   ScratchArena arena(scratch);
 #if HWY_TARGET == HWY_AVX3
-  if (const TileUnit* unit = TilesFor(p); unit != nullptr && !HasFewQueries(p, q_len)) {
+  // Classes always: else rows cut off a call could leave few of a class, and have other bits.
+  const bool few = !call.residues && HasFewQueries(p, q_len);
+  if (const TileUnit* unit = TilesFor(p); unit != nullptr && !few) {
     const TileSession session(*unit);
     TiledForwardProducts products(*unit, p, range.count, arena);
     return ForwardPass(call, range, products, arena).Run();
@@ -330,7 +338,7 @@ HWY_EXPORT(ForwardItemImpl);
 HWY_EXPORT(TargetNameImpl);
 HWY_EXPORT(MeasureFlopsPerSecondImpl);
 
-void ForwardItem(const ForwardCall& call, const ForwardRange& range, float* scratch) {
+void ForwardItem(const CpuForwardCall& call, const ForwardRange& range, float* scratch) {
   HWY_DYNAMIC_DISPATCH(ForwardItemImpl)(call, range, scratch);
 }
 

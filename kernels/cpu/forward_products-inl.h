@@ -39,10 +39,15 @@ inline FloatRows AsFloats(ElementType element, const RowsOf& from, float* copy) 
   return {copy, PaddedDim(from.count)};
 }
 
+// Rows of Q this far apart fall into a few sets of a first-level cache and push each other out
+// while panels of K pass by: they are copied together.
+constexpr int64_t kFarFloats = 1024;
+
 // ForwardProducts: of one item. K is brought into panels, or where queries are few left as rows.
 class ForwardProducts {
  public:
   static constexpr int kStripRows = kMaxQueryRows;  // of S in work at a time
+  static constexpr bool kReadsWholeRows = false;    // of P, or what its rows want
 
   ForwardProducts(const Problem& p, int64_t q_len, int tiles, ScratchArena& scratch)
       : p_(p),
@@ -62,7 +67,13 @@ class ForwardProducts {
     QueryTile& tile = tiles_[n];
     float* copy = q_copies_ + n * kMaxQueryRows * q_stride_;
     tile.panels = copy;
-    tile.q = AsFloats(p_.element, queries, few_ ? copy + kMaxPanelColumns * q_stride_ : copy);
+    if (few_) copy += kMaxPanelColumns * q_stride_;
+    if (queries.stride >= kFarFloats) {
+      CopyRows(p_.element, queries, copy, q_stride_);
+      tile.q = {copy, q_stride_};
+    } else {
+      tile.q = AsFloats(p_.element, queries, copy);
+    }
     if (few_) TransposeToPanels(tile.q.data, tile.q.stride, queries.rows, dim_, tile.panels);
   }
 

@@ -22,6 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 #if HWY_TARGET == HWY_AVX3
 class TiledForwardProducts {
  public:
+  static constexpr bool kReadsWholeRows = true;
   static constexpr int kStripRows = kBlockSide;  // whose S and P stay in the first-level cache
 
   TiledForwardProducts(const TileUnit& unit, const Problem& p, int tiles, ScratchArena& scratch)
@@ -84,7 +85,7 @@ class TiledForwardProducts {
                     .k_begin = 0,
                     .k_end = depth.end - depth.begin,
                     .accumulate = true,
-                    .k_wanted = DepthsOf(scores.panels_of(row, kStripRows)) >> depth.begin});
+                    .k_wanted = uint64_t{scores.panels_of(row, kStripRows)} >> depth.begin});
     AddSpecialValues({row, row + rows}, p, o);
   }
 

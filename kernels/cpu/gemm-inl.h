@@ -56,17 +56,22 @@ struct Product {
   // were), and the k that contribute (A is zero elsewhere, or B must not be read).
   const Span* column_limits = nullptr;
   const Span* depth_limits = nullptr;
-  // Optional, also per kTileRows rows: bit n says the same of columns, or k, from
-  // n·kMaxPanelColumns.
+  // Optional, also per kTileRows rows: bit n says the same of columns, or k, from n·kSkipKeys.
   const uint8_t* column_panels = nullptr;
   const uint8_t* depth_panels = nullptr;
   int depth_step = kDepthStep;
 };
 
+// Stretches of k, ascending: all, or those between gaps in kLongDepthStep of it.
+struct DepthRuns {
+  Span at[kLongDepthStep / kSkipKeys / 2 + 1];
+  int count = 0;
+};
+
 template <int kRows, int kVectors>
 void RegisterTile(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_k,
-                  const float* HWY_RESTRICT b, int64_t b_k, int depth, float* HWY_RESTRICT c,
-                  int64_t c_row, bool accumulate) {
+                  const float* HWY_RESTRICT b, int64_t b_k, const DepthRuns& runs,
+                  float* HWY_RESTRICT c, int64_t c_row, bool accumulate) {
   const FloatTag d;
   FloatVector sum[kRows][kVectors];
   HWY_UNROLL(6)
@@ -74,15 +79,19 @@ void RegisterTile(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_k,
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) sum[m][n] = hn::Zero(d);
   }
-  for (int k = 0; k < depth; ++k, a += a_k, b += b_k) {
-    FloatVector row[kVectors];
-    HWY_UNROLL(4)
-    for (int n = 0; n < kVectors; ++n) row[n] = hn::LoadU(d, b + n * kLanes);
-    HWY_UNROLL(6)
-    for (int m = 0; m < kRows; ++m) {
-      FloatVector scalar = hn::Set(d, a[m * a_row]);
+  for (int run = 0; run < runs.count; ++run) {
+    const float* HWY_RESTRICT a_at = a + runs.at[run].begin * a_k;
+    const float* HWY_RESTRICT b_at = b + runs.at[run].begin * b_k;
+    for (int k = runs.at[run].begin; k < runs.at[run].end; ++k, a_at += a_k, b_at += b_k) {
+      FloatVector row[kVectors];
       HWY_UNROLL(4)
-      for (int n = 0; n < kVectors; ++n) sum[m][n] = hn::MulAdd(scalar, row[n], sum[m][n]);
+      for (int n = 0; n < kVectors; ++n) row[n] = hn::LoadU(d, b_at + n * kLanes);
+      HWY_UNROLL(6)
+      for (int m = 0; m < kRows; ++m) {
+        FloatVector scalar = hn::Set(d, a_at[m * a_row]);
+        HWY_UNROLL(4)
+        for (int n = 0; n < kVectors; ++n) sum[m][n] = hn::MulAdd(scalar, row[n], sum[m][n]);
+      }
     }
   }
   // A loop for each case, and one pointer that steps: otherwise compilers keep 24 addresses.
@@ -103,8 +112,8 @@ void RegisterTile(const float* HWY_RESTRICT a, int64_t a_row, int64_t a_k,
   }
 }
 
-using RegisterTileFunction = void (*)(const float*, int64_t, int64_t, const float*, int64_t, int,
-                                      float*, int64_t, bool);
+using RegisterTileFunction = void (*)(const float*, int64_t, int64_t, const float*, int64_t,
+                                      const DepthRuns&, float*, int64_t, bool);
 
 template <int kVectors>
 RegisterTileFunction ChooseRows(int rows) {
@@ -136,15 +145,17 @@ constexpr float kHiddenZero = -0.0f;
 
 // RegisterTile<rows, vectors> without the terms whose A is kHiddenZero; slow.
 inline void VisibleTile(int rows, int vectors, const Product& p, const float* a, const float* b,
-                        int depth, float* c, bool accumulate) {
+                        const DepthRuns& runs, float* c, bool accumulate) {
   const FloatTag d;
   for (int m = 0; m < rows; ++m) {
     for (int n = 0; n < vectors * kLanes; n += kLanes) {
       FloatVector sum = hn::Zero(d);
-      for (int k = 0; k < depth; ++k) {
-        const float factor = a[m * p.a_row + k * p.a_k];
-        if (BitsOf(factor) == BitsOf(kHiddenZero)) continue;
-        sum = hn::MulAdd(hn::Set(d, factor), hn::LoadU(d, b + k * p.b_k + n), sum);
+      for (int run = 0; run < runs.count; ++run) {
+        for (int k = runs.at[run].begin; k < runs.at[run].end; ++k) {
+          const float factor = a[m * p.a_row + k * p.a_k];
+          if (BitsOf(factor) == BitsOf(kHiddenZero)) continue;
+          sum = hn::MulAdd(hn::Set(d, factor), hn::LoadU(d, b + k * p.b_k + n), sum);
+        }
       }
       float* place = c + m * p.c_row + n;
       if (accumulate) sum = hn::Add(sum, hn::LoadU(d, place));
@@ -153,49 +164,70 @@ inline void VisibleTile(int rows, int vectors, const Product& p, const float* a,
   }
 }
 
-// Without its first and last panels that are not wanted.
-inline Span Trim(Span k, uint32_t panels) {
-  auto wanted = [=](int at) { return (panels >> (at / kMaxPanelColumns) & 1) != 0; };
-  while (k.begin < k.end && !wanted(k.begin))
-    k.begin = (k.begin / kMaxPanelColumns + 1) * kMaxPanelColumns;
-  while (k.begin < k.end && !wanted(k.end - 1))
-    k.end = (k.end - 1) / kMaxPanelColumns * kMaxPanelColumns;
-  return k;
+// The parts of [begin, end) that row group `group` wants.
+inline DepthRuns RunsOf(const Product& p, int group, int begin, int end) {
+  DepthRuns runs;
+  if (p.depth_limits != nullptr) {
+    begin = HWY_MAX(begin, p.depth_limits[group].begin);
+    end = HWY_MIN(end, p.depth_limits[group].end);
+  }
+  if (begin >= end) return runs;
+  runs.at[runs.count++] = {begin, end};
+  if (p.depth_panels == nullptr) return runs;
+  runs.count = 0;
+  for (int at = begin; at < end;) {
+    const int next = HWY_MIN(end, (at / kSkipKeys + 1) * kSkipKeys);
+    if ((p.depth_panels[group] >> (at / kSkipKeys) & 1) != 0) {
+      if (runs.count == 0 || runs.at[runs.count - 1].end < at) runs.at[runs.count++].begin = at;
+      runs.at[runs.count - 1].end = next;
+    }
+    at = next;
+  }
+  return runs;
+}
+
+// The vectors of the panel at `column` that row group `group` wants, and those between.
+inline Span VectorsOf(const Product& p, int group, int column, int vectors) {
+  constexpr int kStep = HWY_MIN(kPanelColumns, kSkipKeys) / kLanes;
+  Span wanted = {0, vectors};
+  auto is_wanted = [&](int vector) {
+    const int at = column + vector * kLanes;
+    if (p.column_limits != nullptr) {
+      const Span& limits = p.column_limits[group];
+      if (limits.end <= at || limits.begin >= at + kStep * kLanes) return false;
+    }
+    return p.column_panels == nullptr || (p.column_panels[group] >> (at / kSkipKeys) & 1) != 0;
+  };
+  while (!wanted.empty() && !is_wanted(wanted.begin)) wanted.begin += kStep;
+  while (!wanted.empty() && !is_wanted((wanted.end - 1) / kStep * kStep)) {
+    wanted.end = (wanted.end - 1) / kStep * kStep;
+  }
+  return wanted;
 }
 
 // One panel, one stretch [k_begin, k_end) of the depth: every row tile.
 template <bool kVisibleOnly>
 void MultiplyPanel(const Product& p, int column, int k_begin, int k_end) {
-  int width = HWY_MIN(kPanelColumns, p.columns - column);
-  int vectors = (width + kLanes - 1) / kLanes;
-  const float* b = p.b + (column / kPanelColumns) * p.b_panel;
+  const int width = HWY_MIN(kPanelColumns, p.columns - column);
+  const int vectors = (width + kLanes - 1) / kLanes;
+  const float* panel = p.b + (column / kPanelColumns) * p.b_panel;
   RegisterTileFunction whole = ChooseTile(kTileRows, vectors);
+  const bool accumulate = p.accumulate || k_begin > 0;
   for (int row = 0, group = 0; row < p.rows; row += kTileRows, ++group) {
-    if (p.column_limits != nullptr &&
-        (p.column_limits[group].end <= column || p.column_limits[group].begin >= column + width)) {
-      continue;
-    }
-    if (p.column_panels != nullptr &&
-        (p.column_panels[group] >> (column / kMaxPanelColumns) & 1) == 0) {
-      continue;
-    }
-    bool accumulate = p.accumulate || k_begin > 0;
-    int from = k_begin, to = k_end;
-    if (p.depth_limits != nullptr) {
-      Span k = {HWY_MAX(from, p.depth_limits[group].begin), HWY_MIN(to, p.depth_limits[group].end)};
-      if (p.depth_panels != nullptr) k = Trim(k, p.depth_panels[group]);
-      if (k.empty() && accumulate) continue;
-      from = k.begin;
-      to = HWY_MAX(k.begin, k.end);
-    }
-    int rows = HWY_MIN(kTileRows, p.rows - row);
-    const float* a = p.a + row * p.a_row + from * p.a_k;
-    float* c = p.c + row * p.c_row + column;
+    const Span wanted = VectorsOf(p, group, column, vectors);
+    if (wanted.empty()) continue;
+    const DepthRuns runs = RunsOf(p, group, k_begin, k_end);
+    if (runs.count == 0 && accumulate) continue;
+    const int rows = HWY_MIN(kTileRows, p.rows - row), some = wanted.end - wanted.begin;
+    const float* a = p.a + row * p.a_row;
+    const float* b = panel + wanted.begin * kLanes;
+    float* c = p.c + row * p.c_row + column + wanted.begin * kLanes;
     if constexpr (kVisibleOnly) {
-      VisibleTile(rows, vectors, p, a, b + from * p.b_k, to - from, c, accumulate);
+      VisibleTile(rows, some, p, a, b, runs, c, accumulate);
     } else {
-      RegisterTileFunction tile = rows == kTileRows ? whole : ChooseTile(rows, vectors);
-      tile(a, p.a_row, p.a_k, b + from * p.b_k, p.b_k, to - from, c, p.c_row, accumulate);
+      RegisterTileFunction tile =
+          rows == kTileRows && some == vectors ? whole : ChooseTile(rows, some);
+      tile(a, p.a_row, p.a_k, b, p.b_k, runs, c, p.c_row, accumulate);
     }
   }
 }

@@ -23,6 +23,7 @@
 #include "attention/dropout.h"
 #include "attention/mask_plans.h"
 #include "attention/tensor_view.h"
+#include "kernels/cpu/cpu_call.h"
 #include "kernels/cpu/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -38,11 +39,12 @@ constexpr float kHidden = -std::numeric_limits<float>::max();
 // kHidden.
 constexpr float kLowestBias = -0x1.fffffcp127f;
 
-// What all tiles of one (batch entry, query head) share.
+// What all tiles of one (batch entry, query head, residue) share.
 struct HeadRules {
   const Problem& problem;
   int64_t batch_index, q_head;
-  Sequence sequence;
+  RowClass rows;
+  const Sequence& sequence;
   const uint8_t* mask_bits;
   const void* bias;
   float scale, slope;
@@ -51,11 +53,12 @@ struct HeadRules {
   DropoutStream dropout;
 
   template <class Call>
-  HeadRules(const Call& call, int64_t b, int64_t h)
+  HeadRules(const CpuCall<Call>& call, int64_t b, int64_t h, int64_t residue)
       : problem(*call.problem),
         batch_index(b),
         q_head(h),
-        sequence(problem.SequenceAt(b)),
+        rows(RowClassOf(call, b, residue)),
+        sequence(rows.sequence),
         mask_bits(call.mask_bits),
         bias(call.bias),
         scale(problem.ResolvedScale()),
@@ -64,14 +67,18 @@ struct HeadRules {
         plan(call.compiled_mask == nullptr ? nullptr : &call.compiled_mask->PlanAt(b, h)),
         dropout(MakeDropoutStream(problem.dropout.seed, problem.dropout.offset,
                                   problem.DropoutHeadIndex(b, h))) {}
+  HeadRules(const HeadRules&) = delete;  // `sequence` is part of `rows`
+  HeadRules& operator=(const HeadRules&) = delete;
 
   // What a score must still be multiplied by after PrepareRow.
   float factor() const { return plain ? scale : 1.0f; }
 };
 
-// What masks skip: this many keys.
-constexpr int kPanelKeys = kHostMaskTile.keys;
-constexpr int kPanels = kMaxKeyRows / kPanelKeys;
+// A mask's bits come in words of this many keys; it is skipped by halves of them, panels.
+constexpr int kWordKeys = kHostMaskTile.keys;
+constexpr int kWords = kMaxKeyRows / kWordKeys;
+constexpr int kPanels = kMaxKeyRows / kSkipKeys;
+static_assert(kWordKeys == 64 && kSkipKeys == 32 && kPanels <= 8);
 
 // Spans in order, with gaps between them: at most one of every other panel.
 struct Stretches {
@@ -81,13 +88,13 @@ struct Stretches {
   const Span* end() const { return at + count; }
 };
 
-// The parts of `all` that lie in `panels`: bit n stands for the keys from n·kPanelKeys.
+// The parts of `all` that lie in `panels`: bit n stands for the keys from n·kSkipKeys.
 inline Stretches Within(uint32_t panels, const Span& all) {
   Stretches parts;
   while (panels != 0) {
     const int first = std::countr_zero(panels), end = first + std::countr_one(panels >> first);
-    parts.at[parts.count++] = {HWY_MAX(all.begin, first * kPanelKeys),
-                               HWY_MIN(all.end, end * kPanelKeys)};
+    parts.at[parts.count++] = {HWY_MAX(all.begin, first * kSkipKeys),
+                               HWY_MIN(all.end, end * kSkipKeys)};
     panels &= ~uint32_t{0} << end;
   }
   return parts;
@@ -99,24 +106,32 @@ struct ScoreTile {
   int rows, columns;
   bool full;                  // every row sees every column
   Span spans[kMaxQueryRows];  // unless full: what the diagonal leaves of each row
-  // Whether a mask hides keys inside rows' spans; then of each row which it sees, a word a panel,
-  // in which panels it sees any, and whether it sees all of its span.
+  // Whether a mask hides keys inside rows' spans; then of each row which it sees, in which panels
+  // it sees any, and whether it sees all of its span.
   bool masked;
-  uint64_t bits[kMaxQueryRows][kPanels];
+  uint64_t bits[kMaxQueryRows][kWords];
   uint8_t panels[kMaxQueryRows];
   bool gaps[kMaxQueryRows];
   uint8_t panels_of_rows[kMaxQueryRows / kTileRows + 1];  // of any of kTileRows rows
-  // Unless full: per kTileRows rows, the columns of any of them; per kTileRows columns, the rows.
+  // Unless full: per kTileRows rows, the columns of any of them; per kTileRows columns, the rows,
+  // with a mask at least those that see anything of the panel (FindRowsOfColumns).
   Span columns_of_rows[kMaxQueryRows / kTileRows + 1];
   Span rows_of_columns[kMaxKeyRows / kTileRows + 1];
 
   Span row(int r) const { return full ? Span{0, columns} : spans[r]; }
   bool has_gaps(int r) const { return masked && gaps[r]; }
 
+  uint32_t all_panels;  // with a mask: of any row
+
+  Stretches WholeRow() const { return {{{0, columns}}, 1}; }
+  // What products read of row `r` of P where its kTileRows rows say which columns they want; and
+  // where columns say which rows, of which kTileRows stand on both sides of a panel's end.
+  Stretches WantedByRows(int r) const;
+  Stretches WantedByColumns() const;
+
   // The columns that any of up to `count` rows from `first` sees, and the panels.
   Span columns_of(int first, int count) const;
   uint32_t panels_of(int first, int count) const;
-  bool Sees(int r, const Span& some) const;  // any of these columns; masked tiles only
 };
 
 inline Span Cut(const KeyRange& range, int64_t first, int count) {
@@ -138,6 +153,19 @@ inline Span ScoreTile::columns_of(int first, int count) const {
   return all;
 }
 
+inline Stretches ScoreTile::WantedByRows(int r) const {
+  const Span& seen = columns_of_rows[r / kTileRows];
+  return masked ? Within(panels_of_rows[r / kTileRows], seen) : Stretches{{seen}, 1};
+}
+
+inline Stretches ScoreTile::WantedByColumns() const {
+  if (!masked) return WholeRow();
+  static_assert(kTileRows <= kSkipKeys);
+  const uint32_t with_neighbours = all_panels | all_panels << 1 | all_panels >> 1;
+  return Within(with_neighbours & ((1u << ((columns + kSkipKeys - 1) / kSkipKeys)) - 1),
+                {0, columns});
+}
+
 inline uint32_t ScoreTile::panels_of(int first, int count) const {
   if (!masked) return (1u << kPanels) - 1;
   uint32_t all = 0;
@@ -145,36 +173,52 @@ inline uint32_t ScoreTile::panels_of(int first, int count) const {
   return all;
 }
 
-// The bits of a panel from column `first` that lie in a span.
+// The bits of a word from column `first` that lie in a span.
 inline uint64_t WordOf(const Span& span, int first) {
-  static_assert(kPanelKeys == 64 && kPanelKeys == kMaxPanelColumns);
-  const int begin = HWY_MAX(span.begin - first, 0), end = HWY_MIN(span.end - first, kPanelKeys);
+  const int begin = HWY_MAX(span.begin - first, 0), end = HWY_MIN(span.end - first, kWordKeys);
   if (begin >= end) return 0;
-  return (~uint64_t{0} >> (kPanelKeys - (end - begin))) << begin;
-}
-
-inline bool ScoreTile::Sees(int r, const Span& some) const {
-  for (int n = some.begin / kPanelKeys; n * kPanelKeys < some.end && n < kPanels; ++n) {
-    if ((bits[r][n] & WordOf(some, n * kPanelKeys)) != 0) return true;
-  }
-  return false;
+  return (~uint64_t{0} >> (kWordKeys - (end - begin))) << begin;
 }
 
 inline void SummariseSpans(ScoreTile& tile) {
-  int column_groups = (tile.columns + kTileRows - 1) / kTileRows;
-  for (int g = 0; g < column_groups; ++g) tile.rows_of_columns[g] = Span{};
   for (int r = 0; r < tile.rows; ++r) {
     Span& group = tile.columns_of_rows[r / kTileRows];
     group = r % kTileRows == 0 ? tile.spans[r] : Union(group, tile.spans[r]);
-    if (tile.spans[r].empty()) continue;
-    for (int g = tile.spans[r].begin / kTileRows; g * kTileRows < tile.spans[r].end; ++g) {
-      if (tile.has_gaps(r) && !tile.Sees(r, {g * kTileRows, (g + 1) * kTileRows})) continue;
-      tile.rows_of_columns[g] = Union(tile.rows_of_columns[g], {r, r + 1});
+  }
+  if (!tile.masked) return;
+  tile.all_panels = 0;
+  for (int r = 0; r < tile.rows; r += kTileRows) {
+    const uint32_t panels = tile.panels_of(r, kTileRows);
+    tile.panels_of_rows[r / kTileRows] = static_cast<uint8_t>(panels);
+    tile.all_panels |= panels;
+  }
+}
+
+// Fills tile.rows_of_columns, which backward alone reads. A row with gaps counts by panels: column
+// by column it would take as long as a sparse tile's products.
+inline void FindRowsOfColumns(ScoreTile& tile) {
+  const int column_groups = (tile.columns + kTileRows - 1) / kTileRows;
+  Span of_panels[kPanels];
+  for (int g = 0; g < column_groups; ++g) tile.rows_of_columns[g] = Span{};
+  for (int r = 0; r < tile.rows; ++r) {
+    const Span& span = tile.spans[r];
+    if (tile.has_gaps(r)) {
+      for (uint32_t left = tile.panels[r]; left != 0; left &= left - 1) {
+        Span& rows = of_panels[std::countr_zero(left)];
+        rows = Union(rows, {r, r + 1});
+      }
+    } else if (!span.empty()) {
+      for (int g = span.begin / kTileRows; g * kTileRows < span.end; ++g) {
+        tile.rows_of_columns[g] = Union(tile.rows_of_columns[g], {r, r + 1});
+      }
     }
   }
   if (!tile.masked) return;
-  for (int r = 0; r < tile.rows; r += kTileRows) {
-    tile.panels_of_rows[r / kTileRows] = static_cast<uint8_t>(tile.panels_of(r, kTileRows));
+  for (int g = 0; g < column_groups; ++g) {
+    for (int n = g * kTileRows / kSkipKeys; n * kSkipKeys < (g + 1) * kTileRows && n < kPanels;
+         ++n) {
+      tile.rows_of_columns[g] = Union(tile.rows_of_columns[g], of_panels[n]);
+    }
   }
 }
 
@@ -182,23 +226,22 @@ enum class MaskTileKind { kNothing, kEverything, kSome };
 
 // Fills tile.bits with what the mask shows, unless that is nothing or everything.
 inline MaskTileKind LoadMask(const MaskPlan& plan, ScoreTile& tile) {
-  const int panels = (tile.columns + kPanelKeys - 1) / kPanelKeys;
-  const uint32_t first = static_cast<uint32_t>(tile.first_column / kPanelKeys);
+  const int words_of_row = (tile.columns + kWordKeys - 1) / kWordKeys;
+  const uint32_t first = static_cast<uint32_t>(tile.first_column / kWordKeys);
   bool any = false, all = true;
   for (int row = 0; row < tile.rows; row += kHostMaskTile.rows) {
     const auto line = plan.by_rows.Line((tile.first_row + row) / kHostMaskTile.rows);
     auto at = std::lower_bound(line.begin(), line.end(), first,
                                [](const MaskTile& m, uint32_t key) { return m.tile < key; });
     const int rows = HWY_MIN(tile.rows - row, kHostMaskTile.rows);
-    for (int panel = 0; panel < panels; ++panel) {
-      const bool listed = at != line.end() && at->tile == first + panel;
+    for (int n = 0; n < words_of_row; ++n) {
+      const bool listed = at != line.end() && at->tile == first + n;
       any = any || listed;
       all = all && listed && at->is_full();
       const uint32_t* words = listed && !at->is_full() ? plan.Bitmap(at->bitmap).data() : nullptr;
       for (int r = 0; r < rows; ++r) {
-        tile.bits[row + r][panel] = words != nullptr
-                                        ? words[2 * r] | uint64_t{words[2 * r + 1]} << 32
-                                        : (listed ? ~uint64_t{0} : 0);
+        tile.bits[row + r][n] = words != nullptr ? words[2 * r] | uint64_t{words[2 * r + 1]} << 32
+                                                 : (listed ? ~uint64_t{0} : 0);
       }
       if (listed) ++at;
     }
@@ -216,8 +259,8 @@ inline MaskTileKind LoadBoolMask(const HeadRules& rules, ScoreTile& tile) {
   for (int r = 0; r < tile.rows; ++r) {
     const int64_t line = head * s.rows + (s.rows == 1 ? 0 : tile.first_row + r);
     const uint8_t* bits = rules.mask_bits + line * mask.row_bytes();
-    for (int column = 0; column < tile.columns; column += kPanelKeys) {
-      const int count = HWY_MIN(kPanelKeys, tile.columns - column);
+    for (int column = 0; column < tile.columns; column += kWordKeys) {
+      const int count = HWY_MIN(kWordKeys, tile.columns - column);
       const uint64_t everything = WordOf({0, count}, 0);
       uint64_t word = 0;
       if (s.columns == 1) {
@@ -226,7 +269,7 @@ inline MaskTileKind LoadBoolMask(const HeadRules& rules, ScoreTile& tile) {
         std::memcpy(&word, bits + (tile.first_column + column) / 8, (count + 7) / 8);
         word &= everything;
       }
-      tile.bits[r][column / kPanelKeys] = word;
+      tile.bits[r][column / kWordKeys] = word;
       any = any || word != 0;
       all = all && word == everything;
     }
@@ -239,14 +282,15 @@ inline void NarrowToMask(ScoreTile& tile, int r) {
   Span& span = tile.spans[r];
   int count = 0, begin = -1, end = 0;
   tile.panels[r] = 0;
-  for (int n = 0; n * kPanelKeys < tile.columns; ++n) {
+  for (int n = 0; n * kWordKeys < tile.columns; ++n) {
     uint64_t& word = tile.bits[r][n];
-    word &= WordOf(span, n * kPanelKeys);
+    word &= WordOf(span, n * kWordKeys);
     if (word == 0) continue;
-    if (begin < 0) begin = n * kPanelKeys + std::countr_zero(word);
-    end = (n + 1) * kPanelKeys - std::countl_zero(word);
+    if (begin < 0) begin = n * kWordKeys + std::countr_zero(word);
+    end = (n + 1) * kWordKeys - std::countl_zero(word);
     count += std::popcount(word);
-    tile.panels[r] |= static_cast<uint8_t>(1 << n);
+    const bool low = static_cast<uint32_t>(word) != 0, high = (word >> kSkipKeys) != 0;
+    tile.panels[r] |= static_cast<uint8_t>((low + 2 * high) << (2 * n));
   }
   span = count == 0 ? Span{} : Span{begin, end};
   tile.gaps[r] = count != end - HWY_MAX(begin, 0);
@@ -272,7 +316,7 @@ inline bool FindSpans(const HeadRules& rules, ScoreTile& tile) {
   if (tile.full) return true;
   bool any = false;
   for (int r = 0; r < tile.rows; ++r) {
-    tile.spans[r] = span(r);
+    tile.spans[r] = unbounded ? Span{0, tile.columns} : span(r);
     if (tile.masked) NarrowToMask(tile, r);
     any |= !tile.spans[r].empty();
   }
@@ -329,7 +373,7 @@ inline FloatVector LoadBias(const HeadRules& rules, int64_t row, int64_t column,
 
 // What the mask shows of kLanes keys from `column`, a multiple of kLanes.
 inline hn::Mask<FloatTag> ShownByMask(const ScoreTile& tile, int r, int column) {
-  const uint64_t word = tile.bits[r][column / kPanelKeys] >> (column % kPanelKeys);
+  const uint64_t word = tile.bits[r][column / kWordKeys] >> (column % kWordKeys);
   uint8_t copy[8];
   std::memcpy(copy, &word, sizeof(copy));
   return hn::LoadMaskBits(FloatTag(), copy);
@@ -420,7 +464,7 @@ inline void FillDropout(const HeadRules& rules, const ScoreTile& tile, uint8_t* 
     const Span wanted = tile.columns_of(row, 16);
     const uint32_t panels = tile.panels_of(row, 16);
     for (int column = wanted.begin / 32 * 32; column < wanted.end; column += 32) {
-      if ((panels >> (column / kPanelKeys) & 1) == 0) continue;
+      if ((panels >> (column / kSkipKeys) & 1) == 0) continue;
       DropoutBlock(rules.dropout, static_cast<uint32_t>((tile.first_row + row) >> 4),
                    static_cast<uint32_t>((tile.first_column + column) >> 5),
                    bytes + row * stride + column, stride);
@@ -428,14 +472,25 @@ inline void FillDropout(const HeadRules& rules, const ScoreTile& tile, uint8_t* 
   }
 }
 
-// kHiddenZero wherever row `r` of P or dS has not been computed.
-inline void FillUnseen(const ScoreTile& tile, int r, float* row) {
-  int at = 0;
-  for (const Span& part : StretchesOf(tile, r)) {
-    std::fill(row + at, row + HWY_MAX(at, part.begin), kHiddenZero);
-    at = HWY_MAX(at, part.end);
+inline void FillHidden(int begin, int end, float* row) {
+  const FloatTag d;
+  for (int c = begin; c < end; c += kLanes) hn::StoreU(hn::Set(d, kHiddenZero), d, row + c);
+}
+
+// kHiddenZero wherever row `r` of P or dS has not been computed and `read` says that it is read: in
+// whole vectors, as it is computed.
+inline void FillUnseen(const ScoreTile& tile, int r, const Stretches& read, float* row) {
+  const Stretches computed = StretchesOf(tile, r);
+  const Span* part = computed.begin();
+  for (const Span& some : read) {
+    const Span whole = WholeVectors(some);
+    int at = whole.begin;
+    for (; part != computed.end() && part->begin < whole.end; ++part) {
+      FillHidden(at, part->begin, row);
+      at = HWY_MAX(at, part->end);
+    }
+    FillHidden(at, whole.end, row);
   }
-  std::fill(row + at, row + HWY_MAX(at, tile.columns), kHiddenZero);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -27,7 +27,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET == HWY_AVX3
-static_assert(kLanes == kTileSide);
+static_assert(kLanes == kTileSide && kSkipKeys == kTileDepth && kSkipKeys == kBlockSide);
 
 using BitTag = hn::RebindToUnsigned<FloatTag>;
 using BitVector = hn::Vec<BitTag>;
@@ -55,14 +55,6 @@ constexpr int64_t PackedWords(int64_t length, int64_t depth, int terms) {
 inline Span TilesOf(const Span& span, int side) {
   if (span.empty()) return Span{};
   return {span.begin / side, (span.end + side - 1) / side};
-}
-
-// The blocks of kTileDepth columns in these panels of kMaxPanelColumns, a bit each.
-inline uint64_t DepthsOf(uint32_t panels) {
-  static_assert(kMaxPanelColumns == 2 * kTileDepth);
-  uint64_t depths = 0;
-  for (int n = 0; n < 32; ++n) depths |= uint64_t{panels >> n & 1} * 3 << (2 * n);
-  return depths;
 }
 
 // The numbers' terms, each in the upper half of its lane; the lower half means nothing.

@@ -28,6 +28,8 @@ struct Span {
 struct CpuTile {
   int q_rows, kv_rows;
 };
+// Masks are skipped by so many keys: half of the widest panel, a block of matrix tiles.
+inline constexpr int kSkipKeys = 32;
 inline constexpr int kMaxQueryRows = 128;
 inline constexpr int kMaxKeyRows = 256;
 

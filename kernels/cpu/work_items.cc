@@ -30,12 +30,15 @@ int64_t PairsOfTile(const Problem& p, const Sequence& s, int64_t tile) {
 }
 
 // The most that leaves each thread kItemsPerThread items, so that they finish together.
-int64_t TilesPerItem(absl::Span<const ForwardCall> calls, int threads) {
+int64_t TilesPerItem(absl::Span<const CpuForwardCall> calls, int threads) {
   constexpr int64_t kItemsPerThread = 4;
   int64_t tiles = 0;
-  for (const ForwardCall& call : calls) {
+  for (const CpuForwardCall& call : calls) {
     const Problem& p = *call.problem;
-    for (int64_t b = 0; b < p.batch; ++b) tiles += p.q_heads * QueryTiles(p.SequenceAt(b).q_len);
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const int64_t classes = RowClasses(call, p.SequenceAt(b));
+      tiles += p.q_heads * classes * QueryTiles(RowClassOf(call, b, 0).sequence.q_len);
+    }
   }
   return std::clamp<int64_t>(tiles / (kItemsPerThread * threads), 1, kMaxTilesPerItem);
 }
@@ -51,6 +54,25 @@ void ForEachKvHead(absl::Span<const Call> calls, WorkList& list, const Body& bod
       for (int64_t kv_head = 0; kv_head < p.kv_heads; ++kv_head) {
         list.BeginGroup();
         body(n, p, b, s, kv_head);
+      }
+    }
+  }
+}
+
+// The same for each of their row classes: body(call, an item of the class, the class's sequence).
+template <class Call, class Body>
+void ForEachRowClass(absl::Span<const Call> calls, WorkList& list, const Body& body) {
+  for (size_t n = 0; n < calls.size(); ++n) {
+    const Problem& p = *calls[n].problem;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const int64_t classes = RowClasses(calls[n], p.SequenceAt(b));
+      for (int64_t kv_head = 0; kv_head < p.kv_heads; ++kv_head) {
+        for (int64_t residue = 0; residue < classes; ++residue) {
+          WorkItem item = MakeItem(n, b, kv_head, 0);
+          item.residue = static_cast<int32_t>(residue);
+          list.BeginGroup();
+          body(calls[n], item, RowClassOf(calls[n], b, residue).sequence);
+        }
       }
     }
   }
@@ -72,28 +94,28 @@ void WorkList::Sort() {
   });
 }
 
-WorkList ForwardItems(absl::Span<const ForwardCall> calls, int threads) {
+WorkList ForwardItems(absl::Span<const CpuForwardCall> calls, int threads) {
   const int64_t wanted = TilesPerItem(calls, threads);
   WorkList list;
-  ForEachKvHead(calls, list,
-                [&](size_t n, const Problem& p, int64_t b, const Sequence& s, int64_t kv_head) {
-                  const int64_t step = std::min<int64_t>(wanted, MaxTilesPerItem(p));
-                  const int64_t tiles = QueryTiles(s.q_len), units = p.group_size() * tiles;
-                  for (int64_t first = 0; first < units; first += step) {
-                    WorkItem item = MakeItem(n, b, kv_head, first);
-                    item.count = static_cast<int32_t>(std::min(step, units - first));
-                    int64_t pairs = 0;
-                    for (int64_t unit = first; unit < first + item.count; ++unit) {
-                      pairs += PairsOfTile(p, s, unit % tiles);
-                    }
-                    list.Add(item, (p.qk_head_dim + p.v_head_dim) * pairs);
-                  }
-                });
+  ForEachRowClass(calls, list, [&](const CpuForwardCall& call, WorkItem item, const Sequence& s) {
+    const Problem& p = *call.problem;
+    const int64_t step = std::min<int64_t>(wanted, MaxTilesPerItem(p));
+    const int64_t tiles = QueryTiles(s.q_len), units = p.group_size() * tiles;
+    for (int64_t first = 0; first < units; first += step) {
+      item.tile = static_cast<int32_t>(first);
+      item.count = static_cast<int32_t>(std::min(step, units - first));
+      int64_t pairs = 0;
+      for (int64_t unit = first; unit < first + item.count; ++unit) {
+        pairs += PairsOfTile(p, s, unit % tiles);
+      }
+      list.Add(item, (p.qk_head_dim + p.v_head_dim) * pairs);
+    }
+  });
   list.Sort();
   return list;
 }
 
-WorkList RowSumItems(absl::Span<const BackwardCall> calls) {
+WorkList RowSumItems(absl::Span<const CpuBackwardCall> calls) {
   WorkList list;
   ForEachKvHead(
       calls, list, [&](size_t n, const Problem& p, int64_t b, const Sequence& s, int64_t kv_head) {
@@ -106,17 +128,18 @@ WorkList RowSumItems(absl::Span<const BackwardCall> calls) {
 }
 
 // The first slots of all heads before the second ones: a thread rarely waits for another.
-WorkList GradientItems(absl::Span<const BackwardCall> calls) {
+WorkList GradientItems(absl::Span<const CpuBackwardCall> calls) {
   WorkList list;
   for (int64_t slot = 0; slot < kMaxSlots; ++slot) {
-    ForEachKvHead(calls, list,
-                  [&](size_t n, const Problem& p, int64_t b, const Sequence& s, int64_t kv_head) {
-                    const int64_t slots = GradientSlots(p, s.q_len),
-                                  dims = p.qk_head_dim + p.v_head_dim;
-                    if (slot >= slots) return;
-                    const int64_t pairs = s.q_len > 0 ? PairsOfRows(p, s, 0, s.q_len) : 0;
-                    list.Add(MakeItem(n, b, kv_head, slot), dims * p.group_size() * pairs / slots);
-                  });
+    ForEachRowClass(
+        calls, list, [&](const CpuBackwardCall& call, WorkItem item, const Sequence& s) {
+          const Problem& p = *call.problem;
+          const int64_t slots = call.residues ? 1 : GradientSlots(p, s.q_len);
+          if (slot >= slots) return;
+          const int64_t pairs = s.q_len > 0 ? PairsOfRows(p, s, 0, s.q_len) : 0;
+          item.tile = static_cast<int32_t>(slot);
+          list.Add(item, (p.qk_head_dim + p.v_head_dim) * p.group_size() * pairs / slots);
+        });
   }
   list.Sort();
   return list;
@@ -126,7 +149,7 @@ int64_t BiasColumnTiles(const Problem& p) {
   return Tiles(p.bias->shape.columns, BackwardTileSize(p).kv_rows);
 }
 
-WorkList BiasItems(absl::Span<const BackwardCall> calls) {
+WorkList BiasItems(absl::Span<const CpuBackwardCall> calls) {
   WorkList list;
   for (size_t n = 0; n < calls.size(); ++n) {
     if (calls[n].d_bias == nullptr) continue;

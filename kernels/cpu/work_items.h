@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kernels/backend.h"
+#include "kernels/cpu/cpu_call.h"
 
 namespace attnd {
 
@@ -18,6 +18,7 @@ struct WorkItem {
   int32_t head;
   int32_t tile;
   int32_t count = 1;
+  int32_t residue = 0;
 };
 
 // Adds items group by group, then puts the groups with the longest item first, and inside a group
@@ -42,13 +43,13 @@ class WorkList {
 };
 
 // Items of as many query tiles as leave each thread some items.
-WorkList ForwardItems(absl::Span<const ForwardCall> calls, int threads);
+WorkList ForwardItems(absl::Span<const CpuForwardCall> calls, int threads);
 
-WorkList RowSumItems(absl::Span<const BackwardCall> calls);
+WorkList RowSumItems(absl::Span<const CpuBackwardCall> calls);
 // A slot stands behind the slots before it.
-WorkList GradientItems(absl::Span<const BackwardCall> calls);
+WorkList GradientItems(absl::Span<const CpuBackwardCall> calls);
 // `tile` counts BiasTiles of (batch_index, head) of the bias, row tiles outside.
-WorkList BiasItems(absl::Span<const BackwardCall> calls);
+WorkList BiasItems(absl::Span<const CpuBackwardCall> calls);
 int64_t BiasColumnTiles(const Problem& problem);
 
 }  // namespace attnd

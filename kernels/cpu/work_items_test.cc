@@ -24,7 +24,7 @@ using Key = std::tuple<int, int, int, int>;
 
 TEST(WorkItems, CoverEachQueryTileOfEachCallOnceForAnyNumberOfThreads) {
   const Problem problems[] = {Sized(2, 6, 2, 300), Sized(1, 1, 1, 1)};
-  ForwardCall calls[2];
+  CpuForwardCall calls[2];
   for (int n = 0; n < 2; ++n) calls[n].problem = &problems[n];
   for (int threads : {1, 2, 64}) {
     const WorkList list = ForwardItems(calls, threads);
@@ -54,7 +54,7 @@ TEST(WorkItems, CoverEachQueryTileOfEachCallOnceForAnyNumberOfThreads) {
 
 TEST(WorkItems, AreSmallerWhereThreadsAreMany) {
   const Problem p = Sized(1, 4, 4, 4096);
-  ForwardCall call;
+  CpuForwardCall call;
   call.problem = &p;
   EXPECT_EQ(ForwardItems({&call, 1}, 1).size(), 4 * QueryTiles(4096) / MaxTilesPerItem(p));
   EXPECT_GE(ForwardItems({&call, 1}, 8).size(), 4 * 8);
@@ -66,7 +66,7 @@ TEST(WorkItems, PutTheLongestHeadFirstAndItsLongestItemFirst) {
   packed.layout = Layout::kPackedThd;
   packed.cu_seqlens_q = packed.cu_seqlens_k = {0, 300, 1300};
   packed.causal = true;
-  ForwardCall call;
+  CpuForwardCall call;
   call.problem = &packed;
   const WorkList list = ForwardItems({&call, 1}, /*threads=*/16);
   EXPECT_EQ(list[0].batch_index, 1);
@@ -79,7 +79,7 @@ TEST(WorkItems, PutTheLongestHeadFirstAndItsLongestItemFirst) {
 
 TEST(WorkItems, GiveEachGradientSlotOneItem) {
   Problem p = Sized(1, 8, 2, 1024);
-  BackwardCall call;
+  CpuBackwardCall call;
   call.problem = &p;
   const WorkList list = GradientItems({&call, 1});
   EXPECT_EQ(list.size(), 2 * GradientSlots(p, p.q_len));
@@ -92,7 +92,7 @@ TEST(WorkItems, PutASlotBehindTheSlotsThatItWaitsFor) {
   packed.layout = Layout::kPackedThd;
   packed.cu_seqlens_q = packed.cu_seqlens_k = {0, 2500, 2600, 4000};
   const Problem dense = Sized(2, 4, 2, 1100);
-  BackwardCall calls[2];
+  CpuBackwardCall calls[2];
   calls[0].problem = &packed, calls[1].problem = &dense;
   const WorkList list = GradientItems(calls);
   std::map<std::tuple<int, int, int>, int> slots;  // of a head, so far
@@ -108,8 +108,8 @@ TEST(WorkItems, CoverTheBiasOnlyWhereItsGradientIsWanted) {
   Problem p = Sized(2, 2, 2, 100);
   p.bias = Bias{ElementType::kFloat32, {1, 2, 100, 1}, true};
   float gradient[200];
-  BackwardCall calls[2];
-  for (BackwardCall& call : calls) call.problem = &p;
+  CpuBackwardCall calls[2];
+  for (CpuBackwardCall& call : calls) call.problem = &p;
   calls[1].d_bias = gradient;
   const WorkList list = BiasItems(calls);
   EXPECT_EQ(list.size(), 2 * 2);  // two heads, two tiles of rows

@@ -9,6 +9,7 @@
 
 #include "attention/masks/mask_description.h"
 #include "attention/problem.h"
+#include "client/masks/mask_text.h"
 #include "kernels/registry.h"
 
 namespace {
@@ -117,6 +118,20 @@ int attnd_benchmark_mask(void* handle, const BenchmarkProblem* problem, const ui
       {.pattern = {attnd::MaskBitmap{static_cast<uint32_t>(8 * row_bytes), std::move(copy)}},
        .pattern_of = {0}},
       attnd::MaskCallOf(ProblemOf(engine, *problem)));
+  if (!mask.ok()) return 1;
+  engine.mask = *std::move(mask);
+  return 0;
+}
+
+// The same, spelled as attnctl takes it.
+int attnd_benchmark_mask_text(void* handle, const BenchmarkProblem* problem, const char* text) {
+  auto& engine = *static_cast<Engine*>(handle);
+  engine.mask = nullptr;
+  engine.mask_bits.clear();
+  const auto parsed = attnd::masks::ParseMask(text, problem->kv_len);
+  if (!parsed.ok()) return 1;
+  auto mask =
+      attnd::MaskDescription::Make(parsed->Spec(), attnd::MaskCallOf(ProblemOf(engine, *problem)));
   if (!mask.ok()) return 1;
   engine.mask = *std::move(mask);
   return 0;

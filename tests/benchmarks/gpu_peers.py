@@ -23,7 +23,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cpu_against_pytorch import ELEMENTS, LIBRARY, BenchmarkProblem, Engine
-from cpu_masks_against_pytorch import by_name
+from masks import by_name
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 REST = 0.2  # seconds before each measurement: boost clocks fall under load

@@ -73,8 +73,8 @@ TEST(AttnctlMask, ShowsTheDaemonsReportAndAPicture) {
       RunAttnctl(At(daemon) + " mask 'longformer(64,64)' --shape 1,2,2048,64 --dtype float32");
   EXPECT_EQ(table.exit_code, 0) << table.output;
   for (const char* part :
-       {"mask longformer(64,64), id ", " rows see nothing", "cpu_forward_float32",
-        "cpu_backward_float32", "64x64", "cpu: the one kernel for this element type",
+       {"mask longformer(64,64), id ", " rows see nothing", "cpu_forward_float32_listed",
+        "cpu_backward_float32_listed", "64x64", "cpu: lists of tiles: ",
         "\n################################################################\n", "\n##."}) {
     EXPECT_TRUE(absl::StrContains(table.output, part)) << part << "\n" << table.output;
   }
@@ -88,7 +88,7 @@ TEST(AttnctlMask, ShowsTheDaemonsReportAndAPicture) {
   }
   EXPECT_EQ(a["visible"], 2 * (64 * 128 - 64 * 63 / 2));
   EXPECT_EQ(a["devices"][0]["tiles_partial"], b["devices"][0]["tiles_partial"]);
-  EXPECT_EQ(b["devices"][0]["kernel_forward"], "cpu_forward_float32");
+  EXPECT_EQ(b["devices"][0]["kernel_forward"], "cpu_forward_float32_listed");
 }
 
 TEST(AttnctlMask, WritesAPicture) {

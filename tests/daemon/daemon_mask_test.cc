@@ -53,8 +53,8 @@ TEST(DaemonMask, CompileMaskSaysHowEachDeviceRunsIt) {
   ASSERT_EQ(reply.device_size(), 3);
   const v1::MaskOnDevice& cpu = reply.device(0);
   EXPECT_EQ(cpu.device(), "cpu0");
-  EXPECT_EQ(cpu.kernel_forward(), "cpu_forward_float32");
-  EXPECT_EQ(cpu.kernel_backward(), "cpu_backward_float32");
+  EXPECT_EQ(cpu.kernel_forward(), "cpu_forward_float32_listed");
+  EXPECT_EQ(cpu.kernel_backward(), "cpu_backward_float32_listed");
   EXPECT_FALSE(cpu.reason().empty());
   EXPECT_EQ(cpu.tiles(), 2 * 4 * 4);
   EXPECT_EQ(cpu.tiles_full(), 0);

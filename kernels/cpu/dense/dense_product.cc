@@ -115,6 +115,7 @@ class DenseItem {
 
   void Multiply(const Rows& a, const float* b, int64_t depth, int64_t column, bool accumulate) {
     const int64_t wanted = std::min(kDensePanel, columns_ - column);
+    const DepthRuns all = {{{0, static_cast<int>(depth)}}, 1};
     for (int64_t n = 0; n < wanted; n += kPanelColumns) {
       const int vectors =
           static_cast<int>((std::min<int64_t>(kPanelColumns, wanted - n) + kLanes - 1) / kLanes);
@@ -122,7 +123,7 @@ class DenseItem {
       for (int64_t m = 0; m < rows_; m += kTileRows) {
         const int rows = static_cast<int>(std::min<int64_t>(kTileRows, rows_ - m));
         const RegisterTileFunction tile = rows == kTileRows ? whole : ChooseTile(rows, vectors);
-        tile(a.data + m * a.row, a.row, a.k, b + n, kDensePanel, static_cast<int>(depth),
+        tile(a.data + m * a.row, a.row, a.k, b + n, kDensePanel, all,
              sums_ + m * kDenseColumns + column + n, kDenseColumns, accumulate);
       }
     }
