@@ -11,7 +11,10 @@
 // Full        The work ahead of a call is limited (max_queue_seconds), the call itself is not: an
 //             idle server admits a call of any length.
 // Too late    Work ahead is what the batcher will run first: of other callers' work only their
-//             share. A caller with a long queue delays itself alone.
+//             share, of the caller's own what is due earlier. A long queue delays its caller alone.
+// Overload    A call that would break the deadline of an admitted one is refused. So that long
+//             deadlines do not book all the time before short ones come, calls of every deadline
+//             are refused at random, more often the less time is left: the same share of each.
 // Any thread.
 #pragma once
 
@@ -25,7 +28,9 @@
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "kernels/backend.h"
+#include "server/admission/admission_limits.h"
 #include "server/admission/cost_model.h"
+#include "server/admission/deadline_order.h"
 #include "server/admission/staged_tensors.h"
 #include "server/call/call.h"
 
@@ -33,36 +38,10 @@ namespace attnd {
 
 class ReplySink;
 
-struct AdmissionLimits {
-  int64_t memory_bytes = int64_t{1} << 30;  // staging of inputs, workspace and outputs together
-  int64_t max_calls = 1024;                 // admitted and not yet computed
-  double max_queue_seconds = 30;            // estimated work ahead of a new call
-  int64_t caller_max_calls = 1024;          // of max_calls, by one caller
-  int64_t caller_max_bytes = int64_t{1} << 30;
-  int64_t max_reply_bytes = int64_t{16} << 20;
-  absl::Duration max_deadline = absl::Minutes(10);  // of a call that brings none, or a later one
-};
-
 // A device that calls may be admitted to. The pointees outlive Admission.
 struct AdmissionDevice {
   const Backend* backend = nullptr;
   const CostModel* cost = nullptr;
-};
-
-// What admitted calls need of one device. Seconds are CostModel's estimates, without its pace.
-struct AdmissionDeviceUse {
-  int64_t calls = 0;
-  int64_t memory_bytes = 0;  // of BackendInfo::memory_bytes
-  int64_t lease_bytes = 0;   // of what calls left behind there; of that memory too
-  double seconds = 0;
-};
-
-// A snapshot for metrics.
-struct AdmissionUse {
-  int64_t calls = 0;
-  int64_t bytes = 0;        // of calls, until their reply is sent
-  int64_t lease_bytes = 0;  // of what calls left behind; of memory_bytes too
-  double seconds = 0;
 };
 
 // Frees memory of leases at a place: a device's number or kHostMemory. Any thread.
@@ -76,18 +55,7 @@ class MemoryReclaimer {
 };
 
 class AdmissionLedger;
-
-// The calls of one caller at one priority: the batcher runs them in order, by one weight.
-struct CallerFlow {
-  std::string caller;
-  Priority priority = Priority::kNormal;
-
-  friend bool operator==(const CallerFlow&, const CallerFlow&) = default;
-  template <class Hash>
-  friend Hash AbslHashValue(Hash hash, const CallerFlow& flow) {
-    return Hash::combine(std::move(hash), flow.caller, flow.priority);
-  }
-};
+struct Wanted;
 
 // Ticket: bytes of staging memory, and bytes and seconds of one device, reserved for one call.
 // Destroying it returns both, so that no path, error and cancel included, can leak budget. It may
@@ -102,6 +70,10 @@ class Ticket {
   int64_t bytes() const { return bytes_; }
   double seconds() const { return seconds_; }
   int device() const { return device_; }
+  // The place in the caller's order: `due` is the deadline, or sooner if that is far away.
+  const DeadlineOrder::Place& place() const { return place_; }
+  // The call begins to run, so that no other can pass it.
+  void StartWork();
   // The device has finished the call: returns its device memory, time and place in the queue.
   void ReleaseWork();
   // Keeps `bytes` of the staging memory and returns the rest.
@@ -118,6 +90,7 @@ class Ticket {
 
   std::shared_ptr<AdmissionLedger> ledger_;  // shared with Admission and every other ticket
   CallerFlow flow_;
+  DeadlineOrder::Place place_;
   int64_t bytes_ = 0;
   int device_ = 0;
   int64_t device_bytes_ = 0;
@@ -161,6 +134,9 @@ class AdmittedCall {
   int64_t input_bytes() const { return parts_->input_bytes; }    // aligned, as they lie in staging
   int64_t output_bytes() const { return parts_->output_bytes; }  // aligned
   absl::Time admitted_at() const { return parts_->admitted_at; }
+  const DeadlineOrder::Place& place() const { return parts_->ticket.place(); }
+  // Begun later, it misses its deadline even if it takes half of its estimate.
+  absl::Time latest_start() const { return parts_->latest_start; }
 
  private:
   friend class Admission;
@@ -175,6 +151,7 @@ class AdmittedCall {
     int64_t input_bytes = 0;
     int64_t output_bytes = 0;
     absl::Time admitted_at = {};
+    absl::Time latest_start = {};
   };
   AdmittedCall(AttentionCall call, CallContext context, CallMemory memory)
       : parts_(new Parts{
@@ -216,13 +193,12 @@ class Admission {
   };
   absl::StatusOr<Choice> Choose(const AdmittedCall& call) const;
   Choice ChoiceOf(const AdmittedCall& call, int device) const;
-  absl::Status Take(const CallerFlow& flow, int64_t bytes, const Choice& choice);
+  absl::Status Take(const Wanted& wanted, uint64_t& number);
   // Sets the sizes of the call's staging memory; returns their sum.
   static int64_t AddUpMemory(AdmittedCall& admitted, const Backend& backend);
   absl::Status RefuseWhileDraining() const;
   absl::Status RefuseTooLarge(const AdmittedCall& call, int64_t bytes, const Choice& choice) const;
-  absl::Status RefuseLate(const AdmittedCall& call, const CallerFlow& flow, const Choice& choice,
-                          absl::Time now) const;
+  absl::Status RefuseLate(const Wanted& wanted, absl::Time now) const;
 
   const AdmissionLimits limits_;
   const std::vector<AdmissionDevice> devices_;

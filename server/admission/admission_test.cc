@@ -177,6 +177,7 @@ TEST_F(AdmissionTest, CountsTheQueueAheadAgainstADeadline) {
   auto ahead = admission_->Admit(DecodedCall(large), {.id = 1, .caller = "a"});
   ASSERT_TRUE(ahead.ok()) << ahead.status();
   ASSERT_GT(admission_->Use().seconds, 3);
+  ahead->ticket().StartWork();  // from now on nothing passes it
   EXPECT_EQ(ReasonOf(Admit("a", clock_.Now() + absl::Seconds(1)).status()),
             reason::kDeadlineUnmeetable);
   const absl::Duration queue = absl::Seconds(admission_->Use().seconds);
@@ -192,6 +193,7 @@ TEST_F(AdmissionTest, CountsTheQueueAtItsPace) {
   Make({.max_queue_seconds = 6});
   auto ahead = admission_->Admit(DecodedCall(SmallProblem(4096, 8)), {.id = 1, .caller = "a"});
   ASSERT_TRUE(ahead.ok()) << ahead.status();
+  ahead->ticket().StartWork();
   const double queue = admission_->QueueSeconds(0);
   ASSERT_NEAR(queue, 4.3, 0.3);
   const absl::Time deadline = clock_.Now() + absl::Seconds(3);
@@ -210,6 +212,7 @@ TEST_F(AdmissionTest, CountsOnlyItsShareOfAnotherCallersQueueAgainstADeadline) {
   Make({});
   auto ahead = admission_->Admit(DecodedCall(SmallProblem(4096, 8)), {.id = 1, .caller = "a"});
   ASSERT_TRUE(ahead.ok()) << ahead.status();
+  ahead->ticket().StartWork();
   const double queue = admission_->QueueSeconds(0);
   const absl::Time soon = clock_.Now() + absl::Seconds(1);
   EXPECT_EQ(ReasonOf(Admit("a", soon).status()), reason::kDeadlineUnmeetable);
@@ -218,6 +221,7 @@ TEST_F(AdmissionTest, CountsOnlyItsShareOfAnotherCallersQueueAgainstADeadline) {
   Problem half = SmallProblem(4096, 4);
   auto of_b = admission_->Admit(DecodedCall(half), {.id = 2, .caller = "b"});
   ASSERT_TRUE(of_b.ok()) << of_b.status();
+  of_b->ticket().StartWork();
   EXPECT_EQ(ReasonOf(Admit("b", clock_.Now() + absl::Seconds(0.9 * queue)).status()),
             reason::kDeadlineUnmeetable);
   EXPECT_TRUE(Admit("b", clock_.Now() + absl::Seconds(1.2 * queue)).ok());
@@ -228,6 +232,7 @@ TEST_F(AdmissionTest, CountsLittleOfLowPriorityWorkAheadOfAHighOne) {
   auto low = admission_->Admit(DecodedCall(SmallProblem(4096, 8), Priority::kLow),
                                {.id = 1, .caller = "a"});
   ASSERT_TRUE(low.ok()) << low.status();
+  low->ticket().StartWork();
   auto admit = [&](Priority priority, int64_t heads, double seconds) {
     return admission_->Admit(
         DecodedCall(SmallProblem(2048, heads), priority),
@@ -236,6 +241,33 @@ TEST_F(AdmissionTest, CountsLittleOfLowPriorityWorkAheadOfAHighOne) {
   const double one = 0.27;  // seconds of one head
   EXPECT_EQ(ReasonOf(admit(Priority::kLow, 2, 4 * one).status()), reason::kDeadlineUnmeetable);
   EXPECT_TRUE(admit(Priority::kHigh, 2, 2 * one).ok());
+}
+
+TEST_F(AdmissionTest, LetsACallPassThoseOfItsCallerThatAreDueLater) {
+  Make({});
+  const auto in = [&](double seconds) { return clock_.Now() + absl::Seconds(seconds); };
+  auto waiting = Admit("a", in(60), 4096);
+  ASSERT_TRUE(waiting.ok()) << waiting.status();
+  ASSERT_GT(waiting->seconds(), 0.4);
+  EXPECT_TRUE(Admit("a", in(0.1)).ok());
+  waiting->ticket().StartWork();
+  EXPECT_EQ(ReasonOf(Admit("a", in(0.1)).status()), reason::kDeadlineUnmeetable);
+  waiting->ticket().ReleaseWork();
+  EXPECT_TRUE(Admit("a", in(0.1)).ok());
+}
+
+TEST_F(AdmissionTest, RefusesACallThatWouldBreakTheDeadlineOfAnAdmittedOne) {
+  Make({});
+  const double one = Admit("a", absl::InfiniteFuture(), 4096)->seconds();
+  auto admitted = Admit("a", clock_.Now() + absl::Seconds(1.5 * one), 4096);
+  ASSERT_TRUE(admitted.ok()) << admitted.status();
+  const absl::Time earlier = clock_.Now() + absl::Seconds(1.4 * one);
+  const absl::Status refused = Admit("a", earlier, 4096).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(refused), reason::kQueueFull);
+  EXPECT_TRUE(RetryAfterOf(refused).has_value());
+  EXPECT_TRUE(Admit("a", earlier).ok());        // short enough
+  EXPECT_TRUE(Admit("b", earlier, 2048).ok());  // another caller's share
 }
 
 TEST_F(AdmissionTest, CapsACallWithoutDeadline) {

@@ -42,8 +42,11 @@ Batcher::Flow& Batcher::FlowOf(const AdmittedCall& call) {
 }
 
 void Batcher::Add(AdmittedCall call) {
-  Flow& flow = FlowOf(call);
-  flow.calls.push_back(std::move(call));
+  Calls& calls = FlowOf(call).calls;
+  auto at = std::upper_bound(
+      calls.begin(), calls.end(), call,
+      [](const AdmittedCall& a, const AdmittedCall& b) { return a.place() < b.place(); });
+  calls.insert(at, std::move(call));
   ++size_;
 }
 
@@ -61,13 +64,20 @@ std::optional<AdmittedCall> Batcher::Remove(uint64_t id) {
   return std::nullopt;
 }
 
-// The flow that can pay for its first call after the fewest rounds. Rounds in which no flow could
+// The first call that can still be met, or the first of all.
+const AdmittedCall& Batcher::Next(const Flow& flow, absl::Time now) {
+  auto next = std::find_if(flow.calls.begin(), flow.calls.end(),
+                           [now](const AdmittedCall& call) { return now <= call.latest_start(); });
+  return next == flow.calls.end() ? flow.calls.front() : *next;
+}
+
+// The flow that can pay for its next call after the fewest rounds. Rounds in which no flow could
 // pay are skipped at once.
-Batcher::Flows::iterator Batcher::NextFlow() {
+Batcher::Flows::iterator Batcher::NextFlow(absl::Time now) {
   auto best = flows_.end();
   double fewest = 0;
   for (auto flow = flows_.begin(); flow != flows_.end(); ++flow) {
-    double missing = flow->calls.front().seconds() - flow->credit;
+    double missing = Next(*flow, now).seconds() - flow->credit;
     double rounds = std::max(0.0, std::ceil(missing / Quantum(flow->priority)));
     if (best == flows_.end() || rounds < fewest) {
       best = flow;
@@ -78,28 +88,31 @@ Batcher::Flows::iterator Batcher::NextFlow() {
   return best;
 }
 
-std::optional<Batch> Batcher::Take(int slots) {
+std::optional<Batch> Batcher::Take(absl::Time now, int slots) {
   if (empty()) return std::nullopt;
   const int share = (static_cast<int>(size_) + slots - 1) / slots;
   const int max_calls = std::min(limits_.max_calls, std::max(share, kMinCallsToShare));
-  auto leader = NextFlow();
-  BatchKey key = BatchKey::Of(leader->calls.front().call());
-  Batch batch(key.direction);
+  auto leader = NextFlow(now);
+  const AdmittedCall& first = Next(*leader, now);
+  Batch batch(first.call().direction());
   flows_.splice(flows_.begin(), flows_, leader);  // it leads the batch
-  Fill(batch, key, max_calls);
+  Fill(batch, first, now, max_calls);
   flows_.splice(flows_.end(), flows_, leader);  // and waits for its next turn
   DropEmptyFlows();
   return batch;
 }
 
-void Batcher::Fill(Batch& batch, const BatchKey& key, int max_calls) {
+void Batcher::Fill(Batch& batch, const AdmittedCall& leader, absl::Time now, int max_calls) {
+  const BatchKey key = BatchKey::Of(leader.call());
+  const uint64_t leader_id = leader.context().id;  // the call itself moves
   int64_t bytes = 0;
   double seconds = 0;
   for (Flow& flow : flows_) {
     for (auto call = flow.calls.begin(); call != flow.calls.end();) {
       bool first = batch.calls_.empty();
       if (static_cast<int>(batch.calls_.size()) == max_calls) return;
-      if (!(BatchKey::Of(call->call()) == key)) {
+      const bool leads = call->context().id == leader_id;
+      if (!leads && (now > call->latest_start() || !(BatchKey::Of(call->call()) == key))) {
         ++call;
         continue;
       }

@@ -3,12 +3,14 @@
 //
 // Order: deficit round robin (Shreedhar and Varghese, 1995) over flows; a flow is one caller at one
 // priority, its weight 1, 4 or 16 for low, normal, high, its cost the estimated seconds (flops and
-// bytes together). The flow at the front leads a batch; calls of the same BatchKey join in the
-// same order while the batch stays within its limits, and their flows pay for them.
+// bytes together). Within a flow the call that is due first and can still meet its deadline is
+// next; one that cannot any more runs when the flow has no other. The flow at the front leads a
+// batch; calls of the same BatchKey join in the same order while the batch stays within its
+// limits, and their flows pay for them.
 // Invariants: (1) a batch has at most max_calls calls and, unless it is a single call, at most
 // max_bytes and max_seconds; (2) Take returns a batch while a call waits; (3) calls of one flow and
-// one key leave in order of arrival; (4) a flow waits at most for the others' shares: a large call
-// delays its own flow's next call, not the others'.
+// one key leave as they are due, those of one time as they came; (4) a flow waits at most for the
+// others' shares: a large call delays its own flow's next call, not the others'.
 #pragma once
 
 #include <array>
@@ -71,9 +73,9 @@ class Batcher {
   explicit Batcher(const BatcherLimits& limits) : limits_(limits) {}
 
   void Add(AdmittedCall call);
-  // With several free `slots` a batch leaves the others their share of the calls, but takes at
-  // least kMinCallsToShare.
-  std::optional<Batch> Take(int slots = 1);
+  // `now` tells which deadlines can still be met. With several free `slots` a batch leaves the
+  // others their share of the calls, but takes at least kMinCallsToShare.
+  std::optional<Batch> Take(absl::Time now, int slots = 1);
   // Takes a waiting call out, when it is cancelled.
   std::optional<AdmittedCall> Remove(uint64_t id);
 
@@ -81,17 +83,19 @@ class Batcher {
   bool empty() const { return size_ == 0; }
 
  private:
+  using Calls = std::deque<AdmittedCall>;  // in the order of their places
   struct Flow {
     std::string caller;
     Priority priority;
     double credit = 0;  // seconds it may still use; below 0 it has joined others' batches
-    std::deque<AdmittedCall> calls;
+    Calls calls;
   };
   using Flows = std::list<Flow>;  // in the order of their turns
 
   Flow& FlowOf(const AdmittedCall& call);
-  Flows::iterator NextFlow();
-  void Fill(Batch& batch, const BatchKey& key, int max_calls);
+  static const AdmittedCall& Next(const Flow& flow, absl::Time now);
+  Flows::iterator NextFlow(absl::Time now);
+  void Fill(Batch& batch, const AdmittedCall& leader, absl::Time now, int max_calls);
   void DropEmptyFlows();
 
   const BatcherLimits limits_;

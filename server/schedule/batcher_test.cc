@@ -36,15 +36,24 @@ class BatcherTest : public testing::Test {
     CHECK(call.ok()) << call.status();
     return *std::move(call);
   }
+  // Due in `milliseconds`.
+  AdmittedCall DueIn(int64_t milliseconds, uint64_t id, const std::string& caller = "a") {
+    auto call = admission_.Admit(
+        DecodedCall(SmallProblem()),
+        {.id = id, .caller = caller, .deadline = Now() + absl::Milliseconds(milliseconds)});
+    CHECK(call.ok()) << call.status();
+    return *std::move(call);
+  }
+  absl::Time Now() const { return clock_.Now(); }
   static std::vector<uint64_t> Ids(const Batch& batch) {
     std::vector<uint64_t> ids;
     for (const AdmittedCall& call : batch.calls()) ids.push_back(call.context().id);
     return ids;
   }
   // The order in which calls leave, batch by batch.
-  static std::vector<uint64_t> Drain(Batcher& batcher) {
+  std::vector<uint64_t> Drain(Batcher& batcher) const {
     std::vector<uint64_t> order;
-    while (std::optional<Batch> batch = batcher.Take()) {
+    while (std::optional<Batch> batch = batcher.Take(Now())) {
       for (uint64_t id : Ids(*batch)) order.push_back(id);
     }
     return order;
@@ -60,7 +69,7 @@ using IdList = std::vector<uint64_t>;
 
 TEST_F(BatcherTest, GivesNothingWhenEmpty) {
   Batcher batcher({});
-  EXPECT_FALSE(batcher.Take().has_value());
+  EXPECT_FALSE(batcher.Take(Now()).has_value());
 }
 
 TEST_F(BatcherTest, PutsCallsOfOneKeyIntoOneBatchAndOthersIntoAnother) {
@@ -69,8 +78,8 @@ TEST_F(BatcherTest, PutsCallsOfOneKeyIntoOneBatchAndOthersIntoAnother) {
   batcher.Add(Call(2, "a", 16, Priority::kNormal, /*causal=*/true));
   batcher.Add(Call(3));
   batcher.Add(Call(4, "b", 24));  // another length may share the launch
-  EXPECT_EQ(Ids(*batcher.Take()), (IdList{1, 3, 4}));
-  EXPECT_EQ(Ids(*batcher.Take()), (IdList{2}));
+  EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{1, 3, 4}));
+  EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{2}));
   EXPECT_TRUE(batcher.empty());
 }
 
@@ -104,39 +113,39 @@ TEST_F(BatcherTest, PutsWhatNeedsAnotherKernelIntoAnotherBatch) {
     batcher.Add(Call(1, DecodedCall(plain)));
     batcher.Add(Call(2, DecodedCall(other)));
     batcher.Add(Call(3, DecodedCall(other)));
-    EXPECT_EQ(Ids(*batcher.Take()), (IdList{1}));
-    EXPECT_EQ(Ids(*batcher.Take()), (IdList{2, 3}));
+    EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{1}));
+    EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{2, 3}));
   }
   const v1::ForwardResponse forward = ComputeForward(backend_, plain, MakeForward(plain, 1));
   Batcher batcher({});
   batcher.Add(Call(1, DecodedCall(plain)));
   batcher.Add(Call(2, DecodedRequest(MakeBackward(plain, 1, forward), Direction::kBackward)));
-  EXPECT_EQ(Ids(*batcher.Take()), (IdList{1}));
+  EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{1}));
 }
 
 TEST_F(BatcherTest, ClosesABatchAtItsLimitOfCalls) {
   Batcher batcher({.max_calls = 2});
   for (uint64_t id = 1; id <= 5; ++id) batcher.Add(Call(id));
-  EXPECT_EQ(Ids(*batcher.Take()), (IdList{1, 2}));
-  EXPECT_EQ(Ids(*batcher.Take()), (IdList{3, 4}));
-  EXPECT_EQ(Ids(*batcher.Take()), (IdList{5}));
+  EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{1, 2}));
+  EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{3, 4}));
+  EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{5}));
 }
 
 TEST_F(BatcherTest, LeavesOtherFreeSlotsTheirShare) {
   Batcher batcher({});
   for (uint64_t id = 1; id <= 24; ++id) batcher.Add(Call(id));
-  EXPECT_EQ(Ids(*batcher.Take(/*slots=*/4)).size(), 6u);
-  EXPECT_EQ(Ids(*batcher.Take(3)).size(), 6u);
-  EXPECT_EQ(Ids(*batcher.Take(2)).size(), 6u);
-  EXPECT_EQ(Ids(*batcher.Take(1)).size(), 6u);
+  EXPECT_EQ(Ids(*batcher.Take(Now(), /*slots=*/4)).size(), 6u);
+  EXPECT_EQ(Ids(*batcher.Take(Now(), 3)).size(), 6u);
+  EXPECT_EQ(Ids(*batcher.Take(Now(), 2)).size(), 6u);
+  EXPECT_EQ(Ids(*batcher.Take(Now(), 1)).size(), 6u);
   EXPECT_TRUE(batcher.empty());
 }
 
 TEST_F(BatcherTest, CutsNoHandfulOfCalls) {
   Batcher batcher({});
   for (uint64_t id = 1; id <= 5; ++id) batcher.Add(Call(id));
-  EXPECT_EQ(Ids(*batcher.Take(/*slots=*/4)), (IdList{1, 2, 3, 4}));
-  EXPECT_EQ(Ids(*batcher.Take(3)), (IdList{5}));
+  EXPECT_EQ(Ids(*batcher.Take(Now(), /*slots=*/4)), (IdList{1, 2, 3, 4}));
+  EXPECT_EQ(Ids(*batcher.Take(Now(), 3)), (IdList{5}));
 }
 
 TEST_F(BatcherTest, ClosesABatchAtItsLimitOfBytes) {
@@ -147,15 +156,15 @@ TEST_F(BatcherTest, ClosesABatchAtItsLimitOfBytes) {
     exact.Add(Call(id));
     below.Add(Call(id));
   }
-  EXPECT_EQ(Ids(*exact.Take()), (IdList{1, 2}));
-  EXPECT_EQ(Ids(*below.Take()), (IdList{1}));
+  EXPECT_EQ(Ids(*exact.Take(Now())), (IdList{1, 2}));
+  EXPECT_EQ(Ids(*below.Take(Now())), (IdList{1}));
 }
 
 TEST_F(BatcherTest, ClosesABatchAtItsLimitOfSeconds) {
   Batcher batcher({.max_seconds = 2 * Call(0).seconds()});
   for (uint64_t id = 1; id <= 3; ++id) batcher.Add(Call(id));
-  EXPECT_EQ(Ids(*batcher.Take()), (IdList{1, 2}));
-  EXPECT_EQ(Ids(*batcher.Take()), (IdList{3}));
+  EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{1, 2}));
+  EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{3}));
 }
 
 TEST_F(BatcherTest, LetsNoCallPassAnotherOfItsFlowThatDoesNotFit) {
@@ -163,7 +172,7 @@ TEST_F(BatcherTest, LetsNoCallPassAnotherOfItsFlowThatDoesNotFit) {
   batcher.Add(Call(1));
   batcher.Add(Call(2, "a", 64));
   batcher.Add(Call(3));
-  EXPECT_EQ(Ids(*batcher.Take()), (IdList{1}));
+  EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{1}));
   EXPECT_EQ(Drain(batcher), (IdList{2, 3}));
 }
 
@@ -171,7 +180,7 @@ TEST_F(BatcherTest, RunsACallAboveEveryLimitAlone) {
   Batcher batcher({.max_bytes = 1, .max_seconds = 0});
   batcher.Add(Call(1));
   batcher.Add(Call(2));
-  EXPECT_EQ(Ids(*batcher.Take()), (IdList{1}));
+  EXPECT_EQ(Ids(*batcher.Take(Now())), (IdList{1}));
 }
 
 TEST_F(BatcherTest, KeepsTheOrderOfOneCallersCallsOfOneKey) {
@@ -182,6 +191,59 @@ TEST_F(BatcherTest, KeepsTheOrderOfOneCallersCallsOfOneKey) {
     expected.push_back(id);
   }
   EXPECT_EQ(Drain(batcher), expected);
+}
+
+TEST_F(BatcherTest, RunsACallersCallsAsTheyAreDue) {
+  Batcher batcher({.max_calls = 1});
+  batcher.Add(DueIn(9000, 1));
+  batcher.Add(DueIn(200, 2));
+  batcher.Add(DueIn(1000, 3));
+  batcher.Add(DueIn(200, 4));
+  EXPECT_EQ(Drain(batcher), (IdList{2, 4, 3, 1}));
+}
+
+// Whoever sends deadlines of an hour, or none, waits behind those that keep coming, but not longer.
+TEST_F(BatcherTest, RunsACallWithoutDeadlineOnceItHasWaitedForTheLongestQueue) {
+  Admission admission({.max_queue_seconds = 30}, backend_, cost_, clock_);
+  auto add = [&](Batcher& batcher, uint64_t id, absl::Time deadline) {
+    auto call = admission.Admit(DecodedCall(SmallProblem()),
+                                {.id = id, .caller = "a", .deadline = deadline});
+    ASSERT_TRUE(call.ok()) << call.status();
+    batcher.Add(*std::move(call));
+  };
+  Batcher batcher({.max_calls = 1});
+  add(batcher, 1, absl::InfiniteFuture());
+  clock_.Advance(absl::Seconds(29));
+  add(batcher, 2, Now() + absl::Milliseconds(900));
+  clock_.Advance(absl::Milliseconds(200));
+  add(batcher, 3, Now() + absl::Milliseconds(900));
+  EXPECT_EQ(Drain(batcher), (IdList{2, 1, 3}));
+}
+
+TEST_F(BatcherTest, RunsACallThatCannotBeMetAnyMoreAfterThoseThatCan) {
+  Batcher batcher({.max_calls = 1});
+  batcher.Add(DueIn(10, 1));
+  batcher.Add(DueIn(20, 2));
+  batcher.Add(DueIn(500, 3));
+  batcher.Add(DueIn(900, 4, "b"));
+  clock_.Advance(absl::Milliseconds(20));
+  EXPECT_EQ(Drain(batcher), (IdList{3, 4, 1, 2}));
+}
+
+// An estimate that is too long by less than two does not put a call behind.
+TEST_F(BatcherTest, BelievesThatACallMayTakeHalfOfItsEstimate) {
+  const double seconds = Call(0, "a", 1024).seconds();
+  for (const auto& [left, order] :
+       std::vector<std::pair<double, IdList>>{{0.51 * seconds, {1, 2}}, {0.49 * seconds, {2, 1}}}) {
+    Batcher batcher({.max_calls = 1});
+    auto tight = admission_.Admit(DecodedCall(SmallProblem(1024)),
+                                  {.id = 1, .caller = "a", .deadline = Now() + absl::Seconds(9)});
+    ASSERT_TRUE(tight.ok()) << tight.status();
+    batcher.Add(*std::move(tight));
+    batcher.Add(DueIn(60000, 2));
+    clock_.Advance(absl::Seconds(9 - left));
+    EXPECT_EQ(Drain(batcher), order);
+  }
 }
 
 TEST_F(BatcherTest, LetsSmallCallsPassALargeOneOfAnotherCaller) {
@@ -205,7 +267,7 @@ TEST_F(BatcherTest, RunsALargeCallAlthoughSmallOnesKeepComing) {
   double served = 0;
   for (bool done = false; !done;) {
     batcher.Add(Call(id++, "small"));
-    done = batcher.Take()->calls().front().context().caller == "large";
+    done = batcher.Take(Now())->calls().front().context().caller == "large";
     served += small_seconds;
     ASSERT_LT(served, 2 * large_seconds + 0.01);
   }
@@ -219,7 +281,7 @@ TEST_F(BatcherTest, SharesByWeightOfPriority) {
     batcher.Add(Call(2000 + n, "low", 256, Priority::kLow));
   }
   std::map<std::string, int> served;
-  for (int n = 0; n < 420; ++n) ++served[batcher.Take()->calls().front().context().caller];
+  for (int n = 0; n < 420; ++n) ++served[batcher.Take(Now())->calls().front().context().caller];
   // 16 : 4 : 1 of 420 are 320, 80 and 20.
   EXPECT_NEAR(served["high"], 320, 20);
   EXPECT_NEAR(served["normal"], 80, 12);
@@ -233,7 +295,7 @@ TEST_F(BatcherTest, SharesByWeightOfPriorityAmongOneCallersCallsToo) {
     batcher.Add(Call(n, "a", 256, Priority::kHigh));
   }
   int high = 0;
-  for (int n = 0; n < 85; ++n) high += batcher.Take()->calls().front().context().id < 1000;
+  for (int n = 0; n < 85; ++n) high += batcher.Take(Now())->calls().front().context().id < 1000;
   EXPECT_NEAR(high, 80, 4);  // 16 : 1
 }
 
@@ -245,7 +307,7 @@ TEST_F(BatcherTest, SharesEquallyBetweenCallersWhateverTheirCallsCost) {
   }
   double served_long = 0, served_short = 0;
   for (int n = 0; n < 300; ++n) {
-    std::optional<Batch> batch = batcher.Take();
+    std::optional<Batch> batch = batcher.Take(Now());
     const AdmittedCall& call = batch->calls().front();
     (call.context().caller == "long" ? served_long : served_short) += call.seconds();
   }
@@ -281,7 +343,7 @@ TEST_F(BatcherTest, KeepsItsInvariantsWhenCallsAreRandom) {
         continue;
       }
       size_t waiting = batcher.size();
-      std::optional<Batch> batch = batcher.Take();
+      std::optional<Batch> batch = batcher.Take(Now());
       ASSERT_EQ(batch.has_value(), waiting > 0);
       if (!batch.has_value()) continue;
       int64_t bytes = 0;

@@ -55,7 +55,7 @@ DeviceWorker::~DeviceWorker() {
 
 std::vector<AdmittedCall> DeviceWorker::TakeWaiting() {
   std::vector<AdmittedCall> waiting;
-  while (std::optional<Batch> batch = batcher_.Take()) {
+  while (std::optional<Batch> batch = batcher_.Take(absl::InfinitePast())) {
     for (AdmittedCall& call : batch->calls()) waiting.push_back(std::move(call));
   }
   return waiting;
@@ -151,11 +151,11 @@ Launch DeviceWorker::NextLaunch() {
 }
 
 Launch DeviceWorker::TakeLaunch() {
-  std::optional<Batch> batch = batcher_.Take(std::max(1, slot_count_ - in_work_));
+  const absl::Time now = deps_.clock.Now();
+  std::optional<Batch> batch = batcher_.Take(now, std::max(1, slot_count_ - in_work_));
   Launch launch;
   if (!batch.has_value()) return launch;
   ++in_work_;
-  absl::Time now = deps_.clock.Now();
   launch.reserve(batch->calls().size());
   for (AdmittedCall& call : batch->calls()) Begin(std::move(call), now, launch);
   return launch;
@@ -164,6 +164,7 @@ Launch DeviceWorker::TakeLaunch() {
 void DeviceWorker::Begin(AdmittedCall call, absl::Time now, Launch& launch) {
   StopState& state = running_[call.context().id];
   if (stopping_) state.source.request_stop();
+  call.ticket().StartWork();
   LaunchedCall& launched = launch.emplace_back(std::move(call), state.source.get_token());
   launched.times.received = launched.call.context().received_at;
   launched.times.admitted = launched.call.admitted_at();

@@ -67,7 +67,8 @@ class LoadSender::Call {
     Call* call;
     Op op;
   };
-  Call(LoadClock::time_point due_at, LoadSeconds deadline) : due(due_at), sent(LoadClock::now()) {
+  Call(LoadClock::time_point due_at, LoadSeconds until)
+      : due(due_at), sent(LoadClock::now()), deadline(until) {
     context.set_deadline(std::chrono::system_clock::now() +
                          std::chrono::duration_cast<std::chrono::microseconds>(deadline));
   }
@@ -76,6 +77,7 @@ class LoadSender::Call {
   virtual bool OnEvent(Op op, bool ok) = 0;
 
   const LoadClock::time_point due, sent;
+  const LoadSeconds deadline;
   grpc::ClientContext context;
   grpc::Status status;
 
@@ -202,6 +204,9 @@ void LoadSender::Count(const Call& call) {
   const LoadClock::time_point now = LoadClock::now();
   const std::string reason = call.status.ok() ? "" : ReasonOf(call.status);
   std::lock_guard<std::mutex> lock(mutex_);
+  LoadOutcome::Share& share = outcome_.by_deadline[call.deadline.count()];
+  ++share.sent;
+  share.accepted += call.status.ok();
   outcome_.late = std::max(outcome_.late, LoadSeconds(call.sent - call.due).count());
   if (call.status.ok()) {
     outcome_.accepted.push_back(LoadSeconds(now - call.due).count());

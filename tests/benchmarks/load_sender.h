@@ -29,6 +29,10 @@ struct LoadOutcome {
   std::vector<double> refused;          // by admission: seconds from when they were sent
   std::map<std::string, int64_t> lost;  // others, by reason, or by code where there is none
   double late = 0;                      // the most that a call was sent after it was due
+  struct Share {
+    int64_t sent = 0, accepted = 0;
+  };
+  std::map<double, Share> by_deadline;  // in seconds
 };
 
 class LoadSender {

@@ -3,16 +3,18 @@
 // answers; then the peak again.
 //
 //   overload --address unix:/tmp/s --metrics http://127.0.0.1:9464/metrics --seconds 600 --stream
+//   overload --address unix:/tmp/s --deadline_ms 100 200 500 1000 2000 5000 10000
 //
 // Prints every ten seconds what was answered, and the daemon's memory and queue; at the end goodput
-// over peak, latency of what was accepted from when it was due, latency of refusals as the client
-// and as the daemon saw it, and calls that were neither. Choose a shape whose bytes are few beside
-// its work, or the wire is measured.
+// over peak, what was answered of each deadline, latency of what was accepted from when it was due,
+// latency of refusals as the client and as the daemon saw it, and calls that were neither. Choose a
+// shape whose bytes are few beside its work, or the wire is measured.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,7 +28,8 @@ namespace {
 
 struct Options {
   LoadFlags load{.length = 8192, .heads = 1};
-  double seconds = 60, factor = 2, deadline_ms = 1000, peak_seconds = 8, interval = 10;
+  double seconds = 60, factor = 2, peak_seconds = 8, interval = 10;
+  std::vector<double> deadline_ms = {1000};
   int connections = 8, in_flight = 64;
   bool stream = false;
 };
@@ -67,14 +70,16 @@ double MeasurePeak(LoadSender& sender, int in_flight, double seconds) {
   return static_cast<double>(outcome.accepted.size()) / took;
 }
 
-void SendAtRate(LoadSender& sender, double rate, double seconds, LoadSeconds deadline) {
+void SendAtRate(LoadSender& sender, double rate, double seconds,
+                const std::vector<double>& deadline_ms) {
+  std::mt19937 random;
   const LoadClock::time_point begin = LoadClock::now();
   const auto calls = static_cast<int64_t>(rate * seconds);
   for (int64_t n = 0; n < calls; ++n) {
     const auto due = begin + std::chrono::duration_cast<LoadClock::duration>(
                                  LoadSeconds(static_cast<double>(n) / rate));
     std::this_thread::sleep_until(due);
-    sender.Send(due, deadline);
+    sender.Send(due, LoadSeconds(deadline_ms[random() % deadline_ms.size()] / 1e3));
   }
 }
 
@@ -83,6 +88,10 @@ void Add(const LoadOutcome& part, LoadOutcome& all) {
   all.refused.insert(all.refused.end(), part.refused.begin(), part.refused.end());
   for (const auto& [reason, count] : part.lost) all.lost[reason] += count;
   all.late = std::max(all.late, part.late);
+  for (const auto& [deadline, share] : part.by_deadline) {
+    all.by_deadline[deadline].sent += share.sent;
+    all.by_deadline[deadline].accepted += share.accepted;
+  }
 }
 
 int64_t Lost(const LoadOutcome& outcome) {
@@ -134,7 +143,7 @@ OpenLoopResult OpenLoop(LoadSender& sender, double rate, const Options& options)
       Add(part, all);
     }
   });
-  SendAtRate(sender, rate, options.seconds, LoadSeconds(options.deadline_ms / 1e3));
+  SendAtRate(sender, rate, options.seconds, options.deadline_ms);
   sending = false;
   reporter.join();
   result.goodput = static_cast<double>(all.accepted.size()) / options.seconds;
@@ -159,7 +168,7 @@ void PrintDaemonsView(const MetricsText& before, const MetricsText& now) {
   print("attnd_rejected_requests_total", "reason");
   print("attnd_expired_requests_total", "stage");
   print("attnd_cancelled_requests_total", "stage");
-  print("attnd_hbm_pool_allocation_failures_total", "gpu");
+  print("attnd_hbm_pool_allocation_failures_total", "device");
 }
 
 void PrintResult(const OpenLoopResult& result, double before, double after,
@@ -170,8 +179,12 @@ void PrintResult(const OpenLoopResult& result, double before, double after,
       "goodput at %.1f times the peak for %.0f s: %.1f calls/s, %.1f %% of the peak before, "
       "%.1f %% of that after\n",
       options.factor, options.seconds, goodput, 100 * goodput / before, 100 * goodput / after);
-  std::printf("deadline %.0f ms; calls were sent at most %.1f ms late\n", options.deadline_ms,
-              1e3 * all.late);
+  for (const auto& [deadline, share] : all.by_deadline) {
+    std::printf("deadline %.0f ms: %.1f %% of %lld calls answered\n", 1e3 * deadline,
+                100 * double(share.accepted) / double(share.sent),
+                static_cast<long long>(share.sent));
+  }
+  std::printf("calls were sent at most %.1f ms late\n", 1e3 * all.late);
   PrintLatencies("answered, from when it was due", all.accepted);
   PrintLatencies("refused, from when it was sent", all.refused);
   std::printf("neither:%s\n", all.lost.empty() ? " none" : "");
@@ -204,7 +217,7 @@ int Main(int argc, char** argv) {
   options.load.Add(app);
   app.add_option("--seconds", options.seconds, "of the open loop");
   app.add_option("--factor", options.factor, "its rate over the peak");
-  app.add_option("--deadline_ms", options.deadline_ms, "of its calls");
+  app.add_option("--deadline_ms", options.deadline_ms, "of its calls; of several one at random");
   app.add_option("--peak_seconds", options.peak_seconds, "of either closed loop");
   app.add_option("--interval", options.interval, "seconds between lines");
   app.add_option("--connections", options.connections, "to the daemon");

@@ -296,7 +296,7 @@ TEST(DaemonStream, RefusesOnTheHeaderAlone) {
        [](AdmissionLimits& l) { l.caller_max_calls = 1; }, 16, 16},
       {"TENANT_QUOTA", grpc::StatusCode::RESOURCE_EXHAUSTED,
        [](AdmissionLimits& l) { l.caller_max_bytes = 8000; }, 16, 16},
-      {"DEADLINE_UNMEETABLE", grpc::StatusCode::DEADLINE_EXCEEDED, no_limit, 1 << 14, 16},
+      {"DEADLINE_UNMEETABLE", grpc::StatusCode::DEADLINE_EXCEEDED, no_limit, 16, 1 << 15},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.reason);

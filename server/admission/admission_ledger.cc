@@ -1,0 +1,181 @@
+#include "server/admission/admission_ledger.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/admission/staging_pool.h"
+#include "server/call/status_details.h"
+
+namespace attnd {
+namespace {
+
+absl::Status Full(absl::string_view reason, absl::string_view what, int64_t limit, int64_t wanted,
+                  double seconds_ahead) {
+  std::string limit_text = absl::StrCat(limit), wanted_text = absl::StrCat(wanted);
+  absl::Status status = Failure(absl::StatusCode::kUnavailable, reason,
+                                absl::StrCat("full now: ", what, " at most ", limit_text,
+                                             ", this call would make it ", wanted_text),
+                                {{"limit", limit_text}, {"wanted", wanted_text}});
+  return WithRetryAfter(std::move(status), RetryDelay(seconds_ahead));
+}
+
+absl::Status OverQuota(absl::string_view caller, absl::string_view what, int64_t limit,
+                       int64_t wanted) {
+  std::string limit_text = absl::StrCat(limit), wanted_text = absl::StrCat(wanted);
+  absl::Status status =
+      Failure(absl::StatusCode::kResourceExhausted, reason::kTenantQuota,
+              absl::StrCat("quota of caller ", caller, ": ", what, " at most ", limit_text,
+                           ", this call would make it ", wanted_text),
+              {{"caller", caller}, {"limit", limit_text}, {"wanted", wanted_text}});
+  return WithRetryAfter(std::move(status), absl::Milliseconds(100));
+}
+
+}  // namespace
+
+absl::Duration RetryDelay(double seconds_ahead) {
+  return absl::Seconds(std::clamp(seconds_ahead / 2, 0.05, 2.0));
+}
+
+absl::Status AdmissionLedger::Take(const AdmissionLimits& limits, const Wanted& call,
+                                   uint64_t& number, LeasesInTheWay* in_the_way) {
+  const std::string& caller = call.flow.caller;
+  const AdmissionDeviceUse& part = call.part;
+  absl::MutexLock lock(&mutex_);
+  const AdmissionDeviceUse& queue = devices_[call.device].use;
+  const double ahead = call.pace * queue.seconds;
+  if (use_.calls + 1 > limits.max_calls) {
+    return Full(reason::kQueueFull, "calls", limits.max_calls, use_.calls + 1, ahead);
+  }
+  if (queue.calls > 0 && ahead > limits.max_queue_seconds) {
+    return Full(reason::kQueueFull, "milliseconds of work ahead",
+                static_cast<int64_t>(limits.max_queue_seconds * 1e3),
+                static_cast<int64_t>(ahead * 1e3), ahead);
+  }
+  const int64_t on_device = queue.memory_bytes + queue.lease_bytes + part.memory_bytes;
+  if (part.memory_bytes > 0 && on_device > call.device_limit) {
+    *in_the_way = {call.device, std::min(on_device - call.device_limit, queue.lease_bytes)};
+    return Full(reason::kHbmPressure, "bytes of device memory", call.device_limit, on_device,
+                ahead);
+  }
+  int64_t wanted = use_.bytes + use_.lease_bytes + call.bytes;
+  if (wanted > limits.memory_bytes) {
+    *in_the_way = {kHostMemory, std::min(wanted - limits.memory_bytes, use_.lease_bytes)};
+    return Full(reason::kMemoryPressure, "bytes of staging memory", limits.memory_bytes, wanted,
+                ahead);
+  }
+  auto own = callers_.find(caller);
+  AdmissionUse mine = own == callers_.end() ? AdmissionUse{} : own->second;
+  if (mine.calls + 1 > limits.caller_max_calls) {
+    return OverQuota(caller, "calls", limits.caller_max_calls, mine.calls + 1);
+  }
+  if (mine.bytes + call.bytes > limits.caller_max_bytes) {
+    return OverQuota(caller, "bytes", limits.caller_max_bytes, mine.bytes + call.bytes);
+  }
+  Add(caller, {.calls = 1, .bytes = call.bytes, .seconds = part.seconds});
+  AddToDevice(call.device, part);
+  Device& at = devices_[call.device];
+  auto [flow, is_new] = at.flows.try_emplace(call.flow);
+  if (is_new) at.weights += WeightOf(call.flow.priority);
+  number = ++last_number_;
+  flow->second.Add({call.due, number}, call.deadline, part.seconds);
+  return absl::OkStatus();
+}
+
+DeadlineOrder::Outlook AdmissionLedger::OutlookOf(const Wanted& call, absl::Time now) const {
+  static const DeadlineOrder kNone;
+  absl::MutexLock lock(&mutex_);
+  const Device& at = devices_[call.device];
+  auto own = at.flows.find(call.flow);
+  const DeadlineOrder& flow = own == at.flows.end() ? kNone : own->second;
+  const double weight = WeightOf(call.flow.priority);
+  const double weights = at.weights + (own == at.flows.end() ? weight : 0);
+  const DeadlineOrder::Service service = {
+      .others_seconds = std::max(0.0, at.use.seconds - flow.seconds()),
+      .weights = weights / weight,
+      .pace = call.pace};
+  return flow.For(call.due, call.part.seconds, service, now);
+}
+
+bool AdmissionLedger::LetsIn(double pressure) {
+  if (pressure <= 0.5) return true;
+  absl::MutexLock lock(&mutex_);
+  return std::uniform_real_distribution<double>(0.5, 1)(random_) > pressure;
+}
+
+void AdmissionLedger::StartWork(const CallerFlow& flow, int device,
+                                const DeadlineOrder::Place& place) {
+  absl::MutexLock lock(&mutex_);
+  devices_[device].flows.find(flow)->second.Start(place);
+}
+
+void AdmissionLedger::GiveBackWork(const CallerFlow& flow, int device,
+                                   const AdmissionDeviceUse& part,
+                                   const DeadlineOrder::Place& place) {
+  absl::MutexLock lock(&mutex_);
+  Add(flow.caller, {.calls = -part.calls, .seconds = -part.seconds});
+  AddToDevice(device,
+              {.calls = -part.calls, .memory_bytes = -part.memory_bytes, .seconds = -part.seconds});
+  Device& at = devices_[device];
+  auto own = at.flows.find(flow);
+  own->second.Remove(place);
+  if (!own->second.empty()) return;
+  at.flows.erase(own);
+  at.weights -= WeightOf(flow.priority);
+}
+
+void AdmissionLedger::GiveBack(const std::string& caller, const AdmissionUse& part) {
+  absl::MutexLock lock(&mutex_);
+  Add(caller, {-part.calls, -part.bytes, -part.lease_bytes, -part.seconds});
+}
+
+void AdmissionLedger::LeaseDeviceMemory(int device, int64_t taken, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  AddToDevice(device, {.memory_bytes = -taken, .lease_bytes = bytes});
+}
+
+void AdmissionLedger::BecomeLease(const std::string& caller, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  Add(caller, {.bytes = -bytes, .lease_bytes = bytes});
+}
+
+AdmissionDeviceUse AdmissionLedger::device_use(int device) const {
+  absl::MutexLock lock(&mutex_);
+  return devices_[device].use;
+}
+
+AdmissionUse AdmissionLedger::use() const {
+  absl::MutexLock lock(&mutex_);
+  return use_;
+}
+
+void AdmissionLedger::Fence(int device) {
+  absl::MutexLock lock(&mutex_);
+  devices_[device].fenced = true;
+}
+
+bool AdmissionLedger::is_fenced(int device) const {
+  absl::MutexLock lock(&mutex_);
+  return devices_[device].fenced;
+}
+
+void AdmissionLedger::Add(const std::string& caller, const AdmissionUse& part) {
+  AdmissionUse& mine = callers_[caller];
+  for (AdmissionUse* use : {&use_, &mine}) {
+    use->calls += part.calls;
+    use->bytes += part.bytes;
+    use->seconds += part.seconds;
+  }
+  use_.lease_bytes += part.lease_bytes;
+  if (use_.calls == 0) use_.seconds = 0;  // sums of doubles drift; an empty queue is empty
+  if (mine.calls == 0 && mine.bytes == 0) callers_.erase(caller);
+}
+
+void AdmissionLedger::AddToDevice(int device, const AdmissionDeviceUse& part) {
+  AdmissionDeviceUse& use = devices_[device].use;
+  use.calls += part.calls;
+  use.memory_bytes += part.memory_bytes;
+  use.lease_bytes += part.lease_bytes;
+  use.seconds = use.calls == 0 ? 0 : use.seconds + part.seconds;
+}
+
+}  // namespace attnd

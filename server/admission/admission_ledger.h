@@ -1,0 +1,92 @@
+// AdmissionLedger: what is reserved now, in total, by each caller and of each device. Admission
+// asks it and every Ticket gives back to it. Any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/admission/admission_limits.h"
+#include "server/admission/deadline_order.h"
+
+namespace attnd {
+
+// Memory of leases that would have to be evicted.
+struct LeasesInTheWay {
+  int place = 0;
+  int64_t bytes = 0;
+};
+
+// What one call needs.
+struct Wanted {
+  const CallerFlow& flow;
+  int64_t bytes;
+  int device;
+  AdmissionDeviceUse part;
+  int64_t device_limit;  // bytes of its memory
+  double pace;           // of its queue
+  absl::Time due, deadline;
+};
+
+// Of a call that is refused now: half of the queue's time, within bounds.
+absl::Duration RetryDelay(double seconds_ahead);
+
+class AdmissionLedger {
+ public:
+  explicit AdmissionLedger(size_t devices) : devices_(devices) {}
+
+  // Reserves; `number` becomes the call's in its flow. When leases take the missing memory,
+  // `in_the_way` says how many of their bytes, and where.
+  absl::Status Take(const AdmissionLimits& limits, const Wanted& call, uint64_t& number,
+                    LeasesInTheWay* in_the_way);
+  // What the call would meet in its flow, of which the batcher serves the share of its weight.
+  DeadlineOrder::Outlook OutlookOf(const Wanted& call, absl::Time now) const;
+  // True with a probability that falls from 1 at half of the pressure to 0 at all of it.
+  bool LetsIn(double pressure);
+  void StartWork(const CallerFlow& flow, int device, const DeadlineOrder::Place& place);
+  // The device has finished a call.
+  void GiveBackWork(const CallerFlow& flow, int device, const AdmissionDeviceUse& part,
+                    const DeadlineOrder::Place& place);
+  void GiveBack(const std::string& caller, const AdmissionUse& part);
+  // `taken` of the device's memory become a lease of `bytes`, which ends with taken 0 and −bytes.
+  void LeaseDeviceMemory(int device, int64_t taken, int64_t bytes);
+  // From the caller's account to the leases'.
+  void BecomeLease(const std::string& caller, int64_t bytes);
+
+  AdmissionDeviceUse device_use(int device) const;
+  AdmissionUse use() const;
+  void Fence(int device);
+  bool is_fenced(int device) const;
+
+  std::atomic<bool> draining{false};
+  std::atomic<int64_t> last_refused_nanos{std::numeric_limits<int64_t>::min()};
+
+ private:
+  void Add(const std::string& caller, const AdmissionUse& part)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddToDevice(int device, const AdmissionDeviceUse& part)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  struct Device {
+    AdmissionDeviceUse use;
+    bool fenced = false;
+    absl::flat_hash_map<CallerFlow, DeadlineOrder> flows;
+    double weights = 0;  // of all flows; whole numbers
+  };
+  mutable absl::Mutex mutex_;
+  std::vector<Device> devices_ ABSL_GUARDED_BY(mutex_);
+  AdmissionUse use_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, AdmissionUse> callers_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::minstd_rand random_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace attnd
