@@ -157,6 +157,34 @@ def test_each_panel_is_labelled_and_selects_job_and_instance():
     assert not dashboard()["editable"]
 
 
+def test_panels_of_a_device_follow_the_variable():
+    """Whatever has the label device is selected by it."""
+    rows = re.findall(r"^\| `(\w+)` \| \w+ \| ([^|]*) \|", read("docs", "METRICS.md"), re.M)
+    of_devices = {name for name, labels in rows if "device" in labels.replace(" ", "").split(",")}
+    found = set()
+    for expression in expressions():
+        for name, selector in re.findall(r"\b(attnd_\w+)\{([^}]*)\}", expression):
+            base = re.sub(r"_(bucket|sum|count)$", "", name)
+            belongs = bool({name, base} & of_devices)
+            found |= {base} if belongs else set()
+            assert belongs == ('device=~"$device"' in selector), expression
+    assert len(found) > 10
+    assert [v["name"] for v in dashboard()["templating"]["list"]] == ["datasource", "job", "instance", "device"]
+
+
+def test_thresholds_and_annotations_tell_good_from_bad():
+    steps = {p["title"]: p["fieldConfig"]["defaults"]["thresholds"]["steps"] for p in panels()
+             if "thresholds" in p["fieldConfig"]["defaults"]}
+    assert {"Failed share", "Waiting work", "Ready", "Certificates: time left"} <= set(steps)
+    for title, colours in steps.items():
+        values = [step["value"] for step in colours]
+        assert values[0] is None and values[1:] == sorted(values[1:]), title
+    notes = {note["name"]: note["expr"] for note in dashboard()["annotations"]["list"]}
+    assert set(notes) == {"Alerts", "Starts", "Drains"}
+    known = documented_metrics()
+    assert not [name for expression in notes.values() for name in unknown_metrics(expression, known)]
+
+
 def test_panels_do_not_overlap():
     cells = set()
     for panel in dashboard()["panels"]:
@@ -169,7 +197,7 @@ def test_panels_do_not_overlap():
 
 def test_each_expression_parses(tmp_path):
     rules = [{"record": f"check:{i}", "expr": e.replace("$__rate_interval", "1m").replace("$job", "a")
-              .replace("$instance", "b")} for i, e in enumerate(expressions())]
+              .replace("$instance", "b").replace("$device", "c")} for i, e in enumerate(expressions())]
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     promtool("check", "rules", str(path))

@@ -86,16 +86,16 @@ void AttndServer::SampleMasks() {
 
 void AttndServer::SampleLeases(int place, const std::string& name) {
   SampledMetrics& sampled = *metrics_.sampled();
-  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", {{"gpu", name}},
+  sampled.AddGauge("attnd_leases_active", "Residuals kept now.", {{"device", name}},
                    [this, place] { return static_cast<double>(leases_->Use(place).leases); });
-  sampled.AddGauge("attnd_lease_bytes", "Memory of the residuals kept now.", {{"gpu", name}},
+  sampled.AddGauge("attnd_lease_bytes", "Memory of the residuals kept now.", {{"device", name}},
                    [this, place] { return static_cast<double>(leases_->Use(place).bytes); });
 }
 
 void AttndServer::SampleDevice(int number) {
   SampledMetrics& sampled = *metrics_.sampled();
   const Devices::Device& device = devices_[number];
-  const SampledMetrics::Labels labels = {{"gpu", device.name}};
+  const SampledMetrics::Labels labels = {{"device", device.name}};
   sampled.AddGauge("attnd_queue_estimated_seconds",
                    "Estimated work of all admitted requests that are not computed yet.", labels,
                    [this, number] { return admission_->QueueSeconds(number); });

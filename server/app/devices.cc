@@ -109,7 +109,7 @@ void Devices::Sample(SampledMetrics& sampled) const {
 
 // What the device itself tells, for engines that have memory of their own.
 void Devices::SampleMemory(const Device& device, SampledMetrics& sampled) {
-  const SampledMetrics::Labels labels = {{"gpu", device.name}};
+  const SampledMetrics::Labels labels = {{"device", device.name}};
   const Backend& engine = *device.engine;
   auto gauge = [&](const char* name, const char* help, auto field) {
     sampled.AddGauge(name, help, labels,
@@ -140,7 +140,7 @@ void Devices::SampleMemory(const Device& device, SampledMetrics& sampled) {
 }
 
 void Devices::SampleStreams(const Device& device, SampledMetrics& sampled) {
-  const SampledMetrics::Labels labels = {{"gpu", device.name}};
+  const SampledMetrics::Labels labels = {{"device", device.name}};
   const Backend& engine = *device.engine;
   auto counter = [&](const char* name, const char* help, auto field) {
     sampled.AddCounter(name, help, labels,

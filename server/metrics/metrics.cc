@@ -107,7 +107,8 @@ absl::string_view LeaseEndName(LeaseEnd how) {
 
 Metrics::Metrics()
     : registry_(std::make_shared<prometheus::Registry>()),
-      sampled_(std::make_shared<SampledMetrics>()) {
+      sampled_(std::make_shared<SampledMetrics>()),
+      callers_(*registry_) {
   MakeRequestSeries();
   MakeQueueSeries();
   MakeMemorySeries();
@@ -237,11 +238,11 @@ void Metrics::MakeLeaseSeries() {
 Metrics::Leases Metrics::MakeLeases(const std::string& place) {
   Leases leases;
   leases.granted = &CounterFamily("attnd_leases_granted_total", "Residuals kept for a backward.")
-                        .Add({{"gpu", place}});
+                        .Add({{"device", place}});
   auto& ended = CounterFamily("attnd_leases_ended_total", "Residuals given back, by how.");
   for (int n = 0; n < kLeaseEnds; ++n) {
     const std::string reason = Name(LeaseEndName(static_cast<LeaseEnd>(n)));
-    leases.ended.push_back(&ended.Add({{"gpu", place}, {"reason", reason}}));
+    leases.ended.push_back(&ended.Add({{"device", place}, {"reason", reason}}));
   }
   return leases;
 }
@@ -277,15 +278,15 @@ int Metrics::AddDevice(const std::string& name, const BackendInfo& engine) {
   device.name = name;
   device.leases = MakeLeases(name);
   for (Direction direction : kDirections) {
-    const prometheus::Labels labels = {{"gpu", name},
+    const prometheus::Labels labels = {{"device", name},
                                        {"direction", Name(DirectionName(direction))}};
     MakeQueues(labels, device);
     MakeKernels(labels, device);
   }
   device.up = &GaugeFamily("attnd_gpu_up", "1 from the device's known answer until it is lost.")
-                   .Add({{"gpu", name}});
+                   .Add({{"device", name}});
   GaugeFamily("attnd_gpu_info", "Always 1; what the device is stands in the labels.")
-      .Add({{"gpu", name},
+      .Add({{"device", name},
             {"backend", engine.backend},
             {"name", engine.device},
             {"architecture", engine.architecture},
@@ -424,7 +425,7 @@ Metrics::Kernel Metrics::KernelOf(const KernelSeries& series) {
   absl::MutexLock lock(&kernel_mutex_);
   auto known = kernels_.find(series);
   if (known != kernels_.end()) return known->second;
-  prometheus::Labels labels = {{"gpu", devices_[series.device].name},
+  prometheus::Labels labels = {{"device", devices_[series.device].name},
                                {"direction", Name(DirectionName(series.direction))},
                                {"dtype", Name(ElementName(series.element))},
                                {"kernel", series.kernel}};
@@ -450,7 +451,7 @@ void Metrics::KernelFailed(int device, Direction direction, const absl::Status& 
   const std::string error = CudaErrorIn(status.message());
   if (error.empty()) return;
   CounterFamily("attnd_cuda_errors_total", "Launches that the CUDA driver failed, by its error.")
-      .Add({{"gpu", devices_[device].name}, {"error", error}})
+      .Add({{"device", devices_[device].name}, {"error", error}})
       .Increment();
 }
 

@@ -24,6 +24,7 @@
 #include "absl/time/time.h"
 #include "kernels/backend.h"
 #include "server/call/call.h"
+#include "server/metrics/caller_metrics.h"
 #include "server/metrics/sampled_metrics.h"
 
 namespace attnd {
@@ -82,6 +83,8 @@ class Metrics {
 
   // For rooms that make series of their own.
   prometheus::Registry& registry() { return *registry_; }
+
+  CallerMetrics& callers() { return callers_; }
 
   void CallStarted(Method method);
   // `reason` is empty for OK; it chooses the series of rejected requests.
@@ -166,6 +169,7 @@ class Metrics {
   // Both shared with the metrics port.
   const std::shared_ptr<prometheus::Registry> registry_;
   const std::shared_ptr<SampledMetrics> sampled_;
+  CallerMetrics callers_;
 
   Counters requests_;                                      // [method][code]
   Histograms durations_;                                   // [method]

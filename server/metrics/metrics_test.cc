@@ -4,6 +4,7 @@
 
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "server/call/status_details.h"
@@ -76,6 +77,46 @@ TEST(Metrics, HasOneSeriesForReasonsThatShareALabel) {
   EXPECT_EQ(Read(metrics, "attnd_rejected_requests_total", refused).counter.value, 2);
 }
 
+TEST(Metrics, CountsWhatEachOfSixtyFourCallersUsesAndTheOthersTogether) {
+  Metrics metrics;
+  for (int round = 0; round < 2; ++round) {
+    for (int n = 0; n < 1000; ++n) {
+      metrics.callers().CallEnded(
+          "caller" + std::to_string(n),
+          {.ok = round == 0, .received_bytes = 10, .sent_bytes = 3, .compute = absl::Seconds(0.5)});
+    }
+  }
+  for (const auto& [caller, calls] :
+       {std::pair("caller0", 1), std::pair("caller63", 1), std::pair("other", 1000 - 64)}) {
+    for (const char* result : {"ok", "error"}) {
+      const Labels labels = {{"caller", caller}, {"result", result}};
+      EXPECT_EQ(Read(metrics, "attnd_caller_requests_total", labels).counter.value, calls);
+    }
+    EXPECT_EQ(
+        Read(metrics, "attnd_caller_compute_seconds_total", {{"caller", caller}}).counter.value,
+        calls);
+    const Labels received = {{"caller", caller}, {"direction", "received"}};
+    const Labels sent = {{"caller", caller}, {"direction", "sent"}};
+    EXPECT_EQ(Read(metrics, "attnd_caller_bytes_total", received).counter.value, 20 * calls);
+    EXPECT_EQ(Read(metrics, "attnd_caller_bytes_total", sent).counter.value, 6 * calls);
+  }
+  size_t callers = 0;
+  for (const auto& collectable : metrics.collectables()) {
+    for (const prometheus::MetricFamily& family : collectable->Collect()) {
+      if (family.name == "attnd_caller_compute_seconds_total") callers = family.metric.size();
+    }
+  }
+  EXPECT_EQ(callers, 65u);
+}
+
+// A certificate may have any bytes and any length.
+TEST(Metrics, MakesACallersNameShortAndPrintable) {
+  Metrics metrics;
+  metrics.callers().CallEnded("a\xff\n" + std::string(100, 'b'), {.ok = true});
+  const Labels labels = {{"caller", "a__" + std::string(61, 'b')}, {"result", "ok"}};
+  EXPECT_EQ(Read(metrics, "attnd_caller_requests_total", labels).counter.value, 1);
+}
+
 TEST(Metrics, AddsUpWhatThreadsDoAtOnce) {
   constexpr int kThreads = 8, kCalls = 1000;
   Metrics metrics;
@@ -96,7 +137,7 @@ TEST(Metrics, AddsUpWhatThreadsDoAtOnce) {
   EXPECT_EQ(Read(metrics, "attnd_request_duration_seconds", method).histogram.sample_count,
             kThreads * kCalls);
   const Labels kernel = {
-      {"gpu", "cpu"}, {"direction", "forward"}, {"dtype", "float16"}, {"kernel", "kernel"}};
+      {"device", "cpu"}, {"direction", "forward"}, {"dtype", "float16"}, {"kernel", "kernel"}};
   EXPECT_EQ(Read(metrics, "attnd_kernel_duration_seconds", kernel).histogram.sample_count,
             kThreads * kCalls);
 }

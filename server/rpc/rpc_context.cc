@@ -8,6 +8,7 @@
 #include "server/admission/staging_copy.h"
 #include "server/call/status_details.h"
 #include "server/rpc/server_context.h"
+#include "server/security/caller_label.h"
 #include "server/wire/decode.h"
 
 namespace attnd {
@@ -36,6 +37,7 @@ absl::StatusOr<AdmittedCall> RpcContext::Admit(AttentionCall call, ReplySink& si
   CallMemory memory;
   RETURN_IF_ERROR(deps_.shared_memory.FindFor(call, caller_, unix_socket_, memory));
   deps_.metrics.SharedReceived(call.shared_input_bytes());
+  used_.received_bytes += call.shared_input_bytes();
   RETURN_IF_ERROR(deps_.leases.FindFor(call, caller_, memory));
   CallContext context{.id = id_,
                       .caller = caller_,
@@ -54,8 +56,14 @@ void RpcContext::NoteRefused(const MessageBytes& message, ByteRange range) {
   if (request_id_.empty()) request_id_ = Decoder::RequestIdOf(message, range);
 }
 
-void RpcContext::Received(int64_t bytes) { deps_.metrics.Received(unix_socket_, bytes); }
-void RpcContext::Sent(int64_t bytes) { deps_.metrics.Sent(unix_socket_, bytes); }
+void RpcContext::Received(int64_t bytes) {
+  deps_.metrics.Received(unix_socket_, bytes);
+  used_.received_bytes += bytes;
+}
+void RpcContext::Sent(int64_t bytes) {
+  deps_.metrics.Sent(unix_socket_, bytes);
+  used_.sent_bytes += bytes;
+}
 
 void RpcContext::Landed(AdmittedCall& call, int64_t bytes) {
   deps_.metrics.HostCopied(bytes);
@@ -83,6 +91,8 @@ void RpcContext::Answered(const Result& result) {
   times_ = result.times();
   priority_ = result.call().priority();
   deps_.metrics.SharedSent(result.call().shared_output_bytes());
+  used_.sent_bytes += result.call().shared_output_bytes();
+  used_.compute = times_.compute;
 }
 
 grpc::Status RpcContext::Failed(const absl::Status& status) {
@@ -97,6 +107,10 @@ void RpcContext::Close() {
   std::string reason = ReasonOf(status_);
   if (status_.code() == absl::StatusCode::kUnauthenticated) deps_.metrics.AuthFailed(reason);
   deps_.metrics.CallFinished(MethodOf(direction_), status_.code(), reason, now - received_at_);
+  if (!caller_.empty()) {
+    used_.ok = status_.ok();
+    deps_.metrics.callers().CallEnded(CallerLabel(caller_, peer_), used_);
+  }
   Log(now - received_at_, reason);
 }
 

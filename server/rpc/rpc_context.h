@@ -68,6 +68,7 @@ class RpcContext {
   std::string caller_, request_id_;
   absl::Status status_;
   CallTimes times_;
+  CallerMetrics::Call used_;
   Priority priority_ = Priority::kNormal;
 };
 

@@ -55,7 +55,10 @@ void NoteTimes(Launch& launch, const LaunchReport& report, absl::Time begin, abs
   absl::Time kernel_end = std::max(begin, end - absl::Seconds(report.download_seconds));
   absl::Time kernel_begin = std::max(begin, kernel_end - absl::Seconds(report.seconds));
   absl::Duration upload = std::min(absl::Seconds(report.upload_seconds), kernel_begin - begin);
+  double flops = 0;
+  for (const LaunchedCall& launched : launch) flops += launched.call.flops();
   for (LaunchedCall& launched : launch) {
+    launched.times.compute = (kernel_end - kernel_begin) * (launched.call.flops() / flops);
     launched.times.upload = upload;
     launched.times.kernel_begin = kernel_begin;
     launched.times.kernel_end = kernel_end;
