@@ -83,7 +83,7 @@ TEST(Attnctl, ExitsWithTwoForWrongUsageAndThreeWhenNobodyAnswers) {
   EXPECT_EQ(RunAttnctl("bench --export table.txt").exit_code, 2);
   EXPECT_EQ(RunAttnctl("--address , info").exit_code, 2);
   EXPECT_EQ(RunAttnctl("--address 127.0.0.1:1,localhost info").exit_code, 2);
-  EXPECT_EQ(RunAttnctl("top --metrics https://127.0.0.1:1/").exit_code, 2);
+  EXPECT_EQ(RunAttnctl("top --metrics ftp://127.0.0.1:1/").exit_code, 2);
   Outcome timeout = RunAttnctl("--timeout 0 info");
   EXPECT_EQ(timeout.exit_code, 2);
   EXPECT_LT(timeout.output.size(), 200) << timeout.output;

@@ -45,7 +45,14 @@ double QuantileBetween(const std::map<double, double>& before, const std::map<do
 // What is wrong with the URL, empty if nothing: the form of CLI11's validators.
 std::string CheckMetricsUrl(const std::string& url);
 
-// GET of "http://host:port/path". UNAVAILABLE without an answer; at most 16 MiB.
-absl::StatusOr<std::string> FetchMetrics(const std::string& url, absl::Duration timeout);
+// For https alone.
+struct MetricsAccess {
+  std::string ca_file;  // empty: the system's authorities
+  std::string token;    // sent as "authorization: Bearer ...", unless it is empty
+};
+
+// GET of "http://host:port/path" or https. UNAVAILABLE without an answer; at most 16 MiB.
+absl::StatusOr<std::string> FetchMetrics(const std::string& url, absl::Duration timeout,
+                                         const MetricsAccess& access = {});
 
 }  // namespace attnd

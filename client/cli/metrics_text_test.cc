@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
+#include <string>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "client/cli/top_frame.h"
 
 namespace attnd {
@@ -36,8 +39,8 @@ attnd_request_duration_seconds_bucket{method="Forward",le="0.01"} 122
 attnd_request_duration_seconds_bucket{method="Forward",le="+Inf"} 126
 attnd_received_bytes_total{transport="tcp"} 3000
 attnd_received_bytes_total{transport="uds"} 500
-attnd_leases_active{gpu="cpu"} 3
-attnd_lease_bytes{gpu="cpu"} 3072
+attnd_leases_active{device="cpu"} 3
+attnd_lease_bytes{device="cpu"} 3072
 attnd_lease_lookups_total{result="hit"} 10
 attnd_lease_lookups_total{result="expired"} 2
 attnd_ready{device="0"} 1
@@ -97,7 +100,7 @@ TEST(TopFrame, TellsRatesBetweenTwoLooks) {
   EXPECT_DOUBLE_EQ(frame.lease_misses_per_second, 0.5);
   EXPECT_TRUE(frame.ready);
   std::ostringstream text;
-  frame.Print(text, false);
+  frame.Print(text, false, 60);
   EXPECT_TRUE(absl::StrContains(text.str(), "READY")) << text.str();
   EXPECT_TRUE(absl::StrContains(text.str(), "Forward")) << text.str();
   EXPECT_EQ(text.str().find('\033'), std::string::npos);
@@ -110,15 +113,15 @@ TEST(TopFrame, TellsRatesBetweenTwoLooks) {
 
 TEST(TopFrame, ShowsEachDeviceWithItsMemoryAndWhatItsStreamsDo) {
   constexpr char kGpus[] = R"(
-attnd_gpu_up{gpu="gpu0"} 1
-attnd_gpu_up{gpu="gpu1"} 0
-attnd_kernel_flops_total{gpu="gpu0",direction="forward"} 4e12
-attnd_hbm_pool_reserved_bytes{gpu="gpu0"} 1000
-attnd_hbm_pool_used_bytes{gpu="gpu0",purpose="input"} 300
-attnd_hbm_pool_used_bytes{gpu="gpu0",purpose="output"} 200
-attnd_hbm_pool_used_bytes{gpu="gpu0",purpose="lease"} 100
-attnd_leases_active{gpu="gpu0"} 7
-attnd_stream_busy_seconds_total{gpu="gpu0",role="compute"} 1.5
+attnd_gpu_up{device="gpu0"} 1
+attnd_gpu_up{device="gpu1"} 0
+attnd_kernel_flops_total{device="gpu0",direction="forward"} 4e12
+attnd_hbm_pool_reserved_bytes{device="gpu0"} 1000
+attnd_hbm_pool_used_bytes{device="gpu0",purpose="input"} 300
+attnd_hbm_pool_used_bytes{device="gpu0",purpose="output"} 200
+attnd_hbm_pool_used_bytes{device="gpu0",purpose="lease"} 100
+attnd_leases_active{device="gpu0"} 7
+attnd_stream_busy_seconds_total{device="gpu0",role="compute"} 1.5
 )";
   TopFrame frame = TopFrame::Between(Parsed(""), Parsed(kGpus), absl::Seconds(2));
   ASSERT_EQ(frame.devices.size(), 2u);
@@ -130,21 +133,97 @@ attnd_stream_busy_seconds_total{gpu="gpu0",role="compute"} 1.5
   EXPECT_EQ(frame.devices[0].hbm_lease_bytes, 100);
   EXPECT_EQ(frame.devices[0].leases, 7);
   std::ostringstream text;
-  frame.Print(text, false);
+  frame.Print(text, false, 60);
   EXPECT_NE(text.str().find("LOST"), std::string::npos) << text.str();
-  EXPECT_NE(text.str().find("0% 75% 0%"), std::string::npos) << text.str();
+  EXPECT_NE(text.str().find("compute [########..] 75%"), std::string::npos) << text.str();
   EXPECT_EQ(frame.ToJson()["devices"][0]["hbm_reserved_bytes"], 1000);
+}
+
+size_t Columns(const std::string& line) {
+  return std::count_if(line.begin(), line.end(), [](char c) { return (c & 0xc0) != 0x80; });
+}
+
+// What a busy daemon with two GPUs and many callers has, and names as long as they come.
+std::string BusyMetrics() {
+  std::string text;
+  const std::string name(40, 'n');
+  for (const char* method : {"Forward", "ReleaseResidual", "AMethodOfTomorrow"}) {
+    absl::StrAppend(&text, "attnd_requests_total{method=\"", method, "\",code=\"OK\"} 987654\n",
+                    "attnd_requests_total{method=\"", method, "\",code=\"INTERNAL\"} 98765\n",
+                    "attnd_requests_in_flight{method=\"", method, "\"} 1024\n",
+                    "attnd_request_duration_seconds_bucket{method=\"", method,
+                    "\",le=\"0.0999\"} 10\n");
+  }
+  absl::StrAppend(&text, "attnd_requests_total{method=\"Idle\",code=\"OK\"} 0\n");
+  for (const std::string& device : {std::string("gpu0"), name}) {
+    const std::string label = absl::StrCat("{device=\"", device, "\"");
+    absl::StrAppend(&text, "attnd_gpu_up", label, "} 1\n");
+    absl::StrAppend(&text, "attnd_kernel_flops_total", label, ",direction=\"forward\"} 1.23e14\n");
+    absl::StrAppend(&text, "attnd_queue_estimated_seconds", label, "} 29.99\n");
+    absl::StrAppend(&text, "attnd_hbm_pool_reserved_bytes", label, "} 7e10\n");
+    for (const char* purpose : {"input", "output", "workspace", "lease"}) {
+      absl::StrAppend(&text, "attnd_hbm_pool_used_bytes", label, ",purpose=\"", purpose,
+                      "\"} 1.7e10\n");
+    }
+  }
+  for (int n = 0; n < 14; ++n) {
+    const std::string label = absl::StrCat("{caller=\"", n, name, "\"");
+    absl::StrAppend(&text, "attnd_caller_requests_total", label, ",result=\"error\"} 123456\n");
+    absl::StrAppend(&text, "attnd_caller_bytes_total", label, ",direction=\"sent\"} 1e12\n");
+    absl::StrAppend(&text, "attnd_caller_compute_seconds_total", label, "} ", n, "\n");
+  }
+  absl::StrAppend(&text, "attnd_received_bytes_total{transport=\"tcp\"} 1.1e12\n",
+                  "attnd_staging_pool_capacity_bytes 4.1e12\nattnd_ready 1\n");
+  return text;
+}
+
+TEST(TopFrame, FitsAnyWidthFromSixtyColumnsAndHidesWhatIsIdle) {
+  const TopFrame frame = TopFrame::Between(Parsed(""), Parsed(BusyMetrics()), absl::Seconds(1));
+  for (int columns = 60; columns <= 200; ++columns) {
+    std::ostringstream text;
+    frame.Print(text, false, columns);
+    std::istringstream lines(text.str());
+    for (std::string line; std::getline(lines, line);) {
+      EXPECT_LE(Columns(line), static_cast<size_t>(columns)) << line;
+    }
+    EXPECT_FALSE(absl::StrContains(text.str(), "Idle")) << text.str();
+    EXPECT_TRUE(absl::StrContains(text.str(), "and 4 more")) << text.str();
+  }
+}
+
+TEST(TopFrame, ListsCallersByWhatTheyCompute) {
+  constexpr char kCallers[] = R"(
+attnd_caller_requests_total{caller="small",result="ok"} 20
+attnd_caller_requests_total{caller="small",result="error"} 4
+attnd_caller_bytes_total{caller="small",direction="received"} 3000
+attnd_caller_bytes_total{caller="small",direction="sent"} 1000
+attnd_caller_compute_seconds_total{caller="small"} 0.5
+attnd_caller_requests_total{caller="large",result="ok"} 2
+attnd_caller_compute_seconds_total{caller="large"} 1.5
+)";
+  const TopFrame frame = TopFrame::Between(Parsed(""), Parsed(kCallers), absl::Seconds(2));
+  ASSERT_EQ(frame.callers.size(), 2u);
+  EXPECT_EQ(frame.callers[0].caller, "large");
+  EXPECT_EQ(frame.callers[0].compute, 0.75);
+  EXPECT_EQ(frame.callers[1].calls_per_second, 12);
+  EXPECT_EQ(frame.callers[1].errors_per_second, 2);
+  EXPECT_EQ(frame.callers[1].bytes_per_second, 2000);
+  EXPECT_EQ(frame.ToJson()["callers"][0]["compute"], 0.75);
+  std::ostringstream text;
+  frame.Print(text, false, 60);
+  EXPECT_TRUE(absl::StrContains(text.str(), "[#####.] 75%")) << text.str();
 }
 
 // Metrics cannot send control sequences to the terminal.
 TEST(TopFrame, PrintsNoControlCharacters) {
+  auto before = MetricsText::Parse("");
   auto metrics = MetricsText::Parse(
       "attnd_requests_total{method=\"For\033[2Jward\",code=\"OK\"} 1\n"
-      "attnd_gpu_up{gpu=\"\x9b"
+      "attnd_gpu_up{device=\"\x9b"
       "31m\"} 1\n");
   ASSERT_TRUE(metrics.ok());
   std::ostringstream text;
-  TopFrame::Between(*metrics, *metrics, absl::Seconds(1)).Print(text, false);
+  TopFrame::Between(*before, *metrics, absl::Seconds(1)).Print(text, false, 60);
   EXPECT_TRUE(absl::StrContains(text.str(), "For\\x1b[2Jward")) << text.str();
   EXPECT_TRUE(absl::StrContains(text.str(), "\\x9b31m")) << text.str();
 }
@@ -154,11 +233,12 @@ TEST(FetchMetrics, SaysWhoDoesNotAnswer) {
             absl::UnavailableError("--metrics: no answer from 127.0.0.1:1"));
 }
 
-TEST(CheckMetricsUrl, TakesHttpAlone) {
+TEST(CheckMetricsUrl, TakesHttpAndHttps) {
   EXPECT_EQ(CheckMetricsUrl("http://127.0.0.1:9464/metrics"), "");
   EXPECT_EQ(CheckMetricsUrl("gpu7:9464"), "");
-  EXPECT_EQ(CheckMetricsUrl("https://gpu7:9464"),
-            "expected http://HOST:PORT/PATH, got https://gpu7:9464");
+  EXPECT_EQ(CheckMetricsUrl("https://gpu7:9464"), "");
+  EXPECT_EQ(CheckMetricsUrl("ftp://gpu7:9464"),
+            "expected http://HOST:PORT/PATH or https://..., got ftp://gpu7:9464");
 }
 
 }  // namespace

@@ -79,6 +79,17 @@ void Table::Print(std::ostream& out, bool color) const {
   }
 }
 
+std::string Shortened(absl::string_view text, int columns) {
+  std::string shown = Printable(text);
+  const size_t limit = static_cast<size_t>(std::max(1, columns));
+  if (Width(shown) <= limit) return shown;
+  size_t end = 0, width = 0;
+  while (width < limit - 1 || (static_cast<unsigned char>(shown[end]) & 0xc0) == 0x80) {
+    width += (static_cast<unsigned char>(shown[end++]) & 0xc0) != 0x80;
+  }
+  return shown.substr(0, end) + "…";
+}
+
 std::string BytesText(double bytes) {
   return Scaled(bytes, 1024, {"B", "KiB", "MiB", "GiB", "TiB"});
 }
@@ -95,5 +106,12 @@ std::string FlopsText(double flops) {
 }
 
 std::string NumberText(double value) { return absl::StrFormat("%.3g", value); }
+
+std::string CountText(double value) {
+  if (value < 999.5) return NumberText(value);
+  std::string text = Scaled(value, 1000, {"", "k", "M", "G", "T"});
+  text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
+  return text;
+}
 
 }  // namespace attnd

@@ -33,10 +33,15 @@ class Table {
 // The text in a colour, or as it is.
 std::string Colored(absl::string_view text, Color color, bool enabled);
 
+// Printable, and at most so many columns wide; "…" stands for what was cut off.
+std::string Shortened(absl::string_view text, int columns);
+
 // "1.50 GiB", "12.3 ms", "4.56 TFLOP/s": three significant digits with a unit.
 std::string BytesText(double bytes);
 std::string SecondsText(double seconds);
 std::string FlopsText(double flops_per_second);
 std::string NumberText(double value);
+// "950", "12.3k", "4.56M": at most six columns below 10¹⁵.
+std::string CountText(double value);
 
 }  // namespace attnd

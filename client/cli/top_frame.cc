@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "client/cli/table.h"
-
 namespace attnd {
 namespace {
 
@@ -22,10 +20,6 @@ class Rate {
   const MetricsText &before_, &now_;
   const double seconds_;
 };
-
-std::string QuantileText(double seconds) {
-  return std::isnan(seconds) ? "-" : SecondsText(seconds);
-}
 
 // JSON has no NaN.
 nlohmann::ordered_json QuantileJson(double seconds) {
@@ -51,7 +45,7 @@ MethodRow RowOf(const std::string& method, const MetricsText& before, const Metr
 DeviceRow DeviceRowOf(const std::string& device, const MetricsText& before, const MetricsText& now,
                       const Rate& rate) {
   constexpr char kHistogram[] = "attnd_kernel_duration_seconds";
-  const Labels labels = {{"gpu", device}};
+  const Labels labels = {{"device", device}};
   DeviceRow row{.device = device};
   row.up = now.Sum("attnd_gpu_up", labels) > 0;
   row.flops_per_second = rate("attnd_kernel_flops_total", labels);
@@ -60,13 +54,13 @@ DeviceRow DeviceRowOf(const std::string& device, const MetricsText& before, cons
   row.p50_seconds = QuantileBetween(earlier, later, 0.5);
   row.p99_seconds = QuantileBetween(earlier, later, 0.99);
   auto busy = [&](const char* role) {
-    return rate("attnd_stream_busy_seconds_total", {{"gpu", device}, {"role", role}});
+    return rate("attnd_stream_busy_seconds_total", {{"device", device}, {"role", role}});
   };
   row.h2d_busy = busy("h2d");
   row.compute_busy = busy("compute");
   row.d2h_busy = busy("d2h");
   auto used = [&](const char* purpose) {
-    return now.Sum("attnd_hbm_pool_used_bytes", {{"gpu", device}, {"purpose", purpose}});
+    return now.Sum("attnd_hbm_pool_used_bytes", {{"device", device}, {"purpose", purpose}});
   };
   row.hbm_input_bytes = used("input");
   row.hbm_output_bytes = used("output");
@@ -77,29 +71,15 @@ DeviceRow DeviceRowOf(const std::string& device, const MetricsText& before, cons
   return row;
 }
 
-std::string BusyText(const DeviceRow& row) {
-  auto percent = [](double share) { return NumberText(std::round(100 * share)) + "%"; };
-  return percent(row.h2d_busy) + " " + percent(row.compute_busy) + " " + percent(row.d2h_busy);
-}
-
-std::string HbmText(const DeviceRow& row) {
-  if (row.hbm_reserved_bytes == 0) return "-";
-  return BytesText(row.hbm_input_bytes) + " + " + BytesText(row.hbm_output_bytes) + " + " +
-         BytesText(row.hbm_workspace_bytes) + " + " + BytesText(row.hbm_lease_bytes) + " of " +
-         BytesText(row.hbm_reserved_bytes);
-}
-
-void PrintDevices(const std::vector<DeviceRow>& devices, std::ostream& out, bool color) {
-  Table table({"device", "state", "compute", "queue", "kernel p50", "p99", "h2d compute d2h",
-               "hbm in + out + work + leases"});
-  for (const DeviceRow& row : devices) {
-    table.Add({row.device, Cell(row.up ? "up" : "LOST", row.up ? Color::kGreen : Color::kRed),
-               FlopsText(row.flops_per_second), SecondsText(row.queue_estimated_seconds),
-               QuantileText(row.p50_seconds), QuantileText(row.p99_seconds),
-               row.hbm_reserved_bytes == 0 ? "-" : BusyText(row), HbmText(row)});
-  }
-  table.Print(out, color);
-  out << "\n";
+CallerRow CallerRowOf(const std::string& caller, const Rate& rate) {
+  const Labels labels = {{"caller", caller}};
+  CallerRow row{.caller = caller};
+  row.calls_per_second = rate("attnd_caller_requests_total", labels);
+  row.errors_per_second =
+      rate("attnd_caller_requests_total", {{"caller", caller}, {"result", "error"}});
+  row.bytes_per_second = rate("attnd_caller_bytes_total", labels);
+  row.compute = rate("attnd_caller_compute_seconds_total", labels);
+  return row;
 }
 
 nlohmann::ordered_json DeviceJson(const DeviceRow& row) {
@@ -129,9 +109,14 @@ TopFrame TopFrame::Between(const MetricsText& before, const MetricsText& now,
   for (const std::string& method : now.ValuesOf("attnd_requests_total", "method")) {
     frame.methods.push_back(RowOf(method, before, now, rate));
   }
-  for (const std::string& device : now.ValuesOf("attnd_gpu_up", "gpu")) {
+  for (const std::string& device : now.ValuesOf("attnd_gpu_up", "device")) {
     frame.devices.push_back(DeviceRowOf(device, before, now, rate));
   }
+  for (const std::string& caller : now.ValuesOf("attnd_caller_requests_total", "caller")) {
+    frame.callers.push_back(CallerRowOf(caller, rate));
+  }
+  std::stable_sort(frame.callers.begin(), frame.callers.end(),
+                   [](const CallerRow& a, const CallerRow& b) { return a.compute > b.compute; });
   frame.received_per_second = rate("attnd_received_bytes_total");
   frame.sent_per_second = rate("attnd_sent_bytes_total");
   frame.flops_per_second = rate("attnd_kernel_flops_total");
@@ -155,35 +140,6 @@ TopFrame TopFrame::Between(const MetricsText& before, const MetricsText& now,
   return frame;
 }
 
-void TopFrame::Print(std::ostream& out, bool color) const {
-  const char* state = draining ? "DRAINING" : ready ? "READY" : "NOT READY";
-  out << Colored(state,
-                 draining ? Color::kYellow
-                 : ready  ? Color::kGreen
-                          : Color::kRed,
-                 color)
-      << "   in " << BytesText(received_per_second) << "/s   out " << BytesText(sent_per_second)
-      << "/s   compute " << FlopsText(flops_per_second) << "   memory " << BytesText(resident_bytes)
-      << "\nqueue " << NumberText(queue_depth) << " calls, " << SecondsText(queue_estimated_seconds)
-      << "   launches " << NumberText(launches_per_second) << "/s of "
-      << NumberText(calls_per_launch) << " calls   rejected " << NumberText(rejected_per_second)
-      << "/s\nadmitted " << BytesText(admitted_bytes) << "   staging "
-      << BytesText(staging_used_bytes) << " of " << BytesText(staging_capacity_bytes) << "\nleases "
-      << NumberText(leases) << ", " << BytesText(lease_bytes) << "   hits "
-      << NumberText(lease_hits_per_second) << "/s   misses " << NumberText(lease_misses_per_second)
-      << "/s\n\n";
-  if (!devices.empty()) PrintDevices(devices, out, color);
-  Table table({"method", "calls/s", "errors/s", "in flight", "p50", "p99"});
-  for (const MethodRow& row : methods) {
-    table.Add({row.method, NumberText(row.calls_per_second),
-               Cell(NumberText(row.errors_per_second),
-                    row.errors_per_second > 0 ? Color::kRed : Color::kNone),
-               NumberText(row.in_flight), QuantileText(row.p50_seconds),
-               QuantileText(row.p99_seconds)});
-  }
-  table.Print(out, color);
-}
-
 nlohmann::ordered_json TopFrame::ToJson() const {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const MethodRow& row : methods) {
@@ -196,10 +152,19 @@ nlohmann::ordered_json TopFrame::ToJson() const {
   }
   nlohmann::ordered_json device_rows = nlohmann::ordered_json::array();
   for (const DeviceRow& row : devices) device_rows.push_back(DeviceJson(row));
+  nlohmann::ordered_json caller_rows = nlohmann::ordered_json::array();
+  for (const CallerRow& row : callers) {
+    caller_rows.push_back({{"caller", row.caller},
+                           {"calls_per_second", row.calls_per_second},
+                           {"errors_per_second", row.errors_per_second},
+                           {"bytes_per_second", row.bytes_per_second},
+                           {"compute", row.compute}});
+  }
   return {{"ready", ready},
           {"draining", draining},
           {"methods", rows},
           {"devices", device_rows},
+          {"callers", caller_rows},
           {"received_bytes_per_second", received_per_second},
           {"sent_bytes_per_second", sent_per_second},
           {"flops_per_second", flops_per_second},

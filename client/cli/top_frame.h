@@ -28,9 +28,17 @@ struct DeviceRow {
   double hbm_reserved_bytes = 0, leases = 0;
 };
 
+struct CallerRow {
+  std::string caller;
+  double calls_per_second = 0, errors_per_second = 0;
+  double bytes_per_second = 0;  // both ways
+  double compute = 0;           // seconds a second: shared launches by each call's work
+};
+
 struct TopFrame {
   std::vector<MethodRow> methods;
   std::vector<DeviceRow> devices;
+  std::vector<CallerRow> callers;                       // the one that computes most first
   double received_per_second = 0, sent_per_second = 0;  // payload bytes
   double flops_per_second = 0, launches_per_second = 0, calls_per_launch = 0;
   double queue_depth = 0, queue_estimated_seconds = 0;
@@ -43,7 +51,8 @@ struct TopFrame {
   // `interval`: between the two samples.
   static TopFrame Between(const MetricsText& before, const MetricsText& now,
                           absl::Duration interval);
-  void Print(std::ostream& out, bool color) const;
+  // In lines of at most so many columns, 60 or more. Idle methods and callers are left out.
+  void Print(std::ostream& out, bool color, int columns) const;
   nlohmann::ordered_json ToJson() const;
 };
 
