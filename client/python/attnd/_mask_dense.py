@@ -94,7 +94,7 @@ def count(mask: Mask, rows: int, keys: Optional[int], batch: int, heads: int, al
 def show(mask: Mask, rows: int, keys: Optional[int], batch: int, head: int, align: object, axes: Any) -> Any:
     """Mask.show."""
     try:
-        from matplotlib import pyplot  # type: ignore[import-not-found, unused-ignore]
+        from matplotlib import pyplot  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         raise Unimplemented("show: expected matplotlib to be installed, got none: pip install matplotlib; to_dense gives "
                             "the same as an array", field="show") from None

@@ -96,7 +96,7 @@ class LazyMask(Tensor):
         return f"<mask {tuple(self.shape)}: {self.options}>"
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (),  # type: ignore[override]
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (),  # type: ignore[override, unused-ignore]
                            keywords: Any = None) -> Any:
         def plain(value: Any) -> Any:
             return value.dense() if isinstance(value, LazyMask) else value

@@ -91,7 +91,8 @@ def _telling_of_weights(attend: Callable[..., Any]) -> Callable[..., Any]:
     return telling
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # runs while a caller is compiled
+# Runs while a caller is compiled.
+@torch.compiler.assume_constant_result  # type: ignore[misc, untyped-decorator, unused-ignore]
 def _warn_of_weights() -> bool:
     module = _caller()
     _warn(f"weights {module}", f"{module} runs torch.nn.MultiheadAttention with need_weights=True, whose weights no "

@@ -77,7 +77,7 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
         _checks.word("implementation", implementation, ("xla", "cudnn"), 'None, "xla" or "cudnn"')
     shape, return_residual = query.shape, _checks.flag("return_residual", return_residual)
     query, key, value = [x[None] if x.ndim == 3 else x for x in (query, key, value)]
-    window = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+    window: Any = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
     for side, size in zip(("left", "right"), window if isinstance(window, (tuple, list)) else ()):
         if isinstance(size, int) and size < 0:  # to JAX a bound on the other side of the diagonal, to attnd none
             raise wrong(f"local_window_size {side}", "0..2147483647", size)
@@ -159,8 +159,8 @@ class _Statics(NamedTuple):
     server: str
 
     def options(self) -> Dict[str, Any]:
-        said = {"layout": "blhd", "scale": self.scale, "causal": self.is_causal, "align": "top_left",
-                "window": self.window}
+        said: Dict[str, Any] = {"layout": "blhd", "scale": self.scale, "causal": self.is_causal, "align": "top_left",
+                                "window": self.window}
         return said if self.described is None else {**said, "mask": self.described}
 
 

@@ -193,7 +193,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[Layout] = Non
     check_tensors(q, k, v, bias, mask)
     check_transforms(q, k, v, bias, sink)
     if layout is None:
-        layout = "bhld" if cu_seqlens_q is None else "thd"
+        if cu_seqlens_q is None:
+            layout = "bhld"
+        else:
+            layout = "thd"
     _checks.word("layout", layout, LAYOUTS, '"bhld" or "blhd", with cu_seqlens "thd" or "htd"')
     others = (causal or None, align, window, kv_lengths, cu_seqlens_q, alibi_slopes, zero_rest or None)
     described = mask if isinstance(mask, Mask) else None
