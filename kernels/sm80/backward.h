@@ -240,6 +240,7 @@ struct BackwardKernel {
 #pragma unroll
       for (int n = 0; n < kQueryGroups * 4; ++n) rS[m][n >> 2][n & 3] = 0;
     }
+    Scores first = {};  // of float32: the sums over the first half of a wide head
     const LanePlace of_a = LanePlace::OfA(work.lane), of_b = LanePlace::OfColumns(work.lane);
     const int a_offset = ChunkOffset<kPitch>(work.key() + of_a.row, of_a.chunk);
     const int b_offset = ChunkOffset<kPitch>(work.query() + of_b.row, of_b.chunk);
@@ -255,7 +256,11 @@ struct BackwardKernel {
         const uint4 b = ptx::LoadMatrices(At(queries, Moved<kPitch>(b_offset, x * 16, 2 * c)));
         Math::Multiply(rS, 2 * x, a, b);
       }
+      if constexpr (kSplits && kTile.head_dim > 64) {
+        if (c == kChunks / 4 - 1) Math::Fold(rS, first);
+      }
     }
+    if constexpr (kSplits && kTile.head_dim > 64) Math::Fold(first, rS);
     if constexpr (kSplits) {
       Math::template Repair<kPitch, kChunks>(
           keys, queries,

@@ -64,6 +64,17 @@ struct FloatMath : Float32 {
     MultiplyPair(sums, group, a, pair);
   }
 
+  // Takes `part` to `sums` and begins it anew.
+  template <int kTiles, int kGroups>
+  ATTN_HD static void Fold(float (&part)[kTiles][kGroups][4], float (&sums)[kTiles][kGroups][4]) {
+#pragma unroll
+    for (int n = 0; n < kTiles * kGroups * 4; ++n) {
+      float& from = part[n / (4 * kGroups)][n / 4 % kGroups][n & 3];
+      sums[n / (4 * kGroups)][n / 4 % kGroups][n & 3] += from;
+      from = 0;
+    }
+  }
+
   // sums += a·b, where b is eight rows of a tile from `row` on, and of these kGroups·8 columns from
   // `chunk` on.
   template <int kPitch, int kTiles, int kGroups>

@@ -171,6 +171,7 @@ struct ForwardKernel {
 #pragma unroll
       for (int n = 0; n < kGroups * 4; ++n) rS[m][n >> 2][n & 3] = 0;
     }
+    Scores first = {};  // of float32: the sums over the first half of a wide head
     const LanePlace place = LanePlace::OfColumns(work.lane);
     const int offset = ChunkOffset<kPitch>(place.row, place.chunk);
 #pragma unroll(kSplits ? 2 : kChunks / 2)
@@ -186,7 +187,11 @@ struct ForwardKernel {
         const uint4 b = ptx::LoadMatrices(At(shared.k, Moved<kPitch>(offset, x * 16, 2 * c)));
         Math::Multiply(rS, 2 * x, a, b);
       }
+      if constexpr (kSplits && kTile.head_dim > 64) {
+        if (c == kChunks / 4 - 1) Math::Fold(rS, first);
+      }
     }
+    if constexpr (kSplits && kTile.head_dim > 64) Math::Fold(first, rS);
     if constexpr (kSplits) {
       Math::template Repair<kPitch, kChunks>(
           shared.q, shared.k,
