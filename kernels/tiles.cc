@@ -148,8 +148,12 @@ Tile ForwardTileOfSm80(int head_dim) {
   return head_dim > 128 ? Tile{64, 64, head_dim, 1} : Tile{128, 64, head_dim, 1};
 }
 Tile BackwardTileOfSm80(int head_dim) { return {64, head_dim > 128 ? 64 : 128, head_dim, 1}; }
+// Of float32 two blocks an SM share its memory, but for backward of wide heads.
+Tile FloatForwardTile(int head_dim) { return {128, head_dim > 64 ? 32 : 64, head_dim, 1}; }
+Tile FloatBackwardTile(int head_dim) { return {64, 64, head_dim, head_dim > 64 ? 1 : 2}; }
 
 void AddSm80(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
+  const bool is_float = element == ElementType::kFloat32;
   for (Scores scores : {kLinear, kListed, kGeneral}) {
     for (bool dropout : {false, true}) {
       KernelRow row = {.element = element,
@@ -158,20 +162,21 @@ void AddSm80(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
                        .listed = scores.listed,
                        .dropout = dropout,
                        .reason = ScoresReason(scores, dropout),
-                       .spill_bytes = 512};
+                       .spill_bytes = is_float ? 640 : 512};
       row.kind = KernelKind::kForward;
-      row.tile = ForwardTileOfSm80(head_dim);
+      row.tile = is_float ? FloatForwardTile(head_dim) : ForwardTileOfSm80(head_dim);
       rows.push_back(row);
       row.kind = KernelKind::kBackward;
-      row.tile = BackwardTileOfSm80(head_dim);
+      row.tile = is_float ? FloatBackwardTile(head_dim) : BackwardTileOfSm80(head_dim);
       rows.push_back(row);
-      if (scores.listed || scores.general) continue;  // too little to gain
+      if (is_float || scores.listed || scores.general) continue;  // too little to gain
       row.ordered = false;
       row.reason = "allow_nondeterministic: dQ by atomics";
       rows.push_back(row);
     }
   }
   for (bool ordered : {true, false}) {
+    if (is_float && !ordered) continue;
     rows.push_back({.kind = KernelKind::kQueryGradient,
                     .element = element,
                     .head_dim = head_dim,
@@ -187,6 +192,9 @@ std::vector<KernelRow> Sm80Rows() {
     for (int head_dim : {32, 64, 128, 256}) AddSm80(element, head_dim, rows);
     AddSmall(element, rows);
   }
+  // Wider heads' rows of float32 and their sums fit neither registers nor shared memory.
+  for (int head_dim : {64, 128}) AddSm80(ElementType::kFloat32, head_dim, rows);
+  AddSmall(ElementType::kFloat32, rows);
   for (KernelRow& row : rows) row.architecture = Architecture::kSm80;
   return rows;
 }
@@ -256,6 +264,7 @@ std::vector<KernelRow> Sm90Rows() {
 std::string NameOf(const KernelRow& row) {
   std::string name = KindName(row.kind);
   if (row.element == ElementType::kBFloat16) name += "_bf16";
+  if (row.element == ElementType::kFloat32) name += "_tf32x3";
   if (row.head_dim == 0) return name;
   name += "_d" + std::to_string(row.head_dim);
   if (row.kind == KernelKind::kQueryGradient) return name + (row.ordered ? "" : "_atomic");
@@ -303,7 +312,7 @@ std::vector<KernelRow> KernelRowsOfGpu(int compute_capability) {
   std::vector<KernelRow> rows = KernelRowsOf(Architecture::kSm80);
   if (compute_capability != 90) return rows;
   std::erase_if(rows, [](const KernelRow& row) {
-    if (row.head_dim > kWidestOfSm90) return false;
+    if (row.head_dim > kWidestOfSm90 || row.element == ElementType::kFloat32) return false;
     return row.kind == KernelKind::kForward ||
            (row.kind == KernelKind::kBackward && !row.general && !row.ordered);
   });

@@ -62,8 +62,9 @@ struct KernelRow {
   int spill_bytes = 0;
 };
 
-// "forward_d64_f32_linear_dropout", of bfloat16 "forward_bf16_d64_f32_linear_dropout": the kernel's
-// name in messages, receipts and the index. No other row of its architecture has it.
+// "forward_d64_f32_linear_dropout", of bfloat16 "forward_bf16_d64_f32_linear_dropout", of float32
+// as three products of TF32 numbers "forward_tf32x3_d64_f32_linear_dropout": the kernel's name in
+// messages, receipts and the index. No other row of its architecture has it.
 std::string NameOf(const KernelRow& row);
 
 // Every row that is built, those of one architecture, and those that a GPU of this compute

@@ -28,5 +28,14 @@ const bool kBFloat16 = RegisterBackendConformance("EmulatedSm80BFloat16", MakeEm
                                                    .precision = EnginePrecision::HalfOperands(),
                                                    .max_unsupported = 0});
 
+const bool kFloat = RegisterBackendConformance("EmulatedSm80Float", MakeEmulated,
+                                               {.max_pairs = 600,
+                                                .random_problems = 3,
+                                                .random_max_pairs = 3000,
+                                                .element = ElementType::kFloat32,
+                                                .precision = {.operand_underflow = 0x1p-48},
+                                                .mask_stride = 4,
+                                                .max_unsupported = 126});
+
 }  // namespace
 }  // namespace attnd::cuda

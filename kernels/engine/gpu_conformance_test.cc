@@ -30,5 +30,12 @@ const bool kBFloat16 = RegisterBackendConformance("GpuBFloat16", MakeGpu,
                                                    .precision = EnginePrecision::HalfOperands(),
                                                    .max_unsupported = 0});
 
+const bool kFloat = RegisterBackendConformance("GpuFloat", MakeGpu,
+                                               {.random_problems = 100,
+                                                .random_max_pairs = 20000,
+                                                .element = ElementType::kFloat32,
+                                                .precision = {.operand_underflow = 0x1p-48},
+                                                .max_unsupported = 126});
+
 }  // namespace
 }  // namespace attnd

@@ -11,11 +11,17 @@
 namespace attnd::cuda {
 namespace {
 
-absl::Status CheckElement(const Problem& p) {
-  if (p.element != ElementType::kFloat32) return absl::OkStatus();
+bool HasOwn(absl::Span<const KernelRow> rows, ElementType element) {
+  return std::any_of(rows.begin(), rows.end(), [element](const KernelRow& r) {
+    return r.kind == KernelKind::kForward && r.element == element;
+  });
+}
+
+absl::Status CheckElement(absl::Span<const KernelRow> rows, const Problem& p) {
+  if (p.element != ElementType::kFloat32 || HasOwn(rows, p.element)) return absl::OkStatus();
   return absl::UnimplementedError(
-      "element: the cuda engine computes float16 and bfloat16; send float32 tensors with "
-      "precision=\"f16\" or \"bf16\", or use the cpu engine");
+      "element: before sm_80 the cuda engine computes float16 and bfloat16; send float32 tensors "
+      "with precision=\"f16\" or \"bf16\", or use the cpu engine");
 }
 
 bool HasMask(const Problem& p) { return p.bool_mask.has_value() || p.mask != nullptr; }
@@ -50,21 +56,18 @@ std::optional<KernelRow> Find(absl::Span<const KernelRow> rows, KernelKind kind,
 }
 
 absl::Status NoKernel(const Problem& p, absl::string_view direction) {
-  return absl::UnimplementedError(
-      absl::StrCat("qk_head_dim, v_head_dim: no ", direction,
-                   " kernel is built for head dimensions ", p.qk_head_dim, " and ", p.v_head_dim,
-                   NeedsGeneralScores(p) ? " with softcap, bias, ALiBi or this scale"
-                   : HasMask(p)          ? " with a mask"
-                                         : "",
-                   p.dropout.threshold != 0 ? " with dropout" : "", "; use the cpu engine"));
+  return absl::UnimplementedError(absl::StrCat(
+      "qk_head_dim, v_head_dim: no ", direction, " kernel is built for head dimensions ",
+      p.qk_head_dim, " and ", p.v_head_dim, p.element == ElementType::kFloat32 ? " of float32" : "",
+      NeedsGeneralScores(p) ? " with softcap, bias, ALiBi or this scale"
+      : HasMask(p)          ? " with a mask"
+                            : "",
+      p.dropout.threshold != 0 ? " with dropout" : "", "; use the cpu engine"));
 }
 
 // bfloat16 goes through kernels of its own where there are some.
 ElementType ElementOf(absl::Span<const KernelRow> rows, const Problem& p) {
-  const bool has_own = std::any_of(rows.begin(), rows.end(), [&p](const KernelRow& r) {
-    return r.kind == KernelKind::kForward && r.element == p.element;
-  });
-  return has_own ? p.element : ElementType::kFloat16;
+  return HasOwn(rows, p.element) ? p.element : ElementType::kFloat16;
 }
 
 bool FitsScores(const KernelRow& row, const Problem& p) {
@@ -83,11 +86,11 @@ bool NeedsGeneralScores(const Problem& p) {
 
 bool NeedsDqRest(const Problem& p) {
   return p.dropout.threshold != 0 || p.softcap != 0 || p.denominator != DenominatorKind::kSoftmax ||
-         p.accumulate == AccumulateType::kFloat16;
+         p.accumulate == AccumulateType::kFloat16 || p.element == ElementType::kFloat32;
 }
 
 absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, const Problem& p) {
-  RETURN_IF_ERROR(CheckElement(p));
+  RETURN_IF_ERROR(CheckElement(rows, p));
   const ElementType element = ElementOf(rows, p);
   std::optional<KernelRow> row = Narrowest(rows, p, [&](const KernelRow& r) {
     return r.kind == KernelKind::kForward && r.element == element && FitsScores(r, p);
@@ -98,7 +101,7 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, c
 }
 
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p) {
-  RETURN_IF_ERROR(CheckElement(p));
+  RETURN_IF_ERROR(CheckElement(rows, p));
   const ElementType element = ElementOf(rows, p);
   auto backward_with = [&](bool ordered) {
     return Narrowest(rows, p, [&](const KernelRow& r) {

@@ -15,7 +15,8 @@ namespace attnd::cuda {
 bool NeedsGeneralScores(const Problem& problem);
 
 // Whether a row of dQ may be a tiny part of its bound without errors of dP and delta that are
-// larger still, so that one integer is too coarse (kernels/rules/backward_passes.h).
+// larger still, so that one integer is too coarse (kernels/rules/backward_passes.h). Always in
+// float32.
 bool NeedsDqRest(const Problem& problem);
 
 // Mask tiles: launched where a problem has a bool mask.

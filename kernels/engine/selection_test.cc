@@ -125,6 +125,18 @@ TEST(Selection, TakesBfloat16AsItIsWhereThereAreKernels) {
   }
 }
 
+TEST(Selection, TakesFloat32FromSm80On) {
+  Problem p = Plain(40);
+  p.element = ElementType::kFloat32;
+  p.allow_nondeterministic = true;  // not built
+  for (const int gpu : {80, 86, 90, 120}) {
+    EXPECT_EQ(ForwardName(p, gpu), "forward_tf32x3_d64_f32_linear");
+    EXPECT_EQ(BackwardName(p, gpu), "backward_tf32x3_d64_f32_linear");
+  }
+  p.qk_head_dim = 129;
+  EXPECT_THAT(ForwardName(p, 90), HasSubstr("head dimensions 129 and 40 of float32"));
+}
+
 TEST(Selection, AddsTheGradientsThatAreWanted) {
   Problem p = Plain(64);
   EXPECT_FALSE(SelectBackward(Volta(), p)->sink_gradient.has_value());

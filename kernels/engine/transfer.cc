@@ -123,7 +123,6 @@ int64_t ScratchSize(int64_t bytes) {
 // V's least step in forward is 2^−(24 + bits) of its largest number, and backward's 2^−24, so that
 // what forward rounds is nothing to backward from 8 bits on: below half a step.
 bool CanKeep(const Problem& p, Travel travel) {
-  if (p.element == ElementType::kFloat32) return false;
   return !IsConverted(p.element, travel) || ForwardValueBits(p) >= 8;
 }
 

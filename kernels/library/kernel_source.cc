@@ -47,10 +47,33 @@ std::string Sm70Expression(const KernelRow& row) {
   }
 }
 
+const char* MathOf(const KernelRow& row) {
+  switch (row.element) {
+    case ElementType::kFloat16:
+      return "HalfMath";
+    case ElementType::kBFloat16:
+      return "BFloat16Math";
+    case ElementType::kFloat32:
+      return "FloatMath";
+  }
+  return "";
+}
+const char* ElementOf(const KernelRow& row) {
+  switch (row.element) {
+    case ElementType::kFloat16:
+      return "attnd::Float16";
+    case ElementType::kBFloat16:
+      return "attnd::BFloat16";
+    case ElementType::kFloat32:
+      return "attnd::Float32";
+  }
+  return "";
+}
+
 // Of sm80 and later.
-std::string HalvesExpression(const KernelRow& row) {
+std::string Sm80Expression(const KernelRow& row) {
   const std::string tile = TileExpression(row.tile);
-  const char* math = row.element == ElementType::kBFloat16 ? "BFloat16Math" : "HalfMath";
+  const char* math = MathOf(row);
   switch (row.kind) {
     case KernelKind::kForward:
       return absl::StrCat("ForwardKernel<", math, ", ", tile, ", ", RuleOf(row), ", ",
@@ -76,10 +99,9 @@ std::string KernelExpression(const KernelRow& row) {
     case KernelKind::kSinkGradient:
       return "attnd::SinkGradientKernel";
     case KernelKind::kBiasGradient:
-      return absl::StrCat("attnd::BiasGradientKernel<attnd::",
-                          row.element == ElementType::kBFloat16 ? "BFloat16" : "Float16", ">");
+      return absl::StrCat("attnd::BiasGradientKernel<", ElementOf(row), ">");
     default:
-      return row.architecture == Architecture::kSm70 ? Sm70Expression(row) : HalvesExpression(row);
+      return row.architecture == Architecture::kSm70 ? Sm70Expression(row) : Sm80Expression(row);
   }
 }
 

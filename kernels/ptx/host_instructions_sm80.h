@@ -51,6 +51,10 @@ void Mma16816(float* c, const uint32_t* a, uint32_t b0, uint32_t b1, const Sourc
   emulator::MeetInWarp(&RunMma16816<kKind>, &lane, kAllLanes, where);
 }
 
+inline void RunMma1688(void* const* lanes, uint32_t) {
+  emulator::Multiply1688(reinterpret_cast<emulator::Mma16816* const*>(lanes));
+}
+
 }  // namespace host
 
 #define ATTN_WHERE host::SourceLocation where = host::SourceLocation::current()
@@ -60,12 +64,22 @@ inline uint32_t PackBFloat16(float low, float high) {
   return BFloat16FromFloat(low) | uint32_t{BFloat16FromFloat(high)} << 16;
 }
 
+inline uint32_t RoundToTf32(float value) {
+  if (value - value != 0) return BitsOf(value);
+  return (BitsOf(value) + 0x1000u) & 0xffffe000u;
+}
+
 inline void MmaHalf(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ATTN_WHERE) {
   host::Mma16816<emulator::HalfKind::kFloat16>(c, a, b0, b1, where);
 }
 inline void MmaBFloat16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                         ATTN_WHERE) {
   host::Mma16816<emulator::HalfKind::kBFloat16>(c, a, b0, b1, where);
+}
+
+inline void MmaTf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ATTN_WHERE) {
+  emulator::Mma16816 lane{c, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+  emulator::MeetInWarp(&host::RunMma1688, &lane, host::kAllLanes, where);
 }
 
 inline uint4 LoadMatrices(const void* row, ATTN_WHERE) {

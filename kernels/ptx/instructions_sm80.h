@@ -1,5 +1,5 @@
 // The instructions that sm_80 adds and the kernels use, one function each, as in instructions.h:
-// mma.sync.m16n8k16, ldmatrix, cp.async and packed conversions. On the host the bodies of
+// mma.sync.m16n8k16 and m16n8k8, ldmatrix, cp.async and conversions. On the host the bodies of
 // host_instructions_sm80.h stand in. [warp]: all 32 lanes call together.
 // Source: PTX ISA 8.8, "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async".
 #pragma once
@@ -26,6 +26,13 @@ ATTN_PTX uint32_t PackBFloat16(float low, float high) {
   return word;
 }
 
+// To TF32, eleven bits of a float32, to nearest, ties away from zero; the other bits are zero.
+ATTN_PTX uint32_t RoundToTf32(float value) {
+  uint32_t word;
+  asm("cvt.rna.tf32.f32 %0,%1;" : "=r"(word) : "f"(value));
+  return word;
+}
+
 // ---- Matrix products. [warp] c += a·b: 16 rows × 16 of a, 16 × 8 columns of b.
 ATTN_PTX void MmaHalf(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
@@ -37,6 +44,15 @@ ATTN_PTX void MmaHalf(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32
 ATTN_PTX void MmaBFloat16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same with 8 columns of a and float32 operands, of which the last 13 bits do not count.
+ATTN_PTX void MmaTf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

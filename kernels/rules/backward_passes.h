@@ -91,7 +91,8 @@ struct RowMath {
 
  private:
   ATTN_HD static float Larger(uint32_t word) {
-    return ptx::Max(Element::Low(word & 0x7fff7fffu), Element::High(word & 0x7fff7fffu));
+    word &= Element::kMagnitude;
+    return ptx::Max(Element::Low(word), Element::High(word));
   }
   ATTN_HD static float Dot(uint32_t a, uint32_t b) {
     return ptx::Fma(Element::Low(a), Element::Low(b), Element::High(a) * Element::High(b));
@@ -241,7 +242,7 @@ struct DqKernel {
       for (int n = 0; n < Dq::kSums; n += 2) {
         const int row = tile.tile * kDqBlockRows + Dq::Query(n, warp, lane);
         const int column = part * Dq::kOut + Dq::Column(n, warp, lane);
-        if (row < s.q_len && column < p.qk_chunks * 8) {
+        if (row < s.q_len && column * Element::kBytes < p.qk_chunks * 16) {
           Write(head, row, column, from + n * 32);
         }
       }
@@ -288,7 +289,12 @@ struct DqKernel {
       if (marks & 2) high = ptx::BitsFloat(0x7fffffffu);
     }
     char* out = RowOf(p.d_q, head.s.batch, head.tile.head, int64_t{head.s.q_begin} + row);
-    ptx::StoreGlobal32(out + 2 * column, writer.Pack(low, high));
+    out += Element::kBytes * column;
+    if constexpr (Element::kBytes == 4) {
+      ptx::StoreGlobal64(out, writer.Floats(low, high));
+    } else {
+      ptx::StoreGlobal32(out, writer.Pack(low, high));
+    }
   }
   ATTN_HD static void RestoreRows(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
                                   int warp, int lane) {

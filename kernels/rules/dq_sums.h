@@ -99,13 +99,14 @@ struct DqAdder {
     MaskLookup mask(problem.tile_lists, batch, head);
     const int end = MinInt(first_key + keys, sequence.kv_len);
     bool sees = false;
-    if ((column >> 3) >= problem.qk_chunks) return false;
+    const int place = column * Element::kBytes;  // in a row
+    if ((place >> 4) >= problem.qk_chunks) return false;
 #pragma unroll 1
     for (int key = first_key; key < end; ++key) {
       const char* from =
           RowOf(problem.k, sequence.batch, kv_head, int64_t{sequence.kv_begin} + key);
-      const uint32_t word = ptx::LoadConstant32(from + (column & ~1) * 2);
-      if (Element::NonFinite(word) & (column & 1 ? 0xffff0000u : 0xffffu)) {
+      const uint32_t word = ptx::LoadConstant32(from + (place & ~3));
+      if (Element::NonFinite(word) & (place & 2 ? 0xffff0000u : 0xffffu)) {
         sees |= Rule::IsVisible(at, mask, row, key);
       }
     }

@@ -50,11 +50,16 @@ class GradientWriter {
         second_(PowerOfTwo(Clip(exponent - exponent / 2))),
         is_bfloat16_(p.bfloat16_gradients) {}
 
-  // Two neighbours in one word.
+  // Two neighbours in one word, where the element type has 16 bits.
   ATTN_HD uint32_t Pack(float low, float high) const {
     low = low * first_ * second_;
     high = high * first_ * second_;
     return is_bfloat16_ ? BFloat16::Pack(low, high) : Float16::Pack(low, high);
+  }
+  // The same in float32.
+  ATTN_HD uint2 Floats(float low, float high) const {
+    return make_uint2(ptx::FloatBits(low * first_ * second_),
+                      ptx::FloatBits(high * first_ * second_));
   }
 
  private:

@@ -20,6 +20,8 @@ ATTN_HD uint32_t BFloat16InUpperHalf(float value) {
 }
 
 struct Float16 {
+  static constexpr int kBytes = 2;
+  static constexpr uint32_t kMagnitude = 0x7fff7fffu;  // of a word: all but signs
   // To nearest, ties to even.
   ATTN_HD static uint32_t Pack(float low, float high) { return ptx::PackRounded(low, high); }
   ATTN_HD static float Low(uint32_t word) { return ptx::LowHalf(word); }
@@ -31,6 +33,8 @@ struct Float16 {
 };
 
 struct BFloat16 {
+  static constexpr int kBytes = 2;
+  static constexpr uint32_t kMagnitude = 0x7fff7fffu;
   // Likewise; NaN stays NaN.
   ATTN_HD static uint32_t Pack(float low, float high) {
     return BFloat16InUpperHalf(low) >> 16 | (BFloat16InUpperHalf(high) & 0xffff0000u);

@@ -48,7 +48,7 @@ class NonFiniteRows {
     if (all) return make_uint4(~0u, ~0u, ~0u, ~0u);
     return NonFiniteHalves<Element>(ptx::LoadConstant128(row + lane * 16));
   }
-  // Makes NaN of what is a float16 or a bfloat16, in any order of rows.
+  // Makes NaN of what is a float16, a bfloat16 or a float32, in any order of rows.
   ATTN_HD static void SetNan(char* chunk, uint4 bad) {
     if (!IsAny(bad)) return;
     const uint32_t words[4] = {bad.x, bad.y, bad.z, bad.w};

@@ -8,7 +8,7 @@
 //            next tile until there is none. A tile's result depends on its problem alone. Longest
 //            tiles first (any order is right).
 // Rows       of Q, K, V, O and their gradients start 16-byte aligned and hold whole 16-byte chunks
-//            (8 float16): where head_dim is not a multiple of 8 the host pads copies with zeros.
+//            (8 float16, 4 float32): where rows are not whole the host pads copies with zeros.
 // Errors     none here: the host has refused what a kernel cannot do.
 #pragma once
 
@@ -17,7 +17,8 @@
 
 namespace attnd {
 
-// Rows of float16: element (b, h, row, d) is at data[b·batch + h·head + row·row_stride + d].
+// Rows of 16-bit numbers: element (b, h, row, d) is at data[b·batch + h·head + row·row_stride + d].
+// A float32 counts as two of them.
 struct RowTensor {
   void* data;
   int64_t batch, head, row_stride;  // in elements, multiples of 8

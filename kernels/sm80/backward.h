@@ -13,7 +13,7 @@
 // Rows   without visible keys (lse = −inf) have P = 0. Invisible scores have P = dS = 0 by
 //        selection; what lies in an invisible row of K or V reaches nothing, nor do infinities
 //        and NaN of Q and dO reach keys that their rows do not see (rules/non_finite_rows.h).
-// Inputs float16 or bfloat16; rows as kernels/rules/params.h says. Errors: none.
+// Inputs float16, bfloat16 or float32; rows as kernels/rules/params.h says. Errors: none.
 // Source Dao 2023 (FlashAttention-2), Algorithm 2; docs/KERNELS.md has figures and what lost.
 #pragma once
 
@@ -33,14 +33,15 @@ struct BackwardKernel {
   static constexpr int kWarpKeys = 32, kKeyTiles = kWarpKeys / 16;
   static constexpr int kShares = kWarps / (kKeys / kWarpKeys);  // warps of the same keys
   static constexpr int kWarpQueries = kStepRows / kShares, kQueryGroups = kWarpQueries / 8;
-  static constexpr int kChunks = kTile.head_dim / 8, kPitch = PitchOf(kTile.head_dim);
-  static constexpr int kShareChunks = kChunks / kShares;
-  static constexpr int kStages = kTile.head_dim <= 128 ? 2 : 1;
-  static constexpr int kPairPitch = kStepRows / 8;  // of P and dS
-  static_assert(kStepRows == kDqBlockRows && kShareChunks % 2 == 0 && kQueryGroups % 2 == 0);
+  static constexpr int kChunks = kTile.head_dim * Math::kBytes / 16, kPitch = PitchOf(kChunks);
+  static constexpr int kShareGroups = kTile.head_dim / 8 / kShares;  // of eight columns
+  static constexpr bool kSplits = Math::kBytes == 4;                 // operands: float_math.h
+  static constexpr int kStages = !kSplits && kTile.head_dim <= 128 ? 2 : 1;
+  static constexpr int kPairPitch = kStepRows * Math::kBytes / 16;  // of P and dS
+  static_assert(kStepRows == kDqBlockRows && kShareGroups % 2 == 0 && kQueryGroups % 2 == 0);
 
   using Dropout = DropoutPolicy<kQueryGroups>;
-  using Dq = DqLayout<kTile.head_dim>;
+  using Dq = DqLayoutOf<Math, kTile.head_dim>;
   using Adder = DqAdder<Dq, Math, Rule, DqSums>;
   using Visits = RowVisits<Rule>;
   using Cursor = typename Visits::Cursor;
@@ -115,7 +116,7 @@ struct BackwardKernel {
 
  private:
   using Scores = float[kKeyTiles][kQueryGroups][4];
-  using Sums = float[kKeyTiles][kShareChunks][4];  // dV or dK
+  using Sums = float[kKeyTiles][kShareGroups][4];  // dV or dK
   using KeyCopier = RowCopier<kKeys, kChunks, kPitch, kThreads>;
   using StepCopier = RowCopier<kStepRows, kChunks, kPitch, kThreads>;
 
@@ -201,7 +202,7 @@ struct BackwardKernel {
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < kShareChunks * 4; ++n) sums[m][n >> 2][n & 3] = 0;
+      for (int n = 0; n < kShareGroups * 4; ++n) sums[m][n >> 2][n & 3] = 0;
     }
   }
 
@@ -239,25 +240,35 @@ struct BackwardKernel {
 #pragma unroll
       for (int n = 0; n < kQueryGroups * 4; ++n) rS[m][n >> 2][n & 3] = 0;
     }
+    Scores first = {};  // of float32: the sums over the first half of a wide head
     const LanePlace of_a = LanePlace::OfA(work.lane), of_b = LanePlace::OfColumns(work.lane);
     const int a_offset = ChunkOffset<kPitch>(work.key() + of_a.row, of_a.chunk);
     const int b_offset = ChunkOffset<kPitch>(work.query() + of_b.row, of_b.chunk);
-#pragma unroll
+#pragma unroll(kSplits ? 2 : kChunks / 2)
     for (int c = 0; c < kChunks / 2; ++c) {
-      uint32_t a[kKeyTiles][4];
+      uint32_t a[kKeyTiles][Math::kOperandWords];
 #pragma unroll
       for (int m = 0; m < kKeyTiles; ++m) {
-        ToWords(ptx::LoadMatrices(At(keys, Moved<kPitch>(a_offset, m * 16, 2 * c))), a[m]);
+        Math::ToOperand(ptx::LoadMatrices(At(keys, Moved<kPitch>(a_offset, m * 16, 2 * c))), a[m]);
       }
 #pragma unroll
       for (int x = 0; x < kQueryGroups / 2; ++x) {
         const uint4 b = ptx::LoadMatrices(At(queries, Moved<kPitch>(b_offset, x * 16, 2 * c)));
-#pragma unroll
-        for (int m = 0; m < kKeyTiles; ++m) {
-          Math::Multiply(rS[m][2 * x], a[m], b.x, b.y);
-          Math::Multiply(rS[m][2 * x + 1], a[m], b.z, b.w);
-        }
+        Math::Multiply(rS, 2 * x, a, b);
       }
+      if constexpr (kSplits && kTile.head_dim > 64) {
+        if (c == kChunks / 4 - 1) Math::Fold(rS, first);
+      }
+    }
+    if constexpr (kSplits && kTile.head_dim > 64) Math::Fold(first, rS);
+    if constexpr (kSplits) {
+      Math::template Repair<kPitch, kChunks>(
+          keys, queries,
+          [&](int m, int group, int e) {
+            return typename Math::Rows{work.key() + m * 16 + Accumulator::Row(e, work.lane),
+                                       work.query() + group * 8 + Accumulator::Col(e, work.lane)};
+          },
+          rS);
     }
   }
 
@@ -377,11 +388,22 @@ struct BackwardKernel {
     if (partial) Hide(partial, visible, rD);
   }
 
-  // As [key][query].
-  ATTN_HD static int PairOffset(const Work& work, int m, int r, int t) {
-    return ChunkOffset<kPairPitch>(work.key() + m * 16 + Accumulator::Row(2 * r, work.lane),
-                                   work.query() / 8 + t) +
-           (work.lane & 3) * 4;
+  // As [key][query]; of float32 four even queries of eight and then the odd ones, so that what
+  // MultiplyRows calls k index n stands there (float_math.h).
+  ATTN_HD static void StorePair(const Work& work, int m, int r, int t, const float (&pair)[4],
+                                uint32_t mask, void* to) {
+    const int row = work.key() + m * 16 + Accumulator::Row(2 * r, work.lane);
+    const int group = work.query() / 8 + t, place = (work.lane & 3) * 4;
+    if constexpr (kSplits) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        ptx::StoreShared32(At(to, ChunkOffset<kPairPitch>(row, 2 * group + n) + place),
+                           ptx::FloatBits(pair[2 * r + n]) & Math::Spread(mask, n));
+      }
+    } else {
+      ptx::StoreShared32(At(to, ChunkOffset<kPairPitch>(row, group) + place),
+                         Math::Pack(pair[2 * r], pair[2 * r + 1]) & mask);
+    }
   }
   ATTN_HD static void StoreP(const Work& work, const Scores& rS, const Dropout& dropout, void* to) {
 #pragma unroll
@@ -390,9 +412,7 @@ struct BackwardKernel {
       for (int t = 0; t < kQueryGroups; ++t) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          ptx::StoreShared32(
-              At(to, PairOffset(work, m, r, t)),
-              Math::Pack(rS[m][t][2 * r], rS[m][t][2 * r + 1]) & dropout.Mask(m, r, t));
+          StorePair(work, m, r, t, rS[m][t], dropout.Mask(m, r, t), to);
         }
       }
     }
@@ -404,8 +424,7 @@ struct BackwardKernel {
       for (int t = 0; t < kQueryGroups; ++t) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          ptx::StoreShared32(At(to, PairOffset(work, m, r, t)),
-                             Math::Pack(rS[m][t][2 * r], rS[m][t][2 * r + 1]));
+          StorePair(work, m, r, t, rS[m][t], ~0u, to);
         }
       }
     }
@@ -423,23 +442,34 @@ struct BackwardKernel {
                                  Sums& sums) {
     const LanePlace of_a = LanePlace::OfA(work.lane), of_b = LanePlace::OfRows(work.lane);
     const int a_offset = ChunkOffset<kPairPitch>(work.key() + of_a.row, of_a.chunk);
-#pragma unroll
-    for (int y = 0; y < kStepRows / 16; ++y) {
-      uint32_t a[kKeyTiles][4];
+    Sums step;  // of float32
+    Clear(step);
+#pragma unroll(kSplits ? 2 : kPairPitch / 2)
+    for (int y = 0; y < kPairPitch / 2; ++y) {
+      uint32_t a[kKeyTiles][Math::kOperandWords];
 #pragma unroll
       for (int m = 0; m < kKeyTiles; ++m) {
-        ToWords(ptx::LoadMatrices(At(pairs, Moved<kPairPitch>(a_offset, m * 16, 2 * y))), a[m]);
+        Math::ToOperand(ptx::LoadMatrices(At(pairs, Moved<kPairPitch>(a_offset, m * 16, 2 * y))),
+                        a[m]);
+      }
+      if constexpr (kSplits) {
+        Math::template MultiplyRows<kPitch>(a, rows, y * 8, work.share() * kShareGroups * 2,
+                                            work.lane, step);
+        continue;
       }
 #pragma unroll
-      for (int c = 0; c < kShareChunks / 2; ++c) {
+      for (int c = 0; c < kShareGroups / 2; ++c) {
         const uint4 b = ptx::LoadMatricesTransposed(At(
-            rows, y * 16 * kPitch * 16 + ChunkOffset<kPitch>(of_b.row, work.share() * kShareChunks +
+            rows, y * 16 * kPitch * 16 + ChunkOffset<kPitch>(of_b.row, work.share() * kShareGroups +
                                                                            2 * c + of_b.chunk)));
+        Math::Multiply(sums, 2 * c, a, b);
+      }
+    }
+    if constexpr (kSplits) {
 #pragma unroll
-        for (int m = 0; m < kKeyTiles; ++m) {
-          Math::Multiply(sums[m][2 * c], a[m], b.x, b.y);
-          Math::Multiply(sums[m][2 * c + 1], a[m], b.z, b.w);
-        }
+      for (int n = 0; n < kKeyTiles * kShareGroups * 4; ++n) {
+        sums[n / (4 * kShareGroups)][n / 4 % kShareGroups][n & 3] +=
+            step[n / (4 * kShareGroups)][n / 4 % kShareGroups][n & 3];
       }
     }
   }
@@ -458,6 +488,39 @@ struct BackwardKernel {
     for (int n = 0; n < Dq::kSums; ++n) {
       rQ[n / (4 * Dq::kColumnTiles)][n / 4 % Dq::kColumnTiles][n & 3] = 0;
     }
+    if constexpr (kSplits) {
+      MultiplyQueries(work, shared, rQ);
+    } else {
+      MultiplyHalfQueries(work, shared, rQ);
+    }
+    AddSums(work, head, row, stage, rQ);
+    if (left_out) {
+      ptx::SyncThreads();
+      CopyKeys(work, shared);
+      ptx::CommitCopies();
+    }
+  }
+  // Operand a is dSᵀ as it stands: a lane has four queries of each of two keys.
+  ATTN_HD static void MultiplyQueries(const Work& work, const Shared& shared,
+                                      float (&rQ)[Dq::kQueryTiles][Dq::kColumnTiles][4]) {
+    static_assert(!kSplits || Dq::kQueryTiles == 2);
+    const int chunk = Dq::FirstQuery(work.warp) / 4 + (work.lane >> 2);
+#pragma unroll 2
+    for (int y = 0; y < kKeys / 8; ++y) {
+      const int key = y * 8 + (work.lane & 3) * 2;
+      uint32_t even[4], odd[4], a[2][Math::kOperandWords];
+      ToWords(ptx::LoadShared128(At(shared.ds, ChunkOffset<kPairPitch>(key, chunk))), even);
+      ToWords(ptx::LoadShared128(At(shared.ds, ChunkOffset<kPairPitch>(key + 1, chunk))), odd);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        Math::ToOperand(make_uint4(even[2 * m], even[2 * m + 1], odd[2 * m], odd[2 * m + 1]), a[m]);
+      }
+      Math::template MultiplyRows<kPitch>(a, shared.k, y * 8, Dq::FirstColumn(work.warp) / 4,
+                                          work.lane, rQ);
+    }
+  }
+  ATTN_HD static void MultiplyHalfQueries(const Work& work, const Shared& shared,
+                                          float (&rQ)[Dq::kQueryTiles][Dq::kColumnTiles][4]) {
     const LanePlace of_a = LanePlace::OfColumns(work.lane), of_b = LanePlace::OfRows(work.lane);
     const int query_chunk = Dq::FirstQuery(work.warp) / 8;
     const int column_chunk = Dq::FirstColumn(work.warp) / 8;
@@ -477,18 +540,8 @@ struct BackwardKernel {
         const uint4 b = ptx::LoadMatricesTransposed(
             At(shared.k, y * 16 * kPitch * 16 +
                              ChunkOffset<kPitch>(of_b.row, column_chunk + 2 * c + of_b.chunk)));
-#pragma unroll
-        for (int m = 0; m < Dq::kQueryTiles; ++m) {
-          Math::Multiply(rQ[m][2 * c], a[m], b.x, b.y);
-          Math::Multiply(rQ[m][2 * c + 1], a[m], b.z, b.w);
-        }
+        Math::Multiply(rQ, 2 * c, a, b);
       }
-    }
-    AddSums(work, head, row, stage, rQ);
-    if (left_out) {
-      ptx::SyncThreads();
-      CopyKeys(work, shared);
-      ptx::CommitCopies();
     }
   }
   ATTN_HD static void AddSums(const Work& work, int head, int row, const Stage& stage,
@@ -501,7 +554,7 @@ struct BackwardKernel {
       for (int m = 0; m < Dq::kQueryTiles; ++m) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const int query = Dq::Query(m * 4 * Dq::kColumnTiles + 2 * r, work.warp, work.lane);
+          const int query = Dq::QueryOf(m, r, work.warp, work.lane);
           const float of_row = ptx::LoadSharedFloat(&stage.rows[kDqFactor][query]);
           const float factor = FixedPoint::RowFactor(of_row, ungain) * of_key;
 #pragma unroll
@@ -514,7 +567,7 @@ struct BackwardKernel {
     }
     const float watch = ptx::BitsFloat(work.problem.dq_rest != 0 ? 0x7fffffffu : 0);
     work.DqSumsOf().Add(head, row, 0, watch, [&](int n) {
-      return rQ[n / (4 * Dq::kColumnTiles)][n / 4 % Dq::kColumnTiles][n & 3];
+      return rQ[n / (4 * Dq::kColumnTiles)][Dq::Group(n)][Dq::Element(n)];
     });
   }
 
@@ -537,13 +590,23 @@ struct BackwardKernel {
       for (int r = 0; r < 2; ++r) {
         const int row = work.key() + m * 16 + Accumulator::Row(2 * r, work.lane);
 #pragma unroll
-        for (int c = 0; c < kShareChunks; ++c) {
-          const int offset = ChunkOffset<kPitch>(row, work.share() * kShareChunks + c);
-          ptx::StoreShared32(At(to, offset + (work.lane & 3) * 4),
-                             writer.Pack(sums[m][c][2 * r], sums[m][c][2 * r + 1]));
+        for (int c = 0; c < kShareGroups; ++c) {
+          const float low = sums[m][c][2 * r], high = sums[m][c][2 * r + 1];
+          if constexpr (kSplits) {
+            const uint2 numbers = writer.Floats(low, high);
+            ptx::StoreShared32(At(to, NumberAt(work, row, c, 0)), numbers.x);
+            ptx::StoreShared32(At(to, NumberAt(work, row, c, 1)), numbers.y);
+          } else {
+            const int offset = ChunkOffset<kPitch>(row, work.share() * kShareGroups + c);
+            ptx::StoreShared32(At(to, offset + (work.lane & 3) * 4), writer.Pack(low, high));
+          }
         }
       }
     }
+  }
+  ATTN_HD static int NumberAt(const Work& work, int row, int c, int e) {
+    return NumberOffset<kPitch>(row, work.share() * kShareGroups * 8 +
+                                         Math::template Column<kShareGroups>(c, e, work.lane));
   }
   ATTN_HD static void Write(const Work& work, const RowTensor& t, int live_chunks,
                             const void* from) {

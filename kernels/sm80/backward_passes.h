@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/rules/backward_passes.h"
+#include "kernels/sm80/float_math.h"
 #include "kernels/sm80/tile_math.h"
 
 namespace attnd::sm80 {
@@ -26,19 +27,54 @@ struct DqLayout {
 
   ATTN_HD static constexpr int FirstQuery(int warp) { return warp / kColumnGroups * kWarpQueries; }
   ATTN_HD static constexpr int FirstColumn(int warp) { return warp % kColumnGroups * kWarpColumns; }
+  // Sum n is this group's and element's of tile n / (4·kColumnTiles) of queries.
+  ATTN_HD static constexpr int Group(int n) { return n / 4 % kColumnTiles; }
+  ATTN_HD static constexpr int Element(int n) { return n & 3; }
+  ATTN_HD static constexpr int QueryOf(int tile, int r, int warp, int lane) {
+    return FirstQuery(warp) + tile * 16 + Accumulator::Row(2 * r, lane);
+  }
   ATTN_HD static constexpr int Query(int n, int warp, int lane) {
-    return FirstQuery(warp) + n / (4 * kColumnTiles) * 16 + Accumulator::Row(n & 3, lane);
+    return QueryOf(n / (4 * kColumnTiles), Element(n) >> 1, warp, lane);
   }
   ATTN_HD static constexpr int Column(int n, int warp, int lane) {
     return FirstColumn(warp) + n / 4 % kColumnTiles * 8 + Accumulator::Col(n & 3, lane);
   }
 };
 
+// The same of float32 (float_math.h): interleaved groups are neighbours, and a lane's four queries
+// are those of a chunk of dS.
+template <int kHeadDim>
+struct FloatDqLayout : DqLayout<kHeadDim> {
+  using Half = DqLayout<kHeadDim>;
+  using Half::kColumnTiles;
+  ATTN_HD static constexpr int Group(int n) { return n % (4 * kColumnTiles) / 8 * 2 + (n & 1); }
+  ATTN_HD static constexpr int Element(int n) { return n >> 1 & 3; }
+  ATTN_HD static constexpr int QueryOf(int tile, int r, int warp, int lane) {
+    return Half::FirstQuery(warp) + (lane >> 3) * 8 + (lane >> 2 & 1) + 2 * (2 * tile + r);
+  }
+  ATTN_HD static constexpr int Query(int n, int warp, int lane) {
+    return QueryOf(n / (4 * kColumnTiles), Element(n) >> 1, warp, lane);
+  }
+  ATTN_HD static constexpr int Column(int n, int warp, int lane) {
+    return Half::FirstColumn(warp) + FloatMath::Column<kColumnTiles>(Group(n), Element(n), lane);
+  }
+};
+template <class Math, int kHeadDim>
+struct DqLayoutFor {
+  using Type = DqLayout<kHeadDim>;
+};
+template <int kHeadDim>
+struct DqLayoutFor<FloatMath, kHeadDim> {
+  using Type = FloatDqLayout<kHeadDim>;
+};
+template <class Math, int kHeadDim>
+using DqLayoutOf = typename DqLayoutFor<Math, kHeadDim>::Type;
+
 template <class Math>
 using KeyBoundsKernel = attnd::KeyBoundsKernel<Math>;
 template <class Math>
 using DeltaKernel = attnd::DeltaKernel<Math, RoundedP>;
 template <class Math, int kHeadDim, class DqSums>
-using DqKernel = attnd::DqKernel<DqLayout<kHeadDim>, Math, RoundedP, DqSums>;
+using DqKernel = attnd::DqKernel<DqLayoutOf<Math, kHeadDim>, Math, RoundedP, DqSums>;
 
 }  // namespace attnd::sm80

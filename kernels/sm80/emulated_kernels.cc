@@ -72,6 +72,7 @@ EmulatedKernel Find(const KernelRow& row) {
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kMaskTiles) return EmulatedEntry<MaskTilesKernel>();
   if (row.kind == KernelKind::kSinkGradient) return EmulatedEntry<SinkGradientKernel>();
+  if (row.element == ElementType::kFloat32) return FindEmulatedFloatKernel(row);
   return row.element == ElementType::kBFloat16 ? Find<BFloat16Math>(row) : Find<HalfMath>(row);
 }
 

@@ -3,9 +3,9 @@
 // Each of four warps has 32 queries (16 of wide heads) of its own: scores, probabilities and output
 // stay in its registers, and the accumulators of S are the operand of P·V as they stand. K and V
 // come by cp.async, V under the scores of its keys, the next K under P·V; two blocks an SM fill
-// what waits are left. Inputs    float16 or bfloat16; rows as kernels/rules/params.h says. Errors:
-// none. Rows      with no visible key give O = 0 and lse = −inf. What an invisible V row holds
-// never
+// what waits are left.
+// Inputs    float16, bfloat16 or float32; rows as kernels/rules/params.h says. Errors: none.
+// Rows      with no visible key give O = 0 and lse = −inf. What an invisible V row holds never
 //           reaches O: rows beyond the sequence are zero, and in PARTIAL tiles infinities and NaN
 //           become zero; NonFiniteValues puts them into O where they are visible.
 // Source    Dao 2023 (FlashAttention-2), Algorithm 1; docs/KERNELS.md has figures and what lost.
@@ -13,6 +13,7 @@
 
 #include "kernels/rules/descriptors.h"
 #include "kernels/rules/restore_non_finite.h"
+#include "kernels/sm80/float_math.h"
 #include "kernels/sm80/forward_rows.h"
 #include "kernels/sm80/forward_visits.h"
 #include "kernels/sm80/pipeline.h"
@@ -26,8 +27,10 @@ struct ForwardKernel {
   static constexpr int kRowTiles = kBlockRows / (kUnitRows * kWarps);  // of a warp
   static constexpr int kWarpRows = kUnitRows * kRowTiles;
   static constexpr int kUnits = kKeys / kUnitColumns, kGroups = kKeys / 8;
-  static constexpr int kChunks = kTile.head_dim / 8, kPitch = PitchOf(kTile.head_dim);
-  static constexpr bool kKeepsQueries = kTile.head_dim <= 64;  // in registers
+  static constexpr int kColumnGroups = kTile.head_dim / 8;
+  static constexpr int kChunks = kTile.head_dim * Math::kBytes / 16, kPitch = PitchOf(kChunks);
+  static constexpr bool kSplits = Math::kBytes == 4;                       // operands: float_math.h
+  static constexpr bool kKeepsQueries = !kSplits && kTile.head_dim <= 64;  // in registers
   static_assert((kRowTiles == 1 || kRowTiles == 2) && kKeys % kUnitColumns == 0);
 
   using Visits = KeyVisits<Rule>;
@@ -73,7 +76,7 @@ struct ForwardKernel {
   using Rows = ForwardRows<Math, Rule, DropoutPolicy, kRowTiles, kGroups>;
   using Scores = typename Rows::Scores;
   using Probabilities = typename Rows::Probabilities;
-  using Output = float[kRowTiles][kChunks][4];
+  using Output = float[kRowTiles][kColumnGroups][4];
   using Queries = uint4[kRowTiles][kKeepsQueries ? kChunks / 2 : 1];
   using Copier = RowCopier<kKeys, kChunks, kPitch, kThreads>;
 
@@ -142,7 +145,7 @@ struct ForwardKernel {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < kChunks * 4; ++n) rO[m][n >> 2][n & 3] = 0;
+      for (int n = 0; n < kColumnGroups * 4; ++n) rO[m][n >> 2][n & 3] = 0;
     }
   }
 
@@ -168,24 +171,36 @@ struct ForwardKernel {
 #pragma unroll
       for (int n = 0; n < kGroups * 4; ++n) rS[m][n >> 2][n & 3] = 0;
     }
+    Scores first = {};  // of float32: the sums over the first half of a wide head
     const LanePlace place = LanePlace::OfColumns(work.lane);
     const int offset = ChunkOffset<kPitch>(place.row, place.chunk);
-#pragma unroll
+#pragma unroll(kSplits ? 2 : kChunks / 2)
     for (int c = 0; c < kChunks / 2; ++c) {
-      uint32_t a[kRowTiles][4];
+      uint32_t a[kRowTiles][Math::kOperandWords];
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        ToWords(kKeepsQueries ? rQ[m][kKeepsQueries ? c : 0] : Query(work, shared, m, 2 * c), a[m]);
+        Math::ToOperand(
+            kKeepsQueries ? rQ[m][kKeepsQueries ? c : 0] : Query(work, shared, m, 2 * c), a[m]);
       }
 #pragma unroll
       for (int x = 0; x < kGroups / 2; ++x) {
         const uint4 b = ptx::LoadMatrices(At(shared.k, Moved<kPitch>(offset, x * 16, 2 * c)));
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-          Math::Multiply(rS[m][2 * x], a[m], b.x, b.y);
-          Math::Multiply(rS[m][2 * x + 1], a[m], b.z, b.w);
-        }
+        Math::Multiply(rS, 2 * x, a, b);
       }
+      if constexpr (kSplits && kTile.head_dim > 64) {
+        if (c == kChunks / 4 - 1) Math::Fold(rS, first);
+      }
+    }
+    if constexpr (kSplits && kTile.head_dim > 64) Math::Fold(first, rS);
+    if constexpr (kSplits) {
+      Math::template Repair<kPitch, kChunks>(
+          shared.q, shared.k,
+          [&](int m, int group, int e) {
+            return
+                typename Math::Rows{work.warp_row + m * kUnitRows + Accumulator::Row(e, work.lane),
+                                    group * 8 + Accumulator::Col(e, work.lane)};
+          },
+          rS);
     }
   }
 
@@ -210,6 +225,22 @@ struct ForwardKernel {
 
   ATTN_HD static void AddValues(const Work& work, const Shared& shared, const Probabilities& rP,
                                 Output& rO) {
+    if constexpr (kSplits) {
+#pragma unroll
+      for (int y = 0; y < kGroups; y += 2) {
+        uint32_t a[2][kRowTiles][Math::kOperandWords];
+#pragma unroll
+        for (int n = 0; n < 2 * kRowTiles; ++n) {
+          Math::ProbabilityOperand(rP[n >> 1][y + (n & 1)], a[n & 1][n >> 1]);
+        }
+        Math::template AddRows<kPitch>(a, shared.v, y * 8, work.lane, rO);
+      }
+    } else {
+      AddHalfValues(work, shared, rP, rO);
+    }
+  }
+  ATTN_HD static void AddHalfValues(const Work& work, const Shared& shared, const Probabilities& rP,
+                                    Output& rO) {
     const LanePlace place = LanePlace::OfRows(work.lane);
     const int offset = ChunkOffset<kPitch>(place.row, place.chunk);
 #pragma unroll
@@ -226,11 +257,7 @@ struct ForwardKernel {
       for (int c = 0; c < kChunks / 2; ++c) {
         const uint4 b =
             ptx::LoadMatricesTransposed(At(shared.v, Moved<kPitch>(offset, y * 16, 2 * c)));
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-          Math::Multiply(rO[m][2 * c], a[m], b.x, b.y);
-          Math::Multiply(rO[m][2 * c + 1], a[m], b.z, b.w);
-        }
+        Math::Multiply(rO, 2 * c, a, b);
       }
     }
   }
@@ -253,10 +280,7 @@ struct ForwardKernel {
       for (int r = 0; r < 2; ++r) {
         const int row = work.warp_row + m * kUnitRows + Accumulator::Row(2 * r, work.lane);
 #pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          ptx::StoreShared32(At(shared.q, ChunkOffset<kPitch>(row, c) + (work.lane & 3) * 4),
-                             Math::Pack(rO[m][c][2 * r], rO[m][c][2 * r + 1]));
-        }
+        for (int c = 0; c < kColumnGroups; ++c) PutOutput(work, row, c, 2 * r, rO[m][c], shared.q);
       }
     }
     ptx::SyncWarp();
@@ -270,6 +294,20 @@ struct ForwardKernel {
       char* out = const_cast<char*>(ptx::Offset(first, work.block_row + row, row_bytes));
       ptx::StoreGlobal128(out + chunk * 16,
                           ptx::LoadShared128(At(shared.q, ChunkOffset<kPitch>(row, chunk))));
+    }
+  }
+  // Elements e and e + 1 of group c of the columns.
+  ATTN_HD static void PutOutput(const Work& work, int row, int c, int e, const float (&sums)[4],
+                                void* to) {
+    if constexpr (kSplits) {
+#pragma unroll
+      for (int n = e; n < e + 2; ++n) {
+        const int column = Math::template Column<kColumnGroups>(c, n, work.lane);
+        ptx::StoreShared32(At(to, NumberOffset<kPitch>(row, column)), ptx::FloatBits(sums[n]));
+      }
+    } else {
+      ptx::StoreShared32(At(to, ChunkOffset<kPitch>(row, c) + (work.lane & 3) * 4),
+                         Math::Pack(sums[e], sums[e + 1]));
     }
   }
   ATTN_HD static void RestoreRow(const Work& work) {

@@ -12,7 +12,7 @@ template <class Math, class Rule, class DropoutPolicy, int kRowTiles, int kGroup
 struct ForwardRows {
   static constexpr int kUnits = kGroups / 4, kKeys = kGroups * 8;
   using Scores = float[kRowTiles][kGroups][4];
-  using Probabilities = uint32_t[kRowTiles][kGroups][2];  // [row][pair of keys]
+  using Probabilities = uint32_t[kRowTiles][kGroups][Math::kPairWords];
   using Factors = float[kRowTiles][2];
   struct State {
     Factors stabilizer, sum;
@@ -146,8 +146,15 @@ struct ForwardRows {
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             const float(&p)[4] = rS[m][g * 4 + t];
-            rP[m][g * 4 + t][r] =
-                Math::Pack(p[2 * r], p[2 * r + 1]) & DropoutPolicy::Mask(keep, r, t);
+            const uint32_t mask = DropoutPolicy::Mask(keep, r, t);
+            if constexpr (Math::kPairWords == 2) {
+              rP[m][g * 4 + t][r] = Math::Pack(p[2 * r], p[2 * r + 1]) & mask;
+            } else {
+#pragma unroll
+              for (int c = 0; c < 2; ++c) {
+                rP[m][g * 4 + t][2 * r + c] = ptx::FloatBits(p[2 * r + c]) & Math::Spread(mask, c);
+              }
+            }
           }
         }
       }

@@ -32,14 +32,40 @@ struct Accumulator {
 };
 static_assert(TileMath<Accumulator>);
 
+ATTN_HD void ToWords(uint4 v, uint32_t (&words)[4]) {
+  words[0] = v.x;
+  words[1] = v.y;
+  words[2] = v.z;
+  words[3] = v.w;
+}
+
+// Two groups of eight columns at once (float32: float_math.h).
+template <class Math>
+struct HalfOperands {
+  static constexpr int kOperandWords = 4;
+  static constexpr int kPairWords = 2;  // of a lane's probabilities of eight keys: [row]
+  ATTN_HD static void ToOperand(uint4 v, uint32_t (&words)[kOperandWords]) { ToWords(v, words); }
+  template <int kTiles, int kGroups>
+  ATTN_HD static void Multiply(float (&sums)[kTiles][kGroups][4], int group,
+                               const uint32_t (&a)[kTiles][kOperandWords], uint4 b) {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      Math::Multiply(sums[m][group], a[m], b.x, b.y);
+      Math::Multiply(sums[m][group + 1], a[m], b.z, b.w);
+    }
+  }
+};
+
 // What is multiplied, and how two scores become a word of an operand.
-struct HalfMath : Float16 {
+struct HalfMath : Float16, HalfOperands<HalfMath> {
+  using HalfOperands<HalfMath>::Multiply;
   ATTN_HD static void Multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     ptx::MmaHalf(c, a, b0, b1);
   }
   ATTN_HD static uint32_t Pack(float low, float high) { return ptx::PackHalves(low, high); }
 };
-struct BFloat16Math : BFloat16 {
+struct BFloat16Math : BFloat16, HalfOperands<BFloat16Math> {
+  using HalfOperands<BFloat16Math>::Multiply;
   ATTN_HD static void Multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     ptx::MmaBFloat16(c, a, b0, b1);
   }
@@ -57,8 +83,8 @@ template <int kPitch>
 ATTN_HD constexpr int Moved(int offset, int row, int chunk) {
   return (offset ^ (chunk & 7) * 16) + (chunk >> 3) * 128 + row * kPitch * 16;
 }
-// Chunks that rows of a head dimension stand apart.
-ATTN_HD constexpr int PitchOf(int head_dim) { return (head_dim + 63) / 64 * 8; }
+// Chunks that rows of `chunks` stand apart.
+ATTN_HD constexpr int PitchOf(int chunks) { return (chunks + 7) / 8 * 8; }
 
 // Where a lane points for ldmatrix, as row and chunk of a 16×16 block: operand a from its rows, and
 // b from the rows of its transpose (K of scores) or, transposed on the way, from its own (V of O).
@@ -70,13 +96,6 @@ struct LanePlace {
   }
   ATTN_HD static constexpr LanePlace OfRows(int lane) { return {lane & 15, lane >> 4}; }
 };
-
-ATTN_HD void ToWords(uint4 v, uint32_t (&words)[4]) {
-  words[0] = v.x;
-  words[1] = v.y;
-  words[2] = v.z;
-  words[3] = v.w;
-}
 
 ATTN_HD char* At(void* base, int offset) { return static_cast<char*>(base) + offset; }
 ATTN_HD const char* At(const void* base, int offset) {

@@ -1,5 +1,5 @@
 """The cuda engine against PyTorch's attention on the same GPU: cuDNN, flash, unfused eager and, under masks,
-FlexAttention.
+FlexAttention. Of float32: memory-efficient, PyTorch's math backend and eager, with the errors of all against float64.
 
 Every figure is the time of kernels alone, the median of several runs after a rest: attnd's as its engine reports it,
 of all kernels of a call, the others' by CUDA events. They take turns, cell by cell. Before a cell is timed, attnd's
@@ -51,6 +51,13 @@ def distance(a, b):
     return ((a - b).norm() / b.norm()).item()
 
 
+def errors(results, exact):
+    """The largest of o, dQ, dK and dV, of the heads that `exact` has."""
+    batch, heads = exact[0].shape[:2]
+    return max((r[:batch, :heads].detach().cpu().double() - e).norm().item() / e.norm().item()
+               for r, e in zip(results, exact))
+
+
 class Cell:
     """One shape on both sides: device tensors for the peers, the same numbers in host memory for attnd."""
 
@@ -67,6 +74,14 @@ class Cell:
         self.problem = BenchmarkProblem(batch, heads, heads, length, length, dim, number, int(causal),
                                         round(256 * dropout), 0)
         self.flops = 4 * batch * heads * length * length * dim * (0.5 if causal else 1)
+
+    def exact(self):
+        """o, dQ, dK and dV in float64, of two heads of the first batch entry."""
+        leaves = [t[:1, :2].double().requires_grad_() for t in self.device[:3]]
+        with sdpa_kernel(SDPBackend.MATH):
+            out = sdpa(*leaves, is_causal=self.causal)
+        slopes = torch.autograd.grad(out, leaves, self.device[3][:1, :2].double())
+        return [t.detach().cpu() for t in (out, *slopes)]
 
     def leaves(self):
         return [t.clone().requires_grad_() for t in self.device[:3]]
@@ -91,17 +106,19 @@ class Cell:
             times.append(spent * 1e3)
         return kernel, statistics.median(times)
 
-    def peer(self, function):
-        """{forward, backward: ms} of function(q, k, v), and how far its results are from attnd's last ones."""
+    def peer(self, function, exact):
+        """{forward, backward: ms} of function(q, k, v), and how far its results are from attnd's last ones (and from
+        `exact`, if there is one)."""
         leaves = self.leaves()
         out = function(*leaves)
         slopes = torch.autograd.grad(out, leaves, self.device[3], retain_graph=True)
         apart = max(map(distance, [out, *slopes], [self.out, *self.slopes]))
+        error = errors([out, *slopes], exact) if exact else math.nan
         with torch.no_grad():
             forward = median_ms(lambda: function(*leaves), self.args.repeats)
         backward = median_ms(lambda: torch.autograd.grad(out, leaves, self.device[3], retain_graph=True),
                              self.args.repeats)
-        return {"forward": forward, "backward": backward, "apart": apart}
+        return {"forward": forward, "backward": backward, "apart": apart, "error": error}
 
 
 def eager(cell):
@@ -125,6 +142,9 @@ def fused(cell, backend):
 
 
 def dense_peers(cell):
+    if cell.dtype == torch.float32:  # the others refuse it
+        return {"efficient": fused(cell, SDPBackend.EFFICIENT_ATTENTION), "math": fused(cell, SDPBackend.MATH),
+                "eager": eager(cell)}
     return {"cudnn": fused(cell, SDPBackend.CUDNN_ATTENTION), "flash": fused(cell, SDPBackend.FLASH_ATTENTION),
             "eager": eager(cell)}
 
@@ -141,10 +161,11 @@ def measure(cell, engine, peers, name):
     """A row for each direction."""
     cell.forward(engine)
     cell.backward(engine)
-    theirs = {}
+    theirs, exact = {}, cell.exact() if cell.dtype == torch.float32 and cell.dropout == 0 else None
+    error = errors([cell.out, *cell.slopes], exact) if exact else math.nan
     for peer, function in peers.items():
         try:
-            theirs[peer] = cell.peer(function)
+            theirs[peer] = cell.peer(function, exact)
         except (torch.cuda.OutOfMemoryError, RuntimeError) as error:
             print(f"{name}: {peer}: {str(error).splitlines()[0][:90]}", file=sys.stderr)
         torch.cuda.empty_cache()
@@ -157,6 +178,7 @@ def measure(cell, engine, peers, name):
         best = min((t for peer, t in of.items() if peer != "eager"), default=math.nan)
         yield {"cell": name, "N": cell.length, "D": cell.dim, "causal": cell.causal, "dropout": cell.dropout,
                "what": what, "kernel": kernel, "ms": ms, "peers": of, "ratio": best / ms, "apart": apart,
+               "error": error, "errors": {peer: t["error"] for peer, t in theirs.items()},
                "flops": cell.flops * (1 if what == "forward" else 2.5)}
 
 
@@ -189,6 +211,9 @@ def line(row, masks):
     def speed(ms):
         return f"{ms:.3f} ms" if masks else f"{row['flops'] / ms / 1e9:.0f}"
     peers = ", ".join(f"{peer} {speed(ms)}" for peer, ms in row["peers"].items())
+    if row["error"] == row["error"]:  # error (attnd's over that peer's)
+        peers += "; error " + f"{row['error']:.1e}, " + ", ".join(
+            f"{peer} {error:.1e} ({row['error'] / error:.2f})" for peer, error in row["errors"].items())
     return (f"| {row['ratio']:.2f} | {row['what']} | D {row['D']} | N {row['N']} | {row['cell']} | {row['dropout']} | "
             f"{speed(row['ms'])} | {peers} |")
 

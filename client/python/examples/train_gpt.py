@@ -8,7 +8,7 @@ Plain PyTorch modules; the only line that differs is attnd.torch.replace(). --da
 ports: one with the CPU engine and, where attnd finds a GPU, one with that (--backend chooses one). With --kill-at each is
 killed (SIGKILL) at that step and started again, and the run goes on. --device cuda puts the model on this machine's GPU;
 --precision f16 lets its float32 tensors travel and be computed in 16 bits, as the daemon's cuda engine always does here,
-since it has no float32. Exit status 0 when the final losses agree within 1e-4, 1e-2 with 16 bits (without dropout).
+for speed. Exit status 0 when the final losses agree within 1e-4, 1e-2 with 16 bits (without dropout).
 """
 import argparse
 import glob

@@ -244,8 +244,8 @@ ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
   desc.kv_heads = static_cast<int32_t>(part.kv_heads);
   desc.group = static_cast<int32_t>(p.group_size());
   desc.q_heads = desc.kv_heads * desc.group;
-  desc.qk_chunks = static_cast<int32_t>(PaddedDim(p.qk_head_dim) / kChunk);
-  desc.v_chunks = static_cast<int32_t>(PaddedDim(p.v_head_dim) / kChunk);
+  desc.qk_chunks = static_cast<int32_t>(PaddedDim(QueryRows(p).dim) / kChunk);
+  desc.v_chunks = static_cast<int32_t>(PaddedDim(ValueRows(p).dim) / kChunk);
   double scale = std::ldexp(double{p.ResolvedScale()}, part.exponents.q + part.exponents.k);
   desc.scale = static_cast<float>(scale);
   desc.scale_log2 = static_cast<float>(scale * 1.4426950408889634);

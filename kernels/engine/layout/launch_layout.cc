@@ -13,16 +13,16 @@ int64_t ArenaLayout::Add(std::string name, int64_t bytes, RegionUse use) {
 }
 
 RowShape QueryRows(const Problem& p) {
-  return {p.layout, p.batch, p.q_heads, p.q_len, p.qk_head_dim};
+  return {p.layout, p.batch, p.q_heads, p.q_len, p.qk_head_dim * UnitsOf(p.element)};
 }
 RowShape KeyRows(const Problem& p) {
-  return {p.layout, p.batch, p.kv_heads, p.kv_len, p.qk_head_dim};
+  return {p.layout, p.batch, p.kv_heads, p.kv_len, p.qk_head_dim * UnitsOf(p.element)};
 }
 RowShape ValueRows(const Problem& p) {
-  return {p.layout, p.batch, p.kv_heads, p.kv_len, p.v_head_dim};
+  return {p.layout, p.batch, p.kv_heads, p.kv_len, p.v_head_dim * UnitsOf(p.element)};
 }
 RowShape OutputRows(const Problem& p) {
-  return {p.layout, p.batch, p.q_heads, p.q_len, p.v_head_dim};
+  return {p.layout, p.batch, p.q_heads, p.q_len, p.v_head_dim * UnitsOf(p.element)};
 }
 
 namespace {

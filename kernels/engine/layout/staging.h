@@ -1,6 +1,6 @@
-// Staging: a call's tensors as the kernels want them and back. Kernels read rows of float16 whose
-// length is a multiple of 8 numbers (16 bytes); callers have rows of any length in their element
-// type. float16 rows that already fit are not copied at all.
+// Staging: a call's tensors as the kernels want them and back. Kernels read rows of whole 16-byte
+// chunks (8 float16, 4 float32); callers have rows of any length in their element type. float16 and
+// float32 rows that already fit are not copied at all.
 //
 // bfloat16 travels as float16 times a power of two, chosen per (batch entry, head group) from the
 // largest magnitude: bfloat16's 8 bits fit into float16's 11, so the change is exact for numbers
@@ -24,10 +24,12 @@ constexpr bool IsConverted(ElementType element, Travel travel) {
   return element == ElementType::kBFloat16 && travel == Travel::kAsHalves;
 }
 
-inline constexpr int64_t kChunk = 8;  // float16 numbers in 16 bytes
+// Rows are counted in units of 16 bits, of which a float32 has two.
+constexpr int64_t UnitsOf(ElementType element) { return ElementBytes(element) / 2; }
+inline constexpr int64_t kChunk = 8;  // units in 16 bytes
 constexpr int64_t PaddedDim(int64_t dim) { return (dim + kChunk - 1) / kChunk * kChunk; }
 
-// Rows of one tensor: [batch, heads, length] rows of `dim` numbers in a layout.
+// Rows of one tensor: [batch, heads, length] rows of `dim` units in a layout.
 struct RowShape {
   Layout layout;
   int64_t batch, heads, length, dim;
@@ -57,7 +59,7 @@ void HalvesFromBFloat16(const RowShape& shape, const uint16_t* in, const RowBloc
 void BFloat16FromHalves(const RowShape& shape, const uint16_t* in, const RowBlock& block,
                         int exponent, uint16_t* out);
 
-// float16 rows padded with zeros, and back.
+// Rows padded with zeros, and back.
 void PadRows(const RowShape& shape, const uint16_t* in, uint16_t* out);
 void UnpadRows(const RowShape& shape, const uint16_t* in, uint16_t* out);
 
