@@ -440,9 +440,7 @@ class BackwardConsumer {
     return sums + (WarpOf(x) * Dq::kSums + SumOf(x, e)) * kWarpLanes + lane_;
   }
   // What the lane has put there, plus kRounder, to integers: a large one is off by two units at
-  // most, float32's last bits. What is not finite is marked, without a branch: with one the
-  // compiler takes warps for divergent in the loop of rounds and works out every matrix descriptor
-  // anew.
+  // most, float32's last bits. What is not finite is marked.
   ATTN_HD void RoundRareSums(int round, float* sums) const {
     const uint2 place = ptx::LoadShared64(&shared_.places[round % Layout::kPlaces]);
     const int row = ListedVisit{place.x}.First(), head = static_cast<int>(place.y);
