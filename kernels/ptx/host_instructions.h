@@ -214,6 +214,9 @@ inline void ReduceOr(uint32_t* p, uint32_t v, ATTN_WHERE) {
   emulator::CheckGlobal(p, sizeof(uint32_t), host::Access::kAtomic, where);
   *p |= v;
 }
+inline void ReduceOrIf(uint32_t* p, uint32_t v, bool condition, ATTN_WHERE) {
+  if (condition) ReduceOr(p, v, where);
+}
 inline void ReduceMax(uint32_t* p, uint32_t v, ATTN_WHERE) {
   emulator::CheckGlobal(p, sizeof(uint32_t), host::Access::kAtomic, where);
   if (*p < v) *p = v;

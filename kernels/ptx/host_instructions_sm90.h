@@ -124,7 +124,6 @@ template <int kLeft>
 void WaitForBulkReads() {
   emulator::WaitForSums(kLeft);
 }
-inline void WaitForBulk() { emulator::WaitForSums(0); }
 inline void StoreMatrices(void* row, uint4 words, ATTN_WHERE) {
   host::StoredRow lane{{words.x, words.y, words.z, words.w}, {}};
   emulator::MeetInWarp(&host::RunStoreMatrices, &lane, host::kAllLanes, where);

@@ -244,6 +244,12 @@ ATTN_PTX void ReduceAdd(int32_t* p, int32_t v) {
 ATTN_PTX void ReduceOr(uint32_t* p, uint32_t v) {
   asm volatile("red.global.or.b32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
 }
+// The same if `condition`, without a branch.
+ATTN_PTX void ReduceOrIf(uint32_t* p, uint32_t v, bool condition) {
+  asm volatile("{.reg .pred q; setp.ne.b32 q,%2,0; @q red.global.or.b32 [%0],%1;}" ::"l"(p), "r"(v),
+               "r"(static_cast<int>(condition))
+               : "memory");
+}
 ATTN_PTX void ReduceMax(uint32_t* p, uint32_t v) {
   asm volatile("red.global.max.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
 }

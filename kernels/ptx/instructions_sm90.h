@@ -79,8 +79,6 @@ template <int kLeft>
 ATTN_PTX void WaitForBulkReads() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
-// Until all is done.
-ATTN_PTX void WaitForBulk() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Four 8×8 matrices of 16-bit numbers, held as operands of m16n8k16 are; a lane has the address of
 // a row. [warp]

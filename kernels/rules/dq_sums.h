@@ -56,6 +56,14 @@ struct DqAdder {
     }
   }
 
+  // The same of an integer, if `condition`, without a branch.
+  ATTN_HD void MarkIf(bool condition, int head, int row, int n) const {
+    const int column = Dq::Column(n, warp, lane);
+    uint32_t* words =
+        DqNonFinite<Dq::kColumns>(problem, batch, head, row + Dq::Query(n, warp, lane));
+    ptx::ReduceOrIf(words + (column >> 5), 1u << (column & 31), condition);
+  }
+
   // A row that sees an infinite or NaN number of K has 0·∞ or NaN in that column of dQ, whatever
   // its P; NaN is NaN in any order. For all rounds of a block of `keys` keys.
   template <class Visits>

@@ -37,6 +37,7 @@ struct BackwardKernel {
     ptx::SyncThreads();
     const ProblemDesc& problem = shared.descriptors.problem;
     const SequenceDesc& sequence = shared.descriptors.sequence;
+    if (at.thread == 0) BackwardBringer<Layout>::LoadKeys(problem, sequence, tile, shared);
     const int first_key = tile.tile * Layout::kKeys;
     const int end_key = MinInt(first_key + Layout::kKeys, sequence.kv_len);
     const QueryVisits visits(problem, sequence, tile, first_key, end_key);

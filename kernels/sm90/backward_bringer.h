@@ -28,6 +28,15 @@ struct BackwardBringer {
       Decide(work, (warp - 2) * kWarpLanes + lane, shared);
     }
   }
+  // The block's keys, by one thread, as early as descriptors and barriers allow.
+  ATTN_HD static void LoadKeys(const ProblemDesc& problem, const SequenceDesc& sequence,
+                               const TileWork& tile, Shared& shared) {
+    const int key = sequence.kv_begin + tile.tile * Layout::kKeys;
+    ptx::FenceMap(problem.maps + kMapOfK);
+    LoadTile<Layout::kKeys>(problem, sequence, kMapOfK, tile.head, key, &shared.full_k, shared.k);
+    ptx::FenceMap(problem.maps + kMapOfV);
+    LoadTile<Layout::kKeys>(problem, sequence, kMapOfV, tile.head, key, &shared.full_v, shared.v);
+  }
   // Zeros in place of infinities and NaN of 16 bytes; whether there were any.
   template <class Element>
   ATTN_HD static uint32_t CleanChunk(char* chunk) {
@@ -56,11 +65,7 @@ struct BackwardBringer {
   // ---- The loader, one thread.
   ATTN_HD static void Load(const Work& work, Shared& shared) {
     const SequenceDesc& s = work.sequence;
-    for (int n = 0; n < kBackwardMaps; ++n) ptx::FenceMap(work.problem.maps + n);
-    LoadTile<Layout::kKeys>(work, kMapOfK, work.kv_head, s.kv_begin + work.first_key,
-                            &shared.full_k, shared.k);
-    LoadTile<Layout::kKeys>(work, kMapOfV, work.kv_head, s.kv_begin + work.first_key,
-                            &shared.full_v, shared.v);
+    for (MapOf map : {kMapOfQ, kMapOfDo}) ptx::FenceMap(work.problem.maps + map);
     Cursor at(work.visits);
 #pragma unroll 1
     for (int round = 0; round < work.rounds; ++round, at.Advance(work.visits)) {
@@ -70,20 +75,21 @@ struct BackwardBringer {
       if (IsDirty(work, place)) continue;
       const int row = s.q_begin + place.visit.First();
       ptx::WaitForPhase(&shared.empty_q[stage], parity);
-      LoadTile<kQueries>(work, kMapOfQ, place.head, row, &shared.full_q[stage], shared.q[stage]);
+      LoadTile<kQueries>(work.problem, s, kMapOfQ, place.head, row, &shared.full_q[stage],
+                         shared.q[stage]);
       ptx::WaitForPhase(&shared.empty_d_o[stage], parity);
-      LoadTile<kQueries>(work, kMapOfDo, place.head, row, &shared.full_d_o[stage],
+      LoadTile<kQueries>(work.problem, s, kMapOfDo, place.head, row, &shared.full_d_o[stage],
                          shared.d_o[stage]);
     }
   }
   template <int kRows>
-  ATTN_HD static void LoadTile(const Work& work, MapOf map, int head, int row, uint64_t* barrier,
-                               char* to) {
+  ATTN_HD static void LoadTile(const ProblemDesc& problem, const SequenceDesc& sequence, MapOf map,
+                               int head, int row, uint64_t* barrier, char* to) {
     ptx::ArriveExpecting(barrier, Layout::kPanels * PanelBytes(kRows));
 #pragma unroll
     for (int n = 0; n < Layout::kPanels; ++n) {
-      ptx::LoadBox(to + n * PanelBytes(kRows), work.problem.maps + map, n * kPanelColumns, row,
-                   head, work.sequence.batch, barrier);
+      ptx::LoadBox(to + n * PanelBytes(kRows), problem.maps + map, n * kPanelColumns, row, head,
+                   sequence.batch, barrier);
     }
   }
 
@@ -167,8 +173,8 @@ struct BackwardBringer {
                                 uint32_t& cleaned, char* tile, Shared& shared,
                                 float (&stabilizer)[kRowsOfLane]) {
     if (lane == 0) {
-      LoadTile<kQueries>(work, map, place.head, work.sequence.q_begin + place.visit.First(),
-                         &shared.raw, tile);
+      LoadTile<kQueries>(work.problem, work.sequence, map, place.head,
+                         work.sequence.q_begin + place.visit.First(), &shared.raw, tile);
     }
     ptx::WaitForPhase(&shared.raw, cleaned++ & 1);
 #pragma unroll

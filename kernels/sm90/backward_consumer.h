@@ -32,9 +32,11 @@ class BackwardConsumer {
     Sums sums;
     Clear(sums.d_k);
     Clear(sums.d_v);
+    ptx::WaitForPhase(&shared_.full_k, 0);
     if (work_.rounds > 0) Accumulate(sums);
+    ptx::WaitForPhase(&shared_.full_v, 0);  // also of a block without rounds
     WriteKeyGradients(sums);
-    if (thread_ == 0) ptx::WaitForBulk();
+    if (thread_ == 0) ptx::WaitForBulkReads<0>();
     if (work_.rounds > 0 && IsAnyKeyBad()) MarkNonFiniteKeys();
   }
 
@@ -86,7 +88,6 @@ class BackwardConsumer {
   // ---- The loop.
   ATTN_HD void Accumulate(Sums& sums) {
     Scores rS;
-    ptx::WaitForPhase(&shared_.full_k, 0);
     has_bad_keys_ = CleanKeys();
     always_partial_ |= has_bad_keys_;
     ptx::WaitForPhase(&shared_.full_q[0], 0);
@@ -366,39 +367,46 @@ class BackwardConsumer {
     return (warp_ * 16 % Dq::kWarpQueries / 16 * Dq::kColumnTiles + x % kWarpGroups) * 4 + e;
   }
   ATTN_HD void AddSums(int round, QuerySums& rQ) {
-    const int slot = round % kSumStages;
-    float all[2] = {0, 0};
-    if constexpr (kFixedPoint) {
-      const float* factors = shared_.dq_factor[round % Layout::kPlaces] + warp_ * 16;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float factor = ptx::LoadSharedFloat(factors + Accumulator::Row(2 * r, lane_));
-#pragma unroll
-        for (int x = 0; x < kSumGroups; ++x) {
-          rQ[x][2 * r] *= factor;
-          rQ[x][2 * r + 1] *= factor;
-          all[r] = ptx::Fma(rQ[x][2 * r], rQ[x][2 * r], all[r]);
-          all[r] = ptx::Fma(rQ[x][2 * r + 1], rQ[x][2 * r + 1], all[r]);
-        }
-      }
-    }
+    float* const to = shared_.sums[round % kSumStages];
+    [[maybe_unused]] bool is_rare = false;
+    if constexpr (kFixedPoint) is_rare = RoundInPlace(round, rQ);
     // Those that went out of the same memory before have been read.
     if (thread_ == 0) ptx::WaitForBulkReads<kSumStages - 1>();
     SyncGroup();
     if constexpr (kFixedPoint) {
-      if (!AreFinite(all[0]) || !AreFinite(all[1])) {
-        Put(rQ, shared_.sums[slot], [](float sum) { return ptx::FloatBits(sum); });
-        RoundRareSums(round, shared_.sums[slot]);
+      if (is_rare) {
+        Put(rQ, to, 0);
+        RoundRareSums(round, to);
       } else {
-        Put(rQ, shared_.sums[slot],
-            [](float sum) { return static_cast<uint32_t>(ptx::RoundToInt(sum)); });
+        Put(rQ, to, ptx::FloatBits(kRounder));
       }
     } else {
-      Put(rQ, shared_.sums[slot], [](float sum) { return ptx::FloatBits(sum); });
+      Put(rQ, to, 0);
     }
     ptx::FenceShared();
     SyncGroup();
-    if (thread_ == 0) SendSums(round, shared_.sums[slot]);
+    if (thread_ == 0) SendSums(round, to);
+  }
+  // 1.5·2^23: float32 numbers near it are integers, so a number below 2^22 in size added to it is
+  // rounded, and their bits' difference is the integer. Conversion would take the unit that makes
+  // exponentials, which at 64 columns is the busiest.
+  static constexpr float kRounder = 12582912.0f;
+  // To units of one, plus kRounder. Whether a sum of the warp is beyond 2^22 or not finite: few
+  // are, since a row's bound (FixedPoint) is far above its sums.
+  ATTN_HD bool RoundInPlace(int round, QuerySums& rQ) const {
+    const float* factors = shared_.dq_factor[round % Layout::kPlaces] + warp_ * 16;
+    uint32_t differing = 0;  // from kRounder's sign and exponent
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float factor = ptx::LoadSharedFloat(factors + Accumulator::Row(2 * r, lane_));
+#pragma unroll
+      for (int n = 0; n < 2 * kSumGroups; ++n) {
+        float& sum = rQ[n >> 1][2 * r + (n & 1)];
+        sum = ptx::Fma(sum, factor, kRounder);
+        differing |= ptx::FloatBits(sum) ^ ptx::FloatBits(kRounder);
+      }
+    }
+    return ptx::VoteAny(differing >> 23 != 0);
   }
   ATTN_HD void SyncGroup() const { ptx::BarrierSync(kOfGroup + group_, kGroupThreads); }
   // The group's columns are those of two runs of warps there, one for each half of the queries.
@@ -421,19 +429,18 @@ class BackwardConsumer {
     }
     ptx::CommitBulk();
   }
-  template <class BitsOf>
-  ATTN_HD void Put(const QuerySums& rQ, float* to, const BitsOf& bits) const {
+  // Bits less those of zero.
+  ATTN_HD void Put(const QuerySums& rQ, float* to, uint32_t zero) const {
 #pragma unroll
     for (int n = 0; n < 4 * kSumGroups; ++n) {
-      ptx::StoreShared32(SumAt(to, n >> 2, n & 3), bits(rQ[n >> 2][n & 3]));
+      ptx::StoreShared32(SumAt(to, n >> 2, n & 3), ptx::FloatBits(rQ[n >> 2][n & 3]) - zero);
     }
   }
   ATTN_HD float* SumAt(float* sums, int x, int e) const {
     return sums + (WarpOf(x) * Dq::kSums + SumOf(x, e)) * kWarpLanes + lane_;
   }
-  // Of the squares of a row's sums.
-  ATTN_HD static bool AreFinite(float squares) { return squares < Infinity(); }
-  // What the lane has put there, to integers; what is not finite is marked.
+  // What the lane has put there, plus kRounder, to integers: a large one is off by two units at
+  // most, float32's last bits. What is not finite is marked.
   ATTN_HD void RoundRareSums(int round, float* sums) const {
     const uint2 place = ptx::LoadShared64(&shared_.places[round % Layout::kPlaces]);
     const int row = ListedVisit{place.x}.First(), head = static_cast<int>(place.y);
@@ -441,8 +448,8 @@ class BackwardConsumer {
     for (int n = 0; n < 4 * kSumGroups; ++n) {
       const int x = n >> 2, e = n & 3;
       float* at = SumAt(sums, x, e);
-      const float sum = ptx::LoadSharedFloat(at);
-      if (!(sum - sum == 0)) AdderOf(WarpOf(x)).Mark(head, row, 0, SumOf(x, e));
+      const float sum = ptx::LoadSharedFloat(at) - kRounder;
+      AdderOf(WarpOf(x)).MarkIf(!(sum - sum == 0), head, row, SumOf(x, e));
       ptx::StoreShared32(at, static_cast<uint32_t>(ptx::RoundToInt(sum)));
     }
   }
