@@ -1,6 +1,6 @@
 // dQ of one backward block: once in 64 queries all eight warps multiply dS of those queries with
 // the block's K and add it to a workspace in lane order, so that each addition is one full line;
-// DqKernel puts that into place (rules/backward_passes.h, which also bounds the integers). A piece
+// DqKernel puts that into place (rules/query_gradient.h; FixedPoint bounds the integers). A piece
 // of backward.h's schedule, which says when. Errors: none.
 #pragma once
 

@@ -2,7 +2,7 @@
 // sums for them. Errors: none.
 #pragma once
 
-#include "kernels/rules/backward_passes.h"
+#include "kernels/rules/query_gradient.h"
 #include "kernels/sm70/pipeline.h"
 
 namespace attnd::sm70 {

@@ -2,7 +2,7 @@
 // dQ's sums for them. Errors: none.
 #pragma once
 
-#include "kernels/rules/backward_passes.h"
+#include "kernels/rules/query_gradient.h"
 #include "kernels/sm80/tile_math.h"
 
 namespace attnd::sm80 {

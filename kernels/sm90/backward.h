@@ -5,7 +5,7 @@
 // group. One warpgroup brings (backward_bringer.h), two multiply 64 keys each
 // (backward_consumer.h). Barriers in shared memory hand tiles over. What belongs to a lane's scores
 // stays in its registers: P and dS are operands there, and only dS goes through shared memory, for
-// dQ. Sums of dQ leave a round later in bulk; DqKernel (rules/backward_passes.h) puts them into
+// dQ. Sums of dQ leave a round later in bulk; DqKernel (rules/query_gradient.h) puts them into
 // place.
 //
 // dQ's additions, rows without visible keys, infinities and NaN: as in sm80/backward.h, but for

@@ -1,0 +1,170 @@
+// After backward's large kernel: dQ's sums, which lie in the order of its lanes, into rows of the
+// call's element type, and NaN where rows are not finite. 64 rows a block, bound by memory. Errors:
+// none.
+#pragma once
+
+#include "kernels/rules/backward_passes.h"
+
+namespace attnd {
+
+// dQ's sums into place: 64 rows of a query head. `Dq` says where the sums of kColumns columns lie:
+//   kParts, kSums         sums of a lane: parts of kOut columns, kSums each
+//   kFloats, kBlockFloats numbers of a part and of 64 queries
+//   Query, Column(n, warp, lane)   of sum n; 2n and 2n + 1 are neighbours in a row
+template <class Dq, class Element, class Rounding, class DqSums>
+struct DqKernel {
+  static constexpr int kThreads = 256;
+  static constexpr int kColumns = Dq::kColumns, kChunks = kColumns / 8;
+  struct Shared {
+    // Rows start in different banks.
+    alignas(16) uint32_t rows[kDqBlockRows][kColumns / 2 + 4];
+    uint32_t exponents[kDqBlockRows];  // of sums
+    alignas(16) uint32_t marked[8];    // whether a warp has met marks of sums that are not finite
+  };
+
+  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
+    const TileWork& tile = params.tiles[at.block];
+    const ProblemDesc& p = params.problems[tile.problem];
+    const SequenceDesc& s = p.sequences[tile.batch];
+    const int lane = at.thread & 31, warp = at.thread >> 5;
+    const int rows = MinInt(s.q_len - tile.tile * kDqBlockRows, kDqBlockRows);
+    const float* from = p.dq_sums + (int64_t{tile.batch} * p.q_heads + tile.head) * p.dq_head +
+                        int64_t{tile.tile} * Dq::kBlockFloats + warp * Dq::kSums * 32 + lane;
+    float sums[Dq::kSums];
+    Load(from, sums);  // on their way while the rest is looked up
+    const Head head(p, s, tile);
+    if (at.thread < kDqBlockRows) {
+      const int exponent = at.thread < rows ? head.SumExponent(at.thread) : 0;
+      ptx::StoreShared32(&shared.exponents[at.thread], static_cast<uint32_t>(exponent));
+    }
+    const bool marked = ptx::VoteAny(DqSums::kFixedPoint && head.MeetsMarks(at.thread));
+    if (lane == 0) ptx::StoreShared32(&shared.marked[warp], marked);
+    ptx::SyncThreads();
+#pragma unroll 1
+    for (int part = 0; part < Dq::kParts; ++part) {
+      if (part > 0) Load(from + part * Dq::kFloats, sums);
+      ToFloats(head, from + part * Dq::kFloats, sums);
+      PutPart(head, part * Dq::kOut, warp, lane, sums, shared);
+    }
+    ptx::SyncThreads();
+    for (int n = at.thread; n < rows * kChunks; n += kThreads) {
+      WriteChunk(head, n / kChunks, n % kChunks, shared);
+    }
+    RestoreRows(p, s, tile, warp, lane);
+  }
+
+ private:
+  // What all rows of the block share, looked up once.
+  struct Head {
+    const ProblemDesc& p;
+    const SequenceDesc& s;
+    const TileWork& tile;
+    int gain, key_exponent, rest_bits;
+    bool has_rest;
+    ATTN_HD Head(const ProblemDesc& problem, const SequenceDesc& sequence, const TileWork& of)
+        : p(problem),
+          s(sequence),
+          tile(of),
+          gain(GradientExponent(p, of.batch, of.head / p.group, Rounding::kMargin)),
+          key_exponent(FixedPoint::KeyExponent(p, GradientBounds(p, of.batch, of.head / p.group))),
+          rest_bits(FixedPoint::RestBits(s.kv_len)),
+          has_rest(p.dq_rest != 0) {}
+    // The sums of a row of the block are dQ / scale times 2^this.
+    ATTN_HD int SumExponent(int row) const {
+      if constexpr (!DqSums::kFixedPoint) return gain;
+      const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + s.q_begin +
+                            tile.tile * kDqBlockRows + row;
+      const float factor =
+          FixedPoint::RowFactor(ptx::LoadConstantFloat(p.dq_factor + index), PowerOfTwo(-gain));
+      return gain + FixedPoint::Exponent(factor) + key_exponent;
+    }
+    // Bits of 32 columns of a row whose sums are not finite.
+    ATTN_HD uint32_t MarksOf(int row, int word) const {
+      return ptx::LoadConstant32(DqNonFinite<kColumns>(p, tile.batch, tile.head, row) + word);
+    }
+    // Whether this thread's share of the block's rows has such.
+    ATTN_HD bool MeetsMarks(int thread) const {
+      constexpr int kWords = kColumns / 32;
+      uint32_t marks = 0;
+#pragma unroll
+      for (int n = thread; n < kDqBlockRows * kWords; n += kThreads) {
+        marks |= MarksOf(tile.tile * kDqBlockRows + n / kWords, n % kWords);
+      }
+      return marks != 0;
+    }
+  };
+  ATTN_HD static void Load(const float* from, float (&sums)[Dq::kSums]) {
+#pragma unroll
+    for (int n = 0; n < Dq::kSums; ++n) sums[n] = ptx::LoadGlobalFloat(from + n * 32);
+  }
+  // Integers to floats; `from`: where they were loaded.
+  ATTN_HD static void ToFloats(const Head& head, const float* from, float (&sums)[Dq::kSums]) {
+    if constexpr (!DqSums::kFixedPoint) return;
+    if (head.has_rest) {
+      const float unit = PowerOfTwo(-head.rest_bits);
+#pragma unroll
+      for (int n = 0; n < Dq::kSums; ++n) {
+        const int64_t sum = static_cast<int32_t>(ptx::FloatBits(sums[n]));
+        const int64_t rest =
+            static_cast<int32_t>(ptx::LoadGlobal32(from + head.p.dq_rest + n * 32));
+        sums[n] = static_cast<float>((sum << head.rest_bits) + rest) * unit;
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < Dq::kSums; ++n) {
+        sums[n] = static_cast<float>(static_cast<int32_t>(ptx::FloatBits(sums[n])));
+      }
+    }
+  }
+  // A lane's sums of the columns from `first` on.
+  ATTN_HD static void PutPart(const Head& head, int first, int warp, int lane,
+                              const float (&sums)[Dq::kSums], Shared& shared) {
+    uint32_t words[Dq::kSums / 2];
+#pragma unroll
+    for (int n = 0; n < Dq::kSums; n += 2) {
+      const auto exponent =
+          static_cast<int>(ptx::LoadShared32(&shared.exponents[Dq::Query(n, warp, lane)]));
+      const GradientWriter writer(head.p, head.p.scale * (1.0f + Rounding::kLoss),
+                                  head.p.d_q_exponent - exponent);
+      words[n / 2] = writer.Pack(sums[n], sums[n + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < Dq::kSums; n += 2) {
+      const int column = first + Dq::Column(n, warp, lane);
+      ptx::StoreShared32(&shared.rows[Dq::Query(n, warp, lane)][column / 2], words[n / 2]);
+    }
+  }
+  ATTN_HD static void WriteChunk(const Head& head, int row, int chunk, const Shared& shared) {
+    const ProblemDesc& p = head.p;
+    if (chunk >= p.qk_chunks) return;
+    const int own_row = head.tile.tile * kDqBlockRows + row;
+    uint4 words = ptx::LoadShared128(&shared.rows[row][chunk * 4]);
+    if (AreAnyMarked(shared)) {
+      const uint32_t marks = head.MarksOf(own_row, chunk / 4) >> (chunk % 4 * 8);
+      words = make_uint4(words.x | NanOf(marks), words.y | NanOf(marks >> 2),
+                         words.z | NanOf(marks >> 4), words.w | NanOf(marks >> 6));
+    }
+    char* out = RowOf(p.d_q, head.s.batch, head.tile.head, int64_t{head.s.q_begin} + own_row);
+    ptx::StoreGlobal128(out + chunk * 16, words);
+  }
+  ATTN_HD static bool AreAnyMarked(const Shared& shared) {
+    if constexpr (!DqSums::kFixedPoint) return false;
+    const uint4 a = ptx::LoadShared128(&shared.marked[0]);
+    const uint4 b = ptx::LoadShared128(&shared.marked[4]);
+    return (a.x | a.y | a.z | a.w | b.x | b.y | b.z | b.w) != 0;
+  }
+  // Of two numbers, of either type: NaN where a bit is set.
+  ATTN_HD static uint32_t NanOf(uint32_t marks) {
+    return (marks & 1 ? 0x7fffu : 0u) | (marks & 2 ? 0x7fff0000u : 0u);
+  }
+  ATTN_HD static void RestoreRows(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
+                                  int warp, int lane) {
+    const uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
+    if (!ptx::LoadConstant32(bounds + kNonFiniteRows)) return;
+    const NonFiniteRows<Element> rows(p, s, tile);
+    const int first = tile.tile * kDqBlockRows, end = MinInt(first + kDqBlockRows, s.q_len);
+    for (int row = first + warp; row < end; row += kThreads / 32) rows.Restore(row, lane);
+  }
+};
+
+}  // namespace attnd
