@@ -21,7 +21,7 @@ namespace HWY_NAMESPACE {
 
 class TileCapture {
  public:
-  TileCapture(const ForwardCall& call, const MapTile& tile, ScratchArena& scratch)
+  TileCapture(const CpuForwardCall& call, const MapTile& tile, ScratchArena& scratch)
       : call_(call),
         p_(*call.problem),
         tile_(tile),
@@ -36,7 +36,7 @@ class TileCapture {
       for (int64_t kv_head = 0; kv_head < p_.kv_heads; ++kv_head) {
         loaded_ = false;
         for (int64_t n = 0; n < p_.group_size(); ++n) {
-          AddHead(HeadRules(call_, b, kv_head * p_.group_size() + n), kv_head, sums);
+          AddHead(HeadRules(call_, b, kv_head * p_.group_size() + n, 0), kv_head, sums);
         }
       }
     }
@@ -109,7 +109,7 @@ class TileCapture {
     }
   }
 
-  const ForwardCall& call_;
+  const CpuForwardCall& call_;
   const Problem& p_;
   const MapTile tile_;
   const int dim_;
@@ -120,7 +120,7 @@ class TileCapture {
   ScoreTile scores_;
 };
 
-const float* CaptureItemImpl(const ForwardCall& call, const MapTile& tile, float* scratch) {
+const float* CaptureItemImpl(const CpuForwardCall& call, const MapTile& tile, float* scratch) {
   ScratchArena arena(scratch);
   float* sums = arena.Floats(kMaxQueryRows * kMaxKeyRows);
   std::fill_n(sums, kMaxQueryRows * kMaxKeyRows, 0.0f);
@@ -143,7 +143,7 @@ namespace attnd {
 
 HWY_EXPORT(CaptureItemImpl);
 
-const float* CaptureItem(const ForwardCall& call, const MapTile& tile, float* scratch) {
+const float* CaptureItem(const CpuForwardCall& call, const MapTile& tile, float* scratch) {
   return HWY_DYNAMIC_DISPATCH(CaptureItemImpl)(call, tile, scratch);
 }
 

@@ -138,15 +138,19 @@ class CpuBackend : public Backend {
 
   absl::Status SupportsCapture() const override { return absl::OkStatus(); }
 
-  absl::StatusOr<CapturedMap> Capture(const ForwardCall& unmasked,
+  // All masks by their lists: a map has all rows and keys.
+  absl::StatusOr<CapturedMap> Capture(const ForwardCall& forward,
                                       const CaptureRequest& request) override {
-    ASSIGN_OR_RETURN(const Masked<ForwardCall> masked,
-                     WithMasks(absl::MakeConstSpan(&unmasked, 1)));
-    const ForwardCall& call = masked.calls[0];
+    CpuForwardCall call = {forward, {}};
+    std::shared_ptr<const CompiledMask> plan;
+    if (forward.problem->mask != nullptr) {
+      ASSIGN_OR_RETURN(plan, plans_->Get(*forward.problem, HostMaskOptions()));
+      call.compiled_mask = plan.get();
+    }
     const MapShape shape = {call.problem->q_len, call.problem->kv_len, request.block};
     MapSums sums(shape, kMaxQueryRows, kMaxKeyRows);
     std::vector<float> map(static_cast<size_t>(request.keep_map ? shape.rows * shape.keys : 0));
-    const Lane lane = TakeLane(masked.calls, Direction::kForward);
+    const Lane lane = TakeLane(absl::MakeConstSpan(&call, 1), Direction::kForward);
     const auto run = [&](int64_t index, float* scratch) {
       const int64_t row_tile = index / sums.key_tiles(), key_tile = index % sums.key_tiles();
       const MapTile tile = {row_tile * kMaxQueryRows, key_tile * kMaxKeyRows};

@@ -47,7 +47,7 @@ void BiasGradientItem(const CpuBackwardCall& call, const BiasTile& tile, float* 
 struct MapTile {
   int64_t row, key;
 };
-const float* CaptureItem(const ForwardCall& call, const MapTile& tile, float* scratch);
+const float* CaptureItem(const CpuForwardCall& call, const MapTile& tile, float* scratch);
 
 // The vector target in use, and the matrix tiles if there are any ("AVX3_AMX"); and what the
 // float32 product reaches in one thread.
