@@ -164,8 +164,8 @@ class LogicalCall {
   std::vector<LeaseBook::Id> leases_;        // of each shard, by the worker that holds it
   std::optional<CaptureOptions> capture_;
   std::optional<CapturedAttention> captured_;  // by the worker that holds the shard
-  KnownMasks* known_masks_ = nullptr;        // null: each shard brings the mask
-  std::vector<MaskForm> mask_forms_;         // of each shard, by the worker that holds it
+  KnownMasks* known_masks_ = nullptr;          // null: each shard brings the mask
+  std::vector<MaskForm> mask_forms_;           // of each shard, by the worker that holds it
   bool lists_outside_ = false;
   mutable std::once_flag split_once_;
   mutable SplitMask split_;  // made when the first shard needs it

@@ -27,8 +27,8 @@ struct CallTimes {
   absl::Duration upload;    // from there to the device; before the kernel
   absl::Time kernel_begin;  // the engine was free
   absl::Time kernel_end;
-  absl::Duration compute;   // the kernels' time, of a shared launch this call's part by its flops
-  absl::Time downloaded;  // its results lie in staging memory
+  absl::Duration compute;  // the kernels' time, of a shared launch this call's part by its flops
+  absl::Time downloaded;   // its results lie in staging memory
 };
 
 // What a forward's capture gives.
