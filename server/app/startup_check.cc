@@ -166,8 +166,20 @@ bool Supports(const Backend& backend, ElementType element) {
          backend.Supports(problem, Direction::kBackward).ok();
 }
 
+// Long enough for the cost model to learn from: a faster engine is given more to do.
+int64_t TimedLength(const Backend& backend, ElementType element) {
+  constexpr double kSeconds = 400e-6;
+  constexpr int64_t kLongest = 768;
+  int64_t length = 192;
+  while (length < kLongest && Flops(MakeProblem(element, length, 4), Direction::kForward) <
+                                  kSeconds * backend.info().flops_per_second) {
+    length *= 2;
+  }
+  return length;
+}
+
 absl::Status TimeLargerOnes(Backend& backend, ElementType element, CostModel& cost) {
-  Trial timed(MakeProblem(element, 192, 4));
+  Trial timed(MakeProblem(element, TimedLength(backend, element), 4));
   for (int n = 0; n < 3; ++n) {
     RETURN_IF_ERROR(timed.Forward(backend, &cost));
     RETURN_IF_ERROR(timed.Backward(backend, timed, &cost));

@@ -166,8 +166,8 @@ def measure(cell, engine, peers, name):
     for peer, function in peers.items():
         try:
             theirs[peer] = cell.peer(function, exact)
-        except (torch.cuda.OutOfMemoryError, RuntimeError) as error:
-            print(f"{name}: {peer}: {str(error).splitlines()[0][:90]}", file=sys.stderr)
+        except (torch.cuda.OutOfMemoryError, RuntimeError) as refused:
+            print(f"{name}: {peer}: {str(refused).splitlines()[0][:90]}", file=sys.stderr)
         torch.cuda.empty_cache()
     apart = max((t["apart"] for t in theirs.values()), default=math.nan)
     if cell.dropout == 0 and apart > cell.args.tolerance:

@@ -271,7 +271,7 @@ TEST_F(SharedMemoryPath, RefusesPlacesThatAreWrongNamingTheField) {
       {"no name", "shared_memory.tensor.name",
        [&](Request& r) { place(r, 0)->set_name(v1::TENSOR_NAME_UNSPECIFIED); }},
       {"an unknown name", "shared_memory.tensor.name",
-       [&](Request& r) { place(r, 0)->set_name(static_cast<v1::TensorName>(15)); }},
+       [&](Request& r) { place(r, 0)->set_name(static_cast<v1::TensorName>(16)); }},
       {"a tensor twice", "shared_memory.tensor",
        [&](Request& r) { *r.mutable_shared_memory()->add_tensor() = *place(r, 0); }},
       {"a tensor of another call", "shared_memory.tensor",
