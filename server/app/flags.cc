@@ -32,7 +32,6 @@ struct RawFlags {
   double lease_memory_mib = -1, lease_ttl_s;
   double shared_memory_mib;
   double mask_memory_mib = -1;
-  double capture_memory_mib = 256;
   double module_memory_mib = -1, caller_module_mib = 0;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
@@ -197,10 +196,6 @@ void AddMasks(CLI::App& app, RawFlags& raw) {
                  "quarter of it; -1: an eighth of --memory_limit_mib, at most 256")
       ->capture_default_str()
       ->group("Masks");
-  app.add_option("--capture_memory_mib", raw.capture_memory_mib,
-                 "for attention maps that callers keep; a caller has half of it; 0: none are kept")
-      ->capture_default_str()
-      ->group("Masks");
 }
 
 void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
@@ -289,7 +284,7 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
                                                          int64_t{1} << 20, int64_t{256} << 20)
                                             : BytesOfMib(raw.mask_memory_mib);
   o.masks.bytes_of_caller = o.masks.bytes / 4;
-  o.captures.bytes = BytesOfMib(raw.capture_memory_mib);
+  o.captures.bytes = o.masks.bytes;
   o.captures.bytes_of_caller = o.captures.bytes / 2;
   o.mask_plans = std::make_shared<MaskPlans>(o.masks.bytes);
   o.shared_memory.user_max_bytes = o.shared_memory.max_bytes;

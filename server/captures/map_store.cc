@@ -27,7 +27,7 @@ absl::Status MapStore::MayKeep(int64_t bytes) const {
   return Failure(
       absl::StatusCode::kOutOfRange, reason::kTooLargeForDevice,
       absl::StrCat("capture.keep: expected a map of at most ", most,
-                   " bytes (--capture_memory_mib), got ", bytes,
+                   " bytes, half of --mask_memory_mib, got ", bytes,
                    "; without it the pooled map and the moments are captured"),
       {{"field", "capture.keep"}, {"limit", absl::StrCat(most)}, {"got", absl::StrCat(bytes)}});
 }

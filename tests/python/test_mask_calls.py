@@ -171,14 +171,26 @@ def test_what_is_refused(client, rng):
         client.forward(q, k, v, mask="causal")
 
 
-def test_a_mask_that_no_message_holds_is_refused_before_it_is_sent(rng):
+def test_a_mask_that_no_message_holds_travels_beside_it(rng, client):
     q, k, v, _ = arrays(rng, np.float16, batch=1, heads=1, kv_heads=1, rows=4096, keys=4096)
+    mask = m.bits(rng.random((4096, 4096)) < 0.5)  # 2 MiB
     small = Daemon("--max_message_mib", "1")
     try:
-        with attnd.connect(small.address, timeout=60) as client:
-            with pytest.raises(attnd.OutOfRange, match=r"mask: expected at most 104\d+ bytes, .* got 2097\d+"):
-                client.forward(q, k, v, mask=m.bits(rng.random((4096, 4096)) < 0.5))
-            assert client.forward(q, k, v, mask=m.causal()).out.shape == q.shape
+        with attnd.connect(small.address, timeout=60) as other:
+            assert other.forward(q, k, v, mask=mask).out.tobytes() == client.forward(q, k, v, mask=mask).out.tobytes()
+    finally:
+        small.stop()
+
+
+def test_a_mask_above_the_callers_share_is_refused_before_it_is_sent(rng):
+    q, k, v, _ = arrays(rng, np.float16, batch=1, heads=1, kv_heads=1, rows=4096, keys=4096)
+    small = Daemon("--mask_memory_mib", "4")  # a caller has a quarter
+    try:
+        with attnd.connect(small.address, timeout=60) as other:
+            with pytest.raises(attnd.OutOfRange) as raised:
+                other.forward(q, k, v, mask=m.bits(rng.random((4096, 4096)) < 0.5))
+            assert raised.value.reason == "MASK_TOO_LARGE"
+            assert other.forward(q, k, v, mask=m.causal()).out.shape == q.shape
     finally:
         small.stop()
 

@@ -23,7 +23,7 @@ X, Y, DY, DX = 20, 21, 25, 27
 @pytest.fixture(scope="module")
 def wire(tmp_path_factory):
     made = tmp_path_factory.mktemp("generated")
-    protos = [f"attnd/v1/{name}.proto" for name in ("module", "attention", "mask")]
+    protos = [f"attnd/v1/{name}.proto" for name in ("module", "attention", "capture", "mask")]
     subprocess.run(["protoc", "-I.", f"--python_out={made}", f"--grpc_out={made}", f"--plugin=protoc-gen-grpc={PLUGIN}",
                     *protos], cwd=os.path.join(ROOT, "proto"), check=True)
     import attnd
