@@ -363,9 +363,10 @@ def test_8192_tokens_of_packed_images_without_an_array_of_all_scores():
         out.square().sum().backward()
     assert isinstance(mask, LazyMask) and largest.elements < n * n // 16, largest.elements
     rows = torch.tensor([0, 1100, 4999, 5000, 5050, 7010, n - 1])
-    at, keys = positions[0][rows][:, None], positions[0]
-    alike = (rows[:, None] < 5000) == (torch.arange(n) < 5000)
-    seen = alike & ((keys <= at) | ((ids[0][rows][:, None] == ids[0]) & (ids[0] >= 0)))
+    config._attn_implementation = "sdpa"  # transformers' own array
+    seen = create_causal_mask(config, torch.zeros(1, n, 32), None, None, position_ids=positions, block_sequence_ids=ids)
+    assert seen[0, 0, 1100, 1299] and not seen[0, 0, 7010, 4000] and not seen[0, 0, 5050, 4000]
+    seen = seen[0, 0, rows]
     expected = torch.nn.functional.scaled_dot_product_attention(q[:, :, rows], k, v, attn_mask=seen)
     torch.testing.assert_close(out[:, rows].transpose(1, 2), expected, rtol=1e-4, atol=1e-5)
     assert all(x.grad.isfinite().all() for x in (q, k, v))
