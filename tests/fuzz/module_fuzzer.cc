@@ -20,6 +20,7 @@
 #include "proto/attnd/v1/module.pb.h"
 #include "proto/attnd/v1/module_codec.h"
 #include "proto/attnd/v1/rows_codec.h"
+#include "tests/fuzz/choices.h"
 
 namespace attnd {
 namespace {
@@ -30,27 +31,6 @@ using google::protobuf::Reflection;
 
 constexpr int64_t kMostBytes = int64_t{4} << 20;  // of a module that is run
 constexpr int64_t kMostRows = 64;
-
-// Numbers from bytes; 0 when they have run out.
-class Choices {
- public:
-  Choices(const uint8_t* data, size_t size) : data_(data), left_(size) {}
-  int64_t Between(int64_t low, int64_t high) {
-    uint64_t number = 0;
-    const uint64_t count = static_cast<uint64_t>(high) - static_cast<uint64_t>(low) + 1;
-    for (uint64_t most = count - 1; most > 0; most >>= 8) number = number << 8 | Byte();
-    return low + static_cast<int64_t>(count == 0 ? number : number % count);
-  }
-  uint64_t Byte() {
-    if (left_ == 0) return 0;
-    --left_;
-    return *data_++;
-  }
-
- private:
-  const uint8_t* data_;
-  size_t left_;
-};
 
 // Changes fields of a message without a thought for what they mean.
 class Spoiler {
