@@ -59,21 +59,7 @@ class TileCapture {
                         strides.Row(rules.batch_index, rules.q_head, sequence.q_begin + tile_.row),
                         scores_.rows, dim_),
                  q_);
-    Multiply({.a = q.data,
-              .a_row = q.stride,
-              .a_k = 1,
-              .b = k_,
-              .b_k = kPanelColumns,
-              .b_panel = int64_t{dim_} * kPanelColumns,
-              .c = s_,
-              .c_row = kMaxKeyRows,
-              .rows = scores_.rows,
-              .columns = scores_.columns,
-              .depth = dim_,
-              .accumulate = false,
-              .column_limits = scores_.full ? nullptr : scores_.columns_of_rows,
-              .column_panels = scores_.masked ? scores_.panels_of_rows : nullptr,
-              .depth_step = kLongDepthStep});
+    ScoresOfRows(q, k_, dim_, scores_, s_);
     for (int r = 0; r < scores_.rows; ++r) AddRow(rules, r, sums + r * kMaxKeyRows);
   }
 
@@ -83,10 +69,7 @@ class TileCapture {
         RowsAt(p_, call_.k, strides,
                strides.Row(rules.batch_index, kv_head, rules.sequence.kv_begin + tile_.key),
                scores_.columns, dim_);
-    ForEachPanel(p_.element, keys, [&](const RowsOf& some, int64_t first) {
-      const FloatRows k = AsFloats(p_.element, some, s_);
-      TransposeToPanels(k.data, k.stride, some.rows, dim_, k_ + first * dim_);
-    });
+    PackKeys(p_.element, keys, s_, k_);
   }
 
   void AddRow(const HeadRules& rules, int r, float* sums) const {

@@ -43,6 +43,35 @@ inline FloatRows AsFloats(ElementType element, const RowsOf& from, float* copy) 
 // while panels of K pass by: they are copied together.
 constexpr int64_t kFarFloats = 1024;
 
+// K into panels, [keys / kPanelColumns][dim][kPanelColumns] from `panels` on. Through `spare`,
+// which has room for kMaxPanelColumns rows, where they are not float32.
+inline void PackKeys(ElementType element, const RowsOf& keys, float* spare, float* panels) {
+  ForEachPanel(element, keys, [&](const RowsOf& some, int64_t first) {
+    const FloatRows k = AsFloats(element, some, spare);
+    TransposeToPanels(k.data, k.stride, some.rows, some.count, panels + first * some.count);
+  });
+}
+
+// S = Q·Kᵀ of a tile, K in panels: s [rows][kMaxKeyRows], where any row sees the columns.
+inline void ScoresOfRows(const FloatRows& q, const float* panels, int dim, const ScoreTile& scores,
+                         float* s) {
+  Multiply({.a = q.data,
+            .a_row = q.stride,
+            .a_k = 1,
+            .b = panels,
+            .b_k = kPanelColumns,
+            .b_panel = int64_t{dim} * kPanelColumns,
+            .c = s,
+            .c_row = kMaxKeyRows,
+            .rows = scores.rows,
+            .columns = scores.columns,
+            .depth = dim,
+            .accumulate = false,
+            .column_limits = scores.full ? nullptr : scores.columns_of_rows,
+            .column_panels = scores.masked ? scores.panels_of_rows : nullptr,
+            .depth_step = kLongDepthStep});
+}
+
 // ForwardProducts: of one item. K is brought into panels, or where queries are few left as rows.
 class ForwardProducts {
  public:
@@ -81,7 +110,7 @@ class ForwardProducts {
   // room for kMaxPanelColumns rows: where K is packed and not float32 they pass through it.
   void LoadKeys(const RowsOf& keys, const RowsOf& values, float* spare) {
     keys_ = few_ ? AsFloats(p_.element, keys, k_) : FloatRows{k_, 0};
-    if (!few_) PackKeys(keys, spare);
+    if (!few_) PackKeys(p_.element, keys, spare, k_);
     values_ = static_cast<const float*>(values.data);
     finite_ = Finite::kUnknown;
     if (IsReadInPlace(p_, {.row = values.stride}, v_dim_)) return;
@@ -91,7 +120,7 @@ class ForwardProducts {
 
   // Of a strip of rows from `row`: s [kStripRows][kMaxKeyRows].
   void Scores(int n, const ScoreTile& scores, int, float* s) {
-    few_ ? ScoresOfFew(tiles_[n], scores, s) : ScoresOfRows(tiles_[n], scores, s);
+    few_ ? ScoresOfFew(tiles_[n], scores, s) : ScoresOfRows(tiles_[n].q, k_, dim_, scores, s);
   }
 
   // Of the strip: o [rows of the tile][v_stride] += P·V; p as s, kHiddenZero where not visible.
@@ -119,31 +148,6 @@ class ForwardProducts {
     FloatRows q;    // Q itself, or its copy
     float* panels;  // Qᵀ, for few queries
   };
-
-  void PackKeys(const RowsOf& keys, float* spare) {
-    ForEachPanel(p_.element, keys, [&](const RowsOf& some, int64_t first) {
-      const FloatRows k = AsFloats(p_.element, some, spare);
-      TransposeToPanels(k.data, k.stride, some.rows, dim_, k_ + first * dim_);
-    });
-  }
-
-  void ScoresOfRows(const QueryTile& tile, const ScoreTile& scores, float* s) const {
-    Multiply({.a = tile.q.data,
-              .a_row = tile.q.stride,
-              .a_k = 1,
-              .b = k_,
-              .b_k = kPanelColumns,
-              .b_panel = int64_t{dim_} * kPanelColumns,
-              .c = s,
-              .c_row = kMaxKeyRows,
-              .rows = scores.rows,
-              .columns = scores.columns,
-              .depth = dim_,
-              .accumulate = false,
-              .column_limits = scores.full ? nullptr : scores.columns_of_rows,
-              .column_panels = scores.masked ? scores.panels_of_rows : nullptr,
-              .depth_step = kLongDepthStep});
-  }
 
   // Sᵀ = K·Qᵀ, turned around.
   void ScoresOfFew(const QueryTile& tile, const ScoreTile& scores, float* s) const {
