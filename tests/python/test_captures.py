@@ -161,7 +161,7 @@ def test_tracker_follows_spion():
     assert [o.settled for o in outcomes] == [False, False, False, True, True]
     assert outcomes[2].layers[0].change == 25 and not outcomes[2].layers[0].settled and outcomes[2].layers[1].settled
     assert "two" not in str(outcomes[0]) and "1 of three captures" in str(outcomes[0])
-    assert int(outcomes[3].layers[0].change) == 14  # 14.7 %: the integer part counts
+    assert int(outcomes[3].layers[0].change) == 14
 
 
 def test_tracker_follows_sat():

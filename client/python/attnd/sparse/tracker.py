@@ -88,7 +88,7 @@ class Tracker:
             why = "the distance before was 0, so that a change of it means nothing"
         else:
             change = abs(now - before) / before * 100
-            why = self._missing(int(change) if self._rule.whole else change, one.skewness)
+            why = self._missing(change, one.skewness)
         return LayerReport(now, change, one.skewness, why == "", why)
 
     def _missing(self, change: float, skewness: float) -> str:
