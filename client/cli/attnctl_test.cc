@@ -184,8 +184,10 @@ TEST(Attnctl, EstimatesWhetherSendingPaysOff) {
 
 TEST(Attnctl, BenchPrintsItsFinishedRowsWhenInterrupted) {
   FakeServer server(absl::StrCat("unix:/tmp/attnctl_test_", getpid()));
+  // In the foreground, since timeout otherwise sends the signal twice: the second ends it at once.
   const Outcome bench = RunShell(absl::StrCat(
-      "timeout --preserve-status -s INT 6 client/attnctl --address unix:/tmp/attnctl_test_",
+      "timeout --foreground --preserve-status -s INT 6 client/attnctl --address "
+      "unix:/tmp/attnctl_test_",
       getpid(),
       " bench --shape 1,1,2,4 --warmup 0 --duration 0.1 --concurrency-range 1:100 -o json"));
   EXPECT_EQ(bench.exit_code, 130) << bench.output;

@@ -1,5 +1,4 @@
-// FetchMetrics over OpenSSL's BIOs, which gRPC brings anyway. libcurl would add 25 shared libraries
-// to the bundle and the wheel.
+// FetchMetrics over OpenSSL's BIOs, which gRPC brings anyway (docs/ARCHITECTURE.md says why).
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
