@@ -7,18 +7,16 @@ LIBRARY is bazel-bin/client/c/libattnd_client.so, ATTNCTL bazel-bin/client/attnc
 has already made from them.
 
 Pure Python, the native library and attnctl with what they need (build_native.py), and the licences and an SBOM of what
-is bundled. The platform tag is computed from the symbol versions of glibc and libstdc++ that the bundled libraries ask
-for. The same sources and libraries give the same bytes.
+is bundled, are laid out for hatchling, which writes the wheel as pyproject.toml says. The platform tag is computed from
+the symbol versions of glibc and libstdc++ that the bundled libraries ask for. The source's address is that of git's
+origin, if it is a web address. The same sources and libraries give the same bytes.
 """
-import base64
-import hashlib
 import os
 import re
-import stat
+import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -27,35 +25,7 @@ sys.path.insert(0, os.path.join(ROOT, "deploy"))
 import bill_of_materials  # noqa: E402
 import build_native  # noqa: E402
 
-EPOCH = (1980, 1, 1, 0, 0, 0)
-
-METADATA = """Metadata-Version: 2.1
-Name: attnd
-Version: {version}
-Summary: Exact multi-head attention, forward and backward, computed by a remote daemon
-License: {license}
-Requires-Python: >=3.9
-Requires-Dist: numpy>=1.22
-Provides-Extra: torch
-Requires-Dist: torch>=2.4; extra == "torch"
-Provides-Extra: transformers
-Requires-Dist: torch>=2.4; extra == "transformers"
-Requires-Dist: transformers>=4.53; extra == "transformers"
-Provides-Extra: jax
-Requires-Dist: jax>=0.4.36; extra == "jax"
-Keywords: attention,transformer,GPU,Volta,gRPC,PyTorch,JAX
-Classifier: Development Status :: 4 - Beta
-Classifier: Intended Audience :: Science/Research
-Classifier: License :: OSI Approved :: Apache Software License
-Classifier: Operating System :: POSIX :: Linux
-Classifier: Programming Language :: Python :: 3
-Classifier: Programming Language :: C++
-Classifier: Topic :: Scientific/Engineering :: Artificial Intelligence
-Classifier: Typing :: Typed
-Description-Content-Type: text/markdown
-
-{description}
-"""
+HATCHLING = os.path.join(ROOT, ".deps/hatchling")  # where `./dev wheel` puts it
 
 
 # The manylinux policy, the release of glibc, that first grants a release of libstdc++ (pypa/auditwheel,
@@ -81,10 +51,7 @@ def manylinux_policy(folder):
 
 
 def bill(library, program, native):
-    """{name in the wheel's folder of metadata: bytes}: the product's licence, those of the Debian packages that are bundled
-    or compiled in, and the SBOM (PEP 770)."""
-    with open(os.path.join(ROOT, "LICENSE"), "rb") as file:
-        texts = {"licenses/LICENSE": file.read()}
+    """{name: text}: the licences of the Debian packages that are bundled or compiled in, and the SBOM (PEP 770)."""
     files = {package: {} for package in WITHIN_ATTNCTL}
     paths = {**build_native.dependencies(library), **build_native.dependencies(program)}
     owners = bill_of_materials.owners(paths.values())
@@ -93,38 +60,30 @@ def bill(library, program, native):
         with open(os.path.join(native, shipped), "rb") as file:
             files.setdefault(owners[path], {})[f"attnd/native/{shipped}"] = file.read()
     licences = {package: f"licenses/{package}.txt" for package in files}
-    texts.update({name: bill_of_materials.terms(package).encode() for package, name in licences.items()})
-    texts["sboms/attnd.cdx.json"] = bill_of_materials.sbom("library", licences, files).encode()
+    texts = {f"{package}.txt": bill_of_materials.terms(package) for package in files}
+    texts["attnd.cdx.json"] = bill_of_materials.sbom("library", licences, files)
     return texts
 
 
-def package_files():
-    files = {}
-    for package in ("attnd", "attnd/_modules", "attnd/sparse"):
-        for name in sorted(os.listdir(os.path.join(HERE, package))):
-            if name.endswith(".py") or name == "py.typed":
-                with open(os.path.join(HERE, package, name), "rb") as file:
-                    files[f"{package}/{name}"] = file.read()
-    return files
+def source_url():
+    done = subprocess.run(["git", "-C", ROOT, "remote", "get-url", "origin"], capture_output=True, text=True)
+    address = re.fullmatch(r"https?://(?:[^@/]*@)?(\S+?)(?:\.git)?", done.stdout.strip())
+    return f"https://{address[1]}" if address else ""
 
 
-def write_wheel(path, files, info):
-    """Writes the zip with its RECORD; modes and times are fixed so that the bytes repeat."""
-    record = []
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as wheel:
-        for name, data in sorted(files.items()):
-            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            record.append(f"{name},sha256={digest},{len(data)}\n")
-            add(wheel, name, data)
-        add(wheel, f"{info}/RECORD", ("".join(record) + f"{info}/RECORD,,\n").encode())
-
-
-def add(wheel, name, data):
-    entry = zipfile.ZipInfo(name, EPOCH)
-    entry.compress_type = zipfile.ZIP_DEFLATED
-    # Installers keep the mode of what is marked as a regular file alone.
-    entry.external_attr = (stat.S_IFREG | (0o755 if "/native/" in name else 0o644)) << 16
-    wheel.writestr(entry, data)
+def lay_out(folder, texts, native):
+    """What pyproject.toml names, in one folder."""
+    for name in ("pyproject.toml", "hatch_build.py"):
+        shutil.copy(os.path.join(HERE, name), folder)
+    shutil.copy(os.path.join(ROOT, "LICENSE"), folder)
+    shutil.copy(os.path.join(ROOT, "docs/python.md"), os.path.join(folder, "README.md"))
+    shutil.copytree(os.path.join(HERE, "attnd"), os.path.join(folder, "attnd"))
+    shutil.copytree(native, os.path.join(folder, "attnd/native"))
+    for name in os.listdir(os.path.join(folder, "attnd/native")):
+        os.chmod(os.path.join(folder, "attnd/native", name), 0o755)
+    for name, text in texts.items():
+        with open(os.path.join(folder, name), "w") as file:
+            file.write(text)
 
 
 def main(library, program, folder, native=None):
@@ -132,24 +91,15 @@ def main(library, program, folder, native=None):
         with tempfile.TemporaryDirectory() as native:
             build_native.main(library, native, program)
             return main(library, program, folder, native)
-    version = bill_of_materials.release()
-    info = f"attnd-{version}.dist-info"
-    with open(os.path.join(ROOT, "docs/python.md")) as file:
-        description = file.read()
-    with open(os.path.join(ROOT, "LICENSE")) as file:
-        licence = "Apache-2.0" if "Apache License" in file.read() else "see LICENSE"
-    files = package_files()
-    tag = "py3-none-manylinux_%d_%d_x86_64" % manylinux_policy(native)
-    for name in os.listdir(native):
-        with open(os.path.join(native, name), "rb") as file:
-            files[f"attnd/native/{name}"] = file.read()
-    files[f"{info}/METADATA"] = METADATA.format(version=version, license=licence, description=description).encode()
-    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: attnd\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    files[f"{info}/entry_points.txt"] = b"[console_scripts]\nattnctl = attnd._attnctl:main\n"
-    files.update({f"{info}/{name}": data for name, data in bill(library, program, native).items()})
+    environment = {**os.environ, "ATTND_VERSION": bill_of_materials.release(), "ATTND_SOURCE_URL": source_url(),
+                   "ATTND_WHEEL_TAG": "py3-none-manylinux_%d_%d_x86_64" % manylinux_policy(native),
+                   "PYTHONPATH": os.pathsep.join(filter(None, [HATCHLING, os.environ.get("PYTHONPATH")]))}
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, f"attnd-{version}-{tag}.whl")
-    write_wheel(path, files, info)
+    with tempfile.TemporaryDirectory() as source:
+        lay_out(source, bill(library, program, native), native)
+        subprocess.run([sys.executable, "-B", "-m", "hatchling", "build", "-t", "wheel", "-d", os.path.abspath(folder)],
+                       cwd=source, env=environment, check=True)
+    path = os.path.join(folder, f"attnd-{environment['ATTND_VERSION']}-{environment['ATTND_WHEEL_TAG']}.whl")
     print(f"{path}: {os.path.getsize(path) / 2**20:.1f} MiB")
     return path
 
