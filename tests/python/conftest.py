@@ -4,6 +4,7 @@ Needs patchelf, and of bazel-bin server/attnd, client/attnctl, client/c/libattnd
 which `./dev test` builds.
 ATTND_TEST_BACKEND picks the daemon's engine (default: cpu).
 """
+import fcntl
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+import xml.etree.ElementTree
 
 import numpy as np
 import pytest
@@ -30,17 +32,40 @@ os.environ["ATTND_CLIENT_LIBRARY"] = BUNDLED
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
 
 
+def pytest_addoption(parser):
+    parser.addoption("--skipped-in", metavar="FILE", help="run the tests alone that this JUnit file says were skipped")
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes more than a second")
+
+
+def pytest_collection_modifyitems(config, items):
+    """A file that was skipped as a whole stands there without its tests' names."""
+    report = config.getoption("skipped_in", None)
+    if report:
+        cases = xml.etree.ElementTree.parse(report).getroot().iter("testcase")
+        skipped = {(case.get("classname"), case.get("name")) for case in cases if case.find("skipped") is not None}
+        modules = {name.rpartition(".")[2] for place, name in skipped if not place}
+
+        def chosen(item):
+            module = item.module.__name__
+            return module in modules or any(place.rpartition(".")[2] == module and name == item.name
+                                            for place, name in skipped)
+        config.hook.pytest_deselected(items=[item for item in items if not chosen(item)])
+        items[:] = [item for item in items if chosen(item)]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def native_library():
     """The library as the wheel has it, made anew when the build is newer."""
     made = [BUNDLED, os.path.join(NATIVE, "attnctl")]
-    if not all(os.path.exists(path) for path in made) or min(map(os.path.getmtime, made)) < max(
-            map(os.path.getmtime, [LIBRARY, ATTNCTL])):
-        subprocess.run([sys.executable, os.path.join(SOURCE, "build_native.py"), LIBRARY, NATIVE, ATTNCTL], check=True)
+    os.makedirs(NATIVE, exist_ok=True)
+    with open(NATIVE + ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # pytest may run in several processes
+        if not all(os.path.exists(path) for path in made) or min(map(os.path.getmtime, made)) < max(
+                map(os.path.getmtime, [LIBRARY, ATTNCTL])):
+            subprocess.run([sys.executable, os.path.join(SOURCE, "build_native.py"), LIBRARY, NATIVE, ATTNCTL], check=True)
     return BUNDLED
 
 
