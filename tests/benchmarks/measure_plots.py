@@ -30,7 +30,8 @@ class Daemon:
         port, metrics = (os.path.join(self.folder.name, name) for name in ("port", "metrics"))
         self.process = subprocess.Popen(
             [os.path.join(ROOT, "bazel-bin", program), "--listen", "127.0.0.1:0", "--port_file", port,
-             "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", metrics], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+             "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", metrics],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not (os.path.exists(port) and os.path.exists(metrics) and open(metrics).read().endswith("\n")):
             assert self.process.poll() is None, program
             time.sleep(0.05)
@@ -52,9 +53,9 @@ def measure_wire(connections, rounds):
     with Daemon("tests/benchmarks/null_attnd") as daemon:
         for _ in range(rounds):
             rows = json.loads(subprocess.run(
-                [os.path.join(ROOT, "bazel-bin/tools/wire_bench/wire_bench"), "--address", daemon.address, "--mode", "stream",
-                 "--traffic", "echo,forward", "--connections", ",".join(map(str, connections)), "--duration", "0.6", "-o",
-                 "json"], check=True, capture_output=True, text=True).stdout)["rows"]
+                [os.path.join(ROOT, "bazel-bin/tools/wire_bench/wire_bench"), "--address", daemon.address, "-o", "json",
+                 "--mode", "stream", "--traffic", "echo,forward", "--connections", ",".join(map(str, connections)),
+                 "--duration", "0.6"], check=True, capture_output=True, text=True).stdout)["rows"]
             for row in rows:
                 assert row["errors"] == 0, row
                 for name, traffic, way in (("echo, each way", "echo", "up"), ("forward, up", "forward", "up"),

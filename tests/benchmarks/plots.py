@@ -34,8 +34,8 @@ def axes_of(**settings):
 def draw_roofline():
     """TFLOP/s over FLOP a byte of HBM, with what the cards can, and what links leave of it."""
     data = result("kernels")
-    axes = axes_of(xscale="log", yscale="log", xlabel="FLOP a byte that is moved (attention forward: N/2 of HBM)", ylabel="TFLOP/s",
-                   title="Forward kernels under their roofs")
+    axes = axes_of(xscale="log", yscale="log", xlabel="FLOP a byte that is moved (attention forward: N/2 of HBM)",
+                   ylabel="TFLOP/s", title="Forward kernels under their roofs")
     work = np.logspace(0, 5, 200)
     for name, card in data["cards"].items():
         axes.plot(work, np.minimum(card["tflops"], card["hbm_gb_s"] * work / 1000), color=card["colour"],

@@ -31,7 +31,8 @@ def test_draws_what_the_documents_show(tmp_path):
 
 def cpu_rows(page):
     """{"512, 64": [forward, backward, causal forward, causal backward of three machines]}"""
-    rows = re.findall(r"^\| (\d+, \d+) \|(.*)\|$", page.partition("| float32: N, D |")[2].partition("GFLOP/s of attnd")[0], re.M)
+    rows = page.partition("| float32: N, D |")[2].partition("GFLOP/s of attnd")[0]
+    rows = re.findall(r"^\| (\d+, \d+) \|(.*)\|$", rows, re.M)
     return {shape: [float(x) for x in re.findall(r"\d+\.\d+", cells)] for shape, cells in rows}
 
 
