@@ -1,12 +1,10 @@
 #include "server/app/metrics_port.h"
 
-#include <prometheus/text_serializer.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <exception>
-#include <sstream>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -14,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "net/listener.h"
+#include "server/metrics/exposition.h"
 
 namespace attnd {
 namespace {
@@ -83,9 +82,7 @@ class MetricsPort::Pages final : public CivetHandler {
       families.insert(families.end(), std::make_move_iterator(found.begin()),
                       std::make_move_iterator(found.end()));
     }
-    std::ostringstream text;
-    prometheus::TextSerializer().Serialize(text, families);
-    return text.str();
+    return Exposition(families);
   }
 
   // The page needs nothing from elsewhere, and may ask this port alone.

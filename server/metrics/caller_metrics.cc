@@ -24,11 +24,11 @@ std::string LabelOf(absl::string_view caller) {
 
 CallerMetrics::CallerMetrics(prometheus::Registry& registry)
     : requests_(FamilyOf(registry, "attnd_caller_requests_total",
-                         "Finished Forward and Backward of identified callers.")),
+                         "Finished calls of identified callers.")),
       bytes_(FamilyOf(registry, "attnd_caller_bytes_total",
                       "Their payload, tensors in shared memory included.")),
       compute_seconds_(FamilyOf(registry, "attnd_caller_compute_seconds_total",
-                                "Kernels of their answered calls.")) {}
+                                "The device's time for their answered calls.")) {}
 
 const CallerMetrics::Series& CallerMetrics::SeriesOf(const std::string& name) {
   auto known = callers_.find(name);

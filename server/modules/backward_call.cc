@@ -158,6 +158,7 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
   if (add) hold->Added(gradient.digest);
   if (gradient.kept != 0) hold->Drop(gradient.kept);
   const absl::Duration took = absl::Now() - began;
+  call.compute = took;
   deps_.metrics.Computed(false, gradient.rows.rows(), began - arrived, took);
   deps_.metrics.Worked(false, FlopsOf(*gradient.module, false, gradient.rows.rows()));
   *gradient.result.mutable_receipt() = ReceiptOf(began - arrived, took);

@@ -38,6 +38,7 @@ bool CallStream::Read(grpc::ByteBuffer& message) {
   const auto bytes = static_cast<int64_t>(message.Length());
   progress()->Moved(bytes);
   deps_.metrics.Received(unix_socket_, bytes);
+  received_bytes_ += bytes;
   return true;
 }
 
@@ -56,6 +57,7 @@ bool CallStream::Write(grpc::ByteBuffer message) {
   if (!write_ok_) return false;
   progress()->Moved(bytes);
   deps_.metrics.Sent(unix_socket_, bytes);
+  sent_bytes_ += bytes;
   return true;
 }
 

@@ -14,6 +14,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <stop_token>
 #include <string>
@@ -48,6 +49,9 @@ class CallStream : public WatchedCall {
   // Why: the watch's status, CANCELLED or DEADLINE_EXCEEDED; OK after a half-close.
   absl::Status Broken() const;
   std::stop_token stop() const { return stop_.get_token(); }
+  // The handler's: of messages so far.
+  int64_t received_bytes() const { return received_bytes_; }
+  int64_t sent_bytes() const { return sent_bytes_; }
   // Last; the handler touches the stream no more.
   void Finish(const grpc::Status& status);
 
@@ -81,6 +85,7 @@ class CallStream : public WatchedCall {
   std::stop_source stop_;
   grpc::ByteBuffer read_, write_;
   bool receiving_ = false, sending_ = false;  // the handler's: the peer's time runs
+  int64_t received_bytes_ = 0, sent_bytes_ = 0;
 
   mutable absl::Mutex mutex_;
   bool read_done_ ABSL_GUARDED_BY(mutex_) = true;

@@ -48,6 +48,7 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
         const ActivationId activation,
         RunForward(hold.instance(), rows, dropout, keep, payloads, payloads[kYField], call.wait));
     const absl::Duration took = absl::Now() - began;
+    call.compute = took;
     deps_.metrics.Computed(true, rows.rows(), began - arrived, took);
     deps_.metrics.Worked(true, FlopsOf(*module, true, rows.rows()));
     *result.mutable_receipt() = ReceiptOf(began - arrived, took);

@@ -31,6 +31,7 @@ struct ModuleCall {
   CallStream& stream;
   std::string caller;
   CallWait wait;
+  absl::Duration compute;  // the device's time that it has taken
 };
 
 class ModuleCalls {

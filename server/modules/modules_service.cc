@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "server/call/status_details.h"
 #include "server/rpc/server_context.h"
+#include "server/security/caller_label.h"
 
 namespace attnd {
 namespace {
@@ -62,8 +63,14 @@ void ModulesService::Leave(const std::string& caller) {
 void ModulesService::Serve(ModuleMethod method, CallStream& stream, const std::string& caller) {
   const absl::Time latest = absl::Now() + deps_.longest;
   ModuleCall call{stream, caller,
-                  CallWait{stream.stop(), std::min(latest, DeadlineOf(stream.context()))}};
+                  CallWait{stream.stop(), std::min(latest, DeadlineOf(stream.context()))},
+                  absl::ZeroDuration()};
   const absl::Status status = deps_.calls.Run(method, call);
+  deps_.streams.metrics.callers().CallEnded(CallerLabel(caller, stream.context().peer()),
+                                            {.ok = status.ok(),
+                                             .received_bytes = stream.received_bytes(),
+                                             .sent_bytes = stream.sent_bytes(),
+                                             .compute = call.compute});
   Leave(caller);
   Finish(method, stream, caller, status);
 }

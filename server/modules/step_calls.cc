@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "modules/field_error.h"
 #include "server/call/status_details.h"
@@ -125,7 +126,9 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
         RETURN_IF_ERROR(module->CheckWeights());
       }
       ASSIGN_OR_RETURN(const ComputeTurns::Turn turn, TakeDevice(call));
+      const absl::Time began = absl::Now();
       absl::StatusOr<v1::StepResponse> applied = Apply(hold, request);
+      call.compute = absl::Now() - began;
       if (!applied.ok()) {
         hold.Fail();
         return Classified(applied.status());

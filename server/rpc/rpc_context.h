@@ -52,6 +52,7 @@ class RpcContext {
   void Close();
 
  private:
+  bool Expired() const;
   absl::Status FindCapture(const AttentionCall& call, CallMemory& memory) const;
   void ReportStages(absl::Time now);
   void Log(absl::Duration took, absl::string_view reason);

@@ -291,6 +291,18 @@ def test_stack_that_is_gone_gives_its_module_back(daemon):
     assert daemon.metric("attnd_modules") == before
 
 
+def test_calls_of_modules_count_for_their_caller(daemon):
+    def used():
+        return [daemon.metric(f"attnd_caller_{name}") for name in (
+            "requests_total", 'bytes_total{.*direction="received"}', 'bytes_total{.*direction="sent"}', "compute_seconds_total")]
+    _, there = pair()
+    before = used()
+    x = data()[0][0]
+    there(x)
+    requests, received, sent, compute = np.subtract(used(), before)
+    assert requests >= 2 and received >= x.nbytes and sent >= x.nbytes and compute > 0  # Register, Forward
+
+
 def test_more_rows_than_before_keep_the_state():
     here, there = pair()
     optimizers = [torch.optim.AdamW(here.parameters(), lr=1e-2),
