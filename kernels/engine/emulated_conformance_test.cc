@@ -20,18 +20,18 @@ std::unique_ptr<Backend> MakeEmulated() {
 constexpr int kWholeStride = 5;
 
 const bool kHalf = RegisterBackendConformance("EmulatedHalf", MakeEmulated,
-                                              {.random_problems = 40,
-                                               .random_max_pairs = 20000,
+                                              {.random_problems = 25,
+                                               .random_max_pairs = 8000,
                                                .element = ElementType::kFloat16,
                                                .precision = EnginePrecision::HalfOperands(),
-                                               // Every kind with five or six of 16 options.
-                                               .mask_stride = 3,
+                                               // Every kind with three or four of 16 options.
+                                               .mask_stride = 5,
                                                .whole_stride = kWholeStride,
                                                .max_unsupported = 0});
 const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulated,
                                                   {.max_pairs = 6000,
-                                                   .random_problems = 40,
-                                                   .random_max_pairs = 20000,
+                                                   .random_problems = 25,
+                                                   .random_max_pairs = 8000,
                                                    .element = ElementType::kBFloat16,
                                                    .precision = EnginePrecision::HalfOperands(),
                                                    .whole_stride = kWholeStride,
