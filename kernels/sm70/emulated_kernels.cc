@@ -1,5 +1,7 @@
 #include "kernels/sm70/emulated_kernels.h"
 
+#include <type_traits>
+
 #include "kernels/rules/mask_tiles.h"
 #include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm70/backward.h"
@@ -26,10 +28,15 @@ EmulatedKernel Forward(const KernelRow& row) {
                     : ForwardScoring<LinearScores, kTile>(row);
 }
 
+// Those that have rows (kernels/tiles.cc).
 template <class Rule, class DropoutPolicy, Tile kTile>
 EmulatedKernel BackwardSumming(bool ordered) {
-  return ordered ? EmulatedEntry<BackwardKernel<kTile, Rule, DropoutPolicy, FixedPointSums>>()
-                 : EmulatedEntry<BackwardKernel<kTile, Rule, DropoutPolicy, FloatSums>>();
+  if (ordered) return EmulatedEntry<BackwardKernel<kTile, Rule, DropoutPolicy, FixedPointSums>>();
+  if constexpr (std::is_same_v<Rule, ListedScores>) {
+    return {};
+  } else {
+    return EmulatedEntry<BackwardKernel<kTile, Rule, DropoutPolicy, FloatSums>>();
+  }
 }
 
 template <class Rule, Tile kTile>

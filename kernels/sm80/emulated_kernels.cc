@@ -22,10 +22,17 @@ EmulatedKernel Forward(const KernelRow& row) {
                     : ForwardScoring<Math, kTile, LinearScores>(row);
 }
 
+// Those that have rows (kernels/tiles.cc).
 template <class Math, Tile kTile, class Rule, template <int> class DropoutPolicy>
 EmulatedKernel BackwardSumming(bool ordered) {
-  return ordered ? EmulatedEntry<BackwardKernel<Math, kTile, Rule, DropoutPolicy, FixedPointSums>>()
-                 : EmulatedEntry<BackwardKernel<Math, kTile, Rule, DropoutPolicy, FloatSums>>();
+  if (ordered) {
+    return EmulatedEntry<BackwardKernel<Math, kTile, Rule, DropoutPolicy, FixedPointSums>>();
+  }
+  if constexpr (std::is_same_v<Rule, LinearScores>) {
+    return EmulatedEntry<BackwardKernel<Math, kTile, Rule, DropoutPolicy, FloatSums>>();
+  } else {
+    return {};
+  }
 }
 template <class Math, Tile kTile, class Rule>
 EmulatedKernel BackwardScoring(const KernelRow& row) {

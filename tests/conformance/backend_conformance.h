@@ -38,6 +38,7 @@ struct ConformanceOptions {
   std::optional<ElementType> element;
   EnginePrecision precision;
   int mask_stride = 1;      // of the cases of masks by description every n-th
+  int whole_stride = 1;     // of all cases every n-th in whole, the rest are brief
   int max_unsupported = 0;  // (case, direction) pairs that Supports may refuse
   // NaN in a key or value that some rows see must not reach rows that do not see it, even inside
   // one tile. An engine that multiplies whole tiles and accepts that leak says so here and in its

@@ -33,7 +33,7 @@ struct ConformanceCase {
   float poison_value = 0;
   bool poisons_row = false;  // the whole row of head_dim numbers, not one of them
   int poison_eighths = 7;    // how far back in the tensor
-  bool brief = false;        // numbers alone: one launch each way
+  bool brief = false;        // numbers, and NaN in unseen keys: one launch each way
 };
 
 }  // namespace attnd
