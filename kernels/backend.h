@@ -170,6 +170,8 @@ class Backend {
 
   // Whether this engine has Capture. UNIMPLEMENTED otherwise.
   virtual absl::Status SupportsCapture() const;
+  // Device memory that Capture takes, after the forward has given back its own.
+  virtual int64_t CaptureBytes(const Problem&, const CaptureRequest&) const { return 0; }
   // The averaged attention map of a call that Forward has run: reads what it read, and its lse. The
   // same call has the same bits whatever else runs. `request` has passed CheckCapture. Errors are
   // Forward's; a call whose stop token is set may have any result.

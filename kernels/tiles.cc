@@ -28,6 +28,10 @@ const char* KindName(KernelKind kind) {
       return "bias_gradient";
     case KernelKind::kKeepRows:
       return "keep_rows";
+    case KernelKind::kCaptureScores:
+      return "capture_scores";
+    case KernelKind::kCaptureSums:
+      return "capture_sums";
   }
   return "unknown";
 }
@@ -122,6 +126,12 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
                   .element = element,
                   .tile = {16, 16, 0, 1},
                   .reason = "gradients of bias tensors"});
+  // On sm_70 the walk over heads spills a few words between two of them.
+  rows.push_back({.kind = KernelKind::kCaptureScores,
+                  .element = element,
+                  .tile = {kCaptureRows, element == ElementType::kFloat32 ? 64 : 128, 0, 1},
+                  .reason = "captured attention maps",
+                  .spill_bytes = element == ElementType::kFloat16 ? 20 : 0});
   if (element != ElementType::kFloat16) return;
   rows.push_back({.kind = KernelKind::kMaskTiles,
                   .tile = {0, 0, 0, 1},
@@ -129,6 +139,9 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
   rows.push_back({.kind = KernelKind::kSinkGradient,
                   .tile = {16, 16, 0, 1},
                   .reason = "gradients of sink logits"});
+  rows.push_back({.kind = KernelKind::kCaptureSums,
+                  .tile = {kCaptureRows, 0, 0, 1},
+                  .reason = "captured attention maps"});
 }
 
 std::vector<KernelRow> Sm70Rows() {

@@ -40,6 +40,8 @@ enum class KernelKind : unsigned char {
   kSinkGradient,   // one block for each (problem, batch entry, query head)
   kBiasGradient,   // one block for each 16×16 numbers of the gradient
   kKeepRows,       // after a kept bfloat16 forward: V and O in backward's scale
+  kCaptureScores,  // after a forward whose map is captured: tiles of the map, summed over heads
+  kCaptureSums,    // then their averages, blocks and moments
 };
 
 struct KernelRow {

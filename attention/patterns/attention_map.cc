@@ -59,10 +59,14 @@ double FrobeniusDistance(absl::Span<const float> a, absl::Span<const float> b) {
 
 void PowerSums::Add(const PowerSums& other) {
   CHECK(other.origin_ == origin_);
-  count_ += other.count_;
-  first_ += other.first_;
-  second_ += other.second_;
-  third_ += other.third_;
+  Add(other.count_, other.first_, other.second_, other.third_);
+}
+
+void PowerSums::Add(int64_t count, double first, double second, double third) {
+  count_ += count;
+  first_ += first;
+  second_ += second;
+  third_ += third;
 }
 
 double PowerSums::Mean() const { return origin_ + first_ / static_cast<double>(count_); }

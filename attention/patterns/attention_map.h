@@ -49,6 +49,8 @@ class PowerSums {
     third_ += distance * distance * distance;
   }
   void Add(const PowerSums& other);  // of the same origin
+  // Of `count` entries their sums.
+  void Add(int64_t count, double first, double second, double third);
 
   double Mean() const;
   double Variance() const;  // of the entries, not of a sample: divided by their count

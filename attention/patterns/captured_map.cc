@@ -52,6 +52,21 @@ void MapSums::Add(int64_t row_tile, int64_t key_tile, const float* averages, int
   }
 }
 
+const double* MapSums::AddTile(int64_t row_tile, int64_t key_tile, const double* blocks,
+                               const double* moments) {
+  const Tile tile = TileAt(row_tile, key_tile);
+  const int64_t index = row_tile * key_tiles_ + key_tile;
+  const double* end = blocks + tile.row_blocks * tile.key_blocks;
+  blocks_[index].assign(blocks, end);
+  moments_[index].Add(tile.rows * tile.keys, moments[0], moments[1], moments[2]);
+  return end;
+}
+
+int64_t MapSums::Cells(int64_t row_tile, int64_t key_tile) const {
+  const Tile tile = TileAt(row_tile, key_tile);
+  return tile.row_blocks * tile.key_blocks;
+}
+
 CapturedMap MapSums::Finish() const {
   CapturedMap captured;
   std::vector<double> sums(static_cast<size_t>(shape_.row_blocks() * shape_.key_blocks()));

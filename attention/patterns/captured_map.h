@@ -31,6 +31,13 @@ class MapSums {
   // Of the tile in the grid: its averages, rows of `stride` floats. Once a tile.
   void Add(int64_t row_tile, int64_t key_tile, const float* averages, int64_t stride);
 
+  // The same of a tile whose sums somebody else made: of its blocks, row by row of them, as far as
+  // they lie in it, and Σ(x − 1/keys), its squares, its cubes. Returns where its blocks' sums end.
+  const double* AddTile(int64_t row_tile, int64_t key_tile, const double* blocks,
+                        const double* moments);
+  // How many blocks it has a part of.
+  int64_t Cells(int64_t row_tile, int64_t key_tile) const;
+
   // After all tiles: everything but `map`.
   CapturedMap Finish() const;
 

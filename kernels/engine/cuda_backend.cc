@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/cost.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/engine/capture_plan.h"
 #include "kernels/engine/transfer.h"
 
 namespace attnd::cuda {
@@ -312,6 +314,69 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunBackward(const BackwardKernels& kern
   return Launch(plan, calls, held, masks, Direction::kBackward);
 }
 
+absl::Status CudaBackend::SupportsCapture() const {
+  for (const KernelRow& row : device_->rows()) {
+    const bool captures =
+        row.kind == KernelKind::kCaptureScores || row.kind == KernelKind::kCaptureSums;
+    if (captures) RETURN_IF_ERROR(device_->Check(row));
+  }
+  return absl::OkStatus();
+}
+
+int64_t CudaBackend::CaptureBytes(const Problem& problem, const CaptureRequest& request) const {
+  const absl::StatusOr<CaptureKernels> kernels = SelectCapture(device_->rows(), problem);
+  if (!kernels.ok()) return 0;
+  const absl::StatusOr<CallMask> mask = MaskOf(problem, TilingOf(*kernels));
+  return mask.ok() ? CaptureArenaBytes(problem, *kernels, request, *mask) : 0;
+}
+
+absl::StatusOr<CapturedMap> CudaBackend::Capture(const ForwardCall& call,
+                                                 const CaptureRequest& request) {
+  const Problem& p = *call.problem;
+  ASSIGN_OR_RETURN(const CaptureKernels kernels, SelectCapture(device_->rows(), p));
+  const ForwardCall* const calls[] = {&call};
+  ASSIGN_OR_RETURN(const std::vector<CallMask> masks,
+                   MasksOf(absl::MakeConstSpan(calls), TilingOf(kernels)));
+  CapturePlan plan = PlanCapture(p, kernels, request, masks[0],
+                                 SlicesOf(Flops(p, Direction::kForward), Direction::kForward));
+  LaunchPlan& own = plan.launch;
+  ASSIGN_OR_RETURN(std::unique_ptr<DeviceLaunch> launch,
+                   device_->Begin(own.arena.bytes(), own.arena.regions()));
+  const uint64_t arena = launch->arena();
+  Transfer transfer(*launch, own.arena.bytes());
+  RETURN_IF_ERROR(transfer.ScoresIn(own.layouts[0], call, own.PartsOfCall(0)));
+  RETURN_IF_ERROR(transfer.FlushIn());
+  RETURN_IF_ERROR(PlaceMasks(masks, *launch, own));
+  ASSIGN_OR_RETURN(const std::vector<std::byte> constants, own.Constants(arena, *device_));
+  RETURN_IF_ERROR(launch->UploadCopy(arena + static_cast<uint64_t>(own.constants_begin),
+                                     constants.data(), static_cast<int64_t>(constants.size())));
+  const CaptureDesc capture = plan.Describe(arena);
+  RETURN_IF_ERROR(launch->UploadCopy(arena + static_cast<uint64_t>(plan.capture_at), &capture,
+                                     sizeof(capture)));
+  for (int slab = 0; slab < plan.slabs(); ++slab) {
+    ASSIGN_OR_RETURN(const bool ran, launch->Run(plan.Slab(arena, slab),
+                                                 [&] { return !call.stop.stop_requested(); }));
+    if (!ran) return CapturedMap();
+  }
+  std::vector<double> cells(static_cast<size_t>(plan.cells));
+  std::vector<double> moments(static_cast<size_t>(plan.tiles * 3));
+  std::vector<float> map(static_cast<size_t>(request.keep_map ? p.q_len * p.kv_len : 0));
+  const auto bring = [&](auto& to, int64_t from) {
+    return to.empty()
+               ? absl::OkStatus()
+               : launch->Download({.device = arena + static_cast<uint64_t>(from),
+                                   .host = reinterpret_cast<std::byte*>(to.data()),
+                                   .bytes = static_cast<int64_t>(to.size() * sizeof(to[0]))});
+  };
+  RETURN_IF_ERROR(bring(cells, plan.cells_at));
+  RETURN_IF_ERROR(bring(moments, plan.moments_at));
+  RETURN_IF_ERROR(bring(map, plan.map_at));
+  RETURN_IF_ERROR(launch->Finish().status());
+  CapturedMap captured = CapturedFrom(plan, cells, moments);
+  captured.map = std::move(map);
+  return captured;
+}
+
 template <class Call>
 absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
                                                 absl::Span<const Call* const> calls,
@@ -336,7 +401,8 @@ absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
                    plan.Constants(launch->arena(), *device_));
   RETURN_IF_ERROR(launch->UploadCopy(launch->arena() + plan.constants_begin, constants.data(),
                                      static_cast<int64_t>(constants.size())));
-  ASSIGN_OR_RETURN(const bool ran, RunSlices(*launch, plan, calls, SlicesOf(plan, direction)));
+  ASSIGN_OR_RETURN(const bool ran,
+                   RunSlices(*launch, plan, calls, SlicesOf(plan.flops, direction)));
   if (!ran) return DeviceTimes();
   for (size_t n = 0; n < calls.size(); ++n) {
     RETURN_IF_ERROR(transfer.Out(plan.layouts[n], *calls[n], plan.PartsOfCall(n)));
@@ -360,9 +426,9 @@ absl::StatusOr<bool> CudaBackend::RunSlices(DeviceLaunch& launch, const LaunchPl
   return true;
 }
 
-int CudaBackend::SlicesOf(const LaunchPlan& plan, Direction direction) const {
+int CudaBackend::SlicesOf(double flops, Direction direction) const {
   const double rate = seconds_per_flop_[static_cast<int>(direction)];
-  const double seconds = plan.flops * rate;
+  const double seconds = flops * rate;
   if (seconds <= device_->max_slice_seconds()) return 1;
   const double slices = std::ceil(kSliceMargin * seconds / device_->max_slice_seconds());
   return static_cast<int>(std::min<double>(slices, kMaxSlices));

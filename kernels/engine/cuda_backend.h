@@ -11,6 +11,8 @@
 // DeviceBytes of each call, so a launch finds its memory; until then it waits for that of launches
 // that are ending.
 //
+// A capture is a launch of its own after its forward's: the call's Q, K and lse go up once more.
+//
 // A kept forward has its tensors in memory of their own, which stays when the launch goes; a
 // backward on that residual reads them there. Lists of masks stay likewise (masks/). A bfloat16
 // call's V and O lie on the device in other powers of two than backward wants (transfer.h), so a
@@ -53,6 +55,10 @@ class CudaBackend final : public Backend {
   DeviceUse Use() const override { return device_->use(); }
   absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override;
   absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override;
+  absl::Status SupportsCapture() const override;
+  int64_t CaptureBytes(const Problem& problem, const CaptureRequest& request) const override;
+  absl::StatusOr<CapturedMap> Capture(const ForwardCall& call,
+                                      const CaptureRequest& request) override;
 
  private:
   // Of each call: where its tensors lie, if outside the arena.
@@ -78,7 +84,7 @@ class CudaBackend final : public Backend {
   template <class Call>
   absl::StatusOr<bool> RunSlices(DeviceLaunch& launch, const LaunchPlan& plan,
                                  absl::Span<const Call* const> calls, int slices);
-  int SlicesOf(const LaunchPlan& plan, Direction direction) const;
+  int SlicesOf(double flops, Direction direction) const;
   void Learn(const LaunchPlan& plan, Direction direction, double seconds);
 
   const std::unique_ptr<KernelDevice> device_;

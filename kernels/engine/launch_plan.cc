@@ -13,21 +13,6 @@
 namespace attnd::cuda {
 namespace {
 
-void AddParts(absl::Span<const Problem* const> problems, Travel travel, LaunchPlan& plan) {
-  for (size_t n = 0; n < problems.size(); ++n) {
-    plan.first_part.push_back(plan.parts.size());
-    for (const Part& part : PartsOf(*problems[n], static_cast<int>(n), travel)) {
-      plan.parts.push_back(part);
-    }
-  }
-  plan.first_part.push_back(plan.parts.size());
-}
-
-size_t AddTiles(std::vector<TileWork> tiles, LaunchPlan& plan) {
-  plan.tiles.push_back(std::move(tiles));
-  return plan.tiles.size() - 1;
-}
-
 int BoxRows(const KernelRow& row, int map) {
   return map == kMapOfQ || map == kMapOfDo ? row.tile.q_rows : row.tile.kv_rows;
 }
@@ -43,22 +28,6 @@ void AddMaps(const KernelRow& row, LaunchPlan& plan) {
   }
 }
 
-// The arena's end, after the calls' tensors.
-void AddConstants(LaunchPlan& plan) {
-  plan.constants_begin = plan.arena.bytes();
-  if (plan.mapped) {
-    plan.maps_offset =
-        plan.arena.Add("maps", MapBytes(*plan.mapped, plan.parts.size()), RegionUse::kInput);
-  }
-  for (CallLayout& layout : plan.layouts) LayOutConstants(layout, plan.arena);
-  plan.problems_offset = plan.arena.Add(
-      "problems", static_cast<int64_t>(plan.parts.size() * sizeof(ProblemDesc)), RegionUse::kInput);
-  for (const std::vector<TileWork>& tiles : plan.tiles) {
-    plan.tile_offsets.push_back(plan.arena.Add(
-        "tiles", static_cast<int64_t>(tiles.size() * sizeof(TileWork)), RegionUse::kInput));
-  }
-}
-
 // Tiles of `rows` rows over all entries and one head.
 int64_t TilesOfHead(const Problem& p, int64_t length, int64_t rows) {
   if (IsPacked(p.layout)) return length / rows + p.batch;
@@ -69,13 +38,6 @@ int64_t ConstantBytes(const Problem& p, Travel travel, int64_t tiles, int tile_l
   const int64_t parts = IsConverted(p.element, travel) ? p.batch * p.kv_heads : 1;
   return parts * static_cast<int64_t>(sizeof(ProblemDesc)) +
          tiles * static_cast<int64_t>(sizeof(TileWork)) + (1 + tile_lists) * kRegionAlignment;
-}
-
-void AddMaskTiles(const KernelRow& row, LaunchPlan& plan) {
-  std::vector<TileWork> lines = MaskLineTiles(plan.layouts, plan.parts);
-  if (lines.empty()) return;
-  plan.kernels.push_back({row, AddTiles(std::move(lines), plan), {}});
-  plan.has_bool_masks = true;
 }
 
 // A block costs about as much as this many keys (rows), whatever it visits.
@@ -94,7 +56,7 @@ void AddMain(const KernelRow& row, OrderedTiles ordered, int own, absl::Span<con
     if (masks.empty() || masks[call].compiled == nullptr) continue;
     plan.flops += static_cast<double>(ordered.work[n] * own) * flops(*plan.layouts[call].problem);
   }
-  plan.kernels.push_back({row, AddTiles(std::move(ordered.tiles), plan), std::move(work)});
+  plan.kernels.push_back({row, plan.AddTiles(std::move(ordered.tiles)), std::move(work)});
 }
 const CallMask* MaskOf(absl::Span<const CallMask> masks, size_t call) {
   return masks.empty() || masks[call].compiled == nullptr ? nullptr : &masks[call];
@@ -113,6 +75,43 @@ int64_t EndOfSlice(const std::vector<int64_t>& work, int slice, int slices) {
 
 }  // namespace
 
+void LaunchPlan::AddParts(absl::Span<const Problem* const> problems, Travel travel) {
+  for (size_t n = 0; n < problems.size(); ++n) {
+    first_part.push_back(parts.size());
+    for (const Part& part : PartsOf(*problems[n], static_cast<int>(n), travel)) {
+      parts.push_back(part);
+    }
+  }
+  first_part.push_back(parts.size());
+}
+
+size_t LaunchPlan::AddTiles(std::vector<TileWork> added) {
+  tiles.push_back(std::move(added));
+  return tiles.size() - 1;
+}
+
+void LaunchPlan::AddMaskTiles(const KernelRow& row) {
+  std::vector<TileWork> lines = MaskLineTiles(layouts, parts);
+  if (lines.empty()) return;
+  kernels.push_back({row, AddTiles(std::move(lines)), {}});
+  has_bool_masks = true;
+}
+
+// The arena's end, after the calls' tensors.
+void LaunchPlan::AddConstants() {
+  constants_begin = arena.bytes();
+  if (mapped) {
+    maps_offset = arena.Add("maps", MapBytes(*mapped, parts.size()), RegionUse::kInput);
+  }
+  for (CallLayout& layout : layouts) LayOutConstants(layout, arena);
+  problems_offset = arena.Add("problems", static_cast<int64_t>(parts.size() * sizeof(ProblemDesc)),
+                              RegionUse::kInput);
+  for (const std::vector<TileWork>& own : tiles) {
+    tile_offsets.push_back(
+        arena.Add("tiles", static_cast<int64_t>(own.size() * sizeof(TileWork)), RegionUse::kInput));
+  }
+}
+
 Travel TravelOf(const KernelRow& row) {
   return row.element == ElementType::kBFloat16 ? Travel::kAsItIs : Travel::kAsHalves;
 }
@@ -130,7 +129,7 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
                        const std::vector<bool>& held, absl::Span<const CallMask> masks) {
   LaunchPlan plan;
   const Travel travel = TravelOf(kernels.forward);
-  AddParts(problems, travel, plan);
+  plan.AddParts(problems, travel);
   for (size_t n = 0; n < problems.size(); ++n) {
     const Problem& p = *problems[n];
     ArenaLayout& own = plan.held.emplace_back();
@@ -139,7 +138,7 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
     LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
     if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kForward);
   }
-  AddMaskTiles(kernels.mask_tiles, plan);
+  plan.AddMaskTiles(kernels.mask_tiles);
   AddMaps(kernels.forward, plan);
   const Tile& tile = kernels.forward.tile;
   AddMain(
@@ -148,9 +147,9 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
   std::vector<TileWork> kept = KeepRowsTiles(plan.layouts, plan.parts);
   if (!kept.empty()) {
     CHECK(kernels.keep_rows.has_value());
-    plan.kernels.push_back({*kernels.keep_rows, AddTiles(std::move(kept), plan), {}});
+    plan.kernels.push_back({*kernels.keep_rows, plan.AddTiles(std::move(kept)), {}});
   }
-  AddConstants(plan);
+  plan.AddConstants();
   return plan;
 }
 
@@ -158,7 +157,7 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
                         const std::vector<bool>& held, absl::Span<const CallMask> masks) {
   LaunchPlan plan;
   const Travel travel = TravelOf(kernels.backward);
-  AddParts(problems, travel, plan);
+  plan.AddParts(problems, travel);
   for (size_t n = 0; n < problems.size(); ++n) {
     ArenaLayout& own = plan.held.emplace_back();
     plan.layouts.push_back(
@@ -168,9 +167,9 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
                     NeedsRest(*problems[n], kernels), plan.arena);
     if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kBackward);
   }
-  AddMaskTiles(kernels.mask_tiles, plan);
+  plan.AddMaskTiles(kernels.mask_tiles);
   AddMaps(kernels.backward, plan);
-  const size_t rows = AddTiles(RowBlockTiles(problems, plan.parts), plan);
+  const size_t rows = plan.AddTiles(RowBlockTiles(problems, plan.parts));
   plan.kernels.push_back({kernels.key_bounds, rows, {}});
   plan.kernels.push_back({kernels.delta, rows, {}});
   const Tile& tile = kernels.backward.tile;
@@ -180,13 +179,13 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
   plan.kernels.push_back({kernels.query_gradient, rows, {}});
   if (kernels.sink_gradient) {
     plan.kernels.push_back(
-        {*kernels.sink_gradient, AddTiles(HeadTiles(problems, plan.parts), plan), {}});
+        {*kernels.sink_gradient, plan.AddTiles(HeadTiles(problems, plan.parts)), {}});
   }
   if (kernels.bias_gradient) {
     plan.kernels.push_back(
-        {*kernels.bias_gradient, AddTiles(BiasTiles(problems, plan.parts), plan), {}});
+        {*kernels.bias_gradient, plan.AddTiles(BiasTiles(problems, plan.parts)), {}});
   }
-  AddConstants(plan);
+  plan.AddConstants();
   return plan;
 }
 
@@ -237,7 +236,7 @@ std::vector<KernelStep> LaunchPlan::Slice(uint64_t arena_address, int slice, int
       continue;
     }
     if (begin == end) continue;
-    LaunchParams params;
+    LaunchParams params = {};
     params.problems = reinterpret_cast<const ProblemDesc*>(arena_address + problems_offset);
     params.tiles =
         reinterpret_cast<const TileWork*>(arena_address + tile_offsets[kernel.tiles]) + begin;

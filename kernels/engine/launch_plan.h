@@ -41,6 +41,13 @@ struct LaunchPlan {
   double flops = 0;                 // at most: what bool masks empty is counted
   bool has_bool_masks = false;
 
+  // What every launch has, in this order: parts first, constants last.
+  void AddParts(absl::Span<const Problem* const> problems, Travel travel);
+  size_t AddTiles(std::vector<TileWork> tiles);  // index
+  // A kernel that lists bool masks, if there are some.
+  void AddMaskTiles(const KernelRow& row);
+  void AddConstants();
+
   absl::Span<Part> PartsOfCall(size_t call) {
     return absl::MakeSpan(parts).subspan(first_part[call], first_part[call + 1] - first_part[call]);
   }

@@ -135,4 +135,14 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   return kernels;
 }
 
+absl::StatusOr<CaptureKernels> SelectCapture(absl::Span<const KernelRow> rows, const Problem& p) {
+  RETURN_IF_ERROR(CheckElement(rows, p));
+  const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kMaskTiles);
+  const std::optional<KernelRow> scores =
+      Find(rows, KernelKind::kCaptureScores, ElementOf(rows, p));
+  const std::optional<KernelRow> sums = Find(rows, KernelKind::kCaptureSums);
+  if (!mask_tiles || !scores || !sums) return NoKernel(p, "capture");
+  return CaptureKernels{*mask_tiles, *scores, *sums};
+}
+
 }  // namespace attnd::cuda

@@ -28,9 +28,15 @@ struct BackwardKernels {
   KernelRow mask_tiles, key_bounds, delta, backward, query_gradient;
   std::optional<KernelRow> sink_gradient, bias_gradient;  // where the problem wants them
 };
+struct CaptureKernels {
+  KernelRow mask_tiles, scores, sums;
+};
 absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows,
                                              const Problem& problem);
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
                                                const Problem& problem);
+// Of a problem that SelectForward has kernels for.
+absl::StatusOr<CaptureKernels> SelectCapture(absl::Span<const KernelRow> rows,
+                                             const Problem& problem);
 
 }  // namespace attnd::cuda

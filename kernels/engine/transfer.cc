@@ -250,14 +250,35 @@ absl::Status Transfer::InputsIn(const CallLayout& at, const ForwardCall& call, i
   auto of = [&](int Exponents::*member) {
     return ExponentsOf(parts, [member](const Exponents& e) { return e.*member; });
   };
-  if (p.bool_mask) RETURN_IF_ERROR(BytesIn(at.mask, call.mask_bits, p.bool_mask->bytes()));
-  if (p.bias) {
-    RETURN_IF_ERROR(
-        BytesIn(at.bias, call.bias, p.bias->shape.elements() * ElementBytes(p.bias->element)));
-  }
+  RETURN_IF_ERROR(MaskAndBiasIn(at, call));
   RETURN_IF_ERROR(RowsIn({KeyRows(p), false, at.k, of(&Exponents::k)}, call.k, p, parts));
   RETURN_IF_ERROR(RowsIn({ValueRows(p), false, at.v, of(&Exponents::v)}, call.v, p, parts));
   return RowsIn({QueryRows(p), true, at.q, of(&Exponents::q)}, call.q, p, parts);
+}
+
+absl::Status Transfer::MaskAndBiasIn(const CallLayout& at, const ForwardCall& call) {
+  const Problem& p = *at.problem;
+  if (p.bool_mask) RETURN_IF_ERROR(BytesIn(at.mask, call.mask_bits, p.bool_mask->bytes()));
+  if (!p.bias) return absl::OkStatus();
+  return BytesIn(at.bias, call.bias, p.bias->shape.elements() * ElementBytes(p.bias->element));
+}
+
+absl::Status Transfer::ScoresIn(const CallLayout& at, const ForwardCall& call,
+                                absl::Span<Part> parts) {
+  const Problem& p = *at.problem;
+  BeginCall(at, call.workspace);
+  if (IsConverted(p.element, travel_)) {
+    for (Part& part : parts) {
+      part.exponents.q = ExponentIn(p, part, QueryRows(p), true, call.q) - kWideBits;
+      part.exponents.k = ExponentIn(p, part, KeyRows(p), false, call.k) - kWideBits;
+    }
+  }
+  const std::vector<int> q = ExponentsOf(parts, [](const Exponents& e) { return e.q; });
+  const std::vector<int> k = ExponentsOf(parts, [](const Exponents& e) { return e.k; });
+  RETURN_IF_ERROR(MaskAndBiasIn(at, call));
+  RETURN_IF_ERROR(RowsIn({KeyRows(p), false, at.k, k}, call.k, p, parts));
+  RETURN_IF_ERROR(RowsIn({QueryRows(p), true, at.q, q}, call.q, p, parts));
+  return BytesIn(at.lse, call.lse, p.LseElements() * 4);
 }
 
 absl::Status Transfer::Out(const CallLayout& at, const ForwardCall& call,

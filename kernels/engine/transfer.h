@@ -40,6 +40,8 @@ class Transfer {
   // `parts` are the call's own, and stay; in bfloat16 their exponents are set here.
   absl::Status In(const CallLayout& at, const ForwardCall& call, absl::Span<Part> parts);
   absl::Status In(const CallLayout& at, const BackwardCall& call, absl::Span<Part> parts);
+  // What a capture reads of a forward that has run (LayOutScores).
+  absl::Status ScoresIn(const CallLayout& at, const ForwardCall& call, absl::Span<Part> parts);
   absl::Status FlushIn();
   absl::Status Out(const CallLayout& at, const ForwardCall& call, absl::Span<const Part> parts);
   absl::Status Out(const CallLayout& at, const BackwardCall& call, absl::Span<const Part> parts);
@@ -59,6 +61,7 @@ class Transfer {
   // Q, K, V and what scores need; the largest V becomes 2^value_bits.
   absl::Status InputsIn(const CallLayout& at, const ForwardCall& call, int value_bits,
                         absl::Span<Part> parts);
+  absl::Status MaskAndBiasIn(const CallLayout& at, const ForwardCall& call);
   // What backward needs of forward, in the scales of backward.
   absl::Status ForwardIn(const CallLayout& at, const BackwardCall& call, absl::Span<Part> parts);
   absl::Status RowsIn(const Rows& rows, const void* from, const Problem& p,

@@ -42,6 +42,8 @@ std::string Sm70Expression(const KernelRow& row) {
       return absl::StrCat("DqKernel<", row.head_dim, ", ", SumsOf(row), ">");
     case KernelKind::kKeepRows:
       return "KeepRowsKernel";
+    case KernelKind::kCaptureScores:
+      return "attnd::CaptureScoresKernel<CaptureProducts>";
     default:
       return "";
   }
@@ -87,6 +89,8 @@ std::string Sm80Expression(const KernelRow& row) {
       return absl::StrCat("DeltaKernel<", math, ">");
     case KernelKind::kQueryGradient:
       return absl::StrCat("DqKernel<", math, ", ", row.head_dim, ", ", SumsOf(row), ">");
+    case KernelKind::kCaptureScores:
+      return absl::StrCat("attnd::CaptureScoresKernel<CaptureProducts<", math, ">>");
     default:
       return "";
   }
@@ -98,6 +102,8 @@ std::string KernelExpression(const KernelRow& row) {
       return "attnd::MaskTilesKernel";
     case KernelKind::kSinkGradient:
       return "attnd::SinkGradientKernel";
+    case KernelKind::kCaptureSums:
+      return "attnd::CaptureSumsKernel";
     case KernelKind::kBiasGradient:
       return absl::StrCat("attnd::BiasGradientKernel<", ElementOf(row), ">");
     default:

@@ -167,6 +167,10 @@ inline void StoreShared32(void* p, uint32_t v, ATTN_WHERE) { host::Store(p, v, w
 inline void StoreSharedFloat(void* p, float v, ATTN_WHERE) { host::Store(p, v, where, true); }
 inline void StoreShared64(void* p, uint2 v, ATTN_WHERE) { host::Store(p, v, where, true); }
 inline void StoreShared128(void* p, uint4 v, ATTN_WHERE) { host::Store(p, v, where, true); }
+inline double LoadSharedDouble(const void* p, ATTN_WHERE) {
+  return host::Load<double>(p, where, true);
+}
+inline void StoreSharedDouble(void* p, double v, ATTN_WHERE) { host::Store(p, v, where, true); }
 
 inline uint4 LoadConstant128(const void* p, ATTN_WHERE) {
   return host::Load<uint4>(p, where, false);
@@ -200,6 +204,7 @@ inline uint32_t LoadGlobal32(const void* p, ATTN_WHERE) {
 }
 inline void StoreGlobal32(void* p, uint32_t v, ATTN_WHERE) { host::Store(p, v, where, false); }
 inline void StoreGlobalFloat(void* p, float v, ATTN_WHERE) { host::Store(p, v, where, false); }
+inline void StoreGlobalDouble(void* p, double v, ATTN_WHERE) { host::Store(p, v, where, false); }
 inline void StoreGlobal64(void* p, uint2 v, ATTN_WHERE) { host::Store(p, v, where, false); }
 inline void StoreGlobal128(void* p, uint4 v, ATTN_WHERE) { host::Store(p, v, where, false); }
 inline void ReduceAdd(float* p, float v, ATTN_WHERE) {

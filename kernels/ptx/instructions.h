@@ -163,6 +163,8 @@ ATTN_PTX void StoreShared32(void* p, uint32_t v) { *static_cast<uint32_t*>(p) = 
 ATTN_PTX void StoreSharedFloat(void* p, float v) { *static_cast<float*>(p) = v; }
 ATTN_PTX void StoreShared64(void* p, uint2 v) { *static_cast<uint2*>(p) = v; }
 ATTN_PTX void StoreShared128(void* p, uint4 v) { *static_cast<uint4*>(p) = v; }
+ATTN_PTX double LoadSharedDouble(const void* p) { return *static_cast<const double*>(p); }
+ATTN_PTX void StoreSharedDouble(void* p, double v) { *static_cast<double*>(p) = v; }
 
 // ---- Global memory. "Constant" ones go through the read-only path: nothing in this launch writes
 // what they read. They are volatile, so that a prefetch stays where it is written.
@@ -226,6 +228,9 @@ ATTN_PTX void StoreGlobal32(void* p, uint32_t v) {
 }
 ATTN_PTX void StoreGlobalFloat(void* p, float v) {
   asm volatile("st.global.f32 [%0],%1;" ::"l"(p), "f"(v) : "memory");
+}
+ATTN_PTX void StoreGlobalDouble(void* p, double v) {
+  asm volatile("st.global.f64 [%0],%1;" ::"l"(p), "d"(v) : "memory");
 }
 ATTN_PTX void StoreGlobal64(void* p, uint2 v) {
   asm volatile("st.global.v2.u32 [%0],{%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");

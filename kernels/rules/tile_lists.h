@@ -218,11 +218,18 @@ class MaskLookup {
   ATTN_HD MaskLookup(const TileLists& lists, int batch, int head)
       : lists_(lists), batch_(batch), head_(head), row_tile_(-1), key_tile_(-1), entry_(0) {}
 
+  // What the mask shows of a tile: the number of a bitmap, kAll or kNothing.
+  static constexpr int64_t kAll = -1, kNothing = -2;
+  ATTN_HD int64_t TileEntry(int row_tile, int key_tile) {
+    if (lists_.lines == nullptr) return kAll;
+    if (row_tile != row_tile_ || key_tile != key_tile_) Find(row_tile, key_tile);
+    return entry_;
+  }
+
   ATTN_HD bool Shows(int row, int key) {
     if (lists_.lines == nullptr) return true;
     const int row_tile = row / lists_.tile_rows, key_tile = key / lists_.tile_keys;
-    if (row_tile != row_tile_ || key_tile != key_tile_) Find(row_tile, key_tile);
-    if (entry_ < 0) return entry_ == kAll;
+    if (TileEntry(row_tile, key_tile) < 0) return entry_ == kAll;
     row -= row_tile * lists_.tile_rows;
     key -= key_tile * lists_.tile_keys;
     const int x = lists_.by_keys ? key : row, y = lists_.by_keys ? row : key;
@@ -235,8 +242,6 @@ class MaskLookup {
   }
 
  private:
-  static constexpr int64_t kAll = -1, kNothing = -2;
-
   ATTN_HD void Find(int row_tile, int key_tile) {
     row_tile_ = row_tile;
     key_tile_ = key_tile;

@@ -5,6 +5,7 @@
 #include "kernels/rules/mask_tiles.h"
 #include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm70/backward.h"
+#include "kernels/sm70/capture.h"
 #include "kernels/sm70/forward.h"
 #include "kernels/sm70/keep_rows.h"
 
@@ -69,6 +70,10 @@ EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kSinkGradient) return EmulatedEntry<SinkGradientKernel>();
   if (row.kind == KernelKind::kBiasGradient) return EmulatedEntry<BiasGradientKernel<Float16>>();
   if (row.kind == KernelKind::kKeepRows) return EmulatedEntry<KeepRowsKernel>();
+  if (row.kind == KernelKind::kCaptureSums) return EmulatedEntry<CaptureSumsKernel>();
+  if (row.kind == KernelKind::kCaptureScores) {
+    return EmulatedEntry<CaptureScoresKernel<CaptureProducts>>();
+  }
   if (row.kind == KernelKind::kForward) {
     if (row.head_dim == 32) return Forward<128, 32, 2>(row);
     if (row.head_dim == 64) return Forward<128, 64, 2>(row);

@@ -4,6 +4,7 @@
 #include "kernels/rules/mask_tiles.h"
 #include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm70/backward.h"
+#include "kernels/sm70/capture.h"
 #include "kernels/sm70/forward.h"
 #include "kernels/sm70/keep_rows.h"
 

@@ -1,6 +1,7 @@
 // The kernels of float32: a file of its own, since each costs the compiler seconds.
 #include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm80/backward.h"
+#include "kernels/sm80/capture.h"
 #include "kernels/sm80/emulated_kernels.h"
 #include "kernels/sm80/forward.h"
 
@@ -49,6 +50,9 @@ EmulatedKernel FindEmulatedFloatKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kBiasGradient) return EmulatedEntry<BiasGradientKernel<FloatMath>>();
   if (row.kind == KernelKind::kKeyBounds) return EmulatedEntry<KeyBoundsKernel<FloatMath>>();
   if (row.kind == KernelKind::kDelta) return EmulatedEntry<DeltaKernel<FloatMath>>();
+  if (row.kind == KernelKind::kCaptureScores) {
+    return EmulatedEntry<CaptureScoresKernel<CaptureProducts<FloatMath>>>();
+  }
   return row.head_dim == 64 ? OfHeadDim<64>(row) : OfHeadDim<128>(row);
 }
 

@@ -5,6 +5,7 @@
 #include "kernels/rules/mask_tiles.h"
 #include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm80/backward.h"
+#include "kernels/sm80/capture.h"
 #include "kernels/sm80/forward.h"
 
 namespace attnd::sm80 {
@@ -62,6 +63,9 @@ EmulatedKernel Find(const KernelRow& row) {
   if (row.kind == KernelKind::kBiasGradient) return EmulatedEntry<BiasGradientKernel<Math>>();
   if (row.kind == KernelKind::kKeyBounds) return EmulatedEntry<KeyBoundsKernel<Math>>();
   if (row.kind == KernelKind::kDelta) return EmulatedEntry<DeltaKernel<Math>>();
+  if (row.kind == KernelKind::kCaptureScores) {
+    return EmulatedEntry<CaptureScoresKernel<CaptureProducts<Math>>>();
+  }
   // One head dimension of each form: each kernel costs the compiler seconds.
   if constexpr (std::is_same_v<Math, HalfMath>) {
     if (row.head_dim == 64) return OfHeadDim<Math, 64>(row);
@@ -79,6 +83,7 @@ EmulatedKernel Find(const KernelRow& row) {
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kMaskTiles) return EmulatedEntry<MaskTilesKernel>();
   if (row.kind == KernelKind::kSinkGradient) return EmulatedEntry<SinkGradientKernel>();
+  if (row.kind == KernelKind::kCaptureSums) return EmulatedEntry<CaptureSumsKernel>();
   if (row.element == ElementType::kFloat32) return FindEmulatedFloatKernel(row);
   return row.element == ElementType::kBFloat16 ? Find<BFloat16Math>(row) : Find<HalfMath>(row);
 }

@@ -4,6 +4,7 @@
 #include "kernels/rules/mask_tiles.h"
 #include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm80/backward.h"
+#include "kernels/sm80/capture.h"
 #include "kernels/sm80/forward.h"
 
 namespace attnd::sm80 {

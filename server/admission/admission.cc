@@ -185,6 +185,9 @@ Admission::Choice Admission::ChoiceOf(const AdmittedCall& admitted, int device) 
   const Problem& problem = call.problem();
   int64_t bytes = backend->DeviceBytes(problem, call.direction());
   if (admitted.memory().residual_place == device) bytes -= backend->ResidualBytes(problem);
+  if (const CaptureWish* wish = call.capture(); wish != nullptr) {
+    bytes = std::max(bytes, backend->CaptureBytes(problem, wish->request()));
+  }
   if (call.keep_residual()) bytes += backend->KeepingBytes(problem);
   const double seconds = cost->EstimateSeconds(problem, call.direction(), admitted.flops(),
                                                call.input_bytes() + call.output_bytes());

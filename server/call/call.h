@@ -58,6 +58,8 @@ struct CaptureWish {
   int64_t block = 0;
   bool keep = false;
   std::string previous;  // token of a kept map; empty: none
+
+  CaptureRequest request() const { return {block, keep || !previous.empty()}; }
 };
 
 struct CallMemory {

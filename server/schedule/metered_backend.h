@@ -46,6 +46,9 @@ class MeteredBackend final : public Backend {
     return Count(Direction::kBackward, calls, backend_.Backward(calls));
   }
   absl::Status SupportsCapture() const override { return backend_.SupportsCapture(); }
+  int64_t CaptureBytes(const Problem& problem, const CaptureRequest& request) const override {
+    return backend_.CaptureBytes(problem, request);
+  }
   absl::StatusOr<CapturedMap> Capture(const ForwardCall& call,
                                       const CaptureRequest& request) override {
     return backend_.Capture(call, request);

@@ -123,12 +123,14 @@ class Cell:
 
 def eager(cell):
     """matmul, softmax, dropout, matmul."""
-    hidden = torch.full((cell.length, cell.length), -math.inf, device="cuda", dtype=cell.dtype).triu(1)
+    hidden = []  # of the causal mask, once it is used: of long rows it finds no room
 
     def run(q, k, v):
         scores = q @ k.transpose(-1, -2) * cell.dim**-0.5
         if cell.causal:
-            scores = scores + hidden
+            if not hidden:
+                hidden.append(torch.full(scores.shape[-2:], -math.inf, device="cuda", dtype=cell.dtype).triu(1))
+            scores = scores + hidden[0]
         return torch.dropout(torch.softmax(scores, -1), cell.dropout, True) @ v
 
     return run

@@ -3,7 +3,8 @@
 A step is a forward of each layer in turn, then a backward of each in reverse order, on one thread, as autograd does it.
 Steps with and without leases take turns, so that a busy machine slows both; figures are medians. Bytes are counted
 twice: by the daemon (attnd_received_bytes_total) and by the loopback device (/proc/net/dev), which has all of TCP/IP
-and whatever else runs on the machine; those over PCIe by the daemon (attnd_h2d_bytes_total, attnd_d2h_bytes_total).
+and whatever else runs on the machine; those over PCIe by the daemon (attnd_h2d_bytes_total, attnd_d2h_bytes_total). The
+engine's time is that of the receipts, kernels alone, without what it waits for.
 
     bazel build //server:attnd //tests/benchmarks:null_attnd //client/c:libattnd_client.so
     PYTHONPATH=client/python ATTND_CLIENT_LIBRARY=bazel-bin/client/c/libattnd_client.so \
@@ -51,19 +52,26 @@ def dtype_of(name):
 class Layer:
     """One attention layer: inputs, and arrays for all results, touched once."""
 
-    def __init__(self, a, rng):
+    def __init__(self, a, rng, client):
         shape, kv_shape = (a.batch, a.heads, a.length, a.dim), (a.batch, a.kv_heads, a.length, a.dim)
         dtype = dtype_of(a.dtype)
-        self.q, self.dout = [rng.standard_normal(shape).astype(dtype) for _ in range(2)]
-        self.k, self.v = [rng.standard_normal(kv_shape).astype(dtype) for _ in range(2)]
-        self.out, self.dq = np.ones_like(self.q), np.ones_like(self.q)
-        self.dk, self.dv = np.ones_like(self.k), np.ones_like(self.k)
+
+        def array(of, fill):
+            made = client.empty(of, dtype)  # shared with the daemon where its socket is the address
+            made[...] = fill(of)
+            return made
+        self.q, self.dout = [array(shape, rng.standard_normal) for _ in range(2)]
+        self.k, self.v = [array(kv_shape, rng.standard_normal) for _ in range(2)]
+        self.out, self.dq = [array(shape, np.ones) for _ in range(2)]
+        self.dk, self.dv = [array(kv_shape, np.ones) for _ in range(2)]
+        self.causal = None if a.full else "top_left"
 
     def forward(self, client, keep):
-        self.result = client.forward(self.q, self.k, self.v, causal="top_left", keep=keep, out=self.out)
+        self.result = client.forward(self.q, self.k, self.v, causal=self.causal, keep=keep, out=self.out)
+        return self.result.receipt
 
     def backward(self, client):
-        result = client.backward(self.dout, self.q, self.k, self.v, self.out, self.result.lse, causal="top_left",
+        result = client.backward(self.dout, self.q, self.k, self.v, self.out, self.result.lse, causal=self.causal,
                                  residual=self.result.residual, out=(self.dq, self.dk, self.dv))
         self.result = None  # as autograd frees the graph
         return result.receipt
@@ -71,11 +79,10 @@ class Layer:
 
 def step(client, layers, keep, metrics_port):
     """Seconds of forward and backward, bytes of backward at the daemon, on the wire and up and down PCIe, the same of
-    forward up and down PCIe, share of leased shards."""
+    forward up and down PCIe, share of leased shards, the engine's seconds."""
     first = daemon_bytes(metrics_port)
     begin = time.perf_counter()
-    for layer in layers:
-        layer.forward(client, keep)
+    ahead = [layer.forward(client, keep) for layer in layers]
     middle = time.perf_counter()
     received, device = daemon_bytes(metrics_port), loopback_bytes()
     start = time.perf_counter()
@@ -84,7 +91,8 @@ def step(client, layers, keep, metrics_port):
     device = loopback_bytes() - device
     forward, backward = received - first, daemon_bytes(metrics_port) - received
     leased = sum(r.leased for r in receipts) / sum(r.shards for r in receipts)
-    return middle - begin, end - start, backward[0], device, leased, *forward[1:], *backward[1:]
+    engine = sum(receipt.stages.get("kernel", 0) for receipt in ahead + receipts)
+    return middle - begin, end - start, backward[0], device, leased, engine, *forward[1:], *backward[1:]
 
 
 def main():
@@ -96,20 +104,24 @@ def main():
                           ("steps", 9)):
         parser.add_argument("--" + name, type=int, default=default)
     parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--full", action="store_true", help="without the causal mask")
+    parser.add_argument("--shared", action="store_true", help="by unix socket, tensors in memory shared with the daemon")
     a = parser.parse_args()
     server = a.server or ("bazel-bin/tests/benchmarks/null_attnd" if a.null else "bazel-bin/server/attnd")
     with tempfile.TemporaryDirectory() as folder:
         port_file, metrics_file = os.path.join(folder, "port"), os.path.join(folder, "metrics")
-        process = subprocess.Popen([os.path.join(ROOT, server), "--listen", "127.0.0.1:0", "--port_file", port_file,
+        listen = f"unix:{folder}/socket" if a.shared else "127.0.0.1:0"
+        process = subprocess.Popen([os.path.join(ROOT, server), "--listen", listen, "--port_file", port_file,
                                     "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", metrics_file,
                                     "--memory_limit_mib", "2048", "--backend", a.backend, "--drain_delay", "0",
                                     "--log_level", "error"])
         try:
-            address, metrics_port = "127.0.0.1:" + read_port(port_file), read_port(metrics_file)
+            metrics_port = read_port(metrics_file)
+            address = listen if a.shared else "127.0.0.1:" + read_port(port_file)
             rng = np.random.default_rng(1)
-            layers = [Layer(a, rng) for _ in range(a.layers)]
             found = {False: [], True: []}
-            with attnd.connect(address, timeout=300) as client:
+            with attnd.connect(address, timeout=300, wait_for_ready=True) as client:
+                layers = [Layer(a, rng, client) for _ in range(a.layers)]
                 for number in range(a.steps + 1):
                     for keep in (False, True):
                         measured = step(client, layers, keep, metrics_port)
@@ -119,20 +131,20 @@ def main():
             process.terminate()
             process.wait()
     print(f"{'null' if a.null else a.backend} engine, {a.layers} layers of batch {a.batch}, {a.heads} heads on "
-          f"{a.kv_heads}, N {a.length}, D {a.dim}, {a.dtype}, causal; medians of {a.steps} steps")
-    print("            forward ms  backward ms  step ms   backward upload MB: daemon  device (both ways)  leased")
+          f"{a.kv_heads}, N {a.length}, D {a.dim}, {a.dtype}, {'full' if a.full else 'causal'}; medians of {a.steps} steps")
+    print("            forward ms  backward ms  step ms  engine ms   backward upload MB: daemon  device (both ways)  leased")
     for keep, name in ((False, "stateless"), (True, "leases")):
-        f, b, received, device, leased, *pcie = [statistics.median(column) for column in zip(*found[keep])]
-        print(f"{name:10s} {f * 1e3:11.1f} {b * 1e3:12.1f} {(f + b) * 1e3:8.1f} {received / 1e6:27.2f} "
-              f"{device / 1e6:19.2f} {leased:7.2f}")
+        f, b, received, device, leased, engine, *pcie = [statistics.median(column) for column in zip(*found[keep])]
+        print(f"{name:10s} {f * 1e3:11.1f} {b * 1e3:12.1f} {(f + b) * 1e3:8.1f} {engine * 1e3:10.1f} "
+              f"{received / 1e6:27.2f} {device / 1e6:19.2f} {leased:7.2f}")
         if any(pcie):
             print("           PCIe MB: forward {:.2f} up, {:.2f} down; backward {:.2f} up, {:.2f} down".format(
                 *[count / 1e6 for count in pcie]))
-    ratio = [statistics.median([s[n] for s in found[False]]) / statistics.median([s[n] for s in found[True]])
-             for n in (2, 3)]
+    def less(column):
+        without, leased = (statistics.median([step[column] for step in found[keep]]) for keep in (False, True))
+        return f"{without / leased:.2f} times smaller" if leased else "none"  # shared memory sends nothing
     pairs = statistics.median([(x[0] + x[1]) / (y[0] + y[1]) for x, y in zip(found[False], found[True])])
-    print(f"upload of backward {ratio[0]:.2f} times smaller, device bytes {ratio[1]:.2f} times; "
-          f"step {pairs:.2f} times faster (median over neighbours)")
+    print(f"upload of backward {less(2)}, device bytes {less(3)}; step {pairs:.2f} times faster (median over neighbours)")
 
 
 if __name__ == "__main__":

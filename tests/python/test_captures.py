@@ -57,6 +57,22 @@ def test_map_and_moments(client, options, kind, bound, block):
     assert r.captured.distance is None and not r.captured.kept
 
 
+def test_on_a_gpu(gpu_daemon):
+    q, k, v = tensors(rows=80, kind=np.float16)
+    with attnd.connect(gpu_daemon.address, timeout=60) as client:
+        assert "capture" in client.info().features
+        plain = client.forward(q, k, v, causal=True)
+        first = client.forward(q, k, v, causal=True, capture=Capture(32, keep=True))
+        assert first.out.tobytes() == plain.out.tobytes() and first.lse.tobytes() == plain.lse.tobytes()
+        want = attention_map(q, k, causal=True)
+        np.testing.assert_allclose(first.captured.pooled, pooled(want, 32), rtol=1e-3, atol=1e-12)
+        assert first.captured.skewness == pytest.approx((((want - want.mean()) / want.std()) ** 3).mean(), rel=1e-3)
+        second = client.forward(q * np.float16(1.5), k, v, causal=True, capture=Capture(32, previous=first.captured))
+        changed = attention_map(q * np.float16(1.5), k, causal=True)
+        assert second.captured.distance == pytest.approx(np.linalg.norm(changed - want), rel=1e-3)
+        first.captured.release()
+
+
 def test_large_calls_go_in_one_piece(client):
     q, k, v = tensors(batch=4, heads=4, rows=1024, dim=64)
     r = client.forward(q, k, v, capture=Capture(64))

@@ -5,13 +5,14 @@
 
 Tasks are made by a program: "listops" (nested MIN, MAX, MED and SM of digits), "retrieval" (do two texts of bytes share a
 word?), "image" (where in a noisy picture is the bright spot? pixels as a sequence). All attention is the daemon's. The
-table has each way's last loss, accuracy on held-out samples, the step of its switch, and the time of a step before and after
-it. "without training on" is the dense model with SPION's patterns at the end: what the switch costs when nothing adapts.
+table has each way's last loss, accuracy on held-out samples, the step of its switch, the time of a step before and after it,
+and of the whole run. "without training on" is the dense model with SPION's patterns at the end: what the switch costs when
+nothing adapts. --seeds N trains each way N times; the table then has means and the standard deviation of the accuracy.
 """
 import argparse
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ class Settings:
     held_out: int = 256
     learning_rate: float = 2e-3
     seed: int = 1
+    seeds: int = 1
 
 
 # ---- Tasks: tokens [count, length] and classes [count].
@@ -169,6 +171,7 @@ class Run:
     switched_at: object
     dense_seconds: float
     sparse_seconds: float
+    whole_seconds: float
     layouts: list  # of each layer; None: none
     density: float
 
@@ -185,7 +188,8 @@ def train(way, settings, data, held, static):
             attention.mask = static[way]
     training = None
     if way in ("SPION", "SAT"):
-        training = SparseTraining(model.attention, rule_of(way, settings), every=settings.every, warmup=settings.warmup)
+        training = SparseTraining(model.attention, rule_of(way, settings), warmup=settings.warmup,
+                                  every=1 if way == "SAT" else settings.every)
     optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate)
     losses, seconds, bar = [], {"dense": [], "sparse": []}, progress(way, settings.steps)
     for step in range(settings.steps):
@@ -200,7 +204,7 @@ def train(way, settings, data, held, static):
     density = masks.count(shown, settings.length) / settings.length ** 2 if shown is not None else \
         float(np.mean([1.0 if layout is None else layout.mean() for layout in layouts]))
     return model, Run(losses, accuracy(model, held), training and training.switched_at, middle["dense"], middle["sparse"],
-                      layouts, density)
+                      sum(map(sum, seconds.values())), layouts, density)
 
 
 def one_step(model, optimizer, training, way, batch):
@@ -239,14 +243,25 @@ def without_training_on(model, settings, data, held):
 
 # ---- What is shown.
 
-def table(runs, control):
-    print(f"{'way':20} {'last loss':>9} {'accuracy':>9} {'density':>8} {'switch':>7} {'ms dense':>9} {'ms sparse':>9}")
-    for way, run in runs.items():
-        last = float(np.mean(run.losses[-10:]))
-        times = [f"{1e3 * s:9.1f}" if s == s else "        -" for s in (run.dense_seconds, run.sparse_seconds)]
-        switch = "-" if run.switched_at is None else str(run.switched_at)
-        print(f"{way:20} {last:9.4f} {run.accuracy:9.3f} {run.density:8.3f} {switch:>7} {' '.join(times)}")
-    print(f"{'without training on':20} {'-':>9} {control:9.3f}")
+def table(seeds, controls):
+    """Of the runs of each seed, and the accuracies of "without training on"."""
+    def spread(accuracies):
+        deviation = f" ± {np.std(accuracies, ddof=1):.3f}" if len(accuracies) > 1 else ""
+        return f"{np.mean(accuracies):.3f}{deviation:8}"
+
+    columns = {"last loss": (lambda run: np.mean(run.losses[-10:]), "9.4f"), "density": (lambda run: run.density, "8.3f"),
+               "switch": (lambda run: run.switched_at, "7.0f"), "ms dense": (lambda run: 1e3 * run.dense_seconds, "9.1f"),
+               "ms sparse": (lambda run: 1e3 * run.sparse_seconds, "9.1f"),
+               "s whole": (lambda run: run.whole_seconds, "8.1f")}
+
+    def cell(runs, value, form):
+        found = [one for one in map(value, runs) if one is not None and one == one]
+        return format(np.mean(found), form) if found else "-".rjust(int(form.split(".")[0]))
+    print(f"{'way':20} {'accuracy':13}", *[name.rjust(int(form.split(".")[0])) for name, (_, form) in columns.items()])
+    for way in seeds[0]:
+        runs = [of_seed[way] for of_seed in seeds]
+        print(f"{way:20} {spread([run.accuracy for run in runs]):13}", *[cell(runs, *column) for column in columns.values()])
+    print(f"{'without training on':20} {spread(controls):13}")
 
 
 def plot(path, runs, maps):
@@ -287,19 +302,23 @@ def main() -> int:
     chosen = parser.parse_args()
     settings = Settings(**{name: getattr(chosen, name) for name in vars(Settings())})
     torch.set_num_threads(1)
-    data = samples(settings, settings.seed, settings.steps * settings.batch)
-    held = samples(settings, settings.seed + 1000, settings.held_out)
-    static, runs = static_masks(settings), {}
+    static, seeds, controls, maps = static_masks(settings), [], [], None
     daemon = Daemon(chosen.daemon, "cpu")
     with attnd.torch.connect(daemon.address, wait_for_ready=True, timeout=120):
-        for way in ("dense", "SPION", "SAT", *static):
-            model, runs[way] = train(way, settings, data, held, static)
-            if way == "dense":
-                control, maps = without_training_on(model, settings, data, held)
+        for seed in range(settings.seed, settings.seed + settings.seeds):
+            of_seed = replace(settings, seed=seed)
+            data = samples(of_seed, seed, settings.steps * settings.batch)
+            held = samples(of_seed, seed + 1000, settings.held_out)
+            seeds.append({})
+            for way in ("dense", "SPION", "SAT", *static):
+                model, seeds[-1][way] = train(way, of_seed, data, held, static)
+                if way == "dense":
+                    control, maps = without_training_on(model, of_seed, data, held)
+                    controls.append(control)
     daemon.stop()
-    table(runs, control)
+    table(seeds, controls)
     if chosen.plot:
-        print(f"curves, maps and patterns: {chosen.plot}" if plot(chosen.plot, runs, maps)
+        print(f"curves, maps and patterns: {chosen.plot}" if plot(chosen.plot, seeds[-1], maps)
               else f"no {chosen.plot}: matplotlib is not installed")
     return 0
 

@@ -27,14 +27,18 @@ RowShape OutputRows(const Problem& p) {
 
 namespace {
 
-CallLayout LayOut(const Problem& p, RegionUse values, RegionUse results, ArenaLayout& arena) {
-  CallLayout at;
-  at.problem = &p;
+void LayOutMaskAndBias(const Problem& p, CallLayout& at, ArenaLayout& arena) {
   if (p.bool_mask) at.mask = arena.Add("mask", p.bool_mask->bytes(), RegionUse::kInput);
   if (p.bias) {
     at.bias = arena.Add("bias", p.bias->shape.elements() * ElementBytes(p.bias->element),
                         RegionUse::kInput);
   }
+}
+
+CallLayout LayOut(const Problem& p, RegionUse values, RegionUse results, ArenaLayout& arena) {
+  CallLayout at;
+  at.problem = &p;
+  LayOutMaskAndBias(p, at, arena);
   at.k = arena.Add("k", KeyRows(p).padded_bytes(), RegionUse::kInput);
   at.v = arena.Add("v", ValueRows(p).padded_bytes(), values);
   at.q = arena.Add("q", QueryRows(p).padded_bytes(), RegionUse::kInput);
@@ -63,6 +67,17 @@ CallLayout LayOutKeptTensors(const Problem& p, ArenaLayout& kept, ArenaLayout& a
   at.kept_o = at.o;
   at.v = arena.Add("v", ValueRows(p).padded_bytes(), RegionUse::kInput);
   at.o = arena.Add("o", OutputRows(p).padded_bytes(), RegionUse::kOutput);
+  return at;
+}
+
+CallLayout LayOutScores(const Problem& p, ArenaLayout& arena, Travel travel) {
+  CallLayout at;
+  at.problem = &p;
+  at.travel = travel;
+  LayOutMaskAndBias(p, at, arena);
+  at.k = arena.Add("k", KeyRows(p).padded_bytes(), RegionUse::kInput);
+  at.q = arena.Add("q", QueryRows(p).padded_bytes(), RegionUse::kInput);
+  at.lse = arena.Add("lse", p.LseElements() * 4, RegionUse::kInput);
   return at;
 }
 

@@ -61,6 +61,8 @@ CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout&
 // in another scale than backward (V and O of bfloat16 as halves) stands in the arena too.
 CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLayout& arena,
                              Travel travel = Travel::kAsHalves);
+// What scores are made of, and lse: all that a capture reads.
+CallLayout LayOutScores(const Problem& problem, ArenaLayout& arena, Travel travel);
 void LayOutGradients(CallLayout& layout, int tile_head_dim, bool dq_rest, ArenaLayout& arena);
 // The lists of its mask, of either kind. `mask`: null, or that of a mask by description; what is
 // held elsewhere is not in the arena: PlaceMask says where.
