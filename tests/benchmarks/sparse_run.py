@@ -1,12 +1,12 @@
 """Attention of a training run that becomes sparse, through the daemon, beside its dense twin.
 
-A step is a forward and a backward of one layer, 2 heads of 32, float32, with residual leases. The run has a dense phase with
-kept captures (retrieval three, image one a step, as SPION and SAT have them), a switch that builds SPION's pattern from the
-last map, and sparse steps with zero-rest. Each of its steps is followed by one of the twin, so that a busy machine slows
-both. The measured run is dense for 5 % of its steps. "At the authors' counts" has the medians, and as many steps of each kind
-as SAT's image had, which switched at step 189 of 10,000, and as SPION's retrieval has at the least: it can switch at its third
-capture, 600 of 40,000. "engine" is the receipts' kernel time, of which shards that run at once each count theirs; a step's
-rest is transfer, packing and waiting.
+A step is a forward and a backward of one layer, 2 heads of 32, float32, with residual leases. The run has a dense phase
+with kept captures (retrieval three, image one a step, as SPION and SAT have them), a switch that builds SPION's pattern
+from the last map, and sparse steps with zero-rest. Each of its steps is followed by one of the twin, so that a busy machine
+slows both. The measured run is dense for 5 % of its steps. "At the authors' counts" has the medians, and as many steps of
+each kind as SAT's image had, which switched at step 189 of 10,000, and as SPION's retrieval has at the least: it can switch
+at its third capture, 600 of 40,000. "engine" is the receipts' kernel time, of which shards that run at once each count
+theirs; a step's rest is transfer, packing and waiting.
 
     bazel build //server:attnd //client/c:libattnd_client.so
     PYTHONPATH=client/python ATTND_CLIENT_LIBRARY=bazel-bin/client/c/libattnd_client.so \
@@ -88,8 +88,8 @@ def main():
         port_file = os.path.join(folder, "port")
         listen = f"unix:{folder}/socket" if a.shared else "127.0.0.1:0"
         process = subprocess.Popen([os.path.join(ROOT, "bazel-bin/server/attnd"), "--listen", listen,
-                                    "--port_file", port_file, "--metrics_listen", "127.0.0.1:0", "--backend", "cpu", "--drain_delay", "0",
-                                    "--memory_limit_mib", "2048", "--log_level", "error"])
+                                    "--port_file", port_file, "--metrics_listen", "127.0.0.1:0", "--backend", "cpu",
+                                    "--drain_delay", "0", "--memory_limit_mib", "2048", "--log_level", "error"])
         try:
             address = listen if a.shared else "127.0.0.1:" + read_port(port_file)
             with attnd.connect(address, timeout=300, wait_for_ready=True) as client:
