@@ -145,6 +145,40 @@ def test_a_full_pattern_is_dense(own):
     torch.testing.assert_close(layer(q, k, v), dense, rtol=1e-6, atol=1e-6)
 
 
+# ---- Memory: what a layer holds for its backward.
+
+def saved_bytes(call):
+    """Of the storages that autograd saves of a call, each once."""
+    storages = {}
+
+    def pack(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()  # held, so that no address comes again
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = call()
+    assert out.requires_grad
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_a_layer_holds_for_backward(own, batch):
+    """N 1024, 2 heads of 32, as SAT's image task, whose batch is 512: everything held is the batch's multiple."""
+    q, k, v = [torch.randn(batch, 2, 1024, 32, requires_grad=True) for _ in range(3)]
+    layer, one = SparseAttention(server="sparse"), q.untyped_storage().nbytes()
+    eager = saved_bytes(lambda: (q @ k.mT / 32 ** 0.5).softmax(-1) @ v)
+    assert eager == 3 * one + batch * 2 * 1024 ** 2 * 4  # q, k, v and the map
+    dense = saved_bytes(lambda: layer(q, k, v))
+    layer.capture_next(attnd.sparse.Capture(32, keep=True))
+    captured = saved_bytes(lambda: layer(q, k, v))
+    assert own.metric("attnd_capture_bytes") >= 4 * 1024 ** 2  # the kept map, at the server
+    layer.captured.release()
+    layer.set_pattern(np.eye(32, dtype=bool), 32)
+    sparse = saved_bytes(lambda: layer(q, k, v))
+    assert sparse <= dense == captured == 4 * one + one // 32 + 1  # q, k, v, o, lse, and what stands for the lease
+    assert own.metric("attnd_capture_bytes") == 0
+    assert eager >= 6.87 * dense
+
+
 # ---- Training.
 
 class Model(torch.nn.Module):

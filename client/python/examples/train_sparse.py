@@ -5,13 +5,15 @@
 
 Tasks are made by a program: "listops" (nested MIN, MAX, MED and SM of digits), "retrieval" (do two texts of bytes share a
 word?), "image" (where in a noisy picture is the bright spot? pixels as a sequence). All attention is the daemon's. The
-table has each way's last loss, accuracy on held-out samples, the step of its switch, the time of a step before and after it,
-and of the whole run. "without training on" is the dense model with SPION's patterns at the end: what the switch costs when
-nothing adapts. --seeds N trains each way N times; the table then has means and the standard deviation of the accuracy.
+table has each way's last loss, accuracy on held-out samples, the step of its switch, the median time of a dense, a captured
+and a sparse step, and the time of the whole run. "without training on" is the dense model with SPION's patterns at the end:
+what the switch costs when nothing adapts. --seeds N trains each way N times; the table then has means and the standard
+deviation of the accuracy.
 """
 import argparse
 import sys
 import time
+import urllib.request
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -92,6 +94,7 @@ def image(random, count, length):
     return np.clip(grey, 0, 15).astype(int).reshape(count, length), classes, 16, 4
 
 
+PHASES = ("dense", "captured", "sparse")
 TASKS = {"listops": listops, "retrieval": retrieval, "image": image}
 
 
@@ -169,8 +172,8 @@ class Run:
     losses: list
     accuracy: float
     switched_at: object
-    dense_seconds: float
-    sparse_seconds: float
+    seconds: dict  # of a step, by phase; NaN: none was
+    kept: dict  # the most bytes of kept maps at the daemon, by phase
     whole_seconds: float
     layouts: list  # of each layer; None: none
     density: float
@@ -181,7 +184,13 @@ def accuracy(model, held):
         return float((model(held[0]).argmax(-1) == held[1]).float().mean())
 
 
-def train(way, settings, data, held, static):
+def kept_bytes(daemon):
+    with open(daemon.metrics_port_file) as file:
+        text = urllib.request.urlopen(f"http://127.0.0.1:{file.read().strip()}/metrics").read().decode()
+    return sum(float(line.split()[-1]) for line in text.split("\n") if line.startswith("attnd_capture_bytes "))
+
+
+def train(way, settings, data, held, static, daemon):
     model = Model(settings, *data[2:])
     if way in static:
         for attention in model.attention:
@@ -191,19 +200,22 @@ def train(way, settings, data, held, static):
         training = SparseTraining(model.attention, rule_of(way, settings), warmup=settings.warmup,
                                   every=1 if way == "SAT" else settings.every)
     optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate)
-    losses, seconds, bar = [], {"dense": [], "sparse": []}, progress(way, settings.steps)
+    losses, seconds, kept, bar = [], {phase: [] for phase in PHASES}, dict.fromkeys(PHASES, 0), progress(way, settings.steps)
     for step in range(settings.steps):
         at = slice(step * settings.batch, (step + 1) * settings.batch)
-        begin, phase = time.perf_counter(), model.attention[0].phase
+        phase = "captured" if training is not None and training.captures else model.attention[0].phase
+        begin = time.perf_counter()
         losses.append(one_step(model, optimizer, training, way, (data[0][at], data[1][at])))
         seconds[phase].append(time.perf_counter() - begin)
+        if training is not None and not (phase == "captured" and training.phase == "sparse"):  # the switch frees them
+            kept[phase] = max(kept[phase], kept_bytes(daemon))
         bar(step)
     middle = {phase: float(np.median(found)) if found else np.nan for phase, found in seconds.items()}
     layouts = [a._layout for a in model.attention]
     shown = static[way] if way in static else None
     density = masks.count(shown, settings.length) / settings.length ** 2 if shown is not None else \
         float(np.mean([1.0 if layout is None else layout.mean() for layout in layouts]))
-    return model, Run(losses, accuracy(model, held), training and training.switched_at, middle["dense"], middle["sparse"],
+    return model, Run(losses, accuracy(model, held), training and training.switched_at, middle, kept,
                       sum(map(sum, seconds.values())), layouts, density)
 
 
@@ -250,8 +262,8 @@ def table(seeds, controls):
         return f"{np.mean(accuracies):.3f}{deviation:8}"
 
     columns = {"last loss": (lambda run: np.mean(run.losses[-10:]), "9.4f"), "density": (lambda run: run.density, "8.3f"),
-               "switch": (lambda run: run.switched_at, "7.0f"), "ms dense": (lambda run: 1e3 * run.dense_seconds, "9.1f"),
-               "ms sparse": (lambda run: 1e3 * run.sparse_seconds, "9.1f"),
+               "switch": (lambda run: run.switched_at, "7.0f"),
+               **{f"ms {phase}": (lambda run, phase=phase: 1e3 * run.seconds[phase], "11.1f") for phase in PHASES},
                "s whole": (lambda run: run.whole_seconds, "8.1f")}
 
     def cell(runs, value, form):
@@ -264,13 +276,23 @@ def table(seeds, controls):
     print(f"{'without training on':20} {spread(controls):13}")
 
 
+def bars(axes, title, heights):
+    """heights: of each way, those of the phases."""
+    for number, phase in enumerate(PHASES):
+        axes.bar(np.arange(len(heights)) + 0.27 * (number - 1), [of_way[number] for of_way in heights.values()], 0.25,
+                 label=phase)
+    axes.set_title(title)
+    axes.set_xticks(range(len(heights)), list(heights), rotation=20)
+    axes.legend()
+
+
 def plot(path, runs, maps):
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return False
-    figure = Figure(figsize=(3 * len(maps) + 4, 8), layout="constrained")
-    grid = figure.add_gridspec(2, 2 * len(maps))
+    figure = Figure(figsize=(3 * len(maps) + 4, 11), layout="constrained")
+    grid = figure.add_gridspec(3, 2 * len(maps))
     axes = figure.add_subplot(grid[0, :])
     axes.set(xlabel="step", ylabel="loss (mean of 5 steps)")
     axes.grid(alpha=0.3)
@@ -288,6 +310,10 @@ def plot(path, runs, maps):
         layout = runs["SPION"].layouts[layer]
         axes.imshow(np.ones_like(pooled) if layout is None else layout, cmap="gray_r", vmin=0, vmax=1)
         axes.set_title("SPION's blocks")
+    bars(figure.add_subplot(grid[2, :len(maps)]), "median step, ms", {
+        way: [1e3 * run.seconds[phase] for phase in PHASES] for way, run in runs.items()})
+    bars(figure.add_subplot(grid[2, len(maps):]), "maps kept at the daemon, KiB", {
+        way: [run.kept[phase] / 1024 for phase in PHASES] for way, run in runs.items() if way in ("SPION", "SAT")})
     figure.savefig(path)
     return True
 
@@ -311,7 +337,7 @@ def main() -> int:
             held = samples(of_seed, seed + 1000, settings.held_out)
             seeds.append({})
             for way in ("dense", "SPION", "SAT", *static):
-                model, seeds[-1][way] = train(way, of_seed, data, held, static)
+                model, seeds[-1][way] = train(way, of_seed, data, held, static, daemon)
                 if way == "dense":
                     control, maps = without_training_on(model, of_seed, data, held)
                     controls.append(control)
