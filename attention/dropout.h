@@ -26,14 +26,22 @@ ATTN_HD uint32_t MultiplyHigh(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
 }
 
+inline constexpr uint32_t kPhiloxMultiplier[2] = {0xD2511F53u, 0xCD9E8D57u};
+inline constexpr uint32_t kPhiloxKeyStep[2] = {0x9E3779B9u, 0xBB67AE85u};
+
+ATTN_HD PhiloxBlock PhiloxRound(const PhiloxBlock& counter, uint32_t key_lo, uint32_t key_hi) {
+  const uint32_t hi0 = MultiplyHigh(kPhiloxMultiplier[0], counter.word[0]);
+  const uint32_t lo0 = kPhiloxMultiplier[0] * counter.word[0];
+  const uint32_t hi1 = MultiplyHigh(kPhiloxMultiplier[1], counter.word[2]);
+  const uint32_t lo1 = kPhiloxMultiplier[1] * counter.word[2];
+  return {{hi1 ^ counter.word[1] ^ key_lo, lo1, hi0 ^ counter.word[3] ^ key_hi, lo0}};
+}
 // Seven rounds of Philox4x32 over `counter` with `key_lo`, `key_hi`.
 ATTN_HD PhiloxBlock Philox4x32x7(PhiloxBlock counter, uint32_t key_lo, uint32_t key_hi) {
   for (int round = 0; round < 7; ++round) {
-    uint32_t hi0 = MultiplyHigh(0xD2511F53u, counter.word[0]), lo0 = 0xD2511F53u * counter.word[0];
-    uint32_t hi1 = MultiplyHigh(0xCD9E8D57u, counter.word[2]), lo1 = 0xCD9E8D57u * counter.word[2];
-    counter = {{hi1 ^ counter.word[1] ^ key_lo, lo1, hi0 ^ counter.word[3] ^ key_hi, lo0}};
-    key_lo += 0x9E3779B9u;
-    key_hi += 0xBB67AE85u;
+    counter = PhiloxRound(counter, key_lo, key_hi);
+    key_lo += kPhiloxKeyStep[0];
+    key_hi += kPhiloxKeyStep[1];
   }
   return counter;
 }

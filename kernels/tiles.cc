@@ -218,31 +218,27 @@ Tile ForwardTileOfSm90(int head_dim) {
 }
 constexpr int kWidestOfSm90 = 128;
 
-// General scores keep a slope beside each score, which these registers have no room for. Nor is
-// there room for dQ's second integers, which dropout needs unless dQ is a sum of floats; lists gain
-// too little by such sums.
+// General scores keep a slope beside each score, which these registers have no room for.
 void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
-  struct Variant {
-    bool ordered;
-    Scores scores;
-    bool dropout;
-  };
-  for (const auto& [ordered, scores, dropout] :
-       {Variant{true, kLinear, false}, Variant{true, kListed, false},
-        Variant{false, kLinear, false}, Variant{false, kLinear, true}}) {
-    rows.push_back({.architecture = Architecture::kSm90,
-                    .kind = KernelKind::kBackward,
-                    .element = element,
-                    .head_dim = head_dim,
-                    .listed = scores.listed,
-                    .dropout = dropout,
-                    .maps = kBackwardMaps,
-                    .ordered = ordered,
-                    .keeps_rest = false,
-                    .tile = {64, 128, head_dim, 1},
-                    .reason = ordered ? ScoresReason(scores, dropout)
-                                      : "allow_nondeterministic: dQ by atomics",
-                    .spill_bytes = 192});
+  for (Scores scores : {kLinear, kListed}) {
+    for (bool dropout : {false, true}) {
+      KernelRow row = {.architecture = Architecture::kSm90,
+                       .kind = KernelKind::kBackward,
+                       .element = element,
+                       .head_dim = head_dim,
+                       .listed = scores.listed,
+                       .dropout = dropout,
+                       .maps = kBackwardMaps,
+                       .rests_by_row = true,
+                       .tile = {64, 128, head_dim, 1},
+                       .reason = ScoresReason(scores, dropout),
+                       .spill_bytes = dropout ? 448 : 192};
+      rows.push_back(row);
+      if (scores.listed) continue;  // too little to gain
+      row.ordered = false;
+      row.reason = "allow_nondeterministic: dQ by atomics";
+      rows.push_back(row);
+    }
   }
 }
 
@@ -285,7 +281,6 @@ std::string NameOf(const KernelRow& row) {
   name += row.general ? "_general" : row.listed ? "_listed" : "_linear";
   if (row.dropout) name += "_dropout";
   if (!row.ordered) name += "_atomic";
-  if (row.ordered && !row.keeps_rest) name += "_no_rest";
   return name;
 }
 
@@ -327,8 +322,7 @@ std::vector<KernelRow> KernelRowsOfGpu(int compute_capability) {
   if (compute_capability != 90) return rows;
   std::erase_if(rows, [](const KernelRow& row) {
     if (row.head_dim > kWidestOfSm90 || row.element == ElementType::kFloat32) return false;
-    return row.kind == KernelKind::kForward ||
-           (row.kind == KernelKind::kBackward && !row.general && !row.ordered);
+    return row.kind == KernelKind::kForward || (row.kind == KernelKind::kBackward && !row.general);
   });
   const std::vector<KernelRow> own = KernelRowsOf(Architecture::kSm90);
   rows.insert(rows.end(), own.begin(), own.end());

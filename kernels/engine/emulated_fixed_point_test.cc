@@ -2,6 +2,7 @@
 // that are a billionth of it.
 #include <cmath>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "attention/element.h"
@@ -39,7 +40,7 @@ struct Alternating {
                              .o = Bytes(p.OutputElements() * 2),
                              .lse = Bytes(lse_bytes, lse_bytes + lses.size() * sizeof(float)),
                              .with_d_lse = false};
-    CudaBackend backend(MakeEmulatedDevice({}));
+    CudaBackend backend(MakeEmulatedDevice({.architecture = architecture}));
     auto launched = LaunchBackward(backend, *MakeHostCallMemory(), {item});
     EXPECT_TRUE(launched.ok()) << launched.status();
     if (!launched.ok()) return std::nan("");
@@ -56,6 +57,7 @@ struct Alternating {
     }
   }
   Problem p;
+  Architecture architecture = Architecture::kSm70;
 };
 
 // Just below powers of two, where the bound leaves the least room.
@@ -70,11 +72,10 @@ TEST(FixedPoint, HoldsRowsThatReachTheirBound) {
   }
 }
 
-// A softcap that is far away changes nothing but that a second integer is there.
-TEST(FixedPoint, HoldsRowsOfPThatSumToSevenWhereItHasASecondInteger) {
+TEST(FixedPoint, HoldsRowsOfPThatSumToSevenWhereForwardAccumulatesInFloat16) {
   for (int64_t head_dim : {64, 128, 256}) {
     Alternating rows(head_dim);
-    rows.p.softcap = 1000;
+    rows.p.accumulate = AccumulateType::kFloat16;
     const double exact =
         0.25 * kKey * kValue * kUpstream * static_cast<double>(head_dim) * std::exp(1.95);
     const double found = rows.Run(kKey, kValue, kUpstream, std::log(256) - 1.95);
@@ -83,12 +84,15 @@ TEST(FixedPoint, HoldsRowsOfPThatSumToSevenWhereItHasASecondInteger) {
 }
 
 // With an lse that is 20 too large a row is 2e-9 of its bound, half a unit of the first integer.
-// P has four bits there.
+// P has four bits there. Where rows choose (sm_90), these do: their o is 0.
 TEST(FixedPoint, ResolvesRowsFarBelowTheirBoundWhereItHasASecondInteger) {
-  for (int64_t head_dim : {64, 128, 256}) {
+  using enum Architecture;
+  for (auto [architecture, head_dim] :
+       {std::pair(kSm70, 64), {kSm70, 128}, {kSm70, 256}, {kSm90, 64}}) {
     Alternating rows(head_dim);
+    rows.architecture = architecture;
     rows.p.kv_len = 2;
-    rows.p.softcap = 1000;
+    rows.p.denominator = DenominatorKind::kZeroRest;
     const double exact = 0.25 * 1024 * 1024 * 32 * static_cast<double>(head_dim) * std::exp(-20.0);
     const double found = rows.Run(1024, 1024, 32, std::log(2) + 20);
     EXPECT_NEAR(found, exact, exact * 0.08) << head_dim;

@@ -61,8 +61,9 @@ void AddMain(const KernelRow& row, OrderedTiles ordered, int own, absl::Span<con
 const CallMask* MaskOf(absl::Span<const CallMask> masks, size_t call) {
   return masks.empty() || masks[call].compiled == nullptr ? nullptr : &masks[call];
 }
-bool NeedsRest(const Problem& p, const BackwardKernels& kernels) {
-  return kernels.backward.ordered && NeedsDqRest(p);
+DqRests RestsOf(const Problem& p, const BackwardKernels& kernels) {
+  if (!kernels.backward.ordered || !NeedsDqRest(p)) return DqRests::kNone;
+  return kernels.backward.rests_by_row ? DqRests::kByRow : DqRests::kOfAllRows;
 }
 
 // The first tile that slice `slice` of `slices` does not have: each has about the same work.
@@ -163,8 +164,8 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
     plan.layouts.push_back(
         LayOutTensors(*problems[n], RegionUse::kInput, held[n] ? own : plan.arena, travel));
     LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
-    LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim,
-                    NeedsRest(*problems[n], kernels), plan.arena);
+    LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim, RestsOf(*problems[n], kernels),
+                    plan.arena);
     if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kBackward);
   }
   plan.AddMaskTiles(kernels.mask_tiles);
@@ -282,7 +283,7 @@ int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels, con
   ArenaLayout arena;
   CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena, travel);
   LayOutTileLists(layout, TilingOf(kernels), mask, arena);
-  LayOutGradients(layout, kernels.backward.tile.head_dim, NeedsRest(p, kernels), arena);
+  LayOutGradients(layout, kernels.backward.tile.head_dim, RestsOf(p, kernels), arena);
   LayOutConstants(layout, arena);
   int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
                   p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows) +

@@ -106,7 +106,7 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   auto backward_with = [&](bool ordered) {
     return Narrowest(rows, p, [&](const KernelRow& r) {
       return r.kind == KernelKind::kBackward && r.element == element && r.ordered == ordered &&
-             FitsScores(r, p) && (r.keeps_rest || !ordered || !NeedsDqRest(p));
+             FitsScores(r, p);
     });
   };
   std::optional<KernelRow> backward = backward_with(!p.allow_nondeterministic);

@@ -106,12 +106,12 @@ TEST(Selection, TakesTheNewestArchitectureThatCan) {
   EXPECT_EQ(backward_architecture(capped), Architecture::kSm80) << "general scores";
   Problem dropped = Plain(64);
   dropped.dropout.threshold = 26;
-  EXPECT_EQ(backward_architecture(dropped), Architecture::kSm80) << "dQ's second integer";
+  EXPECT_EQ(backward_architecture(dropped), Architecture::kSm90);
   dropped.allow_nondeterministic = true;
   EXPECT_EQ(backward_architecture(dropped), Architecture::kSm90);
   Problem sink = Plain(64);
   sink.denominator = DenominatorKind::kSink;
-  EXPECT_EQ(backward_architecture(sink), Architecture::kSm80) << "dQ's second integer";
+  EXPECT_EQ(backward_architecture(sink), Architecture::kSm90);
   EXPECT_EQ(ForwardName(Plain(32), 80), "forward_d32_f32_linear");
 }
 
@@ -121,8 +121,7 @@ TEST(Selection, TakesBfloat16AsItIsWhereThereAreKernels) {
   EXPECT_EQ(ForwardName(p), "forward_d64_f32_linear");
   for (const int gpu : {80, 90}) {
     EXPECT_EQ(ForwardName(p, gpu), "forward_bf16_d64_f32_linear");
-    EXPECT_EQ(BackwardName(p, gpu),
-              gpu == 80 ? "backward_bf16_d64_f32_linear" : "backward_bf16_d64_f32_linear_no_rest");
+    EXPECT_EQ(BackwardName(p, gpu), "backward_bf16_d64_f32_linear");
   }
 }
 

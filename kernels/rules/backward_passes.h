@@ -30,10 +30,11 @@ struct FloatSums {
 //   |K|·2^key < 2^(bits − 16)
 // and with 30 bits a rounding costs 2^-31 of the row's bound, little beside the errors of dP and
 // delta. Not so where dropout, softcap, zero_rest or a sink may leave a row a tiny part of its
-// bound: there a second integer sums what the first one's rounding left, in units 2^-RestBits, and
-// with 28 bits rows of P may sum to eight (an lse that is off by 2, as float16 accumulation's may
-// be). No sum overflows: over n tiles, 2^30·(1 + 2^-9) + n/2 < 2^31 for n < 2^29; what roundings
-// left is at most 2^(RestBits − 1) each, n of them less than 2^31.
+// bound: there a second integer sums what the first one's rounding left, in units 2^-RestBits.
+// With 28 bits rows of P may sum to eight (an lse that is off by 2, as float16 accumulation's may
+// be). No sum overflows: over n tiles, 2^30·(1 + 2^-9) + n/2 < 2^31 for n < 2^29. A rounding leaves
+// at most 1/2, or 2^-22 of a sum beyond 2^22 (sm90's, whose sizes add up to 2^30): at most
+// n/2 + 2^8 in all, and that is less than 2^(31 − RestBits).
 // What is not finite is marked (dq_non_finite).
 struct FixedPoint {
   // 2^row times what GradientExponent's power of two will be; DeltaKernel stores it.
@@ -49,12 +50,20 @@ struct FixedPoint {
   }
   ATTN_HD static int KeyExponent(const ProblemDesc& p, const uint32_t* bounds) {
     const float key = ptx::BitsFloat(ptx::LoadConstant32(bounds + kKeyBound));
-    return MinInt((p.dq_rest != 0 ? 28 : 30) - 17 - Exponent(key), 60);
+    return MinInt(p.dq_bits - 17 - Exponent(key), 60);
   }
   ATTN_HD static int RestBits(int keys) {
     const int tiles = keys / 64 + 1;  // at most
-    return MinInt(24, 31 - Exponent(static_cast<float>(tiles)));
+    return 31 - Exponent(static_cast<float>(tiles + 512));
   }
+  // Whether a row of dQ may be so small a part of its bound that it needs a second integer, where
+  // rows choose. o is the sum of p·z·v, so max‖V‖·Σpz is at least ‖o‖: unless o is small, dS and
+  // the errors that it has anyway are no small part of their bound. Softcap's slope may be.
+  ATTN_HD static bool NeedsRest(const ProblemDesc& p, const uint32_t* bounds, float squared_o) {
+    const float squared_v = ptx::BitsFloat(ptx::LoadConstant32(bounds + kValueBound));
+    return p.softcap != 0 || !(squared_o >= squared_v * kSmallOutput * kSmallOutput);
+  }
+  static constexpr float kSmallOutput = 0x1p-10f;
   ATTN_HD static int Exponent(float x) {
     return static_cast<int>(ptx::FloatBits(x) >> 23 & 255u) - 127;
   }
@@ -204,12 +213,16 @@ struct KeyBoundsKernel {
 
 // What belongs to a row: delta = rowsum(dO∘O) − dlse, the stabiliser of P and the factor of dQ; 64
 // rows of a query head, four lanes a row. Also max‖dO‖ and max|delta| of the KV head, and whether
-// it has rows that are not finite (non_finite_rows.h).
+// it has rows that are not finite (non_finite_rows.h). Where rows choose whether they have second
+// integers, zeros for those of a block in which one does.
 template <class Element, class Rounding>
 struct DeltaKernel {
   using RowMath = attnd::RowMath<Element>;
   static constexpr int kThreads = 256;
-  using Shared = BlockBounds<3>;
+  struct Shared {
+    BlockBounds<3> bounds;
+    uint32_t has_rests[8];  // of each warp's rows
+  };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const TileWork& tile = params.tiles[at.block];
@@ -221,12 +234,13 @@ struct DeltaKernel {
     const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + at_row;
     const int chunks = exists ? p.v_chunks : 0;
     const float lse = exists ? ptx::LoadConstantFloat(p.lse + index) : 0;
-    float sum = 0, norm = 0;
+    float sum = 0, norm = 0, norm_of_o = 0;
     const char* o = RowOf(p.o, s.batch, tile.head, at_row);
     const char* d_o = RowOf(p.d_o, s.batch, tile.head, at_row);
     ForQuarters(o, chunks, d_o, chunks, at.thread, [&](uint4 of_o, uint4 of_d_o) {
       sum += RowMath::Dot(of_o, of_d_o);
       norm += RowMath::Norm(of_d_o);
+      norm_of_o += RowMath::Norm(of_o);
     });
     if (!(norm < Infinity())) {  // once more, of what is finite
       norm = 0;
@@ -237,10 +251,13 @@ struct DeltaKernel {
     if (p.d_lse != nullptr) sum -= ptx::LoadConstantFloat(p.d_lse + index);
     norm = RowMath::SumOfQuad(norm);
     uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
+    norm_of_o = RowMath::SumOfQuad(norm_of_o);
+    const bool has_rest = p.dq_rests_by_row && exists && lse != -Infinity() &&
+                          FixedPoint::NeedsRest(p, bounds, norm_of_o);
     if (exists && (at.thread & 3) == 0) {
       ptx::StoreGlobalFloat(p.delta + index, sum);
-      ptx::StoreGlobalFloat(p.dq_factor + index,
-                            FixedPoint::OfRow(p, bounds, SquareRoot(norm), sum));
+      const float factor = FixedPoint::OfRow(p, bounds, SquareRoot(norm), sum);
+      ptx::StoreGlobalFloat(p.dq_factor + index, has_rest ? -factor : factor);
       ptx::StoreGlobalFloat(p.stabilizer + index, StabilizerOf(lse));
     }
     const float size = sum < 0 ? -sum : sum;
@@ -248,13 +265,33 @@ struct DeltaKernel {
     if (exists && MayHideInfinities(p, lse)) {
       non_finite |= !IsFinite(RowOf(p.q, s.batch, tile.head, at_row), p.qk_chunks, at.thread);
     }
-    shared.Put(kOutputGradientBound, RowMath::MaxBits(norm), at.thread);
-    shared.Put(kDeltaBound, RowMath::MaxBits(exists && size < Infinity() ? size : 0), at.thread);
-    shared.Put(kNonFiniteRows, ptx::VoteAny(non_finite), at.thread);
-    shared.Widen(bounds, at.thread);
+    BlockBounds<3>& own = shared.bounds;
+    own.Put(kOutputGradientBound, RowMath::MaxBits(norm), at.thread);
+    own.Put(kDeltaBound, RowMath::MaxBits(exists && size < Infinity() ? size : 0), at.thread);
+    own.Put(kNonFiniteRows, ptx::VoteAny(non_finite), at.thread);
+    const bool warp_has_rests = ptx::VoteAny(has_rest);
+    if ((at.thread & 31) == 0)
+      ptx::StoreShared32(&shared.has_rests[at.thread >> 5], warp_has_rests);
+    own.Widen(bounds, at.thread);
+    if (p.dq_rests_by_row) ClearRests(p, tile, at.thread, shared);
   }
 
  private:
+  // By all threads, after `has_rests` was written and they have met.
+  ATTN_HD static void ClearRests(const ProblemDesc& p, const TileWork& tile, int thread,
+                                 const Shared& shared) {
+    uint32_t any = 0;
+#pragma unroll
+    for (int warp = 0; warp < 8; ++warp) any |= ptx::LoadShared32(&shared.has_rests[warp]);
+    if (any == 0) return;
+    float* rests = p.dq_sums + p.dq_rest +
+                   (int64_t{tile.batch} * p.q_heads + tile.head) * p.dq_head +
+                   tile.tile * p.dq_block;
+#pragma unroll 1
+    for (int n = thread * 4; n < p.dq_block; n += kThreads * 4) {
+      ptx::StoreGlobal128(rests + n, make_uint4(0, 0, 0, 0));
+    }
+  }
   // Whether a row's Q may be infinite or NaN although its lse is not NaN.
   ATTN_HD static bool MayHideInfinities(const ProblemDesc& p, float lse) {
     return lse == -Infinity() || p.softcap != 0 || p.denominator != kDenominatorSoftmax;

@@ -128,7 +128,10 @@ struct ProblemDesc {
   const float* d_lse;       // null: zero; strides of lse
   float* dq_sums;           // workspace, zeroed: dQ in lane order (float32 or int32), see below
   int64_t dq_head;          // numbers per (b, q head): DqSumFloats(longest q_len, tile head_dim)
+  int64_t dq_block;         // numbers of 64 queries
   int64_t dq_rest;          // from an int32 sum to that of what it leaves, in numbers; 0: none
+  int32_t dq_bits;          // of the int32 sums (FixedPoint, backward_passes.h)
+  int32_t dq_rests_by_row;  // 1: only rows with a negative dq_factor have rests (kernels/tiles.h)
   uint32_t* dq_non_finite;  // workspace, zeroed: a bit for each sum that is not finite
   int64_t non_finite_head;  // words per (b, q head): a 32nd of dq_head
   float* d_bias;            // float32 of the bias's shape with the bias's strides, or null
@@ -146,7 +149,7 @@ struct ProblemDesc {
   };
   uint32_t* gradient_bounds;  // workspace, zeroed: see kernels/rules/gradient_scale.h
   float* stabilizer;  // … lse in units of log2 less P's gain, ∞ where no key is visible, …
-  float* dq_factor;   // … and the power of two of a row's dQ in fixed point
+  float* dq_factor;   // … and the power of two of a row's dQ in fixed point, or its negative
   TileLists tile_lists;
   MaskBits mask;
   const TensorMap* maps;  // MapOf; null where the kernels load rows

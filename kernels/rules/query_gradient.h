@@ -23,6 +23,7 @@ struct DqKernel {
     alignas(16) uint32_t rows[kDqBlockRows][kColumns / 2 * kWords + 4];
     uint32_t exponents[kDqBlockRows];  // of sums
     alignas(16) uint32_t marked[8];    // whether a warp has met marks of sums that are not finite
+    uint32_t has_rests[kDqBlockRows / 32];  // whether 32 of the rows have second integers
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
@@ -37,16 +38,21 @@ struct DqKernel {
     Load(from, sums);  // on their way while the rest is looked up
     const Head head(p, s, tile);
     if (at.thread < kDqBlockRows) {
-      const int exponent = at.thread < rows ? head.SumExponent(at.thread) : 0;
-      ptx::StoreShared32(&shared.exponents[at.thread], static_cast<uint32_t>(exponent));
+      const float factor = at.thread < rows ? head.FactorOf(at.thread) : 1;
+      ptx::StoreShared32(&shared.exponents[at.thread],
+                         static_cast<uint32_t>(head.SumExponent(factor)));
+      const bool has_rests = ptx::VoteAny(p.dq_rest != 0 && (!p.dq_rests_by_row || factor < 0));
+      if (lane == 0) ptx::StoreShared32(&shared.has_rests[warp], has_rests);
     }
     const bool marked = ptx::VoteAny(DqSums::kFixedPoint && head.MeetsMarks(at.thread));
     if (lane == 0) ptx::StoreShared32(&shared.marked[warp], marked);
     ptx::SyncThreads();
+    const bool has_rests =
+        (ptx::LoadShared32(&shared.has_rests[0]) | ptx::LoadShared32(&shared.has_rests[1])) != 0;
 #pragma unroll 1
     for (int part = 0; part < Dq::kParts; ++part) {
       if (part > 0) Load(from + part * Dq::kFloats, sums);
-      ToFloats(head, from + part * Dq::kFloats, sums);
+      ToFloats(head, has_rests, from + part * Dq::kFloats, sums);
       PutPart(head, part * Dq::kOut, warp, lane, sums, shared);
     }
     ptx::SyncThreads();
@@ -63,22 +69,23 @@ struct DqKernel {
     const SequenceDesc& s;
     const TileWork& tile;
     int gain, key_exponent, rest_bits;
-    bool has_rest;
     ATTN_HD Head(const ProblemDesc& problem, const SequenceDesc& sequence, const TileWork& of)
         : p(problem),
           s(sequence),
           tile(of),
           gain(GradientExponent(p, of.batch, of.head / p.group, Rounding::kMargin)),
           key_exponent(FixedPoint::KeyExponent(p, GradientBounds(p, of.batch, of.head / p.group))),
-          rest_bits(FixedPoint::RestBits(s.kv_len)),
-          has_rest(p.dq_rest != 0) {}
-    // The sums of a row of the block are dQ / scale times 2^this.
-    ATTN_HD int SumExponent(int row) const {
-      if constexpr (!DqSums::kFixedPoint) return gain;
+          rest_bits(FixedPoint::RestBits(s.kv_len)) {}
+    // Of a row of the block.
+    ATTN_HD float FactorOf(int row) const {
       const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + s.q_begin +
                             tile.tile * kDqBlockRows + row;
-      const float factor =
-          FixedPoint::RowFactor(ptx::LoadConstantFloat(p.dq_factor + index), PowerOfTwo(-gain));
+      return ptx::LoadConstantFloat(p.dq_factor + index);
+    }
+    // The sums of a row with this factor are dQ / scale times 2^this.
+    ATTN_HD int SumExponent(float of_row) const {
+      if constexpr (!DqSums::kFixedPoint) return gain;
+      const float factor = FixedPoint::RowFactor(ptx::Absolute(of_row), PowerOfTwo(-gain));
       return gain + FixedPoint::Exponent(factor) + key_exponent;
     }
     // Bits of 32 columns of a row whose sums are not finite.
@@ -101,9 +108,10 @@ struct DqKernel {
     for (int n = 0; n < Dq::kSums; ++n) sums[n] = ptx::LoadGlobalFloat(from + n * 32);
   }
   // Integers to floats; `from`: where they were loaded.
-  ATTN_HD static void ToFloats(const Head& head, const float* from, float (&sums)[Dq::kSums]) {
+  ATTN_HD static void ToFloats(const Head& head, bool has_rests, const float* from,
+                               float (&sums)[Dq::kSums]) {
     if constexpr (!DqSums::kFixedPoint) return;
-    if (head.has_rest) {
+    if (has_rests) {
       const float unit = PowerOfTwo(-head.rest_bits);
 #pragma unroll
       for (int n = 0; n < Dq::kSums; ++n) {

@@ -8,8 +8,8 @@
 // dQ. Sums of dQ leave a round later in bulk; DqKernel (rules/query_gradient.h) puts them into
 // place.
 //
-// dQ's additions, rows without visible keys, infinities and NaN: as in sm80/backward.h, but for
-// dQ's second integer, which these kernels do not keep (KernelRow::keeps_rest).
+// dQ's additions, rows without visible keys, infinities and NaN: as in sm80/backward.h, but second
+// integers of dQ are kept for rows that need them alone (DeltaKernel, rules/backward_passes.h).
 // Inputs float16 or bfloat16; tensor maps of Q, K, V, dO (kernels/rules/params.h). Errors: none.
 // Source Shah et al. 2024 (FlashAttention-3), section 3; docs/KERNELS.md has figures.
 #pragma once
@@ -84,7 +84,7 @@ struct BackwardKernel {
     Init(shared.empty_d_o, kWarps);
     Init(shared.full_ds, kWarps);
     Init(shared.empty_ds, kWarps);
-    Init(shared.full_kept, 2);
+    Init(shared.full_kept, 4);
     Init(shared.empty_kept, kWarps);
     ptx::FenceBarriers();
   }

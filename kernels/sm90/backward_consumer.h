@@ -307,7 +307,7 @@ class BackwardConsumer {
     // A row whose lse is NaN must not reach the keys that it does not see.
     if (partial) Hide(visible, rS);
   }
-  // Dropout's decisions (BackwardBringer::Decide).
+  // Dropout's decisions.
   ATTN_HD uint32_t Kept(int round) const {
     if constexpr (!kDrops) return ~0u;
     const int slot = round % Layout::kKeepStages;
@@ -318,7 +318,7 @@ class BackwardConsumer {
     return kept;
   }
   ATTN_HD static bool IsKept(uint32_t kept, int t, int e) {
-    return !kDrops || (kept >> ((t >> 1) * 2 + (e & 1) + 8 * (t & 1) + 16 * (e >> 1)) & 1);
+    return DeciderOf<Layout>::IsKept(kept, t, e);
   }
   ATTN_HD static void PackP(const Scores& rS, uint32_t kept, Words& words) {
 #pragma unroll
@@ -369,7 +369,11 @@ class BackwardConsumer {
   ATTN_HD void AddSums(int round, QuerySums& rQ) {
     float* const to = shared_.sums[round % kSumStages];
     [[maybe_unused]] bool is_rare = false;
-    if constexpr (kFixedPoint) is_rare = RoundInPlace(round, rQ);
+    if constexpr (kFixedPoint) {
+      const uint32_t rests = ptx::LoadShared32(&shared_.places[round % Layout::kPlaces].w);
+      if (ptx::VoteAny(rests != 0)) AddRests(round, rQ, to);
+      is_rare = RoundInPlace(round, rQ);
+    }
     // Those that went out of the same memory before have been read.
     if (thread_ == 0) ptx::WaitForBulkReads<kSumStages - 1>();
     SyncGroup();
@@ -385,7 +389,31 @@ class BackwardConsumer {
     }
     ptx::FenceShared();
     SyncGroup();
-    if (thread_ == 0) SendSums(round, to);
+    if (thread_ == 0) SendSums(round, to, 0);
+  }
+  // What rounding leaves of the rows that have second integers.
+  ATTN_HD void AddRests(int round, const QuerySums& rQ, float* to) const {
+    const float* factors = shared_.dq_factor[round % Layout::kPlaces] + warp_ * 16;
+    const float unit = PowerOfTwo(FixedPoint::RestBits(work_.sequence.kv_len));
+    if (thread_ == 0) ptx::WaitForBulkReads<kSumStages - 1>();
+    SyncGroup();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float signed_factor = ptx::LoadSharedFloat(factors + Accumulator::Row(2 * r, lane_));
+      const float factor = ptx::Absolute(signed_factor), units = signed_factor < 0 ? unit : 0;
+#pragma unroll
+      for (int n = 0; n < 2 * kSumGroups; ++n) {
+        const int x = n >> 1, e = 2 * r + (n & 1);
+        const float whole = ptx::Round(ptx::Fma(rQ[x][e], factor, kRounder) - kRounder);
+        const float rest = ptx::Fma(rQ[x][e], factor, -whole) * units;
+        ptx::StoreShared32(SumAt(to, x, e), static_cast<uint32_t>(ptx::RoundToInt(rest)));
+      }
+    }
+    ptx::FenceShared();
+    SyncGroup();
+    if (thread_ != 0) return;
+    SendSums(round, to, work_.problem.dq_rest);
+    ptx::WaitForBulkReads<0>();
   }
   // 1.5·2^23: float32 numbers near it are integers, so a number below 2^22 in size added to it is
   // rounded, and their bits' difference is the integer. Conversion would take the unit that makes
@@ -398,7 +426,8 @@ class BackwardConsumer {
     uint32_t differing = 0;  // from kRounder's sign and exponent
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float factor = ptx::LoadSharedFloat(factors + Accumulator::Row(2 * r, lane_));
+      const float factor =
+          ptx::Absolute(ptx::LoadSharedFloat(factors + Accumulator::Row(2 * r, lane_)));
 #pragma unroll
       for (int n = 0; n < 2 * kSumGroups; ++n) {
         float& sum = rQ[n >> 1][2 * r + (n & 1)];
@@ -410,10 +439,10 @@ class BackwardConsumer {
   }
   ATTN_HD void SyncGroup() const { ptx::BarrierSync(kOfGroup + group_, kGroupThreads); }
   // The group's columns are those of two runs of warps there, one for each half of the queries.
-  ATTN_HD void SendSums(int round, const float* sums) const {
+  ATTN_HD void SendSums(int round, const float* sums, int64_t rest) const {
     const uint2 place = ptx::LoadShared64(&shared_.places[round % Layout::kPlaces]);
     const ProblemDesc& p = work_.problem;
-    float* to = p.dq_sums +
+    float* to = p.dq_sums + rest +
                 (int64_t{work_.batch} * p.q_heads + static_cast<int>(place.y)) * p.dq_head +
                 int64_t{ListedVisit{place.x}.First() / kDqBlockRows} * Dq::kBlockFloats;
     constexpr int kRun = Dq::kFloats / 4;

@@ -143,7 +143,7 @@ struct BackwardLayout {
   static constexpr int kScoreStages = kHeadDim > 64 ? 3 : 4;
   static constexpr int kSumStages = kHeadDim > 64 ? 1 : 2;
   static constexpr int kPlaces = 8;  // more than stages and what lags behind them
-  static constexpr int kKeepStages = 2;
+  static constexpr int kKeepStages = kStages;
   static_assert(kKeys == kConsumers * kGroupRows && kQueries == kDqBlockRows);
   static_assert(kPlaces >= kStages + 3);
 
@@ -153,8 +153,8 @@ struct BackwardLayout {
     char ds[kScoreStages][PanelBytes(kKeys)];     // [key][query]
     float sums[kSumStages][kQueries * kHeadDim];  // of dQ, on their way out
     float stabilizer[kStages][kQueries], delta[kStages][kQueries];
-    float dq_factor[kPlaces][kQueries];
-    uint4 places[kPlaces];  // of rounds: visit, head, bitmap
+    float dq_factor[kPlaces][kQueries];  // negative where a row has second integers
+    uint4 places[kPlaces];  // of rounds: visit, head, bitmap, whether rows have second integers
     uint32_t kept[DropoutOf::kDrops ? kKeepStages : 1][kConsumerWarps * kWarpLanes];
     uint32_t bad_keys[2 * kKeys];  // whether halves of K's rows hold infinities or NaN
     uint64_t full_k, full_v, raw;  // raw: a tile that has to be cleaned

@@ -18,18 +18,17 @@ EmulatedKernel Forward(const KernelRow& row) {
                     : ForwardScoring<Math, kTile, LinearScores>(row);
 }
 
+template <class Math, Tile kTile, class Rule, class DqSums>
+EmulatedKernel BackwardScoring(const KernelRow& row) {
+  return row.dropout ? EmulatedEntry<BackwardKernel<Math, kTile, Rule, ReplayDropout, DqSums>>()
+                     : EmulatedEntry<BackwardKernel<Math, kTile, Rule, KeepAll, DqSums>>();
+}
 // Those that have rows (kernels/tiles.cc).
 template <class Math, Tile kTile>
 EmulatedKernel Backward(const KernelRow& row) {
-  if (!row.ordered) {
-    return row.dropout
-               ? EmulatedEntry<
-                     BackwardKernel<Math, kTile, LinearScores, ReplayDropout, FloatSums>>()
-               : EmulatedEntry<BackwardKernel<Math, kTile, LinearScores, KeepAll, FloatSums>>();
-  }
-  return row.listed
-             ? EmulatedEntry<BackwardKernel<Math, kTile, ListedScores, KeepAll, FixedPointSums>>()
-             : EmulatedEntry<BackwardKernel<Math, kTile, LinearScores, KeepAll, FixedPointSums>>();
+  if (!row.ordered) return BackwardScoring<Math, kTile, LinearScores, FloatSums>(row);
+  return row.listed ? BackwardScoring<Math, kTile, ListedScores, FixedPointSums>(row)
+                    : BackwardScoring<Math, kTile, LinearScores, FixedPointSums>(row);
 }
 
 }  // namespace

@@ -145,7 +145,10 @@ void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
   int64_t head = from.entry * p.q_heads + from.q_head;
   desc.dq_sums = At<float>(arena, at.dq_sums, head * at.dq_head);
   desc.dq_head = at.dq_head;
+  desc.dq_block = at.dq_block;
   desc.dq_rest = at.dq_rest;
+  desc.dq_rests_by_row = at.dq_rests_by_row;
+  desc.dq_bits = p.accumulate == AccumulateType::kFloat16 ? 28 : 30;
   desc.dq_non_finite = At<uint32_t>(arena, at.dq_non_finite, head * at.non_finite_head);
   desc.non_finite_head = at.non_finite_head;
   desc.stabilizer = At<float>(arena, at.stabilizer, lse);

@@ -89,7 +89,7 @@ void PlaceOutside(CallLayout& at, int64_t shift) {
   }
 }
 
-void LayOutGradients(CallLayout& at, int tile_head_dim, bool dq_rest, ArenaLayout& arena) {
+void LayOutGradients(CallLayout& at, int tile_head_dim, DqRests rests, ArenaLayout& arena) {
   const Problem& p = *at.problem;
   at.d_o = arena.Add("d_o", OutputRows(p).padded_bytes(), RegionUse::kInput);
   at.d_lse = arena.Add("d_lse", p.LseElements() * 4, RegionUse::kInput);
@@ -107,8 +107,14 @@ void LayOutGradients(CallLayout& at, int tile_head_dim, bool dq_rest, ArenaLayou
   at.dq_head = DqSumFloats(p.MaxQueryLength(), tile_head_dim);
   at.non_finite_head = at.dq_head / 32;
   int64_t heads = p.batch * p.q_heads;
-  if (dq_rest) at.dq_rest = heads * at.dq_head;
-  at.dq_sums = arena.Add("dq_sums", (heads * at.dq_head + at.dq_rest) * 4, RegionUse::kZeroed);
+  at.dq_block = DqSumFloats(1, tile_head_dim);
+  at.dq_sums = arena.Add("dq_sums", heads * at.dq_head * 4, RegionUse::kZeroed);
+  if (rests != DqRests::kNone) {
+    at.dq_rests_by_row = rests == DqRests::kByRow;
+    // By row, those that are used are cleared ahead (DeltaKernel).
+    const RegionUse use = at.dq_rests_by_row ? RegionUse::kOutput : RegionUse::kZeroed;
+    at.dq_rest = (arena.Add("dq_rests", heads * at.dq_head * 4, use) - at.dq_sums) / 4;
+  }
   at.dq_non_finite = arena.Add("dq_non_finite", heads * at.non_finite_head * 4, RegionUse::kZeroed);
   at.gradient_bounds =
       arena.Add("gradient_bounds", p.batch * p.kv_heads * int64_t{kGradientBoundWords} * 4,

@@ -28,13 +28,17 @@ struct CallLayout {
   int64_t d_o = -1, d_lse = -1, d_q = -1, d_k = -1, d_v = -1, d_bias = -1, d_sink = -1;
   int64_t delta = -1, stabilizer = -1, dq_factor = -1;
   int64_t dq_sums = -1, dq_non_finite = -1, gradient_bounds = -1;
-  int64_t dq_head = 0, dq_rest = 0, non_finite_head = 0;  // see ProblemDesc
+  int64_t dq_head = 0, dq_block = 0, dq_rest = 0, non_finite_head = 0;  // see ProblemDesc
+  bool dq_rests_by_row = false;
   // A kept bfloat16 forward: V and O stand in the arena, and once more with the other tensors.
   bool keeps_rows = false;
   int64_t kept_v = 0, kept_o = 0;
   int64_t tile_lists = -1;  // where mask_lists begins; meaningless where it has no bytes
   MaskLayout mask_lists;
 };
+
+// Which rows of dQ have a second integer (ProblemDesc).
+enum class DqRests : unsigned char { kNone, kOfAllRows, kByRow };
 
 class ArenaLayout {
  public:
@@ -54,7 +58,7 @@ RowShape OutputRows(const Problem& problem);
 
 // Where a call's tensors go, in the order of backend.h: what forward reads and writes and leaves
 // for backward (`results` is lse's and o's use), then what backward adds. `tile_head_dim` is of the
-// backward kernel's tile; `dq_rest`: dQ has a second integer (ProblemDesc).
+// backward kernel's tile.
 CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout& arena,
                          Travel travel = Travel::kAsHalves);
 // The same of a forward whose tensors stay in memory of their own, `kept`: what it reads or writes
@@ -63,7 +67,7 @@ CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLay
                              Travel travel = Travel::kAsHalves);
 // What scores are made of, and lse: all that a capture reads.
 CallLayout LayOutScores(const Problem& problem, ArenaLayout& arena, Travel travel);
-void LayOutGradients(CallLayout& layout, int tile_head_dim, bool dq_rest, ArenaLayout& arena);
+void LayOutGradients(CallLayout& layout, int tile_head_dim, DqRests rests, ArenaLayout& arena);
 // The lists of its mask, of either kind. `mask`: null, or that of a mask by description; what is
 // held elsewhere is not in the arena: PlaceMask says where.
 void LayOutTileLists(CallLayout& layout, const MaskTiling& tiling, const CallMask* mask,
