@@ -1,10 +1,12 @@
 #include "server/app/metrics_port.h"
 
+#include <prometheus/text_serializer.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <exception>
+#include <sstream>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -12,7 +14,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "net/listener.h"
-#include "server/metrics/exposition.h"
 
 namespace attnd {
 namespace {
@@ -82,7 +83,9 @@ class MetricsPort::Pages final : public CivetHandler {
       families.insert(families.end(), std::make_move_iterator(found.begin()),
                       std::make_move_iterator(found.end()));
     }
-    return Exposition(families);
+    std::ostringstream text;
+    prometheus::TextSerializer().Serialize(text, families);
+    return text.str();
   }
 
   // The page needs nothing from elsewhere, and may ask this port alone.
