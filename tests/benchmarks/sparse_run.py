@@ -1,11 +1,12 @@
 """Attention of a training run that becomes sparse, through the daemon, beside its dense twin.
 
 A step is a forward and a backward of one layer, 2 heads of 32, float32, with residual leases. The run has a dense phase
-with kept captures (retrieval three, image one a step, as SPION and SAT have them), a switch that builds SPION's pattern
-from the last map, and sparse steps with zero-rest. Each of its steps is followed by one of the twin, so that a busy machine
-slows both. The measured run is dense for 5 % of its steps. "At the authors' counts" has the medians, and as many steps of
-each kind as SAT's image had, which switched at step 189 of 10,000, and as SPION's retrieval has at the least: it can switch
-at its third capture, 600 of 40,000. Processor times are of all threads: other work on the machine stretches them little.
+with kept captures (retrieval some three, image one a step, as SPION and SAT have them), a switch that builds SPION's
+pattern from the last map, and sparse steps with zero-rest. Each of its steps is followed by one of the twin, so that a busy
+machine slows both. The measured run is dense for 5 % of its steps. "At the authors' counts" has the medians, and as many
+steps of each kind as SAT's image had, which switched at step 189 of 10,000, and as SPION's retrieval has at the least: it
+can switch at its third capture, 600 of 40,000. Processor times are of all threads: other work on the machine stretches them
+little.
 
     bazel build //server:attnd //client/c:libattnd_client.so
     PYTHONPATH=client/python ATTND_CLIENT_LIBRARY=bazel-bin/client/c/libattnd_client.so \
