@@ -218,7 +218,8 @@ Tile ForwardTileOfSm90(int head_dim) {
 }
 constexpr int kWidestOfSm90 = 128;
 
-// General scores keep a slope beside each score, which these registers have no room for.
+// General scores keep a slope beside each score, which these registers have no room for. What
+// dropout spills is its generator's, which has 24 registers.
 void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
   for (Scores scores : {kLinear, kListed}) {
     for (bool dropout : {false, true}) {
@@ -232,7 +233,7 @@ void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>
                        .rests_by_row = true,
                        .tile = {64, 128, head_dim, 1},
                        .reason = ScoresReason(scores, dropout),
-                       .spill_bytes = dropout ? 448 : 192};
+                       .spill_bytes = dropout ? 640 : 192};
       rows.push_back(row);
       if (scores.listed) continue;  // too little to gain
       row.ordered = false;
@@ -281,6 +282,7 @@ std::string NameOf(const KernelRow& row) {
   name += row.general ? "_general" : row.listed ? "_listed" : "_linear";
   if (row.dropout) name += "_dropout";
   if (!row.ordered) name += "_atomic";
+  if (row.ordered && row.rests_by_row) name += "_by_row";
   return name;
 }
 
@@ -322,7 +324,8 @@ std::vector<KernelRow> KernelRowsOfGpu(int compute_capability) {
   if (compute_capability != 90) return rows;
   std::erase_if(rows, [](const KernelRow& row) {
     if (row.head_dim > kWidestOfSm90 || row.element == ElementType::kFloat32) return false;
-    return row.kind == KernelKind::kForward || (row.kind == KernelKind::kBackward && !row.general);
+    return row.kind == KernelKind::kForward ||
+           (row.kind == KernelKind::kBackward && !row.general && !row.ordered);
   });
   const std::vector<KernelRow> own = KernelRowsOf(Architecture::kSm90);
   rows.insert(rows.end(), own.begin(), own.end());

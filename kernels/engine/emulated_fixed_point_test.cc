@@ -92,7 +92,7 @@ TEST(FixedPoint, ResolvesRowsFarBelowTheirBoundWhereItHasASecondInteger) {
     Alternating rows(head_dim);
     rows.architecture = architecture;
     rows.p.kv_len = 2;
-    rows.p.denominator = DenominatorKind::kZeroRest;
+    rows.p.accumulate = AccumulateType::kFloat16;
     const double exact = 0.25 * 1024 * 1024 * 32 * static_cast<double>(head_dim) * std::exp(-20.0);
     const double found = rows.Run(1024, 1024, 32, std::log(2) + 20);
     EXPECT_NEAR(found, exact, exact * 0.08) << head_dim;

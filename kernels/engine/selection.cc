@@ -76,6 +76,10 @@ bool FitsScores(const KernelRow& row, const Problem& p) {
          row.dropout == (p.dropout.threshold != 0);
 }
 
+// Whether rows can tell by o which of them need dQ's second integer: not where a sink or a rest
+// may take most of their sum.
+bool MayChooseRests(const Problem& p) { return p.denominator == DenominatorKind::kSoftmax; }
+
 }  // namespace
 
 bool NeedsGeneralScores(const Problem& p) {
@@ -106,7 +110,7 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   auto backward_with = [&](bool ordered) {
     return Narrowest(rows, p, [&](const KernelRow& r) {
       return r.kind == KernelKind::kBackward && r.element == element && r.ordered == ordered &&
-             FitsScores(r, p);
+             FitsScores(r, p) && (!r.rests_by_row || !ordered || MayChooseRests(p));
     });
   };
   std::optional<KernelRow> backward = backward_with(!p.allow_nondeterministic);

@@ -84,7 +84,7 @@ struct BackwardKernel {
     Init(shared.empty_d_o, kWarps);
     Init(shared.full_ds, kWarps);
     Init(shared.empty_ds, kWarps);
-    Init(shared.full_kept, 4);
+    Init(shared.full_kept, 2);
     Init(shared.empty_kept, kWarps);
     ptx::FenceBarriers();
   }

@@ -1,6 +1,5 @@
 // The warps of the backward kernel (backward.h) that bring: one loads tiles of Q and dO by tensor
-// maps, one brings what belongs to their rows, and all four make dropout's decisions. Those of a
-// round come first, since a slot for them is free earlier than one for tiles. Errors: none.
+// maps, one brings what belongs to their rows, and two make dropout's decisions. Errors: none.
 //
 // Rows that are not finite, and what follows a sequence in its tensor, must not reach the keys that
 // do not see them, not even as 0·NaN. The second warp therefore loads such a tile itself and turns
@@ -8,7 +7,7 @@
 // (or NaN, if its lse is); DqKernel puts into dK and dV what is missing (rules/non_finite_rows.h).
 #pragma once
 
-#include "kernels/sm90/backward_dropout.h"
+#include "kernels/sm90/backward_layout.h"
 
 namespace attnd::sm90 {
 
@@ -21,18 +20,12 @@ struct BackwardBringer {
   static constexpr int kRowsOfLane = kQueries / kWarpLanes;
 
   ATTN_HD static void Run(const Work& work, int warp, int lane, Shared& shared) {
-    if (!kDrops && (warp > 1 || (warp == 0 && lane > 0))) return;
-    const Decider decider(work, warp, lane, shared);
     if (warp == 0) {
-      Load(work, lane, decider, shared);
+      if (lane == 0) Load(work, shared);
     } else if (warp == 1) {
-      BringRows(work, lane, decider, shared);
-    } else {
-      Cursor at(work.visits);
-#pragma unroll 1
-      for (int round = 0; round < work.rounds; ++round, at.Advance(work.visits)) {
-        decider.Decide(round, at.Visit(work.visits, at.Load()).First(), at.head());
-      }
+      BringRows(work, lane, shared);
+    } else if constexpr (Layout::Dropout::kDrops) {
+      Decide(work, (warp - 2) * kWarpLanes + lane, shared);
     }
   }
   // The block's keys, by one thread, as early as descriptors and barriers allow.
@@ -55,8 +48,6 @@ struct BackwardBringer {
   }
 
  private:
-  static constexpr bool kDrops = Layout::Dropout::kDrops;
-  using Decider = DeciderOf<Layout>;
   using Cursor = VisitCursor<Layout::Rule::kListed>;
   struct Place {
     ListedVisit visit;
@@ -72,17 +63,15 @@ struct BackwardBringer {
   }
 
   // ---- The loader, one thread.
-  ATTN_HD static void Load(const Work& work, int lane, const Decider& decider, Shared& shared) {
+  ATTN_HD static void Load(const Work& work, Shared& shared) {
     const SequenceDesc& s = work.sequence;
     for (MapOf map : {kMapOfQ, kMapOfDo}) ptx::FenceMap(work.problem.maps + map);
     Cursor at(work.visits);
 #pragma unroll 1
     for (int round = 0; round < work.rounds; ++round, at.Advance(work.visits)) {
-      const Place place = PlaceOf(work, at);
-      decider.Decide(round, place.visit.First(), place.head);
-      if (kDrops && lane != 0) continue;
       const int stage = round % kStages;
       const uint32_t parity = Layout::Parity(round, kStages) ^ 1;
+      const Place place = PlaceOf(work, at);
       if (IsDirty(work, place)) continue;
       const int row = s.q_begin + place.visit.First();
       ptx::WaitForPhase(&shared.empty_q[stage], parity);
@@ -108,8 +97,7 @@ struct BackwardBringer {
   struct Rows {
     float stabilizer[kRowsOfLane], delta[kRowsOfLane], dq_factor[kRowsOfLane];
   };
-  ATTN_HD static void BringRows(const Work& work, int lane, const Decider& decider,
-                                Shared& shared) {
+  ATTN_HD static void BringRows(const Work& work, int lane, Shared& shared) {
     const float gain = PowerOfTwo(work.exponent - kProbabilityShift);
     const float of_key = PowerOfTwo(FixedPoint::KeyExponent(
         work.problem, GradientBounds(work.problem, work.batch, work.kv_head)));
@@ -118,11 +106,9 @@ struct BackwardBringer {
     uint32_t cleaned = 0;
     Place place = PlaceOf(work, at);
     Rows rows;
-    if (!kDrops) LoadRows(work, place, lane, rows);
+    LoadRows(work, place, lane, rows);
 #pragma unroll 1
     for (int round = 0; round < work.rounds; ++round) {
-      decider.Decide(round, place.visit.First(), place.head);
-      if (kDrops) LoadRows(work, place, lane, rows);  // not ahead: registers are few
       const int stage = round % kStages, slot = round % Layout::kPlaces;
       const uint32_t parity = Layout::Parity(round, kStages) ^ 1;
       const bool dirty = IsDirty(work, place);
@@ -160,7 +146,7 @@ struct BackwardBringer {
       if (round + 1 == work.rounds) break;
       at.Advance(work.visits);
       place = PlaceOf(work, at);
-      if (!kDrops) LoadRows(work, place, lane, rows);
+      LoadRows(work, place, lane, rows);
     }
   }
   // The loader has announced a tile's bytes, unless the tile was dirty.
@@ -205,6 +191,46 @@ struct BackwardBringer {
       if (met != 0 && stabilizer[n] == stabilizer[n]) stabilizer[n] = Infinity();
     }
     ptx::FenceShared();
+  }
+
+  // ---- Dropout. A generator call serves two queries (bit 3) and eight keys (bits 0, 3, 4), which
+  // four lanes of two consumer warps hold. One lane makes the eight calls that fill four lanes'
+  // words: bit 2n + e + 8h + 16r of a word is of the query 16n + 8h + 2·(lane & 3) + e and the key
+  // 8r + lane / 4.
+  ATTN_HD static void Decide(const Work& work, int lane, Shared& shared) {
+    const uint32_t threshold_bytes = work.problem.dropout_threshold * 0x01010101u;
+    const int unit = lane >> 4, key = lane >> 2 & 3, query = lane & 3;
+    const uint32_t column = static_cast<uint32_t>((work.first_key >> 5) + unit);
+    Cursor at(work.visits);
+#pragma unroll 1
+    for (int round = 0; round < work.rounds; ++round) {
+      const int slot = round % Layout::kKeepStages;
+      const int row = at.Visit(work.visits, at.Load()).First();
+      const DropoutColumn<false> generator(DropoutStreamOf(work.At(at.head())), column);
+      uint32_t words[2][2] = {};  // [bit 4 of the key][bit 0]
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const uint32_t place = static_cast<uint32_t>((query * 2 + (n & 1)) * 4 + key);
+        const PhiloxBlock bytes =
+            generator.Bytes(static_cast<uint32_t>((row >> 4) + (n >> 1)), place);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const uint32_t signs = KeepSigns(bytes.word[w], threshold_bytes) & 0x80808080u;
+          const int high = w >> 1;  // bit 3 of the query
+          words[w & 1][0] |= (signs & 0x00800080u) >> (7 - n) << (8 * high);
+          words[w & 1][1] |= (signs & 0x80008000u) >> (15 - n) << (8 * high);
+        }
+      }
+      ptx::WaitForPhase(&shared.empty_kept[slot], Layout::Parity(round, Layout::kKeepStages) ^ 1);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int consumer = (2 * unit + (w >> 1)) * kWarpLanes + (2 * key + (w & 1)) * 4 + query;
+        ptx::StoreShared32(&shared.kept[slot][consumer], words[w >> 1][w & 1]);
+      }
+      ptx::SyncWarp();
+      if (lane % kWarpLanes == 0) ptx::Arrive(&shared.full_kept[slot]);
+      at.Advance(work.visits);
+    }
   }
 };
 

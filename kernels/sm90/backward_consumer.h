@@ -307,7 +307,7 @@ class BackwardConsumer {
     // A row whose lse is NaN must not reach the keys that it does not see.
     if (partial) Hide(visible, rS);
   }
-  // Dropout's decisions.
+  // Dropout's decisions (BackwardBringer::Decide).
   ATTN_HD uint32_t Kept(int round) const {
     if constexpr (!kDrops) return ~0u;
     const int slot = round % Layout::kKeepStages;
@@ -318,7 +318,7 @@ class BackwardConsumer {
     return kept;
   }
   ATTN_HD static bool IsKept(uint32_t kept, int t, int e) {
-    return DeciderOf<Layout>::IsKept(kept, t, e);
+    return !kDrops || (kept >> ((t >> 1) * 2 + (e & 1) + 8 * (t & 1) + 16 * (e >> 1)) & 1);
   }
   ATTN_HD static void PackP(const Scores& rS, uint32_t kept, Words& words) {
 #pragma unroll

@@ -143,7 +143,7 @@ struct BackwardLayout {
   static constexpr int kScoreStages = kHeadDim > 64 ? 3 : 4;
   static constexpr int kSumStages = kHeadDim > 64 ? 1 : 2;
   static constexpr int kPlaces = 8;  // more than stages and what lags behind them
-  static constexpr int kKeepStages = kStages;
+  static constexpr int kKeepStages = 2;
   static_assert(kKeys == kConsumers * kGroupRows && kQueries == kDqBlockRows);
   static_assert(kPlaces >= kStages + 3);
 
