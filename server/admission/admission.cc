@@ -186,7 +186,8 @@ Admission::Choice Admission::ChoiceOf(const AdmittedCall& admitted, int device) 
   int64_t bytes = backend->DeviceBytes(problem, call.direction());
   if (admitted.memory().residual_place == device) bytes -= backend->ResidualBytes(problem);
   if (const CaptureWish* wish = call.capture(); wish != nullptr) {
-    bytes = std::max(bytes, backend->CaptureBytes(problem, wish->request()));
+    bytes = std::max(bytes, backend->CaptureBytes(
+                                problem, {.block = wish->block, .keep_map = wish->needs_map()}));
   }
   if (call.keep_residual()) bytes += backend->KeepingBytes(problem);
   const double seconds = cost->EstimateSeconds(problem, call.direction(), admitted.flops(),

@@ -59,7 +59,7 @@ struct CaptureWish {
   bool keep = false;
   std::string previous;  // token of a kept map; empty: none
 
-  CaptureRequest request() const { return {block, keep || !previous.empty()}; }
+  bool needs_map() const { return keep || !previous.empty(); }
 };
 
 struct CallMemory {

@@ -56,7 +56,8 @@ absl::Status Capture(const DeviceWorkerDeps& deps, LaunchedCall& launched) {
   const ForwardCall forward = EngineForward(launched.call, launched.stop);
   const CaptureWish& wish = *launched.call.call().capture();
   const KeptMap* previous = launched.call.memory().previous_map.get();
-  ASSIGN_OR_RETURN(CapturedMap map, deps.backend.Capture(forward, wish.request()));
+  ASSIGN_OR_RETURN(CapturedMap map, deps.backend.Capture(forward, {.block = wish.block,
+                                                                   .keep_map = wish.needs_map()}));
   CaptureResult& result = launched.captured.emplace();
   if (previous != nullptr) result.distance = FrobeniusDistance(previous->map, map.map);
   KeptMap kept = {forward.problem->q_len, forward.problem->kv_len, std::move(map.map)};
