@@ -18,9 +18,7 @@ ATTN_HD uint32_t KeepSigns(uint32_t bytes, uint32_t threshold_bytes) {
   return (bytes & ~threshold_bytes) | (~(bytes ^ threshold_bytes) & low7);
 }
 // DropoutBytes of one column of blocks (32 keys): what no row changes in the first three rounds is
-// computed once, so that a call costs ten wide multiplications instead of fourteen. kRolled: the
-// other rounds are a loop, so that their keys take two registers.
-template <bool kRolled>
+// computed once, so that a call costs ten wide multiplications instead of fourteen.
 class DropoutColumn {
  public:
   ATTN_HD DropoutColumn(const DropoutStream& stream, uint32_t column_block) {
@@ -48,7 +46,7 @@ class DropoutColumn {
     PhiloxBlock block = {{MultiplyHigh(kPhiloxMultiplier[1], word2) ^ third_[0],
                           kPhiloxMultiplier[1] * word2, third_[1] ^ word3, third_[2]}};
     uint32_t key_lo = key_lo_, key_hi = key_hi_;
-#pragma unroll(kRolled ? 1 : 4)
+#pragma unroll
     for (int round = 3; round < 7; ++round) {
       block = PhiloxRound(block, key_lo, key_hi);
       key_lo += kPhiloxKeyStep[0];

@@ -206,7 +206,7 @@ struct BackwardBringer {
     for (int round = 0; round < work.rounds; ++round) {
       const int slot = round % Layout::kKeepStages;
       const int row = at.Visit(work.visits, at.Load()).First();
-      const DropoutColumn<false> generator(DropoutStreamOf(work.At(at.head())), column);
+      const DropoutColumn generator(DropoutStreamOf(work.At(at.head())), column);
       uint32_t words[2][2] = {};  // [bit 4 of the key][bit 0]
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
