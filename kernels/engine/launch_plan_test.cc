@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "attention/cost.h"
@@ -173,6 +174,60 @@ TEST(LaunchPlan, CountsAMaskThatIsNotHeld) {
   const int64_t told = ForwardArenaBytes(p, *forward, &mask);
   EXPECT_LE(Taken(PlanForward({&problem, 1}, *forward, {false}, {&mask, 1})), told);
   EXPECT_GE(told, ForwardArenaBytes(p, *forward) + mask.layout.bytes);
+}
+
+int64_t BytesOf(const LaunchPlan& plan, const std::string& name) {
+  for (const Region& region : plan.arena.regions()) {
+    if (region.name == name) return region.bytes;
+  }
+  return -1;
+}
+
+// Of 16 heads both integers of dQ take 2^31 bytes and more; so many rows are visited too.
+TEST(LaunchPlan, CountsBeyond32BitsAt131072Rows) {
+  constexpr int64_t kLength = 131072;
+  for (const ArchitectureInfo& info : Architectures()) {
+    for (int64_t heads : {1, 16}) {
+      for (int64_t head_dim : {128, 256}) {
+        SCOPED_TRACE(testing::Message() << info.name << " " << heads << " " << head_dim);
+        Problem p;
+        p.batch = 1;
+        p.q_heads = p.kv_heads = heads;
+        p.q_len = p.kv_len = kLength;
+        p.qk_head_dim = p.v_head_dim = head_dim;
+        p.element = ElementType::kFloat16;
+        p.causal = true;
+        p.dropout.threshold = 25;
+        const Problem* problem = &p;
+        const std::vector<KernelRow> rows = KernelRowsOfGpu(info.compute_capability);
+        ExpectTakesWhatIsTold(rows, p);
+        const auto backward = SelectBackward(rows, p);
+        ASSERT_TRUE(backward.ok()) << backward.status();
+        const LaunchPlan plan = PlanBackward({&problem, 1}, *backward, {false});
+        EXPECT_EQ(BytesOf(plan, "dq_sums"), 2 * heads * kLength * head_dim * 4);
+        const ProblemDesc desc = Describe(plan.layouts[0], plan.parts[0], uint64_t{1} << 40);
+        EXPECT_EQ(desc.dq_head, kLength * head_dim);
+        EXPECT_EQ(desc.dq_rest, heads * kLength * head_dim);
+
+        // A block sees on average half of the rows.
+        const std::vector<int64_t> work = WorkOf(plan);
+        const int64_t all = std::accumulate(work.begin(), work.end(), int64_t{0});
+        const auto blocks = static_cast<double>(heads * kLength / backward->backward.tile.kv_rows);
+        ASSERT_EQ(static_cast<double>(work.size()), blocks);
+        EXPECT_NEAR(static_cast<double>(all) / (blocks * kLength / 2), 1, 0.01);
+        size_t next = 0;
+        for (int slice = 0; slice < 100; ++slice) {
+          int64_t share = 0;
+          for (const KernelStep& step : plan.Slice(0, slice, 100)) {
+            if (step.row.kind != KernelKind::kBackward) continue;
+            for (int n = 0; n < step.params.tile_count; ++n) share += work.at(next++);
+          }
+          EXPECT_LE(share, all / 100 + work.front()) << slice;
+        }
+        EXPECT_EQ(next, work.size());
+      }
+    }
+  }
 }
 
 }  // namespace
