@@ -183,7 +183,7 @@ int64_t BytesOf(const LaunchPlan& plan, const std::string& name) {
   return -1;
 }
 
-// Of 16 heads both integers of dQ take 2^31 bytes and more; so many rows are visited too.
+// Of 16 heads both integers of dQ together take 2^31 bytes and more; so many rows are visited too.
 TEST(LaunchPlan, CountsBeyond32BitsAt131072Rows) {
   constexpr int64_t kLength = 131072;
   for (const ArchitectureInfo& info : Architectures()) {
@@ -204,7 +204,8 @@ TEST(LaunchPlan, CountsBeyond32BitsAt131072Rows) {
         const auto backward = SelectBackward(rows, p);
         ASSERT_TRUE(backward.ok()) << backward.status();
         const LaunchPlan plan = PlanBackward({&problem, 1}, *backward, {false});
-        EXPECT_EQ(BytesOf(plan, "dq_sums"), 2 * heads * kLength * head_dim * 4);
+        EXPECT_EQ(BytesOf(plan, "dq_sums"), heads * kLength * head_dim * 4);
+        EXPECT_EQ(BytesOf(plan, "dq_rests"), heads * kLength * head_dim * 4);
         const ProblemDesc desc = Describe(plan.layouts[0], plan.parts[0], uint64_t{1} << 40);
         EXPECT_EQ(desc.dq_head, kLength * head_dim);
         EXPECT_EQ(desc.dq_rest, heads * kLength * head_dim);

@@ -439,10 +439,12 @@ TEST(DaemonCancel, DropsACallThatWasCancelledWhileTheEngineServedAnother) {
   gated.WaitForCalls(2);
   landed.Cancel();
   EXPECT_EQ(landed.Wait().error_code(), grpc::StatusCode::CANCELLED);
-  // The daemon hears of it before it hears of a later call on the same connection.
+  // The daemon hears of it before it hears of a later call on the same connection, but on a thread
+  // of its own.
   grpc::ClientContext context;
   v1::GetServerInfoResponse info;
   ASSERT_TRUE(gated.daemon->stub().GetServerInfo(&context, {}, &info).ok());
+  absl::SleepFor(absl::Milliseconds(200));
   gated.engine->Open();
   EXPECT_TRUE(running.Wait().ok());
   gated.WaitUntilAllIsGivenBack();
