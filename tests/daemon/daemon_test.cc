@@ -14,6 +14,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "kernels/cpu/cpu_backend.h"
