@@ -172,8 +172,9 @@ ATTN_HD constexpr int64_t DqSumFloats(int64_t q_len, int32_t tile_head_dim) {
 
 // What one block does. Forward: rows [tile·q_rows, +q_rows) of query head `head`. Backward: keys
 // [tile·kv_rows, +kv_rows) of KV head `head`. KeyBounds, Delta and dQ kernels: 64 rows of query
-// head `head`. KeepRows: 64 rows of O's or V's heads. CaptureScores: `batch` is the split, `head` the
-// slot, `tile` of the map; CaptureSums: `batch` is the tile's first cell, `head` its first slot.
+// head `head`. KeepRows: 64 rows of O's or V's heads. CaptureScores: `batch` is the split, `head`
+// the slot, `tile` of the map; CaptureSums: `batch` is the tile's first cell, `head` its first
+// slot.
 struct TileWork {
   int32_t problem, batch, head, tile;
 };
@@ -183,12 +184,12 @@ struct TileWork {
 // call's heads, as many as the call alone tells, so that few tiles fill a GPU.
 inline constexpr int32_t kCaptureRows = 128;
 struct CaptureDesc {
-  float* sums;           // of the tiles at hand: slots of [kCaptureRows][tile_keys]
-  double* cells;         // the sums of each tile's blocks, one tile after the other
-  double* moments;       // of each tile Σ(x − origin), its squares, its cubes
-  float* map;            // [rows, keys], or null
-  int32_t rows, keys;    // of the map
-  int32_t block;         // rows and keys of a block
+  float* sums;         // of the tiles at hand: slots of [kCaptureRows][tile_keys]
+  double* cells;       // the sums of each tile's blocks, one tile after the other
+  double* moments;     // of each tile Σ(x − origin), its squares, its cubes
+  float* map;          // [rows, keys], or null
+  int32_t rows, keys;  // of the map
+  int32_t block;       // rows and keys of a block
   int32_t tile_keys, key_tiles;
   int32_t parts, heads;  // heads: of each part, batch entries · query heads
   int32_t splits;

@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "kernels/rules/capture_sums.h"
 #include "kernels/rules/mask_tiles.h"
 #include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm80/backward.h"
