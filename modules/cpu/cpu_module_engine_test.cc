@@ -421,6 +421,7 @@ TEST_F(CpuModuleEngineTest, KeptCallsHaveTheirOwnMemoryInputs) {
     const Bytes memory[2] = {BytesOf(fixture.inputs.memory, element), BytesOf(other, element)};
     struct OfCall {
       Bytes y, dx, d_memory;
+      std::vector<Numbers> gradients;  // of weights: what reads the memory again
       bool operator==(const OfCall&) const = default;
     };
     const auto forward = [&](int call, bool keep, Bytes& y) {
@@ -436,10 +437,11 @@ TEST_F(CpuModuleEngineTest, KeptCallsHaveTheirOwnMemoryInputs) {
       of.d_memory.resize(memory[0].size());
       CheckOk(engine.instance().Backward({.activation = kept,
                                           .dy = dy,
-                                          .add_gradients = false,
                                           .dx = absl::MakeSpan(of.dx),
                                           .d_memory = absl::MakeSpan(of.d_memory)}));
       engine.instance().DropActivation(kept);
+      of.gradients = engine.Tensors(TensorRole::kGradient);
+      CheckOk(engine.instance().ClearGradients());
     };
     OfCall alone[2], together[2];
     for (int call : {0, 1}) backward(forward(call, true, alone[call].y), alone[call]);
