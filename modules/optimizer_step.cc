@@ -18,21 +18,29 @@ OptimizerStep::OptimizerStep(const ModuleDescription& module, const StepCall& ca
   }
 }
 
-void OptimizerStep::Apply(int64_t entry, int64_t first, int64_t count,
-                          const OptimizerTensors& tensors) const {
+EntryStep OptimizerStep::Of(int64_t entry, const OptimizerTensors& tensors) const {
   const WeightEntry& of = module_.table.entries()[entry];
-  if (!of.trained_offset.has_value()) return;
+  CHECK(of.trained_offset.has_value()) << entry;
   const int64_t group = module_.optimizer.GroupOf(entry);
   CHECK(group < static_cast<int64_t>(scalars_.size())) << group;
-  const size_t size = static_cast<size_t>(count);
-  const int64_t trained = *of.trained_offset + first;
-  const int64_t moment_count = module_.optimizer.MomentCount();
-  const auto moment = [&](int64_t n) {
-    return n < moment_count ? absl::Span<float>(tensors.moments[n] + trained, size)
-                            : absl::Span<float>();
+  EntryStep step{.spec = &module_.optimizer,
+                 .scalars = scalars_[group],
+                 .count = of.elements,
+                 .gradient = tensors.gradients + *of.trained_offset,
+                 .parameter = tensors.weights + of.offset};
+  for (int64_t n = 0; n < module_.optimizer.MomentCount(); ++n) {
+    step.moments[n] = tensors.moments[n] + *of.trained_offset;
+  }
+  return step;
+}
+
+void EntryStep::Apply(int64_t first, int64_t size) const {
+  const auto moment = [&](int n) {
+    return moments[n] != nullptr ? absl::Span<float>(moments[n] + first, size)
+                                 : absl::Span<float>();
   };
-  ApplyStep(module_.optimizer, scalars_[group], {tensors.gradients + trained, size},
-            {tensors.weights + of.offset + first, size}, {moment(0), moment(1), moment(2)});
+  ApplyStep(*spec, scalars, {gradient + first, static_cast<size_t>(size)},
+            {parameter + first, static_cast<size_t>(size)}, {moment(0), moment(1), moment(2)});
 }
 
 }  // namespace attnd

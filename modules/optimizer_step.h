@@ -17,6 +17,20 @@ struct OptimizerTensors {
   std::array<float*, 3> moments = {};
 };
 
+// What a step does to one entry: ApplyStep's arguments, wherever the tensors lie. Numbers share
+// nothing: cuts change no bit.
+struct EntryStep {
+  const OptimizerSpec* spec = nullptr;
+  StepScalars scalars = {};
+  int64_t count = 0;
+  const float* gradient = nullptr;
+  float* parameter = nullptr;
+  std::array<float*, 3> moments = {};  // null: the optimizer does not have it
+
+  void Apply(int64_t first, int64_t size) const;
+  void Apply() const { Apply(0, count); }
+};
+
 // Not where nothing is trained by an optimizer, nor where the call wants finite gradients.
 bool IsApplied(const ModuleDescription& module, const StepCall& call, const GradientStats& stats);
 
@@ -26,11 +40,8 @@ class OptimizerStep {
   OptimizerStep(const ModuleDescription& module, const StepCall& call, const GradientStats& stats,
                 int64_t step);
 
-  // Numbers [first, first + count) of an entry: cuts change no bit. A frozen entry is left alone.
-  void Apply(int64_t entry, int64_t first, int64_t count, const OptimizerTensors& tensors) const;
-  void Apply(int64_t entry, const OptimizerTensors& tensors) const {
-    Apply(entry, 0, module_.table.entries()[entry].elements, tensors);
-  }
+  // Of an entry that is trained.
+  EntryStep Of(int64_t entry, const OptimizerTensors& tensors) const;
 
  private:
   const ModuleDescription& module_;

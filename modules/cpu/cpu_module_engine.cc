@@ -2,11 +2,10 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/cpu_quota.h"
-#include "base/status_macros.h"
-#include "modules/cpu/cpu_instance.h"
+#include "modules/cpu/cpu_device.h"
 #include "modules/cpu/workers.h"
+#include "modules/executor/executor_instance.h"
 
 namespace attnd {
 namespace {
@@ -21,27 +20,18 @@ class CpuModuleEngine : public ModuleEngine {
 
   absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module, const ModuleLimits& limits,
                                   int64_t budget) const override {
-    // What recomputation saves leaves the engine's own bytes as they are, or nearly: a plan for
-    // what is left of the budget, until both fit.
-    EnginePlan plan;
-    for (int64_t left = budget;;) {
-      ASSIGN_OR_RETURN(plan.plan,
-                       MakePlan(module.graph, module.table, module.optimizer, limits, left));
-      const CpuLayout layout(module, limits, plan.plan, attention_);
-      plan.engine_bytes = layout.bytes - plan.plan.bytes();
-      if (plan.bytes() <= budget) return plan;
-      left = std::min(left - 1, budget - plan.engine_bytes);
-    }
+    return ExecutorInstance::Plan(module, limits, budget, CpuDevice(workers_, attention_));
   }
 
   absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
       std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
       const EnginePlan& plan) override {
-    return CpuInstance::Make(std::move(module), limits, plan, workers_, attention_);
+    return ExecutorInstance::Make(std::move(module), limits, plan,
+                                  std::make_unique<CpuDevice>(workers_, attention_));
   }
 
  private:
-  Workers workers_;
+  mutable Workers workers_;  // a plan's device runs nothing
   Backend& attention_;
 };
 

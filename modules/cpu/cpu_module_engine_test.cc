@@ -405,6 +405,59 @@ TEST_F(CpuModuleEngineTest, KeepsAsManyRowsAsItWasMadeFor) {
   EXPECT_EQ(Value(engine.instance().Stats()).squared_norm, 0);
 }
 
+// Calls that are kept, and one that is not, each with a memory input of its own.
+TEST_F(CpuModuleEngineTest, KeptCallsHaveTheirOwnMemoryInputs) {
+  for (ElementType element : kElements) {
+    const LayerSizes sizes{.width = 16, .heads = 2, .kv_heads = 2, .inner = 24, .element = element};
+    ReferenceFixture fixture(DecoderLayers(sizes), 3, Rounding::kElements);
+    fixture.SetRows({.batch = 2, .length = 9, .memory_length = 5});
+    ModuleLimits limits = EngineUnderTest::LimitsOf(fixture, Recompute::kNone);
+    limits.kept_rows *= 2;
+    limits.kept_memory_rows *= 2;
+    EngineUnderTest engine(*engine_, fixture, limits);
+    const Bytes x = BytesOf(fixture.inputs.x, element), dy = BytesOf(fixture.dy, element);
+    Numbers other = fixture.inputs.memory;
+    for (double& number : other) number = fixture.random().Normal();
+    const Bytes memory[2] = {BytesOf(fixture.inputs.memory, element), BytesOf(other, element)};
+    struct OfCall {
+      Bytes y, dx, d_memory;
+      std::vector<Numbers> gradients;  // of weights: what reads the memory again
+      bool operator==(const OfCall&) const = default;
+    };
+    const auto forward = [&](int call, bool keep, Bytes& y) {
+      y.assign(x.size(), std::byte{0xff});
+      return Value(engine.instance().Forward({.rows = &fixture.inputs.rows,
+                                              .x = x,
+                                              .memory = memory[call],
+                                              .keep = keep,
+                                              .y = absl::MakeSpan(y)}));
+    };
+    const auto backward = [&](ActivationId kept, OfCall& of) {
+      of.dx.resize(x.size());
+      of.d_memory.resize(memory[0].size());
+      CheckOk(engine.instance().Backward({.activation = kept,
+                                          .dy = dy,
+                                          .dx = absl::MakeSpan(of.dx),
+                                          .d_memory = absl::MakeSpan(of.d_memory)}));
+      engine.instance().DropActivation(kept);
+      of.gradients = engine.Tensors(TensorRole::kGradient);
+      CheckOk(engine.instance().ClearGradients());
+    };
+    OfCall alone[2], together[2];
+    for (int call : {0, 1}) backward(forward(call, true, alone[call].y), alone[call]);
+    EXPECT_FALSE(alone[0] == alone[1]);
+    ActivationId kept[2];
+    for (int call : {0, 1}) kept[call] = forward(call, true, together[call].y);
+    Bytes y;
+    EXPECT_EQ(forward(0, false, y), 0);
+    EXPECT_EQ(y, alone[0].y);
+    for (int call : {0, 1}) {
+      backward(kept[call], together[call]);
+      EXPECT_TRUE(together[call] == alone[call]) << call << " " << ElementName(element);
+    }
+  }
+}
+
 TEST_F(CpuModuleEngineTest, TakesTheMemoryThatItPlansAndNoMoreInCalls) {
   ReferenceFixture fixture(BertLayers({.width = 128, .heads = 2, .kv_heads = 2, .inner = 512}), 3,
                            Rounding::kElements);

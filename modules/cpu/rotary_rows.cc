@@ -34,11 +34,11 @@ void TurnHead(const Rotary& rotary, const Angle* angles, const Tensor& heads, in
 
 }  // namespace
 
-void TurnRows(const Rotary& rotary, TurnDirection direction, const std::vector<uint32_t>& positions,
-              const RotaryHeads& heads, IndexRange rows) {
+void TurnRows(const Rotary& rotary, TurnDirection direction, const RotaryHeads& heads,
+              IndexRange rows) {
   Angle angles[kMaxRotaryFrequencies];
   for (int64_t row = rows.first; row < rows.first + rows.count; ++row) {
-    FindAngles(rotary, direction, positions[row], angles);
+    FindAngles(rotary, direction, (*heads.positions)[row], angles);
     for (int64_t head = 0; head < heads.head_count; ++head) {
       TurnHead(rotary, angles, heads.heads, (row * heads.head_count + head) * heads.dim);
     }

@@ -136,7 +136,10 @@ class ReferenceInstance : public ModuleInstance {
       const OptimizerTensors tensors{reinterpret_cast<float*>(weights_.data()),
                                      gradients_.data(),
                                      {moments_[0].data(), moments_[1].data(), moments_[2].data()}};
-      for (size_t n = 0; n < module_->table.entries().size(); ++n) step.Apply(n, tensors);
+      const std::vector<WeightEntry>& entries = module_->table.entries();
+      for (size_t n = 0; n < entries.size(); ++n) {
+        if (entries[n].trained_offset.has_value()) step.Of(n, tensors).Apply();
+      }
     }
     result.optimizer_step = optimizer_step_;
     RETURN_IF_ERROR(ClearGradients());

@@ -13,6 +13,7 @@
 
 #include "attention/element.h"
 #include "base/round_up.h"
+#include "kernels/dense/operands.h"
 
 namespace attnd {
 
@@ -25,8 +26,6 @@ inline constexpr int64_t kDenseDepth = 128;
 inline constexpr int64_t kDensePanel = 64;  // columns
 inline constexpr int64_t kDenseScratchFloats =
     kDenseRows * kDenseDepth + kDenseDepth * kDensePanel + kDenseRows * kDenseColumns;
-// Gradients of parameters are summed in blocks of this many rows.
-inline constexpr int64_t kGradientBlockRows = 1024;
 
 // Row-major, rows `stride` elements apart.
 struct DenseMatrix {

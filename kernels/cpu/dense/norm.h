@@ -4,25 +4,10 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "kernels/cpu/dense/pointwise.h"
 
 namespace attnd {
-
-struct NormOperands {
-  int64_t count = 0;        // numbers of a vector
-  bool is_centred = false;  // layer norm; else RMS
-  float epsilon = 0;
-  float weight_offset = 0;
-  std::optional<ElementType> round_before_weight;
-  ConstTensor weight, bias;  // [count] or null
-  ConstTensor x;             // [vectors, count]
-};
-
-struct NormStatistics {
-  float mean, rstd;
-};
 
 void NormForward(const NormOperands& norm, Tensor y, IndexRange vectors);
 
@@ -30,15 +15,7 @@ void NormForward(const NormOperands& norm, Tensor y, IndexRange vectors);
 void NormBackward(const NormOperands& norm, ConstTensor dy, Tensor dx, bool add,
                   NormStatistics* statistics, IndexRange vectors);
 
-// Adds Σ dy·n to d_weight and Σ dy to d_bias [count], either of which may be null, for the columns
-// named: one addition for each kGradientBlockRows rows, `per_row` vectors making a row.
-struct NormGradients {
-  ConstTensor dy;
-  const NormStatistics* statistics = nullptr;
-  int64_t vectors = 0, per_row = 1;
-  float* d_weight = nullptr;
-  float* d_bias = nullptr;
-};
+// For the columns named.
 void AddNormGradients(const NormOperands& norm, const NormGradients& gradients, IndexRange columns);
 
 }  // namespace attnd

@@ -1,7 +1,7 @@
-#include "modules/cpu/cpu_instance.h"
+#include "modules/executor/executor_instance.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +13,6 @@
 namespace attnd {
 namespace {
 
-constexpr int64_t kStepNumbers = int64_t{1} << 16;  // that one thread takes at a time
 constexpr int64_t kFloatBytes = 4;
 
 absl::Status Stopped(const std::stop_token& stop) {
@@ -22,27 +21,41 @@ absl::Status Stopped(const std::stop_token& stop) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ModuleInstance>> CpuInstance::Make(
-    std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
-    const EnginePlan& plan, Workers& workers, Backend& attention) {
-  std::unique_ptr<CpuInstance> instance(
-      new CpuInstance(std::move(module), limits, plan, workers, attention));
-  if (!instance->memory_.is_there()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("memory: the machine has no ", instance->layout_.bytes, " bytes"));
+absl::StatusOr<EnginePlan> ExecutorInstance::Plan(const ModuleDescription& module,
+                                                  const ModuleLimits& limits, int64_t budget,
+                                                  const ModuleDevice& device) {
+  // What recomputation saves leaves the device's own bytes as they are, or nearly: a plan for what
+  // is left of the budget, until both fit.
+  EnginePlan plan;
+  for (int64_t left = budget;;) {
+    ASSIGN_OR_RETURN(plan.plan,
+                     MakePlan(module.graph, module.table, module.optimizer, limits, left));
+    const InstanceLayout layout(module, limits, plan.plan, device);
+    plan.engine_bytes = layout.bytes - plan.plan.bytes();
+    if (plan.bytes() <= budget) return plan;
+    left = std::min(left - 1, budget - plan.engine_bytes);
   }
-  return instance;
 }
 
-CpuInstance::CpuInstance(std::shared_ptr<const ModuleDescription> module,
-                         const ModuleLimits& limits, const EnginePlan& plan, Workers& workers,
-                         Backend& attention)
+absl::StatusOr<std::unique_ptr<ModuleInstance>> ExecutorInstance::Make(
+    std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
+    const EnginePlan& plan, std::unique_ptr<ModuleDevice> device) {
+  const InstanceLayout layout(*module, limits, plan.plan, *device);
+  ASSIGN_OR_RETURN(std::byte * memory, device->Allocate(layout.bytes));
+  return std::unique_ptr<ModuleInstance>(
+      new ExecutorInstance(std::move(module), limits, plan, std::move(device), layout, memory));
+}
+
+ExecutorInstance::ExecutorInstance(std::shared_ptr<const ModuleDescription> module,
+                                   const ModuleLimits& limits, const EnginePlan& plan,
+                                   std::unique_ptr<ModuleDevice> device,
+                                   const InstanceLayout& layout, std::byte* memory)
     : module_(std::move(module)),
       limits_(limits),
       plan_(plan),
-      layout_(*module_, limits, plan.plan, attention),
-      memory_(layout_.bytes),
-      tensors_(*module_, layout_, memory_, workers, attention) {
+      layout_(layout),
+      device_(std::move(device)),
+      tensors_(*module_, layout_, memory, *device_) {
   const ModuleGraph& graph = module_->graph;
   const RowCounts rows = {limits.max_rows, limits.max_memory_rows};
   for (size_t block = 0; block < graph.layout().blocks.size(); ++block) {
@@ -58,7 +71,7 @@ CpuInstance::CpuInstance(std::shared_ptr<const ModuleDescription> module,
 
 // ---- Tensors.
 
-void* CpuInstance::Place(int64_t entry, TensorRole role) const {
+void* ExecutorInstance::Place(int64_t entry, TensorRole role) const {
   const WeightEntry& of = module_->table.entries()[entry];
   if (role == TensorRole::kWeight) return tensors_.Weight(of).data;
   if (role == TensorRole::kGradient) return tensors_.gradients() + *of.trained_offset;
@@ -66,44 +79,39 @@ void* CpuInstance::Place(int64_t entry, TensorRole role) const {
   return tensors_.moments(moment) + *of.trained_offset;
 }
 
-absl::StatusOr<ElementType> CpuInstance::ElementOf(int64_t entry, TensorRole role) const {
+absl::StatusOr<ElementType> ExecutorInstance::ElementOf(int64_t entry, TensorRole role) const {
   ASSIGN_OR_RETURN(const ElementType element, ElementOfRole(*module_, entry, role));
   if (role == TensorRole::kWeight || limits_.kept_rows > 0) return element;
   return absl::NotFoundError("limits.kept_rows is 0: the module is not trained");
 }
 
-absl::Status CpuInstance::Put(int64_t entry, TensorRole role, ElementType element,
-                              absl::Span<const std::byte> bytes) {
+absl::Status ExecutorInstance::Put(int64_t entry, TensorRole role, ElementType element,
+                                   absl::Span<const std::byte> bytes) {
   ASSIGN_OR_RETURN(const ElementType kept, ElementOf(entry, role));
   const int64_t count = module_->table.entries()[entry].elements;
   CHECK(static_cast<int64_t>(bytes.size()) == count * ElementBytes(element));
-  ConvertNumbers(element, bytes.data(), kept, Place(entry, role), count);
+  RETURN_IF_ERROR(device_->Put(element, bytes.data(), {Place(entry, role), kept}, count));
   if (role == TensorRole::kWeight) Pack(entry);
-  return absl::OkStatus();
+  return device_->Finish();
 }
 
-absl::Status CpuInstance::Get(int64_t entry, TensorRole role, ElementType element,
-                              absl::Span<std::byte> bytes) const {
+absl::Status ExecutorInstance::Get(int64_t entry, TensorRole role, ElementType element,
+                                   absl::Span<std::byte> bytes) const {
   ASSIGN_OR_RETURN(const ElementType kept, ElementOf(entry, role));
   const int64_t count = module_->table.entries()[entry].elements;
   CHECK(static_cast<int64_t>(bytes.size()) == count * ElementBytes(element));
-  ConvertNumbers(kept, Place(entry, role), element, bytes.data(), count);
-  return absl::OkStatus();
+  return device_->Get({Place(entry, role), kept}, element, bytes.data(), count);
 }
 
-void CpuInstance::Pack(int64_t entry) {
+void ExecutorInstance::Pack(int64_t entry) {
   const WeightEntry& of = module_->table.entries()[entry];
-  if (!of.is_matrix()) return;
-  const Tensor weight = tensors_.Weight(of);
-  const PanelSource source{{weight.data, weight.element, of.shape[1]}, of.shape[0], of.shape[1]};
-  tensors_.workers().ForRanges(DensePanels(of.shape[0]), 1, [&](IndexRange range) {
-    PackPanel(source, range.first, tensors_.element(), tensors_.Panels(of));
-  });
+  if (of.is_matrix()) device_->Pack(tensors_.Matrix(of));
 }
 
 // ---- Activations.
 
-absl::StatusOr<std::unique_ptr<CpuInstance::Kept>> CpuInstance::Reserve(const CallRows& rows) {
+absl::StatusOr<std::unique_ptr<ExecutorInstance::Kept>> ExecutorInstance::Reserve(
+    const CallRows& rows) {
   auto kept = std::make_unique<Kept>(module_->graph, plan_.plan.recompute, rows);
   int64_t memory_rows = rows.memory_rows();
   for (const auto& [id, other] : kept_) memory_rows += other->call.rows.memory_rows();
@@ -122,26 +130,26 @@ absl::StatusOr<std::unique_ptr<CpuInstance::Kept>> CpuInstance::Reserve(const Ca
   return kept;
 }
 
-void CpuInstance::DropActivation(ActivationId activation) {
+void ExecutorInstance::DropActivation(ActivationId activation) {
   const auto found = kept_.find(activation);
   if (found == kept_.end()) return;
   free_->Give(found->second->at, std::max(found->second->places.bytes, kTensorAlignment));
   kept_.erase(found);
 }
 
-int64_t CpuInstance::KeptRows() const {
+int64_t ExecutorInstance::KeptRows() const {
   int64_t rows = 0;
   for (const auto& [id, kept] : kept_) rows += kept->call.rows.rows();
   return rows;
 }
 
-std::byte* CpuInstance::KeptAt(const Kept& kept, int64_t offset) const {
+std::byte* ExecutorInstance::KeptAt(const Kept& kept, int64_t offset) const {
   return tensors_.activations() + kept.at + offset;
 }
 
 // ---- Forward.
 
-Tensor CpuInstance::InputOf(int64_t layer, const Kept* kept) const {
+Tensor ExecutorInstance::InputOf(int64_t layer, const Kept* kept) const {
   const ModuleLayout& layout = module_->graph.layout();
   if (layer == Layers()) {
     const bool is_wide = module_->graph.BlockOf(layer - 1).ops.back().wide;
@@ -152,7 +160,8 @@ Tensor CpuInstance::InputOf(int64_t layer, const Kept* kept) const {
   return {KeptAt(*kept, kept->places.layers[layer].values[kInputValue]), element};
 }
 
-absl::Status CpuInstance::ForwardLayer(int64_t layer, const CpuCall& call, const Kept* kept) {
+absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& call,
+                                            const Kept* kept) {
   const ModuleGraph& graph = module_->graph;
   const int64_t block = graph.layout().layers[layer].block;
   const int64_t ops = static_cast<int64_t>(graph.BlockOf(layer).ops.size());
@@ -176,13 +185,23 @@ absl::Status CpuInstance::ForwardLayer(int64_t layer, const CpuCall& call, const
     RETURN_IF_ERROR(run.Forward(op));
   }
   if (last.data != nullptr) {
-    std::memcpy(last.data, values.values.back().data,
-                call.rows.rows() * graph.layout().width * ElementBytes(last.element));
+    device_->Copy(values.values.back().data, last.data,
+                  call.rows.rows() * graph.layout().width * ElementBytes(last.element));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<ActivationId> CpuInstance::Forward(const ModuleForwardCall& call) {
+absl::Status ExecutorInstance::BringMemory(const ModuleForwardCall& call, const Kept* kept,
+                                           InstanceCall& of) {
+  if (call.memory.empty()) return absl::OkStatus();
+  std::byte* place = kept != nullptr ? KeptAt(*kept, kept->places.memory_at) : tensors_.memory();
+  of.memory.data = place;
+  const ElementType element = tensors_.element();
+  return device_->Put(element, call.memory.data(), {place, element},
+                      static_cast<int64_t>(call.memory.size()) / ElementBytes(element));
+}
+
+absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& call) {
   CheckSizes(*module_, call);
   CHECK(call.rows->rows() <= limits_.max_rows);
   CHECK(call.memory.empty() || call.rows->memory_rows() <= limits_.max_memory_rows);
@@ -191,39 +210,38 @@ absl::StatusOr<ActivationId> CpuInstance::Forward(const ModuleForwardCall& call)
   if (call.keep) {
     ASSIGN_OR_RETURN(kept, Reserve(*call.rows));
   }
-  CpuCall without;
-  CpuCall& of = kept != nullptr ? kept->call : without;
+  InstanceCall without;
+  InstanceCall& of = kept != nullptr ? kept->call : without;
   of = {.rows = *call.rows,
         .dropout = call.dropout,
         .mask_bits = {call.mask_bits.begin(), call.mask_bits.end()},
         .positions = call.rows->ResolvedPositions(),
-        .memory = {call.memory.data(), tensors_.element()},
+        .memory = {nullptr, tensors_.element()},
         .stop = call.stop};
-  if (kept != nullptr && !call.memory.empty()) {
-    of.memory.data = KeptAt(*kept, kept->places.memory_at);
-    std::memcpy(const_cast<void*>(of.memory.data), call.memory.data(), call.memory.size());
+  const int64_t numbers = call.rows->rows() * module_->graph.layout().width;
+  absl::Status status = BringMemory(call, kept.get(), of);
+  if (status.ok()) {
+    status = device_->Put(tensors_.element(), call.x.data(), InputOf(0, kept.get()), numbers);
   }
-  std::memcpy(InputOf(0, kept.get()).data, call.x.data(), call.x.size());
-  absl::Status status;
   for (int64_t layer = 0; layer < Layers() && status.ok(); ++layer) {
     status = ForwardLayer(layer, of, kept.get());
   }
   const ActivationId id = kept != nullptr ? ++last_activation_ : 0;
   if (kept != nullptr) kept_.emplace(id, std::move(kept));
   if (status.ok()) status = Stopped(call.stop);
+  if (status.ok()) {
+    status = device_->Get(InputOf(Layers(), nullptr), tensors_.element(), call.y.data(), numbers);
+  }
   if (!status.ok()) {
     DropActivation(id);
     return status;
   }
-  const Tensor y = InputOf(Layers(), nullptr);
-  ConvertNumbers(y.element, y.data, tensors_.element(), call.y.data(),
-                 call.rows->rows() * module_->graph.layout().width);
   return id;
 }
 
 // ---- Backward.
 
-LayerValues CpuInstance::KeptValuesOf(int64_t layer, const Kept& kept) const {
+LayerValues ExecutorInstance::KeptValuesOf(int64_t layer, const Kept& kept) const {
   const KeptPlaces::Layer& places = kept.places.layers[layer];
   LayerValues values;
   for (size_t value = 0; value < places.values.size(); ++value) {
@@ -238,10 +256,10 @@ LayerValues CpuInstance::KeptValuesOf(int64_t layer, const Kept& kept) const {
 }
 
 // Of the input of `layer`; of the last one's output with Layers().
-Tensor CpuInstance::GradientBoundary(int64_t layer) const { return InputOf(layer, nullptr); }
+Tensor ExecutorInstance::GradientBoundary(int64_t layer) const { return InputOf(layer, nullptr); }
 
-absl::Status CpuInstance::BackwardLayer(int64_t layer, const Kept& kept, bool adds,
-                                        bool& memory_is_set) {
+absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bool adds,
+                                             bool& memory_is_set) {
   const ModuleGraph& graph = module_->graph;
   const int64_t block = graph.layout().layers[layer].block;
   const int64_t ops = static_cast<int64_t>(graph.BlockOf(layer).ops.size());
@@ -281,7 +299,7 @@ absl::Status CpuInstance::BackwardLayer(int64_t layer, const Kept& kept, bool ad
   return absl::OkStatus();
 }
 
-absl::Status CpuInstance::Backward(const ModuleBackwardCall& call) {
+absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
   const auto found = kept_.find(call.activation);
   if (found == kept_.end()) return absl::NotFoundError("activation: dropped, or never kept");
   Kept& kept = *found->second;
@@ -290,43 +308,43 @@ absl::Status CpuInstance::Backward(const ModuleBackwardCall& call) {
   kept.call.stop = call.add_gradients ? std::stop_token() : call.stop;
   const int64_t numbers = kept.call.rows.rows() * module_->graph.layout().width;
   const Tensor d_out = GradientBoundary(Layers());
-  ConvertNumbers(tensors_.element(), call.dy.data(), d_out.element, d_out.data, numbers);
+  RETURN_IF_ERROR(device_->Put(tensors_.element(), call.dy.data(), d_out, numbers));
   bool memory_is_set = false;
   for (int64_t layer = Layers() - 1; layer >= 0; --layer) {
     RETURN_IF_ERROR(BackwardLayer(layer, kept, call.add_gradients, memory_is_set));
   }
   RETURN_IF_ERROR(Stopped(kept.call.stop));
-  if (!call.dx.empty()) std::memcpy(call.dx.data(), GradientBoundary(0).data, call.dx.size());
-  if (call.d_memory.empty()) return absl::OkStatus();
-  if (memory_is_set) {
-    std::memcpy(call.d_memory.data(), tensors_.d_memory(), call.d_memory.size());
-  } else {
-    std::memset(call.d_memory.data(), 0, call.d_memory.size());
+  const ElementType element = tensors_.element();
+  if (!call.dx.empty()) {
+    RETURN_IF_ERROR(device_->Get(GradientBoundary(0), element, call.dx.data(), numbers));
   }
-  return absl::OkStatus();
+  if (!call.d_memory.empty()) {
+    const auto size = static_cast<int64_t>(call.d_memory.size());
+    if (!memory_is_set) device_->SetZero(tensors_.d_memory(), size);
+    RETURN_IF_ERROR(device_->Get({tensors_.d_memory(), element}, element, call.d_memory.data(),
+                                 size / ElementBytes(element)));
+  }
+  return device_->Finish();
 }
 
 // ---- Steps.
 
-absl::StatusOr<GradientStats> CpuInstance::Stats() {
+absl::StatusOr<GradientStats> ExecutorInstance::Stats() {
   GradientStats stats;
   if (limits_.kept_rows == 0) return stats;
-  const std::vector<WeightEntry>& entries = module_->table.entries();
-  std::vector<double> sums(entries.size());
-  tensors_.workers().ForRanges(entries.size(), 1, [&](IndexRange range) {
-    const WeightEntry& entry = entries[range.first];
-    if (!entry.trained_offset.has_value()) return;
-    sums[range.first] = SquaredNorm(
-        {tensors_.gradients() + *entry.trained_offset, static_cast<size_t>(entry.elements)});
-  });
-  for (size_t n = 0; n < sums.size(); ++n) {
-    if (entries[n].trained_offset.has_value()) stats.squared_norm += sums[n];
+  std::vector<ModuleDevice::Gradients> ranges;
+  for (const WeightEntry& entry : module_->table.entries()) {
+    if (!entry.trained_offset.has_value()) continue;
+    ranges.push_back({tensors_.gradients() + *entry.trained_offset, entry.elements});
   }
+  std::vector<double> norms(ranges.size());
+  RETURN_IF_ERROR(device_->SquaredNorms(ranges, absl::MakeSpan(norms)));
+  for (double norm : norms) stats.squared_norm += norm;
   stats.is_finite = std::isfinite(stats.squared_norm);
   return stats;
 }
 
-absl::StatusOr<StepResult> CpuInstance::Step(const StepCall& call) {
+absl::StatusOr<StepResult> ExecutorInstance::Step(const StepCall& call) {
   StepResult result;
   ASSIGN_OR_RETURN(result.stats, Stats());
   result.applied = limits_.kept_rows > 0 && IsApplied(*module_, call, result.stats);
@@ -339,13 +357,11 @@ absl::StatusOr<StepResult> CpuInstance::Step(const StepCall& call) {
     }
     const std::vector<WeightEntry>& entries = module_->table.entries();
     if (!entries.empty()) {
-      tensors.weights = static_cast<float*>(Place(0, TensorRole::kWeight)) - entries[0].offset;
+      tensors.weights = static_cast<float*>(tensors_.Weight(entries[0]).data) - entries[0].offset;
     }
     for (size_t n = 0; n < entries.size(); ++n) {
       if (!entries[n].trained_offset.has_value()) continue;
-      tensors_.workers().ForRanges(entries[n].elements, kStepNumbers, [&](IndexRange range) {
-        step.Apply(n, range.first, range.count, tensors);
-      });
+      device_->Step(step.Of(n, tensors));
       Pack(n);
     }
   }
@@ -354,10 +370,10 @@ absl::StatusOr<StepResult> CpuInstance::Step(const StepCall& call) {
   return result;
 }
 
-absl::Status CpuInstance::ClearGradients() {
+absl::Status ExecutorInstance::ClearGradients() {
   if (limits_.kept_rows == 0) return absl::OkStatus();
-  std::memset(tensors_.gradients(), 0, module_->table.trained_elements() * kFloatBytes);
-  return absl::OkStatus();
+  device_->SetZero(tensors_.gradients(), module_->table.trained_elements() * kFloatBytes);
+  return device_->Finish();
 }
 
 }  // namespace attnd

@@ -1,5 +1,5 @@
-// CpuInstance: one module on the CPU engine: its memory, its kept activations, and calls layer by
-// layer. One call at a time.
+// ExecutorInstance: one module on a ModuleDevice: its memory, its kept activations, and calls layer
+// by layer. One call at a time.
 #pragma once
 
 #include <map>
@@ -8,20 +8,24 @@
 #include <vector>
 
 #include "base/free_ranges.h"
-#include "modules/cpu/cpu_memory.h"
-#include "modules/cpu/cpu_module.h"
-#include "modules/cpu/layer_run.h"
+#include "modules/executor/instance_memory.h"
+#include "modules/executor/instance_tensors.h"
+#include "modules/executor/layer_run.h"
+#include "modules/executor/module_device.h"
 #include "modules/module_engine.h"
 
 namespace attnd {
 
-class CpuInstance : public ModuleInstance {
+class ExecutorInstance : public ModuleInstance {
  public:
-  // RESOURCE_EXHAUSTED where the machine has no such memory. The workers and the attention engine
-  // outlive the instance.
+  // ModuleEngine's Plan for instances on such a device.
+  static absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module,
+                                         const ModuleLimits& limits, int64_t budget,
+                                         const ModuleDevice& device);
+  // ModuleEngine's Make, of that plan.
   static absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
       std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
-      const EnginePlan& plan, Workers& workers, Backend& attention);
+      const EnginePlan& plan, std::unique_ptr<ModuleDevice> device);
 
   const ModuleDescription& description() const override { return *module_; }
   const EnginePlan& plan() const override { return plan_; }
@@ -44,7 +48,7 @@ class CpuInstance : public ModuleInstance {
   struct Kept {
     Kept(const ModuleGraph& graph, const std::vector<Recompute>& recompute, const CallRows& rows)
         : places(graph, recompute, {rows.rows(), rows.memory_rows()}) {}
-    CpuCall call;
+    InstanceCall call;
     KeptPlaces places;
     int64_t at = 0;  // in the activations
   };
@@ -54,8 +58,9 @@ class CpuInstance : public ModuleInstance {
     std::vector<BufferPlaces> backward;  // [layers]
   };
 
-  CpuInstance(std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
-              const EnginePlan& plan, Workers& workers, Backend& attention);
+  ExecutorInstance(std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
+                   const EnginePlan& plan, std::unique_ptr<ModuleDevice> device,
+                   const InstanceLayout& layout, std::byte* memory);
 
   int64_t Layers() const { return static_cast<int64_t>(module_->graph.layout().layers.size()); }
   void* Place(int64_t entry, TensorRole role) const;
@@ -67,7 +72,9 @@ class CpuInstance : public ModuleInstance {
   // The input of `layer` in a call that keeps (or does not); `y` of the last one has number
   // Layers().
   Tensor InputOf(int64_t layer, const Kept* kept) const;
-  absl::Status ForwardLayer(int64_t layer, const CpuCall& call, const Kept* kept);
+  // The call's memory input, to where ops read it.
+  absl::Status BringMemory(const ModuleForwardCall& call, const Kept* kept, InstanceCall& of);
+  absl::Status ForwardLayer(int64_t layer, const InstanceCall& call, const Kept* kept);
   LayerValues KeptValuesOf(int64_t layer, const Kept& kept) const;
   absl::Status BackwardLayer(int64_t layer, const Kept& kept, bool adds, bool& memory_is_set);
   Tensor GradientBoundary(int64_t layer) const;
@@ -75,9 +82,9 @@ class CpuInstance : public ModuleInstance {
   const std::shared_ptr<const ModuleDescription> module_;  // shared with who registered it
   const ModuleLimits limits_;
   const EnginePlan plan_;
-  const CpuLayout layout_;
-  const CpuMemory memory_;
-  CpuModule tensors_;
+  const InstanceLayout layout_;
+  const std::unique_ptr<ModuleDevice> device_;
+  const InstanceTensors tensors_;
   Schedules schedules_;
   std::optional<FreeRanges> free_;  // of the activations
   std::map<ActivationId, std::unique_ptr<Kept>> kept_;

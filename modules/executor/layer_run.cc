@@ -1,6 +1,6 @@
-#include "modules/cpu/layer_run.h"
+#include "modules/executor/layer_run.h"
 
-#include <cstring>
+#include <utility>
 #include <variant>
 
 #include "base/check.h"
@@ -14,9 +14,6 @@ static_assert(static_cast<int>(Curve::kRelu) == static_cast<int>(ActivationKind:
               static_cast<int>(Curve::kTanh) == static_cast<int>(ActivationKind::kTanh));
 Curve CurveOf(ActivationKind kind) { return static_cast<Curve>(kind); }
 
-// Columns of parameters' sums that one thread takes.
-constexpr int64_t kSumColumns = 64;
-
 }  // namespace
 
 std::byte* LayerRun::Buffer(BufferUse use, int64_t number) const {
@@ -24,23 +21,11 @@ std::byte* LayerRun::Buffer(BufferUse use, int64_t number) const {
   return at < 0 ? nullptr : module_.layer_buffers() + at;
 }
 
-// Values by weights, or gradients by weights: a and c are the caller's.
-DenseProduct LayerRun::ProductOf(const LinearOp& op, bool is_forward) const {
-  const Tensor weight = module_.Weight(layer_, op.weight);
-  const std::vector<int64_t>& shape = module_.graph().BlockOf(layer_).parameters[op.weight].shape;
-  const int64_t in = Columns(op.input), out = shape[op.transposed ? 1 : 0];
-  DenseProduct product{.rows = Rows(op.input),
-                       .columns = is_forward ? out : in,
-                       .depth = is_forward ? in : out,
-                       .operand = module_.element()};
-  if (is_forward != op.transposed) {
-    product.b = {module_.Panels(layer_, op.weight), module_.element(), 0};
-    product.b_order = DenseOrder::kPanels;
-  } else {
-    product.b = {weight.data, weight.element, product.columns};
-    product.b_order = DenseOrder::kDepth;
-  }
-  return product;
+// Values by weights, or gradients by weights: a, the bias and c are the caller's.
+WeightProduct LayerRun::ProductOf(const LinearOp& op, bool is_forward) const {
+  return {.rows = Rows(op.input),
+          .weight = module_.Matrix(layer_, op.weight),
+          .is_transposed = is_forward != op.transposed};
 }
 
 NormOperands LayerRun::NormOf(const NormOp& op) const {
@@ -71,27 +56,19 @@ struct LayerRun::ForwardOp {
   const Tensor& Value(int64_t value) const { return in.values_.values[value]; }
   const Tensor& Out() const { return Value(number + kFirstOpValue); }
   int64_t Count() const { return in.Count(number + kFirstOpValue); }
-  Workers& workers() const { return in.module_.workers(); }
+  ModuleDevice& device() const { return in.module_.device(); }
 
   absl::Status operator()(std::monostate) const { return absl::OkStatus(); }
   absl::Status operator()(const LinearOp& op) const {
-    DenseProduct product = in.ProductOf(op, true);
-    const Tensor& input = Value(op.input);
-    product.a = {input.data, input.element, product.depth};
-    if (op.bias.has_value()) {
-      const Tensor bias = in.module_.Weight(in.layer_, *op.bias);
-      product.bias = bias.data;
-      product.bias_element = bias.element;
-    }
-    product.c = Out().data;
-    product.c_element = Out().element;
-    workers().Run(product);
+    WeightProduct product = in.ProductOf(op, true);
+    product.a = Value(op.input);
+    product.bias = in.module_.WeightOrNull(in.layer_, op.bias);
+    product.c = Out();
+    device().Multiply(product);
     return absl::OkStatus();
   }
   absl::Status operator()(const NormOp& op) const {
-    const NormOperands norm = in.NormOf(op);
-    workers().ForRows(in.Rows(op.input), norm.count,
-                      [&](IndexRange rows) { NormForward(norm, Out(), rows); });
+    device().Norm(in.NormOf(op), Out(), in.Rows(op.input));
     return absl::OkStatus();
   }
   absl::Status operator()(const AttentionOp&) const {
@@ -100,25 +77,18 @@ struct LayerRun::ForwardOp {
             {in.Buffer(BufferUse::kTurnedQuery, number), in.Buffer(BufferUse::kTurnedKey, number)});
   }
   absl::Status operator()(const ActivationOp& op) const {
-    workers().ForNumbers(Count(), [&](IndexRange numbers) {
-      ApplyCurve(CurveOf(op.kind), Value(op.input), Out(), numbers);
-    });
+    device().ApplyCurve(CurveOf(op.kind), Value(op.input), Out(), Count());
     return absl::OkStatus();
   }
   absl::Status operator()(const BinaryOp& op) const {
     const bool is_product = op.kind == BinaryKind::kMultiply;
-    workers().ForNumbers(Count(), [&](IndexRange numbers) {
-      Combine(is_product ? Combination::kProduct : Combination::kSum, Value(op.a), op.b_scale,
-              Value(op.b), Out(), false, numbers);
-    });
+    device().Combine(is_product ? Combination::kProduct : Combination::kSum, Value(op.a),
+                     op.b_scale, Value(op.b), Out(), false, Count());
     return absl::OkStatus();
   }
   absl::Status operator()(const DropoutOp& op) const {
-    const DropoutRule rule = in.RuleOf(op, number);
-    const int64_t columns = in.Columns(op.input);
-    workers().ForRows(in.Rows(op.input), columns, [&](IndexRange rows) {
-      DropRows(rule, columns, Value(op.input), Out(), false, rows);
-    });
+    device().Drop(in.RuleOf(op, number), Value(op.input), Out(), false, in.Rows(op.input),
+                  in.Columns(op.input));
     return absl::OkStatus();
   }
 };
@@ -137,7 +107,7 @@ struct LayerRun::BackwardOp {
 
   const Tensor& Value(int64_t value) const { return in.values_.values[value]; }
   ConstTensor Out() const { return gradients.values[number + kFirstOpValue]; }
-  Workers& workers() const { return in.module_.workers(); }
+  ModuleDevice& device() const { return in.module_.device(); }
   float* Gradient(const std::optional<int64_t>& parameter) const {
     return adds ? in.module_.Gradient(in.layer_, parameter) : nullptr;
   }
@@ -151,51 +121,42 @@ struct LayerRun::BackwardOp {
   }
   void AddNumbers(int64_t value, Combination kind, float scale, int64_t other) const {
     Add(value, [&](const Tensor& place, bool add) {
-      workers().ForNumbers(in.Count(value), [&](IndexRange numbers) {
-        Combine(kind, Out(), scale, kind == Combination::kScaled ? Out() : Value(other), place, add,
-                numbers);
-      });
+      device().Combine(kind, Out(), scale, kind == Combination::kScaled ? Out() : Value(other),
+                       place, add, in.Count(value));
     });
   }
 
   absl::Status operator()(std::monostate) const { return absl::OkStatus(); }
   absl::Status operator()(const LinearOp& op) const {
     AddWeightGradient(op);
-    DenseProduct product = in.ProductOf(op, false);
-    product.a = {Out().data, Out().element, product.depth};
+    WeightProduct product = in.ProductOf(op, false);
+    product.a = Out();
     Add(op.input, [&](const Tensor& place, bool add) {
-      product.result = add ? DenseResult::kAdd : DenseResult::kStore;
-      product.c = place.data;
-      product.c_element = place.element;
-      workers().Run(product);
+      product.c = place;
+      product.add = add;
+      device().Multiply(product);
     });
     return absl::OkStatus();
   }
   void AddWeightGradient(const LinearOp& op) const {
     const int64_t rows = in.Rows(op.input), inputs = in.Columns(op.input);
     const int64_t outputs = in.Columns(number + kFirstOpValue);
-    const Tensor& input = Value(op.input);
     if (float* d_weight = Gradient(op.weight); d_weight != nullptr) {
-      DenseProduct product{.rows = outputs,
-                           .columns = inputs,
-                           .depth = rows,
-                           .operand = in.module_.element(),
-                           .a = {Out().data, Out().element, outputs},
-                           .a_order = DenseOrder::kDepth,
-                           .b = {input.data, input.element, inputs},
-                           .b_order = DenseOrder::kDepth,
-                           .result = DenseResult::kAddBlocks,
-                           .c = d_weight};
+      GradientProduct product{.rows = rows,
+                              .a = Out(),
+                              .b = Value(op.input),
+                              .a_columns = outputs,
+                              .b_columns = inputs,
+                              .operand = in.module_.element(),
+                              .sums = d_weight};
       if (op.transposed) {
-        std::swap(product.rows, product.columns);
         std::swap(product.a, product.b);
+        std::swap(product.a_columns, product.b_columns);
       }
-      workers().Run(product);
+      device().AddGradient(product);
     }
     if (float* d_bias = Gradient(op.bias); d_bias != nullptr) {
-      const ColumnSum sum{Out(), in.module_.element(), rows, outputs, d_bias};
-      workers().ForRanges(outputs, kSumColumns,
-                          [&](IndexRange columns) { AddColumnSums(sum, columns); });
+      device().AddColumnSums({Out(), in.module_.element(), rows, outputs, d_bias});
     }
   }
   absl::Status operator()(const NormOp& op) const {
@@ -203,18 +164,14 @@ struct LayerRun::BackwardOp {
     const int64_t rows = in.Rows(op.input);
     auto* statistics = reinterpret_cast<NormStatistics*>(in.module_.statistics());
     Add(op.input, [&](const Tensor& place, bool add) {
-      workers().ForRows(rows, norm.count, [&](IndexRange range) {
-        NormBackward(norm, Out(), place, add, statistics, range);
-      });
+      device().NormBackward(norm, Out(), place, add, statistics, rows);
     });
     const NormGradients sums{.dy = Out(),
                              .statistics = statistics,
                              .vectors = rows,
                              .d_weight = Gradient(op.weight),
                              .d_bias = Gradient(op.bias)};
-    if (sums.d_weight == nullptr && sums.d_bias == nullptr) return absl::OkStatus();
-    workers().ForRanges(norm.count, kSumColumns,
-                        [&](IndexRange columns) { AddNormGradients(norm, sums, columns); });
+    if (sums.d_weight != nullptr || sums.d_bias != nullptr) device().AddNormGradients(norm, sums);
     return absl::OkStatus();
   }
   absl::Status operator()(const AttentionOp& op) const {
@@ -238,19 +195,17 @@ struct LayerRun::BackwardOp {
     const bool is_whole = heads.columns() == columns;
     Add(heads.value, [&](const Tensor&, bool is_set) {
       if (!is_set && !is_whole) {
-        std::memset(place.data, 0, in.Count(heads.value) * ElementBytes(place.element));
+        device().SetZero(place.data, in.Count(heads.value) * ElementBytes(place.element));
       }
-      workers().ForRows(in.Rows(heads.value), heads.columns(), [&](IndexRange rows) {
-        CopyColumns({from, in.module_.element()}, {heads.columns(), 0}, place,
-                    {columns, heads.first_column}, heads.columns(), is_set || !is_whole, rows);
-      });
+      device().CopyColumns({from, in.module_.element()}, {heads.columns(), 0}, place,
+                           {columns, heads.first_column}, is_set || !is_whole, in.Rows(heads.value),
+                           heads.columns());
     });
   }
   absl::Status operator()(const ActivationOp& op) const {
     Add(op.input, [&](const Tensor& place, bool add) {
-      workers().ForNumbers(in.Count(op.input), [&](IndexRange numbers) {
-        ApplyCurveSlope(CurveOf(op.kind), Value(op.input), Out(), place, add, numbers);
-      });
+      device().ApplyCurveSlope(CurveOf(op.kind), Value(op.input), Out(), place, add,
+                               in.Count(op.input));
     });
     return absl::OkStatus();
   }
@@ -265,11 +220,9 @@ struct LayerRun::BackwardOp {
     return absl::OkStatus();
   }
   absl::Status operator()(const DropoutOp& op) const {
-    const DropoutRule rule = in.RuleOf(op, number);
-    const int64_t columns = in.Columns(op.input);
     Add(op.input, [&](const Tensor& place, bool add) {
-      workers().ForRows(in.Rows(op.input), columns,
-                        [&](IndexRange rows) { DropRows(rule, columns, Out(), place, add, rows); });
+      device().Drop(in.RuleOf(op, number), Out(), place, add, in.Rows(op.input),
+                    in.Columns(op.input));
     });
     return absl::OkStatus();
   }

@@ -1,10 +1,8 @@
-#include "modules/cpu/attention_run.h"
+#include "modules/executor/attention_run.h"
 
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "kernels/cpu/dense/norm.h"
 #include "modules/attention_problem.h"
-#include "modules/cpu/rotary_rows.h"
 
 namespace attnd {
 
@@ -15,8 +13,8 @@ struct AttentionRun::Side {
   std::byte* turned;
 };
 
-AttentionRun::AttentionRun(const CpuModule& module, const CpuCall& call, int64_t layer, int64_t op,
-                           const LayerValues& values)
+AttentionRun::AttentionRun(const InstanceTensors& module, const InstanceCall& call, int64_t layer,
+                           int64_t op, const LayerValues& values)
     : module_(module),
       call_(call),
       layer_(layer),
@@ -24,7 +22,7 @@ AttentionRun::AttentionRun(const CpuModule& module, const CpuCall& call, int64_t
       values_(values),
       op_(std::get<AttentionOp>(module.graph().BlockOf(layer).ops[op].kind)),
       shapes_(module.graph().ShapesOf(layer)) {
-  const AttentionBytes& sizes = module.attention_bytes();
+  const AttentionScratch& sizes = module.attention();
   std::byte* next = module.attention_scratch();
   const auto take = [&next](int64_t bytes) {
     std::byte* place = next;
@@ -47,10 +45,8 @@ int64_t AttentionRun::RowsOf(const HeadColumns& heads) const {
 void AttentionRun::Copy(const HeadColumns& heads, std::byte* to) const {
   const Tensor& value = values_.values[heads.value];
   const ColumnRange from{shapes_.values[heads.value].columns, heads.first_column};
-  module_.workers().ForRows(RowsOf(heads), heads.columns(), [&](IndexRange rows) {
-    CopyColumns(value, from, {to, module_.element()}, {heads.columns(), 0}, heads.columns(), false,
-                rows);
-  });
+  module_.device().CopyColumns(value, from, {to, module_.element()}, {heads.columns(), 0}, false,
+                               RowsOf(heads), heads.columns());
 }
 
 const void* AttentionRun::Gathered(const HeadColumns& heads, std::byte* scratch) const {
@@ -66,10 +62,8 @@ const void* AttentionRun::Gathered(const HeadColumns& heads, std::byte* scratch)
 const void* AttentionRun::InElement(ConstTensor tensor, int64_t rows, int64_t columns,
                                     std::byte* scratch) const {
   if (tensor.element == module_.element()) return tensor.data;
-  module_.workers().ForRows(rows, columns, [&](IndexRange range) {
-    CopyColumns(tensor, {columns, 0}, {scratch, module_.element()}, {columns, 0}, columns, false,
-                range);
-  });
+  module_.device().CopyColumns(tensor, {columns, 0}, {scratch, module_.element()}, {columns, 0},
+                               false, rows, columns);
   return scratch;
 }
 
@@ -93,10 +87,12 @@ NormOperands AttentionRun::NormOf(const Side& side) const {
 void AttentionRun::Rotate(const Side& side, bool is_forward, std::byte* heads) const {
   if (!op_.rotary.has_value()) return;
   const TurnDirection direction = is_forward ? TurnDirection::kForward : TurnDirection::kBackward;
-  const RotaryHeads of{{heads, module_.element()}, side.heads.heads, side.heads.dim};
-  module_.workers().ForRows(RowsOf(side.heads), side.heads.columns(), [&](IndexRange rows) {
-    TurnRows(*op_.rotary, direction, call_.positions, of, rows);
-  });
+  module_.device().Turn(*op_.rotary, direction,
+                        {.heads = {heads, module_.element()},
+                         .rows = RowsOf(side.heads),
+                         .head_count = side.heads.heads,
+                         .dim = side.heads.dim,
+                         .positions = &call_.positions});
 }
 
 const void* AttentionRun::TurnForward(const Side& side) const {
@@ -104,11 +100,8 @@ const void* AttentionRun::TurnForward(const Side& side) const {
     return Gathered(side.heads, side.gathered);
   }
   if (side.norm.has_value()) {
-    const NormOperands norm = NormOf(side);
-    module_.workers().ForRows(RowsOf(side.heads) * side.heads.heads, side.heads.dim,
-                              [&](IndexRange vectors) {
-                                NormForward(norm, {side.turned, module_.element()}, vectors);
-                              });
+    module_.device().Norm(NormOf(side), {side.turned, module_.element()},
+                          RowsOf(side.heads) * side.heads.heads);
   } else {
     Copy(side.heads, side.turned);
   }
@@ -123,18 +116,15 @@ std::byte* AttentionRun::TurnBackward(const Side& side, std::byte* d_heads, bool
   const ConstTensor dy{d_heads, module_.element()};
   auto* statistics = reinterpret_cast<NormStatistics*>(module_.statistics());
   const int64_t vectors = RowsOf(side.heads) * side.heads.heads;
-  module_.workers().ForRows(vectors, side.heads.dim, [&](IndexRange range) {
-    NormBackward(norm, dy, {side.turned, module_.element()}, false, statistics, range);
-  });
+  module_.device().NormBackward(norm, dy, {side.turned, module_.element()}, false, statistics,
+                                vectors);
   float* d_weight = adds ? module_.Gradient(layer_, side.norm) : nullptr;
   if (d_weight != nullptr) {
-    AddNormGradients(norm,
-                     {.dy = dy,
-                      .statistics = statistics,
-                      .vectors = vectors,
-                      .per_row = side.heads.heads,
-                      .d_weight = d_weight},
-                     {0, side.heads.dim});
+    module_.device().AddNormGradients(norm, {.dy = dy,
+                                             .statistics = statistics,
+                                             .vectors = vectors,
+                                             .per_row = side.heads.heads,
+                                             .d_weight = d_weight});
   }
   return side.turned;
 }
@@ -145,9 +135,9 @@ absl::StatusOr<Problem> AttentionRun::MakeProblem() const {
 
 absl::Status AttentionRun::Forward(const TurnedBuffers& turned) const {
   ASSIGN_OR_RETURN(const Problem problem, MakeProblem());
-  Backend& engine = module_.attention();
-  RETURN_IF_ERROR(engine.Supports(problem, Direction::kForward));
-  CHECK(engine.WorkspaceBytes(problem, Direction::kForward) <= module_.attention_bytes().workspace);
+  ModuleDevice& device = module_.device();
+  RETURN_IF_ERROR(device.Supports(problem, Direction::kForward));
+  CHECK(device.AttentionBytes(problem, Direction::kForward) <= module_.attention().workspace);
   const Tensor& out = values_.values[number_ + kFirstOpValue];
   const bool is_in_place = out.element == module_.element();
   float* lse = values_.lse[number_];
@@ -160,23 +150,20 @@ absl::Status AttentionRun::Forward(const TurnedBuffers& turned) const {
                          .lse = lse != nullptr ? lse : scratch_.lse,
                          .workspace = scratch_.workspace,
                          .stop = call_.stop};
-  RETURN_IF_ERROR(engine.Forward({&call, 1}).status());
+  RETURN_IF_ERROR(device.Attend(call));
   if (is_in_place) return absl::OkStatus();
   const int64_t columns = op_.q.heads * op_.v.dim;
-  module_.workers().ForRows(call_.rows.rows(), columns, [&](IndexRange rows) {
-    CopyColumns({scratch_.o, module_.element()}, {columns, 0}, out, {columns, 0}, columns, false,
-                rows);
-  });
+  device.CopyColumns({scratch_.o, module_.element()}, {columns, 0}, out, {columns, 0}, false,
+                     call_.rows.rows(), columns);
   return absl::OkStatus();
 }
 
 absl::Status AttentionRun::Backward(const TurnedBuffers& turned, ConstTensor d_o, bool adds,
                                     HeadGradients& gradients) const {
   ASSIGN_OR_RETURN(const Problem problem, MakeProblem());
-  Backend& engine = module_.attention();
-  RETURN_IF_ERROR(engine.Supports(problem, Direction::kBackward));
-  CHECK(engine.WorkspaceBytes(problem, Direction::kBackward) <=
-        module_.attention_bytes().workspace);
+  ModuleDevice& device = module_.device();
+  RETURN_IF_ERROR(device.Supports(problem, Direction::kBackward));
+  CHECK(device.AttentionBytes(problem, Direction::kBackward) <= module_.attention().workspace);
   const Side q = QuerySide(turned.q), k = KeySide(turned.k);
   const int64_t rows = call_.rows.rows(), columns = op_.q.heads * op_.v.dim;
   const BackwardCall call{
@@ -193,7 +180,7 @@ absl::Status AttentionRun::Backward(const TurnedBuffers& turned, ConstTensor d_o
       .d_v = gradients.v,
       .workspace = scratch_.workspace,
       .stop = call_.stop};
-  RETURN_IF_ERROR(engine.Backward({&call, 1}).status());
+  RETURN_IF_ERROR(device.AttendBackward(call));
   gradients.q = TurnBackward(q, gradients.q, adds);
   gradients.k = TurnBackward(k, gradients.k, adds);
   return absl::OkStatus();

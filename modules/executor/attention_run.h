@@ -1,10 +1,9 @@
 // AttentionRun: one attention op of a layer in one call: columns → heads → QK-norm → rotary → the
-// attention engine, and back. One call at a time.
+// device's attention, and back. One call at a time.
 #pragma once
 
 #include "absl/status/status.h"
-#include "kernels/cpu/dense/norm.h"
-#include "modules/cpu/cpu_module.h"
+#include "modules/executor/instance_tensors.h"
 
 namespace attnd {
 
@@ -22,7 +21,7 @@ struct HeadGradients {
 class AttentionRun {
  public:
   // All outlive the object.
-  AttentionRun(const CpuModule& module, const CpuCall& call, int64_t layer, int64_t op,
+  AttentionRun(const InstanceTensors& module, const InstanceCall& call, int64_t layer, int64_t op,
                const LayerValues& values);
 
   absl::Status Forward(const TurnedBuffers& turned) const;
@@ -54,8 +53,8 @@ class AttentionRun {
   std::byte* TurnBackward(const Side& side, std::byte* d_heads, bool adds) const;
   void Rotate(const Side& side, bool is_forward, std::byte* heads) const;
 
-  const CpuModule& module_;
-  const CpuCall& call_;
+  const InstanceTensors& module_;
+  const InstanceCall& call_;
   const int64_t layer_, number_;
   const LayerValues& values_;
   const AttentionOp& op_;

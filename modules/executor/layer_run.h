@@ -1,13 +1,12 @@
 // LayerRun: the ops of one layer in one call, one at a time, forward and backward, on an instance's
-// memory. What CpuInstance runs. One call at a time.
+// memory. What ExecutorInstance runs. One call at a time.
 #pragma once
 
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/cpu/dense/norm.h"
-#include "modules/cpu/attention_run.h"
-#include "modules/cpu/cpu_module.h"
+#include "modules/executor/attention_run.h"
+#include "modules/executor/instance_tensors.h"
 
 namespace attnd {
 
@@ -20,8 +19,8 @@ struct LayerGradients {
 class LayerRun {
  public:
   // All outlive the object. `places`: of the buffers of this direction.
-  LayerRun(const CpuModule& module, const CpuCall& call, int64_t layer, const BufferPlaces& places,
-           const LayerValues& values)
+  LayerRun(const InstanceTensors& module, const InstanceCall& call, int64_t layer,
+           const BufferPlaces& places, const LayerValues& values)
       : module_(module),
         call_(call),
         layer_(layer),
@@ -44,12 +43,12 @@ class LayerRun {
   int64_t Columns(int64_t value) const { return shapes_.values[value].columns; }
   int64_t Count(int64_t value) const { return Rows(value) * Columns(value); }
   std::byte* Buffer(BufferUse use, int64_t number) const;
-  DenseProduct ProductOf(const LinearOp& op, bool is_forward) const;
+  WeightProduct ProductOf(const LinearOp& op, bool is_forward) const;
   NormOperands NormOf(const NormOp& op) const;
   DropoutRule RuleOf(const DropoutOp& op, int64_t number) const;
 
-  const CpuModule& module_;
-  const CpuCall& call_;
+  const InstanceTensors& module_;
+  const InstanceCall& call_;
   const int64_t layer_;
   const BufferPlaces& places_;
   const LayerValues& values_;

@@ -1,13 +1,8 @@
-#include "modules/cpu/cpu_memory.h"
+#include "modules/executor/instance_memory.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
-#include "base/check.h"
 #include "base/round_up.h"
-#include "kernels/cpu/dense/dense_product.h"
-#include "kernels/cpu/dense/norm.h"
 
 namespace attnd {
 namespace {
@@ -25,14 +20,14 @@ void TakeLargest(int64_t& most, int64_t bytes) {
 class AttentionSizes {
  public:
   AttentionSizes(const ModuleDescription& module, const ModuleLimits& limits,
-                 const Backend& backend)
+                 const ModuleDevice& device)
       : graph_(module.graph),
         rows_{limits.max_rows, limits.max_memory_rows},
         trains_(limits.kept_rows > 0),
-        backend_(backend) {}
+        device_(device) {}
 
-  AttentionBytes Most() const {
-    AttentionBytes most;
+  AttentionScratch Most() const {
+    AttentionScratch most;
     for (size_t layer = 0; layer < graph_.layout().layers.size(); ++layer) {
       for (int64_t op : graph_.ShapesOf(layer).attention_ops) Count(layer, op, most);
     }
@@ -52,7 +47,7 @@ class AttentionSizes {
     return lies_so && !has_norm ? 0 : HeadBytes(layer, heads);
   }
 
-  void Count(int64_t layer, int64_t number, AttentionBytes& most) const {
+  void Count(int64_t layer, int64_t number, AttentionScratch& most) const {
     const auto& op = std::get<AttentionOp>(graph_.BlockOf(layer).ops[number].kind);
     const ModuleLayout& layout = graph_.layout();
     TakeLargest(most.q, GatheredBytes(layer, op.q, op.q_norm.has_value()));
@@ -82,8 +77,8 @@ class AttentionSizes {
       p.batch = is_one ? 1 : rows_.input;
       p.q_len = is_one ? rows_.input : 1;
       p.kv_len = !is_one ? 1 : is_cross ? rows_.memory : rows_.input;
-      bytes += backend_.WorkspaceBytes(p, Direction::kForward);
-      if (trains_) bytes += backend_.WorkspaceBytes(p, Direction::kBackward);
+      bytes += device_.AttentionBytes(p, Direction::kForward);
+      if (trains_) bytes += device_.AttentionBytes(p, Direction::kBackward);
     }
     return bytes;
   }
@@ -91,7 +86,7 @@ class AttentionSizes {
   const ModuleGraph& graph_;
   const RowCounts rows_;
   const bool trains_;
-  const Backend& backend_;
+  const ModuleDevice& device_;
 };
 
 // Norm statistics of one op: a pair for each vector.
@@ -142,8 +137,16 @@ int64_t ActivationSlack(const ModuleGraph& graph, const ModuleLimits& limits) {
 
 }  // namespace
 
-CpuLayout::CpuLayout(const ModuleDescription& module, const ModuleLimits& limits,
-                     const ModulePlan& plan, const Backend& attention) {
+WeightMatrix MatrixOf(const ModuleDescription& module, const WeightEntry& entry) {
+  const ModuleLayout& layout = module.graph.layout();
+  return {.weight = {nullptr, layout.parameter_element},
+          .rows = entry.shape[0],
+          .columns = entry.shape[1],
+          .operand = layout.element};
+}
+
+InstanceLayout::InstanceLayout(const ModuleDescription& module, const ModuleLimits& limits,
+                               const ModulePlan& plan, const ModuleDevice& device) {
   const ModuleLayout& layout = module.graph.layout();
   const auto take = [this](int64_t size) {
     const int64_t at = bytes;
@@ -151,15 +154,13 @@ CpuLayout::CpuLayout(const ModuleDescription& module, const ModuleLimits& limits
     return at;
   };
   weights_at = take(module.table.elements() * ElementBytes(layout.parameter_element));
-  int64_t panel_bytes = 0;
+  int64_t packed_bytes = 0;
   for (const WeightEntry& entry : module.table.entries()) {
-    panels.push_back(panel_bytes);
+    packed.push_back(packed_bytes);
     if (!entry.is_matrix()) continue;
-    panel_bytes +=
-        RoundUp(PackedElements(entry.shape[0], entry.shape[1]) * ElementBytes(layout.element),
-                kTensorAlignment);
+    packed_bytes += RoundUp(device.PackedBytes(MatrixOf(module, entry)), kTensorAlignment);
   }
-  panels_at = take(panel_bytes);
+  packed_at = take(packed_bytes);
   if (limits.kept_rows > 0) {
     const int64_t trained = module.table.trained_elements() * kFloatBytes;
     gradients_at = take(trained);
@@ -171,26 +172,17 @@ CpuLayout::CpuLayout(const ModuleDescription& module, const ModuleLimits& limits
   const int64_t widest = std::max(ElementBytes(layout.element), ElementBytes(layout.wide_element));
   boundary_bytes = RoundUp(limits.max_rows * layout.width * widest, kArenaAlignment);
   boundaries_at = take(2 * boundary_bytes);
-  if (limits.kept_rows > 0) {
-    d_memory_bytes = limits.max_memory_rows * layout.memory_width * ElementBytes(layout.element);
-  }
-  d_memory_at = take(d_memory_bytes);
-  layer_bytes = LayerBytes(module.graph, plan, limits);
-  layer_at = take(layer_bytes);
+  const int64_t memory_bytes =
+      limits.max_memory_rows * layout.memory_width * ElementBytes(layout.element);
+  memory_at = take(memory_bytes);
+  d_memory_at = take(limits.kept_rows > 0 ? memory_bytes : 0);
+  layer_at = take(LayerBytes(module.graph, plan, limits));
   if (limits.kept_rows > 0) {
     statistics_at = take(StatisticsBytes(module.graph, {limits.max_rows, limits.max_memory_rows}));
   }
-  attention_bytes = AttentionSizes(module, limits, attention).Most();
-  const AttentionBytes& a = attention_bytes;
+  attention = AttentionSizes(module, limits, device).Most();
+  const AttentionScratch& a = attention;
   attention_at = take(a.q + a.k + a.v + a.o + a.d_o + a.lse + a.workspace);
-}
-
-CpuMemory::CpuMemory(int64_t bytes) {
-  auto* memory = static_cast<std::byte*>(
-      std::aligned_alloc(kArenaAlignment, RoundUp(std::max<int64_t>(bytes, 1), kArenaAlignment)));
-  // Written, not only promised: no later call finds that the machine has no memory left.
-  if (memory != nullptr) std::memset(memory, 0, bytes);
-  memory_.reset(memory);
 }
 
 BufferPlaces::BufferPlaces(std::vector<ArenaBuffer> buffers) : bytes_(PlaceBuffers(buffers)) {

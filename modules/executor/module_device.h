@@ -1,0 +1,135 @@
+// ModuleDevice: what an instance of a module is computed on: memory, and the operations of layers
+// on tensors in it. The executor says what to compute and where everything lies; a device knows
+// nothing of layers, activations or steps. One device for each instance.
+//
+// Pointers   of tensors are the device's: the executor offers them and never reads through them.
+//            "host" marks what is not.
+// Order      operations happen in the order of the calls, some later than the call; Get,
+//            SquaredNorms, attention's calls and Finish wait for all before.
+// Errors     of an operation that cannot say so: the next of those that return a status. After an
+//            error contents are arbitrary.
+// Results    rounding and sums as kernels/dense/operands.h and proto/attnd/v1/module.proto say.
+// Threads    one at a time.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+#include "kernels/dense/operands.h"
+#include "modules/layout.h"
+#include "modules/optimizer_step.h"
+
+namespace attnd {
+
+// As the executor aligns tensors.
+inline constexpr int64_t kTensorAlignment = 64;
+
+// A matrix among the weights, [rows, columns], and what Pack made of it.
+struct WeightMatrix {
+  ConstTensor weight;
+  int64_t rows = 0, columns = 0;
+  ElementType operand = ElementType::kFloat32;  // products round it to this
+  std::byte* packed = nullptr;                  // PackedBytes of room
+};
+
+// c [rows, weight's other side] ← a·Wᵀ or a·W (a [rows, depth]), operands rounded to W's `operand`.
+struct WeightProduct {
+  int64_t rows = 0;
+  ConstTensor a;
+  WeightMatrix weight;
+  bool is_transposed = false;  // a·Wᵀ: sums run along W's rows
+  ConstTensor bias;            // or null
+  Tensor c;
+  bool add = false;
+
+  int64_t depth() const { return is_transposed ? weight.columns : weight.rows; }
+  int64_t columns() const { return is_transposed ? weight.rows : weight.columns; }
+};
+
+// sums [a's columns, b's columns] += aᵀ·b over `rows` rows, in blocks of kGradientBlockRows.
+struct GradientProduct {
+  int64_t rows = 0;
+  ConstTensor a, b;  // [rows, …], rounded to `operand`
+  int64_t a_columns = 0, b_columns = 0;
+  ElementType operand = ElementType::kFloat32;
+  float* sums = nullptr;
+};
+
+enum class TurnDirection : uint8_t { kForward, kBackward };
+
+// [rows, head_count, dim], turned in place; row r stands at positions[r] (host).
+struct RotaryHeads {
+  Tensor heads;
+  int64_t rows = 0, head_count = 0, dim = 0;
+  const std::vector<uint32_t>* positions = nullptr;
+};
+
+class ModuleDevice {
+ public:
+  virtual ~ModuleDevice() = default;
+
+  // ---- Sizes, before there is memory.
+  virtual int64_t PackedBytes(const WeightMatrix& matrix) const = 0;
+  // Memory of this device beside tensors.
+  virtual int64_t AttentionBytes(const Problem& problem, Direction direction) const = 0;
+
+  // ---- Memory.
+  // Once: zeroed, aligned to kArenaAlignment, until the device goes. RESOURCE_EXHAUSTED.
+  virtual absl::StatusOr<std::byte*> Allocate(int64_t bytes) = 0;
+  // `count` numbers from or to host memory, each converted by way of float32.
+  virtual absl::Status Put(ElementType from, const void* host, Tensor to, int64_t count) = 0;
+  virtual absl::Status Get(ConstTensor from, ElementType to, void* host, int64_t count) = 0;
+  virtual void SetZero(void* to, int64_t bytes) = 0;
+  virtual void Copy(const void* from, void* to, int64_t bytes) = 0;
+  virtual absl::Status Finish() = 0;
+
+  // ---- Products.
+  virtual void Pack(const WeightMatrix& matrix) = 0;  // its weight changed
+  virtual void Multiply(const WeightProduct& product) = 0;
+  virtual void AddGradient(const GradientProduct& product) = 0;
+  virtual void AddColumnSums(const ColumnSum& sum) = 0;
+
+  // ---- Vectors.
+  virtual void Norm(const NormOperands& norm, Tensor y, int64_t vectors) = 0;
+  // dx, and statistics [vectors] for AddNormGradients.
+  virtual void NormBackward(const NormOperands& norm, ConstTensor dy, Tensor dx, bool add,
+                            NormStatistics* statistics, int64_t vectors) = 0;
+  virtual void AddNormGradients(const NormOperands& norm, const NormGradients& gradients) = 0;
+  virtual void Turn(const Rotary& rotary, TurnDirection direction, const RotaryHeads& heads) = 0;
+
+  // ---- Numbers.
+  virtual void ApplyCurve(Curve curve, ConstTensor x, Tensor y, int64_t count) = 0;
+  // dx ← dy · slope(x)
+  virtual void ApplyCurveSlope(Curve curve, ConstTensor x, ConstTensor dy, Tensor dx, bool add,
+                               int64_t count) = 0;
+  virtual void Combine(Combination kind, ConstTensor a, float scale, ConstTensor b, Tensor out,
+                       bool add, int64_t count) = 0;
+  virtual void Drop(const DropoutRule& rule, ConstTensor in, Tensor out, bool add, int64_t rows,
+                    int64_t columns) = 0;
+  // `count` columns of each row.
+  virtual void CopyColumns(ConstTensor in, const ColumnRange& from, Tensor out,
+                           const ColumnRange& to, bool add, int64_t rows, int64_t count) = 0;
+
+  // ---- Attention. mask_bits are the host's; the workspace has AttentionBytes of the problem.
+  virtual absl::Status Supports(const Problem& problem, Direction direction) const = 0;
+  virtual absl::Status Attend(const ForwardCall& call) = 0;
+  virtual absl::Status AttendBackward(const BackwardCall& call) = 0;
+
+  // ---- Steps.
+  // Of each range, as modules/optimizer.h's.
+  struct Gradients {
+    const float* data = nullptr;
+    int64_t count = 0;
+  };
+  virtual absl::Status SquaredNorms(absl::Span<const Gradients> ranges,
+                                    absl::Span<double> norms) = 0;
+  virtual void Step(const EntryStep& step) = 0;
+};
+
+}  // namespace attnd
