@@ -41,7 +41,7 @@ install -m 644 LICENSE README.md SECURITY.md CHANGELOG.md "$output/"
 cp -r deploy/systemd deploy/haproxy deploy/prometheus deploy/grafana "$output/"
 mkdir -p "$output/docs"
 install -m 644 docs/*.md "$output/docs/"
-install -Dm 644 -t "$output/docs/pictures" docs/pictures/*.svg
+install -Dm 644 -t "$output/docs/pictures" docs/pictures/*
 deploy/share.sh "$output/share"
 client=$(deploy/client.sh "$output/client")
 # The terms of the libraries, of those within the programs too (archives, and headers alone), and a list of all.
