@@ -153,7 +153,7 @@ def saved_bytes(call):
 
     def pack(tensor):
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()  # held, so that no address comes again
-        return tensor
+        return tensor.detach()  # or an output would hold the graph that holds it
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = call()
     assert out.requires_grad
