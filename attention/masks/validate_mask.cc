@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/masks/mask_description.h"
+#include "base/round_up.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -68,8 +69,6 @@ absl::Status Rises(const FieldPath& path, absl::string_view list,
   }
   return absl::OkStatus();
 }
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 absl::Status Check(const FieldPath& at, const RelativeWindow& e) {
   RETURN_IF_ERROR(AtLeast(at, "left", e.left, -1));

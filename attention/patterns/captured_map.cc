@@ -2,12 +2,9 @@
 
 #include <algorithm>
 
+#include "base/round_up.h"
+
 namespace attnd {
-namespace {
-
-int64_t DivideUp(int64_t value, int64_t by) { return (value + by - 1) / by; }
-
-}  // namespace
 
 MapSums::MapSums(const MapShape& shape, int64_t tile_rows, int64_t tile_keys)
     : shape_(shape),
@@ -60,11 +57,6 @@ const double* MapSums::AddTile(int64_t row_tile, int64_t key_tile, const double*
   blocks_[index].assign(blocks, end);
   moments_[index].Add(tile.rows * tile.keys, moments[0], moments[1], moments[2]);
   return end;
-}
-
-int64_t MapSums::Cells(int64_t row_tile, int64_t key_tile) const {
-  const Tile tile = TileAt(row_tile, key_tile);
-  return tile.row_blocks * tile.key_blocks;
 }
 
 CapturedMap MapSums::Finish() const {

@@ -35,8 +35,6 @@ class MapSums {
   // they lie in it, and Σ(x − 1/keys), its squares, its cubes. Returns where its blocks' sums end.
   const double* AddTile(int64_t row_tile, int64_t key_tile, const double* blocks,
                         const double* moments);
-  // How many blocks it has a part of.
-  int64_t Cells(int64_t row_tile, int64_t key_tile) const;
 
   // After all tiles: everything but `map`.
   CapturedMap Finish() const;

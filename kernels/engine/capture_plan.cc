@@ -1,7 +1,7 @@
 #include "kernels/engine/capture_plan.h"
 
 #include <algorithm>
-#include <utility>
+#include <numeric>
 
 #include "base/round_up.h"
 #include "kernels/engine/layout/tile_work.h"
@@ -12,8 +12,6 @@ namespace {
 // Of sums of a tile: 64 MiB. Enough that blocks fill the largest GPU several times.
 constexpr int64_t kSlots = 1024;
 constexpr int64_t kMaxSplits = 32;  // more sums to add take longer than they save
-
-int64_t DivideUp(int64_t value, int64_t by) { return (value + by - 1) / by; }
 
 int64_t TilesOf(const Problem& p, const CaptureKernels& kernels) {
   return DivideUp(p.q_len, kCaptureRows) * DivideUp(p.kv_len, kernels.scores.tile.kv_rows);
@@ -27,18 +25,29 @@ int64_t SlabTiles(const Problem& p, const CaptureKernels& kernels) {
   return std::min(TilesOf(p, kernels), kSlots / SplitsOf(p, kernels));
 }
 
-// Blocks of `block` positions in each tile, summed over tiles.
-int64_t CellsAlong(int64_t length, int64_t tile, int64_t block) {
-  int64_t cells = 0;
+// Of each tile of `tile` positions: how many blocks have a part of it.
+std::vector<int64_t> CellsAlong(int64_t length, int64_t tile, int64_t block) {
+  std::vector<int64_t> cells;
   for (int64_t begin = 0; begin < length; begin += tile) {
-    cells += (std::min(begin + tile, length) - 1) / block - begin / block + 1;
+    cells.push_back((std::min(begin + tile, length) - 1) / block - begin / block + 1);
   }
   return cells;
 }
-int64_t CellsOf(const Problem& p, const CaptureKernels& kernels, const CaptureRequest& request) {
-  return CellsAlong(p.q_len, kCaptureRows, request.block) *
-         CellsAlong(p.kv_len, kernels.scores.tile.kv_rows, request.block);
-}
+struct Cells {
+  std::vector<int64_t> rows, keys;  // of the map's row and key tiles
+
+  explicit Cells(const CaptureDesc& c)
+      : rows(CellsAlong(c.rows, kCaptureRows, c.block)),
+        keys(CellsAlong(c.keys, c.tile_keys, c.block)) {}
+  int64_t OfTile(int64_t tile) const {
+    const auto key_tiles = static_cast<int64_t>(keys.size());
+    return rows[tile / key_tiles] * keys[tile % key_tiles];
+  }
+  int64_t All() const {
+    return std::accumulate(rows.begin(), rows.end(), int64_t{0}) *
+           std::accumulate(keys.begin(), keys.end(), int64_t{0});
+  }
+};
 
 // What the kernels write.
 void LayOutResults(const Problem& p, const CaptureRequest& request, CapturePlan& plan) {
@@ -58,13 +67,13 @@ CapturePlan Begin(const Problem& p, const CaptureKernels& kernels, const Capture
   plan.kernels = kernels;
   plan.tiles = TilesOf(p, kernels);
   plan.slab_tiles = SlabTiles(p, kernels);
-  plan.cells = CellsOf(p, kernels, request);
   CaptureDesc& capture = plan.capture;
   capture.rows = static_cast<int32_t>(p.q_len);
   capture.keys = static_cast<int32_t>(p.kv_len);
   capture.block = static_cast<int32_t>(request.block);
   capture.tile_keys = kernels.scores.tile.kv_rows;
   capture.key_tiles = static_cast<int32_t>(DivideUp(p.kv_len, capture.tile_keys));
+  plan.cells = Cells(capture).All();
   capture.splits = static_cast<int32_t>(SplitsOf(p, kernels));
   capture.share = 1.0f / static_cast<float>(p.batch * p.q_heads);
   capture.origin = 1.0 / static_cast<double>(p.kv_len);
@@ -87,20 +96,16 @@ std::vector<TileWork> ScoresTiles(const CapturePlan& plan) {
   }
   return work;
 }
-std::vector<TileWork> SumsTiles(const CapturePlan& plan, const MapSums& sums) {
+std::vector<TileWork> SumsTiles(const CapturePlan& plan) {
+  const Cells cells(plan.capture);
   std::vector<TileWork> work;
   int64_t cell = 0;
   for (int64_t tile = 0; tile < plan.tiles; ++tile) {
     const auto slot = static_cast<int32_t>(tile % plan.slab_tiles * plan.capture.splits);
     work.push_back({0, static_cast<int32_t>(cell), slot, static_cast<int32_t>(tile)});
-    cell += sums.Cells(tile / sums.key_tiles(), tile % sums.key_tiles());
+    cell += cells.OfTile(tile);
   }
   return work;
-}
-
-MapSums SumsOf(const CapturePlan& plan) {
-  const CaptureDesc& c = plan.capture;
-  return MapSums({c.rows, c.keys, c.block}, kCaptureRows, c.tile_keys);
 }
 
 template <class T>
@@ -127,7 +132,7 @@ CapturePlan PlanCapture(const Problem& p, const CaptureKernels& kernels,
   plan.capture.parts = static_cast<int32_t>(launch.parts.size());
   plan.capture.heads = static_cast<int32_t>(p.batch * p.q_heads / plan.capture.parts);
   launch.AddTiles(ScoresTiles(plan));
-  launch.AddTiles(SumsTiles(plan, SumsOf(plan)));
+  launch.AddTiles(SumsTiles(plan));
   launch.AddMaskTiles(kernels.mask_tiles);
   launch.AddConstants();
   return plan;
@@ -156,28 +161,23 @@ CaptureDesc CapturePlan::Describe(uint64_t arena) const {
 
 std::vector<KernelStep> CapturePlan::Slab(uint64_t arena, int slab) const {
   const int64_t begin = slab * slab_tiles, end = std::min(tiles, begin + slab_tiles);
-  const auto step = [&](const KernelRow& row, size_t list, int64_t first, int64_t count) {
-    LaunchParams params = {};
-    params.problems = At<const ProblemDesc>(arena, launch.problems_offset);
-    params.tiles = At<const TileWork>(arena, launch.tile_offsets[list]) + first;
-    params.tile_count = static_cast<int32_t>(count);
-    params.capture = At<const CaptureDesc>(arena, capture_at);
-    return KernelStep{row, params};
-  };
+  const int64_t splits = capture.splits;
   std::vector<KernelStep> steps;
   if (slab == 0 && launch.has_bool_masks) {
     const PlannedKernel& lists = launch.kernels.front();
-    steps.push_back(
-        step(lists.row, lists.tiles, 0, static_cast<int64_t>(launch.tiles[lists.tiles].size())));
+    const auto lines = static_cast<int64_t>(launch.tiles[lists.tiles].size());
+    steps.push_back(launch.StepOf(arena, lists.row, lists.tiles, 0, lines));
   }
-  steps.push_back(step(kernels.scores, 0, begin * capture.splits, (end - begin) * capture.splits));
-  steps.push_back(step(kernels.sums, 1, begin, end - begin));
+  steps.push_back(launch.StepOf(arena, kernels.scores, 0, begin * splits, end * splits));
+  steps.push_back(launch.StepOf(arena, kernels.sums, 1, begin, end));
+  for (KernelStep& step : steps) step.params.capture = At<const CaptureDesc>(arena, capture_at);
   return steps;
 }
 
 CapturedMap CapturedFrom(const CapturePlan& plan, const std::vector<double>& cells,
                          const std::vector<double>& moments) {
-  MapSums sums = SumsOf(plan);
+  const CaptureDesc& c = plan.capture;
+  MapSums sums({c.rows, c.keys, c.block}, kCaptureRows, c.tile_keys);
   const double* next = cells.data();
   for (int64_t tile = 0; tile < plan.tiles; ++tile) {
     next = sums.AddTile(tile / sums.key_tiles(), tile % sums.key_tiles(), next, &moments[tile * 3]);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention/patterns/captured_map.h"
+#include "base/round_up.h"
 #include "kernels/backend.h"
 #include "kernels/engine/launch_plan.h"
 #include "kernels/engine/selection.h"
@@ -22,7 +23,7 @@ struct CapturePlan {
   int64_t cells = 0;  // of all tiles
   int64_t sums_at = -1, cells_at = -1, moments_at = -1, map_at = -1, capture_at = -1;  // offsets
 
-  int slabs() const { return static_cast<int>((tiles + slab_tiles - 1) / slab_tiles); }
+  int slabs() const { return static_cast<int>(DivideUp(tiles, slab_tiles)); }
   CaptureDesc Describe(uint64_t arena_address) const;  // what stands at capture_at
   std::vector<KernelStep> Slab(uint64_t arena_address, int slab) const;
 };

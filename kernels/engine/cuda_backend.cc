@@ -165,6 +165,16 @@ absl::Status PlaceMasks(absl::Span<const CallMask> masks, DeviceLaunch& launch, 
   return absl::OkStatus();
 }
 
+// Masks, zeros and constants: all that a launch needs beside its calls' tensors.
+absl::Status Prepare(absl::Span<const CallMask> masks, KernelDevice& device, DeviceLaunch& launch,
+                     LaunchPlan& plan) {
+  RETURN_IF_ERROR(PlaceMasks(masks, launch, plan));
+  RETURN_IF_ERROR(SetRegionsZero(launch, plan.arena));
+  ASSIGN_OR_RETURN(const std::vector<std::byte> constants, plan.Constants(launch.arena(), device));
+  return launch.UploadCopy(launch.arena() + static_cast<uint64_t>(plan.constants_begin),
+                           constants.data(), static_cast<int64_t>(constants.size()));
+}
+
 template <class Call>
 bool AnyWanted(absl::Span<const Call* const> calls) {
   return std::any_of(calls.begin(), calls.end(),
@@ -346,10 +356,7 @@ absl::StatusOr<CapturedMap> CudaBackend::Capture(const ForwardCall& call,
   Transfer transfer(*launch, own.arena.bytes());
   RETURN_IF_ERROR(transfer.ScoresIn(own.layouts[0], call, own.PartsOfCall(0)));
   RETURN_IF_ERROR(transfer.FlushIn());
-  RETURN_IF_ERROR(PlaceMasks(masks, *launch, own));
-  ASSIGN_OR_RETURN(const std::vector<std::byte> constants, own.Constants(arena, *device_));
-  RETURN_IF_ERROR(launch->UploadCopy(arena + static_cast<uint64_t>(own.constants_begin),
-                                     constants.data(), static_cast<int64_t>(constants.size())));
+  RETURN_IF_ERROR(Prepare(masks, *device_, *launch, own));
   const CaptureDesc capture = plan.Describe(arena);
   RETURN_IF_ERROR(launch->UploadCopy(arena + static_cast<uint64_t>(plan.capture_at), &capture,
                                      sizeof(capture)));
@@ -395,12 +402,7 @@ absl::StatusOr<DeviceTimes> CudaBackend::Launch(LaunchPlan& plan,
     RETURN_IF_ERROR(transfer.In(plan.layouts[n], *calls[n], plan.PartsOfCall(n)));
   }
   RETURN_IF_ERROR(transfer.FlushIn());
-  RETURN_IF_ERROR(PlaceMasks(masks, *launch, plan));
-  RETURN_IF_ERROR(SetRegionsZero(*launch, plan.arena));
-  ASSIGN_OR_RETURN(const std::vector<std::byte> constants,
-                   plan.Constants(launch->arena(), *device_));
-  RETURN_IF_ERROR(launch->UploadCopy(launch->arena() + plan.constants_begin, constants.data(),
-                                     static_cast<int64_t>(constants.size())));
+  RETURN_IF_ERROR(Prepare(masks, *device_, *launch, plan));
   ASSIGN_OR_RETURN(const bool ran,
                    RunSlices(*launch, plan, calls, SlicesOf(plan.flops, direction)));
   if (!ran) return DeviceTimes();

@@ -224,6 +224,15 @@ absl::StatusOr<std::vector<std::byte>> LaunchPlan::Constants(uint64_t arena_addr
   return image;
 }
 
+KernelStep LaunchPlan::StepOf(uint64_t arena_address, const KernelRow& row, size_t list,
+                              int64_t begin, int64_t end) const {
+  LaunchParams params = {};
+  params.problems = reinterpret_cast<const ProblemDesc*>(arena_address + problems_offset);
+  params.tiles = reinterpret_cast<const TileWork*>(arena_address + tile_offsets[list]) + begin;
+  params.tile_count = static_cast<int32_t>(end - begin);
+  return {row, params};
+}
+
 std::vector<KernelStep> LaunchPlan::Slice(uint64_t arena_address, int slice, int slices) const {
   std::vector<KernelStep> steps;
   bool before_main = true;
@@ -237,16 +246,12 @@ std::vector<KernelStep> LaunchPlan::Slice(uint64_t arena_address, int slice, int
       continue;
     }
     if (begin == end) continue;
-    LaunchParams params = {};
-    params.problems = reinterpret_cast<const ProblemDesc*>(arena_address + problems_offset);
-    params.tiles =
-        reinterpret_cast<const TileWork*>(arena_address + tile_offsets[kernel.tiles]) + begin;
-    params.tile_count = static_cast<int32_t>(end - begin);
+    steps.push_back(StepOf(arena_address, kernel.row, kernel.tiles, begin, end));
     if (kernel.row.stays) {
+      LaunchParams& params = steps.back().params;
       params.taken = reinterpret_cast<uint32_t*>(arena_address + taken_offset);
       params.taken_before = static_cast<uint32_t>(begin);
     }
-    steps.push_back({kernel.row, params});
   }
   return steps;
 }

@@ -48,6 +48,10 @@ struct LaunchPlan {
   void AddMaskTiles(const KernelRow& row);
   void AddConstants();
 
+  // Of a kernel, on tiles [begin, end) of a list.
+  KernelStep StepOf(uint64_t arena_address, const KernelRow& row, size_t list, int64_t begin,
+                    int64_t end) const;
+
   absl::Span<Part> PartsOfCall(size_t call) {
     return absl::MakeSpan(parts).subspan(first_part[call], first_part[call + 1] - first_part[call]);
   }

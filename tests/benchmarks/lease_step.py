@@ -11,28 +11,18 @@ engine's time is that of the receipts, kernels alone, without what it waits for.
         python3 tests/benchmarks/lease_step.py                # --null: an engine that computes nothing, the wire alone
 """
 import argparse
-import os
 import statistics
-import subprocess
-import tempfile
 import time
 import urllib.request
 
 import attnd
 import numpy as np
-
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
-def read_port(path):
-    while not (os.path.exists(path) and open(path).read().strip()):
-        time.sleep(0.01)
-    return open(path).read().split()[0]
+from running_daemon import RunningDaemon
 
 
-def daemon_bytes(metrics_port):
+def daemon_bytes(metrics):
     """What the daemon has received, and what has gone to the GPU and come back (0: there is none)."""
-    text = urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics").read().decode()
+    text = urllib.request.urlopen(metrics).read().decode()
     names = ("attnd_received_bytes_total", "attnd_h2d_bytes_total", "attnd_d2h_bytes_total")
     return np.array([sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)) for name in names])
 
@@ -77,19 +67,19 @@ class Layer:
         return result.receipt
 
 
-def step(client, layers, keep, metrics_port):
+def step(client, layers, keep, metrics):
     """Seconds of forward and backward, bytes of backward at the daemon, on the wire and up and down PCIe, the same of
     forward up and down PCIe, share of leased shards, the engine's seconds."""
-    first = daemon_bytes(metrics_port)
+    first = daemon_bytes(metrics)
     begin = time.perf_counter()
     ahead = [layer.forward(client, keep) for layer in layers]
     middle = time.perf_counter()
-    received, device = daemon_bytes(metrics_port), loopback_bytes()
+    received, device = daemon_bytes(metrics), loopback_bytes()
     start = time.perf_counter()
     receipts = [layer.backward(client) for layer in reversed(layers)]
     end = time.perf_counter()
     device = loopback_bytes() - device
-    forward, backward = received - first, daemon_bytes(metrics_port) - received
+    forward, backward = received - first, daemon_bytes(metrics) - received
     leased = sum(r.leased for r in receipts) / sum(r.shards for r in receipts)
     engine = sum(receipt.stages.get("kernel", 0) for receipt in ahead + receipts)
     return middle - begin, end - start, backward[0], device, leased, engine, *forward[1:], *backward[1:]
@@ -108,28 +98,15 @@ def main():
     parser.add_argument("--shared", action="store_true", help="by unix socket, tensors in memory shared with the daemon")
     a = parser.parse_args()
     server = a.server or ("bazel-bin/tests/benchmarks/null_attnd" if a.null else "bazel-bin/server/attnd")
-    with tempfile.TemporaryDirectory() as folder:
-        port_file, metrics_file = os.path.join(folder, "port"), os.path.join(folder, "metrics")
-        listen = f"unix:{folder}/socket" if a.shared else "127.0.0.1:0"
-        process = subprocess.Popen([os.path.join(ROOT, server), "--listen", listen, "--port_file", port_file,
-                                    "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", metrics_file,
-                                    "--memory_limit_mib", "2048", "--backend", a.backend, "--drain_delay", "0",
-                                    "--log_level", "error"])
-        try:
-            metrics_port = read_port(metrics_file)
-            address = listen if a.shared else "127.0.0.1:" + read_port(port_file)
-            rng = np.random.default_rng(1)
-            found = {False: [], True: []}
-            with attnd.connect(address, timeout=300, wait_for_ready=True) as client:
-                layers = [Layer(a, rng, client) for _ in range(a.layers)]
-                for number in range(a.steps + 1):
-                    for keep in (False, True):
-                        measured = step(client, layers, keep, metrics_port)
-                        if number > 0:  # the first warms up
-                            found[keep].append(measured)
-        finally:
-            process.terminate()
-            process.wait()
+    rng, found = np.random.default_rng(1), {False: [], True: []}
+    with RunningDaemon(server, "--memory_limit_mib", "2048", "--backend", a.backend, shared=a.shared) as daemon, \
+            attnd.connect(daemon.address, timeout=300, wait_for_ready=True) as client:
+        layers = [Layer(a, rng, client) for _ in range(a.layers)]
+        for number in range(a.steps + 1):
+            for keep in (False, True):
+                measured = step(client, layers, keep, daemon.metrics)
+                if number > 0:  # the first warms up
+                    found[keep].append(measured)
     print(f"{'null' if a.null else a.backend} engine, {a.layers} layers of batch {a.batch}, {a.heads} heads on "
           f"{a.kv_heads}, N {a.length}, D {a.dim}, {a.dtype}, {'full' if a.full else 'causal'}; medians of {a.steps} steps")
     print("            forward ms  backward ms  step ms  engine ms   backward upload MB: daemon  device (both ways)  leased")

@@ -11,46 +11,20 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 import threading
 import time
 
 import numpy as np
+from running_daemon import ROOT, RunningDaemon
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RESULTS = os.path.join(ROOT, "tests/benchmarks/results")
 SHARES = [round(n / 100, 2) for n in range(100)] + [0.995, 0.999]
-
-
-class Daemon:
-    """A program that takes attnd's flags, for a `with`; `address` where it listens."""
-
-    def __init__(self, program):
-        self.folder = tempfile.TemporaryDirectory()
-        port, metrics = (os.path.join(self.folder.name, name) for name in ("port", "metrics"))
-        self.process = subprocess.Popen(
-            [os.path.join(ROOT, "bazel-bin", program), "--listen", "127.0.0.1:0", "--port_file", port,
-             "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", metrics],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while not (os.path.exists(port) and os.path.exists(metrics) and open(metrics).read().endswith("\n")):
-            assert self.process.poll() is None, program
-            time.sleep(0.05)
-        self.address = f"127.0.0.1:{open(port).read().split()[0]}"
-        self.metrics = f"http://127.0.0.1:{open(metrics).read().strip()}/metrics"
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-        self.folder.cleanup()
 
 
 def measure_wire(connections, rounds):
     """{name: median GB/s for each number of connections}"""
     speeds = {}
-    with Daemon("tests/benchmarks/null_attnd") as daemon:
+    with RunningDaemon("bazel-bin/tests/benchmarks/null_attnd") as daemon:
         for _ in range(rounds):
             rows = json.loads(subprocess.run(
                 [os.path.join(ROOT, "bazel-bin/tools/wire_bench/wire_bench"), "--address", daemon.address, "-o", "json",
@@ -72,7 +46,8 @@ def measure_latency(calls):
     k = np.zeros((1, 1, 1, 256), np.float32)
     big = np.zeros((1, 8, 1024, 64), np.float32)
     found = {}
-    with Daemon("server/attnd") as daemon, attnd.connect(daemon.address) as client, attnd.connect(daemon.address) as other:
+    with RunningDaemon("bazel-bin/server/attnd") as daemon, attnd.connect(daemon.address) as client, \
+            attnd.connect(daemon.address) as other:
         def timed(make):
             seconds = []
             for n in range(calls + 200):

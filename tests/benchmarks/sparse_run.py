@@ -14,8 +14,6 @@ little.
 """
 import argparse
 import os
-import subprocess
-import tempfile
 import time
 from collections import namedtuple
 
@@ -24,7 +22,7 @@ import numpy as np
 from attnd import masks
 from attnd.sparse import Capture, spion
 from attnd.sparse.capture import pattern_layout
-from lease_step import ROOT, read_port
+from running_daemon import RunningDaemon
 
 Task = namedtuple("Task", "batch length block density steps switch every")
 TASKS = {"retrieval": Task(4, 4096, 64, 0.021, 40_000, 600, 200), "image": Task(16, 1024, 32, 0.05, 10_000, 189, 1)}
@@ -92,19 +90,9 @@ def main():
     parser.add_argument("--shared", action="store_true", help="by unix socket, tensors in memory shared with the daemon")
     a = parser.parse_args()
     task = TASKS[a.task]
-    with tempfile.TemporaryDirectory() as folder:
-        port_file = os.path.join(folder, "port")
-        listen = f"unix:{folder}/socket" if a.shared else "127.0.0.1:0"
-        process = subprocess.Popen([os.path.join(ROOT, "bazel-bin/server/attnd"), "--listen", listen,
-                                    "--port_file", port_file, "--metrics_listen", "127.0.0.1:0", "--backend", "cpu",
-                                    "--drain_delay", "0", "--memory_limit_mib", "2048", "--log_level", "error"])
-        try:
-            address = listen if a.shared else "127.0.0.1:" + read_port(port_file)
-            with attnd.connect(address, timeout=300, wait_for_ready=True) as client:
-                found, twin, switch, density = measure(Layer(client, process, task), task, a.steps)
-        finally:
-            process.terminate()
-            process.wait()
+    with RunningDaemon("bazel-bin/server/attnd", "--backend", "cpu", "--memory_limit_mib", "2048",
+                       shared=a.shared) as daemon, attnd.connect(daemon.address, timeout=300, wait_for_ready=True) as client:
+        found, twin, switch, density = measure(Layer(client, daemon.process, task), task, a.steps)
     print(f"{a.task}: {task.batch} x 2 x {task.length} x 32, blocks of {task.block}, density {density:.4f}, "
           f"{'shared memory' if a.shared else 'loopback TCP'}, {a.steps} steps; medians")
     print("phase      steps   step ms  processor ms: daemon   client  times faster: step  processor")

@@ -9,12 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/mask_plans.h"
+#include "base/round_up.h"
 #include "base/status_macros.h"
 
 namespace attnd {
 namespace {
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t VisibleIn(const MaskPlan& plan, const MaskTile& tile, int64_t scores) {
   if (tile.is_full()) return scores;
