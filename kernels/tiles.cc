@@ -229,11 +229,12 @@ void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>
                        .head_dim = head_dim,
                        .listed = scores.listed,
                        .dropout = dropout,
+                       .stays = true,
                        .maps = kBackwardMaps,
                        .rests_by_row = true,
                        .tile = {64, 128, head_dim, 1},
                        .reason = ScoresReason(scores, dropout),
-                       .spill_bytes = dropout ? 640 : 192};
+                       .spill_bytes = dropout ? 1280 : 320};
       rows.push_back(row);
       if (scores.listed) continue;  // too little to gain
       row.ordered = false;

@@ -113,6 +113,7 @@ inline void LoadBox(void* to, const TensorMap* map, int column, int row, int hea
     }
   }
 }
+inline void PrefetchBox(const TensorMap*, int, int, int, int) {}
 inline void AddInBulk(float* to, const float* from, int bytes, ATTN_WHERE) {
   host::AddInBulk(to, from, bytes, where);
 }

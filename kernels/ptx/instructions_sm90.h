@@ -61,6 +61,12 @@ ATTN_PTX void LoadBox(void* to, const TensorMap* map, int column, int row, int h
       "l"(map), "r"(SharedAddress(barrier)), "r"(column), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }
+// The box into the L2, before it is loaded.
+ATTN_PTX void PrefetchBox(const TensorMap* map, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0,{%1,%2,%3,%4}];" ::"l"(map),
+               "r"(column), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
 // ---- Sums in global memory of numbers that stand in shared memory one after another, in bulk:
 // multiples of 16 bytes, by one thread, known to the copies' order (FenceShared).
 ATTN_PTX void AddInBulk(float* to, const float* from, int bytes) {

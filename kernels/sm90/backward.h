@@ -1,8 +1,8 @@
 // Gradients of attention for one tile of keys, in one pass over the queries that see them.
 //   Sᵀ = scale·K·Qᵀ    P = exp(S − lse)    dPᵀ = V·dOᵀ    dS = P∘(Z∘dP − delta)
 //   dV = (P∘Z)ᵀ·dO     dK = scale·dSᵀ·Q    dQ = scale·dS·K      delta = rowsum(dO∘O) − dlse
-// A block has 128 keys of one KV head and goes through rounds of 64 queries, all query heads of the
-// group. One warpgroup brings (backward_bringer.h), two multiply 64 keys each
+// A block stays for many tiles: 128 keys of one KV head, and rounds of 64 queries, all query heads
+// of the group. One warpgroup brings (backward_bringer.h), two multiply 64 keys each
 // (backward_consumer.h). Barriers in shared memory hand tiles over. What belongs to a lane's scores
 // stays in its registers: P and dS are operands there, and only dS goes through shared memory, for
 // dQ. Sums of dQ leave a round later in bulk; DqKernel (rules/query_gradient.h) puts them into
@@ -22,7 +22,6 @@ template <class Math, Tile kTile, class Rule, class Dropout, class DqSums>
 struct BackwardKernel {
   using Layout = BackwardLayout<Math, kTile, Rule, Dropout, DqSums>;
   using Shared = typename Layout::Shared;
-  using Work = typename Layout::Work;
   static constexpr int kThreads = Layout::kThreads;
   // 64 Ki registers an SM. At 128 columns products would wait for registers with fewer than 240.
   static constexpr int kBringerRegisters = kTile.head_dim > 64 ? 24 : 40;
@@ -30,41 +29,15 @@ struct BackwardKernel {
   static_assert(!Rule::kEveryTile);
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const TileWork tile = params.tiles[at.block];
-    const int lane = at.thread % kWarpLanes;
-    BringDescriptors(params, tile, at.thread, kThreads, shared.descriptors);
     if (at.thread == 0) InitBarriers(shared);
     ptx::SyncThreads();
-    const ProblemDesc& problem = shared.descriptors.problem;
-    const SequenceDesc& sequence = shared.descriptors.sequence;
-    if (at.thread == 0) BackwardBringer<Layout>::LoadKeys(problem, sequence, tile, shared);
-    const int first_key = tile.tile * Layout::kKeys;
-    const int end_key = MinInt(first_key + Layout::kKeys, sequence.kv_len);
-    const QueryVisits visits(problem, sequence, tile, first_key, end_key);
-    if (at.thread < kWarpLanes) {
-      const int rounds = visits.Count(lane);
-      if (lane == 0) ptx::StoreShared32(&shared.rounds, static_cast<uint32_t>(rounds));
-    }
-    ptx::SyncThreads();
-    const uint32_t* bounds = GradientBounds(problem, tile.batch, tile.head);
-    const Work work = {problem,
-                       sequence,
-                       visits,
-                       tile.batch,
-                       tile.head,
-                       first_key,
-                       ptx::Uniform(static_cast<int>(ptx::LoadShared32(&shared.rounds))),
-                       GradientExponent(problem, tile.batch, tile.head, RoundedP::kMargin),
-                       ptx::LoadConstant32(bounds + kNonFiniteRows) != 0};
     const int group = ptx::Uniform(at.thread / kGroupThreads);
     if (group == 0) {
       ptx::KeepRegisters<kBringerRegisters>();
-      if (work.rounds > 0) {
-        BackwardBringer<Layout>::Run(work, ptx::Uniform(at.thread / kWarpLanes), lane, shared);
-      }
+      BackwardBringer<Layout>::Run(params, at, shared);
     } else {
       ptx::TakeRegisters<kConsumerRegisters>();
-      BackwardConsumer<Layout>(work, group - 1, at.thread % kGroupThreads, shared).Run();
+      BackwardConsumer<Layout>::RunAll(params, group - 1, at.thread % kGroupThreads, shared);
     }
   }
 
@@ -76,8 +49,13 @@ struct BackwardKernel {
   ATTN_HD static void InitBarriers(Shared& shared) {
     constexpr int kWarps = Layout::kConsumerWarps;
     ptx::InitBarrier(&shared.full_k, 1);
+    ptx::InitBarrier(&shared.empty_k, kWarps);
     ptx::InitBarrier(&shared.full_v, 1);
+    ptx::InitBarrier(&shared.empty_v, kWarps);
+    Init(shared.full_work, Layout::kPreparers);
+    Init(shared.empty_work, kWarps + 2);  // and those that load tiles and bring rows
     ptx::InitBarrier(&shared.raw, 1);
+    ptx::InitBarrier(&shared.near_end, 1);
     Init(shared.full_q, 2);
     Init(shared.empty_q, kWarps);
     Init(shared.full_d_o, 2);

@@ -1,5 +1,6 @@
-// The warps of the backward kernel (backward.h) that bring: one loads tiles of Q and dO by tensor
-// maps, one brings what belongs to their rows, and two make dropout's decisions. Errors: none.
+// The warps of the backward kernel (backward.h) that bring: one loads tiles by tensor maps, one
+// brings what belongs to rows of Q and dO, and two prepare the next tile of keys and make dropout's
+// decisions. Errors: none.
 //
 // Rows that are not finite, and what follows a sequence in its tensor, must not reach the keys that
 // do not see them, not even as 0·NaN. The second warp therefore loads such a tile itself and turns
@@ -19,23 +20,15 @@ struct BackwardBringer {
   static constexpr int kQueries = Layout::kQueries, kStages = Layout::kStages;
   static constexpr int kRowsOfLane = kQueries / kWarpLanes;
 
-  ATTN_HD static void Run(const Work& work, int warp, int lane, Shared& shared) {
+  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
+    const int warp = ptx::Uniform(at.thread / kWarpLanes), lane = at.thread % kWarpLanes;
     if (warp == 0) {
-      if (lane == 0) Load(work, shared);
+      if (lane == 0) Load(params, shared);
     } else if (warp == 1) {
-      BringRows(work, lane, shared);
-    } else if constexpr (Layout::Dropout::kDrops) {
-      Decide(work, (warp - 2) * kWarpLanes + lane, shared);
+      BringRows(params, lane, shared);
+    } else {
+      Prepare(params, at, (warp - 2) * kWarpLanes + lane, shared);
     }
-  }
-  // The block's keys, by one thread, as early as descriptors and barriers allow.
-  ATTN_HD static void LoadKeys(const ProblemDesc& problem, const SequenceDesc& sequence,
-                               const TileWork& tile, Shared& shared) {
-    const int key = sequence.kv_begin + tile.tile * Layout::kKeys;
-    ptx::FenceMap(problem.maps + kMapOfK);
-    LoadTile<Layout::kKeys>(problem, sequence, kMapOfK, tile.head, key, &shared.full_k, shared.k);
-    ptx::FenceMap(problem.maps + kMapOfV);
-    LoadTile<Layout::kKeys>(problem, sequence, kMapOfV, tile.head, key, &shared.full_v, shared.v);
   }
   // Zeros in place of infinities and NaN of 16 bytes; whether there were any.
   template <class Element>
@@ -54,33 +47,61 @@ struct BackwardBringer {
     int head;
     uint32_t bitmap;
   };
-  ATTN_HD static Place PlaceOf(const Work& work, const Cursor& at) {
+  ATTN_HD static Place PlaceOf(const QueryVisits& visits, const Cursor& at) {
     const uint32_t loaded = at.Load();
-    return {at.Visit(work.visits, loaded), at.head(), at.Bitmap(loaded)};
+    return {at.Visit(visits, loaded), at.head(), at.Bitmap(loaded)};
   }
   ATTN_HD static bool IsDirty(const Work& work, const Place& place) {
-    return work.non_finite || place.visit.First() + kQueries > work.sequence.q_len;
+    return work.non_finite() || place.visit.First() + kQueries > work.sequence.q_len;
   }
 
   // ---- The loader, one thread.
-  ATTN_HD static void Load(const Work& work, Shared& shared) {
-    const SequenceDesc& s = work.sequence;
-    for (MapOf map : {kMapOfQ, kMapOfDo}) ptx::FenceMap(work.problem.maps + map);
-    Cursor at(work.visits);
+  ATTN_HD static void Load(const LaunchParams& params, Shared& shared) {
+    int last_problem = -1;
 #pragma unroll 1
-    for (int round = 0; round < work.rounds; ++round, at.Advance(work.visits)) {
-      const int stage = round % kStages;
-      const uint32_t parity = Layout::Parity(round, kStages) ^ 1;
-      const Place place = PlaceOf(work, at);
-      if (IsDirty(work, place)) continue;
-      const int row = s.q_begin + place.visit.First();
-      ptx::WaitForPhase(&shared.empty_q[stage], parity);
-      LoadTile<kQueries>(work.problem, s, kMapOfQ, place.head, row, &shared.full_q[stage],
-                         shared.q[stage]);
-      ptx::WaitForPhase(&shared.empty_d_o[stage], parity);
-      LoadTile<kQueries>(work.problem, s, kMapOfDo, place.head, row, &shared.full_d_o[stage],
-                         shared.d_o[stage]);
+    for (int tile = 0; Layout::WaitForWork(params, tile, shared); ++tile) {
+      const Work work = Layout::WorkOf(tile, shared);
+      if (work.tile().problem != last_problem) {
+        for (int n = 0; n < kBackwardMaps; ++n) ptx::FenceMap(work.problem.maps + n);
+      }
+      last_problem = work.tile().problem;
+      const QueryVisits visits = work.Visits();
+      Cursor at(visits);
+      if (work.rounds() == 0) ptx::Arrive(&shared.near_end);
+#pragma unroll 1
+      for (int n = 0; n < work.rounds(); ++n) {
+        if (n == work.LeadRound()) ptx::Arrive(&shared.near_end);
+        LoadRound(work, PlaceOf(visits, at), work.first() + n, shared);
+        if (n == 0) LoadKeys(work, tile, shared);
+        at.Advance(visits);
+      }
+      if (work.rounds() == 0) LoadKeys(work, tile, shared);
+      ptx::Arrive(&shared.empty_work[tile % Layout::kSlots]);
     }
+  }
+  ATTN_HD static void LoadRound(const Work& work, const Place& place, int round, Shared& shared) {
+    if (IsDirty(work, place)) return;
+    const SequenceDesc& s = work.sequence;
+    const int stage = round % kStages, row = s.q_begin + place.visit.First();
+    const uint32_t parity = Layout::Parity(round, kStages) ^ 1;
+    ptx::WaitForPhase(&shared.empty_q[stage], parity);
+    LoadTile<kQueries>(work.problem, s, kMapOfQ, place.head, row, &shared.full_q[stage],
+                       shared.q[stage]);
+    ptx::WaitForPhase(&shared.empty_d_o[stage], parity);
+    LoadTile<kQueries>(work.problem, s, kMapOfDo, place.head, row, &shared.full_d_o[stage],
+                       shared.d_o[stage]);
+  }
+  // After the first round's tiles, since those of the tile before are in use to its end.
+  ATTN_HD static void LoadKeys(const Work& work, int tile, Shared& shared) {
+    const SequenceDesc& s = work.sequence;
+    const int key = s.kv_begin + work.first_key();
+    const uint32_t parity = Layout::Parity(tile, 1) ^ 1;
+    ptx::WaitForPhase(&shared.empty_v, parity);
+    LoadTile<Layout::kKeys>(work.problem, s, kMapOfV, work.kv_head(), key, &shared.full_v,
+                            shared.v);
+    ptx::WaitForPhase(&shared.empty_k, parity);
+    LoadTile<Layout::kKeys>(work.problem, s, kMapOfK, work.kv_head(), key, &shared.full_k,
+                            shared.k);
   }
   template <int kRows>
   ATTN_HD static void LoadTile(const ProblemDesc& problem, const SequenceDesc& sequence, MapOf map,
@@ -97,18 +118,29 @@ struct BackwardBringer {
   struct Rows {
     float stabilizer[kRowsOfLane], delta[kRowsOfLane], dq_factor[kRowsOfLane];
   };
-  ATTN_HD static void BringRows(const Work& work, int lane, Shared& shared) {
-    const float gain = PowerOfTwo(work.exponent - kProbabilityShift);
-    const float of_key = PowerOfTwo(FixedPoint::KeyExponent(
-        work.problem, GradientBounds(work.problem, work.batch, work.kv_head)));
-    const float ungain = PowerOfTwo(-work.exponent);
-    Cursor at(work.visits);
+  ATTN_HD static void BringRows(const LaunchParams& params, int lane, Shared& shared) {
     uint32_t cleaned = 0;
-    Place place = PlaceOf(work, at);
+#pragma unroll 1
+    for (int tile = 0; Layout::WaitForWork(params, tile, shared); ++tile) {
+      const Work work = Layout::WorkOf(tile, shared);
+      if (work.rounds() > 0) BringRowsOf(work, lane, cleaned, shared);
+      ptx::SyncWarp();  // all lanes have read the slot
+      if (lane == 0) ptx::Arrive(&shared.empty_work[tile % Layout::kSlots]);
+    }
+  }
+  ATTN_HD static void BringRowsOf(const Work& work, int lane, uint32_t& cleaned, Shared& shared) {
+    const float gain = PowerOfTwo(work.exponent() - kProbabilityShift);
+    const float of_key = PowerOfTwo(FixedPoint::KeyExponent(
+        work.problem, GradientBounds(work.problem, work.batch(), work.kv_head())));
+    const float ungain = PowerOfTwo(-work.exponent());
+    const QueryVisits visits = work.Visits();
+    Cursor at(visits);
+    Place place = PlaceOf(visits, at);
     Rows rows;
     LoadRows(work, place, lane, rows);
+    const int end = work.first() + work.rounds();
 #pragma unroll 1
-    for (int round = 0; round < work.rounds; ++round) {
+    for (int round = work.first(); round < end; ++round) {
       const int stage = round % kStages, slot = round % Layout::kPlaces;
       const uint32_t parity = Layout::Parity(round, kStages) ^ 1;
       const bool dirty = IsDirty(work, place);
@@ -143,9 +175,9 @@ struct BackwardBringer {
         ptx::StoreSharedFloat(&shared.delta[stage][n * kWarpLanes + lane], rows.delta[n] * gain);
       }
       HandOver(dirty, lane, &shared.full_d_o[stage]);
-      if (round + 1 == work.rounds) break;
-      at.Advance(work.visits);
-      place = PlaceOf(work, at);
+      if (round + 1 == end) break;
+      at.Advance(visits);
+      place = PlaceOf(visits, at);
       LoadRows(work, place, lane, rows);
     }
   }
@@ -193,19 +225,102 @@ struct BackwardBringer {
     ptx::FenceShared();
   }
 
+  // ---- The preparers: the tile after this one, then this one's dropout.
+  static constexpr int kPreparers = Layout::kPreparers;
+  ATTN_HD static void Prepare(const LaunchParams& params, ThreadIndex at, int thread,
+                              Shared& shared) {
+    int last_problem = -1;
+    PutWork(params, 0, at.block, 0, thread, last_problem, shared);
+#pragma unroll 1
+    for (int tile = 0; Layout::WaitForWork(params, tile, shared); ++tile) {
+      const Work work = Layout::WorkOf(tile, shared);
+      const auto put_next = [&] {
+        int next = 0;
+        if (thread == 0) next = at.blocks + ptx::AddGlobal(params.taken, 1) - params.taken_before;
+        PutWork(params, tile + 1, next, work.first() + work.rounds(), thread, last_problem, shared);
+      };
+      if (Layout::Dropout::kDrops && work.rounds() > 0) {
+        Decide(work, thread, put_next, shared);
+      } else {
+        ptx::WaitForPhase(&shared.near_end, Layout::Parity(tile, 1));
+        put_next();
+      }
+    }
+  }
+  // `next`: the first thread knows it.
+  ATTN_HD static void PutWork(const LaunchParams& params, int tile, int next, int first, int thread,
+                              int& last_problem, Shared& shared) {
+    const int n = tile % Layout::kSlots;
+    auto& slot = shared.slots[n];
+    ptx::WaitForPhase(&shared.empty_work[n], Layout::Parity(tile, Layout::kSlots) ^ 1);
+    if (thread == 0) ptx::StoreShared32(&slot.number, static_cast<uint32_t>(next));
+    ptx::BarrierSync(Layout::kPreparing, kPreparers);
+    const int number = static_cast<int>(ptx::LoadShared32(&slot.number));
+    if (number < params.tile_count) {
+      const TileWork work = params.tiles[number];
+      BringDescriptors(params, work, thread, kPreparers, slot.descriptors);
+      if (thread == 0) {
+        ptx::StoreShared128(
+            &slot.tile,
+            make_uint4(static_cast<uint32_t>(work.problem), static_cast<uint32_t>(work.batch),
+                       static_cast<uint32_t>(work.head), static_cast<uint32_t>(work.tile)));
+        ptx::StoreShared32(&slot.first, static_cast<uint32_t>(first));
+      }
+      ptx::BarrierSync(Layout::kPreparing, kPreparers);
+      if (thread < kWarpLanes) {
+        PutRounds(work, thread, slot);
+      } else if (thread == kWarpLanes) {
+        PrefetchKeys(work, work.problem != last_problem, slot);
+      }
+      last_problem = work.problem;
+    }
+    ptx::Arrive(&shared.full_work[n]);
+  }
+  ATTN_HD static void PrefetchKeys(const TileWork& work, bool is_new,
+                                   const typename Layout::Slot& slot) {
+    const ProblemDesc& problem = slot.descriptors.problem;
+    const SequenceDesc& sequence = slot.descriptors.sequence;
+    const int key = sequence.kv_begin + work.tile * Layout::kKeys;
+    for (const MapOf map : {kMapOfK, kMapOfV}) {
+      if (is_new) ptx::FenceMap(problem.maps + map);
+#pragma unroll
+      for (int n = 0; n < Layout::kPanels; ++n) {
+        ptx::PrefetchBox(problem.maps + map, n * kPanelColumns, key, work.head, sequence.batch);
+      }
+    }
+  }
+  ATTN_HD static void PutRounds(const TileWork& work, int lane, typename Layout::Slot& slot) {
+    const ProblemDesc& problem = slot.descriptors.problem;
+    const SequenceDesc& sequence = slot.descriptors.sequence;
+    const int first_key = work.tile * Layout::kKeys;
+    const QueryVisits visits(problem, sequence, work, first_key,
+                             MinInt(first_key + Layout::kKeys, sequence.kv_len));
+    const int rounds = visits.Count(lane);
+    if (lane != 0) return;
+    const uint32_t* bounds = GradientBounds(problem, work.batch, work.head);
+    const int exponent = GradientExponent(problem, work.batch, work.head, RoundedP::kMargin);
+    ptx::StoreShared32(&slot.rounds, static_cast<uint32_t>(rounds));
+    ptx::StoreShared32(&slot.exponent, static_cast<uint32_t>(exponent));
+    ptx::StoreShared32(&slot.non_finite, ptx::LoadConstant32(bounds + kNonFiniteRows));
+  }
+
   // ---- Dropout. A generator call serves two queries (bit 3) and eight keys (bits 0, 3, 4), which
   // four lanes of two consumer warps hold. One lane makes the eight calls that fill four lanes'
   // words: bit 2n + e + 8h + 16r of a word is of the query 16n + 8h + 2·(lane & 3) + e and the key
   // 8r + lane / 4.
-  ATTN_HD static void Decide(const Work& work, int lane, Shared& shared) {
+  template <class PutNext>
+  ATTN_HD static void Decide(const Work& work, int lane, const PutNext& put_next, Shared& shared) {
     const uint32_t threshold_bytes = work.problem.dropout_threshold * 0x01010101u;
     const int unit = lane >> 4, key = lane >> 2 & 3, query = lane & 3;
-    const uint32_t column = static_cast<uint32_t>((work.first_key >> 5) + unit);
-    Cursor at(work.visits);
+    const uint32_t column = static_cast<uint32_t>((work.first_key() >> 5) + unit);
+    const QueryVisits visits = work.Visits();
+    Cursor at(visits);
+    const int end = work.first() + work.rounds(), lead = work.first() + work.LeadRound();
 #pragma unroll 1
-    for (int round = 0; round < work.rounds; ++round) {
+    for (int round = work.first(); round < end; ++round) {
+      if (round == lead) put_next();
       const int slot = round % Layout::kKeepStages;
-      const int row = at.Visit(work.visits, at.Load()).First();
+      const int row = at.Visit(visits, at.Load()).First();
       const DropoutColumn generator(DropoutStreamOf(work.At(at.head())), column);
       uint32_t words[2][2] = {};  // [bit 4 of the key][bit 0]
 #pragma unroll
@@ -229,7 +344,7 @@ struct BackwardBringer {
       }
       ptx::SyncWarp();
       if (lane % kWarpLanes == 0) ptx::Arrive(&shared.full_kept[slot]);
-      at.Advance(work.visits);
+      at.Advance(visits);
     }
   }
 };

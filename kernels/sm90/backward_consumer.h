@@ -17,27 +17,15 @@ class BackwardConsumer {
   using Shared = typename Layout::Shared;
   using Work = typename Layout::Work;
 
-  // `thread` of warpgroup `group`.
-  ATTN_HD BackwardConsumer(const Work& work, int group, int thread, Shared& shared)
-      : work_(work),
-        shared_(shared),
-        group_(group),
-        thread_(thread),
-        lane_(thread % kWarpLanes),
-        warp_(ptx::Uniform(thread / kWarpLanes)),
-        matrix_offset_(PanelOffset<kKeys>(own_key() + (lane_ & 15), lane_ >> 4)),
-        always_partial_(IsAtEnd()) {}
-
-  ATTN_HD void Run() {
-    Sums sums;
-    Clear(sums.d_k);
-    Clear(sums.d_v);
-    ptx::WaitForPhase(&shared_.full_k, 0);
-    if (work_.rounds > 0) Accumulate(sums);
-    ptx::WaitForPhase(&shared_.full_v, 0);  // also of a block without rounds
-    WriteKeyGradients(sums);
-    if (thread_ == 0) ptx::WaitForBulkReads<0>();
-    if (work_.rounds > 0 && IsAnyKeyBad()) MarkNonFiniteKeys();
+  // By warpgroup `group`, for all of the block's tiles.
+  ATTN_HD static void RunAll(const LaunchParams& params, int group, int thread, Shared& shared) {
+#pragma unroll 1
+    for (int tile = 0; Layout::WaitForWork(params, tile, shared); ++tile) {
+      const Work work = Layout::WorkOf(tile, shared);
+      BackwardConsumer(work, group, thread, shared).Run(Layout::Parity(tile, 1));
+      ptx::SyncWarp();
+      if (thread % kWarpLanes == 0) ptx::Arrive(&shared.empty_work[tile % Layout::kSlots]);
+    }
   }
 
  private:
@@ -52,9 +40,9 @@ class BackwardConsumer {
   static constexpr int kGroups = kQueries / 8;         // of queries
   static constexpr int kSumGroups = kHeadDim / 2 / 8;  // of dQ's columns
   static constexpr int kPairs = 2 * kGroups;
-  enum BarrierId { kOfGroup = 1 };
   // Cycles that the second group starts later, so that one's arithmetic meets the other's products.
   static constexpr uint32_t kSkew = kHeadDim > 64 ? 1300 : 700;
+  static constexpr int kSkewRounds = kHeadDim > 64 ? 16 : 0;
 
   using Scores = float[kGroups][4];    // of Sᵀ: keys along rows, queries along columns
   using Words = uint32_t[kGroups][2];  // P or dS as an operand
@@ -69,6 +57,33 @@ class BackwardConsumer {
     uint32_t shown;  // by a masked tile's bitmap
   };
 
+  // `thread` of warpgroup `group`.
+  ATTN_HD BackwardConsumer(const Work& work, int group, int thread, Shared& shared)
+      : work_(work),
+        shared_(shared),
+        group_(group),
+        thread_(thread),
+        lane_(thread % kWarpLanes),
+        warp_(ptx::Uniform(thread / kWarpLanes)),
+        matrix_offset_(PanelOffset<kKeys>(own_key() + (lane_ & 15), lane_ >> 4)),
+        always_partial_(IsAtEnd()) {}
+
+  // `parity`: of the tile's K and V.
+  ATTN_HD void Run(uint32_t parity) {
+    Sums sums;
+    Clear(sums.d_k);
+    Clear(sums.d_v);
+    ptx::WaitForPhase(&shared_.full_k, parity);
+    if (work_.rounds() > 0) {
+      Accumulate(parity, sums);
+    } else {
+      ptx::WaitForPhase(&shared_.full_v, parity);
+      Arrive(&shared_.empty_v);
+      Arrive(&shared_.empty_k);
+    }
+    WriteKeyGradients(sums);
+    if (work_.rounds() > 0 && IsAnyKeyBad()) MarkNonFiniteKeys();
+  }
   ATTN_HD static void Clear(KeySums& sums) {
 #pragma unroll
     for (int n = 0; n < kChunks * 4; ++n) sums[n >> 2][n & 3] = 0;
@@ -86,28 +101,28 @@ class BackwardConsumer {
   }
 
   // ---- The loop.
-  ATTN_HD void Accumulate(Sums& sums) {
+  ATTN_HD void Accumulate(uint32_t parity, Sums& sums) {
     Scores rS;
     has_bad_keys_ = CleanKeys();
     always_partial_ |= has_bad_keys_;
-    ptx::WaitForPhase(&shared_.full_q[0], 0);
-    Place place = PlaceOf(0);
+    const int first = work_.first(), last = first + work_.rounds() - 1;
+    ptx::WaitForPhase(&shared_.full_q[first % kStages], Layout::Parity(first, kStages));
+    Place place = PlaceOf(first);
     ptx::FenceProducts();
-    MakeRows<Math, kHeadDim, kKeys>(keys(), shared_.q[0], rS);
+    MakeRows<Math, kHeadDim, kKeys>(keys(), shared_.q[first % kStages], rS);
     ptx::CommitProducts();
-    ptx::WaitForPhase(&shared_.full_v, 0);
+    ptx::WaitForPhase(&shared_.full_v, parity);
     ptx::WaitForProducts<0>(rS);
-    if (group_ == 1) {
+    if (group_ == 1 && last - first >= kSkewRounds) {
       ptx::Pause(kSkew);
       ptx::Pin(rS);
     }
-    const int last = work_.rounds - 1;
-    if (last == 0) {
-      Step<true, true, true>(0, place, rS, sums);
+    if (first == last) {
+      Step<true, true, true>(first, place, rS, sums);
     } else {
-      Step<true, false, true>(0, place, rS, sums);
+      Step<true, false, true>(first, place, rS, sums);
 #pragma unroll 1
-      for (int round = 1; round < last; ++round) {
+      for (int round = first + 1; round < last; ++round) {
         // The code of FULL tiles lies together.
         if (ptx::Uniform(IsPartial(place))) {
           Step<false, false, true>(round, place, rS, sums);
@@ -123,6 +138,8 @@ class BackwardConsumer {
     MakeAcross<Math, kKeys>(shared_.ds[last % kScoreStages], columns(), rQ);
     ptx::CommitProducts();
     ptx::WaitForProducts<0>(rQ);
+    Arrive(&shared_.empty_k);
+    Arrive(&shared_.empty_ds[last % kScoreStages]);
     AddSums(last, rQ);
   }
 
@@ -149,6 +166,7 @@ class BackwardConsumer {
     ptx::WaitForProducts<0>(rD);
     ptx::Pin(rS);
     PinWords(rP);
+    if constexpr (kLast) Arrive(&shared_.empty_v);
     ptx::FenceProducts();
     AddPairs<Math, kQueries / kDepth>(rP, shared_.d_o[stage], sums.d_v);
     ptx::CommitProducts();
@@ -221,7 +239,7 @@ class BackwardConsumer {
   ATTN_HD bool IsPartial(const Place& place) const {
     return place.visit.IsPartial() || always_partial_;
   }
-  ATTN_HD bool IsAtEnd() const { return work_.first_key + kKeys > work_.sequence.kv_len; }
+  ATTN_HD bool IsAtEnd() const { return work_.first_key() + kKeys > work_.sequence.kv_len; }
   // Bit 2·(kGroups·r + t) + c: row r of the lane's two keys, the c-th of its queries of group t.
   ATTN_HD uint32_t ApplyRule(const Place& place, Scores& rS) const {
     const ScoreContext context = work_.At(0);  // no option of a head is looked at
@@ -232,7 +250,7 @@ class BackwardConsumer {
     for (int n = 0; n < kPairs; ++n) {
       const int r = n / kGroups, t = n % kGroups;
       pairs[n] = {place.visit.First() + t * 8 + Accumulator::Col(0, lane),
-                  work_.first_key + own_key() + Accumulator::Row(2 * r, lane)};
+                  work_.first_key() + own_key() + Accumulator::Row(2 * r, lane)};
       scores[n][0] = rS[t][2 * r];
       scores[n][1] = rS[t][2 * r + 1];
     }
@@ -263,7 +281,7 @@ class BackwardConsumer {
       met |= BackwardBringer<Layout>::template CleanChunk<Math>(
           shared_.k + PanelOffset<kKeys>(key, half * (kChunks / 2) + n));
     }
-    ptx::StoreShared32(&shared_.bad_keys[half * kKeys + key], met);
+    ptx::StoreShared32(&work_.slot.bad_keys[half * kKeys + key], met);
     ptx::FenceShared();
     SyncGroup();
     return ptx::VoteAny(BadKeys() != 0);
@@ -274,7 +292,7 @@ class BackwardConsumer {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const int own = own_key() + Accumulator::Row(n & 2, lane_);
-      if (ptx::LoadShared32(&shared_.bad_keys[(n & 1) * kKeys + own]) != 0) {
+      if (ptx::LoadShared32(&work_.slot.bad_keys[(n & 1) * kKeys + own]) != 0) {
         bad |= n & 2 ? 0xffff0000u : 0xffffu;
       }
     }
@@ -285,7 +303,7 @@ class BackwardConsumer {
     uint32_t bad = 0;
 #pragma unroll
     for (int n = 0; n < 2 * kKeys; n += kWarpLanes) {
-      bad |= ptx::LoadShared32(&shared_.bad_keys[n + lane_]);
+      bad |= ptx::LoadShared32(&work_.slot.bad_keys[n + lane_]);
     }
     return ptx::VoteAny(bad != 0);
   }
@@ -331,7 +349,7 @@ class BackwardConsumer {
   ATTN_HD static void Pack(const Scores& rS, Words& words) { PackP(rS, ~0u, words); }
   ATTN_HD void MakeDs(int stage, bool partial, uint32_t visible, uint32_t kept, const Scores& rS,
                       Scores& rD) const {
-    const float gain = PowerOfTwo(work_.exponent - kProbabilityShift);
+    const float gain = PowerOfTwo(work_.exponent() - kProbabilityShift);
     const float multiplier = kDrops ? gain * work_.problem.dropout_scale : gain;
 #pragma unroll
     for (int t = 0; t < kGroups; ++t) {
@@ -437,13 +455,13 @@ class BackwardConsumer {
     }
     return ptx::VoteAny(differing >> 23 != 0);
   }
-  ATTN_HD void SyncGroup() const { ptx::BarrierSync(kOfGroup + group_, kGroupThreads); }
+  ATTN_HD void SyncGroup() const { ptx::BarrierSync(Layout::kOfGroup + group_, kGroupThreads); }
   // The group's columns are those of two runs of warps there, one for each half of the queries.
   ATTN_HD void SendSums(int round, const float* sums, int64_t rest) const {
     const uint2 place = ptx::LoadShared64(&shared_.places[round % Layout::kPlaces]);
     const ProblemDesc& p = work_.problem;
     float* to = p.dq_sums + rest +
-                (int64_t{work_.batch} * p.q_heads + static_cast<int>(place.y)) * p.dq_head +
+                (int64_t{work_.batch()} * p.q_heads + static_cast<int>(place.y)) * p.dq_head +
                 int64_t{ListedVisit{place.x}.First() / kDqBlockRows} * Dq::kBlockFloats;
     constexpr int kRun = Dq::kFloats / 4;
 #pragma unroll
@@ -483,30 +501,40 @@ class BackwardConsumer {
     }
   }
   ATTN_HD typename Layout::Adder AdderOf(int warp) const {
-    return {work_.problem, work_.sequence, work_.batch, warp, lane_};
+    return {work_.problem, work_.sequence, work_.batch(), warp, lane_};
   }
   ATTN_HD void MarkNonFiniteKeys() const {
-    const RoundPlaces places{work_.visits, work_.rounds};
-    AdderOf(group_ * 4 + warp_).MarkNonFiniteKeys(places, work_.kv_head, work_.first_key, kKeys);
+    const QueryVisits visits = work_.Visits();
+    const RoundPlaces places{visits, work_.rounds()};
+    AdderOf(group_ * 4 + warp_)
+        .MarkNonFiniteKeys(places, work_.kv_head(), work_.first_key(), kKeys);
   }
 
-  // ---- dK, dV, through the warp's own rows of V, which nobody else reads.
+  // ---- dK, dV, through room of the group's sums of dQ: a warp's 16 rows.
   ATTN_HD void WriteKeyGradients(const Sums& sums) {
     const ProblemDesc& p = work_.problem;
+    if (thread_ == 0) ptx::WaitForBulkReads<0>();
+    SyncGroup();
     Write(GradientWriter(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift), sums.d_v, p.d_v,
           p.v_chunks);
-    Write(GradientWriter(p, p.scale, p.d_k_exponent - work_.exponent), sums.d_k, p.d_k,
+    Write(GradientWriter(p, p.scale, p.d_k_exponent - work_.exponent()), sums.d_k, p.d_k,
           p.qk_chunks);
   }
+  ATTN_HD char* OwnRoom() const {
+    constexpr int kRun = Dq::kFloats / 4;  // SendSums
+    return reinterpret_cast<char*>(shared_.sums[0] + (2 * (warp_ >> 1) + group_) * kRun +
+                                   (warp_ & 1) * (kRun / 2));
+  }
   ATTN_HD void Write(const GradientWriter& writer, const KeySums& sums, const RowTensor& t,
-                     int live_chunks) {
+                     int live_chunks) const {
+    static_assert(Dq::kFloats / 8 * 4 == 16 * kHeadDim * 2);
     const SequenceDesc& s = work_.sequence;
-    const int row = own_key() + (lane_ & 15);
+    char* const room = OwnRoom();
     ptx::SyncWarp();
 #pragma unroll
     for (int c = 0; c < kChunks; c += 2) {
       ptx::StoreMatrices(
-          shared_.v + PanelOffset<kKeys>(row, c + (lane_ >> 4)),
+          room + PanelOffset<16>(lane_ & 15, c + (lane_ >> 4)),
           make_uint4(writer.Pack(sums[c][0], sums[c][1]), writer.Pack(sums[c][2], sums[c][3]),
                      writer.Pack(sums[c + 1][0], sums[c + 1][1]),
                      writer.Pack(sums[c + 1][2], sums[c + 1][3])));
@@ -515,11 +543,11 @@ class BackwardConsumer {
     constexpr int kRowsAtOnce = kWarpLanes / kChunks;
 #pragma unroll
     for (int n = 0; n < 16 / kRowsAtOnce; ++n) {
-      const int key = own_key() + n * kRowsAtOnce + lane_ / kChunks, chunk = lane_ % kChunks;
-      if (work_.first_key + key >= s.kv_len || chunk >= live_chunks) continue;
-      char* out = RowOf(t, s.batch, work_.kv_head, s.kv_begin + work_.first_key + key);
-      ptx::StoreGlobal128(out + chunk * 16,
-                          ptx::LoadShared128(shared_.v + PanelOffset<kKeys>(key, chunk)));
+      const int row = n * kRowsAtOnce + lane_ / kChunks, chunk = lane_ % kChunks;
+      const int key = work_.first_key() + own_key() + row;
+      if (key >= s.kv_len || chunk >= live_chunks) continue;
+      char* out = RowOf(t, s.batch, work_.kv_head(), s.kv_begin + key);
+      ptx::StoreGlobal128(out + chunk * 16, ptx::LoadShared128(room + PanelOffset<16>(row, chunk)));
     }
   }
 

@@ -137,6 +137,9 @@ struct BackwardLayout {
   static constexpr int kKeys = kTile.kv_rows, kQueries = kTile.q_rows;
   static constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
   static constexpr int kThreads = kGroupThreads * (kConsumers + 1);
+  static constexpr int kPreparers = 2 * kWarpLanes;
+  // Named barriers: the consumer groups', one after the other, and the preparers'.
+  enum BarrierId { kOfGroup = 1, kPreparing = kOfGroup + kConsumers };
   static constexpr int kChunks = kHeadDim / 8;
   // 208 KB of tiles at 128 columns, 192 at 64.
   static constexpr int kStages = kHeadDim > 64 ? 2 : 4;
@@ -144,39 +147,82 @@ struct BackwardLayout {
   static constexpr int kSumStages = kHeadDim > 64 ? 1 : 2;
   static constexpr int kPlaces = 8;  // more than stages and what lags behind them
   static constexpr int kKeepStages = 2;
+  static constexpr int kSlots = 2;  // of tiles of keys
+  // Rounds before a tile's end at which the block asks for its next tile: early enough to prepare
+  // it, late enough that no other block waits for work meanwhile.
+  static constexpr int kLead = 6;
   static_assert(kKeys == kConsumers * kGroupRows && kQueries == kDqBlockRows);
   static_assert(kPlaces >= kStages + 3);
 
+  // What is known of a tile of keys before its rounds.
+  struct Slot {
+    Descriptors descriptors;
+    TileWork tile;
+    int number;                    // of the tile in the launch
+    int first, rounds;             // rounds before it, in the block's life; its own
+    int exponent;                  // of two, by which dS is multiplied
+    uint32_t non_finite;           // whether rows of Q or dO may be
+    uint32_t bad_keys[2 * kKeys];  // whether halves of K's rows hold infinities or NaN
+  };
   struct alignas(1024) Shared {
-    char k[kPanels * PanelBytes(kKeys)], v[kPanels * PanelBytes(kKeys)];  // V's at the end dK, dV
+    char k[kPanels * PanelBytes(kKeys)], v[kPanels * PanelBytes(kKeys)];
     char q[kStages][kPanels * PanelBytes(kQueries)], d_o[kStages][kPanels * PanelBytes(kQueries)];
     char ds[kScoreStages][PanelBytes(kKeys)];     // [key][query]
-    float sums[kSumStages][kQueries * kHeadDim];  // of dQ, on their way out
+    float sums[kSumStages][kQueries * kHeadDim];  // of dQ, on their way out; at the end dV, dK
     float stabilizer[kStages][kQueries], delta[kStages][kQueries];
     float dq_factor[kPlaces][kQueries];  // negative where a row has second integers
     uint4 places[kPlaces];  // of rounds: visit, head, bitmap, whether rows have second integers
     uint32_t kept[DropoutOf::kDrops ? kKeepStages : 1][kConsumerWarps * kWarpLanes];
-    uint32_t bad_keys[2 * kKeys];  // whether halves of K's rows hold infinities or NaN
-    uint64_t full_k, full_v, raw;  // raw: a tile that has to be cleaned
+    Slot slots[kSlots];
+    uint64_t full_work[kSlots], empty_work[kSlots];
+    uint64_t full_k, empty_k, full_v, empty_v;
+    uint64_t raw;       // a tile that has to be cleaned
+    uint64_t near_end;  // of the loader's rounds: kLead
     uint64_t full_q[kStages], empty_q[kStages], full_d_o[kStages], empty_d_o[kStages];
     uint64_t full_ds[kScoreStages], empty_ds[kScoreStages];
     uint64_t full_kept[kKeepStages], empty_kept[kKeepStages];
-    int rounds;
-    Descriptors descriptors;
   };
 
-  // A block's keys.
+  // A tile of keys. What it is asked for comes from shared memory, since registers are few.
   struct Work {
+    Slot& slot;
     const ProblemDesc& problem;
     const SequenceDesc& sequence;
-    QueryVisits visits;
-    int batch, kv_head, first_key, rounds;
-    int exponent;     // of two, by which dS is multiplied
-    bool non_finite;  // whether rows of Q or dO may be
-    ATTN_HD ScoreContext At(int head) const {
-      return {problem, sequence, batch, head, Rule::OptionsOf(problem)};
+    ATTN_HD TileWork tile() const {
+      const uint4 tile = ptx::LoadShared128(&slot.tile);
+      return {static_cast<int>(tile.x), static_cast<int>(tile.y), static_cast<int>(tile.z),
+              static_cast<int>(tile.w)};
     }
+    ATTN_HD int batch() const { return Load(&slot.tile.batch); }
+    ATTN_HD int kv_head() const { return Load(&slot.tile.head); }
+    ATTN_HD int first_key() const { return Load(&slot.tile.tile) * kKeys; }
+    ATTN_HD int first() const { return Load(&slot.first); }
+    ATTN_HD int rounds() const { return Load(&slot.rounds); }
+    ATTN_HD int exponent() const { return Load(&slot.exponent); }
+    ATTN_HD bool non_finite() const { return Load(&slot.non_finite) != 0; }
+    // From the tile's first on.
+    ATTN_HD int LeadRound() const { return MaxInt(0, rounds() - kLead); }
+    ATTN_HD QueryVisits Visits() const {
+      const int key = first_key();
+      return QueryVisits(problem, sequence, tile(), key, MinInt(key + kKeys, sequence.kv_len));
+    }
+    ATTN_HD ScoreContext At(int head) const {
+      return {problem, sequence, batch(), head, Rule::OptionsOf(problem)};
+    }
+
+   private:
+    ATTN_HD static int Load(const void* p) { return static_cast<int>(ptx::LoadShared32(p)); }
   };
+  // The block's n-th tile, once it is known; whether there is one.
+  ATTN_HD static bool WaitForWork(const LaunchParams& params, int n, Shared& shared) {
+    ptx::WaitForPhase(&shared.full_work[n % kSlots], Parity(n, kSlots));
+    return static_cast<int>(ptx::LoadShared32(&shared.slots[n % kSlots].number)) <
+           params.tile_count;
+  }
+  ATTN_HD static Work WorkOf(int n, Shared& shared) {
+    Slot& slot = shared.slots[n % kSlots];
+    return {slot, slot.descriptors.problem, slot.descriptors.sequence};
+  }
 
   // The parity of the phase that a barrier's n-th use ends, of `uses` barriers in turn.
   ATTN_HD static uint32_t Parity(int n, int uses) { return static_cast<uint32_t>(n / uses) & 1; }
