@@ -218,8 +218,8 @@ Tile ForwardTileOfSm90(int head_dim) {
 }
 constexpr int kWidestOfSm90 = 128;
 
-// General scores keep a slope beside each score, which these registers have no room for. What
-// dropout spills is its generator's, which has 24 registers.
+// General scores keep a slope beside each score, which these registers have no room for. What is
+// spilled belongs to the warps that bring, which have 24 registers.
 void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
   for (Scores scores : {kLinear, kListed}) {
     for (bool dropout : {false, true}) {
@@ -234,7 +234,7 @@ void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>
                        .rests_by_row = true,
                        .tile = {64, 128, head_dim, 1},
                        .reason = ScoresReason(scores, dropout),
-                       .spill_bytes = dropout ? 1280 : 320};
+                       .spill_bytes = dropout ? 704 : 256};
       rows.push_back(row);
       if (scores.listed) continue;  // too little to gain
       row.ordered = false;

@@ -42,7 +42,6 @@ class BackwardConsumer {
   static constexpr int kPairs = 2 * kGroups;
   // Cycles that the second group starts later, so that one's arithmetic meets the other's products.
   static constexpr uint32_t kSkew = kHeadDim > 64 ? 1300 : 700;
-  static constexpr int kSkewRounds = kHeadDim > 64 ? 16 : 0;
 
   using Scores = float[kGroups][4];    // of Sᵀ: keys along rows, queries along columns
   using Words = uint32_t[kGroups][2];  // P or dS as an operand
@@ -113,7 +112,7 @@ class BackwardConsumer {
     ptx::CommitProducts();
     ptx::WaitForPhase(&shared_.full_v, parity);
     ptx::WaitForProducts<0>(rS);
-    if (group_ == 1 && last - first >= kSkewRounds) {
+    if (group_ == 1) {
       ptx::Pause(kSkew);
       ptx::Pin(rS);
     }

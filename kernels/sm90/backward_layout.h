@@ -150,7 +150,7 @@ struct BackwardLayout {
   static constexpr int kSlots = 2;  // of tiles of keys
   // Rounds before a tile's end at which the block asks for its next tile: early enough to prepare
   // it, late enough that no other block waits for work meanwhile.
-  static constexpr int kLead = 6;
+  static constexpr int kLead = 8;
   static_assert(kKeys == kConsumers * kGroupRows && kQueries == kDqBlockRows);
   static_assert(kPlaces >= kStages + 3);
 
