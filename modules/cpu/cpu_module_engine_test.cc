@@ -132,26 +132,6 @@ TEST_F(CpuModuleEngineTest, SequencesAloneGiveTheBitsThatTheyHaveInABatch) {
   EXPECT_GT(compared, 30);
 }
 
-// `parts` calls of the fixture's sequences, with the gradients of all.
-Results InParts(EngineUnderTest& engine, const ReferenceFixture& fixture, int64_t parts) {
-  const ModuleInputs& all = fixture.inputs;
-  const int64_t width = fixture.graph().layout().width, length = all.rows.length;
-  const int64_t batch = all.rows.batch / parts;
-  Results joined;
-  for (int64_t first = 0; first < all.rows.batch; first += batch) {
-    ModuleInputs part = all;
-    part.rows.batch = batch;
-    part.rows.first_sequence = first;
-    part.rows.first_row = first * length;
-    part.x = Part(all.x, width, first * length, batch * length);
-    const Results one = engine.Run(part, Part(fixture.dy, width, first * length, batch * length));
-    Append(one.y, joined.y);
-    Append(one.dx, joined.dx);
-    joined.gradients = one.gradients;
-  }
-  return joined;
-}
-
 TEST_F(CpuModuleEngineTest, OneCallGivesTheBitsOfItsMicroBatches) {
   for (ElementType element : kElements) {
     for (const auto& [name, layout] : KnownLayouts(element)) {
@@ -169,10 +149,6 @@ TEST_F(CpuModuleEngineTest, OneCallGivesTheBitsOfItsMicroBatches) {
       EXPECT_FALSE(SameBits(results.gradients, halves.gradients)) << name;
     }
   }
-}
-
-OptimizerSpec AdamW() {
-  return {.kind = OptimizerKind::kAdamW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
 }
 
 TEST_F(CpuModuleEngineTest, StepsGiveTheReferencesBits) {

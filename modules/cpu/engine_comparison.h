@@ -7,6 +7,7 @@
 
 #include "modules/cpu/engine_fixture.h"
 #include "modules/known_layers.h"
+#include "modules/reference/call_parts.h"
 
 namespace attnd {
 
@@ -132,6 +133,32 @@ inline CallRows KnownRows(const ModuleLayout& layout, int64_t batch, int64_t len
   CallRows rows{.batch = batch, .length = length};
   if (layout.memory_width > 0) rows.memory_length = 5;
   return rows;
+}
+
+// `parts` calls of the fixture's sequences, with the gradients of all.
+inline ReferenceFixture::Results InParts(EngineUnderTest& engine, const ReferenceFixture& fixture,
+                                         int64_t parts) {
+  const ModuleInputs& all = fixture.inputs;
+  const int64_t width = fixture.graph().layout().width, length = all.rows.length;
+  const int64_t batch = all.rows.batch / parts;
+  ReferenceFixture::Results joined;
+  for (int64_t first = 0; first < all.rows.batch; first += batch) {
+    ModuleInputs part = all;
+    part.rows.batch = batch;
+    part.rows.first_sequence = first;
+    part.rows.first_row = first * length;
+    part.x = Part(all.x, width, first * length, batch * length);
+    const ReferenceFixture::Results one =
+        engine.Run(part, Part(fixture.dy, width, first * length, batch * length));
+    Append(one.y, joined.y);
+    Append(one.dx, joined.dx);
+    joined.gradients = one.gradients;
+  }
+  return joined;
+}
+
+inline OptimizerSpec AdamW() {
+  return {.kind = OptimizerKind::kAdamW, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
 }
 
 }  // namespace attnd

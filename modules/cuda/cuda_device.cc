@@ -55,7 +55,8 @@ NumbersDesc NumbersOf(NumbersOp op, const ConstTensor& a, const Tensor& out, int
 
 }  // namespace
 
-CudaDevice::CudaDevice(cuda::CudaBackend& engine) : engine_(engine), queue_(engine.device()) {}
+CudaDevice::CudaDevice(cuda::CudaBackend& engine, HoldGpuMemory hold)
+    : engine_(engine), hold_(std::move(hold)), queue_(engine.device()) {}
 
 // ---- Memory.
 
@@ -66,6 +67,9 @@ int64_t CudaDevice::PackedBytes(const WeightMatrix& matrix) const {
 
 absl::StatusOr<std::byte*> CudaDevice::Allocate(int64_t bytes) {
   CHECK(memory_ == nullptr);
+  if (hold_ != nullptr) {
+    ASSIGN_OR_RETURN(held_, hold_(bytes));
+  }
   memory_ = engine_.device().Hold(bytes);
   if (memory_ == nullptr) {
     return absl::ResourceExhaustedError(

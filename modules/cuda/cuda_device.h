@@ -12,6 +12,7 @@
 
 #include "kernels/dense/dense_params.h"
 #include "kernels/engine/cuda_backend.h"
+#include "modules/cuda/cuda_module_engine.h"
 #include "modules/cuda/launch_queue.h"
 #include "modules/executor/module_device.h"
 
@@ -19,8 +20,8 @@ namespace attnd {
 
 class CudaDevice final : public ModuleDevice {
  public:
-  // The engine outlives the device.
-  explicit CudaDevice(cuda::CudaBackend& engine);
+  // The engine outlives the device. `hold` may be null.
+  explicit CudaDevice(cuda::CudaBackend& engine, HoldGpuMemory hold = nullptr);
 
   int64_t OwnBytes() const override { return LaunchQueue::kBytes; }
   int64_t PackedBytes(const WeightMatrix& matrix) const override;
@@ -69,6 +70,8 @@ class CudaDevice final : public ModuleDevice {
   cuda::DevicePart PartAt(const std::byte* begin, int64_t bytes) const;
 
   cuda::CudaBackend& engine_;
+  const HoldGpuMemory hold_;
+  std::shared_ptr<void> held_;  // what hold_ gave, for as long as the memory is there
   std::unique_ptr<cuda::DeviceMemory> memory_;
   LaunchQueue queue_;
 };

@@ -26,7 +26,8 @@ Problem ProblemOfOp(const AttentionOp& op, ElementType element) {
 
 class CudaModuleEngine : public ModuleEngine {
  public:
-  explicit CudaModuleEngine(cuda::CudaBackend& attention) : attention_(attention) {}
+  CudaModuleEngine(cuda::CudaBackend& attention, HoldGpuMemory hold)
+      : attention_(attention), hold_(std::move(hold)) {}
 
   std::string Name() const override { return "cuda"; }
 
@@ -56,17 +57,19 @@ class CudaModuleEngine : public ModuleEngine {
       std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
       const EnginePlan& plan) override {
     return ExecutorInstance::Make(std::move(module), limits, plan,
-                                  std::make_unique<CudaDevice>(attention_));
+                                  std::make_unique<CudaDevice>(attention_, hold_));
   }
 
  private:
   cuda::CudaBackend& attention_;
+  const HoldGpuMemory hold_;
 };
 
 }  // namespace
 
-std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention) {
-  return std::make_unique<CudaModuleEngine>(attention);
+std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
+                                                   HoldGpuMemory hold) {
+  return std::make_unique<CudaModuleEngine>(attention, std::move(hold));
 }
 
 }  // namespace attnd

@@ -7,6 +7,7 @@
 //          architecture.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "kernels/engine/cuda_backend.h"
@@ -14,7 +15,12 @@
 
 namespace attnd {
 
-// The attention engine outlives this one.
-std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention);
+// Asked before an instance takes so many bytes of the GPU, and kept as long as it has them: what
+// else uses the GPU does not count on them. UNAVAILABLE: not now.
+using HoldGpuMemory = std::function<absl::StatusOr<std::shared_ptr<void>>(int64_t bytes)>;
+
+// The attention engine outlives this one. `hold` may be null.
+std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
+                                                   HoldGpuMemory hold = nullptr);
 
 }  // namespace attnd

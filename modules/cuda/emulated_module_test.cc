@@ -16,11 +16,11 @@ std::unique_ptr<cuda::CudaBackend> MakeEmulated() {
 INSTANTIATE_TEST_SUITE_P(
     Emulated, ModuleConformance,
     testing::Values(ConformanceDevice{"sm70_float16", MakeEmulated<Architecture::kSm70>,
-                                      ElementType::kFloat16, 13, 12},
+                                      ElementType::kFloat16, 13, 8},
                     ConformanceDevice{"sm80_bfloat16", MakeEmulated<Architecture::kSm80>,
-                                      ElementType::kBFloat16, 13, 12},
+                                      ElementType::kBFloat16, 13, 8},
                     ConformanceDevice{"sm80_float32", MakeEmulated<Architecture::kSm80>,
-                                      ElementType::kFloat32, 13, 12}),
+                                      ElementType::kFloat32, 13, 8}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
