@@ -219,12 +219,15 @@ absl::StatusOr<MaskKernel> CudaBackend::KernelForMask(const Problem& problem,
   return MaskKernelOf(kernels);
 }
 
-Travel CudaBackend::TravelOf(const Problem& problem) const {
+bool CudaBackend::HasOwnKernels(ElementType element) const {
   const std::vector<KernelRow>& rows = device_->rows();
-  const bool is_native = std::any_of(rows.begin(), rows.end(), [&](const KernelRow& row) {
-    return row.kind == KernelKind::kForward && row.element == problem.element;
+  return std::any_of(rows.begin(), rows.end(), [&](const KernelRow& row) {
+    return row.kind == KernelKind::kForward && row.element == element;
   });
-  return is_native ? Travel::kAsItIs : Travel::kAsHalves;
+}
+
+Travel CudaBackend::TravelOf(const Problem& problem) const {
+  return HasOwnKernels(problem.element) ? Travel::kAsItIs : Travel::kAsHalves;
 }
 
 int64_t CudaBackend::WorkspaceBytes(const Problem& problem, Direction direction) const {
@@ -326,10 +329,11 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunBackward(const BackwardKernels& kern
 }
 
 absl::Status CudaBackend::SupportsInPlace(const Problem& problem, Direction direction) const {
-  if (IsConverted(problem.element, TravelOf(problem))) {
-    return absl::UnimplementedError(
-        "element: before sm_80 modules compute float16, and float32 without attention; got "
-        "bfloat16");
+  if (!HasOwnKernels(problem.element)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "element: before sm_80 attention of modules computes float16 alone (offload with "
+        "precision=\"f16\"), got ",
+        ElementName(problem.element)));
   }
   return Supports(problem, direction);
 }

@@ -60,7 +60,7 @@ class CudaBackend final : public Backend {
   // at least the bytes told here where there is no mask; with one, or without room, a launch takes
   // memory of its own.
   KernelDevice& device() { return *device_; }
-  // As Supports; UNIMPLEMENTED too for bfloat16 that kernels do not read as it is.
+  // As Supports; UNIMPLEMENTED too for elements that kernels do not read as they are.
   absl::Status SupportsInPlace(const Problem& problem, Direction direction) const;
   int64_t ArenaBytesInPlace(const Problem& problem, Direction direction) const;
   absl::Status ForwardInPlace(const ForwardCall& call, const DevicePart& arena);
@@ -88,9 +88,10 @@ class CudaBackend final : public Backend {
   absl::Status LaunchInPlace(LaunchPlan& plan, const Call& call, const TensorAddresses& tensors,
                              const DevicePart& arena, absl::Span<const CallMask> masks,
                              Direction direction);
-  // Of a problem with a mask by description; not yet in the device's memory.
+  bool HasOwnKernels(ElementType element) const;
   // How its tensors reach this device's kernels.
   Travel TravelOf(const Problem& problem) const;
+  // Of a problem with a mask by description; not yet in the device's memory.
   absl::StatusOr<CallMask> MaskOf(const Problem& problem, const MaskTiling& tiling) const;
   // Of all calls, those there are; nothing if there is none.
   template <class Call>

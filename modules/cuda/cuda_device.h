@@ -12,7 +12,7 @@
 
 #include "kernels/dense/dense_params.h"
 #include "kernels/engine/cuda_backend.h"
-#include "modules/cuda/cuda_module_engine.h"
+#include "modules/cuda/hold_gpu_memory.h"
 #include "modules/cuda/launch_queue.h"
 #include "modules/executor/module_device.h"
 

@@ -7,17 +7,13 @@
 //          architecture.
 #pragma once
 
-#include <functional>
 #include <memory>
 
 #include "kernels/engine/cuda_backend.h"
+#include "modules/cuda/hold_gpu_memory.h"
 #include "modules/module_engine.h"
 
 namespace attnd {
-
-// Asked before an instance takes so many bytes of the GPU, and kept as long as it has them: what
-// else uses the GPU does not count on them. UNAVAILABLE: not now.
-using HoldGpuMemory = std::function<absl::StatusOr<std::shared_ptr<void>>(int64_t bytes)>;
 
 // The attention engine outlives this one. `hold` may be null.
 std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,

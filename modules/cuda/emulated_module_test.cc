@@ -20,7 +20,9 @@ INSTANTIATE_TEST_SUITE_P(
                     ConformanceDevice{"sm80_bfloat16", MakeEmulated<Architecture::kSm80>,
                                       ElementType::kBFloat16, 13, 8},
                     ConformanceDevice{"sm80_float32", MakeEmulated<Architecture::kSm80>,
-                                      ElementType::kFloat32, 13, 8}),
+                                      ElementType::kFloat32, 13, 8},
+                    ConformanceDevice{"sm90_float16", MakeEmulated<Architecture::kSm90>,
+                                      ElementType::kFloat16, 13, 4}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace
