@@ -32,6 +32,20 @@ const char* KindName(KernelKind kind) {
       return "capture_scores";
     case KernelKind::kCaptureSums:
       return "capture_sums";
+    case KernelKind::kDenseNumbers:
+      return "dense_numbers";
+    case KernelKind::kDenseNorm:
+      return "dense_norm";
+    case KernelKind::kDenseColumnSums:
+      return "dense_column_sums";
+    case KernelKind::kDenseRotary:
+      return "dense_rotary";
+    case KernelKind::kDenseSquares:
+      return "dense_squares";
+    case KernelKind::kDenseStep:
+      return "dense_step";
+    case KernelKind::kDenseProduct:
+      return "dense_product";
   }
   return "unknown";
 }
@@ -144,6 +158,16 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
                   .reason = "captured attention maps"});
 }
 
+// What modules need beside attention, the same code for every architecture.
+void AddDense(std::vector<KernelRow>& rows) {
+  for (KernelKind kind :
+       {KernelKind::kDenseNumbers, KernelKind::kDenseNorm, KernelKind::kDenseColumnSums,
+        KernelKind::kDenseRotary, KernelKind::kDenseSquares, KernelKind::kDenseStep,
+        KernelKind::kDenseProduct}) {
+    rows.push_back({.kind = kind, .tile = {0, 0, 0, 1}, .reason = "layers of modules"});
+  }
+}
+
 std::vector<KernelRow> Sm70Rows() {
   std::vector<KernelRow> rows;
   for (int head_dim : {32, 64, 96, 128, 256}) AddForward(head_dim, rows);
@@ -152,6 +176,7 @@ std::vector<KernelRow> Sm70Rows() {
   rows.push_back({.kind = KernelKind::kKeepRows,
                   .tile = {64, 0, 0, 1},
                   .reason = "after a forward in bfloat16 whose tensors stay for backward"});
+  AddDense(rows);
   for (KernelRow& row : rows) row.architecture = Architecture::kSm70;
   return rows;
 }
@@ -208,6 +233,7 @@ std::vector<KernelRow> Sm80Rows() {
   // Wider heads' rows of float32 and their sums fit neither registers nor shared memory.
   for (int head_dim : {64, 128}) AddSm80(ElementType::kFloat32, head_dim, rows);
   AddSmall(ElementType::kFloat32, rows);
+  AddDense(rows);
   for (KernelRow& row : rows) row.architecture = Architecture::kSm80;
   return rows;
 }

@@ -42,6 +42,14 @@ enum class KernelKind : unsigned char {
   kKeepRows,       // after a kept bfloat16 forward: V and O in backward's scale
   kCaptureScores,  // after a forward whose map is captured: tiles of the map, summed over heads
   kCaptureSums,    // then their averages, blocks and moments
+  // What modules compute beside attention (kernels/dense): any shape and element.
+  kDenseNumbers,     // copies, functions of single numbers, dropout
+  kDenseNorm,        // normalisation and its gradient
+  kDenseColumnSums,  // gradients of biases and norms
+  kDenseRotary,
+  kDenseSquares,  // of gradients, for their norm
+  kDenseStep,     // of an optimizer
+  kDenseProduct,  // on no tensor core: where those of products cannot
 };
 
 struct KernelRow {

@@ -136,7 +136,7 @@ class Block {
 
   const LaunchOptions options_;
   const Kernel& kernel_;
-  FiberStacks stacks_;
+  const FiberStacks& stacks_;
   SharedMemory shared_;
   Fiber host_;
   std::vector<Lane> lanes_;
@@ -153,12 +153,23 @@ class Block {
 
 namespace {
 constinit thread_local Block* running = nullptr;
+
+// Of this host thread, for one launch after the other: to map and guard stacks takes longer than
+// many a small launch.
+const FiberStacks& StacksOf(const LaunchOptions& options) {
+  thread_local std::unique_ptr<FiberStacks> stacks;
+  const auto bytes = static_cast<size_t>(options.stack_bytes);
+  if (stacks == nullptr || !stacks->Serve(options.threads, bytes)) {
+    stacks = std::make_unique<FiberStacks>(options.threads, bytes);
+  }
+  return *stacks;
+}
 }  // namespace
 
 Block::Block(const LaunchOptions& options, const Kernel& kernel)
     : options_(options),
       kernel_(kernel),
-      stacks_(options.threads, options.stack_bytes),
+      stacks_(StacksOf(options)),
       shared_(options.shared_bytes, options.threads / kWarpSize, options.shared),
       lanes_(options.threads),
       warps_(options.threads / kWarpSize) {}

@@ -60,7 +60,7 @@ thread_local size_t* left_bytes = nullptr;
 
 }  // namespace
 
-FiberStacks::FiberStacks(int count, size_t bytes_each) {
+FiberStacks::FiberStacks(int count, size_t bytes_each) : count_(count) {
   guard_ = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   stride_ = guard_ + RoundUp(bytes_each, guard_);
   total_ = stride_ * count;

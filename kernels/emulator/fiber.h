@@ -23,8 +23,13 @@ class FiberStacks {
 
   std::byte* Bottom(int index) const { return memory_ + index * stride_ + guard_; }
   size_t bytes() const { return stride_ - guard_; }
+  // Whether they serve `count` fibers of such stacks.
+  bool Serve(int count, size_t bytes_each) const {
+    return count <= count_ && bytes_each <= bytes();
+  }
 
  private:
+  const int count_;
   std::byte* memory_ = nullptr;
   size_t guard_ = 0, stride_ = 0, total_ = 0;
 };

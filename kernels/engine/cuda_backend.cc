@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -218,12 +219,15 @@ absl::StatusOr<MaskKernel> CudaBackend::KernelForMask(const Problem& problem,
   return MaskKernelOf(kernels);
 }
 
-Travel CudaBackend::TravelOf(const Problem& problem) const {
+bool CudaBackend::HasOwnKernels(ElementType element) const {
   const std::vector<KernelRow>& rows = device_->rows();
-  const bool is_native = std::any_of(rows.begin(), rows.end(), [&](const KernelRow& row) {
-    return row.kind == KernelKind::kForward && row.element == problem.element;
+  return std::any_of(rows.begin(), rows.end(), [&](const KernelRow& row) {
+    return row.kind == KernelKind::kForward && row.element == element;
   });
-  return is_native ? Travel::kAsItIs : Travel::kAsHalves;
+}
+
+Travel CudaBackend::TravelOf(const Problem& problem) const {
+  return HasOwnKernels(problem.element) ? Travel::kAsItIs : Travel::kAsHalves;
 }
 
 int64_t CudaBackend::WorkspaceBytes(const Problem& problem, Direction direction) const {
@@ -322,6 +326,112 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunBackward(const BackwardKernels& kern
     static_cast<const CudaResidual*>(calls[n]->residual)->SetExponents(plan.PartsOfCall(n));
   }
   return Launch(plan, calls, held, masks, Direction::kBackward);
+}
+
+absl::Status CudaBackend::SupportsInPlace(const Problem& problem, Direction direction) const {
+  if (!HasOwnKernels(problem.element)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "element: before sm_80 attention of modules computes float16 alone (offload with "
+        "precision=\"f16\"), got ",
+        ElementName(problem.element)));
+  }
+  return Supports(problem, direction);
+}
+
+int64_t CudaBackend::ArenaBytesInPlace(const Problem& problem, Direction direction) const {
+  Problem p = problem;
+  p.bool_mask.reset();
+  p.mask = nullptr;
+  if (direction == Direction::kForward) {
+    absl::StatusOr<ForwardKernels> kernels = SelectForward(device_->rows(), p);
+    return kernels.ok() ? ForwardBytesElsewhere(p, *kernels) : 0;
+  }
+  absl::StatusOr<BackwardKernels> kernels = SelectBackward(device_->rows(), p);
+  return kernels.ok() ? BackwardBytesElsewhere(p, *kernels) : 0;
+}
+
+namespace {
+
+uint64_t AddressOf(const void* tensor) { return reinterpret_cast<uint64_t>(tensor); }
+
+// Keys beyond a key length are visited by no kernel: their gradients are zero.
+absl::Status SetKeyGradientsZero(DeviceLaunch& launch, const BackwardCall& call) {
+  const Problem& p = *call.problem;
+  if (p.kv_lengths.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(launch.SetZero(AddressOf(call.d_k), KeyRows(p).padded_bytes()));
+  return launch.SetZero(AddressOf(call.d_v), ValueRows(p).padded_bytes());
+}
+
+}  // namespace
+
+template <class Call>
+absl::Status CudaBackend::LaunchInPlace(LaunchPlan& plan, const Call& call,
+                                        const TensorAddresses& tensors, const DevicePart& arena,
+                                        absl::Span<const CallMask> masks, Direction direction) {
+  const Problem& p = *call.problem;
+  const bool fits = plan.arena.bytes() <= arena.bytes;
+  ASSIGN_OR_RETURN(std::unique_ptr<DeviceLaunch> launch,
+                   fits ? device_->BeginIn(arena, plan.arena.regions())
+                        : device_->Begin(plan.arena.bytes(), plan.arena.regions()));
+  if (!fits) {
+    const Region all = {"memory", 0, arena.memory->bytes(), RegionUse::kZeroed};
+    launch->Use(*arena.memory, {&all, 1});
+  }
+  CallLayout& at = plan.layouts[0];
+  PlaceTensors(at, tensors, launch->arena());
+  if (p.bool_mask) {
+    RETURN_IF_ERROR(launch->UploadCopy(launch->arena() + static_cast<uint64_t>(at.mask),
+                                       call.mask_bits, p.bool_mask->bytes()));
+  }
+  if (at.d_lse >= 0) {
+    RETURN_IF_ERROR(
+        launch->SetZero(launch->arena() + static_cast<uint64_t>(at.d_lse), p.LseElements() * 4));
+  }
+  if constexpr (std::is_same_v<Call, BackwardCall>) {
+    RETURN_IF_ERROR(SetKeyGradientsZero(*launch, call));
+  }
+  RETURN_IF_ERROR(Prepare(masks, *device_, *launch, plan));
+  const Call* const calls[] = {&call};
+  ASSIGN_OR_RETURN(const bool ran, RunSlices(*launch, plan, absl::MakeConstSpan(calls),
+                                             SlicesOf(plan.flops, direction)));
+  ASSIGN_OR_RETURN(const DeviceTimes times, launch->Finish());
+  if (!ran) return absl::CancelledError("stopped");
+  Learn(plan, direction, times.kernel);
+  return absl::OkStatus();
+}
+
+absl::Status CudaBackend::ForwardInPlace(const ForwardCall& call, const DevicePart& arena) {
+  ASSIGN_OR_RETURN(const ForwardKernels kernels, SelectForward(device_->rows(), *call.problem));
+  const ForwardCall* const calls[] = {&call};
+  ASSIGN_OR_RETURN(const std::vector<CallMask> masks,
+                   MasksOf(absl::MakeConstSpan(calls), TilingOf(kernels)));
+  LaunchPlan plan = PlanForwardElsewhere(*call.problem, kernels, masks);
+  return LaunchInPlace(plan, call,
+                       {.q = AddressOf(call.q),
+                        .k = AddressOf(call.k),
+                        .v = AddressOf(call.v),
+                        .o = AddressOf(call.o),
+                        .lse = AddressOf(call.lse)},
+                       arena, masks, Direction::kForward);
+}
+
+absl::Status CudaBackend::BackwardInPlace(const BackwardCall& call, const DevicePart& arena) {
+  ASSIGN_OR_RETURN(const BackwardKernels kernels, SelectBackward(device_->rows(), *call.problem));
+  const BackwardCall* const calls[] = {&call};
+  ASSIGN_OR_RETURN(const std::vector<CallMask> masks,
+                   MasksOf(absl::MakeConstSpan(calls), TilingOf(kernels)));
+  LaunchPlan plan = PlanBackwardElsewhere(*call.problem, kernels, masks);
+  return LaunchInPlace(plan, call,
+                       {.q = AddressOf(call.q),
+                        .k = AddressOf(call.k),
+                        .v = AddressOf(call.v),
+                        .o = AddressOf(call.o),
+                        .lse = AddressOf(call.lse),
+                        .d_o = AddressOf(call.d_o),
+                        .d_q = AddressOf(call.d_q),
+                        .d_k = AddressOf(call.d_k),
+                        .d_v = AddressOf(call.d_v)},
+                       arena, masks, Direction::kBackward);
 }
 
 absl::Status CudaBackend::SupportsCapture() const {

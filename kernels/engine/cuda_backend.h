@@ -55,6 +55,17 @@ class CudaBackend final : public Backend {
   DeviceUse Use() const override { return device_->use(); }
   absl::StatusOr<LaunchReport> Forward(absl::Span<const ForwardCall> calls) override;
   absl::StatusOr<LaunchReport> Backward(absl::Span<const BackwardCall> calls) override;
+  // ---- Calls whose tensors lie in memory of this device, rows as the kernels read them: whole 16
+  // bytes, padding zero, no bias. Masks' bits are the host's. `arena`: a place in that memory, of
+  // at least the bytes told here where there is no mask; with one, or without room, a launch takes
+  // memory of its own.
+  KernelDevice& device() { return *device_; }
+  // As Supports; UNIMPLEMENTED too for elements that kernels do not read as they are.
+  absl::Status SupportsInPlace(const Problem& problem, Direction direction) const;
+  int64_t ArenaBytesInPlace(const Problem& problem, Direction direction) const;
+  absl::Status ForwardInPlace(const ForwardCall& call, const DevicePart& arena);
+  absl::Status BackwardInPlace(const BackwardCall& call, const DevicePart& arena);
+
   absl::Status SupportsCapture() const override;
   int64_t CaptureBytes(const Problem& problem, const CaptureRequest& request) const override;
   absl::StatusOr<CapturedMap> Capture(const ForwardCall& call,
@@ -73,9 +84,14 @@ class CudaBackend final : public Backend {
   absl::StatusOr<DeviceTimes> Launch(LaunchPlan& plan, absl::Span<const Call* const> calls,
                                      const Held& held, absl::Span<const CallMask> masks,
                                      Direction direction);
-  // Of a problem with a mask by description; not yet in the device's memory.
+  template <class Call>
+  absl::Status LaunchInPlace(LaunchPlan& plan, const Call& call, const TensorAddresses& tensors,
+                             const DevicePart& arena, absl::Span<const CallMask> masks,
+                             Direction direction);
+  bool HasOwnKernels(ElementType element) const;
   // How its tensors reach this device's kernels.
   Travel TravelOf(const Problem& problem) const;
+  // Of a problem with a mask by description; not yet in the device's memory.
   absl::StatusOr<CallMask> MaskOf(const Problem& problem, const MaskTiling& tiling) const;
   // Of all calls, those there are; nothing if there is none.
   template <class Call>

@@ -126,16 +126,17 @@ MaskTiling TilingOf(const BackwardKernels& kernels) {
   return {kDqBlockRows, row.tile.kv_rows, /*by_keys=*/true, InfoOf(row.architecture).lanes};
 }
 
-LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
-                       const std::vector<bool>& held, absl::Span<const CallMask> masks) {
+namespace {
+
+// `lay_out(problem, its number, plan)` gives the layout of a call's tensors.
+template <class LayOut>
+LaunchPlan PlanForwardWith(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
+                           absl::Span<const CallMask> masks, const LayOut& lay_out) {
   LaunchPlan plan;
-  const Travel travel = TravelOf(kernels.forward);
-  plan.AddParts(problems, travel);
+  plan.AddParts(problems, TravelOf(kernels.forward));
   for (size_t n = 0; n < problems.size(); ++n) {
-    const Problem& p = *problems[n];
-    ArenaLayout& own = plan.held.emplace_back();
-    plan.layouts.push_back(held[n] ? LayOutKeptTensors(p, own, plan.arena, travel)
-                                   : LayOutTensors(p, RegionUse::kOutput, plan.arena, travel));
+    plan.held.emplace_back();
+    plan.layouts.push_back(lay_out(*problems[n], n, plan));
     LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
     if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kForward);
   }
@@ -154,15 +155,15 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
   return plan;
 }
 
-LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
-                        const std::vector<bool>& held, absl::Span<const CallMask> masks) {
+template <class LayOut>
+LaunchPlan PlanBackwardWith(absl::Span<const Problem* const> problems,
+                            const BackwardKernels& kernels, absl::Span<const CallMask> masks,
+                            const LayOut& lay_out) {
   LaunchPlan plan;
-  const Travel travel = TravelOf(kernels.backward);
-  plan.AddParts(problems, travel);
+  plan.AddParts(problems, TravelOf(kernels.backward));
   for (size_t n = 0; n < problems.size(); ++n) {
-    ArenaLayout& own = plan.held.emplace_back();
-    plan.layouts.push_back(
-        LayOutTensors(*problems[n], RegionUse::kInput, held[n] ? own : plan.arena, travel));
+    plan.held.emplace_back();
+    plan.layouts.push_back(lay_out(*problems[n], n, plan));
     LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
     LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim, RestsOf(*problems[n], kernels),
                     plan.arena);
@@ -188,6 +189,42 @@ LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const Backwar
   }
   plan.AddConstants();
   return plan;
+}
+
+}  // namespace
+
+LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
+                       const std::vector<bool>& held, absl::Span<const CallMask> masks) {
+  const Travel travel = TravelOf(kernels.forward);
+  return PlanForwardWith(problems, kernels, masks, [&](const Problem& p, size_t n, LaunchPlan& to) {
+    return held[n] ? LayOutKeptTensors(p, to.held[n], to.arena, travel)
+                   : LayOutTensors(p, RegionUse::kOutput, to.arena, travel);
+  });
+}
+
+LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
+                        const std::vector<bool>& held, absl::Span<const CallMask> masks) {
+  const Travel travel = TravelOf(kernels.backward);
+  return PlanBackwardWith(
+      problems, kernels, masks, [&](const Problem& p, size_t n, LaunchPlan& to) {
+        return LayOutTensors(p, RegionUse::kInput, held[n] ? to.held[n] : to.arena, travel);
+      });
+}
+
+LaunchPlan PlanForwardElsewhere(const Problem& problem, const ForwardKernels& kernels,
+                                absl::Span<const CallMask> masks) {
+  const Problem* const problems[] = {&problem};
+  return PlanForwardWith(problems, kernels, masks, [&](const Problem& p, size_t, LaunchPlan& to) {
+    return LayOutElsewhere(p, to.arena, TravelOf(kernels.forward));
+  });
+}
+
+LaunchPlan PlanBackwardElsewhere(const Problem& problem, const BackwardKernels& kernels,
+                                 absl::Span<const CallMask> masks) {
+  const Problem* const problems[] = {&problem};
+  return PlanBackwardWith(problems, kernels, masks, [&](const Problem& p, size_t, LaunchPlan& to) {
+    return LayOutElsewhere(p, to.arena, TravelOf(kernels.backward));
+  });
 }
 
 absl::StatusOr<std::vector<std::byte>> LaunchPlan::Constants(uint64_t arena_address,
@@ -262,10 +299,13 @@ int64_t ResidualTensorBytes(const Problem& p) {
   return arena.bytes();
 }
 
-int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels, const CallMask* mask) {
+namespace {
+
+// `layout`: of the tensors, in `arena`.
+int64_t ForwardBytes(CallLayout layout, ArenaLayout arena, const ForwardKernels& kernels,
+                     const CallMask* mask) {
+  const Problem& p = *layout.problem;
   const Travel travel = TravelOf(kernels.forward);
-  ArenaLayout arena;
-  CallLayout layout = LayOutTensors(p, RegionUse::kOutput, arena, travel);
   LayOutTileLists(layout, TilingOf(kernels), mask, arena);
   LayOutConstants(layout, arena);
   const int64_t tiles =
@@ -274,19 +314,10 @@ int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels, const
   return arena.bytes() + ConstantBytes(p, travel, tiles, 3) + maps;
 }
 
-int64_t KeptForwardBytes(const Problem& p, Travel travel) {
-  ArenaLayout arena;
-  if (!LayOutKeptTensors(p, arena, arena, travel).keeps_rows) return 0;
-  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
-                        p.kv_heads * TilesOfHead(p, p.kv_len, kDqBlockRows);
-  return arena.bytes() - ResidualTensorBytes(p) +
-         RoundUp(tiles * static_cast<int64_t>(sizeof(TileWork)), kRegionAlignment);
-}
-
-int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels, const CallMask* mask) {
+int64_t BackwardBytes(CallLayout layout, ArenaLayout arena, const BackwardKernels& kernels,
+                      const CallMask* mask) {
+  const Problem& p = *layout.problem;
   const Travel travel = TravelOf(kernels.backward);
-  ArenaLayout arena;
-  CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena, travel);
   LayOutTileLists(layout, TilingOf(kernels), mask, arena);
   LayOutGradients(layout, kernels.backward.tile.head_dim, RestsOf(p, kernels), arena);
   LayOutConstants(layout, arena);
@@ -301,6 +332,41 @@ int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels, con
   const int64_t maps =
       kernels.backward.maps > 0 ? MapBytes(kernels.backward, 1) + kRegionAlignment : 0;
   return arena.bytes() + ConstantBytes(p, travel, tiles, 5) + maps;
+}
+
+}  // namespace
+
+int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels, const CallMask* mask) {
+  ArenaLayout arena;
+  const CallLayout layout = LayOutTensors(p, RegionUse::kOutput, arena, TravelOf(kernels.forward));
+  return ForwardBytes(layout, std::move(arena), kernels, mask);
+}
+
+int64_t ForwardBytesElsewhere(const Problem& p, const ForwardKernels& kernels) {
+  ArenaLayout arena;
+  const CallLayout layout = LayOutElsewhere(p, arena, TravelOf(kernels.forward));
+  return ForwardBytes(layout, std::move(arena), kernels, nullptr);
+}
+
+int64_t KeptForwardBytes(const Problem& p, Travel travel) {
+  ArenaLayout arena;
+  if (!LayOutKeptTensors(p, arena, arena, travel).keeps_rows) return 0;
+  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
+                        p.kv_heads * TilesOfHead(p, p.kv_len, kDqBlockRows);
+  return arena.bytes() - ResidualTensorBytes(p) +
+         RoundUp(tiles * static_cast<int64_t>(sizeof(TileWork)), kRegionAlignment);
+}
+
+int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels, const CallMask* mask) {
+  ArenaLayout arena;
+  const CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena, TravelOf(kernels.backward));
+  return BackwardBytes(layout, std::move(arena), kernels, mask);
+}
+
+int64_t BackwardBytesElsewhere(const Problem& p, const BackwardKernels& kernels) {
+  ArenaLayout arena;
+  const CallLayout layout = LayOutElsewhere(p, arena, TravelOf(kernels.backward));
+  return BackwardBytes(layout, std::move(arena), kernels, nullptr);
 }
 
 }  // namespace attnd::cuda

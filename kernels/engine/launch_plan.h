@@ -75,6 +75,11 @@ LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardK
                        const std::vector<bool>& held, absl::Span<const CallMask> masks = {});
 LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
                         const std::vector<bool>& held, absl::Span<const CallMask> masks = {});
+// Of one call whose tensors are LayOutElsewhere's.
+LaunchPlan PlanForwardElsewhere(const Problem& problem, const ForwardKernels& kernels,
+                                absl::Span<const CallMask> masks);
+LaunchPlan PlanBackwardElsewhere(const Problem& problem, const BackwardKernels& kernels,
+                                 absl::Span<const CallMask> masks);
 
 // Of the tensors that forward leaves for backward.
 int64_t ResidualTensorBytes(const Problem& problem);
@@ -89,6 +94,9 @@ int64_t ForwardArenaBytes(const Problem& problem, const ForwardKernels& kernels,
                           const CallMask* mask = nullptr);
 int64_t BackwardArenaBytes(const Problem& problem, const BackwardKernels& kernels,
                            const CallMask* mask = nullptr);
+// The same where tensors are LayOutElsewhere's.
+int64_t ForwardBytesElsewhere(const Problem& problem, const ForwardKernels& kernels);
+int64_t BackwardBytesElsewhere(const Problem& problem, const BackwardKernels& kernels);
 // What a forward takes beside that when its tensors stay: of bfloat16 as halves V and O once more.
 int64_t KeptForwardBytes(const Problem& problem, Travel travel);
 

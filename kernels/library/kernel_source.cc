@@ -104,6 +104,20 @@ std::string KernelExpression(const KernelRow& row) {
       return "attnd::SinkGradientKernel";
     case KernelKind::kCaptureSums:
       return "attnd::CaptureSumsKernel";
+    case KernelKind::kDenseNumbers:
+      return "attnd::NumbersKernel";
+    case KernelKind::kDenseNorm:
+      return "attnd::NormKernel";
+    case KernelKind::kDenseColumnSums:
+      return "attnd::ColumnSumsKernel";
+    case KernelKind::kDenseRotary:
+      return "attnd::RotaryKernel";
+    case KernelKind::kDenseSquares:
+      return "attnd::SquaresKernel";
+    case KernelKind::kDenseStep:
+      return "attnd::StepKernel";
+    case KernelKind::kDenseProduct:
+      return "attnd::PlainProductKernel";
     case KernelKind::kBiasGradient:
       return absl::StrCat("attnd::BiasGradientKernel<", ElementOf(row), ">");
     default:

@@ -28,6 +28,15 @@ int64_t CpuDevice::PackedBytes(const WeightMatrix& matrix) const {
   return PackedElements(matrix.rows, matrix.columns) * ElementBytes(matrix.operand);
 }
 
+// Linear in rows and sequences: the one sequence, and as many as there may be.
+int64_t CpuDevice::AttentionBytes(const Problem& one_sequence, Direction direction) const {
+  Problem many = one_sequence;
+  many.batch = one_sequence.q_len;
+  many.q_len = many.kv_len = 1;
+  return attention_.WorkspaceBytes(one_sequence, direction) +
+         attention_.WorkspaceBytes(many, direction);
+}
+
 absl::StatusOr<std::byte*> CpuDevice::Allocate(int64_t bytes) {
   CHECK(memory_ == nullptr);
   memory_.reset(static_cast<std::byte*>(

@@ -15,10 +15,9 @@ class CpuDevice final : public ModuleDevice {
   // Both outlive the device.
   CpuDevice(Workers& workers, Backend& attention) : workers_(workers), attention_(attention) {}
 
+  int64_t OwnBytes() const override { return 0; }
   int64_t PackedBytes(const WeightMatrix& matrix) const override;
-  int64_t AttentionBytes(const Problem& problem, Direction direction) const override {
-    return attention_.WorkspaceBytes(problem, direction);
-  }
+  int64_t AttentionBytes(const Problem& one_sequence, Direction direction) const override;
 
   absl::StatusOr<std::byte*> Allocate(int64_t bytes) override;
   absl::Status Put(ElementType from, const void* host, Tensor to, int64_t count) override;

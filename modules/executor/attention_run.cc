@@ -137,7 +137,8 @@ absl::Status AttentionRun::Forward(const TurnedBuffers& turned) const {
   ASSIGN_OR_RETURN(const Problem problem, MakeProblem());
   ModuleDevice& device = module_.device();
   RETURN_IF_ERROR(device.Supports(problem, Direction::kForward));
-  CHECK(device.AttentionBytes(problem, Direction::kForward) <= module_.attention().workspace);
+  CHECK(device.AttentionBytes(OneSequence(problem), Direction::kForward) <=
+        module_.attention().workspace);
   const Tensor& out = values_.values[number_ + kFirstOpValue];
   const bool is_in_place = out.element == module_.element();
   float* lse = values_.lse[number_];
@@ -163,7 +164,8 @@ absl::Status AttentionRun::Backward(const TurnedBuffers& turned, ConstTensor d_o
   ASSIGN_OR_RETURN(const Problem problem, MakeProblem());
   ModuleDevice& device = module_.device();
   RETURN_IF_ERROR(device.Supports(problem, Direction::kBackward));
-  CHECK(device.AttentionBytes(problem, Direction::kBackward) <= module_.attention().workspace);
+  CHECK(device.AttentionBytes(OneSequence(problem), Direction::kBackward) <=
+        module_.attention().workspace);
   const Side q = QuerySide(turned.q), k = KeySide(turned.k);
   const int64_t rows = call_.rows.rows(), columns = op_.q.heads * op_.v.dim;
   const BackwardCall call{

@@ -62,7 +62,6 @@ class AttentionSizes {
     TakeLargest(most.workspace, WorkspaceBytes(layer, op));
   }
 
-  // Linear in rows and sequences: as many sequences as there may be, and the longest one.
   int64_t WorkspaceBytes(int64_t layer, const AttentionOp& op) const {
     const bool is_cross = graph_.ShapesOf(layer).values[op.k.value].rows == RowKind::kMemory;
     Problem p = op.options;
@@ -72,15 +71,11 @@ class AttentionSizes {
     p.v_head_dim = op.v.dim;
     p.element = graph_.layout().element;
     p.layout = Layout::kBlhd;
-    int64_t bytes = 0;
-    for (bool is_one : {true, false}) {
-      p.batch = is_one ? 1 : rows_.input;
-      p.q_len = is_one ? rows_.input : 1;
-      p.kv_len = !is_one ? 1 : is_cross ? rows_.memory : rows_.input;
-      bytes += device_.AttentionBytes(p, Direction::kForward);
-      if (trains_) bytes += device_.AttentionBytes(p, Direction::kBackward);
-    }
-    return bytes;
+    p.batch = 1;
+    p.q_len = rows_.input;
+    p.kv_len = is_cross ? rows_.memory : rows_.input;
+    const int64_t bytes = device_.AttentionBytes(p, Direction::kForward);
+    return trains_ ? bytes + device_.AttentionBytes(p, Direction::kBackward) : bytes;
   }
 
   const ModuleGraph& graph_;
@@ -183,6 +178,7 @@ InstanceLayout::InstanceLayout(const ModuleDescription& module, const ModuleLimi
   attention = AttentionSizes(module, limits, device).Most();
   const AttentionScratch& a = attention;
   attention_at = take(a.q + a.k + a.v + a.o + a.d_o + a.lse + a.workspace);
+  bytes += RoundUp(device.OwnBytes(), kArenaAlignment);
 }
 
 BufferPlaces::BufferPlaces(std::vector<ArenaBuffer> buffers) : bytes_(PlaceBuffers(buffers)) {

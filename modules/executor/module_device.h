@@ -70,14 +70,31 @@ struct RotaryHeads {
   const std::vector<uint32_t>* positions = nullptr;
 };
 
+// A problem with all rows and keys of this one in one sequence: what AttentionBytes is asked of.
+inline Problem OneSequence(const Problem& problem) {
+  Problem one = problem;
+  const bool is_packed = IsPacked(problem.layout);
+  one.q_len = is_packed ? problem.q_len : problem.batch * problem.q_len;
+  one.kv_len = is_packed ? problem.kv_len : problem.batch * problem.kv_len;
+  one.batch = 1;
+  one.layout = Layout::kBlhd;
+  one.kv_lengths.clear();
+  one.cu_seqlens_q.clear();
+  one.cu_seqlens_k.clear();
+  return one;
+}
+
 class ModuleDevice {
  public:
   virtual ~ModuleDevice() = default;
 
   // ---- Sizes, before there is memory.
+  // What the device keeps for itself at the end of what Allocate takes.
+  virtual int64_t OwnBytes() const = 0;
   virtual int64_t PackedBytes(const WeightMatrix& matrix) const = 0;
-  // Memory of this device beside tensors.
-  virtual int64_t AttentionBytes(const Problem& problem, Direction direction) const = 0;
+  // Memory of this device beside tensors, of problems with at most the rows and keys of this one
+  // sequence, however many sequences they cut them into.
+  virtual int64_t AttentionBytes(const Problem& one_sequence, Direction direction) const = 0;
 
   // ---- Memory.
   // Once: zeroed, aligned to kArenaAlignment, until the device goes. RESOURCE_EXHAUSTED.
@@ -116,7 +133,7 @@ class ModuleDevice {
   virtual void CopyColumns(ConstTensor in, const ColumnRange& from, Tensor out,
                            const ColumnRange& to, bool add, int64_t rows, int64_t count) = 0;
 
-  // ---- Attention. mask_bits are the host's; the workspace has AttentionBytes of the problem.
+  // ---- Attention. mask_bits are the host's; the workspace has AttentionBytes of OneSequence.
   virtual absl::Status Supports(const Problem& problem, Direction direction) const = 0;
   virtual absl::Status Attend(const ForwardCall& call) = 0;
   virtual absl::Status AttendBackward(const BackwardCall& call) = 0;

@@ -164,16 +164,30 @@ int64_t Admission::AddUpMemory(AdmittedCall& admitted, const Backend& backend) {
 
 // Evicts leases for what is missing. Other calls may take the freed memory, so it tries again, a
 // few times.
-absl::Status Admission::Take(const Wanted& wanted, uint64_t& number) {
+absl::Status Admission::TakeEvicting(const std::function<absl::Status(LeasesInTheWay*)>& take) {
   constexpr int kTries = 4;
   absl::Status status;
   for (int n = 0; n < kTries; ++n) {
     LeasesInTheWay leases;
-    status = ledger_->Take(limits_, wanted, number, &leases);
+    status = take(&leases);
     const bool none = leases.bytes == 0 || reclaimer_ == nullptr;
     if (none || reclaimer_->Reclaim(leases.place, leases.bytes) == 0) return status;
   }
   return status;
+}
+
+absl::Status Admission::Take(const Wanted& wanted, uint64_t& number) {
+  return TakeEvicting(
+      [&](LeasesInTheWay* leases) { return ledger_->Take(limits_, wanted, number, leases); });
+}
+
+absl::StatusOr<std::shared_ptr<void>> Admission::HoldDeviceMemory(int device, int64_t bytes) {
+  const int64_t limit = devices_[device].backend->info().memory_bytes;
+  RETURN_IF_ERROR(TakeEvicting([&](LeasesInTheWay* leases) {
+    return ledger_->HoldDeviceMemory(device, bytes, limit, leases);
+  }));
+  return std::shared_ptr<void>(
+      nullptr, [ledger = ledger_, device, bytes](void*) { ledger->GiveBackHeld(device, bytes); });
 }
 
 // A capture computes all scores once more.
@@ -216,8 +230,9 @@ absl::StatusOr<Admission::Choice> Admission::Choose(const AdmittedCall& call) co
     }
     const Choice choice = ChoiceOf(call, n);
     const AdmissionDeviceUse use = ledger_->device_use(n);
-    const bool fits = use.memory_bytes + choice.device_bytes <= backend.info().memory_bytes ||
-                      choice.device_bytes == 0;
+    const bool fits =
+        use.memory_bytes + use.held_bytes + choice.device_bytes <= backend.info().memory_bytes ||
+        choice.device_bytes == 0;
     const double end = devices_[n].cost->pace() * (use.seconds + choice.seconds);
     if (!found || (fits && !best_fits) || (fits == best_fits && end < best_end)) {
       best = choice;

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -55,6 +56,7 @@ class MemoryReclaimer {
 };
 
 class AdmissionLedger;
+struct LeasesInTheWay;
 struct Wanted;
 
 // Ticket: bytes of staging memory, and bytes and seconds of one device, reserved for one call.
@@ -172,6 +174,10 @@ class Admission {
   absl::StatusOr<AdmittedCall> Admit(AttentionCall call, CallContext context,
                                      CallMemory memory = {});
 
+  // Memory of a device that calls do not get until the last copy of what is returned has gone.
+  // UNAVAILABLE HBM_PRESSURE where calls, and leases too young to evict, leave no room. Any thread.
+  absl::StatusOr<std::shared_ptr<void>> HoldDeviceMemory(int device, int64_t bytes);
+
   // From now on every call is refused with DRAINING.
   void StartDraining();
   // From now on the device gets no call. Without a device every call is refused with DEVICE_LOST.
@@ -194,6 +200,8 @@ class Admission {
   absl::StatusOr<Choice> Choose(const AdmittedCall& call) const;
   Choice ChoiceOf(const AdmittedCall& call, int device) const;
   absl::Status Take(const Wanted& wanted, uint64_t& number);
+  // `take(in_the_way)`, again after leases in its way are evicted.
+  absl::Status TakeEvicting(const std::function<absl::Status(LeasesInTheWay*)>& take);
   // Sets the sizes of the call's staging memory; returns their sum.
   static int64_t AddUpMemory(AdmittedCall& admitted, const Backend& backend);
   absl::Status RefuseWhileDraining() const;

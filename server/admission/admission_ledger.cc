@@ -30,6 +30,10 @@ absl::Status OverQuota(absl::string_view caller, absl::string_view what, int64_t
   return WithRetryAfter(std::move(status), absl::Milliseconds(100));
 }
 
+int64_t TakenOf(const AdmissionDeviceUse& use) {
+  return use.memory_bytes + use.lease_bytes + use.held_bytes;
+}
+
 }  // namespace
 
 absl::Duration RetryDelay(double seconds_ahead) {
@@ -51,7 +55,7 @@ absl::Status AdmissionLedger::Take(const AdmissionLimits& limits, const Wanted& 
                 static_cast<int64_t>(limits.max_queue_seconds * 1e3),
                 static_cast<int64_t>(ahead * 1e3), ahead);
   }
-  const int64_t on_device = queue.memory_bytes + queue.lease_bytes + part.memory_bytes;
+  const int64_t on_device = TakenOf(queue) + part.memory_bytes;
   if (part.memory_bytes > 0 && on_device > call.device_limit) {
     *in_the_way = {call.device, std::min(on_device - call.device_limit, queue.lease_bytes)};
     return Full(reason::kHbmPressure, "bytes of device memory", call.device_limit, on_device,
@@ -133,6 +137,24 @@ void AdmissionLedger::LeaseDeviceMemory(int device, int64_t taken, int64_t bytes
   AddToDevice(device, {.memory_bytes = -taken, .lease_bytes = bytes});
 }
 
+absl::Status AdmissionLedger::HoldDeviceMemory(int device, int64_t bytes, int64_t limit,
+                                               LeasesInTheWay* in_the_way) {
+  absl::MutexLock lock(&mutex_);
+  const AdmissionDeviceUse& use = devices_[device].use;
+  const int64_t on_device = TakenOf(use) + bytes;
+  if (on_device > limit) {
+    *in_the_way = {device, std::min(on_device - limit, use.lease_bytes)};
+    return Full(reason::kHbmPressure, "bytes of device memory", limit, on_device, use.seconds);
+  }
+  AddToDevice(device, {.held_bytes = bytes});
+  return absl::OkStatus();
+}
+
+void AdmissionLedger::GiveBackHeld(int device, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  AddToDevice(device, {.held_bytes = -bytes});
+}
+
 void AdmissionLedger::BecomeLease(const std::string& caller, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
   Add(caller, {.bytes = -bytes, .lease_bytes = bytes});
@@ -175,6 +197,7 @@ void AdmissionLedger::AddToDevice(int device, const AdmissionDeviceUse& part) {
   use.calls += part.calls;
   use.memory_bytes += part.memory_bytes;
   use.lease_bytes += part.lease_bytes;
+  use.held_bytes += part.held_bytes;
   use.seconds = use.calls == 0 ? 0 : use.seconds + part.seconds;
 }
 

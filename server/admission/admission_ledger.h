@@ -58,6 +58,10 @@ class AdmissionLedger {
   void GiveBack(const std::string& caller, const AdmissionUse& part);
   // `taken` of the device's memory become a lease of `bytes`, which ends with taken 0 and −bytes.
   void LeaseDeviceMemory(int device, int64_t taken, int64_t bytes);
+  // For others than calls, until GiveBackHeld. Errors and `in_the_way` as Take's.
+  absl::Status HoldDeviceMemory(int device, int64_t bytes, int64_t limit,
+                                LeasesInTheWay* in_the_way);
+  void GiveBackHeld(int device, int64_t bytes);
   // From the caller's account to the leases'.
   void BecomeLease(const std::string& caller, int64_t bytes);
 

@@ -25,6 +25,7 @@ struct AdmissionDeviceUse {
   int64_t calls = 0;
   int64_t memory_bytes = 0;  // of BackendInfo::memory_bytes
   int64_t lease_bytes = 0;   // of what calls left behind there; of that memory too
+  int64_t held_bytes = 0;    // of HoldDeviceMemory; likewise
   double seconds = 0;
 };
 

@@ -351,6 +351,23 @@ TEST_F(AdmissionDevicesTest, LeasesADevicesMemoryUntilItsTicketIsGone) {
   EXPECT_EQ(admission_.DeviceUse(0).lease_bytes, 0);
 }
 
+TEST_F(AdmissionDevicesTest, HoldsADevicesMemoryThatNoCallGets) {
+  fast_.SetDeviceBytes(1000, 1500);
+  slow_.SetDeviceBytes(1000, 1000);
+  auto held = admission_.HoldDeviceMemory(0, 500);
+  ASSERT_TRUE(held.ok()) << held.status();
+  auto call = Admit();
+  EXPECT_EQ(call->device(), 0);  // exactly fits
+  EXPECT_EQ(ReasonOf(admission_.HoldDeviceMemory(0, 1).status()), reason::kHbmPressure);
+  call->ticket().ReleaseWork();
+  auto more = admission_.HoldDeviceMemory(0, 1);
+  ASSERT_TRUE(more.ok()) << more.status();
+  EXPECT_EQ(Admit()->device(), 1);
+  *held = nullptr;
+  EXPECT_EQ(admission_.DeviceUse(0).held_bytes, 1);
+  EXPECT_EQ(Admit()->device(), 0);
+}
+
 // What it keeps is there already.
 TEST_F(AdmissionDevicesTest, SendsABackwardToTheDeviceThatKeepsItsTensors) {
   slow_.SetDeviceBytes(1000, 1000);

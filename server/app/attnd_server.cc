@@ -13,6 +13,7 @@
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
 #include "modules/cpu/cpu_module_engine.h"
+#include "modules/cuda/cuda_module_engine.h"
 #include "modules/reference/reference_engine.h"
 #include "net/listen_address.h"
 #include "server/app/encode_server_info.h"
@@ -25,6 +26,9 @@ int TransferThreadCount() { return std::clamp(AvailableCpus() / 4, 1, 8); }
 
 // A caller has one of them at a time; two callers need not wait for each other.
 int MaskThreadCount() { return std::clamp(AvailableCpus() / 4, 2, 4); }
+
+// Of what launches may take, where --module_memory_mib does not say.
+constexpr double kModuleGpuShare = 0.6;
 
 // Leases get their share of each device that has memory of its own.
 ServerOptions WithDeviceLeases(ServerOptions options,
@@ -151,7 +155,25 @@ std::shared_ptr<ModuleEngine> AttndServer::EngineOfModules() {
     return MakeCpuModuleEngine(options_.cpu_threads, attention);
   }
   if (attention.info().backend == "reference") return std::make_shared<ReferenceEngine>();
-  return nullptr;
+  auto* cuda = dynamic_cast<cuda::CudaBackend*>(&attention);
+  if (cuda == nullptr) return nullptr;
+  return MakeCudaModuleEngine(
+      *cuda, [this](int64_t bytes) { return admission_->HoldDeviceMemory(0, bytes); });
+}
+
+// A GPU's memory, where it computes modules.
+ModuleOptions AttndServer::OptionsOfModules() {
+  ModuleOptions options = options_.modules;
+  if (module_engine_->Name() != "cuda") return options;
+  const int64_t gpu = devices_.first_engine().info().memory_bytes;
+  const bool all_of_one = options.memory.caller_bytes == options.memory.bytes;
+  options.memory.bytes = options.memory_is_share
+                             ? static_cast<int64_t>(kModuleGpuShare * static_cast<double>(gpu))
+                             : std::min(options.memory.bytes, gpu);
+  options.memory.caller_bytes = all_of_one
+                                    ? options.memory.bytes
+                                    : std::min(options.memory.caller_bytes, options.memory.bytes);
+  return options;
 }
 
 void AttndServer::StartModules(uint64_t boot_epoch) {
@@ -159,7 +181,7 @@ void AttndServer::StartModules(uint64_t boot_epoch) {
   if (module_engine_ == nullptr) return;
   module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry());
   module_table_ = std::make_unique<ModuleTable>(
-      options_.modules, TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
+      OptionsOfModules(), TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
   module_calls_ = std::make_unique<ModuleCalls>(
       ModuleCalls::Deps{*module_table_, *module_engine_, staging_, *module_metrics_,
                         devices_[0].name, options_.leases.ttl, options_.leases.max_ttl,
@@ -173,6 +195,7 @@ void AttndServer::StartModules(uint64_t boot_epoch) {
                            log_limit_,
                            options_.admission.max_deadline});
   server_info_.add_feature("modules");
+  server_info_.add_feature(absl::StrCat("modules_on_", module_engine_->Name()));
 }
 
 // A socket that cannot be had costs speed only: callers then send their tensors.

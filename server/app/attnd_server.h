@@ -95,6 +95,7 @@ class AttndServer {
   void StartSharedMemory();
   void StartModules(uint64_t boot_epoch);
   std::shared_ptr<ModuleEngine> EngineOfModules();
+  ModuleOptions OptionsOfModules();
   absl::Status StartMetrics();
   absl::Status StartRpc();
   void LoseDevice(int device, const absl::Status& status);

@@ -205,7 +205,7 @@ void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   };
   add("--module_memory_mib", raw.module_memory_mib,
       "for weights, optimizers and activations of modules; 0: no modules, -1: as much as "
-      "--memory_limit_mib");
+      "--memory_limit_mib, 3/5 of a GPU's launches'");
   add("--caller_module_mib", raw.caller_module_mib,
       "of --module_memory_mib, for one caller; 0: all of it");
   app.add_option("--module_state_dir", o.modules.state_dir,
@@ -288,6 +288,7 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
   o.captures.bytes_of_caller = o.captures.bytes / 2;
   o.mask_plans = std::make_shared<MaskPlans>(o.masks.bytes);
   o.shared_memory.user_max_bytes = o.shared_memory.max_bytes;
+  o.modules.memory_is_share = raw.module_memory_mib == -1;
   o.modules.memory.bytes =
       raw.module_memory_mib == -1 ? o.admission.memory_bytes : BytesOfMib(raw.module_memory_mib);
   o.modules.memory.caller_bytes =

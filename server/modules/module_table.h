@@ -33,6 +33,7 @@ namespace attnd {
 
 struct ModuleOptions {
   ModuleMemoryLimits memory;
+  bool memory_is_share = false;  // on a GPU memory.bytes is a share of its own
   int64_t max_modules = 64;
   std::string state_dir;  // of DURABILITY_HOST and DURABILITY_DISK; empty: they are not offered
   absl::Duration save_every = absl::Minutes(1);  // with DURABILITY_DISK

@@ -13,8 +13,8 @@ import attnd
 from attnd.modules import Heads, Layout, Module
 
 
-def small_layout(width=16, layers=2):
-    layout = Layout(width)
+def small_layout(width=16, layers=2, element="f32"):
+    layout = Layout(width, element)
     block = layout.block()
     packed = block.linear(0, block.parameter("in.weight", 3 * width, width), block.parameter("in.bias", 3 * width))
     q, k, v = [Heads(packed, 2, width // 2, n * width) for n in range(3)]
@@ -241,6 +241,31 @@ def test_state_in_host_memory_outlives_the_process(daemon, rng, tmp_path):
     durable.stop()
     for name, array in found[0].items():
         np.testing.assert_array_equal(found[1][name], array)
+
+
+def test_a_gpu_trains_as_processors_do(daemon, gpu_daemon, rng):
+    xs, dys = np.float16(rng.normal(size=(2, 3, 2, 2, 5, 16)))
+    weights = {p.name: np.float32(rng.normal(size=p.shape) * 0.2) for p in small_layout().parameters}
+    found = []
+    for where, engine in ((daemon, "cpu"), (gpu_daemon, "cuda")):
+        with attnd.connect(where.address, timeout=60) as client:
+            assert f"modules_on_{engine}" in client.info().features
+            module = attnd.register(small_layout(element="f16"), client, name="trains", optimizer=attnd.AdamW(), max_rows=64)
+            assert module.plan["engine"] == engine
+            module.put(weights)
+            found.append(train(module, xs, dys, 3))
+            module.release()
+    for name, array in found[0].items():
+        # A step moves a weight by 1e-3, in either direction where its gradient is nothing.
+        np.testing.assert_allclose(found[1][name], array, rtol=0, atol=6e-3)
+        assert np.median(np.abs(found[1][name] - array)) < 1e-4 < np.abs(array - weights[name] * 0.9997).max()
+
+
+def test_a_gpu_says_what_it_cannot_compute(gpu_daemon):
+    with attnd.connect(gpu_daemon.address, timeout=60) as client:
+        for element in ("f32", "bf16"):
+            with pytest.raises(attnd.Unimplemented, match=r"block\[0\].op\[1\].attention: element"):
+                attnd.register(small_layout(element=element), client, name="refused", max_rows=64)
 
 
 def attnctl(daemon, *words):

@@ -75,6 +75,8 @@ class DriverDevice final : public KernelDevice {
   }
   absl::StatusOr<std::unique_ptr<DeviceLaunch>> Begin(int64_t bytes,
                                                       absl::Span<const Region> regions) override;
+  absl::StatusOr<std::unique_ptr<DeviceLaunch>> BeginIn(const DevicePart& arena,
+                                                        absl::Span<const Region> regions) override;
   std::unique_ptr<DeviceMemory> Hold(int64_t bytes) override;
   absl::Status RegisterHost(absl::Span<std::byte> memory) override {
     RETURN_IF_ERROR(context_.MakeCurrent());
@@ -113,6 +115,13 @@ class DriverDevice final : public KernelDevice {
   }
   // Waits until a slot and memory are there.
   absl::StatusOr<std::pair<Slot*, PoolBlock>> Take(int64_t bytes);
+  Slot* TakeSlot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    auto slot_free = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !free_slots_.empty(); };
+    mutex_.Await(absl::Condition(&slot_free));
+    Slot* slot = free_slots_.back();
+    free_slots_.pop_back();
+    return slot;
+  }
   // `slot`: null for what no launch holds.
   void GiveBack(Slot* slot, PoolBlock block, const ArenaBytes& use);
   void CountUse(const ArenaBytes& use, int sign);
@@ -177,8 +186,10 @@ class HeldBlock final : public DeviceMemory {
 
 class DriverLaunch final : public DeviceLaunch {
  public:
-  DriverLaunch(DriverDevice& device, Slot* slot, PoolBlock block, const ArenaBytes& use)
-      : device_(device), slot_(slot), block_(std::move(block)), use_(use) {}
+  // `arena`: the block's address, or a place in memory that is held, without a block.
+  DriverLaunch(DriverDevice& device, Slot* slot, PoolBlock block, uint64_t arena,
+               const ArenaBytes& use)
+      : device_(device), slot_(slot), block_(std::move(block)), arena_(arena), use_(use) {}
   ~DriverLaunch() override {
     device_.context_.MakeCurrent().IgnoreError();
     // Nothing may be at work on this memory when it is given back; a lost device works no more. A
@@ -189,7 +200,7 @@ class DriverLaunch final : public DeviceLaunch {
     device_.GiveBack(slot_, std::move(block_), use_);
   }
 
-  uint64_t arena() const override { return block_.address().value; }
+  uint64_t arena() const override { return arena_; }
 
   absl::Status Upload(const HostCopy& copy) override {
     RETURN_IF_ERROR(BeginUpload());
@@ -254,6 +265,7 @@ class DriverLaunch final : public DeviceLaunch {
   DriverDevice& device_;
   Slot* const slot_;
   PoolBlock block_;
+  const uint64_t arena_;
   const ArenaBytes use_;
   int64_t bounced_ = 0;  // bytes of the bounce memory in use
   int64_t uploaded_bytes_ = 0, downloaded_bytes_ = 0;
@@ -391,7 +403,16 @@ absl::StatusOr<std::unique_ptr<DeviceLaunch>> DriverDevice::Begin(
   if (!taken.ok()) return Seen(taken.status());
   const ArenaBytes use = BytesByUse(bytes, regions);
   CountUse(use, +1);
-  return std::make_unique<DriverLaunch>(*this, taken->first, std::move(taken->second), use);
+  const uint64_t arena = taken->second.address().value;
+  return std::make_unique<DriverLaunch>(*this, taken->first, std::move(taken->second), arena, use);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceLaunch>> DriverDevice::BeginIn(const DevicePart& arena,
+                                                                    absl::Span<const Region>) {
+  RETURN_IF_ERROR(Seen(context_.MakeCurrent()));
+  absl::MutexLock lock(&mutex_);
+  return std::make_unique<DriverLaunch>(*this, TakeSlot(), PoolBlock(), arena.address(),
+                                        ArenaBytes());
 }
 
 absl::StatusOr<std::pair<Slot*, PoolBlock>> DriverDevice::Take(int64_t bytes) {

@@ -115,6 +115,32 @@ TEST_F(DriverDeviceTest, CopiesRowsByOneCommandEachWay) {
   EXPECT_EQ((*device)->use().downloaded_bytes, 6);
 }
 
+TEST_F(DriverDeviceTest, LaunchesInMemoryThatIsHeld) {
+  auto device = Make();
+  ASSERT_TRUE(device.ok()) << device.status();
+  const auto memory = (*device)->Hold(4096);
+  ASSERT_NE(memory, nullptr);
+  std::string text = "stays there", back(text.size(), '-');
+  const DevicePart part{memory.get(), 1024, 512};
+  const auto copy = [&](std::string& host) {
+    return HostCopy{.device = memory->address() + 1024,
+                    .host = reinterpret_cast<std::byte*>(host.data()),
+                    .bytes = static_cast<int64_t>(host.size())};
+  };
+  {
+    auto launch = (*device)->BeginIn(part, {});
+    ASSERT_TRUE(launch.ok()) << launch.status();
+    EXPECT_EQ((*launch)->arena(), memory->address() + 1024);
+    ASSERT_TRUE((*launch)->Upload(copy(text)).ok());
+    ASSERT_TRUE((*launch)->Finish().ok());
+  }
+  auto launch = (*device)->BeginIn(part, {});
+  ASSERT_TRUE(launch.ok()) << launch.status();
+  ASSERT_TRUE((*launch)->Download(copy(back)).ok());
+  ASSERT_TRUE((*launch)->Finish().ok());
+  EXPECT_EQ(back, text);
+}
+
 TEST_F(DriverDeviceTest, CopiesRowsOfDifferentPageLockedMemoryOneByOne) {
   auto device = Make();
   ASSERT_TRUE(device.ok()) << device.status();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "kernels/dense/emulated_kernels.h"
 #include "kernels/sm70/emulated_kernels.h"
 #include "kernels/sm80/emulated_kernels.h"
 #include "kernels/sm90/emulated_kernels.h"
@@ -23,6 +24,8 @@ constexpr int64_t kArenaAlignment = 256;  // as a GPU's
 constexpr int kStayingBlocks = 2;
 
 EmulatedKernel FindKernel(const KernelRow& row) {
+  const EmulatedKernel dense = FindEmulatedDenseKernel(row);
+  if (dense.run != nullptr) return dense;
   switch (row.architecture) {
     case Architecture::kSm70:
       return sm70::FindEmulatedKernel(row);
@@ -62,6 +65,16 @@ class EmulatedLaunch final : public DeviceLaunch {
   EmulatedLaunch(const EmulatedDeviceOptions& options, int64_t bytes,
                  absl::Span<const Region> regions)
       : options_(options), memory_(bytes), base_(memory_.address()) {
+    Register(base_, regions);
+  }
+  EmulatedLaunch(const EmulatedDeviceOptions& options, const DevicePart& arena,
+                 absl::Span<const Region> regions)
+      : options_(options), memory_(0), base_(arena.address()) {
+    const DeviceMemory& around = *arena.memory;
+    const int64_t end = arena.offset + arena.bytes;
+    const Region rest[] = {{"memory", 0, arena.offset, RegionUse::kZeroed},
+                           {"memory", end, around.bytes() - end, RegionUse::kZeroed}};
+    Register(around.address(), rest);
     Register(base_, regions);
   }
 
@@ -169,6 +182,10 @@ class EmulatedDevice final : public KernelDevice {
   absl::StatusOr<std::unique_ptr<DeviceLaunch>> Begin(int64_t bytes,
                                                       absl::Span<const Region> regions) override {
     return std::make_unique<EmulatedLaunch>(options_, bytes, regions);
+  }
+  absl::StatusOr<std::unique_ptr<DeviceLaunch>> BeginIn(const DevicePart& arena,
+                                                        absl::Span<const Region> regions) override {
+    return std::make_unique<EmulatedLaunch>(options_, arena, regions);
   }
   std::unique_ptr<DeviceMemory> Hold(int64_t bytes) override {
     return std::make_unique<EmulatedMemory>(bytes);

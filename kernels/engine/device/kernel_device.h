@@ -74,6 +74,13 @@ class DeviceMemory {
   virtual int64_t bytes() const = 0;
 };
 
+// A part of it.
+struct DevicePart {
+  const DeviceMemory* memory = nullptr;
+  int64_t offset = 0, bytes = 0;
+  uint64_t address() const { return memory->address() + static_cast<uint64_t>(offset); }
+};
+
 class DeviceLaunch {
  public:
   // Waits for what is still at work, then gives the arena back.
@@ -110,6 +117,10 @@ class KernelDevice {
   // An arena at least as long as the regions, contents arbitrary.
   virtual absl::StatusOr<std::unique_ptr<DeviceLaunch>> Begin(int64_t bytes,
                                                               absl::Span<const Region> regions) = 0;
+  // The same with an arena in memory that is held, and outlives the launch; the kernels read and
+  // write the rest of that memory too. Never waits for memory.
+  virtual absl::StatusOr<std::unique_ptr<DeviceLaunch>> BeginIn(
+      const DevicePart& arena, absl::Span<const Region> regions) = 0;
   // Null when so much is not there just now: it does not wait.
   virtual std::unique_ptr<DeviceMemory> Hold(int64_t bytes) = 0;
   // How much of Hold's memory lists of masks may take; launches are not counted on it.

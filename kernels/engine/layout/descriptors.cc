@@ -255,7 +255,7 @@ ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
   DescribeScores(at, from, arena, desc);
   DescribeDropout(p, from, desc);
   if (at.keeps_rows) DescribeKeptRows(at, part, from, arena, desc);
-  if (at.d_o >= 0) {
+  if (at.delta >= 0) {
     DescribeGradients(at, from, arena, desc);
     DescribeGradientElement(p, part.exponents, desc);
   }

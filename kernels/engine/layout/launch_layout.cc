@@ -70,6 +70,30 @@ CallLayout LayOutKeptTensors(const Problem& p, ArenaLayout& kept, ArenaLayout& a
   return at;
 }
 
+CallLayout LayOutElsewhere(const Problem& p, ArenaLayout& arena, Travel travel) {
+  CallLayout at;
+  at.problem = &p;
+  at.travel = travel;
+  at.is_elsewhere = true;
+  LayOutMaskAndBias(p, at, arena);
+  return at;
+}
+
+void PlaceTensors(CallLayout& at, const TensorAddresses& addresses, uint64_t arena) {
+  const auto place = [arena](int64_t& offset, uint64_t address) {
+    if (address != 0) offset = static_cast<int64_t>(address - arena);
+  };
+  place(at.q, addresses.q);
+  place(at.k, addresses.k);
+  place(at.v, addresses.v);
+  place(at.o, addresses.o);
+  place(at.lse, addresses.lse);
+  place(at.d_o, addresses.d_o);
+  place(at.d_q, addresses.d_q);
+  place(at.d_k, addresses.d_k);
+  place(at.d_v, addresses.d_v);
+}
+
 CallLayout LayOutScores(const Problem& p, ArenaLayout& arena, Travel travel) {
   CallLayout at;
   at.problem = &p;
@@ -89,15 +113,23 @@ void PlaceOutside(CallLayout& at, int64_t shift) {
   }
 }
 
-void LayOutGradients(CallLayout& at, int tile_head_dim, DqRests rests, ArenaLayout& arena) {
-  const Problem& p = *at.problem;
-  at.d_o = arena.Add("d_o", OutputRows(p).padded_bytes(), RegionUse::kInput);
-  at.d_lse = arena.Add("d_lse", p.LseElements() * 4, RegionUse::kInput);
+namespace {
+
+void LayOutOwnGradients(const Problem& p, CallLayout& at, ArenaLayout& arena) {
   // Kernels do not visit keys beyond a key length: their gradients are zero.
   const RegionUse keys = p.kv_lengths.empty() ? RegionUse::kOutput : RegionUse::kZeroed;
   at.d_k = arena.Add("d_k", KeyRows(p).padded_bytes(), keys);
   at.d_v = arena.Add("d_v", ValueRows(p).padded_bytes(), keys);
   at.d_q = arena.Add("d_q", QueryRows(p).padded_bytes(), RegionUse::kOutput);
+}
+
+}  // namespace
+
+void LayOutGradients(CallLayout& at, int tile_head_dim, DqRests rests, ArenaLayout& arena) {
+  const Problem& p = *at.problem;
+  if (!at.is_elsewhere) at.d_o = arena.Add("d_o", OutputRows(p).padded_bytes(), RegionUse::kInput);
+  at.d_lse = arena.Add("d_lse", p.LseElements() * 4, RegionUse::kInput);
+  if (!at.is_elsewhere) LayOutOwnGradients(p, at, arena);
   if (p.bias && p.bias->want_gradient) {
     at.d_bias = arena.Add("d_bias", p.bias->shape.elements() * 4, RegionUse::kZeroed);
   }

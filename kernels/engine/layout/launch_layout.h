@@ -32,6 +32,7 @@ struct CallLayout {
   bool dq_rests_by_row = false;
   // A kept bfloat16 forward: V and O stand in the arena, and once more with the other tensors.
   bool keeps_rows = false;
+  bool is_elsewhere = false;  // LayOutElsewhere
   int64_t kept_v = 0, kept_o = 0;
   int64_t tile_lists = -1;  // where mask_lists begins; meaningless where it has no bytes
   MaskLayout mask_lists;
@@ -65,6 +66,14 @@ CallLayout LayOutTensors(const Problem& problem, RegionUse results, ArenaLayout&
 // in another scale than backward (V and O of bfloat16 as halves) stands in the arena too.
 CallLayout LayOutKeptTensors(const Problem& problem, ArenaLayout& kept, ArenaLayout& arena,
                              Travel travel = Travel::kAsHalves);
+// The same where all tensors lie in the device's memory, as the kernels read them: only a mask's
+// bits stand in the arena. PlaceTensors says where the rest is.
+CallLayout LayOutElsewhere(const Problem& problem, ArenaLayout& arena, Travel travel);
+// Device addresses; of a forward those of its tensors alone.
+struct TensorAddresses {
+  uint64_t q = 0, k = 0, v = 0, o = 0, lse = 0, d_o = 0, d_q = 0, d_k = 0, d_v = 0;
+};
+void PlaceTensors(CallLayout& layout, const TensorAddresses& addresses, uint64_t arena);
 // What scores are made of, and lse: all that a capture reads.
 CallLayout LayOutScores(const Problem& problem, ArenaLayout& arena, Travel travel);
 void LayOutGradients(CallLayout& layout, int tile_head_dim, DqRests rests, ArenaLayout& arena);

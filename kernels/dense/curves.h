@@ -1,0 +1,122 @@
+// Activation functions and their slopes: the equations of kernels/cpu/dense/curves-inl.h. Errors
+// are absolute, a few float32 roundings of max(1, |x|); NaN stays NaN. Pure functions.
+#pragma once
+
+#include "kernels/ptx/scalar_instructions.h"
+
+namespace attnd {
+
+// e^x; beyond 2^126 it stops there.
+ATTN_HD float CurveExponential(float x) {
+  const float power = ptx::Multiply(x, 0x1.715476p+0f);
+  return ptx::Exp2(power > 126.0f ? 126.0f : power);
+}
+
+template <int kCount>
+ATTN_HD float CurvePolynomial(float x, const float (&highest_first)[kCount]) {
+  float p = highest_first[0];
+  for (int n = 1; n < kCount; ++n) p = ptx::Fma(p, x, highest_first[n]);
+  return p;
+}
+
+ATTN_HD float Sigmoid(float x) { return ptx::Divide(1, ptx::Add(1, CurveExponential(-x))); }
+
+// Near 0 x + x³·P(x²), else from the exponential.
+ATTN_HD float CurveTanh(float x) {
+  const float near_terms[] = {-0x1.69709ap-8f, 0x1.4f5ed6p-6f, -0x1.b7cfecp-5f, 0x1.1103f2p-3f,
+                              -0x1.555524p-2f};
+  const float size = ptx::Absolute(x), square = ptx::Multiply(x, x);
+  if (size < 0.65f) {
+    return ptx::Fma(ptx::Multiply(x, square), CurvePolynomial(square, near_terms), x);
+  }
+  if (x != x) return x;
+  const float power = CurveExponential(2 * size);
+  const float far = ptx::Subtract(1, ptx::Divide(2, ptx::Add(power, 1)));
+  return x < 0 ? -far : far;
+}
+
+// The normal distribution: Φ(x), and its density. erfc(z) = exp(−z²)·t·P(t), t = 1/(1 + 0.4z), for
+// z = |x|/√2.
+struct NormalAt {
+  float cumulative, density;
+};
+ATTN_HD NormalAt NormalOf(float x) {
+  const float terms[] = {-0x1.f549d4p-6f, 0x1.a0b9fep-3f, -0x1.0601eap-1f, 0x1.212976p-1f,
+                         -0x1.320d6ap-2f, 0x1.1ea1e8p-2f, 0x1.03faf6p-3f,  0x1.b95dd4p-3f,
+                         0x1.cc8de6p-3f,  0x1.ce4164p-3f};
+  const float z = ptx::Multiply(ptx::Absolute(x), 0x1.6a09e6p-1f);
+  const float t = ptx::Divide(1, ptx::Fma(z, 0.4f, 1));
+  const float power = CurveExponential(ptx::Multiply(-0.5f, ptx::Multiply(x, x)));
+  const float tail = ptx::Multiply(0.5f * power, ptx::Multiply(t, CurvePolynomial(t, terms)));
+  return {x < 0 ? tail : ptx::Subtract(1, tail), ptx::Multiply(power, 0x1.988454p-2f)};
+}
+
+// x·σ(c·x).
+ATTN_HD float GateValue(float c, float x) { return ptx::Multiply(x, Sigmoid(ptx::Multiply(c, x))); }
+ATTN_HD float GateSlope(float c, float x) {
+  const float argument = ptx::Multiply(c, x), s = Sigmoid(argument);
+  return ptx::Fma(argument, ptx::Multiply(s, ptx::Subtract(1, s)), s);
+}
+
+// ½x(1 + tanh(u)) = x·σ(2u), u = √(2/π)(x + 0.044715x³).
+inline constexpr float kGeluRoot = 0x1.988454p-1f, kGeluCubic = 0.044715f, kQuickGelu = 1.702f;
+ATTN_HD float GeluTanhGate(float x) {
+  const float inner = ptx::Fma(ptx::Multiply(x, x), kGeluCubic, 1);
+  return Sigmoid(2 * ptx::Multiply(ptx::Multiply(kGeluRoot, x), inner));
+}
+ATTN_HD float GeluTanhSlope(float x) {
+  const float s = GeluTanhGate(x);
+  const float inner = ptx::Fma(ptx::Multiply(x, x), 3 * kGeluCubic, 1);
+  const float steep = ptx::Multiply(ptx::Multiply(s, ptx::Subtract(1, s)), 2 * kGeluRoot);
+  return ptx::Fma(ptx::Multiply(x, steep), inner, s);
+}
+
+// Curve's numbers (operands.h).
+enum CurveCode : int32_t {
+  kCurveRelu = 1,
+  kCurveGelu,
+  kCurveGeluTanh,
+  kCurveSilu,
+  kCurveQuickGelu,
+  kCurveTanh
+};
+
+ATTN_HD float CurveValue(int32_t curve, float x) {
+  switch (curve) {
+    case kCurveRelu:
+      return x <= 0 ? 0 : x;
+    case kCurveGelu:
+      return ptx::Multiply(x, NormalOf(x).cumulative);
+    case kCurveGeluTanh:
+      return ptx::Multiply(x, GeluTanhGate(x));
+    case kCurveSilu:
+      return GateValue(1, x);
+    case kCurveQuickGelu:
+      return GateValue(kQuickGelu, x);
+    default:
+      return CurveTanh(x);
+  }
+}
+
+ATTN_HD float CurveSlope(int32_t curve, float x) {
+  switch (curve) {
+    case kCurveRelu:
+      return x > 0 ? 1 : 0;
+    case kCurveGelu: {
+      const NormalAt normal = NormalOf(x);
+      return ptx::Fma(x, normal.density, normal.cumulative);
+    }
+    case kCurveGeluTanh:
+      return GeluTanhSlope(x);
+    case kCurveSilu:
+      return GateSlope(1, x);
+    case kCurveQuickGelu:
+      return GateSlope(kQuickGelu, x);
+    default: {
+      const float t = CurveTanh(x);
+      return ptx::Fma(-t, t, 1);
+    }
+  }
+}
+
+}  // namespace attnd

@@ -1,0 +1,119 @@
+// What the kernels of this folder are told beside products: one descriptor a launch, at
+// LaunchParams.dense, filled by the host and read by every architecture's kernels and the emulator.
+// Elements are told at run time: each operation is one kernel. Rules: operands.h.
+//
+// Errors     none here: the host has refused or cut what a kernel cannot do.
+#pragma once
+
+#include "kernels/dense/product_params.h"
+#include "kernels/rules/params.h"
+
+namespace attnd {
+
+struct DenseTensor {
+  void* data;       // null: none
+  int32_t element;  // BiasElementCode
+};
+
+// Of numbers alone: out(row, column) ← f(a(row, column), b(row, column)).
+enum NumbersOp : int32_t {
+  kNumbersZero,     // 0; no a
+  kNumbersCopy,     // a; its bits where elements are equal
+  kNumbersScaled,   // scale · a
+  kNumbersSum,      // a + scale · b
+  kNumbersProduct,  // a · (scale · b)
+  kNumbersDrop,     // a · 0 or a · scale
+  kNumbersCurve,    // curve(a)
+  kNumbersSlope,    // b · slope of curve at a
+};
+struct NumbersDesc {
+  DenseTensor a, b, out;
+  int64_t a_stride, out_stride;  // numbers from row to row; b's is a's
+  int64_t rows, columns;         // together below 2^31 numbers
+  int32_t op;                    // NumbersOp
+  int32_t curve;                 // Curve
+  int32_t add;                   // the result is rounded, added to out, rounded again
+  float scale;
+  // Of dropout (attention/elementwise_dropout.h).
+  uint32_t key_lo, key_hi, offset_lo, first_row, threshold;
+};
+// Numbers of a block: each thread has some, a block's width apart.
+inline constexpr int32_t kNumbersThreads = 256, kNumbersOfBlock = 4 * kNumbersThreads;
+
+struct DenseStatistics {  // NormStatistics
+  float mean, rstd;
+};
+// Vectors of `count` numbers end to end, a warp each. Forward: out = y. Backward: out = dx, and
+// statistics.
+struct NormDesc {
+  DenseTensor x, weight, bias, dy, out;
+  DenseStatistics* statistics;
+  int64_t vectors;
+  int32_t count;
+  int32_t is_centred;
+  int32_t round_element;  // of what the weight multiplies; kBiasNone: not rounded
+  int32_t is_backward, add;
+  float epsilon, weight_offset;
+};
+inline constexpr int32_t kNormThreads = 256, kNormVectorsOfBlock = kNormThreads / 32;
+
+// sums[n] += Σ in(row, n), and of norms also weight_sums[n] += Σ in(row, n)·normalised(row, n): in
+// blocks of block_rows rows, those in stretches of kSumStretch. A block of threads has 32 columns.
+struct ColumnSumsDesc {
+  DenseTensor in;   // [rows, columns]
+  int32_t operand;  // numbers are rounded to it first
+  int32_t columns;
+  int64_t rows, block_rows;
+  float* sums;         // or null
+  float* weight_sums;  // or null
+  DenseTensor x;       // as in; of norms
+  const DenseStatistics* statistics;
+  int32_t round_element;
+};
+inline constexpr int32_t kSumColumns = 32, kSumStretch = 32, kSumThreads = 512;
+
+// heads [rows, head_count, dim]: the pairs of `count` angles turned in place, a thread for each row
+// and angle.
+struct RotaryDesc {
+  DenseTensor heads;
+  const uint32_t* positions;  // [rows]
+  const float* frequency;     // [count]
+  int64_t rows;
+  int32_t head_count, dim, count;
+  int32_t is_interleaved, is_backward;
+  float factor;
+};
+inline constexpr int32_t kRotaryThreads = 256;
+
+// runs[n] = Σ gradient², in float64, over kSquaresRun numbers in order: the parts of SquaredNorm.
+struct SquaresDesc {
+  const float* gradient;
+  int64_t count;
+  double* runs;
+};
+inline constexpr int32_t kSquaresRun = 1024, kSquaresWarps = 4,
+                         kSquaresRunsOfBlock = 32 * kSquaresWarps;
+
+// One step of an optimizer on one tensor: modules/optimizer.h's ApplyStep, StepScalars and all.
+struct StepDesc {
+  const float* gradient;
+  float* parameter;
+  float *first, *second, *second_max;  // null: the optimizer does not have it
+  int64_t count;
+  int32_t is_adam, is_coupled, is_amsgrad, is_nesterov, is_first;
+  float multiplier, decay, rate, momentum, gain;
+  float toward1, keep2, toward2, root_correction, epsilon;
+};
+inline constexpr int32_t kStepThreads = 256, kStepNumbersOfBlock = 4 * kStepThreads;
+
+// A product of any elements: A's and B's numbers are rounded to `operand` first. Tiles of
+// kPlainTile rows and columns, numbered row by row of tiles.
+struct PlainProductDesc {
+  ProductDesc product;  // c_element any; with kProductAdd the sum is rounded to it, then added
+  int32_t a_element, b_element, operand;
+  int32_t a_by_depth,
+      b_by_depth;  // A [depth, rows], B [depth, columns]; else [rows or columns, depth]
+};
+inline constexpr int32_t kPlainTile = 64, kPlainDepth = 16;
+
+}  // namespace attnd

@@ -1,0 +1,50 @@
+// Single numbers of tensors whose element is told at run time. Errors: none. Threads: pure but for
+// memory.
+#pragma once
+
+#include "kernels/dense/dense_params.h"
+#include "kernels/ptx/scalar_instructions.h"
+#include "kernels/rules/half_element.h"
+
+namespace attnd {
+
+ATTN_HD int32_t BytesOfElement(int32_t element) { return element == kBiasFloat32 ? 4 : 2; }
+
+ATTN_HD float FloatOfHalf(int32_t element, uint32_t half) {
+  return element == kBiasFloat16 ? ptx::LowHalf(half) : BFloat16::Low(half);
+}
+// In the lower half of the word.
+ATTN_HD uint32_t HalfOfFloat(int32_t element, float value) {
+  return element == kBiasFloat16 ? Float16::Pack(value, 0) : BFloat16::Pack(value, 0);
+}
+
+ATTN_HD float LoadNumber(const void* data, int32_t element, int64_t index) {
+  const char* at = static_cast<const char*>(data) + index * BytesOfElement(element);
+  return element == kBiasFloat32 ? ptx::LoadGlobalFloat(at)
+                                 : FloatOfHalf(element, ptx::LoadGlobal16(at));
+}
+ATTN_HD float LoadNumber(const DenseTensor& t, int64_t index) {
+  return LoadNumber(t.data, t.element, index);
+}
+ATTN_HD void StoreNumber(void* data, int32_t element, int64_t index, float value) {
+  char* at = static_cast<char*>(data) + index * BytesOfElement(element);
+  if (element == kBiasFloat32) {
+    ptx::StoreGlobalFloat(at, value);
+  } else {
+    ptx::StoreGlobal16(at, HalfOfFloat(element, value));
+  }
+}
+
+// As if it had been stored; kBiasNone: as it is.
+ATTN_HD float RoundTo(int32_t element, float value) {
+  if (element == kBiasFloat32 || element == kBiasNone) return value;
+  return FloatOfHalf(element, HalfOfFloat(element, value) & 0xffffu);
+}
+
+// out ← value, or out ← out + value: this is rounded first, then the sum.
+ATTN_HD void StoreOrAdd(void* data, int32_t element, int64_t index, float value, bool add) {
+  if (add) value = ptx::Add(LoadNumber(data, element, index), RoundTo(element, value));
+  StoreNumber(data, element, index, value);
+}
+
+}  // namespace attnd

@@ -1,0 +1,100 @@
+// What a step of an optimizer runs: SquaresKernel, the parts of gradients' squared norms
+// (SquaresDesc), and StepKernel, the step itself (StepDesc). Every operation is rounded once and
+// none contracted: the bits are those of modules/optimizer.cc, number by number.
+#pragma once
+
+#include "kernels/dense/elements.h"
+
+namespace attnd {
+
+// A warp has 32 runs of kSquaresRun numbers, one a lane. Numbers pass through shared memory, so
+// that lanes read neighbours.
+struct SquaresKernel {
+  static constexpr int kThreads = 32 * kSquaresWarps, kPitch = 33;
+  struct Shared {
+    float numbers[kSquaresWarps][32 * kPitch];
+  };
+
+  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
+    const SquaresDesc& d = *static_cast<const SquaresDesc*>(params.dense);
+    const int warp = at.thread >> 5, lane = at.thread & 31;
+    const int64_t first = int64_t{at.block} * kSquaresRunsOfBlock + warp * 32;
+    float* numbers = shared.numbers[warp];
+    double sum = 0;
+    for (int step = 0; step < kSquaresRun; step += 32) {
+      for (int run = 0; run < 32; ++run) {
+        const int64_t index = (first + run) * kSquaresRun + step + lane;
+        const float number = index < d.count ? ptx::LoadGlobalFloat(d.gradient + index) : 0;
+        ptx::StoreSharedFloat(numbers + run * kPitch + lane, number);
+      }
+      ptx::SyncWarp();
+      for (int n = 0; n < 32; ++n) {
+        const double number = ptx::LoadSharedFloat(numbers + lane * kPitch + n);
+        sum = ptx::FmaDouble(number, number, sum);  // the square is exact
+      }
+      ptx::SyncWarp();
+    }
+    if ((first + lane) * kSquaresRun < d.count) ptx::StoreGlobalDouble(d.runs + first + lane, sum);
+  }
+};
+
+struct StepKernel {
+  static constexpr int kThreads = kStepThreads;
+  struct Shared {};
+
+  ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
+    const StepDesc& d = *static_cast<const StepDesc*>(params.dense);
+    int64_t n = int64_t{at.block} * kStepNumbersOfBlock + at.thread;
+    for (int of_thread = 0; of_thread < kStepNumbersOfBlock / kThreads;
+         ++of_thread, n += kThreads) {
+      if (n >= d.count) return;
+      const float p = ptx::LoadGlobalFloat(d.parameter + n);
+      const float g = ptx::Multiply(d.multiplier, ptx::LoadGlobalFloat(d.gradient + n));
+      ptx::StoreGlobalFloat(d.parameter + n, d.is_adam != 0 ? Adam(d, n, g, p) : Sgd(d, n, g, p));
+    }
+  }
+
+ private:
+  ATTN_HD static float Decayed(const StepDesc& d, float g, float p) {
+    return ptx::Add(g, ptx::Multiply(d.decay, p));
+  }
+
+  ATTN_HD static float Sgd(const StepDesc& d, int64_t n, float scaled, float p) {
+    float g = Decayed(d, scaled, p);
+    if (d.first != nullptr) {
+      float b = g;
+      if (d.is_first == 0) {
+        const float kept = ptx::Multiply(d.momentum, ptx::LoadGlobalFloat(d.first + n));
+        b = ptx::Add(kept, ptx::Multiply(d.gain, g));
+      }
+      ptx::StoreGlobalFloat(d.first + n, b);
+      g = d.is_nesterov != 0 ? ptx::Add(g, ptx::Multiply(d.momentum, b)) : b;
+    }
+    return ptx::Subtract(p, ptx::Multiply(d.rate, g));
+  }
+
+  ATTN_HD static float Adam(const StepDesc& d, int64_t n, float g, float p) {
+    if (d.is_coupled != 0) {
+      g = Decayed(d, g, p);
+    } else {
+      p = ptx::Multiply(p, d.decay);
+    }
+    float m = ptx::LoadGlobalFloat(d.first + n), v = ptx::LoadGlobalFloat(d.second + n);
+    m = ptx::Add(m, ptx::Multiply(ptx::Subtract(g, m), d.toward1));
+    ptx::StoreGlobalFloat(d.first + n, m);
+    const float square = ptx::Multiply(ptx::Multiply(d.toward2, g), g);
+    v = ptx::Add(ptx::Multiply(d.keep2, v), square);
+    ptx::StoreGlobalFloat(d.second + n, v);
+    float w = v;
+    if (d.is_amsgrad != 0) {
+      const float most = ptx::LoadGlobalFloat(d.second_max + n);
+      w = most < v ? v : most;
+      ptx::StoreGlobalFloat(d.second_max + n, w);
+    }
+    const float corrected = ptx::Divide(ptx::SquareRoot(w), d.root_correction);
+    const float under = ptx::Add(corrected, d.epsilon);
+    return ptx::Subtract(p, ptx::Divide(ptx::Multiply(d.rate, m), under));
+  }
+};
+
+}  // namespace attnd

@@ -1,0 +1,195 @@
+#include "modules/cuda/module_conformance.h"
+
+#include <vector>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "modules/cpu/cpu_module_engine.h"
+#include "modules/cpu/engine_comparison.h"
+#include "modules/cuda/cuda_module_engine.h"
+#include "modules/reference/call_parts.h"
+#include "modules/reference/reference_engine.h"
+
+namespace attnd {
+
+using Results = ReferenceFixture::Results;
+
+ModuleConformance::ModuleConformance()
+    : element_(GetParam().element),
+      attention_(GetParam().make()),
+      engine_(MakeCudaModuleEngine(*attention_)) {}
+ModuleConformance::~ModuleConformance() = default;
+
+namespace {
+
+// float32 attention multiplies tensor cores' numbers of 11 bits, three products for one: terms to
+// 2^-23 where float32's own are to 2^-24, and sums that are truncated.
+Bound BoundOfDevice(ElementType element) {
+  const Bound bound = BoundOf(element);
+  return element == ElementType::kFloat32 ? Bound{4 * bound.factor, 4 * bound.floor_units} : bound;
+}
+
+constexpr Recompute kModes[] = {Recompute::kNone, Recompute::kPointwise, Recompute::kLayers};
+
+TEST_P(ModuleConformance, KnownLayersAreAsCloseAsRoundingLeavesThem) {
+  for (const auto& [name, layout] : KnownLayouts(element_)) {
+    ReferenceFixture fixture(layout, 7, Rounding::kElements);
+    fixture.SetRows(KnownRows(layout, 2, GetParam().length));
+    EngineUnderTest engine(*engine_, fixture, EngineUnderTest::LimitsOf(fixture, Recompute::kNone));
+    const Results results = engine.Run(fixture.inputs, fixture.dy);
+    const auto [rounded, exact] = References(fixture, layout);
+    const Comparison one = Compare(results, rounded, exact, element_, BoundOfDevice(element_));
+    EXPECT_EQ(one.close, one.tensors) << name;
+    EXPECT_LE(one.most, 1) << name;
+  }
+}
+
+// Odd sizes, masks, key lengths, packed sequences, wide values, every op.
+TEST_P(ModuleConformance, RandomModulesAreCloseAndComputeAgainWhatTheyKept) {
+  Comparison all;
+  int moderate = 0, supported = 0;
+  for (int seed = 0; seed < GetParam().random_modules; ++seed) {
+    Random random(static_cast<uint64_t>(seed));
+    const ModuleLayout layout = RandomLayout(random, {.element = element_});
+    ReferenceFixture fixture(layout, static_cast<uint64_t>(seed), Rounding::kElements);
+    if (!engine_->Supports(fixture.graph()).ok()) continue;
+    ++supported;
+    std::vector<Results> of_modes;
+    for (Recompute mode : {Recompute::kNone, kModes[1 + seed % 2]}) {
+      EngineUnderTest engine(*engine_, fixture, EngineUnderTest::LimitsOf(fixture, mode));
+      of_modes.push_back(engine.Run(fixture.inputs, fixture.dy));
+    }
+    EXPECT_TRUE(of_modes[0].HasBitsOf(of_modes[1])) << "seed " << seed;
+    const auto [rounded, exact] = References(fixture, layout);
+    if (!IsModerate(rounded) || !IsModerate(exact)) continue;
+    ++moderate;
+    const Comparison one = Compare(of_modes[0], rounded, exact, element_, BoundOfDevice(element_));
+    EXPECT_LE(one.most, 2) << "seed " << seed;  // errors grow from op to op
+    all.tensors += one.tensors;
+    all.close += one.close;
+  }
+  EXPECT_EQ(supported, GetParam().random_modules);
+  EXPECT_GT(moderate, GetParam().random_modules * 3 / 4);
+  EXPECT_GE(all.close, 0.95 * all.tensors) << " of " << all.tensors;
+}
+
+// Norm, linear, both with a bias: what sums gradients over rows.
+ModuleLayout NormAndLinear(ElementType element) {
+  constexpr int64_t kWidth = 8;
+  ModuleLayout layout{.width = kWidth, .element = element};
+  ModuleBlock block;
+  block.parameters = {{"g", {kWidth}}, {"h", {kWidth}}, {"w", {kWidth, kWidth}}, {"b", {kWidth}}};
+  block.ops = {{.kind = NormOp{.epsilon = 1e-5f, .weight = 0, .bias = 1}},
+               {.kind = LinearOp{.input = kFirstOpValue, .weight = 2, .bias = 3}}};
+  layout.blocks.push_back(block);
+  layout.layers.push_back({});
+  return layout;
+}
+
+TEST_P(ModuleConformance, OneCallGivesTheBitsOfItsMicroBatches) {
+  const ModuleLayout layout = NormAndLinear(element_);
+  ReferenceFixture fixture(layout, 5, Rounding::kElements);
+  fixture.SetRows({.batch = 4, .length = 512});
+  const ModuleLimits limits = EngineUnderTest::LimitsOf(fixture, Recompute::kNone);
+  EngineUnderTest whole(*engine_, fixture, limits), parts(*engine_, fixture, limits),
+      other(*engine_, fixture, limits);
+  const Results results = whole.Run(fixture.inputs, fixture.dy);
+  EXPECT_TRUE(results.HasBitsOf(InParts(parts, fixture, 2)));
+  // Not blocks of 1024 rows: rows are the same, sums are others, or the test could not fail.
+  const Results quarters = InParts(other, fixture, 4);
+  EXPECT_TRUE(SameBits(results.dx, quarters.dx));
+  EXPECT_FALSE(SameBits(results.gradients, quarters.gradients));
+}
+
+TEST_P(ModuleConformance, SequencesAloneGiveTheBitsThatTheyHaveInABatch) {
+  for (const auto& [name, layout] : KnownLayouts(element_)) {
+    const bool is_decoder = layout.memory_width > 0;
+    if (!is_decoder && name != std::string("llama")) continue;
+    ReferenceFixture fixture(layout, 9, Rounding::kElements);
+    // Sequences of 64 rows run together, short ones in groups.
+    fixture.SetRows(KnownRows(layout, 3, is_decoder ? GetParam().length : 64));
+    EngineUnderTest engine(*engine_, fixture, EngineUnderTest::LimitsOf(fixture, Recompute::kNone));
+    const Results whole = engine.Run(fixture.inputs, fixture.dy);
+    Results joined;
+    for (int64_t b = 0; b < fixture.inputs.rows.batch; ++b) {
+      const int64_t length = fixture.inputs.rows.length;
+      const Results one = engine.Run(OneSequence(fixture.inputs, layout, b),
+                                     Part(fixture.dy, layout.width, b * length, length));
+      Append(one.y, joined.y);
+      Append(one.dx, joined.dx);
+      Append(one.d_memory, joined.d_memory);
+    }
+    EXPECT_TRUE(SameBits(whole.y, joined.y)) << name;
+    EXPECT_TRUE(SameBits(whole.dx, joined.dx)) << name;
+    EXPECT_TRUE(SameBits(whole.d_memory, joined.d_memory)) << name;
+  }
+}
+
+TEST_P(ModuleConformance, StepsGiveTheCpuEnginesBits) {
+  const std::unique_ptr<Backend> cpu_attention = MakeCpuBackend({.threads = 1});
+  const std::unique_ptr<ModuleEngine> cpu_engine = MakeCpuModuleEngine(1, *cpu_attention);
+  const OptimizerSpec sgd{.kind = OptimizerKind::kSgd};
+  const OptimizerSpec nesterov{.kind = OptimizerKind::kSgd, .momentum = 0.9, .nesterov = true};
+  OptimizerSpec adam = AdamW(), amsgrad = AdamW();
+  adam.coupled_decay = true;
+  amsgrad.amsgrad = true;
+  const GroupRates rates[] = {{.learning_rate = 1e-2, .weight_decay = 0.1}};
+  for (const OptimizerSpec& optimizer : {sgd, nesterov, AdamW(), adam, amsgrad}) {
+    // 16 · 80 numbers are more than a run of a squared norm.
+    ReferenceFixture fixture(
+        BertLayers({.width = 16, .heads = 2, .kv_heads = 2, .inner = 80, .element = element_}), 3,
+        Rounding::kElements);
+    fixture.SetRows({.batch = 1, .length = 5});
+    const ModuleLimits limits = EngineUnderTest::LimitsOf(fixture, Recompute::kNone);
+    EngineUnderTest cuda(*engine_, fixture, limits, optimizer);
+    EngineUnderTest cpu(*cpu_engine, fixture, limits, optimizer);
+    // Memory comes zeroed, whoever had it before.
+    for (TensorRole role : {TensorRole::kGradient, TensorRole::kMoment1, TensorRole::kMoment2}) {
+      for (const Numbers& tensor : cuda.Tensors(role)) EXPECT_EQ(Largest(tensor), 0);
+    }
+    for (int step = 0; step < 3; ++step) {
+      for (size_t n = 0; n < fixture.weights.size(); ++n) {
+        const Bytes gradient =
+            BytesOf(RandomNumbers(fixture.random(), fixture.weights[n].size(),
+                                  Rounder(Rounding::kElements), ElementType::kFloat32),
+                    ElementType::kFloat32);
+        for (EngineUnderTest* engine : {&cuda, &cpu}) {
+          CheckOk(
+              engine->instance().Put(n, TensorRole::kGradient, ElementType::kFloat32, gradient));
+        }
+      }
+      const StepCall call{.groups = rates, .multiplier = 0.5, .max_norm = 10};
+      const StepResult a = Value(cuda.instance().Step(call));
+      const StepResult b = Value(cpu.instance().Step(call));
+      EXPECT_TRUE(a.applied && b.applied);
+      EXPECT_EQ(a.stats.squared_norm, b.stats.squared_norm);
+    }
+    for (TensorRole role : {TensorRole::kWeight, TensorRole::kGradient, TensorRole::kMoment1,
+                            TensorRole::kMoment2, TensorRole::kMoment2Max}) {
+      EXPECT_TRUE(SameBits(cuda.Tensors(role), cpu.Tensors(role))) << static_cast<int>(role);
+    }
+    // The next forward reads the new weights.
+    fixture.weights = cuda.Tensors(TensorRole::kWeight);
+    EngineUnderTest fresh(*engine_, fixture, limits, optimizer);
+    EXPECT_TRUE(
+        cuda.Run(fixture.inputs, fixture.dy).HasBitsOf(fresh.Run(fixture.inputs, fixture.dy)));
+  }
+}
+
+TEST_P(ModuleConformance, SkipsAStepThatIsNotFiniteAndClearsIt) {
+  ReferenceFixture fixture(NormAndLinear(element_), 3, Rounding::kElements);
+  EngineUnderTest engine(*engine_, fixture, EngineUnderTest::LimitsOf(fixture, Recompute::kNone),
+                         AdamW());
+  Bytes gradient = BytesOf(Numbers(fixture.weights[0].size(), 1), ElementType::kFloat32);
+  StoreElement(ElementType::kFloat32, gradient.data(), 3, INFINITY);
+  CheckOk(engine.instance().Put(0, TensorRole::kGradient, ElementType::kFloat32, gradient));
+  const GroupRates rates[] = {{.learning_rate = 1e-2}};
+  const StepResult result =
+      Value(engine.instance().Step({.groups = rates, .skip_unless_finite = true}));
+  EXPECT_FALSE(result.applied);
+  EXPECT_FALSE(result.stats.is_finite);
+  EXPECT_TRUE(SameBits(engine.Tensors(TensorRole::kWeight), fixture.weights));
+  EXPECT_EQ(Value(engine.instance().Stats()).squared_norm, 0);
+}
+
+}  // namespace
+}  // namespace attnd
