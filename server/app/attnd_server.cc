@@ -157,7 +157,7 @@ std::shared_ptr<ModuleEngine> AttndServer::EngineOfModules() {
 void AttndServer::StartModules(uint64_t boot_epoch) {
   module_engine_ = EngineOfModules();
   if (module_engine_ == nullptr) return;
-  module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry());
+  module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry(), devices_[0].name);
   module_table_ = std::make_unique<ModuleTable>(
       options_.modules, TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
   module_calls_ = std::make_unique<ModuleCalls>(
