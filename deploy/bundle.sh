@@ -16,7 +16,7 @@ esac
 programs=(bazel-bin/server/attnd bazel-bin/client/attnctl)
 # What belongs to the machine it runs on: glibc and the kernel's own.
 glibc='^(ld-linux-x86-64|libc|libm|libdl|libpthread|librt|libresolv|linux-vdso)\.so'
-limit_mb=110  # unpacked
+limit_mb=80  # unpacked
 
 # A folder that is not an earlier bundle may be anything, a home for example.
 if [ -e "$output" ] && [ ! -x "$output/attnd" ] && [ -n "$(ls -A "$output")" ]; then

@@ -1,7 +1,7 @@
 """cubins: the kernels of one kind of GPU as machine code."""
 
 def cubins(gpu):
-    """cubins_GPU, the archive kernels_GPU.cubins: all that are shipped for it.
+    """cubins_GPU, the archive kernels_GPU.cubins: all that are shipped for it; packed_GPU, what programs hold of it.
 
     Args:
       gpu: compute capability, "80". Later GPUs of its generation run the code too.
@@ -12,4 +12,11 @@ def cubins(gpu):
         outs = ["kernels_%s.cubins" % gpu],
         cmd = "$(location :compile_cubins) --gpu=%s --out=$@ --nvrtc=$$(ls $(SRCS) | grep 'libnvrtc.so')" % gpu,
         exec_tools = [":compile_cubins"],
+    )
+    native.genrule(
+        name = "packed_" + gpu,
+        srcs = [":cubins_" + gpu],
+        outs = ["kernels_%s.packed" % gpu],
+        cmd = "$(location :pack_cubins) $< $@",
+        exec_tools = [":pack_cubins"],
     )

@@ -1,6 +1,7 @@
 // KernelArchive: compiled kernels of one target in one file: a text index, one line an entry, a
 // line "end", then the cubins. Made at build time by compile_cubins and embedded; the same format
-// holds what is compiled at run time, in the disk cache.
+// holds what is compiled at run time, in the disk cache; both hold their cubins packed
+// (packed_cubin.h).
 //
 //     attnd kernels 1 sm_70
 //     forward_d64_f32_linear _ZN5attnd…  0 51234 256 45056 128 0

@@ -5,6 +5,7 @@
 #include "absl/strings/strip.h"
 #include "base/status_macros.h"
 #include "kernels/library/kernel_source.h"
+#include "kernels/library/packed_cubin.h"
 
 namespace attnd {
 namespace {
@@ -74,10 +75,8 @@ absl::StatusOr<LoadedKernel> KernelLibrary::Get(const KernelRow& row) {
 
 absl::StatusOr<LoadedKernel> KernelLibrary::Load(const ArchivedKernel& kernel) {
   RETURN_IF_ERROR(CheckSharedMemory(kernel));
-  // The driver wants the image aligned; an archive packs its cubins.
-  std::vector<uint64_t> image((kernel.cubin.size() + 7) / 8);
-  kernel.cubin.copy(reinterpret_cast<char*>(image.data()), kernel.cubin.size());
-  ASSIGN_OR_RETURN(Module module, Module::Load(driver_, image.data()));
+  ASSIGN_OR_RETURN(const Cubin cubin, UnpackCubin(kernel.cubin));
+  ASSIGN_OR_RETURN(Module module, Module::Load(driver_, cubin.image.data()));
   ASSIGN_OR_RETURN(CUfunction function, module.Function(kernel.entry.c_str()));
   RETURN_IF_ERROR(AllowDynamicShared(driver_, function, kernel.shared_bytes));
   modules_.push_back(std::move(module));
@@ -89,14 +88,18 @@ absl::StatusOr<LoadedKernel> KernelLibrary::LoadCompiled(const KernelRow& row) {
   if (std::optional<std::string> bytes = cache_.Get(key); bytes.has_value()) {
     auto archive = ParseKernelArchive(*bytes);
     const ArchivedKernel* kernel = archive.ok() ? archive->Find(name) : nullptr;
-    if (kernel != nullptr) return Load(*kernel);
+    if (kernel != nullptr) {
+      absl::StatusOr<LoadedKernel> loaded = Load(*kernel);
+      if (!absl::IsDataLoss(loaded.status())) return loaded;  // else it is compiled anew
+    }
   }
   ASSIGN_OR_RETURN(CompiledKernel compiled, compiler_->Compile(row, target_));
   ++compiled_;
   KernelArchive archive;
   archive.target = target_;
-  archive.kernels.push_back({name, compiled.entry, compiled.cubin, compiled.threads,
-                             compiled.shared_bytes, compiled.registers, compiled.spill_bytes});
+  const std::string cubin = PackCubin(compiled.cubin);
+  archive.kernels.push_back({name, compiled.entry, cubin, compiled.threads, compiled.shared_bytes,
+                             compiled.registers, compiled.spill_bytes});
   // A cache that cannot be written costs the next start a second, nothing else.
   cache_.Put(key, FormatKernelArchive(archive)).IgnoreError();
   return Load(archive.kernels[0]);

@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "kernels/library/embedded_kernels.h"
 #include "kernels/library/kernel_source.h"
+#include "kernels/library/packed_cubin.h"
 
 namespace attnd {
 namespace {
@@ -68,6 +69,36 @@ TEST(KernelArchive, RefusesEveryTruncationAndForeignFiles) {
   EXPECT_FALSE(ParseKernelArchive("attnd kernels 1 sm_70\na e 0 -1 1 1 1 1\nend\n").ok());
   EXPECT_FALSE(
       ParseKernelArchive("attnd kernels 1 sm_70\na e 9223372036854775807 9 1 1 1 1\nend\nxx").ok());
+}
+
+TEST(PackedCubin, IsSmallerAndComesBackWhole) {
+  for (const size_t size : {1, 7, 8, 9, 60000}) {
+    std::string cubin(size, 'c');
+    for (size_t n = 0; n < size; n += 3) cubin[n] = static_cast<char>(n / 100);
+    const std::string packed = PackCubin(cubin);
+    const auto unpacked = UnpackCubin(packed);
+    ASSERT_TRUE(unpacked.ok()) << unpacked.status();
+    EXPECT_EQ(unpacked->bytes(), cubin);
+    if (size > 1000) {
+      EXPECT_LT(packed.size(), size / 2);
+    }
+  }
+}
+
+TEST(PackedCubin, RefusesEveryTruncationChangeAndAppendix) {
+  const std::string cubin = "machine code, machine code, machine code";
+  const std::string packed = PackCubin(cubin);
+  for (size_t length = 0; length < packed.size(); ++length) {
+    EXPECT_TRUE(absl::IsDataLoss(UnpackCubin(packed.substr(0, length)).status())) << length;
+    std::string changed = packed;
+    changed[length] ^= 0x40;
+    const auto unpacked = UnpackCubin(changed);  // the stream's last bits may mean nothing
+    EXPECT_TRUE(!unpacked.ok() || unpacked->bytes() == cubin) << length;
+  }
+  EXPECT_FALSE(UnpackCubin(packed + "x").ok());
+  EXPECT_FALSE(UnpackCubin("\x7f"
+                           "ELF, a cubin that is not packed")
+                   .ok());
 }
 
 TEST(KernelCache, KeepsFilesWholeAndPerKey) {
@@ -205,6 +236,13 @@ TEST_F(KernelLibraryTest, CompilesOnceAndFindsItInTheCacheLater) {
   auto third = Create(8, 0, {}, options);
   ASSERT_TRUE(third->Get(row_).ok());
   EXPECT_EQ(third->compiled(), 1);
+  for (auto& entry : std::filesystem::directory_iterator(options.cache_directory)) {
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end).put('x');  // the last byte of the cubin's checksum
+  }
+  auto fourth = Create(8, 0, {}, options);
+  ASSERT_TRUE(fourth->Get(row_).ok());
+  EXPECT_EQ(fourth->compiled(), 1);
   auto other = Create(8, 6, {}, options);
   ASSERT_TRUE(other->Get(row_).ok());
   EXPECT_EQ(other->compiled(), 1);

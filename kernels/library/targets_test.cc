@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "kernels/library/embedded_kernels.h"
 #include "kernels/library/kernel_library.h"
+#include "kernels/library/packed_cubin.h"
 
 namespace attnd {
 namespace {
@@ -43,12 +44,15 @@ void ExpectMachineCode(const KernelArchive& archive, int architecture) {
   EXPECT_EQ(archive.target, TargetOf(architecture));
   for (const ArchivedKernel& kernel : archive.kernels) {
     SCOPED_TRACE(archive.target + " " + kernel.name);
-    ASSERT_EQ(kernel.cubin.substr(0, 4),
+    const absl::StatusOr<Cubin> unpacked = UnpackCubin(kernel.cubin);
+    ASSERT_TRUE(unpacked.ok()) << unpacked.status();
+    const absl::string_view cubin = unpacked->bytes();
+    ASSERT_EQ(cubin.substr(0, 4),
               "\x7f"
               "ELF");
-    EXPECT_EQ(ReadAt<uint16_t>(kernel.cubin, kMachineOffset), kCuda);
-    EXPECT_EQ(ReadAt<uint32_t>(kernel.cubin, kFlagsOffset) & 0xff, architecture);
-    EXPECT_NE(kernel.cubin.find(".text." + kernel.entry), absl::string_view::npos);
+    EXPECT_EQ(ReadAt<uint16_t>(cubin, kMachineOffset), kCuda);
+    EXPECT_EQ(ReadAt<uint32_t>(cubin, kFlagsOffset) & 0xff, architecture);
+    EXPECT_NE(cubin.find(".text." + kernel.entry), absl::string_view::npos);
     EXPECT_GT(kernel.threads, 0);
     EXPECT_GT(kernel.registers, 0);
     EXPECT_LE(kernel.registers * kernel.threads, 1 << 16) << "registers of an SM";

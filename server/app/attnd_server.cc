@@ -179,7 +179,7 @@ ModuleOptions AttndServer::OptionsOfModules() {
 void AttndServer::StartModules(uint64_t boot_epoch) {
   module_engine_ = EngineOfModules();
   if (module_engine_ == nullptr) return;
-  module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry());
+  module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry(), devices_[0].name);
   module_table_ = std::make_unique<ModuleTable>(
       OptionsOfModules(), TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
   module_calls_ = std::make_unique<ModuleCalls>(

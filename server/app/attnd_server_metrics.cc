@@ -65,8 +65,17 @@ void AttndServer::SampleModules() {
                    [this] { return static_cast<double>(module_table_->size()); });
   sampled.AddGauge("attnd_durable_lag_steps", "Changes of modules that a restart would not find.",
                    {}, [this] { return static_cast<double>(module_table_->durable_lag()); });
-  sampled.AddGauge("attnd_module_bytes", "Memory reserved for modules.", {},
-                   [this] { return static_cast<double>(module_table_->memory().used()); });
+  using Bytes = ModuleTable::Bytes;
+  for (const auto& [kind, bytes] : {std::pair{"weight", &Bytes::weights},
+                                    {"optimizer", &Bytes::optimizers},
+                                    {"activation", &Bytes::activations},
+                                    {"workspace", &Bytes::workspaces},
+                                    {"other", &Bytes::others}}) {
+    sampled.AddGauge("attnd_module_bytes", "Memory reserved for modules.",
+                     {{"device", devices_[0].name}, {"kind", kind}}, [this, bytes = bytes] {
+                       return static_cast<double>(module_table_->UsedBytes().*bytes);
+                     });
+  }
 }
 
 void AttndServer::SampleMasks() {

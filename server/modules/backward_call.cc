@@ -161,6 +161,7 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
   call.compute = took;
   deps_.metrics.Computed(false, gradient.rows.rows(), began - arrived, took);
   deps_.metrics.Worked(false, FlopsOf(*gradient.module, false, gradient.rows.rows()));
+  deps_.metrics.Recomputed(gradient.module->record().recomputed_layers);
   *gradient.result.mutable_receipt() = ReceiptOf(began - arrived, took);
   gradient.result.set_added(add);
   return absl::OkStatus();

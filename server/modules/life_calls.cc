@@ -175,6 +175,9 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
     }
   }
   record.plan = EncodePlan(plan, deps_.engine.Name());
+  record.recomputed_layers = std::count_if(
+      plan.plan.recompute.begin(), plan.plan.recompute.end(),
+      [](attnd::Recompute recompute) { return recompute != attnd::Recompute::kNone; });
   return std::make_shared<RegisteredModule>(std::move(record), *std::move(instance),
                                             std::move(reserved), std::move(state),
                                             std::move(saved));

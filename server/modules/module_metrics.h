@@ -3,11 +3,13 @@
 #pragma once
 
 #include <prometheus/counter.h>
+#include <prometheus/family.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
 #include <array>
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -43,7 +45,8 @@ enum class StateFound : uint8_t { kLoaded, kDamaged };
 
 class ModuleMetrics {
  public:
-  explicit ModuleMetrics(prometheus::Registry& registry);
+  // `device`: what computes them.
+  ModuleMetrics(prometheus::Registry& registry, const std::string& device);
 
   void CallFinished(ModuleMethod method, const absl::Status& status);
   // Forward and Backward, of `rows` rows.
@@ -51,17 +54,20 @@ class ModuleMetrics {
   // Of linear ops, as plans count them.
   void Worked(bool is_forward, double flops) { flops_[is_forward ? 0 : 1]->Increment(flops); }
   void Stepped(StepOutcome outcome);
+  // Layers whose activations a Backward computed again.
+  void Recomputed(int64_t layers) { recomputed_layers_->Increment(static_cast<double>(layers)); }
   void BackwardReplayed() { replays_->Increment(); }
   void Saved(bool ok, int64_t bytes);
   void Recovered(StateFound found) { recoveries_[static_cast<size_t>(found)]->Increment(); }
 
  private:
-  static constexpr int kCodes = 17;
-  std::array<std::array<prometheus::Counter*, kCodes>, kModuleMethods> calls_;
+  prometheus::Family<prometheus::Counter>& calls_;
+  std::array<prometheus::Counter*, kModuleMethods> good_calls_;
   std::array<std::array<prometheus::Histogram*, kModuleStages>, 2> durations_;  // [direction]
   std::array<prometheus::Counter*, 2> rows_;                                    // [direction]
   std::array<prometheus::Counter*, kStepOutcomes> steps_;
   prometheus::Counter* replays_;
+  prometheus::Counter* recomputed_layers_;
   std::array<prometheus::Counter*, 2> flops_;       // [direction]
   std::array<prometheus::Counter*, 2> saves_;       // ok, failed
   std::array<prometheus::Counter*, 2> recoveries_;  // [StateFound]

@@ -197,4 +197,18 @@ int64_t ModuleTable::size() const {
   return static_cast<int64_t>(by_id_.size());
 }
 
+ModuleTable::Bytes ModuleTable::UsedBytes() const {
+  Bytes bytes;
+  for (const std::shared_ptr<RegisteredModule>& module : All()) {
+    const v1::Plan& plan = module->record().plan;
+    bytes.weights += static_cast<int64_t>(plan.weight_bytes());
+    bytes.optimizers += static_cast<int64_t>(plan.optimizer_bytes());
+    bytes.activations += static_cast<int64_t>(plan.activation_bytes());
+    bytes.workspaces += static_cast<int64_t>(plan.workspace_bytes());
+  }
+  const int64_t planned = bytes.weights + bytes.optimizers + bytes.activations + bytes.workspaces;
+  bytes.others = std::max<int64_t>(0, memory_.used() - planned);
+  return bytes;
+}
+
 }  // namespace attnd

@@ -74,6 +74,12 @@ class ModuleTable {
                                            const RegisteredModule& module) const;
 
   int64_t size() const;
+  // What memory() has reserved: for modules, by their plans; copies of tensors and of states, and
+  // modules that calls still hold, are others.
+  struct Bytes {
+    int64_t weights = 0, optimizers = 0, activations = 0, workspaces = 0, others = 0;
+  };
+  Bytes UsedBytes() const;
   // The largest number of changes that a restart would not find, of modules that have a state
   // there.
   uint64_t durable_lag() const;

@@ -61,6 +61,7 @@ struct ModuleRecord {
   std::string layout_digest;  // SHA-256
   ModuleLimits limits;
   v1::Plan plan;
+  int64_t recomputed_layers = 0;  // in each Backward
 };
 
 class RegisteredModule {

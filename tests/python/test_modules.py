@@ -295,3 +295,25 @@ def test_attnctl_measures_a_training_step(daemon):
                          "--warmup", "0")
     assert code == 0 and told["rows"] == 8 and told["bytes_per_step"] == 4 * 8 * 768 * 4 and told["step"]["p50_seconds"] > 0
     assert not [one for one in attnctl(daemon, "module", "list")[1] if one["name"].startswith("attnctl-bench")]
+
+
+def test_metrics_tell_memory_by_kind_and_layers_computed_again(rng):
+    """A mebibyte has no room for what 1,500 rows of two layers make, but for each layer's input."""
+    daemon = Daemon("--module_memory_mib", "1")
+    try:
+        client = attnd.connect(daemon.address)
+        for kept_rows, again in ((64, 0), (1500, 2)):
+            module = attnd.register(small_layout(), client, name=f"kept{kept_rows}", optimizer=attnd.AdamW(), max_rows=64,
+                                    kept_rows=kept_rows)
+            for kind in ("weight", "optimizer", "activation", "workspace"):
+                found = daemon.metric(rf'attnd_module_bytes{{.*kind="{kind}".*}}')
+                assert found == float(module.plan[f"{kind}_bytes"]) > 0, kind
+            draw(module, rng)
+            x = np.float32(rng.normal(size=(1, 5, 16)))
+            before = daemon.metric("attnd_recomputed_layers_total")
+            module.backward(x, module.forward(x, keep=True)[1])
+            assert daemon.metric("attnd_recomputed_layers_total") == before + again
+            module.release()
+        assert daemon.metric("attnd_module_bytes") == 0
+    finally:
+        daemon.kill()
