@@ -203,5 +203,15 @@ TEST(Attnctl, PrintsJsonWhateverBytesANameHolds) {
   EXPECT_EQ(json[0]["version"], "fake");
 }
 
+TEST(Attnctl, TellsErrorsAsJsonWhereJsonIsAskedFor) {
+  const Outcome outcome = RunAttnctl("bench -o json --address 127.0.0.1:1");
+  EXPECT_EQ(outcome.exit_code, 3);
+  const auto json = nlohmann::json::parse(outcome.output, nullptr, /*allow_exceptions=*/false);
+  ASSERT_FALSE(json.is_discarded()) << outcome.output;
+  EXPECT_EQ(json["error"]["code"], "UNAVAILABLE");
+  EXPECT_EQ(json["error"]["address"], "127.0.0.1:1");
+  EXPECT_NE(json["error"]["message"], "");
+}
+
 }  // namespace
 }  // namespace attnd

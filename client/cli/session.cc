@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iostream>
 #include <sstream>
+#include <utility>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/ascii.h"
@@ -14,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "client/channels/address.h"
+#include "client/cli/json_text.h"
 #include "client/cli/printable.h"
 
 namespace attnd {
@@ -109,6 +111,27 @@ void Session::FailUsage(const absl::Status& status) {
 }
 
 void Session::Fail(const absl::Status& status, absl::string_view asked) {
+  if (json()) {
+    PrintJson(status, asked);
+  } else {
+    PrintText(status, asked);
+  }
+  bool unreachable = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+  Exit(unreachable ? kExitUnreachable : kExitFailed);
+}
+
+void Session::PrintJson(const absl::Status& status, absl::string_view asked) const {
+  nlohmann::ordered_json error = {{"code", absl::StatusCodeToString(status.code())},
+                                  {"message", status.message()},
+                                  {"address", asked.empty() ? addresses_ : asked}};
+  if (std::optional<ErrorDetail> detail = DetailOf(status); detail.has_value()) {
+    error["reason"] = detail->reason;
+    error["metadata"] = detail->metadata;
+  }
+  std::cerr << JsonText({{"error", std::move(error)}}, -1) << "\n";
+}
+
+void Session::PrintText(const absl::Status& status, absl::string_view asked) const {
   std::cerr << "attnctl: " << absl::StatusCodeToString(status.code()) << ": "
             << Printable(status.message()) << "\n";
   std::optional<ErrorDetail> detail = DetailOf(status);
@@ -122,8 +145,6 @@ void Session::Fail(const absl::Status& status, absl::string_view asked) {
   if (absl::IsUnavailable(status) && !detail.has_value() && !of_metrics) {
     std::cerr << "  is a daemon listening on " << (asked.empty() ? addresses_ : asked) << "?\n";
   }
-  bool unreachable = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-  Exit(unreachable ? kExitUnreachable : kExitFailed);
 }
 
 }  // namespace attnd

@@ -38,13 +38,16 @@ class Session {
 
   int exit_code() const { return exit_code_; }
   void Exit(int code) { exit_code_ = code; }
-  // Prints the failure on standard error and chooses the exit code. `asked`: the address, if it was
-  // one of several.
+  // Prints the failure on standard error, with --output json as an object on one line, and chooses
+  // the exit code. `asked`: the address, if it was one of several.
   void Fail(const absl::Status& status, absl::string_view asked = "");
   // The same for flags that do not fit.
   void FailUsage(const absl::Status& status);
 
  private:
+  void PrintText(const absl::Status& status, absl::string_view asked) const;
+  void PrintJson(const absl::Status& status, absl::string_view asked) const;
+
   std::string addresses_ = "127.0.0.1:7070";
   std::string ca_file_, certificate_file_, key_file_, server_name_, token_file_, proxy_;
   bool tls_ = false;
