@@ -221,7 +221,8 @@ absl::StatusOr<MaskKernel> CudaBackend::KernelForMask(const Problem& problem,
 Travel CudaBackend::TravelOf(const Problem& problem) const {
   const std::vector<KernelRow>& rows = device_->rows();
   const bool is_native = std::any_of(rows.begin(), rows.end(), [&](const KernelRow& row) {
-    return row.kind == KernelKind::kForward && row.element == problem.element;
+    return row.kind == KernelKind::kForward && row.element == problem.element &&
+           cuda::TravelOf(row) == Travel::kAsItIs;
   });
   return is_native ? Travel::kAsItIs : Travel::kAsHalves;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/ptx/mma_sm70.h"
+#include "kernels/rules/gradient_scale.h"
 #include "kernels/rules/restore_non_finite.h"
 #include "kernels/sm70/forward_layout.h"
 
@@ -43,7 +44,7 @@ class OutputRole {
         dropout.template Store<L::kRowTiles>(L::At(&shared.keep, words, 0),
                                              work.tiles.At(step + 1).First());
       }
-      put = put == (L::kValueRing - L::kGroups) * L::kGroupBytes ? 0 : put + L::kTileBytes;
+      put = NextPut(put);
       stagers.Fetch(work, step + 2);
       // The last group of the step before, then the first of this one.
 #pragma unroll 1
@@ -69,7 +70,7 @@ class OutputRole {
   using DropoutPolicy = typename L::Dropout;
   using Words = typename L::Words;
 
-  static constexpr int kOutputTiles = L::kOutputChunks / 2;
+  static constexpr int kOutputTiles = L::kOutputChunks / (L::kSplits ? 4 : 2);
   using OutputTiles = float[L::kTeamTiles][kOutputTiles][8];
 
   ATTN_HD static RowStager<L::kPitch> Stager(const Work& work, const RowTensor& t,
@@ -96,12 +97,24 @@ class OutputRole {
                                Shared& shared) {
     stagers.k.Put(shared.k, (step & 1) * L::kTileBytes);
     const auto visit = work.tiles.At(step);
-    if (!visit.IsPartial()) {
+    // Of split numbers always: infinities would meet low parts, which may be zero.
+    const int jump = value_offset == L::kValueRing * L::kGroupBytes - L::kGroupBytes ? -kRing : 0;
+    if (!L::kSplits && !visit.IsPartial()) {
       stagers.v.Put(shared.v, value_offset);
       return;
     }
-    if (stagers.v.template PutFinite<Rule::kListed>(shared.v, value_offset, visit.First())) {
+    if (stagers.v.template PutFinite < Rule::kListed ||
+        L::kSplits > (shared.v, value_offset, L::kSplits ? jump : 0, visit.First())) {
       ptx::StoreShared32(&shared.left_out, 1);
+    }
+  }
+  // Where a step's V goes after the one at `put`: steps of split numbers may lie across the end.
+  static constexpr int kRing = L::kValueRing * L::kGroupBytes;
+  ATTN_HD static int NextPut(int put) {
+    if constexpr (L::kValueRing % L::kGroups == 0) {
+      return put == kRing - L::kTileBytes ? 0 : put + L::kTileBytes;
+    } else {
+      return put + L::kTileBytes - (put >= kRing - L::kTileBytes ? kRing : 0);
     }
   }
 
@@ -135,13 +148,56 @@ class OutputRole {
                       rO);
       }
     }
+    if constexpr (L::kSplits) {
+      AddSplitPV(shared.p, at, shared.v, rO);
+    } else {
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      AddPV(shared.p, at.p + at.line, shared.v, at.v + at.row, rO);
-      at.line ^= L::kOtherHalf;
-      at.row ^= kOtherKeys;
+      for (int half = 0; half < 2; ++half) {
+        AddPV(shared.p, at.p + at.line, shared.v, at.v + at.row, rO);
+        at.line ^= L::kOtherHalf;
+        at.row ^= kOtherKeys;
+      }
     }
     at.Next();
+  }
+
+  // A group of split numbers: four k steps, whose sums are added outside the tensor core. A chunk
+  // of V is both parts of four columns.
+  ATTN_HD static void AddSplitPV(const void* sP, const Operands& at, const void* sV,
+                                 OutputTiles& rO) {
+    uint32_t a[2][L::kTeamTiles][4][2];  // [part][tile][k step]
+#pragma unroll
+    for (int n = 0; n < 4 * L::kTeamTiles; ++n) {
+      const int part = n & 1, half = n >> 1 & 1, m = n >> 2;
+      const uint4 words =
+          ptx::LoadShared128(L::At(sP, at.p + (half ? at.line ^ L::kOtherHalf : at.line),
+                                   part * L::kPartBytes + m * L::kLineTileBytes));
+      a[part][m][2 * half][0] = words.x;
+      a[part][m][2 * half][1] = words.y;
+      a[part][m][2 * half + 1][0] = words.z;
+      a[part][m][2 * half + 1][1] = words.w;
+    }
+#pragma unroll
+    for (int x = 0; x < kOutputTiles; ++x) {
+      uint4 b[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int row = at.v + (k & 2 ? at.row ^ kOtherKeys : at.row);
+        const int twist = ((x & 1) * 4) ^ ((k & 1) * 2);
+        b[k] = ptx::LoadShared128(
+            L::At(sV, row ^ twist * 16, (x >> 1) * 128 + (k & 1) * 2 * L::kPitch * 16));
+      }
+      float part[L::kTeamTiles][8] = {};
+#pragma unroll
+      for (int n = 0; n < 12 * L::kTeamTiles; ++n) {  // low by high, high by low, high by high
+        const int m = n % L::kTeamTiles, k = n / L::kTeamTiles % 4, which = n / L::kTeamTiles / 4;
+        const uint32_t(&of_p)[2] = a[which == 0][m][k];
+        ptx::MmaRowRow(part[m], of_p[0], of_p[1], which == 1 ? b[k].z : b[k].x,
+                       which == 1 ? b[k].w : b[k].y);
+      }
+#pragma unroll
+      for (int n = 0; n < 8 * L::kTeamTiles; ++n) rO[n >> 3][x][n & 7] += part[n >> 3][n & 7];
+    }
   }
 
   // Eight keys of each column half: `line` of P, `row` of V as byte offsets.
@@ -189,14 +245,17 @@ class OutputRole {
     }
   }
 
-  // Chunk of O's row that element e of tile x lies in: four in turn over the lanes.
-  ATTN_HD static int OutputChunk(int x, int e, const Work& work) {
-    return work.part() * L::kOutputChunks + (x >> 1) * 4 + work.lane.column_half() * 2 + (e >> 2);
+  // Chunk of O's row that element e of the n-th four chunks lies in: in turn over the lanes.
+  ATTN_HD static int OutputChunk(int n, int e, const Work& work) {
+    return work.part() * L::kOutputChunks + n * 4 + work.lane.column_half() * 2 + (e >> 2);
   }
 
   // Two lanes (n, n ^ 2) hold two rows in halves of a 16-byte chunk: they swap, so that each stores
   // whole chunks of one row.
   ATTN_HD static void WriteOutput(const Work& work, const Shared& shared, const OutputTiles& rO) {
+    // In two steps, because one factor alone may lie beyond float32.
+    const int exponent = L::kSplits ? work.at.problem.v_exponent : 0;
+    const float scale[2] = {PowerOfTwo(exponent / 2), PowerOfTwo(exponent - exponent / 2)};
     const ProblemDesc& problem = work.at.problem;
     const SequenceDesc& s = work.at.sequence;
     const RowTensor o = problem.o;
@@ -218,8 +277,13 @@ class OutputRole {
       for (int n = 0; n < L::kOutputChunks / 4; ++n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int chunk = OutputChunk(2 * n, 4 * half, work);
-          uint4 words = SwapRows(rO[m][2 * n], rO[m][2 * n + 1], half, factor, second);
+          const int chunk = OutputChunk(n, 4 * half, work);
+          uint4 words;
+          if constexpr (L::kSplits) {
+            words = SwapFloatRows(rO[m][n], half, factor, scale, second);
+          } else {
+            words = SwapRows(rO[m][2 * n], rO[m][2 * n + 1], half, factor, second);
+          }
           if (row < q_len && chunk < live_chunks) ptx::StoreGlobal128(out + chunk * 16, words);
         }
       }
@@ -241,12 +305,29 @@ class OutputRole {
     return second ? make_uint4(got0, own0, got1, own1) : make_uint4(own0, got0, own1, got1);
   }
 
+  // The same of float32, whose chunk is four columns.
+  ATTN_HD static uint4 SwapFloatRows(const float (&tile)[8], int half, const float (&factor)[2],
+                                     const float (&scale)[2], bool second) {
+    uint32_t words[2][2];  // row, column
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int r = n >> 1, c = n & 1;
+      words[r][c] = ptx::FloatBits(tile[Float32Accumulate::Element(r, 2 * half + c)] * factor[r] *
+                                   scale[0] * scale[1]);
+    }
+    uint32_t own0 = second ? words[1][0] : words[0][0], own1 = second ? words[1][1] : words[0][1];
+    uint32_t got0 = ptx::ShuffleXor(second ? words[0][0] : words[1][0], 2);
+    uint32_t got1 = ptx::ShuffleXor(second ? words[0][1] : words[1][1], 2);
+    return second ? make_uint4(got0, got1, own0, own1) : make_uint4(own0, own1, got0, got1);
+  }
+
   // Gives O what PutFinite left out, one row a thread.
   ATTN_HD static void RestoreNonFinite(const Work& work) {
     const int row = work.block_row + work.thread;
     if (work.thread >= L::kBlockRows || row >= work.at.sequence.q_len) return;
-    NonFiniteValues<Float16, Rule, DropoutPolicy::kDrops>::Restore(work.at, work.tiles,
-                                                                   L::kStepKeys, row);
+    NonFiniteValues<typename L::ScoreMath::Operand, Rule,
+                    DropoutPolicy::kDrops>::template Restore<L::kSplits>(work.at, work.tiles,
+                                                                         L::kStepKeys, row);
   }
 
   // Byte offset within slot 0 of P, row tile 0: what this lane reads.
