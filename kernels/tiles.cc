@@ -145,7 +145,7 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
 }
 
 // float32 as three products of float16. A lane holds both parts of Q: of 32 rows up to 64 wide, of
-// 16 rows beyond (kernels/sm70/forward_layout.h).
+// 16 rows beyond (kernels/sm70/forward_layout.h). Beside two sums of O the stagers spill.
 void AddSplitForward(int head_dim, std::vector<KernelRow>& rows) {
   for (Scores scores : {kLinear, kListed, kGeneral}) {
     for (bool dropout : {false, true}) {
@@ -157,7 +157,7 @@ void AddSplitForward(int head_dim, std::vector<KernelRow>& rows) {
                       .dropout = dropout,
                       .tile = {head_dim > 64 ? 64 : 128, 32, head_dim, 1},
                       .reason = ScoresReason(scores, dropout),
-                      .spill_bytes = SpillBytes(scores, dropout, false)});
+                      .spill_bytes = head_dim > 64 ? 256 : 64});
     }
   }
 }

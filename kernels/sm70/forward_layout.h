@@ -69,6 +69,12 @@ struct ForwardLayout {
   static constexpr float kGain = kSplits ? 1.0f : 1.0f + kTruncationLoss;
   static constexpr float kLagOfP = kSplits ? kLag + kBias : kLag;
 
+  // Steps after which sums of split numbers are taken to others: short sums round less.
+  static constexpr int kFoldSteps = 8;
+  ATTN_HD static constexpr bool FoldsAfter(int step) {
+    return kSplits && step % kFoldSteps == kFoldSteps - 1;
+  }
+
   // Named barriers. Turn: a team's score warps have made their products of one group, so the P of
   // the group before is complete and the tensor cores are free for its output warps (by parity of
   // the group). KeysReady: a step's K is there, and output warps are at most one group behind.

@@ -17,12 +17,9 @@ class OutputRole {
 
   // By its warps alone.
   ATTN_HD static void Run(Work work, Shared& shared) {
-    OutputTiles rO;
-#pragma unroll
-    for (int m = 0; m < L::kTeamTiles; ++m) {
-#pragma unroll
-      for (int x = 0; x < kOutputTiles; ++x) Float32Accumulate::Zero(rO[m][x]);
-    }
+    OutputTiles rO, rTotal;  // of the last steps and, of split numbers, of those before
+    Clear(rO);
+    if constexpr (L::kSplits) Clear(rTotal);
     Stagers stagers = {Stager(work, work.at.problem.k, work.at.problem.qk_chunks),
                        Stager(work, work.at.problem.v, work.at.problem.v_chunks)};
     const int count = work.tiles.count();
@@ -54,9 +51,11 @@ class OutputRole {
           ptx::BarrierArrive(L::kKeysReady + ((step + 1) & 1), L::kThreads);
         }
         const int group = 2 * step + n - 1;
-        if (group >= 0 && group < 2 * count) AddGroup(work, group, operands, shared, rO);
+        if (group >= 0 && group < 2 * count) AddGroup(work, group, operands, shared, rO, rTotal);
       }
+      if (L::FoldsAfter(step)) Fold(rO, rTotal);
     }
+    if constexpr (L::kSplits) Fold(rTotal, rO);
     ptx::SyncThreads();  // end_factor is there
     WriteOutput(work, shared, rO);
     if (ptx::LoadShared32(&shared.left_out)) {
@@ -72,6 +71,23 @@ class OutputRole {
 
   static constexpr int kOutputTiles = L::kOutputChunks / (L::kSplits ? 4 : 2);
   using OutputTiles = float[L::kTeamTiles][kOutputTiles][8];
+
+  ATTN_HD static void Clear(OutputTiles& rO) {
+#pragma unroll
+    for (int n = 0; n < L::kTeamTiles * kOutputTiles; ++n) {
+      Float32Accumulate::Zero(rO[n / kOutputTiles][n % kOutputTiles]);
+    }
+  }
+  ATTN_HD static void Fold(OutputTiles& from, OutputTiles& to) {
+#pragma unroll
+    for (int n = 0; n < L::kTeamTiles * kOutputTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        to[n / kOutputTiles][n % kOutputTiles][e] += from[n / kOutputTiles][n % kOutputTiles][e];
+        from[n / kOutputTiles][n % kOutputTiles][e] = 0;
+      }
+    }
+  }
 
   ATTN_HD static RowStager<L::kPitch> Stager(const Work& work, const RowTensor& t,
                                              int live_chunks) {
@@ -138,65 +154,61 @@ class OutputRole {
   };
 
   ATTN_HD static void AddGroup(const Work& work, int group, Operands& at, const Shared& shared,
-                               OutputTiles& rO) {
+                               OutputTiles& rO, OutputTiles& rTotal) {
     const int slot = group & (L::kPRing - 1);
 #pragma unroll
     for (int n = 0; n < L::kTeamWarps; ++n) {
       const int warp = work.team() * L::kTeamWarps + n;
       if (ptx::LoadShared32(&shared.grown[slot][warp]) == static_cast<uint32_t>(group + 1)) {
-        RescaleOutput(shared.factor[slot][warp], n * L::kRowTiles, {ptx::Keep(work.lane.index)},
-                      rO);
+        const Lane lane = {ptx::Keep(work.lane.index)};
+        RescaleOutput(shared.factor[slot][warp], n * L::kRowTiles, lane, rO);
+        if constexpr (L::kSplits) {
+          RescaleOutput(shared.factor[slot][warp], n * L::kRowTiles, lane, rTotal);
+        }
       }
     }
-    if constexpr (L::kSplits) {
-      AddSplitPV(shared.p, at, shared.v, rO);
-    } else {
 #pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
+    for (int half = 0; half < 2; ++half) {
+      if constexpr (L::kSplits) {
+        AddSplitPV(shared.p, at.p + at.line, shared.v, at.v + at.row, rO);
+      } else {
         AddPV(shared.p, at.p + at.line, shared.v, at.v + at.row, rO);
-        at.line ^= L::kOtherHalf;
-        at.row ^= kOtherKeys;
       }
+      at.line ^= L::kOtherHalf;
+      at.row ^= kOtherKeys;
     }
     at.Next();
   }
 
-  // A group of split numbers: four k steps, whose sums are added outside the tensor core. A chunk
-  // of V is both parts of four columns.
-  ATTN_HD static void AddSplitPV(const void* sP, const Operands& at, const void* sV,
+  // Split numbers, whose sums of a half are added outside the tensor core. A chunk of V is both
+  // parts of four columns.
+  ATTN_HD static void AddSplitPV(const void* sP, int line, const void* sV, int row,
                                  OutputTiles& rO) {
-    uint32_t a[2][L::kTeamTiles][4][2];  // [part][tile][k step]
+    uint4 a[2][L::kTeamTiles];  // [part][tile]
 #pragma unroll
-    for (int n = 0; n < 4 * L::kTeamTiles; ++n) {
-      const int part = n & 1, half = n >> 1 & 1, m = n >> 2;
-      const uint4 words =
-          ptx::LoadShared128(L::At(sP, at.p + (half ? at.line ^ L::kOtherHalf : at.line),
-                                   part * L::kPartBytes + m * L::kLineTileBytes));
-      a[part][m][2 * half][0] = words.x;
-      a[part][m][2 * half][1] = words.y;
-      a[part][m][2 * half + 1][0] = words.z;
-      a[part][m][2 * half + 1][1] = words.w;
+    for (int n = 0; n < 2 * L::kTeamTiles; ++n) {
+      a[n & 1][n >> 1] = ptx::LoadShared128(
+          L::At(sP, line, (n & 1) * L::kPartBytes + (n >> 1) * L::kLineTileBytes));
     }
 #pragma unroll
     for (int x = 0; x < kOutputTiles; ++x) {
-      uint4 b[4];
+      uint4 b[2];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int row = at.v + (k & 2 ? at.row ^ kOtherKeys : at.row);
-        const int twist = ((x & 1) * 4) ^ ((k & 1) * 2);
+      for (int k = 0; k < 2; ++k) {
+        const int twist = ((x & 1) * 4) ^ (k * 2);
         b[k] = ptx::LoadShared128(
-            L::At(sV, row ^ twist * 16, (x >> 1) * 128 + (k & 1) * 2 * L::kPitch * 16));
+            L::At(sV, row ^ twist * 16, (x >> 1) * 128 + k * 2 * L::kPitch * 16));
       }
-      float part[L::kTeamTiles][8] = {};
+      float sums[L::kTeamTiles][8] = {};
 #pragma unroll
-      for (int n = 0; n < 12 * L::kTeamTiles; ++n) {  // low by high, high by low, high by high
-        const int m = n % L::kTeamTiles, k = n / L::kTeamTiles % 4, which = n / L::kTeamTiles / 4;
-        const uint32_t(&of_p)[2] = a[which == 0][m][k];
-        ptx::MmaRowRow(part[m], of_p[0], of_p[1], which == 1 ? b[k].z : b[k].x,
-                       which == 1 ? b[k].w : b[k].y);
+      for (int n = 0; n < 6 * L::kTeamTiles; ++n) {  // low by high, high by low, high by high
+        const int m = n % L::kTeamTiles, k = n / L::kTeamTiles & 1, which = n / L::kTeamTiles / 2;
+        const uint4 of_p = a[which == 0][m], of_v = b[k];
+        ptx::MmaRowRow(sums[m], k ? of_p.z : of_p.x, k ? of_p.w : of_p.y,
+                       which == 1 ? of_v.z : of_v.x, which == 1 ? of_v.w : of_v.y);
       }
 #pragma unroll
-      for (int n = 0; n < 8 * L::kTeamTiles; ++n) rO[n >> 3][x][n & 7] += part[n >> 3][n & 7];
+      for (int n = 0; n < 8 * L::kTeamTiles; ++n) rO[n >> 3][x][n & 7] += sums[n >> 3][n & 7];
     }
   }
 

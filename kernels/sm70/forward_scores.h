@@ -45,6 +45,7 @@ class ScoreRole {
         MakeProbabilities(rS, multiplier, slot, work, rows, shared,
                           to + slot * L::kTeams * L::kPBytes);
       }
+      if (L::FoldsAfter(step)) Fold(rows.sum, rows.total);
       work.tiles.Advance(step, work.thread);  // late: what comes first in a step is waited for
       ptx::BarrierArrive(L::kKeysRead + (step & 1), L::kThreads);
     }
@@ -60,7 +61,8 @@ class ScoreRole {
   struct RowState {
     float stabilizer[kRowTiles][Math::kRows];
     float sum[kRowTiles][Math::kRows];
-    int hidden[kRowTiles][Math::kRows];  // keys that the rule hid, for those that must count them
+    float total[kRowTiles][Math::kRows];  // of split numbers: the sum of earlier steps
+    int hidden[kRowTiles][Math::kRows];   // keys that the rule hid, for those that must count them
   };
 
   ATTN_HD static void LoadQueries(const Work& work, uint32_t (&rQ)[kRowTiles][L::kChunks * 4]) {
@@ -89,6 +91,7 @@ class ScoreRole {
       for (int r = 0; r < Math::kRows; ++r) {
         rows.stabilizer[m][r] = kLowest;
         rows.sum[m][r] = 0;
+        rows.total[m][r] = 0;
         rows.hidden[m][r] = 0;
       }
     }
@@ -156,19 +159,22 @@ class ScoreRole {
     }
     Fold(low, rS);
   }
-  ATTN_HD static void Fold(float (&part)[kRowTiles][8], float (&rS)[kRowTiles][8]) {
+  // Takes sums to others and begins them anew.
+  template <int kCount>
+  ATTN_HD static void Fold(float (&from)[kRowTiles][kCount], float (&to)[kRowTiles][kCount]) {
 #pragma unroll
-    for (int n = 0; n < kRowTiles * 8; ++n) {
-      rS[n >> 3][n & 7] += part[n >> 3][n & 7];
-      part[n >> 3][n & 7] = 0;
+    for (int n = 0; n < kRowTiles * kCount; ++n) {
+      to[n / kCount][n % kCount] += from[n / kCount][n % kCount];
+      from[n / kCount][n % kCount] = 0;
     }
   }
   // Split infinities and NaN are in none of their right places: such scores are made again. [warp]
   ATTN_HD static void Repair(const Work& work, int first_key, float (&rS)[kRowTiles][8]) {
-    float all = 0;
+    float all[4] = {};  // short chains: nothing hides their latency
 #pragma unroll
-    for (int n = 0; n < kRowTiles * 8; ++n) all = ptx::Fma(rS[n >> 3][n & 7], 0.0f, all);
-    if (!ptx::VoteAny(!(all == 0))) return;
+    for (int n = 0; n < kRowTiles * 8; ++n)
+      all[n & 3] = ptx::Fma(rS[n >> 3][n & 7], 0.0f, all[n & 3]);
+    if (!ptx::VoteAny(!(all[0] + all[1] + (all[2] + all[3]) == 0))) return;
     const ProblemDesc& p = work.at.problem;
     const SequenceDesc& s = work.at.sequence;
 #pragma unroll 1
@@ -297,6 +303,7 @@ class ScoreRole {
         float factor = ptx::Exp2(rows.stabilizer[m][r] - stabilizer);
         rows.stabilizer[m][r] = stabilizer;
         rows.sum[m][r] *= factor;
+        if constexpr (L::kSplits) rows.total[m][r] *= factor;
         bool is_writer = Math::Col(0, lane.index) == 0;
         float* place = &shared.factor[slot][work.warp][L::PlaceOf(m, r, lane)];
         if (is_writer) ptx::StoreSharedFloat(place, factor);
@@ -318,7 +325,11 @@ class ScoreRole {
         for (int c = 0; c < Math::kColumns; ++c) {
           const int e = Math::Element(r, c);
           rP[e] = ptx::Exp2(ptx::Fma(rS[m][e], multiplier, -rows.stabilizer[m][r]));
-          rows.sum[m][r] += rP[e];
+          if constexpr (!L::kSplits) rows.sum[m][r] += rP[e];
+        }
+        if constexpr (L::kSplits) {
+          const int e = Math::Element(r, 0), f = Math::Element(r, 2);
+          rows.sum[m][r] += rP[e] + rP[e + 1] + (rP[f] + rP[f + 1]);
         }
       }
       StoreP(rP, DropoutPolicy::Load(shared.keep, slot, work.warp, m, work.lane.index), shared.p,
@@ -339,7 +350,7 @@ class ScoreRole {
         const int e = 2 * r + 4 * k;
         const uint32_t mask = DropoutPolicy::Mask(keep, r, k);
         if constexpr (L::kSplits) {
-          const SplitPair split = SplitTruncated(rP[e], rP[e + 1]);
+          const SplitPair split = SplitNumbers(rP[e], rP[e + 1]);
           words[r][k] = split.high & mask;
           low[r][k] = split.low & mask;
         } else {
@@ -365,6 +376,7 @@ class ScoreRole {
   static constexpr bool kCountsLate = Rule::kListed && !Rule::kEveryTile;
 
   ATTN_HD static void FinishRows(const Work& work, RowState& rows, Shared& shared) {
+    if constexpr (L::kSplits) Fold(rows.total, rows.sum);
     bool empty = false;  // whether some row may have seen nothing
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {

@@ -9,7 +9,6 @@
 #pragma once
 
 #include "kernels/rules/float_element.h"
-#include "kernels/rules/online_softmax.h"
 #include "kernels/sm70/tile_math.h"
 
 namespace attnd::sm70 {
@@ -42,17 +41,15 @@ ATTN_HD float SplitDot(uint4 a, uint4 b, float sum) {
   return sum;
 }
 
-// Two non-negative numbers as float16, high parts and low ones, truncated. What is lost of the low
-// ones on the average is given back ahead.
+// Two non-negative numbers as float16: high parts truncated, and what that leaves to nearest.
 struct SplitPair {
   uint32_t high, low;
 };
-ATTN_HD SplitPair SplitTruncated(float first, float second) {
+ATTN_HD SplitPair SplitNumbers(float first, float second) {
   constexpr uint32_t kRest = 0x1fffu;  // bits of a float32 that a float16 lacks
   const float low = first - ptx::BitsFloat(ptx::FloatBits(first) & ~kRest);
   const float next = second - ptx::BitsFloat(ptx::FloatBits(second) & ~kRest);
-  constexpr float kGain = 1.0f + kTruncationLoss;
-  return {ptx::PackTruncated(first, second), ptx::PackTruncated(low * kGain, next * kGain)};
+  return {ptx::PackTruncated(first, second), ptx::PackRounded(low, next)};
 }
 
 }  // namespace attnd::sm70
