@@ -168,9 +168,28 @@ void AddDense(std::vector<KernelRow>& rows) {
   }
 }
 
+// float32 as three products of float16. A lane holds both parts of Q: of 32 rows up to 64 wide, of
+// 16 rows beyond (kernels/sm70/forward_layout.h). Beside two sums of O the stagers spill.
+void AddSplitForward(int head_dim, std::vector<KernelRow>& rows) {
+  for (Scores scores : {kLinear, kListed, kGeneral}) {
+    for (bool dropout : {false, true}) {
+      rows.push_back({.kind = KernelKind::kForward,
+                      .element = ElementType::kFloat32,
+                      .head_dim = head_dim,
+                      .general = scores.general,
+                      .listed = scores.listed,
+                      .dropout = dropout,
+                      .tile = {head_dim > 64 ? 64 : 128, 32, head_dim, 1},
+                      .reason = ScoresReason(scores, dropout),
+                      .spill_bytes = head_dim > 64 ? 256 : 64});
+    }
+  }
+}
+
 std::vector<KernelRow> Sm70Rows() {
   std::vector<KernelRow> rows;
   for (int head_dim : {32, 64, 96, 128, 256}) AddForward(head_dim, rows);
+  for (int head_dim : {64, 128}) AddSplitForward(head_dim, rows);
   for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
   AddSmall(ElementType::kFloat16, rows);
   rows.push_back({.kind = KernelKind::kKeepRows,
@@ -301,7 +320,9 @@ std::vector<KernelRow> Sm90Rows() {
 std::string NameOf(const KernelRow& row) {
   std::string name = KindName(row.kind);
   if (row.element == ElementType::kBFloat16) name += "_bf16";
-  if (row.element == ElementType::kFloat32) name += "_tf32x3";
+  if (row.element == ElementType::kFloat32) {
+    name += row.architecture == Architecture::kSm70 ? "_f16x3" : "_tf32x3";
+  }
   if (row.head_dim == 0) return name;
   name += "_d" + std::to_string(row.head_dim);
   if (row.kind == KernelKind::kQueryGradient) return name + (row.ordered ? "" : "_atomic");

@@ -73,8 +73,9 @@ struct KernelRow {
 };
 
 // "forward_d64_f32_linear_dropout", of bfloat16 "forward_bf16_d64_f32_linear_dropout", of float32
-// as three products of TF32 numbers "forward_tf32x3_d64_f32_linear_dropout": the kernel's name in
-// messages, receipts and the index. No other row of a GPU has it.
+// as three products of TF32 numbers "forward_tf32x3_d64_f32_linear_dropout", of float16 numbers (on
+// sm_70) "forward_f16x3_d64_f32_linear_dropout": the kernel's name in messages, receipts and the
+// index. No other row of a GPU has it.
 std::string NameOf(const KernelRow& row);
 
 // Every row that is built, those of one architecture, and those that a GPU of this compute

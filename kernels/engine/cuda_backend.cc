@@ -222,7 +222,8 @@ absl::StatusOr<MaskKernel> CudaBackend::KernelForMask(const Problem& problem,
 bool CudaBackend::HasOwnKernels(ElementType element) const {
   const std::vector<KernelRow>& rows = device_->rows();
   return std::any_of(rows.begin(), rows.end(), [&](const KernelRow& row) {
-    return row.kind == KernelKind::kForward && row.element == element;
+    return row.kind == KernelKind::kForward && row.element == element &&
+           cuda::TravelOf(row) == Travel::kAsItIs;
   });
 }
 

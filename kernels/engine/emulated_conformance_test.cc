@@ -36,6 +36,15 @@ const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulat
                                                    .precision = EnginePrecision::HalfOperands(),
                                                    .whole_stride = kWholeStride,
                                                    .max_unsupported = 0});
+const bool kFloat = RegisterBackendConformance("EmulatedFloat", MakeEmulated,
+                                               {.max_pairs = 2000,
+                                                .random_problems = 5,
+                                                .random_max_pairs = 4000,
+                                                .element = ElementType::kFloat32,
+                                                .precision = {.operand_underflow = 0x1p-39},
+                                                .mask_stride = 4,
+                                                .whole_stride = kWholeStride,
+                                                .max_unsupported = 60});
 
 }  // namespace
 }  // namespace attnd::cuda

@@ -114,7 +114,9 @@ void LaunchPlan::AddConstants() {
 }
 
 Travel TravelOf(const KernelRow& row) {
-  return row.element == ElementType::kBFloat16 ? Travel::kAsItIs : Travel::kAsHalves;
+  const bool as_halves =
+      row.element == ElementType::kFloat16 || row.architecture == Architecture::kSm70;
+  return as_halves ? Travel::kAsHalves : Travel::kAsItIs;
 }
 
 MaskTiling TilingOf(const ForwardKernels& kernels) {

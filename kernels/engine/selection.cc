@@ -11,17 +11,19 @@
 namespace attnd::cuda {
 namespace {
 
-bool HasOwn(absl::Span<const KernelRow> rows, ElementType element) {
-  return std::any_of(rows.begin(), rows.end(), [element](const KernelRow& r) {
-    return r.kind == KernelKind::kForward && r.element == element;
-  });
+bool HasOwn(absl::Span<const KernelRow> rows, ElementType element,
+            KernelKind kind = KernelKind::kForward) {
+  return std::any_of(rows.begin(), rows.end(),
+                     [&](const KernelRow& r) { return r.kind == kind && r.element == element; });
 }
 
-absl::Status CheckElement(absl::Span<const KernelRow> rows, const Problem& p) {
-  if (p.element != ElementType::kFloat32 || HasOwn(rows, p.element)) return absl::OkStatus();
+absl::Status CheckElement(absl::Span<const KernelRow> rows, const Problem& p, KernelKind kind,
+                          absl::string_view work) {
+  if (p.element != ElementType::kFloat32 || HasOwn(rows, p.element, kind)) return absl::OkStatus();
   return absl::UnimplementedError(
-      "element: before sm_80 the cuda engine computes float16 and bfloat16; send float32 tensors "
-      "with precision=\"f16\" or \"bf16\", or use the cpu engine");
+      absl::StrCat("element: before sm_80 the cuda engine has no ", work,
+                   " of float32; send float32 tensors "
+                   "with precision=\"f16\" or \"bf16\", or use the cpu engine"));
 }
 
 bool HasMask(const Problem& p) { return p.bool_mask.has_value() || p.mask != nullptr; }
@@ -94,7 +96,7 @@ bool NeedsDqRest(const Problem& p) {
 }
 
 absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, const Problem& p) {
-  RETURN_IF_ERROR(CheckElement(rows, p));
+  RETURN_IF_ERROR(CheckElement(rows, p, KernelKind::kForward, "forward"));
   const ElementType element = ElementOf(rows, p);
   std::optional<KernelRow> row = Narrowest(rows, p, [&](const KernelRow& r) {
     return r.kind == KernelKind::kForward && r.element == element && FitsScores(r, p);
@@ -105,7 +107,7 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, c
 }
 
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p) {
-  RETURN_IF_ERROR(CheckElement(rows, p));
+  RETURN_IF_ERROR(CheckElement(rows, p, KernelKind::kBackward, "backward"));
   const ElementType element = ElementOf(rows, p);
   auto backward_with = [&](bool ordered) {
     return Narrowest(rows, p, [&](const KernelRow& r) {
@@ -140,7 +142,7 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
 }
 
 absl::StatusOr<CaptureKernels> SelectCapture(absl::Span<const KernelRow> rows, const Problem& p) {
-  RETURN_IF_ERROR(CheckElement(rows, p));
+  RETURN_IF_ERROR(CheckElement(rows, p, KernelKind::kCaptureScores, "captured maps"));
   const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kMaskTiles);
   const std::optional<KernelRow> scores =
       Find(rows, KernelKind::kCaptureScores, ElementOf(rows, p));

@@ -126,16 +126,19 @@ TEST(Selection, TakesBfloat16AsItIsWhereThereAreKernels) {
   }
 }
 
-TEST(Selection, TakesFloat32FromSm80On) {
+TEST(Selection, TakesFloat32AsItsArchitectureSplitsIt) {
   Problem p = Plain(40);
   p.element = ElementType::kFloat32;
   p.allow_nondeterministic = true;  // not built
+  EXPECT_EQ(ForwardName(p), "forward_f16x3_d64_f32_linear");
   for (const int gpu : {80, 86, 90, 120}) {
     EXPECT_EQ(ForwardName(p, gpu), "forward_tf32x3_d64_f32_linear");
     EXPECT_EQ(BackwardName(p, gpu), "backward_tf32x3_d64_f32_linear");
   }
   p.qk_head_dim = 129;
-  EXPECT_THAT(ForwardName(p, 90), HasSubstr("head dimensions 129 and 40 of float32"));
+  for (const int gpu : {70, 90}) {
+    EXPECT_THAT(ForwardName(p, gpu), HasSubstr("head dimensions 129 and 40 of float32"));
+  }
 }
 
 TEST(Selection, AddsTheGradientsThatAreWanted) {
@@ -152,8 +155,9 @@ TEST(Selection, AddsTheGradientsThatAreWanted) {
 TEST(Selection, SaysWhatWouldWorkInstead) {
   Problem p = Plain(64);
   p.element = ElementType::kFloat32;
-  EXPECT_EQ(SelectForward(Volta(), p).status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(ForwardName(p), HasSubstr("precision=\"f16\""));
+  EXPECT_EQ(SelectBackward(Volta(), p).status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(BackwardName(p), HasSubstr("no backward of float32"));
+  EXPECT_THAT(BackwardName(p), HasSubstr("precision=\"f16\""));
   std::vector<KernelRow> none;
   auto missing = SelectForward(none, Plain(64));
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kUnimplemented);

@@ -56,7 +56,10 @@ int ExponentIn(const Problem& p, const Part& part, const RowShape& shape, bool i
                const void* data) {
   int largest = kNoExponent;
   for (const RowBlock& block : BlocksOf(p, part, is_query)) {
-    largest = std::max(largest, LargestExponent(shape, static_cast<const uint16_t*>(data), block));
+    const int own = p.element == ElementType::kFloat32
+                        ? LargestExponent(shape, static_cast<const float*>(data), block)
+                        : LargestExponent(shape, static_cast<const uint16_t*>(data), block);
+    largest = std::max(largest, own);
   }
   return largest == kNoExponent ? 0 : largest;
 }
@@ -123,7 +126,8 @@ int64_t ScratchSize(int64_t bytes) {
 // V's least step in forward is 2^−(24 + bits) of its largest number, and backward's 2^−24, so that
 // what forward rounds is nothing to backward from 8 bits on: below half a step.
 bool CanKeep(const Problem& p, Travel travel) {
-  return !IsConverted(p.element, travel) || ForwardValueBits(p) >= 8;
+  if (!IsConverted(p.element, travel)) return true;
+  return p.element == ElementType::kBFloat16 && ForwardValueBits(p) >= 8;
 }
 
 int64_t TransferScratchBytes(const Problem& p, Direction direction, Travel travel) {
@@ -200,7 +204,12 @@ absl::Status Transfer::RowsIn(const Rows& rows, const void* from, const Problem&
   std::memset(halves, 0, bytes);  // rows that no part covers
   for (size_t n = 0; n < parts.size(); ++n) {
     for (const RowBlock& block : BlocksOf(p, parts[n], rows.is_query)) {
-      HalvesFromBFloat16(rows.shape, data, block, rows.exponents[n], halves);
+      if (p.element == ElementType::kFloat32) {
+        HalvesFromFloats(rows.shape, static_cast<const float*>(from), block, rows.exponents[n],
+                         halves);
+      } else {
+        HalvesFromBFloat16(rows.shape, data, block, rows.exponents[n], halves);
+      }
     }
   }
   return BytesIn(rows.offset, halves, bytes);
@@ -217,7 +226,9 @@ absl::Status Transfer::RowsOut(const RowShape& shape, void* to, int64_t offset) 
 
 absl::Status Transfer::OutputOut(const Rows& rows, void* to, const Problem& p,
                                  absl::Span<const Part> parts) {
-  if (!IsConverted(p.element, travel_)) return RowsOut(rows.shape, to, rows.offset);
+  if (p.element != ElementType::kBFloat16 || !IsConverted(p.element, travel_)) {
+    return RowsOut(rows.shape, to, rows.offset);
+  }
   const int64_t bytes = rows.shape.padded_bytes();
   auto* data = static_cast<uint16_t*>(to);
   auto* halves = reinterpret_cast<uint16_t*>(TakeScratch(bytes));

@@ -25,7 +25,7 @@
 namespace attnd::cuda {
 
 // Whether what a forward leaves on the device serves backward with the bits of tensors that are
-// sent again. Not in float32, and not of bfloat16 as halves with hardly anything kept by dropout: V
+// sent again. Not of float32 as halves, nor of bfloat16 with hardly anything kept by dropout: V
 // is then so small in forward that its least numbers lose bits which backward would still see.
 bool CanKeep(const Problem& problem, Travel travel);
 
@@ -37,7 +37,7 @@ class Transfer {
   Transfer(DeviceLaunch& launch, int64_t arena_bytes)
       : launch_(launch), arena_bytes_(arena_bytes) {}
 
-  // `parts` are the call's own, and stay; in bfloat16 their exponents are set here.
+  // `parts` are the call's own, and stay; what is converted has its exponents set here.
   absl::Status In(const CallLayout& at, const ForwardCall& call, absl::Span<Part> parts);
   absl::Status In(const CallLayout& at, const BackwardCall& call, absl::Span<Part> parts);
   // What a capture reads of a forward that has run (LayOutScores).

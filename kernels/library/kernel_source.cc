@@ -25,7 +25,9 @@ const char* BackwardDropoutOf(const KernelRow& row) {
 }
 
 std::string Sm70Expression(const KernelRow& row) {
-  const char* math = row.half_accumulate ? "Float16Accumulate" : "Float32Accumulate";
+  const char* math = row.half_accumulate                    ? "Float16Accumulate"
+                     : row.element == ElementType::kFloat32 ? "SplitAccumulate"
+                                                            : "Float32Accumulate";
   const std::string tile = TileExpression(row.tile);
   switch (row.kind) {
     case KernelKind::kForward:

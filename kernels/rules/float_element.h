@@ -10,6 +10,10 @@ struct Float32 {
   static constexpr int kBytes = 4;
   static constexpr uint32_t kMagnitude = 0x7fffffffu;
   ATTN_HD static uint32_t Pack(float low, float) { return ptx::FloatBits(low); }
+  // Word n of a row.
+  ATTN_HD static uint32_t WordOf(const char* row, int n) {
+    return ptx::LoadConstant32(row + n * 4);
+  }
   ATTN_HD static float Low(uint32_t word) { return ptx::BitsFloat(word); }
   ATTN_HD static float High(uint32_t) { return 0; }
   // All ones in an infinity or NaN.

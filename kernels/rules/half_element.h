@@ -24,6 +24,10 @@ struct Float16 {
   static constexpr uint32_t kMagnitude = 0x7fff7fffu;  // of a word: all but signs
   // To nearest, ties to even.
   ATTN_HD static uint32_t Pack(float low, float high) { return ptx::PackRounded(low, high); }
+  // Word n of a row.
+  ATTN_HD static uint32_t WordOf(const char* row, int n) {
+    return ptx::LoadConstant32(row + n * 4);
+  }
   ATTN_HD static float Low(uint32_t word) { return ptx::LowHalf(word); }
   ATTN_HD static float High(uint32_t word) { return ptx::HighHalf(word); }
   // All ones in those halves that are an infinity or NaN.
@@ -38,6 +42,10 @@ struct BFloat16 {
   // Likewise; NaN stays NaN.
   ATTN_HD static uint32_t Pack(float low, float high) {
     return BFloat16InUpperHalf(low) >> 16 | (BFloat16InUpperHalf(high) & 0xffff0000u);
+  }
+  // Word n of a row.
+  ATTN_HD static uint32_t WordOf(const char* row, int n) {
+    return ptx::LoadConstant32(row + n * 4);
   }
   ATTN_HD static float Low(uint32_t word) { return ptx::BitsFloat(word << 16); }
   ATTN_HD static float High(uint32_t word) { return ptx::BitsFloat(word & 0xffff0000u); }

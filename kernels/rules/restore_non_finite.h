@@ -11,8 +11,8 @@ namespace attnd {
 template <class Element, class Rule, bool kDrops>
 struct NonFiniteValues {
   // Row `row` of O, which has been written. By one thread; `tiles`: those that the row's block
-  // visited, of `tile_keys` keys each.
-  template <class Visits>
+  // visited, of `tile_keys` keys each. `kInAll`: the kernel leaves them out of all tiles.
+  template <bool kInAll = false, class Visits>
   ATTN_HD static void Restore(const ScoreContext& at, const Visits& tiles, int tile_keys, int row) {
     const ProblemDesc& problem = at.problem;
     const SequenceDesc& s = at.sequence;
@@ -20,7 +20,7 @@ struct NonFiniteValues {
     MaskLookup mask(problem.tile_lists, at.batch, at.head);
     for (int n = 0; n < tiles.count(); ++n) {
       const auto visit = tiles.Any(n);
-      if (!visit.IsPartial()) continue;
+      if (!kInAll && !visit.IsPartial()) continue;
       const int first = visit.First(), end = MinInt(first + tile_keys, s.kv_len);
       for (int key = first; key < end; ++key) {
         if (!Rule::IsVisible(at, mask, row, key)) continue;
@@ -37,7 +37,7 @@ struct NonFiniteValues {
   // An infinity counts as it is (its P is positive, however small), or as 0·∞ if it was dropped.
   ATTN_HD static void Add(const char* value, int pairs, bool is_dropped, char* out) {
     for (int n = 0; n < pairs; ++n) {
-      const uint32_t word = ptx::LoadConstant32(value + n * 4);
+      const uint32_t word = Element::WordOf(value, n);
       const uint32_t bad = Element::NonFinite(word);
       if (bad == 0) continue;
       const uint32_t old = ptx::LoadGlobal32(out + n * 4);

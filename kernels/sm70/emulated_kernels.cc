@@ -65,6 +65,7 @@ EmulatedKernel OfBackward(const KernelRow& row) {
 }  // namespace
 
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
+  if (row.element == ElementType::kFloat32) return FindEmulatedFloatKernel(row);
   if (row.kind == KernelKind::kKeyBounds) return EmulatedEntry<KeyBoundsKernel>();
   if (row.kind == KernelKind::kDelta) return EmulatedEntry<DeltaKernel>();
   if (row.kind == KernelKind::kMaskTiles) return EmulatedEntry<MaskTilesKernel>();

@@ -8,5 +8,6 @@
 namespace attnd::sm70 {
 
 EmulatedKernel FindEmulatedKernel(const KernelRow& row);
+EmulatedKernel FindEmulatedFloatKernel(const KernelRow& row);  // of float32
 
 }  // namespace attnd::sm70

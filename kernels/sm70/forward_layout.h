@@ -6,6 +6,7 @@
 #include "kernels/sm70/dropout.h"
 #include "kernels/sm70/forward_visits.h"
 #include "kernels/sm70/pipeline.h"
+#include "kernels/sm70/split_float.h"
 
 namespace attnd::sm70 {
 
@@ -30,23 +31,27 @@ struct ForwardLayout {
 
   // 16-byte chunks of a row: what is multiplied, what an output warp has of them, and how far rows
   // stand apart in shared memory (whole 128-byte lines, a power of two).
-  static constexpr int kChunks = kTile.head_dim / 8, kOutputChunks = kChunks / kTeamWarps;
+  static constexpr bool kSplits = Math::kSplits;
+  static constexpr int kParts = kSplits ? 2 : 1;  // of an operand
+  static constexpr int kChunks = kTile.head_dim * kParts / 8, kOutputChunks = kChunks / kTeamWarps;
   static constexpr int kPitch = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;
   static_assert(kOutputChunks % 4 == 0);
 
-  // Groups of 16 keys go round in rings: two steps of K, three of V, four groups of P.
-  static constexpr int kKeyRing = 4, kValueRing = 6, kPRing = 4;
+  // Groups of 16 keys go round in rings: two steps of K, three of V (of split numbers the five
+  // groups that are in use at once), four groups of P.
+  static constexpr int kKeyRing = 4, kValueRing = kSplits ? 5 : 6, kPRing = 4;
   static constexpr int kGroupBytes = kGroupKeys * kPitch * 16;
   static constexpr int kTileBytes = kGroups * kGroupBytes;
-  static constexpr int kLineTileBytes = 32 * 16;               // lines of one 16×16 tile of P
-  static constexpr int kPBytes = kTeamTiles * kLineTileBytes;  // of a team
+  static constexpr int kLineTileBytes = 32 * 16;  // lines of one 16×16 tile of P
+  static constexpr int kPartBytes = kTeamTiles * kLineTileBytes;
+  static constexpr int kPBytes = kParts * kPartBytes;  // of a team: high parts, then low ones
   static constexpr int kBitmapWords = BitmapWords(kBlockRows, kStepKeys);
   using Words = typename DropoutPolicy::template Words<kRowTiles>;
   using Visits = KeyVisits<Rule, kStepKeys>;
   struct alignas(128) Shared {
     uint4 k[kKeyRing * kGroupKeys * kPitch];
     uint4 v[kValueRing * kGroupKeys * kPitch];
-    uint4 p[kPRing][kTeams][kTeamTiles][32];  // lines of P, see Line
+    uint4 p[kPRing][kTeams][kParts][kTeamTiles][32];  // lines of P, see Line
     float factor[kPRing][kRoleWarps][kWarpRows];
     // 1 + the last group of this slot for which a score warp wrote factor.
     int grown[kPRing][kRoleWarps];
@@ -57,6 +62,18 @@ struct ForwardLayout {
     typename Visits::Ring visits;
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
+
+  // How P becomes float16. Truncated, it is made larger by what that loses; split, it is as large
+  // as float16 allows, so that low parts keep their bits, and the sum of a row with it.
+  static constexpr float kBias = kSplits ? 6.0f : kTruncationBias;
+  static constexpr float kGain = kSplits ? 1.0f : 1.0f + kTruncationLoss;
+  static constexpr float kLagOfP = kSplits ? kLag + kBias : kLag;
+
+  // Steps after which sums of split numbers are taken to others: short sums round less.
+  static constexpr int kFoldSteps = 8;
+  ATTN_HD static constexpr bool FoldsAfter(int step) {
+    return kSplits && step % kFoldSteps == kFoldSteps - 1;
+  }
 
   // Named barriers. Turn: a team's score warps have made their products of one group, so the P of
   // the group before is complete and the tensor cores are free for its output warps (by parity of

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/ptx/mma_sm70.h"
+#include "kernels/rules/gradient_scale.h"
 #include "kernels/rules/restore_non_finite.h"
 #include "kernels/sm70/forward_layout.h"
 
@@ -16,12 +17,9 @@ class OutputRole {
 
   // By its warps alone.
   ATTN_HD static void Run(Work work, Shared& shared) {
-    OutputTiles rO;
-#pragma unroll
-    for (int m = 0; m < L::kTeamTiles; ++m) {
-#pragma unroll
-      for (int x = 0; x < kOutputTiles; ++x) Float32Accumulate::Zero(rO[m][x]);
-    }
+    OutputTiles rO, rTotal;  // of the last steps and, of split numbers, of those before
+    Clear(rO);
+    if constexpr (L::kSplits) Clear(rTotal);
     Stagers stagers = {Stager(work, work.at.problem.k, work.at.problem.qk_chunks),
                        Stager(work, work.at.problem.v, work.at.problem.v_chunks)};
     const int count = work.tiles.count();
@@ -43,7 +41,7 @@ class OutputRole {
         dropout.template Store<L::kRowTiles>(L::At(&shared.keep, words, 0),
                                              work.tiles.At(step + 1).First());
       }
-      put = put == (L::kValueRing - L::kGroups) * L::kGroupBytes ? 0 : put + L::kTileBytes;
+      put = NextPut(put);
       stagers.Fetch(work, step + 2);
       // The last group of the step before, then the first of this one.
 #pragma unroll 1
@@ -53,9 +51,11 @@ class OutputRole {
           ptx::BarrierArrive(L::kKeysReady + ((step + 1) & 1), L::kThreads);
         }
         const int group = 2 * step + n - 1;
-        if (group >= 0 && group < 2 * count) AddGroup(work, group, operands, shared, rO);
+        if (group >= 0 && group < 2 * count) AddGroup(work, group, operands, shared, rO, rTotal);
       }
+      if (L::FoldsAfter(step)) Fold(rO, rTotal);
     }
+    if constexpr (L::kSplits) Fold(rTotal, rO);
     ptx::SyncThreads();  // end_factor is there
     WriteOutput(work, shared, rO);
     if (ptx::LoadShared32(&shared.left_out)) {
@@ -69,8 +69,25 @@ class OutputRole {
   using DropoutPolicy = typename L::Dropout;
   using Words = typename L::Words;
 
-  static constexpr int kOutputTiles = L::kOutputChunks / 2;
+  static constexpr int kOutputTiles = L::kOutputChunks / (L::kSplits ? 4 : 2);
   using OutputTiles = float[L::kTeamTiles][kOutputTiles][8];
+
+  ATTN_HD static void Clear(OutputTiles& rO) {
+#pragma unroll
+    for (int n = 0; n < L::kTeamTiles * kOutputTiles; ++n) {
+      Float32Accumulate::Zero(rO[n / kOutputTiles][n % kOutputTiles]);
+    }
+  }
+  ATTN_HD static void Fold(OutputTiles& from, OutputTiles& to) {
+#pragma unroll
+    for (int n = 0; n < L::kTeamTiles * kOutputTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        to[n / kOutputTiles][n % kOutputTiles][e] += from[n / kOutputTiles][n % kOutputTiles][e];
+        from[n / kOutputTiles][n % kOutputTiles][e] = 0;
+      }
+    }
+  }
 
   ATTN_HD static RowStager<L::kPitch> Stager(const Work& work, const RowTensor& t,
                                              int live_chunks) {
@@ -96,12 +113,24 @@ class OutputRole {
                                Shared& shared) {
     stagers.k.Put(shared.k, (step & 1) * L::kTileBytes);
     const auto visit = work.tiles.At(step);
-    if (!visit.IsPartial()) {
+    // Of split numbers always: infinities would meet low parts, which may be zero.
+    const int jump = value_offset == L::kValueRing * L::kGroupBytes - L::kGroupBytes ? -kRing : 0;
+    if (!L::kSplits && !visit.IsPartial()) {
       stagers.v.Put(shared.v, value_offset);
       return;
     }
-    if (stagers.v.template PutFinite<Rule::kListed>(shared.v, value_offset, visit.First())) {
+    if (stagers.v.template PutFinite < Rule::kListed ||
+        L::kSplits > (shared.v, value_offset, L::kSplits ? jump : 0, visit.First())) {
       ptx::StoreShared32(&shared.left_out, 1);
+    }
+  }
+  // Where a step's V goes after the one at `put`: steps of split numbers may lie across the end.
+  static constexpr int kRing = L::kValueRing * L::kGroupBytes;
+  ATTN_HD static int NextPut(int put) {
+    if constexpr (L::kValueRing % L::kGroups == 0) {
+      return put == kRing - L::kTileBytes ? 0 : put + L::kTileBytes;
+    } else {
+      return put + L::kTileBytes - (put >= kRing - L::kTileBytes ? kRing : 0);
     }
   }
 
@@ -125,23 +154,62 @@ class OutputRole {
   };
 
   ATTN_HD static void AddGroup(const Work& work, int group, Operands& at, const Shared& shared,
-                               OutputTiles& rO) {
+                               OutputTiles& rO, OutputTiles& rTotal) {
     const int slot = group & (L::kPRing - 1);
 #pragma unroll
     for (int n = 0; n < L::kTeamWarps; ++n) {
       const int warp = work.team() * L::kTeamWarps + n;
       if (ptx::LoadShared32(&shared.grown[slot][warp]) == static_cast<uint32_t>(group + 1)) {
-        RescaleOutput(shared.factor[slot][warp], n * L::kRowTiles, {ptx::Keep(work.lane.index)},
-                      rO);
+        const Lane lane = {ptx::Keep(work.lane.index)};
+        RescaleOutput(shared.factor[slot][warp], n * L::kRowTiles, lane, rO);
+        if constexpr (L::kSplits) {
+          RescaleOutput(shared.factor[slot][warp], n * L::kRowTiles, lane, rTotal);
+        }
       }
     }
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-      AddPV(shared.p, at.p + at.line, shared.v, at.v + at.row, rO);
+      if constexpr (L::kSplits) {
+        AddSplitPV(shared.p, at.p + at.line, shared.v, at.v + at.row, rO);
+      } else {
+        AddPV(shared.p, at.p + at.line, shared.v, at.v + at.row, rO);
+      }
       at.line ^= L::kOtherHalf;
       at.row ^= kOtherKeys;
     }
     at.Next();
+  }
+
+  // Split numbers, whose sums of a half are added outside the tensor core. A chunk of V is both
+  // parts of four columns.
+  ATTN_HD static void AddSplitPV(const void* sP, int line, const void* sV, int row,
+                                 OutputTiles& rO) {
+    uint4 a[2][L::kTeamTiles];  // [part][tile]
+#pragma unroll
+    for (int n = 0; n < 2 * L::kTeamTiles; ++n) {
+      a[n & 1][n >> 1] = ptx::LoadShared128(
+          L::At(sP, line, (n & 1) * L::kPartBytes + (n >> 1) * L::kLineTileBytes));
+    }
+#pragma unroll
+    for (int x = 0; x < kOutputTiles; ++x) {
+      uint4 b[2];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const int twist = ((x & 1) * 4) ^ (k * 2);
+        b[k] = ptx::LoadShared128(
+            L::At(sV, row ^ twist * 16, (x >> 1) * 128 + k * 2 * L::kPitch * 16));
+      }
+      float sums[L::kTeamTiles][8] = {};
+#pragma unroll
+      for (int n = 0; n < 6 * L::kTeamTiles; ++n) {  // low by high, high by low, high by high
+        const int m = n % L::kTeamTiles, k = n / L::kTeamTiles & 1, which = n / L::kTeamTiles / 2;
+        const uint4 of_p = a[which == 0][m], of_v = b[k];
+        ptx::MmaRowRow(sums[m], k ? of_p.z : of_p.x, k ? of_p.w : of_p.y,
+                       which == 1 ? of_v.z : of_v.x, which == 1 ? of_v.w : of_v.y);
+      }
+#pragma unroll
+      for (int n = 0; n < 8 * L::kTeamTiles; ++n) rO[n >> 3][x][n & 7] += sums[n >> 3][n & 7];
+    }
   }
 
   // Eight keys of each column half: `line` of P, `row` of V as byte offsets.
@@ -189,14 +257,17 @@ class OutputRole {
     }
   }
 
-  // Chunk of O's row that element e of tile x lies in: four in turn over the lanes.
-  ATTN_HD static int OutputChunk(int x, int e, const Work& work) {
-    return work.part() * L::kOutputChunks + (x >> 1) * 4 + work.lane.column_half() * 2 + (e >> 2);
+  // Chunk of O's row that element e of the n-th four chunks lies in: in turn over the lanes.
+  ATTN_HD static int OutputChunk(int n, int e, const Work& work) {
+    return work.part() * L::kOutputChunks + n * 4 + work.lane.column_half() * 2 + (e >> 2);
   }
 
   // Two lanes (n, n ^ 2) hold two rows in halves of a 16-byte chunk: they swap, so that each stores
   // whole chunks of one row.
   ATTN_HD static void WriteOutput(const Work& work, const Shared& shared, const OutputTiles& rO) {
+    // In two steps, because one factor alone may lie beyond float32.
+    const int exponent = L::kSplits ? work.at.problem.v_exponent : 0;
+    const float scale[2] = {PowerOfTwo(exponent / 2), PowerOfTwo(exponent - exponent / 2)};
     const ProblemDesc& problem = work.at.problem;
     const SequenceDesc& s = work.at.sequence;
     const RowTensor o = problem.o;
@@ -218,8 +289,13 @@ class OutputRole {
       for (int n = 0; n < L::kOutputChunks / 4; ++n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int chunk = OutputChunk(2 * n, 4 * half, work);
-          uint4 words = SwapRows(rO[m][2 * n], rO[m][2 * n + 1], half, factor, second);
+          const int chunk = OutputChunk(n, 4 * half, work);
+          uint4 words;
+          if constexpr (L::kSplits) {
+            words = SwapFloatRows(rO[m][n], half, factor, scale, second);
+          } else {
+            words = SwapRows(rO[m][2 * n], rO[m][2 * n + 1], half, factor, second);
+          }
           if (row < q_len && chunk < live_chunks) ptx::StoreGlobal128(out + chunk * 16, words);
         }
       }
@@ -241,12 +317,29 @@ class OutputRole {
     return second ? make_uint4(got0, own0, got1, own1) : make_uint4(own0, got0, own1, got1);
   }
 
+  // The same of float32, whose chunk is four columns.
+  ATTN_HD static uint4 SwapFloatRows(const float (&tile)[8], int half, const float (&factor)[2],
+                                     const float (&scale)[2], bool second) {
+    uint32_t words[2][2];  // row, column
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int r = n >> 1, c = n & 1;
+      words[r][c] = ptx::FloatBits(tile[Float32Accumulate::Element(r, 2 * half + c)] * factor[r] *
+                                   scale[0] * scale[1]);
+    }
+    uint32_t own0 = second ? words[1][0] : words[0][0], own1 = second ? words[1][1] : words[0][1];
+    uint32_t got0 = ptx::ShuffleXor(second ? words[0][0] : words[1][0], 2);
+    uint32_t got1 = ptx::ShuffleXor(second ? words[0][1] : words[1][1], 2);
+    return second ? make_uint4(got0, got1, own0, own1) : make_uint4(own0, own1, got0, got1);
+  }
+
   // Gives O what PutFinite left out, one row a thread.
   ATTN_HD static void RestoreNonFinite(const Work& work) {
     const int row = work.block_row + work.thread;
     if (work.thread >= L::kBlockRows || row >= work.at.sequence.q_len) return;
-    NonFiniteValues<Float16, Rule, DropoutPolicy::kDrops>::Restore(work.at, work.tiles,
-                                                                   L::kStepKeys, row);
+    NonFiniteValues<typename L::ScoreMath::Operand, Rule,
+                    DropoutPolicy::kDrops>::template Restore<L::kSplits>(work.at, work.tiles,
+                                                                         L::kStepKeys, row);
   }
 
   // Byte offset within slot 0 of P, row tile 0: what this lane reads.

@@ -37,6 +37,7 @@ class ScoreRole {
         float rS[kRowTiles][8];
         ScoresQK(rQ, shared.k, from + slot * L::kGroupBytes, rS);
         ptx::BarrierArrive(turn + group * L::kTeams, L::kTurnThreads);
+        if constexpr (L::kSplits) Repair(work, visit.First() + group * L::kGroupKeys, rS);
         if (Rule::kEveryTile || visit.IsPartial()) {
           ApplyRule(work, visit, group * L::kGroupKeys, Shown(work, mask, group), rS, rows);
         }
@@ -44,6 +45,7 @@ class ScoreRole {
         MakeProbabilities(rS, multiplier, slot, work, rows, shared,
                           to + slot * L::kTeams * L::kPBytes);
       }
+      if (L::FoldsAfter(step)) Fold(rows.sum, rows.total);
       work.tiles.Advance(step, work.thread);  // late: what comes first in a step is waited for
       ptx::BarrierArrive(L::kKeysRead + (step & 1), L::kThreads);
     }
@@ -59,7 +61,8 @@ class ScoreRole {
   struct RowState {
     float stabilizer[kRowTiles][Math::kRows];
     float sum[kRowTiles][Math::kRows];
-    int hidden[kRowTiles][Math::kRows];  // keys that the rule hid, for those that must count them
+    float total[kRowTiles][Math::kRows];  // of split numbers: the sum of earlier steps
+    int hidden[kRowTiles][Math::kRows];   // keys that the rule hid, for those that must count them
   };
 
   ATTN_HD static void LoadQueries(const Work& work, uint32_t (&rQ)[kRowTiles][L::kChunks * 4]) {
@@ -88,6 +91,7 @@ class ScoreRole {
       for (int r = 0; r < Math::kRows; ++r) {
         rows.stabilizer[m][r] = kLowest;
         rows.sum[m][r] = 0;
+        rows.total[m][r] = 0;
         rows.hidden[m][r] = 0;
       }
     }
@@ -97,6 +101,10 @@ class ScoreRole {
   // of two k steps for both row tiles.
   ATTN_HD static void ScoresQK(const uint32_t (&rQ)[kRowTiles][L::kChunks * 4], const void* sK,
                                int offset, float (&rS)[kRowTiles][8]) {
+    if constexpr (L::kSplits) {
+      SplitScoresQK(rQ, sK, offset, rS);
+      return;
+    }
     typename Math::Accumulator c[L::kChains][kRowTiles];
 #pragma unroll
     for (int m = 0; m < L::kChains * kRowTiles; ++m) Math::Zero(c[m / kRowTiles][m % kRowTiles]);
@@ -123,6 +131,71 @@ class ScoreRole {
     Math::ToScores(c, more);
 #pragma unroll
     for (int e = 0; e < 8; ++e) rS[e] += more[e];
+  }
+
+  // The same of split numbers: one LDS.128 is both parts of a k step.
+  ATTN_HD static void SplitScoresQK(const uint32_t (&rQ)[kRowTiles][L::kChunks * 4], const void* sK,
+                                    int offset, float (&rS)[kRowTiles][8]) {
+    constexpr int kLinks = 8;  // of a chain of high products
+    float low[kRowTiles][8] = {}, high[kRowTiles][8] = {};
+#pragma unroll
+    for (int n = 0; n < kRowTiles * 8; ++n) rS[n >> 3][n & 7] = 0;
+#pragma unroll
+    for (int n = 0; n < L::kChunks; ++n) {
+      const uint4 b = ptx::LoadShared128(L::At(sK, offset ^ (n & 7) * 16, (n >> 3) * 128));
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        Math::Multiply(low[m], rQ[m][n * 4 + 2], rQ[m][n * 4 + 3], b.x, b.y);
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        Math::Multiply(high[m], rQ[m][n * 4], rQ[m][n * 4 + 1], b.x, b.y);
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        Math::Multiply(low[m], rQ[m][n * 4], rQ[m][n * 4 + 1], b.z, b.w);
+      }
+      if (n % kLinks == kLinks - 1) Fold(high, rS);
+    }
+    Fold(low, rS);
+  }
+  // Takes sums to others and begins them anew.
+  template <int kCount>
+  ATTN_HD static void Fold(float (&from)[kRowTiles][kCount], float (&to)[kRowTiles][kCount]) {
+#pragma unroll
+    for (int n = 0; n < kRowTiles * kCount; ++n) {
+      to[n / kCount][n % kCount] += from[n / kCount][n % kCount];
+      from[n / kCount][n % kCount] = 0;
+    }
+  }
+  // Split infinities and NaN are in none of their right places: such scores are made again. [warp]
+  ATTN_HD static void Repair(const Work& work, int first_key, float (&rS)[kRowTiles][8]) {
+    float all[4] = {};  // short chains: nothing hides their latency
+#pragma unroll
+    for (int n = 0; n < kRowTiles * 8; ++n)
+      all[n & 3] = ptx::Fma(rS[n >> 3][n & 7], 0.0f, all[n & 3]);
+    if (!ptx::VoteAny(!(all[0] + all[1] + (all[2] + all[3]) == 0))) return;
+    const ProblemDesc& p = work.at.problem;
+    const SequenceDesc& s = work.at.sequence;
+#pragma unroll 1
+    for (int at = 0; at < kRowTiles * 8; ++at) {
+      const int row = MinInt(work.score_row() + (at >> 3) * 16 + Math::Row(at & 7, work.lane.index),
+                             s.q_len - 1);
+      const int key = MinInt(first_key + Math::Col(at & 7, work.lane.index), s.kv_len - 1);
+      const char* of_row = RowOf(p.q, s.batch, work.at.head, int64_t{s.q_begin} + row);
+      const char* of_key = RowOf(p.k, s.batch, work.at.head / p.group, int64_t{s.kv_begin} + key);
+      float sum = 0;
+#pragma unroll 1
+      for (int c = 0; c < p.qk_chunks; ++c) {
+        sum = SplitDot(ptx::LoadConstant128(of_row + c * 16), ptx::LoadConstant128(of_key + c * 16),
+                       sum);
+      }
+#pragma unroll
+      for (int n = 0; n < kRowTiles * 8; ++n) {
+        float& score = rS[n >> 3][n & 7];
+        if (n == at && !(score - score == 0)) score = sum;
+      }
+    }
   }
 
   // The lane's scores in pairs: pair 4m + n is of row tile m and the lane's row n % kRows.
@@ -197,7 +270,7 @@ class ScoreRole {
     return Math::Element(n % Math::kRows, n / Math::kRows * 2);
   }
 
-  // Moves the stabilisers if any row of the warp outgrew its own by 2^kLag.
+  // Moves the stabilisers if any row of the warp outgrew its own by kLagOfP.
   ATTN_HD static void Grow(const float (&rS)[kRowTiles][8], float multiplier, const Work& work,
                            int group, Shared& shared, RowState& rows) {
     float largest[kRowTiles][Math::kRows];
@@ -214,7 +287,7 @@ class ScoreRole {
         excess = m + r == 0 ? over : ptx::Max(excess, over);
       }
     }
-    if (ptx::VoteAny(excess > kLag)) Rescale(largest, multiplier, work, group, shared, rows);
+    if (ptx::VoteAny(excess > L::kLagOfP)) Rescale(largest, multiplier, work, group, shared, rows);
   }
 
   ATTN_HD static void Rescale(const float (&largest)[kRowTiles][Math::kRows], float multiplier,
@@ -225,11 +298,12 @@ class ScoreRole {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < Math::kRows; ++r) {
-        float target = Math::RowMax(largest[m][r]) * multiplier - kTruncationBias;
+        float target = Math::RowMax(largest[m][r]) * multiplier - L::kBias;
         float stabilizer = ptx::Max(target, rows.stabilizer[m][r]);
         float factor = ptx::Exp2(rows.stabilizer[m][r] - stabilizer);
         rows.stabilizer[m][r] = stabilizer;
         rows.sum[m][r] *= factor;
+        if constexpr (L::kSplits) rows.total[m][r] *= factor;
         bool is_writer = Math::Col(0, lane.index) == 0;
         float* place = &shared.factor[slot][work.warp][L::PlaceOf(m, r, lane)];
         if (is_writer) ptx::StoreSharedFloat(place, factor);
@@ -251,7 +325,11 @@ class ScoreRole {
         for (int c = 0; c < Math::kColumns; ++c) {
           const int e = Math::Element(r, c);
           rP[e] = ptx::Exp2(ptx::Fma(rS[m][e], multiplier, -rows.stabilizer[m][r]));
-          rows.sum[m][r] += rP[e];
+          if constexpr (!L::kSplits) rows.sum[m][r] += rP[e];
+        }
+        if constexpr (L::kSplits) {
+          const int e = Math::Element(r, 0), f = Math::Element(r, 2);
+          rows.sum[m][r] += rP[e] + rP[e + 1] + (rP[f] + rP[f + 1]);
         }
       }
       StoreP(rP, DropoutPolicy::Load(shared.keep, slot, work.warp, m, work.lane.index), shared.p,
@@ -264,14 +342,26 @@ class ScoreRole {
   ATTN_HD static void StoreP(const float (&rP)[8], typename DropoutPolicy::Keep keep, void* sP,
                              int offset) {
     uint32_t words[2][2];  // row (float16 accumulators: pair of keys), k step
+    uint32_t low[2][2];    // of split numbers
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const int e = 2 * r + 4 * k;
-        words[r][k] = ptx::PackTruncated(rP[e], rP[e + 1]) & DropoutPolicy::Mask(keep, r, k);
+        const uint32_t mask = DropoutPolicy::Mask(keep, r, k);
+        if constexpr (L::kSplits) {
+          const SplitPair split = SplitNumbers(rP[e], rP[e + 1]);
+          words[r][k] = split.high & mask;
+          low[r][k] = split.low & mask;
+        } else {
+          words[r][k] = ptx::PackTruncated(rP[e], rP[e + 1]) & mask;
+        }
       }
     }
+    StoreLines(words, sP, offset);
+    if constexpr (L::kSplits) StoreLines(low, sP, offset + L::kPartBytes);
+  }
+  ATTN_HD static void StoreLines(const uint32_t (&words)[2][2], void* sP, int offset) {
     if constexpr (Math::kRows == 2) {
       ptx::StoreShared64(L::At(sP, offset, 0), make_uint2(words[0][0], words[0][1]));
       ptx::StoreShared64(L::At(sP, offset ^ L::kSecondRow, 0),
@@ -286,6 +376,7 @@ class ScoreRole {
   static constexpr bool kCountsLate = Rule::kListed && !Rule::kEveryTile;
 
   ATTN_HD static void FinishRows(const Work& work, RowState& rows, Shared& shared) {
+    if constexpr (L::kSplits) Fold(rows.total, rows.sum);
     bool empty = false;  // whether some row may have seen nothing
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -315,9 +406,8 @@ class ScoreRole {
           seen = static_cast<int>(
               ptx::LoadShared32(&shared.end_factor[work.warp * L::kWarpRows + place]));
         }
-        ends[m][r] =
-            FinishRow(work.at, 1.0f + kTruncationLoss, rows.stabilizer[m][r], rows.sum[m][r],
-                      Rule::VisibleCount(work.at, work.score_row() + place, seen));
+        ends[m][r] = FinishRow(work.at, L::kGain, rows.stabilizer[m][r], rows.sum[m][r],
+                               Rule::VisibleCount(work.at, work.score_row() + place, seen));
       }
     }
     if (counted) ptx::SyncWarp();

@@ -43,15 +43,18 @@ class RowStager {
       ptx::LoadConstant128If(held_[n], ptx::Offset(from, rows, row_bytes_), rows < left);
     }
   }
-  // `tiles` + `offset`: 32 rows of kChunks chunks in shared memory.
-  ATTN_HD void Put(void* tiles, int offset) const {
+  // `tiles` + `offset`: 32 rows of kChunks chunks in shared memory, the last 16 of them `jump`
+  // bytes further.
+  ATTN_HD void Put(void* tiles, int offset, int jump = 0) const {
 #pragma unroll
-    for (int n = 0; n < kPasses; ++n) ptx::StoreShared128(PlaceOf(tiles, offset, n), held_[n]);
+    for (int n = 0; n < kPasses; ++n) {
+      ptx::StoreShared128(PlaceOf(tiles, offset, jump, n), held_[n]);
+    }
   }
   // The same, but rows beyond the sequence, infinities and NaN become zero. Returns whether this
   // thread met one of the latter. `kSeldom`: a warp looks first whether it has any. By whole warps.
   template <bool kSeldom>
-  ATTN_HD bool PutFinite(void* tiles, int offset, int first_row) const {
+  ATTN_HD bool PutFinite(void* tiles, int offset, int jump, int first_row) const {
     if constexpr (kSeldom) {
       uint32_t odd = 0;  // the exponent of an infinity or NaN carries into the sign's place
 #pragma unroll
@@ -61,7 +64,7 @@ class RowStager {
       }
       const bool is_cut = (kPasses - 1) * kRowsPerPass >= left_ - first_row;
       if (!ptx::VoteAny(is_cut || (odd & 0x80008000u))) {
-        Put(tiles, offset);
+        Put(tiles, offset, jump);
         return false;
       }
     }
@@ -70,7 +73,7 @@ class RowStager {
     for (int n = 0; n < kPasses; ++n) {
       const bool exists = n * kRowsPerPass < left_ - first_row;
       uint4 words = exists ? held_[n] : make_uint4(0, 0, 0, 0);
-      ptx::StoreShared128(PlaceOf(tiles, offset, n),
+      ptx::StoreShared128(PlaceOf(tiles, offset, jump, n),
                           make_uint4(Finite(words.x, met), Finite(words.y, met),
                                      Finite(words.z, met), Finite(words.w, met)));
     }
@@ -85,10 +88,10 @@ class RowStager {
 
   // The thread's first row is below kRowsPerPass, so what a later pass adds to the row only flips
   // bits of the twist.
-  ATTN_HD char* PlaceOf(void* tiles, int offset, int pass) const {
+  ATTN_HD char* PlaceOf(void* tiles, int offset, int jump, int pass) const {
     const int rows = pass * kRowsPerPass;
     return static_cast<char*>(tiles) + ((offset + place_) ^ (Twist(rows) * 16)) +
-           rows * kChunks * 16;
+           rows * kChunks * 16 + (rows >= kStageRows / 2 ? jump : 0);
   }
   ATTN_HD static uint32_t Finite(uint32_t word, uint32_t& met) {
     const uint32_t bad = NonFiniteHalves(word);

@@ -11,6 +11,7 @@
 
 #include "kernels/ptx/instructions.h"
 #include "kernels/ptx/mma_sm70.h"
+#include "kernels/rules/half_element.h"
 #include "kernels/rules/tile_math.h"
 
 namespace attnd::sm70 {
@@ -49,6 +50,8 @@ ATTN_HD constexpr int ChunkOffset(int row, int chunk, int chunks) {
 // float32 accumulators: two rows on a lane, four keys of each.
 struct Float32Accumulate {
   using Accumulator = float[8];
+  using Operand = Float16;
+  static constexpr bool kSplits = false;  // operands: split_float.h
   static constexpr int kRows = 2, kColumns = 4;
   ATTN_HD static constexpr int Element(int r, int c) { return (c & 1) + 2 * r + 4 * (c >> 1); }
   ATTN_HD static constexpr int Row(int e, int lane) {
@@ -92,6 +95,8 @@ struct Float32Accumulate {
 // below 65504.
 struct Float16Accumulate {
   using Accumulator = uint32_t[4];
+  using Operand = Float16;
+  static constexpr bool kSplits = false;
   static constexpr int kRows = 1, kColumns = 8;
   ATTN_HD static constexpr int Element(int, int c) { return c; }
   ATTN_HD static constexpr int Row(int, int lane) { return Lane{lane}.OperandRow(); }

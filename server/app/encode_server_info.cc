@@ -18,7 +18,7 @@ namespace {
 
 Problem SmallProblem() {
   Problem p;
-  p.element = ElementType::kFloat16;  // every engine has it; Volta's has no float32
+  p.element = ElementType::kFloat16;  // every engine has it
   p.batch = 1;
   p.q_heads = p.kv_heads = 2;
   p.q_len = p.kv_len = 32;

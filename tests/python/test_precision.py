@@ -22,8 +22,10 @@ def test_a_gpu_says_what_it_can_do_beside_elements(gpu_daemon, client):
 def test_auto_takes_float16_where_there_is_no_float32_and_warns_once(gpu_daemon, rng):
     q, k, v, dout = arrays(rng)
     with attnd.connect(gpu_daemon.address, timeout=60) as plain:
-        with pytest.raises(attnd.Unimplemented, match='precision="f16"'):
-            plain.forward(q, k, v)
+        r = plain.forward(q, k, v)
+        np.testing.assert_allclose(r.out, local.forward(q, k, v, compute="float64").out, rtol=1e-5, atol=1e-6)
+        with pytest.raises(attnd.Unimplemented, match='no backward of float32.*precision="f16"'):
+            plain.backward(dout, r)
     with pytest.warns(UserWarning, match=f"{gpu_daemon.address} has no float32.*computed as float16") as caught:
         gpu = attnd.connect(gpu_daemon.address, timeout=60, precision="auto")
     assert len(caught) == 1 and caught[0].filename == __file__

@@ -61,7 +61,7 @@ def row_tensor(index, length, head_dim, heads):
 
 def problem_desc(shape, length, heads, scores):
     """kernels/rules/params.h: ProblemDesc, for one batch entry; `scores`: one of SCORES or LISTED."""
-    head_dim, dropout = shape.head_dim, shape.dropout
+    head_dim, dropout = shape.head_dim * shape.parts, shape.dropout
     bias = b"\0" * 48
     if scores == "bias":
         bias = struct.pack("<Qqqqiiii", TENSORS + (13 << 32), 0, length * length, length, 1, 1, 1, 0)
@@ -103,8 +103,9 @@ class Shape:
         self.head_dim = int(next(w for w in words if w[0] == "d" and w[1:].isdigit())[1:])
         self.dropout, self.atomic = "dropout" in words, "atomic" in words
         self.half, self.general, self.listed = "f16" in words, "general" in words, "listed" in words
+        self.parts = 2 if "f16x3" in words else 1       # a float32 is two float16
         self.owned = {32: 128, 64: 128, 256: 32}.get(self.head_dim, 64) if self.backward else 128
-        if not self.backward and self.head_dim == 256:
+        if not self.backward and self.head_dim * self.parts == 256:
             self.owned = 64
         self.step = 64 if self.backward else 32
         self.products = 5 if self.backward else 2

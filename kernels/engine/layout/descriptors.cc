@@ -231,6 +231,19 @@ RowsBox BoxOf(const Problem& p, const ProblemDesc& desc, int map, int box_rows) 
           .box_rows = box_rows};
 }
 
+namespace {
+
+// Of scores whose operands were divided by powers of two. What a float32 cannot hold, no score can:
+// 2^±126 keep what is hidden from becoming NaN.
+double ScaleOf(const Problem& p, const Exponents& exponents) {
+  const double own = double{p.ResolvedScale()};
+  if (exponents.q + exponents.k == 0 || own == 0) return own;
+  const double scale = std::ldexp(own, exponents.q + exponents.k);
+  return std::copysign(std::clamp(std::fabs(scale), 0x1p-126, 0x1p126), scale);
+}
+
+}  // namespace
+
 ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
   const Problem& p = *at.problem;
   const Origin from = OriginOf(p, part);
@@ -249,12 +262,13 @@ ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
   desc.q_heads = desc.kv_heads * desc.group;
   desc.qk_chunks = static_cast<int32_t>(PaddedDim(QueryRows(p).dim) / kChunk);
   desc.v_chunks = static_cast<int32_t>(PaddedDim(ValueRows(p).dim) / kChunk);
-  double scale = std::ldexp(double{p.ResolvedScale()}, part.exponents.q + part.exponents.k);
+  const double scale = ScaleOf(p, part.exponents);
   desc.scale = static_cast<float>(scale);
   desc.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
   DescribeScores(at, from, arena, desc);
   DescribeDropout(p, from, desc);
   if (at.keeps_rows) DescribeKeptRows(at, part, from, arena, desc);
+  if (p.element == ElementType::kFloat32) desc.v_exponent = part.exponents.v;
   if (at.delta >= 0) {
     DescribeGradients(at, from, arena, desc);
     DescribeGradientElement(p, part.exponents, desc);

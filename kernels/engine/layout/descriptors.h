@@ -1,7 +1,7 @@
 // Descriptors: the parts that each call is cut into and what the kernels read of them
 // (kernels/rules/params.h).
 //
-// A part is what one ProblemDesc describes: a whole call, or of bfloat16 as halves one (batch
+// A part is what one ProblemDesc describes: a whole call, or of what is converted one (batch
 // entry, KV head), because each of those has powers of two of its own (staging.h). Pure functions;
 // any thread.
 #pragma once
@@ -28,9 +28,9 @@ struct Part {
   Exponents exponents;
 };
 
-// What is not converted: the call itself. Bfloat16 as halves: its (batch entry or sequence, KV
-// head) pairs, exponents 0; where a bias gradient sums over entries or heads, the call itself
-// again, with common exponents.
+// What is not converted: the call itself. What travels as halves, beside float16: its (batch entry
+// or sequence, KV head) pairs, exponents 0; where a bias gradient sums over entries or heads, the
+// call itself again, with common exponents.
 std::vector<Part> PartsOf(const Problem& problem, int call, Travel travel = Travel::kAsHalves);
 
 SequenceDesc DescribeSequence(const Problem& problem, int64_t batch_index);

@@ -57,7 +57,7 @@ CallLayout LayOutTensors(const Problem& p, RegionUse results, ArenaLayout& arena
 
 CallLayout LayOutKeptTensors(const Problem& p, ArenaLayout& kept, ArenaLayout& arena,
                              Travel travel) {
-  if (!IsConverted(p.element, travel)) {
+  if (p.element != ElementType::kBFloat16 || !IsConverted(p.element, travel)) {
     return LayOutTensors(p, RegionUse::kOutput, kept, travel);
   }
   CallLayout at = LayOut(p, /*values=*/RegionUse::kOutput, RegionUse::kOutput, kept);

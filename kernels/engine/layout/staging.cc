@@ -1,6 +1,7 @@
 #include "kernels/engine/layout/staging.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 
@@ -35,6 +36,37 @@ int LargestExponent(const RowShape& shape, const uint16_t* bfloat16, const RowBl
     }
   });
   return largest == 0 ? kNoExponent : std::ilogb(FloatFromBFloat16(largest));
+}
+
+int LargestExponent(const RowShape& shape, const float* data, const RowBlock& block) {
+  float largest = 0;
+  ForEachRow(shape, block, [&](int64_t from, int64_t) {
+    const float* row = data + from / 2;
+    for (int64_t d = 0; d < shape.dim / 2; ++d) {
+      const float magnitude = std::fabs(row[d]);
+      largest = magnitude > largest && magnitude <= FLT_MAX ? magnitude : largest;
+    }
+  });
+  return largest == 0 ? kNoExponent : std::ilogb(largest);
+}
+
+void HalvesFromFloats(const RowShape& shape, const float* in, const RowBlock& block, int exponent,
+                      uint16_t* out) {
+  const float first = std::ldexp(1.0f, -exponent / 2);
+  const float second = std::ldexp(1.0f, -exponent - -exponent / 2);
+  const int64_t numbers = shape.dim / 2, padded = PaddedDim(shape.dim) / 2;
+  ForEachRow(shape, block, [&](int64_t from, int64_t to) {
+    const float* row = in + from / 2;
+    uint16_t* chunks = out + to;
+    for (int64_t d = 0; d < padded; ++d) {
+      const float value = d < numbers ? row[d] * first * second : 0.0f;
+      const uint16_t high = Float16FromFloat(value);
+      const float rest = value - FloatFromFloat16(high);
+      uint16_t* chunk = chunks + d / 4 * kChunk;
+      chunk[d % 4] = high;
+      chunk[4 + d % 4] = std::isfinite(rest) ? Float16FromFloat(rest) : uint16_t{0};
+    }
+  });
 }
 
 void HalvesFromBFloat16(const RowShape& shape, const uint16_t* in, const RowBlock& block,

@@ -5,7 +5,12 @@
 // bfloat16 travels as float16 times a power of two, chosen per (batch entry, head group) from the
 // largest magnitude: bfloat16's 8 bits fit into float16's 11, so the change is exact for numbers
 // down to 2^-16 of the largest; below, the error is at most 2^-25 of the largest. Infinities and
-// NaN stay what they are. Pure functions, any thread.
+// NaN stay what they are.
+//
+// float32 travels as halves in the bytes that it has: four numbers of a row are one chunk of four
+// high parts, then four low ones, times such a power of two. Of numbers down to 2^-16 of the
+// largest 22 bits are left; below, the error is at most 2^-39 of the largest. Pure functions, any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +23,10 @@
 
 namespace attnd::cuda {
 
-// Where kernels multiply bfloat16, it travels as it is.
+// Where kernels multiply bfloat16 or float32, it travels as it is.
 enum class Travel : uint8_t { kAsHalves, kAsItIs };
 constexpr bool IsConverted(ElementType element, Travel travel) {
-  return element == ElementType::kBFloat16 && travel == Travel::kAsHalves;
+  return element != ElementType::kFloat16 && travel == Travel::kAsHalves;
 }
 
 // Rows are counted in units of 16 bits, of which a float32 has two.
@@ -51,6 +56,7 @@ struct RowBlock {
 // finite.
 inline constexpr int kNoExponent = -1000;
 int LargestExponent(const RowShape& shape, const uint16_t* bfloat16, const RowBlock& block);
+int LargestExponent(const RowShape& shape, const float* data, const RowBlock& block);
 
 // out = float16 of value·2^−exponent, rows padded with zeros.
 void HalvesFromBFloat16(const RowShape& shape, const uint16_t* in, const RowBlock& block,
@@ -58,6 +64,10 @@ void HalvesFromBFloat16(const RowShape& shape, const uint16_t* in, const RowBloc
 // out = bfloat16 of value·2^exponent; padding is left out.
 void BFloat16FromHalves(const RowShape& shape, const uint16_t* in, const RowBlock& block,
                         int exponent, uint16_t* out);
+
+// out = both parts of value·2^−exponent, by chunks; rows padded with zeros.
+void HalvesFromFloats(const RowShape& shape, const float* in, const RowBlock& block, int exponent,
+                      uint16_t* out);
 
 // Rows padded with zeros, and back.
 void PadRows(const RowShape& shape, const uint16_t* in, uint16_t* out);

@@ -54,6 +54,31 @@ TEST(BFloat16, SurvivesAsFloat16TimesAPowerOfTwo) {
   }
 }
 
+// Rows of six numbers are two chunks, the last two columns zero.
+TEST(Float32, IsTwoHalvesOfAPowerOfTwo) {
+  RowShape shape = {Layout::kBhld, 1, 1, 1, 12};
+  std::vector<float> in = {1.9999999f, -1.2345678f, 0x1.8p-30f, 0.0f, HUGE_VALF, NAN};
+  for (int exponent : {-120, -3, 0, 90}) {
+    std::vector<float> scaled;
+    for (float value : in) scaled.push_back(std::ldexp(value, exponent));
+    std::vector<uint16_t> halves(16, 0x7fff);
+    EXPECT_EQ(LargestExponent(shape, scaled.data(), {0, 0, 1, 0, 1}), exponent);
+    HalvesFromFloats(shape, scaled.data(), {0, 0, 1, 0, 1}, exponent - 14, halves.data());
+    auto at = [&](int n, int part) {
+      return FloatFromFloat16(halves[static_cast<size_t>(n / 4 * 8 + part * 4 + n % 4)]);
+    };
+    for (int n = 0; n < 4; ++n) {
+      EXPECT_NEAR(std::ldexp(at(n, 0) + at(n, 1), -14), in[static_cast<size_t>(n)],
+                  std::max(0x1p-22 * std::fabs(in[static_cast<size_t>(n)]), 0x1p-39))
+          << exponent << " " << n;
+    }
+    EXPECT_EQ(at(4, 0), HUGE_VALF);
+    EXPECT_TRUE(std::isnan(at(5, 0)));
+    for (int n = 4; n < 8; ++n) EXPECT_EQ(at(n, 1), 0) << n;
+    for (int n = 6; n < 8; ++n) EXPECT_EQ(at(n, 0), 0) << n;
+  }
+}
+
 TEST(BFloat16, KeepsInfinityAndNaN) {
   RowShape shape = {Layout::kBhld, 1, 1, 1, 8};
   std::vector<uint16_t> in(8, BFloat16FromFloat(HUGE_VALF)), half(8), back(8);
