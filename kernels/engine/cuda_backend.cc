@@ -47,21 +47,19 @@ struct Group {
 
 const KernelRow& MainRow(const ForwardKernels& kernels) { return kernels.forward; }
 const KernelRow& MainRow(const BackwardKernels& kernels) { return kernels.backward; }
-std::string KeyOf(const ForwardKernels& kernels) { return NameOf(kernels.forward); }
+template <class Kernels>
+std::string MainName(const Kernels& kernels) {
+  return absl::StrCat(NameOf(MainRow(kernels)), kernels.by_residue ? "_residue" : "");
+}
+std::string KeyOf(const ForwardKernels& kernels) { return MainName(kernels); }
 std::string KeyOf(const BackwardKernels& kernels) {
-  return absl::StrCat(NameOf(kernels.backward), kernels.sink_gradient ? "+sink" : "",
+  return absl::StrCat(MainName(kernels), kernels.sink_gradient ? "+sink" : "",
                       kernels.bias_gradient ? "+bias" : "");
 }
 
-std::string ReportedName(const KernelRow& row) { return absl::StrCat("cuda_", NameOf(row)); }
-
 template <class Kernels>
-MaskKernel MaskKernelOf(const Kernels& kernels) {
-  return {.kernel = ReportedName(MainRow(kernels)),
-          .reason =
-              "the kernel for this shape and these options; it visits listed tiles alone, and "
-              "reads bits of partial ones",
-          .plan = OptionsOf(TilingOf(kernels))};
+std::string ReportedName(const Kernels& kernels) {
+  return absl::StrCat("cuda_", MainName(kernels));
 }
 
 // As they lie in memory, so that like calls lie at one distance from each other (CopyMerger).
@@ -98,17 +96,23 @@ absl::StatusOr<LaunchReport> RunGroups(const std::map<std::string, Group<Kernels
     report.upload_seconds += times.upload;
     report.download_seconds += times.download;
     const KernelRow& row = MainRow(group.kernels);
-    if (report.kernel.empty()) report.kernel = ReportedName(row);
+    if (report.kernel.empty()) report.kernel = ReportedName(group.kernels);
     if (row.half_accumulate) report.accumulate = AccumulateType::kFloat16;
     report.deterministic = report.deterministic && row.ordered;
   }
   return report;
 }
 
+// As the kernels see them; `own` has those of calls by classes.
 template <class Call>
-std::vector<const Problem*> ProblemsOf(absl::Span<const Call* const> calls) {
+std::vector<const Problem*> ProblemsOf(absl::Span<const Call* const> calls,
+                                       absl::Span<const CallMask> masks, std::deque<Problem>& own) {
   std::vector<const Problem*> problems;
-  for (const Call* call : calls) problems.push_back(call->problem);
+  for (size_t n = 0; n < calls.size(); ++n) {
+    problems.push_back(calls[n]->problem);
+    if (!masks[n].classes) continue;
+    problems.back() = &own.emplace_back(ProblemOfClasses(*calls[n]->problem, *masks[n].classes));
+  }
   return problems;
 }
 
@@ -184,22 +188,47 @@ bool AnyWanted(absl::Span<const Call* const> calls) {
 
 }  // namespace
 
-CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device, std::shared_ptr<MaskPlans> plans)
+CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device, std::shared_ptr<MaskPlans> plans,
+                         std::optional<MaskWay> mask_way)
     : device_(std::move(device)),
       plans_(plans != nullptr ? std::move(plans) : std::make_shared<MaskPlans>()),
+      mask_way_(mask_way),
       masks_(*device_) {
   for (auto& rate : seconds_per_flop_) rate = 1 / std::max(1.0, info().flops_per_second);
 }
 
+absl::StatusOr<ForwardKernels> CudaBackend::ForwardKernelsOf(const Problem& p) const {
+  ASSIGN_OR_RETURN(const auto classes, ChooseClasses(p, mask_way_));
+  if (!classes) return SelectForward(device_->rows(), p);
+  ASSIGN_OR_RETURN(ForwardKernels kernels,
+                   SelectForward(device_->rows(), ProblemOfClasses(p, *classes)));
+  kernels.by_residue = true;
+  return kernels;
+}
+
+absl::StatusOr<BackwardKernels> CudaBackend::BackwardKernelsOf(const Problem& p) const {
+  ASSIGN_OR_RETURN(const auto classes, ChooseClasses(p, mask_way_));
+  if (!classes) return SelectBackward(device_->rows(), p);
+  ASSIGN_OR_RETURN(BackwardKernels kernels,
+                   SelectBackward(device_->rows(), ProblemOfClasses(p, *classes)));
+  kernels.by_residue = true;
+  return kernels;
+}
+
+std::optional<ResidueClasses> CudaBackend::ClassesOf(const Problem& p) const {
+  const auto classes = ChooseClasses(p, mask_way_);
+  return classes.ok() ? *classes : std::nullopt;
+}
+
 absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) const {
   if (direction == Direction::kForward) {
-    ASSIGN_OR_RETURN(ForwardKernels kernels, SelectForward(device_->rows(), problem));
+    ASSIGN_OR_RETURN(ForwardKernels kernels, ForwardKernelsOf(problem));
     RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
-    RETURN_IF_ERROR(MaskOf(problem, TilingOf(kernels)).status());
+    RETURN_IF_ERROR(MaskFor(problem, kernels).status());
     return device_->Check(kernels.forward);
   }
-  ASSIGN_OR_RETURN(BackwardKernels kernels, SelectBackward(device_->rows(), problem));
-  RETURN_IF_ERROR(MaskOf(problem, TilingOf(kernels)).status());
+  ASSIGN_OR_RETURN(BackwardKernels kernels, BackwardKernelsOf(problem));
+  RETURN_IF_ERROR(MaskFor(problem, kernels).status());
   RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
   RETURN_IF_ERROR(device_->Check(kernels.delta));
   RETURN_IF_ERROR(device_->Check(kernels.backward));
@@ -211,12 +240,17 @@ absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) 
 absl::StatusOr<MaskKernel> CudaBackend::KernelForMask(const Problem& problem,
                                                       Direction direction) const {
   RETURN_IF_ERROR(Supports(problem, direction));
+  const auto kernel_of = [&](const auto& kernels) {
+    return MaskKernel{.kernel = ReportedName(kernels),
+                      .reason = ReasonOf(problem, ClassesOf(problem)),
+                      .plan = OptionsOf(TilingOf(kernels))};
+  };
   if (direction == Direction::kForward) {
-    ASSIGN_OR_RETURN(const ForwardKernels kernels, SelectForward(device_->rows(), problem));
-    return MaskKernelOf(kernels);
+    ASSIGN_OR_RETURN(const ForwardKernels kernels, ForwardKernelsOf(problem));
+    return kernel_of(kernels);
   }
-  ASSIGN_OR_RETURN(const BackwardKernels kernels, SelectBackward(device_->rows(), problem));
-  return MaskKernelOf(kernels);
+  ASSIGN_OR_RETURN(const BackwardKernels kernels, BackwardKernelsOf(problem));
+  return kernel_of(kernels);
 }
 
 bool CudaBackend::HasOwnKernels(ElementType element) const {
@@ -232,19 +266,20 @@ Travel CudaBackend::TravelOf(const Problem& problem) const {
 }
 
 int64_t CudaBackend::WorkspaceBytes(const Problem& problem, Direction direction) const {
-  return TransferScratchBytes(problem, direction, TravelOf(problem));
+  return TransferScratchBytes(problem, direction, TravelOf(problem),
+                              ClassesOf(problem).has_value());
 }
 
 int64_t CudaBackend::DeviceBytes(const Problem& problem, Direction direction) const {
   if (direction == Direction::kForward) {
-    absl::StatusOr<ForwardKernels> kernels = SelectForward(device_->rows(), problem);
+    absl::StatusOr<ForwardKernels> kernels = ForwardKernelsOf(problem);
     if (!kernels.ok()) return 0;
-    const absl::StatusOr<CallMask> mask = MaskOf(problem, TilingOf(*kernels));
+    const absl::StatusOr<CallMask> mask = MaskFor(problem, *kernels);
     return mask.ok() ? ForwardArenaBytes(problem, *kernels, &*mask) : 0;
   }
-  absl::StatusOr<BackwardKernels> kernels = SelectBackward(device_->rows(), problem);
+  absl::StatusOr<BackwardKernels> kernels = BackwardKernelsOf(problem);
   if (!kernels.ok()) return 0;
-  const absl::StatusOr<CallMask> mask = MaskOf(problem, TilingOf(*kernels));
+  const absl::StatusOr<CallMask> mask = MaskFor(problem, *kernels);
   return mask.ok() ? BackwardArenaBytes(problem, *kernels, &*mask) : 0;
 }
 
@@ -258,12 +293,25 @@ absl::StatusOr<CallMask> CudaBackend::MaskOf(const Problem& problem,
   return mask;
 }
 
-template <class Call>
+template <class Kernels>
+absl::StatusOr<CallMask> CudaBackend::MaskFor(const Problem& problem,
+                                              const Kernels& kernels) const {
+  if constexpr (!std::is_same_v<Kernels, CaptureKernels>) {
+    if (kernels.by_residue) {
+      CallMask mask;
+      ASSIGN_OR_RETURN(mask.classes, ChooseClasses(problem, mask_way_));
+      return mask;
+    }
+  }
+  return MaskOf(problem, TilingOf(kernels));
+}
+
+template <class Call, class Kernels>
 absl::StatusOr<std::vector<CallMask>> CudaBackend::MasksOf(absl::Span<const Call* const> calls,
-                                                           const MaskTiling& tiling) {
+                                                           const Kernels& kernels) {
   std::vector<CallMask> masks;
   for (const Call* call : calls) {
-    ASSIGN_OR_RETURN(CallMask mask, MaskOf(*call->problem, tiling));
+    ASSIGN_OR_RETURN(CallMask mask, MaskFor(*call->problem, kernels));
     if (mask.compiled != nullptr) mask.held = masks_.Find(mask.compiled, mask.layout.bytes);
     masks.push_back(std::move(mask));
   }
@@ -272,7 +320,7 @@ absl::StatusOr<std::vector<CallMask>> CudaBackend::MasksOf(absl::Span<const Call
 
 int64_t CudaBackend::KeepingBytes(const Problem& problem) const {
   const Travel travel = TravelOf(problem);
-  return CanKeep(problem, travel) ? KeptForwardBytes(problem, travel) : 0;
+  return CanKeep(problem, travel) ? KeptForwardBytes(problem, travel, ClassesOf(problem)) : 0;
 }
 
 int64_t CudaBackend::ResidualBytes(const Problem& problem) const {
@@ -281,15 +329,13 @@ int64_t CudaBackend::ResidualBytes(const Problem& problem) const {
 
 absl::StatusOr<LaunchReport> CudaBackend::Forward(absl::Span<const ForwardCall> calls) {
   return RunGroups(
-      GroupCalls<ForwardKernels>(
-          calls, [this](const Problem& p) { return SelectForward(device_->rows(), p); }),
+      GroupCalls<ForwardKernels>(calls, [this](const Problem& p) { return ForwardKernelsOf(p); }),
       [this](const auto& kernels, const auto& group) { return RunForward(kernels, group); });
 }
 
 absl::StatusOr<LaunchReport> CudaBackend::Backward(absl::Span<const BackwardCall> calls) {
   return RunGroups(
-      GroupCalls<BackwardKernels>(
-          calls, [this](const Problem& p) { return SelectBackward(device_->rows(), p); }),
+      GroupCalls<BackwardKernels>(calls, [this](const Problem& p) { return BackwardKernelsOf(p); }),
       [this](const auto& kernels, const auto& group) { return RunBackward(kernels, group); });
 }
 
@@ -302,8 +348,9 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunForward(const ForwardKernels& kernel
     if (bytes > 0) kept[n] = device_->Hold(bytes);
     held[n] = kept[n].get();
   }
-  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(calls, TilingOf(kernels)));
-  LaunchPlan plan = PlanForward(ProblemsOf(calls), kernels, IsHeld(held), masks);
+  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(calls, kernels));
+  std::deque<Problem> own;
+  LaunchPlan plan = PlanForward(ProblemsOf(calls, masks, own), kernels, IsHeld(held), masks);
   ASSIGN_OR_RETURN(const DeviceTimes times, Launch(plan, calls, held, masks, Direction::kForward));
   for (size_t n = 0; n < calls.size(); ++n) {
     if (kept[n] == nullptr) continue;
@@ -320,8 +367,9 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunBackward(const BackwardKernels& kern
     if (calls[n]->residual == nullptr) continue;
     held[n] = &static_cast<const CudaResidual*>(calls[n]->residual)->MemoryOn(*device_);
   }
-  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(calls, TilingOf(kernels)));
-  LaunchPlan plan = PlanBackward(ProblemsOf(calls), kernels, IsHeld(held), masks);
+  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(calls, kernels));
+  std::deque<Problem> own;
+  LaunchPlan plan = PlanBackward(ProblemsOf(calls, masks, own), kernels, IsHeld(held), masks);
   for (size_t n = 0; n < calls.size(); ++n) {
     if (held[n] == nullptr) continue;
     static_cast<const CudaResidual*>(calls[n]->residual)->SetExponents(plan.PartsOfCall(n));
@@ -405,7 +453,7 @@ absl::Status CudaBackend::ForwardInPlace(const ForwardCall& call, const DevicePa
   ASSIGN_OR_RETURN(const ForwardKernels kernels, SelectForward(device_->rows(), *call.problem));
   const ForwardCall* const calls[] = {&call};
   ASSIGN_OR_RETURN(const std::vector<CallMask> masks,
-                   MasksOf(absl::MakeConstSpan(calls), TilingOf(kernels)));
+                   MasksOf(absl::MakeConstSpan(calls), kernels));
   LaunchPlan plan = PlanForwardElsewhere(*call.problem, kernels, masks);
   return LaunchInPlace(plan, call,
                        {.q = AddressOf(call.q),
@@ -420,7 +468,7 @@ absl::Status CudaBackend::BackwardInPlace(const BackwardCall& call, const Device
   ASSIGN_OR_RETURN(const BackwardKernels kernels, SelectBackward(device_->rows(), *call.problem));
   const BackwardCall* const calls[] = {&call};
   ASSIGN_OR_RETURN(const std::vector<CallMask> masks,
-                   MasksOf(absl::MakeConstSpan(calls), TilingOf(kernels)));
+                   MasksOf(absl::MakeConstSpan(calls), kernels));
   LaunchPlan plan = PlanBackwardElsewhere(*call.problem, kernels, masks);
   return LaunchInPlace(plan, call,
                        {.q = AddressOf(call.q),
@@ -456,8 +504,7 @@ absl::StatusOr<CapturedMap> CudaBackend::Capture(const ForwardCall& call,
   const Problem& p = *call.problem;
   ASSIGN_OR_RETURN(const CaptureKernels kernels, SelectCapture(device_->rows(), p));
   const ForwardCall* const calls[] = {&call};
-  ASSIGN_OR_RETURN(const std::vector<CallMask> masks,
-                   MasksOf(absl::MakeConstSpan(calls), TilingOf(kernels)));
+  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(absl::MakeConstSpan(calls), kernels));
   CapturePlan plan = PlanCapture(p, kernels, request, masks[0],
                                  SlicesOf(Flops(p, Direction::kForward), Direction::kForward));
   LaunchPlan& own = plan.launch;

@@ -22,7 +22,9 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "attention/mask_plans.h"
@@ -30,15 +32,18 @@
 #include "kernels/engine/device/kernel_device.h"
 #include "kernels/engine/launch_plan.h"
 #include "kernels/engine/masks/mask_cache.h"
+#include "kernels/engine/residue_choice.h"
 #include "kernels/engine/selection.h"
 
 namespace attnd::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  // `plans`: compiled masks, shared with who else asks for them; null: its own.
+  // `plans`: compiled masks, shared with who else asks for them; null: its own. `mask_way`: for
+  // tests, whatever is predicted.
   explicit CudaBackend(std::unique_ptr<KernelDevice> device,
-                       std::shared_ptr<MaskPlans> plans = nullptr);
+                       std::shared_ptr<MaskPlans> plans = nullptr,
+                       std::optional<MaskWay> mask_way = std::nullopt);
 
   const BackendInfo& info() const override { return device_->info(); }
   absl::Status Supports(const Problem& problem, Direction direction) const override;
@@ -75,6 +80,10 @@ class CudaBackend final : public Backend {
   // Of each call: where its tensors lie, if outside the arena.
   using Held = std::vector<const DeviceMemory*>;
 
+  // Of a valid problem, and the classes by which it goes, if it does.
+  absl::StatusOr<ForwardKernels> ForwardKernelsOf(const Problem& problem) const;
+  absl::StatusOr<BackwardKernels> BackwardKernelsOf(const Problem& problem) const;
+  std::optional<ResidueClasses> ClassesOf(const Problem& problem) const;
   absl::StatusOr<DeviceTimes> RunForward(const ForwardKernels& kernels,
                                          absl::Span<const ForwardCall* const> calls);
   absl::StatusOr<DeviceTimes> RunBackward(const BackwardKernels& kernels,
@@ -91,12 +100,14 @@ class CudaBackend final : public Backend {
   bool HasOwnKernels(ElementType element) const;
   // How its tensors reach this device's kernels.
   Travel TravelOf(const Problem& problem) const;
-  // Of a problem with a mask by description; not yet in the device's memory.
+  // Of a problem with a mask by description; lists are not yet in the device's memory.
   absl::StatusOr<CallMask> MaskOf(const Problem& problem, const MaskTiling& tiling) const;
-  // Of all calls, those there are; nothing if there is none.
-  template <class Call>
+  template <class Kernels>
+  absl::StatusOr<CallMask> MaskFor(const Problem& problem, const Kernels& kernels) const;
+  // Of all calls.
+  template <class Call, class Kernels>
   absl::StatusOr<std::vector<CallMask>> MasksOf(absl::Span<const Call* const> calls,
-                                                const MaskTiling& tiling);
+                                                const Kernels& kernels);
   template <class Call>
   absl::StatusOr<bool> RunSlices(DeviceLaunch& launch, const LaunchPlan& plan,
                                  absl::Span<const Call* const> calls, int slices);
@@ -105,6 +116,7 @@ class CudaBackend final : public Backend {
 
   const std::unique_ptr<KernelDevice> device_;
   const std::shared_ptr<MaskPlans> plans_;
+  const std::optional<MaskWay> mask_way_;
   MaskCache masks_;
   std::array<std::atomic<double>, 2> seconds_per_flop_;  // by direction; follows launches
 };

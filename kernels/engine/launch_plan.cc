@@ -16,8 +16,8 @@ namespace {
 int BoxRows(const KernelRow& row, int map) {
   return map == kMapOfQ || map == kMapOfDo ? row.tile.q_rows : row.tile.kv_rows;
 }
-int64_t MapBytes(const KernelRow& row, size_t parts) {
-  return static_cast<int64_t>(parts * static_cast<size_t>(row.maps) * sizeof(TensorMap));
+int64_t MapBytes(const KernelRow& row, int64_t parts) {
+  return parts * row.maps * static_cast<int64_t>(sizeof(TensorMap));
 }
 
 // What the main kernel needs besides tensors.
@@ -29,19 +29,36 @@ void AddMaps(const KernelRow& row, LaunchPlan& plan) {
 }
 
 // Tiles of `rows` rows over all entries and one head.
-int64_t TilesOfHead(const Problem& p, int64_t length, int64_t rows) {
+int64_t TilesOfHead(const Problem& p, int64_t length, int64_t rows, const CallLayout& at) {
+  if (at.classes) {
+    return (IsPacked(p.layout) ? 1 : p.batch) * (length / rows) +
+           p.batch * ClassCount(p, at.classes);
+  }
   if (IsPacked(p.layout)) return length / rows + p.batch;
   return p.batch * ((length + rows - 1) / rows);
 }
 
-int64_t ConstantBytes(const Problem& p, Travel travel, int64_t tiles, int tile_lists) {
-  const int64_t parts = IsConverted(p.element, travel) ? p.batch * p.kv_heads : 1;
+using Classes = std::optional<ResidueClasses>;
+
+Classes ClassesOf(const CallMask* mask) { return mask == nullptr ? Classes() : mask->classes; }
+
+int64_t PartCount(const Problem& p, Travel travel, const Classes& classes) {
+  const int64_t heads = IsConverted(p.element, travel) ? p.kv_heads : 1;
+  return (IsConverted(p.element, travel) || classes ? p.batch : 1) * heads * ClassCount(p, classes);
+}
+
+int64_t ConstantBytes(int64_t parts, int64_t tiles, int tile_lists) {
   return parts * static_cast<int64_t>(sizeof(ProblemDesc)) +
          tiles * static_cast<int64_t>(sizeof(TileWork)) + (1 + tile_lists) * kRegionAlignment;
 }
 
 // A block costs about as much as this many keys (rows), whatever it visits.
 constexpr int64_t kBlockWork = 64;
+
+// Whether a call costs what its tiles do, rather than what its shape says.
+bool IsCounted(absl::Span<const CallMask> masks, size_t call) {
+  return !masks.empty() && (masks[call].compiled != nullptr || masks[call].classes);
+}
 
 // The long kernel, and what its calls with masks by description cost: `own` places a tile, `flops`
 // of a score of a call.
@@ -53,7 +70,7 @@ void AddMain(const KernelRow& row, OrderedTiles ordered, int own, absl::Span<con
     work.push_back(work.back() + ordered.work[n] + kBlockWork);
     const size_t call =
         static_cast<size_t>(plan.parts[static_cast<size_t>(ordered.tiles[n].problem)].call);
-    if (masks.empty() || masks[call].compiled == nullptr) continue;
+    if (!IsCounted(masks, call)) continue;
     plan.flops += static_cast<double>(ordered.work[n] * own) * flops(*plan.layouts[call].problem);
   }
   plan.kernels.push_back({row, plan.AddTiles(std::move(ordered.tiles)), std::move(work)});
@@ -76,10 +93,12 @@ int64_t EndOfSlice(const std::vector<int64_t>& work, int slice, int slices) {
 
 }  // namespace
 
-void LaunchPlan::AddParts(absl::Span<const Problem* const> problems, Travel travel) {
+void LaunchPlan::AddParts(absl::Span<const Problem* const> problems, Travel travel,
+                          absl::Span<const CallMask> masks) {
   for (size_t n = 0; n < problems.size(); ++n) {
     first_part.push_back(parts.size());
-    for (const Part& part : PartsOf(*problems[n], static_cast<int>(n), travel)) {
+    for (const Part& part : PartsOf(*problems[n], static_cast<int>(n), travel,
+                                    masks.empty() ? Classes() : masks[n].classes)) {
       parts.push_back(part);
     }
   }
@@ -102,7 +121,8 @@ void LaunchPlan::AddMaskTiles(const KernelRow& row) {
 void LaunchPlan::AddConstants() {
   constants_begin = arena.bytes();
   if (mapped) {
-    maps_offset = arena.Add("maps", MapBytes(*mapped, parts.size()), RegionUse::kInput);
+    maps_offset =
+        arena.Add("maps", MapBytes(*mapped, static_cast<int64_t>(parts.size())), RegionUse::kInput);
   }
   for (CallLayout& layout : layouts) LayOutConstants(layout, arena);
   problems_offset = arena.Add("problems", static_cast<int64_t>(parts.size() * sizeof(ProblemDesc)),
@@ -135,12 +155,13 @@ template <class LayOut>
 LaunchPlan PlanForwardWith(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
                            absl::Span<const CallMask> masks, const LayOut& lay_out) {
   LaunchPlan plan;
-  plan.AddParts(problems, TravelOf(kernels.forward));
+  plan.AddParts(problems, TravelOf(kernels.forward), masks);
   for (size_t n = 0; n < problems.size(); ++n) {
     plan.held.emplace_back();
     plan.layouts.push_back(lay_out(*problems[n], n, plan));
+    if (!masks.empty()) plan.layouts[n].classes = masks[n].classes;
     LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
-    if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kForward);
+    if (!IsCounted(masks, n)) plan.flops += Flops(*problems[n], Direction::kForward);
   }
   plan.AddMaskTiles(kernels.mask_tiles);
   AddMaps(kernels.forward, plan);
@@ -162,14 +183,15 @@ LaunchPlan PlanBackwardWith(absl::Span<const Problem* const> problems,
                             const BackwardKernels& kernels, absl::Span<const CallMask> masks,
                             const LayOut& lay_out) {
   LaunchPlan plan;
-  plan.AddParts(problems, TravelOf(kernels.backward));
+  plan.AddParts(problems, TravelOf(kernels.backward), masks);
   for (size_t n = 0; n < problems.size(); ++n) {
     plan.held.emplace_back();
     plan.layouts.push_back(lay_out(*problems[n], n, plan));
+    if (!masks.empty()) plan.layouts[n].classes = masks[n].classes;
     LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
     LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim, RestsOf(*problems[n], kernels),
                     plan.arena);
-    if (MaskOf(masks, n) == nullptr) plan.flops += Flops(*problems[n], Direction::kBackward);
+    if (!IsCounted(masks, n)) plan.flops += Flops(*problems[n], Direction::kBackward);
   }
   plan.AddMaskTiles(kernels.mask_tiles);
   AddMaps(kernels.backward, plan);
@@ -240,17 +262,17 @@ absl::StatusOr<std::vector<std::byte>> LaunchPlan::Constants(uint64_t arena_addr
     const Problem& p = *at.problem;
     if (at.alibi >= 0) put(at.alibi, p.alibi_slopes.data(), p.alibi_slopes.size() * 4);
     if (at.sink >= 0) put(at.sink, p.sink_logits.data(), p.sink_logits.size() * 4);
-    const std::vector<SequenceDesc> sequences = SequencesOf(p, at.travel);
+    const std::vector<SequenceDesc> sequences = SequencesOf(p, at.travel, at.classes);
     put(at.sequences, sequences.data(), sequences.size() * sizeof(SequenceDesc));
   }
   for (size_t n = 0; n < parts.size(); ++n) {
     ProblemDesc desc = Describe(layouts[parts[n].call], parts[n], arena_address);
     if (mapped) {
-      const int64_t offset = maps_offset + MapBytes(*mapped, n);
+      const int64_t offset = maps_offset + MapBytes(*mapped, static_cast<int64_t>(n));
       desc.maps = reinterpret_cast<const TensorMap*>(arena_address + offset);
       for (int map = 0; map < mapped->maps; ++map) {
         ASSIGN_OR_RETURN(const TensorMap encoded,
-                         device.Encode(BoxOf(*layouts[parts[n].call].problem, desc, map,
+                         device.Encode(BoxOf(*layouts[parts[n].call].problem, parts[n], desc, map,
                                              BoxRows(*mapped, map))));
         put(offset + static_cast<int64_t>(map * sizeof(encoded)), &encoded, sizeof(encoded));
       }
@@ -310,10 +332,12 @@ int64_t ForwardBytes(CallLayout layout, ArenaLayout arena, const ForwardKernels&
   const Travel travel = TravelOf(kernels.forward);
   LayOutTileLists(layout, TilingOf(kernels), mask, arena);
   LayOutConstants(layout, arena);
-  const int64_t tiles =
-      p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows) + MaskLineCount(layout);
-  const int64_t maps = kernels.forward.stays ? MapBytes(kernels.forward, 1) + kRegionAlignment : 0;
-  return arena.bytes() + ConstantBytes(p, travel, tiles, 3) + maps;
+  const int64_t parts = PartCount(p, travel, layout.classes);
+  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows, layout) +
+                        MaskLineCount(layout);
+  const int64_t maps =
+      kernels.forward.stays ? MapBytes(kernels.forward, parts) + kRegionAlignment : 0;
+  return arena.bytes() + ConstantBytes(parts, tiles, 3) + maps;
 }
 
 int64_t BackwardBytes(CallLayout layout, ArenaLayout arena, const BackwardKernels& kernels,
@@ -323,8 +347,9 @@ int64_t BackwardBytes(CallLayout layout, ArenaLayout arena, const BackwardKernel
   LayOutTileLists(layout, TilingOf(kernels), mask, arena);
   LayOutGradients(layout, kernels.backward.tile.head_dim, RestsOf(p, kernels), arena);
   LayOutConstants(layout, arena);
-  int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
-                  p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows) +
+  const int64_t parts = PartCount(p, travel, layout.classes);
+  int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows, layout) +
+                  p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows, layout) +
                   MaskLineCount(layout);
   if (kernels.sink_gradient) tiles += p.batch * p.q_heads;
   if (kernels.bias_gradient) {
@@ -332,15 +357,16 @@ int64_t BackwardBytes(CallLayout layout, ArenaLayout arena, const BackwardKernel
     tiles += shape.batch * shape.heads * ((shape.rows + 15) / 16) * ((shape.columns + 15) / 16);
   }
   const int64_t maps =
-      kernels.backward.maps > 0 ? MapBytes(kernels.backward, 1) + kRegionAlignment : 0;
-  return arena.bytes() + ConstantBytes(p, travel, tiles, 5) + maps;
+      kernels.backward.maps > 0 ? MapBytes(kernels.backward, parts) + kRegionAlignment : 0;
+  return arena.bytes() + ConstantBytes(parts, tiles, 5) + maps;
 }
 
 }  // namespace
 
 int64_t ForwardArenaBytes(const Problem& p, const ForwardKernels& kernels, const CallMask* mask) {
   ArenaLayout arena;
-  const CallLayout layout = LayOutTensors(p, RegionUse::kOutput, arena, TravelOf(kernels.forward));
+  CallLayout layout = LayOutTensors(p, RegionUse::kOutput, arena, TravelOf(kernels.forward));
+  layout.classes = ClassesOf(mask);
   return ForwardBytes(layout, std::move(arena), kernels, mask);
 }
 
@@ -350,18 +376,21 @@ int64_t ForwardBytesElsewhere(const Problem& p, const ForwardKernels& kernels) {
   return ForwardBytes(layout, std::move(arena), kernels, nullptr);
 }
 
-int64_t KeptForwardBytes(const Problem& p, Travel travel) {
+int64_t KeptForwardBytes(const Problem& p, Travel travel, const Classes& classes) {
   ArenaLayout arena;
-  if (!LayOutKeptTensors(p, arena, arena, travel).keeps_rows) return 0;
-  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows) +
-                        p.kv_heads * TilesOfHead(p, p.kv_len, kDqBlockRows);
+  CallLayout layout = LayOutKeptTensors(p, arena, arena, travel);
+  if (!layout.keeps_rows) return 0;
+  layout.classes = classes;
+  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows, layout) +
+                        p.kv_heads * TilesOfHead(p, p.kv_len, kDqBlockRows, layout);
   return arena.bytes() - ResidualTensorBytes(p) +
          RoundUp(tiles * static_cast<int64_t>(sizeof(TileWork)), kRegionAlignment);
 }
 
 int64_t BackwardArenaBytes(const Problem& p, const BackwardKernels& kernels, const CallMask* mask) {
   ArenaLayout arena;
-  const CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena, TravelOf(kernels.backward));
+  CallLayout layout = LayOutTensors(p, RegionUse::kInput, arena, TravelOf(kernels.backward));
+  layout.classes = ClassesOf(mask);
   return BackwardBytes(layout, std::move(arena), kernels, mask);
 }
 

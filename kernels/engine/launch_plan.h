@@ -42,7 +42,8 @@ struct LaunchPlan {
   bool has_bool_masks = false;
 
   // What every launch has, in this order: parts first, constants last.
-  void AddParts(absl::Span<const Problem* const> problems, Travel travel);
+  void AddParts(absl::Span<const Problem* const> problems, Travel travel,
+                absl::Span<const CallMask> masks = {});
   size_t AddTiles(std::vector<TileWork> tiles);  // index
   // A kernel that lists bool masks, if there are some.
   void AddMaskTiles(const KernelRow& row);
@@ -70,7 +71,7 @@ MaskTiling TilingOf(const BackwardKernels& kernels);
 
 // `held` says which calls' tensors (LayOutTensors) lie outside the arena; their layouts count from
 // there until PlaceOutside. `masks`: of each call for TilingOf(kernels), or nothing; those that are
-// held lie outside until PlaceMask.
+// held lie outside until PlaceMask. A call by classes comes as ProblemOfClasses (residue_choice.h).
 LaunchPlan PlanForward(absl::Span<const Problem* const> problems, const ForwardKernels& kernels,
                        const std::vector<bool>& held, absl::Span<const CallMask> masks = {});
 LaunchPlan PlanBackward(absl::Span<const Problem* const> problems, const BackwardKernels& kernels,
@@ -98,6 +99,7 @@ int64_t BackwardArenaBytes(const Problem& problem, const BackwardKernels& kernel
 int64_t ForwardBytesElsewhere(const Problem& problem, const ForwardKernels& kernels);
 int64_t BackwardBytesElsewhere(const Problem& problem, const BackwardKernels& kernels);
 // What a forward takes beside that when its tensors stay: of bfloat16 as halves V and O once more.
-int64_t KeptForwardBytes(const Problem& problem, Travel travel);
+int64_t KeptForwardBytes(const Problem& problem, Travel travel,
+                         const std::optional<ResidueClasses>& classes = std::nullopt);
 
 }  // namespace attnd::cuda

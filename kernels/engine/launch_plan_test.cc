@@ -46,6 +46,28 @@ void ExpectTakesWhatIsTold(const std::vector<KernelRow>& rows, const Problem& p)
   }
 }
 
+// What p has beside scores of its own, by classes of a stride.
+void ExpectClassesTakeWhatIsTold(const std::vector<KernelRow>& rows, Problem p, int64_t period) {
+  p.bias.reset();
+  p.bool_mask.reset();
+  p.denominator = DenominatorKind::kSoftmax;
+  p.sink_logits.clear();
+  const Problem* problem = &p;
+  const std::vector<CallMask> masks = {{.classes = ResidueClasses{.p = period}}};
+  const auto forward = SelectForward(rows, p);
+  if (forward.ok()) {
+    const int64_t told = ForwardArenaBytes(p, *forward, &masks[0]);
+    const int64_t keeping = KeptForwardBytes(p, TravelOf(forward->forward), masks[0].classes);
+    EXPECT_LE(Taken(PlanForward({&problem, 1}, *forward, {false}, masks)), told);
+    EXPECT_LE(Taken(PlanForward({&problem, 1}, *forward, {true}, masks)), told + keeping);
+  }
+  const auto backward = SelectBackward(rows, p);
+  if (backward.ok()) {
+    const int64_t told = BackwardArenaBytes(p, *backward, &masks[0]);
+    EXPECT_LE(Taken(PlanBackward({&problem, 1}, *backward, {false}, masks)), told);
+  }
+}
+
 TEST(LaunchPlan, TakesWhatAdmissionIsTold) {
   for (const ArchitectureInfo& info : Architectures()) {
     const std::vector<KernelRow> rows = KernelRowsOfGpu(info.compute_capability);
@@ -56,6 +78,7 @@ TEST(LaunchPlan, TakesWhatAdmissionIsTold) {
       }
       SCOPED_TRACE(testing::Message() << info.name << ", seed " << seed << ": " << ProblemText(p));
       ExpectTakesWhatIsTold(rows, p);
+      ExpectClassesTakeWhatIsTold(rows, p, 2 + static_cast<int64_t>(seed % 7));
     }
   }
 }

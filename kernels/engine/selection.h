@@ -23,10 +23,12 @@ bool NeedsDqRest(const Problem& problem);
 struct ForwardKernels {
   KernelRow forward, mask_tiles;
   std::optional<KernelRow> keep_rows;  // where bfloat16 travels as float16
+  bool by_residue = false;             // on classes of rows (residue_choice.h)
 };
 struct BackwardKernels {
   KernelRow mask_tiles, key_bounds, delta, backward, query_gradient;
   std::optional<KernelRow> sink_gradient, bias_gradient;  // where the problem wants them
+  bool by_residue = false;
 };
 struct CaptureKernels {
   KernelRow mask_tiles, scores, sums;

@@ -8,6 +8,7 @@
 
 #include "attention/dropout.h"
 #include "base/status_macros.h"
+#include "kernels/engine/layout/class_order.h"
 
 namespace attnd::cuda {
 namespace {
@@ -44,6 +45,19 @@ std::vector<RowBlock> BlocksOf(const Problem& p, const Part& part, bool is_query
   return blocks;
 }
 
+// Classes of the same rows and heads share exponents: the first of them is asked.
+bool IsFirstClass(const Part& part) { return part.residue == 0; }
+template <class Set>
+void SetExponents(absl::Span<Part> parts, const Set& set) {
+  for (size_t n = 0; n < parts.size(); ++n) {
+    if (IsFirstClass(parts[n])) {
+      set(parts[n]);
+    } else {
+      parts[n].exponents = parts[n - 1].exponents;
+    }
+  }
+}
+
 template <class Pick>
 std::vector<int> ExponentsOf(absl::Span<const Part> parts, const Pick& pick) {
   std::vector<int> exponents;
@@ -68,7 +82,7 @@ int ExponentIn(const Problem& p, const Part& part, const RowShape& shape, bool i
 void ScaleLse(const Problem& p, absl::Span<const Part> parts, float* values) {
   for (const Part& part : parts) {
     const int exponent = -(part.exponents.d_o + part.exponents.v);
-    if (exponent == 0) continue;
+    if (exponent == 0 || !IsFirstClass(part)) continue;
     for (int64_t b = part.batch_begin; b < part.batch_begin + part.batches; ++b) {
       Sequence s = p.SequenceAt(b);
       const int64_t first = part.kv_head_begin * p.group_size();
@@ -130,15 +144,18 @@ bool CanKeep(const Problem& p, Travel travel) {
   return p.element == ElementType::kBFloat16 && ForwardValueBits(p) >= 8;
 }
 
-int64_t TransferScratchBytes(const Problem& p, Direction direction, Travel travel) {
+int64_t TransferScratchBytes(const Problem& p, Direction direction, Travel travel,
+                             bool by_classes) {
   auto of = [&](const RowShape& shape) {
     return FitsAsIs(p, shape, travel) ? 0 : ScratchSize(shape.padded_bytes());
   };
   const int64_t inputs = of(QueryRows(p)) + of(KeyRows(p)) + of(ValueRows(p));
   const int64_t output = of(OutputRows(p));
   if (direction == Direction::kForward) return std::max(inputs, output);
-  const int64_t d_lse = IsConverted(p.element, travel) ? ScratchSize(p.LseElements() * 4) : 0;
-  return inputs + 2 * output + d_lse;  // gradients have the sizes of the inputs
+  const int64_t lse = ScratchSize(p.LseElements() * 4);
+  const int64_t d_lse = by_classes || IsConverted(p.element, travel) ? lse : 0;
+  return inputs + 2 * output + d_lse +
+         (by_classes ? lse : 0);  // gradients have the sizes of the inputs
 }
 
 std::byte* Transfer::TakeScratch(int64_t bytes) {
@@ -203,6 +220,7 @@ absl::Status Transfer::RowsIn(const Rows& rows, const void* from, const Problem&
   }
   std::memset(halves, 0, bytes);  // rows that no part covers
   for (size_t n = 0; n < parts.size(); ++n) {
+    if (!IsFirstClass(parts[n])) continue;
     for (const RowBlock& block : BlocksOf(p, parts[n], rows.is_query)) {
       if (p.element == ElementType::kFloat32) {
         HalvesFromFloats(rows.shape, static_cast<const float*>(from), block, rows.exponents[n],
@@ -234,6 +252,7 @@ absl::Status Transfer::OutputOut(const Rows& rows, void* to, const Problem& p,
   auto* halves = reinterpret_cast<uint16_t*>(TakeScratch(bytes));
   conversions_.push_back([rows, data, halves, parts, &p] {
     for (size_t n = 0; n < parts.size(); ++n) {
+      if (!IsFirstClass(parts[n])) continue;
       for (const RowBlock& block : BlocksOf(p, parts[n], true)) {
         BFloat16FromHalves(rows.shape, halves, block, rows.exponents[n], data);
       }
@@ -251,12 +270,12 @@ absl::Status Transfer::InputsIn(const CallLayout& at, const ForwardCall& call, i
                                 absl::Span<Part> parts) {
   const Problem& p = *at.problem;
   if (IsConverted(p.element, travel_)) {
-    for (Part& part : parts) {
+    SetExponents(parts, [&](Part& part) {
       part.exponents.q = ExponentIn(p, part, QueryRows(p), true, call.q) - ScoreBits(p);
       part.exponents.k = ExponentIn(p, part, KeyRows(p), false, call.k) - ScoreBits(p);
       part.exponents.kept_v = ExponentIn(p, part, ValueRows(p), false, call.v);
       part.exponents.v = part.exponents.kept_v - value_bits;
-    }
+    });
   }
   auto of = [&](int Exponents::*member) {
     return ExponentsOf(parts, [member](const Exponents& e) { return e.*member; });
@@ -298,6 +317,12 @@ absl::Status Transfer::Out(const CallLayout& at, const ForwardCall& call,
   BeginCall(at, call.workspace);
   std::vector<int> v = ExponentsOf(parts, [](const Exponents& e) { return e.v; });
   RETURN_IF_ERROR(BytesOut(call.lse, at.lse, p.LseElements() * 4));
+  if (at.classes) {
+    conversions_.push_back([&p, classes = *at.classes, to = call.lse] {
+      const std::vector<float> own(to, to + p.LseElements());
+      FromClassOrder(p, classes, own.data(), to);
+    });
+  }
   return OutputOut({OutputRows(p), true, at.o, v}, call.o, p, parts);
 }
 
@@ -306,9 +331,9 @@ absl::Status Transfer::In(const CallLayout& at, const BackwardCall& call, absl::
   BeginCall(at, call.workspace);
   if (call.residual == nullptr) RETURN_IF_ERROR(ForwardIn(at, call, parts));
   if (IsConverted(p.element, travel_)) {
-    for (Part& part : parts) {
+    SetExponents(parts, [&](Part& part) {
       part.exponents.d_o = ExponentIn(p, part, OutputRows(p), true, call.d_o) - kWideBits;
-    }
+    });
   }
   std::vector<int> d_o = ExponentsOf(parts, [](const Exponents& e) { return e.d_o; });
   RETURN_IF_ERROR(RowsIn({OutputRows(p), true, at.d_o, d_o}, call.d_o, p, parts));
@@ -326,8 +351,16 @@ absl::Status Transfer::ForwardIn(const CallLayout& at, const BackwardCall& call,
   inputs.bias = call.bias;
   RETURN_IF_ERROR(InputsIn(at, inputs, /*value_bits=*/0, parts));
   std::vector<int> v = ExponentsOf(parts, [](const Exponents& e) { return e.v; });
-  RETURN_IF_ERROR(BytesIn(at.lse, call.lse, p.LseElements() * 4));
+  RETURN_IF_ERROR(LseIn(at, call.lse, at.lse));
   return RowsIn({OutputRows(p), true, at.o, v}, call.o, p, parts);
+}
+
+absl::Status Transfer::LseIn(const CallLayout& at, const float* from, int64_t offset) {
+  const int64_t bytes = at.problem->LseElements() * 4;
+  if (!at.classes) return BytesIn(offset, from, bytes);
+  auto* own = reinterpret_cast<float*>(TakeScratch(bytes));
+  ToClassOrder(*at.problem, *at.classes, from, own);
+  return BytesIn(offset, own, bytes);
 }
 
 absl::Status Transfer::DLseIn(const CallLayout& at, const BackwardCall& call,
@@ -336,9 +369,13 @@ absl::Status Transfer::DLseIn(const CallLayout& at, const BackwardCall& call,
   const int64_t bytes = p.LseElements() * 4;
   if (bytes == 0) return absl::OkStatus();
   if (call.d_lse == nullptr) return launch_.SetZero(launch_.arena() + at.d_lse, bytes);
-  if (!IsConverted(p.element, travel_)) return BytesIn(at.d_lse, call.d_lse, bytes);
+  if (!IsConverted(p.element, travel_)) return LseIn(at, call.d_lse, at.d_lse);
   auto* scaled = reinterpret_cast<float*>(TakeScratch(bytes));
-  std::memcpy(scaled, call.d_lse, bytes);
+  if (at.classes) {
+    ToClassOrder(p, *at.classes, call.d_lse, scaled);
+  } else {
+    std::memcpy(scaled, call.d_lse, bytes);
+  }
   ScaleLse(p, parts, scaled);
   return BytesIn(at.d_lse, scaled, bytes);
 }

@@ -29,8 +29,9 @@ namespace attnd::cuda {
 // is then so small in forward that its least numbers lose bits which backward would still see.
 bool CanKeep(const Problem& problem, Travel travel);
 
-// Bytes of host memory that In and Out need for a call.
-int64_t TransferScratchBytes(const Problem& problem, Direction direction, Travel travel);
+// Bytes of host memory that In and Out need for a call. `by_classes`: CallLayout::classes.
+int64_t TransferScratchBytes(const Problem& problem, Direction direction, Travel travel,
+                             bool by_classes = false);
 
 class Transfer {
  public:
@@ -71,6 +72,8 @@ class Transfer {
   // O, which is float16 times powers of two where the call is bfloat16.
   absl::Status OutputOut(const Rows& rows, void* to, const Problem& p,
                          absl::Span<const Part> parts);
+  // What has lse's shape, as the call's kernels have it.
+  absl::Status LseIn(const CallLayout& at, const float* from, int64_t offset);
   absl::Status DLseIn(const CallLayout& at, const BackwardCall& call, absl::Span<const Part> parts);
   void BeginCall(const CallLayout& at, std::byte* workspace);
   // A number of the allocation in which these bytes lie: the launch's arena, or a call's own.

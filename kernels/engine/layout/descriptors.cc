@@ -5,6 +5,7 @@
 
 #include "attention/dropout.h"
 #include "attention/tensor_view.h"
+#include "kernels/engine/layout/class_order.h"
 
 namespace attnd::cuda {
 namespace {
@@ -74,10 +75,30 @@ struct Origin {
   int64_t batch;  // of the dense tensors' batch stride; 0 in packed layouts
   int64_t entry;  // batch entry or sequence
   int64_t q_head, kv_head;
+  int64_t block = 0;         // `entry`, or the class's number in the call
+  int64_t row = 0, key = 0;  // the first of each,
+  int64_t step = 1;          // from one to the next
+  int64_t lse_row = 0;       // where its rows stand in what has lse's shape
 };
 Origin OriginOf(const Problem& p, const Part& part) {
-  return {IsPacked(p.layout) ? 0 : part.batch_begin, part.batch_begin,
-          part.kv_head_begin * p.group_size(), part.kv_head_begin};
+  Origin from = {IsPacked(p.layout) ? 0 : part.batch_begin, part.batch_begin,
+                 part.kv_head_begin * p.group_size(), part.kv_head_begin, part.batch_begin};
+  if (!part.classes) return from;
+  const Sequence whole = p.SequenceAt(part.batch_begin);
+  const Sequence own = part.classes->ClassAt(whole, part.residue);
+  from.block = part.batch_begin * ClassCount(p, part.classes) + part.residue;
+  from.row = own.q_len > 0 ? own.q_begin : 0;
+  from.key = own.kv_len > 0 ? own.kv_begin : 0;
+  from.step = part.classes->p;
+  from.lse_row = whole.q_begin + RowsBefore(whole.q_len, part.classes->p, part.residue);
+  return from;
+}
+
+// The same tensor from its row `first` on, every `step`-th.
+RowTensor Every(RowTensor rows, int64_t first, int64_t step) {
+  rows.data = static_cast<uint16_t*>(rows.data) + first * rows.row_stride;
+  rows.row_stride *= step;
+  return rows;
 }
 
 void DescribeScores(const CallLayout& at, const Origin& from, uint64_t arena, ProblemDesc& desc) {
@@ -135,14 +156,16 @@ void DescribeDropout(const Problem& p, const Origin& from, ProblemDesc& desc) {
 void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
                        ProblemDesc& desc) {
   const Problem& p = *at.problem;
-  int64_t lse = from.batch * desc.lse_batch + from.q_head * desc.lse_head;
-  desc.d_o = Rows(OutputRows(p), arena, at.d_o, from.batch, from.q_head);
-  desc.d_q = Rows(QueryRows(p), arena, at.d_q, from.batch, from.q_head);
-  desc.d_k = Rows(KeyRows(p), arena, at.d_k, from.batch, from.kv_head);
-  desc.d_v = Rows(ValueRows(p), arena, at.d_v, from.batch, from.kv_head);
+  int64_t lse = from.batch * desc.lse_batch + from.q_head * desc.lse_head + from.lse_row;
+  desc.d_o =
+      Every(Rows(OutputRows(p), arena, at.d_o, from.batch, from.q_head), from.row, from.step);
+  desc.d_q = Every(Rows(QueryRows(p), arena, at.d_q, from.batch, from.q_head), from.row, from.step);
+  desc.d_k = Every(Rows(KeyRows(p), arena, at.d_k, from.batch, from.kv_head), from.key, from.step);
+  desc.d_v =
+      Every(Rows(ValueRows(p), arena, at.d_v, from.batch, from.kv_head), from.key, from.step);
   desc.delta = At<float>(arena, at.delta, lse);
   if (at.d_lse >= 0) desc.d_lse = At<float>(arena, at.d_lse, lse);
-  int64_t head = from.entry * p.q_heads + from.q_head;
+  int64_t head = from.block * p.q_heads + from.q_head;
   desc.dq_sums = At<float>(arena, at.dq_sums, head * at.dq_head);
   desc.dq_head = at.dq_head;
   desc.dq_block = at.dq_block;
@@ -155,7 +178,7 @@ void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
   desc.dq_factor = At<float>(arena, at.dq_factor, lse);
   desc.gradient_bounds =
       At<uint32_t>(arena, at.gradient_bounds,
-                   (from.entry * p.kv_heads + from.kv_head) * int64_t{kGradientBoundWords});
+                   (from.block * p.kv_heads + from.kv_head) * int64_t{kGradientBoundWords});
 }
 
 // Gradients of the scaled problem times these are those of the call: with L' = L·2^−(d_o + v),
@@ -170,16 +193,23 @@ void DescribeGradientElement(const Problem& p, const Exponents& exponents, Probl
 void DescribeKeptRows(const CallLayout& at, const Part& part, const Origin& from, uint64_t arena,
                       ProblemDesc& desc) {
   const Problem& p = *at.problem;
-  desc.kept_v = Rows(ValueRows(p), arena, at.kept_v, from.batch, from.kv_head);
-  desc.kept_o = Rows(OutputRows(p), arena, at.kept_o, from.batch, from.q_head);
+  desc.kept_v =
+      Every(Rows(ValueRows(p), arena, at.kept_v, from.batch, from.kv_head), from.key, from.step);
+  desc.kept_o =
+      Every(Rows(OutputRows(p), arena, at.kept_o, from.batch, from.q_head), from.row, from.step);
   desc.v_exponent = part.exponents.v;
   desc.kept_v_exponent = part.exponents.kept_v;
 }
 
 }  // namespace
 
-SequenceDesc DescribeSequence(const Problem& p, int64_t batch_index) {
+SequenceDesc DescribeSequence(const Problem& p, const Part& part, int64_t entry) {
+  const int64_t batch_index = part.batch_begin + entry;
   Sequence s = p.SequenceAt(batch_index);
+  if (part.classes) {
+    s = part.classes->ClassAt(s, part.residue);
+    s.q_begin = s.kv_begin = 0;  // where the part's tensors begin
+  }
   int64_t low = p.window_left < 0 ? -kUnboundedKeys : s.offset - p.window_left;
   int64_t high = p.window_right < 0 ? kUnboundedKeys : s.offset + p.window_right;
   if (p.causal) high = std::min(high, s.offset);
@@ -191,40 +221,57 @@ SequenceDesc DescribeSequence(const Problem& p, int64_t batch_index) {
   desc.low = Clamp(low);
   desc.high = Clamp(high);
   desc.diagonal = Clamp(s.offset);
-  desc.batch = IsPacked(p.layout) ? 0 : static_cast<int32_t>(batch_index);
+  const bool alone = IsPacked(p.layout) || part.classes;
+  desc.batch = alone ? 0 : static_cast<int32_t>(batch_index);
   return desc;
 }
 
-std::vector<Part> PartsOf(const Problem& p, int call, Travel travel) {
-  if (!IsCut(p, travel)) return {{call, 0, p.batch, 0, p.kv_heads, {}}};
+std::vector<Part> PartsOf(const Problem& p, int call, Travel travel,
+                          const std::optional<ResidueClasses>& classes) {
+  const bool is_cut = IsCut(p, travel);
+  if (!is_cut && !classes) return {{call, 0, p.batch, 0, p.kv_heads, {}}};
+  const int64_t heads = is_cut ? 1 : p.kv_heads;
   std::vector<Part> parts;
   for (int64_t b = 0; b < p.batch; ++b) {
-    for (int64_t h = 0; h < p.kv_heads; ++h) parts.push_back({call, b, 1, h, 1, {}});
+    for (int64_t h = 0; h < p.kv_heads; h += heads) {
+      for (int64_t residue = 0; residue < ClassCount(p, classes); ++residue) {
+        parts.push_back({call, b, 1, h, heads, {}, classes, residue});
+      }
+    }
   }
   return parts;
 }
 
-std::vector<SequenceDesc> SequencesOf(const Problem& p, Travel travel) {
+std::vector<SequenceDesc> SequencesOf(const Problem& p, Travel travel,
+                                      const std::optional<ResidueClasses>& classes) {
   std::vector<SequenceDesc> sequences;
-  for (int64_t b = 0; b < p.batch; ++b) {
-    sequences.push_back(DescribeSequence(p, b));
-    if (IsCut(p, travel)) sequences.back().batch = 0;  // parts of one entry
+  Part part = {.classes = classes};
+  for (; part.batch_begin < p.batch; ++part.batch_begin) {
+    for (part.residue = 0; part.residue < ClassCount(p, classes); ++part.residue) {
+      sequences.push_back(DescribeSequence(p, part, 0));
+      if (IsCut(p, travel)) sequences.back().batch = 0;  // parts of one entry
+    }
   }
   return sequences;
 }
 
-RowsBox BoxOf(const Problem& p, const ProblemDesc& desc, int map, int box_rows) {
+RowsBox BoxOf(const Problem& p, const Part& part, const ProblemDesc& desc, int map, int box_rows) {
   const bool is_q = map == kMapOfQ || map == kMapOfDo;
   const RowTensor& t = map == kMapOfQ   ? desc.q
                        : map == kMapOfK ? desc.k
                        : map == kMapOfV ? desc.v
                                         : desc.d_o;
   const int bytes = 2;  // of an element
+  int64_t rows = is_q ? p.q_len : p.kv_len;
+  if (part.classes) {
+    const SequenceDesc own = DescribeSequence(p, part, 0);
+    rows = std::max(1, is_q ? own.q_len : own.kv_len);  // of none, no tile loads any
+  }
   return {.address = reinterpret_cast<uint64_t>(t.data),
           .columns = (map == kMapOfV || map == kMapOfDo ? desc.v_chunks : desc.qk_chunks) * kChunk,
-          .rows = is_q ? p.q_len : p.kv_len,
+          .rows = rows,
           .heads = is_q ? desc.q_heads : desc.kv_heads,
-          .entries = IsPacked(p.layout) ? 1 : desc.batch_count,
+          .entries = IsPacked(p.layout) || part.classes ? 1 : desc.batch_count,
           .row_bytes = t.row_stride * bytes,
           .head_bytes = t.head * bytes,
           .entry_bytes = t.batch * bytes,
@@ -248,14 +295,15 @@ ProblemDesc Describe(const CallLayout& at, const Part& part, uint64_t arena) {
   const Problem& p = *at.problem;
   const Origin from = OriginOf(p, part);
   ProblemDesc desc = {};
-  desc.q = Rows(QueryRows(p), arena, at.q, from.batch, from.q_head);
-  desc.k = Rows(KeyRows(p), arena, at.k, from.batch, from.kv_head);
-  desc.v = Rows(ValueRows(p), arena, at.v, from.batch, from.kv_head);
-  desc.o = Rows(OutputRows(p), arena, at.o, from.batch, from.q_head);
+  desc.q = Every(Rows(QueryRows(p), arena, at.q, from.batch, from.q_head), from.row, from.step);
+  desc.k = Every(Rows(KeyRows(p), arena, at.k, from.batch, from.kv_head), from.key, from.step);
+  desc.v = Every(Rows(ValueRows(p), arena, at.v, from.batch, from.kv_head), from.key, from.step);
+  desc.o = Every(Rows(OutputRows(p), arena, at.o, from.batch, from.q_head), from.row, from.step);
   desc.lse_batch = LseBatchStride(p);
   desc.lse_head = p.q_len;
-  desc.lse = At<float>(arena, at.lse, from.batch * desc.lse_batch + from.q_head * desc.lse_head);
-  desc.sequences = At<SequenceDesc>(arena, at.sequences, part.batch_begin);
+  desc.lse = At<float>(arena, at.lse,
+                       from.batch * desc.lse_batch + from.q_head * desc.lse_head + from.lse_row);
+  desc.sequences = At<SequenceDesc>(arena, at.sequences, from.block);
   desc.batch_count = static_cast<int32_t>(part.batches);
   desc.kv_heads = static_cast<int32_t>(part.kv_heads);
   desc.group = static_cast<int32_t>(p.group_size());

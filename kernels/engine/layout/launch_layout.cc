@@ -1,5 +1,6 @@
 #include "kernels/engine/layout/launch_layout.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/round_up.h"
@@ -10,6 +11,10 @@ int64_t ArenaLayout::Add(std::string name, int64_t bytes, RegionUse use) {
   bytes_ += RoundUp(bytes, kRegionAlignment);
   regions_.push_back({std::move(name), offset, bytes, use});
   return offset;
+}
+
+int64_t ClassCount(const Problem& p, const std::optional<ResidueClasses>& classes) {
+  return classes ? std::max<int64_t>(1, std::min(classes->p, p.MaxQueryLength())) : 1;
 }
 
 RowShape QueryRows(const Problem& p) {
@@ -116,8 +121,10 @@ void PlaceOutside(CallLayout& at, int64_t shift) {
 namespace {
 
 void LayOutOwnGradients(const Problem& p, CallLayout& at, ArenaLayout& arena) {
-  // Kernels do not visit keys beyond a key length: their gradients are zero.
-  const RegionUse keys = p.kv_lengths.empty() ? RegionUse::kOutput : RegionUse::kZeroed;
+  // Kernels do not visit keys beyond a key length, nor those of a residue that no row has: their
+  // gradients are zero.
+  const bool all_keys = p.kv_lengths.empty() && !at.classes;
+  const RegionUse keys = all_keys ? RegionUse::kOutput : RegionUse::kZeroed;
   at.d_k = arena.Add("d_k", KeyRows(p).padded_bytes(), keys);
   at.d_v = arena.Add("d_v", ValueRows(p).padded_bytes(), keys);
   at.d_q = arena.Add("d_q", QueryRows(p).padded_bytes(), RegionUse::kOutput);
@@ -136,9 +143,10 @@ void LayOutGradients(CallLayout& at, int tile_head_dim, DqRests rests, ArenaLayo
   if (p.denominator == DenominatorKind::kSink) {
     at.d_sink = arena.Add("d_sink", p.batch * p.q_heads * 4, RegionUse::kZeroed);
   }
-  at.dq_head = DqSumFloats(p.MaxQueryLength(), tile_head_dim);
+  const int64_t classes = ClassCount(p, at.classes);
+  at.dq_head = DqSumFloats(DivideUp(p.MaxQueryLength(), classes), tile_head_dim);
   at.non_finite_head = at.dq_head / 32;
-  int64_t heads = p.batch * p.q_heads;
+  int64_t heads = p.batch * classes * p.q_heads;
   at.dq_block = DqSumFloats(1, tile_head_dim);
   at.dq_sums = arena.Add("dq_sums", heads * at.dq_head * 4, RegionUse::kZeroed);
   if (rests != DqRests::kNone) {
@@ -148,9 +156,9 @@ void LayOutGradients(CallLayout& at, int tile_head_dim, DqRests rests, ArenaLayo
     at.dq_rest = (arena.Add("dq_rests", heads * at.dq_head * 4, use) - at.dq_sums) / 4;
   }
   at.dq_non_finite = arena.Add("dq_non_finite", heads * at.non_finite_head * 4, RegionUse::kZeroed);
-  at.gradient_bounds =
-      arena.Add("gradient_bounds", p.batch * p.kv_heads * int64_t{kGradientBoundWords} * 4,
-                RegionUse::kZeroed);
+  at.gradient_bounds = arena.Add("gradient_bounds",
+                                 p.batch * classes * p.kv_heads * int64_t{kGradientBoundWords} * 4,
+                                 RegionUse::kZeroed);
   at.delta = arena.Add("delta", p.LseElements() * 4, RegionUse::kOutput);
   at.stabilizer = arena.Add("stabilizer", p.LseElements() * 4, RegionUse::kOutput);
   at.dq_factor = arena.Add("dq_factor", p.LseElements() * 4, RegionUse::kOutput);
@@ -180,8 +188,9 @@ void LayOutConstants(CallLayout& at, ArenaLayout& arena) {
   if (p.denominator == DenominatorKind::kSink) {
     at.sink = arena.Add("sink", p.q_heads * 4, RegionUse::kInput);
   }
-  at.sequences = arena.Add("sequences", p.batch * static_cast<int64_t>(sizeof(SequenceDesc)),
-                           RegionUse::kInput);
+  at.sequences = arena.Add(
+      "sequences", p.batch * ClassCount(p, at.classes) * static_cast<int64_t>(sizeof(SequenceDesc)),
+      RegionUse::kInput);
 }
 
 }  // namespace attnd::cuda

@@ -5,11 +5,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "attention/problem.h"
+#include "attention/residue_classes.h"
 #include "kernels/engine/device/kernel_device.h"
 #include "kernels/engine/layout/staging.h"
 #include "kernels/engine/masks/mask_cache.h"
@@ -22,6 +24,9 @@ namespace attnd::cuda {
 // (PlaceOutside) may be any other number.
 struct CallLayout {
   const Problem* problem = nullptr;
+  // Its rows and keys go by residue, each class a problem of its own on strided rows; lse and what
+  // has its shape stand class after class within a sequence (class_order.h).
+  std::optional<ResidueClasses> classes;
   Travel travel = Travel::kAsHalves;
   int64_t q = -1, k = -1, v = -1, o = -1, lse = -1;
   int64_t mask = -1, bias = -1, alibi = -1, sink = -1, sequences = -1;
@@ -51,6 +56,9 @@ class ArenaLayout {
   std::vector<Region> regions_;
   int64_t bytes_ = 0;
 };
+
+// Problems that each batch entry is cut into, at least 1: some may be empty.
+int64_t ClassCount(const Problem& problem, const std::optional<ResidueClasses>& classes);
 
 RowShape QueryRows(const Problem& problem);
 RowShape KeyRows(const Problem& problem);

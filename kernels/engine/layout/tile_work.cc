@@ -80,7 +80,7 @@ void ForEachQueryHead(absl::Span<const Problem* const> problems, absl::Span<cons
   for (size_t n = 0; n < parts.size(); ++n) {
     const Problem& p = *problems[parts[n].call];
     for (int64_t b = 0; b < parts[n].batches; ++b) {
-      SequenceDesc sequence = DescribeSequence(p, parts[n].batch_begin + b);
+      SequenceDesc sequence = DescribeSequence(p, parts[n], b);
       for (int64_t h = 0; h < parts[n].kv_heads * p.group_size(); ++h) {
         visit(static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), sequence);
       }
@@ -118,7 +118,7 @@ OrderedTiles BackwardTiles(absl::Span<const Problem* const> problems, absl::Span
     const Problem& p = *problems[part.call];
     const CompiledMask* mask = MaskOf(masks, part);
     for (int64_t b = 0; b < part.batches; ++b) {
-      const SequenceDesc s = DescribeSequence(p, part.batch_begin + b);
+      const SequenceDesc s = DescribeSequence(p, part, b);
       const Visibility visibility = {s.q_len, s.kv_len, s.low, s.high};
       // Q and dO in 16 bits, sums of dQ in 32.
       const int64_t head_bytes = p.group_size() * s.q_len * PaddedColumns(of.head_dim) * 8;
@@ -185,7 +185,7 @@ std::vector<TileWork> KeepRowsTiles(absl::Span<const CallLayout> layouts,
     if (!at.keeps_rows) continue;
     const int64_t q_heads = parts[n].kv_heads * at.problem->group_size();
     for (int64_t b = 0; b < parts[n].batches; ++b) {
-      const SequenceDesc s = DescribeSequence(*at.problem, parts[n].batch_begin + b);
+      const SequenceDesc s = DescribeSequence(*at.problem, parts[n], b);
       for (int64_t h = 0; h < q_heads + parts[n].kv_heads; ++h) {
         for (int32_t tile = 0; tile < DqBlocks(h < q_heads ? s.q_len : s.kv_len); ++tile) {
           tiles.push_back(

@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "attention/residue_classes.h"
 #include "kernels/engine/device/kernel_device.h"
 #include "kernels/engine/masks/mask_layout.h"
 
@@ -33,9 +35,11 @@ class HeldMask {
   bool is_filled_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// What a call's mask by description is for a kernel's tiles.
+// What a call's mask by description is for its kernels: lists of their tiles, or classes of rows
+// and keys in which nothing is hidden but by a window.
 struct CallMask {
-  std::shared_ptr<const CompiledMask> compiled;  // null: the call has none
+  std::optional<ResidueClasses> classes;
+  std::shared_ptr<const CompiledMask> compiled;  // null: no lists
   MaskLayout layout;
   std::shared_ptr<HeldMask> held;  // null: in the launch's arena
 };
