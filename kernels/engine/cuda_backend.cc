@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/engine/capture_plan.h"
+#include "kernels/engine/mask_choice.h"
 #include "kernels/engine/transfer.h"
 
 namespace attnd::cuda {
@@ -57,9 +58,11 @@ std::string ReportedName(const KernelRow& row) { return absl::StrCat("cuda_", Na
 template <class Kernels>
 MaskKernel MaskKernelOf(const Kernels& kernels) {
   return {.kernel = ReportedName(MainRow(kernels)),
-          .reason =
-              "the kernel for this shape and these options; it visits listed tiles alone, and "
-              "reads bits of partial ones",
+          .reason = MainRow(kernels).small
+                        ? "tiles of 32 rows and 32 keys: predicted to be faster than larger ones, "
+                          "most of which the mask empties"
+                        : "the kernel for this shape and these options; it visits listed tiles "
+                          "alone, and reads bits of partial ones",
           .plan = OptionsOf(TilingOf(kernels))};
 }
 
@@ -183,16 +186,22 @@ bool AnyWanted(absl::Span<const Call* const> calls) {
 
 }  // namespace
 
-CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device, std::shared_ptr<MaskPlans> plans)
+CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device, std::shared_ptr<MaskPlans> plans,
+                         std::optional<MaskTiles> mask_tiles)
     : device_(std::move(device)),
       plans_(plans != nullptr ? std::move(plans) : std::make_shared<MaskPlans>()),
+      mask_tiles_(mask_tiles),
       masks_(*device_) {
   for (auto& rate : seconds_per_flop_) rate = 1 / std::max(1.0, info().flops_per_second);
 }
 
+absl::StatusOr<ForwardKernels> CudaBackend::KernelsOfForward(const Problem& problem) const {
+  return ChooseForward(device_->rows(), problem, mask_tiles_, *plans_);
+}
+
 absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) const {
   if (direction == Direction::kForward) {
-    ASSIGN_OR_RETURN(ForwardKernels kernels, SelectForward(device_->rows(), problem));
+    ASSIGN_OR_RETURN(ForwardKernels kernels, KernelsOfForward(problem));
     RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
     RETURN_IF_ERROR(MaskOf(problem, TilingOf(kernels)).status());
     return device_->Check(kernels.forward);
@@ -211,7 +220,7 @@ absl::StatusOr<MaskKernel> CudaBackend::KernelForMask(const Problem& problem,
                                                       Direction direction) const {
   RETURN_IF_ERROR(Supports(problem, direction));
   if (direction == Direction::kForward) {
-    ASSIGN_OR_RETURN(const ForwardKernels kernels, SelectForward(device_->rows(), problem));
+    ASSIGN_OR_RETURN(const ForwardKernels kernels, KernelsOfForward(problem));
     return MaskKernelOf(kernels);
   }
   ASSIGN_OR_RETURN(const BackwardKernels kernels, SelectBackward(device_->rows(), problem));
@@ -232,7 +241,7 @@ int64_t CudaBackend::WorkspaceBytes(const Problem& problem, Direction direction)
 
 int64_t CudaBackend::DeviceBytes(const Problem& problem, Direction direction) const {
   if (direction == Direction::kForward) {
-    absl::StatusOr<ForwardKernels> kernels = SelectForward(device_->rows(), problem);
+    absl::StatusOr<ForwardKernels> kernels = KernelsOfForward(problem);
     if (!kernels.ok()) return 0;
     const absl::StatusOr<CallMask> mask = MaskOf(problem, TilingOf(*kernels));
     return mask.ok() ? ForwardArenaBytes(problem, *kernels, &*mask) : 0;
@@ -276,8 +285,7 @@ int64_t CudaBackend::ResidualBytes(const Problem& problem) const {
 
 absl::StatusOr<LaunchReport> CudaBackend::Forward(absl::Span<const ForwardCall> calls) {
   return RunGroups(
-      GroupCalls<ForwardKernels>(
-          calls, [this](const Problem& p) { return SelectForward(device_->rows(), p); }),
+      GroupCalls<ForwardKernels>(calls, [this](const Problem& p) { return KernelsOfForward(p); }),
       [this](const auto& kernels, const auto& group) { return RunForward(kernels, group); });
 }
 

@@ -23,6 +23,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "attention/mask_plans.h"
@@ -36,9 +37,11 @@ namespace attnd::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  // `plans`: compiled masks, shared with who else asks for them; null: its own.
+  // `plans`: compiled masks, shared with who else asks for them; null: its own. `mask_tiles`: what
+  // forwards with masks by description visit whatever is predicted (mask_choice.h), for tests.
   explicit CudaBackend(std::unique_ptr<KernelDevice> device,
-                       std::shared_ptr<MaskPlans> plans = nullptr);
+                       std::shared_ptr<MaskPlans> plans = nullptr,
+                       std::optional<MaskTiles> mask_tiles = std::nullopt);
 
   const BackendInfo& info() const override { return device_->info(); }
   absl::Status Supports(const Problem& problem, Direction direction) const override;
@@ -64,6 +67,7 @@ class CudaBackend final : public Backend {
   // Of each call: where its tensors lie, if outside the arena.
   using Held = std::vector<const DeviceMemory*>;
 
+  absl::StatusOr<ForwardKernels> KernelsOfForward(const Problem& problem) const;
   absl::StatusOr<DeviceTimes> RunForward(const ForwardKernels& kernels,
                                          absl::Span<const ForwardCall* const> calls);
   absl::StatusOr<DeviceTimes> RunBackward(const BackwardKernels& kernels,
@@ -89,6 +93,7 @@ class CudaBackend final : public Backend {
 
   const std::unique_ptr<KernelDevice> device_;
   const std::shared_ptr<MaskPlans> plans_;
+  const std::optional<MaskTiles> mask_tiles_;
   MaskCache masks_;
   std::array<std::atomic<double>, 2> seconds_per_flop_;  // by direction; follows launches
 };
