@@ -91,10 +91,10 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
 // Where there are small tiles too. Simulated, `./dev volta-report --visits`.
 VisitCycles CyclesOf(int head_dim, bool is_small) {
   if (head_dim == 32) {
-    return is_small ? VisitCycles{274, 289, 1350} : VisitCycles{904, 1082, 3350};
+    return is_small ? VisitCycles{263, 310, 960} : VisitCycles{904, 1082, 3350};
   }
   if (head_dim == 64) {
-    return is_small ? VisitCycles{626, 640, 2590} : VisitCycles{1490, 1659, 4950};
+    return is_small ? VisitCycles{619, 622, 1980} : VisitCycles{1490, 1659, 4950};
   }
   return {};
 }

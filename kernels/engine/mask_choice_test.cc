@@ -48,7 +48,7 @@ TEST(MaskChoice, TakesSmallTilesWhereLargerOnesAreMostlyEmpty) {
   EXPECT_EQ(Chosen(Blocks(32, 32, 40)), "forward_d32_f32_small");
   EXPECT_EQ(Chosen(Blocks(64, 32, 20)), "forward_d64_f32_small");
   EXPECT_EQ(Chosen(Blocks(64, 128, 20)), "forward_d64_f32_listed");
-  EXPECT_EQ(Chosen(Blocks(64, 32, 2)), "forward_d64_f32_listed");
+  EXPECT_EQ(Chosen(Blocks(64, 32, 1)), "forward_d64_f32_listed");
   Problem p = Blocks(64, 32, 20);
   p.dropout.threshold = 26;
   EXPECT_EQ(Chosen(p), "forward_d64_f32_small_dropout");
@@ -70,7 +70,7 @@ TEST(MaskChoice, StaysWithLargerTilesWhereThereAreNoSmallOnes) {
 }
 
 TEST(MaskChoice, CanBeForced) {
-  EXPECT_EQ(Chosen(Blocks(64, 32, 2), MaskTiles::kSmall), "forward_d64_f32_small");
+  EXPECT_EQ(Chosen(Blocks(64, 32, 1), MaskTiles::kSmall), "forward_d64_f32_small");
   EXPECT_EQ(Chosen(Blocks(64, 32, 20), MaskTiles::kListed), "forward_d64_f32_listed");
 }
 

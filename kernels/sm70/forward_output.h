@@ -28,7 +28,7 @@ class OutputRole {
     stagers.FetchValues(work, 0);
     stagers.PutKeys(0, shared);
     stagers.PutValues(work, 0, 0, shared);
-    stagers.FetchKeys(work, 1);
+    if (!L::kOwnTiles || count > 1) stagers.FetchKeys(work, 1);
     if (!L::kOwnTiles) stagers.FetchValues(work, 1);
     DropoutPolicy dropout(work.at, work.score_row(), work.lane.index);
     int words = ptx::Keep(work.warp * Words::kWarp + work.lane.index * 8);
@@ -47,7 +47,8 @@ class OutputRole {
                                       work.tiles.At(step + 1).First());
       }
       if (L::kOwnTiles) {
-        stagers.FetchValues(work, step + 1);
+        // Lists may be short: what comes after them is not fetched.
+        if (step + 1 < count) stagers.FetchValues(work, step + 1);
       } else {
         put = NextStep(put);
         stagers.FetchKeys(work, step + 2);
@@ -66,7 +67,7 @@ class OutputRole {
           ptx::SyncWarp();  // the step before has been read
           if (step + 1 < count) stagers.PutValues(work, step + 1, put, shared);
           put = NextStep(put);
-          stagers.FetchKeys(work, step + 2);
+          if (step + 2 < count) stagers.FetchKeys(work, step + 2);
         }
       }
     }

@@ -339,7 +339,9 @@ LaunchOutcome<ForwardResults> RunForward(Backend& backend, const std::vector<Lau
 
 TEST(SmallTiles, ForwardHasTheBitsOfLargerTiles) {
   CudaBackend listed(MakeEmulatedDevice({}), nullptr, MaskTiles::kListed);
-  CudaBackend small(MakeEmulatedDevice({}), nullptr, MaskTiles::kSmall);
+  EmulatedDeviceOptions options;
+  options.shared.detect_races = true;
+  CudaBackend small(MakeEmulatedDevice(options), nullptr, MaskTiles::kSmall);
   std::vector<Case> cases = Cases();
   for (int64_t dim : {24, 32, 64}) {
     for (uint32_t threshold : {0, 26}) cases.push_back(Squares(dim, threshold));
