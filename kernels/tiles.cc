@@ -102,6 +102,33 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
+// Where there are small tiles too. Simulated, `./dev volta-report --visits`.
+VisitCycles CyclesOf(int head_dim, bool is_small) {
+  if (head_dim == 32) {
+    return is_small ? VisitCycles{263, 310, 960} : VisitCycles{904, 1082, 3350};
+  }
+  if (head_dim == 64) {
+    return is_small ? VisitCycles{619, 622, 1980} : VisitCycles{1490, 1659, 4950};
+  }
+  return {};
+}
+
+constexpr int kSmallRows = 32;
+// Of masks whose tiles are mostly empty inside. A block is one score warp and one output warp.
+void AddSmallForward(int head_dim, std::vector<KernelRow>& rows) {
+  for (bool dropout : {false, true}) {
+    const int blocks = head_dim > 32 ? 4 : dropout ? 6 : 7;
+    rows.push_back({.kind = KernelKind::kForward,
+                    .head_dim = head_dim,
+                    .listed = true,
+                    .small = true,
+                    .dropout = dropout,
+                    .tile = {kSmallRows, 32, head_dim, blocks},
+                    .reason = "masks that show little of a tile of 128 rows",
+                    .cycles = CyclesOf(head_dim, true)});
+  }
+}
+
 // What fits: 256 registers × 256 threads hold Q and O of 128 rows up to 128 wide, of 64 beyond.
 Tile ForwardTile(int head_dim) {
   return {head_dim > 128 ? 64 : 128, 32, head_dim, head_dim <= 64 ? 2 : 1};
@@ -117,6 +144,7 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
                       .dropout = dropout,
                       .tile = ForwardTile(head_dim),
                       .reason = ScoresReason(scores, dropout),
+                      .cycles = scores.listed ? CyclesOf(head_dim, false) : VisitCycles{},
                       .spill_bytes = SpillBytes(scores, dropout, head_dim <= 64)});
     }
     rows.push_back({.kind = KernelKind::kForward,
@@ -190,6 +218,7 @@ std::vector<KernelRow> Sm70Rows() {
   std::vector<KernelRow> rows;
   for (int head_dim : {32, 64, 96, 128, 256}) AddForward(head_dim, rows);
   for (int head_dim : {64, 128}) AddSplitForward(head_dim, rows);
+  for (int head_dim : {32, 64}) AddSmallForward(head_dim, rows);
   for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
   AddSmall(ElementType::kFloat16, rows);
   rows.push_back({.kind = KernelKind::kKeepRows,
@@ -327,7 +356,7 @@ std::string NameOf(const KernelRow& row) {
   name += "_d" + std::to_string(row.head_dim);
   if (row.kind == KernelKind::kQueryGradient) return name + (row.ordered ? "" : "_atomic");
   name += row.half_accumulate ? "_f16" : "_f32";
-  name += row.general ? "_general" : row.listed ? "_listed" : "_linear";
+  name += row.general ? "_general" : row.small ? "_small" : row.listed ? "_listed" : "_linear";
   if (row.dropout) name += "_dropout";
   if (!row.ordered) name += "_atomic";
   if (row.ordered && row.rests_by_row) name += "_by_row";

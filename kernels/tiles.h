@@ -52,6 +52,12 @@ enum class KernelKind : unsigned char {
   kDenseProduct,  // on no tensor core: where those of products cannot
 };
 
+// Simulated cycles of an SM for a tile that a mask lists, FULL or PARTIAL, and for a block besides:
+// what the choice between kernels of a masked call compares. 0: there is no choice.
+struct VisitCycles {
+  float full = 0, partial = 0, block = 0;
+};
+
 struct KernelRow {
   Architecture architecture = Architecture::kSm70;
   KernelKind kind = KernelKind::kForward;
@@ -60,6 +66,7 @@ struct KernelRow {
   bool half_accumulate = false;                 // products accumulate in float16
   bool general = false;  // softcap, bias, ALiBi, any scale, with a mask or without
   bool listed = false;   // else: a positive scale with a mask, or without
+  bool small = false;    // of listed ones: a block has 32 rows and lists of its own
   bool dropout = false;
   bool stays = false;   // its blocks take tile after tile
   int maps = 0;         // tensor maps (MapOf) that it loads by
@@ -68,6 +75,7 @@ struct KernelRow {
   bool shipped = true;        // compiled at build time; else at run time, where a compiler is
   Tile tile = {};             // see tile_math.h; kDelta and kQueryGradient: q_rows only
   const char* reason = "";    // who needs it
+  VisitCycles cycles = {};
   // What its target's registers may be short of, and what it then is: more stops the build.
   int spill_bytes = 0;
 };

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "kernels/engine/capture_plan.h"
+#include "kernels/engine/mask_choice.h"
 #include "kernels/engine/transfer.h"
 
 namespace attnd::cuda {
@@ -55,6 +56,16 @@ std::string KeyOf(const ForwardKernels& kernels) { return MainName(kernels); }
 std::string KeyOf(const BackwardKernels& kernels) {
   return absl::StrCat(MainName(kernels), kernels.sink_gradient ? "+sink" : "",
                       kernels.bias_gradient ? "+bias" : "");
+}
+
+constexpr absl::string_view kReasonOfSmall =
+    "tiles of 32 rows and 32 keys: predicted to be faster than larger ones, most of which the mask "
+    "empties";
+
+std::optional<MaskTiles> TilesOf(std::optional<MaskWay> forced) {
+  if (forced == MaskWay::kListed) return MaskTiles::kListed;
+  if (forced == MaskWay::kSmall) return MaskTiles::kSmall;
+  return std::nullopt;
 }
 
 template <class Kernels>
@@ -199,7 +210,7 @@ CudaBackend::CudaBackend(std::unique_ptr<KernelDevice> device, std::shared_ptr<M
 
 absl::StatusOr<ForwardKernels> CudaBackend::ForwardKernelsOf(const Problem& p) const {
   ASSIGN_OR_RETURN(const auto classes, ChooseClasses(p, mask_way_));
-  if (!classes) return SelectForward(device_->rows(), p);
+  if (!classes) return ChooseForward(device_->rows(), p, TilesOf(mask_way_), *plans_);
   ASSIGN_OR_RETURN(ForwardKernels kernels,
                    SelectForward(device_->rows(), ProblemOfClasses(p, *classes)));
   kernels.by_residue = true;
@@ -242,7 +253,8 @@ absl::StatusOr<MaskKernel> CudaBackend::KernelForMask(const Problem& problem,
   RETURN_IF_ERROR(Supports(problem, direction));
   const auto kernel_of = [&](const auto& kernels) {
     return MaskKernel{.kernel = ReportedName(kernels),
-                      .reason = ReasonOf(problem, ClassesOf(problem)),
+                      .reason = MainRow(kernels).small ? std::string(kReasonOfSmall)
+                                                       : ReasonOf(problem, ClassesOf(problem)),
                       .plan = OptionsOf(TilingOf(kernels))};
   };
   if (direction == Direction::kForward) {
@@ -452,8 +464,7 @@ absl::Status CudaBackend::LaunchInPlace(LaunchPlan& plan, const Call& call,
 absl::Status CudaBackend::ForwardInPlace(const ForwardCall& call, const DevicePart& arena) {
   ASSIGN_OR_RETURN(const ForwardKernels kernels, SelectForward(device_->rows(), *call.problem));
   const ForwardCall* const calls[] = {&call};
-  ASSIGN_OR_RETURN(const std::vector<CallMask> masks,
-                   MasksOf(absl::MakeConstSpan(calls), kernels));
+  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(absl::MakeConstSpan(calls), kernels));
   LaunchPlan plan = PlanForwardElsewhere(*call.problem, kernels, masks);
   return LaunchInPlace(plan, call,
                        {.q = AddressOf(call.q),
@@ -467,8 +478,7 @@ absl::Status CudaBackend::ForwardInPlace(const ForwardCall& call, const DevicePa
 absl::Status CudaBackend::BackwardInPlace(const BackwardCall& call, const DevicePart& arena) {
   ASSIGN_OR_RETURN(const BackwardKernels kernels, SelectBackward(device_->rows(), *call.problem));
   const BackwardCall* const calls[] = {&call};
-  ASSIGN_OR_RETURN(const std::vector<CallMask> masks,
-                   MasksOf(absl::MakeConstSpan(calls), kernels));
+  ASSIGN_OR_RETURN(const std::vector<CallMask> masks, MasksOf(absl::MakeConstSpan(calls), kernels));
   LaunchPlan plan = PlanBackwardElsewhere(*call.problem, kernels, masks);
   return LaunchInPlace(plan, call,
                        {.q = AddressOf(call.q),

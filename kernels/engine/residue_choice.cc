@@ -68,7 +68,7 @@ std::string Percent(const Problem& p, double scores) {
 absl::StatusOr<std::optional<ResidueClasses>> ChooseClasses(const Problem& p,
                                                             std::optional<MaskWay> forced) {
   std::optional<ResidueClasses> chosen;
-  if (p.mask == nullptr || forced == MaskWay::kListed) return chosen;
+  if (p.mask == nullptr || forced.value_or(MaskWay::kResidue) != MaskWay::kResidue) return chosen;
   const absl::StatusOr<ResidueClasses> classes = ClassesFor(p);
   if (!classes.ok() && forced) {
     return absl::UnimplementedError(absl::StrCat("kernel residue: ", classes.status().message()));

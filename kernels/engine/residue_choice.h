@@ -18,7 +18,8 @@
 
 namespace attnd::cuda {
 
-enum class MaskWay : uint8_t { kListed, kResidue };
+// By tiles of the usual blocks, by small ones (mask_choice.h), by classes.
+enum class MaskWay : uint8_t { kListed, kSmall, kResidue };
 
 // Of a valid problem: its classes, or none where it goes by lists or has no mask. `forced`, if
 // there, is chosen whatever the prediction says; UNIMPLEMENTED naming it and why it cannot run.

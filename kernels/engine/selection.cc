@@ -67,15 +67,21 @@ absl::Status NoKernel(const Problem& p, absl::string_view direction) {
       p.dropout.threshold != 0 ? " with dropout" : "", "; use the cpu engine"));
 }
 
+absl::Status NoSmallKernel(const Problem& p) {
+  return absl::UnimplementedError(
+      absl::StrCat("problem.mask: no kernel of small tiles is built for head dimensions ",
+                   p.qk_head_dim, " and ", p.v_head_dim, " with these options on this GPU"));
+}
+
 // bfloat16 goes through kernels of its own where there are some.
 ElementType ElementOf(absl::Span<const KernelRow> rows, const Problem& p) {
   return HasOwn(rows, p.element) ? p.element : ElementType::kFloat16;
 }
 
-bool FitsScores(const KernelRow& row, const Problem& p) {
+bool FitsScores(const KernelRow& row, const Problem& p, MaskTiles tiles) {
   const bool general = NeedsGeneralScores(p);
   return row.general == general && (general || row.listed == HasMask(p)) &&
-         row.dropout == (p.dropout.threshold != 0);
+         row.small == (tiles == MaskTiles::kSmall) && row.dropout == (p.dropout.threshold != 0);
 }
 
 // Whether rows can tell by o which of them need dQ's second integer: not where a sink or a rest
@@ -95,12 +101,17 @@ bool NeedsDqRest(const Problem& p) {
          p.accumulate == AccumulateType::kFloat16 || p.element == ElementType::kFloat32;
 }
 
-absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, const Problem& p) {
+absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, const Problem& p,
+                                             MaskTiles tiles) {
   RETURN_IF_ERROR(CheckElement(rows, p, KernelKind::kForward, "forward"));
   const ElementType element = ElementOf(rows, p);
   std::optional<KernelRow> row = Narrowest(rows, p, [&](const KernelRow& r) {
-    return r.kind == KernelKind::kForward && r.element == element && FitsScores(r, p);
+    return r.kind == KernelKind::kForward && r.element == element && FitsScores(r, p, tiles);
   });
+  // It adds up in float32 alone: what asks for less, and has it, stays with larger tiles.
+  if (tiles == MaskTiles::kSmall && (!row || p.accumulate == AccumulateType::kFloat16)) {
+    return NoSmallKernel(p);
+  }
   const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kMaskTiles);
   if (!row || !mask_tiles) return NoKernel(p, "forward");
   return ForwardKernels{*row, *mask_tiles, Find(rows, KernelKind::kKeepRows)};
@@ -112,7 +123,8 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   auto backward_with = [&](bool ordered) {
     return Narrowest(rows, p, [&](const KernelRow& r) {
       return r.kind == KernelKind::kBackward && r.element == element && r.ordered == ordered &&
-             FitsScores(r, p) && (!r.rests_by_row || !ordered || MayChooseRests(p));
+             FitsScores(r, p, MaskTiles::kListed) &&
+             (!r.rests_by_row || !ordered || MayChooseRests(p));
     });
   };
   std::optional<KernelRow> backward = backward_with(!p.allow_nondeterministic);

@@ -2,6 +2,7 @@
 // Errors: UNIMPLEMENTED naming the field and what would work. Pure functions; any thread.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "absl/status/statusor.h"
@@ -13,6 +14,10 @@ namespace attnd::cuda {
 
 // Whether scores need more than a positive, normal scale; a mask is no part of them.
 bool NeedsGeneralScores(const Problem& problem);
+
+// Which tiles a kernel of a masked call visits: those of its usual blocks, or of 32 rows and 32
+// keys (KernelRow::small).
+enum class MaskTiles : uint8_t { kListed, kSmall };
 
 // Whether a row of dQ may be a tiny part of its bound without errors of dP and delta that are
 // larger still, so that one integer is too coarse (kernels/rules/backward_passes.h). Always in
@@ -34,7 +39,8 @@ struct CaptureKernels {
   KernelRow mask_tiles, scores, sums;
 };
 absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows,
-                                             const Problem& problem);
+                                             const Problem& problem,
+                                             MaskTiles tiles = MaskTiles::kListed);
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
                                                const Problem& problem);
 // Of a problem that SelectForward has kernels for.

@@ -15,13 +15,13 @@ namespace attnd::sm70 {
 
 struct NoDropout {
   static constexpr bool kDrops = false;
-  template <int kRowTiles>
+  template <int kRowTiles, int kWarps>
   struct Words {
     static constexpr int kStep = 0, kWarp = 0;
   };
   struct Keep {};
   ATTN_HD NoDropout(const ScoreContext&, int, int) {}
-  template <int kRowTiles>
+  template <class Words>
   ATTN_HD void Store(void*, int) const {}
   template <class Words>
   ATTN_HD static Keep Load(const Words&, int, int, int, int) {
@@ -36,10 +36,11 @@ class PhiloxDropout {
  public:
   static constexpr bool kDrops = true;
   // Of two steps in turn: the words of a lane's two rows; the sign of a byte says keep.
-  template <int kRowTiles>
+  template <int kRowTiles, int kWarps>
   struct Words {
-    static constexpr int kGroup = 4 * kRowTiles * 256, kStep = 2 * kGroup, kWarp = kRowTiles * 256;
-    uint2 signs[4][4][kRowTiles][32];  // [2·step + group][warp][tile][lane]
+    static constexpr int kTiles = kRowTiles;
+    static constexpr int kWarp = kRowTiles * 256, kGroup = kWarps * kWarp, kStep = 2 * kGroup;
+    uint2 signs[4][kWarps][kRowTiles][32];  // [2·step + group][warp][tile][lane]
   };
   using Keep = uint2;
 
@@ -52,22 +53,22 @@ class PhiloxDropout {
   }
 
   // `first_key`: of the step's 32. `words`: this lane's of the warp and step.
-  template <int kRowTiles>
+  template <class Words>
   ATTN_HD void Store(void* words, int first_key) const {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
+    for (int m = 0; m < Words::kTiles; ++m) {
       const PhiloxBlock bytes = DropoutBytes(stream_, row_block_ + m, first_key >> 5, place_);
 #pragma unroll
       for (int group = 0; group < 2; ++group) {
-        ptx::StoreShared64(static_cast<char*>(words) + m * 256 + group * Words<kRowTiles>::kGroup,
+        ptx::StoreShared64(static_cast<char*>(words) + m * 256 + group * Words::kGroup,
                            make_uint2(KeepSigns(bytes.word[group], threshold_bytes_),
                                       KeepSigns(bytes.word[2 + group], threshold_bytes_)));
       }
     }
   }
   // `slot`: 2·step + group.
-  template <int kRowTiles>
-  ATTN_HD static Keep Load(const Words<kRowTiles>& words, int slot, int warp, int m, int lane) {
+  template <class Words>
+  ATTN_HD static Keep Load(const Words& words, int slot, int warp, int m, int lane) {
     return ptx::LoadShared64(&words.signs[slot][warp][m][lane]);
   }
   // PRMT spreads the signs of the lower or upper two bytes.

@@ -30,6 +30,12 @@ EmulatedKernel Forward(const KernelRow& row) {
                     : ForwardScoring<LinearScores, kTile>(row);
 }
 
+template <int kHeadDim, int kBlocks, class DropoutPolicy>
+EmulatedKernel SmallForward() {
+  return EmulatedEntry<ForwardKernel<Float32Accumulate, Tile{32, 32, kHeadDim, kBlocks},
+                                     ListedScores, DropoutPolicy>>();
+}
+
 // Those that have rows (kernels/tiles.cc).
 template <class Rule, class DropoutPolicy, Tile kTile>
 EmulatedKernel BackwardSumming(bool ordered) {
@@ -75,6 +81,12 @@ EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kCaptureSums) return EmulatedEntry<CaptureSumsKernel>();
   if (row.kind == KernelKind::kCaptureScores) {
     return EmulatedEntry<CaptureScoresKernel<CaptureProducts>>();
+  }
+  if (row.small && row.head_dim == 32) {
+    return row.dropout ? SmallForward<32, 6, PhiloxDropout>() : SmallForward<32, 7, NoDropout>();
+  }
+  if (row.small && row.head_dim == 64) {
+    return row.dropout ? SmallForward<64, 4, PhiloxDropout>() : SmallForward<64, 4, NoDropout>();
   }
   if (row.kind == KernelKind::kForward) {
     if (row.head_dim == 32) return Forward<128, 32, 2>(row);

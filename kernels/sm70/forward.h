@@ -43,11 +43,11 @@ struct ForwardKernel {
         first_row,
         {at.thread & 31},
         (at.thread >> 5) & (Layout::kRoleWarps - 1),
-        at.thread & (kStageThreads - 1)};
+        at.thread & (Layout::kRoleThreads - 1)};
     work.tiles.Open(at.thread);
     if (work.tiles.count() == 0) {
-      WriteEmptyRows(work, at.thread < kStageThreads);
-    } else if (at.thread < kStageThreads) {
+      WriteEmptyRows(work, at.thread < Layout::kRoleThreads);
+    } else if (at.thread < Layout::kRoleThreads) {
       ScoreRole<Layout>::Run(work, shared);
     } else {
       OutputRole<Layout>::Run(work, shared);

@@ -15,9 +15,9 @@ struct ForwardLayout {
   using ScoreMath = Math;
   using ScoreRule = Rule;
   using Dropout = DropoutPolicy;
-  static constexpr int kThreads = 256;
-  static constexpr int kRoleWarps = 4;
   static constexpr int kBlockRows = kTile.q_rows;
+  static constexpr int kRoleWarps = kBlockRows == 32 ? 1 : 4;
+  static constexpr int kRoleThreads = 32 * kRoleWarps, kThreads = 2 * kRoleThreads;
   static constexpr int kRowTiles = kBlockRows / (16 * kRoleWarps);  // of a score warp, 16 rows
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kTeamTiles = 2, kTeamRows = 16 * kTeamTiles;
@@ -38,19 +38,24 @@ struct ForwardLayout {
   static_assert(kOutputChunks % 4 == 0);
 
   // Groups of 16 keys go round in rings: two steps of K, three of V (of split numbers the five
-  // groups that are in use at once), four groups of P.
-  static constexpr int kKeyRing = 4, kValueRing = kSplits ? 5 : 6, kPRing = 4;
+  // groups that are in use at once), four groups of P. Where one warp brings what it multiplies,
+  // V's next step waits until the last is read: two of V then do, and short rows of V stand in the
+  // other half of K's.
+  static constexpr bool kOwnTiles = kRoleWarps == 1;
+  static constexpr bool kSharesRows = kOwnTiles && 2 * kChunks <= kPitch;
+  static constexpr int kKeyRing = 4, kValueRing = kOwnTiles ? 4 : kSplits ? 5 : 6, kPRing = 4;
+  static constexpr int kValueChunk = kSharesRows ? kChunks : 0;  // where rows of V begin
   static constexpr int kGroupBytes = kGroupKeys * kPitch * 16;
   static constexpr int kTileBytes = kGroups * kGroupBytes;
   static constexpr int kLineTileBytes = 32 * 16;  // lines of one 16×16 tile of P
   static constexpr int kPartBytes = kTeamTiles * kLineTileBytes;
   static constexpr int kPBytes = kParts * kPartBytes;  // of a team: high parts, then low ones
   static constexpr int kBitmapWords = BitmapWords(kBlockRows, kStepKeys);
-  using Words = typename DropoutPolicy::template Words<kRowTiles>;
+  using Words = typename DropoutPolicy::template Words<kRowTiles, kRoleWarps>;
   using Visits = KeyVisits<Rule, kStepKeys>;
   struct alignas(128) Shared {
     uint4 k[kKeyRing * kGroupKeys * kPitch];
-    uint4 v[kValueRing * kGroupKeys * kPitch];
+    uint4 own_v[kSharesRows ? 1 : kValueRing * kGroupKeys * kPitch];
     uint4 p[kPRing][kTeams][kParts][kTeamTiles][32];  // lines of P, see Line
     float factor[kPRing][kRoleWarps][kWarpRows];
     // 1 + the last group of this slot for which a score warp wrote factor.
@@ -60,6 +65,8 @@ struct ForwardLayout {
     Descriptors descriptors;
     int left_out;  // whether an infinity or NaN of a PARTIAL tile of V was left out
     typename Visits::Ring visits;
+    ATTN_HD void* v() { return kSharesRows ? k : own_v; }
+    ATTN_HD const void* v() const { return kSharesRows ? k : own_v; }
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
 

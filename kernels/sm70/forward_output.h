@@ -20,15 +20,17 @@ class OutputRole {
     OutputTiles rO, rTotal;  // of the last steps and, of split numbers, of those before
     Clear(rO);
     if constexpr (L::kSplits) Clear(rTotal);
-    Stagers stagers = {Stager(work, work.at.problem.k, work.at.problem.qk_chunks),
-                       Stager(work, work.at.problem.v, work.at.problem.v_chunks)};
+    Stagers stagers(work);
     const int count = work.tiles.count();
-    stagers.Fetch(work, 0);
-    PutTiles(work, stagers, 0, 0, shared);
-    stagers.Fetch(work, 1);
+    stagers.FetchKeys(work, 0);
+    stagers.FetchValues(work, 0);
+    stagers.PutKeys(0, shared);
+    stagers.PutValues(work, 0, 0, shared);
+    if (!L::kOwnTiles || count > 1) stagers.FetchKeys(work, 1);
+    if (!L::kOwnTiles) stagers.FetchValues(work, 1);
     DropoutPolicy dropout(work.at, work.score_row(), work.lane.index);
     int words = ptx::Keep(work.warp * Words::kWarp + work.lane.index * 8);
-    dropout.template Store<L::kRowTiles>(L::At(&shared.keep, words, 0), work.tiles.At(0).First());
+    dropout.template Store<Words>(L::At(&shared.keep, words, 0), work.tiles.At(0).First());
     Operands operands(work);
     const int turn = ptx::Keep(L::kTurn + work.team());
     ptx::SyncThreads();
@@ -37,12 +39,19 @@ class OutputRole {
       if (step > 0) ptx::BarrierSync(L::kKeysRead + ((step - 1) & 1), L::kThreads);
       words ^= Words::kStep;
       if (step + 1 < count) {
-        PutTiles(work, stagers, step + 1, put, shared);
-        dropout.template Store<L::kRowTiles>(L::At(&shared.keep, words, 0),
-                                             work.tiles.At(step + 1).First());
+        stagers.PutKeys(step + 1, shared);
+        if (!L::kOwnTiles) stagers.PutValues(work, step + 1, put, shared);
+        dropout.template Store<Words>(L::At(&shared.keep, words, 0),
+                                      work.tiles.At(step + 1).First());
       }
-      put = NextPut(put);
-      stagers.Fetch(work, step + 2);
+      if (L::kOwnTiles) {
+        // Lists may be short: what comes after them is not fetched.
+        if (step + 1 < count) stagers.FetchValues(work, step + 1);
+      } else {
+        put = NextStep(put);
+        stagers.FetchKeys(work, step + 2);
+        stagers.FetchValues(work, step + 2);
+      }
       // The last group of the step before, then the first of this one.
 #pragma unroll 1
       for (int n = 0; n < 2; ++n) {
@@ -52,6 +61,12 @@ class OutputRole {
         }
         const int group = 2 * step + n - 1;
         if (group >= 0 && group < 2 * count) AddGroup(work, group, operands, shared, rO, rTotal);
+        if (L::kOwnTiles && n == 0) {
+          ptx::SyncWarp();  // the step before has been read
+          if (step + 1 < count) stagers.PutValues(work, step + 1, put, shared);
+          put = NextStep(put);
+          if (step + 2 < count) stagers.FetchKeys(work, step + 2);
+        }
       }
       if (L::FoldsAfter(step)) Fold(rO, rTotal);
     }
@@ -59,7 +74,7 @@ class OutputRole {
     ptx::SyncThreads();  // end_factor is there
     WriteOutput(work, shared, rO);
     if (ptx::LoadShared32(&shared.left_out)) {
-      ptx::BarrierSync(L::kOutputOnly, kStageThreads);  // all of the block's O is written
+      ptx::BarrierSync(L::kOutputOnly, L::kRoleThreads);  // all of the block's O is written
       RestoreNonFinite(work);
     }
   }
@@ -89,50 +104,54 @@ class OutputRole {
     }
   }
 
-  ATTN_HD static RowStager<L::kPitch> Stager(const Work& work, const RowTensor& t,
-                                             int live_chunks) {
+  static constexpr int kStaged = L::kChunks & (L::kChunks - 1) ? L::kPitch : L::kChunks;
+  template <int kFirst>
+  using TileStager = RowStager<kStaged, L::kRoleThreads, L::kPitch, kFirst>;
+  template <int kFirst>
+  ATTN_HD static TileStager<kFirst> Stager(const Work& work, const RowTensor& t, int live_chunks) {
     const SequenceDesc& s = work.at.sequence;
     int kv_head = work.at.head / work.at.problem.group;
-    return RowStager<L::kPitch>(RowOf(t, s.batch, kv_head, s.kv_begin),
-                                static_cast<int>(t.row_stride * 2), s.kv_len, live_chunks,
-                                work.thread);
-  }
-  ATTN_HD static int NextFetch(const Work& work, int step) {
-    return work.tiles.At(MinInt(step, work.tiles.count() - 1)).First();
-  }
-  struct Stagers {
-    RowStager<L::kPitch> k, v;
-    ATTN_HD void Fetch(const Work& work, int step) {
-      int first = NextFetch(work, step);
-      k.Fetch(first);
-      v.Fetch(first);
-    }
-  };
-
-  ATTN_HD static void PutTiles(const Work& work, const Stagers& stagers, int step, int value_offset,
-                               Shared& shared) {
-    stagers.k.Put(shared.k, (step & 1) * L::kTileBytes);
-    const auto visit = work.tiles.At(step);
-    // Of split numbers always: infinities would meet low parts, which may be zero.
-    const int jump = value_offset == L::kValueRing * L::kGroupBytes - L::kGroupBytes ? -kRing : 0;
-    if (!L::kSplits && !visit.IsPartial()) {
-      stagers.v.Put(shared.v, value_offset);
-      return;
-    }
-    if (stagers.v.template PutFinite < Rule::kListed ||
-        L::kSplits > (shared.v, value_offset, L::kSplits ? jump : 0, visit.First())) {
-      ptx::StoreShared32(&shared.left_out, 1);
-    }
+    return TileStager<kFirst>(RowOf(t, s.batch, kv_head, s.kv_begin),
+                              static_cast<int>(t.row_stride * 2), s.kv_len, live_chunks,
+                              work.thread);
   }
   // Where a step's V goes after the one at `put`: steps of split numbers may lie across the end.
   static constexpr int kRing = L::kValueRing * L::kGroupBytes;
-  ATTN_HD static int NextPut(int put) {
+  ATTN_HD static int NextStep(int put) {
     if constexpr (L::kValueRing % L::kGroups == 0) {
       return put == kRing - L::kTileBytes ? 0 : put + L::kTileBytes;
     } else {
       return put + L::kTileBytes - (put >= kRing - L::kTileBytes ? kRing : 0);
     }
   }
+  ATTN_HD static int NextFetch(const Work& work, int step) {
+    return work.tiles.At(MinInt(step, work.tiles.count() - 1)).First();
+  }
+  struct Stagers {
+    TileStager<0> k;
+    TileStager<L::kValueChunk> v;
+    ATTN_HD explicit Stagers(const Work& work)
+        : k(Stager<0>(work, work.at.problem.k, work.at.problem.qk_chunks)),
+          v(Stager<L::kValueChunk>(work, work.at.problem.v, work.at.problem.v_chunks)) {}
+    ATTN_HD void FetchKeys(const Work& work, int step) { k.Fetch(NextFetch(work, step)); }
+    ATTN_HD void FetchValues(const Work& work, int step) { v.Fetch(NextFetch(work, step)); }
+    ATTN_HD void PutKeys(int step, Shared& shared) const {
+      k.Put(shared.k, (step & 1) * L::kTileBytes);
+    }
+    ATTN_HD void PutValues(const Work& work, int step, int offset, Shared& shared) const {
+      const auto visit = work.tiles.At(step);
+      // Of split numbers always: infinities would meet low parts, which may be zero.
+      if (!L::kSplits && !visit.IsPartial()) {
+        v.Put(shared.v(), offset);
+        return;
+      }
+      const int jump = L::kSplits && offset == kRing - L::kGroupBytes ? -kRing : 0;
+      constexpr bool kSeldom = Rule::kListed || L::kSplits;
+      if (v.template PutFinite<kSeldom>(shared.v(), offset, jump, visit.First())) {
+        ptx::StoreShared32(&shared.left_out, 1);
+      }
+    }
+  };
 
   static constexpr int kOtherKeys = ChunkOffset(4, 0, L::kPitch);  // four rows on, twist included
   // Byte offsets of this lane's operands of the group at hand.
@@ -142,7 +161,7 @@ class OutputRole {
     int p, v;  // of the group in the rings
 
     ATTN_HD explicit Operands(const Work& work) : p(0), v(0) {
-      const int chunk = work.lane.column_half() * 2 + work.lane.upper();
+      const int chunk = L::kValueChunk + work.lane.column_half() * 2 + work.lane.upper();
       line = ptx::Keep(ReaderLine(work));
       const int column = work.part() * L::kOutputChunks * 16;
       row = ptx::Keep(ChunkOffset(work.lane.ValueKey(0, 0), chunk, L::kPitch) + column);
@@ -170,9 +189,9 @@ class OutputRole {
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       if constexpr (L::kSplits) {
-        AddSplitPV(shared.p, at.p + at.line, shared.v, at.v + at.row, rO);
+        AddSplitPV(shared.p, at.p + at.line, shared.v(), at.v + at.row, rO);
       } else {
-        AddPV(shared.p, at.p + at.line, shared.v, at.v + at.row, rO);
+        AddPV(shared.p, at.p + at.line, shared.v(), at.v + at.row, rO);
       }
       at.line ^= L::kOtherHalf;
       at.row ^= kOtherKeys;

@@ -239,11 +239,8 @@ class ScoreRole {
       scores[n][0] = rS[n >> 2][PairElement(n & 3)];
       scores[n][1] = rS[n >> 2][PairElement(n & 3) + 1];
     }
-    // A mask may have more rows than this sequence.
-    const bool is_cut = visit.IsCut() || (visit.IsMasked() &&
-                                          work.score_row() + L::kWarpRows > work.at.sequence.q_len);
     const uint32_t visible =
-        Rule::template ApplyAll<Along::kKeys>(work.at, pairs, is_cut, shown, scores, slopes);
+        Rule::template ApplyAll<Along::kKeys>(work.at, pairs, visit.IsCut(), shown, scores, slopes);
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       rS[n >> 2][PairElement(n & 3)] = scores[n][0];

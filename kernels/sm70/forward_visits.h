@@ -42,7 +42,7 @@ class KeyVisits<Rule, kStepKeys, true> {
   ATTN_HD KeyVisits(const ProblemDesc& problem, const SequenceDesc& sequence, const TileWork& tile,
                     int first_row, int end_row, Ring& ring)
       : tiles_(KeyTiles(VisibilityOf(sequence), first_row, end_row, kStepKeys), problem.tile_lists,
-               Rule::VisitFlags(problem), tile.batch, tile.head, tile.tile),
+               Rule::VisitFlags(problem) | RaggedFlag(end_row), tile.batch, tile.head, tile.tile),
         ring_(ring),
         count_(0),
         next_(0) {}
@@ -72,6 +72,11 @@ class KeyVisits<Rule, kStepKeys, true> {
   }
 
  private:
+  // Rows beyond the sequence, in its last warp, see nothing in any visit: a warp's rows move their
+  // stabilisers together, which must not depend on the size of tiles.
+  ATTN_HD static uint32_t RaggedFlag(int end_row) {
+    return end_row % kMaskSquare != 0 ? uint32_t{ListedVisit::kCut} : 0u;
+  }
   ATTN_HD void Put(int n, uint32_t loaded) const {
     ptx::StoreShared32(&ring_.visits[n & (kSize - 1)], tiles_.Visit(loaded).word);
     ptx::StoreShared32(&ring_.bitmaps[n & (kSize - 1)], tiles_.Bitmap(loaded));

@@ -13,23 +13,23 @@
 namespace attnd::sm70 {
 
 inline constexpr int kStageRows = 32;
-inline constexpr int kStageThreads = 128;
 
 ATTN_HD uint32_t NonFiniteHalves(uint32_t word) { return Float16::NonFinite(word); }
 ATTN_HD uint4 NonFiniteHalves(uint4 words) { return attnd::NonFiniteHalves<Float16>(words); }
 ATTN_HD uint4 FiniteHalves(uint4 words) { return attnd::FiniteHalves<Float16>(words); }
 
-template <int kChunks>
+// Rows of kChunks chunks, kPitch chunks apart in shared memory, from chunk kFirst of it on.
+template <int kChunks, int kThreads, int kPitch = kChunks, int kFirst = 0>
 class RowStager {
  public:
   // `rows` (at least 1) rows starting at `data`, `row_bytes` apart, of which `live_chunks` chunks
   // exist; the rest of a tile's row is zero.
   ATTN_HD RowStager(const void* data, int row_bytes, int rows, int live_chunks, int thread)
       : row_bytes_(row_bytes),
-        left_(thread % kChunks < live_chunks ? rows - thread / kChunks : -kUnboundedKeys) {
-    const int row = thread / kChunks, chunk = thread % kChunks;
+        left_(thread % kChunks < live_chunks ? rows - Row(thread / kChunks) : -kUnboundedKeys) {
+    const int row = Row(thread / kChunks), chunk = thread % kChunks;
     data_ = ptx::Offset(static_cast<const char*>(data) + chunk * 16, row, row_bytes);
-    place_ = ChunkOffset(row, chunk, kChunks);
+    place_ = ChunkOffset(row, kFirst + chunk, kPitch);
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) held_[n] = make_uint4(0, 0, 0, 0);
   }
@@ -82,16 +82,18 @@ class RowStager {
 
  private:
   static constexpr uint32_t kExponents = 0x7c007c00u, kCarry = 0x04000400u;
-  static constexpr int kRowsPerPass = kStageThreads / kChunks;
+  static constexpr int kRowsPerPass = kThreads / kChunks;
   static constexpr int kPasses = kStageRows / kRowsPerPass;
-  static_assert(kRowsPerPass % 4 == 0 && kChunks >= 8, "PlaceOf needs both");
+  static_assert((kRowsPerPass & (kRowsPerPass - 1)) == 0 && kPitch >= 8, "PlaceOf needs both");
 
+  // Two short rows that are stored together lie in different halves of their lines.
+  ATTN_HD static int Row(int n) { return kChunks > 4 ? n : (n & ~5) | (n & 1) << 2 | (n >> 2 & 1); }
   // The thread's first row is below kRowsPerPass, so what a later pass adds to the row only flips
   // bits of the twist.
   ATTN_HD char* PlaceOf(void* tiles, int offset, int jump, int pass) const {
     const int rows = pass * kRowsPerPass;
     return static_cast<char*>(tiles) + ((offset + place_) ^ (Twist(rows) * 16)) +
-           rows * kChunks * 16 + (rows >= kStageRows / 2 ? jump : 0);
+           rows * kPitch * 16 + (rows >= kStageRows / 2 ? jump : 0);
   }
   ATTN_HD static uint32_t Finite(uint32_t word, uint32_t& met) {
     const uint32_t bad = NonFiniteHalves(word);

@@ -306,5 +306,64 @@ TEST(MaskTiles, ResultsHaveTheBitsOfTheSameMaskByDescription) {
   }
 }
 
+// Squares of 32 rows and keys, one in ten of them, beside those of one key in four rows; the second
+// head has a row block that sees nothing, and V has an infinity that few rows see.
+Case Squares(int64_t dim, uint32_t threshold) {
+  Problem p = Sized(300, 520, dim);
+  p.q_heads = 2;
+  p.bool_mask->shape.heads = 2;
+  p.dropout.threshold = threshold;
+  return {absl::StrCat("squares, head_dim ", dim, ", dropout ", threshold), p};
+}
+void DrawSquares(const Problem& p, ProblemInputs& in) {
+  const BoolMask& mask = *p.bool_mask;
+  for (int64_t line = 0; line < mask.shape.heads * p.q_len; ++line) {
+    const int64_t h = line / p.q_len, row = line % p.q_len;
+    for (int64_t key = 0; key < p.kv_len; ++key) {
+      const int64_t square = row / 32 * 7 + key / 32 * 3;
+      const bool is_alone = square % 10 == 5 && row % 4 == 1 && key % 32 == 9;
+      const bool is_shown = (square % 10 == 0 || is_alone) && !(h == 1 && row / 32 == 3);
+      uint8_t& byte = in.mask_bits.as<uint8_t>()[line * mask.row_bytes() + key / 8];
+      byte = static_cast<uint8_t>((byte & ~(1 << (key % 8))) | (is_shown ? 1 << (key % 8) : 0));
+    }
+  }
+  StoreElement(p.element, in.v.data(), 41 * p.v_head_dim + 3,
+               std::numeric_limits<float>::infinity());
+}
+
+LaunchOutcome<ForwardResults> RunForward(Backend& backend, const std::vector<LaunchItem>& items) {
+  auto launched = LaunchForward(backend, *MakeHostCallMemory(), items);
+  CHECK(launched.ok()) << launched.status();
+  return *std::move(launched);
+}
+
+TEST(SmallTiles, ForwardHasTheBitsOfLargerTiles) {
+  CudaBackend listed(MakeEmulatedDevice({}), nullptr, MaskWay::kListed);
+  EmulatedDeviceOptions options;
+  options.shared.detect_races = true;
+  CudaBackend small(MakeEmulatedDevice(options), nullptr, MaskWay::kSmall);
+  std::vector<Case> cases = Cases();
+  for (int64_t dim : {24, 32, 64}) {
+    for (uint32_t threshold : {0, 26}) cases.push_back(Squares(dim, threshold));
+  }
+  for (Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    Problem& p = c.problem;
+    ProblemInputs in = RandomInputs(p, 7);
+    Pad(*p.bool_mask, c.padding, in);
+    if (c.name.starts_with("squares")) DrawSquares(p, in);
+    MaskByDescription(p, in);
+    const bool has_small = p.v_head_dim <= 64 && p.accumulate == AccumulateType::kFloat32;
+    const absl::Status supported = small.Supports(p, Direction::kForward);
+    EXPECT_EQ(supported.ok(), has_small) << supported;
+    if (!has_small) continue;
+    const std::vector<LaunchItem> once = {{.problem = &p, .inputs = &in}};
+    const auto want = RunForward(listed, once), got = RunForward(small, once);
+    EXPECT_NE(got.report.kernel.find("_small"), std::string::npos) << got.report.kernel;
+    ExpectSame("o", got.results[0].o, want.results[0].o);
+    ExpectSame("lse", got.results[0].lse, want.results[0].lse);
+  }
+}
+
 }  // namespace
 }  // namespace attnd::cuda

@@ -34,6 +34,7 @@ PUBLISHED = {(64, "forward", "full"): 32, (128, "forward", "full"): 30,
 XFORMERS = {(64, "forward", "full"): 32.4, (64, "forward", "causal"): 29.2, (128, "forward", "full"): 37.0,
             (64, "backward", "full"): 22.7, (128, "backward", "full"): 19.3}
 STEPS = (16, 15)
+VISITS, BLOCKS = (2, 10), 8     # of a block; blocks that follow one another at each place of an SM
 SCORES = ("plain", "bias", "alibi", "softcap", "mask")     # what general scores are asked for; bias in float16
 # What tiles of a mask are; a general kernel's "mask" has partial ones. Partial tiles take their bits from this many bitmaps.
 LISTED, BITMAPS = ("full tiles", "partial tiles"), 8
@@ -77,7 +78,7 @@ def problem_desc(shape, length, heads, scores):
     d += struct.pack("<QQ", TENSORS + (9 << 32), 0)
     blocks = (length + 63) // 64
     d += struct.pack("<QqqQq", TENSORS + (10 << 32), blocks * 64 * head_dim, 0, TENSORS + (11 << 32), blocks)
-    d += b"\0" * (568 - len(d))
+    d += b"\0" * (584 - len(d))          # up to tile_lists
     if scores == "mask" or scores in LISTED:
         d += struct.pack("<QQQQqqiiiiii", TABLES + 0x30000, TABLES + 0x40000, TABLES + 0x50000, 0, 0, 0,
                          shape.lines(length), 0, *shape.tile(), shape.backward, 0)
@@ -102,11 +103,14 @@ class Shape:
         self.backward = words[0] == "backward"
         self.head_dim = int(next(w for w in words if w[0] == "d" and w[1:].isdigit())[1:])
         self.dropout, self.atomic = "dropout" in words, "atomic" in words
-        self.half, self.general, self.listed = "f16" in words, "general" in words, "listed" in words
+        self.half, self.general, self.small = "f16" in words, "general" in words, "small" in words
+        self.listed = "listed" in words or self.small
         self.parts = 2 if "f16x3" in words else 1       # a float32 is two float16
         self.owned = {32: 128, 64: 128, 256: 32}.get(self.head_dim, 64) if self.backward else 128
         if not self.backward and self.head_dim * self.parts == 256:
             self.owned = 64
+        if self.small:
+            self.owned = 32
         self.step = 64 if self.backward else 32
         self.products = 5 if self.backward else 2
 
@@ -128,10 +132,10 @@ class Shape:
         return sorted([(t + 1) * self.owned // self.step for t in tiles] * HEADS, reverse=True)
 
 
-def trace(listing, shape, shared_bytes, scores):
+def trace(listing, shape, warps, shared_bytes, scores, counts=STEPS):
     """({steps: {warp: path}}, {address: bank-conflict factor})."""
     traces, factors = {}, {}
-    for steps in STEPS:
+    for steps in counts:
         length = steps * shape.step
         memory = Memory()
         memory.write(TABLES, problem_desc(shape, length, 4, scores))
@@ -145,7 +149,7 @@ def trace(listing, shape, shared_bytes, scores):
             constants[PARAMETERS + 8 * n] = pointer & 0xFFFFFFFF
             constants[PARAMETERS + 8 * n + 4] = pointer >> 32
         constants[PARAMETERS + 16] = 1
-        block = Block(listing, constants, memory, range(8), shared_bytes)
+        block = Block(listing, constants, memory, range(warps), shared_bytes)
         traces[steps] = block.run()
         if block.unknown:
             raise SystemExit(f"opcodes that execute.py does not know: {sorted(block.unknown)}")
@@ -160,20 +164,26 @@ class Speeds:
         self.predictor, self.rates = None, []
 
 
-def simulate(key, fields, image, nvdisasm, scores="plain"):
-    """(rows of the report for one kernel, full and causal; its Speeds)."""
-    shape = Shape(key)
+def read_kernel(fields, image, nvdisasm):
+    """(listing, kernel, bytes of dynamic shared memory)."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
         f.write(image)
         f.flush()
         kernel = cubin.pick_kernel(cubin.kernels(f.name), fields["name"])
-        listing = cubin.disassemble(f.name, kernel, nvdisasm)
-    shared = max(0, fields["shared"] - kernel.smem_static)
-    traces, factors = trace(listing, shape, kernel.smem_static + shared, scores)
+        return (cubin.disassemble(f.name, kernel, nvdisasm), kernel,
+                max(0, fields["shared"] - kernel.smem_static))
+
+
+def simulate(key, fields, image, nvdisasm, scores="plain"):
+    """(rows of the report for one kernel, full and causal; its Speeds)."""
+    shape = Shape(key)
+    listing, kernel, shared = read_kernel(fields, image, nvdisasm)
+    warps = kernel.threads // 32
+    traces, factors = trace(listing, shape, warps, kernel.smem_static + shared, scores)
     ctas, _ = ctas_per_sm(kernel.regs, kernel.smem_static + shared, kernel.threads)
     steady, launch, speeds = [], {"full": [], "causal": []}, Speeds()
     for scheduler, stagger in SCHEDULES:
-        setup = Setup(listing, kernel.threads // 32, ctas, Machine(), PathSpec(), None, Conflicts(), 0.0,
+        setup = Setup(listing, warps, ctas, Machine(), PathSpec(), None, Conflicts(), 0.0,
                       scheduler, stagger, [])
         setup.conflicts.addr = dict(factors)
         predictor = TracedPredictor(setup, traces)
@@ -205,6 +215,27 @@ def simulate(key, fields, image, nvdisasm, scores="plain"):
                      "xformers_tflops": XFORMERS.get(
                          (shape.head_dim, "backward" if shape.backward else "forward", mask))})
     return rows, speeds
+
+
+def visit_cycles(key, fields, image, nvdisasm):
+    """{FULL or PARTIAL: (cycles of an SM for a visit, for a block besides)} of a forward kernel of masks.
+
+    Blocks of few visits follow one another on an SM, whole from their first instruction to their last.
+    """
+    listing, kernel, shared = read_kernel(fields, image, nvdisasm)
+    shape, warps = Shape(key), kernel.threads // 32
+    ctas, _ = ctas_per_sm(kernel.regs, kernel.smem_static + shared, kernel.threads)
+    out = {}
+    for scores in LISTED:
+        traces, factors = trace(listing, shape, warps, kernel.smem_static + shared, scores, STEPS + VISITS)
+        setup = Setup(listing, warps, ctas, Machine(), PathSpec(), None, Conflicts(), 0.0, *SCHEDULES[0], [])
+        setup.conflicts.addr = dict(factors)
+        predictor = TracedPredictor(setup, {n: traces[n] for n in STEPS})
+        each = [predictor.simulate(predictor.whole(traces[n]), ctas, BLOCKS * ctas).cycles / (BLOCKS * ctas)
+                for n in VISITS]
+        slope = (each[-1] - each[0]) / (VISITS[-1] - VISITS[0])
+        out[scores] = round(slope), round(each[0] - VISITS[0] * slope)
+    return out
 
 
 def simulate_masks(archive, only, nvdisasm):
@@ -243,6 +274,7 @@ def main():
     p.add_argument("--scores", nargs="+", choices=SCORES, default=["plain"],
                    help="of general kernels: one row for each")
     p.add_argument("--listed", action="store_true", help="also kernels of masks, per visited score: full and partial tiles")
+    p.add_argument("--visits", action="store_true", help="instead: what a visit and a block of a mask's forward cost")
     p.add_argument("--masks", action="store_true", help="instead: a table by mask, against the dense kernels")
     p.add_argument("--nvdisasm", default=os.environ.get("NVDISASM", ".deps/cuda_tools/nvdisasm"))
     p.add_argument("--json", action="store_true")
@@ -251,11 +283,16 @@ def main():
         table = simulate_masks(args.archive, args.only, args.nvdisasm)
         print(json.dumps(table, indent=1)) if args.json else volta_masks.print_table(table)
         return
+    if args.visits:
+        for key, fields, image in read_archive(args.archive):
+            if key.startswith("forward_") and args.only in key and Shape(key).listed:
+                print(key, visit_cycles(key, fields, image, args.nvdisasm), flush=True)
+        return
     rows = []
     for key, fields, image in read_archive(args.archive):
         wanted = key.startswith(("forward_", "backward_")) and args.only in key
-        if wanted and (args.general or "_general" not in key) and (args.listed or "_listed" not in key):
-            for scores in args.scores if "_general" in key else LISTED if "_listed" in key else ["plain"]:
+        if wanted and (args.general or "_general" not in key) and (args.listed or not Shape(key).listed):
+            for scores in args.scores if "_general" in key else LISTED if Shape(key).listed else ["plain"]:
                 rows += simulate(key, fields, image, args.nvdisasm, scores)[0]
             print(f"{key}: done", file=sys.stderr)
     if args.json:

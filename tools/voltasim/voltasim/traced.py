@@ -63,6 +63,12 @@ class TracedPredictor(Predictor):
             out += middle[k % 2] if k > 1 else bodies[k]
         return out + list(after), head
 
+    def whole(self, paths):
+        """(path, no loop) of each warp of a block, as it was executed."""
+        for path in paths.values():
+            self._add_barriers(path)
+        return [(paths[w], -1) for w in range(self.s.warps)]
+
     def path(self, iterations):
         return self._path_of(0, iterations)[0]
 

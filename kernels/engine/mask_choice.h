@@ -1,0 +1,28 @@
+// MaskChoice: which tiles the kernel of a call with a mask by description visits, by predicted
+// time.
+//   listed  those of its usual blocks
+//   small   32 rows × 32 keys: more of them, and less that is not visible
+// The prediction counts tiles of both and multiplies them with what they cost (VisitCycles). Both
+// give the same bits, so a choice that differs between shards or GPUs shows in time alone.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "attention/mask_plans.h"
+#include "kernels/engine/masks/mask_layout.h"
+#include "kernels/engine/selection.h"
+
+namespace attnd::cuda {
+
+// Of a valid problem, with or without a mask. `forced`, if there, is taken for masks by description
+// whatever the prediction says, or UNIMPLEMENTED naming it. Other errors are SelectForward's.
+absl::StatusOr<ForwardKernels> ChooseForward(absl::Span<const KernelRow> rows,
+                                             const Problem& problem,
+                                             std::optional<MaskTiles> forced, MaskPlans& plans);
+
+// What a launch of this row is predicted to take, in cycles of one SM: `compiled` for its tiles.
+double PredictedCycles(const KernelRow& row, const CompiledMask& compiled, const Problem& problem);
+
+}  // namespace attnd::cuda
