@@ -58,9 +58,15 @@ std::string KeyOf(const BackwardKernels& kernels) {
                       kernels.bias_gradient ? "+bias" : "");
 }
 
-constexpr absl::string_view kReasonOfSmall =
-    "tiles of 32 rows and 32 keys: predicted to be faster than larger ones, most of which the mask "
-    "empties";
+absl::string_view ReasonOfLists(const KernelRow& row) {
+  if (row.small) {
+    return "tiles of 32 rows and 32 keys: predicted to be faster than larger ones, most of which "
+           "the mask empties";
+  }
+  return "the kernel for this shape and these options; it visits listed tiles alone, and reads "
+         "bits "
+         "of partial ones";
+}
 
 std::optional<MaskTiles> TilesOf(std::optional<MaskWay> forced) {
   if (forced == MaskWay::kListed) return MaskTiles::kListed;
@@ -252,10 +258,10 @@ absl::StatusOr<MaskKernel> CudaBackend::KernelForMask(const Problem& problem,
                                                       Direction direction) const {
   RETURN_IF_ERROR(Supports(problem, direction));
   const auto kernel_of = [&](const auto& kernels) {
-    return MaskKernel{.kernel = ReportedName(kernels),
-                      .reason = MainRow(kernels).small ? std::string(kReasonOfSmall)
-                                                       : ReasonOf(problem, ClassesOf(problem)),
-                      .plan = OptionsOf(TilingOf(kernels))};
+    return MaskKernel{
+        .kernel = ReportedName(kernels),
+        .reason = ReasonOf(problem, ClassesOf(problem), ReasonOfLists(MainRow(kernels))),
+        .plan = OptionsOf(TilingOf(kernels))};
   };
   if (direction == Direction::kForward) {
     ASSIGN_OR_RETURN(const ForwardKernels kernels, ForwardKernelsOf(problem));
@@ -265,16 +271,13 @@ absl::StatusOr<MaskKernel> CudaBackend::KernelForMask(const Problem& problem,
   return kernel_of(kernels);
 }
 
-bool CudaBackend::HasOwnKernels(ElementType element) const {
+Travel CudaBackend::TravelOf(const Problem& problem) const {
   const std::vector<KernelRow>& rows = device_->rows();
-  return std::any_of(rows.begin(), rows.end(), [&](const KernelRow& row) {
-    return row.kind == KernelKind::kForward && row.element == element &&
+  const bool is_native = std::any_of(rows.begin(), rows.end(), [&](const KernelRow& row) {
+    return row.kind == KernelKind::kForward && row.element == problem.element &&
            cuda::TravelOf(row) == Travel::kAsItIs;
   });
-}
-
-Travel CudaBackend::TravelOf(const Problem& problem) const {
-  return HasOwnKernels(problem.element) ? Travel::kAsItIs : Travel::kAsHalves;
+  return is_native ? Travel::kAsItIs : Travel::kAsHalves;
 }
 
 int64_t CudaBackend::WorkspaceBytes(const Problem& problem, Direction direction) const {
@@ -390,7 +393,7 @@ absl::StatusOr<DeviceTimes> CudaBackend::RunBackward(const BackwardKernels& kern
 }
 
 absl::Status CudaBackend::SupportsInPlace(const Problem& problem, Direction direction) const {
-  if (!HasOwnKernels(problem.element)) {
+  if (problem.element != ElementType::kFloat16 && TravelOf(problem) != Travel::kAsItIs) {
     return absl::UnimplementedError(absl::StrCat(
         "element: before sm_80 attention of modules computes float16 alone (offload with "
         "precision=\"f16\"), got ",

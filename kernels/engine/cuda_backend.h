@@ -97,7 +97,6 @@ class CudaBackend final : public Backend {
   absl::Status LaunchInPlace(LaunchPlan& plan, const Call& call, const TensorAddresses& tensors,
                              const DevicePart& arena, absl::Span<const CallMask> masks,
                              Direction direction);
-  bool HasOwnKernels(ElementType element) const;
   // How its tensors reach this device's kernels.
   Travel TravelOf(const Problem& problem) const;
   // Of a problem with a mask by description; lists are not yet in the device's memory.

@@ -155,7 +155,7 @@ TEST(EmulatedResidue, IsChosenByPredictedTimeAndSaysSo) {
   p.element = ElementType::kFloat16;
   SetMask(Stride(64, 0), p);
   const std::string small = KernelOf(*engine, p, Direction::kForward);
-  EXPECT_EQ(small.find("cuda_forward_d32_f32_listed: "), 0u) << small;
+  EXPECT_EQ(small.find("cuda_forward_d32_f32_small: "), 0u) << small;
   EXPECT_NE(small.find("not by residues, predicted to take longer"), std::string::npos) << small;
 }
 

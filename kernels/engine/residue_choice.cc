@@ -89,15 +89,14 @@ Problem ProblemOfClasses(const Problem& p, const ResidueClasses& classes) {
   return own;
 }
 
-std::string ReasonOf(const Problem& p, const std::optional<ResidueClasses>& chosen) {
+std::string ReasonOf(const Problem& p, const std::optional<ResidueClasses>& chosen,
+                     absl::string_view of_lists) {
   if (chosen) {
     return absl::StrCat(
         "rows of one residue together: predicted ", Percent(p, PredictedResidue(p, *chosen)),
         " of the time without a mask, by lists of tiles ", Percent(p, PredictedListed(p)));
   }
-  std::string reason =
-      "the kernel for this shape and these options; it visits listed tiles alone, and reads bits "
-      "of partial ones";
+  std::string reason(of_lists);
   if (p.mask == nullptr || !ResidueFormOf(p.mask->spec())) return reason;
   const absl::StatusOr<ResidueClasses> classes = ClassesFor(p);
   absl::StrAppend(&reason, "; not by residues, ",

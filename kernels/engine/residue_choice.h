@@ -13,6 +13,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "attention/problem.h"
 #include "attention/residue_classes.h"
 
@@ -29,7 +30,9 @@ absl::StatusOr<std::optional<ResidueClasses>> ChooseClasses(const Problem& probl
 // The problem that all of its classes share: without the mask, with a window of the classes.
 Problem ProblemOfClasses(const Problem& problem, const ResidueClasses& classes);
 
-// Why this way, with what was predicted: for reports.
-std::string ReasonOf(const Problem& problem, const std::optional<ResidueClasses>& chosen);
+// Why this way, with what was predicted: for reports. `of_lists`: why these tiles, where it is by
+// lists.
+std::string ReasonOf(const Problem& problem, const std::optional<ResidueClasses>& chosen,
+                     absl::string_view of_lists);
 
 }  // namespace attnd::cuda

@@ -24,7 +24,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cpu_against_pytorch import ELEMENTS, LIBRARY, BenchmarkProblem, Engine
-from masks import by_name
+from masks import DESCRIBED, by_name
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 REST = 0.2  # seconds before each measurement: boost clocks fall under load
@@ -198,7 +198,7 @@ def cells(args):
         for length in args.lengths:
             if args.masks:
                 for name, mask in by_name(length).items():
-                    if name in SEVEN:
+                    if name in (args.only or SEVEN):
                         yield Cell(args, length, dim, False, 0.0), mask, name
                 continue
             for causal in (False, True):
@@ -206,12 +206,21 @@ def cells(args):
                     yield Cell(args, length, dim, causal, dropout), None, "causal" if causal else "full"
 
 
-def run(args, engine):
-    for cell, mask, name in cells(args):
+def select(engine, problem, mask, name):
+    """The mask of later calls: by its words where it has some."""
+    if mask is not None and name in DESCRIBED:
+        done = engine.library.attnd_benchmark_mask_text(engine.handle, problem, DESCRIBED[name].encode())
+    else:
         bits = None if mask is None else np.packbits(mask.numpy(), axis=1, bitorder="little")
         pointer = None if mask is None else ctypes.c_void_p(bits.ctypes.data)
-        if engine.library.attnd_benchmark_mask(engine.handle, ctypes.byref(cell.problem), pointer, 0) != 0:
-            raise RuntimeError("attnd_benchmark_mask failed")
+        done = engine.library.attnd_benchmark_mask(engine.handle, problem, pointer, 0)
+    if done != 0:
+        raise RuntimeError("attnd_benchmark_mask failed")
+
+
+def run(args, engine):
+    for cell, mask, name in cells(args):
+        select(engine, ctypes.byref(cell.problem), mask, name)
         for row in measure(cell, engine, dense_peers(cell) if mask is None else mask_peers(mask), name):
             print(line(row, args.masks), flush=True)
             yield row
@@ -255,6 +264,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--masks", action="store_true", help="seven masks against FlexAttention instead")
+    parser.add_argument("--only", nargs="+", help="these masks (tests/benchmarks/masks.py)")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--tolerance", type=float, default=5e-3, help="relative, between results")
     parser.add_argument("--library", default=LIBRARY)
