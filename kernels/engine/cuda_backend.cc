@@ -58,22 +58,6 @@ std::string KeyOf(const BackwardKernels& kernels) {
                       kernels.bias_gradient ? "+bias" : "");
 }
 
-absl::string_view ReasonOfLists(const KernelRow& row) {
-  if (row.small) {
-    return "tiles of 32 rows and 32 keys: predicted to be faster than larger ones, most of which "
-           "the mask empties";
-  }
-  return "the kernel for this shape and these options; it visits listed tiles alone, and reads "
-         "bits "
-         "of partial ones";
-}
-
-std::optional<MaskTiles> TilesOf(std::optional<MaskWay> forced) {
-  if (forced == MaskWay::kListed) return MaskTiles::kListed;
-  if (forced == MaskWay::kSmall) return MaskTiles::kSmall;
-  return std::nullopt;
-}
-
 template <class Kernels>
 std::string ReportedName(const Kernels& kernels) {
   return absl::StrCat("cuda_", MainName(kernels));
@@ -201,6 +185,16 @@ template <class Call>
 bool AnyWanted(absl::Span<const Call* const> calls) {
   return std::any_of(calls.begin(), calls.end(),
                      [](const Call* call) { return !call->stop.stop_requested(); });
+}
+
+uint64_t AddressOf(const void* tensor) { return reinterpret_cast<uint64_t>(tensor); }
+
+// Keys beyond a key length are visited by no kernel: their gradients are zero.
+absl::Status SetKeyGradientsZero(DeviceLaunch& launch, const BackwardCall& call) {
+  const Problem& p = *call.problem;
+  if (p.kv_lengths.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(launch.SetZero(AddressOf(call.d_k), KeyRows(p).padded_bytes()));
+  return launch.SetZero(AddressOf(call.d_v), ValueRows(p).padded_bytes());
 }
 
 }  // namespace
@@ -413,20 +407,6 @@ int64_t CudaBackend::ArenaBytesInPlace(const Problem& problem, Direction directi
   absl::StatusOr<BackwardKernels> kernels = SelectBackward(device_->rows(), p);
   return kernels.ok() ? BackwardBytesElsewhere(p, *kernels) : 0;
 }
-
-namespace {
-
-uint64_t AddressOf(const void* tensor) { return reinterpret_cast<uint64_t>(tensor); }
-
-// Keys beyond a key length are visited by no kernel: their gradients are zero.
-absl::Status SetKeyGradientsZero(DeviceLaunch& launch, const BackwardCall& call) {
-  const Problem& p = *call.problem;
-  if (p.kv_lengths.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(launch.SetZero(AddressOf(call.d_k), KeyRows(p).padded_bytes()));
-  return launch.SetZero(AddressOf(call.d_v), ValueRows(p).padded_bytes());
-}
-
-}  // namespace
 
 template <class Call>
 absl::Status CudaBackend::LaunchInPlace(LaunchPlan& plan, const Call& call,

@@ -55,4 +55,19 @@ absl::StatusOr<ForwardKernels> ChooseForward(absl::Span<const KernelRow> rows, c
   return faster ? *std::move(small) : listed;
 }
 
+absl::string_view ReasonOfLists(const KernelRow& row) {
+  if (row.small) {
+    return "tiles of 32 rows and 32 keys: predicted to be faster than larger ones, most of which "
+           "the mask empties";
+  }
+  return "the kernel for this shape and these options; it visits listed tiles alone, and "
+         "reads bits of partial ones";
+}
+
+std::optional<MaskTiles> TilesOf(std::optional<MaskWay> forced) {
+  if (forced == MaskWay::kListed) return MaskTiles::kListed;
+  if (forced == MaskWay::kSmall) return MaskTiles::kSmall;
+  return std::nullopt;
+}
+
 }  // namespace attnd::cuda

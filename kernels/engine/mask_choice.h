@@ -10,8 +10,10 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "attention/mask_plans.h"
 #include "kernels/engine/masks/mask_layout.h"
+#include "kernels/engine/residue_choice.h"
 #include "kernels/engine/selection.h"
 
 namespace attnd::cuda {
@@ -21,6 +23,12 @@ namespace attnd::cuda {
 absl::StatusOr<ForwardKernels> ChooseForward(absl::Span<const KernelRow> rows,
                                              const Problem& problem,
                                              std::optional<MaskTiles> forced, MaskPlans& plans);
+
+// Which of them a way forces, if it does (residue_choice.h).
+std::optional<MaskTiles> TilesOf(std::optional<MaskWay> forced);
+
+// Why a kernel visits the tiles that it lists: for reports.
+absl::string_view ReasonOfLists(const KernelRow& row);
 
 // What a launch of this row is predicted to take, in cycles of one SM: `compiled` for its tiles.
 double PredictedCycles(const KernelRow& row, const CompiledMask& compiled, const Problem& problem);
