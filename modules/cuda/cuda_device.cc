@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/round_up.h"
 #include "base/status_macros.h"
+#include "kernels/engine/layout/descriptors.h"
 #include "kernels/engine/layout/staging.h"
 #include "modules/arena.h"
 #include "modules/cuda/padded_attention.h"
@@ -23,30 +24,17 @@ constexpr int64_t kMostNumbers = int64_t{1} << 30;
 constexpr int64_t kProductRows = 4096;
 constexpr int64_t kTurnedRows = int64_t{1} << 15;
 
-int32_t CodeOf(ElementType element) {
-  switch (element) {
-    case ElementType::kFloat16:
-      return kBiasFloat16;
-    case ElementType::kBFloat16:
-      return kBiasBFloat16;
-    case ElementType::kFloat32:
-      return kBiasFloat32;
-  }
-  return kBiasNone;
-}
 // What nobody writes through.
 DenseTensor TensorOf(const ConstTensor& t) {
-  return {const_cast<void*>(t.data), CodeOf(t.element)};
+  return {const_cast<void*>(t.data), cuda::BiasCode(t.element)};
 }
-DenseTensor TensorOf(const Tensor& t) { return {t.data, CodeOf(t.element)}; }
+DenseTensor TensorOf(const Tensor& t) { return {t.data, cuda::BiasCode(t.element)}; }
 
 DenseTensor Behind(const DenseTensor& t, int64_t numbers) {
   if (t.data == nullptr) return t;
   return {static_cast<std::byte*>(t.data) + numbers * (t.element == kBiasFloat32 ? 4 : 2),
           t.element};
 }
-
-int64_t Blocks(int64_t count, int64_t of_block) { return (count + of_block - 1) / of_block; }
 
 // As one row.
 NumbersDesc NumbersOf(NumbersOp op, const ConstTensor& a, const Tensor& out, int64_t count) {
@@ -163,7 +151,7 @@ void CudaDevice::AddProduct(PlainProductDesc desc) {
     p.c = c + first * p.c_stride * (p.c_element == kBiasFloat32 ? 4 : 2);
     p.rows = static_cast<int32_t>(std::min(kProductRows, rows - first));
     queue_.Add(KernelKind::kDenseProduct, desc,
-               Blocks(p.rows, kPlainTile) * Blocks(p.columns, kPlainTile),
+               DivideUp(p.rows, kPlainTile) * DivideUp(p.columns, kPlainTile),
                2.0 * p.rows * p.columns * p.depth);
   }
 }
@@ -172,23 +160,24 @@ void CudaDevice::Multiply(const WeightProduct& product) {
   const WeightMatrix& weight = product.weight;
   const bool is_packed = PackedBytes(weight) > 0;
   CHECK(product.rows <= std::numeric_limits<int32_t>::max());
-  PlainProductDesc desc = {.product = {.a = product.a.data,
-                                       .b = is_packed ? weight.packed : weight.weight.data,
-                                       .bias = product.bias.data,
-                                       .c = product.c.data,
-                                       .a_stride = product.depth(),
-                                       .b_stride = weight.columns,
-                                       .c_stride = product.columns(),
-                                       .rows = static_cast<int32_t>(product.rows),
-                                       .columns = static_cast<int32_t>(product.columns()),
-                                       .depth = static_cast<int32_t>(product.depth()),
-                                       .result = product.add ? kProductAdd : kProductStore,
-                                       .bias_element = CodeOf(product.bias.element),
-                                       .c_element = CodeOf(product.c.element)},
-                           .a_element = CodeOf(product.a.element),
-                           .b_element = CodeOf(is_packed ? weight.operand : weight.weight.element),
-                           .operand = CodeOf(weight.operand),
-                           .b_by_depth = !product.is_transposed};
+  PlainProductDesc desc = {
+      .product = {.a = product.a.data,
+                  .b = is_packed ? weight.packed : weight.weight.data,
+                  .bias = product.bias.data,
+                  .c = product.c.data,
+                  .a_stride = product.depth(),
+                  .b_stride = weight.columns,
+                  .c_stride = product.columns(),
+                  .rows = static_cast<int32_t>(product.rows),
+                  .columns = static_cast<int32_t>(product.columns()),
+                  .depth = static_cast<int32_t>(product.depth()),
+                  .result = product.add ? kProductAdd : kProductStore,
+                  .bias_element = cuda::BiasCode(product.bias.element),
+                  .c_element = cuda::BiasCode(product.c.element)},
+      .a_element = cuda::BiasCode(product.a.element),
+      .b_element = cuda::BiasCode(is_packed ? weight.operand : weight.weight.element),
+      .operand = cuda::BiasCode(weight.operand),
+      .b_by_depth = !product.is_transposed};
   AddProduct(desc);
 }
 
@@ -205,21 +194,21 @@ void CudaDevice::AddGradient(const GradientProduct& product) {
                           .depth = static_cast<int32_t>(product.rows),
                           .result = kProductAddBlocks,
                           .c_element = kBiasFloat32},
-              .a_element = CodeOf(product.a.element),
-              .b_element = CodeOf(product.b.element),
-              .operand = CodeOf(product.operand),
+              .a_element = cuda::BiasCode(product.a.element),
+              .b_element = cuda::BiasCode(product.b.element),
+              .operand = cuda::BiasCode(product.operand),
               .a_by_depth = 1,
               .b_by_depth = 1});
 }
 
 void CudaDevice::AddColumnSums(const ColumnSum& sum) {
   const ColumnSumsDesc desc = {.in = TensorOf(sum.in),
-                               .operand = CodeOf(sum.operand),
+                               .operand = cuda::BiasCode(sum.operand),
                                .columns = static_cast<int32_t>(sum.columns),
                                .rows = sum.rows,
                                .block_rows = kGradientBlockRows,
                                .sums = sum.sums};
-  queue_.Add(KernelKind::kDenseColumnSums, desc, Blocks(sum.columns, kSumColumns),
+  queue_.Add(KernelKind::kDenseColumnSums, desc, DivideUp(sum.columns, kSumColumns),
              4.0 * sum.rows * sum.columns);
 }
 
@@ -234,8 +223,9 @@ NormDesc NormDescOf(const NormOperands& norm, int64_t vectors) {
           .vectors = vectors,
           .count = static_cast<int32_t>(norm.count),
           .is_centred = norm.is_centred,
-          .round_element = norm.round_before_weight.has_value() ? CodeOf(*norm.round_before_weight)
-                                                                : static_cast<int32_t>(kBiasNone),
+          .round_element = norm.round_before_weight.has_value()
+                               ? cuda::BiasCode(*norm.round_before_weight)
+                               : static_cast<int32_t>(kBiasNone),
           .epsilon = norm.epsilon,
           .weight_offset = norm.weight_offset};
 }
@@ -245,7 +235,7 @@ NormDesc NormDescOf(const NormOperands& norm, int64_t vectors) {
 void CudaDevice::Norm(const NormOperands& norm, Tensor y, int64_t vectors) {
   NormDesc desc = NormDescOf(norm, vectors);
   desc.out = TensorOf(y);
-  queue_.Add(KernelKind::kDenseNorm, desc, Blocks(vectors, kNormVectorsOfBlock),
+  queue_.Add(KernelKind::kDenseNorm, desc, DivideUp(vectors, kNormVectorsOfBlock),
              8.0 * vectors * norm.count);
 }
 
@@ -258,7 +248,7 @@ void CudaDevice::NormBackward(const NormOperands& norm, ConstTensor dy, Tensor d
   desc.statistics = reinterpret_cast<DenseStatistics*>(statistics);
   desc.is_backward = 1;
   desc.add = add;
-  queue_.Add(KernelKind::kDenseNorm, desc, Blocks(vectors, kNormVectorsOfBlock),
+  queue_.Add(KernelKind::kDenseNorm, desc, DivideUp(vectors, kNormVectorsOfBlock),
              16.0 * vectors * norm.count);
 }
 
@@ -275,7 +265,7 @@ void CudaDevice::AddNormGradients(const NormOperands& norm, const NormGradients&
       .x = of.x,
       .statistics = reinterpret_cast<const DenseStatistics*>(gradients.statistics),
       .round_element = of.round_element};
-  queue_.Add(KernelKind::kDenseColumnSums, desc, Blocks(of.count, kSumColumns),
+  queue_.Add(KernelKind::kDenseColumnSums, desc, DivideUp(of.count, kSumColumns),
              8.0 * gradients.vectors * of.count);
 }
 
@@ -300,7 +290,7 @@ void CudaDevice::Turn(const Rotary& rotary, TurnDirection direction, const Rotar
                              .is_interleaved = rotary.interleaved,
                              .is_backward = direction == TurnDirection::kBackward,
                              .factor = rotary.attention_factor};
-    queue_.Add(KernelKind::kDenseRotary, desc, Blocks(rows * count, kRotaryThreads),
+    queue_.Add(KernelKind::kDenseRotary, desc, DivideUp(rows * count, kRotaryThreads),
                8.0 * rows * row_numbers);
   }
 }
@@ -313,7 +303,7 @@ void CudaDevice::AddNumbers(NumbersDesc desc) {
     NumbersDesc part = desc;
     part.rows = rows;
     part.columns = columns;
-    queue_.Add(KernelKind::kDenseNumbers, part, Blocks(rows * columns, kNumbersOfBlock),
+    queue_.Add(KernelKind::kDenseNumbers, part, DivideUp(rows * columns, kNumbersOfBlock),
                8.0 * static_cast<double>(rows * columns));
     desc.a = Behind(desc.a, a_next);
     desc.b = Behind(desc.b, a_next);
@@ -460,8 +450,8 @@ absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
       const int64_t count = std::min(room * kSquaresRun, ranges[range].count - first);
       const SquaresDesc desc = {ranges[range].data + first, count,
                                 reinterpret_cast<double*>(queue_.staging()) + range_of.size()};
-      const int64_t of_part = Blocks(count, kSquaresRun);
-      queue_.Add(KernelKind::kDenseSquares, desc, Blocks(of_part, kSquaresRunsOfBlock),
+      const int64_t of_part = DivideUp(count, kSquaresRun);
+      queue_.Add(KernelKind::kDenseSquares, desc, DivideUp(of_part, kSquaresRunsOfBlock),
                  4.0 * count);
       range_of.insert(range_of.end(), of_part, range);
       first += count;
@@ -495,7 +485,7 @@ void CudaDevice::Step(const EntryStep& step) {
                          .toward2 = s.toward2,
                          .root_correction = s.root_correction,
                          .epsilon = s.epsilon};
-  queue_.Add(KernelKind::kDenseStep, desc, Blocks(step.count, kStepNumbersOfBlock),
+  queue_.Add(KernelKind::kDenseStep, desc, DivideUp(step.count, kStepNumbersOfBlock),
              32.0 * step.count);
 }
 

@@ -37,18 +37,6 @@ RowTensor Rows(const RowShape& shape, uint64_t arena, int64_t offset, int64_t ba
           strides.row};
 }
 
-int32_t BiasCode(ElementType element) {
-  switch (element) {
-    case ElementType::kFloat16:
-      return kBiasFloat16;
-    case ElementType::kBFloat16:
-      return kBiasBFloat16;
-    case ElementType::kFloat32:
-      return kBiasFloat32;
-  }
-  return kBiasNone;
-}
-
 int32_t DenominatorCodeOf(DenominatorKind kind) {
   switch (kind) {
     case DenominatorKind::kSoftmax:
@@ -202,6 +190,18 @@ void DescribeKeptRows(const CallLayout& at, const Part& part, const Origin& from
 }
 
 }  // namespace
+
+int32_t BiasCode(ElementType element) {
+  switch (element) {
+    case ElementType::kFloat16:
+      return kBiasFloat16;
+    case ElementType::kBFloat16:
+      return kBiasBFloat16;
+    case ElementType::kFloat32:
+      return kBiasFloat32;
+  }
+  return kBiasNone;
+}
 
 SequenceDesc DescribeSequence(const Problem& p, const Part& part, int64_t entry) {
   const int64_t batch_index = part.batch_begin + entry;

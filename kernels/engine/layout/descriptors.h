@@ -47,6 +47,9 @@ SequenceDesc DescribeSequence(const Problem& problem, const Part& part, int64_t 
 std::vector<SequenceDesc> SequencesOf(const Problem& problem, Travel travel = Travel::kAsHalves,
                                       const std::optional<ResidueClasses>& classes = std::nullopt);
 
+// BiasElementCode of an element.
+int32_t BiasCode(ElementType element);
+
 // `arena` is the arena's device address.
 ProblemDesc Describe(const CallLayout& layout, const Part& part, uint64_t arena);
 // What tensor map `map` (MapOf) of this part says, whose description is `desc`.
