@@ -3,50 +3,19 @@
 // take, against the float64 reference. Also which way the engine chooses, and what it says of it.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "attention/masks/mask_description.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "tests/conformance/backend_conformance.h"
+#include "tests/conformance/residue_case.h"
 
 namespace attnd {
 namespace {
 
-MaskExpr Leaf(auto op) { return {.op = std::move(op), .of = {}}; }
-MaskExpr And(MaskExpr a, MaskExpr b) { return {.op = AllOf(), .of = {std::move(a), std::move(b)}}; }
-MaskExpr Stride(uint32_t p, uint32_t phase) { return Leaf(StrideRel{p, phase}); }
-
-Problem Sized(int64_t q_len, int64_t kv_len) {
-  Problem p;
-  p.batch = 2;
-  p.q_heads = 2;
-  p.kv_heads = 1;
-  p.q_len = q_len;
-  p.kv_len = kv_len;
-  p.qk_head_dim = 16;
-  p.v_head_dim = 24;
-  p.alignment = Alignment::kBottomRight;
-  return p;
-}
-
-void SetMask(MaskExpr expr, Problem& p) {
-  const MaskSpec spec = {.pattern = {std::move(expr)}, .pattern_of = {0}};
-  p.mask = *MaskDescription::Make(spec, MaskCallOf(p));
-}
-
-struct Named {
-  const char* name;
-  int64_t q_len, kv_len;
-  MaskExpr mask;
-  std::function<void(Problem&)> set = [](Problem&) {};
-};
-
-std::vector<Named> Table() {
+std::vector<ResidueCase> Table() {
   return {
       {"two_classes_of_several_tiles", 600, 530, Stride(2, 1)},
       {"rows_of_one_tile_each", 300, 300, Stride(7, 3)},
@@ -99,13 +68,9 @@ std::vector<Named> Table() {
 
 std::vector<ConformanceCase> Cases() {
   std::vector<ConformanceCase> cases;
-  for (const Named& named : Table()) {
+  for (const ResidueCase& named : Table()) {
     for (ElementType element : {ElementType::kFloat32, ElementType::kFloat16}) {
-      Problem p = Sized(named.q_len, named.kv_len);
-      p.element = element;
-      named.set(p);
-      SetMask(named.mask, p);
-      cases.push_back({absl::StrCat(named.name, "_", ElementName(element)), p});
+      cases.push_back(named.Of(element));
     }
   }
   for (ConformanceCase& c : NamedConformanceCases()) {
