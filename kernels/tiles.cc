@@ -46,6 +46,12 @@ const char* KindName(KernelKind kind) {
       return "dense_step";
     case KernelKind::kDenseProduct:
       return "dense_product";
+    case KernelKind::kProductRowsRows:
+      return "product_rows_rows";
+    case KernelKind::kProductRowsDepth:
+      return "product_rows_depth";
+    case KernelKind::kProductDepthDepth:
+      return "product_depth_depth";
   }
   return "unknown";
 }
@@ -196,6 +202,16 @@ void AddDense(std::vector<KernelRow>& rows) {
   }
 }
 
+void AddProducts(ElementType element, std::vector<KernelRow>& rows) {
+  for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
+                          KernelKind::kProductDepthDepth}) {
+    rows.push_back({.kind = kind,
+                    .element = element,
+                    .tile = {0, 0, 0, 2},
+                    .reason = "linear layers of modules"});
+  }
+}
+
 // float32 as three products of float16. A lane holds both parts of Q: of 32 rows up to 64 wide, of
 // 16 rows beyond (kernels/sm70/forward_layout.h). Beside two sums of O the stagers spill.
 void AddSplitForward(int head_dim, std::vector<KernelRow>& rows) {
@@ -225,6 +241,7 @@ std::vector<KernelRow> Sm70Rows() {
                   .tile = {64, 0, 0, 1},
                   .reason = "after a forward in bfloat16 whose tensors stay for backward"});
   AddDense(rows);
+  AddProducts(ElementType::kFloat16, rows);
   for (KernelRow& row : rows) row.architecture = Architecture::kSm70;
   return rows;
 }
@@ -282,6 +299,9 @@ std::vector<KernelRow> Sm80Rows() {
   for (int head_dim : {64, 128}) AddSm80(ElementType::kFloat32, head_dim, rows);
   AddSmall(ElementType::kFloat32, rows);
   AddDense(rows);
+  for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
+    AddProducts(element, rows);
+  }
   for (KernelRow& row : rows) row.architecture = Architecture::kSm80;
   return rows;
 }

@@ -50,6 +50,10 @@ enum class KernelKind : unsigned char {
   kDenseSquares,  // of gradients, for their norm
   kDenseStep,     // of an optimizer
   kDenseProduct,  // on no tensor core: where those of products cannot
+  // Products of 16-bit numbers on tensor cores. How A and B lie (kernels/dense/product_params.h).
+  kProductRowsRows,    // A [rows, depth], B [columns, depth]
+  kProductRowsDepth,   // A [rows, depth], B [depth, columns]
+  kProductDepthDepth,  // A [depth, rows], B [depth, columns]
 };
 
 // Simulated cycles of an SM for a tile that a mask lists, FULL or PARTIAL, and for a block besides:

@@ -1,12 +1,14 @@
-// What a matrix product kernel is told: ProductDesc, one product C = A·B of a linear layer, filled
-// by the host and read by every architecture's kernel and the emulator. A block makes 128 × 128
-// numbers of C; every number is one float32 chain over ascending depth, in the instruction's own
+// What a matrix product kernel is told: ProductDesc, one product C = A·B of a linear layer, at
+// LaunchParams.dense, filled by the host and read by every architecture's kernel and the emulator.
+// Every number of C is one chain of float32 sums over ascending depth, in the instruction's own
 // order, so its bits depend on its row of A, its column of B and the depth alone.
 //
-// Launch     LaunchParams.dense; a block for each tile of ProductTiles(dense[0]), or, where `tiles`
-//            is given, tile `tile` of dense[`problem`]: several products share a launch.
-// Rows       of any size, stride and alignment of an element. Fast: 16-byte aligned rows.
-// Errors     none here: the host has refused what a kernel cannot do.
+// Tensor cores   kProductRowsRows and its like: a block for each tile of ProductTiles and each
+//                of its ProductTurns, in the order of ProductPartOf and ProductPlaceOf. A and B are
+//                16-bit numbers; all three tensors are 16-byte aligned, their strides, and what
+//                lies in a row of them, multiples of kProductChunk, strides below
+//                kMostProductStride.
+// Errors         none here: the host has refused what a kernel cannot do.
 #pragma once
 
 #include "kernels/rules/params.h"
@@ -15,13 +17,11 @@ namespace attnd {
 
 enum ProductResult : int32_t {
   kProductStore,      // C = A·B + bias, rounded once to C's element
-  kProductAdd,        // C += A·B, C in float32
+  kProductAdd,        // C += A·B, rounded to C's element, then added
   kProductAddBlocks,  // the same for each kProductBlockDepth of the depth, in ascending order
 };
 
-// What of A and B a kernel reads by rows: kProductRowsRows A [rows, depth] and B [columns, depth],
-// kProductRowsDepth A [rows, depth] and B [depth, columns], kProductDepthDepth A [depth, rows] and
-// B [depth, columns].
+// An operand lies by rows, [rows or columns of C, depth], or by depth, [depth, rows or columns].
 struct ProductDesc {
   const void* a;
   const void* b;
@@ -31,11 +31,14 @@ struct ProductDesc {
   int32_t rows, columns, depth;
   int32_t result;        // ProductResult
   int32_t bias_element;  // BiasElementCode
-  int32_t c_element;     // likewise, never kBiasNone; float32 unless kProductStore
+  int32_t c_element;     // likewise, never kBiasNone; float32 with kProductAddBlocks
+  int32_t* turns;        // kProductAddBlocks on tensor cores: a word a tile, zero before and after
 };
 
 inline constexpr int32_t kProductTile = 128;  // rows and columns of C that a block makes
 inline constexpr int32_t kProductStep = 32;   // depth of what it holds in shared memory at a time
+inline constexpr int32_t kProductChunk = 8;   // numbers of 16 bytes
+inline constexpr int64_t kMostProductStride = int64_t{1} << 24;
 // Weight gradients are summed by tensor cores over so many rows of a call, then added in float32:
 // Volta's accumulators truncate, and calls cut at its multiples give the bits of one.
 inline constexpr int32_t kProductBlockDepth = 1024;
@@ -59,6 +62,25 @@ ATTN_HD ProductPlace ProductPlaceOf(const ProductDesc& p, int32_t tile) {
   const int32_t first = tile / band_tiles * kBand, within = tile % band_tiles;
   const int32_t height = row_tiles - first < kBand ? row_tiles - first : kBand;
   return {(first + within % height) * kProductTile, within / height * kProductTile};
+}
+
+// What block `block` sums: a tile, all of the depth or, with kProductAddBlocks, a block of it: the
+// first blocks of all tiles, then the second ones. A later one waits for its turn to add, for an
+// earlier one that has begun before it.
+struct ProductPart {
+  int32_t tile, turn, begin, depth;
+  bool is_last;
+};
+ATTN_HD constexpr int32_t ProductTurns(const ProductDesc& p) {
+  if (p.result != kProductAddBlocks || p.depth == 0) return 1;
+  return (p.depth + kProductBlockDepth - 1) / kProductBlockDepth;
+}
+ATTN_HD ProductPart ProductPartOf(const ProductDesc& p, int32_t block) {
+  if (p.result != kProductAddBlocks) return {block, 0, 0, p.depth, true};
+  const auto tiles = static_cast<int32_t>(ProductTiles(p));
+  const int32_t turn = block / tiles, begin = turn * kProductBlockDepth, left = p.depth - begin;
+  return {block % tiles, turn, begin, left < kProductBlockDepth ? left : kProductBlockDepth,
+          left <= kProductBlockDepth};
 }
 
 }  // namespace attnd

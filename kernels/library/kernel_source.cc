@@ -24,6 +24,12 @@ const char* BackwardDropoutOf(const KernelRow& row) {
   return row.dropout ? "ReplayDropout" : "KeepAll";
 }
 
+// How A and B lie: whether by depth.
+std::string ProductLayoutOf(const KernelRow& row) {
+  return absl::StrCat(row.kind == KernelKind::kProductDepthDepth ? "true" : "false", ", ",
+                      row.kind == KernelKind::kProductRowsRows ? "false" : "true");
+}
+
 std::string Sm70Expression(const KernelRow& row) {
   const char* math = row.half_accumulate                    ? "Float16Accumulate"
                      : row.element == ElementType::kFloat32 ? "SplitAccumulate"
@@ -46,6 +52,10 @@ std::string Sm70Expression(const KernelRow& row) {
       return "KeepRowsKernel";
     case KernelKind::kCaptureScores:
       return "attnd::CaptureScoresKernel<CaptureProducts>";
+    case KernelKind::kProductRowsRows:
+    case KernelKind::kProductRowsDepth:
+    case KernelKind::kProductDepthDepth:
+      return absl::StrCat("ProductKernel<", ProductLayoutOf(row), ">");
     default:
       return "";
   }
@@ -93,6 +103,10 @@ std::string Sm80Expression(const KernelRow& row) {
       return absl::StrCat("DqKernel<", math, ", ", row.head_dim, ", ", SumsOf(row), ">");
     case KernelKind::kCaptureScores:
       return absl::StrCat("attnd::CaptureScoresKernel<CaptureProducts<", math, ">>");
+    case KernelKind::kProductRowsRows:
+    case KernelKind::kProductRowsDepth:
+    case KernelKind::kProductDepthDepth:
+      return absl::StrCat("ProductKernel<", math, ", ", ProductLayoutOf(row), ">");
     default:
       return "";
   }

@@ -223,6 +223,19 @@ ATTN_PTX uint32_t LoadGlobal32(const void* p) {
   asm volatile("ld.global.u32 %0,[%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+ATTN_PTX uint2 LoadGlobal64(const void* p) {
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0,%1},[%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  return v;
+}
+ATTN_PTX uint4 LoadGlobal128(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3},[%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
 ATTN_PTX void StoreGlobal32(void* p, uint32_t v) {
   asm volatile("st.global.u32 [%0],%1;" ::"l"(p), "r"(v) : "memory");
 }

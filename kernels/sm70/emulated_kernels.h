@@ -9,5 +9,6 @@ namespace attnd::sm70 {
 
 EmulatedKernel FindEmulatedKernel(const KernelRow& row);
 EmulatedKernel FindEmulatedFloatKernel(const KernelRow& row);  // of float32
+EmulatedKernel FindEmulatedProduct(const KernelRow& row);      // of layers, else none
 
 }  // namespace attnd::sm70

@@ -9,6 +9,7 @@
 #include "kernels/sm70/capture.h"
 #include "kernels/sm70/forward.h"
 #include "kernels/sm70/keep_rows.h"
+#include "kernels/sm70/product.h"
 
 namespace attnd::sm70 {
 

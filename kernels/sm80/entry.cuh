@@ -8,6 +8,7 @@
 #include "kernels/sm80/backward.h"
 #include "kernels/sm80/capture.h"
 #include "kernels/sm80/forward.h"
+#include "kernels/sm80/product.h"
 
 namespace attnd::sm80 {
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "attention/dropout.h"
@@ -20,8 +21,10 @@ namespace {
 
 // Of one launch of a kernel over single numbers.
 constexpr int64_t kMostNumbers = int64_t{1} << 30;
-// Of C's rows of one plain product: about 10 ms of a V100 at 4096 × 4096.
-constexpr int64_t kProductRows = 4096;
+// How much faster than plain ones products on tensor cores are.
+constexpr double kTensorCoreGain = 8;
+// Of one launch of a product: about 10 ms of a V100.
+constexpr double kPlainFlops = 1e11, kProductFlops = kTensorCoreGain * kPlainFlops;
 constexpr int64_t kTurnedRows = int64_t{1} << 15;
 
 // What nobody writes through.
@@ -30,10 +33,10 @@ DenseTensor TensorOf(const ConstTensor& t) {
 }
 DenseTensor TensorOf(const Tensor& t) { return {t.data, cuda::BiasCode(t.element)}; }
 
+int64_t CodeBytes(int32_t element) { return element == kBiasFloat32 ? 4 : 2; }
 DenseTensor Behind(const DenseTensor& t, int64_t numbers) {
   if (t.data == nullptr) return t;
-  return {static_cast<std::byte*>(t.data) + numbers * (t.element == kBiasFloat32 ? 4 : 2),
-          t.element};
+  return {static_cast<std::byte*>(t.data) + numbers * CodeBytes(t.element), t.element};
 }
 
 // As one row.
@@ -140,19 +143,57 @@ void CudaDevice::Pack(const WeightMatrix& matrix) {
                        matrix.rows * matrix.columns));
 }
 
-void CudaDevice::AddProduct(PlainProductDesc desc) {
+namespace {
+
+bool IsInChunks(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kProductChunk == 0 &&
+         stride < kMostProductStride;
+}
+
+// The kind of kernel of tensor cores that can make this product, if any. Sizes of a layer decide,
+// not how many rows a call has: its bits depend on no other row.
+std::optional<KernelKind> TensorCoreProduct(const PlainProductDesc& desc) {
+  const ProductDesc& p = desc.product;
+  const bool a_by_depth = desc.a_by_depth != 0, b_by_depth = desc.b_by_depth != 0;
+  if (desc.a_element != desc.operand || desc.b_element != desc.operand ||
+      (a_by_depth && !b_by_depth) || !IsInChunks(p.a, p.a_stride) || !IsInChunks(p.b, p.b_stride) ||
+      !IsInChunks(p.c, p.c_stride) || !IsInChunks(p.bias, 0) ||
+      (a_by_depth ? p.rows : p.depth) % kProductChunk != 0 || p.columns % kProductChunk != 0) {
+    return std::nullopt;
+  }
+  return a_by_depth   ? KernelKind::kProductDepthDepth
+         : b_by_depth ? KernelKind::kProductRowsDepth
+                      : KernelKind::kProductRowsRows;
+}
+
+}  // namespace
+
+void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
+  desc.operand = cuda::BiasCode(operand);
+  const std::optional<KernelKind> kind = TensorCoreProduct(desc);
+  const bool is_plain = !kind.has_value() || !queue_.Has({*kind, operand});
   ProductDesc& p = desc.product;
+  p.turns = queue_.turns();
+  const int64_t tile = is_plain ? kPlainTile : kProductTile;
+  const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
+  int64_t most = static_cast<int64_t>((is_plain ? kPlainFlops : kProductFlops) / row_flops);
+  if (!is_plain) most = std::min(most, LaunchQueue::kTurns / ProductTilesAlong(p.columns) * tile);
+  most = std::max(most / tile, int64_t{1}) * tile;
   const auto* a = static_cast<const std::byte*>(p.a);
   auto* c = static_cast<std::byte*>(p.c);
   const int64_t rows = p.rows;
-  for (int64_t first = 0; first < rows; first += kProductRows) {
+  for (int64_t first = 0; first < rows; first += most) {
     const int64_t a_first = desc.a_by_depth != 0 ? first : first * p.a_stride;
-    p.a = a + a_first * (desc.a_element == kBiasFloat32 ? 4 : 2);
-    p.c = c + first * p.c_stride * (p.c_element == kBiasFloat32 ? 4 : 2);
-    p.rows = static_cast<int32_t>(std::min(kProductRows, rows - first));
-    queue_.Add(KernelKind::kDenseProduct, desc,
-               DivideUp(p.rows, kPlainTile) * DivideUp(p.columns, kPlainTile),
-               2.0 * p.rows * p.columns * p.depth);
+    p.a = a + a_first * CodeBytes(desc.a_element);
+    p.c = c + first * p.c_stride * CodeBytes(p.c_element);
+    p.rows = static_cast<int32_t>(std::min(most, rows - first));
+    const double flops = row_flops * p.rows;
+    if (is_plain) {
+      queue_.Add(KernelKind::kDenseProduct, desc,
+                 DivideUp(p.rows, kPlainTile) * DivideUp(p.columns, kPlainTile), flops);
+    } else {
+      queue_.Add({*kind, operand}, p, ProductTiles(p) * ProductTurns(p), flops / kTensorCoreGain);
+    }
   }
 }
 
@@ -176,29 +217,28 @@ void CudaDevice::Multiply(const WeightProduct& product) {
                   .c_element = cuda::BiasCode(product.c.element)},
       .a_element = cuda::BiasCode(product.a.element),
       .b_element = cuda::BiasCode(is_packed ? weight.operand : weight.weight.element),
-      .operand = cuda::BiasCode(weight.operand),
       .b_by_depth = !product.is_transposed};
-  AddProduct(desc);
+  AddProduct(desc, weight.operand);
 }
 
 void CudaDevice::AddGradient(const GradientProduct& product) {
   CHECK(product.rows <= std::numeric_limits<int32_t>::max());
-  AddProduct({.product = {.a = product.a.data,
-                          .b = product.b.data,
-                          .c = product.sums,
-                          .a_stride = product.a_columns,
-                          .b_stride = product.b_columns,
-                          .c_stride = product.b_columns,
-                          .rows = static_cast<int32_t>(product.a_columns),
-                          .columns = static_cast<int32_t>(product.b_columns),
-                          .depth = static_cast<int32_t>(product.rows),
-                          .result = kProductAddBlocks,
-                          .c_element = kBiasFloat32},
-              .a_element = cuda::BiasCode(product.a.element),
-              .b_element = cuda::BiasCode(product.b.element),
-              .operand = cuda::BiasCode(product.operand),
-              .a_by_depth = 1,
-              .b_by_depth = 1});
+  const PlainProductDesc desc = {.product = {.a = product.a.data,
+                                             .b = product.b.data,
+                                             .c = product.sums,
+                                             .a_stride = product.a_columns,
+                                             .b_stride = product.b_columns,
+                                             .c_stride = product.b_columns,
+                                             .rows = static_cast<int32_t>(product.a_columns),
+                                             .columns = static_cast<int32_t>(product.b_columns),
+                                             .depth = static_cast<int32_t>(product.rows),
+                                             .result = kProductAddBlocks,
+                                             .c_element = kBiasFloat32},
+                                 .a_element = cuda::BiasCode(product.a.element),
+                                 .b_element = cuda::BiasCode(product.b.element),
+                                 .a_by_depth = 1,
+                                 .b_by_depth = 1};
+  AddProduct(desc, product.operand);
 }
 
 void CudaDevice::AddColumnSums(const ColumnSum& sum) {

@@ -66,7 +66,7 @@ class CudaDevice final : public ModuleDevice {
 
  private:
   void AddNumbers(NumbersDesc desc);
-  void AddProduct(PlainProductDesc desc);
+  void AddProduct(PlainProductDesc desc, ElementType operand);
   cuda::DevicePart PartAt(const std::byte* begin, int64_t bytes) const;
 
   cuda::CudaBackend& engine_;

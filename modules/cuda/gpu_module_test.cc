@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "kernels/engine/device/driver_device.h"
 #include "modules/cuda/module_conformance.h"
+#include "modules/cuda/product_conformance.h"
 
 namespace attnd {
 namespace {
@@ -28,6 +29,8 @@ std::vector<ConformanceDevice> DevicesHere() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, ModuleConformance, testing::ValuesIn(DevicesHere()),
+                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Gpu, ProductConformance, testing::ValuesIn(DevicesHere()),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

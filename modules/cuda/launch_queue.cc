@@ -41,12 +41,18 @@ const void* LaunchQueue::Constants(const void* data, int64_t bytes) {
   return reinterpret_cast<const void*>(at);
 }
 
-void LaunchQueue::AddStep(KernelKind kind, const void* desc, int64_t bytes, int64_t blocks,
-                          double flops) {
+const KernelRow* LaunchQueue::RowOf(const LayerKernel& kernel) const {
+  const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const KernelRow& r) {
+    return r.kind == kernel.kind && r.element == kernel.element;
+  });
+  return row == rows_.end() ? nullptr : &*row;
+}
+
+void LaunchQueue::AddStep(const LayerKernel& kernel, const void* desc, int64_t bytes,
+                          int64_t blocks, double flops) {
   if (!HasRoomFor(bytes)) status_.Update(Launch({}));
-  const auto row = std::find_if(rows_.begin(), rows_.end(),
-                                [kind](const KernelRow& r) { return r.kind == kind; });
-  CHECK(row != rows_.end()) << static_cast<int>(kind);
+  const KernelRow* row = RowOf(kernel);
+  CHECK(row != nullptr) << static_cast<int>(kernel.kind);
   CHECK(blocks > 0 && blocks < int64_t{1} << 31) << blocks;
   const uint64_t at = own_.address() + constants_.size();
   const auto* from = static_cast<const std::byte*>(desc);
@@ -69,7 +75,8 @@ absl::Status LaunchQueue::FlushAnd(absl::Span<const cuda::HostCopy> downloads) {
 absl::StatusOr<std::unique_ptr<cuda::DeviceLaunch>> LaunchQueue::Begin(int64_t constants) {
   const cuda::Region regions[] = {
       {"descriptors", 0, constants, cuda::RegionUse::kInput},
-      {"staging", kDescriptorBytes, kStagingBytes, cuda::RegionUse::kZeroed}};
+      {"staging", kDescriptorBytes, kStagingBytes, cuda::RegionUse::kZeroed},
+      {"turns", kDescriptorBytes + kStagingBytes, kTurns * 4, cuda::RegionUse::kZeroed}};
   return device_.BeginIn(own_, regions);
 }
 

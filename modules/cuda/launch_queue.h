@@ -2,7 +2,8 @@
 // They run in the order in which they were added, all of them at the next Flush. One thread at a
 // time.
 //
-// Memory   kBytes of the device's: descriptors, then a place for what passes to and from the host.
+// Memory   kBytes of the device's, zeroed: descriptors, a place for what passes to and from the
+//          host, turns of products.
 // Errors   of a launch within Add: the next Flush returns it, and what was queued is forgotten.
 #pragma once
 
@@ -16,11 +17,21 @@
 
 namespace attnd {
 
+struct LayerKernel {
+  KernelKind kind;
+  ElementType element = ElementType::kFloat16;  // of products on tensor cores
+
+  LayerKernel(KernelKind of,
+              ElementType multiplied = ElementType::kFloat16)  // NOLINT: a kind is one
+      : kind(of), element(multiplied) {}
+};
+
 class LaunchQueue {
  public:
   static constexpr int64_t kDescriptorBytes = int64_t{1} << 20;
   static constexpr int64_t kStagingBytes = int64_t{4} << 20;
-  static constexpr int64_t kBytes = kDescriptorBytes + kStagingBytes;
+  static constexpr int64_t kTurns = int64_t{1} << 16;
+  static constexpr int64_t kBytes = kDescriptorBytes + kStagingBytes + kTurns * 4;
   // What one Constants or Add may take.
   static constexpr int64_t kMostConstants = kDescriptorBytes / 4;
 
@@ -29,13 +40,17 @@ class LaunchQueue {
   void SetMemory(const cuda::DevicePart& own) { own_ = own; }
 
   uint64_t staging() const { return own_.address() + kDescriptorBytes; }
+  // kTurns words for ProductDesc.turns.
+  int32_t* turns() const { return reinterpret_cast<int32_t*>(staging() + kStagingBytes); }
 
   // A place where the kernel of the next Add finds these bytes.
   const void* Constants(const void* data, int64_t bytes);
+  // Whether the device has this kernel: of operations of any element it has all.
+  bool Has(const LayerKernel& kernel) const { return RowOf(kernel) != nullptr; }
   // `desc` is the kernel's; `flops` about what it computes, or moves in bytes.
   template <class Desc>
-  void Add(KernelKind kind, const Desc& desc, int64_t blocks, double flops) {
-    AddStep(kind, &desc, sizeof(desc), blocks, flops);
+  void Add(const LayerKernel& kernel, const Desc& desc, int64_t blocks, double flops) {
+    AddStep(kernel, &desc, sizeof(desc), blocks, flops);
   }
 
   absl::Status Flush() { return FlushAnd({}); }
@@ -49,7 +64,9 @@ class LaunchQueue {
     cuda::KernelStep step;
     double flops;
   };
-  void AddStep(KernelKind kind, const void* desc, int64_t bytes, int64_t blocks, double flops);
+  const KernelRow* RowOf(const LayerKernel& kernel) const;
+  void AddStep(const LayerKernel& kernel, const void* desc, int64_t bytes, int64_t blocks,
+               double flops);
   bool HasRoomFor(int64_t bytes) const;
   absl::StatusOr<std::unique_ptr<cuda::DeviceLaunch>> Begin(int64_t constants);
   absl::Status Run(absl::Span<const Step> steps, cuda::DeviceLaunch& launch);

@@ -26,6 +26,10 @@ constexpr int kStayingBlocks = 2;
 EmulatedKernel FindKernel(const KernelRow& row) {
   const EmulatedKernel dense = FindEmulatedDenseKernel(row);
   if (dense.run != nullptr) return dense;
+  const EmulatedKernel product = row.architecture == Architecture::kSm70
+                                     ? sm70::FindEmulatedProduct(row)
+                                     : sm80::FindEmulatedProduct(row);
+  if (product.run != nullptr) return product;
   switch (row.architecture) {
     case Architecture::kSm70:
       return sm70::FindEmulatedKernel(row);

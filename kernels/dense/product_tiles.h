@@ -1,0 +1,212 @@
+// Products on tensor cores, what every architecture shares: how kProductStep of the depth of an
+// operand lies in shared memory, which part of it a thread brings, and how sums of C leave. A block
+// of 128 threads makes kProductTile × kProductTile numbers of C, each of four warps 64 × 64.
+// Errors: none.
+#pragma once
+
+#include "kernels/dense/elements.h"
+
+namespace attnd {
+
+inline constexpr int kProductThreads = 128, kProductWarpTile = 64;
+inline constexpr int kOperandBytes = kProductTile * kProductStep * 2;  // of an operand's stage
+inline constexpr int kOperandPasses = kOperandBytes / 16 / kProductThreads;
+
+// Rows of 16-byte chunks in shared memory, twisted so that eight rows' chunks of one number, and
+// eight chunks of one row, meet no bank twice.
+template <bool kByDepth>
+struct OperandLayout;
+// [kProductTile][kProductStep]: two rows a line of 128 bytes.
+template <>
+struct OperandLayout<false> {
+  static constexpr int kChunks = kProductStep / kProductChunk;
+  ATTN_HD static constexpr int Offset(int row, int chunk) {
+    return (row >> 1) * 128 + ((row & 1) * kChunks + (chunk ^ (row >> 1 & 3))) * 16;
+  }
+};
+// [kProductStep][kProductTile].
+template <>
+struct OperandLayout<true> {
+  static constexpr int kChunks = kProductTile / kProductChunk;
+  ATTN_HD static constexpr int Offset(int depth, int chunk) {
+    return depth * kChunks * 16 + (chunk ^ (depth & 7)) * 16;
+  }
+};
+
+// The chunks of an operand that a thread brings: kOperandPasses of each step, one a pass.
+template <bool kByDepth>
+class OperandChunks {
+ public:
+  using Layout = OperandLayout<kByDepth>;
+  // `first`: of C's rows (columns), of which there are `size`; `begin`: of the depth.
+  ATTN_HD OperandChunks(const void* data, int64_t stride, int first, int size, int begin,
+                        int thread) {
+    const int line = thread / Layout::kChunks, chunk = thread % Layout::kChunks;
+    const int64_t row = (kByDepth ? begin : first) + line;
+    const int64_t column = (kByDepth ? first : begin) + chunk * kProductChunk;
+    data_ = static_cast<const char*>(data) + (row * stride + column) * 2;
+    pass_bytes_ = static_cast<int>(stride) * (kLines * 2);
+    step_bytes_ = kByDepth ? stride * (kProductStep * 2) : kProductStep * 2;
+    size_left_ = size - first - (kByDepth ? chunk * kProductChunk : line);
+    depth_ = kByDepth ? line : chunk * kProductChunk;
+    place_ = Layout::Offset(line, chunk);
+  }
+  ATTN_HD const char* Pass(int n) const { return ptx::Offset(data_, n, pass_bytes_); }
+  ATTN_HD int Place(int n) const { return place_ + n * (kProductThreads * 16); }
+  // Of the rows (columns) of C.
+  ATTN_HD bool Exists(int n) const { return (kByDepth ? 0 : n * kLines) < size_left_; }
+  // Of the depth, of which `left` are left at this step's begin.
+  ATTN_HD bool IsWithin(int n, int left) const {
+    return depth_ + (kByDepth ? n * kLines : 0) < left;
+  }
+  ATTN_HD void Advance() { data_ += step_bytes_; }
+
+ private:
+  static constexpr int kLines = kProductThreads / Layout::kChunks;  // of a pass
+  const char* data_;
+  int64_t step_bytes_;
+  int pass_bytes_, size_left_, depth_, place_;
+};
+
+// Before a block adds to C, and after. By all threads.
+ATTN_HD void WaitForTurn(const ProductDesc& p, const ProductPart& part, int thread) {
+  if (part.turn == 0) return;
+  if (thread == 0) {
+    while (ptx::LoadAcquire(p.turns + part.tile) != part.turn) {
+    }
+  }
+  ptx::SyncThreads();
+}
+ATTN_HD void PassTurn(const ProductDesc& p, const ProductPart& part, int thread) {
+  if (part.turn == 0 && part.is_last) return;
+  ptx::SyncThreads();
+  if (thread == 0) ptx::StoreRelease(p.turns + part.tile, part.is_last ? 0 : part.turn + 1);
+}
+
+// Sixteen rows of a warp's numbers of C in shared memory, on their way out.
+struct ProductRows {
+  static constexpr int kRows = 16;
+  alignas(16) float sums[kRows][kProductWarpTile + 4];
+};
+
+// What a warp does with sums of C: bias, rounding, sums with what stands there. A lane has four
+// columns.
+class ProductOutput {
+ public:
+  // `place`: the warp's first row and column of C.
+  ATTN_HD ProductOutput(const ProductDesc& desc, const ProductPlace& place, int lane)
+      : lane_(lane) {
+    const ProductDesc p = desc;  // read at once
+    const int column = place.column + lane % kLanes * 4;
+    const int number_bytes = BytesOfElement(p.c_element);
+    row_bytes_ = static_cast<int>(p.c_stride) * number_bytes;
+    rows_left_ = column < p.columns ? p.rows - place.row : 0;
+    c_ = ptx::Offset(static_cast<const char*>(p.c) + int64_t{column} * number_bytes, place.row,
+                     row_bytes_);
+    element_ = p.c_element;
+    adds_ = p.result != kProductStore;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) bias_[n] = -0.0f;  // changes no sum
+    if (p.bias == nullptr || rows_left_ <= 0) return;
+    const char* bias = static_cast<const char*>(p.bias) + column * BytesOfElement(p.bias_element);
+    if (p.bias_element == kBiasFloat32) {
+      Floats::Unpack(Floats::Load(bias), bias_);
+    } else if (p.bias_element == kBiasFloat16) {
+      Halves<Float16>::Unpack(Halves<Float16>::Load(bias), bias_);
+    } else {
+      Halves<BFloat16>::Unpack(Halves<BFloat16>::Load(bias), bias_);
+    }
+  }
+
+  // What the warp's lanes have stored in `rows`: row n of it is row Rows::RowOf(group, n) of the
+  // warp's.
+  template <class Rows>
+  ATTN_HD void Store(int group, const ProductRows& rows) const {
+    ptx::SyncWarp();
+    if (element_ == kBiasFloat32) {
+      StoreAs<Rows, Floats>(group, rows);
+    } else if (element_ == kBiasFloat16) {
+      StoreAs<Rows, Halves<Float16>>(group, rows);
+    } else {
+      StoreAs<Rows, Halves<BFloat16>>(group, rows);
+    }
+    ptx::SyncWarp();
+  }
+
+ private:
+  static constexpr int kLanes = kProductWarpTile / 4;
+
+  // Four numbers as they lie in C.
+  struct Floats {
+    using Words = uint4;
+    ATTN_HD static Words Pack(float a, float b, float c, float d) {
+      return make_uint4(ptx::FloatBits(a), ptx::FloatBits(b), ptx::FloatBits(c), ptx::FloatBits(d));
+    }
+    ATTN_HD static void Unpack(Words w, float (&numbers)[4]) {
+      numbers[0] = ptx::BitsFloat(w.x), numbers[1] = ptx::BitsFloat(w.y);
+      numbers[2] = ptx::BitsFloat(w.z), numbers[3] = ptx::BitsFloat(w.w);
+    }
+    ATTN_HD static Words Load(const char* p) { return ptx::LoadGlobal128(p); }
+    ATTN_HD static void Store(char* p, Words w) { ptx::StoreGlobal128(p, w); }
+  };
+  template <class Element>
+  struct Halves {
+    using Words = uint2;
+    ATTN_HD static Words Pack(float a, float b, float c, float d) {
+      return make_uint2(Element::Pack(a, b), Element::Pack(c, d));
+    }
+    ATTN_HD static void Unpack(Words w, float (&numbers)[4]) {
+      numbers[0] = Element::Low(w.x), numbers[1] = Element::High(w.x);
+      numbers[2] = Element::Low(w.y), numbers[3] = Element::High(w.y);
+    }
+    ATTN_HD static Words Load(const char* p) { return ptx::LoadGlobal64(p); }
+    ATTN_HD static void Store(char* p, Words w) { ptx::StoreGlobal64(p, w); }
+  };
+
+  // Some rows at a time, so that what stands in them is read together.
+  template <class Rows, class Four>
+  ATTN_HD void StoreAs(int group, const ProductRows& rows) const {
+    constexpr int kTogether = 4;
+#pragma unroll 1
+    for (int n = lane_ / kLanes; n < ProductRows::kRows; n += kTogether * (32 / kLanes)) {
+      typename Four::Words old[kTogether];
+      if (adds_) {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int row = Rows::RowOf(group, n + i * (32 / kLanes));
+          if (row < rows_left_) old[i] = Four::Load(ptx::Offset(c_, row, row_bytes_));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int from = n + i * (32 / kLanes), row = Rows::RowOf(group, from);
+        float sums[4];
+        Floats::Unpack(ptx::LoadShared128(&rows.sums[from][lane_ % kLanes * 4]), sums);
+        if (row >= rows_left_) continue;
+        StoreFour<Four>(const_cast<char*>(ptx::Offset(c_, row, row_bytes_)), sums, old[i]);
+      }
+    }
+  }
+  template <class Four>
+  ATTN_HD void StoreFour(char* to, float (&sums)[4], const typename Four::Words& old) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = ptx::Add(sums[i], bias_[i]);
+    typename Four::Words words = Four::Pack(sums[0], sums[1], sums[2], sums[3]);
+    if (adds_) {
+      float stands[4];
+      Four::Unpack(words, sums);  // rounded
+      Four::Unpack(old, stands);
+      words = Four::Pack(ptx::Add(stands[0], sums[0]), ptx::Add(stands[1], sums[1]),
+                         ptx::Add(stands[2], sums[2]), ptx::Add(stands[3], sums[3]));
+    }
+    Four::Store(to, words);
+  }
+
+  const char* c_;  // of the lane's first column
+  int row_bytes_, lane_, rows_left_;
+  int32_t element_;
+  bool adds_;
+  float bias_[4];
+};
+
+}  // namespace attnd

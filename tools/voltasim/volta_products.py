@@ -1,0 +1,84 @@
+"""How fast the products of linear layers would run on a V100: ./dev volta-report --products.
+
+Runs one block of each product kernel of sm_70 in voltasim's interpreter, then simulates whole launches at the sizes
+of layers: 16,384 rows of widths d, weights of d x d, 3d and 4d. Simulated (voltasim), no V100 was used.
+"""
+import struct
+
+from voltasim.execute import Block, Memory
+from voltasim.flow import PathSpec
+from voltasim.machine import Machine
+from voltasim.model import Setup
+from voltasim.occupancy import ctas_per_sm
+from voltasim.sim import Conflicts
+from voltasim.traced import TracedPredictor
+
+ROWS, WIDTHS, TIMES = 16384, (768, 1024, 2048, 4096), (1, 3, 4)
+TILE, STEP, BLOCK_DEPTH = 128, 32, 1024     # kernels/dense/product_params.h
+STORE, ADD_BLOCKS, FLOAT32, FLOAT16 = 0, 2, 3, 1
+DENSE = 0x30                                # of LaunchParams.dense
+DESC, TENSORS = 0x1000000, 0x7000000000     # tensors read as zero
+STEPS = (16, 15)
+
+
+def product_desc(depth, sums):
+    """ProductDesc of one tile."""
+    bias = 0 if sums else TENSORS + (3 << 32)
+    tensors = struct.pack("<QQQQ", TENSORS, TENSORS + (1 << 32), bias, TENSORS + (2 << 32))
+    return tensors + struct.pack("<qqqiiiiiiQ", 4096, 4096, 4096, TILE, TILE, depth, ADD_BLOCKS if sums else STORE,
+                                 FLOAT16, FLOAT32 if sums else FLOAT16, TENSORS + (4 << 32))
+
+
+def trace(listing, warps, shared_bytes, sums, parameters):
+    """({steps: {warp: path}}, {address: bank-conflict factor})."""
+    traces, factors = {}, {}
+    for steps in STEPS:
+        memory = Memory()
+        memory.write(DESC, product_desc(steps * STEP, sums))
+        constants = {0x0: 256, 0x28: 0xFFFDC0, parameters + DENSE: DESC & 0xFFFFFFFF, parameters + DENSE + 4: DESC >> 32}
+        block = Block(listing, constants, memory, range(warps), shared_bytes)
+        traces[steps] = block.run()
+        if block.unknown:
+            raise SystemExit(f"opcodes that execute.py does not know: {sorted(block.unknown)}")
+        factors.update(block.conflict_factors())
+    return traces, factors
+
+
+def sizes(kind):
+    """(rows, columns, depth) of C = A·B: outputs of layers, their inputs' gradients, gradients of weights."""
+    for width in WIDTHS:
+        for times in TIMES:
+            if kind == "depth_depth":
+                yield times * width, width, ROWS
+            else:
+                yield (ROWS, times * width, width) if kind == "rows_rows" else (ROWS, width, times * width)
+
+
+def simulate(key, kernel, listing, shared, schedules, parameters, peak):
+    """[(rows, columns, depth, share of peak in %)] of one kernel; the steady loop's share; its bank conflicts."""
+    kind = key.split("product_")[1]
+    sums, warps = kind == "depth_depth", kernel.threads // 32
+    traces, factors = trace(listing, warps, kernel.smem_static + shared, sums, parameters)
+    ctas, _ = ctas_per_sm(kernel.regs, kernel.smem_static + shared, kernel.threads)
+    runs = []
+    for scheduler, stagger in schedules:
+        setup = Setup(listing, warps, ctas, Machine(), PathSpec(), None, Conflicts(), 0.0, scheduler, stagger, [])
+        setup.conflicts.addr = dict(factors)
+        predictor = TracedPredictor(setup, traces)
+        runs.append((predictor, predictor.rates()))
+    in_loop = runs[0][0].loop_addresses()
+    rows = []
+    for m, n, k in sizes(kind):
+        turns = k // BLOCK_DEPTH if sums else 1
+        blocks = -(-m // TILE) * -(-n // TILE) * turns
+        cycles = max(p.launch([k // turns // STEP] * blocks, rates)["cycles"] for p, rates in runs)
+        rows.append((m, n, k, 100 * 2 * m * n * k / cycles / peak))
+    return rows, round(sum(f - 1 for a, f in factors.items() if a in in_loop and f > 1.01), 2)
+
+
+def print_table(table):
+    print("Products of layers: share of peak in %, launch share, lowest of gto, lrr, stagger 500. Simulated.")
+    print(f"{'kernel':24s} {'rows':>6s} {'columns':>7s} {'depth':>6s} {'share':>6s}")
+    for key, rows in table:
+        for m, n, k, share in rows:
+            print(f"{key:24s} {m:6d} {n:7d} {k:6d} {share:6.1f}")
