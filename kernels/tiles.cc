@@ -198,7 +198,11 @@ void AddDense(std::vector<KernelRow>& rows) {
        {KernelKind::kDenseNumbers, KernelKind::kDenseNorm, KernelKind::kDenseColumnSums,
         KernelKind::kDenseRotary, KernelKind::kDenseSquares, KernelKind::kDenseStep,
         KernelKind::kDenseProduct}) {
-    rows.push_back({.kind = kind, .tile = {0, 0, 0, 1}, .reason = "layers of modules"});
+    const bool is_product = kind == KernelKind::kDenseProduct;
+    rows.push_back({.kind = kind,
+                    .tile = {0, 0, 0, is_product ? 2 : 1},
+                    .reason = "layers of modules",
+                    .spill_bytes = is_product ? 16 : 0});
   }
 }
 

@@ -17,7 +17,7 @@ struct PlainProductKernel {
   static_assert(kThreads * kOwn * kOwn == kPlainTile * kPlainTile);
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const PlainProductDesc& d = *static_cast<const PlainProductDesc*>(params.dense);
+    const PlainProductDesc d = *static_cast<const PlainProductDesc*>(params.dense);
     const ProductDesc& p = d.product;
     const int column_tiles = (p.columns + kPlainTile - 1) / kPlainTile;
     const Block block = {d, at.block / column_tiles * kPlainTile,
@@ -27,9 +27,12 @@ struct PlainProductKernel {
     do {
       const int end = p.depth - begin < step ? p.depth : begin + step;
       Sums sums = {};
+      Held held;
+      Fetch(block, begin, end, held);
       for (int k = begin; k < end; k += kPlainDepth) {
-        Fill(block, k, end, shared);
+        Put(block, held, shared);
         ptx::SyncThreads();
+        Fetch(block, k + kPlainDepth, end, held);
         Multiply(block, shared, sums);
         ptx::SyncThreads();
       }
@@ -40,8 +43,8 @@ struct PlainProductKernel {
 
  private:
   struct Block {
-    const PlainProductDesc& desc;
-    int row, column;  // of C, the first
+    const PlainProductDesc& desc;  // a copy, in registers
+    int row, column;               // of C, the first
     int thread;
     ATTN_HD int own_row() const { return thread / (kPlainTile / kOwn) * kOwn; }
     ATTN_HD int own_column() const { return thread % (kPlainTile / kOwn) * kOwn; }
@@ -58,32 +61,54 @@ struct PlainProductKernel {
     int first, size;
   };
 
-  ATTN_HD static void Fill(const Block& block, int k, int end, Shared& shared) {
+  // A thread's numbers of the next step, on their way.
+  static constexpr int kOwnOfStep = kPlainTile * kPlainDepth / kThreads;
+  struct Held {
+    float a[kOwnOfStep], b[kOwnOfStep];
+  };
+  // Neighbouring threads read neighbours in memory.
+  struct Place {
+    int row, depth;
+    ATTN_HD Place(bool by_depth, int n)
+        : row(by_depth ? n % kPlainTile : n / kPlainDepth),
+          depth(by_depth ? n / kPlainTile : n % kPlainDepth) {}
+  };
+
+  ATTN_HD static void Fetch(const Block& block, int k, int end, Held& held) {
     const PlainProductDesc& d = block.desc;
     const ProductDesc& p = d.product;
-    FillOne(block, {p.a, d.a_element, p.a_stride, d.a_by_depth != 0, block.row, p.rows}, k, end,
-            shared.a);
-    FillOne(block, {p.b, d.b_element, p.b_stride, d.b_by_depth != 0, block.column, p.columns}, k,
-            end, shared.b);
+    FetchOne(block, {p.a, d.a_element, p.a_stride, d.a_by_depth != 0, block.row, p.rows}, k, end,
+             held.a);
+    FetchOne(block, {p.b, d.b_element, p.b_stride, d.b_by_depth != 0, block.column, p.columns}, k,
+             end, held.b);
   }
-  // Neighbouring threads read neighbours in memory.
-  ATTN_HD static void FillOne(const Block& block, const Operand& from, int k, int end,
-                              float (*to)[kPitch]) {
-    for (int n = block.thread; n < kPlainTile * kPlainDepth; n += kThreads) {
-      const int place = from.by_depth ? n % kPlainTile : n / kPlainDepth;
-      const int depth = from.by_depth ? n / kPlainTile : n % kPlainDepth;
-      const int64_t row = from.first + place, at = k + depth;
-      float number = 0;
+  ATTN_HD static void FetchOne(const Block& block, const Operand& from, int k, int end,
+                               float (&held)[kOwnOfStep]) {
+#pragma unroll
+    for (int n = 0; n < kOwnOfStep; ++n) {
+      const Place place(from.by_depth, block.thread + n * kThreads);
+      const int64_t row = from.first + place.row, at = k + place.depth;
+      held[n] = 0;
       if (row < from.size && at < end) {
         const int64_t index = from.by_depth ? at * from.stride + row : row * from.stride + at;
-        number = RoundTo(block.desc.operand, LoadNumber(from.data, from.element, index));
+        held[n] = LoadNumber(from.data, from.element, index);
       }
-      ptx::StoreSharedFloat(&to[depth][place], number);
+    }
+  }
+  ATTN_HD static void Put(const Block& block, const Held& held, Shared& shared) {
+    const PlainProductDesc& d = block.desc;
+#pragma unroll
+    for (int n = 0; n < kOwnOfStep; ++n) {
+      const Place a(d.a_by_depth != 0, block.thread + n * kThreads);
+      const Place b(d.b_by_depth != 0, block.thread + n * kThreads);
+      ptx::StoreSharedFloat(&shared.a[a.depth][a.row], RoundTo(d.operand, held.a[n]));
+      ptx::StoreSharedFloat(&shared.b[b.depth][b.row], RoundTo(d.operand, held.b[n]));
     }
   }
 
   // Zeros beyond the depth change no sum but −0.
   ATTN_HD static void Multiply(const Block& block, const Shared& shared, Sums& sums) {
+#pragma unroll
     for (int k = 0; k < kPlainDepth; ++k) {
       const uint4 a = ptx::LoadShared128(&shared.a[k][block.own_row()]);
       const uint4 b = ptx::LoadShared128(&shared.b[k][block.own_column()]);
@@ -91,7 +116,9 @@ struct PlainProductKernel {
                             ptx::BitsFloat(a.w)};
       const float columns[] = {ptx::BitsFloat(b.x), ptx::BitsFloat(b.y), ptx::BitsFloat(b.z),
                                ptx::BitsFloat(b.w)};
+#pragma unroll
       for (int m = 0; m < kOwn; ++m) {
+#pragma unroll
         for (int n = 0; n < kOwn; ++n) {
           sums.of[m][n] = ptx::Fma(rows[m], columns[n], sums.of[m][n]);
         }

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "kernels/tiles.h"
 
 namespace attnd {
 namespace {
@@ -92,7 +93,7 @@ absl::StatusOr<std::unique_ptr<Nvrtc>> Nvrtc::Load(const std::string& name) {
 
 bool Nvrtc::Targets(const std::string& target) const {
   return std::any_of(architectures_.begin(), architectures_.end(),
-                     [&](int number) { return absl::StrCat("sm_", number) == target; });
+                     [&](int number) { return TargetOf(number) == target; });
 }
 
 absl::Status Nvrtc::Check(Result result, const char* call) const {

@@ -14,6 +14,7 @@ import sys
 import tempfile
 
 import volta_masks
+import volta_products
 from voltasim import cubin, report
 from voltasim.execute import Block, Memory
 from voltasim.flow import PathSpec
@@ -252,6 +253,18 @@ def simulate_masks(archive, only, nvdisasm):
     return table
 
 
+def simulate_products(archive, only, nvdisasm):
+    """Rows of volta_products for each product kernel."""
+    table = []
+    for key, fields, image in read_archive(archive):
+        if key.startswith("product_") and only in key:
+            listing, kernel, shared = read_kernel(fields, image, nvdisasm)
+            table.append((key, volta_products.simulate(key, kernel, listing, shared, SCHEDULES, PARAMETERS,
+                                                       PEAK_FLOPS_PER_CLOCK)[0]))
+            print(f"{key}: done", file=sys.stderr)
+    return table
+
+
 def print_table(rows):
     print("Simulated (voltasim), no V100 was used. Share of peak in %, lowest of gto, lrr, stagger 500; "
           f"N {LENGTH}, batch × heads {HEADS}. Error band: 10 % of time (tools/voltasim/README.md).")
@@ -276,12 +289,17 @@ def main():
     p.add_argument("--listed", action="store_true", help="also kernels of masks, per visited score: full and partial tiles")
     p.add_argument("--visits", action="store_true", help="instead: what a visit and a block of a mask's forward cost")
     p.add_argument("--masks", action="store_true", help="instead: a table by mask, against the dense kernels")
+    p.add_argument("--products", action="store_true", help="instead: products of layers, by size")
     p.add_argument("--nvdisasm", default=os.environ.get("NVDISASM", ".deps/cuda_tools/nvdisasm"))
     p.add_argument("--json", action="store_true")
     args = p.parse_args()
     if args.masks:
         table = simulate_masks(args.archive, args.only, args.nvdisasm)
         print(json.dumps(table, indent=1)) if args.json else volta_masks.print_table(table)
+        return
+    if args.products:
+        table = simulate_products(args.archive, args.only, args.nvdisasm)
+        print(json.dumps(table, indent=1)) if args.json else volta_products.print_table(table)
         return
     if args.visits:
         for key, fields, image in read_archive(args.archive):
