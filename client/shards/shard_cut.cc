@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "attention/residue_classes.h"
 #include "attention/score_rule.h"
 #include "base/round_up.h"
 
@@ -38,6 +39,15 @@ ShardRange Piece(const ShardRange& range, Cut cut, Range rows, Range keys) {
   piece.key_begin = keys.begin;
   piece.key_count = keys.end - keys.begin;
   return piece;
+}
+
+// Engines may take a strided mask by residue classes, each with tiles of its own: pieces then begin
+// where those of every class do.
+CutSteps OfClasses(const Problem& p, CutSteps steps) {
+  if (p.mask == nullptr) return steps;
+  const absl::StatusOr<ResidueClasses> classes = ResidueClassesOf(p);
+  if (!classes.ok()) return steps;
+  return {.rows = steps.rows * classes->p, .keys = steps.keys * classes->p};
 }
 
 // [begin, end) from a step's beginning on.
@@ -87,8 +97,9 @@ bool MayCut(const Problem& p, const ShardRange& range, Direction direction, Cut 
 }
 
 std::vector<ShardRange> CutShard(const Problem& p, const ShardRange& range, Cut cut, int64_t pieces,
-                                 const CutSteps& steps) {
+                                 const CutSteps& each) {
   const Sequence sequence = p.SequenceAt(range.batch_begin);
+  const CutSteps steps = OfClasses(p, each);
   std::vector<ShardRange> shards = cut == Cut::kRows ? CutRows(p, range, sequence, pieces, steps)
                                                      : CutKeys(p, range, sequence, pieces, steps);
   if (shards.empty()) shards.push_back(range);

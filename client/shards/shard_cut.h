@@ -14,8 +14,9 @@
 
 namespace attnd {
 
-// Multiples of these are where pieces begin. Every engine's tiles of rows and of keys divide them
-// (kernels/cpu/tiles.h, kernels/tiles.cc); a bool mask needs whole bytes of keys.
+// Multiples of these are where pieces begin, under a strided mask of as many times its period.
+// Every engine's tiles of rows and of keys divide them (kernels/cpu/tiles.h, kernels/tiles.cc); a
+// bool mask needs whole bytes of keys.
 struct CutSteps {
   int64_t rows = 128;
   int64_t keys = 256;  // a multiple of 8

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "attention/masks/mask_description.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "client/shards/shard_merger.h"
@@ -311,6 +312,31 @@ TEST(MergedCuts, TakeASinkThatOutweighsEveryKey) {
   Outputs got = PieceByPiece(engine, p, in, expected).Run(keys, {});
   EXPECT_TRUE(Same(got.o, expected.o));
   EXPECT_TRUE(Same(got.lse, expected.lse));
+}
+
+// Of a strided mask each residue class has tiles of its own.
+TEST(CutShard, BeginsWhereTilesOfResidueClassesDo) {
+  Problem p;
+  p.batch = p.q_heads = p.kv_heads = 1;
+  p.q_len = p.kv_len = 4096;
+  p.qk_head_dim = p.v_head_dim = 64;
+  p.window_left = p.window_right = 900;
+  const MaskExpr stride = {.op = StrideRel{3, 1}, .of = {}};
+  p.mask = *MaskDescription::Make({.pattern = {stride}, .pattern_of = {0}}, MaskCallOf(p));
+  const ShardRange whole{0, 1, 0, 1};
+  const auto rows = CutShard(p, whole, Cut::kRows, 4, {});
+  ASSERT_EQ(rows.size(), 4u);
+  const auto keys = CutShard(p, whole, Cut::kKeys, 4, {});
+  ASSERT_EQ(keys.size(), 3u);
+  for (const auto& shards : {rows, keys}) {
+    for (const ShardRange& r : shards) {
+      EXPECT_EQ(r.row_begin % (3 * CutSteps().rows), 0) << r.row_begin;
+      EXPECT_EQ(r.key_begin % (3 * CutSteps().keys), 0) << r.key_begin;
+    }
+  }
+  EXPECT_GT(rows[2].key_begin, 0);
+  p.dropout.threshold = 26;  // no engine then goes by classes
+  EXPECT_EQ(CutShard(p, whole, Cut::kRows, 4, {})[1].row_begin, 1024);
 }
 
 TEST(CutShard, SendsOnlyTheKeysThatItsRowsSee) {

@@ -28,6 +28,9 @@ std::vector<ResidueCase> Table() {
       {"window_behind_the_phase", 190, 190, And(Stride(6, 5), Leaf(RelativeWindow{2, 40}))},
       {"window_by_both", 190, 190, And(Stride(6, 5), Leaf(RelativeWindow{50, 60})),
        [](Problem& p) { p.window_left = 70, p.window_right = 20; }},
+      {"window_by_both_in_shards_of_rows", 430, 430,
+       And(Stride(3, 2), Leaf(RelativeWindow{50, 60})),
+       [](Problem& p) { p.window_left = 70, p.window_right = 20; }},
       {"dilated", 260, 260, Leaf(Dilated{4, 16, 16})},
       {"dilated_to_one_side", 260, 260, Leaf(Dilated{3, -1, 5})},
       {"key_lengths", 130, 170, Stride(4, 1),
@@ -69,7 +72,8 @@ std::vector<ResidueCase> Table() {
 std::vector<ConformanceCase> Cases() {
   std::vector<ConformanceCase> cases;
   for (const ResidueCase& named : Table()) {
-    for (ElementType element : {ElementType::kFloat32, ElementType::kFloat16}) {
+    for (ElementType element :
+         {ElementType::kFloat32, ElementType::kFloat16, ElementType::kBFloat16}) {
       cases.push_back(named.Of(element));
     }
   }
@@ -85,7 +89,7 @@ TEST(CpuResidue, ConformsWhereverItIsForced) {
   std::unique_ptr<Backend> engine =
       MakeCpuBackend({.threads = 3, .mask_kernel = CpuMaskKernel::kResidue});
   const std::vector<ConformanceCase> cases = Cases();
-  EXPECT_GT(cases.size(), 2 * Table().size() + 15) << "the table's own strides count too";
+  EXPECT_GT(cases.size(), 3 * Table().size() + 15) << "the table's own strides count too";
   for (const ConformanceCase& test_case : cases) {
     const CaseReport report = CheckCase(*engine, test_case, {});
     EXPECT_EQ(report.unsupported, 0) << test_case.name;

@@ -42,6 +42,7 @@ struct ResidueCase {
   int64_t q_len, kv_len;
   MaskExpr mask;
   std::function<void(Problem&)> set = [](Problem&) {};
+  bool is_whole = false;  // in every table, with all that the conformance suite checks of a case
 
   ConformanceCase Of(ElementType element) const {
     Problem p = Sized(q_len, kv_len);
