@@ -98,10 +98,11 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
       }
     }
   }
-  const Tile rows_only = {64, 0, head_dim, 1};
+  const Tile rows_only = {64, 0, head_dim, 2};
   for (bool ordered : {true, false}) {
     rows.push_back({.kind = KernelKind::kQueryGradient,
                     .head_dim = head_dim,
+                    .stays = true,
                     .ordered = ordered,
                     .tile = rows_only,
                     .reason = "after backward: dQ in its rows"});
@@ -167,8 +168,11 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
 // What every architecture needs around its forward and backward, of rows of `element`.
 void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta}) {
-    rows.push_back(
-        {.kind = kind, .element = element, .tile = {64, 0, 0, 4}, .reason = "ahead of backward"});
+    rows.push_back({.kind = kind,
+                    .element = element,
+                    .stays = true,
+                    .tile = {64, 0, 0, 4},
+                    .reason = "ahead of backward"});
   }
   rows.push_back({.kind = KernelKind::kBiasGradient,
                   .element = element,
@@ -287,9 +291,11 @@ void AddSm80(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
     rows.push_back({.kind = KernelKind::kQueryGradient,
                     .element = element,
                     .head_dim = head_dim,
+                    .stays = true,
                     .ordered = ordered,
-                    .tile = {64, 0, head_dim, head_dim > 128 ? 1 : 2},
-                    .reason = "after backward: dQ in its rows"});
+                    .tile = {64, 0, head_dim, 2},
+                    .reason = "after backward: dQ in its rows",
+                    .spill_bytes = head_dim > 128 ? 96 : 0});  // 64 sums on a lane
   }
 }
 
@@ -332,7 +338,7 @@ void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>
                        .rests_by_row = true,
                        .tile = {64, 128, head_dim, 1},
                        .reason = ScoresReason(scores, dropout),
-                       .spill_bytes = dropout ? 704 : 256};
+                       .spill_bytes = dropout ? 480 : 256};
       rows.push_back(row);
       if (scores.listed) continue;  // too little to gain
       row.ordered = false;

@@ -72,7 +72,7 @@ struct KernelRow {
   bool listed = false;   // else: a positive scale with a mask, or without
   bool small = false;    // of listed ones: a block has 32 rows and lists of its own
   bool dropout = false;
-  bool stays = false;   // its blocks take tile after tile
+  bool stays = false;   // its blocks, tile.blocks_per_sm each SM, take many tiles
   int maps = 0;         // tensor maps (MapOf) that it loads by
   bool ordered = true;  // backward: the same bits of dQ every time, in whatever order blocks run
   bool rests_by_row = false;  // of dQ's second integers (NeedsDqRest): only rows that need them

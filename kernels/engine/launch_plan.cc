@@ -308,7 +308,7 @@ std::vector<KernelStep> LaunchPlan::Slice(uint64_t arena_address, int slice, int
     }
     if (begin == end) continue;
     steps.push_back(StepOf(arena_address, kernel.row, kernel.tiles, begin, end));
-    if (kernel.row.stays) {
+    if (kernel.row.stays && !kernel.work.empty()) {
       LaunchParams& params = steps.back().params;
       params.taken = reinterpret_cast<uint32_t*>(arena_address + taken_offset);
       params.taken_before = static_cast<uint32_t>(begin);

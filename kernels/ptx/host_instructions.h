@@ -109,7 +109,9 @@ inline float Log2(float x) { return std::log2(x); }
 inline float Reciprocal(float x) { return 1 / x; }
 inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float Max(float a, float b) { return std::fmax(a, b); }
+inline uint64_t MultiplyWide(uint32_t a, uint32_t b) { return uint64_t{a} * b; }
 inline int Keep(int value) { return value; }
+inline uint32_t Keep(uint32_t value) { return value; }
 inline const char* Offset(const void* base, int count, int bytes) {
   return static_cast<const char*>(base) + int64_t{count} * bytes;
 }

@@ -85,9 +85,19 @@ ATTN_PTX const char* Offset(const void* base, int count, int bytes) {
   asm("mad.wide.s32 %0,%1,%2,%3;" : "=l"(p) : "r"(count), "r"(bytes), "l"(base));
   return p;
 }
+// All 64 bits, in one instruction.
+ATTN_PTX uint64_t MultiplyWide(uint32_t a, uint32_t b) {
+  uint64_t y;
+  asm("mul.wide.u32 %0,%1,%2;" : "=l"(y) : "r"(a), "r"(b));
+  return y;
+}
 // Makes `value` opaque here: the compiler keeps it in a register instead of working it out again
 // wherever it is used.
 ATTN_PTX int Keep(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+ATTN_PTX uint32_t Keep(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
 }

@@ -1,12 +1,13 @@
 // What backward needs before and after its one large kernel: bounds, and what belongs to a row
 // (delta, stabiliser, factor of dQ); query_gradient.h puts dQ's sums into place. Small kernels,
-// bound by memory; 64 rows a block. Errors: none.
+// bound by memory; a block has a share of the tiles, 64 rows each. Errors: none.
 #pragma once
 
 #include "kernels/rules/gradient_scale.h"
 #include "kernels/rules/half_element.h"
 #include "kernels/rules/non_finite_rows.h"
 #include "kernels/rules/online_softmax.h"
+#include "kernels/rules/row_math.h"
 
 namespace attnd {
 
@@ -76,105 +77,39 @@ ATTN_HD uint32_t* DqNonFinite(const ProblemDesc& p, int batch, int head, int row
          int64_t{row} * (kHeadDim / 32);
 }
 
-// Sums and maxima over rows that four lanes share, or over numbers that are finite.
-template <class Element>
-struct RowMath {
-  ATTN_HD static float Max(uint4 x) {
-    return ptx::Max(ptx::Max(Larger(x.x), Larger(x.y)), ptx::Max(Larger(x.z), Larger(x.w)));
-  }
-  ATTN_HD static float FiniteMax(uint4 chunk) { return Max(FiniteHalves<Element>(chunk)); }
-  ATTN_HD static float Norm(uint4 chunk) { return Dot(chunk, chunk); }
-  ATTN_HD static float FiniteNorm(uint4 chunk) { return Norm(FiniteHalves<Element>(chunk)); }
-  ATTN_HD static float SumOfQuad(float x) {
-    x += ptx::ShuffleXor(x, 1);
-    return x + ptx::ShuffleXor(x, 2);
-  }
-  // Of the warp.
-  ATTN_HD static uint32_t MaxBits(float value) {
-    for (int mask = 1; mask < 32; mask <<= 1) value = ptx::Max(value, ptx::ShuffleXor(value, mask));
-    return ptx::FloatBits(value);
-  }
-  ATTN_HD static float Dot(uint4 a, uint4 b) {
-    return Dot(a.x, b.x) + Dot(a.y, b.y) + (Dot(a.z, b.z) + Dot(a.w, b.w));
-  }
-
- private:
-  ATTN_HD static float Larger(uint32_t word) {
-    word &= Element::kMagnitude;
-    return ptx::Max(Element::Low(word), Element::High(word));
-  }
-  ATTN_HD static float Dot(uint32_t a, uint32_t b) {
-    return ptx::Fma(Element::Low(a), Element::Low(b), Element::High(a) * Element::High(b));
-  }
-};
-
-// Widens bounds of a KV head, one atomic operation a block: kCount of them from `first` on, each
-// the largest of a block's eight warps.
-template <int kCount>
-struct BlockBounds {
-  uint32_t of_warps[kCount][8];
-
-  ATTN_HD void Put(int n, uint32_t bits, int thread) {
-    if ((thread & 31) == 0) ptx::StoreShared32(&of_warps[n][thread >> 5], bits);
-  }
-  // By all threads.
-  ATTN_HD void Widen(uint32_t* first, int thread) const {
-    ptx::SyncThreads();
-    if (thread >= kCount) return;
-    uint32_t largest = 0;
-#pragma unroll
-    for (int warp = 0; warp < 8; ++warp) {
-      const uint32_t bits = ptx::LoadShared32(&of_warps[thread][warp]);
-      if (bits > largest) largest = bits;
-    }
-    if (largest != 0) ptx::ReduceMax(first + thread, largest);
-  }
-};
-
-// A lane's quarter of two rows, so many chunks each, several loads at a time:
-// use(chunk of a, of b), zeros beyond the end.
-template <class Use>
-ATTN_HD void ForQuarters(const char* a, int a_chunks, const char* b, int b_chunks, int thread,
-                         const Use& use) {
-  constexpr int kAhead = 2;
-#pragma unroll 1
-  for (int first = thread & 3; first < a_chunks || first < b_chunks; first += 4 * kAhead) {
-    uint4 of_a[kAhead], of_b[kAhead];
-#pragma unroll
-    for (int n = 0; n < kAhead; ++n) {
-      const int c = first + 4 * n;
-      of_a[n] = of_b[n] = make_uint4(0, 0, 0, 0);
-      ptx::LoadConstant128If(of_a[n], a + c * 16, c < a_chunks);
-      ptx::LoadConstant128If(of_b[n], b + c * 16, c < b_chunks);
-    }
-#pragma unroll
-    for (int n = 0; n < kAhead; ++n) use(of_a[n], of_b[n]);
-  }
-}
-
-// max‖V‖ and max|K| of the keys that some row sees. The blocks of a KV head's query heads share its
+// max‖V‖ and max|K| of the keys that some row sees. The tiles of a KV head's query heads share its
 // keys: 64 at a time, four lanes a key.
 template <class Element>
 struct KeyBoundsKernel {
   using RowMath = attnd::RowMath<Element>;
   static constexpr int kThreads = 256;
-  using Shared = BlockBounds<2>;
+  using Bounds = BlockBounds<kValueBound, 2>;
+  using Shared = typename Bounds::Shared;
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const TileWork& tile = params.tiles[at.block];
+    Bounds bounds(at.thread, shared);
+    const Range tiles = TilesOf(params, at);
+#pragma unroll 1
+    for (int n = tiles.begin; n < tiles.end; ++n) Widen(params, params.tiles[n], at.thread, bounds);
+    bounds.Close();
+  }
+
+ private:
+  ATTN_HD static void Widen(const LaunchParams& params, const TileWork& tile, int thread,
+                            Bounds& bounds) {
     const ProblemDesc& p = params.problems[tile.problem];
     const SequenceDesc& s = p.sequences[tile.batch];
     const int kv_head = tile.head / p.group, blocks = static_cast<int>(DqBlocks(s.q_len));
     const int share = (tile.head - kv_head * p.group) * blocks + tile.tile;
-    float value_norm = 0, largest_key = 0;
+    bounds.Open(GradientBounds(p, tile.batch, kv_head));
     for (int first = share * kDqBlockRows; first < s.kv_len;
          first += p.group * blocks * kDqBlockRows) {
-      const int key = first + (at.thread >> 2);
+      const int key = first + (thread >> 2);
       float norm = 0, largest = 0;
       if (key < s.kv_len && IsSeen(p, s, tile.batch, kv_head, key)) {
         const int64_t at_key = int64_t{s.kv_begin} + key;
         ForQuarters(RowOf(p.v, s.batch, kv_head, at_key), p.v_chunks,
-                    RowOf(p.k, s.batch, kv_head, at_key), p.qk_chunks, at.thread,
+                    RowOf(p.k, s.batch, kv_head, at_key), p.qk_chunks, thread,
                     [&](uint4 of_v, uint4 of_k) {
                       norm += RowMath::Norm(of_v);
                       largest = ptx::Max(largest, RowMath::Max(of_k));
@@ -182,23 +117,17 @@ struct KeyBoundsKernel {
         if (!(norm < Infinity()) || !(largest < Infinity())) {  // once more, of what is finite
           norm = largest = 0;
           ForQuarters(RowOf(p.v, s.batch, kv_head, at_key), p.v_chunks,
-                      RowOf(p.k, s.batch, kv_head, at_key), p.qk_chunks, at.thread,
+                      RowOf(p.k, s.batch, kv_head, at_key), p.qk_chunks, thread,
                       [&](uint4 of_v, uint4 of_k) {
                         norm += RowMath::FiniteNorm(of_v);
                         largest = ptx::Max(largest, RowMath::FiniteMax(of_k));
                       });
         }
       }
-      value_norm = ptx::Max(value_norm, RowMath::SumOfQuad(norm));
-      largest_key = ptx::Max(largest_key, largest);
+      bounds.Widen(kValueBound, RowMath::SumOfQuad(norm));
+      bounds.Widen(kKeyBound, largest);
     }
-    shared.Put(0, RowMath::MaxBits(value_norm), at.thread);
-    shared.Put(1, RowMath::MaxBits(largest_key), at.thread);
-    static_assert(kKeyBound == kValueBound + 1);
-    shared.Widen(GradientBounds(p, tile.batch, kv_head) + kValueBound, at.thread);
   }
-
- private:
   // By some row of a query head that shares the key. A bias of −infinity hides nothing here.
   ATTN_HD static bool IsSeen(const ProblemDesc& p, const SequenceDesc& s, int batch, int kv_head,
                              int key) {
@@ -219,67 +148,80 @@ template <class Element, class Rounding>
 struct DeltaKernel {
   using RowMath = attnd::RowMath<Element>;
   static constexpr int kThreads = 256;
+  using Bounds = BlockBounds<kOutputGradientBound, 3>;
   struct Shared {
-    BlockBounds<3> bounds;
+    typename Bounds::Shared bounds;
     uint32_t has_rests[8];  // of each warp's rows
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const TileWork& tile = params.tiles[at.block];
+    Bounds bounds(at.thread, shared.bounds);
+    const Range tiles = TilesOf(params, at);
+#pragma unroll 1
+    for (int n = tiles.begin; n < tiles.end; ++n) {
+      RunTile(params, params.tiles[n], at.thread, bounds, shared);
+    }
+    bounds.Close();
+  }
+
+ private:
+  ATTN_HD static void RunTile(const LaunchParams& params, const TileWork& tile, int thread,
+                              Bounds& bounds, Shared& shared) {
     const ProblemDesc& p = params.problems[tile.problem];
     const SequenceDesc& s = p.sequences[tile.batch];
-    const int row = tile.tile * kDqBlockRows + (at.thread >> 2);
+    uint32_t* of_head = GradientBounds(p, tile.batch, tile.head / p.group);
+    bounds.Open(of_head);
+    const int row = tile.tile * kDqBlockRows + (thread >> 2);
     const bool exists = row < s.q_len;
     const int64_t at_row = int64_t{s.q_begin} + (exists ? row : 0);
     const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + at_row;
     const int chunks = exists ? p.v_chunks : 0;
-    const float lse = exists ? ptx::LoadConstantFloat(p.lse + index) : 0;
+    // Under way before the rows, which are waited for.
+    float lse = 0, d_lse = 0;
+    ptx::LoadConstantFloatIf(lse, p.lse + index, exists);
+    ptx::LoadConstantFloatIf(d_lse, p.d_lse + index, p.d_lse != nullptr);
     float sum = 0, norm = 0, norm_of_o = 0;
     const char* o = RowOf(p.o, s.batch, tile.head, at_row);
     const char* d_o = RowOf(p.d_o, s.batch, tile.head, at_row);
-    ForQuarters(o, chunks, d_o, chunks, at.thread, [&](uint4 of_o, uint4 of_d_o) {
+    ForQuarters(o, chunks, d_o, chunks, thread, [&](uint4 of_o, uint4 of_d_o) {
       sum += RowMath::Dot(of_o, of_d_o);
       norm += RowMath::Norm(of_d_o);
       norm_of_o += RowMath::Norm(of_o);
     });
     if (!(norm < Infinity())) {  // once more, of what is finite
       norm = 0;
-      ForQuarters(o, 0, d_o, chunks, at.thread,
+      ForQuarters(o, 0, d_o, chunks, thread,
                   [&](uint4, uint4 of_d_o) { norm += RowMath::FiniteNorm(of_d_o); });
     }
     sum = RowMath::SumOfQuad(sum);
-    if (p.d_lse != nullptr) sum -= ptx::LoadConstantFloat(p.d_lse + index);
+    if (p.d_lse != nullptr) sum -= d_lse;
     norm = RowMath::SumOfQuad(norm);
-    uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
     norm_of_o = RowMath::SumOfQuad(norm_of_o);
     const bool has_rest = p.dq_rests_by_row && exists && lse != -Infinity() &&
-                          FixedPoint::NeedsRest(p, bounds, norm_of_o);
-    if (exists && (at.thread & 3) == 0) {
+                          FixedPoint::NeedsRest(p, of_head, norm_of_o);
+    if (exists && (thread & 3) == 0) {
       ptx::StoreGlobalFloat(p.delta + index, sum);
-      const float factor = FixedPoint::OfRow(p, bounds, SquareRoot(norm), sum);
+      const float factor = FixedPoint::OfRow(p, of_head, SquareRoot(norm), sum);
       ptx::StoreGlobalFloat(p.dq_factor + index, has_rest ? -factor : factor);
       ptx::StoreGlobalFloat(p.stabilizer + index, StabilizerOf(lse));
     }
     const float size = sum < 0 ? -sum : sum;
     bool non_finite = exists && (lse != lse || !(size < Infinity()));
     if (exists && MayHideInfinities(p, lse)) {
-      non_finite |= !IsFinite(RowOf(p.q, s.batch, tile.head, at_row), p.qk_chunks, at.thread);
+      non_finite |= !IsFinite(RowOf(p.q, s.batch, tile.head, at_row), p.qk_chunks, thread);
     }
-    BlockBounds<3>& own = shared.bounds;
-    own.Put(kOutputGradientBound, RowMath::MaxBits(norm), at.thread);
-    own.Put(kDeltaBound, RowMath::MaxBits(exists && size < Infinity() ? size : 0), at.thread);
-    own.Put(kNonFiniteRows, ptx::VoteAny(non_finite), at.thread);
-    const bool warp_has_rests = ptx::VoteAny(has_rest);
-    if ((at.thread & 31) == 0)
-      ptx::StoreShared32(&shared.has_rests[at.thread >> 5], warp_has_rests);
-    own.Widen(bounds, at.thread);
-    if (p.dq_rests_by_row) ClearRests(p, tile, at.thread, shared);
+    bounds.Widen(kOutputGradientBound, norm);
+    bounds.Widen(kDeltaBound, exists && size < Infinity() ? size : 0);
+    bounds.Widen(kNonFiniteRows, non_finite ? 1.0f : 0.0f);
+    if (p.dq_rests_by_row) ClearRests(p, tile, thread, has_rest, shared);
   }
-
- private:
-  // By all threads, after `has_rests` was written and they have met.
+  // By all threads.
   ATTN_HD static void ClearRests(const ProblemDesc& p, const TileWork& tile, int thread,
-                                 const Shared& shared) {
+                                 bool has_rest, Shared& shared) {
+    const bool warp_has_rests = ptx::VoteAny(has_rest);
+    ptx::SyncThreads();  // the tile before is done
+    if ((thread & 31) == 0) ptx::StoreShared32(&shared.has_rests[thread >> 5], warp_has_rests);
+    ptx::SyncThreads();
     uint32_t any = 0;
 #pragma unroll
     for (int warp = 0; warp < 8; ++warp) any |= ptx::LoadShared32(&shared.has_rests[warp]);

@@ -58,6 +58,61 @@ class DropoutColumn {
  private:
   uint32_t first_, second_, third_[3], key_lo_, key_hi_;
 };
+// The same for whole blocks of rows and columns, with few registers: after three rounds what a
+// row's place gave meets what a column gave for the first time, so a call costs eight wide
+// multiplications.
+class DropoutPlane {
+ public:
+  struct alignas(16) Row {
+    uint32_t high, low, first;
+  };
+  struct Column {
+    uint32_t high, low, first;
+  };
+  ATTN_HD explicit DropoutPlane(const DropoutStream& stream)
+      : key_lo_(stream.key_lo), key_hi_(stream.key_hi) {
+    start_ = PhiloxRound({{stream.offset_lo, 0, stream.head_index, 0}}, key_lo_, key_hi_);
+  }
+  ATTN_HD Row RowOf(uint32_t row_block, uint32_t lane) const {
+    const uint64_t first =
+        ptx::MultiplyWide(start_.word[0] ^ (row_block * 32 + lane), kPhiloxMultiplier[0]);
+    const uint64_t second = ptx::MultiplyWide(
+        High(first) ^ start_.word[3] ^ (key_hi_ + kPhiloxKeyStep[1]), kPhiloxMultiplier[1]);
+    return {High(second), Low(second), Low(first)};
+  }
+  ATTN_HD Column ColumnOf(uint32_t column_block) const {
+    const uint64_t first =
+        ptx::MultiplyWide(start_.word[2] ^ column_block, kPhiloxMultiplier[1]);
+    const uint64_t second = ptx::MultiplyWide(
+        High(first) ^ start_.word[1] ^ (key_lo_ + kPhiloxKeyStep[0]), kPhiloxMultiplier[0]);
+    return {High(second) ^ (key_hi_ + 2 * kPhiloxKeyStep[1]), Low(second),
+            Low(first) ^ (key_lo_ + 2 * kPhiloxKeyStep[0])};
+  }
+  ATTN_HD PhiloxBlock Bytes(const Row& row, const Column& column) const {
+    PhiloxBlock block = {{row.high ^ column.first, row.low, column.high ^ row.first, column.low}};
+    // Made anew each time: there are no registers to keep all keys in.
+    uint32_t key_lo = ptx::Keep(key_lo_), key_hi = ptx::Keep(key_hi_);
+    key_lo += 2 * kPhiloxKeyStep[0];
+    key_hi += 2 * kPhiloxKeyStep[1];
+#pragma unroll
+    for (int round = 3; round < 7; ++round) {
+      key_lo += kPhiloxKeyStep[0];
+      key_hi += kPhiloxKeyStep[1];
+      const uint64_t first = ptx::MultiplyWide(block.word[0], kPhiloxMultiplier[0]);
+      const uint64_t second = ptx::MultiplyWide(block.word[2], kPhiloxMultiplier[1]);
+      block = {{High(second) ^ block.word[1] ^ key_lo, Low(second),
+                High(first) ^ block.word[3] ^ key_hi, Low(first)}};
+    }
+    return block;
+  }
+
+ private:
+  ATTN_HD static uint32_t High(uint64_t x) { return static_cast<uint32_t>(x >> 32); }
+  ATTN_HD static uint32_t Low(uint64_t x) { return static_cast<uint32_t>(x); }
+
+  uint32_t key_lo_, key_hi_;
+  PhiloxBlock start_;  // after a round, but for rows and columns
+};
 ATTN_HD bool IsDropped(const ScoreContext& at, int row, int key) {
   return DropoutByte(DropoutStreamOf(at), row, key) < at.problem.dropout_threshold;
 }

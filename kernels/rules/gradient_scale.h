@@ -16,8 +16,8 @@
 
 namespace attnd {
 
-// Bits of floats ≥ 0: max‖dO‖², max|delta|; 1 where rows are not finite (non_finite_rows.h); bits
-// of max‖V‖², max|K|.
+// Bits of floats ≥ 0: max‖dO‖², max|delta|; not 0 where rows are not finite (non_finite_rows.h);
+// max‖V‖², max|K|.
 enum GradientBound { kOutputGradientBound, kDeltaBound, kNonFiniteRows, kValueBound, kKeyBound };
 
 ATTN_HD uint32_t* GradientBounds(const ProblemDesc& p, int batch, int kv_head) {

@@ -3,10 +3,9 @@
 // host, read by every architecture's kernels and by the emulator. Device pointers on a device, host
 // pointers in the emulator.
 //
-// Launch     grid.x = tile_count, block b works on tiles[b]; or fewer blocks, each of which takes
-// the
-//            next tile until there is none. A tile's result depends on its problem alone. Longest
-//            tiles first (any order is right).
+// Launch     grid.x = tile_count, block b works on tiles[b]; or fewer blocks, which have equal
+//            shares of them, or of which each takes the next tile until there is none. A tile's
+//            result depends on its problem alone. Longest tiles first (any order is right).
 // Rows       of Q, K, V, O and their gradients start 16-byte aligned and hold whole 16-byte chunks
 //            (8 float16, 4 float32): where rows are not whole the host pads copies with zeros.
 // Errors     none here: the host has refused what a kernel cannot do.
@@ -201,7 +200,7 @@ struct LaunchParams {
   const ProblemDesc* problems;
   const TileWork* tiles;
   int32_t tile_count;
-  // Of kernels whose blocks stay for many tiles: one word that began as zero, and how many tiles
+  // Of kernels whose blocks take tile after tile: one word that began as zero, and how many tiles
   // earlier launches of it took. A launch of n tiles adds n.
   uint32_t* taken;
   uint32_t taken_before;

@@ -1,6 +1,6 @@
 // After backward's large kernel: dQ's sums, which lie in the order of its lanes, into rows of the
-// call's element type, and NaN where rows are not finite. 64 rows a block, bound by memory. Errors:
-// none.
+// call's element type, and NaN where rows are not finite. A block takes tile after tile of 64 rows;
+// bound by memory. Errors: none.
 #pragma once
 
 #include "kernels/rules/backward_passes.h"
@@ -18,6 +18,7 @@ struct DqKernel {
   static constexpr int kWords = Element::kBytes / 2;          // of two numbers
   static constexpr int kChunkColumns = 16 / Element::kBytes;  // of 16 bytes
   static constexpr int kChunks = kColumns / kChunkColumns;
+  static constexpr int kLaneWords = Dq::kSums / 2 * kWords;
   struct Shared {
     // Rows start in different banks.
     alignas(16) uint32_t rows[kDqBlockRows][kColumns / 2 * kWords + 4];
@@ -26,52 +27,80 @@ struct DqKernel {
     uint32_t has_rests[kDqBlockRows / 32];  // whether 32 of the rows have second integers
   };
 
+  // A block's tiles are a step apart, the last ones first: of those the L2 still has the sums.
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    const TileWork& tile = params.tiles[at.block];
-    const ProblemDesc& p = params.problems[tile.problem];
-    const SequenceDesc& s = p.sequences[tile.batch];
     const int lane = at.thread & 31, warp = at.thread >> 5;
-    const int rows = MinInt(s.q_len - tile.tile * kDqBlockRows, kDqBlockRows);
-    const float* from = p.dq_sums + (int64_t{tile.batch} * p.q_heads + tile.head) * p.dq_head +
-                        int64_t{tile.tile} * Dq::kBlockFloats + warp * Dq::kSums * 32 + lane;
+    const TileWork* tile = params.tiles + (params.tile_count - 1 - at.block);
     float sums[Dq::kSums];
-    Load(from, sums);  // on their way while the rest is looked up
-    const Head head(p, s, tile);
-    if (at.thread < kDqBlockRows) {
-      const float factor = at.thread < rows ? head.FactorOf(at.thread) : 1;
-      ptx::StoreShared32(&shared.exponents[at.thread],
+    Load(SumsOf(params, *tile, warp, lane), sums);
+#pragma unroll 1
+    while (tile != nullptr) {
+      const TileWork* next = tile - params.tiles >= at.blocks ? tile - at.blocks : nullptr;
+      RunTile(params, *tile, next, at.thread, sums, shared);
+      tile = next;
+    }
+  }
+
+ private:
+  // This lane's first sum of a tile.
+  ATTN_HD static const float* SumsOf(const LaunchParams& params, const TileWork& tile, int warp,
+                                     int lane) {
+    const ProblemDesc& p = params.problems[tile.problem];
+    return p.dq_sums + (int64_t{tile.batch} * p.q_heads + tile.head) * p.dq_head +
+           int64_t{tile.tile} * Dq::kBlockFloats + warp * Dq::kSums * 32 + lane;
+  }
+  // `sums`: the tile's first part on entry, and on exit that of `next`, which is under way while
+  // this one is written.
+  ATTN_HD static void RunTile(const LaunchParams& params, const TileWork& tile,
+                              const TileWork* next, int thread, float (&sums)[Dq::kSums],
+                              Shared& shared) {
+    const int lane = thread & 31, warp = thread >> 5;
+    const Head head(params, tile);
+    const TileWork after = next == nullptr ? tile : *next;
+    const int rows = MinInt(head.s.q_len - tile.tile * kDqBlockRows, kDqBlockRows);
+    if (thread < kDqBlockRows) {
+      const float factor = thread < rows ? head.FactorOf(thread) : 1;
+      ptx::StoreShared32(&shared.exponents[thread],
                          static_cast<uint32_t>(head.SumExponent(factor)));
-      const bool has_rests = ptx::VoteAny(p.dq_rest != 0 && (!p.dq_rests_by_row || factor < 0));
+      const bool has_rests =
+          ptx::VoteAny(head.p.dq_rest != 0 && (!head.p.dq_rests_by_row || factor < 0));
       if (lane == 0) ptx::StoreShared32(&shared.has_rests[warp], has_rests);
     }
-    const bool marked = ptx::VoteAny(DqSums::kFixedPoint && head.MeetsMarks(at.thread));
+    const bool marked = ptx::VoteAny(DqSums::kFixedPoint && head.MeetsMarks(thread));
     if (lane == 0) ptx::StoreShared32(&shared.marked[warp], marked);
     ptx::SyncThreads();
     const bool has_rests =
         (ptx::LoadShared32(&shared.has_rests[0]) | ptx::LoadShared32(&shared.has_rests[1])) != 0;
+    const bool is_any_marked = AreAnyMarked(shared);
+    const float* const from = SumsOf(params, tile, warp, lane);
 #pragma unroll 1
     for (int part = 0; part < Dq::kParts; ++part) {
-      if (part > 0) Load(from + part * Dq::kFloats, sums);
       ToFloats(head, has_rests, from + part * Dq::kFloats, sums);
-      PutPart(head, part * Dq::kOut, warp, lane, sums, shared);
+      uint32_t words[kLaneWords];
+      Pack(head, warp, lane, sums, shared, words);
+      if (part + 1 < Dq::kParts) {
+        Load(from + (part + 1) * Dq::kFloats, sums);
+      } else if (next != nullptr) {
+        Load(SumsOf(params, after, warp, lane), sums);
+      }
+      Put(part * Dq::kOut, warp, lane, words, shared);
     }
     ptx::SyncThreads();
-    for (int n = at.thread; n < rows * kChunks; n += kThreads) {
-      WriteChunk(head, n / kChunks, n % kChunks, shared);
+    for (int n = thread; n < rows * kChunks; n += kThreads) {
+      WriteChunk(head, n / kChunks, n % kChunks, is_any_marked, shared);
     }
-    RestoreRows(p, s, tile, warp, lane);
+    RestoreRows(head.p, head.s, tile, warp, lane);
   }
 
- private:
-  // What all rows of the block share, looked up once.
+  // What all rows of a tile share, looked up once.
   struct Head {
     const ProblemDesc& p;
     const SequenceDesc& s;
     const TileWork& tile;
     int gain, key_exponent, rest_bits;
-    ATTN_HD Head(const ProblemDesc& problem, const SequenceDesc& sequence, const TileWork& of)
-        : p(problem),
-          s(sequence),
+    ATTN_HD Head(const LaunchParams& params, const TileWork& of)
+        : p(params.problems[of.problem]),
+          s(p.sequences[of.batch]),
           tile(of),
           gain(GradientExponent(p, of.batch, of.head / p.group, Rounding::kMargin)),
           key_exponent(FixedPoint::KeyExponent(p, GradientBounds(p, of.batch, of.head / p.group))),
@@ -127,10 +156,9 @@ struct DqKernel {
       }
     }
   }
-  // A lane's sums of the columns from `first` on.
-  ATTN_HD static void PutPart(const Head& head, int first, int warp, int lane,
-                              const float (&sums)[Dq::kSums], Shared& shared) {
-    uint32_t words[Dq::kSums / 2 * kWords];
+  // A lane's sums as numbers of dQ.
+  ATTN_HD static void Pack(const Head& head, int warp, int lane, const float (&sums)[Dq::kSums],
+                           const Shared& shared, uint32_t (&words)[kLaneWords]) {
 #pragma unroll
     for (int n = 0; n < Dq::kSums; n += 2) {
       const auto exponent =
@@ -145,6 +173,10 @@ struct DqKernel {
         words[n / 2] = writer.Pack(sums[n], sums[n + 1]);
       }
     }
+  }
+  // Into the columns from `first` on.
+  ATTN_HD static void Put(int first, int warp, int lane, const uint32_t (&words)[kLaneWords],
+                          Shared& shared) {
 #pragma unroll
     for (int n = 0; n < Dq::kSums; n += 2) {
       const int column = first + Dq::Column(n, warp, lane);
@@ -155,12 +187,13 @@ struct DqKernel {
       }
     }
   }
-  ATTN_HD static void WriteChunk(const Head& head, int row, int chunk, const Shared& shared) {
+  ATTN_HD static void WriteChunk(const Head& head, int row, int chunk, bool is_any_marked,
+                                 const Shared& shared) {
     const ProblemDesc& p = head.p;
     if (chunk >= p.qk_chunks) return;
     const int own_row = head.tile.tile * kDqBlockRows + row;
     uint4 words = ptx::LoadShared128(&shared.rows[row][chunk * 4]);
-    if (AreAnyMarked(shared)) {
+    if (is_any_marked) {
       const int column = chunk * kChunkColumns;
       const uint32_t marks = head.MarksOf(own_row, column / 32) >> (column % 32);
       constexpr int kStep = 2 / kWords;  // numbers of a word

@@ -17,7 +17,9 @@ template <class Kernel, int kBlocksPerSm>
 __global__ void __launch_bounds__(Kernel::kThreads, kBlocksPerSm)
     Entry(const __grid_constant__ LaunchParams params) {
   extern __shared__ __align__(128) unsigned char shared[];
-  Kernel::Run(params, ThreadIndex{static_cast<int>(threadIdx.x), static_cast<int>(blockIdx.x)},
+  Kernel::Run(params,
+              ThreadIndex{static_cast<int>(threadIdx.x), static_cast<int>(blockIdx.x),
+                          static_cast<int>(gridDim.x)},
               *reinterpret_cast<typename Kernel::Shared*>(shared));
 }
 

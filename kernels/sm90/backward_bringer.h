@@ -1,6 +1,6 @@
 // The warps of the backward kernel (backward.h) that bring: one loads tiles by tensor maps, one
-// brings what belongs to rows of Q and dO, and two prepare the next tile of keys and make dropout's
-// decisions. Errors: none.
+// brings what belongs to rows of Q and dO, and two prepare the next tile of keys and may make
+// dropout's decisions. Errors: none.
 //
 // Rows that are not finite, and what follows a sequence in its tensor, must not reach the keys that
 // do not see them, not even as 0·NaN. The second warp therefore loads such a tile itself and turns
@@ -8,7 +8,7 @@
 // (or NaN, if its lse is); DqKernel puts into dK and dV what is missing (rules/non_finite_rows.h).
 #pragma once
 
-#include "kernels/sm90/backward_layout.h"
+#include "kernels/sm90/backward_decider.h"
 
 namespace attnd::sm90 {
 
@@ -225,7 +225,7 @@ struct BackwardBringer {
     ptx::FenceShared();
   }
 
-  // ---- The preparers: the tile after this one, then this one's dropout.
+  // ---- The preparers: the tile after this one, and maybe this one's dropout.
   static constexpr int kPreparers = Layout::kPreparers;
   ATTN_HD static void Prepare(const LaunchParams& params, ThreadIndex at, int thread,
                               Shared& shared) {
@@ -239,8 +239,9 @@ struct BackwardBringer {
         if (thread == 0) next = at.blocks + ptx::AddGlobal(params.taken, 1) - params.taken_before;
         PutWork(params, tile + 1, next, work.first() + work.rounds(), thread, last_problem, shared);
       };
-      if (Layout::Dropout::kDrops && work.rounds() > 0) {
-        Decide(work, thread, put_next, shared);
+      if (Layout::Dropout::kDrops && !Layout::kHasDeciders && work.rounds() > 0) {
+        BackwardDecider<Layout>::Decide(work, ptx::Uniform(thread / kWarpLanes),
+                                        thread % kWarpLanes, put_next, shared);
       } else {
         ptx::WaitForPhase(&shared.near_end, Layout::Parity(tile, 1));
         put_next();
@@ -302,50 +303,6 @@ struct BackwardBringer {
     ptx::StoreShared32(&slot.rounds, static_cast<uint32_t>(rounds));
     ptx::StoreShared32(&slot.exponent, static_cast<uint32_t>(exponent));
     ptx::StoreShared32(&slot.non_finite, ptx::LoadConstant32(bounds + kNonFiniteRows));
-  }
-
-  // ---- Dropout. A generator call serves two queries (bit 3) and eight keys (bits 0, 3, 4), which
-  // four lanes of two consumer warps hold. One lane makes the eight calls that fill four lanes'
-  // words: bit 2n + e + 8h + 16r of a word is of the query 16n + 8h + 2·(lane & 3) + e and the key
-  // 8r + lane / 4.
-  template <class PutNext>
-  ATTN_HD static void Decide(const Work& work, int lane, const PutNext& put_next, Shared& shared) {
-    const uint32_t threshold_bytes = work.problem.dropout_threshold * 0x01010101u;
-    const int unit = lane >> 4, key = lane >> 2 & 3, query = lane & 3;
-    const uint32_t column = static_cast<uint32_t>((work.first_key() >> 5) + unit);
-    const QueryVisits visits = work.Visits();
-    Cursor at(visits);
-    const int end = work.first() + work.rounds(), lead = work.first() + work.LeadRound();
-#pragma unroll 1
-    for (int round = work.first(); round < end; ++round) {
-      if (round == lead) put_next();
-      const int slot = round % Layout::kKeepStages;
-      const int row = at.Visit(visits, at.Load()).First();
-      const DropoutColumn generator(DropoutStreamOf(work.At(at.head())), column);
-      uint32_t words[2][2] = {};  // [bit 4 of the key][bit 0]
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const uint32_t place = static_cast<uint32_t>((query * 2 + (n & 1)) * 4 + key);
-        const PhiloxBlock bytes =
-            generator.Bytes(static_cast<uint32_t>((row >> 4) + (n >> 1)), place);
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const uint32_t signs = KeepSigns(bytes.word[w], threshold_bytes) & 0x80808080u;
-          const int high = w >> 1;  // bit 3 of the query
-          words[w & 1][0] |= (signs & 0x00800080u) >> (7 - n) << (8 * high);
-          words[w & 1][1] |= (signs & 0x80008000u) >> (15 - n) << (8 * high);
-        }
-      }
-      ptx::WaitForPhase(&shared.empty_kept[slot], Layout::Parity(round, Layout::kKeepStages) ^ 1);
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const int consumer = (2 * unit + (w >> 1)) * kWarpLanes + (2 * key + (w & 1)) * 4 + query;
-        ptx::StoreShared32(&shared.kept[slot][consumer], words[w >> 1][w & 1]);
-      }
-      ptx::SyncWarp();
-      if (lane % kWarpLanes == 0) ptx::Arrive(&shared.full_kept[slot]);
-      at.Advance(visits);
-    }
   }
 };
 

@@ -324,7 +324,7 @@ class BackwardConsumer {
     // A row whose lse is NaN must not reach the keys that it does not see.
     if (partial) Hide(visible, rS);
   }
-  // Dropout's decisions (BackwardBringer::Decide).
+  // Dropout's decisions.
   ATTN_HD uint32_t Kept(int round) const {
     if constexpr (!kDrops) return ~0u;
     const int slot = round % Layout::kKeepStages;
@@ -335,7 +335,7 @@ class BackwardConsumer {
     return kept;
   }
   ATTN_HD static bool IsKept(uint32_t kept, int t, int e) {
-    return !kDrops || (kept >> ((t >> 1) * 2 + (e & 1) + 8 * (t & 1) + 16 * (e >> 1)) & 1);
+    return !kDrops || (kept >> BackwardDecider<Layout>::BitOf(t, e) & 1);
   }
   ATTN_HD static void PackP(const Scores& rS, uint32_t kept, Words& words) {
 #pragma unroll

@@ -136,7 +136,10 @@ struct BackwardLayout {
   static constexpr int kHeadDim = kTile.head_dim, kPanels = kHeadDim / kPanelColumns;
   static constexpr int kKeys = kTile.kv_rows, kQueries = kTile.q_rows;
   static constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
-  static constexpr int kThreads = kGroupThreads * (kConsumers + 1);
+  // Whether a warpgroup of its own makes dropout's decisions.
+  static constexpr bool kHasDeciders = Dropout::kDrops && kHeadDim <= 64;
+  static constexpr int kDeciderWarps = kHasDeciders ? 4 : 2;
+  static constexpr int kThreads = kGroupThreads * (kConsumers + 1 + kHasDeciders);
   static constexpr int kPreparers = 2 * kWarpLanes;
   // Named barriers: the consumer groups', one after the other, and the preparers'.
   enum BarrierId { kOfGroup = 1, kPreparing = kOfGroup + kConsumers };
@@ -146,7 +149,7 @@ struct BackwardLayout {
   static constexpr int kScoreStages = kHeadDim > 64 ? 3 : 4;
   static constexpr int kSumStages = kHeadDim > 64 ? 1 : 2;
   static constexpr int kPlaces = 8;  // more than stages and what lags behind them
-  static constexpr int kKeepStages = 2;
+  static constexpr int kKeepStages = 4;
   static constexpr int kSlots = 2;  // of tiles of keys
   // Rounds before a tile's end at which the block asks for its next tile: early enough to prepare
   // it, late enough that no other block waits for work meanwhile.

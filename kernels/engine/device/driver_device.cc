@@ -342,8 +342,8 @@ absl::Status DriverLaunch::EnqueueStep(const KernelStep& step) {
   ASSIGN_OR_RETURN(LoadedKernel kernel, device_.Kernel(step.row));
   LaunchParams params = step.params;
   void* arguments[] = {&params};
-  const int blocks =
-      step.row.stays ? std::min(params.tile_count, device_.multiprocessors_) : params.tile_count;
+  const int at_once = device_.multiprocessors_ * step.row.tile.blocks_per_sm;
+  const int blocks = step.row.stays ? std::min(params.tile_count, at_once) : params.tile_count;
   return compute.Launch(kernel.function,
                         {.blocks = static_cast<uint32_t>(blocks),
                          .threads = static_cast<uint32_t>(kernel.threads),
