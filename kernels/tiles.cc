@@ -78,6 +78,26 @@ int SpillBytes(Scores scores, bool dropout, bool is_crowded) {
   return is_crowded ? 48 : 16;
 }
 
+// Where there are small tiles too. Simulated, `./dev volta-report --visits`.
+VisitCycles ForwardCyclesOf(int head_dim, bool is_small) {
+  if (head_dim == 32) {
+    return is_small ? VisitCycles{263, 310, 960} : VisitCycles{904, 1082, 3350};
+  }
+  if (head_dim == 64) {
+    return is_small ? VisitCycles{619, 622, 1980} : VisitCycles{1490, 1659, 4950};
+  }
+  return {};
+}
+VisitCycles BackwardCyclesOf(int head_dim, bool is_small) {
+  if (head_dim == 32) {
+    return is_small ? VisitCycles{812, 898, 1950} : VisitCycles{6513, 7553, 13500};
+  }
+  if (head_dim == 64) {
+    return is_small ? VisitCycles{1624, 1667, 3850} : VisitCycles{8651, 9264, 15200};
+  }
+  return {};
+}
+
 void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
   const int q_rows = head_dim > 128 ? 16 : 32;
   const int kv_rows = head_dim <= 64 ? 128 : head_dim <= 128 ? 64 : 32;
@@ -94,6 +114,7 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
                         .tile = {q_rows, kv_rows, head_dim, 1},
                         .reason = ordered ? ScoresReason(scores, dropout)
                                           : "allow_nondeterministic: dQ by atomics, 3 to 5 points",
+                        .cycles = scores.listed ? BackwardCyclesOf(head_dim, false) : VisitCycles{},
                         .spill_bytes = SpillBytes(scores, dropout, false)});
       }
     }
@@ -109,17 +130,6 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
-// Where there are small tiles too. Simulated, `./dev volta-report --visits`.
-VisitCycles CyclesOf(int head_dim, bool is_small) {
-  if (head_dim == 32) {
-    return is_small ? VisitCycles{263, 310, 960} : VisitCycles{904, 1082, 3350};
-  }
-  if (head_dim == 64) {
-    return is_small ? VisitCycles{619, 622, 1980} : VisitCycles{1490, 1659, 4950};
-  }
-  return {};
-}
-
 constexpr int kSmallRows = 32;
 // Of masks whose tiles are mostly empty inside. A block is one score warp and one output warp.
 void AddSmallForward(int head_dim, std::vector<KernelRow>& rows) {
@@ -132,7 +142,21 @@ void AddSmallForward(int head_dim, std::vector<KernelRow>& rows) {
                     .dropout = dropout,
                     .tile = {kSmallRows, 32, head_dim, blocks},
                     .reason = "masks that show little of a tile of 128 rows",
-                    .cycles = CyclesOf(head_dim, true)});
+                    .cycles = ForwardCyclesOf(head_dim, true)});
+  }
+}
+
+// The same: one warp makes P and dV, one dS and dK, both dQ.
+void AddSmallBackward(int head_dim, std::vector<KernelRow>& rows) {
+  for (bool dropout : {false, true}) {
+    rows.push_back({.kind = KernelKind::kBackward,
+                    .head_dim = head_dim,
+                    .listed = true,
+                    .small = true,
+                    .dropout = dropout,
+                    .tile = {kSmallRows, 32, head_dim, head_dim > 32 ? 4 : 6},
+                    .reason = "masks that show little of a tile of 64 rows and 128 keys",
+                    .cycles = BackwardCyclesOf(head_dim, true)});
   }
 }
 
@@ -151,7 +175,7 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
                       .dropout = dropout,
                       .tile = ForwardTile(head_dim),
                       .reason = ScoresReason(scores, dropout),
-                      .cycles = scores.listed ? CyclesOf(head_dim, false) : VisitCycles{},
+                      .cycles = scores.listed ? ForwardCyclesOf(head_dim, false) : VisitCycles{},
                       .spill_bytes = SpillBytes(scores, dropout, head_dim <= 64)});
     }
     rows.push_back({.kind = KernelKind::kForward,
@@ -244,6 +268,7 @@ std::vector<KernelRow> Sm70Rows() {
   for (int head_dim : {64, 128}) AddSplitForward(head_dim, rows);
   for (int head_dim : {32, 64}) AddSmallForward(head_dim, rows);
   for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
+  for (int head_dim : {32, 64}) AddSmallBackward(head_dim, rows);
   AddSmall(ElementType::kFloat16, rows);
   rows.push_back({.kind = KernelKind::kKeepRows,
                   .tile = {64, 0, 0, 1},

@@ -219,7 +219,7 @@ absl::StatusOr<ForwardKernels> CudaBackend::ForwardKernelsOf(const Problem& p) c
 
 absl::StatusOr<BackwardKernels> CudaBackend::BackwardKernelsOf(const Problem& p) const {
   ASSIGN_OR_RETURN(const auto classes, ChooseClasses(p, mask_way_));
-  if (!classes) return SelectBackward(device_->rows(), p);
+  if (!classes) return ChooseBackward(device_->rows(), p, TilesOf(mask_way_), *plans_);
   ASSIGN_OR_RETURN(BackwardKernels kernels,
                    SelectBackward(device_->rows(), ProblemOfClasses(p, *classes)));
   kernels.by_residue = true;

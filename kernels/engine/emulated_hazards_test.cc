@@ -77,6 +77,26 @@ TEST(Hazards, EveryAccessOfSharedMemoryIsOrdered) {
   }
 }
 
+TEST(Hazards, EveryAccessOfSharedMemoryIsOrderedInSmallTiles) {
+  EmulatedDeviceOptions options;
+  options.shared.detect_races = true;
+  CudaBackend backend(MakeEmulatedDevice(options), nullptr, MaskWay::kSmall);
+  for (int64_t head_dim : {32, 64}) {
+    for (int n = 0; n < 4; ++n) {
+      Problem p = Causal(head_dim);
+      p.dropout.threshold = n % 2 == 1 ? 26 : 0;
+      AddMask(MaskKind::kDescribed, p);
+      ProblemInputs inputs = RandomInputs(p, 1, Values::kNormal);
+      if (n / 2 == 1) {
+        StoreElement(p.element, inputs.q.data(), 100 * head_dim, INFINITY);
+        StoreElement(p.element, inputs.d_o.data(), 70 * head_dim, NAN);
+      }
+      const absl::Status status = RunBothWays(backend, p, inputs).status();
+      EXPECT_TRUE(status.ok()) << head_dim << " " << n << ": " << status;
+    }
+  }
+}
+
 TEST(Hazards, EveryAccessOfSharedMemoryIsOrderedInFloat32) {
   EmulatedDeviceOptions options;
   options.shared.detect_races = true;
@@ -128,6 +148,12 @@ TEST(Hazards, LoadsOfOperandsHaveNoBankConflicts) {
       instructions[site] += bank.instructions;
     }
   };
+  CudaBackend small(MakeEmulatedDevice(options), nullptr, MaskWay::kSmall);
+  for (int64_t head_dim : {32, 64}) {
+    Problem p = Causal(head_dim);
+    AddMask(MaskKind::kDescribed, p);
+    ASSERT_TRUE(RunRandom(small, p).ok());
+  }
   CudaBackend backend(MakeEmulatedDevice(options));
   for (int64_t head_dim : {32, 64, 96, 128, 256}) {
     for (MaskKind kind : {MaskKind::kNone, MaskKind::kDescribed}) {

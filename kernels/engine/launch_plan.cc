@@ -145,7 +145,8 @@ MaskTiling TilingOf(const ForwardKernels& kernels) {
 }
 MaskTiling TilingOf(const BackwardKernels& kernels) {
   const KernelRow& row = kernels.backward;
-  return {kDqBlockRows, row.tile.kv_rows, /*by_keys=*/true, InfoOf(row.architecture).lanes};
+  return {row.small ? row.tile.q_rows : kDqBlockRows, row.tile.kv_rows, /*by_keys=*/true,
+          InfoOf(row.architecture).lanes};
 }
 
 namespace {

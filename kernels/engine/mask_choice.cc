@@ -1,7 +1,9 @@
 #include "kernels/engine/mask_choice.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "attention/masks/mask_description.h"
 #include "base/round_up.h"
 #include "base/status_macros.h"
 #include "kernels/engine/launch_plan.h"
@@ -10,30 +12,60 @@ namespace attnd::cuda {
 namespace {
 
 double CyclesOf(const KernelRow& row, const Problem& p, double full, double partial) {
-  const int64_t rows = row.tile.q_rows;
-  const int64_t blocks = p.batch * p.q_heads * DivideUp(p.q_len, rows);
+  const int64_t blocks = row.kind == KernelKind::kForward
+                             ? p.batch * p.q_heads * DivideUp(p.q_len, int64_t{row.tile.q_rows})
+                             : p.batch * p.kv_heads * DivideUp(p.kv_len, int64_t{row.tile.kv_rows});
   return full * double{row.cycles.full} + partial * double{row.cycles.partial} +
          static_cast<double>(blocks) * double{row.cycles.block};
 }
 
+// A kernel and the tiles that it visits.
+struct Way {
+  KernelRow row;
+  MaskTiling tiling;
+};
+
 // At least what small tiles take: a larger tile that is FULL is nothing but such, a PARTIAL one has
 // one or more.
-double LeastOfSmall(const KernelRow& small, const KernelRow& listed, const MaskTotals& totals,
+double LeastOfSmall(const Way& small, const Way& listed, const MaskTotals& totals,
                     const Problem& p) {
-  const double parts = static_cast<double>(listed.tile.q_rows) / small.tile.q_rows;
-  return CyclesOf(small, p, static_cast<double>(totals.tiles_full) * parts,
+  const double parts = static_cast<double>(listed.tiling.rows * listed.tiling.keys) /
+                       static_cast<double>(small.tiling.rows * small.tiling.keys);
+  return CyclesOf(small.row, p, static_cast<double>(totals.tiles_full) * parts,
                   static_cast<double>(totals.tiles_partial));
 }
 
+bool MayList(const Way& way, const Problem& p, MaskPlans& plans) {
+  const auto plan = plans.Get(p, OptionsOf(way.tiling));
+  return plan.ok() && CheckMask(**plan).ok();
+}
+
 // Whether small tiles are predicted to be faster; not where they cannot be listed.
-absl::StatusOr<bool> IsSmallFaster(const ForwardKernels& listed, const ForwardKernels& small,
-                                   const Problem& p, MaskPlans& plans) {
-  ASSIGN_OR_RETURN(const auto plan, plans.Get(p, OptionsOf(TilingOf(listed))));
-  const double as_listed = PredictedCycles(listed.forward, *plan, p);
-  if (LeastOfSmall(small.forward, listed.forward, TotalsOf(*plan, p), p) >= as_listed) return false;
-  const auto of_small = plans.Get(p, OptionsOf(TilingOf(small)));
-  if (!of_small.ok() || !CheckMask(**of_small).ok()) return false;
-  return PredictedCycles(small.forward, **of_small, p) < as_listed;
+absl::StatusOr<bool> IsSmallFaster(const Way& listed, const Way& small, const Problem& p,
+                                   MaskPlans& plans) {
+  ASSIGN_OR_RETURN(const auto plan, plans.Get(p, OptionsOf(listed.tiling)));
+  const double as_listed = PredictedCycles(listed.row, *plan, p);
+  if (LeastOfSmall(small, listed, TotalsOf(*plan, p), p) >= as_listed) return false;
+  if (!MayList(small, p, plans)) return false;
+  ASSIGN_OR_RETURN(const auto of_small, plans.Get(p, OptionsOf(small.tiling)));
+  return PredictedCycles(small.row, *of_small, p) < as_listed;
+}
+
+// The problem that a call's whole mask is made for, as far as its description tells: one entry and
+// KV head where it does not tell them apart.
+Problem WholeOf(const Problem& p) {
+  const MaskExtents& extents = p.mask->spec().extents;
+  Problem whole;
+  whole.batch = std::max<int64_t>(1, extents.batch);
+  whole.q_heads = extents.q_heads > 0 ? extents.q_heads : p.group_size();
+  whole.kv_heads = whole.q_heads / p.group_size();
+  whole.q_len = extents.rows;
+  whole.kv_len = extents.keys;
+  whole.qk_head_dim = p.qk_head_dim;
+  whole.v_head_dim = p.v_head_dim;
+  whole.alignment = Alignment::kBottomRight;
+  whole.mask = p.mask;
+  return whole;
 }
 
 }  // namespace
@@ -51,8 +83,22 @@ absl::StatusOr<ForwardKernels> ChooseForward(absl::Span<const KernelRow> rows, c
   absl::StatusOr<ForwardKernels> small = SelectForward(rows, p, MaskTiles::kSmall);
   if (forced == MaskTiles::kSmall) return small;
   if (!small.ok()) return listed;
-  ASSIGN_OR_RETURN(const bool faster, IsSmallFaster(listed, *small, p, plans));
+  ASSIGN_OR_RETURN(const bool faster, IsSmallFaster({listed.forward, TilingOf(listed)},
+                                                    {small->forward, TilingOf(*small)}, p, plans));
   return faster ? *std::move(small) : listed;
+}
+
+absl::StatusOr<BackwardKernels> ChooseBackward(absl::Span<const KernelRow> rows, const Problem& p,
+                                               std::optional<MaskTiles> forced, MaskPlans& plans) {
+  ASSIGN_OR_RETURN(BackwardKernels listed, SelectBackward(rows, p));
+  if (p.mask == nullptr || forced == MaskTiles::kListed) return listed;
+  absl::StatusOr<BackwardKernels> small = SelectBackward(rows, p, MaskTiles::kSmall);
+  if (forced == MaskTiles::kSmall) return small;
+  if (!small.ok()) return listed;
+  const Way of_small = {small->backward, TilingOf(*small)};
+  ASSIGN_OR_RETURN(const bool faster,
+                   IsSmallFaster({listed.backward, TilingOf(listed)}, of_small, WholeOf(p), plans));
+  return faster && MayList(of_small, p, plans) ? *std::move(small) : listed;
 }
 
 absl::string_view ReasonOfLists(const KernelRow& row) {

@@ -3,7 +3,8 @@
 //   listed  those of its usual blocks
 //   small   32 rows × 32 keys: more of them, and less that is not visible
 // The prediction counts tiles of both and multiplies them with what they cost (VisitCycles). Both
-// give the same bits, so a choice that differs between shards or GPUs shows in time alone.
+// give the same bits of O, lse, dK and dV. Of dQ each adds up shares of its own tiles of keys, so
+// backward chooses by the whole mask: alike in any batch and shard, whatever part of it they hold.
 #pragma once
 
 #include <optional>
@@ -23,6 +24,11 @@ namespace attnd::cuda {
 absl::StatusOr<ForwardKernels> ChooseForward(absl::Span<const KernelRow> rows,
                                              const Problem& problem,
                                              std::optional<MaskTiles> forced, MaskPlans& plans);
+
+// The same of backward.
+absl::StatusOr<BackwardKernels> ChooseBackward(absl::Span<const KernelRow> rows,
+                                               const Problem& problem,
+                                               std::optional<MaskTiles> forced, MaskPlans& plans);
 
 // Which of them a way forces, if it does (residue_choice.h).
 std::optional<MaskTiles> TilesOf(std::optional<MaskWay> forced);

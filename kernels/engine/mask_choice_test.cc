@@ -6,6 +6,7 @@
 #include <string>
 
 #include "attention/masks/mask_description.h"
+#include "attention/shard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/engine/launch_plan.h"
@@ -42,6 +43,40 @@ std::string Chosen(const Problem& p, std::optional<MaskTiles> forced = std::null
   MaskPlans plans;
   const auto kernels = ChooseForward(KernelRowsOfGpu(gpu), p, forced, plans);
   return kernels.ok() ? NameOf(kernels->forward) : std::string(kernels.status().message());
+}
+
+std::string ChosenBackward(const Problem& p, std::optional<MaskTiles> forced = std::nullopt) {
+  MaskPlans plans;
+  const auto kernels = ChooseBackward(KernelRowsOfGpu(70), p, forced, plans);
+  return kernels.ok() ? NameOf(kernels->backward) : std::string(kernels.status().message());
+}
+
+TEST(MaskChoice, TakesSmallTilesBackwardToo) {
+  EXPECT_EQ(ChosenBackward(Blocks(32, 32, 40)), "backward_d32_f32_small");
+  EXPECT_EQ(ChosenBackward(Blocks(64, 32, 40)), "backward_d64_f32_small");
+  EXPECT_EQ(ChosenBackward(Blocks(64, 128, 20)), "backward_d64_f32_listed");
+  EXPECT_EQ(ChosenBackward(Blocks(64, 32, 1)), "backward_d64_f32_listed");
+  EXPECT_EQ(ChosenBackward(Blocks(128, 32, 40)), "backward_d128_f32_listed");
+  EXPECT_EQ(ChosenBackward(Blocks(64, 32, 40), MaskTiles::kListed), "backward_d64_f32_listed");
+  EXPECT_EQ(ChosenBackward(Blocks(32, 32, 1), MaskTiles::kSmall), "backward_d32_f32_small");
+  EXPECT_THAT(ChosenBackward(Blocks(128, 32, 40), MaskTiles::kSmall),
+              HasSubstr("no kernel of small tiles"));
+}
+
+// A head that sees little beside one that sees all: together and in shards they go one way, since
+// shares of dQ are of a kernel's own tiles.
+TEST(MaskChoice, GoesOneWayBackwardInAnyShard) {
+  const Problem little = Blocks(32, 32, 40);
+  Problem p = little;
+  p.q_heads = p.kv_heads = 2;
+  MaskSpec spec = little.mask->spec();
+  spec.pattern.emplace_back(MaskExpr{.op = RelativeWindow{-1, -1}, .of = {}});
+  spec.pattern_of = {0, 1};
+  spec.extents = {};
+  p.mask = *MaskDescription::Make(spec, MaskCallOf(p));
+  EXPECT_EQ(Chosen(SubProblem(p, {0, 1, 0, 1})), "forward_d32_f32_small");
+  EXPECT_EQ(ChosenBackward(SubProblem(p, {0, 1, 0, 1})), ChosenBackward(p));
+  EXPECT_EQ(ChosenBackward(SubProblem(p, {0, 1, 1, 1})), ChosenBackward(p));
 }
 
 TEST(MaskChoice, TakesSmallTilesWhereLargerOnesAreMostlyEmpty) {

@@ -117,18 +117,19 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, c
   return ForwardKernels{*row, *mask_tiles, Find(rows, KernelKind::kKeepRows)};
 }
 
-absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p) {
+absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p,
+                                               MaskTiles tiles) {
   RETURN_IF_ERROR(CheckElement(rows, p, KernelKind::kBackward, "backward"));
   const ElementType element = ElementOf(rows, p);
   auto backward_with = [&](bool ordered) {
     return Narrowest(rows, p, [&](const KernelRow& r) {
       return r.kind == KernelKind::kBackward && r.element == element && r.ordered == ordered &&
-             FitsScores(r, p, MaskTiles::kListed) &&
-             (!r.rests_by_row || !ordered || MayChooseRests(p));
+             FitsScores(r, p, tiles) && (!r.rests_by_row || !ordered || MayChooseRests(p));
     });
   };
   std::optional<KernelRow> backward = backward_with(!p.allow_nondeterministic);
   if (!backward) backward = backward_with(true);
+  if (!backward && tiles == MaskTiles::kSmall) return NoSmallKernel(p);
   if (!backward) return NoKernel(p, "backward");
   BackwardKernels kernels;
   kernels.backward = *backward;

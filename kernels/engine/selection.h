@@ -42,7 +42,8 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows,
                                              const Problem& problem,
                                              MaskTiles tiles = MaskTiles::kListed);
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
-                                               const Problem& problem);
+                                               const Problem& problem,
+                                               MaskTiles tiles = MaskTiles::kListed);
 // Of a problem that SelectForward has kernels for.
 absl::StatusOr<CaptureKernels> SelectCapture(absl::Span<const KernelRow> rows,
                                              const Problem& problem);

@@ -1,5 +1,5 @@
-// The rounds of a backward block: 64 queries at a time, tile by tile and query head by query head
-// of its KV head. A Cursor walks through them in steps, a RoundCursor round by round.
+// The rounds of a backward block: kRows queries at a time (64), tile by tile and query head by
+// query head of its KV head. A Cursor walks through them in steps, a RoundCursor round by round.
 //   Rule::kListed = false   each head's tiles are the same interval
 //   Rule::kListed = true    each head's own listed tiles: one thread brings the lists and keeps the
 //                           next rounds in a ring in shared memory
@@ -39,11 +39,11 @@ struct PlaceOfStep<Visits, kStepRows, true> {
   ATTN_HD ListedStep Read(const Visits&, const Cursor&) const { return place; }
 };
 
-template <class Rule, bool kListed = Rule::kListed>
+template <class Rule, bool kListed = Rule::kListed, int kRows = kDqBlockRows>
 class RowVisits;
 
 template <class Rule>
-class RowVisits<Rule, false> {
+class RowVisits<Rule, false, kDqBlockRows> {
  public:
   struct Ring {};
   ATTN_HD RowVisits(const ProblemDesc& problem, const SequenceDesc& sequence, const TileWork& tile,
@@ -111,8 +111,8 @@ class RowVisits<Rule, false> {
   int kv_head_;
 };
 
-template <class Rule>
-class RowVisits<Rule, true> {
+template <class Rule, int kRows>
+class RowVisits<Rule, true, kRows> {
  public:
   static constexpr int kSize = 8, kAhead = 3;
   struct Ring {
@@ -174,7 +174,7 @@ class RowVisits<Rule, true> {
     template <int kStepRows>
     ATTN_HD ListedStep Read(const RowVisits& of) const {
       const ListedVisit visit = {of.Round(Round<kStepRows>()).x};
-      return {visit.First() + step_ % (kDqBlockRows / kStepRows) * kStepRows, visit};
+      return {visit.First() + step_ % (kRows / kStepRows) * kStepRows, visit};
     }
     template <int kStepRows>
     ATTN_HD int Head(const RowVisits& of) const {
@@ -189,13 +189,13 @@ class RowVisits<Rule, true> {
     template <int kStepRows>
     ATTN_HD bool Advance(const RowVisits&, const ListedStep& here) {
       ++step_;
-      return here.visit.EndsHead() && step_ % (kDqBlockRows / kStepRows) == 0;
+      return here.visit.EndsHead() && step_ % (kRows / kStepRows) == 0;
     }
 
    private:
     template <int kStepRows>
     ATTN_HD int Round() const {
-      return step_ / (kDqBlockRows / kStepRows);
+      return step_ / (kRows / kStepRows);
     }
     int step_;
   };
@@ -223,7 +223,7 @@ class RowVisits<Rule, true> {
   };
   ATTN_HD int end_head() const { return first_head() + problem_.group; }
   ATTN_HD ListedTiles TilesOf(int head) const {
-    return ListedTiles(RowTiles(VisibilityOf(sequence_), first_key_, end_key_, kDqBlockRows),
+    return ListedTiles(RowTiles(VisibilityOf(sequence_), first_key_, end_key_, kRows),
                        problem_.tile_lists, Rule::VisitFlags(problem_) | NonFiniteFlag(),
                        tile_.batch, head, tile_.tile);
   }

@@ -9,6 +9,9 @@
 // Both roles run the same code for their products, with Q and dO swapped; only the arithmetic
 // between branches. P reaches the second role in accumulator layout, a dropped score marked by its
 // sign; dS is stored [key][64 queries], so that dQ reads it as A by columns and K as B by rows.
+// Small tiles, of masks that show little of larger ones: a block is one warp of each role, and both
+// work on the same step of 32 queries, which is a round. What is handed over is waited for: blocks
+// are many and their rings short.
 // With GQA a block goes through all query heads of its KV head: dK and dV are sums over the group.
 // Above 128 columns two warps share their keys, each with half of the columns; they add their
 // halves of Sᵀ and dPᵀ through shared memory.
@@ -38,46 +41,77 @@ template <Tile kTile, class Rule, class DropoutPolicy, class DqSums>
 struct BackwardKernel {
   using Math = Float32Accumulate;
   using ScoreRule = Rule;
-  static constexpr int kThreads = 256;
+  static constexpr bool kSmall = kTile.q_rows == 32 && kTile.kv_rows == 32;
+  static constexpr int kRoleWarps = kSmall ? 1 : 4, kThreads = 64 * kRoleWarps;
   static constexpr int kHeadDim = PaddedColumns(kTile.head_dim),
-                       kChunks = kHeadDim / 8;           // of a row
+                       kChunks = kHeadDim / 8;  // from row to row
+  // Of small tiles short rows of Q and dO (K and V, K and dS) stand side by side.
+  static constexpr bool kSharesRows = kSmall && kTile.head_dim <= 32;
+  static constexpr int kRowChunks = kSmall ? kTile.head_dim / 8 : kChunks;
   static constexpr int kSplit = kHeadDim > 128 ? 2 : 1;  // warps of the same keys, by columns
   static constexpr int kWarpDim = kTile.head_dim / kSplit, kWarpChunks = kWarpDim / 8;
-  static constexpr int kKeys = kTile.kv_rows;            // of the block
-  static constexpr int kKeyTiles = kKeys * kSplit / 64;  // of 16 keys, for a warp
+  static constexpr int kKeys = kTile.kv_rows;                           // of the block
+  static constexpr int kKeyTiles = kKeys * kSplit / (16 * kRoleWarps);  // of 16 keys, for a warp
   static constexpr int kWarpKeys = 16 * kKeyTiles;
   static constexpr int kStepRows = kTile.q_rows, kGroupRows = 16;
-  static constexpr int kGroups = kStepRows / kGroupRows, kRoundSteps = kDqBlockRows / kStepRows;
-  static constexpr int kSlots = 3;
+  static constexpr int kGroups = kStepRows / kGroupRows;
+  static constexpr int kRoundRows = kSmall ? kStepRows : kDqBlockRows;
+  static constexpr int kRoundSteps = kRoundRows / kStepRows;
+  static constexpr int kSlots = !kSmall       ? 3
+                                : kSharesRows ? 2
+                                              : 1,
+                       kHands = kSmall ? 1 : 2, kDsBuffers = kHands;
   static constexpr int kRoleBarrier = 5;  // and 6; those before are pairs' of warps
+  static constexpr int kHandBarrier = 7;  // and 8: P of a group is there, of small tiles
   static constexpr bool kFixedPoint = DqSums::kFixedPoint;
+  // What a step has for each of its rows, and how often each thread brings one.
+  static constexpr int kVectors = kFixedPoint ? 3 : 2;
+  static constexpr int kVectorPasses = kSmall ? 2 : 1;
+  static_assert(kVectors * kStepRows <= kVectorPasses * kThreads);
   // Stored under products, P costs registers that only this one has to spare.
   static constexpr bool kStoresPLate = kHeadDim == 64 && !kFixedPoint;
   // Whether registers are left for the distance of rows of Q and dO: 1 % faster.
   static constexpr bool kKeepsPitches = kHeadDim == 128 && !kFixedPoint;
   using Dq = DqLayout<kHeadDim>;
-  using Visits = RowVisits<Rule>;
+  static constexpr int kDqParts = kSmall ? (kSharesRows ? 1 : 2) : Dq::kParts;
+  using Visits = RowVisits<Rule, Rule::kListed, kRoundRows>;
   using Cursor = typename Visits::Cursor;
   // Places of listed steps come from shared memory: brought ahead as far as registers go.
   using StepPlace = PlaceOfStep<Visits, kStepRows, Rule::kListed && kHeadDim <= 64>;
   using FetchPlace = PlaceOfStep<Visits, kStepRows, Rule::kListed>;
-  static_assert(kStepRows % 16 == 0 && kRoundSteps >= 2 && kKeys * kSplit % 64 == 0);
+  static_assert(kStepRows % 16 == 0 && (kSmall || kRoundSteps >= 2) && kKeyTiles > 0);
+  static_assert(!kSmall || (Rule::kListed && !Rule::kEveryTile && kTile.head_dim <= 64));
 
   static constexpr int kRowBytes = kChunks * 16;
   static constexpr int kTileBytes = kStepRows * kRowBytes;
-  static constexpr int kHandBytes = kKeyTiles * kGroups * 512;  // P of one warp and step
-  static constexpr int kDsBytes = kKeys * 128;                  // dS of 64 queries
+  static constexpr int kPairBytes = (kSharesRows ? 1 : 2) * kTileBytes;  // Q and dO
+  static constexpr int kHandBytes = kKeyTiles * kGroups * 512;           // P of one warp and step
+  static constexpr int kDsBytes = kKeys * 128;                           // dS of a round
+  // Where, in tiles of `rows` rows, the second tensor has what the first one has at `place`.
+  ATTN_HD static constexpr int Second(int place, int rows) {
+    return kSharesRows ? place ^ 64 : place + rows * kRowBytes;
+  }
+  // The row that this thread brings a chunk of, chunk thread % kRowChunks. Two short rows that are
+  // stored together lie in different halves of their lines.
+  ATTN_HD static constexpr int RowOfThread(int thread) {
+    const int n = thread / kRowChunks;
+    return kRowChunks > 4 ? n : (n & ~5) | (n & 1) << 2 | (n >> 2 & 1);
+  }
+  // Where chunk `chunk` of K is for dQ: short rows leave dS the first half of either half line.
+  ATTN_HD static constexpr int DqChunk(int chunk) {
+    return kSharesRows ? 2 + (chunk & 1) + (chunk & 2) * 2 : chunk;
+  }
   struct alignas(128) Slot {
-    uint4 tiles[2][kStepRows * kChunks];  // Q, then dO
-    float rows[2][kStepRows];             // stabiliser of P, then delta·gain
-    uint16_t factors[kStepRows];          // float16: 2^row, see FixedPoint
+    uint4 tiles[kPairBytes / 16];  // Q, then dO
+    float rows[2][kStepRows];      // stabiliser of P, then delta·gain
+    uint16_t factors[kStepRows];   // float16: 2^row, see FixedPoint
   };
   static constexpr int kSlotBytes = sizeof(Slot);
   struct alignas(128) Shared {
-    uint4 k[kKeys * kChunks];
+    uint4 k[kKeys * kChunks];  // and dS, where rows share lines
     Slot slots[kSlots];
-    uint4 p[2][4][kHandBytes / 16];
-    uint4 ds[2][kDsBytes / 16];
+    uint4 p[kHands][kRoleWarps][kHandBytes / 16];
+    uint4 own_ds[kSharesRows ? 1 : kDsBuffers * kDsBytes / 16];
     uint4 partial[kSplit == 1 ? 1 : 8 * 64];                // a warp's half of scores
     uint4 slopes[kSplit == 1 ? 1 : 8 * (kHandBytes / 16)];  // softcap's derivative, placed as P
     Descriptors descriptors;
@@ -86,6 +120,8 @@ struct BackwardKernel {
     int left_out;    // whether K held an infinity or NaN
     int non_finite;  // whether rows of Q or dO may (rules/non_finite_rows.h); not of listed visits
     typename Visits::Ring visits;
+    ATTN_HD void* ds() { return kSharesRows ? k : own_ds; }
+    ATTN_HD const void* ds() const { return kSharesRows ? k : own_ds; }
   };
   static_assert(sizeof(Shared) * kTile.blocks_per_sm <= 96 * 1024, "Volta has 96 KiB an SM");
 
@@ -94,14 +130,14 @@ struct BackwardKernel {
     const SequenceDesc& sequence;
     int batch, kv_head, first_key;
     Visits visits;
-    float row_gain;    // of the number of a row that this thread brings
-    float multiplier;  // of the raw products of this role
+    float row_gain[kVectorPasses];  // of the numbers of a row that this thread brings
+    float multiplier;               // of the raw products of this role
     int thread;
     int role;  // 0: P and dV, 1: dS and dK; by a vote, so that the compiler
                // knows warps do not part
     Lane lane;
     ATTN_HD int warp() const { return thread >> 5; }
-    ATTN_HD int role_warp() const { return warp() & 3; }
+    ATTN_HD int role_warp() const { return warp() & (kRoleWarps - 1); }
     ATTN_HD int half() const { return warp() % kSplit; }  // of the columns
     ATTN_HD int warp_key() const { return role_warp() / kSplit * kWarpKeys; }
     ATTN_HD ScoreContext At(int head) const {
@@ -127,18 +163,29 @@ struct BackwardKernel {
       const Lane lane = work.lane;
       const int chunk = lane.column_half() * 2 + lane.upper();
       const int own_row = lane.quad() | lane.column_half() << 2;
-      const int tile = work.role ? kTileBytes : 0;
-      const int half = work.half() * kWarpDim * 2, columns_of = kTileBytes - tile + half;
-      columns = ptx::Keep(ChunkOffset(lane.OperandKey(), 0, kChunks) + tile + half);
-      own = ptx::Keep(ChunkOffset(own_row, chunk, kChunks) + columns_of);
-      other = ptx::Keep(ChunkOffset(own_row ^ 4, chunk, kChunks) + columns_of);
-      row = ptx::Keep(2 * kTileBytes + (work.role * kStepRows + Math::Col(0, lane.index)) * 4);
+      const int columns_at = ChunkOffset(lane.OperandKey(), 0, kChunks);
+      const int own_at = ChunkOffset(own_row, chunk, kChunks);
+      const int other_at = ChunkOffset(own_row ^ 4, chunk, kChunks);
+      if constexpr (kSharesRows) {
+        columns = ptx::Keep(columns_at ^ work.role * 64);
+        own = ptx::Keep(own_at ^ (work.role ^ 1) * 64);
+        other = ptx::Keep(other_at ^ (work.role ^ 1) * 64);
+      } else {
+        const int tile = work.role ? kTileBytes : 0;
+        const int half = work.half() * kWarpDim * 2, columns_of = kTileBytes - tile + half;
+        columns = ptx::Keep(columns_at + tile + half);
+        own = ptx::Keep(own_at + columns_of);
+        other = ptx::Keep(other_at + columns_of);
+      }
+      row = ptx::Keep(kPairBytes + (work.role * kStepRows + Math::Col(0, lane.index)) * 4);
       hand = ptx::Keep(work.role_warp() * kHandBytes + lane.index * 16);
       ds = ptx::Keep(ChunkOffset(work.warp_key() + lane.OperandRow(), lane.column_half() * 4, 8));
-      factor = ptx::Keep(2 * kTileBytes + 2 * kStepRows * 4 + lane.column_half() * 8);
-      dq_ds = ptx::Keep(
-          ChunkOffset(lane.quad(), lane.row_half() * 4 + work.role * 2 + lane.upper(), 8));
-      const int k_chunk = Dq::Chunk(work.warp(), lane) + (Dq::kWide ? lane.upper() : 0);
+      factor = ptx::Keep(kPairBytes + 2 * kStepRows * 4 + lane.column_half() * 8);
+      const int ds_chunk = lane.row_half() * 4 + (kSmall ? 0 : work.role * 2) + lane.upper();
+      dq_ds = ptx::Keep(ChunkOffset(lane.quad(), ds_chunk, 8));
+      const int k_chunk = kSharesRows ? DqChunk(work.warp() + 2 * lane.column_half())
+                          : kSmall    ? lane.column_half() * 4 + 2 * work.warp()
+                                   : Dq::Chunk(work.warp(), lane) + (Dq::kWide ? lane.upper() : 0);
       dq_k = ptx::Keep(ChunkOffset(lane.quad(), k_chunk, kChunks) +
                        (Dq::kWide ? 0 : lane.upper() * 8));
     }
@@ -164,25 +211,31 @@ struct BackwardKernel {
     Visits visits(problem, sequence, tile, first_key, end_key, shared.visits);
     visits.Open(at.thread);
     // Under way while the rest is worked out.
-    KeyRows<kKeys, kChunks> keys;
+    KeyRows<BackwardKernel> keys;
     keys.Fetch(problem, sequence, tile.head, first_key, at.thread);
     const int exponent = GradientExponent(problem, tile.batch, tile.head, TruncatedP::kMargin);
     if (at.thread == 0) ptx::StoreShared32(&shared.exponent, static_cast<uint32_t>(exponent));
     const float gain = PowerOfTwo(exponent - kProbabilityShift);
     const int thread = ptx::Keep(at.thread);
-    Work work = {problem,
-                 sequence,
-                 tile.batch,
-                 tile.head,
-                 first_key,
-                 visits,
-                 thread < kStepRows       ? 1.0f
-                 : thread < 2 * kStepRows ? gain
-                                          : PowerOfTwo(-exponent),
-                 thread >> 7 ? gain * DropoutPolicy::Factor(problem) : Rule::Multiplier(problem),
-                 thread,
-                 ptx::VoteAny(thread >= kThreads / 2),
-                 {thread & 31}};
+    Work work = {
+        problem,
+        sequence,
+        tile.batch,
+        tile.head,
+        first_key,
+        visits,
+        {},
+        thread >= kThreads / 2 ? gain * DropoutPolicy::Factor(problem) : Rule::Multiplier(problem),
+        thread,
+        ptx::VoteAny(thread >= kThreads / 2),
+        {thread & 31}};
+#pragma unroll
+    for (int n = 0; n < kVectorPasses; ++n) {
+      const int at_thread = thread + n * kThreads;
+      work.row_gain[n] = at_thread < kStepRows       ? 1.0f
+                         : at_thread < 2 * kStepRows ? gain
+                                                     : PowerOfTwo(-exponent);
+    }
     Accumulate(work, keys, shared);
   }
 
@@ -197,22 +250,23 @@ struct BackwardKernel {
     }
   }
   // ---- The block's keys. K, then V, are staged where slots and what follows the first will be.
-  static constexpr int kKeyBytes = kKeys * kRowBytes;
   ATTN_HD static char* StagedKeys(Shared& shared) {
-    static_assert((kSlots - 1) * kSlotBytes + sizeof(Shared::p) + sizeof(Shared::ds) >=
-                  2 * kKeyBytes);
+    if constexpr (kSlots == 1) return At(shared.slots, 0);
+    static_assert(kSlots == 1 ||
+                  (kSlots - 1) * kSlotBytes + sizeof(Shared::p) + sizeof(Shared::own_ds) >=
+                      (kSharesRows ? 1 : 2) * kKeys * kRowBytes);
     return At(shared.slots, kSlotBytes);
   }
   // K or V of this warp's keys and columns, as A by rows.
   using Operand = uint32_t[kKeyTiles][kWarpChunks * 4];
   ATTN_HD static void LoadOperand(const Work& work, Shared& shared, Operand& rA) {
-    const char* rows = StagedKeys(shared) + work.role * kKeyBytes;
+    const char* rows = StagedKeys(shared) + (kSharesRows ? 0 : work.role * kKeys * kRowBytes);
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
       const int row = work.warp_key() + m * 16 + work.lane.OperandRow();
 #pragma unroll
       for (int c = 0; c < kWarpChunks; ++c) {
-        const int from = work.half() * kWarpChunks + c;
+        const int from = work.half() * kWarpChunks + c + (kSharesRows ? work.role * 4 : 0);
         const uint4 chunk = ptx::LoadShared128(rows + ChunkOffset(row, from, kChunks));
         rA[m][c * 4] = chunk.x;
         rA[m][c * 4 + 1] = chunk.y;
@@ -231,9 +285,9 @@ struct BackwardKernel {
     uint32_t count;  // of this role's steps before this one
     ATTN_HD explicit StepState(const Work& work)
         : at(work.visits),
-          slot(work.role ? (kSlots - 1) * kSlotBytes : 0),
-          hand(work.role * 4 * kHandBytes),
-          count(-static_cast<uint32_t>(work.role)) {
+          slot(!kSmall && work.role ? (kSlots - 1) * kSlotBytes : 0),
+          hand(kSmall ? 0 : work.role * 4 * kHandBytes),
+          count(kSmall ? 0 : -static_cast<uint32_t>(work.role)) {
       place.Bring(work.visits, at);
     }
     ATTN_HD static int NextSlot(int slot) {
@@ -241,17 +295,18 @@ struct BackwardKernel {
     }
     ATTN_HD void Advance() {
       slot = NextSlot(slot);
-      hand ^= 4 * kHandBytes;
+      if constexpr (!kSmall) hand ^= 4 * kHandBytes;
       ++count;
     }
-    // Of dS of a group: two rounds' buffers, [key][64 queries].
+    // Of dS of a group: two rounds' buffers, [key][64 queries], of small tiles one.
     ATTN_HD int Ds(const Places& places, int group) const {
+      if constexpr (kSmall) return places.ds ^ group * 16;
       const int column = (count % kRoundSteps * kGroups + group) * 16;
       return (count / kRoundSteps & 1) * kDsBytes + (places.ds ^ column);
     }
   };
 
-  ATTN_HD static void Accumulate(Work& work, const KeyRows<kKeys, kChunks>& keys, Shared& shared) {
+  ATTN_HD static void Accumulate(Work& work, const KeyRows<BackwardKernel>& keys, Shared& shared) {
     StepStager<BackwardKernel> stager(work);
     stager.Bring(work);
     stager.Fetch(work);
@@ -264,12 +319,17 @@ struct BackwardKernel {
                                   StagedKeys(shared), At(shared.k, 0))) {
       ptx::StoreShared32(&shared.left_out, 1);
     }
-    stager.Put(work, 0, shared);
+    if (kSlots > 1) stager.Put(work, 0, shared);
     stager.Bring(work);
     ptx::SyncThreads();
-    stager.Fetch(work);
+    if (kSlots > 1) stager.Fetch(work);
     Operand rA;
     LoadOperand(work, shared, rA);
+    if (kSlots == 1) {
+      ptx::SyncThreads();
+      stager.Put(work, 0, shared);
+      stager.Fetch(work);
+    }
     Sums sums;
     Clear(sums);
     const Places places(work);
@@ -278,6 +338,26 @@ struct BackwardKernel {
     int put = kSlotBytes;
     const int rounds = work.visits.rounds();
     ptx::SyncThreads();
+    if constexpr (kSmall) {
+#pragma unroll 1
+      for (int round = 0; round < rounds; ++round) {
+        work.visits.Advance(round, work.thread);
+        const auto here = step.place.Read(work.visits, step.at);
+        Step(work, step, here, places, rA, shared, sums);
+        step.at.template Advance<kStepRows>(work.visits, here);
+        step.place.Bring(work.visits, step.at);
+        stager.Bring(work);
+        if (kSlots > 1) stager.Put(work, put, shared);
+        step.Advance();
+        put = StepState::NextSlot(put);
+        ptx::SyncThreads();                            // dS is there, and the next step
+        if (kSlots == 1) stager.Put(work, 0, shared);  // of longer rows: a block more an SM
+        stager.Fetch(work);
+        dq.Add(work, round, places, shared);
+        if (kSlots == 1) ptx::SyncThreads();
+      }
+      return Finish(work, shared, sums);
+    }
     // The second role works on the step before. A round's dQ is added by the first role at the head
     // of the step after next, by the second at its end, so that one multiplies while the other
     // adds.
@@ -305,6 +385,9 @@ struct BackwardKernel {
         if (work.role == 1) ptx::SyncThreads();
       }
     }
+    Finish(work, shared, sums);
+  }
+  ATTN_HD static void Finish(const Work& work, const Shared& shared, const Sums& sums) {
     WriteKeyGradients(work, shared, sums);
     if (ptx::LoadShared32(&shared.left_out)) QueryGradient<BackwardKernel>::MarkNonFiniteKeys(work);
   }
@@ -317,12 +400,15 @@ struct BackwardKernel {
     const bool partial = here.visit.IsPartial() || (Rule::kEveryTile && is_cut);
     const int head = step.at.template Head<kStepRows>(work.visits);
     const ScoreContext at = work.At(head);
-    if constexpr (Rule::kEveryTile) {
+    bool non_finite = false;
+    if constexpr (kSmall) {
+      non_finite = partial && ptx::LoadShared32(&shared.non_finite) != 0;
+    } else if constexpr (Rule::kEveryTile) {
       // A look into shared memory would cost these scores a point and 68 spilled bytes.
       if (here.visit.HasNonFiniteRows()) LeaveOut(work, step, shared);
     } else if (partial) {
       ptx::SyncWarp();  // keeps this a branch
-      const bool non_finite = ptx::LoadShared32(&shared.non_finite) != 0;
+      non_finite = ptx::LoadShared32(&shared.non_finite) != 0;
       // Either is uniform; the figures of one kernel are better without the vote.
       if (kStoresPLate ? non_finite : ptx::VoteAny(non_finite)) LeaveOut(work, step, shared);
     }
@@ -333,8 +419,12 @@ struct BackwardKernel {
       float rS[kKeyTiles][8];
       Product(rA, shared.slots, places.columns + slot, rS);
       if constexpr (kSplit > 1) AddOtherHalf(work, shared, rS);
+      if (kSmall && ptx::VoteAny(non_finite)) {
+        ptx::SyncThreads();  // the other role multiplies what this one changes
+        LeaveOutGroup(work, slot, shared);
+      }
       char* hand = At(shared.p, step.hand + places.hand + group * kKeyTiles * 512);
-      char* ds = At(shared.ds, step.Ds(places, group));
+      char* ds = At(shared.ds(), step.Ds(places, group));
       char* slopes = kSplit == 1 ? ds : At(shared.slopes, step.hand + places.hand);
       uint32_t visible = 0xffffffffu;
       if ((Rule::kEveryTile || partial) && work.role == 0) {
@@ -356,7 +446,9 @@ struct BackwardKernel {
         if (partial) HideInvisible(visible, words);
         Drop(work, head, here.row + group * kGroupRows, words, marked);
         if (!kStoresPLate) StoreP(marked, hand);
+        if constexpr (kSmall) ptx::BarrierArrive(kHandBarrier + group, kThreads);
       } else {
+        if constexpr (kSmall) ptx::BarrierSync(kHandBarrier + group, kThreads);
         MakeDs<DropoutPolicy>(rS, rows, hand, words);
         if (partial || Rule::HasSlope(work.problem)) HideZeros(work, hand, slopes, words);
       }
@@ -376,6 +468,18 @@ struct BackwardKernel {
       ptx::StoreShared128(tile + n, FiniteHalves(ptx::LoadShared128(tile + n)));
     }
     ptx::BarrierSync(kRoleBarrier + work.role, kRoleThreads);
+  }
+
+  // The same of a group of a small tile, at `slot`, after both roles' first products. By a role's
+  // one warp.
+  ATTN_HD static void LeaveOutGroup(const Work& work, int slot, Shared& shared) {
+#pragma unroll 1
+    for (int n = work.lane.index; n < kGroupRows * kRowChunks; n += kWarpLanes) {
+      const int place = slot + ChunkOffset(n / kRowChunks, n % kRowChunks, kChunks);
+      char* chunk = At(shared.slots, work.role ? place : Second(place, kStepRows));
+      ptx::StoreShared128(chunk, FiniteHalves(ptx::LoadShared128(chunk)));
+    }
+    ptx::SyncWarp();
   }
 
   // Sᵀ or dPᵀ: one LDS.128 is the B operand of two k steps for all key tiles.
@@ -450,8 +554,8 @@ struct BackwardKernel {
   ATTN_HD static uint32_t Masked(const Work& work, const StepState& step, const StepAt& here) {
     if constexpr (Rule::kListed) {
       if (ptx::VoteAny(here.visit.IsMasked() && work.role == 0)) {
-        constexpr uint32_t kWords = BitmapWords(kDqBlockRows, kKeys);
-        const int square = SquareOf(here.row % kDqBlockRows, work.warp_key(), kKeys);
+        constexpr uint32_t kWords = BitmapWords(kRoundRows, kKeys);
+        const int square = SquareOf(here.row % kRoundRows, work.warp_key(), kKeys);
         const uint32_t bitmap = step.at.template Bitmap<kStepRows>(work.visits);
         return ptx::LoadConstant32(work.problem.tile_lists.bitmaps + uint64_t{bitmap} * kWords +
                                    square + work.lane.index);

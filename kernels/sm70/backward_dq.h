@@ -1,7 +1,8 @@
-// dQ of one backward block: once in 64 queries all eight warps multiply dS of those queries with
-// the block's K and add it to a workspace in lane order, so that each addition is one full line;
-// DqKernel puts that into place (rules/query_gradient.h; FixedPoint bounds the integers). A piece
-// of backward.h's schedule, which says when. Errors: none.
+// dQ of one backward block: once a round all its warps multiply dS of the round's queries with the
+// block's K and add it to a workspace in the order of eight warps' lanes, so that each addition is
+// one full line (of small tiles up to 32 columns two halves); DqKernel puts that into place
+// (rules/query_gradient.h; FixedPoint bounds the integers). A piece of backward.h's schedule, which
+// says when. Errors: none.
 #pragma once
 
 #include "kernels/ptx/mma_sm70.h"
@@ -23,9 +24,9 @@ class QueryGradient {
   // This block's share of a round of 64 queries. By all warps.
   ATTN_HD void Add(const Work& work, int round, const Places& places, const Shared& shared) {
     if (at_.Begin(work.visits, round)) Open(work);
-    const int from_ds = places.dq_ds + (round & 1) * Kernel::kDsBytes;
+    const int from_ds = places.dq_ds + (round & (Kernel::kDsBuffers - 1)) * Kernel::kDsBytes;
 #pragma unroll 1
-    for (int part = 0; part < Dq::kParts; ++part) {
+    for (int part = 0; part < Kernel::kDqParts; ++part) {
       float rQ[Dq::kSums / 8][8];
 #pragma unroll
       for (int n = 0; n < Dq::kSums / 8; ++n) Float32Accumulate::Zero(rQ[n]);
@@ -34,15 +35,14 @@ class QueryGradient {
 #pragma unroll 1
       for (int n = 0; n < 4; ++n) {
         const int twist = (n & 1) * (Twist(4) * 16) ^ (n >> 1) * (Twist(8) * 16);
-        const char* ds = Kernel::At(shared.ds, (from_ds ^ twist) + n * 4 * 128);
-        const char* k =
-            Kernel::At(shared.k, (places.dq_k ^ twist) + n * 4 * kRowBytes + part * Dq::kOut * 2);
+        const char* ds = Kernel::At(shared.ds(), (from_ds ^ twist) + n * 4 * 128);
+        const char* k = Kernel::At(shared.k, PlaceOfK(places, twist, part) + n * 4 * kRowBytes);
 #pragma unroll
         for (int far = 0; far < kKeys / 16; ++far) {
           Multiply(ptx::LoadShared128(ds + far * 16 * 128), k + far * 16 * kRowBytes, rQ);
         }
       }
-      float* to = to_ + part * Dq::kFloats;
+      float* to = to_ + part * kPartFloats;
       if constexpr (Kernel::kFixedPoint) {
         AddFixedPoint(work, part, to, shared, rQ);
       } else {
@@ -61,10 +61,10 @@ class QueryGradient {
     for (int round = 0; round < work.visits.rounds(); ++round) {
       const int head = work.visits.HeadOf(round), row = work.visits.RowOf(round);
 #pragma unroll 1
-      for (int n = 0; n < Dq::kSums * Dq::kParts; ++n) {
+      for (int n = 0; n < Dq::kSums * Kernel::kDqParts; ++n) {
         const int part = n / Dq::kSums, sum = n % Dq::kSums;
-        const int column = part * Dq::kOut + Dq::Column(sum, work.warp(), work.lane.index);
-        if (SeesNonFinite(work, head, row + Dq::Query(sum, work.warp(), work.lane.index), column)) {
+        const SumsAt at(work, row, part);
+        if (SeesNonFinite(work, head, at.Query(sum), at.Column(sum))) {
           MarkNonFinite(work, head, row, part, sum);
         }
       }
@@ -72,13 +72,38 @@ class QueryGradient {
   }
 
  private:
+  // Where in the order of Dq's warps this lane's sums of a round are, which starts with `row`.
+  // Small tiles' two warps do the work of four, of whose lanes short rows need half.
+  struct SumsAt {
+    int first_row, first_column, warp, lane;
+    ATTN_HD SumsAt(const Work& work, int row, int part)
+        : first_row(row), first_column(part * Dq::kOut), warp(work.warp()), lane(work.lane.index) {
+      if constexpr (Kernel::kSmall) {
+        first_row = row & -kDqBlockRows;
+        first_column = 0;
+        const int chunk =
+            Kernel::kSharesRows ? warp + 2 * work.lane.column_half() : 2 * warp + part;
+        warp = (row - first_row) / 8 + chunk;
+        if constexpr (Kernel::kSharesRows) lane &= ~4;
+      }
+    }
+    ATTN_HD int Query(int n) const { return first_row + Dq::Query(n, warp, lane); }
+    ATTN_HD int Column(int n) const { return first_column + Dq::Column(n, warp, lane); }
+  };
+  // From the sums of a part to those of the next.
+  static constexpr int kPartFloats = Kernel::kSmall ? Dq::kSums * 32 : Dq::kFloats;
+
   ATTN_HD void Open(const Work& work) { to_ = Sum(work, at_.head, at_.row(work.visits)); }
-  // This lane's first sum of the block of dQ that starts with `row`.
+  // This lane's first sum of the round that starts with `row`.
   ATTN_HD static float* Sum(const Work& work, int head, int row) {
     const ProblemDesc& p = work.problem;
+    const SumsAt at(work, row, 0);
     return p.dq_sums + (int64_t{work.batch} * p.q_heads + head) * p.dq_head +
-           int64_t{row / kDqBlockRows} * Dq::kBlockFloats + work.warp() * Dq::kSums * 32 +
-           work.lane.index;
+           int64_t{row / kDqBlockRows} * Dq::kBlockFloats + at.warp * Dq::kSums * 32 + at.lane;
+  }
+  ATTN_HD static int PlaceOfK(const Places& places, int twist, int part) {
+    if constexpr (Kernel::kSmall) return places.dq_k ^ twist ^ part * 16;
+    return (places.dq_k ^ twist) + part * Dq::kOut * 2;
   }
 
   // Four keys: 8 queries a lane in two sets, times one or two sets of columns.
@@ -130,16 +155,15 @@ class QueryGradient {
       if (!(sum - sum == 0)) MarkNonFinite(work, at_.head, at_.row(work.visits), part, n);
     }
   }
-  // Marks sum n of the block of dQ that starts with `row` as not finite.
+  // Marks sum n of the round that starts with `row` as not finite.
   ATTN_HD static void MarkNonFinite(const Work& work, int head, int row, int part, int n) {
     if constexpr (Kernel::kFixedPoint) {
-      const ProblemDesc& p = work.problem;
-      const int column = part * Dq::kOut + Dq::Column(n, work.warp(), work.lane.index);
-      uint32_t* words = DqNonFinite<Kernel::kHeadDim>(
-          p, work.batch, head, row + Dq::Query(n, work.warp(), work.lane.index));
+      const SumsAt at(work, row, part);
+      const int column = at.Column(n);
+      uint32_t* words = DqNonFinite<Kernel::kHeadDim>(work.problem, work.batch, head, at.Query(n));
       ptx::ReduceOr(words + (column >> 5), 1u << (column & 31));
     } else {
-      ptx::ReduceAdd(Sum(work, head, row) + part * Dq::kFloats + n * 32,
+      ptx::ReduceAdd(Sum(work, head, row) + part * kPartFloats + n * 32,
                      ptx::BitsFloat(0x7fffffffu));
     }
   }

@@ -1,4 +1,4 @@
-// K and V of a backward block's keys: all 256 threads bring them in whole lines and leave them
+// K and V of a backward block's keys: all threads bring them in whole lines and leave them
 // twice in shared memory, as they are (each warp takes its operand from there) and K as dQ's
 // product wants it. Fetch runs ahead of Put. Errors: none.
 #pragma once
@@ -8,15 +8,15 @@
 
 namespace attnd::sm70 {
 
-template <int kKeys, int kChunks>
+template <class Kernel>
 class KeyRows {
  public:
-  static constexpr int kBytes = kKeys * kChunks * 16;
+  static constexpr int kKeys = Kernel::kKeys, kChunks = Kernel::kRowChunks;
 
   // Rows beyond the sequence get what its last one holds, chunks that do not exist zeros.
   ATTN_HD void Fetch(const ProblemDesc& p, const SequenceDesc& s, int kv_head, int first_key,
                      int thread) {
-    const int chunk = thread % kChunks, row = first_key + thread / kChunks;
+    const int chunk = thread % kChunks, row = first_key + Kernel::RowOfThread(thread);
     const char* from_k = RowOf(p.k, s.batch, kv_head, s.kv_begin) + chunk * 16;
     const char* from_v = RowOf(p.v, s.batch, kv_head, s.kv_begin) + chunk * 16;
 #pragma unroll
@@ -36,19 +36,19 @@ class KeyRows {
     uint32_t met = 0;
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
-      const int row = thread / kChunks + n * kRowsAPass;
-      const int place = ChunkOffset(row, thread % kChunks, kChunks);
+      const int row = Kernel::RowOfThread(thread) + n * kRowsAPass, chunk = thread % kChunks;
+      const int place = ChunkOffset(row, chunk, Kernel::kChunks);
       ptx::StoreShared128(staged + place, k_[n]);
-      ptx::StoreShared128(staged + kBytes + place, v_[n]);
+      ptx::StoreShared128(staged + Kernel::Second(place, kKeys), v_[n]);
       const uint4 words = row < existing ? Finite(k_[n], met) : make_uint4(0, 0, 0, 0);
-      ptx::StoreShared128(for_dq + place, DqSums::kFixedPoint ? Scaled(words, scale) : words);
+      ptx::StoreShared128(for_dq + ChunkOffset(row, Kernel::DqChunk(chunk), Kernel::kChunks),
+                          DqSums::kFixedPoint ? Scaled(words, scale) : words);
     }
     return met != 0;
   }
 
  private:
-  static constexpr int kThreads = 256, kRowsAPass = kThreads / kChunks,
-                       kPasses = kKeys / kRowsAPass;
+  static constexpr int kRowsAPass = Kernel::kThreads / kChunks, kPasses = kKeys / kRowsAPass;
 
   ATTN_HD static uint4 Finite(uint4 words, uint32_t& met) {
     const uint4 bad = NonFiniteHalves(words);

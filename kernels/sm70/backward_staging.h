@@ -1,5 +1,5 @@
-// What a backward block brings for each step: all 256 threads the rows of Q and dO; some of them
-// what belongs to a row: its stabiliser, delta, and factor of dQ. Fetch runs a step ahead of Put. A
+// What a backward block brings for each step: all threads the rows of Q and dO; some of them what
+// belongs to a row: its stabiliser, delta, and factor of dQ. Fetch runs a step ahead of Put. A
 // piece of backward.h's schedule. Errors: none.
 #pragma once
 
@@ -13,14 +13,13 @@ struct StepStager {
   using Work = typename Kernel::Work;
   using Shared = typename Kernel::Shared;
   static constexpr int kThreads = Kernel::kThreads, kStepRows = Kernel::kStepRows;
-  static constexpr int kChunks = Kernel::kChunks, kRowBytes = Kernel::kRowBytes;
-  static constexpr int kTileBytes = Kernel::kTileBytes;
+  static constexpr int kChunks = Kernel::kRowChunks, kRowBytes = Kernel::kRowBytes;
   static constexpr bool kKeepsPitches = Kernel::kKeepsPitches;
   static constexpr int kRowsAPass = kThreads / kChunks, kPasses = kStepRows / kRowsAPass;
-  static constexpr int kVectors = Kernel::kFixedPoint ? 3 : 2;
+  static constexpr int kVectors = Kernel::kVectors, kVectorPasses = Kernel::kVectorPasses;
   uint4 q[kPasses], d_o[kPasses];
-  float value;  // of one row: stabiliser, delta or factor of dQ
-  const char *from_q, *from_o, *from_rows;
+  float value[kVectorPasses];  // of one row: stabiliser, delta or factor of dQ
+  const char *from_q, *from_o, *from_rows[kVectorPasses];
   int place;                    // of this thread's chunk in a tile
   int q_pitch, o_pitch;         // bytes from row to row; 0: looked up
   int limit, q_limit, o_limit;  // rows that exist, and those that this thread may read
@@ -28,8 +27,8 @@ struct StepStager {
   typename Kernel::FetchPlace place_of_fetch;
 
   ATTN_HD explicit StepStager(const Work& work)
-      : value(0),
-        place(ptx::Keep(ChunkOffset(work.thread / kChunks, work.thread % kChunks, kChunks))),
+      : place(ptx::Keep(
+            ChunkOffset(Kernel::RowOfThread(work.thread), work.thread % kChunks, Kernel::kChunks))),
         q_pitch(kKeepsPitches ? ptx::Keep(PitchOf(work.problem.q)) : 0),
         o_pitch(kKeepsPitches ? ptx::Keep(PitchOf(work.problem.d_o)) : 0),
         at(work.visits) {
@@ -40,7 +39,10 @@ struct StepStager {
   ATTN_HD void Clear(const Work& work) {
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) q[n] = d_o[n] = make_uint4(0, 0, 0, 0);
-    value = work.thread < kStepRows ? Infinity() : 0.0f;
+#pragma unroll
+    for (int n = 0; n < kVectorPasses; ++n) {
+      value[n] = work.thread + n * kThreads < kStepRows ? Infinity() : 0.0f;
+    }
   }
   // Beyond the last head nothing is read.
   ATTN_HD void OpenHead(const Work& work, int next_head) {
@@ -54,11 +56,15 @@ struct StepStager {
     o_limit = chunk < p.v_chunks ? limit : 0;
     from_q = RowOf(p.q, s.batch, head, s.q_begin) + chunk * 16;
     from_o = RowOf(p.d_o, s.batch, head, s.q_begin) + chunk * 16;
-    const float* vector = work.thread < kStepRows       ? p.stabilizer
-                          : work.thread < 2 * kStepRows ? p.delta
+#pragma unroll
+    for (int n = 0; n < kVectorPasses; ++n) {
+      const int at_thread = work.thread + n * kThreads;
+      const float* vector = at_thread < kStepRows       ? p.stabilizer
+                            : at_thread < 2 * kStepRows ? p.delta
                                                         : p.dq_factor;
-    from_rows = reinterpret_cast<const char*>(vector + s.batch * p.lse_batch + head * p.lse_head +
-                                              s.q_begin);
+      from_rows[n] = reinterpret_cast<const char*>(vector + s.batch * p.lse_batch +
+                                                   head * p.lse_head + s.q_begin);
+    }
   }
   // Ahead of Fetch.
   ATTN_HD void Bring(const Work& work) { place_of_fetch.Bring(work.visits, at); }
@@ -70,7 +76,7 @@ struct StepStager {
       ptx::SyncWarp();  // keeps this a branch
       Clear(work);
     }
-    const int row = here.row + work.thread / kChunks;
+    const int row = here.row + Kernel::RowOfThread(work.thread);
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
       const int from = row + n * kRowsAPass;
@@ -80,32 +86,41 @@ struct StepStager {
                              ptx::Offset(from_o, from, kKeepsPitches ? o_pitch : PitchOf(p.d_o)),
                              from < o_limit);
     }
-    if (work.thread < kVectors * kStepRows) FetchRow(work, here.row);
+#pragma unroll
+    for (int n = 0; n < kVectorPasses; ++n) {
+      if (work.thread + n * kThreads < kVectors * kStepRows) FetchRow(work, here.row, n);
+    }
     if (at.template Advance<kStepRows>(work.visits, here)) {
       OpenHead(work, at.template Head<kStepRows>(work.visits));
     }
   }
-  ATTN_HD void FetchRow(const Work& work, int first_row) {
+  ATTN_HD void FetchRow(const Work& work, int first_row, int pass) {
     const int row = first_row + work.thread % kStepRows;
-    ptx::LoadConstantFloatIf(value, ptx::Offset(from_rows, row, 4), row < limit);
+    ptx::LoadConstantFloatIf(value[pass], ptx::Offset(from_rows[pass], row, 4), row < limit);
   }
   ATTN_HD void Put(const Work& work, int slot, Shared& shared) {
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
       const int twist = Twist(n * kRowsAPass) * 16;
-      char* to = Kernel::At(shared.slots, slot + (place ^ twist) + n * kRowsAPass * kRowBytes);
-      ptx::StoreShared128(to, q[n]);
-      ptx::StoreShared128(to + kTileBytes, d_o[n]);
+      const int to = place ^ twist, rows = n * kRowsAPass * kRowBytes;
+      ptx::StoreShared128(Kernel::At(shared.slots, slot + to + rows), q[n]);
+      ptx::StoreShared128(Kernel::At(shared.slots, slot + Kernel::Second(to, kStepRows) + rows),
+                          d_o[n]);
     }
-    if (work.thread < kVectors * kStepRows) PutRow(work, slot, shared);
+#pragma unroll
+    for (int n = 0; n < kVectorPasses; ++n) {
+      if (work.thread + n * kThreads < kVectors * kStepRows) PutRow(work, slot, n, shared);
+    }
   }
-  ATTN_HD void PutRow(const Work& work, int slot, Shared& shared) const {
-    char* rows = Kernel::At(shared.slots, slot + 2 * kTileBytes);
-    if (work.thread < 2 * kStepRows) {
-      ptx::StoreSharedFloat(rows + work.thread * 4, value * work.row_gain);
+  ATTN_HD void PutRow(const Work& work, int slot, int pass, Shared& shared) const {
+    char* rows = Kernel::At(shared.slots, slot + Kernel::kPairBytes);
+    const int at_thread = work.thread + pass * kThreads;
+    if (at_thread < 2 * kStepRows) {
+      ptx::StoreSharedFloat(rows + at_thread * 4, value[pass] * work.row_gain[pass]);
     } else {
-      ptx::StoreShared16(rows + (2 * kStepRows + work.thread) * 2,
-                         ptx::PackTruncated(FixedPoint::RowFactor(value, work.row_gain), 0));
+      ptx::StoreShared16(
+          rows + (2 * kStepRows + at_thread) * 2,
+          ptx::PackTruncated(FixedPoint::RowFactor(value[pass], work.row_gain[pass]), 0));
     }
   }
 };

@@ -36,6 +36,14 @@ EmulatedKernel SmallForward() {
                                      ListedScores, DropoutPolicy>>();
 }
 
+template <int kHeadDim, int kBlocks>
+EmulatedKernel SmallBackward(const KernelRow& row) {
+  static constexpr Tile kTile = {32, 32, kHeadDim, kBlocks};
+  return row.dropout
+             ? EmulatedEntry<BackwardKernel<kTile, ListedScores, ReplayDropout, FixedPointSums>>()
+             : EmulatedEntry<BackwardKernel<kTile, ListedScores, KeepAll, FixedPointSums>>();
+}
+
 // Those that have rows (kernels/tiles.cc).
 template <class Rule, class DropoutPolicy, Tile kTile>
 EmulatedKernel BackwardSumming(bool ordered) {
@@ -81,6 +89,9 @@ EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kCaptureSums) return EmulatedEntry<CaptureSumsKernel>();
   if (row.kind == KernelKind::kCaptureScores) {
     return EmulatedEntry<CaptureScoresKernel<CaptureProducts>>();
+  }
+  if (row.small && row.kind == KernelKind::kBackward) {
+    return row.head_dim == 32 ? SmallBackward<32, 6>(row) : SmallBackward<64, 4>(row);
   }
   if (row.small && row.head_dim == 32) {
     return row.dropout ? SmallForward<32, 6, PhiloxDropout>() : SmallForward<32, 7, NoDropout>();

@@ -1,4 +1,6 @@
 // Tiles of a bool mask that hold nothing are not visited, and leaving them out changes no bit.
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <limits>
@@ -18,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "kernels/engine/cuda_backend.h"
 #include "kernels/engine/device/emulated_device.h"
+#include "tests/conformance/backend_conformance.h"
 #include "tests/conformance/conformance_launch.h"
 
 namespace attnd::cuda {
@@ -289,10 +292,10 @@ TEST(MaskTiles, ResultsHaveTheBitsOfABiasThatHidesTheSame) {
   }
 }
 
-// Whether lists are held on the device or go with the launch.
+// By the same tiles, whether lists are held on the device or go with the launch.
 TEST(MaskTiles, ResultsHaveTheBitsOfTheSameMaskByDescription) {
   for (int64_t held : {0, 1 << 24}) {
-    CudaBackend backend(MakeEmulatedDevice({.mask_bytes = held}));
+    CudaBackend backend(MakeEmulatedDevice({.mask_bytes = held}), nullptr, MaskWay::kListed);
     for (Case& c : Cases()) {
       SCOPED_TRACE(c.name);
       ProblemInputs in = RandomInputs(c.problem, 7);
@@ -363,6 +366,73 @@ TEST(SmallTiles, ForwardHasTheBitsOfLargerTiles) {
     ExpectSame("o", got.results[0].o, want.results[0].o);
     ExpectSame("lse", got.results[0].lse, want.results[0].lse);
   }
+}
+
+// Of two roundings of one sum.
+void ExpectClose(ElementType element, const Bytes& got, const Bytes& want) {
+  ASSERT_EQ(got.size(), want.size());
+  const int64_t count = static_cast<int64_t>(got.size()) / ElementBytes(element);
+  const double unit = element == ElementType::kBFloat16 ? 0x1p-8 : 0x1p-11;
+  double largest = 0;
+  const auto at = [&](const Bytes& of, int64_t n) { return LoadElement(element, of.data(), n); };
+  for (int64_t n = 0; n < count; ++n) {
+    if (std::isfinite(at(want, n))) largest = std::max(largest, std::fabs(double{at(want, n)}));
+  }
+  for (int64_t n = 0; n < count; ++n) {
+    const double a = at(got, n), b = at(want, n);
+    if (std::isnan(a) && std::isnan(b)) continue;
+    ASSERT_LE(std::fabs(a - b), 2 * unit * std::fabs(b) + 0x1p-20 * largest) << n << ": " << b;
+  }
+}
+
+TEST(SmallTiles, BackwardHasTheBitsOfLargerTilesButForDq) {
+  CudaBackend listed(MakeEmulatedDevice({}), nullptr, MaskWay::kListed);
+  EmulatedDeviceOptions options;
+  options.shared.detect_races = true;
+  CudaBackend small(MakeEmulatedDevice(options), nullptr, MaskWay::kSmall);
+  std::vector<Case> cases = Cases();
+  for (int64_t dim : {24, 32, 64}) {
+    for (uint32_t threshold : {0, 26}) cases.push_back(Squares(dim, threshold));
+  }
+  for (Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    Problem& p = c.problem;
+    ProblemInputs in = RandomInputs(p, 7);
+    Pad(*p.bool_mask, c.padding, in);
+    if (c.name.starts_with("squares")) DrawSquares(p, in);
+    MaskByDescription(p, in);
+    const absl::Status supported = small.Supports(p, Direction::kBackward);
+    EXPECT_EQ(supported.ok(), p.v_head_dim <= 64) << supported;
+    if (!supported.ok()) continue;
+    auto forward = RunForward(listed, {{.problem = &p, .inputs = &in}});
+    const std::vector<LaunchItem> once = {{&p, &in, forward.results[0].o, forward.results[0].lse}};
+    auto want = LaunchBackward(listed, *MakeHostCallMemory(), once);
+    auto got = LaunchBackward(small, *MakeHostCallMemory(), once);
+    ASSERT_TRUE(want.ok() && got.ok()) << want.status() << got.status();
+    EXPECT_NE(got->report.kernel.find("_small"), std::string::npos) << got->report.kernel;
+    ExpectSame("d_k", got->results[0].d_k, want->results[0].d_k);
+    ExpectSame("d_v", got->results[0].d_v, want->results[0].d_v);
+    ExpectClose(p.element, got->results[0].d_q, want->results[0].d_q);
+  }
+}
+
+// The table's own masks, against the float64 reference, in shards, beside others and on repeat.
+TEST(SmallTiles, Conform) {
+  CudaBackend small(MakeEmulatedDevice({}), nullptr, MaskWay::kSmall);
+  const ConformanceOptions options = {.precision = EnginePrecision::HalfOperands()};
+  int checked = 0;
+  for (ConformanceCase& c : NamedConformanceCases()) {
+    Problem& p = c.problem;
+    if (p.mask == nullptr || p.q_len * p.kv_len > 12000) continue;
+    p.element = checked % 3 == 2 ? ElementType::kBFloat16 : ElementType::kFloat16;
+    if (!small.Supports(p, Direction::kForward).ok()) continue;
+    if (!small.Supports(p, Direction::kBackward).ok()) continue;
+    c.brief = checked++ % 8 != 1;
+    const CaseReport report = CheckCase(small, c, options);
+    EXPECT_EQ(report.unsupported, 0) << c.name;
+    for (const std::string& failure : report.failures) ADD_FAILURE() << c.name << ": " << failure;
+  }
+  EXPECT_GT(checked, 20);
 }
 
 }  // namespace

@@ -35,6 +35,9 @@ PUBLISHED = {(64, "forward", "full"): 32, (128, "forward", "full"): 30,
 XFORMERS = {(64, "forward", "full"): 32.4, (64, "forward", "causal"): 29.2, (128, "forward", "full"): 37.0,
             (64, "backward", "full"): 22.7, (128, "backward", "full"): 19.3}
 STEPS = (16, 15)
+# Blocks of 32 x 32 that SAT's published patterns keep of 1024 (N 1024), and batch × heads of its calls.
+SAT_BLOCKS, SAT_LENGTH, SAT_HEADS = {"image": 51, "nature": 39, "news": 81}, 1024, 1024
+SMS = 80
 VISITS, BLOCKS = (2, 10), 8     # of a block; blocks that follow one another at each place of an SM
 SCORES = ("plain", "bias", "alibi", "softcap", "mask")     # what general scores are asked for; bias in float16
 # What tiles of a mask are; a general kernel's "mask" has partial ones. Partial tiles take their bits from this many bitmaps.
@@ -78,7 +81,9 @@ def problem_desc(shape, length, heads, scores):
     d += b"".join(row_tensor(n, length, head_dim, heads) for n in range(5, 9))
     d += struct.pack("<QQ", TENSORS + (9 << 32), 0)
     blocks = (length + 63) // 64
-    d += struct.pack("<QqqQq", TENSORS + (10 << 32), blocks * 64 * head_dim, 0, TENSORS + (11 << 32), blocks)
+    columns = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
+    d += struct.pack("<QqqqiiQq", TENSORS + (10 << 32), blocks * 64 * columns, 64 * columns, 0, 30, 0,
+                     TENSORS + (11 << 32), blocks * 2 * columns)
     d += b"\0" * (584 - len(d))          # up to tile_lists
     if scores == "mask" or scores in LISTED:
         d += struct.pack("<QQQQqqiiiiii", TABLES + 0x30000, TABLES + 0x40000, TABLES + 0x50000, 0, 0, 0,
@@ -112,12 +117,12 @@ class Shape:
             self.owned = 64
         if self.small:
             self.owned = 32
-        self.step = 64 if self.backward else 32
+        self.step = 64 if self.backward and not self.small else 32
         self.products = 5 if self.backward else 2
 
     def tile(self):
         """Rows and keys of a tile that a list counts."""
-        return (64, self.owned) if self.backward else (self.owned, 32)
+        return (self.step, self.owned) if self.backward else (self.owned, 32)
 
     def lines(self, length):
         return -(-length // self.owned)
@@ -219,7 +224,7 @@ def simulate(key, fields, image, nvdisasm, scores="plain"):
 
 
 def visit_cycles(key, fields, image, nvdisasm):
-    """{FULL or PARTIAL: (cycles of an SM for a visit, for a block besides)} of a forward kernel of masks.
+    """{FULL or PARTIAL: (cycles of an SM for a visit, for a block besides)} of a kernel of masks.
 
     Blocks of few visits follow one another on an SM, whole from their first instruction to their last.
     """
@@ -265,6 +270,23 @@ def simulate_products(archive, only, nvdisasm):
     return table
 
 
+def simulate_sat(archive, head_dim, nvdisasm):
+    """Time of SAT's patterns by small tiles and of the kernels without a mask, main kernels alone."""
+    images = {key: (fields, image) for key, fields, image in read_archive(archive)}
+    dense, small = {}, {}
+    for way in ("forward", "backward"):
+        name = f"{way}_d{head_dim}_f32"
+        speeds = simulate(name + "_linear", *images[name + "_linear"], nvdisasm)[1]
+        shape = Shape(name + "_linear")
+        work = [SAT_LENGTH // shape.step] * (SAT_LENGTH // shape.owned * SAT_HEADS)
+        dense[way] = max(speeds.predictor.launch(work, rates)["cycles"] for rates in speeds.rates)
+        small[way] = visit_cycles(name + "_small", *images[name + "_small"], nvdisasm)["full tiles"]
+    for pattern, kept in SAT_BLOCKS.items():
+        own = {way: (kept * visit + SAT_LENGTH // 32 * block) * SAT_HEADS / SMS for way, (visit, block) in small.items()}
+        print(f"SAT {pattern}, D {head_dim}: time without a mask / by small tiles: " + ", ".join(
+            [f"{way} {dense[way] / own[way]:.1f}" for way in own] + [f"both {sum(dense.values()) / sum(own.values()):.1f}"]))
+
+
 def print_table(rows):
     print("Simulated (voltasim), no V100 was used. Share of peak in %, lowest of gto, lrr, stagger 500; "
           f"N {LENGTH}, batch × heads {HEADS}. Error band: 10 % of time (tools/voltasim/README.md).")
@@ -287,9 +309,10 @@ def main():
     p.add_argument("--scores", nargs="+", choices=SCORES, default=["plain"],
                    help="of general kernels: one row for each")
     p.add_argument("--listed", action="store_true", help="also kernels of masks, per visited score: full and partial tiles")
-    p.add_argument("--visits", action="store_true", help="instead: what a visit and a block of a mask's forward cost")
+    p.add_argument("--visits", action="store_true", help="instead: what a visit and a block of a mask cost")
     p.add_argument("--masks", action="store_true", help="instead: a table by mask, against the dense kernels")
     p.add_argument("--products", action="store_true", help="instead: products of layers, by size")
+    p.add_argument("--sat", type=int, metavar="D", help="instead: SAT's patterns by small tiles, against the dense kernels")
     p.add_argument("--nvdisasm", default=os.environ.get("NVDISASM", ".deps/cuda_tools/nvdisasm"))
     p.add_argument("--json", action="store_true")
     args = p.parse_args()
@@ -300,10 +323,12 @@ def main():
     if args.products:
         table = simulate_products(args.archive, args.only, args.nvdisasm)
         print(json.dumps(table, indent=1)) if args.json else volta_products.print_table(table)
+    if args.sat:
+        simulate_sat(args.archive, args.sat, args.nvdisasm)
         return
     if args.visits:
         for key, fields, image in read_archive(args.archive):
-            if key.startswith("forward_") and args.only in key and Shape(key).listed:
+            if key.startswith(("forward_", "backward_")) and args.only in key and Shape(key).listed:
                 print(key, visit_cycles(key, fields, image, args.nvdisasm), flush=True)
         return
     rows = []

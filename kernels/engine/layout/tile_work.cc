@@ -130,9 +130,10 @@ OrderedTiles BackwardTiles(absl::Span<const Problem* const> problems, absl::Span
           int64_t work = 0;
           for (int64_t g = 0; g < p.group_size(); ++g) {
             const int64_t head = (part.kv_head_begin + h) * p.group_size() + g;
-            work += Visited(
-                rows, mask == nullptr ? nullptr : &mask->PlanAt(part.batch_begin + b, head).by_keys,
-                at, kDqBlockRows);
+            const MaskPlan* plan =
+                mask == nullptr ? nullptr : &mask->PlanAt(part.batch_begin + b, head);
+            work += Visited(rows, plan == nullptr ? nullptr : &plan->by_keys, at,
+                            plan == nullptr ? kDqBlockRows : plan->tile.rows);
           }
           tiles.push_back(
               {work,
