@@ -323,6 +323,7 @@ def main():
     if args.products:
         table = simulate_products(args.archive, args.only, args.nvdisasm)
         print(json.dumps(table, indent=1)) if args.json else volta_products.print_table(table)
+        return
     if args.sat:
         simulate_sat(args.archive, args.sat, args.nvdisasm)
         return
