@@ -204,12 +204,8 @@ inline float LoadGlobalFloat(const void* p, ATTN_WHERE) {
 inline uint32_t LoadGlobal32(const void* p, ATTN_WHERE) {
   return host::Load<uint32_t>(p, where, false);
 }
-inline uint2 LoadGlobal64(const void* p, ATTN_WHERE) {
-  return host::Load<uint2>(p, where, false);
-}
-inline uint4 LoadGlobal128(const void* p, ATTN_WHERE) {
-  return host::Load<uint4>(p, where, false);
-}
+inline uint2 LoadGlobal64(const void* p, ATTN_WHERE) { return host::Load<uint2>(p, where, false); }
+inline uint4 LoadGlobal128(const void* p, ATTN_WHERE) { return host::Load<uint4>(p, where, false); }
 inline void StoreGlobal32(void* p, uint32_t v, ATTN_WHERE) { host::Store(p, v, where, false); }
 inline void StoreGlobalFloat(void* p, float v, ATTN_WHERE) { host::Store(p, v, where, false); }
 inline void StoreGlobalDouble(void* p, double v, ATTN_WHERE) { host::Store(p, v, where, false); }

@@ -81,8 +81,7 @@ class DropoutPlane {
     return {High(second), Low(second), Low(first)};
   }
   ATTN_HD Column ColumnOf(uint32_t column_block) const {
-    const uint64_t first =
-        ptx::MultiplyWide(start_.word[2] ^ column_block, kPhiloxMultiplier[1]);
+    const uint64_t first = ptx::MultiplyWide(start_.word[2] ^ column_block, kPhiloxMultiplier[1]);
     const uint64_t second = ptx::MultiplyWide(
         High(first) ^ start_.word[1] ^ (key_lo_ + kPhiloxKeyStep[0]), kPhiloxMultiplier[0]);
     return {High(second) ^ (key_hi_ + 2 * kPhiloxKeyStep[1]), Low(second),

@@ -205,7 +205,7 @@ struct LaunchParams {
   uint32_t* taken;
   uint32_t taken_before;
   const CaptureDesc* capture;  // null: none
-  const void* dense;  // what a kernel of kernels/dense is told, in place of the others
+  const void* dense;           // what a kernel of kernels/dense is told, in place of the others
 };
 
 // Which thread of which block this is: made by entry.cuh (or the emulator), read from nowhere else.

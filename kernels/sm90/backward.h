@@ -5,8 +5,8 @@
 // of the group. One warpgroup brings (backward_bringer.h), two multiply 64 keys each
 // (backward_consumer.h), and one may make dropout's decisions (backward_decider.h). Barriers in
 // shared memory hand tiles over. What belongs to a lane's scores stays in its registers: P and dS
-// are operands there, and only dS goes through shared memory, for dQ. Sums of dQ leave a round later
-// in bulk; DqKernel (rules/query_gradient.h) puts them into place.
+// are operands there, and only dS goes through shared memory, for dQ. Sums of dQ leave a round
+// later in bulk; DqKernel (rules/query_gradient.h) puts them into place.
 //
 // dQ's additions, rows without visible keys, infinities and NaN: as in sm80/backward.h, but second
 // integers of dQ are kept for rows that need them alone (DeltaKernel, rules/backward_passes.h).
@@ -23,8 +23,8 @@ struct BackwardKernel {
   using Layout = BackwardLayout<Math, kTile, Rule, Dropout, DqSums>;
   using Shared = typename Layout::Shared;
   static constexpr int kThreads = Layout::kThreads;
-  // 64 Ki registers an SM: 512 for a thread of each warpgroup, of three 504. At 128 columns products
-  // would wait for registers with fewer than 240.
+  // 64 Ki registers an SM: 512 for a thread of each warpgroup, of three 504. At 128 columns
+  // products would wait for registers with fewer than 240.
   static constexpr int kOtherRegisters = kTile.head_dim > 64 ? 24 : 40;
   static constexpr int kConsumerRegisters =
       Layout::kHasDeciders ? (512 - 2 * kOtherRegisters) / 2 : (504 - kOtherRegisters) / 2;

@@ -22,7 +22,8 @@ struct BackwardDecider {
     const int warp = ptx::Uniform(thread / kWarpLanes), lane = thread % kWarpLanes;
 #pragma unroll 1
     for (int tile = 0; Layout::WaitForWork(params, tile, shared); ++tile) {
-      Decide(Layout::WorkOf(tile, shared), warp, lane, [] {}, shared);
+      Decide(
+          Layout::WorkOf(tile, shared), warp, lane, [] {}, shared);
       ptx::SyncWarp();
       if (lane == 0) ptx::Arrive(&shared.empty_work[tile % Layout::kSlots]);
     }
