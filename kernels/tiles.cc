@@ -156,7 +156,8 @@ void AddSmallBackward(int head_dim, std::vector<KernelRow>& rows) {
                     .dropout = dropout,
                     .tile = {kSmallRows, 32, head_dim, head_dim > 32 ? 4 : 6},
                     .reason = "masks that show little of a tile of 64 rows and 128 keys",
-                    .cycles = BackwardCyclesOf(head_dim, true)});
+                    .cycles = BackwardCyclesOf(head_dim, true),
+                    .spill_bytes = head_dim > 32 ? 0 : 4});  // of 168 registers
   }
 }
 
