@@ -17,6 +17,20 @@
 #include "modules/reference/reference_engine.h"
 #include "net/listen_address.h"
 #include "server/app/encode_server_info.h"
+#include "server/app/metrics_port.h"
+#include "server/masks/mask_arrivals.h"
+#include "server/masks/mask_workers.h"
+#include "server/modules/module_calls.h"
+#include "server/modules/module_metrics.h"
+#include "server/modules/module_table.h"
+#include "server/modules/modules_service.h"
+#include "server/rpc/call_watch.h"
+#include "server/rpc/rpc_server.h"
+#include "server/rpc/service_deps.h"
+#include "server/rpc/transfer_pool.h"
+#include "server/security/certificate_watch.h"
+#include "server/security/token_watch.h"
+#include "server/shared_memory/shared_memory_service.h"
 
 namespace attnd {
 namespace {
@@ -266,6 +280,18 @@ void AttndServer::SetServing(bool serving) {
 }
 
 // Nothing may lose a device, or answer a call, once the server is gone.
+const std::vector<std::string>& AttndServer::addresses() const { return rpc_->addresses(); }
+
+int AttndServer::metrics_port() const {
+  return metrics_port_ == nullptr ? 0 : metrics_port_->port();
+}
+
+int AttndServer::connections() const { return rpc_->connections(); }
+
+int64_t AttndServer::module_bytes() const { return module_table_->memory().used(); }
+
+void AttndServer::ExpireModules() { module_table_->Expire(); }
+
 AttndServer::~AttndServer() {
   devices_.StopGpuWatch();
   if (rpc_ != nullptr) StopNow();

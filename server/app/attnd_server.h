@@ -25,29 +25,33 @@
 #include "server/admission/admission.h"
 #include "server/admission/staging_pool.h"
 #include "server/app/devices.h"
-#include "server/app/metrics_port.h"
 #include "server/app/options.h"
 #include "server/captures/map_store.h"
 #include "server/lease/lease_table.h"
-#include "server/masks/mask_arrivals.h"
 #include "server/masks/mask_store.h"
-#include "server/masks/mask_workers.h"
 #include "server/metrics/metrics.h"
-#include "server/modules/module_calls.h"
-#include "server/modules/module_metrics.h"
-#include "server/modules/module_table.h"
-#include "server/modules/modules_service.h"
-#include "server/rpc/call_watch.h"
+#include "server/rpc/call_log_limit.h"
 #include "server/rpc/open_calls.h"
-#include "server/rpc/rpc_server.h"
-#include "server/rpc/transfer_pool.h"
 #include "server/security/auth.h"
-#include "server/security/certificate_watch.h"
-#include "server/security/token_watch.h"
 #include "server/shared_memory/shared_memory.h"
-#include "server/shared_memory/shared_memory_service.h"
 
 namespace attnd {
+
+// Tests read this header often: their parts' own, and gRPC's, are long.
+class CallWatch;
+class CertificateWatch;
+class MaskArrivals;
+class MaskWorkers;
+class MetricsPort;
+class ModuleCalls;
+class ModuleMetrics;
+class ModulesService;
+class ModuleTable;
+struct NamedEngine;
+class RpcServer;
+class SharedMemoryService;
+class TokenWatch;
+class TransferPool;
 
 class AttndServer {
  public:
@@ -63,20 +67,20 @@ class AttndServer {
   ~AttndServer();
 
   // As bound: a port of 0 has become the real one. In the order of options.listen.
-  const std::vector<std::string>& addresses() const { return rpc_->addresses(); }
-  int metrics_port() const { return metrics_port_ == nullptr ? 0 : metrics_port_->port(); }
+  const std::vector<std::string>& addresses() const;
+  int metrics_port() const;
   AdmissionUse use() const { return admission_->Use(); }
   AdmissionDeviceUse use(int device) const { return admission_->DeviceUse(device); }
   int64_t staging_used() const { return staging_.used(); }
   LeaseUse leases() const { return leases_->Use(); }
   LeaseUse leases(int place) const { return leases_->Use(place); }
   MaskStoreStats masks() const { return masks_->stats(); }
-  int connections() const { return rpc_->connections(); }
+  int connections() const;
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return devices_.any_lost(); }
   bool all_devices_lost() const { return devices_.all_lost(); }
-  int64_t module_bytes() const { return module_table_->memory().used(); }
-  void ExpireModules() { module_table_->Expire(); }
+  int64_t module_bytes() const;
+  void ExpireModules();
   SharedMemoryUse shared_memory_use() const { return shared_memory_->Use(); }
 
   // Returns when every call is answered or `timeout` has passed (what then still runs is

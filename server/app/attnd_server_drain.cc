@@ -3,6 +3,9 @@
 
 #include "absl/time/clock.h"
 #include "server/app/attnd_server.h"
+#include "server/modules/module_calls.h"
+#include "server/rpc/rpc_server.h"
+#include "server/rpc/transfer_pool.h"
 
 namespace attnd {
 namespace {
