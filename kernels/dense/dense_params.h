@@ -85,14 +85,20 @@ struct RotaryDesc {
 };
 inline constexpr int32_t kRotaryThreads = 256;
 
-// runs[n] = Σ gradient², in float64, over kSquaresRun numbers in order: the parts of SquaredNorm.
-struct SquaresDesc {
+// The parts of gradients' squared norms: runs[32·w + n] = Σ gradient², in float64, over kSquaresRun
+// numbers in order, run n of warp w of the launch. A range has whole warps.
+struct SquaresRange {
   const float* gradient;
   int64_t count;
+  int32_t first_warp;
+};
+struct SquaresDesc {
+  const SquaresRange* ranges;
   double* runs;
+  int32_t range_count, warps;
 };
 inline constexpr int32_t kSquaresRun = 1024, kSquaresWarps = 4,
-                         kSquaresRunsOfBlock = 32 * kSquaresWarps;
+                         kSquaresNumbersOfWarp = 32 * kSquaresRun;
 
 // One step of an optimizer on one tensor: modules/optimizer.h's ApplyStep, StepScalars and all.
 struct StepDesc {
@@ -100,11 +106,17 @@ struct StepDesc {
   float* parameter;
   float *first, *second, *second_max;  // null: the optimizer does not have it
   int64_t count;
+  int32_t first_block;
   int32_t is_adam, is_coupled, is_amsgrad, is_nesterov, is_first;
   float multiplier, decay, rate, momentum, gain;
   float toward1, keep2, toward2, root_correction, epsilon;
 };
-inline constexpr int32_t kStepThreads = 256, kStepNumbersOfBlock = 4 * kStepThreads;
+// Tensors of one launch: most are small.
+struct StepListDesc {
+  const StepDesc* steps;
+  int32_t count;
+};
+inline constexpr int32_t kStepThreads = 256, kStepNumbersOfBlock = 8 * kStepThreads;
 
 // A product of any elements: A's and B's numbers are rounded to `operand` first. Tiles of
 // kPlainTile rows and columns, numbered row by row of tiles.

@@ -1,11 +1,28 @@
 // What a step of an optimizer runs: SquaresKernel, the parts of gradients' squared norms
-// (SquaresDesc), and StepKernel, the step itself (StepDesc). Every operation is rounded once and
-// none contracted: the bits are those of modules/optimizer.cc, number by number.
+// (SquaresDesc), and StepKernel, the step itself (StepListDesc), each of many tensors at once.
+// Every operation is rounded once and none contracted: the bits are those of modules/optimizer.cc,
+// number by number.
 #pragma once
 
 #include "kernels/dense/elements.h"
 
 namespace attnd {
+
+// The last of `count` entries whose `first` is at most `number`; entry 0's is 0.
+template <class Entry>
+ATTN_HD const Entry& EntryAt(const Entry* entries, int32_t count, int32_t Entry::*first,
+                             int32_t number) {
+  int32_t low = 0, beyond = count;
+  while (beyond - low > 1) {
+    const int32_t middle = (low + beyond) / 2;
+    if (entries[middle].*first <= number) {
+      low = middle;
+    } else {
+      beyond = middle;
+    }
+  }
+  return entries[low];
+}
 
 // A warp has 32 runs of kSquaresRun numbers, one a lane. Numbers pass through shared memory, so
 // that lanes read neighbours.
@@ -18,13 +35,17 @@ struct SquaresKernel {
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const SquaresDesc& d = *static_cast<const SquaresDesc*>(params.dense);
     const int warp = at.thread >> 5, lane = at.thread & 31;
-    const int64_t first = int64_t{at.block} * kSquaresRunsOfBlock + warp * 32;
+    const int of_launch = at.block * kSquaresWarps + warp;
+    if (of_launch >= d.warps) return;
+    const SquaresRange& range =
+        EntryAt(d.ranges, d.range_count, &SquaresRange::first_warp, of_launch);
+    const int64_t first = int64_t{of_launch - range.first_warp} * 32;
     float* numbers = shared.numbers[warp];
     double sum = 0;
     for (int step = 0; step < kSquaresRun; step += 32) {
       for (int run = 0; run < 32; ++run) {
         const int64_t index = (first + run) * kSquaresRun + step + lane;
-        const float number = index < d.count ? ptx::LoadGlobalFloat(d.gradient + index) : 0;
+        const float number = index < range.count ? ptx::LoadGlobalFloat(range.gradient + index) : 0;
         ptx::StoreSharedFloat(numbers + run * kPitch + lane, number);
       }
       ptx::SyncWarp();
@@ -34,7 +55,7 @@ struct SquaresKernel {
       }
       ptx::SyncWarp();
     }
-    if ((first + lane) * kSquaresRun < d.count) ptx::StoreGlobalDouble(d.runs + first + lane, sum);
+    ptx::StoreGlobalDouble(d.runs + int64_t{of_launch} * 32 + lane, sum);
   }
 };
 
@@ -43,8 +64,9 @@ struct StepKernel {
   struct Shared {};
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared&) {
-    const StepDesc& d = *static_cast<const StepDesc*>(params.dense);
-    int64_t n = int64_t{at.block} * kStepNumbersOfBlock + at.thread;
+    const StepListDesc& list = *static_cast<const StepListDesc*>(params.dense);
+    const StepDesc& d = EntryAt(list.steps, list.count, &StepDesc::first_block, at.block);
+    int64_t n = int64_t{at.block - d.first_block} * kStepNumbersOfBlock + at.thread;
     for (int of_thread = 0; of_thread < kStepNumbersOfBlock / kThreads;
          ++of_thread, n += kThreads) {
       if (n >= d.count) return;

@@ -179,9 +179,11 @@ absl::Status CpuDevice::SquaredNorms(absl::Span<const Gradients> ranges, absl::S
   return absl::OkStatus();
 }
 
-void CpuDevice::Step(const EntryStep& step) {
-  workers_.ForRanges(step.count, kStepNumbers,
-                     [&](IndexRange range) { step.Apply(range.first, range.count); });
+void CpuDevice::Step(absl::Span<const EntryStep> steps) {
+  for (const EntryStep& step : steps) {
+    workers_.ForRanges(step.count, kStepNumbers,
+                       [&](IndexRange range) { step.Apply(range.first, range.count); });
+  }
 }
 
 }  // namespace attnd

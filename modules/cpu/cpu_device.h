@@ -58,7 +58,7 @@ class CpuDevice final : public ModuleDevice {
   }
 
   absl::Status SquaredNorms(absl::Span<const Gradients> ranges, absl::Span<double> norms) override;
-  void Step(const EntryStep& step) override;
+  void Step(absl::Span<const EntryStep> steps) override;
 
  private:
   struct Free {

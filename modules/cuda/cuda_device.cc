@@ -471,62 +471,98 @@ absl::Status CudaDevice::AttendBackward(const BackwardCall& call) {
 
 absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
                                       absl::Span<double> norms) {
-  constexpr int64_t kMostRuns = LaunchQueue::kStagingBytes / static_cast<int64_t>(sizeof(double));
-  std::vector<double> runs(kMostRuns);
-  std::vector<size_t> range_of;  // of each run that waits
+  constexpr int32_t kMostWarps = LaunchQueue::kStagingBytes / (32 * sizeof(double));
+  constexpr size_t kMostRanges = LaunchQueue::kMostConstants / sizeof(SquaresRange);
+  std::vector<double> runs(kMostWarps * 32);
+  std::vector<SquaresRange> waiting;
+  std::vector<size_t> places;  // in `ranges`, of those
+  int32_t warps = 0;
   std::fill(norms.begin(), norms.end(), 0);
-  const auto bring = [&]() -> absl::Status {
+  const auto run = [&]() -> absl::Status {
+    const auto* list = static_cast<const SquaresRange*>(queue_.Constants(
+        waiting.data(), static_cast<int64_t>(waiting.size() * sizeof(waiting[0]))));
+    auto* sums = reinterpret_cast<double*>(queue_.staging());
+    queue_.Add(KernelKind::kDenseSquares,
+               SquaresDesc{list, sums, static_cast<int32_t>(waiting.size()), warps},
+               DivideUp(warps, kSquaresWarps), 4.0 * warps * kSquaresNumbersOfWarp);
     const cuda::HostCopy copy{.device = queue_.staging(),
                               .host = reinterpret_cast<std::byte*>(runs.data()),
-                              .bytes = static_cast<int64_t>(range_of.size() * sizeof(double))};
+                              .bytes = warps * int64_t{32 * sizeof(double)}};
     RETURN_IF_ERROR(queue_.FlushAnd({&copy, 1}));
-    for (size_t n = 0; n < range_of.size(); ++n) norms[range_of[n]] += runs[n];
-    range_of.clear();
+    for (size_t n = 0; n < waiting.size(); ++n) {
+      const double* next = runs.data() + int64_t{waiting[n].first_warp} * 32;
+      for (int64_t left = DivideUp(waiting[n].count, kSquaresRun); left > 0; --left) {
+        norms[places[n]] += *next++;
+      }
+    }
+    waiting.clear();
+    places.clear();
+    warps = 0;
     return absl::OkStatus();
   };
   for (size_t range = 0; range < ranges.size(); ++range) {
     for (int64_t first = 0; first < ranges[range].count;) {
-      const int64_t room = kMostRuns - static_cast<int64_t>(range_of.size());
-      const int64_t count = std::min(room * kSquaresRun, ranges[range].count - first);
-      const SquaresDesc desc = {ranges[range].data + first, count,
-                                reinterpret_cast<double*>(queue_.staging()) + range_of.size()};
-      const int64_t of_part = DivideUp(count, kSquaresRun);
-      queue_.Add(KernelKind::kDenseSquares, desc, DivideUp(of_part, kSquaresRunsOfBlock),
-                 4.0 * count);
-      range_of.insert(range_of.end(), of_part, range);
+      const int64_t count = std::min(int64_t{kMostWarps - warps} * kSquaresNumbersOfWarp,
+                                     ranges[range].count - first);
+      waiting.push_back({ranges[range].data + first, count, warps});
+      places.push_back(range);
+      warps += static_cast<int32_t>(DivideUp(count, kSquaresNumbersOfWarp));
       first += count;
-      if (static_cast<int64_t>(range_of.size()) == kMostRuns) RETURN_IF_ERROR(bring());
+      if (warps == kMostWarps || waiting.size() == kMostRanges) RETURN_IF_ERROR(run());
     }
   }
-  return range_of.empty() ? queue_.Flush() : bring();
+  return waiting.empty() ? queue_.Flush() : run();
 }
 
-void CudaDevice::Step(const EntryStep& step) {
+namespace {
+
+StepDesc StepDescOf(const EntryStep& step, int32_t first_block) {
   const OptimizerSpec& spec = *step.spec;
   const StepScalars& s = step.scalars;
-  const StepDesc desc = {.gradient = step.gradient,
-                         .parameter = step.parameter,
-                         .first = step.moments[0],
-                         .second = step.moments[1],
-                         .second_max = step.moments[2],
-                         .count = step.count,
-                         .is_adam = spec.kind == OptimizerKind::kAdamW,
-                         .is_coupled = spec.coupled_decay,
-                         .is_amsgrad = spec.amsgrad,
-                         .is_nesterov = spec.nesterov,
-                         .is_first = s.is_first,
-                         .multiplier = s.multiplier,
-                         .decay = s.decay,
-                         .rate = s.rate,
-                         .momentum = s.momentum,
-                         .gain = s.gain,
-                         .toward1 = s.toward1,
-                         .keep2 = s.keep2,
-                         .toward2 = s.toward2,
-                         .root_correction = s.root_correction,
-                         .epsilon = s.epsilon};
-  queue_.Add(KernelKind::kDenseStep, desc, DivideUp(step.count, kStepNumbersOfBlock),
-             32.0 * step.count);
+  return {.gradient = step.gradient,
+          .parameter = step.parameter,
+          .first = step.moments[0],
+          .second = step.moments[1],
+          .second_max = step.moments[2],
+          .count = step.count,
+          .first_block = first_block,
+          .is_adam = spec.kind == OptimizerKind::kAdamW,
+          .is_coupled = spec.coupled_decay,
+          .is_amsgrad = spec.amsgrad,
+          .is_nesterov = spec.nesterov,
+          .is_first = s.is_first,
+          .multiplier = s.multiplier,
+          .decay = s.decay,
+          .rate = s.rate,
+          .momentum = s.momentum,
+          .gain = s.gain,
+          .toward1 = s.toward1,
+          .keep2 = s.keep2,
+          .toward2 = s.toward2,
+          .root_correction = s.root_correction,
+          .epsilon = s.epsilon};
+}
+
+}  // namespace
+
+void CudaDevice::Step(absl::Span<const EntryStep> steps) {
+  constexpr size_t kMost = LaunchQueue::kMostConstants / sizeof(StepDesc);
+  while (!steps.empty()) {
+    std::vector<StepDesc> list;
+    int64_t blocks = 0, numbers = 0;
+    for (; list.size() < std::min(kMost, steps.size()) && numbers < kMostNumbers;) {
+      const EntryStep& step = steps[list.size()];
+      list.push_back(StepDescOf(step, static_cast<int32_t>(blocks)));
+      blocks += DivideUp(step.count, kStepNumbersOfBlock);
+      numbers += step.count;
+    }
+    steps.remove_prefix(list.size());
+    const StepListDesc desc = {
+        static_cast<const StepDesc*>(
+            queue_.Constants(list.data(), static_cast<int64_t>(list.size() * sizeof(list[0])))),
+        static_cast<int32_t>(list.size())};
+    queue_.Add(KernelKind::kDenseStep, desc, blocks, 32.0 * numbers);
+  }
 }
 
 }  // namespace attnd

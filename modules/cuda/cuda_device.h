@@ -62,7 +62,7 @@ class CudaDevice final : public ModuleDevice {
   absl::Status AttendBackward(const BackwardCall& call) override;
 
   absl::Status SquaredNorms(absl::Span<const Gradients> ranges, absl::Span<double> norms) override;
-  void Step(const EntryStep& step) override;
+  void Step(absl::Span<const EntryStep> steps) override;
 
  private:
   void AddNumbers(NumbersDesc desc);

@@ -359,10 +359,13 @@ absl::StatusOr<StepResult> ExecutorInstance::Step(const StepCall& call) {
     if (!entries.empty()) {
       tensors.weights = static_cast<float*>(tensors_.Weight(entries[0]).data) - entries[0].offset;
     }
+    std::vector<EntryStep> steps;
     for (size_t n = 0; n < entries.size(); ++n) {
-      if (!entries[n].trained_offset.has_value()) continue;
-      device_->Step(step.Of(n, tensors));
-      Pack(n);
+      if (entries[n].trained_offset.has_value()) steps.push_back(step.Of(n, tensors));
+    }
+    device_->Step(steps);
+    for (size_t n = 0; n < entries.size(); ++n) {
+      if (entries[n].trained_offset.has_value()) Pack(n);
     }
   }
   result.optimizer_step = optimizer_step_;

@@ -146,7 +146,7 @@ class ModuleDevice {
   };
   virtual absl::Status SquaredNorms(absl::Span<const Gradients> ranges,
                                     absl::Span<double> norms) = 0;
-  virtual void Step(const EntryStep& step) = 0;
+  virtual void Step(absl::Span<const EntryStep> steps) = 0;
 };
 
 }  // namespace attnd
