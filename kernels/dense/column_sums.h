@@ -1,7 +1,8 @@
 // ColumnSumsKernel: gradients of biases and norms (ColumnSumsDesc): sums over rows of kSumColumns
-// columns a block. A block of rows is summed in stretches of kSumStretch, a warp each; one warp
-// adds the stretches in order, and the sum of the block to what stands there. Calls cut at blocks
-// of rows give the bits of one.
+// columns a block. A warp sums a stretch of kSumStretch rows; one warp adds the stretches of a part
+// in order to those of the parts before in its block of rows, and the sum of a block of rows to
+// what stands there. Parts are summed side by side and take turns to add, so calls cut at blocks of
+// rows give the bits of one.
 #pragma once
 
 #include "kernels/dense/norm.h"
@@ -10,70 +11,115 @@ namespace attnd {
 
 struct ColumnSumsKernel {
   static constexpr int kThreads = kSumThreads, kWarps = kThreads / 32;
+  static constexpr int kMostStretches = kSumMostRows / kSumStretch;
   struct Shared {
-    float sums[kWarps][kSumColumns], weight_sums[kWarps][kSumColumns];
+    float sums[kMostStretches][kSumColumns], weight_sums[kMostStretches][kSumColumns];
   };
-  static_assert(kSumColumns == 32);
+  static_assert(kSumColumns == 32 && kSumRows == kWarps * kSumStretch);
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const ColumnSumsDesc& d = *static_cast<const ColumnSumsDesc*>(params.dense);
     const int warp = at.thread >> 5, lane = at.thread & 31;
-    const int column = at.block * kSumColumns + lane;
-    for (int64_t begin = 0; begin < d.rows; begin += d.block_rows) {
-      const int64_t end = d.rows - begin < d.block_rows ? d.rows : begin + d.block_rows;
-      const Sums block = SumBlock({d, begin, end, column, warp, lane}, shared);
-      if (warp != 0 || column >= d.columns) continue;
-      if (d.sums != nullptr) Add(d.sums + column, block.sum);
-      if (d.weight_sums != nullptr) Add(d.weight_sums + column, block.weight_sum);
+    const Part part = PartOf(d, at.block);
+    const int column = part.group * kSumColumns + lane;
+    for (int n = warp; n < part.Stretches(); n += kWarps) {
+      const Sums own = column < d.columns ? SumStretch(d, part, n, column) : Sums();
+      ptx::StoreSharedFloat(&shared.sums[n][lane], own.sum);
+      ptx::StoreSharedFloat(&shared.weight_sums[n][lane], own.weight_sum);
     }
+    ptx::SyncThreads();
+    if (warp == 0) AddInTurn(d, part, column, lane, shared);
   }
 
  private:
   struct Sums {
     float sum = 0, weight_sum = 0;
   };
-  struct Place {
-    const ColumnSumsDesc& desc;
+  struct Part {
+    int group, number;
     int64_t begin, end;  // rows
-    int column, warp, lane;
+    bool begins_block, ends_block, is_last;
+    ATTN_HD int Stretches() const {
+      return static_cast<int>((end - begin + kSumStretch - 1) / kSumStretch);
+    }
   };
 
-  // Of warp 0 alone.
-  ATTN_HD static Sums SumBlock(const Place& p, Shared& shared) {
-    Sums block;
-    for (int64_t group = p.begin; group < p.end; group += kWarps * kSumStretch) {
-      const int64_t first = group + p.warp * kSumStretch;
-      const Sums own = p.column < p.desc.columns ? SumStretch(p, first) : Sums();
-      ptx::StoreSharedFloat(&shared.sums[p.warp][p.lane], own.sum);
-      ptx::StoreSharedFloat(&shared.weight_sums[p.warp][p.lane], own.weight_sum);
-      ptx::SyncThreads();
-      if (p.warp == 0) {
-        for (int n = 0; n < kWarps && group + n * kSumStretch < p.end; ++n) {
-          block.sum = ptx::Add(block.sum, ptx::LoadSharedFloat(&shared.sums[n][p.lane]));
-          block.weight_sum =
-              ptx::Add(block.weight_sum, ptx::LoadSharedFloat(&shared.weight_sums[n][p.lane]));
-        }
-      }
-      ptx::SyncThreads();
-    }
-    return block;
+  ATTN_HD static Part PartOf(const ColumnSumsDesc& d, int block) {
+    const int groups = SumGroups(d), of_block = SumPartsOfBlock(d);
+    const int number = block / groups, within = number % of_block;
+    const int64_t of_rows = number / of_block * d.block_rows;
+    const int64_t block_end = of_rows + d.block_rows < d.rows ? of_rows + d.block_rows : d.rows;
+    const int64_t begin = of_rows + int64_t{within} * kSumMostRows;
+    const int64_t end = begin + kSumMostRows < block_end ? begin + kSumMostRows : block_end;
+    return {block % groups, number, begin, end, within == 0, end == block_end, end == d.rows};
   }
 
-  ATTN_HD static Sums SumStretch(const Place& p, int64_t first) {
-    const ColumnSumsDesc& d = p.desc;
-    const int64_t end = p.end - first < kSumStretch ? p.end : first + kSumStretch;
+  ATTN_HD static Sums SumStretch(const ColumnSumsDesc& d, const Part& part, int stretch,
+                                 int column) {
+    constexpr int kTogether = 8;  // rows whose loads wait together
+    const int64_t first = part.begin + int64_t{stretch} * kSumStretch;
+    const int64_t end = part.end - first < kSumStretch ? part.end : first + kSumStretch;
     Sums sums;
-    for (int64_t row = first; row < end; ++row) {
-      const int64_t index = row * d.columns + p.column;
-      const float number = RoundTo(d.operand, LoadNumber(d.in, index));
-      sums.sum = ptx::Add(sums.sum, number);
-      if (d.weight_sums == nullptr) continue;
-      const DenseStatistics s = {ptx::LoadGlobalFloat(&d.statistics[row].mean),
-                                 ptx::LoadGlobalFloat(&d.statistics[row].rstd)};
-      const float n = RoundTo(d.round_element, Normalised(s, LoadNumber(d.x, index)));
-      sums.weight_sum = ptx::Fma(number, n, sums.weight_sum);
+    for (int64_t row = first; row < end; row += kTogether) {
+      const int64_t index = row * d.columns + column;
+      const auto left = static_cast<int>(end - row);
+      float numbers[kTogether], x[kTogether] = {};
+      DenseStatistics statistics[kTogether] = {};
+      LoadNumbers(d.in, index, d.columns, left, numbers);
+      if (d.weight_sums != nullptr) {
+        LoadNumbers(d.x, index, d.columns, left, x);
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) {
+          if (n >= left) break;
+          statistics[n] = {ptx::LoadGlobalFloat(&d.statistics[row + n].mean),
+                           ptx::LoadGlobalFloat(&d.statistics[row + n].rstd)};
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        if (n >= left) break;
+        const float number = RoundTo(d.operand, numbers[n]);
+        sums.sum = ptx::Add(sums.sum, number);
+        if (d.weight_sums == nullptr) continue;
+        const float normalised = RoundTo(d.round_element, Normalised(statistics[n], x[n]));
+        sums.weight_sum = ptx::Fma(number, normalised, sums.weight_sum);
+      }
     }
     return sums;
+  }
+
+  // Of one warp.
+  ATTN_HD static void AddInTurn(const ColumnSumsDesc& d, const Part& part, int column, int lane,
+                                Shared& shared) {
+    if (part.number != 0) {
+      if (lane == 0) {
+        while (ptx::LoadAcquire(d.turns + part.group) != part.number) {
+        }
+      }
+      ptx::SyncWarp();
+    }
+    if (column < d.columns) {
+      Sums block;
+      if (!part.begins_block) {
+        block = {ptx::LoadGlobalFloat(d.carries + column),
+                 ptx::LoadGlobalFloat(d.carries + d.columns + column)};
+      }
+      for (int n = 0; n < part.Stretches(); ++n) {
+        block.sum = ptx::Add(block.sum, ptx::LoadSharedFloat(&shared.sums[n][lane]));
+        block.weight_sum =
+            ptx::Add(block.weight_sum, ptx::LoadSharedFloat(&shared.weight_sums[n][lane]));
+      }
+      if (part.ends_block) {
+        if (d.sums != nullptr) Add(d.sums + column, block.sum);
+        if (d.weight_sums != nullptr) Add(d.weight_sums + column, block.weight_sum);
+      } else {
+        ptx::StoreGlobalFloat(d.carries + column, block.sum);
+        ptx::StoreGlobalFloat(d.carries + d.columns + column, block.weight_sum);
+      }
+    }
+    if (part.number == 0 && part.is_last) return;
+    ptx::SyncWarp();
+    if (lane == 0) ptx::StoreRelease(d.turns + part.group, part.is_last ? 0 : part.number + 1);
   }
 
   ATTN_HD static void Add(float* to, float sum) {

@@ -58,19 +58,33 @@ struct NormDesc {
 inline constexpr int32_t kNormThreads = 256, kNormVectorsOfBlock = kNormThreads / 32;
 
 // sums[n] += Σ in(row, n), and of norms also weight_sums[n] += Σ in(row, n)·normalised(row, n): in
-// blocks of block_rows rows, those in stretches of kSumStretch. A block of threads has 32 columns.
+// blocks of block_rows rows, those in stretches of kSumStretch. A block of threads has 32 columns
+// of one of SumParts, all columns of the first part first; later ones wait for their turn.
 struct ColumnSumsDesc {
   DenseTensor in;   // [rows, columns]
   int32_t operand;  // numbers are rounded to it first
   int32_t columns;
-  int64_t rows, block_rows;
-  float* sums;         // or null
-  float* weight_sums;  // or null
-  DenseTensor x;       // as in; of norms
+  int64_t rows, block_rows;  // block_rows: a multiple of kSumRows
+  float* sums;               // or null
+  float* weight_sums;        // or null
+  DenseTensor x;             // as in; of norms
   const DenseStatistics* statistics;
   int32_t round_element;
+  int32_t* turns;  // [SumGroups], zero before and after
+  float* carries;  // [2, columns]: sums of a block's parts so far
 };
-inline constexpr int32_t kSumColumns = 32, kSumStretch = 32, kSumThreads = 512;
+inline constexpr int32_t kSumColumns = 32, kSumStretch = 32, kSumThreads = 512,
+                         kSumRows = kSumStretch * kSumThreads / 32, kSumMostRows = 8 * kSumRows;
+constexpr int32_t SumGroups(const ColumnSumsDesc& d) {
+  return (d.columns + kSumColumns - 1) / kSumColumns;
+}
+constexpr int32_t SumPartsOfBlock(const ColumnSumsDesc& d) {
+  return static_cast<int32_t>((d.block_rows + kSumMostRows - 1) / kSumMostRows);
+}
+constexpr int64_t SumParts(const ColumnSumsDesc& d) {
+  return d.rows / d.block_rows * SumPartsOfBlock(d) +
+         (d.rows % d.block_rows + kSumMostRows - 1) / kSumMostRows;
+}
 
 // heads [rows, head_count, dim]: the pairs of `count` angles turned in place, a thread for each row
 // and angle.

@@ -26,6 +26,27 @@ ATTN_HD float LoadNumber(const void* data, int32_t element, int64_t index) {
 ATTN_HD float LoadNumber(const DenseTensor& t, int64_t index) {
   return LoadNumber(t.data, t.element, index);
 }
+// numbers[n] ← number first + n·step of t, for n < count, else 0. No load waits for another.
+template <int kNumbers>
+ATTN_HD void LoadNumbers(const DenseTensor& t, int64_t first, int64_t step, int count,
+                         float (&numbers)[kNumbers]) {
+  if (t.element == kBiasFloat32) {
+    const auto* at = static_cast<const float*>(t.data) + first;
+#pragma unroll
+    for (int n = 0; n < kNumbers; ++n) {
+      numbers[n] = n < count ? ptx::LoadGlobalFloat(at + n * step) : 0;
+    }
+    return;
+  }
+  const auto* at = static_cast<const uint16_t*>(t.data) + first;
+  uint32_t halves[kNumbers];
+#pragma unroll
+  for (int n = 0; n < kNumbers; ++n) {
+    halves[n] = n < count ? ptx::LoadGlobal16(at + n * step) : 0;
+  }
+#pragma unroll
+  for (int n = 0; n < kNumbers; ++n) numbers[n] = FloatOfHalf(t.element, halves[n]);
+}
 ATTN_HD void StoreNumber(void* data, int32_t element, int64_t index, float value) {
   char* at = static_cast<char*>(data) + index * BytesOfElement(element);
   if (element == kBiasFloat32) {

@@ -35,14 +35,26 @@ struct NormKernel {
   }
 
  private:
+  // Columns of a lane whose loads wait together.
+  static constexpr int kTogether = 4, kStep = 32 * kTogether;
+
   struct Vector {
     const NormDesc& desc;
     int64_t begin;
     int lane;
-    ATTN_HD float X(int column) const { return LoadNumber(desc.x, begin + column); }
-    ATTN_HD float Factor(int column) const {
-      if (desc.weight.data == nullptr) return 1;
-      return ptx::Add(LoadNumber(desc.weight, column), desc.weight_offset);
+    // Of a lane's columns from `column` on.
+    ATTN_HD int Left(int column) const { return (desc.count - column + 31) / 32; }
+    ATTN_HD void Load(const DenseTensor& t, int column, float (&numbers)[kTogether]) const {
+      LoadNumbers(t, begin + column, 32, Left(column), numbers);
+    }
+    ATTN_HD void LoadFactors(int column, float (&factors)[kTogether]) const {
+      if (desc.weight.data != nullptr) {
+        LoadNumbers(desc.weight, column, 32, Left(column), factors);
+      }
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        factors[n] = desc.weight.data == nullptr ? 1 : ptx::Add(factors[n], desc.weight_offset);
+      }
     }
   };
 
@@ -53,16 +65,26 @@ struct NormKernel {
 
   ATTN_HD static DenseStatistics Statistics(const Vector& v) {
     const auto count = static_cast<float>(v.desc.count);
-    float mean = 0;
+    float mean = 0, x[kTogether];
     if (v.desc.is_centred != 0) {
       float sum = 0;
-      for (int c = v.lane; c < v.desc.count; c += 32) sum = ptx::Add(sum, v.X(c));
+      for (int c = v.lane; c < v.desc.count; c += kStep) {
+        v.Load(v.desc.x, c, x);
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) {
+          if (n < v.Left(c)) sum = ptx::Add(sum, x[n]);
+        }
+      }
       mean = ptx::Divide(OverLanes(sum), count);
     }
     float squares = 0;
-    for (int c = v.lane; c < v.desc.count; c += 32) {
-      const float away = ptx::Subtract(v.X(c), mean);
-      squares = ptx::Fma(away, away, squares);
+    for (int c = v.lane; c < v.desc.count; c += kStep) {
+      v.Load(v.desc.x, c, x);
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        const float away = ptx::Subtract(x[n], mean);
+        if (n < v.Left(c)) squares = ptx::Fma(away, away, squares);
+      }
     }
     const float variance = ptx::Divide(OverLanes(squares), count);
     return {mean, ptx::Divide(1, ptx::SquareRoot(ptx::Add(variance, v.desc.epsilon)))};
@@ -70,33 +92,58 @@ struct NormKernel {
 
   ATTN_HD static void Forward(const Vector& v, const DenseStatistics& s) {
     const NormDesc& d = v.desc;
-    for (int c = v.lane; c < d.count; c += 32) {
-      const float n = RoundTo(d.round_element, Normalised(s, v.X(c)));
-      float y = n;
-      if (d.bias.data != nullptr) {
-        y = ptx::Fma(n, v.Factor(c), LoadNumber(d.bias, c));
-      } else if (d.weight.data != nullptr) {
-        y = ptx::Multiply(n, v.Factor(c));
+    for (int c = v.lane; c < d.count; c += kStep) {
+      float x[kTogether], factors[kTogether], biases[kTogether] = {};
+      v.Load(d.x, c, x);
+      v.LoadFactors(c, factors);
+      if (d.bias.data != nullptr) LoadNumbers(d.bias, c, 32, v.Left(c), biases);
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        if (n >= v.Left(c)) break;
+        float y = RoundTo(d.round_element, Normalised(s, x[n]));
+        if (d.bias.data != nullptr) {
+          y = ptx::Fma(y, factors[n], biases[n]);
+        } else if (d.weight.data != nullptr) {
+          y = ptx::Multiply(y, factors[n]);
+        }
+        StoreNumber(d.out.data, d.out.element, v.begin + c + n * 32, y);
       }
-      StoreNumber(d.out.data, d.out.element, v.begin + c, y);
     }
   }
 
   ATTN_HD static void Backward(const Vector& v, const DenseStatistics& s) {
     const NormDesc& d = v.desc;
-    float sum = 0, along = 0;
-    for (int c = v.lane; c < d.count; c += 32) {
-      const float dn = ptx::Multiply(LoadNumber(d.dy, v.begin + c), v.Factor(c));
-      sum = ptx::Add(sum, dn);
-      along = ptx::Fma(dn, Normalised(s, v.X(c)), along);
+    float sum = 0, along = 0, x[kTogether], dy[kTogether], factors[kTogether];
+    for (int c = v.lane; c < d.count; c += kStep) {
+      v.Load(d.x, c, x);
+      v.Load(d.dy, c, dy);
+      v.LoadFactors(c, factors);
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        if (n >= v.Left(c)) break;
+        const float dn = ptx::Multiply(dy[n], factors[n]);
+        sum = ptx::Add(sum, dn);
+        along = ptx::Fma(dn, Normalised(s, x[n]), along);
+      }
     }
     const auto count = static_cast<float>(d.count);
     const float of_mean = d.is_centred != 0 ? ptx::Divide(OverLanes(sum), count) : 0;
     const float of_along = ptx::Divide(OverLanes(along), count);
-    for (int c = v.lane; c < d.count; c += 32) {
-      const float dn = ptx::Multiply(LoadNumber(d.dy, v.begin + c), v.Factor(c));
-      const float less = ptx::Fma(-Normalised(s, v.X(c)), of_along, ptx::Subtract(dn, of_mean));
-      StoreOrAdd(d.out.data, d.out.element, v.begin + c, ptx::Multiply(less, s.rstd), d.add != 0);
+    for (int c = v.lane; c < d.count; c += kStep) {
+      float there[kTogether] = {};
+      v.Load(d.x, c, x);
+      v.Load(d.dy, c, dy);
+      v.LoadFactors(c, factors);
+      if (d.add != 0) v.Load(d.out, c, there);
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        if (n >= v.Left(c)) break;
+        const float dn = ptx::Multiply(dy[n], factors[n]);
+        const float less = ptx::Fma(-Normalised(s, x[n]), of_along, ptx::Subtract(dn, of_mean));
+        const float dx = ptx::Multiply(less, s.rstd);
+        StoreNumber(d.out.data, d.out.element, v.begin + c + n * 32,
+                    d.add != 0 ? ptx::Add(there[n], RoundTo(d.out.element, dx)) : dx);
+      }
     }
   }
 };

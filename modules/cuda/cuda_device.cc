@@ -242,14 +242,22 @@ void CudaDevice::AddGradient(const GradientProduct& product) {
 }
 
 void CudaDevice::AddColumnSums(const ColumnSum& sum) {
-  const ColumnSumsDesc desc = {.in = TensorOf(sum.in),
-                               .operand = cuda::BiasCode(sum.operand),
-                               .columns = static_cast<int32_t>(sum.columns),
-                               .rows = sum.rows,
-                               .block_rows = kGradientBlockRows,
-                               .sums = sum.sums};
-  queue_.Add(KernelKind::kDenseColumnSums, desc, DivideUp(sum.columns, kSumColumns),
-             4.0 * sum.rows * sum.columns);
+  AddSums({.in = TensorOf(sum.in),
+           .operand = cuda::BiasCode(sum.operand),
+           .columns = static_cast<int32_t>(sum.columns),
+           .rows = sum.rows,
+           .block_rows = kGradientBlockRows,
+           .sums = sum.sums},
+          4.0 * sum.rows * sum.columns);
+}
+
+void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
+  static_assert(kGradientBlockRows % kSumRows == 0);
+  CHECK(desc.columns <= LaunchQueue::kStagingBytes / 8) << desc.columns;
+  if (desc.rows == 0) return;
+  desc.turns = queue_.turns();
+  desc.carries = reinterpret_cast<float*>(queue_.staging());
+  queue_.Add(KernelKind::kDenseColumnSums, desc, SumParts(desc) * SumGroups(desc), flops);
 }
 
 // ---- Vectors.
@@ -294,19 +302,17 @@ void CudaDevice::NormBackward(const NormOperands& norm, ConstTensor dy, Tensor d
 
 void CudaDevice::AddNormGradients(const NormOperands& norm, const NormGradients& gradients) {
   const NormDesc of = NormDescOf(norm, gradients.vectors);
-  const ColumnSumsDesc desc = {
-      .in = TensorOf(gradients.dy),
-      .operand = TensorOf(gradients.dy).element,
-      .columns = of.count,
-      .rows = gradients.vectors,
-      .block_rows = kGradientBlockRows * gradients.per_row,
-      .sums = gradients.d_bias,
-      .weight_sums = gradients.d_weight,
-      .x = of.x,
-      .statistics = reinterpret_cast<const DenseStatistics*>(gradients.statistics),
-      .round_element = of.round_element};
-  queue_.Add(KernelKind::kDenseColumnSums, desc, DivideUp(of.count, kSumColumns),
-             8.0 * gradients.vectors * of.count);
+  AddSums({.in = TensorOf(gradients.dy),
+           .operand = TensorOf(gradients.dy).element,
+           .columns = of.count,
+           .rows = gradients.vectors,
+           .block_rows = kGradientBlockRows * gradients.per_row,
+           .sums = gradients.d_bias,
+           .weight_sums = gradients.d_weight,
+           .x = of.x,
+           .statistics = reinterpret_cast<const DenseStatistics*>(gradients.statistics),
+           .round_element = of.round_element},
+          8.0 * gradients.vectors * of.count);
 }
 
 void CudaDevice::Turn(const Rotary& rotary, TurnDirection direction, const RotaryHeads& heads) {
@@ -473,7 +479,7 @@ absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
                                       absl::Span<double> norms) {
   constexpr int32_t kMostWarps = LaunchQueue::kStagingBytes / (32 * sizeof(double));
   constexpr size_t kMostRanges = LaunchQueue::kMostConstants / sizeof(SquaresRange);
-  std::vector<double> runs(kMostWarps * 32);
+  std::vector<double> runs;
   std::vector<SquaresRange> waiting;
   std::vector<size_t> places;  // in `ranges`, of those
   int32_t warps = 0;
@@ -485,9 +491,10 @@ absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
     queue_.Add(KernelKind::kDenseSquares,
                SquaresDesc{list, sums, static_cast<int32_t>(waiting.size()), warps},
                DivideUp(warps, kSquaresWarps), 4.0 * warps * kSquaresNumbersOfWarp);
+    runs.resize(size_t{32} * warps);
     const cuda::HostCopy copy{.device = queue_.staging(),
                               .host = reinterpret_cast<std::byte*>(runs.data()),
-                              .bytes = warps * int64_t{32 * sizeof(double)}};
+                              .bytes = static_cast<int64_t>(runs.size() * sizeof(double))};
     RETURN_IF_ERROR(queue_.FlushAnd({&copy, 1}));
     for (size_t n = 0; n < waiting.size(); ++n) {
       const double* next = runs.data() + int64_t{waiting[n].first_warp} * 32;

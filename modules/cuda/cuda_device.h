@@ -67,6 +67,7 @@ class CudaDevice final : public ModuleDevice {
  private:
   void AddNumbers(NumbersDesc desc);
   void AddProduct(PlainProductDesc desc, ElementType operand);
+  void AddSums(ColumnSumsDesc desc, double flops);
   cuda::DevicePart PartAt(const std::byte* begin, int64_t bytes) const;
 
   cuda::CudaBackend& engine_;

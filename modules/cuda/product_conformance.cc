@@ -215,5 +215,74 @@ TEST_P(ProductConformance, RowsHaveTheirBitsInAnyCall) {
   }
 }
 
+// As ColumnSumsDesc says: stretches of 32 rows, in order, then blocks of rows, in order.
+Numbers AddedColumns(Numbers sums, const Numbers& in, const Numbers* factors, int64_t block_rows) {
+  const auto columns = static_cast<int64_t>(sums.size());
+  const int64_t rows = static_cast<int64_t>(in.size()) / columns;
+  for (int64_t column = 0; column < columns; ++column) {
+    for (int64_t block = 0; block < rows; block += block_rows) {
+      float of_block = 0;
+      const int64_t end = std::min(rows, block + block_rows);
+      for (int64_t stretch = block; stretch < end; stretch += 32) {
+        float sum = 0;
+        for (int64_t row = stretch; row < std::min(end, stretch + 32); ++row) {
+          const int64_t n = row * columns + column;
+          const auto number = static_cast<float>(in[n]);
+          sum = factors == nullptr ? sum + number
+                                   : std::fma(number, static_cast<float>((*factors)[n]), sum);
+        }
+        of_block += sum;
+      }
+      sums[column] = static_cast<float>(sums[column]) + of_block;
+    }
+  }
+  return sums;
+}
+
+TEST_P(ProductConformance, SumsOfColumnsAreInOrder) {
+  const ElementType element = GetParam().element, wide = ElementType::kFloat32;
+  const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
+  Random random(4);
+  const Rounder round(Rounding::kElements);
+  struct Sums {
+    int64_t rows, columns, per_row;
+  };
+  for (const Sums& c : {Sums{3, 40, 1}, {2500, 40, 1}, {(2048 + 100) * 5, 40, 5}}) {
+    SCOPED_TRACE(absl::StrCat(c.rows, "x", c.columns, " of ", c.per_row));
+    DeviceTensors tensors(*engine);
+    const Numbers in = RandomMatrix(random, c.rows, c.columns, element).numbers;
+    const Numbers old = RandomNumbers(random, c.columns, round, wide);
+    const Tensor on_device = tensors.Put(in, element);
+    for (bool again : {false, true}) {  // turns are left as they were found
+      SCOPED_TRACE(again);
+      const Tensor sums = tensors.Put(old, wide);
+      tensors.device().AddColumnSums(
+          {on_device, element, c.rows, c.columns, static_cast<float*>(sums.data)});
+      EXPECT_TRUE(SameBits(tensors.Get(sums, c.columns), AddedColumns(old, in, nullptr, 1024)));
+    }
+    const Numbers x = RandomMatrix(random, c.rows, c.columns, element).numbers;
+    const Numbers statistics = RandomNumbers(random, c.rows * 2, round, wide);
+    Numbers normalised(x.size());
+    for (size_t n = 0; n < x.size(); ++n) {
+      const size_t row = n / c.columns;
+      const float away = static_cast<float>(x[n]) - static_cast<float>(statistics[2 * row]);
+      normalised[n] = away * static_cast<float>(statistics[2 * row + 1]);
+    }
+    const Tensor d_weight = tensors.Put(old, wide), d_bias = tensors.Put(old, wide);
+    tensors.device().AddNormGradients(
+        {.count = c.columns, .x = tensors.Put(x, element)},
+        {.dy = on_device,
+         .statistics = static_cast<const NormStatistics*>(tensors.Put(statistics, wide).data),
+         .vectors = c.rows,
+         .per_row = c.per_row,
+         .d_weight = static_cast<float*>(d_weight.data),
+         .d_bias = static_cast<float*>(d_bias.data)});
+    const int64_t block = 1024 * c.per_row;
+    EXPECT_TRUE(
+        SameBits(tensors.Get(d_weight, c.columns), AddedColumns(old, in, &normalised, block)));
+    EXPECT_TRUE(SameBits(tensors.Get(d_bias, c.columns), AddedColumns(old, in, nullptr, block)));
+  }
+}
+
 }  // namespace
 }  // namespace attnd
