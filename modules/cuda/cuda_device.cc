@@ -253,8 +253,9 @@ void CudaDevice::AddColumnSums(const ColumnSum& sum) {
 
 void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
   static_assert(kGradientBlockRows % kSumRows == 0);
-  CHECK(desc.columns <= LaunchQueue::kStagingBytes / 8) << desc.columns;
+  static_assert(kMaxParameterDimension / kSumColumns <= LaunchQueue::kTurns);
   if (desc.rows == 0) return;
+  CHECK(SumPartsOfBlock(desc) == 1 || desc.columns <= LaunchQueue::kStagingBytes / 8);
   desc.turns = queue_.turns();
   desc.carries = reinterpret_cast<float*>(queue_.staging());
   queue_.Add(KernelKind::kDenseColumnSums, desc, SumParts(desc) * SumGroups(desc), flops);
