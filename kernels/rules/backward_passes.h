@@ -54,9 +54,10 @@ struct FixedPoint {
     return MinInt(p.dq_bits - 17 - Exponent(key), 60);
   }
   ATTN_HD static int RestBits(int keys) {
-    const int tiles = keys / 64 + 1;  // at most
+    const int tiles = keys / kFewestKeys + 1;  // at most
     return 31 - Exponent(static_cast<float>(tiles + 512));
   }
+  static constexpr int kFewestKeys = 32;  // of backward's tiles
   // Whether a row of dQ may be so small a part of its bound that it needs a second integer, where
   // rows choose. o is the sum of p·z·v, so max‖V‖·Σpz is at least ‖o‖: unless o is small, dS and
   // the errors that it has anyway are no small part of their bound. Softcap's slope may be.

@@ -46,7 +46,8 @@ ATTN_HD RowEnd FinishRow(const ScoreContext& at, float gain, float stabilizer, f
     float count = sink ? 1.0f : static_cast<float>(at.sequence.kv_len - visible);
     top = count > 0 ? ptx::Max(stabilizer, extra) : stabilizer;
     shrink = ptx::Exp2(stabilizer - top);
-    total = sum * shrink + count * ptx::Exp2(extra - top);
+    // Where there is no rest, 2^(extra − top) may be infinite.
+    total = sum * shrink + (count > 0 ? count * ptx::Exp2(extra - top) : 0);
   }
   float factor = shrink * gain * problem.dropout_scale;
   // Nothing but −infinity among visible scores: 0/0, as in the reference.
