@@ -7,9 +7,12 @@
 
 #include "attention/element.h"
 #include "attention/random_problem.h"
+#include "base/round_up.h"
 #include "gtest/gtest.h"
 #include "kernels/engine/cuda_backend.h"
 #include "kernels/engine/device/emulated_device.h"
+#include "kernels/rules/backward_passes.h"
+#include "kernels/tiles.h"
 #include "tests/conformance/conformance_launch.h"
 
 namespace attnd::cuda {
@@ -97,6 +100,27 @@ TEST(FixedPoint, ResolvesRowsFarBelowTheirBoundWhereItHasASecondInteger) {
     const double found = rows.Run(1024, 1024, 32, std::log(2) + 20);
     EXPECT_NEAR(found, exact, exact * 0.08) << head_dim;
   }
+}
+
+// The second integer, if each of a row's tiles leaves as much as it can, all of one sign: a half in
+// units 2^-RestBits, rounded once more; with sm_90's sums beyond 2^22 another 2^8.
+TEST(FixedPoint, HoldsWhatRoundingLeavesOfTheMostTiles) {
+  int checked = 0;
+  for (Architecture architecture :
+       {Architecture::kSm70, Architecture::kSm80, Architecture::kSm90}) {
+    for (const KernelRow& row : KernelRowsOf(architecture)) {
+      if (row.kind != KernelKind::kBackward || !row.ordered) continue;
+      ++checked;
+      for (int64_t keys = 1; keys <= kMaxLength; keys += keys < 128 ? 1 : keys / 128) {
+        const int64_t tiles = DivideUp(keys, row.tile.kv_rows);
+        const double rests = static_cast<double>(tiles) / 2 + 256;
+        const double most =
+            std::ldexp(rests, FixedPoint::RestBits(static_cast<int>(keys))) + tiles / 2.0;
+        ASSERT_LT(most, 0x1p31) << keys << " keys in tiles of " << row.tile.kv_rows;
+      }
+    }
+  }
+  EXPECT_GT(checked, 20);
 }
 
 }  // namespace

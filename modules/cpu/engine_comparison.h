@@ -17,10 +17,14 @@ inline double Largest(const Numbers& a) {
   return most;
 }
 
+// Infinite where either has a NaN.
 inline double Distance(const Numbers& a, const Numbers& b) {
   CHECK(a.size() == b.size());
   double most = 0;
-  for (size_t n = 0; n < a.size(); ++n) most = std::max(most, std::fabs(a[n] - b[n]));
+  for (size_t n = 0; n < a.size(); ++n) {
+    const double distance = std::fabs(a[n] - b[n]);
+    most = std::max(most, std::isnan(distance) ? INFINITY : distance);
+  }
   return most;
 }
 
@@ -42,12 +46,6 @@ inline Bound BoundOf(ElementType element) {
   return element == ElementType::kFloat32 ? Bound{16, 32} : Bound{2, 8};
 }
 
-inline double ErrorRatio(const Numbers& engine, const Numbers& rounded, const Numbers& exact,
-                         double floor, double factor) {
-  if (exact.empty()) return 0;
-  return Distance(engine, exact) / (factor * Distance(rounded, exact) + floor);
-}
-
 // Of all tensors of a call, the errors over what is allowed. Differences that cancel, as those of a
 // softmax over one key do in float64 but not in float32, leave errors of the size of what was
 // subtracted: so each tensor is also held to the largest number of any gradient.
@@ -55,8 +53,9 @@ struct Comparison {
   int tensors = 0, close = 0;  // close: by its own size
   double most = 0;             // by the largest of all
 };
+// `honest`: runs that round where an engine may; a tensor's own error is the largest of theirs.
 inline Comparison Compare(const ReferenceFixture::Results& engine,
-                          const ReferenceFixture::Results& rounded,
+                          const std::vector<ReferenceFixture::Results>& honest,
                           const ReferenceFixture::Results& exact, ElementType element,
                           const Bound& bound) {
   const auto tensors = [](const ReferenceFixture::Results& of) {
@@ -64,14 +63,24 @@ inline Comparison Compare(const ReferenceFixture::Results& engine,
     all.insert(all.end(), {of.dx, of.d_memory, of.y});
     return all;
   };
-  const std::vector<Numbers> a = tensors(engine), b = tensors(rounded), c = tensors(exact);
+  const std::vector<Numbers> a = tensors(engine), c = tensors(exact);
+  std::vector<double> own(c.size());
+  for (const ReferenceFixture::Results& run : honest) {
+    const std::vector<Numbers> b = tensors(run);
+    for (size_t n = 0; n < c.size(); ++n) {
+      if (!c[n].empty()) own[n] = std::max(own[n], Distance(b[n], c[n]));
+    }
+  }
   const double unit = bound.floor_units * UnitOf(element);
   double largest = 0;
   for (const Numbers& tensor : c) largest = std::max(largest, Largest(tensor));
   Comparison result;
   for (size_t n = 0; n < a.size(); ++n) {
-    const double by_own = ErrorRatio(a[n], b[n], c[n], unit * (Largest(c[n]) + 1e-3), bound.factor);
-    const double by_largest = ErrorRatio(a[n], b[n], c[n], unit * (largest + 1e-3), bound.factor);
+    const double error = c[n].empty() ? 0 : Distance(a[n], c[n]);
+    const auto ratio = [&](double size) {
+      return error / (bound.factor * own[n] + unit * (size + 1e-3));
+    };
+    const double by_own = ratio(Largest(c[n])), by_largest = ratio(largest);
     const bool cancels = Largest(c[n]) <= unit * largest;
     ++result.tensors;
     result.close += (cancels ? by_largest : by_own) <= 1;
@@ -83,7 +92,7 @@ inline Comparison Compare(const ReferenceFixture::Results& engine,
 inline Comparison Compare(const ReferenceFixture::Results& engine,
                           const ReferenceFixture::Results& rounded,
                           const ReferenceFixture::Results& exact, ElementType element) {
-  return Compare(engine, rounded, exact, element, BoundOf(element));
+  return Compare(engine, std::vector{rounded}, exact, element, BoundOf(element));
 }
 
 // Whether float32 can say anything: beyond, scores are so large that one rounding of them is a

@@ -18,7 +18,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(ConformanceDevice{"sm70_float16", MakeEmulated<Architecture::kSm70>,
                                       ElementType::kFloat16, 13, 8},
                     ConformanceDevice{"sm80_bfloat16", MakeEmulated<Architecture::kSm80>,
-                                      ElementType::kBFloat16, 13, 8},
+                                      ElementType::kBFloat16, 13, 48},
                     ConformanceDevice{"sm80_float32", MakeEmulated<Architecture::kSm80>,
                                       ElementType::kFloat32, 13, 8},
                     ConformanceDevice{"sm90_float16", MakeEmulated<Architecture::kSm90>,

@@ -8,6 +8,7 @@
 #include "modules/cuda/cuda_module_engine.h"
 #include "modules/reference/call_parts.h"
 #include "modules/reference/reference_engine.h"
+#include "tests/conformance/naive_backend.h"
 
 namespace attnd {
 
@@ -28,6 +29,18 @@ Bound BoundOfDevice(ElementType element) {
   return element == ElementType::kFloat32 ? Bound{4 * bound.factor, 4 * bound.floor_units} : bound;
 }
 
+// Where a GPU may round: as the reference does, and besides P and dS to 16 bits before they are
+// multiplied, as attention in plain loops does. Where softmax's derivative cancels, that is most of
+// the error.
+std::vector<Results> HonestRuns(ReferenceFixture& fixture, const Results& rounded) {
+  const ElementType element = fixture.graph().layout().element;
+  if (element == ElementType::kFloat32) return {rounded};
+  NaiveBackend attention(Mistake::kNone, /*rounds_operands=*/true);
+  const std::unique_ptr<ModuleEngine> engine = MakeCpuModuleEngine(1, attention);
+  EngineUnderTest naive(*engine, fixture, EngineUnderTest::LimitsOf(fixture, Recompute::kNone));
+  return {rounded, naive.Run(fixture.inputs, fixture.dy)};
+}
+
 constexpr Recompute kModes[] = {Recompute::kNone, Recompute::kPointwise, Recompute::kLayers};
 
 TEST_P(ModuleConformance, KnownLayersAreAsCloseAsRoundingLeavesThem) {
@@ -37,7 +50,8 @@ TEST_P(ModuleConformance, KnownLayersAreAsCloseAsRoundingLeavesThem) {
     EngineUnderTest engine(*engine_, fixture, EngineUnderTest::LimitsOf(fixture, Recompute::kNone));
     const Results results = engine.Run(fixture.inputs, fixture.dy);
     const auto [rounded, exact] = References(fixture, layout);
-    const Comparison one = Compare(results, rounded, exact, element_, BoundOfDevice(element_));
+    const Comparison one =
+        Compare(results, HonestRuns(fixture, rounded), exact, element_, BoundOfDevice(element_));
     EXPECT_EQ(one.close, one.tensors) << name;
     EXPECT_LE(one.most, 1) << name;
   }
@@ -62,7 +76,8 @@ TEST_P(ModuleConformance, RandomModulesAreCloseAndComputeAgainWhatTheyKept) {
     const auto [rounded, exact] = References(fixture, layout);
     if (!IsModerate(rounded) || !IsModerate(exact)) continue;
     ++moderate;
-    const Comparison one = Compare(of_modes[0], rounded, exact, element_, BoundOfDevice(element_));
+    const Comparison one = Compare(of_modes[0], HonestRuns(fixture, rounded), exact, element_,
+                                   BoundOfDevice(element_));
     EXPECT_LE(one.most, 2) << "seed " << seed;  // errors grow from op to op
     all.tensors += one.tensors;
     all.close += one.close;

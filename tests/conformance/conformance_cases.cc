@@ -331,6 +331,10 @@ void AddSoftmaxOptions(Table& table) {
     low.denominator = DenominatorKind::kSink;
     low.sink_logits = {0, 300};
     table.AddInSomeElement("sink_" + name, low);
+    low.bool_mask.reset();  // all keys are seen: there is no rest
+    low.denominator = DenominatorKind::kZeroRest;
+    low.sink_logits.clear();
+    table.AddInSomeElement("zero_rest_of_no_key_" + name, low);
   }
   Problem empty = Causal(Sized(47, 33, 16), Alignment::kBottomRight);  // 14 rows see nothing
   empty.denominator = DenominatorKind::kZeroRest;

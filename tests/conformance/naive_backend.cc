@@ -404,7 +404,7 @@ void BackwardOne(const BackwardCall& call, Mistake mistake, bool rounds_operands
   }
   StoreAll(p.element, sums.d_k, call.d_k);
   StoreAll(p.element, sums.d_v, call.d_v);
-  if (p.denominator == DenominatorKind::kSink) {
+  if (call.d_sink != nullptr) {  // not a layer's, whose sinks are constants
     StoreAll(ElementType::kFloat32, sums.d_sink, call.d_sink);
   }
 }
