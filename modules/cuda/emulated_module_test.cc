@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "kernels/engine/device/emulated_device.h"
-#include "modules/cuda/module_conformance.h"
+#include "tests/conformance/module_conformance.h"
 
 namespace attnd {
 namespace {

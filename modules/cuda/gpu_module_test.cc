@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "kernels/engine/device/driver_device.h"
-#include "modules/cuda/module_conformance.h"
 #include "modules/cuda/product_conformance.h"
+#include "tests/conformance/module_conformance.h"
 
 namespace attnd {
 namespace {

@@ -1,4 +1,4 @@
-#include "modules/cuda/module_conformance.h"
+#include "tests/conformance/module_conformance.h"
 
 #include <vector>
 
