@@ -51,7 +51,7 @@ absl::StatusOr<Problem> ProblemOf(const ModuleGraph& graph, int64_t layer, int64
   if (!is_cross) p.bool_mask = rows.bool_mask;
   p.shard.batch_offset = rows.first_sequence;
   p.dropout.seed = dropout.seed;
-  p.dropout.offset = SiteOffset(DropoutSite(layer, op), dropout.offset);
+  p.dropout.offset = SiteOffset(DropoutSite(graph.first_layer() + layer, op), dropout.offset);
   if (!dropout.is_training) p.dropout = {};
   RETURN_IF_ERROR(Validate(p));
   if (!attention.mask.has_value()) return p;

@@ -38,8 +38,19 @@ absl::StatusOr<ModuleGraph> ModuleGraph::Make(ModuleLayout layout) {
   return ModuleGraph(std::move(layout), std::move(shapes));
 }
 
+ModuleGraph ModuleGraph::Slice(int64_t first, int64_t end) const {
+  ModuleLayout layout = layout_;
+  layout.layers = {layout_.layers.begin() + first, layout_.layers.begin() + end};
+  ModuleGraph slice(std::move(layout), shapes_);
+  slice.first_layer_ = first_layer_ + first;
+  slice.x_is_wide_ = InputIsWide(first);
+  const bool is_last = end == static_cast<int64_t>(layout_.layers.size());
+  slice.y_is_wide_ = is_last ? y_is_wide_ : InputIsWide(end);
+  return slice;
+}
+
 bool ModuleGraph::InputIsWide(int64_t layer) const {
-  return layer > 0 && BlockOf(layer - 1).ops.back().wide;
+  return layer == 0 ? x_is_wide_ : BlockOf(layer - 1).ops.back().wide;
 }
 
 ElementType ModuleGraph::ElementOf(int64_t layer, int64_t value) const {

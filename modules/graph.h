@@ -26,7 +26,16 @@ class ModuleGraph {
   }
   const BlockShapes& ShapesOf(int64_t layer) const { return shapes_[layout_.layers[layer].block]; }
 
-  // Whether the input of `layer` is of wide_element: what the layer before gives. x never is.
+  // Layers [first, end) as a module of their own, of the same bits: its x is what the layer before
+  // gives, as wide as that is.
+  ModuleGraph Slice(int64_t first, int64_t end) const;
+  int64_t first_layer() const { return first_layer_; }  // of a slice; dropout's sites count from it
+  // Of x and dx, of y and dy: the layout's element, unless a slice is cut where values are wide.
+  ElementType x_element() const { return ElementOf(0, kInputValue); }
+  ElementType y_element() const { return y_is_wide_ ? layout_.wide_element : layout_.element; }
+
+  // Whether the input of `layer` is of wide_element: what the layer before gives. x of a whole
+  // module never is.
   bool InputIsWide(int64_t layer) const;
   ElementType ElementOf(int64_t layer, int64_t value) const;
   // The last op that reads each value, [ops + 2]: −1 where none does, ops.size() for the output.
@@ -38,6 +47,8 @@ class ModuleGraph {
 
   ModuleLayout layout_;
   std::vector<BlockShapes> shapes_;
+  int64_t first_layer_ = 0;
+  bool x_is_wide_ = false, y_is_wide_ = false;
 };
 
 }  // namespace attnd

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "modules/check_rows.h"
 #include "modules/op_uses.h"
 #include "modules/random_module.h"
@@ -82,6 +83,33 @@ void ExpectRefused(const std::vector<BadLayout>& cases) {
     ASSERT_FALSE(graph.ok()) << bad.message;
     EXPECT_EQ(graph.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(graph.status().message(), bad.message);
+  }
+}
+
+TEST(ModuleGraph, SlicesKnowTheirPlaceAndTheElementsAtTheirEnds) {
+  ModuleLayout layout = PreNormLayout();
+  layout.element = ElementType::kFloat16;
+  layout.blocks.push_back(layout.blocks[0]);
+  layout.blocks[1].ops.back().wide = true;
+  layout.layers = {{.block = 0}, {.block = 1}, {.block = 0}, {.block = 1}};
+  for (int n = 0; n < 4; ++n) layout.layers[n].prefix = absl::StrCat(n, ".");
+  auto graph = ModuleGraph::Make(layout);
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  const ModuleGraph middle = graph->Slice(1, 3), last = graph->Slice(2, 4);
+  const ModuleGraph second = middle.Slice(1, 2), first = middle.Slice(0, 1);
+  struct Case {
+    const ModuleGraph& graph;
+    int64_t first_layer;
+    ElementType x, y;
+  };
+  constexpr ElementType kNarrow = ElementType::kFloat16, kWide = ElementType::kFloat32;
+  for (const Case& each : {Case{*graph, 0, kNarrow, kNarrow}, Case{middle, 1, kNarrow, kNarrow},
+                           Case{last, 2, kWide, kNarrow}, Case{second, 2, kWide, kNarrow},
+                           Case{first, 1, kNarrow, kWide}}) {
+    EXPECT_EQ(each.graph.first_layer(), each.first_layer);
+    EXPECT_EQ(each.graph.layout().layers[0].prefix, absl::StrCat(each.first_layer, "."));
+    EXPECT_EQ(each.graph.x_element(), each.x) << each.first_layer;
+    EXPECT_EQ(each.graph.y_element(), each.y) << each.first_layer;
   }
 }
 

@@ -1,5 +1,5 @@
-// ModuleEngine and ModuleInstance: what computes modules on one device. A server's path of a call
-// is
+// ModuleEngine and ModuleInstance: what computes modules on one device or several. A server's path
+// of a call is
 //     Plan (what to reserve) → Make (takes it all) → Put … → Forward → Backward → Step → Get …
 // and an engine knows nothing of names, owners, sequence numbers, retries or durability: those are
 // the server's.
@@ -16,6 +16,7 @@
 //          spans are bugs: CHECK. Rows have passed CheckRows and fit the limits.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -23,6 +24,7 @@
 #include <stop_token>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -48,11 +50,38 @@ struct ModuleDescription {
   const OptimizerSpec optimizer;
 };
 
+// What an instance may take of all devices together, and of each. An engine of one device has
+// device 0.
+struct MemoryBudget {
+  MemoryBudget(int64_t all) : bytes(all) {}  // NOLINT(google-explicit-constructor): of any device
+  MemoryBudget(int64_t all, std::vector<int64_t> of_each)
+      : bytes(all), devices(std::move(of_each)) {}
+  int64_t OnDevice(size_t device) const {
+    return devices.empty() ? bytes : std::min(bytes, devices[device]);
+  }
+
+  int64_t bytes = 0;
+  std::vector<int64_t> devices;  // empty: `bytes` on each
+};
+
 // A plan, and what the engine's own kernels take beside it: packed weights, gathered heads.
 struct EnginePlan {
   ModulePlan plan;
   int64_t engine_bytes = 0;
+  int device = 0;                  // of engines that have several
+  std::vector<EnginePlan> ranges;  // of consecutive layers, in order; empty: all on `device`
+
   int64_t bytes() const { return plan.bytes() + engine_bytes; }
+  // What lies on one device each.
+  absl::Span<const EnginePlan> parts() const {
+    return ranges.empty() ? absl::Span<const EnginePlan>(this, 1) : absl::MakeConstSpan(ranges);
+  }
+  // The rest, if any, is the host's, for what passes between ranges.
+  int64_t device_bytes() const {
+    int64_t sum = 0;
+    for (const EnginePlan& part : parts()) sum += part.bytes();
+    return sum;
+  }
 };
 
 // The tensors of one entry of the table. Weights are of ModuleLayout::parameter_element, the others
@@ -66,20 +95,21 @@ using ActivationId = uint64_t;
 struct ModuleForwardCall {
   const CallRows* rows = nullptr;
   CallDropout dropout;
-  absl::Span<const std::byte> x;        // [rows, width] of the layout's element
+  absl::Span<const std::byte> x;        // [rows, width] of the graph's x_element
   absl::Span<const std::byte> memory;   // [memory rows, memory_width]; empty without
   absl::Span<const uint8_t> mask_bits;  // iff rows->bool_mask
   bool keep = false;                    // for Backward; then dropout.is_training counts there too
-  absl::Span<std::byte> y;              // as x
+  absl::Span<std::byte> y;              // as x, of the graph's y_element; may lie where x does
   std::stop_token stop;                 // looked at between ops
 };
 
 struct ModuleBackwardCall {
   ActivationId activation = 0;     // stays until DropActivation
-  absl::Span<const std::byte> dy;  // as x
+  absl::Span<const std::byte> dy;  // as y
   bool add_gradients = true;       // of parameters; false: a retry, or frozen weights
-  absl::Span<std::byte> dx;        // as x; may be empty
+  absl::Span<std::byte> dx;        // as x; may be empty, or lie where dy does
   absl::Span<std::byte> d_memory;  // as memory; may be empty
+  bool add_d_memory = false;       // to what d_memory holds: the gradient by the layers behind
   // Looked at between ops where gradients are not added; else before the first op alone, so that
   // gradients hold a call whole or not at all.
   std::stop_token stop;
@@ -95,6 +125,7 @@ struct StepCall {
   double multiplier = 1;                // of gradients
   double max_norm = 0;                  // 0: not clipped
   bool skip_unless_finite = false;
+  std::optional<GradientStats> stats;  // of a module of which this one is a slice; absent: its own
 };
 
 struct StepResult {
@@ -123,7 +154,9 @@ class ModuleInstance {
   virtual void DropActivation(ActivationId activation) = 0;  // of an unknown one: nothing
   virtual int64_t KeptRows() const = 0;                      // of all activations
 
-  virtual absl::StatusOr<GradientStats> Stats() = 0;
+  // The squared norm goes on from `before`: that of the layers before, where it is a slice's.
+  virtual absl::StatusOr<GradientStats> Stats(double before) = 0;
+  absl::StatusOr<GradientStats> Stats() { return Stats(0); }
   // Applies what the gradients hold, or skips it, and clears them either way.
   virtual absl::StatusOr<StepResult> Step(const StepCall& call) = 0;
   virtual absl::Status ClearGradients() = 0;
@@ -140,7 +173,8 @@ class ModuleEngine {
   virtual absl::Status Supports(const ModuleGraph& graph) const = 0;
   // Whole bytes of an instance within `budget`, as MakePlan. Takes no memory.
   virtual absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module,
-                                          const ModuleLimits& limits, int64_t budget) const = 0;
+                                          const ModuleLimits& limits,
+                                          const MemoryBudget& budget) const = 0;
   // `plan` is Plan's of the same module and limits. The engine outlives the instance.
   virtual absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
       std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,

@@ -8,8 +8,15 @@
 namespace attnd {
 namespace {
 
-int64_t BytesOf(const ModuleDescription& module, int64_t rows, int64_t columns) {
-  return rows * columns * ElementBytes(module.graph.layout().element);
+// Of x or y, by its element.
+int64_t RowBytes(const ModuleGraph& graph, const CallRows& rows, ElementType element) {
+  return rows.rows() * graph.layout().width * ElementBytes(element);
+}
+
+int64_t MemoryBytes(const ModuleGraph& graph, const CallRows& rows) {
+  const ModuleLayout& layout = graph.layout();
+  if (layout.memory_width == 0) return 0;
+  return rows.memory_rows() * layout.memory_width * ElementBytes(layout.element);
 }
 
 bool IsOf(absl::Span<const std::byte> bytes, int64_t size) {
@@ -37,29 +44,26 @@ absl::StatusOr<ElementType> ElementOfRole(const ModuleDescription& module, int64
 }
 
 void CheckSizes(const ModuleDescription& module, const ModuleForwardCall& call) {
-  const ModuleLayout& layout = module.graph.layout();
+  const ModuleGraph& graph = module.graph;
   const CallRows& rows = *call.rows;
-  CHECK(IsOf(call.x, BytesOf(module, rows.rows(), layout.width)));
-  CHECK(call.y.size() == call.x.size());
-  const int64_t memory_rows = layout.memory_width > 0 ? rows.memory_rows() : 0;
-  CHECK(IsOf(call.memory, BytesOf(module, memory_rows, layout.memory_width)));
+  CHECK(IsOf(call.x, RowBytes(graph, rows, graph.x_element())));
+  CHECK(IsOf(call.y, RowBytes(graph, rows, graph.y_element())));
+  CHECK(IsOf(call.memory, MemoryBytes(graph, rows)));
   const int64_t bits = rows.bool_mask.has_value() ? rows.bool_mask->bytes() : 0;
   CHECK(static_cast<int64_t>(call.mask_bits.size()) == bits);
 }
 
 void CheckSizes(const ModuleDescription& module, const CallRows& rows,
                 const ModuleBackwardCall& call) {
-  const ModuleLayout& layout = module.graph.layout();
-  const int64_t bytes = BytesOf(module, rows.rows(), layout.width);
-  CHECK(IsOf(call.dy, bytes));
-  CHECK(call.dx.empty() || IsOf(call.dx, bytes));
-  const int64_t memory_rows = layout.memory_width > 0 ? rows.memory_rows() : 0;
-  CHECK(call.d_memory.empty() ||
-        IsOf(call.d_memory, BytesOf(module, memory_rows, layout.memory_width)));
+  const ModuleGraph& graph = module.graph;
+  CHECK(IsOf(call.dy, RowBytes(graph, rows, graph.y_element())));
+  CHECK(call.dx.empty() || IsOf(call.dx, RowBytes(graph, rows, graph.x_element())));
+  CHECK(call.d_memory.empty() || IsOf(call.d_memory, MemoryBytes(graph, rows)));
+  CHECK(!call.add_d_memory || !call.d_memory.empty());
 }
 
-GradientStats StatsOf(const WeightTable& table, const float* gradients) {
-  GradientStats stats;
+GradientStats StatsOf(const WeightTable& table, const float* gradients, double before) {
+  GradientStats stats{.squared_norm = before};
   for (const WeightEntry& entry : table.entries()) {
     if (!entry.trained_offset.has_value()) continue;
     stats.squared_norm +=

@@ -22,7 +22,8 @@ void CheckSizes(const ModuleDescription& module, const ModuleForwardCall& call);
 void CheckSizes(const ModuleDescription& module, const CallRows& rows,
                 const ModuleBackwardCall& call);
 
-// Σ of every trained entry's norm in the table's order; `gradients` as the table's trained offsets.
-GradientStats StatsOf(const WeightTable& table, const float* gradients);
+// `before` and every trained entry's norm, added in the table's order; `gradients` as the table's
+// trained offsets.
+GradientStats StatsOf(const WeightTable& table, const float* gradients, double before);
 
 }  // namespace attnd

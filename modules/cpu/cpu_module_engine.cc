@@ -19,8 +19,9 @@ class CpuModuleEngine : public ModuleEngine {
   absl::Status Supports(const ModuleGraph&) const override { return absl::OkStatus(); }
 
   absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module, const ModuleLimits& limits,
-                                  int64_t budget) const override {
-    return ExecutorInstance::Plan(module, limits, budget, CpuDevice(workers_, attention_));
+                                  const MemoryBudget& budget) const override {
+    const CpuDevice device(workers_, attention_);
+    return ExecutorInstance::Plan(module, limits, budget.OnDevice(0), device);
   }
 
   absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(

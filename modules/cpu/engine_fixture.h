@@ -41,9 +41,9 @@ class EngineUnderTest {
   using Results = ReferenceFixture::Results;
 
   EngineUnderTest(ModuleEngine& engine, ReferenceFixture& fixture, const ModuleLimits& limits,
-                  OptimizerSpec optimizer = {})
+                  OptimizerSpec optimizer = {}, const MemoryBudget& budget = int64_t{1} << 40)
       : module_(std::make_shared<ModuleDescription>(fixture.graph(), std::move(optimizer))) {
-    const EnginePlan plan = Value(engine.Plan(*module_, limits, int64_t{1} << 40));
+    const EnginePlan plan = Value(engine.Plan(*module_, limits, budget));
     instance_ = Value(engine.Make(module_, limits, plan));
     for (size_t n = 0; n < fixture.weights.size(); ++n) {
       Bytes bytes = BytesOf(fixture.weights[n], ElementType::kFloat32);

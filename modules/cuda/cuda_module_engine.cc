@@ -49,8 +49,8 @@ class CudaModuleEngine : public ModuleEngine {
   }
 
   absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module, const ModuleLimits& limits,
-                                  int64_t budget) const override {
-    return ExecutorInstance::Plan(module, limits, budget, CudaDevice(attention_));
+                                  const MemoryBudget& budget) const override {
+    return ExecutorInstance::Plan(module, limits, budget.OnDevice(0), CudaDevice(attention_));
   }
 
   absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(

@@ -221,7 +221,8 @@ absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& 
   const int64_t numbers = call.rows->rows() * module_->graph.layout().width;
   absl::Status status = BringMemory(call, kept.get(), of);
   if (status.ok()) {
-    status = device_->Put(tensors_.element(), call.x.data(), InputOf(0, kept.get()), numbers);
+    status =
+        device_->Put(module_->graph.x_element(), call.x.data(), InputOf(0, kept.get()), numbers);
   }
   for (int64_t layer = 0; layer < Layers() && status.ok(); ++layer) {
     status = ForwardLayer(layer, of, kept.get());
@@ -230,7 +231,8 @@ absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& 
   if (kept != nullptr) kept_.emplace(id, std::move(kept));
   if (status.ok()) status = Stopped(call.stop);
   if (status.ok()) {
-    status = device_->Get(InputOf(Layers(), nullptr), tensors_.element(), call.y.data(), numbers);
+    status = device_->Get(InputOf(Layers(), nullptr), module_->graph.y_element(), call.y.data(),
+                          numbers);
   }
   if (!status.ok()) {
     DropActivation(id);
@@ -308,29 +310,35 @@ absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
   kept.call.stop = call.add_gradients ? std::stop_token() : call.stop;
   const int64_t numbers = kept.call.rows.rows() * module_->graph.layout().width;
   const Tensor d_out = GradientBoundary(Layers());
-  RETURN_IF_ERROR(device_->Put(tensors_.element(), call.dy.data(), d_out, numbers));
-  bool memory_is_set = false;
+  RETURN_IF_ERROR(device_->Put(module_->graph.y_element(), call.dy.data(), d_out, numbers));
+  const ElementType element = tensors_.element();
+  const Tensor d_memory{tensors_.d_memory(), element};
+  const auto memory_bytes = static_cast<int64_t>(call.d_memory.size());
+  bool memory_is_set = call.add_d_memory;
+  if (memory_is_set) {
+    RETURN_IF_ERROR(device_->Put(element, call.d_memory.data(), d_memory,
+                                 memory_bytes / ElementBytes(element)));
+  }
   for (int64_t layer = Layers() - 1; layer >= 0; --layer) {
     RETURN_IF_ERROR(BackwardLayer(layer, kept, call.add_gradients, memory_is_set));
   }
   RETURN_IF_ERROR(Stopped(kept.call.stop));
-  const ElementType element = tensors_.element();
   if (!call.dx.empty()) {
-    RETURN_IF_ERROR(device_->Get(GradientBoundary(0), element, call.dx.data(), numbers));
+    RETURN_IF_ERROR(
+        device_->Get(GradientBoundary(0), module_->graph.x_element(), call.dx.data(), numbers));
   }
   if (!call.d_memory.empty()) {
-    const auto size = static_cast<int64_t>(call.d_memory.size());
-    if (!memory_is_set) device_->SetZero(tensors_.d_memory(), size);
-    RETURN_IF_ERROR(device_->Get({tensors_.d_memory(), element}, element, call.d_memory.data(),
-                                 size / ElementBytes(element)));
+    if (!memory_is_set) device_->SetZero(d_memory.data, memory_bytes);
+    RETURN_IF_ERROR(device_->Get(d_memory, element, call.d_memory.data(),
+                                 memory_bytes / ElementBytes(element)));
   }
   return device_->Finish();
 }
 
 // ---- Steps.
 
-absl::StatusOr<GradientStats> ExecutorInstance::Stats() {
-  GradientStats stats;
+absl::StatusOr<GradientStats> ExecutorInstance::Stats(double before) {
+  GradientStats stats{.squared_norm = before};
   if (limits_.kept_rows == 0) return stats;
   std::vector<ModuleDevice::Gradients> ranges;
   for (const WeightEntry& entry : module_->table.entries()) {
@@ -346,7 +354,11 @@ absl::StatusOr<GradientStats> ExecutorInstance::Stats() {
 
 absl::StatusOr<StepResult> ExecutorInstance::Step(const StepCall& call) {
   StepResult result;
-  ASSIGN_OR_RETURN(result.stats, Stats());
+  if (call.stats.has_value()) {
+    result.stats = *call.stats;
+  } else {
+    ASSIGN_OR_RETURN(result.stats, Stats(0));
+  }
   result.applied = limits_.kept_rows > 0 && IsApplied(*module_, call, result.stats);
   if (result.applied) {
     ++optimizer_step_;

@@ -42,7 +42,8 @@ NormOperands LayerRun::NormOf(const NormOp& op) const {
 
 DropoutRule LayerRun::RuleOf(const DropoutOp& op, int64_t number) const {
   return {.seed = call_.dropout.seed,
-          .offset = SiteOffset(DropoutSite(layer_, number), call_.dropout.offset),
+          .offset = SiteOffset(DropoutSite(module_.graph().first_layer() + layer_, number),
+                               call_.dropout.offset),
           .threshold = call_.dropout.is_training ? op.threshold : 0,
           .first_row = call_.rows.first_row};
 }

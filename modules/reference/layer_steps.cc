@@ -154,10 +154,10 @@ LinearSizes LayerSteps::SizesOf(const LinearOp& op, int64_t number) const {
 
 Numbers LayerSteps::Dropped(const DropoutOp& op, int64_t number, const Numbers& values) const {
   if (!inputs_.dropout.is_training) return values;
-  const DropoutPlace place{
-      .seed = inputs_.dropout.seed,
-      .offset = SiteOffset(DropoutSite(layer_, number), inputs_.dropout.offset),
-      .first_row = inputs_.rows.first_row};
+  const DropoutPlace place{.seed = inputs_.dropout.seed,
+                           .offset = SiteOffset(DropoutSite(graph_.first_layer() + layer_, number),
+                                                inputs_.dropout.offset),
+                           .first_row = inputs_.rows.first_row};
   return ApplyDropout(place, op.threshold, Columns(op.input), values);
 }
 

@@ -45,14 +45,15 @@ ForwardResult ModuleReference::Forward(const ModuleInputs& inputs,
     Drop(KeptValues(graph_, graph_.layout().layers[layer].block, recompute[layer]), state);
     result.kept.layers.push_back(std::move(state));
   }
-  round_.To(graph_.layout().element, x);
+  round_.To(graph_.y_element(), x);
   result.y = std::move(x);
   return result;
 }
 
 BackwardResult ModuleReference::Backward(const ModuleInputs& inputs, const KeptActivations& kept,
-                                         const Numbers& dy, std::vector<Numbers>& gradients) const {
-  Numbers d_out = dy;
+                                         const OutputGradients& of,
+                                         std::vector<Numbers>& gradients) const {
+  Numbers d_out = of.dy;
   ValueGradient d_memory;
   for (int64_t layer = graph_.layout().layers.size() - 1; layer >= 0; --layer) {
     const LayerSteps steps(graph_, table_, weights_, round_, inputs, layer);
@@ -69,7 +70,11 @@ BackwardResult ModuleReference::Backward(const ModuleInputs& inputs, const KeptA
       values.push_back(steps.EmptyGradient(value));
     }
     const bool is_last_layer = layer + 1 == static_cast<int64_t>(graph_.layout().layers.size());
-    if (!is_last_layer) std::swap(values[kMemoryValue], d_memory);
+    if (!is_last_layer) {
+      std::swap(values[kMemoryValue], d_memory);
+    } else if (!of.d_memory.empty()) {
+      values[kMemoryValue].Add(of.d_memory, round_);
+    }
     values.back().Add(d_out, round_);
     for (int64_t op = ops - 1; op >= 0; --op) {
       steps.Backward(op, state, values[op + kFirstOpValue].values(), values, gradients);
@@ -77,7 +82,7 @@ BackwardResult ModuleReference::Backward(const ModuleInputs& inputs, const KeptA
     d_out = values[kInputValue].values();
     d_memory = std::move(values[kMemoryValue]);
   }
-  round_.To(graph_.layout().element, d_out);
+  round_.To(graph_.x_element(), d_out);
   return {std::move(d_out), d_memory.values()};
 }
 

@@ -29,6 +29,11 @@ struct ForwardResult {
   KeptActivations kept;
 };
 
+struct OutputGradients {
+  Numbers dy;
+  Numbers d_memory;  // what it is added to; empty: nothing
+};
+
 struct BackwardResult {
   Numbers dx;
   Numbers d_memory;  // empty without
@@ -47,7 +52,7 @@ class ModuleReference {
   // Adds to `gradients`, one list for each entry of the table; those of frozen parameters are not
   // touched and may be empty.
   BackwardResult Backward(const ModuleInputs& inputs, const KeptActivations& kept,
-                          const Numbers& dy, std::vector<Numbers>& gradients) const;
+                          const OutputGradients& of, std::vector<Numbers>& gradients) const;
 
   std::vector<Numbers> EmptyGradients() const;  // zeros; empty for frozen parameters
 

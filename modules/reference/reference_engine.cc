@@ -82,11 +82,11 @@ class ReferenceInstance : public ModuleInstance {
     }
     ModuleInputs inputs{.rows = *call.rows,
                         .dropout = call.dropout,
-                        .x = NumbersOf(element(), call.x),
+                        .x = NumbersOf(module_->graph.x_element(), call.x),
                         .memory = NumbersOf(element(), call.memory),
                         .mask_bits = {call.mask_bits.begin(), call.mask_bits.end()}};
     ForwardResult result = Engine().Forward(inputs, plan_.plan.recompute);
-    Store(result.y, element(), call.y);
+    Store(result.y, module_->graph.y_element(), call.y);
     if (!call.keep) return ActivationId{0};
     kept_.emplace(++last_activation_, KeptCall{std::move(inputs), std::move(result.kept)});
     return last_activation_;
@@ -104,9 +104,10 @@ class ReferenceInstance : public ModuleInstance {
       const float* from = gradients_.data() + Entry(n).trained_offset.value_or(0);
       sums[n].assign(from, from + sums[n].size());
     }
-    const BackwardResult result =
-        engine.Backward(kept.inputs, kept.kept, NumbersOf(element(), call.dy), sums);
-    Store(result.dx, element(), call.dx);
+    OutputGradients of{.dy = NumbersOf(module_->graph.y_element(), call.dy)};
+    if (call.add_d_memory) of.d_memory = NumbersOf(element(), call.d_memory);
+    const BackwardResult result = engine.Backward(kept.inputs, kept.kept, of, sums);
+    Store(result.dx, module_->graph.x_element(), call.dx);
     Store(result.d_memory, element(), call.d_memory);
     if (!call.add_gradients) return absl::OkStatus();
     for (size_t n = 0; n < sums.size(); ++n) {
@@ -123,12 +124,12 @@ class ReferenceInstance : public ModuleInstance {
     return rows;
   }
 
-  absl::StatusOr<GradientStats> Stats() override {
-    return StatsOf(module_->table, gradients_.data());
+  absl::StatusOr<GradientStats> Stats(double before) override {
+    return StatsOf(module_->table, gradients_.data(), before);
   }
   absl::StatusOr<StepResult> Step(const StepCall& call) override {
     StepResult result;
-    result.stats = StatsOf(module_->table, gradients_.data());
+    result.stats = call.stats.value_or(StatsOf(module_->table, gradients_.data(), 0));
     result.applied = IsApplied(*module_, call, result.stats);
     if (result.applied) {
       ++optimizer_step_;
@@ -192,9 +193,10 @@ class ReferenceInstance : public ModuleInstance {
 }  // namespace
 
 absl::StatusOr<EnginePlan> ReferenceEngine::Plan(const ModuleDescription& module,
-                                                 const ModuleLimits& limits, int64_t budget) const {
-  ASSIGN_OR_RETURN(ModulePlan plan,
-                   MakePlan(module.graph, module.table, module.optimizer, limits, budget));
+                                                 const ModuleLimits& limits,
+                                                 const MemoryBudget& budget) const {
+  ASSIGN_OR_RETURN(ModulePlan plan, MakePlan(module.graph, module.table, module.optimizer, limits,
+                                             budget.OnDevice(0)));
   return EnginePlan{.plan = std::move(plan)};
 }
 

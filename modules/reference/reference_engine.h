@@ -11,7 +11,7 @@ class ReferenceEngine : public ModuleEngine {
   std::string Name() const override { return "reference"; }
   absl::Status Supports(const ModuleGraph&) const override { return absl::OkStatus(); }
   absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module, const ModuleLimits& limits,
-                                  int64_t budget) const override;
+                                  const MemoryBudget& budget) const override;
   absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
       std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
       const EnginePlan& plan) override;

@@ -77,7 +77,7 @@ class ReferenceFixture {
     const ModuleReference reference(graph_, table_, weights, rounding_);
     const std::vector<Recompute> modes(graph_.layout().layers.size(), recompute);
     ForwardResult forward = reference.Forward(call, modes);
-    BackwardResult backward = reference.Backward(call, forward.kept, d_out, gradients);
+    BackwardResult backward = reference.Backward(call, forward.kept, {d_out, {}}, gradients);
     return {std::move(forward.y), std::move(backward.dx), std::move(backward.d_memory),
             std::move(gradients)};
   }

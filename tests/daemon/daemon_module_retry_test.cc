@@ -49,7 +49,7 @@ class ForgetfulInstance : public ModuleInstance {
   }
   void DropActivation(ActivationId activation) override { inner_->DropActivation(activation); }
   int64_t KeptRows() const override { return inner_->KeptRows(); }
-  absl::StatusOr<GradientStats> Stats() override { return inner_->Stats(); }
+  absl::StatusOr<GradientStats> Stats(double before) override { return inner_->Stats(before); }
   absl::StatusOr<StepResult> Step(const StepCall& call) override { return inner_->Step(call); }
   absl::Status ClearGradients() override { return inner_->ClearGradients(); }
   int64_t optimizer_step() const override { return inner_->optimizer_step(); }
