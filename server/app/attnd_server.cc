@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "modules/cpu/cpu_module_engine.h"
 #include "modules/cuda/cuda_module_engine.h"
+#include "modules/pipeline/pipeline_engine.h"
 #include "modules/reference/reference_engine.h"
 #include "net/listen_address.h"
 #include "server/app/encode_server_info.h"
@@ -155,50 +156,68 @@ void AttndServer::StartCalls(uint64_t boot_epoch) {
 void AttndServer::LoseDevice(int device, const absl::Status& status) {
   admission_->Fence(device);
   leases_->LoseDevice(device);
+  if (module_table_ != nullptr) module_table_->LoseDevice(device);
   SetDeviceServing(device, false);
   SetServing(false);
   log_.Error("device_lost", {{"device", devices_[device].name}, {"message", status.message()}});
 }
 
 // Null: modules have none on this backend.
-std::shared_ptr<ModuleEngine> AttndServer::EngineOfModules() {
-  if (options_.modules.memory.bytes == 0) return nullptr;
-  if (options_.module_engine != nullptr) return options_.module_engine;
-  Backend& attention = devices_.first_engine();
+std::unique_ptr<ModuleEngine> AttndServer::EngineOfModules(int device) {
+  Backend& attention = *devices_[device].engine;
   if (attention.info().backend == "cpu") {
     return MakeCpuModuleEngine(options_.cpu_threads, attention);
   }
-  if (attention.info().backend == "reference") return std::make_shared<ReferenceEngine>();
+  if (attention.info().backend == "reference") return std::make_unique<ReferenceEngine>();
   auto* cuda = dynamic_cast<cuda::CudaBackend*>(&attention);
   if (cuda == nullptr) return nullptr;
   return MakeCudaModuleEngine(
-      *cuda, [this](int64_t bytes) { return admission_->HoldDeviceMemory(0, bytes); });
+      *cuda, [this, device](int64_t bytes) { return admission_->HoldDeviceMemory(device, bytes); });
 }
 
-// A GPU's memory, where it computes modules.
+// Those of all devices as one; null: none are served.
+std::shared_ptr<ModuleEngine> AttndServer::EngineOfModules() {
+  if (options_.modules.memory.bytes == 0) return nullptr;
+  if (options_.module_engine != nullptr) return options_.module_engine;
+  std::vector<PipelineDevice> devices;
+  for (int n = 0; n < devices_.size(); ++n) {
+    std::unique_ptr<ModuleEngine> engine = EngineOfModules(n);
+    if (engine == nullptr) return nullptr;
+    devices.push_back(
+        {devices_[n].name, devices_[n].engine->info().architecture, std::move(engine)});
+  }
+  return std::make_shared<PipelineEngine>(std::move(devices));
+}
+
+// The GPUs' memory, where they compute modules.
 ModuleOptions AttndServer::OptionsOfModules() {
   ModuleOptions options = options_.modules;
   if (module_engine_->Name() != "cuda") return options;
-  const int64_t gpu = devices_.first_engine().info().memory_bytes;
-  const bool all_of_one = options.memory.caller_bytes == options.memory.bytes;
-  options.memory.bytes = options.memory_is_share
-                             ? static_cast<int64_t>(kModuleGpuShare * static_cast<double>(gpu))
-                             : std::min(options.memory.bytes, gpu);
-  options.memory.caller_bytes = all_of_one
-                                    ? options.memory.bytes
-                                    : std::min(options.memory.caller_bytes, options.memory.bytes);
+  ModuleMemoryLimits& memory = options.memory;
+  const bool all_of_one = memory.caller_bytes == memory.bytes;
+  int64_t most = 0;
+  for (const Backend* gpu : devices_.engines()) {
+    const double share = options.memory_is_share ? kModuleGpuShare : 1;
+    const auto bytes = static_cast<int64_t>(share * static_cast<double>(gpu->info().memory_bytes));
+    memory.device_bytes.push_back(bytes);
+    most += bytes;
+  }
+  memory.bytes = options.memory_is_share ? most : std::min(memory.bytes, most);
+  memory.caller_bytes = all_of_one ? memory.bytes : std::min(memory.caller_bytes, memory.bytes);
   return options;
 }
 
 void AttndServer::StartModules(uint64_t boot_epoch) {
   module_engine_ = EngineOfModules();
   if (module_engine_ == nullptr) return;
-  module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry(), devices_[0].name);
+  std::vector<std::string> names;
+  for (int n = 0; n < devices_.size(); ++n) names.push_back(devices_[n].name);
+  module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry(), names);
   module_table_ = std::make_unique<ModuleTable>(
       OptionsOfModules(), TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
   module_calls_ = std::make_unique<ModuleCalls>(
       ModuleCalls::Deps{*module_table_, *module_engine_, staging_, *module_metrics_,
-                        devices_[0].name, options_.leases.ttl, options_.leases.max_ttl,
+                        std::move(names), options_.leases.ttl, options_.leases.max_ttl,
                         options_.modules.state_dir, options_.modules.save_every, log_});
   modules_service_ = std::make_unique<ModulesService>(
       ModulesService::Deps{*module_calls_,

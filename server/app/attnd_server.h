@@ -98,6 +98,7 @@ class AttndServer {
   void StartCalls(uint64_t boot_epoch);
   void StartSharedMemory();
   void StartModules(uint64_t boot_epoch);
+  std::unique_ptr<ModuleEngine> EngineOfModules(int device);
   std::shared_ptr<ModuleEngine> EngineOfModules();
   ModuleOptions OptionsOfModules();
   absl::Status StartMetrics();

@@ -75,10 +75,13 @@ void AttndServer::SampleModules() {
                                     {"activation", &Bytes::activations},
                                     {"workspace", &Bytes::workspaces},
                                     {"other", &Bytes::others}}) {
-    sampled.AddGauge("attnd_module_bytes", "Memory reserved for modules.",
-                     {{"device", devices_[0].name}, {"kind", kind}}, [this, bytes = bytes] {
-                       return static_cast<double>(module_table_->UsedBytes().*bytes);
-                     });
+    for (int device = 0; device < devices_.size(); ++device) {
+      sampled.AddGauge("attnd_module_bytes", "Memory reserved for modules.",
+                       {{"device", devices_[device].name}, {"kind", kind}},
+                       [this, device, bytes = bytes] {
+                         return static_cast<double>(module_table_->UsedBytes(device).*bytes);
+                       });
+    }
   }
 }
 

@@ -205,7 +205,7 @@ void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   };
   add("--module_memory_mib", raw.module_memory_mib,
       "for weights, optimizers and activations of modules; 0: no modules, -1: as much as "
-      "--memory_limit_mib, 3/5 of a GPU's launches'");
+      "--memory_limit_mib, 3/5 of the GPUs' launches'");
   add("--caller_module_mib", raw.caller_module_mib,
       "of --module_memory_mib, for one caller; 0: all of it");
   app.add_option("--module_state_dir", o.modules.state_dir,

@@ -138,7 +138,7 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
     if (turn.added) deps_.metrics.BackwardReplayed();
     hold.emplace(std::move(turn.hold));
   }
-  ASSIGN_OR_RETURN(const ComputeTurns::Turn turn, TakeDevice(call));
+  ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *gradient.module));
   const absl::Time began = absl::Now();
   ASSIGN_OR_RETURN(const ActivationId activation, Recompute(*hold, gradient, call));
   const absl::Cleanup drop = [&] {
@@ -159,10 +159,8 @@ absl::Status ModuleCalls::Differentiate(ModuleCall& call, Gradient& gradient) {
   if (gradient.kept != 0) hold->Drop(gradient.kept);
   const absl::Duration took = absl::Now() - began;
   call.compute = took;
-  deps_.metrics.Computed(false, gradient.rows.rows(), began - arrived, took);
-  deps_.metrics.Worked(false, FlopsOf(*gradient.module, false, gradient.rows.rows()));
-  deps_.metrics.Recomputed(gradient.module->record().recomputed_layers);
-  *gradient.result.mutable_receipt() = ReceiptOf(began - arrived, took);
+  *gradient.result.mutable_receipt() =
+      Computed(*gradient.module, false, gradient.rows.rows(), began - arrived, took);
   gradient.result.set_added(add);
   return absl::OkStatus();
 }

@@ -42,16 +42,14 @@ absl::Status ModuleCalls::Forward(ModuleCall& call) {
   {
     const absl::Time arrived = absl::Now();
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(wanted, call.wait));
-    ASSIGN_OR_RETURN(const ComputeTurns::Turn turn, TakeDevice(call));
+    ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *module));
     const absl::Time began = absl::Now();
     ASSIGN_OR_RETURN(
         const ActivationId activation,
         RunForward(hold.instance(), rows, dropout, keep, payloads, payloads[kYField], call.wait));
     const absl::Duration took = absl::Now() - began;
     call.compute = took;
-    deps_.metrics.Computed(true, rows.rows(), began - arrived, took);
-    deps_.metrics.Worked(true, FlopsOf(*module, true, rows.rows()));
-    *result.mutable_receipt() = ReceiptOf(began - arrived, took);
+    *result.mutable_receipt() = Computed(*module, true, rows.rows(), began - arrived, took);
     result.set_sequence(hold.sequence());
     if (keep) {
       const absl::Time expires = ActivationsExpire(header.options());

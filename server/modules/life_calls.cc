@@ -43,7 +43,6 @@ absl::StatusOr<absl::Duration> DecodeTtl(uint32_t ttl_ms) {
   return FieldError(reason::kBadField, "ttl_ms", "0, or 1000 and more", absl::StrCat(ttl_ms));
 }
 
-// The layout's devices are a wish that a server of one device cannot grant or refuse.
 absl::StatusOr<std::shared_ptr<const ModuleDescription>> Describe(
     const v1::RegisterModuleRequest& request) {
   absl::StatusOr<ModuleLayout> layout = DecodeModuleLayout(request.layout());
@@ -68,7 +67,11 @@ v1::Plan EncodePlan(const EnginePlan& plan, const std::string& engine) {
   wire.set_workspace_bytes(static_cast<uint64_t>(plan.plan.workspace_bytes + plan.engine_bytes));
   const auto most = std::max_element(plan.plan.recompute.begin(), plan.plan.recompute.end());
   wire.set_recompute(static_cast<v1::Recompute>(*most));
-  for (size_t n = 0; n < plan.plan.recompute.size(); ++n) wire.add_layer_device(0);
+  for (const EnginePlan& part : plan.parts()) {
+    for (size_t n = 0; n < part.plan.recompute.size(); ++n) {
+      wire.add_layer_device(static_cast<uint32_t>(part.device));
+    }
+  }
   wire.set_forward_flops(plan.plan.forward_flops);
   wire.set_backward_flops(plan.plan.backward_flops);
   wire.set_engine(engine);
@@ -90,26 +93,37 @@ absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits, 
                  {{"limit", "memory_limit_mib"}, {"bytes", absl::StrCat(bytes)}});
 }
 
+// "1500 are free: gpu0 has 1000, gpu1 has 500".
+std::string FreeText(const MemoryBudget& free, const std::vector<std::string>& devices) {
+  std::string text = absl::StrCat(free.bytes, " are free");
+  for (size_t n = 0; n < free.devices.size(); ++n) {
+    absl::StrAppend(&text, n == 0 ? ": " : ", ", devices[n], " has ", free.devices[n]);
+  }
+  return text;
+}
+
+}  // namespace
+
 // Within what is free now; else says whether it would ever fit.
-absl::StatusOr<EnginePlan> PlanWithin(const ModuleEngine& engine, const ModuleMemory& memory,
-                                      const ModuleDescription& description,
-                                      const ModuleLimits& limits, const std::string& caller) {
-  absl::StatusOr<EnginePlan> plan = engine.Plan(description, limits, memory.FreeFor(caller));
+absl::StatusOr<EnginePlan> ModuleCalls::PlanWithin(const ModuleDescription& description,
+                                                   const ModuleLimits& limits,
+                                                   const std::string& caller) const {
+  const ModuleMemory& memory = deps_.table.memory();
+  const MemoryBudget free = memory.FreeFor(caller);
+  absl::StatusOr<EnginePlan> plan = deps_.engine.Plan(description, limits, free);
   if (plan.status().code() == absl::StatusCode::kOutOfRange) {
-    absl::StatusOr<EnginePlan> alone = engine.Plan(description, limits, memory.capacity());
+    absl::StatusOr<EnginePlan> alone = deps_.engine.Plan(description, limits, memory.capacity());
     if (!alone.ok()) return OfEngine(alone.status());
     return Failure(absl::StatusCode::kResourceExhausted, reason::kModuleQuota,
                    absl::StrCat("module_memory_mib or caller_module_mib: ", alone->bytes(),
                                 " bytes do not fit beside what is registered, ",
-                                memory.FreeFor(caller), " are free"),
+                                FreeText(free, deps_.devices)),
                    {{"caller", caller}, {"bytes", absl::StrCat(alone->bytes())}});
   }
   if (plan.status().code() == absl::StatusCode::kInvalidArgument) return Classified(plan.status());
   if (!plan.ok()) return OfEngine(plan.status());
   return plan;
 }
-
-}  // namespace
 
 absl::Status ModuleCalls::CheckDurability(v1::Durability durability) const {
   if (durability == v1::DURABILITY_PROCESS) return absl::OkStatus();
@@ -154,9 +168,8 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
   if (durability != v1::DURABILITY_PROCESS) {
     ASSIGN_OR_RETURN(state, OpenState(record, durability));
   }
-  ASSIGN_OR_RETURN(const EnginePlan plan,
-                   PlanWithin(deps_.engine, memory, *description, record.limits, caller));
-  ASSIGN_OR_RETURN(ModuleMemory::Reservation reserved, memory.Reserve(caller, plan.bytes()));
+  ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(*description, record.limits, caller));
+  ASSIGN_OR_RETURN(ModuleMemory::Reservation reserved, memory.Reserve(caller, plan));
   reserved.Join(std::move(of_state));
   absl::StatusOr<std::unique_ptr<ModuleInstance>> instance =
       deps_.engine.Make(std::move(description), record.limits, plan);
@@ -175,9 +188,7 @@ absl::StatusOr<ModuleCalls::Module> ModuleCalls::MakeModule(
     }
   }
   record.plan = EncodePlan(plan, deps_.engine.Name());
-  record.recomputed_layers = std::count_if(
-      plan.plan.recompute.begin(), plan.plan.recompute.end(),
-      [](attnd::Recompute recompute) { return recompute != attnd::Recompute::kNone; });
+  record.devices = NamesOf(plan);
   return std::make_shared<RegisteredModule>(std::move(record), *std::move(instance),
                                             std::move(reserved), std::move(state),
                                             std::move(saved));
@@ -211,13 +222,14 @@ absl::Status ModuleCalls::Register(ModuleCall& call) {
 
   v1::RegisterModuleResponse response;
   if (request.dry_run()) {
-    ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(deps_.engine, deps_.table.memory(),
-                                                       *description, *limits, call.caller));
+    ASSIGN_OR_RETURN(const EnginePlan plan, PlanWithin(*description, *limits, call.caller));
     RETURN_IF_ERROR(CheckStaging(description->graph, *limits, deps_.staging.capacity()));
     *response.mutable_plan() = EncodePlan(plan, deps_.engine.Name());
-    response.mutable_status()->set_name(request.name());
-    response.mutable_status()->set_layout_digest(record.layout_digest);
-    response.mutable_status()->set_host_bytes(static_cast<uint64_t>(plan.bytes()));
+    v1::ModuleStatus& status = *response.mutable_status();
+    status.set_name(request.name());
+    status.set_layout_digest(record.layout_digest);
+    SetBytes(plan, plan.bytes(), deps_.engine.Name(), status);
+    for (std::string& device : NamesOf(plan)) status.add_device(std::move(device));
     return Reply(call.stream, response);
   }
   const std::string digest = record.digest;

@@ -3,6 +3,9 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
+#include <algorithm>
+
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "modules/check_rows.h"
 #include "modules/field_error.h"
@@ -46,16 +49,46 @@ absl::Status ModuleCalls::CheckNotDraining() const {
   return draining_ ? ModulesDraining() : absl::OkStatus();
 }
 
-absl::StatusOr<ComputeTurns::Turn> ModuleCalls::TakeDevice(const ModuleCall& call) {
-  ComputeTurns::Turn turn = turns_.Take(call.caller, call.wait.stop, call.wait.deadline);
-  if (!turn) return call.wait.Stopped();
-  return turn;
+// In the order of the devices: calls that want several do not wait for each other in a circle.
+absl::StatusOr<ModuleCalls::Turns> ModuleCalls::TakeDevices(const ModuleCall& call,
+                                                            const RegisteredModule& module) {
+  Turns turns;
+  for (size_t n = 0; n < turns_.size(); ++n) {
+    if (!module.IsOn(static_cast<int>(n))) continue;
+    turns.push_back(turns_[n].Take(call.caller, call.wait.stop, call.wait.deadline));
+    if (!turns.back()) return call.wait.Stopped();
+  }
+  return turns;
 }
 
-v1::Receipt ModuleCalls::ReceiptOf(absl::Duration queued, absl::Duration took) const {
+std::vector<std::string> ModuleCalls::NamesOf(const EnginePlan& plan) const {
+  std::vector<std::string> names;
+  for (const EnginePlan& part : plan.parts()) {
+    const std::string& name = deps_.devices[part.device];
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  return names;
+}
+
+v1::Receipt ModuleCalls::Computed(const RegisteredModule& module, bool is_forward, int64_t rows,
+                                  absl::Duration queued, absl::Duration took) const {
+  const std::string devices = absl::StrJoin(module.record().devices, "+");
+  deps_.metrics.Computed(devices, is_forward, rows, queued, took);
+  const double of_most =
+      static_cast<double>(rows) / static_cast<double>(module.record().limits.max_rows);
+  for (const EnginePlan& part : module.plan().parts()) {
+    const ModulePlan& plan = part.plan;
+    const std::string& device = deps_.devices[part.device];
+    deps_.metrics.Worked(device, is_forward,
+                         of_most * (is_forward ? plan.forward_flops : plan.backward_flops));
+    if (is_forward) continue;
+    const auto kept =
+        std::count(plan.recompute.begin(), plan.recompute.end(), attnd::Recompute::kNone);
+    deps_.metrics.Recomputed(device, static_cast<int64_t>(plan.recompute.size()) - kept);
+  }
   v1::Receipt receipt;
   receipt.set_backend(deps_.engine.Name());
-  receipt.set_device(deps_.device);
+  receipt.set_device(devices);
   receipt.set_accumulate(v1::ACCUMULATE_FLOAT32);
   receipt.set_batched_with(1);
   receipt.set_deterministic(true);
@@ -97,12 +130,6 @@ absl::StatusOr<CallRows> DecodeCallRows(const v1::Rows& wire, const RegisteredMo
   }
   if (!status.ok()) return Classified(std::move(status));
   return rows;
-}
-
-double FlopsOf(const RegisteredModule& module, bool is_forward, int64_t rows) {
-  const ModuleRecord& record = module.record();
-  const double of_most = is_forward ? record.plan.forward_flops() : record.plan.backward_flops();
-  return of_most * static_cast<double>(rows) / static_cast<double>(record.limits.max_rows);
 }
 
 int64_t ActivationBytes(const ModuleGraph& graph, const CallRows& rows) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -36,19 +37,19 @@ struct ModuleCall {
 
 class ModuleCalls {
  public:
-  // All outlive it. `device`: what receipts call it.
+  // All outlive it. `devices`: what receipts and metrics call the engine's.
   struct Deps {
     ModuleTable& table;
     ModuleEngine& engine;
     StagingPool& staging;
     ModuleMetrics& metrics;
-    std::string device;
+    std::vector<std::string> devices;
     absl::Duration activation_ttl, max_activation_ttl;
     std::string state_dir;  // of what outlives the process; empty: that is not offered
     absl::Duration save_every;
     Logger& log;
   };
-  explicit ModuleCalls(const Deps& deps) : deps_(deps) {}
+  explicit ModuleCalls(const Deps& deps) : deps_(deps), turns_(deps.devices.size()) {}
 
   absl::Status Run(ModuleMethod method, ModuleCall& call);
   // From now on no new work: Register, Forward, Backward and PutTensors are DRAINING.
@@ -91,11 +92,19 @@ class ModuleCalls {
   absl::Status GetTensors(ModuleCall& call);
 
   absl::Status CheckNotDraining() const;
-  absl::StatusOr<ComputeTurns::Turn> TakeDevice(const ModuleCall& call);
-  v1::Receipt ReceiptOf(absl::Duration queued, absl::Duration took) const;
+  // Its turn at each device that the module is on.
+  using Turns = std::vector<ComputeTurns::Turn>;
+  absl::StatusOr<Turns> TakeDevices(const ModuleCall& call, const RegisteredModule& module);
+  // Notes a Forward or Backward in the metrics. Its receipt.
+  v1::Receipt Computed(const RegisteredModule& module, bool is_forward, int64_t rows,
+                       absl::Duration queued, absl::Duration took) const;
+  absl::StatusOr<EnginePlan> PlanWithin(const ModuleDescription& description,
+                                        const ModuleLimits& limits,
+                                        const std::string& caller) const;
+  std::vector<std::string> NamesOf(const EnginePlan& plan) const;  // each once
 
   const Deps deps_;
-  ComputeTurns turns_;
+  std::vector<ComputeTurns> turns_;  // [devices]
   std::atomic<bool> draining_{false};
 };
 
@@ -104,9 +113,6 @@ std::string DigestOf(const google::protobuf::Message& message);
 
 // Rows of a call, checked against the module: INVALID_ARGUMENT "rows...".
 absl::StatusOr<CallRows> DecodeCallRows(const v1::Rows& wire, const RegisteredModule& module);
-
-// Of linear ops, by the module's plan.
-double FlopsOf(const RegisteredModule& module, bool is_forward, int64_t rows);
 
 // Payloads that rows imply, in order.
 std::vector<PayloadSpec> ForwardInputs(const ModuleGraph& graph, const CallRows& rows);

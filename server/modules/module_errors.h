@@ -8,7 +8,8 @@
 
 namespace attnd {
 
-// FAILED_PRECONDITION; `cause` is "released", "expired", "failed" or "unknown".
+// FAILED_PRECONDITION; `cause` is "released", "expired", "failed", "device_lost" or
+// "unknown".
 absl::Status ModuleLost(absl::string_view cause);
 absl::Status SequenceMismatch(uint64_t expected, uint64_t got);
 absl::Status StepConflict(uint64_t sequence);

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -45,17 +46,18 @@ enum class StateFound : uint8_t { kLoaded, kDamaged };
 
 class ModuleMetrics {
  public:
-  // `device`: what computes them.
-  ModuleMetrics(prometheus::Registry& registry, const std::string& device);
+  // `devices`: what may compute them.
+  ModuleMetrics(prometheus::Registry& registry, const std::vector<std::string>& devices);
 
   void CallFinished(ModuleMethod method, const absl::Status& status);
-  // Forward and Backward, of `rows` rows.
-  void Computed(bool is_forward, int64_t rows, absl::Duration queued, absl::Duration took);
+  // Forward and Backward, of `rows` rows. `devices`: one, or "gpu0+gpu1".
+  void Computed(const std::string& devices, bool is_forward, int64_t rows, absl::Duration queued,
+                absl::Duration took);
   // Of linear ops, as plans count them.
-  void Worked(bool is_forward, double flops) { flops_[is_forward ? 0 : 1]->Increment(flops); }
+  void Worked(const std::string& device, bool is_forward, double flops);
   void Stepped(StepOutcome outcome);
   // Layers whose activations a Backward computed again.
-  void Recomputed(int64_t layers) { recomputed_layers_->Increment(static_cast<double>(layers)); }
+  void Recomputed(const std::string& device, int64_t layers);
   void BackwardReplayed() { replays_->Increment(); }
   void Saved(bool ok, int64_t bytes);
   void Recovered(StateFound found) { recoveries_[static_cast<size_t>(found)]->Increment(); }
@@ -63,12 +65,12 @@ class ModuleMetrics {
  private:
   prometheus::Family<prometheus::Counter>& calls_;
   std::array<prometheus::Counter*, kModuleMethods> good_calls_;
-  std::array<std::array<prometheus::Histogram*, kModuleStages>, 2> durations_;  // [direction]
-  std::array<prometheus::Counter*, 2> rows_;                                    // [direction]
+  prometheus::Family<prometheus::Histogram>& durations_;
+  prometheus::Family<prometheus::Counter>& flops_;
+  prometheus::Family<prometheus::Counter>& recomputed_layers_;
+  std::array<prometheus::Counter*, 2> rows_;  // [direction]
   std::array<prometheus::Counter*, kStepOutcomes> steps_;
   prometheus::Counter* replays_;
-  prometheus::Counter* recomputed_layers_;
-  std::array<prometheus::Counter*, 2> flops_;       // [direction]
   std::array<prometheus::Counter*, 2> saves_;       // ok, failed
   std::array<prometheus::Counter*, 2> recoveries_;  // [StateFound]
   prometheus::Counter* saved_bytes_;

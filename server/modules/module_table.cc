@@ -197,18 +197,31 @@ int64_t ModuleTable::size() const {
   return static_cast<int64_t>(by_id_.size());
 }
 
-ModuleTable::Bytes ModuleTable::UsedBytes() const {
+ModuleTable::Bytes ModuleTable::UsedBytes(int device) const {
   Bytes bytes;
+  int64_t planned = 0;
   for (const std::shared_ptr<RegisteredModule>& module : All()) {
-    const v1::Plan& plan = module->record().plan;
-    bytes.weights += static_cast<int64_t>(plan.weight_bytes());
-    bytes.optimizers += static_cast<int64_t>(plan.optimizer_bytes());
-    bytes.activations += static_cast<int64_t>(plan.activation_bytes());
-    bytes.workspaces += static_cast<int64_t>(plan.workspace_bytes());
+    planned += module->plan().device_bytes();
+    for (const EnginePlan& part : module->plan().parts()) {
+      if (part.device != device) continue;
+      bytes.weights += part.plan.weight_bytes;
+      bytes.optimizers += part.plan.optimizer_bytes;
+      bytes.activations += part.plan.activation_bytes;
+      bytes.workspaces += part.plan.workspace_bytes + part.engine_bytes;
+    }
   }
-  const int64_t planned = bytes.weights + bytes.optimizers + bytes.activations + bytes.workspaces;
-  bytes.others = std::max<int64_t>(0, memory_.used() - planned);
+  if (device == 0) bytes.others = std::max<int64_t>(0, memory_.used() - planned);
   return bytes;
+}
+
+void ModuleTable::LoseDevice(int device) {
+  memory_.LoseDevice(device);
+  const std::vector<std::shared_ptr<RegisteredModule>> all = All();
+  absl::MutexLock lock(&mutex_);
+  for (const std::shared_ptr<RegisteredModule>& module : all) {
+    const bool is_there = by_id_.contains(module->record().id);
+    if (is_there && module->IsOn(device)) End(module, kDeviceLost);
+  }
 }
 
 }  // namespace attnd

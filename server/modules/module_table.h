@@ -2,7 +2,8 @@
 //
 //   Register → lives ttl after each use ─┬─ Release           released
 //                                        ├─ ttl passed        expired
-//                                        └─ a change failed   failed
+//                                        ├─ a change failed   failed
+//                                        └─ its device failed device_lost
 //
 // Names are per caller; nobody sees another's. Memory is reserved before an instance is made.
 // Errors of Find: INVALID_ARGUMENT (no token), FAILED_PRECONDITION WRONG_REPLICA, EPOCH_CHANGED,
@@ -79,7 +80,9 @@ class ModuleTable {
   struct Bytes {
     int64_t weights = 0, optimizers = 0, activations = 0, workspaces = 0, others = 0;
   };
-  Bytes UsedBytes() const;
+  Bytes UsedBytes(int device) const;  // others: of the first device
+  // Ends the modules on it; there will be no others.
+  void LoseDevice(int device);
   // The largest number of changes that a restart would not find, of modules that have a state
   // there.
   uint64_t durable_lag() const;

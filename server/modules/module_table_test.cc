@@ -40,7 +40,8 @@ class Modules : public ::testing::Test {
         std::make_shared<const ModuleDescription>(*std::move(graph), OptimizerSpec{});
     auto plan = engine_.Plan(*description, record.limits, int64_t{1} << 20);
     CHECK(plan.ok()) << plan.status();
-    auto memory = table_.memory().Reserve(record.caller, plan->bytes());
+    plan->device = device_;
+    auto memory = table_.memory().Reserve(record.caller, *plan);
     if (!memory.ok()) return memory.status();
     auto instance = engine_.Make(description, record.limits, *plan);
     CHECK(instance.ok()) << instance.status();
@@ -53,6 +54,7 @@ class Modules : public ::testing::Test {
 
   FakeClock clock_;
   ReferenceEngine engine_;
+  int device_ = 0;  // of the next one
   ModuleTable table_{{.memory = {int64_t{1} << 20, int64_t{1} << 20}, .max_modules = 2},
                      {.replica = 1, .boot_epoch = 1},
                      clock_};
@@ -100,6 +102,23 @@ TEST_F(Modules, HasItsMemoryBackAfterReleaseAndExpiry) {
   EXPECT_EQ(table_.size(), 0);
   EXPECT_EQ(table_.memory().used(), 0);
   EXPECT_EQ(ReasonOf(table_.Find(second, "a").status()), reason::kModuleLost);
+}
+
+TEST_F(Modules, CountsBytesByDeviceAndLosesThoseOfALostOne) {
+  const std::string first = table_.TokenOf(**Register("a", "m", "digest"));
+  EXPECT_GT(table_.UsedBytes(0).weights, 0);
+  EXPECT_EQ(table_.UsedBytes(1).weights, 0);
+  device_ = 1;
+  const std::string second = table_.TokenOf(**Register("a", "n", "digest"));
+  EXPECT_EQ(table_.UsedBytes(1).weights, table_.UsedBytes(0).weights);
+  auto copy = table_.memory().Reserve("a", 100);
+  EXPECT_EQ(table_.UsedBytes(0).others, 100);
+  EXPECT_EQ(table_.UsedBytes(1).others, 0);
+  table_.LoseDevice(1);
+  EXPECT_TRUE(table_.Find(first, "a").ok());
+  EXPECT_EQ(table_.Find(second, "a").status().message(),
+            "token: this module is gone (device_lost); register it again");
+  EXPECT_EQ(table_.UsedBytes(1).weights, 0);
 }
 
 TEST_F(Modules, HoldsTheInstanceForOneCallAtATime) {

@@ -36,10 +36,10 @@ RegisteredModule::RegisteredModule(ModuleRecord record, std::unique_ptr<ModuleIn
 }
 
 // What its caller has given up, or what failed, is not to be found again; what expired is not to
-// take memory of the host.
+// take memory of the host. A module whose device is lost goes on elsewhere.
 RegisteredModule::~RegisteredModule() {
   absl::MutexLock lock(&mutex_);
-  if (state_ == nullptr || lost_.empty()) return;
+  if (state_ == nullptr || lost_.empty() || lost_ == kDeviceLost) return;
   if (lost_ != kExpired || !state_->place().is_disk) state_->Forget();
 }
 
@@ -274,17 +274,31 @@ bool RegisteredModule::Expire(absl::Time now) {
   return !busy_ && waiting_ == 0 && expires_ <= now;
 }
 
+bool RegisteredModule::IsOn(int device) const {
+  const absl::Span<const EnginePlan> parts = plan().parts();
+  return std::any_of(parts.begin(), parts.end(),
+                     [device](const EnginePlan& part) { return part.device == device; });
+}
+
 void RegisteredModule::Lose(std::string cause) {
   CHECK(!cause.empty());
   absl::MutexLock lock(&mutex_);
   if (lost_.empty()) lost_ = std::move(cause);
 }
 
+void SetBytes(const EnginePlan& plan, int64_t all, const std::string& engine,
+              v1::ModuleStatus& status) {
+  const int64_t on_gpus = engine == "cuda" ? plan.device_bytes() : 0;
+  status.set_hbm_bytes(static_cast<uint64_t>(on_gpus));
+  status.set_host_bytes(static_cast<uint64_t>(all - on_gpus));
+}
+
 v1::ModuleStatus RegisteredModule::Status() const {
   v1::ModuleStatus status;
   status.set_name(record_.name);
   status.set_layout_digest(record_.layout_digest);
-  status.set_host_bytes(static_cast<uint64_t>(memory_.bytes()));
+  SetBytes(plan(), memory_.bytes(), record_.plan.engine(), status);
+  status.mutable_device()->Assign(record_.devices.begin(), record_.devices.end());
   absl::MutexLock lock(&mutex_);
   status.set_sequence(ledger_.sequence());
   status.set_durable_sequence(durable_sequence_);

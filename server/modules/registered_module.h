@@ -34,7 +34,9 @@
 namespace attnd {
 
 inline constexpr int kMaxEarlyMicroBatches = 8;
-inline constexpr char kExpired[] = "expired";  // a cause of MODULE_LOST
+// Causes of MODULE_LOST.
+inline constexpr char kExpired[] = "expired";
+inline constexpr char kDeviceLost[] = "device_lost";
 
 // Who asks, and for how long it waits.
 struct CallWait {
@@ -61,8 +63,12 @@ struct ModuleRecord {
   std::string layout_digest;  // SHA-256
   ModuleLimits limits;
   v1::Plan plan;
-  int64_t recomputed_layers = 0;  // in each Backward
+  std::vector<std::string> devices;  // names, where the plan's parts lie
 };
+
+// Of a status: `all` that is reserved, of which the plan's lies where the engine computes.
+void SetBytes(const EnginePlan& plan, int64_t all, const std::string& engine,
+              v1::ModuleStatus& status);
 
 class RegisteredModule {
  public:
@@ -74,7 +80,8 @@ class RegisteredModule {
 
   const ModuleRecord& record() const { return record_; }
   const ModuleDescription& description() const { return instance_->description(); }
-  int64_t bytes() const { return memory_.bytes(); }
+  const EnginePlan& plan() const { return instance_->plan(); }
+  bool IsOn(int device) const;
 
   // The right to use the instance, and to say what was done with it.
   class Hold {

@@ -64,7 +64,7 @@ absl::Status ModuleCalls::GradientStatsOf(ModuleCall& call) {
   {
     ASSIGN_OR_RETURN(RegisteredModule::Hold hold, module->Take(request.sequence(), call.wait));
     RETURN_IF_ERROR(hold.CheckGradient(request.micro_batches()));
-    ASSIGN_OR_RETURN(const ComputeTurns::Turn turn, TakeDevice(call));
+    ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *module));
     const absl::StatusOr<GradientStats> stats = hold.instance().Stats();
     if (!stats.ok()) return Classified(stats.status());
     response.set_squared_norm(stats->squared_norm);
@@ -125,7 +125,7 @@ absl::Status ModuleCalls::Step(ModuleCall& call) {
         if (!complete.ok()) return refused(std::move(complete));
         RETURN_IF_ERROR(module->CheckWeights());
       }
-      ASSIGN_OR_RETURN(const ComputeTurns::Turn turn, TakeDevice(call));
+      ASSIGN_OR_RETURN(const Turns turns, TakeDevices(call, *module));
       const absl::Time began = absl::Now();
       absl::StatusOr<v1::StepResponse> applied = Apply(hold, request);
       call.compute = absl::Now() - began;

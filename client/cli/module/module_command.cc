@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "base/status_macros.h"
 #include "client/cli/json_text.h"
@@ -32,6 +33,10 @@ std::string TimeLeft(const v1::ModuleStatus& module) {
   return SecondsText(absl::ToDoubleSeconds(end - absl::Now()));
 }
 
+std::string DevicesOf(const v1::ModuleStatus& module) {
+  return absl::StrJoin(module.device(), "+");
+}
+
 Json ToJson(const v1::ModuleStatus& module) {
   return {{"name", module.name()},
           {"sequence", module.sequence()},
@@ -39,6 +44,7 @@ Json ToJson(const v1::ModuleStatus& module) {
           {"optimizer_step", module.optimizer_step()},
           {"weights_complete", module.weights_complete()},
           {"expires_unix_ms", module.expires_unix_ms()},
+          {"devices", module.device()},
           {"device_bytes", module.hbm_bytes()},
           {"host_bytes", module.host_bytes()}};
 }
@@ -48,13 +54,13 @@ absl::Status List(Session& session) {
   ASSIGN_OR_RETURN(v1::ListModulesResponse found, ModuleClient(*client).List());
   Json all = Json::array();
   Table table(
-      {"module", "sequence", "durable", "steps", "weights", "device", "host", "expires in"});
+      {"module", "sequence", "durable", "steps", "weights", "on", "device", "host", "expires in"});
   for (const v1::ModuleStatus& module : found.module()) {
     all.push_back(ToJson(module));
     table.Add({module.name(), absl::StrCat(module.sequence()),
                absl::StrCat(module.durable_sequence()), absl::StrCat(module.optimizer_step()),
-               module.weights_complete() ? "complete" : "incomplete", Bytes(module.hbm_bytes()),
-               Bytes(module.host_bytes()), TimeLeft(module)});
+               module.weights_complete() ? "complete" : "incomplete", DevicesOf(module),
+               Bytes(module.hbm_bytes()), Bytes(module.host_bytes()), TimeLeft(module)});
   }
   if (session.json()) {
     std::cout << JsonText(all) << "\n";
@@ -88,7 +94,10 @@ absl::Status Plan(Session& session, const std::string& path) {
                                                     {"optimizer", plan.optimizer_bytes()},
                                                     {"activations", plan.activation_bytes()},
                                                     {"workspace", plan.workspace_bytes()}};
-  Json json = {{"engine", plan.engine()}, {"recompute", v1::Recompute_Name(plan.recompute())}};
+  Json json = {{"engine", plan.engine()},
+               {"devices", answer.reply.status().device()},
+               {"layer_device", plan.layer_device()},
+               {"recompute", v1::Recompute_Name(plan.recompute())}};
   Table table({"memory", "bytes"});
   for (const auto& [name, bytes] : parts) {
     json[absl::StrCat(name, "_bytes")] = bytes;
@@ -98,7 +107,8 @@ absl::Status Plan(Session& session, const std::string& path) {
     std::cout << JsonText(json) << "\n";
     return absl::OkStatus();
   }
-  std::cout << "engine " << plan.engine() << ", " << v1::Recompute_Name(plan.recompute())
+  std::cout << "engine " << plan.engine() << " on " << DevicesOf(answer.reply.status()) << ", "
+            << v1::Recompute_Name(plan.recompute())
             << "; a forward of the most rows: " << NumberText(plan.forward_flops()) << " FLOP\n";
   table.Print(std::cout, session.color());
   return absl::OkStatus();
