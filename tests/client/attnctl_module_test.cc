@@ -1,0 +1,65 @@
+// attnctl's `module plan` and `module list` against a daemon of two devices: where layers lie.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/reference_backend.h"
+#include "tests/daemon/module_caller.h"
+#include "tests/fixtures/daemon_fixture.h"
+
+namespace attnd {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string Attnctl(const Daemon& daemon, const std::string& arguments) {
+  FILE* pipe = popen(
+      absl::StrCat("client/attnctl --address ", daemon.address(), " ", arguments, " 2>&1").c_str(),
+      "r");
+  std::string output;
+  std::array<char, 4096> buffer;
+  while (size_t got = fread(buffer.data(), 1, buffer.size(), pipe)) {
+    output.append(buffer.data(), got);
+  }
+  EXPECT_EQ(WEXITSTATUS(pclose(pipe)), 0) << output;
+  return output;
+}
+
+TEST(AttnctlModule, TellsWhereLayersLie) {
+  std::vector<std::unique_ptr<Backend>> engines;
+  for (int n = 0; n < 2; ++n) engines.push_back(std::make_unique<ReferenceBackend>());
+  ServerOptions options = TestOptions();
+  options.modules.memory = {int64_t{8} << 20, int64_t{8} << 20};
+  Daemon daemon(std::move(engines), options);
+
+  v1::RegisterModuleRequest request = SmallRegistration("cut");
+  for (int n = 0; n < 2; ++n) request.mutable_layout()->mutable_layer(n)->set_device(1 - n);
+  const std::string path = absl::StrCat(testing::TempDir(), "/request");
+  std::ofstream(path, std::ios::binary) << request.SerializeAsString();
+  const Json plan = Json::parse(Attnctl(daemon, absl::StrCat("-o json module plan ", path)));
+  EXPECT_EQ(plan["devices"], (Json{"reference1", "reference0"}));
+  EXPECT_EQ(plan["layer_device"], (Json{1, 0}));
+  EXPECT_TRUE(absl::StrContains(Attnctl(daemon, absl::StrCat("module plan ", path)),
+                                "engine reference on reference1+reference0, RECOMPUTE_NONE"));
+
+  v1::RegisterModuleResponse registered;
+  ModuleCaller caller(daemon.NewChannel());
+  ASSERT_TRUE(caller.Register(request, registered).ok());
+  const Json list = Json::parse(Attnctl(daemon, "-o json module list"));
+  ASSERT_EQ(list.size(), 1);
+  EXPECT_EQ(list[0]["devices"], (Json{"reference1", "reference0"}));
+  EXPECT_TRUE(absl::StrContains(Attnctl(daemon, "module list"), "reference1+reference0"));
+}
+
+}  // namespace
+}  // namespace attnd
