@@ -1,10 +1,7 @@
 // The binary itself, against a fake server: what it prints and its exit codes.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -12,28 +9,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/fixtures/fake_server.h"
+#include "tests/fixtures/shell.h"
 
 namespace attnd {
 namespace {
-
-struct Outcome {
-  int exit_code;
-  std::string output;  // both streams
-};
-
-Outcome RunShell(const std::string& command) {
-  FILE* pipe = popen(absl::StrCat(command, " 2>&1").c_str(), "r");
-  std::string output;
-  std::array<char, 4096> buffer;
-  while (size_t got = fread(buffer.data(), 1, buffer.size(), pipe)) {
-    output.append(buffer.data(), got);
-  }
-  return {WEXITSTATUS(pclose(pipe)), output};
-}
-
-Outcome RunAttnctl(const std::string& arguments) {
-  return RunShell(absl::StrCat("client/attnctl ", arguments));
-}
 
 TEST(Attnctl, TellsItsVersionAndHelpsWithExamples) {
   Outcome version = RunAttnctl("--version");

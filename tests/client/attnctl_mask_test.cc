@@ -1,10 +1,7 @@
 // attnctl's commands about masks against real daemons: the report and its picture, the check of all
 // kinds, and the benchmark beside no mask.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -17,24 +14,10 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/shell.h"
 
 namespace attnd {
 namespace {
-
-struct Outcome {
-  int exit_code;
-  std::string output;  // both streams
-};
-
-Outcome RunAttnctl(const std::string& arguments) {
-  FILE* pipe = popen(absl::StrCat("client/attnctl ", arguments, " 2>&1").c_str(), "r");
-  std::string output;
-  std::array<char, 4096> buffer;
-  while (size_t got = fread(buffer.data(), 1, buffer.size(), pipe)) {
-    output.append(buffer.data(), got);
-  }
-  return {WEXITSTATUS(pclose(pipe)), output};
-}
 
 std::string At(const Daemon& daemon) { return absl::StrCat("--address ", daemon.address()); }
 

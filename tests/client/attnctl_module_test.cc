@@ -1,9 +1,6 @@
 // attnctl's `module plan` and `module list` against a daemon of two devices: where layers lie.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,6 +13,7 @@
 #include "kernels/reference_backend.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/shell.h"
 
 namespace attnd {
 namespace {
@@ -23,16 +21,9 @@ namespace {
 using Json = nlohmann::json;
 
 std::string Attnctl(const Daemon& daemon, const std::string& arguments) {
-  FILE* pipe = popen(
-      absl::StrCat("client/attnctl --address ", daemon.address(), " ", arguments, " 2>&1").c_str(),
-      "r");
-  std::string output;
-  std::array<char, 4096> buffer;
-  while (size_t got = fread(buffer.data(), 1, buffer.size(), pipe)) {
-    output.append(buffer.data(), got);
-  }
-  EXPECT_EQ(WEXITSTATUS(pclose(pipe)), 0) << output;
-  return output;
+  const Outcome ran = RunAttnctl(absl::StrCat("--address ", daemon.address(), " ", arguments));
+  EXPECT_EQ(ran.exit_code, 0) << ran.output;
+  return ran.output;
 }
 
 TEST(AttnctlModule, TellsWhereLayersLie) {
