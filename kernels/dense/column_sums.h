@@ -61,13 +61,13 @@ struct ColumnSumsKernel {
     const int64_t end = part.end - first < kSumStretch ? part.end : first + kSumStretch;
     Sums sums;
     for (int64_t row = first; row < end; row += kTogether) {
-      const int64_t index = row * d.columns + column;
+      const Strided index = {row * d.columns + column, d.columns};
       const auto left = static_cast<int>(end - row);
       float numbers[kTogether], x[kTogether] = {};
       DenseStatistics statistics[kTogether] = {};
-      LoadNumbers(d.in, index, d.columns, left, numbers);
+      LoadNumbers(d.in, left, index, numbers);
       if (d.weight_sums != nullptr) {
-        LoadNumbers(d.x, index, d.columns, left, x);
+        LoadNumbers(d.x, left, index, x);
 #pragma unroll
         for (int n = 0; n < kTogether; ++n) {
           if (n >= left) break;

@@ -26,24 +26,27 @@ ATTN_HD float LoadNumber(const void* data, int32_t element, int64_t index) {
 ATTN_HD float LoadNumber(const DenseTensor& t, int64_t index) {
   return LoadNumber(t.data, t.element, index);
 }
-// numbers[n] ← number first + n·step of t, for n < count, else 0. No load waits for another.
-template <int kNumbers>
-ATTN_HD void LoadNumbers(const DenseTensor& t, int64_t first, int64_t step, int count,
+// Numbers `step` apart.
+struct Strided {
+  int64_t first, step;
+  ATTN_HD int64_t operator()(int n) const { return first + n * step; }
+};
+// numbers[n] ← number index(n) of t, for n < count, else 0. No load waits for another.
+template <int kNumbers, class IndexOf>
+ATTN_HD void LoadNumbers(const DenseTensor& t, int count, const IndexOf& index,
                          float (&numbers)[kNumbers]) {
   if (t.element == kBiasFloat32) {
-    const auto* at = static_cast<const float*>(t.data) + first;
+    const auto* at = static_cast<const float*>(t.data);
 #pragma unroll
     for (int n = 0; n < kNumbers; ++n) {
-      numbers[n] = n < count ? ptx::LoadGlobalFloat(at + n * step) : 0;
+      numbers[n] = n < count ? ptx::LoadGlobalFloat(at + index(n)) : 0;
     }
     return;
   }
-  const auto* at = static_cast<const uint16_t*>(t.data) + first;
+  const auto* at = static_cast<const uint16_t*>(t.data);
   uint32_t halves[kNumbers];
 #pragma unroll
-  for (int n = 0; n < kNumbers; ++n) {
-    halves[n] = n < count ? ptx::LoadGlobal16(at + n * step) : 0;
-  }
+  for (int n = 0; n < kNumbers; ++n) halves[n] = n < count ? ptx::LoadGlobal16(at + index(n)) : 0;
 #pragma unroll
   for (int n = 0; n < kNumbers; ++n) numbers[n] = FloatOfHalf(t.element, halves[n]);
 }
@@ -62,9 +65,13 @@ ATTN_HD float RoundTo(int32_t element, float value) {
   return FloatOfHalf(element, HalfOfFloat(element, value) & 0xffffu);
 }
 
-// out ← value, or out ← out + value: this is rounded first, then the sum.
+// value is rounded first, then, when it is stored, the sum.
+ATTN_HD float Added(int32_t element, float there, float value) {
+  return ptx::Add(there, RoundTo(element, value));
+}
+// out ← value, or out ← out + value.
 ATTN_HD void StoreOrAdd(void* data, int32_t element, int64_t index, float value, bool add) {
-  if (add) value = ptx::Add(LoadNumber(data, element, index), RoundTo(element, value));
+  if (add) value = Added(element, LoadNumber(data, element, index), value);
   StoreNumber(data, element, index, value);
 }
 

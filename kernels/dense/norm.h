@@ -45,11 +45,11 @@ struct NormKernel {
     // Of a lane's columns from `column` on.
     ATTN_HD int Left(int column) const { return (desc.count - column + 31) / 32; }
     ATTN_HD void Load(const DenseTensor& t, int column, float (&numbers)[kTogether]) const {
-      LoadNumbers(t, begin + column, 32, Left(column), numbers);
+      LoadNumbers(t, Left(column), Strided{begin + column, 32}, numbers);
     }
     ATTN_HD void LoadFactors(int column, float (&factors)[kTogether]) const {
       if (desc.weight.data != nullptr) {
-        LoadNumbers(desc.weight, column, 32, Left(column), factors);
+        LoadNumbers(desc.weight, Left(column), Strided{column, 32}, factors);
       }
 #pragma unroll
       for (int n = 0; n < kTogether; ++n) {
@@ -96,7 +96,7 @@ struct NormKernel {
       float x[kTogether], factors[kTogether], biases[kTogether] = {};
       v.Load(d.x, c, x);
       v.LoadFactors(c, factors);
-      if (d.bias.data != nullptr) LoadNumbers(d.bias, c, 32, v.Left(c), biases);
+      if (d.bias.data != nullptr) LoadNumbers(d.bias, v.Left(c), Strided{c, 32}, biases);
 #pragma unroll
       for (int n = 0; n < kTogether; ++n) {
         if (n >= v.Left(c)) break;
@@ -142,7 +142,7 @@ struct NormKernel {
         const float less = ptx::Fma(-Normalised(s, x[n]), of_along, ptx::Subtract(dn, of_mean));
         const float dx = ptx::Multiply(less, s.rstd);
         StoreNumber(d.out.data, d.out.element, v.begin + c + n * 32,
-                    d.add != 0 ? ptx::Add(there[n], RoundTo(d.out.element, dx)) : dx);
+                    d.add != 0 ? Added(d.out.element, there[n], dx) : dx);
       }
     }
   }

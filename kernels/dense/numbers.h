@@ -41,22 +41,8 @@ struct NumbersKernel {
 
   ATTN_HD static void Load(const DenseTensor& t, int64_t stride, const Places& p,
                            float (&numbers)[kTogether]) {
-    if (t.element == kBiasFloat32) {
-#pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        if (n < p.left) numbers[n] = LoadNumber(t.data, kBiasFloat32, p.At(n, stride));
-      }
-      return;
-    }
-    uint32_t halves[kTogether] = {};
-#pragma unroll
-    for (int n = 0; n < kTogether; ++n) {
-      if (n < p.left) halves[n] = ptx::LoadGlobal16(HalfAt(t.data, p.At(n, stride)));
-    }
-#pragma unroll
-    for (int n = 0; n < kTogether; ++n) {
-      if (n < p.left) numbers[n] = FloatOfHalf(t.element, halves[n]);
-    }
+    LoadNumbers(
+        t, p.left, [&](int n) { return p.At(n, stride); }, numbers);
   }
   ATTN_HD static uint16_t* HalfAt(void* data, int64_t index) {
     return static_cast<uint16_t*>(data) + index;
@@ -72,7 +58,7 @@ struct NumbersKernel {
     for (int n = 0; n < kTogether; ++n) {
       if (n >= p.left) break;
       float value = d.op == kNumbersZero ? 0 : Value(d, a[n], b[n], p.row[n], p.column[n]);
-      if (d.add != 0) value = ptx::Add(there[n], RoundTo(d.out.element, value));
+      if (d.add != 0) value = Added(d.out.element, there[n], value);
       StoreNumber(d.out.data, d.out.element, p.At(n, d.out_stride), value);
     }
   }
