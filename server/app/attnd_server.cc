@@ -298,7 +298,6 @@ void AttndServer::SetServing(bool serving) {
   rpc_->SetServing("liveness", true);  // a draining process is alive: do not restart it
 }
 
-// Nothing may lose a device, or answer a call, once the server is gone.
 const std::vector<std::string>& AttndServer::addresses() const { return rpc_->addresses(); }
 
 int AttndServer::metrics_port() const {
@@ -311,6 +310,7 @@ int64_t AttndServer::module_bytes() const { return module_table_->memory().used(
 
 void AttndServer::ExpireModules() { module_table_->Expire(); }
 
+// Nothing may lose a device, or answer a call, once the server is gone.
 AttndServer::~AttndServer() {
   devices_.StopGpuWatch();
   if (rpc_ != nullptr) StopNow();
