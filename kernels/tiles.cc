@@ -235,13 +235,14 @@ void AddDense(std::vector<KernelRow>& rows) {
   }
 }
 
-void AddProducts(ElementType element, std::vector<KernelRow>& rows) {
+void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
                           KernelKind::kProductDepthDepth}) {
     rows.push_back({.kind = kind,
                     .element = element,
-                    .tile = {0, 0, 0, 2},
-                    .reason = "linear layers of modules"});
+                    .small = small,
+                    .tile = {0, 0, 0, small ? 4 : 2},
+                    .reason = small ? "layers of few rows" : "linear layers of modules"});
   }
 }
 
@@ -275,7 +276,7 @@ std::vector<KernelRow> Sm70Rows() {
                   .tile = {64, 0, 0, 1},
                   .reason = "after a forward in bfloat16 whose tensors stay for backward"});
   AddDense(rows);
-  AddProducts(ElementType::kFloat16, rows);
+  AddProducts(ElementType::kFloat16, false, rows);
   for (KernelRow& row : rows) row.architecture = Architecture::kSm70;
   return rows;
 }
@@ -336,7 +337,7 @@ std::vector<KernelRow> Sm80Rows() {
   AddSmall(ElementType::kFloat32, rows);
   AddDense(rows);
   for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
-    AddProducts(element, rows);
+    for (bool small : {false, true}) AddProducts(element, small, rows);
   }
   for (KernelRow& row : rows) row.architecture = Architecture::kSm80;
   return rows;
@@ -408,7 +409,7 @@ std::string NameOf(const KernelRow& row) {
   if (row.element == ElementType::kFloat32) {
     name += row.architecture == Architecture::kSm70 ? "_f16x3" : "_tf32x3";
   }
-  if (row.head_dim == 0) return name;
+  if (row.head_dim == 0) return name + (row.small ? "_small" : "");
   name += "_d" + std::to_string(row.head_dim);
   if (row.kind == KernelKind::kQueryGradient) return name + (row.ordered ? "" : "_atomic");
   name += row.half_accumulate ? "_f16" : "_f32";

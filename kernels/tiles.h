@@ -70,7 +70,8 @@ struct KernelRow {
   bool half_accumulate = false;                 // products accumulate in float16
   bool general = false;  // softcap, bias, ALiBi, any scale, with a mask or without
   bool listed = false;   // else: a positive scale with a mask, or without
-  bool small = false;    // of listed ones: a block has 32 rows and lists of its own
+  bool small = false;    // of listed ones: a block has 32 rows and lists of its own; of products:
+                         // small tiles (kernels/dense/product_params.h)
   bool dropout = false;
   bool stays = false;   // its blocks, tile.blocks_per_sm each SM, take many tiles
   int maps = 0;         // tensor maps (MapOf) that it loads by

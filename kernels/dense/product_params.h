@@ -4,10 +4,10 @@
 // order, so its bits depend on its row of A, its column of B and the depth alone.
 //
 // Tensor cores   kProductRowsRows and its like: a block for each tile of ProductTiles and each
-//                of its ProductTurns, in the order of ProductPartOf and ProductPlaceOf. A and B are
-//                16-bit numbers; all three tensors are 16-byte aligned, their strides, and what
-//                lies in a row of them, multiples of kProductChunk, strides below
-//                kMostProductStride.
+//                of its ProductTurns, in the order of ProductPartOf and ProductPlaceOf. Tiles of
+//                any size give the same bits. A and B are 16-bit numbers; all three tensors are
+//                16-byte aligned, their strides, and what lies in a row of them, multiples of
+//                kProductChunk, strides below kMostProductStride.
 // Errors         none here: the host has refused what a kernel cannot do.
 #pragma once
 
@@ -35,33 +35,35 @@ struct ProductDesc {
   int32_t* turns;        // kProductAddBlocks on tensor cores: a word a tile, zero before and after
 };
 
-inline constexpr int32_t kProductTile = 128;  // rows and columns of C that a block makes
-inline constexpr int32_t kProductStep = 32;   // depth of what it holds in shared memory at a time
-inline constexpr int32_t kProductChunk = 8;   // numbers of 16 bytes
+// Rows and columns of C that a block makes; small ones where large ones leave a GPU idle.
+inline constexpr int32_t kProductTile = 128, kSmallProductTile = 64;
+inline constexpr int32_t kProductStep = 32;  // depth of what it holds in shared memory at a time
+inline constexpr int32_t kProductChunk = 8;  // numbers of 16 bytes
 inline constexpr int64_t kMostProductStride = int64_t{1} << 24;
 // Weight gradients are summed by tensor cores over so many rows of a call, then added in float32:
 // Volta's accumulators truncate, and calls cut at its multiples give the bits of one.
 inline constexpr int32_t kProductBlockDepth = 1024;
 
-ATTN_HD constexpr int32_t ProductTilesAlong(int32_t size) {
-  return (size + kProductTile - 1) / kProductTile;
+ATTN_HD constexpr int32_t ProductTilesAlong(int32_t size, int32_t tile_size) {
+  return (size + tile_size - 1) / tile_size;
 }
-ATTN_HD constexpr int64_t ProductTiles(const ProductDesc& p) {
-  return int64_t{ProductTilesAlong(p.rows)} * ProductTilesAlong(p.columns);
+ATTN_HD constexpr int64_t ProductTiles(const ProductDesc& p, int32_t tile_size) {
+  return int64_t{ProductTilesAlong(p.rows, tile_size)} * ProductTilesAlong(p.columns, tile_size);
 }
 
-// Of a tile, C's first row and column: eight tiles down, then the next column, so that what runs at
+// Of a tile, C's first row and column: 1,024 rows down, then the next column, so that what runs at
 // a time shares rows of A and B in the cache.
 struct ProductPlace {
   int32_t row, column;
 };
+template <int32_t kTile>
 ATTN_HD ProductPlace ProductPlaceOf(const ProductDesc& p, int32_t tile) {
-  constexpr int32_t kBand = 8;
-  const int32_t row_tiles = ProductTilesAlong(p.rows);
-  const int32_t band_tiles = kBand * ProductTilesAlong(p.columns);
+  constexpr int32_t kBand = 1024 / kTile;
+  const int32_t row_tiles = ProductTilesAlong(p.rows, kTile);
+  const int32_t band_tiles = kBand * ProductTilesAlong(p.columns, kTile);
   const int32_t first = tile / band_tiles * kBand, within = tile % band_tiles;
   const int32_t height = row_tiles - first < kBand ? row_tiles - first : kBand;
-  return {(first + within % height) * kProductTile, within / height * kProductTile};
+  return {(first + within % height) * kTile, within / height * kTile};
 }
 
 // What block `block` sums: a tile, all of the depth or, with kProductAddBlocks, a block of it: the
@@ -75,9 +77,10 @@ ATTN_HD constexpr int32_t ProductTurns(const ProductDesc& p) {
   if (p.result != kProductAddBlocks || p.depth == 0) return 1;
   return (p.depth + kProductBlockDepth - 1) / kProductBlockDepth;
 }
+template <int32_t kTile>
 ATTN_HD ProductPart ProductPartOf(const ProductDesc& p, int32_t block) {
   if (p.result != kProductAddBlocks) return {block, 0, 0, p.depth, true};
-  const auto tiles = static_cast<int32_t>(ProductTiles(p));
+  const auto tiles = static_cast<int32_t>(ProductTiles(p, kTile));
   const int32_t turn = block / tiles, begin = turn * kProductBlockDepth, left = p.depth - begin;
   return {block % tiles, turn, begin, left < kProductBlockDepth ? left : kProductBlockDepth,
           left <= kProductBlockDepth};

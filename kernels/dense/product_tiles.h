@@ -1,6 +1,6 @@
 // Products on tensor cores, what every architecture shares: how kProductStep of the depth of an
 // operand lies in shared memory, which part of it a thread brings, and how sums of C leave. A block
-// of 128 threads makes kProductTile × kProductTile numbers of C, each of four warps 64 × 64.
+// of 128 threads makes kTile × kTile numbers of C, each of four warps a quarter of them.
 // Errors: none.
 #pragma once
 
@@ -8,36 +8,38 @@
 
 namespace attnd {
 
-inline constexpr int kProductThreads = 128, kProductWarpTile = 64;
-inline constexpr int kOperandBytes = kProductTile * kProductStep * 2;  // of an operand's stage
-inline constexpr int kOperandPasses = kOperandBytes / 16 / kProductThreads;
+inline constexpr int kProductThreads = 128;
+template <int kTile>
+inline constexpr int kOperandBytes = kTile* kProductStep * 2;  // of an operand's stage
+template <int kTile>
+inline constexpr int kOperandPasses = kOperandBytes<kTile> / 16 / kProductThreads;
 
 // Rows of 16-byte chunks in shared memory, twisted so that eight rows' chunks of one number, and
 // eight chunks of one row, meet no bank twice.
-template <bool kByDepth>
+template <int kTile, bool kByDepth>
 struct OperandLayout;
-// [kProductTile][kProductStep]: two rows a line of 128 bytes.
-template <>
-struct OperandLayout<false> {
+// [kTile][kProductStep]: two rows a line of 128 bytes.
+template <int kTile>
+struct OperandLayout<kTile, false> {
   static constexpr int kChunks = kProductStep / kProductChunk;
   ATTN_HD static constexpr int Offset(int row, int chunk) {
     return (row >> 1) * 128 + ((row & 1) * kChunks + (chunk ^ (row >> 1 & 3))) * 16;
   }
 };
-// [kProductStep][kProductTile].
-template <>
-struct OperandLayout<true> {
-  static constexpr int kChunks = kProductTile / kProductChunk;
+// [kProductStep][kTile].
+template <int kTile>
+struct OperandLayout<kTile, true> {
+  static constexpr int kChunks = kTile / kProductChunk;
   ATTN_HD static constexpr int Offset(int depth, int chunk) {
     return depth * kChunks * 16 + (chunk ^ (depth & 7)) * 16;
   }
 };
 
 // The chunks of an operand that a thread brings: kOperandPasses of each step, one a pass.
-template <bool kByDepth>
+template <int kTile, bool kByDepth>
 class OperandChunks {
  public:
-  using Layout = OperandLayout<kByDepth>;
+  using Layout = OperandLayout<kTile, kByDepth>;
   // `first`: of C's rows (columns), of which there are `size`; `begin`: of the depth.
   ATTN_HD OperandChunks(const void* data, int64_t stride, int first, int size, int begin,
                         int thread) {
@@ -83,14 +85,16 @@ ATTN_HD void PassTurn(const ProductDesc& p, const ProductPart& part, int thread)
   if (thread == 0) ptx::StoreRelease(p.turns + part.tile, part.is_last ? 0 : part.turn + 1);
 }
 
-// Sixteen rows of a warp's numbers of C in shared memory, on their way out.
+// Sixteen rows of a warp's numbers of C in shared memory, on their way out; kPad numbers apart, so
+// that an architecture's accumulators meet few banks twice.
+template <int kTile, int kPad>
 struct ProductRows {
-  static constexpr int kRows = 16;
-  alignas(16) float sums[kRows][kProductWarpTile + 4];
+  alignas(16) float sums[16][kTile / 2 + kPad];
 };
 
 // What a warp does with sums of C: bias, rounding, sums with what stands there. A lane has four
 // columns.
+template <int kTile>
 class ProductOutput {
  public:
   // `place`: the warp's first row and column of C.
@@ -120,8 +124,8 @@ class ProductOutput {
 
   // What the warp's lanes have stored in `rows`: row n of it is row Rows::RowOf(group, n) of the
   // warp's.
-  template <class Rows>
-  ATTN_HD void Store(int group, const ProductRows& rows) const {
+  template <class Rows, int kPad>
+  ATTN_HD void Store(int group, const ProductRows<kTile, kPad>& rows) const {
     ptx::SyncWarp();
     if (element_ == kBiasFloat32) {
       StoreAs<Rows, Floats>(group, rows);
@@ -134,7 +138,7 @@ class ProductOutput {
   }
 
  private:
-  static constexpr int kLanes = kProductWarpTile / 4;
+  static constexpr int kLanes = kTile / 2 / 4;
 
   // Four numbers as they lie in C.
   struct Floats {
@@ -164,11 +168,11 @@ class ProductOutput {
   };
 
   // Some rows at a time, so that what stands in them is read together.
-  template <class Rows, class Four>
-  ATTN_HD void StoreAs(int group, const ProductRows& rows) const {
+  template <class Rows, class Four, int kPad>
+  ATTN_HD void StoreAs(int group, const ProductRows<kTile, kPad>& rows) const {
     constexpr int kTogether = 4;
 #pragma unroll 1
-    for (int n = lane_ / kLanes; n < ProductRows::kRows; n += kTogether * (32 / kLanes)) {
+    for (int n = lane_ / kLanes; n < 16; n += kTogether * (32 / kLanes)) {
       typename Four::Words old[kTogether];
       if (adds_) {
 #pragma unroll

@@ -106,7 +106,9 @@ std::string Sm80Expression(const KernelRow& row) {
     case KernelKind::kProductRowsRows:
     case KernelKind::kProductRowsDepth:
     case KernelKind::kProductDepthDepth:
-      return absl::StrCat("ProductKernel<", math, ", ", ProductLayoutOf(row), ">");
+      return absl::StrCat("ProductKernel<", math,
+                          ", attnd::", row.small ? "kSmallProductTile" : "kProductTile", ", ",
+                          ProductLayoutOf(row), ">");
     default:
       return "";
   }

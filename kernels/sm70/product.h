@@ -10,21 +10,22 @@
 
 namespace attnd::sm70 {
 
-inline constexpr int kProductGroups = kProductWarpTile / 16;
+inline constexpr int kProductWarpTile = kProductTile / 2, kProductGroups = kProductWarpTile / 16;
 
 // What a thread of an operand brings: fetched before the barrier of the step before it is put.
 template <bool kByDepth>
 class OperandStager {
  public:
-  ATTN_HD explicit OperandStager(const OperandChunks<kByDepth>& chunks) : chunks_(chunks) {
+  ATTN_HD explicit OperandStager(const OperandChunks<kProductTile, kByDepth>& chunks)
+      : chunks_(chunks) {
 #pragma unroll
-    for (int n = 0; n < kOperandPasses; ++n) held_[n] = make_uint4(0, 0, 0, 0);
+    for (int n = 0; n < kOperandPasses<kProductTile>; ++n) held_[n] = make_uint4(0, 0, 0, 0);
   }
   // The next step, of whose depth `left` are left.
   ATTN_HD void Fetch(int left) {
     left_ = left;
 #pragma unroll
-    for (int n = 0; n < kOperandPasses; ++n) {
+    for (int n = 0; n < kOperandPasses<kProductTile>; ++n) {
       ptx::LoadConstant128If(held_[n], chunks_.Pass(n),
                              chunks_.Exists(n) && chunks_.IsWithin(n, left));
     }
@@ -34,20 +35,20 @@ class OperandStager {
   ATTN_HD void Put(char* stage) {
     if (left_ < kProductStep) {
 #pragma unroll
-      for (int n = 0; n < kOperandPasses; ++n) {
+      for (int n = 0; n < kOperandPasses<kProductTile>; ++n) {
         if (!chunks_.IsWithin(n, left_)) held_[n] = make_uint4(0, 0, 0, 0);
       }
     }
 #pragma unroll
-    for (int n = 0; n < kOperandPasses; ++n) {
+    for (int n = 0; n < kOperandPasses<kProductTile>; ++n) {
       ptx::StoreShared128(stage + chunks_.Place(n), held_[n]);
     }
   }
 
  private:
-  OperandChunks<kByDepth> chunks_;
+  OperandChunks<kProductTile, kByDepth> chunks_;
   int left_ = 0;
-  uint4 held_[kOperandPasses];
+  uint4 held_[kOperandPasses<kProductTile>];
 };
 
 // A warp's 64 rows (columns) of an operand, eight of the depth: operands of two products for each
@@ -63,7 +64,8 @@ struct OperandWords<false> {
   ATTN_HD static constexpr int Of(int group, int in_group) { return 16 * group + in_group; }
   // Of depth 0 and group 0.
   ATTN_HD static int Begin(int first, Lane lane, int half) {
-    return OperandLayout<false>::Offset(first + InGroup(lane.quad() | lane.upper() << 2, half), 0);
+    return OperandLayout<kProductTile, false>::Offset(
+        first + InGroup(lane.quad() | lane.upper() << 2, half), 0);
   }
   ATTN_HD static void Load(const char* stage, int begin, int chunk,
                            uint4 (&words)[kProductGroups]) {
@@ -85,7 +87,8 @@ struct OperandWords<true> {
            (in_group >> 3) * 32;
   }
   ATTN_HD static int Begin(int first, Lane lane, int half) {
-    return OperandLayout<true>::Offset(lane.quad(), first / 8 + (lane.upper() | half << 2));
+    return OperandLayout<kProductTile, true>::Offset(lane.quad(),
+                                                     first / 8 + (lane.upper() | half << 2));
   }
   ATTN_HD static void Load(const char* stage, int begin, int chunk,
                            uint4 (&words)[kProductGroups]) {
@@ -106,18 +109,18 @@ struct ProductKernel {
   static_assert(kBByDepth || !kAByDepth);
   static constexpr int kThreads = kProductThreads;
   struct Stage {
-    alignas(128) char a[kOperandBytes];
-    alignas(128) char b[kOperandBytes];
+    alignas(128) char a[kOperandBytes<kProductTile>];
+    alignas(128) char b[kOperandBytes<kProductTile>];
   };
   union Shared {
     Stage stages[2];
-    ProductRows rows[kThreads / 32];
+    ProductRows<kProductTile, 4> rows[kThreads / 32];
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const ProductDesc& p = *static_cast<const ProductDesc*>(params.dense);
-    const ProductPart part = ProductPartOf(p, at.block);
-    const ProductPlace place = ProductPlaceOf(p, part.tile);
+    const ProductPart part = ProductPartOf<kProductTile>(p, at.block);
+    const ProductPlace place = ProductPlaceOf<kProductTile>(p, part.tile);
     Sums sums;
     Zero(sums);
     Multiply(p, place, part, at.thread, shared, sums);
@@ -207,10 +210,10 @@ struct ProductKernel {
   // A group of rows at a time; each warp through memory of its own.
   ATTN_HD static void Store(const ProductDesc& p, const ProductPlace& place, int thread,
                             Shared& shared, const Sums& sums) {
-    ProductRows& rows = shared.rows[thread >> 5];
+    auto& rows = shared.rows[thread >> 5];
     const Lane lane = {thread & 31};
     const ProductPlace own = {place.row + WarpRow(thread), place.column + WarpColumn(thread)};
-    const ProductOutput output(p, own, thread & 31);
+    const ProductOutput<kProductTile> output(p, own, thread & 31);
 #pragma unroll
     for (int m = 0; m < kProductGroups; ++m) {
 #pragma unroll

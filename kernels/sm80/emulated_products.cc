@@ -4,25 +4,29 @@
 namespace attnd::sm80 {
 namespace {
 
-template <class Math>
-EmulatedKernel Find(KernelKind kind) {
+template <class Math, int kTile>
+EmulatedKernel OfTile(KernelKind kind) {
   switch (kind) {
     case KernelKind::kProductRowsRows:
-      return EmulatedEntry<ProductKernel<Math, false, false>>();
+      return EmulatedEntry<ProductKernel<Math, kTile, false, false>>();
     case KernelKind::kProductRowsDepth:
-      return EmulatedEntry<ProductKernel<Math, false, true>>();
+      return EmulatedEntry<ProductKernel<Math, kTile, false, true>>();
     case KernelKind::kProductDepthDepth:
-      return EmulatedEntry<ProductKernel<Math, true, true>>();
+      return EmulatedEntry<ProductKernel<Math, kTile, true, true>>();
     default:
       return {};
   }
+}
+template <class Math>
+EmulatedKernel Find(const KernelRow& row) {
+  return row.small ? OfTile<Math, kSmallProductTile>(row.kind)
+                   : OfTile<Math, kProductTile>(row.kind);
 }
 
 }  // namespace
 
 EmulatedKernel FindEmulatedProduct(const KernelRow& row) {
-  return row.element == ElementType::kBFloat16 ? Find<BFloat16Math>(row.kind)
-                                               : Find<HalfMath>(row.kind);
+  return row.element == ElementType::kBFloat16 ? Find<BFloat16Math>(row) : Find<HalfMath>(row);
 }
 
 }  // namespace attnd::sm80

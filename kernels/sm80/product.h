@@ -1,6 +1,7 @@
 // ProductKernel: C = A·B by mma.m16n8k16 (kernels/dense/product_params.h), float16 or bfloat16
-// numbers with float32 sums. Each of four warps owns 64 × 64 numbers of C, 4 × 8 tiles of 16 × 8;
-// steps of A and B come by cp.async, kStages deep, and leave by ldmatrix.
+// numbers with float32 sums. Each of four warps owns a quarter of kTile × kTile numbers of C, in
+// tiles of 16 × 8; steps of A and B come by cp.async, kStages deep, and leave by ldmatrix. A lone
+// block of small tiles waits for memory more than it multiplies, so it asks for more ahead.
 // Errors: none.
 #pragma once
 
@@ -11,9 +12,9 @@ namespace attnd::sm80 {
 
 // Lane l's part of a product's operand from a stage: `row` rows (columns) of C and `depth` on from
 // the warp's first.
-template <bool kByDepth, bool kIsB>
+template <int kTile, bool kByDepth, bool kIsB>
 struct OperandLoader {
-  using Layout = OperandLayout<kByDepth>;
+  using Layout = OperandLayout<kTile, kByDepth>;
   // ldmatrix transposes what lies by depth.
   ATTN_HD static uint4 Load(const char* stage, int first, int depth, int lane) {
     const LanePlace place = kByDepth == kIsB ? LanePlace::OfA(lane) : LanePlace::OfColumns(lane);
@@ -27,22 +28,22 @@ struct OperandLoader {
   }
 };
 
-template <class Math, bool kAByDepth, bool kBByDepth>
+template <class Math, int kTile, bool kAByDepth, bool kBByDepth>
 struct ProductKernel {
-  static constexpr int kThreads = kProductThreads, kStages = 3;
+  static constexpr int kThreads = kProductThreads, kStages = kTile == kProductTile ? 3 : 5;
   struct Stage {
-    alignas(128) char a[kOperandBytes];
-    alignas(128) char b[kOperandBytes];
+    alignas(128) char a[kOperandBytes<kTile>];
+    alignas(128) char b[kOperandBytes<kTile>];
   };
   union Shared {
     Stage stages[kStages];
-    ProductRows rows[kThreads / 32];
+    ProductRows<kTile, 8> rows[kThreads / 32];
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const ProductDesc& p = *static_cast<const ProductDesc*>(params.dense);
-    const ProductPart part = ProductPartOf(p, at.block);
-    const ProductPlace place = ProductPlaceOf(p, part.tile);
+    const ProductPart part = ProductPartOf<kTile>(p, at.block);
+    const ProductPlace place = ProductPlaceOf<kTile>(p, part.tile);
     Sums sums;
     Zero(sums);
     Multiply(p, place, part, at.thread, shared, sums);
@@ -52,10 +53,10 @@ struct ProductKernel {
   }
 
  private:
-  static constexpr int kTiles = kProductWarpTile / 16, kGroups = kProductWarpTile / 8;
+  static constexpr int kWarpTile = kTile / 2, kTiles = kWarpTile / 16, kGroups = kWarpTile / 8;
   using Sums = float[kTiles][kGroups][4];
-  using A = OperandLoader<kAByDepth, false>;
-  using B = OperandLoader<kBByDepth, true>;
+  using A = OperandLoader<kTile, kAByDepth, false>;
+  using B = OperandLoader<kTile, kBByDepth, true>;
 
   ATTN_HD static void Zero(Sums& sums) {
 #pragma unroll
@@ -67,14 +68,14 @@ struct ProductKernel {
       }
     }
   }
-  ATTN_HD static int WarpRow(int thread) { return (thread >> 6) * kProductWarpTile; }
-  ATTN_HD static int WarpColumn(int thread) { return (thread >> 5 & 1) * kProductWarpTile; }
+  ATTN_HD static int WarpRow(int thread) { return (thread >> 6) * kWarpTile; }
+  ATTN_HD static int WarpColumn(int thread) { return (thread >> 5 & 1) * kWarpTile; }
 
   // The next step of an operand, of whose depth `left` are left: zeros beyond.
   template <bool kByDepth>
-  ATTN_HD static void Copy(OperandChunks<kByDepth>& chunks, char* stage, int left) {
+  ATTN_HD static void Copy(OperandChunks<kTile, kByDepth>& chunks, char* stage, int left) {
 #pragma unroll
-    for (int n = 0; n < kOperandPasses; ++n) {
+    for (int n = 0; n < kOperandPasses<kTile>; ++n) {
       ptx::CopyAsync(stage + chunks.Place(n), chunks.Pass(n),
                      chunks.Exists(n) && chunks.IsWithin(n, left));
     }
@@ -84,8 +85,8 @@ struct ProductKernel {
   ATTN_HD static void Multiply(const ProductDesc& p, const ProductPlace& place,
                                const ProductPart& part, int thread, Shared& shared, Sums& sums) {
     const int begin = part.begin, depth = part.depth;
-    OperandChunks<kAByDepth> a(p.a, p.a_stride, place.row, p.rows, begin, thread);
-    OperandChunks<kBByDepth> b(p.b, p.b_stride, place.column, p.columns, begin, thread);
+    OperandChunks<kTile, kAByDepth> a(p.a, p.a_stride, place.row, p.rows, begin, thread);
+    OperandChunks<kTile, kBByDepth> b(p.b, p.b_stride, place.column, p.columns, begin, thread);
     int to_come = depth;
     const auto bring = [&](Stage& stage) {
       if (to_come > 0) {
@@ -139,10 +140,10 @@ struct ProductKernel {
   // Sixteen rows at a time; each warp through memory of its own.
   ATTN_HD static void Store(const ProductDesc& p, const ProductPlace& place, int thread,
                             Shared& shared, const Sums& sums) {
-    ProductRows& rows = shared.rows[thread >> 5];
+    auto& rows = shared.rows[thread >> 5];
     const int lane = thread & 31;
     const ProductPlace own = {place.row + WarpRow(thread), place.column + WarpColumn(thread)};
-    const ProductOutput output(p, own, thread & 31);
+    const ProductOutput<kTile> output(p, own, thread & 31);
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -154,7 +155,7 @@ struct ProductKernel {
               make_uint2(ptx::FloatBits(sums[m][n][e]), ptx::FloatBits(sums[m][n][e + 1])));
         }
       }
-      output.Store<Rows>(m, rows);
+      output.template Store<Rows>(m, rows);
     }
   }
 };

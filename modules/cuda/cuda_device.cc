@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "attention/dropout.h"
@@ -15,6 +14,7 @@
 #include "kernels/engine/layout/staging.h"
 #include "modules/arena.h"
 #include "modules/cuda/padded_attention.h"
+#include "modules/cuda/product_choice.h"
 
 namespace attnd {
 namespace {
@@ -143,41 +143,26 @@ void CudaDevice::Pack(const WeightMatrix& matrix) {
                        matrix.rows * matrix.columns));
 }
 
-namespace {
-
-bool IsInChunks(const void* data, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kProductChunk == 0 &&
-         stride < kMostProductStride;
-}
-
-// The kind of kernel of tensor cores that can make this product, if any. Sizes of a layer decide,
-// not how many rows a call has: its bits depend on no other row.
-std::optional<KernelKind> TensorCoreProduct(const PlainProductDesc& desc) {
-  const ProductDesc& p = desc.product;
-  const bool a_by_depth = desc.a_by_depth != 0, b_by_depth = desc.b_by_depth != 0;
-  if (desc.a_element != desc.operand || desc.b_element != desc.operand ||
-      (a_by_depth && !b_by_depth) || !IsInChunks(p.a, p.a_stride) || !IsInChunks(p.b, p.b_stride) ||
-      !IsInChunks(p.c, p.c_stride) || !IsInChunks(p.bias, 0) ||
-      (a_by_depth ? p.rows : p.depth) % kProductChunk != 0 || p.columns % kProductChunk != 0) {
-    return std::nullopt;
-  }
-  return a_by_depth   ? KernelKind::kProductDepthDepth
-         : b_by_depth ? KernelKind::kProductRowsDepth
-                      : KernelKind::kProductRowsRows;
-}
-
-}  // namespace
-
 void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
   desc.operand = cuda::BiasCode(operand);
-  const std::optional<KernelKind> kind = TensorCoreProduct(desc);
-  const bool is_plain = !kind.has_value() || !queue_.Has({*kind, operand});
   ProductDesc& p = desc.product;
   p.turns = queue_.turns();
-  const int64_t tile = is_plain ? kPlainTile : kProductTile;
+  LayerKernel kernel = KernelKind::kDenseProduct;
+  if (const auto fast = TensorCoreKernel(desc, operand); fast.has_value() && queue_.Has(*fast)) {
+    kernel = *fast;
+  }
+  const bool is_plain = kernel.kind == KernelKind::kDenseProduct;
+  LayerKernel small = kernel;
+  small.small = true;
+  if (queue_.Has(small) && IsFasterInSmallTiles(p, engine_.device().multiprocessors())) {
+    kernel = small;
+  }
+  const int32_t tile = is_plain ? kPlainTile : kernel.small ? kSmallProductTile : kProductTile;
   const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
   int64_t most = static_cast<int64_t>((is_plain ? kPlainFlops : kProductFlops) / row_flops);
-  if (!is_plain) most = std::min(most, LaunchQueue::kTurns / ProductTilesAlong(p.columns) * tile);
+  if (!is_plain) {
+    most = std::min(most, LaunchQueue::kTurns / ProductTilesAlong(p.columns, tile) * tile);
+  }
   most = std::max(most / tile, int64_t{1}) * tile;
   const auto* a = static_cast<const std::byte*>(p.a);
   auto* c = static_cast<std::byte*>(p.c);
@@ -189,10 +174,9 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
     p.rows = static_cast<int32_t>(std::min(most, rows - first));
     const double flops = row_flops * p.rows;
     if (is_plain) {
-      queue_.Add(KernelKind::kDenseProduct, desc,
-                 DivideUp(p.rows, kPlainTile) * DivideUp(p.columns, kPlainTile), flops);
+      queue_.Add(kernel, desc, ProductTiles(p, tile), flops);
     } else {
-      queue_.Add({*kind, operand}, p, ProductTiles(p) * ProductTurns(p), flops / kTensorCoreGain);
+      queue_.Add(kernel, p, ProductTiles(p, tile) * ProductTurns(p), flops / kTensorCoreGain);
     }
   }
 }

@@ -43,7 +43,7 @@ const void* LaunchQueue::Constants(const void* data, int64_t bytes) {
 
 const KernelRow* LaunchQueue::RowOf(const LayerKernel& kernel) const {
   const auto row = std::find_if(rows_.begin(), rows_.end(), [&](const KernelRow& r) {
-    return r.kind == kernel.kind && r.element == kernel.element;
+    return r.kind == kernel.kind && r.element == kernel.element && r.small == kernel.small;
   });
   return row == rows_.end() ? nullptr : &*row;
 }

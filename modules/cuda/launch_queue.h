@@ -19,11 +19,13 @@ namespace attnd {
 
 struct LayerKernel {
   KernelKind kind;
-  ElementType element = ElementType::kFloat16;  // of products on tensor cores
+  // Of products on tensor cores.
+  ElementType element = ElementType::kFloat16;
+  bool small = false;
 
-  LayerKernel(KernelKind of,
-              ElementType multiplied = ElementType::kFloat16)  // NOLINT: a kind is one
-      : kind(of), element(multiplied) {}
+  LayerKernel(KernelKind of, ElementType multiplied = ElementType::kFloat16,
+              bool of_small_tiles = false)  // NOLINT: a kind is one
+      : kind(of), element(multiplied), small(of_small_tiles) {}
 };
 
 class LaunchQueue {

@@ -159,6 +159,10 @@ constexpr Case kCases[] = {
     {.rows = 9, .columns = 12, .depth = 16},
     {.rows = 9, .columns = 16, .depth = 13, .add = true}};
 
+// Of gradients: rows, columns of a and b. Blocks of rows take turns.
+constexpr std::array<int64_t, 3> kGradientCases[] = {
+    {1, 8, 16}, {37, 136, 24}, {1100, 16, 136}, {2100, 72, 8}, {40, 12, 20}};
+
 TEST_P(ProductConformance, AreSumsOfProducts) {
   const ElementType element = GetParam().element;
   const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
@@ -183,8 +187,7 @@ TEST_P(ProductConformance, GradientsAreSumsOverRows) {
   const ElementType element = GetParam().element;
   const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
   Random random(2);
-  for (const auto& [rows, a_columns, b_columns] :
-       {std::array<int64_t, 3>{1, 8, 16}, {37, 136, 24}, {1100, 16, 136}, {40, 12, 20}}) {
+  for (const auto& [rows, a_columns, b_columns] : kGradientCases) {
     SCOPED_TRACE(absl::StrCat(rows, "x", a_columns, "x", b_columns));
     const Matrix x = RandomMatrix(random, rows, a_columns, element);
     const Matrix dy = RandomMatrix(random, rows, b_columns, element);
@@ -213,6 +216,21 @@ TEST_P(ProductConformance, RowsHaveTheirBitsInAnyCall) {
                                        whole.begin() + (first + some.rows) * c.columns)))
         << first;
   }
+}
+
+// As many rows as keep every multiprocessor busy with large tiles, and few of them alone.
+TEST_P(ProductConformance, RowsHaveTheirBitsInTilesOfAnySize) {
+  const ElementType element = GetParam().element;
+  const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
+  Random random(5);
+  const Case c{.rows = 128 * engine->device().multiprocessors(), .columns = 128, .depth = 16};
+  const Matrix a = RandomMatrix(random, c.rows, c.depth, element);
+  const Matrix b = RandomMatrix(random, c.depth, c.columns, element);
+  const Numbers whole = Product(*engine, element).OfWeights(a, b, c, true, {}, {});
+  Matrix some{64, c.depth, {}};
+  some.numbers.assign(a.numbers.begin(), a.numbers.begin() + some.rows * c.depth);
+  const Numbers part = Product(*engine, element).OfWeights(some, b, c, true, {}, {});
+  EXPECT_TRUE(SameBits(part, Numbers(whole.begin(), whole.begin() + some.rows * c.columns)));
 }
 
 // As ColumnSumsDesc says: stretches of 32 rows, in order, then blocks of rows, in order.
@@ -285,4 +303,31 @@ TEST_P(ProductConformance, SumsOfColumnsAreInOrder) {
 }
 
 }  // namespace
+
+std::vector<double> NumbersOfProducts(cuda::CudaBackend& engine, ElementType element) {
+  Random random(6);
+  const Rounder round(Rounding::kElements);
+  Numbers all;
+  const auto append = [&](const Numbers& numbers) {
+    all.insert(all.end(), numbers.begin(), numbers.end());
+  };
+  for (const Case& c : kCases) {
+    const ElementType to = c.c_is_float ? ElementType::kFloat32 : element;
+    const Matrix a = RandomMatrix(random, c.rows, c.depth, element);
+    const Matrix b = RandomMatrix(random, c.depth, c.columns, element);
+    const Numbers bias = c.bias ? RandomNumbers(random, c.columns, round, element) : Numbers();
+    const Numbers old = c.add ? RandomNumbers(random, c.rows * c.columns, round, to) : Numbers();
+    for (bool is_transposed : {true, false}) {
+      append(Product(engine, element).OfWeights(a, b, c, is_transposed, old, bias));
+    }
+  }
+  for (const auto& [rows, a_columns, b_columns] : kGradientCases) {
+    const Numbers old = RandomNumbers(random, a_columns * b_columns, round, ElementType::kFloat32);
+    const Matrix x = RandomMatrix(random, rows, a_columns, element);
+    append(Product(engine, element)
+               .OfRows(x, RandomMatrix(random, rows, b_columns, element), old, rows));
+  }
+  return all;
+}
+
 }  // namespace attnd

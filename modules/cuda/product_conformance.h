@@ -4,9 +4,15 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "modules/cuda/conformance_device.h"
 
 namespace attnd {
+
+// Products of all layouts and results, of sizes in tiles and beside them, in calls of any rows: the
+// same numbers on devices that promise the same bits.
+std::vector<double> NumbersOfProducts(cuda::CudaBackend& engine, ElementType element);
 
 class ProductConformance : public testing::TestWithParam<ConformanceDevice> {};
 

@@ -65,6 +65,7 @@ class DriverDevice final : public KernelDevice {
   }
 
   const BackendInfo& info() const override { return info_; }
+  int multiprocessors() const override { return multiprocessors_; }
   const std::vector<KernelRow>& rows() const override { return rows_; }
   absl::StatusOr<TensorMap> Encode(const RowsBox& box) const override {
     return EncodeTensorMap(*driver_, box);

@@ -41,9 +41,11 @@ EmulatedKernel FindKernel(const KernelRow& row) {
   return {};
 }
 
-std::vector<KernelRow> EmulatedRows(Architecture architecture) {
-  std::vector<KernelRow> rows = KernelRowsOfGpu(InfoOf(architecture).compute_capability);
-  std::erase_if(rows, [](const KernelRow& row) { return FindKernel(row).run == nullptr; });
+std::vector<KernelRow> EmulatedRows(const EmulatedDeviceOptions& options) {
+  std::vector<KernelRow> rows = KernelRowsOfGpu(InfoOf(options.architecture).compute_capability);
+  std::erase_if(rows, [&](const KernelRow& row) {
+    return FindKernel(row).run == nullptr || (options.lacks && options.lacks(row));
+  });
   return rows;
 }
 
@@ -163,7 +165,7 @@ class EmulatedLaunch final : public DeviceLaunch {
 class EmulatedDevice final : public KernelDevice {
  public:
   explicit EmulatedDevice(const EmulatedDeviceOptions& options)
-      : options_(options), rows_(EmulatedRows(options.architecture)) {
+      : options_(options), rows_(EmulatedRows(options)) {
     info_.backend = "cuda";
     info_.device = "emulator";
     info_.architecture = TargetOf(InfoOf(options.architecture).compute_capability);
@@ -172,6 +174,7 @@ class EmulatedDevice final : public KernelDevice {
   }
 
   const BackendInfo& info() const override { return info_; }
+  int multiprocessors() const override { return options_.multiprocessors; }
   const std::vector<KernelRow>& rows() const override { return rows_; }
   absl::StatusOr<TensorMap> Encode(const RowsBox& box) const override {
     TensorMap map = {};

@@ -13,9 +13,12 @@ namespace attnd::cuda {
 
 struct EmulatedDeviceOptions {
   Architecture architecture = Architecture::kSm70;
+  int multiprocessors = 2;
   emulator::SharedMemory::Options shared = {.count_conflicts = false, .detect_races = false};
   double max_slice_seconds = 1e9;
   int64_t mask_bytes = int64_t{1} << 20;
+  // Rows that the device is to lack.
+  std::function<bool(const KernelRow&)> lacks;
   // Receives the bank report of each kernel that ran, if conflicts are counted.
   std::function<void(const KernelRow&, const emulator::LaunchReport&)> observer;
 };

@@ -108,6 +108,7 @@ class KernelDevice {
  public:
   virtual ~KernelDevice() = default;
   virtual const BackendInfo& info() const = 0;
+  virtual int multiprocessors() const = 0;
   // Of the kernel table: what calls are made of here.
   virtual const std::vector<KernelRow>& rows() const = 0;
   // As the kernels of this device read it.

@@ -1,0 +1,44 @@
+#include "modules/cuda/product_choice.h"
+
+#include "base/round_up.h"
+
+namespace attnd {
+namespace {
+
+// Of a large tile's time: a quarter of its products, for each of which warps of 32 × 32 numbers
+// read twice the operands from shared memory. That takes 64 cycles for 16 of the depth, and the
+// tensor cores of an H100 205 for a large tile's.
+constexpr double kSmallTileTime = 0.31;
+
+bool IsInChunks(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kProductChunk == 0 &&
+         stride < kMostProductStride;
+}
+
+int64_t TilesOfOne(const ProductDesc& p, int32_t tile_size, int multiprocessors) {
+  return DivideUp(ProductTiles(p, tile_size) * ProductTurns(p), multiprocessors);
+}
+
+}  // namespace
+
+std::optional<LayerKernel> TensorCoreKernel(const PlainProductDesc& desc, ElementType operand) {
+  const ProductDesc& p = desc.product;
+  const bool a_by_depth = desc.a_by_depth != 0, b_by_depth = desc.b_by_depth != 0;
+  if (desc.a_element != desc.operand || desc.b_element != desc.operand ||
+      (a_by_depth && !b_by_depth) || !IsInChunks(p.a, p.a_stride) || !IsInChunks(p.b, p.b_stride) ||
+      !IsInChunks(p.c, p.c_stride) || !IsInChunks(p.bias, 0) ||
+      (a_by_depth ? p.rows : p.depth) % kProductChunk != 0 || p.columns % kProductChunk != 0) {
+    return std::nullopt;
+  }
+  return LayerKernel(a_by_depth   ? KernelKind::kProductDepthDepth
+                     : b_by_depth ? KernelKind::kProductRowsDepth
+                                  : KernelKind::kProductRowsRows,
+                     operand);
+}
+
+bool IsFasterInSmallTiles(const ProductDesc& p, int multiprocessors) {
+  return kSmallTileTime * TilesOfOne(p, kSmallProductTile, multiprocessors) <
+         TilesOfOne(p, kProductTile, multiprocessors);
+}
+
+}  // namespace attnd
