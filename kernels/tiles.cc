@@ -235,6 +235,7 @@ void AddDense(std::vector<KernelRow>& rows) {
   }
 }
 
+// Of float32 what stays for the rare second run spills, and is loaded once a step at most.
 void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
                           KernelKind::kProductDepthDepth}) {
@@ -242,7 +243,8 @@ void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) 
                     .element = element,
                     .small = small,
                     .tile = {0, 0, 0, small ? 4 : 2},
-                    .reason = small ? "layers of few rows" : "linear layers of modules"});
+                    .reason = small ? "layers of few rows" : "linear layers of modules",
+                    .spill_bytes = element == ElementType::kFloat32 ? 80 : 0});
   }
 }
 
@@ -336,7 +338,8 @@ std::vector<KernelRow> Sm80Rows() {
   for (int head_dim : {64, 128}) AddSm80(ElementType::kFloat32, head_dim, rows);
   AddSmall(ElementType::kFloat32, rows);
   AddDense(rows);
-  for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
+  for (ElementType element :
+       {ElementType::kFloat16, ElementType::kBFloat16, ElementType::kFloat32}) {
     for (bool small : {false, true}) AddProducts(element, small, rows);
   }
   for (KernelRow& row : rows) row.architecture = Architecture::kSm80;

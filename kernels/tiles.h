@@ -50,7 +50,7 @@ enum class KernelKind : unsigned char {
   kDenseSquares,  // of gradients, for their norm
   kDenseStep,     // of an optimizer
   kDenseProduct,  // on no tensor core: where those of products cannot
-  // Products of 16-bit numbers on tensor cores. How A and B lie (kernels/dense/product_params.h).
+  // Products on tensor cores. How A and B lie (kernels/dense/product_params.h).
   kProductRowsRows,    // A [rows, depth], B [columns, depth]
   kProductRowsDepth,   // A [rows, depth], B [depth, columns]
   kProductDepthDepth,  // A [depth, rows], B [depth, columns]

@@ -1,13 +1,14 @@
 // What a matrix product kernel is told: ProductDesc, one product C = A·B of a linear layer, at
 // LaunchParams.dense, filled by the host and read by every architecture's kernel and the emulator.
 // Every number of C is one chain of float32 sums over ascending depth, in the instruction's own
-// order, so its bits depend on its row of A, its column of B and the depth alone.
+// order (of float32, of sums of eight terms), so its bits depend on its row of A, its column of B
+// and the depth alone.
 //
 // Tensor cores   kProductRowsRows and its like: a block for each tile of ProductTiles and each
 //                of its ProductTurns, in the order of ProductPartOf and ProductPlaceOf. Tiles of
-//                any size give the same bits. A and B are 16-bit numbers; all three tensors are
-//                16-byte aligned, their strides, and what lies in a row of them, multiples of
-//                kProductChunk, strides below kMostProductStride.
+//                any size give the same bits. A and B have one element; all three tensors are
+//                16-byte aligned, their strides, and what lies in a row of them, multiples of the
+//                numbers in 16 bytes of it, rows of A and B below kMostProductRowBytes.
 // Errors         none here: the host has refused what a kernel cannot do.
 #pragma once
 
@@ -37,9 +38,10 @@ struct ProductDesc {
 
 // Rows and columns of C that a block makes; small ones where large ones leave a GPU idle.
 inline constexpr int32_t kProductTile = 128, kSmallProductTile = 64;
-inline constexpr int32_t kProductStep = 32;  // depth of what it holds in shared memory at a time
-inline constexpr int32_t kProductChunk = 8;  // numbers of 16 bytes
-inline constexpr int64_t kMostProductStride = int64_t{1} << 24;
+// Depth of what it holds in shared memory at a time, of numbers of so many bytes.
+template <int32_t kBytes>
+inline constexpr int32_t kProductStep = 64 / kBytes;
+inline constexpr int64_t kMostProductRowBytes = int64_t{1} << 25;
 // Weight gradients are summed by tensor cores over so many rows of a call, then added in float32:
 // Volta's accumulators truncate, and calls cut at its multiples give the bits of one.
 inline constexpr int32_t kProductBlockDepth = 1024;

@@ -1,4 +1,4 @@
-// Products on tensor cores, what every architecture shares: how kProductStep of the depth of an
+// Products on tensor cores, what every architecture shares: how a step of the depth of an
 // operand lies in shared memory, which part of it a thread brings, and how sums of C leave. A block
 // of 128 threads makes kTile × kTile numbers of C, each of four warps a quarter of them.
 // Errors: none.
@@ -9,48 +9,51 @@
 namespace attnd {
 
 inline constexpr int kProductThreads = 128;
+// Of an operand's stage, whatever its numbers.
 template <int kTile>
-inline constexpr int kOperandBytes = kTile* kProductStep * 2;  // of an operand's stage
+inline constexpr int kOperandBytes = kTile * 64;
 template <int kTile>
 inline constexpr int kOperandPasses = kOperandBytes<kTile> / 16 / kProductThreads;
 
-// Rows of 16-byte chunks in shared memory, twisted so that eight rows' chunks of one number, and
-// eight chunks of one row, meet no bank twice.
-template <int kTile, bool kByDepth>
+// Rows of 16-byte chunks in shared memory, twisted so that no bank is met twice: by eight rows'
+// chunks of one number (of four rows' of float32 and the next chunk), by eight chunks of one row.
+template <int kTile, int kBytes, bool kByDepth>
 struct OperandLayout;
 // [kTile][kProductStep]: two rows a line of 128 bytes.
-template <int kTile>
-struct OperandLayout<kTile, false> {
-  static constexpr int kChunks = kProductStep / kProductChunk;
+template <int kTile, int kBytes>
+struct OperandLayout<kTile, kBytes, false> {
+  static constexpr int kChunks = 4;
   ATTN_HD static constexpr int Offset(int row, int chunk) {
     return (row >> 1) * 128 + ((row & 1) * kChunks + (chunk ^ (row >> 1 & 3))) * 16;
   }
 };
 // [kProductStep][kTile].
-template <int kTile>
-struct OperandLayout<kTile, true> {
-  static constexpr int kChunks = kTile / kProductChunk;
+template <int kTile, int kBytes>
+struct OperandLayout<kTile, kBytes, true> {
+  static constexpr int kChunks = kTile * kBytes / 16;
   ATTN_HD static constexpr int Offset(int depth, int chunk) {
-    return depth * kChunks * 16 + (chunk ^ (depth & 7)) * 16;
+    const int twist = kBytes == 2 ? depth & 7 : (depth & 3) * 2;
+    return depth * kChunks * 16 + (chunk ^ twist) * 16;
   }
 };
 
 // The chunks of an operand that a thread brings: kOperandPasses of each step, one a pass.
-template <int kTile, bool kByDepth>
+template <int kTile, int kBytes, bool kByDepth>
 class OperandChunks {
  public:
-  using Layout = OperandLayout<kTile, kByDepth>;
+  using Layout = OperandLayout<kTile, kBytes, kByDepth>;
   // `first`: of C's rows (columns), of which there are `size`; `begin`: of the depth.
   ATTN_HD OperandChunks(const void* data, int64_t stride, int first, int size, int begin,
                         int thread) {
     const int line = thread / Layout::kChunks, chunk = thread % Layout::kChunks;
     const int64_t row = (kByDepth ? begin : first) + line;
-    const int64_t column = (kByDepth ? first : begin) + chunk * kProductChunk;
-    data_ = static_cast<const char*>(data) + (row * stride + column) * 2;
-    pass_bytes_ = static_cast<int>(stride) * (kLines * 2);
-    step_bytes_ = kByDepth ? stride * (kProductStep * 2) : kProductStep * 2;
-    size_left_ = size - first - (kByDepth ? chunk * kProductChunk : line);
-    depth_ = kByDepth ? line : chunk * kProductChunk;
+    const int64_t column = (kByDepth ? first : begin) + chunk * kNumbers;
+    data_ = static_cast<const char*>(data) + (row * stride + column) * kBytes;
+    pass_bytes_ = static_cast<int>(stride) * (kLines * kBytes);
+    step_bytes_ =
+        kByDepth ? stride * (kProductStep<kBytes> * kBytes) : kProductStep<kBytes> * kBytes;
+    size_left_ = size - first - (kByDepth ? chunk * kNumbers : line);
+    depth_ = kByDepth ? line : chunk * kNumbers;
     place_ = Layout::Offset(line, chunk);
   }
   ATTN_HD const char* Pass(int n) const { return ptx::Offset(data_, n, pass_bytes_); }
@@ -64,6 +67,7 @@ class OperandChunks {
   ATTN_HD void Advance() { data_ += step_bytes_; }
 
  private:
+  static constexpr int kNumbers = 16 / kBytes;                      // of a chunk
   static constexpr int kLines = kProductThreads / Layout::kChunks;  // of a pass
   const char* data_;
   int64_t step_bytes_;

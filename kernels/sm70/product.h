@@ -16,7 +16,7 @@ inline constexpr int kProductWarpTile = kProductTile / 2, kProductGroups = kProd
 template <bool kByDepth>
 class OperandStager {
  public:
-  ATTN_HD explicit OperandStager(const OperandChunks<kProductTile, kByDepth>& chunks)
+  ATTN_HD explicit OperandStager(const OperandChunks<kProductTile, 2, kByDepth>& chunks)
       : chunks_(chunks) {
 #pragma unroll
     for (int n = 0; n < kOperandPasses<kProductTile>; ++n) held_[n] = make_uint4(0, 0, 0, 0);
@@ -33,7 +33,7 @@ class OperandStager {
   }
   // What lies beyond the depth is zero; rows of C that do not exist hold anything.
   ATTN_HD void Put(char* stage) {
-    if (left_ < kProductStep) {
+    if (left_ < kProductStep<2>) {
 #pragma unroll
       for (int n = 0; n < kOperandPasses<kProductTile>; ++n) {
         if (!chunks_.IsWithin(n, left_)) held_[n] = make_uint4(0, 0, 0, 0);
@@ -46,7 +46,7 @@ class OperandStager {
   }
 
  private:
-  OperandChunks<kProductTile, kByDepth> chunks_;
+  OperandChunks<kProductTile, 2, kByDepth> chunks_;
   int left_ = 0;
   uint4 held_[kOperandPasses<kProductTile>];
 };
@@ -64,7 +64,7 @@ struct OperandWords<false> {
   ATTN_HD static constexpr int Of(int group, int in_group) { return 16 * group + in_group; }
   // Of depth 0 and group 0.
   ATTN_HD static int Begin(int first, Lane lane, int half) {
-    return OperandLayout<kProductTile, false>::Offset(
+    return OperandLayout<kProductTile, 2, false>::Offset(
         first + InGroup(lane.quad() | lane.upper() << 2, half), 0);
   }
   ATTN_HD static void Load(const char* stage, int begin, int chunk,
@@ -87,8 +87,8 @@ struct OperandWords<true> {
            (in_group >> 3) * 32;
   }
   ATTN_HD static int Begin(int first, Lane lane, int half) {
-    return OperandLayout<kProductTile, true>::Offset(lane.quad(),
-                                                     first / 8 + (lane.upper() | half << 2));
+    return OperandLayout<kProductTile, 2, true>::Offset(lane.quad(),
+                                                        first / 8 + (lane.upper() | half << 2));
   }
   ATTN_HD static void Load(const char* stage, int begin, int chunk,
                            uint4 (&words)[kProductGroups]) {
@@ -156,12 +156,12 @@ struct ProductKernel {
     b.Fetch(depth);
     a.Put(shared.stages[0].a);
     b.Put(shared.stages[0].b);
-    a.Fetch(depth - kProductStep);
-    b.Fetch(depth - kProductStep);
+    a.Fetch(depth - kProductStep<2>);
+    b.Fetch(depth - kProductStep<2>);
     ptx::SyncThreads();
     int stage = 0;
 #pragma unroll 1
-    for (int left = depth; left > 0; left -= kProductStep) {
+    for (int left = depth; left > 0; left -= kProductStep<2>) {
       const Stage& from = shared.stages[stage];
       stage ^= 1;
       AddChunk(from, 0, a_begin, b_begin, sums);
@@ -169,8 +169,8 @@ struct ProductKernel {
       a.Put(shared.stages[stage].a);
       b.Put(shared.stages[stage].b);
       AddChunk(from, 2, a_begin, b_begin, sums);
-      a.Fetch(left - 2 * kProductStep);
-      b.Fetch(left - 2 * kProductStep);
+      a.Fetch(left - 2 * kProductStep<2>);
+      b.Fetch(left - 2 * kProductStep<2>);
       AddChunk(from, 3, a_begin, b_begin, sums);
       ptx::SyncThreads();
     }

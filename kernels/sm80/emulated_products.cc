@@ -1,4 +1,5 @@
 #include "kernels/sm80/emulated_kernels.h"
+#include "kernels/sm80/float_math.h"
 #include "kernels/sm80/product.h"
 
 namespace attnd::sm80 {
@@ -26,7 +27,15 @@ EmulatedKernel Find(const KernelRow& row) {
 }  // namespace
 
 EmulatedKernel FindEmulatedProduct(const KernelRow& row) {
-  return row.element == ElementType::kBFloat16 ? Find<BFloat16Math>(row) : Find<HalfMath>(row);
+  switch (row.element) {
+    case ElementType::kFloat16:
+      return Find<HalfMath>(row);
+    case ElementType::kBFloat16:
+      return Find<BFloat16Math>(row);
+    case ElementType::kFloat32:
+      return Find<FloatMath>(row);
+  }
+  return {};
 }
 
 }  // namespace attnd::sm80

@@ -64,6 +64,52 @@ struct FloatMath : Float32 {
     MultiplyPair(sums, group, a, pair);
   }
 
+  // The same added to sums that stay for many.
+  template <int kTiles, int kGroups>
+  ATTN_HD static void AddProduct(float (&sums)[kTiles][kGroups][4], int group,
+                                 const uint32_t (&a)[kTiles][kOperandWords], uint4 b) {
+    float part[kTiles][2][4] = {};
+    Multiply(part, 0, a, b);
+    AddPair(part, sums, group);
+  }
+  // The same of one tile's rows `a` and any numbers: an infinity meets the sign of what it is
+  // multiplied with, and what TF32 rounds to infinity is truncated instead. [warp]
+  template <int kGroups>
+  ATTN_HD static void AddAny(float (&sums)[kGroups][4], int group, uint4 a, uint4 b) {
+    uint32_t rows[4], columns[4];
+    ToWords(a, rows);
+    ToWords(b, columns);
+    AnyNumber a_any[4], b_any[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      a_any[n] = AnyNumber(rows[n]);
+      b_any[n] = AnyNumber(columns[n]);
+    }
+    uint32_t finite[1][kOperandWords], infinite[4], signs[4];
+    Pair pair;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      finite[0][n] = a_any[n].high;
+      finite[0][n + 4] = a_any[n].low;
+      infinite[n] = a_any[n].infinite;
+      signs[n] = a_any[n].sign;
+      pair.high[n >> 1][n & 1] = b_any[n].high;
+      pair.low[n >> 1][n & 1] = b_any[n].low;
+    }
+    float part[1][2][4] = {}, beside[1][2][4] = {};
+    MultiplyPair(part, 0, finite, pair);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      ptx::MmaTf32(beside[0][n], infinite, b_any[2 * n].sign, b_any[2 * n + 1].sign);
+      ptx::MmaTf32(beside[0][n], signs, b_any[2 * n].infinite, b_any[2 * n + 1].infinite);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        sums[group + n][e] += part[0][n][e];
+        sums[group + n][e] += beside[0][n][e];
+      }
+    }
+  }
+
   // Takes `part` to `sums` and begins it anew.
   template <int kTiles, int kGroups>
   ATTN_HD static void Fold(float (&part)[kTiles][kGroups][4], float (&sums)[kTiles][kGroups][4]) {
@@ -115,10 +161,7 @@ struct FloatMath : Float32 {
         float part[kTiles][2][4] = {};
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) MultiplyPair(part, 0, a[s], PairOf(b[s], n));
-#pragma unroll
-        for (int m = 0; m < kTiles * 8; ++m) {
-          sums[m >> 3][first + n + (m >> 2 & 1)][m & 3] += part[m >> 3][m >> 2 & 1][m & 3];
-        }
+        AddPair(part, sums, first + n);
       }
     }
   }
@@ -151,7 +194,8 @@ struct FloatMath : Float32 {
   };
 
  private:
-  static constexpr uint32_t kTf32Rest = 0x1fffu;   // bits of a float32 that TF32 lacks
+  static constexpr uint32_t kTf32Rest = 0x1fffu;  // bits of a float32 that TF32 lacks
+  static constexpr uint32_t kInfinity = 0x7f800000u, kOne = 0x3f800000u;
   static constexpr float kTiny = 9.3132e-10f;      // 2^-30
   static constexpr float kLeastLow = -4.1538e34f;  // −2^115
 
@@ -160,9 +204,38 @@ struct FloatMath : Float32 {
     uint32_t high[2][2], low[2][2];
   };
 
+  // Rounded as RoundToTf32 does, but for infinities and NaN, whose low part is NaN, in fewer
+  // instructions.
   ATTN_HD static void Split(uint32_t bits, uint32_t& high, uint32_t& low) {
-    high = ptx::RoundToTf32(ptx::BitsFloat(bits));
+    high = (bits + (kTf32Rest + 1) / 2) & ~kTf32Rest;
     low = ptx::FloatBits(ptx::BitsFloat(bits) - ptx::BitsFloat(high));
+  }
+  // A number as the sum of two TF32 ones, if it is finite, else zero; infinity or NaN, else zero;
+  // and its sign, or zero or NaN. A NaN whose bits TF32 lacks stays one.
+  struct AnyNumber {
+    uint32_t high, low, infinite, sign;
+    AnyNumber() = default;
+    ATTN_HD explicit AnyNumber(uint32_t bits) {
+      const uint32_t size = bits & kMagnitude;
+      if (size > kInfinity) bits = kMagnitude;
+      Split(bits, high, low);
+      if ((high & kMagnitude) == kInfinity) {
+        high = bits & ~kTf32Rest;
+        low = ptx::FloatBits(ptx::BitsFloat(bits) - ptx::BitsFloat(high));
+      }
+      const bool is_finite = size < kInfinity;
+      infinite = is_finite ? 0 : bits;
+      sign = size == 0 || size > kInfinity ? bits : (bits & ~kMagnitude) | kOne;
+      if (!is_finite) high = low = 0;
+    }
+  };
+  template <int kTiles, int kGroups>
+  ATTN_HD static void AddPair(const float (&part)[kTiles][2][4], float (&sums)[kTiles][kGroups][4],
+                              int group) {
+#pragma unroll
+    for (int m = 0; m < kTiles * 8; ++m) {
+      sums[m >> 3][group + (m >> 2 & 1)][m & 3] += part[m >> 3][m >> 2 & 1][m & 3];
+    }
   }
   template <int kPitch, int kWidth>
   ATTN_HD static int RowsOffset(int parity, int chunk, int lane) {

@@ -1,7 +1,13 @@
-// ProductKernel: C = A·B by mma.m16n8k16 (kernels/dense/product_params.h), float16 or bfloat16
-// numbers with float32 sums. Each of four warps owns a quarter of kTile × kTile numbers of C, in
-// tiles of 16 × 8; steps of A and B come by cp.async, kStages deep, and leave by ldmatrix. A lone
-// block of small tiles waits for memory more than it multiplies, so it asks for more ahead.
+// ProductKernel: C = A·B by mma.m16n8k16 of float16 or bfloat16 numbers with float32 sums, or by
+// mma.m16n8k8 of float32 ones as three products (kernels/dense/product_params.h, float_math.h).
+// Each of four warps owns a quarter of kTile × kTile numbers of C, in tiles of 16 × 8; steps of A
+// and B come by cp.async, kStages deep, and leave by ldmatrix, or by numbers where float32 lie by
+// depth. A lone block of small tiles waits for memory more than it multiplies, so it asks for more
+// ahead.
+//
+// float32   a tensor core adds up eight of the depth, which are then added to the sums: it
+//           truncates. An infinity or NaN among the sums makes the block do all again in a way that
+//           gives them their right places, and other numbers the same bits.
 // Errors: none.
 #pragma once
 
@@ -10,22 +16,41 @@
 
 namespace attnd::sm80 {
 
-// Lane l's part of a product's operand from a stage: `row` rows (columns) of C and `depth` on from
-// the warp's first.
-template <int kTile, bool kByDepth, bool kIsB>
-struct OperandLoader {
-  using Layout = OperandLayout<kTile, kByDepth>;
-  // ldmatrix transposes what lies by depth.
-  ATTN_HD static uint4 Load(const char* stage, int first, int depth, int lane) {
+// A lane's part of an operand from a stage: 16 rows (columns) of C at a time, `n` times as many on
+// from the warp's first, and 32 bytes of the depth. Chunks' numbers have no bit in common with what
+// moves them.
+template <int kTile, int kBytes, bool kByDepth, bool kIsB>
+class OperandLoader {
+ public:
+  ATTN_HD OperandLoader(int first, int lane) {
     const LanePlace place = kByDepth == kIsB ? LanePlace::OfA(lane) : LanePlace::OfColumns(lane);
-    if constexpr (kByDepth) {
-      return ptx::LoadMatricesTransposed(
-          stage + Layout::Offset(depth + place.row, first / kProductChunk + place.chunk));
+    if constexpr (!kByDepth) {
+      begin_ = Layout::Offset(first + place.row, place.chunk);
+    } else if constexpr (kBytes == 2) {
+      begin_ = Layout::Offset(place.row, first / kChunk + place.chunk);
     } else {
-      return ptx::LoadMatrices(
-          stage + Layout::Offset(first + place.row, depth / kProductChunk + place.chunk));
+      begin_ = Layout::Offset(lane & 3, first / kChunk + (lane >> 4)) + (lane >> 2 & 3) * 4;
     }
   }
+  // ldmatrix transposes what lies by depth, if it has 16 bits.
+  ATTN_HD uint4 Load(const char* stage, int n, int depth) const {
+    if constexpr (!kByDepth) {
+      return ptx::LoadMatrices(stage + (begin_ ^ depth / kChunk * 16) + n * (16 * 64));
+    } else if constexpr (kBytes == 2) {
+      return ptx::LoadMatricesTransposed(stage + (begin_ ^ n * 32) + depth * kLine);
+    } else {
+      const auto number = [&](int row, int from) {
+        return ptx::LoadShared32(stage + (begin_ ^ (n * 64 + row * 4)) + (depth + from) * kLine);
+      };
+      return make_uint4(number(0, 0), number(kIsB ? 0 : 8, kIsB ? 4 : 0),
+                        number(kIsB ? 8 : 0, kIsB ? 0 : 4), number(8, 4));
+    }
+  }
+
+ private:
+  using Layout = OperandLayout<kTile, kBytes, kByDepth>;
+  static constexpr int kChunk = 16 / kBytes, kLine = Layout::kChunks * 16;
+  int begin_;
 };
 
 template <class Math, int kTile, bool kAByDepth, bool kBByDepth>
@@ -38,6 +63,7 @@ struct ProductKernel {
   union Shared {
     Stage stages[kStages];
     ProductRows<kTile, 8> rows[kThreads / 32];
+    uint32_t not_finite[kThreads / 32];
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
@@ -45,8 +71,12 @@ struct ProductKernel {
     const ProductPart part = ProductPartOf<kTile>(p, at.block);
     const ProductPlace place = ProductPlaceOf<kTile>(p, part.tile);
     Sums sums;
-    Zero(sums);
-    Multiply(p, place, part, at.thread, shared, sums);
+    Multiply<false>(p, place, part, at.thread, shared, sums);
+    if constexpr (kIsFloat) {
+      if (!AreFinite(sums, at.thread, shared)) {
+        Multiply<true>(p, place, part, at.thread, shared, sums);
+      }
+    }
     WaitForTurn(p, part, at.thread);
     Store(p, place, at.thread, shared, sums);
     PassTurn(p, part, at.thread);
@@ -54,9 +84,13 @@ struct ProductKernel {
 
  private:
   static constexpr int kWarpTile = kTile / 2, kTiles = kWarpTile / 16, kGroups = kWarpTile / 8;
+  static constexpr int kBytes = Math::kBytes, kStep = kProductStep<kBytes>;
+  static constexpr bool kIsFloat = kBytes == 4;
+  // Parts of a step. Of a large one of float32 two would spill.
+  static constexpr int kTogether = kIsFloat && kTile == kProductTile ? 1 : 2;
   using Sums = float[kTiles][kGroups][4];
-  using A = OperandLoader<kTile, kAByDepth, false>;
-  using B = OperandLoader<kTile, kBByDepth, true>;
+  using A = OperandLoader<kTile, kBytes, kAByDepth, false>;
+  using B = OperandLoader<kTile, kBytes, kBByDepth, true>;
 
   ATTN_HD static void Zero(Sums& sums) {
 #pragma unroll
@@ -73,7 +107,7 @@ struct ProductKernel {
 
   // The next step of an operand, of whose depth `left` are left: zeros beyond.
   template <bool kByDepth>
-  ATTN_HD static void Copy(OperandChunks<kTile, kByDepth>& chunks, char* stage, int left) {
+  ATTN_HD static void Copy(OperandChunks<kTile, kBytes, kByDepth>& chunks, char* stage, int left) {
 #pragma unroll
     for (int n = 0; n < kOperandPasses<kTile>; ++n) {
       ptx::CopyAsync(stage + chunks.Place(n), chunks.Pass(n),
@@ -82,29 +116,35 @@ struct ProductKernel {
     chunks.Advance();
   }
 
+  // `kAny`: float32 numbers may be infinite or NaN.
+  template <bool kAny>
   ATTN_HD static void Multiply(const ProductDesc& p, const ProductPlace& place,
                                const ProductPart& part, int thread, Shared& shared, Sums& sums) {
+    Zero(sums);
     const int begin = part.begin, depth = part.depth;
-    OperandChunks<kTile, kAByDepth> a(p.a, p.a_stride, place.row, p.rows, begin, thread);
-    OperandChunks<kTile, kBByDepth> b(p.b, p.b_stride, place.column, p.columns, begin, thread);
+    OperandChunks<kTile, kBytes, kAByDepth> a(p.a, p.a_stride, place.row, p.rows, begin, thread);
+    OperandChunks<kTile, kBytes, kBByDepth> b(p.b, p.b_stride, place.column, p.columns, begin,
+                                              thread);
+    const A a_loader(WarpRow(thread), thread & 31);
+    const B b_loader(WarpColumn(thread), thread & 31);
     int to_come = depth;
     const auto bring = [&](Stage& stage) {
       if (to_come > 0) {
         Copy(a, stage.a, to_come);
         Copy(b, stage.b, to_come);
       }
-      to_come -= kProductStep;
+      to_come -= kStep;
       ptx::CommitCopies();
     };
 #pragma unroll
     for (int n = 0; n < kStages - 1; ++n) bring(shared.stages[n]);
     int stage = 0, next = kStages - 1;
 #pragma unroll 1
-    for (int left = depth; left > 0; left -= kProductStep) {
+    for (int left = depth; left > 0; left -= kStep) {
       ptx::WaitForCopies<kStages - 2>();
       ptx::SyncThreads();
       bring(shared.stages[next]);
-      AddStep(shared.stages[stage], thread, sums);
+      AddStep<kAny>(shared.stages[stage], a_loader, b_loader, sums);
       stage = stage == kStages - 1 ? 0 : stage + 1;
       next = next == kStages - 1 ? 0 : next + 1;
     }
@@ -112,26 +152,52 @@ struct ProductKernel {
     ptx::SyncThreads();
   }
 
-  ATTN_HD static void AddStep(const Stage& stage, int thread, Sums& sums) {
-    const int lane = thread & 31;
+  template <bool kAny>
+  ATTN_HD static void AddStep(const Stage& stage, const A& a_loader, const B& b_loader,
+                              Sums& sums) {
+#pragma unroll kTogether
+    for (int depth = 0; depth < kStep; depth += 32 / kBytes) {
+      if constexpr (kAny) {
 #pragma unroll
-    for (int depth = 0; depth < kProductStep; depth += 16) {
-      uint4 b[kGroups / 2];
+        for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < kGroups / 2; ++n) {
-        b[n] = B::Load(stage.b, WarpColumn(thread) + 16 * n, depth, lane);
+          for (int n = 0; n < kGroups; n += 2) {
+            Math::AddAny(sums[m], n, a_loader.Load(stage.a, m, depth),
+                         b_loader.Load(stage.b, n / 2, depth));
+          }
+        }
+        continue;
       }
+      uint32_t a[kTiles][Math::kOperandWords];
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        uint32_t a[4];
-        ToWords(A::Load(stage.a, WarpRow(thread) + 16 * m, depth, lane), a);
+      for (int m = 0; m < kTiles; ++m) Math::ToOperand(a_loader.Load(stage.a, m, depth), a[m]);
 #pragma unroll
-        for (int n = 0; n < kGroups / 2; ++n) {
-          Math::Multiply(sums[m][2 * n], a, b[n].x, b[n].y);
-          Math::Multiply(sums[m][2 * n + 1], a, b[n].z, b[n].w);
+      for (int n = 0; n < kGroups; n += 2) {
+        const uint4 b = b_loader.Load(stage.b, n / 2, depth);
+        if constexpr (kIsFloat) {
+          Math::AddProduct(sums, n, a, b);
+        } else {
+          Math::Multiply(sums, n, a, b);
         }
       }
     }
+  }
+
+  // Of all threads' sums.
+  ATTN_HD static bool AreFinite(const Sums& sums, int thread, Shared& shared) {
+    float all = 0;
+#pragma unroll
+    for (int n = 0; n < kTiles * kGroups * 4; ++n) {
+      all = ptx::Fma(sums[n / (4 * kGroups)][n / 4 % kGroups][n & 3], 0.0f, all);
+    }
+    const bool mine = !ptx::VoteAny(!(all == 0));
+    if ((thread & 31) == 0) ptx::StoreShared32(&shared.not_finite[thread >> 5], !mine);
+    ptx::SyncThreads();
+    uint32_t any = 0;
+#pragma unroll
+    for (int n = 0; n < kThreads / 32; ++n) any |= ptx::LoadShared32(&shared.not_finite[n]);
+    ptx::SyncThreads();
+    return any == 0;
   }
 
   struct Rows {

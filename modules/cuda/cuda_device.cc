@@ -22,9 +22,12 @@ namespace {
 // Of one launch of a kernel over single numbers.
 constexpr int64_t kMostNumbers = int64_t{1} << 30;
 // How much faster than plain ones products on tensor cores are.
-constexpr double kTensorCoreGain = 8;
+double GainOf(const LayerKernel& kernel) {
+  if (kernel.kind == KernelKind::kDenseProduct) return 1;
+  return kernel.element == ElementType::kFloat32 ? 3 : 8;
+}
 // Of one launch of a product: about 10 ms of a V100.
-constexpr double kPlainFlops = 1e11, kProductFlops = kTensorCoreGain * kPlainFlops;
+constexpr double kPlainFlops = 1e11;
 constexpr int64_t kTurnedRows = int64_t{1} << 15;
 
 // What nobody writes through.
@@ -159,7 +162,8 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
   }
   const int32_t tile = is_plain ? kPlainTile : kernel.small ? kSmallProductTile : kProductTile;
   const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
-  int64_t most = static_cast<int64_t>((is_plain ? kPlainFlops : kProductFlops) / row_flops);
+  const double gain = GainOf(kernel);
+  int64_t most = static_cast<int64_t>(gain * kPlainFlops / row_flops);
   if (!is_plain) {
     most = std::min(most, LaunchQueue::kTurns / ProductTilesAlong(p.columns, tile) * tile);
   }
@@ -176,7 +180,7 @@ void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
     if (is_plain) {
       queue_.Add(kernel, desc, ProductTiles(p, tile), flops);
     } else {
-      queue_.Add(kernel, p, ProductTiles(p, tile) * ProductTurns(p), flops / kTensorCoreGain);
+      queue_.Add(kernel, p, ProductTiles(p, tile) * ProductTurns(p), flops / gain);
     }
   }
 }

@@ -47,11 +47,22 @@ INSTANTIATE_TEST_SUITE_P(
         ConformanceDevice{"sm70_float16", MakeEmulated<Architecture::kSm70>, ElementType::kFloat16},
         ConformanceDevice{"sm80_float16", MakeEmulated<Architecture::kSm80>, ElementType::kFloat16},
         ConformanceDevice{"sm80_bfloat16", MakeEmulated<Architecture::kSm80>,
-                          ElementType::kBFloat16}),
+                          ElementType::kBFloat16},
+        ConformanceDevice{"sm80_float32", MakeEmulated<Architecture::kSm80>, ElementType::kFloat32},
+        ConformanceDevice{"sm70_float32", MakeEmulated<Architecture::kSm70>,
+                          ElementType::kFloat32}),
+    [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Emulated, FloatProductConformance,
+    testing::Values(
+        ConformanceDevice{"sm80", MakeEmulated<Architecture::kSm80>, ElementType::kFloat32},
+        ConformanceDevice{"sm70", MakeEmulated<Architecture::kSm70>, ElementType::kFloat32}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Products, HaveTheSameBitsInTilesOfAnySize) {
-  for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
+  for (ElementType element :
+       {ElementType::kFloat16, ElementType::kBFloat16, ElementType::kFloat32}) {
     SCOPED_TRACE(ElementName(element));
     Names large, small;
     const std::vector<double> numbers = NumbersOfProducts(*MakeOf(Tiles::kLarge, &large), element);
@@ -98,7 +109,10 @@ TEST(Products, AreOnTensorCoresWhereTheirRowsAreWholeChunks) {
   EXPECT_EQ(KernelsOf(Architecture::kSm90, kHalf, 16), Names{"product_rows_rows_small"});
   EXPECT_EQ(KernelsOf(Architecture::kSm70, kHalf, 12), Names{"dense_product"});
   EXPECT_EQ(KernelsOf(Architecture::kSm70, kBrain, 16), Names{"dense_product"});
-  EXPECT_EQ(KernelsOf(Architecture::kSm80, ElementType::kFloat32, 16), Names{"dense_product"});
+  constexpr ElementType kFloat = ElementType::kFloat32;
+  EXPECT_EQ(KernelsOf(Architecture::kSm80, kFloat, 12), Names{"product_rows_rows_tf32x3_small"});
+  EXPECT_EQ(KernelsOf(Architecture::kSm80, kFloat, 10), Names{"dense_product"});
+  EXPECT_EQ(KernelsOf(Architecture::kSm70, kFloat, 16), Names{"dense_product"});
 }
 
 }  // namespace

@@ -30,6 +30,10 @@ std::vector<ConformanceDevice> DevicesHere() {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, ModuleConformance, testing::ValuesIn(DevicesHere()),
                          [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Gpu, FloatProductConformance,
+                         testing::Values(ConformanceDevice{"float32", MakeGpu,
+                                                           ElementType::kFloat32}),
+                         [](const auto& info) { return info.param.name; });
 INSTANTIATE_TEST_SUITE_P(Gpu, ProductConformance, testing::ValuesIn(DevicesHere()),
                          [](const auto& info) { return info.param.name; });
 

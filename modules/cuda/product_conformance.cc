@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <initializer_list>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -72,9 +74,11 @@ double UnitOf(ElementType element) {
 }
 
 // Every number of c is old + A·B + bias. Sums lose a unit of float32, truncated, for every four
-// products; each rounding to the element half a unit.
+// products, float32 numbers cut into two of TF32 their last bits; each rounding to the element half
+// a unit.
 void ExpectProduct(const Numbers& c, const Matrix& a, const Matrix& b, const Numbers& old,
-                   const Numbers& bias, ElementType element) {
+                   const Numbers& bias, ElementType element, ElementType operand) {
+  const double of_terms = operand == ElementType::kFloat32 ? 0x1p-21 : 0;
   int wrong = 0;
   for (int64_t row = 0; row < a.rows; ++row) {
     for (int64_t column = 0; column < b.columns; ++column) {
@@ -87,6 +91,7 @@ void ExpectProduct(const Numbers& c, const Matrix& a, const Matrix& b, const Num
       }
       const double before = old.empty() ? 0 : old[at];
       const double error = size * 0x1p-23 * (1 + static_cast<double>(a.columns) / 4) +
+                           size * of_terms +
                            UnitOf(element) * (2 * std::abs(sum) + std::abs(before)) + 0x1p-24;
       if (!(std::abs(c[at] - (before + sum)) <= error) && wrong++ < 3) {
         ADD_FAILURE() << row << ", " << column << ": expected " << before + sum << " +- " << error
@@ -178,7 +183,7 @@ TEST_P(ProductConformance, AreSumsOfProducts) {
     for (bool is_transposed : {true, false}) {
       SCOPED_TRACE(is_transposed ? "transposed" : "as it lies");
       ExpectProduct(Product(*engine, element).OfWeights(a, b, c, is_transposed, old, bias), a, b,
-                    old, bias, to);
+                    old, bias, to, element);
     }
   }
 }
@@ -194,7 +199,7 @@ TEST_P(ProductConformance, GradientsAreSumsOverRows) {
     const Numbers old = RandomNumbers(random, a_columns * b_columns, Rounder(Rounding::kElements),
                                       ElementType::kFloat32);
     const Numbers whole = Product(*engine, element).OfRows(x, dy, old, rows);
-    ExpectProduct(whole, Transposed(x), dy, old, {}, ElementType::kFloat32);
+    ExpectProduct(whole, Transposed(x), dy, old, {}, ElementType::kFloat32, element);
     EXPECT_TRUE(SameBits(whole, Product(*engine, element).OfRows(x, dy, old, 1024)));
   }
 }
@@ -231,6 +236,135 @@ TEST_P(ProductConformance, RowsHaveTheirBitsInTilesOfAnySize) {
   some.numbers.assign(a.numbers.begin(), a.numbers.begin() + some.rows * c.depth);
   const Numbers part = Product(*engine, element).OfWeights(some, b, c, true, {}, {});
   EXPECT_TRUE(SameBits(part, Numbers(whole.begin(), whole.begin() + some.rows * c.columns)));
+}
+
+// C by each layout of A and B.
+std::array<Numbers, 3> OfLayouts(cuda::CudaBackend& engine, const Matrix& a, const Matrix& b) {
+  Product product(engine, ElementType::kFloat32);
+  const Case c{.rows = a.rows, .columns = b.columns, .depth = a.columns};
+  return {product.OfWeights(a, b, c, true, {}, {}), product.OfWeights(a, b, c, false, {}, {}),
+          product.OfRows(Transposed(a), b, Numbers(a.rows * b.columns), a.columns)};
+}
+
+// As one chain of float32 would have it; exact; and the sum of magnitudes.
+struct Sums {
+  float chain = 0;
+  double exact = 0, size = 0;
+};
+Sums SumsAt(const Matrix& a, const Matrix& b, int64_t row, int64_t column) {
+  Sums sums;
+  for (int64_t k = 0; k < a.columns; ++k) {
+    const double x = a.At(row, k), y = b.At(k, column);
+    sums.chain = std::fma(static_cast<float>(x), static_cast<float>(y), sums.chain);
+    sums.exact += x * y;
+    sums.size += std::fabs(x * y);
+  }
+  return sums;
+}
+
+// Root mean squares of errors over the sums of magnitudes, of the device over those of a chain.
+double ErrorOverChain(const Numbers& c, const Matrix& a, const Matrix& b) {
+  double own = 0, chain = 0;
+  for (int64_t row = 0; row < a.rows; ++row) {
+    for (int64_t column = 0; column < b.columns; ++column) {
+      const Sums sums = SumsAt(a, b, row, column);
+      own += std::pow((c[row * b.columns + column] - sums.exact) / sums.size, 2);
+      chain += std::pow((sums.chain - sums.exact) / sums.size, 2);
+    }
+  }
+  return std::sqrt(own / chain);
+}
+
+TEST_P(FloatProductConformance, ErrorsAreAtMostTwiceThoseOfAChain) {
+  const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
+  Random random(7);
+  const auto positive = [](Matrix m) {
+    for (double& x : m.numbers) x = std::fabs(x);
+    return m;
+  };
+  // 1e-18 to 1e18.
+  const auto wide = [&](Matrix m) {
+    for (double& x : m.numbers) x = static_cast<float>(std::ldexp(x, random.Bits() % 121 - 60));
+    return m;
+  };
+  for (int64_t depth : {16, 64, 768}) {
+    SCOPED_TRACE(depth);
+    const Matrix a = RandomMatrix(random, 72, depth, ElementType::kFloat32);
+    const Matrix b = RandomMatrix(random, depth, 40, ElementType::kFloat32);
+    for (const Numbers& c : OfLayouts(*engine, a, b)) EXPECT_LE(ErrorOverChain(c, a, b), 2);
+    const Matrix x = positive(a), y = positive(b);
+    for (const Numbers& c : OfLayouts(*engine, x, y)) EXPECT_LE(ErrorOverChain(c, x, y), 2);
+    // Sums are a few numbers, of which the chain rounds each once.
+    const Matrix v = wide(a), w = wide(b);
+    for (const Numbers& c : OfLayouts(*engine, v, w)) {
+      EXPECT_LE(ErrorOverChain(c, v, w), 3);
+      ExpectProduct(c, v, w, {}, {}, ElementType::kFloat32, ElementType::kFloat32);
+    }
+  }
+}
+
+// Infinities and NaN reach what a chain would have them reach, and no other number's bits.
+TEST_P(FloatProductConformance, InfinitiesAndNanHaveTheirPlaces) {
+  const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
+  Random random(8);
+  Matrix a = RandomMatrix(random, 136, 40, ElementType::kFloat32);
+  Matrix b = RandomMatrix(random, 40, 72, ElementType::kFloat32);
+  for (double& x : b.numbers) x /= 16;
+  const std::array<Numbers, 3> finite = OfLayouts(*engine, a, b);
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const auto row = [&](int64_t n, int64_t k, double x) { a.numbers[n * a.columns + k] = x; };
+  const auto column = [&](int64_t n, int64_t k, double x) { b.numbers[k * b.columns + n] = x; };
+  row(3, 5, INFINITY);
+  row(7, 0, NAN);
+  row(9, 1, INFINITY), row(9, 30, -INFINITY);
+  row(70, 8, -INFINITY), row(70, 12, -INFINITY);
+  row(130, 39, kMost);
+  column(2, 5, INFINITY);
+  column(4, 8, 0), column(4, 5, 0);
+  column(6, 20, NAN);
+  column(70, 39, -INFINITY);
+  const auto is_special = [](int64_t n, std::initializer_list<int64_t> all) {
+    return std::find(all.begin(), all.end(), n) != all.end();
+  };
+  const std::array<Numbers, 3> results = OfLayouts(*engine, a, b);
+  for (size_t layout = 0; layout < 3; ++layout) {
+    SCOPED_TRACE(layout);
+    for (int64_t m = 0; m < a.rows; ++m) {
+      for (int64_t n = 0; n < b.columns; ++n) {
+        const double got = results[layout][m * b.columns + n];
+        const Sums sums = SumsAt(a, b, m, n);
+        if (!std::isfinite(sums.chain)) {
+          ASSERT_TRUE(std::isnan(sums.chain) ? std::isnan(got) : got == sums.chain)
+              << m << ", " << n << ": expected " << sums.chain << ", got " << got;
+        } else if (is_special(m, {3, 7, 9, 70, 130}) || is_special(n, {2, 4, 6, 70})) {
+          ASSERT_LE(std::fabs(got - sums.exact), 0x1p-20 * sums.size) << m << ", " << n;
+        } else {
+          ASSERT_EQ(got, finite[layout][m * b.columns + n]) << m << ", " << n;
+        }
+      }
+    }
+  }
+}
+
+// Of numbers below 2^-113 the last bits are below those of a TF32 number.
+TEST_P(FloatProductConformance, SmallNumbersLoseAtMostTheLastOfTf32) {
+  const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
+  Random random(9);
+  Matrix a = RandomMatrix(random, 24, 48, ElementType::kFloat32);
+  const Matrix b = RandomMatrix(random, 48, 16, ElementType::kFloat32);
+  for (size_t n = 0; n < a.numbers.size(); ++n) {
+    a.numbers[n] = static_cast<float>(std::ldexp(a.numbers[n], -110 - static_cast<int>(n) % 40));
+  }
+  for (const Numbers& c : OfLayouts(*engine, a, b)) {
+    for (int64_t row = 0; row < a.rows; ++row) {
+      for (int64_t column = 0; column < b.columns; ++column) {
+        const Sums sums = SumsAt(a, b, row, column);
+        double lost = 0;
+        for (int64_t k = 0; k < a.columns; ++k) lost += 0x1p-135 * std::fabs(b.At(k, column));
+        EXPECT_LE(std::fabs(c[row * b.columns + column] - sums.exact), 0x1p-20 * sums.size + lost);
+      }
+    }
+  }
 }
 
 // As ColumnSumsDesc says: stretches of 32 rows, in order, then blocks of rows, in order.
