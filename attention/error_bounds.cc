@@ -301,8 +301,9 @@ class BackwardBounder {
   void AddProducts(const RowPlace& at, int64_t j, Uncertain d_x) {
     double scale = std::fabs(double{p_.ResolvedScale()});
     int64_t k_row = bounder_.KeyRow(at, j);
-    double rounded =
-        d_x.error + precision_.operand_underflow + 2 * kFloatUnit * std::fabs(d_x.value);
+    double rounded = d_x.error +
+                     std::max(precision_.operand_underflow, precision_.gradient_underflow) +
+                     2 * kFloatUnit * std::fabs(d_x.value);
     double row_unit = RowSumUnit(static_cast<double>(at.s.kv_len), precision_.product_unit) +
                       precision_.OperandUnit(p_.element);
     double q_weight = scale * (rounded + row_unit * std::fabs(d_x.value));

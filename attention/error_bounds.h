@@ -18,6 +18,7 @@ struct EnginePrecision {
   double operand_unit_bf16 = 0;         // ... bfloat16 problems
   double operand_unit_f32 = 0;          // ... float32 problems
   double operand_underflow = 0x1p-125;  // absolute error of P and dS: below it they may become 0
+  double gradient_underflow = 0;        // of dS, where its range is the smaller one
 
   double OperandUnit(ElementType element) const;
 

@@ -191,7 +191,7 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
 }
 
 // What every architecture needs around its forward and backward, of rows of `element`.
-void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
+void AddPasses(ElementType element, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kKeyBounds, KernelKind::kDelta}) {
     rows.push_back({.kind = kind,
                     .element = element,
@@ -203,6 +203,9 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
                   .element = element,
                   .tile = {16, 16, 0, 1},
                   .reason = "gradients of bias tensors"});
+}
+void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
+  AddPasses(element, rows);
   // On sm_70 the walk over heads spills a few words between two of them.
   rows.push_back({.kind = KernelKind::kCaptureScores,
                   .element = element,
@@ -266,14 +269,40 @@ void AddSplitForward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
+// Shared memory holds K and V of 64 keys up to 64 wide, of 32 beyond (kernels/sm70/split_backward.h).
+void AddSplitBackward(int head_dim, std::vector<KernelRow>& rows) {
+  for (Scores scores : {kLinear, kListed, kGeneral}) {
+    for (bool dropout : {false, true}) {
+      rows.push_back({.kind = KernelKind::kBackward,
+                      .element = ElementType::kFloat32,
+                      .head_dim = head_dim,
+                      .general = scores.general,
+                      .listed = scores.listed,
+                      .dropout = dropout,
+                      .tile = {32, head_dim > 64 ? 32 : 64, head_dim, 1},
+                      .reason = ScoresReason(scores, dropout)});
+    }
+  }
+  rows.push_back({.kind = KernelKind::kQueryGradient,
+                  .element = ElementType::kFloat32,
+                  .head_dim = head_dim,
+                  .stays = true,
+                  .tile = {64, 0, head_dim, 2},
+                  .reason = "after backward: dQ in its rows"});
+}
+
 std::vector<KernelRow> Sm70Rows() {
   std::vector<KernelRow> rows;
   for (int head_dim : {32, 64, 96, 128, 256}) AddForward(head_dim, rows);
-  for (int head_dim : {64, 128}) AddSplitForward(head_dim, rows);
+  for (int head_dim : {64, 128}) {
+    AddSplitForward(head_dim, rows);
+    AddSplitBackward(head_dim, rows);
+  }
   for (int head_dim : {32, 64}) AddSmallForward(head_dim, rows);
   for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
   for (int head_dim : {32, 64}) AddSmallBackward(head_dim, rows);
   AddSmall(ElementType::kFloat16, rows);
+  AddPasses(ElementType::kFloat32, rows);
   rows.push_back({.kind = KernelKind::kKeepRows,
                   .tile = {64, 0, 0, 1},
                   .reason = "after a forward in bfloat16 whose tensors stay for backward"});

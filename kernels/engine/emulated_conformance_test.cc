@@ -37,14 +37,15 @@ const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulat
                                                    .whole_stride = kWholeStride,
                                                    .max_unsupported = 0});
 const bool kFloat = RegisterBackendConformance("EmulatedFloat", MakeEmulated,
-                                               {.max_pairs = 2000,
-                                                .random_problems = 5,
+                                               {.max_pairs = 6000,
+                                                .random_problems = 15,
                                                 .random_max_pairs = 4000,
                                                 .element = ElementType::kFloat32,
-                                                .precision = {.operand_underflow = 0x1p-39},
+                                                .precision = {.operand_underflow = 0x1p-39,
+                                                              .gradient_underflow = 0x1p-34},
                                                 .mask_stride = 4,
                                                 .whole_stride = kWholeStride,
-                                                .max_unsupported = 60});
+                                                .max_unsupported = 34});
 
 }  // namespace
 }  // namespace attnd::cuda

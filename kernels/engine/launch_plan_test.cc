@@ -72,10 +72,7 @@ TEST(LaunchPlan, TakesWhatAdmissionIsTold) {
   for (const ArchitectureInfo& info : Architectures()) {
     const std::vector<KernelRow> rows = KernelRowsOfGpu(info.compute_capability);
     for (uint64_t seed = 0; seed < 400; ++seed) {
-      Problem p = RandomProblem(seed);
-      if (p.element == ElementType::kFloat32 && info.architecture == Architecture::kSm70) {
-        p.element = ElementType::kBFloat16;
-      }
+      const Problem p = RandomProblem(seed);
       SCOPED_TRACE(testing::Message() << info.name << ", seed " << seed << ": " << ProblemText(p));
       ExpectTakesWhatIsTold(rows, p);
       ExpectClassesTakeWhatIsTold(rows, p, 2 + static_cast<int64_t>(seed % 7));

@@ -131,6 +131,7 @@ TEST(Selection, TakesFloat32AsItsArchitectureSplitsIt) {
   p.element = ElementType::kFloat32;
   p.allow_nondeterministic = true;  // not built
   EXPECT_EQ(ForwardName(p), "forward_f16x3_d64_f32_linear");
+  EXPECT_EQ(BackwardName(p), "backward_f16x3_d64_f32_linear");
   for (const int gpu : {80, 86, 90, 120}) {
     EXPECT_EQ(ForwardName(p, gpu), "forward_tf32x3_d64_f32_linear");
     EXPECT_EQ(BackwardName(p, gpu), "backward_tf32x3_d64_f32_linear");
@@ -155,9 +156,10 @@ TEST(Selection, AddsTheGradientsThatAreWanted) {
 TEST(Selection, SaysWhatWouldWorkInstead) {
   Problem p = Plain(64);
   p.element = ElementType::kFloat32;
-  EXPECT_EQ(SelectBackward(Volta(), p).status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(BackwardName(p), HasSubstr("no backward of float32"));
-  EXPECT_THAT(BackwardName(p), HasSubstr("precision=\"f16\""));
+  const absl::Status capture = SelectCapture(Volta(), p).status();
+  EXPECT_EQ(capture.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(capture.message()), HasSubstr("no captured maps of float32"));
+  EXPECT_THAT(std::string(capture.message()), HasSubstr("precision=\"f16\""));
   std::vector<KernelRow> none;
   auto missing = SelectForward(none, Plain(64));
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kUnimplemented);

@@ -20,9 +20,13 @@ int DropoutBits(const Problem& p) {
 // Forward brings V to 2^14..2^15, less dropout's factor: O stays inside float16's range, and what
 // falls below its subnormal numbers is 2^39 times smaller than the largest V.
 int ForwardValueBits(const Problem& p) { return 14 - DropoutBits(p); }
+// Backward's float32 likewise, whose low parts need the room; other numbers stay at 1..2.
+int BackwardValueBits(const Problem& p) {
+  return p.element == ElementType::kFloat32 ? ForwardValueBits(p) : 0;
+}
 // Q, K and dO come to 2^14..2^15, so that next to one huge number the others keep their bits.
 // Products are float32, and dS has a power of two of its own (kernels/rules/gradient_scale.h); only
-// sums in float16 want scores of 1..2 a product. Backward brings V to 1..2.
+// sums in float16 want scores of 1..2 a product.
 constexpr int kWideBits = 14;
 int ScoreBits(const Problem& p) { return p.accumulate == AccumulateType::kFloat16 ? 0 : kWideBits; }
 
@@ -349,7 +353,7 @@ absl::Status Transfer::ForwardIn(const CallLayout& at, const BackwardCall& call,
   inputs.v = call.v;
   inputs.mask_bits = call.mask_bits;
   inputs.bias = call.bias;
-  RETURN_IF_ERROR(InputsIn(at, inputs, /*value_bits=*/0, parts));
+  RETURN_IF_ERROR(InputsIn(at, inputs, BackwardValueBits(p), parts));
   std::vector<int> v = ExponentsOf(parts, [](const Exponents& e) { return e.v; });
   RETURN_IF_ERROR(LseIn(at, call.lse, at.lse));
   return RowsIn({OutputRows(p), true, at.o, v}, call.o, p, parts);

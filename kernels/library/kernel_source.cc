@@ -31,22 +31,31 @@ std::string ProductLayoutOf(const KernelRow& row) {
 }
 
 std::string Sm70Expression(const KernelRow& row) {
-  const char* math = row.half_accumulate                    ? "Float16Accumulate"
-                     : row.element == ElementType::kFloat32 ? "SplitAccumulate"
-                                                            : "Float32Accumulate";
+  const bool splits = row.element == ElementType::kFloat32;
+  const char* math = row.half_accumulate ? "Float16Accumulate"
+                     : splits            ? "SplitAccumulate"
+                                         : "Float32Accumulate";
   const std::string tile = TileExpression(row.tile);
   switch (row.kind) {
     case KernelKind::kForward:
       return absl::StrCat("ForwardKernel<", math, ", ", tile, ", ", RuleOf(row), ", ",
                           ForwardDropoutOf(row), ">");
     case KernelKind::kBackward:
+      if (splits) {
+        return absl::StrCat("SplitBackwardKernel<", tile, ", ", RuleOf(row), ", ",
+                            BackwardDropoutOf(row), ">");
+      }
       return absl::StrCat("BackwardKernel<", tile, ", ", RuleOf(row), ", ", BackwardDropoutOf(row),
                           ", ", SumsOf(row), ">");
     case KernelKind::kKeyBounds:
-      return "KeyBoundsKernel";
+      return splits ? "attnd::KeyBoundsKernel<SplitFloat32>" : "KeyBoundsKernel";
     case KernelKind::kDelta:
-      return "DeltaKernel";
+      return splits ? "attnd::DeltaKernel<SplitFloat32, SplitP>" : "DeltaKernel";
+    case KernelKind::kBiasGradient:
+      return absl::StrCat("attnd::BiasGradientKernel<",
+                          splits ? "SplitFloat32" : "attnd::Float16", ">");
     case KernelKind::kQueryGradient:
+      if (splits) return absl::StrCat("SplitDqKernel<", row.head_dim, ">");
       return absl::StrCat("DqKernel<", row.head_dim, ", ", SumsOf(row), ">");
     case KernelKind::kKeepRows:
       return "KeepRowsKernel";
@@ -99,6 +108,8 @@ std::string Sm80Expression(const KernelRow& row) {
       return absl::StrCat("KeyBoundsKernel<", math, ">");
     case KernelKind::kDelta:
       return absl::StrCat("DeltaKernel<", math, ">");
+    case KernelKind::kBiasGradient:
+      return absl::StrCat("attnd::BiasGradientKernel<", ElementOf(row), ">");
     case KernelKind::kQueryGradient:
       return absl::StrCat("DqKernel<", math, ", ", row.head_dim, ", ", SumsOf(row), ">");
     case KernelKind::kCaptureScores:
@@ -136,8 +147,6 @@ std::string KernelExpression(const KernelRow& row) {
       return "attnd::StepKernel";
     case KernelKind::kDenseProduct:
       return "attnd::PlainProductKernel";
-    case KernelKind::kBiasGradient:
-      return absl::StrCat("attnd::BiasGradientKernel<", ElementOf(row), ">");
     default:
       return row.architecture == Architecture::kSm70 ? Sm70Expression(row) : Sm80Expression(row);
   }

@@ -113,7 +113,7 @@ struct DqAdder {
     for (int key = first_key; key < end; ++key) {
       const char* from =
           RowOf(problem.k, sequence.batch, kv_head, int64_t{sequence.kv_begin} + key);
-      const uint32_t word = ptx::LoadConstant32(from + (place & ~3));
+      const uint32_t word = Element::WordOf(from, place >> 2);
       if (Element::NonFinite(word) & (place & 2 ? 0xffff0000u : 0xffffu)) {
         sees |= Rule::IsVisible(at, mask, row, key);
       }

@@ -66,4 +66,16 @@ ATTN_HD uint4 FiniteHalves(uint4 words) {
   return make_uint4(words.x & ~bad.x, words.y & ~bad.y, words.z & ~bad.z, words.w & ~bad.w);
 }
 
+// sum + a·b, the last numbers first.
+template <class Element>
+ATTN_HD float DotOfWords(uint32_t a, uint32_t b, float sum) {
+  return ptx::Fma(Element::Low(a), Element::Low(b),
+                  ptx::Fma(Element::High(a), Element::High(b), sum));
+}
+template <class Element>
+ATTN_HD float DotOfChunks(uint4 a, uint4 b, float sum) {
+  sum = DotOfWords<Element>(a.z, b.z, DotOfWords<Element>(a.w, b.w, sum));
+  return DotOfWords<Element>(a.x, b.x, DotOfWords<Element>(a.y, b.y, sum));
+}
+
 }  // namespace attnd

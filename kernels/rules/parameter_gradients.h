@@ -153,14 +153,10 @@ struct BiasGradientKernel {
   ATTN_HD static float Dot(const char* a, const char* b, int chunks) {
     float sum = 0;
     for (int c = 0; c < chunks; ++c) {
-      const uint4 x = ptx::LoadConstant128(a + c * 16), y = ptx::LoadConstant128(b + c * 16);
-      sum = DotPair(x.x, y.x, DotPair(x.y, y.y, DotPair(x.z, y.z, DotPair(x.w, y.w, sum))));
+      sum = DotOfChunks<Element>(ptx::LoadConstant128(a + c * 16), ptx::LoadConstant128(b + c * 16),
+                                 sum);
     }
     return sum;
-  }
-  ATTN_HD static float DotPair(uint32_t a, uint32_t b, float sum) {
-    return ptx::Fma(Element::Low(a), Element::Low(b),
-                    ptx::Fma(Element::High(a), Element::High(b), sum));
   }
 };
 

@@ -10,6 +10,7 @@
 #include "kernels/sm70/forward.h"
 #include "kernels/sm70/keep_rows.h"
 #include "kernels/sm70/product.h"
+#include "kernels/sm70/split_backward.h"
 
 namespace attnd::sm70 {
 

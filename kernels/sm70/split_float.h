@@ -9,6 +9,8 @@
 #pragma once
 
 #include "kernels/rules/float_element.h"
+#include "kernels/rules/online_softmax.h"
+#include "kernels/rules/row_math.h"
 #include "kernels/sm70/tile_math.h"
 
 namespace attnd::sm70 {
@@ -41,7 +43,14 @@ ATTN_HD float SplitDot(uint4 a, uint4 b, float sum) {
   return sum;
 }
 
-// Two non-negative numbers as float16: high parts truncated, and what that leaves to nearest.
+// How backward splits P: as large as float16 allows beside what an lse may be off by, so that low
+// parts keep their bits.
+struct SplitP : RoundedP {
+  static constexpr int kShift = 5;  // beyond kProbabilityShift
+  static constexpr float kBias = kShift;
+};
+
+// Two numbers as float16: high parts truncated, and what that leaves to nearest.
 struct SplitPair {
   uint32_t high, low;
 };
@@ -53,3 +62,36 @@ ATTN_HD SplitPair SplitNumbers(float first, float second) {
 }
 
 }  // namespace attnd::sm70
+
+namespace attnd {
+
+// All ones in the places of a chunk's numbers that are an infinity or NaN.
+template <>
+ATTN_HD uint4 NonFiniteHalves<sm70::SplitFloat32>(uint4 chunk) {
+  const uint32_t first = Float16::NonFinite(chunk.x), second = Float16::NonFinite(chunk.y);
+  return make_uint4(ptx::Permute(first, 0, 0x1010u), ptx::Permute(first, 0, 0x3232u),
+                    ptx::Permute(second, 0, 0x1010u), ptx::Permute(second, 0, 0x3232u));
+}
+// The low part of what is not finite is zero.
+template <>
+ATTN_HD uint4 FiniteHalves<sm70::SplitFloat32>(uint4 chunk) {
+  return FiniteHalves<Float16>(chunk);
+}
+template <>
+ATTN_HD float DotOfChunks<sm70::SplitFloat32>(uint4 a, uint4 b, float sum) {
+  return sm70::SplitDot(a, b, sum);
+}
+template <>
+struct RowMath<sm70::SplitFloat32> {
+  // Of high parts, which are as large as their numbers.
+  ATTN_HD static float Max(uint4 chunk) {
+    return RowMath<Float16>::Max(make_uint4(chunk.x, chunk.y, 0, 0));
+  }
+  ATTN_HD static float FiniteMax(uint4 chunk) { return Max(FiniteHalves<Float16>(chunk)); }
+  ATTN_HD static float Dot(uint4 a, uint4 b) { return sm70::SplitDot(a, b, 0); }
+  ATTN_HD static float Norm(uint4 chunk) { return Dot(chunk, chunk); }
+  ATTN_HD static float FiniteNorm(uint4 chunk) { return Norm(FiniteHalves<Float16>(chunk)); }
+  ATTN_HD static float SumOfQuad(float x) { return RowMath<Float16>::SumOfQuad(x); }
+};
+
+}  // namespace attnd

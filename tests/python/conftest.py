@@ -135,7 +135,7 @@ def daemon():
 
 @pytest.fixture(scope="session")
 def gpu_daemon():
-    """A daemon on an emulated V100: of float32 forward alone, and very slow."""
+    """A daemon on an emulated V100: of float32 without captured maps, and very slow."""
     made = Daemon(program=EMULATED, backend="cuda")
     yield made
     made.stop()

@@ -113,7 +113,9 @@ class Shape:
         self.listed = "listed" in words or self.small
         self.parts = 2 if "f16x3" in words else 1       # a float32 is two float16
         self.owned = {32: 128, 64: 128, 256: 32}.get(self.head_dim, 64) if self.backward else 128
-        if not self.backward and self.head_dim * self.parts == 256:
+        if self.head_dim * self.parts == 256:
+            self.owned = 32 if self.backward else 64
+        elif self.backward and self.parts == 2:
             self.owned = 64
         if self.small:
             self.owned = 32
