@@ -1,4 +1,5 @@
 """connect(precision=...): what a client's float32 calls travel as; "auto" asks the daemon and says what it chose."""
+import dataclasses
 import warnings
 
 import numpy as np
@@ -15,17 +16,41 @@ def arrays(rng, dtype=np.float32):
 def test_a_gpu_says_what_it_can_do_beside_elements(gpu_daemon, client):
     with attnd.connect(gpu_daemon.address) as gpu:
         features = set(gpu.info().features)
-    assert "float32" not in features and {"float16", "bfloat16", "causal", "window", "dropout", "packed"} <= features
+    assert {"float16", "bfloat16", "float32", "causal", "window", "dropout", "packed"} <= features
     assert features - {"modules_on_cuda"} < {*client.info().features}
 
 
-def test_auto_takes_float16_where_there_is_no_float32_and_warns_once(gpu_daemon, rng):
+def test_a_volta_gpu_computes_float32_both_ways(gpu_daemon, rng):
     q, k, v, dout = arrays(rng)
-    with attnd.connect(gpu_daemon.address, timeout=60) as plain:
-        r = plain.forward(q, k, v)
-        np.testing.assert_allclose(r.out, local.forward(q, k, v, compute="float64").out, rtol=1e-5, atol=1e-6)
-        with pytest.raises(attnd.Unimplemented, match='no backward of float32.*precision="f16"'):
-            plain.backward(dout, r)
+    with attnd.connect(gpu_daemon.address, timeout=60, precision="auto") as gpu:
+        r = gpu.forward(q, k, v, causal="top_left")
+        g = gpu.backward(dout, r)
+    assert r.receipt.backend == "cuda"
+    expected = local.forward(q, k, v, causal="top_left", compute="float64")
+    np.testing.assert_allclose(r.out, expected.out, rtol=1e-5, atol=1e-6)
+    exact = local.backward(dout, q, k, v, expected.out, expected.lse, causal="top_left", compute="float64")
+    for name in ("dq", "dk", "dv"):
+        np.testing.assert_allclose(getattr(g, name), getattr(exact, name), rtol=1e-5, atol=3e-6)
+
+
+@pytest.fixture
+def no_float32(monkeypatch):
+    """Makes daemons at these addresses say what older ones say of a Volta GPU: that they have no float32."""
+    info, lacking = attnd.Client.info, []
+
+    def told(self, index=0, **options):
+        found = info(self, index, **options)
+        if self.addresses[index] not in lacking:
+            return found
+        return dataclasses.replace(found, features=[f for f in found.features if f != "float32"])
+
+    monkeypatch.setattr(attnd.Client, "info", told)
+    return lacking.append
+
+
+def test_auto_takes_float16_where_there_is_no_float32_and_warns_once(gpu_daemon, no_float32, rng):
+    q, k, v, dout = arrays(rng)
+    no_float32(gpu_daemon.address)
     with pytest.warns(UserWarning, match=f"{gpu_daemon.address} has no float32.*computed as float16") as caught:
         gpu = attnd.connect(gpu_daemon.address, timeout=60, precision="auto")
     assert len(caught) == 1 and caught[0].filename == __file__
@@ -49,7 +74,8 @@ def test_auto_leaves_float32_where_it_is(daemon, rng):
             np.testing.assert_array_equal(client.forward(q, k, v).out, plain.forward(q, k, v).out)
 
 
-def test_auto_asks_every_replica(daemon, gpu_daemon):
+def test_auto_asks_every_replica(daemon, gpu_daemon, no_float32):
+    no_float32(gpu_daemon.address)
     with pytest.warns(UserWarning, match=f"engine at {gpu_daemon.address} has no float32"):
         attnd.connect([daemon.address, gpu_daemon.address], precision="auto").close()
 

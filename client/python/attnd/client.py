@@ -83,7 +83,7 @@ def connect(address: Union[None, str, Sequence[str]] = None, *, tls: Union[None,
     proxy: "http://host:port" of an HTTP proxy to connect through, or "environment": that of grpc_proxy, https_proxy or
         http_proxy, unless no_proxy names the address. None: no proxy, whatever the environment says.
     precision: "f16" or "bf16": that of calls with float32 arrays that name none (attnd.Options). "auto": asks the
-        daemons now and takes "f16", with a warning, where one of them has no float32, as on a Volta GPU.
+        daemons now and takes "f16", with a warning, where one of them has no float32, as older ones on a Volta GPU.
 
     Raises InvalidArgument naming the argument, NotFound for a file; with "auto" also what info() does.
     """

@@ -69,7 +69,7 @@ def connect(address: Union[None, str, Sequence[str], Client] = None, *, name: st
     keep: where a backward may follow, ask the servers to keep its tensors until autograd frees the graph; backward
         then sends a fifth of the bytes, and everything where a server could not keep them. Same results.
     precision: "f16" or "bf16": float32 tensors travel and are computed in 16 bits, results are float32. "auto": as
-        attnd.connect's, for engines without float32 such as the cuda engine on Volta.
+        attnd.connect's, for engines without float32.
     """
     made = address if isinstance(address, Client) else _connect(address, **options)
     chosen = made.choose_precision(precision)
