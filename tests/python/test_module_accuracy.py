@@ -73,7 +73,8 @@ def check(tmp_path, monkeypatch, capsys):
                 tensor.add_(0.1 * torch.randn(tensor.shape, generator=random))
             for layer in layers:
                 if getattr(layer, "activation", None) is nn.functional.relu:  # rounding must not carry its inputs over 0
-                    layer.linear1.bias.copy_(torch.sign(torch.randn(layer.linear1.bias.shape, generator=random)) * WIDTH ** 0.5)
+                    signs = torch.randn(layer.linear1.bias.shape, generator=random).sign()
+                    layer.linear1.bias.copy_(signs * WIDTH ** 0.5)
             for tensor in (tensor for layer in layers for tensor in layer.parameters()):
                 tensor.copy_(tensor.to(dtype).float())
         sent, adapt = [], stack.adapt
@@ -152,7 +153,8 @@ def test_pieces(check, element):
 GROUPED = {"num_key_value_heads": HEADS // 2, "head_dim": 16}
 NEAR = {**GROUPED, "sliding_window": 5}
 MODELS = {"bert": ("Bert", {}), "roberta": ("Roberta", {}), "gpt2": ("GPT2", {}), "llama": ("Llama", GROUPED),
-          "mistral": ("Mistral", NEAR), "qwen2": ("Qwen2", GROUPED), "qwen3": ("Qwen3", GROUPED), "gemma": ("Gemma", GROUPED),
+          "mistral": ("Mistral", NEAR), "qwen2": ("Qwen2", GROUPED), "qwen3": ("Qwen3", GROUPED),
+          "gemma": ("Gemma", GROUPED),
           "gemma2": ("Gemma2", {**NEAR, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 16}),
           "gemma3": ("Gemma3", {**NEAR, "query_pre_attn_scalar": 16})}
 
