@@ -1,5 +1,5 @@
-"""attnd.register's modules while their daemon is killed at random moments, in forward, backward, step, put and the copy of the
-state: the weights of the quiet run, soon after each restart. The whole figure: ATTND_TEST_KILLS=30."""
+"""attnd.register's modules while their daemon is killed at random moments, in forward, backward, step, put and the copy of
+the state: the bits of the quiet run, soon after each restart. The whole figure: ATTND_TEST_KILLS=30."""
 import os
 import random
 import threading
