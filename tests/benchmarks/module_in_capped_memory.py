@@ -71,7 +71,7 @@ def main():
             plan, on_gpu = stack.layers.module.plan, int(stack.layers.module.status()["hbm_bytes"])
             pool, peak = [metric(daemon, f"attnd_hbm_pool_{name}_bytes") for name in ("reserved", "peak_used")]
     parts = {key[:-6]: int(plan[key]) for key in plan if key.endswith("_bytes")}
-    print(f"{args.layers} layers of {args.width}, {args.batch * args.length} tokens on {plan['engine']}, {plan['recompute']}; "
+    print(f"{args.layers} layers of {args.width}, {args.batch * args.length} tokens, {plan['engine']}, {plan['recompute']}; "
           "planned in GB: " + ", ".join(f"{name} {size / 1e9:.3f}" for name, size in parts.items()))
     print(f"a step {seconds * 1e3:.0f} ms; loss {losses[0]:.4f} to {losses[-1]:.4f}")
     if plan["engine"] == "cuda":
