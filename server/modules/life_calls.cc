@@ -82,15 +82,15 @@ v1::Plan EncodePlan(const EnginePlan& plan, const std::string& engine) {
 absl::Status CheckStaging(const ModuleGraph& graph, const ModuleLimits& limits, int64_t capacity) {
   const ModuleLayout& layout = graph.layout();
   const double element = static_cast<double>(ElementBytes(layout.element));
-  const double bytes =
-      element * (4.0 * static_cast<double>(limits.max_rows) * static_cast<double>(layout.width) +
-                 2.0 * static_cast<double>(limits.max_memory_rows) *
-                     static_cast<double>(layout.memory_width));
-  if (bytes <= static_cast<double>(capacity)) return absl::OkStatus();
-  return Failure(absl::StatusCode::kOutOfRange, reason::kModuleTooLarge,
-                 absl::StrCat("limits.max_rows: x, y and gradients of one call take ", bytes,
-                              " bytes, memory_limit_mib is ", capacity),
-                 {{"limit", "memory_limit_mib"}, {"bytes", absl::StrCat(bytes)}});
+  const double row = 4 * element * static_cast<double>(layout.width);
+  const double left =
+      static_cast<double>(capacity) - 2 * element * static_cast<double>(limits.max_memory_rows) *
+                                          static_cast<double>(layout.memory_width);
+  const auto most = static_cast<int64_t>(std::max(0.0, left / row));
+  if (limits.max_rows <= most) return absl::OkStatus();
+  return OfEngine(absl::OutOfRangeError(
+      absl::StrCat("limits.max_rows: expected at most ", most,
+                   ", whose x, y and gradients fit memory_limit_mib, got ", limits.max_rows)));
 }
 
 // "1500 are free: gpu0 has 1000, gpu1 has 500".

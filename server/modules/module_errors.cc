@@ -24,6 +24,18 @@ std::string Missing(uint64_t held, uint64_t expected) {
   return text;
 }
 
+// Of a message "field: expected ..., got ...", or "field: ..." of what is not offered.
+absl::Status OfField(StatusCode code, absl::string_view reason, absl::string_view text) {
+  const size_t colon = text.find(": ");
+  const size_t expected = text.find(": expected ");
+  const size_t got = text.rfind(", got ");
+  const bool whole = expected != text.npos && got != text.npos && got > expected;
+  return Failure(code, reason, text,
+                 {{"field", text.substr(0, colon == text.npos ? 0 : colon)},
+                  {"expected", whole ? text.substr(expected + 11, got - expected - 11) : ""},
+                  {"got", whole ? text.substr(got + 6) : ""}});
+}
+
 }  // namespace
 
 absl::Status ModuleLost(absl::string_view cause) {
@@ -97,24 +109,16 @@ absl::Status ModulesDraining() {
 
 absl::Status OfLayout(absl::Status status) {
   if (status.code() != StatusCode::kInvalidArgument || !ReasonOf(status).empty()) return status;
-  const absl::string_view text = status.message();
-  const size_t colon = text.find(": ");
-  const size_t expected = text.find(": expected ");
-  const size_t got = text.rfind(", got ");
-  const bool whole = expected != text.npos && got != text.npos && got > expected;
-  return Failure(status.code(), reason::kBadLayout, text,
-                 {{"field", text.substr(0, colon == text.npos ? 0 : colon)},
-                  {"expected", whole ? text.substr(expected + 11, got - expected - 11) : ""},
-                  {"got", whole ? text.substr(got + 6) : ""}});
+  return OfField(status.code(), reason::kBadLayout, status.message());
 }
 
 absl::Status OfEngine(absl::Status status) {
   if (status.ok() || !ReasonOf(status).empty()) return status;
   switch (status.code()) {
     case StatusCode::kUnimplemented:
-      return Failure(status.code(), reason::kModuleUnsupported, status.message());
+      return OfField(status.code(), reason::kModuleUnsupported, status.message());
     case StatusCode::kOutOfRange:
-      return Failure(status.code(), reason::kModuleTooLarge, status.message());
+      return OfField(status.code(), reason::kModuleTooLarge, status.message());
     case StatusCode::kResourceExhausted:
       return Failure(status.code(), reason::kModuleQuota, status.message());
     default:

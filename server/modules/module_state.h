@@ -35,7 +35,7 @@ struct SavedChange {
 struct StatePlace {
   std::string folder;
   bool is_disk = false;  // files are synced, and an expired module's stay
-  absl::Duration every;  // at most one save in this time; 0: each change
+  absl::Duration every;  // at most one save in this time, and in five times what one takes
 };
 
 class ModuleState {

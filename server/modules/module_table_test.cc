@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -34,10 +36,7 @@ class Modules : public ::testing::Test {
   }
 
   absl::StatusOr<std::shared_ptr<RegisteredModule>> Make(ModuleRecord record) {
-    auto graph = ModuleGraph::Make(OneLinear());
-    CHECK(graph.ok()) << graph.status();
-    auto description =
-        std::make_shared<const ModuleDescription>(*std::move(graph), OptimizerSpec{});
+    auto description = Describe();
     auto plan = engine_.Plan(*description, record.limits, int64_t{1} << 20);
     CHECK(plan.ok()) << plan.status();
     plan->device = device_;
@@ -46,7 +45,28 @@ class Modules : public ::testing::Test {
     auto instance = engine_.Make(description, record.limits, *plan);
     CHECK(instance.ok()) << instance.status();
     return std::make_shared<RegisteredModule>(std::move(record), *std::move(instance),
-                                              *std::move(memory));
+                                              *std::move(memory), OpenState());
+  }
+
+  static std::shared_ptr<const ModuleDescription> Describe() {
+    auto graph = ModuleGraph::Make(OneLinear());
+    CHECK(graph.ok()) << graph.status();
+    return std::make_shared<const ModuleDescription>(*std::move(graph), OptimizerSpec{});
+  }
+  // Of modules that outlive the process, where `place_` says so.
+  std::unique_ptr<ModuleState> OpenState() {
+    if (!place_.has_value()) return nullptr;
+    auto state =
+        ModuleState::Open(*place_, "a", "m", "layout", [](const absl::Status&, int64_t) {});
+    CHECK(state.ok()) << state.status();
+    return *std::move(state);
+  }
+  static void Change(RegisteredModule& module, absl::Time now) {
+    auto hold = module.Take(std::nullopt, Forever());
+    ASSERT_TRUE(hold.ok());
+    hold->WasPut(0);
+    hold->Changed("digest", "reply");
+    hold->Save(now);
   }
 
   static CallWait Forever() { return {{}, absl::InfiniteFuture()}; }
@@ -54,6 +74,7 @@ class Modules : public ::testing::Test {
 
   FakeClock clock_;
   ReferenceEngine engine_;
+  std::optional<StatePlace> place_;
   int device_ = 0;  // of the next one
   ModuleTable table_{{.memory = {int64_t{1} << 20, int64_t{1} << 20}, .max_modules = 2},
                      {.replica = 1, .boot_epoch = 1},
@@ -102,6 +123,35 @@ TEST_F(Modules, HasItsMemoryBackAfterReleaseAndExpiry) {
   EXPECT_EQ(table_.size(), 0);
   EXPECT_EQ(table_.memory().used(), 0);
   EXPECT_EQ(ReasonOf(table_.Find(second, "a").status()), reason::kModuleLost);
+}
+
+TEST_F(Modules, SavesInAFifthOfTheTimeAndBeforeItExpires) {
+  const std::string folder = testing::TempDir() + "/table_states";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directory(folder);
+  place_ = StatePlace{.folder = folder, .is_disk = true};
+  {
+    auto module = *Register("a", "m", "digest");
+    Change(*module, clock_.Now());
+    EXPECT_EQ(module->durable_sequence(), 1);
+    Change(*module, clock_.Now());  // no time has passed since
+    EXPECT_EQ(module->durable_sequence(), 1);
+    EXPECT_EQ(table_.durable_lag(), 1);
+    clock_.Advance(absl::Seconds(9));
+    table_.Expire();
+    EXPECT_EQ(module->durable_sequence(), 2);
+    Change(*module, clock_.Now());
+    EXPECT_EQ(module->durable_sequence(), 2);
+    clock_.Advance(absl::Seconds(1));
+    table_.Expire();
+    EXPECT_EQ(module->durable_sequence(), 3);
+    EXPECT_EQ(table_.size(), 0);
+  }
+  const auto description = Describe();
+  const ModuleLimits limits{.max_rows = 8};
+  auto plan = engine_.Plan(*description, limits, int64_t{1} << 20);
+  auto instance = *engine_.Make(description, limits, *plan);
+  EXPECT_EQ((*OpenState()->Load(*instance))->sequence, 3);
 }
 
 TEST_F(Modules, CountsBytesByDeviceAndLosesThoseOfALostOne) {

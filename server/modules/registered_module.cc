@@ -10,6 +10,11 @@
 #include "server/modules/stop_wakes.h"
 
 namespace attnd {
+namespace {
+
+constexpr double kMostOfTime = 0.2;  // that saves of a module take: a GPU's steps are far shorter
+
+}  // namespace
 
 absl::Status CallWait::Stopped() const {
   if (absl::Now() >= deadline) {
@@ -220,14 +225,16 @@ void RegisteredModule::Hold::Save(absl::Time now, bool at_once) {
   {
     absl::MutexLock lock(&module_->mutex_);
     if (module_->missing_ > 0 || module_->durable_sequence_ == module_->ledger_.sequence()) return;
-    if (!at_once && now - module_->saved_at_ < module_->state_->place().every) return;
-    module_->saved_at_ = now;
+    if (!at_once && now < module_->save_again_) return;
     change = {module_->ledger_.sequence(), module_->ledger_.last_digest(),
               module_->ledger_.last_reply()};
   }
-  if (!module_->state_->Save(*module_->instance_, change).ok()) return;
+  const absl::Time began = absl::Now();
+  const bool saved = module_->state_->Save(*module_->instance_, change).ok();
+  const absl::Duration took = absl::Now() - began;
   absl::MutexLock lock(&module_->mutex_);
-  module_->durable_sequence_ = change.sequence;
+  module_->save_again_ = now + std::max(module_->state_->place().every, took / kMostOfTime);
+  if (saved) module_->durable_sequence_ = change.sequence;
 }
 
 void RegisteredModule::Hold::Fail() {

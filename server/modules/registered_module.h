@@ -174,9 +174,9 @@ class RegisteredModule {
   int early_ ABSL_GUARDED_BY(mutex_) = 0;          // micro-batches among them
   CallLedger ledger_ ABSL_GUARDED_BY(mutex_);
   uint64_t durable_sequence_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Time saved_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
-  std::vector<bool> put_ ABSL_GUARDED_BY(mutex_);  // [entries]
-  int64_t missing_ ABSL_GUARDED_BY(mutex_);        // entries not put
+  absl::Time save_again_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // not before
+  std::vector<bool> put_ ABSL_GUARDED_BY(mutex_);                         // [entries]
+  int64_t missing_ ABSL_GUARDED_BY(mutex_);                               // entries not put
   int64_t optimizer_step_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint64_t, KeptForward> kept_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_kept_ ABSL_GUARDED_BY(mutex_) = 1;

@@ -15,60 +15,15 @@
 
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "modules/reference/reference_engine.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/fixtures/forgetful_engine.h"
 
 namespace attnd {
 namespace {
 
 constexpr int kX = 20, kDy = 25;
 constexpr int kSteps = 12, kMicroBatches = 4, kRows = 4;
-
-// Adds whatever comes, as if the server had not said that it had been added.
-class ForgetfulInstance : public ModuleInstance {
- public:
-  explicit ForgetfulInstance(std::unique_ptr<ModuleInstance> inner) : inner_(std::move(inner)) {}
-  const ModuleDescription& description() const override { return inner_->description(); }
-  const EnginePlan& plan() const override { return inner_->plan(); }
-  absl::Status Put(int64_t entry, TensorRole role, ElementType element,
-                   absl::Span<const std::byte> bytes) override {
-    return inner_->Put(entry, role, element, bytes);
-  }
-  absl::Status Get(int64_t entry, TensorRole role, ElementType element,
-                   absl::Span<std::byte> bytes) const override {
-    return inner_->Get(entry, role, element, bytes);
-  }
-  absl::StatusOr<ActivationId> Forward(const ModuleForwardCall& call) override {
-    return inner_->Forward(call);
-  }
-  absl::Status Backward(const ModuleBackwardCall& call) override {
-    ModuleBackwardCall adding = call;
-    adding.add_gradients = true;
-    return inner_->Backward(adding);
-  }
-  void DropActivation(ActivationId activation) override { inner_->DropActivation(activation); }
-  int64_t KeptRows() const override { return inner_->KeptRows(); }
-  absl::StatusOr<GradientStats> Stats(double before) override { return inner_->Stats(before); }
-  absl::StatusOr<StepResult> Step(const StepCall& call) override { return inner_->Step(call); }
-  absl::Status ClearGradients() override { return inner_->ClearGradients(); }
-  int64_t optimizer_step() const override { return inner_->optimizer_step(); }
-  void SetOptimizerStep(int64_t step) override { inner_->SetOptimizerStep(step); }
-
- private:
-  const std::unique_ptr<ModuleInstance> inner_;
-};
-
-class ForgetfulEngine final : public ReferenceEngine {
- public:
-  absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
-      std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
-      const EnginePlan& plan) override {
-    auto made = ReferenceEngine::Make(std::move(module), limits, plan);
-    if (!made.ok()) return made.status();
-    return std::make_unique<ForgetfulInstance>(*std::move(made));
-  }
-};
 
 // One run of kSteps steps on a server of its own; the weights and moments at the end.
 class Training {
@@ -102,14 +57,16 @@ class Training {
     return Tensors();
   }
 
-  // Dies at step `at`: after one of its micro-batches, or after the step itself.
+  // Dies at step `at`: after one of its micro-batches, or after the step itself; saved is all
+  // before.
   void DieAt(uint64_t at, bool after_step) {
     for (uint64_t sequence = first_; sequence <= at; ++sequence) {
       for (uint32_t n = 0; n < kMicroBatches; ++n) {
         if (sequence == at && !after_step && n == 2) return;
         CHECK(Backward(sequence, n, Forward(sequence, n)).status.ok());
       }
-      EXPECT_EQ(Step(sequence).durable_sequence(), sequence + 1);
+      EXPECT_EQ(Step(sequence).sequence(), sequence + 1);
+      while (caller_.Status(token_).durable_sequence() <= sequence) std::this_thread::yield();
     }
   }
   v1::StepResponse StepAgain() { return Step(first_ - 1); }

@@ -1,7 +1,7 @@
 """Fixtures of the Python tests: the package from the source tree, its native library, and live daemons.
 
-Needs patchelf, and of bazel-bin server/attnd, client/attnctl, client/c/libattnd_client.so and tests/fixtures/emulated_attnd,
-which `./dev test` builds.
+Needs patchelf, and of bazel-bin server/attnd, client/attnctl, client/c/libattnd_client.so, tests/fixtures/emulated_attnd and
+forgetful_attnd, which `./dev test` builds.
 ATTND_TEST_BACKEND picks the daemon's engine (default: cpu).
 """
 import fcntl
@@ -21,6 +21,7 @@ import pytest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SERVER = os.environ.get("ATTND_TEST_SERVER", os.path.join(ROOT, "bazel-bin/server/attnd"))
 EMULATED = os.path.join(ROOT, "bazel-bin/tests/fixtures/emulated_attnd")  # its cuda engine needs no GPU
+FORGETFUL = os.path.join(ROOT, "bazel-bin/tests/fixtures/forgetful_attnd")  # adds retried micro-batches again
 LIBRARY = os.path.join(ROOT, "bazel-bin/client/c/libattnd_client.so")
 NATIVE = os.path.join(ROOT, ".build/python/native")
 SOURCE = os.path.join(ROOT, "client/python")

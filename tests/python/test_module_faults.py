@@ -4,6 +4,8 @@ import threading
 
 import pytest
 
+from conftest import FORGETFUL, Daemon
+
 grpc = pytest.importorskip("grpc")
 from faulty_proxy import FAULTS, FaultyProxy  # noqa: E402
 from test_module_calls import DY, ROWS, X, Trainer, numbers, wire  # noqa: E402, F401
@@ -81,15 +83,31 @@ class Parallel(Trainer):
         return tensors
 
 
-def test_calls_count_once_over_a_network_that_loses_doubles_delays_and_reorders(wire, daemon):  # noqa: F811
-    quiet = Parallel(wire, "quiet", daemon.address).run(STEPS)
-    proxy = FaultyProxy(daemon.address, seed=17)
+def runs(wire, address):  # noqa: F811
+    """Tensors after a quiet run and after one over a faulty network, the latter's trainer and the network."""
+    quiet, proxy = Parallel(wire, "quiet", address).run(STEPS), FaultyProxy(address, seed=17)
     try:
         noisy = Parallel(wire, "noisy", proxy.address)
         noisy.connect = lambda: until_answered(lambda: Trainer.connect(noisy))
-        assert noisy.run(STEPS) == quiet
+        return quiet, noisy.run(STEPS), noisy, proxy
     finally:
         proxy.close()
+
+
+def test_calls_count_once_over_a_network_that_loses_doubles_delays_and_reorders(wire, daemon):  # noqa: F811
+    quiet, found, noisy, proxy = runs(wire, daemon.address)
+    assert found == quiet
     calls = sum(proxy.faults.values())
+    print(f"{STEPS} steps: {calls} calls, {dict(proxy.faults)}; {noisy.replayed} steps were replayed, "
+          f"{STEPS * MICRO_BATCHES - noisy.added} micro-batches had been added before")
     assert all(proxy.faults[fault] > calls / 10 for fault in FAULTS), proxy.faults
     assert noisy.replayed > 0 and noisy.added < STEPS * MICRO_BATCHES, (noisy.replayed, noisy.added)
+
+
+def test_calls_that_counted_twice_would_be_seen(wire):  # noqa: F811
+    forgetful = Daemon(program=FORGETFUL)
+    try:
+        quiet, found, _, _ = runs(wire, forgetful.address)
+        assert found != quiet
+    finally:
+        forgetful.kill()

@@ -40,35 +40,38 @@ def randomise(layers, rng):
                 tensor.copy_(torch.from_numpy(rng.normal(size=tuple(tensor.shape)) * (0.3 if tensor.dim() == 2 else 1.0)))
 
 
-def run_reference(folder, layout, layers, x, dy, rows):
-    tensors = [dict(layer.named_parameters()) for layer in layers]
-    names = [parameter.name.split(".", 1) for parameter in layout.parameters]
-    flat = np.concatenate([tensors[int(n)][name].detach().numpy().ravel() for n, name in names])
-    for name, data in (("layout.pb", layout.serialize()), ("forward.pb", wire.message(3, rows)), ("mask_bits", b""),
-                       ("memory", b""), ("weights", flat.tobytes()), ("x", x.tobytes()), ("dy", dy.tobytes())):
+def reference_results(folder, layout, weights, x, dy, rows, mask_bits=b"", memory=None):
+    """y, dx and, with a memory, d_memory by their names; the gradients of the layout's parameters. rows: of the call."""
+    flat = np.concatenate([weight.ravel() for weight in weights])
+    for name, data in (("layout.pb", layout.serialize()), ("forward.pb", wire.message(3, rows)), ("mask_bits", mask_bits),
+                       ("memory", b"" if memory is None else memory.tobytes()), ("weights", flat.tobytes()),
+                       ("x", x.tobytes()), ("dy", dy.tobytes())):
         (folder / name).write_bytes(data)
     subprocess.run([REFERENCE, "run", str(folder)], check=True)
-    gradients, at, found = np.fromfile(folder / "gradients"), 0, {}
-    for (n, name), parameter in zip(names, layout.parameters):
-        size = int(np.prod(parameter.shape))
-        found[int(n), name] = gradients[at:at + size].reshape(parameter.shape)
-        at += size
-    return np.fromfile(folder / "y").reshape(x.shape), np.fromfile(folder / "dx").reshape(x.shape), found
+    found = {name: np.fromfile(folder / name).reshape(x.shape) for name in ("y", "dx")}
+    if memory is not None:
+        found["d_memory"] = np.fromfile(folder / "d_memory").reshape(memory.shape)
+    ends = np.cumsum([weight.size for weight in weights])[:-1]
+    parts = np.split(np.fromfile(folder / "gradients"), ends)
+    return found, [part.reshape(weight.shape) for part, weight in zip(parts, weights)]
 
 
 def check_layers(layers, tmp_path, rng, call, variant=Variant(), batch=2, length=5, rtol=1e-6):
     layout = layout_of([(n, layer.float()) for n, layer in enumerate(layers)], variant)
     randomise(layers, rng)
     x, dy = [rng.normal(size=(batch, length, layout.width)) for _ in range(2)]
-    y, dx, gradients = run_reference(tmp_path, layout, layers, x, dy, wire.number(1, batch) + wire.number(2, length))
+    names = [parameter.name.split(".", 1) for parameter in layout.parameters]
+    tensors = [layers[int(n)].get_parameter(name) for n, name in names]
+    found, gradients = reference_results(tmp_path, layout, [tensor.detach().numpy() for tensor in tensors], x, dy,
+                                         wire.number(1, batch) + wire.number(2, length))
     value = tx = torch.tensor(x, requires_grad=True)
     for layer in layers:
         value = call(layer, value)
     value.backward(torch.tensor(dy))
-    compare("y", y, value.detach().numpy(), rtol)
-    compare("dx", dx, tx.grad.numpy(), rtol)
-    for (n, name), gradient in gradients.items():
-        compare(f"{n}.{name}", gradient, dict(layers[n].named_parameters())[name].grad.numpy(), rtol)
+    compare("y", found["y"], value.detach().numpy(), rtol)
+    compare("dx", found["dx"], tx.grad.numpy(), rtol)
+    for name, gradient, tensor in zip(names, gradients, tensors):
+        compare(".".join(name), gradient, tensor.grad.numpy(), rtol)
 
 
 def compare(name, found, expected, rtol):
