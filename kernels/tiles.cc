@@ -238,7 +238,8 @@ void AddDense(std::vector<KernelRow>& rows) {
   }
 }
 
-// Of float32 what stays for the rare second run spills, and is loaded once a step at most.
+// Of float32 what stays for the rare second run spills, and is loaded once a step at most; on sm_80
+// also what that run, unrolled, has in flight.
 void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) {
   for (KernelKind kind : {KernelKind::kProductRowsRows, KernelKind::kProductRowsDepth,
                           KernelKind::kProductDepthDepth}) {
@@ -247,7 +248,7 @@ void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) 
                     .small = small,
                     .tile = {0, 0, 0, small ? 4 : 2},
                     .reason = small ? "layers of few rows" : "linear layers of modules",
-                    .spill_bytes = element == ElementType::kFloat32 ? 80 : 0});
+                    .spill_bytes = element != ElementType::kFloat32 ? 0 : small ? 80 : 400});
   }
 }
 
