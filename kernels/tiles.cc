@@ -248,7 +248,9 @@ void AddProducts(ElementType element, bool small, std::vector<KernelRow>& rows) 
                     .small = small,
                     .tile = {0, 0, 0, small ? 4 : 2},
                     .reason = small ? "layers of few rows" : "linear layers of modules",
-                    .spill_bytes = element != ElementType::kFloat32 ? 0 : small ? 80 : 400});
+                    .spill_bytes = element != ElementType::kFloat32 ? 0
+                                   : small                          ? 80
+                                                                    : 400});
   }
 }
 
@@ -270,7 +272,7 @@ void AddSplitForward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
-// Shared memory holds K and V of 64 keys up to 64 wide, of 32 beyond (kernels/sm70/split_backward.h).
+// Shared memory holds K and V of 64 keys up to 64 wide, of 32 beyond.
 void AddSplitBackward(int head_dim, std::vector<KernelRow>& rows) {
   for (Scores scores : {kLinear, kListed, kGeneral}) {
     for (bool dropout : {false, true}) {

@@ -36,16 +36,16 @@ const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulat
                                                    .precision = EnginePrecision::HalfOperands(),
                                                    .whole_stride = kWholeStride,
                                                    .max_unsupported = 0});
-const bool kFloat = RegisterBackendConformance("EmulatedFloat", MakeEmulated,
-                                               {.max_pairs = 6000,
-                                                .random_problems = 15,
-                                                .random_max_pairs = 4000,
-                                                .element = ElementType::kFloat32,
-                                                .precision = {.operand_underflow = 0x1p-39,
-                                                              .gradient_underflow = 0x1p-34},
-                                                .mask_stride = 4,
-                                                .whole_stride = kWholeStride,
-                                                .max_unsupported = 34});
+const bool kFloat = RegisterBackendConformance(
+    "EmulatedFloat", MakeEmulated,
+    {.max_pairs = 6000,
+     .random_problems = 15,
+     .random_max_pairs = 4000,
+     .element = ElementType::kFloat32,
+     .precision = {.operand_underflow = 0x1p-39, .gradient_underflow = 0x1p-34},
+     .mask_stride = 4,
+     .whole_stride = kWholeStride,
+     .max_unsupported = 34});
 
 }  // namespace
 }  // namespace attnd::cuda

@@ -52,8 +52,8 @@ std::string Sm70Expression(const KernelRow& row) {
     case KernelKind::kDelta:
       return splits ? "attnd::DeltaKernel<SplitFloat32, SplitP>" : "DeltaKernel";
     case KernelKind::kBiasGradient:
-      return absl::StrCat("attnd::BiasGradientKernel<",
-                          splits ? "SplitFloat32" : "attnd::Float16", ">");
+      return absl::StrCat("attnd::BiasGradientKernel<", splits ? "SplitFloat32" : "attnd::Float16",
+                          ">");
     case KernelKind::kQueryGradient:
       if (splits) return absl::StrCat("SplitDqKernel<", row.head_dim, ">");
       return absl::StrCat("DqKernel<", row.head_dim, ", ", SumsOf(row), ">");

@@ -31,8 +31,8 @@ struct SplitBackwardKernel {
   static constexpr int kHeadDim = kTile.head_dim, kKeys = kTile.kv_rows, kStepRows = kTile.q_rows;
   static constexpr int kChunks = kHeadDim / 4, kRowChunks = kChunks;  // from row to row
   static constexpr int kRowBytes = kChunks * 16, kTileBytes = kStepRows * kRowBytes;
-  static constexpr int kPairBytes = 2 * kTileBytes;      // Q and dO
-  static constexpr int kKeyTiles = kKeys / 16;           // of 16 keys
+  static constexpr int kPairBytes = 2 * kTileBytes;       // Q and dO
+  static constexpr int kKeyTiles = kKeys / 16;            // of 16 keys
   static constexpr int kShares = kRoleWarps / kKeyTiles;  // warps of the same keys
   static constexpr int kQueryTiles = kStepRows / 16 / kShares;
   static constexpr int kColumnTiles = kHeadDim / 16 / kShares;  // of 16 columns of dV or dK
@@ -210,8 +210,8 @@ struct SplitBackwardKernel {
     WriteKeyGradients(work, sums);
     ptx::SyncThreads();  // left_out is there, even without a round
     if (ptx::LoadShared32(&shared.left_out)) {
-      work.DqSumsOf(work.warp()).MarkNonFiniteKeys(work.visits, work.kv_head, work.first_key,
-                                                   kKeys);
+      work.DqSumsOf(work.warp())
+          .MarkNonFiniteKeys(work.visits, work.kv_head, work.first_key, kKeys);
     }
   }
   // A block's last keys may lie beyond the sequence.
@@ -234,8 +234,7 @@ struct SplitBackwardKernel {
     Scores rS;
     Product(work, work.role ? shared.v : shared.k, tiles + (work.role ? kTileBytes : 0), rS);
     char* hand = At(shared.hand[work.role_warp()], work.lane.index * 16);
-    char* slopes =
-        At(shared.slopes[Rule::kEveryTile ? work.role_warp() : 0], work.lane.index * 16);
+    char* slopes = At(shared.slopes[Rule::kEveryTile ? work.role_warp() : 0], work.lane.index * 16);
     const int barrier = kHandBarrier + work.role_warp();
     if (work.role == 0) {
       uint32_t visible = ~0u;
@@ -256,8 +255,7 @@ struct SplitBackwardKernel {
   }
 
   // The warp's rows of `keys` by its rows of `queries`.
-  ATTN_HD static void Product(const Work& work, const void* keys, const void* queries,
-                              Scores& rS) {
+  ATTN_HD static void Product(const Work& work, const void* keys, const void* queries, Scores& rS) {
     constexpr int kLinks = 8;  // of a chain of high products
     const int a_offset = ChunkOffset(work.key() + work.lane.OperandRow(), 0, kChunks);
     const int b_offset = ChunkOffset(work.query() + work.lane.OperandKey(), 0, kChunks);
@@ -296,8 +294,7 @@ struct SplitBackwardKernel {
     Clear(from);
   }
   // Split infinities and NaN are in none of their right places: such scores are made again. [warp]
-  ATTN_HD static void Repair(const Work& work, const void* keys, const void* queries,
-                             Scores& rS) {
+  ATTN_HD static void Repair(const Work& work, const void* keys, const void* queries, Scores& rS) {
     float all[2] = {};
 #pragma unroll
     for (int n = 0; n < kScores; ++n) all[n & 1] = ptx::Fma(rS[n >> 3][n & 7], 0.0f, all[n & 1]);
@@ -328,9 +325,8 @@ struct SplitBackwardKernel {
         constexpr uint32_t kWords = BitmapWords(kDqBlockRows, kKeys);
         const int square = SquareOf(at.row % kDqBlockRows, work.key(), kKeys);
         const uint32_t bitmap = cursor.template Bitmap<kStepRows>(work.visits);
-        const uint32_t word =
-            ptx::LoadConstant32(work.problem.tile_lists.bitmaps + uint64_t{bitmap} * kWords +
-                                square + work.lane.index);
+        const uint32_t word = ptx::LoadConstant32(
+            work.problem.tile_lists.bitmaps + uint64_t{bitmap} * kWords + square + work.lane.index);
         // A byte is one tile of 16×16: queries in bit 4 of the place, keys in bit 3.
         const uint32_t own = word >> ((work.key() & 16) / 2 + (work.query() & 16));
         return (own & 0xffu) | (own >> 8 & 0xff00u);
@@ -353,8 +349,8 @@ struct SplitBackwardKernel {
       scores[n][0] = rS[n >> 2][e];
       scores[n][1] = rS[n >> 2][e + 1];
     }
-    const uint32_t visible = Rule::template ApplyAll<Along::kRows>(work.At(head), pairs, is_cut,
-                                                                   shown, scores, slope);
+    const uint32_t visible =
+        Rule::template ApplyAll<Along::kRows>(work.At(head), pairs, is_cut, shown, scores, slope);
 #pragma unroll
     for (int n = 0; n < kScores; ++n) rS[n >> 3][n & 7] = scores[n >> 1][n & 1];
     if constexpr (Rule::kEveryTile) {
@@ -538,8 +534,8 @@ struct SplitBackwardKernel {
     const int query_tile = work.warp() >> 2, quarter = work.warp() & 3;
     const int a_chunk = work.lane.upper() * 4 + query_tile * 2 + work.lane.row_half();
     const int a_offset = ChunkOffset(work.lane.quad(), a_chunk, kPairChunks);
-    const int b_offset = kTiles == 1 ? RowsAt(RowsOffset(work), 0, quarter)
-                                     : RowsOffset(work) + quarter * 128;
+    const int b_offset =
+        kTiles == 1 ? RowsAt(RowsOffset(work), 0, quarter) : RowsOffset(work) + quarter * 128;
     float rQ[kTiles][8] = {};
 #pragma unroll
     for (int y = 0; y < kKeys / 4; ++y) {

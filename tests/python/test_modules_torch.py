@@ -179,6 +179,18 @@ def test_grad_scaler_scales_and_skips(clips):
     check_states(here, there, 1e-4)
 
 
+def test_what_a_scaler_sees_is_where_gradients_are():
+    """A scaler on a GPU sends its numbers to other devices without waiting for them."""
+    here, there = pair()
+    optimizer = attnd.torch.optimizer(torch.optim.AdamW(there.parameters(), lr=1e-2))
+    tokens, targets = data(1)
+    loss_of(there, tokens[0], targets[0]).backward()
+    stack, witness = optimizer.stacks[0], optimizer.param_groups[0]["params"][-1]
+    assert stack.device.type == witness.grad.device.type == "cpu"
+    stack.device, witness.grad = torch.device("meta"), None
+    assert witness.grad.device.type == "meta"
+
+
 def test_local_optimizer_gets_gradients():
     here, there = pair(optimizer="local")
     optimizers = [torch.optim.Adagrad(model.parameters(), lr=1e-2) for model in (here, there)]

@@ -83,7 +83,7 @@ def test_commands_succeed(document, engine, request):
         elif words[0] == "bazel-bin/client/attnctl":
             less = LESS[f"attnctl {words[1]}"] if on_gpu else ["--duration", "0.5"] if words[1] == "bench" else []
             out = run([*words, *less], engine)
-            assert re.search(r"^float16 bhld" if on_gpu else r"^float32 bhld", out) or words[1] != "bench"
+            assert re.search(r"^float32 bhld", out) or words[1] != "bench"
             assert not re.search(r"[1-9]\d* *$", out.splitlines()[-1]) or words[1] != "bench", out  # errors
         else:
             assert words[:3] == ["python3", "-m", "attnd"] and words[4:] == [ADDRESS], words

@@ -80,10 +80,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def look(self) -> Optional[Tensor]:
         """The witness's gradient; None where no remote stack has any."""
-        if not any(stack.module is not None and stack.module.micro_batches for stack in self.stacks):
+        devices = [stack.device for stack in self.stacks if stack.module is not None and stack.module.micro_batches]
+        if not devices:
             return None
         finite = all(stack.gradient_stats()[1] for stack in self.stacks)
-        return torch.full((1,), 1.0 if finite else math.inf)
+        # Beside the scaler's numbers: those that it copies from a GPU to the host it reads before they are there.
+        device = next((device for device in devices if device.type != "cpu"), devices[0])
+        return torch.full((1,), 1.0 if finite else math.inf, device=device)
 
     @property
     def multiplier(self) -> float:

@@ -111,6 +111,7 @@ class RemoteStack(nn.Module):
         self._weights: Dict[str, Tensor] = {}  # with optimizer="server", until there is a module
         self._sent: Dict[str, Tuple[int, int]] = {}  # with "local", versions of what the server has
         self.clip = 1.0  # of the next step
+        self.device = torch.device("cpu")  # of the last backward
         object.__setattr__(self, "_runner", _Runner(self))
         object.__setattr__(self, "_anchor", torch.zeros(0, requires_grad=True))
         if options.server_optimizer:
@@ -360,6 +361,7 @@ class _Remote(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> Any:
         dy, = outer
         stack, module = ctx.stack, ctx.module
+        stack.device = dy.device
         if module is not stack.module:
             raise FailedPrecondition("backward: expected the module of its forward, got one that was registered since: a "
                                      "call between them needed more rows, or another mask")
