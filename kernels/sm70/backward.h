@@ -101,11 +101,7 @@ struct BackwardKernel {
   ATTN_HD static constexpr int DqChunk(int chunk) {
     return kSharesRows ? 2 + (chunk & 1) + (chunk & 2) * 2 : chunk;
   }
-  struct alignas(128) Slot {
-    uint4 tiles[kPairBytes / 16];  // Q, then dO
-    float rows[2][kStepRows];      // stabiliser of P, then delta·gain
-    uint16_t factors[kStepRows];   // float16: 2^row, see FixedPoint
-  };
+  using Slot = StepSlot<kPairBytes, kStepRows>;
   static constexpr int kSlotBytes = sizeof(Slot);
   struct alignas(128) Shared {
     uint4 k[kKeys * kChunks];  // and dS, where rows share lines

@@ -8,6 +8,14 @@
 
 namespace attnd::sm70 {
 
+// A step in shared memory.
+template <int kPairBytes, int kStepRows>
+struct alignas(128) StepSlot {
+  uint4 tiles[kPairBytes / 16];  // Q, then dO
+  float rows[2][kStepRows];      // stabiliser of P, then delta·gain
+  uint16_t factors[kStepRows];   // float16: 2^row, see FixedPoint
+};
+
 template <class Kernel>
 struct StepStager {
   using Work = typename Kernel::Work;

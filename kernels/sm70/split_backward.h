@@ -55,11 +55,7 @@ struct SplitBackwardKernel {
   ATTN_HD static constexpr int RowOfThread(int thread) { return thread / kRowChunks; }
   ATTN_HD static constexpr int Second(int place, int rows) { return place + rows * kRowBytes; }
 
-  struct alignas(128) Slot {
-    uint4 tiles[kPairBytes / 16];  // Q, then dO
-    float rows[2][kStepRows];      // stabiliser of P, then delta·gain
-    uint16_t factors[kStepRows];   // float16: 2^row, see FixedPoint
-  };
+  using Slot = StepSlot<kPairBytes, kStepRows>;
   static constexpr int kSlotBytes = sizeof(Slot);
   static constexpr int kHandBytes = kQueryTiles * 1024;  // accumulators of one warp and step
   struct alignas(128) Shared {

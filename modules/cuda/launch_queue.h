@@ -23,9 +23,9 @@ struct LayerKernel {
   ElementType element = ElementType::kFloat16;
   bool small = false;
 
-  LayerKernel(KernelKind of, ElementType multiplied = ElementType::kFloat16,
-              bool of_small_tiles = false)  // NOLINT: a kind is one
-      : kind(of), element(multiplied), small(of_small_tiles) {}
+  LayerKernel(KernelKind of,
+              ElementType multiplied = ElementType::kFloat16)  // NOLINT: a kind is one
+      : kind(of), element(multiplied) {}
 };
 
 class LaunchQueue {

@@ -168,22 +168,35 @@ constexpr Case kCases[] = {
 constexpr std::array<int64_t, 3> kGradientCases[] = {
     {1, 8, 16}, {37, 136, 24}, {1100, 16, 136}, {2100, 72, 8}, {40, 12, 20}};
 
+// What a case multiplies and adds, drawn in the order of members.
+struct Drawn {
+  ElementType to;  // of C
+  Matrix a, b;
+  Numbers bias, old;
+  Drawn(Random& random, const Case& c, ElementType element)
+      : to(c.c_is_float ? ElementType::kFloat32 : element),
+        a(RandomMatrix(random, c.rows, c.depth, element)),
+        b(RandomMatrix(random, c.depth, c.columns, element)),
+        bias(Draw(random, c.bias ? c.columns : 0, element)),
+        old(Draw(random, c.add ? c.rows * c.columns : 0, to)) {}
+  static Numbers Draw(Random& random, int64_t count, ElementType element) {
+    return RandomNumbers(random, count, Rounder(Rounding::kElements), element);
+  }
+};
+
 TEST_P(ProductConformance, AreSumsOfProducts) {
   const ElementType element = GetParam().element;
   const std::unique_ptr<cuda::CudaBackend> engine = GetParam().make();
   Random random(1);
-  const Rounder round(Rounding::kElements);
   for (const Case& c : kCases) {
     SCOPED_TRACE(c.Name());
-    const ElementType to = c.c_is_float ? ElementType::kFloat32 : element;
-    const Matrix a = RandomMatrix(random, c.rows, c.depth, element);
-    const Matrix b = RandomMatrix(random, c.depth, c.columns, element);
-    const Numbers bias = c.bias ? RandomNumbers(random, c.columns, round, element) : Numbers();
-    const Numbers old = c.add ? RandomNumbers(random, c.rows * c.columns, round, to) : Numbers();
+    const Drawn drawn(random, c, element);
     for (bool is_transposed : {true, false}) {
       SCOPED_TRACE(is_transposed ? "transposed" : "as it lies");
-      ExpectProduct(Product(*engine, element).OfWeights(a, b, c, is_transposed, old, bias), a, b,
-                    old, bias, to, element);
+      const Numbers made =
+          Product(*engine, element)
+              .OfWeights(drawn.a, drawn.b, c, is_transposed, drawn.old, drawn.bias);
+      ExpectProduct(made, drawn.a, drawn.b, drawn.old, drawn.bias, drawn.to, element);
     }
   }
 }
@@ -446,13 +459,10 @@ std::vector<double> NumbersOfProducts(cuda::CudaBackend& engine, ElementType ele
     all.insert(all.end(), numbers.begin(), numbers.end());
   };
   for (const Case& c : kCases) {
-    const ElementType to = c.c_is_float ? ElementType::kFloat32 : element;
-    const Matrix a = RandomMatrix(random, c.rows, c.depth, element);
-    const Matrix b = RandomMatrix(random, c.depth, c.columns, element);
-    const Numbers bias = c.bias ? RandomNumbers(random, c.columns, round, element) : Numbers();
-    const Numbers old = c.add ? RandomNumbers(random, c.rows * c.columns, round, to) : Numbers();
+    const Drawn drawn(random, c, element);
     for (bool is_transposed : {true, false}) {
-      append(Product(engine, element).OfWeights(a, b, c, is_transposed, old, bias));
+      append(Product(engine, element)
+                 .OfWeights(drawn.a, drawn.b, c, is_transposed, drawn.old, drawn.bias));
     }
   }
   for (const auto& [rows, a_columns, b_columns] : kGradientCases) {
