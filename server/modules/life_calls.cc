@@ -102,20 +102,34 @@ std::string FreeText(const MemoryBudget& free, const std::vector<std::string>& d
   return text;
 }
 
+// Of all weights, as their parameters are kept.
+int64_t BytesOfPut(const ModuleDescription& module) {
+  int64_t elements = 0;
+  for (const WeightEntry& entry : module.table.entries()) elements += entry.elements;
+  return elements * ElementBytes(module.graph.layout().parameter_element);
+}
+
+MemoryBudget Less(MemoryBudget budget, int64_t bytes) {
+  budget.bytes = std::max<int64_t>(0, budget.bytes - bytes);
+  return budget;
+}
+
 }  // namespace
 
-// Within what is free now; else says whether it would ever fit.
+// Within what is free now, with room for a put of the weights; else says whether it would ever fit.
 absl::StatusOr<EnginePlan> ModuleCalls::PlanWithin(const ModuleDescription& description,
                                                    const ModuleLimits& limits,
                                                    const std::string& caller) const {
   const ModuleMemory& memory = deps_.table.memory();
+  const int64_t of_put = memory.IsShared() ? BytesOfPut(description) : 0;
   const MemoryBudget free = memory.FreeFor(caller);
-  absl::StatusOr<EnginePlan> plan = deps_.engine.Plan(description, limits, free);
+  absl::StatusOr<EnginePlan> plan = deps_.engine.Plan(description, limits, Less(free, of_put));
   if (plan.status().code() == absl::StatusCode::kOutOfRange) {
-    absl::StatusOr<EnginePlan> alone = deps_.engine.Plan(description, limits, memory.capacity());
+    absl::StatusOr<EnginePlan> alone =
+        deps_.engine.Plan(description, limits, Less(memory.capacity(), of_put));
     if (!alone.ok()) return OfEngine(alone.status());
     return Failure(absl::StatusCode::kResourceExhausted, reason::kModuleQuota,
-                   absl::StrCat("module_memory_mib or caller_module_mib: ", alone->bytes(),
+                   absl::StrCat("module_memory_mib or caller_module_mib: ", alone->bytes() + of_put,
                                 " bytes do not fit beside what is registered, ",
                                 FreeText(free, deps_.devices)),
                    {{"caller", caller}, {"bytes", absl::StrCat(alone->bytes())}});

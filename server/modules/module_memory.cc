@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 #include "server/call/status_details.h"
 
 namespace attnd {
@@ -19,19 +20,24 @@ absl::Status Full(absl::string_view limit, const std::string& caller, int64_t by
 
 }  // namespace
 
+int64_t ModuleMemory::Of(const Account& account, const std::string& caller) {
+  auto of = account.by_caller.find(caller);
+  return of == account.by_caller.end() ? 0 : of->second;
+}
+
 ModuleMemory::Reservation& ModuleMemory::Reservation::operator=(Reservation&& other) noexcept {
   if (this == &other) return *this;
   Release();
   memory_ = std::exchange(other.memory_, nullptr);
   caller_ = std::move(other.caller_);
-  bytes_ = std::exchange(other.bytes_, 0);
+  bytes_ = std::exchange(other.bytes_, {});
   of_devices_ = std::exchange(other.of_devices_, {});
   return *this;
 }
 
 void ModuleMemory::Reservation::Join(Reservation other) {
   if (memory_ == nullptr) return (void)(*this = std::move(other));
-  bytes_ += std::exchange(other.bytes_, 0);
+  for (size_t n = 0; n < bytes_.size(); ++n) bytes_[n] += std::exchange(other.bytes_[n], 0);
   if (of_devices_.empty()) of_devices_.resize(other.of_devices_.size());
   for (size_t n = 0; n < other.of_devices_.size(); ++n) of_devices_[n] += other.of_devices_[n];
   other.of_devices_.clear();
@@ -40,11 +46,15 @@ void ModuleMemory::Reservation::Join(Reservation other) {
 void ModuleMemory::Reservation::Release() {
   if (memory_ == nullptr) return;
   absl::MutexLock lock(&memory_->mutex_);
-  memory_->used_ -= bytes_;
+  for (size_t n = 0; n < bytes_.size(); ++n) {
+    if (bytes_[n] == 0) continue;
+    Account& account = memory_->accounts_[n];
+    account.used -= bytes_[n];
+    auto of = account.by_caller.find(caller_);
+    of->second -= bytes_[n];
+    if (of->second == 0) account.by_caller.erase(of);
+  }
   for (size_t n = 0; n < of_devices_.size(); ++n) memory_->device_free_[n] += of_devices_[n];
-  auto of = memory_->by_caller_.find(caller_);
-  of->second -= bytes_;
-  if (of->second == 0) memory_->by_caller_.erase(of);
   memory_ = nullptr;
 }
 
@@ -54,17 +64,21 @@ MemoryBudget ModuleMemory::capacity() const {
 
 MemoryBudget ModuleMemory::FreeFor(const std::string& caller) const {
   absl::MutexLock lock(&mutex_);
-  auto of = by_caller_.find(caller);
-  const int64_t own = of == by_caller_.end() ? 0 : of->second;
   std::vector<int64_t> of_devices = device_free_;
   for (int64_t& bytes : of_devices) bytes = std::max<int64_t>(bytes, 0);
-  return {std::min(limits_.bytes - used_, limits_.caller_bytes - own), std::move(of_devices)};
+  const Account& account = accounts_[kModules];
+  return {std::min(limits_.bytes - account.used, limits_.caller_bytes - Of(account, caller)),
+          std::move(of_devices)};
 }
 
 absl::StatusOr<ModuleMemory::Reservation> ModuleMemory::Reserve(const std::string& caller,
                                                                 int64_t bytes) {
   if (bytes == 0) return Reservation();
-  return Take(caller, bytes, {});
+  absl::MutexLock lock(&mutex_);
+  RETURN_IF_ERROR(Check(copies(), caller, bytes));
+  Reservation reserved(*this, caller);
+  Add(copies(), bytes, reserved);
+  return reserved;
 }
 
 absl::StatusOr<ModuleMemory::Reservation> ModuleMemory::Reserve(const std::string& caller,
@@ -73,7 +87,19 @@ absl::StatusOr<ModuleMemory::Reservation> ModuleMemory::Reserve(const std::strin
   for (const EnginePlan& part : plan.parts()) {
     if (!of_devices.empty()) of_devices[part.device] += part.bytes();
   }
-  return Take(caller, plan.bytes(), std::move(of_devices));
+  absl::MutexLock lock(&mutex_);
+  RETURN_IF_ERROR(Check(kModules, caller, plan.bytes()));
+  for (size_t n = 0; n < of_devices.size(); ++n) {
+    if (of_devices[n] > std::max<int64_t>(device_free_[n], 0)) {
+      return Full(absl::StrCat("module_memory_mib of device ", n), caller, of_devices[n],
+                  device_free_[n]);
+    }
+  }
+  Reservation reserved(*this, caller);
+  Add(kModules, plan.bytes(), reserved);
+  for (size_t n = 0; n < of_devices.size(); ++n) device_free_[n] -= of_devices[n];
+  reserved.of_devices_ = std::move(of_devices);
+  return reserved;
 }
 
 void ModuleMemory::LoseDevice(int device) {
@@ -81,33 +107,23 @@ void ModuleMemory::LoseDevice(int device) {
   if (!device_free_.empty()) device_free_[device] -= limits_.device_bytes[device];
 }
 
-absl::StatusOr<ModuleMemory::Reservation> ModuleMemory::Take(const std::string& caller,
-                                                             int64_t bytes,
-                                                             std::vector<int64_t> of_devices) {
-  absl::MutexLock lock(&mutex_);
-  auto of = by_caller_.find(caller);
-  const int64_t own = of == by_caller_.end() ? 0 : of->second;
-  if (bytes > limits_.caller_bytes - own) {
-    return Full("caller_module_mib", caller, bytes, limits_.caller_bytes - own);
-  }
-  if (bytes > limits_.bytes - used_) {
-    return Full("module_memory_mib", caller, bytes, limits_.bytes - used_);
-  }
-  for (size_t n = 0; n < of_devices.size(); ++n) {
-    if (of_devices[n] > std::max<int64_t>(device_free_[n], 0)) {
-      return Full(absl::StrCat("module_memory_mib of device ", n), caller, of_devices[n],
-                  device_free_[n]);
-    }
-  }
-  used_ += bytes;
-  by_caller_[caller] += bytes;
-  for (size_t n = 0; n < of_devices.size(); ++n) device_free_[n] -= of_devices[n];
-  return Reservation(*this, caller, bytes, std::move(of_devices));
+absl::Status ModuleMemory::Check(int account, const std::string& caller, int64_t bytes) const {
+  const int64_t of_caller = limits_.caller_bytes - Of(accounts_[account], caller);
+  if (bytes > of_caller) return Full("caller_module_mib", caller, bytes, of_caller);
+  const int64_t of_all = limits_.bytes - accounts_[account].used;
+  if (bytes > of_all) return Full("module_memory_mib", caller, bytes, of_all);
+  return absl::OkStatus();
+}
+
+void ModuleMemory::Add(int account, int64_t bytes, Reservation& to) {
+  accounts_[account].used += bytes;
+  accounts_[account].by_caller[to.caller_] += bytes;
+  to.bytes_[account] += bytes;
 }
 
 int64_t ModuleMemory::used() const {
   absl::MutexLock lock(&mutex_);
-  return used_;
+  return accounts_[0].used + accounts_[1].used;
 }
 
 }  // namespace attnd

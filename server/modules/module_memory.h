@@ -1,8 +1,10 @@
 // ModuleMemory: what modules may take, of all callers, of one and of each device: bytes reserved at
-// Register, and copies of tensors on their way in and out, which no device counts. A Reservation
-// gives its bytes back when it goes. Any thread; outlives its reservations.
+// Register, and copies: of tensors on their way in and out, of states in a tmpfs. Where devices
+// have memory of their own, copies are the host's and may take as much again; else both share one
+// memory. A Reservation gives its bytes back when it goes. Any thread; outlives its reservations.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -19,7 +21,7 @@ namespace attnd {
 struct ModuleMemoryLimits {
   int64_t bytes = 0;         // of all modules; 0: none are served
   int64_t caller_bytes = 0;  // of one caller's
-  // Of those on each device; empty: a device may have them all.
+  // Of those on each device; empty: the one device's memory is the host's.
   std::vector<int64_t> device_bytes;
 };
 
@@ -31,49 +33,53 @@ class ModuleMemory {
     Reservation(Reservation&& other) noexcept { *this = std::move(other); }
     Reservation& operator=(Reservation&& other) noexcept;
     ~Reservation() { Release(); }
-    int64_t bytes() const { return bytes_; }
+    int64_t bytes() const { return bytes_[0] + bytes_[1]; }
     void Join(Reservation other);  // of the same caller
 
    private:
     friend class ModuleMemory;
-    Reservation(ModuleMemory& memory, std::string caller, int64_t bytes,
-                std::vector<int64_t> of_devices)
-        : memory_(&memory),
-          caller_(std::move(caller)),
-          bytes_(bytes),
-          of_devices_(std::move(of_devices)) {}
+    Reservation(ModuleMemory& memory, std::string caller) : memory_(&memory), caller_(caller) {}
     void Release();
 
     ModuleMemory* memory_ = nullptr;
     std::string caller_;
-    int64_t bytes_ = 0;
-    std::vector<int64_t> of_devices_;  // of the limits' devices; empty: none
+    std::array<int64_t, 2> bytes_ = {};  // of accounts_
+    std::vector<int64_t> of_devices_;    // of the limits' devices; empty: none
   };
 
   explicit ModuleMemory(const ModuleMemoryLimits& limits)
       : limits_(limits), device_free_(limits.device_bytes) {}
 
-  // The most that one caller may ever have.
+  // The most that one caller's modules may ever have.
   MemoryBudget capacity() const;
-  // That it may have now.
+  // That they may have now.
   MemoryBudget FreeFor(const std::string& caller) const;
-  // RESOURCE_EXHAUSTED MODULE_QUOTA naming the limit.
+  // Copies are taken out of the modules' memory.
+  bool IsShared() const { return limits_.device_bytes.empty(); }
+  // Of copies. RESOURCE_EXHAUSTED MODULE_QUOTA naming the limit.
   absl::StatusOr<Reservation> Reserve(const std::string& caller, int64_t bytes);
   // Of a module, on the devices of its plan.
   absl::StatusOr<Reservation> Reserve(const std::string& caller, const EnginePlan& plan);
   // From now on the device has room for nothing.
   void LoseDevice(int device);
-  int64_t used() const;
+  int64_t used() const;  // of modules and copies
 
  private:
-  absl::StatusOr<Reservation> Take(const std::string& caller, int64_t bytes,
-                                   std::vector<int64_t> of_devices);
+  struct Account {
+    int64_t used = 0;
+    absl::flat_hash_map<std::string, int64_t> by_caller;  // those above 0
+  };
+  static constexpr int kModules = 0;
+  static int64_t Of(const Account& account, const std::string& caller);
+  int copies() const { return IsShared() ? kModules : 1; }
+  absl::Status Check(int account, const std::string& caller, int64_t bytes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Add(int account, int64_t bytes, Reservation& to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ModuleMemoryLimits limits_;
   mutable absl::Mutex mutex_;
   std::vector<int64_t> device_free_ ABSL_GUARDED_BY(mutex_);  // below 0: of a lost device
-  int64_t used_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);
+  std::array<Account, 2> accounts_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace attnd

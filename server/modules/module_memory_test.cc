@@ -54,14 +54,31 @@ TEST(ModuleMemory, CountsEachDeviceForItself) {
   {
     auto module = memory.Reserve("a", On({10, 40}));
     ASSERT_TRUE(module.ok());
-    auto copy = memory.Reserve("a", 20);
-    ASSERT_TRUE(copy.ok());
-    EXPECT_EQ(memory.FreeFor("a").bytes, 30);
+    EXPECT_EQ(memory.FreeFor("a").bytes, 50);
     EXPECT_EQ(memory.FreeFor("a").devices, (std::vector<int64_t>{50, 0}));
     EXPECT_FALSE(memory.Reserve("a", On({10, 1})).ok());
-    copy->Join(*std::move(module));
   }
   EXPECT_EQ(memory.FreeFor("a").devices, (std::vector<int64_t>{60, 40}));
+}
+
+TEST(ModuleMemory, TakesCopiesOfTheHostWhereDevicesHaveMemory) {
+  ModuleMemory memory({.bytes = 100, .caller_bytes = 80, .device_bytes = {100}});
+  EXPECT_FALSE(memory.IsShared());
+  {
+    auto module = memory.Reserve("a", On({80}));
+    ASSERT_TRUE(module.ok());
+    auto copy = memory.Reserve("a", 70);
+    ASSERT_TRUE(copy.ok()) << "a module that fills its device can be given its tensors";
+    EXPECT_FALSE(memory.Reserve("a", 11).ok());
+    EXPECT_FALSE(memory.Reserve("b", 31).ok());
+    EXPECT_EQ(memory.FreeFor("a").bytes, 0);
+    EXPECT_EQ(memory.FreeFor("b").bytes, 20);
+    copy->Join(*std::move(module));
+    EXPECT_EQ(copy->bytes(), 150);
+    EXPECT_EQ(memory.used(), 150);
+  }
+  EXPECT_EQ(memory.used(), 0);
+  EXPECT_TRUE(memory.Reserve("a", 80).ok());
 }
 
 TEST(ModuleMemory, HasNoRoomOnALostDevice) {

@@ -266,7 +266,7 @@ TEST_F(DaemonModules, KeepsEachLimitAtItsValueAndOneAbove) {
   EXPECT_TRUE(Forward(token, 1, 16, true).status.ok());
 }
 
-TEST_F(DaemonModules, ReservesMemoryAtRegister) {
+TEST_F(DaemonModules, ReservesMemoryAtRegisterAndLeavesRoomForAPut) {
   v1::RegisterModuleRequest request = SmallRegistration("m");
   request.set_dry_run(true);
   v1::RegisterModuleResponse plan;
@@ -274,12 +274,18 @@ TEST_F(DaemonModules, ReservesMemoryAtRegister) {
   EXPECT_TRUE(plan.token().empty());
   EXPECT_EQ(daemon_.server().module_bytes(), 0);
   const auto bytes = static_cast<int64_t>(plan.status().host_bytes());
+  int64_t put = 0;
+  for (const v1::PutTensorsRequest& message : PutMessages("", 0, Bytes())) {
+    put += static_cast<int64_t>(message.chunk().data().size());
+  }
   struct Case {
     int64_t limit;
     const char *first, *second;
   };
-  for (const Case& each : {Case{bytes - 1, "MODULE_TOO_LARGE", "MODULE_TOO_LARGE"},
-                           Case{2 * bytes - 1, "", "MODULE_QUOTA"}, Case{2 * bytes, "", ""}}) {
+  for (const Case& each :
+       {Case{bytes + put - 1, "MODULE_TOO_LARGE", "MODULE_TOO_LARGE"},
+        Case{bytes + put, "", "MODULE_QUOTA"}, Case{2 * bytes + put - 1, "", "MODULE_QUOTA"},
+        Case{2 * bytes + put, "", ""}}) {
     for (const bool by_caller : {false, true}) {
       ServerOptions options = ModuleServerOptions();
       (by_caller ? options.modules.memory.caller_bytes : options.modules.memory.bytes) = each.limit;
@@ -289,6 +295,10 @@ TEST_F(DaemonModules, ReservesMemoryAtRegister) {
       v1::RegisterModuleRequest fixed = SmallRegistration("a");
       fixed.mutable_limits()->set_recompute(v1::RECOMPUTE_NONE);
       EXPECT_EQ(ReasonOf(caller.Register(fixed, response)), each.first) << each.limit;
+      if (!response.token().empty()) {
+        v1::PutTensorsResponse done;
+        EXPECT_TRUE(caller.Put(PutMessages(response.token(), 0, Bytes()), done).ok());
+      }
       fixed.set_name("b");
       EXPECT_EQ(ReasonOf(caller.Register(fixed, response)), each.second) << each.limit;
     }
