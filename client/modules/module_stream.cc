@@ -30,18 +30,17 @@ class Stream {
   void Start(const Connection& connection, const std::string& method,
              grpc::CompletionQueue& queue) {
     grpc::GenericStub stub(connection.channel());
+    context_.set_initial_metadata_corked(true);  // they travel with the first message
     stream_ = stub.PrepareCall(&context_, method, &queue);
-    stream_->StartCall(Pending(kStart));
+    stream_->StartCall(nullptr);  // no event, since corked
+    Write();
+    Read();
   }
   bool ended() const { return finished_ && pending_ == 0; }
 
   void OnEvent(void* tag, bool ok) {
     --pending_;
     switch (static_cast<Op>(reinterpret_cast<intptr_t>(tag))) {
-      case kStart:
-        if (!ok) return Finish();
-        Write();
-        return Read();
       case kWrite:
         if (ok && !written_) Write();
         return;
@@ -55,7 +54,7 @@ class Stream {
   absl::Status status() const { return taken_.ok() ? FromGrpc(status_) : taken_; }
 
  private:
-  enum Op : intptr_t { kStart = 1, kWrite, kRead, kFinish };
+  enum Op : intptr_t { kWrite = 1, kRead, kFinish };
 
   void* Pending(Op op) {
     ++pending_;

@@ -1,11 +1,36 @@
 #include "server/modules/call_stream.h"
 
+#include <utility>
+
 #include "absl/strings/match.h"
 #include "server/call/status_details.h"
 #include "server/rpc/server_context.h"
 
 namespace attnd {
-CallStream::CallStream(const StreamDeps& deps, grpc::CallbackServerContext& context)
+namespace {
+
+// A small call's header, chunk and half-close; of a large one no more than a chunk.
+constexpr size_t kReadAhead = 4, kReadAheadBytes = 65536;
+
+// The end of a stream of replies.
+template <class Reactor>
+void FinishStream(Reactor& reactor, grpc::ByteBuffer* last, const grpc::Status& status) {
+  if (last == nullptr) return reactor.Finish(status);
+  reactor.StartWriteAndFinish(last, {}, status);
+}
+
+// Of a single reply.
+template <class Reactor>
+void FinishReply(Reactor& reactor, grpc::ByteBuffer& reply, grpc::ByteBuffer* last,
+                 const grpc::Status& status) {
+  if (last != nullptr) reply.Swap(last);
+  reactor.Finish(status);
+}
+
+}  // namespace
+
+CallStream::CallStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
+                       const grpc::ByteBuffer* request)
     : WatchedCall(deps.clock),
       deps_(deps),
       open_(deps.open_calls),
@@ -13,28 +38,65 @@ CallStream::CallStream(const StreamDeps& deps, grpc::CallbackServerContext& cont
       unix_socket_(absl::StartsWith(context.peer(), "unix:")),
       deadline_(DeadlineOf(context)) {
   progress()->CallBegan(deps.clock.Now());
+  if (request != nullptr) {
+    absl::MutexLock lock(&mutex_);
+    arrived_.push_back(*request);
+    arrived_bytes_ = request->Length();
+    read_all_ = true;
+  }
   deps_.call_watch.Add(*this);
 }
 
-bool CallStream::Read(grpc::ByteBuffer& message) {
+void CallStream::Begin(std::function<void()> run_handler) {
+  bool has_request = false;
   {
     absl::MutexLock lock(&mutex_);
-    if (!read_ok_ || cancelled_ || !cut_.ok()) return false;
-    read_done_ = false;
+    has_request = read_all_;
+    run_handler_ = std::move(run_handler);
+  }
+  if (has_request) return RunHandler();
+  progress()->Begin();
+  ReadAhead();
+}
+
+void CallStream::RunHandler() {
+  std::function<void()> run;
+  {
+    absl::MutexLock lock(&mutex_);
+    run = std::exchange(run_handler_, nullptr);
+  }
+  if (run != nullptr) run();
+}
+
+void CallStream::ReadAhead() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (reading_ || read_all_ || finishing_) return;
+    if (arrived_.size() >= kReadAhead || arrived_bytes_ >= kReadAheadBytes) return;
+    reading_ = true;
+    ++starting_reads_;
   }
   read_.Clear();
-  if (!std::exchange(receiving_, true)) progress()->Begin();
-  const Started started = StartReading(&read_);
-  const bool streamed = started == Started::kPending;
-  if (!streamed) ReadDone(started == Started::kDone);
+  StartReading(&read_);
+  absl::MutexLock lock(&mutex_);
+  --starting_reads_;
+}
+
+bool CallStream::Read(grpc::ByteBuffer& message) {
+  ReadAhead();
   {
     absl::MutexLock lock(&mutex_);
-    auto moved = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return read_done_ || !cut_.ok(); };
+    auto moved = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      return !arrived_.empty() || read_all_ || !cut_.ok();
+    };
     mutex_.Await(absl::Condition(&moved));
-    if (!streamed || !read_done_ || !read_ok_) progress()->Pause();
-    if (!read_done_ || !read_ok_) return false;
+    const bool has_message = !arrived_.empty() && !cancelled_ && cut_.ok();
+    if (!has_message || read_all_) progress()->Pause();
+    if (!has_message) return false;
+    message.Swap(&arrived_.front());
+    arrived_.pop_front();
+    arrived_bytes_ -= message.Length();
   }
-  message.Swap(&read_);
   const auto bytes = static_cast<int64_t>(message.Length());
   progress()->Moved(bytes);
   deps_.metrics.Received(unix_socket_, bytes);
@@ -46,15 +108,17 @@ bool CallStream::Write(grpc::ByteBuffer message) {
   {
     absl::MutexLock lock(&mutex_);
     if (!write_ok_ || cancelled_ || !cut_.ok()) return false;
-    write_done_ = false;
+    if (holds_message_) write_done_ = false;
+  }
+  if (std::exchange(holds_message_, true)) {
+    if (!std::exchange(sending_, true)) progress()->Begin();
+    StartWriting(&write_);
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&write_done_));  // the watch and a cancel end it too
+    if (!write_ok_) return false;
   }
   write_.Swap(&message);
   const auto bytes = static_cast<int64_t>(write_.Length());
-  if (!std::exchange(sending_, true)) progress()->Begin();
-  if (StartWriting(&write_) == Started::kDone) WriteDone(true);
-  absl::MutexLock lock(&mutex_);
-  mutex_.Await(absl::Condition(&write_done_));  // the watch and a cancel end it too
-  if (!write_ok_) return false;
   progress()->Moved(bytes);
   deps_.metrics.Sent(unix_socket_, bytes);
   sent_bytes_ += bytes;
@@ -73,12 +137,15 @@ absl::Status CallStream::Broken() const {
 }
 
 void CallStream::Finish(const grpc::Status& status) {
+  const bool with_message = holds_message_ && status.ok();
   {
     absl::MutexLock lock(&mutex_);
     finishing_ = true;
+    auto started = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return starting_reads_ == 0; };
+    mutex_.Await(absl::Condition(&started));
   }
   progress()->Begin();  // a peer that never reads the last message is cut too
-  FinishCall(status);
+  FinishCall(with_message ? &write_ : nullptr, status);
   Release();
 }
 
@@ -93,12 +160,28 @@ void CallStream::Cut(const absl::Status& status) {
   }
   stop_.request_stop();
   if (writing) context_.TryCancel();
+  RunHandler();  // it tells the peer
 }
 
-void CallStream::Moved(bool* done, bool* ok, bool with) {
+void CallStream::ReadDone(bool ok) {
+  {
+    absl::MutexLock lock(&mutex_);
+    reading_ = false;
+    if (ok) {
+      arrived_bytes_ += read_.Length();
+      arrived_.emplace_back().Swap(&read_);
+    } else {
+      read_all_ = true;
+    }
+  }
+  ReadAhead();
+  RunHandler();
+}
+
+void CallStream::WriteDone(bool ok) {
   absl::MutexLock lock(&mutex_);
-  *done = true;
-  *ok = with;
+  write_done_ = true;
+  write_ok_ = ok;
 }
 
 void CallStream::Cancelled() {
@@ -114,50 +197,20 @@ void CallStream::Done() {
   Release();
 }
 
-CallStream::Started CallStream::TakeOnce(const grpc::ByteBuffer*& request,
-                                         grpc::ByteBuffer* message) {
-  if (request == nullptr) return Started::kNothing;
-  *message = *request;
-  request = nullptr;
-  return Started::kDone;
+void UnaryStream::FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) {
+  FinishReply<grpc::ServerUnaryReactor>(*this, reply_, last, status);
 }
 
-CallStream::Started UnaryStream::StartReading(grpc::ByteBuffer* message) {
-  return TakeOnce(request_, message);
+void ReadStream::FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) {
+  FinishReply<grpc::ServerReadReactor<grpc::ByteBuffer>>(*this, reply_, last, status);
 }
 
-CallStream::Started UnaryStream::StartWriting(grpc::ByteBuffer* message) {
-  reply_.Swap(message);
-  return Started::kDone;
+void WriteStream::FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) {
+  FinishStream<grpc::ServerWriteReactor<grpc::ByteBuffer>>(*this, last, status);
 }
 
-CallStream::Started ReadStream::StartReading(grpc::ByteBuffer* message) {
-  StartRead(message);
-  return Started::kPending;
-}
-
-CallStream::Started ReadStream::StartWriting(grpc::ByteBuffer* message) {
-  reply_.Swap(message);
-  return Started::kDone;
-}
-
-CallStream::Started WriteStream::StartReading(grpc::ByteBuffer* message) {
-  return TakeOnce(request_, message);
-}
-
-CallStream::Started WriteStream::StartWriting(grpc::ByteBuffer* message) {
-  StartWrite(message);
-  return Started::kPending;
-}
-
-CallStream::Started BidiStream::StartReading(grpc::ByteBuffer* message) {
-  StartRead(message);
-  return Started::kPending;
-}
-
-CallStream::Started BidiStream::StartWriting(grpc::ByteBuffer* message) {
-  StartWrite(message);
-  return Started::kPending;
+void BidiStream::FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) {
+  FinishStream<grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>>(*this, last, status);
 }
 
 }  // namespace attnd

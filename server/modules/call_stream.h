@@ -2,9 +2,10 @@
 // one after the other, on a thread of its own, which may wait. gRPC's callbacks wake it; CallWatch
 // cuts a peer that neither sends nor reads while the handler waits for it. One shape for all kinds:
 // a unary or server-streaming request is read once, a unary or client-streaming reply is written
-// once and goes out with the status.
+// once. Few wakes: messages are read ahead, and the last one goes out with the status.
 //
-//   reactor made → Start (a thread) → handler: Read, Write → Finish → OnDone → deleted
+//   reactor made → Begin → (once a message is there) handler: Read, Write → Finish → OnDone →
+//   deleted
 //
 // Threads: the handler's, gRPC's and the watch's.
 #pragma once
@@ -15,6 +16,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <stop_token>
 #include <string>
@@ -38,12 +41,18 @@ struct StreamDeps {
 
 class CallStream : public WatchedCall {
  public:
-  CallStream(const StreamDeps& deps, grpc::CallbackServerContext& context);
+  // `request`: the only message; null: they come as a stream.
+  CallStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
+             const grpc::ByteBuffer* request);
   ~CallStream() override = default;
 
   grpc::CallbackServerContext& context() { return context_; }
 
-  // The handler's. False: half-close, or the call is broken.
+  // `run_handler`: once there is something to handle; has the handler run, on another thread.
+  void Begin(std::function<void()> run_handler);
+
+  // The handler's. False: half-close, or the call is broken. A message is written once another one
+  // follows, or with Finish.
   bool Read(grpc::ByteBuffer& message);
   bool Write(grpc::ByteBuffer message);
   // Why: the watch's status, CANCELLED or DEADLINE_EXCEEDED; OK after a half-close.
@@ -58,20 +67,18 @@ class CallStream : public WatchedCall {
   void Cut(const absl::Status& status) override;  // the watch's
 
  protected:
-  // The reactor's side.
-  enum class Started { kPending, kDone, kNothing };
-  virtual Started StartReading(grpc::ByteBuffer* message) = 0;
-  virtual Started StartWriting(grpc::ByteBuffer* message) = 0;
-  virtual void FinishCall(const grpc::Status& status) = 0;
-  // A unary or server-streaming request, which gRPC owns while the call lives.
-  static Started TakeOnce(const grpc::ByteBuffer*& request, grpc::ByteBuffer* message);
-  void Moved(bool* done, bool* ok, bool with);
-  void ReadDone(bool ok) { Moved(&read_done_, &read_ok_, ok); }
-  void WriteDone(bool ok) { Moved(&write_done_, &write_ok_, ok); }
+  // The reactor's side: a message of a stream; the end, with the last message, null: there is none.
+  virtual void StartReading(grpc::ByteBuffer*) {}
+  virtual void StartWriting(grpc::ByteBuffer*) {}
+  virtual void FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) = 0;
+  void ReadDone(bool ok);
+  void WriteDone(bool ok);
   void Cancelled();
   void Done();
 
  private:
+  void ReadAhead();
+  void RunHandler();
   void Release() {
     if (--lives_ == 0) delete this;
   }
@@ -83,13 +90,19 @@ class CallStream : public WatchedCall {
   const absl::Time deadline_;
   std::atomic<int> lives_{2};  // the handler's and gRPC's
   std::stop_source stop_;
-  grpc::ByteBuffer read_, write_;
-  bool receiving_ = false, sending_ = false;  // the handler's: the peer's time runs
+  grpc::ByteBuffer read_;       // gRPC's while reading_
+  grpc::ByteBuffer write_;      // gRPC's until write_done_
+  bool sending_ = false;        // the handler's: the peer's time runs
+  bool holds_message_ = false;  // the handler's: write_ is yet to be written
   int64_t received_bytes_ = 0, sent_bytes_ = 0;
 
   mutable absl::Mutex mutex_;
-  bool read_done_ ABSL_GUARDED_BY(mutex_) = true;
-  bool read_ok_ ABSL_GUARDED_BY(mutex_) = true;
+  std::function<void()> run_handler_ ABSL_GUARDED_BY(mutex_);  // null: it runs
+  std::deque<grpc::ByteBuffer> arrived_ ABSL_GUARDED_BY(mutex_);
+  size_t arrived_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  int starting_reads_ ABSL_GUARDED_BY(mutex_) = 0;  // StartReading has not returned yet
+  bool read_all_ ABSL_GUARDED_BY(mutex_) = false;
   bool write_done_ ABSL_GUARDED_BY(mutex_) = true;
   bool write_ok_ ABSL_GUARDED_BY(mutex_) = true;
   bool finishing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -102,33 +115,27 @@ class UnaryStream final : public grpc::ServerUnaryReactor, public CallStream {
  public:
   UnaryStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
               const grpc::ByteBuffer& request, grpc::ByteBuffer& reply)
-      : CallStream(deps, context), request_(&request), reply_(reply) {}
+      : CallStream(deps, context, &request), reply_(reply) {}
   void OnCancel() override { Cancelled(); }
   void OnDone() override { Done(); }
 
  private:
-  Started StartReading(grpc::ByteBuffer* message) override;
-  Started StartWriting(grpc::ByteBuffer* message) override;
-  void FinishCall(const grpc::Status& status) override { grpc::ServerUnaryReactor::Finish(status); }
+  void FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) override;
 
-  const grpc::ByteBuffer* request_;  // null: it has been read
   grpc::ByteBuffer& reply_;
 };
 
 class ReadStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>, public CallStream {
  public:
   ReadStream(const StreamDeps& deps, grpc::CallbackServerContext& context, grpc::ByteBuffer& reply)
-      : CallStream(deps, context), reply_(reply) {}
+      : CallStream(deps, context, nullptr), reply_(reply) {}
   void OnReadDone(bool ok) override { ReadDone(ok); }
   void OnCancel() override { Cancelled(); }
   void OnDone() override { Done(); }
 
  private:
-  Started StartReading(grpc::ByteBuffer* message) override;
-  Started StartWriting(grpc::ByteBuffer* message) override;
-  void FinishCall(const grpc::Status& status) override {
-    grpc::ServerReadReactor<grpc::ByteBuffer>::Finish(status);
-  }
+  void StartReading(grpc::ByteBuffer* message) override { StartRead(message); }
+  void FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) override;
 
   grpc::ByteBuffer& reply_;
 };
@@ -137,35 +144,30 @@ class WriteStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pub
  public:
   WriteStream(const StreamDeps& deps, grpc::CallbackServerContext& context,
               const grpc::ByteBuffer& request)
-      : CallStream(deps, context), request_(&request) {}
+      : CallStream(deps, context, &request) {}
   void OnWriteDone(bool ok) override { WriteDone(ok); }
   void OnCancel() override { Cancelled(); }
   void OnDone() override { Done(); }
 
  private:
-  Started StartReading(grpc::ByteBuffer* message) override;
-  Started StartWriting(grpc::ByteBuffer* message) override;
-  void FinishCall(const grpc::Status& status) override {
-    grpc::ServerWriteReactor<grpc::ByteBuffer>::Finish(status);
-  }
-
-  const grpc::ByteBuffer* request_;  // null: it has been read
+  void StartWriting(grpc::ByteBuffer* message) override { StartWrite(message); }
+  void FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) override;
 };
 
 class BidiStream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                          public CallStream {
  public:
-  using Reactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
-  using CallStream::CallStream;
+  BidiStream(const StreamDeps& deps, grpc::CallbackServerContext& context)
+      : CallStream(deps, context, nullptr) {}
   void OnReadDone(bool ok) override { ReadDone(ok); }
   void OnWriteDone(bool ok) override { WriteDone(ok); }
   void OnCancel() override { Cancelled(); }
   void OnDone() override { Done(); }
 
  private:
-  Started StartReading(grpc::ByteBuffer* message) override;
-  Started StartWriting(grpc::ByteBuffer* message) override;
-  void FinishCall(const grpc::Status& status) override { Reactor::Finish(status); }
+  void StartReading(grpc::ByteBuffer* message) override { StartRead(message); }
+  void StartWriting(grpc::ByteBuffer* message) override { StartWrite(message); }
+  void FinishCall(grpc::ByteBuffer* last, const grpc::Status& status) override;
 };
 
 }  // namespace attnd

@@ -40,7 +40,9 @@ void ModulesService::Start(ModuleMethod method, CallStream& stream) {
     return Finish(method, stream, "", caller.status());
   }
   if (absl::Status room = Enter(*caller); !room.ok()) return Finish(method, stream, *caller, room);
-  threads_.Run([this, method, &stream, caller = *caller] { Serve(method, stream, caller); });
+  stream.Begin([this, method, &stream, caller = *caller] {
+    threads_.Run([this, method, &stream, caller] { Serve(method, stream, caller); });
+  });
 }
 
 absl::Status ModulesService::Enter(const std::string& caller) {
