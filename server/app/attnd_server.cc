@@ -42,9 +42,6 @@ int TransferThreadCount() { return std::clamp(AvailableCpus() / 4, 1, 8); }
 // A caller has one of them at a time; two callers need not wait for each other.
 int MaskThreadCount() { return std::clamp(AvailableCpus() / 4, 2, 4); }
 
-// Of what launches may take, where --module_memory_mib does not say.
-constexpr double kModuleGpuShare = 0.6;
-
 // Leases get their share of each device that has memory of its own.
 ServerOptions WithDeviceLeases(ServerOptions options,
                                const std::vector<std::unique_ptr<Backend>>& engines) {
@@ -197,7 +194,7 @@ ModuleOptions AttndServer::OptionsOfModules() {
   const bool all_of_one = memory.caller_bytes == memory.bytes;
   int64_t most = 0;
   for (const Backend* gpu : devices_.engines()) {
-    const double share = options.memory_is_share ? kModuleGpuShare : 1;
+    const double share = options.memory_is_share ? options.hbm_fraction : 1;
     const auto bytes = static_cast<int64_t>(share * static_cast<double>(gpu->info().memory_bytes));
     memory.device_bytes.push_back(bytes);
     most += bytes;
@@ -215,10 +212,10 @@ void AttndServer::StartModules(uint64_t boot_epoch) {
   module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry(), names);
   module_table_ = std::make_unique<ModuleTable>(
       OptionsOfModules(), TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);
-  module_calls_ = std::make_unique<ModuleCalls>(
-      ModuleCalls::Deps{*module_table_, *module_engine_, staging_, *module_metrics_,
-                        std::move(names), options_.leases.ttl, options_.leases.max_ttl,
-                        options_.modules.state_dir, options_.modules.save_every, log_});
+  module_calls_ = std::make_unique<ModuleCalls>(ModuleCalls::Deps{
+      *module_table_, *module_engine_, staging_, *module_metrics_, std::move(names),
+      options_.leases.ttl, options_.leases.max_ttl, options_.modules.state_dir,
+      options_.modules.save_every, options_.modules.shadow_every, log_});
   modules_service_ = std::make_unique<ModulesService>(
       ModulesService::Deps{*module_calls_,
                            {clock_, metrics_, *call_watch_, open_calls_},

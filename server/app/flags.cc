@@ -32,7 +32,7 @@ struct RawFlags {
   double lease_memory_mib = -1, lease_ttl_s;
   double shared_memory_mib;
   double mask_memory_mib = -1;
-  double module_memory_mib = -1, caller_module_mib = 0;
+  double module_memory_mib = -1, caller_module_mib = 0, module_save_s;
   bool check_config = false;
   std::string log_format = "text", log_level = "info";
   std::string devices = "all";
@@ -52,6 +52,7 @@ RawFlags DefaultsOf(const ServerOptions& o) {
   raw.drain_delay_s = seconds(o.drain_delay);
   raw.drain_timeout_s = seconds(o.drain_timeout);
   raw.slow_call_s = seconds(o.slow_call);
+  raw.module_save_s = seconds(o.modules.save_every);
   raw.shared_memory_mib = Mib(o.shared_memory.max_bytes);
   raw.lease_ttl_s = seconds(o.leases.ttl);
   raw.max_message_mib = Mib(o.transport.max_message_bytes);
@@ -205,12 +206,18 @@ void AddModules(CLI::App& app, ServerOptions& o, RawFlags& raw) {
   };
   add("--module_memory_mib", raw.module_memory_mib,
       "for weights, optimizers and activations of modules; 0: no modules, -1: as much as "
-      "--memory_limit_mib, 3/5 of the GPUs' launches'");
+      "--memory_limit_mib, on GPUs --module_hbm_fraction");
+  add("--module_hbm_fraction", o.modules.hbm_fraction,
+      "share of the reserved GPU memory, where --module_memory_mib is -1");
   add("--caller_module_mib", raw.caller_module_mib,
       "of --module_memory_mib, for one caller; 0: all of it");
+  add("--max_modules", o.modules.max_modules, "of all callers together");
   app.add_option("--module_state_dir", o.modules.state_dir,
                  "folder for modules that outlive the process, on a tmpfs or a disk; empty: none")
       ->group(group);
+  add("--module_shadow_every", o.modules.shadow_every,
+      "steps between copies to a tmpfs; 0: as copies take a fifth of the time");
+  add("--module_save_seconds", raw.module_save_s, "between saves to a disk");
 }
 
 void AddOperation(CLI::App& app, RawFlags& raw) {
@@ -293,6 +300,7 @@ void Apply(const RawFlags& raw, ServerOptions& o) {
       raw.module_memory_mib == -1 ? o.admission.memory_bytes : BytesOfMib(raw.module_memory_mib);
   o.modules.memory.caller_bytes =
       raw.caller_module_mib == 0 ? o.modules.memory.bytes : BytesOfMib(raw.caller_module_mib);
+  o.modules.save_every = absl::Seconds(raw.module_save_s);
   ApplyTransport(raw, o.transport);
   o.transport.max_connection_age_grace = 2 * o.admission.max_deadline;
   o.drain_delay = absl::Seconds(raw.drain_delay_s);

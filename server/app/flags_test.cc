@@ -56,6 +56,14 @@ TEST(Flags, ReachTheOptions) {
                       "16",
                       "--max_message_mib",
                       "4",
+                      "--max_modules",
+                      "5",
+                      "--module_hbm_fraction",
+                      "0.25",
+                      "--module_shadow_every",
+                      "6",
+                      "--module_save_seconds",
+                      "2.5",
                       "--max_queue_seconds",
                       "7",
                       "--port_file",
@@ -75,6 +83,10 @@ TEST(Flags, ReachTheOptions) {
   EXPECT_EQ(o.shared_memory.user_max_bytes, 16 << 20);
   EXPECT_EQ(o.transport.max_message_bytes, 4 << 20);
   EXPECT_EQ(o.admission.max_queue_seconds, 7);
+  EXPECT_EQ(o.modules.max_modules, 5);
+  EXPECT_EQ(o.modules.hbm_fraction, 0.25);
+  EXPECT_EQ(o.modules.shadow_every, 6);
+  EXPECT_EQ(o.modules.save_every, absl::Milliseconds(2500));
   EXPECT_EQ(o.port_file, "/tmp/p");
 }
 
@@ -172,6 +184,10 @@ TEST(Flags, NameTheFlagThatIsWrong) {
       {{"--max_connection_age_seconds", "0"}, "--max_connection_age_seconds: expected 1.."},
       {{"--max_connection_idle_seconds", "0"}, "--max_connection_idle_seconds: expected 1.."},
       {{"--keepalive_seconds", "0"}, "--keepalive_seconds: expected 1.."},
+      {{"--max_modules", "0"}, "--max_modules: expected 1..65536, got 0"},
+      {{"--module_hbm_fraction", "1"}, "--module_hbm_fraction: expected 0..0.95, got 1"},
+      {{"--module_shadow_every", "-1"}, "--module_shadow_every: expected 0.."},
+      {{"--module_save_seconds", "0"}, "--module_save_seconds: expected 0.001.."},
       {{"--bdp_probe", "maybe"}, "--bdp_probe: expected auto, on or off, got maybe"},
       {{"--receive_memory_mib", "1"}, "--receive_memory_mib: expected"},
       {{"--max_concurrent_streams", "0"}, "--max_concurrent_streams: expected 1..65536, got 0"},

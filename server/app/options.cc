@@ -115,6 +115,11 @@ absl::Status CheckModules(const ModuleOptions& modules) {
   const double tib = 1 << 20;  // in MiB
   RETURN_IF_ERROR(InRangeMib("module_memory_mib", modules.memory.bytes, 0, tib));
   RETURN_IF_ERROR(InRangeMib("caller_module_mib", modules.memory.caller_bytes, 0, tib));
+  RETURN_IF_ERROR(InRange("module_hbm_fraction", modules.hbm_fraction, 0, 0.95));
+  RETURN_IF_ERROR(InRange("module_save_seconds", absl::ToDoubleSeconds(modules.save_every), 0.001,
+                          7 * 24 * 3600.0));
+  RETURN_IF_ERROR(
+      InRange("module_shadow_every", static_cast<double>(modules.shadow_every), 0, 1 << 20));
   return InRange("max_modules", static_cast<double>(modules.max_modules), 1, 65536);
 }
 

@@ -159,7 +159,8 @@ absl::StatusOr<std::unique_ptr<ModuleState>> ModuleCalls::OpenState(
     const ModuleRecord& record, v1::Durability durability) const {
   const bool is_disk = durability == v1::DURABILITY_DISK;
   const StatePlace place = {deps_.state_dir, is_disk,
-                            is_disk ? deps_.save_every : absl::ZeroDuration()};
+                            is_disk ? deps_.save_every : absl::ZeroDuration(),
+                            is_disk ? 0 : deps_.shadow_every};
   // The log and the metrics outlive the modules, these calls do not.
   auto saved = [&log = deps_.log, &metrics = deps_.metrics](const absl::Status& status,
                                                             int64_t bytes) {

@@ -47,6 +47,7 @@ class ModuleCalls {
     absl::Duration activation_ttl, max_activation_ttl;
     std::string state_dir;  // of what outlives the process; empty: that is not offered
     absl::Duration save_every;
+    int64_t shadow_every;
     Logger& log;
   };
   explicit ModuleCalls(const Deps& deps) : deps_(deps), turns_(deps.devices.size()) {}

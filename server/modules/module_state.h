@@ -35,7 +35,10 @@ struct SavedChange {
 struct StatePlace {
   std::string folder;
   bool is_disk = false;  // files are synced, and an expired module's stay
-  absl::Duration every;  // at most one save in this time, and in five times what one takes
+  // At most one save in this time, and in five times what one takes; above 0 `changes` alone
+  // decides: one save each so many.
+  absl::Duration every;
+  int64_t changes = 0;
 };
 
 class ModuleState {

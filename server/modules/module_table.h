@@ -34,10 +34,12 @@ namespace attnd {
 
 struct ModuleOptions {
   ModuleMemoryLimits memory;
-  bool memory_is_share = false;  // on a GPU memory.bytes is a share of its own
+  bool memory_is_share = false;  // on a GPU memory.bytes is hbm_fraction of its own
+  double hbm_fraction = 0.6;     // of what launches may take
   int64_t max_modules = 64;
   std::string state_dir;  // of DURABILITY_HOST and DURABILITY_DISK; empty: they are not offered
   absl::Duration save_every = absl::Minutes(1);  // with DURABILITY_DISK
+  int64_t shadow_every = 0;                      // changes, with DURABILITY_HOST; 0: see StatePlace
 };
 
 inline constexpr absl::Duration kModuleTtl = absl::Hours(1);

@@ -154,6 +154,22 @@ TEST_F(Modules, SavesInAFifthOfTheTimeAndBeforeItExpires) {
   EXPECT_EQ((*OpenState()->Load(*instance))->sequence, 3);
 }
 
+TEST_F(Modules, SavesEachSoManyChangesWhereThatIsAskedFor) {
+  const std::string folder = testing::TempDir() + "/counted_states";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directory(folder);
+  place_ = StatePlace{.folder = folder, .changes = 3};
+  auto module = *Register("a", "m", "digest");
+  for (const uint64_t durable : {0, 0, 3, 3, 3, 6}) {
+    Change(*module, clock_.Now());  // no time passes
+    EXPECT_EQ(module->durable_sequence(), durable);
+  }
+  Change(*module, clock_.Now());
+  clock_.Advance(absl::Seconds(9));
+  table_.Expire();
+  EXPECT_EQ(module->durable_sequence(), 6);
+}
+
 TEST_F(Modules, CountsBytesByDeviceAndLosesThoseOfALostOne) {
   const std::string first = table_.TokenOf(**Register("a", "m", "digest"));
   EXPECT_GT(table_.UsedBytes(0).weights, 0);

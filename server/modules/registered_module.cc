@@ -224,8 +224,12 @@ void RegisteredModule::Hold::Save(absl::Time now, bool at_once) {
   SavedChange change;
   {
     absl::MutexLock lock(&module_->mutex_);
-    if (module_->missing_ > 0 || module_->durable_sequence_ == module_->ledger_.sequence()) return;
-    if (!at_once && now < module_->save_again_) return;
+    const auto behind =
+        static_cast<int64_t>(module_->ledger_.sequence() - module_->durable_sequence_);
+    if (module_->missing_ > 0 || behind == 0) return;
+    const int64_t changes = module_->state_->place().changes;
+    const bool is_due = changes > 0 ? behind >= changes : now >= module_->save_again_;
+    if (!at_once && !is_due) return;
     change = {module_->ledger_.sequence(), module_->ledger_.last_digest(),
               module_->ledger_.last_reply()};
   }
