@@ -17,8 +17,9 @@ from .errors import wrong
 _LISTS = (Blocks, ColumnRuns, RowRuns, RowIntervals, Rectangles, Bits)
 
 
-def serialize(mask: Mask, sizes: Sizes) -> bytes:
-    """The MaskSpec for a problem of these sizes. Raises InvalidArgument where the mask does not fit it."""
+def serialize(mask: Mask, sizes: Sizes, sized: bool = True) -> bytes:
+    """The MaskSpec for a problem of these sizes. Raises InvalidArgument where the mask does not fit it. Not sized: rows and
+    keys are the call's."""
     whole, patterns = resolve(mask, sizes), _Patterns()
     grid = whole.mask.masks if isinstance(whole.mask, Grid) else ((whole.mask,),)
     batch, heads = len(grid), max(map(len, grid))
@@ -29,7 +30,7 @@ def serialize(mask: Mask, sizes: Sizes) -> bytes:
     extents = number(3, whole.rows) + number(4, whole.keys)
     return b"".join([number(1, 1), *[message(4, pattern) for pattern in patterns.encoded], numbers(5, pattern_of),
                      number(7, int(whole.reject_empty_rows)), message(9, origin) if origin else b"",
-                     message(10, extents)])
+                     message(10, extents) if sized else b""])
 
 
 class _Patterns:

@@ -12,10 +12,13 @@ Value 0 is a block's input, 1 the memory of cross-attention. The server checks l
 from __future__ import annotations
 
 import math
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
+from .. import _mask_wire
 from .. import _protobuf as wire
-from ..errors import wrong
+from .._mask_nodes import Mask
+from .._mask_sizes import Sizes
+from ..errors import wrong, wrong_type
 
 _ELEMENTS = {"f16": 1, "bf16": 2, "f32": 3}
 NORMS = {"layer": 1, "rms": 2}
@@ -55,6 +58,18 @@ class Rotary(NamedTuple):
         return (wire.floats(1, self.inverse_frequency) + wire.float32(2, factor) + wire.number(3, int(self.interleaved)))
 
 
+def _alignment(align: Union[str, int]) -> bytes:
+    if isinstance(align, int) and not isinstance(align, bool):
+        return wire.message(3, wire.numbers(1, [wire.zigzag(align)]))
+    return wire.number(_word("align", align, {"top_left": 1, "bottom_right": 2}), 1)
+
+
+def _mask(mask: Mask, heads: int, lengths: Optional[Tuple[int, int]]) -> bytes:
+    if not isinstance(mask, Mask):
+        raise wrong_type("mask", "an attnd.masks.Mask", mask)
+    return _mask_wire.serialize(mask, Sizes(1, heads, *(lengths or (1, 1))), sized=lengths is not None)
+
+
 class Block:
     """One layer's parameters and ops. Each op gives the number of its output. keeps_all: dropout is left out."""
 
@@ -83,20 +98,35 @@ class Block:
 
     def attention(self, q: Heads, k: Heads, v: Heads, *, causal: bool = False, scale: Optional[float] = None,
                   softcap: float = 0.0, window: Optional[Tuple[int, int]] = None, dropout_p: float = 0.0,
-                  rotary: Optional[Rotary] = None, q_norm: Optional[int] = None, k_norm: Optional[int] = None,
+                  align: Union[str, int] = "top_left", mask: Optional[Mask] = None,
+                  mask_lengths: Optional[Tuple[int, int]] = None, alibi_slopes: Sequence[float] = (),
+                  sink: Sequence[float] = (), zero_rest: bool = False, rotary: Optional[Rotary] = None,
+                  q_norm: Optional[int] = None, k_norm: Optional[int] = None,
                   qk_norm_epsilon: float = 0.0, qk_norm_weight_offset: float = 0.0,
                   qk_norm_round_before_weight: bool = False) -> int:
-        """Output [rows, q.heads · v.dim]. window: keys (before, after), −1: unbounded."""
+        """Output [rows, q.heads · v.dim]. Options as attnd.attention's, the same for all calls.
+
+        window: keys (before, after), −1: unbounded. align: "top_left", "bottom_right" or an offset. mask_lengths: rows
+        and keys of the mask's longest sequence; None: it has no size of its own. alibi_slopes, sink: a number a head.
+        """
         dropout_p = 0.0 if self._keeps_all else dropout_p
         self.drops |= dropout_p > 0
         options = b"" if scale is None else wire.some_float32(10, scale)
         options += wire.float32(11, softcap)
-        if causal or window is not None:
-            options += wire.message(12, wire.number(1, 1)) + wire.number(13, int(causal))  # from the top left
+        if causal or window is not None or alibi_slopes:
+            options += wire.message(12, _alignment(align)) + wire.number(13, int(causal))
         if window is not None:
             options += wire.message(14, wire.signed(1, window[0]) + wire.signed(2, window[1]))
+        if mask is not None:
+            options += wire.message(16, _mask(mask, q.heads, mask_lengths))
+        if alibi_slopes:
+            options += wire.message(18, wire.floats(1, alibi_slopes))
         if dropout_p:
             options += wire.message(19, wire.float32(1, dropout_p))
+        if sink and zero_rest:
+            raise wrong("zero_rest", "False beside sink", True)
+        if sink or zero_rest:
+            options += wire.message(20, wire.message(3, wire.floats(1, sink)) if sink else wire.message(2, b""))
         body = b"".join(wire.message(n, heads.encode()) for n, heads in ((1, q), (2, k), (3, v)))
         body += b"" if rotary is None else wire.message(4, rotary.encode())
         body += wire.message(5, options) if options else b""
