@@ -142,21 +142,22 @@ def test_state_dict_and_optimizer_state_make_the_round_trip():
         torch.testing.assert_close(tensor, after[name], rtol=0, atol=0)
 
 
-def test_clipping_spans_both_sides():
+@pytest.mark.parametrize("clips", [attnd.torch.clip_grad_norm_, nn.utils.clip_grad_norm_])
+def test_clipping_spans_both_sides(clips):
     here, there = pair()
     optimizers = [torch.optim.SGD(here.parameters(), lr=0.5),
                   attnd.torch.optimizer(torch.optim.SGD(there.parameters(), lr=0.5))]
     tokens, targets = data()
     norms = []
-    for model, optimizer, clip in zip((here, there), optimizers, (None, attnd.torch.clip_grad_norm_)):
+    for model, optimizer, clip in zip((here, there), optimizers, (nn.utils.clip_grad_norm_, clips)):
         loss_of(model, tokens[0], targets[0]).backward()
-        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1) if clip is None else clip(model, 0.1)))
+        norms.append(float(clip(model.parameters(), 0.1)))
         optimizer.step()
     assert norms[1] == pytest.approx(norms[0], rel=1e-5) and norms[0] > 0.1
     check_states(here, there, 1e-6)
 
 
-@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("clips", [None, attnd.torch.clip_grad_norm_, nn.utils.clip_grad_norm_])
 def test_grad_scaler_scales_and_skips(clips):
     here, there = pair()
     optimizers = [torch.optim.AdamW(here.parameters(), lr=1e-2),
@@ -168,8 +169,8 @@ def test_grad_scaler_scales_and_skips(clips):
             optimizer.zero_grad()
             factor = float("inf") if step == 2 else 1.0
             scaler.scale(loss_of(model, tokens[step], targets[step]) * factor).backward()
-            if clips and model is there:
-                attnd.torch.clip_grad_norm_(model, 0.5, scaler=scaler, optimizer=optimizer)
+            if clips is attnd.torch.clip_grad_norm_ and model is there:
+                clips(model, 0.5, scaler=scaler, optimizer=optimizer)
             elif clips:
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -185,10 +186,31 @@ def test_what_a_scaler_sees_is_where_gradients_are():
     optimizer = attnd.torch.optimizer(torch.optim.AdamW(there.parameters(), lr=1e-2))
     tokens, targets = data(1)
     loss_of(there, tokens[0], targets[0]).backward()
-    stack, witness = optimizer.stacks[0], optimizer.param_groups[0]["params"][-1]
-    assert stack.device.type == witness.grad.device.type == "cpu"
-    stack.device, witness.grad = torch.device("meta"), None
-    assert witness.grad.device.type == "meta"
+    stack, seen = optimizer.stacks[0], [p for p in there.encoder.parameters() if p.grad is not None]
+    assert len(seen) == 1 and stack.device.type == seen[0].grad.device.type == "cpu"
+    loss_of(there, tokens[0], targets[0]).backward()
+    stack.device = torch.device("meta")
+    assert seen[0].grad.device.type == "meta"
+
+
+def test_what_would_pass_over_remote_parameters_is_refused():
+    _, there = pair()
+    tokens, targets = data(1)
+    loss_of(there, tokens[0], targets[0]).backward()
+    for kind in (torch.optim.AdamW, torch.optim.Adagrad):
+        with pytest.raises(TypeError, match=rf"attnd.torch.optimizer\({kind.__name__}"):
+            kind(there.parameters(), lr=1e-2).step()
+    torch.optim.AdamW(there.head.parameters(), lr=1e-2).step()
+    first = next(there.encoder.parameters())
+    with pytest.raises(attnd.InvalidArgument, match="grad: expected None"):
+        first.grad = torch.zeros(1)
+    first.grad.mul_(0.5)
+    with pytest.raises(attnd.FailedPrecondition, match="clipped or unscaled"):
+        loss_of(there, tokens[0], targets[0]).backward()
+    there.zero_grad()
+    assert first.grad is None
+    loss_of(there, tokens[0], targets[0]).backward()
+    assert first.grad is not None
 
 
 def test_local_optimizer_gets_gradients():
@@ -392,6 +414,36 @@ def test_transformers_models_run_with_their_masks(daemon, kind):
     with pytest.raises(attnd.Unimplemented, match="output_hidden_states"):
         there(tokens, output_hidden_states=True)
     assert set(there.state_dict()) == set(here.state_dict())
+
+
+def test_transformers_trainer_clips_steps_and_saves_remote_layers(daemon, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    import attnd.transformers
+    rows = torch.randint(0, 50, (32, 12))
+    examples = [{"input_ids": row, "labels": row.sum() % 2} for row in rows]
+
+    def train(model, *optimizers):
+        options = transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=8, num_train_epochs=2, learning_rate=1e-3,
+            max_grad_norm=0.05, logging_steps=1, report_to=[], use_cpu=True, seed=3, disable_tqdm=True)
+        trainer = transformers.Trainer(model=model, args=options, train_dataset=examples,
+                                       optimizers=optimizers or (None, None))
+        trainer.train()
+        return [[entry["loss"], entry["grad_norm"]] for entry in trainer.state.log_history if "loss" in entry]
+
+    here = transformers.BertForSequenceClassification(transformers.BertConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, num_labels=2,
+        hidden_dropout_prob=0, attention_probs_dropout_prob=0))
+    there = copy.deepcopy(here)
+    expected = train(here, torch.optim.AdamW(here.parameters(), lr=1e-3), None)
+    attnd.transformers.offload(there, daemon.address)
+    with pytest.raises(TypeError, match=r"attnd.torch.optimizer\(AdamW"):
+        train(there)
+    there.zero_grad()
+    found = train(there, attnd.torch.optimizer(torch.optim.AdamW(there.parameters(), lr=1e-3)), None)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    check_states(here, there, 1e-4)
 
 
 def test_example_ends_with_the_local_loss_though_its_daemon_is_killed():

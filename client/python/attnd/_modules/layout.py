@@ -12,6 +12,7 @@ Value 0 is a block's input, 1 the memory of cross-attention. The server checks l
 from __future__ import annotations
 
 import math
+import operator
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .. import _mask_wire
@@ -59,8 +60,8 @@ class Rotary(NamedTuple):
 
 
 def _alignment(align: Union[str, int]) -> bytes:
-    if isinstance(align, int) and not isinstance(align, bool):
-        return wire.message(3, wire.numbers(1, [wire.zigzag(align)]))
+    if not isinstance(align, str):
+        return wire.message(3, wire.numbers(1, [wire.zigzag(operator.index(align))]))
     return wire.number(_word("align", align, {"top_left": 1, "bottom_right": 2}), 1)
 
 

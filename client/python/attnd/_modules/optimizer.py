@@ -3,16 +3,16 @@
 The optimizer that it is made of steps with the parameters that are here; each remote stack is sent the rates and decays of
 its groups and steps there. Both read the same param_groups, so that schedulers change both.
 
-torch.amp.GradScaler sees the remote gradients by one number, the gradient of a parameter that exists for it: 1, or
-infinity where one of them is not finite. unscale_ multiplies it as it does all others, and so step knows the scale.
+torch.nn.utils.clip_grad_norm_ and torch.amp.GradScaler see remote gradients by one number a stack (RemoteParameter).
 """
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+import contextlib
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import brief, wrong, wrong_type
 from ..modules import SGD, AdamW, GroupRates
@@ -22,31 +22,6 @@ __all__ = ["RemoteOptimizer", "clip_grad_norm_"]
 
 _MOMENTS = {"exp_avg": "moment1", "exp_avg_sq": "moment2", "max_exp_avg_sq": "moment2_max", "momentum_buffer": "moment1"}
 _MOST_GROUPS = 63  # and one for parameters that no group names
-
-
-class _Witness(nn.Parameter):
-    """Stands in param_groups for the remote gradients; its own gradient is made when it is asked for."""
-
-    def __new__(cls, owner: RemoteOptimizer) -> _Witness:
-        made = torch.Tensor._make_subclass(cls, torch.zeros(1), True)
-        made.owner, made.number, made.hidden = owner, None, False
-        return made
-
-    owner: RemoteOptimizer
-    number: Optional[Tensor]
-    hidden: bool
-
-    @property
-    def grad(self) -> Optional[Tensor]:
-        if self.hidden:
-            return None
-        if self.number is None:
-            self.number = self.owner.look()
-        return self.number
-
-    @grad.setter
-    def grad(self, value: Optional[Tensor]) -> None:
-        self.number = None
 
 
 class RemoteOptimizer(torch.optim.Optimizer):
@@ -72,26 +47,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
         self._layout = _layout_of(inner, [group for n, group in enumerate(inner.param_groups)
                                           if any(n in found.values() for found in groups.values())])
         for stack in self.stacks:
-            stack.set_optimizer(self._layout, groups[id(stack)], len(inner.param_groups))
-        self._witness = _Witness(self)
-        inner.param_groups[0]["params"].append(self._witness)
+            stack.set_optimizer(self._layout, groups[id(stack)], len(inner.param_groups), self.stacks)
         self._patch_step_function()
         self._step_supports_amp_scaling = True
-
-    def look(self) -> Optional[Tensor]:
-        """The witness's gradient; None where no remote stack has any."""
-        devices = [stack.device for stack in self.stacks if stack.module is not None and stack.module.micro_batches]
-        if not devices:
-            return None
-        finite = all(stack.gradient_stats()[1] for stack in self.stacks)
-        # Beside the scaler's numbers: those that it copies from a GPU to the host it reads before they are there.
-        device = next((device for device in devices if device.type != "cpu"), devices[0])
-        return torch.full((1,), 1.0 if finite else math.inf, device=device)
-
-    @property
-    def multiplier(self) -> float:
-        """What unscale_ has multiplied gradients by."""
-        return 1.0 if self._witness.number is None else float(self._witness.number)
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
         loss = None
@@ -106,15 +64,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
         else:
             rates = [GroupRates(float(group["lr"]), float(group.get("weight_decay", 0.0))) for group in self.param_groups]
             for stack in self.stacks:
-                stack.step([*rates, GroupRates(0.0)], self.multiplier * inverse)
+                stack.step([*rates, GroupRates(0.0)], inverse)
             self._step_here(inverse)
-        self._witness.number = None
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._witness.hidden = True
-        self._inner.zero_grad(set_to_none)
-        self._witness.hidden, self._witness.number = False, None
+        with self._hidden():
+            self._inner.zero_grad(set_to_none)
         for stack in self.stacks:
             stack.discard()
 
@@ -126,13 +82,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> Dict[str, Any]:
         """As the optimizer alone would have it, with the daemons' moments."""
-        self._witness.hidden = True
         packed = self._inner.state_dict()
-        self._witness.hidden = False
-        numbers = self._numbers()
-        state = {numbers[old]: value for old, value in packed["state"].items() if old in numbers}
-        groups = [{**group, "params": [numbers[old] for old in group["params"] if old in numbers]}
-                  for group in packed["param_groups"]]
+        state = dict(packed["state"])
         held = {id(stack): stack.state(self._layout.moments) for stack in self.stacks}
         names = {kind: word for word, kind in _MOMENTS.items()
                  if (word == "momentum_buffer") == isinstance(self._layout, SGD)}
@@ -145,17 +96,13 @@ class RemoteOptimizer(torch.optim.Optimizer):
                                      if found[1] in tensors}
             if entry and step:
                 state[number] = entry if isinstance(self._layout, SGD) else {"step": torch.tensor(float(step)), **entry}
-        return {"state": state, "param_groups": groups}
+        return {**packed, "state": state}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Of this class, or of the optimizer alone over a model that was never offloaded."""
-        numbers = {new: old for old, new in self._numbers().items()}
         listed = self._listed()
-        local = {numbers[new]: value for new, value in state_dict["state"].items() if id(listed[new]) not in self._remote}
-        groups = [{**group, "params": [numbers[new] for new in group["params"]]} for group in state_dict["param_groups"]]
-        groups[0]["params"].append(len(self.param_groups[0]["params"]) - 1)
-        groups[0]["params"] = sorted(groups[0]["params"])
-        self._inner.load_state_dict({"state": local, "param_groups": groups})
+        local = {number: value for number, value in state_dict["state"].items() if id(listed[number]) not in self._remote}
+        self._inner.load_state_dict({**state_dict, "state": local})
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
         for stack in self.stacks:
             moments: Dict[str, Dict[str, Tensor]] = {}
@@ -178,24 +125,26 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return f"attnd.torch.optimizer of {self._inner!r}, with {len(self.stacks)} remote stacks"
 
     def _listed(self) -> List[nn.Parameter]:
-        return [p for group in self.param_groups for p in group["params"] if p is not self._witness]
+        return [parameter for group in self.param_groups for parameter in group["params"]]
 
-    def _numbers(self) -> Dict[int, int]:
-        """A parameter's number with the witness to that without."""
-        every = [p for group in self.param_groups for p in group["params"]]
-        kept = [old for old, parameter in enumerate(every) if parameter is not self._witness]
-        return {old: new for new, old in enumerate(kept)}
+    @contextlib.contextmanager
+    def _hidden(self) -> Iterator[None]:
+        """Nobody sees the stacks' gradients."""
+        for stack in self.stacks:
+            stack.hides = True
+        try:
+            yield
+        finally:
+            for stack in self.stacks:
+                stack.hides = False
 
     def _step_here(self, inverse: float) -> None:
-        if inverse != 1.0:
-            for parameter in self._listed():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(inverse)
-        self._witness.hidden = True
-        try:
+        with self._hidden():
+            if inverse != 1.0:
+                for parameter in self._listed():
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(inverse)
             self._inner.step()
-        finally:
-            self._witness.hidden = False
 
 
 def _listed(parameters: Union[Tensor, Iterable[Any]]) -> List[Any]:
@@ -227,31 +176,28 @@ def _layout_of(inner: torch.optim.Optimizer, groups: Sequence[Dict[str, Any]]) -
 @brief
 def clip_grad_norm_(model: Union[nn.Module, Tensor, Iterable[Tensor]], max_norm: float, *, scaler: Any = None,
                     optimizer: Optional[torch.optim.Optimizer] = None) -> Tensor:
-    """torch.nn.utils.clip_grad_norm_ over gradients here and on daemons together. Gives the norm before clipping.
+    """torch.nn.utils.clip_grad_norm_, which spans gradients here and on daemons. Gives the norm before clipping.
 
     scaler, optimizer: with a GradScaler both; it unscales the gradients first, if it has not yet.
     """
-    parameters = list(model.parameters()) if isinstance(model, nn.Module) else _listed(model)
     if scaler is not None:
         if optimizer is None:
             raise wrong_type("optimizer", "the one that the scaler steps, beside scaler=", optimizer)
         state = scaler._per_optimizer_states[id(optimizer)]
         if getattr(state["stage"], "name", "READY") == "READY":
             scaler.unscale_(optimizer)
-    multiplier = optimizer.multiplier if isinstance(optimizer, RemoteOptimizer) else 1.0
-    stacks: List[RemoteStack] = []
-    for parameter in parameters:
-        found = stack_of(parameter) if isinstance(parameter, nn.Parameter) else None
-        if found is not None and found[0] not in stacks:
-            stacks.append(found[0])
-    here = [p.grad for p in parameters if p.grad is not None]
-    squared = sum((float(torch.linalg.vector_norm(g.detach().float())) ** 2 for g in here), 0.0)
-    squared += sum(stack.gradient_stats()[0] for stack in stacks) * multiplier ** 2
-    norm = math.sqrt(squared) if squared >= 0 else math.nan
-    factor = min(1.0, max_norm / (norm + 1e-6)) if math.isfinite(norm) else (0.0 if math.isinf(norm) else math.nan)
-    if factor != 1.0:
-        for gradient in here:
-            gradient.mul_(factor)
-        for stack in stacks:
-            stack.clip *= factor if math.isfinite(factor) else 1.0
-    return torch.tensor(norm)
+    return nn.utils.clip_grad_norm_(list(model.parameters()) if isinstance(model, nn.Module) else model, max_norm)
+
+
+def _refuse_others(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Before any optimizer's step: one that does not know of daemons would leave the parameters there as they are."""
+    if isinstance(optimizer, RemoteOptimizer):
+        return
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        found = stack_of(parameter)
+        if found is not None and not found[0].hides:
+            raise TypeError(f"optimizer: expected attnd.torch.optimizer({type(optimizer).__name__}(...)), since {found[1]} "
+                            f"and others are on a daemon, got {type(optimizer).__name__}")
+
+
+register_optimizer_step_pre_hook(_refuse_others)

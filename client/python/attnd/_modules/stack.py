@@ -6,9 +6,10 @@ forward, when its rows and the optimizer are known, and again, state and all, wh
 """
 from __future__ import annotations
 
+import math
 import uuid
 import weakref
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union, cast
 
 import torch
 from torch import Tensor, nn
@@ -65,13 +66,35 @@ def layout_of(layers: Sequence[Tuple[Any, nn.Module]], variant: Variant, element
     return layout
 
 
-def stack_of(parameter: nn.Parameter) -> Optional[Tuple[RemoteStack, str]]:
+class RemoteParameter(nn.Parameter):
+    """A meta tensor for a parameter that a server's optimizer changes.
+
+    One of a stack's has a gradient of one number, the norm of all of the stack's (infinity: not finite). So clip_grad_norm_
+    and a GradScaler see what is there, and the step applies what they have multiplied it by. None set to it clears them.
+    """
+
+    owner: Optional[Tuple[Any, str]] = None
+
+    @property
+    def grad(self) -> Optional[Tensor]:
+        found = stack_of(self)
+        return None if found is None else found[0].gradient_of(self)
+
+    @grad.setter
+    def grad(self, value: Optional[Tensor]) -> None:
+        if value is not None:
+            raise wrong("grad", "None, since gradients of this parameter are the daemon's", type(value).__name__)
+        found = stack_of(self)
+        if found is not None:
+            found[0].discard()
+
+
+def stack_of(parameter: Any) -> Optional[Tuple[RemoteStack, str]]:
     """The stack, and the name in it, of a parameter that a server's optimizer changes."""
-    owner = parameter.__dict__.get("_attnd_owner")
-    if owner is None:
+    if not isinstance(parameter, RemoteParameter) or parameter.owner is None:
         return None
-    stack: Optional[RemoteStack] = owner[0]()
-    return None if stack is None else (stack, owner[1])
+    stack: Optional[RemoteStack] = parameter.owner[0]()
+    return None if stack is None else (stack, parameter.owner[1])
 
 
 class _Runner(nn.Module):
@@ -110,8 +133,12 @@ class RemoteStack(nn.Module):
         self._described: List[Described] = []
         self._weights: Dict[str, Tensor] = {}  # with optimizer="server", until there is a module
         self._sent: Dict[str, Tuple[int, int]] = {}  # with "local", versions of what the server has
-        self.clip = 1.0  # of the next step
         self.device = torch.device("cpu")  # of the last backward
+        self.peers: Sequence[RemoteStack] = (self,)  # of one optimizer
+        self.hides = False  # its gradients
+        self._stepped: FrozenSet[str] = frozenset()  # parameters that the optimizer has
+        self._speaker = ""  # the parameter that has their norm
+        self._norm, self._number = 0.0, cast(Optional[Tensor], None)  # as it was, and as others have scaled it
         object.__setattr__(self, "_runner", _Runner(self))
         object.__setattr__(self, "_anchor", torch.zeros(0, requires_grad=True))
         if options.server_optimizer:
@@ -159,8 +186,11 @@ class RemoteStack(nn.Module):
         """The daemon's, once there is one."""
         return self._module
 
-    def set_optimizer(self, optimizer: Union[AdamW, SGD], groups: Dict[str, int], other: int) -> None:
-        """For its next registration. groups: by parameter; the rest belongs to `other`."""
+    def set_optimizer(self, optimizer: Union[AdamW, SGD], groups: Dict[str, int], other: int,
+                      peers: Sequence[RemoteStack]) -> None:
+        """For its next registration. groups: by parameter; the rest belongs to `other`. peers: stacks of this optimizer."""
+        self.peers, self._stepped = peers, frozenset(groups)
+        self._choose_speaker()
         self._optimizer, old = optimizer, (self._optimizer, self._groups)
         self._groups = tuple(groups.get(name, other) for name in self._parts.names)
         if (self._optimizer, self._groups) != old and self._module is not None and self._needs is not None:
@@ -170,21 +200,45 @@ class RemoteStack(nn.Module):
         """None where there is nothing to step with."""
         if self._module is None or self._module.micro_batches == 0:
             return None
-        clip, self.clip = self.clip, 1.0
+        multiplier, self._number = multiplier * self._factor(), None
         rates = rates[:max(self._groups, default=0) + 1]
-        return self._module.step(rates=rates, multiplier=multiplier * clip, timeout=self._options.timeout)
+        return self._module.step(rates=rates, multiplier=multiplier, timeout=self._options.timeout)
 
     def discard(self) -> None:
         """Forgets the gradients of backwards since the last step."""
-        self.clip = 1.0
+        self._number = None
         if self._module is not None and self._module.micro_batches:
             self._module.discard(timeout=self._options.timeout)
 
-    def gradient_stats(self) -> Tuple[float, bool]:
-        if self._module is None or self._module.micro_batches == 0:
-            return 0.0, True
-        squared, finite = self._module.gradient_stats(timeout=self._options.timeout)
-        return squared * self.clip ** 2, finite
+    def gradient_of(self, parameter: nn.Parameter) -> Optional[Tensor]:
+        """RemoteParameter.grad."""
+        if self.hides or self._module is None or self._module.micro_batches == 0:
+            return None
+        if stack_of(parameter) != (self, self._speaker):
+            return None
+        if self._number is None:
+            squared, finite = self._module.gradient_stats(timeout=self._options.timeout)
+            number = torch.full((1,), math.sqrt(squared) if finite else math.inf)
+            # Beside a scaler's numbers: those that it copies from a GPU to the host it reads before they are there.
+            device = next((peer.device for peer in self.peers if peer.device.type != "cpu"), self.device)
+            self._norm, self._number = float(number), number.to(device)
+        return self._number
+
+    def _choose_speaker(self) -> None:
+        trained = [name for name, tensor in self._tensors().items() if tensor.requires_grad]
+        self._speaker = next((name for name in trained if name in self._stepped), trained[0] if trained else "")
+
+    def _factor(self) -> float:
+        """What the gradients were multiplied by, here."""
+        if self._number is None or not 0 < self._norm < math.inf:
+            return 1.0
+        return float(self._number) / self._norm
+
+    def look_again(self) -> None:
+        """After a backward."""
+        if self._factor() != 1.0:
+            raise FailedPrecondition("backward: expected a step or zero_grad since gradients were clipped or unscaled")
+        self._number = None
 
     def state(self, kinds: Sequence[str]) -> Tuple[Dict[str, Dict[str, Tensor]], int]:
         """Tensors by kind and name, all of one state, and how often the optimizer has stepped."""
@@ -230,8 +284,8 @@ class RemoteStack(nn.Module):
         for name, tensor in self._tensors().items():
             self._weights[name] = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
             owner, _, last = name.rpartition(".")
-            meta = nn.Parameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), tensor.requires_grad)
-            meta.__dict__["_attnd_owner"] = weakref.ref(self), name
+            meta = RemoteParameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), tensor.requires_grad)
+            meta.owner = weakref.ref(self), name
             self.get_submodule(owner)._parameters[last] = meta
 
     def _register(self, variant: Variant, max_rows: int, memory_rows: int) -> None:
@@ -261,6 +315,7 @@ class RemoteStack(nn.Module):
         self._sent = {}
         self._module, self._needs, self._weights = module, (variant, max_rows, memory_rows), {}
         self._described = describe_all(self._layers(), variant)
+        self._choose_speaker()
         self._held[:] = [module]
         if options.name is None and old is None:
             weakref.finalize(self, _release, self._held)
@@ -362,6 +417,7 @@ class _Remote(torch.autograd.Function):
         dy, = outer
         stack, module = ctx.stack, ctx.module
         stack.device = dy.device
+        stack.look_again()
         if module is not stack.module:
             raise FailedPrecondition("backward: expected the module of its forward, got one that was registered since: a "
                                      "call between them needed more rows, or another mask")
