@@ -195,6 +195,7 @@ def test_what_a_scaler_sees_is_where_gradients_are():
 
 def test_what_would_pass_over_remote_parameters_is_refused():
     _, there = pair()
+    optimizer = attnd.torch.optimizer(torch.optim.AdamW(there.parameters(), lr=1e-2))
     tokens, targets = data(1)
     loss_of(there, tokens[0], targets[0]).backward()
     for kind in (torch.optim.AdamW, torch.optim.Adagrad):
@@ -210,7 +211,13 @@ def test_what_would_pass_over_remote_parameters_is_refused():
     there.zero_grad()
     assert first.grad is None
     loss_of(there, tokens[0], targets[0]).backward()
-    assert first.grad is not None
+    norm = float(first.grad[0])
+    there.zero_grad(set_to_none=False)
+    loss_of(there, tokens[0], targets[0]).backward()
+    assert float(first.grad[0]) == norm  # not twice as much
+    nn.utils.clip_grad_value_(there.parameters(), norm / 2)
+    with pytest.raises(attnd.FailedPrecondition, match="multiplied alone"):
+        optimizer.step()
 
 
 def test_local_optimizer_gets_gradients():

@@ -27,6 +27,8 @@ from ..modules import AdamW, GroupRates, Module, Registration, SGD, StepResult
 
 __all__ = ["RemoteStack", "layout_of", "stack_of"]
 
+_SHADOW = 2.0 ** -30  # a second number of a gradient's norm, too small to count, tells other changes from factors
+
 _TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -69,8 +71,8 @@ def layout_of(layers: Sequence[Tuple[Any, nn.Module]], variant: Variant, element
 class RemoteParameter(nn.Parameter):
     """A meta tensor for a parameter that a server's optimizer changes.
 
-    One of a stack's has a gradient of one number, the norm of all of the stack's (infinity: not finite). So clip_grad_norm_
-    and a GradScaler see what is there, and the step applies what they have multiplied it by. None set to it clears them.
+    One of a stack's has a gradient, whose norm is that of all of the stack's (infinity: not finite). So clip_grad_norm_ and
+    a GradScaler see what is there, and the step applies what they have multiplied it by. None set to it clears them.
     """
 
     owner: Optional[Tuple[Any, str]] = None
@@ -218,10 +220,10 @@ class RemoteStack(nn.Module):
             return None
         if self._number is None:
             squared, finite = self._module.gradient_stats(timeout=self._options.timeout)
-            number = torch.full((1,), math.sqrt(squared) if finite else math.inf)
+            number = (math.sqrt(squared) if finite else math.inf) * torch.tensor([1.0, _SHADOW])
             # Beside a scaler's numbers: those that it copies from a GPU to the host it reads before they are there.
             device = next((peer.device for peer in self.peers if peer.device.type != "cpu"), self.device)
-            self._norm, self._number = float(number), number.to(device)
+            self._norm, self._number = float(number[0]), number.to(device)
         return self._number
 
     def _choose_speaker(self) -> None:
@@ -232,11 +234,18 @@ class RemoteStack(nn.Module):
         """What the gradients were multiplied by, here."""
         if self._number is None or not 0 < self._norm < math.inf:
             return 1.0
-        return float(self._number) / self._norm
+        number, shadow = self._number.tolist()
+        if not abs(number * _SHADOW - shadow) <= 1e-5 * abs(shadow):
+            raise FailedPrecondition("grad: expected gradients on a daemon to be multiplied alone, as clip_grad_norm_ and a "
+                                     "GradScaler do, got another change of them")
+        return float(number / self._norm)
 
     def look_again(self) -> None:
-        """After a backward."""
-        if self._factor() != 1.0:
+        """Before a backward adds to them."""
+        factor = self._factor()
+        if factor == 0:
+            self.discard()  # zero_grad(set_to_none=False)
+        elif factor != 1:
             raise FailedPrecondition("backward: expected a step or zero_grad since gradients were clipped or unscaled")
         self._number = None
 
