@@ -21,7 +21,9 @@ uint64_t Random::Bits() {
 }
 
 int64_t Random::Between(int64_t low, int64_t high) {
-  return low + static_cast<int64_t>(Bits() % static_cast<uint64_t>(high - low + 1));
+  const uint64_t count = static_cast<uint64_t>(high) - static_cast<uint64_t>(low) + 1;  // 0: 2^64
+  const uint64_t bits = Bits();
+  return static_cast<int64_t>(static_cast<uint64_t>(low) + (count == 0 ? bits : bits % count));
 }
 
 double Random::Uniform() { return static_cast<double>(Bits() >> 11) * 0x1p-53; }
