@@ -56,6 +56,11 @@ class GradientWriter {
     high = high * first_ * second_;
     return is_bfloat16_ ? BFloat16::Pack(low, high) : Float16::Pack(low, high);
   }
+  // The same of an element type that is known.
+  template <class Element>
+  ATTN_HD uint32_t PackAs(float low, float high) const {
+    return Element::Pack(low * first_ * second_, high * first_ * second_);
+  }
   // The same in float32.
   ATTN_HD uint2 Floats(float low, float high) const {
     return make_uint2(ptx::FloatBits(low * first_ * second_),

@@ -102,16 +102,17 @@ class BackwardConsumer {
   // ---- The loop.
   ATTN_HD void Accumulate(uint32_t parity, Sums& sums) {
     Scores rS;
-    has_bad_keys_ = CleanKeys();
-    always_partial_ |= has_bad_keys_;
     const int first = work_.first(), last = first + work_.rounds() - 1;
     ptx::WaitForPhase(&shared_.full_q[first % kStages], Layout::Parity(first, kStages));
     Place place = PlaceOf(first);
     ptx::FenceProducts();
     MakeRows<Math, kHeadDim, kKeys>(keys(), shared_.q[first % kStages], rS);
     ptx::CommitProducts();
+    has_bad_keys_ = FindBadKeys();
+    always_partial_ |= has_bad_keys_;
     ptx::WaitForPhase(&shared_.full_v, parity);
     ptx::WaitForProducts<0>(rS);
+    if (has_bad_keys_) CleanKeys();
     if (group_ == 1) {
       ptx::Pause(kSkew);
       ptx::Pin(rS);
@@ -271,19 +272,38 @@ class BackwardConsumer {
     }
   }
   // A key with infinities or NaN gives scores of −∞, or its rows have no finite lse: in both cases
-  // P of other rows is 0, and so K can be kept finite for dQ's product. Whether the warp has such.
-  ATTN_HD bool CleanKeys() {
-    const int half = thread_ / kGroupRows, key = group_ * kGroupRows + thread_ % kGroupRows;
+  // P of other rows is 0, and so K can be kept finite for dQ's product. Whether the group has such.
+  ATTN_HD bool FindBadKeys() const {
     uint32_t met = 0;
 #pragma unroll
     for (int n = 0; n < kChunks / 2; ++n) {
-      met |= BackwardBringer<Layout>::template CleanChunk<Math>(
-          shared_.k + PanelOffset<kKeys>(key, half * (kChunks / 2) + n));
+      const uint4 bad = NonFiniteHalves<Math>(ptx::LoadShared128(KeyChunk(n)));
+      met |= bad.x | bad.y | bad.z | bad.w;
     }
+    const int half = thread_ / kGroupRows, key = group_ * kGroupRows + thread_ % kGroupRows;
     ptx::StoreShared32(&work_.slot.bad_keys[half * kKeys + key], met);
-    ptx::FenceShared();
     SyncGroup();
-    return ptx::VoteAny(BadKeys() != 0);
+    uint32_t bad = 0;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int of = (n & 1) * kKeys + group_ * kGroupRows + (n >> 1) * kWarpLanes + lane_;
+      bad |= ptx::LoadShared32(&work_.slot.bad_keys[of]);
+    }
+    return ptx::VoteAny(bad != 0);
+  }
+  // After the group's first scores.
+  ATTN_HD void CleanKeys() const {
+    SyncGroup();
+#pragma unroll 1
+    for (int n = 0; n < kChunks / 2; ++n) {
+      BackwardBringer<Layout>::template CleanChunk<Math>(KeyChunk(n));
+    }
+    ptx::FenceShared();
+  }
+  // The thread's n-th: it has half of a key's row.
+  ATTN_HD char* KeyChunk(int n) const {
+    const int half = thread_ / kGroupRows, key = group_ * kGroupRows + thread_ % kGroupRows;
+    return shared_.k + PanelOffset<kKeys>(key, half * (kChunks / 2) + n);
   }
   // Ones in bits (ApplyRule) of the lane's keys that hold infinities or NaN.
   ATTN_HD uint32_t BadKeys() const {
@@ -408,23 +428,22 @@ class BackwardConsumer {
     SyncGroup();
     if (thread_ == 0) SendSums(round, to, 0);
   }
-  // What rounding leaves of the rows that have second integers.
+  // What rounding leaves of the rows that have second integers. Rare, so a loop, which is short.
   ATTN_HD void AddRests(int round, const QuerySums& rQ, float* to) const {
     const float* factors = shared_.dq_factor[round % Layout::kPlaces] + warp_ * 16;
     const float unit = PowerOfTwo(FixedPoint::RestBits(work_.sequence.kv_len));
     if (thread_ == 0) ptx::WaitForBulkReads<kSumStages - 1>();
     SyncGroup();
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float signed_factor = ptx::LoadSharedFloat(factors + Accumulator::Row(2 * r, lane_));
+    Put(rQ, to, 0);
+#pragma unroll 1
+    for (int n = 0; n < 4 * kSumGroups; ++n) {
+      const float signed_factor = ptx::LoadSharedFloat(factors + Accumulator::Row(n & 2, lane_));
       const float factor = ptx::Absolute(signed_factor), units = signed_factor < 0 ? unit : 0;
-#pragma unroll
-      for (int n = 0; n < 2 * kSumGroups; ++n) {
-        const int x = n >> 1, e = 2 * r + (n & 1);
-        const float whole = ptx::Round(ptx::Fma(rQ[x][e], factor, kRounder) - kRounder);
-        const float rest = ptx::Fma(rQ[x][e], factor, -whole) * units;
-        ptx::StoreShared32(SumAt(to, x, e), static_cast<uint32_t>(ptx::RoundToInt(rest)));
-      }
+      float* const at = SumAt(to, n >> 2, n & 3);
+      const float sum = ptx::LoadSharedFloat(at);
+      const float whole = ptx::Round(ptx::Fma(sum, factor, kRounder) - kRounder);
+      const float rest = ptx::Fma(sum, factor, -whole) * units;
+      ptx::StoreShared32(at, static_cast<uint32_t>(ptx::RoundToInt(rest)));
     }
     ptx::FenceShared();
     SyncGroup();
@@ -532,21 +551,23 @@ class BackwardConsumer {
     ptx::SyncWarp();
 #pragma unroll
     for (int c = 0; c < kChunks; c += 2) {
-      ptx::StoreMatrices(
-          room + PanelOffset<16>(lane_ & 15, c + (lane_ >> 4)),
-          make_uint4(writer.Pack(sums[c][0], sums[c][1]), writer.Pack(sums[c][2], sums[c][3]),
-                     writer.Pack(sums[c + 1][0], sums[c + 1][1]),
-                     writer.Pack(sums[c + 1][2], sums[c + 1][3])));
+      ptx::StoreMatrices(room + PanelOffset<16>(lane_ & 15, c + (lane_ >> 4)),
+                         make_uint4(writer.template PackAs<Math>(sums[c][0], sums[c][1]),
+                                    writer.template PackAs<Math>(sums[c][2], sums[c][3]),
+                                    writer.template PackAs<Math>(sums[c + 1][0], sums[c + 1][1]),
+                                    writer.template PackAs<Math>(sums[c + 1][2], sums[c + 1][3])));
     }
     ptx::SyncWarp();
     constexpr int kRowsAtOnce = kWarpLanes / kChunks;
+    const int chunk = lane_ % kChunks, key = work_.first_key() + own_key() + lane_ / kChunks;
+    const int left = chunk < live_chunks ? s.kv_len - key : 0;
+    char* const out = RowOf(t, s.batch, work_.kv_head(), s.kv_begin + key) + chunk * 16;
+    const int64_t step = 2 * kRowsAtOnce * t.row_stride;  // bytes
 #pragma unroll
     for (int n = 0; n < 16 / kRowsAtOnce; ++n) {
-      const int row = n * kRowsAtOnce + lane_ / kChunks, chunk = lane_ % kChunks;
-      const int key = work_.first_key() + own_key() + row;
-      if (key >= s.kv_len || chunk >= live_chunks) continue;
-      char* out = RowOf(t, s.batch, work_.kv_head(), s.kv_begin + key);
-      ptx::StoreGlobal128(out + chunk * 16, ptx::LoadShared128(room + PanelOffset<16>(row, chunk)));
+      const int row = n * kRowsAtOnce;
+      const uint4 words = ptx::LoadShared128(room + PanelOffset<16>(row + lane_ / kChunks, chunk));
+      if (row < left) ptx::StoreGlobal128(out + n * step, words);
     }
   }
 
@@ -554,7 +575,7 @@ class BackwardConsumer {
   Shared& shared_;
   const int group_, thread_, lane_, warp_;
   const int matrix_offset_;    // of the lane's row in the warp's rows of a tile
-  bool has_bad_keys_ = false;  // of the warp
+  bool has_bad_keys_ = false;  // of the group
   bool always_partial_;        // for this or because the last keys may lie beyond the sequence
 };
 
