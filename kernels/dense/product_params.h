@@ -6,7 +6,8 @@
 //
 // Tensor cores   kProductRowsRows and its like: a block for each tile of ProductTiles and each
 //                of its ProductTurns, in the order of ProductPartOf and ProductPlaceOf. Tiles of
-//                any size give the same bits. A and B have one element; all three tensors are
+//                any size give the same bits. A lies by depth with kProductAddBlocks alone, and
+//                sm_70 then takes sums below 2^-126 for zero. A and B have one element; all are
 //                16-byte aligned, their strides, and what lies in a row of them, multiples of the
 //                numbers in 16 bytes of it, rows of A and B below kMostProductRowBytes.
 // Errors         none here: the host has refused what a kernel cannot do.
@@ -60,12 +61,14 @@ struct ProductPlace {
 };
 template <int32_t kTile>
 ATTN_HD ProductPlace ProductPlaceOf(const ProductDesc& p, int32_t tile) {
-  constexpr int32_t kBand = 1024 / kTile;
-  const int32_t row_tiles = ProductTilesAlong(p.rows, kTile);
-  const int32_t band_tiles = kBand * ProductTilesAlong(p.columns, kTile);
-  const int32_t first = tile / band_tiles * kBand, within = tile % band_tiles;
-  const int32_t height = row_tiles - first < kBand ? row_tiles - first : kBand;
-  return {(first + within % height) * kTile, within / height * kTile};
+  constexpr uint32_t kBand = 1024 / kTile;  // unsigned: fewer instructions to divide
+  const uint32_t row_tiles = ProductTilesAlong(p.rows, kTile);
+  const uint32_t band_tiles = kBand * ProductTilesAlong(p.columns, kTile);
+  const uint32_t band = tile / band_tiles, within = tile - band * band_tiles;
+  const uint32_t first = band * kBand, height = row_tiles - first;
+  const uint32_t column = height < kBand ? within / height : within / kBand;
+  const uint32_t row = first + within - column * (height < kBand ? height : kBand);
+  return {static_cast<int32_t>(row * kTile), static_cast<int32_t>(column * kTile)};
 }
 
 // What block `block` sums: a tile, all of the depth or, with kProductAddBlocks, a block of it: the
@@ -82,10 +85,11 @@ ATTN_HD constexpr int32_t ProductTurns(const ProductDesc& p) {
 template <int32_t kTile>
 ATTN_HD ProductPart ProductPartOf(const ProductDesc& p, int32_t block) {
   if (p.result != kProductAddBlocks) return {block, 0, 0, p.depth, true};
-  const auto tiles = static_cast<int32_t>(ProductTiles(p, kTile));
-  const int32_t turn = block / tiles, begin = turn * kProductBlockDepth, left = p.depth - begin;
-  return {block % tiles, turn, begin, left < kProductBlockDepth ? left : kProductBlockDepth,
-          left <= kProductBlockDepth};
+  const auto tiles = static_cast<uint32_t>(ProductTiles(p, kTile));
+  const auto turn = static_cast<int32_t>(block / tiles);
+  const int32_t begin = turn * kProductBlockDepth, left = p.depth - begin;
+  return {block - turn * static_cast<int32_t>(tiles), turn, begin,
+          left < kProductBlockDepth ? left : kProductBlockDepth, left <= kProductBlockDepth};
 }
 
 }  // namespace attnd

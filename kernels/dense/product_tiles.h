@@ -37,7 +37,8 @@ struct OperandLayout<kTile, kBytes, true> {
   }
 };
 
-// The chunks of an operand that a thread brings: kOperandPasses of each step, one a pass.
+// The chunks of an operand that a thread brings: kOperandPasses of each step, one a pass. In place
+// of rows (columns) of C that do not exist it brings others, whose sums nobody stores.
 template <int kTile, int kBytes, bool kByDepth>
 class OperandChunks {
  public:
@@ -46,32 +47,45 @@ class OperandChunks {
   ATTN_HD OperandChunks(const void* data, int64_t stride, int first, int size, int begin,
                         int thread) {
     const int line = thread / Layout::kChunks, chunk = thread % Layout::kChunks;
-    const int64_t row = (kByDepth ? begin : first) + line;
-    const int64_t column = (kByDepth ? first : begin) + chunk * kNumbers;
+    const int most = (size - first - 1) / (kByDepth ? kNumbers : 1);
+    const int there = kByDepth ? (chunk < most ? chunk : most) : (line < most ? line : most);
+    const int64_t row = kByDepth ? begin : first + there;
+    const int64_t column = kByDepth ? first + there * kNumbers : begin;
     data_ = static_cast<const char*>(data) + (row * stride + column) * kBytes;
-    pass_bytes_ = static_cast<int>(stride) * (kLines * kBytes);
-    step_bytes_ =
-        kByDepth ? stride * (kProductStep<kBytes> * kBytes) : kProductStep<kBytes> * kBytes;
-    size_left_ = size - first - (kByDepth ? chunk * kNumbers : line);
+    pass_bytes_ = static_cast<int>(stride) * ((kByDepth ? 1 : kLines) * kBytes);
+    last_ = (most - there) / kLines;
     depth_ = kByDepth ? line : chunk * kNumbers;
     place_ = Layout::Offset(line, chunk);
   }
-  ATTN_HD const char* Pass(int n) const { return ptx::Offset(data_, n, pass_bytes_); }
+  // Within the depth.
+  ATTN_HD const char* Pass(int n) const {
+    if constexpr (kByDepth) return ptx::Offset(data_, depth_ + n * kLines, pass_bytes_);
+    return ptx::Offset(data_ + depth_ * kBytes, n < last_ ? n : last_, pass_bytes_);
+  }
+  // Beyond the depth, of which `left` are left at this step's begin, its last chunk.
+  ATTN_HD const char* Pass(int n, int left) const {
+    if constexpr (kByDepth) {
+      const int row = depth_ + n * kLines;
+      return ptx::Offset(data_, row < left ? row : left - 1, pass_bytes_);
+    }
+    const int column = depth_ < left ? depth_ : left - kNumbers;
+    return ptx::Offset(data_ + column * kBytes, n < last_ ? n : last_, pass_bytes_);
+  }
   ATTN_HD int Place(int n) const { return place_ + n * (kProductThreads * 16); }
-  // Of the rows (columns) of C.
-  ATTN_HD bool Exists(int n) const { return (kByDepth ? 0 : n * kLines) < size_left_; }
-  // Of the depth, of which `left` are left at this step's begin.
   ATTN_HD bool IsWithin(int n, int left) const {
     return depth_ + (kByDepth ? n * kLines : 0) < left;
   }
-  ATTN_HD void Advance() { data_ += step_bytes_; }
+  ATTN_HD void Advance() {
+    data_ = kByDepth ? ptx::Offset(data_, kProductStep<kBytes>, pass_bytes_)
+                     : data_ + kProductStep<kBytes> * kBytes;
+  }
 
  private:
   static constexpr int kNumbers = 16 / kBytes;                      // of a chunk
   static constexpr int kLines = kProductThreads / Layout::kChunks;  // of a pass
+  static_assert(!kByDepth || kLines * kOperandPasses<kTile> == kProductStep<kBytes>);
   const char* data_;
-  int64_t step_bytes_;
-  int pass_bytes_, size_left_, depth_, place_;
+  int pass_bytes_, last_, depth_, place_;
 };
 
 // Before a block adds to C, and after. By all threads.
@@ -89,11 +103,15 @@ ATTN_HD void PassTurn(const ProductDesc& p, const ProductPart& part, int thread)
   if (thread == 0) ptx::StoreRelease(p.turns + part.tile, part.is_last ? 0 : part.turn + 1);
 }
 
-// Sixteen rows of a warp's numbers of C in shared memory, on their way out; kPad numbers apart, so
-// that an architecture's accumulators meet few banks twice.
-template <int kTile, int kPad>
+// Sixteen rows of a warp's numbers of C in shared memory, on their way out. Rows two apart and
+// columns 32 apart stand in other banks.
+template <int kTile>
 struct ProductRows {
-  alignas(16) float sums[16][kTile / 2 + kPad];
+  ATTN_HD const float* At(int row, int column) const {
+    return &sums[row][column + column / 32 * 4];
+  }
+  ATTN_HD float* At(int row, int column) { return &sums[row][column + column / 32 * 4]; }
+  alignas(16) float sums[16][kTile / 2 + 8];
 };
 
 // What a warp does with sums of C: bias, rounding, sums with what stands there. A lane has four
@@ -128,8 +146,8 @@ class ProductOutput {
 
   // What the warp's lanes have stored in `rows`: row n of it is row Rows::RowOf(group, n) of the
   // warp's.
-  template <class Rows, int kPad>
-  ATTN_HD void Store(int group, const ProductRows<kTile, kPad>& rows) const {
+  template <class Rows>
+  ATTN_HD void Store(int group, const ProductRows<kTile>& rows) const {
     ptx::SyncWarp();
     if (element_ == kBiasFloat32) {
       StoreAs<Rows, Floats>(group, rows);
@@ -171,43 +189,50 @@ class ProductOutput {
     ATTN_HD static void Store(char* p, Words w) { ptx::StoreGlobal64(p, w); }
   };
 
-  // Some rows at a time, so that what stands in them is read together.
-  template <class Rows, class Four, int kPad>
-  ATTN_HD void StoreAs(int group, const ProductRows<kTile, kPad>& rows) const {
-    constexpr int kTogether = 4;
-#pragma unroll 1
-    for (int n = lane_ / kLanes; n < 16; n += kTogether * (32 / kLanes)) {
-      typename Four::Words old[kTogether];
-      if (adds_) {
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int row = Rows::RowOf(group, n + i * (32 / kLanes));
-          if (row < rows_left_) old[i] = Four::Load(ptx::Offset(c_, row, row_bytes_));
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int from = n + i * (32 / kLanes), row = Rows::RowOf(group, from);
-        float sums[4];
-        Floats::Unpack(ptx::LoadShared128(&rows.sums[from][lane_ % kLanes * 4]), sums);
-        if (row >= rows_left_) continue;
-        StoreFour<Four>(const_cast<char*>(ptx::Offset(c_, row, row_bytes_)), sums, old[i]);
-      }
+  template <class Rows, class Four>
+  ATTN_HD void StoreAs(int group, const ProductRows<kTile>& rows) const {
+    if (adds_) {
+      StoreRows<Rows, Four, true>(group, rows);
+    } else {
+      StoreRows<Rows, Four, false>(group, rows);
     }
   }
-  template <class Four>
-  ATTN_HD void StoreFour(char* to, float (&sums)[4], const typename Four::Words& old) const {
+  // All loads at once, then all stores.
+  template <class Rows, class Four, bool kAdds>
+  ATTN_HD void StoreRows(int group, const ProductRows<kTile>& rows) const {
+    constexpr int kPasses = kLanes / 2;
+    typename Four::Words old[kPasses];
+    float sums[kPasses][4];
+    const auto row_of = [&](int pass) { return lane_ / kLanes + pass * (32 / kLanes); };
+    if constexpr (kAdds) {
+#pragma unroll
+      for (int n = 0; n < kPasses; ++n) {
+        const int row = Rows::RowOf(group, row_of(n));
+        if (row < rows_left_) old[n] = Four::Load(ptx::Offset(c_, row, row_bytes_));
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      Floats::Unpack(ptx::LoadShared128(rows.At(row_of(n), lane_ % kLanes * 4)), sums[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < kPasses; ++n) {
+      const int row = Rows::RowOf(group, row_of(n));
+      const typename Four::Words words = WordsOf<Four, kAdds>(sums[n], old[n]);
+      if (row < rows_left_) Four::Store(const_cast<char*>(ptx::Offset(c_, row, row_bytes_)), words);
+    }
+  }
+  template <class Four, bool kAdds>
+  ATTN_HD typename Four::Words WordsOf(float (&sums)[4], const typename Four::Words& old) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) sums[i] = ptx::Add(sums[i], bias_[i]);
-    typename Four::Words words = Four::Pack(sums[0], sums[1], sums[2], sums[3]);
-    if (adds_) {
-      float stands[4];
-      Four::Unpack(words, sums);  // rounded
-      Four::Unpack(old, stands);
-      words = Four::Pack(ptx::Add(stands[0], sums[0]), ptx::Add(stands[1], sums[1]),
-                         ptx::Add(stands[2], sums[2]), ptx::Add(stands[3], sums[3]));
-    }
-    Four::Store(to, words);
+    const typename Four::Words words = Four::Pack(sums[0], sums[1], sums[2], sums[3]);
+    if constexpr (!kAdds) return words;
+    float stands[4];
+    Four::Unpack(words, sums);  // rounded
+    Four::Unpack(old, stands);
+    return Four::Pack(ptx::Add(stands[0], sums[0]), ptx::Add(stands[1], sums[1]),
+                      ptx::Add(stands[2], sums[2]), ptx::Add(stands[3], sums[3]));
   }
 
   const char* c_;  // of the lane's first column

@@ -1,7 +1,10 @@
 // ProductKernel: C = A·B on Volta's tensor cores (kernels/dense/product_params.h), float16 numbers
-// with float32 sums. Each of four warps owns 64 × 64 numbers of C, 4 × 4 groups of 16 × 16; what
-// of A and B a step needs passes from global memory through registers to shared memory, two steps
-// deep, so that an LDS.128 of either serves four products.
+// with float32 sums. Each of four warps owns 64 × 64 numbers of C, 4 × 4 groups of 16 × 16, so that
+// an LDS.128 of either operand serves four products. While a step is multiplied the next one comes
+// from global memory through registers to shared memory; a warp loads what its next products need,
+// also across the barrier between steps, and never waits for shared memory. Of weight gradients,
+// whose A lies by depth, memory adds the sums: half the traffic of a load and a store.
+// Simulated (tools/voltasim): the loop 92 to 94 % of peak.
 // Errors: none.
 #pragma once
 
@@ -12,43 +15,36 @@ namespace attnd::sm70 {
 
 inline constexpr int kProductWarpTile = kProductTile / 2, kProductGroups = kProductWarpTile / 16;
 
-// What a thread of an operand brings: fetched before the barrier of the step before it is put.
+// What a thread of an operand brings, a chunk a pass, on its way through registers.
 template <bool kByDepth>
 class OperandStager {
  public:
+  static constexpr int kPasses = kOperandPasses<kProductTile>;
   ATTN_HD explicit OperandStager(const OperandChunks<kProductTile, 2, kByDepth>& chunks)
-      : chunks_(chunks) {
-#pragma unroll
-    for (int n = 0; n < kOperandPasses<kProductTile>; ++n) held_[n] = make_uint4(0, 0, 0, 0);
-  }
-  // The next step, of whose depth `left` are left.
+      : chunks_(chunks) {}
+  // The next step, of whose depth `left` are left; beyond it any numbers that exist.
   ATTN_HD void Fetch(int left) {
     left_ = left;
 #pragma unroll
-    for (int n = 0; n < kOperandPasses<kProductTile>; ++n) {
-      ptx::LoadConstant128If(held_[n], chunks_.Pass(n),
-                             chunks_.Exists(n) && chunks_.IsWithin(n, left));
-    }
+    for (int n = 0; n < kPasses; ++n) held_[n] = ptx::LoadConstant128(chunks_.Pass(n, left));
     chunks_.Advance();
   }
-  // What lies beyond the depth is zero; rows of C that do not exist hold anything.
+  // Zeros beyond the depth.
   ATTN_HD void Put(char* stage) {
     if (left_ < kProductStep<2>) {
 #pragma unroll
-      for (int n = 0; n < kOperandPasses<kProductTile>; ++n) {
+      for (int n = 0; n < kPasses; ++n) {
         if (!chunks_.IsWithin(n, left_)) held_[n] = make_uint4(0, 0, 0, 0);
       }
     }
 #pragma unroll
-    for (int n = 0; n < kOperandPasses<kProductTile>; ++n) {
-      ptx::StoreShared128(stage + chunks_.Place(n), held_[n]);
-    }
+    for (int n = 0; n < kPasses; ++n) ptx::StoreShared128(stage + chunks_.Place(n), held_[n]);
   }
 
  private:
   OperandChunks<kProductTile, 2, kByDepth> chunks_;
-  int left_ = 0;
-  uint4 held_[kOperandPasses<kProductTile>];
+  int left_;
+  uint4 held_[kPasses];
 };
 
 // A warp's 64 rows (columns) of an operand, eight of the depth: operands of two products for each
@@ -67,13 +63,13 @@ struct OperandWords<false> {
     return OperandLayout<kProductTile, 2, false>::Offset(
         first + InGroup(lane.quad() | lane.upper() << 2, half), 0);
   }
-  ATTN_HD static void Load(const char* stage, int begin, int chunk,
-                           uint4 (&words)[kProductGroups]) {
-#pragma unroll
-    for (int group = 0; group < kProductGroups; ++group) {
-      words[group] = ptx::LoadShared128(stage + (begin ^ chunk * 16) + group * (16 * 64));
-    }
+  // Word n is a group's.
+  ATTN_HD static uint4 Load(const char* stage, int begin, int chunk, int n) {
+    return ptx::LoadShared128(stage + (begin ^ chunk * 16) + n * (16 * 64));
   }
+  // The operands in word n.
+  ATTN_HD static constexpr int Group(int n, int) { return n; }
+  ATTN_HD static constexpr int Step(int, int half) { return half; }
   ATTN_HD static uint2 Get(const uint4 (&words)[kProductGroups], int group, int step) {
     const uint4& w = words[group];
     return step == 0 ? make_uint2(w.x, w.y) : make_uint2(w.z, w.w);
@@ -90,14 +86,13 @@ struct OperandWords<true> {
     return OperandLayout<kProductTile, 2, true>::Offset(lane.quad(),
                                                         first / 8 + (lane.upper() | half << 2));
   }
-  ATTN_HD static void Load(const char* stage, int begin, int chunk,
-                           uint4 (&words)[kProductGroups]) {
-#pragma unroll
-    for (int n = 0; n < kProductGroups; ++n) {  // step, pair of groups
-      const int step = n >> 1, twist = (n & 1) * 2 ^ step * 4;
-      words[n] = ptx::LoadShared128(stage + (begin ^ twist * 16) + (8 * chunk + 4 * step) * 256);
-    }
+  // Word n is a pair of groups' in one step.
+  ATTN_HD static uint4 Load(const char* stage, int begin, int chunk, int n) {
+    const int step = n >> 1, twist = (n & 1) * 2 ^ step * 4;
+    return ptx::LoadShared128(stage + (begin ^ twist * 16) + (8 * chunk + 4 * step) * 256);
   }
+  ATTN_HD static constexpr int Group(int n, int half) { return (n & 1) * 2 + half; }
+  ATTN_HD static constexpr int Step(int n, int) { return n >> 1; }
   ATTN_HD static uint2 Get(const uint4 (&words)[kProductGroups], int group, int step) {
     const uint4& w = words[2 * step + (group >> 1)];
     return (group & 1) == 0 ? make_uint2(w.x, w.y) : make_uint2(w.z, w.w);
@@ -114,16 +109,17 @@ struct ProductKernel {
   };
   union Shared {
     Stage stages[2];
-    ProductRows<kProductTile, 4> rows[kThreads / 32];
+    ProductRows<kProductTile> rows[kThreads / 32];
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const ProductDesc& p = *static_cast<const ProductDesc*>(params.dense);
-    const ProductPart part = ProductPartOf<kProductTile>(p, at.block);
-    const ProductPlace place = ProductPlaceOf<kProductTile>(p, part.tile);
+    const ProductDesc read = p;  // at once
+    const ProductPart part = ProductPartOf<kProductTile>(read, at.block);
+    const ProductPlace place = ProductPlaceOf<kProductTile>(read, part.tile);
     Sums sums;
     Zero(sums);
-    Multiply(p, place, part, at.thread, shared, sums);
+    Multiply(read, place, part, at.thread, shared, sums);
     WaitForTurn(p, part, at.thread);
     Store(p, place, at.thread, shared, sums);
     PassTurn(p, part, at.thread);
@@ -152,45 +148,71 @@ struct ProductKernel {
     const Lane lane = {thread & 31};
     const int a_begin = AWords::Begin(WarpRow(thread), lane, lane.row_half());
     const int b_begin = BWords::Begin(WarpColumn(thread), lane, lane.column_half());
+    if (depth <= 0) return;
     a.Fetch(depth);
     b.Fetch(depth);
     a.Put(shared.stages[0].a);
     b.Put(shared.stages[0].b);
-    a.Fetch(depth - kProductStep<2>);
-    b.Fetch(depth - kProductStep<2>);
     ptx::SyncThreads();
+    Words words = {a_begin, b_begin};
     int stage = 0;
+    words.LoadA(shared.stages, stage, 0);
+#pragma unroll
+    for (int n = 0; n < kProductGroups; ++n) words.LoadB(shared.stages, stage, n);
 #pragma unroll 1
     for (int left = depth; left > 0; left -= kProductStep<2>) {
-      const Stage& from = shared.stages[stage];
+#pragma unroll
+      for (int unit = 0; unit < kUnits; ++unit) {
+        // Else the assembler gathers loads and stores of many units in one place: 1 % slower.
+        ptx::SyncWarp();
+        Stage& next = shared.stages[stage ^ 1];
+        if (unit == 0) a.Fetch(left - kProductStep<2>);
+        if (unit == 2) b.Fetch(left - kProductStep<2>);
+        if (unit == kPutUnit) a.Put(next.a);
+        if (unit == kPutUnit + 2) b.Put(next.b);
+        if (unit == kLastChunk) {
+#pragma unroll
+          for (int n = unit + 1; n < kUnits; ++n) words.LoadA(shared.stages, stage, n);
+          ptx::SyncThreads();
+        }
+        if (unit < kLastChunk || unit == kUnits - 1) words.LoadA(shared.stages, stage, unit + 1);
+        words.LoadB(shared.stages, stage, unit + kProductGroups);
+        AddUnit(words, unit, sums);
+      }
       stage ^= 1;
-      AddChunk(from, 0, a_begin, b_begin, sums);
-      AddChunk(from, 1, a_begin, b_begin, sums);
-      a.Put(shared.stages[stage].a);
-      b.Put(shared.stages[stage].b);
-      AddChunk(from, 2, a_begin, b_begin, sums);
-      a.Fetch(left - 2 * kProductStep<2>);
-      b.Fetch(left - 2 * kProductStep<2>);
-      AddChunk(from, 3, a_begin, b_begin, sums);
-      ptx::SyncThreads();
     }
+    ptx::SyncThreads();
   }
 
-  // Eight of the depth.
-  ATTN_HD static void AddChunk(const Stage& stage, int chunk, int a_begin, int b_begin,
-                               Sums& sums) {
-    uint4 a[kProductGroups], b[kProductGroups];
-    AWords::Load(stage.a, a_begin, chunk, a);
-    BWords::Load(stage.b, b_begin, chunk, b);
+  // A unit is a word of A times its chunk's words of B: eight products. Of A the next word comes
+  // meanwhile, of B one of the next chunk.
+  static constexpr int kUnits = 4 * kProductGroups, kLastChunk = kUnits - kProductGroups;
+  static constexpr int kPutUnit = kBByDepth ? 8 : 9;  // simulated best
+  struct Words {
+    int a_begin, b_begin;
+    uint4 a[kProductGroups], b[2][kProductGroups];
+    // Units from kUnits on are the next stage's.
+    ATTN_HD void LoadA(const Stage (&stages)[2], int stage, int unit) {
+      a[unit % kProductGroups] =
+          AWords::Load(stages[stage ^ unit / kUnits].a, a_begin, unit % kUnits / kProductGroups,
+                       unit % kProductGroups);
+    }
+    ATTN_HD void LoadB(const Stage (&stages)[2], int stage, int unit) {
+      b[unit / kProductGroups & 1][unit % kProductGroups] =
+          BWords::Load(stages[stage ^ unit / kUnits].b, b_begin, unit % kUnits / kProductGroups,
+                       unit % kProductGroups);
+    }
+  };
+  ATTN_HD static void AddUnit(const Words& words, int unit, Sums& sums) {
+    const int word = unit % kProductGroups;
+    const uint4& a = words.a[word];
+    const uint4(&b)[kProductGroups] = words.b[unit / kProductGroups & 1];
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
+    for (int half = 0; half < 2; ++half) {
+      const uint2 rows = half == 0 ? make_uint2(a.x, a.y) : make_uint2(a.z, a.w);
 #pragma unroll
-      for (int m = 0; m < kProductGroups; ++m) {
-        const uint2 rows = AWords::Get(a, m, step);
-#pragma unroll
-        for (int n = 0; n < kProductGroups; ++n) {
-          Add(sums[m][n], rows, BWords::Get(b, n, step));
-        }
+      for (int n = 0; n < kProductGroups; ++n) {
+        Add(sums[AWords::Group(word, half)][n], rows, BWords::Get(b, n, AWords::Step(word, half)));
       }
     }
   }
@@ -204,33 +226,69 @@ struct ProductKernel {
     }
   }
 
+  // A row of a group stands where no bank is met twice: lanes' bits 0 and 3 move it by few rows.
   struct Rows {
-    ATTN_HD static int RowOf(int group, int n) { return AWords::Of(group, n); }
+    ATTN_HD static int PlaceOf(int e, Lane lane) {
+      return (lane.index & 1) | lane.row_half() << 1 | (e & 2) << 1 | lane.upper() << 3;
+    }
+    ATTN_HD static int RowOf(int group, int place) {
+      return AWords::Of(group, AWords::InGroup((place & 1) | (place >> 1 & 2) | (place >> 1 & 4),
+                                               place >> 1 & 1));
+    }
   };
   // A group of rows at a time; each warp through memory of its own.
-  ATTN_HD static void Store(const ProductDesc& p, const ProductPlace& place, int thread,
+  ATTN_HD static void Store(const ProductDesc& desc, const ProductPlace& place, int thread,
                             Shared& shared, const Sums& sums) {
+    const ProductDesc p = desc;  // read at once
     auto& rows = shared.rows[thread >> 5];
     const Lane lane = {thread & 31};
     const ProductPlace own = {place.row + WarpRow(thread), place.column + WarpColumn(thread)};
-    const ProductOutput<kProductTile> output(p, own, thread & 31);
+    const ProductOutput<kProductTile> output(p, own, lane.index);
+    const bool is_whole =
+        own.row + kProductWarpTile <= p.rows && own.column + kProductWarpTile <= p.columns;
 #pragma unroll
     for (int m = 0; m < kProductGroups; ++m) {
 #pragma unroll
       for (int n = 0; n < kProductGroups; ++n) {
 #pragma unroll
         for (int e = 0; e < 8; e += 2) {
-          const int row =
-              AWords::InGroup((lane.index & 1) | (e & 2) | lane.upper() << 2, lane.row_half());
           const int column =
               BWords::Of(n, BWords::InGroup((lane.index & 2) | (e & 4), lane.column_half()));
           ptx::StoreShared64(
-              &rows.sums[row][column],
+              rows.At(Rows::PlaceOf(e, lane), column),
               make_uint2(ptx::FloatBits(sums[m][n][e]), ptx::FloatBits(sums[m][n][e + 1])));
         }
       }
-      output.Store<Rows>(m, rows);
+      if constexpr (!kAByDepth) {
+        output.template Store<Rows>(m, rows);
+      } else if (is_whole) {
+        AddToMemory<true>(p, own, lane.index, m, rows);
+      } else {
+        AddToMemory<false>(p, own, lane.index, m, rows);
+      }
     }
+  }
+  // `kWhole`: all of the warp's numbers exist.
+  template <bool kWhole>
+  ATTN_HD static void AddToMemory(const ProductDesc& p, const ProductPlace& own, int lane,
+                                  int group, const ProductRows<kProductTile>& rows) {
+    float* c = static_cast<float*>(p.c) + own.row * p.c_stride + own.column + lane;
+    ptx::SyncWarp();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int column = lane + half * kWarpLanes;
+      float sums[16];
+#pragma unroll
+      for (int n = 0; n < 16; ++n) sums[n] = ptx::LoadSharedFloat(rows.At(n, column));
+#pragma unroll
+      for (int n = 0; n < 16; ++n) {
+        const int row = Rows::RowOf(group, n);
+        if (kWhole || (own.row + row < p.rows && own.column + column < p.columns)) {
+          ptx::ReduceAdd(c + row * p.c_stride + half * kWarpLanes, sums[n]);
+        }
+      }
+    }
+    ptx::SyncWarp();
   }
 };
 

@@ -62,7 +62,7 @@ struct ProductKernel {
   };
   union Shared {
     Stage stages[kStages];
-    ProductRows<kTile, 8> rows[kThreads / 32];
+    ProductRows<kTile> rows[kThreads / 32];
     uint32_t not_finite[kThreads / 32];
   };
 
@@ -110,8 +110,7 @@ struct ProductKernel {
   ATTN_HD static void Copy(OperandChunks<kTile, kBytes, kByDepth>& chunks, char* stage, int left) {
 #pragma unroll
     for (int n = 0; n < kOperandPasses<kTile>; ++n) {
-      ptx::CopyAsync(stage + chunks.Place(n), chunks.Pass(n),
-                     chunks.Exists(n) && chunks.IsWithin(n, left));
+      ptx::CopyAsync(stage + chunks.Place(n), chunks.Pass(n), chunks.IsWithin(n, left));
     }
     chunks.Advance();
   }
@@ -217,7 +216,7 @@ struct ProductKernel {
 #pragma unroll
         for (int e = 0; e < 4; e += 2) {
           ptx::StoreShared64(
-              &rows.sums[Accumulator::Row(e, lane)][8 * n + Accumulator::Col(e, lane)],
+              rows.At(Accumulator::Row(e, lane), 8 * n + Accumulator::Col(e, lane)),
               make_uint2(ptx::FloatBits(sums[m][n][e]), ptx::FloatBits(sums[m][n][e + 1])));
         }
       }

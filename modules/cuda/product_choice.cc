@@ -27,10 +27,10 @@ std::optional<LayerKernel> TensorCoreKernel(const PlainProductDesc& desc, Elemen
   const int64_t chunk = 16 / ElementBytes(operand);
   const bool a_by_depth = desc.a_by_depth != 0, b_by_depth = desc.b_by_depth != 0;
   if (desc.a_element != desc.operand || desc.b_element != desc.operand ||
-      (a_by_depth && !b_by_depth) || !IsInChunks(p.a, p.a_stride, chunk) ||
-      !IsInChunks(p.b, p.b_stride, chunk) || !IsInChunks(p.c, p.c_stride, chunk) ||
-      !IsInChunks(p.bias, 0, chunk) || (a_by_depth ? p.rows : p.depth) % chunk != 0 ||
-      p.columns % chunk != 0) {
+      (a_by_depth && !b_by_depth) || a_by_depth != (p.result == kProductAddBlocks) ||
+      !IsInChunks(p.a, p.a_stride, chunk) || !IsInChunks(p.b, p.b_stride, chunk) ||
+      !IsInChunks(p.c, p.c_stride, chunk) || !IsInChunks(p.bias, 0, chunk) ||
+      (a_by_depth ? p.rows : p.depth) % chunk != 0 || p.columns % chunk != 0) {
     return std::nullopt;
   }
   return LayerKernel(a_by_depth   ? KernelKind::kProductDepthDepth
