@@ -127,6 +127,24 @@ TEST(Tiles, CoverEveryRowOfEveryHeadOnceLongestFirst) {
   EXPECT_EQ(seen.size(), 2u * 4 * 3 + 4 * (2 + 0 + 3));
 }
 
+TEST(Tiles, OfHeadsWhoseKeysAndValuesFitTheL2StandTogether) {
+  Problem p = Simple();
+  p.causal = true;
+  p.batch = 1;
+  p.q_heads = p.kv_heads = 64;
+  p.q_len = p.kv_len = 4096;
+  p.qk_head_dim = p.v_head_dim = 128;
+  const auto tiles = ForwardTiles({&p}, PartsOf(p, 0), {128, 128, 128, 1}, {}).tiles;
+  ASSERT_EQ(tiles.size(), 64u * 32);
+  constexpr size_t kHeads = 18;  // of 2 MiB in 36
+  for (size_t at = 0; at + kHeads * 32 <= tiles.size(); at += kHeads * 32) {
+    std::set<int> heads;
+    for (size_t n = at; n < at + kHeads * 32; ++n) heads.insert(tiles[n].head);
+    EXPECT_EQ(heads.size(), kHeads);
+    EXPECT_EQ(tiles[at].tile, 31) << "the longest first";
+  }
+}
+
 TEST(Tiles, OfKeysVisitMostRowsFirst) {
   Problem p = Simple();
   p.causal = true;

@@ -93,8 +93,13 @@ void ForEachQueryHead(absl::Span<const Problem* const> problems, absl::Span<cons
 OrderedTiles ForwardTiles(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
                           const Tile& of, absl::Span<const CallMask> masks) {
   std::vector<SizedTile> tiles;
+  HeadGroups groups;
+  size_t group = 0;
   ForEachQueryHead(problems, parts, [&](int32_t n, int32_t b, int32_t h, const SequenceDesc& s) {
     const Part& part = parts[static_cast<size_t>(n)];
+    if (h % problems[part.call]->group_size() == 0) {
+      group = groups.Next(s.kv_len * PaddedColumns(of.head_dim) * 4);  // K and V in 16 bits
+    }
     const CompiledMask* mask = MaskOf(masks, part);
     const int64_t head = part.kv_head_begin * problems[part.call]->group_size() + h;
     const MaskLists* lists =
@@ -103,7 +108,7 @@ OrderedTiles ForwardTiles(absl::Span<const Problem* const> problems, absl::Span<
     for (int32_t tile = 0; tile < Tiles(s.q_len, of.q_rows); ++tile) {
       const int begin = tile * of.q_rows, end = std::min(begin + of.q_rows, s.q_len);
       const Range keys = VisibleKeys(visibility, begin, end);
-      tiles.push_back({Visited(keys, lists, tile, of.kv_rows), {n, b, h, tile}});
+      tiles.push_back({Visited(keys, lists, tile, of.kv_rows), {n, b, h, tile}, group});
     }
   });
   return MostWorkFirst(std::move(tiles));
