@@ -136,7 +136,7 @@ TEST(Tiles, OfHeadsWhoseKeysAndValuesFitTheL2StandTogether) {
   p.qk_head_dim = p.v_head_dim = 128;
   const auto tiles = ForwardTiles({&p}, PartsOf(p, 0), {128, 128, 128, 1}, {}).tiles;
   ASSERT_EQ(tiles.size(), 64u * 32);
-  constexpr size_t kHeads = 18;  // of 2 MiB in 36
+  constexpr size_t kHeads = 4;  // of 2 MiB in 8
   for (size_t at = 0; at + kHeads * 32 <= tiles.size(); at += kHeads * 32) {
     std::set<int> heads;
     for (size_t n = at; n < at + kHeads * 32; ++n) heads.insert(tiles[n].head);
