@@ -128,11 +128,12 @@ absl::StatusOr<EnginePlan> ModuleCalls::PlanWithin(const ModuleDescription& desc
     absl::StatusOr<EnginePlan> alone =
         deps_.engine.Plan(description, limits, Less(memory.capacity(), of_put));
     if (!alone.ok()) return OfEngine(alone.status());
+    const int64_t bytes = alone->bytes() + of_put;
     return Failure(absl::StatusCode::kResourceExhausted, reason::kModuleQuota,
-                   absl::StrCat("module_memory_mib or caller_module_mib: ", alone->bytes() + of_put,
+                   absl::StrCat("module_memory_mib or caller_module_mib: ", bytes,
                                 " bytes do not fit beside what is registered, ",
                                 FreeText(free, deps_.devices)),
-                   {{"caller", caller}, {"bytes", absl::StrCat(alone->bytes())}});
+                   {{"caller", caller}, {"bytes", absl::StrCat(bytes)}});
   }
   if (plan.status().code() == absl::StatusCode::kInvalidArgument) return Classified(plan.status());
   if (!plan.ok()) return OfEngine(plan.status());

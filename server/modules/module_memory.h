@@ -38,7 +38,8 @@ class ModuleMemory {
 
    private:
     friend class ModuleMemory;
-    Reservation(ModuleMemory& memory, std::string caller) : memory_(&memory), caller_(caller) {}
+    Reservation(ModuleMemory& memory, std::string caller)
+        : memory_(&memory), caller_(std::move(caller)) {}
     void Release();
 
     ModuleMemory* memory_ = nullptr;

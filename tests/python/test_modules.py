@@ -99,34 +99,33 @@ def test_lengths_and_masks_hide_the_same_keys(made, rng):
 
 
 BLOCKS = np.tri(3, dtype=bool) & ~np.tri(3, k=-2, dtype=bool)
-ATTENTION = {  # a layout's options; those of attnd.local, where they differ
-    "window": ({"causal": True, "window": (2, 0)}, None),
-    "bottom_right": ({"causal": True, "align": "bottom_right"}, None),
-    "offset": ({"window": (3, 0), "align": -1}, None),
-    "alibi": ({"alibi_slopes": (0.5, -0.25)}, {"alibi_slopes": np.array([0.5, -0.25]), "align": "top_left"}),
-    "sink": ({"sink": (0.5, -1.0)}, {"sink": np.array([0.5, -1.0])}),
-    "zero_rest": ({"zero_rest": True, "window": (1, 1)}, {"zero_rest": True, "window": (1, 1), "align": "top_left"}),
-    "mask of any length": ({"mask": attnd.masks.window(2, 1)}, None),
-    "mask with a length": ({"mask": attnd.masks.blocks(BLOCKS, 4), "mask_lengths": (12, 12), "softcap": 2.0},
-                           {"mask": attnd.masks.blocks(BLOCKS, 4), "softcap": 2.0}),
+ATTENTION = {  # options of a layout and of attnd.local
+    "window": {"causal": True, "window": (2, 0)},
+    "bottom_right": {"causal": True, "align": "bottom_right"},
+    "offset": {"window": (3, 0), "align": -1},
+    "alibi": {"alibi_slopes": (0.5, -0.25), "align": "top_left"},
+    "sink": {"sink": (0.5, -1.0)},
+    "zero_rest": {"zero_rest": True, "window": (1, 1), "align": "top_left"},
+    "mask of any length": {"mask": attnd.masks.window(2, 1)},
+    "mask with a length": {"mask": attnd.masks.blocks(BLOCKS, 4), "softcap": 2.0},
 }
 
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_of_a_layout_has_every_option(client, rng, name):
-    options, local = ATTENTION[name]
+    options, lengths = ATTENTION[name], (12, 12) if name == "mask with a length" else None
     layout = Layout(16)
     block = layout.block()
-    block.linear(block.attention(*[Heads(0, 2, 8)] * 3, **options), block.parameter("weight", 16, 16))
+    made = block.attention(*[Heads(0, 2, 8)] * 3, mask_lengths=lengths, **options)
+    block.linear(made, block.parameter("weight", 16, 16))
     layout.layer(block, "0.")
     module = attnd.register(layout, client, name=f"options.{list(ATTENTION).index(name)}")
-    with contextlib.ExitStack() as after:
-        after.callback(module.release)
-        module.put({"0.weight": np.eye(16, dtype=np.float32)})
-        x = np.float32(rng.normal(size=(2, 12, 16)))
-        heads = [x.reshape(2, 12, 2, 8)] * 3
-        expected = attnd.local.forward(*heads, layout="blhd", **(options if local is None else local)).out
-        np.testing.assert_allclose(module.forward(x).reshape(2, 12, 2, 8), expected, rtol=1e-5, atol=1e-6)
+    module.put({"0.weight": np.eye(16, dtype=np.float32)})
+    x = np.float32(rng.normal(size=(2, 12, 16)))
+    found = module.forward(x).reshape(2, 12, 2, 8)
+    module.release()
+    expected = attnd.local.forward(*[x.reshape(2, 12, 2, 8)] * 3, layout="blhd", **options).out
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_wrong_options_of_a_layout_are_told():

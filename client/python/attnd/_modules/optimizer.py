@@ -63,8 +63,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
                 stack.discard()
         else:
             rates = [GroupRates(float(group["lr"]), float(group.get("weight_decay", 0.0))) for group in self.param_groups]
-            for stack in self.stacks:
-                stack.step([*rates, GroupRates(0.0)], inverse)
+            factors = [stack.factor() for stack in self.stacks]  # all, before one of them steps
+            for stack, factor in zip(self.stacks, factors):
+                stack.step([*rates, GroupRates(0.0)], factor * inverse)
             self._step_here(inverse)
         return loss
 

@@ -80,7 +80,7 @@ class RemoteParameter(nn.Parameter):
     @property
     def grad(self) -> Optional[Tensor]:
         found = stack_of(self)
-        return None if found is None else found[0].gradient_of(self)
+        return None if found is None else found[0].gradient_of(found[1])
 
     @grad.setter
     def grad(self, value: Optional[Tensor]) -> None:
@@ -140,7 +140,8 @@ class RemoteStack(nn.Module):
         self.hides = False  # its gradients
         self._stepped: FrozenSet[str] = frozenset()  # parameters that the optimizer has
         self._speaker = ""  # the parameter that has their norm
-        self._norm, self._number = 0.0, cast(Optional[Tensor], None)  # as it was, and as others have scaled it
+        self._norm = 0.0
+        self._number: Optional[Tensor] = None  # the norm as others have scaled it; None: nobody has looked
         object.__setattr__(self, "_runner", _Runner(self))
         object.__setattr__(self, "_anchor", torch.zeros(0, requires_grad=True))
         if options.server_optimizer:
@@ -202,7 +203,7 @@ class RemoteStack(nn.Module):
         """None where there is nothing to step with."""
         if self._module is None or self._module.micro_batches == 0:
             return None
-        multiplier, self._number = multiplier * self._factor(), None
+        self._number = None
         rates = rates[:max(self._groups, default=0) + 1]
         return self._module.step(rates=rates, multiplier=multiplier, timeout=self._options.timeout)
 
@@ -212,11 +213,9 @@ class RemoteStack(nn.Module):
         if self._module is not None and self._module.micro_batches:
             self._module.discard(timeout=self._options.timeout)
 
-    def gradient_of(self, parameter: nn.Parameter) -> Optional[Tensor]:
+    def gradient_of(self, name: str) -> Optional[Tensor]:
         """RemoteParameter.grad."""
-        if self.hides or self._module is None or self._module.micro_batches == 0:
-            return None
-        if stack_of(parameter) != (self, self._speaker):
+        if self.hides or name != self._speaker or self._module is None or self._module.micro_batches == 0:
             return None
         if self._number is None:
             squared, finite = self._module.gradient_stats(timeout=self._options.timeout)
@@ -230,19 +229,19 @@ class RemoteStack(nn.Module):
         trained = [name for name, tensor in self._tensors().items() if tensor.requires_grad]
         self._speaker = next((name for name in trained if name in self._stepped), trained[0] if trained else "")
 
-    def _factor(self) -> float:
-        """What the gradients were multiplied by, here."""
+    def factor(self) -> float:
+        """What the gradients were multiplied by, here; the next step's multiplier is to have it."""
         if self._number is None or not 0 < self._norm < math.inf:
             return 1.0
-        number, shadow = self._number.tolist()
+        number, shadow = map(float, self._number.tolist())
         if not abs(number * _SHADOW - shadow) <= 1e-5 * abs(shadow):
             raise FailedPrecondition("grad: expected gradients on a daemon to be multiplied alone, as clip_grad_norm_ and a "
                                      "GradScaler do, got another change of them")
-        return float(number / self._norm)
+        return number / self._norm
 
     def look_again(self) -> None:
         """Before a backward adds to them."""
-        factor = self._factor()
+        factor = self.factor()
         if factor == 0:
             self.discard()  # zero_grad(set_to_none=False)
         elif factor != 1:
