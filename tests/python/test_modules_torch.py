@@ -220,6 +220,18 @@ def test_what_would_pass_over_remote_parameters_is_refused():
         optimizer.step()
 
 
+def test_a_refused_step_changes_no_stack():
+    first, second = [attnd.torch.offload(nn.Sequential(nn.Sequential(nn.Linear(16, 16), nn.Tanh()))) for _ in range(2)]
+    optimizer = attnd.torch.optimizer(torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1))
+    second(first(torch.randn(2, 3, 16))).square().sum().backward()
+    before = first.state_dict()
+    next(second.parameters()).grad.add_(1)
+    with pytest.raises(attnd.FailedPrecondition, match="multiplied alone"):
+        optimizer.step()
+    for name, tensor in first.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+
+
 def test_local_optimizer_gets_gradients():
     here, there = pair(optimizer="local")
     optimizers = [torch.optim.Adagrad(model.parameters(), lr=1e-2) for model in (here, there)]
