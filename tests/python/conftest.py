@@ -83,29 +83,37 @@ class Daemon:
 
     def start(self):
         port_file = os.path.join(self._folder.name, "port")
-        if os.path.exists(port_file):
-            os.remove(port_file)
+        for path in (port_file, self._metrics_port_file):
+            if os.path.exists(path):
+                os.remove(path)
         self.log = open(os.path.join(self._folder.name, "log"), "a+")
         self.process = subprocess.Popen(
             [self._program, "--listen", self.address or self._listen, "--port_file", port_file,
              "--metrics_listen", "127.0.0.1:0", "--metrics_port_file", self._metrics_port_file,
              "--backend", self._backend, *self._flags],
             stdout=self.log, stderr=subprocess.STDOUT)
+        self.address = "127.0.0.1:" + self._port(port_file)
+
+    def _port(self, path):
+        """Of a file that the daemon writes while it starts, one after the other."""
         deadline = time.monotonic() + 60
-        while not (os.path.exists(port_file) and open(port_file).read().endswith("\n")):
+        while not (os.path.exists(path) and open(path).read().endswith("\n")):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"attnd did not start: {self.read_log()}")
             time.sleep(0.01)
-        self.address = "127.0.0.1:" + open(port_file).read().split()[0]
+        return open(path).read().split()[0]
 
     def read_log(self):
         self.log.seek(0)
         return self.log.read()
 
+    @property
+    def metrics_port(self):
+        return self._port(self._metrics_port_file)
+
     def metric(self, name):
         """The sum of the samples of that name."""
-        port = open(self._metrics_port_file).read().strip()
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).read().decode()
         values = [float(line.split()[-1]) for line in text.split("\n") if re.match(name + r"[ {]", line)]
         assert values, name
         return sum(values)

@@ -20,7 +20,7 @@ MOST_BYTES = 50_000
 def busy():
     """A daemon, its page's address, and calls of two callers while the tests run."""
     made = Daemon()
-    port = open(made._metrics_port_file).read().strip()
+    port = made.metrics_port
     q = np.zeros((1, 2, 64, 32), np.float32)
     with attnd.connect(made.address) as client:
         for _ in range(20):

@@ -212,7 +212,7 @@ def test_two_tokens_are_two_callers(tmp_path):
             with attnd.connect(daemon.address, token=token) as client:
                 for _ in range(calls):
                     client.forward(q, q, q)
-        port = open(daemon._metrics_port_file).read().strip()
+        port = daemon.metrics_port
         callers = {row["caller"] for row in json.loads(top(f"127.0.0.1:{port}").stdout)["callers"]}
         assert callers == {"alice", "bob"}
         assert daemon.metric('attnd_caller_requests_total{caller="alice",result="ok"}') == 2
