@@ -49,6 +49,17 @@ HWY_INLINE FloatVector LoadVector(const void* row, int64_t index) {
   }
 }
 
+// Numbers rounded to bfloat16: their bits in the upper halves; the lower ones mean nothing.
+HWY_INLINE auto BFloat16Bits(FloatVector value) {
+  const hn::RebindToUnsigned<FloatTag> du;
+  const auto bits = hn::BitCast(du, value);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff)));
+  // A NaN keeps its upper half, made quiet; rounding could turn it into infinity.
+  const auto nan = hn::RebindMask(du, hn::IsNaN(value));
+  return hn::IfThenElse(nan, hn::Or(bits, hn::Set(du, 0x400000)), rounded);
+}
+
 template <ElementType kElement>
 HWY_INLINE void StoreVector(FloatVector value, void* row, int64_t index) {
   const FloatTag d;
@@ -59,17 +70,8 @@ HWY_INLINE void StoreVector(FloatVector value, void* row, int64_t index) {
     const hn::Rebind<uint16_t, FloatTag> d16;
     if constexpr (kElement == ElementType::kBFloat16) {
       const hn::RebindToSigned<FloatTag> di;
-      auto bits = hn::BitCast(di, value);
-      auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(di, 1));
-      auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(di, 0x7fff)));
-      // A NaN keeps its upper half, made quiet; rounding could turn it into infinity.
-      auto nan = hn::RebindMask(di, hn::IsNaN(value));
-      auto kept = hn::IfThenElse(nan, hn::Or(bits, hn::Set(di, 0x400000)), rounded);
-      const hn::RebindToUnsigned<FloatTag> du;
-      alignas(64) uint32_t wide[kLanes];
-      hn::Store(hn::BitCast(du, kept), du, wide);
-      for (int n = 0; n < kLanes; ++n) to[n] = static_cast<uint16_t>(wide[n] >> 16);
-      (void)d16;
+      hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, hn::ShiftRight<16>(BFloat16Bits(value)))), d16,
+                 to);
     } else {
 #if ATTND_NATIVE_FLOAT16
       const hn::Rebind<hwy::float16_t, FloatTag> dh;

@@ -1,10 +1,8 @@
 """One encoder layer on the CPU engine of modules against torch.nn.TransformerEncoderLayer, same threads and shapes.
 
-Both take turns (PyTorch, attnd, PyTorch, ...), so that what else the machine does meets both. Each figure is the median
-of the ratios of neighbours, PyTorch's time over attnd's; milliseconds are the medians. 4 sequences of 512 rows.
-
-On two threads of an EPYC (Zen 5, AVX3; torch 2.11.0 with MKL): float32 forward + backward 2.07 (768) and 2.17 (1024),
-with dropout 0.1 2.81 and 2.78; an AdamW step with its gradients' norm and the packing of weights 0.70 to 0.79.
+Both take turns (PyTorch, attnd, PyTorch, ...), so that what else the machine does meets both, with a pause before each:
+threads of a library may spin after its work. Each figure is the median of the ratios of neighbours, PyTorch's time over
+attnd's; milliseconds are the medians. 4 sequences of 512 rows.
 
 Needs: torch (pip install torch) and bazel build //modules/cpu:module_benchmark.
 Run:   python3 tests/benchmarks/module_layer_against_pytorch.py [--rounds 9] [--threads 2]
@@ -20,6 +18,7 @@ import torch
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROGRAM = os.path.join(ROOT, "bazel-bin/modules/cpu/module_benchmark")
 BATCH, LENGTH = 4, 512
+PAUSE = 0.3  # seconds
 
 
 class TorchLayer:
@@ -60,8 +59,13 @@ class AttndLayer:
 
 def compare(width, dropout, element, args):
     ours, theirs = AttndLayer(width, dropout, element, args.threads), TorchLayer(width, dropout, element)
-    theirs.round(), ours.round()
-    pairs = [(theirs.round(), ours.round()) for _ in range(args.rounds)]
+
+    def turn(layer):
+        time.sleep(PAUSE)
+        return layer.round()
+
+    turn(theirs), turn(ours)
+    pairs = [(turn(theirs), turn(ours)) for _ in range(args.rounds)]
     ours.close()
 
     def median(of):

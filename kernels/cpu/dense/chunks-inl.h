@@ -43,9 +43,17 @@ inline void RoundFloats(ElementType element, float* floats, int64_t count) {
   if (element == ElementType::kFloat32) return;
   WithElement(element, [&]<ElementType kElement>() {
     alignas(64) uint8_t stored[kLanes * 4];
+    const FloatTag d;
     for (int64_t n = 0; n < count; n += kLanes) {
-      StoreVector<kElement>(hn::LoadU(FloatTag(), floats + n), stored, 0);
-      hn::StoreU(LoadVector<kElement>(stored, 0), FloatTag(), floats + n);
+      FloatVector x = hn::LoadU(d, floats + n);
+      if constexpr (kElement == ElementType::kBFloat16) {
+        const hn::RebindToUnsigned<FloatTag> du;
+        x = hn::BitCast(d, hn::And(BFloat16Bits(x), hn::Set(du, 0xffff0000u)));
+      } else {
+        StoreVector<kElement>(x, stored, 0);
+        x = LoadVector<kElement>(stored, 0);
+      }
+      hn::StoreU(x, d, floats + n);
     }
   });
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <string>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -32,19 +33,20 @@ double ProcessorSecondsOf(const DenseProduct& product, ThreadPool& pool,
   return best;
 }
 
-void Report(const Shape& s, int threads) {
+void Report(const Shape& s, ElementType element, int threads) {
   ThreadPool pool(threads);
   std::vector<float> scratch(threads * kDenseScratchFloats);
-  const std::vector<float> a(s.rows * s.depth, 0.5f), b(PackedElements(s.columns, s.depth), 0.25f);
+  const std::vector<float> a(s.rows * s.depth), b(PackedElements(s.columns, s.depth));
   std::vector<float> c(s.rows * s.columns);
-  DenseProduct p{.rows = s.rows, .columns = s.columns, .depth = s.depth};
-  p.a = {a.data(), ElementType::kFloat32, s.a == DenseOrder::kRows ? s.depth : s.rows};
-  p.b = {b.data(), ElementType::kFloat32, s.columns};
+  DenseProduct p{.rows = s.rows, .columns = s.columns, .depth = s.depth, .operand = element};
+  p.a = {a.data(), element, s.a == DenseOrder::kRows ? s.depth : s.rows};
+  p.b = {b.data(), element, s.columns};
   p.a_order = s.a, p.b_order = s.b, p.result = s.result;
   p.c = c.data();
   const double flops = 2.0 * s.rows * s.columns * s.depth;
-  std::printf("%-16s %5ld x %5ld x %5ld, %d threads: %6.1f GFLOP/s a processor\n", s.name, s.rows,
-              s.columns, s.depth, threads, flops / ProcessorSecondsOf(p, pool, scratch) * 1e-9);
+  std::printf("%-16s %5ld x %5ld x %5ld, %s, %d threads: %6.1f GFLOP/s a processor\n", s.name,
+              s.rows, s.columns, s.depth, std::string(ElementName(element)).c_str(), threads,
+              flops / ProcessorSecondsOf(p, pool, scratch) * 1e-9);
 }
 
 }  // namespace
@@ -62,7 +64,9 @@ int main() {
          4 * width, width, 2048},
     };
     for (const Shape& shape : shapes) {
-      for (int threads : {1, 2}) Report(shape, threads);
+      for (ElementType element : {ElementType::kFloat32, ElementType::kBFloat16}) {
+        for (int threads : {1, 2}) Report(shape, element, threads);
+      }
     }
   }
   return 0;

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/cpu/dense/bfloat16_tiles-inl.h"
 #include "kernels/cpu/dense/chunks-inl.h"
 #include "kernels/cpu/gemm-inl.h"
 
@@ -20,6 +21,21 @@ namespace attnd {
 namespace HWY_NAMESPACE {
 
 static_assert(kDensePanel % kPanelColumns == 0 && kDenseRows % kTileRows == 0);
+
+// The unit that multiplies them, or null.
+inline const TileUnit* TilesFor([[maybe_unused]] ElementType operand) {
+#if HWY_TARGET == HWY_AVX3
+  return operand == ElementType::kBFloat16 ? MatrixTiles() : nullptr;
+#else
+  return nullptr;
+#endif
+}
+
+RowsOf Part(const DenseMatrix& of, int64_t row, int64_t column, int64_t rows, int64_t count) {
+  const int64_t bytes = (row * of.stride + column) * ElementBytes(of.element);
+  return {static_cast<const uint8_t*>(of.data) + bytes, of.stride, static_cast<int>(rows),
+          static_cast<int>(count)};
+}
 
 // One item.
 class DenseItem {
@@ -30,9 +46,10 @@ class DenseItem {
         first_column_(item % ColumnGroups(p) * kDenseColumns),
         rows_(std::min(p.item_rows, p.rows - first_row_)),
         columns_(std::min(kDenseColumns, p.columns - first_column_)),
-        a_(scratch),
+        sums_(scratch),
+        a_(sums_ + kDenseRows * kDenseColumns),
         b_(a_ + kDenseRows * kDenseDepth),
-        sums_(b_ + kDenseDepth * kDensePanel) {}
+        tiles_(TilesFor(p.operand)) {}
 
   static int64_t ColumnGroups(const DenseProduct& p) {
     return (p.columns + kDenseColumns - 1) / kDenseColumns;
@@ -42,7 +59,8 @@ class DenseItem {
     const bool in_blocks = p_.result == DenseResult::kAddBlocks;
     const int64_t step = in_blocks ? kGradientBlockRows : std::max<int64_t>(p_.depth, 1);
     for (int64_t begin = 0; begin < p_.depth; begin += step) {
-      Sum(begin, std::min(p_.depth, begin + step));
+      const int64_t end = std::min(p_.depth, begin + step);
+      tiles_ != nullptr ? SumOnTiles(begin, end) : Sum(begin, end);
       Finish();
     }
   }
@@ -59,6 +77,46 @@ class DenseItem {
         Multiply(a, LoadB(k, depth, first_column_ + column), depth, column, k > begin);
       }
     }
+  }
+
+  void SumOnTiles([[maybe_unused]] int64_t begin, [[maybe_unused]] int64_t end) {
+#if HWY_TARGET == HWY_AVX3
+    const TileSession session(*tiles_);
+    uint16_t* a = reinterpret_cast<uint16_t*>(a_);
+    uint16_t* packed = a + kDenseRows * kTilesDepth;
+    for (int64_t k = begin; k < end; k += kTilesDepth) {
+      const int64_t depth = std::min(kTilesDepth, end - k);
+      if (p_.a_order == DenseOrder::kRows) {
+        PackTileRows(p_.a.element, Part(p_.a, first_row_, k, rows_, depth),
+                     DepthBlocks(depth) * kTileWords, a);
+      } else {
+        PackTileDepth(p_.a.element, Part(p_.a, k, first_row_, depth, rows_), a);
+        TurnTiles(rows_, depth, a);
+      }
+      const uint16_t* b = packed;
+      int64_t b_block = DepthBlocks(depth);
+      if (p_.b_order == DenseOrder::kPanels) {
+        b_block = DepthBlocks(p_.depth);
+        b = static_cast<const uint16_t*>(p_.b.data) +
+            (first_column_ / kTileSide * b_block + k / kTileDepth) * kTileWords;
+      } else {
+        PackTileDepth(p_.b.element, Part(p_.b, k, first_column_, depth, columns_), packed);
+      }
+      tiles_->multiply({.a = a,
+                        .b = b,
+                        .a_block = DepthBlocks(depth),
+                        .b_block = b_block,
+                        .a_terms = 1,
+                        .b_terms = 1,
+                        .c = sums_,
+                        .c_row = kDenseColumns,
+                        .row_tiles = TileCount(rows_),
+                        .column_tiles = TileCount(columns_),
+                        .k_begin = 0,
+                        .k_end = DepthBlocks(depth),
+                        .accumulate = k > begin});
+    }
+#endif
   }
 
   struct Rows {
@@ -147,7 +205,8 @@ class DenseItem {
 
   const DenseProduct& p_;
   const int64_t first_row_, first_column_, rows_, columns_;
-  float *const a_, *const b_, *const sums_;
+  float *const sums_, *const a_, *const b_;
+  const TileUnit* const tiles_;
 };
 
 static_assert(kDenseColumns <= kChunk);
@@ -156,7 +215,27 @@ void RunDenseItemImpl(const DenseProduct& product, int64_t item, float* scratch)
   DenseItem(product, item, scratch).Run();
 }
 
+// Panels of tiles follow each other as blocks of kTileSide columns do.
+void PackPanelTiles([[maybe_unused]] const PanelSource& source, [[maybe_unused]] int64_t panel,
+                    [[maybe_unused]] uint16_t* packed) {
+#if HWY_TARGET == HWY_AVX3
+  const int64_t first = panel * kDensePanel, blocks = DepthBlocks(source.depth);
+  const int64_t count = std::min(kDensePanel, source.columns - first);
+  uint16_t* tiles = packed + first / kTileSide * blocks * kTileWords;
+  std::memset(tiles, 0, kDensePanel * blocks * kTileDepth * sizeof(uint16_t));
+  for (int64_t k = 0; k < source.depth; k += kChunk) {
+    const int64_t depth = std::min(kChunk, source.depth - k);
+    PackTileRows(source.matrix.element, Part(source.matrix, first, k, count, depth),
+                 blocks * kTileWords, tiles + k / kTileDepth * kTileWords);
+  }
+  TurnTiles(kDensePanel, source.depth, tiles);
+#endif
+}
+
 void PackPanelImpl(const PanelSource& source, int64_t panel, ElementType operand, void* packed) {
+  if (TilesFor(operand) != nullptr) {
+    return PackPanelTiles(source, panel, static_cast<uint16_t*>(packed));
+  }
   constexpr int64_t kStep = 16;  // of the depth: a cache line of each row of the source
   const int64_t first = panel * kDensePanel;
   const int64_t count = std::min(kDensePanel, source.columns - first);

@@ -2,8 +2,10 @@
 // gradients. float32 arithmetic on operands of any element.
 //     C(m, n) = Σ_k A(m, k)·B(k, n)
 // Sums over k run in stretches of kDenseDepth, each a chain of multiply-adds in ascending order;
-// stretches are added in order. So a row of C depends on its row of A and on B alone: not on the
-// number of rows, on threads or on how C is cut into items.
+// stretches are added in order. Operands of bfloat16 are multiplied on MatrixTiles, if there are
+// any: a chain of 32 products at a time, as tile_product.h says, in stretches of kTilesDepth. So a
+// row of C depends on its row of A and on B alone: not on the number of rows, on threads or on how
+// C is cut into items.
 //
 // An item is at most kDenseRows × kDenseColumns of C, for one thread with scratch of its own. B
 // comes in panels, or row by row; A as it lies, where it is float32, else from scratch. Any thread.
@@ -13,6 +15,7 @@
 
 #include "attention/element.h"
 #include "base/round_up.h"
+#include "kernels/cpu/tile_product.h"
 #include "kernels/dense/operands.h"
 
 namespace attnd {
@@ -24,8 +27,13 @@ inline constexpr int64_t kDenseColumns = 256;
 // A panel's stretch of B, 32 KiB, stays in a first-level cache while the rows of A pass by.
 inline constexpr int64_t kDenseDepth = 128;
 inline constexpr int64_t kDensePanel = 64;  // columns
+// Two tiles of columns of B, 32 KiB, stay in a first-level cache, the tiles of A in a second-level
+// one.
+inline constexpr int64_t kTilesDepth = 512;
 inline constexpr int64_t kDenseScratchFloats =
-    kDenseRows * kDenseDepth + kDenseDepth * kDensePanel + kDenseRows * kDenseColumns;
+    (kDenseRows + kDenseColumns) * kTilesDepth / 2 + kDenseRows * kDenseColumns;
+static_assert((kDenseRows + kDenseColumns) * kTilesDepth / 2 >=
+              kDenseRows * kDenseDepth + kDenseDepth * kDensePanel);
 
 // Row-major, rows `stride` elements apart.
 struct DenseMatrix {
@@ -66,11 +74,11 @@ int64_t DenseItemRows(const DenseProduct& product, int threads);
 int64_t DenseItems(const DenseProduct& product);
 void RunDenseItem(const DenseProduct& product, int64_t item, float* scratch);
 
-// B(k, n) = source[n][k] in panels of kDensePanel columns, [depth][kDensePanel] each, zero beyond
-// `columns`, in the operands' element.
+// B(k, n) = source[n][k] in panels of kDensePanel columns, in the operands' element: [depth]
+// [kDensePanel] each, zero beyond `columns`, or tiles.
 inline int64_t DensePanels(int64_t columns) { return RoundUp(columns, kDensePanel) / kDensePanel; }
 inline int64_t PackedElements(int64_t columns, int64_t depth) {
-  return DensePanels(columns) * kDensePanel * depth;
+  return DensePanels(columns) * kDensePanel * RoundUp(depth, kTileDepth);
 }
 struct PanelSource {
   DenseMatrix matrix;  // [columns, depth]

@@ -48,6 +48,10 @@ struct Stored {
     }
   }
   Tensor tensor() { return {bytes.data(), element}; }
+  void Set(int64_t index, float number) {
+    StoreElement(element, bytes.data(), index, number);
+    numbers[index] = LoadElement(element, bytes.data(), index);
+  }
   Numbers Read() const {
     Numbers read(numbers.size());
     for (size_t n = 0; n < read.size(); ++n) read[n] = LoadElement(element, bytes.data(), n);
@@ -101,24 +105,30 @@ class ProductUnderTest {
                .b_order = orders.b,
                .c = c.bytes.data(),
                .c_element = element};
-    if (orders.b != DenseOrder::kPanels) return;
-    const PanelSource source{{b_.bytes.data(), element, sizes.depth}, sizes.columns, sizes.depth};
-    for (int64_t panel = 0; panel < DensePanels(sizes.columns); ++panel) {
-      PackPanel(source, panel, element, panels_.data());
-    }
-    product.b = {panels_.data(), element, 0};
+    Pack();
   }
 
-  double A(int64_t m, int64_t k) const {
-    return a_.numbers[orders_.a == DenseOrder::kRows ? m * sizes_.depth + k : k * sizes_.rows + m];
+  // For the product's operand.
+  void Pack() {
+    if (orders_.b != DenseOrder::kPanels) return;
+    const PanelSource source{
+        {b_.bytes.data(), b_.element, sizes_.depth}, sizes_.columns, sizes_.depth};
+    for (int64_t panel = 0; panel < DensePanels(sizes_.columns); ++panel) {
+      PackPanel(source, panel, product.operand, panels_.data());
+    }
+    product.b = {panels_.data(), product.operand, 0};
   }
-  double B(int64_t k, int64_t n) const {
-    return b_
-        .numbers[orders_.b == DenseOrder::kPanels ? n * sizes_.depth + k : k * sizes_.columns + n];
+
+  double A(int64_t m, int64_t k) const { return a_.numbers[AIndex(m, k)]; }
+  double B(int64_t k, int64_t n) const { return b_.numbers[BIndex(k, n)]; }
+  void SetA(int64_t m, int64_t k, float number) { a_.Set(AIndex(m, k), number); }
+  void SetB(int64_t k, int64_t n, float number) {
+    b_.Set(BIndex(k, n), number);
+    Pack();
   }
   // Of |sum − what is there|, over what float32 sums and one rounding of the result leave.
-  double ErrorRatio() const {
-    const Numbers read = c.Read();
+  double ErrorRatio() const { return ErrorRatioOf(c.Read()); }
+  double ErrorRatioOf(const Numbers& read) const {
     double most = 0;
     for (int64_t m = 0; m < sizes_.rows; ++m) {
       for (int64_t n = 0; n < sizes_.columns; ++n) {
@@ -140,6 +150,12 @@ class ProductUnderTest {
 
  private:
   int64_t AStride() const { return orders_.a == DenseOrder::kRows ? sizes_.depth : sizes_.rows; }
+  int64_t AIndex(int64_t m, int64_t k) const {
+    return orders_.a == DenseOrder::kRows ? m * sizes_.depth + k : k * sizes_.rows + m;
+  }
+  int64_t BIndex(int64_t k, int64_t n) const {
+    return orders_.b == DenseOrder::kPanels ? n * sizes_.depth + k : k * sizes_.columns + n;
+  }
 
   Random random_;
   const ProductCase sizes_;
@@ -186,21 +202,69 @@ TEST_P(DenseTest, RowsHaveTheSameBitsHoweverTheyAreCut) {
 }
 
 TEST_P(DenseTest, BlocksOfDepthGoOnFromWhatStandsThere) {
-  ProductUnderTest test({60, 70, 2100}, kOrders[2], ElementType::kFloat32);
-  test.product.result = DenseResult::kAddBlocks;
-  std::fill(test.c.bytes.begin(), test.c.bytes.end(), uint8_t{0});
-  RunProduct(test.product);
-  EXPECT_LE(test.ErrorRatio(), 1.01);
-  const std::vector<uint8_t> whole = test.c.bytes;
-  std::fill(test.c.bytes.begin(), test.c.bytes.end(), uint8_t{0});
-  for (int64_t first : {0, 1024}) {
-    DenseProduct part = test.product;
-    part.depth = first == 0 ? 1024 : 2100 - 1024;
-    part.a.data = static_cast<const float*>(part.a.data) + first * 60;
-    part.b.data = static_cast<const float*>(part.b.data) + first * 70;
-    RunProduct(part);
+  for (ElementType element : kElements) {
+    ProductUnderTest test({60, 70, 2100}, kOrders[2], element);
+    std::vector<float> sums(60 * 70);
+    test.product.result = DenseResult::kAddBlocks;
+    test.product.c = sums.data();
+    test.product.c_element = ElementType::kFloat32;
+    RunProduct(test.product);
+    EXPECT_LE(test.ErrorRatioOf(Numbers(sums.begin(), sums.end())), 1.01);
+    const std::vector<float> whole = sums;
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    for (int64_t first : {0, 1024}) {
+      DenseProduct part = test.product;
+      part.depth = first == 0 ? 1024 : 2100 - 1024;
+      const int64_t bytes = first * ElementBytes(element);
+      part.a.data = static_cast<const uint8_t*>(part.a.data) + bytes * 60;
+      part.b.data = static_cast<const uint8_t*>(part.b.data) + bytes * 70;
+      RunProduct(part);
+    }
+    EXPECT_EQ(sums, whole) << ElementName(element);
   }
-  EXPECT_EQ(test.c.bytes, whole);
+}
+
+TEST_P(DenseTest, WhatIsNotFiniteStaysInItsRowAndColumn) {
+  constexpr int64_t kRow = 17, kColumn = 33;
+  for (ElementType element : kElements) {
+    for (const Orders& orders : kOrders) {
+      ProductUnderTest test({40, 70, 600}, orders, element);
+      RunProduct(test.product);
+      const Numbers before = test.c.Read();
+      test.SetA(kRow, 599, -INFINITY);
+      test.SetB(3, kColumn, NAN);
+      RunProduct(test.product);
+      const Numbers after = test.c.Read();
+      for (int64_t m = 0; m < 40; ++m) {
+        for (int64_t n = 0; n < 70; ++n) {
+          const double number = after[m * 70 + n];
+          if (n == kColumn) {
+            EXPECT_TRUE(std::isnan(number)) << m;
+          } else if (m == kRow) {
+            EXPECT_EQ(number, test.B(599, n) > 0 ? -INFINITY : INFINITY) << n;
+          } else {
+            EXPECT_EQ(number, before[m * 70 + n]) << m << " " << n;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(DenseTest, OperandsAreRoundedBeforeTheyAreMultiplied) {
+  for (const Orders& orders : kOrders) {
+    const ProductCase sizes{50, 70, 600};
+    ProductUnderTest wide(sizes, orders, ElementType::kFloat32),
+        rounded(sizes, orders, ElementType::kBFloat16);  // of the same random numbers
+    rounded.product.c = wide.product.c = wide.c.bytes.data();
+    rounded.product.c_element = ElementType::kFloat32;
+    RunProduct(rounded.product);
+    const std::vector<uint8_t> expected = wide.c.bytes;
+    wide.product.operand = ElementType::kBFloat16;
+    wide.Pack();
+    RunProduct(wide.product);
+    EXPECT_EQ(wide.c.bytes, expected) << int(orders.a) << int(orders.b);
+  }
 }
 
 // ---- Pointwise functions.
