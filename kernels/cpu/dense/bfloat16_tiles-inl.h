@@ -42,6 +42,9 @@ inline void PackTileRows(ElementType element, const RowsOf& from, int64_t block_
   alignas(64) WordBuffer buffer;
   const int whole = from.count / kTileDepth;
   for (int r = 0; r < from.rows; ++r) {
+    if (r + kRowsAhead < from.rows) {
+      AskFor(element, RowAt(from, element, r + kRowsAhead), 0, from.count);
+    }
     const uint16_t* row = Bfloat16Words(element, RowAt(from, element, r), from.count, buffer);
     uint16_t* to = tiles + r / kTileSide * block_words + r % kTileSide * kTileDepth;
     for (int k = 0; k < whole; ++k, row += kTileDepth, to += kTileWords) {
@@ -78,16 +81,13 @@ inline void PackTilePairs(const uint16_t* low, const uint16_t* high, int64_t cou
 
 // Rows k of numbers as B.
 inline void PackTileDepth(ElementType element, const RowsOf& from, uint16_t* tiles) {
-  constexpr int kRowsAhead = 8;  // rows lie pages apart, where hardware does not look ahead
   const int64_t step = DepthBlocks(from.rows) * kTileWords;
   alignas(64) WordBuffer buffers[2];
   auto row = [&](int k, uint16_t* buffer) {
     return Bfloat16Words(element, RowAt(from, element, k), from.count, buffer);
   };
   auto ask_for = [&](int k) {
-    if (k >= from.rows) return;
-    const auto* line = static_cast<const uint8_t*>(RowAt(from, element, k));
-    for (int64_t n = 0; n < from.count * ElementBytes(element); n += 64) hwy::Prefetch(line + n);
+    if (k < from.rows) AskFor(element, RowAt(from, element, k), 0, from.count);
   };
   for (int k = 0; k < DepthBlocks(from.rows) * kTileDepth; k += 2) {
     uint16_t* to = tiles + k / kTileDepth * kTileWords + k % kTileDepth * kTileSide;

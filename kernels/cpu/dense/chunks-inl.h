@@ -7,6 +7,7 @@
 #define ATTND_KERNELS_CPU_DENSE_CHUNKS_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include "kernels/cpu/rows-inl.h"
@@ -18,6 +19,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr int64_t kChunk = 512;  // floats: a few of them lie in a first-level cache
 using Chunk = float[kChunk];     // alignas(64) where it is declared
+
+// Asks for the lines of `count` numbers. Rows of a matrix lie pages apart, where hardware does not
+// look ahead: to be called kRowsAhead rows before.
+constexpr int kRowsAhead = 8;
+inline void AskFor(ElementType element, const void* from, int64_t index, int64_t count) {
+  const int64_t bytes = ElementBytes(element);
+  const uint8_t* line = static_cast<const uint8_t*>(from) + index * bytes;
+  for (int64_t n = 0; n < count * bytes; n += 64) hwy::Prefetch(line + n);
+}
 
 // `count` floats at `out`, zero up to a whole vector.
 inline void LoadFloats(ElementType element, const void* from, int64_t index, int64_t count,

@@ -6,7 +6,6 @@
 //
 #include <hwy/foreach_target.h>
 //
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -66,8 +65,6 @@ class DenseItem {
   }
 
  private:
-  static constexpr int64_t kRowsAhead = 8;
-
   // sums_ ← A·B over k in [begin, end).
   void Sum(int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; k += kDenseDepth) {
@@ -129,14 +126,10 @@ class DenseItem {
     if (p_.a_order == DenseOrder::kRows) {
       const int64_t at = first_row_ * p_.a.stride + k;
       if (is_plain) return {static_cast<const float*>(p_.a.data) + at, p_.a.stride, 1};
-      for (int64_t m = 0; m < rows_; ++m) {
-        Load(p_.a, at + m * p_.a.stride, depth, a_ + m * kDenseDepth);
-      }
+      LoadRows(p_.a, at, rows_, depth, a_, kDenseDepth);
       return {a_, kDenseDepth, 1};
     }
-    for (int64_t n = 0; n < depth; ++n) {
-      Load(p_.a, (k + n) * p_.a.stride + first_row_, rows_, a_ + n * kDenseRows);
-    }
+    LoadRows(p_.a, k * p_.a.stride + first_row_, depth, rows_, a_, kDenseRows);
     return {a_, 1, kDenseRows};
   }
 
@@ -147,19 +140,19 @@ class DenseItem {
       return Floats(p_.b.element, p_.b.data, at, depth * kDensePanel, b_);
     }
     const int64_t count = std::min(kDensePanel, p_.columns - column);
-    const auto* bytes = static_cast<const uint8_t*>(p_.b.data);
-    for (int64_t n = 0; n < depth; ++n) {
-      const int64_t at = (k + n) * p_.b.stride + column;
-      // Rows lie pages apart, where hardware does not look ahead.
-      if (n + kRowsAhead < depth) {
-        const uint8_t* ahead = bytes + (at + kRowsAhead * p_.b.stride) * ElementBytes(p_.b.element);
-        for (int64_t line = 0; line < count * ElementBytes(p_.b.element); line += 64) {
-          hwy::Prefetch(ahead + line);
-        }
-      }
-      Load(p_.b, at, count, b_ + n * kDensePanel);
-    }
+    LoadRows(p_.b, k * p_.b.stride + column, depth, count, b_, kDensePanel);
     return b_;
+  }
+
+  // Rows of `count` numbers, the first from `index` on, to rows of `step` floats.
+  void LoadRows(const DenseMatrix& from, int64_t index, int64_t rows, int64_t count, float* out,
+                int64_t step) const {
+    for (int64_t r = 0; r < rows; ++r, index += from.stride, out += step) {
+      if (r + kRowsAhead < rows) {
+        AskFor(from.element, from.data, index + kRowsAhead * from.stride, count);
+      }
+      Load(from, index, count, out);
+    }
   }
 
   void Load(const DenseMatrix& from, int64_t index, int64_t count, float* out) const {
