@@ -4,10 +4,13 @@ Needs patchelf, and of bazel-bin server/attnd, client/attnctl, client/c/libattnd
 forgetful_attnd, which `./dev test` builds.
 ATTND_TEST_BACKEND picks the daemon's engine (default: cpu).
 """
+import contextlib
 import fcntl
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -70,11 +73,22 @@ def native_library():
     return BUNDLED
 
 
+def unused_port():
+    """Below those that connections get (from 32768 on), which would take it while a daemon is down."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe:
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+
+
 class Daemon:
     """An attnd process. `start` after `kill` takes the same port again."""
 
-    def __init__(self, *flags, backend=None, listen="127.0.0.1:0", program=SERVER):
-        self._program, self._flags, self._listen, self.process = program, flags, listen, None
+    def __init__(self, *flags, backend=None, listen=None, program=SERVER):
+        self._program, self._flags, self.process = program, flags, None
+        self._listen = listen or f"127.0.0.1:{unused_port()}"
         self._backend = backend or os.environ.get("ATTND_TEST_BACKEND", "cpu")
         self._folder = tempfile.TemporaryDirectory(prefix="attnd-test-")
         self.address = None
