@@ -18,6 +18,8 @@ const char* KindName(KernelKind kind) {
       return "key_bounds";
     case KernelKind::kDelta:
       return "delta";
+    case KernelKind::kDropoutBits:
+      return "dropout_bits";
     case KernelKind::kBackward:
       return "backward";
     case KernelKind::kQueryGradient:
@@ -395,12 +397,13 @@ void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>
                        .head_dim = head_dim,
                        .listed = scores.listed,
                        .dropout = dropout,
+                       .dropout_ahead = dropout,
                        .stays = true,
                        .maps = kBackwardMaps,
                        .rests_by_row = true,
                        .tile = {64, 128, head_dim, 1},
                        .reason = ScoresReason(scores, dropout),
-                       .spill_bytes = dropout ? 480 : 256};
+                       .spill_bytes = 256};
       rows.push_back(row);
       if (scores.listed) continue;  // too little to gain
       row.ordered = false;
@@ -412,6 +415,10 @@ void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>
 
 std::vector<KernelRow> Sm90Rows() {
   std::vector<KernelRow> rows;
+  rows.push_back({.architecture = Architecture::kSm90,
+                  .kind = KernelKind::kDropoutBits,
+                  .tile = {kDqBlockRows, 128, 0, 3},
+                  .reason = "ahead of backward with dropout"});
   for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
     for (int head_dim : {64, kWidestOfSm90}) {
       AddBackwardOfSm90(element, head_dim, rows);

@@ -35,6 +35,7 @@ enum class KernelKind : unsigned char {
   kMaskTiles,      // ahead of either under a bool mask: its lists and bitmaps
   kKeyBounds,      // backward's first step: how large K and V are
   kDelta,          // then what belongs to a row: rowsum(dO∘O) − dlse, …
+  kDropoutBits,    // ahead of a backward that reads dropout's decisions
   kBackward,       // dK, dV, and dQ in pieces
   kQueryGradient,  // dQ's pieces into place
   kSinkGradient,   // one block for each (problem, batch entry, query head)
@@ -73,8 +74,9 @@ struct KernelRow {
   bool small = false;    // of listed ones: a block has 32 rows and lists of its own; of products:
                          // small tiles (kernels/dense/product_params.h)
   bool dropout = false;
-  bool stays = false;   // its blocks, tile.blocks_per_sm each SM, take many tiles
-  int maps = 0;         // tensor maps (MapOf) that it loads by
+  bool dropout_ahead = false;  // of backward: kDropoutBits decides
+  bool stays = false;          // its blocks, tile.blocks_per_sm each SM, take many tiles
+  int maps = 0;                // tensor maps (MapOf) that it loads by
   bool ordered = true;  // backward: the same bits of dQ every time, in whatever order blocks run
   bool rests_by_row = false;  // of dQ's second integers (NeedsDqRest): only rows that need them
   bool shipped = true;        // compiled at build time; else at run time, where a compiler is

@@ -245,6 +245,7 @@ absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) 
   RETURN_IF_ERROR(device_->Check(kernels.backward));
   if (kernels.sink_gradient) RETURN_IF_ERROR(device_->Check(*kernels.sink_gradient));
   if (kernels.bias_gradient) RETURN_IF_ERROR(device_->Check(*kernels.bias_gradient));
+  if (kernels.dropout_bits) RETURN_IF_ERROR(device_->Check(*kernels.dropout_bits));
   return device_->Check(kernels.query_gradient);
 }
 

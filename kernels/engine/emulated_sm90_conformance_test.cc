@@ -1,7 +1,11 @@
 // The cuda engine's host code and the kernels for sm_90, run in the emulator over the conformance
 // table's small problems. All of them run on GPUs, in gpu_conformance_test.
 #include <memory>
+#include <utility>
 
+#include "absl/strings/str_join.h"
+#include "attention/masks/mask_description.h"
+#include "gtest/gtest.h"
 #include "kernels/engine/cuda_backend.h"
 #include "kernels/engine/device/emulated_device.h"
 #include "tests/conformance/backend_conformance.h"
@@ -27,6 +31,40 @@ const bool kBFloat16 = RegisterBackendConformance("EmulatedSm90BFloat16", MakeEm
                                                    .element = ElementType::kBFloat16,
                                                    .precision = EnginePrecision::HalfOperands(),
                                                    .max_unsupported = 0});
+
+// A kernel decides ahead of backward, tile by tile as its blocks visit them: two tiles of keys and
+// three of queries of two heads, which causal attention or a mask cuts. A threshold on either side
+// of 128.
+TEST(EmulatedSm90, DecidesDropoutAheadOfBackward) {
+  const std::unique_ptr<Backend> backend = MakeEmulated();
+  for (const uint32_t threshold : {26u, 180u}) {
+    for (const bool masked : {false, true}) {
+      Problem p;
+      p.batch = 1;
+      p.q_heads = 2;
+      p.kv_heads = 1;
+      p.q_len = 150;
+      p.kv_len = 170;
+      p.qk_head_dim = p.v_head_dim = 64;
+      p.element = ElementType::kFloat16;
+      p.causal = !masked;
+      p.alignment = Alignment::kBottomRight;
+      p.dropout = {threshold, 7, 9};
+      if (masked) {
+        const MaskExpr window = {.op = RelativeWindow{20, 0}, .of = {}};
+        auto mask = MaskDescription::Make({.pattern = {window}, .pattern_of = {0}}, MaskCallOf(p));
+        ASSERT_TRUE(mask.ok()) << mask.status();
+        p.mask = *std::move(mask);
+      }
+      const CaseReport report =
+          CheckCase(*backend, {.name = "dropout", .problem = p, .brief = true},
+                    {.precision = EnginePrecision::HalfOperands()});
+      EXPECT_EQ(report.unsupported, 0);
+      EXPECT_TRUE(report.failures.empty())
+          << threshold << masked << ": " << absl::StrJoin(report.failures, "\n");
+    }
+  }
+}
 
 }  // namespace
 }  // namespace attnd::cuda

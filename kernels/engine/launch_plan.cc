@@ -60,6 +60,15 @@ bool IsCounted(absl::Span<const CallMask> masks, size_t call) {
   return !masks.empty() && (masks[call].compiled != nullptr || masks[call].classes);
 }
 
+// At most, without the tiles themselves. `tiles`: of keys.
+int64_t DropoutBytesOf(const CallLayout& at, const BackwardKernels& kernels, int64_t tiles) {
+  if (!kernels.dropout_bits) return 0;
+  const Problem& p = *at.problem;
+  const int64_t rows = DivideUp(p.MaxQueryLength(), ClassCount(p, at.classes));
+  return DropoutBytes(tiles, rows, p.group_size(), kernels.backward.tile) +
+         tiles * static_cast<int64_t>(sizeof(uint32_t)) + 2 * kRegionAlignment;
+}
+
 // The long kernel, and what its calls with masks by description cost: `own` places a tile, `flops`
 // of a score of a call.
 template <class FlopsOf>
@@ -110,6 +119,12 @@ size_t LaunchPlan::AddTiles(std::vector<TileWork> added) {
   return tiles.size() - 1;
 }
 
+void LaunchPlan::AddDropout(const KernelRow& bits, const KernelRow& backward,
+                            const std::vector<int64_t>& rows) {
+  dropout = {.row = bits, .parts = CutForDropout(rows, backward.tile)};
+  dropout->bits_offset = arena.Add("dropout_bits", dropout->parts.bytes, RegionUse::kOutput);
+}
+
 void LaunchPlan::AddMaskTiles(const KernelRow& row) {
   std::vector<TileWork> lines = MaskLineTiles(layouts, parts);
   if (lines.empty()) return;
@@ -130,6 +145,11 @@ void LaunchPlan::AddConstants() {
   for (const std::vector<TileWork>& own : tiles) {
     tile_offsets.push_back(
         arena.Add("tiles", static_cast<int64_t>(own.size() * sizeof(TileWork)), RegionUse::kInput));
+  }
+  if (dropout) {
+    dropout->first_rounds_offset = arena.Add(
+        "first_rounds", static_cast<int64_t>(dropout->parts.first_rounds.size() * sizeof(uint32_t)),
+        RegionUse::kInput);
   }
 }
 
@@ -200,8 +220,12 @@ LaunchPlan PlanBackwardWith(absl::Span<const Problem* const> problems,
   plan.kernels.push_back({kernels.key_bounds, rows, {}});
   plan.kernels.push_back({kernels.delta, rows, {}});
   const Tile& tile = kernels.backward.tile;
+  OrderedTiles ordered = BackwardTiles(problems, plan.parts, tile, masks);
+  if (kernels.dropout_bits) {
+    plan.AddDropout(*kernels.dropout_bits, kernels.backward, ordered.work);
+  }
   AddMain(
-      kernels.backward, BackwardTiles(problems, plan.parts, tile, masks), tile.kv_rows, masks,
+      kernels.backward, std::move(ordered), tile.kv_rows, masks,
       [](const Problem& p) { return ScoreFlops(p, Direction::kBackward); }, plan);
   plan.kernels.push_back({kernels.query_gradient, rows, {}});
   if (kernels.sink_gradient) {
@@ -283,6 +307,10 @@ absl::StatusOr<std::vector<std::byte>> LaunchPlan::Constants(uint64_t arena_addr
   for (size_t n = 0; n < tiles.size(); ++n) {
     put(tile_offsets[n], tiles[n].data(), tiles[n].size() * sizeof(TileWork));
   }
+  if (dropout) {
+    const std::vector<uint32_t>& first_rounds = dropout->parts.first_rounds;
+    put(dropout->first_rounds_offset, first_rounds.data(), first_rounds.size() * sizeof(uint32_t));
+  }
   return image;
 }
 
@@ -304,18 +332,35 @@ std::vector<KernelStep> LaunchPlan::Slice(uint64_t arena_address, int slice, int
       before_main = false;
       if (slice > 0) begin = EndOfSlice(kernel.work, slice - 1, slices);
       if (slice < slices - 1) end = EndOfSlice(kernel.work, slice, slices);
-    } else if (slice != (before_main ? 0 : slices - 1)) {
-      continue;
-    }
-    if (begin == end) continue;
-    steps.push_back(StepOf(arena_address, kernel.row, kernel.tiles, begin, end));
-    if (kernel.row.stays && !kernel.work.empty()) {
-      LaunchParams& params = steps.back().params;
-      params.taken = reinterpret_cast<uint32_t*>(arena_address + taken_offset);
-      params.taken_before = static_cast<uint32_t>(begin);
+      AddMainSteps(arena_address, kernel, begin, end, steps);
+    } else if (slice == (before_main ? 0 : slices - 1) && begin < end) {
+      steps.push_back(StepOf(arena_address, kernel.row, kernel.tiles, begin, end));
     }
   }
   return steps;
+}
+
+void LaunchPlan::AddMainSteps(uint64_t arena_address, const PlannedKernel& kernel, int64_t begin,
+                              int64_t end, std::vector<KernelStep>& steps) const {
+  for (int64_t next = end; begin < end; begin = next) {
+    if (dropout) {
+      const std::vector<int64_t>& ends = dropout->parts.ends;
+      next = std::min(end, *std::upper_bound(ends.begin(), ends.end(), begin));
+    }
+    KernelStep main = StepOf(arena_address, kernel.row, kernel.tiles, begin, next);
+    LaunchParams& params = main.params;
+    if (dropout) {
+      params.dropout_bits = reinterpret_cast<uint32_t*>(arena_address + dropout->bits_offset);
+      params.first_rounds =
+          reinterpret_cast<const uint32_t*>(arena_address + dropout->first_rounds_offset) + begin;
+      steps.push_back({dropout->row, params});
+    }
+    if (kernel.row.stays) {
+      params.taken = reinterpret_cast<uint32_t*>(arena_address + taken_offset);
+      params.taken_before = static_cast<uint32_t>(begin);
+    }
+    steps.push_back(main);
+  }
 }
 
 int64_t ResidualTensorBytes(const Problem& p) {
@@ -349,9 +394,10 @@ int64_t BackwardBytes(CallLayout layout, ArenaLayout arena, const BackwardKernel
   LayOutGradients(layout, kernels.backward.tile.head_dim, RestsOf(p, kernels), arena);
   LayOutConstants(layout, arena);
   const int64_t parts = PartCount(p, travel, layout.classes);
-  int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows, layout) +
-                  p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows, layout) +
-                  MaskLineCount(layout);
+  const int64_t key_tiles =
+      p.kv_heads * TilesOfHead(p, p.kv_len, kernels.backward.tile.kv_rows, layout);
+  int64_t tiles =
+      p.q_heads * TilesOfHead(p, p.q_len, kDqBlockRows, layout) + key_tiles + MaskLineCount(layout);
   if (kernels.sink_gradient) tiles += p.batch * p.q_heads;
   if (kernels.bias_gradient) {
     const BroadcastShape& shape = p.bias->shape;
@@ -359,7 +405,8 @@ int64_t BackwardBytes(CallLayout layout, ArenaLayout arena, const BackwardKernel
   }
   const int64_t maps =
       kernels.backward.maps > 0 ? MapBytes(kernels.backward, parts) + kRegionAlignment : 0;
-  return arena.bytes() + ConstantBytes(parts, tiles, 5) + maps;
+  return arena.bytes() + ConstantBytes(parts, tiles, 5) + maps +
+         DropoutBytesOf(layout, kernels, key_tiles);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "absl/types/span.h"
 #include "kernels/engine/device/kernel_device.h"
 #include "kernels/engine/layout/descriptors.h"
+#include "kernels/engine/layout/dropout_parts.h"
 #include "kernels/engine/layout/launch_layout.h"
 #include "kernels/engine/selection.h"
 
@@ -22,6 +23,13 @@ struct PlannedKernel {
   size_t tiles = 0;  // index into LaunchPlan::tiles
   // Of the long one, which slices cut: what tiles cost up to each, and all of them. Else empty.
   std::vector<int64_t> work;
+};
+
+// Dropout's decisions, made ahead of the main kernel for a part of its tiles at a time.
+struct PlannedDropout {
+  KernelRow row;
+  DropoutParts parts;
+  int64_t bits_offset = 0, first_rounds_offset = 0;  // in the arena
 };
 
 struct LaunchPlan {
@@ -38,7 +46,8 @@ struct LaunchPlan {
   int64_t constants_begin = 0;        // sequences, slopes, descriptors, tiles: to the arena's end
   std::vector<PlannedKernel> kernels;
   std::optional<KernelRow> mapped;  // the main kernel, if it loads by tensor maps
-  double flops = 0;                 // at most: what bool masks empty is counted
+  std::optional<PlannedDropout> dropout;
+  double flops = 0;  // at most: what bool masks empty is counted
   bool has_bool_masks = false;
 
   // What every launch has, in this order: parts first, constants last.
@@ -47,6 +56,9 @@ struct LaunchPlan {
   size_t AddTiles(std::vector<TileWork> tiles);  // index
   // A kernel that lists bool masks, if there are some.
   void AddMaskTiles(const KernelRow& row);
+  // After the main kernel's tiles, which visit so many rows each.
+  void AddDropout(const KernelRow& bits, const KernelRow& backward,
+                  const std::vector<int64_t>& rows);
   void AddConstants();
 
   // Of a kernel, on tiles [begin, end) of a list.
@@ -63,6 +75,9 @@ struct LaunchPlan {
   // The kernels of slice `slice` of `slices`: those before the main one go with the first, those
   // after it with the last.
   std::vector<KernelStep> Slice(uint64_t arena_address, int slice, int slices) const;
+  // Of the main kernel, on its tiles [begin, end), and what is made ahead of it for these alone.
+  void AddMainSteps(uint64_t arena_address, const PlannedKernel& kernel, int64_t begin, int64_t end,
+                    std::vector<KernelStep>& steps) const;
 };
 
 // Tiles as the loops of these kernels visit them.

@@ -251,5 +251,53 @@ TEST(LaunchPlan, CountsBeyond32BitsAt131072Rows) {
   }
 }
 
+// Decisions on all scores would take 2 GiB.
+TEST(LaunchPlan, DecidesDropoutAheadOfAsManyTilesAsThereIsRoomFor) {
+  Problem p;
+  p.batch = 1;
+  p.q_heads = 2;
+  p.kv_heads = 1;
+  p.q_len = p.kv_len = 131072;
+  p.qk_head_dim = p.v_head_dim = 128;
+  p.element = ElementType::kFloat16;
+  p.causal = true;
+  p.dropout.threshold = 25;
+  const Problem* problem = &p;
+  const auto backward = SelectBackward(KernelRowsOfGpu(90), p);
+  ASSERT_TRUE(backward.ok() && backward->dropout_bits);
+  const LaunchPlan plan = PlanBackward({&problem, 1}, *backward, {false});
+  const int64_t room = BytesOf(plan, "dropout_bits");
+  EXPECT_LE(room, kMaxDropoutBytes);
+  EXPECT_GE(room, kMaxDropoutBytes * 9 / 10);
+  const std::vector<int64_t> work = WorkOf(plan);
+  const uint64_t arena = uint64_t{1} << 40;
+  for (const int slices : {1, 7, 1000}) {
+    size_t next = 0;
+    for (int slice = 0; slice < slices; ++slice) {
+      const std::vector<KernelStep> steps = plan.Slice(arena, slice, slices);
+      for (size_t n = 0; n < steps.size(); ++n) {
+        if (steps[n].row.kind != KernelKind::kBackward) continue;
+        const LaunchParams &main = steps[n].params, &ahead = steps[n - 1].params;
+        ASSERT_EQ(steps[n - 1].row.kind, KernelKind::kDropoutBits);
+        EXPECT_EQ(ahead.tiles, main.tiles);
+        EXPECT_EQ(ahead.tile_count, main.tile_count);
+        EXPECT_EQ(main.taken_before, next);
+        const auto first = static_cast<size_t>(
+            main.first_rounds -
+            reinterpret_cast<const uint32_t*>(
+                arena + static_cast<uint64_t>(plan.dropout->first_rounds_offset)));
+        ASSERT_EQ(first, next);
+        for (int tile = 0; tile < main.tile_count; ++tile, ++next) {
+          const int64_t before = plan.dropout->parts.first_rounds.at(next);
+          EXPECT_LE((before + work[next] / 64 - 1) * 1024, room);
+          if (tile == 0) continue;
+          EXPECT_EQ(before, plan.dropout->parts.first_rounds[next - 1] + work[next - 1] / 64 - 1);
+        }
+      }
+    }
+    EXPECT_EQ(next, work.size());
+  }
+}
+
 }  // namespace
 }  // namespace attnd::cuda

@@ -143,6 +143,10 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
   kernels.key_bounds = *key_bounds;
   kernels.delta = *delta;
   kernels.query_gradient = *query_gradient;
+  if (backward->dropout_ahead) {
+    kernels.dropout_bits = Find(rows, KernelKind::kDropoutBits);
+    if (!kernels.dropout_bits) return NoKernel(p, "backward");
+  }
   if (p.denominator == DenominatorKind::kSink) {
     kernels.sink_gradient = Find(rows, KernelKind::kSinkGradient);
     if (!kernels.sink_gradient) return NoKernel(p, "sink gradient");

@@ -33,6 +33,7 @@ struct ForwardKernels {
 struct BackwardKernels {
   KernelRow mask_tiles, key_bounds, delta, backward, query_gradient;
   std::optional<KernelRow> sink_gradient, bias_gradient;  // where the problem wants them
+  std::optional<KernelRow> dropout_bits;                  // where backward wants them
   bool by_residue = false;
 };
 struct CaptureKernels {

@@ -133,6 +133,8 @@ std::string KernelExpression(const KernelRow& row) {
       return "attnd::SinkGradientKernel";
     case KernelKind::kCaptureSums:
       return "attnd::CaptureSumsKernel";
+    case KernelKind::kDropoutBits:
+      return "DropoutBitsKernel";
     case KernelKind::kDenseNumbers:
       return "attnd::NumbersKernel";
     case KernelKind::kDenseNorm:

@@ -113,6 +113,12 @@ inline void LoadBox(void* to, const TensorMap* map, int column, int row, int hea
     }
   }
 }
+inline void LoadInBulk(void* to, const void* from, int bytes, uint64_t* barrier, ATTN_WHERE) {
+  for (int at = 0; at < bytes; at += 16) {
+    emulator::CopyInPhase(barrier, static_cast<std::byte*>(to) + at,
+                          static_cast<const char*>(from) + at, 16, where);
+  }
+}
 inline void PrefetchBox(const TensorMap*, int, int, int, int) {}
 inline void AddInBulk(float* to, const float* from, int bytes, ATTN_WHERE) {
   host::AddInBulk(to, from, bytes, where);

@@ -30,7 +30,7 @@ ATTN_PTX void FenceBarriers() { asm volatile("fence.mbarrier_init.release.cluste
 ATTN_PTX void Arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _,[%0];" ::"r"(SharedAddress(barrier)) : "memory");
 }
-// Arrives, and lets the phase wait for so many bytes of LoadBox.
+// Arrives, and lets the phase wait for so many bytes of LoadBox and LoadInBulk.
 ATTN_PTX void ArriveExpecting(uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(SharedAddress(barrier)),
                "r"(bytes)
@@ -59,6 +59,14 @@ ATTN_PTX void LoadBox(void* to, const TensorMap* map, int column, int row, int h
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
       "[%0],[%1,{%3,%4,%5,%6}],[%2];" ::"r"(SharedAddress(to)),
       "l"(map), "r"(SharedAddress(barrier)), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+// So many bytes, a multiple of 16, from and to places aligned likewise.
+ATTN_PTX void LoadInBulk(void* to, const void* from, int bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(
+          SharedAddress(to)),
+      "l"(from), "r"(bytes), "r"(SharedAddress(barrier))
       : "memory");
 }
 // The box into the L2, before it is loaded.

@@ -58,9 +58,8 @@ class DropoutColumn {
  private:
   uint32_t first_, second_, third_[3], key_lo_, key_hi_;
 };
-// The same for whole blocks of rows and columns, with few registers: after three rounds what a
-// row's place gave meets what a column gave for the first time, so a call costs eight wide
-// multiplications.
+// The same for whole blocks of rows and columns: after three rounds what a row's place gave meets
+// what a column gave for the first time, so a call costs eight wide multiplications.
 class DropoutPlane {
  public:
   struct alignas(16) Row {
@@ -89,10 +88,7 @@ class DropoutPlane {
   }
   ATTN_HD PhiloxBlock Bytes(const Row& row, const Column& column) const {
     PhiloxBlock block = {{row.high ^ column.first, row.low, column.high ^ row.first, column.low}};
-    // Made anew each time: there are no registers to keep all keys in.
-    uint32_t key_lo = ptx::Keep(key_lo_), key_hi = ptx::Keep(key_hi_);
-    key_lo += 2 * kPhiloxKeyStep[0];
-    key_hi += 2 * kPhiloxKeyStep[1];
+    uint32_t key_lo = key_lo_ + 2 * kPhiloxKeyStep[0], key_hi = key_hi_ + 2 * kPhiloxKeyStep[1];
 #pragma unroll
     for (int round = 3; round < 7; ++round) {
       key_lo += kPhiloxKeyStep[0];

@@ -206,6 +206,10 @@ struct LaunchParams {
   uint32_t taken_before;
   const CaptureDesc* capture;  // null: none
   const void* dense;           // what a kernel of kernels/dense is told, in place of the others
+  // Of backward whose dropout a kernel decides ahead (sm90/dropout_bits.h): its decisions, and of
+  // each tile how many rounds of other tiles stand before its own there.
+  uint32_t* dropout_bits;
+  const uint32_t* first_rounds;
 };
 
 // Which thread of which block this is: made by entry.cuh (or the emulator), read from nowhere else.

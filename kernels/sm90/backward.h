@@ -2,11 +2,11 @@
 //   Sᵀ = scale·K·Qᵀ    P = exp(S − lse)    dPᵀ = V·dOᵀ    dS = P∘(Z∘dP − delta)
 //   dV = (P∘Z)ᵀ·dO     dK = scale·dSᵀ·Q    dQ = scale·dS·K      delta = rowsum(dO∘O) − dlse
 // A block stays for many tiles: 128 keys of one KV head, and rounds of 64 queries, all query heads
-// of the group. One warpgroup brings (backward_bringer.h), two multiply 64 keys each
-// (backward_consumer.h), and one may make dropout's decisions (backward_decider.h). Barriers in
-// shared memory hand tiles over. What belongs to a lane's scores stays in its registers: P and dS
-// are operands there, and only dS goes through shared memory, for dQ. Sums of dQ leave a round
-// later in bulk; DqKernel (rules/query_gradient.h) puts them into place.
+// of the group. One warpgroup brings (backward_bringer.h) and two multiply 64 keys each
+// (backward_consumer.h); dropout's decisions were made ahead (dropout_bits.h). Barriers in shared
+// memory hand tiles over. What belongs to a lane's scores stays in its registers: P and dS are
+// operands there, and only dS goes through shared memory, for dQ. Sums of dQ leave a round later
+// in bulk; DqKernel (rules/query_gradient.h) puts them into place.
 //
 // dQ's additions, rows without visible keys, infinities and NaN: as in sm80/backward.h, but second
 // integers of dQ are kept for rows that need them alone (DeltaKernel, rules/backward_passes.h).
@@ -23,11 +23,10 @@ struct BackwardKernel {
   using Layout = BackwardLayout<Math, kTile, Rule, Dropout, DqSums>;
   using Shared = typename Layout::Shared;
   static constexpr int kThreads = Layout::kThreads;
-  // 64 Ki registers an SM: 512 for a thread of each warpgroup, of three 504. At 128 columns
-  // products would wait for registers with fewer than 240.
+  // 64 Ki registers an SM: 504 for a thread of each of three warpgroups. At 128 columns products
+  // would wait for registers with fewer than 240.
   static constexpr int kOtherRegisters = kTile.head_dim > 64 ? 24 : 40;
-  static constexpr int kConsumerRegisters =
-      Layout::kHasDeciders ? (512 - 2 * kOtherRegisters) / 2 : (504 - kOtherRegisters) / 2;
+  static constexpr int kConsumerRegisters = (504 - kOtherRegisters) / 2;
   static_assert(!Rule::kEveryTile);
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
@@ -37,12 +36,9 @@ struct BackwardKernel {
     if (group == 0) {
       ptx::KeepRegisters<kOtherRegisters>();
       BackwardBringer<Layout>::Run(params, at, shared);
-    } else if (group <= Layout::kConsumers) {
+    } else {
       ptx::TakeRegisters<kConsumerRegisters>();
       BackwardConsumer<Layout>::RunAll(params, group - 1, at.thread % kGroupThreads, shared);
-    } else if constexpr (Layout::kHasDeciders) {
-      ptx::KeepRegisters<kOtherRegisters>();
-      BackwardDecider<Layout>::Run(params, at.thread % kGroupThreads, shared);
     }
   }
 
@@ -58,8 +54,7 @@ struct BackwardKernel {
     ptx::InitBarrier(&shared.full_v, 1);
     ptx::InitBarrier(&shared.empty_v, kWarps);
     Init(shared.full_work, Layout::kPreparers);
-    // And those that load tiles, bring rows and decide.
-    Init(shared.empty_work, kWarps + 2 + (Layout::kHasDeciders ? Layout::kDeciderWarps : 0));
+    Init(shared.empty_work, kWarps + 2);  // and those that load tiles and bring rows
     ptx::InitBarrier(&shared.raw, 1);
     ptx::InitBarrier(&shared.near_end, 1);
     Init(shared.full_q, 2);
@@ -68,8 +63,6 @@ struct BackwardKernel {
     Init(shared.empty_d_o, kWarps);
     Init(shared.full_ds, kWarps);
     Init(shared.empty_ds, kWarps);
-    Init(shared.full_kept, Layout::kDeciderWarps);
-    Init(shared.empty_kept, kWarps);
     ptx::FenceBarriers();
   }
 };

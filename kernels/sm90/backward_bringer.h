@@ -1,6 +1,6 @@
 // The warps of the backward kernel (backward.h) that bring: one loads tiles by tensor maps, one
-// brings what belongs to rows of Q and dO, and two prepare the next tile of keys and may make
-// dropout's decisions. Errors: none.
+// brings what belongs to rows of Q and dO, and two prepare the next tile of keys. Dropout's
+// decisions come with a tile of dO. Errors: none.
 //
 // Rows that are not finite, and what follows a sequence in its tensor, must not reach the keys that
 // do not see them, not even as 0·NaN. The second warp therefore loads such a tile itself and turns
@@ -8,7 +8,7 @@
 // (or NaN, if its lse is); DqKernel puts into dK and dV what is missing (rules/non_finite_rows.h).
 #pragma once
 
-#include "kernels/sm90/backward_decider.h"
+#include "kernels/sm90/backward_layout.h"
 
 namespace attnd::sm90 {
 
@@ -19,6 +19,8 @@ struct BackwardBringer {
   using Work = typename Layout::Work;
   static constexpr int kQueries = Layout::kQueries, kStages = Layout::kStages;
   static constexpr int kRowsOfLane = kQueries / kWarpLanes;
+  static constexpr bool kDrops = Layout::Dropout::kDrops;
+  static constexpr int kDropoutBytes = kDrops ? kDropoutWords * 4 : 0;  // beside a tile of dO
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     const int warp = ptx::Uniform(at.thread / kWarpLanes), lane = at.thread % kWarpLanes;
@@ -71,7 +73,7 @@ struct BackwardBringer {
 #pragma unroll 1
       for (int n = 0; n < work.rounds(); ++n) {
         if (n == work.LeadRound()) ptx::Arrive(&shared.near_end);
-        LoadRound(work, PlaceOf(visits, at), work.first() + n, shared);
+        LoadRound(params, work, PlaceOf(visits, at), n, shared);
         if (n == 0) LoadKeys(work, tile, shared);
         at.Advance(visits);
       }
@@ -79,17 +81,33 @@ struct BackwardBringer {
       ptx::Arrive(&shared.empty_work[tile % Layout::kSlots]);
     }
   }
-  ATTN_HD static void LoadRound(const Work& work, const Place& place, int round, Shared& shared) {
-    if (IsDirty(work, place)) return;
+  // The tile's n-th.
+  ATTN_HD static void LoadRound(const LaunchParams& params, const Work& work, const Place& place,
+                                int n, Shared& shared) {
     const SequenceDesc& s = work.sequence;
-    const int stage = round % kStages, row = s.q_begin + place.visit.First();
+    const int round = work.first() + n, stage = round % kStages;
+    const int row = s.q_begin + place.visit.First();
     const uint32_t parity = Layout::Parity(round, kStages) ^ 1;
-    ptx::WaitForPhase(&shared.empty_q[stage], parity);
-    LoadTile<kQueries>(work.problem, s, kMapOfQ, place.head, row, &shared.full_q[stage],
-                       shared.q[stage]);
+    const bool dirty = IsDirty(work, place);
+    if (!dirty) {
+      ptx::WaitForPhase(&shared.empty_q[stage], parity);
+      LoadTile<kQueries>(work.problem, s, kMapOfQ, place.head, row, &shared.full_q[stage],
+                         shared.q[stage]);
+    }
+    if (dirty && !kDrops) return;
+    uint64_t* const full = &shared.full_d_o[stage];
     ptx::WaitForPhase(&shared.empty_d_o[stage], parity);
-    LoadTile<kQueries>(work.problem, s, kMapOfDo, place.head, row, &shared.full_d_o[stage],
-                       shared.d_o[stage]);
+    if (dirty) {
+      ptx::ArriveExpecting(full, kDropoutBytes);
+    } else {
+      LoadTile<kQueries>(work.problem, s, kMapOfDo, place.head, row, full, shared.d_o[stage],
+                         kDropoutBytes);
+    }
+    if constexpr (kDrops) {
+      ptx::LoadInBulk(shared.kept[stage],
+                      params.dropout_bits + (work.first_dropout() + n) * kDropoutWords,
+                      kDropoutBytes, full);
+    }
   }
   // After the first round's tiles, since those of the tile before are in use to its end.
   ATTN_HD static void LoadKeys(const Work& work, int tile, Shared& shared) {
@@ -105,8 +123,9 @@ struct BackwardBringer {
   }
   template <int kRows>
   ATTN_HD static void LoadTile(const ProblemDesc& problem, const SequenceDesc& sequence, MapOf map,
-                               int head, int row, uint64_t* barrier, char* to) {
-    ptx::ArriveExpecting(barrier, Layout::kPanels * PanelBytes(kRows));
+                               int head, int row, uint64_t* barrier, char* to,
+                               int other_bytes = 0) {
+    ptx::ArriveExpecting(barrier, Layout::kPanels * PanelBytes(kRows) + other_bytes);
 #pragma unroll
     for (int n = 0; n < Layout::kPanels; ++n) {
       ptx::LoadBox(to + n * PanelBytes(kRows), problem.maps + map, n * kPanelColumns, row, head,
@@ -174,19 +193,19 @@ struct BackwardBringer {
       for (int n = 0; n < kRowsOfLane; ++n) {
         ptx::StoreSharedFloat(&shared.delta[stage][n * kWarpLanes + lane], rows.delta[n] * gain);
       }
-      HandOver(dirty, lane, &shared.full_d_o[stage]);
+      HandOver(dirty && !kDrops, lane, &shared.full_d_o[stage]);
       if (round + 1 == end) break;
       at.Advance(visits);
       place = PlaceOf(visits, at);
       LoadRows(work, place, lane, rows);
     }
   }
-  // The loader has announced a tile's bytes, unless the tile was dirty.
-  ATTN_HD static void HandOver(bool dirty, int lane, uint64_t* full) {
+  // `alone`: the loader, which had nothing to load, has not arrived.
+  ATTN_HD static void HandOver(bool alone, int lane, uint64_t* full) {
     ptx::SyncWarp();
     if (lane != 0) return;
     ptx::Arrive(full);
-    if (dirty) ptx::Arrive(full);
+    if (alone) ptx::Arrive(full);
   }
   ATTN_HD static void LoadRows(const Work& work, const Place& place, int lane, Rows& rows) {
     const ProblemDesc& p = work.problem;
@@ -225,7 +244,7 @@ struct BackwardBringer {
     ptx::FenceShared();
   }
 
-  // ---- The preparers: the tile after this one, and maybe this one's dropout.
+  // ---- The preparers: the tile after this one.
   static constexpr int kPreparers = Layout::kPreparers;
   ATTN_HD static void Prepare(const LaunchParams& params, ThreadIndex at, int thread,
                               Shared& shared) {
@@ -234,18 +253,10 @@ struct BackwardBringer {
 #pragma unroll 1
     for (int tile = 0; Layout::WaitForWork(params, tile, shared); ++tile) {
       const Work work = Layout::WorkOf(tile, shared);
-      const auto put_next = [&] {
-        int next = 0;
-        if (thread == 0) next = at.blocks + ptx::AddGlobal(params.taken, 1) - params.taken_before;
-        PutWork(params, tile + 1, next, work.first() + work.rounds(), thread, last_problem, shared);
-      };
-      if (Layout::Dropout::kDrops && !Layout::kHasDeciders && work.rounds() > 0) {
-        BackwardDecider<Layout>::Decide(work, ptx::Uniform(thread / kWarpLanes),
-                                        thread % kWarpLanes, put_next, shared);
-      } else {
-        ptx::WaitForPhase(&shared.near_end, Layout::Parity(tile, 1));
-        put_next();
-      }
+      ptx::WaitForPhase(&shared.near_end, Layout::Parity(tile, 1));
+      int next = 0;
+      if (thread == 0) next = at.blocks + ptx::AddGlobal(params.taken, 1) - params.taken_before;
+      PutWork(params, tile + 1, next, work.first() + work.rounds(), thread, last_problem, shared);
     }
   }
   // `next`: the first thread knows it.
@@ -266,6 +277,10 @@ struct BackwardBringer {
             make_uint4(static_cast<uint32_t>(work.problem), static_cast<uint32_t>(work.batch),
                        static_cast<uint32_t>(work.head), static_cast<uint32_t>(work.tile)));
         ptx::StoreShared32(&slot.first, static_cast<uint32_t>(first));
+        if constexpr (kDrops) {
+          ptx::StoreShared32(&slot.first_dropout,
+                             ptx::LoadConstant32(params.first_rounds + number));
+        }
       }
       ptx::BarrierSync(Layout::kPreparing, kPreparers);
       if (thread < kWarpLanes) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/sm90/backward_bringer.h"
+#include "kernels/sm90/dropout_bits.h"
 
 namespace attnd::sm90 {
 
@@ -153,12 +154,13 @@ class BackwardConsumer {
     ptx::FenceProducts();
     MakeRows<Math, kHeadDim, kKeys>(values(), shared_.d_o[stage], rD);
     ptx::CommitProducts();
-    const uint32_t kept = Kept(round);
+    const uint32_t kept = Kept(stage);
     uint32_t visible = ~0u;
     const bool partial = kMayHide && IsPartial(place);
     if (partial) visible = ApplyRule(place, rS);
     MakeP(stage, partial, visible, rS);
-    PackP(rS, kept, rP);
+    Pack(rS, rP);
+    Drop(kept, rP);
     ptx::Pin(rS);
     PinWords(rP);
     // Also keeps the exponentials before the next wait.
@@ -345,41 +347,37 @@ class BackwardConsumer {
     if (partial) Hide(visible, rS);
   }
   // Dropout's decisions.
-  ATTN_HD uint32_t Kept(int round) const {
+  ATTN_HD uint32_t Kept(int stage) const {
     if constexpr (!kDrops) return ~0u;
-    const int slot = round % Layout::kKeepStages;
-    ptx::WaitForPhase(&shared_.full_kept[slot], Layout::Parity(round, Layout::kKeepStages));
-    const uint32_t kept = ptx::LoadShared32(&shared_.kept[slot][group_ * kGroupThreads + thread_]);
-    ptx::SyncWarp();
-    Arrive(&shared_.empty_kept[slot]);
-    return kept;
+    return ptx::LoadShared32(&shared_.kept[stage][group_ * kGroupThreads + thread_]);
   }
-  ATTN_HD static bool IsKept(uint32_t kept, int t, int e) {
-    return !kDrops || (kept >> BackwardDecider<Layout>::BitOf(t, e) & 1);
+  ATTN_HD static void Drop(uint32_t kept, Words& words) {
+    if constexpr (!kDrops) return;
+#pragma unroll
+    for (int n = 0; n < 2 * kGroups; ++n) {
+      words[n >> 1][n & 1] &= DropoutBitsKernel::Mask(kept, n >> 1, n & 1);
+    }
   }
-  ATTN_HD static void PackP(const Scores& rS, uint32_t kept, Words& words) {
+  ATTN_HD static void Pack(const Scores& rS, Words& words) {
 #pragma unroll
     for (int n = 0; n < 2 * kGroups; ++n) {
       const int t = n >> 1, e = 2 * (n & 1);
-      words[t][n & 1] = Math::Pack(IsKept(kept, t, e) ? rS[t][e] : 0.0f,
-                                   IsKept(kept, t, e + 1) ? rS[t][e + 1] : 0.0f);
+      words[t][n & 1] = Math::Pack(rS[t][e], rS[t][e + 1]);
     }
   }
-  ATTN_HD static void Pack(const Scores& rS, Words& words) { PackP(rS, ~0u, words); }
   ATTN_HD void MakeDs(int stage, bool partial, uint32_t visible, uint32_t kept, const Scores& rS,
                       Scores& rD) const {
     const float gain = PowerOfTwo(work_.exponent() - kProbabilityShift);
     const float multiplier = kDrops ? gain * work_.problem.dropout_scale : gain;
+    // In the order of the word's bits, so that one instruction brings seven into predicates.
 #pragma unroll
-    for (int t = 0; t < kGroups; ++t) {
+    for (int n = 0; n < 4 * kGroups; ++n) {
+      const int e = n / kGroups, t = DropoutBitsKernel::GroupOf(n % kGroups);
       const float2 rows = RowPair(shared_.delta[stage], t);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float delta = e & 1 ? rows.y : rows.x;
-        float difference = ptx::Fma(rD[t][e], multiplier, -delta);
-        if (!IsKept(kept, t, e)) difference = -delta;
-        rD[t][e] = rS[t][e] * difference;
-      }
+      const float delta = e & 1 ? rows.y : rows.x;
+      float difference = ptx::Fma(rD[t][e], multiplier, -delta);
+      if (kDrops && !DropoutBitsKernel::IsKept(kept, t, e)) difference = -delta;
+      rD[t][e] = rS[t][e] * difference;
     }
     if (partial) Hide(visible, rD);
   }
@@ -545,30 +543,14 @@ class BackwardConsumer {
   }
   ATTN_HD void Write(const GradientWriter& writer, const KeySums& sums, const RowTensor& t,
                      int live_chunks) const {
-    static_assert(Dq::kFloats / 8 * 4 == 16 * kHeadDim * 2);
+    static_assert(Dq::kFloats / 8 * 4 == kStoredRows * kHeadDim * 2);
     const SequenceDesc& s = work_.sequence;
-    char* const room = OwnRoom();
-    ptx::SyncWarp();
-#pragma unroll
-    for (int c = 0; c < kChunks; c += 2) {
-      ptx::StoreMatrices(room + PanelOffset<16>(lane_ & 15, c + (lane_ >> 4)),
-                         make_uint4(writer.template PackAs<Math>(sums[c][0], sums[c][1]),
-                                    writer.template PackAs<Math>(sums[c][2], sums[c][3]),
-                                    writer.template PackAs<Math>(sums[c + 1][0], sums[c + 1][1]),
-                                    writer.template PackAs<Math>(sums[c + 1][2], sums[c + 1][3])));
-    }
-    ptx::SyncWarp();
-    constexpr int kRowsAtOnce = kWarpLanes / kChunks;
-    const int chunk = lane_ % kChunks, key = work_.first_key() + own_key() + lane_ / kChunks;
-    const int left = chunk < live_chunks ? s.kv_len - key : 0;
-    char* const out = RowOf(t, s.batch, work_.kv_head(), s.kv_begin + key) + chunk * 16;
-    const int64_t step = 2 * kRowsAtOnce * t.row_stride;  // bytes
-#pragma unroll
-    for (int n = 0; n < 16 / kRowsAtOnce; ++n) {
-      const int row = n * kRowsAtOnce;
-      const uint4 words = ptx::LoadShared128(room + PanelOffset<16>(row + lane_ / kChunks, chunk));
-      if (row < left) ptx::StoreGlobal128(out + n * step, words);
-    }
+    const int key = work_.first_key() + own_key();
+    StoreRows<kHeadDim>(
+        sums, [&](float low, float high) { return writer.template PackAs<Math>(low, high); }, lane_,
+        OwnRoom(),
+        {RowOf(t, s.batch, work_.kv_head(), s.kv_begin + key), 2 * t.row_stride, s.kv_len - key,
+         live_chunks});
   }
 
   const Work& work_;

@@ -10,6 +10,11 @@
 
 namespace attnd::sm90 {
 
+// A tile of keys, and the words of dropout's decisions on a round (dropout_bits.h): one for each
+// thread of the warpgroups that multiply.
+inline constexpr int kBackwardKeys = 128;
+inline constexpr int kDropoutWords = kBackwardKeys * kDqBlockRows / 32;
+
 struct KeepAll {
   static constexpr bool kDrops = false;
 };
@@ -57,8 +62,8 @@ class VisitCursor;
 template <>
 class VisitCursor<true> {
  public:
-  ATTN_HD explicit VisitCursor(const QueryVisits& of)
-      : head_(of.first_head()), n_(0), tiles_(of.Of(head_)) {
+  ATTN_HD explicit VisitCursor(const QueryVisits& of, int first = 0)
+      : head_(of.first_head()), n_(first), tiles_(of.Of(head_)) {
     FindHead(of);
   }
   ATTN_HD int head() const { return head_; }
@@ -67,16 +72,16 @@ class VisitCursor<true> {
     return tiles_.Visit(loaded);
   }
   ATTN_HD uint32_t Bitmap(uint32_t loaded) const { return tiles_.Bitmap(loaded); }
-  ATTN_HD void Advance(const QueryVisits& of) {
-    ++n_;
+  ATTN_HD void Advance(const QueryVisits& of, int visits = 1) {
+    n_ += visits;
     FindHead(of);
   }
 
  private:
   ATTN_HD void FindHead(const QueryVisits& of) {
     while (n_ >= tiles_.count() && head_ + 1 < of.end_head()) {
+      n_ -= tiles_.count();
       tiles_ = of.Of(++head_);
-      n_ = 0;
     }
   }
   int head_, n_;
@@ -136,10 +141,7 @@ struct BackwardLayout {
   static constexpr int kHeadDim = kTile.head_dim, kPanels = kHeadDim / kPanelColumns;
   static constexpr int kKeys = kTile.kv_rows, kQueries = kTile.q_rows;
   static constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
-  // Whether a warpgroup of its own makes dropout's decisions.
-  static constexpr bool kHasDeciders = Dropout::kDrops && kHeadDim <= 64;
-  static constexpr int kDeciderWarps = kHasDeciders ? 4 : 2;
-  static constexpr int kThreads = kGroupThreads * (kConsumers + 1 + kHasDeciders);
+  static constexpr int kThreads = kGroupThreads * (kConsumers + 1);
   static constexpr int kPreparers = 2 * kWarpLanes;
   // Named barriers: the consumer groups', one after the other, and the preparers'.
   enum BarrierId { kOfGroup = 1, kPreparing = kOfGroup + kConsumers };
@@ -149,12 +151,12 @@ struct BackwardLayout {
   static constexpr int kScoreStages = kHeadDim > 64 ? 3 : 4;
   static constexpr int kSumStages = kHeadDim > 64 ? 1 : 2;
   static constexpr int kPlaces = 8;  // more than stages and what lags behind them
-  static constexpr int kKeepStages = 4;
-  static constexpr int kSlots = 2;  // of tiles of keys
+  static constexpr int kSlots = 2;   // of tiles of keys
   // Rounds before a tile's end at which the block asks for its next tile: early enough to prepare
   // it, late enough that no other block waits for work meanwhile.
   static constexpr int kLead = 8;
-  static_assert(kKeys == kConsumers * kGroupRows && kQueries == kDqBlockRows);
+  static_assert(kKeys == kBackwardKeys && kKeys == kConsumers * kGroupRows);
+  static_assert(kQueries == kDqBlockRows && kDropoutWords == kConsumers * kGroupThreads);
   static_assert(kPlaces >= kStages + 3);
 
   // What is known of a tile of keys before its rounds.
@@ -165,6 +167,7 @@ struct BackwardLayout {
     int first, rounds;             // rounds before it, in the block's life; its own
     int exponent;                  // of two, by which dS is multiplied
     uint32_t non_finite;           // whether rows of Q or dO may be
+    uint32_t first_dropout;        // of its rounds in LaunchParams::dropout_bits
     uint32_t bad_keys[2 * kKeys];  // whether halves of K's rows hold infinities or NaN
   };
   struct alignas(1024) Shared {
@@ -175,7 +178,7 @@ struct BackwardLayout {
     float stabilizer[kStages][kQueries], delta[kStages][kQueries];
     float dq_factor[kPlaces][kQueries];  // negative where a row has second integers
     uint4 places[kPlaces];  // of rounds: visit, head, bitmap, whether rows have second integers
-    uint32_t kept[DropoutOf::kDrops ? kKeepStages : 1][kConsumerWarps * kWarpLanes];
+    alignas(16) uint32_t kept[DropoutOf::kDrops ? kStages : 1][kDropoutWords];
     Slot slots[kSlots];
     uint64_t full_work[kSlots], empty_work[kSlots];
     uint64_t full_k, empty_k, full_v, empty_v;
@@ -183,7 +186,6 @@ struct BackwardLayout {
     uint64_t near_end;  // of the loader's rounds: kLead
     uint64_t full_q[kStages], empty_q[kStages], full_d_o[kStages], empty_d_o[kStages];
     uint64_t full_ds[kScoreStages], empty_ds[kScoreStages];
-    uint64_t full_kept[kKeepStages], empty_kept[kKeepStages];
   };
 
   // A tile of keys. What it is asked for comes from shared memory, since registers are few.
@@ -203,6 +205,7 @@ struct BackwardLayout {
     ATTN_HD int rounds() const { return Load(&slot.rounds); }
     ATTN_HD int exponent() const { return Load(&slot.exponent); }
     ATTN_HD bool non_finite() const { return Load(&slot.non_finite) != 0; }
+    ATTN_HD int64_t first_dropout() const { return ptx::LoadShared32(&slot.first_dropout); }
     // From the tile's first on.
     ATTN_HD int LeadRound() const { return MaxInt(0, rounds() - kLead); }
     ATTN_HD QueryVisits Visits() const {

@@ -1,6 +1,7 @@
 #include "kernels/sm90/emulated_kernels.h"
 
 #include "kernels/sm90/backward.h"
+#include "kernels/sm90/dropout_bits.h"
 #include "kernels/sm90/forward.h"
 
 namespace attnd::sm90 {
@@ -34,6 +35,7 @@ EmulatedKernel Backward(const KernelRow& row) {
 }  // namespace
 
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
+  if (row.kind == KernelKind::kDropoutBits) return EmulatedEntry<DropoutBitsKernel>();
   // One head dimension of each form: each kernel costs the compiler seconds.
   static constexpr Tile kNarrow = {192, 128, 64, 1}, kWide = {128, 128, 128, 1};
   const bool is_half = row.element == ElementType::kFloat16;

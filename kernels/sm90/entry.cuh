@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/sm90/backward.h"
+#include "kernels/sm90/dropout_bits.h"
 #include "kernels/sm90/forward.h"
 
 namespace attnd::sm90 {

@@ -1,7 +1,7 @@
 // Exact attention, tile of queries by tile of queries, each in one pass over K and V.
 //   S = scale·Q·Kᵀ, masked      P = softmax(S)      O = (P∘Z)·V      lse = m + log(l)
-// A block stays for many tiles. One warpgroup brings: a warp loads Q and two stages of K and V each
-// by tensor maps, the others prepare the next tile's descriptors. The other warpgroups consume:
+// A block stays for many tiles. One warpgroup brings: a warp loads two stages of Q, K and V each by
+// tensor maps, the others prepare the next tile's descriptors. The other warpgroups consume:
 // each has 64 queries of its own, multiplies the scores of one tile of keys while P·V of the one
 // before still runs, and softmaxes under it; they take turns at the tensor cores. Barriers in
 // shared memory hand tiles over. Inputs    float16 or bfloat16; tensor maps of Q, K, V
@@ -31,7 +31,7 @@ struct ForwardKernel {
   static constexpr int kThreads = kGroupThreads * (kConsumers + 1);
   static constexpr int kHeadDim = kTile.head_dim, kPanels = kHeadDim / kPanelColumns;
   static constexpr int kBlockRows = kTile.q_rows, kKeys = kTile.kv_rows, kGroups = kKeys / 8;
-  static constexpr int kStages = 2, kSlots = 3;  // of K and V; of tiles' descriptors
+  static constexpr int kQStages = 2, kStages = 2, kSlots = 3;  // of Q; K and V; tiles' descriptors
   // 64 Ki registers an SM.
   static constexpr int kBringerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
@@ -39,9 +39,11 @@ struct ForwardKernel {
 
   using Visits = sm80::KeyVisits<Rule>;
   struct alignas(1024) Shared {
-    char q[kPanels * PanelBytes(kBlockRows)];
+    char q[kQStages][kPanels * PanelBytes(kBlockRows)];
     char k[kStages][kPanels * PanelBytes(kKeys)], v[kStages][kPanels * PanelBytes(kKeys)];
-    uint64_t full_q, empty_q, full_k[kStages], empty_k[kStages], full_v[kStages], empty_v[kStages];
+    char o[4 * kConsumers][kPanels * PanelBytes(kStoredRows)];  // of each warp, on their way out
+    uint64_t full_q[kQStages], empty_q[kQStages], full_k[kStages], empty_k[kStages],
+        full_v[kStages], empty_v[kStages];
     uint64_t raw_v[kStages];  // of a PARTIAL tile, as it came
     uint64_t full_work[kSlots], empty_work[kSlots];
     Descriptors descriptors[kSlots];
@@ -49,6 +51,7 @@ struct ForwardKernel {
     int numbers[kSlots];   // of tiles
     int left_out[kSlots];  // whether an infinity or NaN of a PARTIAL tile of V was left out
   };
+  static_assert(sizeof(Shared) <= 227 << 10);
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     if (at.thread == 0) InitBarriers(shared);
@@ -101,8 +104,10 @@ struct ForwardKernel {
 
   ATTN_HD static void InitBarriers(Shared& shared) {
     constexpr int kWarps = 4 * kConsumers;
-    ptx::InitBarrier(&shared.full_q, 1);
-    ptx::InitBarrier(&shared.empty_q, kWarps);
+    for (int n = 0; n < kQStages; ++n) {
+      ptx::InitBarrier(&shared.full_q[n], 1);
+      ptx::InitBarrier(&shared.empty_q[n], kWarps);
+    }
     for (int n = 0; n < kSlots; ++n) {
       ptx::InitBarrier(&shared.full_work[n], kPreparers);
       ptx::InitBarrier(&shared.empty_work[n], kWarps + 1);
@@ -143,9 +148,10 @@ struct ForwardKernel {
   ATTN_HD static void LoadTiles(Work& work, Place& place, Shared& shared) {
     const SequenceDesc& s = work.at.sequence;
     const int kv_head = work.at.head / work.at.problem.group, count = work.tiles.count();
-    ptx::WaitForPhase(&shared.empty_q, Parity(place.filled, 1) ^ 1);
-    LoadTile<kBlockRows>(work, kMapOfQ, work.at.head, s.q_begin + work.block_row, &shared.full_q,
-                         shared.q);
+    const uint32_t q_stage = place.filled % kQStages;
+    ptx::WaitForPhase(&shared.empty_q[q_stage], Parity(place.filled, kQStages) ^ 1);
+    LoadTile<kBlockRows>(work, kMapOfQ, work.at.head, s.q_begin + work.block_row,
+                         &shared.full_q[q_stage], shared.q[q_stage]);
     int before = 0;
     bool was_partial = false;
     // K of a visit stands before V of the one before, as consumers want them.
@@ -293,7 +299,8 @@ struct ForwardKernel {
     const DropoutPolicy dropout(work.at);
     const float multiplier = Rule::Multiplier(work.at.problem);
     const int count = work.tiles.count();
-    const char* q = shared.q + own.group * PanelBytes(kGroupRows);
+    const uint32_t q_stage = place.filled % kQStages;
+    const char* q = shared.q[q_stage] + own.group * PanelBytes(kGroupRows);
     typename Rows::State rows;
     Rows::Clear(rows);
     Output rO;
@@ -303,7 +310,7 @@ struct ForwardKernel {
     Probabilities rP;
     typename Rows::Factors factors;
     uint32_t i = place.visit, stage = i % kStages;
-    ptx::WaitForPhase(&shared.full_q, Parity(place.filled, 1));
+    ptx::WaitForPhase(&shared.full_q[q_stage], Parity(place.filled, kQStages));
     ptx::WaitForPhase(&shared.full_k[stage], Parity(i, kStages));
     ptx::FenceProducts();
     MultiplyRows<Math, kHeadDim, kBlockRows>(q, shared.k[stage], rS[0]);
@@ -338,7 +345,7 @@ struct ForwardKernel {
       ptx::Pin(rO[0]);
       work.tiles.Advance();
     }
-    Release(own, &shared.empty_q);
+    Release(own, &shared.empty_q[q_stage]);
     ptx::WaitForPhase(&shared.full_v[stage], Parity(i, kStages));
     ptx::FenceProducts();
     AddColumns<Math, kKeys / kDepth>(rP[0], shared.v[stage], rO[0]);
@@ -347,7 +354,7 @@ struct ForwardKernel {
     Release(own, &shared.empty_v[stage]);
     place.visit += count;
     Rows::Finish(work.at, rows, own.first_row, own.lane, count, rO);
-    Write(work, own, rO);
+    Write(work, own, rO, shared.o[own.tile_row / kStoredRows]);
     if (ptx::LoadShared32(&shared.left_out[place.slot()])) RestoreRow(work, own);
   }
   // Scores to probabilities; whether stabilisers grew, and then by which factors sums shrink.
@@ -376,21 +383,14 @@ struct ForwardKernel {
     for (int n = 0; n < kGroups * 2; ++n) ptx::Pin(rP[0][n >> 1][n & 1]);
   }
 
-  // ---- Output: a quad of lanes writes a chunk of a row.
-  ATTN_HD static void Write(const Work& work, const Own& own, const Output& rO) {
+  // ---- Output.
+  ATTN_HD static void Write(const Work& work, const Own& own, const Output& rO, char* room) {
     const ProblemDesc& p = work.at.problem;
     const SequenceDesc& s = work.at.sequence;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = own.first_row + Accumulator::Row(2 * r, own.lane);
-      if (row >= s.q_len) continue;
-      char* out = RowOf(p.o, s.batch, work.at.head, s.q_begin + row) + (own.lane & 3) * 4;
-#pragma unroll
-      for (int c = 0; c < kHeadDim / 8; ++c) {
-        if (c >= p.v_chunks) break;
-        ptx::StoreGlobal32(out + c * 16, Math::Pack(rO[0][c][2 * r], rO[0][c][2 * r + 1]));
-      }
-    }
+    StoreRows<kHeadDim>(rO[0], [](float low, float high) { return Math::Pack(low, high); },
+                        own.lane, room,
+                        {RowOf(p.o, s.batch, work.at.head, s.q_begin + own.first_row),
+                         2 * p.o.row_stride, s.q_len - own.first_row, p.v_chunks});
   }
   ATTN_HD static void RestoreRow(const Work& work, const Own& own) {
     ptx::SyncWarp();  // the warp's rows of O are written

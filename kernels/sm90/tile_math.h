@@ -79,6 +79,38 @@ ATTN_HD constexpr int PanelOffset(int row, int chunk) {
   return (chunk >> 3) * PanelBytes(kRows) + row * kRowBytes + ((chunk & 7) ^ (row & 7)) * 16;
 }
 
+// Where a warp's rows go: those that exist, and whole chunks of them.
+struct RowsOut {
+  char* first;
+  int64_t row_bytes;
+  int rows, chunks;
+};
+// A warp's rows of accumulators to memory, in whole lines, through room of its own in shared memory
+// for that many rows. pack(low, high): two neighbours as a word.
+inline constexpr int kStoredRows = 16;
+template <int kHeadDim, class Pack>
+ATTN_HD void StoreRows(const float (&sums)[kHeadDim / 8][4], const Pack& pack, int lane, char* room,
+                       const RowsOut& out) {
+  constexpr int kChunks = kHeadDim / 8, kRowsAtOnce = kWarpLanes / kChunks;
+  ptx::SyncWarp();
+#pragma unroll
+  for (int c = 0; c < kChunks; c += 2) {
+    ptx::StoreMatrices(
+        room + PanelOffset<kStoredRows>(lane & 15, c + (lane >> 4)),
+        make_uint4(pack(sums[c][0], sums[c][1]), pack(sums[c][2], sums[c][3]),
+                   pack(sums[c + 1][0], sums[c + 1][1]), pack(sums[c + 1][2], sums[c + 1][3])));
+  }
+  ptx::SyncWarp();
+  const int chunk = lane % kChunks, row = lane / kChunks;
+  const int left = chunk < out.chunks ? out.rows - row : 0;
+  char* const to = out.first + row * out.row_bytes + chunk * 16;
+#pragma unroll
+  for (int n = 0; n < kStoredRows; n += kRowsAtOnce) {
+    const uint4 words = ptx::LoadShared128(room + PanelOffset<kStoredRows>(n + row, chunk));
+    if (n < left) ptx::StoreGlobal128(to + n * out.row_bytes, words);
+  }
+}
+
 // c = A·Bᵀ of two tiles in shared memory with columns of kHeadDim: 64 rows of one of kRowsOfA rows,
 // all kGroups·8 of the other.
 template <class Math, int kHeadDim, int kRowsOfA, int kGroups>

@@ -57,17 +57,18 @@ OrderedTiles MostWorkFirst(std::vector<SizedTile> tiles) {
   return ordered;
 }
 
-// The places of `size` at a time that a block visits: those of `range`, or of the tiles there that
-// line `line` lists.
+// The places that a block visits, in whole tiles of `size`: of those that hold a place of `range`,
+// all, or what line `line` lists.
 int64_t Visited(Range range, const MaskLists* lists, int64_t line, int64_t size) {
   if (range.end <= range.begin) return 0;
-  if (lists == nullptr) return range.end - range.begin;
+  const int64_t begin = range.begin / size, end = Tiles(range.end, size);
+  if (lists == nullptr) return (end - begin) * size;
   const absl::Span<const MaskTile> tiles = lists->Line(line);
   auto first_from = [&tiles](int64_t tile) {
     return std::partition_point(tiles.begin(), tiles.end(),
                                 [tile](const MaskTile& t) { return t.tile < tile; });
   };
-  return (first_from(Tiles(range.end, size)) - first_from(range.begin / size)) * size;
+  return (first_from(end) - first_from(begin)) * size;
 }
 
 const CompiledMask* MaskOf(absl::Span<const CallMask> masks, const Part& part) {
