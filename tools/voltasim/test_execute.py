@@ -55,6 +55,10 @@ class Execute(unittest.TestCase):
         block, _ = run(listing("S2R R0, SR_TID.X", "POPC R1, R0", "EXIT"))
         self.assertEqual(list(block.warps[0].r[1]), [bin(n).count("1") for n in range(32)])
 
+    def test_low_bits_are_extended(self):
+        block, _ = run(listing("MOV R0, 0xff", "SGXT.U32 R1, R0, 0x5", "SGXT R2, R0, 0x5", "EXIT"))
+        self.assertEqual((block.warps[0].r[1][0], block.warps[0].r[2][0]), (31, 0xFFFFFFFF))
+
     def test_strided_stores_conflict_and_dense_ones_do_not(self):
         code = listing("S2R R0, SR_TID.X", "IMAD.SHL.U32 R1, R0, 0x4, RZ", "IMAD.SHL.U32 R2, R0, 0x8, RZ",
                        "STS [R1], R0", "STS [R2], R0", "LDS.U R3, [R2]", "EXIT")

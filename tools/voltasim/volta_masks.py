@@ -51,14 +51,19 @@ def cycles(mask, shape, heads, full, partial):
     return slowest
 
 
+def of_problems(dense, shape, size, count):
+    """Cycles of a launch of `count` problems without a mask, of `size` rows and keys. Last tiles are computed whole."""
+    work = [-(-size // shape.step)] * (-(-size // shape.owned) * count)
+    return max(dense.predictor.launch(work, rates)["cycles"] for rates in dense.rates)
+
+
 def residue_row(dense, shape, length, heads):
-    """As `rows`, of the strided mask by residues. A class's last tiles are computed whole."""
+    """As `rows`, of the strided mask by residues."""
     own, other = shape.owned, shape.step
     size = length // STRIDE
-    across, along = -(-size // own), -(-size // other)
-    whole, of_classes = (max(dense.predictor.launch(work, rates)["cycles"] for rates in dense.rates)
-                         for work in ([length // other] * (length // own * heads), [along] * (across * STRIDE * heads)))
-    visited = STRIDE * across * own * along * other / length ** 2
+    of_classes = of_problems(dense, shape, size, STRIDE * heads)
+    whole = of_problems(dense, shape, length, heads)
+    visited = STRIDE * (-(-size // own) * own) * (-(-size // other) * other) / length ** 2
     return {"mask": f"strided {STRIDE} by residues, N {length}", "head_dim": shape.head_dim,
             "pass": "backward" if shape.backward else "forward", "visible": 1 / STRIDE, "visited": visited,
             "partial": 0.0, "time": of_classes / whole, "efficiency": whole / of_classes / STRIDE}

@@ -15,6 +15,7 @@ import tempfile
 
 import volta_masks
 import volta_products
+import volta_triton
 from voltasim import cubin, report
 from voltasim.execute import Block, Memory
 from voltasim.flow import PathSpec
@@ -246,16 +247,30 @@ def visit_cycles(key, fields, image, nvdisasm):
     return out
 
 
+def speeds_of_masks(archive, name, nvdisasm):
+    """Speeds of the kernel without a mask, and of the listed one's whole and partial tiles."""
+    images = {key: (fields, image) for key, fields, image in read_archive(archive)}
+    wanted = (("_linear", "plain"), *(("_listed", scores) for scores in LISTED))
+    return [simulate(name + kind, *images[name + kind], nvdisasm, scores)[1] for kind, scores in wanted]
+
+
 def simulate_masks(archive, only, nvdisasm):
     """Rows of volta_masks for D 64 and 128, forward and backward."""
-    images = {key: (fields, image) for key, fields, image in read_archive(archive)}
     table = []
     for name in (f"{way}_d{dim}_f32" for dim in (64, 128) for way in ("forward", "backward")):
-        if only not in name:
-            continue
-        wanted = (("_linear", "plain"), *(("_listed", scores) for scores in LISTED))
-        speeds = [simulate(name + kind, *images[name + kind], nvdisasm, scores)[1] for kind, scores in wanted]
-        table += volta_masks.rows(*speeds, Shape(name + "_listed"), LENGTH, HEADS)
+        if only in name:
+            table += volta_masks.rows(*speeds_of_masks(archive, name, nvdisasm), Shape(name + "_listed"), LENGTH, HEADS)
+            print(f"{name}: done", file=sys.stderr)
+    return table
+
+
+def simulate_triton(archive, nvdisasm):
+    """Rows of volta_triton for D 64 and 128."""
+    table = []
+    for dim in volta_triton.SETTINGS:
+        name = f"forward_d{dim}_f32"
+        table += volta_triton.rows(dim, *speeds_of_masks(archive, name, nvdisasm), Shape(name + "_listed"), LENGTH, HEADS,
+                                   nvdisasm)
         print(f"{name}: done", file=sys.stderr)
     return table
 
@@ -313,6 +328,7 @@ def main():
     p.add_argument("--listed", action="store_true", help="also kernels of masks, per visited score: full and partial tiles")
     p.add_argument("--visits", action="store_true", help="instead: what a visit and a block of a mask cost")
     p.add_argument("--masks", action="store_true", help="instead: a table by mask, against the dense kernels")
+    p.add_argument("--triton", action="store_true", help="instead: forward under masks, beside Triton's kernels")
     p.add_argument("--products", action="store_true", help="instead: products of layers, by size")
     p.add_argument("--sat", type=int, metavar="D", help="instead: SAT's patterns by small tiles, against the dense kernels")
     p.add_argument("--nvdisasm", default=os.environ.get("NVDISASM", ".deps/cuda_tools/nvdisasm"))
@@ -321,6 +337,10 @@ def main():
     if args.masks:
         table = simulate_masks(args.archive, args.only, args.nvdisasm)
         print(json.dumps(table, indent=1)) if args.json else volta_masks.print_table(table)
+        return
+    if args.triton:
+        table = simulate_triton(args.archive, args.nvdisasm)
+        print(json.dumps(table, indent=1)) if args.json else volta_triton.print_table(table, CLOCK_MHZ)
         return
     if args.products:
         table = simulate_products(args.archive, args.only, args.nvdisasm)

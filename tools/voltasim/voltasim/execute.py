@@ -165,8 +165,6 @@ class Block:
 
     # -- control -----------------------------------------------------------------------------
     def _do_bra(self, w, ins, ops, mask):
-        if ".CONV" in ins.opcode:       # all lanes agree: branch when converged
-            mask = mask & True
         if len(ops) > 1 and _PRED.match(ops[0]):
             mask = mask & self._predicate(w, ops[0])
         w.pc[mask] = self.at[ins.target]
@@ -205,7 +203,6 @@ class Block:
     # -- integer -----------------------------------------------------------------------------
     def _do_mov(self, w, ins, ops, mask):
         self._put(w, ops[0], self._get(w, ops[1]), mask)
-
     _do_mov32i = _do_mov
 
     def _do_cs2r(self, w, ins, ops, mask):
@@ -224,8 +221,7 @@ class Block:
 
     def _do_iadd3(self, w, ins, ops, mask):
         src, preds = self._split(ops)
-        out_preds, in_preds = [], []
-        lead = 1
+        out_preds, lead = [], 1
         while lead < len(ops) and _PRED.match(ops[lead]):
             out_preds.append(ops[lead])
             lead += 1
@@ -350,6 +346,12 @@ class Block:
     def _do_sel(self, w, ins, ops, mask):
         self._put(w, ops[0], np.where(self._predicate(w, ops[3]), self._get(w, ops[1]), self._get(w, ops[2])), mask)
 
+    def _do_sgxt(self, w, ins, ops, mask):      # the low bits, as many as the second operand says
+        bits = self._get(w, ops[2])
+        low = self._get(w, ops[1]) & ((U32(1) << bits) - U32(1))
+        sign = U32(0) if "U32" in ins.opcode else low >> (bits - U32(1)) << bits
+        self._put(w, ops[0], (low - sign).astype(U32), mask)
+
     def _do_imnmx(self, w, ins, ops, mask):
         a, b = self._get(w, ops[1]), self._get(w, ops[2])
         if "U32" not in ins.opcode:
@@ -411,14 +413,12 @@ class Block:
         a, b, c = (self._get(w, o, "float").astype(np.float64) for o in ops[1:4])
         self._put(w, ops[0], (a * b + c).astype(F32), mask)
 
+    _do_fsel = _do_sel
     _do_fadd32i, _do_fmul32i, _do_ffma32i = _do_fadd, _do_fmul, _do_ffma
 
     def _do_fmnmx(self, w, ins, ops, mask):
         a, b = self._get(w, ops[1], "float"), self._get(w, ops[2], "float")
         self._put(w, ops[0], np.where(self._predicate(w, ops[3]), np.fmin(a, b), np.fmax(a, b)).astype(F32), mask)
-
-    def _do_fsel(self, w, ins, ops, mask):
-        self._do_sel(w, ins, ops, mask)
 
     def _do_fsetp(self, w, ins, ops, mask):
         parts = ins.opcode.split(".")
