@@ -76,8 +76,8 @@ const char* ScoresReason(Scores scores, bool dropout) {
 // are not in use, dropout at 256 columns and float16 scores a few words.
 int SpillBytes(Scores scores, bool dropout, bool is_crowded) {
   if (scores.general) return dropout ? 320 : 256;
-  if (dropout) return 128;
-  return is_crowded ? 48 : 16;
+  if (dropout) return 144;
+  return is_crowded ? 64 : 16;
 }
 
 // Where there are small tiles too. Simulated, `./dev volta-report --visits`.

@@ -79,6 +79,8 @@ struct BackwardKernel {
   // Places of listed steps come from shared memory: brought ahead as far as registers go.
   using StepPlace = PlaceOfStep<Visits, kStepRows, Rule::kListed && kHeadDim <= 64>;
   using FetchPlace = PlaceOfStep<Visits, kStepRows, Rule::kListed>;
+  // dQ of short rows: the column halves of a product have different keys (backward_dq.h).
+  static constexpr bool kPairsKeys = !kSmall && kTile.head_dim == 32;
   static_assert(kStepRows % 16 == 0 && (kSmall || kRoundSteps >= 2) && kKeyTiles > 0);
   static_assert(!kSmall || (Rule::kListed && !Rule::kEveryTile && kTile.head_dim <= 64));
 
@@ -178,12 +180,14 @@ struct BackwardKernel {
       ds = ptx::Keep(ChunkOffset(work.warp_key() + lane.OperandRow(), lane.column_half() * 4, 8));
       factor = ptx::Keep(kPairBytes + 2 * kStepRows * 4 + lane.column_half() * 8);
       const int ds_chunk = lane.row_half() * 4 + (kSmall ? 0 : work.role * 2) + lane.upper();
-      dq_ds = ptx::Keep(ChunkOffset(lane.quad(), ds_chunk, 8));
+      const int dq_key = kPairsKeys ? lane.quad() | lane.column_half() << 2 : lane.quad();
+      dq_ds = ptx::Keep(ChunkOffset(dq_key, ds_chunk, 8));
       const int k_chunk = kSharesRows ? DqChunk(work.warp() + 2 * lane.column_half())
                           : kSmall    ? lane.column_half() * 4 + 2 * work.warp()
-                                   : Dq::Chunk(work.warp(), lane) + (Dq::kWide ? lane.upper() : 0);
-      dq_k = ptx::Keep(ChunkOffset(lane.quad(), k_chunk, kChunks) +
-                       (Dq::kWide ? 0 : lane.upper() * 8));
+                          : kPairsKeys
+                              ? work.warp() & 3
+                              : Dq::Chunk(work.warp(), lane) + (Dq::kWide ? lane.upper() : 0);
+      dq_k = ptx::Keep(ChunkOffset(dq_key, k_chunk, kChunks) + (Dq::kWide ? 0 : lane.upper() * 8));
     }
   };
 

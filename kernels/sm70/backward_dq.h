@@ -1,6 +1,6 @@
 // dQ of one backward block: once a round all its warps multiply dS of the round's queries with the
 // block's K and add it to a workspace in the order of eight warps' lanes, so that each addition is
-// one full line (of small tiles up to 32 columns two halves); DqKernel puts that into place
+// one full line (of up to 32 columns two halves); DqKernel puts that into place
 // (rules/query_gradient.h; FixedPoint bounds the integers). A piece of backward.h's schedule, which
 // says when. Errors: none.
 #pragma once
@@ -18,6 +18,10 @@ class QueryGradient {
   using Places = typename Kernel::Places;
   using Dq = typename Kernel::Dq;
   static constexpr int kKeys = Kernel::kKeys, kRowBytes = Kernel::kRowBytes;
+  // Short rows fill half of a product's columns: the column halves multiply different keys, and
+  // lanes n and n ^ 4 exchange sums, so that each adds those of eight queries.
+  static constexpr bool kPairsKeys = Kernel::kPairsKeys;
+  static constexpr int kSums = kPairsKeys ? 8 : Dq::kSums;  // that a lane adds
 
   ATTN_HD explicit QueryGradient(const Work& work) : at_(work.visits) { Open(work); }
 
@@ -28,26 +32,13 @@ class QueryGradient {
 #pragma unroll 1
     for (int part = 0; part < Kernel::kDqParts; ++part) {
       float rQ[Dq::kSums / 8][8];
-#pragma unroll
-      for (int n = 0; n < Dq::kSums / 8; ++n) Float32Accumulate::Zero(rQ[n]);
-        // Four keys a product. Those 16 keys apart are twisted alike, so that their places differ
-        // by constants.
-#pragma unroll 1
-      for (int n = 0; n < 4; ++n) {
-        const int twist = (n & 1) * (Twist(4) * 16) ^ (n >> 1) * (Twist(8) * 16);
-        const char* ds = Kernel::At(shared.ds(), (from_ds ^ twist) + n * 4 * 128);
-        const char* k = Kernel::At(shared.k, PlaceOfK(places, twist, part) + n * 4 * kRowBytes);
-#pragma unroll
-        for (int far = 0; far < kKeys / 16; ++far) {
-          Multiply(ptx::LoadShared128(ds + far * 16 * 128), k + far * 16 * kRowBytes, rQ);
-        }
-      }
-      float* to = to_ + part * kPartFloats;
-      if constexpr (Kernel::kFixedPoint) {
-        AddFixedPoint(work, part, to, shared, rQ);
+      Product(places, from_ds, part, shared, rQ);
+      if constexpr (kPairsKeys) {
+        float sums[1][8];
+        AddPairs(work.lane.column_half(), rQ, sums);
+        AddSums(work, part, shared, sums);
       } else {
-#pragma unroll
-        for (int n = 0; n < Dq::kSums; ++n) ptx::ReduceAdd(to + n * 32, rQ[n >> 3][n & 7]);
+        AddSums(work, part, shared, rQ);
       }
     }
     to_ += Dq::kBlockFloats;
@@ -61,8 +52,8 @@ class QueryGradient {
     for (int round = 0; round < work.visits.rounds(); ++round) {
       const int head = work.visits.HeadOf(round), row = work.visits.RowOf(round);
 #pragma unroll 1
-      for (int n = 0; n < Dq::kSums * Kernel::kDqParts; ++n) {
-        const int part = n / Dq::kSums, sum = n % Dq::kSums;
+      for (int n = 0; n < kSums * Kernel::kDqParts; ++n) {
+        const int part = n / kSums, sum = n % kSums;
         const SumsAt at(work, row, part);
         if (SeesNonFinite(work, head, at.Query(sum), at.Column(sum))) {
           MarkNonFinite(work, head, row, part, sum);
@@ -76,8 +67,13 @@ class QueryGradient {
   // Small tiles' two warps do the work of four, of whose lanes short rows need half.
   struct SumsAt {
     int first_row, first_column, warp, lane;
+    int first_sum;  // of the lane of Dq
     ATTN_HD SumsAt(const Work& work, int row, int part)
-        : first_row(row), first_column(part * Dq::kOut), warp(work.warp()), lane(work.lane.index) {
+        : first_row(row),
+          first_column(part * Dq::kOut),
+          warp(work.warp()),
+          lane(kPairsKeys ? work.lane.index & ~4 : work.lane.index),
+          first_sum(kPairsKeys ? work.lane.column_half() * 8 : 0) {
       if constexpr (Kernel::kSmall) {
         first_row = row & -kDqBlockRows;
         first_column = 0;
@@ -87,8 +83,8 @@ class QueryGradient {
         if constexpr (Kernel::kSharesRows) lane &= ~4;
       }
     }
-    ATTN_HD int Query(int n) const { return first_row + Dq::Query(n, warp, lane); }
-    ATTN_HD int Column(int n) const { return first_column + Dq::Column(n, warp, lane); }
+    ATTN_HD int Query(int n) const { return first_row + Dq::Query(first_sum + n, warp, lane); }
+    ATTN_HD int Column(int n) const { return first_column + Dq::Column(first_sum + n, warp, lane); }
   };
   // From the sums of a part to those of the next.
   static constexpr int kPartFloats = Kernel::kSmall ? Dq::kSums * 32 : Dq::kFloats;
@@ -99,11 +95,39 @@ class QueryGradient {
     const ProblemDesc& p = work.problem;
     const SumsAt at(work, row, 0);
     return p.dq_sums + (int64_t{work.batch} * p.q_heads + head) * p.dq_head +
-           int64_t{row / kDqBlockRows} * Dq::kBlockFloats + at.warp * Dq::kSums * 32 + at.lane;
+           int64_t{row / kDqBlockRows} * Dq::kBlockFloats +
+           (at.warp * Dq::kSums + at.first_sum) * 32 + at.lane;
   }
   ATTN_HD static int PlaceOfK(const Places& places, int twist, int part) {
     if constexpr (Kernel::kSmall) return places.dq_k ^ twist ^ part * 16;
     return (places.dq_k ^ twist) + part * Dq::kOut * 2;
+  }
+
+  // Of a part.
+  ATTN_HD static void Product(const Places& places, int from_ds, int part, const Shared& shared,
+                              float (&rQ)[Dq::kSums / 8][8]) {
+#pragma unroll
+    for (int n = 0; n < Dq::kSums / 8; ++n) Float32Accumulate::Zero(rQ[n]);
+      // Four keys a product, or twice four. Those 16 keys apart are twisted alike, so that their
+      // places differ by constants.
+#pragma unroll 1
+    for (int n = 0; n < 4; n += kPairsKeys ? 2 : 1) {
+      const int twist = (n & 1) * (Twist(4) * 16) ^ (n >> 1) * (Twist(8) * 16);
+      const char* ds = Kernel::At(shared.ds(), (from_ds ^ twist) + n * 4 * 128);
+      const char* k = Kernel::At(shared.k, PlaceOfK(places, twist, part) + n * 4 * kRowBytes);
+#pragma unroll
+      for (int far = 0; far < kKeys / 16; ++far) {
+        Multiply(ptx::LoadShared128(ds + far * 16 * 128), k + far * 16 * kRowBytes, rQ);
+      }
+    }
+  }
+  // A lane keeps the set of queries that its column half names.
+  ATTN_HD static void AddPairs(int half, const float (&rQ)[Dq::kSums / 8][8], float (&sums)[1][8]) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float got = ptx::ShuffleXor(half ? rQ[0][n] : rQ[1][n], 4);
+      sums[0][n] = (half ? rQ[1][n] : rQ[0][n]) + got;
+    }
   }
 
   // Four keys: 8 queries a lane in two sets, times one or two sets of columns.
@@ -121,12 +145,22 @@ class QueryGradient {
     }
   }
 
+  ATTN_HD void AddSums(const Work& work, int part, const Shared& shared,
+                       const float (&rQ)[kSums / 8][8]) const {
+    float* to = to_ + part * kPartFloats;
+    if constexpr (Kernel::kFixedPoint) {
+      AddFixedPoint(work, part, to, shared, rQ);
+    } else {
+#pragma unroll
+      for (int n = 0; n < kSums; ++n) ptx::ReduceAdd(to + n * 32, rQ[n >> 3][n & 7]);
+    }
+  }
   // Sums that are not finite are marked instead.
   ATTN_HD void AddFixedPoint(const Work& work, int part, float* to, const Shared& shared,
-                             const float (&rQ)[Dq::kSums / 8][8]) const {
+                             const float (&rQ)[kSums / 8][8]) const {
     float all = ptx::LoadSharedFloat(&shared.watch);
 #pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) {
+    for (int n = 0; n < kSums; ++n) {
       const float sum = rQ[n >> 3][n & 7];
       ptx::ReduceAdd(reinterpret_cast<int32_t*>(to) + n * 32, ptx::RoundToInt(sum));
       if (n % 2 == 1) all = ptx::Fma(rQ[n >> 3][(n & 7) - 1], sum, all);
@@ -138,19 +172,19 @@ class QueryGradient {
     }
   }
   // What rounding left: exact, since a float32 beyond 2^23 is an integer.
-  ATTN_HD static void AddRests(const Work& work, float* sums, const float (&rQ)[Dq::kSums / 8][8]) {
+  ATTN_HD static void AddRests(const Work& work, float* sums, const float (&rQ)[kSums / 8][8]) {
     int32_t* to = reinterpret_cast<int32_t*>(sums) + work.problem.dq_rest;
     const float unit = PowerOfTwo(FixedPoint::RestBits(work.sequence.kv_len));
 #pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) {
+    for (int n = 0; n < kSums; ++n) {
       const float sum = rQ[n >> 3][n & 7];
       ptx::ReduceAdd(to + n * 32, ptx::RoundToInt((sum - ptx::Round(sum)) * unit));
     }
   }
   ATTN_HD void MarkNonFiniteSums(const Work& work, int part,
-                                 const float (&rQ)[Dq::kSums / 8][8]) const {
+                                 const float (&rQ)[kSums / 8][8]) const {
 #pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) {
+    for (int n = 0; n < kSums; ++n) {
       const float sum = rQ[n >> 3][n & 7];
       if (!(sum - sum == 0)) MarkNonFinite(work, at_.head, at_.row(work.visits), part, n);
     }

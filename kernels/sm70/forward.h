@@ -7,7 +7,7 @@
 // products. A step handles 32 keys in two groups of 16; output warps lag one group behind.
 //
 // P reaches its reader as A operand through shared memory: two STS.64 (or one STS.128) a lane, one
-// LDS.128, no shuffles. When a group's scores outgrow the stabiliser by 2^8 (one vote, rare after
+// LDS.128, no shuffles. When a group's P outgrow 2^8 (one vote on their sums, rare after
 // the first steps), row factors follow the same way and O is rescaled.
 // Inputs    float16; rows as kernels/rules/params.h says. Errors: none.
 // Rows      with no visible key give O = 0 and lse = −inf. What an invisible V row holds never

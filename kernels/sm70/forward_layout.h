@@ -27,6 +27,8 @@ struct ForwardLayout {
   // Chains of products that a score is the sum of. A link of float16 takes 13 cycles, of float32 8,
   // which one block an SM cannot hide: two chains are faster by 4 to 6 %, and err by 40 % less.
   static constexpr int kChains = Math::kRows == 1 && kTile.blocks_per_sm == 1 ? 2 : 1;
+  // Short rows have little to do in a group: both of a step in one piece of code.
+  static constexpr int kUnrolled = kTile.head_dim == 32 ? 2 : 1;
   static_assert((kRowTiles == 1 || kRowTiles == 2) && kTile.kv_rows == kStepKeys);
 
   // 16-byte chunks of a row: what is multiplied, what an output warp has of them, and how far rows
@@ -74,7 +76,8 @@ struct ForwardLayout {
   // as float16 allows, so that low parts keep their bits, and the sum of a row with it.
   static constexpr float kBias = kSplits ? 6.0f : kTruncationBias;
   static constexpr float kGain = kSplits ? 1.0f : 1.0f + kTruncationLoss;
-  static constexpr float kLagOfP = kSplits ? kLag + kBias : kLag;
+  // What a lane has of a row's sum in a group, and so each P, before the stabiliser moves: 2^kLag.
+  static constexpr float kMostOfP = kSplits ? 16384.0f : 256.0f;
 
   // Steps after which sums of split numbers are taken to others: short sums round less.
   static constexpr int kFoldSteps = 8;

@@ -186,7 +186,7 @@ class OutputRole {
         }
       }
     }
-#pragma unroll 1
+#pragma unroll L::kUnrolled
     for (int half = 0; half < 2; ++half) {
       if constexpr (L::kSplits) {
         AddSplitPV(shared.p, at.p + at.line, shared.v(), at.v + at.row, rO);

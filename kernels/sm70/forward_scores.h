@@ -31,7 +31,7 @@ class ScoreRole {
       const auto visit = work.tiles.At(step);
       if (step > 0) ptx::BarrierSync(L::kKeysReady + (step & 1), L::kThreads);
       const MaskWords mask = Masked(work, visit, step);
-#pragma unroll 1
+#pragma unroll L::kUnrolled
       for (int group = 0; group < L::kGroups; ++group) {
         const int slot = (step & 1) * L::kGroups + group;
         float rS[kRowTiles][8];
@@ -41,9 +41,15 @@ class ScoreRole {
         if (Rule::kEveryTile || visit.IsPartial()) {
           ApplyRule(work, visit, group * L::kGroupKeys, Shown(work, mask, group), rS, rows);
         }
-        Grow(rS, multiplier, work, step * L::kGroups + group, shared, rows);
-        MakeProbabilities(rS, multiplier, slot, work, rows, shared,
-                          to + slot * L::kTeams * L::kPBytes);
+        // Sums of P tell whether a row outgrew its stabiliser: nothing waits for maxima, which are
+        // seldom needed.
+        Probabilities rP;
+        Exponentiate(rS, multiplier, rows, rP);
+        if (ptx::VoteAny(Largest(rP.sum) > L::kMostOfP)) {
+          Rescale(rS, multiplier, work, step * L::kGroups + group, shared, rows);
+          Exponentiate(rS, multiplier, rows, rP);
+        }
+        AddProbabilities(rP, slot, work, to + slot * L::kTeams * L::kPBytes, shared, rows);
       }
       if (L::FoldsAfter(step)) Fold(rows.sum, rows.total);
       work.tiles.Advance(step, work.thread);  // late: what comes first in a step is waited for
@@ -267,35 +273,65 @@ class ScoreRole {
     return Math::Element(n % Math::kRows, n / Math::kRows * 2);
   }
 
-  // Moves the stabilisers if any row of the warp outgrew its own by kLagOfP.
-  ATTN_HD static void Grow(const float (&rS)[kRowTiles][8], float multiplier, const Work& work,
-                           int group, Shared& shared, RowState& rows) {
-    float largest[kRowTiles][Math::kRows];
-    float excess = 0;
+  // Of a group: float16 words by row (float16 accumulators: pair of keys) and k step, of split
+  // numbers with their low parts, and what this lane has of each row's sum.
+  struct Probabilities {
+    uint32_t words[kRowTiles][2][2], low[kRowTiles][2][2];
+    float sum[kRowTiles][Math::kRows];
+  };
+  ATTN_HD static void Exponentiate(const float (&rS)[kRowTiles][8], float multiplier,
+                                   const RowState& rows, Probabilities& rP) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
+      float p[8];
 #pragma unroll
       for (int r = 0; r < Math::kRows; ++r) {
-        float x = rS[m][Math::Element(r, 0)];
 #pragma unroll
-        for (int c = 1; c < Math::kColumns; ++c) x = ptx::Max(x, rS[m][Math::Element(r, c)]);
-        largest[m][r] = x;
-        float over = ptx::Fma(x, multiplier, -rows.stabilizer[m][r]);
-        excess = m + r == 0 ? over : ptx::Max(excess, over);
+        for (int c = 0; c < Math::kColumns; ++c) {
+          const int e = Math::Element(r, c);
+          p[e] = ptx::Exp2(ptx::Fma(rS[m][e], multiplier, -rows.stabilizer[m][r]));
+        }
+        const int e = Math::Element(r, 0), f = Math::Element(r, 2);
+        rP.sum[m][r] = p[e] + p[e + 1] + (p[f] + p[f + 1]);
+        if constexpr (Math::kRows == 1) rP.sum[m][r] += p[4] + p[5] + (p[6] + p[7]);
+      }
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        const int e = 2 * (n >> 1) + 4 * (n & 1);
+        if constexpr (L::kSplits) {
+          const SplitPair split = SplitNumbers(p[e], p[e + 1]);
+          rP.words[m][n >> 1][n & 1] = split.high;
+          rP.low[m][n >> 1][n & 1] = split.low;
+        } else {
+          rP.words[m][n >> 1][n & 1] = ptx::PackTruncated(p[e], p[e + 1]);
+        }
       }
     }
-    if (ptx::VoteAny(excess > L::kLagOfP)) Rescale(largest, multiplier, work, group, shared, rows);
+  }
+  ATTN_HD static float Largest(const float (&sum)[kRowTiles][Math::kRows]) {
+    float largest = sum[0][0];
+#pragma unroll
+    for (int n = 1; n < kRowTiles * Math::kRows; ++n) {
+      largest = ptx::Max(largest, sum[n / Math::kRows][n % Math::kRows]);
+    }
+    return largest;
   }
 
-  ATTN_HD static void Rescale(const float (&largest)[kRowTiles][Math::kRows], float multiplier,
-                              const Work& work, int group, Shared& shared, RowState& rows) {
+  // Moves the stabilisers: some row of the warp outgrew its own.
+  ATTN_HD static void Rescale(const float (&rS)[kRowTiles][8], float multiplier, const Work& work,
+                              int group, Shared& shared, RowState& rows) {
     const int slot = group & (L::kPRing - 1);
     const Lane lane = {ptx::Keep(work.lane.index)};
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < Math::kRows; ++r) {
-        float target = Math::RowMax(largest[m][r]) * multiplier - L::kBias;
+        float largest = rS[m][Math::Element(r, 0)];
+#pragma unroll
+        for (int c = 1; c < Math::kColumns; ++c) {
+          largest = ptx::Max(largest, rS[m][Math::Element(r, c)]);
+        }
+        float target = Math::RowMax(largest) * multiplier - L::kBias;
         float stabilizer = ptx::Max(target, rows.stabilizer[m][r]);
         float factor = ptx::Exp2(rows.stabilizer[m][r] - stabilizer);
         rows.stabilizer[m][r] = stabilizer;
@@ -309,54 +345,26 @@ class ScoreRole {
     if (lane.index == 0) ptx::StoreShared32(&shared.grown[slot][work.warp], group + 1);
   }
 
-  // `slot`: of the group in the ring of K. `offset`: of this lane's line in P's.
-  ATTN_HD static void MakeProbabilities(const float (&rS)[kRowTiles][8], float multiplier, int slot,
-                                        const Work& work, RowState& rows, Shared& shared,
-                                        int offset) {
+  // `slot`: of the group in the ring of K. `offset`: of this lane's line in P's. A row's line holds
+  // keys (0 1)(8 9)(2 3)(10 11) of its column half, counted within the group's 16: the first two
+  // words are the A operand of k step 0, the others of k step 1.
+  ATTN_HD static void AddProbabilities(Probabilities& rP, int slot, const Work& work, int offset,
+                                       Shared& shared, RowState& rows) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      float rP[8];
 #pragma unroll
-      for (int r = 0; r < Math::kRows; ++r) {
+      for (int r = 0; r < Math::kRows; ++r) rows.sum[m][r] += rP.sum[m][r];
+      const auto keep = DropoutPolicy::Load(shared.keep, slot, work.warp, m, work.lane.index);
 #pragma unroll
-        for (int c = 0; c < Math::kColumns; ++c) {
-          const int e = Math::Element(r, c);
-          rP[e] = ptx::Exp2(ptx::Fma(rS[m][e], multiplier, -rows.stabilizer[m][r]));
-          if constexpr (!L::kSplits) rows.sum[m][r] += rP[e];
-        }
-        if constexpr (L::kSplits) {
-          const int e = Math::Element(r, 0), f = Math::Element(r, 2);
-          rows.sum[m][r] += rP[e] + rP[e + 1] + (rP[f] + rP[f + 1]);
-        }
+      for (int n = 0; n < 4; ++n) {
+        const uint32_t mask = DropoutPolicy::Mask(keep, n >> 1, n & 1);
+        rP.words[m][n >> 1][n & 1] &= mask;
+        if constexpr (L::kSplits) rP.low[m][n >> 1][n & 1] &= mask;
       }
-      StoreP(rP, DropoutPolicy::Load(shared.keep, slot, work.warp, m, work.lane.index), shared.p,
-             offset + m * L::kLineTileBytes);
+      const int line = offset + m * L::kLineTileBytes;
+      StoreLines(rP.words[m], shared.p, line);
+      if constexpr (L::kSplits) StoreLines(rP.low[m], shared.p, line + L::kPartBytes);
     }
-  }
-
-  // A row's line holds keys (0 1)(8 9)(2 3)(10 11) of its column half, counted within the group's
-  // 16: the first two words are the A operand of k step 0, the others of k step 1.
-  ATTN_HD static void StoreP(const float (&rP)[8], typename DropoutPolicy::Keep keep, void* sP,
-                             int offset) {
-    uint32_t words[2][2];  // row (float16 accumulators: pair of keys), k step
-    uint32_t low[2][2];    // of split numbers
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int e = 2 * r + 4 * k;
-        const uint32_t mask = DropoutPolicy::Mask(keep, r, k);
-        if constexpr (L::kSplits) {
-          const SplitPair split = SplitNumbers(rP[e], rP[e + 1]);
-          words[r][k] = split.high & mask;
-          low[r][k] = split.low & mask;
-        } else {
-          words[r][k] = ptx::PackTruncated(rP[e], rP[e + 1]) & mask;
-        }
-      }
-    }
-    StoreLines(words, sP, offset);
-    if constexpr (L::kSplits) StoreLines(low, sP, offset + L::kPartBytes);
   }
   ATTN_HD static void StoreLines(const uint32_t (&words)[2][2], void* sP, int offset) {
     if constexpr (Math::kRows == 2) {
