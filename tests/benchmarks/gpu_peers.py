@@ -1,10 +1,9 @@
 """The cuda engine against PyTorch's attention on the same GPU: cuDNN, flash, unfused eager and, under masks,
 FlexAttention. Of float32: memory-efficient, PyTorch's math backend and eager, with the errors of all against float64.
 
-Every figure is the time of kernels alone, the median of several runs after a rest: attnd's as its engine reports it,
-of all kernels of a call, and in backward that of zeroing dQ's sums, which the engine does while tensors travel; the
-others' by CUDA events. They take turns, cell by cell. Before a cell is timed, attnd's
-results are compared with the peers' (without dropout; with it each draws its own, and the conformance tests check
+Every figure is the time that a call's kernels take on the GPU, launches and transfers left out, by torch.profiler
+(CUPTI): the median of several runs after a rest. Zeroing dQ's sums, which attnd's engine does while tensors travel,
+counts. They take turns, cell by cell. Before a cell is timed, attnd's results are compared with the peers' (without dropout; with it each draws its own, and the conformance tests check
 attnd's). FLOPs are 4·B·H·N²·D forward and 10·B·H·N²·D backward, half of it if causal; B·N = --tokens, H·D = --hidden.
 Masks count milliseconds. Rows stand in the order of attnd's speed over that of the best peer, losses first.
 
@@ -21,29 +20,32 @@ import time
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 
 from cpu_against_pytorch import ELEMENTS, LIBRARY, BenchmarkProblem, Engine
 from masks import DESCRIBED, by_name
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
-REST = 0.2  # seconds before each measurement: boost clocks fall under load
+REST = 0.05  # seconds before each measurement: boost clocks fall under load
 SEVEN = ("causal", "window 256", "band", "longformer", "bigbird", "strided 64", "document")
 
 
 def median_ms(function, repeats):
-    """Of kernels on the current stream."""
-    torch.cuda.synchronize()
-    time.sleep(REST)
+    """Of the kernels and memsets of a call."""
     for _ in range(2):
         function()
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for begin, end in marks:
-        begin.record()
-        function()
-        end.record()
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in marks)
+    times = []
+    for _ in range(repeats):
+        time.sleep(REST)
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            function()
+            torch.cuda.synchronize()
+        times.append(sum(event.device_time_total for event in trace.events()
+                         if event.device_type == DeviceType.CUDA and "Memcpy" not in event.name) / 1e3)
+    return statistics.median(times)
 
 
 def distance(a, b):
@@ -89,30 +91,16 @@ class Cell:
 
     def forward(self, engine):
         engine.call("forward", self.problem, *self.host[:3], self.out, self.lse)
-        return engine.kernel()
 
     def backward(self, engine):
         engine.call("backward", self.problem, *self.host[:3], self.out, self.lse, self.host[3], *self.slopes)
-        return engine.kernel()
-
-    def zeroing(self):
-        """ms"""
-        columns = 64 if self.dim <= 64 else 128 if self.dim <= 128 else 256
-        rows = self.lse.numel() // self.length * math.ceil(self.length / 64) * 64
-        sums = torch.empty(rows * columns, device="cuda")
-        return median_ms(sums.zero_, self.args.repeats)
 
     def ours(self, engine, what):
         """(kernels' names, median ms)"""
         self.problem.nondeterministic = int(what == "backward, atomics")
         call = self.forward if what == "forward" else self.backward
-        call(engine)
-        times = []
-        for _ in range(self.args.repeats):
-            time.sleep(REST / 4)
-            kernel, spent = call(engine)
-            times.append(spent * 1e3)
-        return kernel, statistics.median(times) + (0 if what == "forward" else self.zeroing())
+        ms = median_ms(lambda: call(engine), self.args.repeats)
+        return engine.kernel()[0], ms
 
     def peer(self, function, exact):
         """{forward, backward: ms} of function(q, k, v), and how far its results are from attnd's last ones (and from
