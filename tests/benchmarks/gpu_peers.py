@@ -3,8 +3,9 @@ FlexAttention. Of float32: memory-efficient, PyTorch's math backend and eager, w
 
 Every figure is the time that a call's kernels take on the GPU, launches and transfers left out, by torch.profiler
 (CUPTI): the median of several runs after a rest. Zeroing dQ's sums, which attnd's engine does while tensors travel,
-counts. They take turns, cell by cell. Before a cell is timed, attnd's results are compared with the peers' (without dropout; with it each draws its own, and the conformance tests check
-attnd's). FLOPs are 4·B·H·N²·D forward and 10·B·H·N²·D backward, half of it if causal; B·N = --tokens, H·D = --hidden.
+counts. They take turns, cell by cell. Before a cell is timed, attnd's results are compared with the peers' (without
+dropout; with it each draws its own, and the conformance tests check attnd's). FLOPs are 4·B·H·N²·D forward and
+10·B·H·N²·D backward, half of it if causal; B·N = --tokens, H·D = --hidden.
 Masks count milliseconds. Rows stand in the order of attnd's speed over that of the best peer, losses first.
 
 Needs: torch with CUDA, and bazel build //tests/benchmarks:libattention.so.
