@@ -13,6 +13,8 @@ import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)] + [str(d) for d in [HERE.parents[1] / ".deps/triton_volta"] if d.exists()]
+import volta_masks  # noqa: E402
+
 LENGTH, BLOCKS = 4096, 3        # of queries; whole blocks of them that are computed
 
 
@@ -38,15 +40,14 @@ class Array:
 
 def lists(mask, rows, keys):
     """[where each block's list of whole tiles begins, the lists; the same of partial ones]."""
-    seen = mask.reshape(len(mask) // rows, rows, -1, keys)
-    some, every = seen.any((1, 3)), seen.all((1, 3))
-    return [Array(np.array(a, np.int32)) for tiles in (every, some & ~every)
-            for a in (np.append(0, tiles.sum(1).cumsum()), np.nonzero(tiles)[1])]
+    some, every = volta_masks.tiles(mask, rows, keys)
+    return [Array(np.array(a, np.int32)) for of in (every, some & ~every)
+            for a in (np.append(0, of.sum(1).cumsum()), np.nonzero(of)[1])]
 
 
 def table(mask, size):
     """Which blocks a mask shows whole."""
-    return Array(mask.reshape(len(mask) // size, size, -1, size).all((1, 3)).astype(np.int32))
+    return Array(volta_masks.tiles(mask, size, size)[1].astype(np.int32))
 
 
 @unittest.skipUnless(importlib.util.find_spec("triton"), "no Triton")
@@ -59,7 +60,6 @@ class TritonMasks(unittest.TestCase):
         from triton.runtime import interpreter
         interpreter.builder.options = types.SimpleNamespace(allow_fp8e4nv=False, max_num_imprecise_acc_default=0)
         import triton_masks
-        import volta_masks
         import volta_triton
         cls.forward, cls.triton, cls.families = triton_masks.forward, volta_triton, volta_masks.families(LENGTH)
 

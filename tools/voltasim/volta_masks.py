@@ -30,11 +30,16 @@ def families(n):
             f"strided {STRIDE}": (i - j) % STRIDE == 0}
 
 
-def visits(mask, rows, keys, by_keys):
-    """(tiles, those of them that hide something) of each block: of a row tile, or of a key tile."""
+def tiles(mask, rows, keys):
+    """Of each tile, [lines of tiles, tiles of a line]: whether it shows anything, and whether it shows all."""
     n = len(mask)
     seen = mask.reshape(n // rows, rows, n // keys, keys)
-    some, every = seen.any((1, 3)), seen.all((1, 3))
+    return seen.any((1, 3)), seen.all((1, 3))
+
+
+def visits(mask, rows, keys, by_keys):
+    """(tiles, those of them that hide something) of each block: of a row tile, or of a key tile."""
+    some, every = tiles(mask, rows, keys)
     along = 0 if by_keys else 1
     return some.sum(along), (some & ~every).sum(along)
 

@@ -7,12 +7,8 @@ no V100 was used.
 """
 import struct
 
-from voltasim.execute import Block, Memory
-from voltasim.flow import PathSpec
-from voltasim.machine import Machine
-from voltasim.model import Setup
-from voltasim.occupancy import ctas_per_sm
-from voltasim.sim import Conflicts
+import traced_blocks
+from voltasim.execute import Memory
 from voltasim.traced import TracedPredictor
 
 SMS = 80
@@ -33,20 +29,12 @@ def product_desc(depth, sums):
                                  TENSORS + (4 << 32))
 
 
-def trace(listing, warps, shared_bytes, sums, parameters):
-    """({steps: {warp: path}}, {address: bank-conflict factor})."""
-    traces, factors = {}, {}
-    for steps in STEPS:
-        memory = Memory()
-        memory.write(DESC, product_desc(steps * STEP, sums))
-        memory.write(TENSORS + (4 << 32), struct.pack("<i", sums))
-        constants = {0x0: 256, 0x28: 0xFFFDC0, parameters + DENSE: DESC & 0xFFFFFFFF, parameters + DENSE + 4: DESC >> 32}
-        block = Block(listing, constants, memory, range(warps), shared_bytes, block_index=int(sums))
-        traces[steps] = block.run()
-        if block.unknown:
-            raise SystemExit(f"opcodes that execute.py does not know: {sorted(block.unknown)}")
-        factors.update(block.conflict_factors())
-    return traces, factors
+def launch(steps, sums, parameters):
+    """(constants, memory) of a block of so many steps."""
+    memory = Memory()
+    memory.write(DESC, product_desc(steps * STEP, sums))
+    memory.write(TENSORS + (4 << 32), struct.pack("<i", sums))
+    return {0x0: 256, 0x28: 0xFFFDC0, parameters + DENSE: DESC & 0xFFFFFFFF, parameters + DENSE + 4: DESC >> 32}, memory
 
 
 def sizes(kind):
@@ -62,15 +50,15 @@ def sizes(kind):
 def simulate(key, kernel, listing, shared, schedules, parameters, peak):
     """[(rows, columns, depth, shares of peak in % of loop, blocks and launch)] of one kernel; its bank conflicts."""
     kind = key.split("product_")[1]
-    sums, warps = kind == "depth_depth", kernel.threads // 32
-    traces, factors = trace(listing, warps, kernel.smem_static + shared, sums, parameters)
-    ctas, _ = ctas_per_sm(kernel.regs, kernel.smem_static + shared, kernel.threads)
+    sums = kind == "depth_depth"
+    traces, factors = traced_blocks.trace(listing, kernel.threads // 32, shared,
+                                          {n: launch(n, sums, parameters) for n in STEPS}, block_index=int(sums))
     runs = []
-    for scheduler, stagger in schedules:
-        setup = Setup(listing, warps, ctas, Machine(), PathSpec(), None, Conflicts(), 0.0, scheduler, stagger, [])
-        setup.conflicts.addr = dict(factors)
+    for schedule in schedules:
+        setup = traced_blocks.setup_of(listing, kernel, shared, factors, *schedule)
         predictor = TracedPredictor(setup, traces)
         runs.append((predictor, predictor.rates()))
+    ctas = setup.ctas
     in_loop = runs[0][0].loop_addresses()
     rows = []
     for m, n, k in sizes(kind):

@@ -11,18 +11,13 @@ import os
 import random
 import struct
 import sys
-import tempfile
 
+import traced_blocks
 import volta_masks
 import volta_products
 import volta_triton
-from voltasim import cubin, report
-from voltasim.execute import Block, Memory
-from voltasim.flow import PathSpec
-from voltasim.machine import Machine
-from voltasim.model import Setup
-from voltasim.occupancy import ctas_per_sm
-from voltasim.sim import Conflicts
+from voltasim import report
+from voltasim.execute import Memory
 from voltasim.traced import TracedPredictor
 
 LENGTH, HEADS, CLOCK_MHZ = 4096, 64, 1380.0
@@ -141,29 +136,21 @@ class Shape:
         return sorted([(t + 1) * self.owned // self.step for t in tiles] * HEADS, reverse=True)
 
 
-def trace(listing, shape, warps, shared_bytes, scores, counts=STEPS):
-    """({steps: {warp: path}}, {address: bank-conflict factor})."""
-    traces, factors = {}, {}
-    for steps in counts:
-        length = steps * shape.step
-        memory = Memory()
-        memory.write(TABLES, problem_desc(shape, length, 4, scores))
-        if scores == "mask" or scores in LISTED:
-            write_lists(memory, shape, steps, scores)
-        memory.write(TABLES + 0x10000, struct.pack("<8i", 0, length, 0, length, -(1 << 29), 1 << 29, 0, 0))
-        tile = (length + shape.owned - 1) // shape.owned - 1 if shape.backward else 0
-        memory.write(TABLES + 0x20000, struct.pack("<4i", 0, 0, 1, tile))
-        constants = {0x0: 256, 0x28: 0xFFFDC0}
-        for n, pointer in enumerate((TABLES, TABLES + 0x20000)):
-            constants[PARAMETERS + 8 * n] = pointer & 0xFFFFFFFF
-            constants[PARAMETERS + 8 * n + 4] = pointer >> 32
-        constants[PARAMETERS + 16] = 1
-        block = Block(listing, constants, memory, range(warps), shared_bytes)
-        traces[steps] = block.run()
-        if block.unknown:
-            raise SystemExit(f"opcodes that execute.py does not know: {sorted(block.unknown)}")
-        factors.update(block.conflict_factors())
-    return traces, factors
+def launch(steps, shape, scores):
+    """(constants, memory) of a block of so many steps."""
+    length, memory = steps * shape.step, Memory()
+    memory.write(TABLES, problem_desc(shape, length, 4, scores))
+    if scores == "mask" or scores in LISTED:
+        write_lists(memory, shape, steps, scores)
+    memory.write(TABLES + 0x10000, struct.pack("<8i", 0, length, 0, length, -(1 << 29), 1 << 29, 0, 0))
+    tile = (length + shape.owned - 1) // shape.owned - 1 if shape.backward else 0
+    memory.write(TABLES + 0x20000, struct.pack("<4i", 0, 0, 1, tile))
+    constants = {0x0: 256, 0x28: 0xFFFDC0}
+    for n, pointer in enumerate((TABLES, TABLES + 0x20000)):
+        constants[PARAMETERS + 8 * n] = pointer & 0xFFFFFFFF
+        constants[PARAMETERS + 8 * n + 4] = pointer >> 32
+    constants[PARAMETERS + 16] = 1
+    return constants, memory
 
 
 class Speeds:
@@ -174,27 +161,20 @@ class Speeds:
 
 
 def read_kernel(fields, image, nvdisasm):
-    """(listing, kernel, bytes of dynamic shared memory)."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-        f.write(image)
-        f.flush()
-        kernel = cubin.pick_kernel(cubin.kernels(f.name), fields["name"])
-        return (cubin.disassemble(f.name, kernel, nvdisasm), kernel,
-                max(0, fields["shared"] - kernel.smem_static))
+    """(listing, kernel, bytes of its shared memory)."""
+    listing, kernel = traced_blocks.read_kernel(image, fields["name"], nvdisasm)
+    return listing, kernel, max(kernel.smem_static, fields["shared"])
 
 
 def simulate(key, fields, image, nvdisasm, scores="plain"):
     """(rows of the report for one kernel, full and causal; its Speeds)."""
     shape = Shape(key)
     listing, kernel, shared = read_kernel(fields, image, nvdisasm)
-    warps = kernel.threads // 32
-    traces, factors = trace(listing, shape, warps, kernel.smem_static + shared, scores)
-    ctas, _ = ctas_per_sm(kernel.regs, kernel.smem_static + shared, kernel.threads)
-    steady, launch, speeds = [], {"full": [], "causal": []}, Speeds()
-    for scheduler, stagger in SCHEDULES:
-        setup = Setup(listing, warps, ctas, Machine(), PathSpec(), None, Conflicts(), 0.0,
-                      scheduler, stagger, [])
-        setup.conflicts.addr = dict(factors)
+    traces, factors = traced_blocks.trace(listing, kernel.threads // 32, shared,
+                                          {n: launch(n, shape, scores) for n in STEPS})
+    steady, shares, speeds = [], {"full": [], "causal": []}, Speeds()
+    for schedule in SCHEDULES:
+        setup = traced_blocks.setup_of(listing, kernel, shared, factors, *schedule)
         predictor = TracedPredictor(setup, traces)
         steady.append(report.steady_report(predictor, setup, shape.flops_per_step(), CLOCK_MHZ)
                       ["useful_percent_of_peak"])
@@ -205,7 +185,7 @@ def simulate(key, fields, image, nvdisasm, scores="plain"):
             pairs = LENGTH * LENGTH / (2 if mask == "causal" else 1)
             flops = shape.products * 2 * shape.head_dim * pairs * HEADS
             cycles = predictor.launch(work, rates)["cycles"]
-            launch[mask].append(100 * flops / cycles / PEAK_FLOPS_PER_CLOCK)
+            shares[mask].append(100 * flops / cycles / PEAK_FLOPS_PER_CLOCK)
     in_loop = predictor.loop_addresses()
     conflicts = round(sum(f - 1 for a, f in factors.items() if a in in_loop and f > 1.01), 2)
     rows = []
@@ -216,9 +196,9 @@ def simulate(key, fields, image, nvdisasm, scores="plain"):
                      "dropout": shape.dropout, "deterministic": not shape.atomic,
                      "accumulate": "float16" if shape.half else "float32",
                      "registers": kernel.regs, "spills": fields["spills"], "conflicts": conflicts,
-                     "steady_share": round(min(steady), 1), "launch_share": round(min(launch[mask]), 1),
-                     "code_lines": predictor.code_lines(), "blocks_per_sm": ctas,
-                     "tflops_at_1380_mhz": round(min(launch[mask]) * 1.1305, 1),
+                     "steady_share": round(min(steady), 1), "launch_share": round(min(shares[mask]), 1),
+                     "code_lines": predictor.code_lines(), "blocks_per_sm": setup.ctas,
+                     "tflops_at_1380_mhz": round(min(shares[mask]) * 1.1305, 1),
                      "best_published_share": PUBLISHED.get(
                          (shape.head_dim, "backward" if shape.backward else "forward", mask)),
                      "xformers_tflops": XFORMERS.get(
@@ -232,14 +212,12 @@ def visit_cycles(key, fields, image, nvdisasm):
     Blocks of few visits follow one another on an SM, whole from their first instruction to their last.
     """
     listing, kernel, shared = read_kernel(fields, image, nvdisasm)
-    shape, warps = Shape(key), kernel.threads // 32
-    ctas, _ = ctas_per_sm(kernel.regs, kernel.smem_static + shared, kernel.threads)
-    out = {}
+    shape, out = Shape(key), {}
     for scores in LISTED:
-        traces, factors = trace(listing, shape, warps, kernel.smem_static + shared, scores, STEPS + VISITS)
-        setup = Setup(listing, warps, ctas, Machine(), PathSpec(), None, Conflicts(), 0.0, *SCHEDULES[0], [])
-        setup.conflicts.addr = dict(factors)
-        predictor = TracedPredictor(setup, {n: traces[n] for n in STEPS})
+        traces, factors = traced_blocks.trace(listing, kernel.threads // 32, shared,
+                                              {n: launch(n, shape, scores) for n in STEPS + VISITS})
+        setup = traced_blocks.setup_of(listing, kernel, shared, factors, *SCHEDULES[0])
+        ctas, predictor = setup.ctas, TracedPredictor(setup, {n: traces[n] for n in STEPS})
         each = [predictor.simulate(predictor.whole(traces[n]), ctas, BLOCKS * ctas).cycles / (BLOCKS * ctas)
                 for n in VISITS]
         slope = (each[-1] - each[0]) / (VISITS[-1] - VISITS[0])

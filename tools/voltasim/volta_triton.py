@@ -5,19 +5,13 @@ tiles without rules, the rule of a partial one in closed form, blocks in the pro
 schedules, the first alone. The strided mask also by residues: dense problems of a residue's rows, as the product does it.
 """
 import struct
-import tempfile
 
 import numpy as np
 
+import traced_blocks
 import triton_cubin
 import volta_masks
-from voltasim import cubin
-from voltasim.execute import Block, Memory
-from voltasim.flow import PathSpec
-from voltasim.machine import Machine
-from voltasim.model import Setup
-from voltasim.occupancy import ctas_per_sm
-from voltasim.sim import Conflicts
+from voltasim.execute import Memory
 from voltasim.traced import TracedPredictor
 
 # By head_dim: rows, keys, warps, stages.
@@ -55,23 +49,10 @@ class Speeds:
         rows, keys, warps, stages = setting
         constants = {"RULE": rule[0], "SIZE": rule[1], "D": head_dim, "BLOCK_M": rows, "BLOCK_N": keys}
         image, meta = triton_cubin.compile_kernel(triton_masks.forward, TYPES, constants, warps, stages)
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
-            f.write(image)
-            f.flush()
-            kernel = cubin.pick_kernel(cubin.kernels(f.name), meta["name"])
-            listing = cubin.disassemble(f.name, kernel, nvdisasm)
+        listing, kernel = traced_blocks.read_kernel(image, meta["name"], nvdisasm)
         shared = kernel.smem_static + meta["shared"]
-        traces, factors = {}, {}
-        for steps in STEPS:
-            block = Block(listing, *self._launch(steps, partial, warps), range(warps), shared)
-            traces[steps] = block.run()
-            if block.unknown:
-                raise SystemExit(f"opcodes that execute.py does not know: {sorted(block.unknown)}")
-            factors.update(block.conflict_factors())
-        setup = Setup(listing, warps, ctas_per_sm(kernel.regs, shared, kernel.threads)[0], Machine(), PathSpec(), None,
-                      Conflicts(), 0.0)
-        setup.conflicts.addr = factors
-        self.predictor = TracedPredictor(setup, traces)
+        traces, factors = traced_blocks.trace(listing, warps, shared, {n: self._launch(n, partial, warps) for n in STEPS})
+        self.predictor = TracedPredictor(traced_blocks.setup_of(listing, kernel, shared, factors), traces)
         self.rates = [self.predictor.rates()]
 
     @staticmethod
