@@ -27,7 +27,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using WordBuffer = uint16_t[kChunk];
 
 // `count` numbers as bfloat16, where they lie or in `buffer`; at most kChunk.
-inline const uint16_t* Bfloat16Words(ElementType element, const void* numbers, int64_t count,
+inline const uint16_t* BFloat16Words(ElementType element, const void* numbers, int64_t count,
                                      uint16_t* buffer) {
   if (element == ElementType::kBFloat16) return static_cast<const uint16_t*>(numbers);
   alignas(64) Chunk floats;
@@ -45,7 +45,7 @@ inline void PackTileRows(ElementType element, const RowsOf& from, int64_t block_
     if (r + kRowsAhead < from.rows) {
       AskFor(element, RowAt(from, element, r + kRowsAhead), 0, from.count);
     }
-    const uint16_t* row = Bfloat16Words(element, RowAt(from, element, r), from.count, buffer);
+    const uint16_t* row = BFloat16Words(element, RowAt(from, element, r), from.count, buffer);
     uint16_t* to = tiles + r / kTileSide * block_words + r % kTileSide * kTileDepth;
     for (int k = 0; k < whole; ++k, row += kTileDepth, to += kTileWords) {
       std::memcpy(to, row, kTileDepth * sizeof(uint16_t));
@@ -84,7 +84,7 @@ inline void PackTileDepth(ElementType element, const RowsOf& from, uint16_t* til
   const int64_t step = DepthBlocks(from.rows) * kTileWords;
   alignas(64) WordBuffer buffers[2];
   auto row = [&](int k, uint16_t* buffer) {
-    return Bfloat16Words(element, RowAt(from, element, k), from.count, buffer);
+    return BFloat16Words(element, RowAt(from, element, k), from.count, buffer);
   };
   auto ask_for = [&](int k) {
     if (k < from.rows) AskFor(element, RowAt(from, element, k), 0, from.count);
