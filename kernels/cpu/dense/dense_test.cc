@@ -140,7 +140,9 @@ class ProductUnderTest {
         const double chain = std::min<double>(sizes_.depth, kDenseDepth) + sizes_.depth / 128.0;
         const double allowed =
             UnitOf(product.c_element) * std::fabs(sum) + chain * kFloatUnit * size;
-        most = std::max(most, std::fabs(read[m * sizes_.columns + n] - sum) / (allowed + 1e-30));
+        const double ratio = std::fabs(read[m * sizes_.columns + n] - sum) / (allowed + 1e-30);
+        if (std::isnan(ratio)) return INFINITY;
+        most = std::max(most, ratio);
       }
     }
     return most;
