@@ -80,26 +80,6 @@ int SpillBytes(Scores scores, bool dropout, bool is_crowded) {
   return is_crowded ? 64 : 16;
 }
 
-// Where there are small tiles too. Simulated, `./dev volta-report --visits`.
-VisitCycles ForwardCyclesOf(int head_dim, bool is_small) {
-  if (head_dim == 32) {
-    return is_small ? VisitCycles{263, 310, 960} : VisitCycles{904, 1082, 3350};
-  }
-  if (head_dim == 64) {
-    return is_small ? VisitCycles{619, 622, 1980} : VisitCycles{1490, 1659, 4950};
-  }
-  return {};
-}
-VisitCycles BackwardCyclesOf(int head_dim, bool is_small) {
-  if (head_dim == 32) {
-    return is_small ? VisitCycles{812, 898, 1950} : VisitCycles{6513, 7553, 13500};
-  }
-  if (head_dim == 64) {
-    return is_small ? VisitCycles{1624, 1667, 3850} : VisitCycles{8651, 9264, 15200};
-  }
-  return {};
-}
-
 void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
   const int q_rows = head_dim > 128 ? 16 : 32;
   const int kv_rows = head_dim <= 64 ? 128 : head_dim <= 128 ? 64 : 32;
@@ -116,7 +96,6 @@ void AddBackward(int head_dim, std::vector<KernelRow>& rows) {
                         .tile = {q_rows, kv_rows, head_dim, 1},
                         .reason = ordered ? ScoresReason(scores, dropout)
                                           : "allow_nondeterministic: dQ by atomics, 3 to 5 points",
-                        .cycles = scores.listed ? BackwardCyclesOf(head_dim, false) : VisitCycles{},
                         .spill_bytes = SpillBytes(scores, dropout, false)});
       }
     }
@@ -143,8 +122,7 @@ void AddSmallForward(int head_dim, std::vector<KernelRow>& rows) {
                     .small = true,
                     .dropout = dropout,
                     .tile = {kSmallRows, 32, head_dim, blocks},
-                    .reason = "masks that show little of a tile of 128 rows",
-                    .cycles = ForwardCyclesOf(head_dim, true)});
+                    .reason = "masks that show little of a tile of 128 rows"});
   }
 }
 
@@ -158,7 +136,6 @@ void AddSmallBackward(int head_dim, std::vector<KernelRow>& rows) {
                     .dropout = dropout,
                     .tile = {kSmallRows, 32, head_dim, head_dim > 32 ? 4 : 6},
                     .reason = "masks that show little of a tile of 64 rows and 128 keys",
-                    .cycles = BackwardCyclesOf(head_dim, true),
                     .spill_bytes = head_dim > 32 ? 0 : 4});  // of 168 registers
   }
 }
@@ -178,7 +155,6 @@ void AddForward(int head_dim, std::vector<KernelRow>& rows) {
                       .dropout = dropout,
                       .tile = ForwardTile(head_dim),
                       .reason = ScoresReason(scores, dropout),
-                      .cycles = scores.listed ? ForwardCyclesOf(head_dim, false) : VisitCycles{},
                       .spill_bytes = SpillBytes(scores, dropout, head_dim <= 64)});
     }
     rows.push_back({.kind = KernelKind::kForward,
@@ -362,10 +338,30 @@ void AddSm80(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
+// One warp of 32 rows, and two of 32 keys: as many blocks as registers allow.
+void AddSmallOfSm80(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
+  for (bool dropout : {false, true}) {
+    KernelRow row = {.element = element,
+                     .head_dim = head_dim,
+                     .listed = true,
+                     .small = true,
+                     .dropout = dropout};
+    row.kind = KernelKind::kForward;
+    row.tile = {kSmallRows, 32, head_dim, head_dim > 64 ? 8 : head_dim > 32 ? 12 : 16};
+    row.reason = "masks that show little of a tile of 128 rows";
+    rows.push_back(row);
+    row.kind = KernelKind::kBackward;
+    row.tile = {kSmallRows, 32, head_dim, head_dim > 64 ? 4 : 6};
+    row.reason = "masks that show little of a tile of 64 rows and 128 keys";
+    rows.push_back(row);
+  }
+}
+
 std::vector<KernelRow> Sm80Rows() {
   std::vector<KernelRow> rows;
   for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
     for (int head_dim : {32, 64, 128, 256}) AddSm80(element, head_dim, rows);
+    for (int head_dim : {32, 64, 128}) AddSmallOfSm80(element, head_dim, rows);
     AddSmall(element, rows);
   }
   // Wider heads' rows of float32 and their sums fit neither registers nor shared memory.
@@ -499,7 +495,8 @@ std::vector<KernelRow> KernelRowsOfGpu(int compute_capability) {
   std::vector<KernelRow> rows = KernelRowsOf(Architecture::kSm80);
   if (compute_capability != 90) return rows;
   std::erase_if(rows, [](const KernelRow& row) {
-    if (row.head_dim > kWidestOfSm90 || row.element == ElementType::kFloat32) return false;
+    if (row.small || row.head_dim > kWidestOfSm90) return false;
+    if (row.element == ElementType::kFloat32) return false;
     return row.kind == KernelKind::kForward ||
            (row.kind == KernelKind::kBackward && !row.general && !row.ordered);
   });

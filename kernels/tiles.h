@@ -57,12 +57,6 @@ enum class KernelKind : unsigned char {
   kProductDepthDepth,  // A [depth, rows], B [depth, columns]
 };
 
-// Simulated cycles of an SM for a tile that a mask lists, FULL or PARTIAL, and for a block besides:
-// what the choice between kernels of a masked call compares. 0: there is no choice.
-struct VisitCycles {
-  float full = 0, partial = 0, block = 0;
-};
-
 struct KernelRow {
   Architecture architecture = Architecture::kSm70;
   KernelKind kind = KernelKind::kForward;
@@ -82,7 +76,6 @@ struct KernelRow {
   bool shipped = true;        // compiled at build time; else at run time, where a compiler is
   Tile tile = {};             // see tile_math.h; kDelta and kQueryGradient: q_rows only
   const char* reason = "";    // who needs it
-  VisitCycles cycles = {};
   // What its target's registers may be short of, and what it then is: more stops the build.
   int spill_bytes = 0;
 };

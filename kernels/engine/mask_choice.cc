@@ -7,6 +7,7 @@
 #include "base/round_up.h"
 #include "base/status_macros.h"
 #include "kernels/engine/launch_plan.h"
+#include "kernels/engine/visit_cycles.h"
 
 namespace attnd::cuda {
 namespace {
@@ -15,8 +16,9 @@ double CyclesOf(const KernelRow& row, const Problem& p, double full, double part
   const int64_t blocks = row.kind == KernelKind::kForward
                              ? p.batch * p.q_heads * DivideUp(p.q_len, int64_t{row.tile.q_rows})
                              : p.batch * p.kv_heads * DivideUp(p.kv_len, int64_t{row.tile.kv_rows});
-  return full * double{row.cycles.full} + partial * double{row.cycles.partial} +
-         static_cast<double>(blocks) * double{row.cycles.block};
+  const VisitCycles cycles = CyclesOf(row);
+  return full * double{cycles.full} + partial * double{cycles.partial} +
+         static_cast<double>(blocks) * double{cycles.block};
 }
 
 // A kernel and the tiles that it visits.
@@ -40,7 +42,8 @@ bool MayList(const Way& way, const Problem& p, MaskPlans& plans) {
   return plan.ok() && CheckMask(**plan).ok();
 }
 
-// Whether small tiles are predicted to be faster; not where they cannot be listed.
+// Whether small tiles are predicted to be faster for all of a mask; not where they cannot be
+// listed.
 absl::StatusOr<bool> IsSmallFaster(const Way& listed, const Way& small, const Problem& p,
                                    MaskPlans& plans) {
   ASSIGN_OR_RETURN(const auto plan, plans.Get(p, OptionsOf(listed.tiling)));
@@ -68,6 +71,11 @@ Problem WholeOf(const Problem& p) {
   return whole;
 }
 
+bool TakesSmall(const Way& listed, const Way& small, const Problem& p, MaskPlans& plans) {
+  const absl::StatusOr<bool> is_faster = IsSmallFaster(listed, small, WholeOf(p), plans);
+  return is_faster.ok() && *is_faster && MayList(small, p, plans);
+}
+
 }  // namespace
 
 double PredictedCycles(const KernelRow& row, const CompiledMask& compiled, const Problem& p) {
@@ -83,9 +91,10 @@ absl::StatusOr<ForwardKernels> ChooseForward(absl::Span<const KernelRow> rows, c
   absl::StatusOr<ForwardKernels> small = SelectForward(rows, p, MaskTiles::kSmall);
   if (forced == MaskTiles::kSmall) return small;
   if (!small.ok()) return listed;
-  ASSIGN_OR_RETURN(const bool faster, IsSmallFaster({listed.forward, TilingOf(listed)},
-                                                    {small->forward, TilingOf(*small)}, p, plans));
-  return faster ? *std::move(small) : listed;
+  return TakesSmall({listed.forward, TilingOf(listed)}, {small->forward, TilingOf(*small)}, p,
+                    plans)
+             ? *std::move(small)
+             : listed;
 }
 
 absl::StatusOr<BackwardKernels> ChooseBackward(absl::Span<const KernelRow> rows, const Problem& p,
@@ -95,10 +104,10 @@ absl::StatusOr<BackwardKernels> ChooseBackward(absl::Span<const KernelRow> rows,
   absl::StatusOr<BackwardKernels> small = SelectBackward(rows, p, MaskTiles::kSmall);
   if (forced == MaskTiles::kSmall) return small;
   if (!small.ok()) return listed;
-  const Way of_small = {small->backward, TilingOf(*small)};
-  ASSIGN_OR_RETURN(const bool faster,
-                   IsSmallFaster({listed.backward, TilingOf(listed)}, of_small, WholeOf(p), plans));
-  return faster && MayList(of_small, p, plans) ? *std::move(small) : listed;
+  return TakesSmall({listed.backward, TilingOf(listed)}, {small->backward, TilingOf(*small)}, p,
+                    plans)
+             ? *std::move(small)
+             : listed;
 }
 
 absl::string_view ReasonOfLists(const KernelRow& row) {

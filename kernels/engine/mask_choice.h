@@ -2,9 +2,9 @@
 // time.
 //   listed  those of its usual blocks
 //   small   32 rows × 32 keys: more of them, and less that is not visible
-// The prediction counts tiles of both and multiplies them with what they cost (VisitCycles). Both
-// give the same bits of O, lse, dK and dV. Of dQ each adds up shares of its own tiles of keys, so
-// backward chooses by the whole mask: alike in any batch and shard, whatever part of it they hold.
+// The prediction counts tiles of both and multiplies them with what they cost (visit_cycles.h).
+// Each adds up shares of its own tiles, so a call chooses by its whole mask: alike in any batch and
+// shard, whatever part of it they hold.
 #pragma once
 
 #include <optional>

@@ -5,11 +5,13 @@
 #include <optional>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "attention/masks/mask_description.h"
 #include "attention/shard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/engine/launch_plan.h"
+#include "kernels/engine/visit_cycles.h"
 
 namespace attnd::cuda {
 namespace {
@@ -45,9 +47,10 @@ std::string Chosen(const Problem& p, std::optional<MaskTiles> forced = std::null
   return kernels.ok() ? NameOf(kernels->forward) : std::string(kernels.status().message());
 }
 
-std::string ChosenBackward(const Problem& p, std::optional<MaskTiles> forced = std::nullopt) {
+std::string ChosenBackward(const Problem& p, std::optional<MaskTiles> forced = std::nullopt,
+                           int gpu = 70) {
   MaskPlans plans;
-  const auto kernels = ChooseBackward(KernelRowsOfGpu(70), p, forced, plans);
+  const auto kernels = ChooseBackward(KernelRowsOfGpu(gpu), p, forced, plans);
   return kernels.ok() ? NameOf(kernels->backward) : std::string(kernels.status().message());
 }
 
@@ -64,8 +67,8 @@ TEST(MaskChoice, TakesSmallTilesBackwardToo) {
 }
 
 // A head that sees little beside one that sees all: together and in shards they go one way, since
-// shares of dQ are of a kernel's own tiles.
-TEST(MaskChoice, GoesOneWayBackwardInAnyShard) {
+// sums are of a kernel's own tiles.
+TEST(MaskChoice, GoesOneWayInAnyShard) {
   const Problem little = Blocks(32, 32, 40);
   Problem p = little;
   p.q_heads = p.kv_heads = 2;
@@ -74,7 +77,8 @@ TEST(MaskChoice, GoesOneWayBackwardInAnyShard) {
   spec.pattern_of = {0, 1};
   spec.extents = {};
   p.mask = *MaskDescription::Make(spec, MaskCallOf(p));
-  EXPECT_EQ(Chosen(SubProblem(p, {0, 1, 0, 1})), "forward_d32_f32_small");
+  EXPECT_EQ(Chosen(SubProblem(p, {0, 1, 0, 1})), Chosen(p));
+  EXPECT_EQ(Chosen(SubProblem(p, {0, 1, 1, 1})), Chosen(p));
   EXPECT_EQ(ChosenBackward(SubProblem(p, {0, 1, 0, 1})), ChosenBackward(p));
   EXPECT_EQ(ChosenBackward(SubProblem(p, {0, 1, 1, 1})), ChosenBackward(p));
 }
@@ -91,7 +95,7 @@ TEST(MaskChoice, TakesSmallTilesWhereLargerOnesAreMostlyEmpty) {
 
 TEST(MaskChoice, StaysWithLargerTilesWhereThereAreNoSmallOnes) {
   EXPECT_EQ(Chosen(Blocks(128, 32, 20)), "forward_d128_f32_listed");
-  EXPECT_EQ(Chosen(Blocks(64, 32, 20), std::nullopt, 80), "forward_d64_f32_listed");
+  EXPECT_EQ(Chosen(Blocks(256, 32, 20), std::nullopt, 80), "forward_d256_f32_listed");
   Problem p = Blocks(64, 32, 20);
   p.accumulate = AccumulateType::kFloat16;
   EXPECT_EQ(Chosen(p), "forward_d64_f16_listed");
@@ -102,6 +106,23 @@ TEST(MaskChoice, StaysWithLargerTilesWhereThereAreNoSmallOnes) {
   p.softcap = 0;
   p.mask = nullptr;
   EXPECT_EQ(Chosen(p, MaskTiles::kSmall), "forward_d64_f32_linear");
+}
+
+TEST(MaskChoice, TakesSmallTilesOnNewerGpusToo) {
+  for (int gpu : {80, 86, 90}) {
+    SCOPED_TRACE(gpu);
+    for (int64_t dim : {32, 64, 128}) {
+      const std::string d = absl::StrCat("_d", dim, "_f32_");
+      EXPECT_EQ(Chosen(Blocks(dim, 32, 20), std::nullopt, gpu), "forward" + d + "small");
+      EXPECT_EQ(ChosenBackward(Blocks(dim, 32, 20), std::nullopt, gpu), "backward" + d + "small");
+    }
+    EXPECT_EQ(Chosen(Blocks(64, 128, 20), std::nullopt, gpu), "forward_d64_f32_listed");
+    EXPECT_EQ(ChosenBackward(Blocks(128, 32, 1), std::nullopt, gpu), "backward_d128_f32_listed");
+    Problem p = Blocks(64, 32, 20);
+    p.element = ElementType::kBFloat16;
+    p.dropout.threshold = 26;
+    EXPECT_EQ(Chosen(p, std::nullopt, gpu), "forward_bf16_d64_f32_small_dropout");
+  }
 }
 
 TEST(MaskChoice, CanBeForced) {
@@ -128,7 +149,7 @@ TEST(MaskChoice, PredictsFromWhatIsVisited) {
     const auto plan = plans.Get(p, OptionsOf(TilingOf(*kernels)));
     ASSERT_TRUE(plan.ok()) << plan.status();
     const MaskPlan& of = (*plan)->plans()[0];
-    const VisitCycles& cycles = kernels->forward.cycles;
+    const VisitCycles cycles = CyclesOf(kernels->forward);
     const double blocks = 1024.0 / kernels->forward.tile.q_rows;
     EXPECT_DOUBLE_EQ(PredictedCycles(kernels->forward, **plan, p),
                      static_cast<double>(of.full_tiles) * cycles.full +

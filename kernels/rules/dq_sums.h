@@ -65,21 +65,21 @@ struct DqAdder {
   }
 
   // A row that sees an infinite or NaN number of K has 0·∞ or NaN in that column of dQ, whatever
-  // its P; NaN is NaN in any order. For all rounds of a block of `keys` keys.
+  // its P; NaN is NaN in any order. For all rounds of a block of `keys` keys, or one.
   template <class Visits>
   ATTN_HD void MarkNonFiniteKeys(const Visits& visits, int kv_head, int first_key, int keys) const {
 #pragma unroll 1
     for (int round = 0; round < visits.rounds(); ++round) {
-      const int head = visits.HeadOf(round), row = visits.RowOf(round);
+      MarkNonFiniteKeys(visits.HeadOf(round), visits.RowOf(round), kv_head, first_key, keys);
+    }
+  }
+  ATTN_HD void MarkNonFiniteKeys(int head, int row, int kv_head, int first_key, int keys) const {
 #pragma unroll 1
-      for (int n = 0; n < Dq::kSums * Dq::kParts; ++n) {
-        const int part = n / Dq::kSums, sum = n % Dq::kSums;
-        const int column = part * Dq::kOut + Dq::Column(sum, warp, lane);
-        const int query = row + Dq::Query(sum, warp, lane);
-        if (SeesNonFinite(head, query, column, kv_head, first_key, keys)) {
-          Mark(head, row, part, sum);
-        }
-      }
+    for (int n = 0; n < Dq::kSums * Dq::kParts; ++n) {
+      const int part = n / Dq::kSums, sum = n % Dq::kSums;
+      const int column = part * Dq::kOut + Dq::Column(sum, warp, lane);
+      const int query = row + Dq::Query(sum, warp, lane);
+      if (SeesNonFinite(head, query, column, kv_head, first_key, keys)) Mark(head, row, part, sum);
     }
   }
 

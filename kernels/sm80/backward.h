@@ -1,12 +1,12 @@
 // Gradients of attention for one tile of keys, in one pass over the queries that see them.
 //   Sᵀ = scale·K·Qᵀ    P = exp(S − lse)    dPᵀ = V·dOᵀ    dS = P∘(Z∘dP − delta)
 //   dV = (P∘Z)ᵀ·dO     dK = scale·dSᵀ·Q    dQ = scale·dS·K      delta = rowsum(dO∘O) − dlse
-// Eight warps, a step of 64 queries. A warp makes Sᵀ and dPᵀ of 32 keys and its share of the
-// queries, leaves P and dS in shared memory [key][query], and from there multiplies all 64 queries
-// for 32 keys and its share of the columns of dV and dK, and 64 queries by all keys for its part of
-// dQ, which it adds to a workspace in lane order; DqKernel puts that into place. Q and dO of the
-// next step come by cp.async meanwhile. With GQA a block goes through all query heads of its KV
-// head: dK and dV are sums over the group.
+// Eight warps, a step of 64 queries; of small tiles (KernelRow::small) two and 32. A warp makes Sᵀ
+// and dPᵀ of 32 keys and its share of the queries, leaves P and dS in shared memory [key][query],
+// and from there multiplies all queries for 32 keys and its share of the columns of dV and dK, and
+// all queries by all keys for its part of dQ, which it adds to a workspace in lane order; DqKernel
+// puts that into place. Q and dO of the next step come by cp.async meanwhile. With GQA a block goes
+// through all query heads of its KV head: dK and dV are sums over the group.
 //
 // dQ's additions: FixedPointSums (the default) adds integers, of which any order gives the same
 // bits, so no block waits for another; rules/backward_passes.h bounds them. FloatSums adds float32.
@@ -28,22 +28,28 @@ namespace attnd::sm80 {
 
 template <class Math, Tile kTile, class Rule, template <int> class DropoutPolicy, class DqSums>
 struct BackwardKernel {
-  static constexpr int kWarps = 8, kThreads = kWarps * kWarpLanes;
   static constexpr int kKeys = kTile.kv_rows, kStepRows = kTile.q_rows;
+  static constexpr bool kSmall = kStepRows < kDqBlockRows;
+  static constexpr int kWarps = kSmall ? 2 : 8, kThreads = kWarps * kWarpLanes;
   static constexpr int kWarpKeys = 32, kKeyTiles = kWarpKeys / 16;
   static constexpr int kShares = kWarps / (kKeys / kWarpKeys);  // warps of the same keys
   static constexpr int kWarpQueries = kStepRows / kShares, kQueryGroups = kWarpQueries / 8;
   static constexpr int kChunks = kTile.head_dim * Math::kBytes / 16, kPitch = PitchOf(kChunks);
   static constexpr int kShareGroups = kTile.head_dim / 8 / kShares;  // of eight columns
   static constexpr bool kSplits = Math::kBytes == 4;                 // operands: float_math.h
-  static constexpr int kStages = !kSplits && kTile.head_dim <= 128 ? 2 : 1;
-  static constexpr int kPairPitch = kStepRows * Math::kBytes / 16;  // of P and dS
-  static_assert(kStepRows == kDqBlockRows && kShareGroups % 2 == 0 && kQueryGroups % 2 == 0);
+  static constexpr int kStages = !kSplits && kTile.head_dim <= (kSmall ? 64 : 128) ? 2 : 1;
+  static constexpr int kPairChunks = kStepRows * Math::kBytes / 16;  // of P and dS
+  static constexpr int kPairPitch = PitchOf(kPairChunks);
+  static_assert(kShareGroups % 2 == 0 && kQueryGroups % 2 == 0);
+  // Of small tiles a warp makes the sums of dQ of two of the four warps of Dq that have its
+  // queries.
+  static constexpr int kDqWarps = kSmall ? 2 : 1;
+  static_assert(!kSmall || (kStepRows == 32 && kKeys == 32 && Rule::kListed && !kSplits));
 
   using Dropout = DropoutPolicy<kQueryGroups>;
   using Dq = DqLayoutOf<Math, kTile.head_dim>;
   using Adder = DqAdder<Dq, Math, Rule, DqSums>;
-  using Visits = RowVisits<Rule>;
+  using Visits = RowVisits<Rule, Rule::kListed, kStepRows>;
   using Cursor = typename Visits::Cursor;
   // Where a step's queries are.
   template <class Visit>
@@ -86,7 +92,13 @@ struct BackwardKernel {
     ATTN_HD ScoreContext At(int head) const {
       return {problem, sequence, batch, head, Rule::OptionsOf(problem)};
     }
-    ATTN_HD Adder DqSumsOf() const { return {problem, sequence, batch, warp, lane}; }
+    // The n-th warp of Dq whose sums this one makes: as if a block of dQ began with the step, and
+    // as it does, `offset` rows before.
+    ATTN_HD int DqWarp(int n) const { return warp * kDqWarps + n; }
+    ATTN_HD Adder DqSumsOf(int n, int offset) const {
+      return {problem, sequence, batch, DqWarp(n) + offset / 8, lane};
+    }
+    ATTN_HD static int OffsetOf(int row) { return kSmall ? row % kDqBlockRows : 0; }
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
@@ -117,6 +129,7 @@ struct BackwardKernel {
  private:
   using Scores = float[kKeyTiles][kQueryGroups][4];
   using Sums = float[kKeyTiles][kShareGroups][4];  // dV or dK
+  using DqProduct = float[Dq::kQueryTiles][Dq::kColumnTiles][4];
   using KeyCopier = RowCopier<kKeys, kChunks, kPitch, kThreads>;
   using StepCopier = RowCopier<kStepRows, kChunks, kPitch, kThreads>;
 
@@ -141,14 +154,17 @@ struct BackwardKernel {
     StepCopier(RowOf(p.d_o, s.batch, at.head, s.q_begin), p.d_o.row_stride * 2, s.q_len, p.v_chunks,
                work.thread)
         .Copy(at.row, stage.d_o);
-    const int n = work.thread / kStepRows, row = work.thread % kStepRows;
-    if (n >= kRowVectors) return;
-    const float* vector = n == kStabilizer ? p.stabilizer : n == kDelta ? p.delta : p.dq_factor;
-    const bool exists = at.row + row < s.q_len;
-    ptx::CopyAsync4(&stage.rows[n][row],
-                    vector + s.batch * p.lse_batch + at.head * p.lse_head + s.q_begin +
-                        (exists ? at.row + row : 0),
-                    exists);
+#pragma unroll
+    for (int first = 0; first < kRowVectors * kStepRows; first += kThreads) {
+      const int n = (first + work.thread) / kStepRows, row = work.thread % kStepRows;
+      if (n >= kRowVectors) return;
+      const float* vector = n == kStabilizer ? p.stabilizer : n == kDelta ? p.delta : p.dq_factor;
+      const bool exists = at.row + row < s.q_len;
+      ptx::CopyAsync4(&stage.rows[n][row],
+                      vector + s.batch * p.lse_batch + at.head * p.lse_head + s.q_begin +
+                          (exists ? at.row + row : 0),
+                      exists);
+    }
   }
   ATTN_HD static void FindNonFiniteKeys(const Work& work, Shared& shared) {
     uint32_t met = 0;
@@ -195,7 +211,18 @@ struct BackwardKernel {
     ptx::SyncThreads();
     WriteKeyGradients(work, d_k, d_v, shared);
     if (rounds > 0 && ptx::LoadShared32(&shared.left_out)) {
-      work.DqSumsOf().MarkNonFiniteKeys(work.visits, work.kv_head, work.first_key, kKeys);
+      MarkNonFiniteKeys(work);
+    }
+  }
+  ATTN_HD static void MarkNonFiniteKeys(const Work& work) {
+#pragma unroll 1
+    for (int round = 0; round < work.visits.rounds(); ++round) {
+      const int row = work.visits.RowOf(round), offset = work.OffsetOf(row);
+#pragma unroll 1
+      for (int n = 0; n < kDqWarps; ++n) {
+        work.DqSumsOf(n, offset).MarkNonFiniteKeys(work.visits.HeadOf(round), row - offset,
+                                                   work.kv_head, work.first_key, kKeys);
+      }
     }
   }
   ATTN_HD static void Clear(Sums& sums) {
@@ -444,8 +471,8 @@ struct BackwardKernel {
     const int a_offset = ChunkOffset<kPairPitch>(work.key() + of_a.row, of_a.chunk);
     Sums step;  // of float32
     Clear(step);
-#pragma unroll(kSplits ? 2 : kPairPitch / 2)
-    for (int y = 0; y < kPairPitch / 2; ++y) {
+#pragma unroll(kSplits ? 2 : kPairChunks / 2)
+    for (int y = 0; y < kPairChunks / 2; ++y) {
       uint32_t a[kKeyTiles][Math::kOperandWords];
 #pragma unroll
       for (int m = 0; m < kKeyTiles; ++m) {
@@ -483,17 +510,20 @@ struct BackwardKernel {
       LeaveOutNonFinite<Math, kKeys, kChunks, kPitch, kThreads>(shared.k, work.thread);
       ptx::SyncThreads();
     }
-    float rQ[Dq::kQueryTiles][Dq::kColumnTiles][4];
 #pragma unroll
-    for (int n = 0; n < Dq::kSums; ++n) {
-      rQ[n / (4 * Dq::kColumnTiles)][n / 4 % Dq::kColumnTiles][n & 3] = 0;
+    for (int n = 0; n < kDqWarps; ++n) {
+      DqProduct rQ;
+#pragma unroll
+      for (int x = 0; x < Dq::kSums; ++x) {
+        rQ[x / (4 * Dq::kColumnTiles)][x / 4 % Dq::kColumnTiles][x & 3] = 0;
+      }
+      if constexpr (kSplits) {
+        MultiplyQueries(work, work.DqWarp(n), shared, rQ);
+      } else {
+        MultiplyHalfQueries(work, work.DqWarp(n), shared, rQ);
+      }
+      AddSums(work, n, head, row, stage, rQ);
     }
-    if constexpr (kSplits) {
-      MultiplyQueries(work, shared, rQ);
-    } else {
-      MultiplyHalfQueries(work, shared, rQ);
-    }
-    AddSums(work, head, row, stage, rQ);
     if (left_out) {
       ptx::SyncThreads();
       CopyKeys(work, shared);
@@ -501,10 +531,10 @@ struct BackwardKernel {
     }
   }
   // Operand a is dSᵀ as it stands: a lane has four queries of each of two keys.
-  ATTN_HD static void MultiplyQueries(const Work& work, const Shared& shared,
-                                      float (&rQ)[Dq::kQueryTiles][Dq::kColumnTiles][4]) {
+  ATTN_HD static void MultiplyQueries(const Work& work, int warp, const Shared& shared,
+                                      DqProduct& rQ) {
     static_assert(!kSplits || Dq::kQueryTiles == 2);
-    const int chunk = Dq::FirstQuery(work.warp) / 4 + (work.lane >> 2);
+    const int chunk = Dq::FirstQuery(warp) / 4 + (work.lane >> 2);
 #pragma unroll 2
     for (int y = 0; y < kKeys / 8; ++y) {
       const int key = y * 8 + (work.lane & 3) * 2;
@@ -515,15 +545,15 @@ struct BackwardKernel {
       for (int m = 0; m < 2; ++m) {
         Math::ToOperand(make_uint4(even[2 * m], even[2 * m + 1], odd[2 * m], odd[2 * m + 1]), a[m]);
       }
-      Math::template MultiplyRows<kPitch>(a, shared.k, y * 8, Dq::FirstColumn(work.warp) / 4,
-                                          work.lane, rQ);
+      Math::template MultiplyRows<kPitch>(a, shared.k, y * 8, Dq::FirstColumn(warp) / 4, work.lane,
+                                          rQ);
     }
   }
-  ATTN_HD static void MultiplyHalfQueries(const Work& work, const Shared& shared,
-                                          float (&rQ)[Dq::kQueryTiles][Dq::kColumnTiles][4]) {
+  ATTN_HD static void MultiplyHalfQueries(const Work& work, int warp, const Shared& shared,
+                                          DqProduct& rQ) {
     const LanePlace of_a = LanePlace::OfColumns(work.lane), of_b = LanePlace::OfRows(work.lane);
-    const int query_chunk = Dq::FirstQuery(work.warp) / 8;
-    const int column_chunk = Dq::FirstColumn(work.warp) / 8;
+    const int query_chunk = Dq::FirstQuery(warp) / 8;
+    const int column_chunk = Dq::FirstColumn(warp) / 8;
 #pragma unroll
     for (int y = 0; y < kKeys / 16; ++y) {
       uint32_t a[Dq::kQueryTiles][4];
@@ -544,8 +574,8 @@ struct BackwardKernel {
       }
     }
   }
-  ATTN_HD static void AddSums(const Work& work, int head, int row, const Stage& stage,
-                              float (&rQ)[Dq::kQueryTiles][Dq::kColumnTiles][4]) {
+  ATTN_HD static void AddSums(const Work& work, int of, int head, int row, const Stage& stage,
+                              DqProduct& rQ) {
     if constexpr (DqSums::kFixedPoint) {
       const uint32_t* bounds = GradientBounds(work.problem, work.batch, work.kv_head);
       const float of_key = PowerOfTwo(FixedPoint::KeyExponent(work.problem, bounds));
@@ -554,7 +584,7 @@ struct BackwardKernel {
       for (int m = 0; m < Dq::kQueryTiles; ++m) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const int query = Dq::QueryOf(m, r, work.warp, work.lane);
+          const int query = Dq::QueryOf(m, r, work.DqWarp(of), work.lane);
           const float of_row = ptx::LoadSharedFloat(&stage.rows[kDqFactor][query]);
           const float factor = FixedPoint::RowFactor(of_row, ungain) * of_key;
 #pragma unroll
@@ -566,7 +596,8 @@ struct BackwardKernel {
       }
     }
     const float watch = ptx::BitsFloat(work.problem.dq_rest != 0 ? 0x7fffffffu : 0);
-    work.DqSumsOf().Add(head, row, 0, watch, [&](int n) {
+    const int offset = work.OffsetOf(row);
+    work.DqSumsOf(of, offset).Add(head, row - offset, 0, watch, [&](int n) {
       return rQ[n / (4 * Dq::kColumnTiles)][Dq::Group(n)][Dq::Element(n)];
     });
   }

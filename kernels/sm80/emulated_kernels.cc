@@ -48,6 +48,14 @@ EmulatedKernel Backward(const KernelRow& row) {
                     : BackwardScoring<Math, kTile, LinearScores>(row);
 }
 
+template <int kHeadDim, int kForwardBlocks, int kBackwardBlocks>
+EmulatedKernel Small(const KernelRow& row) {
+  static constexpr Tile kForward = {32, 32, kHeadDim, kForwardBlocks};
+  static constexpr Tile kBackward = {32, 32, kHeadDim, kBackwardBlocks};
+  return row.kind == KernelKind::kForward ? ForwardScoring<HalfMath, kForward, ListedScores>(row)
+                                          : BackwardScoring<HalfMath, kBackward, ListedScores>(row);
+}
+
 template <class Math, int kHeadDim>
 EmulatedKernel OfHeadDim(const KernelRow& row) {
   static constexpr bool kWide = kHeadDim > 128;
@@ -69,6 +77,7 @@ EmulatedKernel Find(const KernelRow& row) {
   }
   // One head dimension of each form: each kernel costs the compiler seconds.
   if constexpr (std::is_same_v<Math, HalfMath>) {
+    if (row.small) return row.head_dim == 64 ? Small<64, 12, 6>(row) : EmulatedKernel{};
     if (row.head_dim == 64) return OfHeadDim<Math, 64>(row);
   }
   if (row.head_dim == 256) return OfHeadDim<Math, 256>(row);

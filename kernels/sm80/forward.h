@@ -3,7 +3,8 @@
 // Each of four warps has 32 queries (16 of wide heads) of its own: scores, probabilities and output
 // stay in its registers, and the accumulators of S are the operand of P·V as they stand. K and V
 // come by cp.async, V under the scores of its keys, the next K under P·V; two blocks an SM fill
-// what waits are left.
+// what waits are left. Of small tiles (KernelRow::small) a block is one such warp, and many fill
+// them.
 // Inputs    float16, bfloat16 or float32; rows as kernels/rules/params.h says. Errors: none.
 // Rows      with no visible key give O = 0 and lse = −inf. What an invisible V row holds never
 //           reaches O: rows beyond the sequence are zero, and in PARTIAL tiles infinities and NaN
@@ -22,15 +23,17 @@ namespace attnd::sm80 {
 
 template <class Math, Tile kTile, class Rule, class DropoutPolicy>
 struct ForwardKernel {
-  static constexpr int kWarps = 4, kThreads = kWarps * kWarpLanes;
   static constexpr int kBlockRows = kTile.q_rows, kKeys = kTile.kv_rows;
+  static constexpr bool kSmall = kBlockRows == 32;
+  static constexpr int kWarps = kSmall ? 1 : 4, kThreads = kWarps * kWarpLanes;
   static constexpr int kRowTiles = kBlockRows / (kUnitRows * kWarps);  // of a warp
   static constexpr int kWarpRows = kUnitRows * kRowTiles;
   static constexpr int kUnits = kKeys / kUnitColumns, kGroups = kKeys / 8;
   static constexpr int kColumnGroups = kTile.head_dim / 8;
   static constexpr int kChunks = kTile.head_dim * Math::kBytes / 16, kPitch = PitchOf(kChunks);
-  static constexpr bool kSplits = Math::kBytes == 4;                       // operands: float_math.h
-  static constexpr bool kKeepsQueries = !kSplits && kTile.head_dim <= 64;  // in registers
+  static constexpr bool kSplits = Math::kBytes == 4;  // operands: float_math.h
+  static constexpr bool kKeepsQueries =
+      !kSplits && !kSmall && kTile.head_dim <= 64;  // in registers
   static_assert((kRowTiles == 1 || kRowTiles == 2) && kKeys % kUnitColumns == 0);
 
   using Visits = KeyVisits<Rule>;

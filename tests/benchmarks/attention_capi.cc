@@ -7,9 +7,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "attention/masks/mask_description.h"
 #include "attention/problem.h"
+#include "base/status_macros.h"
 #include "client/masks/mask_text.h"
+#include "kernels/engine/cuda_backend.h"
+#include "kernels/engine/device/driver_device.h"
 #include "kernels/registry.h"
 
 namespace {
@@ -36,6 +41,19 @@ struct Engine {
   }
 };
 
+// `name` of a backend; of "cuda listed", "cuda small" and "cuda residue" the first GPU's, whose
+// masks by description go that one way.
+absl::StatusOr<std::unique_ptr<Backend>> Make(absl::string_view name, int threads) {
+  for (const auto& [forced, way] : {std::pair("cuda listed", attnd::cuda::MaskWay::kListed),
+                                    std::pair("cuda small", attnd::cuda::MaskWay::kSmall),
+                                    std::pair("cuda residue", attnd::cuda::MaskWay::kResidue)}) {
+    if (name != forced) continue;
+    ASSIGN_OR_RETURN(auto device, attnd::cuda::MakeDriverDevice({.memory_fraction = 0.1}));
+    return std::make_unique<attnd::cuda::CudaBackend>(std::move(device), nullptr, way);
+  }
+  return attnd::MakeBackend(name, {.cpu_threads = threads, .memory_fraction = 0.2});
+}
+
 }  // namespace
 
 extern "C" {
@@ -46,9 +64,9 @@ struct BenchmarkProblem {
   int32_t element, causal, dropout_threshold, nondeterministic;
 };
 
-// "cpu", "cuda", ...; null, after a line on standard error, where there is none.
+// "cpu", "cuda", ... (Make); null, after a line on standard error, where there is none.
 void* attnd_benchmark_open(const char* backend, int threads) {
-  auto made = attnd::MakeBackend(backend, {.cpu_threads = threads, .memory_fraction = 0.2});
+  auto made = Make(backend, threads);
   if (!made.ok()) {
     std::fprintf(stderr, "%s\n", made.status().ToString().c_str());
     return nullptr;

@@ -7,6 +7,8 @@ counts. They take turns, cell by cell. Before a cell is timed, attnd's results a
 dropout; with it each draws its own, and the conformance tests check attnd's). FLOPs are 4·B·H·N²·D forward and
 10·B·H·N²·D backward, half of it if causal; B·N = --tokens, H·D = --hidden.
 Masks count milliseconds. Rows stand in the order of attnd's speed over that of the best peer, losses first.
+With --ways there are no peers: each mask's call as attnd chooses its kernel beside the same with each way forced
+(listed tiles, small ones, residue classes), the least happy choices first.
 
 Needs: torch with CUDA, and bazel build //tests/benchmarks:libattention.so.
 Run:   python3 tests/benchmarks/gpu_peers.py [--lengths 2048 4096] [--dropouts 0] [--masks] [--json F] [--plot F] ...
@@ -26,11 +28,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
 from cpu_against_pytorch import ELEMENTS, LIBRARY, BenchmarkProblem, Engine
-from masks import DESCRIBED, by_name
+from masks import DESCRIBED, dense, makers
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 REST = 0.05  # seconds before each measurement: boost clocks fall under load
 SEVEN = ("causal", "window 256", "band", "longformer", "bigbird", "strided 64", "document")
+WAYS = ("listed", "small", "residue")
 
 
 def median_ms(function, repeats):
@@ -185,10 +188,10 @@ def cells(args):
     """(cell, its mask as bool [N, N] or None, name)"""
     for dim in args.dims:
         for length in args.lengths:
-            if args.masks:
-                for name, mask in by_name(length).items():
-                    if name in (args.only or SEVEN):
-                        yield Cell(args, length, dim, False, 0.0), mask, name
+            if args.masks or args.ways:
+                made = makers(length)
+                for name in args.only or (made if args.ways else SEVEN):
+                    yield Cell(args, length, dim, False, 0.0), dense(made[name](), length), name
                 continue
             for causal in (False, True):
                 for dropout in args.dropouts:
@@ -213,6 +216,36 @@ def run(args, engine):
         for row in measure(cell, engine, dense_peers(cell) if mask is None else mask_peers(mask), name):
             print(line(row, args.masks), flush=True)
             yield row
+
+
+def choices(args, engine):
+    """A row for each direction of each mask: {way: ms}, "chosen" among them; of ways that cannot run nothing."""
+    engines = {"chosen": engine} | {way: Engine(args.library, 0, f"cuda {way}") for way in WAYS}
+    for cell, mask, name in cells(args):
+        for what in ("forward", "backward"):
+            times, kernel = {}, ""
+            for way, of in engines.items():
+                try:
+                    select(of, ctypes.byref(cell.problem), mask, name)
+                    names, times[way] = cell.ours(of, what)
+                    kernel = kernel or names
+                except RuntimeError:
+                    if way == "chosen":
+                        raise
+            best = min(ms for way, ms in times.items() if way != "chosen")
+            yield {"cell": name, "N": cell.length, "D": cell.dim, "what": what, "kernel": kernel, "ms": times,
+                   "over_best": times["chosen"] / best, "density": mask.float().mean().item()}
+
+
+def print_choices(rows):
+    print("\n| over the best way | what | head_dim | length | mask | density | " + " | ".join(("chosen", *WAYS)) +
+          " | kernel |\n|" + "---|" * (8 + len(WAYS)))
+    for row in sorted(rows, key=lambda row: -row["over_best"]):
+        times = " | ".join(f"{row['ms'][way]:.3f}" if way in row["ms"] else "" for way in ("chosen", *WAYS))
+        print(f"| {row['over_best']:.2f} | {row['what']} | D {row['D']} | N {row['N']} | {row['cell']} | "
+              f"{row['density']:.3f} | {times} | {row['kernel'].split(':')[0]} |")
+    near = sum(row["over_best"] <= 1.05 for row in rows)
+    print(f"within 5 % of the best way: {near} of {len(rows)}, worst {max(row['over_best'] for row in rows):.3f}")
 
 
 def line(row, masks):
@@ -253,6 +286,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--masks", action="store_true", help="seven masks against FlexAttention instead")
+    parser.add_argument("--ways", action="store_true", help="masks: the kernel chosen beside each forced")
     parser.add_argument("--only", nargs="+", help="these masks (tests/benchmarks/masks.py)")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--tolerance", type=float, default=5e-3, help="relative, between results")
@@ -262,6 +296,8 @@ def main():
     args = parser.parse_args()
     engine = Engine(args.library, 0, "cuda")
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, attnd {engine.architecture()}, {args.element}")
+    if args.ways:
+        return print_choices(list(choices(args, engine)))
     rows = list(run(args, engine))
     print("\n| of the best peer | what | head_dim | length | mask | dropout | attnd | peers |\n|" + "---|" * 8)
     for row in sorted(rows, key=lambda row: row["ratio"]):

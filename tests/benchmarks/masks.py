@@ -95,13 +95,6 @@ def dense(sees, n):
     return sees(torch.arange(n)[:, None], torch.arange(n)[None, :])
 
 
-def by_name(n):
-    """{name: bool [n, n]}: the masks that FlexAttention's and STOF's authors measure."""
-    made = makers(n)
-    return {name: dense(made[name](), n) for name in ("causal", "window 256", "band", "longformer", "bigbird", "strided 64",
-                                                      "document", "blocked", "random 30 %")}
-
-
 class MaskedCase(Case):
     """One shape under one mask."""
 
