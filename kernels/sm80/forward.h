@@ -107,7 +107,7 @@ struct ForwardKernel {
     const DropoutPolicy dropout(work.at);
     const float multiplier = Rule::Multiplier(problem);
     typename Rows::State rows;
-    Rows::Clear(rows);
+    Rows::Clear(work.row(), work.at.sequence.q_len, work.lane, rows);
     Output rO;
     Clear(rO);
     Queries rQ;

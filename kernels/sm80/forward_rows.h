@@ -19,12 +19,14 @@ struct ForwardRows {
     int hidden[kRowTiles][2];  // keys that a list or a bias hid
   };
 
-  ATTN_HD static void Clear(State& rows) {
+  // Rows beyond the sequence never grow: what they might see shows in no other row's bits.
+  ATTN_HD static void Clear(int first_row, int q_len, int lane, State& rows) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        rows.stabilizer[m][r] = kLowest;
+        const int row = first_row + m * kUnitRows + Accumulator::Row(2 * r, lane);
+        rows.stabilizer[m][r] = row < q_len ? kLowest : -kLowest;
         rows.sum[m][r] = 0;
         rows.hidden[m][r] = 0;
       }

@@ -302,7 +302,7 @@ struct ForwardKernel {
     const uint32_t q_stage = place.filled % kQStages;
     const char* q = shared.q[q_stage] + own.group * PanelBytes(kGroupRows);
     typename Rows::State rows;
-    Rows::Clear(rows);
+    Rows::Clear(own.first_row, work.at.sequence.q_len, own.lane, rows);
     Output rO;
 #pragma unroll
     for (int n = 0; n < kHeadDim / 2; ++n) rO[0][n >> 2][n & 3] = 0;
