@@ -332,9 +332,9 @@ void AddSm80(ElementType element, int head_dim, std::vector<KernelRow>& rows) {
                     .head_dim = head_dim,
                     .stays = true,
                     .ordered = ordered,
-                    .tile = {64, 0, head_dim, 2},
+                    .tile = {64, 0, head_dim, is_float ? 2 : 4},
                     .reason = "after backward: dQ in its rows",
-                    .spill_bytes = head_dim > 128 ? 96 : 0});  // 64 sums on a lane
+                    .spill_bytes = head_dim > 64 ? 96 : 0});  // between accumulators
   }
 }
 
@@ -406,6 +406,17 @@ void AddBackwardOfSm90(ElementType element, int head_dim, std::vector<KernelRow>
       row.reason = "allow_nondeterministic: dQ by atomics";
       rows.push_back(row);
     }
+  }
+  for (bool ordered : {true, false}) {
+    rows.push_back({.architecture = Architecture::kSm90,
+                    .kind = KernelKind::kQueryGradient,
+                    .element = element,
+                    .head_dim = head_dim,
+                    .overlaps = true,
+                    .ordered = ordered,
+                    .tile = {64, 0, head_dim, 4},
+                    .reason = "after backward: dQ in its rows",
+                    .spill_bytes = head_dim > 64 ? 96 : 0});
   }
 }
 
@@ -497,6 +508,7 @@ std::vector<KernelRow> KernelRowsOfGpu(int compute_capability) {
   std::erase_if(rows, [](const KernelRow& row) {
     if (row.small || row.head_dim > kWidestOfSm90) return false;
     if (row.element == ElementType::kFloat32) return false;
+    if (row.kind == KernelKind::kQueryGradient) return row.head_dim >= 64;
     return row.kind == KernelKind::kForward ||
            (row.kind == KernelKind::kBackward && !row.general && !row.ordered);
   });

@@ -70,6 +70,7 @@ struct KernelRow {
   bool dropout = false;
   bool dropout_ahead = false;  // of backward: kDropoutBits decides
   bool stays = false;          // its blocks, tile.blocks_per_sm each SM, take many tiles
+  bool overlaps = false;       // its blocks may start before the launch ahead of it has ended
   int maps = 0;                // tensor maps (MapOf) that it loads by
   bool ordered = true;  // backward: the same bits of dQ every time, in whatever order blocks run
   bool rests_by_row = false;  // of dQ's second integers (NeedsDqRest): only rows that need them
@@ -79,6 +80,11 @@ struct KernelRow {
   // What its target's registers may be short of, and what it then is: more stops the build.
   int spill_bytes = 0;
 };
+
+// Of backward: whether the kernel itself zeroes dQ's sums, rather than the host.
+inline bool ZeroesSums(const KernelRow& row) {
+  return row.kind == KernelKind::kBackward && row.stays;
+}
 
 // "forward_d64_f32_linear_dropout", of bfloat16 "forward_bf16_d64_f32_linear_dropout", of float32
 // as three products of TF32 numbers "forward_tf32x3_d64_f32_linear_dropout", of float16 numbers (on

@@ -85,6 +85,7 @@ void FindDevicesAndModules(Symbols& symbols, DriverFunctions& f) {
   symbols.Find(f.function_get_attribute, "cuFuncGetAttribute");
   symbols.Find(f.function_set_attribute, "cuFuncSetAttribute");
   symbols.Find(f.launch_kernel, "cuLaunchKernel");
+  symbols.Find(f.launch_with_attributes, "cuLaunchKernelEx");
   symbols.Find(f.tensor_map_encode, "cuTensorMapEncodeTiled");
 }
 

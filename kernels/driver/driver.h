@@ -74,6 +74,7 @@ struct DriverFunctions {
   decltype(&::cuFuncGetAttribute) function_get_attribute;
   decltype(&::cuFuncSetAttribute) function_set_attribute;
   decltype(&::cuLaunchKernel) launch_kernel;
+  decltype(&::cuLaunchKernelEx) launch_with_attributes;
   decltype(&::cuTensorMapEncodeTiled) tensor_map_encode;
 };
 

@@ -484,6 +484,11 @@ CUresult cuLaunchKernel(CUfunction raw, unsigned blocks, unsigned, unsigned, uns
   world().Push(*reinterpret_cast<Stream*>(stream), std::move(operation));
   return CUDA_SUCCESS;
 }
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments,
+                          void** extra) {
+  return cuLaunchKernel(function, config->gridDimX, 1, 1, config->blockDimX, 1, 1,
+                        config->sharedMemBytes, config->hStream, arguments, extra);
+}
 #endif
 
 void FakeNvmlXid(int device, unsigned long long xid) {

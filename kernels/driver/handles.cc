@@ -202,10 +202,29 @@ absl::Status StreamRef::Synchronize() const {
 
 absl::Status StreamRef::Launch(CUfunction function, Grid grid,
                                absl::Span<void* const> arguments) const {
+  if (grid.overlaps) return LaunchOverlapping(function, grid, arguments);
   return driver_->Check(driver_->functions().launch_kernel(
                             function, grid.blocks, 1, 1, grid.threads, 1, 1, grid.shared_bytes,
                             stream_, const_cast<void**>(arguments.data()), nullptr),
                         "cuLaunchKernel");
+}
+
+absl::Status StreamRef::LaunchOverlapping(CUfunction function, const Grid& grid,
+                                          absl::Span<void* const> arguments) const {
+  CUlaunchAttribute overlap = {};
+  overlap.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  overlap.value.programmaticStreamSerializationAllowed = 1;
+  CUlaunchConfig config = {};
+  config.gridDimX = grid.blocks;
+  config.blockDimX = grid.threads;
+  config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = grid.shared_bytes;
+  config.hStream = stream_;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  return driver_->Check(driver_->functions().launch_with_attributes(
+                            &config, function, const_cast<void**>(arguments.data()), nullptr),
+                        "cuLaunchKernelEx");
 }
 
 absl::StatusOr<Stream> Stream::Create(const Driver& driver) {

@@ -158,11 +158,15 @@ class StreamRef {
     uint32_t blocks = 1;
     uint32_t threads = 32;
     uint32_t shared_bytes = 0;
+    bool overlaps = false;  // blocks may start before the launch ahead has ended, if it lets them
   };
   absl::Status Launch(CUfunction function, Grid grid, absl::Span<void* const> arguments) const;
   CUstream raw() const { return stream_; }
 
  private:
+  absl::Status LaunchOverlapping(CUfunction function, const Grid& grid,
+                                 absl::Span<void* const> arguments) const;
+
   const Driver* driver_ = nullptr;
   CUstream stream_ = nullptr;
 };

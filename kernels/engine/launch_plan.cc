@@ -24,7 +24,7 @@ int64_t MapBytes(const KernelRow& row, int64_t parts) {
 void AddMaps(const KernelRow& row, LaunchPlan& plan) {
   if (row.maps > 0) plan.mapped = row;
   if (row.stays) {
-    plan.taken_offset = plan.arena.Add("taken", sizeof(uint32_t), RegionUse::kZeroed);
+    plan.taken_offset = plan.arena.Add("taken", 2 * sizeof(uint32_t), RegionUse::kZeroed);
   }
 }
 
@@ -90,6 +90,13 @@ const CallMask* MaskOf(absl::Span<const CallMask> masks, size_t call) {
 DqRests RestsOf(const Problem& p, const BackwardKernels& kernels) {
   if (!kernels.backward.ordered || !NeedsDqRest(p)) return DqRests::kNone;
   return kernels.backward.rests_by_row ? DqRests::kByRow : DqRests::kOfAllRows;
+}
+
+DqSums SumsOf(const Problem& p, const BackwardKernels& kernels) {
+  return {.tile_head_dim = kernels.backward.tile.head_dim,
+          .rests = RestsOf(p, kernels),
+          .are_integers = kernels.backward.ordered,
+          .are_zeroed = !ZeroesSums(kernels.backward)};
 }
 
 // The first tile that slice `slice` of `slices` does not have: each has about the same work.
@@ -210,13 +217,13 @@ LaunchPlan PlanBackwardWith(absl::Span<const Problem* const> problems,
     plan.layouts.push_back(lay_out(*problems[n], n, plan));
     if (!masks.empty()) plan.layouts[n].classes = masks[n].classes;
     LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
-    LayOutGradients(plan.layouts[n], kernels.backward.tile.head_dim, RestsOf(*problems[n], kernels),
-                    plan.arena);
+    LayOutGradients(plan.layouts[n], SumsOf(*problems[n], kernels), plan.arena);
     if (!IsCounted(masks, n)) plan.flops += Flops(*problems[n], Direction::kBackward);
   }
   plan.AddMaskTiles(kernels.mask_tiles);
   AddMaps(kernels.backward, plan);
   const size_t rows = plan.AddTiles(RowBlockTiles(problems, plan.parts));
+  if (ZeroesSums(kernels.backward)) plan.row_tiles = rows;
   plan.kernels.push_back({kernels.key_bounds, rows, {}});
   plan.kernels.push_back({kernels.delta, rows, {}});
   const Tile& tile = kernels.backward.tile;
@@ -359,6 +366,11 @@ void LaunchPlan::AddMainSteps(uint64_t arena_address, const PlannedKernel& kerne
       params.taken = reinterpret_cast<uint32_t*>(arena_address + taken_offset);
       params.taken_before = static_cast<uint32_t>(begin);
     }
+    if (row_tiles) {
+      params.row_tiles =
+          reinterpret_cast<const TileWork*>(arena_address + tile_offsets[*row_tiles]);
+      params.row_tile_count = static_cast<int32_t>(tiles[*row_tiles].size());
+    }
     steps.push_back(main);
   }
 }
@@ -391,7 +403,7 @@ int64_t BackwardBytes(CallLayout layout, ArenaLayout arena, const BackwardKernel
   const Problem& p = *layout.problem;
   const Travel travel = TravelOf(kernels.backward);
   LayOutTileLists(layout, TilingOf(kernels), mask, arena);
-  LayOutGradients(layout, kernels.backward.tile.head_dim, RestsOf(p, kernels), arena);
+  LayOutGradients(layout, SumsOf(p, kernels), arena);
   LayOutConstants(layout, arena);
   const int64_t parts = PartCount(p, travel, layout.classes);
   const int64_t key_tiles =

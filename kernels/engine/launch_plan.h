@@ -47,7 +47,8 @@ struct LaunchPlan {
   std::vector<PlannedKernel> kernels;
   std::optional<KernelRow> mapped;  // the main kernel, if it loads by tensor maps
   std::optional<PlannedDropout> dropout;
-  double flops = 0;  // at most: what bool masks empty is counted
+  std::optional<size_t> row_tiles;  // index of LaunchParams::row_tiles, if the main kernel has some
+  double flops = 0;                 // at most: what bool masks empty is counted
   bool has_bool_masks = false;
 
   // What every launch has, in this order: parts first, constants last.

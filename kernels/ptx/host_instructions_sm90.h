@@ -61,6 +61,17 @@ void AddInBulk(T* to, const T* from, int bytes, const SourceLocation& where) {
   });
 }
 
+inline void StoreInBulk(uint32_t* to, const uint32_t* from, int bytes,
+                        const SourceLocation& where) {
+  emulator::AddLater([=] {
+    for (int n = 0; n < bytes / 4; ++n) {
+      emulator::CheckShared(from + n, 4, emulator::Access::kLoad, where);
+      emulator::CheckGlobal(to + n, 4, emulator::Access::kStore, where);
+      to[n] = from[n];
+    }
+  });
+}
+
 struct StoredRow {
   uint32_t words[4];  // of the lane
   uint16_t row[8];    // at its address
@@ -126,6 +137,11 @@ inline void AddInBulk(float* to, const float* from, int bytes, ATTN_WHERE) {
 inline void AddInBulk(int32_t* to, const int32_t* from, int bytes, ATTN_WHERE) {
   host::AddInBulk(to, from, bytes, where);
 }
+inline void StoreInBulk(void* to, const void* from, int bytes, ATTN_WHERE) {
+  host::StoreInBulk(static_cast<uint32_t*>(to), static_cast<const uint32_t*>(from), bytes, where);
+}
+inline void WaitForBulk() { emulator::WaitForSums(0); }
+inline void FenceBulk() {}
 inline void CommitBulk() { emulator::CommitSums(); }
 template <int kLeft>
 void WaitForBulkReads() {
@@ -145,6 +161,13 @@ inline uint32_t AddGlobal(uint32_t* p, uint32_t value, ATTN_WHERE) {
   *p += value;
   return old;
 }
+inline void AddRelease(uint32_t* p, uint32_t value, ATTN_WHERE) { AddGlobal(p, value, where); }
+inline void WaitForCount(const uint32_t* p, int count, ATTN_WHERE) {
+  while (LoadAcquire(reinterpret_cast<const int32_t*>(p), where) < count) {
+  }
+}
+inline void LaunchNext() {}
+inline void WaitForLaunchBefore() {}
 inline int Uniform(int value) { return value; }
 
 template <int kRegisters>

@@ -94,6 +94,17 @@ ATTN_PTX void WaitForBulkReads() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 
+// So many bytes of shared memory to global memory, in groups like sums.
+ATTN_PTX void StoreInBulk(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0],[%1],%2;" ::"l"(to),
+               "r"(SharedAddress(from)), "r"(bytes)
+               : "memory");
+}
+// Until all groups have reached global memory.
+ATTN_PTX void WaitForBulk() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Orders what bulk copies write and what loads and stores do.
+ATTN_PTX void FenceBulk() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
 // Four 8×8 matrices of 16-bit numbers, held as operands of m16n8k16 are; a lane has the address of
 // a row. [warp]
 ATTN_PTX void StoreMatrices(void* row, uint4 words) {
@@ -116,6 +127,26 @@ ATTN_PTX uint32_t AddGlobal(uint32_t* p, uint32_t value) {
   asm volatile("atom.global.add.u32 %0,[%1],%2;" : "=r"(old) : "l"(p), "r"(value) : "memory");
   return old;
 }
+
+// After all that the thread knows of.
+ATTN_PTX void AddRelease(uint32_t* p, uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0],%1;" ::"l"(p), "r"(value) : "memory");
+}
+
+// Until a number that others raise (AddRelease) is at least `count`.
+ATTN_PTX void WaitForCount(const uint32_t* p, int count) {
+  asm volatile(
+      "{.reg .pred q; .reg .u32 n; L%=: ld.acquire.gpu.global.u32 n,[%0]; setp.lo.u32 q,n,%1; @q "
+      "bra "
+      "L%=;}" ::"l"(p),
+      "r"(count)
+      : "memory");
+}
+
+// ---- Launches that overlap: the next one's blocks may start where this one's have ended,
+ATTN_PTX void LaunchNext() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// and until all of the launch before has ended, with all that it wrote.
+ATTN_PTX void WaitForLaunchBefore() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // The first lane's value; says that all lanes have the same. [warp]
 ATTN_PTX int Uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }

@@ -3,6 +3,7 @@
 // bound by memory; a block has a share of the tiles, 64 rows each. Errors: none.
 #pragma once
 
+#include "kernels/rules/descriptors.h"
 #include "kernels/rules/gradient_scale.h"
 #include "kernels/rules/half_element.h"
 #include "kernels/rules/non_finite_rows.h"
@@ -85,22 +86,27 @@ struct KeyBoundsKernel {
   using RowMath = attnd::RowMath<Element>;
   static constexpr int kThreads = 256;
   using Bounds = BlockBounds<kValueBound, 2>;
-  using Shared = typename Bounds::Shared;
+  struct Shared {
+    typename Bounds::Shared bounds;
+    Descriptors descriptors;
+  };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
-    Bounds bounds(at.thread, shared);
-    const Range tiles = TilesOf(params, at);
-#pragma unroll 1
-    for (int n = tiles.begin; n < tiles.end; ++n) Widen(params, params.tiles[n], at.thread, bounds);
+    Bounds bounds(at.thread, shared.bounds);
+    KeptDescriptors descriptors(shared.descriptors);
+    ForTilesOf(params, at, [&](const TileWork& tile) {
+      const Descriptors& of = descriptors.Of(params, tile, at.thread, kThreads);
+      Widen(of.problem, of.sequence, tile, at.thread, bounds);
+    });
     bounds.Close();
   }
 
  private:
-  ATTN_HD static void Widen(const LaunchParams& params, const TileWork& tile, int thread,
-                            Bounds& bounds) {
-    const ProblemDesc& p = params.problems[tile.problem];
-    const SequenceDesc& s = p.sequences[tile.batch];
+  ATTN_HD static void Widen(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
+                            int thread, Bounds& bounds) {
     const int kv_head = tile.head / p.group, blocks = static_cast<int>(DqBlocks(s.q_len));
+    // Sums of floats have no use for max|K|.
+    const int k_chunks = p.dq_bits == 0 ? 0 : p.qk_chunks;
     const int share = (tile.head - kv_head * p.group) * blocks + tile.tile;
     bounds.Open(GradientBounds(p, tile.batch, kv_head));
     for (int first = share * kDqBlockRows; first < s.kv_len;
@@ -110,7 +116,7 @@ struct KeyBoundsKernel {
       if (key < s.kv_len && IsSeen(p, s, tile.batch, kv_head, key)) {
         const int64_t at_key = int64_t{s.kv_begin} + key;
         ForQuarters(RowOf(p.v, s.batch, kv_head, at_key), p.v_chunks,
-                    RowOf(p.k, s.batch, kv_head, at_key), p.qk_chunks, thread,
+                    RowOf(p.k, s.batch, kv_head, at_key), k_chunks, thread,
                     [&](uint4 of_v, uint4 of_k) {
                       norm += RowMath::Norm(of_v);
                       largest = ptx::Max(largest, RowMath::Max(of_k));
@@ -118,7 +124,7 @@ struct KeyBoundsKernel {
         if (!(norm < Infinity()) || !(largest < Infinity())) {  // once more, of what is finite
           norm = largest = 0;
           ForQuarters(RowOf(p.v, s.batch, kv_head, at_key), p.v_chunks,
-                      RowOf(p.k, s.batch, kv_head, at_key), p.qk_chunks, thread,
+                      RowOf(p.k, s.batch, kv_head, at_key), k_chunks, thread,
                       [&](uint4 of_v, uint4 of_k) {
                         norm += RowMath::FiniteNorm(of_v);
                         largest = ptx::Max(largest, RowMath::FiniteMax(of_k));
@@ -153,23 +159,22 @@ struct DeltaKernel {
   struct Shared {
     typename Bounds::Shared bounds;
     uint32_t has_rests[8];  // of each warp's rows
+    Descriptors descriptors;
   };
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
     Bounds bounds(at.thread, shared.bounds);
-    const Range tiles = TilesOf(params, at);
-#pragma unroll 1
-    for (int n = tiles.begin; n < tiles.end; ++n) {
-      RunTile(params, params.tiles[n], at.thread, bounds, shared);
-    }
+    KeptDescriptors descriptors(shared.descriptors);
+    ForTilesOf(params, at, [&](const TileWork& tile) {
+      const Descriptors& of = descriptors.Of(params, tile, at.thread, kThreads);
+      RunTile(of.problem, of.sequence, tile, at.thread, bounds, shared);
+    });
     bounds.Close();
   }
 
  private:
-  ATTN_HD static void RunTile(const LaunchParams& params, const TileWork& tile, int thread,
-                              Bounds& bounds, Shared& shared) {
-    const ProblemDesc& p = params.problems[tile.problem];
-    const SequenceDesc& s = p.sequences[tile.batch];
+  ATTN_HD static void RunTile(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
+                              int thread, Bounds& bounds, Shared& shared) {
     uint32_t* of_head = GradientBounds(p, tile.batch, tile.head / p.group);
     bounds.Open(of_head);
     const int row = tile.tile * kDqBlockRows + (thread >> 2);

@@ -26,4 +26,25 @@ ATTN_HD void BringDescriptors(const LaunchParams& params, const TileWork& tile, 
   CopyWords(&problem.sequences[tile.batch], &to.sequence, sizeof(SequenceDesc), thread, threads);
 }
 
+// A block's, brought anew where its tiles come to another problem or sequence.
+class KeptDescriptors {
+ public:
+  ATTN_HD explicit KeptDescriptors(Descriptors& kept) : kept_(kept) {}
+  // By all threads of the block.
+  ATTN_HD const Descriptors& Of(const LaunchParams& params, const TileWork& tile, int thread,
+                                int threads) {
+    if (tile.problem == problem_ && tile.batch == batch_) return kept_;
+    problem_ = tile.problem;
+    batch_ = tile.batch;
+    ptx::SyncThreads();  // the tile before is done
+    BringDescriptors(params, tile, thread, threads, kept_);
+    ptx::SyncThreads();
+    return kept_;
+  }
+
+ private:
+  Descriptors& kept_;
+  int problem_ = -1, batch_ = -1;
+};
+
 }  // namespace attnd

@@ -17,8 +17,17 @@
 namespace attnd {
 
 // Bits of floats ≥ 0: max‖dO‖², max|delta|; not 0 where rows are not finite (non_finite_rows.h);
-// max‖V‖², max|K|.
-enum GradientBound { kOutputGradientBound, kDeltaBound, kNonFiniteRows, kValueBound, kKeyBound };
+// max‖V‖², max|K|. Then numbers that sm90's backward counts: blocks of dQ's sums (kDqBlockRows)
+// that are zero, and tiles of keys whose gradients and sums of dQ have been written.
+enum GradientBound {
+  kOutputGradientBound,
+  kDeltaBound,
+  kNonFiniteRows,
+  kValueBound,
+  kKeyBound,
+  kZeroedBlocks,
+  kWrittenTiles
+};
 
 ATTN_HD uint32_t* GradientBounds(const ProblemDesc& p, int batch, int kv_head) {
   return p.gradient_bounds + (int64_t{batch} * p.kv_heads + kv_head) * kGradientBoundWords;

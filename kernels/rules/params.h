@@ -125,11 +125,11 @@ struct ProblemDesc {
   // Workspace with the strides of lse, written by Delta: rowsum(dO∘O) − dlse, …
   float* delta;
   const float* d_lse;       // null: zero; strides of lse
-  float* dq_sums;           // workspace, zeroed: dQ in lane order (float32 or int32), see below
+  float* dq_sums;           // workspace: dQ in lane order (float32 or int32), see below
   int64_t dq_head;          // numbers per (b, q head): DqSumFloats(longest q_len, tile head_dim)
   int64_t dq_block;         // numbers of 64 queries
   int64_t dq_rest;          // from an int32 sum to that of what it leaves, in numbers; 0: none
-  int32_t dq_bits;          // of the int32 sums (FixedPoint, backward_passes.h)
+  int32_t dq_bits;          // of the int32 sums (FixedPoint, backward_passes.h); 0: float32
   int32_t dq_rests_by_row;  // 1: only rows with a negative dq_factor have rests (kernels/tiles.h)
   uint32_t* dq_non_finite;  // workspace, zeroed: a bit for each sum that is not finite
   int64_t non_finite_head;  // words per (b, q head): a 32nd of dq_head
@@ -153,7 +153,7 @@ struct ProblemDesc {
   MaskBits mask;
   const TensorMap* maps;  // MapOf; null where the kernels load rows
 };
-inline constexpr int32_t kGradientBoundWords = 5;  // per (b, KV head)
+inline constexpr int32_t kGradientBoundWords = 7;  // per (b, KV head)
 
 // dQ is summed in blocks of 64 queries, each of 64·PaddedColumns numbers; block n of (b, h) starts
 // at dq_sums + (b·q_heads + h)·dq_head + n·64·PaddedColumns. b counts entries or sequences.
@@ -200,8 +200,8 @@ struct LaunchParams {
   const ProblemDesc* problems;
   const TileWork* tiles;
   int32_t tile_count;
-  // Of kernels whose blocks take tile after tile: one word that began as zero, and how many tiles
-  // earlier launches of it took. A launch of n tiles adds n.
+  // Of kernels whose blocks take tile after tile: a word that began as zero, and how many tiles
+  // earlier launches of it took. A launch of n tiles adds n. The word after it counts row_tiles.
   uint32_t* taken;
   uint32_t taken_before;
   const CaptureDesc* capture;  // null: none
@@ -210,6 +210,9 @@ struct LaunchParams {
   // each tile how many rounds of other tiles stand before its own there.
   uint32_t* dropout_bits;
   const uint32_t* first_rounds;
+  // Of backward that zeroes dQ's sums: the dQ kernel's tiles.
+  const TileWork* row_tiles;
+  int32_t row_tile_count;
 };
 
 // Which thread of which block this is: made by entry.cuh (or the emulator), read from nowhere else.

@@ -7,12 +7,66 @@
 
 namespace attnd {
 
+// What all rows of a tile share, looked up once.
+template <int kColumns, class Rounding, class DqSums>
+struct DqHead {
+  const ProblemDesc& p;
+  const SequenceDesc& s;
+  const TileWork& tile;
+  int gain, key_exponent, rest_bits;
+  ATTN_HD DqHead(const LaunchParams& params, const TileWork& of)
+      : p(params.problems[of.problem]),
+        s(p.sequences[of.batch]),
+        tile(of),
+        gain(GradientExponent(p, of.batch, of.head / p.group, Rounding::kMargin)),
+        key_exponent(FixedPoint::KeyExponent(p, GradientBounds(p, of.batch, of.head / p.group))),
+        rest_bits(FixedPoint::RestBits(s.kv_len)) {}
+  // Of a row of the block.
+  ATTN_HD float FactorOf(int row) const {
+    const int64_t index =
+        s.batch * p.lse_batch + tile.head * p.lse_head + s.q_begin + tile.tile * kDqBlockRows + row;
+    return ptx::LoadConstantFloat(p.dq_factor + index);
+  }
+  // The sums of a row with this factor are dQ / scale times 2^this.
+  ATTN_HD int SumExponent(float of_row) const {
+    if constexpr (!DqSums::kFixedPoint) return gain;
+    const float factor = FixedPoint::RowFactor(ptx::Absolute(of_row), PowerOfTwo(-gain));
+    return gain + FixedPoint::Exponent(factor) + key_exponent;
+  }
+  // Bits of 32 columns of a row whose sums are not finite.
+  ATTN_HD uint32_t MarksOf(int row, int word) const {
+    return ptx::LoadConstant32(DqNonFinite<kColumns>(p, tile.batch, tile.head, row) + word);
+  }
+};
+
+// An integer and its second one, as a float.
+ATTN_HD float SumWithRest(uint32_t sum, uint32_t rest, int rest_bits) {
+  const int64_t wide = static_cast<int32_t>(sum);
+  return static_cast<float>((wide << rest_bits) + static_cast<int32_t>(rest)) *
+         PowerOfTwo(-rest_bits);
+}
+// Of two 16-bit numbers: NaN where a bit is set.
+ATTN_HD uint32_t NanOfPair(uint32_t marks) {
+  return (marks & 1 ? 0x7fffu : 0u) | (marks & 2 ? 0x7fff0000u : 0u);
+}
+// By 256 threads: NaN into dK and dV that rows of the tile make so.
+template <class Element>
+ATTN_HD void RestoreRows(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
+                         int warp, int lane) {
+  const uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
+  if (!ptx::LoadConstant32(bounds + kNonFiniteRows)) return;
+  const NonFiniteRows<Element> rows(p, s, tile);
+  const int first = tile.tile * kDqBlockRows, end = MinInt(first + kDqBlockRows, s.q_len);
+  for (int row = first + warp; row < end; row += 8) rows.Restore(row, lane);
+}
+
 // dQ's sums into place: 64 rows of a query head. `Dq` says where the sums of kColumns columns lie:
 //   kParts, kSums         sums of a lane: parts of kOut columns, kSums each
 //   kFloats, kBlockFloats numbers of a part and of 64 queries
 //   Query, Column(n, warp, lane)   of sum n; 2n and 2n + 1 are neighbours in a row
 template <class Dq, class Element, class Rounding, class DqSums>
 struct DqKernel {
+  using Head = DqHead<Dq::kColumns, Rounding, DqSums>;
   static constexpr int kThreads = 256;
   static constexpr int kColumns = Dq::kColumns;
   static constexpr int kWords = Element::kBytes / 2;          // of two numbers
@@ -66,7 +120,7 @@ struct DqKernel {
           ptx::VoteAny(head.p.dq_rest != 0 && (!head.p.dq_rests_by_row || factor < 0));
       if (lane == 0) ptx::StoreShared32(&shared.has_rests[warp], has_rests);
     }
-    const bool marked = ptx::VoteAny(DqSums::kFixedPoint && head.MeetsMarks(thread));
+    const bool marked = ptx::VoteAny(DqSums::kFixedPoint && MeetsMarks(head, thread));
     if (lane == 0) ptx::StoreShared32(&shared.marked[warp], marked);
     ptx::SyncThreads();
     const bool has_rests =
@@ -89,49 +143,19 @@ struct DqKernel {
     for (int n = thread; n < rows * kChunks; n += kThreads) {
       WriteChunk(head, n / kChunks, n % kChunks, is_any_marked, shared);
     }
-    RestoreRows(head.p, head.s, tile, warp, lane);
+    RestoreRows<Element>(head.p, head.s, tile, warp, lane);
   }
 
-  // What all rows of a tile share, looked up once.
-  struct Head {
-    const ProblemDesc& p;
-    const SequenceDesc& s;
-    const TileWork& tile;
-    int gain, key_exponent, rest_bits;
-    ATTN_HD Head(const LaunchParams& params, const TileWork& of)
-        : p(params.problems[of.problem]),
-          s(p.sequences[of.batch]),
-          tile(of),
-          gain(GradientExponent(p, of.batch, of.head / p.group, Rounding::kMargin)),
-          key_exponent(FixedPoint::KeyExponent(p, GradientBounds(p, of.batch, of.head / p.group))),
-          rest_bits(FixedPoint::RestBits(s.kv_len)) {}
-    // Of a row of the block.
-    ATTN_HD float FactorOf(int row) const {
-      const int64_t index = s.batch * p.lse_batch + tile.head * p.lse_head + s.q_begin +
-                            tile.tile * kDqBlockRows + row;
-      return ptx::LoadConstantFloat(p.dq_factor + index);
-    }
-    // The sums of a row with this factor are dQ / scale times 2^this.
-    ATTN_HD int SumExponent(float of_row) const {
-      if constexpr (!DqSums::kFixedPoint) return gain;
-      const float factor = FixedPoint::RowFactor(ptx::Absolute(of_row), PowerOfTwo(-gain));
-      return gain + FixedPoint::Exponent(factor) + key_exponent;
-    }
-    // Bits of 32 columns of a row whose sums are not finite.
-    ATTN_HD uint32_t MarksOf(int row, int word) const {
-      return ptx::LoadConstant32(DqNonFinite<kColumns>(p, tile.batch, tile.head, row) + word);
-    }
-    // Whether this thread's share of the block's rows has such.
-    ATTN_HD bool MeetsMarks(int thread) const {
-      constexpr int kWords = kColumns / 32;
-      uint32_t marks = 0;
+  // Whether this thread's share of the block's rows has sums that are not finite.
+  ATTN_HD static bool MeetsMarks(const Head& head, int thread) {
+    constexpr int kWords = kColumns / 32;
+    uint32_t marks = 0;
 #pragma unroll
-      for (int n = thread; n < kDqBlockRows * kWords; n += kThreads) {
-        marks |= MarksOf(tile.tile * kDqBlockRows + n / kWords, n % kWords);
-      }
-      return marks != 0;
+    for (int n = thread; n < kDqBlockRows * kWords; n += kThreads) {
+      marks |= head.MarksOf(head.tile.tile * kDqBlockRows + n / kWords, n % kWords);
     }
-  };
+    return marks != 0;
+  }
   ATTN_HD static void Load(const float* from, float (&sums)[Dq::kSums]) {
 #pragma unroll
     for (int n = 0; n < Dq::kSums; ++n) sums[n] = ptx::LoadGlobalFloat(from + n * 32);
@@ -141,13 +165,10 @@ struct DqKernel {
                                float (&sums)[Dq::kSums]) {
     if constexpr (!DqSums::kFixedPoint) return;
     if (has_rests) {
-      const float unit = PowerOfTwo(-head.rest_bits);
 #pragma unroll
       for (int n = 0; n < Dq::kSums; ++n) {
-        const int64_t sum = static_cast<int32_t>(ptx::FloatBits(sums[n]));
-        const int64_t rest =
-            static_cast<int32_t>(ptx::LoadGlobal32(from + head.p.dq_rest + n * 32));
-        sums[n] = static_cast<float>((sum << head.rest_bits) + rest) * unit;
+        sums[n] = SumWithRest(ptx::FloatBits(sums[n]),
+                              ptx::LoadGlobal32(from + head.p.dq_rest + n * 32), head.rest_bits);
       }
     } else {
 #pragma unroll
@@ -212,15 +233,7 @@ struct DqKernel {
   // Of the numbers of a word: NaN where a bit is set.
   ATTN_HD static uint32_t NanOf(uint32_t marks) {
     if constexpr (kWords == 2) return marks & 1 ? 0x7fffffffu : 0u;
-    return (marks & 1 ? 0x7fffu : 0u) | (marks & 2 ? 0x7fff0000u : 0u);
-  }
-  ATTN_HD static void RestoreRows(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile,
-                                  int warp, int lane) {
-    const uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
-    if (!ptx::LoadConstant32(bounds + kNonFiniteRows)) return;
-    const NonFiniteRows<Element> rows(p, s, tile);
-    const int first = tile.tile * kDqBlockRows, end = MinInt(first + kDqBlockRows, s.q_len);
-    for (int row = first + warp; row < end; row += kThreads / 32) rows.Restore(row, lane);
+    return NanOfPair(marks);
   }
 };
 

@@ -34,11 +34,20 @@ struct RowMath {
   }
 };
 
-// A block's tiles: as many as the other blocks', or one more.
-ATTN_HD Range TilesOf(const LaunchParams& params, ThreadIndex at) {
+// use(tile) of a block's tiles: as many as the other blocks', or one more. The next one is looked
+// up meanwhile.
+template <class Use>
+ATTN_HD void ForTilesOf(const LaunchParams& params, ThreadIndex at, const Use& use) {
   const int each = params.tile_count / at.blocks, more = params.tile_count % at.blocks;
   const int begin = at.block * each + MinInt(at.block, more);
-  return {begin, begin + each + (at.block < more ? 1 : 0)};
+  const int end = begin + each + (at.block < more ? 1 : 0);
+  TileWork next = params.tiles[begin];
+#pragma unroll 1
+  for (int n = begin; n < end; ++n) {
+    const TileWork tile = next;
+    next = params.tiles[MinInt(n + 1, end - 1)];
+    use(tile);
+  }
 }
 
 // Bounds of the KV head at whose tiles a block is: kCount of them from the one at kFirst on, of

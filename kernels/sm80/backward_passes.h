@@ -2,7 +2,7 @@
 // dQ's sums for them. Errors: none.
 #pragma once
 
-#include "kernels/rules/query_gradient.h"
+#include "kernels/rules/query_gradient_quads.h"
 #include "kernels/sm80/float_math.h"
 #include "kernels/sm80/tile_math.h"
 
@@ -59,22 +59,24 @@ struct FloatDqLayout : DqLayout<kHeadDim> {
     return Half::FirstColumn(warp) + FloatMath::Column<kColumnTiles>(Group(n), Element(n), lane);
   }
 };
-template <class Math, int kHeadDim>
-struct DqLayoutFor {
-  using Type = DqLayout<kHeadDim>;
+template <class Math, int kHeadDim, class DqSums>
+struct DqKernelFor {
+  using Layout = DqLayout<kHeadDim>;
+  using Type = QuadDqKernel<Layout, Math, RoundedP, DqSums, AllAtOnce>;
 };
-template <int kHeadDim>
-struct DqLayoutFor<FloatMath, kHeadDim> {
-  using Type = FloatDqLayout<kHeadDim>;
+template <int kHeadDim, class DqSums>
+struct DqKernelFor<FloatMath, kHeadDim, DqSums> {
+  using Layout = FloatDqLayout<kHeadDim>;
+  using Type = attnd::DqKernel<Layout, FloatMath, RoundedP, DqSums>;
 };
 template <class Math, int kHeadDim>
-using DqLayoutOf = typename DqLayoutFor<Math, kHeadDim>::Type;
+using DqLayoutOf = typename DqKernelFor<Math, kHeadDim, FixedPointSums>::Layout;
 
 template <class Math>
 using KeyBoundsKernel = attnd::KeyBoundsKernel<Math>;
 template <class Math>
 using DeltaKernel = attnd::DeltaKernel<Math, RoundedP>;
 template <class Math, int kHeadDim, class DqSums>
-using DqKernel = attnd::DqKernel<DqLayoutOf<Math, kHeadDim>, Math, RoundedP, DqSums>;
+using DqKernel = typename DqKernelFor<Math, kHeadDim, DqSums>::Type;
 
 }  // namespace attnd::sm80

@@ -81,10 +81,6 @@ EmulatedKernel Find(const KernelRow& row) {
     if (row.head_dim == 64) return OfHeadDim<Math, 64>(row);
   }
   if (row.head_dim == 256) return OfHeadDim<Math, 256>(row);
-  if (row.kind == KernelKind::kQueryGradient && row.head_dim == 128) {  // of sm90's backward
-    return row.ordered ? EmulatedEntry<DqKernel<Math, 128, FixedPointSums>>()
-                       : EmulatedEntry<DqKernel<Math, 128, FloatSums>>();
-  }
   return {};
 }
 

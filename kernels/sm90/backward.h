@@ -30,6 +30,7 @@ struct BackwardKernel {
   static_assert(!Rule::kEveryTile);
 
   ATTN_HD static void Run(const LaunchParams& params, ThreadIndex at, Shared& shared) {
+    ptx::LaunchNext();
     if (at.thread == 0) InitBarriers(shared);
     ptx::SyncThreads();
     const int group = ptx::Uniform(at.thread / kGroupThreads);
@@ -53,7 +54,7 @@ struct BackwardKernel {
     ptx::InitBarrier(&shared.empty_k, kWarps);
     ptx::InitBarrier(&shared.full_v, 1);
     ptx::InitBarrier(&shared.empty_v, kWarps);
-    Init(shared.full_work, Layout::kPreparers);
+    Init(shared.full_work, kWarpLanes);
     Init(shared.empty_work, kWarps + 2);  // and those that load tiles and bring rows
     ptx::InitBarrier(&shared.raw, 1);
     ptx::InitBarrier(&shared.near_end, 1);

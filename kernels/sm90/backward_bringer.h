@@ -1,6 +1,7 @@
 // The warps of the backward kernel (backward.h) that bring: one loads tiles by tensor maps, one
-// brings what belongs to rows of Q and dO, and two prepare the next tile of keys. Dropout's
-// decisions come with a tile of dO. Errors: none.
+// brings what belongs to rows of Q and dO, and one prepares the next tile of keys. Dropout's
+// decisions come with a tile of dO. The last zeroes dQ's sums, head after head, while the first
+// ones' are in use already. Errors: none.
 //
 // Rows that are not finite, and what follows a sequence in its tensor, must not reach the keys that
 // do not see them, not even as 0·NaN. The second warp therefore loads such a tile itself and turns
@@ -28,8 +29,10 @@ struct BackwardBringer {
       if (lane == 0) Load(params, shared);
     } else if (warp == 1) {
       BringRows(params, lane, shared);
+    } else if (warp == 2) {
+      Prepare(params, at, lane, shared);
     } else {
-      Prepare(params, at, (warp - 2) * kWarpLanes + lane, shared);
+      ZeroSums(params, at.blocks, lane, shared);
     }
   }
   // Zeros in place of infinities and NaN of 16 bytes; whether there were any.
@@ -185,6 +188,10 @@ struct BackwardBringer {
       }
       HandOver(dirty, lane, &shared.full_q[stage]);
       ptx::WaitForPhase(&shared.empty_d_o[stage], parity);
+      // The tile's first sums leave in its second round.
+      if (!Layout::kZeroedAhead && round == MinInt(work.first() + 1, end - 1)) {
+        WaitForZeros(work.problem, work.sequence, work.batch(), work.kv_head());
+      }
       if (dirty) {
         float unused[kRowsOfLane] = {};
         LoadDirty(work, kMapOfDo, place, lane, cleaned, shared.d_o[stage], shared, unused);
@@ -199,6 +206,13 @@ struct BackwardBringer {
       place = PlaceOf(visits, at);
       LoadRows(work, place, lane, rows);
     }
+  }
+  // Until the sums of a head are zero.
+  ATTN_HD static void WaitForZeros(const ProblemDesc& p, const SequenceDesc& s, int batch,
+                                   int kv_head) {
+    ptx::WaitForCount(GradientBounds(p, batch, kv_head) + kZeroedBlocks,
+                      p.group * static_cast<int>(DqBlocks(s.q_len)));
+    ptx::FenceBulk();
   }
   // `alone`: the loader, which had nothing to load, has not arrived.
   ATTN_HD static void HandOver(bool alone, int lane, uint64_t* full) {
@@ -244,34 +258,53 @@ struct BackwardBringer {
     ptx::FenceShared();
   }
 
-  // ---- The preparers: the tile after this one.
-  static constexpr int kPreparers = Layout::kPreparers;
-  ATTN_HD static void Prepare(const LaunchParams& params, ThreadIndex at, int thread,
+  // ---- The preparer: the tile after this one.
+  ATTN_HD static void Prepare(const LaunchParams& params, ThreadIndex at, int lane,
                               Shared& shared) {
     int last_problem = -1;
-    PutWork(params, 0, at.block, 0, thread, last_problem, shared);
+    PutWork(params, 0, at.block, 0, lane, last_problem, shared);
+    int tile = 0;
 #pragma unroll 1
-    for (int tile = 0; Layout::WaitForWork(params, tile, shared); ++tile) {
+    for (; Layout::WaitForWork(params, tile, shared); ++tile) {
       const Work work = Layout::WorkOf(tile, shared);
       ptx::WaitForPhase(&shared.near_end, Layout::Parity(tile, 1));
       int next = 0;
-      if (thread == 0) next = at.blocks + ptx::AddGlobal(params.taken, 1) - params.taken_before;
-      PutWork(params, tile + 1, next, work.first() + work.rounds(), thread, last_problem, shared);
+      if (lane == 0) next = at.blocks + ptx::AddGlobal(params.taken, 1) - params.taken_before;
+      PutWork(params, tile + 1, next, work.first() + work.rounds(), lane, last_problem, shared);
     }
+    const int last = (tile - 1) % Layout::kSlots;
+    ptx::WaitForPhase(&shared.empty_work[last], Layout::Parity(tile - 1, Layout::kSlots));
+    if (lane == 0) TellOf(WrittenTilesOf(shared.slots[last]));
   }
-  // `next`: the first thread knows it.
-  ATTN_HD static void PutWork(const LaunchParams& params, int tile, int next, int first, int thread,
+  // The dQ kernel, of a tile of a head that has been written, sums of dQ too.
+  ATTN_HD static void TellOf(uint32_t* written) {
+    ptx::FenceBulk();
+    ptx::AddRelease(written, 1);
+  }
+  // `next`: the first lane knows it.
+  ATTN_HD static void PutWork(const LaunchParams& params, int tile, int next, int first, int lane,
                               int& last_problem, Shared& shared) {
     const int n = tile % Layout::kSlots;
     auto& slot = shared.slots[n];
     ptx::WaitForPhase(&shared.empty_work[n], Layout::Parity(tile, Layout::kSlots) ^ 1);
-    if (thread == 0) ptx::StoreShared32(&slot.number, static_cast<uint32_t>(next));
-    ptx::BarrierSync(Layout::kPreparing, kPreparers);
+    const bool reused = tile >= Layout::kSlots;
+    const TileWork before = reused ? slot.tile : TileWork{-1, -1, -1, -1};
+    uint32_t* const written = reused ? WrittenTilesOf(slot) : nullptr;
+    if (lane == 0) ptx::StoreShared32(&slot.number, static_cast<uint32_t>(next));
+    ptx::SyncWarp();
     const int number = static_cast<int>(ptx::LoadShared32(&slot.number));
     if (number < params.tile_count) {
       const TileWork work = params.tiles[number];
-      BringDescriptors(params, work, thread, kPreparers, slot.descriptors);
-      if (thread == 0) {
+      const ProblemDesc& problem = params.problems[work.problem];
+      const bool is_new = work.problem != before.problem;
+      if (is_new) {
+        CopyWords(&problem, &slot.descriptors.problem, sizeof(ProblemDesc), lane, kWarpLanes);
+      }
+      if (is_new || work.batch != before.batch) {
+        CopyWords(&problem.sequences[work.batch], &slot.descriptors.sequence, sizeof(SequenceDesc),
+                  lane, kWarpLanes);
+      }
+      if (lane == 0) {
         ptx::StoreShared128(
             &slot.tile,
             make_uint4(static_cast<uint32_t>(work.problem), static_cast<uint32_t>(work.batch),
@@ -282,15 +315,18 @@ struct BackwardBringer {
                              ptx::LoadConstant32(params.first_rounds + number));
         }
       }
-      ptx::BarrierSync(Layout::kPreparing, kPreparers);
-      if (thread < kWarpLanes) {
-        PutRounds(work, thread, slot);
-      } else if (thread == kWarpLanes) {
-        PrefetchKeys(work, work.problem != last_problem, slot);
-      }
+      ptx::SyncWarp();
+      if (lane == 0) PrefetchKeys(work, work.problem != last_problem, slot);
+      ptx::SyncWarp();
+      PutRounds(work, lane, slot);
       last_problem = work.problem;
     }
     ptx::Arrive(&shared.full_work[n]);
+    if (lane == 0 && reused) TellOf(written);
+  }
+  ATTN_HD static uint32_t* WrittenTilesOf(const typename Layout::Slot& slot) {
+    return GradientBounds(slot.descriptors.problem, slot.tile.batch, slot.tile.head) +
+           kWrittenTiles;
   }
   ATTN_HD static void PrefetchKeys(const TileWork& work, bool is_new,
                                    const typename Layout::Slot& slot) {
@@ -318,6 +354,52 @@ struct BackwardBringer {
     ptx::StoreShared32(&slot.rounds, static_cast<uint32_t>(rounds));
     ptx::StoreShared32(&slot.exponent, static_cast<uint32_t>(exponent));
     ptx::StoreShared32(&slot.non_finite, ptx::LoadConstant32(bounds + kNonFiniteRows));
+    if (Layout::kZeroedAhead) WaitForZeros(problem, sequence, work.batch, work.head);
+  }
+
+  // ---- dQ's sums, by all blocks: 64 rows' after 64 rows' until there are none.
+  ATTN_HD static void ZeroSums(const LaunchParams& params, int blocks, int lane, Shared& shared) {
+    constexpr int kFloats = Layout::kZeros;
+#pragma unroll 1
+    for (int n = lane * 4; n < kFloats; n += kWarpLanes * 4) {
+      ptx::StoreShared128(shared.zeros + n, make_uint4(0, 0, 0, 0));
+    }
+    ptx::FenceShared();
+    ptx::SyncWarp();
+    if (lane != 0) return;
+    uint32_t* const counter = params.taken + 1;
+    int next = static_cast<int>(ptx::AddGlobal(counter, 1));
+#pragma unroll 1
+    while (next < params.row_tile_count) {
+      KeepPace(params, blocks, next);
+      const TileWork tile = params.row_tiles[next];
+      const ProblemDesc& p = params.problems[tile.problem];
+      float* const to = p.dq_sums + (int64_t{tile.batch} * p.q_heads + tile.head) * p.dq_head +
+                        int64_t{tile.tile} * Layout::Dq::kBlockFloats;
+#pragma unroll 1
+      for (int n = 0; n < Layout::Dq::kBlockFloats; n += kFloats) {
+        ptx::StoreInBulk(to + n, shared.zeros, kFloats * 4);
+      }
+      ptx::CommitBulk();
+      next = static_cast<int>(ptx::AddGlobal(counter, 1));
+      ptx::WaitForBulk();
+      ptx::FenceBulk();
+      ptx::AddRelease(GradientBounds(p, tile.batch, tile.head / p.group) + kZeroedBlocks, 1);
+    }
+  }
+  // So that zeros are still in the L2 when sums are added to them: before the next-th tile of rows,
+  // until the launch has taken about as large a share of its tiles of keys, but for two of each
+  // block. Not for long, since heads may come in another order.
+  ATTN_HD static void KeepPace(const LaunchParams& params, int blocks, int next) {
+    constexpr int kPatience = 12;
+    const float keys_of_rows =
+        static_cast<float>(params.tile_count) / static_cast<float>(params.row_tile_count);
+    const int wanted = static_cast<int>(static_cast<float>(next) * keys_of_rows) - 2 * blocks;
+#pragma unroll 1
+    for (int n = 0; n < kPatience; ++n) {
+      const int taken = ptx::LoadAcquire(reinterpret_cast<const int32_t*>(params.taken));
+      if (taken - static_cast<int>(params.taken_before) >= wanted) return;
+    }
   }
 };
 

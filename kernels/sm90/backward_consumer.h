@@ -82,6 +82,7 @@ class BackwardConsumer {
       Arrive(&shared_.empty_k);
     }
     WriteKeyGradients(sums);
+    if (thread_ == 0) ptx::WaitForBulk();  // the dQ kernel will be told
     if (work_.rounds() > 0 && IsAnyKeyBad()) MarkNonFiniteKeys();
   }
   ATTN_HD static void Clear(KeySums& sums) {

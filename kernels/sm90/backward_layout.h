@@ -142,9 +142,12 @@ struct BackwardLayout {
   static constexpr int kKeys = kTile.kv_rows, kQueries = kTile.q_rows;
   static constexpr int kConsumers = 2, kConsumerWarps = 4 * kConsumers;
   static constexpr int kThreads = kGroupThreads * (kConsumers + 1);
-  static constexpr int kPreparers = 2 * kWarpLanes;
-  // Named barriers: the consumer groups', one after the other, and the preparers'.
-  enum BarrierId { kOfGroup = 1, kPreparing = kOfGroup + kConsumers };
+  // Named barriers: the consumer groups', one after the other.
+  enum BarrierId { kOfGroup = 1 };
+  static constexpr int kZeros = 2048;  // that are stored at once
+  // Whether a tile waits for zeros before it begins, rather than before its second round. The other
+  // way the compiler makes code of the groups that multiply which is 4 % slower.
+  static constexpr bool kZeroedAhead = kHeadDim <= 64;
   static constexpr int kChunks = kHeadDim / 8;
   // 208 KB of tiles at 128 columns, 192 at 64.
   static constexpr int kStages = kHeadDim > 64 ? 2 : 4;
@@ -178,6 +181,7 @@ struct BackwardLayout {
     float stabilizer[kStages][kQueries], delta[kStages][kQueries];
     float dq_factor[kPlaces][kQueries];  // negative where a row has second integers
     uint4 places[kPlaces];  // of rounds: visit, head, bitmap, whether rows have second integers
+    alignas(16) float zeros[kZeros];
     alignas(16) uint32_t kept[DropoutOf::kDrops ? kStages : 1][kDropoutWords];
     Slot slots[kSlots];
     uint64_t full_work[kSlots], empty_work[kSlots];

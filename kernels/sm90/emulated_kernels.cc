@@ -3,6 +3,7 @@
 #include "kernels/sm90/backward.h"
 #include "kernels/sm90/dropout_bits.h"
 #include "kernels/sm90/forward.h"
+#include "kernels/sm90/query_gradient.h"
 
 namespace attnd::sm90 {
 namespace {
@@ -32,6 +33,12 @@ EmulatedKernel Backward(const KernelRow& row) {
                     : BackwardScoring<Math, kTile, LinearScores, FixedPointSums>(row);
 }
 
+template <class Math, int kHeadDim>
+EmulatedKernel Gradient(const KernelRow& row) {
+  return row.ordered ? EmulatedEntry<DqKernel<Math, kHeadDim, FixedPointSums>>()
+                     : EmulatedEntry<DqKernel<Math, kHeadDim, FloatSums>>();
+}
+
 }  // namespace
 
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
@@ -43,6 +50,11 @@ EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kBackward) {
     if (is_half && row.head_dim == 64) return Backward<HalfMath, kNarrowKeys>(row);
     if (!is_half && row.head_dim == 128) return Backward<BFloat16Math, kWideKeys>(row);
+    return {};
+  }
+  if (row.kind == KernelKind::kQueryGradient) {
+    if (is_half && row.head_dim == 64) return Gradient<HalfMath, 64>(row);
+    if (!is_half && row.head_dim == 128) return Gradient<BFloat16Math, 128>(row);
     return {};
   }
   if (is_half && row.head_dim == 64) return Forward<HalfMath, kNarrow>(row);

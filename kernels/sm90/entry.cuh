@@ -4,6 +4,7 @@
 #include "kernels/sm90/backward.h"
 #include "kernels/sm90/dropout_bits.h"
 #include "kernels/sm90/forward.h"
+#include "kernels/sm90/query_gradient.h"
 
 namespace attnd::sm90 {
 

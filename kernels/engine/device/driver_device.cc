@@ -348,7 +348,8 @@ absl::Status DriverLaunch::EnqueueStep(const KernelStep& step) {
   return compute.Launch(kernel.function,
                         {.blocks = static_cast<uint32_t>(blocks),
                          .threads = static_cast<uint32_t>(kernel.threads),
-                         .shared_bytes = static_cast<uint32_t>(kernel.shared_bytes)},
+                         .shared_bytes = static_cast<uint32_t>(kernel.shared_bytes),
+                         .overlaps = step.row.overlaps},
                         arguments);
 }
 

@@ -159,7 +159,7 @@ void DescribeGradients(const CallLayout& at, const Origin& from, uint64_t arena,
   desc.dq_block = at.dq_block;
   desc.dq_rest = at.dq_rest;
   desc.dq_rests_by_row = at.dq_rests_by_row;
-  desc.dq_bits = p.accumulate == AccumulateType::kFloat16 ? 28 : 30;
+  desc.dq_bits = !at.dq_is_integer ? 0 : p.accumulate == AccumulateType::kFloat16 ? 28 : 30;
   desc.dq_non_finite = At<uint32_t>(arena, at.dq_non_finite, head * at.non_finite_head);
   desc.non_finite_head = at.non_finite_head;
   desc.stabilizer = At<float>(arena, at.stabilizer, lse);

@@ -132,7 +132,7 @@ void LayOutOwnGradients(const Problem& p, CallLayout& at, ArenaLayout& arena) {
 
 }  // namespace
 
-void LayOutGradients(CallLayout& at, int tile_head_dim, DqRests rests, ArenaLayout& arena) {
+void LayOutGradients(CallLayout& at, const DqSums& sums, ArenaLayout& arena) {
   const Problem& p = *at.problem;
   if (!at.is_elsewhere) at.d_o = arena.Add("d_o", OutputRows(p).padded_bytes(), RegionUse::kInput);
   at.d_lse = arena.Add("d_lse", p.LseElements() * 4, RegionUse::kInput);
@@ -144,13 +144,15 @@ void LayOutGradients(CallLayout& at, int tile_head_dim, DqRests rests, ArenaLayo
     at.d_sink = arena.Add("d_sink", p.batch * p.q_heads * 4, RegionUse::kZeroed);
   }
   const int64_t classes = ClassCount(p, at.classes);
-  at.dq_head = DqSumFloats(DivideUp(p.MaxQueryLength(), classes), tile_head_dim);
+  at.dq_head = DqSumFloats(DivideUp(p.MaxQueryLength(), classes), sums.tile_head_dim);
   at.non_finite_head = at.dq_head / 32;
   int64_t heads = p.batch * classes * p.q_heads;
-  at.dq_block = DqSumFloats(1, tile_head_dim);
-  at.dq_sums = arena.Add("dq_sums", heads * at.dq_head * 4, RegionUse::kZeroed);
-  if (rests != DqRests::kNone) {
-    at.dq_rests_by_row = rests == DqRests::kByRow;
+  at.dq_block = DqSumFloats(1, sums.tile_head_dim);
+  at.dq_is_integer = sums.are_integers;
+  at.dq_sums = arena.Add("dq_sums", heads * at.dq_head * 4,
+                         sums.are_zeroed ? RegionUse::kZeroed : RegionUse::kOutput);
+  if (sums.rests != DqRests::kNone) {
+    at.dq_rests_by_row = sums.rests == DqRests::kByRow;
     // By row, those that are used are cleared ahead (DeltaKernel).
     const RegionUse use = at.dq_rests_by_row ? RegionUse::kOutput : RegionUse::kZeroed;
     at.dq_rest = (arena.Add("dq_rests", heads * at.dq_head * 4, use) - at.dq_sums) / 4;

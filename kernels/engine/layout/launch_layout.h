@@ -34,7 +34,7 @@ struct CallLayout {
   int64_t delta = -1, stabilizer = -1, dq_factor = -1;
   int64_t dq_sums = -1, dq_non_finite = -1, gradient_bounds = -1;
   int64_t dq_head = 0, dq_block = 0, dq_rest = 0, non_finite_head = 0;  // see ProblemDesc
-  bool dq_rests_by_row = false;
+  bool dq_rests_by_row = false, dq_is_integer = true;
   // A kept bfloat16 forward: V and O stand in the arena, and once more with the other tensors.
   bool keeps_rows = false;
   bool is_elsewhere = false;  // LayOutElsewhere
@@ -45,6 +45,12 @@ struct CallLayout {
 
 // Which rows of dQ have a second integer (ProblemDesc).
 enum class DqRests : unsigned char { kNone, kOfAllRows, kByRow };
+// How backward sums dQ. `are_zeroed`: by the host.
+struct DqSums {
+  int tile_head_dim = 0;
+  DqRests rests = DqRests::kNone;
+  bool are_integers = true, are_zeroed = true;
+};
 
 class ArenaLayout {
  public:
@@ -84,7 +90,7 @@ struct TensorAddresses {
 void PlaceTensors(CallLayout& layout, const TensorAddresses& addresses, uint64_t arena);
 // What scores are made of, and lse: all that a capture reads.
 CallLayout LayOutScores(const Problem& problem, ArenaLayout& arena, Travel travel);
-void LayOutGradients(CallLayout& layout, int tile_head_dim, DqRests rests, ArenaLayout& arena);
+void LayOutGradients(CallLayout& layout, const DqSums& sums, ArenaLayout& arena);
 // The lists of its mask, of either kind. `mask`: null, or that of a mask by description; what is
 // held elsewhere is not in the arena: PlaceMask says where.
 void LayOutTileLists(CallLayout& layout, const MaskTiling& tiling, const CallMask* mask,

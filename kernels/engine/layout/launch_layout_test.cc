@@ -60,7 +60,7 @@ TEST(Describe, PointsAtThePartsOwnRows) {
   p.dropout = {10, 1, 2};
   ArenaLayout arena;
   CallLayout at = LayOutTensors(p, RegionUse::kInput, arena);
-  LayOutGradients(at, 64, DqRests::kOfAllRows, arena);
+  LayOutGradients(at, {.tile_head_dim = 64, .rests = DqRests::kOfAllRows}, arena);
   std::vector<Part> parts = PartsOf(p, 0);
   ASSERT_EQ(parts.size(), 4u);  // (batch entry, KV head) pairs
   const uint64_t base = 1 << 20;
@@ -215,7 +215,7 @@ TEST(ArenaLayout, KeepsRegionsApartAndAligned) {
   Problem p = Simple();
   ArenaLayout arena;
   CallLayout at = LayOutTensors(p, RegionUse::kInput, arena);
-  LayOutGradients(at, 64, DqRests::kOfAllRows, arena);
+  LayOutGradients(at, {.tile_head_dim = 64, .rests = DqRests::kOfAllRows}, arena);
   LayOutTensors(p, RegionUse::kOutput, arena);
   int64_t end = 0;
   for (const Region& region : arena.regions()) {
