@@ -20,6 +20,8 @@ const char* KindName(KernelKind kind) {
       return "delta";
     case KernelKind::kDropoutBits:
       return "dropout_bits";
+    case KernelKind::kForwardDropoutBits:
+      return "forward_dropout_bits";
     case KernelKind::kBackward:
       return "backward";
     case KernelKind::kQueryGradient:
@@ -426,6 +428,15 @@ std::vector<KernelRow> Sm90Rows() {
                   .kind = KernelKind::kDropoutBits,
                   .tile = {kDqBlockRows, 128, 0, 3},
                   .reason = "ahead of backward with dropout"});
+  for (int head_dim : {64, kWidestOfSm90}) {
+    Tile tile = ForwardTileOfSm90(head_dim);
+    tile.blocks_per_sm = head_dim > 64 ? 4 : 2;
+    rows.push_back({.architecture = Architecture::kSm90,
+                    .kind = KernelKind::kForwardDropoutBits,
+                    .head_dim = head_dim,
+                    .tile = tile,
+                    .reason = "ahead of forward with dropout"});
+  }
   for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
     for (int head_dim : {64, kWidestOfSm90}) {
       AddBackwardOfSm90(element, head_dim, rows);
@@ -438,6 +449,7 @@ std::vector<KernelRow> Sm90Rows() {
                           .general = scores.general,
                           .listed = scores.listed,
                           .dropout = dropout,
+                          .dropout_ahead = dropout,
                           .stays = true,
                           .maps = kForwardMaps,
                           .tile = ForwardTileOfSm90(head_dim),
@@ -460,6 +472,7 @@ std::string NameOf(const KernelRow& row) {
   }
   if (row.head_dim == 0) return name + (row.small ? "_small" : "");
   name += "_d" + std::to_string(row.head_dim);
+  if (row.kind == KernelKind::kForwardDropoutBits) return name;
   if (row.kind == KernelKind::kQueryGradient) return name + (row.ordered ? "" : "_atomic");
   name += row.half_accumulate ? "_f16" : "_f32";
   name += row.general ? "_general" : row.small ? "_small" : row.listed ? "_listed" : "_linear";

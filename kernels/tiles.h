@@ -32,15 +32,16 @@ std::string TargetOf(int compute_capability);
 
 enum class KernelKind : unsigned char {
   kForward,
-  kMaskTiles,      // ahead of either under a bool mask: its lists and bitmaps
-  kKeyBounds,      // backward's first step: how large K and V are
-  kDelta,          // then what belongs to a row: rowsum(dO∘O) − dlse, …
-  kDropoutBits,    // ahead of a backward that reads dropout's decisions
-  kBackward,       // dK, dV, and dQ in pieces
-  kQueryGradient,  // dQ's pieces into place
-  kSinkGradient,   // one block for each (problem, batch entry, query head)
-  kBiasGradient,   // one block for each 16×16 numbers of the gradient
-  kKeepRows,       // after a kept bfloat16 forward: V and O in backward's scale
+  kMaskTiles,           // ahead of either under a bool mask: its lists and bitmaps
+  kKeyBounds,           // backward's first step: how large K and V are
+  kDelta,               // then what belongs to a row: rowsum(dO∘O) − dlse, …
+  kDropoutBits,         // ahead of a backward that reads dropout's decisions
+  kForwardDropoutBits,  // ahead of such a forward
+  kBackward,            // dK, dV, and dQ in pieces
+  kQueryGradient,       // dQ's pieces into place
+  kSinkGradient,        // one block for each (problem, batch entry, query head)
+  kBiasGradient,        // one block for each 16×16 numbers of the gradient
+  kKeepRows,            // after a kept bfloat16 forward: V and O in backward's scale
   kCaptureScores,  // after a forward whose map is captured: tiles of the map, summed over heads
   kCaptureSums,    // then their averages, blocks and moments
   // What modules compute beside attention (kernels/dense): any shape and element.
@@ -68,7 +69,7 @@ struct KernelRow {
   bool small = false;    // of listed ones: a block has 32 rows and lists of its own; of products:
                          // small tiles (kernels/dense/product_params.h)
   bool dropout = false;
-  bool dropout_ahead = false;  // of backward: kDropoutBits decides
+  bool dropout_ahead = false;  // kForwardDropoutBits or kDropoutBits decides
   bool stays = false;          // its blocks, tile.blocks_per_sm each SM, take many tiles
   bool overlaps = false;       // its blocks may start before the launch ahead of it has ended
   int maps = 0;                // tensor maps (MapOf) that it loads by

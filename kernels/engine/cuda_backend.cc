@@ -236,6 +236,7 @@ absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) 
     ASSIGN_OR_RETURN(ForwardKernels kernels, ForwardKernelsOf(problem));
     RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
     RETURN_IF_ERROR(MaskFor(problem, kernels).status());
+    if (kernels.dropout_bits) RETURN_IF_ERROR(device_->Check(*kernels.dropout_bits));
     return device_->Check(kernels.forward);
   }
   ASSIGN_OR_RETURN(BackwardKernels kernels, BackwardKernelsOf(problem));

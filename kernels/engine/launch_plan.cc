@@ -60,12 +60,12 @@ bool IsCounted(absl::Span<const CallMask> masks, size_t call) {
   return !masks.empty() && (masks[call].compiled != nullptr || masks[call].classes);
 }
 
-// At most, without the tiles themselves. `tiles`: of keys.
-int64_t DropoutBytesOf(const CallLayout& at, const BackwardKernels& kernels, int64_t tiles) {
-  if (!kernels.dropout_bits) return 0;
-  const Problem& p = *at.problem;
-  const int64_t rows = DivideUp(p.MaxQueryLength(), ClassCount(p, at.classes));
-  return DropoutBytes(tiles, rows, p.group_size(), kernels.backward.tile) +
+// At most, without the tiles themselves. `tiles`: the main kernel's, each of which visits at most
+// `length` rows (keys) of each of `heads` heads.
+int64_t DropoutBytesOf(const CallLayout& at, int64_t tiles, int64_t length, int64_t heads,
+                       const DropoutRound& round) {
+  const int64_t visited = DivideUp(length, ClassCount(*at.problem, at.classes));
+  return DropoutBytes(tiles, visited, heads, round) +
          tiles * static_cast<int64_t>(sizeof(uint32_t)) + 2 * kRegionAlignment;
 }
 
@@ -126,9 +126,9 @@ size_t LaunchPlan::AddTiles(std::vector<TileWork> added) {
   return tiles.size() - 1;
 }
 
-void LaunchPlan::AddDropout(const KernelRow& bits, const KernelRow& backward,
-                            const std::vector<int64_t>& rows) {
-  dropout = {.row = bits, .parts = CutForDropout(rows, backward.tile)};
+void LaunchPlan::AddDropout(const KernelRow& bits, const DropoutRound& round,
+                            const std::vector<int64_t>& visited) {
+  dropout = {.row = bits, .parts = CutForDropout(visited, round)};
   dropout->bits_offset = arena.Add("dropout_bits", dropout->parts.bytes, RegionUse::kOutput);
 }
 
@@ -194,8 +194,12 @@ LaunchPlan PlanForwardWith(absl::Span<const Problem* const> problems, const Forw
   plan.AddMaskTiles(kernels.mask_tiles);
   AddMaps(kernels.forward, plan);
   const Tile& tile = kernels.forward.tile;
+  OrderedTiles ordered = ForwardTiles(problems, plan.parts, tile, masks);
+  if (kernels.dropout_bits) {
+    plan.AddDropout(*kernels.dropout_bits, ForwardRound(tile), ordered.work);
+  }
   AddMain(
-      kernels.forward, ForwardTiles(problems, plan.parts, tile, masks), tile.q_rows, masks,
+      kernels.forward, std::move(ordered), tile.q_rows, masks,
       [](const Problem& p) { return ScoreFlops(p, Direction::kForward); }, plan);
   std::vector<TileWork> kept = KeepRowsTiles(plan.layouts, plan.parts);
   if (!kept.empty()) {
@@ -229,7 +233,7 @@ LaunchPlan PlanBackwardWith(absl::Span<const Problem* const> problems,
   const Tile& tile = kernels.backward.tile;
   OrderedTiles ordered = BackwardTiles(problems, plan.parts, tile, masks);
   if (kernels.dropout_bits) {
-    plan.AddDropout(*kernels.dropout_bits, kernels.backward, ordered.work);
+    plan.AddDropout(*kernels.dropout_bits, BackwardRound(tile), ordered.work);
   }
   AddMain(
       kernels.backward, std::move(ordered), tile.kv_rows, masks,
@@ -391,11 +395,16 @@ int64_t ForwardBytes(CallLayout layout, ArenaLayout arena, const ForwardKernels&
   LayOutTileLists(layout, TilingOf(kernels), mask, arena);
   LayOutConstants(layout, arena);
   const int64_t parts = PartCount(p, travel, layout.classes);
-  const int64_t tiles = p.q_heads * TilesOfHead(p, p.q_len, kernels.forward.tile.q_rows, layout) +
-                        MaskLineCount(layout);
+  const Tile& tile = kernels.forward.tile;
+  const int64_t row_tiles = p.q_heads * TilesOfHead(p, p.q_len, tile.q_rows, layout);
+  const int64_t tiles = row_tiles + MaskLineCount(layout);
   const int64_t maps =
       kernels.forward.stays ? MapBytes(kernels.forward, parts) + kRegionAlignment : 0;
-  return arena.bytes() + ConstantBytes(parts, tiles, 3) + maps;
+  int64_t bytes = arena.bytes() + ConstantBytes(parts, tiles, 3) + maps;
+  if (kernels.dropout_bits) {
+    bytes += DropoutBytesOf(layout, row_tiles, p.MaxKeyLength(), 1, ForwardRound(tile));
+  }
+  return bytes;
 }
 
 int64_t BackwardBytes(CallLayout layout, ArenaLayout arena, const BackwardKernels& kernels,
@@ -417,8 +426,12 @@ int64_t BackwardBytes(CallLayout layout, ArenaLayout arena, const BackwardKernel
   }
   const int64_t maps =
       kernels.backward.maps > 0 ? MapBytes(kernels.backward, parts) + kRegionAlignment : 0;
-  return arena.bytes() + ConstantBytes(parts, tiles, 5) + maps +
-         DropoutBytesOf(layout, kernels, key_tiles);
+  int64_t bytes = arena.bytes() + ConstantBytes(parts, tiles, 5) + maps;
+  if (kernels.dropout_bits) {
+    bytes += DropoutBytesOf(layout, key_tiles, p.MaxQueryLength(), p.group_size(),
+                            BackwardRound(kernels.backward.tile));
+  }
+  return bytes;
 }
 
 }  // namespace

@@ -57,9 +57,9 @@ struct LaunchPlan {
   size_t AddTiles(std::vector<TileWork> tiles);  // index
   // A kernel that lists bool masks, if there are some.
   void AddMaskTiles(const KernelRow& row);
-  // After the main kernel's tiles, which visit so many rows each.
-  void AddDropout(const KernelRow& bits, const KernelRow& backward,
-                  const std::vector<int64_t>& rows);
+  // Before the main kernel's tiles, which visit so many rows (keys) each.
+  void AddDropout(const KernelRow& bits, const DropoutRound& round,
+                  const std::vector<int64_t>& visited);
   void AddConstants();
 
   // Of a kernel, on tiles [begin, end) of a list.

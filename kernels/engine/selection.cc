@@ -114,7 +114,14 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, c
   }
   const std::optional<KernelRow> mask_tiles = Find(rows, KernelKind::kMaskTiles);
   if (!row || !mask_tiles) return NoKernel(p, "forward");
-  return ForwardKernels{*row, *mask_tiles, Find(rows, KernelKind::kKeepRows)};
+  ForwardKernels kernels = {
+      .forward = *row, .mask_tiles = *mask_tiles, .keep_rows = Find(rows, KernelKind::kKeepRows)};
+  if (row->dropout_ahead) {
+    kernels.dropout_bits =
+        Find(rows, KernelKind::kForwardDropoutBits, ElementType::kFloat16, row->head_dim);
+    if (!kernels.dropout_bits) return NoKernel(p, "forward");
+  }
+  return kernels;
 }
 
 absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows, const Problem& p,

@@ -27,8 +27,9 @@ bool NeedsDqRest(const Problem& problem);
 // Mask tiles: launched where a problem has a bool mask.
 struct ForwardKernels {
   KernelRow forward, mask_tiles;
-  std::optional<KernelRow> keep_rows;  // where bfloat16 travels as float16
-  bool by_residue = false;             // on classes of rows (residue_choice.h)
+  std::optional<KernelRow> keep_rows;     // where bfloat16 travels as float16
+  std::optional<KernelRow> dropout_bits;  // where forward wants them
+  bool by_residue = false;                // on classes of rows (residue_choice.h)
 };
 struct BackwardKernels {
   KernelRow mask_tiles, key_bounds, delta, backward, query_gradient;

@@ -18,7 +18,7 @@ const char* RuleOf(const KernelRow& row) {
                       : "attnd::LinearScores";
 }
 const char* ForwardDropoutOf(const KernelRow& row) {
-  return row.dropout ? "PhiloxDropout" : "NoDropout";
+  return row.dropout_ahead ? "AheadDropout" : row.dropout ? "PhiloxDropout" : "NoDropout";
 }
 const char* BackwardDropoutOf(const KernelRow& row) {
   return row.dropout ? "ReplayDropout" : "KeepAll";
@@ -135,6 +135,8 @@ std::string KernelExpression(const KernelRow& row) {
       return "attnd::CaptureSumsKernel";
     case KernelKind::kDropoutBits:
       return "DropoutBitsKernel";
+    case KernelKind::kForwardDropoutBits:
+      return absl::StrCat("ForwardDropoutBits<", row.tile.q_rows, ">");
     case KernelKind::kDenseNumbers:
       return "attnd::NumbersKernel";
     case KernelKind::kDenseNorm:

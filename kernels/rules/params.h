@@ -206,8 +206,8 @@ struct LaunchParams {
   uint32_t taken_before;
   const CaptureDesc* capture;  // null: none
   const void* dense;           // what a kernel of kernels/dense is told, in place of the others
-  // Of backward whose dropout a kernel decides ahead (sm90/dropout_bits.h): its decisions, and of
-  // each tile how many rounds of other tiles stand before its own there.
+  // Where a kernel decides dropout ahead (sm90/dropout_bits.h): its decisions, and of each tile how
+  // many rounds (visits) of other tiles stand before its own there.
   uint32_t* dropout_bits;
   const uint32_t* first_rounds;
   // Of backward that zeroes dQ's sums: the dQ kernel's tiles.

@@ -10,7 +10,7 @@ namespace {
 
 template <class Math, Tile kTile, class Rule>
 EmulatedKernel ForwardScoring(const KernelRow& row) {
-  return row.dropout ? EmulatedEntry<ForwardKernel<Math, kTile, Rule, PhiloxDropout>>()
+  return row.dropout ? EmulatedEntry<ForwardKernel<Math, kTile, Rule, AheadDropout>>()
                      : EmulatedEntry<ForwardKernel<Math, kTile, Rule, NoDropout>>();
 }
 template <class Math, Tile kTile>
@@ -45,6 +45,10 @@ EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kDropoutBits) return EmulatedEntry<DropoutBitsKernel>();
   // One head dimension of each form: each kernel costs the compiler seconds.
   static constexpr Tile kNarrow = {192, 128, 64, 1}, kWide = {128, 128, 128, 1};
+  if (row.kind == KernelKind::kForwardDropoutBits) {
+    return row.head_dim == 64 ? EmulatedEntry<ForwardDropoutBits<kNarrow.q_rows>>()
+                              : EmulatedEntry<ForwardDropoutBits<kWide.q_rows>>();
+  }
   const bool is_half = row.element == ElementType::kFloat16;
   static constexpr Tile kNarrowKeys = {64, 128, 64, 1}, kWideKeys = {64, 128, 128, 1};
   if (row.kind == KernelKind::kBackward) {

@@ -3,10 +3,11 @@
 // A block stays for many tiles. One warpgroup brings: a warp loads two stages of Q, K and V each by
 // tensor maps, the others prepare the next tile's descriptors. The other warpgroups consume:
 // each has 64 queries of its own, multiplies the scores of one tile of keys while P·V of the one
-// before still runs, and softmaxes under it; they take turns at the tensor cores. Barriers in
-// shared memory hand tiles over. Inputs    float16 or bfloat16; tensor maps of Q, K, V
-// (kernels/rules/params.h). Errors: none. Rows      with no visible key give O = 0 and lse = −inf.
-// What an invisible V row holds never
+// before still runs, and softmaxes under it; they take turns at the tensor cores. Dropout's
+// decisions were made ahead (dropout_bits.h). Barriers in shared memory hand tiles over.
+// Inputs    float16 or bfloat16; tensor maps of Q, K, V (kernels/rules/params.h)
+// Errors    none
+// Rows      with no visible key give O = 0 and lse = −inf. What an invisible V row holds never
 //           reaches O: in PARTIAL tiles the preparers turn infinities and NaN into zeros before
 //           they hand V over; NonFiniteValues puts them into O where they are visible. What follows
 //           a sequence in its tensor is hidden as any other key.
@@ -18,12 +19,10 @@
 #include "kernels/rules/restore_non_finite.h"
 #include "kernels/sm80/forward_rows.h"
 #include "kernels/sm80/forward_visits.h"
+#include "kernels/sm90/dropout_bits.h"
 #include "kernels/sm90/tile_math.h"
 
 namespace attnd::sm90 {
-
-using sm80::NoDropout;
-using sm80::PhiloxDropout;
 
 template <class Math, Tile kTile, class Rule, class DropoutPolicy>
 struct ForwardKernel {
@@ -36,6 +35,9 @@ struct ForwardKernel {
   static constexpr int kBringerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
   static_assert(kHeadDim % kPanelColumns == 0 && (kConsumers == 2 || kConsumers == 3));
+  static constexpr bool kDrops = DropoutPolicy::kDrops;
+  static constexpr int kDropoutStride = ForwardDropoutWords(kBlockRows);  // words of a visit
+  static_assert(kKeys == kForwardKeys);
 
   using Visits = sm80::KeyVisits<Rule>;
   struct alignas(1024) Shared {
@@ -50,6 +52,7 @@ struct ForwardKernel {
     TileWork tiles[kSlots];
     int numbers[kSlots];   // of tiles
     int left_out[kSlots];  // whether an infinity or NaN of a PARTIAL tile of V was left out
+    uint32_t first_dropout[kSlots];  // of their visits in LaunchParams::dropout_bits
   };
   static_assert(sizeof(Shared) <= 227 << 10);
 
@@ -238,6 +241,10 @@ struct ForwardKernel {
         ptx::StoreShared128(&shared.tiles[slot],
                             make_uint4(work.problem, work.batch, work.head, work.tile));
         ptx::StoreShared32(&shared.left_out[slot], 0);
+        if constexpr (kDrops) {
+          ptx::StoreShared32(&shared.first_dropout[slot],
+                             ptx::LoadConstant32(params.first_rounds + number));
+        }
       }
     }
     ptx::Arrive(&shared.full_work[slot]);
@@ -278,7 +285,7 @@ struct ForwardKernel {
       if (work.tiles.count() == 0) {
         WriteEmptyRows(work, own);
       } else {
-        Attend(work, own, place, shared);
+        Attend(params, work, own, place, shared);
         ++place.filled;
       }
       ptx::SyncWarp();
@@ -295,8 +302,21 @@ struct ForwardKernel {
     if (own.lane == 0) ptx::Arrive(barrier);
   }
 
-  ATTN_HD static void Attend(Work& work, const Own& own, Place& place, Shared& shared) {
-    const DropoutPolicy dropout(work.at);
+  // The lane's decisions on the first visit.
+  ATTN_HD static const uint32_t* DropoutWordsOf(const LaunchParams& params, const Own& own,
+                                                const Place& place, Shared& shared) {
+    if constexpr (kDrops) {
+      const int64_t first = ptx::LoadShared32(&shared.first_dropout[place.slot()]);
+      return params.dropout_bits + first * kDropoutStride + ForwardDropoutWords(own.tile_row) +
+             own.lane * kForwardLaneWords;
+    } else {
+      return nullptr;
+    }
+  }
+  ATTN_HD static void Attend(const LaunchParams& params, Work& work, const Own& own, Place& place,
+                             Shared& shared) {
+    DropoutPolicy dropout(DropoutWordsOf(params, own, place, shared));
+    dropout.Load(kDropoutStride);
     const float multiplier = Rule::Multiplier(work.at.problem);
     const int count = work.tiles.count();
     const uint32_t q_stage = place.filled % kQStages;
@@ -318,10 +338,11 @@ struct ForwardKernel {
     ptx::WaitForProducts<0>(rS[0]);
     Release(own, &shared.empty_k[stage]);
     Softmax(work, own, multiplier, rS, rows, factors);
-    Pack(work, own, dropout, rS, rP);
+    Pack(own, dropout, rS, rP);
     work.tiles.Advance();
 #pragma unroll 1
     for (int n = 1; n < count; ++n) {
+      dropout.Load(kDropoutStride);
       const uint32_t before = stage;
       stage = ++i % kStages;
       ptx::WaitForPhase(&shared.full_k[stage], Parity(i, kStages));
@@ -340,7 +361,7 @@ struct ForwardKernel {
       ptx::Pin(rS[0]);
       ptx::WaitForProducts<0>(rO[0]);
       Release(own, &shared.empty_v[before]);
-      Pack(work, own, dropout, rS, rP);
+      Pack(own, dropout, rS, rP);
       if (grew) Rows::Rescale(factors, rO);
       ptx::Pin(rO[0]);
       work.tiles.Advance();
@@ -376,9 +397,9 @@ struct ForwardKernel {
     Rows::MakeP(multiplier, rows, rS);
     return grew;
   }
-  ATTN_HD static void Pack(const Work& work, const Own& own, const DropoutPolicy& dropout,
-                           const Scores& rS, Probabilities& rP) {
-    Rows::Pack(rS, dropout, own.first_row, work.tiles.Here().First(), own.lane, rP);
+  ATTN_HD static void Pack(const Own& own, const DropoutPolicy& dropout, const Scores& rS,
+                           Probabilities& rP) {
+    Rows::Pack(rS, dropout, own.first_row, 0, own.lane, rP);
 #pragma unroll
     for (int n = 0; n < kGroups * 2; ++n) ptx::Pin(rP[0][n >> 1][n & 1]);
   }
@@ -396,7 +417,7 @@ struct ForwardKernel {
     ptx::SyncWarp();  // the warp's rows of O are written
     const int row = own.first_row + own.lane;
     if (own.lane >= 16 || row >= work.at.sequence.q_len) return;
-    NonFiniteValues<Math, Rule, DropoutPolicy::kDrops>::Restore(work.at, work.tiles, kKeys, row);
+    NonFiniteValues<Math, Rule, kDrops>::Restore(work.at, work.tiles, kKeys, row);
   }
   // No key is visible to any row of this tile.
   ATTN_HD static void WriteEmptyRows(const Work& work, const Own& own) {
