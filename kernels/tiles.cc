@@ -83,10 +83,13 @@ int SpillBytes(Scores scores, bool dropout, bool is_crowded) {
 // Where there are small tiles too. Simulated, `./dev volta-report --visits`.
 VisitCycles ForwardCyclesOf(int head_dim, bool is_small) {
   if (head_dim == 32) {
-    return is_small ? VisitCycles{263, 310, 960} : VisitCycles{904, 1082, 3350};
+    return is_small ? VisitCycles{256, 285, 869} : VisitCycles{929, 1079, 3559};
   }
   if (head_dim == 64) {
-    return is_small ? VisitCycles{619, 622, 1980} : VisitCycles{1490, 1659, 4950};
+    return is_small ? VisitCycles{507, 520, 1334} : VisitCycles{1490, 1659, 4950};
+  }
+  if (head_dim == 128) {
+    return is_small ? VisitCycles{1009, 1013, 2810} : VisitCycles{2960, 3478, 11043};
   }
   return {};
 }
@@ -96,6 +99,9 @@ VisitCycles BackwardCyclesOf(int head_dim, bool is_small) {
   }
   if (head_dim == 64) {
     return is_small ? VisitCycles{1624, 1667, 3850} : VisitCycles{8651, 9264, 15200};
+  }
+  if (head_dim == 128) {
+    return is_small ? VisitCycles{2829, 3128, 7884} : VisitCycles{9771, 10385, 20000};
   }
   return {};
 }
@@ -136,7 +142,7 @@ constexpr int kSmallRows = 32;
 // Of masks whose tiles are mostly empty inside. A block is one score warp and one output warp.
 void AddSmallForward(int head_dim, std::vector<KernelRow>& rows) {
   for (bool dropout : {false, true}) {
-    const int blocks = head_dim > 32 ? 4 : dropout ? 6 : 7;
+    const int blocks = head_dim > 64 ? 4 : head_dim > 32 ? 6 : 8;
     rows.push_back({.kind = KernelKind::kForward,
                     .head_dim = head_dim,
                     .listed = true,
@@ -148,7 +154,7 @@ void AddSmallForward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
-// The same: one warp makes P and dV, one dS and dK, both dQ.
+// The same: one warp (of wide heads two) makes P and dV, one dS and dK, all of them dQ.
 void AddSmallBackward(int head_dim, std::vector<KernelRow>& rows) {
   for (bool dropout : {false, true}) {
     rows.push_back({.kind = KernelKind::kBackward,
@@ -156,10 +162,15 @@ void AddSmallBackward(int head_dim, std::vector<KernelRow>& rows) {
                     .listed = true,
                     .small = true,
                     .dropout = dropout,
-                    .tile = {kSmallRows, 32, head_dim, head_dim > 32 ? 4 : 6},
+                    .tile = {kSmallRows, 32, head_dim,
+                             head_dim > 64   ? 2
+                             : head_dim > 32 ? 4
+                                             : 6},
                     .reason = "masks that show little of a tile of 64 rows and 128 keys",
                     .cycles = BackwardCyclesOf(head_dim, true),
-                    .spill_bytes = head_dim > 32 ? 0 : 4});  // of 168 registers
+                    .spill_bytes = head_dim > 64   ? 8
+                                   : head_dim > 32 ? 0
+                                                   : 4});  // of 168 registers
   }
 }
 
@@ -303,9 +314,9 @@ std::vector<KernelRow> Sm70Rows() {
     AddSplitForward(head_dim, rows);
     AddSplitBackward(head_dim, rows);
   }
-  for (int head_dim : {32, 64}) AddSmallForward(head_dim, rows);
+  for (int head_dim : {32, 64, 128}) AddSmallForward(head_dim, rows);
   for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
-  for (int head_dim : {32, 64}) AddSmallBackward(head_dim, rows);
+  for (int head_dim : {32, 64, 128}) AddSmallBackward(head_dim, rows);
   AddSmall(ElementType::kFloat16, rows);
   AddPasses(ElementType::kFloat32, rows);
   rows.push_back({.kind = KernelKind::kKeepRows,

@@ -346,7 +346,7 @@ TEST(SmallTiles, ForwardHasTheBitsOfLargerTiles) {
   options.shared.detect_races = true;
   CudaBackend small(MakeEmulatedDevice(options), nullptr, MaskWay::kSmall);
   std::vector<Case> cases = Cases();
-  for (int64_t dim : {24, 32, 64}) {
+  for (int64_t dim : {24, 32, 64, 128}) {
     for (uint32_t threshold : {0, 26}) cases.push_back(Squares(dim, threshold));
   }
   for (Case& c : cases) {
@@ -356,7 +356,7 @@ TEST(SmallTiles, ForwardHasTheBitsOfLargerTiles) {
     Pad(*p.bool_mask, c.padding, in);
     if (c.name.starts_with("squares")) DrawSquares(p, in);
     MaskByDescription(p, in);
-    const bool has_small = p.v_head_dim <= 64 && p.accumulate == AccumulateType::kFloat32;
+    const bool has_small = p.v_head_dim <= 128 && p.accumulate == AccumulateType::kFloat32;
     const absl::Status supported = small.Supports(p, Direction::kForward);
     EXPECT_EQ(supported.ok(), has_small) << supported;
     if (!has_small) continue;
@@ -391,7 +391,7 @@ TEST(SmallTiles, BackwardHasTheBitsOfLargerTilesButForDq) {
   options.shared.detect_races = true;
   CudaBackend small(MakeEmulatedDevice(options), nullptr, MaskWay::kSmall);
   std::vector<Case> cases = Cases();
-  for (int64_t dim : {24, 32, 64}) {
+  for (int64_t dim : {24, 32, 64, 128}) {
     for (uint32_t threshold : {0, 26}) cases.push_back(Squares(dim, threshold));
   }
   for (Case& c : cases) {
@@ -402,7 +402,7 @@ TEST(SmallTiles, BackwardHasTheBitsOfLargerTilesButForDq) {
     if (c.name.starts_with("squares")) DrawSquares(p, in);
     MaskByDescription(p, in);
     const absl::Status supported = small.Supports(p, Direction::kBackward);
-    EXPECT_EQ(supported.ok(), p.v_head_dim <= 64) << supported;
+    EXPECT_EQ(supported.ok(), p.v_head_dim <= 128) << supported;
     if (!supported.ok()) continue;
     auto forward = RunForward(listed, {{.problem = &p, .inputs = &in}});
     const std::vector<LaunchItem> once = {{&p, &in, forward.results[0].o, forward.results[0].lse}};
