@@ -117,7 +117,7 @@ constexpr int kSmallRows = 32;
 // Of masks whose tiles are mostly empty inside. A block is one score warp and one output warp.
 void AddSmallForward(int head_dim, std::vector<KernelRow>& rows) {
   for (bool dropout : {false, true}) {
-    const int blocks = head_dim > 32 ? 4 : dropout ? 6 : 7;
+    const int blocks = head_dim > 64 ? 4 : head_dim > 32 ? 6 : 8;
     rows.push_back({.kind = KernelKind::kForward,
                     .head_dim = head_dim,
                     .listed = true,
@@ -128,7 +128,7 @@ void AddSmallForward(int head_dim, std::vector<KernelRow>& rows) {
   }
 }
 
-// The same: one warp makes P and dV, one dS and dK, both dQ.
+// The same: one warp (of wide heads two) makes P and dV, one dS and dK, all of them dQ.
 void AddSmallBackward(int head_dim, std::vector<KernelRow>& rows) {
   for (bool dropout : {false, true}) {
     rows.push_back({.kind = KernelKind::kBackward,
@@ -136,9 +136,14 @@ void AddSmallBackward(int head_dim, std::vector<KernelRow>& rows) {
                     .listed = true,
                     .small = true,
                     .dropout = dropout,
-                    .tile = {kSmallRows, 32, head_dim, head_dim > 32 ? 4 : 6},
+                    .tile = {kSmallRows, 32, head_dim,
+                             head_dim > 64   ? 2
+                             : head_dim > 32 ? 4
+                                             : 6},
                     .reason = "masks that show little of a tile of 64 rows and 128 keys",
-                    .spill_bytes = head_dim > 32 ? 0 : 4});  // of 168 registers
+                    .spill_bytes = head_dim > 64   ? 8
+                                   : head_dim > 32 ? 0
+                                                   : 4});  // of 168 registers
   }
 }
 
@@ -281,9 +286,9 @@ std::vector<KernelRow> Sm70Rows() {
     AddSplitForward(head_dim, rows);
     AddSplitBackward(head_dim, rows);
   }
-  for (int head_dim : {32, 64}) AddSmallForward(head_dim, rows);
+  for (int head_dim : {32, 64, 128}) AddSmallForward(head_dim, rows);
   for (int head_dim : {32, 64, 96, 128, 256}) AddBackward(head_dim, rows);
-  for (int head_dim : {32, 64}) AddSmallBackward(head_dim, rows);
+  for (int head_dim : {32, 64, 128}) AddSmallBackward(head_dim, rows);
   AddSmall(ElementType::kFloat16, rows);
   AddPasses(ElementType::kFloat32, rows);
   rows.push_back({.kind = KernelKind::kKeepRows,

@@ -72,7 +72,7 @@ TEST(Hazards, EveryAccessOfSharedMemoryIsOrderedInSmallTiles) {
   EmulatedDeviceOptions options;
   options.shared.detect_races = true;
   CudaBackend backend(MakeEmulatedDevice(options), nullptr, MaskWay::kSmall);
-  for (int64_t head_dim : {32, 64}) {
+  for (int64_t head_dim : {32, 64, 128}) {
     for (int n = 0; n < 4; ++n) {
       Problem p = Causal(head_dim);
       p.dropout.threshold = n % 2 == 1 ? 26 : 0;
@@ -144,7 +144,7 @@ TEST(Hazards, LoadsOfOperandsHaveNoBankConflicts) {
     }
   };
   CudaBackend small(MakeEmulatedDevice(options), nullptr, MaskWay::kSmall);
-  for (int64_t head_dim : {32, 64}) {
+  for (int64_t head_dim : {32, 64, 128}) {
     Problem p = Causal(head_dim);
     AddMask(MaskKind::kDescribed, p);
     ASSERT_TRUE(RunRandom(small, p).ok());

@@ -60,10 +60,11 @@ TEST(MaskChoice, TakesSmallTilesBackwardToo) {
   EXPECT_EQ(ChosenBackward(Blocks(64, 32, 40)), "backward_d64_f32_small");
   EXPECT_EQ(ChosenBackward(Blocks(64, 128, 20)), "backward_d64_f32_listed");
   EXPECT_EQ(ChosenBackward(Blocks(64, 32, 1)), "backward_d64_f32_listed");
-  EXPECT_EQ(ChosenBackward(Blocks(128, 32, 40)), "backward_d128_f32_listed");
+  EXPECT_EQ(ChosenBackward(Blocks(128, 32, 40)), "backward_d128_f32_small");
+  EXPECT_EQ(ChosenBackward(Blocks(256, 32, 40)), "backward_d256_f32_listed");
   EXPECT_EQ(ChosenBackward(Blocks(64, 32, 40), MaskTiles::kListed), "backward_d64_f32_listed");
   EXPECT_EQ(ChosenBackward(Blocks(32, 32, 1), MaskTiles::kSmall), "backward_d32_f32_small");
-  EXPECT_THAT(ChosenBackward(Blocks(128, 32, 40), MaskTiles::kSmall),
+  EXPECT_THAT(ChosenBackward(Blocks(256, 32, 40), MaskTiles::kSmall),
               HasSubstr("no kernel of small tiles"));
 }
 
@@ -87,6 +88,7 @@ TEST(MaskChoice, GoesOneWayInAnyShard) {
 TEST(MaskChoice, TakesSmallTilesWhereLargerOnesAreMostlyEmpty) {
   EXPECT_EQ(Chosen(Blocks(32, 32, 40)), "forward_d32_f32_small");
   EXPECT_EQ(Chosen(Blocks(64, 32, 20)), "forward_d64_f32_small");
+  EXPECT_EQ(Chosen(Blocks(128, 32, 20)), "forward_d128_f32_small");
   EXPECT_EQ(Chosen(Blocks(64, 128, 20)), "forward_d64_f32_listed");
   EXPECT_EQ(Chosen(Blocks(64, 32, 1)), "forward_d64_f32_listed");
   Problem p = Blocks(64, 32, 20);
@@ -95,7 +97,7 @@ TEST(MaskChoice, TakesSmallTilesWhereLargerOnesAreMostlyEmpty) {
 }
 
 TEST(MaskChoice, StaysWithLargerTilesWhereThereAreNoSmallOnes) {
-  EXPECT_EQ(Chosen(Blocks(128, 32, 20)), "forward_d128_f32_listed");
+  EXPECT_EQ(Chosen(Blocks(256, 32, 20)), "forward_d256_f32_listed");
   EXPECT_EQ(Chosen(Blocks(256, 32, 20), std::nullopt, 80), "forward_d256_f32_listed");
   Problem p = Blocks(64, 32, 20);
   p.accumulate = AccumulateType::kFloat16;

@@ -9,9 +9,9 @@
 // Both roles run the same code for their products, with Q and dO swapped; only the arithmetic
 // between branches. P reaches the second role in accumulator layout, a dropped score marked by its
 // sign; dS is stored [key][64 queries], so that dQ reads it as A by columns and K as B by rows.
-// Small tiles, of masks that show little of larger ones: a block is one warp of each role, and both
-// work on the same step of 32 queries, which is a round. What is handed over is waited for: blocks
-// are many and their rings short.
+// Small tiles, of masks that show little of larger ones: a block is one warp of each role (two of
+// wide heads), and both work on the same step of 32 queries, which is a round. What is handed over
+// is waited for: blocks are many and their rings short.
 // With GQA a block goes through all query heads of its KV head: dK and dV are sums over the group.
 // Above 128 columns two warps share their keys, each with half of the columns; they add their
 // halves of Sᵀ and dPᵀ through shared memory.
@@ -42,7 +42,8 @@ struct BackwardKernel {
   using Math = Float32Accumulate;
   using ScoreRule = Rule;
   static constexpr bool kSmall = kTile.q_rows == 32 && kTile.kv_rows == 32;
-  static constexpr int kRoleWarps = kSmall ? 1 : 4, kThreads = 64 * kRoleWarps;
+  static constexpr int kRoleWarps = !kSmall ? 4 : kTile.head_dim > 64 ? 2 : 1;
+  static constexpr int kThreads = 64 * kRoleWarps;
   static constexpr int kHeadDim = PaddedColumns(kTile.head_dim),
                        kChunks = kHeadDim / 8;  // from row to row
   // Of small tiles short rows of Q and dO (K and V, K and dS) stand side by side.
@@ -62,18 +63,18 @@ struct BackwardKernel {
                                               : 1,
                        kHands = kSmall ? 1 : 2, kDsBuffers = kHands;
   static constexpr int kRoleBarrier = 5;  // and 6; those before are pairs' of warps
-  static constexpr int kHandBarrier = 7;  // and 8: P of a group is there, of small tiles
+  static constexpr int kHandBarrier = 7;  // and on: P of a warp's group is there, of small tiles
   static constexpr bool kFixedPoint = DqSums::kFixedPoint;
   // What a step has for each of its rows, and how often each thread brings one.
   static constexpr int kVectors = kFixedPoint ? 3 : 2;
-  static constexpr int kVectorPasses = kSmall ? 2 : 1;
+  static constexpr int kVectorPasses = kRoleWarps == 1 ? 2 : 1;
   static_assert(kVectors * kStepRows <= kVectorPasses * kThreads);
   // Stored under products, P costs registers that only this one has to spare.
   static constexpr bool kStoresPLate = kHeadDim == 64 && !kFixedPoint;
   // Whether registers are left for the distance of rows of Q and dO: 1 % faster.
   static constexpr bool kKeepsPitches = kHeadDim == 128 && !kFixedPoint;
   using Dq = DqLayout<kHeadDim>;
-  static constexpr int kDqParts = kSmall ? (kSharesRows ? 1 : 2) : Dq::kParts;
+  static constexpr int kDqParts = kRoleWarps == 1 ? (kSharesRows ? 1 : 2) : Dq::kParts;
   using Visits = RowVisits<Rule, Rule::kListed, kRoundRows>;
   using Cursor = typename Visits::Cursor;
   // Places of listed steps come from shared memory: brought ahead as far as registers go.
@@ -82,7 +83,7 @@ struct BackwardKernel {
   // dQ of short rows: the column halves of a product have different keys (backward_dq.h).
   static constexpr bool kPairsKeys = !kSmall && kTile.head_dim == 32;
   static_assert(kStepRows % 16 == 0 && (kSmall || kRoundSteps >= 2) && kKeyTiles > 0);
-  static_assert(!kSmall || (Rule::kListed && !Rule::kEveryTile && kTile.head_dim <= 64));
+  static_assert(!kSmall || (Rule::kListed && !Rule::kEveryTile && kTile.head_dim <= 128));
 
   static constexpr int kRowBytes = kChunks * 16;
   static constexpr int kTileBytes = kStepRows * kRowBytes;
@@ -182,8 +183,8 @@ struct BackwardKernel {
       const int ds_chunk = lane.row_half() * 4 + (kSmall ? 0 : work.role * 2) + lane.upper();
       const int dq_key = kPairsKeys ? lane.quad() | lane.column_half() << 2 : lane.quad();
       dq_ds = ptx::Keep(ChunkOffset(dq_key, ds_chunk, 8));
-      const int k_chunk = kSharesRows ? DqChunk(work.warp() + 2 * lane.column_half())
-                          : kSmall    ? lane.column_half() * 4 + 2 * work.warp()
+      const int k_chunk = kSharesRows       ? DqChunk(work.warp() + 2 * lane.column_half())
+                          : kRoleWarps == 1 ? lane.column_half() * 4 + 2 * work.warp()
                           : kPairsKeys
                               ? work.warp() & 3
                               : Dq::Chunk(work.warp(), lane) + (Dq::kWide ? lane.upper() : 0);
@@ -446,9 +447,9 @@ struct BackwardKernel {
         if (partial) HideInvisible(visible, words);
         Drop(work, head, here.row + group * kGroupRows, words, marked);
         if (!kStoresPLate) StoreP(marked, hand);
-        if constexpr (kSmall) ptx::BarrierArrive(kHandBarrier + group, kThreads);
+        if constexpr (kSmall) ptx::BarrierArrive(HandBarrier(work, group), 2 * kWarpLanes);
       } else {
-        if constexpr (kSmall) ptx::BarrierSync(kHandBarrier + group, kThreads);
+        if constexpr (kSmall) ptx::BarrierSync(HandBarrier(work, group), 2 * kWarpLanes);
         MakeDs<DropoutPolicy>(rS, rows, hand, words);
         if (partial || Rule::HasSlope(work.problem)) HideZeros(work, hand, slopes, words);
       }
@@ -456,6 +457,10 @@ struct BackwardKernel {
       const Left left = {hand, ds, factors};
       AddProduct(work, words, marked, left, shared.slots, slot, places, sums);
     }
+  }
+
+  ATTN_HD static int HandBarrier(const Work& work, int group) {
+    return kHandBarrier + work.role_warp() * kGroups + group;
   }
 
   // Infinities and NaN of what this role multiplies by P or dS in this step
@@ -470,16 +475,21 @@ struct BackwardKernel {
     ptx::BarrierSync(kRoleBarrier + work.role, kRoleThreads);
   }
 
-  // The same of a group of a small tile, at `slot`, after both roles' first products. By a role's
-  // one warp.
+  // The same of a group of a small tile, at `slot`, after both roles' first products.
   ATTN_HD static void LeaveOutGroup(const Work& work, int slot, Shared& shared) {
+    constexpr int kRoleThreads = kThreads / 2;
+    const int first = kRoleWarps == 1 ? work.lane.index : work.thread & (kRoleThreads - 1);
 #pragma unroll 1
-    for (int n = work.lane.index; n < kGroupRows * kRowChunks; n += kWarpLanes) {
+    for (int n = first; n < kGroupRows * kRowChunks; n += kRoleThreads) {
       const int place = slot + ChunkOffset(n / kRowChunks, n % kRowChunks, kChunks);
       char* chunk = At(shared.slots, work.role ? place : Second(place, kStepRows));
       ptx::StoreShared128(chunk, FiniteHalves(ptx::LoadShared128(chunk)));
     }
-    ptx::SyncWarp();
+    if constexpr (kRoleWarps == 1) {
+      ptx::SyncWarp();
+    } else {
+      ptx::BarrierSync(kRoleBarrier + work.role, kRoleThreads);
+    }
   }
 
   // Sᵀ or dPᵀ: one LDS.128 is the B operand of two k steps for all key tiles.

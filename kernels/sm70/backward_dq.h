@@ -64,7 +64,8 @@ class QueryGradient {
 
  private:
   // Where in the order of Dq's warps this lane's sums of a round are, which starts with `row`.
-  // Small tiles' two warps do the work of four, of whose lanes short rows need half.
+  // Small tiles' rounds are four of the warps' work, which two do of up to 64 columns; of those
+  // warps' lanes short rows need half.
   struct SumsAt {
     int first_row, first_column, warp, lane;
     int first_sum;  // of the lane of Dq
@@ -77,8 +78,9 @@ class QueryGradient {
       if constexpr (Kernel::kSmall) {
         first_row = row & -kDqBlockRows;
         first_column = 0;
-        const int chunk =
-            Kernel::kSharesRows ? warp + 2 * work.lane.column_half() : 2 * warp + part;
+        const int chunk = Kernel::kSharesRows       ? warp + 2 * work.lane.column_half()
+                          : Kernel::kRoleWarps == 1 ? 2 * warp + part
+                                                    : warp;
         warp = (row - first_row) / 8 + chunk;
         if constexpr (Kernel::kSharesRows) lane &= ~4;
       }

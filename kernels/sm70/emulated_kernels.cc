@@ -30,10 +30,12 @@ EmulatedKernel Forward(const KernelRow& row) {
                     : ForwardScoring<LinearScores, kTile>(row);
 }
 
-template <int kHeadDim, int kBlocks, class DropoutPolicy>
-EmulatedKernel SmallForward() {
-  return EmulatedEntry<ForwardKernel<Float32Accumulate, Tile{32, 32, kHeadDim, kBlocks},
-                                     ListedScores, DropoutPolicy>>();
+template <int kHeadDim, int kBlocks>
+EmulatedKernel SmallForward(const KernelRow& row) {
+  static constexpr Tile kTile = {32, 32, kHeadDim, kBlocks};
+  using Math = Float32Accumulate;
+  return row.dropout ? EmulatedEntry<ForwardKernel<Math, kTile, ListedScores, PhiloxDropout>>()
+                     : EmulatedEntry<ForwardKernel<Math, kTile, ListedScores, NoDropout>>();
 }
 
 template <int kHeadDim, int kBlocks>
@@ -91,13 +93,14 @@ EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
     return EmulatedEntry<CaptureScoresKernel<CaptureProducts>>();
   }
   if (row.small && row.kind == KernelKind::kBackward) {
-    return row.head_dim == 32 ? SmallBackward<32, 6>(row) : SmallBackward<64, 4>(row);
+    return row.head_dim == 32   ? SmallBackward<32, 6>(row)
+           : row.head_dim == 64 ? SmallBackward<64, 4>(row)
+                                : SmallBackward<128, 2>(row);
   }
-  if (row.small && row.head_dim == 32) {
-    return row.dropout ? SmallForward<32, 6, PhiloxDropout>() : SmallForward<32, 7, NoDropout>();
-  }
-  if (row.small && row.head_dim == 64) {
-    return row.dropout ? SmallForward<64, 4, PhiloxDropout>() : SmallForward<64, 4, NoDropout>();
+  if (row.small && row.kind == KernelKind::kForward) {
+    return row.head_dim == 32   ? SmallForward<32, 8>(row)
+           : row.head_dim == 64 ? SmallForward<64, 6>(row)
+                                : SmallForward<128, 4>(row);
   }
   if (row.kind == KernelKind::kForward) {
     if (row.head_dim == 32) return Forward<128, 32, 2>(row);

@@ -40,12 +40,12 @@ struct ForwardLayout {
   static_assert(kOutputChunks % 4 == 0);
 
   // Groups of 16 keys go round in rings: two steps of K, three of V (of split numbers the five
-  // groups that are in use at once), four groups of P. Where one warp brings what it multiplies,
-  // V's next step waits until the last is read: two of V then do, and short rows of V stand in the
-  // other half of K's.
+  // groups that are in use at once), four groups of P. Where one warp brings what it multiplies
+  // (forward_rows.h), one step of either does, and short rows of V stand in the other half of K's.
   static constexpr bool kOwnTiles = kRoleWarps == 1;
   static constexpr bool kSharesRows = kOwnTiles && 2 * kChunks <= kPitch;
-  static constexpr int kKeyRing = 4, kValueRing = kOwnTiles ? 4 : kSplits ? 5 : 6, kPRing = 4;
+  static constexpr int kKeyRing = kOwnTiles ? 2 : 4, kValueRing = kOwnTiles ? 2 : kSplits ? 5 : 6;
+  static constexpr int kPRing = 4;
   static constexpr int kValueChunk = kSharesRows ? kChunks : 0;  // where rows of V begin
   static constexpr int kGroupBytes = kGroupKeys * kPitch * 16;
   static constexpr int kTileBytes = kGroups * kGroupBytes;
@@ -87,7 +87,8 @@ struct ForwardLayout {
 
   // Named barriers. Turn: a team's score warps have made their products of one group, so the P of
   // the group before is complete and the tensor cores are free for its output warps (by parity of
-  // the group). KeysReady: a step's K is there, and output warps are at most one group behind.
+  // the group). KeysReady: a step's K is there (unless score warps bring it) and its decisions of
+  // dropout, and output warps are at most one group behind.
   // KeysRead: all of a step's K has been read, and all output warps are done with the step before.
   // Arriving does not wait, so scores never wait for the output of their own step; since a warp may
   // then arrive for the next step before others have met for this one, both alternate by step.

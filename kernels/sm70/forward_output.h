@@ -1,11 +1,12 @@
-// The output role of a forward block: O = (P∘Z)·V, and bringing K and V. Each of its four warps has
-// its part of O in registers. `L`: ForwardLayout. Errors: none.
+// The output role of a forward block: O = (P∘Z)·V, and bringing K and V (of small tiles V alone).
+// Each of its warps has its part of O in registers. `L`: ForwardLayout. Errors: none.
 #pragma once
 
 #include "kernels/ptx/mma_sm70.h"
 #include "kernels/rules/gradient_scale.h"
 #include "kernels/rules/restore_non_finite.h"
 #include "kernels/sm70/forward_layout.h"
+#include "kernels/sm70/forward_rows.h"
 
 namespace attnd::sm70 {
 
@@ -21,13 +22,17 @@ class OutputRole {
     Clear(rO);
     if constexpr (L::kSplits) Clear(rTotal);
     Stagers stagers(work);
+    OwnRows<L, true> values(work);
+    if constexpr (L::kOwnTiles) values.Open(work, shared);
     const int count = work.tiles.count();
-    stagers.FetchKeys(work, 0);
-    stagers.FetchValues(work, 0);
-    stagers.PutKeys(0, shared);
-    stagers.PutValues(work, 0, 0, shared);
-    if (!L::kOwnTiles || count > 1) stagers.FetchKeys(work, 1);
-    if (!L::kOwnTiles) stagers.FetchValues(work, 1);
+    if constexpr (!L::kOwnTiles) {
+      stagers.FetchKeys(work, 0);
+      stagers.FetchValues(work, 0);
+      stagers.PutKeys(0, shared);
+      stagers.PutValues(work, 0, 0, shared);
+      stagers.FetchKeys(work, 1);
+      stagers.FetchValues(work, 1);
+    }
     DropoutPolicy dropout(work.at, work.score_row(), work.lane.index);
     int words = ptx::Keep(work.warp * Words::kWarp + work.lane.index * 8);
     dropout.template Store<Words>(L::At(&shared.keep, words, 0), work.tiles.At(0).First());
@@ -39,15 +44,14 @@ class OutputRole {
       if (step > 0) ptx::BarrierSync(L::kKeysRead + ((step - 1) & 1), L::kThreads);
       words ^= Words::kStep;
       if (step + 1 < count) {
-        stagers.PutKeys(step + 1, shared);
-        if (!L::kOwnTiles) stagers.PutValues(work, step + 1, put, shared);
+        if constexpr (!L::kOwnTiles) {
+          stagers.PutKeys(step + 1, shared);
+          stagers.PutValues(work, step + 1, put, shared);
+        }
         dropout.template Store<Words>(L::At(&shared.keep, words, 0),
                                       work.tiles.At(step + 1).First());
       }
-      if (L::kOwnTiles) {
-        // Lists may be short: what comes after them is not fetched.
-        if (step + 1 < count) stagers.FetchValues(work, step + 1);
-      } else {
+      if constexpr (!L::kOwnTiles) {
         put = NextStep(put);
         stagers.FetchKeys(work, step + 2);
         stagers.FetchValues(work, step + 2);
@@ -60,12 +64,9 @@ class OutputRole {
           ptx::BarrierArrive(L::kKeysReady + ((step + 1) & 1), L::kThreads);
         }
         const int group = 2 * step + n - 1;
-        if (group >= 0 && group < 2 * count) AddGroup(work, group, operands, shared, rO, rTotal);
-        if (L::kOwnTiles && n == 0) {
-          ptx::SyncWarp();  // the step before has been read
-          if (step + 1 < count) stagers.PutValues(work, step + 1, put, shared);
-          put = NextStep(put);
-          if (step + 2 < count) stagers.FetchKeys(work, step + 2);
+        if (group >= 0 && group < 2 * count) {
+          AddGroup(work, group, operands, shared, rO, rTotal);
+          if constexpr (L::kOwnTiles) values.Advance(work, group, shared);
         }
       }
       if (L::FoldsAfter(step)) Fold(rO, rTotal);

@@ -1,8 +1,9 @@
-// The score role of a forward block: S = Q·Kᵀ, P and what belongs to a row. Each of its four warps
-// has its rows of Q in registers. `L`: ForwardLayout. Errors: none.
+// The score role of a forward block: S = Q·Kᵀ, P and what belongs to a row; of small tiles it also
+// brings K. Each of its warps has its rows of Q in registers. `L`: ForwardLayout. Errors: none.
 #pragma once
 
 #include "kernels/sm70/forward_layout.h"
+#include "kernels/sm70/forward_rows.h"
 
 namespace attnd::sm70 {
 
@@ -17,6 +18,8 @@ class ScoreRole {
   ATTN_HD static void Run(Work work, Shared& shared) {
     uint32_t rQ[kRowTiles][L::kChunks * 4];
     LoadQueries(work, rQ);
+    OwnRows<L, false> keys(work);
+    if constexpr (L::kOwnTiles) keys.Open(work, shared);
     RowState rows;
     Clear(rows);
     const float multiplier = Rule::Multiplier(work.at.problem);
@@ -35,8 +38,9 @@ class ScoreRole {
       for (int group = 0; group < L::kGroups; ++group) {
         const int slot = (step & 1) * L::kGroups + group;
         float rS[kRowTiles][8];
-        ScoresQK(rQ, shared.k, from + slot * L::kGroupBytes, rS);
+        ScoresQK(rQ, shared.k, from + (L::kOwnTiles ? group : slot) * L::kGroupBytes, rS);
         ptx::BarrierArrive(turn + group * L::kTeams, L::kTurnThreads);
+        if constexpr (L::kOwnTiles) keys.Advance(work, step * L::kGroups + group, shared);
         if constexpr (L::kSplits) Repair(work, visit.First() + group * L::kGroupKeys, rS);
         if (Rule::kEveryTile || visit.IsPartial()) {
           ApplyRule(work, visit, group * L::kGroupKeys, Shown(work, mask, group), rS, rows);

@@ -43,8 +43,7 @@ class RowStager {
       ptx::LoadConstant128If(held_[n], ptx::Offset(from, rows, row_bytes_), rows < left);
     }
   }
-  // `tiles` + `offset`: 32 rows of kChunks chunks in shared memory, the last 16 of them `jump`
-  // bytes further.
+  // `tiles` + `offset`: the rows in shared memory, those from the 17th on `jump` bytes further.
   ATTN_HD void Put(void* tiles, int offset, int jump = 0) const {
 #pragma unroll
     for (int n = 0; n < kPasses; ++n) {
@@ -83,7 +82,8 @@ class RowStager {
  private:
   static constexpr uint32_t kExponents = 0x7c007c00u, kCarry = 0x04000400u;
   static constexpr int kRowsPerPass = kThreads / kChunks;
-  static constexpr int kPasses = kStageRows / kRowsPerPass;
+  // A lone warp brings half as many.
+  static constexpr int kPasses = kStageRows / (kThreads == kWarpLanes ? 2 : 1) / kRowsPerPass;
   static_assert((kRowsPerPass & (kRowsPerPass - 1)) == 0 && kPitch >= 8, "PlaceOf needs both");
 
   // Two short rows that are stored together lie in different halves of their lines.

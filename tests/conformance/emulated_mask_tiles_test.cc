@@ -369,8 +369,8 @@ class SmallTiles : public ::testing::TestWithParam<Architecture> {
     return std::make_unique<CudaBackend>(MakeEmulatedDevice(options), nullptr, way);
   }
   bool Has(const Problem& p) const {
-    return p.v_head_dim <= 64 &&
-           (GetParam() == Architecture::kSm70 || p.element == ElementType::kFloat16);
+    if (GetParam() == Architecture::kSm70) return p.v_head_dim <= 128;
+    return p.v_head_dim <= 64 && p.element == ElementType::kFloat16;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Of, SmallTiles,
@@ -379,7 +379,7 @@ INSTANTIATE_TEST_SUITE_P(Of, SmallTiles,
 
 std::vector<Case> CasesOfSmallTiles() {
   std::vector<Case> cases = Cases();
-  for (int64_t dim : {24, 32, 64}) {
+  for (int64_t dim : {24, 32, 64, 128}) {
     for (uint32_t threshold : {0, 26}) cases.push_back(Squares(dim, threshold));
   }
   return cases;
