@@ -15,12 +15,12 @@ constexpr KernelKind kForward = KernelKind::kForward, kBackward = KernelKind::kB
 
 // sm_90 has sm_80's small tiles.
 constexpr Measured kMeasured[] = {
-    {kSm70, kForward, 32, {929, 1079, 3560}, {256, 285, 870}},
-    {kSm70, kForward, 64, {1490, 1659, 4950}, {507, 520, 1330}},
-    {kSm70, kForward, 128, {2960, 3478, 11000}, {1009, 1013, 2810}},
+    {kSm70, kForward, 32, {929, 1079, 3560}, {254, 288, 885}},
+    {kSm70, kForward, 64, {1454, 1619, 4860}, {518, 515, 1290}},
+    {kSm70, kForward, 128, {2960, 3478, 11000}, {964, 1049, 3000}},
     {kSm70, kBackward, 32, {6513, 7553, 13500}, {812, 898, 1950}},
     {kSm70, kBackward, 64, {8651, 9264, 15200}, {1624, 1667, 3850}},
-    {kSm70, kBackward, 128, {9771, 10385, 20000}, {2829, 3128, 7880}},
+    {kSm70, kBackward, 128, {9574, 9904, 15500}, {2829, 3128, 7880}},
     {kSm80, kForward, 32, {1205, 1587, 3680}, {179, 251, 620}},
     {kSm80, kForward, 64, {1582, 2085, 4760}, {237, 370, 1040}},
     {kSm80, kForward, 128, {2473, 3222, 7680}, {392, 692, 2400}},
