@@ -227,8 +227,7 @@ absl::StatusOr<BackwardKernels> CudaBackend::BackwardKernelsOf(const Problem& p)
 }
 
 std::optional<ResidueClasses> CudaBackend::ClassesOf(const Problem& p) const {
-  const auto classes = ChooseClasses(p, mask_way_);
-  return classes.ok() ? *classes : std::nullopt;
+  return ChooseClasses(p, mask_way_).value_or(std::nullopt);
 }
 
 absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) const {
@@ -244,9 +243,9 @@ absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) 
   RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
   RETURN_IF_ERROR(device_->Check(kernels.delta));
   RETURN_IF_ERROR(device_->Check(kernels.backward));
-  if (kernels.sink_gradient) RETURN_IF_ERROR(device_->Check(*kernels.sink_gradient));
-  if (kernels.bias_gradient) RETURN_IF_ERROR(device_->Check(*kernels.bias_gradient));
-  if (kernels.dropout_bits) RETURN_IF_ERROR(device_->Check(*kernels.dropout_bits));
+  for (const auto& row : {kernels.sink_gradient, kernels.bias_gradient, kernels.dropout_bits}) {
+    if (row) RETURN_IF_ERROR(device_->Check(*row));
+  }
   return device_->Check(kernels.query_gradient);
 }
 

@@ -16,8 +16,11 @@ class AsWritten {
   ATTN_HD void Await(const ProblemDesc& p, const SequenceDesc& s, const TileWork& tile) {
     if (has_ended_) return;
     const uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
-    const auto* written = reinterpret_cast<const int32_t*>(bounds + kWrittenTiles);
-    if (ptx::LoadAcquire(written) < (s.kv_len + kBackwardKeys - 1) / kBackwardKeys) End();
+    // Tiles that no row sees, and heads without keys, wait for no zeros.
+    if (!HasCounted(bounds + kZeroedBlocks, p.group * static_cast<int>(DqBlocks(s.q_len))) ||
+        !HasCounted(bounds + kWrittenTiles, (s.kv_len + kBackwardKeys - 1) / kBackwardKeys)) {
+      End();
+    }
     ptx::FenceBulk();
   }
   ATTN_HD void End() {
@@ -26,6 +29,9 @@ class AsWritten {
   }
 
  private:
+  ATTN_HD static bool HasCounted(const uint32_t* counter, int wanted) {
+    return ptx::LoadAcquire(reinterpret_cast<const int32_t*>(counter)) >= wanted;
+  }
   bool has_ended_ = false;
 };
 

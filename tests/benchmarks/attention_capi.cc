@@ -97,6 +97,12 @@ static int Keep(Engine& engine, absl::StatusOr<attnd::LaunchReport> report) {
   return 0;
 }
 
+static bool Supports(const Engine& engine, const Problem& problem, attnd::Direction direction) {
+  const absl::Status status = engine.backend->Supports(problem, direction);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok();
+}
+
 static Problem ProblemOf(const Engine& engine, const BenchmarkProblem& from) {
   Problem p;
   p.batch = from.batch;
@@ -166,6 +172,7 @@ int attnd_benchmark_forward(void* handle, const BenchmarkProblem* problem, const
                             const void* k, const void* v, void* o, float* lse) {
   auto* engine = static_cast<Engine*>(handle);
   const Problem p = ProblemOf(*engine, *problem);
+  if (!Supports(*engine, p, attnd::Direction::kForward)) return 1;
   attnd::ForwardCall call;
   call.problem = &p;
   call.q = q, call.k = k, call.v = v, call.o = o, call.lse = lse;
@@ -179,6 +186,7 @@ int attnd_benchmark_backward(void* handle, const BenchmarkProblem* problem, cons
                              const void* d_o, void* d_q, void* d_k, void* d_v) {
   auto* engine = static_cast<Engine*>(handle);
   const Problem p = ProblemOf(*engine, *problem);
+  if (!Supports(*engine, p, attnd::Direction::kBackward)) return 1;
   attnd::BackwardCall call;
   call.problem = &p;
   call.q = q, call.k = k, call.v = v, call.o = o, call.lse = lse, call.d_o = d_o;
