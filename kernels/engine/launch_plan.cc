@@ -92,11 +92,11 @@ DqRests RestsOf(const Problem& p, const BackwardKernels& kernels) {
   return kernels.backward.rests_by_row ? DqRests::kByRow : DqRests::kOfAllRows;
 }
 
-DqSums SumsOf(const Problem& p, const BackwardKernels& kernels) {
+DqSums SumsOf(const Problem& p, const BackwardKernels& kernels, bool are_zeroed) {
   return {.tile_head_dim = kernels.backward.tile.head_dim,
           .rests = RestsOf(p, kernels),
           .are_integers = kernels.backward.ordered,
-          .are_zeroed = !ZeroesSums(kernels.backward)};
+          .are_zeroed = are_zeroed};
 }
 
 // The first tile that slice `slice` of `slices` does not have: each has about the same work.
@@ -216,22 +216,24 @@ LaunchPlan PlanBackwardWith(absl::Span<const Problem* const> problems,
                             const LayOut& lay_out) {
   LaunchPlan plan;
   plan.AddParts(problems, TravelOf(kernels.backward), masks);
+  const Tile& tile = kernels.backward.tile;
+  OrderedTiles ordered = BackwardTiles(problems, plan.parts, tile, masks);
+  // Where no call has keys, its kernel does not run.
+  const bool zeroes_sums = ZeroesSums(kernels.backward) && !ordered.tiles.empty();
   for (size_t n = 0; n < problems.size(); ++n) {
     plan.held.emplace_back();
     plan.layouts.push_back(lay_out(*problems[n], n, plan));
     if (!masks.empty()) plan.layouts[n].classes = masks[n].classes;
     LayOutTileLists(plan.layouts[n], TilingOf(kernels), MaskOf(masks, n), plan.arena);
-    LayOutGradients(plan.layouts[n], SumsOf(*problems[n], kernels), plan.arena);
+    LayOutGradients(plan.layouts[n], SumsOf(*problems[n], kernels, !zeroes_sums), plan.arena);
     if (!IsCounted(masks, n)) plan.flops += Flops(*problems[n], Direction::kBackward);
   }
   plan.AddMaskTiles(kernels.mask_tiles);
   AddMaps(kernels.backward, plan);
   const size_t rows = plan.AddTiles(RowBlockTiles(problems, plan.parts));
-  if (ZeroesSums(kernels.backward)) plan.row_tiles = rows;
+  if (zeroes_sums) plan.row_tiles = rows;
   plan.kernels.push_back({kernels.key_bounds, rows, {}});
   plan.kernels.push_back({kernels.delta, rows, {}});
-  const Tile& tile = kernels.backward.tile;
-  OrderedTiles ordered = BackwardTiles(problems, plan.parts, tile, masks);
   if (kernels.dropout_bits) {
     plan.AddDropout(*kernels.dropout_bits, BackwardRound(tile), ordered.work);
   }
@@ -412,7 +414,7 @@ int64_t BackwardBytes(CallLayout layout, ArenaLayout arena, const BackwardKernel
   const Problem& p = *layout.problem;
   const Travel travel = TravelOf(kernels.backward);
   LayOutTileLists(layout, TilingOf(kernels), mask, arena);
-  LayOutGradients(layout, SumsOf(p, kernels), arena);
+  LayOutGradients(layout, SumsOf(p, kernels, !ZeroesSums(kernels.backward)), arena);
   LayOutConstants(layout, arena);
   const int64_t parts = PartCount(p, travel, layout.classes);
   const int64_t key_tiles =

@@ -34,7 +34,9 @@ void ExpectTakesWhatIsTold(const std::vector<KernelRow>& rows, const Problem& p)
     const int64_t kept = Taken(PlanForward({&problem, 1}, *forward, {true}));
     EXPECT_LE(taken, told);
     // Nobody is told how much of dropout's decisions lengths and windows spare.
-    if (!forward->dropout_bits) EXPECT_GE(taken + slack + told / 8, told);
+    if (!forward->dropout_bits) {
+      EXPECT_GE(taken + slack + told / 8, told);
+    }
     EXPECT_LE(kept, told + keeping);
     EXPECT_EQ(keeping > 0, p.element == ElementType::kBFloat16 && travel == Travel::kAsHalves);
   }

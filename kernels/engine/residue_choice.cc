@@ -12,7 +12,7 @@ namespace attnd::cuda {
 namespace {
 
 // A tile of the forward kernels, about; and what a block costs beside its scores, in keys.
-constexpr int64_t kRows = 128, kKeys = 64, kBlockKeys = 64;
+constexpr int64_t kRows = 128, kKeys = 128, kBlockKeys = 192;
 // Each class of each batch entry has a descriptor and tensor maps of its own.
 constexpr int64_t kMaxPeriod = 512;
 
