@@ -83,6 +83,25 @@ TEST(LaunchPlan, TakesWhatAdmissionIsTold) {
   }
 }
 
+// sm_90's backward zeroes them, but where no call has keys it does not run.
+TEST(LaunchPlan, ZeroesSumsOfDqWhereNoKernelDoes) {
+  for (int32_t keys : {0, 40}) {
+    Problem p;
+    p.batch = p.q_heads = p.kv_heads = 1;
+    p.q_len = p.kv_len = p.qk_head_dim = p.v_head_dim = 64;
+    p.element = ElementType::kFloat16;
+    p.kv_lengths = {keys};
+    const auto kernels = SelectBackward(KernelRowsOfGpu(90), p);
+    ASSERT_TRUE(kernels.ok()) << kernels.status();
+    const Problem* problem = &p;
+    const LaunchPlan plan = PlanBackward({&problem, 1}, *kernels, {false});
+    const auto sums = std::find_if(plan.arena.regions().begin(), plan.arena.regions().end(),
+                                   [](const Region& r) { return r.name == "dq_sums"; });
+    ASSERT_NE(sums, plan.arena.regions().end());
+    EXPECT_EQ(sums->use, keys == 0 ? RegionUse::kZeroed : RegionUse::kOutput);
+  }
+}
+
 // A large one, whose small things do not count: q, k, v and o, and once more v and o if it is kept
 // as halves.
 TEST(LaunchPlan, ReservesVAndOTwiceOnlyWhereABFloat16ForwardIsKeptAsHalves) {
