@@ -42,18 +42,6 @@ bool MayList(const Way& way, const Problem& p, MaskPlans& plans) {
   return plan.ok() && CheckMask(**plan).ok();
 }
 
-// Whether small tiles are predicted to be faster for all of a mask; not where they cannot be
-// listed.
-absl::StatusOr<bool> IsSmallFaster(const Way& listed, const Way& small, const Problem& p,
-                                   MaskPlans& plans) {
-  ASSIGN_OR_RETURN(const auto plan, plans.Get(p, OptionsOf(listed.tiling)));
-  const double as_listed = PredictedCycles(listed.row, *plan, p);
-  if (LeastOfSmall(small, listed, TotalsOf(*plan, p), p) >= as_listed) return false;
-  if (!MayList(small, p, plans)) return false;
-  ASSIGN_OR_RETURN(const auto of_small, plans.Get(p, OptionsOf(small.tiling)));
-  return PredictedCycles(small.row, *of_small, p) < as_listed;
-}
-
 // The problem that a call's whole mask is made for, as far as its description tells: one entry and
 // KV head where it does not tell them apart.
 Problem WholeOf(const Problem& p) {
@@ -71,9 +59,17 @@ Problem WholeOf(const Problem& p) {
   return whole;
 }
 
+// Whether small tiles are predicted to be faster for all of the mask, and can be listed for it and
+// for this call.
 bool TakesSmall(const Way& listed, const Way& small, const Problem& p, MaskPlans& plans) {
-  const absl::StatusOr<bool> is_faster = IsSmallFaster(listed, small, WholeOf(p), plans);
-  return is_faster.ok() && *is_faster && MayList(small, p, plans);
+  const Problem whole = WholeOf(p);
+  const auto of_listed = plans.Get(whole, OptionsOf(listed.tiling));
+  if (!of_listed.ok()) return false;
+  const double as_listed = PredictedCycles(listed.row, **of_listed, whole);
+  if (LeastOfSmall(small, listed, TotalsOf(**of_listed, whole), whole) >= as_listed) return false;
+  const auto of_small = plans.Get(whole, OptionsOf(small.tiling));
+  return of_small.ok() && CheckMask(**of_small).ok() &&
+         PredictedCycles(small.row, **of_small, whole) < as_listed && MayList(small, p, plans);
 }
 
 }  // namespace
