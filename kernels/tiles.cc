@@ -30,6 +30,10 @@ const char* KindName(KernelKind kind) {
       return "sink_gradient";
     case KernelKind::kBiasGradient:
       return "bias_gradient";
+    case KernelKind::kMergeOutputs:
+      return "merge_outputs";
+    case KernelKind::kMergeKeyGradients:
+      return "merge_key_gradients";
     case KernelKind::kKeepRows:
       return "keep_rows";
     case KernelKind::kCaptureScores:
@@ -74,11 +78,12 @@ const char* ScoresReason(Scores scores, bool dropout) {
 }
 
 // Two blocks an SM leave 128 registers: descriptors that are looked up outside the loop, and with
-// dropout some of the generator's state, spill. General scores keep the descriptors of options that
-// are not in use, dropout at 256 columns and float16 scores a few words.
+// dropout some of the generator's state, spill. So does what a run's rows want (rules/list_runs.h).
+// General scores keep the descriptors of options that are not in use, dropout at 256 columns and
+// float16 scores a few words.
 int SpillBytes(Scores scores, bool dropout, bool is_crowded) {
   if (scores.general) return dropout ? 320 : 256;
-  if (dropout) return 144;
+  if (dropout) return scores.listed ? 200 : 144;
   return is_crowded ? 64 : 16;
 }
 
@@ -197,7 +202,16 @@ void AddSmall(ElementType element, std::vector<KernelRow>& rows) {
                   .tile = {kCaptureRows, element == ElementType::kFloat32 ? 64 : 128, 0, 1},
                   .reason = "captured attention maps",
                   .spill_bytes = element == ElementType::kFloat16 ? 20 : 0});
+  if (element != ElementType::kFloat32) {
+    rows.push_back({.kind = KernelKind::kMergeOutputs,
+                    .element = element,
+                    .tile = {0, 0, 0, 4},
+                    .reason = "masks with long lists of tiles"});
+  }
   if (element != ElementType::kFloat16) return;
+  rows.push_back({.kind = KernelKind::kMergeKeyGradients,
+                  .tile = {0, 0, 0, 4},
+                  .reason = "masks with long lists of tiles"});
   rows.push_back({.kind = KernelKind::kMaskTiles,
                   .tile = {0, 0, 0, 1},
                   .reason = "ahead of calls with a bool mask"});

@@ -41,6 +41,8 @@ enum class KernelKind : unsigned char {
   kQueryGradient,       // dQ's pieces into place
   kSinkGradient,        // one block for each (problem, batch entry, query head)
   kBiasGradient,        // one block for each 16×16 numbers of the gradient
+  kMergeOutputs,        // after a forward some of whose lists are cut in runs (rules/list_runs.h)
+  kMergeKeyGradients,   // after such a backward
   kKeepRows,            // after a kept bfloat16 forward: V and O in backward's scale
   kCaptureScores,  // after a forward whose map is captured: tiles of the map, summed over heads
   kCaptureSums,    // then their averages, blocks and moments

@@ -235,7 +235,9 @@ absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) 
     ASSIGN_OR_RETURN(ForwardKernels kernels, ForwardKernelsOf(problem));
     RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
     RETURN_IF_ERROR(MaskFor(problem, kernels).status());
-    if (kernels.dropout_bits) RETURN_IF_ERROR(device_->Check(*kernels.dropout_bits));
+    for (const auto& row : {kernels.dropout_bits, kernels.merge}) {
+      if (row) RETURN_IF_ERROR(device_->Check(*row));
+    }
     return device_->Check(kernels.forward);
   }
   ASSIGN_OR_RETURN(BackwardKernels kernels, BackwardKernelsOf(problem));
@@ -243,7 +245,8 @@ absl::Status CudaBackend::Supports(const Problem& problem, Direction direction) 
   RETURN_IF_ERROR(device_->Check(kernels.mask_tiles));
   RETURN_IF_ERROR(device_->Check(kernels.delta));
   RETURN_IF_ERROR(device_->Check(kernels.backward));
-  for (const auto& row : {kernels.sink_gradient, kernels.bias_gradient, kernels.dropout_bits}) {
+  for (const auto& row :
+       {kernels.sink_gradient, kernels.bias_gradient, kernels.dropout_bits, kernels.merge}) {
     if (row) RETURN_IF_ERROR(device_->Check(*row));
   }
   return device_->Check(kernels.query_gradient);
@@ -293,27 +296,19 @@ int64_t CudaBackend::DeviceBytes(const Problem& problem, Direction direction) co
   return mask.ok() ? BackwardArenaBytes(problem, *kernels, &*mask) : 0;
 }
 
-absl::StatusOr<CallMask> CudaBackend::MaskOf(const Problem& problem,
-                                             const MaskTiling& tiling) const {
-  CallMask mask;
-  if (problem.mask == nullptr) return mask;
-  ASSIGN_OR_RETURN(mask.compiled, plans_->Get(problem, OptionsOf(tiling)));
-  RETURN_IF_ERROR(CheckMask(*mask.compiled));
-  mask.layout = LayOutMask(*mask.compiled, problem, tiling);
-  return mask;
-}
-
 template <class Kernels>
 absl::StatusOr<CallMask> CudaBackend::MaskFor(const Problem& problem,
                                               const Kernels& kernels) const {
-  if constexpr (!std::is_same_v<Kernels, CaptureKernels>) {
-    if (kernels.by_residue) {
-      CallMask mask;
-      ASSIGN_OR_RETURN(mask.classes, ChooseClasses(problem, mask_way_));
-      return mask;
+  if constexpr (std::is_same_v<Kernels, CaptureKernels>) {
+    return ListMask(problem, TilingOf(kernels), /*may_cut=*/false, *plans_);
+  } else {
+    if (!kernels.by_residue) {
+      return ListMask(problem, TilingOf(kernels), kernels.merge.has_value(), *plans_);
     }
+    CallMask mask;
+    ASSIGN_OR_RETURN(mask.classes, ChooseClasses(problem, mask_way_));
+    return mask;
   }
-  return MaskOf(problem, TilingOf(kernels));
 }
 
 template <class Call, class Kernels>
@@ -489,7 +484,7 @@ absl::Status CudaBackend::SupportsCapture() const {
 int64_t CudaBackend::CaptureBytes(const Problem& problem, const CaptureRequest& request) const {
   const absl::StatusOr<CaptureKernels> kernels = SelectCapture(device_->rows(), problem);
   if (!kernels.ok()) return 0;
-  const absl::StatusOr<CallMask> mask = MaskOf(problem, TilingOf(*kernels));
+  const absl::StatusOr<CallMask> mask = MaskFor(problem, *kernels);
   return mask.ok() ? CaptureArenaBytes(problem, *kernels, request, *mask) : 0;
 }
 

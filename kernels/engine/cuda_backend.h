@@ -100,7 +100,6 @@ class CudaBackend final : public Backend {
   // How its tensors reach this device's kernels.
   Travel TravelOf(const Problem& problem) const;
   // Of a problem with a mask by description; lists are not yet in the device's memory.
-  absl::StatusOr<CallMask> MaskOf(const Problem& problem, const MaskTiling& tiling) const;
   template <class Kernels>
   absl::StatusOr<CallMask> MaskFor(const Problem& problem, const Kernels& kernels) const;
   // Of all calls.

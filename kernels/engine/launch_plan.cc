@@ -55,6 +55,19 @@ int64_t ConstantBytes(int64_t parts, int64_t tiles, int tile_lists) {
 // A block costs about as much as this many keys (rows), whatever it visits.
 constexpr int64_t kBlockWork = 64;
 
+// At most, of the lines that a call's mask cuts.
+int64_t RunBytesOf(const Problem& p, Direction direction, int64_t parts, int64_t rows,
+                   const CallMask* mask) {
+  if (mask == nullptr || mask->cuts.lines.empty()) return 0;
+  const auto lines = static_cast<int64_t>(mask->cuts.lines.size());
+  const RunShape shape = RunShapeOf(p, direction, p.batch, p.kv_heads, rows);
+  const int64_t tiles = shape.entries * shape.heads * (kListRuns + rows / kMergedRows);
+  return lines *
+             (parts * (kListRuns * static_cast<int64_t>(sizeof(ProblemDesc)) + kRegionAlignment) +
+              shape.bytes() * kListRuns + tiles * static_cast<int64_t>(sizeof(TileWork))) +
+         kRegionAlignment;
+}
+
 // Whether a call costs what its tiles do, rather than what its shape says.
 bool IsCounted(absl::Span<const CallMask> masks, size_t call) {
   return !masks.empty() && (masks[call].compiled != nullptr || masks[call].classes);
@@ -77,8 +90,7 @@ void AddMain(const KernelRow& row, OrderedTiles ordered, int own, absl::Span<con
   std::vector<int64_t> work = {0};
   for (size_t n = 0; n < ordered.tiles.size(); ++n) {
     work.push_back(work.back() + ordered.work[n] + kBlockWork);
-    const size_t call =
-        static_cast<size_t>(plan.parts[static_cast<size_t>(ordered.tiles[n].problem)].call);
+    const size_t call = static_cast<size_t>(plan.PartOf(ordered.tiles[n]).call);
     if (!IsCounted(masks, call)) continue;
     plan.flops += static_cast<double>(ordered.work[n] * own) * flops(*plan.layouts[call].problem);
   }
@@ -121,6 +133,32 @@ void LaunchPlan::AddParts(absl::Span<const Problem* const> problems, Travel trav
   first_part.push_back(parts.size());
 }
 
+std::vector<size_t> LaunchPlan::AddRuns(absl::Span<const Problem* const> problems,
+                                        absl::Span<const CallMask> masks, Direction of,
+                                        int64_t rows) {
+  direction = of;
+  cut_rows = rows;
+  std::vector<size_t> first_runs;
+  for (size_t n = 0; n < parts.size(); ++n) {
+    const Part& part = parts[n];
+    first_runs.push_back(static_cast<size_t>(problem_count()));
+    if (masks.empty()) continue;
+    const RunShape shape =
+        RunShapeOf(*problems[part.call], direction, part.batches, part.kv_heads, rows);
+    for (const int32_t line : masks[static_cast<size_t>(part.call)].cuts.lines) {
+      cut_lines.push_back(
+          {n, line, arena.Add("runs", shape.bytes() * kListRuns, RegionUse::kOutput)});
+    }
+  }
+  return first_runs;
+}
+
+const Part& LaunchPlan::PartOf(const TileWork& tile) const {
+  const auto problem = static_cast<size_t>(tile.problem);
+  if (problem < parts.size()) return parts[problem];
+  return parts[cut_lines[(problem - parts.size()) / kListRuns].part];
+}
+
 size_t LaunchPlan::AddTiles(std::vector<TileWork> added) {
   tiles.push_back(std::move(added));
   return tiles.size() - 1;
@@ -130,6 +168,12 @@ void LaunchPlan::AddDropout(const KernelRow& bits, const DropoutRound& round,
                             const std::vector<int64_t>& visited) {
   dropout = {.row = bits, .parts = CutForDropout(visited, round)};
   dropout->bits_offset = arena.Add("dropout_bits", dropout->parts.bytes, RegionUse::kOutput);
+}
+
+void LaunchPlan::AddMerging(const std::optional<KernelRow>& row, std::vector<TileWork> merged) {
+  if (merged.empty()) return;
+  CHECK(row.has_value());
+  kernels.push_back({*row, AddTiles(std::move(merged)), {}});
 }
 
 void LaunchPlan::AddMaskTiles(const KernelRow& row) {
@@ -147,8 +191,8 @@ void LaunchPlan::AddConstants() {
         arena.Add("maps", MapBytes(*mapped, static_cast<int64_t>(parts.size())), RegionUse::kInput);
   }
   for (CallLayout& layout : layouts) LayOutConstants(layout, arena);
-  problems_offset = arena.Add("problems", static_cast<int64_t>(parts.size() * sizeof(ProblemDesc)),
-                              RegionUse::kInput);
+  problems_offset = arena.Add(
+      "problems", problem_count() * static_cast<int64_t>(sizeof(ProblemDesc)), RegionUse::kInput);
   for (const std::vector<TileWork>& own : tiles) {
     tile_offsets.push_back(
         arena.Add("tiles", static_cast<int64_t>(own.size() * sizeof(TileWork)), RegionUse::kInput));
@@ -194,13 +238,17 @@ LaunchPlan PlanForwardWith(absl::Span<const Problem* const> problems, const Forw
   plan.AddMaskTiles(kernels.mask_tiles);
   AddMaps(kernels.forward, plan);
   const Tile& tile = kernels.forward.tile;
-  OrderedTiles ordered = ForwardTiles(problems, plan.parts, tile, masks);
+  const std::vector<size_t> first_runs =
+      plan.AddRuns(problems, masks, Direction::kForward, tile.q_rows);
+  OrderedTiles ordered = ForwardTiles(problems, plan.parts, tile, masks, first_runs);
+  std::vector<TileWork> merged = std::move(ordered.merged);
   if (kernels.dropout_bits) {
     plan.AddDropout(*kernels.dropout_bits, ForwardRound(tile), ordered.work);
   }
   AddMain(
       kernels.forward, std::move(ordered), tile.q_rows, masks,
       [](const Problem& p) { return ScoreFlops(p, Direction::kForward); }, plan);
+  plan.AddMerging(kernels.merge, std::move(merged));
   std::vector<TileWork> kept = KeepRowsTiles(plan.layouts, plan.parts);
   if (!kept.empty()) {
     CHECK(kernels.keep_rows.has_value());
@@ -217,7 +265,10 @@ LaunchPlan PlanBackwardWith(absl::Span<const Problem* const> problems,
   LaunchPlan plan;
   plan.AddParts(problems, TravelOf(kernels.backward), masks);
   const Tile& tile = kernels.backward.tile;
-  OrderedTiles ordered = BackwardTiles(problems, plan.parts, tile, masks);
+  const std::vector<size_t> first_runs =
+      plan.AddRuns(problems, masks, Direction::kBackward, tile.kv_rows);
+  OrderedTiles ordered = BackwardTiles(problems, plan.parts, tile, masks, first_runs);
+  std::vector<TileWork> merged = std::move(ordered.merged);
   // Where no call has keys, its kernel does not run.
   const bool zeroes_sums = ZeroesSums(kernels.backward) && !ordered.tiles.empty();
   for (size_t n = 0; n < problems.size(); ++n) {
@@ -240,7 +291,8 @@ LaunchPlan PlanBackwardWith(absl::Span<const Problem* const> problems,
   AddMain(
       kernels.backward, std::move(ordered), tile.kv_rows, masks,
       [](const Problem& p) { return ScoreFlops(p, Direction::kBackward); }, plan);
-  plan.kernels.push_back({kernels.query_gradient, rows, {}});
+  plan.kernels.push_back({kernels.query_gradient, rows, {}});  // it may overlap backward
+  plan.AddMerging(kernels.merge, std::move(merged));
   if (kernels.sink_gradient) {
     plan.kernels.push_back(
         {*kernels.sink_gradient, plan.AddTiles(HeadTiles(problems, plan.parts)), {}});
@@ -303,6 +355,8 @@ absl::StatusOr<std::vector<std::byte>> LaunchPlan::Constants(uint64_t arena_addr
     const std::vector<SequenceDesc> sequences = SequencesOf(p, at.travel, at.classes);
     put(at.sequences, sequences.data(), sequences.size() * sizeof(SequenceDesc));
   }
+  std::vector<ProblemDesc> described;
+  described.reserve(static_cast<size_t>(problem_count()));
   for (size_t n = 0; n < parts.size(); ++n) {
     ProblemDesc desc = Describe(layouts[parts[n].call], parts[n], arena_address);
     if (mapped) {
@@ -315,8 +369,18 @@ absl::StatusOr<std::vector<std::byte>> LaunchPlan::Constants(uint64_t arena_addr
         put(offset + static_cast<int64_t>(map * sizeof(encoded)), &encoded, sizeof(encoded));
       }
     }
-    put(problems_offset + static_cast<int64_t>(n * sizeof(desc)), &desc, sizeof(desc));
+    described.push_back(desc);
   }
+  for (const CutLine& line : cut_lines) {
+    const Part& part = parts[line.part];
+    const RunShape shape =
+        RunShapeOf(*layouts[part.call].problem, direction, part.batches, part.kv_heads, cut_rows);
+    for (int32_t run = 0; run < kListRuns; ++run) {
+      const ProblemDesc& whole = described[line.part];
+      described.push_back(DescribeRun(whole, line, shape, direction, run, arena_address));
+    }
+  }
+  put(problems_offset, described.data(), described.size() * sizeof(ProblemDesc));
   for (size_t n = 0; n < tiles.size(); ++n) {
     put(tile_offsets[n], tiles[n].data(), tiles[n].size() * sizeof(TileWork));
   }
@@ -402,7 +466,8 @@ int64_t ForwardBytes(CallLayout layout, ArenaLayout arena, const ForwardKernels&
   const int64_t tiles = row_tiles + MaskLineCount(layout);
   const int64_t maps =
       kernels.forward.stays ? MapBytes(kernels.forward, parts) + kRegionAlignment : 0;
-  int64_t bytes = arena.bytes() + ConstantBytes(parts, tiles, 3) + maps;
+  int64_t bytes = arena.bytes() + ConstantBytes(parts, tiles, 3) + maps +
+                  RunBytesOf(p, Direction::kForward, parts, tile.q_rows, mask);
   if (kernels.dropout_bits) {
     bytes += DropoutBytesOf(layout, row_tiles, p.MaxKeyLength(), 1, ForwardRound(tile));
   }
@@ -428,7 +493,8 @@ int64_t BackwardBytes(CallLayout layout, ArenaLayout arena, const BackwardKernel
   }
   const int64_t maps =
       kernels.backward.maps > 0 ? MapBytes(kernels.backward, parts) + kRegionAlignment : 0;
-  int64_t bytes = arena.bytes() + ConstantBytes(parts, tiles, 5) + maps;
+  int64_t bytes = arena.bytes() + ConstantBytes(parts, tiles, 5) + maps +
+                  RunBytesOf(p, Direction::kBackward, parts, kernels.backward.tile.kv_rows, mask);
   if (kernels.dropout_bits) {
     bytes += DropoutBytesOf(layout, key_tiles, p.MaxQueryLength(), p.group_size(),
                             BackwardRound(kernels.backward.tile));

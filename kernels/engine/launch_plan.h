@@ -13,6 +13,7 @@
 #include "kernels/engine/layout/descriptors.h"
 #include "kernels/engine/layout/dropout_parts.h"
 #include "kernels/engine/layout/launch_layout.h"
+#include "kernels/engine/layout/list_runs.h"
 #include "kernels/engine/selection.h"
 
 namespace attnd::cuda {
@@ -38,6 +39,11 @@ struct LaunchPlan {
   std::vector<ArenaLayout> held;    // of each call: its tensors in memory of their own, or nothing
   std::vector<Part> parts;          // of all calls, one after the other
   std::vector<size_t> first_part;   // of each call, and the end
+  // Lines of masks' lists that are cut, part after part; after the parts' problems come those of
+  // their runs, kListRuns each.
+  std::vector<CutLine> cut_lines;
+  Direction direction = Direction::kForward;
+  int64_t cut_rows = 0;  // rows (keys) of a tile of the main kernel
   std::vector<std::vector<TileWork>> tiles;
   std::vector<int64_t> tile_offsets;  // in the arena
   int64_t problems_offset = 0;        // of the descriptors
@@ -54,9 +60,17 @@ struct LaunchPlan {
   // What every launch has, in this order: parts first, constants last.
   void AddParts(absl::Span<const Problem* const> problems, Travel travel,
                 absl::Span<const CallMask> masks = {});
+  // The problem of each part's first run; to be asked for once, before tiles are.
+  std::vector<size_t> AddRuns(absl::Span<const Problem* const> problems,
+                              absl::Span<const CallMask> masks, Direction direction, int64_t rows);
+  const Part& PartOf(const TileWork& tile) const;
+  int64_t problem_count() const {
+    return static_cast<int64_t>(parts.size() + cut_lines.size() * kListRuns);
+  }
   size_t AddTiles(std::vector<TileWork> tiles);  // index
   // A kernel that lists bool masks, if there are some.
   void AddMaskTiles(const KernelRow& row);
+  void AddMerging(const std::optional<KernelRow>& row, std::vector<TileWork> tiles);
   // Before the main kernel's tiles, which visit so many rows (keys) each.
   void AddDropout(const KernelRow& bits, const DropoutRound& round,
                   const std::vector<int64_t>& visited);

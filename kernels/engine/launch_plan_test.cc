@@ -2,6 +2,7 @@
 #include "kernels/engine/launch_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -126,10 +127,10 @@ TEST(LaunchPlan, ReservesVAndOTwiceOnlyWhereABFloat16ForwardIsKeptAsHalves) {
 }
 
 // A few rows and keys that all see, beside a narrow window: blocks differ by 50 times.
-Problem Longformer(int64_t length) {
+Problem Longformer(int64_t length, int64_t heads = 4) {
   Problem p;
   p.batch = 1;
-  p.q_heads = p.kv_heads = 4;
+  p.q_heads = p.kv_heads = heads;
   p.q_len = p.kv_len = length;
   p.qk_head_dim = p.v_head_dim = 64;
   p.element = ElementType::kFloat16;
@@ -216,6 +217,76 @@ TEST(LaunchPlan, CountsAMaskThatIsNotHeld) {
   const int64_t told = ForwardArenaBytes(p, *forward, &mask);
   EXPECT_LE(Taken(PlanForward({&problem, 1}, *forward, {false}, {&mask, 1})), told);
   EXPECT_GE(told, ForwardArenaBytes(p, *forward) + mask.layout.bytes);
+}
+
+// Of 64 heads, which take turns at the L2, none begins its long block so late that it would still
+// be at work when all others have ended.
+TEST(LaunchPlan, LongBlocksBeginInTime) {
+  const Problem p = Longformer(4096, 64);
+  const Problem* problem = &p;
+  const std::vector<KernelRow> rows = KernelRowsOfGpu(90);
+  const auto forward = SelectForward(rows, p);
+  const auto backward = SelectBackward(rows, p);
+  ASSERT_TRUE(forward.ok() && backward.ok());
+  const CallMask by_rows = MaskOf(p, TilingOf(*forward)), by_keys = MaskOf(p, TilingOf(*backward));
+  for (const LaunchPlan& plan : {PlanForward({&problem, 1}, *forward, {false}, {&by_rows, 1}),
+                                 PlanBackward({&problem, 1}, *backward, {false}, {&by_keys, 1})}) {
+    const std::vector<int64_t> work = WorkOf(plan);
+    const int64_t all = std::accumulate(work.begin(), work.end(), int64_t{0});
+    const int64_t longest = *std::max_element(work.begin(), work.end());
+    constexpr int64_t kSms = 132;
+    ASSERT_GT(all, longest * kSms) << "or there is no time to begin in";
+    int64_t before = 0, last = -1, longs = 0;
+    for (const int64_t of : work) {
+      if (of == longest) last = before, ++longs;
+      before += of;
+    }
+    EXPECT_EQ(longs, 64);
+    EXPECT_LE(last, all - longest * kSms + 64 * longest);
+    EXPECT_GT(last, all / 8) << "not all ahead of the others, or the L2 would not hold their keys";
+  }
+}
+
+TEST(LaunchPlan, CutLinesAreRunsOfProblemsOfTheirOwn) {
+  Problem p = Longformer(16384);
+  const Problem* problem = &p;
+  for (const int gpu : {70, 80, 90}) {
+    for (const ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
+      p.element = element;
+      const std::vector<KernelRow> rows = KernelRowsOfGpu(gpu);
+      const auto forward = SelectForward(rows, p);
+      const auto backward = SelectBackward(rows, p);
+      ASSERT_TRUE(forward.ok() && backward.ok());
+      CallMask by_rows = MaskOf(p, TilingOf(*forward)), by_keys = MaskOf(p, TilingOf(*backward));
+      by_rows.cuts = CutsOf(*by_rows.compiled, *by_rows.compiled, TilingOf(*forward));
+      by_keys.cuts = CutsOf(*by_keys.compiled, *by_keys.compiled, TilingOf(*backward));
+      EXPECT_EQ(by_rows.cuts.lines, std::vector<int32_t>{0});
+      EXPECT_EQ(by_keys.cuts.lines, std::vector<int32_t>{0});
+      const LaunchPlan plans[] = {PlanForward({&problem, 1}, *forward, {false}, {&by_rows, 1}),
+                                  PlanBackward({&problem, 1}, *backward, {false}, {&by_keys, 1})};
+      EXPECT_LE(Taken(plans[0]), ForwardArenaBytes(p, *forward, &by_rows));
+      EXPECT_LE(Taken(plans[1]), BackwardArenaBytes(p, *backward, &by_keys));
+      for (const LaunchPlan& plan : plans) {
+        // Each run of each head once, and each head's merged.
+        std::map<int64_t, int> runs;
+        for (const PlannedKernel& kernel : plan.kernels) {
+          if (kernel.work.empty()) continue;
+          for (const TileWork& tile : plan.tiles[kernel.tiles]) {
+            if (tile.problem < static_cast<int>(plan.parts.size())) {
+              EXPECT_NE(tile.tile, 0);
+            } else {
+              EXPECT_EQ(tile.tile, 0);
+              ++runs[tile.problem];
+            }
+          }
+        }
+        EXPECT_EQ(runs.size(), plan.cut_lines.size() * kListRuns);
+        EXPECT_EQ(runs.begin()->first, plan.parts.size());
+        EXPECT_EQ(runs.rbegin()->first, plan.problem_count() - 1);
+        EXPECT_EQ(plan.tiles.back().size() * kMergedRows, 4u * plan.cut_rows);
+      }
+    }
+  }
 }
 
 int64_t BytesOf(const LaunchPlan& plan, const std::string& name) {

@@ -106,6 +106,19 @@ absl::StatusOr<BackwardKernels> ChooseBackward(absl::Span<const KernelRow> rows,
              : listed;
 }
 
+absl::StatusOr<CallMask> ListMask(const Problem& p, const MaskTiling& tiling, bool may_cut,
+                                  MaskPlans& plans) {
+  CallMask mask;
+  if (p.mask == nullptr) return mask;
+  ASSIGN_OR_RETURN(mask.compiled, plans.Get(p, OptionsOf(tiling)));
+  RETURN_IF_ERROR(CheckMask(*mask.compiled));
+  mask.layout = LayOutMask(*mask.compiled, p, tiling);
+  if (!may_cut || !MayCut(*mask.compiled, tiling)) return mask;
+  const auto whole = plans.Get(WholeOf(p), OptionsOf(tiling));
+  if (whole.ok()) mask.cuts = CutsOf(**whole, *mask.compiled, tiling);
+  return mask;
+}
+
 absl::string_view ReasonOfLists(const KernelRow& row) {
   if (row.small) {
     return "tiles of 32 rows and 32 keys: predicted to be faster than larger ones, most of which "

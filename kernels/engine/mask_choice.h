@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "attention/mask_plans.h"
+#include "kernels/engine/masks/mask_cache.h"
 #include "kernels/engine/masks/mask_layout.h"
 #include "kernels/engine/residue_choice.h"
 #include "kernels/engine/selection.h"
@@ -29,6 +30,11 @@ absl::StatusOr<ForwardKernels> ChooseForward(absl::Span<const KernelRow> rows,
 absl::StatusOr<BackwardKernels> ChooseBackward(absl::Span<const KernelRow> rows,
                                                const Problem& problem,
                                                std::optional<MaskTiles> forced, MaskPlans& plans);
+
+// A call's lists for tiles of a kernel, not yet in the device's memory, and which of their lines
+// are cut (`may_cut`). Errors: MaskPlans', CheckMask's. Without a mask by description: none.
+absl::StatusOr<CallMask> ListMask(const Problem& problem, const MaskTiling& tiling, bool may_cut,
+                                  MaskPlans& plans);
 
 // Which of them a way forces, if it does (residue_choice.h).
 std::optional<MaskTiles> TilesOf(std::optional<MaskWay> forced);

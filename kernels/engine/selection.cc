@@ -78,6 +78,12 @@ ElementType ElementOf(absl::Span<const KernelRow> rows, const Problem& p) {
   return HasOwn(rows, p.element) ? p.element : ElementType::kFloat16;
 }
 
+// Whether lines of a mask may be cut into runs: what they leave stands where a whole entry's rows
+// would, and runs of a row see no other's keys, which a rest counts.
+bool MayCut(const Problem& p, ElementType element) {
+  return p.mask != nullptr && !IsPacked(p.layout) && element != ElementType::kFloat32;
+}
+
 bool FitsScores(const KernelRow& row, const Problem& p, MaskTiles tiles) {
   const bool general = NeedsGeneralScores(p);
   return row.general == general && (general || row.listed == HasMask(p)) &&
@@ -116,6 +122,9 @@ absl::StatusOr<ForwardKernels> SelectForward(absl::Span<const KernelRow> rows, c
   if (!row || !mask_tiles) return NoKernel(p, "forward");
   ForwardKernels kernels = {
       .forward = *row, .mask_tiles = *mask_tiles, .keep_rows = Find(rows, KernelKind::kKeepRows)};
+  if (MayCut(p, element) && p.denominator != DenominatorKind::kZeroRest) {
+    kernels.merge = Find(rows, KernelKind::kMergeOutputs, element);
+  }
   if (row->dropout_ahead) {
     kernels.dropout_bits =
         Find(rows, KernelKind::kForwardDropoutBits, ElementType::kFloat16, row->head_dim);
@@ -154,6 +163,7 @@ absl::StatusOr<BackwardKernels> SelectBackward(absl::Span<const KernelRow> rows,
     kernels.dropout_bits = Find(rows, KernelKind::kDropoutBits);
     if (!kernels.dropout_bits) return NoKernel(p, "backward");
   }
+  if (MayCut(p, element)) kernels.merge = Find(rows, KernelKind::kMergeKeyGradients);
   if (p.denominator == DenominatorKind::kSink) {
     kernels.sink_gradient = Find(rows, KernelKind::kSinkGradient);
     if (!kernels.sink_gradient) return NoKernel(p, "sink gradient");

@@ -29,12 +29,14 @@ struct ForwardKernels {
   KernelRow forward, mask_tiles;
   std::optional<KernelRow> keep_rows;     // where bfloat16 travels as float16
   std::optional<KernelRow> dropout_bits;  // where forward wants them
+  std::optional<KernelRow> merge;         // where long lists may be cut (masks/list_cuts.h)
   bool by_residue = false;                // on classes of rows (residue_choice.h)
 };
 struct BackwardKernels {
   KernelRow mask_tiles, key_bounds, delta, backward, query_gradient;
   std::optional<KernelRow> sink_gradient, bias_gradient;  // where the problem wants them
   std::optional<KernelRow> dropout_bits;                  // where backward wants them
+  std::optional<KernelRow> merge;                         // as above
   bool by_residue = false;
 };
 struct CaptureKernels {

@@ -129,6 +129,10 @@ std::string KernelExpression(const KernelRow& row) {
   switch (row.kind) {
     case KernelKind::kMaskTiles:
       return "attnd::MaskTilesKernel";
+    case KernelKind::kMergeOutputs:
+      return absl::StrCat("attnd::MergeOutputsKernel<", ElementOf(row), ">");
+    case KernelKind::kMergeKeyGradients:
+      return "attnd::MergeKeyGradientsKernel";
     case KernelKind::kSinkGradient:
       return "attnd::SinkGradientKernel";
     case KernelKind::kCaptureSums:

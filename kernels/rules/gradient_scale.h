@@ -18,7 +18,7 @@ namespace attnd {
 
 // Bits of floats ≥ 0: max‖dO‖², max|delta|; not 0 where rows are not finite (non_finite_rows.h);
 // max‖V‖², max|K|. Then numbers that sm90's backward counts: blocks of dQ's sums (kDqBlockRows)
-// that are zero, and tiles of keys whose gradients and sums of dQ have been written.
+// that are zero, and runs of tiles of keys (kListRuns) whose gradients and sums of dQ are written.
 enum GradientBound {
   kOutputGradientBound,
   kDeltaBound,

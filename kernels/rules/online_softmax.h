@@ -9,6 +9,7 @@
 // nearest, there is no loss.
 #pragma once
 
+#include "kernels/rules/list_runs.h"
 #include "kernels/rules/score_rules.h"
 
 namespace attnd {
@@ -50,8 +51,11 @@ ATTN_HD RowEnd FinishRow(const ScoreContext& at, float gain, float stabilizer, f
     total = sum * shrink + (count > 0 ? count * ptx::Exp2(extra - top) : 0);
   }
   float factor = shrink * gain * problem.dropout_scale;
-  // Nothing but −infinity among visible scores: 0/0, as in the reference.
-  const float lse = total == 0 ? ptx::BitsFloat(0x7fffffffu) : (top + ptx::Log2(total)) * kLn2;
+  // Nothing but −infinity among visible scores: 0/0, as in the reference. Of a run, others may show
+  // more.
+  const float lse = total != 0                    ? (top + ptx::Log2(total)) * kLn2
+                    : problem.tile_lists.run != 0 ? kNothingFinite
+                                                  : ptx::BitsFloat(0x7fffffffu);
   return {factor * ptx::Reciprocal(total), lse};
 }
 

@@ -83,7 +83,13 @@ struct TileLists {
   int32_t tile_rows, tile_keys;  // of the kernels that read them
   int32_t by_keys;               // whether lines are tiles of keys
   LaneOrder lanes;               // of the kernels that read them
+  int32_t run;    // 0: a line is visited as a whole; n: its n-th run alone (list_runs.h)
+  int32_t whole;  // then the problem that it is a run of
 };
+// Lines much longer than others are cut into so many runs of tiles, about equal.
+inline constexpr int32_t kListRuns = 8;
+// What a block of the kernels that merge them has (merge_runs.h).
+inline constexpr int32_t kMergedRows = 8;
 
 // Of a part (TensorMap).
 enum MapOf : int32_t {

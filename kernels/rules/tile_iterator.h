@@ -85,8 +85,9 @@ class ListedTiles {
         every_(0),
         first_bitmap_(0) {
     if (lists.lines == nullptr || count_ == 0) return;
-    const MaskLine line = LineOf(lists, batch, head, own_tile);
+    MaskLine line = LineOf(lists, batch, head, own_tile);
     first_bitmap_ = line.bitmap;
+    if (lists.run != 0) line = RunOf(line, lists.run);
     if (lists.line_tiles == 1) {  // what is listed holds for every tile
       if (line.begin == line.end) count_ = 0;
       if (count_ > 0) every_ = ptx::LoadConstant32(lists.tiles + line.begin) & ~kListedTileMask;

@@ -156,6 +156,13 @@ ATTN_HD MaskLine LineOf(const TileLists& lists, int batch, int head, int tile) {
   const uint4 words = ptx::LoadConstant128(lists.lines + plan * lists.plan_lines + line);
   return {words.x, words.y, words.z, 0};
 }
+// The n-th run of a line, n from 1 on.
+ATTN_HD MaskLine RunOf(const MaskLine& line, int n) {
+  const uint32_t tiles = line.end - line.begin;
+  const uint32_t begin = tiles * static_cast<uint32_t>(n - 1) / kListRuns;
+  const uint32_t end = tiles * static_cast<uint32_t>(n) / kListRuns;
+  return {line.begin + begin, line.begin + end, line.bitmap, 0};
+}
 // The first of tiles [begin, end) whose number is at least `tile`. Mostly it is at one of the ends.
 ATTN_HD uint32_t FirstListed(const uint32_t* tiles, uint32_t begin, uint32_t end, int tile) {
   if (begin == end) return end;

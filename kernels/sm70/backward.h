@@ -26,6 +26,7 @@
 #pragma once
 
 #include "kernels/ptx/mma_sm70.h"
+#include "kernels/rules/list_runs.h"
 #include "kernels/rules/online_softmax.h"
 #include "kernels/rules/row_visits.h"
 #include "kernels/sm70/backward_dq.h"
@@ -690,6 +691,7 @@ struct BackwardKernel {
     const GradientWriter writer =
         work.role ? GradientWriter(p, p.scale * (1.0f + kTruncationLoss), p.d_k_exponent - exponent)
                   : GradientWriter(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift);
+    const bool is_run = Rule::kListed && IsRun(p);
     const char* first = RowOf(t, s.batch, work.kv_head, s.kv_begin);
 #pragma unroll
     for (int m = 0; m < kKeyTiles; ++m) {
@@ -706,8 +708,13 @@ struct BackwardKernel {
             const int chunk =
                 work.half() * kWarpChunks + (x >> 1) * 4 + work.lane.column_half() * 2 + half;
             const int column = chunk * 8 + (x & 1) * 4 + (work.lane.index & 2);
-            const uint32_t word = writer.Pack(sums[m][x][e], sums[m][x][e + 1]);
-            if (row < s.kv_len && chunk < live_chunks) ptx::StoreGlobal32(out + column * 2, word);
+            if (row >= s.kv_len || chunk >= live_chunks) continue;
+            const float low = sums[m][x][e], high = sums[m][x][e + 1];
+            if (is_run) {
+              ptx::StoreGlobal64(out + column * 4, writer.Floats(low, high));
+            } else {
+              ptx::StoreGlobal32(out + column * 2, writer.Pack(low, high));
+            }
           }
         }
       }

@@ -4,6 +4,7 @@
 
 #include "kernels/rules/capture_sums.h"
 #include "kernels/rules/mask_tiles.h"
+#include "kernels/rules/merge_runs.h"
 #include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm70/backward.h"
 #include "kernels/sm70/capture.h"
@@ -85,6 +86,8 @@ EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kKeyBounds) return EmulatedEntry<KeyBoundsKernel>();
   if (row.kind == KernelKind::kDelta) return EmulatedEntry<DeltaKernel>();
   if (row.kind == KernelKind::kMaskTiles) return EmulatedEntry<MaskTilesKernel>();
+  if (row.kind == KernelKind::kMergeOutputs) return EmulatedEntry<MergeOutputsKernel<Float16>>();
+  if (row.kind == KernelKind::kMergeKeyGradients) return EmulatedEntry<MergeKeyGradientsKernel>();
   if (row.kind == KernelKind::kSinkGradient) return EmulatedEntry<SinkGradientKernel>();
   if (row.kind == KernelKind::kBiasGradient) return EmulatedEntry<BiasGradientKernel<Float16>>();
   if (row.kind == KernelKind::kKeepRows) return EmulatedEntry<KeepRowsKernel>();

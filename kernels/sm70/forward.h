@@ -65,6 +65,7 @@ struct ForwardKernel {
       ptx::StoreGlobalFloat(Layout::LseOf(work) + row, -Infinity());
       return;
     }
+    if (IsRun(problem)) return;  // such rows of its O are not read
     char* out = RowOf(problem.o, s.batch, work.at.head, s.q_begin + row);
     for (int c = 0; c < problem.v_chunks; ++c) {
       ptx::StoreGlobal128(out + c * 16, make_uint4(0, 0, 0, 0));

@@ -292,7 +292,9 @@ class OutputRole {
     const SequenceDesc& s = work.at.sequence;
     const RowTensor o = problem.o;
     const int live_chunks = problem.v_chunks, q_len = s.q_len;
+    const int row_bytes = static_cast<int>(o.row_stride * 2);
     const bool second = work.lane.index & 2;
+    const bool is_run = Rule::kListed && !L::kSplits && IsRun(problem);
     const char* first = RowOf(o, s.batch, work.at.head, s.q_begin);
 #pragma unroll
     for (int m = 0; m < L::kTeamTiles; ++m) {
@@ -304,12 +306,18 @@ class OutputRole {
       }
       const int row =
           work.team_row() + m * 16 + Float32Accumulate::Row(second * 2, work.lane.index);
-      char* out = const_cast<char*>(ptx::Offset(first, row, static_cast<int>(o.row_stride * 2)));
+      char* out = const_cast<char*>(ptx::Offset(first, row, row_bytes));
 #pragma unroll
       for (int n = 0; n < L::kOutputChunks / 4; ++n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int chunk = OutputChunk(n, 4 * half, work);
+          if (is_run) {
+            if (chunk >= live_chunks) continue;
+            StoreFloats(rO[m][2 * n], rO[m][2 * n + 1], half, factor, second, row_bytes,
+                        q_len - row, out + chunk * 32);
+            continue;
+          }
           uint4 words;
           if constexpr (L::kSplits) {
             words = SwapFloatRows(rO[m][n], half, factor, scale, second);
@@ -319,6 +327,20 @@ class OutputRole {
           if (row < q_len && chunk < live_chunks) ptx::StoreGlobal128(out + chunk * 16, words);
         }
       }
+    }
+  }
+  // A run's: each lane stores what it has of a chunk. `to`: its second row, or the first one.
+  ATTN_HD static void StoreFloats(const float (&low)[8], const float (&high)[8], int half,
+                                  const float (&factor)[2], bool second, int row_bytes, int left,
+                                  char* to) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int e = Float32Accumulate::Element(r, 2 * half);
+      const int rows = (r - second) * Float32Accumulate::Row(2, 0);
+      if (rows >= left) continue;
+      char* const out = to + rows * row_bytes;
+      StorePair(out, second * 2, low[e] * factor[r], low[e + 1] * factor[r]);
+      StorePair(out, second * 2 + 4, high[e] * factor[r], high[e + 1] * factor[r]);
     }
   }
   // `low`, `high`: columns 0..3 and 4..7 of the chunk.

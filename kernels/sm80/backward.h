@@ -19,6 +19,7 @@
 
 #include "kernels/rules/descriptors.h"
 #include "kernels/rules/dq_sums.h"
+#include "kernels/rules/list_runs.h"
 #include "kernels/rules/row_visits.h"
 #include "kernels/sm80/backward_dropout.h"
 #include "kernels/sm80/backward_passes.h"
@@ -606,12 +607,39 @@ struct BackwardKernel {
   ATTN_HD static void WriteKeyGradients(const Work& work, const Sums& d_k, const Sums& d_v,
                                         Shared& shared) {
     const ProblemDesc& p = work.problem;
-    Put(work, GradientWriter(p, p.scale, p.d_k_exponent - work.exponent), d_k, shared.k);
-    Put(work, GradientWriter(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift), d_v,
-        shared.v);
+    const GradientWriter of_k(p, p.scale, p.d_k_exponent - work.exponent);
+    const GradientWriter of_v(p, p.dropout_scale, p.d_v_exponent - kProbabilityShift);
+    if constexpr (Rule::kListed && !kSplits) {
+      if (IsRun(p)) {
+        WriteRun(work, of_k, d_k, p.d_k, p.qk_chunks);
+        return WriteRun(work, of_v, d_v, p.d_v, p.v_chunks);
+      }
+    }
+    Put(work, of_k, d_k, shared.k);
+    Put(work, of_v, d_v, shared.v);
     ptx::SyncThreads();
     Write(work, p.d_k, p.qk_chunks, shared.k);
     Write(work, p.d_v, p.v_chunks, shared.v);
+  }
+  ATTN_HD static void WriteRun(const Work& work, const GradientWriter& writer, const Sums& sums,
+                               const RowTensor& t, int live_chunks) {
+    const SequenceDesc& s = work.sequence;
+#pragma unroll
+    for (int m = 0; m < kKeyTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int key = work.first_key + work.key() + m * 16 + Accumulator::Row(2 * r, work.lane);
+        if (key >= s.kv_len) continue;
+        char* const to = RowOf(t, s.batch, work.kv_head, s.kv_begin + key) + (work.lane & 3) * 8;
+#pragma unroll
+        for (int c = 0; c < kShareGroups; ++c) {
+          const int chunk = work.share() * kShareGroups + c;
+          if (chunk >= live_chunks) continue;
+          ptx::StoreGlobal64(to + chunk * 32,
+                             writer.Floats(sums[m][c][2 * r], sums[m][c][2 * r + 1]));
+        }
+      }
+    }
   }
   ATTN_HD static void Put(const Work& work, const GradientWriter& writer, const Sums& sums,
                           void* to) {

@@ -4,6 +4,7 @@
 
 #include "kernels/rules/capture_sums.h"
 #include "kernels/rules/mask_tiles.h"
+#include "kernels/rules/merge_runs.h"
 #include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm80/backward.h"
 #include "kernels/sm80/capture.h"
@@ -72,6 +73,7 @@ EmulatedKernel Find(const KernelRow& row) {
   if (row.kind == KernelKind::kBiasGradient) return EmulatedEntry<BiasGradientKernel<Math>>();
   if (row.kind == KernelKind::kKeyBounds) return EmulatedEntry<KeyBoundsKernel<Math>>();
   if (row.kind == KernelKind::kDelta) return EmulatedEntry<DeltaKernel<Math>>();
+  if (row.kind == KernelKind::kMergeOutputs) return EmulatedEntry<MergeOutputsKernel<Math>>();
   if (row.kind == KernelKind::kCaptureScores) {
     return EmulatedEntry<CaptureScoresKernel<CaptureProducts<Math>>>();
   }
@@ -88,6 +90,7 @@ EmulatedKernel Find(const KernelRow& row) {
 
 EmulatedKernel FindEmulatedKernel(const KernelRow& row) {
   if (row.kind == KernelKind::kMaskTiles) return EmulatedEntry<MaskTilesKernel>();
+  if (row.kind == KernelKind::kMergeKeyGradients) return EmulatedEntry<MergeKeyGradientsKernel>();
   if (row.kind == KernelKind::kSinkGradient) return EmulatedEntry<SinkGradientKernel>();
   if (row.kind == KernelKind::kCaptureSums) return EmulatedEntry<CaptureSumsKernel>();
   if (row.element == ElementType::kFloat32) return FindEmulatedFloatKernel(row);

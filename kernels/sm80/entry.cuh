@@ -4,6 +4,7 @@
 #include "kernels/dense/kernels.h"
 #include "kernels/rules/capture_sums.h"
 #include "kernels/rules/mask_tiles.h"
+#include "kernels/rules/merge_runs.h"
 #include "kernels/rules/parameter_gradients.h"
 #include "kernels/sm80/backward.h"
 #include "kernels/sm80/capture.h"

@@ -276,6 +276,9 @@ struct ForwardKernel {
   ATTN_HD static void WriteOutput(const Work& work, const Output& rO, Shared& shared) {
     const ProblemDesc& problem = work.at.problem;
     const SequenceDesc& s = work.at.sequence;
+    if constexpr (Rule::kListed && !kSplits) {
+      if (IsRun(problem)) return WriteRun(work, rO);
+    }
     ptx::SyncWarp();
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
@@ -297,6 +300,25 @@ struct ForwardKernel {
       char* out = const_cast<char*>(ptx::Offset(first, work.block_row + row, row_bytes));
       ptx::StoreGlobal128(out + chunk * 16,
                           ptx::LoadShared128(At(shared.q, ChunkOffset<kPitch>(row, chunk))));
+    }
+  }
+  ATTN_HD static void WriteRun(const Work& work, const Output& rO) {
+    const ProblemDesc& problem = work.at.problem;
+    const SequenceDesc& s = work.at.sequence;
+    char* const first = RowOf(problem.o, s.batch, work.at.head, s.q_begin);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = work.row() + m * kUnitRows + Accumulator::Row(2 * r, work.lane);
+        if (row >= s.q_len) continue;
+#pragma unroll
+        for (int c = 0; c < kColumnGroups; ++c) {
+          if (c >= problem.v_chunks) continue;
+          StorePair(first + row * problem.o.row_stride * 2, c * 8 + (work.lane & 3) * 2,
+                    rO[m][c][2 * r], rO[m][c][2 * r + 1]);
+        }
+      }
     }
   }
   // Elements e and e + 1 of group c of the columns.
@@ -328,6 +350,7 @@ struct ForwardKernel {
     ptx::StoreGlobalFloat(problem.lse + s.batch * problem.lse_batch +
                               work.at.head * problem.lse_head + s.q_begin + row,
                           -Infinity());
+    if (IsRun(problem)) return;  // such rows of its O are not read
     char* out = RowOf(problem.o, s.batch, work.at.head, s.q_begin + row);
     for (int c = 0; c < problem.v_chunks; ++c) {
       ptx::StoreGlobal128(out + c * 16, make_uint4(0, 0, 0, 0));

@@ -274,12 +274,16 @@ struct BackwardBringer {
     }
     const int last = (tile - 1) % Layout::kSlots;
     ptx::WaitForPhase(&shared.empty_work[last], Layout::Parity(tile - 1, Layout::kSlots));
-    if (lane == 0) TellOf(WrittenTilesOf(shared.slots[last]));
+    if (lane == 0) TellOf(WrittenTilesOf(shared.slots[last]), RunsOf(shared.slots[last]));
   }
   // The dQ kernel, of a tile of a head that has been written, sums of dQ too.
-  ATTN_HD static void TellOf(uint32_t* written) {
+  ATTN_HD static void TellOf(uint32_t* written, uint32_t runs) {
     ptx::FenceBulk();
-    ptx::AddRelease(written, 1);
+    ptx::AddRelease(written, runs);
+  }
+  // That a tile is of kListRuns.
+  ATTN_HD static uint32_t RunsOf(const typename Layout::Slot& slot) {
+    return Layout::Rule::kListed && IsRun(slot.descriptors.problem) ? 1 : kListRuns;
   }
   // `next`: the first lane knows it.
   ATTN_HD static void PutWork(const LaunchParams& params, int tile, int next, int first, int lane,
@@ -290,6 +294,7 @@ struct BackwardBringer {
     const bool reused = tile >= Layout::kSlots;
     const TileWork before = reused ? slot.tile : TileWork{-1, -1, -1, -1};
     uint32_t* const written = reused ? WrittenTilesOf(slot) : nullptr;
+    const uint32_t runs = reused ? RunsOf(slot) : 0;
     if (lane == 0) ptx::StoreShared32(&slot.number, static_cast<uint32_t>(next));
     ptx::SyncWarp();
     const int number = static_cast<int>(ptx::LoadShared32(&slot.number));
@@ -322,7 +327,7 @@ struct BackwardBringer {
       last_problem = work.problem;
     }
     ptx::Arrive(&shared.full_work[n]);
-    if (lane == 0 && reused) TellOf(written);
+    if (lane == 0 && reused) TellOf(written, runs);
   }
   ATTN_HD static uint32_t* WrittenTilesOf(const typename Layout::Slot& slot) {
     return GradientBounds(slot.descriptors.problem, slot.tile.batch, slot.tile.head) +

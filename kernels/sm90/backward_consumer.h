@@ -547,11 +547,17 @@ class BackwardConsumer {
     static_assert(Dq::kFloats / 8 * 4 == kStoredRows * kHeadDim * 2);
     const SequenceDesc& s = work_.sequence;
     const int key = work_.first_key() + own_key();
+    const RowsOut out = {RowOf(t, s.batch, work_.kv_head(), s.kv_begin + key), 2 * t.row_stride,
+                         s.kv_len - key, live_chunks};
+    if constexpr (Rule::kListed) {
+      if (IsRun(work_.problem)) {
+        return StoreFloatRows<kHeadDim>(
+            sums, lane_, out, [&](float low, float high) { return writer.Floats(low, high); });
+      }
+    }
     StoreRows<kHeadDim>(
         sums, [&](float low, float high) { return writer.template PackAs<Math>(low, high); }, lane_,
-        OwnRoom(),
-        {RowOf(t, s.batch, work_.kv_head(), s.kv_begin + key), 2 * t.row_stride, s.kv_len - key,
-         live_chunks});
+        OwnRoom(), out);
   }
 
   const Work& work_;

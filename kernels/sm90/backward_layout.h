@@ -5,6 +5,7 @@
 #include "kernels/rules/descriptors.h"
 #include "kernels/rules/dq_sums.h"
 #include "kernels/rules/dropout_rules.h"
+#include "kernels/rules/list_runs.h"
 #include "kernels/sm80/backward_passes.h"
 #include "kernels/sm90/tile_math.h"
 

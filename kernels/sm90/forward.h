@@ -408,10 +408,17 @@ struct ForwardKernel {
   ATTN_HD static void Write(const Work& work, const Own& own, const Output& rO, char* room) {
     const ProblemDesc& p = work.at.problem;
     const SequenceDesc& s = work.at.sequence;
-    StoreRows<kHeadDim>(rO[0], [](float low, float high) { return Math::Pack(low, high); },
-                        own.lane, room,
-                        {RowOf(p.o, s.batch, work.at.head, s.q_begin + own.first_row),
-                         2 * p.o.row_stride, s.q_len - own.first_row, p.v_chunks});
+    const RowsOut out = {RowOf(p.o, s.batch, work.at.head, s.q_begin + own.first_row),
+                         2 * p.o.row_stride, s.q_len - own.first_row, p.v_chunks};
+    if constexpr (Rule::kListed) {
+      if (IsRun(p)) {
+        return StoreFloatRows<kHeadDim>(rO[0], own.lane, out, [](float low, float high) {
+          return make_uint2(ptx::FloatBits(low), ptx::FloatBits(high));
+        });
+      }
+    }
+    StoreRows<kHeadDim>(
+        rO[0], [](float low, float high) { return Math::Pack(low, high); }, own.lane, room, out);
   }
   ATTN_HD static void RestoreRow(const Work& work, const Own& own) {
     ptx::SyncWarp();  // the warp's rows of O are written
@@ -427,6 +434,7 @@ struct ForwardKernel {
     if (own.lane >= 16 || row >= s.q_len) return;
     ptx::StoreGlobalFloat(
         p.lse + s.batch * p.lse_batch + work.at.head * p.lse_head + s.q_begin + row, -Infinity());
+    if (IsRun(p)) return;  // such rows of its O are not read
     char* out = RowOf(p.o, s.batch, work.at.head, s.q_begin + row);
     for (int c = 0; c < p.v_chunks; ++c) {
       ptx::StoreGlobal128(out + c * 16, make_uint4(0, 0, 0, 0));

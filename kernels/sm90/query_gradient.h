@@ -18,7 +18,8 @@ class AsWritten {
     const uint32_t* bounds = GradientBounds(p, tile.batch, tile.head / p.group);
     // Tiles that no row sees, and heads without keys, wait for no zeros.
     if (!HasCounted(bounds + kZeroedBlocks, p.group * static_cast<int>(DqBlocks(s.q_len))) ||
-        !HasCounted(bounds + kWrittenTiles, (s.kv_len + kBackwardKeys - 1) / kBackwardKeys)) {
+        !HasCounted(bounds + kWrittenTiles,
+                    (s.kv_len + kBackwardKeys - 1) / kBackwardKeys * kListRuns)) {
       End();
     }
     ptx::FenceBulk();

@@ -111,6 +111,23 @@ ATTN_HD void StoreRows(const float (&sums)[kHeadDim / 8][4], const Pack& pack, i
   }
 }
 
+// The same as float32, straight from the accumulators: what floats(low, high) makes of two.
+template <int kHeadDim, class Floats>
+ATTN_HD void StoreFloatRows(const float (&sums)[kHeadDim / 8][4], int lane, const RowsOut& out,
+                            const Floats& floats) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = Accumulator::Row(2 * r, lane);
+    if (row >= out.rows) continue;
+    char* const to = out.first + row * out.row_bytes + (lane & 3) * 8;
+#pragma unroll
+    for (int c = 0; c < kHeadDim / 8; ++c) {
+      if (c < out.chunks)
+        ptx::StoreGlobal64(to + c * 32, floats(sums[c][2 * r], sums[c][2 * r + 1]));
+    }
+  }
+}
+
 // c = A·Bᵀ of two tiles in shared memory with columns of kHeadDim: 64 rows of one of kRowsOfA rows,
 // all kGroups·8 of the other.
 template <class Math, int kHeadDim, int kRowsOfA, int kGroups>

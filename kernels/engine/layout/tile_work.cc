@@ -1,10 +1,12 @@
 #include "kernels/engine/layout/tile_work.h"
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <utility>
 
 #include "attention/score_rule.h"
+#include "kernels/rules/tile_lists.h"
 
 namespace attnd::cuda {
 namespace {
@@ -37,16 +39,7 @@ class HeadGroups {
   int64_t bytes_ = 0;
 };
 
-// In a group, and of groups those with the longest tiles, so that none is left for the end.
-OrderedTiles MostWorkFirst(std::vector<SizedTile> tiles) {
-  std::vector<int64_t> longest(tiles.empty() ? 0 : tiles.back().group + 1);
-  for (const SizedTile& tile : tiles) {
-    longest[tile.group] = std::max(longest[tile.group], tile.work);
-  }
-  std::stable_sort(tiles.begin(), tiles.end(), [&](const SizedTile& a, const SizedTile& b) {
-    return std::tie(longest[b.group], a.group, b.work) <
-           std::tie(longest[a.group], b.group, a.work);
-  });
+OrderedTiles Ordered(const std::vector<SizedTile>& tiles) {
   OrderedTiles ordered;
   ordered.tiles.reserve(tiles.size());
   ordered.work.reserve(tiles.size());
@@ -57,22 +50,110 @@ OrderedTiles MostWorkFirst(std::vector<SizedTile> tiles) {
   return ordered;
 }
 
+// Most work first in a group, and of groups those with the longest tiles, so that none is left for
+// the end.
+void PutMostWorkFirst(std::vector<SizedTile>& tiles) {
+  std::vector<int64_t> longest(tiles.empty() ? 0 : tiles.back().group + 1);
+  for (const SizedTile& tile : tiles) {
+    longest[tile.group] = std::max(longest[tile.group], tile.work);
+  }
+  std::stable_sort(tiles.begin(), tiles.end(), [&](const SizedTile& a, const SizedTile& b) {
+    return std::tie(longest[b.group], a.group, b.work) <
+           std::tie(longest[a.group], b.group, a.work);
+  });
+}
+
+// Under masks a tile may be many times longer than others: one that would still be at work after
+// them begins before its group, just in time.
+void BeginInTime(std::vector<SizedTile>& tiles, int blocks_per_sm) {
+  constexpr int64_t kSms = 132;  // of the largest GPU
+  int64_t all = 0, before = 0;
+  for (const SizedTile& tile : tiles) all += tile.work;
+  std::vector<std::pair<int64_t, size_t>> begins(tiles.size());
+  for (size_t n = 0; n < tiles.size(); ++n) {
+    begins[n] = {std::min(before, all - tiles[n].work * kSms * blocks_per_sm), n};
+    before += tiles[n].work;
+  }
+  std::sort(begins.begin(), begins.end());
+  std::vector<SizedTile> ordered;
+  ordered.reserve(tiles.size());
+  for (const auto& [begin, n] : begins) ordered.push_back(tiles[n]);
+  tiles = std::move(ordered);
+}
+
 // The places that a block visits, in whole tiles of `size`: of those that hold a place of `range`,
-// all, or what line `line` lists.
-int64_t Visited(Range range, const MaskLists* lists, int64_t line, int64_t size) {
+// all, or what is listed.
+int64_t Visited(Range range, const std::optional<absl::Span<const MaskTile>>& listed,
+                int64_t size) {
   if (range.end <= range.begin) return 0;
   const int64_t begin = range.begin / size, end = Tiles(range.end, size);
-  if (lists == nullptr) return (end - begin) * size;
-  const absl::Span<const MaskTile> tiles = lists->Line(line);
-  auto first_from = [&tiles](int64_t tile) {
-    return std::partition_point(tiles.begin(), tiles.end(),
+  if (!listed) return (end - begin) * size;
+  const auto first_from = [&](int64_t tile) {
+    return std::partition_point(listed->begin(), listed->end(),
                                 [tile](const MaskTile& t) { return t.tile < tile; });
   };
   return (first_from(end) - first_from(begin)) * size;
 }
 
+// What a line lists, of run n > 0 of it as RunOf (kernels/rules/tile_lists.h) cuts it.
+std::optional<absl::Span<const MaskTile>> ListedBy(const MaskLists* lists, int64_t line, int run) {
+  if (lists == nullptr) return std::nullopt;
+  const absl::Span<const MaskTile> all = lists->Line(line);
+  if (run == 0) return all;
+  const MaskLine of = RunOf({0, static_cast<uint32_t>(all.size()), 0, 0}, run);
+  return all.subspan(of.begin, of.end - of.begin);
+}
+
+// Tiles of one kind as they are found.
+struct FoundTiles {
+  int rows;  // (keys) of a tile
+  std::vector<SizedTile> tiles;
+  std::vector<TileWork> merged;
+
+  // A tile, whose work in run n (0: all of it) is work_of(n); `first_run`: a problem, where it is
+  // cut.
+  template <class WorkOf>
+  void Add(const TileWork& tile, size_t group, std::optional<int64_t> first_run,
+           const WorkOf& work_of) {
+    if (!first_run) {
+      tiles.push_back({work_of(0), tile, group});
+      return;
+    }
+    for (int run = 0; run < kListRuns; ++run) {
+      TileWork of = tile;
+      of.problem = static_cast<int32_t>(*first_run + run);
+      tiles.push_back({work_of(run + 1), of, group});
+    }
+    TileWork of = tile;
+    of.problem = static_cast<int32_t>(*first_run);
+    const int blocks = rows / kMergedRows;
+    for (of.tile = tile.tile * blocks; of.tile < (tile.tile + 1) * blocks; ++of.tile) {
+      merged.push_back(of);
+    }
+  }
+
+  OrderedTiles InOrder(bool has_masks, int blocks_per_sm) && {
+    PutMostWorkFirst(tiles);
+    if (has_masks) BeginInTime(tiles, blocks_per_sm);
+    OrderedTiles ordered = Ordered(tiles);
+    ordered.merged = std::move(merged);
+    return ordered;
+  }
+};
+
+// The problem of a line's first run.
+int64_t FirstRun(const ListCuts& cuts, size_t first_of_part, int32_t line) {
+  const auto at = std::lower_bound(cuts.lines.begin(), cuts.lines.end(), line);
+  return static_cast<int64_t>(first_of_part) + (at - cuts.lines.begin()) * kListRuns;
+}
+
 const CompiledMask* MaskOf(absl::Span<const CallMask> masks, const Part& part) {
   return masks.empty() ? nullptr : masks[static_cast<size_t>(part.call)].compiled.get();
+}
+
+bool AnyListed(absl::Span<const CallMask> masks) {
+  return std::any_of(masks.begin(), masks.end(),
+                     [](const CallMask& mask) { return mask.compiled != nullptr; });
 }
 
 // Calls visit(part index, entry within the part, query head within the part, its sequence).
@@ -93,8 +174,9 @@ void ForEachQueryHead(absl::Span<const Problem* const> problems, absl::Span<cons
 }  // namespace
 
 OrderedTiles ForwardTiles(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
-                          const Tile& of, absl::Span<const CallMask> masks) {
-  std::vector<SizedTile> tiles;
+                          const Tile& of, absl::Span<const CallMask> masks,
+                          absl::Span<const size_t> first_runs) {
+  FoundTiles found = {.rows = of.q_rows, .tiles = {}, .merged = {}};
   HeadGroups groups;
   size_t group = 0;
   ForEachQueryHead(problems, parts, [&](int32_t n, int32_t b, int32_t h, const SequenceDesc& s) {
@@ -110,15 +192,23 @@ OrderedTiles ForwardTiles(absl::Span<const Problem* const> problems, absl::Span<
     for (int32_t tile = 0; tile < Tiles(s.q_len, of.q_rows); ++tile) {
       const int begin = tile * of.q_rows, end = std::min(begin + of.q_rows, s.q_len);
       const Range keys = VisibleKeys(visibility, begin, end);
-      tiles.push_back({Visited(keys, lists, tile, of.kv_rows), {n, b, h, tile}, group});
+      std::optional<int64_t> first_run;
+      if (lists != nullptr && !first_runs.empty()) {
+        const ListCuts& cuts = masks[static_cast<size_t>(part.call)].cuts;
+        const auto at = static_cast<size_t>(n);
+        if (cuts.Cut(*lists, tile)) first_run = FirstRun(cuts, first_runs[at], tile);
+      }
+      found.Add({n, b, h, tile}, group, first_run,
+                [&](int run) { return Visited(keys, ListedBy(lists, tile, run), of.kv_rows); });
     }
   });
-  return MostWorkFirst(std::move(tiles));
+  return std::move(found).InOrder(AnyListed(masks), of.blocks_per_sm);
 }
 
 OrderedTiles BackwardTiles(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
-                           const Tile& of, absl::Span<const CallMask> masks) {
-  std::vector<SizedTile> tiles;
+                           const Tile& of, absl::Span<const CallMask> masks,
+                           absl::Span<const size_t> first_runs) {
+  FoundTiles found = {.rows = of.kv_rows, .tiles = {}, .merged = {}};
   HeadGroups groups;
   for (size_t n = 0; n < parts.size(); ++n) {
     const Part& part = parts[n];
@@ -134,23 +224,31 @@ OrderedTiles BackwardTiles(absl::Span<const Problem* const> problems, absl::Span
         for (int32_t at = 0; at < Tiles(s.kv_len, of.kv_rows); ++at) {
           const int begin = at * of.kv_rows, end = std::min(begin + of.kv_rows, s.kv_len);
           const Range rows = RowsThatSee(visibility, begin, end);
-          int64_t work = 0;
-          for (int64_t g = 0; g < p.group_size(); ++g) {
+          const auto lists_of = [&](int64_t g) -> const MaskLists* {
             const int64_t head = (part.kv_head_begin + h) * p.group_size() + g;
-            const MaskPlan* plan =
-                mask == nullptr ? nullptr : &mask->PlanAt(part.batch_begin + b, head);
-            work += Visited(rows, plan == nullptr ? nullptr : &plan->by_keys, at,
-                            plan == nullptr ? kDqBlockRows : plan->tile.rows);
+            return mask == nullptr ? nullptr : &mask->PlanAt(part.batch_begin + b, head).by_keys;
+          };
+          std::optional<int64_t> first_run;
+          if (mask != nullptr && !first_runs.empty()) {
+            const ListCuts& cuts = masks[static_cast<size_t>(part.call)].cuts;
+            for (int64_t g = 0; g < p.group_size() && !first_run; ++g) {
+              if (cuts.Cut(*lists_of(g), at)) first_run = FirstRun(cuts, first_runs[n], at);
+            }
           }
-          tiles.push_back(
-              {work,
-               {static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), at},
-               group});
+          const int64_t size = mask == nullptr ? kDqBlockRows : mask->plans()[0].tile.rows;
+          found.Add({static_cast<int32_t>(n), static_cast<int32_t>(b), static_cast<int32_t>(h), at},
+                    group, first_run, [&](int run) {
+                      int64_t work = 0;
+                      for (int64_t g = 0; g < p.group_size(); ++g) {
+                        work += Visited(rows, ListedBy(lists_of(g), at, run), size);
+                      }
+                      return work;
+                    });
         }
       }
     }
   }
-  return MostWorkFirst(std::move(tiles));
+  return std::move(found).InOrder(AnyListed(masks), of.blocks_per_sm);
 }
 
 std::vector<TileWork> HeadTiles(absl::Span<const Problem* const> problems,

@@ -15,19 +15,23 @@
 
 namespace attnd::cuda {
 
-// Tiles with the keys (rows) that each visits.
+// Tiles with the keys (rows) that each visits. Of a line that is cut (CallMask::cuts) each run is
+// one, and `merged` has its rows once more, kMergedRows at a time, with its first run's problem.
 struct OrderedTiles {
   std::vector<TileWork> tiles;
   std::vector<int64_t> work;
+  std::vector<TileWork> merged;
 };
-// Tiles of rows of every (part, batch entry, query head), most visited keys first. `masks`: of each
-// call, or nothing.
+// Tiles of rows of every (part, batch entry, query head), those with most visited keys in time.
+// `masks`: of each call, or nothing. `first_runs`: of each part the problem of the first run of the
+// first line that its call cuts, or nothing.
 OrderedTiles ForwardTiles(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
-                          const Tile& of, absl::Span<const CallMask> masks);
-// Tiles of keys of every (part, batch entry, KV head), most visiting rows of all its query heads
-// first.
+                          const Tile& of, absl::Span<const CallMask> masks,
+                          absl::Span<const size_t> first_runs = {});
+// Tiles of keys of every (part, batch entry, KV head), likewise by the rows of all its query heads.
 OrderedTiles BackwardTiles(absl::Span<const Problem* const> problems, absl::Span<const Part> parts,
-                           const Tile& of, absl::Span<const CallMask> masks);
+                           const Tile& of, absl::Span<const CallMask> masks,
+                           absl::Span<const size_t> first_runs = {});
 // Every (part, batch entry, query head).
 std::vector<TileWork> HeadTiles(absl::Span<const Problem* const> problems,
                                 absl::Span<const Part> parts);

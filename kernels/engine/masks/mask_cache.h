@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "attention/residue_classes.h"
 #include "kernels/engine/device/kernel_device.h"
+#include "kernels/engine/masks/list_cuts.h"
 #include "kernels/engine/masks/mask_layout.h"
 
 namespace attnd::cuda {
@@ -41,6 +42,7 @@ struct CallMask {
   std::optional<ResidueClasses> classes;
   std::shared_ptr<const CompiledMask> compiled;  // null: no lists
   MaskLayout layout;
+  ListCuts cuts;
   std::shared_ptr<HeldMask> held;  // null: in the launch's arena
 };
 
