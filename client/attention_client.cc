@@ -252,15 +252,16 @@ class AttentionClient::Impl {
     // What is kept is used by a backward that is cut alike.
     Direction cut = keep == nullptr ? Direction::kForward : Direction::kBackward;
     ASSIGN_OR_RETURN(Sending sending, SendingOf(problem, cut, prepared.deadline, options));
-    if (keep == nullptr) {
-      LeaveWholeIfShared({in.q, in.k, in.v, out.o}, sending);
-    } else {
+    if (keep != nullptr) {
       sending.plan.merge = false;  // servers know a kept shard by its entries and heads
       // What travels is a forward's request, and later a reply as large, not a backward's request.
       sending.plan.target_bytes =
           static_cast<int64_t>(static_cast<double>(sending.plan.target_bytes) *
                                MessageSizesOf(problem, Direction::kBackward).request /
                                MessageSizesOf(problem, Direction::kForward).request);
+    }
+    if (keep == nullptr || (shared_memory_ != nullptr && shared_memory_->takes_kept_outputs())) {
+      LeaveWholeIfShared({in.q, in.k, in.v, out.o}, sending);
     }
     if (options.capture.has_value()) sending.plan.target_bytes = INT64_MAX;
     ASSIGN_OR_RETURN(std::vector<ShardRange> shards, PlanShards(problem, cut, sending.plan));

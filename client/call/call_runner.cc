@@ -365,8 +365,10 @@ bool CallRunner::Shares(int64_t shard) const {
   constexpr int64_t kSmallShard = int64_t{64} << 10;
   if (core_.shared_memory == nullptr || tries_[shard].unshared) return false;
   int64_t bytes = call_.LargerMessage(shard);
-  // The outputs of a kept forward come in the reply, which may be too large for one message.
-  return bytes >= kSmallShard && !(call_.keeps() && bytes > streams_.above_bytes);
+  if (bytes < kSmallShard) return false;
+  // Outputs that come in the reply may be too large for one message.
+  return !call_.keeps() || core_.shared_memory->takes_kept_outputs() ||
+         bytes <= streams_.above_bytes;
 }
 
 // Whether it takes gRPC long enough to write or read a message that other threads should do it.

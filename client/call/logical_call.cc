@@ -288,8 +288,7 @@ std::optional<SharedShard> LogicalCall::EncodeShared(int64_t shard, SharedMemory
                      .tensors = SharedRequest(memory, direction_),
                      .leased = !token.empty()};
   AddPayloads(shard, shared.leased, shared.tensors);
-  // What a daemon keeps lies in its own memory, and comes from there.
-  if (!keep_) {
+  if (!keep_ || memory.takes_kept_outputs()) {
     for (const ReplyPayload& output : place.payloads) shared.tensors.AddOutput(output);
   }
   if (!shared.tensors.Place()) return std::nullopt;

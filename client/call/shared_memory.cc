@@ -135,6 +135,11 @@ std::optional<SharedPlaceOf> SharedMemory::Find(const void* data, int64_t bytes)
   return std::nullopt;
 }
 
+bool SharedMemory::takes_kept_outputs() const {
+  absl::MutexLock lock(&mutex_);
+  return takes_kept_outputs_;
+}
+
 uint64_t SharedMemory::NewUse() {
   absl::MutexLock lock(&mutex_);
   return ++last_use_;
@@ -193,6 +198,7 @@ std::shared_ptr<ClientRegion> SharedMemory::AddRegion(int64_t bytes) {
   region->set_token(reply->region());
   absl::MutexLock lock(&mutex_);
   regions_.push_back(region);
+  takes_kept_outputs_ = reply->kept_outputs();
   return region;
 }
 
@@ -221,6 +227,7 @@ void SharedMemory::Drop() {
   try_again_ = absl::Now() + kTryAgain;
   absl::MutexLock lock(&mutex_);
   regions_.clear();
+  takes_kept_outputs_ = false;
 }
 
 }  // namespace attnd

@@ -50,6 +50,9 @@ class SharedMemory {
   // Nothing when these bytes do not lie, aligned, in memory that the daemon shares now.
   std::optional<SharedPlaceOf> Find(const void* data, int64_t bytes) const;
 
+  // Whether outputs of forwards that are kept may lie there too.
+  bool takes_kept_outputs() const;
+
   // A number for SharedMemory.use of a call.
   uint64_t NewUse();
   // After a call that did not end with OK: waits until the daemon has let go of the call's memory.
@@ -73,7 +76,8 @@ class SharedMemory {
   FileDescriptor link_ ABSL_GUARDED_BY(link_mutex_);
   absl::Time try_again_ ABSL_GUARDED_BY(link_mutex_) = absl::InfinitePast();
   mutable absl::Mutex mutex_;
-  Regions regions_ ABSL_GUARDED_BY(mutex_);  // shared with their blocks
+  Regions regions_ ABSL_GUARDED_BY(mutex_);                  // shared with their blocks
+  bool takes_kept_outputs_ ABSL_GUARDED_BY(mutex_) = false;  // the daemon of regions_ said so
   uint64_t last_use_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -121,6 +121,7 @@ absl::StatusOr<AdmittedCall> Admission::Admit(AttentionCall call, CallContext co
   admitted.parts_->admitted_at = now;
   absl::Time& deadline = admitted.parts_->context.deadline;
   deadline = std::min(deadline, now + limits_.max_deadline);
+  admitted.parts_->keeps_on_device = KeepsOnDevice(admitted.call(), choice.device);
   const int64_t bytes = AddUpMemory(admitted, *devices_[choice.device].backend);
   RETURN_IF_ERROR(RefuseWhileDraining());
   RETURN_IF_ERROR(RefuseTooLarge(admitted, bytes, choice));
@@ -153,7 +154,7 @@ int64_t Admission::AddUpMemory(AdmittedCall& admitted, const Backend& backend) {
   const AttentionCall& call = admitted.call();
   AdmittedCall::Parts& parts = *admitted.parts_;
   for (const TensorSpec& tensor : call.tensors()) {
-    if (tensor.role == TensorUse::kKept || call.InPlace(tensor)) continue;
+    if (tensor.role == TensorUse::kKept || admitted.InPlace(tensor)) continue;
     int64_t& sum = tensor.role == TensorUse::kInput ? parts.input_bytes : parts.output_bytes;
     sum += AlignedSize(tensor.bytes);
   }
@@ -207,6 +208,12 @@ Admission::Choice Admission::ChoiceOf(const AdmittedCall& admitted, int device) 
   const double seconds = cost->EstimateSeconds(problem, call.direction(), admitted.flops(),
                                                call.input_bytes() + call.output_bytes());
   return {device, bytes, call.capture() == nullptr ? seconds : kCapturedWork * seconds};
+}
+
+bool Admission::KeepsOnDevice(const AttentionCall& call, int device) const {
+  if (!call.keep_residual() || reclaimer_ == nullptr) return false;
+  const int64_t bytes = devices_[device].backend->ResidualBytes(call.problem());
+  return bytes > 0 && reclaimer_->MayHold(device, bytes);
 }
 
 // The device estimated to finish the call first; one without enough memory now only if there is no

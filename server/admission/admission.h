@@ -49,6 +49,8 @@ struct AdmissionDevice {
 class MemoryReclaimer {
  public:
   virtual ~MemoryReclaimer() = default;
+  // Whether the place's budget for leases could hold so much.
+  virtual bool MayHold(int place, int64_t bytes) const = 0;
   // Tries to free `bytes`; returns how many it freed.
   virtual int64_t Reclaim(int place, int64_t bytes) = 0;
   // Frees one lease, even a recent one; false when there is none.
@@ -135,6 +137,13 @@ class AdmittedCall {
   int64_t workspace_bytes() const { return parts_->workspace_bytes; }
   int64_t input_bytes() const { return parts_->input_bytes; }    // aligned, as they lie in staging
   int64_t output_bytes() const { return parts_->output_bytes; }  // aligned
+  // A forward to be kept, whose tensors the engine leaves on the device if it finds room there.
+  bool keeps_on_device() const { return parts_->keeps_on_device; }
+  // Whether the engine reads or writes the tensor in shared memory. Of a forward that is kept in
+  // host memory the tensors are copied.
+  bool InPlace(const TensorSpec& tensor) const {
+    return tensor.region != kNoRegion && (!call().keep_residual() || keeps_on_device());
+  }
   absl::Time admitted_at() const { return parts_->admitted_at; }
   const DeadlineOrder::Place& place() const { return parts_->ticket.place(); }
   // Begun later, it misses its deadline even if it takes half of its estimate.
@@ -152,6 +161,7 @@ class AdmittedCall {
     int64_t workspace_bytes = 0;
     int64_t input_bytes = 0;
     int64_t output_bytes = 0;
+    bool keeps_on_device = false;
     absl::Time admitted_at = {};
     absl::Time latest_start = {};
   };
@@ -199,6 +209,7 @@ class Admission {
   };
   absl::StatusOr<Choice> Choose(const AdmittedCall& call) const;
   Choice ChoiceOf(const AdmittedCall& call, int device) const;
+  bool KeepsOnDevice(const AttentionCall& call, int device) const;
   absl::Status Take(const Wanted& wanted, uint64_t& number);
   // `take(in_the_way)`, again after leases in its way are evicted.
   absl::Status TakeEvicting(const std::function<absl::Status(LeasesInTheWay*)>& take);

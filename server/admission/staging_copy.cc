@@ -38,7 +38,7 @@ void SetPlaces(AdmittedCall& admitted, StagingBlock block) {
   for (const TensorSpec& tensor : call.tensors()) {
     if (tensor.role == TensorUse::kKept) {
       staged.at.Add(tensor.id, memory.residual->places()[tensor.id]);
-    } else if (call.InPlace(tensor)) {
+    } else if (admitted.InPlace(tensor)) {
       staged.at.Add(tensor.id, memory.shared[tensor.id]);
     } else {
       std::byte*& next = tensor.role == TensorUse::kInput ? input : output;
@@ -66,7 +66,7 @@ int64_t Land(AdmittedCall& admitted) {
   AttentionCall& call = admitted.call();
   int64_t landed = 0;
   for (const TensorSpec& tensor : call.tensors()) {
-    if (tensor.role != TensorUse::kInput || call.InPlace(tensor)) continue;
+    if (tensor.role != TensorUse::kInput || admitted.InPlace(tensor)) continue;
     std::byte* to = admitted.staged()[tensor.id];
     landed += tensor.bytes;
     if (tensor.region != kNoRegion) {
@@ -81,6 +81,19 @@ int64_t Land(AdmittedCall& admitted) {
     });
   }
   call.DropMessage();
+  return landed;
+}
+
+int64_t LandOutputs(const AdmittedCall& admitted) {
+  int64_t landed = 0;
+  for (const TensorSpec& tensor : admitted.call().tensors()) {
+    if (tensor.role != TensorUse::kOutput || tensor.region == kNoRegion) continue;
+    if (admitted.InPlace(tensor)) continue;
+    const auto* from = reinterpret_cast<const uint8_t*>(admitted.staged()[tensor.id]);
+    LandPiece(admitted.memory().shared[tensor.id], {from, static_cast<size_t>(tensor.bytes)},
+              admitted.call().output_bytes());
+    landed += tensor.bytes;
+  }
   return landed;
 }
 

@@ -25,6 +25,9 @@ absl::Status TakePlaces(AdmittedCall& call, StagingPool& staging,
 // copied.
 int64_t Land(AdmittedCall& call);
 
+// Copies the outputs that lie in shared memory, but not in place, there. Returns the bytes copied.
+int64_t LandOutputs(const AdmittedCall& call);
+
 // Copies one piece. A call whose inputs (`call_bytes`) exceed a core's cache is copied past the
 // caches.
 void LandPiece(std::byte* to, absl::Span<const uint8_t> from, int64_t call_bytes);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/check.h"
@@ -142,8 +143,10 @@ void AttndServer::StartCalls(uint64_t boot_epoch) {
   TransferLimits transfers = options_.transport.transfers;
   transfers.longest = options_.admission.max_deadline;
   call_watch_ = std::make_unique<CallWatch>(transfers);
-  shared_memory_ =
-      std::make_unique<SharedMemoryTable>(options_.shared_memory, devices_.first_engine());
+  const bool on_device =
+      absl::c_any_of(options_.leases.device_bytes, [](int64_t bytes) { return bytes > 0; });
+  shared_memory_ = std::make_unique<SharedMemoryTable>(options_.shared_memory,
+                                                       devices_.first_engine(), on_device);
   devices_.StartWorkers(
       options_.worker, clock_, *leases_, *maps_,
       [this](int device, const absl::Status& status) { LoseDevice(device, status); });

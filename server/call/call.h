@@ -94,12 +94,8 @@ class AttentionCall {
 
   const CaptureWish* capture() const { return parts_->capture.get(); }  // or null
 
-  // Tensors in shared memory are neither in the message nor in the reply. The engine reads and
-  // writes them in place; those that are to be kept are copied first.
+  // Tensors in shared memory are neither in the message nor in the reply.
   const SharedRequest* shared_request() const { return parts_->shared_request.get(); }  // or null
-  bool InPlace(const TensorSpec& tensor) const {
-    return tensor.region != kNoRegion && !keep_residual();
-  }
   int64_t shared_input_bytes() const { return BytesOf(TensorUse::kInput, true); }
   int64_t shared_output_bytes() const { return BytesOf(TensorUse::kOutput, true); }
 

@@ -105,6 +105,7 @@ class LeaseTable final : public MemoryReclaimer {
   // OK also for a lease that has ended, however it ended.
   absl::Status Release(absl::string_view token, absl::string_view owner);
 
+  bool MayHold(int place, int64_t bytes) const override;
   // Evicts leases unused for min_hold, least recently used first, until `bytes` are freed at the
   // place or none is left. Returns the bytes freed.
   int64_t Reclaim(int place, int64_t bytes) override;
@@ -115,8 +116,6 @@ class LeaseTable final : public MemoryReclaimer {
   // Ends the leases of a lost device and grants none there from then on.
   void LoseDevice(int device);
 
-  // Whether the place's budget could hold so much.
-  bool MayHold(int place, int64_t bytes) const;
   LeaseUse Use() const;           // in all
   LeaseUse Use(int place) const;  // without next_end
   const LeaseLimits& limits() const { return limits_; }

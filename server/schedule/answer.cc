@@ -4,8 +4,10 @@
 #include <string>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "server/admission/residual.h"
+#include "server/admission/staging_copy.h"
 
 namespace attnd {
 namespace {
@@ -20,13 +22,20 @@ LeaseWish WishOf(const AttentionCall& call, const std::string& caller) {
   return wish;
 }
 
+bool AnyInPlace(const AdmittedCall& call) {
+  return absl::c_any_of(call.call().tensors(),
+                        [&](const TensorSpec& tensor) { return call.InPlace(tensor); });
+}
+
 }  // namespace
 
 Result Answer::Of(const DeviceWorkerDeps& deps, LaunchedCall& launched, const LaunchReport& report,
                   int batched_with) {
   AdmittedCall& call = launched.call;
-  Result result(std::move(call.call()));
+  const bool in_place = AnyInPlace(call);
+  if (call.call().shared_request() != nullptr) deps.metrics.HostCopied(LandOutputs(call));
   call.DropMemory();
+  Result result(std::move(call.call()));
   result.report_ = report;
   result.times_ = launched.times;
   result.batched_with_ = batched_with;
@@ -36,7 +45,7 @@ Result Answer::Of(const DeviceWorkerDeps& deps, LaunchedCall& launched, const La
     if (tensor.role == TensorUse::kOutput) result.outputs_.Add(tensor.id, call.staged()[tensor.id]);
   }
   const bool keep = result.call().keep_residual() && deps.leases != nullptr;
-  if (keep && launched.kept == nullptr) {
+  if (keep && launched.kept == nullptr && !in_place) {
     LeaseHostMemory(*deps.leases, call, result);
   } else {
     if (keep) LeaseDeviceMemory(deps, launched, result);
@@ -72,9 +81,11 @@ void Answer::LeaseHostMemory(LeaseTable& leases, AdmittedCall& call, Result& res
   result.lease_ = leases.Grant(WishOf(result.call(), call.context().caller), std::move(residual));
 }
 
-// The engine has left the tensors on the device: staging memory is the reply's alone.
+// The engine has left the tensors on the device: staging memory is the reply's alone. If it had no
+// room, tensors that it read in place are not copied either: the caller still has them.
 void Answer::LeaseDeviceMemory(const DeviceWorkerDeps& deps, LaunchedCall& launched,
                                Result& result) {
+  if (launched.kept == nullptr) return deps.metrics.LeaseRefused();
   AdmittedCall& call = launched.call;
   Ticket ticket = call.ticket().LeaseDeviceMemory(launched.kept->bytes());
   auto residual = std::make_shared<const ResidualTensors>(

@@ -18,18 +18,12 @@ absl::Status NoDeviceMemory(const absl::Status& status) {
                         kMemoryRetryDelay);
 }
 
-bool KeepsOnDevice(const DeviceWorkerDeps& deps, const AttentionCall& call) {
-  if (!call.keep_residual() || deps.leases == nullptr) return false;
-  const int64_t bytes = deps.backend.ResidualBytes(call.problem());
-  return bytes > 0 && deps.leases->MayHold(deps.device, bytes);
-}
-
 absl::StatusOr<LaunchReport> Forward(const DeviceWorkerDeps& deps, Launch& launch) {
   std::vector<ForwardCall> calls;
   calls.reserve(launch.size());
   for (LaunchedCall& launched : launch) {
     calls.push_back(EngineForward(launched.call, launched.stop));
-    if (KeepsOnDevice(deps, launched.call.call())) calls.back().kept = &launched.kept;
+    if (launched.call.keeps_on_device()) calls.back().kept = &launched.kept;
   }
   return deps.backend.Forward(calls);
 }

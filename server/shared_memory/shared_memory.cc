@@ -155,8 +155,11 @@ absl::StatusOr<std::byte*> PlaceIn(const MappedRegion& region, const TensorSpec&
 
 }  // namespace
 
-SharedMemoryTable::SharedMemoryTable(const SharedMemoryLimits& limits, Backend& backend)
-    : backend_(backend), ledger_(std::make_shared<RegionLedger>(limits)) {}
+SharedMemoryTable::SharedMemoryTable(const SharedMemoryLimits& limits, Backend& backend,
+                                     bool kept_outputs)
+    : backend_(backend),
+      kept_outputs_(kept_outputs),
+      ledger_(std::make_shared<RegionLedger>(limits)) {}
 SharedMemoryTable::~SharedMemoryTable() = default;
 
 absl::StatusOr<AddedRegion> SharedMemoryTable::Add(const RegionOwner& owner, int fd, uint64_t size,
@@ -181,7 +184,7 @@ absl::StatusOr<AddedRegion> SharedMemoryTable::Add(const RegionOwner& owner, int
     return absl::FailedPreconditionError(
         "proof: expected what stands in the first 16 bytes of the region, got something else");
   }
-  AddedRegion added{RandomBytes(16), RandomBytes(kSharedProofBytes)};
+  AddedRegion added{RandomBytes(16), RandomBytes(kSharedProofBytes), kept_outputs_};
   memcpy(first, added.proof.data(), kSharedProofBytes);
   absl::MutexLock lock(&mutex_);
   regions_.emplace(added.token, std::move(region));

@@ -49,6 +49,7 @@ struct RegionOwner {
 struct AddedRegion {
   std::string token;
   std::string proof;  // written to the region's first bytes
+  bool kept_outputs = false;
 };
 
 class MappedRegion;
@@ -58,8 +59,9 @@ class SharedMemoryTable {
  public:
   static constexpr int64_t kMaxRegionsOfSession = 64;
 
-  // `backend` outlives the table, and every call that uses a region.
-  SharedMemoryTable(const SharedMemoryLimits& limits, Backend& backend);
+  // `backend` outlives the table, and every call that uses a region. `kept_outputs`: callers are
+  // told that forwards which are kept work in place too.
+  SharedMemoryTable(const SharedMemoryLimits& limits, Backend& backend, bool kept_outputs);
   ~SharedMemoryTable();
 
   // `fd` remains the caller's to close. FAILED_PRECONDITION for what SharedRegion refuses and a
@@ -87,6 +89,7 @@ class SharedMemoryTable {
   using Regions = absl::flat_hash_map<std::string, std::shared_ptr<MappedRegion>>;
 
   Backend& backend_;
+  const bool kept_outputs_;
   const std::shared_ptr<RegionLedger> ledger_;  // shared with every region
   mutable absl::Mutex mutex_;
   Regions regions_ ABSL_GUARDED_BY(mutex_);  // shared with the calls that use them

@@ -76,6 +76,7 @@ class SharedMemoryService::Connection {
       has_region_ = true;
       reply.set_region(added->token);
       reply.set_proof(added->proof);
+      reply.set_kept_outputs(added->kept_outputs);
     } else {
       reply.set_error(std::string(added.status().message()));
     }

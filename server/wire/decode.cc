@@ -333,9 +333,7 @@ absl::Status AnnounceInputs(const FieldTable& table, const Problem& problem, Dir
 
 // Checks that every place in shared memory is an input's or a wanted output's, and sets where those
 // outputs lie. `found`: places that are right already.
-absl::Status FindOutputs(const SharedPlaces& shared, size_t found, bool keep_residual,
-                         TensorList& tensors) {
-  int64_t output_bytes = 0;
+absl::Status FindOutputs(const SharedPlaces& shared, size_t found, TensorList& tensors) {
   for (TensorSpec& tensor : tensors) {
     const SharedPlace* place = shared.Find(tensor.id);
     if (place == nullptr || tensor.role == TensorUse::kKept || !tensor.wanted) continue;
@@ -344,10 +342,6 @@ absl::Status FindOutputs(const SharedPlaces& shared, size_t found, bool keep_res
     RETURN_IF_ERROR(CheckSize(tensor, tensor.bytes, place->bytes));
     tensor.region = place->region;
     tensor.offset = place->offset;
-    output_bytes += tensor.bytes;
-  }
-  if (keep_residual && output_bytes > 0) {
-    return BadShared("tensor", "no outputs together with options.keep_residual", "some");
   }
   if (found == shared.places.size()) return absl::OkStatus();
   return BadShared("tensor", "inputs of the call and outputs that it wants", "others");
@@ -439,8 +433,7 @@ absl::StatusOr<AttentionCall> Decoder::DecodeIn(const MessageBytes& message, Byt
   const bool want_lse = direction == Direction::kForward &&
                         table.varint[v1::ForwardRequest::kWantLseFieldNumber] != 0;
   AddAttentionOutputs(problem, direction, want_lse, tensors);
-  RETURN_IF_ERROR(FindOutputs(shared, shared.Find(kMaskDataId) != nullptr ? 1 : 0,
-                              options.keep_residual(), tensors));
+  RETURN_IF_ERROR(FindOutputs(shared, shared.Find(kMaskDataId) != nullptr ? 1 : 0, tensors));
   ASSIGN_OR_RETURN(parts.capture, DecodeCapture(message, table, direction, problem));
   parts.direction = direction;
   parts.residual_token = std::move(token);

@@ -15,6 +15,7 @@
 #include "attention/random_problem.h"
 #include "client/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/reference_backend.h"
 #include "tests/fixtures/call_outputs.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/gated_backend.h"
@@ -123,22 +124,127 @@ TEST(ClientSharedMemory, CopiesNothingThatLiesThere) {
             0);
 }
 
-// The kept ones, and so the outputs, lie in the daemon's memory.
-TEST(ClientSharedMemory, SendsTensorsThatAreKept) {
-  Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
-  auto client = Client(daemon.address());
-  Problem p = MiddlingProblem();
-  ProblemInputs in = RandomInputs(p, 1);
-  Outputs expected(p), got(p);
-  Step(*client, p, in, expected);
-  Residual kept;
-  auto forward = client->Forward(p, ForwardInputs(in), got.forward(), {}, &kept);
+// By an engine that copies them to host memory, and by one with a memory of its own.
+TEST(ClientSharedMemory, HasTensorsKept) {
+  for (bool on_device : {false, true}) {
+    SCOPED_TRACE(on_device);
+    auto gpu = std::make_unique<GatedBackend>();
+    gpu->SetDeviceBytes(1 << 20, 64 << 20);
+    gpu->KeepResiduals(1 << 20);
+    std::unique_ptr<Backend> engine = std::move(gpu);
+    if (!on_device) engine = MakeCpuBackend({.threads = 2});
+    Daemon daemon(std::move(engine), UnixOptions());
+    auto client = Client(daemon.address());
+    Problem p = MiddlingProblem();
+    ProblemInputs in = RandomInputs(p, 1);
+    Outputs expected(p), got(p);
+    Step(*client, p, in, expected);
+    Residual kept;
+    auto forward = client->Forward(p, ForwardInputs(in), got.forward(), {}, &kept);
+    ASSERT_TRUE(forward.ok()) << forward.status();
+    EXPECT_GT(forward->shared, 0);
+    EXPECT_EQ(daemon.server().use().lease_bytes == 0, on_device);
+    auto backward = client->Backward(p, BackwardInputs(in, got), got.backward(), {}, &kept);
+    ASSERT_TRUE(backward.ok()) << backward.status();
+    EXPECT_EQ(backward->leased, backward->shards);
+    EXPECT_TRUE(got == expected);
+  }
+}
+
+// Large tensors in shared memory, and a daemon whose staging memory has no room for them.
+class KeptOnDevice : public testing::Test {
+ protected:
+  static constexpr int64_t kMiB = 1 << 20;
+  using Memory = std::shared_ptr<std::byte>;
+
+  KeptOnDevice() {
+    auto gpu = std::make_unique<GatedBackend>();
+    gpu->SetDeviceBytes(64 * kMiB, 1024 * kMiB);
+    gpu->KeepResiduals(20 * kMiB);
+    gpu_ = gpu.get();
+    ServerOptions options = UnixOptions();
+    options.admission.memory_bytes = options.admission.caller_max_bytes = 8 * kMiB;
+    daemon_ = std::make_unique<Daemon>(std::move(gpu), options);
+    client_ = Client(daemon_->address());
+    q_ = Place(in_.q), k_ = Place(in_.k), v_ = Place(in_.v), d_o_ = Place(in_.d_o);
+    o_ = Place(expected_.o);
+    d_q_ = Place(expected_.d_q), d_k_ = Place(expected_.d_k), d_v_ = Place(expected_.d_v);
+    for (const Memory& output : {o_, d_q_, d_k_, d_v_}) output.get()[5] ^= std::byte{1};
+  }
+
+  static Problem LargeProblem() {
+    Problem p;
+    p.batch = 1;
+    p.q_heads = p.kv_heads = 16;
+    p.q_len = 8192;
+    p.kv_len = 1;
+    p.qk_head_dim = p.v_head_dim = 32;  // 16 MiB each of q and o
+    return p;
+  }
+  Memory Place(const AlignedBytes& tensor) {
+    Memory memory = *client_->Allocate(tensor.size());
+    std::memcpy(memory.get(), tensor.data(), static_cast<size_t>(tensor.size()));
+    return memory;
+  }
+  absl::StatusOr<CallReceipt> Forward(Residual& residual) {
+    return client_->Forward(problem_, {q_.get(), k_.get(), v_.get()}, {o_.get(), lse_.as<float>()},
+                            {}, &residual);
+  }
+  absl::StatusOr<CallReceipt> Backward(const Residual& residual) {
+    BackwardTensors in = BackwardInputs(in_, expected_);
+    in.q = q_.get(), in.k = k_.get(), in.v = v_.get(), in.o = o_.get(), in.d_o = d_o_.get();
+    in.lse = lse_.as<float>();
+    return client_->Backward(problem_, in, {d_q_.get(), d_k_.get(), d_v_.get()}, {}, &residual);
+  }
+  static void ExpectSame(const Memory& memory, const AlignedBytes& tensor) {
+    EXPECT_EQ(std::memcmp(memory.get(), tensor.data(), static_cast<size_t>(tensor.size())), 0);
+  }
+  void ExpectGradients() {
+    ExpectSame(d_q_, expected_.d_q);
+    ExpectSame(d_k_, expected_.d_k);
+    ExpectSame(d_v_, expected_.d_v);
+  }
+
+  const Problem problem_ = LargeProblem();
+  const ProblemInputs in_ = RandomInputs(problem_, 1);
+  ReferenceBackend engine_;
+  const Outputs expected_ = RunWhole(engine_, problem_, in_);
+  AlignedBytes lse_ = Unwritten(problem_.LseElements() * 4);
+  GatedBackend* gpu_;  // the daemon's
+  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<AttentionClient> client_;
+  Memory q_, k_, v_, d_o_, o_, d_q_, d_k_, d_v_;
+};
+
+TEST_F(KeptOnDevice, CopiesNothingThatLiesThere) {
+  Residual residual;
+  auto forward = Forward(residual);
   ASSERT_TRUE(forward.ok()) << forward.status();
-  EXPECT_GT(forward->shared, 0);
-  auto backward = client->Backward(p, BackwardInputs(in, got), got.backward(), {}, &kept);
+  EXPECT_EQ(forward->shards, 1);
+  EXPECT_EQ(forward->shared, 1);
+  EXPECT_EQ(forward->leased, 1);
+  EXPECT_EQ(forward->bytes_copied, 0);
+  ExpectSame(o_, expected_.o);
+  std::memset(q_.get(), 0x7f, static_cast<size_t>(in_.q.size()));  // the caller's again
+  std::memset(o_.get(), 0x7f, static_cast<size_t>(expected_.o.size()));
+  auto backward = Backward(residual);
   ASSERT_TRUE(backward.ok()) << backward.status();
-  EXPECT_EQ(backward->leased, backward->shards);
-  EXPECT_TRUE(got == expected);
+  EXPECT_EQ(backward->leased, 1);
+  ExpectGradients();
+}
+
+TEST_F(KeptOnDevice, LeavesAllToBackwardWithoutRoomThere) {
+  gpu_->HoldNothing();
+  Residual residual;
+  auto forward = Forward(residual);
+  ASSERT_TRUE(forward.ok()) << forward.status();
+  EXPECT_EQ(forward->leased, 0);
+  ExpectSame(o_, expected_.o);
+  auto backward = Backward(residual);
+  ASSERT_TRUE(backward.ok()) << backward.status();
+  EXPECT_EQ(backward->leased, 0);
+  EXPECT_EQ(backward->shared, 1);
+  ExpectGradients();
 }
 
 TEST(ClientSharedMemory, GivesMemoryBackWhenItsLastOwnerGoes) {

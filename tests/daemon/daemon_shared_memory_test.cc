@@ -22,6 +22,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
 #include "tests/daemon/shared_memory_caller.h"
+#include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/gated_backend.h"
 #include "tests/fixtures/wire_request.h"
@@ -33,7 +34,7 @@ constexpr int64_t kMiB = 1 << 20;
 
 std::string SocketPath() {
   static int count = 0;
-  return absl::StrCat("/tmp/attnd_shm_", getpid(), "_", ++count);
+  return absl::StrCat("/tmp/attnd_shared_", getpid(), "_", ++count);
 }
 
 ServerOptions UnixOptions() {
@@ -206,31 +207,163 @@ TEST_F(SharedMemoryPath, TakesNoStagingMemoryForTensorsThatLieThere) {
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
-TEST_F(SharedMemoryPath, CopiesWhatShallBeKept) {
-  Problem problem = SmallProblem(24, 2);
-  v1::ForwardRequest request = MakeForward(problem, 5), original = request;
-  v1::ForwardResponse expected = ComputeForward(*engine_, problem, request), reply;
-  SharedLayout layout(caller_.region(), caller_.token(), caller_.NextUse());
-  MoveInputs(request, layout);
-  *request.mutable_shared_memory() = layout.memory();
-  request.mutable_options()->set_keep_residual(true);
-  grpc::ClientContext context;
-  ASSERT_TRUE(daemon_.stub().Forward(&context, request, &reply).ok());
-  EXPECT_EQ(reply.o(), expected.o());
-  ASSERT_FALSE(reply.residual().token().empty());
+// A forward that is to be kept and its backward, by a caller who writes over his tensors between.
+class KeptCall {
+ public:
+  KeptCall(Backend& engine, const Problem& problem)
+      : engine_(engine),
+        problem_(problem),
+        forward_(MakeForward(problem, 5)),
+        expected_(ComputeForward(engine, problem, forward_)) {
+    forward_.mutable_options()->set_keep_residual(true);
+  }
 
-  memset(caller_.region().data(), 0x7f, caller_.region().size());  // his memory, his again
-  v1::BackwardRequest whole = MakeBackward(problem, 5, expected), by_token;
-  v1::BackwardResponse gradients = ComputeBackward(*engine_, problem, whole), got;
-  *by_token.mutable_problem() = whole.problem();
-  by_token.set_residual_token(reply.residual().token());
-  by_token.set_d_o(whole.d_o());
-  by_token.set_d_lse(whole.d_lse());
-  grpc::ClientContext backward;
-  grpc::Status status = daemon_.stub().Backward(&backward, by_token, &got);
-  ASSERT_TRUE(status.ok()) << status.error_message();
-  EXPECT_EQ(got.d_q(), gradients.d_q());
-  EXPECT_EQ(got.d_k(), gradients.d_k());
+  // The residual's token; empty: nothing was kept.
+  std::string Forward(Daemon& daemon, SharedCaller& caller, bool outputs_too) {
+    v1::ForwardRequest request = forward_;
+    SharedLayout layout(caller.region(), caller.token(), caller.NextUse());
+    MoveInputs(request, layout);
+    if (outputs_too) {
+      layout.AddOutput(v1::TENSOR_NAME_O, expected_.o().size());
+      layout.AddOutput(v1::TENSOR_NAME_LSE, expected_.lse().size());
+    }
+    *request.mutable_shared_memory() = layout.memory();
+    v1::ForwardResponse reply;
+    grpc::ClientContext context;
+    grpc::Status status = daemon.stub().Forward(&context, request, &reply);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(outputs_too ? layout.Read(v1::TENSOR_NAME_O) : reply.o(), expected_.o());
+    EXPECT_EQ(outputs_too ? layout.Read(v1::TENSOR_NAME_LSE) : reply.lse(), expected_.lse());
+    EXPECT_EQ(reply.o().empty(), outputs_too);
+    EXPECT_TRUE(layout.GapsAreUntouched());
+    memset(caller.region().data(), 0x7f, caller.region().size());  // his memory, his again
+    return reply.residual().token();
+  }
+  // With an empty token all tensors are sent.
+  void ExpectGradients(Daemon& daemon, SharedCaller& caller, const std::string& token) {
+    v1::BackwardRequest request = MakeBackward(problem_, 5, expected_);
+    const v1::BackwardResponse expected = ComputeBackward(engine_, problem_, request);
+    SharedLayout layout(caller.region(), caller.token(), caller.NextUse());
+    if (token.empty()) {
+      MoveInputs(request, layout);
+    } else {
+      for (std::string* kept : {request.mutable_q(), request.mutable_k(), request.mutable_v(),
+                                request.mutable_o(), request.mutable_lse()}) {
+        kept->clear();
+      }
+      request.set_residual_token(token);
+      layout.AddInput(v1::TENSOR_NAME_D_O, request.mutable_d_o());
+    }
+    layout.AddOutput(v1::TENSOR_NAME_D_Q, expected.d_q().size());
+    layout.AddOutput(v1::TENSOR_NAME_D_K, expected.d_k().size());
+    layout.AddOutput(v1::TENSOR_NAME_D_V, expected.d_v().size());
+    *request.mutable_shared_memory() = layout.memory();
+    v1::BackwardResponse reply;
+    grpc::ClientContext context;
+    grpc::Status status = daemon.stub().Backward(&context, request, &reply);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(layout.Read(v1::TENSOR_NAME_D_Q), expected.d_q());
+    EXPECT_EQ(layout.Read(v1::TENSOR_NAME_D_K), expected.d_k());
+    EXPECT_EQ(layout.Read(v1::TENSOR_NAME_D_V), expected.d_v());
+  }
+  int64_t tensor_bytes() const { return expected_.o().size(); }  // of q, k, v and o alike
+
+ private:
+  Backend& engine_;
+  const Problem problem_;
+  v1::ForwardRequest forward_;
+  const v1::ForwardResponse expected_;
+};
+
+TEST_F(SharedMemoryPath, CopiesWhatIsKeptInHostMemory) {
+  KeptCall call(*engine_, SmallProblem(24, 2));
+  for (bool outputs_too : {false, true}) {
+    const std::string token = call.Forward(daemon_, caller_, outputs_too);
+    ASSERT_FALSE(token.empty());
+    EXPECT_GE(daemon_.server().staging_used(), 4 * call.tensor_bytes());
+    call.ExpectGradients(daemon_, caller_, token);
+  }
+}
+
+// A daemon whose staging memory holds one tensor, not two, and whose engine keeps on a device.
+class KeptOnDevice : public testing::Test {
+ protected:
+  static constexpr int64_t kTensor = 128 << 10;
+
+  KeptOnDevice() {
+    auto gpu = std::make_unique<GatedBackend>();
+    gpu->SetDeviceBytes(4 * kMiB, 64 * kMiB);
+    gpu->KeepResiduals(kMiB);
+    gpu_ = gpu.get();
+    ServerOptions options = WithMetrics(UnixOptions());
+    options.admission.memory_bytes = options.admission.caller_max_bytes = kTensor * 3 / 2;
+    daemon_ = std::make_unique<Daemon>(std::move(gpu), options);
+    caller_ = std::make_unique<SharedCaller>(*daemon_, 2 * kMiB);
+  }
+
+  double Count(const char* name) { return Counts(*daemon_).Of(name, {}); }
+
+  GatedBackend* gpu_;  // the daemon's
+  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<SharedCaller> caller_;
+  ReferenceBackend engine_;
+  KeptCall call_{engine_, SmallProblem(kTensor / 4 / 8 / 16, 16)};
+};
+
+TEST_F(KeptOnDevice, ReadsAndWritesInPlace) {
+  ASSERT_EQ(call_.tensor_bytes(), kTensor);
+  const int before = static_cast<int>(gpu_->launches().size());  // the self test's
+  gpu_->Close();
+  std::string token;
+  std::thread forward([&] { token = call_.Forward(*daemon_, *caller_, true); });
+  gpu_->WaitForLaunches(before + 1);
+  EXPECT_EQ(daemon_->server().staging_used(), 0);
+  EXPECT_EQ(daemon_->server().use().bytes, 0);
+  gpu_->Open();
+  forward.join();
+  ASSERT_FALSE(token.empty());
+  EXPECT_EQ(gpu_->held_bytes(), kMiB);
+  EXPECT_EQ(Count("attnd_host_copy_bytes_total"), 0);
+  call_.ExpectGradients(*daemon_, *caller_, token);
+  EXPECT_EQ(daemon_->server().leases(0).bytes, kMiB);
+  EXPECT_EQ(daemon_->server().use().lease_bytes, 0);  // of host memory
+}
+
+TEST_F(KeptOnDevice, SendsOutputsThatLieElsewhere) {
+  const std::string token = call_.Forward(*daemon_, *caller_, false);
+  ASSERT_FALSE(token.empty());
+  EXPECT_EQ(Count("attnd_host_copy_bytes_total"), 0);
+  call_.ExpectGradients(*daemon_, *caller_, token);
+}
+
+TEST_F(KeptOnDevice, KeepsNothingWithoutRoomThere) {
+  gpu_->HoldNothing();
+  EXPECT_EQ(call_.Forward(*daemon_, *caller_, true), "");
+  EXPECT_EQ(Count("attnd_leases_refused_total"), 1);
+  EXPECT_EQ(daemon_->server().leases().leases, 0);
+  EXPECT_EQ(daemon_->server().use().lease_bytes, 0);
+  EXPECT_EQ(daemon_->server().staging_used(), 0);
+  call_.ExpectGradients(*daemon_, *caller_, "");
+}
+
+// They lie in staging memory anyway.
+TEST_F(KeptOnDevice, KeepsTensorsOfAMessageInHostMemoryWithoutRoomThere) {
+  gpu_->HoldNothing();
+  const Problem small = SmallProblem();
+  v1::ForwardRequest request = MakeForward(small, 1);
+  request.mutable_options()->set_keep_residual(true);
+  v1::ForwardResponse reply;
+  grpc::ClientContext context;
+  ASSERT_TRUE(daemon_->stub().Forward(&context, request, &reply).ok());
+  EXPECT_TRUE(reply.has_residual());
+  EXPECT_GT(daemon_->server().use().lease_bytes, 0);
+}
+
+TEST_F(KeptOnDevice, TellsCallersThatOutputsMayLieInTheRegion) {
+  EXPECT_TRUE(caller_->control().Add(TestRegion(kMiB)).kept_outputs());
+  Daemon other(MakeCpuBackend({.threads = 2}), UnixOptions());
+  SharedCaller caller(other);
+  EXPECT_FALSE(caller.control().Add(TestRegion(kMiB)).kept_outputs());
 }
 
 // What a request may say about shared memory, and how it is told what is wrong.
@@ -285,8 +418,6 @@ TEST_F(SharedMemoryPath, RefusesPlacesThatAreWrongNamingTheField) {
        [&](Request& r) { place(r, 4)->set_offset(place(r, 2)->offset() + 64); }},
       {"o over lse", "shared_memory.tensor.offset",
        [&](Request& r) { place(r, 4)->set_offset(place(r, 3)->offset()); }},
-      {"outputs of a kept call", "shared_memory.tensor",
-       [&](Request& r) { r.mutable_options()->set_keep_residual(true); }},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
@@ -353,7 +484,7 @@ TEST(DaemonSharedMemory, ServesNoCallsOverTcp) {
 
 TEST(DaemonSharedMemory, ServesARegionToItsOwnerOnly) {
   ServerOptions options = UnixOptions();
-  options.token_file = SocketPath();
+  options.token_file = absl::StrCat(testing::TempDir(), "/tokens_", getpid());
   options.listen.push_back("127.0.0.1:0");
   std::ofstream(options.token_file) << "alice alice-alice-alice\nbob bob-bob-bob-bob-bob\n";
   Daemon daemon(std::make_unique<ReferenceBackend>(), options);
