@@ -40,15 +40,7 @@ std::vector<int32_t> LongLines(const CompiledMask& mask, const MaskTiling& tilin
 }  // namespace
 
 bool MayCut(const CompiledMask& own, const MaskTiling& tiling) {
-  const int64_t least = LeastTiles(tiling);
-  return std::any_of(own.plans().begin(), own.plans().end(), [&](const MaskPlan& plan) {
-    const MaskLists& lists = SideOf(plan, tiling);
-    if (static_cast<int64_t>(lists.tiles.size()) < least) return false;
-    for (int64_t line = 0; line < lists.lines(); ++line) {
-      if (lists.Visits(line) >= least) return true;
-    }
-    return false;
-  });
+  return !LongLines(own, tiling, LeastTiles(tiling)).empty();
 }
 
 ListCuts CutsOf(const CompiledMask& whole, const CompiledMask& own, const MaskTiling& tiling) {
