@@ -8,9 +8,6 @@
 
 namespace attnd {
 
-// lse of a run that shows a row nothing but −infinity.
-inline constexpr float kNothingFinite = -3e38f;
-
 ATTN_HD bool IsRun(const ProblemDesc& p) { return p.tile_lists.run != 0; }
 
 // Columns c and c + 1 of such a row.

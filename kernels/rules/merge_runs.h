@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/rules/list_runs.h"
-#include "kernels/rules/score_rules.h"
+#include "kernels/rules/online_softmax.h"
 
 namespace attnd {
 
@@ -28,26 +28,29 @@ struct MergeOutputsKernel {
   ATTN_HD static void MergeRow(const ProblemDesc* runs, const ProblemDesc& whole,
                                const TileWork& tile, int row, int lane) {
     const SequenceDesc& s = whole.sequences[tile.batch];
-    const bool has_sink = whole.denominator == kDenominatorSink;
-    const float sink = has_sink ? ptx::LoadConstantFloat(whole.sink_logits + tile.head) : 0.0f;
+    const float sink = whole.denominator == kDenominatorSink
+                           ? ptx::LoadConstantFloat(whole.sink_logits + tile.head)
+                           : -Infinity();
+    const bool has_sink = sink != -Infinity();
     float lse[kListRuns], top = -Infinity();
-    bool is_seen = false;
+    bool is_seen = false, counts[kListRuns];
 #pragma unroll
     for (int n = 0; n < kListRuns; ++n) {
       lse[n] = ptx::LoadGlobalFloat(LseOf(runs[n], s, tile.head) + row);
       is_seen |= lse[n] != -Infinity();
-      top = ptx::Max(top, lse[n]);
+      counts[n] = lse[n] != -Infinity() && ptx::FloatBits(lse[n]) != kNothingFinite;
+      if (counts[n]) top = ptx::Max(top, lse[n]);
     }
     if (has_sink) top = ptx::Max(top, sink);
     float total = has_sink ? ptx::Exp2((sink - top) * kLog2E) : 0.0f;
     float weights[kListRuns];
 #pragma unroll
     for (int n = 0; n < kListRuns; ++n) {
-      weights[n] = lse[n] <= kNothingFinite ? 0.0f : ptx::Exp2((lse[n] - top) * kLog2E);
+      weights[n] = counts[n] ? ptx::Exp2((lse[n] - top) * kLog2E) : 0.0f;
       total += weights[n];
     }
     // Where all that is visible is −infinity: 0/0.
-    const float share = total == 0 ? ptx::BitsFloat(0x7fffffffu) : ptx::Reciprocal(total);
+    const float share = total == 0 ? ptx::BitsFloat(kNothingFinite) : ptx::Reciprocal(total);
     const float merged = total == 0 ? share : top + ptx::Log2(total) * kLn2;
     if (lane == 0) {
       ptx::StoreGlobalFloat(LseOf(whole, s, tile.head) + row, is_seen ? merged : -Infinity());
@@ -57,7 +60,7 @@ struct MergeOutputsKernel {
       float low = 0, high = 0;
 #pragma unroll
       for (int n = 0; n < kListRuns; ++n) {
-        if (lse[n] <= kNothingFinite) continue;
+        if (!counts[n]) continue;
         const uint2 pair =
             ptx::LoadGlobal64(RowOf(runs[n].o, s.batch, tile.head, s.q_begin + row) + word * 8);
         low += Weighted(ptx::BitsFloat(pair.x), weights[n] * share);

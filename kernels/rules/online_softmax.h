@@ -9,10 +9,13 @@
 // nearest, there is no loss.
 #pragma once
 
-#include "kernels/rules/list_runs.h"
 #include "kernels/rules/score_rules.h"
 
 namespace attnd {
+
+// lse of a row that sees nothing but −infinity: NaN, from 0/0 as in the reference, with bits that
+// no arithmetic makes. merge_runs.h tells by them that other runs may show the row more.
+inline constexpr uint32_t kNothingFinite = 0x7ffffffeu;
 
 inline constexpr float kLag = 8.0f;
 inline constexpr float kTruncationLoss = 3.52e-4f;
@@ -51,11 +54,8 @@ ATTN_HD RowEnd FinishRow(const ScoreContext& at, float gain, float stabilizer, f
     total = sum * shrink + (count > 0 ? count * ptx::Exp2(extra - top) : 0);
   }
   float factor = shrink * gain * problem.dropout_scale;
-  // Nothing but −infinity among visible scores: 0/0, as in the reference. Of a run, others may show
-  // more.
-  const float lse = total != 0                    ? (top + ptx::Log2(total)) * kLn2
-                    : problem.tile_lists.run != 0 ? kNothingFinite
-                                                  : ptx::BitsFloat(0x7fffffffu);
+  const float lse =
+      total != 0 ? (top + ptx::Log2(total)) * kLn2 : ptx::BitsFloat(kNothingFinite);
   return {factor * ptx::Reciprocal(total), lse};
 }
 

@@ -31,6 +31,7 @@ PUBLISHED = {(64, "forward", "full"): 32, (128, "forward", "full"): 30,
 XFORMERS = {(64, "forward", "full"): 32.4, (64, "forward", "causal"): 29.2, (128, "forward", "full"): 37.0,
             (64, "backward", "full"): 22.7, (128, "backward", "full"): 19.3}
 STEPS = (16, 15)
+MASK_LENGTHS = (LENGTH, 16384)
 # Blocks of 32 x 32 that SAT's published patterns keep of 1024 (N 1024), and batch × heads of its calls.
 SAT_BLOCKS, SAT_LENGTH, SAT_HEADS = {"image": 51, "nature": 39, "news": 81}, 1024, 1024
 SMS = 80
@@ -225,20 +226,27 @@ def visit_cycles(key, fields, image, nvdisasm):
     return out
 
 
-def speeds_of_masks(archive, name, nvdisasm):
-    """Speeds of the kernel without a mask, and of the listed one's whole and partial tiles."""
+def kernels_of_masks(archive, name, nvdisasm):
+    """(Shape, Speeds) of the kernel without a mask; {kind: (Shape, Speeds of whole tiles, of partial ones)}."""
     images = {key: (fields, image) for key, fields, image in read_archive(archive)}
-    wanted = (("_linear", "plain"), *(("_listed", scores) for scores in LISTED))
-    return [simulate(name + kind, *images[name + kind], nvdisasm, scores)[1] for kind, scores in wanted]
+
+    def speeds(key, scores):
+        return simulate(key, *images[key], nvdisasm, scores)[1]
+
+    print(f"{name}: begun", file=sys.stderr)
+    kinds = {kind: f"{name}_{kind}" for kind in ("listed", "small")}
+    return ((Shape(name), speeds(name + "_linear", "plain")),
+            {kind: (Shape(key), *(speeds(key, scores) for scores in LISTED)) for kind, key in kinds.items()})
 
 
 def simulate_masks(archive, only, nvdisasm):
-    """Rows of volta_masks for D 64 and 128, forward and backward."""
-    table = []
-    for name in (f"{way}_d{dim}_f32" for dim in (64, 128) for way in ("forward", "backward")):
-        if only in name:
-            table += volta_masks.rows(*speeds_of_masks(archive, name, nvdisasm), Shape(name + "_listed"), LENGTH, HEADS)
-            print(f"{name}: done", file=sys.stderr)
+    """Rows of volta_masks for N 4096 and 16,384 and D 64 and 128, forward and backward."""
+    names = [f"{way}_d{dim}_f32" for dim in (64, 128) for way in ("forward", "backward")]
+    kernels, table = [kernels_of_masks(archive, name, nvdisasm) for name in names if only in name], []
+    for length in MASK_LENGTHS:
+        masks = volta_masks.families(length)
+        for dense, listed in kernels:
+            table += volta_masks.rows(dense, listed, masks, length, HEADS * LENGTH // length)
     return table
 
 
@@ -246,10 +254,7 @@ def simulate_triton(archive, nvdisasm):
     """Rows of volta_triton for D 64 and 128."""
     table = []
     for dim in volta_triton.SETTINGS:
-        name = f"forward_d{dim}_f32"
-        table += volta_triton.rows(dim, *speeds_of_masks(archive, name, nvdisasm), Shape(name + "_listed"), LENGTH, HEADS,
-                                   nvdisasm)
-        print(f"{name}: done", file=sys.stderr)
+        table += volta_triton.rows(*kernels_of_masks(archive, f"forward_d{dim}_f32", nvdisasm), LENGTH, HEADS, nvdisasm)
     return table
 
 

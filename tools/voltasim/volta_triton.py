@@ -67,17 +67,20 @@ class Speeds:
         return {0x0: 32 * warps, 0x28: 0xFFFDC0, **{PARAMETERS + 4 * k: word for k, word in enumerate(words)}}, memory
 
 
-def rows(head_dim, dense, full, partial, shape, length, heads, nvdisasm):
-    """One dictionary a mask: cycles of the product (its Speeds, as volta_masks.rows takes them) and of Triton."""
+def rows(dense, kernels, length, heads, nvdisasm):
+    """One dictionary a mask: cycles of the product's fastest kernel (`dense`, `kernels`: as volta_masks.rows takes them)
+    and of Triton's."""
+    shape, head_dim = dense[0], dense[0].head_dim
     whole = {s: Speeds(head_dim, s, ("band", SIZE), False, nvdisasm) for s in SETTINGS[head_dim]}
     out, families = [], volta_masks.families(length)
     for name, rule in rules().items():
         other = {s: volta_masks.cycles(families[name], Tiles(s), heads, whole[s],
                                        Speeds(head_dim, s, rule, True, nvdisasm)) for s in whole}
-        out.append(row(name, head_dim, volta_masks.cycles(families[name], shape, heads, full, partial), other))
+        own = [volta_masks.cycles(families[name], tiles, heads, *speeds) for tiles, *speeds in kernels.values()]
+        out.append(row(name, head_dim, min(own), other))
     size = length // volta_masks.STRIDE
     each = {s: volta_masks.of_problems(whole[s], Tiles(s), size, volta_masks.STRIDE * heads) for s in whole}
-    own = volta_masks.of_problems(dense, shape, size, volta_masks.STRIDE * heads)
+    own = volta_masks.of_problems(dense[1], shape, size, volta_masks.STRIDE * heads)
     return out + [row(f"strided {volta_masks.STRIDE} by residues", head_dim, own, each)]
 
 
