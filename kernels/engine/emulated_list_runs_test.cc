@@ -2,15 +2,21 @@
 // against the float64 reference, with neighbours in a launch, shards and kept forwards
 // (tests/conformance), and which lines are cut.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "attention/element.h"
+#include "attention/random_problem.h"
 #include "attention/shard.h"
 #include "gtest/gtest.h"
 #include "kernels/engine/cuda_backend.h"
 #include "kernels/engine/device/emulated_device.h"
 #include "kernels/engine/mask_choice.h"
+#include "kernels/reference_backend.h"
+#include "tests/conformance/conformance_launch.h"
 #include "tests/conformance/long_list_cases.h"
 
 namespace attnd::cuda {
@@ -43,6 +49,55 @@ TEST(EmulatedListRuns, Sm80) {
 }
 TEST(EmulatedListRuns, Sm90) {
   Conforms(Architecture::kSm90, ElementType::kFloat16, MaskWay::kListed, 1);
+}
+
+// O, then lse.
+std::vector<float> ForwardOf(Backend& engine, const Problem& p, const ProblemInputs& inputs) {
+  const auto memory = MakeHostCallMemory();
+  const auto done = LaunchForward(engine, *memory, {{.problem = &p, .inputs = &inputs}});
+  EXPECT_TRUE(done.ok()) << done.status();
+  std::vector<float> all;
+  if (!done.ok()) return all;
+  const ForwardResults& results = done->results[0];
+  for (int64_t n = 0; n < p.OutputElements(); ++n) {
+    all.push_back(static_cast<float>(LoadElement(p.element, results.o.data(), n)));
+  }
+  for (int64_t n = 0; n < p.LseElements(); ++n) {
+    all.push_back(LoadElement(ElementType::kFloat32, results.lse.data(), n));
+  }
+  return all;
+}
+
+// The scores of the first `keys` keys are −infinity: all that a row's first runs see.
+void ConformsBesideInfinities(Architecture architecture, int64_t keys) {
+  Problem p = LongLists(1100, 8300);
+  p.element = ElementType::kFloat16;
+  ProblemInputs inputs = RandomInputs(p, 3);
+  for (int64_t n = 0; n < p.batch * p.q_heads * p.q_len; ++n) {
+    StoreElement(p.element, inputs.q.data(), n * p.qk_head_dim, 1);
+  }
+  for (int64_t n = 0; n < keys; ++n) {
+    StoreElement(p.element, inputs.k.data(), n * p.qk_head_dim,
+                 -std::numeric_limits<float>::infinity());
+  }
+  CudaBackend engine(MakeEmulatedDevice({.architecture = architecture}), nullptr, MaskWay::kListed);
+  ReferenceBackend reference;
+  const std::vector<float> got = ForwardOf(engine, p, inputs);
+  const std::vector<float> expected = ForwardOf(reference, p, inputs);
+  ASSERT_EQ(got.size(), expected.size());
+  int64_t wrong = 0, finite = 0;
+  for (size_t n = 0; n < got.size(); ++n) {
+    finite += std::isfinite(expected[n]);
+    wrong +=
+        std::isnan(expected[n]) ? !std::isnan(got[n]) : !(std::fabs(got[n] - expected[n]) < 0.02);
+  }
+  EXPECT_EQ(wrong, 0) << "of " << got.size();
+  EXPECT_GT(finite, 0);
+}
+
+TEST(EmulatedListRuns, RunsThatSeeNothingButInfinities) {
+  ConformsBesideInfinities(Architecture::kSm70, 3000);
+  ConformsBesideInfinities(Architecture::kSm90, 3000);
 }
 
 // The lines that a forward of these kernels cuts.
