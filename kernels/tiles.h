@@ -1,5 +1,5 @@
 // tiles.h: the kernels that exist, one row each: what they can do and how they cut their work. The
-// build compiles each row, the cuda engine picks among them (kernels/engine/selection.h), the
+// build compiles each row, the cuda engine picks among them (kernels/cuda/selection.h), the
 // emulator runs them. Host code; device code takes its Tile from a row as a template argument.
 #pragma once
 

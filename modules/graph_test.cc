@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "modules/check_rows.h"
 #include "modules/op_uses.h"
-#include "modules/random_module.h"
+#include "tests/layers/random_module.h"
 
 namespace attnd {
 namespace {

@@ -9,7 +9,7 @@
 #include "modules/arena.h"
 #include "modules/layer_schedule.h"
 #include "modules/op_uses.h"
-#include "modules/random_module.h"
+#include "tests/layers/random_module.h"
 
 namespace attnd {
 namespace {

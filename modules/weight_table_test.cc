@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "modules/random_module.h"
+#include "tests/layers/random_module.h"
 
 namespace attnd {
 namespace {

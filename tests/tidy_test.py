@@ -160,10 +160,10 @@ def generated_headers(tree):
 
 
 def cuda_only_in_driver(tree):
-    """Raw driver calls stand in kernels/driver; CUDA headers nowhere outside kernels/."""
-    yield from match_lines(tree, lambda n: n.endswith(CPP) and not n.startswith("kernels/driver/"),
+    """Raw driver calls stand in kernels/cuda/driver; CUDA headers nowhere outside kernels/."""
+    yield from match_lines(tree, lambda n: n.endswith(CPP) and not n.startswith("kernels/cuda/driver/"),
                            r"\bcu(Mem|Stream|Event|Module|Launch|Ctx|Device|Func|Init|Pointer)[A-Za-z]*\(",
-                           "driver call outside kernels/driver")
+                           "driver call outside kernels/cuda/driver")
     yield from match_lines(tree, lambda n: n.endswith(CPP) and not n.startswith("kernels/"),
                            r'#include\s+[<"](cuda|nvrtc|cuda_runtime)[a-z_]*\.h', "CUDA header outside kernels")
 

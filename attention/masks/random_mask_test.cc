@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/masks/mask_comparison.h"
+#include "tests/masks/mask_comparison.h"
 #include "attention/masks/mask_description.h"
 #include "attention/random_problem.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/masks/mask_comparison.h"
+#include "tests/masks/mask_comparison.h"
 #include "attention/masks/mask_description.h"
 #include "attention/masks/mask_oracle.h"
 #include "attention/random_problem.h"

@@ -4,7 +4,7 @@
 //     bazel run //kernels/cpu:attention_benchmark -- --benchmark_filter=Forward
 //
 // ATTND_THREADS sets the threads (default 1). Against PyTorch:
-// tests/benchmarks/cpu_against_pytorch.py; figures: docs/PERFORMANCE.md. Upper limit, 6×64 register
+// tools/benchmarks/cpu_against_pytorch.py; figures: docs/PERFORMANCE.md. Upper limit, 6×64 register
 // tile alone: 114 GFLOP/s in one thread of an AMD EPYC (Zen 4, AVX-512), which multiplies and adds
 // one 16-lane vector per clock.
 #include <benchmark/benchmark.h>

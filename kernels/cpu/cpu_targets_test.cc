@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/emulated_tiles.h"
+#include "tests/cpu_tiles/emulated_tiles.h"
 #include "kernels/cpu/matrix_tiles.h"
 #include "tests/conformance/backend_conformance.h"
 

@@ -12,7 +12,7 @@
 #include "attention/element.h"
 #include "attention/random_problem.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cpu/emulated_tiles.h"
+#include "tests/cpu_tiles/emulated_tiles.h"
 
 namespace attnd {
 namespace {

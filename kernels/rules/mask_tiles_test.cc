@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/random_problem.h"
 #include "gtest/gtest.h"
-#include "kernels/emulator/block.h"
+#include "tests/emulator/block.h"
 
 namespace attnd {
 namespace {

@@ -1,8 +1,8 @@
 // What a kept bfloat16 forward leaves beside K, Q and lse: V and O once more, in the powers of two
-// that backward wants (kernels/engine/transfer.h). 64 rows of a head a block, four lanes a row;
+// that backward wants (kernels/cuda/transfer.h). 64 rows of a head a block, four lanes a row;
 // bound by memory. In the numbers of the caller, of which forward reads V·2^−v_exponent:
 //   kept V = V·2^−kept_v_exponent    kept O = bfloat16(O)·2^−kept_v_exponent
-// The bits are those that kernels/engine/layout/staging.h makes of the caller's V and of the O that
+// The bits are those that kernels/cuda/layout/staging.h makes of the caller's V and of the O that
 // it received: V came to forward exactly, or is too small for backward by 2^8 at least (CanKeep).
 // Rows     of O are heads [0, q_heads) of the tile list, rows of V those after them.
 // Errors   none

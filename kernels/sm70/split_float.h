@@ -1,6 +1,6 @@
 // float32 on m8n8k4 of float16: x = high + low, both float16, and
 //   a·b = low·high + high·low + high·high
-// exact to about 2^-21 of |a|·|b|. The host brings rows so (kernels/engine/layout/staging.h): four
+// exact to about 2^-21 of |a|·|b|. The host brings rows so (kernels/cuda/layout/staging.h): four
 // numbers of a row are one 16-byte chunk, of which the first half holds the high parts and the
 // second half the low ones, times a power of two. So one LDS.128 is both parts of an operand.
 //

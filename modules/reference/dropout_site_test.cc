@@ -6,7 +6,7 @@
 #include "attention/reference.h"
 #include "modules/attention_problem.h"
 #include "modules/reference/pointwise.h"
-#include "modules/reference/reference_fixture.h"
+#include "tests/layers/reference_fixture.h"
 
 namespace attnd {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "modules/reference/reference_fixture.h"
+#include "tests/layers/reference_fixture.h"
 
 namespace attnd {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "modules/check_rows.h"
 #include "modules/reference/call_parts.h"
-#include "modules/reference/reference_fixture.h"
+#include "tests/layers/reference_fixture.h"
 
 namespace attnd {
 namespace {

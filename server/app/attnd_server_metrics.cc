@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "server/app/attnd_server.h"
-#include "server/masks/mask_workers.h"
+#include "server/keep/mask_workers.h"
 #include "server/modules/module_table.h"
 #include "server/rpc/rpc_server.h"
 #include "server/security/certificate_files.h"

@@ -1,5 +1,5 @@
 // DaemonMain: what attnd does from its flags to its exit code (docs/FLAGS.md), over engines that
-// its main makes: the product's by kernels/registry.h, a benchmark's or a fault test's their own.
+// its main makes: the product's by kernels/registry/registry.h, a benchmark's or a fault test's their own.
 // Once, on the main thread, before any other starts.
 #pragma once
 

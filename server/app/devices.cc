@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "base/numa.h"
+#include "server/app/numa.h"
 #include "base/status_macros.h"
 #include "server/app/startup_check.h"
 

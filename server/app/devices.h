@@ -21,7 +21,7 @@
 #include "server/admission/cost_model.h"
 #include "server/admission/staging_pool.h"
 #include "server/app/gpu_watch.h"
-#include "server/lease/lease_table.h"
+#include "server/keep/lease_table.h"
 #include "server/metrics/metrics.h"
 #include "server/schedule/device_worker.h"
 #include "server/schedule/metered_backend.h"

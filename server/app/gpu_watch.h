@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/driver/nvml.h"
+#include "kernels/cuda/driver/nvml.h"
 
 namespace attnd {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/driver/fake_driver.h"
+#include "tests/fakes/fake_driver.h"
 
 namespace attnd {
 namespace {

@@ -1,5 +1,5 @@
-// attnd: the daemon, with the engines of kernels/registry.h.
-#include "kernels/registry.h"
+// attnd: the daemon, with the engines of kernels/registry/registry.h.
+#include "kernels/registry/registry.h"
 #include "server/app/daemon_main.h"
 
 int main(int argc, char** argv) {

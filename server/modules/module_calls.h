@@ -21,7 +21,7 @@
 #include "server/admission/staging_pool.h"
 #include "server/modules/call_stream.h"
 #include "server/modules/compute_turns.h"
-#include "server/modules/module_metrics.h"
+#include "server/metrics/module_metrics.h"
 #include "server/modules/module_table.h"
 #include "server/modules/payloads.h"
 

@@ -27,7 +27,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
-#include "server/lease/lease_token.h"
+#include "server/keep/lease_token.h"
 #include "server/modules/registered_module.h"
 
 namespace attnd {

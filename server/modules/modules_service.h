@@ -15,7 +15,7 @@
 #include "proto/attnd/v1/module.grpc.pb.h"
 #include "server/modules/call_stream.h"
 #include "server/modules/module_calls.h"
-#include "server/modules/module_metrics.h"
+#include "server/metrics/module_metrics.h"
 #include "server/rpc/call_log_limit.h"
 #include "server/rpc/transfer_pool.h"
 #include "server/security/auth.h"

@@ -28,7 +28,7 @@
 #include "modules/module_engine.h"
 #include "proto/attnd/v1/module.pb.h"
 #include "server/modules/call_ledger.h"
-#include "server/modules/module_memory.h"
+#include "server/keep/module_memory.h"
 #include "server/modules/module_state.h"
 
 namespace attnd {

@@ -11,7 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "modules/module_engine.h"
 #include "proto/attnd/v1/module.pb.h"
-#include "server/modules/module_memory.h"
+#include "server/keep/module_memory.h"
 #include "server/modules/registered_module.h"
 
 namespace attnd {

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "proto/attnd/v1/attention.pb.h"
-#include "server/captures/map_store.h"
+#include "server/keep/map_store.h"
 
 namespace attnd {
 

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/attnd/v1/attention.grpc.pb.h"
-#include "server/lease/lease_table.h"
+#include "server/keep/lease_table.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/service_deps.h"
 

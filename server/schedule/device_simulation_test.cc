@@ -1,5 +1,5 @@
 // The scheduler over simulated GPUs: random calls, cancellations, deadlines and traps against the
-// cuda engine's own host code on a stand-in driver (kernels/driver/fake_gpu.h) whose operations
+// cuda engine's own host code on a stand-in driver (tests/fakes/fake_gpu.h) whose operations
 // take random times of a clock of their own. Each schedule ends with every call answered once, the
 // right bytes in every answer that is OK, and all memory back. A failure prints its seed.
 #include <gtest/gtest.h>
@@ -16,9 +16,9 @@
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "base/status_macros.h"
-#include "kernels/driver/fake_driver.h"
-#include "kernels/engine/cuda_backend.h"
-#include "kernels/engine/device/driver_device.h"
+#include "tests/fakes/fake_driver.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/device/driver_device.h"
 #include "server/call/status_details.h"
 #include "server/schedule/device_worker.h"
 #include "tests/fixtures/pipeline_fixture.h"

@@ -14,8 +14,8 @@
 #include "kernels/backend.h"
 #include "server/admission/admission.h"
 #include "server/admission/cost_model.h"
-#include "server/captures/map_store.h"
-#include "server/lease/lease_table.h"
+#include "server/keep/map_store.h"
+#include "server/keep/lease_table.h"
 #include "server/metrics/metrics.h"
 #include "server/schedule/result.h"
 

@@ -14,7 +14,7 @@
 #include "kernels/backend.h"
 #include "server/admission/admission.h"
 #include "server/call/call.h"
-#include "server/lease/lease_table.h"
+#include "server/keep/lease_table.h"
 
 namespace attnd {
 

@@ -14,7 +14,7 @@
 #include "kernels/backend.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "server/call/transfer_progress.h"
-#include "server/lease/lease_table.h"
+#include "server/keep/lease_table.h"
 #include "server/schedule/result.h"
 
 namespace attnd {

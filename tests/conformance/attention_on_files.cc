@@ -15,7 +15,7 @@
 #include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "kernels/registry.h"
+#include "kernels/registry/registry.h"
 
 ABSL_FLAG(std::string, folder, ".", "where the tensors lie");
 ABSL_FLAG(std::string, backend, "cuda", "engine");

@@ -11,8 +11,8 @@
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/engine/cuda_backend.h"
-#include "kernels/engine/device/emulated_device.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "tests/emulator/device/emulated_device.h"
 #include "tests/conformance/conformance_launch.h"
 
 namespace attnd {

@@ -4,7 +4,7 @@ For O, dQ, dK and dV of each case: the largest absolute error of both, their rat
 relative error (Σ|error| / Σ|exact|) of attnd. "eager" is PyTorch's softmax(QKᵀ)V in the same element type, "SDPA" its
 scaled_dot_product_attention. Exits 1 when attnd's largest error exceeds twice SDPA's anywhere.
 
-Needs: torch and bazel build //tests/benchmarks:libattention.so.
+Needs: torch and bazel build //tools/benchmarks:libattention.so.
 Run:   python3 tests/conformance/compare_with_pytorch.py [--lengths 512 2048] [--dims 64 128] [--seeds 1 2 3]
 """
 import argparse

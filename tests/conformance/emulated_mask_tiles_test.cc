@@ -18,8 +18,8 @@
 #include "base/check.h"
 #include "base/round_up.h"
 #include "gtest/gtest.h"
-#include "kernels/engine/cuda_backend.h"
-#include "kernels/engine/device/emulated_device.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "tests/emulator/device/emulated_device.h"
 #include "tests/conformance/backend_conformance.h"
 #include "tests/conformance/conformance_launch.h"
 

@@ -16,8 +16,8 @@
 #include "attention/random_problem.h"
 #include "attention/reference.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/engine/cuda_backend.h"
-#include "kernels/engine/device/emulated_device.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "tests/emulator/device/emulated_device.h"
 #include "kernels/reference_backend.h"
 
 namespace attnd {

@@ -4,9 +4,9 @@
 
 #include "base/status_macros.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "modules/cpu/cpu_module_engine.h"
-#include "modules/cpu/engine_comparison.h"
-#include "modules/cuda/cuda_module_engine.h"
+#include "kernels/layers/cpu/cpu_module_engine.h"
+#include "tests/layers/engine_comparison.h"
+#include "kernels/layers/cuda/cuda_module_engine.h"
 #include "modules/reference/call_parts.h"
 #include "modules/reference/reference_engine.h"
 #include "tests/conformance/naive_backend.h"

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "modules/cuda/conformance_device.h"
+#include "tests/layers/conformance_device.h"
 #include "modules/module_engine.h"
 
 namespace attnd {

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/random_problem.h"
 #include "client/attention_client.h"
-#include "kernels/driver/fake_driver.h"
+#include "tests/fakes/fake_driver.h"
 #include "tests/daemon/lease_caller.h"
 #include "tests/fixtures/call_outputs.h"
 #include "tests/fixtures/daemon_fixture.h"

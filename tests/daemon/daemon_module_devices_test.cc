@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/reference_backend.h"
-#include "modules/pipeline/pipeline_engine.h"
+#include "kernels/layers/pipeline/pipeline_engine.h"
 #include "modules/reference/reference_engine.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-#include "attention/masks/mask_comparison.h"
+#include "tests/masks/mask_comparison.h"
 #include "attention/masks/mask_description.h"
 #include "attention/masks/random_mask.h"
 #include "base/check.h"

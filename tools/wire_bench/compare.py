@@ -6,7 +6,7 @@ one round. attnd's daemon computes nothing (null_attnd); "attnd, cpu engine" is 
 there, o comes back, and there is hardly any attention. CPU seconds are for 1e9 bytes there and back together, both ends.
 
     python3 -m venv /tmp/peers && /tmp/peers/bin/pip install pyarrow numpy grpcio
-    bazel build //server:attnd //tests/benchmarks:null_attnd //tools/wire_bench:all
+    bazel build //server:attnd //tools/benchmarks:null_attnd //tools/wire_bench:all
     /tmp/peers/bin/python tools/wire_bench/compare.py
 
 What is not installed is left out of the table.
@@ -163,8 +163,8 @@ PEERS = {
     "gRPC generated stub, bytes": echo_peer("stub"),
     "python-grpcio": python_peer("grpcio"),
     "pyarrow Flight": python_peer("flight"),
-    "attnd, unary": attnd_peer("tests/benchmarks/null_attnd", "unary"),
-    "attnd, stream": attnd_peer("tests/benchmarks/null_attnd", "stream"),
+    "attnd, unary": attnd_peer("tools/benchmarks/null_attnd", "unary"),
+    "attnd, stream": attnd_peer("tools/benchmarks/null_attnd", "stream"),
     "attnd, cpu engine, unary": attnd_peer("server/attnd", "unary"),
     "attnd, cpu engine, stream": attnd_peer("server/attnd", "stream"),
 }

@@ -5,7 +5,7 @@
 //   forward    3 : 1                          q, k, v and o
 //   backward   5 : 3                          q, k, v, o, d_o and dq, dk, dv
 //
-// Against a daemon that computes nothing (tests/benchmarks:null_attnd) the figures are the wire's;
+// Against a daemon that computes nothing (tools/benchmarks:null_attnd) the figures are the wire's;
 // against any other, forward and backward count its engine too.
 #pragma once
 

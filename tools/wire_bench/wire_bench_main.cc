@@ -1,7 +1,7 @@
 // wire_bench: what the wire between here and a daemon gives, as a table or JSON, one row for each
 // traffic, mode and number of connections. The flags that say whom to call are those of attnctl.
 //
-//     bazel build //tools/wire_bench //tests/benchmarks:null_attnd
+//     bazel build //tools/wire_bench //tools/benchmarks:null_attnd
 //     bazel-bin/tools/wire_bench/wire_bench --traffic echo --connections 4,8,12
 #include <iostream>
 #include <map>

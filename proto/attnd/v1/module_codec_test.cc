@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "modules/random_module.h"
+#include "tests/layers/random_module.h"
 
 namespace attnd {
 namespace {

@@ -1,0 +1,594 @@
+#include "kernels/cuda/device/driver_device.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/status_macros.h"
+#include "kernels/cuda/driver/memory_pool.h"
+#include "kernels/cuda/device/device_wait.h"
+#include "kernels/cuda/device/launch_turns.h"
+#include "kernels/cuda/library/embedded_kernels.h"
+#include "kernels/cuda/library/kernel_library.h"
+
+namespace attnd::cuda {
+namespace {
+
+// Launches may hold this share of the pool, and masks that one: the rest is for rounding and for
+// gaps between them.
+constexpr double kLaunchShare = 0.88, kMaskShare = 0.02;
+// Descriptors and tiles of a launch pass through this much page-locked memory at a time.
+constexpr int64_t kBounceBytes = int64_t{1} << 20;
+
+// What a launch needs besides memory, made at the start.
+struct Slot {
+  Event upload_begin, upload_end, kernel_begin, kernel_end, download_begin, download_end;
+  PinnedMemory bounce;
+};
+
+// Bytes of a launch, or of what it leaves, by what they are for.
+struct ArenaBytes {
+  int64_t input = 0, output = 0, workspace = 0, lease = 0;
+};
+ArenaBytes BytesByUse(int64_t total, absl::Span<const Region> regions) {
+  ArenaBytes bytes;
+  for (const Region& region : regions) {
+    if (region.use == RegionUse::kInput) bytes.input += region.bytes;
+    if (region.use == RegionUse::kOutput) bytes.output += region.bytes;
+  }
+  bytes.workspace = total - bytes.input - bytes.output;
+  return bytes;
+}
+
+void Add(std::atomic<double>& sum, double seconds) {
+  for (double old = sum; !sum.compare_exchange_weak(old, old + seconds);) {
+  }
+}
+
+class DriverDevice final : public KernelDevice {
+ public:
+  static absl::StatusOr<std::unique_ptr<DriverDevice>> Make(const DriverDeviceOptions& options) {
+    auto device = std::unique_ptr<DriverDevice>(new DriverDevice(options));
+    RETURN_IF_ERROR(device->Start());
+    return device;
+  }
+  ~DriverDevice() override {
+    // Members free device memory: their context must be this thread's.
+    if (context_) context_.MakeCurrent().IgnoreError();
+  }
+
+  const BackendInfo& info() const override { return info_; }
+  int multiprocessors() const override { return multiprocessors_; }
+  const std::vector<KernelRow>& rows() const override { return rows_; }
+  absl::StatusOr<TensorMap> Encode(const RowsBox& box) const override {
+    return EncodeTensorMap(*driver_, box);
+  }
+  absl::Status Check(const KernelRow& row) const override {
+    absl::MutexLock lock(&library_mutex_);
+    return library_->Check(row);
+  }
+  absl::StatusOr<std::unique_ptr<DeviceLaunch>> Begin(int64_t bytes,
+                                                      absl::Span<const Region> regions) override;
+  absl::StatusOr<std::unique_ptr<DeviceLaunch>> BeginIn(const DevicePart& arena,
+                                                        absl::Span<const Region> regions) override;
+  std::unique_ptr<DeviceMemory> Hold(int64_t bytes) override;
+  absl::Status RegisterHost(absl::Span<std::byte> memory) override {
+    RETURN_IF_ERROR(context_.MakeCurrent());
+    ASSIGN_OR_RETURN(PinnedRange range, PinnedRange::Register(*driver_, memory));
+    absl::MutexLock lock(&mutex_);
+    pinned_[memory.data()] = {static_cast<int64_t>(memory.size()), std::move(range)};
+    return absl::OkStatus();
+  }
+  void UnregisterHost(absl::Span<std::byte> memory) override {
+    if (!context_.MakeCurrent().ok()) return;
+    absl::MutexLock lock(&mutex_);
+    pinned_.erase(memory.data());
+  }
+  double max_slice_seconds() const override { return options_.max_slice_seconds; }
+  int64_t mask_bytes() const override { return mask_bytes_; }
+  DeviceUse use() const override;
+
+ private:
+  friend class DriverLaunch;
+  friend class HeldBlock;
+  explicit DriverDevice(const DriverDeviceOptions& options) : options_(options) {}
+  absl::Status Start();
+  absl::Status StartMemory();
+  absl::Status LoadKernels();
+  void Describe(const DeviceIdentity& identity);
+
+  // Passes a status on; one that means a lost context is remembered and marked.
+  absl::Status Seen(absl::Status status) {
+    if (IsSticky(status)) status = DeviceLost(std::move(status));
+    if (IsDeviceLost(status)) lost_ = true;
+    return status;
+  }
+  absl::StatusOr<LoadedKernel> Kernel(const KernelRow& row) {
+    absl::MutexLock lock(&library_mutex_);
+    return library_->Get(row);
+  }
+  // Waits until a slot and memory are there.
+  absl::StatusOr<std::pair<Slot*, PoolBlock>> Take(int64_t bytes);
+  Slot* TakeSlot() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    auto slot_free = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !free_slots_.empty(); };
+    mutex_.Await(absl::Condition(&slot_free));
+    Slot* slot = free_slots_.back();
+    free_slots_.pop_back();
+    return slot;
+  }
+  // `slot`: null for what no launch holds.
+  void GiveBack(Slot* slot, PoolBlock block, const ArenaBytes& use);
+  void CountUse(const ArenaBytes& use, int sign);
+  // Whether rows begin and end in page-locked memory of different pieces, or in one and outside.
+  bool CrossesPinnedMemory(const HostCopy& copy) {
+    absl::MutexLock lock(&mutex_);
+    auto piece_of = [this](std::byte* at) ABSL_SHARED_LOCKS_REQUIRED(mutex_) -> const void* {
+      const auto next = pinned_.upper_bound(at);
+      if (next == pinned_.begin()) return nullptr;
+      const auto& [begin, piece] = *std::prev(next);
+      return at < begin + piece.first ? begin : nullptr;
+    };
+    std::byte* const last = copy.host + (copy.rows - 1) * copy.host_pitch + copy.bytes - 1;
+    return piece_of(copy.host) != piece_of(last);
+  }
+
+  const DriverDeviceOptions options_;
+  // In the order in which they are needed: destroyed last to first.
+  std::unique_ptr<Driver> driver_;
+  Context context_;
+  BackendInfo info_;
+  std::vector<KernelRow> rows_;
+  int64_t total_bytes_ = 0, mask_bytes_ = 0;
+  int multiprocessors_ = 0;
+  Stream upload_, compute_, download_;
+  MemoryPool pool_;
+  std::vector<Slot> slots_;
+  mutable absl::Mutex library_mutex_;
+  std::unique_ptr<KernelLibrary> library_;
+  LaunchTurns turns_;
+  absl::Mutex compute_mutex_;  // the kernels of a slice stand together
+  absl::Mutex mutex_;
+  std::vector<Slot*> free_slots_ ABSL_GUARDED_BY(mutex_);
+  // By where they begin, with their lengths.
+  std::map<std::byte*, std::pair<int64_t, PinnedRange>> pinned_ ABSL_GUARDED_BY(mutex_);
+  uint64_t given_back_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<bool> lost_{false};
+  std::atomic<int64_t> input_{0}, output_{0}, workspace_{0}, lease_{0}, peak_{0};
+  std::atomic<int64_t> uploaded_{0}, downloaded_{0}, allocation_failures_{0};
+  std::atomic<double> upload_seconds_{0}, kernel_seconds_{0}, download_seconds_{0};
+};
+
+// What a call left behind. It was allocated on the upload stream and is given back there, when no
+// launch that uses it is at work.
+class HeldBlock final : public DeviceMemory {
+ public:
+  HeldBlock(DriverDevice& device, PoolBlock block) : device_(device), block_(std::move(block)) {
+    device_.CountUse({.lease = block_.bytes()}, +1);
+  }
+  ~HeldBlock() override {
+    device_.context_.MakeCurrent().IgnoreError();
+    const ArenaBytes use = {.lease = block_.bytes()};
+    device_.GiveBack(nullptr, std::move(block_), use);
+  }
+  uint64_t address() const override { return block_.address().value; }
+  int64_t bytes() const override { return block_.bytes(); }
+
+ private:
+  DriverDevice& device_;
+  PoolBlock block_;
+};
+
+class DriverLaunch final : public DeviceLaunch {
+ public:
+  // `arena`: the block's address, or a place in memory that is held, without a block.
+  DriverLaunch(DriverDevice& device, Slot* slot, PoolBlock block, uint64_t arena,
+               const ArenaBytes& use)
+      : device_(device), slot_(slot), block_(std::move(block)), arena_(arena), use_(use) {}
+  ~DriverLaunch() override {
+    device_.context_.MakeCurrent().IgnoreError();
+    // Nothing may be at work on this memory when it is given back; a lost device works no more. A
+    // slice may have been enqueued in part.
+    if (has_turn_) device_.compute_.ref().Record(slot_->kernel_end).IgnoreError();
+    if (!finished_) Settle().IgnoreError();
+    EndTurn();
+    device_.GiveBack(slot_, std::move(block_), use_);
+  }
+
+  uint64_t arena() const override { return arena_; }
+
+  absl::Status Upload(const HostCopy& copy) override {
+    RETURN_IF_ERROR(BeginUpload());
+    if (copy.rows > 1 && device_.CrossesPinnedMemory(copy)) {
+      return EachRow(copy, [this](const HostCopy& row) { return Upload(row); });
+    }
+    uploaded_bytes_ += copy.total();
+    return device_.Seen(copy.rows == 1 ? Up().CopyIn({copy.device}, copy.host, copy.bytes)
+                                       : Up().CopyRowsIn({copy.device}, copy.host, RowsOf(copy)));
+  }
+  absl::Status UploadCopy(uint64_t to, const void* from, int64_t bytes) override;
+  absl::Status SetZero(uint64_t at, int64_t bytes) override {
+    RETURN_IF_ERROR(BeginUpload());
+    return device_.Seen(Up().SetZero({at}, bytes));
+  }
+  absl::StatusOr<bool> Run(absl::Span<const KernelStep> steps,
+                           const std::function<bool()>& wanted) override;
+  absl::Status Download(const HostCopy& copy) override {
+    RETURN_IF_ERROR(BeginDownload());
+    if (copy.rows > 1 && device_.CrossesPinnedMemory(copy)) {
+      return EachRow(copy, [this](const HostCopy& row) { return Download(row); });
+    }
+    downloaded_bytes_ += copy.total();
+    return device_.Seen(copy.rows == 1
+                            ? Down().CopyOut(copy.host, {copy.device}, copy.bytes)
+                            : Down().CopyRowsOut(copy.host, {copy.device}, RowsOf(copy)));
+  }
+  absl::StatusOr<DeviceTimes> Finish() override;
+
+ private:
+  // One command reads (writes) one piece of page-locked memory.
+  template <class Make>
+  static absl::Status EachRow(const HostCopy& copy, const Make& make) {
+    for (int64_t row = 0; row < copy.rows; ++row) {
+      RETURN_IF_ERROR(make({.device = copy.device + static_cast<uint64_t>(row * copy.device_pitch),
+                            .host = copy.host + row * copy.host_pitch,
+                            .bytes = copy.bytes}));
+    }
+    return absl::OkStatus();
+  }
+  static StreamRef::Rows RowsOf(const HostCopy& copy) {
+    return {copy.rows, copy.bytes, copy.host_pitch, copy.device_pitch};
+  }
+  StreamRef Up() const { return device_.upload_.ref(); }
+  StreamRef Down() const { return device_.download_.ref(); }
+  absl::Status BeginUpload();
+  absl::Status EndUpload();
+  absl::Status BeginDownload();
+  absl::Status Enqueue(absl::Span<const KernelStep> steps);
+  absl::Status EnqueueStep(const KernelStep& step);
+  absl::Status EndSlice();
+  absl::Status Settle();
+  absl::StatusOr<double> Elapsed(const Event& begin, const Event& end) {
+    absl::StatusOr<double> seconds = end.SecondsSince(begin);
+    if (!seconds.ok()) return device_.Seen(seconds.status());
+    return seconds;
+  }
+  void EndTurn() {
+    if (std::exchange(has_turn_, false)) device_.turns_.Give();
+  }
+
+  DriverDevice& device_;
+  Slot* const slot_;
+  PoolBlock block_;
+  const uint64_t arena_;
+  const ArenaBytes use_;
+  int64_t bounced_ = 0;  // bytes of the bounce memory in use
+  int64_t uploaded_bytes_ = 0, downloaded_bytes_ = 0;
+  DeviceTimes times_;
+  bool uploading_ = false, upload_ended_ = false, downloading_ = false;
+  bool has_turn_ = false;  // a slice is enqueued and not yet waited for
+  bool computed_ = false, finished_ = false;
+};
+
+absl::Status DriverLaunch::BeginUpload() {
+  if (std::exchange(uploading_, true)) return absl::OkStatus();
+  return device_.Seen(Up().Record(slot_->upload_begin));
+}
+
+absl::Status DriverLaunch::EndUpload() {
+  RETURN_IF_ERROR(BeginUpload());
+  upload_ended_ = true;
+  return device_.Seen(Up().Record(slot_->upload_end));
+}
+
+absl::Status DriverLaunch::UploadCopy(uint64_t to, const void* from, int64_t bytes) {
+  const auto* next = static_cast<const std::byte*>(from);
+  for (int64_t left = bytes; left > 0;) {
+    if (bounced_ == kBounceBytes) {  // only for lists of tens of thousands of tiles
+      RETURN_IF_ERROR(EndUpload());
+      RETURN_IF_ERROR(device_.Seen(WaitFor(slot_->upload_end)));
+      bounced_ = 0;
+    }
+    const int64_t size = std::min(left, kBounceBytes - bounced_);
+    std::byte* place = slot_->bounce.bytes().data() + bounced_;
+    std::memcpy(place, next, size);
+    RETURN_IF_ERROR(Upload({.device = to, .host = place, .bytes = size}));
+    // The next piece stands where a copy may begin.
+    bounced_ = std::min(kBounceBytes, (bounced_ + size + 63) / 64 * 64);
+    next += size;
+    to += size;
+    left -= size;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> DriverLaunch::Run(absl::Span<const KernelStep> steps,
+                                       const std::function<bool()>& wanted) {
+  if (!computed_) RETURN_IF_ERROR(EndUpload());
+  RETURN_IF_ERROR(EndSlice());
+  device_.turns_.Take();
+  has_turn_ = true;
+  if (device_.lost_) return DeviceLost(absl::InternalError("the GPU was lost"));
+  if (!wanted()) {
+    EndTurn();
+    return false;
+  }
+  RETURN_IF_ERROR(device_.Seen(Enqueue(steps)));
+  return true;
+}
+
+absl::Status DriverLaunch::Enqueue(absl::Span<const KernelStep> steps) {
+  StreamRef compute = device_.compute_.ref();
+  absl::MutexLock lock(&device_.compute_mutex_);
+  if (!computed_) RETURN_IF_ERROR(compute.Wait(slot_->upload_end));
+  computed_ = true;
+  RETURN_IF_ERROR(compute.Record(slot_->kernel_begin));
+  for (const KernelStep& step : steps) RETURN_IF_ERROR(EnqueueStep(step));
+  return compute.Record(slot_->kernel_end);
+}
+
+absl::Status DriverLaunch::EnqueueStep(const KernelStep& step) {
+  StreamRef compute = device_.compute_.ref();
+  if (device_.options_.stand_in) {
+    ASSIGN_OR_RETURN(const bool replaced,
+                     device_.options_.stand_in(*device_.driver_, compute, step));
+    if (replaced) return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(LoadedKernel kernel, device_.Kernel(step.row));
+  LaunchParams params = step.params;
+  void* arguments[] = {&params};
+  const int at_once = device_.multiprocessors_ * step.row.tile.blocks_per_sm;
+  const int blocks = step.row.stays ? std::min(params.tile_count, at_once) : params.tile_count;
+  return compute.Launch(kernel.function,
+                        {.blocks = static_cast<uint32_t>(blocks),
+                         .threads = static_cast<uint32_t>(kernel.threads),
+                         .shared_bytes = static_cast<uint32_t>(kernel.shared_bytes),
+                         .overlaps = step.row.overlaps},
+                        arguments);
+}
+
+// Waits for the slice at work, if there is one, and lets the next launch have the turn.
+absl::Status DriverLaunch::EndSlice() {
+  if (!has_turn_) return absl::OkStatus();
+  absl::Status status = device_.Seen(WaitFor(slot_->kernel_end));
+  EndTurn();
+  RETURN_IF_ERROR(status);
+  ASSIGN_OR_RETURN(const double seconds, Elapsed(slot_->kernel_begin, slot_->kernel_end));
+  times_.kernel += seconds;
+  return absl::OkStatus();
+}
+
+absl::Status DriverLaunch::BeginDownload() {
+  if (std::exchange(downloading_, true)) return absl::OkStatus();
+  RETURN_IF_ERROR(device_.Seen(Down().Wait(slot_->kernel_end)));
+  return device_.Seen(Down().Record(slot_->download_begin));
+}
+
+// Waits until nothing of this launch is at work.
+absl::Status DriverLaunch::Settle() {
+  if (uploading_ && !upload_ended_) RETURN_IF_ERROR(EndUpload());
+  RETURN_IF_ERROR(EndSlice());
+  if (downloading_) {
+    RETURN_IF_ERROR(device_.Seen(Down().Record(slot_->download_end)));
+    return device_.Seen(WaitFor(slot_->download_end));
+  }
+  return uploading_ ? device_.Seen(WaitFor(slot_->upload_end)) : absl::OkStatus();
+}
+
+absl::StatusOr<DeviceTimes> DriverLaunch::Finish() {
+  RETURN_IF_ERROR(Settle());
+  finished_ = true;
+  if (uploading_) {
+    ASSIGN_OR_RETURN(times_.upload, Elapsed(slot_->upload_begin, slot_->upload_end));
+  }
+  if (downloading_) {
+    ASSIGN_OR_RETURN(times_.download, Elapsed(slot_->download_begin, slot_->download_end));
+  }
+  device_.uploaded_ += uploaded_bytes_;
+  device_.downloaded_ += downloaded_bytes_;
+  Add(device_.upload_seconds_, times_.upload);
+  Add(device_.kernel_seconds_, times_.kernel);
+  Add(device_.download_seconds_, times_.download);
+  return times_;
+}
+
+absl::StatusOr<std::unique_ptr<DeviceLaunch>> DriverDevice::Begin(
+    int64_t bytes, absl::Span<const Region> regions) {
+  RETURN_IF_ERROR(Seen(context_.MakeCurrent()));
+  auto taken = Take(bytes);
+  if (!taken.ok()) return Seen(taken.status());
+  const ArenaBytes use = BytesByUse(bytes, regions);
+  CountUse(use, +1);
+  const uint64_t arena = taken->second.address().value;
+  return std::make_unique<DriverLaunch>(*this, taken->first, std::move(taken->second), arena, use);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceLaunch>> DriverDevice::BeginIn(const DevicePart& arena,
+                                                                    absl::Span<const Region>) {
+  RETURN_IF_ERROR(Seen(context_.MakeCurrent()));
+  absl::MutexLock lock(&mutex_);
+  return std::make_unique<DriverLaunch>(*this, TakeSlot(), PoolBlock(), arena.address(),
+                                        ArenaBytes());
+}
+
+absl::StatusOr<std::pair<Slot*, PoolBlock>> DriverDevice::Take(int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  while (true) {
+    auto slot_free = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !free_slots_.empty(); };
+    mutex_.Await(absl::Condition(&slot_free));
+    absl::StatusOr<PoolBlock> block = pool_.Allocate(upload_.ref(), bytes);
+    if (block.ok()) {
+      Slot* slot = free_slots_.back();
+      free_slots_.pop_back();
+      return std::pair(slot, *std::move(block));
+    }
+    ++allocation_failures_;
+    const bool alone = free_slots_.size() == slots_.size();
+    if (alone || block.status().code() != absl::StatusCode::kResourceExhausted) {
+      return block.status();
+    }
+    auto changed = [this, seen = given_back_]()
+                       ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return given_back_ != seen; };
+    mutex_.Await(absl::Condition(&changed));
+  }
+}
+
+std::unique_ptr<DeviceMemory> DriverDevice::Hold(int64_t bytes) {
+  if (lost_ || !Seen(context_.MakeCurrent()).ok()) return nullptr;
+  absl::MutexLock lock(&mutex_);
+  absl::StatusOr<PoolBlock> block = pool_.Allocate(upload_.ref(), bytes);
+  if (!Seen(block.status()).ok()) {
+    ++allocation_failures_;
+    return nullptr;
+  }
+  return std::make_unique<HeldBlock>(*this, *std::move(block));
+}
+
+void DriverDevice::GiveBack(Slot* slot, PoolBlock block, const ArenaBytes& use) {
+  CountUse(use, -1);
+  absl::MutexLock lock(&mutex_);
+  { PoolBlock gone = std::move(block); }
+  if (slot != nullptr) free_slots_.push_back(slot);
+  ++given_back_;
+}
+
+void DriverDevice::CountUse(const ArenaBytes& use, int sign) {
+  input_ += sign * use.input;
+  output_ += sign * use.output;
+  workspace_ += sign * use.workspace;
+  lease_ += sign * use.lease;
+  const int64_t now = input_ + output_ + workspace_ + lease_;
+  for (int64_t old = peak_; now > old && !peak_.compare_exchange_weak(old, now);) {
+  }
+}
+
+DeviceUse DriverDevice::use() const {
+  DeviceUse use;
+  use.memory_total_bytes = total_bytes_;
+  if (context_.MakeCurrent().ok()) {
+    use.memory_reserved_bytes = pool_.ReservedBytes().value_or(0);
+    const auto memory = context_.MemoryInfo();
+    if (memory.ok()) use.memory_used_bytes = memory->second - memory->first;
+  }
+  const PoolMap::Free free = pool_.map().FreeMemory();
+  use.memory_free_bytes = free.bytes;
+  use.memory_largest_free_bytes = free.largest;
+  use.allocations = pool_.map().allocations();
+  use.allocation_failures = allocation_failures_;
+  use.memory_peak_bytes = peak_;
+  use.input_bytes = input_;
+  use.output_bytes = output_;
+  use.workspace_bytes = workspace_;
+  use.lease_bytes = lease_;
+  use.uploaded_bytes = uploaded_;
+  use.downloaded_bytes = downloaded_;
+  use.upload_seconds = upload_seconds_;
+  use.kernel_seconds = kernel_seconds_;
+  use.download_seconds = download_seconds_;
+  return use;
+}
+
+absl::Status DriverDevice::Start() {
+  ASSIGN_OR_RETURN(driver_, Driver::Load(options_.driver_library));
+  ASSIGN_OR_RETURN(const int count, driver_->DeviceCount());
+  if (options_.ordinal < 0 || options_.ordinal >= count) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("device ", options_.ordinal, ": the driver sees ", count, " GPUs"));
+  }
+  ASSIGN_OR_RETURN(const DeviceIdentity identity, driver_->Identify(options_.ordinal));
+  rows_ = KernelRowsOfGpu(identity.major * 10 + identity.minor);
+  if (rows_.empty() || !identity.has_memory_pools) {
+    const int least = Architectures().front().compute_capability;
+    return absl::FailedPreconditionError(absl::StrCat(
+        identity.name, " has compute capability ", identity.major, ".", identity.minor,
+        identity.has_memory_pools ? "" : " and no memory pools",
+        "; the cuda engine needs at least ", least / 10, ".", least % 10, " and memory pools"));
+  }
+  ASSIGN_OR_RETURN(context_, Context::Retain(*driver_, options_.ordinal));
+  ASSIGN_OR_RETURN(upload_, Stream::Create(*driver_));
+  ASSIGN_OR_RETURN(compute_, Stream::Create(*driver_));
+  ASSIGN_OR_RETURN(download_, Stream::Create(*driver_));
+  ASSIGN_OR_RETURN(library_, KernelLibrary::Create(
+                                 *driver_, identity.major, identity.minor, EmbeddedKernelArchives(),
+                                 {.cache_directory = options_.kernel_cache,
+                                  .shared_bytes_per_block = identity.shared_bytes_per_block}));
+  Describe(identity);
+  RETURN_IF_ERROR(LoadKernels());
+  return StartMemory();
+}
+
+void DriverDevice::Describe(const DeviceIdentity& identity) {
+  info_.backend = "cuda";
+  info_.device = identity.name;
+  info_.architecture = absl::StrCat("sm_", identity.major, identity.minor);
+  info_.uuid = identity.uuid;
+  info_.ordinal = options_.ordinal;
+  info_.pci_bus_id = identity.pci_bus_id;
+  info_.launches = options_.launches;
+  total_bytes_ = identity.memory_bytes;
+  multiprocessors_ = identity.multiprocessors;
+  // Operations a clock of each multiprocessor's tensor cores, half of them reached: 1024 of Volta's
+  // and of those of gaming GPUs, 2048 of the A100's, 4096 of the H100's.
+  const double operations = identity.major == 9                          ? 4096
+                            : identity.major == 8 && identity.minor == 0 ? 2048
+                                                                         : 1024;
+  info_.flops_per_second = 0.5 * operations * identity.multiprocessors * 1e3 * identity.clock_khz;
+}
+
+// A module is loaded with memory and a wait of its own: never on the way of a request.
+absl::Status DriverDevice::LoadKernels() {
+  for (const KernelRow& row : rows_) {
+    if (!row.shipped || !Check(row).ok()) continue;
+    const absl::Status status = Kernel(row).status();
+    if (!absl::IsUnimplemented(status)) RETURN_IF_ERROR(status);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DriverDevice::StartMemory() {
+  ASSIGN_OR_RETURN(const auto memory, context_.MemoryInfo());
+  const auto [free_bytes, total] = memory;
+  const auto wanted =
+      static_cast<int64_t>(static_cast<double>(free_bytes) * options_.memory_fraction) >> 21 << 21;
+  absl::StatusOr<MemoryPool> pool =
+      MemoryPool::Create(*driver_, options_.ordinal, wanted, upload_.ref());
+  if (!pool.ok() && pool.status().code() == absl::StatusCode::kResourceExhausted) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(info_.device, " ", options_.ordinal, " is busy: cannot take ", wanted >> 20,
+                     " MiB of its ", total >> 20, " MiB, ", free_bytes >> 20,
+                     " MiB are free; stop what else uses it, or lower --hbm_fraction"));
+  }
+  ASSIGN_OR_RETURN(pool_, std::move(pool));
+  info_.memory_bytes = static_cast<int64_t>(static_cast<double>(wanted) * kLaunchShare);
+  mask_bytes_ = static_cast<int64_t>(static_cast<double>(wanted) * kMaskShare);
+  slots_.resize(options_.launches);
+  absl::MutexLock lock(&mutex_);
+  for (Slot& slot : slots_) {
+    for (Event* event : {&slot.upload_begin, &slot.upload_end, &slot.kernel_begin, &slot.kernel_end,
+                         &slot.download_begin, &slot.download_end}) {
+      ASSIGN_OR_RETURN(*event, Event::Create(*driver_, /*timed=*/true));
+    }
+    ASSIGN_OR_RETURN(slot.bounce, PinnedMemory::Allocate(*driver_, kBounceBytes));
+    free_slots_.push_back(&slot);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<int> CountDevices(const std::string& driver_library) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Driver> driver, Driver::Load(driver_library));
+  return driver->DeviceCount();
+}
+
+absl::StatusOr<std::unique_ptr<KernelDevice>> MakeDriverDevice(const DriverDeviceOptions& options) {
+  return DriverDevice::Make(options);
+}
+
+}  // namespace attnd::cuda

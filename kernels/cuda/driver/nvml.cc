@@ -1,0 +1,134 @@
+#include "kernels/cuda/driver/nvml.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+
+namespace attnd {
+namespace {
+
+// Values of nvml.h.
+constexpr int kTemperatureGpu = 0;                   // NVML_TEMPERATURE_GPU
+constexpr int kUncorrectedErrors = 1;                // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+constexpr int kVolatileEccCounters = 0;              // NVML_VOLATILE_ECC
+constexpr unsigned long long kXidCriticalError = 8;  // nvmlEventTypeXidCriticalError
+constexpr int kTimeout = 10;                         // NVML_ERROR_TIMEOUT
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Nvml>> Nvml::Load(const std::string& name) {
+  void* library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("no NVML: ", dlerror()));
+  }
+  auto nvml = std::unique_ptr<Nvml>(new Nvml());
+  std::string missing;
+  auto find = [&](auto& function, const char* symbol) {
+    function =
+        reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
+    if (function == nullptr && missing.empty()) missing = symbol;
+  };
+  Functions& f = nvml->functions_;
+  find(f.init, "nvmlInit_v2");
+  find(f.shutdown, "nvmlShutdown");
+  find(f.error_string, "nvmlErrorString");
+  find(f.driver_version, "nvmlSystemGetDriverVersion");
+  find(f.device_by_pci_bus_id, "nvmlDeviceGetHandleByPciBusId_v2");
+  find(f.device_name, "nvmlDeviceGetName");
+  find(f.device_uuid, "nvmlDeviceGetUUID");
+  find(f.temperature, "nvmlDeviceGetTemperature");
+  find(f.power_usage, "nvmlDeviceGetPowerUsage");
+  find(f.total_ecc_errors, "nvmlDeviceGetTotalEccErrors");
+  find(f.event_set_create, "nvmlEventSetCreate");
+  find(f.event_set_free, "nvmlEventSetFree");
+  find(f.register_events, "nvmlDeviceRegisterEvents");
+  find(f.event_set_wait, "nvmlEventSetWait_v2");
+  if (!missing.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(name, " lacks ", missing));
+  }
+  RETURN_IF_ERROR(nvml->Check(f.init(), "nvmlInit"));
+  nvml->initialised_ = true;
+  return nvml;
+}
+
+Nvml::~Nvml() {
+  if (initialised_) functions_.shutdown();
+}
+
+absl::Status Nvml::Check(Result result, const char* call) const {
+  if (result == 0) return absl::OkStatus();
+  const char* text = functions_.error_string(result);
+  return absl::InternalError(
+      absl::StrCat(call, ": nvmlReturn ", result, text ? absl::StrCat(" (", text, ")") : ""));
+}
+
+absl::StatusOr<std::string> Nvml::DriverVersion() const {
+  char text[96] = {};
+  RETURN_IF_ERROR(
+      Check(functions_.driver_version(text, sizeof(text)), "nvmlSystemGetDriverVersion"));
+  return std::string(text);
+}
+
+absl::StatusOr<DeviceHealth> Nvml::Health(const std::string& pci_bus_id) const {
+  const Functions& f = functions_;
+  Device device = nullptr;
+  RETURN_IF_ERROR(
+      Check(f.device_by_pci_bus_id(pci_bus_id.c_str(), &device), "nvmlDeviceGetHandleByPciBusId"));
+  DeviceHealth health;
+  char text[128] = {};
+  RETURN_IF_ERROR(Check(f.device_name(device, text, sizeof(text)), "nvmlDeviceGetName"));
+  health.name = text;
+  RETURN_IF_ERROR(Check(f.device_uuid(device, text, sizeof(text)), "nvmlDeviceGetUUID"));
+  health.uuid = text;
+  if (unsigned value = 0; f.temperature(device, kTemperatureGpu, &value) == 0) {
+    health.temperature_celsius = static_cast<int>(value);
+  }
+  if (unsigned value = 0; f.power_usage(device, &value) == 0) health.power_watts = value * 1e-3;
+  if (unsigned long long value = 0;
+      f.total_ecc_errors(device, kUncorrectedErrors, kVolatileEccCounters, &value) == 0) {
+    health.uncorrected_ecc_errors = static_cast<int64_t>(value);
+  }
+  return health;
+}
+
+bool IsFatalXid(uint64_t xid) {
+  constexpr uint64_t kOfPrograms[] = {13, 31, 43, 45, 68, 92, 94, 109};
+  return std::find(std::begin(kOfPrograms), std::end(kOfPrograms), xid) == std::end(kOfPrograms);
+}
+
+absl::StatusOr<std::unique_ptr<XidEvents>> Nvml::ListenForXids(
+    const std::vector<std::string>& pci_bus_ids) const {
+  auto events = std::unique_ptr<XidEvents>(new XidEvents(*this));
+  RETURN_IF_ERROR(Check(functions_.event_set_create(&events->set_), "nvmlEventSetCreate"));
+  for (const std::string& id : pci_bus_ids) {
+    Device device = nullptr;
+    RETURN_IF_ERROR(Check(functions_.device_by_pci_bus_id(id.c_str(), &device),
+                          "nvmlDeviceGetHandleByPciBusId"));
+    RETURN_IF_ERROR(Check(functions_.register_events(device, kXidCriticalError, events->set_),
+                          "nvmlDeviceRegisterEvents"));
+    events->devices_[device] = id;
+  }
+  return events;
+}
+
+XidEvents::~XidEvents() {
+  if (set_ != nullptr) nvml_.functions_.event_set_free(set_);
+}
+
+absl::StatusOr<std::optional<XidEvent>> XidEvents::Wait(absl::Duration time) {
+  Nvml::EventData data = {};
+  const Nvml::Result result = nvml_.functions_.event_set_wait(
+      set_, &data, static_cast<unsigned>(absl::ToInt64Milliseconds(time)));
+  if (result == kTimeout) return std::nullopt;
+  RETURN_IF_ERROR(nvml_.Check(result, "nvmlEventSetWait"));
+  auto device = devices_.find(data.device);
+  if (data.type != kXidCriticalError || device == devices_.end()) return std::nullopt;
+  return XidEvent{device->second, data.data};
+}
+
+}  // namespace attnd

@@ -1,0 +1,564 @@
+#include "kernels/layers/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "attention/dropout.h"
+#include "attention/shard.h"
+#include "base/check.h"
+#include "base/round_up.h"
+#include "base/status_macros.h"
+#include "kernels/cuda/layout/descriptors.h"
+#include "kernels/cuda/layout/staging.h"
+#include "modules/arena.h"
+#include "kernels/layers/cuda/padded_attention.h"
+#include "kernels/layers/cuda/product_choice.h"
+
+namespace attnd {
+namespace {
+
+// Of one launch of a kernel over single numbers.
+constexpr int64_t kMostNumbers = int64_t{1} << 30;
+// How much faster than plain ones products on tensor cores are.
+double GainOf(const LayerKernel& kernel) {
+  if (kernel.kind == KernelKind::kDenseProduct) return 1;
+  return kernel.element == ElementType::kFloat32 ? 3 : 8;
+}
+// Of one launch of a product: about 10 ms of a V100.
+constexpr double kPlainFlops = 1e11;
+constexpr int64_t kTurnedRows = int64_t{1} << 15;
+
+// What nobody writes through.
+DenseTensor TensorOf(const ConstTensor& t) {
+  return {const_cast<void*>(t.data), cuda::BiasCode(t.element)};
+}
+DenseTensor TensorOf(const Tensor& t) { return {t.data, cuda::BiasCode(t.element)}; }
+
+int64_t CodeBytes(int32_t element) { return element == kBiasFloat32 ? 4 : 2; }
+DenseTensor Behind(const DenseTensor& t, int64_t numbers) {
+  if (t.data == nullptr) return t;
+  return {static_cast<std::byte*>(t.data) + numbers * CodeBytes(t.element), t.element};
+}
+
+// As one row.
+NumbersDesc NumbersOf(NumbersOp op, const ConstTensor& a, const Tensor& out, int64_t count) {
+  return {.a = TensorOf(a), .out = TensorOf(out), .rows = 1, .columns = count, .op = op};
+}
+
+}  // namespace
+
+CudaDevice::CudaDevice(cuda::CudaBackend& engine, HoldGpuMemory hold)
+    : engine_(engine), hold_(std::move(hold)), queue_(engine.device()) {}
+
+// ---- Memory.
+
+int64_t CudaDevice::PackedBytes(const WeightMatrix& matrix) const {
+  if (matrix.weight.element == matrix.operand) return 0;
+  return matrix.rows * matrix.columns * ElementBytes(matrix.operand);
+}
+
+absl::StatusOr<std::byte*> CudaDevice::Allocate(int64_t bytes) {
+  CHECK(memory_ == nullptr);
+  if (hold_ != nullptr) {
+    ASSIGN_OR_RETURN(held_, hold_(bytes));
+  }
+  memory_ = engine_.device().Hold(bytes);
+  if (memory_ == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("memory: the GPU has no ", bytes, " bytes in one piece just now"));
+  }
+  CHECK(memory_->address() % kArenaAlignment == 0) << memory_->address();
+  const int64_t own = RoundUp(OwnBytes(), kArenaAlignment);
+  const cuda::DevicePart part{memory_.get(), bytes - own, OwnBytes()};
+  queue_.SetMemory(part);
+  ASSIGN_OR_RETURN(const std::unique_ptr<cuda::DeviceLaunch> launch,
+                   engine_.device().BeginIn(part, {}));
+  RETURN_IF_ERROR(launch->SetZero(memory_->address(), bytes));
+  RETURN_IF_ERROR(launch->Finish().status());
+  return reinterpret_cast<std::byte*>(memory_->address());
+}
+
+cuda::DevicePart CudaDevice::PartAt(const std::byte* begin, int64_t bytes) const {
+  const auto at = static_cast<int64_t>(reinterpret_cast<uint64_t>(begin) - memory_->address());
+  return {memory_.get(), at, bytes};
+}
+
+absl::Status CudaDevice::Put(ElementType from, const void* host, Tensor to, int64_t count) {
+  auto* next = const_cast<std::byte*>(static_cast<const std::byte*>(host));
+  const int64_t size = ElementBytes(from);
+  if (from == to.element) {
+    return queue_.Upload(
+        {.device = reinterpret_cast<uint64_t>(to.data), .host = next, .bytes = count * size});
+  }
+  const int64_t most = LaunchQueue::kStagingBytes / size;
+  const ConstTensor staged{reinterpret_cast<const void*>(queue_.staging()), from};
+  for (int64_t first = 0; first < count; first += most) {
+    const int64_t part = std::min(most, count - first);
+    RETURN_IF_ERROR(queue_.Upload(
+        {.device = queue_.staging(), .host = next + first * size, .bytes = part * size}));
+    NumbersDesc copy = NumbersOf(kNumbersCopy, staged, to, part);
+    copy.out = Behind(copy.out, first);
+    AddNumbers(copy);
+  }
+  return queue_.Flush();
+}
+
+absl::Status CudaDevice::Get(ConstTensor from, ElementType to, void* host, int64_t count) {
+  auto* next = static_cast<std::byte*>(host);
+  const int64_t size = ElementBytes(to);
+  if (from.element == to) {
+    const cuda::HostCopy copy{
+        .device = reinterpret_cast<uint64_t>(from.data), .host = next, .bytes = count * size};
+    return queue_.FlushAnd({&copy, 1});
+  }
+  const int64_t most = LaunchQueue::kStagingBytes / size;
+  const Tensor staged{reinterpret_cast<void*>(queue_.staging()), to};
+  for (int64_t first = 0; first < count; first += most) {
+    const int64_t part = std::min(most, count - first);
+    NumbersDesc desc = NumbersOf(kNumbersCopy, from, staged, part);
+    desc.a = Behind(desc.a, first);
+    AddNumbers(desc);
+    const cuda::HostCopy copy{
+        .device = queue_.staging(), .host = next + first * size, .bytes = part * size};
+    RETURN_IF_ERROR(queue_.FlushAnd({&copy, 1}));
+  }
+  return absl::OkStatus();
+}
+
+void CudaDevice::SetZero(void* to, int64_t bytes) {
+  const ElementType element = bytes % 4 == 0 ? ElementType::kFloat32 : ElementType::kFloat16;
+  AddNumbers(NumbersOf(kNumbersZero, {}, {to, element}, bytes / ElementBytes(element)));
+}
+
+void CudaDevice::Copy(const void* from, void* to, int64_t bytes) {
+  const ElementType element = bytes % 4 == 0 ? ElementType::kFloat32 : ElementType::kFloat16;
+  AddNumbers(
+      NumbersOf(kNumbersCopy, {from, element}, {to, element}, bytes / ElementBytes(element)));
+}
+
+// ---- Products.
+
+void CudaDevice::Pack(const WeightMatrix& matrix) {
+  if (PackedBytes(matrix) == 0) return;
+  AddNumbers(NumbersOf(kNumbersCopy, matrix.weight, {matrix.packed, matrix.operand},
+                       matrix.rows * matrix.columns));
+}
+
+void CudaDevice::AddProduct(PlainProductDesc desc, ElementType operand) {
+  desc.operand = cuda::BiasCode(operand);
+  ProductDesc& p = desc.product;
+  p.turns = queue_.turns();
+  LayerKernel kernel = KernelKind::kDenseProduct;
+  if (const auto fast = TensorCoreKernel(desc, operand); fast.has_value() && queue_.Has(*fast)) {
+    kernel = *fast;
+  }
+  const bool is_plain = kernel.kind == KernelKind::kDenseProduct;
+  LayerKernel small = kernel;
+  small.small = true;
+  if (queue_.Has(small) && IsFasterInSmallTiles(p, engine_.device().multiprocessors())) {
+    kernel = small;
+  }
+  const int32_t tile = is_plain ? kPlainTile : kernel.small ? kSmallProductTile : kProductTile;
+  const double row_flops = 2.0 * p.columns * std::max(p.depth, 1);
+  const double gain = GainOf(kernel);
+  int64_t most = static_cast<int64_t>(gain * kPlainFlops / row_flops);
+  if (!is_plain) {
+    most = std::min(most, LaunchQueue::kTurns / ProductTilesAlong(p.columns, tile) * tile);
+  }
+  most = std::max(most / tile, int64_t{1}) * tile;
+  const auto* a = static_cast<const std::byte*>(p.a);
+  auto* c = static_cast<std::byte*>(p.c);
+  const int64_t rows = p.rows;
+  for (int64_t first = 0; first < rows; first += most) {
+    const int64_t a_first = desc.a_by_depth != 0 ? first : first * p.a_stride;
+    p.a = a + a_first * CodeBytes(desc.a_element);
+    p.c = c + first * p.c_stride * CodeBytes(p.c_element);
+    p.rows = static_cast<int32_t>(std::min(most, rows - first));
+    const double flops = row_flops * p.rows;
+    if (is_plain) {
+      queue_.Add(kernel, desc, ProductTiles(p, tile), flops);
+    } else {
+      queue_.Add(kernel, p, ProductTiles(p, tile) * ProductTurns(p), flops / gain);
+    }
+  }
+}
+
+void CudaDevice::Multiply(const WeightProduct& product) {
+  const WeightMatrix& weight = product.weight;
+  const bool is_packed = PackedBytes(weight) > 0;
+  CHECK(product.rows <= std::numeric_limits<int32_t>::max());
+  PlainProductDesc desc = {
+      .product = {.a = product.a.data,
+                  .b = is_packed ? weight.packed : weight.weight.data,
+                  .bias = product.bias.data,
+                  .c = product.c.data,
+                  .a_stride = product.depth(),
+                  .b_stride = weight.columns,
+                  .c_stride = product.columns(),
+                  .rows = static_cast<int32_t>(product.rows),
+                  .columns = static_cast<int32_t>(product.columns()),
+                  .depth = static_cast<int32_t>(product.depth()),
+                  .result = product.add ? kProductAdd : kProductStore,
+                  .bias_element = cuda::BiasCode(product.bias.element),
+                  .c_element = cuda::BiasCode(product.c.element)},
+      .a_element = cuda::BiasCode(product.a.element),
+      .b_element = cuda::BiasCode(is_packed ? weight.operand : weight.weight.element),
+      .b_by_depth = !product.is_transposed};
+  AddProduct(desc, weight.operand);
+}
+
+void CudaDevice::AddGradient(const GradientProduct& product) {
+  CHECK(product.rows <= std::numeric_limits<int32_t>::max());
+  const PlainProductDesc desc = {.product = {.a = product.a.data,
+                                             .b = product.b.data,
+                                             .c = product.sums,
+                                             .a_stride = product.a_columns,
+                                             .b_stride = product.b_columns,
+                                             .c_stride = product.b_columns,
+                                             .rows = static_cast<int32_t>(product.a_columns),
+                                             .columns = static_cast<int32_t>(product.b_columns),
+                                             .depth = static_cast<int32_t>(product.rows),
+                                             .result = kProductAddBlocks,
+                                             .c_element = kBiasFloat32},
+                                 .a_element = cuda::BiasCode(product.a.element),
+                                 .b_element = cuda::BiasCode(product.b.element),
+                                 .a_by_depth = 1,
+                                 .b_by_depth = 1};
+  AddProduct(desc, product.operand);
+}
+
+void CudaDevice::AddColumnSums(const ColumnSum& sum) {
+  AddSums({.in = TensorOf(sum.in),
+           .operand = cuda::BiasCode(sum.operand),
+           .columns = static_cast<int32_t>(sum.columns),
+           .rows = sum.rows,
+           .block_rows = kGradientBlockRows,
+           .sums = sum.sums},
+          4.0 * sum.rows * sum.columns);
+}
+
+void CudaDevice::AddSums(ColumnSumsDesc desc, double flops) {
+  static_assert(kGradientBlockRows % kSumRows == 0);
+  static_assert(kMaxParameterDimension / kSumColumns <= LaunchQueue::kTurns);
+  if (desc.rows == 0) return;
+  CHECK(SumPartsOfBlock(desc) == 1 || desc.columns <= LaunchQueue::kStagingBytes / 8);
+  desc.turns = queue_.turns();
+  desc.carries = reinterpret_cast<float*>(queue_.staging());
+  queue_.Add(KernelKind::kDenseColumnSums, desc, SumParts(desc) * SumGroups(desc), flops);
+}
+
+// ---- Vectors.
+
+namespace {
+
+NormDesc NormDescOf(const NormOperands& norm, int64_t vectors) {
+  return {.x = TensorOf(norm.x),
+          .weight = TensorOf(norm.weight),
+          .bias = TensorOf(norm.bias),
+          .vectors = vectors,
+          .count = static_cast<int32_t>(norm.count),
+          .is_centred = norm.is_centred,
+          .round_element = norm.round_before_weight.has_value()
+                               ? cuda::BiasCode(*norm.round_before_weight)
+                               : static_cast<int32_t>(kBiasNone),
+          .epsilon = norm.epsilon,
+          .weight_offset = norm.weight_offset};
+}
+
+}  // namespace
+
+void CudaDevice::Norm(const NormOperands& norm, Tensor y, int64_t vectors) {
+  NormDesc desc = NormDescOf(norm, vectors);
+  desc.out = TensorOf(y);
+  queue_.Add(KernelKind::kDenseNorm, desc, DivideUp(vectors, kNormVectorsOfBlock),
+             8.0 * vectors * norm.count);
+}
+
+void CudaDevice::NormBackward(const NormOperands& norm, ConstTensor dy, Tensor dx, bool add,
+                              NormStatistics* statistics, int64_t vectors) {
+  static_assert(sizeof(NormStatistics) == sizeof(DenseStatistics));
+  NormDesc desc = NormDescOf(norm, vectors);
+  desc.dy = TensorOf(dy);
+  desc.out = TensorOf(dx);
+  desc.statistics = reinterpret_cast<DenseStatistics*>(statistics);
+  desc.is_backward = 1;
+  desc.add = add;
+  queue_.Add(KernelKind::kDenseNorm, desc, DivideUp(vectors, kNormVectorsOfBlock),
+             16.0 * vectors * norm.count);
+}
+
+void CudaDevice::AddNormGradients(const NormOperands& norm, const NormGradients& gradients) {
+  const NormDesc of = NormDescOf(norm, gradients.vectors);
+  AddSums({.in = TensorOf(gradients.dy),
+           .operand = TensorOf(gradients.dy).element,
+           .columns = of.count,
+           .rows = gradients.vectors,
+           .block_rows = kGradientBlockRows * gradients.per_row,
+           .sums = gradients.d_bias,
+           .weight_sums = gradients.d_weight,
+           .x = of.x,
+           .statistics = reinterpret_cast<const DenseStatistics*>(gradients.statistics),
+           .round_element = of.round_element},
+          8.0 * gradients.vectors * of.count);
+}
+
+void CudaDevice::Turn(const Rotary& rotary, TurnDirection direction, const RotaryHeads& heads) {
+  const auto count = static_cast<int64_t>(rotary.inverse_frequency.size());
+  const int64_t row_numbers = heads.head_count * heads.dim;
+  for (int64_t first = 0; first < heads.rows; first += kTurnedRows) {
+    const int64_t rows = std::min(kTurnedRows, heads.rows - first);
+    // Frequencies, then positions.
+    std::vector<std::byte> constants((count + rows) * 4);
+    std::memcpy(constants.data(), rotary.inverse_frequency.data(), count * 4);
+    std::memcpy(constants.data() + count * 4, heads.positions->data() + first, rows * 4);
+    const auto* at = static_cast<const float*>(
+        queue_.Constants(constants.data(), static_cast<int64_t>(constants.size())));
+    const RotaryDesc desc = {.heads = Behind(TensorOf(heads.heads), first * row_numbers),
+                             .positions = reinterpret_cast<const uint32_t*>(at + count),
+                             .frequency = at,
+                             .rows = rows,
+                             .head_count = static_cast<int32_t>(heads.head_count),
+                             .dim = static_cast<int32_t>(heads.dim),
+                             .count = static_cast<int32_t>(count),
+                             .is_interleaved = rotary.interleaved,
+                             .is_backward = direction == TurnDirection::kBackward,
+                             .factor = rotary.attention_factor};
+    queue_.Add(KernelKind::kDenseRotary, desc, DivideUp(rows * count, kRotaryThreads),
+               8.0 * rows * row_numbers);
+  }
+}
+
+// ---- Numbers.
+
+// In launches of at most kMostNumbers numbers: rows of one launch, or of one long row a part.
+void CudaDevice::AddNumbers(NumbersDesc desc) {
+  const auto cut = [&](int64_t rows, int64_t columns, int64_t a_next, int64_t out_next) {
+    NumbersDesc part = desc;
+    part.rows = rows;
+    part.columns = columns;
+    queue_.Add(KernelKind::kDenseNumbers, part, DivideUp(rows * columns, kNumbersOfBlock),
+               8.0 * static_cast<double>(rows * columns));
+    desc.a = Behind(desc.a, a_next);
+    desc.b = Behind(desc.b, a_next);
+    desc.out = Behind(desc.out, out_next);
+    desc.first_row += static_cast<uint32_t>(rows);
+  };
+  if (desc.rows == 1) {
+    for (int64_t left = desc.columns; left > 0; left -= kMostNumbers) {
+      const int64_t columns = std::min(left, kMostNumbers);
+      cut(1, columns, columns, columns);
+    }
+    return;
+  }
+  const int64_t most = std::max<int64_t>(1, kMostNumbers / std::max<int64_t>(desc.columns, 1));
+  for (int64_t left = desc.rows; left > 0; left -= most) {
+    const int64_t rows = std::min(left, most);
+    cut(rows, desc.columns, rows * desc.a_stride, rows * desc.out_stride);
+  }
+}
+
+void CudaDevice::ApplyCurve(Curve curve, ConstTensor x, Tensor y, int64_t count) {
+  NumbersDesc desc = NumbersOf(kNumbersCurve, x, y, count);
+  desc.curve = static_cast<int32_t>(curve);
+  AddNumbers(desc);
+}
+
+void CudaDevice::ApplyCurveSlope(Curve curve, ConstTensor x, ConstTensor dy, Tensor dx, bool add,
+                                 int64_t count) {
+  NumbersDesc desc = NumbersOf(kNumbersSlope, x, dx, count);
+  desc.b = TensorOf(dy);
+  desc.curve = static_cast<int32_t>(curve);
+  desc.add = add;
+  AddNumbers(desc);
+}
+
+void CudaDevice::Combine(Combination kind, ConstTensor a, float scale, ConstTensor b, Tensor out,
+                         bool add, int64_t count) {
+  const NumbersOp op = kind == Combination::kScaled ? kNumbersScaled
+                       : kind == Combination::kSum  ? kNumbersSum
+                                                    : kNumbersProduct;
+  NumbersDesc desc = NumbersOf(op, a, out, count);
+  desc.b = TensorOf(b);
+  desc.scale = scale;
+  desc.add = add;
+  AddNumbers(desc);
+}
+
+void CudaDevice::Drop(const DropoutRule& rule, ConstTensor in, Tensor out, bool add, int64_t rows,
+                      int64_t columns) {
+  const DropoutStream stream = MakeDropoutStream(rule.seed, rule.offset, 0);
+  NumbersDesc desc = NumbersOf(kNumbersDrop, in, out, columns);
+  desc.rows = rows;
+  desc.a_stride = desc.out_stride = columns;
+  desc.add = add;
+  desc.scale = rule.threshold == 0 ? 1 : DropoutScale(rule.threshold);
+  desc.key_lo = stream.key_lo;
+  desc.key_hi = stream.key_hi;
+  desc.offset_lo = stream.offset_lo;
+  desc.first_row = static_cast<uint32_t>(rule.first_row);
+  desc.threshold = rule.threshold;
+  AddNumbers(desc);
+}
+
+void CudaDevice::CopyColumns(ConstTensor in, const ColumnRange& from, Tensor out,
+                             const ColumnRange& to, bool add, int64_t rows, int64_t count) {
+  NumbersDesc desc = NumbersOf(kNumbersCopy, in, out, count);
+  desc.a = Behind(desc.a, from.first);
+  desc.out = Behind(desc.out, to.first);
+  desc.rows = rows;
+  desc.a_stride = from.stride;
+  desc.out_stride = to.stride;
+  desc.add = add;
+  AddNumbers(desc);
+}
+
+// ---- Attention.
+
+int64_t CudaDevice::AttentionBytes(const Problem& one_sequence, Direction direction) const {
+  return PaddedBytes(one_sequence, direction) + GroupBytes(engine_, one_sequence, direction);
+}
+
+absl::Status CudaDevice::Attend(const ForwardCall& call) {
+  const Problem& p = *call.problem;
+  PaddedRows rows(*this, p, call.workspace);
+  ForwardCall padded = call;
+  padded.q = rows.In(call.q, PaddedRows::kQuery);
+  padded.k = rows.In(call.k, PaddedRows::kKey);
+  padded.v = rows.In(call.v, PaddedRows::kValue);
+  padded.o = rows.Out(call.o, PaddedRows::kOutput);
+  RETURN_IF_ERROR(queue_.Flush());
+  const cuda::DevicePart arena =
+      PartAt(rows.next(), GroupBytes(engine_, OneSequence(p), Direction::kForward));
+  for (const ShardRange& group : GroupsOf(p)) {
+    const Problem part = SubProblem(p, group);
+    RETURN_IF_ERROR(engine_.ForwardInPlace(CallOfGroup(padded, part, group), arena));
+  }
+  rows.Return();
+  return absl::OkStatus();
+}
+
+absl::Status CudaDevice::AttendBackward(const BackwardCall& call) {
+  const Problem& p = *call.problem;
+  PaddedRows rows(*this, p, call.workspace);
+  BackwardCall padded = call;
+  padded.q = rows.In(call.q, PaddedRows::kQuery);
+  padded.k = rows.In(call.k, PaddedRows::kKey);
+  padded.v = rows.In(call.v, PaddedRows::kValue);
+  padded.o = rows.In(call.o, PaddedRows::kOutput);
+  padded.d_o = rows.In(call.d_o, PaddedRows::kOutput);
+  padded.d_q = rows.Out(call.d_q, PaddedRows::kQuery);
+  padded.d_k = rows.Out(call.d_k, PaddedRows::kKey);
+  padded.d_v = rows.Out(call.d_v, PaddedRows::kValue);
+  RETURN_IF_ERROR(queue_.Flush());
+  const cuda::DevicePart arena =
+      PartAt(rows.next(), GroupBytes(engine_, OneSequence(p), Direction::kBackward));
+  for (const ShardRange& group : GroupsOf(p)) {
+    const Problem part = SubProblem(p, group);
+    RETURN_IF_ERROR(engine_.BackwardInPlace(CallOfGroup(padded, part, group), arena));
+  }
+  rows.Return();
+  return absl::OkStatus();
+}
+
+// ---- Steps.
+
+absl::Status CudaDevice::SquaredNorms(absl::Span<const Gradients> ranges,
+                                      absl::Span<double> norms) {
+  constexpr int32_t kMostWarps = LaunchQueue::kStagingBytes / (32 * sizeof(double));
+  constexpr size_t kMostRanges = LaunchQueue::kMostConstants / sizeof(SquaresRange);
+  std::vector<double> runs;
+  std::vector<SquaresRange> waiting;
+  std::vector<size_t> places;  // in `ranges`, of those
+  int32_t warps = 0;
+  std::fill(norms.begin(), norms.end(), 0);
+  const auto run = [&]() -> absl::Status {
+    const auto* list = static_cast<const SquaresRange*>(queue_.Constants(
+        waiting.data(), static_cast<int64_t>(waiting.size() * sizeof(waiting[0]))));
+    auto* sums = reinterpret_cast<double*>(queue_.staging());
+    queue_.Add(KernelKind::kDenseSquares,
+               SquaresDesc{list, sums, static_cast<int32_t>(waiting.size()), warps},
+               DivideUp(warps, kSquaresWarps), 4.0 * warps * kSquaresNumbersOfWarp);
+    runs.resize(size_t{32} * warps);
+    const cuda::HostCopy copy{.device = queue_.staging(),
+                              .host = reinterpret_cast<std::byte*>(runs.data()),
+                              .bytes = static_cast<int64_t>(runs.size() * sizeof(double))};
+    RETURN_IF_ERROR(queue_.FlushAnd({&copy, 1}));
+    for (size_t n = 0; n < waiting.size(); ++n) {
+      const double* next = runs.data() + int64_t{waiting[n].first_warp} * 32;
+      for (int64_t left = DivideUp(waiting[n].count, kSquaresRun); left > 0; --left) {
+        norms[places[n]] += *next++;
+      }
+    }
+    waiting.clear();
+    places.clear();
+    warps = 0;
+    return absl::OkStatus();
+  };
+  for (size_t range = 0; range < ranges.size(); ++range) {
+    for (int64_t first = 0; first < ranges[range].count;) {
+      const int64_t count = std::min(int64_t{kMostWarps - warps} * kSquaresNumbersOfWarp,
+                                     ranges[range].count - first);
+      waiting.push_back({ranges[range].data + first, count, warps});
+      places.push_back(range);
+      warps += static_cast<int32_t>(DivideUp(count, kSquaresNumbersOfWarp));
+      first += count;
+      if (warps == kMostWarps || waiting.size() == kMostRanges) RETURN_IF_ERROR(run());
+    }
+  }
+  return waiting.empty() ? queue_.Flush() : run();
+}
+
+namespace {
+
+StepDesc StepDescOf(const EntryStep& step, int32_t first_block) {
+  const OptimizerSpec& spec = *step.spec;
+  const StepScalars& s = step.scalars;
+  return {.gradient = step.gradient,
+          .parameter = step.parameter,
+          .first = step.moments[0],
+          .second = step.moments[1],
+          .second_max = step.moments[2],
+          .count = step.count,
+          .first_block = first_block,
+          .is_adam = spec.kind == OptimizerKind::kAdamW,
+          .is_coupled = spec.coupled_decay,
+          .is_amsgrad = spec.amsgrad,
+          .is_nesterov = spec.nesterov,
+          .is_first = s.is_first,
+          .multiplier = s.multiplier,
+          .decay = s.decay,
+          .rate = s.rate,
+          .momentum = s.momentum,
+          .gain = s.gain,
+          .toward1 = s.toward1,
+          .keep2 = s.keep2,
+          .toward2 = s.toward2,
+          .root_correction = s.root_correction,
+          .epsilon = s.epsilon};
+}
+
+}  // namespace
+
+void CudaDevice::Step(absl::Span<const EntryStep> steps) {
+  constexpr size_t kMost = LaunchQueue::kMostConstants / sizeof(StepDesc);
+  while (!steps.empty()) {
+    std::vector<StepDesc> list;
+    int64_t blocks = 0, numbers = 0;
+    for (; list.size() < std::min(kMost, steps.size()) && numbers < kMostNumbers;) {
+      const EntryStep& step = steps[list.size()];
+      list.push_back(StepDescOf(step, static_cast<int32_t>(blocks)));
+      blocks += DivideUp(step.count, kStepNumbersOfBlock);
+      numbers += step.count;
+    }
+    steps.remove_prefix(list.size());
+    const StepListDesc desc = {
+        static_cast<const StepDesc*>(
+            queue_.Constants(list.data(), static_cast<int64_t>(list.size() * sizeof(list[0])))),
+        static_cast<int32_t>(list.size())};
+    queue_.Add(KernelKind::kDenseStep, desc, blocks, 32.0 * numbers);
+  }
+}
+
+}  // namespace attnd

@@ -1,0 +1,80 @@
+// CudaDevice: one GPU as a ModuleDevice, beside the engine that computes attention on it.
+//
+//   operations → KernelSteps with their descriptors (LaunchQueue) → one launch at attention, Get,
+//   SquaredNorms and Finish, or when descriptors fill their place
+//
+// Attention runs in the engine's own launches on the tensors where they lie; rows of no whole 16
+// bytes are copied first, padded with zeros. Sequences that would need much more memory together
+// than the longest one alone run one group after the other.
+#pragma once
+
+#include <memory>
+
+#include "kernels/dense/dense_params.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/layers/cuda/hold_gpu_memory.h"
+#include "kernels/layers/cuda/launch_queue.h"
+#include "kernels/layers/executor/module_device.h"
+
+namespace attnd {
+
+class CudaDevice final : public ModuleDevice {
+ public:
+  // The engine outlives the device. `hold` may be null.
+  explicit CudaDevice(cuda::CudaBackend& engine, HoldGpuMemory hold = nullptr);
+
+  int64_t OwnBytes() const override { return LaunchQueue::kBytes; }
+  int64_t PackedBytes(const WeightMatrix& matrix) const override;
+  int64_t AttentionBytes(const Problem& one_sequence, Direction direction) const override;
+
+  absl::StatusOr<std::byte*> Allocate(int64_t bytes) override;
+  absl::Status Put(ElementType from, const void* host, Tensor to, int64_t count) override;
+  absl::Status Get(ConstTensor from, ElementType to, void* host, int64_t count) override;
+  void SetZero(void* to, int64_t bytes) override;
+  void Copy(const void* from, void* to, int64_t bytes) override;
+  absl::Status Finish() override { return queue_.Flush(); }
+
+  void Pack(const WeightMatrix& matrix) override;
+  void Multiply(const WeightProduct& product) override;
+  void AddGradient(const GradientProduct& product) override;
+  void AddColumnSums(const ColumnSum& sum) override;
+
+  void Norm(const NormOperands& norm, Tensor y, int64_t vectors) override;
+  void NormBackward(const NormOperands& norm, ConstTensor dy, Tensor dx, bool add,
+                    NormStatistics* statistics, int64_t vectors) override;
+  void AddNormGradients(const NormOperands& norm, const NormGradients& gradients) override;
+  void Turn(const Rotary& rotary, TurnDirection direction, const RotaryHeads& heads) override;
+
+  void ApplyCurve(Curve curve, ConstTensor x, Tensor y, int64_t count) override;
+  void ApplyCurveSlope(Curve curve, ConstTensor x, ConstTensor dy, Tensor dx, bool add,
+                       int64_t count) override;
+  void Combine(Combination kind, ConstTensor a, float scale, ConstTensor b, Tensor out, bool add,
+               int64_t count) override;
+  void Drop(const DropoutRule& rule, ConstTensor in, Tensor out, bool add, int64_t rows,
+            int64_t columns) override;
+  void CopyColumns(ConstTensor in, const ColumnRange& from, Tensor out, const ColumnRange& to,
+                   bool add, int64_t rows, int64_t count) override;
+
+  absl::Status Supports(const Problem& problem, Direction direction) const override {
+    return engine_.SupportsInPlace(problem, direction);
+  }
+  absl::Status Attend(const ForwardCall& call) override;
+  absl::Status AttendBackward(const BackwardCall& call) override;
+
+  absl::Status SquaredNorms(absl::Span<const Gradients> ranges, absl::Span<double> norms) override;
+  void Step(absl::Span<const EntryStep> steps) override;
+
+ private:
+  void AddNumbers(NumbersDesc desc);
+  void AddProduct(PlainProductDesc desc, ElementType operand);
+  void AddSums(ColumnSumsDesc desc, double flops);
+  cuda::DevicePart PartAt(const std::byte* begin, int64_t bytes) const;
+
+  cuda::CudaBackend& engine_;
+  const HoldGpuMemory hold_;
+  std::shared_ptr<void> held_;  // what hold_ gave, for as long as the memory is there
+  std::unique_ptr<cuda::DeviceMemory> memory_;
+  LaunchQueue queue_;
+};
+
+}  // namespace attnd

@@ -1,0 +1,75 @@
+#include "kernels/layers/cuda/cuda_module_engine.h"
+
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
+#include "kernels/layers/cuda/cuda_device.h"
+#include "kernels/layers/executor/executor_instance.h"
+
+namespace attnd {
+namespace {
+
+// Of one row.
+Problem ProblemOfOp(const AttentionOp& op, ElementType element) {
+  Problem p = op.options;
+  p.batch = p.q_len = p.kv_len = 1;
+  p.q_heads = op.q.heads;
+  p.kv_heads = op.k.heads;
+  p.qk_head_dim = op.q.dim;
+  p.v_head_dim = op.v.dim;
+  p.element = element;
+  p.layout = Layout::kBlhd;
+  return p;
+}
+
+class CudaModuleEngine : public ModuleEngine {
+ public:
+  CudaModuleEngine(cuda::CudaBackend& attention, HoldGpuMemory hold)
+      : attention_(attention), hold_(std::move(hold)) {}
+
+  std::string Name() const override { return "cuda"; }
+
+  absl::Status Supports(const ModuleGraph& graph) const override {
+    const ModuleLayout& layout = graph.layout();
+    for (size_t block = 0; block < layout.blocks.size(); ++block) {
+      for (int64_t op : graph.shapes(block).attention_ops) {
+        const Problem p =
+            ProblemOfOp(std::get<AttentionOp>(layout.blocks[block].ops[op].kind), layout.element);
+        for (Direction direction : {Direction::kForward, Direction::kBackward}) {
+          const absl::Status status = attention_.SupportsInPlace(p, direction);
+          if (status.ok()) continue;
+          return absl::Status(status.code(), absl::StrCat("block[", block, "].op[", op,
+                                                          "].attention: ", status.message()));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module, const ModuleLimits& limits,
+                                  const MemoryBudget& budget) const override {
+    return ExecutorInstance::Plan(module, limits, budget.OnDevice(0), CudaDevice(attention_));
+  }
+
+  absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
+      std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
+      const EnginePlan& plan) override {
+    return ExecutorInstance::Make(std::move(module), limits, plan,
+                                  std::make_unique<CudaDevice>(attention_, hold_));
+  }
+
+ private:
+  cuda::CudaBackend& attention_;
+  const HoldGpuMemory hold_;
+};
+
+}  // namespace
+
+std::unique_ptr<ModuleEngine> MakeCudaModuleEngine(cuda::CudaBackend& attention,
+                                                   HoldGpuMemory hold) {
+  return std::make_unique<CudaModuleEngine>(attention, std::move(hold));
+}
+
+}  // namespace attnd

@@ -1,0 +1,119 @@
+// Products of layers on emulated GPUs: their numbers, hazards of shared memory, and which kernels
+// ran.
+#include <memory>
+#include <set>
+#include <string>
+
+#include "tests/emulator/device/emulated_device.h"
+#include "kernels/layers/cuda/cuda_device.h"
+#include "tests/layers/product_conformance.h"
+
+namespace attnd {
+namespace {
+
+using Names = std::set<std::string>;
+
+template <Architecture kArchitecture>
+std::unique_ptr<cuda::CudaBackend> MakeEmulated() {
+  return std::make_unique<cuda::CudaBackend>(cuda::MakeEmulatedDevice(
+      {.architecture = kArchitecture, .shared = {.count_conflicts = false, .detect_races = true}}));
+}
+
+bool IsSmall(const KernelRow& row) { return row.small; }
+bool IsProduct(const std::string& name) { return name.rfind("product_", 0) == 0; }
+enum class Tiles { kSmall, kLarge };
+// Which makes all products in tiles of this size, without conflicts of banks, and tells the kernels
+// that ran.
+std::unique_ptr<cuda::CudaBackend> MakeOf(Tiles tiles, Names* names) {
+  cuda::EmulatedDeviceOptions options = {
+      .architecture = Architecture::kSm80,
+      .shared = {.count_conflicts = true, .detect_races = true},
+      .observer = [names](const KernelRow& row, const emulator::LaunchReport& report) {
+        const std::string name = NameOf(row);
+        names->insert(name);
+        if (!IsProduct(name)) return;
+        for (const emulator::BankReport& bank : report.banks) {
+          EXPECT_EQ(bank.conflicts, 0) << name << " " << bank.site.line();
+        }
+      }};
+  if (tiles == Tiles::kLarge) options.lacks = IsSmall;
+  if (tiles == Tiles::kSmall) options.multiprocessors = 1 << 20;
+  return std::make_unique<cuda::CudaBackend>(cuda::MakeEmulatedDevice(options));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Emulated, ProductConformance,
+    testing::Values(
+        ConformanceDevice{"sm70_float16", MakeEmulated<Architecture::kSm70>, ElementType::kFloat16},
+        ConformanceDevice{"sm80_float16", MakeEmulated<Architecture::kSm80>, ElementType::kFloat16},
+        ConformanceDevice{"sm80_bfloat16", MakeEmulated<Architecture::kSm80>,
+                          ElementType::kBFloat16},
+        ConformanceDevice{"sm80_float32", MakeEmulated<Architecture::kSm80>, ElementType::kFloat32},
+        ConformanceDevice{"sm70_float32", MakeEmulated<Architecture::kSm70>,
+                          ElementType::kFloat32}),
+    [](const auto& info) { return info.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Emulated, FloatProductConformance,
+    testing::Values(
+        ConformanceDevice{"sm80", MakeEmulated<Architecture::kSm80>, ElementType::kFloat32},
+        ConformanceDevice{"sm70", MakeEmulated<Architecture::kSm70>, ElementType::kFloat32}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Products, HaveTheSameBitsInTilesOfAnySize) {
+  for (ElementType element :
+       {ElementType::kFloat16, ElementType::kBFloat16, ElementType::kFloat32}) {
+    SCOPED_TRACE(ElementName(element));
+    Names large, small;
+    const std::vector<double> numbers = NumbersOfProducts(*MakeOf(Tiles::kLarge, &large), element);
+    EXPECT_EQ(numbers, NumbersOfProducts(*MakeOf(Tiles::kSmall, &small), element));
+    EXPECT_FALSE(numbers.empty());
+    Names products;
+    for (const std::string& name : small) {
+      if (IsProduct(name)) products.insert(name.substr(0, name.find("_small")));
+    }
+    EXPECT_EQ(products.size(), 3u);
+    for (const std::string& name : products) {
+      EXPECT_EQ(small.count(name), 0u) << name;
+      EXPECT_EQ(large.count(name), 1u) << name;
+    }
+  }
+}
+
+// Names of the kernels that a product of this depth runs.
+Names KernelsOf(Architecture architecture, ElementType element, int64_t depth) {
+  Names names;
+  cuda::CudaBackend engine(cuda::MakeEmulatedDevice(
+      {.architecture = architecture,
+       .shared = {.count_conflicts = true, .detect_races = false},
+       .observer = [&](const KernelRow& row, const emulator::LaunchReport&) {
+         names.insert(NameOf(row));
+       }}));
+  CudaDevice device(engine);
+  auto* memory = device.Allocate(device.OwnBytes() + (int64_t{1} << 20)).value();
+  const WeightMatrix weight{
+      .weight = {memory, element}, .rows = 8, .columns = depth, .operand = element};
+  device.Multiply({.rows = 3,
+                   .a = {memory + (1 << 18), element},
+                   .weight = weight,
+                   .is_transposed = true,
+                   .c = {memory + (1 << 19), element}});
+  EXPECT_TRUE(device.Finish().ok());
+  return names;
+}
+
+TEST(Products, AreOnTensorCoresWhereTheirRowsAreWholeChunks) {
+  constexpr ElementType kHalf = ElementType::kFloat16, kBrain = ElementType::kBFloat16;
+  EXPECT_EQ(KernelsOf(Architecture::kSm70, kHalf, 16), Names{"product_rows_rows"});
+  EXPECT_EQ(KernelsOf(Architecture::kSm80, kBrain, 16), Names{"product_rows_rows_bf16_small"});
+  EXPECT_EQ(KernelsOf(Architecture::kSm90, kHalf, 16), Names{"product_rows_rows_small"});
+  EXPECT_EQ(KernelsOf(Architecture::kSm70, kHalf, 12), Names{"dense_product"});
+  EXPECT_EQ(KernelsOf(Architecture::kSm70, kBrain, 16), Names{"dense_product"});
+  constexpr ElementType kFloat = ElementType::kFloat32;
+  EXPECT_EQ(KernelsOf(Architecture::kSm80, kFloat, 12), Names{"product_rows_rows_tf32x3_small"});
+  EXPECT_EQ(KernelsOf(Architecture::kSm80, kFloat, 10), Names{"dense_product"});
+  EXPECT_EQ(KernelsOf(Architecture::kSm70, kFloat, 16), Names{"dense_product"});
+}
+
+}  // namespace
+}  // namespace attnd

@@ -1,0 +1,47 @@
+#include "kernels/layers/cuda/product_choice.h"
+
+#include "base/round_up.h"
+
+namespace attnd {
+namespace {
+
+// Of a large tile's time: a quarter of its products, for each of which warps of 32 × 32 numbers
+// read twice the operands from shared memory. That takes 64 cycles for 16 of the depth, and the
+// tensor cores of an H100 205 for a large tile's. Of float32 both take three times as much.
+constexpr double kSmallTileTime = 0.31;
+
+// Of numbers of which 16 bytes are `chunk`.
+bool IsInChunks(const void* data, int64_t stride, int64_t chunk) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % chunk == 0 &&
+         stride * 16 < kMostProductRowBytes * chunk;
+}
+
+int64_t TilesOfOne(const ProductDesc& p, int32_t tile_size, int multiprocessors) {
+  return DivideUp(ProductTiles(p, tile_size) * ProductTurns(p), multiprocessors);
+}
+
+}  // namespace
+
+std::optional<LayerKernel> TensorCoreKernel(const PlainProductDesc& desc, ElementType operand) {
+  const ProductDesc& p = desc.product;
+  const int64_t chunk = 16 / ElementBytes(operand);
+  const bool a_by_depth = desc.a_by_depth != 0, b_by_depth = desc.b_by_depth != 0;
+  if (desc.a_element != desc.operand || desc.b_element != desc.operand ||
+      (a_by_depth && !b_by_depth) || a_by_depth != (p.result == kProductAddBlocks) ||
+      !IsInChunks(p.a, p.a_stride, chunk) || !IsInChunks(p.b, p.b_stride, chunk) ||
+      !IsInChunks(p.c, p.c_stride, chunk) || !IsInChunks(p.bias, 0, chunk) ||
+      (a_by_depth ? p.rows : p.depth) % chunk != 0 || p.columns % chunk != 0) {
+    return std::nullopt;
+  }
+  return LayerKernel(a_by_depth   ? KernelKind::kProductDepthDepth
+                     : b_by_depth ? KernelKind::kProductRowsDepth
+                                  : KernelKind::kProductRowsRows,
+                     operand);
+}
+
+bool IsFasterInSmallTiles(const ProductDesc& p, int multiprocessors) {
+  return kSmallTileTime * TilesOfOne(p, kSmallProductTile, multiprocessors) <
+         TilesOfOne(p, kProductTile, multiprocessors);
+}
+
+}  // namespace attnd

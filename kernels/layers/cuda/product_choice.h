@@ -1,0 +1,22 @@
+// Which kernel makes a product of layers, and in tiles of which size. Pure functions.
+//
+// Sizes of a layer decide the kernel, not how many rows a call has: a row's bits depend on no other
+// row. Its tiles' size, which changes no bit, follows from rows and the GPU too: the one with which
+// the busiest multiprocessor is predicted to be done first, which makes its share of the tiles one
+// after the other.
+#pragma once
+
+#include <optional>
+
+#include "kernels/dense/dense_params.h"
+#include "kernels/layers/cuda/launch_queue.h"
+
+namespace attnd {
+
+// The kernel of tensor cores for this product, with large tiles, if any can make it.
+std::optional<LayerKernel> TensorCoreKernel(const PlainProductDesc& desc, ElementType operand);
+
+// Whether small tiles are predicted to be faster.
+bool IsFasterInSmallTiles(const ProductDesc& p, int multiprocessors);
+
+}  // namespace attnd

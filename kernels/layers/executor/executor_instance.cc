@@ -1,0 +1,394 @@
+#include "kernels/layers/executor/executor_instance.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "modules/optimizer_step.h"
+#include "modules/tensor_bytes.h"
+
+namespace attnd {
+namespace {
+
+constexpr int64_t kFloatBytes = 4;
+
+absl::Status Stopped(const std::stop_token& stop) {
+  return stop.stop_requested() ? absl::CancelledError("stopped") : absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<EnginePlan> ExecutorInstance::Plan(const ModuleDescription& module,
+                                                  const ModuleLimits& limits, int64_t budget,
+                                                  const ModuleDevice& device) {
+  // What recomputation saves leaves the device's own bytes as they are, or nearly: a plan for what
+  // is left of the budget, until both fit.
+  EnginePlan plan;
+  for (int64_t left = budget;;) {
+    ASSIGN_OR_RETURN(plan.plan,
+                     MakePlan(module.graph, module.table, module.optimizer, limits, left));
+    const InstanceLayout layout(module, limits, plan.plan, device);
+    plan.engine_bytes = layout.bytes - plan.plan.bytes();
+    if (plan.bytes() <= budget) return plan;
+    left = std::min(left - 1, budget - plan.engine_bytes);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<ModuleInstance>> ExecutorInstance::Make(
+    std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
+    const EnginePlan& plan, std::unique_ptr<ModuleDevice> device) {
+  const InstanceLayout layout(*module, limits, plan.plan, *device);
+  ASSIGN_OR_RETURN(std::byte * memory, device->Allocate(layout.bytes));
+  return std::unique_ptr<ModuleInstance>(
+      new ExecutorInstance(std::move(module), limits, plan, std::move(device), layout, memory));
+}
+
+ExecutorInstance::ExecutorInstance(std::shared_ptr<const ModuleDescription> module,
+                                   const ModuleLimits& limits, const EnginePlan& plan,
+                                   std::unique_ptr<ModuleDevice> device,
+                                   const InstanceLayout& layout, std::byte* memory)
+    : module_(std::move(module)),
+      limits_(limits),
+      plan_(plan),
+      layout_(layout),
+      device_(std::move(device)),
+      tensors_(*module_, layout_, memory, *device_) {
+  const ModuleGraph& graph = module_->graph;
+  const RowCounts rows = {limits.max_rows, limits.max_memory_rows};
+  for (size_t block = 0; block < graph.layout().blocks.size(); ++block) {
+    schedules_.forward.emplace_back(ForwardBuffers(graph, block, rows));
+  }
+  if (limits.kept_rows == 0) return;
+  for (int64_t layer = 0; layer < Layers(); ++layer) {
+    schedules_.backward.emplace_back(BackwardBuffers(graph, graph.layout().layers[layer].block,
+                                                     plan_.plan.recompute[layer], rows));
+  }
+  free_.emplace(layout_.activation_bytes);
+}
+
+// ---- Tensors.
+
+void* ExecutorInstance::Place(int64_t entry, TensorRole role) const {
+  const WeightEntry& of = module_->table.entries()[entry];
+  if (role == TensorRole::kWeight) return tensors_.Weight(of).data;
+  if (role == TensorRole::kGradient) return tensors_.gradients() + *of.trained_offset;
+  const int moment = static_cast<int>(role) - static_cast<int>(TensorRole::kMoment1);
+  return tensors_.moments(moment) + *of.trained_offset;
+}
+
+absl::StatusOr<ElementType> ExecutorInstance::ElementOf(int64_t entry, TensorRole role) const {
+  ASSIGN_OR_RETURN(const ElementType element, ElementOfRole(*module_, entry, role));
+  if (role == TensorRole::kWeight || limits_.kept_rows > 0) return element;
+  return absl::NotFoundError("limits.kept_rows is 0: the module is not trained");
+}
+
+absl::Status ExecutorInstance::Put(int64_t entry, TensorRole role, ElementType element,
+                                   absl::Span<const std::byte> bytes) {
+  ASSIGN_OR_RETURN(const ElementType kept, ElementOf(entry, role));
+  const int64_t count = module_->table.entries()[entry].elements;
+  CHECK(static_cast<int64_t>(bytes.size()) == count * ElementBytes(element));
+  RETURN_IF_ERROR(device_->Put(element, bytes.data(), {Place(entry, role), kept}, count));
+  if (role == TensorRole::kWeight) Pack(entry);
+  return device_->Finish();
+}
+
+absl::Status ExecutorInstance::Get(int64_t entry, TensorRole role, ElementType element,
+                                   absl::Span<std::byte> bytes) const {
+  ASSIGN_OR_RETURN(const ElementType kept, ElementOf(entry, role));
+  const int64_t count = module_->table.entries()[entry].elements;
+  CHECK(static_cast<int64_t>(bytes.size()) == count * ElementBytes(element));
+  return device_->Get({Place(entry, role), kept}, element, bytes.data(), count);
+}
+
+void ExecutorInstance::Pack(int64_t entry) {
+  const WeightEntry& of = module_->table.entries()[entry];
+  if (of.is_matrix()) device_->Pack(tensors_.Matrix(of));
+}
+
+// ---- Activations.
+
+absl::StatusOr<std::unique_ptr<ExecutorInstance::Kept>> ExecutorInstance::Reserve(
+    const CallRows& rows) {
+  auto kept = std::make_unique<Kept>(module_->graph, plan_.plan.recompute, rows);
+  int64_t memory_rows = rows.memory_rows();
+  for (const auto& [id, other] : kept_) memory_rows += other->call.rows.memory_rows();
+  const bool has_room =
+      KeptRows() + rows.rows() <= limits_.kept_rows && memory_rows <= limits_.kept_memory_rows;
+  std::optional<int64_t> at;
+  if (free_.has_value() && has_room) {
+    at = free_->Take(std::max(kept->places.bytes, kTensorAlignment));
+  }
+  if (!at.has_value()) {
+    return absl::UnavailableError(absl::StrCat("activations: no room for ", rows.rows(),
+                                               " rows beside ", KeptRows(), " of ",
+                                               limits_.kept_rows));
+  }
+  kept->at = *at;
+  return kept;
+}
+
+void ExecutorInstance::DropActivation(ActivationId activation) {
+  const auto found = kept_.find(activation);
+  if (found == kept_.end()) return;
+  free_->Give(found->second->at, std::max(found->second->places.bytes, kTensorAlignment));
+  kept_.erase(found);
+}
+
+int64_t ExecutorInstance::KeptRows() const {
+  int64_t rows = 0;
+  for (const auto& [id, kept] : kept_) rows += kept->call.rows.rows();
+  return rows;
+}
+
+std::byte* ExecutorInstance::KeptAt(const Kept& kept, int64_t offset) const {
+  return tensors_.activations() + kept.at + offset;
+}
+
+// ---- Forward.
+
+Tensor ExecutorInstance::InputOf(int64_t layer, const Kept* kept) const {
+  const ModuleLayout& layout = module_->graph.layout();
+  if (layer == Layers()) {
+    const bool is_wide = module_->graph.BlockOf(layer - 1).ops.back().wide;
+    return {tensors_.boundary(layer % 2), is_wide ? layout.wide_element : layout.element};
+  }
+  const ElementType element = module_->graph.ElementOf(layer, kInputValue);
+  if (kept == nullptr) return {tensors_.boundary(layer % 2), element};
+  return {KeptAt(*kept, kept->places.layers[layer].values[kInputValue]), element};
+}
+
+absl::Status ExecutorInstance::ForwardLayer(int64_t layer, const InstanceCall& call,
+                                            const Kept* kept) {
+  const ModuleGraph& graph = module_->graph;
+  const int64_t block = graph.layout().layers[layer].block;
+  const int64_t ops = static_cast<int64_t>(graph.BlockOf(layer).ops.size());
+  const BufferPlaces& places = schedules_.forward[block];
+  LayerValues values;
+  if (kept != nullptr) values = KeptValuesOf(layer, *kept);
+  values.values.resize(ops + kFirstOpValue);
+  values.lse.resize(ops);
+  values.values[kInputValue] = InputOf(layer, kept);
+  values.values[kMemoryValue] = {const_cast<void*>(call.memory.data), call.memory.element};
+  for (int64_t value = kFirstOpValue; value + 1 < ops + kFirstOpValue; ++value) {
+    if (values.values[value].data != nullptr) continue;
+    const int64_t at = places.At(BufferUse::kValue, value);
+    values.values[value] = {tensors_.layer_buffers() + at, graph.ElementOf(layer, value)};
+  }
+  const Tensor last = values.values.back();  // null unless backward reads it
+  values.values.back() = InputOf(layer + 1, kept);
+  const LayerRun run(tensors_, call, layer, places, values);
+  for (int64_t op = 0; op < ops; ++op) {
+    RETURN_IF_ERROR(Stopped(call.stop));
+    RETURN_IF_ERROR(run.Forward(op));
+  }
+  if (last.data != nullptr) {
+    device_->Copy(values.values.back().data, last.data,
+                  call.rows.rows() * graph.layout().width * ElementBytes(last.element));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExecutorInstance::BringMemory(const ModuleForwardCall& call, const Kept* kept,
+                                           InstanceCall& of) {
+  if (call.memory.empty()) return absl::OkStatus();
+  std::byte* place = kept != nullptr ? KeptAt(*kept, kept->places.memory_at) : tensors_.memory();
+  of.memory.data = place;
+  const ElementType element = tensors_.element();
+  return device_->Put(element, call.memory.data(), {place, element},
+                      static_cast<int64_t>(call.memory.size()) / ElementBytes(element));
+}
+
+absl::StatusOr<ActivationId> ExecutorInstance::Forward(const ModuleForwardCall& call) {
+  CheckSizes(*module_, call);
+  CHECK(call.rows->rows() <= limits_.max_rows);
+  CHECK(call.memory.empty() || call.rows->memory_rows() <= limits_.max_memory_rows);
+  RETURN_IF_ERROR(Stopped(call.stop));
+  std::unique_ptr<Kept> kept;
+  if (call.keep) {
+    ASSIGN_OR_RETURN(kept, Reserve(*call.rows));
+  }
+  InstanceCall without;
+  InstanceCall& of = kept != nullptr ? kept->call : without;
+  of = {.rows = *call.rows,
+        .dropout = call.dropout,
+        .mask_bits = {call.mask_bits.begin(), call.mask_bits.end()},
+        .positions = call.rows->ResolvedPositions(),
+        .memory = {nullptr, tensors_.element()},
+        .stop = call.stop};
+  const int64_t numbers = call.rows->rows() * module_->graph.layout().width;
+  absl::Status status = BringMemory(call, kept.get(), of);
+  if (status.ok()) {
+    status =
+        device_->Put(module_->graph.x_element(), call.x.data(), InputOf(0, kept.get()), numbers);
+  }
+  for (int64_t layer = 0; layer < Layers() && status.ok(); ++layer) {
+    status = ForwardLayer(layer, of, kept.get());
+  }
+  const ActivationId id = kept != nullptr ? ++last_activation_ : 0;
+  if (kept != nullptr) kept_.emplace(id, std::move(kept));
+  if (status.ok()) status = Stopped(call.stop);
+  if (status.ok()) {
+    status = device_->Get(InputOf(Layers(), nullptr), module_->graph.y_element(), call.y.data(),
+                          numbers);
+  }
+  if (!status.ok()) {
+    DropActivation(id);
+    return status;
+  }
+  return id;
+}
+
+// ---- Backward.
+
+LayerValues ExecutorInstance::KeptValuesOf(int64_t layer, const Kept& kept) const {
+  const KeptPlaces::Layer& places = kept.places.layers[layer];
+  LayerValues values;
+  for (size_t value = 0; value < places.values.size(); ++value) {
+    const int64_t at = places.values[value];
+    values.values.push_back(
+        {at < 0 ? nullptr : KeptAt(kept, at), module_->graph.ElementOf(layer, value)});
+  }
+  for (int64_t at : places.lse) {
+    values.lse.push_back(at < 0 ? nullptr : reinterpret_cast<float*>(KeptAt(kept, at)));
+  }
+  return values;
+}
+
+// Of the input of `layer`; of the last one's output with Layers().
+Tensor ExecutorInstance::GradientBoundary(int64_t layer) const { return InputOf(layer, nullptr); }
+
+absl::Status ExecutorInstance::BackwardLayer(int64_t layer, const Kept& kept, bool adds,
+                                             bool& memory_is_set) {
+  const ModuleGraph& graph = module_->graph;
+  const int64_t block = graph.layout().layers[layer].block;
+  const int64_t ops = static_cast<int64_t>(graph.BlockOf(layer).ops.size());
+  const BufferPlaces& places = schedules_.backward[layer];
+  const std::vector<bool> again = RecomputedValues(graph, block, plan_.plan.recompute[layer]);
+  LayerValues values = KeptValuesOf(layer, kept);
+  values.values[kMemoryValue].data = const_cast<void*>(kept.call.memory.data);
+  LayerGradients gradients{.values = std::vector<Tensor>(ops + kFirstOpValue),
+                           .is_set = std::vector<bool>(ops + kFirstOpValue)};
+  for (int64_t op = 0; op < ops; ++op) {
+    const int64_t value = op + kFirstOpValue;
+    const ElementType element = graph.ElementOf(layer, value);
+    if (again[value]) {
+      values.values[value] = {tensors_.layer_buffers() + places.At(BufferUse::kValue, value),
+                              element};
+      const int64_t lse = places.At(BufferUse::kLogSumExp, op);
+      if (lse >= 0) values.lse[op] = reinterpret_cast<float*>(tensors_.layer_buffers() + lse);
+    }
+    const int64_t at = places.At(BufferUse::kGradient, value);
+    if (at >= 0) gradients.values[value] = {tensors_.layer_buffers() + at, element};
+  }
+  gradients.values.back() = GradientBoundary(layer + 1);
+  gradients.values[kInputValue] = GradientBoundary(layer);
+  gradients.values[kMemoryValue] = {tensors_.d_memory(), tensors_.element()};
+  gradients.is_set.back() = true;
+  gradients.is_set[kMemoryValue] = memory_is_set;
+  const LayerRun run(tensors_, kept.call, layer, places, values);
+  for (int64_t op = 0; op < ops; ++op) {
+    RETURN_IF_ERROR(Stopped(kept.call.stop));
+    if (again[op + kFirstOpValue]) RETURN_IF_ERROR(run.Forward(op));
+  }
+  for (int64_t op = ops - 1; op >= 0; --op) {
+    RETURN_IF_ERROR(Stopped(kept.call.stop));
+    RETURN_IF_ERROR(run.Backward(op, adds, gradients));
+  }
+  memory_is_set = gradients.is_set[kMemoryValue];
+  return absl::OkStatus();
+}
+
+absl::Status ExecutorInstance::Backward(const ModuleBackwardCall& call) {
+  const auto found = kept_.find(call.activation);
+  if (found == kept_.end()) return absl::NotFoundError("activation: dropped, or never kept");
+  Kept& kept = *found->second;
+  CheckSizes(*module_, kept.call.rows, call);
+  RETURN_IF_ERROR(Stopped(call.stop));
+  kept.call.stop = call.add_gradients ? std::stop_token() : call.stop;
+  const int64_t numbers = kept.call.rows.rows() * module_->graph.layout().width;
+  const Tensor d_out = GradientBoundary(Layers());
+  RETURN_IF_ERROR(device_->Put(module_->graph.y_element(), call.dy.data(), d_out, numbers));
+  const ElementType element = tensors_.element();
+  const Tensor d_memory{tensors_.d_memory(), element};
+  const auto memory_bytes = static_cast<int64_t>(call.d_memory.size());
+  bool memory_is_set = call.add_d_memory;
+  if (memory_is_set) {
+    RETURN_IF_ERROR(device_->Put(element, call.d_memory.data(), d_memory,
+                                 memory_bytes / ElementBytes(element)));
+  }
+  for (int64_t layer = Layers() - 1; layer >= 0; --layer) {
+    RETURN_IF_ERROR(BackwardLayer(layer, kept, call.add_gradients, memory_is_set));
+  }
+  RETURN_IF_ERROR(Stopped(kept.call.stop));
+  if (!call.dx.empty()) {
+    RETURN_IF_ERROR(
+        device_->Get(GradientBoundary(0), module_->graph.x_element(), call.dx.data(), numbers));
+  }
+  if (!call.d_memory.empty()) {
+    if (!memory_is_set) device_->SetZero(d_memory.data, memory_bytes);
+    RETURN_IF_ERROR(device_->Get(d_memory, element, call.d_memory.data(),
+                                 memory_bytes / ElementBytes(element)));
+  }
+  return device_->Finish();
+}
+
+// ---- Steps.
+
+absl::StatusOr<GradientStats> ExecutorInstance::Stats(double before) {
+  GradientStats stats{.squared_norm = before};
+  if (limits_.kept_rows == 0) return stats;
+  std::vector<ModuleDevice::Gradients> ranges;
+  for (const WeightEntry& entry : module_->table.entries()) {
+    if (!entry.trained_offset.has_value()) continue;
+    ranges.push_back({tensors_.gradients() + *entry.trained_offset, entry.elements});
+  }
+  std::vector<double> norms(ranges.size());
+  RETURN_IF_ERROR(device_->SquaredNorms(ranges, absl::MakeSpan(norms)));
+  for (double norm : norms) stats.squared_norm += norm;
+  stats.is_finite = std::isfinite(stats.squared_norm);
+  return stats;
+}
+
+absl::StatusOr<StepResult> ExecutorInstance::Step(const StepCall& call) {
+  StepResult result;
+  if (call.stats.has_value()) {
+    result.stats = *call.stats;
+  } else {
+    ASSIGN_OR_RETURN(result.stats, Stats(0));
+  }
+  result.applied = limits_.kept_rows > 0 && IsApplied(*module_, call, result.stats);
+  if (result.applied) {
+    ++optimizer_step_;
+    const OptimizerStep step(*module_, call, result.stats, optimizer_step_);
+    OptimizerTensors tensors{.gradients = tensors_.gradients()};
+    for (int64_t n = 0; n < module_->optimizer.MomentCount(); ++n) {
+      tensors.moments[n] = tensors_.moments(n);
+    }
+    const std::vector<WeightEntry>& entries = module_->table.entries();
+    if (!entries.empty()) {
+      tensors.weights = static_cast<float*>(tensors_.Weight(entries[0]).data) - entries[0].offset;
+    }
+    std::vector<EntryStep> steps;
+    for (size_t n = 0; n < entries.size(); ++n) {
+      if (entries[n].trained_offset.has_value()) steps.push_back(step.Of(n, tensors));
+    }
+    device_->Step(steps);
+    for (size_t n = 0; n < entries.size(); ++n) {
+      if (entries[n].trained_offset.has_value()) Pack(n);
+    }
+  }
+  result.optimizer_step = optimizer_step_;
+  RETURN_IF_ERROR(ClearGradients());
+  return result;
+}
+
+absl::Status ExecutorInstance::ClearGradients() {
+  if (limits_.kept_rows == 0) return absl::OkStatus();
+  device_->SetZero(tensors_.gradients(), module_->table.trained_elements() * kFloatBytes);
+  return device_->Finish();
+}
+
+}  // namespace attnd

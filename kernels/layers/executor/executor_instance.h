@@ -1,0 +1,95 @@
+// ExecutorInstance: one module on a ModuleDevice: its memory, its kept activations, and calls layer
+// by layer. One call at a time.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/free_ranges.h"
+#include "kernels/layers/executor/instance_memory.h"
+#include "kernels/layers/executor/instance_tensors.h"
+#include "kernels/layers/executor/layer_run.h"
+#include "kernels/layers/executor/module_device.h"
+#include "modules/module_engine.h"
+
+namespace attnd {
+
+class ExecutorInstance : public ModuleInstance {
+ public:
+  // ModuleEngine's Plan for instances on such a device.
+  static absl::StatusOr<EnginePlan> Plan(const ModuleDescription& module,
+                                         const ModuleLimits& limits, int64_t budget,
+                                         const ModuleDevice& device);
+  // ModuleEngine's Make, of that plan.
+  static absl::StatusOr<std::unique_ptr<ModuleInstance>> Make(
+      std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
+      const EnginePlan& plan, std::unique_ptr<ModuleDevice> device);
+
+  const ModuleDescription& description() const override { return *module_; }
+  const EnginePlan& plan() const override { return plan_; }
+  absl::Status Put(int64_t entry, TensorRole role, ElementType element,
+                   absl::Span<const std::byte> bytes) override;
+  absl::Status Get(int64_t entry, TensorRole role, ElementType element,
+                   absl::Span<std::byte> bytes) const override;
+  absl::StatusOr<ActivationId> Forward(const ModuleForwardCall& call) override;
+  absl::Status Backward(const ModuleBackwardCall& call) override;
+  void DropActivation(ActivationId activation) override;
+  int64_t KeptRows() const override;
+  absl::StatusOr<GradientStats> Stats(double before) override;
+  absl::StatusOr<StepResult> Step(const StepCall& call) override;
+  absl::Status ClearGradients() override;
+  int64_t optimizer_step() const override { return optimizer_step_; }
+  void SetOptimizerStep(int64_t step) override { optimizer_step_ = step; }
+
+ private:
+  // An activation: where its values lie, and what its call read.
+  struct Kept {
+    Kept(const ModuleGraph& graph, const std::vector<Recompute>& recompute, const CallRows& rows)
+        : places(graph, recompute, {rows.rows(), rows.memory_rows()}) {}
+    InstanceCall call;
+    KeptPlaces places;
+    int64_t at = 0;  // in the activations
+  };
+  // Places of buffers, by block.
+  struct Schedules {
+    std::vector<BufferPlaces> forward;   // [blocks]
+    std::vector<BufferPlaces> backward;  // [layers]
+  };
+
+  ExecutorInstance(std::shared_ptr<const ModuleDescription> module, const ModuleLimits& limits,
+                   const EnginePlan& plan, std::unique_ptr<ModuleDevice> device,
+                   const InstanceLayout& layout, std::byte* memory);
+
+  int64_t Layers() const { return static_cast<int64_t>(module_->graph.layout().layers.size()); }
+  void* Place(int64_t entry, TensorRole role) const;
+  // As which it is kept; NOT_FOUND where there is no such tensor.
+  absl::StatusOr<ElementType> ElementOf(int64_t entry, TensorRole role) const;
+  void Pack(int64_t entry);
+  absl::StatusOr<std::unique_ptr<Kept>> Reserve(const CallRows& rows);
+  std::byte* KeptAt(const Kept& kept, int64_t offset) const;
+  // The input of `layer` in a call that keeps (or does not); `y` of the last one has number
+  // Layers().
+  Tensor InputOf(int64_t layer, const Kept* kept) const;
+  // The call's memory input, to where ops read it.
+  absl::Status BringMemory(const ModuleForwardCall& call, const Kept* kept, InstanceCall& of);
+  absl::Status ForwardLayer(int64_t layer, const InstanceCall& call, const Kept* kept);
+  LayerValues KeptValuesOf(int64_t layer, const Kept& kept) const;
+  absl::Status BackwardLayer(int64_t layer, const Kept& kept, bool adds, bool& memory_is_set);
+  Tensor GradientBoundary(int64_t layer) const;
+
+  const std::shared_ptr<const ModuleDescription> module_;  // shared with who registered it
+  const ModuleLimits limits_;
+  const EnginePlan plan_;
+  const InstanceLayout layout_;
+  const std::unique_ptr<ModuleDevice> device_;
+  const InstanceTensors tensors_;
+  Schedules schedules_;
+  std::optional<FreeRanges> free_;  // of the activations
+  std::map<ActivationId, std::unique_ptr<Kept>> kept_;
+  ActivationId last_activation_ = 0;
+  int64_t optimizer_step_ = 0;
+};
+
+}  // namespace attnd

@@ -1,0 +1,54 @@
+#include "server/keep/mask_arrivals.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/call/status_details.h"
+
+namespace attnd {
+namespace {
+
+constexpr absl::Duration kRetryAfter = absl::Milliseconds(100);
+
+absl::Status NoRoom(absl::StatusCode code, absl::string_view reason, absl::string_view whose,
+                    int64_t most, int64_t wanted) {
+  return WithRetryAfter(Failure(code, reason,
+                                absl::StrCat("mask_data: at most ", most, " bytes of ", whose,
+                                             " may arrive at a time, with this call ", wanted),
+                                {{"limit", absl::StrCat(most)}, {"wanted", absl::StrCat(wanted)}}),
+                        kRetryAfter);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MaskArrivals::Room>> MaskArrivals::Take(absl::string_view caller,
+                                                                       int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  const auto own = callers_.find(caller);
+  const int64_t of_caller = (own == callers_.end() ? 0 : own->second) + bytes;
+  if (of_caller > caller_max_bytes_) {
+    return NoRoom(absl::StatusCode::kResourceExhausted, reason::kTenantQuota, "one caller",
+                  caller_max_bytes_, of_caller);
+  }
+  if (bytes_ + bytes > max_bytes_) {
+    return NoRoom(absl::StatusCode::kUnavailable, reason::kMemoryPressure, "all callers",
+                  max_bytes_, bytes_ + bytes);
+  }
+  bytes_ += bytes;
+  callers_[std::string(caller)] = of_caller;
+  return std::make_unique<Room>(*this, caller, bytes);
+}
+
+int64_t MaskArrivals::bytes() const {
+  absl::MutexLock lock(&mutex_);
+  return bytes_;
+}
+
+void MaskArrivals::Give(const std::string& caller, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  bytes_ -= bytes;
+  const auto own = callers_.find(caller);
+  own->second -= bytes;
+  if (own->second == 0) callers_.erase(own);
+}
+
+}  // namespace attnd

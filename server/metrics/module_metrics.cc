@@ -1,0 +1,130 @@
+#include "server/metrics/module_metrics.h"
+
+#include <string>
+
+namespace attnd {
+namespace {
+
+constexpr std::array<absl::string_view, kModuleMethods> kMethodNames = {
+    "Register", "GetModule",     "ListModules", "Renew",      "Release",   "Forward",
+    "Backward", "GradientStats", "Step",        "PutTensors", "GetTensors"};
+constexpr std::array<const char*, 2> kDirections = {"forward", "backward"};
+constexpr std::array<const char*, kModuleStages> kStages = {"queue", "compute"};
+constexpr std::array<const char*, kStepOutcomes> kOutcomes = {"applied", "skipped", "replayed",
+                                                              "refused"};
+
+const prometheus::Histogram::BucketBoundaries& Buckets() {
+  static const prometheus::Histogram::BucketBoundaries buckets = {
+      1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100};
+  return buckets;
+}
+
+prometheus::Labels CallLabels(int method, absl::StatusCode code) {
+  const std::string name = absl::StatusCodeToString(code);
+  return {{"method", std::string(kMethodNames[method])}, {"code", name.empty() ? "UNKNOWN" : name}};
+}
+
+auto& Counters(prometheus::Registry& registry, const char* name, const char* help) {
+  return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
+}
+
+prometheus::Labels DeviceLabels(const std::string& device, int direction) {
+  return {{"device", device}, {"direction", kDirections[direction]}};
+}
+
+prometheus::Labels StageLabels(const std::string& device, int direction, int stage) {
+  return {{"device", device}, {"direction", kDirections[direction]}, {"stage", kStages[stage]}};
+}
+
+}  // namespace
+
+absl::string_view ModuleMethodName(ModuleMethod method) {
+  return kMethodNames[static_cast<size_t>(method)];
+}
+
+// Series of single devices are there from the start, those of several from their first use on.
+ModuleMetrics::ModuleMetrics(prometheus::Registry& registry,
+                             const std::vector<std::string>& devices)
+    : calls_(Counters(registry, "attnd_module_calls_total",
+                      "Calls of the service Modules that ended.")),
+      durations_(prometheus::BuildHistogram()
+                     .Name("attnd_module_duration_seconds")
+                     .Help("Time of Forward and Backward of modules, by stage.")
+                     .Register(registry)),
+      flops_(
+          Counters(registry, "attnd_module_flops_total", "Work of modules' linear ops, in FLOP.")),
+      recomputed_layers_(Counters(registry, "attnd_recomputed_layers_total",
+                                  "Layers whose activations a Backward computed again.")) {
+  auto counters = [&](const char* name, const char* help) -> auto& {
+    return Counters(registry, name, help);
+  };
+  for (int method = 0; method < kModuleMethods; ++method) {
+    good_calls_[method] = &calls_.Add(CallLabels(method, absl::StatusCode::kOk));
+  }
+  auto& rows = counters("attnd_module_rows_total", "Rows that went through modules.");
+  for (int direction = 0; direction < 2; ++direction) {
+    rows_[direction] = &rows.Add({{"direction", kDirections[direction]}});
+    for (const std::string& device : devices) {
+      flops_.Add(DeviceLabels(device, direction));
+      for (int stage = 0; stage < kModuleStages; ++stage) {
+        durations_.Add(StageLabels(device, direction, stage), Buckets());
+      }
+    }
+  }
+  for (const std::string& device : devices) recomputed_layers_.Add({{"device", device}});
+  auto& steps = counters("attnd_steps_total", "Steps of modules, by what became of them.");
+  for (int outcome = 0; outcome < kStepOutcomes; ++outcome) {
+    steps_[outcome] = &steps.Add({{"result", kOutcomes[outcome]}});
+  }
+  auto& saves = counters("attnd_module_saves_total", "Saves of what outlives the process.");
+  saves_ = {&saves.Add({{"result", "ok"}}), &saves.Add({{"result", "failed"}})};
+  saved_bytes_ =
+      &counters("attnd_module_saved_bytes_total", "Bytes of saves that succeeded.").Add({});
+  auto& recoveries = counters("attnd_state_recoveries_total",
+                              "States that registrations found, by what became of them.");
+  recoveries_ = {&recoveries.Add({{"result", "loaded"}}), &recoveries.Add({{"result", "damaged"}})};
+  replays_ = &counters("attnd_backward_replays_total",
+                       "Backwards of micro-batches that had been added before.")
+                  .Add({});
+}
+
+// Errors have a series from their first on: 176 that nobody reads would be a seventh of a scrape.
+void ModuleMetrics::CallFinished(ModuleMethod method, const absl::Status& status) {
+  const int number = static_cast<int>(method);
+  if (status.ok()) {
+    good_calls_[number]->Increment();
+  } else {
+    calls_.Add(CallLabels(number, status.code())).Increment();
+  }
+}
+
+void ModuleMetrics::Computed(const std::string& devices, bool is_forward, int64_t rows,
+                             absl::Duration queued, absl::Duration took) {
+  const int direction = is_forward ? 0 : 1;
+  rows_[direction]->Increment(static_cast<double>(rows));
+  const auto observe = [&](ModuleStage stage, absl::Duration time) {
+    durations_.Add(StageLabels(devices, direction, static_cast<int>(stage)), Buckets())
+        .Observe(absl::ToDoubleSeconds(time));
+  };
+  observe(ModuleStage::kQueue, queued);
+  observe(ModuleStage::kCompute, took);
+}
+
+void ModuleMetrics::Worked(const std::string& device, bool is_forward, double flops) {
+  flops_.Add(DeviceLabels(device, is_forward ? 0 : 1)).Increment(flops);
+}
+
+void ModuleMetrics::Recomputed(const std::string& device, int64_t layers) {
+  recomputed_layers_.Add({{"device", device}}).Increment(static_cast<double>(layers));
+}
+
+void ModuleMetrics::Saved(bool ok, int64_t bytes) {
+  saves_[ok ? 0 : 1]->Increment();
+  if (ok) saved_bytes_->Increment(static_cast<double>(bytes));
+}
+
+void ModuleMetrics::Stepped(StepOutcome outcome) {
+  steps_[static_cast<size_t>(outcome)]->Increment();
+}
+
+}  // namespace attnd

@@ -1,0 +1,127 @@
+// What an empty module call costs beside a small attention call of as many rows: a forward of 128
+// rows through one linear of 64 columns, and attention of one head over 128 rows of 64. One caller,
+// one daemon, over TCP on the loopback device and a unix socket; calls take turns of 50.
+//
+//     bazel build -c opt //server:attnd //tools/benchmarks:module_latency
+//     bazel-bin/tools/benchmarks/module_latency bazel-bin/server/attnd [FLAG OF attnd]...
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "attention/random_problem.h"
+#include "base/check.h"
+#include "client/attention_client.h"
+#include "client/modules/module_client.h"
+#include "net/process_tuning.h"
+#include "tools/benchmarks/turns.h"
+
+namespace attnd {
+namespace {
+
+constexpr int64_t kRows = 128, kWidth = 64;
+
+Problem OneHead() {
+  Problem p;
+  p.batch = p.q_heads = p.kv_heads = 1;
+  p.q_len = p.kv_len = kRows;
+  p.qk_head_dim = p.v_head_dim = kWidth;
+  return p;
+}
+
+v1::RegisterModuleRequest OneLinear() {
+  v1::RegisterModuleRequest request;
+  request.set_name("linear");
+  v1::ModuleLayout& layout = *request.mutable_layout();
+  layout.set_version(1);
+  layout.set_width(kWidth);
+  layout.set_element(v1::ELEMENT_FLOAT32);
+  layout.set_parameter_element(v1::ELEMENT_FLOAT32);
+  v1::Block& block = *layout.add_block();
+  v1::Parameter& weight = *block.add_parameter();
+  weight.set_name("weight");
+  weight.add_shape(kWidth);
+  weight.add_shape(kWidth);
+  block.add_op()->mutable_linear();
+  layout.add_layer();
+  request.mutable_optimizer()->mutable_none();
+  request.mutable_limits()->set_max_rows(kRows);
+  return request;
+}
+
+SentPut Weights() {
+  SentTensor tensor;
+  tensor.header.set_kind(v1::TENSOR_KIND_WEIGHT);
+  tensor.header.set_name("weight");
+  tensor.header.set_element(v1::ELEMENT_FLOAT32);
+  tensor.header.add_shape(kWidth);
+  tensor.header.add_shape(kWidth);
+  tensor.bytes = std::make_shared<const std::string>(kWidth * kWidth * sizeof(float), '\0');
+  SentPut put;
+  put.tensors.push_back(std::move(tensor));
+  put.commit.set_complete(true);
+  return put;
+}
+
+void Measure(const std::string& title, const std::string& address, const ServerProcess& daemon) {
+  auto client = AttentionClient::Connect(
+      {.addresses = {address}, .channels_per_address = 1, .wait_for_ready = true});
+  CHECK(client.ok() && (*client)->GetServerInfo().ok());
+  const Problem p = OneHead();
+  const ProblemInputs in = RandomInputs(p, 1);
+  AlignedBytes o(p.OutputElements() * 4);
+  auto made = ModuleClient(**client).Register(OneLinear(), {}, 0);
+  CHECK(made.ok()) << made.status();
+  RemoteModule& module = *made->module;
+  CHECK(module.Put(Weights(), {}).ok());
+  v1::ModuleForwardHeader header;
+  header.mutable_rows()->set_batch(1);
+  header.mutable_rows()->set_length(kRows);
+  std::vector<std::byte> x(kRows * kWidth * sizeof(float)), y(x.size());
+  std::vector<Way> ways;
+  ways.push_back({"attention",
+                  [&] {
+                    auto done = (*client)->Forward(
+                        p, {.q = in.q.data(), .k = in.k.data(), .v = in.v.data()}, {.o = o.data()});
+                    CHECK(done.ok()) << done.status();
+                  },
+                  &daemon});
+  ways.push_back({"module",
+                  [&] {
+                    const absl::Status done =
+                        module.Forward(header, {.x = x}, absl::MakeSpan(y), {}, nullptr);
+                    CHECK(done.ok()) << done;
+                  },
+                  &daemon});
+  Compare(title, ways);
+}
+
+int Main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: %s path/to/attnd [flag of attnd]...\n", argv[0]);
+    return 2;
+  }
+  for (const bool unix_socket : {false, true}) {
+    const std::string address = unix_socket ? absl::StrCat("unix:/tmp/module_latency.", getpid())
+                                            : std::string("127.0.0.1:17090");
+    std::vector<std::string> attnd = {
+        argv[1], "--listen",      address, "--metrics_listen", "127.0.0.1:0", "--log_level",
+        "error", "--drain_delay", "0"};
+    attnd.insert(attnd.end(), argv + 2, argv + argc);
+    ServerProcess daemon(attnd);
+    Measure(unix_socket ? "128 rows, unix socket" : "128 rows, TCP", address, daemon);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace attnd
+
+int main(int argc, char** argv) {
+  attnd::TuneForTransport();
+  return attnd::Main(argc, argv);
+}
