@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::ElementsAreArray;
 
-constexpr char kFakeDriver[] = "kernels/cuda/driver/libfake_cuda.so";
+constexpr char kFakeDriverFile[] = "kernels/cuda/driver/libfake_cuda.so";
 
 std::vector<std::string> ShippedFor(int compute_capability) {
   std::vector<std::string> names;
@@ -77,7 +77,7 @@ TEST(TargetArchives, HoldEveryShippedRow) {
 }
 
 TEST(TargetArchives, ServeTheirGenerationAlone) {
-  auto driver = Driver::Load(kFakeDriver);
+  auto driver = Driver::Load(kFakeDriverFile);
   ASSERT_TRUE(driver.ok()) << driver.status();
   for (const int gpu : {70, 75, 80, 86, 89, 90, 100, 120}) {
     auto library = KernelLibrary::Create(**driver, gpu / 10, gpu % 10, EmbeddedKernelArchives(),
