@@ -236,7 +236,7 @@ TEST(DaemonMaskData, RefusesPlacesInSharedMemory) {
 
 // ---- What is refused.
 
-struct RefusedData {
+struct DataRefusal {
   const char* name;
   std::function<void(v1::ForwardRequest&)> change;
   grpc::StatusCode code;
@@ -280,7 +280,7 @@ std::vector<RefusedData> RefusedData() {
   };
 }
 
-class DaemonMaskDataRefuses : public testing::TestWithParam<RefusedData> {
+class DaemonMaskDataRefuses : public testing::TestWithParam<DataRefusal> {
  protected:
   static ServerOptions Options() {
     ServerOptions options = TestOptions();

@@ -25,7 +25,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr char kFakeDriver[] = "kernels/cuda/driver/libfake_cuda.so";
+constexpr char kFakeDriver[] = "tests/fakes/libfake_cuda.so";
 
 std::string FreshFolder(const std::string& name) {
   std::string folder = std::string(std::getenv("TEST_TMPDIR")) + "/" + name;
