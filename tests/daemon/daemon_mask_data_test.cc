@@ -248,7 +248,7 @@ v1::RowIntervals& RowsOf(v1::ForwardRequest& request) {
   return *request.mutable_problem()->mutable_mask()->mutable_pattern(0)->mutable_row_intervals();
 }
 
-std::vector<RefusedData> RefusedData() {
+std::vector<DataRefusal> RefusedData() {
   constexpr grpc::StatusCode kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
   constexpr grpc::StatusCode kOutOfRange = grpc::StatusCode::OUT_OF_RANGE;
   return {
