@@ -22,7 +22,7 @@ namespace {
 using ::testing::IsSupersetOf;
 using ::testing::UnorderedElementsAreArray;
 
-constexpr char kFakeDriver[] = "kernels/cuda/driver/libfake_cuda.so";
+constexpr char kFakeDriverFile[] = "kernels/cuda/driver/libfake_cuda.so";
 
 std::vector<std::string> SampleOf(int compute_capability) {
   std::vector<std::string> names;
@@ -85,7 +85,7 @@ TEST(TargetArchives, HoldMachineCodeOfTheSampleAtLeast) {
 }
 
 TEST(TargetArchives, ServeTheirGenerationAlone) {
-  auto driver = Driver::Load(kFakeDriver);
+  auto driver = Driver::Load(kFakeDriverFile);
   ASSERT_TRUE(driver.ok()) << driver.status();
   // A GPU, and the archive that has its kernels or those that it could run if it were older.
   const std::vector<std::pair<int, int>> gpus = {{70, 70}, {75, 70}, {80, 80},  {86, 80},
