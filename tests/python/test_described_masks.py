@@ -10,8 +10,8 @@ from mask_message import Oracle, generated, philox
 
 import attnd
 import attnd.masks as m
-from attnd._mask_sizes import Sizes
-from attnd._mask_wire import serialize
+from attnd.masks.sizes import Sizes
+from attnd.masks.wire import serialize
 
 
 @pytest.fixture(scope="session")

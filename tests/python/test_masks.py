@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import attnd.torch as remote  # noqa: E402
-from attnd import _masks  # noqa: E402
+from attnd.masks import recognise  # noqa: E402
 
 DEVICE = os.environ.get("ATTND_TEST_DEVICE", "cpu")  # of tensors and masks: "cuda" where there is one
 B, H, M, N = 3, 2, 7, 9
@@ -115,17 +115,17 @@ def test_packed_sequences_of_a_batch_of_one(sent):
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_every_change_of_one_element_is_seen(where, monkeypatch):
     if where == "device":  # as masks are compared there
-        monkeypatch.setattr(_masks, "_seen", lambda rows: rows)
+        monkeypatch.setattr(recognise, "_seen", lambda rows: rows)
     for name, (mask, _) in RECOGNISED.items():
         mask = mask.bool()[(None,) * (4 - mask.dim())].expand(B, 1, M, N).clone()
-        pattern = _masks.recognise(mask, (B, H, M, N))
+        pattern = recognise.recognise(mask, (B, H, M, N))
         assert pattern is not None, name
         for at in torch.randperm(mask.numel())[:25].tolist():
             changed = mask.flatten().clone()
             changed[at] ^= True
             changed = changed.view(mask.shape)
-            found = _masks.recognise(changed, (B, H, M, N))
-            assert found is None or torch.equal(_masks._mask_of(found, changed[:, 0]).expand(B, M, N), changed[:, 0])
+            found = recognise.recognise(changed, (B, H, M, N))
+            assert found is None or torch.equal(recognise._mask_of(found, changed[:, 0]).expand(B, M, N), changed[:, 0])
 
 
 def test_mask_that_changes_under_the_same_tensor_is_looked_at_again(sent):
@@ -140,8 +140,8 @@ def test_mask_that_changes_under_the_same_tensor_is_looked_at_again(sent):
 
 
 def test_one_mask_is_read_once_for_all_layers(monkeypatch):
-    reads, original = [], _masks._recognise
-    monkeypatch.setattr(_masks, "_recognise", lambda *a: (reads.append(1), original(*a))[1])
+    reads, original = [], recognise._recognise
+    monkeypatch.setattr(recognise, "_recognise", lambda *a: (reads.append(1), original(*a))[1])
     mask = (key <= row)[None, None].expand(B, 1, M, N).to(DEVICE)
     for _ in range(5):
         remote.scaled_dot_product_attention(*tensors(), attn_mask=mask)
@@ -152,8 +152,8 @@ def test_what_a_mask_was_known_as_goes_with_it():
     import gc
     import weakref
     mask = torch.ones(M, N, dtype=torch.bool)
-    pattern = _masks.recognise(mask, (B, H, M, N))
-    kept = weakref.ref(next(iter(_masks._known[mask].values())).described)
+    pattern = recognise.recognise(mask, (B, H, M, N))
+    kept = weakref.ref(next(iter(recognise._known[mask].values())).described)
     assert pattern is not None and kept() is not None
     del mask
     gc.collect()

@@ -8,9 +8,9 @@ import threading
 from typing import Any, Callable, Dict, Generator, List, Literal, NamedTuple, Optional
 
 from . import _checks, _native
-from ._mask_nodes import Mask
-from ._mask_sizes import Sizes, remember
-from ._mask_wire import serialize
+from .masks.nodes import Mask
+from .masks.sizes import Sizes, remember
+from .masks.wire import serialize
 from .errors import AttndError, from_status, wrong_type
 from .results import Receipt
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _checks
-from ._mask_nodes import Mask, by_token
+from .masks.nodes import Mask, by_token
 from ._problem import Precision
 from .client import Client
 from .errors import AttndError, Unimplemented, wrong, wrong_type

@@ -14,9 +14,9 @@ import numpy as np
 
 from . import _arrays, _checks, _philox
 from ._arrays import Array, ArrayLike, Tensor
-from ._mask_nodes import Mask
-from ._mask_sizes import Sizes
-from ._mask_sizes import resolve as resolve_mask
+from .masks.nodes import Mask
+from .masks.sizes import Sizes
+from .masks.sizes import resolve as resolve_mask
 from .errors import wrong, wrong_type
 
 if TYPE_CHECKING:

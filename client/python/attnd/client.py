@@ -15,7 +15,7 @@ import numpy as np
 from . import _arrays, _checks, _native, _wire
 from ._arrays import Array, ArrayLike, Tensor
 from ._call import Call, CallOptions, Handle, Priority, Progress
-from ._mask_nodes import Mask, check_mask
+from .masks.nodes import Mask, check_mask
 from ._pairing import BackwardInputs, pair, remember
 from ._problem import (MAX_BATCH, MAX_HEAD_DIM, MAX_HEADS, MAX_LENGTH, Precision, Problem, memo_of, resolve, resolve_absent,
                        resolve_out, template_key)

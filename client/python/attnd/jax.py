@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _checks
-from ._mask_nodes import Mask
+from .masks.nodes import Mask
 from ._problem import resolve
 from .client import Client
 from .client import connect as _connect

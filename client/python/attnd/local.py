@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _arrays, _philox
 from ._arrays import Array, Tensor
-from ._mask_dense import Evaluation
+from .masks.dense import Evaluation
 from ._pairing import pair, remember
 from ._problem import Problem, Sequence1, resolve
 from .errors import empty_row, wrong

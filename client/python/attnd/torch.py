@@ -27,9 +27,9 @@ from torch import Tensor
 
 from . import _checks
 from ._arrays import Tensor as Bits
-from ._mask_nodes import Mask
-from ._mask_lists import as_blocks
-from ._masks import Pattern, recognise
+from .masks.nodes import Mask
+from .masks.lists import as_blocks
+from .masks.recognise import Pattern, recognise
 from ._modules.interface import clip_grad_norm_, offload, optimizer
 from ._operator_options import (ELEMENTS, LAYOUTS, Numbers, Words, check_precision, check_tensor, check_tensors,
                                 check_transforms, described_first, described_mask, diagonal, layout_of, numbers, seed_tensor,
@@ -159,7 +159,7 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
     q, k, v, _ = _four_dimensions(query, key, value, enable_gqa)
     mask = block_mask
     if not (block_mask is None or isinstance(block_mask, Mask)):
-        from ._mask_torch import described_block_mask  # which needs torch 2.5
+        from .masks.block_masks import described_block_mask  # which needs torch 2.5
         mask = described_block_mask(block_mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
     try:
         return attention(q, k, v, mask=mask, align=None if mask is None else "top_left", scale=scale,

@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from . import torch as remote
-from ._model_masks import LazyMask, model_mask
+from .masks.models import LazyMask, model_mask
 from ._operator_options import described_first
 from .client import Client
 from .errors import Unimplemented, wrong_type

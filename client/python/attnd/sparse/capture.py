@@ -12,7 +12,7 @@ import numpy as np
 from .. import _checks, _native, masks
 from .._arrays import Array
 from .._call import Call, CallOptions, Handle
-from .._mask_nodes import Mask
+from ..masks.nodes import Mask
 from .._protobuf import float64, message, number
 from ..errors import FailedPrecondition, brief, wrong, wrong_type
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _checks, masks
-from .._mask_nodes import Mask
+from ..masks.nodes import Mask
 from ..errors import AttndError, FailedPrecondition, brief, wrong, wrong_type
 from .capture import Capture, Captured, capturing, pattern_layout
 from .rules import Rule

@@ -5,10 +5,10 @@ from typing import Iterable, List, NamedTuple
 
 import numpy as np
 
-from ._arrays import Array
-from ._mask_import import partial_blocks
-from ._mask_nodes import Blocks
-from ._mask_values import Numbers
+from .._arrays import Array
+from .importers import partial_blocks
+from .nodes import Blocks
+from .values import Numbers
 
 BLOCK = 64  # rows and keys
 

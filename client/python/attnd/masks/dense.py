@@ -6,14 +6,14 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from . import _arrays, _checks
-from ._arrays import Array
-from ._mask_nodes import (COLUMNS, ROWS, SHAPES, All, AllOf, AnyOf, Bits, Blocks, BlockWindow, ColumnRuns, Dilated,
+from .. import _arrays, _checks
+from .._arrays import Array
+from .nodes import (COLUMNS, ROWS, SHAPES, All, AllOf, AnyOf, Bits, Blocks, BlockWindow, ColumnRuns, Dilated,
                           Documents, Global, Grid, Groups, Mask, Not, Prefix, RandomBlocks, Rectangles, RowIntervals,
                           RowRuns, Stride, StrideColumns, Window, check_mask, pick, walk)
-from ._mask_sizes import Sizes, Whole, resolve
-from ._mask_values import MAX_LENGTH
-from .errors import Unimplemented, wrong
+from .sizes import Sizes, Whole, resolve
+from .values import MAX_LENGTH
+from ..errors import Unimplemented, wrong
 
 
 class _Place(NamedTuple):

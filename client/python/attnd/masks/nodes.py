@@ -2,7 +2,7 @@
 
 A mask is a set of (batch entry, query head, row, key). I and J are a row and a key of it, Q = I + the diagonal's offset the
 query position; mod and division round down. What a kind shows stands at each class, docs/MASKS.md has examples. Arguments
-are checked here, against each other; against a problem's sizes in _mask_sizes.
+are checked here, against each other; against a problem's sizes in sizes.py.
 """
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Typ
 
 import numpy as np
 
-from . import _checks
-from ._arrays import Array
-from ._mask_values import (MAX_INT, MAX_LENGTH, MAX_RECTANGLES, Numbers, check_indices, check_last, check_pair, check_rising,
+from .. import _checks
+from .._arrays import Array
+from .values import (MAX_INT, MAX_LENGTH, MAX_RECTANGLES, Numbers, check_indices, check_last, check_pair, check_rising,
                            check_sides)
-from .errors import wrong, wrong_type
+from ..errors import wrong, wrong_type
 
 _T = TypeVar("_T")
 _tokens = itertools.count()
@@ -66,13 +66,13 @@ class Mask:
 
         align: where the diagonal lies, as for Client.forward: needed where rows and keys differ and the mask is relative.
         """
-        from ._mask_dense import to_dense
+        from .dense import to_dense
         return to_dense(self, batch, heads, rows, keys, align)
 
     def show(self, rows: int, keys: Optional[int] = None, *, batch: int = 0, head: int = 0, align: object = None,
              axes: Any = None) -> Any:
         """Draws one head of one batch entry with matplotlib, and returns the Axes."""
-        from ._mask_dense import show
+        from .dense import show
         return show(self, rows, keys, batch, head, align, axes)
 
     @property

@@ -5,11 +5,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _arrays, _checks
-from ._arrays import Array
-from ._mask_nodes import SHAPES, Bits, Blocks, ColumnRuns, Mask, Rectangles, RowIntervals, RowRuns, Window, grid_of
-from ._mask_values import MAX_LENGTH, Numbers, bools, check_rising, integers
-from .errors import Unimplemented, wrong, wrong_type
+from .. import _arrays, _checks
+from .._arrays import Array
+from .nodes import SHAPES, Bits, Blocks, ColumnRuns, Mask, Rectangles, RowIntervals, RowRuns, Window, grid_of
+from .values import MAX_LENGTH, Numbers, bools, check_rising, integers
+from ..errors import Unimplemented, wrong, wrong_type
 
 
 def from_flashmask(startend_row_indices: object, causal: bool, q_heads: Optional[int] = None) -> Mask:
@@ -120,7 +120,7 @@ def partial_blocks(common: Tuple[int, int, int, Numbers, Numbers], partial: Arra
 def from_dense(dense: object) -> Mask:
     """Any mask, bool [rows, keys], [heads, rows, keys] or [batch, heads, rows, keys]: a window where a square array is one,
     else intervals, blocks of 64 or bits, whichever is smallest."""
-    from ._mask_bits import block_list, classify, wire_bytes
+    from .block_bits import block_list, classify, wire_bytes
 
     def make(dense: Array) -> Mask:
         rows, keys = dense.shape

@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ._arrays import Array
-from ._mask_bits import block_list, classify, wire_bytes
-from ._mask_nodes import Mask, simplified
-from ._mask_values import MAX_PATTERNS
-from ._masks import is_readable
+from .._arrays import Array
+from .block_bits import block_list, classify, wire_bytes
+from .nodes import Mask, simplified
+from .values import MAX_PATTERNS
+from .recognise import is_readable
 
 _LEAST_BYTES = 1 << 15  # of bits: below, a call's fixed costs are more
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ._arrays import Array
+from .._arrays import Array
 
 
 class Pattern(NamedTuple):
