@@ -8,10 +8,10 @@ import threading
 from typing import Any, Callable, Dict, Generator, List, Literal, NamedTuple, Optional
 
 from . import _checks, _native
+from .errors import AttndError, from_status, wrong_type
 from .masks.nodes import Mask
 from .masks.sizes import Sizes, remember
 from .masks.wire import serialize
-from .errors import AttndError, from_status, wrong_type
 from .results import Receipt
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from . import _arrays, _checks, _native, _wire
 from ._arrays import Array, ArrayLike, Tensor
 from ._call import Call, CallOptions, Handle, Priority, Progress
-from .masks.nodes import Mask, check_mask
 from ._pairing import BackwardInputs, pair, remember
 from ._problem import (MAX_BATCH, MAX_HEAD_DIM, MAX_HEADS, MAX_LENGTH, Precision, Problem, memo_of, resolve, resolve_absent,
                        resolve_out, template_key)
@@ -23,6 +22,7 @@ from ._residual import NativeResidual, Residual
 from ._wire import address
 from .errors import (AttndError, DeadlineExceeded, NotFound, Unauthenticated, Unavailable, Unimplemented, brief, wrong,
                      wrong_type)
+from .masks.nodes import Mask, check_mask
 from .results import (Device, ForwardCall, ForwardResult, Gradients, MaskOnDevice, MaskReport, Receipt,
                       ServerInfo)
 from .sparse.capture import Capture, Captured, NativeCapture

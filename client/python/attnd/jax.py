@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _checks
-from .masks.nodes import Mask
 from ._problem import resolve
 from .client import Client
 from .client import connect as _connect
 from .errors import InvalidArgument, not_connected, reworded, wrong, wrong_type
+from .masks.nodes import Mask
 
 __all__ = ["check", "connect", "dot_product_attention"]
 

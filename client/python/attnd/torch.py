@@ -27,10 +27,6 @@ from torch import Tensor
 
 from . import _checks
 from ._arrays import Tensor as Bits
-from .masks.nodes import Mask
-from .masks.lists import as_blocks
-from .masks.recognise import Pattern, recognise
-from ._modules.interface import clip_grad_norm_, offload, optimizer
 from ._operator_options import (ELEMENTS, LAYOUTS, Numbers, Words, check_precision, check_tensor, check_tensors,
                                 check_transforms, described_first, described_mask, diagonal, layout_of, numbers, seed_tensor,
                                 unpack, wire_type)
@@ -41,6 +37,10 @@ from ._transfer import Transfer, empty, send
 from .client import Client, ConnectOptions, ConnectPrecision
 from .client import connect as _connect
 from .errors import InvalidArgument, Unimplemented, brief, not_connected, reworded, wrong
+from .masks.lists import as_blocks
+from .masks.nodes import Mask
+from .masks.recognise import Pattern, recognise
+from .modules.interface import clip_grad_norm_, offload, optimizer
 from .sparse.capture import note, wished
 
 if TYPE_CHECKING:

@@ -19,13 +19,13 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from . import torch as remote
-from .masks.models import LazyMask, model_mask
 from ._operator_options import described_first
 from .client import Client
 from .errors import Unimplemented, wrong_type
+from .masks.models import LazyMask, model_mask
 
 if TYPE_CHECKING:
-    from ._modules.stack import RemoteStack
+    from .modules.stack import RemoteStack
 
 __all__ = ["offload", "register"]
 
@@ -49,7 +49,7 @@ def offload(model: torch.nn.Module, address: Union[str, Sequence[str], Client], 
     options: attnd.torch.offload's. connection: attnd.connect's. The model's cache is switched off, since a stack keeps no
     keys and values; output_attentions and output_hidden_states raise. Raises TypeError where no layer can be offloaded.
     """
-    from ._modules.models import MODELS
+    from .modules.models import MODELS
     found = [(owner, name, child) for owner in model.modules() for name, child in owner.named_children()
              if isinstance(child, torch.nn.ModuleList) and len(child) and type(child[0]).__name__ in MODELS]
     if not found:

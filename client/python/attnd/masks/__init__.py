@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import _checks
 from .._arrays import Array
+from ..errors import wrong, wrong_type
 from .dense import count as _count
 from .importers import from_bsr, from_csr, from_deepspeed, from_dense, from_endpoints, from_flashmask, from_slices
 from .nodes import (BOTH, COLUMNS, ROWS, SHAPES, All, Bits, Blocks, BlockWindow, Dilated, Documents, Global, Grid,
@@ -22,7 +23,6 @@ from .nodes import (BOTH, COLUMNS, ROWS, SHAPES, All, Bits, Blocks, BlockWindow,
                           StrideColumns, Window, as_masks, check_mask)
 from .nodes import grid_of as _grid_of
 from .values import MAX_INT, MAX_LENGTH, Numbers, bools, integers
-from ..errors import wrong, wrong_type
 
 __all__ = ["Mask", "all_", "bits", "block_window", "blocks", "causal", "count", "dilated", "documents", "from_block_mask",
            "from_bsr", "from_csr", "from_deepspeed", "from_dense", "from_endpoints", "from_flashmask", "from_mask_mod",

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from .._arrays import Array
+from ..errors import wrong, wrong_type
 from .importers import partial_blocks
 from .nodes import Mask, simplified
 from .values import Numbers
-from ..errors import wrong, wrong_type
 
 _MOST_SCORES = 1 << 22  # of one call of mask_mod
 

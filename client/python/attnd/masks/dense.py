@@ -8,12 +8,12 @@ import numpy as np
 
 from .. import _arrays, _checks
 from .._arrays import Array
+from ..errors import Unimplemented, wrong
 from .nodes import (COLUMNS, ROWS, SHAPES, All, AllOf, AnyOf, Bits, Blocks, BlockWindow, ColumnRuns, Dilated,
                           Documents, Global, Grid, Groups, Mask, Not, Prefix, RandomBlocks, Rectangles, RowIntervals,
                           RowRuns, Stride, StrideColumns, Window, check_mask, pick, walk)
 from .sizes import Sizes, Whole, resolve
 from .values import MAX_LENGTH
-from ..errors import Unimplemented, wrong
 
 
 class _Place(NamedTuple):

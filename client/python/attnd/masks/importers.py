@@ -7,9 +7,9 @@ import numpy as np
 
 from .. import _arrays, _checks
 from .._arrays import Array
+from ..errors import Unimplemented, wrong, wrong_type
 from .nodes import SHAPES, Bits, Blocks, ColumnRuns, Mask, Rectangles, RowIntervals, RowRuns, Window, grid_of
 from .values import MAX_LENGTH, Numbers, bools, check_rising, integers
-from ..errors import Unimplemented, wrong, wrong_type
 
 
 def from_flashmask(startend_row_indices: object, causal: bool, q_heads: Optional[int] = None) -> Mask:

@@ -13,8 +13,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .._arrays import Array
 from .block_bits import block_list, classify, wire_bytes
 from .nodes import Mask, simplified
-from .values import MAX_PATTERNS
 from .recognise import is_readable
+from .values import MAX_PATTERNS
 
 _LEAST_BYTES = 1 << 15  # of bits: below, a call's fixed costs are more
 

@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_map
 from transformers.masking_utils import sdpa_mask
 
 from .._arrays import Array
+from ..errors import InvalidArgument
 from .dense import Evaluation
 from .nodes import All, AllOf, BlockWindow, Documents, Groups, Mask, Window, simplified
 from .sizes import Sizes
 from .trace import trace
 from .values import Numbers
-from ..errors import InvalidArgument
 
 Function = Callable[..., Any]
 

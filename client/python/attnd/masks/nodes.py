@@ -16,9 +16,9 @@ import numpy as np
 
 from .. import _checks
 from .._arrays import Array
+from ..errors import wrong, wrong_type
 from .values import (MAX_INT, MAX_LENGTH, MAX_RECTANGLES, Numbers, check_indices, check_last, check_pair, check_rising,
                            check_sides)
-from ..errors import wrong, wrong_type
 
 _T = TypeVar("_T")
 _tokens = itertools.count()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
 from .. import _checks
+from ..errors import wrong
 from .nodes import (Bits, Blocks, BlockWindow, ColumnRuns, Grid, Groups, Mask, Placed, Prefix, Rectangles,
                           RowIntervals, RowRuns, walk)
 from .values import MAX_LENGTH
-from ..errors import wrong
 
 
 class Sizes(NamedTuple):

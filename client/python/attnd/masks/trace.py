@@ -15,13 +15,13 @@ from torch import Tensor
 
 from .. import _checks
 from .._arrays import Array
+from ..errors import wrong, wrong_type
 from .block_bits import BLOCK, Classified, block_list, classify
 from .dense import Evaluation
 from .nodes import (COLUMNS, ROWS, All, BlockWindow, Documents, Global, Groups, Mask, Not, Prefix, Stride,
                           StrideColumns, Window, simplified)
 from .sizes import Sizes
 from .values import MAX_INT, MAX_LENGTH, MAX_PATTERNS, Numbers
-from ..errors import wrong, wrong_type
 
 _Atom = Tuple[Any, ...]  # ("q",), ("k",), ("//", "q", p, c), ("%", terms, c, p), ("abs", terms, c), ("at", "q", Numbers)
 _MOST_SCORES = 1 << 22  # of one call of mask_mod

@@ -12,9 +12,9 @@ import numpy as np
 from .. import _checks, _native, masks
 from .._arrays import Array
 from .._call import Call, CallOptions, Handle
-from ..masks.nodes import Mask
 from .._protobuf import float64, message, number
 from ..errors import FailedPrecondition, brief, wrong, wrong_type
+from ..masks.nodes import Mask
 
 if TYPE_CHECKING:
     from ..client import Client
