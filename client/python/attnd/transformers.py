@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from . import torch as remote
+from ._connection import torch_connections
 from ._operator_options import described_first
 from .client import Client
 from .errors import Unimplemented, wrong_type
@@ -104,7 +105,7 @@ def _attention_of(server: str) -> Callable[..., Tuple[Tensor, None]]:
         def described() -> Any:
             return remote.attention(q, k, v, bias=position_bias, **cast(LazyMask, attention_mask).options, **common)
         lazy = isinstance(attention_mask, LazyMask) and attention_mask.shape == (q.shape[0], 1, q.shape[2], k.shape[2])
-        out = described_first(remote.client(server), described, dense) if lazy else dense()
+        out = described_first(torch_connections.client(server), described, dense) if lazy else dense()
         return out.transpose(1, 2).contiguous(), None
     return attend
 

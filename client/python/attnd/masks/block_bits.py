@@ -1,12 +1,11 @@
 """Bits as lists of blocks of 64 × 64 scores, where a row of a block is one word."""
 from __future__ import annotations
 
-from typing import Iterable, List, NamedTuple
+from typing import Dict, Iterable, List, NamedTuple, Tuple
 
 import numpy as np
 
 from .._arrays import Array
-from .importers import partial_blocks
 from .nodes import Blocks
 from .values import Numbers
 
@@ -46,3 +45,12 @@ def block_list(parts: Iterable[Classified], rows: int, keys: int) -> Blocks:
 def wire_bytes(masks: List[Blocks]) -> int:
     """About as many as they have on the wire."""
     return sum(5 * len(mask.indices) + len(mask.bitmaps) + 4 * len(mask.bitmap_of) for mask in masks)
+
+
+def partial_blocks(common: Tuple[int, int, int, Numbers, Numbers], partial: Array, bits: Array, rows: int, keys: int
+                   ) -> Blocks:
+    """Blocks of which some show a bitmap, uint8 [their number, bytes]; equal bitmaps are kept once."""
+    distinct: Dict[bytes, int] = {}
+    of = [distinct.setdefault(one.tobytes(), len(distinct)) for one in bits]
+    return Blocks(*common, kind=partial.astype(np.uint8).tobytes(), bitmaps=b"".join(distinct),
+                  bitmap_of=Numbers(np.array(of, np.int32)), rows=rows, keys=keys)

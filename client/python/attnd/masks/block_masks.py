@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from .._arrays import Array
 from ..errors import wrong, wrong_type
-from .importers import partial_blocks
+from .block_bits import partial_blocks
 from .nodes import Mask, simplified
 from .values import Numbers
 

@@ -8,6 +8,7 @@ import numpy as np
 from .. import _arrays, _checks
 from .._arrays import Array
 from ..errors import Unimplemented, wrong, wrong_type
+from .block_bits import block_list, classify, partial_blocks, wire_bytes
 from .nodes import SHAPES, Bits, Blocks, ColumnRuns, Mask, Rectangles, RowIntervals, RowRuns, Window, grid_of
 from .values import MAX_LENGTH, Numbers, bools, check_rising, integers
 
@@ -108,20 +109,9 @@ def from_bsr(indptr: object, indices: object, R: int, C: int, keys: int, mask: o
     return partial_blocks(common, np.ones(len(columns), np.bool_), packed, 0, keys)
 
 
-def partial_blocks(common: Tuple[int, int, int, Numbers, Numbers], partial: Array, bits: Array, rows: int, keys: int
-                   ) -> Blocks:
-    """Blocks of which some show a bitmap, uint8 [their number, bytes]; equal bitmaps are kept once."""
-    distinct: Dict[bytes, int] = {}
-    of = [distinct.setdefault(one.tobytes(), len(distinct)) for one in bits]
-    return Blocks(*common, kind=partial.astype(np.uint8).tobytes(), bitmaps=b"".join(distinct),
-                  bitmap_of=Numbers(np.array(of, np.int32)), rows=rows, keys=keys)
-
-
 def from_dense(dense: object) -> Mask:
     """Any mask, bool [rows, keys], [heads, rows, keys] or [batch, heads, rows, keys]: a window where a square array is one,
     else intervals, blocks of 64 or bits, whichever is smallest."""
-    from .block_bits import block_list, classify, wire_bytes
-
     def make(dense: Array) -> Mask:
         rows, keys = dense.shape
         edges = np.diff(np.pad(dense.astype(np.int8), ((0, 0), (1, 1))), axis=1)

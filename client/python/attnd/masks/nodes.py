@@ -66,14 +66,13 @@ class Mask:
 
         align: where the diagonal lies, as for Client.forward: needed where rows and keys differ and the mask is relative.
         """
-        from .dense import to_dense
-        return to_dense(self, batch, heads, rows, keys, align)
+        dense: Array = _methods["to_dense"](self, batch, heads, rows, keys, align)
+        return dense
 
     def show(self, rows: int, keys: Optional[int] = None, *, batch: int = 0, head: int = 0, align: object = None,
              axes: Any = None) -> Any:
         """Draws one head of one batch entry with matplotlib, and returns the Axes."""
-        from .dense import show
-        return show(self, rows, keys, batch, head, align, axes)
+        return _methods["show"](self, rows, keys, batch, head, align, axes)
 
     @property
     def token(self) -> str:
@@ -95,6 +94,15 @@ class Mask:
 
     def __reduce__(self) -> Any:
         return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
+
+
+_methods: Dict[str, Callable[..., Any]] = {}
+
+
+def method_of_masks(function: Callable[..., _T]) -> Callable[..., _T]:
+    """Makes a function, which knows what each kind shows, the body of Mask's method of its name."""
+    _methods[function.__name__] = function
+    return function
 
 
 def by_token(token: str) -> Optional[Mask]:

@@ -20,7 +20,8 @@ from .._transfer import Transfer, send
 from ..client import Client
 from ..errors import AttndError, FailedPrecondition, Unimplemented, wrong
 from .calls import StackCall, adapt
-from .layers import Described, Variant, describe, refuse
+from .describe import describe
+from .layers import Described, Variant, refuse
 from .layout import Layout
 from .module import AdamW, GroupRates, Module, Registration, SGD, StepResult
 from .parts import Parts
