@@ -12,7 +12,6 @@ from torch import nn  # noqa: E402
 from test_module_layouts import reference_results  # noqa: E402
 
 import attnd.torch  # noqa: E402
-from attnd import _protobuf as wire  # noqa: E402
 from attnd.modules import stack  # noqa: E402
 from attnd.modules.layers import Variant  # noqa: E402
 from attnd.modules.parts import Parts  # noqa: E402

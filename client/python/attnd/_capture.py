@@ -1,7 +1,6 @@
 """Captured attention maps: what a forward is asked for, and what it brings. Needs NumPy alone."""
 from __future__ import annotations
 
-import ctypes
 import math
 import threading
 from dataclasses import dataclass, field

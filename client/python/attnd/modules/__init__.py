@@ -12,7 +12,8 @@ Each call counts once, however often it is tried; after a restart of the daemon 
 replayed, bit for bit. attnd.torch.offload does all this for PyTorch's modules.
 """
 from .layout import Block, Heads, Layout, Parameter, Rotary
-from .module import SGD, Activations, AdamW, GroupRates, Module, StepResult, register
+from .module import (SGD, Activations, AdamW, Durability, GroupRates, Module, Optimizer, Registration, StepResult,
+                     register)
 
-__all__ = ["Activations", "AdamW", "Block", "GroupRates", "Heads", "Layout", "Module", "Parameter", "Rotary", "SGD",
-           "StepResult", "register"]
+__all__ = ["Activations", "AdamW", "Block", "Durability", "GroupRates", "Heads", "Layout", "Module", "Optimizer",
+           "Parameter", "Registration", "Rotary", "SGD", "StepResult", "register"]

@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
-import weakref
 from typing import Any, Dict, Iterable, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np

@@ -14,7 +14,6 @@ from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, S
 import torch
 from torch import Tensor, nn
 
-from .. import _arrays
 from .._arrays import Tensor as Bits
 from .._transfer import Transfer, send
 from ..client import Client
