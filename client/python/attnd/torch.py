@@ -39,9 +39,8 @@ from ._transfer import Transfer, empty, send
 from .client import Client, ConnectOptions, ConnectPrecision
 from .client import connect as _connect
 from .errors import InvalidArgument, Unimplemented, brief, reworded, wrong
-from .masks.lists import as_blocks
 from .masks.nodes import Mask
-from .masks.recognise import Pattern, recognise
+from .masks.tensors import Options, as_blocks, as_options
 from .modules.interface import clip_grad_norm_, offload, optimizer
 
 if TYPE_CHECKING:
@@ -192,7 +191,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[Layout] = Non
     mask = None if isinstance(mask, Mask) else mask
     scores = _scores(q, k, layout)
     if mask is not None and scores is not None and all(x is None for x in others):
-        pattern = recognise(mask, scores)
+        pattern = as_options(mask, scores)
         if pattern is not None and pattern.cu_seqlens is None:
             mask, kv_lengths = pattern.keys, pattern.kv_lengths
             causal, align, window = _diagonal_of(pattern)
@@ -239,7 +238,7 @@ def _scores(q: Tensor, k: Tensor, layout: str) -> Optional[Tuple[int, int, int, 
     return q.shape[0], q.shape[heads], q.shape[length], k.shape[length]
 
 
-def _diagonal_of(pattern: Pattern) -> Tuple[Optional[bool], Union[None, int, Tensor], Optional[Tuple[int, int]]]:
+def _diagonal_of(pattern: Options) -> Tuple[Optional[bool], Union[None, int, Tensor], Optional[Tuple[int, int]]]:
     """causal, align and window that say what a pattern says."""
     if pattern.window is None or pattern.offsets is None:
         return None, None, None

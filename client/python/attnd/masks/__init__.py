@@ -17,11 +17,12 @@ from .. import _checks
 from .._arrays import Array
 from ..errors import wrong, wrong_type
 from .dense import count as _count
-from .importers import from_bsr, from_csr, from_deepspeed, from_dense, from_endpoints, from_flashmask, from_slices
+from .importers import from_bsr, from_csr, from_deepspeed, from_endpoints, from_flashmask, from_slices
 from .nodes import (BOTH, COLUMNS, ROWS, SHAPES, All, Bits, Blocks, BlockWindow, Dilated, Documents, Global, Grid,
                           Groups, Mask, Prefix, RandomBlocks, Rectangles, RowIntervals, RowRuns, Stride,
                           StrideColumns, Window, as_masks, check_mask)
 from .nodes import grid_of as _grid_of
+from .recognise import from_dense
 from .values import MAX_INT, MAX_LENGTH, Numbers, bools, integers
 
 __all__ = ["Mask", "all_", "bits", "block_window", "blocks", "causal", "count", "dilated", "documents", "from_block_mask",

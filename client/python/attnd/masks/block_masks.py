@@ -15,8 +15,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from .._arrays import Array
 from ..errors import wrong, wrong_type
-from .block_bits import partial_blocks
 from .nodes import Mask, simplified
+from .recognise import partial_blocks
 from .values import Numbers
 
 _MOST_SCORES = 1 << 22  # of one call of mask_mod

@@ -16,10 +16,10 @@ from torch import Tensor
 from .. import _checks
 from .._arrays import Array
 from ..errors import wrong, wrong_type
-from .block_bits import BLOCK, Classified, block_list, classify
 from .dense import Evaluation
 from .nodes import (COLUMNS, ROWS, All, BlockWindow, Documents, Global, Groups, Mask, Not, Prefix, Stride,
                           StrideColumns, Window, simplified)
+from .recognise import BLOCK, Classified, block_list, classify
 from .sizes import Sizes
 from .values import MAX_INT, MAX_LENGTH, MAX_PATTERNS, Numbers
 
