@@ -15,11 +15,11 @@ import math
 import operator
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .. import _mask_wire
 from .. import _protobuf as wire
-from .._mask_nodes import Mask
-from .._mask_sizes import Sizes
 from ..errors import wrong, wrong_type
+from ..masks import wire as mask_wire
+from ..masks.nodes import Mask
+from ..masks.sizes import Sizes
 
 _ELEMENTS = {"f16": 1, "bf16": 2, "f32": 3}
 NORMS = {"layer": 1, "rms": 2}
@@ -68,7 +68,7 @@ def _alignment(align: Union[str, int]) -> bytes:
 def _mask(mask: Mask, heads: int, lengths: Optional[Tuple[int, int]]) -> bytes:
     if not isinstance(mask, Mask):
         raise wrong_type("mask", "an attnd.masks.Mask", mask)
-    return _mask_wire.serialize(mask, Sizes(1, heads, *(lengths or (1, 1))), sized=lengths is not None)
+    return mask_wire.serialize(mask, Sizes(1, heads, *(lengths or (1, 1))), sized=lengths is not None)
 
 
 class Block:

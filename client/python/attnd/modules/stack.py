@@ -14,16 +14,16 @@ from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, S
 import torch
 from torch import Tensor, nn
 
-from .. import _arrays
 from .._arrays import Tensor as Bits
-from .calls import StackCall, adapt
-from .layers import Described, Variant, describe, refuse
-from .layout import Layout
-from .parts import Parts
 from .._transfer import Transfer, send
 from ..client import Client
 from ..errors import AttndError, FailedPrecondition, Unimplemented, wrong
-from ..modules import AdamW, GroupRates, Module, Registration, SGD, StepResult
+from .calls import StackCall, adapt
+from .describe import describe
+from .layers import Described, Variant, refuse
+from .layout import Layout
+from .module import AdamW, GroupRates, Module, Registration, SGD, StepResult
+from .parts import Parts
 
 __all__ = ["RemoteStack", "layout_of", "stack_of"]
 

@@ -7,8 +7,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from .layers import Described
 from ..errors import Unimplemented, wrong
+from .layers import Described
 
 __all__ = ["StackCall", "adapt"]
 

@@ -5,11 +5,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _arrays, _checks
-from ._arrays import Array
-from ._mask_nodes import SHAPES, Bits, Blocks, ColumnRuns, Mask, Rectangles, RowIntervals, RowRuns, Window, grid_of
-from ._mask_values import MAX_LENGTH, Numbers, bools, check_rising, integers
-from .errors import Unimplemented, wrong, wrong_type
+from .. import _arrays, _checks
+from .._arrays import Array
+from ..errors import Unimplemented, wrong, wrong_type
+from .nodes import SHAPES, Blocks, ColumnRuns, Mask, Rectangles, RowIntervals, Window, grid_of
+from .recognise import partial_blocks, smallest
+from .values import MAX_LENGTH, Numbers, check_rising, integers
 
 
 def from_flashmask(startend_row_indices: object, causal: bool, q_heads: Optional[int] = None) -> Mask:
@@ -108,52 +109,6 @@ def from_bsr(indptr: object, indices: object, R: int, C: int, keys: int, mask: o
     return partial_blocks(common, np.ones(len(columns), np.bool_), packed, 0, keys)
 
 
-def partial_blocks(common: Tuple[int, int, int, Numbers, Numbers], partial: Array, bits: Array, rows: int, keys: int
-                   ) -> Blocks:
-    """Blocks of which some show a bitmap, uint8 [their number, bytes]; equal bitmaps are kept once."""
-    distinct: Dict[bytes, int] = {}
-    of = [distinct.setdefault(one.tobytes(), len(distinct)) for one in bits]
-    return Blocks(*common, kind=partial.astype(np.uint8).tobytes(), bitmaps=b"".join(distinct),
-                  bitmap_of=Numbers(np.array(of, np.int32)), rows=rows, keys=keys)
-
-
-def from_dense(dense: object) -> Mask:
-    """Any mask, bool [rows, keys], [heads, rows, keys] or [batch, heads, rows, keys]: a window where a square array is one,
-    else intervals, blocks of 64 or bits, whichever is smallest."""
-    from ._mask_bits import block_list, classify, wire_bytes
-
-    def make(dense: Array) -> Mask:
-        rows, keys = dense.shape
-        edges = np.diff(np.pad(dense.astype(np.int8), ((0, 0), (1, 1))), axis=1)
-        (row, begin), end = np.nonzero(edges == 1), np.nonzero(edges == -1)[1]
-        most = max(1, int(np.bincount(row, minlength=1).max(initial=0)))
-        window = _window(rows, keys, row, begin, end) if most == 1 and rows == keys else None
-        if window is not None:
-            return window
-        packed = np.packbits(dense, axis=1, bitorder="little")
-        blocks = block_list([classify(packed, keys)], rows, keys)
-        least = min(wire_bytes([blocks]), packed.nbytes)
-        if most * 8 * rows < least:
-            return _intervals(rows, keys, most, row, begin, end)
-        return blocks if least < packed.nbytes else Bits(rows, keys, packed.tobytes())
-    return grid_of(make, bools("from_dense", dense))
-
-
-def _window(rows: int, keys: int, row: Array, begin: Array, end: Array) -> Optional[Mask]:
-    """That shows the run [begin, end) of each of these rows and nothing of others."""
-    above, below = begin > 0, end < keys
-    left = int((row - begin)[above].max(initial=-1)) if above.any() else -1
-    right = int((end - 1 - row)[below].max(initial=-1)) if below.any() else -1
-    if (above.any() and left < 0) or (below.any() and right < 0):
-        return None
-    every = np.arange(rows)
-    first = np.maximum(every - left, 0) if left >= 0 else np.zeros(rows, np.int64)
-    last = np.minimum(every + right + 1, keys) if right >= 0 else np.full(rows, keys)
-    full = np.flatnonzero(first < last)
-    same = np.array_equal(full, row) and np.array_equal(first[full], begin) and np.array_equal(last[full], end)
-    return Window(left, right) if same else None
-
-
 def from_csr(matrix: Any) -> Mask:
     """A sparse matrix of rows × keys, whose stored elements are seen, whatever their values: torch.sparse_csr, or anything
     with indptr, indices and shape, as SciPy has it. Becomes runs of keys, steps of keys or bits, whichever is smallest."""
@@ -172,49 +127,7 @@ def from_csr(matrix: Any) -> Mask:
         raise wrong("indptr", f"{rows + 1} entries up to {len(columns)}", f"{len(starts)} up to {starts[-1]}")
     row = np.repeat(np.arange(rows), np.diff(starts))
     pairs = np.unique(row * keys + columns.astype(np.int64))
-    return _smallest(rows, keys, pairs // keys, pairs % keys)
-
-
-def _smallest(rows: int, keys: int, row: Array, key: Array) -> Mask:
-    """Of ascending pairs."""
-    counts = np.bincount(row, minlength=rows)
-    first = np.concatenate([[0], np.cumsum(counts)])[:-1]
-    begins = np.ones(len(key), np.bool_)
-    begins[1:] = (row[1:] != row[:-1]) | (key[1:] != key[:-1] + 1)
-    runs = np.bincount(row[begins], minlength=rows)
-    most = max(1, int(runs.max(initial=0)))
-    if most > 1:
-        steps = _steps(rows, row, key, counts, first)
-        if steps is not None:
-            return RowRuns(*steps, keys=keys)
-        if most * 8 * rows > rows * keys // 8:
-            dense = np.zeros((rows, keys), np.bool_)
-            dense[row, key] = True
-            return Bits(rows, keys, np.packbits(dense, axis=1, bitorder="little").tobytes())
-    ends = np.append(begins[1:], True) if len(key) else begins
-    return _intervals(rows, keys, most, row[begins], key[begins], key[ends] + 1)
-
-
-def _intervals(rows: int, keys: int, most: int, row: Array, begin: Array, end: Array) -> Mask:
-    """Of runs in ascending order, at most `most` in a row."""
-    counts = np.bincount(row, minlength=rows)
-    place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    begins, ends = np.zeros((rows, most), np.int32), np.zeros((rows, most), np.int32)
-    begins[row, place], ends[row, place] = begin, end
-    return RowIntervals(Numbers(begins), Numbers(ends), keys)
-
-
-def _steps(rows: int, row: Array, key: Array, counts: Array, first: Array) -> Optional[Tuple[Numbers, Numbers, Numbers]]:
-    """First key, step and count of each row, if each is one progression."""
-    step = np.ones(rows, np.int64)
-    several = np.flatnonzero(counts > 1)
-    step[several] = key[first[several] + 1] - key[first[several]]
-    start = np.zeros(rows, np.int64)
-    start[counts > 0] = key[first[counts > 0]]
-    expected = start[row] + step[row] * (np.arange(len(key)) - first[row])
-    if not np.array_equal(expected, key):
-        return None
-    return tuple(Numbers(x.astype(np.int32)[:, None]) for x in (start, step, counts))  # type: ignore[return-value]
+    return smallest(rows, keys, pairs // keys, pairs % keys)
 
 
 # ---- DeepSpeed (its tutorial "Sparse Attention" names the fields).

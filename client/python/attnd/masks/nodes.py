@@ -2,7 +2,7 @@
 
 A mask is a set of (batch entry, query head, row, key). I and J are a row and a key of it, Q = I + the diagonal's offset the
 query position; mod and division round down. What a kind shows stands at each class, docs/MASKS.md has examples. Arguments
-are checked here, against each other; against a problem's sizes in _mask_sizes.
+are checked here, against each other; against a problem's sizes in sizes.py.
 """
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Typ
 
 import numpy as np
 
-from . import _checks
-from ._arrays import Array
-from ._mask_values import (MAX_INT, MAX_LENGTH, MAX_RECTANGLES, Numbers, check_indices, check_last, check_pair, check_rising,
+from .. import _checks
+from .._arrays import Array
+from ..errors import wrong, wrong_type
+from .values import (MAX_INT, MAX_LENGTH, MAX_RECTANGLES, Numbers, check_indices, check_last, check_pair, check_rising,
                            check_sides)
-from .errors import wrong, wrong_type
 
 _T = TypeVar("_T")
 _tokens = itertools.count()
@@ -66,14 +66,13 @@ class Mask:
 
         align: where the diagonal lies, as for Client.forward: needed where rows and keys differ and the mask is relative.
         """
-        from ._mask_dense import to_dense
-        return to_dense(self, batch, heads, rows, keys, align)
+        dense: Array = _methods["to_dense"](self, batch, heads, rows, keys, align)
+        return dense
 
     def show(self, rows: int, keys: Optional[int] = None, *, batch: int = 0, head: int = 0, align: object = None,
              axes: Any = None) -> Any:
         """Draws one head of one batch entry with matplotlib, and returns the Axes."""
-        from ._mask_dense import show
-        return show(self, rows, keys, batch, head, align, axes)
+        return _methods["show"](self, rows, keys, batch, head, align, axes)
 
     @property
     def token(self) -> str:
@@ -95,6 +94,15 @@ class Mask:
 
     def __reduce__(self) -> Any:
         return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))  # type: ignore[arg-type]
+
+
+_methods: Dict[str, Callable[..., Any]] = {}
+
+
+def method_of_masks(function: Callable[..., _T]) -> Callable[..., _T]:
+    """Makes a function, which knows what each kind shows, the body of Mask's method of its name."""
+    _methods[function.__name__] = function
+    return function
 
 
 def by_token(token: str) -> Optional[Mask]:

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _checks
-from ._arrays import Array
-from ._mask_bits import BLOCK, Classified, block_list, classify
-from ._mask_dense import Evaluation
-from ._mask_nodes import (COLUMNS, ROWS, All, BlockWindow, Documents, Global, Groups, Mask, Not, Prefix, Stride,
+from .. import _checks
+from .._arrays import Array
+from ..errors import wrong, wrong_type
+from .dense import Evaluation
+from .nodes import (COLUMNS, ROWS, All, BlockWindow, Documents, Global, Groups, Mask, Not, Prefix, Stride,
                           StrideColumns, Window, simplified)
-from ._mask_sizes import Sizes
-from ._mask_values import MAX_INT, MAX_LENGTH, MAX_PATTERNS, Numbers
-from .errors import wrong, wrong_type
+from .recognise import BLOCK, Classified, block_list, classify
+from .sizes import Sizes
+from .values import MAX_INT, MAX_LENGTH, MAX_PATTERNS, Numbers
 
 _Atom = Tuple[Any, ...]  # ("q",), ("k",), ("//", "q", p, c), ("%", terms, c, p), ("abs", terms, c), ("at", "q", Numbers)
 _MOST_SCORES = 1 << 22  # of one call of mask_mod

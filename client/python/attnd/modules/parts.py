@@ -7,8 +7,8 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from .._arrays import Array
-from ..modules import Module
 from .layers import Described
+from .module import Module
 
 __all__ = ["Parts"]
 

@@ -1,36 +1,20 @@
-"""Stacks of layers whose weights stay on a daemon, on NumPy arrays: forward, backward, step.
-
-    layout = attnd.modules.Layout(width=64)                       # blocks of ops (attnd.modules.Block)
-    h = attnd.register(layout, "127.0.0.1:7070", name="run-17", optimizer=attnd.AdamW())
-    h.put(weights)                                                # {name: array}
-    y, act = h.forward(x, keep=True)
-    dx = h.backward(dy, act)                                      # the weights' gradients stay there
-    h.step(lr=3e-4)
-    weights = h.get()
-
-Each call counts once, however often it is tried; after a restart of the daemon the calls that it no longer knows are
-replayed, bit for bit. attnd.torch.offload does all this for PyTorch's modules.
-"""
+"""Module, a stack of layers on a daemon, on NumPy arrays; how it is registered, and the arithmetic of its optimizers."""
 from __future__ import annotations
 
 import ctypes
 import math
-import threading
-import weakref
 from typing import Any, Dict, Iterable, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from . import _arrays, _checks, _native
-from . import _protobuf as wire
-from ._arrays import Array, ArrayLike, Tensor
-from ._call import Call, CallOptions, Handle
-from ._modules.layout import Block, Heads, Layout, Parameter, Rotary
-from ._wire import address
-from .client import Client, connect
-from .errors import AttndError, wrong, wrong_type
-
-__all__ = ["Activations", "AdamW", "Block", "Heads", "Layout", "Module", "Parameter", "Rotary", "SGD", "register"]
+from .. import _arrays, _checks, _native
+from .. import _protobuf as wire
+from .._arrays import Array, ArrayLike, Tensor
+from .._call import Call, CallOptions, Handle
+from .._wire import address
+from ..client import Client, connect
+from ..errors import AttndError, wrong, wrong_type
+from .layout import Layout, Parameter
 
 KINDS = {"weight": 1, "gradient": 2, "moment1": 3, "moment2": 4, "moment2_max": 5}
 DURABILITIES = {"process": 0, "host": 1, "disk": 2}

@@ -13,16 +13,17 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from . import _checks
-from ._arrays import Array
-from ._mask_dense import count as _count
-from ._mask_import import from_bsr, from_csr, from_deepspeed, from_dense, from_endpoints, from_flashmask, from_slices
-from ._mask_nodes import (BOTH, COLUMNS, ROWS, SHAPES, All, Bits, Blocks, BlockWindow, Dilated, Documents, Global, Grid,
+from .. import _checks
+from .._arrays import Array
+from ..errors import wrong, wrong_type
+from .dense import count as _count
+from .importers import from_bsr, from_csr, from_deepspeed, from_endpoints, from_flashmask, from_slices
+from .nodes import (BOTH, COLUMNS, ROWS, SHAPES, All, Bits, Blocks, BlockWindow, Dilated, Documents, Global, Grid,
                           Groups, Mask, Prefix, RandomBlocks, Rectangles, RowIntervals, RowRuns, Stride,
                           StrideColumns, Window, as_masks, check_mask)
-from ._mask_nodes import grid_of as _grid_of
-from ._mask_values import MAX_INT, MAX_LENGTH, Numbers, bools, integers
-from .errors import wrong, wrong_type
+from .nodes import grid_of as _grid_of
+from .recognise import from_dense
+from .values import MAX_INT, MAX_LENGTH, Numbers, bools, integers
 
 __all__ = ["Mask", "all_", "bits", "block_window", "blocks", "causal", "count", "dilated", "documents", "from_block_mask",
            "from_bsr", "from_csr", "from_deepspeed", "from_dense", "from_endpoints", "from_flashmask", "from_mask_mod",
@@ -194,7 +195,7 @@ def from_block_mask(block_mask: Any) -> Mask:
 
     Its mask_mod is called here, on its partial blocks alone; nothing of rows × keys is made.
     """
-    from ._mask_torch import from_block_mask as convert
+    from .block_masks import from_block_mask as convert
     return convert(block_mask)
 
 
@@ -205,7 +206,7 @@ def from_mask_mod(mask_mod: Any, rows: int, keys: int, *, batch: int = 1, heads:
     of integers that captured tensors have for them become closed forms, compared with mask_mod at 4096 scores. Any other
     function is evaluated everywhere, 64 rows at a time, and becomes blocks.
     """
-    from ._mask_trace import from_mask_mod as convert
+    from .trace import from_mask_mod as convert
     return convert(mask_mod, batch, heads, rows, keys, device)
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _checks
-from ._arrays import Array
-from .errors import wrong
+from .. import _arrays, _checks
+from .._arrays import Array
+from ..errors import wrong
 
 MAX_LENGTH, MAX_INT = 1 << 20, (1 << 31) - 1
 MAX_PATTERNS, MAX_NODES, MAX_DEPTH, MAX_RECTANGLES = 4096, 4096, 16, 65536

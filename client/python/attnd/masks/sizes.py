@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Iterator, NamedTuple, Optional, Tuple
 
-from . import _checks
-from ._mask_nodes import (Bits, Blocks, BlockWindow, ColumnRuns, Grid, Groups, Mask, Placed, Prefix, Rectangles,
+from .. import _checks
+from ..errors import wrong
+from .nodes import (Bits, Blocks, BlockWindow, ColumnRuns, Grid, Groups, Mask, Placed, Prefix, Rectangles,
                           RowIntervals, RowRuns, walk)
-from ._mask_values import MAX_LENGTH
-from .errors import wrong
+from .values import MAX_LENGTH
 
 
 class Sizes(NamedTuple):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
-from ._arrays import Array
-from ._mask_import import partial_blocks
-from ._mask_nodes import Mask, simplified
-from ._mask_values import Numbers
-from .errors import wrong, wrong_type
+from .._arrays import Array
+from ..errors import wrong, wrong_type
+from .nodes import Mask, simplified
+from .recognise import partial_blocks
+from .values import Numbers
 
 _MOST_SCORES = 1 << 22  # of one call of mask_mod
 

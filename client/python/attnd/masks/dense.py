@@ -6,14 +6,15 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from . import _arrays, _checks
-from ._arrays import Array
-from ._mask_nodes import (COLUMNS, ROWS, SHAPES, All, AllOf, AnyOf, Bits, Blocks, BlockWindow, ColumnRuns, Dilated,
+from .. import _arrays, _checks
+from .._arrays import Array
+from ..errors import Unimplemented, wrong
+from .nodes import (COLUMNS, ROWS, SHAPES, All, AllOf, AnyOf, Bits, Blocks, BlockWindow, ColumnRuns, Dilated,
                           Documents, Global, Grid, Groups, Mask, Not, Prefix, RandomBlocks, Rectangles, RowIntervals,
-                          RowRuns, Stride, StrideColumns, Window, check_mask, pick, walk)
-from ._mask_sizes import Sizes, Whole, resolve
-from ._mask_values import MAX_LENGTH
-from .errors import Unimplemented, wrong
+                          RowRuns, Stride, StrideColumns, Window, check_mask, method_of_masks, pick,
+                    walk)
+from .sizes import Sizes, Whole, resolve
+from .values import MAX_LENGTH
 
 
 class _Place(NamedTuple):
@@ -69,6 +70,7 @@ class Evaluation:
         return np.broadcast_to(_shows(mask, place), (len(row), keys))
 
 
+@method_of_masks
 def to_dense(mask: Mask, batch: int, heads: int, rows: int, keys: int, align: object) -> Array:
     """Mask.to_dense."""
     sizes = _sizes(batch, heads, rows, keys)
@@ -91,6 +93,7 @@ def count(mask: Mask, rows: int, keys: Optional[int], batch: int, heads: int, al
     return visible
 
 
+@method_of_masks
 def show(mask: Mask, rows: int, keys: Optional[int], batch: int, head: int, align: object, axes: Any) -> Any:
     """Mask.show."""
     try:

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from transformers.masking_utils import sdpa_mask
 
-from ._arrays import Array
-from ._mask_dense import Evaluation
-from ._mask_nodes import All, AllOf, BlockWindow, Documents, Groups, Mask, Window, simplified
-from ._mask_sizes import Sizes
-from ._mask_trace import trace
-from ._mask_values import Numbers
-from .errors import InvalidArgument
+from .._arrays import Array
+from ..errors import InvalidArgument
+from .dense import Evaluation
+from .nodes import All, AllOf, BlockWindow, Documents, Groups, Mask, Window, simplified
+from .sizes import Sizes
+from .trace import trace
+from .values import Numbers
 
 Function = Callable[..., Any]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import brief, wrong, wrong_type
-from ..modules import SGD, AdamW, GroupRates
+from .module import SGD, AdamW, GroupRates
 from .stack import RemoteStack, stack_of
 
 __all__ = ["RemoteOptimizer", "clip_grad_norm_"]

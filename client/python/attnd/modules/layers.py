@@ -12,7 +12,7 @@ from torch import nn
 
 from .layout import Block, Heads
 
-__all__ = ["Described", "Maker", "Variant", "describe", "describer", "refuse"]
+__all__ = ["Described", "Describer", "Maker", "Variant", "refuse", "torch_describer"]
 
 
 class Variant(NamedTuple):
@@ -246,8 +246,8 @@ def _piece(make: Maker, piece: Any, value: int) -> int:
 Describer = Callable[[Maker, Any, Variant], Described]
 
 
-def describer(module: nn.Module) -> Describer:
-    """Raises TypeError for a class that has none."""
+def torch_describer(module: nn.Module) -> Optional[Describer]:
+    """None for a class that is not PyTorch's own."""
     if isinstance(module, nn.TransformerEncoderLayer):
         return _exact(module, nn.TransformerEncoderLayer, _encoder_layer)
     if isinstance(module, nn.TransformerDecoderLayer):
@@ -259,33 +259,10 @@ def describer(module: nn.Module) -> Describer:
             if type(piece) not in _Pieces:
                 refuse(piece, f"in a Sequential there can be {', '.join(kind.__name__ for kind in _Pieces)}")
         return _sequential
-    from .models import MODELS
-    found = MODELS.get(type(module).__name__)
-    if found is None:
-        refuse(module, "expected nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention, "
-                       f"nn.Linear, nn.LayerNorm, an nn.Sequential of such pieces, or transformers' {', '.join(MODELS)}")
-    return found
+    return None
 
 
 def _exact(module: nn.Module, kind: Type[nn.Module], found: Describer) -> Describer:
     if type(module).forward is not kind.forward:
         refuse(module, f"its class has a forward of its own, not {kind.__name__}'s")
-    return found
-
-
-def describe(module: nn.Module, variant: Variant) -> Described:
-    """The module as a layer."""
-    tensors = [tensor for _, tensor in module.named_parameters()]
-    if any(tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16) for tensor in tensors):
-        refuse(module, f"parameters have to be float32, float16 or bfloat16, got {tensors[0].dtype}")
-    for name, inner in module.named_modules():
-        if inner._forward_pre_hooks or inner._forward_hooks or inner._backward_hooks or inner._backward_pre_hooks:
-            refuse(module, f"hooks do not run inside a remote layer, and {name or 'it'} has some")
-        if hasattr(inner, "parametrizations"):
-            refuse(module, f"{name or 'it'} has parametrizations")
-    make = Maker(module, variant.keeps_all)
-    found = describer(module)(make, module, variant)
-    missing = sorted({name for name, _ in module.named_parameters()} - set(found.names))
-    if missing:
-        refuse(module, f"parameters that it does not use here: {', '.join(missing)}")
     return found

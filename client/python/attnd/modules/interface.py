@@ -6,6 +6,7 @@ from typing import Literal, Optional
 import torch
 
 from .. import _checks
+from .._connection import torch_connections
 from .._operator_options import check_precision
 from .._problem import Precision
 from ..errors import brief
@@ -33,16 +34,15 @@ def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = 
 
     Raises TypeError for a layer that cannot be offloaded, naming why.
     """
-    from .. import torch as remote
     _checks.word("optimizer", optimizer, ("server", "local"), '"server" or "local"')
     several = isinstance(layers, torch.nn.ModuleList) or (
         isinstance(layers, torch.nn.Sequential) and any(len(list(layer.children())) for layer in layers))
     children = layers._modules.items() if several else [("0", layers)]
     named = [(name, layer) for name, layer in children if layer is not None]
-    element = check_precision(precision or remote._precisions.get(server)) or "f32"
+    element = check_precision(precision or torch_connections.precision(server)) or "f32"
     options = StackOptions(optimizer == "server", not several, name, element, max_rows, kept_rows, durability, replay_mib,
                            timeout)
-    return RemoteStack(named, remote.client(server), options)
+    return RemoteStack(named, torch_connections.client(server), options)
 
 
 @brief

@@ -5,14 +5,14 @@ from typing import Dict, List, Tuple
 
 import numpy as np
 
-from ._arrays import Array
-from ._mask_nodes import (BOTH, COLUMNS, ROWS, All, AllOf, AnyOf, Bits, Blocks, BlockWindow, ColumnRuns, Dilated, Documents,
+from .._arrays import Array
+from .._protobuf import message, number, numbers, present, signed, zigzag
+from ..errors import wrong
+from .nodes import (BOTH, COLUMNS, ROWS, All, AllOf, AnyOf, Bits, Blocks, BlockWindow, ColumnRuns, Dilated, Documents,
                           Global, Grid, Groups, Mask, Not, Prefix, RandomBlocks, Rectangles, RowIntervals, RowRuns, Stride,
                           StrideColumns, Window, pick)
-from ._mask_sizes import Sizes, resolve
-from ._mask_values import MAX_DEPTH, MAX_NODES, MAX_PATTERNS, Numbers
-from ._protobuf import message, number, numbers, present, signed, zigzag
-from .errors import wrong
+from .sizes import Sizes, resolve
+from .values import MAX_DEPTH, MAX_NODES, MAX_PATTERNS, Numbers
 
 _LISTS = (Blocks, ColumnRuns, RowRuns, RowIntervals, Rectangles, Bits)
 
