@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -34,6 +35,11 @@ class AlignedBytes {
   std::byte* data() { return data_.get(); }
   const std::byte* data() const { return data_.get(); }
   int64_t size() const { return size_; }
+  // Bit by bit, so that NaN equals itself.
+  friend bool operator==(const AlignedBytes& a, const AlignedBytes& b) {
+    return a.size_ == b.size_ &&
+           (a.size_ == 0 || std::memcmp(a.data(), b.data(), static_cast<size_t>(a.size_)) == 0);
+  }
   template <class T>
   T* as() {
     return reinterpret_cast<T*>(data_.get());

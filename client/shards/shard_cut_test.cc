@@ -146,10 +146,6 @@ class PieceByPiece {
   Outputs got_;
 };
 
-bool Same(const AlignedBytes& a, const AlignedBytes& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
 // The largest difference between two tensors, relative to the largest number of the first, with
 // infinities and NaN in the same places.
 double Difference(ElementType element, const AlignedBytes& expected, const AlignedBytes& got) {
@@ -210,9 +206,8 @@ TEST(CutRows, GivesTheUncutBitsForwardOverTheWholeOptionSet) {
     cuts.Count(forward);
     for (const ShardRange& r : backward) EXPECT_EQ(r.cut, Cut::kNone);
     Outputs got = PieceByPiece(engine, p, in, expected).Run(forward, backward);
-    ASSERT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
-    ASSERT_TRUE(Same(got.d_q, expected.d_q) && Same(got.d_k, expected.d_k) &&
-                Same(got.d_v, expected.d_v));
+    ASSERT_TRUE(got.o == expected.o && got.lse == expected.lse);
+    ASSERT_TRUE(got.d_q == expected.d_q && got.d_k == expected.d_k && got.d_v == expected.d_v);
   }
   EXPECT_GT(cuts.rows, 1000);
   EXPECT_EQ(cuts.keys, 0);
@@ -248,7 +243,7 @@ TEST(CutRows, GivesTheUncutBitsOfTheCpuEngineAtItsSteps) {
     auto forward = Planned(p, Direction::kForward, limits);
     cuts.Count(forward);
     Outputs got = PieceByPiece(*engine, p, in, expected).Run(forward, {});
-    ASSERT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
+    ASSERT_TRUE(got.o == expected.o && got.lse == expected.lse);
   }
   EXPECT_GT(cuts.rows, 100);
 }
@@ -284,7 +279,7 @@ TEST(MergedCuts, GiveTheUncutResultWithinRoundingOverTheWholeOptionSet) {
     const double unit = Roundoff(p.element);
     ASSERT_LE(Difference(p.element, expected.o, got.o), 4 * unit + 0x1p-20);
     ASSERT_LE(Difference(ElementType::kFloat32, expected.lse, got.lse), 0x1p-20);
-    ASSERT_TRUE(Same(got.d_q, expected.d_q));
+    ASSERT_TRUE(got.d_q == expected.d_q);
     ASSERT_LE(Difference(p.element, expected.d_k, got.d_k), 6 * unit + 0x1p-20);
     ASSERT_LE(Difference(p.element, expected.d_v, got.d_v), 6 * unit + 0x1p-20);
     if (p.denominator == DenominatorKind::kSink) {
@@ -310,8 +305,8 @@ TEST(MergedCuts, TakeASinkThatOutweighsEveryKey) {
   auto keys = CutShard(p, {0, 1, 0, 1}, Cut::kKeys, 3, {.rows = 16, .keys = 8});
   EXPECT_EQ(keys.size(), 3u);
   Outputs got = PieceByPiece(engine, p, in, expected).Run(keys, {});
-  EXPECT_TRUE(Same(got.o, expected.o));
-  EXPECT_TRUE(Same(got.lse, expected.lse));
+  EXPECT_TRUE(got.o == expected.o);
+  EXPECT_TRUE(got.lse == expected.lse);
 }
 
 // Of a strided mask each residue class has tiles of its own.

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -63,16 +62,6 @@ std::unique_ptr<AttentionClient> Connect(const std::string& address, int64_t sha
   return Connect(std::vector<std::string>{address}, shard_bytes);
 }
 
-bool Same(const AlignedBytes& a, const AlignedBytes& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
-void ExpectSame(const Outputs& got, const Outputs& expected) {
-  EXPECT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
-  EXPECT_TRUE(Same(got.d_q, expected.d_q));
-  EXPECT_TRUE(Same(got.d_k, expected.d_k) && Same(got.d_v, expected.d_v));
-}
-
 struct Result {
   Outputs out;
   CallReceipt forward, backward;
@@ -97,7 +86,7 @@ TEST(ClientMask, GivesTheEnginesBitsHoweverItIsCut) {
   const Outputs expected = RunWhole(*engine, p, in);
   for (int64_t shard_bytes : {1 << 24, 100'000, 30'000}) {
     const Result run = Both(*Connect(daemon.address(), shard_bytes), p, in);
-    ExpectSame(run.out, expected);
+    EXPECT_TRUE(run.out == expected);
     EXPECT_GE(run.forward.shards, shard_bytes < 1 << 24 ? 2 : 1);
   }
 }
@@ -110,7 +99,7 @@ TEST(ClientMask, AWindowByDescriptionIsAWindow) {
   option.window_right = 2;
   const Problem p = WithMask(Sized(200), {MaskExpr{.op = RelativeWindow{30, 2}, .of = {}}}, {0});
   const ProblemInputs in = RandomInputs(option, 3);
-  ExpectSame(Both(*client, p, in).out, Both(*client, option, in).out);
+  EXPECT_TRUE(Both(*client, p, in).out == Both(*client, option, in).out);
 }
 
 TEST(ClientMask, ALargeMaskTravelsOnce) {
@@ -123,7 +112,7 @@ TEST(ClientMask, ALargeMaskTravelsOnce) {
   uint64_t named = static_cast<uint64_t>(first.backward.shards);  // all calls but the first
   EXPECT_EQ(daemon.server().masks().hits, named);
   const Result second = Both(*client, p, in);
-  ExpectSame(second.out, first.out);
+  EXPECT_TRUE(second.out == first.out);
   named += static_cast<uint64_t>(second.forward.shards + second.backward.shards);
   EXPECT_EQ(daemon.server().masks().hits, named);
   EXPECT_EQ(daemon.server().masks().misses, 0u);
@@ -152,7 +141,7 @@ TEST(ClientMask, NobodyNoticesThatADaemonHasForgotten) {
   daemon.reset();
   daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), options);
   const Result again = Both(*client, p, in);
-  ExpectSame(again.out, first);
+  EXPECT_TRUE(again.out == first);
   EXPECT_GE(daemon->server().masks().misses, 1u);
 }
 
@@ -167,7 +156,7 @@ TEST(ClientMask, NobodyNoticesThatThereIsNoRoom) {
     for (int64_t length : {256, 512}) {
       const Problem p = WithLists(length);
       const ProblemInputs inputs = RandomInputs(p, 1);
-      ExpectSame(Both(*client, p, inputs).out, RunWhole(*engine, p, inputs));
+      EXPECT_TRUE(Both(*client, p, inputs).out == RunWhole(*engine, p, inputs));
     }
   }
   EXPECT_LE(daemon.server().masks().bytes, 4096);
@@ -191,7 +180,7 @@ TEST(ClientMask, ABackwardOnALeaseOutlivesItsMask) {
   }
   auto backward = client->Backward(p, BackwardInputs(in, out), out.backward(), {}, &kept);
   ASSERT_TRUE(backward.ok()) << backward.status();
-  ExpectSame(out, RunWhole(*engine, p, in));
+  EXPECT_TRUE(out == RunWhole(*engine, p, in));
 }
 
 // More than a megabyte of lists on the wire, and more than a message of the daemons below takes.
@@ -230,13 +219,13 @@ TEST(ClientMask, AMaskLargerThanAMessageIsAMask) {
     auto daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), SmallMessages(address));
     auto client = Connect(daemon->address(), 1 << 24);
     const Result first = Both(*client, p, in);
-    ExpectSame(first.out, expected);
+    EXPECT_TRUE(first.out == expected);
     EXPECT_EQ(first.forward.shared, address == path ? 1 : 0);
     EXPECT_EQ(daemon->server().masks().hits, 1u);  // the backward's
     if (address != path) continue;
     daemon.reset();
     daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), SmallMessages(address));
-    ExpectSame(Both(*client, p, in).out, expected);
+    EXPECT_TRUE(Both(*client, p, in).out == expected);
     EXPECT_EQ(daemon->server().masks().hits, 1u);
   }
 }
@@ -280,11 +269,11 @@ TEST(ClientMask, ALeasedBackwardOutlivesARestartAndAnothersMasks) {
     } else {
       const Problem other = WithLists(320);
       Both(*stranger, other, RandomInputs(other, 2));
-      ExpectSame(Both(*stranger, p, in).out, expected);
+      EXPECT_TRUE(Both(*stranger, p, in).out == expected);
     }
     auto backward = client->Backward(p, BackwardInputs(in, out), out.backward(), {}, &kept);
     ASSERT_TRUE(backward.ok()) << backward.status();
-    ExpectSame(out, expected);
+    EXPECT_TRUE(out == expected);
   }
 }
 
@@ -304,7 +293,7 @@ TEST(ClientMask, ALeasedBackwardGoesToAnotherReplica) {
   (one->server().leases().leases > 0 ? one : two).reset();
   auto backward = client->Backward(p, BackwardInputs(in, out), out.backward(), {}, &kept);
   ASSERT_TRUE(backward.ok()) << backward.status();
-  ExpectSame(out, expected);
+  EXPECT_TRUE(out == expected);
 }
 
 TEST(ClientMask, SaysWhatIsWrong) {

@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include <atomic>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -49,10 +48,6 @@ std::unique_ptr<AttentionClient> Connect(std::vector<std::string> addresses, int
   return *std::move(client);
 }
 
-bool Same(const AlignedBytes& a, const AlignedBytes& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
 // A forward of ManyShards over two daemons, one of which gets `signal` when some shards are done.
 void SignalOneInMidCall(int signal) {
   auto first = Start(absl::StrCat("first", signal)), second = Start(absl::StrCat("second", signal));
@@ -69,7 +64,7 @@ void SignalOneInMidCall(int signal) {
   auto receipt = client->Forward(p, ForwardInputs(in), got.forward(), options);
   ASSERT_TRUE(receipt.ok()) << receipt.status();
   EXPECT_TRUE(sent);
-  EXPECT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
+  EXPECT_TRUE(got.o == expected.o && got.lse == expected.lse);
   EXPECT_EQ(receipt->shards, 64);
   // Not more than were with it, and each shard at most once.
   EXPECT_LE(receipt->retries, 64 - 5);
@@ -80,7 +75,7 @@ void SignalOneInMidCall(int signal) {
   Outputs again(p);
   receipt = client->Forward(p, ForwardInputs(in), again.forward());
   ASSERT_TRUE(receipt.ok()) << receipt.status();
-  EXPECT_TRUE(Same(again.o, expected.o));
+  EXPECT_TRUE(again.o == expected.o);
 }
 
 TEST(ClientReplicas, LoseNothingWhenOneDiesInMidCall) { SignalOneInMidCall(SIGKILL); }
@@ -110,7 +105,7 @@ TEST(ClientReplicas, AreFoundByName) {
   Outputs got(p), expected = RunForward(*MakeCpuBackend({.threads = 1}), p, in);
   auto receipt = client->Forward(p, ForwardInputs(in), got.forward());
   ASSERT_TRUE(receipt.ok()) << receipt.status();
-  EXPECT_TRUE(Same(got.o, expected.o));
+  EXPECT_TRUE(got.o == expected.o);
 }
 
 // Calls that fail at once leave nobody who would drive the connection.

@@ -40,15 +40,6 @@ std::unique_ptr<AttentionClient> Client(const std::string& address,
   return *std::move(client);
 }
 
-bool operator==(const Outputs& a, const Outputs& b) {
-  for (auto tensor : {&Outputs::o, &Outputs::lse, &Outputs::d_q, &Outputs::d_k, &Outputs::d_v,
-                      &Outputs::d_bias, &Outputs::d_sink}) {
-    const AlignedBytes &x = a.*tensor, &y = b.*tensor;
-    if (std::memcmp(x.data(), y.data(), static_cast<size_t>(x.size())) != 0) return false;
-  }
-  return true;
-}
-
 // Forward, then backward. Gives the shards whose tensors did not travel.
 int64_t Step(AttentionClient& client, const Problem& p, const ProblemInputs& in, Outputs& out) {
   auto forward = client.Forward(p, ForwardInputs(in), out.forward());
