@@ -39,7 +39,7 @@ std::unique_ptr<RunningDaemon> Start(const std::string& name) {
       std::vector<std::string>{"--cpu_threads", "1", "--drain_delay", "0", "--backend", "cpu"});
 }
 
-std::unique_ptr<AttentionClient> Connect(std::vector<std::string> addresses, int channels = 4) {
+std::unique_ptr<AttentionClient> ConnectTo(std::vector<std::string> addresses, int channels = 4) {
   auto client = AttentionClient::Connect({.addresses = std::move(addresses),
                                           .channels_per_address = channels,
                                           .timeout = absl::Minutes(2),
@@ -51,7 +51,7 @@ std::unique_ptr<AttentionClient> Connect(std::vector<std::string> addresses, int
 // A forward of ManyShards over two daemons, one of which gets `signal` when some shards are done.
 void SignalOneInMidCall(int signal) {
   auto first = Start(absl::StrCat("first", signal)), second = Start(absl::StrCat("second", signal));
-  auto client = Connect({first->address, second->address}, 12);
+  auto client = ConnectTo({first->address, second->address}, 12);
   auto engine = MakeCpuBackend({.threads = 1});
   Problem p = ManyShards();
   ProblemInputs in = RandomInputs(p, 1);
@@ -84,7 +84,7 @@ TEST(ClientReplicas, LoseNothingWhenOneDrainsInMidCall) { SignalOneInMidCall(SIG
 
 TEST(ClientReplicas, ShareACallsShards) {
   auto first = Start("share1"), second = Start("share2");
-  auto client = Connect({first->address, second->address});
+  auto client = ConnectTo({first->address, second->address});
   Problem p = ManyShards();
   ProblemInputs in = RandomInputs(p, 1);
   Outputs got(p);
@@ -99,7 +99,7 @@ TEST(ClientReplicas, ShareACallsShards) {
 
 TEST(ClientReplicas, AreFoundByName) {
   auto daemon = Start("name");
-  auto client = Connect({absl::StrCat("dns:///localhost:", daemon->port)});
+  auto client = ConnectTo({absl::StrCat("dns:///localhost:", daemon->port)});
   Problem p = ManyShards();
   ProblemInputs in = RandomInputs(p, 1);
   Outputs got(p), expected = RunForward(*MakeCpuBackend({.threads = 1}), p, in);
