@@ -14,7 +14,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/fixtures/call_outputs.h"
 #include "tests/fixtures/daemon_fixture.h"
-#include "tests/fixtures/gated_backend.h"
+#include "tests/fixtures/gated_daemon.h"
 
 namespace attnd {
 namespace {
@@ -117,17 +117,15 @@ TEST(ClientStream, GivesTheEnginesBytesOnBothSidesOfTheLimitOfOneMessage) {
 }
 
 TEST(ClientStream, EndsAtOnceWhenItsCallerStopsIt) {
-  auto backend = std::make_unique<GatedBackend>();
-  GatedBackend* engine = backend.get();
-  Daemon daemon(std::move(backend));
-  int warm_up = static_cast<int>(engine->launches().size());
-  engine->Close();
+  GatedDaemon gated;
+  Daemon& daemon = *gated.daemon;
+  gated.engine->Close();
   Problem p = StreamedProblem();
   ProblemInputs in = RandomInputs(p, 1);
   Outputs got(p);
   std::stop_source stop;
   std::thread stopper([&] {
-    engine->WaitForLaunches(warm_up + 1);
+    gated.WaitForLaunches(1);
     stop.request_stop();
   });
   auto receipt = StreamingClient(daemon, int64_t{1} << 20)
@@ -136,7 +134,7 @@ TEST(ClientStream, EndsAtOnceWhenItsCallerStopsIt) {
   EXPECT_EQ(receipt.status().code(), absl::StatusCode::kCancelled);
   stopper.join();
   while (daemon.server().use().bytes != 0) std::this_thread::yield();
-  engine->Open();
+  gated.engine->Open();
 }
 
 }  // namespace
