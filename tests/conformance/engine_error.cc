@@ -17,8 +17,8 @@
 #include "attention/reference.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "tests/emulator/device/emulated_device.h"
 #include "kernels/reference_backend.h"
+#include "tests/emulator/device/emulated_engine.h"
 
 namespace attnd {
 namespace {
@@ -33,7 +33,7 @@ struct Options {
 std::unique_ptr<Backend> MakeEngine(const std::string& name) {
   if (name == "reference") return std::make_unique<ReferenceBackend>();
   if (name == "cpu") return MakeCpuBackend({});
-  return std::make_unique<cuda::CudaBackend>(cuda::MakeEmulatedDevice({}));
+  return cuda::MakeEmulatedEngine();
 }
 
 Problem ProblemOf(const Options& options) {
