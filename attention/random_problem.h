@@ -1,5 +1,5 @@
-// Random valid Problems over the whole option set, and random tensors for any Problem: for the
-// conformance table, `attnctl check` and benchmarks. A seed gives the same problem and the same
+// Random valid Problems over the whole option set, plain ones, and random tensors for any Problem:
+// for tests, `attnctl check` and benchmarks. A seed gives the same problem and the same
 // bytes on every machine. Any thread.
 #pragma once
 
@@ -59,6 +59,9 @@ class AlignedBytes {
 
 // For outputs: every element starts as NaN, so an unwritten one differs.
 AlignedBytes Unwritten(int64_t size);
+
+// Dense float32 self-attention of `length` rows and keys, without options.
+Problem PlainProblem(int64_t batch, int64_t heads, int64_t length, int64_t head_dim);
 
 struct RandomProblemLimits {
   int64_t max_pairs = 1 << 14;  // of q_heads · Σ q_len·kv_len over batch entries, masks not counted

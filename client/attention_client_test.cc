@@ -36,14 +36,7 @@ std::string SocketPath(const char* name) {
   return absl::StrCat("unix:/tmp/attnd_client_test_", name, ".", getpid());  // ≤ 107 characters
 }
 
-Problem SmallProblem() {
-  Problem p;
-  p.batch = 2;
-  p.q_heads = p.kv_heads = 2;
-  p.q_len = p.kv_len = 8;
-  p.qk_head_dim = p.v_head_dim = 16;
-  return p;
-}
+Problem SmallProblem() { return PlainProblem(2, 2, 8, 16); }
 
 // A problem, its inputs and a place for its outputs.
 struct Case {

@@ -21,6 +21,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
 #include "tests/fixtures/call_outputs.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 namespace {
@@ -311,13 +312,9 @@ TEST(MergedCuts, TakeASinkThatOutweighsEveryKey) {
 
 // Of a strided mask each residue class has tiles of its own.
 TEST(CutShard, BeginsWhereTilesOfResidueClassesDo) {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 4096;
-  p.qk_head_dim = p.v_head_dim = 64;
+  Problem p = PlainProblem(1, 1, 4096, 64);
   p.window_left = p.window_right = 900;
-  const MaskExpr stride = {.op = StrideRel{3, 1}, .of = {}};
-  p.mask = *MaskDescription::Make({.pattern = {stride}, .pattern_of = {0}}, MaskCallOf(p));
+  SetMask(Leaf(StrideRel{3, 1}), p);
   const ShardRange whole{0, 1, 0, 1};
   const auto rows = CutShard(p, whole, Cut::kRows, 4, {});
   ASSERT_EQ(rows.size(), 4u);
@@ -335,10 +332,7 @@ TEST(CutShard, BeginsWhereTilesOfResidueClassesDo) {
 }
 
 TEST(CutShard, SendsOnlyTheKeysThatItsRowsSee) {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 4096;
-  p.qk_head_dim = p.v_head_dim = 64;
+  Problem p = PlainProblem(1, 1, 4096, 64);
   p.causal = true;
   const ShardRange whole{0, 1, 0, 1};
   auto causal = CutShard(p, whole, Cut::kRows, 4, {});
@@ -358,10 +352,7 @@ TEST(CutShard, SendsOnlyTheKeysThatItsRowsSee) {
 }
 
 TEST(MayCut, RefusesWhatAPieceCannotSay) {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 2;
-  p.q_len = p.kv_len = 1024;
-  p.qk_head_dim = p.v_head_dim = 8;
+  Problem p = PlainProblem(2, 2, 1024, 8);
   const ShardRange one{0, 1, 0, 1};
   EXPECT_TRUE(MayCut(p, one, Direction::kForward, Cut::kRows));
   EXPECT_TRUE(MayCut(p, one, Direction::kForward, Cut::kKeys));

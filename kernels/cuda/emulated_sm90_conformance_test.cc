@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
-#include "attention/masks/mask_description.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/conformance/backend_conformance.h"
 #include "tests/emulator/device/emulated_engine.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd::cuda {
 namespace {
@@ -43,12 +43,7 @@ Problem WithDropout(int64_t q_len, int64_t kv_len, uint32_t threshold, bool mask
   p.causal = !masked;
   p.alignment = Alignment::kBottomRight;
   p.dropout = {threshold, 7, 9};
-  if (masked) {
-    const MaskExpr window = {.op = RelativeWindow{20, 0}, .of = {}};
-    auto mask = MaskDescription::Make({.pattern = {window}, .pattern_of = {0}}, MaskCallOf(p));
-    EXPECT_TRUE(mask.ok()) << mask.status();
-    p.mask = *std::move(mask);
-  }
+  if (masked) SetMask(Window(20, 0), p);
   return p;
 }
 

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/masks/mask_description.h"
 #include "attention/problem.h"
 #include "attention/random_problem.h"
 #include "client/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/fixtures/call_outputs.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 namespace {
@@ -31,11 +31,7 @@ Problem Sized(int64_t length) {
 }
 
 Problem WithMask(Problem p, std::vector<MaskPattern> patterns, std::vector<uint32_t> pattern_of) {
-  const MaskCall call = MaskCallOf(p);
-  auto mask = MaskDescription::Make(
-      {.pattern = std::move(patterns), .pattern_of = std::move(pattern_of)}, call);
-  CHECK(mask.ok()) << mask.status();
-  p.mask = *std::move(mask);
+  SetMask(SpecOf(std::move(patterns), std::move(pattern_of)), p);
   return p;
 }
 
@@ -46,9 +42,7 @@ Problem WithLists(int64_t length = 256) {
     intervals.begin.push_back(static_cast<uint32_t>(row * 37 % (length / 2)));
     intervals.end.push_back(intervals.begin.back() + static_cast<uint32_t>(row * 13 % 90));
   }
-  return WithMask(Sized(length),
-                  {std::move(intervals), MaskExpr{.op = RelativeWindow{40, 9}, .of = {}}},
-                  {0, 1, 0, 1});
+  return WithMask(Sized(length), {std::move(intervals), Window(40, 9)}, {0, 1, 0, 1});
 }
 
 std::unique_ptr<AttentionClient> Connect(std::vector<std::string> addresses, int64_t shard_bytes) {
@@ -97,7 +91,7 @@ TEST(ClientMask, AWindowByDescriptionIsAWindow) {
   Problem option = Sized(200);
   option.window_left = 30;
   option.window_right = 2;
-  const Problem p = WithMask(Sized(200), {MaskExpr{.op = RelativeWindow{30, 2}, .of = {}}}, {0});
+  const Problem p = WithMask(Sized(200), {Window(30, 2)}, {0});
   const ProblemInputs in = RandomInputs(option, 3);
   EXPECT_TRUE(Both(*client, p, in).out == Both(*client, option, in).out);
 }

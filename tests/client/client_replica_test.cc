@@ -24,11 +24,7 @@ namespace {
 
 // 64 shards of 1.6 MB, each some milliseconds of work.
 Problem ManyShards() {
-  Problem p;
-  p.batch = 8;
-  p.q_heads = p.kv_heads = 8;
-  p.q_len = p.kv_len = 400;
-  p.qk_head_dim = p.v_head_dim = 64;
+  Problem p = PlainProblem(8, 8, 400, 64);
   p.causal = true;
   return p;
 }
@@ -117,10 +113,7 @@ TEST(ClientReplica, FindsARestartedDaemonWithoutRetries) {
                                           .timeout = absl::Seconds(20),
                                           .retry = {.max_attempts = 1}});
   ASSERT_TRUE(client.ok()) << client.status();
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 8;
-  p.qk_head_dim = p.v_head_dim = 8;
+  Problem p = PlainProblem(1, 1, 8, 8);
   ProblemInputs in = RandomInputs(p, 1);
   Outputs got(p);
   auto call = [&] { return (*client)->Forward(p, ForwardInputs(in), got.forward()).status(); };

@@ -19,10 +19,7 @@ namespace {
 
 // 2 MB each of q, k, v and o.
 Problem HostProblem() {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 4;
-  p.q_len = p.kv_len = 512;
-  p.qk_head_dim = p.v_head_dim = 64;
+  Problem p = PlainProblem(4, 4, 512, 64);
   p.causal = true;
   return p;
 }

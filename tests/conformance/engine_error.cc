@@ -37,11 +37,7 @@ std::unique_ptr<Backend> MakeEngine(const std::string& name) {
 }
 
 Problem ProblemOf(const Options& options) {
-  Problem p;
-  p.batch = 1;
-  p.q_heads = p.kv_heads = options.heads;
-  p.q_len = p.kv_len = options.length;
-  p.qk_head_dim = p.v_head_dim = options.head_dim;
+  Problem p = PlainProblem(1, options.heads, options.length, options.head_dim);
   p.causal = options.causal;
   p.element = ElementType::kFloat32;
   if (options.element == "float16") p.element = ElementType::kFloat16;
