@@ -40,6 +40,8 @@ namespace {
 // On 16 cores 4 move a little more than 8 do.
 int TransferThreadCount() { return std::clamp(AvailableCpus() / 4, 1, 8); }
 
+constexpr absl::Duration kExpireLeasesEvery = absl::Seconds(1);
+
 // A caller has one of them at a time; two callers need not wait for each other.
 int MaskThreadCount() { return std::clamp(AvailableCpus() / 4, 2, 4); }
 
@@ -125,7 +127,7 @@ absl::Status AttndServer::StartSecurity() {
 void AttndServer::StartCalls(uint64_t boot_epoch) {
   leases_ = std::make_unique<LeaseTable>(
       options_.leases, TokenIssuer{ReplicaOf(options_), boot_epoch}, metrics_, clock_);
-  reaper_ = std::make_unique<LeaseReaper>(*leases_);
+  expires_leases_ = std::make_unique<Periodic>(kExpireLeasesEvery, [this] { leases_->Expire(); });
   masks_ = std::make_unique<MaskStore>(options_.masks, clock_, options_.mask_plans);
   maps_ = std::make_unique<MapStore>(options_.captures,
                                      TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);

@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/periodic.h"
 #include "kernels/backend.h"
 #include "server/admission/admission.h"
 #include "server/admission/staging_pool.h"
@@ -139,7 +140,7 @@ class AttndServer {
   std::unique_ptr<MaskWorkers> mask_workers_;
   std::unique_ptr<MaskArrivals> mask_arrivals_;
   std::vector<NamedEngine> named_engines_;
-  std::unique_ptr<LeaseReaper> reaper_;
+  std::unique_ptr<Periodic> expires_leases_;
   std::unique_ptr<Admission> admission_;
   std::unique_ptr<TransferPool> transfer_pool_;
   CallLogLimit log_limit_;

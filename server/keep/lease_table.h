@@ -31,7 +31,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -42,7 +41,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
 #include "server/admission/admission.h"
@@ -111,7 +109,8 @@ class LeaseTable final : public MemoryReclaimer {
   int64_t Reclaim(int place, int64_t bytes) override;
   // Evicts one, even within min_hold; false when there is none to evict.
   bool EvictOne(int place) override;
-  // Ends leases that have expired.
+  // Ends leases that have expired, so that their memory is free also where no call comes. A lease
+  // ends for its owner exactly at its time, since each use checks it.
   void Expire();
   // Ends the leases of a lost device and grants none there from then on.
   void LoseDevice(int device);
@@ -180,27 +179,6 @@ class LeaseTable final : public MemoryReclaimer {
   absl::flat_hash_map<std::string, uint64_t> requests_ ABSL_GUARDED_BY(mutex_);  // owner + request
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);  // [lease % kRemembered]
   uint64_t next_lease_ ABSL_GUARDED_BY(mutex_) = 1;
-};
-
-// A thread that frees expired leases when no call does. A lease ends for its owner exactly at its
-// time, since each use checks it.
-class LeaseReaper {
- public:
-  static constexpr absl::Duration kPeriod = absl::Seconds(1);
-
-  // `leases` outlives it.
-  explicit LeaseReaper(LeaseTable& leases)
-      : thread_([this, &leases] {
-          while (!stop_.WaitForNotificationWithTimeout(kPeriod)) leases.Expire();
-        }) {}
-  ~LeaseReaper() {
-    stop_.Notify();
-    thread_.join();
-  }
-
- private:
-  absl::Notification stop_;
-  std::thread thread_;
 };
 
 }  // namespace attnd
