@@ -32,7 +32,9 @@ TEST(Periodic, SeesWhatAFakeClockSays) {
 
 TEST(Periodic, EndsWithoutWaitingOutItsPeriod) {
   std::atomic<int> runs{0};
-  { Periodic periodic(absl::Hours(1), [&] { ++runs; }); }
+  {
+    Periodic periodic(absl::Hours(1), [&] { ++runs; });
+  }
   EXPECT_EQ(runs, 0);
 }
 

@@ -21,15 +21,14 @@
 #include "server/app/encode_server_info.h"
 #include "server/app/metrics_port.h"
 #include "server/keep/mask_arrivals.h"
-#include "server/keep/mask_workers.h"
-#include "server/modules/module_calls.h"
 #include "server/metrics/module_metrics.h"
+#include "server/modules/module_calls.h"
 #include "server/modules/module_table.h"
 #include "server/modules/modules_service.h"
 #include "server/rpc/call_watch.h"
+#include "server/rpc/mask_workers.h"
 #include "server/rpc/rpc_server.h"
 #include "server/rpc/service_deps.h"
-#include "server/rpc/transfer_pool.h"
 #include "server/security/certificate_watch.h"
 #include "server/security/token_watch.h"
 #include "server/shared_memory/shared_memory_service.h"
@@ -141,7 +140,7 @@ void AttndServer::StartCalls(uint64_t boot_epoch) {
   AdmissionLimits limits = options_.admission;
   limits.max_reply_bytes = options_.transport.max_message_bytes - kReplyHeaderBytes;
   admission_ = std::make_unique<Admission>(limits, devices_.for_admission(), clock_, leases_.get());
-  transfer_pool_ = std::make_unique<TransferPool>(TransferThreadCount());
+  transfers_ = std::make_unique<TaskQueue>(TransferThreadCount());
   TransferLimits transfers = options_.transport.transfers;
   transfers.longest = options_.admission.max_deadline;
   call_watch_ = std::make_unique<CallWatch>(transfers);
@@ -267,7 +266,7 @@ absl::Status AttndServer::StartRpc() {
                          *maps_,
                          *mask_workers_,
                          *mask_arrivals_,
-                         *transfer_pool_,
+                         *transfers_,
                          metrics_,
                          auth_,
                          clock_,
@@ -317,7 +316,7 @@ AttndServer::~AttndServer() {
   devices_.StopGpuWatch();
   if (rpc_ != nullptr) StopNow();
   devices_.StopWorkers();
-  transfer_pool_.reset();
+  transfers_.reset();
   rpc_.reset();
   modules_service_.reset();
   mask_workers_.reset();

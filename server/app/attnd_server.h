@@ -22,13 +22,14 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/periodic.h"
+#include "base/task_queue.h"
 #include "kernels/backend.h"
 #include "server/admission/admission.h"
 #include "server/admission/staging_pool.h"
 #include "server/app/devices.h"
 #include "server/app/options.h"
-#include "server/keep/map_store.h"
 #include "server/keep/lease_table.h"
+#include "server/keep/map_store.h"
 #include "server/keep/mask_store.h"
 #include "server/metrics/metrics.h"
 #include "server/rpc/call_log_limit.h"
@@ -52,7 +53,6 @@ struct NamedEngine;
 class RpcServer;
 class SharedMemoryService;
 class TokenWatch;
-class TransferPool;
 
 class AttndServer {
  public:
@@ -142,7 +142,7 @@ class AttndServer {
   std::vector<NamedEngine> named_engines_;
   std::unique_ptr<Periodic> expires_leases_;
   std::unique_ptr<Admission> admission_;
-  std::unique_ptr<TransferPool> transfer_pool_;
+  std::unique_ptr<TaskQueue> transfers_;
   CallLogLimit log_limit_;
   std::unique_ptr<CallWatch> call_watch_;
   OpenCalls open_calls_;

@@ -5,7 +5,6 @@
 #include "server/app/attnd_server.h"
 #include "server/modules/module_calls.h"
 #include "server/rpc/rpc_server.h"
-#include "server/rpc/transfer_pool.h"
 
 namespace attnd {
 namespace {

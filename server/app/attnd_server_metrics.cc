@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "server/app/attnd_server.h"
-#include "server/keep/mask_workers.h"
 #include "server/modules/module_table.h"
+#include "server/rpc/mask_workers.h"
 #include "server/rpc/rpc_server.h"
 #include "server/security/certificate_files.h"
 #include "server/shared_memory/shared_memory_service.h"

@@ -12,12 +12,12 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/log.h"
+#include "base/task_queue.h"
 #include "proto/attnd/v1/module.grpc.pb.h"
+#include "server/metrics/module_metrics.h"
 #include "server/modules/call_stream.h"
 #include "server/modules/module_calls.h"
-#include "server/metrics/module_metrics.h"
 #include "server/rpc/call_log_limit.h"
-#include "server/rpc/transfer_pool.h"
 #include "server/security/auth.h"
 
 namespace attnd {
@@ -80,7 +80,7 @@ class ModulesService final : public ModulesServiceBase {
   absl::Mutex mutex_;
   int open_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<std::string, int> open_of_ ABSL_GUARDED_BY(mutex_);
-  TransferPool threads_;
+  TaskQueue threads_;
 };
 
 }  // namespace attnd

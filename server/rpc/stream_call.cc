@@ -64,7 +64,7 @@ class StreamCall final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::
     if (!result.ok()) return FinishOnce(result.status());
     auto shared = std::make_shared<Result>(*std::move(result));
     if (shared->call().output_bytes() <= kBytesAtOnce) return Send(std::move(*shared));
-    record_.deps().transfer_pool.Run([this, shared] { Send(std::move(*shared)); });
+    record_.deps().transfers.Run([this, shared] { Send(std::move(*shared)); });
   }
 
   void OnWriteDone(bool ok) override {

@@ -92,7 +92,7 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
     progress()->CallBegan(record_->received_at());
     deps().call_watch.Add(*this);
     if (request_.Length() <= kBytesAtOnce) return Work();
-    deps().transfer_pool.Run([this] { Work(); });
+    deps().transfers.Run([this] { Work(); });
   }
 
   void Work() {
@@ -137,7 +137,7 @@ class UnaryCalls::Call final : public ReplySink, public WatchedCall {
     if (bytes <= kBytesAtOnce) return Send(*std::move(result));
     // shared_ptr: std::function wants what it holds to be copyable.
     auto shared = std::make_shared<Result>(*std::move(result));
-    deps().transfer_pool.Run([this, shared] { Send(std::move(*shared)); });
+    deps().transfers.Run([this, shared] { Send(std::move(*shared)); });
   }
 
   void Send(Result result) {
