@@ -8,7 +8,7 @@
 namespace attnd {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
 
 // A half's value from its definition: sign, five bits of exponent, ten of fraction.
 double HalfValue(uint16_t half) {
@@ -29,7 +29,7 @@ TEST(Float16, HasTheValueOfItsDefinitionForAllBitPatterns) {
       ASSERT_EQ(value, HalfValue(half)) << std::hex << bits;
       ASSERT_EQ(std::signbit(value), bits >= 0x8000) << std::hex << bits;
     } else if ((half & 0x3ff) == 0) {
-      ASSERT_EQ(value, half & 0x8000 ? -kInfinity : kInfinity);
+      ASSERT_EQ(value, half & 0x8000 ? -kFloatInfinity : kFloatInfinity);
     } else {
       ASSERT_TRUE(std::isnan(value)) << std::hex << bits;
     }
@@ -52,7 +52,7 @@ TEST(Float16, SurvivesTheRoundTripForAllBitPatterns) {
 void ExpectNearestEven(uint16_t lo, uint16_t hi, float middle, uint16_t (*convert)(float)) {
   ASSERT_EQ(convert(middle), lo & 1 ? hi : lo) << std::hex << lo;
   ASSERT_EQ(convert(std::nextafter(middle, 0.0f)), lo) << std::hex << lo;
-  ASSERT_EQ(convert(std::nextafter(middle, kInfinity)), hi) << std::hex << lo;
+  ASSERT_EQ(convert(std::nextafter(middle, kFloatInfinity)), hi) << std::hex << lo;
   ASSERT_EQ(convert(-middle), (lo & 1 ? hi : lo) | 0x8000) << std::hex << lo;
 }
 
@@ -67,7 +67,7 @@ TEST(Float16, RoundsToNearestEvenBetweenAllNeighbours) {
 
 TEST(Float16, BecomesInfinityOnOverflowAndKeepsNan) {
   EXPECT_EQ(Float16FromFloat(1e30f), 0x7c00);
-  EXPECT_EQ(Float16FromFloat(-kInfinity), 0xfc00);
+  EXPECT_EQ(Float16FromFloat(-kFloatInfinity), 0xfc00);
   EXPECT_TRUE(std::isnan(FloatFromFloat16(Float16FromFloat(std::nanf("")))));
   EXPECT_TRUE(std::isnan(FloatFromFloat16(Float16FromFloat(FloatOf(0x7f800001)))));
   EXPECT_EQ(Float16FromFloat(1e-30f), 0);

@@ -5,7 +5,7 @@
 namespace attnd {
 namespace {
 
-Problem Dense(int64_t q_len, int64_t kv_len) {
+Problem DenseOfLengths(int64_t q_len, int64_t kv_len) {
   Problem p;
   p.batch = 3;
   p.q_heads = p.kv_heads = 2;
@@ -16,7 +16,7 @@ Problem Dense(int64_t q_len, int64_t kv_len) {
 }
 
 TEST(MaskCall, HasOneOffsetWhereAllAreEqual) {
-  Problem p = Dense(10, 30);
+  Problem p = DenseOfLengths(10, 30);
   EXPECT_EQ(MaskCallOf(p), (MaskCall{3, 2, 10, 30, {0}}));
   p.alignment = Alignment::kBottomRight;
   EXPECT_EQ(MaskCallOf(p), (MaskCall{3, 2, 10, 30, {20}}));
@@ -26,7 +26,7 @@ TEST(MaskCall, HasOneOffsetWhereAllAreEqual) {
 }
 
 TEST(MaskCall, HasAnOffsetForEachEntryWhereKeyLengthsMoveTheDiagonal) {
-  Problem p = Dense(10, 30);
+  Problem p = DenseOfLengths(10, 30);
   p.alignment = Alignment::kBottomRight;
   p.kv_lengths = {30, 12, 5};
   EXPECT_EQ(MaskCallOf(p), (MaskCall{3, 2, 10, 30, {20, 2, -5}}));
@@ -35,7 +35,7 @@ TEST(MaskCall, HasAnOffsetForEachEntryWhereKeyLengthsMoveTheDiagonal) {
 }
 
 TEST(MaskCall, TakesTheLongestPackedSequence) {
-  Problem p = Dense(20, 33);
+  Problem p = DenseOfLengths(20, 33);
   p.layout = Layout::kPackedThd;
   p.cu_seqlens_q = {0, 4, 15, 20};
   p.cu_seqlens_k = {0, 20, 31, 33};

@@ -15,8 +15,8 @@
 namespace attnd {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kDoubleInfinity = std::numeric_limits<double>::infinity();
+constexpr float kFloatNan = std::numeric_limits<float>::quiet_NaN();
 
 ReferenceTensors TensorsOf(const ProblemInputs& in) {
   return {in.q.data(), in.k.data(), in.v.data(), in.mask_bits.as<uint8_t>(), in.bias.data()};
@@ -58,7 +58,7 @@ double Loss(const Problem& p, const ProblemInputs& in) {
   double loss = 0;
   for (size_t n = 0; n < out.o.size(); ++n) loss += in.d_o.as<float>()[n] * out.o[n];
   for (size_t n = 0; n < out.lse.size(); ++n) {
-    if (out.lse[n] != -kInfinity) loss += in.d_lse.as<float>()[n] * out.lse[n];
+    if (out.lse[n] != -kDoubleInfinity) loss += in.d_lse.as<float>()[n] * out.lse[n];
   }
   return loss;
 }
@@ -235,8 +235,8 @@ TEST(ReferenceForward, GivesZeroAndMinusInfinityWhenRowIsFullyMasked) {
       EXPECT_EQ(out.o[n], 0);
       EXPECT_EQ(g.d_q[n], 0);
     }
-    EXPECT_EQ(out.lse[0], -kInfinity);
-    EXPECT_EQ(out.lse[1], -kInfinity);
+    EXPECT_EQ(out.lse[0], -kDoubleInfinity);
+    EXPECT_EQ(out.lse[1], -kDoubleInfinity);
     EXPECT_TRUE(std::isfinite(out.lse[2]));
   }
 }
@@ -305,7 +305,7 @@ TEST(ReferenceForward, LetsNanSurfaceWhereItIsSeenAndNowhereElse) {
   Problem p = Small(6, 6, 2);
   p.causal = true;
   ProblemInputs in = RandomInputs(p, 8), clean = RandomInputs(p, 8);
-  for (int64_t d = 0; d < 2; ++d) in.k.as<float>()[4 * 2 + d] = kNan;
+  for (int64_t d = 0; d < 2; ++d) in.k.as<float>()[4 * 2 + d] = kFloatNan;
   ReferenceOutputs out = RunForward(p, in), expected = RunForward(p, clean);
   for (int64_t i = 0; i < 6; ++i) {
     EXPECT_EQ(std::isnan(out.o[i * 2]), i >= 4) << i;

@@ -4,12 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/masks/mask_description.h"
+#include "base/floor.h"
 
 namespace attnd {
 namespace {
-
-int64_t FloorDiv(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
-int64_t FloorMod(int64_t a, int64_t b) { return a - FloorDiv(a, b) * b; }
 
 absl::Status Unable(absl::string_view field, absl::string_view why) {
   return absl::UnimplementedError(absl::StrCat(field, ": ", why));
@@ -27,7 +25,7 @@ int64_t ResidueClasses::Count(const Sequence& whole) const {
 }
 
 Sequence ResidueClasses::ClassAt(const Sequence& whole, int64_t residue) const {
-  const int64_t key = FloorMod(residue + whole.offset - phase, p);
+  const int64_t key = FloorModulo(residue + whole.offset - phase, p);
   return {.q_begin = whole.q_begin + residue,
           .q_len = CountOf(whole.q_len, residue, p),
           .kv_begin = whole.kv_begin + key,
@@ -36,7 +34,7 @@ Sequence ResidueClasses::ClassAt(const Sequence& whole, int64_t residue) const {
 }
 
 int64_t ResidueClasses::ResidueOfKey(const Sequence& whole, int64_t key) const {
-  return FloorMod(key - whole.offset + phase, p);
+  return FloorModulo(key - whole.offset + phase, p);
 }
 
 absl::StatusOr<ResidueClasses> ResidueClassesOf(const Problem& problem) {
@@ -53,7 +51,7 @@ absl::StatusOr<ResidueClasses> ResidueClassesOf(const Problem& problem) {
   const int64_t left = TighterBound(form->left, problem.window_left);
   const int64_t right = TighterBound(form->right, problem.causal ? 0 : problem.window_right);
   if (right >= 0) classes.window_right = (right + classes.phase) / classes.p;
-  if (left >= 0) classes.window_left = FloorDiv(left - classes.phase, classes.p);
+  if (left >= 0) classes.window_left = FloorDivide(left - classes.phase, classes.p);
   if (left >= 0 && classes.window_left < 0) {  // the nearest key lies behind the diagonal
     if (right >= 0 && classes.window_right == 0) return Unable("problem.mask", "shows nothing");
     classes.window_left = 0;

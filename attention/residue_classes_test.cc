@@ -18,7 +18,7 @@ namespace {
 MaskExpr Leaf(auto op) { return {.op = std::move(op), .of = {}}; }
 MaskExpr All(std::vector<MaskExpr> of) { return {.op = AllOf(), .of = std::move(of)}; }
 
-Problem WithMask(MaskExpr expr, int64_t rows, int64_t keys, int32_t offset = 0) {
+Problem WithMaskOver(MaskExpr expr, int64_t rows, int64_t keys, int32_t offset = 0) {
   Problem p;
   p.batch = p.q_heads = p.kv_heads = 1;
   p.q_len = rows;
@@ -94,7 +94,7 @@ TEST(ResidueClasses, HoldEachVisibleScoreOnce) {
   for (const MaskExpr& mask : Masks()) {
     for (const auto& [rows, keys] : sizes) {
       for (int32_t offset : {0, 1, -5, 40}) {
-        Problem p = WithMask(mask, rows, keys, offset);
+        Problem p = WithMaskOver(mask, rows, keys, offset);
         const std::string what = absl::StrCat("mask ", n, ", ", rows, " x ", keys, ", ", offset);
         ExpectTheMasksOwn(p, what);
         p.causal = true;
@@ -111,14 +111,14 @@ TEST(ResidueClasses, HoldEachVisibleScoreOnce) {
 }
 
 TEST(ResidueClasses, SayWhichFieldKeepsAProblemFromBeingCut) {
-  Problem p = WithMask(Leaf(StrideRel{5, 3}), 20, 20);
+  Problem p = WithMaskOver(Leaf(StrideRel{5, 3}), 20, 20);
   p.dropout.threshold = 3;
   EXPECT_EQ(ResidueClassesOf(p).status().message(), "problem.dropout: drawn for blocks of scores");
   for (const MaskExpr& mask : {Leaf(StrideCol{8, 1, 2}), Leaf(RelativeWindow{3, 3}),
                                All({Leaf(StrideRel{5, 3}), Leaf(StrideRel{6, 3})}),
                                All({Leaf(StrideRel{5, 3}), Leaf(Prefix{{7}})}),
                                MaskExpr{.op = Negate(), .of = {Leaf(StrideRel{5, 3})}}}) {
-    const absl::Status status = ResidueClassesOf(WithMask(mask, 20, 20)).status();
+    const absl::Status status = ResidueClassesOf(WithMaskOver(mask, 20, 20)).status();
     EXPECT_TRUE(absl::IsUnimplemented(status));
     EXPECT_EQ(status.message(), "problem.mask: no stride or dilated window for all heads");
   }

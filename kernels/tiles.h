@@ -77,7 +77,6 @@ struct KernelRow {
   int maps = 0;                // tensor maps (MapOf) that it loads by
   bool ordered = true;  // backward: the same bits of dQ every time, in whatever order blocks run
   bool rests_by_row = false;  // of dQ's second integers (NeedsDqRest): only rows that need them
-  bool shipped = true;        // compiled at build time; else at run time, where a compiler is
   Tile tile = {};             // see tile_math.h; kDelta and kQueryGradient: q_rows only
   const char* reason = "";    // who needs it
   // What its target's registers may be short of, and what it then is: more stops the build.

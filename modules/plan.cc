@@ -13,7 +13,7 @@
 namespace attnd {
 namespace {
 
-constexpr int64_t kFloatBytes = 4;
+constexpr int64_t kNumberBytes = 4;
 constexpr Recompute kModes[] = {Recompute::kNone, Recompute::kPointwise, Recompute::kLayers};
 // Sums stop here: more than any device has, and a few of them still fit 64 bits.
 constexpr int64_t kMostBytes = int64_t{1} << 60;
@@ -155,7 +155,7 @@ class Planner {
 int64_t OptimizerBytes(const WeightTable& weights, const OptimizerSpec& optimizer,
                        const ModuleLimits& limits) {
   if (limits.kept_rows == 0) return 0;
-  return weights.trained_elements() * kFloatBytes * (1 + optimizer.MomentCount());
+  return weights.trained_elements() * kNumberBytes * (1 + optimizer.MomentCount());
 }
 
 absl::Status TooLarge(const Planner& planner, const ModulePlan& plan, const ModuleLimits& limits,

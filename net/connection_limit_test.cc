@@ -12,10 +12,10 @@ namespace attnd {
 namespace {
 
 // Two connected sockets.
-class Pair {
+class ConnectedPair {
  public:
-  Pair() { CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends_) == 0); }
-  ~Pair() {
+  ConnectedPair() { CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends_) == 0); }
+  ~ConnectedPair() {
     CloseOurs();
     close(ends_[1]);
   }
@@ -31,7 +31,7 @@ class Pair {
 TEST(ConnectionLimit, RefusesTheOneAboveTheLimit) {
   FakeClock clock;
   ConnectionLimit limit(2, clock);
-  Pair a, b, c;
+  ConnectedPair a, b, c;
   EXPECT_TRUE(limit.Take(a.ours()));
   EXPECT_TRUE(limit.Take(b.ours()));
   EXPECT_FALSE(limit.Take(c.ours()));
@@ -42,14 +42,14 @@ TEST(ConnectionLimit, RefusesTheOneAboveTheLimit) {
 TEST(ConnectionLimit, TakesAnotherWhenOneWasClosed) {
   FakeClock clock;
   ConnectionLimit limit(2, clock);
-  Pair a, b;
+  ConnectedPair a, b;
   EXPECT_TRUE(limit.Take(a.ours()));
   EXPECT_TRUE(limit.Take(b.ours()));
   a.CloseOurs();
-  Pair c;  // takes the descriptor that a had
+  ConnectedPair c;  // takes the descriptor that a had
   EXPECT_TRUE(limit.Take(c.ours()));
   EXPECT_EQ(limit.open().all(), 2);
-  Pair d;
+  ConnectedPair d;
   clock.Advance(absl::Seconds(1));
   EXPECT_FALSE(limit.Take(d.ours()));
   EXPECT_EQ(limit.refused(), 1);
@@ -58,7 +58,7 @@ TEST(ConnectionLimit, TakesAnotherWhenOneWasClosed) {
 TEST(ConnectionLimit, TellsTcpFromUnixSockets) {
   FakeClock clock;
   ConnectionLimit limit(3, clock);
-  Pair a, b;
+  ConnectedPair a, b;
   const int tcp = socket(AF_INET, SOCK_STREAM, 0);
   for (int socket : {a.ours(), tcp, b.ours()}) EXPECT_TRUE(limit.Take(socket));
   EXPECT_EQ(limit.open().unix_sockets, 2);

@@ -3,14 +3,11 @@
 #include <utility>
 
 #include "attention/masks/mask_leaf.h"
+#include "base/floor.h"
 
 namespace attnd {
 namespace {
 
-int64_t FloorDivide(int64_t a, int64_t b) {
-  const int64_t quotient = a / b;
-  return a % b < 0 ? quotient - 1 : quotient;
-}
 bool BitAt(const uint8_t* bytes, int64_t bit) { return bytes[bit / 8] >> (bit % 8) & 1; }
 
 constexpr uint32_t kFullBlock = 0xffffffff;

@@ -10,12 +10,12 @@ namespace attnd {
 namespace {
 
 // [begin, end), or an affine run of keys begin, begin + stride, … below end.
-struct Run {
+struct TileRun {
   uint64_t begin, end, stride;
-  friend auto operator<=>(const Run&, const Run&) = default;
+  friend auto operator<=>(const TileRun&, const TileRun&) = default;
 };
 
-bool BitAt(const std::vector<uint8_t>& bytes, int64_t bit) {
+bool ListBit(const std::vector<uint8_t>& bytes, int64_t bit) {
   return bytes[static_cast<size_t>(bit / 8)] >> (bit % 8) & 1;
 }
 void SetBit(std::string& bytes, int64_t bit) {
@@ -87,7 +87,7 @@ class BlockListBuilder {
         const int64_t bit = source_.order == BitOrder::kRowMajorLsb
                                 ? r * bk + c
                                 : (c / 8 * (bq / 8) + r / 8) * 64 + r % 8 * 8 + c % 8;
-        if (!BitAt(source_.bitmaps, number * bytes * 8 + bit)) continue;
+        if (!ListBit(source_.bitmaps, number * bytes * 8 + bit)) continue;
         SetBit(bits, r * bk + c);
         ++visible;
       }
@@ -131,12 +131,12 @@ MaskPattern Canonical(const BlockList& source, const MaskExtents& extents,
 
 // Brings the runs of each line into `merged`, and gives the most that a line has.
 template <class RunsOf>
-size_t MergeLines(int64_t lines, const RunsOf& runs_of, std::vector<std::vector<Run>>& merged) {
+size_t MergeLines(int64_t lines, const RunsOf& runs_of, std::vector<std::vector<TileRun>>& merged) {
   size_t most = 0;
   for (int64_t line = 0; line < lines; ++line) {
-    std::vector<Run> runs = runs_of(static_cast<size_t>(line)), kept;
+    std::vector<TileRun> runs = runs_of(static_cast<size_t>(line)), kept;
     std::sort(runs.begin(), runs.end());
-    for (const Run& run : runs) {
+    for (const TileRun& run : runs) {
       const bool is_whole = !kept.empty() && kept.back().stride == 1 && run.stride == 1;
       if (is_whole && run.begin <= kept.back().end) {
         kept.back().end = std::max(kept.back().end, run.end);
@@ -153,14 +153,14 @@ size_t MergeLines(int64_t lines, const RunsOf& runs_of, std::vector<std::vector<
 MaskPattern Canonical(const ColRuns& source, const MaskExtents& extents,
                       const CanonicalPatterns& earlier) {
   const uint64_t rows = static_cast<uint64_t>(extents.rows);
-  std::vector<std::vector<Run>> lines;
+  std::vector<std::vector<TileRun>> lines;
   ColRuns same;
   same.m = static_cast<uint32_t>(MergeLines(
       extents.keys,
       [&](size_t key) {
-        std::vector<Run> runs;
+        std::vector<TileRun> runs;
         for (size_t n = key * source.m; n < (key + 1) * source.m; ++n) {
-          const Run run = {source.start[n], std::min<uint64_t>(source.end[n], rows), 1};
+          const TileRun run = {source.start[n], std::min<uint64_t>(source.end[n], rows), 1};
           if (run.begin < run.end) runs.push_back(run);
         }
         return runs;
@@ -169,9 +169,9 @@ MaskPattern Canonical(const ColRuns& source, const MaskExtents& extents,
   MaskExpr base = source.base ? CanonicalExpr(*source.base, extents, earlier) : Everything();
   if (same.m == 0 || IsNothing(base)) return base;
   if (!IsEverything(base)) same.base = std::move(base);
-  for (std::vector<Run>& runs : lines) {
+  for (std::vector<TileRun>& runs : lines) {
     runs.resize(same.m, {0, 0, 1});
-    for (const Run& run : runs) {
+    for (const TileRun& run : runs) {
       same.start.push_back(static_cast<uint32_t>(run.begin));
       same.end.push_back(static_cast<uint32_t>(run.end));
     }
@@ -180,12 +180,12 @@ MaskPattern Canonical(const ColRuns& source, const MaskExtents& extents,
 }
 
 MaskPattern Canonical(const RowRuns& source, const MaskExtents& extents) {
-  std::vector<std::vector<Run>> lines;
+  std::vector<std::vector<TileRun>> lines;
   RowRuns same;
   same.r = static_cast<uint32_t>(MergeLines(
       extents.rows,
       [&](size_t row) {
-        std::vector<Run> runs;
+        std::vector<TileRun> runs;
         for (size_t n = row * source.r; n < (row + 1) * source.r; ++n) {
           const uint64_t first = source.first[n], count = source.count[n];
           const uint64_t stride = count == 1 ? 1 : source.stride[n];
@@ -195,9 +195,9 @@ MaskPattern Canonical(const RowRuns& source, const MaskExtents& extents) {
       },
       lines));
   if (same.r == 0) return Nothing();
-  for (std::vector<Run>& runs : lines) {
+  for (std::vector<TileRun>& runs : lines) {
     runs.resize(same.r, {0, 0, 1});
-    for (const Run& run : runs) {
+    for (const TileRun& run : runs) {
       same.first.push_back(static_cast<uint32_t>(run.begin));
       same.stride.push_back(static_cast<uint32_t>(run.stride));
       same.count.push_back(
@@ -208,12 +208,12 @@ MaskPattern Canonical(const RowRuns& source, const MaskExtents& extents) {
 }
 
 MaskPattern Canonical(const RowIntervals& source, const MaskExtents& extents) {
-  std::vector<std::vector<Run>> lines;
+  std::vector<std::vector<TileRun>> lines;
   RowIntervals same;
   same.r = static_cast<uint32_t>(MergeLines(
       extents.rows,
       [&](size_t row) {
-        std::vector<Run> runs;
+        std::vector<TileRun> runs;
         for (size_t n = row * source.r; n < (row + 1) * source.r; ++n) {
           if (source.begin[n] < source.end[n]) {
             runs.push_back({source.begin[n], source.end[n], 1});
@@ -223,9 +223,9 @@ MaskPattern Canonical(const RowIntervals& source, const MaskExtents& extents) {
       },
       lines));
   if (same.r == 0) return Nothing();
-  for (std::vector<Run>& runs : lines) {
+  for (std::vector<TileRun>& runs : lines) {
     runs.resize(same.r, {0, 0, 1});
-    for (const Run& run : runs) {
+    for (const TileRun& run : runs) {
       same.begin.push_back(static_cast<uint32_t>(run.begin));
       same.end.push_back(static_cast<uint32_t>(run.end));
     }

@@ -5,17 +5,12 @@
 
 #include "attention/masks/mask_leaf.h"
 #include "base/check.h"
+#include "base/floor.h"
 
 namespace attnd {
 namespace {
 
 constexpr int64_t kUnbounded = int64_t{1} << 60;
-
-int64_t FloorDivide(int64_t a, int64_t b) {
-  const int64_t quotient = a / b;
-  return a % b < 0 ? quotient - 1 : quotient;
-}
-int64_t FloorModulo(int64_t a, int64_t b) { return a - b * FloorDivide(a, b); }
 
 // Whether [low, high] lies inside [first, last].
 Seen InInterval(int64_t low, int64_t high, int64_t first, int64_t last) {

@@ -3,14 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/floor.h"
+
 namespace attnd {
 namespace {
-
-int64_t FloorDivide(int64_t a, int64_t b) {
-  int64_t quotient = a / b;
-  return a % b < 0 ? quotient - 1 : quotient;
-}
-int64_t FloorModulo(int64_t a, int64_t b) { return a - b * FloorDivide(a, b); }
 
 bool Lies(int64_t at, const Global& global) {
   for (size_t n = 0; n < global.start.size(); ++n) {

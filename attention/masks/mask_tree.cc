@@ -4,15 +4,11 @@
 #include <optional>
 
 #include "attention/masks/random_blocks.h"
+#include "base/floor.h"
 #include "base/status_macros.h"
 
 namespace attnd {
 namespace {
-
-int64_t FloorDivide(int64_t a, int64_t b) {
-  const int64_t quotient = a / b;
-  return a % b < 0 ? quotient - 1 : quotient;
-}
 
 // Sets bits [begin, end) of a row.
 void SetBits(uint32_t* words, int64_t begin, int64_t end) {

@@ -7,7 +7,7 @@
 namespace attnd {
 namespace {
 
-using Numbers = std::vector<uint32_t>;
+using Integers = std::vector<uint32_t>;
 
 class Maker {
  public:
@@ -44,8 +44,8 @@ class Maker {
   // −1, a little, or nearly all.
   int32_t Bound() { return Maybe(4) ? -1 : Signed(0, Maybe(2) ? 4 : Longest() + 2); }
   uint32_t Period() { return Number(1, Maybe(2) ? 4 : Longest() + 3); }
-  Numbers Rising(int64_t most_entries, int64_t most) {
-    Numbers values(static_cast<size_t>(Choose(0, most_entries)));
+  Integers Rising(int64_t most_entries, int64_t most) {
+    Integers values(static_cast<size_t>(Choose(0, most_entries)));
     for (uint32_t& value : values) value = Number(0, most);
     std::sort(values.begin(), values.end());
     return values;
@@ -81,7 +81,7 @@ class Maker {
       case 5:
         return {GlobalOf(), {}};
       case 6: {
-        Prefix prefix = {Numbers(static_cast<size_t>(Maybe(2) ? 1 : extents_.batch))};
+        Prefix prefix = {Integers(static_cast<size_t>(Maybe(2) ? 1 : extents_.batch))};
         for (uint32_t& len : prefix.len) len = Number(0, extents_.keys + 1);
         return {prefix, {}};
       }
@@ -111,7 +111,7 @@ class Maker {
   }
 
   Global GlobalOf() {
-    Numbers ends = Rising(6, Longest() + 2);
+    Integers ends = Rising(6, Longest() + 2);
     if (ends.size() % 2 == 1) ends.pop_back();
     Global global = {.direction = static_cast<GlobalDirection>(Choose(0, 2))};
     for (size_t n = 0; n < ends.size(); n += 2) {
@@ -124,7 +124,7 @@ class Maker {
   Groups GroupsOf() {
     Groups groups = {.per_batch = Maybe(3)};
     const int64_t entries = groups.per_batch ? extents_.batch : 1, most = Choose(1, 4);
-    const auto fill = [&](Numbers& ids, int64_t count) {
+    const auto fill = [&](Integers& ids, int64_t count) {
       uint32_t id = 0;
       for (int64_t n = 0; n < entries * count; ++n) {
         if (n == 0 || Maybe(4)) id = Number(0, most);
@@ -222,7 +222,7 @@ class Maker {
   MaskPattern Intervals() {
     RowIntervals runs = {.r = Number(0, 3)};
     for (int64_t row = 0; row < extents_.rows; ++row) {
-      Numbers ends;
+      Integers ends;
       for (uint32_t n = 0; n < 2 * runs.r; ++n) ends.push_back(Number(0, extents_.keys));
       std::sort(ends.begin(), ends.end());
       for (uint32_t n = 0; n < runs.r; ++n) {

@@ -13,9 +13,9 @@ namespace {
 
 const MaskCall kCall = {2, 4, 16, 24, {0}};
 
-using Numbers = std::vector<uint32_t>;
+using Integers = std::vector<uint32_t>;
 
-MaskSpec SpecOf(MaskPattern pattern) {
+MaskSpec SpecOfOne(MaskPattern pattern) {
   MaskSpec spec;
   spec.pattern = {std::move(pattern)};
   spec.pattern_of = {0};
@@ -29,7 +29,7 @@ std::string Refusal(const MaskSpec& spec, const MaskCall& call = kCall) {
   EXPECT_EQ(MaskDescription::Make(spec, call).status(), status);
   return std::string(status.message());
 }
-std::string Refusal(MaskPattern pattern) { return Refusal(SpecOf(std::move(pattern))); }
+std::string Refusal(MaskPattern pattern) { return Refusal(SpecOfOne(std::move(pattern))); }
 template <class Op>
 std::string RefusalOf(Op op) {
   return Refusal(MaskExpr{std::move(op), {}});
@@ -65,11 +65,11 @@ TEST(ValidateMask, RefusesExpressions) {
   EXPECT_EQ(RefusalOf(Segment{{}}), at + "segment.cu: expected at least one entry, got 0");
   EXPECT_EQ(RefusalOf(Segment{{1, 2}}), at + "segment.cu[0]: expected 0, got 1");
   EXPECT_EQ(RefusalOf(Segment{{0, 5, 4}}), at + "segment.cu[2]: expected at least 5, got 4");
-  EXPECT_EQ(RefusalOf(Groups{Numbers(15), Numbers(24)}),
+  EXPECT_EQ(RefusalOf(Groups{Integers(15), Integers(24)}),
             at + "groups.row: expected rows = 16 entries, got 15");
-  EXPECT_EQ(RefusalOf(Groups{Numbers(16), Numbers(25)}),
+  EXPECT_EQ(RefusalOf(Groups{Integers(16), Integers(25)}),
             at + "groups.key: expected keys = 24 entries, got 25");
-  EXPECT_EQ(RefusalOf(Groups{Numbers(16), Numbers(24), true}),
+  EXPECT_EQ(RefusalOf(Groups{Integers(16), Integers(24), true}),
             at + "groups.row: expected batch·rows = 32 entries, got 16");
   EXPECT_EQ(RefusalOf(RandomBlocks{0, 1}), at + "random.block: expected 1 or above, got 0");
   EXPECT_EQ(RefusalOf(PatternRef{0}),
@@ -91,7 +91,7 @@ TEST(ValidateMask, NamesTheWayToANode) {
   BlockList list = {.bq = 16, .bk = 24, .indptr = {0, 0}};
   list.partial_expr = bad;
   EXPECT_EQ(Refusal(list), "problem.mask.pattern[0].blocks.partial_expr." + what);
-  MaskSpec spec = SpecOf(good);
+  MaskSpec spec = SpecOfOne(good);
   spec.pattern.push_back(good);
   spec.pattern.push_back(bad);
   EXPECT_EQ(Refusal(spec), "problem.mask.pattern[2].expr." + what);
@@ -186,32 +186,33 @@ TEST(ValidateMask, RefusesBlocks) {
 
 TEST(ValidateMask, RefusesRuns) {
   const std::string at = "problem.mask.pattern[0].";
-  EXPECT_EQ(Refusal(ColRuns{2, Numbers(47), Numbers(48), {}}),
+  EXPECT_EQ(Refusal(ColRuns{2, Integers(47), Integers(48), {}}),
             at + "col_runs.start: expected keys·m = 48 entries, got 47");
-  EXPECT_EQ(Refusal(ColRuns{1, Numbers(24), Numbers(23), {}}),
+  EXPECT_EQ(Refusal(ColRuns{1, Integers(24), Integers(23), {}}),
             at + "col_runs.end: expected keys·m = 24 entries, got 23");
-  EXPECT_EQ(Refusal(ColRuns{1, Numbers(24, 5), Numbers(24, 4), {}}),
+  EXPECT_EQ(Refusal(ColRuns{1, Integers(24, 5), Integers(24, 4), {}}),
             at + "col_runs.start[0]: expected at most its end 4, got 5");
-  EXPECT_EQ(Refusal(ColRuns{1, Numbers(24, 5), Numbers(24, 5), {}}), "accepted");
-  EXPECT_EQ(Refusal(RowRuns{1, Numbers(15), Numbers(16), Numbers(16)}),
+  EXPECT_EQ(Refusal(ColRuns{1, Integers(24, 5), Integers(24, 5), {}}), "accepted");
+  EXPECT_EQ(Refusal(RowRuns{1, Integers(15), Integers(16), Integers(16)}),
             at + "row_runs.first: expected rows·r = 16 entries, got 15");
-  EXPECT_EQ(Refusal(RowRuns{1, Numbers(16), Numbers(17), Numbers(16)}),
+  EXPECT_EQ(Refusal(RowRuns{1, Integers(16), Integers(17), Integers(16)}),
             at + "row_runs.stride: expected rows·r = 16 entries, got 17");
-  EXPECT_EQ(Refusal(RowRuns{1, Numbers(16), Numbers(16), Numbers(0)}),
+  EXPECT_EQ(Refusal(RowRuns{1, Integers(16), Integers(16), Integers(0)}),
             at + "row_runs.count: expected rows·r = 16 entries, got 0");
-  EXPECT_EQ(Refusal(RowRuns{1, Numbers(16), Numbers(16), Numbers(16, 2)}),
+  EXPECT_EQ(Refusal(RowRuns{1, Integers(16), Integers(16), Integers(16, 2)}),
             at + "row_runs.stride[0]: expected 1 or above where count is above 1, got 0");
-  EXPECT_EQ(Refusal(RowRuns{1, Numbers(16, 9), Numbers(16, 5), Numbers(16, 4)}),
+  EXPECT_EQ(Refusal(RowRuns{1, Integers(16, 9), Integers(16, 5), Integers(16, 4)}),
             at + "row_runs.count[0]: expected first + stride·(count − 1) below keys = 24, got 24");
-  EXPECT_EQ(Refusal(RowRuns{1, Numbers(16, ~0u), Numbers(16, ~0u), Numbers(16, ~0u)}).substr(0, 43),
-            at + "row_runs.count[0]: ");
-  EXPECT_EQ(Refusal(RowIntervals{1, Numbers(16), Numbers(15)}),
+  EXPECT_EQ(
+      Refusal(RowRuns{1, Integers(16, ~0u), Integers(16, ~0u), Integers(16, ~0u)}).substr(0, 43),
+      at + "row_runs.count[0]: ");
+  EXPECT_EQ(Refusal(RowIntervals{1, Integers(16), Integers(15)}),
             at + "row_intervals.end: expected rows·r = 16 entries, got 15");
-  EXPECT_EQ(Refusal(RowIntervals{1, Numbers(16, 3), Numbers(16, 2)}),
+  EXPECT_EQ(Refusal(RowIntervals{1, Integers(16, 3), Integers(16, 2)}),
             at + "row_intervals.begin[0]: expected at most its end 2, got 3");
-  EXPECT_EQ(Refusal(RowIntervals{1, Numbers(16, 3), Numbers(16, 25)}),
+  EXPECT_EQ(Refusal(RowIntervals{1, Integers(16, 3), Integers(16, 25)}),
             at + "row_intervals.end[0]: expected at most keys = 24, got 25");
-  EXPECT_EQ(Refusal(RowIntervals{2, Numbers(32, 3), Numbers(32, 5)}),
+  EXPECT_EQ(Refusal(RowIntervals{2, Integers(32, 3), Integers(32, 5)}),
             at + "row_intervals.begin[1]: expected at least the end before it 5, got 3");
 }
 
@@ -235,7 +236,7 @@ TEST(ValidateMask, RefusesRectanglesAndBits) {
 
 TEST(ValidateMask, RefusesMasks) {
   const MaskExpr all = {AllKeys{}, {}};
-  MaskSpec spec = SpecOf(all);
+  MaskSpec spec = SpecOfOne(all);
   EXPECT_EQ(Refusal(spec), "accepted");
   spec.pattern_of = {0, 0, 0};
   EXPECT_EQ(Refusal(spec),
@@ -243,11 +244,11 @@ TEST(ValidateMask, RefusesMasks) {
   spec.pattern_of = {0, 0, 1, 0};
   EXPECT_EQ(Refusal(spec),
             "problem.mask.pattern_of[2]: expected below the number of patterns 1, got 1");
-  spec = SpecOf(std::monostate{});
+  spec = SpecOfOne(std::monostate{});
   EXPECT_EQ(Refusal(spec),
             "problem.mask.pattern[0]: expected one of expr, blocks, col_runs, row_runs, bits, "
             "row_intervals, rectangles, got none");
-  spec = SpecOf(all);
+  spec = SpecOfOne(all);
   spec.empty_row = static_cast<EmptyRow>(2);
   EXPECT_EQ(Refusal(spec), "problem.mask.empty_row: expected 0..1, got 2");
   spec.pattern.clear();
@@ -257,7 +258,7 @@ TEST(ValidateMask, RefusesMasks) {
 }
 
 TEST(ValidateMask, RefusesPlacesBeyondTheMask) {
-  MaskSpec spec = SpecOf(MaskExpr{AllKeys{}, {}});
+  MaskSpec spec = SpecOfOne(MaskExpr{AllKeys{}, {}});
   spec.origin.row_begin = 1;
   EXPECT_EQ(Refusal(spec),
             "problem.mask.extents.rows: expected at least origin + the problem's = 17, got 16");
@@ -285,7 +286,7 @@ TEST(ValidateMask, BoundsDepthWithWhatIsReferredTo) {
   EXPECT_NE(Refusal(deeper).find("negate: expected a depth of at most 16, got 17"),
             std::string::npos)
       << Refusal(deeper);
-  MaskSpec spec = SpecOf(chain);
+  MaskSpec spec = SpecOfOne(chain);
   spec.pattern.push_back(MaskExpr{PatternRef{0}, {}});
   EXPECT_EQ(Refusal(spec),
             "problem.mask.pattern[1].expr.pattern_ref: expected a depth of at most 16, got 17");
@@ -300,7 +301,7 @@ TEST(ValidateMask, BoundsNodesWithWhatIsReferredTo) {
             "problem.mask.pattern[0].expr.any_of.e[4094]: expected at most 4096 nodes in a pattern "
             "with what it refers to, got more");
   // Each pattern names the one before it four times.
-  MaskSpec spec = SpecOf(many(2));
+  MaskSpec spec = SpecOfOne(many(2));
   for (uint32_t n = 0; n < 6; ++n) {
     const MaskExpr ref = {PatternRef{n}, {}};
     spec.pattern.push_back(MaskExpr{AnyOf{}, {ref, ref, ref, ref}});
@@ -308,7 +309,7 @@ TEST(ValidateMask, BoundsNodesWithWhatIsReferredTo) {
   EXPECT_NE(Refusal(spec).find("expected at most 4096 nodes in a pattern with what it refers to"),
             std::string::npos)
       << Refusal(spec);
-  spec = SpecOf(many(3000));
+  spec = SpecOfOne(many(3000));
   spec.pattern.push_back(many(2000));
   EXPECT_NE(Refusal(spec).find("expected at most 4096 nodes in all patterns"), std::string::npos)
       << Refusal(spec);

@@ -16,7 +16,8 @@ namespace attnd {
 namespace {
 
 constexpr int kK = v1::ForwardRequest::kKFieldNumber, kQ = v1::ForwardRequest::kQFieldNumber;
-constexpr int kO = v1::ForwardResponse::kOFieldNumber, kLse = v1::ForwardResponse::kLseFieldNumber;
+constexpr int kFieldO = v1::ForwardResponse::kOFieldNumber,
+              kFieldLse = v1::ForwardResponse::kLseFieldNumber;
 
 std::string RandomBytes(int64_t size, uint64_t seed) {
   Random random(seed);
@@ -94,8 +95,8 @@ v1::ForwardStreamResponse Chunk(int tensor, uint64_t offset, const std::string& 
 
 struct Arrays {
   std::string o = std::string(20, '?'), lse = std::string(8, '?');
-  StreamReply reply{{{kO, "o", StridedRuns::Make(0, {}, 20), o.data()},
-                     {kLse, "lse", StridedRuns::Make(0, {}, 8), lse.data()}}};
+  StreamReply reply{{{kFieldO, "o", StridedRuns::Make(0, {}, 20), o.data()},
+                     {kFieldLse, "lse", StridedRuns::Make(0, {}, 8), lse.data()}}};
 
   // In slices of `slice_bytes`.
   absl::Status Take(const v1::ForwardStreamResponse& message, size_t slice_bytes = 7) {
@@ -107,10 +108,10 @@ TEST(StreamReply, LandsChunksHoweverTheyAreCut) {
   for (size_t slice_bytes : {1, 2, 5, 1000}) {
     Arrays arrays;
     ASSERT_TRUE(arrays.Take(Header(), slice_bytes).ok());
-    ASSERT_TRUE(arrays.Take(Chunk(kLse, 0, "8 of lse"), slice_bytes).ok());
-    ASSERT_TRUE(arrays.Take(Chunk(kO, 0, "twenty"), slice_bytes).ok());
+    ASSERT_TRUE(arrays.Take(Chunk(kFieldLse, 0, "8 of lse"), slice_bytes).ok());
+    ASSERT_TRUE(arrays.Take(Chunk(kFieldO, 0, "twenty"), slice_bytes).ok());
     EXPECT_FALSE(arrays.reply.CheckComplete().ok());
-    ASSERT_TRUE(arrays.Take(Chunk(kO, 6, " bytes of an O"), slice_bytes).ok());
+    ASSERT_TRUE(arrays.Take(Chunk(kFieldO, 6, " bytes of an O"), slice_bytes).ok());
     EXPECT_TRUE(arrays.reply.CheckComplete().ok());
     EXPECT_EQ(arrays.o, "twenty bytes of an O");
     EXPECT_EQ(arrays.lse, "8 of lse");
@@ -132,9 +133,9 @@ TEST(StreamReply, NamesWhatIsWrong) {
   EXPECT_EQ(error({}), "reply: header: is missing");
   EXPECT_EQ(error({Header(), Header()}), "reply: header: stands twice or is cut off");
   EXPECT_EQ(error({Header()}), "reply: o: expected 20 bytes, got 0");
-  EXPECT_EQ(error({Chunk(kO, 0, "ab"), Chunk(kO, 3, "c")}),
+  EXPECT_EQ(error({Chunk(kFieldO, 0, "ab"), Chunk(kFieldO, 3, "c")}),
             "reply: o: expected a chunk from byte 2, got 3");
-  EXPECT_EQ(error({Chunk(kO, 0, std::string(21, 'x'))}),
+  EXPECT_EQ(error({Chunk(kFieldO, 0, std::string(21, 'x'))}),
             "reply: o: expected at most 20 more bytes");
   EXPECT_EQ(error({Chunk(99, 0, "x")}), "reply: chunk of field 99");
 }

@@ -17,7 +17,7 @@ using google::protobuf::io::CodedInputStream;
 using Message = v1::ForwardStreamResponse;  // backward's has the same parts
 using Chunk = v1::PayloadChunk;
 
-absl::Status Malformed(absl::string_view what) {
+absl::Status MalformedStream(absl::string_view what) {
   return absl::DataLossError(absl::StrCat("reply: ", what));
 }
 
@@ -36,16 +36,16 @@ StreamReply::StreamReply(const std::vector<ReplyPayload>& payloads) {
 absl::Status StreamReply::Take(const grpc::ByteBuffer& message) {
   grpc::ByteBuffer slices = message;  // the reader consumes its buffer
   grpc::ProtoBufferReader reader(&slices);
-  if (!reader.status().ok()) return Malformed(reader.status().error_message());
+  if (!reader.status().ok()) return MalformedStream(reader.status().error_message());
   CodedInputStream in(&reader);
   while (uint32_t tag = in.ReadTag()) {
     uint32_t size;
     if (tag != BytesTag(Message::kHeaderFieldNumber) &&
         tag != BytesTag(Message::kChunkFieldNumber)) {
-      if (!SkipValue(in, tag)) return Malformed("a field that cannot be skipped");
+      if (!SkipValue(in, tag)) return MalformedStream("a field that cannot be skipped");
       continue;
     }
-    if (!in.ReadVarint32(&size)) return Malformed("a part without a length");
+    if (!in.ReadVarint32(&size)) return MalformedStream("a part without a length");
     if (tag == BytesTag(Message::kHeaderFieldNumber)) {
       RETURN_IF_ERROR(TakeHeader(in, size));
       continue;
@@ -54,13 +54,13 @@ absl::Status StreamReply::Take(const grpc::ByteBuffer& message) {
     RETURN_IF_ERROR(TakeChunk(in));
     in.PopLimit(outer);
   }
-  return in.ConsumedEntireMessage() ? absl::OkStatus() : Malformed("ends inside a field");
+  return in.ConsumedEntireMessage() ? absl::OkStatus() : MalformedStream("ends inside a field");
 }
 
 absl::Status StreamReply::TakeHeader(CodedInputStream& in, int64_t bytes) {
   std::string header;
   if (has_header_ || !in.ReadString(&header, static_cast<int>(bytes))) {
-    return Malformed("header: stands twice or is cut off");
+    return MalformedStream("header: stands twice or is cut off");
   }
   has_header_ = true;
   grpc::Slice slice(header);
@@ -72,27 +72,28 @@ absl::Status StreamReply::TakeChunk(CodedInputStream& in) {
   uint64_t tensor = 0, offset = 0;
   while (uint32_t tag = in.ReadTag()) {
     if (tag == VarintTag(Chunk::kTensorFieldNumber)) {
-      if (!in.ReadVarint64(&tensor)) return Malformed("chunk: no tensor");
+      if (!in.ReadVarint64(&tensor)) return MalformedStream("chunk: no tensor");
     } else if (tag == VarintTag(Chunk::kOffsetFieldNumber)) {
-      if (!in.ReadVarint64(&offset)) return Malformed("chunk: no offset");
+      if (!in.ReadVarint64(&offset)) return MalformedStream("chunk: no offset");
     } else if (tag == BytesTag(Chunk::kDataFieldNumber)) {
       auto landing = std::find_if(landings_.begin(), landings_.end(), [&](const Landing& l) {
         return static_cast<uint64_t>(l.payload.field_number) == tensor;
       });
       uint64_t size;
-      if (landing == landings_.end()) return Malformed(absl::StrCat("chunk of field ", tensor));
+      if (landing == landings_.end())
+        return MalformedStream(absl::StrCat("chunk of field ", tensor));
       const char* name = landing->payload.name;
       if (offset != static_cast<uint64_t>(landing->received)) {
-        return Malformed(absl::StrCat(name, ": expected a chunk from byte ", landing->received,
-                                      ", got ", offset));
+        return MalformedStream(absl::StrCat(name, ": expected a chunk from byte ",
+                                            landing->received, ", got ", offset));
       }
       int64_t left = landing->payload.runs.total_bytes() - landing->received;
       if (!in.ReadVarint64(&size) || size > static_cast<uint64_t>(left)) {
-        return Malformed(absl::StrCat(name, ": expected at most ", left, " more bytes"));
+        return MalformedStream(absl::StrCat(name, ": expected at most ", left, " more bytes"));
       }
       RETURN_IF_ERROR(Land(in, static_cast<int64_t>(size), *landing));
     } else if (!SkipValue(in, tag)) {
-      return Malformed("chunk: a field that cannot be skipped");
+      return MalformedStream("chunk: a field that cannot be skipped");
     }
   }
   return absl::OkStatus();
@@ -100,19 +101,19 @@ absl::Status StreamReply::TakeChunk(CodedInputStream& in) {
 
 absl::Status StreamReply::Land(CodedInputStream& in, int64_t bytes, Landing& landing) {
   if (!ScatterFrom(in, bytes, landing.cursor)) {
-    return Malformed(absl::StrCat(landing.payload.name, ": is cut off"));
+    return MalformedStream(absl::StrCat(landing.payload.name, ": is cut off"));
   }
   landing.received += bytes;
   return absl::OkStatus();
 }
 
 absl::Status StreamReply::CheckComplete() const {
-  if (!has_header_) return Malformed("header: is missing");
+  if (!has_header_) return MalformedStream("header: is missing");
   for (const Landing& landing : landings_) {
     int64_t expected = landing.payload.runs.total_bytes();
     if (landing.received == expected) continue;
-    return Malformed(absl::StrCat(landing.payload.name, ": expected ", expected, " bytes, got ",
-                                  landing.received));
+    return MalformedStream(absl::StrCat(landing.payload.name, ": expected ", expected,
+                                        " bytes, got ", landing.received));
   }
   return absl::OkStatus();
 }

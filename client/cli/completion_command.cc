@@ -38,7 +38,7 @@ std::string Words(const CLI::App& app) {
 }
 
 // "a b" of an option whose type reads "TEXT:{a,b}"; empty for any other.
-std::string ValuesOf(const CLI::Option& option) {
+std::string WordsOf(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   const size_t open = type.find('{'), close = type.find('}');
   if (open == std::string::npos || close == std::string::npos) return "";
@@ -59,7 +59,7 @@ std::string CasesOfValues(const CLI::App& app, const char* before, const char* a
   std::string lines;
   const auto add = [&](const CLI::App& one) {
     for (const CLI::Option* option : one.get_options()) {
-      const std::string list = ValuesOf(*option);
+      const std::string list = WordsOf(*option);
       if (list.empty()) continue;
       std::string names = option->get_name(/*positional=*/false, /*all_options=*/true);
       if (option->get_positional()) names = one.get_name();  // stands right after the command
@@ -100,7 +100,7 @@ std::string DescribedCommands(const CLI::App& app) {
 
 // The rest of fish's line about an option: its values, files, any other value, or none.
 std::string FishArgument(const CLI::Option& option) {
-  const std::string values = ValuesOf(option);
+  const std::string values = WordsOf(option);
   if (!values.empty()) return absl::StrCat(" -x -a ", Quoted(values));
   for (const std::string& name : option.get_lnames()) {
     if (absl::StrContains(absl::StrCat("|", kFileFlags, "|"), absl::StrCat("|--", name, "|"))) {
@@ -114,7 +114,7 @@ std::string FishArgument(const CLI::Option& option) {
 void AddFishLines(const CLI::App& app, const std::string& condition, std::string& lines) {
   const std::string begin = absl::StrCat("complete -c attnctl", condition);
   for (const CLI::Option* option : app.get_options()) {
-    const std::string values = ValuesOf(*option);
+    const std::string values = WordsOf(*option);
     if (option->get_positional() && !values.empty()) {
       absl::StrAppend(&lines, begin, " -f -a ", Quoted(values), "\n");
     }

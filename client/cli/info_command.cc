@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json ToJson(const ServerInfo& info, Health health) {
+Json InfoToJson(const ServerInfo& info, Health health) {
   Json devices = Json::array();
   for (const DeviceInfo& d : info.devices) {
     devices.push_back({{"name", d.name},
@@ -64,7 +64,7 @@ void RunInfo(Session& session) {
     Health health = (*client)->CheckHealth(n).value_or(Health::kNotServing);
     if (health != Health::kServing && session.exit_code() == 0) session.Exit(kExitNo);
     if (session.json()) {
-      all.push_back(ToJson(*info, health));
+      all.push_back(InfoToJson(*info, health));
     } else {
       PrintText(*info, health, session.color());
     }

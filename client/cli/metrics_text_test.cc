@@ -46,14 +46,14 @@ attnd_lease_lookups_total{result="expired"} 2
 attnd_ready{device="0"} 1
 )";
 
-MetricsText Parsed(absl::string_view text) {
+MetricsText ParsedMetrics(absl::string_view text) {
   absl::StatusOr<MetricsText> metrics = MetricsText::Parse(text);
   EXPECT_TRUE(metrics.ok()) << metrics.status();
   return *std::move(metrics);
 }
 
 TEST(MetricsText, SumsSamplesThatMatch) {
-  MetricsText metrics = Parsed(kBefore);
+  MetricsText metrics = ParsedMetrics(kBefore);
   EXPECT_EQ(metrics.Sum("attnd_requests_total"), 102);
   EXPECT_EQ(metrics.Sum("attnd_requests_total", {{"code", "OK"}}), 100);
   EXPECT_EQ(metrics.Sum("attnd_requests_total", {{"code", "NONE"}}), 0);
@@ -63,7 +63,7 @@ TEST(MetricsText, SumsSamplesThatMatch) {
 }
 
 TEST(MetricsText, ReadsEscapedLabelsAndRefusesWhatIsNoSample) {
-  MetricsText metrics = Parsed("a{x=\"q\\\"\\\\\\n}\",y=\"2\"} 1e3\nb 2\n");
+  MetricsText metrics = ParsedMetrics("a{x=\"q\\\"\\\\\\n}\",y=\"2\"} 1e3\nb 2\n");
   EXPECT_EQ(metrics.Sum("a", {{"x", "q\"\\\n}"}, {"y", "2"}}), 1000);
   EXPECT_EQ(metrics.Sum("b"), 2);
   for (const char* wrong : {"a", "a{x=\"1\" 2", "a{x=1} 2", "a{x=\"1\"}", "{} 1", "a x"}) {
@@ -85,7 +85,8 @@ TEST(Quantile, InterpolatesWithinItsBucket) {
 }
 
 TEST(TopFrame, TellsRatesBetweenTwoLooks) {
-  TopFrame frame = TopFrame::Between(Parsed(kBefore), Parsed(kAfter), absl::Seconds(2));
+  TopFrame frame =
+      TopFrame::Between(ParsedMetrics(kBefore), ParsedMetrics(kAfter), absl::Seconds(2));
   ASSERT_EQ(frame.methods.size(), 1u);
   const MethodRow& row = frame.methods[0];
   EXPECT_EQ(row.method, "Forward");
@@ -106,7 +107,8 @@ TEST(TopFrame, TellsRatesBetweenTwoLooks) {
   EXPECT_EQ(text.str().find('\033'), std::string::npos);
   EXPECT_EQ(frame.ToJson()["methods"][0]["calls_per_second"], 12);
   // Nothing has happened: no quantiles, and none in the JSON.
-  TopFrame quiet = TopFrame::Between(Parsed(kAfter), Parsed(kAfter), absl::Seconds(2));
+  TopFrame quiet =
+      TopFrame::Between(ParsedMetrics(kAfter), ParsedMetrics(kAfter), absl::Seconds(2));
   EXPECT_TRUE(std::isnan(quiet.methods[0].p50_seconds));
   EXPECT_TRUE(quiet.ToJson()["methods"][0]["p50_seconds"].is_null());
 }
@@ -123,7 +125,7 @@ attnd_hbm_pool_used_bytes{device="gpu0",purpose="lease"} 100
 attnd_leases_active{device="gpu0"} 7
 attnd_stream_busy_seconds_total{device="gpu0",role="compute"} 1.5
 )";
-  TopFrame frame = TopFrame::Between(Parsed(""), Parsed(kGpus), absl::Seconds(2));
+  TopFrame frame = TopFrame::Between(ParsedMetrics(""), ParsedMetrics(kGpus), absl::Seconds(2));
   ASSERT_EQ(frame.devices.size(), 2u);
   EXPECT_TRUE(frame.devices[0].up);
   EXPECT_FALSE(frame.devices[1].up);
@@ -178,7 +180,8 @@ std::string BusyMetrics() {
 }
 
 TEST(TopFrame, FitsAnyWidthFromSixtyColumnsAndHidesWhatIsIdle) {
-  const TopFrame frame = TopFrame::Between(Parsed(""), Parsed(BusyMetrics()), absl::Seconds(1));
+  const TopFrame frame =
+      TopFrame::Between(ParsedMetrics(""), ParsedMetrics(BusyMetrics()), absl::Seconds(1));
   for (int columns = 60; columns <= 200; ++columns) {
     std::ostringstream text;
     frame.Print(text, false, columns);
@@ -201,7 +204,8 @@ attnd_caller_compute_seconds_total{caller="small"} 0.5
 attnd_caller_requests_total{caller="large",result="ok"} 2
 attnd_caller_compute_seconds_total{caller="large"} 1.5
 )";
-  const TopFrame frame = TopFrame::Between(Parsed(""), Parsed(kCallers), absl::Seconds(2));
+  const TopFrame frame =
+      TopFrame::Between(ParsedMetrics(""), ParsedMetrics(kCallers), absl::Seconds(2));
   ASSERT_EQ(frame.callers.size(), 2u);
   EXPECT_EQ(frame.callers[0].caller, "large");
   EXPECT_EQ(frame.callers[0].compute, 0.75);

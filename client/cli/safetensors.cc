@@ -14,12 +14,12 @@
 namespace attnd {
 namespace {
 
-using Json = nlohmann::json;
+using HeaderJson = nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's own limit
 
-absl::Status Wrong(absl::string_view what) {
+absl::Status WrongFile(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("safetensors: ", what));
 }
 
@@ -33,12 +33,12 @@ int64_t DtypeBytes(const std::string& dtype) {
 }
 
 // Non-negative integers only: JSON has others.
-absl::StatusOr<std::vector<int64_t>> Integers(const std::string& name, const Json& list) {
-  if (!list.is_array()) return Wrong(absl::StrCat(name, ": expected a list of integers"));
+absl::StatusOr<std::vector<int64_t>> Integers(const std::string& name, const HeaderJson& list) {
+  if (!list.is_array()) return WrongFile(absl::StrCat(name, ": expected a list of integers"));
   std::vector<int64_t> values;
-  for (const Json& value : list) {
+  for (const HeaderJson& value : list) {
     if (!value.is_number_unsigned() || value.get<uint64_t>() > INT64_MAX) {
-      return Wrong(absl::StrCat(name, ": expected integers from 0, got ", value.dump()));
+      return WrongFile(absl::StrCat(name, ": expected integers from 0, got ", value.dump()));
     }
     values.push_back(value.get<int64_t>());
   }
@@ -47,10 +47,10 @@ absl::StatusOr<std::vector<int64_t>> Integers(const std::string& name, const Jso
 
 absl::StatusOr<int64_t> BytesOfShape(const std::string& name, const StoredTensor& tensor) {
   int64_t bytes = DtypeBytes(tensor.dtype);
-  if (bytes == 0) return Wrong(absl::StrCat(name, ": unknown dtype ", tensor.dtype));
+  if (bytes == 0) return WrongFile(absl::StrCat(name, ": unknown dtype ", tensor.dtype));
   for (int64_t dimension : tensor.shape) {
     if (__builtin_mul_overflow(bytes, dimension, &bytes)) {
-      return Wrong(absl::StrCat(name, ": its shape overflows"));
+      return WrongFile(absl::StrCat(name, ": its shape overflows"));
     }
   }
   return bytes;
@@ -61,12 +61,12 @@ struct Extent {
   std::string name;
 };
 
-absl::Status ParseTensor(const std::string& name, const Json& entry,
+absl::Status ParseTensor(const std::string& name, const HeaderJson& entry,
                          absl::Span<const std::byte> data, StoredTensor& tensor,
                          std::vector<Extent>& extents) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() ||
       !entry.contains("shape") || !entry.contains("data_offsets")) {
-    return Wrong(absl::StrCat(name, ": expected dtype, shape and data_offsets"));
+    return WrongFile(absl::StrCat(name, ": expected dtype, shape and data_offsets"));
   }
   tensor.dtype = entry["dtype"].get<std::string>();
   ASSIGN_OR_RETURN(tensor.shape, Integers(absl::StrCat(name, ".shape"), entry["shape"]));
@@ -74,12 +74,12 @@ absl::Status ParseTensor(const std::string& name, const Json& entry,
                    Integers(absl::StrCat(name, ".data_offsets"), entry["data_offsets"]));
   int64_t size = static_cast<int64_t>(data.size());
   if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > size) {
-    return Wrong(absl::StrCat(name, ".data_offsets: expected two numbers within 0..", size));
+    return WrongFile(absl::StrCat(name, ".data_offsets: expected two numbers within 0..", size));
   }
   ASSIGN_OR_RETURN(int64_t bytes, BytesOfShape(name, tensor));
   if (bytes != offsets[1] - offsets[0]) {
-    return Wrong(absl::StrCat(name, ": expected ", bytes, " bytes by its shape, got ",
-                              offsets[1] - offsets[0]));
+    return WrongFile(absl::StrCat(name, ": expected ", bytes, " bytes by its shape, got ",
+                                  offsets[1] - offsets[0]));
   }
   tensor.data = data.subspan(static_cast<size_t>(offsets[0]), static_cast<size_t>(bytes));
   extents.push_back({offsets[0], offsets[1], name});
@@ -92,16 +92,17 @@ absl::Status CheckOverlaps(std::vector<Extent> extents) {
   });
   for (size_t n = 1; n < extents.size(); ++n) {
     if (extents[n].begin < extents[n - 1].end) {
-      return Wrong(absl::StrCat(extents[n].name, " overlaps ", extents[n - 1].name));
+      return WrongFile(absl::StrCat(extents[n].name, " overlaps ", extents[n - 1].name));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status ParseMetadata(const Json& entry, std::map<std::string, std::string>& metadata) {
-  if (!entry.is_object()) return Wrong("__metadata__: expected an object");
+absl::Status ParseMetadata(const HeaderJson& entry, std::map<std::string, std::string>& metadata) {
+  if (!entry.is_object()) return WrongFile("__metadata__: expected an object");
   for (const auto& [key, value] : entry.items()) {
-    if (!value.is_string()) return Wrong(absl::StrCat("__metadata__.", key, ": expected a string"));
+    if (!value.is_string())
+      return WrongFile(absl::StrCat("__metadata__.", key, ": expected a string"));
     metadata[key] = value.get<std::string>();
   }
   return absl::OkStatus();
@@ -109,18 +110,21 @@ absl::Status ParseMetadata(const Json& entry, std::map<std::string, std::string>
 
 // A repeated name would hide a tensor, since the parser keeps the last one: check while it
 // goes. Only names of the outermost object count.
-absl::StatusOr<Json> ParseHeader(absl::string_view text) {
+absl::StatusOr<HeaderJson> ParseHeader(absl::string_view text) {
   std::map<std::string, int> names;
   std::string twice;
-  auto callback = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (depth == 1 && event == Json::parse_event_t::key && ++names[value.get<std::string>()] > 1) {
+  auto callback = [&](int depth, HeaderJson::parse_event_t event, HeaderJson& value) {
+    if (depth == 1 && event == HeaderJson::parse_event_t::key &&
+        ++names[value.get<std::string>()] > 1) {
       twice = value.get<std::string>();
     }
     return true;
   };
-  Json header = Json::parse(text.begin(), text.end(), callback, /*allow_exceptions=*/false);
-  if (header.is_discarded() || !header.is_object()) return Wrong("the header is no JSON object");
-  if (!twice.empty()) return Wrong(absl::StrCat(twice, " stands twice"));
+  HeaderJson header =
+      HeaderJson::parse(text.begin(), text.end(), callback, /*allow_exceptions=*/false);
+  if (header.is_discarded() || !header.is_object())
+    return WrongFile("the header is no JSON object");
+  if (!twice.empty()) return WrongFile(absl::StrCat(twice, " stands twice"));
   return header;
 }
 
@@ -134,10 +138,10 @@ int64_t StoredTensor::elements() const {
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(std::string bytes) {
   uint64_t length;
-  if (bytes.size() < kLengthBytes) return Wrong("shorter than its header's length");
+  if (bytes.size() < kLengthBytes) return WrongFile("shorter than its header's length");
   std::memcpy(&length, bytes.data(), kLengthBytes);  // little endian, as this machine is
   if (length > kMaxHeaderBytes || length > bytes.size() - kLengthBytes) {
-    return Wrong(absl::StrCat("header of ", length, " bytes in a file of ", bytes.size()));
+    return WrongFile(absl::StrCat("header of ", length, " bytes in a file of ", bytes.size()));
   }
   SafetensorsFile file;
   file.bytes_ = std::move(bytes);
@@ -145,7 +149,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Parse(std::string bytes) {
   absl::Span<const std::byte> data(
       reinterpret_cast<const std::byte*>(file.bytes_.data()) + kLengthBytes + length,
       file.bytes_.size() - kLengthBytes - length);
-  ASSIGN_OR_RETURN(Json header, ParseHeader(text));
+  ASSIGN_OR_RETURN(HeaderJson header, ParseHeader(text));
   std::vector<Extent> extents;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
@@ -175,7 +179,7 @@ const StoredTensor* SafetensorsFile::Find(const std::string& name) const {
 
 std::string SerializeSafetensors(const std::map<std::string, StoredTensor>& tensors,
                                  const std::map<std::string, std::string>& metadata) {
-  Json header = Json::object();
+  HeaderJson header = HeaderJson::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {

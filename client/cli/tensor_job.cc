@@ -14,7 +14,8 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ","), "]");
 }
 
-absl::Status Wrong(const std::string& name, absl::string_view expected, absl::string_view got) {
+absl::Status WrongTensor(const std::string& name, absl::string_view expected,
+                         absl::string_view got) {
   return absl::InvalidArgumentError(absl::StrCat(name, ": expected ", expected, ", got ", got));
 }
 
@@ -22,7 +23,7 @@ absl::StatusOr<ElementType> ElementOf(const std::string& name, const StoredTenso
   if (tensor.dtype == "F32") return ElementType::kFloat32;
   if (tensor.dtype == "F16") return ElementType::kFloat16;
   if (tensor.dtype == "BF16") return ElementType::kBFloat16;
-  return Wrong(name, "F16, BF16 or F32", tensor.dtype);
+  return WrongTensor(name, "F16, BF16 or F32", tensor.dtype);
 }
 
 template <class T>
@@ -41,11 +42,11 @@ absl::Status ReadIntegers(const SafetensorsFile& file, const std::string& name,
     out = ValuesOf<int32_t>(*tensor);
     return absl::OkStatus();
   }
-  if (tensor->dtype != "I64") return Wrong(name, "I32 or I64", tensor->dtype);
+  if (tensor->dtype != "I64") return WrongTensor(name, "I32 or I64", tensor->dtype);
   out.clear();
   for (int64_t value : ValuesOf<int64_t>(*tensor)) {
     if (value < INT32_MIN || value > INT32_MAX) {
-      return Wrong(name, "numbers of 32 bits", absl::StrCat(value));
+      return WrongTensor(name, "numbers of 32 bits", absl::StrCat(value));
     }
     out.push_back(static_cast<int32_t>(value));
   }
@@ -56,13 +57,14 @@ absl::Status ReadFloats(const SafetensorsFile& file, const std::string& name,
                         std::vector<float>& out) {
   const StoredTensor* tensor = file.Find(name);
   if (tensor == nullptr) return absl::OkStatus();
-  if (tensor->dtype != "F32") return Wrong(name, "F32", tensor->dtype);
+  if (tensor->dtype != "F32") return WrongTensor(name, "F32", tensor->dtype);
   out = ValuesOf<float>(*tensor);
   return absl::OkStatus();
 }
 
 absl::StatusOr<BroadcastShape> BroadcastOf(const std::string& name, const StoredTensor& tensor) {
-  if (tensor.shape.size() != 4) return Wrong(name, "four dimensions", ShapeText(tensor.shape));
+  if (tensor.shape.size() != 4)
+    return WrongTensor(name, "four dimensions", ShapeText(tensor.shape));
   return BroadcastShape{tensor.shape[0], tensor.shape[1], tensor.shape[2], tensor.shape[3]};
 }
 
@@ -101,10 +103,10 @@ absl::Status CheckNames(const SafetensorsFile& file) {
       "o", "lse", "dlse", "cu_seqlens_q", "cu_seqlens_k", "alibi_slopes", "sink_logits"};
   for (const auto& [name, tensor] : file.tensors()) {
     if (absl::c_linear_search(kNames, name)) continue;
-    return Wrong(name, absl::StrCat("a name of ", absl::StrJoin(kNames, ", ")), name);
+    return WrongTensor(name, absl::StrCat("a name of ", absl::StrJoin(kNames, ", ")), name);
   }
   if (file.Find("dlse") != nullptr && file.Find("dout") == nullptr) {
-    return Wrong("dlse", "dout beside it", "none");
+    return WrongTensor("dlse", "dout beside it", "none");
   }
   return absl::OkStatus();
 }
@@ -139,10 +141,10 @@ absl::Status TensorJob::ReadSizes() {
   size_t rank = IsPacked(p_.layout) ? 3 : 4;
   for (const char* name : {"q", "k", "v"}) {
     const StoredTensor* tensor = file_->Find(name);
-    if (tensor == nullptr) return Wrong(name, "a tensor in the file", "none");
+    if (tensor == nullptr) return WrongTensor(name, "a tensor in the file", "none");
     if (tensor->shape.size() != rank) {
-      return Wrong(name, absl::StrCat(rank, " dimensions in this layout"),
-                   ShapeText(tensor->shape));
+      return WrongTensor(name, absl::StrCat(rank, " dimensions in this layout"),
+                         ShapeText(tensor->shape));
     }
   }
   const std::vector<int64_t>&q = file_->Find("q")->shape, &k = file_->Find("k")->shape;
@@ -167,12 +169,13 @@ absl::Status TensorJob::ReadLists() {
   RETURN_IF_ERROR(ReadFloats(*file_, "sink_logits", p_.sink_logits));
   if (!p_.sink_logits.empty()) {
     if (p_.denominator == DenominatorKind::kZeroRest) {
-      return Wrong("sink_logits", "none with the denominator zero_rest", "some");
+      return WrongTensor("sink_logits", "none with the denominator zero_rest", "some");
     }
     p_.denominator = DenominatorKind::kSink;
   }
   if (!IsPacked(p_.layout)) return absl::OkStatus();
-  if (p_.cu_seqlens_q.size() < 2) return Wrong("cu_seqlens_q", "a tensor of batch + 1", "none");
+  if (p_.cu_seqlens_q.size() < 2)
+    return WrongTensor("cu_seqlens_q", "a tensor of batch + 1", "none");
   p_.batch = static_cast<int64_t>(p_.cu_seqlens_q.size()) - 1;
   return absl::OkStatus();
 }
@@ -185,7 +188,7 @@ absl::Status TensorJob::ReadMaskAndBias() {
   }
   if (const StoredTensor* mask = file_->Find("mask")) {
     if (mask->dtype != "BOOL" && mask->dtype != "U8") {
-      return Wrong("mask", "BOOL or U8", mask->dtype);
+      return WrongTensor("mask", "BOOL or U8", mask->dtype);
     }
     ASSIGN_OR_RETURN(BroadcastShape shape, BroadcastOf("mask", *mask));
     p_.bool_mask = BoolMask{shape};
@@ -199,8 +202,8 @@ absl::Status TensorJob::CheckTensor(const std::string& name, const std::vector<i
                                     const std::string& dtype) const {
   const StoredTensor* tensor = file_->Find(name);
   if (tensor == nullptr) return absl::OkStatus();
-  if (tensor->shape != shape) return Wrong(name, ShapeText(shape), ShapeText(tensor->shape));
-  if (tensor->dtype != dtype) return Wrong(name, dtype, tensor->dtype);
+  if (tensor->shape != shape) return WrongTensor(name, ShapeText(shape), ShapeText(tensor->shape));
+  if (tensor->dtype != dtype) return WrongTensor(name, dtype, tensor->dtype);
   return absl::OkStatus();
 }
 

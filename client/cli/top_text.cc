@@ -57,7 +57,7 @@ std::string Bar(double share, int width) {
 
 int BarWidth(int columns) { return columns < kWide ? 10 : 24; }
 
-void PrintSummary(const TopFrame& frame, std::ostream& out, bool color, int columns) {
+void PrintTopSummary(const TopFrame& frame, std::ostream& out, bool color, int columns) {
   const char* state = frame.draining ? "DRAINING" : frame.ready ? "READY" : "NOT READY";
   const Color shade = frame.draining ? Color::kYellow : frame.ready ? Color::kGreen : Color::kRed;
   Line(out, columns, color)
@@ -155,7 +155,7 @@ void PrintCallers(const std::vector<CallerRow>& callers, std::ostream& out, bool
 }  // namespace
 
 void TopFrame::Print(std::ostream& out, bool color, int columns) const {
-  PrintSummary(*this, out, color, columns);
+  PrintTopSummary(*this, out, color, columns);
   if (!devices.empty()) out << "\n";
   for (const DeviceRow& row : devices) PrintDevice(row, out, color, columns);
   PrintMethods(methods, out, color);

@@ -11,7 +11,7 @@
 namespace attnd::demo {
 namespace {
 
-constexpr absl::string_view kText =
+constexpr absl::string_view kPangrams =
     "Pack my box with five dozen liquor jugs. The quick brown fox jumps over the lazy dog. "
     "Pack my box with five dozen liquor jugs. The quick brown fox jumps over the lazy dog. ";
 
@@ -58,7 +58,7 @@ Floats Unit(Floats direction) {
 }
 
 TEST(Transformer, GradientsAgreeWithFiniteDifferencesForEachParameter) {
-  CharacterText text(kText);
+  CharacterText text(kPangrams);
   for (float dropout : {0.0f, 0.25f}) {
     Transformer model(SmallShape(text, dropout), /*seed=*/3);
     std::mt19937_64 random(11);
@@ -77,7 +77,7 @@ TEST(Transformer, GradientsAgreeWithFiniteDifferencesForEachParameter) {
 }
 
 TEST(Transformer, StartsNearTheEntropyOfAGuessAndLearnsAText) {
-  CharacterText text(kText);
+  CharacterText text(kPangrams);
   Transformer model(SmallShape(text, 0.1f), /*seed=*/5);
   AdamW optimiser(model.parameters(), {.rate = 1e-2});
   LocalAttention attention;
@@ -111,7 +111,7 @@ class FailingAttention final : public AttentionSource {
 };
 
 TEST(Transformer, PassesTheSourcesErrorOnFromEachCall) {
-  CharacterText text(kText);
+  CharacterText text(kPangrams);
   Transformer model(SmallShape(text, 0), /*seed=*/3);
   std::mt19937_64 random(11);
   TextBatch batch = text.RandomBatch(2, 8, random);

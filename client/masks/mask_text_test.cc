@@ -14,7 +14,7 @@
 namespace attnd::masks {
 namespace {
 
-constexpr int64_t kKeys = 4096;
+constexpr int64_t kTextKeys = 4096;
 
 TEST(ParseMask, ReadsEachName) {
   const Mask fixed = Window(64, 64) | Global({{0, 32}});
@@ -45,10 +45,10 @@ TEST(ParseMask, ReadsEachName) {
       {"bigbird(64,32,3,32,7)", fixed | RandomBlocks(32, 3, 7, false, fixed)},
   };
   for (const auto& [text, expected] : cases) {
-    const absl::StatusOr<Mask> mask = ParseMask(text, kKeys);
+    const absl::StatusOr<Mask> mask = ParseMask(text, kTextKeys);
     ASSERT_TRUE(mask.ok()) << text << ": " << mask.status();
     EXPECT_EQ(*mask, expected) << text;
-    EXPECT_TRUE(MaskDescription::Make(mask->Spec(), {2, 1, kKeys, kKeys, {0}}).ok()) << text;
+    EXPECT_TRUE(MaskDescription::Make(mask->Spec(), {2, 1, kTextKeys, kTextKeys, {0}}).ok()) << text;
   }
 }
 
@@ -64,7 +64,7 @@ TEST(ParseMask, NotBindsBeforeAndAndBeforeOr) {
       {"((((causal))))", a},
   };
   for (const auto& [text, expected] : cases) {
-    const absl::StatusOr<Mask> mask = ParseMask(text, kKeys);
+    const absl::StatusOr<Mask> mask = ParseMask(text, kTextKeys);
     ASSERT_TRUE(mask.ok()) << text << ": " << mask.status();
     EXPECT_EQ(*mask, expected) << text;
   }
@@ -111,11 +111,11 @@ TEST(ParseMask, TellsWhereWhatIsWrong) {
        "character 12: expected tokens begin:end from 4 on, ascending, got \"rows\""},
   };
   for (const auto& [text, expected] : cases) {
-    const absl::Status status = ParseMask(text, kKeys).status();
+    const absl::Status status = ParseMask(text, kTextKeys).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_TRUE(absl::StartsWith(status.message(), expected)) << text << "\n" << status.message();
   }
-  const absl::Status name = ParseMask("all | windw(1,2)", kKeys).status();
+  const absl::Status name = ParseMask("all | windw(1,2)", kTextKeys).status();
   EXPECT_TRUE(absl::StartsWith(name.message(), "character 7: expected a mask (all, nothing,"));
   EXPECT_TRUE(absl::EndsWith(name.message(), "got \"windw\"")) << name;
 }
@@ -123,11 +123,11 @@ TEST(ParseMask, TellsWhereWhatIsWrong) {
 TEST(ParseMask, BoundsItsDepth) {
   const std::string open(100000, '('), negations(100000, '~');
   for (const std::string& text : {open, negations, negations + "all"}) {
-    const absl::Status status = ParseMask(text, kKeys).status();
+    const absl::Status status = ParseMask(text, kTextKeys).status();
     EXPECT_TRUE(absl::StrContains(status.message(), "at most 64 levels")) << status;
   }
   const std::string inside = std::string(64, '(') + "all" + std::string(64, ')');
-  EXPECT_TRUE(ParseMask(inside + "|" + inside, kKeys).ok());
+  EXPECT_TRUE(ParseMask(inside + "|" + inside, kTextKeys).ok());
 }
 
 // Whatever stands in a text: a mask, or a place within the text.
@@ -145,7 +145,7 @@ TEST(ParseMask, RefusesRandomTextWithAPlaceInIt) {
       text +=
           pieces[static_cast<size_t>(random.Between(0, static_cast<int64_t>(pieces.size()) - 1))];
     }
-    const absl::StatusOr<Mask> mask = ParseMask(text, kKeys);
+    const absl::StatusOr<Mask> mask = ParseMask(text, kTextKeys);
     accepted += mask.ok();
     if (mask.ok()) continue;
     ASSERT_EQ(mask.status().code(), absl::StatusCode::kInvalidArgument) << text;

@@ -14,7 +14,7 @@ constexpr v1::TensorKind kKinds[] = {v1::TENSOR_KIND_WEIGHT, v1::TENSOR_KIND_MOM
 // More than a parameter may have (docs of ModuleLayout), so that a reply cannot take all memory.
 constexpr uint64_t kMostNumbers = uint64_t{1} << 40;
 
-absl::StatusOr<size_t> BytesOf(const v1::TensorHeader& header) {
+absl::StatusOr<size_t> TensorBytesOf(const v1::TensorHeader& header) {
   uint64_t numbers = 1;
   for (const uint32_t dimension : header.shape()) {
     if (dimension == 0 || numbers > kMostNumbers / dimension) {
@@ -37,7 +37,7 @@ absl::StatusOr<std::vector<SentTensor>> FetchTensors(const ModuleRpcs& rpcs,
   for (const v1::TensorKind kind : kKinds) request.add_kind(kind);
   std::vector<SentTensor> tensors;
   auto place = [&](const v1::TensorHeader& header) -> absl::StatusOr<absl::Span<std::byte>> {
-    ASSIGN_OR_RETURN(const size_t size, BytesOf(header));
+    ASSIGN_OR_RETURN(const size_t size, TensorBytesOf(header));
     auto bytes = std::make_shared<std::string>(size, '\0');
     const absl::Span<std::byte> to(reinterpret_cast<std::byte*>(bytes->data()), size);
     tensors.push_back({header, std::move(bytes)});

@@ -13,18 +13,18 @@
 #include "attention/shard.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "tests/emulator/device/emulated_device.h"
 #include "kernels/cuda/mask_choice.h"
 #include "kernels/reference_backend.h"
 #include "tests/conformance/conformance_launch.h"
 #include "tests/conformance/long_list_cases.h"
+#include "tests/emulator/device/emulated_device.h"
 
 namespace attnd::cuda {
 namespace {
 
 // Of the table every `stride`-th, the last one first.
-void Conforms(Architecture architecture, ElementType element, std::optional<MaskWay> way,
-              size_t stride) {
+void RunsConform(Architecture architecture, ElementType element, std::optional<MaskWay> way,
+                 size_t stride) {
   CudaBackend engine(MakeEmulatedDevice({.architecture = architecture}), nullptr, way);
   const ConformanceOptions options = {.precision = EnginePrecision::HalfOperands()};
   const std::vector<ConformanceCase> cases = LongListCases(element);
@@ -39,16 +39,16 @@ void Conforms(Architecture architecture, ElementType element, std::optional<Mask
 }
 
 TEST(EmulatedListRuns, Sm70) {
-  Conforms(Architecture::kSm70, ElementType::kFloat16, MaskWay::kListed, 1);
+  RunsConform(Architecture::kSm70, ElementType::kFloat16, MaskWay::kListed, 1);
 }
 TEST(EmulatedListRuns, Sm70InSmallTilesInBFloat16AsHalves) {
-  Conforms(Architecture::kSm70, ElementType::kBFloat16, MaskWay::kSmall, 3);
+  RunsConform(Architecture::kSm70, ElementType::kBFloat16, MaskWay::kSmall, 3);
 }
 TEST(EmulatedListRuns, Sm80) {
-  Conforms(Architecture::kSm80, ElementType::kFloat16, MaskWay::kListed, 3);
+  RunsConform(Architecture::kSm80, ElementType::kFloat16, MaskWay::kListed, 3);
 }
 TEST(EmulatedListRuns, Sm90) {
-  Conforms(Architecture::kSm90, ElementType::kFloat16, MaskWay::kListed, 1);
+  RunsConform(Architecture::kSm90, ElementType::kFloat16, MaskWay::kListed, 1);
 }
 
 // O, then lse.

@@ -12,8 +12,8 @@
 #include "attention/masks/mask_description.h"
 #include "attention/residue_classes.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "tests/emulator/device/emulated_device.h"
 #include "tests/conformance/residue_case.h"
+#include "tests/emulator/device/emulated_device.h"
 
 namespace attnd::cuda {
 namespace {
@@ -66,16 +66,16 @@ std::vector<ResidueCase> Table() {
   };
 }
 
-// Every `stride`-th and whole ones; of these every kWholeStride-th in whole, the rest are brief:
-// one launch each way.
-constexpr size_t kWholeStride = 4;
+// Every `stride`-th and whole ones; of these every kWholeResidueStride-th in whole, the rest are
+// brief: one launch each way.
+constexpr size_t kWholeResidueStride = 4;
 std::vector<ConformanceCase> Cases(ElementType element, size_t stride) {
   std::vector<ConformanceCase> cases;
   size_t n = 0;
   for (const ResidueCase& named : Table()) {
     if (n++ % stride != 0 && !named.is_whole) continue;
     cases.push_back(named.Of(element));
-    cases.back().brief = cases.size() % kWholeStride != 1 && !named.is_whole;
+    cases.back().brief = cases.size() % kWholeResidueStride != 1 && !named.is_whole;
   }
   return cases;
 }

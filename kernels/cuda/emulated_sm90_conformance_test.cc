@@ -7,30 +7,30 @@
 #include "attention/masks/mask_description.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "tests/emulator/device/emulated_device.h"
 #include "tests/conformance/backend_conformance.h"
+#include "tests/emulator/device/emulated_device.h"
 
 namespace attnd::cuda {
 namespace {
 
-std::unique_ptr<Backend> MakeEmulated() {
+std::unique_ptr<Backend> MakeEmulatedSm90() {
   return std::make_unique<CudaBackend>(MakeEmulatedDevice({.architecture = Architecture::kSm90}));
 }
 
-const bool kHalf = RegisterBackendConformance("EmulatedSm90Half", MakeEmulated,
-                                              {.max_pairs = 2000,
-                                               .random_problems = 5,
-                                               .random_max_pairs = 4000,
-                                               .element = ElementType::kFloat16,
-                                               .precision = EnginePrecision::HalfOperands(),
-                                               .max_unsupported = 0});
-const bool kBFloat16 = RegisterBackendConformance("EmulatedSm90BFloat16", MakeEmulated,
-                                                  {.max_pairs = 600,
-                                                   .random_problems = 3,
-                                                   .random_max_pairs = 3000,
-                                                   .element = ElementType::kBFloat16,
+const bool kSm90Half = RegisterBackendConformance("EmulatedSm90Half", MakeEmulatedSm90,
+                                                  {.max_pairs = 2000,
+                                                   .random_problems = 5,
+                                                   .random_max_pairs = 4000,
+                                                   .element = ElementType::kFloat16,
                                                    .precision = EnginePrecision::HalfOperands(),
                                                    .max_unsupported = 0});
+const bool kSm90BFloat16 = RegisterBackendConformance("EmulatedSm90BFloat16", MakeEmulatedSm90,
+                                                      {.max_pairs = 600,
+                                                       .random_problems = 3,
+                                                       .random_max_pairs = 3000,
+                                                       .element = ElementType::kBFloat16,
+                                                       .precision = EnginePrecision::HalfOperands(),
+                                                       .max_unsupported = 0});
 
 // Two query heads of one KV head, which causal attention or a mask cuts.
 Problem WithDropout(int64_t q_len, int64_t kv_len, uint32_t threshold, bool masked) {
@@ -55,7 +55,7 @@ Problem WithDropout(int64_t q_len, int64_t kv_len, uint32_t threshold, bool mask
 }
 
 void ExpectDropsAsTheReference(const Problem& p) {
-  const std::unique_ptr<Backend> backend = MakeEmulated();
+  const std::unique_ptr<Backend> backend = MakeEmulatedSm90();
   const CaseReport report = CheckCase(*backend, {.name = "dropout", .problem = p, .brief = true},
                                       {.precision = EnginePrecision::HalfOperands()});
   EXPECT_EQ(report.unsupported, 0);

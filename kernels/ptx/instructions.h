@@ -9,7 +9,7 @@
 #include "base/hd.h"
 
 #if !defined(__CUDACC_RTC__)
-#include "tests/emulator/host_instructions.h"
+#include <host_instructions.h>
 #else
 
 #define ATTN_PTX static __device__ __forceinline__

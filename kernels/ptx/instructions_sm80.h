@@ -7,7 +7,7 @@
 #include "kernels/ptx/instructions.h"
 
 #if !defined(__CUDACC_RTC__)
-#include "tests/emulator/host_instructions_sm80.h"
+#include <host_instructions_sm80.h>
 #else
 
 #define ATTN_PTX static __device__ __forceinline__

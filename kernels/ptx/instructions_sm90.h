@@ -9,7 +9,7 @@
 #include "kernels/ptx/tensor_map.h"
 
 #if !defined(__CUDACC_RTC__)
-#include "tests/emulator/host_instructions_sm90.h"
+#include <host_instructions_sm90.h>
 #else
 
 #define ATTN_PTX static __device__ __forceinline__

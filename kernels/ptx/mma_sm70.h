@@ -7,7 +7,7 @@
 #include "base/hd.h"
 
 #if !defined(__CUDACC_RTC__)
-#include "tests/emulator/host_mma_sm70.h"
+#include <host_mma_sm70.h>
 #else
 
 #define ATTN_PTX static __device__ __forceinline__

@@ -6,7 +6,7 @@
 #include "kernels/ptx/instructions.h"
 
 #if !defined(__CUDACC_RTC__)
-#include "tests/emulator/host_scalar_instructions.h"
+#include <host_scalar_instructions.h>
 #else
 
 #define ATTN_PTX static __device__ __forceinline__

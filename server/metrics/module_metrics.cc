@@ -8,12 +8,12 @@ namespace {
 constexpr std::array<absl::string_view, kModuleMethods> kMethodNames = {
     "Register", "GetModule",     "ListModules", "Renew",      "Release",   "Forward",
     "Backward", "GradientStats", "Step",        "PutTensors", "GetTensors"};
-constexpr std::array<const char*, 2> kDirections = {"forward", "backward"};
+constexpr std::array<const char*, 2> kPasses = {"forward", "backward"};
 constexpr std::array<const char*, kModuleStages> kStages = {"queue", "compute"};
 constexpr std::array<const char*, kStepOutcomes> kOutcomes = {"applied", "skipped", "replayed",
                                                               "refused"};
 
-const prometheus::Histogram::BucketBoundaries& Buckets() {
+const prometheus::Histogram::BucketBoundaries& StageBuckets() {
   static const prometheus::Histogram::BucketBoundaries buckets = {
       1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100};
   return buckets;
@@ -29,11 +29,11 @@ auto& Counters(prometheus::Registry& registry, const char* name, const char* hel
 }
 
 prometheus::Labels DeviceLabels(const std::string& device, int direction) {
-  return {{"device", device}, {"direction", kDirections[direction]}};
+  return {{"device", device}, {"direction", kPasses[direction]}};
 }
 
 prometheus::Labels StageLabels(const std::string& device, int direction, int stage) {
-  return {{"device", device}, {"direction", kDirections[direction]}, {"stage", kStages[stage]}};
+  return {{"device", device}, {"direction", kPasses[direction]}, {"stage", kStages[stage]}};
 }
 
 }  // namespace
@@ -63,11 +63,11 @@ ModuleMetrics::ModuleMetrics(prometheus::Registry& registry,
   }
   auto& rows = counters("attnd_module_rows_total", "Rows that went through modules.");
   for (int direction = 0; direction < 2; ++direction) {
-    rows_[direction] = &rows.Add({{"direction", kDirections[direction]}});
+    rows_[direction] = &rows.Add({{"direction", kPasses[direction]}});
     for (const std::string& device : devices) {
       flops_.Add(DeviceLabels(device, direction));
       for (int stage = 0; stage < kModuleStages; ++stage) {
-        durations_.Add(StageLabels(device, direction, stage), Buckets());
+        durations_.Add(StageLabels(device, direction, stage), StageBuckets());
       }
     }
   }
@@ -103,7 +103,7 @@ void ModuleMetrics::Computed(const std::string& devices, bool is_forward, int64_
   const int direction = is_forward ? 0 : 1;
   rows_[direction]->Increment(static_cast<double>(rows));
   const auto observe = [&](ModuleStage stage, absl::Duration time) {
-    durations_.Add(StageLabels(devices, direction, static_cast<int>(stage)), Buckets())
+    durations_.Add(StageLabels(devices, direction, static_cast<int>(stage)), StageBuckets())
         .Observe(absl::ToDoubleSeconds(time));
   };
   observe(ModuleStage::kQueue, queued);

@@ -120,8 +120,9 @@ std::string HeaderOf(const ModuleInstance& instance, const std::string& module,
 }
 
 // The metadata of a header, if it is that of `module` and of this very registration.
-absl::StatusOr<Json> CheckHeader(const std::string& path, const std::string& text,
-                                 const ModuleDescription& description, const std::string& module) {
+absl::StatusOr<Json> CheckStateHeader(const std::string& path, const std::string& text,
+                                      const ModuleDescription& description,
+                                      const std::string& module) {
   Json header = Json::parse(text, nullptr, false);
   if (!header.is_object() || !header["__metadata__"].is_object()) {
     return Ignored(path, "not a state of a module");
@@ -237,7 +238,7 @@ absl::StatusOr<std::optional<SavedChange>> ModuleState::Load(ModuleInstance& ins
   std::string text(size, '\0');
   if (!file.read(text.data(), static_cast<int64_t>(size))) return Ignored(path, "it is cut off");
   const ModuleDescription& description = instance.description();
-  ASSIGN_OR_RETURN(const Json metadata, CheckHeader(path, text, description, module_));
+  ASSIGN_OR_RETURN(const Json metadata, CheckStateHeader(path, text, description, module_));
   int64_t optimizer_step = 0;
   ASSIGN_OR_RETURN(SavedChange change, ChangeOf(path, metadata, &optimizer_step));
   std::vector<std::byte> bytes;

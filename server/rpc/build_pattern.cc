@@ -11,7 +11,7 @@
 namespace attnd {
 namespace {
 
-constexpr int kMaxReleases = 1024;  // of one call
+constexpr int kMaxReleasedMaps = 1024;  // of one call
 
 absl::StatusOr<PooledMap> PoolKept(const v1::BuildPatternRequest& wire, absl::string_view caller,
                                    MapStore& maps) {
@@ -57,8 +57,8 @@ absl::Status ReleaseCapture(const grpc::ByteBuffer& request, absl::string_view c
                             MapStore& maps) {
   v1::ReleaseCaptureRequest wire;
   RETURN_IF_ERROR(DecodeSmall(request, wire));
-  if (wire.tokens_size() > kMaxReleases) {
-    return FieldError(reason::kBadField, "tokens", absl::StrCat("at most ", kMaxReleases),
+  if (wire.tokens_size() > kMaxReleasedMaps) {
+    return FieldError(reason::kBadField, "tokens", absl::StrCat("at most ", kMaxReleasedMaps),
                       absl::StrCat(wire.tokens_size()));
   }
   for (int n = 0; n < wire.tokens_size(); ++n) {

@@ -5,16 +5,16 @@
 namespace attnd {
 namespace {
 
-using Request = v1::BackwardRequest;
-static_assert(static_cast<int>(Request::kMaskBitsFieldNumber) ==
+using BackwardFields = v1::BackwardRequest;
+static_assert(static_cast<int>(BackwardFields::kMaskBitsFieldNumber) ==
               static_cast<int>(v1::ForwardRequest::kMaskBitsFieldNumber));
-static_assert(static_cast<int>(Request::kKFieldNumber) ==
+static_assert(static_cast<int>(BackwardFields::kKFieldNumber) ==
               static_cast<int>(v1::ForwardRequest::kKFieldNumber));
 static_assert(v1::TENSOR_NAME_MASK_BITS == static_cast<int>(Tensor::kMaskBits));
 static_assert(v1::TENSOR_NAME_D_LSE == static_cast<int>(Tensor::kDLse));
 static_assert(v1::TENSOR_NAME_D_SINK == kTensors);
 static_assert(v1::TENSOR_NAME_MASK_DATA == kMaskDataId);
-static_assert(static_cast<int>(Request::kMaskDataFieldNumber) ==
+static_assert(static_cast<int>(BackwardFields::kMaskDataFieldNumber) ==
               static_cast<int>(v1::ForwardRequest::kMaskDataFieldNumber));
 
 struct OnTheWire {
@@ -23,21 +23,21 @@ struct OnTheWire {
 };
 constexpr OnTheWire kTable[kMaskDataId + 1] = {
     {"", 0, 0},
-    {"mask_bits", Request::kMaskBitsFieldNumber, 0},
-    {"bias", Request::kBiasFieldNumber, 0},
-    {"k", Request::kKFieldNumber, 0},
-    {"v", Request::kVFieldNumber, 0},
-    {"q", Request::kQFieldNumber, 0},
-    {"lse", Request::kLseFieldNumber, v1::ForwardResponse::kLseFieldNumber},
-    {"o", Request::kOFieldNumber, v1::ForwardResponse::kOFieldNumber},
-    {"d_o", Request::kDOFieldNumber, 0},
-    {"d_lse", Request::kDLseFieldNumber, 0},
+    {"mask_bits", BackwardFields::kMaskBitsFieldNumber, 0},
+    {"bias", BackwardFields::kBiasFieldNumber, 0},
+    {"k", BackwardFields::kKFieldNumber, 0},
+    {"v", BackwardFields::kVFieldNumber, 0},
+    {"q", BackwardFields::kQFieldNumber, 0},
+    {"lse", BackwardFields::kLseFieldNumber, v1::ForwardResponse::kLseFieldNumber},
+    {"o", BackwardFields::kOFieldNumber, v1::ForwardResponse::kOFieldNumber},
+    {"d_o", BackwardFields::kDOFieldNumber, 0},
+    {"d_lse", BackwardFields::kDLseFieldNumber, 0},
     {"d_k", 0, v1::BackwardResponse::kDKFieldNumber},
     {"d_v", 0, v1::BackwardResponse::kDVFieldNumber},
     {"d_q", 0, v1::BackwardResponse::kDQFieldNumber},
     {"d_bias", 0, v1::BackwardResponse::kDBiasFieldNumber},
     {"d_sink", 0, v1::BackwardResponse::kDSinkFieldNumber},
-    {"mask_data", Request::kMaskDataFieldNumber, 0},
+    {"mask_data", BackwardFields::kMaskDataFieldNumber, 0},
 };
 
 TensorSpec Input(int id, int64_t bytes) {

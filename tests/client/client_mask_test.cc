@@ -63,14 +63,14 @@ std::unique_ptr<AttentionClient> Connect(const std::string& address, int64_t sha
   return Connect(std::vector<std::string>{address}, shard_bytes);
 }
 
-bool Same(const AlignedBytes& a, const AlignedBytes& b) {
+bool SameBytes(const AlignedBytes& a, const AlignedBytes& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 void ExpectSame(const Outputs& got, const Outputs& expected) {
-  EXPECT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
-  EXPECT_TRUE(Same(got.d_q, expected.d_q));
-  EXPECT_TRUE(Same(got.d_k, expected.d_k) && Same(got.d_v, expected.d_v));
+  EXPECT_TRUE(SameBytes(got.o, expected.o) && SameBytes(got.lse, expected.lse));
+  EXPECT_TRUE(SameBytes(got.d_q, expected.d_q));
+  EXPECT_TRUE(SameBytes(got.d_k, expected.d_k) && SameBytes(got.d_v, expected.d_v));
 }
 
 struct Result {

@@ -40,7 +40,7 @@ std::unique_ptr<RunningDaemon> Start(const std::string& name) {
       std::vector<std::string>{"--cpu_threads", "1", "--drain_delay", "0", "--backend", "cpu"});
 }
 
-std::unique_ptr<AttentionClient> Connect(std::vector<std::string> addresses, int channels = 4) {
+std::unique_ptr<AttentionClient> ConnectTo(std::vector<std::string> addresses, int channels = 4) {
   auto client = AttentionClient::Connect({.addresses = std::move(addresses),
                                           .channels_per_address = channels,
                                           .timeout = absl::Minutes(2),
@@ -49,14 +49,14 @@ std::unique_ptr<AttentionClient> Connect(std::vector<std::string> addresses, int
   return *std::move(client);
 }
 
-bool Same(const AlignedBytes& a, const AlignedBytes& b) {
+bool SameReply(const AlignedBytes& a, const AlignedBytes& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 // A forward of ManyShards over two daemons, one of which gets `signal` when some shards are done.
 void SignalOneInMidCall(int signal) {
   auto first = Start(absl::StrCat("first", signal)), second = Start(absl::StrCat("second", signal));
-  auto client = Connect({first->address, second->address}, 12);
+  auto client = ConnectTo({first->address, second->address}, 12);
   auto engine = MakeCpuBackend({.threads = 1});
   Problem p = ManyShards();
   ProblemInputs in = RandomInputs(p, 1);
@@ -69,7 +69,7 @@ void SignalOneInMidCall(int signal) {
   auto receipt = client->Forward(p, ForwardInputs(in), got.forward(), options);
   ASSERT_TRUE(receipt.ok()) << receipt.status();
   EXPECT_TRUE(sent);
-  EXPECT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
+  EXPECT_TRUE(SameReply(got.o, expected.o) && SameReply(got.lse, expected.lse));
   EXPECT_EQ(receipt->shards, 64);
   // Not more than were with it, and each shard at most once.
   EXPECT_LE(receipt->retries, 64 - 5);
@@ -80,7 +80,7 @@ void SignalOneInMidCall(int signal) {
   Outputs again(p);
   receipt = client->Forward(p, ForwardInputs(in), again.forward());
   ASSERT_TRUE(receipt.ok()) << receipt.status();
-  EXPECT_TRUE(Same(again.o, expected.o));
+  EXPECT_TRUE(SameReply(again.o, expected.o));
 }
 
 TEST(ClientReplicas, LoseNothingWhenOneDiesInMidCall) { SignalOneInMidCall(SIGKILL); }
@@ -89,7 +89,7 @@ TEST(ClientReplicas, LoseNothingWhenOneDrainsInMidCall) { SignalOneInMidCall(SIG
 
 TEST(ClientReplicas, ShareACallsShards) {
   auto first = Start("share1"), second = Start("share2");
-  auto client = Connect({first->address, second->address});
+  auto client = ConnectTo({first->address, second->address});
   Problem p = ManyShards();
   ProblemInputs in = RandomInputs(p, 1);
   Outputs got(p);
@@ -104,13 +104,13 @@ TEST(ClientReplicas, ShareACallsShards) {
 
 TEST(ClientReplicas, AreFoundByName) {
   auto daemon = Start("name");
-  auto client = Connect({absl::StrCat("dns:///localhost:", daemon->port)});
+  auto client = ConnectTo({absl::StrCat("dns:///localhost:", daemon->port)});
   Problem p = ManyShards();
   ProblemInputs in = RandomInputs(p, 1);
   Outputs got(p), expected = RunForward(*MakeCpuBackend({.threads = 1}), p, in);
   auto receipt = client->Forward(p, ForwardInputs(in), got.forward());
   ASSERT_TRUE(receipt.ok()) << receipt.status();
-  EXPECT_TRUE(Same(got.o, expected.o));
+  EXPECT_TRUE(SameReply(got.o, expected.o));
 }
 
 // Calls that fail at once leave nobody who would drive the connection.

@@ -30,8 +30,8 @@ ServerOptions UnixOptions() {
   return options;
 }
 
-std::unique_ptr<AttentionClient> Client(const std::string& address,
-                                        int64_t shared_bytes = int64_t{256} << 20) {
+std::unique_ptr<AttentionClient> SharingClient(const std::string& address,
+                                               int64_t shared_bytes = int64_t{256} << 20) {
   auto client = AttentionClient::Connect({.addresses = {address},
                                           .channels_per_address = 3,
                                           .shard_bytes = int64_t{1} << 20,
@@ -73,7 +73,7 @@ Problem MiddlingProblem() {  // 1.1 MB each of q and o
 
 TEST(ClientSharedMemory, GivesTheBytesThatTheSocketGives) {
   Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
-  auto shared = Client(daemon.address()), socket = Client(daemon.address(), 0);
+  auto shared = SharingClient(daemon.address()), socket = SharingClient(daemon.address(), 0);
   for (Layout layout : {Layout::kBhld, Layout::kBlhd}) {
     for (bool bias : {false, true}) {
       Problem p = MiddlingProblem();
@@ -100,7 +100,7 @@ TEST(ClientSharedMemory, GivesTheBytesThatTheSocketGives) {
 
 TEST(ClientSharedMemory, CopiesNothingThatLiesThere) {
   Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
-  auto client = Client(daemon.address());
+  auto client = SharingClient(daemon.address());
   Problem p = MiddlingProblem();
   p.layout = Layout::kBlhd;
   ProblemInputs in = RandomInputs(p, 1);
@@ -134,7 +134,7 @@ TEST(ClientSharedMemory, HasTensorsKept) {
     std::unique_ptr<Backend> engine = std::move(gpu);
     if (!on_device) engine = MakeCpuBackend({.threads = 2});
     Daemon daemon(std::move(engine), UnixOptions());
-    auto client = Client(daemon.address());
+    auto client = SharingClient(daemon.address());
     Problem p = MiddlingProblem();
     ProblemInputs in = RandomInputs(p, 1);
     Outputs expected(p), got(p);
@@ -165,7 +165,7 @@ class KeptOnDevice : public testing::Test {
     ServerOptions options = UnixOptions();
     options.admission.memory_bytes = options.admission.caller_max_bytes = 8 * kMiB;
     daemon_ = std::make_unique<Daemon>(std::move(gpu), options);
-    client_ = Client(daemon_->address());
+    client_ = SharingClient(daemon_->address());
     q_ = Place(in_.q), k_ = Place(in_.k), v_ = Place(in_.v), d_o_ = Place(in_.d_o);
     o_ = Place(expected_.o);
     d_q_ = Place(expected_.d_q), d_k_ = Place(expected_.d_k), d_v_ = Place(expected_.d_v);
@@ -249,7 +249,7 @@ TEST_F(KeptOnDevice, LeavesAllToBackwardWithoutRoomThere) {
 
 TEST(ClientSharedMemory, GivesMemoryBackWhenItsLastOwnerGoes) {
   Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
-  auto client = Client(daemon.address(), int64_t{64} << 20);
+  auto client = SharingClient(daemon.address(), int64_t{64} << 20);
   for (int n = 0; n < 100; ++n) {
     auto memory = client->Allocate(int64_t{60} << 20);
     ASSERT_TRUE(memory.ok());
@@ -271,8 +271,8 @@ TEST(ClientSharedMemory, SendsTensorsWhereThereIsNone) {
     Problem p = MiddlingProblem();
     ProblemInputs in = RandomInputs(p, 1);
     Outputs expected(p), got(p);
-    EXPECT_EQ(Step(*Client(daemon.address(), 0), p, in, expected), 0);
-    auto client = Client(daemon.address());
+    EXPECT_EQ(Step(*SharingClient(daemon.address(), 0), p, in, expected), 0);
+    auto client = SharingClient(daemon.address());
     EXPECT_EQ(Step(*client, p, in, got), 0);
     EXPECT_TRUE(got == expected);
     auto memory = client->Allocate(1 << 20);
@@ -302,7 +302,7 @@ TEST(ClientSharedMemory, HasItsMemoryBackWhenACancelledCallReturns) {
   auto* gate = new GatedBackend;  // the daemon's
   Daemon daemon{std::unique_ptr<Backend>(gate), UnixOptions()};
   const int before = static_cast<int>(gate->launches().size());  // the self test's
-  auto client = Client(daemon.address(), int64_t{64} << 20);
+  auto client = SharingClient(daemon.address(), int64_t{64} << 20);
   Problem p = MiddlingProblem();
   p.batch = 1;
   p.causal = true;
@@ -331,7 +331,7 @@ TEST(ClientSharedMemory, HasItsMemoryBackWhenACancelledCallReturns) {
 
 TEST(ClientSharedMemory, ServesManyCallsAtOnce) {
   Daemon daemon(MakeCpuBackend({.threads = 2}), UnixOptions());
-  auto client = Client(daemon.address());
+  auto client = SharingClient(daemon.address());
   Problem p = MiddlingProblem();
   ProblemInputs in = RandomInputs(p, 1);
   Outputs expected(p);

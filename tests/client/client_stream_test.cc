@@ -20,7 +20,7 @@
 namespace attnd {
 namespace {
 
-void ExpectSame(const AlignedBytes& got, const AlignedBytes& expected, const char* name) {
+void ExpectSameBytes(const AlignedBytes& got, const AlignedBytes& expected, const char* name) {
   EXPECT_EQ(std::memcmp(got.data(), expected.data(), static_cast<size_t>(expected.size())), 0)
       << name;
 }
@@ -29,7 +29,7 @@ Outputs RunEngine(const Problem& p, const ProblemInputs& in) {
   return RunWhole(*MakeCpuBackend({.threads = 2}), p, in);
 }
 
-Problem LargeProblem() {  // 3.3 MB each of q, k, v and o
+Problem StreamedProblem() {  // 3.3 MB each of q, k, v and o
   Problem p;
   p.batch = 3;
   p.q_heads = 4;
@@ -41,7 +41,7 @@ Problem LargeProblem() {  // 3.3 MB each of q, k, v and o
   return p;
 }
 
-std::unique_ptr<AttentionClient> Client(const Daemon& daemon, int64_t shard_bytes) {
+std::unique_ptr<AttentionClient> StreamingClient(const Daemon& daemon, int64_t shard_bytes) {
   auto client = AttentionClient::Connect({.addresses = {daemon.address()},
                                           .channels_per_address = 3,
                                           .shard_bytes = shard_bytes,
@@ -56,56 +56,56 @@ TEST(ClientStream, GivesTheEnginesBytesWhateverTheLayoutTheCutAndTheChunks) {
     options.transport.max_message_bytes = max_message;
     Daemon daemon(MakeCpuBackend({.threads = 2}), options);
     for (Layout layout : {Layout::kBhld, Layout::kBlhd}) {
-      Problem p = LargeProblem();
+      Problem p = StreamedProblem();
       p.layout = layout;
       p.bias = Bias{ElementType::kFloat32, {1, 1, p.q_len, p.kv_len}, true};
       SCOPED_TRACE(testing::Message() << max_message << " " << ProblemText(p));
       ProblemInputs in = RandomInputs(p, 1);
       Outputs expected = RunEngine(p, in), got(p);
-      auto client = Client(daemon, int64_t{1} << 20);
+      auto client = StreamingClient(daemon, int64_t{1} << 20);
       auto receipt =
           client->Forward(p, {in.q.data(), in.k.data(), in.v.data(), nullptr, in.bias.data()},
                           {got.o.data(), got.lse.as<float>()});
       ASSERT_TRUE(receipt.ok()) << receipt.status();
       EXPECT_GT(receipt->shards, 1);
-      ExpectSame(got.o, expected.o, "o");
-      ExpectSame(got.lse, expected.lse, "lse");
+      ExpectSameBytes(got.o, expected.o, "o");
+      ExpectSameBytes(got.lse, expected.lse, "lse");
       receipt = client->Backward(
           p,
           {in.q.data(), in.k.data(), in.v.data(), nullptr, in.bias.data(), got.o.data(),
            got.lse.as<float>(), in.d_o.data(), in.d_lse.as<float>()},
           {got.d_q.data(), got.d_k.data(), got.d_v.data(), got.d_bias.as<float>(), nullptr});
       ASSERT_TRUE(receipt.ok()) << receipt.status();
-      ExpectSame(got.d_q, expected.d_q, "d_q");
-      ExpectSame(got.d_k, expected.d_k, "d_k");
-      ExpectSame(got.d_v, expected.d_v, "d_v");
-      ExpectSame(got.d_bias, expected.d_bias, "d_bias");
+      ExpectSameBytes(got.d_q, expected.d_q, "d_q");
+      ExpectSameBytes(got.d_k, expected.d_k, "d_k");
+      ExpectSameBytes(got.d_v, expected.d_v, "d_v");
+      ExpectSameBytes(got.d_bias, expected.d_bias, "d_bias");
     }
   }
 }
 
 TEST(ClientStream, SendsOneHeadThatNoMessageHolds) {
   Daemon daemon(MakeCpuBackend({.threads = 2}));  // messages of at most 16 MiB
-  Problem p = LargeProblem();
+  Problem p = StreamedProblem();
   p.batch = p.q_heads = p.kv_heads = 1;
   p.q_len = 60007;  // 18.2 MB of q
   p.kv_len = 5;
   p.dropout = {.threshold = 25, .seed = 1};  // so that it is not cut by rows
   ProblemInputs in = RandomInputs(p, 1);
   Outputs expected = RunEngine(p, in), got(p);
-  auto receipt = Client(daemon, int64_t{8} << 20)
+  auto receipt = StreamingClient(daemon, int64_t{8} << 20)
                      ->Forward(p, {in.q.data(), in.k.data(), in.v.data()}, {got.o.data(), nullptr});
   ASSERT_TRUE(receipt.ok()) << receipt.status();
   EXPECT_EQ(receipt->shards, 1);
   EXPECT_EQ(receipt->bytes_received, p.OutputElements() * 4);
-  ExpectSame(got.o, expected.o, "o");
+  ExpectSameBytes(got.o, expected.o, "o");
 }
 
 TEST(ClientStream, GivesTheEnginesBytesOnBothSidesOfTheLimitOfOneMessage) {
   Daemon daemon(MakeCpuBackend({.threads = 2}));
   auto client = AttentionClient::Connect({.addresses = {daemon.address()}});
   ASSERT_TRUE(client.ok()) << client.status();
-  Problem p = LargeProblem();
+  Problem p = StreamedProblem();
   p.batch = p.q_heads = p.kv_heads = p.kv_len = 1;
   p.qk_head_dim = p.v_head_dim = 64;
   p.dropout = {.threshold = 25, .seed = 1};  // so that it is not cut by rows
@@ -118,7 +118,7 @@ TEST(ClientStream, GivesTheEnginesBytesOnBothSidesOfTheLimitOfOneMessage) {
         (*client)->Forward(p, {in.q.data(), in.k.data(), in.v.data()}, {got.o.data(), nullptr});
     ASSERT_TRUE(receipt.ok()) << receipt.status();
     EXPECT_EQ(receipt->shards, 1);
-    ExpectSame(got.o, expected.o, "o");
+    ExpectSameBytes(got.o, expected.o, "o");
   }
 }
 
@@ -128,7 +128,7 @@ TEST(ClientStream, EndsAtOnceWhenItsCallerStopsIt) {
   Daemon daemon(std::move(backend));
   int warm_up = static_cast<int>(engine->launches().size());
   engine->Close();
-  Problem p = LargeProblem();
+  Problem p = StreamedProblem();
   ProblemInputs in = RandomInputs(p, 1);
   Outputs got(p);
   std::stop_source stop;
@@ -136,7 +136,7 @@ TEST(ClientStream, EndsAtOnceWhenItsCallerStopsIt) {
     engine->WaitForLaunches(warm_up + 1);
     stop.request_stop();
   });
-  auto receipt = Client(daemon, int64_t{1} << 20)
+  auto receipt = StreamingClient(daemon, int64_t{1} << 20)
                      ->Forward(p, {in.q.data(), in.k.data(), in.v.data()}, {got.o.data(), nullptr},
                                {.stop = stop.get_token()});
   EXPECT_EQ(receipt.status().code(), absl::StatusCode::kCancelled);

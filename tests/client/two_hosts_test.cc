@@ -19,7 +19,7 @@ namespace attnd {
 namespace {
 
 // 2 MB each of q, k, v and o.
-Problem LargeProblem() {
+Problem HostProblem() {
   Problem p;
   p.batch = p.q_heads = p.kv_heads = 4;
   p.q_len = p.kv_len = 512;
@@ -28,7 +28,7 @@ Problem LargeProblem() {
   return p;
 }
 
-bool Same(const AlignedBytes& a, const AlignedBytes& b) {
+bool SameOnBoth(const AlignedBytes& a, const AlignedBytes& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
@@ -53,7 +53,7 @@ class TwoHosts : public testing::Test {
     link_->Change({});
   }
 
-  static std::unique_ptr<AttentionClient> Client(int64_t stream_above, absl::Duration timeout) {
+  static std::unique_ptr<AttentionClient> HostClient(int64_t stream_above, absl::Duration timeout) {
     auto client = AttentionClient::Connect(
         {.addresses = {daemon_->address}, .timeout = timeout, .stream_above_bytes = stream_above});
     CHECK(client.ok()) << client.status();
@@ -64,19 +64,19 @@ class TwoHosts : public testing::Test {
   static void ExpectTheEnginesBits(const EmulatedLink::Options& options) {
     link_->Change(options);
     auto engine = MakeCpuBackend({.threads = 2});
-    Problem p = LargeProblem();
+    Problem p = HostProblem();
     ProblemInputs in = RandomInputs(p, options.seed);
     Outputs expected = RunWhole(*engine, p, in);
     for (int64_t stream_above : {int64_t{0}, int64_t{1} << 40}) {
-      auto client = Client(stream_above, absl::Minutes(2));
+      auto client = HostClient(stream_above, absl::Minutes(2));
       Outputs got(p);
       auto forward = client->Forward(p, ForwardInputs(in), got.forward());
       EXPECT_TRUE(forward.ok()) << forward.status();
-      EXPECT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
+      EXPECT_TRUE(SameOnBoth(got.o, expected.o) && SameOnBoth(got.lse, expected.lse));
       auto backward = client->Backward(p, BackwardInputs(in, expected), got.backward());
       EXPECT_TRUE(backward.ok()) << backward.status();
-      EXPECT_TRUE(Same(got.d_q, expected.d_q) && Same(got.d_k, expected.d_k) &&
-                  Same(got.d_v, expected.d_v));
+      EXPECT_TRUE(SameOnBoth(got.d_q, expected.d_q) && SameOnBoth(got.d_k, expected.d_k) &&
+                  SameOnBoth(got.d_v, expected.d_v));
     }
   }
 
@@ -100,8 +100,8 @@ TEST_F(TwoHosts, GiveTheEnginesBitsWhenPacketsAreLostAndOvertakeOthers) {
 }
 
 TEST_F(TwoHosts, EndAtTheDeadlineWhenTheLinkCarriesNothingAnyMore) {
-  auto client = Client(int64_t{8} << 20, absl::Seconds(1));
-  Problem p = LargeProblem();
+  auto client = HostClient(int64_t{8} << 20, absl::Seconds(1));
+  Problem p = HostProblem();
   ProblemInputs in = RandomInputs(p, 1);
   Outputs got(p);
   ASSERT_TRUE(client->GetServerInfo().ok());

@@ -21,7 +21,7 @@
 namespace attnd {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kDoubleNan = std::numeric_limits<double>::quiet_NaN();
 
 uint64_t SeedOf(const std::string& name) {
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
@@ -349,10 +349,10 @@ class CaseChecker {
           any = true;
           int64_t v_row = ValueStrides(problem_).Row(b, h, j);
           for (int64_t d = 0; d < problem_.qk_head_dim; ++d) {
-            StoreAt(problem_.element, inputs.k, k_row + d, kNan);
+            StoreAt(problem_.element, inputs.k, k_row + d, kDoubleNan);
           }
           for (int64_t d = 0; d < problem_.v_head_dim; ++d) {
-            StoreAt(problem_.element, inputs.v, v_row + d, kNan);
+            StoreAt(problem_.element, inputs.v, v_row + d, kDoubleNan);
           }
         }
       }

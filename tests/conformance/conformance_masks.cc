@@ -17,7 +17,7 @@ MaskExpr Leaf(auto op) { return {.op = std::move(op), .of = {}}; }
 MaskExpr All(std::vector<MaskExpr> of) { return {.op = AllOf(), .of = std::move(of)}; }
 MaskExpr Any(std::vector<MaskExpr> of) { return {.op = AnyOf(), .of = std::move(of)}; }
 MaskExpr Not(MaskExpr expr) { return {.op = Negate(), .of = {std::move(expr)}}; }
-MaskExpr Causal() { return Leaf(RelativeWindow{-1, 0}); }
+MaskExpr CausalMask() { return Leaf(RelativeWindow{-1, 0}); }
 MaskExpr Band() { return Leaf(RelativeWindow{9, 9}); }
 
 // A number below `most` that looks drawn, for lists.
@@ -59,7 +59,7 @@ ColRuns HiddenRuns(const MaskCall& c) {
     runs.start.insert(runs.start.end(), {start, second});
     runs.end.insert(runs.end.end(), {std::min(rows, start + rows / 3), std::min(rows, second + 5)});
   }
-  runs.base = Causal();
+  runs.base = CausalMask();
   return runs;
 }
 
@@ -116,7 +116,7 @@ MaskSpec One(MaskPattern pattern) {
 
 MaskSpec PerHead(const MaskCall& c, bool per_batch) {
   MaskSpec mask;
-  mask.pattern = {Band(), Causal(), Intervals(c), Leaf(StrideRel{5, 2})};
+  mask.pattern = {Band(), CausalMask(), Intervals(c), Leaf(StrideRel{5, 2})};
   for (int64_t n = 0; n < (per_batch ? c.batch : 1) * c.q_heads; ++n) {
     mask.pattern_of.push_back(static_cast<uint32_t>((n + n / c.q_heads) % 4));
   }
@@ -157,11 +157,11 @@ const std::vector<Kind>& Kinds() {
        }},
       {"prefix",
        [](const MaskCall&) {
-         return One(Any({Causal(), Leaf(Prefix{{50, 75}})}));
+         return One(Any({CausalMask(), Leaf(Prefix{{50, 75}})}));
        }},
       {"segment",
        [](const MaskCall&) {
-         return One(All({Causal(), Leaf(Segment{{0, 11, 11, 50, 90}})}));
+         return One(All({CausalMask(), Leaf(Segment{{0, 11, 11, 50, 90}})}));
        }},
       {"groups",
        [](const MaskCall& c) {
@@ -174,7 +174,7 @@ const std::vector<Kind>& Kinds() {
        }},
       {"not_band",
        [](const MaskCall&) {
-         return One(All({Causal(), Not(Band())}));
+         return One(All({CausalMask(), Not(Band())}));
        }},
       {"reference",
        [](const MaskCall&) {

@@ -8,15 +8,15 @@
 namespace attnd {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kSpecialNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kSpecialInfinity = std::numeric_limits<float>::infinity();
 
 struct Named {
   const char* name;
   Problem problem;
 };
 
-Problem Plain() {
+Problem PlainSpecial() {
   Problem p;
   p.batch = 2;
   p.q_heads = 2;
@@ -27,8 +27,8 @@ Problem Plain() {
   return p;
 }
 
-Problem Packed() {
-  Problem p = Plain();
+Problem PackedSpecial() {
+  Problem p = PlainSpecial();
   p.layout = Layout::kPackedThd;
   p.batch = 3;
   p.cu_seqlens_q = {0, 16, 31, 62};
@@ -38,7 +38,7 @@ Problem Packed() {
   return p;
 }
 
-Problem Causal(Problem p) {
+Problem CausalTopLeft(Problem p) {
   p.causal = true;
   p.alignment = Alignment::kBottomRight;
   return p;
@@ -46,24 +46,24 @@ Problem Causal(Problem p) {
 
 // All that hides keys, each alone; in the last the later rows see nothing.
 std::vector<Named> Hidings() {
-  std::vector<Named> all = {{"none", Plain()}, {"causal", Causal(Plain())}};
-  Problem window = Plain();
+  std::vector<Named> all = {{"none", PlainSpecial()}, {"causal", CausalTopLeft(PlainSpecial())}};
+  Problem window = PlainSpecial();
   window.window_left = 6;
   window.window_right = 3;
   window.alignment = Alignment::kBottomRight;
   all.push_back({"window", window});
-  Problem lengths = Plain();
+  Problem lengths = PlainSpecial();
   lengths.kv_lengths = {45, 31};
   all.push_back({"kv_lengths", lengths});
-  Problem mask = Plain();
+  Problem mask = PlainSpecial();
   mask.bool_mask = BoolMask{{2, 1, 31, 45}};
   all.push_back({"bool_mask", mask});
-  Problem bias = Plain();
+  Problem bias = PlainSpecial();
   bias.bias = Bias{ElementType::kFloat32, {2, 2, 31, 45}, true};
   all.push_back({"bias", bias});
-  all.push_back({"packed", Packed()});
-  all.push_back({"packed_causal", Causal(Packed())});
-  Problem empty = Plain();
+  all.push_back({"packed", PackedSpecial()});
+  all.push_back({"packed_causal", CausalTopLeft(PackedSpecial())});
+  Problem empty = PlainSpecial();
   empty.window_left = 15;
   empty.window_right = 2;
   empty.alignment = Alignment::kOffsets;
@@ -87,8 +87,10 @@ struct Value {
   const char* name;
   float value;
 };
-constexpr Value kValues[] = {
-    {"nan", kNan}, {"infinity", kInfinity}, {"minus_infinity", -kInfinity}, {"huge", 65504}};
+constexpr Value kValues[] = {{"nan", kSpecialNan},
+                             {"infinity", kSpecialInfinity},
+                             {"minus_infinity", -kSpecialInfinity},
+                             {"huge", 65504}};
 
 // The n-th of twelve: with a softcap or not, dropout or not, and each denominator.
 void ChooseOptions(int n, ConformanceCase& c) {

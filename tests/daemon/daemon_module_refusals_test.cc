@@ -22,9 +22,9 @@
 namespace attnd {
 namespace {
 
-constexpr int kX = 20, kDy = 25;
+constexpr int kRefusedX = 20, kRefusedDy = 25;
 
-std::string ReasonOf(const grpc::Status& status) { return ErrorInfoOf(status).reason(); }
+std::string RefusalOf(const grpc::Status& status) { return ErrorInfoOf(status).reason(); }
 
 // Milliseconds of its RetryInfo.
 std::optional<int64_t> RetryDelayOf(const grpc::Status& status) {
@@ -46,14 +46,14 @@ class Refusals : public ::testing::Test {
     return options;
   }
 
-  std::string Register(const std::string& name = "m") {
+  std::string RegisterRefused(const std::string& name = "m") {
     v1::RegisterModuleResponse response;
     const grpc::Status status = caller_.Register(SmallRegistration(name), response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return response.token();
   }
   std::string Ready(const std::string& name = "m") {
-    const std::string token = Register(name);
+    const std::string token = RegisterRefused(name);
     v1::PutTensorsResponse response;
     const auto bytes = [this](int64_t count) { return RandomBytes(random_, count); };
     EXPECT_TRUE(caller_.Put(PutMessages(token, 0, bytes), response).ok());
@@ -61,7 +61,7 @@ class Refusals : public ::testing::Test {
   }
   std::string Rows(int rows) { return RandomBytes(random_, rows * kModuleWidth); }
   std::string Activations(const std::string& token) {
-    const auto forward = caller_.Forward(ForwardHeader(token, 1, 4, true), {{kX, Rows(4)}});
+    const auto forward = caller_.Forward(ForwardHeader(token, 1, 4, true), {{kRefusedX, Rows(4)}});
     EXPECT_TRUE(forward.status.ok()) << forward.status.error_message();
     return forward.header.activations().token();
   }
@@ -89,13 +89,13 @@ grpc::Status AfterHeader(const std::unique_ptr<Stream>& stream, const Request& r
 }
 
 TEST_F(Refusals, ComeBeforePayloads) {
-  const std::string token = Ready(), empty = Register("empty");
+  const std::string token = Ready(), empty = RegisterRefused("empty");
   const std::string activations = Activations(token);
   const auto forward = [&](const std::function<void(v1::ModuleForwardHeader&)>& spoil) {
     v1::ModuleForwardRequest request;
     v1::ModuleForwardHeader& header = *request.mutable_header();
     header = ForwardHeader(token, 1, 4);
-    header.add_payload()->set_tensor(kX);
+    header.add_payload()->set_tensor(kRefusedX);
     header.mutable_payload(0)->set_bytes(4 * kModuleWidth * 4);
     spoil(header);
     auto context = caller_.NewContext();
@@ -105,7 +105,7 @@ TEST_F(Refusals, ComeBeforePayloads) {
     v1::ModuleBackwardRequest request;
     v1::ModuleBackwardHeader& header = *request.mutable_header();
     header = BackwardOf(token, activations, 0);
-    header.add_payload()->set_tensor(kDy);
+    header.add_payload()->set_tensor(kRefusedDy);
     header.mutable_payload(0)->set_bytes(4 * kModuleWidth * 4);
     spoil(header);
     auto context = caller_.NewContext();
@@ -132,13 +132,13 @@ TEST_F(Refusals, ComeBeforePayloads) {
       {backward([](B& h) { h.set_sequence(0); }), "SEQUENCE_MISMATCH"},
       {backward([](B& h) { h.set_activations("x"); }), "BAD_FIELD"},
       {backward([](B& h) { h.clear_activations(); }), "BAD_FIELD"},
-      {backward([](B& h) { h.mutable_payload(0)->set_tensor(kX); }), "SIZE_MISMATCH"},
+      {backward([](B& h) { h.mutable_payload(0)->set_tensor(kRefusedX); }), "SIZE_MISMATCH"},
       {put("x", 1), "BAD_FIELD"},
       {put(token, 3), "STEP_OUT_OF_ORDER"},
   };
   int number = 0;
   for (const auto& [status, reason] : cases) {
-    EXPECT_EQ(ReasonOf(status), reason) << "case " << number << ": " << status.error_message();
+    EXPECT_EQ(RefusalOf(status), reason) << "case " << number << ": " << status.error_message();
     ++number;
   }
   EXPECT_EQ(daemon_.server().staging_used(), 0);
@@ -147,10 +147,11 @@ TEST_F(Refusals, ComeBeforePayloads) {
 TEST_F(Refusals, SayWhenToComeAgain) {
   const std::string token = Ready();
   const v1::ModuleForwardHeader whole = ForwardHeader(token, 1, 16, true);
-  for (int n = 0; n < 4; ++n) EXPECT_TRUE(caller_.Forward(whole, {{kX, Rows(16)}}).status.ok());
-  const grpc::Status full = caller_.Forward(whole, {{kX, Rows(16)}}).status;
+  for (int n = 0; n < 4; ++n)
+    EXPECT_TRUE(caller_.Forward(whole, {{kRefusedX, Rows(16)}}).status.ok());
+  const grpc::Status full = caller_.Forward(whole, {{kRefusedX, Rows(16)}}).status;
   EXPECT_EQ(full.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_EQ(ReasonOf(full), "ACTIVATION_PRESSURE");
+  EXPECT_EQ(RefusalOf(full), "ACTIVATION_PRESSURE");
   EXPECT_GT(RetryDelayOf(full).value_or(0), 0);
 
   const std::string other = Ready("other");
@@ -162,7 +163,7 @@ TEST_F(Refusals, SayWhenToComeAgain) {
       ModuleCaller own(daemon_.NewChannel());
       Random random(n);
       const std::string dy = RandomBytes(random, 4 * kModuleWidth);
-      EXPECT_TRUE(own.Backward(BackwardOf(other, kept[n], n), {{kDy, dy}}).status.ok());
+      EXPECT_TRUE(own.Backward(BackwardOf(other, kept[n], n), {{kRefusedDy, dy}}).status.ok());
     });
   }
   // Until all eight wait, a ninth waits too, for as long as its deadline lets it.
@@ -172,31 +173,31 @@ TEST_F(Refusals, SayWhenToComeAgain) {
     context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
     v1::ModuleBackwardRequest request;
     *request.mutable_header() = BackwardOf(other, kept[9], 9);
-    request.mutable_header()->add_payload()->set_tensor(kDy);
+    request.mutable_header()->add_payload()->set_tensor(kRefusedDy);
     request.mutable_header()->mutable_payload(0)->set_bytes(4 * kModuleWidth * 4);
     ninth = AfterHeader(caller_.stub().Backward(context.get()), request);
   } while (ninth.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_EQ(ReasonOf(ninth), "MICRO_BATCH_EARLY");
+  EXPECT_EQ(RefusalOf(ninth), "MICRO_BATCH_EARLY");
   EXPECT_EQ(ErrorInfoOf(ninth).metadata().at("next"), "0");
   EXPECT_GT(RetryDelayOf(ninth).value_or(0), 0);
   const std::string first = Rows(4);
-  EXPECT_TRUE(caller_.Backward(BackwardOf(other, kept[0], 0), {{kDy, first}}).status.ok());
+  EXPECT_TRUE(caller_.Backward(BackwardOf(other, kept[0], 0), {{kRefusedDy, first}}).status.ok());
   for (std::thread& thread : early) thread.join();
 
   const std::string again = Activations(other);
   const grpc::Status changed =
-      caller_.Backward(BackwardOf(other, again, 0), {{kDy, Rows(4)}}).status;
+      caller_.Backward(BackwardOf(other, again, 0), {{kRefusedDy, Rows(4)}}).status;
   EXPECT_EQ(changed.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_EQ(ReasonOf(changed), "MICRO_BATCH_CONFLICT");
+  EXPECT_EQ(RefusalOf(changed), "MICRO_BATCH_CONFLICT");
 }
 
 TEST_F(Refusals, OpenActivationsToTheirModuleAlone) {
   const std::string mine = Ready(), other = Ready("other");
   const std::string kept = Activations(mine);
   const auto backward = [&](const std::string& token, const std::string& activations) {
-    return caller_.Backward(BackwardOf(token, activations, 0), {{kDy, Rows(4)}}).status;
+    return caller_.Backward(BackwardOf(token, activations, 0), {{kRefusedDy, Rows(4)}}).status;
   };
-  EXPECT_EQ(ReasonOf(backward(other, kept)), "LEASE_LOST");
+  EXPECT_EQ(RefusalOf(backward(other, kept)), "LEASE_LOST");
   for (size_t at = 0; at < kept.size(); ++at) {
     std::string forged = kept;
     forged[at] = static_cast<char>(forged[at] ^ 1);
@@ -210,7 +211,7 @@ TEST_F(Refusals, OpenActivationsToTheirModuleAlone) {
 }
 
 TEST_F(Refusals, OfModuleTokensThatWereForged) {
-  const std::string token = Register();
+  const std::string token = RegisterRefused();
   v1::GetModuleRequest get;
   v1::GetModuleResponse got;
   for (size_t at = 0; at < token.size(); ++at) {
@@ -218,18 +219,18 @@ TEST_F(Refusals, OfModuleTokensThatWereForged) {
     forged[at] = static_cast<char>(forged[at] ^ 1);
     get.set_token(forged);
     const grpc::Status status = caller_.Call(&v1::Modules::Stub::GetModule, get, got);
-    const std::string reason = ReasonOf(status);
+    const std::string reason = RefusalOf(status);
     EXPECT_TRUE(reason == "MODULE_NOT_OWNED" || reason == "BAD_FIELD" ||
                 reason == "EPOCH_CHANGED" || reason == "WRONG_REPLICA")
         << at << ": " << status.error_message();
   }
   get.set_token(token.substr(0, token.size() - 1));
-  EXPECT_EQ(ReasonOf(caller_.Call(&v1::Modules::Stub::GetModule, get, got)), "BAD_FIELD");
+  EXPECT_EQ(RefusalOf(caller_.Call(&v1::Modules::Stub::GetModule, get, got)), "BAD_FIELD");
   get.set_token(token);
   EXPECT_TRUE(caller_.Call(&v1::Modules::Stub::GetModule, get, got).ok());
 }
 
-int64_t ResidentBytes() {
+int64_t ResidentMemory() {
   std::ifstream file("/proc/self/statm");
   int64_t all = 0, resident = 0;
   file >> all >> resident;
@@ -269,7 +270,7 @@ TEST_F(Refusals, OfHugeSizesTakeNoMemory) {
   };
   const std::string token = Ready();
   const int64_t module_bytes = daemon_.server().module_bytes();
-  const int64_t before = ResidentBytes();
+  const int64_t before = ResidentMemory();
   const absl::Time begun = absl::Now();
   int calls = 0;
   for (const auto& spoil : spoils) {
@@ -308,7 +309,7 @@ TEST_F(Refusals, OfHugeSizesTakeNoMemory) {
   for (const auto& spoil : rows) {
     v1::ModuleForwardRequest request;
     *request.mutable_header() = ForwardHeader(token, 1, 4, true);
-    request.mutable_header()->add_payload()->set_tensor(kX);
+    request.mutable_header()->add_payload()->set_tensor(kRefusedX);
     request.mutable_header()->mutable_payload(0)->set_bytes(4 * kModuleWidth * 4);
     spoil(*request.mutable_header());
     auto context = caller_.NewContext();
@@ -325,9 +326,9 @@ TEST_F(Refusals, OfHugeSizesTakeNoMemory) {
   put[1].mutable_tensor()->set_element(v1::ELEMENT_FLOAT32);
   for (int n = 0; n < 2; ++n) put[1].mutable_tensor()->add_shape(1 << 20);
   v1::PutTensorsResponse response;
-  EXPECT_EQ(ReasonOf(caller_.Put(put, response)), "BAD_SHAPE");
+  EXPECT_EQ(RefusalOf(caller_.Put(put, response)), "BAD_SHAPE");
   EXPECT_LT(absl::Now() - begun, absl::Seconds(5)) << calls << " calls";
-  EXPECT_LT(ResidentBytes() - before, int64_t{16} << 20);
+  EXPECT_LT(ResidentMemory() - before, int64_t{16} << 20);
   EXPECT_EQ(daemon_.server().module_bytes(), module_bytes);
   EXPECT_EQ(daemon_.server().staging_used(), 0);
 }
@@ -350,7 +351,7 @@ TEST_F(Refusals, NameTheLimitAndWhatWouldFit) {
   request.mutable_limits()->set_kept_rows(uint64_t{1} << 30);
   const uint64_t kept = Fits(caller_.Register(request, response), "limits.kept_rows");
   request.mutable_limits()->set_kept_rows(kept + 1);
-  EXPECT_EQ(ReasonOf(caller_.Register(request, response)), "MODULE_TOO_LARGE");
+  EXPECT_EQ(RefusalOf(caller_.Register(request, response)), "MODULE_TOO_LARGE");
   request.mutable_limits()->set_kept_rows(kept);
   EXPECT_TRUE(caller_.Register(request, response).ok());
 
@@ -378,12 +379,12 @@ TEST_F(Refusals, LeaveLifetimesWithinTheirLimits) {
     renew.set_token(token_);
     renew.set_ttl_ms(ttl_ms);
     const grpc::Status status = caller_.Call(&v1::Modules::Stub::Renew, renew, renewed);
-    if (!status.ok()) return ReasonOf(status);
+    if (!status.ok()) return RefusalOf(status);
     const absl::Time end =
         absl::FromUnixMillis(static_cast<int64_t>(renewed.status().expires_unix_ms()));
     return absl::StrCat(absl::ToInt64Hours(end - absl::Now() + absl::Minutes(1)));
   };
-  token_ = Register();
+  token_ = RegisterRefused();
   EXPECT_EQ(hours(0), "1");
   EXPECT_EQ(hours(7200 * 1000), "2");
   EXPECT_EQ(hours(0), "2");

@@ -22,7 +22,7 @@
 namespace attnd {
 namespace {
 
-constexpr int kX = 20, kDy = 25;
+constexpr int kRetriedX = 20, kRetriedDy = 25;
 constexpr int kSteps = 12, kMicroBatches = 4, kRows = 4;
 
 // One run of kSteps steps on a server of its own; the weights and moments at the end.
@@ -50,7 +50,7 @@ class Training {
   std::map<std::string, std::string> Quiet() {
     for (uint64_t sequence = first_; sequence <= kSteps; ++sequence) {
       for (uint32_t n = 0; n < kMicroBatches; ++n) {
-        CHECK(Backward(sequence, n, Forward(sequence, n)).status.ok());
+        CHECK(Backward(sequence, n, ForwardModule(sequence, n)).status.ok());
       }
       CHECK(Step(sequence).applied());
     }
@@ -63,7 +63,7 @@ class Training {
     for (uint64_t sequence = first_; sequence <= at; ++sequence) {
       for (uint32_t n = 0; n < kMicroBatches; ++n) {
         if (sequence == at && !after_step && n == 2) return;
-        CHECK(Backward(sequence, n, Forward(sequence, n)).status.ok());
+        CHECK(Backward(sequence, n, ForwardModule(sequence, n)).status.ok());
       }
       EXPECT_EQ(Step(sequence).sequence(), sequence + 1);
       while (caller_.Status(token_).durable_sequence() <= sequence) std::this_thread::yield();
@@ -117,9 +117,9 @@ class Training {
     return header;
   }
 
-  std::string Forward(uint64_t sequence, uint32_t micro_batch) {
-    const auto forward =
-        caller_.Forward(HeaderOf(sequence, micro_batch), {{kX, Numbers(sequence, micro_batch, 0)}});
+  std::string ForwardModule(uint64_t sequence, uint32_t micro_batch) {
+    const auto forward = caller_.Forward(HeaderOf(sequence, micro_batch),
+                                         {{kRetriedX, Numbers(sequence, micro_batch, 0)}});
     CHECK(forward.status.ok()) << forward.status.error_message();
     return forward.header.activations().token();
   }
@@ -134,15 +134,15 @@ class Training {
     std::vector<Payload> payloads;
     if (activations.empty()) {
       *header.mutable_forward() = HeaderOf(sequence, micro_batch);
-      payloads.emplace_back(kX, Numbers(sequence, micro_batch, 0));
+      payloads.emplace_back(kRetriedX, Numbers(sequence, micro_batch, 0));
     } else {
       header.set_activations(activations);
     }
-    payloads.emplace_back(kDy, Numbers(sequence, micro_batch, 1));
+    payloads.emplace_back(kRetriedDy, Numbers(sequence, micro_batch, 1));
     return caller_.Backward(std::move(header), payloads);
   }
   void RetriedMicroBatch(uint64_t sequence, uint32_t micro_batch) {
-    const std::string activations = Forward(sequence, micro_batch);
+    const std::string activations = ForwardModule(sequence, micro_batch);
     const auto first = Backward(sequence, micro_batch, activations);
     EXPECT_TRUE(first.status.ok()) << first.status.error_message();
     EXPECT_TRUE(first.header.added());

@@ -127,7 +127,7 @@ class SharedCaller {
   uint64_t use_ = 0;
 };
 
-void ExpectHealthy(Daemon& daemon) {
+void ExpectSharedCallWorks(Daemon& daemon) {
   SharedCaller caller(daemon);
   grpc::Status status = caller.Forward(caller.Request(SmallProblem(), 1));
   EXPECT_TRUE(status.ok()) << status.error_message();
@@ -540,14 +540,14 @@ TEST(DaemonSharedMemory, LeavesTheSocketOfADaemonThatTookItsPlace) {
 }
 
 // A daemon whose kernels wait at a gate.
-class GatedDaemon : public testing::Test {
+class GatedSharedDaemon : public testing::Test {
  protected:
   GatedBackend* gate_ = new GatedBackend();  // the daemon's
   Daemon daemon_{std::unique_ptr<Backend>(gate_), UnixOptions()};
   std::unique_ptr<SharedCaller> caller_ = std::make_unique<SharedCaller>(daemon_);
 };
 
-TEST_F(GatedDaemon, FinishesACallWhoseRegionIsClosedInMidCall) {
+TEST_F(GatedSharedDaemon, FinishesACallWhoseRegionIsClosedInMidCall) {
   const int before = static_cast<int>(gate_->launches().size());  // the self test's
   gate_->Close();
   v1::ForwardRequest request = caller_->Request(SmallProblem(), 1);
@@ -571,7 +571,7 @@ TEST_F(GatedDaemon, FinishesACallWhoseRegionIsClosedInMidCall) {
   EXPECT_EQ(gate_->host_registrations(), registrations - 1);
 }
 
-TEST_F(GatedDaemon, TellsWhenACancelledCallHasLetGo) {
+TEST_F(GatedSharedDaemon, TellsWhenACancelledCallHasLetGo) {
   const int before = static_cast<int>(gate_->launches().size());  // the self test's
   gate_->Close();
   v1::ForwardRequest request = caller_->Request(SmallProblem(), 1);
@@ -591,7 +591,7 @@ TEST_F(GatedDaemon, TellsWhenACancelledCallHasLetGo) {
   EXPECT_TRUE(status.ok());
 }
 
-TEST_F(GatedDaemon, RefusesACallThatComesAfterItsEnd) {
+TEST_F(GatedSharedDaemon, RefusesACallThatComesAfterItsEnd) {
   v1::ForwardRequest request = caller_->Request(SmallProblem(), 1);
   ASSERT_TRUE(caller_->control().AskEndOf(request.shared_memory().use()));
   v1::SharedMemoryReply reply;
@@ -599,7 +599,7 @@ TEST_F(GatedDaemon, RefusesACallThatComesAfterItsEnd) {
   ExpectUnknownRegion(caller_->Forward(request));
 }
 
-TEST_F(GatedDaemon, SurvivesACallerThatScribblesOverItsTensorsInMidCall) {
+TEST_F(GatedSharedDaemon, SurvivesACallerThatScribblesOverItsTensorsInMidCall) {
   v1::ForwardRequest request = caller_->Request(SmallProblem(64, 4), 1);
   std::atomic<bool> stop{false};
   std::thread scribbler([&] {
@@ -629,13 +629,13 @@ class HostileControl : public testing::Test {
     EXPECT_FALSE(control.Receive(reply)) << reply.DebugString();
   }
   void ExpectBaseline() {
-    ExpectHealthy(daemon_);
+    ExpectSharedCallWorks(daemon_);
     EXPECT_TRUE(Eventually([&] { return daemon_.server().shared_memory_use().bytes == 0; }));
     EXPECT_TRUE(Eventually([&] { return OpenDescriptors() == descriptors_; }))
         << OpenDescriptors() << " descriptors instead of " << descriptors_;
   }
   void SetUp() override {
-    ExpectHealthy(daemon_);
+    ExpectSharedCallWorks(daemon_);
     Eventually([&] { return daemon_.server().shared_memory_use().bytes == 0; });
     descriptors_ = OpenDescriptors();
   }

@@ -99,7 +99,7 @@ void WaitUntilAllIsGivenBack(Daemon& daemon) {
   }
 }
 
-void ExpectHealthy(Daemon& daemon) {
+void ExpectStreamsWork(Daemon& daemon) {
   WaitUntilAllIsGivenBack(daemon);
   grpc::ClientContext context;
   v1::ForwardResponse reply;
@@ -272,7 +272,7 @@ TEST(DaemonStream, NamesEachViolationAndGivesEverythingBack) {
     EXPECT_EQ(ErrorInfoOf(status).reason(), violation.reason);
     WaitUntilAllIsGivenBack(daemon);
   }
-  ExpectHealthy(daemon);
+  ExpectStreamsWork(daemon);
 }
 
 // Beside another call of which only the header has come, too.
@@ -317,7 +317,7 @@ TEST(DaemonStream, RefusesOnTheHeaderAlone) {
     EXPECT_EQ(ErrorInfoOf(status).reason(), c.reason) << status.error_message();
     other_context.TryCancel();
     other->Finish();
-    ExpectHealthy(daemon);
+    ExpectStreamsWork(daemon);
   }
 }
 
@@ -353,7 +353,7 @@ TEST(DaemonStream, KeepsCallsApartThatAreRefusedBesideOthers) {
   for (std::thread& caller : callers) caller.join();
   EXPECT_GT(answered, 0);
   EXPECT_GT(refused, 0);
-  ExpectHealthy(daemon);
+  ExpectStreamsWork(daemon);
 }
 
 TEST(DaemonStream, HoldsItsMemoryFromTheHeaderOn) {
@@ -371,7 +371,7 @@ TEST(DaemonStream, HoldsItsMemoryFromTheHeaderOn) {
   EXPECT_EQ(ErrorInfoOf(status).reason(), "MEMORY_PRESSURE");
   context.TryCancel();
   stream->Finish();
-  ExpectHealthy(daemon);
+  ExpectStreamsWork(daemon);
 }
 
 TEST(DaemonStream, GivesEverythingBackWhenAbandonedAtAnyState) {
@@ -400,7 +400,7 @@ TEST(DaemonStream, GivesEverythingBackWhenAbandonedAtAnyState) {
     WaitUntilAllIsGivenBack(daemon);
   }
   engine->Open();
-  ExpectHealthy(daemon);
+  ExpectStreamsWork(daemon);
 }
 
 TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {
@@ -424,7 +424,7 @@ TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {
   const Counts counts(daemon);
   EXPECT_EQ(counts.Of("attnd_calls_cut_total", {{"stage", "receive"}, {"reason", "idle"}}), 3);
   EXPECT_EQ(counts.Of("attnd_calls_cut_total", {}), 3);
-  ExpectHealthy(daemon);
+  ExpectStreamsWork(daemon);
 }
 
 TEST(DaemonStream, CutsASenderThatIsBelowTheRate) {
@@ -444,7 +444,7 @@ TEST(DaemonStream, CutsASenderThatIsBelowTheRate) {
   EXPECT_EQ(ErrorInfoOf(stream->Finish()).reason(), "STREAM_TOO_SLOW");
   const Labels labels = {{"stage", "receive"}, {"reason", "too_slow"}};
   EXPECT_EQ(Counts(daemon).Of("attnd_calls_cut_total", labels), 1);
-  ExpectHealthy(daemon);
+  ExpectStreamsWork(daemon);
 }
 
 TEST(DaemonStream, CutsAReaderThatNeverReads) {
@@ -468,7 +468,7 @@ TEST(DaemonStream, CutsAReaderThatNeverReads) {
   EXPECT_EQ(Counts(daemon).Of("attnd_calls_cut_total", labels), 1);
   context.TryCancel();
   stream->Finish();
-  ExpectHealthy(daemon);
+  ExpectStreamsWork(daemon);
 }
 
 // A streamed call of 8 MiB each way, one MiB at a time, while the clock moves by kStep before each.
@@ -671,7 +671,7 @@ TEST(DaemonStream, AnswersStreamsWhoseBytesAreDamaged) {
   EXPECT_GT(results, 10);
   EXPECT_GT(errors, 10);
   peer.reset();
-  ExpectHealthy(daemon);
+  ExpectStreamsWork(daemon);
 }
 
 TEST(DaemonStream, SurvivesStreamsCancelledAtRandomTimes) {
@@ -699,7 +699,7 @@ TEST(DaemonStream, SurvivesStreamsCancelledAtRandomTimes) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  ExpectHealthy(daemon);
+  ExpectStreamsWork(daemon);
 }
 
 // Valid streams with one random damage: an error with its reason, or the right answer.
@@ -745,7 +745,7 @@ TEST(DaemonStream, AnswersDamagedStreamsWithAStatusWhenDamageIsRandom) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
     EXPECT_FALSE(ErrorInfoOf(status).reason().empty());
   }
-  ExpectHealthy(daemon);
+  ExpectStreamsWork(daemon);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ grpc::Status CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::s
   return status;
 }
 
-void ExpectHealthy(Daemon& daemon) {
+void ExpectWireWorks(Daemon& daemon) {
   grpc::ClientContext context;
   v1::ForwardResponse reply;
   grpc::Status status = daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply);
@@ -85,7 +85,7 @@ TEST(DaemonWire, AnswersBytesThatAreNoMessageInEveryMethod) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
     EXPECT_EQ(ErrorInfoOf(status).reason(), "MALFORMED_MESSAGE") << method;
   }
-  ExpectHealthy(daemon);
+  ExpectWireWorks(daemon);
 }
 
 TEST(DaemonWire, AnswersRandomBytesWithAStatusOnOneConnection) {
@@ -109,7 +109,7 @@ TEST(DaemonWire, AnswersRandomBytesWithAStatusOnOneConnection) {
     EXPECT_NE(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
   }
   EXPECT_EQ(channel->GetState(false), GRPC_CHANNEL_READY);
-  ExpectHealthy(daemon);
+  ExpectWireWorks(daemon);
 }
 
 TEST(DaemonWire, RepliesAreValidProtobufOfTheGeneratedMessage) {
@@ -136,7 +136,7 @@ TEST(DaemonWire, RefusesCompressedMessages) {
   v1::ForwardResponse reply;
   EXPECT_EQ(daemon.stub().Forward(&context, request, &reply).error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
-  ExpectHealthy(daemon);
+  ExpectWireWorks(daemon);
 }
 
 // A call that is withdrawn before its request has come.
@@ -165,7 +165,7 @@ TEST(DaemonWire, CountsNoCallThatIsWithdrawnBeforeItsRequest) {
   EXPECT_EQ(CallRaw(daemon.NewChannel(), "").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(counts.WaitForOne("attnd_rejected_requests_total", invalid), 1);
   EXPECT_EQ(counts.Of("attnd_requests_total", {{"method", "Forward"}}), 1);
-  ExpectHealthy(daemon);
+  ExpectWireWorks(daemon);
 }
 
 TEST(DaemonWire, TimesRefusalsByAdmissionAndNoOtherAnswers) {
@@ -202,9 +202,9 @@ TEST(DaemonWire, GoesOnBesideConnectionsThatSpeakNonsenseOrStopHalfway) {
       sockets.back()->Send(preface.substr(0, static_cast<size_t>(n) % preface.size()));
     if (n % 4 == 2) sockets.back()->Send(preface + std::string(1000, '\xff'));
   }
-  ExpectHealthy(daemon);
+  ExpectWireWorks(daemon);
   sockets.clear();
-  ExpectHealthy(daemon);
+  ExpectWireWorks(daemon);
 }
 
 // What Go sends for its longest time, 292 years, and the longest that gRPC knows: beyond the end of
@@ -249,7 +249,7 @@ TEST(DaemonWire, KeepsMemoryBoundedForReadersThatNeverRead) {
       grpc::Slice slice(request.SerializeAsString());
       call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
       queue.Next(&tag, &ok);
-      ExpectHealthy(daemon);
+      ExpectWireWorks(daemon);
       context.TryCancel();
       grpc::Status status;
       call->Finish(&status, nullptr);
@@ -260,7 +260,7 @@ TEST(DaemonWire, KeepsMemoryBoundedForReadersThatNeverRead) {
   while (daemon.server().use().bytes != 0 || daemon.server().staging_used() != 0) {
     std::this_thread::yield();
   }
-  ExpectHealthy(daemon);
+  ExpectWireWorks(daemon);
 }
 
 TEST(DaemonWire, LetsOtherHostsSendMegabytesAheadAndThisOneLittle) {
@@ -287,7 +287,7 @@ TEST(DaemonWire, TakesManyCallsOnOneConnection) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 16; ++t) {
     threads.emplace_back([&daemon] {
-      for (int n = 0; n < 10; ++n) ExpectHealthy(daemon);
+      for (int n = 0; n < 10; ++n) ExpectWireWorks(daemon);
     });
   }
   for (std::thread& thread : threads) thread.join();

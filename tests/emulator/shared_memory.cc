@@ -16,7 +16,7 @@ constexpr int kWordBytes = 4;
 constexpr int16_t kSeveralLanes = -1;
 constexpr int64_t kAlignment = 1024;  // of swizzles
 
-const char* NameOf(Access access) {
+const char* VerbOf(Access access) {
   return access == Access::kLoad ? "load" : access == Access::kStore ? "store" : "atomic";
 }
 
@@ -81,20 +81,20 @@ std::string SharedMemory::Check(const void* pointer, int bytes, Access access, i
                                 const std::source_location& site) {
   int64_t offset = static_cast<const std::byte*>(pointer) - data();
   if (offset < 0 || offset + bytes > bytes_) {
-    return absl::StrCat("shared ", NameOf(access), " of ", bytes, " bytes at offset ", offset,
+    return absl::StrCat("shared ", VerbOf(access), " of ", bytes, " bytes at offset ", offset,
                         " of ", bytes_);
   }
   if (offset % bytes != 0) {
-    return absl::StrCat("misaligned shared ", NameOf(access), " of ", bytes, " bytes at offset ",
+    return absl::StrCat("misaligned shared ", VerbOf(access), " of ", bytes, " bytes at offset ",
                         offset);
   }
   if (copies_ > 0 && std::memchr(copied_.data() + offset, 1, bytes) != nullptr) {
-    return absl::StrCat("shared ", NameOf(access), " of ", bytes, " bytes at offset ", offset,
+    return absl::StrCat("shared ", VerbOf(access), " of ", bytes, " bytes at offset ", offset,
                         ", whose copy is under way");
   }
   uint8_t* written = written_.data() + offset;
   if (access != Access::kStore && std::memchr(written, 0, bytes) != nullptr) {
-    return absl::StrCat("shared ", NameOf(access), " of ", bytes, " bytes at offset ", offset,
+    return absl::StrCat("shared ", VerbOf(access), " of ", bytes, " bytes at offset ", offset,
                         ", which nothing wrote");
   }
   std::memset(written, 1, bytes);
@@ -126,7 +126,7 @@ std::string SharedMemory::CheckOrder(int64_t offset, int bytes, Access access, i
                   static_cast<int16_t>(lane)};
   auto race = [&](const Epoch& before, const char* what) {
     return absl::StrCat(
-        "race: shared ", NameOf(access), " at offset ", offset, " by thread ", thread,
+        "race: shared ", VerbOf(access), " at offset ", offset, " by thread ", thread,
         " is not ordered after a ", what, " by warp ", before.warp,
         before.lane == kSeveralLanes ? ", several lanes" : absl::StrCat(", lane ", before.lane));
   };

@@ -1,6 +1,6 @@
 """How fast the sm_70 kernels would run on a V100, from their machine code: ./dev volta-report.
 
-Takes the archive that compile_cubins writes for sm_70, runs one block of each attention kernel in
+Takes the archive that the build makes for sm_70, runs one block of each attention kernel in
 voltasim's interpreter (registers, branches, barriers; bank conflicts on the way), then simulates its
 steady loop and a whole launch (N = 4096, batch × heads = 64) under three schedules, of which the
 lowest counts. Simulated (voltasim), no V100 was used.
@@ -11,6 +11,7 @@ import os
 import random
 import struct
 import sys
+import zlib
 
 import traced_blocks
 import volta_masks
@@ -45,7 +46,7 @@ TENSORS = 0x7000000000      # nothing is stored there: every tensor reads as zer
 
 
 def read_archive(path):
-    """[(key, fields, cubin bytes)] of a file of compile_cubins."""
+    """[(key, fields, cubin bytes)] of an archive; a packed cubin is its size and a zlib stream."""
     data = open(path, "rb").read()
     head, _, body = data.partition(b"\nend\n")
     out = []
@@ -53,7 +54,7 @@ def read_archive(path):
         key, name, offset, size, threads, shared, registers, spills = line.split()
         out.append((key, {"name": name, "shared": int(shared), "registers": int(registers),
                           "spills": int(spills), "threads": int(threads)},
-                    body[int(offset):int(offset) + int(size)]))
+                    zlib.decompress(body[int(offset) + 8:int(offset) + int(size)])))
     return out
 
 
@@ -303,7 +304,7 @@ def print_table(rows):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("archive", help="sm_70 archive of compile_cubins")
+    p.add_argument("archive", help="kernels_70.cubins")
     p.add_argument("--only", default="", help="kernels whose name contains this")
     p.add_argument("--general", action="store_true", help="also the kernels with every option (no published rival)")
     p.add_argument("--scores", nargs="+", choices=SCORES, default=["plain"],

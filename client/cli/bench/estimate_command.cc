@@ -28,15 +28,15 @@ struct EstimateFlags {
 
 // Forward and backward of one step, in seconds. The ways of a link do not share its rate, so the
 // fuller one counts; transfer and compute are taken not to overlap.
-struct Step {
+struct EstimatedStep {
   StepWork work;
   StepRates rates;
   double transfer, compute, latency, local;
   double Remote() const { return transfer + compute + latency; }
 };
 
-Step StepOf(const Problem& p, const StepRates& rates, const EstimateFlags& flags) {
-  Step step;
+EstimatedStep StepOf(const Problem& p, const StepRates& rates, const EstimateFlags& flags) {
+  EstimatedStep step;
   step.work = WorkOf(p, !flags.no_leases);
   step.rates = rates;
   step.transfer = step.work.bytes * rates.seconds_per_byte;
@@ -58,7 +58,7 @@ absl::StatusOr<StepRates> RatesOf(Session& session, const Problem& p, const Esti
 
 // The length from which sending pays off: bytes grow with it, work with its square. 0: at no
 // length, or not of this form.
-double LengthThatPays(const Problem& p, const Step& step) {
+double LengthThatPays(const Problem& p, const EstimatedStep& step) {
   const bool is_square = p.q_len == p.kv_len && p.window_left < 0 && p.window_right < 0;
   if (!is_square || step.local <= step.compute) return 0;
   return static_cast<double>(p.MaxQueryLength()) * step.transfer / (step.local - step.compute);
@@ -67,7 +67,7 @@ double LengthThatPays(const Problem& p, const Step& step) {
 // What is reached in a second; 0 where it took no time that could be told.
 double PerSecond(double seconds_of_one) { return seconds_of_one > 0 ? 1 / seconds_of_one : 0; }
 
-nlohmann::ordered_json ToJson(const Step& step, double length) {
+nlohmann::ordered_json ToJson(const EstimatedStep& step, double length) {
   nlohmann::ordered_json json = {{"bytes", step.work.bytes},
                                  {"flops", step.work.flops},
                                  {"bytes_per_second", PerSecond(step.rates.seconds_per_byte)},
@@ -90,7 +90,7 @@ void AddRates(const StepRates& rates, Table& table) {
   table.Add({"the engine reaches, measured", FlopsText(PerSecond(rates.seconds_per_flop))});
 }
 
-void Print(const Step& step, double length, bool is_measured, bool color) {
+void Print(const EstimatedStep& step, double length, bool is_measured, bool color) {
   Table table({"a training step", ""});
   if (is_measured) AddRates(step.rates, table);
   table.Add({"bytes on the fuller way", BytesText(step.work.bytes)});
@@ -113,7 +113,7 @@ void RunEstimate(Session& session, const EstimateFlags& flags) {
   if (!flags.sizes.has_dtype()) problem->element = ElementType::kFloat16;
   const absl::StatusOr<StepRates> rates = RatesOf(session, *problem, flags);
   if (!rates.ok()) return session.Fail(rates.status());
-  const Step step = StepOf(*problem, *rates, flags);
+  const EstimatedStep step = StepOf(*problem, *rates, flags);
   const double length = LengthThatPays(*problem, step);
   if (session.json()) {
     std::cout << JsonText(ToJson(step, length)) << "\n";

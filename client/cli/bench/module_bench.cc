@@ -176,7 +176,8 @@ class BenchedModule {
 
 constexpr const char* kStages[] = {"forward", "backward", "step"};
 
-void Show(const Session& session, const BenchedModule& module, std::vector<double> (&seconds)[3]) {
+void ShowModule(const Session& session, const BenchedModule& module,
+                std::vector<double> (&seconds)[3]) {
   for (std::vector<double>& stage : seconds) std::sort(stage.begin(), stage.end());
   double whole = 0;
   nlohmann::ordered_json json = {{"engine", module.plan().engine()},
@@ -210,8 +211,8 @@ void Show(const Session& session, const BenchedModule& module, std::vector<doubl
             << FlopsText(flops) << " of linear ops\n";
 }
 
-absl::Status Measure(BenchedModule& module, absl::Duration warmup, absl::Duration duration,
-                     std::vector<double> (&seconds)[3]) {
+absl::Status MeasureModule(BenchedModule& module, absl::Duration warmup, absl::Duration duration,
+                           std::vector<double> (&seconds)[3]) {
   for (const absl::Duration part : {warmup, duration}) {
     for (std::vector<double>& stage : seconds) stage.clear();
     const absl::Time end = absl::Now() + part;
@@ -237,10 +238,10 @@ absl::Status BenchModule(Session& session, const ModuleBenchFlags& flags, Elemen
   BenchedModule module(ModuleClient(*client), std::move(sizes));
   RETURN_IF_ERROR(module.Register());
   std::vector<double> seconds[3];
-  absl::Status status = Measure(module, warmup, duration, seconds);
+  absl::Status status = MeasureModule(module, warmup, duration, seconds);
   module.Release().IgnoreError();
   RETURN_IF_ERROR(status);
-  Show(session, module, seconds);
+  ShowModule(session, module, seconds);
   return absl::OkStatus();
 }
 

@@ -544,7 +544,7 @@ void DriverDevice::Describe(const DeviceIdentity& identity) {
 // A module is loaded with memory and a wait of its own: never on the way of a request.
 absl::Status DriverDevice::LoadKernels() {
   for (const KernelRow& row : rows_) {
-    if (!row.shipped || !Check(row).ok()) continue;
+    if (!Check(row).ok()) continue;
     const absl::Status status = Kernel(row).status();
     if (!absl::IsUnimplemented(status)) RETURN_IF_ERROR(status);
   }

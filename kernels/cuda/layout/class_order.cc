@@ -7,7 +7,7 @@ namespace {
 
 // Calls visit(index as the caller has it, index by classes) for each row.
 template <class Visit>
-void ForEachRow(const Problem& p, int64_t period, const Visit& visit) {
+void ForEachClassRow(const Problem& p, int64_t period, const Visit& visit) {
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = p.SequenceAt(b);
     for (int64_t h = 0; h < p.q_heads; ++h) {
@@ -27,11 +27,11 @@ int64_t RowsBefore(int64_t length, int64_t p, int64_t residue) {
 }
 
 void ToClassOrder(const Problem& p, const ResidueClasses& classes, const float* in, float* out) {
-  ForEachRow(p, classes.p, [&](int64_t row, int64_t at) { out[at] = in[row]; });
+  ForEachClassRow(p, classes.p, [&](int64_t row, int64_t at) { out[at] = in[row]; });
 }
 
 void FromClassOrder(const Problem& p, const ResidueClasses& classes, const float* in, float* out) {
-  ForEachRow(p, classes.p, [&](int64_t row, int64_t at) { out[row] = in[at]; });
+  ForEachClassRow(p, classes.p, [&](int64_t row, int64_t at) { out[row] = in[at]; });
 }
 
 }  // namespace attnd::cuda

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/layout/descriptors.h"
 #include "kernels/cuda/layout/tile_work.h"
-#include "kernels/rules/tile_lists.h"
+#include "kernels/rules/mask_words.h"
 
 namespace attnd::cuda {
 namespace {

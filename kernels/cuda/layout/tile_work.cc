@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "attention/score_rule.h"
-#include "kernels/rules/tile_lists.h"
+#include "kernels/rules/mask_words.h"
 
 namespace attnd::cuda {
 namespace {
@@ -95,7 +95,7 @@ int64_t Visited(Range range, const std::optional<absl::Span<const MaskTile>>& li
   return (first_from(end) - first_from(begin)) * size;
 }
 
-// What a line lists, of run n > 0 of it as RunOf (kernels/rules/tile_lists.h) cuts it.
+// What a line lists, of run n > 0 of it as RunOf (kernels/rules/mask_words.h) cuts it.
 std::optional<absl::Span<const MaskTile>> ListedBy(const MaskLists* lists, int64_t line, int run) {
   if (lists == nullptr) return std::nullopt;
   const absl::Span<const MaskTile> all = lists->Line(line);

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/library/embedded_kernels.h"
+#include "kernels/cuda/library/kernel_sample.h"
 #include "kernels/cuda/library/kernel_source.h"
 #include "kernels/cuda/library/packed_cubin.h"
 
@@ -181,13 +183,15 @@ class KernelLibraryTest : public ::testing::Test {
     return *std::move(library);
   }
   std::unique_ptr<Driver> driver_;
-  const KernelRow row_ = KernelRows().at(0);
+  // A row that every build for tests has.
+  const KernelRow row_ = *std::find_if(KernelRows().begin(), KernelRows().end(),
+                                       [](const KernelRow& row) { return IsSampled(row, 70); });
 };
 
 TEST_F(KernelLibraryTest, LoadsWhatTheProgramHoldsForTheGpu) {
   auto library = Create(7, 0, EmbeddedKernelArchives(), {.compiler = "libabsent.so"});
   for (const KernelRow& row : KernelRowsOf(Architecture::kSm70)) {
-    if (!row.shipped) continue;
+    if (!IsSampled(row, 70)) continue;
     EXPECT_TRUE(library->Check(row).ok()) << library->Check(row);
     auto kernel = library->Get(row);
     ASSERT_TRUE(kernel.ok()) << kernel.status();
@@ -197,13 +201,37 @@ TEST_F(KernelLibraryTest, LoadsWhatTheProgramHoldsForTheGpu) {
   EXPECT_EQ(library->compiled(), 0);
 }
 
-TEST_F(KernelLibraryTest, RefusesWhatIsNeitherShippedNorCompilable) {
+TEST_F(KernelLibraryTest, RefusesWhatIsNeitherInTheProgramNorCompilable) {
   auto library = Create(7, 0, {}, {.compiler = "libabsent.so"});
   absl::Status status = library->Check(row_);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(status.message()), HasSubstr("is not part of this build for sm_70"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("libabsent.so"));
   EXPECT_EQ(library->Get(row_).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+// A build may hold some of a GPU's kernels, or none (cubins.bzl).
+TEST_F(KernelLibraryTest, CompilesWhatTheArchiveLacksIfACompilerIsThere) {
+  ASSERT_NE(CompilerPath(), "");
+  KernelRow absent = row_;
+  absent.dropout = true;
+  auto whole = ParseKernelArchive(EmbeddedKernelArchives().at(0));
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  KernelArchive part;
+  part.target = whole->target;
+  part.kernels = {*whole->Find(NameOf(row_))};
+  const std::string bytes = FormatKernelArchive(part);
+
+  auto without = Create(7, 0, {bytes}, {.compiler = "libabsent.so"});
+  EXPECT_TRUE(without->Get(row_).ok());
+  EXPECT_THAT(std::string(without->Get(absent).status().message()),
+              HasSubstr("is not part of this build for sm_70"));
+  auto with =
+      Create(7, 0, {bytes}, {.cache_directory = FreshFolder("part"), .compiler = CompilerPath()});
+  EXPECT_TRUE(with->Get(row_).ok());
+  EXPECT_EQ(with->compiled(), 0);
+  EXPECT_TRUE(with->Get(absent).ok());
+  EXPECT_EQ(with->compiled(), 1);
 }
 
 TEST_F(KernelLibraryTest, RunsAnEarlierArchitectureOfTheGenerationOnly) {

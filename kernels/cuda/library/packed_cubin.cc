@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kMostShrunk = 1032;  // zlib's limit: a stream of n bytes holds at most 1032·n
 
-absl::Status Damaged() { return absl::DataLossError("kernel archive: a cubin is damaged"); }
+absl::Status DamagedCubin() { return absl::DataLossError("kernel archive: a cubin is damaged"); }
 
 }  // namespace
 
@@ -30,15 +30,15 @@ std::string PackCubin(absl::string_view cubin) {
 
 absl::StatusOr<Cubin> UnpackCubin(absl::string_view packed) {
   uint64_t size = 0;
-  if (packed.size() < sizeof(size)) return Damaged();
+  if (packed.size() < sizeof(size)) return DamagedCubin();
   std::memcpy(&size, packed.data(), sizeof(size));
   packed.remove_prefix(sizeof(size));
-  if (size == 0 || size / kMostShrunk > packed.size()) return Damaged();
+  if (size == 0 || size / kMostShrunk > packed.size()) return DamagedCubin();
   Cubin cubin{std::vector<uint64_t>((size + 7) / 8), size};
   uLongf written = size, read = packed.size();
   const int result = uncompress2(reinterpret_cast<Bytef*>(cubin.image.data()), &written,
                                  reinterpret_cast<const Bytef*>(packed.data()), &read);
-  if (result != Z_OK || written != size || read != packed.size()) return Damaged();
+  if (result != Z_OK || written != size || read != packed.size()) return DamagedCubin();
   return cubin;
 }
 

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "base/round_up.h"
-#include "kernels/rules/tile_lists.h"
+#include "kernels/rules/mask_words.h"
 
 namespace attnd::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/round_up.h"
 #include "kernels/cuda/device/kernel_device.h"
-#include "kernels/rules/tile_lists.h"
+#include "kernels/rules/mask_words.h"
 
 namespace attnd::cuda {
 namespace {

@@ -4,8 +4,8 @@
 #include <set>
 #include <string>
 
-#include "tests/emulator/device/emulated_device.h"
 #include "kernels/layers/cuda/cuda_device.h"
+#include "tests/emulator/device/emulated_device.h"
 #include "tests/layers/product_conformance.h"
 
 namespace attnd {
@@ -14,7 +14,7 @@ namespace {
 using Names = std::set<std::string>;
 
 template <Architecture kArchitecture>
-std::unique_ptr<cuda::CudaBackend> MakeEmulated() {
+std::unique_ptr<cuda::CudaBackend> MakeEmulatedForProducts() {
   return std::make_unique<cuda::CudaBackend>(cuda::MakeEmulatedDevice(
       {.architecture = kArchitecture, .shared = {.count_conflicts = false, .detect_races = true}}));
 }
@@ -43,21 +43,24 @@ std::unique_ptr<cuda::CudaBackend> MakeOf(Tiles tiles, Names* names) {
 
 INSTANTIATE_TEST_SUITE_P(
     Emulated, ProductConformance,
-    testing::Values(
-        ConformanceDevice{"sm70_float16", MakeEmulated<Architecture::kSm70>, ElementType::kFloat16},
-        ConformanceDevice{"sm80_float16", MakeEmulated<Architecture::kSm80>, ElementType::kFloat16},
-        ConformanceDevice{"sm80_bfloat16", MakeEmulated<Architecture::kSm80>,
-                          ElementType::kBFloat16},
-        ConformanceDevice{"sm80_float32", MakeEmulated<Architecture::kSm80>, ElementType::kFloat32},
-        ConformanceDevice{"sm70_float32", MakeEmulated<Architecture::kSm70>,
-                          ElementType::kFloat32}),
+    testing::Values(ConformanceDevice{"sm70_float16", MakeEmulatedForProducts<Architecture::kSm70>,
+                                      ElementType::kFloat16},
+                    ConformanceDevice{"sm80_float16", MakeEmulatedForProducts<Architecture::kSm80>,
+                                      ElementType::kFloat16},
+                    ConformanceDevice{"sm80_bfloat16", MakeEmulatedForProducts<Architecture::kSm80>,
+                                      ElementType::kBFloat16},
+                    ConformanceDevice{"sm80_float32", MakeEmulatedForProducts<Architecture::kSm80>,
+                                      ElementType::kFloat32},
+                    ConformanceDevice{"sm70_float32", MakeEmulatedForProducts<Architecture::kSm70>,
+                                      ElementType::kFloat32}),
     [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(
     Emulated, FloatProductConformance,
-    testing::Values(
-        ConformanceDevice{"sm80", MakeEmulated<Architecture::kSm80>, ElementType::kFloat32},
-        ConformanceDevice{"sm70", MakeEmulated<Architecture::kSm70>, ElementType::kFloat32}),
+    testing::Values(ConformanceDevice{"sm80", MakeEmulatedForProducts<Architecture::kSm80>,
+                                      ElementType::kFloat32},
+                    ConformanceDevice{"sm70", MakeEmulatedForProducts<Architecture::kSm70>,
+                                      ElementType::kFloat32}),
     [](const auto& info) { return info.param.name; });
 
 TEST(Products, HaveTheSameBitsInTilesOfAnySize) {

@@ -10,7 +10,7 @@ namespace {
 // Calls, beyond those of max_rows, whose kept values may each be rounded up to kTensorAlignment;
 // more of them are refused where that does not fit.
 constexpr int64_t kSmallCalls = 16;
-constexpr int64_t kFloatBytes = 4;
+constexpr int64_t kStateBytes = 4;
 
 // The larger of each part.
 void TakeLargest(int64_t& most, int64_t bytes) {
@@ -53,7 +53,7 @@ class AttentionSizes {
     TakeLargest(most.q, GatheredBytes(layer, op.q, op.q_norm.has_value()));
     TakeLargest(most.k, GatheredBytes(layer, op.k, op.k_norm.has_value()));
     TakeLargest(most.v, GatheredBytes(layer, op.v, false));
-    TakeLargest(most.lse, rows_.input * op.q.heads * kFloatBytes);
+    TakeLargest(most.lse, rows_.input * op.q.heads * kStateBytes);
     if (graph_.ElementOf(layer, number + kFirstOpValue) != layout.element) {
       const int64_t bytes = rows_.input * op.q.heads * op.v.dim * ElementBytes(layout.element);
       TakeLargest(most.o, bytes);
@@ -157,7 +157,7 @@ InstanceLayout::InstanceLayout(const ModuleDescription& module, const ModuleLimi
   }
   packed_at = take(packed_bytes);
   if (limits.kept_rows > 0) {
-    const int64_t trained = module.table.trained_elements() * kFloatBytes;
+    const int64_t trained = module.table.trained_elements() * kStateBytes;
     gradients_at = take(trained);
     for (int64_t n = 0; n < module.optimizer.MomentCount(); ++n) moments_at[n] = take(trained);
     activation_bytes =
@@ -214,7 +214,7 @@ KeptPlaces::KeptPlaces(const ModuleGraph& graph, const std::vector<Recompute>& r
     for (int64_t op : graph.ShapesOf(n).attention_ops) {
       if (!kept[op + kFirstOpValue]) continue;
       const auto& attention = std::get<AttentionOp>(graph.BlockOf(n).ops[op].kind);
-      layer.lse[op] = take(rows.input * attention.q.heads * kFloatBytes);
+      layer.lse[op] = take(rows.input * attention.q.heads * kStateBytes);
     }
     layers.push_back(std::move(layer));
   }

@@ -12,7 +12,8 @@ namespace {
 constexpr int64_t kBeyondAllLimits = int64_t{1} << 60;
 constexpr uint64_t kMaxCount = uint64_t{1} << 40;
 
-absl::Status BadField(absl::string_view field, absl::string_view expected, absl::string_view got) {
+absl::Status BadDataField(absl::string_view field, absl::string_view expected,
+                          absl::string_view got) {
   return absl::InvalidArgumentError(absl::StrCat(field, ": expected ", expected, ", got ", got));
 }
 
@@ -40,10 +41,10 @@ class Sizes {
 
   absl::StatusOr<int64_t> Total() const {
     if (inline_numbers_ <= kMaxInlineMaskNumbers) return total_;
-    return BadField(mask_.Text(),
-                    absl::StrCat("at most ", kMaxInlineMaskNumbers,
-                                 " numbers as `value` of its lists, more in mask_data"),
-                    absl::StrCat(inline_numbers_));
+    return BadDataField(mask_.Text(),
+                        absl::StrCat("at most ", kMaxInlineMaskNumbers,
+                                     " numbers as `value` of its lists, more in mask_data"),
+                        absl::StrCat(inline_numbers_));
   }
 
  private:
@@ -118,7 +119,7 @@ class Sizes {
     if (array.count() == 0) return absl::OkStatus();
     const uint32_t width = array.entry_bytes();
     if (width != 1 && width != 2 && width != 4) {
-      return BadField(At{&at, "entry_bytes"}.Text(), "1, 2 or 4", absl::StrCat(width));
+      return BadDataField(At{&at, "entry_bytes"}.Text(), "1, 2 or 4", absl::StrCat(width));
     }
     const bool is_given_inside = array.value_size() > 0 || !array.data().empty();
     if (is_given_inside) return Both({&at, "count"});
@@ -134,7 +135,7 @@ class Sizes {
   }
 
   static absl::Status Both(const At& at) {
-    return BadField(at.Text(), "a list inside the mask or in mask_data", "both");
+    return BadDataField(at.Text(), "a list inside the mask or in mask_data", "both");
   }
 
   void Add(uint64_t count, uint32_t width) {

@@ -11,7 +11,7 @@
 namespace attnd {
 namespace {
 
-absl::StatusOr<PatternOptions> DecodeOptions(const v1::BuildPatternRequest& request) {
+absl::StatusOr<PatternOptions> DecodePatternOptions(const v1::BuildPatternRequest& request) {
   PatternOptions options;
   options.force_diagonal = request.force_diagonal();
   options.min_blocks_per_row = request.min_blocks_per_row();
@@ -50,7 +50,7 @@ absl::StatusOr<PooledMap> DecodePooled(const v1::BuildPatternRequest& request) {
 
 absl::StatusOr<v1::BuildPatternResponse> BuildPattern(const v1::BuildPatternRequest& request,
                                                       const PooledMap& map) {
-  ASSIGN_OR_RETURN(const PatternOptions options, DecodeOptions(request));
+  ASSIGN_OR_RETURN(const PatternOptions options, DecodePatternOptions(request));
   ASSIGN_OR_RETURN(BlockList blocks,
                    BuildBlockPattern(map.averages, map.blocks, int64_t{request.block()}, options));
   v1::BuildPatternResponse reply;

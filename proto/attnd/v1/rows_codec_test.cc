@@ -85,7 +85,7 @@ struct BadRows {
   std::function<void(v1::Rows&)> spoil;
 };
 
-void ExpectRefused(const ModuleGraph& graph, const std::vector<BadRows>& cases) {
+void ExpectRowsRefused(const ModuleGraph& graph, const std::vector<BadRows>& cases) {
   for (const BadRows& bad : cases) {
     v1::Rows rows = bad.rows;
     bad.spoil(rows);
@@ -96,7 +96,7 @@ void ExpectRefused(const ModuleGraph& graph, const std::vector<BadRows>& cases) 
 }
 
 TEST(RowsCodec, RefusesRowsByTheirField) {
-  ExpectRefused(
+  ExpectRowsRefused(
       SelfGraph(),
       {{"rows.batch: expected 1..1048576, got 0", Dense(), [](auto& r) { r.set_batch(0); }},
        {"rows.length: expected 1..1048576, got 1048577", Dense(),
@@ -148,15 +148,15 @@ TEST(RowsCodec, RefusesRowsByTheirField) {
         [](auto& r) { r.set_first_row(uint64_t{1} << 32); }},
        {"rows.memory_length: expected none since memory_width is 0, got some", Dense(),
         [](auto& r) { r.set_memory_length(1); }}});
-  ExpectRefused(CrossGraph(),
-                {{"rows.memory_length: expected 1..1048576, got 0", Dense(), [](auto&) {}},
-                 {"rows.memory_lengths.cu_seqlens_k: expected batch + 1 = 3 entries, got 0",
-                  Packed(), [](auto&) {}},
-                 {"rows.memory_lengths.kv_len[0]: expected 0..4, got 5", Dense(), [](auto& r) {
-                    r.set_memory_length(4);
-                    r.mutable_memory_lengths()->add_kv_len(5);
-                    r.mutable_memory_lengths()->add_kv_len(5);
-                  }}});
+  ExpectRowsRefused(CrossGraph(),
+                    {{"rows.memory_length: expected 1..1048576, got 0", Dense(), [](auto&) {}},
+                     {"rows.memory_lengths.cu_seqlens_k: expected batch + 1 = 3 entries, got 0",
+                      Packed(), [](auto&) {}},
+                     {"rows.memory_lengths.kv_len[0]: expected 0..4, got 5", Dense(), [](auto& r) {
+                        r.set_memory_length(4);
+                        r.mutable_memory_lengths()->add_kv_len(5);
+                        r.mutable_memory_lengths()->add_kv_len(5);
+                      }}});
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "tests/emulator/mma_sm80.h"
-#include "tests/emulator/host_instructions.h"
+#include "tests/emulator/host/host_instructions.h"
 
 namespace attnd::ptx {
 

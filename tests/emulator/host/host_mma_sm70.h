@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "tests/emulator/mma_sm70.h"
-#include "tests/emulator/host_instructions.h"
+#include "tests/emulator/host/host_instructions.h"
 
 namespace attnd::ptx {
 

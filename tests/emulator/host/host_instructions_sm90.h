@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "tests/emulator/product_sm90.h"
-#include "tests/emulator/host_instructions_sm80.h"
+#include "tests/emulator/host/host_instructions_sm80.h"
 #include "kernels/ptx/tensor_map.h"
 
 namespace attnd::ptx {

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "tests/emulator/host_instructions.h"
+#include "tests/emulator/host/host_instructions.h"
 
 namespace attnd::ptx {
 
