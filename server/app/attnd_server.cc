@@ -13,10 +13,6 @@
 #include "base/check.h"
 #include "base/cpu_quota.h"
 #include "base/status_macros.h"
-#include "kernels/layers/cpu/cpu_module_engine.h"
-#include "kernels/layers/cuda/cuda_module_engine.h"
-#include "kernels/layers/pipeline/pipeline_engine.h"
-#include "modules/reference/reference_engine.h"
 #include "net/listen_address.h"
 #include "server/app/encode_server_info.h"
 #include "server/app/metrics_port.h"
@@ -45,11 +41,10 @@ constexpr absl::Duration kExpireLeasesEvery = absl::Seconds(1);
 int MaskThreadCount() { return std::clamp(AvailableCpus() / 4, 2, 4); }
 
 // Leases get their share of each device that has memory of its own.
-ServerOptions WithDeviceLeases(ServerOptions options,
-                               const std::vector<std::unique_ptr<Backend>>& engines) {
-  for (const std::unique_ptr<Backend>& engine : engines) {
-    const bool own = engine->Use().memory_total_bytes > 0;
-    const auto bytes = own ? static_cast<double>(engine->info().memory_bytes) : 0;
+ServerOptions WithDeviceLeases(ServerOptions options, const std::vector<Device>& devices) {
+  for (const Device& device : devices) {
+    const bool own = device.attention->Use().memory_total_bytes > 0;
+    const auto bytes = own ? static_cast<double>(device.attention->info().memory_bytes) : 0;
     options.leases.device_bytes.push_back(static_cast<int64_t>(options.lease_hbm_fraction * bytes));
   }
   return options;
@@ -69,32 +64,31 @@ uint64_t ReplicaOf(const ServerOptions& options) {
 
 }  // namespace
 
-AttndServer::AttndServer(const ServerOptions& options,
-                         std::vector<std::unique_ptr<Backend>> engines, StagingPool staging,
-                         const Clock& clock, Logger& log)
-    : options_(WithDeviceLeases(options, engines)),
+AttndServer::AttndServer(const ServerOptions& options, std::vector<Device> devices,
+                         StagingPool staging, const Clock& clock, Logger& log)
+    : options_(WithDeviceLeases(options, devices)),
       clock_(clock),
       log_(log),
       staging_(std::move(staging)),
-      devices_(std::move(engines), metrics_, log) {
+      devices_(std::move(devices), metrics_, log) {
   metrics_.SetBuildInfo(options_.version, options_.revision,
                         devices_.first_engine().info().architecture);
 }
 
 absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOptions& options,
-                                                                std::unique_ptr<Backend> backend,
-                                                                const Clock& clock, Logger& log) {
-  std::vector<std::unique_ptr<Backend>> engines;
-  engines.push_back(std::move(backend));
-  return Start(options, std::move(engines), clock, log);
+                                                                Device device, const Clock& clock,
+                                                                Logger& log) {
+  std::vector<Device> devices;
+  devices.push_back(std::move(device));
+  return Start(options, std::move(devices), clock, log);
 }
 
-absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(
-    const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines, const Clock& clock,
-    Logger& log) {
+absl::StatusOr<std::unique_ptr<AttndServer>> AttndServer::Start(const ServerOptions& options,
+                                                                std::vector<Device> devices,
+                                                                const Clock& clock, Logger& log) {
   ASSIGN_OR_RETURN(StagingPool staging, StagingPool::Create(options.admission.memory_bytes));
   auto server = std::unique_ptr<AttndServer>(
-      new AttndServer(options, std::move(engines), std::move(staging), clock, log));
+      new AttndServer(options, std::move(devices), std::move(staging), clock, log));
   RETURN_IF_ERROR(server->StartSecurity());
   RETURN_IF_ERROR(server->devices_.Check(server->staging_));
   const uint64_t boot_epoch = NewBootEpoch();
@@ -163,37 +157,10 @@ void AttndServer::LoseDevice(int device, const absl::Status& status) {
   log_.Error("device_lost", {{"device", devices_[device].name}, {"message", status.message()}});
 }
 
-// Null: modules have none on this backend.
-std::unique_ptr<ModuleEngine> AttndServer::EngineOfModules(int device) {
-  Backend& attention = *devices_[device].engine;
-  if (attention.info().backend == "cpu") {
-    return MakeCpuModuleEngine(options_.cpu_threads, attention);
-  }
-  if (attention.info().backend == "reference") return std::make_unique<ReferenceEngine>();
-  auto* cuda = dynamic_cast<cuda::CudaBackend*>(&attention);
-  if (cuda == nullptr) return nullptr;
-  return MakeCudaModuleEngine(
-      *cuda, [this, device](int64_t bytes) { return admission_->HoldDeviceMemory(device, bytes); });
-}
-
-// Those of all devices as one; null: none are served.
-std::shared_ptr<ModuleEngine> AttndServer::EngineOfModules() {
-  if (options_.modules.memory.bytes == 0) return nullptr;
-  if (options_.module_engine != nullptr) return options_.module_engine;
-  std::vector<PipelineDevice> devices;
-  for (int n = 0; n < devices_.size(); ++n) {
-    std::unique_ptr<ModuleEngine> engine = EngineOfModules(n);
-    if (engine == nullptr) return nullptr;
-    devices.push_back(
-        {devices_[n].name, devices_[n].engine->info().architecture, std::move(engine)});
-  }
-  return std::make_shared<PipelineEngine>(std::move(devices));
-}
-
 // The GPUs' memory, where they compute modules.
 ModuleOptions AttndServer::OptionsOfModules() {
   ModuleOptions options = options_.modules;
-  if (module_engine_->Name() != "cuda") return options;
+  if (!devices_[0].has_own_memory()) return options;
   ModuleMemoryLimits& memory = options.memory;
   const bool all_of_one = memory.caller_bytes == memory.bytes;
   int64_t most = 0;
@@ -209,10 +176,12 @@ ModuleOptions AttndServer::OptionsOfModules() {
 }
 
 void AttndServer::StartModules(uint64_t boot_epoch) {
-  module_engine_ = EngineOfModules();
+  if (options_.modules.memory.bytes == 0) return;
+  module_engine_ = devices_.MakeModuleEngine([this](int device) {
+    return [this, device](int64_t bytes) { return admission_->HoldDeviceMemory(device, bytes); };
+  });
   if (module_engine_ == nullptr) return;
-  std::vector<std::string> names;
-  for (int n = 0; n < devices_.size(); ++n) names.push_back(devices_[n].name);
+  std::vector<std::string> names = devices_.names();
   module_metrics_ = std::make_unique<ModuleMetrics>(metrics_.registry(), names);
   module_table_ = std::make_unique<ModuleTable>(
       OptionsOfModules(), TokenIssuer{ReplicaOf(options_), boot_epoch}, clock_);

@@ -23,7 +23,7 @@
 #include "base/log.h"
 #include "base/periodic.h"
 #include "base/task_queue.h"
-#include "kernels/backend.h"
+#include "kernels/device.h"
 #include "server/admission/admission.h"
 #include "server/admission/staging_pool.h"
 #include "server/app/devices.h"
@@ -59,12 +59,12 @@ class AttndServer {
   // `options` have passed CheckOptions. Errors: what the startup check, the files or the ports say.
   // `clock` and `log` outlive the server.
   static absl::StatusOr<std::unique_ptr<AttndServer>> Start(const ServerOptions& options,
-                                                            std::unique_ptr<Backend> backend,
+                                                            Device device, const Clock& clock,
+                                                            Logger& log);
+  // Several devices, at least one.
+  static absl::StatusOr<std::unique_ptr<AttndServer>> Start(const ServerOptions& options,
+                                                            std::vector<Device> devices,
                                                             const Clock& clock, Logger& log);
-  // Several devices: one engine each, at least one.
-  static absl::StatusOr<std::unique_ptr<AttndServer>> Start(
-      const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines,
-      const Clock& clock, Logger& log);
   ~AttndServer();
 
   // As bound: a port of 0 has become the real one. In the order of options.listen.
@@ -93,14 +93,12 @@ class AttndServer {
   void StopNow();
 
  private:
-  AttndServer(const ServerOptions& options, std::vector<std::unique_ptr<Backend>> engines,
-              StagingPool staging, const Clock& clock, Logger& log);
+  AttndServer(const ServerOptions& options, std::vector<Device> devices, StagingPool staging,
+              const Clock& clock, Logger& log);
   absl::Status StartSecurity();
   void StartCalls(uint64_t boot_epoch);
   void StartSharedMemory();
   void StartModules(uint64_t boot_epoch);
-  std::unique_ptr<ModuleEngine> EngineOfModules(int device);
-  std::shared_ptr<ModuleEngine> EngineOfModules();
   ModuleOptions OptionsOfModules();
   absl::Status StartMetrics();
   absl::Status StartRpc();
@@ -147,7 +145,7 @@ class AttndServer {
   std::unique_ptr<CallWatch> call_watch_;
   OpenCalls open_calls_;
   // Null: none are served.
-  std::shared_ptr<ModuleEngine> module_engine_;  // and whoever gave the options
+  std::unique_ptr<ModuleEngine> module_engine_;
   std::unique_ptr<ModuleMetrics> module_metrics_;
   std::unique_ptr<ModuleTable> module_table_;
   std::unique_ptr<ModuleCalls> module_calls_;

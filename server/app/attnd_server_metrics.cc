@@ -121,13 +121,13 @@ void AttndServer::SampleLeases(int place, const std::string& name) {
 
 void AttndServer::SampleDevice(int number) {
   SampledMetrics& sampled = *metrics_.sampled();
-  const Devices::Device& device = devices_[number];
+  const Devices::Served& device = devices_[number];
   const SampledMetrics::Labels labels = {{"device", device.name}};
   sampled.AddGauge("attnd_queue_estimated_seconds",
                    "Estimated work of all admitted requests that are not computed yet.", labels,
                    [this, number] { return admission_->QueueSeconds(number); });
   SampleLeases(number, device.name);
-  if (device.engine->Use().memory_total_bytes == 0) return;
+  if (!device.has_own_memory()) return;
   sampled.AddGauge(
       "attnd_hbm_admitted_bytes", "GPU memory promised to requests.", labels,
       [this, number] { return static_cast<double>(admission_->DeviceUse(number).memory_bytes); });

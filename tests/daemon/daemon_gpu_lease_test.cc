@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "attention/random_problem.h"
 #include "client/attention_client.h"
-#include "tests/fakes/fake_driver.h"
 #include "tests/daemon/lease_caller.h"
+#include "tests/fakes/fake_driver.h"
 #include "tests/fixtures/call_outputs.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/gated_backend.h"
@@ -40,7 +40,7 @@ class Gpus {
  public:
   explicit Gpus(int count, const ServerOptions& options = Options()) {
     const char* const kBusIds[] = {"0000:3b:00.0", "0000:3c:00.0"};  // the stand-in driver's
-    std::vector<std::unique_ptr<Backend>> engines;
+    std::vector<Device> engines;
     for (int n = 0; n < count; ++n) {
       auto engine = std::make_unique<GatedBackend>();
       engine->SetDeviceBytes(kCall, kMemory);

@@ -15,7 +15,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "kernels/reference_backend.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
 
@@ -77,7 +76,7 @@ class Refusals : public ::testing::Test {
 
   std::string token_;
   Random random_{1};
-  Daemon daemon_{std::make_unique<ReferenceBackend>(), Options()};
+  Daemon daemon_{ReferenceDevice(), Options()};
   ModuleCaller caller_{daemon_.NewChannel()};
 };
 
@@ -358,7 +357,7 @@ TEST_F(Refusals, NameTheLimitAndWhatWouldFit) {
   // Of staging memory, where modules have far more.
   ServerOptions options = Options();
   options.modules.memory = {int64_t{1} << 40, int64_t{1} << 40};
-  Daemon daemon(std::make_unique<ReferenceBackend>(), options);
+  Daemon daemon(ReferenceDevice(), options);
   ModuleCaller caller(daemon.NewChannel());
   request.set_dry_run(true);
   request.mutable_limits()->set_kept_rows(0);
