@@ -17,7 +17,6 @@
 #include "server/metrics/module_metrics.h"
 #include "server/modules/call_stream.h"
 #include "server/modules/module_calls.h"
-#include "server/rpc/call_log_limit.h"
 #include "server/security/auth.h"
 
 namespace attnd {
@@ -43,7 +42,6 @@ class ModulesService final : public ModulesServiceBase {
     const Authenticator& auth;
     ModuleMetrics& metrics;
     Logger& log;
-    CallLogLimit& log_limit;
     absl::Duration longest;  // a call's deadline at most
   };
   explicit ModulesService(const Deps& deps) : deps_(deps), threads_(kMaxModuleCalls) {}
