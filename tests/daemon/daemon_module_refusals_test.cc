@@ -229,6 +229,24 @@ TEST_F(Refusals, OfModuleTokensThatWereForged) {
   EXPECT_TRUE(caller_.Call(&v1::Modules::Stub::GetModule, get, got).ok());
 }
 
+// A request of some kilobytes that names one kind again and again asks for no more than that kind.
+TEST_F(Refusals, CountAKindOnceAndRefuseMoreThanThereAre) {
+  v1::GetTensorsRequest get;
+  get.set_token(Ready());
+  std::map<std::string, std::string> once, repeated;
+  for (const v1::TensorKind kind : {v1::TENSOR_KIND_WEIGHT, v1::TENSOR_KIND_MOMENT1}) {
+    get.add_kind(kind);
+  }
+  EXPECT_TRUE(caller_.Get(get, once).ok());
+  for (int n = 0; n < 3; ++n) get.add_kind(v1::TENSOR_KIND_WEIGHT);
+  EXPECT_TRUE(caller_.Get(get, repeated).ok());
+  EXPECT_EQ(repeated, once);
+  get.add_kind(v1::TENSOR_KIND_WEIGHT);
+  EXPECT_EQ(RefusalOf(caller_.Get(get, repeated)), "BAD_FIELD");
+  for (int n = 0; n < 20'000; ++n) get.add_kind(v1::TENSOR_KIND_WEIGHT);
+  EXPECT_EQ(RefusalOf(caller_.Get(get, repeated)), "BAD_FIELD");
+}
+
 int64_t ResidentMemory() {
   std::ifstream file("/proc/self/statm");
   int64_t all = 0, resident = 0;
