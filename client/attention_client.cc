@@ -522,7 +522,7 @@ class AttentionClient::Impl {
   CompletionQueues queues_;
   BulkQueue bulk_queue_;
   const int max_workers_;
-  WorkerPool workers_;
+  TaskQueue workers_;
   const std::unique_ptr<SharedMemory> shared_memory_;  // null: no address to share with
   const ClientCore core_;
   KnownMasks known_masks_;
