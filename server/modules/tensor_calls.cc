@@ -220,7 +220,7 @@ absl::Status CheckGet(const v1::GetTensorsRequest& request, const WeightTable& t
 }
 
 // Tensors go to the shard that has the fewest bytes yet, the first of them.
-absl::StatusOr<std::vector<v1::TensorHeader>> Wanted(const v1::GetTensorsRequest& request,
+absl::StatusOr<std::vector<v1::TensorHeader>> WantedTensors(const v1::GetTensorsRequest& request,
                                                      const ModuleDescription& module) {
   RETURN_IF_ERROR(CheckGet(request, module.table));
   std::vector<int> kinds(request.kind().begin(), request.kind().end());
@@ -265,7 +265,7 @@ absl::Status ModuleCalls::GetTensors(ModuleCall& call) {
   RETURN_IF_ERROR(ReadRequest(call.stream, request));
   ASSIGN_OR_RETURN(const Module module, deps_.table.Find(request.token(), call.caller));
   ASSIGN_OR_RETURN(const std::vector<v1::TensorHeader> wanted,
-                   Wanted(request, module->description()));
+                   WantedTensors(request, module->description()));
   std::optional<uint64_t> sequence;
   if (request.has_sequence()) sequence = request.sequence();
   RETURN_IF_ERROR(module->CheckSequence(sequence));
