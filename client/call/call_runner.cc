@@ -300,7 +300,7 @@ void CallRunner::RunWorkers() {
   std::shared_ptr<WorkerGate> gate;
   for (int worker = WorkerCount(); worker > 1; --worker) {
     if (gate == nullptr) gate = std::make_shared<WorkerGate>();
-    core_.workers.Offer([this, gate] {
+    core_.workers.Run([this, gate] {
       if (!gate->Enter()) return;
       ShardWorker(*this, nullptr).Run();
       gate->Leave();

@@ -17,11 +17,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "base/task_queue.h"
 #include "client/call/call_state.h"
 #include "client/call/logical_call.h"
 #include "client/call/shard_rpc.h"
 #include "client/call/shared_memory.h"
-#include "client/call/worker_pool.h"
 #include "client/channels/bulk_queue.h"
 #include "client/channels/completion_queues.h"
 #include "client/channels/connections.h"
@@ -41,7 +41,7 @@ struct ClientCore {
   RetryBudget& budget;
   CompletionQueues& queues;  // of small calls
   BulkQueue& bulk_queue;
-  WorkerPool& workers;
+  TaskQueue& workers;                     // beside the callers' threads, for calls of many shards
   int max_workers;                        // of one call, the caller's thread included
   int in_flight_per_worker;               // RPCs
   SharedMemory* shared_memory = nullptr;  // with the only address; null: none

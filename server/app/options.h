@@ -11,10 +11,9 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "base/log.h"
-#include "modules/module_engine.h"
 #include "server/admission/admission.h"
-#include "server/keep/map_store.h"
 #include "server/keep/lease_table.h"
+#include "server/keep/map_store.h"
 #include "server/keep/mask_store.h"
 #include "server/modules/module_table.h"
 #include "server/rpc/transport_options.h"
@@ -51,8 +50,7 @@ struct ServerOptions {
   // waking another thread takes 20 to 50 us.
   DeviceWorkerOptions worker = {.inline_time = absl::Microseconds(200)};
   TransportOptions transport;
-  ModuleOptions modules;                        // of no memory: the service answers UNIMPLEMENTED
-  std::shared_ptr<ModuleEngine> module_engine;  // the tests' too; null: that of the backend
+  ModuleOptions modules;  // of no memory: the service answers UNIMPLEMENTED
   SharedMemoryLimits shared_memory;
   absl::Duration drain_delay = absl::Seconds(5);
   absl::Duration drain_timeout = absl::Seconds(60);

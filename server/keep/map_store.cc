@@ -19,7 +19,10 @@ absl::Status Lost(absl::string_view field) {
 }  // namespace
 
 MapStore::MapStore(const MapStoreLimits& limits, const TokenIssuer& issuer, const Clock& clock)
-    : limits_(limits), clock_(clock), tokens_(issuer) {}
+    : limits_(limits),
+      clock_(clock),
+      tokens_(issuer),
+      maps_({limits.bytes}, limits.bytes_of_caller) {}
 
 absl::Status MapStore::MayKeep(int64_t bytes) const {
   const int64_t most = std::min(limits_.bytes, limits_.bytes_of_caller);
@@ -34,14 +37,21 @@ absl::Status MapStore::MayKeep(int64_t bytes) const {
 
 std::string MapStore::Keep(KeptMap map, absl::string_view owner) {
   const std::string name(owner);
+  const int64_t bytes = map.bytes();
   absl::MutexLock lock(&mutex_);
   DropIdle();
-  MakeRoom(map.bytes(), name);
+  maps_.MakeRoom(name, 0, bytes, [this](const Maps::ByUse& by_use) {
+    mutex_.AssertHeld();
+    maps_.Erase(*by_use.front());
+    return true;
+  });
   const uint64_t number = next_++;
-  bytes_ += map.bytes();
-  bytes_of_[name] += map.bytes();
-  entries_[number] = {name, std::make_shared<const KeptMap>(std::move(map)), clock_.Now(),
-                      by_use_.insert(by_use_.end(), number)};
+  maps_.Insert({.key = number,
+                .owner = name,
+                .bytes = bytes,
+                .idle = limits_.idle,
+                .value = std::make_shared<const KeptMap>(std::move(map))},
+               clock_.Now());
   return tokens_.Make(number, owner);
 }
 
@@ -51,14 +61,13 @@ absl::StatusOr<std::shared_ptr<const KeptMap>> MapStore::Find(absl::string_view 
   const absl::StatusOr<uint64_t> number = Check(token, owner, field);
   absl::MutexLock lock(&mutex_);
   DropIdle();
-  const auto found = number.ok() ? entries_.find(*number) : entries_.end();
-  if (found == entries_.end()) {
+  Maps::Entry* found = number.ok() ? maps_.Find(*number) : nullptr;
+  if (found == nullptr) {
     ++lost_;
     return number.ok() ? Lost(field) : number.status();
   }
-  found->second.used = clock_.Now();
-  by_use_.splice(by_use_.end(), by_use_, found->second.at);
-  return found->second.map;
+  maps_.Touch(*found, clock_.Now());
+  return found->value;
 }
 
 absl::Status MapStore::Release(absl::string_view token, absl::string_view owner,
@@ -67,7 +76,7 @@ absl::Status MapStore::Release(absl::string_view token, absl::string_view owner,
   if (absl::IsFailedPrecondition(number.status())) return absl::OkStatus();
   RETURN_IF_ERROR(number.status());
   absl::MutexLock lock(&mutex_);
-  if (entries_.contains(*number)) Erase(*number);
+  if (Maps::Entry* found = maps_.Find(*number)) maps_.Erase(*found);
   return absl::OkStatus();
 }
 
@@ -84,32 +93,11 @@ absl::StatusOr<uint64_t> MapStore::Check(absl::string_view token, absl::string_v
 
 MapStoreStats MapStore::stats() const {
   absl::MutexLock lock(&mutex_);
-  return {static_cast<int64_t>(entries_.size()), bytes_, lost_};
-}
-
-void MapStore::Erase(uint64_t number) {
-  const auto found = entries_.find(number);
-  const int64_t bytes = found->second.map->bytes();
-  bytes_ -= bytes;
-  const auto owned = bytes_of_.find(found->second.owner);
-  owned->second -= bytes;
-  if (owned->second == 0) bytes_of_.erase(owned);
-  by_use_.erase(found->second.at);
-  entries_.erase(found);
+  return {maps_.size(), maps_.bytes(0), lost_};
 }
 
 void MapStore::DropIdle() {
-  const absl::Time oldest = clock_.Now() - limits_.idle;
-  while (!by_use_.empty() && entries_[by_use_.front()].used < oldest) Erase(by_use_.front());
-}
-
-void MapStore::MakeRoom(int64_t bytes, const std::string& owner) {
-  for (auto at = by_use_.begin();
-       at != by_use_.end() && bytes_of_[owner] + bytes > limits_.bytes_of_caller;) {
-    const uint64_t number = *at++;
-    if (entries_[number].owner == owner) Erase(number);
-  }
-  while (!by_use_.empty() && bytes_ + bytes > limits_.bytes) Erase(by_use_.front());
+  while (Maps::Entry* idle = maps_.Expired(clock_.Now())) maps_.Erase(*idle);
 }
 
 }  // namespace attnd

@@ -5,18 +5,17 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "base/clock.h"
+#include "server/keep/kept_table.h"
 #include "server/keep/lease_token.h"
 
 namespace attnd {
@@ -58,27 +57,17 @@ class MapStore {
   MapStoreStats stats() const;
 
  private:
-  struct Entry {
-    std::string owner;
-    std::shared_ptr<const KeptMap> map;
-    absl::Time used;
-    std::list<uint64_t>::iterator at;  // in by_use_
-  };
+  using Maps = KeptTable<uint64_t, std::shared_ptr<const KeptMap>>;
 
   absl::StatusOr<uint64_t> Check(absl::string_view token, absl::string_view owner,
                                  absl::string_view field) const;
-  void Erase(uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MakeRoom(int64_t bytes, const std::string& owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const MapStoreLimits limits_;
   const Clock& clock_;
   const LeaseTokens tokens_;
   mutable absl::Mutex mutex_;
-  absl::flat_hash_map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  std::list<uint64_t> by_use_ ABSL_GUARDED_BY(mutex_);  // the longest unused first
-  absl::flat_hash_map<std::string, int64_t> bytes_of_ ABSL_GUARDED_BY(mutex_);
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  Maps maps_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t lost_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -21,12 +21,11 @@ std::shared_ptr<const MaskDescription> MaskStore::Keep(std::shared_ptr<const Mas
   absl::MutexLock lock(&mutex_);
   DropIdle();
   if (mask->bytes() > std::min(limits_.bytes, limits_.bytes_of_caller)) return mask;
-  auto found = entries_.find(mask->id());
-  Entry& entry = found != entries_.end() ? found->second : Insert(std::move(mask));
-  std::shared_ptr<const MaskDescription> kept = entry.mask;  // Allow may drop the entry's others
-  Touch(entry);
+  Masks::Entry* found = masks_.Find(mask->id());
+  Masks::Entry& entry = found != nullptr ? *found : Insert(std::move(mask));
+  masks_.Touch(entry, clock_.Now());
   Allow(entry, caller);
-  return kept;
+  return entry.value.mask;
 }
 
 absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Find(absl::string_view id,
@@ -40,93 +39,71 @@ absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Find(absl::str
   std::copy(id.begin(), id.end(), key.begin());
   absl::MutexLock lock(&mutex_);
   DropIdle();
-  auto found = entries_.find(key);
-  if (found == entries_.end() ||
-      found->second.callers.find(caller) == found->second.callers.end()) {
+  Rights::Entry* right = rights_.Find({std::string(caller), key});
+  if (right == nullptr) {
     if (counts) ++misses_;
     return Failure(absl::StatusCode::kFailedPrecondition, reason::kMaskUnknown,
                    "problem.mask.id: not known to this server; send the mask itself",
                    {{"field", "problem.mask.id"}});
   }
   if (counts) ++hits_;
-  Touch(found->second);
-  Rights& rights = callers_[caller].rights;
-  rights.splice(rights.begin(), rights, found->second.callers.find(caller)->second);
-  return found->second.mask;
+  masks_.Touch(*right->value, clock_.Now());
+  rights_.Touch(*right, clock_.Now());
+  return right->value->value.mask;
 }
 
 MaskStoreStats MaskStore::stats() const {
   absl::MutexLock lock(&mutex_);
-  return {.masks = static_cast<int64_t>(entries_.size()),
-          .bytes = bytes_,
-          .hits = hits_,
-          .misses = misses_};
+  return {.masks = masks_.size(), .bytes = masks_.bytes(0), .hits = hits_, .misses = misses_};
 }
 
-MaskStore::Entry& MaskStore::Insert(std::shared_ptr<const MaskDescription> mask) {
-  while (bytes_ + mask->bytes() > limits_.bytes) Erase(MaskId(order_.back()));
-  bytes_ += mask->bytes();
-  order_.push_front(mask->id());
-  const MaskId id = mask->id();
-  return entries_
-      .emplace(id,
-               Entry{.mask = std::move(mask), .callers = {}, .used_at = {}, .at = order_.begin()})
-      .first->second;
+MaskStore::Masks::Entry& MaskStore::Insert(std::shared_ptr<const MaskDescription> mask) {
+  const int64_t bytes = mask->bytes();
+  masks_.MakeRoom("", 0, bytes, [this](const Masks::ByUse& by_use) {
+    mutex_.AssertHeld();
+    Forget(*by_use.front());
+    return true;
+  });
+  return masks_.Insert({.key = mask->id(),
+                        .owner = "",
+                        .bytes = bytes,
+                        .idle = limits_.idle,
+                        .value = {.mask = std::move(mask), .callers = {}}},
+                       clock_.Now());
 }
 
-void MaskStore::Allow(Entry& entry, absl::string_view caller) {
-  Caller& of_caller = callers_[caller];
-  auto right = entry.callers.find(caller);
-  if (right != entry.callers.end()) {
-    of_caller.rights.splice(of_caller.rights.begin(), of_caller.rights, right->second);
-    return;
-  }
-  of_caller.rights.push_front({std::string(caller), entry.mask->id()});
-  of_caller.bytes += entry.mask->bytes();
-  entry.callers.emplace(caller, of_caller.rights.begin());
-  // The newest fits: Keep has checked it.
-  while (of_caller.bytes > limits_.bytes_of_caller) {
-    Forbid(MaskId(of_caller.rights.back().id), caller);
-  }
-}
-
-void MaskStore::Touch(Entry& entry) {
-  entry.used_at = clock_.Now();
-  order_.splice(order_.begin(), order_, entry.at);
+// Keep has checked that the mask fits.
+void MaskStore::Allow(Masks::Entry& mask, absl::string_view caller) {
+  const std::string name(caller);
+  Rights::Entry* right = rights_.Find({name, mask.key});
+  if (right != nullptr) return rights_.Touch(*right, clock_.Now());
+  rights_.MakeRoom(name, 0, mask.bytes, [this](const Rights::ByUse& by_use) {
+    mutex_.AssertHeld();
+    Forbid(*by_use.front());
+    return true;
+  });
+  rights_.Insert({.key = {name, mask.key}, .owner = name, .bytes = mask.bytes, .value = &mask},
+                 clock_.Now());
+  mask.value.callers.insert(name);
 }
 
 // Its last caller takes the mask along.
-void MaskStore::Forbid(const MaskId& id, absl::string_view caller) {
-  Entry& entry = entries_.at(id);
-  auto right = entry.callers.find(caller);
-  auto of_caller = callers_.find(caller);
-  of_caller->second.bytes -= entry.mask->bytes();
-  of_caller->second.rights.erase(right->second);
-  entry.callers.erase(right);
-  if (!entry.callers.empty()) return;
-  bytes_ -= entry.mask->bytes();
-  order_.erase(entry.at);
-  entries_.erase(id);
+void MaskStore::Forbid(Rights::Entry& right) {
+  Masks::Entry& mask = *right.value;
+  mask.value.callers.erase(right.owner);
+  rights_.Erase(right);
+  if (mask.value.callers.empty()) masks_.Erase(mask);
 }
 
-void MaskStore::Erase(const MaskId& id) {
-  Entry& entry = entries_.at(id);
-  for (auto& [caller, right] : entry.callers) {
-    auto of_caller = callers_.find(caller);
-    of_caller->second.bytes -= entry.mask->bytes();
-    of_caller->second.rights.erase(right);
-    if (of_caller->second.rights.empty()) callers_.erase(of_caller);
+void MaskStore::Forget(Masks::Entry& mask) {
+  for (const std::string& caller : mask.value.callers) {
+    rights_.Erase(*rights_.Find({caller, mask.key}));
   }
-  bytes_ -= entry.mask->bytes();
-  order_.erase(entry.at);
-  entries_.erase(id);
+  masks_.Erase(mask);
 }
 
 void MaskStore::DropIdle() {
-  const absl::Time before = clock_.Now() - limits_.idle;
-  while (!order_.empty() && entries_.at(order_.back()).used_at < before) {
-    Erase(MaskId(order_.back()));
-  }
+  while (Masks::Entry* idle = masks_.Expired(clock_.Now())) Forget(*idle);
 }
 
 }  // namespace attnd

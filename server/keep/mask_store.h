@@ -9,14 +9,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
@@ -24,6 +22,7 @@
 #include "attention/mask_plans.h"
 #include "attention/masks/mask_description.h"
 #include "base/clock.h"
+#include "server/keep/kept_table.h"
 
 namespace attnd {
 
@@ -45,7 +44,9 @@ class MaskStore {
             std::shared_ptr<MaskPlans> plans = nullptr)
       : limits_(limits),
         clock_(clock),
-        plans_(plans != nullptr ? std::move(plans) : std::make_shared<MaskPlans>(limits.bytes)) {}
+        plans_(plans != nullptr ? std::move(plans) : std::make_shared<MaskPlans>(limits.bytes)),
+        masks_({limits.bytes}, Masks::kNoLimit),
+        rights_({Rights::kNoLimit}, limits.bytes_of_caller) {}
 
   // Checks the mask and remembers it for the caller. INVALID_ARGUMENT names the field.
   absl::StatusOr<std::shared_ptr<const MaskDescription>> Keep(const MaskSpec& spec,
@@ -65,38 +66,27 @@ class MaskStore {
   MaskPlans& plans() { return *plans_; }
 
  private:
-  // What one caller has sent, the latest used first.
-  struct Right {
-    std::string caller;
-    MaskId id;
-  };
-  using Rights = std::list<Right>;
-  struct Entry {
+  struct Sent {
     std::shared_ptr<const MaskDescription> mask;
-    std::map<std::string, Rights::iterator, std::less<>> callers;
-    absl::Time used_at;
-    std::list<MaskId>::iterator at;  // in order_
+    absl::flat_hash_set<std::string> callers;  // who have sent it
   };
+  using Masks = KeptTable<MaskId, Sent>;  // no owners: a mask counts once
+  // A caller's right to name a mask counts the mask's bytes to it. The mask's idle time ends it.
+  using Rights = KeptTable<std::pair<std::string, MaskId>, Masks::Entry*>;
 
-  Entry& Insert(std::shared_ptr<const MaskDescription> mask) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Allow(Entry& entry, absl::string_view caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Touch(Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Forbid(const MaskId& id, absl::string_view caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Erase(const MaskId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Masks::Entry& Insert(std::shared_ptr<const MaskDescription> mask)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Allow(Masks::Entry& mask, absl::string_view caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forbid(Rights::Entry& right) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(Masks::Entry& mask) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const MaskStoreLimits limits_;
   const Clock& clock_;
   const std::shared_ptr<MaskPlans> plans_;
   mutable absl::Mutex mutex_;
-  std::map<MaskId, Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  std::list<MaskId> order_ ABSL_GUARDED_BY(mutex_);  // the latest used first
-  struct Caller {
-    Rights rights;
-    int64_t bytes = 0;
-  };
-  absl::flat_hash_map<std::string, Caller> callers_ ABSL_GUARDED_BY(mutex_);
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  Masks masks_ ABSL_GUARDED_BY(mutex_);
+  Rights rights_ ABSL_GUARDED_BY(mutex_);
   uint64_t hits_ ABSL_GUARDED_BY(mutex_) = 0, misses_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -18,6 +19,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/large_buffer.h"
+#include "base/safetensors.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "server/call/status_details.h"
@@ -61,21 +64,16 @@ std::vector<Part> PartsOf(const ModuleDescription& module) {
   return parts;
 }
 
+// The bytes of the largest.
+int64_t LargestPart(const ModuleDescription& module) {
+  int64_t most = 0;
+  for (const Part& part : PartsOf(module)) most = std::max(most, part.bytes);
+  return most;
+}
+
 ElementType ElementOf(const Part& part, const ModuleDescription& module) {
   return part.role == TensorRole::kWeight ? module.graph.layout().parameter_element
                                           : ElementType::kFloat32;
-}
-
-const char* DtypeOf(ElementType element) {
-  switch (element) {
-    case ElementType::kFloat16:
-      return "F16";
-    case ElementType::kBFloat16:
-      return "BF16";
-    case ElementType::kFloat32:
-      break;
-  }
-  return "F32";
 }
 
 absl::Status Failed(absl::string_view what, const std::string& path) {
@@ -95,28 +93,19 @@ absl::Status Ignored(absl::string_view path, absl::string_view why) {
   return absl::DataLossError(absl::StrCat(path, ": ", why, "; it is not loaded"));
 }
 
-// A safetensors header: its length, then JSON.
 std::string HeaderOf(const ModuleInstance& instance, const std::string& module,
                      const SavedChange& change) {
-  Json header;
-  header["__metadata__"] = {{"module", absl::BytesToHexString(module)},
-                            {"sequence", absl::StrCat(change.sequence)},
-                            {"optimizer_step", absl::StrCat(instance.optimizer_step())},
-                            {"digest", absl::BytesToHexString(change.digest)},
-                            {"reply", absl::BytesToHexString(change.reply)}};
-  int64_t at = 0;
   const ModuleDescription& description = instance.description();
+  std::vector<SafetensorsEntry> tensors;
   for (const Part& part : PartsOf(description)) {
-    header[part.name] = {{"dtype", DtypeOf(ElementOf(part, description))},
-                         {"shape", description.table.entries()[part.entry].shape},
-                         {"data_offsets", {at, at + part.bytes}}};
-    at += part.bytes;
+    tensors.push_back({part.name, std::string(DtypeName(ElementOf(part, description))),
+                       description.table.entries()[part.entry].shape, part.bytes});
   }
-  const std::string text = header.dump();
-  std::string bytes(8, '\0');
-  const uint64_t size = text.size();
-  std::memcpy(bytes.data(), &size, 8);
-  return bytes + text;
+  return SafetensorsHeader(tensors, {{"module", absl::BytesToHexString(module)},
+                                     {"sequence", absl::StrCat(change.sequence)},
+                                     {"optimizer_step", absl::StrCat(instance.optimizer_step())},
+                                     {"digest", absl::BytesToHexString(change.digest)},
+                                     {"reply", absl::BytesToHexString(change.reply)}});
 }
 
 // The metadata of a header, if it is that of `module` and of this very registration.
@@ -241,9 +230,9 @@ absl::StatusOr<std::optional<SavedChange>> ModuleState::Load(ModuleInstance& ins
   ASSIGN_OR_RETURN(const Json metadata, CheckStateHeader(path, text, description, module_));
   int64_t optimizer_step = 0;
   ASSIGN_OR_RETURN(SavedChange change, ChangeOf(path, metadata, &optimizer_step));
-  std::vector<std::byte> bytes;
+  ASSIGN_OR_RETURN(const LargeBuffer buffer, LargeBuffer::Make(LargestPart(description)));
   for (const Part& part : PartsOf(description)) {
-    bytes.resize(static_cast<size_t>(part.bytes));
+    const absl::Span<std::byte> bytes(buffer.data(), static_cast<size_t>(part.bytes));
     if (!file.read(reinterpret_cast<char*>(bytes.data()), part.bytes)) {
       return absl::InternalError(absl::StrCat(path, ": it is cut off"));
     }
@@ -274,12 +263,11 @@ absl::Status ModuleState::SaveInto(const std::string& slot, const ModuleInstance
     const std::string header = HeaderOf(instance, module_, change);
     file << header;
     digest.Add(header);
-    std::vector<std::byte> bytes;
     const ModuleDescription& description = instance.description();
+    ASSIGN_OR_RETURN(const LargeBuffer buffer, LargeBuffer::Make(LargestPart(description)));
     for (const Part& part : PartsOf(description)) {
-      bytes.resize(static_cast<size_t>(part.bytes));
-      absl::Span<std::byte> span(bytes);
-      RETURN_IF_ERROR(instance.Get(part.entry, part.role, ElementOf(part, description), span));
+      const absl::Span<std::byte> bytes(buffer.data(), static_cast<size_t>(part.bytes));
+      RETURN_IF_ERROR(instance.Get(part.entry, part.role, ElementOf(part, description), bytes));
       file.write(reinterpret_cast<const char*>(bytes.data()), part.bytes);
       digest.Add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
     }

@@ -9,8 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/layers/pipeline/pipeline_engine.h"
-#include "kernels/reference_backend.h"
+#include "kernels/device.h"
 #include "modules/reference/reference_engine.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
@@ -20,7 +19,6 @@
 namespace attnd {
 namespace {
 
-constexpr int kDeviceX = 20, kDeviceY = 21, kDeviceDy = 25, kDeviceDx = 27;
 constexpr int64_t kModuleMemory = int64_t{8} << 20;
 
 ServerOptions TwoDeviceOptions() {
@@ -30,9 +28,9 @@ ServerOptions TwoDeviceOptions() {
 }
 
 std::unique_ptr<Daemon> References(int count) {
-  std::vector<std::unique_ptr<Backend>> engines;
-  for (int n = 0; n < count; ++n) engines.push_back(std::make_unique<ReferenceBackend>());
-  return std::make_unique<Daemon>(std::move(engines), TwoDeviceOptions());
+  std::vector<Device> devices;
+  for (int n = 0; n < count; ++n) devices.push_back(ReferenceDevice());
+  return std::make_unique<Daemon>(std::move(devices), TwoDeviceOptions());
 }
 
 // Layers without a wish: −1.
@@ -74,19 +72,19 @@ Trained Train(Daemon& daemon, const std::vector<int>& wishes) {
     const std::string x = RandomBytes(random, 4 * kModuleWidth);
     v1::ModuleForwardHeader forward = ForwardHeader(token, 1, 4, true);
     forward.set_offset(n);
-    const auto kept = caller.Forward(forward, {{kDeviceX, x}});
+    const auto kept = caller.Forward(forward, {{kX, x}});
     EXPECT_TRUE(kept.status.ok()) << kept.status.error_message();
     trained.receipt_device = kept.header.receipt().device();
-    trained.y += kept.payload.at(kDeviceY);
+    trained.y += kept.payload.at(kY);
     v1::ModuleBackwardHeader backward;
     backward.set_token(token);
     backward.set_sequence(1);
     backward.set_micro_batch(n);
     backward.set_want_dx(true);
     backward.set_activations(kept.header.activations().token());
-    const auto done = caller.Backward(backward, {{kDeviceDy, x}});
+    const auto done = caller.Backward(backward, {{kDy, x}});
     EXPECT_TRUE(done.status.ok()) << done.status.error_message();
-    trained.dx += done.payload.at(kDeviceDx);
+    trained.dx += done.payload.at(kDx);
   }
   v1::StepResponse step;
   EXPECT_TRUE(caller.Step(StepOf(token, 1, 2), step).ok());
@@ -129,19 +127,18 @@ TEST(DaemonModuleDevices, PlanOfADryRunSaysWhereLayersWouldLie) {
 }
 
 TEST(DaemonModuleDevices, LoseWhatLiesOnALostDevice) {
-  std::vector<std::unique_ptr<Backend>> engines;
-  std::vector<PipelineDevice> devices;
+  std::vector<Device> devices;
   GatedBackend* gpus[2];
   for (GatedBackend*& gpu : gpus) {
     auto engine = std::make_unique<GatedBackend>();
     gpu = engine.get();
-    engines.push_back(std::move(engine));
-    devices.push_back({"", "", std::make_unique<ReferenceEngine>()});
+    devices.push_back({std::move(engine), [](const HoldDeviceMemory&) {
+                         return std::make_unique<ReferenceEngine>();
+                       }});
   }
   ServerOptions options = TwoDeviceOptions();
   options.modules.memory.device_bytes = {kModuleMemory, kModuleMemory};
-  options.module_engine = std::make_shared<PipelineEngine>(std::move(devices));
-  Daemon daemon(std::move(engines), options);
+  Daemon daemon(std::move(devices), options);
   auto attend = [&] {
     v1::ForwardResponse reply;
     grpc::ClientContext context;

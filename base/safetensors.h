@@ -43,7 +43,18 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// The file's bytes. Data starts at a multiple of 8.
+// A tensor of a file to be written: its data follow those of the one before it.
+struct SafetensorsEntry {
+  std::string name, dtype;
+  std::vector<int64_t> shape;
+  int64_t bytes = 0;
+};
+
+// The bytes of a file before its data, which start at a multiple of 8.
+std::string SafetensorsHeader(const std::vector<SafetensorsEntry>& tensors,
+                              const std::map<std::string, std::string>& metadata);
+
+// The bytes of a whole file.
 std::string SerializeSafetensors(const std::map<std::string, StoredTensor>& tensors,
                                  const std::map<std::string, std::string>& metadata);
 

@@ -1,4 +1,4 @@
-#include "client/cli/safetensors.h"
+#include "base/safetensors.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/round_up.h"
 #include "base/status_macros.h"
 
 namespace attnd {
@@ -177,22 +178,30 @@ const StoredTensor* SafetensorsFile::Find(const std::string& name) const {
   return it == tensors_.end() ? nullptr : &it->second;
 }
 
-std::string SerializeSafetensors(const std::map<std::string, StoredTensor>& tensors,
-                                 const std::map<std::string, std::string>& metadata) {
+std::string SafetensorsHeader(const std::vector<SafetensorsEntry>& tensors,
+                              const std::map<std::string, std::string>& metadata) {
   HeaderJson header = HeaderJson::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t offset = 0;
-  for (const auto& [name, tensor] : tensors) {
-    int64_t end = offset + static_cast<int64_t>(tensor.data.size());
-    header[name] = {
+  for (const SafetensorsEntry& tensor : tensors) {
+    const int64_t end = offset + tensor.bytes;
+    header[tensor.name] = {
         {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
   std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  uint64_t length = text.size();
-  std::string bytes(reinterpret_cast<const char*>(&length), kLengthBytes);
-  bytes += text;
+  text.resize(RoundUp(static_cast<int64_t>(text.size()), 8), ' ');
+  const uint64_t length = text.size();
+  return std::string(reinterpret_cast<const char*>(&length), kLengthBytes) + text;
+}
+
+std::string SerializeSafetensors(const std::map<std::string, StoredTensor>& tensors,
+                                 const std::map<std::string, std::string>& metadata) {
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : tensors) {
+    entries.push_back({name, tensor.dtype, tensor.shape, static_cast<int64_t>(tensor.data.size())});
+  }
+  std::string bytes = SafetensorsHeader(entries, metadata);
   for (const auto& [name, tensor] : tensors) {
     bytes.append(reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size());
   }
