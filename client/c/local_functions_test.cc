@@ -1,5 +1,5 @@
-// attnd_local: its results, and what it refuses. That they are an engine's own, with all options, is
-// held by tests/python/test_local.py.
+// attnd_local: its results, and what it refuses. tests/python/test_local.py compares those of all
+// options with a daemon's.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -17,8 +17,8 @@ from ._arrays import Array, ArrayLike, Tensor
 from ._call import Call, CallOptions, Handle, Priority, Progress
 from ._capture import Capture, Captured, NativeCapture
 from ._pairing import pair, remember
-from ._problem import (BackwardInputs, MAX_BATCH, MAX_HEAD_DIM, MAX_HEADS, MAX_LENGTH, Precision, Problem, memo_of, resolve, resolve_absent,
-                       resolve_out, template_key)
+from ._problem import (MAX_BATCH, MAX_HEAD_DIM, MAX_HEADS, MAX_LENGTH, BackwardInputs, Precision, Problem, memo_of, resolve,
+                       resolve_absent, resolve_out, template_key)
 from ._residual import NativeResidual, Residual
 from ._version import __version__
 from ._wire import address
@@ -76,7 +76,7 @@ def connect(address: Union[None, str, Sequence[str]] = None, *, tls: Union[None,
     channels: connections per address, 1..64.
     timeout: seconds of a whole call that names none.
     retries: further attempts at each piece of a call after UNAVAILABLE.
-    fallback: "error", or "local": when no server is available, compute here in NumPy and warn.
+    fallback: "error", or "local": when no server is available, compute here, by the CPU engine, and warn.
     wait_for_ready: wait for a connection until the timeout rather than failing when there is none; a training run
         then outlives a restart of its daemon.
     merge_partial_results: also cut calls of few heads by keys (forward) and by query rows (backward) and merge the

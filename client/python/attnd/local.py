@@ -1,8 +1,8 @@
 """The same attention computed here, by the daemon's engine for processors: `connect(..., fallback="local")` uses it.
 
-Options, shapes and errors are those of Client.forward and Client.backward, and so are the results of a daemon on a CPU of this
-kind, bit for bit. With compute="float64" inner numbers are float64, in plain loops on one thread: for comparisons. Any thread
-may call any function; Ctrl-C ends a call.
+Options, shapes and errors are those of Client.forward and Client.backward. Results have the bits of a daemon on a CPU of
+this kind. With compute="float64" inner numbers are float64, in plain loops on one thread: for comparisons. Any thread may
+call any function; Ctrl-C ends a call.
 """
 from __future__ import annotations
 
