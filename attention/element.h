@@ -26,6 +26,19 @@ constexpr absl::string_view ElementName(ElementType type) {
   return "unknown";
 }
 
+// As safetensors files name it.
+constexpr absl::string_view DtypeName(ElementType type) {
+  switch (type) {
+    case ElementType::kFloat16:
+      return "F16";
+    case ElementType::kBFloat16:
+      return "BF16";
+    case ElementType::kFloat32:
+      return "F32";
+  }
+  return "unknown";
+}
+
 inline uint32_t BitsOf(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));

@@ -7,25 +7,16 @@
 #include <vector>
 
 #include "attention/problem.h"
+#include "attention/random_problem.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 namespace {
 
 Problem WithMask(MaskExpr expr, int64_t length = 256, EmptyRow empty = EmptyRow::kZero) {
-  Problem p;
-  p.batch = 2;
-  p.q_heads = p.kv_heads = 2;
-  p.q_len = p.kv_len = length;
-  p.qk_head_dim = p.v_head_dim = 64;
-  auto mask = MaskDescription::Make(
-      {.pattern = {std::move(expr)}, .pattern_of = {0}, .empty_row = empty}, MaskCallOf(p));
-  EXPECT_TRUE(mask.ok()) << mask.status();
-  p.mask = *mask;
+  Problem p = PlainProblem(2, 2, length, 64);
+  SetMask({.pattern = {std::move(expr)}, .pattern_of = {0}, .empty_row = empty}, p);
   return p;
-}
-
-MaskExpr Window(int32_t left, int32_t right) {
-  return {.op = RelativeWindow{left, right}, .of = {}};
 }
 
 TEST(MaskPlans, CallsThatAgreeShareAPlan) {

@@ -6,9 +6,9 @@
 #include <limits>
 #include <memory>
 
-#include "attention/masks/mask_description.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 namespace {
@@ -306,8 +306,7 @@ bool BruteForceVisible(const Problem& p, const Sequence& s, int64_t i, int64_t j
 TEST(Problem, IsTheSameForwardOnlyWithTheSameMask) {
   const auto masked = [](int32_t left) {
     Problem p = Dense();
-    const MaskSpec spec = {.pattern = {MaskExpr{RelativeWindow{left, 0}, {}}}, .pattern_of = {0}};
-    p.mask = *MaskDescription::Make(spec, MaskCallOf(p));
+    SetMask(Window(left, 0), p);
     return p;
   };
   EXPECT_TRUE(SameForward(masked(3), masked(3)));  // two objects

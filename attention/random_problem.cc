@@ -188,6 +188,15 @@ void DrawMask(Random& random, Problem& p) {
 
 }  // namespace
 
+Problem PlainProblem(int64_t batch, int64_t heads, int64_t length, int64_t head_dim) {
+  Problem p;
+  p.batch = batch;
+  p.q_heads = p.kv_heads = heads;
+  p.q_len = p.kv_len = length;
+  p.qk_head_dim = p.v_head_dim = head_dim;
+  return p;
+}
+
 Problem RandomProblem(uint64_t seed, const RandomProblemLimits& limits) {
   Random random(seed);
   Problem p;

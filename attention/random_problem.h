@@ -1,10 +1,11 @@
-// Random valid Problems over the whole option set, and random tensors for any Problem: for the
-// conformance table, `attnctl check` and benchmarks. A seed gives the same problem and the same
+// Random valid Problems over the whole option set, plain ones, and random tensors for any Problem:
+// for tests, `attnctl check` and benchmarks. A seed gives the same problem and the same
 // bytes on every machine. Any thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -34,6 +35,11 @@ class AlignedBytes {
   std::byte* data() { return data_.get(); }
   const std::byte* data() const { return data_.get(); }
   int64_t size() const { return size_; }
+  // Bit by bit, so that NaN equals itself.
+  friend bool operator==(const AlignedBytes& a, const AlignedBytes& b) {
+    return a.size_ == b.size_ &&
+           (a.size_ == 0 || std::memcmp(a.data(), b.data(), static_cast<size_t>(a.size_)) == 0);
+  }
   template <class T>
   T* as() {
     return reinterpret_cast<T*>(data_.get());
@@ -53,6 +59,9 @@ class AlignedBytes {
 
 // For outputs: every element starts as NaN, so an unwritten one differs.
 AlignedBytes Unwritten(int64_t size);
+
+// Dense float32 self-attention of `length` rows and keys, without options.
+Problem PlainProblem(int64_t batch, int64_t heads, int64_t length, int64_t head_dim);
 
 struct RandomProblemLimits {
   int64_t max_pairs = 1 << 14;  // of q_heads · Σ q_len·kv_len over batch entries, masks not counted

@@ -11,12 +11,10 @@
 #include "absl/strings/str_cat.h"
 #include "attention/masks/mask_description.h"
 #include "attention/masks/mask_oracle.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 namespace {
-
-MaskExpr Leaf(auto op) { return {.op = std::move(op), .of = {}}; }
-MaskExpr All(std::vector<MaskExpr> of) { return {.op = AllOf(), .of = std::move(of)}; }
 
 Problem WithMaskOver(MaskExpr expr, int64_t rows, int64_t keys, int32_t offset = 0) {
   Problem p;
@@ -26,8 +24,7 @@ Problem WithMaskOver(MaskExpr expr, int64_t rows, int64_t keys, int32_t offset =
   p.qk_head_dim = p.v_head_dim = 8;
   p.alignment = Alignment::kOffsets;
   p.offsets = {offset};
-  const MaskSpec spec = {.pattern = {std::move(expr)}, .pattern_of = {0}};
-  p.mask = *MaskDescription::Make(spec, MaskCallOf(p));
+  SetMask(std::move(expr), p);
   return p;
 }
 
@@ -40,10 +37,10 @@ std::vector<MaskExpr> Masks() {
           Leaf(Dilated{3, 4, 2}),
           Leaf(Dilated{7, -1, 0}),
           Leaf(Dilated{2, 0, -1}),
-          All({Leaf(StrideRel{5, 3}), Leaf(RelativeWindow{-1, 0})}),
-          All({Leaf(StrideRel{5, 3}), Leaf(RelativeWindow{2, 9})}),
-          All({Leaf(StrideRel{9, 8}), Leaf(RelativeWindow{3, 1})}),
-          All({Leaf(Dilated{4, 5, 6}), Leaf(StrideRel{4, 0}), Leaf(RelativeWindow{9, 30})})};
+          All({Leaf(StrideRel{5, 3}), Window(-1, 0)}),
+          All({Leaf(StrideRel{5, 3}), Window(2, 9)}),
+          All({Leaf(StrideRel{9, 8}), Window(3, 1)}),
+          All({Leaf(Dilated{4, 5, 6}), Leaf(StrideRel{4, 0}), Window(9, 30)})};
 }
 
 // visible[row][key] by classes; −1 where two classes hold it.
@@ -114,10 +111,10 @@ TEST(ResidueClasses, SayWhichFieldKeepsAProblemFromBeingCut) {
   Problem p = WithMaskOver(Leaf(StrideRel{5, 3}), 20, 20);
   p.dropout.threshold = 3;
   EXPECT_EQ(ResidueClassesOf(p).status().message(), "problem.dropout: drawn for blocks of scores");
-  for (const MaskExpr& mask : {Leaf(StrideCol{8, 1, 2}), Leaf(RelativeWindow{3, 3}),
-                               All({Leaf(StrideRel{5, 3}), Leaf(StrideRel{6, 3})}),
-                               All({Leaf(StrideRel{5, 3}), Leaf(Prefix{{7}})}),
-                               MaskExpr{.op = Negate(), .of = {Leaf(StrideRel{5, 3})}}}) {
+  for (const MaskExpr& mask :
+       {Leaf(StrideCol{8, 1, 2}), Window(3, 3), All({Leaf(StrideRel{5, 3}), Leaf(StrideRel{6, 3})}),
+        All({Leaf(StrideRel{5, 3}), Leaf(Prefix{{7}})}),
+        MaskExpr{.op = Negate(), .of = {Leaf(StrideRel{5, 3})}}}) {
     const absl::Status status = ResidueClassesOf(WithMaskOver(mask, 20, 20)).status();
     EXPECT_TRUE(absl::IsUnimplemented(status));
     EXPECT_EQ(status.message(), "problem.mask: no stride or dilated window for all heads");

@@ -18,7 +18,6 @@
 #include "client/call/lease_book.h"
 #include "client/call/logical_call.h"
 #include "client/call/message_limits.h"
-#include "client/call/problem_to_proto.h"
 #include "client/call/residual_state.h"
 #include "client/call/shared_memory.h"
 #include "client/call/unary_call.h"
@@ -27,6 +26,7 @@
 #include "client/shards/shard_plan.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "proto/attnd/v1/chunk_framing.h"
+#include "proto/attnd/v1/problem_codec.h"
 
 namespace attnd {
 namespace {
@@ -60,7 +60,7 @@ std::string RandomRequestId() {
 // Of a server that takes no lists outside of the mask: it lies in the first message whole.
 absl::Status CheckMaskSize(const Problem& problem, int64_t most) {
   if (problem.mask == nullptr || problem.mask->bytes() <= most) return absl::OkStatus();
-  const auto bytes = static_cast<int64_t>(ToProto(problem).ByteSizeLong());
+  const auto bytes = static_cast<int64_t>(EncodeProblem(problem).ByteSizeLong());
   if (bytes <= most) return absl::OkStatus();
   return absl::OutOfRangeError(
       absl::StrCat("problem.mask: expected at most ", most,
@@ -325,7 +325,7 @@ class AttentionClient::Impl {
     RETURN_IF_ERROR(CheckAddress(address));
     ASSIGN_OR_RETURN(absl::Time deadline, Deadline(options));
     v1::CompileMaskRequest request;
-    *request.mutable_problem() = ToProto(problem);
+    *request.mutable_problem() = EncodeProblem(problem);
     v1::CompileMaskResponse reply;
     RETURN_IF_ERROR(CallUnary(core_, address, "/attnd.v1.Attention/CompileMask",
                               request.SerializeAsString(), deadline, options, reply));

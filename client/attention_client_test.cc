@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstring>
 #include <stop_token>
 #include <thread>
 
@@ -26,10 +25,6 @@ Outputs Unsharded(const Problem& p, const ProblemInputs& in) {
   return RunWhole(engine, p, in);
 }
 
-bool Same(const AlignedBytes& a, const AlignedBytes& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
 std::unique_ptr<AttentionClient> Connected(ClientOptions options) {
   absl::StatusOr<std::unique_ptr<AttentionClient>> client =
       AttentionClient::Connect(std::move(options));
@@ -41,14 +36,7 @@ std::string SocketPath(const char* name) {
   return absl::StrCat("unix:/tmp/attnd_client_test_", name, ".", getpid());  // ≤ 107 characters
 }
 
-Problem SmallProblem() {
-  Problem p;
-  p.batch = 2;
-  p.q_heads = p.kv_heads = 2;
-  p.q_len = p.kv_len = 8;
-  p.qk_head_dim = p.v_head_dim = 16;
-  return p;
-}
+Problem SmallProblem() { return PlainProblem(2, 2, 8, 16); }
 
 // A problem, its inputs and a place for its outputs.
 struct Case {
@@ -94,17 +82,16 @@ TEST(AttentionClient, GivesTheUnshardedBitsHoweverACallIsCut) {
       Outputs expected = Unsharded(p, in), got(p);
       absl::StatusOr<CallReceipt> forward = client->Forward(p, ForwardInputs(in), got.forward());
       ASSERT_TRUE(forward.ok()) << forward.status();
-      EXPECT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
+      EXPECT_TRUE(got.o == expected.o && got.lse == expected.lse);
       absl::StatusOr<CallReceipt> backward =
           client->Backward(p, BackwardInputs(in, expected), got.backward());
       ASSERT_TRUE(backward.ok()) << backward.status();
-      EXPECT_TRUE(Same(got.d_q, expected.d_q) && Same(got.d_k, expected.d_k) &&
-                  Same(got.d_v, expected.d_v));
+      EXPECT_TRUE(got.d_q == expected.d_q && got.d_k == expected.d_k && got.d_v == expected.d_v);
       if (p.bias && p.bias->want_gradient) {
-        EXPECT_TRUE(Same(got.d_bias, expected.d_bias));
+        EXPECT_TRUE(got.d_bias == expected.d_bias);
       }
       if (p.denominator == DenominatorKind::kSink) {
-        EXPECT_TRUE(Same(got.d_sink, expected.d_sink));
+        EXPECT_TRUE(got.d_sink == expected.d_sink);
       }
       if (shard_bytes > 20'000) {
         EXPECT_EQ(forward->shards, 1);
@@ -125,7 +112,7 @@ TEST(AttentionClient, WorksOverAUnixSocketForCallersOfManyThreads) {
         absl::StatusOr<CallReceipt> receipt = c.Forward(*client);
         ASSERT_TRUE(receipt.ok()) << receipt.status();
         EXPECT_EQ(receipt->shards, 4);
-        EXPECT_TRUE(Same(c.out.o, expected.o));
+        EXPECT_TRUE(c.out.o == expected.o);
       }
     });
   }
@@ -212,7 +199,7 @@ TEST(AttentionClient, RetriesUnavailableUntilItSucceeds) {
   absl::StatusOr<CallReceipt> receipt = c.Forward(*client);
   ASSERT_TRUE(receipt.ok()) << receipt.status();
   EXPECT_EQ(receipt->retries, 2);
-  EXPECT_TRUE(Same(c.out.o, Unsharded(c.p, c.in).o));
+  EXPECT_TRUE(c.out.o == Unsharded(c.p, c.in).o);
 }
 
 TEST(AttentionClient, RetriesACancellationThatItsCallerDidNotAskFor) {

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "attention/random_problem.h"
 #include "base/check.h"
 #include "client/attention_client.h"
 #include "client/channels/connections.h"
@@ -77,13 +78,7 @@ std::unique_ptr<AttentionClient> Connect(const std::string& address) {
 
 // Below 1 MiB a call does not ask for the server's limit first; sixteen of them fill the sockets'
 // buffers.
-Problem HalfAMebibyte() {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 640;
-  p.qk_head_dim = p.v_head_dim = 128;
-  return p;
-}
+Problem HalfAMebibyte() { return PlainProblem(1, 1, 640, 128); }
 
 // Its arrays are freed at the end: ASan would see a later read.
 absl::Status CallForHalfASecond(AttentionClient& client) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the folder share/ of a bundle: manual pages of attnd, attnctl and each of its commands (by help2man), and completion
-# for bash, zsh and fish, all from what the programs say themselves. Called by bundle.sh.
+# for bash, all from what the programs say themselves. Called by bundle.sh.
 #
 #     deploy/share.sh FOLDER
 set -euo pipefail
@@ -29,7 +29,5 @@ for command in $($attnctl --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z]*\) .
   page 1 "attnctl-$command" "$attnctl $command"
 done
 
-mkdir -p "$output"/{bash-completion/completions,zsh/site-functions,fish/vendor_completions.d}
+mkdir -p "$output/bash-completion/completions"
 $attnctl completion bash > "$output/bash-completion/completions/attnctl"
-$attnctl completion zsh > "$output/zsh/site-functions/_attnctl"
-$attnctl completion fish > "$output/fish/vendor_completions.d/attnctl.fish"

@@ -1,9 +1,10 @@
 """Counts what `./dev test` ran and prints the closing line, "N passed, N failed".
 
-Reads FOLDER/bazel.json (Bazel's build events, which name each test.xml of this run and no older one), FOLDER/pytest.xml
-and FOLDER/frameworks.xml, whichever exist. Exits non-zero when anything failed, STATUS is not 0, or nothing ran.
+Reads in each FOLDER bazel.json (Bazel's build events, which name each test.xml of this run and no older one), pytest.xml
+and frameworks.xml, whichever exist; `status`, how the commands ended; and `not_run`, a line "group: test" for each test that
+the run left out. Exits non-zero when anything failed, a status is not 0, or nothing ran.
 
-    python3 tests/summary.py FOLDER STATUS
+    python3 tests/summary.py FOLDER...
 """
 import collections
 import json
@@ -11,6 +12,8 @@ import os
 import sys
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
+
+PYTEST_FILES = ("pytest.xml", "frameworks.xml")
 
 
 def count_cases(path):
@@ -61,23 +64,48 @@ def count_bazel(path):
     return counts, failed
 
 
-def main(folder, status):
+def count_folder(folder):
+    """As count_cases, of one run of `./dev test`."""
     counts, failed = collections.Counter(), []
-    for name, count in (("bazel.json", count_bazel), ("pytest.xml", count_cases), ("frameworks.xml", count_cases)):
+    for name in ("bazel.json", *PYTEST_FILES):
         path = os.path.join(folder, name)
         if os.path.exists(path):
-            more, names = count(path)
+            more, names = (count_bazel if name == "bazel.json" else count_cases)(path)
             counts += more
             failed += names
-    if status != 0 and not counts["failed"]:
+    status = read_lines(folder, "status")
+    if status != ["0"] and not counts["failed"]:
         counts["failed"] += 1
-        failed.append(f"a build or test command ended with status {status}")
+        failed.append(f"a build or test command ended with status {' '.join(status) or 'unknown'}")
+    return counts, failed
+
+
+def read_lines(folder, name):
+    path = os.path.join(folder, name)
+    return open(path).read().splitlines() if os.path.exists(path) else []
+
+
+def print_not_run(folders):
+    """Names what `not_run` lists, by group; a later folder may have run what an earlier one left out."""
+    groups = collections.Counter(line.partition(": ")[0] for line in read_lines(folders[-1], "not_run"))
+    if groups:
+        named = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in sorted(groups.items()))
+        print(f"{sum(groups.values())} not run, ./dev test --all runs them: {named}")
+
+
+def main(folders):
+    counts, failed = collections.Counter(), []
+    for folder in folders:
+        more, names = count_folder(folder)
+        counts += more
+        failed += names
     for name in failed:
         print(f"FAILED {name}")
+    print_not_run(folders)
     skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
     print(f"{counts['passed']} passed, {counts['failed']} failed{skipped}")
     return 1 if counts["failed"] or not counts["passed"] else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(sys.argv[1:]))

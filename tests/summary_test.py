@@ -1,4 +1,5 @@
-"""What tests/summary.py counts, on files made here."""
+"""tests/summary.py and tests/slowest.py on files made here."""
+import gzip
 import json
 import os
 import subprocess
@@ -11,8 +12,9 @@ XML = """<testsuites><testsuite name="A">
 FAILED_CASE = '<testcase name="f" classname="A" status="run"><failure message="no"/></testcase>'
 
 
-def summarise(folder, status=0):
-    done = subprocess.run([sys.executable, SUMMARY, str(folder), str(status)], capture_output=True, text=True)
+def summarise(*folders, status=0):
+    (folders[0] / "status").write_text(f"{status}\n")
+    done = subprocess.run([sys.executable, SUMMARY, *map(str, folders)], capture_output=True, text=True)
     return done.stdout.splitlines()[-1], done.returncode
 
 
@@ -40,17 +42,54 @@ def test_counts_cases_of_each_run(tmp_path):
 
 def test_fails_when_a_case_fails(tmp_path):
     write_events(tmp_path, {"//a": ("FAILED", XML % FAILED_CASE)})
-    assert summarise(tmp_path, 3) == ("1 passed, 1 failed, 1 skipped", 1)
+    assert summarise(tmp_path, status=3) == ("1 passed, 1 failed, 1 skipped", 1)
 
 
 def test_a_target_without_a_report_counts_as_one_failure(tmp_path):
     write_events(tmp_path, {"//a": ("PASSED", XML % ""), "//b": ("FAILED_TO_BUILD", None), "//c": ("TIMEOUT", None)})
-    assert summarise(tmp_path, 1) == ("1 passed, 2 failed, 1 skipped", 1)
+    assert summarise(tmp_path, status=1) == ("1 passed, 2 failed, 1 skipped", 1)
 
 
 def test_fails_when_the_build_fails_before_any_test(tmp_path):
-    assert summarise(tmp_path, 1) == ("0 passed, 1 failed", 1)
+    assert summarise(tmp_path, status=1) == ("0 passed, 1 failed", 1)
 
 
 def test_fails_when_nothing_ran(tmp_path):
     assert summarise(tmp_path) == ("0 passed, 0 failed", 1)
+
+
+def test_two_runs_are_counted_together_and_one_that_broke_off_has_failed(tmp_path):
+    first, second = tmp_path / "test", tmp_path / "rest"
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "pytest.xml").write_text(XML % "")
+    assert summarise(first, second) == ("2 passed, 1 failed, 2 skipped", 1)  # the second has no status
+    (second / "status").write_text("0\n")
+    assert summarise(first, second) == ("2 passed, 0 failed, 2 skipped", 0)
+
+
+def test_what_was_not_run_is_named_before_the_last_line(tmp_path):
+    (tmp_path / "pytest.xml").write_text(XML % "")
+    (tmp_path / "not_run").write_text("C++: //a:links_test\nhaproxy: t.py::a\nhaproxy: t.py::b\n")
+    (tmp_path / "status").write_text("0\n")
+    lines = subprocess.run([sys.executable, SUMMARY, str(tmp_path)], capture_output=True, text=True).stdout.splitlines()
+    assert lines == ["3 not run, ./dev test --all runs them: C++, haproxy (2)", "1 passed, 0 failed, 1 skipped"]
+
+
+def test_slowest_lists_actions_without_their_waits_and_targets_and_cases(tmp_path):
+    timed = '<testsuites><testsuite><testcase name="p" classname="A" status="run" time="2.5"/></testsuite></testsuites>'
+    write_events(tmp_path, {"//a": ("PASSED", timed)})
+    (tmp_path / "pytest.xml").write_text(timed.replace('"A"', '"tests.python.test_b"').replace("2.5", "61"))
+    events = [{"cat": "action processing", "name": name, "dur": seconds * 1e6}
+              for name, seconds in (("Compiling a.cc", 60), ("Testing //a", 3), ("Linking a", 6),
+                                    ("Executing genrule //kernels/cuda/library:cubins_70_rest_0", 12))]
+    events.append({"cat": "action resource lock", "name": "Compiling a.cc", "dur": 30e6})
+    with gzip.open(tmp_path / "test.profile.gz", "wt") as profile:
+        json.dump({"traceEvents": events}, profile)
+    done = subprocess.run([sys.executable, SUMMARY.replace("summary", "slowest"), "1", str(tmp_path)], capture_output=True,
+                          text=True)
+    assert done.stdout.splitlines() == [
+        "Minutes: compile 0.5, kernels 0.2, link 0.1, test 0.1, pytest 1.0", "",
+        "Actions of the build:", "    30.0 s  Compiling a.cc", "",
+        "Test targets and files:", "    61.0 s  tests/python/test_b.py", "",
+        "Cases:", "    61.0 s  tests/python/test_b.py p"], done.stderr

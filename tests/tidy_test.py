@@ -3,6 +3,7 @@
 Each rule is a generator over a tree {path: text} that yields "path:line: what is wrong". It runs on the repository,
 and on PLANTED below, a violation that it must find: a rule that finds nothing anywhere would be no test.
 """
+import ast
 import collections
 import functools
 import os
@@ -123,13 +124,11 @@ def circles(arrows):
     return sorted(groups)
 
 
-def include_circles(tree):
-    """At no level do folders include each other in a circle, nor a folder's rooms: a header with its source."""
+def circles_of_folders(arrows):
+    """At every level, circles of its folders and files; arrows: (path, line number, path that it needs)."""
     parents = collections.defaultdict(lambda: collections.defaultdict(set))
     example = {}
-    for name, number, target in includes(tree):
-        if is_test(name) and not (name.startswith("tests/") and target.startswith("tests/")):
-            continue
+    for name, number, target in arrows:
         here, there = (re.sub(r"\.\w+$", "", path).split("/") for path in (name, target))
         depth = 0
         while depth < min(len(here), len(there)) - 1 and here[depth] == there[depth]:
@@ -138,10 +137,50 @@ def include_circles(tree):
         if a != b:
             parents[parent][a].add(b)
             example.setdefault((parent, a, b), f"{name}:{number}")
-    for parent, arrows in sorted(parents.items()):
-        for group in circles(arrows):
-            edges = [f"{example[parent, a, b]} -> {b}" for a in group for b in group if (parent, a, b) in example]
-            yield f"{parent or '.'}/: circle of {' '.join(group)}: {', '.join(edges)}"
+    for parent, edges in sorted(parents.items()):
+        for group in circles(edges):
+            found = [f"{example[parent, a, b]} -> {b}" for a in group for b in group if (parent, a, b) in example]
+            yield f"{parent or '.'}/: circle of {' '.join(group)}: {', '.join(found)}"
+
+
+def include_circles(tree):
+    """At no level do folders include each other in a circle, nor a folder's rooms: a header with its source."""
+    yield from circles_of_folders(
+        arrow for arrow in includes(tree)
+        if not is_test(arrow[0]) or (arrow[0].startswith("tests/") and arrow[2].startswith("tests/")))
+
+
+PYTHON = "client/python/"
+
+
+def python_imports(tree):
+    """(path, line number, path of the file that is imported), of the client's files in Python: imports for types alone and
+    those inside functions too, but not that of a package which comes with one of its files."""
+    def file_of(module):
+        return next((path for path in (module + ".py", module + "/__init__.py") if path in tree), None)
+
+    for name, text in tree.items():
+        if not (name.startswith(PYTHON) and name.endswith(".py")):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                bases, names = [alias.name for alias in node.names], []
+            elif isinstance(node, ast.ImportFrom):
+                bases, names = [node.module or ""], [alias.name for alias in node.names]
+            else:
+                continue
+            level = getattr(node, "level", 0)
+            folder = "/".join(name.split("/")[:-level]) if level else PYTHON.rstrip("/")
+            for base in bases:
+                module = "/".join(filter(None, [folder, *base.split(".")]))
+                for found in {file_of(f"{module}/{one}") or file_of(module) for one in names} or {file_of(module)}:
+                    if found is not None:
+                        yield name, node.lineno, found
+
+
+def python_circles(tree):
+    """At no level do Python's packages import each other in a circle, nor a package's files."""
+    yield from circles_of_folders(python_imports(tree))
 
 
 def folder_sizes(tree):
@@ -365,8 +404,8 @@ def documents_name_existing_commands(tree):
                 yield f"{name}:{number}: there is no ./dev {command}"
 
 
-RULES = [include_order, server_order, include_circles, folder_sizes, public_interfaces_only, generated_headers,
-         cuda_only_in_driver, architecture_is_a_tag,
+RULES = [include_order, server_order, include_circles, python_circles, folder_sizes, public_interfaces_only,
+         generated_headers, cuda_only_in_driver, architecture_is_a_tag,
          headers_open_with_what_they_are, line_length, file_length, white_space, nothing_unfinished,
          nothing_of_one_machine, no_using_namespace_in_headers, no_test_sleeps, banned_words,
          builds_say_who_may_use_them, builds_are_tables_of_contents, each_test_is_built, links_resolve,
@@ -387,6 +426,14 @@ PLANTED = {
         {"client/x/1/a.h": '#include "client/x/2/b.h"\n', "client/x/2/c.cc": '#include "client/x/1/d.h"\n'},
         {"base/a.h": '#include "base/b.h"\n', "base/b.cc": '#include "base/c.h"\n', "base/c.h": '#include "base/a.h"\n'},
         {"tests/x/a_test.cc": '#include "tests/y/b.h"\n', "tests/y/b.h": '#include "tests/x/c.h"\n'}],
+    python_circles: [
+        {"client/python/p/a.py": "from .b import f\n", "client/python/p/b.py": "def f():\n    from . import a\n"},
+        {"client/python/p/a.py": "from .b import f\n",
+         "client/python/p/b.py": "if TYPE_CHECKING:\n    from .a import F\n"},
+        {"client/python/p/__init__.py": "from .a import f\n", "client/python/p/a.py": "from . import __version__\n"},
+        {"client/python/p/a.py": "from .q.c import f\n", "client/python/p/q/c.py": "",
+         "client/python/p/q/d.py": "from ..a import g\n"},
+        {"client/python/p/a.py": "import p.b\n", "client/python/p/b.py": "import p.a as c\n"}],
     folder_sizes: [{f"base/a{number}.cc": "" for number in range(41)}],
     public_interfaces_only: [
         {"base/a.cc": 'void F() __asm__("_ZN9grpc_core7ExecCtx5FlushEv");\n'},

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "tests/masks/small_masks.h"
+
 namespace {
 thread_local int64_t allocated_bytes = 0;
 }
@@ -30,19 +32,8 @@ namespace {
 
 using Numbers = std::vector<uint32_t>;
 
-MaskExpr Window(int32_t left, int32_t right) { return {RelativeWindow{left, right}, {}}; }
-MaskExpr Causal() { return Window(-1, 0); }
-MaskExpr All(std::vector<MaskExpr> of) { return {AllOf{}, std::move(of)}; }
-MaskExpr Any(std::vector<MaskExpr> of) { return {AnyOf{}, std::move(of)}; }
 MaskExpr FirstTokens(uint32_t g) { return {Global{{0}, {g}, GlobalDirection::kBoth}, {}}; }
 MaskExpr Documents(Numbers cu) { return {Segment{std::move(cu)}, {}}; }
-
-MaskSpec SpecOf(std::vector<MaskPattern> patterns, Numbers pattern_of = {0}) {
-  MaskSpec spec;
-  spec.pattern = std::move(patterns);
-  spec.pattern_of = std::move(pattern_of);
-  return spec;
-}
 
 absl::StatusOr<CompiledMask> Compile(const MaskSpec& spec, const MaskCall& call,
                                      MaskCompileOptions options = {.tile = {128, 32}}) {

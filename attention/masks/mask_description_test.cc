@@ -8,28 +8,18 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 namespace {
 
 const MaskCall kLongCall = {2, 4, 100, 120, {0}};
 
-MaskExpr WindowOf(int32_t left, int32_t right) { return {RelativeWindow{left, right}, {}}; }
 MaskExpr Every() { return {AllKeys{}, {}}; }
-MaskExpr AllOfThese(std::vector<MaskExpr> of) { return {AllOf{}, std::move(of)}; }
-MaskExpr AnyOfThese(std::vector<MaskExpr> of) { return {AnyOf{}, std::move(of)}; }
-MaskExpr Not(MaskExpr of) { return {Negate{}, {std::move(of)}}; }
 MaskExpr Rel(uint32_t p, uint32_t phase = 0) { return {StrideRel{p, phase}, {}}; }
 MaskExpr Col(uint32_t p, uint32_t lo, uint32_t hi) { return {StrideCol{p, lo, hi}, {}}; }
 MaskExpr Columns(std::vector<uint32_t> start, std::vector<uint32_t> end) {
   return {Global{std::move(start), std::move(end), GlobalDirection::kColumns}, {}};
-}
-
-MaskSpec SpecOfPatterns(std::vector<MaskPattern> patterns, std::vector<uint32_t> pattern_of = {0}) {
-  MaskSpec spec;
-  spec.pattern = std::move(patterns);
-  spec.pattern_of = std::move(pattern_of);
-  return spec;
 }
 
 std::shared_ptr<const MaskDescription> Make(const MaskSpec& spec) {
@@ -42,55 +32,50 @@ std::string IdOf(const MaskSpec& spec) {
   return absl::BytesToHexString(
       absl::string_view(reinterpret_cast<const char*>(id.data()), id.size()));
 }
-std::string IdOf(MaskPattern pattern) { return IdOf(SpecOfPatterns({std::move(pattern)})); }
+std::string IdOf(MaskPattern pattern) { return IdOf(SpecOf({std::move(pattern)})); }
 
 TEST(CanonicalMask, FollowsDeMorgan) {
-  EXPECT_EQ(IdOf(Not(AllOfThese({Rel(3), Col(5, 0, 2)}))),
-            IdOf(AnyOfThese({Not(Rel(3)), Not(Col(5, 0, 2))})));
-  EXPECT_EQ(IdOf(Not(AnyOfThese({Rel(3), Col(5, 0, 2)}))),
-            IdOf(AllOfThese({Not(Rel(3)), Not(Col(5, 0, 2))})));
+  EXPECT_EQ(IdOf(Not(All({Rel(3), Col(5, 0, 2)}))), IdOf(Any({Not(Rel(3)), Not(Col(5, 0, 2))})));
+  EXPECT_EQ(IdOf(Not(Any({Rel(3), Col(5, 0, 2)}))), IdOf(All({Not(Rel(3)), Not(Col(5, 0, 2))})));
   EXPECT_EQ(IdOf(Not(Not(Rel(3)))), IdOf(Rel(3)));
 }
 
 TEST(CanonicalMask, IgnoresOrderNestingAndRepetition) {
-  const MaskExpr a = Rel(3), b = Col(5, 0, 2), c = WindowOf(4, 0);
-  EXPECT_EQ(IdOf(AllOfThese({a, b, c})), IdOf(AllOfThese({c, AllOfThese({b, a}), b})));
-  EXPECT_EQ(IdOf(AnyOfThese({a, b, c})),
-            IdOf(AnyOfThese({AnyOfThese({c}), AnyOfThese({b, a, a})})));
-  EXPECT_EQ(IdOf(AllOfThese({a})), IdOf(a));
-  EXPECT_NE(IdOf(AllOfThese({a, b})), IdOf(AnyOfThese({a, b})));
+  const MaskExpr a = Rel(3), b = Col(5, 0, 2), c = Window(4, 0);
+  EXPECT_EQ(IdOf(All({a, b, c})), IdOf(All({c, All({b, a}), b})));
+  EXPECT_EQ(IdOf(Any({a, b, c})), IdOf(Any({Any({c}), Any({b, a, a})})));
+  EXPECT_EQ(IdOf(All({a})), IdOf(a));
+  EXPECT_NE(IdOf(All({a, b})), IdOf(Any({a, b})));
 }
 
 TEST(CanonicalMask, DropsWhatChangesNothing) {
-  const MaskExpr a = Rel(3), nothing = AnyOfThese({}), everything = Every();
-  EXPECT_EQ(IdOf(AllOfThese({a, everything})), IdOf(a));
-  EXPECT_EQ(IdOf(AnyOfThese({a, nothing})), IdOf(a));
-  EXPECT_EQ(IdOf(AllOfThese({a, nothing})), IdOf(nothing));
-  EXPECT_EQ(IdOf(AnyOfThese({a, everything})), IdOf(everything));
-  EXPECT_EQ(IdOf(AllOfThese({})), IdOf(everything));
+  const MaskExpr a = Rel(3), nothing = Any({}), everything = Every();
+  EXPECT_EQ(IdOf(All({a, everything})), IdOf(a));
+  EXPECT_EQ(IdOf(Any({a, nothing})), IdOf(a));
+  EXPECT_EQ(IdOf(All({a, nothing})), IdOf(nothing));
+  EXPECT_EQ(IdOf(Any({a, everything})), IdOf(everything));
+  EXPECT_EQ(IdOf(All({})), IdOf(everything));
   EXPECT_EQ(IdOf(Not(everything)), IdOf(nothing));
-  EXPECT_EQ(IdOf(AllOfThese({a, Not(a)})), IdOf(nothing));
-  EXPECT_EQ(IdOf(AnyOfThese({a, Not(a)})), IdOf(everything));
+  EXPECT_EQ(IdOf(All({a, Not(a)})), IdOf(nothing));
+  EXPECT_EQ(IdOf(Any({a, Not(a)})), IdOf(everything));
 }
 
 TEST(CanonicalMask, MergesWindows) {
-  EXPECT_EQ(IdOf(AllOfThese({WindowOf(4, -1), WindowOf(9, 2)})), IdOf(WindowOf(4, 2)));
-  EXPECT_EQ(IdOf(AnyOfThese({WindowOf(4, 0), WindowOf(1, 7)})), IdOf(WindowOf(4, 7)));
-  EXPECT_EQ(IdOf(AnyOfThese({WindowOf(4, -1), WindowOf(-1, 0)})), IdOf(Every()));
-  EXPECT_EQ(IdOf(AllOfThese({Not(WindowOf(4, 0)), Not(WindowOf(1, 7))})),
-            IdOf(Not(WindowOf(4, 7))));
-  EXPECT_EQ(IdOf(AnyOfThese({Not(WindowOf(4, 0)), Not(WindowOf(1, 7))})),
-            IdOf(Not(WindowOf(1, 0))));
+  EXPECT_EQ(IdOf(All({Window(4, -1), Window(9, 2)})), IdOf(Window(4, 2)));
+  EXPECT_EQ(IdOf(Any({Window(4, 0), Window(1, 7)})), IdOf(Window(4, 7)));
+  EXPECT_EQ(IdOf(Any({Window(4, -1), Window(-1, 0)})), IdOf(Every()));
+  EXPECT_EQ(IdOf(All({Not(Window(4, 0)), Not(Window(1, 7))})), IdOf(Not(Window(4, 7))));
+  EXPECT_EQ(IdOf(Any({Not(Window(4, 0)), Not(Window(1, 7))})), IdOf(Not(Window(1, 0))));
 }
 
 TEST(CanonicalMask, KnowsLeavesThatAreOthers) {
-  EXPECT_EQ(IdOf(WindowOf(-1, -1)), IdOf(Every()));
-  EXPECT_EQ(IdOf(WindowOf(1 << 30, 3)), IdOf(WindowOf(-1, 3)));
+  EXPECT_EQ(IdOf(Window(-1, -1)), IdOf(Every()));
+  EXPECT_EQ(IdOf(Window(1 << 30, 3)), IdOf(Window(-1, 3)));
   EXPECT_EQ(IdOf(Rel(1)), IdOf(Every()));
-  EXPECT_EQ(IdOf(MaskExpr{Dilated{1, 4, 2}, {}}), IdOf(WindowOf(4, 2)));
+  EXPECT_EQ(IdOf(MaskExpr{Dilated{1, 4, 2}, {}}), IdOf(Window(4, 2)));
   EXPECT_EQ(IdOf(MaskExpr{Dilated{6, -1, -1}, {}}), IdOf(Rel(6)));
   EXPECT_EQ(IdOf(Col(7, 0, 7)), IdOf(Every()));
-  EXPECT_EQ(IdOf(Col(7, 3, 3)), IdOf(AnyOfThese({})));
+  EXPECT_EQ(IdOf(Col(7, 3, 3)), IdOf(Any({})));
   EXPECT_EQ(IdOf(MaskExpr{BlockWindow{8, -1, 0, {11, 3}}, {}}),
             IdOf(MaskExpr{BlockWindow{8, -1, 0, {3}}, {}}));
   EXPECT_EQ(IdOf(MaskExpr{BlockWindow{8, -1, 0, {16}}, {}}),
@@ -106,40 +91,35 @@ TEST(CanonicalMask, KnowsLeavesThatAreOthers) {
 }
 
 TEST(CanonicalMask, DropsPatternsThatNoHeadUses) {
-  EXPECT_EQ(IdOf(SpecOfPatterns({Rel(3), WindowOf(4, 0), Rel(5)}, {1})), IdOf(WindowOf(4, 0)));
+  EXPECT_EQ(IdOf(SpecOf({Rel(3), Window(4, 0), Rel(5)}, {1})), IdOf(Window(4, 0)));
   // What a pattern refers to is used.
   const MaskExpr ref = {PatternRef{0}, {}};
-  EXPECT_NE(IdOf(SpecOfPatterns({Rel(3), AllOfThese({WindowOf(4, 0), ref})}, {1})),
-            IdOf(WindowOf(4, 0)));
-  EXPECT_EQ(IdOf(SpecOfPatterns({Rel(3), ref}, {1})), IdOf(Rel(3)));
+  EXPECT_NE(IdOf(SpecOf({Rel(3), All({Window(4, 0), ref})}, {1})), IdOf(Window(4, 0)));
+  EXPECT_EQ(IdOf(SpecOf({Rel(3), ref}, {1})), IdOf(Rel(3)));
 }
 
 TEST(CanonicalMask, IgnoresTheNumbersOfPatterns) {
-  EXPECT_EQ(IdOf(SpecOfPatterns({Rel(3), WindowOf(4, 0)}, {0, 1, 1, 0})),
-            IdOf(SpecOfPatterns({WindowOf(4, 0), Rel(3), Rel(3)}, {2, 0, 0, 1})));
+  EXPECT_EQ(IdOf(SpecOf({Rel(3), Window(4, 0)}, {0, 1, 1, 0})),
+            IdOf(SpecOf({Window(4, 0), Rel(3), Rel(3)}, {2, 0, 0, 1})));
   const auto refer = [](uint32_t a, uint32_t b) {
-    return AnyOfThese({AllOfThese({Col(5, 0, 1), {PatternRef{a}, {}}}),
-                       AllOfThese({Col(5, 2, 3), {PatternRef{b}, {}}})});
+    return Any(
+        {All({Col(5, 0, 1), {PatternRef{a}, {}}}), All({Col(5, 2, 3), {PatternRef{b}, {}}})});
   };
   const RowIntervals one = {1, std::vector<uint32_t>(100, 3), std::vector<uint32_t>(100, 9)};
   const RowIntervals two = {1, std::vector<uint32_t>(100, 50), std::vector<uint32_t>(100, 70)};
-  EXPECT_EQ(IdOf(SpecOfPatterns({one, two, refer(0, 1)}, {2})),
-            IdOf(SpecOfPatterns({two, one, refer(1, 0)}, {2})));
-  EXPECT_NE(IdOf(SpecOfPatterns({one, two, refer(0, 1)}, {2})),
-            IdOf(SpecOfPatterns({one, two, refer(1, 0)}, {2})));
+  EXPECT_EQ(IdOf(SpecOf({one, two, refer(0, 1)}, {2})), IdOf(SpecOf({two, one, refer(1, 0)}, {2})));
+  EXPECT_NE(IdOf(SpecOf({one, two, refer(0, 1)}, {2})), IdOf(SpecOf({one, two, refer(1, 0)}, {2})));
 }
 
 TEST(CanonicalMask, NarrowsPatternOf) {
-  const std::vector<MaskPattern> two = {Rel(3), WindowOf(4, 0)};
-  EXPECT_EQ(IdOf(SpecOfPatterns(two, {0, 1, 1, 0, 0, 1, 1, 0})),
-            IdOf(SpecOfPatterns(two, {0, 1, 1, 0})));
-  EXPECT_EQ(IdOf(SpecOfPatterns(two, {0, 0, 0, 0})), IdOf(SpecOfPatterns(two, {0})));
-  EXPECT_NE(IdOf(SpecOfPatterns(two, {0, 1, 1, 0, 0, 1, 1, 1})),
-            IdOf(SpecOfPatterns(two, {0, 1, 1, 0})));
+  const std::vector<MaskPattern> two = {Rel(3), Window(4, 0)};
+  EXPECT_EQ(IdOf(SpecOf(two, {0, 1, 1, 0, 0, 1, 1, 0})), IdOf(SpecOf(two, {0, 1, 1, 0})));
+  EXPECT_EQ(IdOf(SpecOf(two, {0, 0, 0, 0})), IdOf(SpecOf(two, {0})));
+  EXPECT_NE(IdOf(SpecOf(two, {0, 1, 1, 0, 0, 1, 1, 1})), IdOf(SpecOf(two, {0, 1, 1, 0})));
 }
 
 TEST(CanonicalMask, CountsBatchAndHeadsWhereTheyMatterAlone) {
-  MaskSpec spec = SpecOfPatterns({Rel(3)});
+  MaskSpec spec = SpecOf({Rel(3)});
   spec.extents = {7, 9, 0, 0};
   EXPECT_EQ(IdOf(spec), IdOf(Rel(3)));
   EXPECT_EQ(Make(spec)->spec().extents, (MaskExtents{0, 0, 100, 120}));
@@ -148,7 +128,7 @@ TEST(CanonicalMask, CountsBatchAndHeadsWhereTheyMatterAlone) {
   spec.extents.rows = 0;
   spec.empty_row = EmptyRow::kReject;
   EXPECT_NE(IdOf(spec), IdOf(Rel(3)));
-  EXPECT_EQ(Make(SpecOfPatterns({MaskExpr{Prefix{{3, 4}}, {}}}))->spec().extents,
+  EXPECT_EQ(Make(SpecOf({MaskExpr{Prefix{{3, 4}}, {}}}))->spec().extents,
             (MaskExtents{2, 0, 100, 120}));
 }
 
@@ -210,20 +190,18 @@ TEST(CanonicalMask, ReadsBothBitOrders) {
 // From the encoding written down apart. AnyOfThese other implementation has to give these.
 TEST(MaskId, IsTheKnownOne) {
   EXPECT_EQ(IdOf(Every()), "6640665fdd4960c69bb0abdfed2c275cc9473f5e58f5ff6b92df36b1e4527f97");
-  EXPECT_EQ(IdOf(AnyOfThese({WindowOf(4, 0), Rel(3)})),
+  EXPECT_EQ(IdOf(Any({Window(4, 0), Rel(3)})),
             "d959f8e24ec4b2ee9709714a3e3263a3200d7ad5536331ff699255fe630e6c3c");
 }
 
 TEST(MaskDescription, KnowsWhetherItDependsOnTheDiagonal) {
   const RowIntervals list = {0, {}, {}};
-  EXPECT_TRUE(Make(SpecOfPatterns({WindowOf(4, 0)}))->depends_on_diagonal());
-  EXPECT_TRUE(
-      Make(SpecOfPatterns({AllOfThese({Col(5, 0, 1), Not(Rel(3))})}))->depends_on_diagonal());
-  EXPECT_FALSE(Make(SpecOfPatterns({Col(5, 0, 1)}))->depends_on_diagonal());
-  EXPECT_FALSE(Make(SpecOfPatterns({Columns({0}, {4})}))->depends_on_diagonal());
-  EXPECT_FALSE(Make(SpecOfPatterns({list}))->depends_on_diagonal());
-  EXPECT_FALSE(
-      Make(SpecOfPatterns({Col(5, 0, 1), WindowOf(4, 0)}))->depends_on_diagonal());  // not used
+  EXPECT_TRUE(Make(SpecOf({Window(4, 0)}))->depends_on_diagonal());
+  EXPECT_TRUE(Make(SpecOf({All({Col(5, 0, 1), Not(Rel(3))})}))->depends_on_diagonal());
+  EXPECT_FALSE(Make(SpecOf({Col(5, 0, 1)}))->depends_on_diagonal());
+  EXPECT_FALSE(Make(SpecOf({Columns({0}, {4})}))->depends_on_diagonal());
+  EXPECT_FALSE(Make(SpecOf({list}))->depends_on_diagonal());
+  EXPECT_FALSE(Make(SpecOf({Col(5, 0, 1), Window(4, 0)}))->depends_on_diagonal());  // not used
 }
 
 TEST(MaskDescription, CountsItsBytes) {
@@ -233,7 +211,7 @@ TEST(MaskDescription, CountsItsBytes) {
     two.begin.insert(two.begin.end(), {3, 20});
     two.end.insert(two.end.end(), {9, 30});
   }
-  EXPECT_EQ(Make(SpecOfPatterns({two}))->bytes(), Make(SpecOfPatterns({one}))->bytes() + 800);
+  EXPECT_EQ(Make(SpecOf({two}))->bytes(), Make(SpecOf({one}))->bytes() + 800);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/masks/mask_description.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 namespace {
@@ -15,13 +16,6 @@ const MaskCall kCall = {2, 4, 16, 24, {0}};
 
 using Integers = std::vector<uint32_t>;
 
-MaskSpec SpecOfOne(MaskPattern pattern) {
-  MaskSpec spec;
-  spec.pattern = {std::move(pattern)};
-  spec.pattern_of = {0};
-  return spec;
-}
-
 std::string Refusal(const MaskSpec& spec, const MaskCall& call = kCall) {
   const absl::Status status = ValidateMask(spec, call);
   if (status.ok()) return "accepted";
@@ -29,7 +23,7 @@ std::string Refusal(const MaskSpec& spec, const MaskCall& call = kCall) {
   EXPECT_EQ(MaskDescription::Make(spec, call).status(), status);
   return std::string(status.message());
 }
-std::string Refusal(MaskPattern pattern) { return Refusal(SpecOfOne(std::move(pattern))); }
+std::string Refusal(MaskPattern pattern) { return Refusal(SpecOf({std::move(pattern)})); }
 template <class Op>
 std::string RefusalOf(Op op) {
   return Refusal(MaskExpr{std::move(op), {}});
@@ -91,7 +85,7 @@ TEST(ValidateMask, NamesTheWayToANode) {
   BlockList list = {.bq = 16, .bk = 24, .indptr = {0, 0}};
   list.partial_expr = bad;
   EXPECT_EQ(Refusal(list), "problem.mask.pattern[0].blocks.partial_expr." + what);
-  MaskSpec spec = SpecOfOne(good);
+  MaskSpec spec = SpecOf({good});
   spec.pattern.push_back(good);
   spec.pattern.push_back(bad);
   EXPECT_EQ(Refusal(spec), "problem.mask.pattern[2].expr." + what);
@@ -236,7 +230,7 @@ TEST(ValidateMask, RefusesRectanglesAndBits) {
 
 TEST(ValidateMask, RefusesMasks) {
   const MaskExpr all = {AllKeys{}, {}};
-  MaskSpec spec = SpecOfOne(all);
+  MaskSpec spec = SpecOf({all});
   EXPECT_EQ(Refusal(spec), "accepted");
   spec.pattern_of = {0, 0, 0};
   EXPECT_EQ(Refusal(spec),
@@ -244,11 +238,11 @@ TEST(ValidateMask, RefusesMasks) {
   spec.pattern_of = {0, 0, 1, 0};
   EXPECT_EQ(Refusal(spec),
             "problem.mask.pattern_of[2]: expected below the number of patterns 1, got 1");
-  spec = SpecOfOne(std::monostate{});
+  spec = SpecOf({std::monostate{}});
   EXPECT_EQ(Refusal(spec),
             "problem.mask.pattern[0]: expected one of expr, blocks, col_runs, row_runs, bits, "
             "row_intervals, rectangles, got none");
-  spec = SpecOfOne(all);
+  spec = SpecOf({all});
   spec.empty_row = static_cast<EmptyRow>(2);
   EXPECT_EQ(Refusal(spec), "problem.mask.empty_row: expected 0..1, got 2");
   spec.pattern.clear();
@@ -258,7 +252,7 @@ TEST(ValidateMask, RefusesMasks) {
 }
 
 TEST(ValidateMask, RefusesPlacesBeyondTheMask) {
-  MaskSpec spec = SpecOfOne(MaskExpr{AllKeys{}, {}});
+  MaskSpec spec = SpecOf({MaskExpr{AllKeys{}, {}}});
   spec.origin.row_begin = 1;
   EXPECT_EQ(Refusal(spec),
             "problem.mask.extents.rows: expected at least origin + the problem's = 17, got 16");
@@ -286,7 +280,7 @@ TEST(ValidateMask, BoundsDepthWithWhatIsReferredTo) {
   EXPECT_NE(Refusal(deeper).find("negate: expected a depth of at most 16, got 17"),
             std::string::npos)
       << Refusal(deeper);
-  MaskSpec spec = SpecOfOne(chain);
+  MaskSpec spec = SpecOf({chain});
   spec.pattern.push_back(MaskExpr{PatternRef{0}, {}});
   EXPECT_EQ(Refusal(spec),
             "problem.mask.pattern[1].expr.pattern_ref: expected a depth of at most 16, got 17");
@@ -301,7 +295,7 @@ TEST(ValidateMask, BoundsNodesWithWhatIsReferredTo) {
             "problem.mask.pattern[0].expr.any_of.e[4094]: expected at most 4096 nodes in a pattern "
             "with what it refers to, got more");
   // Each pattern names the one before it four times.
-  MaskSpec spec = SpecOfOne(many(2));
+  MaskSpec spec = SpecOf({many(2)});
   for (uint32_t n = 0; n < 6; ++n) {
     const MaskExpr ref = {PatternRef{n}, {}};
     spec.pattern.push_back(MaskExpr{AnyOf{}, {ref, ref, ref, ref}});
@@ -309,7 +303,7 @@ TEST(ValidateMask, BoundsNodesWithWhatIsReferredTo) {
   EXPECT_NE(Refusal(spec).find("expected at most 4096 nodes in a pattern with what it refers to"),
             std::string::npos)
       << Refusal(spec);
-  spec = SpecOfOne(many(3000));
+  spec = SpecOf({many(3000)});
   spec.pattern.push_back(many(2000));
   EXPECT_NE(Refusal(spec).find("expected at most 4096 nodes in all patterns"), std::string::npos)
       << Refusal(spec);

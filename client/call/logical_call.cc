@@ -10,8 +10,8 @@
 #include "absl/time/clock.h"
 #include "attention/cost.h"
 #include "base/status_macros.h"
-#include "client/call/problem_to_proto.h"
 #include "client/shards/shard_plan.h"
+#include "proto/attnd/v1/problem_codec.h"
 #include "proto/attnd/v1/wire_writer.h"
 
 namespace attnd {
@@ -206,7 +206,7 @@ std::string LogicalCall::Header(int64_t shard, const std::string& token, bool st
   const MaskForm mask = known_masks_ == nullptr ? MaskForm::kWhole : mask_forms_[shard];
   const Problem problem = SubProblem(problem_, shards_[shard]);
   append(Request::kProblemFieldNumber,
-         BringsLists(shard) ? ToProto(problem, Split().spec) : ToProto(problem, mask));
+         BringsLists(shard) ? EncodeProblem(problem, Split().spec) : EncodeProblem(problem, mask));
   if (keep_) {
     v1::CallOptions options = options_;
     options.set_keep_residual(true);

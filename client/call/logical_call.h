@@ -20,7 +20,6 @@
 #include "client/call/chunk_source.h"
 #include "client/call/known_masks.h"
 #include "client/call/lease_book.h"
-#include "client/call/problem_to_proto.h"
 #include "client/call/reply_decoder.h"
 #include "client/call/request_encoder.h"
 #include "client/call/residual_state.h"
@@ -31,6 +30,7 @@
 #include "client/types/tensors.h"
 #include "proto/attnd/v1/attention.pb.h"
 #include "proto/attnd/v1/mask_codec.h"
+#include "proto/attnd/v1/problem_codec.h"
 
 namespace attnd {
 

@@ -1,5 +1,4 @@
-// attnctl completion: a completion script of bash, zsh or fish, made from the commands and flags
-// themselves.
+// attnctl completion: a completion script of bash, made from the commands and flags themselves.
 #pragma once
 
 #include "CLI/App.hpp"

@@ -5,19 +5,14 @@
 #include <algorithm>
 
 #include "absl/strings/match.h"
+#include "attention/random_problem.h"
 #include "client/cli/bench_report.h"
 #include "tests/fixtures/fake_server.h"
 
 namespace attnd {
 namespace {
 
-Problem SmallProblem() {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 4;
-  p.qk_head_dim = p.v_head_dim = 8;
-  return p;
-}
+Problem SmallProblem() { return PlainProblem(1, 1, 4, 8); }
 
 TEST(Percentile, IsTheNearestRank) {
   std::vector<double> values = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};

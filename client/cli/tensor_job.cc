@@ -20,9 +20,10 @@ absl::Status WrongTensor(const std::string& name, absl::string_view expected,
 }
 
 absl::StatusOr<ElementType> ElementOf(const std::string& name, const StoredTensor& tensor) {
-  if (tensor.dtype == "F32") return ElementType::kFloat32;
-  if (tensor.dtype == "F16") return ElementType::kFloat16;
-  if (tensor.dtype == "BF16") return ElementType::kBFloat16;
+  for (ElementType element :
+       {ElementType::kFloat32, ElementType::kFloat16, ElementType::kBFloat16}) {
+    if (tensor.dtype == DtypeName(element)) return element;
+  }
   return WrongTensor(name, "F16, BF16 or F32", tensor.dtype);
 }
 

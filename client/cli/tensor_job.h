@@ -16,9 +16,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "attention/problem.h"
+#include "base/safetensors.h"
 #include "client/attention_client.h"
 #include "client/cli/problem_flags.h"
-#include "client/cli/safetensors.h"
 
 namespace attnd {
 

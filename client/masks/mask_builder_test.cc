@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "tests/masks/mask_comparison.h"
 #include "attention/masks/mask_description.h"
 #include "attention/masks/mask_oracle.h"
 #include "attention/random_problem.h"
+#include "tests/masks/mask_comparison.h"
 
 namespace attnd::masks {
 namespace {
@@ -235,11 +235,7 @@ TEST(MaskBuilder, LongChainsAreNotDeep) {
 }
 
 TEST(SetMask, GivesTheProblemItsMaskOrTellsWhatIsWrong) {
-  Problem p;
-  p.batch = 1;
-  p.q_heads = p.kv_heads = 2;
-  p.q_len = p.kv_len = 64;
-  p.qk_head_dim = p.v_head_dim = 16;
+  Problem p = PlainProblem(1, 2, 64, 16);
   const absl::Status wrong = SetMask(Window(-2, 0).Spec(), p);
   EXPECT_EQ(wrong.message(),
             "problem.mask.pattern[0].expr.window.left: expected -1 or above, got -2");

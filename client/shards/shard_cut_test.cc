@@ -21,6 +21,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
 #include "tests/fixtures/call_outputs.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 namespace {
@@ -146,10 +147,6 @@ class PieceByPiece {
   Outputs got_;
 };
 
-bool Same(const AlignedBytes& a, const AlignedBytes& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
 // The largest difference between two tensors, relative to the largest number of the first, with
 // infinities and NaN in the same places.
 double Difference(ElementType element, const AlignedBytes& expected, const AlignedBytes& got) {
@@ -210,9 +207,8 @@ TEST(CutRows, GivesTheUncutBitsForwardOverTheWholeOptionSet) {
     cuts.Count(forward);
     for (const ShardRange& r : backward) EXPECT_EQ(r.cut, Cut::kNone);
     Outputs got = PieceByPiece(engine, p, in, expected).Run(forward, backward);
-    ASSERT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
-    ASSERT_TRUE(Same(got.d_q, expected.d_q) && Same(got.d_k, expected.d_k) &&
-                Same(got.d_v, expected.d_v));
+    ASSERT_TRUE(got.o == expected.o && got.lse == expected.lse);
+    ASSERT_TRUE(got.d_q == expected.d_q && got.d_k == expected.d_k && got.d_v == expected.d_v);
   }
   EXPECT_GT(cuts.rows, 1000);
   EXPECT_EQ(cuts.keys, 0);
@@ -248,7 +244,7 @@ TEST(CutRows, GivesTheUncutBitsOfTheCpuEngineAtItsSteps) {
     auto forward = Planned(p, Direction::kForward, limits);
     cuts.Count(forward);
     Outputs got = PieceByPiece(*engine, p, in, expected).Run(forward, {});
-    ASSERT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
+    ASSERT_TRUE(got.o == expected.o && got.lse == expected.lse);
   }
   EXPECT_GT(cuts.rows, 100);
 }
@@ -284,7 +280,7 @@ TEST(MergedCuts, GiveTheUncutResultWithinRoundingOverTheWholeOptionSet) {
     const double unit = Roundoff(p.element);
     ASSERT_LE(Difference(p.element, expected.o, got.o), 4 * unit + 0x1p-20);
     ASSERT_LE(Difference(ElementType::kFloat32, expected.lse, got.lse), 0x1p-20);
-    ASSERT_TRUE(Same(got.d_q, expected.d_q));
+    ASSERT_TRUE(got.d_q == expected.d_q);
     ASSERT_LE(Difference(p.element, expected.d_k, got.d_k), 6 * unit + 0x1p-20);
     ASSERT_LE(Difference(p.element, expected.d_v, got.d_v), 6 * unit + 0x1p-20);
     if (p.denominator == DenominatorKind::kSink) {
@@ -310,19 +306,15 @@ TEST(MergedCuts, TakeASinkThatOutweighsEveryKey) {
   auto keys = CutShard(p, {0, 1, 0, 1}, Cut::kKeys, 3, {.rows = 16, .keys = 8});
   EXPECT_EQ(keys.size(), 3u);
   Outputs got = PieceByPiece(engine, p, in, expected).Run(keys, {});
-  EXPECT_TRUE(Same(got.o, expected.o));
-  EXPECT_TRUE(Same(got.lse, expected.lse));
+  EXPECT_TRUE(got.o == expected.o);
+  EXPECT_TRUE(got.lse == expected.lse);
 }
 
 // Of a strided mask each residue class has tiles of its own.
 TEST(CutShard, BeginsWhereTilesOfResidueClassesDo) {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 4096;
-  p.qk_head_dim = p.v_head_dim = 64;
+  Problem p = PlainProblem(1, 1, 4096, 64);
   p.window_left = p.window_right = 900;
-  const MaskExpr stride = {.op = StrideRel{3, 1}, .of = {}};
-  p.mask = *MaskDescription::Make({.pattern = {stride}, .pattern_of = {0}}, MaskCallOf(p));
+  SetMask(Leaf(StrideRel{3, 1}), p);
   const ShardRange whole{0, 1, 0, 1};
   const auto rows = CutShard(p, whole, Cut::kRows, 4, {});
   ASSERT_EQ(rows.size(), 4u);
@@ -340,10 +332,7 @@ TEST(CutShard, BeginsWhereTilesOfResidueClassesDo) {
 }
 
 TEST(CutShard, SendsOnlyTheKeysThatItsRowsSee) {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 4096;
-  p.qk_head_dim = p.v_head_dim = 64;
+  Problem p = PlainProblem(1, 1, 4096, 64);
   p.causal = true;
   const ShardRange whole{0, 1, 0, 1};
   auto causal = CutShard(p, whole, Cut::kRows, 4, {});
@@ -363,10 +352,7 @@ TEST(CutShard, SendsOnlyTheKeysThatItsRowsSee) {
 }
 
 TEST(MayCut, RefusesWhatAPieceCannotSay) {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 2;
-  p.q_len = p.kv_len = 1024;
-  p.qk_head_dim = p.v_head_dim = 8;
+  Problem p = PlainProblem(2, 2, 1024, 8);
   const ShardRange one{0, 1, 0, 1};
   EXPECT_TRUE(MayCut(p, one, Direction::kForward, Cut::kRows));
   EXPECT_TRUE(MayCut(p, one, Direction::kForward, Cut::kKeys));

@@ -15,12 +15,7 @@ namespace attnd {
 namespace {
 
 Problem Dense(int64_t batch, int64_t heads, int64_t length) {
-  Problem p;
-  p.batch = batch;
-  p.q_heads = p.kv_heads = heads;
-  p.q_len = p.kv_len = length;
-  p.qk_head_dim = p.v_head_dim = 64;
-  return p;
+  return PlainProblem(batch, heads, length, 64);
 }
 
 TEST(PlanShards, CoversEachHeadOfEachEntryOnceInOrderWithinTheLimits) {

@@ -29,11 +29,7 @@ Backend& Engine() {
 
 // Arguments: length, head dimension, causal, element, dropout threshold.
 Problem ProblemOf(const benchmark::State& state) {
-  Problem p;
-  p.batch = 1;
-  p.q_heads = p.kv_heads = 4;
-  p.q_len = p.kv_len = state.range(0);
-  p.qk_head_dim = p.v_head_dim = state.range(1);
+  Problem p = PlainProblem(1, 4, state.range(0), state.range(1));
   p.causal = state.range(2) != 0;
   p.element = static_cast<ElementType>(state.range(3));
   p.dropout = {.threshold = static_cast<uint32_t>(state.range(4)), .seed = 1};

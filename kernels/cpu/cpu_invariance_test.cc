@@ -7,11 +7,11 @@
 #include <cstring>
 #include <vector>
 
-#include "attention/masks/mask_description.h"
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/tiles.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 namespace {
@@ -121,8 +121,7 @@ std::vector<Problem> LongProblems() {
   biased.sink_logits = {0.5f, -1, 2, 0};
   Problem strided = Long();  // in residue classes
   strided.causal = true;
-  strided.mask = *MaskDescription::Make(
-      {.pattern = {MaskExpr{StrideRel{2, 1}, {}}}, .pattern_of = {0}}, MaskCallOf(strided));
+  SetMask(Leaf(StrideRel{2, 1}), strided);
   return {Long(), causal, biased, strided};
 }
 

@@ -133,10 +133,7 @@ TEST(MatrixTiles, GiveTheEmulationsBits) {
 
 // O of a bfloat16 problem whose values are multiplied by `scale`.
 std::vector<uint16_t> OutputOfScaledValues(const TileUnit* unit, float scale) {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 70;
-  p.qk_head_dim = p.v_head_dim = 16;
+  Problem p = PlainProblem(1, 1, 70, 16);
   p.element = ElementType::kBFloat16;
   ProblemInputs inputs = RandomInputs(p, 1);
   uint16_t* values = inputs.v.as<uint16_t>();

@@ -6,15 +6,14 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
-#include "tests/emulator/device/emulated_device.h"
 #include "tests/conformance/capture_cases.h"
+#include "tests/emulator/device/emulated_engine.h"
 
 namespace attnd::cuda {
 namespace {
 
 std::unique_ptr<Backend> Emulated(Architecture architecture, double max_slice_seconds = 1e9) {
-  return std::make_unique<CudaBackend>(
-      MakeEmulatedDevice({.architecture = architecture, .max_slice_seconds = max_slice_seconds}));
+  return MakeEmulatedEngine({.architecture = architecture, .max_slice_seconds = max_slice_seconds});
 }
 
 TEST(EmulatedCapture, Sm70) {

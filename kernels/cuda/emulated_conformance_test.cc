@@ -4,22 +4,18 @@
 #include <memory>
 
 #include "kernels/cuda/cuda_backend.h"
-#include "tests/emulator/device/emulated_device.h"
 #include "tests/conformance/backend_conformance.h"
+#include "tests/emulator/device/emulated_engine.h"
 
 namespace attnd::cuda {
 namespace {
-
-std::unique_ptr<Backend> MakeEmulated() {
-  return std::make_unique<CudaBackend>(MakeEmulatedDevice({}));
-}
 
 // Every case's numbers, both ways; the same bits on repeat, beside others, in shards and on what
 // was kept depend less on the case. No multiple of the periods in which the table varies its
 // options.
 constexpr int kWholeStride = 5;
 
-const bool kHalf = RegisterBackendConformance("EmulatedHalf", MakeEmulated,
+const bool kHalf = RegisterBackendConformance("EmulatedHalf", MakeEmulated<Architecture::kSm70>,
                                               {.random_problems = 25,
                                                .random_max_pairs = 8000,
                                                .element = ElementType::kFloat16,
@@ -28,16 +24,17 @@ const bool kHalf = RegisterBackendConformance("EmulatedHalf", MakeEmulated,
                                                .mask_stride = 5,
                                                .whole_stride = kWholeStride,
                                                .max_unsupported = 0});
-const bool kBFloat16 = RegisterBackendConformance("EmulatedBFloat16", MakeEmulated,
-                                                  {.max_pairs = 6000,
-                                                   .random_problems = 25,
-                                                   .random_max_pairs = 8000,
-                                                   .element = ElementType::kBFloat16,
-                                                   .precision = EnginePrecision::HalfOperands(),
-                                                   .whole_stride = kWholeStride,
-                                                   .max_unsupported = 0});
+const bool kBFloat16 =
+    RegisterBackendConformance("EmulatedBFloat16", MakeEmulated<Architecture::kSm70>,
+                               {.max_pairs = 6000,
+                                .random_problems = 25,
+                                .random_max_pairs = 8000,
+                                .element = ElementType::kBFloat16,
+                                .precision = EnginePrecision::HalfOperands(),
+                                .whole_stride = kWholeStride,
+                                .max_unsupported = 0});
 const bool kFloat = RegisterBackendConformance(
-    "EmulatedFloat", MakeEmulated,
+    "EmulatedFloat", MakeEmulated<Architecture::kSm70>,
     {.max_pairs = 6000,
      .random_problems = 15,
      .random_max_pairs = 4000,

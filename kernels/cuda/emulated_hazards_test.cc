@@ -8,14 +8,14 @@
 
 #include "absl/strings/string_view.h"
 #include "attention/element.h"
-#include "attention/masks/mask_description.h"
 #include "attention/problem.h"
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "tests/emulator/device/emulated_device.h"
 #include "tests/conformance/conformance_launch.h"
+#include "tests/emulator/device/emulated_device.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd::cuda {
 namespace {
@@ -40,10 +40,7 @@ enum class MaskKind { kNone, kDescribed, kBool };
 void AddMask(MaskKind kind, Problem& p) {
   if (kind == MaskKind::kBool) p.bool_mask = BoolMask{{1, 1, p.q_len, p.kv_len}};
   if (kind != MaskKind::kDescribed) return;
-  const MaskExpr window = {.op = RelativeWindow{100, 0}, .of = {}};
-  auto mask = MaskDescription::Make({.pattern = {window}, .pattern_of = {0}}, MaskCallOf(p));
-  CHECK(mask.ok()) << mask.status();
-  p.mask = *std::move(mask);
+  SetMask(Window(100, 0), p);
 }
 
 absl::Status RunRandom(Backend& backend, const Problem& p) {

@@ -13,7 +13,7 @@
 #include "attention/residue_classes.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/conformance/residue_case.h"
-#include "tests/emulator/device/emulated_device.h"
+#include "tests/emulator/device/emulated_engine.h"
 
 namespace attnd::cuda {
 namespace {
@@ -81,8 +81,7 @@ std::vector<ConformanceCase> Cases(ElementType element, size_t stride) {
 }
 
 std::unique_ptr<CudaBackend> Engine(Architecture architecture, std::optional<MaskWay> way) {
-  return std::make_unique<CudaBackend>(MakeEmulatedDevice({.architecture = architecture}), nullptr,
-                                       way);
+  return MakeEmulatedEngine({.architecture = architecture}, way);
 }
 
 void Conforms(Architecture architecture, ElementType element, size_t stride) {

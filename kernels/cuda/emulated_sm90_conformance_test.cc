@@ -4,33 +4,31 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
-#include "attention/masks/mask_description.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/conformance/backend_conformance.h"
-#include "tests/emulator/device/emulated_device.h"
+#include "tests/emulator/device/emulated_engine.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd::cuda {
 namespace {
 
-std::unique_ptr<Backend> MakeEmulatedSm90() {
-  return std::make_unique<CudaBackend>(MakeEmulatedDevice({.architecture = Architecture::kSm90}));
-}
-
-const bool kSm90Half = RegisterBackendConformance("EmulatedSm90Half", MakeEmulatedSm90,
-                                                  {.max_pairs = 2000,
-                                                   .random_problems = 5,
-                                                   .random_max_pairs = 4000,
-                                                   .element = ElementType::kFloat16,
-                                                   .precision = EnginePrecision::HalfOperands(),
-                                                   .max_unsupported = 0});
-const bool kSm90BFloat16 = RegisterBackendConformance("EmulatedSm90BFloat16", MakeEmulatedSm90,
-                                                      {.max_pairs = 600,
-                                                       .random_problems = 3,
-                                                       .random_max_pairs = 3000,
-                                                       .element = ElementType::kBFloat16,
-                                                       .precision = EnginePrecision::HalfOperands(),
-                                                       .max_unsupported = 0});
+const bool kSm90Half =
+    RegisterBackendConformance("EmulatedSm90Half", MakeEmulated<Architecture::kSm90>,
+                               {.max_pairs = 2000,
+                                .random_problems = 5,
+                                .random_max_pairs = 4000,
+                                .element = ElementType::kFloat16,
+                                .precision = EnginePrecision::HalfOperands(),
+                                .max_unsupported = 0});
+const bool kSm90BFloat16 =
+    RegisterBackendConformance("EmulatedSm90BFloat16", MakeEmulated<Architecture::kSm90>,
+                               {.max_pairs = 600,
+                                .random_problems = 3,
+                                .random_max_pairs = 3000,
+                                .element = ElementType::kBFloat16,
+                                .precision = EnginePrecision::HalfOperands(),
+                                .max_unsupported = 0});
 
 // Two query heads of one KV head, which causal attention or a mask cuts.
 Problem WithDropout(int64_t q_len, int64_t kv_len, uint32_t threshold, bool masked) {
@@ -45,17 +43,12 @@ Problem WithDropout(int64_t q_len, int64_t kv_len, uint32_t threshold, bool mask
   p.causal = !masked;
   p.alignment = Alignment::kBottomRight;
   p.dropout = {threshold, 7, 9};
-  if (masked) {
-    const MaskExpr window = {.op = RelativeWindow{20, 0}, .of = {}};
-    auto mask = MaskDescription::Make({.pattern = {window}, .pattern_of = {0}}, MaskCallOf(p));
-    EXPECT_TRUE(mask.ok()) << mask.status();
-    p.mask = *std::move(mask);
-  }
+  if (masked) SetMask(Window(20, 0), p);
   return p;
 }
 
 void ExpectDropsAsTheReference(const Problem& p) {
-  const std::unique_ptr<Backend> backend = MakeEmulatedSm90();
+  const std::unique_ptr<Backend> backend = MakeEmulated<Architecture::kSm90>();
   const CaseReport report = CheckCase(*backend, {.name = "dropout", .problem = p, .brief = true},
                                       {.precision = EnginePrecision::HalfOperands()});
   EXPECT_EQ(report.unsupported, 0);

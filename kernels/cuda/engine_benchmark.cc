@@ -24,11 +24,12 @@
 #include <vector>
 
 #include "attention/cost.h"
+#include "attention/random_problem.h"
 #include "base/check.h"
-#include "kernels/cuda/driver/handles.h"
-#include "kernels/cuda/driver/memory_pool.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/device/driver_device.h"
+#include "kernels/cuda/driver/handles.h"
+#include "kernels/cuda/driver/memory_pool.h"
 
 namespace attnd::cuda {
 namespace {
@@ -100,11 +101,7 @@ class Spin {
 };
 
 Problem Heads(int64_t length, int64_t head_dim, int64_t heads) {
-  Problem p;
-  p.batch = 1;
-  p.q_heads = p.kv_heads = heads;
-  p.q_len = p.kv_len = length;
-  p.qk_head_dim = p.v_head_dim = head_dim;
+  Problem p = PlainProblem(1, heads, length, head_dim);
   p.element = ElementType::kFloat16;
   return p;
 }

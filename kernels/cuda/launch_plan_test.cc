@@ -13,6 +13,7 @@
 #include "attention/problem_text.h"
 #include "attention/random_problem.h"
 #include "gtest/gtest.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd::cuda {
 namespace {
@@ -106,11 +107,7 @@ TEST(LaunchPlan, ZeroesSumsOfDqWhereNoKernelDoes) {
 // A large one, whose small things do not count: q, k, v and o, and once more v and o if it is kept
 // as halves.
 TEST(LaunchPlan, ReservesVAndOTwiceOnlyWhereABFloat16ForwardIsKeptAsHalves) {
-  Problem p;
-  p.batch = 4;
-  p.q_heads = p.kv_heads = 8;
-  p.q_len = p.kv_len = 2048;
-  p.qk_head_dim = p.v_head_dim = 64;
+  Problem p = PlainProblem(4, 8, 2048, 64);
   for (const ArchitectureInfo& info : Architectures()) {
     for (ElementType element : {ElementType::kFloat16, ElementType::kBFloat16}) {
       p.element = element;
@@ -128,19 +125,9 @@ TEST(LaunchPlan, ReservesVAndOTwiceOnlyWhereABFloat16ForwardIsKeptAsHalves) {
 
 // A few rows and keys that all see, beside a narrow window: blocks differ by 50 times.
 Problem Longformer(int64_t length, int64_t heads = 4) {
-  Problem p;
-  p.batch = 1;
-  p.q_heads = p.kv_heads = heads;
-  p.q_len = p.kv_len = length;
-  p.qk_head_dim = p.v_head_dim = 64;
+  Problem p = PlainProblem(1, heads, length, 64);
   p.element = ElementType::kFloat16;
-  const MaskExpr window = {.op = RelativeWindow{40, 40}, .of = {}};
-  const MaskExpr globals = {.op = Global{{0}, {20}, GlobalDirection::kBoth}, .of = {}};
-  auto mask = MaskDescription::Make(
-      {.pattern = {MaskExpr{.op = AnyOf(), .of = {window, globals}}}, .pattern_of = {0}},
-      MaskCallOf(p));
-  EXPECT_TRUE(mask.ok()) << mask.status();
-  p.mask = *mask;
+  SetMask(Any({Window(40, 40), Leaf(Global{{0}, {20}, GlobalDirection::kBoth})}), p);
   return p;
 }
 
@@ -303,11 +290,7 @@ TEST(LaunchPlan, CountsBeyond32BitsAt131072Rows) {
     for (int64_t heads : {1, 16}) {
       for (int64_t head_dim : {128, 256}) {
         SCOPED_TRACE(testing::Message() << info.name << " " << heads << " " << head_dim);
-        Problem p;
-        p.batch = 1;
-        p.q_heads = p.kv_heads = heads;
-        p.q_len = p.kv_len = kLength;
-        p.qk_head_dim = p.v_head_dim = head_dim;
+        Problem p = PlainProblem(1, heads, kLength, head_dim);
         p.element = ElementType::kFloat16;
         p.causal = true;
         p.dropout.threshold = 25;

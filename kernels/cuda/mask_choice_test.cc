@@ -7,11 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/masks/mask_description.h"
+#include "attention/random_problem.h"
 #include "attention/shard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/launch_plan.h"
 #include "kernels/cuda/visit_cycles.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd::cuda {
 namespace {
@@ -21,10 +23,7 @@ using ::testing::StartsWith;
 
 // A square block in `one_of` is shown, and those of the diagonal.
 Problem Blocks(int64_t dim, uint32_t block, int one_of) {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 1024;
-  p.qk_head_dim = p.v_head_dim = dim;
+  Problem p = PlainProblem(1, 1, 1024, dim);
   p.element = ElementType::kFloat16;
   BlockList blocks{.bq = block, .bk = block};
   uint32_t draw = 1;
@@ -36,9 +35,7 @@ Problem Blocks(int64_t dim, uint32_t block, int one_of) {
     }
   }
   blocks.indptr.push_back(static_cast<uint32_t>(blocks.indices.size()));
-  auto mask = MaskDescription::Make({.pattern = {blocks}, .pattern_of = {0}}, MaskCallOf(p));
-  EXPECT_TRUE(mask.ok()) << mask.status();
-  p.mask = *mask;
+  SetMask(std::move(blocks), p);
   return p;
 }
 
@@ -75,10 +72,10 @@ TEST(MaskChoice, GoesOneWayInAnyShard) {
   Problem p = little;
   p.q_heads = p.kv_heads = 2;
   MaskSpec spec = little.mask->spec();
-  spec.pattern.emplace_back(MaskExpr{.op = RelativeWindow{-1, -1}, .of = {}});
+  spec.pattern.emplace_back(Window(-1, -1));
   spec.pattern_of = {0, 1};
   spec.extents = {};
-  p.mask = *MaskDescription::Make(spec, MaskCallOf(p));
+  SetMask(spec, p);
   EXPECT_EQ(Chosen(SubProblem(p, {0, 1, 0, 1})), Chosen(p));
   EXPECT_EQ(Chosen(SubProblem(p, {0, 1, 1, 1})), Chosen(p));
   EXPECT_EQ(ChosenBackward(SubProblem(p, {0, 1, 0, 1})), ChosenBackward(p));

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "attention/random_problem.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -12,10 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 
 Problem Plain(int64_t head_dim) {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 64;
-  p.qk_head_dim = p.v_head_dim = head_dim;
+  Problem p = PlainProblem(1, 1, 64, head_dim);
   p.element = ElementType::kFloat16;
   return p;
 }

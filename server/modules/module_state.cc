@@ -20,6 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "base/large_buffer.h"
+#include "base/safetensors.h"
 #include "base/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "server/call/status_details.h"
@@ -75,18 +76,6 @@ ElementType ElementOf(const Part& part, const ModuleDescription& module) {
                                           : ElementType::kFloat32;
 }
 
-const char* DtypeOf(ElementType element) {
-  switch (element) {
-    case ElementType::kFloat16:
-      return "F16";
-    case ElementType::kBFloat16:
-      return "BF16";
-    case ElementType::kFloat32:
-      break;
-  }
-  return "F32";
-}
-
 absl::Status Failed(absl::string_view what, const std::string& path) {
   return absl::UnavailableError(absl::StrCat(what, " ", path, ": ", std::strerror(errno)));
 }
@@ -104,28 +93,19 @@ absl::Status Ignored(absl::string_view path, absl::string_view why) {
   return absl::DataLossError(absl::StrCat(path, ": ", why, "; it is not loaded"));
 }
 
-// A safetensors header: its length, then JSON.
 std::string HeaderOf(const ModuleInstance& instance, const std::string& module,
                      const SavedChange& change) {
-  Json header;
-  header["__metadata__"] = {{"module", absl::BytesToHexString(module)},
-                            {"sequence", absl::StrCat(change.sequence)},
-                            {"optimizer_step", absl::StrCat(instance.optimizer_step())},
-                            {"digest", absl::BytesToHexString(change.digest)},
-                            {"reply", absl::BytesToHexString(change.reply)}};
-  int64_t at = 0;
   const ModuleDescription& description = instance.description();
+  std::vector<SafetensorsEntry> tensors;
   for (const Part& part : PartsOf(description)) {
-    header[part.name] = {{"dtype", DtypeOf(ElementOf(part, description))},
-                         {"shape", description.table.entries()[part.entry].shape},
-                         {"data_offsets", {at, at + part.bytes}}};
-    at += part.bytes;
+    tensors.push_back({part.name, std::string(DtypeName(ElementOf(part, description))),
+                       description.table.entries()[part.entry].shape, part.bytes});
   }
-  const std::string text = header.dump();
-  std::string bytes(8, '\0');
-  const uint64_t size = text.size();
-  std::memcpy(bytes.data(), &size, 8);
-  return bytes + text;
+  return SafetensorsHeader(tensors, {{"module", absl::BytesToHexString(module)},
+                                     {"sequence", absl::StrCat(change.sequence)},
+                                     {"optimizer_step", absl::StrCat(instance.optimizer_step())},
+                                     {"digest", absl::BytesToHexString(change.digest)},
+                                     {"reply", absl::BytesToHexString(change.reply)}});
 }
 
 // The metadata of a header, if it is that of `module` and of this very registration.

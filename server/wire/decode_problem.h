@@ -1,4 +1,5 @@
-// attnd.v1.Problem → Problem: the field by field part of Decode. INVALID_ARGUMENT names the field.
+// attnd.v1.Problem → Problem of a call, valid, with its mask kept or found and compiled: the part
+// of Decode that concerns the problem. INVALID_ARGUMENT names the field.
 #pragma once
 
 #include <cstdint>

@@ -5,13 +5,11 @@
 #include <cstring>
 #include <limits>
 #include <string>
-#include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
+#include "proto/attnd/v1/enum_names.h"
 #include "proto/attnd/v1/wire_format.h"
 #include "server/call/status_details.h"
 
@@ -300,7 +298,7 @@ absl::Status Checker::VarintInRange(const FieldDescriptor& field, const Path& pa
                    field.enum_type()->FindValueByNumber(static_cast<int>(value)) != nullptr;
       if (known) return absl::OkStatus();
       return Classified(absl::InvalidArgumentError(
-          absl::StrCat(path.Text(), ": expected ", ValuesOf(*field.enum_type()), ", got ",
+          absl::StrCat(path.Text(), ": expected ", EnumNames(*field.enum_type()), ", got ",
                        static_cast<int64_t>(value))));
     }
     case FieldDescriptor::CPPTYPE_UINT32:
@@ -314,17 +312,6 @@ absl::Status Checker::VarintInRange(const FieldDescriptor& field, const Path& pa
 }
 
 }  // namespace
-
-std::string ValuesOf(const google::protobuf::EnumDescriptor& type) {
-  std::vector<absl::string_view> names;
-  for (int n = 0; n < type.value_count(); ++n) {
-    const std::string& name = type.value(n)->name();
-    if (!absl::EndsWith(name, "_UNSPECIFIED")) names.push_back(name);
-  }
-  const absl::string_view last = names.back();
-  names.pop_back();
-  return absl::StrCat(absl::StrJoin(names, ", "), " or ", last);
-}
 
 absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange range,
                                      const Descriptor& type, const WireCheckOptions& options) {

@@ -9,7 +9,6 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -53,9 +52,5 @@ struct WireCheckOptions {
 absl::StatusOr<FieldTable> CheckWire(const MessageBytes& message, ByteRange range,
                                      const google::protobuf::Descriptor& type,
                                      const WireCheckOptions& options = {});
-
-// The names of an enum's values that may be sent: "ELEMENT_FLOAT16, ELEMENT_BFLOAT16 or
-// ELEMENT_FLOAT32".
-std::string ValuesOf(const google::protobuf::EnumDescriptor& type);
 
 }  // namespace attnd

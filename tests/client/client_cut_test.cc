@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -37,10 +36,6 @@ std::unique_ptr<AttentionClient> Client(const Daemon& daemon, bool merge) {
   return *std::move(client);
 }
 
-bool Same(const AlignedBytes& a, const AlignedBytes& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
 float LargestDifference(const AlignedBytes& a, const AlignedBytes& b) {
   float largest = 0;
   for (int64_t n = 0; n < a.size() / 4; ++n) {
@@ -53,7 +48,7 @@ float LargestDifference(const AlignedBytes& a, const AlignedBytes& b) {
 
 // Each row's own to the bit, the sums of several pieces up to rounding.
 void ExpectGradientsAddedUp(const Outputs& got, const Outputs& expected) {
-  EXPECT_TRUE(Same(got.d_q, expected.d_q));
+  EXPECT_TRUE(got.d_q == expected.d_q);
   EXPECT_LT(LargestDifference(got.d_k, expected.d_k), 1e-4f);
   EXPECT_LT(LargestDifference(got.d_v, expected.d_v), 1e-4f);
   EXPECT_LT(LargestDifference(got.d_sink, expected.d_sink), 1e-3f);
@@ -71,11 +66,11 @@ TEST(ClientCut, GivesTheEnginesBitsForwardByRows) {
     auto forward = client->Forward(p, ForwardInputs(in), got.forward());
     ASSERT_TRUE(forward.ok()) << forward.status();
     EXPECT_GE(forward->shards, 3);
-    EXPECT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
+    EXPECT_TRUE(got.o == expected.o && got.lse == expected.lse);
     auto backward = client->Backward(p, BackwardInputs(in, expected), got.backward());
     ASSERT_TRUE(backward.ok()) << backward.status();
     EXPECT_EQ(backward->shards, 1);
-    EXPECT_TRUE(Same(got.d_k, expected.d_k));
+    EXPECT_TRUE(got.d_k == expected.d_k);
   }
 }
 
@@ -94,7 +89,7 @@ TEST(ClientCut, SendsFewerShardsAtATimeWhenItsQuotaAsksForThat) {
   auto forward = (*client)->Forward(p, ForwardInputs(in), got.forward());
   ASSERT_TRUE(forward.ok()) << forward.status();
   EXPECT_GE(forward->shards, 4);
-  EXPECT_TRUE(Same(got.o, expected.o) && Same(got.lse, expected.lse));
+  EXPECT_TRUE(got.o == expected.o && got.lse == expected.lse);
 }
 
 TEST(ClientCut, AddsUpGradientsOfRowsWhereItMay) {
@@ -111,7 +106,7 @@ TEST(ClientCut, AddsUpGradientsOfRowsWhereItMay) {
   auto leased = client->Backward(p, BackwardInputs(in, expected), got.backward(), {}, &kept);
   ASSERT_TRUE(leased.ok()) << leased.status();
   EXPECT_EQ(leased->leased, 1);
-  EXPECT_TRUE(Same(got.d_k, expected.d_k));
+  EXPECT_TRUE(got.d_k == expected.d_k);
   auto backward = client->Backward(p, BackwardInputs(in, expected), got.backward());
   ASSERT_TRUE(backward.ok()) << backward.status();
   EXPECT_GE(backward->shards, 3);
@@ -151,7 +146,7 @@ TEST(ClientCut, MergesPartsOfLongKeysWhereItMay) {
       ASSERT_TRUE(forward.ok()) << forward.status();
       if (!merge) {
         EXPECT_EQ(forward->shards, 1);
-        EXPECT_TRUE(Same(got.o, expected.o));
+        EXPECT_TRUE(got.o == expected.o);
         continue;
       }
       EXPECT_GE(forward->shards, 4);

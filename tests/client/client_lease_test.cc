@@ -94,11 +94,7 @@ struct Call {
 };
 
 Problem MultiHead() {
-  Problem p;
-  p.batch = 2;
-  p.q_heads = p.kv_heads = 4;
-  p.q_len = p.kv_len = 64;
-  p.qk_head_dim = p.v_head_dim = 64;
+  Problem p = PlainProblem(2, 4, 64, 64);
   p.element = ElementType::kFloat16;
   return p;
 }

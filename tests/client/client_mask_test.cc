@@ -3,20 +3,19 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "attention/masks/mask_description.h"
 #include "attention/problem.h"
 #include "attention/random_problem.h"
 #include "client/attention_client.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/fixtures/call_outputs.h"
 #include "tests/fixtures/daemon_fixture.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 namespace {
@@ -32,11 +31,7 @@ Problem Sized(int64_t length) {
 }
 
 Problem WithMask(Problem p, std::vector<MaskPattern> patterns, std::vector<uint32_t> pattern_of) {
-  const MaskCall call = MaskCallOf(p);
-  auto mask = MaskDescription::Make(
-      {.pattern = std::move(patterns), .pattern_of = std::move(pattern_of)}, call);
-  CHECK(mask.ok()) << mask.status();
-  p.mask = *std::move(mask);
+  SetMask(SpecOf(std::move(patterns), std::move(pattern_of)), p);
   return p;
 }
 
@@ -47,9 +42,7 @@ Problem WithLists(int64_t length = 256) {
     intervals.begin.push_back(static_cast<uint32_t>(row * 37 % (length / 2)));
     intervals.end.push_back(intervals.begin.back() + static_cast<uint32_t>(row * 13 % 90));
   }
-  return WithMask(Sized(length),
-                  {std::move(intervals), MaskExpr{.op = RelativeWindow{40, 9}, .of = {}}},
-                  {0, 1, 0, 1});
+  return WithMask(Sized(length), {std::move(intervals), Window(40, 9)}, {0, 1, 0, 1});
 }
 
 std::unique_ptr<AttentionClient> Connect(std::vector<std::string> addresses, int64_t shard_bytes) {
@@ -61,16 +54,6 @@ std::unique_ptr<AttentionClient> Connect(std::vector<std::string> addresses, int
 
 std::unique_ptr<AttentionClient> Connect(const std::string& address, int64_t shard_bytes) {
   return Connect(std::vector<std::string>{address}, shard_bytes);
-}
-
-bool SameBytes(const AlignedBytes& a, const AlignedBytes& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
-void ExpectSame(const Outputs& got, const Outputs& expected) {
-  EXPECT_TRUE(SameBytes(got.o, expected.o) && SameBytes(got.lse, expected.lse));
-  EXPECT_TRUE(SameBytes(got.d_q, expected.d_q));
-  EXPECT_TRUE(SameBytes(got.d_k, expected.d_k) && SameBytes(got.d_v, expected.d_v));
 }
 
 struct Result {
@@ -97,7 +80,7 @@ TEST(ClientMask, GivesTheEnginesBitsHoweverItIsCut) {
   const Outputs expected = RunWhole(*engine, p, in);
   for (int64_t shard_bytes : {1 << 24, 100'000, 30'000}) {
     const Result run = Both(*Connect(daemon.address(), shard_bytes), p, in);
-    ExpectSame(run.out, expected);
+    EXPECT_TRUE(run.out == expected);
     EXPECT_GE(run.forward.shards, shard_bytes < 1 << 24 ? 2 : 1);
   }
 }
@@ -108,9 +91,9 @@ TEST(ClientMask, AWindowByDescriptionIsAWindow) {
   Problem option = Sized(200);
   option.window_left = 30;
   option.window_right = 2;
-  const Problem p = WithMask(Sized(200), {MaskExpr{.op = RelativeWindow{30, 2}, .of = {}}}, {0});
+  const Problem p = WithMask(Sized(200), {Window(30, 2)}, {0});
   const ProblemInputs in = RandomInputs(option, 3);
-  ExpectSame(Both(*client, p, in).out, Both(*client, option, in).out);
+  EXPECT_TRUE(Both(*client, p, in).out == Both(*client, option, in).out);
 }
 
 TEST(ClientMask, ALargeMaskTravelsOnce) {
@@ -123,7 +106,7 @@ TEST(ClientMask, ALargeMaskTravelsOnce) {
   uint64_t named = static_cast<uint64_t>(first.backward.shards);  // all calls but the first
   EXPECT_EQ(daemon.server().masks().hits, named);
   const Result second = Both(*client, p, in);
-  ExpectSame(second.out, first.out);
+  EXPECT_TRUE(second.out == first.out);
   named += static_cast<uint64_t>(second.forward.shards + second.backward.shards);
   EXPECT_EQ(daemon.server().masks().hits, named);
   EXPECT_EQ(daemon.server().masks().misses, 0u);
@@ -152,7 +135,7 @@ TEST(ClientMask, NobodyNoticesThatADaemonHasForgotten) {
   daemon.reset();
   daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), options);
   const Result again = Both(*client, p, in);
-  ExpectSame(again.out, first);
+  EXPECT_TRUE(again.out == first);
   EXPECT_GE(daemon->server().masks().misses, 1u);
 }
 
@@ -167,7 +150,7 @@ TEST(ClientMask, NobodyNoticesThatThereIsNoRoom) {
     for (int64_t length : {256, 512}) {
       const Problem p = WithLists(length);
       const ProblemInputs inputs = RandomInputs(p, 1);
-      ExpectSame(Both(*client, p, inputs).out, RunWhole(*engine, p, inputs));
+      EXPECT_TRUE(Both(*client, p, inputs).out == RunWhole(*engine, p, inputs));
     }
   }
   EXPECT_LE(daemon.server().masks().bytes, 4096);
@@ -191,7 +174,7 @@ TEST(ClientMask, ABackwardOnALeaseOutlivesItsMask) {
   }
   auto backward = client->Backward(p, BackwardInputs(in, out), out.backward(), {}, &kept);
   ASSERT_TRUE(backward.ok()) << backward.status();
-  ExpectSame(out, RunWhole(*engine, p, in));
+  EXPECT_TRUE(out == RunWhole(*engine, p, in));
 }
 
 // More than a megabyte of lists on the wire, and more than a message of the daemons below takes.
@@ -230,13 +213,13 @@ TEST(ClientMask, AMaskLargerThanAMessageIsAMask) {
     auto daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), SmallMessages(address));
     auto client = Connect(daemon->address(), 1 << 24);
     const Result first = Both(*client, p, in);
-    ExpectSame(first.out, expected);
+    EXPECT_TRUE(first.out == expected);
     EXPECT_EQ(first.forward.shared, address == path ? 1 : 0);
     EXPECT_EQ(daemon->server().masks().hits, 1u);  // the backward's
     if (address != path) continue;
     daemon.reset();
     daemon = std::make_unique<Daemon>(MakeCpuBackend({.threads = 2}), SmallMessages(address));
-    ExpectSame(Both(*client, p, in).out, expected);
+    EXPECT_TRUE(Both(*client, p, in).out == expected);
     EXPECT_EQ(daemon->server().masks().hits, 1u);
   }
 }
@@ -280,11 +263,11 @@ TEST(ClientMask, ALeasedBackwardOutlivesARestartAndAnothersMasks) {
     } else {
       const Problem other = WithLists(320);
       Both(*stranger, other, RandomInputs(other, 2));
-      ExpectSame(Both(*stranger, p, in).out, expected);
+      EXPECT_TRUE(Both(*stranger, p, in).out == expected);
     }
     auto backward = client->Backward(p, BackwardInputs(in, out), out.backward(), {}, &kept);
     ASSERT_TRUE(backward.ok()) << backward.status();
-    ExpectSame(out, expected);
+    EXPECT_TRUE(out == expected);
   }
 }
 
@@ -304,7 +287,7 @@ TEST(ClientMask, ALeasedBackwardGoesToAnotherReplica) {
   (one->server().leases().leases > 0 ? one : two).reset();
   auto backward = client->Backward(p, BackwardInputs(in, out), out.backward(), {}, &kept);
   ASSERT_TRUE(backward.ok()) << backward.status();
-  ExpectSame(out, expected);
+  EXPECT_TRUE(out == expected);
 }
 
 TEST(ClientMask, SaysWhatIsWrong) {

@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include <atomic>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -25,11 +24,7 @@ namespace {
 
 // 64 shards of 1.6 MB, each some milliseconds of work.
 Problem ManyShards() {
-  Problem p;
-  p.batch = 8;
-  p.q_heads = p.kv_heads = 8;
-  p.q_len = p.kv_len = 400;
-  p.qk_head_dim = p.v_head_dim = 64;
+  Problem p = PlainProblem(8, 8, 400, 64);
   p.causal = true;
   return p;
 }
@@ -49,10 +44,6 @@ std::unique_ptr<AttentionClient> ConnectTo(std::vector<std::string> addresses, i
   return *std::move(client);
 }
 
-bool SameReply(const AlignedBytes& a, const AlignedBytes& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
 // A forward of ManyShards over two daemons, one of which gets `signal` when some shards are done.
 void SignalOneInMidCall(int signal) {
   auto first = Start(absl::StrCat("first", signal)), second = Start(absl::StrCat("second", signal));
@@ -69,7 +60,7 @@ void SignalOneInMidCall(int signal) {
   auto receipt = client->Forward(p, ForwardInputs(in), got.forward(), options);
   ASSERT_TRUE(receipt.ok()) << receipt.status();
   EXPECT_TRUE(sent);
-  EXPECT_TRUE(SameReply(got.o, expected.o) && SameReply(got.lse, expected.lse));
+  EXPECT_TRUE(got.o == expected.o && got.lse == expected.lse);
   EXPECT_EQ(receipt->shards, 64);
   // Not more than were with it, and each shard at most once.
   EXPECT_LE(receipt->retries, 64 - 5);
@@ -80,7 +71,7 @@ void SignalOneInMidCall(int signal) {
   Outputs again(p);
   receipt = client->Forward(p, ForwardInputs(in), again.forward());
   ASSERT_TRUE(receipt.ok()) << receipt.status();
-  EXPECT_TRUE(SameReply(again.o, expected.o));
+  EXPECT_TRUE(again.o == expected.o);
 }
 
 TEST(ClientReplicas, LoseNothingWhenOneDiesInMidCall) { SignalOneInMidCall(SIGKILL); }
@@ -110,7 +101,7 @@ TEST(ClientReplicas, AreFoundByName) {
   Outputs got(p), expected = RunForward(*MakeCpuBackend({.threads = 1}), p, in);
   auto receipt = client->Forward(p, ForwardInputs(in), got.forward());
   ASSERT_TRUE(receipt.ok()) << receipt.status();
-  EXPECT_TRUE(SameReply(got.o, expected.o));
+  EXPECT_TRUE(got.o == expected.o);
 }
 
 // Calls that fail at once leave nobody who would drive the connection.
@@ -122,10 +113,7 @@ TEST(ClientReplica, FindsARestartedDaemonWithoutRetries) {
                                           .timeout = absl::Seconds(20),
                                           .retry = {.max_attempts = 1}});
   ASSERT_TRUE(client.ok()) << client.status();
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = 8;
-  p.qk_head_dim = p.v_head_dim = 8;
+  Problem p = PlainProblem(1, 1, 8, 8);
   ProblemInputs in = RandomInputs(p, 1);
   Outputs got(p);
   auto call = [&] { return (*client)->Forward(p, ForwardInputs(in), got.forward()).status(); };

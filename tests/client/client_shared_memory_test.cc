@@ -19,6 +19,7 @@
 #include "tests/fixtures/call_outputs.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/gated_backend.h"
+#include "tests/fixtures/gated_daemon.h"
 
 namespace attnd {
 namespace {
@@ -38,15 +39,6 @@ std::unique_ptr<AttentionClient> SharingClient(const std::string& address,
                                           .shared_memory_bytes = shared_bytes});
   CHECK(client.ok()) << client.status();
   return *std::move(client);
-}
-
-bool operator==(const Outputs& a, const Outputs& b) {
-  for (auto tensor : {&Outputs::o, &Outputs::lse, &Outputs::d_q, &Outputs::d_k, &Outputs::d_v,
-                      &Outputs::d_bias, &Outputs::d_sink}) {
-    const AlignedBytes &x = a.*tensor, &y = b.*tensor;
-    if (std::memcmp(x.data(), y.data(), static_cast<size_t>(x.size())) != 0) return false;
-  }
-  return true;
 }
 
 // Forward, then backward. Gives the shards whose tensors did not travel.
@@ -299,9 +291,8 @@ TEST(ClientSharedMemory, SendsTensorsToADaemonThatWasStartedAnew) {
 }
 
 TEST(ClientSharedMemory, HasItsMemoryBackWhenACancelledCallReturns) {
-  auto* gate = new GatedBackend;  // the daemon's
-  Daemon daemon{std::unique_ptr<Backend>(gate), UnixOptions()};
-  const int before = static_cast<int>(gate->launches().size());  // the self test's
+  GatedDaemon gated(UnixOptions());
+  Daemon& daemon = *gated.daemon;
   auto client = SharingClient(daemon.address(), int64_t{64} << 20);
   Problem p = MiddlingProblem();
   p.batch = 1;
@@ -309,7 +300,7 @@ TEST(ClientSharedMemory, HasItsMemoryBackWhenACancelledCallReturns) {
   p.alignment = Alignment::kTopLeft;
   ProblemInputs in = RandomInputs(p, 1);
   Outputs out(p);
-  gate->Close();
+  gated.engine->Close();
   std::stop_source stop;
   absl::Status status;
   std::thread call([&] {
@@ -318,12 +309,12 @@ TEST(ClientSharedMemory, HasItsMemoryBackWhenACancelledCallReturns) {
     status = client->Forward(p, {in.q.data(), in.k.data(), in.v.data()}, {out.o.data()}, options)
                  .status();
   });
-  gate->WaitForLaunches(before + 1);
+  gated.WaitForLaunches(1);
   stop.request_stop();
   call.join();
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
   EXPECT_EQ(daemon.server().use().calls, 0);  // the daemon let go before the client did
-  gate->Open();
+  gated.engine->Open();
   auto receipt = client->Forward(p, {in.q.data(), in.k.data(), in.v.data()}, {out.o.data()});
   ASSERT_TRUE(receipt.ok()) << receipt.status();
   EXPECT_GT(receipt->shared, 0);

@@ -26,11 +26,7 @@ constexpr double kMostDeviation = 0.3;
 constexpr int kMostAttempts = 4;  // of one case: other work on the machine comes and goes
 
 Problem SquareProblem(int64_t batch, int64_t heads, int64_t length, bool causal) {
-  Problem p;
-  p.batch = batch;
-  p.q_heads = p.kv_heads = heads;
-  p.q_len = p.kv_len = length;
-  p.qk_head_dim = p.v_head_dim = 64;
+  Problem p = PlainProblem(batch, heads, length, 64);
   p.element = ElementType::kFloat16;
   p.causal = causal;
   return p;

@@ -19,7 +19,7 @@ namespace attnd {
 namespace {
 
 // A problem with its inputs and what the engine gives for it alone.
-struct Reference {
+struct OneAlone {
   Problem problem;
   ProblemInputs inputs;
   ForwardResults forward;
@@ -28,10 +28,10 @@ struct Reference {
 
 // A launch of some of the problems, both ways, compared with each alone. Every second call is kept
 // on the device, where the engine does that.
-void ExpectSameInOneLaunch(Backend& engine, const std::vector<const Reference*>& mix) {
+void ExpectSameInOneLaunch(Backend& engine, const std::vector<const OneAlone*>& mix) {
   std::unique_ptr<CallMemory> memory = MakeHostCallMemory();
   std::vector<LaunchItem> items;
-  for (const Reference* one : mix) {
+  for (const OneAlone* one : mix) {
     items.push_back({&one->problem, &one->inputs, one->forward.o, one->forward.lse});
     items.back().keep = items.size() % 2 == 0;
   }
@@ -50,11 +50,11 @@ void ExpectSameInOneLaunch(Backend& engine, const std::vector<const Reference*>&
   }
 }
 
-std::vector<Reference> MakeReferences(Backend& engine, int count, const RandomProblemLimits& limits,
+std::vector<OneAlone> MakeReferences(Backend& engine, int count, const RandomProblemLimits& limits,
                                       bool only_half) {
-  std::vector<Reference> references;
+  std::vector<OneAlone> references;
   for (uint64_t seed = 1; static_cast<int>(references.size()) < count; ++seed) {
-    Reference one;
+    OneAlone one;
     one.problem = RandomProblem(seed, limits);
     if (only_half) one.problem.element = ElementType::kFloat16;
     one.problem.allow_nondeterministic = false;
@@ -64,7 +64,7 @@ std::vector<Reference> MakeReferences(Backend& engine, int count, const RandomPr
     }
     one.inputs = RandomInputs(one.problem, seed);
     references.push_back(std::move(one));
-    Reference& kept = references.back();
+    OneAlone& kept = references.back();
     std::unique_ptr<CallMemory> memory = MakeHostCallMemory();
     auto forward = LaunchForward(engine, *memory, {{&kept.problem, &kept.inputs, {}, {}}});
     CHECK(forward.ok()) << forward.status();
@@ -77,8 +77,8 @@ std::vector<Reference> MakeReferences(Backend& engine, int count, const RandomPr
   return references;
 }
 
-std::vector<const Reference*> RandomMix(const std::vector<Reference>& from, Random& random) {
-  std::vector<const Reference*> mix;
+std::vector<const OneAlone*> RandomMix(const std::vector<OneAlone>& from, Random& random) {
+  std::vector<const OneAlone*> mix;
   const int64_t count = random.Between(1, 6);
   for (int64_t n = 0; n < count; ++n) {
     mix.push_back(&from[random.Between(0, static_cast<int64_t>(from.size()) - 1)]);
@@ -89,7 +89,7 @@ std::vector<const Reference*> RandomMix(const std::vector<Reference>& from, Rand
 TEST(BatchMix, CpuGivesTheSameBitsInAThousandMixes) {
   constexpr uint64_t kMixes = 1000;
   std::unique_ptr<Backend> engine = MakeCpuBackend({.threads = 2});
-  const std::vector<Reference> references =
+  const std::vector<OneAlone> references =
       MakeReferences(*engine, 60, {.max_pairs = 1024, .max_head_dim = 40}, false);
   for (uint64_t seed = 1; seed <= kMixes && !testing::Test::HasFailure(); seed += 2) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -106,7 +106,7 @@ TEST(BatchMix, Sm70KernelsGiveTheSameBitsInMixesThatAreCutIntoSlices) {
   cuda::EmulatedDeviceOptions options;
   options.max_slice_seconds = 1e-3;  // of the emulator's estimate: several slices each
   cuda::CudaBackend sliced(cuda::MakeEmulatedDevice(options));
-  const std::vector<Reference> references =
+  const std::vector<OneAlone> references =
       MakeReferences(whole, 8, {.max_pairs = 4096, .max_head_dim = 64}, true);
   for (uint64_t seed = 1; seed <= 8 && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

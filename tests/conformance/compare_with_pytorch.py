@@ -15,7 +15,7 @@ import sys
 import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "tests", "benchmarks"))
+sys.path.insert(0, os.path.join(ROOT, "tools", "benchmarks"))
 from cpu_against_pytorch import ELEMENTS, LIBRARY, BenchmarkProblem, Engine  # noqa: E402
 
 TENSORS = ("O", "dQ", "dK", "dV")

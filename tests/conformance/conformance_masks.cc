@@ -9,16 +9,12 @@
 #include "attention/masks/mask_description.h"
 #include "attention/problem.h"
 #include "base/check.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 namespace {
 
-MaskExpr Leaf(auto op) { return {.op = std::move(op), .of = {}}; }
-MaskExpr All(std::vector<MaskExpr> of) { return {.op = AllOf(), .of = std::move(of)}; }
-MaskExpr Any(std::vector<MaskExpr> of) { return {.op = AnyOf(), .of = std::move(of)}; }
-MaskExpr Not(MaskExpr expr) { return {.op = Negate(), .of = {std::move(expr)}}; }
-MaskExpr CausalMask() { return Leaf(RelativeWindow{-1, 0}); }
-MaskExpr Band() { return Leaf(RelativeWindow{9, 9}); }
+MaskExpr Band() { return Window(9, 9); }
 
 // A number below `most` that looks drawn, for lists.
 uint32_t Drawn(int64_t n, uint32_t most) {
@@ -59,7 +55,7 @@ ColRuns HiddenRuns(const MaskCall& c) {
     runs.start.insert(runs.start.end(), {start, second});
     runs.end.insert(runs.end.end(), {std::min(rows, start + rows / 3), std::min(rows, second + 5)});
   }
-  runs.base = CausalMask();
+  runs.base = Causal();
   return runs;
 }
 
@@ -116,7 +112,7 @@ MaskSpec One(MaskPattern pattern) {
 
 MaskSpec PerHead(const MaskCall& c, bool per_batch) {
   MaskSpec mask;
-  mask.pattern = {Band(), CausalMask(), Intervals(c), Leaf(StrideRel{5, 2})};
+  mask.pattern = {Band(), Causal(), Intervals(c), Leaf(StrideRel{5, 2})};
   for (int64_t n = 0; n < (per_batch ? c.batch : 1) * c.q_heads; ++n) {
     mask.pattern_of.push_back(static_cast<uint32_t>((n + n / c.q_heads) % 4));
   }
@@ -127,10 +123,7 @@ const std::vector<Kind>& Kinds() {
   static const auto* kinds = new std::vector<Kind>{
       {"all", [](const MaskCall&) { return One(Leaf(AllKeys())); }},
       {"nothing", [](const MaskCall&) { return One(Any({})); }},
-      {"window",
-       [](const MaskCall&) {
-         return One(Leaf(RelativeWindow{20, 3}));
-       }},
+      {"window", [](const MaskCall&) { return One(Window(20, 3)); }},
       {"dilated",
        [](const MaskCall&) {
          return One(Leaf(Dilated{4, 5, 6}));
@@ -157,11 +150,11 @@ const std::vector<Kind>& Kinds() {
        }},
       {"prefix",
        [](const MaskCall&) {
-         return One(Any({CausalMask(), Leaf(Prefix{{50, 75}})}));
+         return One(Any({Causal(), Leaf(Prefix{{50, 75}})}));
        }},
       {"segment",
        [](const MaskCall&) {
-         return One(All({CausalMask(), Leaf(Segment{{0, 11, 11, 50, 90}})}));
+         return One(All({Causal(), Leaf(Segment{{0, 11, 11, 50, 90}})}));
        }},
       {"groups",
        [](const MaskCall& c) {
@@ -174,7 +167,7 @@ const std::vector<Kind>& Kinds() {
        }},
       {"not_band",
        [](const MaskCall&) {
-         return One(All({CausalMask(), Not(Band())}));
+         return One(All({Causal(), Not(Band())}));
        }},
       {"reference",
        [](const MaskCall&) {

@@ -19,9 +19,10 @@
 #include "base/round_up.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "tests/emulator/device/emulated_device.h"
 #include "tests/conformance/backend_conformance.h"
 #include "tests/conformance/conformance_launch.h"
+#include "tests/emulator/device/emulated_device.h"
+#include "tests/emulator/device/emulated_engine.h"
 
 namespace attnd::cuda {
 namespace {
@@ -366,7 +367,7 @@ class SmallTiles : public ::testing::TestWithParam<Architecture> {
   std::unique_ptr<Backend> Make(MaskWay way) const {
     EmulatedDeviceOptions options = {.architecture = GetParam()};
     options.shared.detect_races = way == MaskWay::kSmall;
-    return std::make_unique<CudaBackend>(MakeEmulatedDevice(options), nullptr, way);
+    return MakeEmulatedEngine(options, way);
   }
   bool Has(const Problem& p) const {
     if (GetParam() == Architecture::kSm70) return p.v_head_dim <= 128;

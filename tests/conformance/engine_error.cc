@@ -17,8 +17,8 @@
 #include "attention/reference.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "tests/emulator/device/emulated_device.h"
 #include "kernels/reference_backend.h"
+#include "tests/emulator/device/emulated_engine.h"
 
 namespace attnd {
 namespace {
@@ -33,15 +33,11 @@ struct Options {
 std::unique_ptr<Backend> MakeEngine(const std::string& name) {
   if (name == "reference") return std::make_unique<ReferenceBackend>();
   if (name == "cpu") return MakeCpuBackend({});
-  return std::make_unique<cuda::CudaBackend>(cuda::MakeEmulatedDevice({}));
+  return cuda::MakeEmulatedEngine();
 }
 
 Problem ProblemOf(const Options& options) {
-  Problem p;
-  p.batch = 1;
-  p.q_heads = p.kv_heads = options.heads;
-  p.q_len = p.kv_len = options.length;
-  p.qk_head_dim = p.v_head_dim = options.head_dim;
+  Problem p = PlainProblem(1, options.heads, options.length, options.head_dim);
   p.causal = options.causal;
   p.element = ElementType::kFloat32;
   if (options.element == "float16") p.element = ElementType::kFloat16;

@@ -1,7 +1,8 @@
 """Errors of the cuda engine and of PyTorch's float16 attention against float64, on one GPU.
 
-    python3 gpu_accuracy.py path/to/attention_on_files [--largest N] [--head_dims 64 128 256] \\
-        [--accumulate f32 f16]
+    bazel build //server:attnd //client/c:libattnd_client.so
+    PYTHONPATH=client/python ATTND_CLIENT_LIBRARY=bazel-bin/client/c/libattnd_client.so \\
+        python3 tests/conformance/gpu_accuracy.py [--largest N] [--head_dims 64 128 256] [--accumulate f32 f16]
 
 The grid is SparkAttention's: head_dim 64 and 128 (and 256 beside it), 512 to 16384 tokens, causal
 and not, inputs from N(0,1) and U(0,1), dO from N(0,1). Prints one row a case: relative error (mean
@@ -15,12 +16,16 @@ where a bound is missed. Needs torch with CUDA.
 import argparse
 import itertools
 import json
+import os
 import pathlib
-import subprocess
 import sys
-import tempfile
 
+import attnd
 import torch
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tools", "benchmarks"))
+from running_daemon import RunningDaemon  # noqa: E402
 
 FORWARD_BOUND = {"f32": (3.5e-4, 1.9e-5), "f16": (7.6e-3, 1e-4)}
 BACKWARD_BOUND = (2.3e-3, 2.2e-5)
@@ -62,18 +67,12 @@ def torch_results(q, k, v, d_o, causal):
     return o.detach(), *(t.grad for t in leaves)
 
 
-def engine_results(tool, q, k, v, d_o, causal, accumulate):
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        for name, tensor in {"q": q, "k": k, "v": v, "d_o": d_o}.items():
-            tensor.cpu().numpy().tofile(pathlib.Path(folder) / name)
-        _, heads, length, head_dim = q.shape
-        command = [tool, f"--folder={folder}", f"--heads={heads}", f"--length={length}",
-                   f"--head_dim={head_dim}", f"--causal={str(causal).lower()}",
-                   f"--accumulate={accumulate}", "--hbm_fraction=0.05"]
-        subprocess.run(command, check=True, capture_output=True)
-        read = lambda name: torch.from_file(  # noqa: E731
-            f"{folder}/{name}", size=q.numel(), dtype=torch.float16).reshape(q.shape).to(q.device)
-        return tuple(read(name).clone() for name in ("o", "d_q", "d_k", "d_v"))
+def engine_results(client, q, k, v, d_o, causal, accumulate):
+    arrays = [t.cpu().numpy() for t in (q, k, v, d_o)]
+    forward = client.forward(*arrays[:3], causal="top_left" if causal else None, accumulate=accumulate)
+    gradients = client.backward(arrays[3], forward)
+    return tuple(torch.from_numpy(x).to(q.device)
+                 for x in (forward.out, gradients.dq, gradients.dk, gradients.dv))
 
 
 def draw(shape, distribution, generator):
@@ -81,7 +80,7 @@ def draw(shape, distribution, generator):
     return random(shape, generator=generator, device="cuda").half()
 
 
-def run_case(tool, head_dim, length, causal, distribution, accumulate):
+def run_case(client, head_dim, length, causal, distribution, accumulate):
     generator = torch.Generator("cuda").manual_seed(length * 4 + head_dim + causal)
     tensors = [draw((1, 2, length, head_dim), distribution, generator) for _ in range(3)]
     tensors.append(draw((1, 2, length, head_dim), "N(0,1)", generator))
@@ -90,7 +89,7 @@ def run_case(tool, head_dim, length, causal, distribution, accumulate):
     names = ("o", "d_q", "d_k", "d_v")
     row = {"head_dim": head_dim, "length": length, "causal": causal, "inputs": distribution,
            "accumulate": accumulate}
-    for who, got in (("attnd", engine_results(tool, *tensors, causal, accumulate)),
+    for who, got in (("attnd", engine_results(client, *tensors, causal, accumulate)),
                      ("torch", torch_results(*tensors, causal)), ("format", rounded)):
         row[who] = {name: errors(x, want) for name, x, want in zip(names, got, wanted)}
         backward = [row[who][name] for name in names[1:]]
@@ -141,22 +140,20 @@ def report(group, name, part, bound):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("tool")
     parser.add_argument("--largest", type=int, default=16384)
     parser.add_argument("--head_dims", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--accumulate", nargs="+", default=["f32", "f16"])
     parser.add_argument("--json", default="")
     options = parser.parse_args()
     rows = []
-    for accumulate in options.accumulate:
-        for head_dim in options.head_dims:
+    with RunningDaemon("bazel-bin/server/attnd", "--backend", "cuda", "--hbm_fraction", "0.05") as daemon:
+        client = attnd.connect(daemon.address)
+        for accumulate, head_dim in itertools.product(options.accumulate, options.head_dims):
             length = 512
             while length <= options.largest:
-                for causal in (False, True):
-                    for distribution in ("N(0,1)", "U(0,1)"):
-                        rows.append(run_case(options.tool, head_dim, length, causal, distribution,
-                                             accumulate))
-                        show(rows[-1])
+                for causal, distribution in itertools.product((False, True), ("N(0,1)", "U(0,1)")):
+                    rows.append(run_case(client, head_dim, length, causal, distribution, accumulate))
+                    show(rows[-1])
                 length *= 2
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(rows, indent=1))

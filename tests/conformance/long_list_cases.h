@@ -14,10 +14,8 @@ namespace attnd {
 // Some rows see all keys, some keys are seen by all rows, others by near ones.
 inline MaskExpr Longformer(const Problem& p) {
   const auto first = static_cast<uint32_t>(std::max<int64_t>(0, p.kv_len - p.q_len));
-  return {.op = AnyOf(),
-          .of = {Leaf(RelativeWindow{40, 40}),
-                 Leaf(Global{{first + 3}, {first + 20}, GlobalDirection::kRows}),
-                 Leaf(Global{{2}, {9}, GlobalDirection::kColumns})}};
+  return Any({Window(40, 40), Leaf(Global{{first + 3}, {first + 20}, GlobalDirection::kRows}),
+              Leaf(Global{{2}, {9}, GlobalDirection::kColumns})});
 }
 
 inline Problem LongLists(

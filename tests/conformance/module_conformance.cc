@@ -6,6 +6,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/layers/cpu/cpu_module_engine.h"
 #include "tests/layers/engine_comparison.h"
+#include "tests/layers/step_comparison.h"
 #include "kernels/layers/cuda/cuda_module_engine.h"
 #include "modules/reference/call_parts.h"
 #include "modules/reference/reference_engine.h"
@@ -172,63 +173,19 @@ TEST_P(ModuleConformance, StepsGiveTheCpuEnginesBits) {
   OptimizerSpec adam = AdamW(), amsgrad = AdamW();
   adam.coupled_decay = true;
   amsgrad.amsgrad = true;
-  const GroupRates rates[] = {{.learning_rate = 1e-2, .weight_decay = 0.1}};
   for (const OptimizerSpec& optimizer : {sgd, nesterov, AdamW(), adam, amsgrad}) {
     // 16 · 80 numbers are more than a run of a squared norm.
     ReferenceFixture fixture(
         BertLayers({.width = 16, .heads = 2, .kv_heads = 2, .inner = 80, .element = element_}), 3,
         Rounding::kElements);
     fixture.SetRows({.batch = 1, .length = 5});
-    const ModuleLimits limits = EngineUnderTest::LimitsOf(fixture, Recompute::kNone);
-    EngineUnderTest cuda(*engine_, fixture, limits, optimizer);
-    EngineUnderTest cpu(*cpu_engine, fixture, limits, optimizer);
-    // Memory comes zeroed, whoever had it before.
-    for (TensorRole role : {TensorRole::kGradient, TensorRole::kMoment1, TensorRole::kMoment2}) {
-      for (const Numbers& tensor : cuda.Tensors(role)) EXPECT_EQ(Largest(tensor), 0);
-    }
-    for (int step = 0; step < 3; ++step) {
-      for (size_t n = 0; n < fixture.weights.size(); ++n) {
-        const Bytes gradient =
-            BytesOf(RandomNumbers(fixture.random(), fixture.weights[n].size(),
-                                  Rounder(Rounding::kElements), ElementType::kFloat32),
-                    ElementType::kFloat32);
-        for (EngineUnderTest* engine : {&cuda, &cpu}) {
-          CheckOk(
-              engine->instance().Put(n, TensorRole::kGradient, ElementType::kFloat32, gradient));
-        }
-      }
-      const StepCall call{.groups = rates, .multiplier = 0.5, .max_norm = 10};
-      const StepResult a = Value(cuda.instance().Step(call));
-      const StepResult b = Value(cpu.instance().Step(call));
-      EXPECT_TRUE(a.applied && b.applied);
-      EXPECT_EQ(a.stats.squared_norm, b.stats.squared_norm);
-    }
-    for (TensorRole role : {TensorRole::kWeight, TensorRole::kGradient, TensorRole::kMoment1,
-                            TensorRole::kMoment2, TensorRole::kMoment2Max}) {
-      EXPECT_TRUE(SameBits(cuda.Tensors(role), cpu.Tensors(role))) << static_cast<int>(role);
-    }
-    // The next forward reads the new weights.
-    fixture.weights = cuda.Tensors(TensorRole::kWeight);
-    EngineUnderTest fresh(*engine_, fixture, limits, optimizer);
-    EXPECT_TRUE(
-        cuda.Run(fixture.inputs, fixture.dy).HasBitsOf(fresh.Run(fixture.inputs, fixture.dy)));
+    ExpectSameSteps(*engine_, *cpu_engine, fixture, optimizer, 3);
   }
 }
 
 TEST_P(ModuleConformance, SkipsAStepThatIsNotFiniteAndClearsIt) {
   ReferenceFixture fixture(NormAndLinear(element_), 3, Rounding::kElements);
-  EngineUnderTest engine(*engine_, fixture, EngineUnderTest::LimitsOf(fixture, Recompute::kNone),
-                         AdamW());
-  Bytes gradient = BytesOf(Numbers(fixture.weights[0].size(), 1), ElementType::kFloat32);
-  StoreElement(ElementType::kFloat32, gradient.data(), 3, INFINITY);
-  CheckOk(engine.instance().Put(0, TensorRole::kGradient, ElementType::kFloat32, gradient));
-  const GroupRates rates[] = {{.learning_rate = 1e-2}};
-  const StepResult result =
-      Value(engine.instance().Step({.groups = rates, .skip_unless_finite = true}));
-  EXPECT_FALSE(result.applied);
-  EXPECT_FALSE(result.stats.is_finite);
-  EXPECT_TRUE(SameBits(engine.Tensors(TensorRole::kWeight), fixture.weights));
-  EXPECT_EQ(Value(engine.instance().Stats()).squared_norm, 0);
+  ExpectSkippedStep(*engine_, fixture);
 }
 
 }  // namespace

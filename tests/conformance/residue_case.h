@@ -8,15 +8,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "attention/masks/mask_description.h"
 #include "tests/conformance/backend_conformance.h"
+#include "tests/masks/small_masks.h"
 
 namespace attnd {
 
-inline MaskExpr Leaf(auto op) { return {.op = std::move(op), .of = {}}; }
-inline MaskExpr And(MaskExpr a, MaskExpr b) {
-  return {.op = AllOf(), .of = {std::move(a), std::move(b)}};
-}
+inline MaskExpr And(MaskExpr a, MaskExpr b) { return All({std::move(a), std::move(b)}); }
 inline MaskExpr Stride(uint32_t p, uint32_t phase) { return Leaf(StrideRel{p, phase}); }
 
 inline Problem Sized(int64_t q_len, int64_t kv_len) {
@@ -30,11 +27,6 @@ inline Problem Sized(int64_t q_len, int64_t kv_len) {
   p.v_head_dim = 24;
   p.alignment = Alignment::kBottomRight;
   return p;
-}
-
-inline void SetMask(MaskExpr expr, Problem& p) {
-  const MaskSpec spec = {.pattern = {std::move(expr)}, .pattern_of = {0}};
-  p.mask = *MaskDescription::Make(spec, MaskCallOf(p));
 }
 
 struct ResidueCase {

@@ -22,6 +22,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
+#include "tests/daemon/daemon_health.h"
 #include "tests/daemon/streamed_request.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/raw_http2.h"
@@ -30,18 +31,6 @@
 namespace attnd {
 namespace {
 
-grpc::Status CallSmall(v1::Attention::Stub& stub) {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
-  v1::ForwardResponse reply;
-  return stub.Forward(&context, MakeForward(SmallProblem(), 1), &reply);
-}
-
-void ExpectHealthy(Daemon& daemon) {
-  grpc::Status status = CallSmall(daemon.stub());
-  EXPECT_TRUE(status.ok()) << status.error_message();
-}
-
 // As many descriptors as this process may have; how many sockets that allows beside a server's.
 int SocketsToOpen(int wanted) {
   rlimit files{};
@@ -49,14 +38,6 @@ int SocketsToOpen(int wanted) {
   files.rlim_cur = files.rlim_max;
   CHECK(setrlimit(RLIMIT_NOFILE, &files) == 0);
   return static_cast<int>(std::min<rlim_t>(static_cast<rlim_t>(wanted), files.rlim_max / 2));
-}
-
-// What this process occupies.
-int64_t ResidentBytes() {
-  std::ifstream file("/proc/self/statm");
-  int64_t total = 0, resident = 0;
-  file >> total >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
 }
 
 // Connections with `streams` calls begun on each.

@@ -3,7 +3,6 @@
 // is counted there and gives way there, and a device's loss is an ordinary loss of its leases.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
@@ -216,8 +215,8 @@ TEST(DaemonGpuLease, ClientsResendByThemselvesWhenTheDeviceIsLost) {
       (*client)->Backward(problem, BackwardInputs(in, out), again.backward(), {}, &residual);
   ASSERT_TRUE(backward.ok()) << backward.status();
   EXPECT_EQ(backward->leased, 0);
-  EXPECT_EQ(std::memcmp(again.d_q.data(), out.d_q.data(), out.d_q.size()), 0);
-  EXPECT_EQ(std::memcmp(again.d_v.data(), out.d_v.data(), out.d_v.size()), 0);
+  EXPECT_TRUE(again.d_q == out.d_q);
+  EXPECT_TRUE(again.d_v == out.d_v);
 }
 
 // A process for each GPU, as docs/DEPLOY.md advises: what one of them loses is all that travels
@@ -246,13 +245,13 @@ TEST(DaemonGpuLease, ClientsOfAProcessForEachGpuLoseWhatOneOfThemHeld) {
       (*client)->Backward(problem, BackwardInputs(in, out), again.backward(), {}, &residual);
   ASSERT_TRUE(backward.ok()) << backward.status();
   EXPECT_EQ(backward->leased, stay);
-  EXPECT_EQ(std::memcmp(again.d_q.data(), out.d_q.data(), out.d_q.size()), 0);
-  EXPECT_EQ(std::memcmp(again.d_v.data(), out.d_v.data(), out.d_v.size()), 0);
+  EXPECT_TRUE(again.d_q == out.d_q);
+  EXPECT_TRUE(again.d_v == out.d_v);
   EXPECT_TRUE(first.server().device_lost());
   EXPECT_FALSE(second.server().device_lost());
   auto after = (*client)->Forward(problem, ForwardInputs(in), again.forward());
   ASSERT_TRUE(after.ok()) << after.status();
-  EXPECT_EQ(std::memcmp(again.o.data(), out.o.data(), out.o.size()), 0);
+  EXPECT_TRUE(again.o == out.o);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@
 #include "kernels/reference_backend.h"
 #include "tests/daemon/lease_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
-#include "tests/fixtures/gated_backend.h"
+#include "tests/fixtures/gated_daemon.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
@@ -232,20 +232,18 @@ TEST(DaemonLease, IsNotTakenAwayWithinItsMinimumHold) {
 }
 
 TEST(DaemonLease, StaysUnderARunningBackwardThatOutlivesIt) {
-  auto gated = std::make_unique<GatedBackend>();
-  GatedBackend* engine = gated.get();
-  Daemon daemon(std::move(gated), LeaseOptions());
+  GatedDaemon gated(LeaseOptions());
+  Daemon& daemon = *gated.daemon;
   LeaseCaller alice(daemon, kAlice);
   v1::ForwardResponse forward = alice.Keep(SmallProblem());
   v1::BackwardRequest whole = MakeBackward(SmallProblem(), 1, forward);
   v1::BackwardResponse expected, got;
   ASSERT_TRUE(alice.Backward(whole, &expected).ok());
-  int launches = static_cast<int>(engine->launches().size());
-  engine->Close();
+  gated.engine->Close();
   grpc::Status status;
   std::thread running(
       [&] { status = alice.Backward(Leased(whole, forward.residual().token()), &got); });
-  engine->WaitForLaunches(launches + 1);
+  gated.WaitForLaunches(1);
   EXPECT_TRUE(alice.Release(forward.residual().token()).ok());
   EXPECT_EQ(daemon.server().leases().leases, 0);
   EXPECT_GT(daemon.server().use().lease_bytes, 0);
@@ -255,7 +253,7 @@ TEST(DaemonLease, StaysUnderARunningBackwardThatOutlivesIt) {
     EXPECT_TRUE(LeaseCaller(daemon, kBob).Forward(MakeForward(SmallProblem(), 2), &reply).ok());
   });
   while (daemon.server().use().calls < 2) std::this_thread::yield();
-  engine->Open();
+  gated.engine->Open();
   running.join();
   others.join();
   ASSERT_TRUE(status.ok()) << status.error_message();
@@ -290,10 +288,9 @@ TEST(DaemonLease, ReleasesManyAtOnce) {
 }
 
 TEST(DaemonLease, IsNotLeftBehindByCancelledForwards) {
-  auto gated = std::make_unique<GatedBackend>();
-  GatedBackend* engine = gated.get();
-  Daemon daemon(std::move(gated), LeaseOptions());
-  engine->Close();
+  GatedDaemon gated(LeaseOptions());
+  Daemon& daemon = *gated.daemon;
+  gated.engine->Close();
   for (int n = 0; n < 20; ++n) {
     grpc::ClientContext context;
     context.AddMetadata("authorization", absl::StrCat("Bearer ", kAlice));
@@ -306,7 +303,7 @@ TEST(DaemonLease, IsNotLeftBehindByCancelledForwards) {
     caller.join();
     while (daemon.server().use().calls != 0) std::this_thread::yield();
   }
-  engine->Open();
+  gated.engine->Open();
   WaitForNothing(daemon);
 }
 

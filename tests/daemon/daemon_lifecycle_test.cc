@@ -34,6 +34,7 @@
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/daemon_process.h"
 #include "tests/fixtures/gated_backend.h"
+#include "tests/fixtures/gated_daemon.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
@@ -126,23 +127,21 @@ bool Accepts(const std::string& host_and_port) {
 }
 
 TEST(DaemonDrain, IsCutShortAlsoWhenItsPortsAreClosedAndCallsFinish) {
-  auto backend = std::make_unique<GatedBackend>();
-  GatedBackend* engine = backend.get();
-  Daemon daemon(std::move(backend));
-  int before = static_cast<int>(engine->launches().size());
-  engine->Close();
+  GatedDaemon gated;
+  Daemon& daemon = *gated.daemon;
+  gated.engine->Close();
   std::thread caller([&] {
     grpc::ClientContext context;
     v1::ForwardResponse reply;
     EXPECT_FALSE(daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply).ok());
   });
-  engine->WaitForLaunches(before + 1);
+  gated.WaitForLaunches(1);
   // As a second SIGTERM then. Without it the drain would not end before the test's own limit.
   daemon.server().Drain(absl::ZeroDuration(), absl::Hours(24), [&](absl::Duration) {
     std::this_thread::yield();
     return Accepts(daemon.address());
   });
-  engine->Open();
+  gated.engine->Open();
   caller.join();
 }
 
@@ -163,10 +162,10 @@ TEST(DaemonDrain, EndsAlthoughACallerComesAgainAndAgain) {
 }
 
 TEST(DaemonDrain, DoesNotWaitForBalancersWithoutADevice) {
-  auto backend = std::make_unique<GatedBackend>();
-  GatedBackend* engine = backend.get();
-  Daemon daemon(std::move(backend));
-  engine->FailWith(DeviceLost(absl::InternalError("cuEventQuery: CUDA_ERROR_ILLEGAL_ADDRESS")));
+  GatedDaemon gated;
+  Daemon& daemon = *gated.daemon;
+  gated.engine->FailWith(
+      DeviceLost(absl::InternalError("cuEventQuery: CUDA_ERROR_ILLEGAL_ADDRESS")));
   grpc::ClientContext context;
   v1::ForwardResponse reply;
   EXPECT_FALSE(daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply).ok());
@@ -274,18 +273,16 @@ TEST(DaemonStart, RefusesAUnixSocketThatAnotherServesButTakesADeadOnes) {
 }
 
 TEST(DaemonDrain, FinishesWhatRunsAndRefusesWhatIsNew) {
-  auto backend = std::make_unique<GatedBackend>();
-  GatedBackend* engine = backend.get();
-  Daemon daemon(std::move(backend));
-  int before = static_cast<int>(engine->launches().size());
-  engine->Close();
+  GatedDaemon gated;
+  Daemon& daemon = *gated.daemon;
+  gated.engine->Close();
   grpc::Status status;
   std::thread caller([&] {
     grpc::ClientContext context;
     v1::ForwardResponse reply;
     status = daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply);
   });
-  engine->WaitForLaunches(before + 1);
+  gated.WaitForLaunches(1);
   std::thread drain([&] { daemon.server().Drain(absl::ZeroDuration(), absl::Seconds(60)); });
   // New calls end with UNAVAILABLE, by the DRAINING answer or because the port is closed.
   grpc::StatusCode code = grpc::StatusCode::OK;
@@ -296,25 +293,23 @@ TEST(DaemonDrain, FinishesWhatRunsAndRefusesWhatIsNew) {
     code = daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply).error_code();
   }
   EXPECT_EQ(code, grpc::StatusCode::UNAVAILABLE);
-  engine->Open();
+  gated.engine->Open();
   drain.join();
   caller.join();
   EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
 TEST(DaemonDrain, CancelsWhatStillRunsAtTheTimeout) {
-  auto backend = std::make_unique<GatedBackend>();
-  GatedBackend* engine = backend.get();
-  Daemon daemon(std::move(backend));
-  int before = static_cast<int>(engine->launches().size());
-  engine->Close();
+  GatedDaemon gated;
+  Daemon& daemon = *gated.daemon;
+  gated.engine->Close();
   grpc::Status status;
   std::thread caller([&] {
     grpc::ClientContext context;
     v1::ForwardResponse reply;
     status = daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply);
   });
-  engine->WaitForLaunches(before + 1);
+  gated.WaitForLaunches(1);
   daemon.server().Drain(absl::ZeroDuration(), absl::Milliseconds(50));
   caller.join();
   EXPECT_FALSE(status.ok());

@@ -11,9 +11,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "client/call/problem_to_proto.h"
 #include "client/cli/metrics_text.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "proto/attnd/v1/problem_codec.h"
 #include "tests/daemon/lease_caller.h"
 #include "tests/daemon/masked_request.h"
 #include "tests/fixtures/daemon_fixture.h"
@@ -152,7 +152,7 @@ TEST(DaemonMaskCache, ALeasedBackwardNamesItsMaskOrSendsItAgain) {
   expect_same();
   alice.Send(Masked(1));
   v1::BackwardRequest other = leased;
-  *other.mutable_problem() = ToProto(Masked(1));
+  *other.mutable_problem() = EncodeProblem(Masked(1));
   ExpectError(alice.Backward(other), kLost, "LEASE_MISMATCH");
 }
 
@@ -198,7 +198,7 @@ Problem TooComplex() {
 
 // Of one pattern.
 v1::Problem WithExpr(const v1::Expr& expr) {
-  v1::Problem p = ToProto(WithMask(SmallProblem(64, 1), "causal"));
+  v1::Problem p = EncodeProblem(WithMask(SmallProblem(64, 1), "causal"));
   *p.mutable_mask()->mutable_pattern(0)->mutable_expr() = expr;
   return p;
 }
@@ -226,7 +226,7 @@ v1::Expr Wide(int operands) {
 // What goes beyond a limit by one.
 std::vector<Refused> MasksBeyondLimits() {
   constexpr grpc::StatusCode kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
-  const v1::Problem small = ToProto(WithMask(SmallProblem(64, 1), "causal"));
+  const v1::Problem small = EncodeProblem(WithMask(SmallProblem(64, 1), "causal"));
   v1::Problem patterns = small, rectangles = small, inside = small, beside_id = small;
   for (int n = 0; n < 4096; ++n) *patterns.mutable_mask()->add_pattern() = small.mask().pattern(0);
   auto& of = *rectangles.mutable_mask()->mutable_pattern(0)->mutable_rectangles();
@@ -253,12 +253,13 @@ std::vector<Refused> MasksBeyondLimits() {
 std::vector<Refused> RefusedMasks() {
   constexpr grpc::StatusCode kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
   const Problem small = SmallProblem(64, 1);
-  v1::Problem window = ToProto(WithMask(small, "window(3,0)"));
+  v1::Problem window = EncodeProblem(WithMask(small, "window(3,0)"));
   window.mutable_mask()->mutable_pattern(0)->mutable_expr()->mutable_window()->set_left(-2);
-  v1::Problem short_id = ToProto(small), unknown = ToProto(small);
+  v1::Problem short_id = EncodeProblem(small), unknown = EncodeProblem(small);
   short_id.mutable_mask()->set_id("short");
   unknown.mutable_mask()->set_id(std::string(32, 'x'));
-  const v1::Problem empty = ToProto(WithMask(small, "prefix(1) & window(3,3)", EmptyRow::kReject));
+  const v1::Problem empty =
+      EncodeProblem(WithMask(small, "prefix(1) & window(3,3)", EmptyRow::kReject));
   return {
       {"Window", window, kInvalid, "BAD_FIELD",
        "problem.mask.pattern[0].expr.window.left: expected"},
@@ -266,8 +267,8 @@ std::vector<Refused> RefusedMasks() {
        "problem.mask.id: expected 32 bytes, got 5 bytes"},
       {"UnknownId", unknown, kLost, "MASK_UNKNOWN", "problem.mask.id: not known"},
       {"EmptyRow", empty, kInvalid, "EMPTY_ROW", "got none for row 4 of head 0"},
-      {"TooComplex", ToProto(TooComplex()), grpc::StatusCode::OUT_OF_RANGE, "MASK_TOO_COMPLEX",
-       "problem.mask.pattern[0]: expected at most"},
+      {"TooComplex", EncodeProblem(TooComplex()), grpc::StatusCode::OUT_OF_RANGE,
+       "MASK_TOO_COMPLEX", "problem.mask.pattern[0]: expected at most"},
   };
 }
 
@@ -325,7 +326,7 @@ TEST(DaemonMaskCache, ACallersWaitingMasksAreItsQuota) {
   for (int64_t n = 0; n < 6; ++n) {
     calls.emplace_back([&, n] {
       v1::ForwardRequest request;
-      *request.mutable_problem() = ToProto(SlowMask(n));
+      *request.mutable_problem() = EncodeProblem(SlowMask(n));
       v1::ForwardResponse reply;
       const grpc::Status status = LeaseCaller(daemon, kAlice).Forward(request, &reply);
       if (status.error_code() == grpc::StatusCode::INVALID_ARGUMENT) return;  // it has no tensors

@@ -236,7 +236,7 @@ TEST(DaemonMaskData, RefusesPlacesInSharedMemory) {
 
 // ---- What is refused.
 
-struct RefusedData {
+struct DataRefusal {
   const char* name;
   std::function<void(v1::ForwardRequest&)> change;
   grpc::StatusCode code;
@@ -248,7 +248,7 @@ v1::RowIntervals& RowsOf(v1::ForwardRequest& request) {
   return *request.mutable_problem()->mutable_mask()->mutable_pattern(0)->mutable_row_intervals();
 }
 
-std::vector<RefusedData> RefusedData() {
+std::vector<DataRefusal> RefusedData() {
   constexpr grpc::StatusCode kInvalid = grpc::StatusCode::INVALID_ARGUMENT;
   constexpr grpc::StatusCode kOutOfRange = grpc::StatusCode::OUT_OF_RANGE;
   return {
@@ -280,7 +280,7 @@ std::vector<RefusedData> RefusedData() {
   };
 }
 
-class DaemonMaskDataRefuses : public testing::TestWithParam<RefusedData> {
+class DaemonMaskDataRefuses : public testing::TestWithParam<DataRefusal> {
  protected:
   static ServerOptions Options() {
     ServerOptions options = TestOptions();

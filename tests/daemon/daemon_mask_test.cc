@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "client/call/problem_to_proto.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
+#include "proto/attnd/v1/problem_codec.h"
 #include "tests/daemon/masked_request.h"
 #include "tests/daemon/streamed_request.h"
 #include "tests/fixtures/daemon_fixture.h"
@@ -25,7 +25,7 @@ namespace {
 
 grpc::Status CompileAt(Daemon& daemon, const Problem& p, v1::CompileMaskResponse& reply) {
   v1::CompileMaskRequest request;
-  *request.mutable_problem() = ToProto(p);
+  *request.mutable_problem() = EncodeProblem(p);
   grpc::ClientContext context;
   return daemon.stub().CompileMask(&context, request, &reply);
 }
@@ -33,7 +33,7 @@ grpc::Status CompileAt(Daemon& daemon, const Problem& p, v1::CompileMaskResponse
 // With no tensors: refused once its mask has been compiled.
 v1::ForwardRequest SlowForward(int64_t seed) {
   v1::ForwardRequest request;
-  *request.mutable_problem() = ToProto(SlowMask(seed));
+  *request.mutable_problem() = EncodeProblem(SlowMask(seed));
   return request;
 }
 
@@ -172,7 +172,7 @@ TEST(DaemonMask, SlowMasksOfStreamsDelayNobodyElse) {
   Daemon daemon(MakeCpuBackend({.threads = 1}));
   const auto half_close_after = [&](const Problem& p) {
     v1::ForwardStreamRequest header;
-    *header.mutable_header()->mutable_problem() = ToProto(p);
+    *header.mutable_header()->mutable_problem() = EncodeProblem(p);
     grpc::ClientContext context;
     auto stream = daemon.stub().ForwardStream(&context);
     stream->Write(header);
@@ -225,7 +225,7 @@ TEST(DaemonMask, CompileMaskOfACallerThatLeftIsNotBegun) {
   });
   while (daemon.server().masks().masks == 0) std::this_thread::yield();  // it compiles
   v1::CompileMaskRequest request;
-  *request.mutable_problem() = ToProto(SlowMask(51));
+  *request.mutable_problem() = EncodeProblem(SlowMask(51));
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
   v1::CompileMaskResponse reply;

@@ -19,7 +19,6 @@
 namespace attnd {
 namespace {
 
-constexpr int kDeviceX = 20, kDeviceY = 21, kDeviceDy = 25, kDeviceDx = 27;
 constexpr int64_t kModuleMemory = int64_t{8} << 20;
 
 ServerOptions TwoDeviceOptions() {
@@ -73,19 +72,19 @@ Trained Train(Daemon& daemon, const std::vector<int>& wishes) {
     const std::string x = RandomBytes(random, 4 * kModuleWidth);
     v1::ModuleForwardHeader forward = ForwardHeader(token, 1, 4, true);
     forward.set_offset(n);
-    const auto kept = caller.Forward(forward, {{kDeviceX, x}});
+    const auto kept = caller.Forward(forward, {{kX, x}});
     EXPECT_TRUE(kept.status.ok()) << kept.status.error_message();
     trained.receipt_device = kept.header.receipt().device();
-    trained.y += kept.payload.at(kDeviceY);
+    trained.y += kept.payload.at(kY);
     v1::ModuleBackwardHeader backward;
     backward.set_token(token);
     backward.set_sequence(1);
     backward.set_micro_batch(n);
     backward.set_want_dx(true);
     backward.set_activations(kept.header.activations().token());
-    const auto done = caller.Backward(backward, {{kDeviceDy, x}});
+    const auto done = caller.Backward(backward, {{kDy, x}});
     EXPECT_TRUE(done.status.ok()) << done.status.error_message();
-    trained.dx += done.payload.at(kDeviceDx);
+    trained.dx += done.payload.at(kDx);
   }
   v1::StepResponse step;
   EXPECT_TRUE(caller.Step(StepOf(token, 1, 2), step).ok());

@@ -15,15 +15,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "tests/daemon/daemon_health.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
 
 namespace attnd {
 namespace {
-
-constexpr int kRefusedX = 20, kRefusedDy = 25;
-
-std::string RefusalOf(const grpc::Status& status) { return ErrorInfoOf(status).reason(); }
 
 // Milliseconds of its RetryInfo.
 std::optional<int64_t> RetryDelayOf(const grpc::Status& status) {
@@ -60,7 +57,7 @@ class Refusals : public ::testing::Test {
   }
   std::string Rows(int rows) { return RandomBytes(random_, rows * kModuleWidth); }
   std::string Activations(const std::string& token) {
-    const auto forward = caller_.Forward(ForwardHeader(token, 1, 4, true), {{kRefusedX, Rows(4)}});
+    const auto forward = caller_.Forward(ForwardHeader(token, 1, 4, true), {{kX, Rows(4)}});
     EXPECT_TRUE(forward.status.ok()) << forward.status.error_message();
     return forward.header.activations().token();
   }
@@ -94,7 +91,7 @@ TEST_F(Refusals, ComeBeforePayloads) {
     v1::ModuleForwardRequest request;
     v1::ModuleForwardHeader& header = *request.mutable_header();
     header = ForwardHeader(token, 1, 4);
-    header.add_payload()->set_tensor(kRefusedX);
+    header.add_payload()->set_tensor(kX);
     header.mutable_payload(0)->set_bytes(4 * kModuleWidth * 4);
     spoil(header);
     auto context = caller_.NewContext();
@@ -104,7 +101,7 @@ TEST_F(Refusals, ComeBeforePayloads) {
     v1::ModuleBackwardRequest request;
     v1::ModuleBackwardHeader& header = *request.mutable_header();
     header = BackwardOf(token, activations, 0);
-    header.add_payload()->set_tensor(kRefusedDy);
+    header.add_payload()->set_tensor(kDy);
     header.mutable_payload(0)->set_bytes(4 * kModuleWidth * 4);
     spoil(header);
     auto context = caller_.NewContext();
@@ -131,13 +128,13 @@ TEST_F(Refusals, ComeBeforePayloads) {
       {backward([](B& h) { h.set_sequence(0); }), "SEQUENCE_MISMATCH"},
       {backward([](B& h) { h.set_activations("x"); }), "BAD_FIELD"},
       {backward([](B& h) { h.clear_activations(); }), "BAD_FIELD"},
-      {backward([](B& h) { h.mutable_payload(0)->set_tensor(kRefusedX); }), "SIZE_MISMATCH"},
+      {backward([](B& h) { h.mutable_payload(0)->set_tensor(kX); }), "SIZE_MISMATCH"},
       {put("x", 1), "BAD_FIELD"},
       {put(token, 3), "STEP_OUT_OF_ORDER"},
   };
   int number = 0;
   for (const auto& [status, reason] : cases) {
-    EXPECT_EQ(RefusalOf(status), reason) << "case " << number << ": " << status.error_message();
+    EXPECT_EQ(ReasonOf(status), reason) << "case " << number << ": " << status.error_message();
     ++number;
   }
   EXPECT_EQ(daemon_.server().staging_used(), 0);
@@ -146,11 +143,10 @@ TEST_F(Refusals, ComeBeforePayloads) {
 TEST_F(Refusals, SayWhenToComeAgain) {
   const std::string token = Ready();
   const v1::ModuleForwardHeader whole = ForwardHeader(token, 1, 16, true);
-  for (int n = 0; n < 4; ++n)
-    EXPECT_TRUE(caller_.Forward(whole, {{kRefusedX, Rows(16)}}).status.ok());
-  const grpc::Status full = caller_.Forward(whole, {{kRefusedX, Rows(16)}}).status;
+  for (int n = 0; n < 4; ++n) EXPECT_TRUE(caller_.Forward(whole, {{kX, Rows(16)}}).status.ok());
+  const grpc::Status full = caller_.Forward(whole, {{kX, Rows(16)}}).status;
   EXPECT_EQ(full.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_EQ(RefusalOf(full), "ACTIVATION_PRESSURE");
+  EXPECT_EQ(ReasonOf(full), "ACTIVATION_PRESSURE");
   EXPECT_GT(RetryDelayOf(full).value_or(0), 0);
 
   const std::string other = Ready("other");
@@ -162,7 +158,7 @@ TEST_F(Refusals, SayWhenToComeAgain) {
       ModuleCaller own(daemon_.NewChannel());
       Random random(n);
       const std::string dy = RandomBytes(random, 4 * kModuleWidth);
-      EXPECT_TRUE(own.Backward(BackwardOf(other, kept[n], n), {{kRefusedDy, dy}}).status.ok());
+      EXPECT_TRUE(own.Backward(BackwardOf(other, kept[n], n), {{kDy, dy}}).status.ok());
     });
   }
   // Until all eight wait, a ninth waits too, for as long as its deadline lets it.
@@ -172,31 +168,31 @@ TEST_F(Refusals, SayWhenToComeAgain) {
     context->set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
     v1::ModuleBackwardRequest request;
     *request.mutable_header() = BackwardOf(other, kept[9], 9);
-    request.mutable_header()->add_payload()->set_tensor(kRefusedDy);
+    request.mutable_header()->add_payload()->set_tensor(kDy);
     request.mutable_header()->mutable_payload(0)->set_bytes(4 * kModuleWidth * 4);
     ninth = AfterHeader(caller_.stub().Backward(context.get()), request);
   } while (ninth.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_EQ(RefusalOf(ninth), "MICRO_BATCH_EARLY");
+  EXPECT_EQ(ReasonOf(ninth), "MICRO_BATCH_EARLY");
   EXPECT_EQ(ErrorInfoOf(ninth).metadata().at("next"), "0");
   EXPECT_GT(RetryDelayOf(ninth).value_or(0), 0);
   const std::string first = Rows(4);
-  EXPECT_TRUE(caller_.Backward(BackwardOf(other, kept[0], 0), {{kRefusedDy, first}}).status.ok());
+  EXPECT_TRUE(caller_.Backward(BackwardOf(other, kept[0], 0), {{kDy, first}}).status.ok());
   for (std::thread& thread : early) thread.join();
 
   const std::string again = Activations(other);
   const grpc::Status changed =
-      caller_.Backward(BackwardOf(other, again, 0), {{kRefusedDy, Rows(4)}}).status;
+      caller_.Backward(BackwardOf(other, again, 0), {{kDy, Rows(4)}}).status;
   EXPECT_EQ(changed.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_EQ(RefusalOf(changed), "MICRO_BATCH_CONFLICT");
+  EXPECT_EQ(ReasonOf(changed), "MICRO_BATCH_CONFLICT");
 }
 
 TEST_F(Refusals, OpenActivationsToTheirModuleAlone) {
   const std::string mine = Ready(), other = Ready("other");
   const std::string kept = Activations(mine);
   const auto backward = [&](const std::string& token, const std::string& activations) {
-    return caller_.Backward(BackwardOf(token, activations, 0), {{kRefusedDy, Rows(4)}}).status;
+    return caller_.Backward(BackwardOf(token, activations, 0), {{kDy, Rows(4)}}).status;
   };
-  EXPECT_EQ(RefusalOf(backward(other, kept)), "LEASE_LOST");
+  EXPECT_EQ(ReasonOf(backward(other, kept)), "LEASE_LOST");
   for (size_t at = 0; at < kept.size(); ++at) {
     std::string forged = kept;
     forged[at] = static_cast<char>(forged[at] ^ 1);
@@ -218,13 +214,13 @@ TEST_F(Refusals, OfModuleTokensThatWereForged) {
     forged[at] = static_cast<char>(forged[at] ^ 1);
     get.set_token(forged);
     const grpc::Status status = caller_.Call(&v1::Modules::Stub::GetModule, get, got);
-    const std::string reason = RefusalOf(status);
+    const std::string reason = ReasonOf(status);
     EXPECT_TRUE(reason == "MODULE_NOT_OWNED" || reason == "BAD_FIELD" ||
                 reason == "EPOCH_CHANGED" || reason == "WRONG_REPLICA")
         << at << ": " << status.error_message();
   }
   get.set_token(token.substr(0, token.size() - 1));
-  EXPECT_EQ(RefusalOf(caller_.Call(&v1::Modules::Stub::GetModule, get, got)), "BAD_FIELD");
+  EXPECT_EQ(ReasonOf(caller_.Call(&v1::Modules::Stub::GetModule, get, got)), "BAD_FIELD");
   get.set_token(token);
   EXPECT_TRUE(caller_.Call(&v1::Modules::Stub::GetModule, get, got).ok());
 }
@@ -245,13 +241,6 @@ TEST_F(Refusals, CountAKindOnceAndRefuseMoreThanThereAre) {
   EXPECT_EQ(RefusalOf(caller_.Get(get, repeated)), "BAD_FIELD");
   for (int n = 0; n < 20'000; ++n) get.add_kind(v1::TENSOR_KIND_WEIGHT);
   EXPECT_EQ(RefusalOf(caller_.Get(get, repeated)), "BAD_FIELD");
-}
-
-int64_t ResidentMemory() {
-  std::ifstream file("/proc/self/statm");
-  int64_t all = 0, resident = 0;
-  file >> all >> resident;
-  return resident * 4096;
 }
 
 // Sizes up to 2^40 numbers, 2^32 rows and 2^64 bytes.
@@ -287,7 +276,7 @@ TEST_F(Refusals, OfHugeSizesTakeNoMemory) {
   };
   const std::string token = Ready();
   const int64_t module_bytes = daemon_.server().module_bytes();
-  const int64_t before = ResidentMemory();
+  const int64_t before = ResidentBytes();
   const absl::Time begun = absl::Now();
   int calls = 0;
   for (const auto& spoil : spoils) {
@@ -326,7 +315,7 @@ TEST_F(Refusals, OfHugeSizesTakeNoMemory) {
   for (const auto& spoil : rows) {
     v1::ModuleForwardRequest request;
     *request.mutable_header() = ForwardHeader(token, 1, 4, true);
-    request.mutable_header()->add_payload()->set_tensor(kRefusedX);
+    request.mutable_header()->add_payload()->set_tensor(kX);
     request.mutable_header()->mutable_payload(0)->set_bytes(4 * kModuleWidth * 4);
     spoil(*request.mutable_header());
     auto context = caller_.NewContext();
@@ -343,9 +332,9 @@ TEST_F(Refusals, OfHugeSizesTakeNoMemory) {
   put[1].mutable_tensor()->set_element(v1::ELEMENT_FLOAT32);
   for (int n = 0; n < 2; ++n) put[1].mutable_tensor()->add_shape(1 << 20);
   v1::PutTensorsResponse response;
-  EXPECT_EQ(RefusalOf(caller_.Put(put, response)), "BAD_SHAPE");
+  EXPECT_EQ(ReasonOf(caller_.Put(put, response)), "BAD_SHAPE");
   EXPECT_LT(absl::Now() - begun, absl::Seconds(5)) << calls << " calls";
-  EXPECT_LT(ResidentMemory() - before, int64_t{16} << 20);
+  EXPECT_LT(ResidentBytes() - before, int64_t{16} << 20);
   EXPECT_EQ(daemon_.server().module_bytes(), module_bytes);
   EXPECT_EQ(daemon_.server().staging_used(), 0);
 }
@@ -368,7 +357,7 @@ TEST_F(Refusals, NameTheLimitAndWhatWouldFit) {
   request.mutable_limits()->set_kept_rows(uint64_t{1} << 30);
   const uint64_t kept = Fits(caller_.Register(request, response), "limits.kept_rows");
   request.mutable_limits()->set_kept_rows(kept + 1);
-  EXPECT_EQ(RefusalOf(caller_.Register(request, response)), "MODULE_TOO_LARGE");
+  EXPECT_EQ(ReasonOf(caller_.Register(request, response)), "MODULE_TOO_LARGE");
   request.mutable_limits()->set_kept_rows(kept);
   EXPECT_TRUE(caller_.Register(request, response).ok());
 
@@ -396,7 +385,7 @@ TEST_F(Refusals, LeaveLifetimesWithinTheirLimits) {
     renew.set_token(token_);
     renew.set_ttl_ms(ttl_ms);
     const grpc::Status status = caller_.Call(&v1::Modules::Stub::Renew, renew, renewed);
-    if (!status.ok()) return RefusalOf(status);
+    if (!status.ok()) return ReasonOf(status);
     const absl::Time end =
         absl::FromUnixMillis(static_cast<int64_t>(renewed.status().expires_unix_ms()));
     return absl::StrCat(absl::ToInt64Hours(end - absl::Now() + absl::Minutes(1)));

@@ -23,7 +23,6 @@
 namespace attnd {
 namespace {
 
-constexpr int kRetriedX = 20, kRetriedDy = 25;
 constexpr int kSteps = 12, kMicroBatches = 4, kRows = 4;
 
 Device Cpu() { return CpuDeviceOf(MakeCpuBackend({.threads = 2}), 2); }
@@ -122,8 +121,8 @@ class Training {
   }
 
   std::string ForwardModule(uint64_t sequence, uint32_t micro_batch) {
-    const auto forward = caller_.Forward(HeaderOf(sequence, micro_batch),
-                                         {{kRetriedX, Numbers(sequence, micro_batch, 0)}});
+    const auto forward =
+        caller_.Forward(HeaderOf(sequence, micro_batch), {{kX, Numbers(sequence, micro_batch, 0)}});
     CHECK(forward.status.ok()) << forward.status.error_message();
     return forward.header.activations().token();
   }
@@ -138,11 +137,11 @@ class Training {
     std::vector<Payload> payloads;
     if (activations.empty()) {
       *header.mutable_forward() = HeaderOf(sequence, micro_batch);
-      payloads.emplace_back(kRetriedX, Numbers(sequence, micro_batch, 0));
+      payloads.emplace_back(kX, Numbers(sequence, micro_batch, 0));
     } else {
       header.set_activations(activations);
     }
-    payloads.emplace_back(kRetriedDy, Numbers(sequence, micro_batch, 1));
+    payloads.emplace_back(kDy, Numbers(sequence, micro_batch, 1));
     return caller_.Backward(std::move(header), payloads);
   }
   void RetriedMicroBatch(uint64_t sequence, uint32_t micro_batch) {

@@ -16,13 +16,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "tests/daemon/daemon_health.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
 
 namespace attnd {
 namespace {
-
-constexpr int kX = 20, kY = 21, kDy = 25, kDx = 27;
 
 ServerOptions ModuleServerOptions() {
   ServerOptions options = TestOptions();
@@ -78,8 +77,6 @@ class DaemonModules : public ::testing::Test {
   Daemon daemon_;
   ModuleCaller caller_;
 };
-
-std::string ReasonOf(const grpc::Status& status) { return ErrorInfoOf(status).reason(); }
 
 TEST_F(DaemonModules, TrainsFromRegisterToRelease) {
   const std::string token = Register();

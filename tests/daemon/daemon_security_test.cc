@@ -6,7 +6,6 @@
 
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -145,12 +144,8 @@ TEST(DaemonTls, GivesTheEnginesBitsInMessagesAndInChunks) {
     EXPECT_GT(forward->shards, 1);
     auto backward = (*client)->Backward(p, BackwardInputs(in, expected), got.backward());
     ASSERT_TRUE(backward.ok()) << backward.status();
-    auto same = [](const AlignedBytes& a, const AlignedBytes& b) {
-      return std::memcmp(a.data(), b.data(), static_cast<size_t>(b.size())) == 0;
-    };
-    EXPECT_TRUE(same(got.o, expected.o) && same(got.lse, expected.lse));
-    EXPECT_TRUE(same(got.d_q, expected.d_q) && same(got.d_k, expected.d_k) &&
-                same(got.d_v, expected.d_v));
+    EXPECT_TRUE(got.o == expected.o && got.lse == expected.lse);
+    EXPECT_TRUE(got.d_q == expected.d_q && got.d_k == expected.d_k && got.d_v == expected.d_v);
   }
 }
 

@@ -25,6 +25,7 @@
 #include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/gated_backend.h"
+#include "tests/fixtures/gated_daemon.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
@@ -542,18 +543,18 @@ TEST(DaemonSharedMemory, LeavesTheSocketOfADaemonThatTookItsPlace) {
 // A daemon whose kernels wait at a gate.
 class GatedSharedDaemon : public testing::Test {
  protected:
-  GatedBackend* gate_ = new GatedBackend();  // the daemon's
-  Daemon daemon_{std::unique_ptr<Backend>(gate_), UnixOptions()};
+  GatedDaemon gated_{UnixOptions()};
+  Daemon& daemon_ = *gated_.daemon;
+  GatedBackend* gate_ = gated_.engine;
   std::unique_ptr<SharedCaller> caller_ = std::make_unique<SharedCaller>(daemon_);
 };
 
 TEST_F(GatedSharedDaemon, FinishesACallWhoseRegionIsClosedInMidCall) {
-  const int before = static_cast<int>(gate_->launches().size());  // the self test's
   gate_->Close();
   v1::ForwardRequest request = caller_->Request(SmallProblem(), 1);
   grpc::Status status;
   std::thread call([&] { status = caller_->Forward(request); });
-  gate_->WaitForLaunches(before + 1);
+  gated_.WaitForLaunches(1);
   const int registrations = gate_->host_registrations();
   shutdown(caller_->control().fd(), SHUT_RDWR);
   v1::SharedMemoryReply reply;
@@ -572,12 +573,11 @@ TEST_F(GatedSharedDaemon, FinishesACallWhoseRegionIsClosedInMidCall) {
 }
 
 TEST_F(GatedSharedDaemon, TellsWhenACancelledCallHasLetGo) {
-  const int before = static_cast<int>(gate_->launches().size());  // the self test's
   gate_->Close();
   v1::ForwardRequest request = caller_->Request(SmallProblem(), 1);
   grpc::Status status;
   std::thread call([&] { status = caller_->Forward(request); });
-  gate_->WaitForLaunches(before + 1);
+  gated_.WaitForLaunches(1);
   ASSERT_TRUE(caller_->control().AskEndOf(request.shared_memory().use()));
   // A later question about a use that does not run is answered first.
   ASSERT_TRUE(caller_->control().AskEndOf(caller_->NextUse()));

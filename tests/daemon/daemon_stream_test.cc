@@ -22,10 +22,12 @@
 #include "attention/random_problem.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
+#include "tests/daemon/daemon_health.h"
 #include "tests/daemon/streamed_request.h"
 #include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/gated_backend.h"
+#include "tests/fixtures/gated_daemon.h"
 #include "tests/fixtures/raw_http2.h"
 #include "tests/fixtures/wire_request.h"
 
@@ -91,20 +93,6 @@ grpc::Status ForwardStreamed(v1::Attention::Stub& stub, const v1::ForwardRequest
   grpc::ClientContext context;
   auto stream = stub.ForwardStream(&context);
   return CallStreamed<v1::ForwardStreamRequest>(*stream, request, response, chunk_bytes);
-}
-
-void WaitUntilAllIsGivenBack(Daemon& daemon) {
-  while (daemon.server().use().bytes != 0 || daemon.server().staging_used() != 0) {
-    std::this_thread::yield();
-  }
-}
-
-void ExpectStreamsWork(Daemon& daemon) {
-  WaitUntilAllIsGivenBack(daemon);
-  grpc::ClientContext context;
-  v1::ForwardResponse reply;
-  grpc::Status status = daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply);
-  EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
 TEST(DaemonStream, AnswersByteForByteAsItsEngineWhateverTheChunks) {
@@ -272,7 +260,7 @@ TEST(DaemonStream, NamesEachViolationAndGivesEverythingBack) {
     EXPECT_EQ(ErrorInfoOf(status).reason(), violation.reason);
     WaitUntilAllIsGivenBack(daemon);
   }
-  ExpectStreamsWork(daemon);
+  ExpectRecovered(daemon);
 }
 
 // Beside another call of which only the header has come, too.
@@ -317,7 +305,7 @@ TEST(DaemonStream, RefusesOnTheHeaderAlone) {
     EXPECT_EQ(ErrorInfoOf(status).reason(), c.reason) << status.error_message();
     other_context.TryCancel();
     other->Finish();
-    ExpectStreamsWork(daemon);
+    ExpectRecovered(daemon);
   }
 }
 
@@ -353,7 +341,7 @@ TEST(DaemonStream, KeepsCallsApartThatAreRefusedBesideOthers) {
   for (std::thread& caller : callers) caller.join();
   EXPECT_GT(answered, 0);
   EXPECT_GT(refused, 0);
-  ExpectStreamsWork(daemon);
+  ExpectRecovered(daemon);
 }
 
 TEST(DaemonStream, HoldsItsMemoryFromTheHeaderOn) {
@@ -371,19 +359,17 @@ TEST(DaemonStream, HoldsItsMemoryFromTheHeaderOn) {
   EXPECT_EQ(ErrorInfoOf(status).reason(), "MEMORY_PRESSURE");
   context.TryCancel();
   stream->Finish();
-  ExpectStreamsWork(daemon);
+  ExpectRecovered(daemon);
 }
 
 TEST(DaemonStream, GivesEverythingBackWhenAbandonedAtAnyState) {
-  auto backend = std::make_unique<GatedBackend>();
-  GatedBackend* engine = backend.get();
-  Daemon daemon(std::move(backend));
-  int warm_up = static_cast<int>(engine->launches().size());
+  GatedDaemon gated;
+  Daemon& daemon = *gated.daemon;
   v1::ForwardRequest request = MakeForward(SmallProblem(), 1);
   const std::vector<v1::ForwardStreamRequest> messages = {
       HeaderOf(request), ForwardChunk(kK, 0, request.k()), ForwardChunk(kV, 0, request.v()),
       ForwardChunk(kQ, 0, request.q())};
-  engine->Close();
+  gated.engine->Close();
   for (size_t sent = 0; sent <= messages.size() + 1; ++sent) {  // the last: in the kernel
     SCOPED_TRACE(sent);
     grpc::ClientContext context;
@@ -391,7 +377,7 @@ TEST(DaemonStream, GivesEverythingBackWhenAbandonedAtAnyState) {
     for (size_t n = 0; n < std::min(sent, messages.size()); ++n) stream->Write(messages[n]);
     if (sent > messages.size()) {
       stream->WritesDone();
-      engine->WaitForLaunches(++warm_up);
+      gated.WaitForLaunches(1);
     } else if (sent > 0) {
       while (daemon.server().staging_used() == 0) std::this_thread::yield();
     }
@@ -399,8 +385,8 @@ TEST(DaemonStream, GivesEverythingBackWhenAbandonedAtAnyState) {
     EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
     WaitUntilAllIsGivenBack(daemon);
   }
-  engine->Open();
-  ExpectStreamsWork(daemon);
+  gated.engine->Open();
+  ExpectRecovered(daemon);
 }
 
 TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {
@@ -424,7 +410,7 @@ TEST(DaemonStream, CutsASenderThatFallsSilentAtAnyState) {
   const Counts counts(daemon);
   EXPECT_EQ(counts.Of("attnd_calls_cut_total", {{"stage", "receive"}, {"reason", "idle"}}), 3);
   EXPECT_EQ(counts.Of("attnd_calls_cut_total", {}), 3);
-  ExpectStreamsWork(daemon);
+  ExpectRecovered(daemon);
 }
 
 TEST(DaemonStream, CutsASenderThatIsBelowTheRate) {
@@ -444,7 +430,7 @@ TEST(DaemonStream, CutsASenderThatIsBelowTheRate) {
   EXPECT_EQ(ErrorInfoOf(stream->Finish()).reason(), "STREAM_TOO_SLOW");
   const Labels labels = {{"stage", "receive"}, {"reason", "too_slow"}};
   EXPECT_EQ(Counts(daemon).Of("attnd_calls_cut_total", labels), 1);
-  ExpectStreamsWork(daemon);
+  ExpectRecovered(daemon);
 }
 
 TEST(DaemonStream, CutsAReaderThatNeverReads) {
@@ -468,7 +454,7 @@ TEST(DaemonStream, CutsAReaderThatNeverReads) {
   EXPECT_EQ(Counts(daemon).Of("attnd_calls_cut_total", labels), 1);
   context.TryCancel();
   stream->Finish();
-  ExpectStreamsWork(daemon);
+  ExpectRecovered(daemon);
 }
 
 // A streamed call of 8 MiB each way, one MiB at a time, while the clock moves by kStep before each.
@@ -671,7 +657,7 @@ TEST(DaemonStream, AnswersStreamsWhoseBytesAreDamaged) {
   EXPECT_GT(results, 10);
   EXPECT_GT(errors, 10);
   peer.reset();
-  ExpectStreamsWork(daemon);
+  ExpectRecovered(daemon);
 }
 
 TEST(DaemonStream, SurvivesStreamsCancelledAtRandomTimes) {
@@ -699,7 +685,7 @@ TEST(DaemonStream, SurvivesStreamsCancelledAtRandomTimes) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  ExpectStreamsWork(daemon);
+  ExpectRecovered(daemon);
 }
 
 // Valid streams with one random damage: an error with its reason, or the right answer.
@@ -745,7 +731,7 @@ TEST(DaemonStream, AnswersDamagedStreamsWithAStatusWhenDamageIsRandom) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
     EXPECT_FALSE(ErrorInfoOf(status).reason().empty());
   }
-  ExpectStreamsWork(daemon);
+  ExpectRecovered(daemon);
 }
 
 }  // namespace

@@ -18,41 +18,15 @@
 #include "attention/random_problem.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
+#include "tests/daemon/daemon_health.h"
 #include "tests/fixtures/daemon_fixture.h"
-#include "tests/fixtures/gated_backend.h"
+#include "tests/fixtures/gated_daemon.h"
 #include "tests/fixtures/wire_request.h"
 
 namespace attnd {
 namespace {
 
 using Clock = std::chrono::system_clock;
-
-// A daemon whose engine the test holds in its hand.
-struct GatedDaemon {
-  explicit GatedDaemon(const ServerOptions& options = TestOptions()) {
-    auto backend = std::make_unique<GatedBackend>();
-    engine = backend.get();
-    daemon = std::make_unique<Daemon>(std::move(backend), options);
-    warm_up_launches = static_cast<int>(engine->launches().size());
-  }
-  ~GatedDaemon() { engine->Open(); }
-
-  // The launches of real calls.
-  void WaitForLaunches(int count) { engine->WaitForLaunches(warm_up_launches + count); }
-  int launches() const { return static_cast<int>(engine->launches().size()) - warm_up_launches; }
-  void WaitForCalls(int64_t count) {
-    while (daemon->server().use().calls < count) std::this_thread::yield();
-  }
-  void WaitUntilAllIsGivenBack() {
-    while (daemon->server().use().bytes != 0 || daemon->server().staging_used() != 0) {
-      std::this_thread::yield();
-    }
-  }
-
-  std::unique_ptr<Daemon> daemon;
-  GatedBackend* engine = nullptr;
-  int warm_up_launches = 0;
-};
 
 // Calls up to this long are computed by gRPC's threads, others by slots: a mixture.
 ServerOptions MixedOptions() {
@@ -396,7 +370,7 @@ TEST(DaemonErrors, EndsAQueuedCallAtTheServersCap) {
   // and is still waiting or just taken.
   EXPECT_EQ(first.Wait().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_EQ(second.Wait().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  gated.WaitUntilAllIsGivenBack();
+  WaitUntilAllIsGivenBack(*gated.daemon);
 }
 
 // ---- Cancelling at each stage, and deadlines.
@@ -408,7 +382,7 @@ TEST(DaemonCancel, GivesEverythingBackWhenCancelledInTheKernel) {
   gated.WaitForLaunches(1);
   call.Cancel();
   EXPECT_EQ(call.Wait().error_code(), grpc::StatusCode::CANCELLED);
-  gated.WaitUntilAllIsGivenBack();  // although the gate never opened
+  WaitUntilAllIsGivenBack(*gated.daemon);  // although the gate never opened
   gated.engine->Open();
   EXPECT_TRUE(Forward(gated.daemon->stub(), MakeForward(SmallProblem(), 1)).ok());
 }
@@ -448,7 +422,7 @@ TEST(DaemonCancel, DropsACallThatWasCancelledWhileTheEngineServedAnother) {
   }
   gated.engine->Open();
   EXPECT_TRUE(running.Wait().ok());
-  gated.WaitUntilAllIsGivenBack();
+  WaitUntilAllIsGivenBack(*gated.daemon);
   EXPECT_EQ(gated.launches(), 1);
 }
 
@@ -458,7 +432,7 @@ TEST(DaemonCancel, EndsTheKernelWhenTheClientsDeadlinePasses) {
   AsyncForward call(gated.daemon->stub(), SmallProblem(),
                     Clock::now() + std::chrono::milliseconds(300));
   EXPECT_EQ(call.Wait().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  gated.WaitUntilAllIsGivenBack();
+  WaitUntilAllIsGivenBack(*gated.daemon);
 }
 
 // A thousand calls, cancelled at random points, beside another caller whose answers stay the same.

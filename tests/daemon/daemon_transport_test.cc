@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "kernels/reference_backend.h"
+#include "tests/daemon/daemon_health.h"
 #include "tests/daemon/streamed_request.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/raw_http2.h"
@@ -43,12 +44,6 @@ class DaemonTransport : public testing::Test {
     while (peer.bytes_of(stream) < 1024 && !peer.ended()) peer.Read(100);
     EXPECT_GE(peer.bytes_of(stream), 1024);
   }
-  void ExpectHealthy() {
-    grpc::ClientContext context;
-    v1::ForwardResponse reply;
-    grpc::Status status = daemon_->NewStub()->Forward(&context, request_, &reply);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-  }
 
   ServerOptions options_ = TestOptions();
   TransportOptions& transport_ = options_.transport;
@@ -83,7 +78,7 @@ TEST_F(DaemonTransport, TakesAsManyCallsOfAConnectionAtATimeAsItSaysAndNoMore) {
   while (!greedy->ended()) greedy->Read(100);
   EndCall(*peer, 3);
   EndCall(*peer, 5);
-  ExpectHealthy();
+  EXPECT_TRUE(CallSmall(*daemon_->NewStub()).ok());
 }
 
 TEST_F(DaemonTransport, ProbesAConnectionThatIsSilentInACallAndEndsItWithoutAnAnswer) {
@@ -124,7 +119,7 @@ TEST_F(DaemonTransport, EndsAConnectionThatProbesTooOften) {
     }
     EXPECT_EQ(peer->going_away(), one.ends);
     if (!one.ends) EndCall(*peer, 1);
-    ExpectHealthy();
+    EXPECT_TRUE(CallSmall(*daemon_->NewStub()).ok());
   }
 }
 
@@ -150,7 +145,7 @@ TEST_F(DaemonTransport, RenewsAnOldConnectionAndEndsItsCallsFirst) {
   EXPECT_FALSE(peer->ended());
   EndCall(*peer, 1);
   while (!peer->ended()) peer->Read(100);
-  ExpectHealthy();
+  EXPECT_TRUE(CallSmall(*daemon_->NewStub()).ok());
 }
 
 }  // namespace

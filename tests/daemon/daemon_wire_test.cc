@@ -19,6 +19,7 @@
 #include "attention/random_problem.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference_backend.h"
+#include "tests/daemon/daemon_health.h"
 #include "tests/fixtures/daemon_counts.h"
 #include "tests/fixtures/daemon_fixture.h"
 #include "tests/fixtures/raw_http2.h"
@@ -44,13 +45,6 @@ grpc::Status CallRaw(const std::shared_ptr<grpc::Channel>& channel, const std::s
   bool ok = false;
   queue.Next(&tag, &ok);
   return status;
-}
-
-void ExpectWireWorks(Daemon& daemon) {
-  grpc::ClientContext context;
-  v1::ForwardResponse reply;
-  grpc::Status status = daemon.stub().Forward(&context, MakeForward(SmallProblem(), 1), &reply);
-  EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
 // A plain TCP connection to the daemon.
@@ -85,7 +79,7 @@ TEST(DaemonWire, AnswersBytesThatAreNoMessageInEveryMethod) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
     EXPECT_EQ(ErrorInfoOf(status).reason(), "MALFORMED_MESSAGE") << method;
   }
-  ExpectWireWorks(daemon);
+  ExpectHealthy(daemon);
 }
 
 TEST(DaemonWire, AnswersRandomBytesWithAStatusOnOneConnection) {
@@ -109,7 +103,7 @@ TEST(DaemonWire, AnswersRandomBytesWithAStatusOnOneConnection) {
     EXPECT_NE(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
   }
   EXPECT_EQ(channel->GetState(false), GRPC_CHANNEL_READY);
-  ExpectWireWorks(daemon);
+  ExpectHealthy(daemon);
 }
 
 TEST(DaemonWire, RepliesAreValidProtobufOfTheGeneratedMessage) {
@@ -136,7 +130,7 @@ TEST(DaemonWire, RefusesCompressedMessages) {
   v1::ForwardResponse reply;
   EXPECT_EQ(daemon.stub().Forward(&context, request, &reply).error_code(),
             grpc::StatusCode::UNIMPLEMENTED);
-  ExpectWireWorks(daemon);
+  ExpectHealthy(daemon);
 }
 
 // A call that is withdrawn before its request has come.
@@ -165,7 +159,7 @@ TEST(DaemonWire, CountsNoCallThatIsWithdrawnBeforeItsRequest) {
   EXPECT_EQ(CallRaw(daemon.NewChannel(), "").error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(counts.WaitForOne("attnd_rejected_requests_total", invalid), 1);
   EXPECT_EQ(counts.Of("attnd_requests_total", {{"method", "Forward"}}), 1);
-  ExpectWireWorks(daemon);
+  ExpectHealthy(daemon);
 }
 
 TEST(DaemonWire, TimesRefusalsByAdmissionAndNoOtherAnswers) {
@@ -202,9 +196,9 @@ TEST(DaemonWire, GoesOnBesideConnectionsThatSpeakNonsenseOrStopHalfway) {
       sockets.back()->Send(preface.substr(0, static_cast<size_t>(n) % preface.size()));
     if (n % 4 == 2) sockets.back()->Send(preface + std::string(1000, '\xff'));
   }
-  ExpectWireWorks(daemon);
+  ExpectHealthy(daemon);
   sockets.clear();
-  ExpectWireWorks(daemon);
+  ExpectHealthy(daemon);
 }
 
 // What Go sends for its longest time, 292 years, and the longest that gRPC knows: beyond the end of
@@ -249,7 +243,7 @@ TEST(DaemonWire, KeepsMemoryBoundedForReadersThatNeverRead) {
       grpc::Slice slice(request.SerializeAsString());
       call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
       queue.Next(&tag, &ok);
-      ExpectWireWorks(daemon);
+      ExpectHealthy(daemon);
       context.TryCancel();
       grpc::Status status;
       call->Finish(&status, nullptr);
@@ -260,7 +254,7 @@ TEST(DaemonWire, KeepsMemoryBoundedForReadersThatNeverRead) {
   while (daemon.server().use().bytes != 0 || daemon.server().staging_used() != 0) {
     std::this_thread::yield();
   }
-  ExpectWireWorks(daemon);
+  ExpectHealthy(daemon);
 }
 
 TEST(DaemonWire, LetsOtherHostsSendMegabytesAheadAndThisOneLittle) {
@@ -287,7 +281,7 @@ TEST(DaemonWire, TakesManyCallsOnOneConnection) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 16; ++t) {
     threads.emplace_back([&daemon] {
-      for (int n = 0; n < 10; ++n) ExpectWireWorks(daemon);
+      for (int n = 0; n < 10; ++n) ExpectHealthy(daemon);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -29,6 +29,7 @@ inline std::string RandomBytes(Random& random, int64_t count) {
 }
 
 inline constexpr int kModuleWidth = 8;
+inline constexpr int kX = 20, kY = 21, kDy = 25, kDx = 27;  // fields of payloads
 
 // Two layers: linear, GELU, dropout of p.
 inline v1::ModuleLayout SmallLayout(float p = 0) {

@@ -13,7 +13,7 @@ namespace attnd {
 
 class FakeDriver {
  public:
-  static constexpr char kLibrary[] = "kernels/cuda/driver/libfake_cuda.so";
+  static constexpr char kLibrary[] = "tests/fakes/libfake_cuda.so";
 
   FakeDriver() : library_(dlopen(kLibrary, RTLD_NOW)) {
     EXPECT_NE(library_, nullptr) << dlerror();

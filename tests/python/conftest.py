@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-import xml.etree.ElementTree
 
 import numpy as np
 import pytest
@@ -34,30 +33,6 @@ BUNDLED = os.path.join(NATIVE, "libattnd_client-attnd0.so")
 sys.path.insert(0, SOURCE)
 os.environ["ATTND_CLIENT_LIBRARY"] = BUNDLED
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCE, os.environ.get("PYTHONPATH")]))
-
-
-def pytest_addoption(parser):
-    parser.addoption("--skipped-in", metavar="FILE", help="run the tests alone that this JUnit file says were skipped")
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes more than a second")
-
-
-def pytest_collection_modifyitems(config, items):
-    """A file that was skipped as a whole stands there without its tests' names."""
-    report = config.getoption("skipped_in", None)
-    if report:
-        cases = xml.etree.ElementTree.parse(report).getroot().iter("testcase")
-        skipped = {(case.get("classname"), case.get("name")) for case in cases if case.find("skipped") is not None}
-        modules = {name.rpartition(".")[2] for place, name in skipped if not place}
-
-        def chosen(item):
-            module = item.module.__name__
-            return module in modules or any(place.rpartition(".")[2] == module and name == item.name
-                                            for place, name in skipped)
-        config.hook.pytest_deselected(items=[item for item in items if not chosen(item)])
-        items[:] = [item for item in items if chosen(item)]
 
 
 @pytest.fixture(scope="session", autouse=True)

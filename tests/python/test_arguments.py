@@ -246,20 +246,3 @@ def test_client_cannot_be_pickled(nowhere):
     import pickle
     with pytest.raises(TypeError, match="connect"):
         pickle.dumps(nowhere)
-
-
-@pytest.mark.parametrize("words, said", [
-    (["check", "127.0.0.1:1", "--seed", "-1"], "--seed: "), (["check", "nohost"], "address: expected "),
-    (["bench", "127.0.0.1:1", "--seconds", "0"], "--seconds: "),
-    (["bench", "127.0.0.1:1", "--seconds", "x"], "--seconds: expected"),
-    (["check", "127.0.0.1:1", "--key", "k.pem"], "tls: expected cert and key together"),
-    (["check", "127.0.0.1:1", "--ca", "/no/such"], "tls.ca: "), (["check"], "address"), (["chek", "a:1"], "chek"),
-])
-def test_the_programs_wrong_arguments_are_named_and_exit_with_two(native_library, words, said, capfd):
-    from attnd.__main__ import main
-    try:
-        code = main(words)
-    except SystemExit as end:
-        code = end.code
-    output = capfd.readouterr().err
-    assert code == 2 and said in output and "Traceback" not in output, output

@@ -8,7 +8,7 @@ flex = pytest.importorskip("torch.nn.attention.flex_attention")
 import attnd  # noqa: E402
 import attnd.masks as m  # noqa: E402
 import attnd.torch as remote  # noqa: E402
-from attnd._mask_nodes import Blocks, walk  # noqa: E402
+from attnd.masks.nodes import Blocks, walk  # noqa: E402
 
 B, H, N, D = 2, 4, 150, 16
 DOCUMENT = torch.tensor([0] * 20 + [1] * 61 + [2] * 40 + [3] * 29)
@@ -141,9 +141,9 @@ def test_block_masks_made_of_lists():
 
 
 def test_a_block_mask_is_described_once(monkeypatch):
-    from attnd import _mask_torch
-    made, convert = [], _mask_torch.from_block_mask
-    monkeypatch.setattr(_mask_torch, "from_block_mask", lambda *a: (made.append(1), convert(*a))[1])
+    from attnd.masks import block_masks
+    made, convert = [], block_masks.from_block_mask
+    monkeypatch.setattr(block_masks, "from_block_mask", lambda *a: (made.append(1), convert(*a))[1])
     block_mask = flex.create_block_mask(natten, None, None, N, N, "cpu", BLOCK_SIZE=32)
     q, k, v = tensors(kv_heads=2)
     outputs = [remote.flex_attention(q, k, v, block_mask=block_mask, enable_gqa=True, return_lse=True) for _ in range(3)]

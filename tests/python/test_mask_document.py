@@ -8,8 +8,8 @@ import pytest
 from conftest import ROOT
 
 import attnd.masks as m
-from attnd._mask_sizes import Sizes
-from attnd._mask_wire import serialize
+from attnd.masks.sizes import Sizes
+from attnd.masks.wire import serialize
 
 with open(os.path.join(ROOT, "docs/MASKS.md"), encoding="utf-8") as file:
     TEXT = file.read()

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import attnd.torch as remote  # noqa: E402
-from attnd import _masks  # noqa: E402
+from attnd.masks import recognise, tensors as read  # noqa: E402
 
 DEVICE = os.environ.get("ATTND_TEST_DEVICE", "cpu")  # of tensors and masks: "cuda" where there is one
 B, H, M, N = 3, 2, 7, 9
@@ -112,20 +112,31 @@ def test_packed_sequences_of_a_batch_of_one(sent):
     assert sent[1:] == [{"mask"}]
 
 
+def shown_by(options):
+    """The mask [B, M, N] that options say."""
+    shown = torch.ones(B, M, N, dtype=torch.bool)
+    if options.kv_lengths is not None:
+        shown &= key < options.kv_lengths[:, None, None]
+    if options.window is not None:
+        (left, right), distance = options.window, key - row - options.offsets[:, None, None]
+        shown &= (distance >= -left if left >= 0 else True) & (distance <= right if right >= 0 else True)
+    return shown if options.keys is None else shown & options.keys[:, 0]
+
+
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_every_change_of_one_element_is_seen(where, monkeypatch):
     if where == "device":  # as masks are compared there
-        monkeypatch.setattr(_masks, "_seen", lambda rows: rows)
+        monkeypatch.setattr(read, "_rows", read.DeviceRows)
     for name, (mask, _) in RECOGNISED.items():
         mask = mask.bool()[(None,) * (4 - mask.dim())].expand(B, 1, M, N).clone()
-        pattern = _masks.recognise(mask, (B, H, M, N))
+        pattern = read.as_options(mask, (B, H, M, N))
         assert pattern is not None, name
         for at in torch.randperm(mask.numel())[:25].tolist():
             changed = mask.flatten().clone()
             changed[at] ^= True
             changed = changed.view(mask.shape)
-            found = _masks.recognise(changed, (B, H, M, N))
-            assert found is None or torch.equal(_masks._mask_of(found, changed[:, 0]).expand(B, M, N), changed[:, 0])
+            found = read.as_options(changed, (B, H, M, N))
+            assert found is None or torch.equal(shown_by(found), changed[:, 0])
 
 
 def test_mask_that_changes_under_the_same_tensor_is_looked_at_again(sent):
@@ -140,8 +151,8 @@ def test_mask_that_changes_under_the_same_tensor_is_looked_at_again(sent):
 
 
 def test_one_mask_is_read_once_for_all_layers(monkeypatch):
-    reads, original = [], _masks._recognise
-    monkeypatch.setattr(_masks, "_recognise", lambda *a: (reads.append(1), original(*a))[1])
+    reads, original = [], recognise.options_of
+    monkeypatch.setattr(recognise, "options_of", lambda *a: (reads.append(1), original(*a))[1])
     mask = (key <= row)[None, None].expand(B, 1, M, N).to(DEVICE)
     for _ in range(5):
         remote.scaled_dot_product_attention(*tensors(), attn_mask=mask)
@@ -152,8 +163,8 @@ def test_what_a_mask_was_known_as_goes_with_it():
     import gc
     import weakref
     mask = torch.ones(M, N, dtype=torch.bool)
-    pattern = _masks.recognise(mask, (B, H, M, N))
-    kept = weakref.ref(next(iter(_masks._known[mask].values())).described)
+    pattern = read.as_options(mask, (B, H, M, N))
+    kept = weakref.ref(next(iter(read._known[mask].values())).described)
     assert pattern is not None and kept() is not None
     del mask
     gc.collect()
@@ -164,7 +175,7 @@ def test_dropout_drops_the_same_whether_the_mask_is_recognised_or_not(monkeypatc
     given = []
     for known in (True, False):
         if not known:
-            monkeypatch.setattr(remote, "recognise", lambda *a: None)
+            monkeypatch.setattr(remote, "as_options", lambda *a: None)
         torch.manual_seed(3)
         given.append(remote.scaled_dot_product_attention(*tensors(), attn_mask=(key <= row).to(DEVICE), dropout_p=0.5))
     torch.testing.assert_close(*given, rtol=1e-5, atol=1e-6)

@@ -12,10 +12,9 @@ from torch import nn  # noqa: E402
 from test_module_layouts import reference_results  # noqa: E402
 
 import attnd.torch  # noqa: E402
-from attnd import _protobuf as wire  # noqa: E402
-from attnd._modules import stack  # noqa: E402
-from attnd._modules.layers import Variant  # noqa: E402
-from attnd._modules.parts import Parts  # noqa: E402
+from attnd.modules import stack  # noqa: E402
+from attnd.modules.layers import Variant  # noqa: E402
+from attnd.modules.parts import Parts  # noqa: E402
 from attnd.modules import Module  # noqa: E402
 
 WIDTH = int(os.environ.get("ATTND_TEST_WIDTH", "64"))

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from attnd import _protobuf as wire  # noqa: E402
-from attnd._modules.layers import Variant  # noqa: E402
-from attnd._modules.stack import layout_of  # noqa: E402
+from attnd.modules.layers import Variant  # noqa: E402
+from attnd.modules.stack import layout_of  # noqa: E402
 
 REFERENCE = os.path.join(ROOT, "bazel-bin/tests/fixtures/module_reference")
 

@@ -116,11 +116,6 @@ assert os.wait()[1] == 0
     assert done.returncode == 0, done.stderr
 
 
-def test_check_finds_the_daemon_right(installed, daemon):
-    done = run(installed, "-m", "attnd", "check", daemon.address)
-    assert done.returncode == 0 and "36 cases, 0 wrong" in done.stdout, done.stdout + done.stderr
-
-
 def test_attnctl_is_the_programs_own(installed, daemon):
     """As pip's script for the entry point starts it; and by what the script calls."""
     script = os.path.join(installed["PYTHONPATH"], "bin/attnctl")
@@ -151,21 +146,6 @@ def test_connect_without_an_address_reads_the_environment(daemon, tmp_path, monk
         monkeypatch.setenv("ATTND_TOKEN_FILE", str(path))
         with pytest.raises(error, match="ATTND_TOKEN_FILE"):
             attnd.connect()
-
-
-def test_check_finds_a_wrong_result(daemon, monkeypatch, capsys):
-    from attnd import __main__ as program
-    forward = attnd.Client.forward
-    monkeypatch.setattr(attnd.Client, "forward", lambda self, q, k, v, **o: forward(self, q, k, v, **{**o, "scale": 0.2}))
-    assert program.main(["check", daemon.address]) == 1
-    assert "WRONG" in capsys.readouterr().out
-
-
-def test_bench_prints_a_row_for_each_size_and_direction(installed, daemon):
-    done = run(installed, "-m", "attnd", "bench", daemon.address, "--seconds", "0.01", "--json")
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 8, done.stderr
-    done = run(installed, "-m", "attnd", "bench", "127.0.0.1:1", "--timeout", "2")
-    assert done.returncode == 1 and "is attnd running there, without TLS?" in done.stderr
 
 
 def test_import_loads_nothing_and_connect_no_big_package(installed):

@@ -5,7 +5,6 @@ import select
 import socket
 import socketserver
 import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -73,8 +72,6 @@ def test_a_daemon_is_reached_whatever_the_environment_says(daemon, monkeypatch, 
     with attnd.connect(daemon.address, timeout=20, retries=0) as client:
         assert client.forward(Q, Q, Q).out.shape == Q.shape
     done = attnctl(daemon, "info")
-    assert done.returncode == 0, done.stderr
-    done = subprocess.run([sys.executable, "-m", "attnd", "check", daemon.address], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,12 +1,10 @@
 """What README.md and docs/python.md tell a newcomer to type, typed here: commands and Python in the documents' order, on
 the CPU engine and on an emulated GPU. Packages that are not installed here are left out."""
-import glob
 import importlib.util
 import os
 import re
 import shlex
 import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -80,17 +78,12 @@ def test_commands_succeed(document, engine, request):
             assert words[1] in run(["./dev", "help", words[1]], engine)
         elif words[0] == "bazel-bin/server/attnd":  # the fixtures have started it
             run([*words, "--check_config", "--backend", "cpu"], engine)
-        elif words[0] == "bazel-bin/client/attnctl":
+        else:
+            assert words[0] == "bazel-bin/client/attnctl", words
             less = LESS[f"attnctl {words[1]}"] if on_gpu else ["--duration", "0.5"] if words[1] == "bench" else []
             out = run([*words, *less], engine)
             assert re.search(r"^float32 bhld", out) or words[1] != "bench"
             assert not re.search(r"[1-9]\d* *$", out.splitlines()[-1]) or words[1] != "bench", out  # errors
-        else:
-            assert words[:3] == ["python3", "-m", "attnd"] and words[4:] == [ADDRESS], words
-            sizes = ["-c", "import sys, attnd.__main__ as m; m._SIZES = m._SIZES[:1]; sys.exit(m.main())"]
-            module = sizes if on_gpu and words[3] == "bench" else ["-m", "attnd"]
-            out = run([sys.executable, *module, words[3], engine.address], engine)
-            assert words[3] == "bench" or out.endswith(" 0 wrong\n"), out
 
 
 def missing(block):

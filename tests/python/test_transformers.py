@@ -270,7 +270,7 @@ def padding_of(kind):
 @pytest.mark.parametrize("name", [*FUNCTIONS, *AT_THE_START])
 def test_mask_functions_are_described_as_they_are(name, kind):
     import attnd.masks as m
-    from attnd._model_masks import LazyMask, model_mask
+    from attnd.masks.models import LazyMask, model_mask
     from transformers import masking_utils
     function = {**FUNCTIONS, **AT_THE_START}[name](masking_utils)
     padding = None if kind == "none" else padding_of(kind)
@@ -297,7 +297,7 @@ def test_mask_functions_are_described_as_they_are(name, kind):
 
 
 def test_functions_that_no_description_says_are_dense_masks():
-    from attnd._model_masks import LazyMask, model_mask
+    from attnd.masks.models import LazyMask, model_mask
     from transformers import masking_utils as f
     skipping = POSITIONS + (torch.arange(30) > 20)  # positions that leave one out amid a sequence
     for function in (lambda b, h, q, k: (q * k) % 3 == 0, lambda b, h, q, k: torch.where(q > 3, k > 3, k < 3),
@@ -311,7 +311,7 @@ def test_functions_that_no_description_says_are_dense_masks():
 
 def test_a_function_that_is_not_what_its_name_says_is_a_dense_mask(monkeypatch):
     """As another version of transformers may have it."""
-    from attnd import _model_masks
+    from attnd.masks import models
     from transformers import masking_utils
 
     def sliding_window_overlay(sliding_window):
@@ -320,12 +320,12 @@ def test_a_function_that_is_not_what_its_name_says_is_a_dense_mask(monkeypatch):
         inner_mask.__module__ = "transformers.masking_utils"
         inner_mask.__qualname__ = "sliding_window_overlay.<locals>.inner_mask"
         return inner_mask
-    monkeypatch.setattr(_model_masks, "_checked", set())
-    monkeypatch.setattr(_model_masks, "_refused", set())
+    monkeypatch.setattr(models, "_checked", set())
+    monkeypatch.setattr(models, "_refused", set())
     given = dict(batch_size=2, q_length=30, kv_length=30, mask_function=sliding_window_overlay(4),
                  allow_is_causal_skip=False)
     with pytest.warns(RuntimeWarning, match="are not those known here"):
-        found = _model_masks.model_mask(**given)
+        found = models.model_mask(**given)
     assert torch.equal(found, masking_utils.sdpa_mask(**given))
 
 
@@ -346,7 +346,7 @@ class Largest(torch.utils._python_dispatch.TorchDispatchMode):
 
 def test_8192_tokens_of_packed_images_without_an_array_of_all_scores():
     """What a model of images and text does with packed sequences: its mask, and its attention under it."""
-    from attnd._model_masks import LazyMask
+    from attnd.masks.models import LazyMask
     from transformers.masking_utils import create_causal_mask
     n, heads = 8192, 2
     config = transformers.LlamaConfig(vocab_size=9, hidden_size=32, intermediate_size=16, num_attention_heads=heads)

@@ -33,10 +33,10 @@
 #include "attention/random_problem.h"
 #include "base/check.h"
 #include "client/attention_client.h"
-#include "client/call/problem_to_proto.h"
 #include "client/cli/metrics_text.h"
 #include "net/process_tuning.h"
 #include "proto/attnd/v1/attention.pb.h"
+#include "proto/attnd/v1/problem_codec.h"
 #include "tests/fixtures/raw_http2.h"
 #include "tests/fixtures/wire_request.h"
 
@@ -127,7 +127,7 @@ void SendResets(const Target& target) {
 std::string MaskMessage(uint32_t number) {
   v1::ForwardStreamRequest message;
   v1::Problem& problem = *message.mutable_header()->mutable_problem();
-  problem = ToProto(SmallProblem(number % 2 == 1 ? 1 << 20 : 8192, 1));
+  problem = EncodeProblem(SmallProblem(number % 2 == 1 ? 1 << 20 : 8192, 1));
   problem.mutable_mask()->set_version(1);
   auto& any = *problem.mutable_mask()->add_pattern()->mutable_expr()->mutable_any_of();
   for (uint32_t n = 0; n < 100; ++n) {

@@ -176,11 +176,7 @@ void Compare(const Engines& engines, const Problem& dense, const Named& named, i
 
 int Main(int argc, char** argv) {
   const int64_t n = argc > 1 ? std::atoi(argv[1]) : 4096;
-  Problem p;
-  p.batch = 1;
-  p.q_heads = p.kv_heads = 8;
-  p.q_len = p.kv_len = n;
-  p.qk_head_dim = p.v_head_dim = argc > 2 ? std::atoi(argv[2]) : 64;
+  Problem p = PlainProblem(1, 8, n, argc > 2 ? std::atoi(argv[2]) : 64);
   const int rounds = argc > 3 ? std::atoi(argv[3]) : 5;
   const std::string part = argc > 4 ? argv[4] : "";
   const Engines engines;

@@ -30,13 +30,7 @@ namespace {
 constexpr int64_t kLength = 2592;
 constexpr char kListen[] = "127.0.0.1:17090", kMetrics[] = "127.0.0.1:17091";
 
-Problem Call() {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = kLength;
-  p.qk_head_dim = p.v_head_dim = 1;
-  return p;
-}
+Problem Call() { return PlainProblem(1, 1, kLength, 1); }
 
 // Half of the blocks.
 Problem WithBlocks(Problem p) {

@@ -25,13 +25,7 @@ namespace {
 
 constexpr int64_t kRows = 128, kWidth = 64;
 
-Problem OneHead() {
-  Problem p;
-  p.batch = p.q_heads = p.kv_heads = 1;
-  p.q_len = p.kv_len = kRows;
-  p.qk_head_dim = p.v_head_dim = kWidth;
-  return p;
-}
+Problem OneHead() { return PlainProblem(1, 1, kRows, kWidth); }
 
 v1::RegisterModuleRequest OneLinear() {
   v1::RegisterModuleRequest request;

@@ -15,9 +15,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "attention/element.h"
+#include "base/safetensors.h"
 #include "base/status_macros.h"
 #include "client/cli/json_text.h"
-#include "client/cli/safetensors.h"
 #include "client/cli/table.h"
 #include "client/modules/module_client.h"
 
@@ -127,17 +128,12 @@ const char* KindName(v1::TensorKind kind) {
   }
 }
 
-const char* DtypeOf(v1::Element element) {
-  if (element == v1::ELEMENT_FLOAT32) return "F32";
-  return element == v1::ELEMENT_BFLOAT16 ? "BF16" : "F16";
-}
-
 // As the daemon's own files name them.
 std::string FileOf(const v1::ModuleStatus& status, const std::vector<SentTensor>& tensors) {
   std::map<std::string, StoredTensor> stored;
   for (const auto& [header, bytes] : tensors) {
     const std::string name = KindName(header.kind()) + header.name();
-    stored[name] = {.dtype = DtypeOf(header.element()),
+    stored[name] = {.dtype = std::string(DtypeName(static_cast<ElementType>(header.element()))),
                     .shape = {header.shape().begin(), header.shape().end()},
                     .data = {reinterpret_cast<const std::byte*>(bytes->data()), bytes->size()}};
   }

@@ -10,6 +10,8 @@ What is here, NumPy included, is loaded when it is first used.
 """
 from typing import TYPE_CHECKING, Any, List
 
+from ._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from . import errors, local
     from ._call import Progress
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
                          Unauthenticated, Unavailable, Unimplemented)
     from .modules import SGD, AdamW, register
     from .results import Device, ForwardResult, Gradients, MaskReport, Receipt, ServerInfo
-
-__version__ = "0.1.0"
 
 __all__ = ["AdamW", "AttndError", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Device", "FailedPrecondition",
            "ForwardResult", "Gradients", "Internal", "InvalidArgument", "InvalidType", "MaskReport", "NotFound", "Options",

@@ -8,11 +8,8 @@ import threading
 from typing import Any, Callable, Dict, Generator, List, Literal, NamedTuple, Optional
 
 from . import _checks, _native
-from ._mask_nodes import Mask
-from ._mask_sizes import Sizes, remember
-from ._mask_wire import serialize
+from ._receipt import Receipt
 from .errors import AttndError, from_status, wrong_type
-from .results import Receipt
 
 
 class Progress(NamedTuple):
@@ -55,32 +52,6 @@ class Handle:
     def __del__(self) -> None:
         if self.pointer and self.generation == _native.generation():
             self._library.attnd_client_free(self.pointer)
-
-
-class NativeMask:
-    """A mask by description as the library has it, for problems of some sizes. Freed as a Handle is."""
-
-    def __init__(self, mask: Mask, sizes: Sizes) -> None:
-        self.pointer = None  # first, for __del__
-        self._library, self._generation = _native.library(), _native.generation()
-        spec, call = serialize(mask, sizes), Call(self._library, CallOptions())
-        self.pointer = self._library.attnd_mask_new(spec, len(spec), *sizes, call.pointer)
-        if not self.pointer:
-            raise call.error()
-
-    def __del__(self) -> None:
-        if self.pointer and self._generation == _native.generation():
-            self._library.attnd_mask_free(self.pointer)
-
-
-def native_mask(mask: Mask, sizes: Sizes) -> NativeMask:
-    """Made once for a mask and sizes in a process, so that a further call costs nothing."""
-    key = _native.generation(), sizes
-    found: Optional[NativeMask] = mask.memo.get(key)
-    if found is None:
-        found = NativeMask(mask, sizes)
-        remember(mask, key, found)
-    return found
 
 
 class Call:

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _checks
-from ._mask_nodes import Mask, by_token
 from ._problem import Precision
 from .client import Client
 from .errors import AttndError, Unimplemented, wrong, wrong_type
+from .masks.nodes import Mask, by_token
 
 Numbers = Union[Tensor, Sequence[float], Sequence[Sequence[float]]]
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from . import _arrays
 from ._arrays import Array, Tensor
-from ._mask_nodes import Mask
 from ._problem import Options, Problem, resolve, resolve_lse, resolve_rows
 from .errors import InvalidArgument, wrong, wrong_type
+from .masks.nodes import Mask
 from .results import ForwardCall, ForwardResult
 
 if TYPE_CHECKING:

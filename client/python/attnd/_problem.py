@@ -14,10 +14,10 @@ import numpy as np
 
 from . import _arrays, _checks, _philox
 from ._arrays import Array, ArrayLike, Tensor
-from ._mask_nodes import Mask
-from ._mask_sizes import Sizes
-from ._mask_sizes import resolve as resolve_mask
 from .errors import wrong, wrong_type
+from .masks.nodes import Mask
+from .masks.sizes import Sizes
+from .masks.sizes import resolve as resolve_mask
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

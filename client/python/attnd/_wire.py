@@ -13,8 +13,8 @@ import numpy as np
 
 from . import _arrays, _memory, _native
 from ._arrays import Array, Tensor
-from ._call import native_mask
 from ._problem import Problem
+from .masks.native import native_mask
 
 _ORDERS: Dict[int, Dict[str, Tuple[int, ...]]] = {  # by number of dimensions
     4: {"bhld": (0, 1, 2, 3), "blhd": (0, 2, 1, 3)}, 3: {"htd": (0, 1, 2), "thd": (1, 0, 2)}}

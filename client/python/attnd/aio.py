@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Type,
 from . import _checks
 from ._arrays import ArrayLike
 from ._call import Progress
-from ._mask_nodes import Mask
 from .client import Client, ConnectOptions, ConnectPrecision
 from .client import connect as _connect
+from .masks.nodes import Mask
 from .results import ForwardResult, Gradients, MaskReport, ServerInfo
 
 if TYPE_CHECKING:

@@ -15,17 +15,18 @@ import numpy as np
 from . import _arrays, _checks, _native, _wire
 from ._arrays import Array, ArrayLike, Tensor
 from ._call import Call, CallOptions, Handle, Priority, Progress
-from ._mask_nodes import Mask, check_mask
+from ._capture import Capture, Captured, NativeCapture
 from ._pairing import BackwardInputs, pair, remember
 from ._problem import (MAX_BATCH, MAX_HEAD_DIM, MAX_HEADS, MAX_LENGTH, Precision, Problem, memo_of, resolve, resolve_absent,
                        resolve_out, template_key)
 from ._residual import NativeResidual, Residual
+from ._version import __version__
 from ._wire import address
 from .errors import (AttndError, DeadlineExceeded, NotFound, Unauthenticated, Unavailable, Unimplemented, brief, wrong,
                      wrong_type)
+from .masks.nodes import Mask, check_mask
 from .results import (Device, ForwardCall, ForwardResult, Gradients, MaskOnDevice, MaskReport, Receipt,
                       ServerInfo)
-from .sparse.capture import Capture, Captured, NativeCapture
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -356,10 +357,10 @@ class Client:
                                    "connect(token=...)", reason=error.reason, metadata=error.metadata)
         if isinstance(error, Unimplemented) and not error.reason:
             return Unimplemented(f"the server at {where} does not know this call: it is another program, or an attnd of "
-                                 f"another version than this client's {_version()}, which should be its own ({error})",
+                                 f"another version than this client's {__version__}, which should be its own ({error})",
                                  reason="UNKNOWN_CALL")
         if error.reason == "UNKNOWN_FIELD":
-            return Unimplemented(f"the server at {where} is an older attnd than this client ({_version()}) and cannot do "
+            return Unimplemented(f"the server at {where} is an older attnd than this client ({__version__}) and cannot do "
                                  f"what was asked: update it, or install the wheel of its version ({error})",
                                  reason=error.reason, metadata=error.metadata)
         return error
@@ -489,11 +490,6 @@ def _overlap(one: Array, other: Array) -> bool:
 
 def _present(*arrays: Optional[Array]) -> List[Array]:
     return [array for array in arrays if array is not None]
-
-
-def _version() -> str:
-    from . import __version__
-    return __version__
 
 
 def _addresses(address: Union[str, Sequence[str]]) -> List[str]:

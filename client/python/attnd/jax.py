@@ -19,17 +19,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _checks
-from ._mask_nodes import Mask
+from ._connection import Connection
+from ._connection import jax_connections as _connections
 from ._problem import resolve
 from .client import Client
 from .client import connect as _connect
-from .errors import InvalidArgument, not_connected, reworded, wrong, wrong_type
+from .errors import InvalidArgument, reworded, wrong, wrong_type
+from .masks.nodes import Mask
 
 __all__ = ["check", "connect", "dot_product_attention"]
 
 _result: Any = jax.ShapeDtypeStruct
 _wait: Any = jax.block_until_ready
-_clients: Dict[str, Client] = {}
 _errors: Dict[str, BaseException] = {}
 _lock = threading.Lock()
 
@@ -38,8 +39,8 @@ def connect(address: Union[None, str, Sequence[str], Client] = None, *, name: st
     """Connects this module: attnd.connect's arguments, or a Client that exists. `name` is dot_product_attention's
     `server`. Connecting again replaces, and forgets the errors of calls before."""
     made = address if isinstance(address, Client) else _connect(address, **options)
+    _connections.put(name, Connection(made))
     with _lock:
-        _clients[name] = made
         _errors.pop(name, None)
     return made
 
@@ -68,8 +69,7 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     raises at once, while tracing too.
     """
     check(server)
-    if server not in _clients:
-        raise not_connected("attnd.jax", server)
+    _connections.client(server)  # raises where there is none
     query, key, value = [_array(*x) for x in (("query", query), ("key", key), ("value", value))]
     if not {query.ndim, key.ndim, value.ndim} <= {3, 4}:
         raise wrong("query, key, value", "3 or 4 dimensions each", [x.shape for x in (query, key, value)])
@@ -212,8 +212,7 @@ def _call(statics: _Statics, run: Callable[..., Tuple[Any, ...]], shapes: Sequen
         lead = np.asarray(given[0]).shape[:-4]
         results = [np.full((*lead, *shape.shape), np.nan, shape.dtype) for shape in shapes]
         try:
-            with _lock:
-                client = _clients[statics.server]
+            client = _connections.client(statics.server)
             for index in np.ndindex(lead):
                 for result, part in zip(results, run(client, *[None if x is None else x[index] for x in given])):
                     if result.size:

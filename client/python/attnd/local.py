@@ -12,10 +12,10 @@ import numpy as np
 
 from . import _arrays, _philox
 from ._arrays import Array, Tensor
-from ._mask_dense import Evaluation
 from ._pairing import pair, remember
 from ._problem import Problem, Sequence1, resolve
 from .errors import empty_row, wrong
+from .masks.dense import Evaluation
 from .results import ForwardCall, ForwardResult, Gradients, Receipt
 
 if TYPE_CHECKING:

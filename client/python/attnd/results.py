@@ -1,35 +1,16 @@
 """What Client.forward and Client.backward return."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from ._arrays import Array
+from ._receipt import Receipt as Receipt
 
 if TYPE_CHECKING:
+    from ._capture import Captured
     from ._problem import Options
     from ._residual import Residual
-    from .sparse.capture import Captured
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What was done. Times are seconds; `stages` sums each stage over the shards of the call. leased: of a forward,
-    shards that are kept on servers; of a backward, shards whose tensors the server had."""
-
-    backend: str
-    device: str = ""
-    kernel: str = ""
-    accumulate: str = "f32"
-    dropout_p_effective: float = 0.0
-    deterministic: bool = True
-    shards: int = 0
-    retries: int = 0
-    leased: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    elapsed: float = 0.0
-    stages: Dict[str, float] = field(default_factory=dict)
 
 
 class _Result:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Literal, NamedTuple, Optional, Sequence, Tuple, Type, Union
@@ -27,10 +26,9 @@ from torch import Tensor
 
 from . import _checks
 from ._arrays import Tensor as Bits
-from ._mask_nodes import Mask
-from ._mask_lists import as_blocks
-from ._masks import Pattern, recognise
-from ._modules.interface import clip_grad_norm_, offload, optimizer
+from ._capture import note, wished
+from ._connection import Connection
+from ._connection import torch_connections as _connections
 from ._operator_options import (ELEMENTS, LAYOUTS, Numbers, Words, check_precision, check_tensor, check_tensors,
                                 check_transforms, described_first, described_mask, diagonal, layout_of, numbers, seed_tensor,
                                 unpack, wire_type)
@@ -40,8 +38,10 @@ from ._residual import Residual
 from ._transfer import Transfer, empty, send
 from .client import Client, ConnectOptions, ConnectPrecision
 from .client import connect as _connect
-from .errors import InvalidArgument, Unimplemented, brief, not_connected, reworded, wrong
-from .sparse.capture import note, wished
+from .errors import InvalidArgument, Unimplemented, brief, reworded, wrong
+from .masks.nodes import Mask
+from .masks.tensors import Options, as_blocks, as_options
+from .modules.interface import clip_grad_norm_, offload, optimizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,12 +52,6 @@ __all__ = ["attention", "client", "clip_grad_norm_", "connect", "disconnect", "f
 
 def __dir__() -> List[str]:
     return list(__all__)
-
-
-_clients: Dict[str, Client] = {}
-_keeping: Dict[str, bool] = {}  # by name: whether servers are asked to keep tensors for backward
-_precisions: Dict[str, Optional[Precision]] = {}  # by name: of calls that name none
-_lock = threading.Lock()
 
 
 @brief
@@ -72,27 +66,21 @@ def connect(address: Union[None, str, Sequence[str], Client] = None, *, name: st
         attnd.connect's, for engines without float32.
     """
     made = address if isinstance(address, Client) else _connect(address, **options)
-    chosen = made.choose_precision(precision)
-    with _lock:
-        _clients[name], _keeping[name], _precisions[name] = made, keep, chosen
+    _connections.put(name, Connection(made, keep, made.choose_precision(precision)))
     return made
 
 
 def disconnect(name: str = "") -> None:
     """Forgets a connection; its Client is closed once calls that run have ended."""
-    with _lock:
-        found = _clients.pop(name, None)
+    found = _connections.take(name)
     if found is not None:
-        found.close()
+        found.client.close()
 
 
 @brief
 def client(name: str = "") -> Client:
     """The Client of a connection."""
-    found = _clients.get(name)
-    if found is None:
-        raise not_connected("attnd.torch", name)
-    return found
+    return _connections.client(name)
 
 
 @brief
@@ -159,7 +147,7 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optiona
     q, k, v, _ = _four_dimensions(query, key, value, enable_gqa)
     mask = block_mask
     if not (block_mask is None or isinstance(block_mask, Mask)):
-        from ._mask_torch import described_block_mask  # which needs torch 2.5
+        from .masks.block_masks import described_block_mask  # which needs torch 2.5
         mask = described_block_mask(block_mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
     try:
         return attention(q, k, v, mask=mask, align=None if mask is None else "top_left", scale=scale,
@@ -203,7 +191,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[Layout] = Non
     mask = None if isinstance(mask, Mask) else mask
     scores = _scores(q, k, layout)
     if mask is not None and scores is not None and all(x is None for x in others):
-        pattern = recognise(mask, scores)
+        pattern = as_options(mask, scores)
         if pattern is not None and pattern.cu_seqlens is None:
             mask, kv_lengths = pattern.keys, pattern.kv_lengths
             causal, align, window = _diagonal_of(pattern)
@@ -218,7 +206,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: Optional[Layout] = Non
     offsets = None
     if not (align is None or isinstance(align, (str, int))):
         align, offsets = None, numbers("align", align)
-    precision = check_precision(precision or _precisions.get(server)) if q.dtype == torch.float32 else None
+    precision = check_precision(precision or _connections.precision(server)) if q.dtype == torch.float32 else None
     left, right = (None, None) if window is None else resolve_window(window)
     options = Words(layout, diagonal("causal", causal), diagonal("align", align), left, right,
                     _checks.flag("zero_rest", zero_rest),
@@ -250,7 +238,7 @@ def _scores(q: Tensor, k: Tensor, layout: str) -> Optional[Tuple[int, int, int, 
     return q.shape[0], q.shape[heads], q.shape[length], k.shape[length]
 
 
-def _diagonal_of(pattern: Pattern) -> Tuple[Optional[bool], Union[None, int, Tensor], Optional[Tuple[int, int]]]:
+def _diagonal_of(pattern: Options) -> Tuple[Optional[bool], Union[None, int, Tensor], Optional[Tuple[int, int]]]:
     """causal, align and window that say what a pattern says."""
     if pattern.window is None or pattern.offsets is None:
         return None, None, None
@@ -262,7 +250,7 @@ def _diagonal_of(pattern: Pattern) -> Tuple[Optional[bool], Union[None, int, Ten
 
 def _wish(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sink: Optional[Tensor], server: str) -> str:
     """What servers shall keep tensors for: "" nothing, "keep" a backward, "bias" one that wants the bias's gradient."""
-    if not torch.is_grad_enabled() or not _keeping.get(server, False):
+    if not torch.is_grad_enabled() or not _connections.keeps(server):
         return ""
     if bias is not None and bias.requires_grad:
         return "bias"

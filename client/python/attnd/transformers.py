@@ -19,13 +19,14 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from . import torch as remote
-from ._model_masks import LazyMask, model_mask
+from ._connection import torch_connections
 from ._operator_options import described_first
 from .client import Client
 from .errors import Unimplemented, wrong_type
+from .masks.models import LazyMask, model_mask
 
 if TYPE_CHECKING:
-    from ._modules.stack import RemoteStack
+    from .modules.stack import RemoteStack
 
 __all__ = ["offload", "register"]
 
@@ -49,7 +50,7 @@ def offload(model: torch.nn.Module, address: Union[str, Sequence[str], Client], 
     options: attnd.torch.offload's. connection: attnd.connect's. The model's cache is switched off, since a stack keeps no
     keys and values; output_attentions and output_hidden_states raise. Raises TypeError where no layer can be offloaded.
     """
-    from ._modules.models import MODELS
+    from .modules.models import MODELS
     found = [(owner, name, child) for owner in model.modules() for name, child in owner.named_children()
              if isinstance(child, torch.nn.ModuleList) and len(child) and type(child[0]).__name__ in MODELS]
     if not found:
@@ -104,7 +105,7 @@ def _attention_of(server: str) -> Callable[..., Tuple[Tensor, None]]:
         def described() -> Any:
             return remote.attention(q, k, v, bias=position_bias, **cast(LazyMask, attention_mask).options, **common)
         lazy = isinstance(attention_mask, LazyMask) and attention_mask.shape == (q.shape[0], 1, q.shape[2], k.shape[2])
-        out = described_first(remote.client(server), described, dense) if lazy else dense()
+        out = described_first(torch_connections.client(server), described, dense) if lazy else dense()
         return out.transpose(1, 2).contiguous(), None
     return attend
 

@@ -20,8 +20,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr auto& kFake = FakeDriver::kLibrary;
-constexpr char kOld[] = "kernels/cuda/driver/libfake_cuda_old.so";
-constexpr char kPartial[] = "kernels/cuda/driver/libfake_cuda_partial.so";
+constexpr char kOld[] = "tests/fakes/libfake_cuda_old.so";
+constexpr char kPartial[] = "tests/fakes/libfake_cuda_partial.so";
 
 class DriverTest : public ::testing::Test {
  protected:

@@ -22,7 +22,7 @@ namespace {
 using ::testing::IsSupersetOf;
 using ::testing::UnorderedElementsAreArray;
 
-constexpr char kFakeDriverFile[] = "kernels/cuda/driver/libfake_cuda.so";
+constexpr char kFakeDriverFile[] = "tests/fakes/libfake_cuda.so";
 
 std::vector<std::string> SampleOf(int compute_capability) {
   std::vector<std::string> names;

@@ -10,6 +10,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/layers/engine_comparison.h"
 #include "tests/layers/engine_fixture.h"
+#include "tests/layers/step_comparison.h"
 #include "modules/known_layers.h"
 #include "modules/reference/call_parts.h"
 #include "modules/reference/reference_engine.h"
@@ -156,59 +157,17 @@ TEST_F(CpuModuleEngineTest, StepsGiveTheReferencesBits) {
   OptimizerSpec sgd{.kind = OptimizerKind::kSgd, .momentum = 0.9, .nesterov = true};
   OptimizerSpec amsgrad = AdamW();
   amsgrad.amsgrad = true;
-  const GroupRates rates[] = {{.learning_rate = 1e-2, .weight_decay = 0.1}};
   for (const OptimizerSpec& optimizer : {sgd, AdamW(), amsgrad}) {
     ReferenceFixture fixture(BertLayers({.width = 16, .heads = 2, .kv_heads = 2, .inner = 24}), 3,
                              Rounding::kElements);
-    const ModuleLimits limits = EngineUnderTest::LimitsOf(fixture, Recompute::kNone);
-    EngineUnderTest cpu(*engine_, fixture, limits, optimizer);
-    EngineUnderTest oracle(reference, fixture, limits, optimizer);
-    for (int step = 0; step < 20; ++step) {
-      for (size_t n = 0; n < fixture.weights.size(); ++n) {
-        const Bytes gradient =
-            BytesOf(RandomNumbers(fixture.random(), fixture.weights[n].size(),
-                                  Rounder(Rounding::kElements), ElementType::kFloat32),
-                    ElementType::kFloat32);
-        for (EngineUnderTest* engine : {&cpu, &oracle}) {
-          CheckOk(
-              engine->instance().Put(n, TensorRole::kGradient, ElementType::kFloat32, gradient));
-        }
-      }
-      const StepCall call{.groups = rates, .multiplier = 0.5, .max_norm = 10};
-      const StepResult a = Value(cpu.instance().Step(call));
-      const StepResult b = Value(oracle.instance().Step(call));
-      EXPECT_TRUE(a.applied && b.applied);
-      EXPECT_EQ(a.optimizer_step, step + 1);
-      EXPECT_EQ(a.stats.squared_norm, b.stats.squared_norm);
-    }
-    for (TensorRole role : {TensorRole::kWeight, TensorRole::kGradient, TensorRole::kMoment1,
-                            TensorRole::kMoment2, TensorRole::kMoment2Max}) {
-      EXPECT_TRUE(SameBits(cpu.Tensors(role), oracle.Tensors(role)));
-    }
-    // The next forward reads the new weights.
-    fixture.weights = cpu.Tensors(TensorRole::kWeight);
-    EngineUnderTest fresh(*engine_, fixture, limits, optimizer);
-    EXPECT_TRUE(
-        cpu.Run(fixture.inputs, fixture.dy).HasBitsOf(fresh.Run(fixture.inputs, fixture.dy)));
+    ExpectSameSteps(*engine_, reference, fixture, optimizer, 20);
   }
 }
 
 TEST_F(CpuModuleEngineTest, SkipsAStepThatIsNotFiniteAndClearsIt) {
   ReferenceFixture fixture(BertLayers({.width = 16, .heads = 2, .kv_heads = 2, .inner = 24}), 3,
                            Rounding::kElements);
-  EngineUnderTest engine(*engine_, fixture, EngineUnderTest::LimitsOf(fixture, Recompute::kNone),
-                         AdamW());
-  Bytes gradient = BytesOf(Numbers(fixture.weights[0].size(), 1), ElementType::kFloat32);
-  StoreElement(ElementType::kFloat32, gradient.data(), 3, INFINITY);
-  CheckOk(engine.instance().Put(0, TensorRole::kGradient, ElementType::kFloat32, gradient));
-  const GroupRates rates[] = {{.learning_rate = 1e-2}};
-  const StepResult result =
-      Value(engine.instance().Step({.groups = rates, .skip_unless_finite = true}));
-  EXPECT_FALSE(result.applied);
-  EXPECT_FALSE(result.stats.is_finite);
-  EXPECT_EQ(result.optimizer_step, 0);
-  EXPECT_TRUE(SameBits(engine.Tensors(TensorRole::kWeight), fixture.weights));
-  EXPECT_EQ(Value(engine.instance().Stats()).squared_norm, 0);
+  ExpectSkippedStep(*engine_, fixture);
 }
 
 TEST_F(CpuModuleEngineTest, StepsAModuleThatHasNoParameters) {

@@ -6,6 +6,7 @@
 
 #include "kernels/layers/cuda/cuda_device.h"
 #include "tests/emulator/device/emulated_device.h"
+#include "tests/emulator/device/emulated_engine.h"
 #include "tests/layers/product_conformance.h"
 
 namespace attnd {
@@ -15,8 +16,8 @@ using Names = std::set<std::string>;
 
 template <Architecture kArchitecture>
 std::unique_ptr<cuda::CudaBackend> MakeEmulatedForProducts() {
-  return std::make_unique<cuda::CudaBackend>(cuda::MakeEmulatedDevice(
-      {.architecture = kArchitecture, .shared = {.count_conflicts = false, .detect_races = true}}));
+  return cuda::MakeEmulatedEngine(
+      {.architecture = kArchitecture, .shared = {.count_conflicts = false, .detect_races = true}});
 }
 
 bool IsSmall(const KernelRow& row) { return row.small; }
@@ -38,7 +39,7 @@ std::unique_ptr<cuda::CudaBackend> MakeOf(Tiles tiles, Names* names) {
       }};
   if (tiles == Tiles::kLarge) options.lacks = IsSmall;
   if (tiles == Tiles::kSmall) options.multiprocessors = 1 << 20;
-  return std::make_unique<cuda::CudaBackend>(cuda::MakeEmulatedDevice(options));
+  return cuda::MakeEmulatedEngine(options);
 }
 
 INSTANTIATE_TEST_SUITE_P(

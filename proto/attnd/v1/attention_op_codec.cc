@@ -4,10 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "attention/dropout.h"
 #include "base/status_macros.h"
 #include "modules/field_error.h"
 #include "proto/attnd/v1/mask_codec.h"
+#include "proto/attnd/v1/problem_codec.h"
 
 namespace attnd {
 namespace {
@@ -52,109 +52,23 @@ absl::Status CheckOnlyOptions(const v1::Problem& wire, const std::string& path) 
   return absl::OkStatus();
 }
 
-absl::Status DecodeAlignment(const v1::Problem& wire, const std::string& path, Problem& p) {
+// An op's slopes are those of its own heads, and its alignment is named without the case in it.
+absl::Status CheckSpelling(const v1::Problem& wire, const std::string& path) {
   const v1::Alignment& alignment = wire.alignment();
-  const std::string field = absl::StrCat(path, ".alignment");
-  switch (alignment.kind_case()) {
-    case v1::Alignment::kTopLeft:
-      p.alignment = Alignment::kTopLeft;
-      if (!alignment.top_left()) return WrongField(field, "true when present", "false");
-      return absl::OkStatus();
-    case v1::Alignment::kBottomRight:
-      p.alignment = Alignment::kBottomRight;
-      if (!alignment.bottom_right()) return WrongField(field, "true when present", "false");
-      return absl::OkStatus();
-    case v1::Alignment::kOffsets:
-      p.alignment = Alignment::kOffsets;
-      p.offsets.assign(alignment.offsets().offset().begin(), alignment.offsets().offset().end());
-      return absl::OkStatus();
-    case v1::Alignment::KIND_NOT_SET:
-      break;
+  if ((alignment.has_top_left() && !alignment.top_left()) ||
+      (alignment.has_bottom_right() && !alignment.bottom_right())) {
+    return WrongField(absl::StrCat(path, ".alignment"), "true when present", "false");
   }
-  if (!wire.has_alignment()) return absl::OkStatus();
-  return WrongField(field, "one of top_left, bottom_right, offsets", "none");
-}
-
-absl::Status DecodeDenominator(const v1::Problem& wire, const std::string& path, Problem& p) {
-  if (!wire.has_denominator()) return absl::OkStatus();
-  switch (wire.denominator().kind_case()) {
-    case v1::Denominator::kSoftmax:
-      return absl::OkStatus();
-    case v1::Denominator::kZeroRest:
-      p.denominator = DenominatorKind::kZeroRest;
-      return absl::OkStatus();
-    case v1::Denominator::kSink: {
-      const auto& logits = wire.denominator().sink().logit();
-      p.denominator = DenominatorKind::kSink;
-      p.sink_logits.assign(logits.begin(), logits.end());
-      return absl::OkStatus();
-    }
-    case v1::Denominator::KIND_NOT_SET:
-      break;
-  }
-  return WrongField(absl::StrCat(path, ".denominator"), "one of softmax, zero_rest, sink", "none");
-}
-
-absl::StatusOr<Problem> DecodeOptions(const v1::Problem& wire, const std::string& path) {
-  Problem p;
-  RETURN_IF_ERROR(CheckOnlyOptions(wire, path));
-  if (wire.has_scale()) p.scale = wire.scale();
-  p.softcap = wire.softcap();
-  p.causal = wire.causal();
-  if (wire.has_window()) {
-    p.window_left = wire.window().left();
-    p.window_right = wire.window().right();
-  }
-  RETURN_IF_ERROR(DecodeAlignment(wire, path, p));
-  p.alibi_slopes.assign(wire.alibi().slope().begin(), wire.alibi().slope().end());
-  if (wire.has_alibi() && p.alibi_slopes.empty()) {
+  if (wire.has_alibi() && wire.alibi().slope().empty()) {
     return WrongField(absl::StrCat(path, ".alibi.slope"), "q.heads entries", 0);
   }
-  const float probability = wire.dropout().p();
-  if (!(probability >= 0 && probability < 1) || DropoutThreshold(probability) > 255) {
-    return WrongField(absl::StrCat(path, ".dropout.p"),
-                      "0 ≤ p < 1 that does not round to 1 in steps of 1/256", probability);
-  }
-  p.dropout.threshold = DropoutThreshold(probability);
-  RETURN_IF_ERROR(DecodeDenominator(wire, path, p));
-  return p;
+  return absl::OkStatus();
 }
 
-void EncodeAlignment(const Problem& p, v1::Problem& wire) {
-  switch (p.alignment) {
-    case Alignment::kUnspecified:
-      return;
-    case Alignment::kTopLeft:
-      wire.mutable_alignment()->set_top_left(true);
-      return;
-    case Alignment::kBottomRight:
-      wire.mutable_alignment()->set_bottom_right(true);
-      return;
-    case Alignment::kOffsets:
-      auto* offsets = wire.mutable_alignment()->mutable_offsets();
-      for (int32_t offset : p.offsets) offsets->add_offset(offset);
-      return;
-  }
-}
-
-void EncodeOptions(const Problem& p, v1::Problem& wire) {
-  if (p.scale.has_value()) wire.set_scale(*p.scale);
-  wire.set_softcap(p.softcap);
-  wire.set_causal(p.causal);
-  if (p.window_left >= 0 || p.window_right >= 0) {
-    wire.mutable_window()->set_left(static_cast<int32_t>(p.window_left));
-    wire.mutable_window()->set_right(static_cast<int32_t>(p.window_right));
-  }
-  EncodeAlignment(p, wire);
-  for (float slope : p.alibi_slopes) wire.mutable_alibi()->add_slope(slope);
-  if (p.dropout.threshold > 0) {
-    wire.mutable_dropout()->set_p(static_cast<float>(p.dropout.threshold) / 256);
-  }
-  if (p.denominator == DenominatorKind::kZeroRest) wire.mutable_denominator()->mutable_zero_rest();
-  if (p.denominator == DenominatorKind::kSink) {
-    auto* sink = wire.mutable_denominator()->mutable_sink();
-    for (float logit : p.sink_logits) sink->add_logit(logit);
-  }
+absl::StatusOr<Problem> DecodeOpOptions(const v1::Problem& wire, const std::string& path) {
+  RETURN_IF_ERROR(CheckOnlyOptions(wire, path));
+  RETURN_IF_ERROR(CheckSpelling(wire, path));
+  return DecodeProblemOptions(wire, path);
 }
 
 void EncodeHeads(const HeadColumns& heads, v1::Heads& wire) {
@@ -173,7 +87,7 @@ absl::StatusOr<AttentionOp> DecodeAttentionOp(const v1::AttentionOp& wire,
   op.k = DecodeHeads(wire.k());
   op.v = DecodeHeads(wire.v());
   if (wire.has_rotary()) op.rotary = DecodeRotary(wire.rotary());
-  ASSIGN_OR_RETURN(op.options, DecodeOptions(wire.options(), absl::StrCat(path, ".options")));
+  ASSIGN_OR_RETURN(op.options, DecodeOpOptions(wire.options(), absl::StrCat(path, ".options")));
   if (wire.options().has_mask()) {
     absl::StatusOr<MaskSpec> mask = DecodeMask(wire.options().mask());
     if (!mask.ok()) {
@@ -201,7 +115,7 @@ v1::AttentionOp EncodeAttentionOp(const AttentionOp& op) {
     rotary.set_attention_factor(op.rotary->attention_factor);
     rotary.set_interleaved(op.rotary->interleaved);
   }
-  EncodeOptions(op.options, *wire.mutable_options());
+  EncodeProblemOptions(op.options, *wire.mutable_options());
   if (op.mask.has_value()) *wire.mutable_options()->mutable_mask() = EncodeMaskSpec(*op.mask);
   if (op.q_norm.has_value()) wire.set_q_norm(static_cast<uint32_t>(*op.q_norm));
   if (op.k_norm.has_value()) wire.set_k_norm(static_cast<uint32_t>(*op.k_norm));

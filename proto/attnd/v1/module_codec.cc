@@ -6,11 +6,11 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "attention/dropout.h"
 #include "base/status_macros.h"
 #include "modules/call_rows.h"
 #include "modules/field_error.h"
 #include "proto/attnd/v1/attention_op_codec.h"
+#include "proto/attnd/v1/problem_codec.h"
 
 namespace attnd {
 namespace {
@@ -61,12 +61,8 @@ absl::StatusOr<BinaryOp> DecodeBinary(const v1::Binary& wire, const std::string&
 }
 
 absl::StatusOr<DropoutOp> DecodeDropout(const v1::DropoutOp& wire, const std::string& path) {
-  // Compared this way round so that NaN fails.
-  if (!(wire.p() >= 0 && wire.p() < 1) || DropoutThreshold(wire.p()) > 255) {
-    return WrongField(absl::StrCat(path, ".p"),
-                      "0 ≤ p < 1 that does not round to 1 in steps of 1/256", wire.p());
-  }
-  return DropoutOp{.input = wire.input(), .threshold = DropoutThreshold(wire.p())};
+  ASSIGN_OR_RETURN(const uint32_t threshold, DecodeDropoutP(path, "p", wire.p()));
+  return DropoutOp{.input = wire.input(), .threshold = threshold};
 }
 
 absl::StatusOr<ModuleOp> DecodeOp(const v1::Op& wire, const std::string& path) {

@@ -177,6 +177,8 @@ TEST(ModuleCodec, RefusesOptionsThatAreTheCalls) {
       {at + "mask.origin" + rest, [](auto& l) { Options(l).mutable_mask()->mutable_origin(); }},
       {at + "alignment: expected one of top_left, bottom_right, offsets, got none",
        [](auto& l) { Options(l).mutable_alignment(); }},
+      {at + "alignment: expected true when present, got false",
+       [](auto& l) { Options(l).mutable_alignment()->set_bottom_right(false); }},
       {at + "denominator: expected one of softmax, zero_rest, sink, got none",
        [](auto& l) { Options(l).mutable_denominator(); }},
       {at + "alibi.slope: expected q.heads entries, got 0",

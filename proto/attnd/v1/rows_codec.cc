@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "modules/field_error.h"
+#include "proto/attnd/v1/problem_codec.h"
 
 namespace attnd {
 namespace {
@@ -43,9 +44,9 @@ absl::StatusOr<CallRows> DecodeRows(const v1::Rows& wire) {
   ASSIGN_OR_RETURN(rows.memory_cu_seqlens, DecodeLengthList("rows.memory_lengths.cu_seqlens_k",
                                                             wire.memory_lengths().cu_seqlens_k()));
   if (wire.has_bool_mask()) {
-    const auto& shape = wire.bool_mask().shape();
-    if (shape.size() != 4) return WrongField("rows.bool_mask.shape", "4 entries", shape.size());
-    rows.bool_mask = BoolMask{{shape[0], shape[1], shape[2], shape[3]}};
+    ASSIGN_OR_RETURN(const BroadcastShape shape,
+                     DecodeShape("rows", "bool_mask.shape", wire.bool_mask().shape()));
+    rows.bool_mask = BoolMask{shape};
   }
   rows.positions.assign(wire.position().begin(), wire.position().end());
   if (wire.first_row() > static_cast<uint64_t>(kMaxCallRows)) {

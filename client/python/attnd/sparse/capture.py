@@ -1,150 +1,22 @@
-"""Captured attention maps, and block patterns built from them. Needs NumPy alone."""
+"""Block patterns built from captured attention maps. Needs NumPy alone."""
 from __future__ import annotations
 
-import ctypes
-import math
-import threading
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Literal, Optional, Tuple, TypeVar, Union
+from typing import Any, Dict, Iterator, List, Literal, Optional, Tuple, Union
 
 import numpy as np
 
 from .. import _checks, _native, masks
 from .._arrays import Array
-from .._call import Call, CallOptions, Handle
-from .._mask_nodes import Mask
+from .._call import Call, CallOptions
+from .._capture import MAX_BLOCK, Capture, Captured, capturing
 from .._protobuf import float64, message, number
-from ..errors import FailedPrecondition, brief, wrong, wrong_type
+from ..errors import FailedPrecondition, brief, wrong
+from ..masks.nodes import Mask
 
-if TYPE_CHECKING:
-    from ..client import Client
+__all__ = ["Capture", "Captured", "build_pattern", "capturing", "pattern_layout"]
 
-_MAX_BLOCK = 65536
 _MAX_BLOCKS = 4096  # rows of blocks of a pattern
-_T = TypeVar("_T")
 
-
-@dataclass(frozen=True)
-class Captured:
-    """A forward's attention map, averaged over batch entries and heads: A[i, j] = mean of exp(S - lse), before dropout.
-
-    pooled: float32, the average of each block. mean, variance, skewness: of all entries of A; skewness is NaN where all
-    are equal. distance: the Frobenius norm of the difference from the map before; None where none was named.
-    kept: whether the server keeps A itself.
-    """
-
-    pooled: Array
-    block: int
-    shape: Tuple[int, int]
-    mean: float
-    variance: float
-    skewness: float
-    distance: Optional[float] = None
-    token: str = field(default="", repr=False)
-    _handle: Optional[Handle] = field(default=None, repr=False, compare=False)
-
-    @property
-    def kept(self) -> bool:
-        return self.token != ""
-
-    def release(self) -> None:
-        """Frees the map that the server keeps. Twice is fine; a server that is away frees it by itself, later."""
-        handle = self.handle()
-        if self.token and handle is not None:
-            call = Call(handle.library, CallOptions(timeout=2.0))
-            call.run(handle.library.attnd_release_capture, handle.pointer, self.token.encode())
-
-    def handle(self) -> Optional[Handle]:
-        """The native client that captured it; None in another process."""
-        found = self._handle
-        return found if found is not None and found.generation == _native.generation() else None
-
-    def __reduce__(self) -> Any:
-        return Captured, (self.pooled, self.block, self.shape, self.mean, self.variance, self.skewness, self.distance)
-
-
-@dataclass(frozen=True)
-class Capture:
-    """What Client.forward's `capture` asks for. The forward's results are the same with and without; it takes about
-    half as long again.
-
-    block: rows and keys of a block of the pooled map. keep: keep the map on the server, at most 4096 rows and keys, for
-    the next one's distance and for build_pattern. previous: an earlier result, kept, of this client: the new one has its
-    distance from it. Raises FailedPrecondition CAPTURE_LOST where the server has it no longer.
-    """
-
-    block: int
-    keep: bool = False
-    previous: Optional[Captured] = None
-
-    def __post_init__(self) -> None:
-        _checks.integer("capture block", self.block, 1, _MAX_BLOCK)
-        _checks.flag("capture keep", self.keep)
-        if self.previous is None:
-            return
-        if not isinstance(self.previous, Captured):
-            raise wrong_type("capture previous", "an attnd.sparse.Captured", self.previous)
-        if not self.previous.kept:
-            raise wrong("capture previous", "a map that the server keeps (keep=True)", "one that is not kept")
-
-
-class NativeCapture:
-    """The C library's structure of a Capture, with the array that it fills."""
-
-    def __init__(self, wish: Capture, rows: int, keys: int, handle: Handle) -> None:
-        self._wish, self._shape, self._handle = wish, (rows, keys), handle
-        shape = (-(-rows // wish.block), -(-keys // wish.block))
-        self._pooled = np.empty(shape, np.float32)
-        previous = None
-        if wish.previous is not None:
-            if wish.previous.handle() is None:  # of another process
-                raise FailedPrecondition("capture previous: a map of another process is not kept for this one",
-                                         reason="CAPTURE_LOST")
-            previous = wish.previous.token.encode()
-        self.structure = _native.Capture(block=wish.block, keep=wish.keep, previous=previous,
-                                         pooled=self._pooled.ctypes.data)
-
-    def result(self, told: Dict[str, Any]) -> Captured:
-        """told: "captured" of the native call's result, where NaN is null."""
-        mean, variance, skewness = [math.nan if told[name] is None else float(told[name])
-                                    for name in ("mean", "variance", "skewness")]
-        distance = None
-        if self._wish.previous is not None:
-            distance = math.nan if told["distance"] is None else float(told["distance"])
-        return Captured(self._pooled, self._wish.block, self._shape, mean, variance, skewness, distance, told["token"],
-                        self._handle)
-
-
-# ---- Of the next attention call of this thread, for callers that cannot hand an argument through an operator.
-
-_wished = threading.local()
-
-
-def wished() -> Optional[Capture]:
-    """What the operator's forward shall capture."""
-    wish: Optional[Capture] = getattr(_wished, "wish", None)
-    return wish
-
-
-def note(captured: Optional[Captured]) -> None:
-    _wished.captured = captured
-
-
-def capturing(wish: Capture, call: Callable[[], _T]) -> Tuple[_T, Captured]:
-    """What `call` gives, which makes one forward call in this thread, and that forward's map."""
-    _wished.wish, _wished.captured = wish, None
-    try:
-        result = call()
-    finally:
-        _wished.wish = None
-    captured: Optional[Captured] = _wished.captured
-    _wished.captured = None
-    if captured is None:
-        raise wrong("capture", "a call that computes attention on a daemon", "one that does not")
-    return result, captured
-
-
-# ---- Patterns.
 
 @brief
 def build_pattern(source: Union[Captured, Array], *, rule: Literal["flood", "top_k"], block: Optional[int] = None,
@@ -166,7 +38,7 @@ def build_pattern(source: Union[Captured, Array], *, rule: Literal["flood", "top
     size = block if block is not None or not isinstance(source, Captured) else source.block
     layout = pattern_layout(source, rule=rule, block=size, quantile=quantile, density=density, diagonals=diagonals,
                             force_diagonal=force_diagonal, min_blocks_per_row=min_blocks_per_row)
-    return masks.blocks(layout, _checks.integer("block", size, 1, _MAX_BLOCK))
+    return masks.blocks(layout, _checks.integer("block", size, 1, MAX_BLOCK))
 
 
 def pattern_layout(source: Union[Captured, Array], *, rule: str, block: Optional[int], quantile: Optional[float] = None,
@@ -178,7 +50,7 @@ def pattern_layout(source: Union[Captured, Array], *, rule: str, block: Optional
     kept = captured if diagonals else None
     if diagonals and (captured is None or not captured.kept):
         raise wrong("diagonals", "False, or a map that the server keeps (keep=True)", "True")
-    size = _checks.integer("block", block, 1, _MAX_BLOCK)
+    size = _checks.integer("block", block, 1, MAX_BLOCK)
     if captured is not None and kept is None and size != captured.block:
         raise wrong("block", f"{captured.block}, as captured", str(size))
     pooled = np.ascontiguousarray(source if captured is None else captured.pooled, np.float32)

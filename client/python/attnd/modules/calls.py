@@ -1,0 +1,232 @@
+"""How calls of a layer's class bring their arguments: x, its mask, padding and positions, as a module's call has them."""
+from __future__ import annotations
+
+import inspect
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Unimplemented, wrong
+from .layers import Described
+
+__all__ = ["StackCall", "adapt"]
+
+
+class StackCall(NamedTuple):
+    """One call of a stack: x [batch, length, width]; what beside it the server needs; how y goes back."""
+
+    x: Tensor
+    causal: bool = False
+    mask: Optional[Tensor] = None  # bool [batch or 1, heads or 1, length or 1, length], True = attend
+    kv_lengths: Optional[List[int]] = None
+    positions: Optional[List[int]] = None
+    cu_seqlens: Optional[Tensor] = None  # x [1, total, width] holds sequences end to end
+    memory: Optional[Tensor] = None  # [batch, rows, width]
+    memory_lengths: Optional[List[int]] = None
+    batch_first: bool = True
+    unbatched: bool = False
+    as_tuple: bool = False  # the class returns (y, None)
+    nested: bool = False
+
+    def give(self, y: Tensor) -> Any:
+        """y [batch, length, width] as the layer's class returns it."""
+        if self.nested:
+            return torch.nested.nested_tensor_from_jagged(y[0], self.cu_seqlens)
+        y = y[0] if self.unbatched else y if self.batch_first else y.transpose(0, 1)
+        return (y, None) if self.as_tuple else y
+
+
+def adapt(layer: nn.Module, layers: Sequence[Described], arguments: Tuple[Any, ...], keywords: Dict[str, Any]) -> StackCall:
+    """The call of the first layer of a stack."""
+    kind = layers[0].call
+    if kind == "tensor":
+        if len(arguments) != 1 or keywords:
+            raise wrong("arguments", "one tensor", f"{len(arguments)} and keywords {sorted(keywords)}")
+        return _plain(arguments[0])
+    given = inspect.signature(type(layer).forward).bind(layer, *arguments, **keywords)
+    given.apply_defaults()
+    if kind == "decoder":
+        return _decoder(layer, given.arguments)
+    if kind == "encoder":
+        return _encoder(layer, given.arguments)
+    if kind == "attention":
+        return _attention(layer, given.arguments)
+    return _model_layer(layer, layers, given)
+
+
+def _plain(x: Tensor) -> StackCall:
+    if x.is_nested:
+        return _nested(x)
+    if x.dim() < 2:
+        raise wrong("x", "at least 2 dimensions", tuple(x.shape))
+    return StackCall(x, unbatched=True) if x.dim() == 2 else StackCall(x)
+
+
+# ---- torch.nn
+
+def _nested(x: Any) -> StackCall:
+    """Sequences end to end, of torch.nested's jagged layout."""
+    if x.layout != torch.jagged or x.dim() != 3 or x._lengths is not None:
+        raise Unimplemented("x: expected a nested tensor [batch, length, width] of layout=torch.jagged without holes",
+                            field="x")
+    return StackCall(x.values()[None], cu_seqlens=x.offsets(), nested=True)
+
+
+def _batched(x: Tensor, batch_first: bool) -> StackCall:
+    if x.is_nested:
+        return _nested(x)
+    if x.dim() == 2:
+        return StackCall(x[None], unbatched=True)
+    if x.dim() != 3:
+        raise wrong("src", "2 or 3 dimensions", tuple(x.shape))
+    return StackCall(x if batch_first else x.transpose(0, 1), batch_first=batch_first)
+
+
+def _encoder(layer: Any, given: Dict[str, Any]) -> StackCall:
+    call = _batched(given["src"], layer.self_attn.batch_first)
+    return _masked(call, given["src_mask"], given["src_key_padding_mask"], given["is_causal"])
+
+
+def _decoder(layer: Any, given: Dict[str, Any]) -> StackCall:
+    call = _batched(given["tgt"], layer.self_attn.batch_first)
+    memory = _batched(given["memory"], layer.self_attn.batch_first)
+    if call.nested or memory.nested:
+        raise Unimplemented("tgt, memory: expected tensors that are not nested", field="tgt")
+    if given["memory_mask"] is not None or given["memory_is_causal"]:
+        raise Unimplemented("memory_mask: expected None: rows of a memory are hidden by memory_key_padding_mask alone",
+                            field="memory_mask")
+    call = call._replace(memory=memory.x)
+    if given["memory_key_padding_mask"] is not None:
+        seen = _hidden("memory_key_padding_mask", given["memory_key_padding_mask"]).logical_not()
+        seen = seen.reshape(memory.x.shape[:2])
+        lengths = seen.sum(-1)
+        if not torch.equal(seen, torch.arange(seen.shape[1], device=seen.device) < lengths[:, None]):
+            raise Unimplemented("memory_key_padding_mask: expected padding at the end alone",
+                                field="memory_key_padding_mask")
+        call = call._replace(memory_lengths=lengths.tolist())
+    return _masked(call, given["tgt_mask"], given["tgt_key_padding_mask"], given["tgt_is_causal"])
+
+
+def _attention(layer: Any, given: Dict[str, Any]) -> StackCall:
+    if given["key"] is not given["query"] or given["value"] is not given["query"]:
+        raise Unimplemented("key, value: expected the query itself: cross-attention needs a layout of your own "
+                            "(attnd.modules.Layout)", field="key")
+    if given["need_weights"]:
+        raise TypeError("need_weights: expected False, since the weights do not exist on the server")
+    call = _batched(given["query"], layer.batch_first)._replace(as_tuple=True)
+    return _masked(call, given["attn_mask"], given["key_padding_mask"], given["is_causal"])
+
+
+def _masked(call: StackCall, mask: Optional[Tensor], padding: Optional[Tensor], is_causal: bool) -> StackCall:
+    """torch.nn's masks: True, or −inf, is what a row must not see."""
+    if call.nested:
+        return _nested_masked(call, mask, padding, is_causal)
+    batch, length = call.x.shape[:2]
+    keys = None if padding is None else _hidden("key_padding_mask", padding).logical_not().reshape(batch, 1, 1, length)
+    if mask is None and is_causal:
+        raise wrong("is_causal", "False, or the mask beside it, as PyTorch has it", True)
+    if mask is None:
+        return _with_keys(call, keys)
+    seen = _hidden("mask", mask).logical_not()
+    if seen.shape == (length, length) and torch.equal(seen, _diagonal(length, None, seen.device)):
+        return _with_keys(call._replace(causal=True), keys)
+    shaped = seen.reshape(1 if seen.dim() == 2 else batch, -1 if seen.dim() == 3 else 1, length, length)
+    return call._replace(mask=shaped if keys is None else shaped & keys)
+
+
+def _nested_masked(call: StackCall, mask: Optional[Tensor], padding: Optional[Tensor], is_causal: bool) -> StackCall:
+    """A causal mask of any length stands for that of each sequence; others do not fit all of them."""
+    if padding is not None:
+        raise wrong("key_padding_mask", "None: a nested tensor has no padding", "a mask")
+    if mask is None and not is_causal:
+        return call
+    if mask is None or mask.dim() != 2 or not torch.equal(_hidden("mask", mask).logical_not(),
+                                                          _diagonal(mask.shape[0], None, mask.device)):
+        raise Unimplemented("mask: expected None or a causal one with a nested tensor", field="mask")
+    return call._replace(causal=True)
+
+
+def _hidden(name: str, mask: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return mask
+    low = mask <= torch.finfo(mask.dtype).min / 2
+    if not bool((low | (mask == 0)).all()):
+        raise Unimplemented(f"{name}: expected True and False, or 0 and −inf, got other numbers, which would be a bias",
+                            field=name)
+    return low
+
+
+def _with_keys(call: StackCall, keys: Optional[Tensor]) -> StackCall:
+    """keys [batch or 1, 1, 1, length]: those that exist. As lengths where it is only the last ones that do not."""
+    if keys is None or bool(keys.all()):
+        return call
+    batch, length = call.x.shape[:2]
+    if keys.shape[1] == 1:
+        flat = keys.reshape(-1, length).expand(batch, length)
+        lengths = flat.sum(-1)
+        if torch.equal(flat, torch.arange(length, device=flat.device) < lengths[:, None]):
+            return call._replace(kv_lengths=lengths.tolist())
+    return call._replace(mask=keys)
+
+
+def _diagonal(length: int, window: Optional[Tuple[int, int]], device: torch.device) -> Tensor:
+    seen = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return seen if window is None else seen.triu(-window[0])
+
+
+# ---- transformers
+
+_CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
+_ABSENT = ("encoder_hidden_states", "encoder_attention_mask", "head_mask")
+
+
+def _model_layer(layer: nn.Module, layers: Sequence[Described], bound: inspect.BoundArguments) -> StackCall:
+    given = dict(bound.arguments)
+    for name, value in list(given.items()):
+        if isinstance(value, dict) and bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            given.update(given.pop(name))
+    for name in _ABSENT:
+        if given.get(name) is not None:
+            raise Unimplemented(f"{name}: expected None inside a remote stack", field=name)
+    for name in ("output_attentions", "output_hidden_states"):
+        if given.get(name):
+            raise Unimplemented(f"{name}: expected False: what is inside a remote stack stays there", field=name)
+    for name in _CACHES:
+        if given.get(name) is not None:
+            raise Unimplemented(f"{name}: expected None: a remote stack keeps no keys and values; call the model, or its "
+                                "generate(), with use_cache=False", field=name)
+    call = StackCall(given["hidden_states"], causal=layers[0].causal)
+    call = call._replace(positions=_positions(given.get("position_ids"), call.x))
+    mask, starts = given.get("attention_mask"), given.get("cu_seq_lens_q")
+    if starts is not None and mask is None and call.x.shape[0] == 1:  # as DataCollatorWithFlattening packs them
+        return call._replace(cu_seqlens=starts)
+    return call if mask is None else _with_model_mask(call, mask, layers)
+
+
+def _positions(ids: Optional[Tensor], x: Tensor) -> Optional[List[int]]:
+    batch, length = x.shape[:2]
+    if ids is None or torch.equal(ids, torch.arange(length, device=ids.device).expand(ids.shape)):
+        return None
+    found: List[int] = ids.expand(batch, length).reshape(-1).tolist()
+    return found
+
+
+def _with_model_mask(call: StackCall, mask: Tensor, layers: Sequence[Described]) -> StackCall:
+    """What of the mask the layout does not say already: the keys that exist, or all of it."""
+    length = call.x.shape[1]
+    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
+        raise Unimplemented("attention_mask: expected a tensor of 4 dimensions, which attn_implementation sdpa and eager "
+                            f"make, got {type(mask).__name__}", field="attention_mask")
+    if mask.dim() == 2:
+        return _with_keys(call, mask.bool()[:, None, None, :])
+    seen = mask[..., :length] if mask.dtype == torch.bool else ~_hidden("attention_mask", mask[..., :length])
+    first = layers[0]
+    pattern = _diagonal(length, first.windows, seen.device) if first.causal else torch.ones_like(seen[0, 0])
+    keys = seen.any(-2, keepdim=True)
+    if torch.equal((pattern & keys).expand(*seen.shape[:2], length, length), seen.expand(-1, -1, length, -1)):
+        return _with_keys(call, keys)
+    if any(layer.windows != first.windows for layer in layers) or bool((seen & ~pattern).any()):
+        raise Unimplemented("attention_mask: expected the layers' own pattern and padding, got others",
+                            field="attention_mask")
+    return call._replace(mask=seen)

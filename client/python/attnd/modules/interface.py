@@ -1,0 +1,53 @@
+"""offload, optimizer and clip_grad_norm_, as attnd.torch has them."""
+from __future__ import annotations
+
+from typing import Literal, Optional
+
+import torch
+
+from .. import _checks
+from .._connection import torch_connections
+from .._operator_options import check_precision
+from .._problem import Precision
+from ..errors import brief
+from .optimizer import RemoteOptimizer, clip_grad_norm_
+from .stack import RemoteStack, StackOptions, stack_of
+
+__all__ = ["clip_grad_norm_", "offload", "optimizer"]
+
+
+@brief
+def offload(layers: torch.nn.Module, *, optimizer: Literal["server", "local"] = "server", name: Optional[str] = None,
+            precision: Optional[Precision] = None, max_rows: Optional[int] = None, kept_rows: Optional[int] = None,
+            durability: Literal["process", "host", "disk"] = "process", replay_mib: int = 512,
+            timeout: Optional[float] = None, server: str = "") -> RemoteStack:
+    """The layers of a ModuleList or Sequential, or one layer, as one module on a daemon: docs/MODULES.md.
+
+        model.encoder.layers = attnd.torch.offload(model.encoder.layers)
+        opt = attnd.torch.optimizer(torch.optim.AdamW(model.parameters(), lr=3e-4))
+
+    optimizer: "server": weights and moments are there, and parameters here meta tensors; "local": gradients come back into
+    .grad, and changed weights are sent before the next forward. name: under which the daemon knows it; None: a random one,
+    given up with the stack. precision: None: float32 where the connection has none of its own. max_rows, kept_rows: rows of
+    a call, and of all between forward and backward; None: the first call's, and twice as many. durability: what the daemon
+    keeps of it through a restart. replay_mib: of calls kept here for what it does not.
+
+    Raises TypeError for a layer that cannot be offloaded, naming why.
+    """
+    _checks.word("optimizer", optimizer, ("server", "local"), '"server" or "local"')
+    several = isinstance(layers, torch.nn.ModuleList) or (
+        isinstance(layers, torch.nn.Sequential) and any(len(list(layer.children())) for layer in layers))
+    children = layers._modules.items() if several else [("0", layers)]
+    named = [(name, layer) for name, layer in children if layer is not None]
+    element = check_precision(precision or torch_connections.precision(server)) or "f32"
+    options = StackOptions(optimizer == "server", not several, name, element, max_rows, kept_rows, durability, replay_mib,
+                           timeout)
+    return RemoteStack(named, torch_connections.client(server), options)
+
+
+@brief
+def optimizer(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer, for parameters here and on daemons: its groups, rates and decays hold on both sides, schedulers and a
+    GradScaler work with it. torch.optim.AdamW, Adam and SGD; itself where no parameter is remote."""
+    remote = any(stack_of(parameter) is not None for group in inner.param_groups for parameter in group["params"])
+    return RemoteOptimizer(inner) if remote else inner
