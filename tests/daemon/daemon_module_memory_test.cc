@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kMebibyte = int64_t{1} << 20;
 
-constexpr uint32_t kWidth = 1024;  // 4 MiB a weight; 42 MiB a module
+constexpr uint32_t kWidth = 1024;  // 4 MiB a weight; 33 MiB a module
 constexpr int kRounds = 60, kWarmUp = 5;
 
 int64_t ProcessMemory() {
@@ -51,7 +51,7 @@ TEST(DaemonModuleMemory, IsGoneOnceModulesAreReleased) {
     v1::RegisterModuleResponse registered;
     const grpc::Status status = caller.Register(WideRegistration(), registered);
     ASSERT_TRUE(status.ok()) << status.error_message();
-    EXPECT_GT(daemon.server().module_bytes(), 40 * kMebibyte);
+    EXPECT_GT(daemon.server().module_bytes(), 30 * kMebibyte);
     v1::GetTensorsRequest get;
     get.set_token(registered.token());
     std::map<std::string, std::string> tensors;
