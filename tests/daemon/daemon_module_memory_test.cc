@@ -8,13 +8,13 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/layers/cpu/cpu_module_engine.h"
+#include "tests/daemon/daemon_health.h"
 #include "tests/daemon/module_caller.h"
 #include "tests/fixtures/daemon_fixture.h"
 
 namespace attnd {
 namespace {
 
-constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr uint32_t kWidth = 1024;  // 4 MiB a weight; 42 MiB a module
 constexpr int kRounds = 60, kWarmUp = 5;
 
