@@ -52,7 +52,7 @@ class Modules {
 
  private:
   const std::unique_ptr<ModuleEngine> engine_;
-  ModuleMetrics metrics_;
+  ModuleMetrics& metrics_;
   ModuleTable table_;
   ModuleCalls calls_;
   ModulesService service_;
