@@ -7,13 +7,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/large_buffer.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "tests/layers/engine_comparison.h"
-#include "tests/layers/engine_fixture.h"
-#include "tests/layers/step_comparison.h"
 #include "modules/known_layers.h"
 #include "modules/reference/call_parts.h"
 #include "modules/reference/reference_engine.h"
+#include "tests/layers/engine_comparison.h"
+#include "tests/layers/engine_fixture.h"
+#include "tests/layers/step_comparison.h"
 
 // Of AddressSanitizer and its like, whose heap mallinfo2 does not see.
 extern "C" size_t __sanitizer_get_current_allocated_bytes() __attribute__((weak));
