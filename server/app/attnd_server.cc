@@ -246,7 +246,7 @@ LeaseUse AttndServer::leases() const { return keep_->leases().Use(); }
 
 LeaseUse AttndServer::leases(int place) const { return keep_->leases().Use(place); }
 
-MaskStoreStats AttndServer::masks() const { return keep_->masks().stats(); }
+MaskTableStats AttndServer::masks() const { return keep_->masks().stats(); }
 
 int64_t AttndServer::module_bytes() const { return modules_->table().memory().used(); }
 

@@ -27,7 +27,7 @@
 #include "server/app/devices.h"
 #include "server/app/options.h"
 #include "server/keep/lease_table.h"
-#include "server/keep/mask_store.h"
+#include "server/keep/mask_table.h"
 #include "server/metrics/metrics.h"
 #include "server/security/auth.h"
 #include "server/shared_memory/shared_memory.h"
@@ -66,7 +66,7 @@ class AttndServer {
   int64_t staging_used() const { return staging_.used(); }
   LeaseUse leases() const;
   LeaseUse leases(int place) const;
-  MaskStoreStats masks() const;
+  MaskTableStats masks() const;
   int connections() const;
   // Whether a device has been lost: time to drain and to end the process.
   bool device_lost() const { return devices_.any_lost(); }

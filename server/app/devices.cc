@@ -61,7 +61,7 @@ void Devices::PlaceStaging(StagingPool& staging) {
 }
 
 void Devices::StartWorkers(const DeviceWorkerOptions& options, const Clock& clock,
-                           LeaseTable& leases, MapStore& maps,
+                           LeaseTable& leases, MapTable& maps,
                            std::function<void(int device, const absl::Status& status)> on_lost) {
   for (int n = 0; n < size(); ++n) {
     auto lost = [this, n, on_lost](const absl::Status& status) {

@@ -54,7 +54,7 @@ class Devices {
   // `on_lost(number)` runs once for each device that fails for good, after its calls are fenced
   // off.
   void StartWorkers(const DeviceWorkerOptions& options, const Clock& clock, LeaseTable& leases,
-                    MapStore& maps,
+                    MapTable& maps,
                     std::function<void(int device, const absl::Status& status)> on_lost);
   // Hears of GPUs' errors by NVIDIA's management library, where that is installed.
   void StartGpuWatch(const std::string& nvml_library);

@@ -13,8 +13,8 @@
 #include "base/log.h"
 #include "server/admission/admission.h"
 #include "server/keep/lease_table.h"
-#include "server/keep/map_store.h"
-#include "server/keep/mask_store.h"
+#include "server/keep/map_table.h"
+#include "server/keep/mask_table.h"
 #include "server/modules/module_table.h"
 #include "server/rpc/transport_options.h"
 #include "server/schedule/device_worker.h"
@@ -43,8 +43,8 @@ struct ServerOptions {
 
   AdmissionLimits admission;
   LeaseLimits leases;
-  MaskStoreLimits masks;
-  MapStoreLimits captures;
+  MaskTableLimits masks;
+  MapTableLimits captures;
   std::shared_ptr<MaskPlans> mask_plans;  // the engines' too; null: the server's own
   // A call of a few microseconds that finds its device idle is computed where it was received:
   // waking another thread takes 20 to 50 us.

@@ -13,17 +13,17 @@
 #include "base/periodic.h"
 #include "server/keep/lease_table.h"
 #include "server/keep/lease_token.h"
-#include "server/keep/map_store.h"
+#include "server/keep/map_table.h"
 #include "server/keep/mask_arrivals.h"
-#include "server/keep/mask_store.h"
+#include "server/keep/mask_table.h"
 #include "server/metrics/metrics.h"
 
 namespace attnd {
 
 struct KeepLimits {
   const LeaseLimits& leases;
-  const MaskStoreLimits& masks;
-  const MapStoreLimits& maps;
+  const MaskTableLimits& masks;
+  const MapTableLimits& maps;
 };
 
 class Keep {
@@ -33,14 +33,14 @@ class Keep {
        Metrics& metrics, const Clock& clock);
 
   LeaseTable& leases() { return leases_; }
-  MaskStore& masks() { return masks_; }
-  MapStore& maps() { return maps_; }
+  MaskTable& masks() { return masks_; }
+  MapTable& maps() { return maps_; }
   MaskArrivals& mask_arrivals() { return mask_arrivals_; }
 
  private:
   LeaseTable leases_;
-  MaskStore masks_;
-  MapStore maps_;
+  MaskTable masks_;
+  MapTable maps_;
   MaskArrivals mask_arrivals_;
   Periodic expires_leases_;
 };

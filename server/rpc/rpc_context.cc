@@ -35,7 +35,7 @@ absl::Status RpcContext::Identify() {
 }
 
 CallersMasks RpcContext::masks(bool* takes_long) const {
-  return {.store = deps_.keep.masks(),
+  return {.table = deps_.keep.masks(),
           .caller = caller_,
           .takes_long = takes_long,
           .is_repeated = takes_long == nullptr,

@@ -135,7 +135,6 @@ _PROTOTYPES = {  # name: (result, arguments)
     "attnd_residual_free": (None, [_pointer]),
     "attnd_residual_bytes": (_int64, [_pointer]),
     "attnd_local_new": (_pointer, [_int32, _int32]),
-    "attnd_local_free": (None, [_pointer]),
     "attnd_memory_new": (_pointer, [_pointer, _int64]),
     "attnd_memory_data": (_pointer, [_pointer]),
     "attnd_memory_free": (None, [_pointer]),

@@ -211,6 +211,7 @@ class BackwardBuffers:
                                                 inputs.d_o.bits, *[c and c.bits for c in callers]))
         packed = self.packed = pack(problem, wire, bias_gradient)
         o, d_o = wire.pack(inputs.o.bits), wire.pack(inputs.d_o.bits)
+        self._read = o, d_o, inputs.lse, inputs.d_lse  # memory that the C structure points to
         sent = packed.q, packed.k, packed.v, packed.bias, o, d_o, inputs.lse, inputs.d_lse
         self._made = [Destination("out", problem, wire, tensor.bits.shape, caller, sent)
                       for tensor, caller in zip((problem.q, problem.k, problem.v), callers)]

@@ -62,11 +62,10 @@ def run_backward(problem: Problem, inputs: BackwardInputs, callers: Sequence[Opt
 
 
 class _Engine:
-    """The library's engine, with its threads. Freed with its last reference, and only in the process that made it."""
+    """The library's engine, with its threads. It lives as long as its process, which may end while a thread computes."""
 
     def __init__(self, compute: str) -> None:
-        self._pointer = None  # first, for __del__
-        self._library, self._generation = _native.library(), _native.generation()
+        self._library = _native.library()
         self._pointer = self._library.attnd_local_new(0, int(compute == "float64"))
 
     def run(self, direction: str, problem: _native.Problem, tensors: Any) -> Call:
@@ -74,10 +73,6 @@ class _Engine:
         call.run(getattr(self._library, f"attnd_local_{direction}"), self._pointer, ctypes.byref(problem),
                  ctypes.byref(tensors))
         return call
-
-    def __del__(self) -> None:
-        if self._pointer and self._generation == _native.generation():
-            self._library.attnd_local_free(self._pointer)
 
 
 _engines: Dict[Tuple[int, str], _Engine] = {}  # by the process's generation and `compute`

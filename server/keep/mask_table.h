@@ -1,10 +1,10 @@
-// MaskStore: the masks that callers have sent, by content id, so that a later call names one in 32
+// MaskTable: the masks that callers have sent, by content id, so that a later call names one in 32
 // bytes. One object for each id: equal masks are equal pointers. Storage is shared; a caller may
 // name only what it has sent itself, so that an id tells nothing of other callers' data.
 //
-// Nothing is promised: what nobody has used for a while is forgotten, and the oldest goes first
-// when room is short. Calls that run, and residuals, keep their masks alive by themselves. Any
-// thread.
+// Best effort: a mask expires when nobody uses it for a while, and the least recently used goes
+// first when room is short. Calls that run, and residuals, keep their masks alive by themselves.
+// Any thread.
 #pragma once
 
 #include <cstdint>
@@ -26,21 +26,21 @@
 
 namespace attnd {
 
-struct MaskStoreLimits {
+struct MaskTableLimits {
   int64_t bytes = int64_t{256} << 20;
   int64_t bytes_of_caller = int64_t{64} << 20;  // and of one mask's lists outside its message
   absl::Duration idle = absl::Minutes(10);      // forgotten after
 };
 
-struct MaskStoreStats {
+struct MaskTableStats {
   int64_t masks = 0, bytes = 0;
   uint64_t hits = 0, misses = 0;  // of calls that named an id
 };
 
-class MaskStore {
+class MaskTable {
  public:
   // `clock` outlives it. `plans`: null for its own.
-  MaskStore(const MaskStoreLimits& limits, const Clock& clock,
+  MaskTable(const MaskTableLimits& limits, const Clock& clock,
             std::shared_ptr<MaskPlans> plans = nullptr)
       : limits_(limits),
         clock_(clock),
@@ -52,7 +52,7 @@ class MaskStore {
   absl::StatusOr<std::shared_ptr<const MaskDescription>> Keep(const MaskSpec& spec,
                                                               const MaskCall& call,
                                                               absl::string_view caller);
-  // The same of one that has been checked. Comes back as the store has it.
+  // The same of one that has been checked. Comes back as the table has it.
   std::shared_ptr<const MaskDescription> Keep(std::shared_ptr<const MaskDescription> mask,
                                               absl::string_view caller);
   // FAILED_PRECONDITION MASK_UNKNOWN when the caller has not sent it, or it is forgotten.
@@ -60,8 +60,8 @@ class MaskStore {
   absl::StatusOr<std::shared_ptr<const MaskDescription>> Find(absl::string_view id,
                                                               absl::string_view caller,
                                                               bool counts = true);
-  MaskStoreStats stats() const;
-  const MaskStoreLimits& limits() const { return limits_; }
+  MaskTableStats stats() const;
+  const MaskTableLimits& limits() const { return limits_; }
   // What engines visit of these masks.
   MaskPlans& plans() { return *plans_; }
 
@@ -81,7 +81,7 @@ class MaskStore {
   void Forget(Masks::Entry& mask) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const MaskStoreLimits limits_;
+  const MaskTableLimits limits_;
   const Clock& clock_;
   const std::shared_ptr<MaskPlans> plans_;
   mutable absl::Mutex mutex_;
@@ -102,14 +102,14 @@ struct TensorSpec;
 using ReadShared =
     std::function<absl::StatusOr<std::string>(const SharedRequest&, const TensorSpec&)>;
 
-// The store as one caller sees it. Both outlive it.
+// The table as one caller sees it. Both outlive it.
 struct CallersMasks {
-  MaskStore& store;
+  MaskTable& table;
   absl::string_view caller;
   // Null: all is done at once. Else a mask that may take long ends the decoding, with an error that
   // says nothing, and sets this: decode again where there is time (MaskWorkers).
   bool* takes_long = nullptr;
-  bool is_repeated = false;          // decoded a second time for that: the store counts calls once
+  bool is_repeated = false;          // decoded a second time for that: the table counts calls once
   ReadShared read_shared = nullptr;  // of a call that may have shared memory
   StreamedMaskData* streamed = nullptr;  // of a streamed call
 };

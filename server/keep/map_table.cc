@@ -1,4 +1,4 @@
-#include "server/keep/map_store.h"
+#include "server/keep/map_table.h"
 
 #include <algorithm>
 #include <utility>
@@ -18,13 +18,13 @@ absl::Status Lost(absl::string_view field) {
 
 }  // namespace
 
-MapStore::MapStore(const MapStoreLimits& limits, const TokenIssuer& issuer, const Clock& clock)
+MapTable::MapTable(const MapTableLimits& limits, const TokenIssuer& issuer, const Clock& clock)
     : limits_(limits),
       clock_(clock),
       tokens_(issuer),
       maps_({limits.bytes}, limits.bytes_of_caller) {}
 
-absl::Status MapStore::MayKeep(int64_t bytes) const {
+absl::Status MapTable::MayKeep(int64_t bytes) const {
   const int64_t most = std::min(limits_.bytes, limits_.bytes_of_caller);
   if (bytes <= most) return absl::OkStatus();
   return Failure(
@@ -35,7 +35,7 @@ absl::Status MapStore::MayKeep(int64_t bytes) const {
       {{"field", "capture.keep"}, {"limit", absl::StrCat(most)}, {"got", absl::StrCat(bytes)}});
 }
 
-std::string MapStore::Keep(KeptMap map, absl::string_view owner) {
+std::string MapTable::Keep(KeptMap map, absl::string_view owner) {
   const std::string name(owner);
   const int64_t bytes = map.bytes();
   absl::MutexLock lock(&mutex_);
@@ -55,7 +55,7 @@ std::string MapStore::Keep(KeptMap map, absl::string_view owner) {
   return tokens_.Make(number, owner);
 }
 
-absl::StatusOr<std::shared_ptr<const KeptMap>> MapStore::Find(absl::string_view token,
+absl::StatusOr<std::shared_ptr<const KeptMap>> MapTable::Find(absl::string_view token,
                                                               absl::string_view owner,
                                                               absl::string_view field) {
   const absl::StatusOr<uint64_t> number = Check(token, owner, field);
@@ -70,7 +70,7 @@ absl::StatusOr<std::shared_ptr<const KeptMap>> MapStore::Find(absl::string_view 
   return found->value;
 }
 
-absl::Status MapStore::Release(absl::string_view token, absl::string_view owner,
+absl::Status MapTable::Release(absl::string_view token, absl::string_view owner,
                                absl::string_view field) {
   const absl::StatusOr<uint64_t> number = Check(token, owner, field);
   if (absl::IsFailedPrecondition(number.status())) return absl::OkStatus();
@@ -81,7 +81,7 @@ absl::Status MapStore::Release(absl::string_view token, absl::string_view owner,
 }
 
 // Another server's, an earlier start's and another owner's map are as gone as an evicted one.
-absl::StatusOr<uint64_t> MapStore::Check(absl::string_view token, absl::string_view owner,
+absl::StatusOr<uint64_t> MapTable::Check(absl::string_view token, absl::string_view owner,
                                          absl::string_view field) const {
   absl::StatusOr<uint64_t> number = tokens_.Check(token, owner);
   if (number.ok()) return number;
@@ -91,12 +91,12 @@ absl::StatusOr<uint64_t> MapStore::Check(absl::string_view token, absl::string_v
   return Lost(field);
 }
 
-MapStoreStats MapStore::stats() const {
+MapTableStats MapTable::stats() const {
   absl::MutexLock lock(&mutex_);
   return {maps_.size(), maps_.bytes(0), lost_};
 }
 
-void MapStore::DropIdle() {
+void MapTable::DropIdle() {
   while (Maps::Entry* idle = maps_.Expired(clock_.Now())) maps_.Erase(*idle);
 }
 

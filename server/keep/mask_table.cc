@@ -1,4 +1,4 @@
-#include "server/keep/mask_store.h"
+#include "server/keep/mask_table.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,14 +9,14 @@
 
 namespace attnd {
 
-absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Keep(const MaskSpec& spec,
+absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskTable::Keep(const MaskSpec& spec,
                                                                        const MaskCall& call,
                                                                        absl::string_view caller) {
   ASSIGN_OR_RETURN(std::shared_ptr<const MaskDescription> mask, MaskDescription::Make(spec, call));
   return Keep(std::move(mask), caller);
 }
 
-std::shared_ptr<const MaskDescription> MaskStore::Keep(std::shared_ptr<const MaskDescription> mask,
+std::shared_ptr<const MaskDescription> MaskTable::Keep(std::shared_ptr<const MaskDescription> mask,
                                                        absl::string_view caller) {
   absl::MutexLock lock(&mutex_);
   DropIdle();
@@ -28,7 +28,7 @@ std::shared_ptr<const MaskDescription> MaskStore::Keep(std::shared_ptr<const Mas
   return entry.value.mask;
 }
 
-absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Find(absl::string_view id,
+absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskTable::Find(absl::string_view id,
                                                                        absl::string_view caller,
                                                                        bool counts) {
   MaskId key;
@@ -52,12 +52,12 @@ absl::StatusOr<std::shared_ptr<const MaskDescription>> MaskStore::Find(absl::str
   return right->value->value.mask;
 }
 
-MaskStoreStats MaskStore::stats() const {
+MaskTableStats MaskTable::stats() const {
   absl::MutexLock lock(&mutex_);
   return {.masks = masks_.size(), .bytes = masks_.bytes(0), .hits = hits_, .misses = misses_};
 }
 
-MaskStore::Masks::Entry& MaskStore::Insert(std::shared_ptr<const MaskDescription> mask) {
+MaskTable::Masks::Entry& MaskTable::Insert(std::shared_ptr<const MaskDescription> mask) {
   const int64_t bytes = mask->bytes();
   masks_.MakeRoom("", 0, bytes, [this](const Masks::ByUse& by_use) {
     mutex_.AssertHeld();
@@ -73,7 +73,7 @@ MaskStore::Masks::Entry& MaskStore::Insert(std::shared_ptr<const MaskDescription
 }
 
 // Keep has checked that the mask fits.
-void MaskStore::Allow(Masks::Entry& mask, absl::string_view caller) {
+void MaskTable::Allow(Masks::Entry& mask, absl::string_view caller) {
   const std::string name(caller);
   Rights::Entry* right = rights_.Find({name, mask.key});
   if (right != nullptr) return rights_.Touch(*right, clock_.Now());
@@ -88,21 +88,21 @@ void MaskStore::Allow(Masks::Entry& mask, absl::string_view caller) {
 }
 
 // Its last caller takes the mask along.
-void MaskStore::Forbid(Rights::Entry& right) {
+void MaskTable::Forbid(Rights::Entry& right) {
   Masks::Entry& mask = *right.value;
   mask.value.callers.erase(right.owner);
   rights_.Erase(right);
   if (mask.value.callers.empty()) masks_.Erase(mask);
 }
 
-void MaskStore::Forget(Masks::Entry& mask) {
+void MaskTable::Forget(Masks::Entry& mask) {
   for (const std::string& caller : mask.value.callers) {
     rights_.Erase(*rights_.Find({caller, mask.key}));
   }
   masks_.Erase(mask);
 }
 
-void MaskStore::DropIdle() {
+void MaskTable::DropIdle() {
   while (Masks::Entry* idle = masks_.Expired(clock_.Now())) Forget(*idle);
 }
 
